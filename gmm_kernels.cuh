@@ -1339,7 +1339,7 @@ GMM__DEVICE void gmm_qgemm_dequantize_chunk(gmm_dtype dtype, const gmm_mat *m, i
     const uint32_t row = (threadIdx.x >> shift) + (uint32_t)(i * (GMM_QGEMM_THREADS >> shift));
     const uint32_t chunk = threadIdx.x & ((1u << shift) - 1);
     const uint32_t w[4] = { codes.x, codes.y, codes.z, codes.w };
-    const int pairs = fp4 && m->scaling == GMM_SCALING_NV16; /* a chunk holds two scale blocks, else it lies in one */
+    const int pairs = fp4 && m->scaling == GMM_SCALING_NV16; /* a chunk holds two scale blocks, else part of one */
     uint32_t scale_pair[2] = { 0u, 0u };
     int e, j;
     if (scales && !mn_major) {
@@ -4379,7 +4379,7 @@ typedef struct gmm__quant_args {
     const float *scale;
     const int32_t *skip;
     const uint64_t *random;
-    /* every row is aligned whole vectors: 1 bodies 12 to 15 may serve, 2 also their GMM__HADAMARD instances */
+    /* all rows are multiples of aligned vectors: 1 bodies 12 to 15 may serve, 2 also their GMM__HADAMARD instances */
     int32_t vectorized;
     int32_t record;                   /* vectorized, delayed scaling: the casts raise the amaxes of the copies */
     /* vectorized: tiles from the last to the first, since the L2 still holds the last ones */
@@ -4943,9 +4943,7 @@ GMM__DEVICE uint32_t gmm__word_max_signed_f32(uint32_t maximum, uint32_t w) {
     return gmm_max_abs_abs_f32(maximum, w);
 }
 
-/* E2M1 codes of eight values times |multiplier|. The code of an absolute value m is 2 m up to 2, m + 2 up to 4 and m
-   / 2 + 4 up to 6, each rounded to even once by an addition to 2^23; the smallest of the three is the right one.
-   Products either saturate at 6 (`saturate`), or none of them may be NaN or reach 7. */
+/* Sign bits of eight values, at bit 3 of each nibble. */
 GMM__DEVICE uint32_t gmm__vec_signs(const float v[8]) {
     const uint32_t odd = __byte_perm(__byte_perm(gmm_f32_bits(v[1]), gmm_f32_bits(v[3]), 0x0073),
                                      __byte_perm(gmm_f32_bits(v[5]), gmm_f32_bits(v[7]), 0x0073), 0x5410);
@@ -4958,6 +4956,9 @@ GMM__DEVICE float gmm__vec_product(float v, float multiplier, int saturate) {
     const float m = gmm_mul_abs_f32(v, multiplier);
     return saturate ? gmm_min_6_f32(m) : m;
 }
+/* E2M1 codes of eight values times |multiplier|. The code of an absolute value m is 2 m up to 2, m + 2 up to 4, and
+   m / 2 + 4 up to 6, each rounded to even once by an addition to 2^23; the smallest of the three is the right one.
+   Products either saturate at 6 (`saturate`), or none of them may be NaN or reach 7. */
 GMM__DEVICE uint32_t gmm__vec_e2m1x8(const float v[8], float multiplier, int saturate) {
     uint32_t codes = 0;
     int32_t j;
@@ -6541,14 +6542,16 @@ GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const
            previous tile */
         const int has_tile = gmm_gemm_next_tile(&args, RAGGED_K, BM, BN, &tile_index, &load_tile);
         if (has_tile) {
-            const int32_t m = load_tile.m - load_tile.m0, n = args.n - load_tile.n0;
             load_a = gmm_stage_loader_init(&args.a, 0, RAGGED_K ? load_tile.row : load_tile.row + load_tile.m0,
-                                           RAGGED_K ? load_tile.m0 : 0, TA ? load_tile.k : m, TA ? m : load_tile.k,
-                                           A_LINE / 16, THREADS, BM, TA ? BK : 0, TA ? 0 : BK);
+                                           RAGGED_K ? load_tile.m0 : 0, TA ? load_tile.k : load_tile.m - load_tile.m0,
+                                           TA ? load_tile.m - load_tile.m0 : load_tile.k, A_LINE / 16, THREADS, BM,
+                                           TA ? BK : 0, TA ? 0 : BK);
             load_b = gmm_stage_loader_init(&args.b, RAGGED_K ? 0 : load_tile.g,
                                            RAGGED_K ? load_tile.row : TB ? 0 : load_tile.n0, TB ? load_tile.n0 : 0,
-                                           TB ? load_tile.k : n, TB ? n : load_tile.k, B_LINE / 16, THREADS, BN,
+                                           TB ? load_tile.k : args.n - load_tile.n0,
+                                           TB ? args.n - load_tile.n0 : load_tile.k, B_LINE / 16, THREADS, BN,
                                            TB ? BK : 0, TB ? 0 : BK);
+            /* an empty group multiplies one stage of zeros */
             k_tiles = load_tile.k > 0 ? (load_tile.k + BK - 1) / BK : 1;
 #pragma unroll
             for (s = 0; s < STAGES - 1; s++) {
@@ -7126,7 +7129,7 @@ GMM__CAT(gmm_linear_bgrad_rows_, GMM__TAG)(const __grid_constant__ gmm_bgrad_arg
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__STATIC_DTYPE ((gmm_dtype)GMM__NAME(gmm__static_dtype))
-
+/* Whether lanes have the column layout of fp32 rows; `dynamic`: the answer where dtypes are read at run time. */
 #define GMM__WIDE(dynamic) (GMM__STATIC_DTYPE == GMM_NONE ? (dynamic) : GMM__STATIC_DTYPE == GMM_F32)
 
 /* Loads the gate and linear inputs of a lane's columns q, and dy if it is given. */
@@ -7204,8 +7207,9 @@ GMM__DEVICE void GMM__NAME(gmm__act_gradients)(const gmm__act_args *a, int64_t r
    is shared. */
 #define GMM__SPANS (GMM__STATIC_DTYPE == GMM_BF16 || GMM__STATIC_DTYPE == GMM_F16 ? 2 : 1)
 
-/* y = p f(x): the forward activation of each row, multiplied by the row's probability p. A task is GMM__SPANS spans
-   of a row; rows beyond the used ones become zeros if the tail is zeroed. Grid-stride loop, one warp per task. */
+/* y = p f(x): the forward activation of each row, multiplied by the row's probability p; rows behind the used ones
+   become zeros if the tail is zeroed. A task is one span of a row. Grid-stride loop: a warp processes GMM__SPANS
+   consecutive tasks at a time. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
     gmm_pdl_wait();
@@ -9111,7 +9115,7 @@ GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
 #undef GMM__NAME
 #undef GMM__TAG
 
-/* ============================================================================ Bodies per source: whole vectors === */
+/* ======================================================================== Bodies per source: vectorized amaxes === */
 
 #elif GMM__BODY == 12
 #if !defined(GMM__TAG) || !defined(GMM__SOURCE) || !defined(GMM__HADAMARD)
@@ -9175,8 +9179,8 @@ GMM__DEVICE float GMM__NAME(gmm__vec_reload)(const gmm__quant_args *a, const gmm
 }
 #endif
 
-/* The same amaxes as gmm_quantize_amax, for sources with whole vectors: either of units, or of rows and columns. A
-   CTA takes 128 x 128 tiles; GMM__HADAMARD also computes the amax of the transformed columnwise copy. */
+/* The same amaxes as gmm_quantize_amax, for sources whose rows are aligned vectors: either of units, or of rows and
+   columns. A CTA processes 128 x 128 tiles; GMM__HADAMARD also computes the amax of the transformed columnwise copy. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__HADAMARD ? 3 : GMM__CFG(gmm__words) == 4 ? 4 : 2)
 GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
     __shared__ uint32_t shared_max[2][GMM__QUANT_WARPS]; /* of the source, and of the transformed source */
@@ -9276,7 +9280,7 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
 #undef GMM__TAG
 #undef GMM__SOURCE
 
-/* ================================================================= Bodies per source and scaling: whole vectors === */
+/* ==================================================================== Bodies per source and scaling: vectorized === */
 
 #elif GMM__BODY == 13
 #if !defined(GMM__TAG) || !defined(GMM__SOURCE) || !defined(GMM__SCALING)
@@ -9499,7 +9503,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #undef GMM__TAG
 #undef GMM__SOURCE
 
-/* ======================================================================= Bodies per source: NV16, whole vectors === */
+/* =========================================================================== Bodies per source: vectorized NV16 === */
 
 #elif GMM__BODY == 14
 #if !defined(GMM__TAG) || !defined(GMM__SOURCE) || !defined(GMM__HADAMARD)
@@ -9816,7 +9820,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #undef GMM__TAG
 #undef GMM__SOURCE
 
-/* ======================================================================= Bodies per source: MX32, whole vectors === */
+/* =========================================================================== Bodies per source: vectorized MX32 === */
 
 #elif GMM__BODY == 15
 #if !defined(GMM__TAG) || !defined(GMM__SOURCE)

@@ -67,14 +67,16 @@ GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const
            previous tile */
         const int has_tile = gmm_gemm_next_tile(&args, RAGGED_K, BM, BN, &tile_index, &load_tile);
         if (has_tile) {
-            const int32_t m = load_tile.m - load_tile.m0, n = args.n - load_tile.n0;
             load_a = gmm_stage_loader_init(&args.a, 0, RAGGED_K ? load_tile.row : load_tile.row + load_tile.m0,
-                                           RAGGED_K ? load_tile.m0 : 0, TA ? load_tile.k : m, TA ? m : load_tile.k,
-                                           A_LINE / 16, THREADS, BM, TA ? BK : 0, TA ? 0 : BK);
+                                           RAGGED_K ? load_tile.m0 : 0, TA ? load_tile.k : load_tile.m - load_tile.m0,
+                                           TA ? load_tile.m - load_tile.m0 : load_tile.k, A_LINE / 16, THREADS, BM,
+                                           TA ? BK : 0, TA ? 0 : BK);
             load_b = gmm_stage_loader_init(&args.b, RAGGED_K ? 0 : load_tile.g,
                                            RAGGED_K ? load_tile.row : TB ? 0 : load_tile.n0, TB ? load_tile.n0 : 0,
-                                           TB ? load_tile.k : n, TB ? n : load_tile.k, B_LINE / 16, THREADS, BN,
+                                           TB ? load_tile.k : args.n - load_tile.n0,
+                                           TB ? args.n - load_tile.n0 : load_tile.k, B_LINE / 16, THREADS, BN,
                                            TB ? BK : 0, TB ? 0 : BK);
+            /* an empty group multiplies one stage of zeros */
             k_tiles = load_tile.k > 0 ? (load_tile.k + BK - 1) / BK : 1;
 #pragma unroll
             for (s = 0; s < STAGES - 1; s++) {

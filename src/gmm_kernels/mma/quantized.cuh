@@ -188,7 +188,7 @@ GMM__DEVICE void gmm_qgemm_dequantize_chunk(gmm_dtype dtype, const gmm_mat *m, i
     const uint32_t row = (threadIdx.x >> shift) + (uint32_t)(i * (GMM_QGEMM_THREADS >> shift));
     const uint32_t chunk = threadIdx.x & ((1u << shift) - 1);
     const uint32_t w[4] = { codes.x, codes.y, codes.z, codes.w };
-    const int pairs = fp4 && m->scaling == GMM_SCALING_NV16; /* a chunk holds two scale blocks, else it lies in one */
+    const int pairs = fp4 && m->scaling == GMM_SCALING_NV16; /* a chunk holds two scale blocks, else part of one */
     uint32_t scale_pair[2] = { 0u, 0u };
     int e, j;
     if (scales && !mn_major) {

@@ -1,4 +1,4 @@
-/* ============================================================================ Bodies per source: whole vectors === */
+/* ======================================================================== Bodies per source: vectorized amaxes === */
 
 #elif GMM__BODY == 12
 #if !defined(GMM__TAG) || !defined(GMM__SOURCE) || !defined(GMM__HADAMARD)
@@ -62,8 +62,8 @@ GMM__DEVICE float GMM__NAME(gmm__vec_reload)(const gmm__quant_args *a, const gmm
 }
 #endif
 
-/* The same amaxes as gmm_quantize_amax, for sources with whole vectors: either of units, or of rows and columns. A
-   CTA takes 128 x 128 tiles; GMM__HADAMARD also computes the amax of the transformed columnwise copy. */
+/* The same amaxes as gmm_quantize_amax, for sources whose rows are aligned vectors: either of units, or of rows and
+   columns. A CTA processes 128 x 128 tiles; GMM__HADAMARD also computes the amax of the transformed columnwise copy. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__HADAMARD ? 3 : GMM__CFG(gmm__words) == 4 ? 4 : 2)
 GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
     __shared__ uint32_t shared_max[2][GMM__QUANT_WARPS]; /* of the source, and of the transformed source */

@@ -1,4 +1,4 @@
-/* ======================================================================= Bodies per source: MX32, whole vectors === */
+/* =========================================================================== Bodies per source: vectorized MX32 === */
 
 #elif GMM__BODY == 15
 #if !defined(GMM__TAG) || !defined(GMM__SOURCE)

@@ -1,4 +1,4 @@
-/* ======================================================================= Bodies per source: NV16, whole vectors === */
+/* =========================================================================== Bodies per source: vectorized NV16 === */
 
 #elif GMM__BODY == 14
 #if !defined(GMM__TAG) || !defined(GMM__SOURCE) || !defined(GMM__HADAMARD)

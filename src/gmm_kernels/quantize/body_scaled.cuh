@@ -1,4 +1,4 @@
-/* ================================================================= Bodies per source and scaling: whole vectors === */
+/* ==================================================================== Bodies per source and scaling: vectorized === */
 
 #elif GMM__BODY == 13
 #if !defined(GMM__TAG) || !defined(GMM__SOURCE) || !defined(GMM__SCALING)

@@ -30,7 +30,7 @@ typedef struct gmm__quant_args {
     const float *scale;
     const int32_t *skip;
     const uint64_t *random;
-    /* every row is aligned whole vectors: 1 bodies 12 to 15 may serve, 2 also their GMM__HADAMARD instances */
+    /* all rows are multiples of aligned vectors: 1 bodies 12 to 15 may serve, 2 also their GMM__HADAMARD instances */
     int32_t vectorized;
     int32_t record;                   /* vectorized, delayed scaling: the casts raise the amaxes of the copies */
     /* vectorized: tiles from the last to the first, since the L2 still holds the last ones */

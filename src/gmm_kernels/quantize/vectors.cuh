@@ -79,9 +79,7 @@ GMM__DEVICE uint32_t gmm__word_max_signed_f32(uint32_t maximum, uint32_t w) {
     return gmm_max_abs_abs_f32(maximum, w);
 }
 
-/* E2M1 codes of eight values times |multiplier|. The code of an absolute value m is 2 m up to 2, m + 2 up to 4 and m
-   / 2 + 4 up to 6, each rounded to even once by an addition to 2^23; the smallest of the three is the right one.
-   Products either saturate at 6 (`saturate`), or none of them may be NaN or reach 7. */
+/* Sign bits of eight values, at bit 3 of each nibble. */
 GMM__DEVICE uint32_t gmm__vec_signs(const float v[8]) {
     const uint32_t odd = __byte_perm(__byte_perm(gmm_f32_bits(v[1]), gmm_f32_bits(v[3]), 0x0073),
                                      __byte_perm(gmm_f32_bits(v[5]), gmm_f32_bits(v[7]), 0x0073), 0x5410);
@@ -94,6 +92,9 @@ GMM__DEVICE float gmm__vec_product(float v, float multiplier, int saturate) {
     const float m = gmm_mul_abs_f32(v, multiplier);
     return saturate ? gmm_min_6_f32(m) : m;
 }
+/* E2M1 codes of eight values times |multiplier|. The code of an absolute value m is 2 m up to 2, m + 2 up to 4, and
+   m / 2 + 4 up to 6, each rounded to even once by an addition to 2^23; the smallest of the three is the right one.
+   Products either saturate at 6 (`saturate`), or none of them may be NaN or reach 7. */
 GMM__DEVICE uint32_t gmm__vec_e2m1x8(const float v[8], float multiplier, int saturate) {
     uint32_t codes = 0;
     int32_t j;

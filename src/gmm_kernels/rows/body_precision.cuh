@@ -6,7 +6,7 @@
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__STATIC_DTYPE ((gmm_dtype)GMM__NAME(gmm__static_dtype))
-
+/* Whether lanes have the column layout of fp32 rows; `dynamic`: the answer where dtypes are read at run time. */
 #define GMM__WIDE(dynamic) (GMM__STATIC_DTYPE == GMM_NONE ? (dynamic) : GMM__STATIC_DTYPE == GMM_F32)
 
 /* Loads the gate and linear inputs of a lane's columns q, and dy if it is given. */
@@ -84,8 +84,9 @@ GMM__DEVICE void GMM__NAME(gmm__act_gradients)(const gmm__act_args *a, int64_t r
    is shared. */
 #define GMM__SPANS (GMM__STATIC_DTYPE == GMM_BF16 || GMM__STATIC_DTYPE == GMM_F16 ? 2 : 1)
 
-/* y = p f(x): the forward activation of each row, multiplied by the row's probability p. A task is GMM__SPANS spans
-   of a row; rows beyond the used ones become zeros if the tail is zeroed. Grid-stride loop, one warp per task. */
+/* y = p f(x): the forward activation of each row, multiplied by the row's probability p; rows behind the used ones
+   become zeros if the tail is zeroed. A task is one span of a row. Grid-stride loop: a warp processes GMM__SPANS
+   consecutive tasks at a time. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
     gmm_pdl_wait();

@@ -6667,7 +6667,7 @@ static void gmm__transpose_task(const void *arg, int64_t index, int32_t thread) 
             for (c = c0; c < gmm__min_i64(c1, c0 + SIDE); c++)
                 for (r = r0; r < gmm__min_i64(r1, r0 + SIDE); r++)
                     to.data[c * to.ld + r] = from.data[r * from.ld + c];
-    gmm__qview_turn_scales(&from, &to, i, j);
+    gmm__qview_transpose_scales(&from, &to, i, j);
 }
 static gmm_status gmm__cpu_launch_transpose(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
@@ -6753,7 +6753,7 @@ static void gmm__mma_reserve_table(const gmm__call *call, gmm__plan *plan, int r
 
 /* Whether a call's kernels may be launched early. Not where multiprocessors are to be left alone: no block of the next
    launch may wait on those. */
-static int gmm__mma_early(const gmm__call *call) { return call->ctx->device.early && call->options.sm_limit == 0; }
+static int gmm__mma_pdl(const gmm__call *call) { return call->ctx->device.early && call->options.sm_limit == 0; }
 
 /* Enqueues the offsets and tiles of a call. */
 static gmm_status gmm__mma_offsets(const gmm__call *call, int64_t *offsets, int32_t *tiles, int32_t tile_rows,
@@ -6789,7 +6789,7 @@ static gmm_status gmm__mma_offsets(const gmm__call *call, int64_t *offsets, int3
         args.groups.dtype = GMM_I64;
         args.groups.row_align = 0;
     }
-    return gmm__cuda_status(call, gmm_launch_offsets(&args, gmm__mma_early(call), stream));
+    return gmm__cuda_status(call, gmm_launch_offsets(&args, gmm__mma_pdl(call), stream));
 }
 
 /* A call's operand as kernels address it. A host table is copied to `part` of the workspace. */
@@ -6827,8 +6827,8 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
     const gmm_mat *a = &call->mat[ra], *b = &call->mat[rb];
     const int64_t m = op == gmm_gemm_wgrad ? call->out : call->rows, n = op == gmm_gemm_fwd ? call->out : call->in;
     const int64_t huge = INT32_MAX / 16, bound = op == gmm_gemm_wgrad
-                                               ? call->groups.count * gmm__ceil_div(m, GMM_Q_ROWS)
-                                               : call->rows / GMM_Q_ROWS + call->groups.count;
+                                               ? call->groups.count * gmm__ceil_div(m, GMM_QGEMM_TILE_M)
+                                               : call->rows / GMM_QGEMM_TILE_M + call->groups.count;
     const int mx = b->scaling == GMM_SCALING_MX32, f16 = a->dtype == GMM_F16;
     const int parts = gmm_block_along(b->scaling) == 128 || (mx && f16);
     const gmm_dtype dtype = parts || f16 || !gmm_block_along(b->scaling) ? GMM_F16 : GMM_BF16;
@@ -6856,7 +6856,7 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
     if (op != gmm_gemm_wgrad) gmm__mma_reserve_table(call, plan, GMM__W, GMM__MMA_SCALES);
     if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_TABLE2);
     (void)snprintf(plan->note, sizeof plan->note, "%s by %s as %s, tile %d x %d, %d blocks", gmm_dtype_name(a->dtype),
-                   gmm_dtype_name(b->dtype), gmm_dtype_name(dtype), (int)GMM_Q_ROWS,
+                   gmm_dtype_name(b->dtype), gmm_dtype_name(dtype), (int)GMM_QGEMM_TILE_M,
                    (int)gmm_qgemm_kernels[plan->kernel].tile_cols, plan->grid[0]);
     return 1;
 }
@@ -6970,7 +6970,7 @@ static gmm_status gmm__mma_launch_product(const gmm__plan *plan, gmm_gemm_op op,
     args.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
     s = gmm__mma_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
                          (int32_t *)gmm__part(plan, GMM__MMA_TILES),
-                         quantized ? (int32_t)GMM_Q_ROWS : gmm_gemm_kernels[plan->kernel].tile_rows, stream);
+                         quantized ? (int32_t)GMM_QGEMM_TILE_M : gmm_gemm_kernels[plan->kernel].tile_rows, stream);
     if (s != GMM_OK || (s = gmm__mma_product_args(plan, op, &args, stream)) != GMM_OK) return s;
     if (quantized) return gmm__mma_launch_quantized(plan, op, &args, stream);
     return gmm__cuda_status(call, gmm_launch_gemm(plan->kernel, plan->grid[0], &args, stream));
@@ -7028,7 +7028,7 @@ static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
 
     if (args.db.dtype != GMM_NONE) {
-        args.pieces = (float *)gmm__part(plan, GMM__MMA_PIECES);
+        args.partials = (float *)gmm__part(plan, GMM__MMA_PIECES);
         args.beta = call->grad[GMM__DB].beta;
         args.frozen = call->grad[GMM__DB].frozen;
         args.beta_all = gmm__mma_beta(&call->grad[GMM__DB]);
@@ -7056,17 +7056,19 @@ enum { GMM__SORT_COUNTS, GMM__SORT_STARTS };                  /* [E][chunks] int
 enum { GMM__GLU_SRC, GMM__GLU_DST };                          /* [count] addresses: tables that stood on the host */
 enum { GMM__SMALL_SUM };                                      /* [rows, cols] fp32: addends summed up */
 
-static gmm__room gmm__mma_room(const gmm__call *call, int32_t blocks) {
+static gmm__launch_limits gmm__mma_launch_limits(const gmm__call *call, int32_t blocks) {
     const int32_t processors = call->ctx->device.processors;
-    gmm__room room;
-    room.most = gmm__grid(processors, call->options.sm_limit, blocks, INT32_MAX);
-    room.early = gmm__mma_early(call);
-    room.limit = call->options.sm_limit;
-    return room;
+    gmm__launch_limits limits;
+    limits.max_ctas = gmm__grid(processors, call->options.sm_limit, blocks, INT32_MAX);
+    limits.pdl = gmm__mma_pdl(call);
+    limits.sm_limit = call->options.sm_limit;
+    return limits;
 }
 /* What kernels may take, and those that stream rows. */
-static gmm__room gmm__mma_blocks(const gmm__call *call) { return gmm__mma_room(call, GMM__ELEM_PER_SM); }
-static gmm__room gmm__mma_stream(const gmm__call *call) { return gmm__mma_room(call, GMM__ELEM_STREAM); }
+static gmm__launch_limits gmm__mma_blocks(const gmm__call *call) { return gmm__mma_launch_limits(call,
+                                                                                                 GMM__ELEM_PER_SM); }
+static gmm__launch_limits gmm__mma_stream(const gmm__call *call) { return gmm__mma_launch_limits(call,
+                                                                                                 GMM__ELEM_STREAM_PER_SM); }
 
 static gmm__view gmm__mma_view(const gmm__call *call, int role) {
     const gmm_mat *m = &call->mat[role];
@@ -7102,7 +7104,7 @@ static gmm_status gmm__mma_launch_act(const gmm__plan *plan, gmm_stream stream) 
     gmm__act_args a;
     if (s != GMM_OK) return s;
     memset(&a, 0, sizeof a);
-    a.live = (const int64_t *)gmm__part(plan, GMM__SPLIT_PLAIN) + call->groups.count;
+    a.valid_rows = (const int64_t *)gmm__part(plan, GMM__SPLIT_PLAIN) + call->groups.count;
     a.rows = call->rows;
     a.ffn = (int32_t)call->out;
     a.interleave = call->act.interleave == call->out ? 0 : call->act.interleave; /* one block is the halves */
@@ -7156,7 +7158,7 @@ static int gmm__mma_plan_topk_fwd(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__ROUTE_COUNTS, (size_t)r->experts * sizeof(int32_t));
     gmm__reserve(plan, GMM__ROUTE_SUMS,
                  gmm__mma_route_losses(call) ? gmm__route_sums_bytes(r->tokens, r->experts) : 0);
-    gmm__reserve(plan, GMM__ROUTE_SCRATCH, gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_blocks(call).most));
+    gmm__reserve(plan, GMM__ROUTE_SCRATCH, gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_blocks(call).max_ctas));
     return 1;
 }
 static gmm_status gmm__mma_launch_topk_fwd(const gmm__plan *plan, gmm_stream stream) {
@@ -7175,7 +7177,7 @@ static gmm_status gmm__mma_launch_topk_fwd(const gmm__plan *plan, gmm_stream str
 
 static int gmm__mma_plan_topk_bwd(const gmm__call *call, gmm__plan *plan) {
     const gmm_route *r = &call->d.route;
-    gmm__reserve(plan, GMM__ROUTE_SCRATCH, gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_blocks(call).most));
+    gmm__reserve(plan, GMM__ROUTE_SCRATCH, gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_blocks(call).max_ctas));
     return 1;
 }
 static gmm_status gmm__mma_launch_topk_bwd(const gmm__plan *plan, gmm_stream stream) {
@@ -7348,7 +7350,7 @@ static cudaError_t gmm__mma_device_table(const gmm__plan *plan, int role, int pa
 static gmm_status gmm__mma_launch_glu_interleave(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_glu *d = &call->d.glu;
-    const gmm__room room = gmm__mma_stream(call);
+    const gmm__launch_limits limits = gmm__mma_stream(call);
     gmm__glu_args a;
     cudaError_t e;
     memset(&a, 0, sizeof a);
@@ -7361,10 +7363,10 @@ static gmm_status gmm__mma_launch_glu_interleave(const gmm__plan *plan, gmm_stre
     a.cols = d->cols;
     a.block = d->block;
     a.inverse = d->inverse;
-    if (d->axis == GMM_GLU_COLUMNS) return gmm__cuda_status(call, gmm__k_glu_columns(&a, room, stream));
+    if (d->axis == GMM_GLU_COLUMNS) return gmm__cuda_status(call, gmm__k_glu_columns(&a, limits, stream));
     e = gmm__mma_device_table(plan, GMM__X_, GMM__GLU_SRC, &a.src_table, stream);
     if (e == cudaSuccess) e = gmm__mma_device_table(plan, GMM__Y, GMM__GLU_DST, &a.dst_table, stream);
-    if (e == cudaSuccess) e = gmm__k_glu_rows(&a, room, stream);
+    if (e == cudaSuccess) e = gmm__k_glu_rows(&a, limits, stream);
     return gmm__cuda_status(call, e);
 }
 
@@ -7500,13 +7502,13 @@ static cudaError_t gmm__mma_quant_tail(const gmm__plan *plan, const gmm_mat *m, 
     t.pitch = pitch;
     t.bytes = bytes;
     t.rows = plan->call->rows;
-    t.live = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS) + plan->call->groups.count;
+    t.valid_rows = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS) + plan->call->groups.count;
     t.skip = skip;
     return gmm__k_quantize_tail(&t, stream);
 }
 
 /* Whether the kernels that move whole vectors serve the call, and what they want to know. */
-static void gmm__mma_quant_swift(const gmm__call *call, gmm__quant_args *a) {
+static void gmm__mma_quant_vectorized(const gmm__call *call, gmm__quant_args *a) {
     const gmm_format *f = &call->format;
     const int transformed = f->hadamard && a->columnwise.dtype != GMM_NONE, turned = transformed || f->stochastic;
     const gmm_mat *mat[3];
@@ -7533,12 +7535,13 @@ static void gmm__mma_quant_swift(const gmm__call *call, gmm__quant_args *a) {
         if (k == 1 && !a->grouped && f->scaling != GMM_SCALING_MX32)
             odd |= (uint64_t)a->rows % (f->dtype == GMM_E2M1 ? 32 : 16);
     }
-    a->swift = !odd && a->cols <= INT32_MAX / 2 && a->rows <= INT32_MAX / 2 && !f->four_over_six && !f->row_amax &&
+    a->vectorized = !odd && a->cols <= INT32_MAX / 2 && a->rows <= INT32_MAX / 2 && !f->four_over_six && !f->row_amax &&
                !(turned && a->src.dtype != GMM_BF16) && !(f->dtype == GMM_E2M1 && f->scaling == GMM_SCALING_MX32);
-    if (!a->swift) return;
-    a->swift += turned;
+    if (!a->vectorized) return;
+    a->vectorized += turned;
     a->groups = call->groups;
-    a->few = a->grouped && call->groups.count <= 32 && !call->groups.on_host && call->groups.tail == GMM_TAIL_KEEP;
+    a->warp_split = a->grouped && call->groups.count <= 32 && !call->groups.on_host &&
+        call->groups.tail == GMM_TAIL_KEEP;
     a->record = f->delayed && a->phase != GMM_QUANT_AMAX && (a->rowwise.amax || a->columnwise.amax);
     a->backward = f->scaling == GMM_SCALING_ROW || f->scaling == GMM_SCALING_NV16 ||
                   (f->scaling == GMM_SCALING_TENSOR && !f->delayed);
@@ -7583,8 +7586,8 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
     if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 2, &a.rowwise, stream);
     if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DX, 4, &a.columnwise, stream);
-    gmm__mma_quant_swift(call, &a);
-    if (e == cudaSuccess && a.grouped && !a.few) {
+    gmm__mma_quant_vectorized(call, &a);
+    if (e == cudaSuccess && a.grouped && !a.warp_split) {
         const gmm_status s = gmm__mma_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
                                               (int32_t *)gmm__part(plan, GMM__MMA_TILES), GMM_TILE, stream);
         if (s != GMM_OK) return s;
@@ -7596,7 +7599,7 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     e = gmm__k_quantize(&a, d->phase != GMM_QUANT_CAST && (global || (records && !a.record) || a.lines),
                         d->phase != GMM_QUANT_AMAX, gmm__strips(call),
                         gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX),
-                        gmm__mma_stream(call).most, stream);
+                        gmm__mma_stream(call).max_ctas, stream);
     for (k = 0; k < 2 && a.grouped && call->groups.tail == GMM_TAIL_ZERO && d->phase != GMM_QUANT_AMAX; k++) {
         const gmm_mat *m = &call->mat[k ? GMM__DX : GMM__Y];
         const int64_t bits = gmm_dtype_bits(m->dtype);
@@ -7677,7 +7680,8 @@ static gmm_status gmm__mma_launch_transpose(const gmm__plan *plan, gmm_stream st
     e = gmm__mma_transpose_mat(plan, GMM__DY, 0, &a.src, stream);
     if (e == cudaSuccess) e = gmm__mma_transpose_mat(plan, GMM__Y, 2, &a.dst, stream);
     if (e == cudaSuccess)
-        e = gmm__k_transpose(&a, gmm__grid(processors, call->options.sm_limit, GMM__TURN_PER_SM, INT32_MAX), stream);
+        e = gmm__k_transpose(&a, gmm__grid(processors, call->options.sm_limit, GMM__TRANSPOSE_PER_SM, INT32_MAX),
+                             stream);
     return gmm__cuda_status(call, e);
 }
 
@@ -7701,7 +7705,7 @@ static gmm_status gmm__mma_launch_shard_cast(const gmm__plan *plan, gmm_stream s
     const int amax = plan->call->d.shard.phase == GMM_QUANT_AMAX;
     cudaError_t e = cudaSuccess;
     if (amax) e = cudaMemsetAsync(a.amax, 0, (size_t)gmm__shard_floats(&a) * sizeof(float), stream);
-    if (e == cudaSuccess) e = gmm__k_shard_cast(&a, amax, gmm__mma_stream(plan->call).most, stream);
+    if (e == cudaSuccess) e = gmm__k_shard_cast(&a, amax, gmm__mma_stream(plan->call).max_ctas, stream);
     return gmm__cuda_status(plan->call, e);
 }
 
@@ -8027,7 +8031,7 @@ static void gmm__wgmma_open(gmm_context *ctx, gmm_build *build) {
 /* Clocks of a tile of wgrad, whose stages take `stage` each. D goes by TMA beside the products, and draws on the same
    memory: what takes less time is hidden in part only. Fitted to 56 rows each of added-to fp32 and of 16 bits. */
 static double gmm__wgmma_wgrad_tile(const gmm_sm90_kernel *k, double deep, double stage, double height, int f32) {
-    const double out = height * (f32 ? 880.0 : 208.0) * (k->units > 8 ? 1.05 : 1.0);
+    const double out = height * (f32 ? 880.0 : 208.0) * (k->m16 > 8 ? 1.05 : 1.0);
     const double sum = 1.14 * deep * stage + (f32 ? 0.0 : 80.0 * height);
     return sum > out ? sum + 0.4 * out : out + 0.4 * sum;
 }
@@ -8042,12 +8046,12 @@ static int64_t gmm__wgmma_rows(const gmm__call *call) {
 /* What a kernel's tiles are, for notes. */
 static const char *gmm__wgmma_tile(int32_t kernel, char text[64]) {
     const gmm_sm90_kernel *k = &gmm_sm90_kernels[kernel], *one = gmm_sm90_kernels;
-    if (k->which == 2) {
-        while (one->function != k->function || one->which != 1) one++;
-        (void)snprintf(text, 64, "tile %d x %d or %d x %d, by the split", (int)one->units * 16, (int)one->cols,
-                       (int)k->units * 16, (int)k->cols);
+    if (k->tile_choice == 2) {
+        while (one->function != k->function || one->tile_choice != 1) one++;
+        (void)snprintf(text, 64, "tile %d x %d or %d x %d, by the split", (int)one->m16 * 16, (int)one->tile_n,
+                       (int)k->m16 * 16, (int)k->tile_n);
     } else
-        (void)snprintf(text, 64, "tile %d x %d", (int)k->units * 16, (int)k->cols);
+        (void)snprintf(text, 64, "tile %d x %d", (int)k->m16 * 16, (int)k->tile_n);
     return text;
 }
 
@@ -8065,36 +8069,36 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
     int32_t choice = -1, nth = 0, i, u;
     for (i = 0; i < GMM_SM90_KERNELS; i++) {
         const gmm_sm90_kernel *k = &gmm_sm90_kernels[i];
-        const int32_t least = op == gmm_gemm_wgrad ? k->units : k->units / 2 + 1; /* tiles of wgrad are all as tall */
-        if (k->op != kernel || k->dtype != dtype || (k->factor && k->factor != factor)) continue;
+        const int32_t least = op == gmm_gemm_wgrad ? k->m16 : k->m16 / 2 + 1; /* tiles of wgrad are all as tall */
+        if (k->op != kernel || k->dtype != dtype || (k->b_format && k->b_format != factor)) continue;
         if (++nth == call->options.tile) return i;
-        if (k->which == 2) {
+        if (k->tile_choice == 2) {
             if (rows >= 256 && choice >= 0 && gmm_sm90_kernels[choice].function == k->function) choice = i;
             continue;
         }
-        for (u = k->units; u >= least; u--) { /* the heights that the device chooses among */
+        for (u = k->m16; u >= least; u--) { /* the heights that the device chooses among */
             const int64_t tiles = gmm__ceil_div(m > 0 ? m : 1, 16 * u);
-            const double height = (double)gmm__ceil_div(m > 0 ? m : 1, 16) / (double)tiles, wide = k->cols / 128.0;
-            const int both = k->teams == 2;
+            const double height = (double)gmm__ceil_div(m > 0 ? m : 1, 16) / (double)tiles, wide = k->tile_n / 128.0;
+            const int both = k->consumers == 2;
             /* codes wait for instructions */
-            const double multiply = k->factor ? 1000.0 + 36.0 * height : 64.0 * wide * height;
+            const double multiply = k->b_format ? 1000.0 + 36.0 * height : 64.0 * wide * height;
             const double move = 256.0 * wide + (both ? 16.0 + 32.0 * wide : 43.4) * height;
             /* half the columns share a row of A: more bytes, which show alone, in tall tiles and in deep sums most;
                groups are seldom of equal size, and what the tallest tile leaves over is the lowest */
-            const double more = both ? (k->later ? 1.04 : k->cols == 128 && rows < 2048 ? 1.05 : 1.0)
+            const double more = both ? (k->deferred ? 1.04 : k->tile_n == 128 && rows < 2048 ? 1.05 : 1.0)
                                      : (height < 10.5 ? 0.95 : 1.0) + (double)depths / 2500.0;
             const double stage = multiply > move ? multiply : move, deep = (double)depths, sum = deep * stage;
             /* out to D: behind the products, or beside those of the next tile, or beside those of the other group of
                threads, which goes out as well */
-            const double half = k->later ? 20.0 : both ? 195.0 : 500.0;
-            const double out = wide * height * (f32 ? 2200.0 + 3200.0 / k->out : half);
+            const double half = k->deferred ? 20.0 : both ? 195.0 : 500.0;
+            const double out = wide * height * (f32 ? 2200.0 + 3200.0 / k->store_blocks : half);
             const double tile = op == gmm_gemm_wgrad ? gmm__wgmma_wgrad_tile(k, deep, stage, height, f32)
                               : both ? sum * more + out + 400.0
                                      : (sum * more > 0.5 * out ? sum * more : 0.5 * out) + 200.0;
-            const double convert = factor && !k->factor ? (double)(G * call->in) * (double)call->out / 400.0 : 0.0;
-            const int64_t columns = gmm__ceil_div(n, k->cols);
-            const int64_t rounds = gmm__ceil_div(G * tiles * columns, processors * k->blocks);
-            const double sums = (double)rounds * tile * (k->blocks > 1 ? 1.2 : 1.0) + convert;
+            const double convert = factor && !k->b_format ? (double)(G * call->in) * (double)call->out / 400.0 : 0.0;
+            const int64_t columns = gmm__ceil_div(n, k->tile_n);
+            const int64_t rounds = gmm__ceil_div(G * tiles * columns, processors * k->ctas_per_sm);
+            const double sums = (double)rounds * tile * (k->ctas_per_sm > 1 ? 1.2 : 1.0) + convert;
             /* weights come at 26 bytes a clock, and the faster, the more bytes are under way; low tiles become so
                narrow that their last round is full */
             const int64_t full = tiles == 1 ? rounds * processors / G / 2 * 2 : 0;
@@ -8122,27 +8126,27 @@ static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_
     const int64_t G = call->groups.count, n = op == gmm_gemm_fwd ? call->out : call->in;
     const int64_t rows = gmm__wgmma_rows(call), m = op == gmm_gemm_wgrad ? call->out : rows;
     const int64_t depths = gmm__ceil_div(op == gmm_gemm_wgrad ? rows : op == gmm_gemm_fwd ? call->in : call->out, 128);
-    const int64_t units = gmm__ceil_div(m > 0 ? m : 1, GMM_FP8_UNIT);
+    const int64_t units = gmm__ceil_div(m > 0 ? m : 1, GMM_FP8_BLOCK_ROWS);
     double best = 0.0;
     int32_t choice = -1, nth = 0, i;
     for (i = 0; i < GMM_FP8_KERNELS; i++) {
         const gmm_fp8_kernel *k = &gmm_fp8_kernels[i];
-        const int64_t tiles = gmm__ceil_div(units, k->teams);
+        const int64_t tiles = gmm__ceil_div(units, k->consumers);
         const double height = (double)units / (double)tiles;
-        const int64_t least = gmm__ceil_div(n, k->cols), rounds = gmm__ceil_div(G * tiles * least, processors);
+        const int64_t least = gmm__ceil_div(n, k->tile_n), rounds = gmm__ceil_div(G * tiles * least, processors);
         /* low tiles of 192 columns become so narrow that their last round is full */
-        const int64_t full = op != gmm_gemm_wgrad && tiles == 1 && k->cols == 192 ? rounds * processors / G / 2 * 2 : 0;
+        const int64_t full = op != gmm_gemm_wgrad && tiles == 1 && k->tile_n == 192 ? rounds * processors / G / 2 * 2 : 0;
         const int64_t across = full > least ? full : least;
         const double cols = (double)n / (double)across;
         /* a group of threads alone takes half as long again for what it waits for */
-        const double multiply = 2.0 * k->cols * height * (height < 1.5 ? 1.5 : k->teams == 3 ? 1.2 : 1.3);
+        const double multiply = 2.0 * k->tile_n * height * (height < 1.5 ? 1.5 : k->consumers == 3 ? 1.2 : 1.3);
         const double move = 7.0 * cols / (double)tiles; /* weights from device memory; tiles below find them in L2 */
         const double sum = (double)depths * (multiply > move ? multiply : move);
         const double cost = (double)rounds * (sum + 2000.0);
         /* 192 x 128 that guesses its first tile saves 4 us of a launch, and loses up to 4% where products take long */
         const int guess = op != gmm_gemm_wgrad && (cost < 230e3 || multiply < move);
-        const int twin = k->teams == 3 && k->guess != guess; /* the other of the two serves */
-        if (k->dtype != dtype || k->sums != sums) continue;
+        const int twin = k->consumers == 3 && k->prefetch_tile != guess; /* the other of the two serves */
+        if (k->dtype != dtype || k->scaling != sums) continue;
         if (++nth == call->options.tile) return i;
         if (twin || (choice >= 0 && cost >= 0.99 * best)) continue;
         best = cost;
@@ -8160,8 +8164,8 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
     const int64_t n = op == gmm_gemm_fwd ? call->out : call->in, huge = INT32_MAX - 1024;
     const int32_t processors = call->ctx->device.processors;
     const int blocks = gmm_block_along(b->scaling) == 128;
-    const int32_t sums = blocks ? (b->scaling == GMM_SCALING_1X128 ? GMM_FP8_BOTH : GMM_FP8_ROWS)
-                                : call->options.fp8_fast_accum && !wgrad ? GMM_FP8_FAST : GMM_FP8_ROWS;
+    const int32_t sums = blocks ? (b->scaling == GMM_SCALING_1X128 ? GMM_FP8_1D1D : GMM_FP8_1D2D)
+                                : call->options.fp8_fast_accum && !wgrad ? GMM_FP8_FAST : GMM_FP8_1D2D;
     const gmm_fp8_kernel *k;
     int64_t tiles;
     plan->kernel = gmm__wgmma_choose_fp8(call, op, a->dtype, sums, processors);
@@ -8170,23 +8174,23 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
         return gmm__decline(plan, "has no kernel for %s %s times %s %s", gmm_dtype_name(a->dtype),
                             gmm_scaling_name(a->scaling), gmm_dtype_name(b->dtype), gmm_scaling_name(b->scaling));
     k = &gmm_fp8_kernels[plan->kernel];
-    if (call->rows > GMM_SM90_RAGGED || call->in > huge || call->out > huge)
-        return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED, (long long)huge);
-    tiles = wgrad ? G * gmm__ceil_div(m, GMM_FP8_UNIT) : m / GMM_FP8_UNIT + G;
-    if (tiles > huge / gmm__ceil_div(n, k->cols)) return gmm__decline(plan, "takes no so many tiles");
+    if (call->rows > GMM_SM90_RAGGED_ROWS || call->in > huge || call->out > huge)
+        return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED_ROWS, (long long)huge);
+    tiles = wgrad ? G * gmm__ceil_div(m, GMM_FP8_BLOCK_ROWS) : m / GMM_FP8_BLOCK_ROWS + G;
+    if (tiles > huge / gmm__ceil_div(n, k->tile_n)) return gmm__decline(plan, "takes no so many tiles");
     if (!gmm__wgmma_takes(call, ra, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
         !gmm__wgmma_takes(call, rb, wgrad ? "x" : "w", plan))
         return 0;
     plan->grid[0] = gmm__grid(processors, call->options.sm_limit, 1, INT32_MAX);
     if (plan->grid[0] > 1) plan->grid[0] -= plan->grid[0] % 2; /* pairs of blocks share operands */
-    if (G > k->groups) gmm__reserve(plan, GMM__MMA_PIECES, (size_t)plan->grid[0] * gmm_fp8_table_bytes(G));
+    if (G > k->smem_groups) gmm__reserve(plan, GMM__MMA_PIECES, (size_t)plan->grid[0] * gmm_fp8_table_bytes(G));
     gmm__mma_reserve_groups(call, plan);
     gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__MMA_TABLE);
     if (!wgrad) gmm__mma_reserve_table(call, plan, GMM__W, GMM__MMA_SCALES);
     if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_TABLE2);
     (void)snprintf(plan->note, sizeof plan->note, "%s by %s, %s, tile %d x %d, %d blocks", gmm_dtype_name(a->dtype),
                    gmm_dtype_name(b->dtype), sums == GMM_FP8_FAST ? "fast accumulation" : "promoted every 128",
-                   GMM_FP8_UNIT * k->teams, (int)k->cols, plan->grid[0]);
+                   GMM_FP8_BLOCK_ROWS * k->consumers, (int)k->tile_n, plan->grid[0]);
     return 1;
 }
 
@@ -8203,19 +8207,19 @@ static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gem
     int64_t tiles;
     if (call->mat[d].dtype != GMM_F32 && call->mat[d].dtype != dtype)
         return gmm__decline(plan, "makes no %s from %s", gmm_dtype_name(call->mat[d].dtype), gmm_dtype_name(dtype));
-    if (call->rows > GMM_SM90_RAGGED || call->in > huge || call->out > huge)
-        return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED, (long long)huge);
+    if (call->rows > GMM_SM90_RAGGED_ROWS || call->in > huge || call->out > huge)
+        return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED_ROWS, (long long)huge);
     if (call->mat[a].ld > huge || call->mat[b].ld > huge || call->mat[d].ld > huge)
         return gmm__decline(plan, "takes ld up to %lld", (long long)huge);
     plan->kernel = gmm__wgmma_choose(call, op, kernel, dtype, factor, processors);
     if (plan->kernel < 0) return gmm__decline(plan, "has no kernel for these types");
     k = &gmm_sm90_kernels[plan->kernel];
     /* where the device chooses, tiles have more than half the height */
-    tiles = wgrad ? G * gmm__ceil_div(m, 16 * k->units) : m / (8 * k->units) + G;
-    if (tiles > huge / gmm__ceil_div(n, k->cols)) return gmm__decline(plan, "takes no so many tiles");
-    plan->grid[0] = gmm__grid(processors, call->options.sm_limit, k->blocks, INT32_MAX);
+    tiles = wgrad ? G * gmm__ceil_div(m, 16 * k->m16) : m / (8 * k->m16) + G;
+    if (tiles > huge / gmm__ceil_div(n, k->tile_n)) return gmm__decline(plan, "takes no so many tiles");
+    plan->grid[0] = gmm__grid(processors, call->options.sm_limit, k->ctas_per_sm, INT32_MAX);
     if (plan->grid[0] > 1) plan->grid[0] -= plan->grid[0] % 2; /* pairs of blocks share operands */
-    if (G > k->groups) gmm__reserve(plan, GMM__MMA_PIECES, (size_t)plan->grid[0] * gmm_sm90_table_bytes(G));
+    if (G > k->smem_groups) gmm__reserve(plan, GMM__MMA_PIECES, (size_t)plan->grid[0] * gmm_sm90_table_bytes(G));
     gmm__mma_reserve_groups(call, plan);
     gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__MMA_TABLE);
     if (fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_TABLE2);
@@ -8240,7 +8244,7 @@ static int32_t gmm__wgmma_factor(const gmm__call *call, gmm_gemm_op op) {
     if (op == gmm_gemm_wgrad || (op == gmm_gemm_dgrad && mx) || b->dtype == GMM_E5M2 || b->ld % unit ||
         (call->groups.count > 1 && b->group_stride % unit))
         return 0;
-    return !mx ? gmm9_factor_nv4 : b->dtype == GMM_E2M1 ? gmm9_factor_mx4 : gmm9_factor_mx8;
+    return !mx ? gmm_sm90_b_format_nv4 : b->dtype == GMM_E2M1 ? gmm_sm90_b_format_mx4 : gmm_sm90_b_format_mx8;
 }
 /* Rows and columns of what side 0 (A) or 1 (B) becomes; none if it is multiplied as it stands. */
 static int64_t gmm__wgmma_expanded(const gmm__call *call, gmm_gemm_op op, int side, int64_t *cols) {
@@ -8273,10 +8277,10 @@ static int gmm__wgmma_plan_expanded(const gmm__call *call, gmm__plan *plan, gmm_
     if (a->scaling == GMM_SCALING_NONE &&
         !gmm__wgmma_takes(call, gmm__mma_factor_a(op), op == gmm_gemm_fwd ? "x" : "dy", plan))
         return 0;
-    if (gmm_sm90_kernels[plan->kernel].factor && !gmm__wgmma_takes(call, gmm__mma_factor_b(op), "w", plan)) return 0;
+    if (gmm_sm90_kernels[plan->kernel].b_format && !gmm__wgmma_takes(call, gmm__mma_factor_b(op), "w", plan)) return 0;
     for (side = 0; side < 2; side++) {
         int64_t cols;
-        const int64_t rows = side && gmm_sm90_kernels[plan->kernel].factor
+        const int64_t rows = side && gmm_sm90_kernels[plan->kernel].b_format
                                  ? 0 : gmm__wgmma_expanded(call, op, side, &cols);
         if (!rows) continue;
         if (rows + G * GMM_GROUP_ROWS > INT32_MAX / gmm__ceil_div(cols, 64))
@@ -8335,7 +8339,7 @@ static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_ar
     args.b_scale.table = product->p.b.table;
     args.wgrad = op == gmm_gemm_wgrad;
     args.b_columnwise = op == gmm_gemm_dgrad;
-    if (call->groups.count > k->groups) args.tables = (int32_t *)gmm__part(plan, GMM__MMA_PIECES);
+    if (call->groups.count > k->smem_groups) args.tables = (int32_t *)gmm__part(plan, GMM__MMA_PIECES);
     if (args.b_scale.scale_table && (args.b_scale.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) {
         args.b_scale.scale_table = (void *const *)gmm__part(plan, GMM__MMA_SCALES);
         e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALES), call->mat[rb].scale_table, call->groups.count, stream);
@@ -8361,34 +8365,34 @@ static gmm_status gmm__wgmma_expand(const gmm__plan *plan, gmm_sm90_args *produc
     args.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
     for (side = 0; side < 2; side++) {
         const int role = side ? gmm__mma_factor_b(op) : gmm__mma_factor_a(op);
-        gmm_expand_side *s = &args.side[side];
+        gmm_expand_operand *s = &args.operand[side];
         gmm_kmat *m = side ? &product->p.b : &product->p.a;
         int64_t cols;
         if (call->mat[role].scaling == GMM_SCALING_NONE) continue;
         (void)gmm__wgmma_expanded(call, op, side, &cols);
-        s->from = call->mat[role];
-        s->from.table = m->table;
-        if (role == GMM__W && s->from.scale_table && (s->from.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) {
-            s->from.scale_table = (void *const *)gmm__part(plan, GMM__MMA_SCALES);
+        s->src = call->mat[role];
+        s->src.table = m->table;
+        if (role == GMM__W && s->src.scale_table && (s->src.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) {
+            s->src.scale_table = (void *const *)gmm__part(plan, GMM__MMA_SCALES);
             e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALES), call->mat[role].scale_table, G, stream);
             if (e != cudaSuccess) return gmm__cuda_status(call, e);
         }
-        if (side && gmm_sm90_kernels[plan->kernel].factor) { /* as they stand, to the kernel */
-            product->codes = s->from;
+        if (side && gmm_sm90_kernels[plan->kernel].b_format) { /* as they stand, to the kernel */
+            product->codes = s->src;
             product->along = call->direction[role];
             product->rows = (int32_t)call->out;
             product->cols = (int32_t)call->in;
-            m->stride = s->from.group_stride * gmm_dtype_bits(s->from.dtype) / 8;
-            s->from.dtype = GMM_NONE;
+            m->stride = s->src.group_stride * gmm_dtype_bits(s->src.dtype) / 8;
+            s->src.dtype = GMM_NONE;
             continue;
         }
-        s->to = (uint16_t *)gmm__part(plan, side ? GMM__WGMMA_B : GMM__WGMMA_A);
+        s->dst = (uint16_t *)gmm__part(plan, side ? GMM__WGMMA_B : GMM__WGMMA_A);
         s->direction = call->direction[role];
         s->grouped = role != GMM__W;
         s->rows = (int32_t)(role == GMM__W ? call->out : call->rows);
         s->cols = (int32_t)(role == GMM__DY ? call->out : call->in);
         m->dtype = args.dtype;
-        m->data = s->to;
+        m->data = s->dst;
         m->table = NULL;
         m->ld = cols;
         m->stride = role == GMM__W ? call->in * call->out * 2 : 0;
@@ -8407,9 +8411,9 @@ static gmm_status gmm__wgmma_expand(const gmm__plan *plan, gmm_sm90_args *produc
         product->groups.splits = args.ends;
         product->groups.capacity = product->p.capacity = call->rows + 15 * G;
     }
-    if (args.side[0].from.dtype == GMM_NONE && args.side[1].from.dtype == GMM_NONE && !args.factor) return GMM_OK;
+    if (args.operand[0].src.dtype == GMM_NONE && args.operand[1].src.dtype == GMM_NONE && !args.factor) return GMM_OK;
     return gmm__cuda_status(call, gmm_launch_expand(turns, plan->grid[1], call->options.sm_limit > 0,
-                                                    gmm__mma_early(call), &args, stream));
+                                                    gmm__mma_pdl(call), &args, stream));
 }
 
 static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream stream) {
@@ -8453,7 +8457,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
         else args.p.d.data = plan->workspace;
     }
     if (fp8) return gmm__wgmma_launch_fp8(plan, &args, stream);
-    if (call->groups.count > gmm_sm90_kernels[plan->kernel].groups)
+    if (call->groups.count > gmm_sm90_kernels[plan->kernel].smem_groups)
         args.tables = (int32_t *)gmm__part(plan, GMM__MMA_PIECES);
     return gmm__cuda_status(call, gmm_launch_sm90(call->ctx->wgmma_encode, plan->kernel, plan->grid[0], &args, stream));
 }

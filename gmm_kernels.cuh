@@ -5,25 +5,28 @@
  * is empty without GMM_IMPLEMENTATION, and where a C compiler reads it.
  *
  * CONTENTS
- *     Tables and launchers    common helpers, the split kernel, grouped products (portable; on Hopper), bias
- *                             gradient, rows (activation, routing, permute, pad, gated layout, quantization,
- *                             accumulate, convert)
- *     Bodies 1 to 15          the file includes itself once per row of a table, with GMM__BODY and the row's tags set:
- *                             1 product on tensor cores, 2 fp32 product, 3 bias gradient, 4 rows by precision,
- *                             5 rows by unit of copying, 6 amax by source, 7 casts by source and format, 8 wgmma
- *                             instruction, 9 product on Hopper, 10 product of quantized operands, 11 FP8 product on
- *                             Hopper, 12 amax, 13 to 15 casts of whole vectors. So a profiler and a debugger
- *                             see every line of a kernel.
+ *     Tables and launchers    common helpers, the split kernel, grouped GEMMs (portable; on Hopper), bias gradient, row
+ *                             kernels (activation, routing, permute, pad, gated layout, accumulate, convert),
+ *                             quantization
+ *     Bodies 1 to 15          kernels that exist in several instances. The file includes itself once per instance, with
+ *                             GMM__BODY and the instance's tags defined, so that profilers and debuggers see every
+ *                             line of a kernel:
+ *                             1 GEMM on tensor cores (mma.sync), 2 fp32 GEMM, 3 bias gradient, 4 row kernels by
+ *                             precision, 5 row kernels by copy unit, 6 amaxes by source, 7 casts by source, 8 wgmma
+ *                             instructions, 9 GEMM on Hopper, 10 GEMM of quantized operands, 11 FP8 GEMM on Hopper,
+ *                             12 vectorized amaxes, 13 to 15 vectorized casts.
  *
  * CONFIGURATION (before gmm.h)
- *     GMM_KERNELS_FILE   name under which this file finds itself; default "gmm_kernels.cuh". Set it if you rename it.
+ *     GMM_KERNELS_FILE   the name under which this file includes itself; default "gmm_kernels.cuh". Define it if you
+ *                        rename the file.
  *
  * Kernels are static, need sm_80, read group sizes on the device, and are launched with shapes that depend on
- * capacities alone; those on Hopper need sm_90a and are compiled empty elsewhere. Launchers take plain argument
- * structs, enqueue on the stream, and return cudaError_t. They keep no state. From sm_90 on, some kernels are launched
- * early (gmm_early): they take their places while their predecessor in the stream ends, and wait for all of it.
- * Products: every output element accumulates in the order of k, whatever the tile, the grid or the other groups; no
- * floating-point atomics.
+ * capacities alone. The Hopper kernels need sm_90a and are empty on other architectures. Launchers take plain argument
+ * structs, enqueue on the stream, and return cudaError_t. They keep no state. From sm_90 on, some kernels use
+ * programmatic dependent launch (gmm_pdl_wait): their CTAs may become resident while the predecessor in the stream
+ * finishes, and wait for its completion before they access memory.
+ * Products: every output element accumulates in the order of k, whatever the tile, the grid or the other groups; there
+ * are no floating-point atomics.
  *
  * REVISIONS (full list: CHANGELOG.md)
  *     0.1.0  first version
@@ -36,6 +39,8 @@
 
 /* .................................................................................... Common to all kernels ... */
 
+#include <cuda.h>
+#include <cudaTypedefs.h>
 #include <cuda_runtime.h>
 #include <string.h>
 
@@ -53,119 +58,521 @@
 #define GMM__DEVICE static __device__ __forceinline__
 #define GMM__KERNEL static __global__ GMM__UNUSED void
 
-/* A matrix per group as kernels address it: group g starts at table[g], or at data + g stride. */
+/* ................................................................................................ PTX ... */
+
+/* One wrapper for each inline PTX instruction of the kernels, named as in the PTX manual; those of wgmma are in
+   ptx_wgmma.cuh. `smem` is the 32-bit address of an operand in shared memory. Operands of constraint "n" must be
+   constants, so their wrappers are macros. A "memory" clobber keeps the instruction in program order with memory
+   accesses. */
+
+/* --- special registers: read again at each use, so that their values do not occupy registers in between --- */
+GMM__DEVICE int gmm_tid_x(void) {
+    int tid;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(tid));
+    return tid;
+}
+GMM__DEVICE uint32_t gmm_cluster_ctarank(void) {
+    uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+GMM__DEVICE uint32_t gmm_cluster_nctarank(void) {
+    uint32_t size;
+    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+    return size;
+}
+
+/* --- programmatic dependent launch --- */
+GMM__DEVICE void gmm_griddepcontrol_launch_dependents(void) {
+    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
+GMM__DEVICE void gmm_griddepcontrol_wait(void) { asm volatile("griddepcontrol.wait;" : : : "memory"); }
+/* The same instruction; the compiler must compute the variables `a` to `g` before it and may use them only after it. */
+#define GMM__GRIDDEPCONTROL_WAIT_WITH(a, b, c, d, e, f, g) \
+    asm volatile("griddepcontrol.wait;" : "+r"(a), "+r"(b), "+r"(c), "+r"(d), "+r"(e), "+r"(f), "+r"(g) : : "memory")
+/* Keeps a load whose value is not used otherwise: the load brings a cache line. The conditional nanosleep of 0 ns
+   depends on the word, so the compiler cannot remove the load. */
+GMM__DEVICE void gmm_touch(uint32_t word) {
+    asm volatile("{\n .reg .pred p;\n setp.eq.u32 p, %0, 1;\n @p nanosleep.u32 0;\n}" : : "r"(word) : "memory");
+}
+
+/* --- registers per thread, and barriers against reordering by the compiler --- */
+#define GMM__SETMAXNREG_DEC(n) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(n))
+#define GMM__SETMAXNREG_INC(n) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(n))
+#define GMM__PIN_F32(x) asm volatile("" : "+f"(x) : : "memory") /* x and memory have their values at this point */
+#define GMM__PIN_U32(x) asm volatile("" : "+r"(x))              /* x is computed anew after this point */
+#define GMM__PIN_MEMORY() asm volatile("" : : : "memory")       /* loads and stores do not cross this point */
+/* Keeps the computation of a box that nothing else uses. */
+#define GMM__USE_BOX(box, bytes) \
+    asm volatile("" : : "r"((box).offset), "l"((box).map), "r"((box).x), "r"((box).y), "r"((box).end), \
+                 "r"((box).wrap), "r"(bytes))
+
+/* --- mbarrier --- */
+GMM__DEVICE void gmm_mbarrier_init(uint32_t bar, uint32_t count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
+}
+GMM__DEVICE void gmm_fence_mbarrier_init(void) { asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory"); }
+GMM__DEVICE void gmm_mbarrier_arrive_expect_tx(uint32_t bar, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
+}
+/* Waits until the barrier has completed the phase of this parity. */
+GMM__DEVICE void gmm_mbarrier_wait(uint32_t bar, uint32_t parity) {
+    uint32_t done;
+    do {
+        asm volatile("{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                     " selp.b32 %0, 1, 0, p;\n}" : "=r"(done) : "r"(bar), "r"(parity) : "memory");
+    } while (!done);
+}
+GMM__DEVICE void gmm_mbarrier_arrive(uint32_t bar) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
+}
+/* Arrives at the same barrier of CTA `rank` of the cluster. wgmma has already finished reading what the arrival
+   releases, so the default scope, the CTA, suffices; at cluster scope it would also wait for stores to device memory,
+   once per stage. */
+GMM__DEVICE void gmm_mbarrier_arrive_remote(uint32_t bar, uint32_t rank) {
+    asm volatile("{\n .reg .b32 at;\n mapa.shared::cluster.u32 at, %0, %1;\n"
+                 " mbarrier.arrive.shared::cluster.b64 _, [at];\n}" : : "r"(bar), "r"(rank) : "memory");
+}
+/* Writes one word into the shared memory of CTA `rank` of the cluster, and completes 4 bytes of transactions on its
+   barrier. */
+GMM__DEVICE void gmm_st_async_remote(uint32_t word, uint32_t bar, uint32_t rank, int value) {
+    asm volatile("{\n .reg .b32 to, at;\n mapa.shared::cluster.u32 to, %0, %2;\n mapa.shared::cluster.u32 at, %1, %2;\n"
+                 " st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [to], %3, [at];\n}"
+                 : : "r"(word), "r"(bar), "r"(rank), "r"(value) : "memory");
+}
+
+/* --- named barriers and the cluster barrier --- */
+#define GMM__BAR_SYNC(id, threads) asm volatile("bar.sync %0, %1;" : : "n"(id), "n"(threads) : "memory")
+GMM__DEVICE void gmm_bar_sync_128(int id) { asm volatile("bar.sync %0, 128;" : : "r"(id) : "memory"); }
+GMM__DEVICE void gmm_bar_sync_256(int id) { asm volatile("bar.sync %0, 256;" : : "r"(id) : "memory"); }
+GMM__DEVICE void gmm_bar_arrive_256(int id) { asm volatile("bar.arrive %0, 256;" : : "r"(id) : "memory"); }
+GMM__DEVICE void gmm_cluster_arrive_relaxed(void) {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" : : : "memory");
+}
+GMM__DEVICE void gmm_cluster_arrive_release(void) {
+    asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
+}
+GMM__DEVICE void gmm_cluster_wait_acquire(void) {
+    asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
+}
+
+/* --- shared and global memory --- */
+GMM__DEVICE float gmm_ld_shared_f32(uint32_t smem) {
+    float v;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(smem) : "memory");
+    return v;
+}
+GMM__DEVICE void gmm_ld_shared_v2_f32(uint32_t smem, float v[2]) {
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v[0]), "=f"(v[1]) : "r"(smem) : "memory");
+}
+GMM__DEVICE void gmm_ld_shared_v4_f32(uint32_t smem, float v[4]) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "r"(smem)
+                 : "memory");
+}
+GMM__DEVICE uint32_t gmm_ld_shared_u32(uint32_t smem) {
+    uint32_t v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(smem) : "memory");
+    return v;
+}
+GMM__DEVICE void gmm_ld_shared_v4_u32(uint32_t smem, uint32_t v[4]) {
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(smem)
+                 : "memory");
+}
+/* Loads two 16-bit values that are 8 bytes apart. */
+GMM__DEVICE void gmm_ld_shared_b16_pair(uint32_t smem, uint32_t *low, uint32_t *high) {
+    asm volatile("{\n .reg .b16 x, y;\n ld.shared.b16 x, [%2];\n ld.shared.b16 y, [%2 + 8];\n"
+                 " cvt.u32.u16 %0, x;\n cvt.u32.u16 %1, y;\n}" : "=r"(*low), "=r"(*high) : "r"(smem) : "memory");
+}
+GMM__DEVICE void gmm_st_shared_f32(uint32_t smem, float v) {
+    asm volatile("st.shared.f32 [%0], %1;" : : "r"(smem), "f"(v) : "memory");
+}
+GMM__DEVICE void gmm_st_shared_v2_f32(uint32_t smem, float a, float b) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" : : "r"(smem), "f"(a), "f"(b) : "memory");
+}
+GMM__DEVICE void gmm_st_shared_u32(uint32_t smem, uint32_t v) {
+    asm volatile("st.shared.u32 [%0], %1;" : : "r"(smem), "r"(v) : "memory");
+}
+GMM__DEVICE void gmm_st_global_b32(void *dst, uint32_t a) {
+    asm volatile("st.global.b32 [%0], %1;" : : "l"(__cvta_generic_to_global(dst)), "r"(a) : "memory");
+}
+GMM__DEVICE void gmm_st_global_v2_b32(void *dst, uint32_t a, uint32_t b) {
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" : : "l"(__cvta_generic_to_global(dst)), "r"(a), "r"(b) : "memory");
+}
+GMM__DEVICE void gmm_st_global_v4_b32(void *dst, uint4 v) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                 : : "l"(__cvta_generic_to_global(dst)), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+GMM__DEVICE void gmm_prefetch_global_l2(const void *address) {
+    asm volatile("prefetch.global.L2 [%0];" : : "l"(address));
+}
+
+/* --- ldmatrix, stmatrix: four 8 x 8 matrices of 16-bit elements, one row address per lane; _trans transposes each
+   --- */
+GMM__DEVICE void gmm_ldmatrix_x4(uint32_t r[4], uint32_t smem) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(smem));
+}
+GMM__DEVICE void gmm_ldmatrix_x4_trans(uint32_t r[4], uint32_t smem) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(smem));
+}
+GMM__DEVICE void gmm_stmatrix_x4(uint32_t smem, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1, %2, %3, %4};"
+                 : : "r"(smem), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+GMM__DEVICE void gmm_stmatrix_x4_trans(uint32_t smem, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%0], {%1, %2, %3, %4};"
+                 : : "r"(smem), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+/* The same where `enabled`, which is equal in all lanes of the warp. */
+GMM__DEVICE void gmm_stmatrix_x4_trans_if(int enabled, uint32_t smem, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %0, 0;\n"
+                 " @p stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%1], {%2, %3, %4, %5};\n}"
+                 : : "r"(enabled), "r"(smem), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+/* --- mma.sync m16n8k16: d += a b, where a is 16 x 16 and b is 16 x 8 --- */
+GMM__DEVICE void gmm_mma_bf16(float d[4], const uint32_t a[4], const uint32_t *b) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+GMM__DEVICE void gmm_mma_f16(float d[4], const uint32_t a[4], const uint32_t *b) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+/* --- cp.async: global to shared memory --- */
+GMM__DEVICE void gmm_cp_async_16(uint32_t smem, const char *src) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" : : "r"(smem), "l"(src));
+}
+/* Reads the first `bytes` of 16 (or 4) bytes and writes zeros for the rest. `global` is an address of the global
+   space. */
+GMM__DEVICE void gmm_cp_async_16_zfill(uint32_t smem, const char *src, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(smem), "l"(src), "r"(bytes));
+}
+GMM__DEVICE void gmm_cp_async_4_zfill(uint32_t smem, size_t global, int bytes) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" : : "r"(smem), "l"(global), "r"(bytes) : "memory");
+}
+GMM__DEVICE void gmm_cp_async_commit_group(void) { asm volatile("cp.async.commit_group;"); }
+#define GMM__CP_ASYNC_WAIT_GROUP(groups) asm volatile("cp.async.wait_group %0;" : : "n"(groups) : "memory")
+GMM__DEVICE void gmm_cp_async_wait_all(void) { asm volatile("cp.async.wait_all;" : : : "memory"); }
+/* The barrier receives an arrival when all earlier cp.async copies of this thread are complete; the arrival count of
+   the barrier includes it. */
+GMM__DEVICE void gmm_cp_async_mbarrier_arrive(uint32_t bar) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" : : "r"(bar) : "memory");
+}
+
+/* --- TMA: one box of a 4-D tensor map --- */
+GMM__DEVICE void gmm_prefetch_tensormap(const CUtensorMap *map) {
+    asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
+}
+GMM__DEVICE void gmm_fence_proxy_async(void) { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
+/* Loads a box into shared memory of this CTA or, with `multicast`, to the same offset in both CTAs of the cluster. */
+GMM__DEVICE void gmm_tma_load(uint32_t smem, const CUtensorMap *map, uint32_t bar, int multicast, int32_t c0,
+                              int32_t c1, int32_t c2, int32_t c3) {
+    if (multicast)
+        asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+                     " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" : : "r"(smem), "l"(map), "r"(bar), "r"(c0), "r"(c1),
+                     "r"(c2), "r"(c3), "h"((uint16_t)3) : "memory");
+    else
+        asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                     " [%0], [%1, {%3, %4, %5, %6}], [%2];" : : "r"(smem), "l"(map), "r"(bar), "r"(c0), "r"(c1),
+                     "r"(c2), "r"(c3) : "memory");
+}
+/* Stores a box to device memory or, with `add`, adds its fp32 elements to those in device memory. */
+GMM__DEVICE void gmm_tma_store(const CUtensorMap *map, uint32_t smem, int add, int32_t c0, int32_t c1, int32_t c2,
+                               int32_t c3) {
+    if (add)
+        asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group"
+                     " [%0, {%2, %3, %4, %5}], [%1];" : : "l"(map), "r"(smem), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+                     : "memory");
+    else
+        asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+                     : : "l"(map), "r"(smem), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
+}
+/* Loads and stores with the L2 policy evict-first. */
+GMM__DEVICE uint64_t gmm_createpolicy_evict_first(void) {
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+GMM__DEVICE void gmm_tma_load_evict_first(uint32_t smem, const CUtensorMap *map, uint32_t bar, int32_t c0, int32_t c1,
+                                          int32_t c2, int32_t c3) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+                 " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" : : "r"(smem), "l"(map), "r"(bar), "r"(c0), "r"(c1),
+                 "r"(c2), "r"(c3), "l"(gmm_createpolicy_evict_first()) : "memory");
+}
+GMM__DEVICE void gmm_tma_store_evict_first(const CUtensorMap *map, uint32_t smem, int32_t c0, int32_t c1, int32_t c2,
+                                           int32_t c3) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group.L2::cache_hint"
+                 " [%0, {%2, %3, %4, %5}], [%1], %6;" : : "l"(map), "r"(smem), "r"(c0), "r"(c1), "r"(c2), "r"(c3),
+                 "l"(gmm_createpolicy_evict_first()) : "memory");
+}
+GMM__DEVICE void gmm_tma_prefetch_l2(const CUtensorMap *map, int32_t c0, int32_t c1, int32_t c2, int32_t c3) {
+    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];"
+                 : : "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
+}
+GMM__DEVICE void gmm_bulk_commit_group(void) { asm volatile("cp.async.bulk.commit_group;" : : : "memory"); }
+/* Waits until at most so many bulk groups of this thread are pending; _READ waits only until their reads of shared
+   memory are complete. */
+#define GMM__BULK_WAIT_GROUP(groups) asm volatile("cp.async.bulk.wait_group %0;" : : "n"(groups) : "memory")
+#define GMM__BULK_WAIT_GROUP_READ(groups) asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(groups) : "memory")
+
+/* --- conversions --- */
+GMM__DEVICE uint32_t gmm_cvt_bf16x2(float high, float low) {
+    uint32_t r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+GMM__DEVICE uint32_t gmm_cvt_f16x2(float high, float low) {
+    uint32_t r;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+GMM__DEVICE float gmm_cvt_f32_f16(uint16_t bits) {
+    float r;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(bits));
+    return r;
+}
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+GMM__DEVICE uint16_t gmm_cvt_e4m3x2(float high, float low) {
+    uint16_t r;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(r) : "f"(high), "f"(low));
+    return r;
+}
+GMM__DEVICE uint16_t gmm_cvt_e5m2x2(float high, float low) {
+    uint16_t r;
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(r) : "f"(high), "f"(low));
+    return r;
+}
+/* Four E4M3 codes as two pairs of f16. */
+GMM__DEVICE void gmm_cvt_f16x2_e4m3x2(uint32_t codes, uint32_t dst[2]) {
+    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; "
+        "cvt.rn.f16x2.e4m3x2 %1, high; }" : "=r"(dst[0]), "=r"(dst[1]) : "r"(codes));
+}
+#endif
+
+/* --- arithmetic with fixed rounding, which compiler flags neither contract, flush to zero nor reorder --- */
+GMM__DEVICE float gmm_mul_rn_f32(float a, float b) {
+    float r;
+    asm("mul.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+    return r;
+}
+GMM__DEVICE float gmm_add_rn_f32(float a, float b) {
+    float r;
+    asm("add.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+    return r;
+}
+GMM__DEVICE uint32_t gmm_prmt(uint32_t a, uint32_t b, uint32_t selector) {
+    uint32_t r;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(selector));
+    return r;
+}
+/* Products of two pairs, each rounded once; subnormal values are kept. There is no mul.rn.bf16x2 before sm_90, so
+   bf16 takes fma(a, b, -0). */
+GMM__DEVICE uint32_t gmm_mul_bf16x2(uint32_t a, uint32_t b) {
+    uint32_t r;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(0x80008000u));
+    return r;
+}
+GMM__DEVICE uint32_t gmm_mul_f16x2(uint32_t a, uint32_t b) {
+    uint32_t r;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+
+/* --- maxima of absolute values; _nan variants return NaN if an operand is NaN, the others ignore it --- */
+GMM__DEVICE uint32_t gmm_max_bf16x2(uint32_t a, uint32_t b) {
+    asm("max.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+    return a;
+}
+GMM__DEVICE uint32_t gmm_max_f16x2(uint32_t a, uint32_t b) {
+    asm("max.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+    return a;
+}
+GMM__DEVICE uint32_t gmm_max_abs_f32(uint32_t a, uint32_t b) {
+    asm("{\n.reg .b32 t;\nabs.f32 t, %1;\nmax.f32 %0, %0, t;\n}" : "+r"(a) : "r"(b));
+    return a;
+}
+GMM__DEVICE uint32_t gmm_max_nan_bf16x2(uint32_t a, uint32_t b) {
+    asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+    return a;
+}
+GMM__DEVICE uint32_t gmm_max_nan_f16x2(uint32_t a, uint32_t b) {
+    asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+    return a;
+}
+GMM__DEVICE uint32_t gmm_max_nan_abs_f32(uint32_t a, uint32_t b) {
+    asm("{\n.reg .b32 t;\nabs.f32 t, %1;\nmax.NaN.f32 %0, %0, t;\n}" : "+r"(a) : "r"(b));
+    return a;
+}
+/* The operand of larger absolute value, with the exclusive or of both signs. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 860
+GMM__DEVICE uint32_t gmm_max_xorsign_abs_bf16x2(uint32_t a, uint32_t b) {
+    asm("max.xorsign.abs.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+    return a;
+}
+GMM__DEVICE uint32_t gmm_max_xorsign_abs_f16x2(uint32_t a, uint32_t b) {
+    asm("max.xorsign.abs.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+    return a;
+}
+#endif
+GMM__DEVICE uint32_t gmm_max_abs_abs_f32(uint32_t a, uint32_t b) {
+    asm("{\n.reg .b32 s, t;\nabs.f32 s, %0;\nabs.f32 t, %1;\nmax.f32 %0, s, t;\n}" : "+r"(a) : "r"(b));
+    return a;
+}
+/* max(maximum, |a| + |b|) */
+GMM__DEVICE float gmm_max_sum_abs_f32(float maximum, float a, float b) {
+    asm("{\n.reg .f32 s, t;\nabs.f32 s, %1;\nabs.f32 t, %2;\nadd.rn.f32 s, s, t;\nmax.f32 %0, %0, s;\n}"
+        : "+f"(maximum) : "f"(a), "f"(b));
+    return maximum;
+}
+
+/* --- E2M1 codes of absolute values --- */
+/* |a b| */
+GMM__DEVICE float gmm_mul_abs_f32(float a, float b) {
+    float m;
+    asm("{\n.reg .f32 t;\nabs.f32 %0, %1;\nabs.f32 t, %2;\nmul.rn.f32 %0, %0, t;\n}" : "=&f"(m) : "f"(a), "f"(b));
+    return m;
+}
+/* min(m, 6); NaN becomes 6 */
+GMM__DEVICE float gmm_min_6_f32(float m) {
+    asm("min.f32 %0, %0, 0f40C00000;" : "+f"(m));
+    return m;
+}
+/* 2 m, m + 2 and m / 2 + 4, each rounded to an integer (ties to even) by an addition to 2^23: the low bits of the
+   fp32 sums */
+GMM__DEVICE void gmm_e2m1_candidates(float m, uint32_t *low, uint32_t *middle, uint32_t *high) {
+    asm("{\n.reg .f32 t;\nfma.rn.f32 t, %3, 0f40000000, 0f4B000000;\nmov.b32 %0, t;\n"
+        "add.rn.f32 t, %3, 0f4B000002;\nmov.b32 %1, t;\n"
+        "fma.rn.f32 t, %3, 0f3F000000, 0f4B000004;\nmov.b32 %2, t;\n}"
+        : "=r"(*low), "=r"(*middle), "=r"(*high) : "f"(m));
+}
+/* Adds the fraction `fraction` of the E2M1 step at m, multiplies by 2^-126 and truncates: bits 22 and up hold the
+   code. */
+GMM__DEVICE uint32_t gmm_e2m1_add_fraction(float m, float fraction) {
+    uint32_t bits;
+    asm("{\n.reg .f32 e, f, t;\n.reg .b32 u;\nmax.f32 e, %1, 0f3F800000;\nmov.b32 u, e;\n"
+        "and.b32 u, u, 0x7F800000;\nmov.b32 e, u;\nfma.rn.f32 f, %2, 0f3F000000, 0fC2800000;\n"
+        "fma.rn.f32 t, e, f, %1;\nmul.rz.f32 t, t, 0f00800000;\nmov.b32 %0, t;\n}"
+        : "=r"(bits) : "f"(m), "f"(fraction));
+    return bits;
+}
+/* A matrix of each group: group g is at table[g] or, without a table, at data + g stride. */
 typedef struct gmm_kmat {
     void *data;
-    void *const *table; /* device memory */
-    int64_t stride;     /* bytes from group to group; 0 = one matrix for all */
+    void *const *table; /* in device memory */
+    int64_t stride;     /* bytes between the matrices of two groups; 0: all groups share one matrix */
     int64_t ld;         /* elements */
     gmm_dtype dtype;    /* GMM_NONE = absent */
 } gmm_kmat;
 
-GMM__DEVICE char *gmm_kmat_at(const gmm_kmat *m, int64_t g) {
+GMM__DEVICE char *gmm_kmat_data(const gmm_kmat *m, int64_t g) {
     return m->table ? (char *)m->table[g] : (char *)m->data + g * m->stride;
 }
 GMM__DEVICE int gmm_kmat_size(const gmm_kmat *m) { return m->dtype == GMM_F32 ? 4 : 2; }
 
-/* The 16-bit formats in hardware: the same bits as the codecs of gmm_quant.h, stored NaN included. */
+/* Conversions of 16-bit formats by hardware instructions. They give the same bits as the codecs of gmm_quant.h, for
+   NaN as well. */
 GMM__DEVICE uint32_t gmm_pack2(gmm_dtype dtype, float low, float high) {
-    uint32_t r;
-    if (dtype == GMM_BF16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-    else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-    return r;
+    return dtype == GMM_BF16 ? gmm_cvt_bf16x2(high, low) : gmm_cvt_f16x2(high, low);
 }
 GMM__DEVICE float gmm_widen(gmm_dtype dtype, uint16_t bits) {
     float r = __uint_as_float((uint32_t)bits << 16);
-    if (dtype != GMM_BF16) asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(bits));
+    if (dtype != GMM_BF16) r = gmm_cvt_f32_f16(bits);
     return r;
 }
 
-/* Up to 4 elements in a row; `count` may be more than 4, or 0 and less. Missing ones read as 0. `whole` says that 4
-   elements may be moved at once. */
-GMM__DEVICE void gmm_read4(gmm_dtype dtype, const char *from, int count, int whole, float v[4]) {
+/* Reads and writes up to 4 consecutive elements of a row. `count` is the number of elements left in the row; it may
+   be above 4 or below 1. Elements beyond the row read as 0 and are not written. `vec4`: the address is aligned for
+   one access of 4 elements. */
+GMM__DEVICE void gmm_read4(gmm_dtype dtype, const char *src, int count, int vec4, float v[4]) {
     uint16_t h[4] = { 0, 0, 0, 0 };
     int i;
     if (dtype == GMM_F32) {
         float4 f = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (whole && count >= 4) f = *(const float4 *)from;
+        if (vec4 && count >= 4) f = *(const float4 *)src;
         else {
-            if (count > 0) f.x = ((const float *)from)[0];
-            if (count > 1) f.y = ((const float *)from)[1];
-            if (count > 2) f.z = ((const float *)from)[2];
-            if (count > 3) f.w = ((const float *)from)[3];
+            if (count > 0) f.x = ((const float *)src)[0];
+            if (count > 1) f.y = ((const float *)src)[1];
+            if (count > 2) f.z = ((const float *)src)[2];
+            if (count > 3) f.w = ((const float *)src)[3];
         }
         v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
         return;
     }
-    if (whole && count >= 4) {
-        const uint2 u = *(const uint2 *)from;
+    if (vec4 && count >= 4) {
+        const uint2 u = *(const uint2 *)src;
         h[0] = (uint16_t)u.x; h[1] = (uint16_t)(u.x >> 16); h[2] = (uint16_t)u.y; h[3] = (uint16_t)(u.y >> 16);
     } else {
 #pragma unroll
         for (i = 0; i < 4; i++)
-            if (i < count) h[i] = ((const uint16_t *)from)[i];
+            if (i < count) h[i] = ((const uint16_t *)src)[i];
     }
 #pragma unroll
     for (i = 0; i < 4; i++) v[i] = gmm_widen(dtype, h[i]);
 }
-GMM__DEVICE void gmm_write4(gmm_dtype dtype, char *to, int count, int whole, const float v[4]) {
+GMM__DEVICE void gmm_write4(gmm_dtype dtype, char *dst, int count, int vec4, const float v[4]) {
     uint2 u;
     int i;
     if (dtype == GMM_F32) {
-        if (whole && count >= 4) *(float4 *)to = make_float4(v[0], v[1], v[2], v[3]);
+        if (vec4 && count >= 4) *(float4 *)dst = make_float4(v[0], v[1], v[2], v[3]);
         else {
 #pragma unroll
             for (i = 0; i < 4; i++)
-                if (i < count) ((float *)to)[i] = v[i];
+                if (i < count) ((float *)dst)[i] = v[i];
         }
         return;
     }
     u = make_uint2(gmm_pack2(dtype, v[0], v[1]), gmm_pack2(dtype, v[2], v[3]));
-    if (whole && count >= 4) *(uint2 *)to = u;
+    if (vec4 && count >= 4) *(uint2 *)dst = u;
     else {
-        if (count > 0) ((uint16_t *)to)[0] = (uint16_t)u.x;
-        if (count > 1) ((uint16_t *)to)[1] = (uint16_t)(u.x >> 16);
-        if (count > 2) ((uint16_t *)to)[2] = (uint16_t)u.y;
-        if (count > 3) ((uint16_t *)to)[3] = (uint16_t)(u.y >> 16);
+        if (count > 0) ((uint16_t *)dst)[0] = (uint16_t)u.x;
+        if (count > 1) ((uint16_t *)dst)[1] = (uint16_t)(u.x >> 16);
+        if (count > 2) ((uint16_t *)dst)[2] = (uint16_t)u.y;
+        if (count > 3) ((uint16_t *)dst)[3] = (uint16_t)(u.y >> 16);
     }
 }
-/* Whether every fourth element of a matrix's rows stands where 4 can be moved at once. */
-GMM__DEVICE int gmm_whole4(gmm_dtype dtype, const char *base, int64_t ld) {
+/* Whether groups of 4 elements in the rows of a matrix are aligned for one vector access. */
+GMM__DEVICE int gmm_vec4_aligned(gmm_dtype dtype, const char *base, int64_t ld) {
     const uint64_t unit = dtype == GMM_F32 ? 16 : 8;
     return (((uint64_t)(uintptr_t)base | (uint64_t)ld * (unit / 4)) & (unit - 1)) == 0;
 }
 
-/* Moves *g up to the group that holds item `i` of lists whose ends are prefix sums: ends[g] <= i < ends[g + 1]. All
-   lanes of a warp take part with equal arguments. */
+/* Advances *g to the group that contains item `i`, where ends are prefix sums: ends[g] <= i < ends[g + 1]. The whole
+   warp calls it, with equal arguments in all lanes. */
 GMM__DEVICE void gmm_find_group32(const int32_t *ends, int32_t groups, int64_t i, int32_t *g) {
     int passed;
     do {
-        const int32_t at = *g + 1 + (int32_t)(threadIdx.x & 31);
-        passed = __popc(__ballot_sync(0xFFFFFFFFu, at <= groups && (int64_t)ends[at] <= i));
+        const int32_t next = *g + 1 + (int32_t)(threadIdx.x & 31);
+        passed = __popc(__ballot_sync(0xFFFFFFFFu, next <= groups && (int64_t)ends[next] <= i));
         *g += passed;
     } while (passed == 32);
 }
 GMM__DEVICE void gmm_find_group64(const int64_t *ends, int32_t groups, int64_t i, int32_t *g) {
     int passed;
     do {
-        const int32_t at = *g + 1 + (int32_t)(threadIdx.x & 31);
-        passed = __popc(__ballot_sync(0xFFFFFFFFu, at <= groups && ends[at] <= i));
+        const int32_t next = *g + 1 + (int32_t)(threadIdx.x & 31);
+        passed = __popc(__ballot_sync(0xFFFFFFFFu, next <= groups && ends[next] <= i));
         *g += passed;
     } while (passed == 32);
 }
 
-/* Kernels that are launched early: from compute capability 9.0 on they may take their places while the last blocks of
-   the kernel before them in the stream run, which saves the time between the two. They wait for all of it here, before
-   they read or write anything. */
-GMM__DEVICE void gmm_early(void) {
+/* Programmatic dependent launch (from compute capability 9.0 on): a kernel may be launched while the last CTAs of
+   its predecessor in the stream still run, which hides the launch latency. This function lets the successor launch,
+   and waits until the predecessor has finished and its writes are visible. A kernel calls it before it reads or
+   writes device memory. */
+GMM__DEVICE void gmm_pdl_wait(void) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
-    asm volatile("griddepcontrol.wait;" : : : "memory");
+    gmm_griddepcontrol_launch_dependents();
+    gmm_griddepcontrol_wait();
 #endif
 }
 
-static GMM__UNUSED cudaError_t gmm_launch_early(const void *kernel, int early, unsigned blocks, unsigned threads,
-                                                size_t shared, const void *args, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm_launch_pdl(const void *kernel, int pdl, unsigned blocks, unsigned threads,
+                                              size_t shared, const void *args, cudaStream_t stream) {
     cudaLaunchConfig_t config = GMM_ZERO;
     cudaLaunchAttribute attribute;
     void *params[1];
@@ -177,46 +584,48 @@ static GMM__UNUSED cudaError_t gmm_launch_early(const void *kernel, int early, u
     config.dynamicSmemBytes = shared;
     config.stream = stream;
     config.attrs = &attribute;
-    config.numAttrs = early ? 1 : 0;
+    config.numAttrs = pdl ? 1 : 0;
     params[0] = (void *)(uintptr_t)args;
     return cudaLaunchKernelExC(&config, kernel, params);
 }
 
 /* ....................................................................................... Values from the host ... */
 
-/* Writes up to GMM_COPY_VALUES words that travel as kernel parameters, so that the host array may change at once and a
-   captured graph keeps what it was given. */
+/* Writes up to GMM_COPY_VALUES words to device memory. The words are kernel parameters, so the host array may change
+   as soon as the launch returns, and a captured graph keeps the captured values. */
 enum { GMM_COPY_VALUES = 448 };
 typedef struct gmm_copy_args {
-    uint64_t *to;
+    uint64_t *dst;
     int32_t count;
     uint64_t values[GMM_COPY_VALUES];
 } gmm_copy_args;
 
 GMM__KERNEL __launch_bounds__(GMM_COPY_VALUES) gmm_copy_values(const __grid_constant__ gmm_copy_args args) {
     const int i = (int)threadIdx.x;
-    if (i < args.count) args.to[i] = args.values[i];
+    if (i < args.count) args.dst[i] = args.values[i];
 }
 
 /* ............................................................................................... Split offsets ... */
 
 enum { GMM_OFFSETS_THREADS = 1024 };
 typedef struct gmm_offsets_args {
-    gmm_groups groups;  /* splits in device memory */
-    int64_t *offsets;   /* [G + 1] */
-    int32_t *tiles;     /* [G + 1] prefix sums of the groups' tiles of tile_rows rows; may be NULL */
+    gmm_groups groups; /* splits in device memory */
+    int64_t *offsets;  /* [G + 1] */
+    int32_t *tiles;    /* [G + 1] prefix sums of the groups' tiles of tile_rows rows each; may be NULL */
     int32_t tile_rows;
 } gmm_offsets_args;
 
+/* Entry i of the split in device memory. */
 GMM__DEVICE int64_t gmm_split_value(const gmm_groups *s, int64_t i) {
     return s->dtype == GMM_I64 ? ((const int64_t *)s->splits)[i] : ((const int32_t *)s->splits)[i];
 }
 
-/* Inclusive scan over the block of values >= 0: their sum cut off at `limit`, or their maximum. *total is the last. */
+/* Inclusive scan over the CTA of values >= 0: their sum, saturated at `limit`, or their maximum. *total receives the
+   last value. `warps` is shared scratch memory of 32 words. */
 GMM__DEVICE int64_t gmm_block_scan(int64_t v, int maximum, int64_t limit, int64_t *warps, int64_t *total) {
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
     int step;
-    int64_t before;
+    int64_t prefix;
     for (step = 1; step < 32; step *= 2) {
         const int64_t other = (int64_t)__shfl_up_sync(0xFFFFFFFFu, (long long)v, (unsigned)step);
         if (lane >= step) v = maximum ? (v > other ? v : other) : (v > limit - other ? limit : v + other);
@@ -233,48 +642,49 @@ GMM__DEVICE int64_t gmm_block_scan(int64_t v, int maximum, int64_t limit, int64_
     }
     __syncthreads();
     *total = warps[31];
-    before = warp > 0 ? warps[warp - 1] : 0;
+    prefix = warp > 0 ? warps[warp - 1] : 0;
     __syncthreads();
-    return maximum ? (v > before ? v : before) : (v > limit - before ? limit : v + before);
+    return maximum ? (v > prefix ? v : prefix) : (v > limit - prefix ? limit : v + prefix);
 }
 
-/* Reads a split by the rule of gmm_split_end. What a group ends with is a scan, since the rule clamps to a range; the
-   rule itself then judges each group for faults, beside all others. One block, of whole warps. */
+/* Reads a split by the rule of gmm_split_end and writes row offsets and tile counts. The end of a group is a scan
+   with saturation, because the rule clamps to [0, capacity]; gmm_split_end is then evaluated for every group in
+   parallel and reports faults. One CTA of full warps. */
 GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __grid_constant__ gmm_offsets_args args) {
     __shared__ int64_t warps[32], ends[GMM_OFFSETS_THREADS + 1];
     const gmm_groups *s = &args.groups;
     const int64_t capacity = s->capacity;
-    const int by_offsets = s->form == GMM_SPLIT_OFFSETS, tid = (int)threadIdx.x;
+    const int is_offsets = s->form == GMM_SPLIT_OFFSETS, tid = (int)threadIdx.x;
     int64_t rows = 0, tiles = 0, total;
     uint32_t fault = 0;
     int32_t first;
-    gmm_early();
+    gmm_pdl_wait();
     if (tid == 0) {
         args.offsets[0] = 0;
         if (args.tiles) args.tiles[0] = 0;
-        if (by_offsets && gmm_split_value(s, 0) != 0)
+        if (is_offsets && gmm_split_value(s, 0) != 0)
             fault |= (uint32_t)GMM_FAULT_MONOTONIC;
     }
     for (first = 0; first < s->count; first += (int32_t)blockDim.x) {
         const int64_t g = (int64_t)first + tid;
-        const int live = g < s->count;
-        int64_t value = 0, end, i = g + by_offsets;
-        if (live) value = gmm_split_value(s, i);
+        const int valid = g < s->count;
+        int64_t value = 0, end, i = g + is_offsets;
+        if (valid) value = gmm_split_value(s, i);
         end = value < 0 ? 0 : value > capacity ? capacity : value;
-        if (tid == 0) /* carries the chunk before on */
-            end = by_offsets ? (end > rows ? end : rows) : (end > capacity - rows ? capacity : end + rows);
-        end = gmm_block_scan(end, by_offsets, capacity, warps, &total);
+        if (tid == 0) /* adds the end of the previous chunk */
+            end = is_offsets ? (end > rows ? end : rows) : (end > capacity - rows ? capacity : end + rows);
+        end = gmm_block_scan(end, is_offsets, capacity, warps, &total);
         ends[tid + 1] = end;
         if (tid == 0) ends[0] = rows;
         __syncthreads();
-        if (live) {
+        if (valid) {
             end = gmm_split_end(ends[tid], value, s->form, capacity, s->row_align, &fault);
             args.offsets[g + 1] = end;
         }
         if (args.tiles) {
-            int64_t count = live ? (end - ends[tid] + args.tile_rows - 1) / args.tile_rows : 0, sum;
+            int64_t count = valid ? (end - ends[tid] + args.tile_rows - 1) / args.tile_rows : 0, sum;
             count = gmm_block_scan(count, 0, INT64_MAX, warps, &sum);
-            if (live) args.tiles[g + 1] = (int32_t)(tiles + count);
+            if (valid) args.tiles[g + 1] = (int32_t)(tiles + count);
             tiles += sum;
         }
         rows = total;
@@ -283,19 +693,20 @@ GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __gri
     if (fault && s->fault) atomicOr(s->fault, fault);
 }
 
-/* The same for at most 32 groups, by a warp for itself, so that no kernel need run before: lane g gets where group g
-   begins and its rows, and the tiles up to its end. `judge`: this warp reports faults. */
+/* The same for at most 32 groups, computed by each warp for itself, so that no kernel has to run before. Lane g
+   receives the first row and the number of rows of group g, and the inclusive prefix sum of tiles. The warp with
+   `report_faults` reports faults. */
 typedef struct gmm_warp_split { int32_t begin, rows, tiles, total; } gmm_warp_split;
-GMM__DEVICE gmm_warp_split gmm_warp_split_of(const gmm_groups *s, int32_t tile_rows, int32_t judge) {
-    const int32_t lane = (int32_t)(threadIdx.x & 31u), by_offsets = s->form == GMM_SPLIT_OFFSETS;
-    const int32_t capacity = (int32_t)s->capacity, live = lane < s->count;
-    const int64_t value = live ? gmm_split_value(s, lane + by_offsets) : 0;
+GMM__DEVICE gmm_warp_split gmm_warp_split_scan(const gmm_groups *s, int32_t tile_rows, int32_t report_faults) {
+    const int32_t lane = (int32_t)(threadIdx.x & 31u), is_offsets = s->form == GMM_SPLIT_OFFSETS;
+    const int32_t capacity = (int32_t)s->capacity, valid = lane < s->count;
+    const int64_t value = valid ? gmm_split_value(s, lane + is_offsets) : 0;
     int32_t end = value < 0 ? 0 : value > capacity ? capacity : (int32_t)value, step;
     gmm_warp_split w;
     for (step = 1; step < 32; step *= 2) {
         const int32_t other = __shfl_up_sync(0xFFFFFFFFu, end, (unsigned)step);
         const int32_t sum = end > capacity - other ? capacity : end + other;
-        if (lane >= step) end = !by_offsets ? sum : end > other ? end : other;
+        if (lane >= step) end = !is_offsets ? sum : end > other ? end : other;
     }
     w.begin = __shfl_up_sync(0xFFFFFFFFu, end, 1u);
     if (lane == 0) w.begin = 0;
@@ -306,10 +717,10 @@ GMM__DEVICE gmm_warp_split gmm_warp_split_of(const gmm_groups *s, int32_t tile_r
         if (lane >= step) w.tiles += other;
     }
     w.total = __shfl_sync(0xFFFFFFFFu, w.tiles, 31);
-    if (judge && s->fault) {
+    if (report_faults && s->fault) {
         uint32_t fault = 0;
-        if (live) (void)gmm_split_end(w.begin, value, s->form, capacity, s->row_align, &fault);
-        if (lane == 0 && by_offsets && gmm_split_value(s, 0) != 0) fault |= (uint32_t)GMM_FAULT_MONOTONIC;
+        if (valid) (void)gmm_split_end(w.begin, value, s->form, capacity, s->row_align, &fault);
+        if (lane == 0 && is_offsets && gmm_split_value(s, 0) != 0) fault |= (uint32_t)GMM_FAULT_MONOTONIC;
         if (fault) atomicOr(s->fault, fault);
     }
     return w;
@@ -317,53 +728,48 @@ GMM__DEVICE gmm_warp_split gmm_warp_split_of(const gmm_groups *s, int32_t tile_r
 
 /* ............................................................................................. Grouped products ... */
 
-/* D_g = alpha_g A_g B_g^T + bias_g s + beta_g D_g for all groups of one call, where the groups are ranges of rows of
-   the token matrices. What is ragged is the rows of A and D (fwd, dgrad) or the contraction (wgrad).
-   fwd    A = x  [T, K]        B = w [N, K]                D = y  [T, N]
-   dgrad  A = dy [T, N]        B = w [N, K], as B[k][n]    D = dx [T, K]
-   wgrad  A = dy, as A[k][m]   B = x, as B[k][n]           D = dw [N, K] */
+/* D_g = alpha_g A_g B_g^T + bias_g s + beta_g D_g for all groups g of one call. Groups are ranges of rows of the token
+   matrices: fwd and dgrad are m-grouped (rows of A and D), wgrad is k-grouped (the contraction).
+       fwd    A = x  [T, K]        B = w [N, K]                D = y  [T, N]
+       dgrad  A = dy [T, N]        B = w [N, K], as B[k][n]    D = dx [T, K]
+       wgrad  A = dy, as A[k][m]   B = x, as B[k][n]           D = dw [N, K] */
 typedef struct gmm_gemm_args {
     gmm_kmat a, b, d, bias;
-    const int64_t *offsets;   /* [G + 1] */
-    const int32_t *tiles;     /* [G + 1] fwd, dgrad: prefix sums of the groups' tiles along their rows */
+    const int64_t *offsets; /* [G + 1] */
+    const int32_t *tiles;   /* [G + 1] fwd, dgrad: prefix sums of the groups' tiles along m */
     int32_t groups;
-    int32_t m, n, k;          /* extents; the ragged one is not read */
+    int32_t m, n, k;        /* extents; the grouped one is not read */
     int64_t capacity;
-    const float *alpha;       /* [G] or [1]; NULL = 1 */
+    const float *alpha;     /* [G] or [1]; NULL: 1 */
     int32_t alpha_per_group;
-    int32_t zero_tail;        /* fwd, dgrad: rows of D that no group has become 0 */
-    const float *row_scale;   /* [T]; NULL = 1 */
-    const float *beta;        /* [G]; NULL = beta_all */
-    const uint8_t *frozen;    /* [G]; NULL = none */
+    int32_t zero_tail;      /* fwd, dgrad: rows of D behind the last group become 0 */
+    const float *row_scale; /* [T] factor of the bias; NULL: 1 */
+    const float *beta;      /* [G]; NULL = beta_all */
+    const uint8_t *frozen;  /* [G]; NULL: no group is frozen */
     float beta_all;
 } gmm_gemm_args;
 
-/* Operations: X(tag, A stands as [k][m], B stands as [k][n], the contraction is ragged) */
+/* Operations: X(tag, A is stored as [k][m], B is stored as [k][n], k-grouped) */
 #define GMM_GEMM_OP_LIST(X) \
     X(fwd, 0, 0, 0) \
     X(dgrad, 0, 1, 0) \
     X(wgrad, 1, 1, 1)
 
-/* Precisions of the tensor-core product: X(dtype, tag, instruction) */
-#define GMM_MMA_PRECISION_LIST(X) \
-    X(GMM_BF16, bf16, "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32") \
-    X(GMM_F16, f16, "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32")
-
-/* Tiles: X(tag, rows, columns, depth, stages, warps along rows, warps along columns, blocks per multiprocessor, skip)
-   skip = 1: blocks of 16 rows that the group does not have are not multiplied, for few tokens per group. All tiles
-   multiply an element in the same order, so that the choice never shows in a result. */
+/* Tiles: X(tag, rows, columns, depth, stages, warps along rows, warps along columns, CTAs per multiprocessor, skip).
+   skip = 1: blocks of 16 rows beyond the group's last row are not multiplied, for few tokens per group. All tiles
+   accumulate an element in the same order, so results do not depend on the tile. */
 #define GMM_MMA_TILE_LIST(X) \
-    X(128x256, 128, 256, 64, 3, 2, 4, 1, 0) \
+    X(256x128, 128, 256, 64, 3, 2, 4, 1, 0) \
     X(64x128, 64, 128, 32, 6, 1, 4, 2, 1)
 
 /* Instances: X(op, dtype, precision, tile); the includes below follow the same list. */
 #define GMM_MMA_KERNEL_LIST(X) \
-    X(fwd, GMM_BF16, bf16, 128x256) X(fwd, GMM_BF16, bf16, 64x128) \
-    X(fwd, GMM_F16, f16, 128x256) X(fwd, GMM_F16, f16, 64x128) \
-    X(dgrad, GMM_BF16, bf16, 128x256) X(dgrad, GMM_BF16, bf16, 64x128) \
-    X(dgrad, GMM_F16, f16, 128x256) X(dgrad, GMM_F16, f16, 64x128) \
-    X(wgrad, GMM_BF16, bf16, 128x256) X(wgrad, GMM_BF16, bf16, 64x128) \
-    X(wgrad, GMM_F16, f16, 128x256) X(wgrad, GMM_F16, f16, 64x128)
+    X(fwd, GMM_BF16, bf16, 256x128) X(fwd, GMM_BF16, bf16, 64x128) \
+    X(fwd, GMM_F16, f16, 256x128) X(fwd, GMM_F16, f16, 64x128) \
+    X(dgrad, GMM_BF16, bf16, 256x128) X(dgrad, GMM_BF16, bf16, 64x128) \
+    X(dgrad, GMM_F16, f16, 256x128) X(dgrad, GMM_F16, f16, 64x128) \
+    X(wgrad, GMM_BF16, bf16, 256x128) X(wgrad, GMM_BF16, bf16, 64x128) \
+    X(wgrad, GMM_F16, f16, 256x128) X(wgrad, GMM_F16, f16, 64x128)
 
 #define GMM__X(tag, ta, tb, ragged) GMM__CAT(gmm_ta_, tag) = ta, GMM__CAT(gmm_tb_, tag) = tb, \
     GMM__CAT(gmm_ragged_k_, tag) = ragged,
@@ -381,121 +787,100 @@ enum { GMM_MMA_TILE_LIST(GMM__X) gmm_mma_tiles_end };
 typedef enum gmm_mma_tile { GMM_MMA_TILE_LIST(GMM__X) gmm_tile_count } gmm_mma_tile;
 #undef GMM__X
 
-/* Shared memory: the stages, then for each warp 8 rows of its results on their way out. The large tile just fits the
-   163 KiB of compute capability 8.0. */
+/* Shared memory: the stages, then 8 rows of fp32 results per warp for the epilogue. The large tile just fits the 163
+   KiB of compute capability 8.0. */
 #define GMM__X(tag, bm, bn, bk, st, wm, wn, ctas, skip) \
-    GMM__CAT(gmm_out_ld_, tag) = (bn) / (wn) + 8, GMM__CAT(gmm_threads_, tag) = 32 * (wm) * (wn), \
+    GMM__CAT(gmm_store_ld_, tag) = (bn) / (wn) + 8, GMM__CAT(gmm_threads_, tag) = 32 * (wm) * (wn), \
     GMM__CAT(gmm_shared_, tag) = 2 * (st) * (bk) * ((bm) + (bn)) + 4 * 8 * ((bn) / (wn) + 8) * (wm) * (wn),
 enum { GMM_MMA_TILE_LIST(GMM__X) gmm_mma_shared_end };
 #undef GMM__X
 
-#define GMM__X(dtype, tag, instruction) \
-    GMM__DEVICE void gmm_mma_##tag(float d[4], const uint32_t a[4], const uint32_t *b) { \
-        asm(instruction " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), \
-            "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1])); \
-    }
-GMM_MMA_PRECISION_LIST(GMM__X)
-#undef GMM__X
-
-/* Four 8 x 8 blocks of 16-bit elements from shared memory, one row address per lane; _t transposes each block. */
-GMM__DEVICE void gmm_ldmatrix(uint32_t r[4], uint32_t at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
-}
-GMM__DEVICE void gmm_ldmatrix_t(uint32_t r[4], uint32_t at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
-}
-/* 16 bytes from global to shared memory; _part: the first `bytes` are read, the others become 0. */
-GMM__DEVICE void gmm_cp_async(uint32_t to, const char *from) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" : : "r"(to), "l"(from));
-}
-GMM__DEVICE void gmm_cp_async_part(uint32_t to, const char *from, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(to), "l"(from), "r"(bytes));
-}
-GMM__DEVICE void gmm_cp_commit(void) { asm volatile("cp.async.commit_group;"); }
-#define GMM__CP_WAIT(groups) asm volatile("cp.async.wait_group %0;" : : "n"(groups) : "memory")
-
-/* One tile of the list. */
+/* A work tile. */
 typedef struct gmm_gemm_tile {
-    int32_t g, m0, n0, m, k; /* group, first row and column in the group, the group's extents */
+    int32_t g, m0, n0, m, k; /* group, first row and column in the group, extents of the group */
     int64_t row;             /* first row of the group in the token matrices */
 } gmm_gemm_tile;
 
-/* Places a tile of a group: along the rows first, in bands of 8 tiles, so that the tiles in flight share operands. */
-GMM__DEVICE void gmm_tile_place(uint32_t i, uint32_t tiles_m, uint32_t tiles_n, int bm, int bn, gmm_gemm_tile *t) {
-    const uint32_t band = i / (8 * tiles_n), first = band * 8, left = tiles_m - first, height = left < 8 ? left : 8;
+/* Rasterization of a group's tiles: along the rows first, in bands of 8 tiles, so that concurrent tiles share
+   operands in the L2. */
+GMM__DEVICE void gmm_tile_rasterize(uint32_t i, uint32_t tiles_m, uint32_t tiles_n, int bm, int bn, gmm_gemm_tile *t) {
+    const uint32_t band = i / (8 * tiles_n), first = band * 8, remaining = tiles_m - first;
+    const uint32_t height = remaining < 8 ? remaining : 8;
     i -= first * tiles_n;
     t->m0 = (int32_t)(first + i % height) * bm;
     t->n0 = (int32_t)(i / height) * bn;
 }
 
-/* What group g does to D. */
+/* Factor of the previous value of D in group g. */
 GMM__DEVICE float gmm_gemm_beta(const gmm_gemm_args *args, int32_t g) {
     return args->beta ? args->beta[g] : args->beta_all;
 }
 
-/* The first tile at or behind *at in this block's list that has work; 0 at the end. Tile numbers fit 32 bits. */
-GMM__DEVICE int gmm_gemm_next(const gmm_gemm_args *args, int ragged_k, int bm, int bn, int64_t *at, gmm_gemm_tile *t) {
+/* Finds the first tile at or after *tile_index in this CTA's sequence that has work, and returns 0 at the end. The
+   whole warp calls it. Tile numbers fit 32 bits. */
+GMM__DEVICE int gmm_gemm_next_tile(const gmm_gemm_args *args, int ragged_k, int bm, int bn, int64_t *tile_index,
+                                   gmm_gemm_tile *t) {
     const uint32_t tiles_n = (uint32_t)(args->n + bn - 1) / (uint32_t)bn;
     const int32_t G = args->groups;
     if (!ragged_k) {
         uint32_t q;
-        if (*at >= (int64_t)args->tiles[G] * tiles_n) return 0;
-        q = (uint32_t)*at / tiles_n;
+        if (*tile_index >= (int64_t)args->tiles[G] * tiles_n) return 0;
+        q = (uint32_t)*tile_index / tiles_n;
         gmm_find_group32(args->tiles, G, q, &t->g);
         t->row = args->offsets[t->g];
         t->m = (int32_t)(args->offsets[t->g + 1] - t->row);
         t->k = args->k;
         q = (uint32_t)args->tiles[t->g];
-        gmm_tile_place((uint32_t)*at - q * tiles_n, (uint32_t)args->tiles[t->g + 1] - q, tiles_n, bm, bn, t);
+        gmm_tile_rasterize((uint32_t)*tile_index - q * tiles_n, (uint32_t)args->tiles[t->g + 1] - q, tiles_n, bm, bn,
+                           t);
     } else {
-        const uint32_t tiles_m = (uint32_t)(args->m + bm - 1) / (uint32_t)bm, each = tiles_m * tiles_n;
+        const uint32_t tiles_m = (uint32_t)(args->m + bm - 1) / (uint32_t)bm, group_tiles = tiles_m * tiles_n;
         int32_t rows;
         for (;;) {
-            if (*at >= (int64_t)each * G) return 0;
-            t->g = (int32_t)((uint32_t)*at / each);
+            if (*tile_index >= (int64_t)group_tiles * G) return 0;
+            t->g = (int32_t)((uint32_t)*tile_index / group_tiles);
             t->row = args->offsets[t->g];
             rows = (int32_t)(args->offsets[t->g + 1] - t->row);
             if (!(args->frozen && args->frozen[t->g]) && !(rows == 0 && gmm_gemm_beta(args, t->g) == 1.0f)) break;
-            { /* on to the first tile of this block in the next group */
-                const uint32_t skip = (uint32_t)((int64_t)(t->g + 1) * each - *at);
-                *at += (int64_t)((skip + gridDim.x - 1) / gridDim.x) * gridDim.x;
+            { /* skip to the first tile of this CTA in the next group */
+                const uint32_t skip = (uint32_t)((int64_t)(t->g + 1) * group_tiles - *tile_index);
+                *tile_index += (int64_t)((skip + gridDim.x - 1) / gridDim.x) * gridDim.x;
             }
         }
         t->m = args->m;
         t->k = rows;
-        gmm_tile_place((uint32_t)*at - (uint32_t)t->g * each, tiles_m, tiles_n, bm, bn, t);
+        gmm_tile_rasterize((uint32_t)*tile_index - (uint32_t)t->g * group_tiles, tiles_m, tiles_n, bm, bn, t);
     }
     return 1;
 }
 
-/* What the end of a tile needs beside the sums: read once per tile. */
-typedef struct gmm_gemm_out {
-    char *d;      /* D of the group, at its first row */
+/* Arguments of the epilogue that are constant over a tile. */
+typedef struct gmm_gemm_epilogue {
+    char *d; /* first row of the group in D */
     const char *bias;
     const float *row_scale;
     float alpha, beta;
-    int whole, bias_whole;
-} gmm_gemm_out;
+    int vec4, bias_vec4;
+} gmm_gemm_epilogue;
 
-GMM__DEVICE gmm_gemm_out gmm_gemm_open(const gmm_gemm_args *args, int ragged_k, const gmm_gemm_tile *t) {
-    gmm_gemm_out o;
-    o.d = gmm_kmat_at(&args->d, t->g) + (ragged_k ? 0 : t->row * args->d.ld * gmm_kmat_size(&args->d));
-    o.whole = gmm_whole4(args->d.dtype, o.d, args->d.ld);
-    o.bias = !ragged_k && args->bias.dtype != GMM_NONE ? gmm_kmat_at(&args->bias, t->g) : NULL;
-    o.bias_whole = gmm_whole4(args->bias.dtype, o.bias, 4);
+GMM__DEVICE gmm_gemm_epilogue gmm_gemm_epilogue_begin(const gmm_gemm_args *args, int ragged_k, const gmm_gemm_tile *t) {
+    gmm_gemm_epilogue o;
+    o.d = gmm_kmat_data(&args->d, t->g) + (ragged_k ? 0 : t->row * args->d.ld * gmm_kmat_size(&args->d));
+    o.vec4 = gmm_vec4_aligned(args->d.dtype, o.d, args->d.ld);
+    o.bias = !ragged_k && args->bias.dtype != GMM_NONE ? gmm_kmat_data(&args->bias, t->g) : NULL;
+    o.bias_vec4 = gmm_vec4_aligned(args->bias.dtype, o.bias, 4);
     o.row_scale = !ragged_k && args->row_scale ? args->row_scale + t->row : NULL;
     o.alpha = args->alpha && t->k > 0 ? args->alpha[args->alpha_per_group ? t->g : 0] : 1.0f; /* an empty sum is +0 */
     o.beta = gmm_gemm_beta(args, t->g);
     return o;
 }
 
-/* Four sums of one row become elements of D: one rounding. `bias` holds the columns' biases. The steps are spelled out,
-   so that the compiler fuses them alike wherever this is expanded. */
-GMM__DEVICE void gmm_gemm_store(const gmm_gemm_args *args, const gmm_gemm_out *o, int32_t row, int32_t col,
+/* Epilogue of four accumulators of one row: scales, adds bias and beta D, rounds once and stores. `bias` holds the
+   biases of the columns. The operations are explicit intrinsics, so that the compiler contracts them equally at
+   every place of expansion. */
+GMM__DEVICE void gmm_gemm_store(const gmm_gemm_args *args, const gmm_gemm_epilogue *o, int32_t row, int32_t col,
                                 const float bias[4], float v[4]) {
-    char *to = o->d + ((int64_t)row * args->d.ld + col) * gmm_kmat_size(&args->d);
+    char *dst = o->d + ((int64_t)row * args->d.ld + col) * gmm_kmat_size(&args->d);
     const int count = args->n - col;
     int i;
 #pragma unroll
@@ -507,31 +892,32 @@ GMM__DEVICE void gmm_gemm_store(const gmm_gemm_args *args, const gmm_gemm_out *o
     }
     if (o->beta != 0.0f) {
         float old[4];
-        gmm_read4(args->d.dtype, to, count, o->whole, old);
+        gmm_read4(args->d.dtype, dst, count, o->vec4, old);
 #pragma unroll
         for (i = 0; i < 4; i++) v[i] = __fmaf_rn(o->beta, old[i], v[i]);
     }
-    gmm_write4(args->d.dtype, to, count, o->whole, v);
+    gmm_write4(args->d.dtype, dst, count, o->vec4, v);
 }
 
-/* The same for up to 4 rows whose elements all exist and may be moved four at once: first all reads, then all writes.
-   The sums stand in shared memory, the rows `hop` bytes apart in D and `out_hop` floats apart there. */
-GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_out *o, int rows, char *to, int64_t hop,
-                                     const float *row_scale, int rows_hop, const float *out, int out_hop,
-                                     const float bias[4]) {
+/* The same for up to 4 rows that are complete and aligned for vector access: all loads are issued before the first
+   store. The accumulators are in shared memory. `dst_stride`: bytes between the rows in D; `src_stride`: floats
+   between the rows in shared memory. */
+GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_epilogue *o, int rows, char *dst,
+                                     int64_t dst_stride, const float *row_scale, int row_scale_step, const float *src,
+                                     int src_stride, const float bias[4]) {
     float v[4][4];
-    uint4 old[4];
+    uint4 old_bits[4];
     const int f32 = args->d.dtype == GMM_F32;
     int r, i;
     if (o->beta != 0.0f) {
 #pragma unroll
         for (r = 0; r < rows; r++)
-            if (f32) old[r] = *(const uint4 *)(to + r * hop);
-            else *(uint2 *)&old[r] = *(const uint2 *)(to + r * hop);
+            if (f32) old_bits[r] = *(const uint4 *)(dst + r * dst_stride);
+            else *(uint2 *)&old_bits[r] = *(const uint2 *)(dst + r * dst_stride);
     }
 #pragma unroll
     for (r = 0; r < rows; r++) {
-        const float4 f = *(const float4 *)(out + r * out_hop);
+        const float4 f = *(const float4 *)(src + r * src_stride);
         v[r][0] = __fmul_rn(f.x, o->alpha);
         v[r][1] = __fmul_rn(f.y, o->alpha);
         v[r][2] = __fmul_rn(f.z, o->alpha);
@@ -540,7 +926,7 @@ GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_o
     if (o->bias) {
 #pragma unroll
         for (r = 0; r < rows; r++) {
-            const float s = row_scale ? row_scale[r * rows_hop] : 1.0f;
+            const float s = row_scale ? row_scale[r * row_scale_step] : 1.0f;
 #pragma unroll
             for (i = 0; i < 4; i++) v[r][i] = __fmaf_rn(bias[i], s, v[r][i]);
         }
@@ -548,136 +934,139 @@ GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_o
     if (o->beta != 0.0f) {
 #pragma unroll
         for (r = 0; r < rows; r++) {
-            float was[4];
+            float old[4];
             if (f32) {
-                was[0] = __uint_as_float(old[r].x); was[1] = __uint_as_float(old[r].y);
-                was[2] = __uint_as_float(old[r].z); was[3] = __uint_as_float(old[r].w);
+                old[0] = __uint_as_float(old_bits[r].x); old[1] = __uint_as_float(old_bits[r].y);
+                old[2] = __uint_as_float(old_bits[r].z); old[3] = __uint_as_float(old_bits[r].w);
             } else {
-                was[0] = gmm_widen(args->d.dtype, (uint16_t)old[r].x);
-                was[1] = gmm_widen(args->d.dtype, (uint16_t)(old[r].x >> 16));
-                was[2] = gmm_widen(args->d.dtype, (uint16_t)old[r].y);
-                was[3] = gmm_widen(args->d.dtype, (uint16_t)(old[r].y >> 16));
+                old[0] = gmm_widen(args->d.dtype, (uint16_t)old_bits[r].x);
+                old[1] = gmm_widen(args->d.dtype, (uint16_t)(old_bits[r].x >> 16));
+                old[2] = gmm_widen(args->d.dtype, (uint16_t)old_bits[r].y);
+                old[3] = gmm_widen(args->d.dtype, (uint16_t)(old_bits[r].y >> 16));
             }
 #pragma unroll
-            for (i = 0; i < 4; i++) v[r][i] = __fmaf_rn(o->beta, was[i], v[r][i]);
+            for (i = 0; i < 4; i++) v[r][i] = __fmaf_rn(o->beta, old[i], v[r][i]);
         }
     }
 #pragma unroll
     for (r = 0; r < rows; r++)
-        if (f32) *(float4 *)(to + r * hop) = make_float4(v[r][0], v[r][1], v[r][2], v[r][3]);
-        else *(uint2 *)(to + r * hop) = make_uint2(gmm_pack2(args->d.dtype, v[r][0], v[r][1]),
-                                                   gmm_pack2(args->d.dtype, v[r][2], v[r][3]));
+        if (f32) *(float4 *)(dst + r * dst_stride) = make_float4(v[r][0], v[r][1], v[r][2], v[r][3]);
+        else *(uint2 *)(dst + r * dst_stride) = make_uint2(gmm_pack2(args->d.dtype, v[r][0], v[r][1]),
+                                                           gmm_pack2(args->d.dtype, v[r][2], v[r][3]));
 }
 
-/* Asks for the part of D that a tile adds to, so that it waits in the L2. */
+/* Prefetches the tile's part of D into the L2 if the epilogue will read it. */
 GMM__DEVICE void gmm_gemm_prefetch(const gmm_gemm_args *args, int ragged_k, const gmm_gemm_tile *t, int bm, int bn) {
     const int size = gmm_kmat_size(&args->d), lines = bn * size / 128;
     const char *d;
     int i;
     if (gmm_gemm_beta(args, t->g) == 0.0f) return;
-    d = gmm_kmat_at(&args->d, t->g) + (ragged_k ? 0 : t->row * args->d.ld * size);
+    d = gmm_kmat_data(&args->d, t->g) + (ragged_k ? 0 : t->row * args->d.ld * size);
     for (i = (int)threadIdx.x; i < bm * lines; i += (int)blockDim.x) {
         const int32_t row = t->m0 + i / lines, col = t->n0 + i % lines * (128 / size);
         if (row < t->m && col < args->n)
-            asm volatile("prefetch.global.L2 [%0];" : : "l"(d + ((int64_t)row * args->d.ld + col) * size));
+            gmm_prefetch_global_l2(d + ((int64_t)row * args->d.ld + col) * size);
     }
 }
 
-/* Zeroes rows [from, capacity) of D, one warp to a row. */
-GMM__DEVICE void gmm_gemm_tail(const gmm_kmat *d, int64_t from, int64_t capacity, int32_t n) {
+/* Zeroes rows [first_row, capacity) of D, one warp per row. */
+GMM__DEVICE void gmm_gemm_zero_tail(const gmm_kmat *d, int64_t first_row, int64_t capacity, int32_t n) {
     const int64_t warps = (int64_t)gridDim.x * (blockDim.x >> 5);
     const int64_t warp = (int64_t)blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5);
     const float zero[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
-    const int size = gmm_kmat_size(d), whole = gmm_whole4(d->dtype, (const char *)d->data, d->ld);
+    const int size = gmm_kmat_size(d), vec4 = gmm_vec4_aligned(d->dtype, (const char *)d->data, d->ld);
     int64_t r;
     int32_t c;
-    for (r = from + warp; r < capacity; r += warps)
+    for (r = first_row + warp; r < capacity; r += warps)
         for (c = 4 * (int32_t)(threadIdx.x & 31); c < n; c += 128)
-            gmm_write4(d->dtype, (char *)d->data + (r * d->ld + c) * size, n - c, whole, zero);
+            gmm_write4(d->dtype, (char *)d->data + (r * d->ld + c) * size, n - c, vec4, zero);
 }
 
-/* One operand of 16-bit elements on its way into a stage. A stage holds lines of contiguous elements: rows of an
-   operand that stands as [row][k], or values of k of one that stands as [k][row]. A thread moves the 16-byte chunk at
-   `from` and those `step` lines further on; `lines` and `cols` say how many lines and elements are left from there. */
-typedef struct gmm_feed {
-    const char *from;
-    int64_t hop, advance; /* bytes to the next chunk of the stage, and to the next stage */
-    int32_t lines, cols;  /* of stage 0 */
-    int32_t whole;        /* chunks are aligned to 16 bytes */
-    int32_t full;         /* stages that are whole, and exist to the last element */
-    uint32_t to;          /* byte in the stage */
-} gmm_feed;
+/* A thread's view of one 16-bit operand that is copied into stages. A stage consists of lines of contiguous
+   elements: rows of an operand stored as [row][k], or values of k of an operand stored as [k][row]. The thread
+   copies the 16-byte chunk at `src` and further chunks, `chunk_stride` bytes apart. `lines` and `cols` are the
+   numbers of lines and elements left from there. */
+typedef struct gmm_stage_loader {
+    const char *src;
+    int64_t chunk_stride, stage_stride; /* bytes between chunks of a stage, and between stages */
+    int32_t lines, cols;                /* left in stage 0 */
+    int32_t aligned;                    /* chunks are aligned to 16 bytes */
+    int32_t full_stages;                /* number of stages that are complete and aligned */
+    uint32_t offset;                    /* offset in the stage */
+} gmm_stage_loader;
 
-/* Chunks are permuted inside a line so that 8 neighbouring lines fall into different banks. */
+/* Swizzle: chunks are permuted within a line so that 8 adjacent lines fall into different banks. */
 GMM__DEVICE uint32_t gmm_swizzle(uint32_t line, uint32_t chunk, uint32_t line_bytes) {
     return line * line_bytes + ((chunk ^ (line_bytes == 64 ? (line >> 1) & 3u : line & 7u)) << 4);
 }
 
-GMM__DEVICE gmm_feed gmm_feed_open(const gmm_kmat *m, int32_t g, int64_t row, int64_t col, int32_t lines, int32_t cols,
-                                   int line_chunks, int threads, int span, int depth_lines, int depth_cols) {
-    gmm_feed f;
+GMM__DEVICE gmm_stage_loader gmm_stage_loader_init(const gmm_kmat *m, int32_t g, int64_t row, int64_t col,
+                                                   int32_t lines, int32_t cols, int line_chunks, int threads, int span,
+                                                   int k_lines, int k_cols) {
+    gmm_stage_loader loader;
     const int64_t pitch = m->ld * 2;
     const int line = (int)threadIdx.x / line_chunks, chunk = (int)threadIdx.x % line_chunks;
-    const char *base = gmm_kmat_at(m, g);
-    f.from = base + (row + line) * pitch + (col + chunk * 8) * 2;
-    f.hop = pitch * (threads / line_chunks);
-    f.advance = pitch * depth_lines + 2 * depth_cols;
-    f.lines = lines - line;
-    f.cols = cols - chunk * 8;
-    f.whole = (((uint64_t)(uintptr_t)base | (uint64_t)pitch) & 15) == 0;
-    f.full = depth_lines ? (cols >= span ? lines / depth_lines : 0) : (lines >= span ? cols / depth_cols : 0);
-    if (!f.whole) f.full = 0;
-    f.to = gmm_swizzle((uint32_t)line, (uint32_t)chunk, (uint32_t)line_chunks * 16);
-    return f;
+    const char *base = gmm_kmat_data(m, g);
+    loader.src = base + (row + line) * pitch + (col + chunk * 8) * 2;
+    loader.chunk_stride = pitch * (threads / line_chunks);
+    loader.stage_stride = pitch * k_lines + 2 * k_cols;
+    loader.lines = lines - line;
+    loader.cols = cols - chunk * 8;
+    loader.aligned = (((uint64_t)(uintptr_t)base | (uint64_t)pitch) & 15) == 0;
+    loader.full_stages = k_lines ? (cols >= span ? lines / k_lines : 0) : (lines >= span ? cols / k_cols : 0);
+    if (!loader.aligned) loader.full_stages = 0;
+    loader.offset = gmm_swizzle((uint32_t)line, (uint32_t)chunk, (uint32_t)line_chunks * 16);
+    return loader;
 }
 
-/* Moves stage number `q` and steps on. */
-GMM__DEVICE void gmm_feed_stage(gmm_feed *f, char *stage, int q, int chunks, int step, int line_bytes, int depth_lines,
-                                int depth_cols) {
-    const uint32_t to = (uint32_t)__cvta_generic_to_shared(stage) + f->to;
-    const char *from = f->from;
+/* Copies stage number `stage_index`, with zeros beyond the operand, and advances to the next stage. */
+GMM__DEVICE void gmm_stage_load(gmm_stage_loader *loader, char *stage, int stage_index, int chunks, int step,
+                                int line_bytes, int k_lines, int k_cols) {
+    const uint32_t smem = (uint32_t)__cvta_generic_to_shared(stage) + loader->offset;
+    const char *src = loader->src;
     int i, e;
-    if (q < f->full) {
+    if (stage_index < loader->full_stages) {
 #pragma unroll
-        for (i = 0; i < chunks; i++, from += f->hop) gmm_cp_async(to + (uint32_t)(i * step * line_bytes), from);
+        for (i = 0; i < chunks; i++, src += loader->chunk_stride)
+            gmm_cp_async_16(smem + (uint32_t)(i * step * line_bytes), src);
     } else {
-        const int lines = f->lines - q * depth_lines, cols = f->cols - q * depth_cols;
-        const int live = cols < 0 ? 0 : cols > 8 ? 8 : cols;
-        if (f->whole) {
+        const int lines = loader->lines - stage_index * k_lines, cols = loader->cols - stage_index * k_cols;
+        const int valid = cols < 0 ? 0 : cols > 8 ? 8 : cols;
+        if (loader->aligned) {
 #pragma unroll
-            for (i = 0; i < chunks; i++, from += f->hop)
-                gmm_cp_async_part(to + (uint32_t)(i * step * line_bytes), from, i * step < lines ? 2 * live : 0);
+            for (i = 0; i < chunks; i++, src += loader->chunk_stride)
+                gmm_cp_async_16_zfill(smem + (uint32_t)(i * step * line_bytes), src, i * step < lines ? 2 * valid : 0);
         } else {
-            uint16_t *h = (uint16_t *)(stage + f->to);
+            uint16_t *h = (uint16_t *)(stage + loader->offset);
 #pragma unroll 1
-            for (i = 0; i < chunks; i++, from += f->hop, h += step * line_bytes / 2)
+            for (i = 0; i < chunks; i++, src += loader->chunk_stride, h += step * line_bytes / 2)
 #pragma unroll 1
-                for (e = 0; e < 8; e++) h[e] = i * step < lines && e < live ? ((const uint16_t *)from)[e] : (uint16_t)0;
+                for (e = 0; e < 8; e++) h[e] = i * step < lines && e < valid ? ((const uint16_t *)src)[e] : (uint16_t)0;
         }
     }
-    f->from += f->advance;
+    loader->src += loader->stage_stride;
 }
 
-/* Tile of the fp32 product, which runs on the plain arithmetic units. */
+/* Tile of the fp32 product, which uses the CUDA cores. */
 enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gmm_threads_f32 = 256 };
 
 /* GMM__BODY selects the body: 1 product on tensor cores, 2 fp32 product, 3 bias gradient. */
 #define GMM__BODY 1
 #define GMM__TAG bf16
 #define GMM__OP fwd
-#define GMM__TILE 128x256
+#define GMM__TILE 256x128
 #include GMM_KERNELS_FILE
 #define GMM__TILE 64x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP dgrad
-#define GMM__TILE 128x256
+#define GMM__TILE 256x128
 #include GMM_KERNELS_FILE
 #define GMM__TILE 64x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP wgrad
-#define GMM__TILE 128x256
+#define GMM__TILE 256x128
 #include GMM_KERNELS_FILE
 #define GMM__TILE 64x128
 #include GMM_KERNELS_FILE
@@ -685,19 +1074,19 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
 #undef GMM__TAG
 #define GMM__TAG f16
 #define GMM__OP fwd
-#define GMM__TILE 128x256
+#define GMM__TILE 256x128
 #include GMM_KERNELS_FILE
 #define GMM__TILE 64x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP dgrad
-#define GMM__TILE 128x256
+#define GMM__TILE 256x128
 #include GMM_KERNELS_FILE
 #define GMM__TILE 64x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP wgrad
-#define GMM__TILE 128x256
+#define GMM__TILE 256x128
 #include GMM_KERNELS_FILE
 #define GMM__TILE 64x128
 #include GMM_KERNELS_FILE
@@ -705,30 +1094,30 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
 #undef GMM__TAG
 #undef GMM__BODY
 
-/* One depth of an operand of the fp32 product: 4 values of k of a row or, where the operand stands as [k][rows], 4 rows
-   of a value of k, twice per thread; into registers, and from there to shared memory as [k][rows]. */
-GMM__DEVICE void gmm_f32_fetch(int transposed, const char *base, int whole, int64_t ld, int rows, int k0, int depth,
-                               float v[2][4]) {
+/* One stage of an operand of the fp32 product: each thread loads, twice, 4 values of k of a row or, from an operand
+   stored as [k][rows], 4 rows of a value of k; then it stores them to shared memory as [k][rows]. */
+GMM__DEVICE void gmm_f32_load_stage(int transposed, const char *base, int vec4, int64_t ld, int rows, int k0, int k,
+                                    float v[2][4]) {
     int i;
 #pragma unroll
     for (i = 0; i < 2; i++) {
         const int c = (int)threadIdx.x + i * gmm_threads_f32;
         const int line = transposed ? k0 + c / 32 : c / 4, col = transposed ? c % 32 * 4 : k0 + c % 4 * 4;
-        const int count = line < (transposed ? depth : rows) ? (transposed ? rows : depth) - col : 0;
-        gmm_read4(GMM_F32, base + 4 * (line * ld + col), count, whole, v[i]);
+        const int count = line < (transposed ? k : rows) ? (transposed ? rows : k) - col : 0;
+        gmm_read4(GMM_F32, base + 4 * (line * ld + col), count, vec4, v[i]);
     }
 }
-GMM__DEVICE void gmm_f32_place(int transposed, float *to, const float v[2][4]) {
+GMM__DEVICE void gmm_f32_store_stage(int transposed, float *smem, const float v[2][4]) {
     int i, j;
 #pragma unroll
     for (i = 0; i < 2; i++) {
         const int c = (int)threadIdx.x + i * gmm_threads_f32;
         if (transposed) {
-            *(float4 *)&to[c / 32 * gmm_ld_f32 + c % 32 * 4] = make_float4(v[i][0], v[i][1], v[i][2], v[i][3]);
+            *(float4 *)&smem[c / 32 * gmm_ld_f32 + c % 32 * 4] = make_float4(v[i][0], v[i][1], v[i][2], v[i][3]);
             continue;
         }
 #pragma unroll
-        for (j = 0; j < 4; j++) to[(c % 4 * 4 + j) * gmm_ld_f32 + c / 4] = v[i][j];
+        for (j = 0; j < 4; j++) smem[(c % 4 * 4 + j) * gmm_ld_f32 + c / 4] = v[i][j];
     }
 }
 
@@ -765,292 +1154,302 @@ enum { GMM_GEMM_KERNELS = (int)(sizeof gmm_gemm_kernels / sizeof gmm_gemm_kernel
 
 /* ................................................................................ Grouped products, quantized ... */
 
-/* The same products where both operands are quantized, or the weights alone. An operand is seen as lines that run along
-   the contraction: while a stage is multiplied, the codes of the next one become 16-bit elements in shared memory, once
-   per tile, and those behind it are asked for. Where the scales go:
-   MX32, NV16     into the elements, in BF16: a code times its scale is exact, MX32 for scales of 2^-124 to 2^119 and
-                  above or below unless the element leaves BF16's range; NV16 in F16 too, beside F16 tokens
-   1X128, 128X128 onto the sum of each 128 along the contraction; MX32 beside F16 tokens onto each 32
-   others         onto the whole sum, with NV16's amax, at the end
-   Codes alone are multiplied as F16, which holds all of FP8. */
+/* The same products where both operands are quantized, or the weights alone. An operand is a set of lines along the
+   contraction (gmm_quant.h, section 6). While a stage is multiplied, the codes of the next stage are dequantized into
+   16-bit elements in shared memory, once per tile, and the codes behind them are in flight. Where scales are applied:
+       MX32, NV16      to the elements, in BF16, where code times scale is exact: for MX32 with scales of 2^-124 to
+         2^119, and with others unless the element leaves the range of BF16; NV16 also in F16, where tokens are F16
+       1X128, 128X128  to the partial sum of every 128 elements along the contraction
+       MX32 beside F16 tokens  to the partial sum of every 32 elements
+       others          to the complete sum in the epilogue, as well as NV16's amax
+   Codes without scales are multiplied as F16, which represents all FP8 values exactly. */
 typedef struct gmm_qgemm_args {
     gmm_gemm_args p;               /* without a and b */
-    gmm_mat a, b;                  /* copies, or for a tokens; tables in device memory */
+    gmm_mat a, b;                  /* quantized copies, or for a 16-bit tokens; tables in device memory */
     gmm_direction a_along, b_along;
     int32_t a_cols, b_rows, b_cols; /* columns of the matrices that were quantized; rows of the weights */
-    int32_t k_round;               /* 16 for transformed copies, whose last rows spread, else 1 */
-    int32_t block;                 /* elements along the contraction whose sum is scaled by itself */
+    /* 16 for Hadamard-transformed copies, where a transform spreads the last rows over a block of 16; else 1 */
+    int32_t k_round;
+    int32_t block;                 /* elements along the contraction whose partial sum is scaled (block-scaled kinds) */
 } gmm_qgemm_args;
 
-/* Kinds of product: X(tag, A stands as [k][lines], B stands as [k][lines], sums in parts, dtype). Columnwise MX32
-   stands like that. */
+/* Kinds of products: X(tag, A is stored as [k][lines], B is stored as [k][lines], block-scaled sums, dtype of the
+   elements). Columnwise MX32 is stored as [k][lines]. */
 #define GMM_QUANT_KIND_LIST(X) \
     X(bf16, 0, 0, 0, GMM_BF16) \
     X(bf16_nn, 0, 1, 0, GMM_BF16) \
     X(bf16_tn, 1, 1, 0, GMM_BF16) \
     X(f16, 0, 0, 0, GMM_F16) \
-    X(f16_parts, 0, 0, 1, GMM_F16) \
-    X(f16_parts_nn, 0, 1, 1, GMM_F16)
+    X(f16_block_scaled, 0, 0, 1, GMM_F16) \
+    X(f16_block_scaled_nn, 0, 1, 1, GMM_F16)
 
 /* Instances: X(op, kind); the includes below follow the same list. */
 #define GMM_QUANT_KERNEL_LIST(X) \
-    X(fwd, bf16) X(fwd, f16) X(fwd, f16_parts) \
-    X(dgrad, bf16) X(dgrad, bf16_nn) X(dgrad, f16) X(dgrad, f16_parts) X(dgrad, f16_parts_nn) \
-    X(wgrad, bf16) X(wgrad, bf16_tn) X(wgrad, f16) X(wgrad, f16_parts)
+    X(fwd, bf16) X(fwd, f16) X(fwd, f16_block_scaled) \
+    X(dgrad, bf16) X(dgrad, bf16_nn) X(dgrad, f16) X(dgrad, f16_block_scaled) X(dgrad, f16_block_scaled_nn) \
+    X(wgrad, bf16) X(wgrad, bf16_tn) X(wgrad, f16) X(wgrad, f16_block_scaled)
 
-#define GMM__X(tag, ta, tb, parts, dtype) GMM__CAT(gmm_qa_, tag) = ta, GMM__CAT(gmm_qb_, tag) = tb, \
-    GMM__CAT(gmm_qparts_, tag) = parts, GMM__CAT(gmm_qdtype_, tag) = dtype,
+#define GMM__X(tag, ta, tb, parts, dtype) GMM__CAT(gmm_qgemm_ta_, tag) = ta, GMM__CAT(gmm_qgemm_tb_, tag) = tb, \
+    GMM__CAT(gmm_qgemm_block_scaled_, tag) = parts, GMM__CAT(gmm_qgemm_dtype_, tag) = dtype,
 enum { GMM_QUANT_KIND_LIST(GMM__X) gmm_quant_kinds_end };
 #undef GMM__X
 
-/* A tile is 128 rows, as groups are placed in columnwise copies, by 256 columns, or 128 where sums come in parts; a
-   stage is 64 deep. Shared memory: the elements of two stages, A's before B's, where results leave too; the scales of
-   four; the tile. */
+/* A tile has 128 rows, like the granularity of groups in columnwise copies, and 256 columns, or 128 for block-scaled
+   sums. A stage has 64 values of k. Shared memory: elements of two stages, A before B, which the epilogue reuses;
+   scales of four stages; the work tile. */
 enum {
-    GMM_Q_ROWS = 128, GMM_Q_DEPTH = 64, GMM_Q_THREADS = 256, gmm_q_cols_0 = 256, gmm_q_cols_1 = 128,
-    gmm_q_slot_0 = 8 * (GMM_Q_ROWS + gmm_q_cols_0), gmm_q_slot_1 = 8 * (GMM_Q_ROWS + gmm_q_cols_1),
-    gmm_q_shared_0 = 4 * GMM_Q_DEPTH * (GMM_Q_ROWS + gmm_q_cols_0) + 4 * gmm_q_slot_0 + (int)sizeof(gmm_gemm_tile),
-    gmm_q_shared_1 = 4 * GMM_Q_DEPTH * (GMM_Q_ROWS + gmm_q_cols_1) + 4 * gmm_q_slot_1 + (int)sizeof(gmm_gemm_tile)
+    GMM_QGEMM_TILE_M = 128,
+    GMM_QGEMM_TILE_K = 64,
+    GMM_QGEMM_THREADS = 256,
+    /* _0: one sum over the contraction, _1: block-scaled sums */
+    gmm_qgemm_tile_n_0 = 256,
+    gmm_qgemm_tile_n_1 = 128,
+    gmm_qgemm_slot_bytes_0 = 8 * (GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_0),
+    gmm_qgemm_slot_bytes_1 = 8 * (GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_1),
+    gmm_qgemm_smem_bytes_0 = 4 * GMM_QGEMM_TILE_K * (GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_0) +
+                             4 * gmm_qgemm_slot_bytes_0 + (int)sizeof(gmm_gemm_tile),
+    gmm_qgemm_smem_bytes_1 = 4 * GMM_QGEMM_TILE_K * (GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_1) +
+                             4 * gmm_qgemm_slot_bytes_1 + (int)sizeof(gmm_gemm_tile)
 };
 
-GMM__DEVICE uint32_t gmm_q_bytes(uint32_t a, uint32_t b, uint32_t choice) {
-    uint32_t r;
-    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(choice));
-    return r;
-}
-/* Products of pairs of 16-bit elements, each rounded once; subnormal values count. */
-GMM__DEVICE uint32_t gmm_q_times(gmm_dtype dtype, uint32_t a, uint32_t b) {
-    uint32_t r;
-    if (dtype == GMM_BF16) asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(0x80008000u));
-    else asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
-    return r;
+/* Products of two pairs of 16-bit elements, each rounded once; subnormal values are kept. */
+GMM__DEVICE uint32_t gmm_mul_16bit_x2(gmm_dtype dtype, uint32_t a, uint32_t b) {
+    return dtype == GMM_BF16 ? gmm_mul_bf16x2(a, b) : gmm_mul_f16x2(a, b);
 }
 
-/* Four FP8 codes as elements of `dtype`: the fields move to their place, and one product corrects the exponent. */
-GMM__DEVICE void gmm_q_fp8(gmm_dtype dtype, gmm_dtype format, uint32_t codes, uint32_t to[2]) {
-    const int e4m3 = format == GMM_E4M3, half = dtype == GMM_F16;
-    const uint32_t a = gmm_q_bytes(codes, 0u, 0x1404u), b = gmm_q_bytes(codes, 0u, 0x3424u);
-    const int shift = half ? 1 : e4m3 ? 4 : 3;
-    const uint32_t field = half ? 0x3F803F80u : e4m3 ? 0x07F007F0u : 0x0FE00FE0u;
-    const uint32_t lift = half ? 0x5C005C00u : e4m3 ? 0x7B807B80u : 0x77807780u; /* 2^8; 2^120; 2^112 */
-    const uint32_t odd = ((codes & 0x7F7F7F7Fu) + (e4m3 ? 0x01010101u : 0x04040404u)) & 0x80808080u; /* NaN, Inf */
-    if (half && !e4m3) {
-        to[0] = a;
-        to[1] = b;
+/* Converts four FP8 codes to `dtype`: exponent and mantissa bits are shifted into place, and one multiplication
+   corrects the exponent bias. */
+GMM__DEVICE void gmm_fp8_to_16bit_x4(gmm_dtype dtype, gmm_dtype format, uint32_t codes, uint32_t dst[2]) {
+    const int e4m3 = format == GMM_E4M3, is_f16 = dtype == GMM_F16;
+    const uint32_t a = gmm_prmt(codes, 0u, 0x1404u), b = gmm_prmt(codes, 0u, 0x3424u);
+    const int shift = is_f16 ? 1 : e4m3 ? 4 : 3;
+    const uint32_t field = is_f16 ? 0x3F803F80u : e4m3 ? 0x07F007F0u : 0x0FE00FE0u;
+    const uint32_t exponent_scale = is_f16 ? 0x5C005C00u : e4m3 ? 0x7B807B80u : 0x77807780u; /* 2^8; 2^120; 2^112 */
+    /* codes of NaN and infinity */
+    const uint32_t nonfinite = ((codes & 0x7F7F7F7Fu) + (e4m3 ? 0x01010101u : 0x04040404u)) & 0x80808080u;
+    if (is_f16 && !e4m3) {
+        dst[0] = a;
+        dst[1] = b;
         return;
     }
 #if __CUDA_ARCH__ >= 890
-    if (half) {
-        asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; "
-            "cvt.rn.f16x2.e4m3x2 %1, high; }" : "=r"(to[0]), "=r"(to[1]) : "r"(codes));
+    if (is_f16) {
+        gmm_cvt_f16x2_e4m3x2(codes, dst);
         return;
     }
 #endif
-    to[0] = (a & 0x80008000u) | (a >> shift & field);
-    to[1] = (b & 0x80008000u) | (b >> shift & field);
-    if (odd) {
+    dst[0] = (a & 0x80008000u) | (a >> shift & field);
+    dst[1] = (b & 0x80008000u) | (b >> shift & field);
+    if (nonfinite) {
         const uint32_t bits = e4m3 ? 0x7FFF7FFFu : 0x7F807F80u;
-        to[0] |= gmm_q_bytes(odd, 0u, 0x9988u) & bits;
-        to[1] |= gmm_q_bytes(odd, 0u, 0xBBAAu) & bits;
+        dst[0] |= gmm_prmt(nonfinite, 0u, 0x9988u) & bits;
+        dst[1] |= gmm_prmt(nonfinite, 0u, 0xBBAAu) & bits;
     }
-    to[0] = gmm_q_times(dtype, to[0], lift);
-    to[1] = gmm_q_times(dtype, to[1], lift);
+    dst[0] = gmm_mul_16bit_x2(dtype, dst[0], exponent_scale);
+    dst[1] = gmm_mul_16bit_x2(dtype, dst[1], exponent_scale);
 }
-/* Eight E2M1 codes; sign and fields go to the upper byte of each element first. */
-GMM__DEVICE void gmm_q_fp4(gmm_dtype dtype, uint32_t codes, uint32_t to[4]) {
-    const uint32_t lift = dtype == GMM_F16 ? 0x74007400u : 0x7E807E80u; /* 2^14; 2^126 */
-    const uint32_t even = codes << 4, field = dtype == GMM_F16 ? 0x0E000E00u : 0x01C001C0u;
+/* Converts eight E2M1 codes; each code is first moved to the upper byte of its element. */
+GMM__DEVICE void gmm_fp4_to_16bit_x8(gmm_dtype dtype, uint32_t codes, uint32_t dst[4]) {
+    const uint32_t exponent_scale = dtype == GMM_F16 ? 0x74007400u : 0x7E807E80u; /* 2^14; 2^126 */
+    const uint32_t low_codes = codes << 4, field = dtype == GMM_F16 ? 0x0E000E00u : 0x01C001C0u;
     uint32_t i;
 #pragma unroll
     for (i = 0; i < 4; i++) {
-        const uint32_t z = gmm_q_bytes(even, codes, 0x4400u + 0x1111u * i);
-        to[i] = gmm_q_times(dtype, (z & 0x80008000u) | (z >> (dtype == GMM_F16 ? 3 : 6) & field), lift);
+        const uint32_t z = gmm_prmt(low_codes, codes, 0x4400u + 0x1111u * i);
+        dst[i] = gmm_mul_16bit_x2(dtype, (z & 0x80008000u) | (z >> (dtype == GMM_F16 ? 3 : 6) & field), exponent_scale);
     }
 }
 
-/* One operand of a tile as a thread moves it: chunks of 16 bytes, each some rows on. A stage holds 64 elements of each
-   line; of an operand that stands as [k][lines], all lines of each of 64 values of k. */
-typedef struct gmm_qside {
-    const char *from;    /* the thread's first chunk of the stage that comes next */
-    int32_t rows, bytes; /* left from there: of what stands one below the other; along it */
-    int32_t whole;       /* chunks are aligned to 16 bytes */
-} gmm_qside;
+/* A thread's view of one operand of a tile: it loads chunks of 16 bytes, some rows apart. A stage holds 64 elements
+   of each line, or 64 rows of an operand that is stored as [k][lines] (`mn_major`). */
+typedef struct gmm_qgemm_operand {
+    const char *src;     /* first chunk of the thread in the next stage */
+    int32_t rows, bytes; /* what is left from there: rows of memory, and bytes along a row */
+    int32_t aligned;     /* chunks are aligned to 16 bytes */
+} gmm_qgemm_operand;
 
-/* Chunks of a row of a stage, as power of two; `wide` is the lines of the tile over 64, as power of two. */
-GMM__DEVICE int gmm_q_shift(const gmm_mat *m, int apart, int wide) {
-    return (m->scaling == GMM_SCALING_NONE ? 3 : m->dtype == GMM_E2M1 ? 1 : 2) + (apart ? wide : 0);
+/* log2 of the chunks in a row of a stage. `log2_n64`: log2 of (lines of the tile / 64). */
+GMM__DEVICE int gmm_qgemm_chunk_shift(const gmm_mat *m, int mn_major, int log2_n64) {
+    return (m->scaling == GMM_SCALING_NONE ? 3 : m->dtype == GMM_E2M1 ? 1 : 2) + (mn_major ? log2_n64 : 0);
 }
-GMM__DEVICE int gmm_q_bits(const gmm_mat *m) {
+GMM__DEVICE int gmm_qgemm_element_bits(const gmm_mat *m) {
     return m->scaling == GMM_SCALING_NONE ? 16 : m->dtype == GMM_E2M1 ? 4 : 8;
 }
 
-/* Opens lines [line, lines) of an operand; k elements of each exist. `row` is the first one of the group in tokens. */
-GMM__DEVICE void gmm_q_open(gmm_qside *s, const gmm_mat *m, const gmm__qview *view, int apart, int wide, int64_t row,
-                            int32_t line, int32_t lines, int32_t k) {
-    const int bits = gmm_q_bits(m), shift = gmm_q_shift(m, apart, wide);
+/* Begins at lines [line, lines) of an operand with k elements each. `row`: first row of the group in the token
+   matrix. */
+GMM__DEVICE void gmm_qgemm_operand_init(gmm_qgemm_operand *s, const gmm_mat *m, const gmm__qview *view, int mn_major,
+                                        int log2_n64, int64_t row, int32_t line, int32_t lines, int32_t k) {
+    const int bits = gmm_qgemm_element_bits(m), shift = gmm_qgemm_chunk_shift(m, mn_major, log2_n64);
     const int64_t pitch = m->ld * bits / 8;
     const char *base = bits == 16 ? (const char *)m->data + row * pitch : (const char *)view->data;
     const int32_t first = (int32_t)threadIdx.x >> shift, chunk = (int32_t)threadIdx.x & ((1 << shift) - 1);
-    s->whole = (((uint64_t)(uintptr_t)base | (uint64_t)pitch) & 15) == 0;
-    s->from = base + 16 * chunk + (apart ? first * pitch + (int64_t)line * bits / 8 : (line + first) * pitch);
-    s->rows = (apart ? k : lines - line) - first;
-    s->bytes = (int32_t)(((int64_t)(apart ? lines - line : k) * bits + 7) / 8) - 16 * chunk;
+    s->aligned = (((uint64_t)(uintptr_t)base | (uint64_t)pitch) & 15) == 0;
+    s->src = base + 16 * chunk + (mn_major ? first * pitch + (int64_t)line * bits / 8 : (line + first) * pitch);
+    s->rows = (mn_major ? k : lines - line) - first;
+    s->bytes = (int32_t)(((int64_t)(mn_major ? lines - line : k) * bits + 7) / 8) - 16 * chunk;
 }
-/* On to the next stage. */
-GMM__DEVICE void gmm_q_advance(gmm_qside *s, const gmm_mat *m, int apart) {
-    const int bits = gmm_q_bits(m);
-    if (apart) s->rows -= GMM_Q_DEPTH;
-    else s->bytes -= GMM_Q_DEPTH * bits / 8;
-    s->from += apart ? GMM_Q_DEPTH * (m->ld * bits / 8) : GMM_Q_DEPTH * bits / 8;
+/* Advances to the next stage. */
+GMM__DEVICE void gmm_qgemm_operand_advance(gmm_qgemm_operand *s, const gmm_mat *m, int mn_major) {
+    const int bits = gmm_qgemm_element_bits(m);
+    if (mn_major) s->rows -= GMM_QGEMM_TILE_K;
+    else s->bytes -= GMM_QGEMM_TILE_K * bits / 8;
+    s->src += mn_major ? GMM_QGEMM_TILE_K * (m->ld * bits / 8) : GMM_QGEMM_TILE_K * bits / 8;
 }
-/* Bytes of the thread's chunk i that exist, and where they stand. */
-GMM__DEVICE int gmm_q_chunk(const gmm_qside *s, const gmm_mat *m, int apart, int wide, int i, const char **from) {
-    const int32_t hop = i * (GMM_Q_THREADS >> gmm_q_shift(m, apart, wide));
-    *from = s->from + hop * (m->ld * gmm_q_bits(m) / 8);
-    return hop >= s->rows || s->bytes < 0 ? 0 : s->bytes < 16 ? s->bytes : 16;
+/* Address of the thread's chunk i, and the number of its bytes that exist. */
+GMM__DEVICE int gmm_qgemm_chunk_bytes(const gmm_qgemm_operand *s, const gmm_mat *m, int mn_major, int log2_n64, int i,
+                                      const char **src) {
+    const int32_t row_offset = i * (GMM_QGEMM_THREADS >> gmm_qgemm_chunk_shift(m, mn_major, log2_n64));
+    *src = s->src + row_offset * (m->ld * gmm_qgemm_element_bits(m) / 8);
+    return row_offset >= s->rows || s->bytes < 0 ? 0 : s->bytes < 16 ? s->bytes : 16;
 }
-GMM__DEVICE uint4 gmm_q_fetch(const gmm_qside *s, const gmm_mat *m, int apart, int wide, int i) {
-    const char *from;
-    const int count = gmm_q_chunk(s, m, apart, wide, i, &from);
+GMM__DEVICE uint4 gmm_qgemm_load_chunk(const gmm_qgemm_operand *s, const gmm_mat *m, int mn_major, int log2_n64,
+                                       int i) {
+    const char *src;
+    const int count = gmm_qgemm_chunk_bytes(s, m, mn_major, log2_n64, i, &src);
     uint4 v = make_uint4(0u, 0u, 0u, 0u);
     int e;
-    if (count == 16 && s->whole) return *(const uint4 *)(const void *)from;
+    if (count == 16 && s->aligned) return *(const uint4 *)(const void *)src;
 #pragma unroll 1
     for (e = count - 1; e >= 0; e--) {
         v.w = __funnelshift_l(v.z, v.w, 8);
         v.z = __funnelshift_l(v.y, v.z, 8);
         v.y = __funnelshift_l(v.x, v.y, 8);
-        v.x = v.x << 8 | (uint32_t)(uint8_t)from[e];
+        v.x = v.x << 8 | (uint32_t)(uint8_t)src[e];
     }
     return v;
 }
-/* Tokens go straight to their place. */
-GMM__DEVICE void gmm_q_bring(const gmm_qside *s, const gmm_mat *m, char *to) {
-    const char *from;
+/* Copies 16-bit tokens to the stage without conversion. */
+GMM__DEVICE void gmm_qgemm_copy_tokens(const gmm_qgemm_operand *s, const gmm_mat *m, char *dst) {
+    const char *src;
     int i, e;
 #pragma unroll 1
-    for (i = 0; i < GMM_Q_ROWS / 32; i++) {
-        const int count = gmm_q_chunk(s, m, 0, 1, i, &from);
-        char *at = to + gmm_swizzle(threadIdx.x / 8 + 32 * i, threadIdx.x % 8, 2 * GMM_Q_DEPTH);
-        if (s->whole) gmm_cp_async_part((uint32_t)__cvta_generic_to_shared(at), from, count);
+    for (i = 0; i < GMM_QGEMM_TILE_M / 32; i++) {
+        const int count = gmm_qgemm_chunk_bytes(s, m, 0, 1, i, &src);
+        char *smem = dst + gmm_swizzle(threadIdx.x / 8 + 32 * i, threadIdx.x % 8, 2 * GMM_QGEMM_TILE_K);
+        if (s->aligned) gmm_cp_async_16_zfill((uint32_t)__cvta_generic_to_shared(smem), src, count);
         else
 #pragma unroll 1
-            for (e = 0; e < 16; e++) at[e] = e < count ? from[e] : (char)0;
+            for (e = 0; e < 16; e++) smem[e] = e < count ? src[e] : (char)0;
     }
 }
 
-/* Turns chunk i into elements at `to`, times their scales if `scales` is given: for each block of a line, `lines` to a
-   block, as elements. */
-GMM__DEVICE void gmm_q_expand(gmm_dtype dtype, const gmm_mat *m, int apart, int wide, int i, uint4 codes, char *to,
-                              const uint16_t *scales, int lines) {
-    const int fp4 = m->dtype == GMM_E2M1, shift = gmm_q_shift(m, apart, wide);
-    const uint32_t row = (threadIdx.x >> shift) + (uint32_t)(i * (GMM_Q_THREADS >> shift));
+/* Converts chunk i of codes to elements at `dst`. With `scales` each element is multiplied by the scale of its
+   block; scales are elements, [block][lines]. */
+GMM__DEVICE void gmm_qgemm_dequantize_chunk(gmm_dtype dtype, const gmm_mat *m, int mn_major, int log2_n64, int i,
+                                            uint4 codes, char *dst, const uint16_t *scales, int lines) {
+    const int fp4 = m->dtype == GMM_E2M1, shift = gmm_qgemm_chunk_shift(m, mn_major, log2_n64);
+    const uint32_t row = (threadIdx.x >> shift) + (uint32_t)(i * (GMM_QGEMM_THREADS >> shift));
     const uint32_t chunk = threadIdx.x & ((1u << shift) - 1);
     const uint32_t w[4] = { codes.x, codes.y, codes.z, codes.w };
-    const int pairs = fp4 && m->scaling == GMM_SCALING_NV16; /* of blocks in a chunk; else it lies in one */
-    uint32_t f[2] = { 0u, 0u };
+    const int pairs = fp4 && m->scaling == GMM_SCALING_NV16; /* a chunk holds two scale blocks, else part of one */
+    uint32_t scale_pair[2] = { 0u, 0u };
     int e, j;
-    if (scales && !apart) {
-        const uint16_t *at = scales + (fp4 ? pairs ? 2 * chunk : chunk : chunk / 2) * lines + row;
-        f[0] = at[0] * 0x00010001u;
-        f[1] = pairs ? at[lines] * 0x00010001u : f[0];
+    if (scales && !mn_major) {
+        const uint16_t *scale = scales + (fp4 ? pairs ? 2 * chunk : chunk : chunk / 2) * lines + row;
+        scale_pair[0] = scale[0] * 0x00010001u;
+        scale_pair[1] = pairs ? scale[lines] * 0x00010001u : scale_pair[0];
     }
 #pragma unroll
-    for (e = 0; e < 4; e++) { /* eighths of the row */
-        const uint32_t at = chunk * (fp4 ? 4 : 2) + e;
+    for (e = 0; e < 4; e++) { /* groups of 8 elements of the row */
+        const uint32_t eighth = chunk * (fp4 ? 4 : 2) + e;
         uint32_t v[4];
         if (!fp4 && e >= 2) break;
-        if (fp4) gmm_q_fp4(dtype, w[e], v);
+        if (fp4) gmm_fp4_to_16bit_x8(dtype, w[e], v);
         else {
-            gmm_q_fp8(dtype, m->dtype, w[2 * e & 3], v);
-            gmm_q_fp8(dtype, m->dtype, w[(2 * e + 1) & 3], v + 2);
+            gmm_fp8_to_16bit_x4(dtype, m->dtype, w[2 * e & 3], v);
+            gmm_fp8_to_16bit_x4(dtype, m->dtype, w[(2 * e + 1) & 3], v + 2);
         }
-        if (scales && apart) {
-            const uint4 x = *(const uint4 *)(const void *)&scales[row / 32 * lines + 8 * at];
-            v[0] = gmm_q_times(dtype, v[0], x.x);
-            v[1] = gmm_q_times(dtype, v[1], x.y);
-            v[2] = gmm_q_times(dtype, v[2], x.z);
-            v[3] = gmm_q_times(dtype, v[3], x.w);
+        if (scales && mn_major) {
+            const uint4 x = *(const uint4 *)(const void *)&scales[row / 32 * lines + 8 * eighth];
+            v[0] = gmm_mul_16bit_x2(dtype, v[0], x.x);
+            v[1] = gmm_mul_16bit_x2(dtype, v[1], x.y);
+            v[2] = gmm_mul_16bit_x2(dtype, v[2], x.z);
+            v[3] = gmm_mul_16bit_x2(dtype, v[3], x.w);
         } else if (scales)
 #pragma unroll
-            for (j = 0; j < 4; j++) v[j] = gmm_q_times(dtype, v[j], f[e / 2]);
-        *(uint4 *)(void *)(to + gmm_swizzle(row, at, apart ? 128u << wide : 2 * GMM_Q_DEPTH)) =
+            for (j = 0; j < 4; j++) v[j] = gmm_mul_16bit_x2(dtype, v[j], scale_pair[e / 2]);
+        *(uint4 *)(void *)(dst + gmm_swizzle(row, eighth, mn_major ? 128u << log2_n64 : 2 * GMM_QGEMM_TILE_K)) =
             make_uint4(v[0], v[1], v[2], v[3]);
     }
 }
 
-/* Bytes of the scales of a line from block to block within four, and from four to four. */
-typedef struct gmm_qsteps {
-    int32_t block, four;
-} gmm_qsteps;
+/* Strides of a line's scales, in bytes: between blocks within four blocks, and between groups of four blocks. */
+typedef struct gmm_qgemm_scale_strides {
+    int32_t block, block4;
+} gmm_qgemm_scale_strides;
 
-/* Of a group whose scales lie as those of `lines` lines. */
-GMM__DEVICE gmm_qsteps gmm_q_steps(const gmm_mat *m, int apart, int64_t lines) {
+/* Strides for a group whose scales are laid out for `lines` lines. */
+GMM__DEVICE gmm_qgemm_scale_strides gmm_qgemm_scale_strides_of(const gmm_mat *m, int mn_major, int64_t lines) {
     const int swizzled = m->scale_order == GMM_SCALES_SWIZZLED;
-    gmm_qsteps t;
+    gmm_qgemm_scale_strides t;
     t.block = m->scaling == GMM_SCALING_1X128 ? 4 * (int32_t)gmm__round_up(lines, 4)
-              : m->scaling == GMM_SCALING_128X128 ? 4 : apart && !swizzled ? (int32_t)gmm__round_up(lines, 128) : 1;
-    t.four = swizzled ? 512 : 4 * t.block;
+              : m->scaling == GMM_SCALING_128X128 ? 4 : mn_major && !swizzled ? (int32_t)gmm__round_up(lines, 128) : 1;
+    t.block4 = swizzled ? 512 : 4 * t.block;
     return t;
 }
-/* The first scale of a line, one thread to a line; NULL without scales and behind the last line. */
-GMM__DEVICE const uint8_t *gmm_q_line(const gmm__qview *v, gmm_scaling scaling, int32_t line, int32_t lines) {
+/* Address of a line's first scale, one thread per line; NULL without scales and beyond the last line. */
+GMM__DEVICE const uint8_t *gmm_qgemm_line_scales(const gmm__qview *v, gmm_scaling scaling, int32_t line,
+                                                 int32_t lines) {
     const int32_t width = gmm_block_along(scaling);
     return width && line < lines ? v->scale + gmm__qview_scale(v, line, 0) * (width == 128 ? 4 : 1) : NULL;
 }
-/* What a line needs of stage q: scale bytes of its blocks, the first lowest; or the fp32 scale of blocks of 128. Behind
-   its k elements, and without scales, zeros. */
-GMM__DEVICE uint32_t gmm_q_peek(const uint8_t *line, gmm_qsteps t, gmm_scaling scaling, int q, int32_t k) {
+/* Loads the scales of a line in stage q: the bytes of its blocks, the first in the lowest bits, or the fp32 scale of
+   a block of 128. Zeros beyond the line's k elements and without scales. */
+GMM__DEVICE uint32_t gmm_qgemm_load_scales(const uint8_t *line, gmm_qgemm_scale_strides t, gmm_scaling scaling, int q,
+                                           int32_t k) {
     const int count = scaling == GMM_SCALING_NV16 ? 4 : scaling == GMM_SCALING_MX32 ? 2 : 1;
     const int32_t first = count == 1 ? q / 2 : count * q;
-    const uint8_t *at = line + (first >> 2) * (int64_t)t.four + (first & 3) * t.block;
-    uint32_t r = 0;
+    const uint8_t *src = line + (first >> 2) * (int64_t)t.block4 + (first & 3) * t.block;
+    uint32_t bits = 0;
     int i;
-    if (!line || q * GMM_Q_DEPTH >= k) return 0u;
-    if (count == 1) return *(const uint32_t *)(const void *)at;
+    if (!line || q * GMM_QGEMM_TILE_K >= k) return 0u;
+    if (count == 1) return *(const uint32_t *)(const void *)src;
 #pragma unroll
     for (i = 0; i < 4; i++)
-        if (i < count && q * GMM_Q_DEPTH + i * (GMM_Q_DEPTH / count) < k) r |= (uint32_t)at[i * t.block] << (8 * i);
-    return r;
+        if (i < count && q * GMM_QGEMM_TILE_K + i * (GMM_QGEMM_TILE_K / count) < k)
+            bits |= (uint32_t)src[i * t.block] << (8 * i);
+    return bits;
 }
-/* Keeps it at `slot` of line `at` of `lines`: as elements, or with parts as fp32, where tokens are not scaled. */
-GMM__DEVICE void gmm_q_keep(gmm_dtype dtype, int parts, gmm_scaling scaling, uint32_t r, char *slot, int at,
-                            int lines) {
+/* Stores the loaded scales into `slot` for line `index` of `lines`: as elements or, for block-scaled sums, as fp32,
+   where unquantized tokens have the scale 1. */
+GMM__DEVICE void gmm_qgemm_store_scales(gmm_dtype dtype, int block_scaled, gmm_scaling scaling, uint32_t bits,
+                                        char *slot, int index, int lines) {
     const int mx = scaling == GMM_SCALING_MX32;
-    if (parts) {
-        float *to = (float *)(void *)slot + at;
-        to[0] = scaling == GMM_SCALING_NONE ? 1.0f : mx ? gmm_e8m0_to_f32((uint8_t)r) : __uint_as_float(r);
-        to[lines] = mx ? gmm_e8m0_to_f32((uint8_t)(r >> 8)) : 1.0f;
+    if (block_scaled) {
+        float *dst = (float *)(void *)slot + index;
+        dst[0] = scaling == GMM_SCALING_NONE ? 1.0f : mx ? gmm_e8m0_to_f32((uint8_t)bits) : __uint_as_float(bits);
+        dst[lines] = mx ? gmm_e8m0_to_f32((uint8_t)(bits >> 8)) : 1.0f;
     } else {
-        uint16_t *to = (uint16_t *)(void *)slot + at;
+        uint16_t *dst = (uint16_t *)(void *)slot + index;
         uint32_t v[2];
         if (mx) { /* E8M0 as BF16 */
-            v[0] = r & 0xFFu;
-            v[1] = r >> 8;
-            to[0] = (uint16_t)(v[0] == 0 ? 0x0040u : v[0] == 255 ? 0x7FFFu : v[0] << 7);
-            to[lines] = (uint16_t)(v[1] == 0 ? 0x0040u : v[1] == 255 ? 0x7FFFu : v[1] << 7);
+            v[0] = bits & 0xFFu;
+            v[1] = bits >> 8;
+            dst[0] = (uint16_t)(v[0] == 0 ? 0x0040u : v[0] == 255 ? 0x7FFFu : v[0] << 7);
+            dst[lines] = (uint16_t)(v[1] == 0 ? 0x0040u : v[1] == 255 ? 0x7FFFu : v[1] << 7);
         } else {
-            gmm_q_fp8(dtype, GMM_E4M3, r, v);
-            to[0] = (uint16_t)v[0];
-            to[lines] = (uint16_t)(v[0] >> 16);
-            to[2 * lines] = (uint16_t)v[1];
-            to[3 * lines] = (uint16_t)(v[1] >> 16);
+            gmm_fp8_to_16bit_x4(dtype, GMM_E4M3, bits, v);
+            dst[0] = (uint16_t)v[0];
+            dst[lines] = (uint16_t)(v[0] >> 16);
+            dst[2 * lines] = (uint16_t)v[1];
+            dst[3 * lines] = (uint16_t)(v[1] >> 16);
         }
     }
 }
 
-/* What line l is multiplied by outside of the sum, and the share that stands in for 1 / (6 e4m3_max) of NV16. */
-GMM__DEVICE float gmm_q_outer(const gmm__qview *v, gmm_scaling scaling, int32_t l) {
+/* Factor of line l that is constant over the contraction, and the divisor of NV16's factor, 6 e4m3_max. */
+GMM__DEVICE float gmm_qgemm_outer_scale(const gmm__qview *v, gmm_scaling scaling, int32_t l) {
     if (scaling == GMM_SCALING_NV16) return v->amax[v->per_line ? l : 0];
     return scaling == GMM_SCALING_TENSOR || scaling == GMM_SCALING_ROW ? gmm__qview_factor(v, l, 0, 1) : 1.0f;
 }
-GMM__DEVICE float gmm_q_largest(const gmm__qview *v, gmm_scaling scaling) {
+GMM__DEVICE float gmm_qgemm_outer_divisor(const gmm__qview *v, gmm_scaling scaling) {
     return scaling == GMM_SCALING_NV16 ? 6.0f * v->e4m3_max : 1.0f;
 }
 
 /* Four sums of a block times the scales of their two rows and two columns are added to `sum`. `lift` is a power of two
    per row by which `row` was divided and by which the columns' scales are multiplied (gmm__scale_lift). */
-GMM__DEVICE void gmm_q_promote(float sum[4], float part[4], const float row[2], const float column[2],
+GMM__DEVICE void gmm_qgemm_promote(float sum[4], float part[4], const float row[2], const float column[2],
                                const float lift[2]) {
     int h;
 #pragma unroll
@@ -1066,7 +1465,7 @@ GMM__DEVICE void gmm_q_promote(float sum[4], float part[4], const float row[2], 
 #include GMM_KERNELS_FILE
 #define GMM__KIND f16
 #include GMM_KERNELS_FILE
-#define GMM__KIND f16_parts
+#define GMM__KIND f16_block_scaled
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP dgrad
@@ -1076,9 +1475,9 @@ GMM__DEVICE void gmm_q_promote(float sum[4], float part[4], const float row[2], 
 #include GMM_KERNELS_FILE
 #define GMM__KIND f16
 #include GMM_KERNELS_FILE
-#define GMM__KIND f16_parts
+#define GMM__KIND f16_block_scaled
 #include GMM_KERNELS_FILE
-#define GMM__KIND f16_parts_nn
+#define GMM__KIND f16_block_scaled_nn
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP wgrad
@@ -1088,7 +1487,7 @@ GMM__DEVICE void gmm_q_promote(float sum[4], float part[4], const float row[2], 
 #include GMM_KERNELS_FILE
 #define GMM__KIND f16
 #include GMM_KERNELS_FILE
-#define GMM__KIND f16_parts
+#define GMM__KIND f16_block_scaled
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #undef GMM__BODY
@@ -1104,10 +1503,11 @@ typedef struct gmm_qgemm_kernel {
 
 static const gmm_qgemm_kernel gmm_qgemm_kernels[] = {
 #define GMM__X(op, kind) \
-    { GMM__CAT(gmm_gemm_, op), GMM__CAT(gmm_qa_, kind), GMM__CAT(gmm_qb_, kind), GMM__CAT(gmm_qparts_, kind), \
-      GMM__CAT(gmm_qparts_, kind) ? gmm_q_cols_1 : gmm_q_cols_0, \
-      GMM__CAT(gmm_qparts_, kind) ? gmm_q_shared_1 : gmm_q_shared_0, (gmm_dtype)GMM__CAT(gmm_qdtype_, kind), \
-      (const void *)gmm_linear_##op##_quant_##kind },
+    { GMM__CAT(gmm_gemm_, op), GMM__CAT(gmm_qgemm_ta_, kind), GMM__CAT(gmm_qgemm_tb_, kind), \
+      GMM__CAT(gmm_qgemm_block_scaled_, kind), \
+      GMM__CAT(gmm_qgemm_block_scaled_, kind) ? gmm_qgemm_tile_n_1 : gmm_qgemm_tile_n_0, \
+      GMM__CAT(gmm_qgemm_block_scaled_, kind) ? gmm_qgemm_smem_bytes_1 : gmm_qgemm_smem_bytes_0, \
+      (gmm_dtype)GMM__CAT(gmm_qgemm_dtype_, kind), (const void *)gmm_linear_##op##_quant_##kind },
     GMM_QUANT_KERNEL_LIST(GMM__X)
 #undef GMM__X
 };
@@ -1119,42 +1519,43 @@ static GMM__UNUSED cudaError_t gmm_launch_qgemm(int32_t kernel, int32_t grid, co
     void *params[1];
     cudaError_t e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->shared);
     params[0] = (void *)(uintptr_t)args;
-    return e == cudaSuccess ? cudaLaunchKernel(row->function, dim3((unsigned)grid), dim3(GMM_Q_THREADS), params,
+    return e == cudaSuccess ? cudaLaunchKernel(row->function, dim3((unsigned)grid), dim3(GMM_QGEMM_THREADS), params,
                                                (size_t)row->shared, stream) : e;
 }
 
 /* ................................................................................................... Tail of D ... */
 
-/* For products whose own kernel does not know the tail. */
+/* Zeroes the rows of D behind the last group, for engines whose GEMM kernel does not do it. */
 enum { GMM_TAIL_THREADS = 256 };
 typedef struct gmm_tail_args {
-    gmm_kmat d;         /* [capacity, n] */
-    gmm_groups groups;  /* splits in device memory */
+    gmm_kmat d;        /* [capacity, n] */
+    gmm_groups groups; /* splits in device memory */
     int32_t n;
 } gmm_tail_args;
 
-/* Rows that a split has, by the rule of gmm_split_end: the largest offset, or the sum of the sizes, cut off at the
-   capacity. One warp. */
+/* Number of rows in a split by the rule of gmm_split_end: the largest offset or the sum of the sizes, saturated at
+   the capacity. One warp. */
 GMM__DEVICE int64_t gmm_split_rows(const gmm_groups *s) {
-    const int by_offsets = s->form == GMM_SPLIT_OFFSETS;
+    const int is_offsets = s->form == GMM_SPLIT_OFFSETS;
     const int64_t capacity = s->capacity;
     int64_t rows = 0, v;
     int32_t g;
     int step;
     for (g = (int32_t)(threadIdx.x & 31); g < s->count; g += 32) {
-        v = gmm_split_value(s, (int64_t)g + by_offsets);
+        v = gmm_split_value(s, (int64_t)g + is_offsets);
         v = v < 0 ? 0 : v > capacity ? capacity : v;
-        rows = by_offsets ? (v > rows ? v : rows) : (v > capacity - rows ? capacity : v + rows);
+        rows = is_offsets ? (v > rows ? v : rows) : (v > capacity - rows ? capacity : v + rows);
     }
     for (step = 16; step > 0; step /= 2) {
         v = (int64_t)__shfl_xor_sync(0xFFFFFFFFu, (long long)rows, step);
-        rows = by_offsets ? (v > rows ? v : rows) : (v > capacity - rows ? capacity : v + rows);
+        rows = is_offsets ? (v > rows ? v : rows) : (v > capacity - rows ? capacity : v + rows);
     }
     return rows;
 }
 
+/* Zeroes rows [rows of the split, capacity) of D, one warp per row. */
 GMM__KERNEL __launch_bounds__(GMM_TAIL_THREADS) gmm_linear_tail(const __grid_constant__ gmm_tail_args args) {
-    gmm_gemm_tail(&args.d, gmm_split_rows(&args.groups), args.groups.capacity, args.n);
+    gmm_gemm_zero_tail(&args.d, gmm_split_rows(&args.groups), args.groups.capacity, args.n);
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args *args, cudaStream_t stream) {
@@ -1166,310 +1567,227 @@ static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args
 
 /* ................................................................................... Grouped products on Hopper ... */
 
-#include <cuda.h>
-#include <cudaTypedefs.h>
+/* The products of mma/gemm.cuh by wgmma (sm_90a): for every group g, D = alpha A B^T + bias + beta D.
 
-/* The same products by wgmma (sm_90a). A tile of D is computed transposed: D's columns take wgmma's m, which comes in
-   blocks of 64 and is a multiple of 64 in nearly every layer; D's rows take n, which comes in steps of 16, so that a
-   group with any number of rows is cut into tiles of nearly equal height with at most 15 rows too many.
+   swap_ab. A tile of D is computed transposed: wgmma's A is B (the weights, M = 64 columns of D per instruction) and
+   wgmma's B is A (the tokens, N = rows of D). The columns of D are multiples of 64 in nearly every layer, while rows
+   per group vary: N comes in steps of 8 or 16, so a group is cut into tiles of nearly equal height with at most 15 rows
+   too many. Tile names are M x N of D: rows x columns.
 
-   A cluster of two blocks takes two tiles at a time: two row tiles of the same columns, which share B, or two column
-   tiles of the same rows, which share A; what is shared is read once and multicast. A block is a producer warp, which
-   moves operands by TMA, and two groups of 128 threads, which multiply: either each has half of the tile's columns, or
-   they take turns at tiles, so that one multiplies while the other takes its sums to D; it begins when the other's last
-   stage has come. Each has its own rooms in shared memory; in wgrad they have four in common, by turns in the order of
-   tiles, so that one has all of them while the other multiplies, and two warps move D between these and memory by TMA,
-   part by part, so that most of shared memory is left to stages. Or a group keeps its sums in registers, packed
-   to 16 bits, and sends a lot of them to D in each stage of its next tile: so the way out, which takes as long as three
-   stages, is hidden without rooms for a tile. A warp of its own places tiles and tells them through a ring, the first
-   one by what the split says before the launch before has ended, and anew if that changes; so the producer never waits
-   for that, and runs as far ahead as the stages allow. Where groups are so small that forward waits for weights alone,
-   it asks for two stages at a time (GMM__LOW). A block leaves when all stages have been handed back, by its neighbour
-   as well, of whom nothing is on its way then. Where a kernel has two tiles, who places them takes the one that the
-   groups' sizes make cheaper, and tells it with the first.
+   Warp roles of a CTA (384 threads). Warps 0 to 7 are two consumer warp groups; warps 8 to 11 run with few registers.
+       consumers          cooperative tiles (`consumers` 2): each warp group has half of the tile's columns.
+                          ping-pong tiles (`consumers` 1): the warp groups alternate between tiles, so that one stores
+                          while the other multiplies; a warp group begins when the other's last stage is full (order
+                          barrier), so that operands are read in the order in which they are loaded.
+       producer, warp 8   loads every stage by TMA, one box per lane.
+       scheduler          warp 9 (packed weights: warp 11): chooses work tiles and writes them to the tile ring.
+       scale loader       packed weights, warp 9: copies the scales of every stage.
+       store              wgrad, warps 10 and 11: move D between memory and store slots by TMA, in parts of 64 rows x
+                          256 bytes. Four slots serve both warp groups in the order of tiles, which leaves shared memory
+                          to stages.
 
-   Token matrices are read through ragged maps: dimensions {features, 2^30, ends, wraps}, strides {s, s, 2^34 - s}
-   bytes. The coordinates (2^30 - rows + r, end, 2^30) address row end - rows + r, by wraparound at 2^64, and lie
-   outside from r = rows on, where hardware delivers zeros: the arithmetic of Triton's ragged tensor descriptors.
-   Weights are read through maps whose last two dimensions address memory itself in steps of 16 and 2^18 bytes, so that
-   one map serves weights wherever they stand. */
+   Pipeline, with the barrier that each arrow waits for:
+       scheduler --tile_full[16]--> producer, consumers, store, scale loader --batch released--> scheduler
+       producer  --full[s]-->       consumers --empty[s]--> producer (of both CTAs where an operand is multicast)
+       store     --slot_free-->     consumers --slot_written--> store (wgrad)
+
+   A cluster of two CTAs takes two tiles at once: two row tiles of the same columns share B, or two column tiles of the
+   same rows share A; the shared operand is multicast. A CTA exits when all its stages are empty: its neighbour has then
+   arrived at its barriers for the last time.
+
+   Deferred store (256x128): the accumulators of a finished tile are packed to 16 bits and stay in registers; a few rows
+   are stored in every stage of the next tile, which hides the store without a slot for a whole tile. Small-M mode:
+   where groups are so small that forward waits for weights alone, the producer requests two stages at a time
+   (GMM__SMALL_M). A kernel with two tiles takes the one that the price model finds cheaper for the split; the scheduler
+   decides. The scheduler plans the first tile by the split as it is before griddepcontrol.wait, and again if the split
+   changed.
+
+   Ragged maps address token matrices: dimensions {features, 2^30, ends, wraps}, strides {s, s, 2^34 - s} bytes. The
+   coordinates (2^30 - rows + r, end, 2^30) address row end - rows + r by wraparound at 2^64. Rows r >= rows lie outside
+   the map, and TMA delivers zeros for them. This is the arithmetic of Triton's ragged tensor descriptors. The last two
+   dimensions of weight maps address memory in steps of 16 and 2^18 bytes, so one map serves weights at any address. */
 typedef struct gmm_sm90_args {
-    CUtensorMap a, a16, b;    /* boxes: A 64 lines, A 16 rows (wgrad: D 64 rows), B 64 lines */
-    CUtensorMap d;            /* boxes of what goes out at once beside products, if D's rows are at 16 bytes */
-    gmm_gemm_args p;          /* offsets and tiles are not read */
+    CUtensorMap a, a16, b;    /* boxes: A 64 rows, A 16 rows (wgrad: D 64 rows), B 64 rows */
+    CUtensorMap d;            /* boxes of a deferred store; not encoded if rows of D are not 16-byte aligned */
+    gmm_gemm_args p;          /* its offsets and tiles are not read */
     gmm_groups groups;        /* splits in device memory */
-    int32_t *tables;          /* more groups than the kernel has room for: gmm_sm90_table_bytes per block */
-    int32_t tile;             /* of a kernel of two: 0, 1 its first or second, 2 chosen from the sizes */
-    gmm_mat codes;            /* weights as a copy, converted in the kernel: tables in device memory */
-    gmm_direction along;      /* of its lines, which run along the contraction */
-    int32_t rows, cols;       /* of each matrix that was quantized */
-    const float *alpha2;      /* [G], with p.alpha: sums are multiplied by these afterwards; NULL = 1 */
+    int32_t *tables;          /* group tables in the workspace, where shared memory has too few entries, else NULL:
+                                 gmm_sm90_table_bytes per CTA */
+    int32_t tile;             /* of a kernel with two tiles: 0 the first, 1 the second, 2 chosen by the split */
+    gmm_mat codes;            /* packed weights that the kernel dequantizes; tables in device memory */
+    gmm_direction along;      /* direction of the packed weights' lines, which run along the contraction */
+    int32_t rows, cols;       /* of each packed weight matrix */
+    const float *alpha2;      /* [G], beside p.alpha: a factor that is applied after p.alpha; NULL: 1 */
 } gmm_sm90_args;
 
-/* What B is: 16-bit elements, or codes with their scales: X(tag, bytes of 64 columns in a stage, bytes of its scales,
-   elements per scale). Codes become elements in registers, from where wgmma takes them. */
-#define GMM_SM90_FACTOR_LIST(X) \
+#define GMM__SM90(name, tag) GMM__CAT(gmm_sm90_##name##_, tag) /* a constant of a format or of a tile */
+
+/* Formats of B: 16-bit elements, or packed codes with scales: X(tag, bytes of 64 columns per stage, bytes of their
+   scales, elements per scale). Packed codes are dequantized into registers, from which wgmma takes them (RS). */
+#define GMM_SM90_B_FORMAT_LIST(X) \
     X(plain, 8192, 0, 1) \
     X(mx8, 4096, 1024, 32) \
     X(mx4, 2048, 1024, 32) \
     X(nv4, 2048, 1024, 16)
-#define GMM__X(tag, block, scales, width) GMM__CAT(gmm9_factor_, tag),
-enum { GMM_SM90_FACTOR_LIST(GMM__X) gmm9_factors };
+#define GMM__X(tag, bytes, scale_bytes, width) GMM__SM90(b_format, tag),
+enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats };
 #undef GMM__X
-#define GMM__X(tag, block, scales, width) GMM__CAT(gmm9_block_, tag) = block, GMM__CAT(gmm9_scales_, tag) = scales, \
-    GMM__CAT(gmm9_width_, tag) = width, GMM__CAT(gmm9_box_, tag) = (width) > 1 ? (block) / 64 : 64, /* map's elements */
-enum { GMM_SM90_FACTOR_LIST(GMM__X) gmm9_factors_end };
+#define GMM__X(tag, bytes, scale_bytes, width) \
+    GMM__SM90(b_bytes, tag) = bytes, GMM__SM90(scales, tag) = scale_bytes, GMM__SM90(scale_width, tag) = width, \
+    GMM__SM90(box, tag) = (width) > 1 ? (bytes) / 64 : 64, /* elements of the tensor map in a box */
+enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
 #undef GMM__X
 
-/* Tiles: X(tag, groups of threads at one tile, blocks of 64 columns per group of threads, most units of 16 rows, stages
-   of depth 64, units by 64 columns of 16-bit elements that go out at once, groups that fit, B, blocks per
-   multiprocessor, units of 16-bit D that go out per stage of the next tile's products: 0 = it goes out before these).
-   All blocks of a unit go out together. */
+/* Tiles, named rows x columns of D: X(tag,
+       consumers      warp groups that share a tile: 2 cooperative, 1 ping-pong
+       wgmma_m        blocks of 64 columns per warp group
+       m16            most blocks of 16 rows
+       stages         of 64 elements along the contraction
+       store_blocks   blocks of 16 rows x 64 columns of 16 bits in a store slot
+       smem_groups    groups whose tables fit into shared memory
+       b_format, ctas per multiprocessor,
+       deferred       blocks of 16 rows that a deferred store writes per stage of the next tile; 0: there is none) */
 #define GMM_SM90_TILE_LIST(X) \
-    X(256x160, 2, 2, 10, 4, 2, 256, plain, 1, 0) \
-    X(128x256, 2, 1, 16, 4, 4, 256, plain, 1, 2) \
-    X(128x176, 1, 2, 11, 5, 4, 256, plain, 1, 0) \
-    X(128x192, 1, 2, 12, 4, 8, 256, plain, 1, 0) \
+    X(160x256, 2, 2, 10, 4, 2, 256, plain, 1, 0) \
+    X(256x128, 2, 1, 16, 4, 4, 256, plain, 1, 2) \
+    X(176x128, 1, 2, 11, 5, 4, 256, plain, 1, 0) \
+    X(192x128, 1, 2, 12, 4, 8, 256, plain, 1, 0) \
     X(128x128, 1, 2, 8, 5, 8, 256, plain, 1, 0) \
-    X(mx8_128x192, 2, 1, 12, 6, 2, 256, mx8, 1, 0) \
-    X(mx4_128x192, 2, 1, 12, 7, 2, 256, mx4, 1, 0) \
-    X(nv4_128x192, 2, 1, 12, 7, 2, 256, nv4, 1, 0) \
-    X(mx8_128x48, 2, 1, 3, 6, 2, 256, mx8, 2, 0) \
-    X(mx4_128x64, 2, 1, 4, 7, 2, 256, mx4, 2, 0) \
-    X(nv4_128x64, 2, 1, 4, 7, 2, 256, nv4, 2, 0)
+    X(mx8_192x128, 2, 1, 12, 6, 2, 256, mx8, 1, 0) \
+    X(mx4_192x128, 2, 1, 12, 7, 2, 256, mx4, 1, 0) \
+    X(nv4_192x128, 2, 1, 12, 7, 2, 256, nv4, 1, 0) \
+    X(mx8_48x128, 2, 1, 3, 6, 2, 256, mx8, 2, 0) \
+    X(mx4_64x128, 2, 1, 4, 7, 2, 256, mx4, 2, 0) \
+    X(nv4_64x128, 2, 1, 4, 7, 2, 256, nv4, 2, 0)
 
-/* Instances: X(op, dtype, precision, tile, kernel, which): a kernel of two tiles takes its first (0) or second (1), or
-   that which the groups' sizes make cheaper (2). The includes below follow the same list. */
+/* Instances: X(op, dtype, precision, tile, kernel, tile choice). A kernel with two tiles stands in three rows: it takes
+   its first tile (0), its second tile (1), or the one that is cheaper for the split (2). The includes in kernels.cuh
+   follow the same list. */
 #define GMM_SM90_KERNEL_LIST(X) \
-    X(fwd, GMM_BF16, bf16, 256x160, 256x160_128x256, 1) X(fwd, GMM_F16, f16, 256x160, 256x160_128x256, 1) \
-    X(fwd, GMM_BF16, bf16, 128x256, 256x160_128x256, 0) X(fwd, GMM_F16, f16, 128x256, 256x160_128x256, 0) \
-    X(fwd, GMM_BF16, bf16, 128x176, 128x176, 0) X(fwd, GMM_F16, f16, 128x176, 128x176, 0) \
-    X(dgrad, GMM_BF16, bf16, 256x160, 256x160_128x256, 1) X(dgrad, GMM_F16, f16, 256x160, 256x160_128x256, 1) \
-    X(dgrad, GMM_BF16, bf16, 128x256, 256x160_128x256, 0) X(dgrad, GMM_F16, f16, 128x256, 256x160_128x256, 0) \
-    X(dgrad, GMM_BF16, bf16, 128x176, 128x176, 0) X(dgrad, GMM_F16, f16, 128x176, 128x176, 0) \
-    X(fwd, GMM_BF16, bf16, mx8_128x192, mx8_128x192, 0) X(fwd, GMM_BF16, bf16, mx4_128x192, mx4_128x192, 0) \
-    X(fwd, GMM_BF16, bf16, nv4_128x192, nv4_128x192, 0) X(fwd, GMM_BF16, bf16, mx8_128x48, mx8_128x48, 0) \
-    X(fwd, GMM_BF16, bf16, mx4_128x64, mx4_128x64, 0) X(fwd, GMM_BF16, bf16, nv4_128x64, nv4_128x64, 0) \
-    X(wgrad, GMM_BF16, bf16, 128x192, 128x192, 0) X(wgrad, GMM_F16, f16, 128x192, 128x192, 0) \
+    X(fwd, GMM_BF16, bf16, 160x256, 160x256_256x128, 1) X(fwd, GMM_F16, f16, 160x256, 160x256_256x128, 1) \
+    X(fwd, GMM_BF16, bf16, 256x128, 160x256_256x128, 0) X(fwd, GMM_F16, f16, 256x128, 160x256_256x128, 0) \
+    X(fwd, GMM_BF16, bf16, 176x128, 176x128, 0) X(fwd, GMM_F16, f16, 176x128, 176x128, 0) \
+    X(dgrad, GMM_BF16, bf16, 160x256, 160x256_256x128, 1) X(dgrad, GMM_F16, f16, 160x256, 160x256_256x128, 1) \
+    X(dgrad, GMM_BF16, bf16, 256x128, 160x256_256x128, 0) X(dgrad, GMM_F16, f16, 256x128, 160x256_256x128, 0) \
+    X(dgrad, GMM_BF16, bf16, 176x128, 176x128, 0) X(dgrad, GMM_F16, f16, 176x128, 176x128, 0) \
+    X(fwd, GMM_BF16, bf16, mx8_192x128, mx8_192x128, 0) X(fwd, GMM_BF16, bf16, mx4_192x128, mx4_192x128, 0) \
+    X(fwd, GMM_BF16, bf16, nv4_192x128, nv4_192x128, 0) X(fwd, GMM_BF16, bf16, mx8_48x128, mx8_48x128, 0) \
+    X(fwd, GMM_BF16, bf16, mx4_64x128, mx4_64x128, 0) X(fwd, GMM_BF16, bf16, nv4_64x128, nv4_64x128, 0) \
+    X(wgrad, GMM_BF16, bf16, 192x128, 192x128, 0) X(wgrad, GMM_F16, f16, 192x128, 192x128, 0) \
     X(wgrad, GMM_BF16, bf16, 128x128, 128x128, 0) X(wgrad, GMM_F16, f16, 128x128, 128x128, 0) \
-    X(fwd, GMM_BF16, bf16, 128x256, 256x160_128x256, 2) X(fwd, GMM_F16, f16, 128x256, 256x160_128x256, 2) \
-    X(dgrad, GMM_BF16, bf16, 128x256, 256x160_128x256, 2) X(dgrad, GMM_F16, f16, 128x256, 256x160_128x256, 2)
+    X(fwd, GMM_BF16, bf16, 256x128, 160x256_256x128, 2) X(fwd, GMM_F16, f16, 256x128, 160x256_256x128, 2) \
+    X(dgrad, GMM_BF16, bf16, 256x128, 160x256_256x128, 2) X(dgrad, GMM_F16, f16, 256x128, 160x256_256x128, 2)
 
-/* A ring of tiles holds a batch that is placed at once and batches before it, each until all who read it say so. */
-enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, GMM_SM90_RING = 16,
-       GMM_SM90_BATCH = 4, GMM_SM90_BATCHES = GMM_SM90_RING / GMM_SM90_BATCH, GMM_SM90_LOW = 128 };
+/* The tile ring holds 16 work tiles; the scheduler writes 4 at a time, and its readers release 4 at a time. */
+enum {
+    GMM_SM90_THREADS = 384,
+    GMM_SM90_RAGGED_ROWS = 1 << 30, /* rows of a ragged map; limits the capacity */
+    GMM_SM90_MAP_BASE = 256,        /* address at which weight maps begin */
+    GMM_SM90_TILE_RING = 16,
+    GMM_SM90_TILE_BATCH = 4,
+    GMM_SM90_TILE_BATCHES = GMM_SM90_TILE_RING / GMM_SM90_TILE_BATCH,
+    GMM_SM90_SMALL_M = 128          /* most rows of a group in small-M mode */
+};
 
-/* Elsewhere than on sm_90a the kernels are empty, and known by this. */
+/* Without sm_90a code the kernels are empty, and their launch bounds tell the host so (gmm_sm90_present). */
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define GMM__SM90_BOUNDS(blocks) __launch_bounds__(32)
+#define GMM__SM90_BOUNDS(ctas) __launch_bounds__(32)
 #define GMM__FP8_BOUNDS __launch_bounds__(32)
 #else
-#define GMM__SM90_BOUNDS(blocks) __launch_bounds__(GMM_SM90_THREADS, blocks)
-#define GMM__FP8_BOUNDS __launch_bounds__(GMM__OF(threads), 1)
+#define GMM__SM90_BOUNDS(ctas) __launch_bounds__(GMM_SM90_THREADS, ctas)
+#define GMM__FP8_BOUNDS __launch_bounds__(GMM__CFG(threads), 1)
 #endif
 
-/* Shared memory: stages of B and A, rooms for D on its way (two per group of threads; wgrad: four, for whose turn it
-   is), barriers, tiles and one that is none, which tile was taken and how, groups. */
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) \
-    GMM__CAT(gmm9_teams_, tag) = teams, GMM__CAT(gmm9_mb_, tag) = mb, GMM__CAT(gmm9_units_, tag) = units, \
-    GMM__CAT(gmm9_stages_, tag) = st, GMM__CAT(gmm9_out_, tag) = out, GMM__CAT(gmm9_groups_, tag) = groups, \
-    GMM__CAT(gmm9_cols_, tag) = (teams) * (mb) * 64, GMM__CAT(gmm9_blocks_, tag) = blocks, \
-    GMM__CAT(gmm9_later_, tag) = later,
-enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_tiles_end };
+/* Shared memory of a tile, in this order: stages (B, A, scales), 4 store slots, barriers (full and empty of each stage;
+   tile_full; batches released; order; free and written of each slot), the tile ring with one more tile that warms the
+   producer up, the tile choice and the small-M flag, the group tables (ends, work_ends). Offsets are in bytes. */
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+    GMM__SM90(consumers, tag) = consumers_, GMM__SM90(wgmma_m, tag) = wgmma_m_, GMM__SM90(m16, tag) = m16_, \
+    GMM__SM90(stages, tag) = stages_, GMM__SM90(store_blocks, tag) = store_blocks_, \
+    GMM__SM90(smem_groups, tag) = smem_groups_, GMM__SM90(tile_n, tag) = (consumers_) * (wgmma_m_) * 64, \
+    GMM__SM90(ctas_per_sm, tag) = ctas_, GMM__SM90(deferred, tag) = deferred_,
+enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_tiles_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) \
-    GMM__CAT(gmm9_of_, tag) = GMM__CAT(gmm9_factor_, factor), GMM__CAT(gmm9_box_, tag) = GMM__CAT(gmm9_box_, factor), \
-    GMM__CAT(gmm9_width_, tag) = GMM__CAT(gmm9_width_, factor), \
-    GMM__CAT(gmm9_b_, tag) = (teams) * (mb) * GMM__CAT(gmm9_block_, factor), \
-    GMM__CAT(gmm9_scales_, tag) = (teams) * (mb) * GMM__CAT(gmm9_block_, factor) + (units) * 2048,
-enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_operands_end };
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+    GMM__SM90(tile_b, tag) = GMM__SM90(b_format, b_format_), GMM__SM90(box, tag) = GMM__SM90(box, b_format_), \
+    GMM__SM90(scale_width, tag) = GMM__SM90(scale_width, b_format_), \
+    GMM__SM90(b_stage_bytes, tag) = (consumers_) * (wgmma_m_) * GMM__SM90(b_bytes, b_format_), \
+    GMM__SM90(scales, tag) = (consumers_) * (wgmma_m_) * GMM__SM90(b_bytes, b_format_) + (m16_) * 2048,
+enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_operands_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) GMM__CAT(gmm9_stage_, tag) = \
-    GMM__CAT(gmm9_scales_, tag) + GMM__CAT(gmm9_scales_, factor),
-enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_stages_end };
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+    GMM__SM90(stage_bytes, tag) = GMM__SM90(scales, tag) + GMM__SM90(scales, b_format_),
+enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_stages_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) \
-    GMM__CAT(gmm9_room_, tag) = (out) * 2048, GMM__CAT(gmm9_rooms_, tag) = GMM__CAT(gmm9_stage_, tag) * (st), \
-    GMM__CAT(gmm9_bars_, tag) = GMM__CAT(gmm9_stage_, tag) * (st) + 4 * (out) * 2048, \
-    GMM__CAT(gmm9_ring_, tag) = (GMM__CAT(gmm9_stage_, tag) + 16) * (st) + 4 * (out) * 2048 + \
-    8 * (GMM_SM90_RING + GMM_SM90_BATCHES + 10),
-enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_rooms_end };
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+    GMM__SM90(slot_bytes, tag) = (store_blocks_) * 2048, \
+    GMM__SM90(slots_offset, tag) = GMM__SM90(stage_bytes, tag) * (stages_), \
+    GMM__SM90(barriers_offset, tag) = GMM__SM90(stage_bytes, tag) * (stages_) + 4 * (store_blocks_) * 2048, \
+    GMM__SM90(ring_offset, tag) = (GMM__SM90(stage_bytes, tag) + 16) * (stages_) + 4 * (store_blocks_) * 2048 + \
+                                  8 * (GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 10),
+enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_slots_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) GMM__CAT(gmm9_shared_, tag) = \
-    GMM__CAT(gmm9_ring_, tag) + (GMM_SM90_RING + 1) * 40 + 8 * ((groups) + 2),
-enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_shared_end };
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+    GMM__SM90(smem_bytes, tag) = GMM__SM90(ring_offset, tag) + \
+                                 (GMM_SM90_TILE_RING + 1) * GMM_SM90_TILE_BYTES + 8 * ((smem_groups_) + 2),
+enum { GMM_SM90_TILE_BYTES = 40, GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_smem_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) GMM__CAT(gmm9_fits_, tag) = \
-    1 / (GMM__CAT(gmm9_shared_, tag) <= 233472 / (blocks) - 1024),
-enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_fits_end };
+/* What follows does not compile (1 / 0) where a tile breaks a rule. Shared memory of a multiprocessor: 228 KiB, of
+   which each CTA takes 1 KiB more than it asks for. */
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+    GMM__SM90(fits, tag) = 1 / (GMM__SM90(smem_bytes, tag) <= 233472 / (ctas_) - 1024),
+enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_fits_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) \
-    + 1 / ((out) % (mb) == 0 && (out) % 2 == 0 && (!(later) || ((teams) == 2 && (mb) == 1)) && \
-           (units) % ((later) ? (later) : 1) == 0 && 2 * (out) % ((later) ? (later) : 1) == 0)
-enum { gmm9_lots_fit = 0 GMM_SM90_TILE_LIST(GMM__X) };
+/* Store slots hold whole blocks of a warp group; a deferred store needs cooperative tiles of one wgmma_m. */
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+    + 1 / ((store_blocks_) % (wgmma_m_) == 0 && (store_blocks_) % 2 == 0 && \
+           (!(deferred_) || ((consumers_) == 2 && (wgmma_m_) == 1)) && \
+               (m16_) % ((deferred_) ? (deferred_) : 1) == 0 && \
+           2 * (store_blocks_) % ((deferred_) ? (deferred_) : 1) == 0)
+enum { gmm_sm90_stores_fit = 0 GMM_SM90_TILE_LIST(GMM__X) };
 #undef GMM__X
-/* wgrad: a stage has room for whole boxes of A, a room for 64 rows by 256 bytes of D; groups of threads take turns */
-#define GMM__X(op, dtype, tag, tile, kernel, which) \
-    + 1 / (!gmm_ragged_k_##op || (GMM__CAT(gmm9_units_, tile) % 4 == 0 && GMM__CAT(gmm9_out_, tile) == 8 && \
-                                  GMM__CAT(gmm9_teams_, tile) == 1 && GMM__CAT(gmm9_mb_, tile) == 2))
-enum { gmm9_boxes_fit = 0 GMM_SM90_KERNEL_LIST(GMM__X) };
+/* wgrad: a stage holds whole boxes of A, a store slot 64 rows x 256 bytes of D, and tiles are ping-pong. */
+#define GMM__X(op, dtype, tag, tile, kernel, tile_choice) \
+    + 1 / (!gmm_ragged_k_##op || (GMM__SM90(m16, tile) % 4 == 0 && GMM__SM90(store_blocks, tile) == 8 && \
+                                  GMM__SM90(consumers, tile) == 1 && GMM__SM90(wgmma_m, tile) == 2))
+enum { gmm_sm90_boxes_fit = 0 GMM_SM90_KERNEL_LIST(GMM__X) };
 #undef GMM__X
-/* tiles of one kernel have barriers at the same place */
-enum { gmm9_two_fit = 1 / (gmm9_bars_256x160 == gmm9_bars_128x256 && gmm9_ring_256x160 == gmm9_ring_128x256) };
+/* The two tiles of a kernel have their barriers at the same place. */
+enum {
+    gmm_sm90_pairs_fit = 1 / (gmm_sm90_barriers_offset_160x256 == gmm_sm90_barriers_offset_256x128 &&
+                              gmm_sm90_ring_offset_160x256 == gmm_sm90_ring_offset_256x128)
+};
 
-/* Barriers in shared memory (mbarrier), addressed as the 32-bit shared address of their 8 bytes. */
-GMM__DEVICE void gmm_bar_init(uint32_t bar, uint32_t count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
+/* Named barriers of a CTA. 0 is __syncthreads; 1 and 2 join the 128 threads of consumer warp group 0 and 1 (FP8: 1, 2
+   and 3); 3 and 4 order the two warp groups. */
+enum { GMM_BAR_CONSUMER = 1, GMM_BAR_ORDER = 3 };
+
+/* Joins the threads of a consumer warp group. */
+GMM__DEVICE void gmm_consumer_sync(int wg) {
+    if (wg) GMM__BAR_SYNC((int)GMM_BAR_CONSUMER + 1, 128);
+    else GMM__BAR_SYNC((int)GMM_BAR_CONSUMER, 128);
 }
-GMM__DEVICE void gmm_bar_expect(uint32_t bar, uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
-}
-GMM__DEVICE void gmm_bar_wait(uint32_t bar, uint32_t parity) {
-    uint32_t done;
-    do {
-        asm volatile("{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                     " selp.b32 %0, 1, 0, p;\n}" : "=r"(done) : "r"(bar), "r"(parity) : "memory");
-    } while (!done);
-}
-GMM__DEVICE void gmm_bar_arrive_here(uint32_t bar) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
-}
-/* Arrives at the same barrier of block `rank` of the cluster. What it releases was read by wgmma and waited for; asked
-   for at cluster scope, the release would wait for device memory besides, once per stage. */
-GMM__DEVICE void gmm_bar_arrive(uint32_t bar, uint32_t rank) {
-    asm volatile("{\n .reg .b32 at;\n mapa.shared::cluster.u32 at, %0, %1;\n"
-                 " mbarrier.arrive.shared::cluster.b64 _, [at];\n}" : : "r"(bar), "r"(rank) : "memory");
+/* The same where there are up to three of them. */
+GMM__DEVICE void gmm_fp8_consumer_sync(int wg) { gmm_bar_sync_128(GMM_BAR_CONSUMER + wg); }
+/* Warp group `wg` waits (`wait`) until the other warp group has arrived there (`wait` 0). */
+GMM__DEVICE void gmm_order_barrier(int wg, int wait) {
+    if (wait) gmm_bar_sync_256(GMM_BAR_ORDER + wg);
+    else gmm_bar_arrive_256(GMM_BAR_ORDER + wg);
 }
 
-/* From shared memory, in the order of the program: what is read early holds registers. */
-GMM__DEVICE void gmm_shared_read4(uint32_t from, float v[4]) {
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "r"(from)
-                 : "memory");
-}
-
-GMM__DEVICE void gmm_shared_read2(uint32_t from, float v[2]) {
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v[0]), "=f"(v[1]) : "r"(from) : "memory");
-}
-GMM__DEVICE float gmm_shared_read(uint32_t from) {
-    float v;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(from) : "memory");
-    return v;
-}
-GMM__DEVICE void gmm_shared_write(uint32_t to, float v) {
-    asm volatile("st.shared.f32 [%0], %1;" : : "r"(to), "f"(v) : "memory");
-}
-/* threadIdx.x, read anew. */
-GMM__DEVICE int gmm_tid(void) {
-    int tid;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(tid));
-    return tid;
-}
-
-/* The block's number in its cluster, and their number, read anew. */
-GMM__DEVICE uint32_t gmm_cluster_rank(void) {
-    uint32_t rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-GMM__DEVICE uint32_t gmm_cluster_size(void) {
-    uint32_t size;
-    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
-    return size;
-}
-
-/* Waits for the other threads of this group of 128. */
-GMM__DEVICE void gmm_bar_half(int half) {
-    if (half) asm volatile("bar.sync 2, 128;" : : : "memory");
-    else asm volatile("bar.sync 1, 128;" : : : "memory");
-}
-/* Group `half` waits (`wait`) until the other, who arrives there, says that it is its turn. */
-GMM__DEVICE void gmm_bar_turn(int half, int wait) {
-    if (wait) asm volatile("bar.sync %0, 256;" : : "r"(3 + half) : "memory");
-    else asm volatile("bar.arrive %0, 256;" : : "r"(3 + half) : "memory");
-}
-GMM__DEVICE void gmm_bar_team(int team) {
-    asm volatile("bar.sync %0, 128;" : : "r"(1 + team) : "memory");
-}
-
-/* One box by TMA, to this block or, with `both`, to the same place in both blocks of the cluster. */
-GMM__DEVICE void gmm_tma_load(uint32_t to, const CUtensorMap *map, uint32_t bar, int both, int32_t c0, int32_t c1,
-                              int32_t c2, int32_t c3) {
-    if (both)
-        asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-                     " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" : : "r"(to), "l"(map), "r"(bar), "r"(c0), "r"(c1),
-                     "r"(c2), "r"(c3), "h"((uint16_t)3) : "memory");
-    else
-        asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
-                     " [%0], [%1, {%3, %4, %5, %6}], [%2];" : : "r"(to), "l"(map), "r"(bar), "r"(c0), "r"(c1),
-                     "r"(c2), "r"(c3) : "memory");
-}
-
-/* Four 8 x 8 blocks of 16-bit elements to shared memory, one row address per lane, each block transposed. */
-GMM__DEVICE void gmm_stmatrix_t(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%0], {%1, %2, %3, %4};"
-                 : : "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
-}
-
-/* The same, if `wanted`, which the warp agrees on. */
-GMM__DEVICE void gmm_stmatrix_t_if(int wanted, uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %0, 0;\n"
-                 " @p stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%1], {%2, %3, %4, %5};\n}"
-                 : : "r"(wanted), "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
-}
-
-/* The same, not transposed. */
-GMM__DEVICE void gmm_stmatrix(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1, %2, %3, %4};"
-                 : : "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
-}
-
-/* One box by TMA to device memory, or added to the fp32 numbers that stand there. */
-GMM__DEVICE void gmm_tma_store(const CUtensorMap *map, uint32_t from, int added, int32_t c0, int32_t c1, int32_t c2,
-                               int32_t c3) {
-    if (added)
-        asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group"
-                     " [%0, {%2, %3, %4, %5}], [%1];" : : "l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-                     : "memory");
-    else
-        asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
-                     : : "l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
-}
-
-/* The same, of what is read or written once: it gives way in the L2 before other lines. */
-GMM__DEVICE uint64_t gmm_l2_once(void) {
-    uint64_t policy;
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-GMM__DEVICE void gmm_tma_load_once(uint32_t to, const CUtensorMap *map, uint32_t bar, int32_t c0, int32_t c1,
-                                   int32_t c2, int32_t c3) {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
-                 " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" : : "r"(to), "l"(map), "r"(bar), "r"(c0), "r"(c1),
-                 "r"(c2), "r"(c3), "l"(gmm_l2_once()) : "memory");
-}
-GMM__DEVICE void gmm_tma_store_once(const CUtensorMap *map, uint32_t from, int32_t c0, int32_t c1, int32_t c2,
-                                    int32_t c3) {
-    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group.L2::cache_hint"
-                 " [%0, {%2, %3, %4, %5}], [%1], %6;" : : "l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3),
-                 "l"(gmm_l2_once()) : "memory");
-}
-
-/* Brings one box to the L2 by TMA. */
-GMM__DEVICE void gmm_tma_prefetch(const CUtensorMap *map, int32_t c0, int32_t c1, int32_t c2, int32_t c3) {
-    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];"
-                 : : "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
-}
-
-/* wgmma descriptor of a tile that stands in boxes of 128-byte lines, swizzled by 128 bytes: as [line][k], or, with
-   `t`, as [k][64 lines] box after box. */
-GMM__DEVICE uint64_t gmm_wgmma_desc(uint32_t at, int t) {
-    return (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)(t ? 8192 >> 4 : 1) << 16 | (at & 0x3FFFF) >> 4;
+/* wgmma descriptor of a tile in boxes of 128-byte lines with 128-byte swizzle. K-major tiles are [line][k]; MN-major
+   tiles (`mn_major`) are boxes of [k][64 lines] one after another. */
+GMM__DEVICE uint64_t gmm_wgmma_desc(uint32_t smem, int mn_major) {
+    return (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)(mn_major ? 8192 >> 4 : 1) << 16 |
+           (smem & 0x3FFFF) >> 4;
 }
 GMM__DEVICE void gmm_wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
 GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
 #define GMM__WGMMA_WAIT(groups) asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(groups) : "memory")
 
-/* X(n / 8, what names the sums, n, the descriptors behind 4 sums per 8). Odd eights stand where they save most. */
+/* Shapes of wgmma with operands in shared memory: X(N / 8, tag of the accumulator operand list, N, asm operands of
+   descriptor A, descriptor B and scale_d). Each thread holds N / 2 accumulators. Odd multiples of 8 are listed where
+   tiles of that height save most. */
 #define GMM__T1 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define GMM__T2 GMM__T1 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define GMM__T3 GMM__T2 ",%16,%17,%18,%19,%20,%21,%22,%23"
@@ -1529,8 +1847,9 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
     X(30, 15, "240", "%120", "%121", "%122") \
     X(32, 16, "256", "%128", "%129", "%130")
 
-/* X(units, n, four registers, the descriptor behind 8 sums per unit) */
-#define GMM_WGMMA_HELD_LIST(X) \
+/* Shapes of wgmma with A in registers: X(N / 16, N, asm operands of A's four registers, asm operand of descriptor
+   B). */
+#define GMM_WGMMA_RS_LIST(X) \
     X(1, "16", "%8,%9,%10,%11", "%12") \
     X(2, "32", "%16,%17,%18,%19", "%20") \
     X(3, "48", "%24,%25,%26,%27", "%28") \
@@ -1546,11 +1865,11 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
 
 #define GMM__H(b) GMM__W(d[(b)]), GMM__W(d[(b) + 1]), GMM__W(d[(b) + 2]), GMM__W(d[(b) + 3])
 #define GMM__V(b) GMM__H(b), GMM__H((b) + 4)
-#define GMM__W(x) GMM__WGMMA_TO "f"(x)
+#define GMM__W(x) GMM__WGMMA_CONSTRAINT "f"(x)
 
 #define GMM__BODY 8
-#define GMM__WGMMA_TO "+"
-#define GMM__WGMMA_ADD(c) c
+#define GMM__WGMMA_CONSTRAINT "+"
+#define GMM__WGMMA_SCALE_D(c) c
 #define GMM__TAG bf16
 #define GMM__WGMMA_TYPES "k16.f32.bf16.bf16"
 #define GMM__OP fwd
@@ -1591,24 +1910,26 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
 #include GMM_KERNELS_FILE
 #undef GMM__TAG
 #undef GMM__WGMMA_TYPES
-/* d += the product of m64 by n16u by k16: B's columns in registers, A's rows at da. */
-GMM__DEVICE void gmm_wgmma_held(const int units, float *d, const uint32_t b[4], uint64_t da) {
+/* One wgmma of M = 64, N = 16 n16 and K = 16 with register-sourced A (RS): d += A B. swap_ab: A holds columns of the
+   weights, `desc_b` describes rows of tokens. */
+GMM__DEVICE void gmm_wgmma_rs_bf16(const int n16, float *d, const uint32_t a_regs[4], uint64_t desc_b) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    switch (units) {
-#define GMM__X(u, n, b4, a) \
+    switch (n16) {
+#define GMM__X(u, n, regs, desc) \
     case u: asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, 1, 0;\n wgmma.mma_async.sync.aligned.m64n" n \
-                         "k16.f32.bf16.bf16 {" GMM__T##u "}, {" b4 "}, " a ", p, 1, 1, 0;\n}" \
-                         : GMM__V##u : "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]), "l"(da)); break;
-    GMM_WGMMA_HELD_LIST(GMM__X)
+                         "k16.f32.bf16.bf16 {" GMM__T##u "}, {" regs "}, " desc ", p, 1, 1, 0;\n}" \
+                         : GMM__V##u : "r"(a_regs[0]), "r"(a_regs[1]), "r"(a_regs[2]), "r"(a_regs[3]), \
+                         "l"(desc_b)); break;
+    GMM_WGMMA_RS_LIST(GMM__X)
 #undef GMM__X
     default: break;
     }
 #endif
 }
-#undef GMM__WGMMA_TO
-#undef GMM__WGMMA_ADD
-#define GMM__WGMMA_TO "="
-#define GMM__WGMMA_ADD(c) "0"
+#undef GMM__WGMMA_CONSTRAINT
+#undef GMM__WGMMA_SCALE_D
+#define GMM__WGMMA_CONSTRAINT "="
+#define GMM__WGMMA_SCALE_D(c) "0"
 #define GMM__WGMMA_MAJOR ""
 #define GMM__TAG e4m3
 #define GMM__WGMMA_TYPES "k32.f32.e4m3.e4m3"
@@ -1623,146 +1944,149 @@ GMM__DEVICE void gmm_wgmma_held(const int units, float *d, const uint32_t b[4], 
 #include GMM_KERNELS_FILE
 #undef GMM__TAG
 #undef GMM__WGMMA_TYPES
-#undef GMM__WGMMA_TO
-#undef GMM__WGMMA_ADD
+#undef GMM__WGMMA_CONSTRAINT
+#undef GMM__WGMMA_SCALE_D
 #undef GMM__BODY
 
 static GMM__UNUSED size_t gmm_sm90_table_bytes(int64_t groups) { return 8 * ((size_t)groups + 1); }
 
-/* One tile: group, place, extents. */
+/* A work tile. */
 typedef struct gmm_sm90_tile {
-    int32_t g, k;        /* group, contraction */
-    int32_t row, end;    /* the group's range of rows in the token matrices */
-    int32_t m0, n0;      /* first row (in the group) and column of D */
-    int32_t rows, cols;  /* that exist; cols <= 0: no tile */
-    int32_t units;       /* 16 rows each (FP8: 64), multiplied */
-    int32_t share;       /* the cluster's other tile has 0 nothing, 1 the same columns, 2 the same rows */
+    int32_t g, k;        /* group; length of the contraction */
+    int32_t row, end;    /* the group's rows in the token matrices: [row, end) */
+    int32_t m0, n0;      /* first row (within the group) and first column of D */
+    int32_t rows, cols;  /* rows and columns that exist; cols <= 0: there is no tile, its stages are only passed on */
+    int32_t row_blocks;  /* blocks of rows that are multiplied: 16 rows each, FP8 64; 0 ends the ring */
+    int32_t multicast;   /* operand shared with the other CTA's tile: 0 none, 1 B, 2 A */
 } gmm_sm90_tile;
+enum { gmm_sm90_tile_fits = 1 / (sizeof(gmm_sm90_tile) == GMM_SM90_TILE_BYTES) };
 
-/* Four elements of D as they stand, and one of them as a number. */
-GMM__DEVICE uint4 gmm_sm90_peek(int size, const char *from) {
+/* Four neighbouring elements of D as stored, and one of them as fp32. Loading and decoding are apart so that loads can
+   be issued early. */
+GMM__DEVICE uint4 gmm_sm90_d_load4(int size, const char *from) {
     uint4 v = make_uint4(0, 0, 0, 0);
     if (size == 4) v = *(const uint4 *)from;
     else *(uint2 *)&v = *(const uint2 *)from;
     return v;
 }
-GMM__DEVICE float gmm_sm90_seen(gmm_dtype dtype, const uint4 *v, int i) {
+GMM__DEVICE float gmm_sm90_d_value(gmm_dtype dtype, const uint4 *v, int i) {
     const uint32_t whole = i == 0 ? v->x : i == 1 ? v->y : i == 2 ? v->z : v->w, half = i < 2 ? v->x : v->y;
     return dtype == GMM_F32 ? __uint_as_float(whole) : gmm_widen(dtype, (uint16_t)(half >> 16 * (i & 1)));
 }
 
-/* The number of tiles of at most `most` units of `unit` rows for `rows` rows. */
-GMM__DEVICE int32_t gmm_sm90_tiles(int32_t rows, int32_t unit, int32_t most) {
-    return ((rows + unit - 1) / unit + most - 1) / most;
+/* Tiles of at most `max_blocks` blocks of `block_rows` rows that cover `rows` rows. */
+GMM__DEVICE int32_t gmm_sm90_tile_count(int32_t rows, int32_t block_rows, int32_t max_blocks) {
+    return ((rows + block_rows - 1) / block_rows + max_blocks - 1) / max_blocks;
 }
 
-/* What is multiplied for a tile of `rows` rows, in eights: see GMM_WGMMA_LIST. */
-GMM__DEVICE int gmm_sm90_eights(int32_t rows) {
-    const int e = (rows + 7) / 8;
-    return e % 2 && e != 17 && e != 19 && e != 21 ? e + 1 : e;
+/* wgmma's N for a tile of `rows` rows, in units of 8: odd values exist only where they save most (GMM_WGMMA_LIST). */
+GMM__DEVICE int gmm_sm90_wgmma_n8(int32_t rows) {
+    const int n8 = (rows + 7) / 8;
+    return n8 % 2 && n8 != 17 && n8 != 19 && n8 != 21 ? n8 + 1 : n8;
 }
 
-/* Stages of a tile. An empty sum takes one, of zeros: the ragged maps deliver them. */
-GMM__DEVICE uint32_t gmm_sm90_depths(int32_t k) { return k > 0 ? (uint32_t)(k + 63) / 64 : 1; }
+/* Stages of a tile. An empty contraction takes one stage of zeros, which the ragged maps deliver. */
+GMM__DEVICE uint32_t gmm_sm90_k_tiles(int32_t k) { return k > 0 ? (uint32_t)(k + 63) / 64 : 1; }
 
-/* Items of a group: pairs of tiles, or tiles if there are no clusters. Low tiles are paired along the rows and share B,
-   flat ones (128 columns) along the columns and share A: whichever is the larger operand. */
-GMM__DEVICE int32_t gmm_sm90_items(int32_t tiles_m, int32_t tiles_n, int32_t pair, int flat) {
-    const int32_t along = flat ? tiles_n : tiles_m, across = flat ? tiles_m : tiles_n;
-    return pair == 1 ? tiles_m * tiles_n : along / 2 * across + along % 2 * ((across + 1) / 2);
+/* Work of a group: pairs of tiles, or single tiles without clusters. Wide tiles (256 columns) are paired along the rows
+   and share B; with `raster_n` (128 columns) they are paired along the columns and share A, the larger operand. A tile
+   without a partner is paired along the other axis. */
+GMM__DEVICE int32_t gmm_sm90_group_work(int32_t tiles_m, int32_t tiles_n, int32_t cluster, int raster_n) {
+    const int32_t paired = raster_n ? tiles_n : tiles_m, single = raster_n ? tiles_m : tiles_n;
+    return cluster == 1 ? tiles_m * tiles_n : paired / 2 * single + paired % 2 * ((single + 1) / 2);
 }
 
-/* The groups of a lane where a warp shares them out in runs: from *first to the one before the last. */
-GMM__DEVICE int32_t gmm_sm90_run(int32_t groups, int32_t *first) {
-    const int32_t each = (groups + 31) / 32;
-    *first = ((int32_t)threadIdx.x & 31) * each;
-    return *first + each < groups ? *first + each : groups;
+/* A warp shares out the groups in contiguous runs, one per lane: this lane has [*first, returned). */
+GMM__DEVICE int32_t gmm_sm90_lane_groups(int32_t groups, int32_t *first) {
+    const int32_t per_lane = (groups + 31) / 32;
+    *first = ((int32_t)threadIdx.x & 31) * per_lane;
+    return *first + per_lane < groups ? *first + per_lane : groups;
 }
-/* Makes prefix sums [G + 1] of those that each lane has written of its own run, whose last is `total`. One warp. */
-GMM__DEVICE void gmm_sm90_prefix(int32_t groups, int32_t total, int32_t *sums) {
+/* Turns the prefix sums of each lane's run, whose last one is `total`, into prefix sums [G + 1] over all groups. Whole
+   warp. */
+GMM__DEVICE void gmm_sm90_prefix_sums(int32_t groups, int32_t total, int32_t *sums) {
     const int32_t lane = (int32_t)threadIdx.x & 31;
-    int32_t before = total, g, i;
-    const int32_t end = gmm_sm90_run(groups, &g);
+    int32_t offset = total, g, i;
+    const int32_t end = gmm_sm90_lane_groups(groups, &g);
 #pragma unroll 1
     for (i = 1; i < 32; i *= 2) {
-        const int32_t other = __shfl_up_sync(0xFFFFFFFFu, before, (unsigned)i);
-        if (lane >= i) before += other;
+        const int32_t other = __shfl_up_sync(0xFFFFFFFFu, offset, (unsigned)i);
+        if (lane >= i) offset += other;
     }
-    before -= total;
+    offset -= total;
     if (lane == 0) sums[0] = 0;
 #pragma unroll 1
-    for (; g < end; g++) sums[g + 1] += before;
+    for (; g < end; g++) sums[g + 1] += offset;
     __syncwarp();
 }
 
-/* No cache has a launch's parameters when it begins: each warp asks for 64 of their `bytes`, or who places tiles would
-   wait for one line after another. */
-GMM__DEVICE void gmm_sm90_warm(const uint32_t *words, int bytes, int warp) {
-    if (64 * warp < bytes) /* that the warp may sleep for no time makes it ask */
-        asm volatile("{\n .reg .pred p;\n setp.eq.u32 p, %0, 1;\n @p nanosleep.u32 0;\n}"
-                     : : "r"(words[16 * warp]) : "memory");
+/* Brings the kernel parameters to the constant cache: warp w reads one word of its 64 bytes. Without it the scheduler
+   would miss once per line in sequence. */
+GMM__DEVICE void gmm_sm90_prefetch_params(const uint32_t *words, int bytes, int warp) {
+    if (64 * warp < bytes)
+        gmm_touch(words[16 * warp]);
 }
-/* An entry of the split, at least 0 and at most the capacity, which fits. From the L2: it may be read before it is
-   waited for, and again. */
-GMM__DEVICE int32_t gmm_sm90_entry(const gmm_groups *s, int32_t i) {
+/* Entry i of the split, clamped to [0, capacity]. Read from the L2, because the kernel before may still write it: it is
+   read before griddepcontrol.wait and again after it. */
+GMM__DEVICE int32_t gmm_sm90_split_entry(const gmm_groups *s, int32_t i) {
     const int64_t v = s->dtype == GMM_I64 ? (int64_t)__ldcg((const long long *)s->splits + i)
                                           : __ldcg((const int *)s->splits + i);
     return v < 0 ? 0 : v > s->capacity ? (int32_t)s->capacity : (int32_t)v;
 }
-/* Where rows end behind `end` of them, by the rule of gmm_split_end. */
-GMM__DEVICE int32_t gmm_sm90_after(const gmm_groups *s, int32_t end, int32_t entry) {
-    const int32_t larger = max(entry, end), sum = min(entry, (int32_t)s->capacity - end) + end;
-    return s->form == GMM_SPLIT_OFFSETS ? larger : sum;
+/* End of the group that starts at row `end`, by the rule of gmm_split_end. */
+GMM__DEVICE int32_t gmm_sm90_split_end(const gmm_groups *s, int32_t end, int32_t entry) {
+    const int32_t maximum = max(entry, end), sum = min(entry, (int32_t)s->capacity - end) + end;
+    return s->form == GMM_SPLIT_OFFSETS ? maximum : sum;
 }
-/* What tiles depend on besides the groups' ends: rows of the largest group, groups that have any. */
-typedef struct gmm_sm90_sizes {
-    int32_t longest, live;
-} gmm_sm90_sizes;
-/* Reads the split by the rule of gmm_split_end and writes the groups' ends [G + 1]. One warp. */
-GMM__DEVICE gmm_sm90_sizes gmm_sm90_split(const gmm_groups *s, int32_t *ends) {
+/* What the tile choice depends on besides the groups' ends: rows of the largest group, and non-empty groups. */
+typedef struct gmm_sm90_split_stats {
+    int32_t max_rows, nonempty;
+} gmm_sm90_split_stats;
+/* Reads the split by the rule of gmm_split_end and writes the groups' ends [G + 1]. Whole warp. */
+GMM__DEVICE gmm_sm90_split_stats gmm_sm90_read_split(const gmm_groups *s, int32_t *ends) {
     const int by_offsets = s->form == GMM_SPLIT_OFFSETS, lane = (int)threadIdx.x & 31;
-    gmm_sm90_sizes of = { 0, 0 };
+    gmm_sm90_split_stats stats = { 0, 0 };
     int32_t end = 0, first, g, i;
     int32_t last;
 #pragma unroll 4
-    for (g = lane; g < s->count; g += 32) ends[g + 1] = gmm_sm90_entry(s, g + by_offsets);
+    for (g = lane; g < s->count; g += 32) ends[g + 1] = gmm_sm90_split_entry(s, g + by_offsets);
     __syncwarp();
-    last = gmm_sm90_run(s->count, &first);
+    last = gmm_sm90_lane_groups(s->count, &first);
 #pragma unroll 1
-    for (g = first; g < last; g++) end = gmm_sm90_after(s, end, ends[g + 1]);
+    for (g = first; g < last; g++) end = gmm_sm90_split_end(s, end, ends[g + 1]);
 #pragma unroll 1
     for (i = 1; i < 32; i *= 2) {
         const int32_t other = __shfl_up_sync(0xFFFFFFFFu, end, (unsigned)i);
-        if (lane >= i) end = gmm_sm90_after(s, other, end);
+        if (lane >= i) end = gmm_sm90_split_end(s, other, end);
     }
     end = __shfl_up_sync(0xFFFFFFFFu, end, 1);
     if (lane == 0) end = ends[0] = 0;
 #pragma unroll 1
     for (g = first; g < last; g++) {
         const int32_t start = end;
-        ends[g + 1] = end = gmm_sm90_after(s, end, ends[g + 1]);
-        of.longest = end - start > of.longest ? end - start : of.longest;
-        of.live += end > start;
+        ends[g + 1] = end = gmm_sm90_split_end(s, end, ends[g + 1]);
+        stats.max_rows = end - start > stats.max_rows ? end - start : stats.max_rows;
+        stats.nonempty += end > start;
     }
-    of.longest = __reduce_max_sync(0xFFFFFFFFu, of.longest);
-    of.live = __reduce_add_sync(0xFFFFFFFFu, of.live);
+    stats.max_rows = __reduce_max_sync(0xFFFFFFFFu, stats.max_rows);
+    stats.nonempty = __reduce_add_sync(0xFFFFFFFFu, stats.nonempty);
     __syncwarp();
-    return of;
+    return stats;
 }
-/* Whether the split still is what `ends` come from. A split at fault may count as another. One warp. */
-GMM__DEVICE int gmm_sm90_stands(const gmm_groups *s, const int32_t *ends) {
+/* Whether `ends` still describe the split. A faulty split may count as changed. Whole warp. */
+GMM__DEVICE int gmm_sm90_split_unchanged(const gmm_groups *s, const int32_t *ends) {
     const int by_offsets = s->form == GMM_SPLIT_OFFSETS;
     int32_t g;
-    int other = 0;
+    int changed = 0;
 #pragma unroll 4
     for (g = (int32_t)threadIdx.x & 31; g < s->count; g += 32)
-        other |= gmm_sm90_entry(s, g + by_offsets) != ends[g + 1] - (by_offsets ? 0 : ends[g]);
-    other = __any_sync(0xFFFFFFFFu, other);
+        changed |= gmm_sm90_split_entry(s, g + by_offsets) != ends[g + 1] - (by_offsets ? 0 : ends[g]);
+    changed = __any_sync(0xFFFFFFFFu, changed);
     __syncwarp();
-    return !other;
+    return !changed;
 }
-/* Reports faults of the split that `ends` come from, and of the table of weights. One warp. */
-GMM__DEVICE void gmm_sm90_judge(const gmm_groups *s, const gmm_gemm_args *p, const int32_t *ends) {
+/* Sets the fault bits of the split that `ends` come from, and of the table of weights. Whole warp. */
+GMM__DEVICE void gmm_sm90_report_faults(const gmm_groups *s, const gmm_gemm_args *p, const int32_t *ends) {
     const int by_offsets = s->form == GMM_SPLIT_OFFSETS;
     uint32_t fault = by_offsets && gmm_split_value(s, 0) != 0 ? (uint32_t)GMM_FAULT_MONOTONIC : 0;
     int32_t g;
@@ -1775,490 +2099,512 @@ GMM__DEVICE void gmm_sm90_judge(const gmm_groups *s, const gmm_gemm_args *p, con
     if (fault) atomicOr(s->fault, fault);
 }
 
-/* Tiles across D's columns, if tiles are up to `high` rows high: as few as there can be (`least`), or, where no group
-   has more than a tile's rows, so many as fill the last round. Their widths are nearly equal numbers of `step`
-   columns. */
-GMM__DEVICE int32_t gmm_sm90_across(const gmm_gemm_args *p, int32_t least, int32_t step, int32_t high, int32_t pair,
-                                    gmm_sm90_sizes of) {
-    const int32_t most = (p->n + step - 1) / step, grid = (int32_t)gridDim.x;
-    int32_t full;
-    if (of.longest > high || of.live == 0) return least;
-    full = (of.live * least + grid - 1) / grid * grid / of.live & -pair;
-    return full < least ? least : full < most ? full : most;
+/* Tiles along the columns of D for tiles of at most `tile_rows` rows: `min_tiles`, or, where no group has more rows
+   than one tile, as many as fill the last round of the grid. Their widths are nearly equal multiples of `step` columns.
+   */
+GMM__DEVICE int32_t gmm_sm90_tiles_n(const gmm_gemm_args *p, int32_t min_tiles, int32_t step, int32_t tile_rows,
+                                     int32_t cluster,
+                                     gmm_sm90_split_stats stats) {
+    const int32_t max_tiles = (p->n + step - 1) / step, grid = (int32_t)gridDim.x;
+    int32_t filling;
+    if (stats.max_rows > tile_rows || stats.nonempty == 0) return min_tiles;
+    filling = (stats.nonempty * min_tiles + grid - 1) / grid * grid / stats.nonempty & -cluster;
+    return filling < min_tiles ? min_tiles : filling < max_tiles ? filling : max_tiles;
 }
-/* Where tile `nth` of `tiles` begins, that share out `count` units nearly equally. */
-GMM__DEVICE int32_t gmm_sm90_begin(int32_t count, int32_t tiles, int32_t nth) {
-    const int32_t each = count / tiles, over = count - tiles * each;
-    return nth * each + (nth < over ? nth : over);
+/* First of the units of tile i where `tiles` tiles share `count` units as evenly as possible. */
+GMM__DEVICE int32_t gmm_sm90_even_begin(int32_t count, int32_t tiles, int32_t i) {
+    const int32_t each = count / tiles, rest = count - tiles * each;
+    return i * each + (i < rest ? i : rest);
 }
 
-/* Writes the prefix sums of the groups' items [G + 1], for tiles of at most `most` units of `unit` rows, `tiles_n` of
-   them across. One warp. */
-GMM__DEVICE void gmm_sm90_count(const gmm_gemm_args *p, int ragged_k, int flat, int32_t tiles_n, int32_t unit,
-                                int32_t most, int32_t pair, const int32_t *ends, int32_t *items) {
+/* Writes the prefix sums [G + 1] of the groups' work, for tiles of at most `max_blocks` blocks of `block_rows` rows and
+   `tiles_n` tiles along the columns. In wgrad (k_grouped) frozen groups and empty groups with beta 1 have none. Whole
+   warp. */
+GMM__DEVICE void gmm_sm90_count_work(const gmm_gemm_args *p, int k_grouped, int raster_n, int32_t tiles_n,
+                                     int32_t block_rows,
+                                     int32_t max_blocks, int32_t cluster, const int32_t *ends, int32_t *work_ends) {
     const int32_t G = p->groups;
     int32_t total = 0, g;
-    const int32_t last = gmm_sm90_run(G, &g);
+    const int32_t last = gmm_sm90_lane_groups(G, &g);
 #pragma unroll 1
     for (; g < last; g++) {
         const int32_t m = ends[g + 1] - ends[g];
-        if (!ragged_k || (!(p->frozen && p->frozen[g]) && !(m == 0 && gmm_gemm_beta(p, g) == 1.0f)))
-            total += gmm_sm90_items(gmm_sm90_tiles(ragged_k ? p->m : m, unit, most), tiles_n, pair, flat);
-        items[g + 1] = total;
+        if (!k_grouped || (!(p->frozen && p->frozen[g]) && !(m == 0 && gmm_gemm_beta(p, g) == 1.0f)))
+            total += gmm_sm90_group_work(gmm_sm90_tile_count(k_grouped ? p->m : m, block_rows, max_blocks), tiles_n,
+                                         cluster, raster_n);
+        work_ends[g + 1] = total;
     }
-    gmm_sm90_prefix(G, total, items);
+    gmm_sm90_prefix_sums(G, total, work_ends);
 }
 
-/* Chooses among the kernel's tiles (`tile`: 0, 1 its first or second, 2 either; units1 0: it has no second) and their
-   heights in units of 16 rows what takes the least time; bits do not depend on it. Returns the height, *nth: the tile.
-   Tiles by both groups of threads (`both`) are priced in clocks of products that draw all the power there is: what
-   rounds leave idle makes the others faster, and a low tile saves what it does not multiply. One warp, four lanes for
-   each choice. */
-GMM__DEVICE int32_t gmm_sm90_height(const gmm_gemm_args *p, const int32_t *ends, gmm_sm90_sizes of, int32_t tile,
-                                    const int both, int32_t cols0, int32_t units0, int32_t cols1, int32_t units1,
-                                    int32_t *nth) {
-    const int32_t G = p->groups, heights0 = both ? units0 / 4 + 1 : units0 - units0 / 2;
-    const int32_t heights1 = units1 ? units1 / 4 + 1 : 0;
-    float work = 0.0f, count = 0.0f, longest = 0.0f, cost = 0.0f;
-    uint32_t least;
-    int32_t i, c, second, live;
-    if (tile != 2) { /* perhaps a tile for each group, whatever the height */
-        const int32_t most = tile ? units1 : units0, lowest = most - (tile ? heights1 : heights0) + 1;
-        *nth = tile;
-        if (of.longest <= 16 * lowest) return most;
+/* The price model of the tile scheduler: chooses the tile (`tile`: 0 the first, 1 the second, 2 either; m16_1 0: there
+   is only one) and its height in blocks of 16 rows that take the least time for the split. Returns the height; *chosen:
+   the tile. Results do not depend on the choice. Clocks of a tile are linear in its height: constants fitted on one
+   H200 (gmm__wgmma_choose prices the same on the host from average sizes). Cooperative tiles run at the power limit, so
+   that CTAs which idle in the last round speed up the others: idle time counts 0.69 of its length. Whole warp; four
+   lanes share each candidate. */
+GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_gemm_args *p, const int32_t *ends, gmm_sm90_split_stats stats,
+                                         int32_t tile,
+                                         const int cooperative, int32_t n0, int32_t m16_0, int32_t n1, int32_t m16_1,
+                                         int32_t *chosen) {
+    const int32_t G = p->groups, heights0 = cooperative ? m16_0 / 4 + 1 : m16_0 - m16_0 / 2;
+    const int32_t heights1 = m16_1 ? m16_1 / 4 + 1 : 0;
+    float work = 0.0f, count = 0.0f, max_clocks = 0.0f, cost = 0.0f;
+    uint32_t min_cost;
+    int32_t i, c, second, valid;
+    if (tile != 2) { /* every group fits one tile, whatever the height */
+        const int32_t tallest = tile ? m16_1 : m16_0, lowest = tallest - (tile ? heights1 : heights0) + 1;
+        *chosen = tile;
+        if (stats.max_rows <= 16 * lowest) return tallest;
     }
     c = ((int32_t)threadIdx.x & 31) / 4;
     second = c >= heights0;
     {
-        const float depths = (float)gmm_sm90_depths(p->k);
-        const float inverse = __fdividef(1.0f, (float)(second ? units1 + heights0 - c : units0 - c));
-        const int wide = (second ? cols1 : cols0) == 256;
-        const float fixed = wide ? 48.0f * depths + 2000.0f : 56.0f * depths + 5800.0f;
-        const float slope = wide ? 134.5f * depths + 340.0f : 66.3f * depths - 270.0f;
+        const float k_tiles = (float)gmm_sm90_k_tiles(p->k);
+        const float inverse = __fdividef(1.0f, (float)(second ? m16_1 + heights0 - c : m16_0 - c));
+        const int wide = (second ? n1 : n0) == 256;
+        const float fixed = wide ? 48.0f * k_tiles + 2000.0f : 56.0f * k_tiles + 5800.0f;
+        const float slope = wide ? 134.5f * k_tiles + 340.0f : 66.3f * k_tiles - 270.0f;
 #pragma unroll 1
         for (i = (int32_t)threadIdx.x & 3; i < G; i += 4) {
             const float m = (float)(ends[i + 1] - ends[i] + 8) * 0.0625f, t = ceilf((m - 0.5f) * inverse);
             const float h = __fdividef(m, fmaxf(t, 1.0f));
-            const float clocks = both ? fixed + slope * h
-                                      : fmaxf(depths * fmaxf(256.0f + 44.0f * h, 64.0f * h), 330.0f * h) + 200.0f;
+            const float clocks = cooperative ? fixed + slope * h
+                                      : fmaxf(k_tiles * fmaxf(256.0f + 44.0f * h, 64.0f * h), 330.0f * h) + 200.0f;
             count += t;
             work += t * clocks;
-            if (t > 0.0f) longest = fmaxf(longest, clocks);
+            if (t > 0.0f) max_clocks = fmaxf(max_clocks, clocks);
         }
     }
     for (i = 2; i > 0; i /= 2) {
         work += __shfl_xor_sync(0xFFFFFFFFu, work, i);
         count += __shfl_xor_sync(0xFFFFFFFFu, count, i);
-        longest = fmaxf(longest, __shfl_xor_sync(0xFFFFFFFFu, longest, i));
+        max_clocks = fmaxf(max_clocks, __shfl_xor_sync(0xFFFFFFFFu, max_clocks, i));
     }
-    c = (gmm_tid() & 31) / 4; /* not kept while groups are counted */
+    c = (gmm_tid_x() & 31) / 4; /* computed again, so that no register holds it during the loop above */
     second = c >= heights0;
-    live = c < heights0 + heights1 && (tile == 2 || tile == second);
+    valid = c < heights0 + heights1 && (tile == 2 || tile == second);
     if (count > 0.0f) {
-        const int32_t cols = second ? cols1 : cols0;
+        const int32_t cols = second ? n1 : n0;
         const float share = __fdividef((float)((p->n + cols - 1) / cols), (float)gridDim.x), rounds = count * share;
         cost = __fdividef(ceilf(rounds), rounds);
-        /* of heights that differ, some block is dealt more of the tall ones */
-        if (both) cost = 0.31f + 0.69f * cost * (1.0f + 1.26f * (__fdividef(longest * count, work) - 1.0f) *
+        /* where heights differ, some CTA gets more of the tall tiles */
+        if (cooperative) cost = 0.31f + 0.69f * cost * (1.0f + 1.26f * (__fdividef(max_clocks * count, work) - 1.0f) *
                                                         rsqrtf(rounds));
         cost = fminf(cost * work * share, 3.0e38f);
     }
-    least = __reduce_min_sync(0xFFFFFFFFu, live ? __float_as_uint(cost) : 0x7FFFFFFFu);
-    c = (__ffs((int)__ballot_sync(0xFFFFFFFFu, live && __float_as_uint(cost) == least)) - 1) / 4;
-    *nth = c >= heights0;
-    return c >= heights0 ? units1 + heights0 - c : units0 - c;
+    min_cost = __reduce_min_sync(0xFFFFFFFFu, valid ? __float_as_uint(cost) : 0x7FFFFFFFu);
+    c = (__ffs((int)__ballot_sync(0xFFFFFFFFu, valid && __float_as_uint(cost) == min_cost)) - 1) / 4;
+    *chosen = c >= heights0;
+    return c >= heights0 ? m16_1 + heights0 - c : m16_0 - c;
 }
 
-/* Places item `i`, of group t->g, for block `rank` of its cluster: at most `most` units of `unit` rows, from a multiple
-   of `step` rows on; `tiles_n` tiles across, from multiples of `step_n` columns on. Inside a group rows go first, in
-   bands of 8 pairs, so that the tiles in flight share operands. `turned`: each group begins elsewhere (by the golden
-   ratio), so that a block which got a wide tile of one gets a narrow one of the next. wgrad, whose tiles are nearly all
-   alike, does so only where a block would get the same place in every group. */
-GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int32_t *ends, const int32_t *items,
-                                int32_t i, const int turned, int flat, int32_t tiles_n, int32_t step_n, int32_t unit,
-                                int32_t most, int32_t step, int32_t pair, int32_t rank, gmm_sm90_tile *t) {
+/* Fills in work tile `i` of group t->g for CTA `cta_rank` of its cluster: at most `max_blocks` blocks of `block_rows`
+   rows, starting at a multiple of `step` rows; `tiles_n` tiles along the columns, starting at multiples of `step_n`.
+   Rasterization within a group: along the rows first, in bands of 8 pairs, so that tiles in flight share operands.
+   `rotated`: each group starts at another of its tiles (golden ratio), so that a CTA which got a wide tile of one group
+   gets a narrow one of the next. wgrad, whose tiles are nearly equal, rotates only where a CTA would otherwise get the
+   same tile of every group. */
+GMM__DEVICE void gmm_sm90_schedule_tile(const gmm_gemm_args *p, int k_grouped, const int32_t *ends,
+                                        const int32_t *work_ends,
+                                        int32_t i, const int rotated, int raster_n, int32_t tiles_n, int32_t step_n,
+                                        int32_t block_rows,
+                                        int32_t max_blocks, int32_t step, int32_t cluster, int32_t cta_rank,
+                                        gmm_sm90_tile *t) {
     int32_t m, steps, tiles_m, pairs_m, pairs_n, tm, tn;
-    uint32_t all;
+    uint32_t group_work;
     t->row = ends[t->g];
     t->end = ends[t->g + 1];
-    m = ragged_k ? p->m : t->end - t->row;
-    t->k = ragged_k ? t->end - t->row : p->k;
-    all = (uint32_t)(items[t->g + 1] - items[t->g]);
-    i -= items[t->g];
-    if (turned) {
-        const uint32_t on = (uint32_t)i + __umulhi((uint32_t)t->g * 2654435769u, all);
-        i = (int32_t)(on < all ? on : on - all);
+    m = k_grouped ? p->m : t->end - t->row;
+    t->k = k_grouped ? t->end - t->row : p->k;
+    group_work = (uint32_t)(work_ends[t->g + 1] - work_ends[t->g]);
+    i -= work_ends[t->g];
+    if (rotated) {
+        const uint32_t rotated_i = (uint32_t)i + __umulhi((uint32_t)t->g * 2654435769u, group_work);
+        i = (int32_t)(rotated_i < group_work ? rotated_i : rotated_i - group_work);
     }
-    tiles_m = gmm_sm90_tiles(m, unit, most);
-    pairs_m = flat ? tiles_m : tiles_m >> (pair - 1);
-    pairs_n = flat ? tiles_n >> (pair - 1) : tiles_n;
-    t->share = pair == 1 ? 0 : flat ? 2 : 1;
+    tiles_m = gmm_sm90_tile_count(m, block_rows, max_blocks);
+    pairs_m = raster_n ? tiles_m : tiles_m >> (cluster - 1);
+    pairs_n = raster_n ? tiles_n >> (cluster - 1) : tiles_n;
+    t->multicast = cluster == 1 ? 0 : raster_n ? 2 : 1;
     if (i < pairs_m * pairs_n) {
         const int32_t band = pairs_m > 8 ? i / (8 * pairs_n) : 0, left = pairs_m - 8 * band;
         const int32_t height = left < 8 ? left : 8;
         i -= 8 * band * pairs_n;
         tn = i / height;
         tm = 8 * band + i - tn * height;
-        if (flat) tn = tn * pair + rank;
-        else tm = tm * pair + rank;
-    } else { /* what has no partner there pairs up the other way */
+        if (raster_n) tn = tn * cluster + cta_rank;
+        else tm = tm * cluster + cta_rank;
+    } else { /* without a partner along this axis: paired along the other one */
         i = 2 * (i - pairs_m * pairs_n);
-        t->share = i + 1 < (flat ? tiles_m : tiles_n) ? 3 - t->share : 0;
-        tm = flat ? i + rank : tiles_m - 1;
-        tn = flat ? tiles_n - 1 : i + rank;
+        t->multicast = i + 1 < (raster_n ? tiles_m : tiles_n) ? 3 - t->multicast : 0;
+        tm = raster_n ? i + cta_rank : tiles_m - 1;
+        tn = raster_n ? tiles_n - 1 : i + cta_rank;
         if (tm >= tiles_m) {
             tm = tiles_m - 1;
             tn = tiles_n;
         }
     }
     steps = (m + step - 1) / step;
-    t->m0 = step * gmm_sm90_begin(steps, tiles_m, tm);
-    t->rows = step * gmm_sm90_begin(steps, tiles_m, tm + 1) - t->m0;
+    t->m0 = step * gmm_sm90_even_begin(steps, tiles_m, tm);
+    t->rows = step * gmm_sm90_even_begin(steps, tiles_m, tm + 1) - t->m0;
     if (t->rows > m - t->m0) t->rows = m - t->m0;
-    t->units = (t->rows + unit - 1) / unit;
+    t->row_blocks = (t->rows + block_rows - 1) / block_rows;
     steps = (p->n + step_n - 1) / step_n;
-    t->n0 = step_n * gmm_sm90_begin(steps, tiles_n, tn);
-    t->cols = step_n * gmm_sm90_begin(steps, tiles_n, tn + 1) - t->n0;
+    t->n0 = step_n * gmm_sm90_even_begin(steps, tiles_n, tn);
+    t->cols = step_n * gmm_sm90_even_begin(steps, tiles_n, tn + 1) - t->n0;
     if (t->cols > p->n - t->n0) t->cols = p->n - t->n0;
 }
 
-/* Weights as codes: a stage holds boxes of 64 columns, 64 codes of each, FP8 swizzled by 64 bytes, then A, then four
-   scale bytes of each column: those of the 16-element blocks of the stage, or of four 32-element blocks, of which an
-   even stage has the first two. */
+/* Packed weights (MX8, MX4, NV4) as the register operand of wgmma. A stage holds, for each block of 64 columns, a box
+   of 64 codes per column (FP8 swizzled by 64 bytes), then A, then four scale bytes per column: those of the four blocks
+   of 16 elements of this stage, or of four blocks of 32 elements, of which an even stage uses the first two. */
 
-/* What the codes of a thread's two columns are multiplied by in a stage's steps of 16, twice in a word; FP8 by 2^120
-   more, which its elements lack. `at`: the scales of the warp's 16 columns. Returns whether a product with FP8 would
-   leave the range so. */
-GMM__DEVICE int gmm_sm90_by(const int factor, uint32_t at, int odd, uint32_t by[2][4]) {
+/* Scales of a thread's two columns for the stage's four steps of 16, as pairs of bf16; FP8 scales carry 2^120, which
+   the decoded elements lack. smem_at: scales of the warp's 16 columns; odd: the stage uses the upper two scale bytes.
+   Returns whether a product could leave the range of bf16, which takes gmm_sm90_packed_fragment_wide. */
+GMM__DEVICE int gmm_sm90_packed_scales(const int b_format, uint32_t smem_at, int odd, uint32_t scales[2][4]) {
     const uint32_t lane = threadIdx.x & 31;
-    int r, j, high = 0;
+    int r, j, wide = 0;
 #pragma unroll
     for (r = 0; r < 2; r++) {
-        uint32_t four, v[2];
-        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(four) : "r"(at + 4 * (lane / 4) + 32 * r) : "memory");
-        if (factor == gmm9_factor_nv4) {
-            gmm_q_fp8(GMM_BF16, GMM_E4M3, four, v);
+        uint32_t word = gmm_ld_shared_u32(smem_at + 4 * (lane / 4) + 32 * r), v[2];
+        if (b_format == gmm_sm90_b_format_nv4) {
+            gmm_fp8_to_16bit_x4(GMM_BF16, GMM_E4M3, word, v);
 #pragma unroll
-            for (j = 0; j < 4; j++) by[r][j] = gmm_q_bytes(v[j / 2], 0u, j % 2 ? 0x3232u : 0x1010u);
+            for (j = 0; j < 4; j++) scales[r][j] = gmm_prmt(v[j / 2], 0u, j % 2 ? 0x3232u : 0x1010u);
             continue;
         }
-        if (odd) four >>= 16;
+        if (odd) word >>= 16;
 #pragma unroll
         for (j = 0; j < 4; j++) {
-            v[0] = four >> (j / 2 * 8) & 0xFFu;
-            if (factor == gmm9_factor_mx8) {
-                by[r][j] = v[0] * 0x00800080u + 0x3C003C00u;
-                high |= v[0] > 134;
-            } else by[r][j] = (v[0] == 0 ? 0x0040u : v[0] == 255 ? 0x7FFFu : v[0] << 7) * 0x00010001u;
+            v[0] = word >> (j / 2 * 8) & 0xFFu;
+            if (b_format == gmm_sm90_b_format_mx8) {
+                scales[r][j] = v[0] * 0x00800080u + 0x3C003C00u;
+                wide |= v[0] > 134;
+            } else scales[r][j] = (v[0] == 0 ? 0x0040u : v[0] == 255 ? 0x7FFFu : v[0] << 7) * 0x00010001u;
         }
     }
-    return high;
+    return wide;
 }
-/* The codes of a thread in a stage, per step and column lane / 4 or 8 more: elements 2 (lane % 4) and 1, 8, 9 more, as
-   FP8 or as two bytes. `at`: the codes of the warp's 16 columns. Returns whether FP8 has a NaN. */
-GMM__DEVICE int gmm_sm90_codes(const int factor, uint32_t at, uint32_t codes[4][2]) {
+/* Codes of a thread for the stage's four steps: of columns lane / 4 and lane / 4 + 8, elements 2 (lane % 4), + 1, + 8
+   and + 9, as four FP8 codes or as two bytes. smem_at: codes of the warp's 16 columns. Returns whether FP8 has a NaN.
+   */
+GMM__DEVICE int gmm_sm90_packed_load(const int b_format, uint32_t smem_at, uint32_t codes[4][2]) {
     const uint32_t lane = threadIdx.x & 31, c = lane & 3;
-    uint32_t odd = 0;
+    uint32_t nan = 0;
     int r, j;
 #pragma unroll
     for (r = 0; r < 2; r++)
 #pragma unroll
         for (j = 0; j < 4; j++)
-            if (factor == gmm9_factor_mx8) {
+            if (b_format == gmm_sm90_b_format_mx8) {
                 uint32_t low, high;
-                asm volatile("{\n .reg .b16 x, y;\n ld.shared.b16 x, [%2];\n ld.shared.b16 y, [%2 + 8];\n"
-                             " cvt.u32.u16 %0, x;\n cvt.u32.u16 %1, y;\n}" : "=r"(low), "=r"(high)
-                             : "r"(at + lane / 4 * 64 + ((lane / 8 ^ (uint32_t)j) << 4) + 2 * c + 512 * r) : "memory");
+                gmm_ld_shared_b16_pair(smem_at + lane / 4 * 64 + ((lane / 8 ^ (uint32_t)j) << 4) + 2 * c + 512 * r,
+                                       &low, &high);
                 codes[j][r] = low | high << 16;
             } else if (j % 2 == 0) {
                 uint32_t w[4];
-                asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                             : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-                             : "r"(at + lane / 4 * 32 + 256 * r + 8 * j) : "memory");
-                codes[j][r] = gmm_q_bytes(w[0], w[1], c * 0x11u + 0x40u);
-                codes[j + 1][r] = gmm_q_bytes(w[2], w[3], c * 0x11u + 0x40u);
+                gmm_ld_shared_v4_u32(smem_at + lane / 4 * 32 + 256 * r + 8 * j, w);
+                codes[j][r] = gmm_prmt(w[0], w[1], c * 0x11u + 0x40u);
+                codes[j + 1][r] = gmm_prmt(w[2], w[3], c * 0x11u + 0x40u);
             }
-    if (factor == gmm9_factor_mx8)
+    if (b_format == gmm_sm90_b_format_mx8)
 #pragma unroll
         for (j = 0; j < 4; j++)
 #pragma unroll
-            for (r = 0; r < 2; r++) odd |= (codes[j][r] & 0x7F7F7F7Fu) + 0x01010101u;
-    return (odd & 0x80808080u) != 0;
+            for (r = 0; r < 2; r++) nan |= (codes[j][r] & 0x7F7F7F7Fu) + 0x01010101u;
+    return (nan & 0x80808080u) != 0;
 }
-/* A thread's fragment for a step. */
-GMM__DEVICE void gmm_sm90_fragment(const int factor, const uint32_t codes[2], uint32_t by0, uint32_t by1,
-                                   uint32_t f[4]) {
+/* A thread's wgmma fragment for one step: codes times scales, as pairs of bf16. */
+GMM__DEVICE void gmm_sm90_packed_fragment(const int b_format, const uint32_t codes[2], uint32_t scales0,
+                                          uint32_t scales1,
+                                          uint32_t fragment[4]) {
     int r;
 #pragma unroll
     for (r = 0; r < 2; r++) {
-        const uint32_t u = codes[r], by = r ? by1 : by0;
+        const uint32_t u = codes[r], scale = r ? scales1 : scales0;
         uint32_t x, y;
-        if (factor == gmm9_factor_mx8) { /* fields at their places: 2^-120 of what they mean */
-            x = gmm_q_bytes(u, 0u, 0x1404u);
-            y = gmm_q_bytes(u, 0u, 0x3424u);
+        if (b_format == gmm_sm90_b_format_mx8) { /* exponent and mantissa moved to bf16's places: 2^-120 of the value */
+            x = gmm_prmt(u, 0u, 0x1404u);
+            y = gmm_prmt(u, 0u, 0x3424u);
             x = (x & 0x80008000u) | (x >> 4 & 0x07F007F0u);
             y = (y & 0x80008000u) | (y >> 4 & 0x07F007F0u);
-        } else { /* the bytes of eight values, and the signs */
-            const uint32_t low = gmm_q_bytes(0xC0800000u, 0xC0804000u, u & 0x7777u);
-            const uint32_t high = gmm_q_bytes(0x3F3F3F00u, 0x40404040u, u & 0x7777u), up = u << 4;
-            x = gmm_q_bytes(low, high, 0x5140u) | (gmm_q_bytes(up, u, 0x4000u) & 0x80008000u);
-            y = gmm_q_bytes(low, high, 0x7362u) | (gmm_q_bytes(up, u, 0x5111u) & 0x80008000u);
+        } else { /* table lookup: low and high bytes of eight values, then the signs */
+            const uint32_t low = gmm_prmt(0xC0800000u, 0xC0804000u, u & 0x7777u);
+            const uint32_t high = gmm_prmt(0x3F3F3F00u, 0x40404040u, u & 0x7777u), up = u << 4;
+            x = gmm_prmt(low, high, 0x5140u) | (gmm_prmt(up, u, 0x4000u) & 0x80008000u);
+            y = gmm_prmt(low, high, 0x7362u) | (gmm_prmt(up, u, 0x5111u) & 0x80008000u);
         }
-        f[r] = gmm_q_times(GMM_BF16, x, by);
-        f[r + 2] = gmm_q_times(GMM_BF16, y, by);
+        fragment[r] = gmm_mul_16bit_x2(GMM_BF16, x, scale);
+        fragment[r + 2] = gmm_mul_16bit_x2(GMM_BF16, y, scale);
     }
 }
-/* The same for FP8 with NaN or scales above 2^7, of which `by` has 2^120 too much. */
-GMM__DEVICE void gmm_sm90_fragment_far(const uint32_t codes[2], uint32_t scales0, uint32_t scales1, uint32_t f[4]) {
+/* The same for FP8 codes with NaN or scales above 2^7, where the factor 2^120 would overflow. */
+GMM__DEVICE void gmm_sm90_packed_fragment_wide(const uint32_t codes[2], uint32_t scales0, uint32_t scales1,
+                                               uint32_t fragment[4]) {
     int r;
 #pragma unroll
     for (r = 0; r < 2; r++) {
-        const uint32_t v = ((r ? scales1 : scales0) - 0x3C00u) >> 7 & 0xFFu; /* the byte again */
-        const uint32_t by = (v == 0 ? 0x0040u : v == 255 ? 0x7FFFu : v << 7) * 0x00010001u;
-        uint32_t to[2];
-        gmm_q_fp8(GMM_BF16, GMM_E4M3, codes[r], to);
-        f[r] = gmm_q_times(GMM_BF16, to[0], by);
-        f[r + 2] = gmm_q_times(GMM_BF16, to[1], by);
+        const uint32_t v = ((r ? scales1 : scales0) - 0x3C00u) >> 7 & 0xFFu; /* the E8M0 byte again */
+        const uint32_t scale = (v == 0 ? 0x0040u : v == 255 ? 0x7FFFu : v << 7) * 0x00010001u;
+        uint32_t pair[2];
+        gmm_fp8_to_16bit_x4(GMM_BF16, GMM_E4M3, codes[r], pair);
+        fragment[r] = gmm_mul_16bit_x2(GMM_BF16, pair[0], scale);
+        fragment[r + 2] = gmm_mul_16bit_x2(GMM_BF16, pair[1], scale);
     }
 }
 
-/* The sums of a tile by codes, for a group of 128 threads: it makes the fragments of a stage while the other group's
-   are multiplied. `at_codes`, `at_scales`: of the warp, in stage 0; `stages` of `stage` bytes. */
-GMM__DEVICE void gmm_sm90_sum_codes(const int factor, const int units, const uint32_t stages, const uint32_t stage,
-                                    float *sum, uint32_t depths, uint32_t at_codes, uint32_t at_scales, uint64_t rows,
-                                    uint32_t bars, uint32_t pair, uint32_t *at) {
+/* Mainloop of packed weights for a consumer warp group: it dequantizes the fragments of a stage while the other warp
+   group multiplies. packed_at, scales_at: of this warp in stage 0; `stages` stages of `stage` bytes. */
+GMM__DEVICE void gmm_sm90_packed_mainloop(const int b_format, const int m16, const uint32_t stages,
+                                          const uint32_t stage,
+                                          float *acc, uint32_t k_tiles, uint32_t packed_at, uint32_t scales_at,
+                                          uint64_t desc_a,
+                                          uint32_t stage_bars, uint32_t cluster, uint32_t *iter) {
     const uint32_t lane = threadIdx.x & 31;
-    uint32_t q, s = *at % stages, parity = *at / stages & 1, by[2][4], codes[4][2], f[4][4];
-    int j, far;
+    uint32_t q, s = *iter % stages, parity = *iter / stages & 1, scales[2][4], packed[4][2], fragments[4][4];
+    int j, wide;
 #pragma unroll 1
-    for (q = 0; q < depths; q++) {
-        const uint32_t a = (uint32_t)rows + s * (stage >> 4);
-        gmm_bar_wait(bars + 16 * s, parity);
-        far = gmm_sm90_codes(factor, at_codes + s * stage, codes);
-        far |= gmm_sm90_by(factor, at_scales + s * stage, (int)(q & 1), by);
+    for (q = 0; q < k_tiles; q++) {
+        const uint32_t a = (uint32_t)desc_a + s * (stage >> 4);
+        gmm_mbarrier_wait(stage_bars + 16 * s, parity);
+        wide = gmm_sm90_packed_load(b_format, packed_at + s * stage, packed);
+        wide |= gmm_sm90_packed_scales(b_format, scales_at + s * stage, (int)(q & 1), scales);
 #pragma unroll
-        for (j = 0; j < 4; j++) gmm_sm90_fragment(factor, codes[j], by[0][j], by[1][j], f[j]);
-        if (factor == gmm9_factor_mx8 && far)
+        for (j = 0; j < 4; j++) gmm_sm90_packed_fragment(b_format, packed[j], scales[0][j], scales[1][j], fragments[j]);
+        if (b_format == gmm_sm90_b_format_mx8 && wide)
 #pragma unroll
-            for (j = 0; j < 4; j++) gmm_sm90_fragment_far(codes[j], by[0][j], by[1][j], f[j]);
+            for (j = 0; j < 4; j++) gmm_sm90_packed_fragment_wide(packed[j], scales[0][j], scales[1][j], fragments[j]);
         __syncwarp();
         gmm_wgmma_fence();
 #pragma unroll
         for (j = 0; j < 4; j++)
-            gmm_wgmma_held(units, sum, f[j], (rows & 0xFFFFFFFF00000000u) | (a + j * (32 >> 4)));
+            gmm_wgmma_rs_bf16(m16, acc, fragments[j], (desc_a & 0xFFFFFFFF00000000u) | (a + j * (32 >> 4)));
         gmm_wgmma_commit();
-        GMM__WGMMA_WAIT(0); /* registers of products under way would be kept from all else */
-        if (lane < pair) gmm_bar_arrive(bars + 16 * s + 8, lane);
+        GMM__WGMMA_WAIT(0); /* wgmma would keep its registers from everything else */
+        if (lane < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * s + 8, lane);
         if (++s == stages) {
             s = 0;
             parity ^= 1;
         }
     }
-    *at += depths;
+    *iter += k_tiles;
 }
 
-/* Says, before tile number `tile`, that this warp has read the batch before it, if that was its last tile. */
-GMM__DEVICE void gmm_sm90_tile_read(uint32_t told, uint32_t tile) {
-    if (tile > 0 && tile % GMM_SM90_BATCH == 0)
-        gmm_bar_arrive_here(told + 8 * (GMM_SM90_RING + (tile / GMM_SM90_BATCH - 1) % GMM_SM90_BATCHES));
+/* Releases the batch of the tile ring that this warp has read, if tile number `tile` opens the next one. */
+GMM__DEVICE void gmm_sm90_release_batch(uint32_t tile_full, uint32_t tile) {
+    if (tile > 0 && tile % GMM_SM90_TILE_BATCH == 0)
+        gmm_mbarrier_arrive(tile_full +
+                            8 * (GMM_SM90_TILE_RING + (tile / GMM_SM90_TILE_BATCH - 1) % GMM_SM90_TILE_BATCHES));
 }
 
-/* Brings the scales of every stage to shared memory: one warp, lane by lane four columns. `scales`: in stage 0. */
-GMM__DEVICE void gmm_sm90_scales(const gmm_sm90_args *args, const int factor, const int width, const uint32_t stages,
-                                 const uint32_t stage, uint32_t scales, uint32_t bars, const gmm_sm90_tile *ring,
-                                 uint32_t told) {
+/* The scale loader: one warp copies the scales of every stage to shared memory, lane l those of columns l + 32 i.
+   `scales`: their place in stage 0. */
+GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_format, const int width,
+                                      const uint32_t stages,
+                                      const uint32_t stage, uint32_t scales, uint32_t stage_bars,
+                                      const gmm_sm90_tile *ring,
+                                      uint32_t tile_full) {
     const uint32_t lane = threadIdx.x & 31;
-    const gmm_scaling scaling = factor == gmm9_factor_nv4 ? GMM_SCALING_NV16 : GMM_SCALING_MX32;
-    uint32_t at = 0, turn = 0;
+    const gmm_scaling scaling = b_format == gmm_sm90_b_format_nv4 ? GMM_SCALING_NV16 : GMM_SCALING_MX32;
+    uint32_t iter = 0, tile_index = 0;
     int i, e;
-    for (;; turn++) {
-        const gmm_sm90_tile *const t = &ring[turn % GMM_SM90_RING];
+    for (;; tile_index++) {
+        const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
         const uint8_t *line[4];
-        uint32_t q, depths;
-        int32_t blocks, step, whole;
+        uint32_t q, k_tiles;
+        int32_t blocks, word_step, aligned;
         __syncwarp();
-        if (lane == 0) gmm_sm90_tile_read(told, turn);
-        gmm_bar_wait(told + 8 * (turn % GMM_SM90_RING), turn / GMM_SM90_RING & 1);
-        if (t->units == 0) break;
-        depths = gmm_sm90_depths(t->k);
+        if (lane == 0) gmm_sm90_release_batch(tile_full, tile_index);
+        gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING), tile_index / GMM_SM90_TILE_RING & 1);
+        if (t->row_blocks == 0) break;
+        k_tiles = gmm_sm90_k_tiles(t->k);
         blocks = (t->k + width - 1) / width;
         {
             gmm_mat codes = args->codes;
             gmm__qview v;
             codes.scaling = scaling;
             v = gmm__qview_of(&codes, args->along, 0, t->g, 0, 0, args->rows, args->cols);
-            step = gmm_q_steps(&codes, 0, v.lines).four;
-            whole = ((uintptr_t)v.scale & 3) == 0;
+            word_step = gmm_qgemm_scale_strides_of(&codes, 0, v.lines).block4;
+            aligned = ((uintptr_t)v.scale & 3) == 0;
 #pragma unroll
             for (i = 0; i < 4; i++) {
                 const int32_t c = (int32_t)lane + 32 * i;
                 line[i] = v.scale + (c < t->cols ? gmm__qview_scale(&v, t->n0 + c, 0) : 0);
             }
         }
-        for (q = 0; q < depths; q++, at++) {
-            const uint32_t s = at % stages, full = bars + 16 * s, to = scales + s * stage + 4 * lane;
-            const int32_t four = (int32_t)(width == 16 ? q : q / 2);
-            const int32_t left = blocks - 4 * four < 4 ? blocks - 4 * four : 4;
-            gmm_bar_wait(full + 8, (at / stages & 1) ^ 1);
+        for (q = 0; q < k_tiles; q++, iter++) {
+            const uint32_t s = iter % stages, full = stage_bars + 16 * s, to = scales + s * stage + 4 * lane;
+            const int32_t word = (int32_t)(width == 16 ? q : q / 2);
+            const int32_t left = blocks - 4 * word < 4 ? blocks - 4 * word : 4;
+            gmm_mbarrier_wait(full + 8, (iter / stages & 1) ^ 1);
 #pragma unroll
             for (i = 0; i < 4; i++) {
                 const int32_t count = (int32_t)lane + 32 * i < t->cols ? left : 0;
-                const uint8_t *const from = line[i] + (int64_t)four * step;
-                if (whole) /* bytes from `count` on become zeros */
-                    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
-                                 : : "r"(to + 128 * i), "l"(__cvta_generic_to_global(from)), "r"(count) : "memory");
+                const uint8_t *const from = line[i] + (int64_t)word * word_step;
+                if (aligned) /* bytes past `count` become zeros */
+                    gmm_cp_async_4_zfill(to + 128 * i, __cvta_generic_to_global(from), count);
                 else {
                     uint32_t word = 0;
 #pragma unroll 1
                     for (e = 0; e < count; e++) word |= (uint32_t)from[e] << 8 * e;
-                    asm volatile("st.shared.u32 [%0], %1;" : : "r"(to + 128 * i), "r"(word) : "memory");
+                    gmm_st_shared_u32(to + 128 * i, word);
                 }
             }
-            if (whole) asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" : : "r"(full) : "memory");
-            else gmm_bar_arrive_here(full);
+            if (aligned) gmm_cp_async_mbarrier_arrive(full);
+            else gmm_mbarrier_arrive(full);
         }
     }
-    asm volatile("cp.async.wait_all;" : : : "memory");
+    gmm_cp_async_wait_all();
 }
 
-/* What a lane moves of each stage of a tile: one box. */
+/* The box that a lane of the producer warp loads in every stage of a tile. */
 typedef struct gmm_sm90_box {
     const CUtensorMap *map;
-    int32_t x, y, end, wrap; /* of stage 0 */
-    uint32_t to;             /* place in a stage */
-    int live, both, of_b;
+    int32_t x, y, end, wrap; /* coordinates in stage 0 */
+    uint32_t offset;         /* bytes from the start of a stage */
+    int active, multicast, is_b;
 } gmm_sm90_box;
 
-/* Boxes of B of a tile. */
-GMM__DEVICE int32_t gmm_sm90_boxes_b(const gmm_sm90_tile *t) { return (t->cols + 63) / 64; }
-/* Box `box` of a tile for block `rank`: those of B, then those of A. A stage begins with B, `bytes_b` for each box. */
-GMM__DEVICE void gmm_sm90_aim(const gmm_sm90_args *args, int ragged_k, int ta, int tb, int cols, uint32_t bytes_b,
-                              int32_t box, uint32_t rank, const gmm_sm90_tile *t, gmm_sm90_box *o) {
-    const int32_t boxes_b = gmm_sm90_boxes_b(t), tall = t->units / 4;
-    const int32_t boxes_a = ta ? (t->units + 3) / 4 : tall + t->units % 4;
-    o->live = t->cols > 0 && box < boxes_b + boxes_a;
-    o->of_b = box < boxes_b;
-    o->end = t->end;
-    o->wrap = GMM_SM90_RAGGED;
-    if (o->of_b) {
-        o->both = t->share == 1;
-        o->map = &args->b;
-        o->to = (uint32_t)box * bytes_b;
-        o->x = tb ? t->n0 + 64 * box : 0;
-        o->y = ragged_k ? GMM_SM90_RAGGED - t->k : tb ? 0 : t->n0 + 64 * box;
-        if (!ragged_k) {
-            const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_at(&args->p.b, t->g) - GMM_SM90_BASE;
-            o->end = (int32_t)(from >> 4 & 0x3FFF);
-            o->wrap = (int32_t)(from >> 18);
+/* Boxes of 64 columns of B that a tile reads. */
+GMM__DEVICE int32_t gmm_sm90_b_boxes(const gmm_sm90_tile *t) { return (t->cols + 63) / 64; }
+/* Assigns box `index` of a tile to this lane of CTA `cta_rank`: first the boxes of B, then those of A. A stage begins
+   with B, `b_box_bytes` per box. Boxes of a multicast operand alternate between the CTAs. */
+GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, int k_grouped, int ta, int tb, int tile_n,
+                                     uint32_t b_box_bytes,
+                              int32_t index, uint32_t cta_rank, const gmm_sm90_tile *t, gmm_sm90_box *box) {
+    const int32_t b_boxes = gmm_sm90_b_boxes(t), boxes64 = t->row_blocks / 4;
+    const int32_t a_boxes = ta ? (t->row_blocks + 3) / 4 : boxes64 + t->row_blocks % 4;
+    box->active = t->cols > 0 && index < b_boxes + a_boxes;
+    box->is_b = index < b_boxes;
+    box->end = t->end;
+    box->wrap = GMM_SM90_RAGGED_ROWS;
+    if (box->is_b) {
+        box->multicast = t->multicast == 1;
+        box->map = &args->b;
+        box->offset = (uint32_t)index * b_box_bytes;
+        box->x = tb ? t->n0 + 64 * index : 0;
+        box->y = k_grouped ? GMM_SM90_RAGGED_ROWS - t->k : tb ? 0 : t->n0 + 64 * index;
+        if (!k_grouped) {
+            const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_data(&args->p.b, t->g) - GMM_SM90_MAP_BASE;
+            box->end = (int32_t)(from >> 4 & 0x3FFF);
+            box->wrap = (int32_t)(from >> 18);
         }
     } else {
         int32_t first;
-        box -= boxes_b;
-        first = ta || box < tall ? 64 * box : 16 * box + 48 * tall;
-        o->both = t->share == 2;
-        o->map = ta || box < tall ? &args->a : &args->a16;
-        o->to = bytes_b * (uint32_t)(cols / 64) + 128 * (uint32_t)first;
-        o->x = ta ? t->m0 + first : 0;
-        o->y = ta ? GMM_SM90_RAGGED - t->k : GMM_SM90_RAGGED - (t->end - t->row) + t->m0 + first;
+        index -= b_boxes;
+        first = ta || index < boxes64 ? 64 * index : 16 * index + 48 * boxes64;
+        box->multicast = t->multicast == 2;
+        box->map = ta || index < boxes64 ? &args->a : &args->a16;
+        box->offset = b_box_bytes * (uint32_t)(tile_n / 64) + 128 * (uint32_t)first;
+        box->x = ta ? t->m0 + first : 0;
+        box->y = ta ? GMM_SM90_RAGGED_ROWS - t->k : GMM_SM90_RAGGED_ROWS - (t->end - t->row) + t->m0 + first;
     }
-    if (o->both && (box & 1) != (int)rank) o->live = 0;
+    if (box->multicast && (index & 1) != (int)cta_rank) box->active = 0;
 }
 
-/* A box of D: up to 64 rows by 128 bytes. A room holds a part of D, two of them side by side. */
-typedef struct gmm_sm90_piece {
-    int32_t x, y, z, w; /* its first column and row, where the group's D is */
-    int live, once;     /* it goes by TMA; and gives way in the L2 to operands, which are read again */
-} gmm_sm90_piece;
+/* A box of D: up to 64 rows by 128 bytes. A store slot holds a part of D, two boxes side by side. */
+typedef struct gmm_sm90_d_box {
+    int32_t x, y, z, w; /* TMA coordinates: first column, first row, address of the group's D */
+    int active;         /* it is moved by TMA */
+    int evict_first;    /* it leaves the L2 before operands, which are read again */
+} gmm_sm90_d_box;
 
-/* A group of threads waits until it may write part number `turn` of D to its room; has written there. `bars`: of the
-   first room. Parts take the rooms by turns, whichever group writes them. */
-GMM__DEVICE void gmm_sm90_room_wait(uint32_t bars, uint32_t turn) {
-    gmm_bar_wait(bars + turn % 4 * 16, turn / 4 & 1);
+/* A consumer warp group waits until the slot of part number `part` of D is free; and hands it over written. slot_bars:
+   barriers (free, written) of the first of the four slots, which parts use in turn whichever warp group writes them. */
+GMM__DEVICE void gmm_sm90_acquire_slot(uint32_t slot_bars, uint32_t part) {
+    gmm_mbarrier_wait(slot_bars + part % 4 * 16, part / 4 & 1);
 }
-GMM__DEVICE void gmm_sm90_room_written(uint32_t bars, uint32_t turn) {
-    asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+GMM__DEVICE void gmm_sm90_commit_slot(uint32_t slot_bars, uint32_t part) {
+    gmm_fence_proxy_async();
     __syncwarp();
-    if ((gmm_tid() & 31) == 0) gmm_bar_arrive_here(bars + turn % 4 * 16 + 8);
+    if ((gmm_tid_x() & 31) == 0) gmm_mbarrier_arrive(slot_bars + part % 4 * 16 + 8);
 }
-/* Parts of D of a tile, with elements of `size` bytes. */
-GMM__DEVICE uint32_t gmm_sm90_parts(const gmm_sm90_tile *t, int32_t size) {
+/* Parts of 64 rows x 256 bytes of a tile of D, with elements of `size` bytes. */
+GMM__DEVICE uint32_t gmm_sm90_d_parts(const gmm_sm90_tile *t, int32_t size) {
     return t->cols > 0 ? (uint32_t)((t->rows + 63) / 64 * ((t->cols * size + 255) / 256)) : 0;
 }
 
-/* Whether D of a tile goes by TMA: rows at multiples of 16 bytes, and 16-bit D only if nothing is added to. */
-GMM__DEVICE int gmm_sm90_passes(const gmm_gemm_args *p, int32_t g, float beta) {
+/* Whether TMA stores a group's D: rows are 16-byte aligned and, for 16-bit D, nothing is added to. */
+GMM__DEVICE int gmm_sm90_d_by_tma(const gmm_gemm_args *p, int32_t g, float beta) {
     const int size = gmm_kmat_size(&p->d);
-    return (((uint64_t)(uintptr_t)gmm_kmat_at(&p->d, g) | (uint64_t)(p->d.ld * size)) & 15) == 0 &&
+    return (((uint64_t)(uintptr_t)gmm_kmat_data(&p->d, g) | (uint64_t)(p->d.ld * size)) & 15) == 0 &&
            (size == 4 || beta == 0.0f);
 }
 
-/* Takes a lane's box of part number `nth` of D away when it is written. */
-GMM__DEVICE void gmm_sm90_take(const gmm_sm90_args *args, const gmm_sm90_piece *p, uint32_t bars, uint32_t room,
-                               uint32_t nth) {
-    gmm_bar_wait(bars + nth % 4 * 16 + 8, nth / 4 & 1);
-    room += nth % 4 * 16384;
-    if (p->live && p->once) gmm_tma_store_once(&args->a16, room, p->x, p->y, p->z, p->w);
-    else if (p->live) gmm_tma_store(&args->a16, room, 0, p->x, p->y, p->z, p->w);
-    asm volatile("cp.async.bulk.commit_group;" : : : "memory");
+/* Stores a lane's box of part number `part` as soon as the slot is written. */
+GMM__DEVICE void gmm_sm90_store_part(const gmm_sm90_args *args, const gmm_sm90_d_box *box, uint32_t slot_bars,
+                                     uint32_t slot,
+                               uint32_t part) {
+    gmm_mbarrier_wait(slot_bars + part % 4 * 16 + 8, part / 4 & 1);
+    slot += part % 4 * 16384;
+    if (box->active && box->evict_first) gmm_tma_store_evict_first(&args->a16, slot, box->x, box->y, box->z, box->w);
+    else if (box->active) gmm_tma_store(&args->a16, slot, 0, box->x, box->y, box->z, box->w);
+    gmm_bulk_commit_group();
 }
 
-/* Brings what is added to, and takes D away, between D and four rooms, for every other part from number `nth` on: two
-   lanes of a warp, each a box. They go through the tiles part by part: 64 columns (16 bits: 128) from the first row to
-   the last, then the next. Of each part the group of 128 threads whose tile it is hears (bars[0] of its room) that the
-   room is free and holds what is added to, and tells (bars[1]) that it has written there; of a tile that it takes out
-   itself as well. `bars`, `room`: of the first room. */
-GMM__DEVICE void gmm_sm90_move(const gmm_sm90_args *args, const gmm_sm90_tile *ring, uint32_t told, uint32_t nth,
-                               uint32_t bars, uint32_t room) {
-    const int32_t lane = (int32_t)threadIdx.x & 31, size = gmm_kmat_size(&args->p.d), wide = 128 / size;
-    gmm_sm90_piece older, newer; /* in the warp's two rooms; in registers, whose moves cost less than memory */
-    int32_t x = 0, y = 0, m0 = 0, high = 1, after = 0, passes = 0, once = 0, last = 0; /* of the tile */
+/* The store warps of wgrad: each serves every other part of D, two lanes with a box each. In the order of tiles, and
+   within a tile column block by column block from the first row to the last, it loads what is added to into the slot,
+   hands the slot to the consumers (free), waits for their result (written) and stores it. Tiles that the consumers
+   store themselves pass through the same barriers. slot_bars, slot: of the first slot; part: the first part of this
+   warp. */
+GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_tile *ring, uint32_t tile_full,
+                                      uint32_t part,
+                               uint32_t slot_bars, uint32_t slots) {
+    const int32_t lane = (int32_t)threadIdx.x & 31, size = gmm_kmat_size(&args->p.d), cols = 128 / size;
+    /* boxes in the warp's two slots; copied between registers, which is cheaper than memory */
+    gmm_sm90_d_box previous, current;
+    /* of the current tile */
+    int32_t x = 0, y = 0, m0 = 0, rows = 1, col_end = 0, by_tma = 0, evict_first = 0, done = 0;
     float beta = 0.0f;
     uint64_t from = 0;
-    uint32_t tile = 0, end = 0; /* tiles that were begun, their parts */
-    older.x = older.y = older.z = older.w = older.live = older.once = 0;
-    newer = older;
-    room += 8192 * (uint32_t)lane;
-    for (;; nth += 2, y += 128) {
-        const uint32_t bar = bars + nth % 4 * 16;
-        if (nth >= 4) gmm_sm90_take(args, &older, bars, room, nth - 4);
-        for (; nth >= end && !last; tile++) { /* meanwhile it is seen what its room is for next */
-            const gmm_sm90_tile *const t = &ring[tile % GMM_SM90_RING];
-            __syncwarp(3); /* both have read the tile before */
-            if (lane == 0) gmm_sm90_tile_read(told, tile);
-            gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
-            last = t->units == 0;
-            x = t->n0 + lane * wide;
-            y = 64 * (int32_t)(nth - end);
+    uint32_t tile_index = 0, part_end = 0; /* tiles opened so far, and the end of their parts */
+    previous.x = previous.y = previous.z = previous.w = previous.active = previous.evict_first = 0;
+    current = previous;
+    slots += 8192 * (uint32_t)lane;
+    for (;; part += 2, y += 128) {
+        const uint32_t slot_bar = slot_bars + part % 4 * 16;
+        if (part >= 4) gmm_sm90_store_part(args, &previous, slot_bars, slots, part - 4);
+        for (; part >= part_end && !done; tile_index++) { /* the store above is under way while the next tile is read */
+            const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
+            __syncwarp(3); /* both lanes have read the previous tile */
+            if (lane == 0) gmm_sm90_release_batch(tile_full, tile_index);
+            gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING), tile_index / GMM_SM90_TILE_RING & 1);
+            done = t->row_blocks == 0;
+            x = t->n0 + lane * cols;
+            y = 64 * (int32_t)(part - part_end);
             m0 = t->m0;
-            high = (t->rows + 63) / 64 * 64;
-            after = t->n0 + t->cols;
-            once = size == 2 || t->k >= 512; /* fp32 of shallow sums is read and written slower so */
-            if (!last) {
-                end += gmm_sm90_parts(t, size);
+            rows = (t->rows + 63) / 64 * 64;
+            col_end = t->n0 + t->cols;
+            evict_first = size == 2 || t->k >= 512; /* short sums are slower with evict_first */
+            if (!done) {
+                part_end += gmm_sm90_d_parts(t, size);
                 beta = gmm_gemm_beta(&args->p, t->g);
-                passes = gmm_sm90_passes(&args->p, t->g, beta);
-                from = (uint64_t)(uintptr_t)gmm_kmat_at(&args->p.d, t->g) - GMM_SM90_BASE;
+                by_tma = gmm_sm90_d_by_tma(&args->p, t->g, beta);
+                from = (uint64_t)(uintptr_t)gmm_kmat_data(&args->p.d, t->g) - GMM_SM90_MAP_BASE;
             }
         }
-        if (last) break;
-        for (; y >= high; y -= high) x += 2 * wide;
-        older = newer;
-        newer.x = x;
-        newer.y = m0 + y;
-        newer.z = (int32_t)(from >> 4 & 0x3FFF);
-        newer.w = (int32_t)(from >> 18);
-        newer.live = passes && x < after;
-        newer.once = once;
-        asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
-        if (newer.live && beta != 0.0f) {
-            const uint32_t to = room + nth % 4 * 16384;
-            gmm_bar_expect(bar, 8192);
-            if (once) gmm_tma_load_once(to, &args->a16, bar, newer.x, newer.y, newer.z, newer.w);
-            else gmm_tma_load(to, &args->a16, bar, 0, newer.x, newer.y, newer.z, newer.w);
-        } else gmm_bar_arrive_here(bar);
+        if (done) break;
+        for (; y >= rows; y -= rows) x += 2 * cols;
+        previous = current;
+        current.x = x;
+        current.y = m0 + y;
+        current.z = (int32_t)(from >> 4 & 0x3FFF);
+        current.w = (int32_t)(from >> 18);
+        current.active = by_tma && x < col_end;
+        current.evict_first = evict_first;
+        GMM__BULK_WAIT_GROUP_READ(0);
+        if (current.active && beta != 0.0f) {
+            const uint32_t to = slots + part % 4 * 16384;
+            gmm_mbarrier_arrive_expect_tx(slot_bar, 8192);
+            if (evict_first) gmm_tma_load_evict_first(to, &args->a16, slot_bar, current.x, current.y, current.z,
+                                                      current.w);
+            else gmm_tma_load(to, &args->a16, slot_bar, 0, current.x, current.y, current.z, current.w);
+        } else gmm_mbarrier_arrive(slot_bar);
     }
-    if (nth >= 2) gmm_sm90_take(args, &newer, bars, room, nth - 2);
-    asm volatile("cp.async.bulk.wait_group 0;" : : : "memory");
+    if (part >= 2) gmm_sm90_store_part(args, &current, slot_bars, slots, part - 2);
+    GMM__BULK_WAIT_GROUP(0);
 }
 
 #define GMM__BODY 9
@@ -2266,39 +2612,39 @@ GMM__DEVICE void gmm_sm90_move(const gmm_sm90_args *args, const gmm_sm90_tile *r
 #define GMM__TAG bf16
 #define GMM__DTYPE GMM_BF16
 #define GMM__OP fwd
-#define GMM__FIRST
-#define GMM__TILE 256x160
+#define GMM__NO_KERNEL
+#define GMM__TILE 160x256
 #include GMM_KERNELS_FILE
-#define GMM__OTHER 256x160
-#define GMM__TILE 128x256
+#define GMM__ALT_TILE 160x256
+#define GMM__TILE 256x128
 #include GMM_KERNELS_FILE
-#define GMM__TILE 128x176
+#define GMM__TILE 176x128
 #include GMM_KERNELS_FILE
-#define GMM__TILE mx8_128x192
+#define GMM__TILE mx8_192x128
 #include GMM_KERNELS_FILE
-#define GMM__TILE mx4_128x192
+#define GMM__TILE mx4_192x128
 #include GMM_KERNELS_FILE
-#define GMM__TILE nv4_128x192
+#define GMM__TILE nv4_192x128
 #include GMM_KERNELS_FILE
-#define GMM__TILE mx8_128x48
+#define GMM__TILE mx8_48x128
 #include GMM_KERNELS_FILE
-#define GMM__TILE mx4_128x64
+#define GMM__TILE mx4_64x128
 #include GMM_KERNELS_FILE
-#define GMM__TILE nv4_128x64
+#define GMM__TILE nv4_64x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP dgrad
-#define GMM__FIRST
-#define GMM__TILE 256x160
+#define GMM__NO_KERNEL
+#define GMM__TILE 160x256
 #include GMM_KERNELS_FILE
-#define GMM__OTHER 256x160
-#define GMM__TILE 128x256
+#define GMM__ALT_TILE 160x256
+#define GMM__TILE 256x128
 #include GMM_KERNELS_FILE
-#define GMM__TILE 128x176
+#define GMM__TILE 176x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP wgrad
-#define GMM__TILE 128x192
+#define GMM__TILE 192x128
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x128
 #include GMM_KERNELS_FILE
@@ -2308,27 +2654,27 @@ GMM__DEVICE void gmm_sm90_move(const gmm_sm90_args *args, const gmm_sm90_tile *r
 #define GMM__TAG f16
 #define GMM__DTYPE GMM_F16
 #define GMM__OP fwd
-#define GMM__FIRST
-#define GMM__TILE 256x160
+#define GMM__NO_KERNEL
+#define GMM__TILE 160x256
 #include GMM_KERNELS_FILE
-#define GMM__OTHER 256x160
-#define GMM__TILE 128x256
+#define GMM__ALT_TILE 160x256
+#define GMM__TILE 256x128
 #include GMM_KERNELS_FILE
-#define GMM__TILE 128x176
+#define GMM__TILE 176x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP dgrad
-#define GMM__FIRST
-#define GMM__TILE 256x160
+#define GMM__NO_KERNEL
+#define GMM__TILE 160x256
 #include GMM_KERNELS_FILE
-#define GMM__OTHER 256x160
-#define GMM__TILE 128x256
+#define GMM__ALT_TILE 160x256
+#define GMM__TILE 256x128
 #include GMM_KERNELS_FILE
-#define GMM__TILE 128x176
+#define GMM__TILE 176x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP wgrad
-#define GMM__TILE 128x192
+#define GMM__TILE 192x128
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x128
 #include GMM_KERNELS_FILE
@@ -2341,58 +2687,60 @@ GMM__DEVICE void gmm_sm90_move(const gmm_sm90_args *args, const gmm_sm90_tile *r
 typedef struct gmm_sm90_kernel {
     gmm_gemm_op op;
     gmm_dtype dtype;
-    int32_t teams, cols, units, stages, out, shared, groups, factor, blocks, later, which;
+    int32_t consumers, tile_n, m16, stages, store_blocks, smem_bytes, smem_groups, b_format, ctas_per_sm, deferred;
+    int32_t tile_choice; /* of a kernel with two tiles: 0 the first, 1 the second, 2 by the split */
     const void *function;
 } gmm_sm90_kernel;
 
 static const gmm_sm90_kernel gmm_sm90_kernels[] = {
-#define GMM__X(op, dtype, tag, tile, kernel, which) \
-    { gmm_gemm_##op, dtype, GMM__CAT(gmm9_teams_, tile), GMM__CAT(gmm9_cols_, tile), GMM__CAT(gmm9_units_, tile), \
-      GMM__CAT(gmm9_stages_, tile), GMM__CAT(gmm9_out_, tile), GMM__CAT(gmm9_shared_, tile), \
-      GMM__CAT(gmm9_groups_, tile), GMM__CAT(gmm9_of_, tile), GMM__CAT(gmm9_blocks_, tile), \
-      GMM__CAT(gmm9_later_, tile), which, (const void *)gmm_linear_##op##_##tag##_##kernel##_sm90 },
+#define GMM__X(op, dtype, tag, tile, kernel, choice) \
+    { gmm_gemm_##op, dtype, GMM__SM90(consumers, tile), GMM__SM90(tile_n, tile), GMM__SM90(m16, tile), \
+      GMM__SM90(stages, tile), GMM__SM90(store_blocks, tile), GMM__SM90(smem_bytes, tile), \
+      GMM__SM90(smem_groups, tile), GMM__SM90(tile_b, tile), GMM__SM90(ctas_per_sm, tile), \
+      GMM__SM90(deferred, tile), choice, (const void *)gmm_linear_##op##_##tag##_##kernel##_sm90 },
     GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
 };
 enum { GMM_SM90_KERNELS = (int)(sizeof gmm_sm90_kernels / sizeof gmm_sm90_kernels[0]) };
 
-/* One tensor map, whose last two dimensions serve to address; boxes are 128 bytes wide. Weights come faster
-   if the L2 asks memory for 128 bytes at once. */
+/* Encodes one tensor map of 16-bit elements: boxes of 128 bytes by `box_lines` lines, whose last two dimensions address
+   memory. L2 promotion of 128 bytes is faster for weights. */
 static GMM__UNUSED int gmm_sm90_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, gmm_dtype dtype,
                                     void *base, const cuuint64_t dims[4], const cuuint64_t strides[3],
                                     int32_t box_lines) {
     const CUtensorMapDataType type = dtype == GMM_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                        : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-    const CUtensorMapL2promotion least = base == (void *)(uintptr_t)GMM_SM90_BASE
+    const CUtensorMapL2promotion promotion = base == (void *)(uintptr_t)GMM_SM90_MAP_BASE
                                        ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
     const cuuint32_t one[4] = { 1, 1, 1, 1 };
     cuuint32_t box[4] = { 64, 0, 1, 1 };
     box[1] = (cuuint32_t)box_lines;
     return encode(map, type, 4, base, dims, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                  CU_TENSOR_MAP_SWIZZLE_128B, least, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+                  CU_TENSOR_MAP_SWIZZLE_128B, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
-/* Rows of a token matrix. */
-static GMM__UNUSED int gmm_sm90_map_ragged(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
+/* Rows of a token matrix, as a ragged map. */
+static GMM__UNUSED int gmm_sm90_map_tokens(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
                                            const gmm_kmat *m, int64_t features, int32_t box_lines) {
     const cuuint64_t pitch = (cuuint64_t)(m->ld * 2);
-    cuuint64_t dims[4] = { 0, GMM_SM90_RAGGED, 0x7FFF0000, 0x7FFF0000 }, strides[3];
+    cuuint64_t dims[4] = { 0, GMM_SM90_RAGGED_ROWS, 0x7FFF0000, 0x7FFF0000 }, strides[3];
     dims[0] = (cuuint64_t)features;
     strides[0] = strides[1] = pitch;
     strides[2] = ((cuuint64_t)1 << 34) - pitch;
     return gmm_sm90_map(encode, map, m->dtype, m->data, dims, strides, box_lines);
 }
-/* A weight, wherever it stands. */
-static GMM__UNUSED int gmm_sm90_map_memory(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
+/* A weight matrix at any address: the last two coordinates are its address. */
+static GMM__UNUSED int gmm_sm90_map_weights(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
                                            const gmm_kmat *m, int64_t features, int64_t lines, int32_t box_lines) {
     cuuint64_t dims[4] = { 0, 0, 1 << 14, 0x7FFFFFFF }, strides[3] = { 0, 16, 1 << 18 };
     dims[0] = (cuuint64_t)features;
     dims[1] = (cuuint64_t)lines;
     strides[0] = (cuuint64_t)(m->ld * 2);
-    return gmm_sm90_map(encode, map, m->dtype, (void *)(uintptr_t)GMM_SM90_BASE, dims, strides, box_lines);
+    return gmm_sm90_map(encode, map, m->dtype, (void *)(uintptr_t)GMM_SM90_MAP_BASE, dims, strides, box_lines);
 }
 
-/* The same of weights as codes: boxes are 64 codes wide, FP8 swizzled by 64 bytes. */
-static GMM__UNUSED int gmm_sm90_map_codes(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, const gmm_mat *m,
+/* The same for packed weights: boxes are 64 codes wide, FP8 swizzled by 64 bytes. */
+static GMM__UNUSED int gmm_sm90_map_packed_weights(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
+                                                   const gmm_mat *m,
                                           int64_t features, int64_t lines, int32_t box_lines) {
     const cuuint32_t one[4] = { 1, 1, 1, 1 }, fp4 = m->dtype == GMM_E2M1;
     const cuuint64_t strides[3] = { (cuuint64_t)(fp4 ? m->ld / 2 : m->ld), 16, 1 << 18 };
@@ -2402,233 +2750,248 @@ static GMM__UNUSED int gmm_sm90_map_codes(PFN_cuTensorMapEncodeTiled_v12000 enco
     dims[1] = (cuuint64_t)lines;
     box[0] = fp4 ? 32 : 64;
     box[1] = (cuuint32_t)box_lines;
-    return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, (void *)(uintptr_t)GMM_SM90_BASE, dims, strides, box, one,
+    return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, (void *)(uintptr_t)GMM_SM90_MAP_BASE, dims, strides, box, one,
                   CU_TENSOR_MAP_INTERLEAVE_NONE, fp4 ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_64B,
                   CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-/* One map: boxes of 128 bytes by `box_lines` lines. Strides 1 and 2 are 16 where they serve nothing. */
+/* Encodes one tensor map of any element type: boxes of 128 bytes by `box_lines` lines. Unused strides are 16. */
 static GMM__UNUSED int gmm_fp8_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, gmm_dtype dtype,
                                    void *base, const cuuint64_t dims[4], const cuuint64_t strides[3],
                                    int32_t box_lines) {
     const CUtensorMapDataType type = dtype == GMM_F32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
                                    : gmm_dtype_bits(dtype) == 16 ? CU_TENSOR_MAP_DATA_TYPE_UINT16
                                                                  : CU_TENSOR_MAP_DATA_TYPE_UINT8;
-    const CUtensorMapL2promotion least = base == (void *)(uintptr_t)GMM_SM90_BASE && gmm_dtype_bits(dtype) == 8
+    const CUtensorMapL2promotion promotion = base == (void *)(uintptr_t)GMM_SM90_MAP_BASE && gmm_dtype_bits(dtype) == 8
                                        ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
     const cuuint32_t one[4] = { 1, 1, 1, 1 };
     cuuint32_t box[4] = { 0, 0, 1, 1 };
     box[0] = (cuuint32_t)(1024 / gmm_dtype_bits(dtype));
     box[1] = (cuuint32_t)box_lines;
     return encode(map, type, 4, base, dims, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                  CU_TENSOR_MAP_SWIZZLE_128B, least, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+                  CU_TENSOR_MAP_SWIZZLE_128B, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
-/* A matrix per group wherever it stands. */
-static GMM__UNUSED int gmm_fp8_map_memory(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
+/* One matrix per group at any address: the last two coordinates are its address. */
+static GMM__UNUSED int gmm_fp8_map_matrix(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
                                           const gmm_kmat *m, int64_t along, int64_t lines, int32_t box_lines) {
     cuuint64_t dims[4] = { 0, 0, 1 << 14, 0x7FFFFFFF }, strides[3] = { 0, 16, 1 << 18 };
     dims[0] = (cuuint64_t)along;
     dims[1] = (cuuint64_t)lines;
     strides[0] = (cuuint64_t)(m->ld * gmm_dtype_bits(m->dtype) / 8);
-    return gmm_fp8_map(encode, map, m->dtype, (void *)(uintptr_t)GMM_SM90_BASE, dims, strides, box_lines);
+    return gmm_fp8_map(encode, map, m->dtype, (void *)(uintptr_t)GMM_SM90_MAP_BASE, dims, strides, box_lines);
 }
 
-/* Whether the kernels of this section were built for the current device. */
+/* Whether this build has sm_90a code for the current device. */
 static GMM__UNUSED int gmm_sm90_present(void) {
     struct cudaFuncAttributes a;
-    const int there = cudaFuncGetAttributes(&a, gmm_sm90_kernels[0].function) == cudaSuccess &&
+    const int present = cudaFuncGetAttributes(&a, gmm_sm90_kernels[0].function) == cudaSuccess &&
                       a.maxThreadsPerBlock == GMM_SM90_THREADS;
     (void)cudaGetLastError();
-    return there;
+    return present;
 }
 
-/* Encodes the maps and launches. `blocks` multiprocessors at most; all of `args` but the maps is given. Operands and
-   their rows stand at multiples of 16 bytes. */
+/* Encodes the tensor maps and launches the kernel on at most `blocks` multiprocessors. `args` is complete but for the
+   maps; operands and their rows are 16-byte aligned. */
 static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000 encode, int32_t kernel, int32_t blocks,
                                                gmm_sm90_args *args, cudaStream_t stream) {
     const gmm_sm90_kernel *row = &gmm_sm90_kernels[kernel];
     const gmm_gemm_args *p = &args->p;
-    const int pair = blocks > 1 ? 2 : 1;
+    const int cluster = blocks > 1 ? 2 : 1;
     cudaLaunchConfig_t config = GMM_ZERO;
     cudaLaunchAttribute attributes[2];
     void *params[1];
     cudaError_t e;
-    int mapped, device = 0, processors = 0;
+    int mapped, device = 0, sms = 0;
     if (row->op == gmm_gemm_wgrad)
-        mapped = gmm_sm90_map_ragged(encode, &args->a, &p->a, p->m, 64) &&
-                 gmm_sm90_map_ragged(encode, &args->b, &p->b, p->n, 64) &&
-                 (p->d.ld * (p->d.dtype == GMM_F32 ? 4 : 2) % 16 != 0 || /* then the kernel does without */
-                  gmm_fp8_map_memory(encode, &args->a16, &p->d, p->n, p->m, 64));
-    else if (row->factor != gmm9_factor_plain)
-        mapped = gmm_sm90_map_codes(encode, &args->b, &args->codes, p->k, p->n, 64);
+        mapped = gmm_sm90_map_tokens(encode, &args->a, &p->a, p->m, 64) &&
+                 gmm_sm90_map_tokens(encode, &args->b, &p->b, p->n, 64) &&
+                 (p->d.ld * (p->d.dtype == GMM_F32 ? 4 : 2) % 16 != 0 || /* else the consumers store D themselves */
+                  gmm_fp8_map_matrix(encode, &args->a16, &p->d, p->n, p->m, 64));
+    else if (row->b_format != gmm_sm90_b_format_plain)
+        mapped = gmm_sm90_map_packed_weights(encode, &args->b, &args->codes, p->k, p->n, 64);
     else if (row->op == gmm_gemm_fwd)
-        mapped = gmm_sm90_map_memory(encode, &args->b, &p->b, p->k, p->n, 64);
+        mapped = gmm_sm90_map_weights(encode, &args->b, &p->b, p->k, p->n, 64);
     else
-        mapped = gmm_sm90_map_memory(encode, &args->b, &p->b, p->n, p->k, 64);
+        mapped = gmm_sm90_map_weights(encode, &args->b, &p->b, p->n, p->k, 64);
     if (row->op != gmm_gemm_wgrad)
-        mapped = mapped && gmm_sm90_map_ragged(encode, &args->a, &p->a, p->k, 64) &&
-                 gmm_sm90_map_ragged(encode, &args->a16, &p->a, p->k, 16) &&
-                 (!row->later || (((uintptr_t)p->d.data | (uintptr_t)(p->d.ld * 2)) & 15) || p->d.dtype == GMM_F32 ||
-                  gmm_sm90_map_ragged(encode, &args->d, &p->d, p->n, 16 * row->later));
+        mapped = mapped && gmm_sm90_map_tokens(encode, &args->a, &p->a, p->k, 64) &&
+                 gmm_sm90_map_tokens(encode, &args->a16, &p->a, p->k, 16) &&
+                 (!row->deferred || (((uintptr_t)p->d.data | (uintptr_t)(p->d.ld * 2)) & 15) || p->d.dtype == GMM_F32 ||
+                  gmm_sm90_map_tokens(encode, &args->d, &p->d, p->n, 16 * row->deferred));
     if (!mapped) return cudaErrorInvalidValue;
-    args->tile = row->which;
+    args->tile = row->tile_choice;
     memset(attributes, 0, sizeof attributes);
     attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = (unsigned)pair;
+    attributes[0].val.clusterDim.x = (unsigned)cluster;
     attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
     attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[1].val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3((unsigned)(blocks / pair * pair));
+    config.gridDim = dim3((unsigned)(blocks / cluster * cluster));
     config.blockDim = dim3(GMM_SM90_THREADS);
-    config.dynamicSmemBytes = (size_t)row->shared;
+    config.dynamicSmemBytes = (size_t)row->smem_bytes;
     config.stream = stream;
     config.attrs = attributes;
-    /* where multiprocessors are to be left alone, no block of the next launch may wait on them */
+    /* with an SM limit, no CTA of the next launch may occupy the remaining multiprocessors early */
     e = cudaGetDevice(&device);
-    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-    config.numAttrs = blocks < processors / pair * pair ? 1 : 2;
+    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+    config.numAttrs = blocks < sms / cluster * cluster ? 1 : 2;
     params[0] = args;
     if (e == cudaSuccess)
-        e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->shared);
+        e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->smem_bytes);
     return e == cudaSuccess ? cudaLaunchKernelExC(&config, row->function, params) : e;
 }
 
 /* ............................................................................ Grouped FP8 products on Hopper ... */
 
 /* Products of FP8 copies, whose lines run along the contraction: fwd x and w ROWWISE, dgrad dy ROWWISE and w
-   COLUMNWISE, wgrad dy and x COLUMNWISE. Pairs and stages are those of the 16-bit products, a stage 128 deep; D's rows
-   are wgmma's first factor, E4M3 or E5M2, its columns the second, E4M3: 64 rows of a tile for each group of 128
-   threads. A warp of its own places tiles, so that those who move operands never wait for that.
+   COLUMNWISE, wgrad dy and x COLUMNWISE. Clusters, multicast and the tile ring are those of the 16-bit products
+   (tables.cuh); a stage is 128 elements long. Without swap_ab: wgmma's A are D's rows (E4M3 or E5M2), its B are D's
+   columns (E4M3); each consumer warp group has 64 rows of the tile and all of its columns.
 
-   The tensor cores keep 14 bits of an FP8 sum. Unless the caller allows it (fast), every 128 deep a sum of its own is
-   added up in fp32, times the scales of its block: those of D's rows, two per thread, times one per 128 columns (rows),
-   or times those of D's columns (both). A warp beside the producer brings them to shared memory. Scales of whole
-   matrices and of lines are applied once, at the end; those of lines come to shared memory while products run.
+   Warp roles: consumers (warp groups 0 to 1 or 2), then four warps with few registers: producer, scale loader,
+   scheduler, store.
 
-   A group of threads leaves its sums in a room in shared memory, from where TMA takes them to D while the next tile is
-   multiplied. What they are added to in fp32 TMA brings to the room before, while they are made. Between the parts of a
-   tile that a room does not hold whole, that would be waited for: where sums are deep TMA adds the later parts to D
-   itself, which takes it longer (1.3 TB/s), but nobody waits. What TMA cannot do (D where rows are not at multiples of
-   16 bytes, adding to 16 bits) threads do. */
+   Promotion. The tensor cores keep 14 bits of an FP8 sum. Unless the caller allows less (fast), the partial sum of
+   every stage is added to an fp32 accumulator, times the block's scales: 1d2d multiplies by a scale per row and one per
+   128 columns, 1d1d by a scale per row and one per column. The scale loader brings them to shared memory with the
+   stage. Scales of whole tensors and of lines are applied once, in the epilogue.
+
+   Epilogue. A consumer writes its accumulators to its store slot, from which the store warp moves them to D by TMA
+   while the next tile is multiplied. What fp32 D adds to is loaded into the slot before. Where a tile takes several
+   parts per slot, later parts would wait for that load: for long sums TMA adds them to D itself (reduce, 1.3 TB/s),
+   which nobody waits for. Consumers store D themselves where its rows are not 16-byte aligned or 16-bit D is added to.
+   */
 typedef struct gmm_fp8_args {
-    CUtensorMap a, b, d;      /* boxes: A 64 lines, B 64 lines, D 64 rows of 128 bytes */
-    gmm_gemm_args p;          /* offsets and tiles are not read; a and b are the copies' codes, a line per row */
+    CUtensorMap a, b, d;      /* boxes: A 64 rows, B 64 rows, D 64 rows of 128 bytes */
+    gmm_gemm_args p;          /* its offsets and tiles are not read; a and b are the copies' codes */
     gmm_groups groups;        /* splits in device memory */
     gmm_mat a_scale, b_scale; /* scaling, scale, scale_table in device memory */
-    int32_t *tables;          /* more groups than the kernel has room for: gmm_fp8_table_bytes per block */
+    int32_t *tables;          /* group tables in the workspace where shared memory has too few entries, else NULL */
     int32_t wgrad;
     int32_t b_columnwise;     /* b is a COLUMNWISE copy: dgrad's weight */
 } gmm_fp8_args;
 
-enum { GMM_FP8_UNIT = 64, GMM_FP8_TILE_BYTES = 64 }; /* rows of a tile per group of threads */
+enum { GMM_FP8_BLOCK_ROWS = 64, GMM_FP8_TILE_BYTES = 64 }; /* rows of a tile per consumer */
 
-/* Tiles: X(tag, groups of threads, columns, stages, boxes of 64 rows by 128 bytes in a room, groups that fit, registers
-   of threads that multiply and of the rest, whether fwd and dgrad guess their first tile). Guessing is for few tokens:
-   with many, 192x128 loses up to 4% by it. Rooms of 128x192_held hold whole tiles of fp32, for a stage. */
+/* Tiles, rows x columns of D: X(tag, consumers, columns, stages, boxes of 64 rows x 128 bytes in a store slot, groups
+   whose tables fit into shared memory, registers of consumers, registers of the other warps, whether fwd and dgrad
+   prefetch a predicted first tile). Prediction is for few tokens: with many, 192x128 loses up to 4% by it. Store slots
+   of 128x192_full_slot hold a whole fp32 tile, at the cost of a stage. */
 #define GMM_FP8_TILE_LIST(X) \
     X(192x128, 3, 128, 4, 2, 256, 152, 56, 0) \
-    X(192x128_few, 3, 128, 4, 2, 256, 152, 56, 1) \
+    X(192x128_small_m, 3, 128, 4, 2, 256, 152, 56, 1) \
     X(128x192, 2, 192, 4, 3, 256, 232, 40, 0) \
-    X(128x192_few, 2, 192, 4, 3, 256, 224, 56, 1) \
-    X(128x192_held, 2, 192, 3, 6, 256, 232, 40, 0)
+    X(128x192_small_m, 2, 192, 4, 3, 256, 224, 56, 1) \
+    X(128x192_full_slot, 2, 192, 3, 6, 256, 232, 40, 0)
 
-/* What a block's sum is multiplied by: X(tag, value, bytes of scales per stage: per group of threads, besides, per
-   column) */
-enum { GMM_FP8_FAST, GMM_FP8_ROWS, GMM_FP8_BOTH };
-#define GMM_FP8_SUM_LIST(X) \
+/* Scaling of partial sums: X(tag, value, bytes of scales per stage: per consumer, per tile, per column). */
+enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
+#define GMM_FP8_SCALING_LIST(X) \
     X(fast, GMM_FP8_FAST, 0, 0, 0) \
-    X(rows, GMM_FP8_ROWS, 256, 16, 0) \
-    X(both, GMM_FP8_BOTH, 256, 0, 4)
+    X(1d2d, GMM_FP8_1D2D, 256, 16, 0) \
+    X(1d1d, GMM_FP8_1D1D, 256, 0, 4)
 
-/* Instances: X(dtype of D's rows' factor, tag, sums, tile); the includes below follow the same list. */
+/* Instances: X(dtype of A, tag, scaling, tile). The includes in fp8_kernels.cuh follow the same list. */
 #define GMM_FP8_KERNEL_LIST(X) \
-    X(GMM_E4M3, e4m3, rows, 192x128) X(GMM_E5M2, e5m2, rows, 192x128) \
-    X(GMM_E4M3, e4m3, rows, 192x128_few) X(GMM_E5M2, e5m2, rows, 192x128_few) \
-    X(GMM_E4M3, e4m3, rows, 128x192_few) X(GMM_E5M2, e5m2, rows, 128x192_few) \
-    X(GMM_E4M3, e4m3, both, 128x192_held) X(GMM_E5M2, e5m2, both, 128x192_held) \
+    X(GMM_E4M3, e4m3, 1d2d, 192x128) X(GMM_E5M2, e5m2, 1d2d, 192x128) \
+    X(GMM_E4M3, e4m3, 1d2d, 192x128_small_m) X(GMM_E5M2, e5m2, 1d2d, 192x128_small_m) \
+    X(GMM_E4M3, e4m3, 1d2d, 128x192_small_m) X(GMM_E5M2, e5m2, 1d2d, 128x192_small_m) \
+    X(GMM_E4M3, e4m3, 1d1d, 128x192_full_slot) X(GMM_E5M2, e5m2, 1d1d, 128x192_full_slot) \
     X(GMM_E4M3, e4m3, fast, 128x192) X(GMM_E5M2, e5m2, fast, 128x192)
 
-/* Shared memory: stages of B and A, a room per group of threads, barriers, tiles, groups, the scales of 64 rows and of
-   a tile's columns per group of threads, scales of stages. */
-#define GMM__X(tag, teams, cols, st, boxes, groups, high, low, guess) GMM__CAT(gmm11_teams_, tag) = teams, \
-    GMM__CAT(gmm11_cols_, tag) = cols, GMM__CAT(gmm11_stages_, tag) = st, GMM__CAT(gmm11_boxes_, tag) = boxes, \
-    GMM__CAT(gmm11_groups_, tag) = groups, GMM__CAT(gmm11_guess_, tag) = guess, \
-    GMM__CAT(gmm11_high_, tag) = high, GMM__CAT(gmm11_low_, tag) = low, GMM__CAT(gmm11_a_, tag) = 128 * (cols), \
-    GMM__CAT(gmm11_stage_, tag) = 128 * (cols) + 8192 * (teams), GMM__CAT(gmm11_threads_, tag) = 128 * (teams) + 128,
-enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_tiles_end };
+/* Shared memory, in this order: stages (B, A), a store slot per consumer, barriers (full and empty of each stage;
+   tile_full and tile_empty of the ring; empty and full of each slot; two of the prediction), the tile ring, the group
+   tables (ends, work_ends, padded starts), per consumer the line scales of its 64 rows and of the tile's columns, the
+   scales of each stage. Offsets are in bytes. */
+#define GMM__FP8(name, tag) GMM__CAT(gmm_fp8_##name##_, tag) /* a constant of a tile or of a scaling */
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+    GMM__FP8(consumers, tag) = consumers_, GMM__FP8(tile_n, tag) = tile_n_, GMM__FP8(stages, tag) = stages_, \
+    GMM__FP8(store_boxes, tag) = boxes_, GMM__FP8(smem_groups, tag) = groups_, \
+    GMM__FP8(prefetch_tile, tag) = prefetch_, GMM__FP8(consumer_regs, tag) = consumer_regs_, \
+    GMM__FP8(producer_regs, tag) = producer_regs_, GMM__FP8(a_offset, tag) = 128 * (tile_n_), \
+    GMM__FP8(stage_bytes, tag) = 128 * (tile_n_) + 8192 * (consumers_), \
+    GMM__FP8(threads, tag) = 128 * (consumers_) + 128,
+enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_tiles_end };
 #undef GMM__X
-#define GMM__X(tag, value, group, all, col) GMM__CAT(gmm11_sums_, tag) = value, GMM__CAT(gmm11_group_, tag) = group, \
-    GMM__CAT(gmm11_all_, tag) = all, GMM__CAT(gmm11_col_, tag) = col,
-enum { GMM_FP8_SUM_LIST(GMM__X) gmm11_sums_end };
+#define GMM__X(tag, scaling_, consumer_, tile_, column_) \
+    GMM__FP8(scaling, tag) = scaling_, GMM__FP8(consumer_scales, tag) = consumer_, GMM__FP8(tile_scales, tag) = tile_, \
+    GMM__FP8(column_scales, tag) = column_,
+enum { GMM_FP8_SCALING_LIST(GMM__X) gmm_fp8_scaling_end };
 #undef GMM__X
-#define GMM__X(tag, teams, cols, st, boxes, groups, high, low, guess) \
-    GMM__CAT(gmm11_rooms_, tag) = GMM__CAT(gmm11_stage_, tag) * (st), \
-    GMM__CAT(gmm11_bars_, tag) = GMM__CAT(gmm11_stage_, tag) * (st) + 8192 * (boxes) * (teams),
-enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_rooms_end };
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+    GMM__FP8(slots_offset, tag) = GMM__FP8(stage_bytes, tag) * (stages_), \
+    GMM__FP8(barriers_offset, tag) = GMM__FP8(stage_bytes, tag) * (stages_) + 8192 * (boxes_) * (consumers_),
+enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_slots_end };
 #undef GMM__X
-#define GMM__X(tag, teams, cols, st, boxes, groups, high, low, guess) GMM__CAT(gmm11_ring_, tag) = \
-    GMM__CAT(gmm11_bars_, tag) + 16 * (st) + 16 * GMM_SM90_RING + 16 * (teams) + 32 * (guess),
-enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_ring_end };
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+    GMM__FP8(ring_offset, tag) = GMM__FP8(barriers_offset, tag) + 16 * (stages_) + 16 * GMM_SM90_TILE_RING + \
+                                 16 * (consumers_) + 32 * (prefetch_),
+enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_ring_end };
 #undef GMM__X
-#define GMM__X(tag, teams, cols, st, boxes, groups, high, low, guess) GMM__CAT(gmm11_lines_, tag) = \
-    (GMM__CAT(gmm11_ring_, tag) + GMM_FP8_TILE_BYTES * GMM_SM90_RING + 12 * ((groups) + 1) + 15) / 16 * 16,
-enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_lines_end };
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+    GMM__FP8(line_scales_offset, tag) = (GMM__FP8(ring_offset, tag) + GMM_FP8_TILE_BYTES * GMM_SM90_TILE_RING + \
+                                         12 * ((groups_) + 1) + 15) / 16 * 16,
+enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_line_scales_end };
 #undef GMM__X
-#define GMM__X(tag, teams, cols, st, boxes, groups, high, low, guess) GMM__CAT(gmm11_factors_, tag) = \
-    GMM__CAT(gmm11_lines_, tag) + (256 + 4 * (cols)) * (teams),
-enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_factors_end };
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+    GMM__FP8(stage_scales_offset, tag) = GMM__FP8(line_scales_offset, tag) + (256 + 4 * (tile_n_)) * (consumers_),
+enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_stage_scales_end };
 #undef GMM__X
-#define GMM__X(dtype, tag, sums, tile) gmm11_shared_##tag##_##sums##_##tile = GMM__CAT(gmm11_factors_, tile) + \
-    GMM__CAT(gmm11_stages_, tile) * (GMM__CAT(gmm11_group_, sums) * GMM__CAT(gmm11_teams_, tile) + \
-    GMM__CAT(gmm11_all_, sums) + GMM__CAT(gmm11_col_, sums) * GMM__CAT(gmm11_cols_, tile)),
-enum { GMM_FP8_KERNEL_LIST(GMM__X) gmm11_shared_end };
+#define GMM__X(dtype, tag, scaling, tile) \
+    gmm_fp8_smem_bytes_##tag##_##scaling##_##tile = GMM__FP8(stage_scales_offset, tile) + GMM__FP8(stages, tile) * \
+        (GMM__FP8(consumer_scales, scaling) * GMM__FP8(consumers, tile) + GMM__FP8(tile_scales, scaling) + \
+         GMM__FP8(column_scales, scaling) * GMM__FP8(tile_n, tile)),
+enum { GMM_FP8_KERNEL_LIST(GMM__X) gmm_fp8_smem_end };
 #undef GMM__X
-#define GMM__X(dtype, tag, sums, tile) gmm11_fits_##tag##_##sums##_##tile = \
-    1 / (gmm11_shared_##tag##_##sums##_##tile <= 232448),
-enum { GMM_FP8_KERNEL_LIST(GMM__X) gmm11_fits_end };
+/* Does not compile (1 / 0) where a kernel needs more than the 227 KiB that a CTA can have. */
+#define GMM__X(dtype, tag, scaling, tile) \
+    gmm_fp8_fits_##tag##_##scaling##_##tile = 1 / (gmm_fp8_smem_bytes_##tag##_##scaling##_##tile <= 232448),
+enum { GMM_FP8_KERNEL_LIST(GMM__X) gmm_fp8_fits_end };
 #undef GMM__X
 
 static GMM__UNUSED size_t gmm_fp8_table_bytes(int64_t groups) { return 12 * ((size_t)groups + 1); }
 
-/* A float to shared memory, or +0 where it is not there. */
-GMM__DEVICE void gmm_fetch4(uint32_t to, const float *from, int there) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
-                 : : "r"(to), "l"(__cvta_generic_to_global(from)), "r"(there ? 4 : 0) : "memory");
+/* A float to shared memory, or +0 where `present` is 0. */
+GMM__DEVICE void gmm_cp_async_f32(uint32_t smem, const float *from, int present) {
+    gmm_cp_async_4_zfill(smem, __cvta_generic_to_global(from), present ? 4 : 0);
 }
 
-/* A descriptor from its low half, which holds all that differs between operands in lines of 128 bytes. */
-GMM__DEVICE uint64_t gmm_wgmma_whole(uint32_t low) { return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | low; }
-/* How a tile's sums go out: as 16-bit elements, by TMA, added to what it has brought; all parts but the first added to
-   D by TMA. */
-enum { GMM_FP8_NARROW = 1, GMM_FP8_WHOLE = 2, GMM_FP8_ADDED = 4, GMM_FP8_REDUCED = 8 };
-enum { GMM_FP8_DEEP = 768 }; /* of sums: from here on what TMA adds is hidden behind them */
+/* A wgmma descriptor of a K-major operand in lines of 128 bytes from its low word, which holds all that differs. */
+GMM__DEVICE uint64_t gmm_wgmma_desc_k_major(uint32_t low) { return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | low; }
+/* How a tile is stored: as 16-bit elements; by TMA; added to what TMA has loaded into the slot; later parts added to D
+   by TMA. */
+enum { GMM_FP8_D_16BIT = 1, GMM_FP8_D_TMA = 2, GMM_FP8_D_LOAD = 4, GMM_FP8_D_REDUCE = 8 };
+enum { GMM_FP8_REDUCE_K = 768 }; /* contractions from this length on hide TMA's additions to D */
 
-/* A tile, where its group's rows start in padded copies, what its sums are multiplied by as a whole (gmm_fp8_outer),
-   how they go out, and for TMA the last three coordinates of its first row in D. */
+/* A work tile of the FP8 products. */
 typedef struct gmm_fp8_tile {
     gmm_sm90_tile t;
-    int32_t start;
-    float all;
-    int32_t out, y, z, w;
+    int32_t padded_row;   /* where its group starts in padded copies */
+    float outer_scale;    /* what all of its sums are multiplied by */
+    int32_t d_flags;      /* how it is stored: GMM_FP8_D_* */
+    int32_t d_y, d_z, d_w; /* the last three TMA coordinates of its first row in D */
 } gmm_fp8_tile;
 
-/* Stages of a tile. An empty sum takes one, of nothing: stages are what keeps the ring of tiles from being overrun. */
-GMM__DEVICE uint32_t gmm_fp8_depths(int32_t k) { return k > 0 ? (uint32_t)(k + 127) / 128 : 1; }
+/* Stages of a tile. An empty contraction takes one stage without a load: passing stages is what keeps the scheduler
+   from overrunning the tile ring. */
+GMM__DEVICE uint32_t gmm_fp8_k_tiles(int32_t k) { return k > 0 ? (uint32_t)(k + 127) / 128 : 1; }
 
-/* Prefix sums of the groups' rows in padded copies [G + 1]. One warp. */
-GMM__DEVICE void gmm_fp8_starts(int32_t groups, const int32_t *ends, int32_t *starts) {
+/* Prefix sums [G + 1] of the groups' rows in padded copies. Whole warp. */
+GMM__DEVICE void gmm_fp8_padded_starts(int32_t groups, const int32_t *ends, int32_t *starts) {
     int32_t total = 0, g;
-    const int32_t last = gmm_sm90_run(groups, &g);
+    const int32_t last = gmm_sm90_lane_groups(groups, &g);
 #pragma unroll 1
     for (; g < last; g++)
         starts[g + 1] = total += (ends[g + 1] - ends[g] + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS * GMM_GROUP_ROWS;
-    gmm_sm90_prefix(groups, total, starts);
+    gmm_sm90_prefix_sums(groups, total, starts);
 }
 
-/* The first scale of a tile's group. Lines of A are rows, or in wgrad D's rows; lines of B are D's columns. */
+/* First scale of a tile's group, and the steps from block to block (and from 128 columns to the next). Lines of A are
+   D's rows, lines of B are D's columns. */
 GMM__DEVICE const float *gmm_fp8_scales_a(const gmm_fp8_args *args, const gmm_fp8_tile *t, int64_t *step) {
     const gmm_direction direction = args->wgrad ? GMM_COLUMNWISE : GMM_ROWWISE;
-    const gmm__qview v = gmm__qview_of(&args->a_scale, direction, 1, t->t.g, t->t.row, t->start, t->t.end - t->t.row,
+    const gmm__qview v = gmm__qview_of(&args->a_scale, direction, 1, t->t.g, t->t.row, t->padded_row,
+                                       t->t.end - t->t.row,
                                        args->wgrad ? args->p.m : args->p.k);
     *step = gmm__qview_scale(&v, 0, 1);
     return (const float *)(const void *)v.scale;
@@ -2639,260 +3002,269 @@ GMM__DEVICE const float *gmm_fp8_scales_b(const gmm_fp8_args *args, const gmm_fp
     const int64_t rows = args->wgrad ? t->t.end - t->t.row : args->b_columnwise ? args->p.k : args->p.n;
     const int64_t cols = args->b_columnwise || args->wgrad ? args->p.n : args->p.k;
     const gmm__qview v = gmm__qview_of(&args->b_scale, direction, args->wgrad, t->t.g, args->wgrad ? t->t.row : 0,
-                                       args->wgrad ? t->start : 0, rows, cols);
+                                       args->wgrad ? t->padded_row : 0, rows, cols);
     *step = gmm__qview_scale(&v, 0, 1);
     *block = gmm__qview_scale(&v, 128, 0);
     return (const float *)(const void *)v.scale;
 }
 
-/* What D_g is multiplied by as a whole; an empty sum is +0, whatever the sign of alpha. GMM_FP8_EXTREME, a NaN that no
-   product is, if the product leaves the range of normal numbers on its way: then gmm_fp8_outer_extreme has it. */
+/* Factor of all sums of a group: alpha and per-tensor scales. An empty sum stays +0 whatever the sign of alpha. Returns
+   GMM_FP8_EXTREME, a NaN that no product is, where a partial product leaves the range of normal numbers:
+   gmm_fp8_outer_factors then has the factor. */
 enum { GMM_FP8_EXTREME = 0x7FC0E001 };
-GMM__DEVICE float gmm_fp8_outer(const gmm_fp8_args *args, const gmm_sm90_tile *t) {
-    float all = 1.0f;
+GMM__DEVICE float gmm_fp8_outer_scale(const gmm_fp8_args *args, const gmm_sm90_tile *t) {
+    float scale = 1.0f;
     int extreme;
-    if (t->k == 0) return all;
-    if (args->p.alpha) all = args->p.alpha[args->p.alpha_per_group ? t->g : 0];
-    if (args->a_scale.scaling == GMM_SCALING_TENSOR) all = __fmul_rn(all, ((const float *)args->a_scale.scale)[t->g]);
-    extreme = !gmm__scale_normal(all);
-    if (args->b_scale.scaling == GMM_SCALING_TENSOR)
-        all = __fmul_rn(all, args->b_scale.scale_table ? *(const float *)args->b_scale.scale_table[t->g]
-                                                       : ((const float *)args->b_scale.scale)[t->g]);
-    return extreme || !gmm__scale_normal(all) ? gmm_f32_from_bits(GMM_FP8_EXTREME) : all;
-}
-/* Two factors that stand for the product, to multiply by one after the other. */
-GMM__DEVICE float gmm_fp8_outer_extreme(const gmm_fp8_args *args, const gmm_sm90_tile *t, float *second) {
-    gmm__scale all = gmm__scale_of(args->p.alpha ? args->p.alpha[args->p.alpha_per_group ? t->g : 0] : 1.0f);
+    if (t->k == 0) return scale;
+    if (args->p.alpha) scale = args->p.alpha[args->p.alpha_per_group ? t->g : 0];
     if (args->a_scale.scaling == GMM_SCALING_TENSOR)
-        all = gmm__scale_times(all, ((const float *)args->a_scale.scale)[t->g]);
+        scale = __fmul_rn(scale, ((const float *)args->a_scale.scale)[t->g]);
+    extreme = !gmm__scale_normal(scale);
     if (args->b_scale.scaling == GMM_SCALING_TENSOR)
-        all = gmm__scale_times(all, args->b_scale.scale_table ? *(const float *)args->b_scale.scale_table[t->g]
-                                                              : ((const float *)args->b_scale.scale)[t->g]);
-    return gmm__scale_split(all, second);
+        scale = __fmul_rn(scale, args->b_scale.scale_table ? *(const float *)args->b_scale.scale_table[t->g]
+                                                       : ((const float *)args->b_scale.scale)[t->g]);
+    return extreme || !gmm__scale_normal(scale) ? gmm_f32_from_bits(GMM_FP8_EXTREME) : scale;
+}
+/* The same factor as two, to be multiplied by one after the other. */
+GMM__DEVICE float gmm_fp8_outer_factors(const gmm_fp8_args *args, const gmm_sm90_tile *t, float *second) {
+    gmm__scale scale = gmm__scale_of(args->p.alpha ? args->p.alpha[args->p.alpha_per_group ? t->g : 0] : 1.0f);
+    if (args->a_scale.scaling == GMM_SCALING_TENSOR)
+        scale = gmm__scale_times(scale, ((const float *)args->a_scale.scale)[t->g]);
+    if (args->b_scale.scaling == GMM_SCALING_TENSOR)
+        scale = gmm__scale_times(scale, args->b_scale.scale_table ? *(const float *)args->b_scale.scale_table[t->g]
+                                                                  : ((const float *)args->b_scale.scale)[t->g]);
+    return gmm__scale_split(scale, second);
 }
 
-/* Fills in how a tile goes out. */
-GMM__DEVICE void gmm_fp8_way_out(const gmm_fp8_args *args, gmm_fp8_tile *f) {
-    const uint64_t d = (uint64_t)(uintptr_t)gmm_kmat_at(&args->p.d, f->t.g), to = d - GMM_SM90_BASE;
+/* Decides how a tile is stored. */
+GMM__DEVICE void gmm_fp8_plan_store(const gmm_fp8_args *args, gmm_fp8_tile *f) {
+    const uint64_t d = (uint64_t)(uintptr_t)gmm_kmat_data(&args->p.d, f->t.g), to = d - GMM_SM90_MAP_BASE;
     const int size = gmm_kmat_size(&args->p.d);
     const float beta = gmm_gemm_beta(&args->p, f->t.g);
-    f->out = size == 2 && beta == 0.0f ? GMM_FP8_NARROW : 0;
+    f->d_flags = size == 2 && beta == 0.0f ? GMM_FP8_D_16BIT : 0;
     if (((d | (uint64_t)(args->p.d.ld * size)) & 15) == 0 && (beta == 0.0f || size == 4)) {
-        f->out |= GMM_FP8_WHOLE | (beta == 0.0f ? 0 : GMM_FP8_ADDED);
-        if (beta == 1.0f && f->t.k >= GMM_FP8_DEEP) f->out |= GMM_FP8_REDUCED;
+        f->d_flags |= GMM_FP8_D_TMA | (beta == 0.0f ? 0 : GMM_FP8_D_LOAD);
+        if (beta == 1.0f && f->t.k >= GMM_FP8_REDUCE_K) f->d_flags |= GMM_FP8_D_REDUCE;
     }
-    f->y = f->t.m0 + (args->wgrad ? 0 : GMM_SM90_RAGGED - (f->t.end - f->t.row));
-    f->z = args->wgrad ? (int32_t)(to >> 4 & 0x3FFF) : f->t.end;
-    f->w = args->wgrad ? (int32_t)(to >> 18) : GMM_SM90_RAGGED;
+    f->d_y = f->t.m0 + (args->wgrad ? 0 : GMM_SM90_RAGGED_ROWS - (f->t.end - f->t.row));
+    f->d_z = args->wgrad ? (int32_t)(to >> 4 & 0x3FFF) : f->t.end;
+    f->d_w = args->wgrad ? (int32_t)(to >> 18) : GMM_SM90_RAGGED_ROWS;
 }
 
-/* How a launch starts early. By the split as it stands before it is waited for, a block places its first tile; right
-   behind the wait it asks for the operands of that and multiplies them. Whether the tile was the right one is looked at
-   meanwhile; if not, nothing of it goes out, and the block takes its first tile again behind all others. Blocks of a
-   cluster hand stages back to one another, and must take the same number: a tile of nothing takes as many, and where
-   one takes its first tile again, the other takes nothing once more. */
+/* Predicted first tile. The scheduler chooses the CTA's first tile by the split as it is before griddepcontrol.wait;
+   the producer loads it right after the wait, and it is multiplied. Meanwhile the scheduler reads the split again. If
+   the prediction was wrong, the result is discarded and the CTA takes its true first tile after all others. CTAs of a
+   cluster pass stages to one another and must take the same number of them: an empty tile takes as many stages as a
+   real one, and where one CTA repeats its first tile, the other takes one more empty tile. */
 
-/* A tile of nothing. */
-GMM__DEVICE void gmm_fp8_nothing(const gmm_fp8_args *args, gmm_fp8_tile *f) {
+/* A tile without rows or columns that takes the stages of a real one. */
+GMM__DEVICE void gmm_fp8_empty_tile(const gmm_fp8_args *args, gmm_fp8_tile *f) {
     memset(f, 0, sizeof *f);
-    f->t.units = 1;
+    f->t.row_blocks = 1;
     f->t.k = args->p.k;
 }
 
-/* What gmm_sm90_split, _across, _count and gmm_fp8_starts do for fwd and dgrad, in one go: a lane asks for the entries
-   of its up to `run` groups all at once. Few have less code, which runs once and so is waited for. `known`: returns 0
-   if `ends` come from the same entries; or else the tiles across. One warp. */
-enum { GMM_FP8_RUN = 4 };
-GMM__DEVICE int32_t gmm_fp8_plan(const gmm_fp8_args *args, const int run, int known, int flat, int32_t cols,
-                                 int32_t step, int32_t teams, int32_t pair, int32_t *ends, int32_t *items,
+/* gmm_sm90_read_split, gmm_sm90_tiles_n, gmm_sm90_count_work and gmm_fp8_padded_starts for fwd and dgrad in one pass: a
+   lane loads the entries of its up to `lane_groups` groups at once, so that the latency is paid once. `known`: returns
+   0 if `ends` still describe the split; else returns the tiles along the columns. Whole warp. */
+enum { GMM_FP8_LANE_GROUPS = 4 };
+GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const int lane_groups, int known, int raster_n,
+                                       int32_t tile_n,
+                                 int32_t n_align, int32_t consumers, int32_t cluster, int32_t *ends, int32_t *work_ends,
                                  int32_t *starts) {
     const int by_offsets = args->groups.form == GMM_SPLIT_OFFSETS;
     const int32_t lane = (int32_t)threadIdx.x & 31;
-    gmm_sm90_sizes of = { 0, 0 };
-    int32_t v[GMM_FP8_RUN], end = 0, all = 0, padded = 0, first = lane, across, i, j;
-    const int32_t last = run > 1 ? gmm_sm90_run(args->p.groups, &first) : min(lane + 1, args->p.groups);
-    int other = !known;
+    gmm_sm90_split_stats stats = { 0, 0 };
+    int32_t entries[GMM_FP8_LANE_GROUPS], end = 0, work = 0, padded = 0, first = lane, tiles_n, i, j;
+    const int32_t last = lane_groups > 1 ? gmm_sm90_lane_groups(args->p.groups, &first) : min(lane + 1, args->p.groups);
+    int changed = !known;
 #pragma unroll
-    for (j = 0; j < run; j++) /* nothing behind the last */
-        v[j] = first + j < last ? gmm_sm90_entry(&args->groups, first + j + by_offsets) : 0;
+    for (j = 0; j < lane_groups; j++) /* zero past the last group */
+        entries[j] = first + j < last ? gmm_sm90_split_entry(&args->groups, first + j + by_offsets) : 0;
 #pragma unroll
-    for (j = 0; j < run; j++)
-        if (known && first + j < last) other |= v[j] != ends[first + j + 1] - (by_offsets ? 0 : ends[first + j]);
-    if (!__any_sync(0xFFFFFFFFu, other)) return 0;
-    __syncwarp(); /* all have read the ends */
+    for (j = 0; j < lane_groups; j++)
+        if (known &&
+            first + j < last) changed |= entries[j] != ends[first + j + 1] - (by_offsets ? 0 : ends[first + j]);
+    if (!__any_sync(0xFFFFFFFFu, changed)) return 0;
+    __syncwarp(); /* all lanes have read the ends */
 #pragma unroll
-    for (j = 0; j < run; j++) end = gmm_sm90_after(&args->groups, end, v[j]);
+    for (j = 0; j < lane_groups; j++) end = gmm_sm90_split_end(&args->groups, end, entries[j]);
 #pragma unroll
     for (i = 1; i < 32; i *= 2) {
         const int32_t before = __shfl_up_sync(0xFFFFFFFFu, end, (unsigned)i);
-        if (lane >= i) end = gmm_sm90_after(&args->groups, before, end);
+        if (lane >= i) end = gmm_sm90_split_end(&args->groups, before, end);
     }
     end = __shfl_up_sync(0xFFFFFFFFu, end, 1);
-    if (lane == 0) end = ends[0] = items[0] = starts[0] = 0;
+    if (lane == 0) end = ends[0] = work_ends[0] = starts[0] = 0;
 #pragma unroll
-    for (j = 0; j < run; j++) {
+    for (j = 0; j < lane_groups; j++) {
         const int32_t start = end;
-        end = gmm_sm90_after(&args->groups, end, v[j]);
-        of.longest = max(of.longest, end - start);
-        of.live += end > start;
+        end = gmm_sm90_split_end(&args->groups, end, entries[j]);
+        stats.max_rows = max(stats.max_rows, end - start);
+        stats.nonempty += end > start;
         if (first + j < last) ends[first + j + 1] = end;
     }
-    of.longest = __reduce_max_sync(0xFFFFFFFFu, of.longest);
-    of.live = __reduce_add_sync(0xFFFFFFFFu, of.live);
-    across = gmm_sm90_across(&args->p, (args->p.n + cols - 1) / cols, step, GMM_FP8_UNIT * teams, pair, of);
+    stats.max_rows = __reduce_max_sync(0xFFFFFFFFu, stats.max_rows);
+    stats.nonempty = __reduce_add_sync(0xFFFFFFFFu, stats.nonempty);
+    tiles_n = gmm_sm90_tiles_n(&args->p, (args->p.n + tile_n - 1) / tile_n, n_align, GMM_FP8_BLOCK_ROWS * consumers,
+                               cluster, stats);
     __syncwarp();
 #pragma unroll 1
     for (j = first; j < last; j++) {
         const int32_t m = ends[j + 1] - ends[j];
-        items[j + 1] = all += gmm_sm90_items(gmm_sm90_tiles(m, GMM_FP8_UNIT, teams), across, pair, flat);
+        work_ends[j + 1] = work += gmm_sm90_group_work(gmm_sm90_tile_count(m, GMM_FP8_BLOCK_ROWS, consumers),
+                                                       tiles_n, cluster, raster_n);
         starts[j + 1] = padded += (m + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS * GMM_GROUP_ROWS;
     }
     {
-        const int32_t mine = all, rows = padded;
+        const int32_t lane_work = work, lane_padded = padded;
 #pragma unroll
         for (i = 1; i < 32; i *= 2) {
-            const int32_t a = __shfl_up_sync(0xFFFFFFFFu, all, (unsigned)i);
+            const int32_t a = __shfl_up_sync(0xFFFFFFFFu, work, (unsigned)i);
             const int32_t b = __shfl_up_sync(0xFFFFFFFFu, padded, (unsigned)i);
-            if (lane >= i) all += a, padded += b;
+            if (lane >= i) work += a, padded += b;
         }
-        all -= mine;
-        padded -= rows;
+        work -= lane_work;
+        padded -= lane_padded;
     }
 #pragma unroll 1
     for (j = first; j < last; j++) {
-        items[j + 1] += all;
+        work_ends[j + 1] += work;
         starts[j + 1] += padded;
     }
     __syncwarp();
-    return across;
+    return tiles_n;
 }
 
-/* The first tile of a block by the split as it stands. Blocks of a cluster may have read different splits, so that they
-   share nothing. One warp. */
-GMM__DEVICE void gmm_fp8_first(const gmm_fp8_args *args, const int32_t *ends, const int32_t *items,
-                               const int32_t *starts, int flat, int32_t across, int32_t step, int32_t teams,
-                               int32_t pair, int32_t rank, gmm_fp8_tile *f) {
-    const int32_t item = (int32_t)blockIdx.x / pair;
+/* The predicted first tile of this CTA. CTAs of a cluster may have read different splits, so that it multicasts
+   nothing. Whole warp. */
+GMM__DEVICE void gmm_fp8_predict_first_tile(const gmm_fp8_args *args, const int32_t *ends, const int32_t *work_ends,
+                               const int32_t *starts, int raster_n, int32_t tiles_n, int32_t n_align, int32_t consumers,
+                               int32_t cluster, int32_t cta_rank, gmm_fp8_tile *f) {
+    const int32_t work = (int32_t)blockIdx.x / cluster;
     int32_t g = 0, m;
-    gmm_fp8_nothing(args, f);
-    if (item >= items[args->p.groups]) return;
-    gmm_find_group32(items, args->p.groups, item, &g);
+    gmm_fp8_empty_tile(args, f);
+    if (work >= work_ends[args->p.groups]) return;
+    gmm_find_group32(work_ends, args->p.groups, work, &g);
     f->t.g = g;
-    f->start = starts[g];
+    f->padded_row = starts[g];
     m = ends[g + 1] - ends[g];
-    if (m <= GMM_FP8_UNIT * teams) { /* what gmm_sm90_place comes to for one tile of rows */
-        const int32_t tn = pair * (item - items[g]) + rank, steps = (args->p.n + step - 1) / step;
-        if (tn >= across) { /* no partner */
-            gmm_fp8_nothing(args, f);
+    if (m <= GMM_FP8_BLOCK_ROWS * consumers) { /* gmm_sm90_schedule_tile for one tile of rows */
+        const int32_t tn = cluster * (work - work_ends[g]) + cta_rank, steps = (args->p.n + n_align - 1) / n_align;
+        if (tn >= tiles_n) { /* the pair has no second tile */
+            gmm_fp8_empty_tile(args, f);
             return;
         }
         f->t.row = ends[g];
         f->t.end = ends[g + 1];
         f->t.rows = m;
-        f->t.units = (m + GMM_FP8_UNIT - 1) / GMM_FP8_UNIT;
-        f->t.n0 = step * gmm_sm90_begin(steps, across, tn);
-        f->t.cols = step * gmm_sm90_begin(steps, across, tn + 1) - f->t.n0;
+        f->t.row_blocks = (m + GMM_FP8_BLOCK_ROWS - 1) / GMM_FP8_BLOCK_ROWS;
+        f->t.n0 = n_align * gmm_sm90_even_begin(steps, tiles_n, tn);
+        f->t.cols = n_align * gmm_sm90_even_begin(steps, tiles_n, tn + 1) - f->t.n0;
         if (f->t.cols > args->p.n - f->t.n0) f->t.cols = args->p.n - f->t.n0;
     } else {
-        gmm_sm90_place(&args->p, 0, ends, items, item, 0, flat, across, step, GMM_FP8_UNIT, teams, GMM_FP8_UNIT, pair,
-                       rank, &f->t);
-        f->t.share = 0;
+        gmm_sm90_schedule_tile(&args->p, 0, ends, work_ends, work, 0, raster_n, tiles_n, n_align, GMM_FP8_BLOCK_ROWS,
+                               consumers, GMM_FP8_BLOCK_ROWS, cluster,
+                       cta_rank, &f->t);
+        f->t.multicast = 0;
     }
 }
-/* Whether what was multiplied as the first tile is it, or nothing was and there is none. */
-GMM__DEVICE int gmm_fp8_right(const gmm_fp8_tile *f, const gmm_fp8_tile *first) {
+/* Whether the predicted first tile is the true one, or both are empty. */
+GMM__DEVICE int gmm_fp8_same_tile(const gmm_fp8_tile *f, const gmm_fp8_tile *first) {
     return (f->t.cols <= 0 && first->t.cols <= 0) ||
            (f->t.g == first->t.g && f->t.row == first->t.row && f->t.end == first->t.end && f->t.m0 == first->t.m0 &&
             f->t.rows == first->t.rows && f->t.n0 == first->t.n0 && f->t.cols == first->t.cols &&
-            f->start == first->start);
+            f->padded_row == first->padded_row);
 }
-/* Tells the other block of a cluster (`word` and `bar` there) whether this one's first tile was wrong. One lane. */
-GMM__DEVICE void gmm_fp8_confess(uint32_t word, uint32_t bar, int wrong) {
-    gmm_bar_expect(bar, 4);
-    asm volatile("{\n .reg .b32 to, at;\n mapa.shared::cluster.u32 to, %0, %2;\n mapa.shared::cluster.u32 at, %1, %2;\n"
-                 " st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [to], %3, [at];\n}"
-                 : : "r"(word), "r"(bar), "r"(gmm_cluster_rank() ^ (gmm_cluster_size() - 1)), "r"(wrong) : "memory");
+/* Sends the other CTA of the cluster (`word` and `bar` in its shared memory) whether this CTA mispredicted. One lane.
+   */
+GMM__DEVICE void gmm_fp8_send_mispredict(uint32_t word, uint32_t bar, int mispredicted) {
+    gmm_mbarrier_arrive_expect_tx(bar, 4);
+    gmm_st_async_remote(word, bar, gmm_cluster_ctarank() ^ (gmm_cluster_nctarank() - 1), mispredicted);
 }
 
-/* Brings what is added to, and takes D away, between D and the rooms of the groups of threads: one warp, a lane for
-   each box of each room. A tile goes in parts, as many columns as a room holds. For each part a group hears (bars[0])
-   that its room is free and holds what is added to, and tells (bars[1]) that it has left its sums there; once, too, for
-   a tile of which it has none. */
-GMM__DEVICE void gmm_fp8_move(const gmm_fp8_args *args, const int boxes, const gmm_fp8_tile *ring, uint32_t told,
-                              uint32_t bars, uint32_t rooms) {
-    const int lane = (int)threadIdx.x & 31, team = lane / boxes, box = lane % boxes;
-    const uint32_t room = rooms + 8192 * (uint32_t)lane;
-    uint32_t tile, turn = 0;
-    bars += 16 * (uint32_t)team;
-    for (tile = 0;; tile++) {
-        const gmm_fp8_tile *const f = &ring[tile % GMM_SM90_RING]; /* stands until the group is two tiles further */
-        int wide, cols, c = 0;
-        gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
-        if (f->t.units == 0) break;
-        wide = f->out & GMM_FP8_NARROW ? 64 : 32;
-        cols = f->t.units > team ? f->t.cols : 0;
+/* The store warp: one lane per box of each consumer's store slot. A tile is stored in parts of as many columns as a
+   slot holds. For each part it loads what is added to, hands the slot over (slot_bars[0], empty), waits until the
+   consumer has written it (slot_bars[1]) and stores it. Tiles that have no rows for a consumer pass through the
+   barriers once. */
+GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, const gmm_fp8_tile *ring,
+                                     uint32_t tile_full,
+                              uint32_t slot_bars, uint32_t slots) {
+    const int lane = (int)threadIdx.x & 31, consumer = lane / boxes, box = lane % boxes;
+    const uint32_t slot = slots + 8192 * (uint32_t)lane;
+    uint32_t tile_index, part = 0;
+    slot_bars += 16 * (uint32_t)consumer;
+    for (tile_index = 0;; tile_index++) {
+        /* stays in the ring until the consumers are two tiles ahead */
+        const gmm_fp8_tile *const f = &ring[tile_index % GMM_SM90_TILE_RING];
+        int box_cols, cols, c = 0;
+        gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING), tile_index / GMM_SM90_TILE_RING & 1);
+        if (f->t.row_blocks == 0) break;
+        box_cols = f->d_flags & GMM_FP8_D_16BIT ? 64 : 32;
+        cols = f->t.row_blocks > consumer ? f->t.cols : 0;
         do {
-            const int x = c + wide * box, next = x + wide * boxes, passes = (f->out & GMM_FP8_WHOLE) && x < cols;
-            const int reduced = (f->out & GMM_FP8_REDUCED) && c > 0;
-            const int32_t y = f->y + 64 * team;
-            asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
-            if (passes && (f->out & GMM_FP8_ADDED) && !reduced) {
-                gmm_bar_expect(bars, 8192);
-                gmm_tma_load(room, &args->d, bars, 0, f->t.n0 + x, y, f->z, f->w);
-                if (next < cols && !(f->out & GMM_FP8_REDUCED))
-                    gmm_tma_prefetch(&args->d, f->t.n0 + next, y, f->z, f->w);
-            } else gmm_bar_arrive_here(bars);
-            gmm_bar_wait(bars + 8, turn++ & 1);
-            if (passes) {
-                gmm_tma_store(&args->d, room, reduced, f->t.n0 + x, y, f->z, f->w);
-                asm volatile("cp.async.bulk.commit_group;" : : : "memory");
+            const int x = c + box_cols * box, next = x + box_cols * boxes, by_tma = (f->d_flags & GMM_FP8_D_TMA) &&
+                x < cols;
+            const int reduce = (f->d_flags & GMM_FP8_D_REDUCE) && c > 0;
+            const int32_t y = f->d_y + 64 * consumer;
+            GMM__BULK_WAIT_GROUP_READ(0);
+            if (by_tma && (f->d_flags & GMM_FP8_D_LOAD) && !reduce) {
+                gmm_mbarrier_arrive_expect_tx(slot_bars, 8192);
+                gmm_tma_load(slot, &args->d, slot_bars, 0, f->t.n0 + x, y, f->d_z, f->d_w);
+                if (next < cols && !(f->d_flags & GMM_FP8_D_REDUCE))
+                    gmm_tma_prefetch_l2(&args->d, f->t.n0 + next, y, f->d_z, f->d_w);
+            } else gmm_mbarrier_arrive(slot_bars);
+            gmm_mbarrier_wait(slot_bars + 8, part++ & 1);
+            if (by_tma) {
+                gmm_tma_store(&args->d, slot, reduce, f->t.n0 + x, y, f->d_z, f->d_w);
+                gmm_bulk_commit_group();
             }
-        } while ((c += wide * boxes) < cols);
+        } while ((c += box_cols * boxes) < cols);
     }
-    asm volatile("cp.async.bulk.wait_group 0;" : : : "memory");
+    GMM__BULK_WAIT_GROUP(0);
 }
 
 #define GMM__BODY 11
 #define GMM__TAG e4m3
-#define GMM__SUMS rows
+#define GMM__SCALED 1d2d
 #define GMM__FAST 0
 #define GMM__TILE 192x128
 #include GMM_KERNELS_FILE
-#define GMM__SUMS rows
+#define GMM__SCALED 1d2d
 #define GMM__FAST 0
-#define GMM__TILE 192x128_few
+#define GMM__TILE 192x128_small_m
 #include GMM_KERNELS_FILE
-#define GMM__SUMS rows
+#define GMM__SCALED 1d2d
 #define GMM__FAST 0
-#define GMM__TILE 128x192_few
+#define GMM__TILE 128x192_small_m
 #include GMM_KERNELS_FILE
-#define GMM__SUMS both
+#define GMM__SCALED 1d1d
 #define GMM__FAST 0
-#define GMM__TILE 128x192_held
+#define GMM__TILE 128x192_full_slot
 #include GMM_KERNELS_FILE
-#define GMM__SUMS fast
+#define GMM__SCALED fast
 #define GMM__FAST 1
 #define GMM__TILE 128x192
 #include GMM_KERNELS_FILE
 #undef GMM__TAG
 #define GMM__TAG e5m2
-#define GMM__SUMS rows
+#define GMM__SCALED 1d2d
 #define GMM__FAST 0
 #define GMM__TILE 192x128
 #include GMM_KERNELS_FILE
-#define GMM__SUMS rows
+#define GMM__SCALED 1d2d
 #define GMM__FAST 0
-#define GMM__TILE 192x128_few
+#define GMM__TILE 192x128_small_m
 #include GMM_KERNELS_FILE
-#define GMM__SUMS rows
+#define GMM__SCALED 1d2d
 #define GMM__FAST 0
-#define GMM__TILE 128x192_few
+#define GMM__TILE 128x192_small_m
 #include GMM_KERNELS_FILE
-#define GMM__SUMS both
+#define GMM__SCALED 1d1d
 #define GMM__FAST 0
-#define GMM__TILE 128x192_held
+#define GMM__TILE 128x192_full_slot
 #include GMM_KERNELS_FILE
-#define GMM__SUMS fast
+#define GMM__SCALED fast
 #define GMM__FAST 1
 #define GMM__TILE 128x192
 #include GMM_KERNELS_FILE
@@ -2901,31 +3273,31 @@ GMM__DEVICE void gmm_fp8_move(const gmm_fp8_args *args, const int boxes, const g
 
 typedef struct gmm_fp8_kernel {
     gmm_dtype dtype;
-    int32_t sums, teams, cols, shared, groups, guess;
+    int32_t scaling, consumers, tile_n, smem_bytes, smem_groups, prefetch_tile;
     const void *function;
 } gmm_fp8_kernel;
 
 static const gmm_fp8_kernel gmm_fp8_kernels[] = {
-#define GMM__X(dtype, tag, sums, tile) \
-    { dtype, GMM__CAT(gmm11_sums_, sums), GMM__CAT(gmm11_teams_, tile), GMM__CAT(gmm11_cols_, tile), \
-      gmm11_shared_##tag##_##sums##_##tile, GMM__CAT(gmm11_groups_, tile), GMM__CAT(gmm11_guess_, tile), \
-      (const void *)gmm_linear_##tag##_##sums##_##tile##_sm90 },
+#define GMM__X(dtype, tag, scaling_, tile) \
+    { dtype, GMM__FP8(scaling, scaling_), GMM__FP8(consumers, tile), GMM__FP8(tile_n, tile), \
+      gmm_fp8_smem_bytes_##tag##_##scaling_##_##tile, GMM__FP8(smem_groups, tile), GMM__FP8(prefetch_tile, tile), \
+      (const void *)gmm_linear_##tag##_##scaling_##_##tile##_sm90 },
     GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 };
 enum { GMM_FP8_KERNELS = (int)(sizeof gmm_fp8_kernels / sizeof gmm_fp8_kernels[0]) };
 
-/* Rows of a token matrix, ragged; a COLUMNWISE copy of tokens, `along` of them. */
-static GMM__UNUSED int gmm_fp8_map_rows(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, const gmm_kmat *m,
+/* Rows of a token matrix as a ragged map; and a COLUMNWISE copy of tokens, whose lines are `along` padded rows long. */
+static GMM__UNUSED int gmm_fp8_map_tokens(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, const gmm_kmat *m,
                                         int64_t features, int32_t box_lines) {
     const cuuint64_t pitch = (cuuint64_t)(m->ld * gmm_dtype_bits(m->dtype) / 8);
-    cuuint64_t dims[4] = { 0, GMM_SM90_RAGGED, 0x7FFF0000, 0x7FFF0000 }, strides[3];
+    cuuint64_t dims[4] = { 0, GMM_SM90_RAGGED_ROWS, 0x7FFF0000, 0x7FFF0000 }, strides[3];
     dims[0] = (cuuint64_t)features;
     strides[0] = strides[1] = pitch;
     strides[2] = ((cuuint64_t)1 << 34) - pitch;
     return gmm_fp8_map(encode, map, m->dtype, m->data, dims, strides, box_lines);
 }
-static GMM__UNUSED int gmm_fp8_map_columns(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
+static GMM__UNUSED int gmm_fp8_map_columnwise(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
                                            const gmm_kmat *m, int64_t along, int64_t lines, int32_t box_lines) {
     cuuint64_t dims[4] = { 0, 0, 1, 1 }, strides[3] = { 0, 16, 16 };
     dims[0] = (cuuint64_t)along;
@@ -2934,386 +3306,398 @@ static GMM__UNUSED int gmm_fp8_map_columns(PFN_cuTensorMapEncodeTiled_v12000 enc
     return gmm_fp8_map(encode, map, m->dtype, m->data, dims, strides, box_lines);
 }
 
-/* Encodes the maps and launches. `blocks` multiprocessors at most; all of `args` but the maps is given. Operands and
-   their rows stand at multiples of 16 bytes. */
+/* Encodes the tensor maps and launches the kernel on at most `blocks` multiprocessors. `args` is complete but for the
+   maps; operands and their rows are 16-byte aligned. */
 static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 encode, int32_t kernel, int32_t blocks,
                                               gmm_fp8_args *args, cudaStream_t stream) {
     const gmm_fp8_kernel *row = &gmm_fp8_kernels[kernel];
     const gmm_gemm_args *p = &args->p;
-    const int64_t rows = args->groups.capacity > 0 ? args->groups.capacity : 1; /* a map has no empty dimension */
+    /* a tensor map has no empty dimension */
+    const int64_t rows = args->groups.capacity > 0 ? args->groups.capacity : 1;
     const int64_t padded = gmm_padded_capacity(p->groups, rows);
-    const int pair = blocks > 1 ? 2 : 1;
+    const int cluster = blocks > 1 ? 2 : 1;
     cudaLaunchConfig_t config = GMM_ZERO;
     cudaLaunchAttribute attributes[2];
     void *params[1];
     cudaError_t e;
-    int mapped, device = 0, processors = 0;
+    int mapped, device = 0, sms = 0;
     if (args->wgrad)
-        mapped = gmm_fp8_map_columns(encode, &args->a, &p->a, padded, p->m, GMM_FP8_UNIT) &&
-                 gmm_fp8_map_columns(encode, &args->b, &p->b, padded, p->n, 64);
+        mapped = gmm_fp8_map_columnwise(encode, &args->a, &p->a, padded, p->m, GMM_FP8_BLOCK_ROWS) &&
+                 gmm_fp8_map_columnwise(encode, &args->b, &p->b, padded, p->n, 64);
     else
-        mapped = gmm_fp8_map_rows(encode, &args->a, &p->a, p->k, GMM_FP8_UNIT) &&
-                 gmm_fp8_map_memory(encode, &args->b, &p->b, p->k, p->n, 64);
-    /* D whose rows do not stand at multiples of 16 bytes has no map, and the kernel finds that out for itself */
+        mapped = gmm_fp8_map_tokens(encode, &args->a, &p->a, p->k, GMM_FP8_BLOCK_ROWS) &&
+                 gmm_fp8_map_matrix(encode, &args->b, &p->b, p->k, p->n, 64);
+    /* D without 16-byte aligned rows has no map; the kernel checks the same condition */
     if (mapped && p->d.ld * gmm_dtype_bits(p->d.dtype) % 128 == 0) {
-        if (args->wgrad) mapped = gmm_fp8_map_memory(encode, &args->d, &p->d, p->n, p->m, GMM_FP8_UNIT);
+        if (args->wgrad) mapped = gmm_fp8_map_matrix(encode, &args->d, &p->d, p->n, p->m, GMM_FP8_BLOCK_ROWS);
         else if ((uintptr_t)p->d.data % 16 == 0)
-            mapped = gmm_fp8_map_rows(encode, &args->d, &p->d, p->n, GMM_FP8_UNIT);
+            mapped = gmm_fp8_map_tokens(encode, &args->d, &p->d, p->n, GMM_FP8_BLOCK_ROWS);
     }
     if (!mapped) return cudaErrorInvalidValue;
     memset(attributes, 0, sizeof attributes);
     attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = (unsigned)pair;
+    attributes[0].val.clusterDim.x = (unsigned)cluster;
     attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
     attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[1].val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3((unsigned)(blocks / pair * pair));
-    config.blockDim = dim3((unsigned)(128 * row->teams + 128));
-    config.dynamicSmemBytes = (size_t)row->shared;
+    config.gridDim = dim3((unsigned)(blocks / cluster * cluster));
+    config.blockDim = dim3((unsigned)(128 * row->consumers + 128));
+    config.dynamicSmemBytes = (size_t)row->smem_bytes;
     config.stream = stream;
     config.attrs = attributes;
-    /* where multiprocessors are to be left alone, no block of the next launch may wait on them */
+    /* with an SM limit, no CTA of the next launch may occupy the remaining multiprocessors early */
     e = cudaGetDevice(&device);
-    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-    config.numAttrs = blocks < processors / pair * pair ? 1 : 2;
+    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+    config.numAttrs = blocks < sms / cluster * cluster ? 1 : 2;
     params[0] = args;
     if (e == cudaSuccess)
-        e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->shared);
+        e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->smem_bytes);
     return e == cudaSuccess ? cudaLaunchKernelExC(&config, row->function, params) : e;
 }
 
 /* .................................................................. Copies as operands of 16-bit products ... */
 
-/* MX32 and NV16 copies as matrices of 16-bit elements, code times scale, as the products of quantized operands make
-   them in shared memory, for the products of 16-bit matrices. Copies whose lines run along the contraction, and
-   columnwise MX32, keep their places: rows of `to` are rows of the copy, without gaps. Columnwise NV16 tokens are
-   turned, since wgrad's operands stand as [k][lines]: rows of `to` are tokens, each group's behind the one before and
-   filled up to a multiple of 16 rows, which transformed copies use and others have as zeros. */
-typedef struct gmm_expand_side {
-    gmm_mat from;          /* tables in device memory; dtype GMM_NONE = absent */
-    uint16_t *to;
+/* Dequantizes MX32 and NV16 copies into matrices of 16-bit elements, code times scale, for the 16-bit Hopper
+   products; the values are those that mma/quantized.cuh makes in shared memory. Copies whose lines run along the
+   contraction, and columnwise MX32, keep their layout: rows of `dst` are rows of the copy, without gaps. Columnwise
+   NV16 tokens are transposed, since the operands of wgrad are [k][lines]: rows of `dst` are tokens. Each group
+   follows the previous one and is filled up to a multiple of 16 rows; the added rows hold the spread values of
+   Hadamard-transformed copies, else zeros. */
+typedef struct gmm_expand_operand {
+    gmm_mat src;        /* tables in device memory; dtype GMM_NONE: absent */
+    uint16_t *dst;
     gmm_direction direction;
-    int32_t grouped;       /* tokens */
-    int32_t rows, cols;    /* of each matrix that was quantized; of tokens the capacity */
-} gmm_expand_side;
+    int32_t grouped;    /* the matrix holds tokens */
+    int32_t rows, cols; /* of each quantized matrix; for tokens rows is the capacity */
+} gmm_expand_operand;
 
 typedef struct gmm_expand_args {
-    gmm_expand_side side[2];
+    gmm_expand_operand operand[2];
     gmm_dtype dtype;
     int32_t groups;
     const int64_t *offsets; /* [G + 1] */
     const int32_t *tiles;   /* [G + 1] prefix sums of tiles of GMM_GROUP_ROWS rows */
-    const int32_t *units;   /* [G + 1] of 16 rows; turned copies */
+    const int32_t *units;   /* [G + 1] prefix sums of blocks of 16 rows; transposed copies */
     int64_t *ends;          /* [G + 1] receives 16 times these */
-    const float *alpha;     /* [G] or [1]; NULL = 1 */
+    const float *alpha;     /* [G] or [1]; NULL: 1 */
     int32_t alpha_per_group;
-    float *factor;          /* [2][G] receives what multiplies the groups' sums, then what multiplies the result
-                               (gmm__scale_split); NULL = not wanted */
+    float *factor;          /* [2][G] receives what each group's accumulators are multiplied by, and what the result is
+                               multiplied by after that (gmm__scale_split); NULL: not written */
 } gmm_expand_args;
 
 enum {
     GMM_EXPAND_THREADS = 256,
-    GMM_EXPAND_MOST = 1024, /* where blocks have a multiprocessor to themselves */
-    GMM_EXPAND_LINES = 4,   /* that a warp takes side by side, 256 elements of each at a time */
-    GMM_EXPAND_SPAN = 1024, /* elements of each that it takes in all */
-    GMM_TURN_THREADS = 256,
-    GMM_TURN_STRIPS = 2,    /* that a block turns with 64 lines at a time: 128 bytes of what is read and written */
-    GMM_TURN_LINES = 128    /* that it takes in all */
+    GMM_EXPAND_MAX_THREADS = 1024, /* threads of a CTA that has a multiprocessor to itself */
+    GMM_EXPAND_LINES = 4,          /* lines that a warp processes together, 256 elements of each at a time */
+    GMM_EXPAND_SPAN = 1024,        /* elements of each line in a task */
+    GMM_EXPAND_TRANSPOSE_THREADS = 256,
+    /* strips that a CTA transposes, 64 lines at a time: 128 bytes are contiguous in loads and stores */
+    GMM_EXPAND_STRIPS = 2,
+    GMM_EXPAND_STRIP_LINES = 128   /* lines in a task */
 };
 
-/* Eight codes at `from` as they stand, the first in the lowest bits. `whole`: they are aligned. */
-GMM__DEVICE uint2 gmm_expand_codes(int fp4, const uint8_t *from, int whole) {
+/* Loads eight codes, the first in the lowest bits. `aligned`: by vector loads. */
+GMM__DEVICE uint2 gmm_expand_load8(int fp4, const uint8_t *src, int aligned) {
     uint2 v = make_uint2(0u, 0u);
     int i;
-    if (whole) {
-        if (fp4) v.x = __ldcs((const unsigned *)(const void *)from);
-        else v = __ldcs((const uint2 *)(const void *)from);
+    if (aligned) {
+        if (fp4) v.x = __ldcs((const unsigned *)(const void *)src);
+        else v = __ldcs((const uint2 *)(const void *)src);
         return v;
     }
 #pragma unroll 1
     for (i = fp4 ? 3 : 7; i >= 0; i--) {
         v.y = __funnelshift_l(v.x, v.y, 8);
-        v.x = v.x << 8 | from[i];
+        v.x = v.x << 8 | src[i];
     }
     return v;
 }
 
-GMM__DEVICE void gmm_expand_eight(gmm_dtype dtype, gmm_dtype format, int fp4, uint2 codes, uint32_t to[4]) {
-    if (fp4) gmm_q_fp4(dtype, codes.x, to);
+GMM__DEVICE void gmm_expand_convert8(gmm_dtype dtype, gmm_dtype format, int fp4, uint2 codes, uint32_t dst[4]) {
+    if (fp4) gmm_fp4_to_16bit_x8(dtype, codes.x, dst);
     else {
-        gmm_q_fp8(dtype, format, codes.x, to);
-        gmm_q_fp8(dtype, format, codes.y, to + 2);
+        gmm_fp8_to_16bit_x4(dtype, format, codes.x, dst);
+        gmm_fp8_to_16bit_x4(dtype, format, codes.y, dst + 2);
     }
 }
 
-/* Four scale bytes as elements. */
-GMM__DEVICE void gmm_expand_scales(gmm_dtype dtype, gmm_scaling scaling, uint32_t bytes, uint32_t to[2]) {
+/* Converts four scale bytes to elements. */
+GMM__DEVICE void gmm_expand_scales(gmm_dtype dtype, gmm_scaling scaling, uint32_t bytes, uint32_t dst[2]) {
     const uint32_t low = bytes & 0x7F7F7F7Fu;
     const uint32_t zero = ~((low + 0x7F7F7F7Fu) | bytes) & 0x80808080u;
     const uint32_t nan = (low + 0x01010101u) & bytes & 0x80808080u;
     int i;
     if (scaling == GMM_SCALING_NV16) {
-        gmm_q_fp8(dtype, GMM_E4M3, bytes, to);
+        gmm_fp8_to_16bit_x4(dtype, GMM_E4M3, bytes, dst);
         return;
     }
-    to[0] = gmm_q_bytes(bytes, 0u, 0x4140u) << 7;
-    to[1] = gmm_q_bytes(bytes, 0u, 0x4342u) << 7;
+    dst[0] = gmm_prmt(bytes, 0u, 0x4140u) << 7;
+    dst[1] = gmm_prmt(bytes, 0u, 0x4342u) << 7;
     if (zero | nan)
 #pragma unroll
         for (i = 0; i < 2; i++) /* 2^-127 is subnormal, NaN is 0x7FFF */
-            to[i] |= (gmm_q_bytes(zero, 0u, i ? 0xBBAAu : 0x9988u) & 0x00400040u) |
-                     (gmm_q_bytes(nan, 0u, i ? 0xBBAAu : 0x9988u) & 0x007F007Fu);
+            dst[i] |= (gmm_prmt(zero, 0u, i ? 0xBBAAu : 0x9988u) & 0x00400040u) |
+                     (gmm_prmt(nan, 0u, i ? 0xBBAAu : 0x9988u) & 0x007F007Fu);
 }
 
-/* What a lane holds of a step: eight codes of each line; a scale byte of each line, or of MX32 columnwise, where lines
-   share them, eight bytes. */
+/* Registers of a lane for one step: eight codes of each line, and a scale byte of each line or, for columnwise MX32,
+   whose scales apply to blocks of lines, eight bytes for eight columns. */
 typedef struct gmm_expand_step {
     uint2 codes[GMM_EXPAND_LINES];
     uint32_t scale[GMM_EXPAND_LINES];
 } gmm_expand_step;
 
-/* Where the lines of a warp stand. */
-typedef struct gmm_expand_place {
+/* Addresses and strides of a warp's lines. */
+typedef struct gmm_expand_lines_view {
     const uint8_t *data, *scale;
     int64_t pitch;
-    int32_t step, four; /* bytes of scales: from line to line (apart and swizzled: 128 lines), from four blocks on */
-    int32_t count, whole, swizzled;
-} gmm_expand_place;
+    /* bytes of scales: between lines (mn_major and swizzled: between 128 lines), and between groups of four blocks */
+    int32_t line_stride, block4_stride;
+    int32_t count, aligned, swizzled;
+} gmm_expand_lines_view;
 
-GMM__DEVICE void gmm_expand_fetch(const gmm_expand_place *p, int mx, int fp4, int apart, int32_t c,
-                                  gmm_expand_step *to) {
+GMM__DEVICE void gmm_expand_load_step(const gmm_expand_lines_view *p, int mx, int fp4, int mn_major, int32_t c,
+                                      gmm_expand_step *step) {
     const int32_t block = c / (mx ? 32 : 16);
     int i;
 #pragma unroll
     for (i = 0; i < GMM_EXPAND_LINES; i++) {
-        to->codes[i] = make_uint2(0u, 0u);
-        to->scale[i] = 0u;
-        if (i < p->count && p->whole)
-            to->codes[i] = gmm_expand_codes(fp4, p->data + i * p->pitch + c / (fp4 ? 2 : 1), 1);
-        if (i < p->count && !apart)
-            to->scale[i] = p->scale[i * p->step + (block >> 2) * (int64_t)p->four + (block & 3)];
+        step->codes[i] = make_uint2(0u, 0u);
+        step->scale[i] = 0u;
+        if (i < p->count && p->aligned)
+            step->codes[i] = gmm_expand_load8(fp4, p->data + i * p->pitch + c / (fp4 ? 2 : 1), 1);
+        if (i < p->count && !mn_major)
+            step->scale[i] = p->scale[i * p->line_stride + (block >> 2) * (int64_t)p->block4_stride + (block & 3)];
     }
-    if (!p->whole)
+    if (!p->aligned)
 #pragma unroll
         for (i = 0; i < GMM_EXPAND_LINES; i++)
             if (i < p->count)
-                to->codes[i] = gmm_expand_codes(fp4, p->data + i * p->pitch + c / (fp4 ? 2 : 1), 0);
-    if (apart && !p->swizzled) {
-        const uint2 bytes = gmm_expand_codes(0, p->scale + c, p->whole);
-        to->scale[0] = bytes.x;
-        to->scale[1] = bytes.y;
-    } else if (apart) {
-        const uint8_t *from = p->scale + c / 128 * (int64_t)p->step + c % 32 * 16 + c % 128 / 32 * 4;
+                step->codes[i] = gmm_expand_load8(fp4, p->data + i * p->pitch + c / (fp4 ? 2 : 1), 0);
+    if (mn_major && !p->swizzled) {
+        const uint2 bytes = gmm_expand_load8(0, p->scale + c, p->aligned);
+        step->scale[0] = bytes.x;
+        step->scale[1] = bytes.y;
+    } else if (mn_major) {
+        const uint8_t *src = p->scale + c / 128 * (int64_t)p->line_stride + c % 32 * 16 + c % 128 / 32 * 4;
 #pragma unroll
-        for (i = 0; i < 8; i++) to->scale[i / 4] |= (uint32_t)from[16 * i] << (8 * (i % 4));
+        for (i = 0; i < 8; i++) step->scale[i / 4] |= (uint32_t)src[16 * i] << (8 * (i % 4));
     }
 }
 
-/* Lines [line, line + 4) of group or matrix g, elements [c, c + GMM_EXPAND_SPAN) of them. One warp. dtype, mx, fp4 and
-   apart are constants; apart: MX32 columnwise, whose rows are the lines here. */
-GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_side *s, gmm_dtype dtype, int mx,
-                                  int fp4, int apart, int32_t g, int32_t line, int32_t c) {
-    const int turned = !mx && s->direction == GMM_COLUMNWISE; /* lines are the matrix's columns */
-    const int32_t width = turned ? s->rows : s->cols, end = width - c < GMM_EXPAND_SPAN ? width : c + GMM_EXPAND_SPAN;
+/* Dequantizes lines [line, line + GMM_EXPAND_LINES) of group or matrix g, elements [c, c + GMM_EXPAND_SPAN) of them.
+   One warp. dtype, mx, fp4 and mn_major are constants. mn_major: columnwise MX32, where the lines here are rows of
+   memory. */
+GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_operand *s, gmm_dtype dtype, int mx,
+                                  int fp4, int mn_major, int32_t g, int32_t line, int32_t c) {
+    const int transposed = !mx && s->direction == GMM_COLUMNWISE; /* lines are columns of the matrix */
+    const int32_t width = transposed ? s->rows : s->cols;
+    const int32_t end = width - c < GMM_EXPAND_SPAN ? width : c + GMM_EXPAND_SPAN;
     int64_t row = 0, start = 0, rows = s->rows;
-    gmm_expand_place p;
-    gmm_mat from = s->from;
+    gmm_expand_lines_view p;
+    gmm_mat copy = s->src;
     gmm__qview v;
-    uint16_t *to;
+    uint16_t *dst;
     int i, j;
-    from.scaling = mx ? GMM_SCALING_MX32 : GMM_SCALING_NV16;
+    copy.scaling = mx ? GMM_SCALING_MX32 : GMM_SCALING_NV16;
     if (s->grouped) {
         row = args->offsets[g];
         rows = args->offsets[g + 1] - row;
         start = (int64_t)args->tiles[g] * GMM_GROUP_ROWS;
     }
-    p.count = (int32_t)(turned ? s->cols : rows) - line;
+    p.count = (int32_t)(transposed ? s->cols : rows) - line;
     if (p.count <= 0) return;
-    v = gmm__qview_of(&from, apart ? GMM_COLUMNWISE : mx ? GMM_ROWWISE : s->direction, s->grouped, g, row, start, rows,
-                      s->cols);
+    v = gmm__qview_of(&copy, mn_major ? GMM_COLUMNWISE : mx ? GMM_ROWWISE : s->direction, s->grouped, g, row, start,
+                      rows, s->cols);
     p.pitch = v.ld / (fp4 ? 2 : 1);
     p.data = v.data + line * p.pitch;
-    p.scale = v.scale + (apart ? gmm__qview_scale(&v, 0, line / 32) : gmm__qview_scale(&v, line, 0));
-    p.swizzled = from.scale_order == GMM_SCALES_SWIZZLED;
-    p.step = (int32_t)gmm__qview_scale(&v, apart && p.swizzled ? 128 : 1, 0);
-    p.four = gmm_q_steps(&from, 0, v.lines).four;
-    p.whole = (((uintptr_t)p.data | (uintptr_t)p.pitch | (apart ? (uintptr_t)p.scale : 0)) & 7) == 0;
-    to = s->to + ((s->grouped ? row : (int64_t)g * (turned ? s->cols : s->rows)) + line) * width;
+    p.scale = v.scale + (mn_major ? gmm__qview_scale(&v, 0, line / 32) : gmm__qview_scale(&v, line, 0));
+    p.swizzled = copy.scale_order == GMM_SCALES_SWIZZLED;
+    p.line_stride = (int32_t)gmm__qview_scale(&v, mn_major && p.swizzled ? 128 : 1, 0);
+    p.block4_stride = gmm_qgemm_scale_strides_of(&copy, 0, v.lines).block4;
+    p.aligned = (((uintptr_t)p.data | (uintptr_t)p.pitch | (mn_major ? (uintptr_t)p.scale : 0)) & 7) == 0;
+    dst = s->dst + ((s->grouped ? row : (int64_t)g * (transposed ? s->cols : s->rows)) + line) * width;
 #pragma unroll 1
     for (c += 8 * (int32_t)(threadIdx.x & 31u); c < end; c += 256) {
-        gmm_expand_step now;
-        uint32_t by[4];
-        gmm_expand_fetch(&p, mx, fp4, apart, c, &now);
-        if (apart) {
-            gmm_expand_scales(dtype, from.scaling, now.scale[0], by);
-            gmm_expand_scales(dtype, from.scaling, now.scale[1], by + 2);
+        gmm_expand_step step;
+        uint32_t scales[4];
+        gmm_expand_load_step(&p, mx, fp4, mn_major, c, &step);
+        if (mn_major) {
+            gmm_expand_scales(dtype, copy.scaling, step.scale[0], scales);
+            gmm_expand_scales(dtype, copy.scaling, step.scale[1], scales + 2);
         } else {
-            gmm_expand_scales(dtype, from.scaling, gmm_q_bytes(gmm_q_bytes(now.scale[0], now.scale[1], 0x0040u),
-                              gmm_q_bytes(now.scale[2], now.scale[3], 0x0040u), 0x5410u), by);
-            by[3] = gmm_q_bytes(by[1], 0u, 0x3232u);
-            by[2] = gmm_q_bytes(by[1], 0u, 0x1010u);
-            by[1] = gmm_q_bytes(by[0], 0u, 0x3232u);
-            by[0] = gmm_q_bytes(by[0], 0u, 0x1010u);
+            gmm_expand_scales(dtype, copy.scaling, gmm_prmt(gmm_prmt(step.scale[0], step.scale[1], 0x0040u),
+                              gmm_prmt(step.scale[2], step.scale[3], 0x0040u), 0x5410u), scales);
+            scales[3] = gmm_prmt(scales[1], 0u, 0x3232u);
+            scales[2] = gmm_prmt(scales[1], 0u, 0x1010u);
+            scales[1] = gmm_prmt(scales[0], 0u, 0x3232u);
+            scales[0] = gmm_prmt(scales[0], 0u, 0x1010u);
         }
 #pragma unroll
         for (i = 0; i < GMM_EXPAND_LINES; i++) {
             uint32_t e[4];
             if (i >= p.count) break;
-            gmm_expand_eight(dtype, from.dtype, fp4, now.codes[i], e);
+            gmm_expand_convert8(dtype, copy.dtype, fp4, step.codes[i], e);
 #pragma unroll
-            for (j = 0; j < 4; j++) e[j] = gmm_q_times(dtype, e[j], by[apart ? j : i]);
-            *(uint4 *)(void *)(to + (int64_t)i * width + c) = make_uint4(e[0], e[1], e[2], e[3]);
+            for (j = 0; j < 4; j++) e[j] = gmm_mul_16bit_x2(dtype, e[j], scales[mn_major ? j : i]);
+            *(uint4 *)(void *)(dst + (int64_t)i * width + c) = make_uint4(e[0], e[1], e[2], e[3]);
         }
     }
 }
 
-/* Columnwise NV16, 32 rows of a strip of tokens: where a lane reads them and writes its part of rows. */
-typedef struct gmm_turn_strip {
+/* A lane's view of 32 rows of a strip of columnwise NV16 tokens: where it loads lines, and where it stores rows. */
+typedef struct gmm_expand_strip {
     const uint8_t *data, *scale; /* of line 0 */
-    uint16_t *to;
-    int32_t step;                /* bytes of scales from line to line, or from 128 lines to the next, swizzled */
-    int32_t live, rows;          /* from the strip's first on: rows of the copy, of the result */
-} gmm_turn_strip;
+    uint16_t *dst;
+    int32_t line_stride;         /* bytes of scales between lines, or between 128 lines if they are swizzled */
+    /* counted from the first row of the strip: rows that the copy has, rows that are written */
+    int32_t valid_rows, rows;
+} gmm_expand_strip;
 
-typedef struct gmm_turn_step {
-    uint4 codes[GMM_TURN_STRIPS];
-    uint32_t scale[GMM_TURN_STRIPS][2];
-} gmm_turn_step;
+typedef struct gmm_expand_strip_step {
+    uint4 codes[GMM_EXPAND_STRIPS];
+    uint32_t scale[GMM_EXPAND_STRIPS][2];
+} gmm_expand_strip_step;
 
-GMM__DEVICE void gmm_turn_fetch(const gmm_turn_strip t[GMM_TURN_STRIPS], int64_t pitch, int whole, int swizzled,
-                                int32_t line, gmm_turn_step *to) {
-    const int32_t within = swizzled ? line % 32 * 16 + line % 128 / 32 * 4 : 0;
+GMM__DEVICE void gmm_expand_load_strip_step(const gmm_expand_strip t[GMM_EXPAND_STRIPS], int64_t pitch, int aligned,
+                                            int swizzled, int32_t line, gmm_expand_strip_step *step) {
+    const int32_t line_offset = swizzled ? line % 32 * 16 + line % 128 / 32 * 4 : 0;
     int h;
 #pragma unroll
-    for (h = 0; h < GMM_TURN_STRIPS; h++) {
+    for (h = 0; h < GMM_EXPAND_STRIPS; h++) {
         const uint8_t *const data = t[h].data + line * pitch;
-        const uint8_t *const scale = t[h].scale + (int64_t)(swizzled ? line / 128 : line) * t[h].step + within;
-        to->scale[h][0] = scale[0];
-        to->scale[h][1] = scale[1];
-        if (whole) to->codes[h] = __ldcs((const uint4 *)(const void *)data);
+        const uint8_t *const scale = t[h].scale + (int64_t)(swizzled ? line / 128 : line) * t[h].line_stride +
+            line_offset;
+        step->scale[h][0] = scale[0];
+        step->scale[h][1] = scale[1];
+        if (aligned) step->codes[h] = __ldcs((const uint4 *)(const void *)data);
         else {
-            const uint2 low = gmm_expand_codes(0, data, 0), high = gmm_expand_codes(0, data + 8, 0);
-            to->codes[h] = make_uint4(low.x, low.y, high.x, high.y);
+            const uint2 low = gmm_expand_load8(0, data, 0), high = gmm_expand_load8(0, data + 8, 0);
+            step->codes[h] = make_uint4(low.x, low.y, high.x, high.y);
         }
     }
 }
 
-/* GMM_TURN_STRIPS strips of GMM_GROUP_ROWS padded rows of the tokens, GMM_TURN_LINES lines from `line` on, turned in
-   shared memory. One block. */
-GMM__DEVICE void gmm_expand_turned(const gmm_expand_args *args, const gmm_expand_side *s, gmm_dtype dtype,
-                                   int32_t strip, int32_t line, char *shared) {
+/* Transposes GMM_EXPAND_STRIPS strips of GMM_GROUP_ROWS padded rows of the tokens through shared memory, for
+   GMM_EXPAND_STRIP_LINES lines from `line` on. One CTA. */
+GMM__DEVICE void gmm_expand_transposed(const gmm_expand_args *args, const gmm_expand_operand *s, gmm_dtype dtype,
+                                       int32_t strip, int32_t line, char *shared) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
-    const int swizzled = s->from.scale_order == GMM_SCALES_SWIZZLED;
-    const int32_t lines = s->cols, end = lines - line < GMM_TURN_LINES ? lines : line + GMM_TURN_LINES, first = line;
-    const int32_t row0 = (int32_t)threadIdx.x / 8, chunk = (int32_t)threadIdx.x % 8; /* that a thread writes */
-    const int64_t pitch = s->from.ld / 2;
-    gmm_turn_strip t[GMM_TURN_STRIPS];
-    gmm_turn_step next;
+    const int swizzled = s->src.scale_order == GMM_SCALES_SWIZZLED;
+    const int32_t lines = s->cols, first = line;
+    const int32_t end = lines - line < GMM_EXPAND_STRIP_LINES ? lines : line + GMM_EXPAND_STRIP_LINES;
+    /* row and chunk that this thread stores */
+    const int32_t row0 = (int32_t)threadIdx.x / 8, chunk = (int32_t)threadIdx.x % 8;
+    const int64_t pitch = s->src.ld / 2;
+    gmm_expand_strip t[GMM_EXPAND_STRIPS];
+    gmm_expand_strip_step next;
     int32_t g = 0;
-    int whole = pitch % 16 == 0, h, i, j;
+    int aligned = pitch % 16 == 0, h, i, j;
     memset(&next, 0, sizeof next);
 #pragma unroll
-    for (h = 0; h < GMM_TURN_STRIPS; h++) {
-        const int there = strip + h < args->tiles[args->groups]; /* else that before, which is not written again */
-        gmm_mat from = s->from;
+    for (h = 0; h < GMM_EXPAND_STRIPS; h++) {
+        /* else the previous strip is loaded again and not stored */
+        const int exists = strip + h < args->tiles[args->groups];
+        gmm_mat copy = s->src;
         gmm__qview v;
         int32_t rows, row;
-        gmm_find_group32(args->tiles, args->groups, strip + (there ? h : 0), &g);
+        gmm_find_group32(args->tiles, args->groups, strip + (exists ? h : 0), &g);
         rows = (int32_t)(args->offsets[g + 1] - args->offsets[g]);
-        row = GMM_GROUP_ROWS * (strip + (there ? h : 0) - args->tiles[g]);
-        from.scaling = GMM_SCALING_NV16;
-        v = gmm__qview_of(&from, GMM_COLUMNWISE, 1, g, 0, (int64_t)args->tiles[g] * GMM_GROUP_ROWS, rows, lines);
-        whole &= ((uintptr_t)v.data & 15) == 0;
+        row = GMM_GROUP_ROWS * (strip + (exists ? h : 0) - args->tiles[g]);
+        copy.scaling = GMM_SCALING_NV16;
+        v = gmm__qview_of(&copy, GMM_COLUMNWISE, 1, g, 0, (int64_t)args->tiles[g] * GMM_GROUP_ROWS, rows, lines);
+        aligned &= ((uintptr_t)v.data & 15) == 0;
         t[h].data = v.data + row / 2 + 16 * (lane % 4);
         t[h].scale = v.scale + gmm__qview_scale(&v, 0, row / 16 + 2 * (lane % 4));
-        t[h].step = (int32_t)gmm__qview_scale(&v, swizzled ? 128 : 1, 0);
-        t[h].rows = there ? (rows + 15) / 16 * 16 - row : 0;
-        t[h].live = s->from.hadamard ? t[h].rows : rows - row; /* transformed rows spread */
-        t[h].to = s->to + (16 * (int64_t)args->units[g] + row + row0) * lines + 8 * chunk;
+        t[h].line_stride = (int32_t)gmm__qview_scale(&v, swizzled ? 128 : 1, 0);
+        t[h].rows = exists ? (rows + 15) / 16 * 16 - row : 0;
+        t[h].valid_rows = s->src.hadamard ? t[h].rows : rows - row; /* a transform spreads the last rows over 16 */
+        t[h].dst = s->dst + (16 * (int64_t)args->units[g] + row + row0) * lines + 8 * chunk;
     }
 #pragma unroll 1
     for (line -= 64; line < end; line += 64) {
-        const gmm_turn_step now = next;
-        uint32_t by[GMM_TURN_STRIPS];
+        const gmm_expand_strip_step step = next;
+        uint32_t scales[GMM_EXPAND_STRIPS];
         if (line + 64 < end) {
             const int32_t l = line + 64 + 8 * warp + lane / 4;
-            gmm_turn_fetch(t, pitch, whole, swizzled, l < lines ? l : lines - 1, &next);
+            gmm_expand_load_strip_step(t, pitch, aligned, swizzled, l < lines ? l : lines - 1, &next);
         }
         if (line < first) continue;
-        gmm_expand_scales(dtype, GMM_SCALING_NV16, now.scale[0][0] | now.scale[0][1] << 8 | now.scale[1][0] << 16 |
-                          now.scale[1][1] << 24, by);
+        gmm_expand_scales(dtype, GMM_SCALING_NV16, step.scale[0][0] | step.scale[0][1] << 8 | step.scale[1][0] << 16 |
+                          step.scale[1][1] << 24, scales);
 #pragma unroll
-        for (h = 0; h < GMM_TURN_STRIPS; h++)
+        for (h = 0; h < GMM_EXPAND_STRIPS; h++)
 #pragma unroll
-            for (i = 0; i < 4; i++) { /* of matrix j, column 2 q + b is row 32 q + 2 j + b */
+            for (i = 0; i < 4; i++) { /* matrix j of the stmatrix: column 2 q + b is row 32 q + 2 j + b */
                 const uint32_t c = (uint32_t)lane % 8, row = 32 * (c / 2) + 2 * (4 * i + (uint32_t)lane / 8) + c % 2;
-                const uint32_t scale = gmm_q_bytes(by[h], 0u, i < 2 ? 0x1010u : 0x3232u);
-                const uint4 codes = now.codes[h];
+                const uint32_t scale = gmm_prmt(scales[h], 0u, i < 2 ? 0x1010u : 0x3232u);
+                const uint4 codes = step.codes[h];
                 uint32_t e[4];
-                gmm_q_fp4(dtype, i == 0 ? codes.x : i == 1 ? codes.y : i == 2 ? codes.z : codes.w, e);
+                gmm_fp4_to_16bit_x8(dtype, i == 0 ? codes.x : i == 1 ? codes.y : i == 2 ? codes.z : codes.w, e);
 #pragma unroll
-                for (j = 0; j < 4; j++) e[j] = gmm_q_times(dtype, e[j], scale);
-                gmm_stmatrix_t((uint32_t)__cvta_generic_to_shared(shared) + 128 * (GMM_GROUP_ROWS * h + row) +
-                               (((uint32_t)warp ^ c) << 4), e[0], e[1], e[2], e[3]);
+                for (j = 0; j < 4; j++) e[j] = gmm_mul_16bit_x2(dtype, e[j], scale);
+                gmm_stmatrix_x4_trans((uint32_t)__cvta_generic_to_shared(shared) + 128 * (GMM_GROUP_ROWS * h + row) +
+                                      (((uint32_t)warp ^ c) << 4), e[0], e[1], e[2], e[3]);
             }
         __syncthreads();
 #pragma unroll
-        for (h = 0; h < GMM_TURN_STRIPS; h++)
+        for (h = 0; h < GMM_EXPAND_STRIPS; h++)
 #pragma unroll
             for (j = 0; j < 4; j++) {
                 const int32_t row = 32 * j + row0;
                 uint4 v = make_uint4(0u, 0u, 0u, 0u);
-                if (row < t[h].live)
+                if (row < t[h].valid_rows)
                     v = *(const uint4 *)(const void *)(shared + 128 * (GMM_GROUP_ROWS * h + row) +
                                                        ((chunk ^ (2 * j + row0 % 2)) << 4));
                 if (row < t[h].rows && line + 8 * chunk < lines)
-                    *(uint4 *)(void *)(t[h].to + j * 32 * (int64_t)lines + line) = v;
+                    *(uint4 *)(void *)(t[h].dst + j * 32 * (int64_t)lines + line) = v;
             }
         __syncthreads();
     }
 #endif
 }
 
-/* What every launch of this section does once: what multiplies the groups' sums, and the groups' ends in turned
-   copies. */
+/* Writes, once per launch, the alpha of each group's product and the row offsets of groups in transposed copies. */
 GMM__DEVICE void gmm_expand_groups(const gmm_expand_args *args) {
-    const gmm_mat *a = &args->side[0].from, *b = &args->side[1].from;
+    const gmm_mat *a = &args->operand[0].src, *b = &args->operand[1].src;
     const float la = a->scaling != GMM_SCALING_NV16 ? 1.0f : 6.0f * (a->flags & (uint32_t)GMM_MAT_E4M3_256 ? 256.0f
                                                                                                             : 448.0f);
     const float lb = 6.0f * (b->flags & (uint32_t)GMM_MAT_E4M3_256 ? 256.0f : 448.0f);
-    const float share = gmm__fdiv(1.0f, gmm__fmul(la, lb));
+    const float inverse = gmm__fdiv(1.0f, gmm__fmul(la, lb));
     int32_t g;
     for (g = (int32_t)threadIdx.x; args->factor && g < args->groups; g += (int32_t)blockDim.x) {
         gmm__scale f = gmm__scale_of(args->alpha ? args->alpha[args->alpha_per_group ? g : 0] : 1.0f);
         if (a->scaling == GMM_SCALING_NV16) f = gmm__scale_times(f, a->amax[g]);
-        f = gmm__scale_times(gmm__scale_times(f, b->amax[g]), share);
+        f = gmm__scale_times(gmm__scale_times(f, b->amax[g]), inverse);
         args->factor[g] = gmm__scale_split(f, &args->factor[args->groups + g]);
     }
     for (g = (int32_t)threadIdx.x; args->ends && g <= args->groups; g += (int32_t)blockDim.x)
         args->ends[g] = 16 * (int64_t)args->units[g];
 }
 
-GMM__KERNEL __launch_bounds__(GMM_EXPAND_MOST, 1) gmm_expand_rows(const __grid_constant__ gmm_expand_args args) {
-    enum { QUADS = GMM_GROUP_ROWS / GMM_EXPAND_LINES };
-    int32_t t, k;
-    gmm_early();
+/* Dequantizes copies that keep their layout. A task is GMM_EXPAND_LINES lines of GMM_EXPAND_SPAN elements;
+   grid-stride loop, one warp per task, first all tasks of operand 0, then those of operand 1. */
+GMM__KERNEL __launch_bounds__(GMM_EXPAND_MAX_THREADS, 1) gmm_expand_rows(const __grid_constant__ gmm_expand_args args) {
+    enum { LINE_GROUPS = GMM_GROUP_ROWS / GMM_EXPAND_LINES };
+    int32_t task, k;
+    gmm_pdl_wait();
     if (blockIdx.x == 0) gmm_expand_groups(&args);
-    t = (int32_t)((blockIdx.x * blockDim.x + threadIdx.x) / 32u);
+    task = (int32_t)((blockIdx.x * blockDim.x + threadIdx.x) / 32u);
 #pragma unroll 1
     for (k = 0; k < 2; k++) {
-        const gmm_expand_side *s = &args.side[k];
-        const int mx = s->from.scaling == GMM_SCALING_MX32, columnwise = s->direction == GMM_COLUMNWISE;
-        const int turned = columnwise && !mx, fp4 = s->from.dtype == GMM_E2M1;
-        const int32_t width = turned ? s->rows : s->cols, lines = turned ? s->cols : s->rows;
+        const gmm_expand_operand *s = &args.operand[k];
+        const int mx = s->src.scaling == GMM_SCALING_MX32, columnwise = s->direction == GMM_COLUMNWISE;
+        const int transposed = columnwise && !mx, fp4 = s->src.dtype == GMM_E2M1;
+        const int32_t width = transposed ? s->rows : s->cols, lines = transposed ? s->cols : s->rows;
         const int32_t spans = (width + GMM_EXPAND_SPAN - 1) / GMM_EXPAND_SPAN;
         const int32_t strips = (lines + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS; /* of a matrix */
-        const int32_t all = QUADS * spans * (s->grouped ? args.tiles[args.groups] : args.groups * strips);
-        if (s->from.dtype == GMM_NONE) continue;
+        const int32_t tasks = LINE_GROUPS * spans * (s->grouped ? args.tiles[args.groups] : args.groups * strips);
+        if (s->src.dtype == GMM_NONE) continue;
 #pragma unroll 1
-        for (; t < all; t += (int32_t)(gridDim.x * blockDim.x / 32u)) {
-            const int32_t quad = t / spans, c = (t - quad * spans) * GMM_EXPAND_SPAN;
-            int32_t strip = quad / QUADS, g = 0, line;
+        for (; task < tasks; task += (int32_t)(gridDim.x * blockDim.x / 32u)) {
+            const int32_t line_group = task / spans, c = (task - line_group * spans) * GMM_EXPAND_SPAN;
+            int32_t strip = line_group / LINE_GROUPS, g = 0, line;
             if (s->grouped) {
                 gmm_find_group32(args.tiles, args.groups, strip, &g);
                 strip -= args.tiles[g];
@@ -3321,7 +3705,7 @@ GMM__KERNEL __launch_bounds__(GMM_EXPAND_MOST, 1) gmm_expand_rows(const __grid_c
                 g = strip / strips;
                 strip -= g * strips;
             }
-            line = strip * GMM_GROUP_ROWS + quad % QUADS * GMM_EXPAND_LINES;
+            line = strip * GMM_GROUP_ROWS + line_group % LINE_GROUPS * GMM_EXPAND_LINES;
             if (!mx && args.dtype == GMM_F16) gmm_expand_lines(&args, s, GMM_F16, 0, 1, 0, g, line, c);
             else if (!mx) gmm_expand_lines(&args, s, GMM_BF16, 0, 1, 0, g, line, c);
             else if (columnwise && fp4) gmm_expand_lines(&args, s, GMM_BF16, 1, 1, 1, g, line, c);
@@ -3329,57 +3713,62 @@ GMM__KERNEL __launch_bounds__(GMM_EXPAND_MOST, 1) gmm_expand_rows(const __grid_c
             else if (fp4) gmm_expand_lines(&args, s, GMM_BF16, 1, 1, 0, g, line, c);
             else gmm_expand_lines(&args, s, GMM_BF16, 1, 0, 0, g, line, c);
         }
-        t -= all;
+        task -= tasks;
     }
 }
 
-GMM__KERNEL __launch_bounds__(GMM_TURN_THREADS, 4) gmm_expand_columns(const __grid_constant__ gmm_expand_args args) {
-    __shared__ __align__(128) char shared[128 * GMM_GROUP_ROWS * GMM_TURN_STRIPS];
-    int32_t t = (int32_t)blockIdx.x, pieces, k;
-    gmm_early();
-    pieces = (args.tiles[args.groups] + GMM_TURN_STRIPS - 1) / GMM_TURN_STRIPS;
+/* Dequantizes and transposes columnwise NV16 tokens. A task is GMM_EXPAND_STRIPS strips by GMM_EXPAND_STRIP_LINES
+   lines; grid-stride loop, one CTA per task. */
+GMM__KERNEL __launch_bounds__(GMM_EXPAND_TRANSPOSE_THREADS, 4)
+gmm_expand_columns(const __grid_constant__ gmm_expand_args args) {
+    __shared__ __align__(128) char shared[128 * GMM_GROUP_ROWS * GMM_EXPAND_STRIPS];
+    int32_t task = (int32_t)blockIdx.x, strip_groups, k;
+    gmm_pdl_wait();
+    strip_groups = (args.tiles[args.groups] + GMM_EXPAND_STRIPS - 1) / GMM_EXPAND_STRIPS;
     if (blockIdx.x == 0) gmm_expand_groups(&args);
 #pragma unroll 1
     for (k = 0; k < 2; k++) {
-        const gmm_expand_side *s = &args.side[k];
-        const int32_t spans = (s->cols + GMM_TURN_LINES - 1) / GMM_TURN_LINES;
-        const int32_t all = pieces * spans;
+        const gmm_expand_operand *s = &args.operand[k];
+        const int32_t spans = (s->cols + GMM_EXPAND_STRIP_LINES - 1) / GMM_EXPAND_STRIP_LINES;
+        const int32_t tasks = strip_groups * spans;
 #pragma unroll 1
-        for (; t < all; t += (int32_t)gridDim.x) {
-            const int32_t strip = t / spans * GMM_TURN_STRIPS, line = t % spans * GMM_TURN_LINES;
-            if (args.dtype == GMM_F16) gmm_expand_turned(&args, s, GMM_F16, strip, line, shared);
-            else gmm_expand_turned(&args, s, GMM_BF16, strip, line, shared);
+        for (; task < tasks; task += (int32_t)gridDim.x) {
+            const int32_t strip = task / spans * GMM_EXPAND_STRIPS, line = task % spans * GMM_EXPAND_STRIP_LINES;
+            if (args.dtype == GMM_F16) gmm_expand_transposed(&args, s, GMM_F16, strip, line, shared);
+            else gmm_expand_transposed(&args, s, GMM_BF16, strip, line, shared);
         }
-        t -= all;
+        task -= tasks;
     }
 }
 
-/* `columns`: the sides are columnwise NV16 tokens. `limited`: a block per multiprocessor, of those it may use. */
-static GMM__UNUSED cudaError_t gmm_launch_expand(int columns, int32_t grid, int limited, int early,
+/* `columns`: the operands are columnwise NV16 tokens. `limited`: the grid has one CTA per multiprocessor that may be
+   used. */
+static GMM__UNUSED cudaError_t gmm_launch_expand(int columns, int32_t grid, int limited, int pdl,
                                                  const gmm_expand_args *args, cudaStream_t stream) {
-    const int threads = columns ? GMM_TURN_THREADS : limited ? GMM_EXPAND_MOST : GMM_EXPAND_THREADS;
-    return gmm_launch_early(columns ? (const void *)gmm_expand_columns : (const void *)gmm_expand_rows, early,
-                            (unsigned)grid, (unsigned)threads, 0, args, stream);
+    const int threads = columns ? GMM_EXPAND_TRANSPOSE_THREADS : limited ? GMM_EXPAND_MAX_THREADS : GMM_EXPAND_THREADS;
+    return gmm_launch_pdl(columns ? (const void *)gmm_expand_columns : (const void *)gmm_expand_rows, pdl,
+                          (unsigned)grid, (unsigned)threads, 0, args, stream);
 }
 
 /* ......................................................................................... Bias gradient ... */
 
-/* db_g[n] = sum over the group's rows of s[r] dy[r][n]: pieces of GMM_BGRAD_ROWS rows, counted from the group's start,
-   are summed in a fixed order, and then the pieces in theirs. d_row_scale[r] = sum over n of dy[r][n] bias_g[n]. */
+/* db_g[n] = sum over the group's rows of s[r] dy[r][n]. Chunks of GMM_BGRAD_ROWS rows, counted from the start of the
+   group, are summed in a fixed order; then their partial sums are added in order of the chunks. d_row_scale[r] = sum
+   over n of dy[r][n] bias_g[n]. */
 enum { GMM_BGRAD_ROWS = 512, GMM_BGRAD_COLS = 256, GMM_BGRAD_THREADS = 256 };
 typedef struct gmm_bgrad_args {
     gmm_kmat dy, db, bias;
-    const int64_t *offsets;   /* [G + 1] */
-    const int32_t *tiles;     /* [G + 1] prefix sums of the groups' pieces */
-    float *pieces;            /* [pieces][n] */
+    const int64_t *offsets; /* [G + 1] */
+    const int32_t *tiles;   /* [G + 1] prefix sums of the groups' chunks */
+    float *partials;        /* [chunks][n] partial sums */
     int32_t groups, n;
     int64_t capacity;
-    const float *row_scale;   /* NULL = 1 */
-    const float *beta;        /* [G]; NULL = beta_all */
-    const uint8_t *frozen;    /* [G]; NULL = none */
+    const float *row_scale; /* NULL: ones */
+    const float *beta;      /* [G]; NULL = beta_all */
+    const uint8_t *frozen;  /* [G]; NULL: no group is frozen */
     float beta_all;
     int32_t row_add, zero_tail;
-    float *d_row_scale;       /* NULL = not wanted */
+    float *d_row_scale;     /* NULL: not written */
 } gmm_bgrad_args;
 
 #define GMM__BODY 3
@@ -3394,6 +3783,8 @@ typedef struct gmm_bgrad_args {
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
+/* db_g[n] = beta db_g[n] + sum over the partial sums of the group's chunks. One thread per element; no access to
+   frozen groups, nor to groups without rows whose beta is 1. */
 GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS) gmm_linear_bgrad_sum(const __grid_constant__ gmm_bgrad_args args) {
     const int64_t count = (int64_t)args.groups * args.n;
     int64_t i;
@@ -3401,62 +3792,62 @@ GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS) gmm_linear_bgrad_sum(const __gr
         const int64_t g = i / args.n, n = i % args.n;
         const float beta = args.beta ? args.beta[g] : args.beta_all;
         const int32_t first = args.tiles[g], last = args.tiles[g + 1];
-        char *to;
+        char *dst;
         float sum[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
         int32_t p;
         if ((args.frozen && args.frozen[g]) || (first == last && beta == 1.0f)) continue;
-        to = gmm_kmat_at(&args.db, g);
-        for (p = first; p < last; p++) sum[0] = __fadd_rn(sum[0], args.pieces[(int64_t)p * args.n + n]);
-        to += n * gmm_kmat_size(&args.db);
+        dst = gmm_kmat_data(&args.db, g);
+        for (p = first; p < last; p++) sum[0] = __fadd_rn(sum[0], args.partials[(int64_t)p * args.n + n]);
+        dst += n * gmm_kmat_size(&args.db);
         if (beta != 0.0f) {
             float old[4];
-            gmm_read4(args.db.dtype, to, 1, 0, old);
+            gmm_read4(args.db.dtype, dst, 1, 0, old);
             sum[0] = __fmaf_rn(beta, old[0], sum[0]);
         }
-        gmm_write4(args.db.dtype, to, 1, 0, sum);
+        gmm_write4(args.db.dtype, dst, 1, 0, sum);
     }
 }
 
-/* One row per precision of dy. */
+/* One row per dtype of dy. */
 typedef struct gmm_bgrad_kernel {
     gmm_dtype dtype;
-    const void *pieces, *rows;
+    const void *partials, *rows;
 } gmm_bgrad_kernel;
 
 static const gmm_bgrad_kernel gmm_bgrad_kernels[] = {
-    { GMM_BF16, (const void *)gmm_linear_bgrad_pieces_bf16, (const void *)gmm_linear_bgrad_rows_bf16 },
-    { GMM_F16, (const void *)gmm_linear_bgrad_pieces_f16, (const void *)gmm_linear_bgrad_rows_f16 },
-    { GMM_F32, (const void *)gmm_linear_bgrad_pieces_f32, (const void *)gmm_linear_bgrad_rows_f32 }
+    { GMM_BF16, (const void *)gmm_linear_bgrad_partials_bf16, (const void *)gmm_linear_bgrad_rows_bf16 },
+    { GMM_F16, (const void *)gmm_linear_bgrad_partials_f16, (const void *)gmm_linear_bgrad_rows_f16 },
+    { GMM_F32, (const void *)gmm_linear_bgrad_partials_f32, (const void *)gmm_linear_bgrad_rows_f32 }
 };
 
 /* ............................................................................................... Launchers ... */
 
-/* Blocks that a persistent kernel starts: `items` is an upper bound of its work. A limit leaves the other
-   multiprocessors alone, so it counts one block for each. */
+/* Number of CTAs that a persistent kernel starts. `items` is an upper bound of its work items. An SM limit leaves
+   the other multiprocessors to other kernels, so it allows one CTA for each multiprocessor. */
 static GMM__UNUSED int32_t gmm__grid(int32_t processors, int32_t limit, int32_t blocks, int64_t items) {
-    const int64_t all = limit > 0 ? (limit < processors ? limit : processors) : (int64_t)processors * blocks;
-    return (int32_t)(items < 1 ? 1 : items < all ? items : all);
+    const int64_t max_blocks = limit > 0 ? (limit < processors ? limit : processors) : (int64_t)processors * blocks;
+    return (int32_t)(items < 1 ? 1 : items < max_blocks ? items : max_blocks);
 }
 
-static GMM__UNUSED cudaError_t gmm_launch_copy(void *to, const void *from, int64_t words, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm_launch_copy(void *dst, const void *src, int64_t words, cudaStream_t stream) {
     gmm_copy_args args;
     void *params[1];
     cudaError_t e = cudaSuccess;
     int64_t i;
     params[0] = &args;
     for (i = 0; i < words && e == cudaSuccess; i += GMM_COPY_VALUES) {
-        args.to = (uint64_t *)to + i;
+        args.dst = (uint64_t *)dst + i;
         args.count = (int32_t)(words - i < GMM_COPY_VALUES ? words - i : (int64_t)GMM_COPY_VALUES);
-        memcpy(args.values, (const uint64_t *)from + i, (size_t)args.count * 8);
+        memcpy(args.values, (const uint64_t *)src + i, (size_t)args.count * 8);
         e = cudaLaunchKernel((const void *)gmm_copy_values, dim3(1), dim3(GMM_COPY_VALUES), params, 0, stream);
     }
     return e;
 }
 
-static GMM__UNUSED cudaError_t gmm_launch_offsets(const gmm_offsets_args *args, int early, cudaStream_t stream) {
-    const int64_t warps = ((int64_t)args->groups.count + 31) / 32, most = GMM_OFFSETS_THREADS / 32;
-    const unsigned threads = 32 * (unsigned)(warps < 1 ? 1 : warps < most ? warps : most);
-    return gmm_launch_early((const void *)gmm_split_offsets, early, 1, threads, 0, args, stream);
+static GMM__UNUSED cudaError_t gmm_launch_offsets(const gmm_offsets_args *args, int pdl, cudaStream_t stream) {
+    const int64_t warps = ((int64_t)args->groups.count + 31) / 32, max_warps = GMM_OFFSETS_THREADS / 32;
+    const unsigned threads = 32 * (unsigned)(warps < 1 ? 1 : warps < max_warps ? warps : max_warps);
+    return gmm_launch_pdl((const void *)gmm_split_offsets, pdl, 1, threads, 0, args, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_gemm(int32_t kernel, int32_t grid, const gmm_gemm_args *args,
@@ -3481,7 +3872,7 @@ static GMM__UNUSED cudaError_t gmm_launch_bgrad(gmm_dtype dtype, int32_t grid, c
     params[0] = (void *)(uintptr_t)args;
     while (row->dtype != dtype) row++;
     if (args->db.dtype != GMM_NONE) {
-        e = cudaLaunchKernel(row->pieces, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS), params, 0, stream);
+        e = cudaLaunchKernel(row->partials, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS), params, 0, stream);
         if (e == cudaSuccess)
             e = cudaLaunchKernel((const void *)gmm_linear_bgrad_sum, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS),
                                  params, 0, stream);
@@ -3494,15 +3885,16 @@ static GMM__UNUSED cudaError_t gmm_launch_bgrad(gmm_dtype dtype, int32_t grid, c
 
 #define GMM__ELEM_DONE
 
-/* Precisions. X(tag, dtype): all operands have this dtype, 16-byte aligned rows and a multiple of 8 columns; the row
-   `any` reads dtypes and alignment at run time, serves what the others do not, and adds in the same order. */
+/* Precision instances. X(tag, dtype): all operands have this dtype, rows aligned to 16 bytes and a multiple of 8
+   columns. The instance `any` reads dtypes and alignment at run time and serves all other calls; it adds in the same
+   order, so results are equal. */
 #define GMM__ELEM_PRECISIONS(X) \
     X(bf16, GMM_BF16) \
     X(f16, GMM_F16) \
     X(f32, GMM_F32) \
     X(any, GMM_NONE)
 
-/* Units in which rows are copied. X(tag, type, bytes) */
+/* Units of copies. X(tag, type, bytes): rows are copied in elements of this type. */
 #define GMM__ELEM_UNITS(X) \
     X(b16, uint4, 16) \
     X(b4, uint32_t, 4) \
@@ -3510,24 +3902,25 @@ static GMM__UNUSED cudaError_t gmm_launch_bgrad(gmm_dtype dtype, int32_t grid, c
     X(b1, uint8_t, 1)
 
 enum {
-    GMM__ELEM_BLOCK = 128,   /* threads of a block */
-    GMM__ELEM_WARPS = 4,     /* of them */
-    GMM__ELEM_PER_SM = 16,   /* blocks that callers let launchers start per multiprocessor */
-    GMM__ELEM_STREAM = 128,  /* the same for kernels that stream rows: a grid in the order of addresses is faster than
-                                one that stays, but blocks that find no row cost time as well */
-    GMM__ELEM_SPAN = 256,    /* columns a warp handles at a time: 8 per lane */
-    GMM__ELEM_RUN = 128,     /* units a warp copies at a time: 4 per lane */
-    GMM__SUM_BLOCK = 1024,   /* threads of a block that has a multiprocessor for its sums */
-    GMM__ELEM_ADDENDS = 256, /* matrices that one launch adds up: their addresses are kernel parameters */
-    GMM__MAP_CHUNK = 1024,   /* slots whose ranks one warp counts */
-    GMM__ROUTE_CHUNK = 8,    /* tokens whose loss terms are added first */
-    GMM__ROUTE_FOLD = 64,    /* partial sums added in one step */
-    GMM__ELEM_SHARED = 48 * 1024 /* bytes that a block has without asking */
+    GMM__ELEM_BLOCK = 128,       /* threads of a CTA */
+    GMM__ELEM_WARPS = 4,         /* warps of a CTA */
+    GMM__ELEM_PER_SM = 16,       /* CTAs per multiprocessor that callers let launchers start */
+    GMM__ELEM_STREAM_PER_SM = 128,
+        /* The same for kernels that stream rows: CTAs in the order of addresses are faster than a grid of resident
+           CTAs, but CTAs without a row cost time as well. */
+    GMM__ELEM_SPAN = 256,        /* columns that a warp processes at a time: 8 per lane */
+    GMM__COPY_SPAN = 128,        /* units that a warp copies at a time: 4 per lane */
+    GMM__SUM_BLOCK = 1024,       /* threads of a CTA that occupies a multiprocessor (accumulation on few SMs) */
+    GMM__ELEM_ADDENDS = 256,     /* matrices that one launch adds up: their addresses are kernel parameters */
+    GMM__MAP_CHUNK = 1024,       /* slots whose ranks one warp counts */
+    GMM__ROUTE_CHUNK = 8,        /* tokens whose loss terms one warp adds up first */
+    GMM__ROUTE_FOLD = 64,        /* partial sums that one step adds up */
+    GMM__ELEM_SHARED = 48 * 1024 /* bytes of shared memory that a CTA has without an attribute */
 };
 
 /* ................................................................................. Arguments of the launchers ... */
 
-/* A matrix as kernels see it. vec: base and rows are aligned to 16 bytes. data NULL: absent. */
+/* A matrix as kernels address it. vec: base and rows are aligned to 16 bytes. data NULL: the matrix is absent. */
 typedef struct gmm__view {
     void *data;
     int64_t ld; /* elements */
@@ -3535,17 +3928,18 @@ typedef struct gmm__view {
     int32_t vec;
 } gmm__view;
 
-/* Where the two inputs of a gated activation stand. */
+/* Layout of the gate and linear columns of a gated activation. */
 enum {
-    GMM__GLU_SPLIT = 0,  /* eight gate columns and eight linear columns are contiguous */
+    /* blocks of a multiple of 8 columns, or halves: 8 gate columns and 8 linear columns are contiguous */
+    GMM__GLU_SPLIT = 0,
     GMM__GLU_PAIRS = 1,  /* gate and linear columns alternate */
-    GMM__GLU_ELEMENT = 2 /* other blocks: element by element */
+    GMM__GLU_ELEMENT = 2 /* other block sizes: elements are accessed one by one */
 };
 
 typedef struct gmm__act_args {
-    const int64_t *live; /* device: rows in use */
+    const int64_t *valid_rows; /* device memory: number of rows in use */
     int64_t rows;
-    int32_t ffn, interleave; /* columns in 32 bits: 64-bit division is slow */
+    int32_t ffn, interleave;   /* columns are 32-bit, since 64-bit division is slow */
     int32_t tail_zero, gated, layout, wide;
     gmm_act_kind kind;
     gmm_act_coef coef;
@@ -3559,153 +3953,142 @@ typedef struct gmm__route_args {
     int64_t tokens;
     int32_t experts, topk, sigmoid, normalize;
     float scale;
-    float aux, z;              /* aux_coeff E / (topk T^2) and z_coeff / T; 0 = no such loss */
+    float aux, z;                        /* aux_coeff E / (topk T^2) and z_coeff / T; 0: the loss is not computed */
     const float *expert_bias, *dprobs, *dloss;
     int32_t *indices, *counts, *offsets; /* counts: forward needs it for offsets and aux_loss */
     float *probs, *aux_loss, *z_loss;
-    float *sums;               /* forward with losses: gmm__route_sums_bytes */
-    float *scratch;            /* gmm__route_scratch_bytes */
+    float *sums;                         /* forward with losses: gmm__route_sums_bytes bytes */
+    float *scratch;                      /* gmm__route_scratch_bytes bytes */
 } gmm__route_args;
 
 typedef struct gmm__map_args {
     const int32_t *indices;
-    int64_t slots, capacity;   /* T topk, R */
+    int64_t slots, capacity; /* T topk, R */
     int32_t experts, align;
     int32_t *row_of, *slot_of, *sizes;
     uint32_t *fault;
-    int32_t *counts;           /* [E][chunks]: slots of each expert per chunk, then their prefix sums */
-    int64_t *starts;           /* [E] first row of each expert */
+    int32_t *counts;         /* [E][chunks]: slots of each expert per chunk, then their prefix sums */
+    int64_t *starts;         /* [E] first row of each expert */
 } gmm__map_args;
 
 typedef struct gmm__permute_args {
-    gmm__view src, dst;        /* see the launchers */
+    gmm__view src, dst;        /* each launcher says what they are */
     int64_t tokens, capacity, hidden;
     int32_t topk, experts, tail_zero, wide;
     const int32_t *row_of, *slot_of, *sizes;
-    const float *probs;        /* of slots; NULL = ones */
-    const float *row_probs_in; /* gmm__k_gather_probs reads */
-    uint32_t *fault;           /* NULL = not wanted */
-    float *row_probs;          /* gmm__k_permute_rows writes */
-    float *dprobs;             /* gmm__k_gather_probs and gmm__k_unpermute_dots write */
+    const float *probs;        /* probabilities of slots; NULL: ones */
+    const float *row_probs_in; /* read by gmm__k_gather_probs */
+    uint32_t *fault;           /* NULL: faults are not reported */
+    float *row_probs;          /* written by gmm__k_permute_rows */
+    float *dprobs;             /* written by gmm__k_gather_probs and gmm__k_unpermute_dots */
 } gmm__permute_args;
 
-/* Rows of groups as they are and with every group rounded up to `align` rows, cut off at `capacity`. */
+/* Rows of groups without padding and with each group padded to a multiple of `align` rows, cut off at `capacity`. */
 typedef struct gmm__pad_args {
     gmm__view src, dst;
-    int64_t rows, cols;        /* capacity of dst */
-    const int64_t *offsets;    /* device [groups + 1]: the groups as they are */
-    const int32_t *blocks;     /* device [groups + 1]: prefix sums of their blocks of `align` rows */
+    int64_t rows, cols;     /* rows: capacity of dst */
+    const int64_t *offsets; /* device [groups + 1]: offsets without padding */
+    const int32_t *blocks;  /* device [groups + 1]: prefix sums of the groups' blocks of `align` rows */
     int64_t groups, align, capacity;
-    int32_t pad, tail_zero;    /* pad: dst is the padded side */
+    int32_t pad, tail_zero; /* pad: dst has the padding, else src has it */
     const float *src_prob;
     float *dst_prob;
-    int32_t *sizes;            /* padded sizes; NULL = not wanted */
-    uint32_t *fault;           /* NULL = not wanted */
+    int32_t *sizes;         /* padded sizes; NULL: not written */
+    uint32_t *fault;        /* NULL: faults are not reported */
 } gmm__pad_args;
 
-/* Moves 2 ffn rows or columns between halves and blocks. With tables, data is NULL. */
+/* Permutes 2 ffn rows or columns between halves and blocks. Where a table is given, data is NULL. */
 typedef struct gmm__glu_args {
     gmm__view src, dst;
-    void *const *src_table, *const *dst_table; /* device */
-    int64_t src_stride, dst_stride;            /* elements from matrix to matrix */
+    void *const *src_table, *const *dst_table; /* in device memory */
+    int64_t src_stride, dst_stride;            /* elements between consecutive matrices */
     int64_t count, ffn, cols, block;
     int32_t inverse;
 } gmm__glu_args;
 
-/* y = beta y + scale (start + x_0 + x_1 + ...), summed up in fp32 from the left; beta 0 does not read y. */
+/* y = beta y + scale (start + x_0 + x_1 + ...), summed in fp32 from left to right; y is not read where beta is 0. */
 typedef struct gmm__accumulate_args {
-    gmm__view x, y, start;     /* x: every addend, but for data; start: fp32 or absent */
+    gmm__view x, y, start; /* x: dtype and layout of every addend, without data; start: fp32 or absent */
     const char *addends[GMM__ELEM_ADDENDS];
-    int32_t count;             /* of them, >= 1 */
-    int64_t rows, cols;        /* any; the launcher cuts long rows */
+    int32_t count;         /* number of addends, at least 1 */
+    int64_t rows, cols;    /* any; the launcher splits long rows */
     float scale, beta;
 } gmm__accumulate_args;
 
-/* dst = src: F32, F16, BF16 into one another; any other dtype of whole bytes into itself. */
+/* dst = src. F32, F16 and BF16 convert into one another; any other dtype of whole bytes is copied. */
 typedef struct gmm__convert_args {
     gmm__view src, dst;
     int64_t rows, cols;
 } gmm__convert_args;
 
-/* A unit copy: the same kernels serve every dtype. Strides and columns count units. */
+/* A copy in units (GMM__ELEM_UNITS): the same kernels serve every dtype. Strides and columns count units. */
 typedef struct gmm__copy_args {
     const void *src;
     void *dst;
     int64_t rows, cols, src_ld, dst_ld;
 } gmm__copy_args;
 
-/* What a call leaves its kernels: blocks of a grid at most, whether they may be launched early, and how many
-   multiprocessors; 0 = all. */
-typedef struct gmm__room {
-    int64_t most;
-    int32_t early, limit;
-} gmm__room;
+/* Launch limits of a call: most CTAs of a grid, whether programmatic dependent launch is used, and how many
+   multiprocessors may be used (0: all). */
+typedef struct gmm__launch_limits {
+    int64_t max_ctas;
+    int32_t pdl, sm_limit;
+} gmm__launch_limits;
 
 /* ..................................................................................................... Elements ... */
 
 GMM__DEVICE int32_t gmm__lane(void) { return (int32_t)(threadIdx.x & 31u); }
 GMM__DEVICE int32_t gmm__warp(void) { return (int32_t)(threadIdx.x >> 5); }
 
-/* Products and sums that no flag contracts or flushes. */
-GMM__DEVICE float gmm__mul_rn(float a, float b) {
-    float r;
-    asm("mul.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
-    return r;
-}
-GMM__DEVICE float gmm__add_rn(float a, float b) {
-    float r;
-    asm("add.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
-    return r;
-}
-
-/* One element. */
-GMM__DEVICE float gmm__get(const gmm__view *m, int64_t row, int64_t col) {
+/* Loads or stores one element. */
+GMM__DEVICE float gmm__load_f32(const gmm__view *m, int64_t row, int64_t col) {
     const int64_t i = row * m->ld + col;
     if (m->dtype == GMM_F32) return ((const float *)m->data)[i];
     return gmm_widen(m->dtype, ((const uint16_t *)m->data)[i]);
 }
-GMM__DEVICE void gmm__put(const gmm__view *m, int64_t row, int64_t col, float v) {
+GMM__DEVICE void gmm__store_f32(const gmm__view *m, int64_t row, int64_t col, float v) {
     const int64_t i = row * m->ld + col;
     if (m->dtype == GMM_F32) ((float *)m->data)[i] = v;
     else ((uint16_t *)m->data)[i] = (uint16_t)gmm_pack2(m->dtype, v, 0.0f);
 }
 
-/* The eight columns of a lane: two quads of neighbours, of which n count (which may be below 0). In 16-bit rows the
-   quads are neighbours too, so that one access takes both. In fp32 rows each quad follows the one of the lane before,
-   so that the accesses of a warp leave no gaps: memory is slow to write half a sector. */
-typedef struct gmm__quads { int32_t col[2], n[2]; } gmm__quads;
+/* The eight columns of a lane: two vectors of 4 consecutive columns, of which n[] exist (n may be below 0). In
+   16-bit rows the two vectors are adjacent, so that one 16-byte access covers both. In fp32 rows each vector is
+   adjacent to that of the previous lane, so that the accesses of a warp are contiguous: writes of half a sector are
+   slow. */
+typedef struct gmm__lane_cols { int32_t col[2], n[2]; } gmm__lane_cols;
 
-GMM__DEVICE gmm__quads gmm__quads_at(int32_t first, int32_t second, int32_t cols) {
-    gmm__quads q;
+GMM__DEVICE gmm__lane_cols gmm__lane_cols_at(int32_t first, int32_t second, int32_t cols) {
+    gmm__lane_cols q;
     q.col[0] = first;
     q.col[1] = second;
     q.n[0] = min(cols - first, 4);
     q.n[1] = min(cols - second, 4);
     return q;
 }
-/* Those of this lane in part `part` of a row of `cols` columns; wide: as in fp32 rows. */
-GMM__DEVICE gmm__quads gmm__lane_quads(int wide, int32_t part, int32_t cols) {
+/* The columns of this lane in part `part` of a row of `cols` columns. `wide`: the layout of fp32 rows. */
+GMM__DEVICE gmm__lane_cols gmm__lane_cols_of(int wide, int32_t part, int32_t cols) {
     const int32_t first = part * GMM__ELEM_SPAN + gmm__lane() * (wide ? 4 : 8);
-    return gmm__quads_at(first, first + (wide ? 128 : 4), cols);
+    return gmm__lane_cols_at(first, first + (wide ? 128 : 4), cols);
 }
 
-/* Eight elements as they stand in memory; 16-bit elements fill the first four words. Loading and decoding are apart so
-   that a kernel can have several loads under way. Elements that do not count read as 0 and are not written. `fixed` is
-   the dtype of the table's row. */
-typedef struct gmm__eight { uint32_t w[8]; } gmm__eight;
+/* Eight elements in their memory format; 16-bit elements fill the first four words. Loading and decoding are
+   separate functions so that a kernel can have several loads in flight. Columns beyond the row read as 0 and are not
+   written. `static_dtype` is the dtype of the kernel instance, GMM_NONE if it is read at run time. */
+typedef struct gmm__raw8 { uint32_t w[8]; } gmm__raw8;
 
-/* How the quads of a matrix are accessed: 2 both at once, 1 one by one, of which the second may be absent, 0 element by
-   element. */
-GMM__DEVICE int gmm__access(gmm_dtype fixed, const gmm__view *m, const gmm__quads *q) {
-    if (fixed != GMM_NONE) return fixed == GMM_F32 ? 1 : 2;
+/* Access width of a lane's two vectors: 2 one access for both, 1 one access each (the second may be absent), 0
+   element by element. */
+GMM__DEVICE int gmm__vector_access(gmm_dtype static_dtype, const gmm__view *m, const gmm__lane_cols *q) {
+    if (static_dtype != GMM_NONE) return static_dtype == GMM_F32 ? 1 : 2;
     if (!m->vec || q->n[0] < 4 || (q->n[1] < 4 && q->n[1] > 0) || ((q->col[0] | q->col[1]) & 3)) return 0;
     return m->dtype != GMM_F32 && q->n[1] == 4 && q->col[1] - q->col[0] == 4 && (q->col[0] & 4) == 0 ? 2 : 1;
 }
 
-GMM__DEVICE gmm__eight gmm__load8(gmm_dtype fixed, const gmm__view *m, int64_t row, const gmm__quads *q) {
-    const gmm_dtype dtype = fixed != GMM_NONE ? fixed : m->dtype;
-    const int access = gmm__access(fixed, m, q);
-    gmm__eight r = GMM_ZERO;
+GMM__DEVICE gmm__raw8 gmm__load8(gmm_dtype static_dtype, const gmm__view *m, int64_t row, const gmm__lane_cols *q) {
+    const gmm_dtype dtype = static_dtype != GMM_NONE ? static_dtype : m->dtype;
+    const int access = gmm__vector_access(static_dtype, m, q);
+    gmm__raw8 r = GMM_ZERO;
     int32_t i, j;
     if (dtype == GMM_F32) {
         const uint32_t *p = (const uint32_t *)m->data + row * m->ld;
@@ -3739,8 +4122,8 @@ GMM__DEVICE gmm__eight gmm__load8(gmm_dtype fixed, const gmm__view *m, int64_t r
     return r;
 }
 
-GMM__DEVICE void gmm__decode8(gmm_dtype fixed, const gmm__view *m, const gmm__eight *r, float v[8]) {
-    const gmm_dtype dtype = fixed != GMM_NONE ? fixed : m->dtype;
+GMM__DEVICE void gmm__decode8(gmm_dtype static_dtype, const gmm__view *m, const gmm__raw8 *r, float v[8]) {
+    const gmm_dtype dtype = static_dtype != GMM_NONE ? static_dtype : m->dtype;
     int32_t i;
     if (dtype == GMM_F32) {
 #pragma unroll
@@ -3754,9 +4137,10 @@ GMM__DEVICE void gmm__decode8(gmm_dtype fixed, const gmm__view *m, const gmm__ei
     }
 }
 
-GMM__DEVICE void gmm__store8(gmm_dtype fixed, const gmm__view *m, int64_t row, const gmm__quads *q, const float v[8]) {
-    const gmm_dtype dtype = fixed != GMM_NONE ? fixed : m->dtype;
-    const int access = gmm__access(fixed, m, q);
+GMM__DEVICE void gmm__store8(gmm_dtype static_dtype, const gmm__view *m, int64_t row, const gmm__lane_cols *q,
+                             const float v[8]) {
+    const gmm_dtype dtype = static_dtype != GMM_NONE ? static_dtype : m->dtype;
+    const int access = gmm__vector_access(static_dtype, m, q);
     int32_t i, j;
     if (dtype == GMM_F32) {
         float *p = (float *)m->data + row * m->ld;
@@ -3791,14 +4175,14 @@ GMM__DEVICE void gmm__store8(gmm_dtype fixed, const gmm__view *m, int64_t row, c
 
 /* ........................................................................................................ Warps ... */
 
-/* Sums over a warp, the same on every lane: a tree, whose order is fixed. */
+/* Reductions over a warp; every lane receives the result. A butterfly, so the order of additions is fixed. */
 GMM__DEVICE float gmm__warp_sum(float v) {
     int32_t d;
 #pragma unroll
     for (d = 16; d > 0; d >>= 1) v += __shfl_xor_sync(0xFFFFFFFFu, v, d);
     return v;
 }
-GMM__DEVICE float gmm__warp_max(float v) { /* a NaN loses */
+GMM__DEVICE float gmm__warp_max(float v) { /* NaN is ignored */
     int32_t d;
 #pragma unroll
     for (d = 16; d > 0; d >>= 1) v = fmaxf(v, __shfl_xor_sync(0xFFFFFFFFu, v, d));
@@ -3808,33 +4192,33 @@ GMM__DEVICE int64_t gmm__warp_scan(int64_t v) { /* inclusive */
     int32_t d;
 #pragma unroll
     for (d = 1; d < 32; d <<= 1) {
-        const int64_t up = __shfl_up_sync(0xFFFFFFFFu, v, (unsigned)d);
-        if (gmm__lane() >= d) v += up;
+        const int64_t other = __shfl_up_sync(0xFFFFFFFFu, v, (unsigned)d);
+        if (gmm__lane() >= d) v += other;
     }
     return v;
 }
 
-/* The tasks of a warp: parts of rows, in their order dealt round robin to all warps of the grid. Rows and parts fit 31
-   bits, and so do the tasks that a grid holds; launchers see to it. */
-typedef struct gmm__walk { uint32_t row, part, parts, step; } gmm__walk;
+/* Grid-stride loop over the tasks of a kernel: parts of rows, in order, assigned round robin to all warps of the
+   grid. Launchers ensure that rows, parts and the tasks of one round fit 31 bits. */
+typedef struct gmm__grid_loop { uint32_t row, part, parts, step; } gmm__grid_loop;
 
-GMM__DEVICE void gmm__walk_by(gmm__walk *w, uint32_t tasks) {
+GMM__DEVICE void gmm__grid_loop_advance(gmm__grid_loop *w, uint32_t tasks) {
     const uint32_t part = w->part + tasks, rows = part / w->parts;
     w->row += rows;
     w->part = part - rows * w->parts;
 }
-/* A warp takes `each` tasks after one another. */
-GMM__DEVICE gmm__walk gmm__walk_begin(int64_t parts, uint32_t each) {
-    gmm__walk w;
+/* A warp takes `tasks_per_warp` consecutive tasks in every round. */
+GMM__DEVICE gmm__grid_loop gmm__grid_loop_begin(int64_t parts, uint32_t tasks_per_warp) {
+    gmm__grid_loop w;
     w.row = w.part = 0;
     w.parts = (uint32_t)parts;
-    w.step = gridDim.x * GMM__ELEM_WARPS * each;
-    gmm__walk_by(&w, (blockIdx.x * GMM__ELEM_WARPS + (uint32_t)gmm__warp()) * each);
+    w.step = gridDim.x * GMM__ELEM_WARPS * tasks_per_warp;
+    gmm__grid_loop_advance(&w, (blockIdx.x * GMM__ELEM_WARPS + (uint32_t)gmm__warp()) * tasks_per_warp);
     return w;
 }
-GMM__DEVICE void gmm__walk_next(gmm__walk *w) { gmm__walk_by(w, w->step); }
-/* The task behind the present one. */
-GMM__DEVICE gmm__walk gmm__walk_behind(gmm__walk w) {
+GMM__DEVICE void gmm__grid_loop_next(gmm__grid_loop *w) { gmm__grid_loop_advance(w, w->step); }
+/* The next task in order. */
+GMM__DEVICE gmm__grid_loop gmm__grid_loop_successor(gmm__grid_loop w) {
     if (++w.part < w.parts) return w;
     w.part = 0;
     w.row++;
@@ -3845,22 +4229,22 @@ GMM__DEVICE void gmm__fault(uint32_t *word, uint32_t bits) {
     if (word && bits) atomicOr(word, bits);
 }
 
-/* Rows in use according to expert sizes, by the rule of gmm_split_end; for a whole warp. */
-GMM__DEVICE int64_t gmm__live(const int32_t *sizes, int32_t experts, int64_t capacity, uint32_t *fault) {
-    const int first = blockIdx.x == 0 && gmm__warp() == 0; /* one warp tells the faults */
+/* Number of used rows by the rule of gmm_split_end on expert sizes. The whole warp calls it. */
+GMM__DEVICE int64_t gmm__valid_rows(const int32_t *sizes, int32_t experts, int64_t capacity, uint32_t *fault) {
+    const int reports = blockIdx.x == 0 && gmm__warp() == 0; /* one warp reports faults */
     int64_t sum = 0;
     int32_t e;
     for (e = gmm__lane(); e < experts; e += 32) {
         if (sizes[e] > 0) sum += sizes[e];
-        else if (first && sizes[e] < 0) gmm__fault(fault, (uint32_t)GMM_FAULT_NEGATIVE);
+        else if (reports && sizes[e] < 0) gmm__fault(fault, (uint32_t)GMM_FAULT_NEGATIVE);
     }
     sum = __shfl_sync(0xFFFFFFFFu, gmm__warp_scan(sum), 31);
     if (sum <= capacity) return sum;
-    if (first && gmm__lane() == 0) gmm__fault(fault, (uint32_t)GMM_FAULT_CAPACITY);
+    if (reports && gmm__lane() == 0) gmm__fault(fault, (uint32_t)GMM_FAULT_CAPACITY);
     return capacity;
 }
 
-/* An entry of a map, -1 if it is outside [-1, limit). */
+/* Entry i of a map, or -1 where it is outside of [-1, limit). */
 GMM__DEVICE int32_t gmm__map_entry(const int32_t *map, int64_t i, int64_t limit, uint32_t *fault) {
     const int32_t v = map[i];
     if (v >= 0 && v < limit) return v;
@@ -3868,7 +4252,7 @@ GMM__DEVICE int32_t gmm__map_entry(const int32_t *map, int64_t i, int64_t limit,
     return -1;
 }
 
-/* Row of slot i of a token, -1 behind the last slot; and its probability. */
+/* Row of slot i of a token, -1 beyond the last slot, and its probability. */
 GMM__DEVICE int32_t gmm__slot_row(const gmm__permute_args *a, int64_t token, int32_t i, float *prob) {
     const int64_t slot = token * a->topk + i;
     *prob = 1.0f;
@@ -3877,18 +4261,19 @@ GMM__DEVICE int32_t gmm__slot_row(const gmm__permute_args *a, int64_t token, int
     return gmm__map_entry(a->row_of, slot, a->capacity, a->fault);
 }
 
-/* Where a group starts, on either side of padding. */
+/* First row of group g, with or without padding. */
 GMM__DEVICE int64_t gmm__pad_start(const gmm__pad_args *a, int64_t g, int32_t padded) {
     return padded ? min(a->blocks[g] * a->align, a->capacity) : a->offsets[g];
 }
 
-/* The group that holds a row of dst, by a 32-way search of the whole warp: the last one that starts at or before it. */
+/* The group that contains a row of dst: the last group that starts at or before the row. A 32-way search by the
+   whole warp. */
 GMM__DEVICE int64_t gmm__pad_group(const gmm__pad_args *a, int64_t row) {
     int64_t first = 0, n = a->groups;
     while (n > 1) {
         const int64_t step = (n + 31) / 32, i = gmm__lane() * step;
-        const uint32_t below = __ballot_sync(0xFFFFFFFFu, i < n && gmm__pad_start(a, first + i, a->pad) <= row);
-        const int64_t skip = (int64_t)(__popc(below) - 1) * step;
+        const uint32_t starts = __ballot_sync(0xFFFFFFFFu, i < n && gmm__pad_start(a, first + i, a->pad) <= row);
+        const int64_t skip = (int64_t)(__popc(starts) - 1) * step;
         first += skip;
         n = n - skip < step ? n - skip : step;
     }
@@ -3897,34 +4282,36 @@ GMM__DEVICE int64_t gmm__pad_group(const gmm__pad_args *a, int64_t row) {
 
 /* ................................................................................................... Activation ... */
 
-/* Column of the gate that output j reads (gmm_glu_gate_column in 32 bits), and how far behind it the linear part is. */
-GMM__DEVICE int32_t gmm__act_column(int32_t j, int32_t interleave) {
+/* Column of the gate that output column j reads (gmm_glu_gate_column in 32 bits), and the distance from the gate
+   column to the linear column. */
+GMM__DEVICE int32_t gmm__act_gate_column(int32_t j, int32_t interleave) {
     const uint32_t block = interleave ? (uint32_t)j / (uint32_t)interleave : 0u;
     return j + (int32_t)block * interleave;
 }
-GMM__DEVICE int32_t gmm__act_apart(const gmm__act_args *a) { return a->interleave ? a->interleave : a->ffn; }
+GMM__DEVICE int32_t gmm__act_linear_offset(const gmm__act_args *a) { return a->interleave ? a->interleave : a->ffn; }
 
-/* Row or column that place i of a destination takes its value from: from halves to blocks, or back. All in one unit. */
-GMM__DEVICE uint32_t gmm__glu_from(uint32_t i, uint32_t ffn, uint32_t block, int32_t inverse) {
-    const uint32_t half = i >= ffn, run = i / block;
-    if (inverse) return (uint32_t)gmm__act_column((int32_t)(i - half * ffn), (int32_t)block) + half * block;
-    return (run & 1u) * ffn + (run >> 1) * block + (i - run * block);
+/* Source row or column of row or column i of the destination: from halves to blocks or, `inverse`, from blocks to
+   halves. All arguments count the same unit. */
+GMM__DEVICE uint32_t gmm__glu_source(uint32_t i, uint32_t ffn, uint32_t block, int32_t inverse) {
+    const uint32_t half = i >= ffn, block_index = i / block;
+    if (inverse) return (uint32_t)gmm__act_gate_column((int32_t)(i - half * ffn), (int32_t)block) + half * block;
+    return (block_index & 1u) * ffn + (block_index >> 1) * block + (i - block_index * block);
 }
 
-/* Warps that share a row whose products are added up: all of a block, or one. */
-static __host__ __device__ __forceinline__ GMM__UNUSED int32_t gmm__act_team(int32_t ffn) {
+/* Warps that share a row when dprob is computed: all warps of a CTA for long rows, else one. */
+static __host__ __device__ __forceinline__ GMM__UNUSED int32_t gmm__act_warps_per_row(int32_t ffn) {
     return ffn > (GMM__ELEM_WARPS - 1) * GMM__ELEM_SPAN ? GMM__ELEM_WARPS : 1;
 }
 
-/* Takes element i of eight from one place. */
-GMM__DEVICE void gmm__gather(const gmm__view *m, int64_t row, int64_t col, int32_t i, gmm__eight *r) {
+/* Loads element i of a lane's eight elements from one column. */
+GMM__DEVICE void gmm__load_element(const gmm__view *m, int64_t row, int64_t col, int32_t i, gmm__raw8 *r) {
     if (m->dtype == GMM_F32) r->w[i] = ((const uint32_t *)m->data)[row * m->ld + col];
     else r->w[i / 2] |= (uint32_t)((const uint16_t *)m->data)[row * m->ld + col] << (i & 1) * 16;
 }
 
-/* From a0 b0 a1 b1 ... in both to all a in the first and all b in the second. */
-GMM__DEVICE void gmm__unpair(gmm_dtype dtype, gmm__eight *first, gmm__eight *second) {
-    const gmm__eight u = *first, v = *second;
+/* Deinterleaves pairs: `first` and `second` hold a0 b0 a1 b1 ...; afterwards `first` holds all a and `second` all b. */
+GMM__DEVICE void gmm__deinterleave(gmm_dtype dtype, gmm__raw8 *first, gmm__raw8 *second) {
+    const gmm__raw8 u = *first, v = *second;
     int32_t i;
 #pragma unroll
     for (i = 0; i < 4; i++) {
@@ -3941,14 +4328,16 @@ GMM__DEVICE void gmm__unpair(gmm_dtype dtype, gmm__eight *first, gmm__eight *sec
     }
 }
 
-/* What eight activations read. */
-typedef struct gmm__act_in {
-    gmm__eight a, b, dy; /* PAIRS: a and b hold the pairs of the first and the second quad */
-} gmm__act_in;
+/* Raw inputs of eight activations. */
+typedef struct gmm__act_operands {
+    /* GMM__GLU_PAIRS: a and b hold the interleaved pairs of the first and of the second four outputs */
+    gmm__raw8 a, b, dy;
+} gmm__act_operands;
 
-/* Eight activations. The switch stands outside the loop, so that each case is straight-line code. */
+/* Computes eight activations and their derivatives. The switch is outside of the loop, so that each case is
+   straight-line code. */
 GMM__DEVICE void gmm__act8(gmm_act_kind kind, gmm_act_coef c, const float a[8], const float b[8], float f[8],
-                                float da[8], float db[8]) {
+                           float da[8], float db[8]) {
     int32_t i;
     switch (kind) {
 #define GMM__X(name, value, text, gate, gated, alpha, betas) \
@@ -3963,7 +4352,7 @@ GMM__DEVICE void gmm__act8(gmm_act_kind kind, gmm_act_coef c, const float a[8], 
 
 /* .................................................................................................... Instances ... */
 
-#define GMM__X(tag, dtype) enum { gmm__fixed_##tag = dtype };
+#define GMM__X(tag, dtype) enum { gmm__static_dtype_##tag = dtype };
 GMM__ELEM_PRECISIONS(GMM__X)
 #undef GMM__X
 #define GMM__X(tag, type, bytes) typedef type gmm__unit_##tag;
@@ -3993,39 +4382,43 @@ GMM__ELEM_UNITS(GMM__X)
 
 /* ................................................................................................. Quantization ... */
 
-/* Tiles of GMM_TILE rows of one group or matrix by GMM_TILE columns: a block of threads takes one after another. Every
-   copy is seen as lines (gmm_quant.h, section 6): a warp takes a line, a lane four elements in a row of it. */
+/* General casts. A tile is GMM_TILE rows of one group or matrix by GMM_TILE columns; a CTA processes one tile after
+   another. A copy is a set of lines along its direction (gmm_quant.h, section 6): a warp processes one line at a
+   time, a lane four consecutive elements of it. */
 enum {
     GMM__QUANT_BLOCK = 256,
     GMM__QUANT_WARPS = GMM__QUANT_BLOCK / 32,
-    GMM__QUANT_CODES = GMM_TILE + 4, /* bytes from row to row of codes that wait to be turned */
+    GMM__QUANT_CODES = GMM_TILE + 4, /* bytes between rows of codes that are transposed in shared memory */
     GMM__QUANT_TILE = GMM_TILE * GMM_TILE * 4,
     GMM__QUANT_SHARED = GMM__QUANT_TILE + GMM_TILE * GMM__QUANT_CODES,
     GMM__QUANT_SQUARES = GMM_TILE_BLOCKS * GMM_TILE_BLOCKS,
     GMM__QUANT_PER_SM = 3,
-    GMM__TURN_PER_SM = 4
+    GMM__TRANSPOSE_PER_SM = 4
 };
 
 typedef struct gmm__quant_args {
-    gmm_mat src, rowwise, columnwise; /* tables in device memory; dtype GMM_NONE = absent */
+    gmm_mat src, rowwise, columnwise; /* tables in device memory; dtype GMM_NONE: absent */
     gmm_format format;
-    gmm_dtype source;                 /* dtype that block scales take the source for */
+    gmm_dtype source;                 /* dtype of the source for the limits of block scales */
     int32_t grouped, phase, first_group;
-    int64_t units, rows, cols;        /* rows: capacity, or of each matrix */
+    int64_t units, rows, cols;        /* rows: capacity, or rows of each matrix */
     int64_t col_tiles;
-    const int64_t *offsets;           /* grouped: [units + 1] rows */
-    const int32_t *tiles;             /* grouped: [units + 1] strips */
-    gmm_groups groups;                /* read by the kernels themselves if `few` */
-    int32_t few;                      /* swift, at most 32 groups: offsets and tiles are not set */
-    float *amax[2];                   /* [units]: of the rowwise and of the columnwise copy */
-    float *lines, *columns;           /* amax by row and by column; NULL = not needed */
+    const int64_t *offsets;           /* grouped: [units + 1] row offsets */
+    const int32_t *tiles;             /* grouped: [units + 1] prefix sums of strips */
+    gmm_groups groups;                /* read by the kernels themselves where warp_split is set */
+    int32_t warp_split;               /* vectorized, at most 32 groups: offsets and tiles are not set */
+    float *amax[2];                   /* [units]: amaxes of the rowwise and of the columnwise copy */
+    float *lines, *columns;           /* amaxes by row and by column; NULL: not needed */
     const float *scale;
     const int32_t *skip;
     const uint64_t *random;
-    int32_t swift;                    /* whole vectors everywhere: 1 bodies 12 to 15 may serve, 2 those turned, too */
-    int32_t record;                   /* swift and delayed: the casts raise the amaxes of the copies */
-    int32_t backward;                 /* swift: tiles from the last to the first, which the caches still hold */
-    int64_t step[3], scale_step[2];   /* swift: bytes from matrix to matrix of copies and source; of their scales */
+    /* all rows are multiples of aligned vectors: 1 bodies 12 to 15 may serve, 2 also their GMM__HADAMARD instances */
+    int32_t vectorized;
+    int32_t record;                   /* vectorized, delayed scaling: the casts raise the amaxes of the copies */
+    /* vectorized: tiles from the last to the first, since the L2 still holds the last ones */
+    int32_t backward;
+    /* vectorized: bytes between matrices of the copies and the source, and between their scales */
+    int64_t step[3], scale_step[2];
 } gmm__quant_args;
 
 typedef struct gmm__dequant_args {
@@ -4042,23 +4435,24 @@ typedef struct gmm__transpose_args {
     int64_t units, rows, cols;
 } gmm__transpose_args;
 
-/* Rows [live, rows) of `bytes` at `pitch` become zeros. */
+/* Rows [*valid_rows, rows) of `bytes` bytes each, `pitch` bytes apart, become zeros. */
 typedef struct gmm__quant_tail_args {
     uint8_t *data;
     int64_t pitch, bytes, rows;
-    const int64_t *live;
+    const int64_t *valid_rows;
     const int32_t *skip;
 } gmm__quant_tail_args;
 
-/* A strip: its unit, first row within it, rows, and where the unit stands in the source and among padded rows. */
-typedef struct gmm__quant_place { int64_t unit, row, m, rows, first, start; } gmm__quant_place;
+/* A strip of GMM_TILE rows: unit, first row in the unit, its rows, rows of the unit, first row of the unit in the
+   source, and first row among padded rows. */
+typedef struct gmm__quant_strip { int64_t unit, row, m, rows, first, start; } gmm__quant_strip;
 
 GMM__DEVICE int64_t gmm__quant_strips(int32_t grouped, const int32_t *tiles, int64_t units, int64_t rows) {
     return grouped ? (int64_t)tiles[units] : units * ((rows + GMM_TILE - 1) / GMM_TILE);
 }
-GMM__DEVICE gmm__quant_place gmm__quant_where(int32_t grouped, const int32_t *tiles, const int64_t *offsets,
-                                              int64_t units, int64_t rows, int64_t strip) {
-    gmm__quant_place p;
+GMM__DEVICE gmm__quant_strip gmm__quant_strip_of(int32_t grouped, const int32_t *tiles, const int64_t *offsets,
+                                                 int64_t units, int64_t rows, int64_t strip) {
+    gmm__quant_strip p;
     if (grouped) {
         int32_t g = 0;
         gmm_find_group32(tiles, (int32_t)units, strip, &g);
@@ -4068,9 +4462,9 @@ GMM__DEVICE gmm__quant_place gmm__quant_where(int32_t grouped, const int32_t *ti
         p.start = (int64_t)tiles[g] * GMM_TILE;
         p.row = strip * GMM_TILE - p.start;
     } else {
-        const uint32_t per = (uint32_t)((rows + GMM_TILE - 1) / GMM_TILE), at = (uint32_t)strip;
-        p.unit = at / per;
-        p.row = (int64_t)(at % per) * GMM_TILE;
+        const uint32_t strips_per_unit = (uint32_t)((rows + GMM_TILE - 1) / GMM_TILE), index = (uint32_t)strip;
+        p.unit = index / strips_per_unit;
+        p.row = (int64_t)(index % strips_per_unit) * GMM_TILE;
         p.first = p.start = 0;
         p.rows = rows;
     }
@@ -4078,43 +4472,44 @@ GMM__DEVICE gmm__quant_place gmm__quant_where(int32_t grouped, const int32_t *ti
     return p;
 }
 GMM__DEVICE gmm__qview gmm__quant_copy(const gmm_mat *m, gmm_direction direction, int32_t grouped,
-                                       const gmm__quant_place *p, int64_t cols) {
+                                       const gmm__quant_strip *p, int64_t cols) {
     return gmm__qview_of(m, direction, grouped, p->unit, p->first, p->start, p->rows, cols);
 }
 
-/* Element (r, c) of a tile in shared memory. Columns are exchanged so that neither rows nor columns, four elements per
-   lane, meet in a bank: lanes of a row begin with different ones of their four. */
-GMM__DEVICE int32_t gmm__quant_at(int32_t r, int32_t c) { return r * GMM_TILE + (c ^ ((r >> 2) & 31)); }
-GMM__DEVICE void gmm__quant_turn4(float v[4], int32_t by) {
+/* Index of element (r, c) of a tile in shared memory. Columns are permuted so that accesses of four elements per
+   lane, along rows and along columns, are free of bank conflicts: the lanes of a row start with different elements
+   of their four. */
+GMM__DEVICE int32_t gmm__quant_smem_index(int32_t r, int32_t c) { return r * GMM_TILE + (c ^ ((r >> 2) & 31)); }
+GMM__DEVICE void gmm__quant_rotate4(float v[4], int32_t count) {
     const float a = v[0], b = v[1];
-    if (by & 1) { v[0] = v[1]; v[1] = v[2]; v[2] = v[3]; v[3] = a; }
-    if (by & 2) {
+    if (count & 1) { v[0] = v[1]; v[1] = v[2]; v[2] = v[3]; v[3] = a; }
+    if (count & 2) {
         const float c = v[0], d = v[1];
         v[0] = v[2]; v[1] = v[3]; v[2] = c; v[3] = d;
     }
     (void)b;
 }
-GMM__DEVICE void gmm__quant_put_row(float *x, int32_t r, const float from[4]) {
+GMM__DEVICE void gmm__quant_store_row(float *x, int32_t r, const float src[4]) {
     const int32_t lane = gmm__lane(), q = lane >> 3;
-    float v[4] = { from[0], from[1], from[2], from[3] };
+    float v[4] = { src[0], src[1], src[2], src[3] };
     int32_t t;
-    gmm__quant_turn4(v, q);
+    gmm__quant_rotate4(v, q);
 #pragma unroll
-    for (t = 0; t < 4; t++) x[gmm__quant_at(r, 4 * lane + ((t + q) & 3))] = v[t];
+    for (t = 0; t < 4; t++) x[gmm__quant_smem_index(r, 4 * lane + ((t + q) & 3))] = v[t];
 }
-GMM__DEVICE void gmm__quant_get_row(const float *x, int32_t r, float v[4]) {
+GMM__DEVICE void gmm__quant_load_row(const float *x, int32_t r, float v[4]) {
     const int32_t lane = gmm__lane(), q = lane >> 3;
     int32_t t;
 #pragma unroll
-    for (t = 0; t < 4; t++) v[t] = x[gmm__quant_at(r, 4 * lane + ((t + q) & 3))];
-    gmm__quant_turn4(v, (4 - q) & 3);
+    for (t = 0; t < 4; t++) v[t] = x[gmm__quant_smem_index(r, 4 * lane + ((t + q) & 3))];
+    gmm__quant_rotate4(v, (4 - q) & 3);
 }
-/* Four rows of column c, transformed in runs of 16 if `hadamard`. */
-GMM__DEVICE void gmm__quant_get_col(const float *x, int32_t c, int32_t hadamard, float v[4]) {
+/* Loads four rows of column c, Hadamard-transformed in blocks of 16 if `hadamard`. */
+GMM__DEVICE void gmm__quant_load_col(const float *x, int32_t c, int32_t hadamard, float v[4]) {
     const int32_t lane = gmm__lane(), quarter = lane & 3;
     int32_t j, stride;
 #pragma unroll
-    for (j = 0; j < 4; j++) v[j] = x[gmm__quant_at(4 * lane + j, c)];
+    for (j = 0; j < 4; j++) v[j] = x[gmm__quant_smem_index(4 * lane + j, c)];
     if (!hadamard) return;
 #pragma unroll
     for (j = 0; j < 4; j++)
@@ -4143,26 +4538,27 @@ GMM__DEVICE uint32_t gmm__quant_amax4(const float v[4]) {
     return gmm_amax_bits(gmm_amax_bits(gmm_amax_bits(gmm_amax_bits(0u, v[0]), v[1]), v[2]), v[3]);
 }
 
-/* Raises the lane's amax, and the row's if it is wanted, by four values. */
-GMM__DEVICE uint32_t gmm__quant_line_amax(uint32_t all, const float v[4], uint32_t *line) {
+/* Updates the lane's amax, and the row's unless `line` is NULL, by four values. */
+GMM__DEVICE uint32_t gmm__quant_line_amax(uint32_t amax, const float v[4], uint32_t *line) {
     uint32_t bits = gmm__quant_amax4(v);
-    all = bits > all ? bits : all;
-    if (!line) return all;
+    amax = bits > amax ? bits : amax;
+    if (!line) return amax;
     bits = __reduce_max_sync(0xFFFFFFFFu, bits);
     if (gmm__lane() == 0) atomicMax(line, bits);
-    return all;
+    return amax;
 }
 
-/* Codes of four products, the first in the lowest bits. The instructions give the bits of the codecs. */
+/* Encodes four products, the first into the lowest bits. The instructions give the same bits as the codecs of
+   gmm_quant.h. */
 GMM__DEVICE uint32_t gmm__quant_codes8(int32_t e5m2, const float p[4]) {
 #if __CUDA_ARCH__ >= 890
     uint16_t low, high;
     if (e5m2) {
-        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(low) : "f"(p[1]), "f"(p[0]));
-        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(high) : "f"(p[3]), "f"(p[2]));
+        low = gmm_cvt_e5m2x2(p[1], p[0]);
+        high = gmm_cvt_e5m2x2(p[3], p[2]);
     } else {
-        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(p[1]), "f"(p[0]));
-        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(p[3]), "f"(p[2]));
+        low = gmm_cvt_e4m3x2(p[1], p[0]);
+        high = gmm_cvt_e4m3x2(p[3], p[2]);
     }
     return (uint32_t)low | (uint32_t)high << 16;
 #else
@@ -4183,7 +4579,7 @@ GMM__DEVICE uint32_t gmm__quant_codes(gmm_dtype dtype, const float v[4], float f
     return dtype == GMM_E2M1 ? gmm__quant_codes4(p) : gmm__quant_codes8(dtype == GMM_E5M2, p);
 }
 
-/* Largest of the lanes that share a block; 4, 8 or 32 of them. */
+/* Maximum over the 4, 8 or 32 lanes that share a block. */
 GMM__DEVICE uint32_t gmm__quant_block_max(uint32_t v, int32_t lanes) {
     int32_t d;
     for (d = 1; d < lanes; d <<= 1) {
@@ -4193,53 +4589,54 @@ GMM__DEVICE uint32_t gmm__quant_block_max(uint32_t v, int32_t lanes) {
     return v;
 }
 
-/* NV16 by the better of two scales, as on the host: both, and what a block of one line misses by each, summed in the
-   order of its elements. */
+/* NV16 with the better of two scales, as on the host: computes both scales, and the error of a block of one line
+   with each, summed in the order of its elements. */
 GMM__DEVICE void gmm__quant_four_over_six(const gmm_nv_global *n, const float v[4], float amax, int32_t squared,
                                           uint8_t scale[2], float error[2]) {
     const float base = gmm__fmul(gmm__fdiv(amax, 6.0f), n->scale);
-    int32_t which, j, turn;
+    int32_t choice, j, src_lane;
     scale[0] = gmm_f32_to_e4m3(base);
     scale[1] = gmm_f32_to_e4m3(gmm__fmul(base, 1.5f));
 #pragma unroll
-    for (which = 0; which < 2; which++) {
-        const float enc = gmm_nv_encode(n, scale[which]), sf = gmm_e4m3_to_f32(scale[which]);
+    for (choice = 0; choice < 2; choice++) {
+        const float enc = gmm_nv_encode(n, scale[choice]), sf = gmm_e4m3_to_f32(scale[choice]);
         float e[4], sum = 0.0f;
 #pragma unroll
         for (j = 0; j < 4; j++) {
             const float q = gmm_e2m1_to_f32(gmm_f32_to_e2m1(gmm__fmul(v[j], enc)));
-            const float back = gmm__fdiv(gmm__fmul(gmm__fmul(q, sf), n->amax), 6.0f * n->e4m3_max);
-            const float miss = gmm__fadd(back, gmm_f32_from_bits(gmm_f32_bits(v[j]) ^ 0x80000000u));
-            e[j] = squared ? gmm__fmul(miss, miss) : gmm_f32_from_bits(gmm_f32_bits(miss) & 0x7FFFFFFFu);
+            const float decoded = gmm__fdiv(gmm__fmul(gmm__fmul(q, sf), n->amax), 6.0f * n->e4m3_max);
+            const float difference = gmm__fadd(decoded, gmm_f32_from_bits(gmm_f32_bits(v[j]) ^ 0x80000000u));
+            e[j] = squared ? gmm__fmul(difference, difference)
+                           : gmm_f32_from_bits(gmm_f32_bits(difference) & 0x7FFFFFFFu);
         }
-        for (turn = 0; turn < 4; turn++) {
-            float mine = sum;
+        for (src_lane = 0; src_lane < 4; src_lane++) {
+            float partial = sum;
 #pragma unroll
-            for (j = 0; j < 4; j++) mine = gmm__fadd(mine, e[j]);
-            sum = __shfl_sync(0xFFFFFFFFu, mine, (gmm__lane() & ~3) | turn);
+            for (j = 0; j < 4; j++) partial = gmm__fadd(partial, e[j]);
+            sum = __shfl_sync(0xFFFFFFFFu, partial, (gmm__lane() & ~3) | src_lane);
         }
-        error[which] = sum;
+        error[choice] = sum;
     }
 }
 
-/* One copy of one tile. */
-typedef struct gmm__quant_side {
+/* The part of one copy that belongs to one tile. */
+typedef struct gmm__quant_copy_tile {
     gmm__qview view;
-    int64_t l0, a0;           /* of the tile, in lines and along them */
-    int32_t lines, data;      /* lines that have values; elements along a line that are stored */
-    const float *amax;        /* of the unit, or of line l0 on if per_line */
+    int64_t l0, a0;                /* first line of the tile, first element along lines */
+    int32_t lines, data;           /* lines with values; elements along a line that are stored */
+    const float *amax;             /* of the unit or, if per_line, of line l0 and the following ones */
     int32_t per_line;
     float scale;
     int64_t group, first_block, blocks_per_line;
-    gmm_nv_global global;     /* NV16, not per line */
-    float factor;             /* TENSOR */
-    int64_t line_step, block_step; /* scales from line to line and from block to block, but for SWIZZLED */
-    int64_t scale_lines;      /* with padding */
-    int32_t used, end;        /* blocks of the tile that hold values, and with padding */
-} gmm__quant_side;
+    gmm_nv_global global;          /* NV16 with one amax per unit */
+    float factor;                  /* TENSOR */
+    int64_t line_step, block_step; /* strides of scales between lines and between blocks, except for SWIZZLED */
+    int64_t scale_lines;           /* with padding */
+    int32_t used, end;             /* blocks of the tile with values, and with padding */
+} gmm__quant_copy_tile;
 
-/* What all lines of a side share. */
-GMM__DEVICE void gmm__quant_side_begin(const gmm__quant_args *a, gmm_scaling scaling, gmm__quant_side *s) {
+/* Initializes what all lines of a copy's tile share. */
+GMM__DEVICE void gmm__quant_copy_tile_begin(const gmm__quant_args *a, gmm_scaling scaling, gmm__quant_copy_tile *s) {
     const gmm_format *f = &a->format;
     const gmm__qview *v = &s->view;
     const int32_t width = gmm_block_along(scaling);
@@ -4249,7 +4646,7 @@ GMM__DEVICE void gmm__quant_side_begin(const gmm__quant_args *a, gmm_scaling sca
         const int64_t used = gmm__ceil_div(v->along, width), end = gmm__round_up(used, 4), first = s->a0 / width;
         s->used = (int32_t)(used - first < GMM_TILE_BLOCKS ? used - first : (int64_t)GMM_TILE_BLOCKS);
         s->end = (int32_t)(end - first < GMM_TILE_BLOCKS ? end - first : (int64_t)GMM_TILE_BLOCKS);
-        s->line_step = gmm__qview_scale(v, 1, 0); /* blocks of 128 x 128: 0 */
+        s->line_step = gmm__qview_scale(v, 1, 0); /* 0 for blocks of 128 x 128 */
         s->block_step = gmm__qview_scale(v, 0, 1);
         s->scale_lines = width == 128 ? gmm__round_up(v->lines, 4) : gmm__round_up(v->lines, 128);
     }
@@ -4262,15 +4659,15 @@ GMM__DEVICE void gmm__quant_side_begin(const gmm__quant_args *a, gmm_scaling sca
                                                      gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
 }
 
-/* Scale and codes of the four values of line l. `shared_amax` is that of a square tile's block; codes of copies in the
-   source's order wait in `codes`. */
-GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_side *s, int32_t l, const float v[4],
+/* Computes and stores the scale and codes of a lane's four values of line l. `shared_amax`: amaxes of square blocks.
+   Codes of copies in the order of the source go to `codes` first. */
+GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy_tile *s, int32_t l, const float v[4],
                                  const uint32_t *shared_amax, uint8_t *codes) {
     const gmm_format *f = &a->format;
     const gmm_scaling scaling = f->scaling;
     const gmm__qview *view = &s->view;
     const int32_t lane = gmm__lane(), width = gmm_block_along(scaling), lanes = width ? width / 4 : 32;
-    const int32_t block = lane / lanes, live = l < s->lines, lead = lane % lanes == 0;
+    const int32_t block = lane / lanes, valid = l < s->lines, is_first_lane = lane % lanes == 0;
     const int32_t height = scaling == GMM_SCALING_128X128 ? GMM_TILE : f->square ? width : 1;
     const int64_t line = s->l0 + l;
     const int32_t count = s->data - 4 * lane;
@@ -4281,10 +4678,10 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_side
         uint32_t bits = gmm__quant_block_max(gmm__quant_amax4(v), lanes);
         if (height > 1) bits = shared_amax[l / height * GMM_TILE_BLOCKS + block];
         amax = gmm_f32_from_bits(bits);
-    } else if (scaling == GMM_SCALING_ROW && live) amax = s->amax[l];
+    } else if (scaling == GMM_SCALING_ROW && valid) amax = s->amax[l];
     if (scaling == GMM_SCALING_NV16) {
         gmm_nv_global global = s->global;
-        if (s->per_line) global = gmm_nv_global_of(live ? s->amax[l] : 0.0f, global.e4m3_max);
+        if (s->per_line) global = gmm_nv_global_of(valid ? s->amax[l] : 0.0f, global.e4m3_max);
         if (f->four_over_six && height > 1)
             stored = shared_amax[GMM__QUANT_SQUARES + l / height * GMM_TILE_BLOCKS + block];
         else if (f->four_over_six) {
@@ -4304,21 +4701,21 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_side
     }
     if (scaling == GMM_SCALING_128X128) {
         const int64_t first = gmm__qview_scale(view, line, s->a0 / 128);
-        if (l == 0 && (lane == 0 || (s->used == 1 && lane < s->end))) /* padding stands behind the last block */
+        if (l == 0 && (lane == 0 || (s->used == 1 && lane < s->end))) /* the padding is behind the last block */
             ((float *)(void *)view->scale)[first + lane] = lane == 0 ? gmm_f32_from_bits(stored) : 0.0f;
     } else if (scaling == GMM_SCALING_1X128) {
-        if (lead && line < s->scale_lines)
-            ((uint32_t *)(void *)view->scale)[line + s->a0 / 128 * s->block_step] = live ? stored : 0u;
+        if (is_first_lane && line < s->scale_lines)
+            ((uint32_t *)(void *)view->scale)[line + s->a0 / 128 * s->block_step] = valid ? stored : 0u;
     } else if (width) {
-        if (lead && block < s->end) {
+        if (is_first_lane && block < s->end) {
             const int64_t j = s->a0 / width + block;
             view->scale[view->order == GMM_SCALES_SWIZZLED ? gmm__qview_scale(view, line, j)
                                                            : line * s->line_step + j * s->block_step] =
-                live && block < s->used ? (uint8_t)stored : (uint8_t)0;
+                valid && block < s->used ? (uint8_t)stored : (uint8_t)0;
         }
-    } else if (scaling == GMM_SCALING_ROW && view->direction == GMM_ROWWISE && lane == 0 && s->a0 == 0 && live)
+    } else if (scaling == GMM_SCALING_ROW && view->direction == GMM_ROWWISE && lane == 0 && s->a0 == 0 && valid)
         ((float *)(void *)view->scale)[line] = gmm_f32_from_bits(stored);
-    if (!live) return;
+    if (!valid) return;
     if (f->stochastic) {
         uint32_t random[4], word = 0;
         gmm_draw_block(a->random[0], a->random[1], s->group, s->first_block + l * s->blocks_per_line + block,
@@ -4336,53 +4733,54 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_side
             codes[(4 * lane + i) * GMM__QUANT_CODES + l] =
                 f->dtype == GMM_E2M1 ? (uint8_t)((code >> 4 * i) & 15u) : (uint8_t)(code >> 8 * i);
     } else if (f->dtype == GMM_E2M1) {
-        uint8_t *to = view->data + (line * view->ld + s->a0) / 2 + 2 * lane;
-        if (count >= 4 && !((uintptr_t)to & 1)) *(uint16_t *)to = (uint16_t)code;
+        uint8_t *dst = view->data + (line * view->ld + s->a0) / 2 + 2 * lane;
+        if (count >= 4 && !((uintptr_t)dst & 1)) *(uint16_t *)dst = (uint16_t)code;
         else {
-            if (count > 0) to[0] = (uint8_t)code;
-            if (count > 2) to[1] = (uint8_t)(code >> 8);
+            if (count > 0) dst[0] = (uint8_t)code;
+            if (count > 2) dst[1] = (uint8_t)(code >> 8);
         }
     } else {
-        uint8_t *to = view->data + line * view->ld + s->a0 + 4 * lane;
-        if (count >= 4 && !((uintptr_t)to & 3)) *(uint32_t *)to = code;
+        uint8_t *dst = view->data + line * view->ld + s->a0 + 4 * lane;
+        if (count >= 4 && !((uintptr_t)dst & 3)) *(uint32_t *)dst = code;
         else
 #pragma unroll
             for (i = 0; i < 4; i++)
-                if (i < count) to[i] = (uint8_t)(code >> 8 * i);
+                if (i < count) dst[i] = (uint8_t)(code >> 8 * i);
     }
 }
 
-/* All lines of one copy of a tile whose values stand in x. For all threads of a block at once. */
-GMM__DEVICE void gmm__quant_side_all(const gmm__quant_args *a, gmm__quant_side *s, const float *x,
-                                     uint32_t *shared_amax, uint8_t *codes) {
+/* Quantizes all lines of one copy of a tile whose values are in x. All threads of the CTA call it. */
+GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant_copy_tile *s, const float *x,
+                                            uint32_t *shared_amax, uint8_t *codes) {
     const gmm_format *f = &a->format;
     const gmm_scaling scaling = f->scaling;
     const int32_t columnwise = s->view.direction == GMM_COLUMNWISE, hadamard = columnwise ? f->hadamard : 0;
     const int32_t width = gmm_block_along(scaling), lane = gmm__lane();
     const int32_t height = scaling == GMM_SCALING_128X128 ? GMM_TILE : f->square ? width : 1;
     int32_t l, i;
-    gmm__quant_side_begin(a, scaling, s);
+    gmm__quant_copy_tile_begin(a, scaling, s);
     if (height > 1) {
         for (i = (int32_t)threadIdx.x; i < GMM__QUANT_SQUARES; i += GMM__QUANT_BLOCK) shared_amax[i] = 0;
         __syncthreads();
         for (l = gmm__warp(); l < s->lines; l += GMM__QUANT_WARPS) {
             uint32_t bits;
             float v[4];
-            if (columnwise) gmm__quant_get_col(x, l, hadamard, v);
-            else gmm__quant_get_row(x, l, v);
+            if (columnwise) gmm__quant_load_col(x, l, hadamard, v);
+            else gmm__quant_load_row(x, l, v);
             bits = gmm__quant_block_max(gmm__quant_amax4(v), width / 4);
             if (lane % (width / 4) == 0)
                 atomicMax(&shared_amax[l / height * GMM_TILE_BLOCKS + lane / (width / 4)], bits);
         }
         __syncthreads();
     }
-    if (height > 1 && scaling == GMM_SCALING_NV16 && f->four_over_six) { /* errors of rows fold in halves */
+    /* errors of the 16 rows of a block, summed as a tree */
+    if (height > 1 && scaling == GMM_SCALING_NV16 && f->four_over_six) {
         float *errors = (float *)(void *)codes; /* [2][GMM_TILE][GMM_TILE_BLOCKS] */
         for (l = gmm__warp(); l < GMM_TILE; l += GMM__QUANT_WARPS) {
             uint8_t scale[2];
             float v[4], error[2];
-            if (columnwise) gmm__quant_get_col(x, l, hadamard, v);
-            else gmm__quant_get_row(x, l, v);
+            if (columnwise) gmm__quant_load_col(x, l, hadamard, v);
+            else gmm__quant_load_row(x, l, v);
             gmm__quant_four_over_six(&s->global, v, gmm_f32_from_bits(shared_amax[l / 16 * GMM_TILE_BLOCKS + lane / 4]),
                                      f->four_over_six == 2, scale, error);
             for (i = 0; i < 2; i++)
@@ -4395,15 +4793,15 @@ GMM__DEVICE void gmm__quant_side_all(const gmm__quant_args *a, gmm__quant_side *
         for (i = (int32_t)threadIdx.x; i < GMM__QUANT_SQUARES; i += GMM__QUANT_BLOCK) {
             uint32_t *chosen = &shared_amax[GMM__QUANT_SQUARES + i];
             float *row[2];
-            int32_t by, j;
+            int32_t stride, j;
             row[0] = errors + i / GMM_TILE_BLOCKS * 16 * GMM_TILE_BLOCKS + i % GMM_TILE_BLOCKS;
             row[1] = row[0] + GMM_TILE * GMM_TILE_BLOCKS;
-            for (by = 8; by > 0; by /= 2)
-                for (j = 0; j < by; j++) {
+            for (stride = 8; stride > 0; stride /= 2)
+                for (j = 0; j < stride; j++) {
                     row[0][j * GMM_TILE_BLOCKS] = gmm__fadd(row[0][j * GMM_TILE_BLOCKS],
-                                                            row[0][(j + by) * GMM_TILE_BLOCKS]);
+                                                            row[0][(j + stride) * GMM_TILE_BLOCKS]);
                     row[1][j * GMM_TILE_BLOCKS] = gmm__fadd(row[1][j * GMM_TILE_BLOCKS],
-                                                            row[1][(j + by) * GMM_TILE_BLOCKS]);
+                                                            row[1][(j + stride) * GMM_TILE_BLOCKS]);
                 }
             *chosen = row[1][0] < row[0][0] ? *chosen >> 8 : *chosen & 0xFFu;
         }
@@ -4411,31 +4809,32 @@ GMM__DEVICE void gmm__quant_side_all(const gmm__quant_args *a, gmm__quant_side *
     }
     for (l = gmm__warp(); l < GMM_TILE; l += GMM__QUANT_WARPS) {
         float v[4];
-        if (columnwise) gmm__quant_get_col(x, l, hadamard, v);
-        else gmm__quant_get_row(x, l, v);
+        if (columnwise) gmm__quant_load_col(x, l, hadamard, v);
+        else gmm__quant_load_row(x, l, v);
         gmm__quant_line(a, s, l, v, shared_amax, codes);
     }
     if (!s->view.apart) return;
     __syncthreads();
-    for (l = gmm__warp(); l < s->data; l += GMM__QUANT_WARPS) { /* rows of codes, as they are stored */
-        const uint8_t *from = codes + l * GMM__QUANT_CODES;
-        uint8_t *to = s->view.data;
+    for (l = gmm__warp(); l < s->data; l += GMM__QUANT_WARPS) { /* stores the codes row by row */
+        const uint8_t *src = codes + l * GMM__QUANT_CODES;
+        uint8_t *dst = s->view.data;
         if (f->dtype == GMM_E2M1) {
-            to += ((s->a0 + l) * s->view.ld + s->l0) / 2;
-            for (i = 2 * lane; i < s->lines; i += 64) to[i / 2] = (uint8_t)(from[i] | from[i + 1] << 4);
+            dst += ((s->a0 + l) * s->view.ld + s->l0) / 2;
+            for (i = 2 * lane; i < s->lines; i += 64) dst[i / 2] = (uint8_t)(src[i] | src[i + 1] << 4);
         } else {
-            to += (s->a0 + l) * s->view.ld + s->l0;
-            if (4 * lane + 4 <= s->lines && !((uintptr_t)to & 3))
-                *(uint32_t *)(to + 4 * lane) = *(const uint32_t *)(from + 4 * lane);
+            dst += (s->a0 + l) * s->view.ld + s->l0;
+            if (4 * lane + 4 <= s->lines && !((uintptr_t)dst & 3))
+                *(uint32_t *)(dst + 4 * lane) = *(const uint32_t *)(src + 4 * lane);
             else
-                for (i = 4 * lane; i < 4 * lane + 4 && i < s->lines; i++) to[i] = from[i];
+                for (i = 4 * lane; i < 4 * lane + 4 && i < s->lines; i++) dst[i] = src[i];
         }
     }
 }
 
-/* What the amaxes give before elements are cast: amaxes for the caller, scales of whole tensors and of columns. For
-   threads `first`, first + step, ...; `settle`: what the casts read becomes what the caller gave. */
-GMM__DEVICE void gmm__quant_scales(const gmm__quant_args *a, int64_t first, int64_t step, int32_t settle) {
+/* Stores what depends on amaxes alone: amaxes for the caller, scales of whole tensors and of columns. Threads
+   `first`, first + step, ... share the work. `store_amax`: amaxes that the caller gave replace those that the casts
+   read. */
+GMM__DEVICE void gmm__quant_scales(const gmm__quant_args *a, int64_t first, int64_t step, int32_t store_amax) {
     const gmm_format *f = &a->format;
     const int32_t tensor = f->scaling == GMM_SCALING_TENSOR;
     const int32_t global = tensor || (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
@@ -4458,7 +4857,7 @@ GMM__DEVICE void gmm__quant_scales(const gmm__quant_args *a, int64_t first, int6
             }
         }
         if (a->phase == GMM_QUANT_CAST && tensor && copy[0]->dtype != GMM_NONE) amax[1] = amax[0];
-        if (settle) {
+        if (store_amax) {
             a->amax[0][i] = amax[0];
             a->amax[1][i] = amax[1];
         }
@@ -4481,162 +4880,149 @@ GMM__DEVICE void gmm__quant_scales(const gmm__quant_args *a, int64_t first, int6
         for (i = first; i < (a->grouped ? a->offsets[a->units] : a->units * a->rows); i += step)
             a->rowwise.amax[i] = a->lines[i];
 }
+/* gmm__quant_scales by a kernel of its own, for the general casts. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_scales(const __grid_constant__ gmm__quant_args a) {
     if (a.skip && *a.skip) return;
     gmm__quant_scales(&a, (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x, (int64_t)gridDim.x * GMM__QUANT_BLOCK,
                       1);
 }
 
+/* Zeroes the rows behind the last group. One CTA per row. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_tail(const __grid_constant__ gmm__quant_tail_args a) {
     int64_t r, i;
     if (a.skip && *a.skip) return;
-    for (r = *a.live + blockIdx.x; r < a.rows; r += gridDim.x)
+    for (r = *a.valid_rows + blockIdx.x; r < a.rows; r += gridDim.x)
         for (i = threadIdx.x; i < a.bytes; i += GMM__QUANT_BLOCK) a.data[r * a.pitch + i] = 0;
 }
 
-/* --- whole vectors: what serves usual shapes at the speed of memory --- */
+/* --- vectorized casts: the common shapes and alignments, at the speed of memory --- */
 
-/* A block takes tiles of 128 x 128, a warp 32 rows by 64 columns of one: lane 8 q + c rows 8 q to 8 q + 7 and columns
-   8 c to 8 c + 7, in registers, as they are stored. So runs of 16 or 32 along a row or a column are 2 or 4 lanes, and a
-   lane has 8 codes of every line of a copy. Transposed codes are turned in shared memory. Where both copies of MX32
-   keep the order of the source, a lane has sixteen rows of sixteen bytes, so that sixteen lanes write whole lines of
-   memory: half lines cost a fifth. */
+/* A CTA processes tiles of 128 x 128, a warp 32 rows by 64 columns: lane 8 q + c holds rows 8 q to 8 q + 7 and
+   columns 8 c to 8 c + 7 in registers, in memory format. A block of 16 or 32 along a row or a column spans 2 or 4
+   lanes, and a lane has 8 codes of every line of a copy. Columnwise codes are transposed in shared memory. MX32,
+   whose copies both keep the order of the source, has sixteen rows of sixteen bytes per lane, so that sixteen lanes
+   write whole memory lines: half lines cost a fifth of the time. */
 enum {
-    GMM__SWIFT_WARP_ROWS = 32, GMM__SWIFT_WARP_COLS = 64,
-    GMM__SWIFT_COLUMN = GMM_TILE,                             /* bytes of a column of codes; 16 more behind eight */
-    GMM__SWIFT_CODES = GMM_TILE * GMM__SWIFT_COLUMN + GMM_TILE / 8 * 16,
-    GMM__SWIFT_TILES = 2,                    /* of a strip, that a block of NV16 takes, or of MX32 from 16 bits */
+    GMM__VEC_WARP_ROWS = 32, GMM__VEC_WARP_COLS = 64,
+    /* bytes of a column of codes; 16 more after every eight columns */
+    GMM__VEC_COLUMN = GMM_TILE,
+    GMM__VEC_CODES = GMM_TILE * GMM__VEC_COLUMN + GMM_TILE / 8 * 16,
+    /* tiles of a strip that a CTA processes (NV16, and MX32 from 16-bit sources) */
+    GMM__VEC_TILES = 2,
     GMM__NV_COLUMN = GMM_TILE / 2,
     GMM__NV_CODES = GMM_TILE * GMM__NV_COLUMN + GMM_TILE / 8 * 16
 };
 
-/* Words of eight elements, their values, and maxima of their absolute values, for which a NaN
-   counts as nothing. The instructions keep subnormals whatever flags the compiler gets. */
+/* Functions of words of packed elements: the values of eight elements, and maxima of absolute values, which ignore
+   NaN. The instructions keep subnormal values whatever the compiler flags. */
 enum { gmm__words_bf16 = 4, gmm__words_f16 = 4, gmm__words_f32 = 8 };
-enum { gmm__wide_bf16 = 8, gmm__wide_f16 = 8, gmm__wide_f32 = 4 }; /* elements of sixteen bytes */
+enum { gmm__elems16_bf16 = 8, gmm__elems16_f16 = 8, gmm__elems16_f32 = 4 }; /* elements in sixteen bytes */
 GMM__DEVICE float gmm__word_value_bf16(const uint32_t *w, int32_t j) {
     return gmm_f32_from_bits(j & 1 ? w[j / 2] & 0xFFFF0000u : w[j / 2] << 16);
 }
 GMM__DEVICE float gmm__word_value_f16(const uint32_t *w, int32_t j) {
     const uint16_t h = (uint16_t)(j & 1 ? w[j / 2] >> 16 : w[j / 2]);
-    float v;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(h));
-    return v;
+    return gmm_cvt_f32_f16(h);
 }
 GMM__DEVICE float gmm__word_value_f32(const uint32_t *w, int32_t j) { return gmm_f32_from_bits(w[j]); }
-GMM__DEVICE uint32_t gmm__word_max_bf16(uint32_t most, uint32_t w) {
-    asm("max.bf16x2 %0, %0, %1;" : "+r"(most) : "r"(w & 0x7FFF7FFFu));
-    return most;
+GMM__DEVICE uint32_t gmm__word_max_bf16(uint32_t maximum, uint32_t w) {
+    return gmm_max_bf16x2(maximum, w & 0x7FFF7FFFu);
 }
-GMM__DEVICE uint32_t gmm__word_max_f16(uint32_t most, uint32_t w) {
-    asm("max.f16x2 %0, %0, %1;" : "+r"(most) : "r"(w & 0x7FFF7FFFu));
-    return most;
+GMM__DEVICE uint32_t gmm__word_max_f16(uint32_t maximum, uint32_t w) {
+    return gmm_max_f16x2(maximum, w & 0x7FFF7FFFu);
 }
-GMM__DEVICE uint32_t gmm__word_max_f32(uint32_t most, uint32_t w) {
-    asm("{\n.reg .b32 t;\nabs.f32 t, %1;\nmax.f32 %0, %0, t;\n}" : "+r"(most) : "r"(w));
-    return most;
+GMM__DEVICE uint32_t gmm__word_max_f32(uint32_t maximum, uint32_t w) {
+    return gmm_max_abs_f32(maximum, w);
 }
-/* The largest of a word of maxima, as bits of an fp32. */
-GMM__DEVICE uint32_t gmm__word_fold_bf16(uint32_t most) {
-    const uint32_t low = most << 16, high = most & 0xFFFF0000u;
+/* The larger half of a word of maxima, as bits of an fp32. */
+GMM__DEVICE uint32_t gmm__word_fold_bf16(uint32_t maximum) {
+    const uint32_t low = maximum << 16, high = maximum & 0xFFFF0000u;
     return low > high ? low : high;
 }
-GMM__DEVICE uint32_t gmm__word_fold_f16(uint32_t most) {
-    const uint32_t low = most & 0xFFFFu, high = most >> 16, w = low > high ? low : high;
+GMM__DEVICE uint32_t gmm__word_fold_f16(uint32_t maximum) {
+    const uint32_t low = maximum & 0xFFFFu, high = maximum >> 16, w = low > high ? low : high;
     return gmm_f32_bits(gmm__word_value_f16(&w, 0));
 }
-GMM__DEVICE uint32_t gmm__word_fold_f32(uint32_t most) { return most; }
-/* The same where a NaN counts as more than all others. */
-GMM__DEVICE uint32_t gmm__word_top_bf16(uint32_t most, uint32_t w) {
-    asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(most) : "r"(w & 0x7FFF7FFFu));
-    return most;
+GMM__DEVICE uint32_t gmm__word_fold_f32(uint32_t maximum) { return maximum; }
+/* Maxima that return NaN if an operand is NaN. */
+GMM__DEVICE uint32_t gmm__word_max_nan_bf16(uint32_t maximum, uint32_t w) {
+    return gmm_max_nan_bf16x2(maximum, w & 0x7FFF7FFFu);
 }
-GMM__DEVICE uint32_t gmm__word_top_f16(uint32_t most, uint32_t w) {
-    asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(most) : "r"(w & 0x7FFF7FFFu));
-    return most;
+GMM__DEVICE uint32_t gmm__word_max_nan_f16(uint32_t maximum, uint32_t w) {
+    return gmm_max_nan_f16x2(maximum, w & 0x7FFF7FFFu);
 }
-GMM__DEVICE uint32_t gmm__word_top_f32(uint32_t most, uint32_t w) {
-    asm("{\n.reg .b32 t;\nabs.f32 t, %1;\nmax.NaN.f32 %0, %0, t;\n}" : "+r"(most) : "r"(w));
-    return most;
+GMM__DEVICE uint32_t gmm__word_max_nan_f32(uint32_t maximum, uint32_t w) {
+    return gmm_max_nan_abs_f32(maximum, w);
 }
 
-/* The same in fewer instructions, for chains that begin with a word as it is: signs mean nothing, and where all were
-   NaNs one is left. gmm__word_max_* of 0 and what a chain leaves is a magnitude, zero of NaNs. */
-GMM__DEVICE uint32_t gmm__word_far_bf16(uint32_t most, uint32_t w) {
+/* Maxima in fewer instructions, for chains that start with an unmodified word: the sign of the result is
+   meaningless, and a result is NaN only if all operands are. gmm__word_max_*(0, result) is the absolute value, 0 for
+   NaN. */
+GMM__DEVICE uint32_t gmm__word_max_signed_bf16(uint32_t maximum, uint32_t w) {
 #if __CUDA_ARCH__ >= 860
-    asm("max.xorsign.abs.bf16x2 %0, %0, %1;" : "+r"(most) : "r"(w));
-    return most;
+    return gmm_max_xorsign_abs_bf16x2(maximum, w);
 #else
-    return gmm__word_max_bf16(most & 0x7FFF7FFFu, w);
+    return gmm__word_max_bf16(maximum & 0x7FFF7FFFu, w);
 #endif
 }
-GMM__DEVICE uint32_t gmm__word_far_f16(uint32_t most, uint32_t w) {
+GMM__DEVICE uint32_t gmm__word_max_signed_f16(uint32_t maximum, uint32_t w) {
 #if __CUDA_ARCH__ >= 860
-    asm("max.xorsign.abs.f16x2 %0, %0, %1;" : "+r"(most) : "r"(w));
-    return most;
+    return gmm_max_xorsign_abs_f16x2(maximum, w);
 #else
-    return gmm__word_max_f16(most & 0x7FFF7FFFu, w);
+    return gmm__word_max_f16(maximum & 0x7FFF7FFFu, w);
 #endif
 }
-GMM__DEVICE uint32_t gmm__word_far_f32(uint32_t most, uint32_t w) {
-    asm("{\n.reg .b32 s, t;\nabs.f32 s, %0;\nabs.f32 t, %1;\nmax.f32 %0, s, t;\n}" : "+r"(most) : "r"(w));
-    return most;
+GMM__DEVICE uint32_t gmm__word_max_signed_f32(uint32_t maximum, uint32_t w) {
+    return gmm_max_abs_abs_f32(maximum, w);
 }
 
-/* Codes of E2M1, eight values times |by|. The code of a magnitude m is 2 m up to 2, m + 2 up to 4, m / 2 + 4 up to 6;
-   each is rounded to even once, by adding it to 2^23, and the least of the three is the one that holds. Products are
-   `capped` at 6, or none of them may be a NaN or reach 7. */
-GMM__DEVICE uint32_t gmm__swift_signs(const float v[8]) {
+/* Sign bits of eight values, at bit 3 of each nibble. */
+GMM__DEVICE uint32_t gmm__vec_signs(const float v[8]) {
     const uint32_t odd = __byte_perm(__byte_perm(gmm_f32_bits(v[1]), gmm_f32_bits(v[3]), 0x0073),
                                      __byte_perm(gmm_f32_bits(v[5]), gmm_f32_bits(v[7]), 0x0073), 0x5410);
     const uint32_t even = __byte_perm(__byte_perm(gmm_f32_bits(v[0]), gmm_f32_bits(v[2]), 0x0073),
                                       __byte_perm(gmm_f32_bits(v[4]), gmm_f32_bits(v[6]), 0x0073), 0x5410);
     return (odd & 0x80808080u) | ((even >> 4) & 0x08080808u);
 }
-/* |v by|; capped: 6 if it is more, or a NaN. */
-GMM__DEVICE float gmm__swift_product(float v, float by, int capped) {
-    float m;
-    asm("{\n.reg .f32 t;\nabs.f32 %0, %1;\nabs.f32 t, %2;\nmul.rn.f32 %0, %0, t;\n}" : "=&f"(m) : "f"(v), "f"(by));
-    if (capped) asm("min.f32 %0, %0, 0f40C00000;" : "+f"(m));
-    return m;
+/* |v multiplier|; saturate: 6 if it is larger or NaN. */
+GMM__DEVICE float gmm__vec_product(float v, float multiplier, int saturate) {
+    const float m = gmm_mul_abs_f32(v, multiplier);
+    return saturate ? gmm_min_6_f32(m) : m;
 }
-GMM__DEVICE uint32_t gmm__swift_e2m1x8(const float v[8], float by, int capped) {
+/* E2M1 codes of eight values times |multiplier|. The code of an absolute value m is 2 m up to 2, m + 2 up to 4, and
+   m / 2 + 4 up to 6, each rounded to even once by an addition to 2^23; the smallest of the three is the right one.
+   Products either saturate at 6 (`saturate`), or none of them may be NaN or reach 7. */
+GMM__DEVICE uint32_t gmm__vec_e2m1x8(const float v[8], float multiplier, int saturate) {
     uint32_t codes = 0;
     int32_t j;
 #pragma unroll
     for (j = 7; j >= 0; j--) {
         uint32_t low, middle, high;
-        asm("{\n.reg .f32 t;\nfma.rn.f32 t, %3, 0f40000000, 0f4B000000;\nmov.b32 %0, t;\n"
-            "add.rn.f32 t, %3, 0f4B000002;\nmov.b32 %1, t;\n"
-            "fma.rn.f32 t, %3, 0f3F000000, 0f4B000004;\nmov.b32 %2, t;\n}"
-            : "=r"(low), "=r"(middle), "=r"(high) : "f"(gmm__swift_product(v[j], by, capped)));
+        gmm_e2m1_candidates(gmm__vec_product(v[j], multiplier, saturate), &low, &middle, &high);
         low = low < middle ? low : middle;
         codes = codes * 16 + (low < high ? low : high);
     }
     codes -= 0xFB000000u; /* 0x4B000000 times 1 + 16 + ... + 16^7 */
-    return codes | gmm__swift_signs(v);
+    return codes | gmm__vec_signs(v);
 }
-/* The same by gmm_f32_to_e2m1_random, element j with byte j % 4 of word j / 4. A product rises by its share of a step
-   and is cut: at 2^-126 times it, bits 22 and up are the code. */
-GMM__DEVICE uint32_t gmm__swift_e2m1x8_random(const float v[8], float by, const uint32_t random[2]) {
+/* The same with stochastic rounding as in gmm_f32_to_e2m1_random; element j uses byte j % 4 of word j / 4. A product
+   is increased by a random fraction of the E2M1 step and truncated: multiplied by 2^-126, bits 22 and up are the
+   code. */
+GMM__DEVICE uint32_t gmm__vec_e2m1x8_random(const float v[8], float multiplier, const uint32_t random[2]) {
     uint32_t codes = 0;
     int32_t j;
 #pragma unroll
     for (j = 7; j >= 0; j--) {
-        const float m = gmm__swift_product(v[j], by, 1);
-        /* 128 and the byte times 2^-8; twice the step, 1, 2 or 4, is the exponent of m from 1 on */
-        const float share = gmm_f32_from_bits(__byte_perm(random[j / 4], 0x43000000u, 0x7404 | (j & 3) << 4));
-        uint32_t bits;
-        asm("{\n.reg .f32 e, f, t;\n.reg .b32 u;\nmax.f32 e, %1, 0f3F800000;\nmov.b32 u, e;\n"
-            "and.b32 u, u, 0x7F800000;\nmov.b32 e, u;\nfma.rn.f32 f, %2, 0f3F000000, 0fC2800000;\n"
-            "fma.rn.f32 t, e, f, %1;\nmul.rz.f32 t, t, 0f00800000;\nmov.b32 %0, t;\n}"
-            : "=r"(bits) : "f"(m), "f"(share));
+        const float m = gmm__vec_product(v[j], multiplier, 1);
+        /* 128 plus the byte times 2^-8; twice the step, 1, 2 or 4, is the exponent of m from 1 on */
+        const float fraction = gmm_f32_from_bits(__byte_perm(random[j / 4], 0x43000000u, 0x7404 | (j & 3) << 4));
+        const uint32_t bits = gmm_e2m1_add_fraction(m, fraction);
         codes = codes * 16 + (bits >> 22);
     }
-    return codes | gmm__swift_signs(v);
+    return codes | gmm__vec_signs(v);
 }
-/* Eight words of eight nibbles turned: nibble j of word i becomes nibble i of word j. */
-GMM__DEVICE void gmm__swift_turn(uint32_t w[8]) {
+/* Transposes an 8 x 8 matrix of nibbles: nibble j of word i becomes nibble i of word j. */
+GMM__DEVICE void gmm__vec_transpose_nibbles(uint32_t w[8]) {
     int32_t i;
 #pragma unroll
     for (i = 0; i < 8; i += 2) {
@@ -4659,33 +5045,35 @@ GMM__DEVICE void gmm__swift_turn(uint32_t w[8]) {
     }
 }
 
-/* The strips of a call. All threads. */
-GMM__DEVICE gmm_warp_split gmm__swift_split(const gmm__quant_args *a) {
+/* Number of strips of a call, and the split if warps compute it. All threads call it. */
+GMM__DEVICE gmm_warp_split gmm__vec_split(const gmm__quant_args *a) {
     gmm_warp_split w = { 0, 0, 0, 0 };
-    if (a->few) return gmm_warp_split_of(&a->groups, GMM_TILE, threadIdx.x < 32 && blockIdx.x == 0 && blockIdx.y == 0);
+    if (a->warp_split) return gmm_warp_split_scan(&a->groups, GMM_TILE, threadIdx.x < 32 && blockIdx.x == 0 &&
+                                                  blockIdx.y == 0);
     w.total = (int32_t)gmm__quant_strips(a->grouped, a->tiles, a->units, a->rows);
     return w;
 }
-/* Where strip `at` is, and the first column of the `tiles` that the block takes of it. */
-typedef struct gmm__swift_place { int32_t unit, row, m, rows, first, start; } gmm__swift_place;
-GMM__DEVICE gmm__swift_place gmm__swift_where(const gmm__quant_args *a, const gmm_warp_split *w, int32_t at,
-                                              int32_t tiles, int32_t *c0) {
+/* Strip number `index`, and the first column of the `tiles` tiles that the CTA processes of it. */
+typedef struct gmm__vec_strip { int32_t unit, row, m, rows, first, start; } gmm__vec_strip;
+GMM__DEVICE gmm__vec_strip gmm__vec_strip_of(const gmm__quant_args *a, const gmm_warp_split *w, int32_t index,
+                                             int32_t tiles, int32_t *c0) {
     const int32_t tile = a->backward ? (int32_t)(gridDim.x - 1u - blockIdx.x) : (int32_t)blockIdx.x;
-    const int32_t strip = a->backward ? w->total - 1 - at : at;
-    gmm__swift_place p;
+    const int32_t strip = a->backward ? w->total - 1 - index : index;
+    gmm__vec_strip p;
     *c0 = tile * tiles * GMM_TILE;
-    if (a->few) {
+    if (a->warp_split) {
         const int32_t g = __popc(__ballot_sync(0xFFFFFFFFu, w->tiles <= strip));
-        const int32_t mine = w->tiles - (w->rows + GMM_TILE - 1) / GMM_TILE;
-        const int32_t before = __shfl_sync(0xFFFFFFFFu, mine, g), rows = __shfl_sync(0xFFFFFFFFu, w->rows, g);
+        const int32_t group_first = w->tiles - (w->rows + GMM_TILE - 1) / GMM_TILE;
+        const int32_t first_strip = __shfl_sync(0xFFFFFFFFu, group_first, g);
+        const int32_t rows = __shfl_sync(0xFFFFFFFFu, w->rows, g);
         p.unit = g;
         p.first = __shfl_sync(0xFFFFFFFFu, w->begin, g);
         p.rows = rows;
-        p.start = before * GMM_TILE;
-        p.row = (strip - before) * GMM_TILE;
+        p.start = first_strip * GMM_TILE;
+        p.row = (strip - first_strip) * GMM_TILE;
         p.m = rows - p.row < GMM_TILE ? rows - p.row : (int32_t)GMM_TILE;
     } else {
-        const gmm__quant_place w64 = gmm__quant_where(a->grouped, a->tiles, a->offsets, a->units, a->rows, strip);
+        const gmm__quant_strip w64 = gmm__quant_strip_of(a->grouped, a->tiles, a->offsets, a->units, a->rows, strip);
         p.unit = (int32_t)w64.unit;
         p.row = (int32_t)w64.row;
         p.m = (int32_t)w64.m;
@@ -4695,87 +5083,82 @@ GMM__DEVICE gmm__swift_place gmm__swift_where(const gmm__quant_args *a, const gm
     }
     return p;
 }
-GMM__DEVICE uint8_t *gmm__swift_base(const gmm_mat *m, int64_t step, int64_t unit) {
+GMM__DEVICE uint8_t *gmm__vec_data(const gmm_mat *m, int64_t step, int64_t unit) {
     return m->table ? (uint8_t *)m->table[unit] : (uint8_t *)m->data + unit * step;
 }
-GMM__DEVICE uint8_t *gmm__swift_scales(const gmm_mat *m, int64_t step, int64_t unit) {
+GMM__DEVICE uint8_t *gmm__vec_scales(const gmm_mat *m, int64_t step, int64_t unit) {
     return m->scale_table ? (uint8_t *)m->scale_table[unit] : (uint8_t *)m->scale + unit * step;
 }
-GMM__DEVICE void gmm__swift_put1(uint8_t *to, uint32_t a) {
-    asm volatile("st.global.b32 [%0], %1;" : : "l"(__cvta_generic_to_global(to)), "r"(a) : "memory");
+/* Stores the codes of a lane's part of a row. */
+GMM__DEVICE void gmm__vec_store_codes_bf16(uint8_t *dst, int32_t e5m2, const float v[8]) {
+    gmm_st_global_v2_b32(dst, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
 }
-GMM__DEVICE void gmm__swift_put2(uint8_t *to, uint32_t a, uint32_t b) {
-    asm volatile("st.global.v2.b32 [%0], {%1, %2};" : : "l"(__cvta_generic_to_global(to)), "r"(a), "r"(b) : "memory");
+GMM__DEVICE void gmm__vec_store_codes_f16(uint8_t *dst, int32_t e5m2, const float v[8]) {
+    gmm__vec_store_codes_bf16(dst, e5m2, v);
 }
-GMM__DEVICE void gmm__swift_put4(uint8_t *to, uint4 v) {
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
-                 : : "l"(__cvta_generic_to_global(to)), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+GMM__DEVICE void gmm__vec_store_codes_f32(uint8_t *dst, int32_t e5m2, const float v[4]) {
+    gmm_st_global_b32(dst, gmm__quant_codes8(e5m2, v));
 }
-/* Codes of a row of a lane. */
-GMM__DEVICE void gmm__swift_put_bf16(uint8_t *to, int32_t e5m2, const float v[8]) {
-    gmm__swift_put2(to, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
-}
-GMM__DEVICE void gmm__swift_put_f16(uint8_t *to, int32_t e5m2, const float v[8]) { gmm__swift_put_bf16(to, e5m2, v); }
-GMM__DEVICE void gmm__swift_put_f32(uint8_t *to, int32_t e5m2, const float v[4]) {
-    gmm__swift_put1(to, gmm__quant_codes8(e5m2, v));
-}
-/* gmm_mx_scale of amaxes that are no NaN, the second in the next byte. `inverse`: of the dtype's largest. */
-GMM__DEVICE uint32_t gmm__swift_mx2(float first, float second, float inverse) {
+/* gmm_mx_scale of two amaxes that are not NaN, the second in the next byte. `inverse`: reciprocal of the dtype's
+   largest value. */
+GMM__DEVICE uint32_t gmm__vec_mx_scale2(float first, float second, float inverse) {
     const float amax[2] = { first, second };
     uint32_t bytes = 0;
     int32_t i;
 #pragma unroll
     for (i = 0; i < 2; i++) {
-        const uint32_t u = gmm_f32_bits(gmm__fmul(amax[i], inverse)), up = (u + 0x7FFFFFu) >> 23;
-        bytes |= (u <= 0x400000u ? 0u : up < 254u ? up : 254u) << 8 * i;
+        const uint32_t u = gmm_f32_bits(gmm__fmul(amax[i], inverse)), exponent = (u + 0x7FFFFFu) >> 23;
+        bytes |= (u <= 0x400000u ? 0u : exponent < 254u ? exponent : 254u) << 8 * i;
     }
     return bytes;
 }
-/* gmm_e8m0_reciprocal of scale byte i of words. */
-GMM__DEVICE float gmm__swift_mx_factor(const uint32_t *four, int32_t i) {
-    const uint32_t by = (254u - ((four[i >> 2] >> 8 * (i & 3)) & 0xFFu)) << 23;
-    return gmm_f32_from_bits(by > 0x400000u ? by : 0x400000u);
+/* gmm_e8m0_reciprocal of scale byte i of an array of words. */
+GMM__DEVICE float gmm__vec_mx_reciprocal(const uint32_t *scales4, int32_t i) {
+    const uint32_t bits = (254u - ((scales4[i >> 2] >> 8 * (i & 3)) & 0xFFu)) << 23;
+    return gmm_f32_from_bits(bits > 0x400000u ? bits : 0x400000u);
 }
 
-/* Four scale bytes of line l of a tile, the first of them block `quad` of the tile; `to`: the scales of the copy, where
-   the tile begins with line `line` and block `block`, and a line has `along` scales. */
-GMM__DEVICE void gmm__swift_scale4(uint8_t *to, gmm_scale_order order, int32_t line, int32_t block, int32_t along,
-                                   int32_t l, int32_t quad, uint32_t four) {
+/* Stores four scale bytes of line l of a tile, the first of block `tile_block` of the tile. `dst`: scales of the copy,
+   where the tile starts with line `line` and block `block` and a line has `along` scales. */
+GMM__DEVICE void gmm__vec_store_scales4(uint8_t *dst, gmm_scale_order order, int32_t line, int32_t block, int32_t along,
+                                        int32_t l, int32_t tile_block, uint32_t scales4) {
     if (order == GMM_SCALES_SWIZZLED)
-        to += (int64_t)line * along + block * 128 + quad * 128 + (l & 31) * 16 + (l >> 5) * 4;
-    else to += (int64_t)line * along + block + (l * along + quad);
-    if (block + quad < along) gmm__swift_put1(to, four);
+        dst += (int64_t)line * along + block * 128 + tile_block * 128 + (l & 31) * 16 + (l >> 5) * 4;
+    else dst += (int64_t)line * along + block + (l * along + tile_block);
+    if (block + tile_block < along) gmm_st_global_b32(dst, scales4);
 }
 
-/* Scale bytes of NV16 of four blocks. `check`: bit 7 of the first is set if a product might reach 7. */
-GMM__DEVICE uint32_t gmm__swift_nv4(const float amax[4], const float *encodes, int check) {
-    float v[4], most = 0.0f;
-    uint32_t four;
+/* NV16 scale bytes of four blocks. `check`: bit 7 of the first byte is set if a product may reach 7. */
+GMM__DEVICE uint32_t gmm__vec_nv_scale4(const float amax[4], const float *encodes, int check) {
+    float v[4], maximum = 0.0f;
+    uint32_t scales4;
     int32_t i;
+    /* infinity saturates to the largest code as well */
 #pragma unroll
-    for (i = 0; i < 4; i++) v[i] = gmm__fmul(amax[i], encodes[127]); /* infinity too becomes the largest code */
-    four = gmm__quant_codes8(0, v);
+    for (i = 0; i < 4; i++) v[i] = gmm__fmul(amax[i], encodes[127]);
+    scales4 = gmm__quant_codes8(0, v);
 #pragma unroll
     for (i = 0; i < 4 && check; i++) {
-        const float m = gmm__fmul(amax[i], encodes[(four >> 8 * i) & 0x7Fu]);
-        most = m > most ? m : most;
+        const float m = gmm__fmul(amax[i], encodes[(scales4 >> 8 * i) & 0x7Fu]);
+        maximum = m > maximum ? m : maximum;
     }
-    return check && !(most < 6.75f) ? four | 0x80u : four;
+    return check && !(maximum < 6.75f) ? scales4 | 0x80u : scales4;
 }
-/* What the elements of block i of eight multiply by; words of four scale bytes. */
-GMM__DEVICE float gmm__swift_encode(const float *encodes, const uint32_t four[2], int32_t i) {
-    return encodes[((i & 4 ? four[1] : four[0]) >> 8 * (i & 3)) & 0x7Fu];
+/* Encode multiplier of block i of eight, whose scale bytes are in two words. */
+GMM__DEVICE float gmm__vec_nv_encode(const float *encodes, const uint32_t scales4[2], int32_t i) {
+    return encodes[((i & 4 ? scales4[1] : scales4[0]) >> 8 * (i & 3)) & 0x7Fu];
 }
 
-/* BF16: NaNs lose their signs. */
-GMM__DEVICE uint32_t gmm__swift_unsigned_nan(uint32_t w) {
+/* BF16: clears the sign of NaN. */
+GMM__DEVICE uint32_t gmm__vec_positive_nan(uint32_t w) {
     if ((w & 0x7FFFu) > 0x7F80u) w &= 0xFFFF7FFFu;
     if ((w & 0x7FFF0000u) > 0x7F800000u) w &= 0x7FFFFFFFu;
     return w;
 }
-/* BF16: signs of rows flipped by bits of `signs`. Then the words of a lane's 8 rows by 8 columns become 16 rows by 4
-   columns: of the lanes of 16 rows the one above keeps its left columns, the one below its right ones. */
-GMM__DEVICE void gmm__swift_signed(uint32_t x[8][4], uint32_t signs) {
+/* BF16: flips the signs of rows selected by bits of `signs`. gmm__vec_gather16 then exchanges words between the two
+   lanes of 16 rows, so that 8 rows by 8 columns become 16 rows by 4 columns: the upper lane keeps its left columns,
+   the lower lane its right ones. */
+GMM__DEVICE void gmm__vec_flip_signs(uint32_t x[8][4], uint32_t signs) {
     int32_t i, k;
 #pragma unroll
     for (i = 0; i < 8; i++) {
@@ -4784,19 +5167,19 @@ GMM__DEVICE void gmm__swift_signed(uint32_t x[8][4], uint32_t signs) {
         for (k = 0; k < 4; k++) x[i][k] ^= flip;
     }
 }
-GMM__DEVICE void gmm__swift_take16(const uint32_t x[8][4], int32_t below, uint32_t to[16][2]) {
+GMM__DEVICE void gmm__vec_gather16(const uint32_t x[8][4], int32_t lower, uint32_t dst[16][2]) {
     int32_t i, k;
 #pragma unroll
     for (i = 0; i < 8; i++)
 #pragma unroll
         for (k = 0; k < 2; k++) {
-            const uint32_t got = __shfl_xor_sync(0xFFFFFFFFu, below ? x[i][k] : x[i][k + 2], 8);
-            to[i][k] = below ? got : x[i][k];
-            to[i + 8][k] = below ? x[i][k + 2] : got;
+            const uint32_t received = __shfl_xor_sync(0xFFFFFFFFu, lower ? x[i][k] : x[i][k + 2], 8);
+            dst[i][k] = lower ? received : x[i][k];
+            dst[i + 8][k] = lower ? x[i][k + 2] : received;
         }
 }
-/* Stages of strides 1 to `last` of a Hadamard transform of runs of 2 last values. */
-GMM__DEVICE void gmm__swift_stages(float *v, int32_t count, int32_t last) {
+/* Stages of strides 1 to `last` of Hadamard transforms of 2 last values each. */
+GMM__DEVICE void gmm__vec_hadamard_stages(float *v, int32_t count, int32_t last) {
     int32_t i, stride;
 #pragma unroll
     for (stride = 1; stride <= last; stride *= 2)
@@ -4808,56 +5191,57 @@ GMM__DEVICE void gmm__swift_stages(float *v, int32_t count, int32_t last) {
                 v[i + stride] = gmm__fadd(a, gmm_f32_from_bits(gmm_f32_bits(b) ^ 0x80000000u));
             }
 }
-/* Column j of four, transformed but for the signs, as words of two rows. NaNs lose their signs. */
-GMM__DEVICE void gmm__swift_column16(const uint32_t x[16][2], int32_t j, int32_t hadamard, uint32_t to[8]) {
+/* Column j of a lane's four columns as words of two rows, Hadamard-transformed without the signs of rows if
+   `hadamard`. NaN loses its sign. */
+GMM__DEVICE void gmm__vec_column16(const uint32_t x[16][2], int32_t j, int32_t hadamard, uint32_t dst[8]) {
     float v[16];
     int32_t i;
 #pragma unroll
     for (i = 0; i < 16; i++) v[i] = gmm__word_value_bf16(x[i], j);
     if (hadamard) {
-        gmm__swift_stages(v, 16, 8);
+        gmm__vec_hadamard_stages(v, 16, 8);
 #pragma unroll
         for (i = 0; i < 16; i++) v[i] = gmm__fmul(v[i], 0.25f);
     }
 #pragma unroll
     for (i = 0; i < 8; i++)
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(to[i]) : "f"(v[2 * i + 1]), "f"(v[2 * i]));
+        dst[i] = gmm_cvt_bf16x2(v[2 * i + 1], v[2 * i]);
 }
-/* The largest magnitude of the transform of a lane's runs of 16 and of its neighbour's, in a word's low half as bits of
-   an fp32. The last stage leaves |a| + |b| as the larger of |a + b| and |a - b|, so that it needs no order. */
-GMM__DEVICE uint32_t gmm__swift_hadamard_amax(const uint32_t x[8][4], int32_t below) {
-    float most = 0.0f;
+/* Largest absolute value of the transforms of this lane's and its neighbour's blocks of 16, as bits of an fp32
+   rounded to BF16. The last stage takes |a| + |b|, the larger of |a + b| and |a - b|, so that it needs no order. */
+GMM__DEVICE uint32_t gmm__vec_hadamard_amax(const uint32_t x[8][4], int32_t lower) {
+    float maximum = 0.0f;
     uint32_t bits;
     int32_t i, k, half;
 #pragma unroll
     for (k = 0; k < 2; k++) {
-        uint32_t mine[8], got[8];
+        uint32_t kept[8], received[8];
 #pragma unroll
         for (i = 0; i < 8; i++) {
-            got[i] = __shfl_xor_sync(0xFFFFFFFFu, below ? x[i][k] : x[i][k + 2], 8);
-            mine[i] = below ? x[i][k + 2] : x[i][k];
+            received[i] = __shfl_xor_sync(0xFFFFFFFFu, lower ? x[i][k] : x[i][k + 2], 8);
+            kept[i] = lower ? x[i][k + 2] : x[i][k];
         }
 #pragma unroll
         for (half = 0; half < 2; half++) {
             float a[8], b[8];
 #pragma unroll
             for (i = 0; i < 8; i++) {
-                a[i] = gmm__word_value_bf16(&mine[i], half);
-                b[i] = gmm__word_value_bf16(&got[i], half);
+                a[i] = gmm__word_value_bf16(&kept[i], half);
+                b[i] = gmm__word_value_bf16(&received[i], half);
             }
-            gmm__swift_stages(a, 8, 4);
-            gmm__swift_stages(b, 8, 4);
+            gmm__vec_hadamard_stages(a, 8, 4);
+            gmm__vec_hadamard_stages(b, 8, 4);
 #pragma unroll
             for (i = 0; i < 8; i++)
-                asm("{\n.reg .f32 s, t;\nabs.f32 s, %1;\nabs.f32 t, %2;\nadd.rn.f32 s, s, t;\nmax.f32 %0, %0, s;\n}"
-                    : "+f"(most) : "f"(a[i]), "f"(b[i]));
+                maximum = gmm_max_sum_abs_f32(maximum, a[i], b[i]);
         }
     }
-    bits = gmm_f32_to_bf16(gmm__fmul(most, 0.25f));
+    bits = gmm_f32_to_bf16(gmm__fmul(maximum, 0.25f));
     return bits << 16;
 }
 
-/* Values of a copy, in the order of the source. */
+/* Dequantizes a copy in either direction into a matrix in the layout of the source. A CTA processes one 128 x 128
+   tile at a time. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_dequantize_tiles(const __grid_constant__ gmm__dequant_args a) {
     extern __shared__ float gmm__dequant_shared[];
     const int64_t items = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
@@ -4865,7 +5249,8 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_dequantize_tiles(const __gri
     const int64_t size = a.dst.dtype == GMM_F32 ? 4 : 2;
     int64_t item;
     for (item = blockIdx.x; item < items; item += gridDim.x) {
-        const gmm__quant_place p = gmm__quant_where(a.grouped, a.tiles, a.offsets, a.units, a.rows, item / a.col_tiles);
+        const gmm__quant_strip p = gmm__quant_strip_of(a.grouped, a.tiles, a.offsets, a.units, a.rows,
+                                                       item / a.col_tiles);
         const gmm__qview v = gmm__quant_copy(&a.src, a.direction, a.grouped, &p, a.cols);
         const int64_t c0 = item % a.col_tiles * GMM_TILE;
         const int32_t n = (int32_t)(a.cols - c0 < GMM_TILE ? a.cols - c0 : (int64_t)GMM_TILE);
@@ -4880,23 +5265,23 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_dequantize_tiles(const __gri
                 const float factor = gmm__qview_factor(&v, l0 + l, width ? (a0 + i) / width : 0, 1);
                 const float value = gmm__qview_value(gmm_decode_small(v.dtype, gmm__qview_code(&v, l0 + l, a0 + i)),
                                                      factor);
-                gmm__dequant_shared[columnwise ? gmm__quant_at(i, l) : gmm__quant_at(l, i)] = value;
+                gmm__dequant_shared[columnwise ? gmm__quant_smem_index(i, l) : gmm__quant_smem_index(l, i)] = value;
             }
         __syncthreads();
         for (l = gmm__warp(); l < p.m; l += GMM__QUANT_WARPS) {
-            char *to = base + ((p.first + p.row + l) * a.dst.ld + c0) * size;
+            char *dst = base + ((p.first + p.row + l) * a.dst.ld + c0) * size;
             float x[4];
-            gmm__quant_get_row(gmm__dequant_shared, l, x);
+            gmm__quant_load_row(gmm__dequant_shared, l, x);
             if (4 * lane < n)
-                gmm_write4(a.dst.dtype, to + 4 * lane * size, n - 4 * lane, gmm_whole4(a.dst.dtype, to, 0), x);
+                gmm_write4(a.dst.dtype, dst + 4 * lane * size, n - 4 * lane, gmm_vec4_aligned(a.dst.dtype, dst, 0), x);
         }
         __syncthreads();
     }
 }
 
-/* Rows 4 q to 4 q + 3 of a tile, 4 bytes of each per lane, become words of 4 rows: those of one column stand side by
-   side, and the lanes of a warp in different banks. */
-GMM__DEVICE void gmm__turn_quad(const uint32_t v[4], int32_t q, uint32_t *tile) {
+/* Transposes rows 4 q to 4 q + 3 of a tile, of which each lane has 4 bytes per row, into words that hold 4 rows of
+   one column. Words of one column are contiguous, and the lanes of a warp access different banks. */
+GMM__DEVICE void gmm__transpose_rows4(const uint32_t v[4], int32_t q, uint32_t *tile) {
     const uint32_t a = __byte_perm(v[0], v[1], 0x5140), b = __byte_perm(v[2], v[3], 0x5140);
     const uint32_t c = __byte_perm(v[0], v[1], 0x7362), d = __byte_perm(v[2], v[3], 0x7362);
     const uint32_t x[4] = { __byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632), __byte_perm(c, d, 0x5410),
@@ -4910,22 +5295,24 @@ GMM__DEVICE void gmm__turn_quad(const uint32_t v[4], int32_t q, uint32_t *tile) 
     }
 }
 
-/* Tiles of 128 x 128 bytes, turned in shared memory; by words where both sides allow them. */
+/* Transposes codes of one byte, and scales, in tiles of 128 x 128 through shared memory; by 32-bit words where both
+   matrices are aligned. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid_constant__ gmm__transpose_args a) {
     __shared__ uint32_t tile[GMM_TILE * GMM__QUANT_CODES / 4];
     uint8_t *codes = (uint8_t *)tile;
-    const int64_t down = gmm__ceil_div(a.rows, GMM_TILE), across = gmm__ceil_div(a.cols, GMM_TILE);
+    const int64_t row_tiles = gmm__ceil_div(a.rows, GMM_TILE), col_tiles = gmm__ceil_div(a.cols, GMM_TILE);
     const int32_t lane = gmm__lane();
     int64_t item;
-    for (item = blockIdx.x; item < a.units * down * across; item += gridDim.x) {
-        const int64_t u = item / (down * across), i = item / across % down, j = item % across;
-        const gmm__qview from = gmm__qview_of(&a.src, GMM_ROWWISE, 0, u, 0, 0, a.rows, a.cols);
-        const gmm__qview to = gmm__qview_of(&a.dst, GMM_COLUMNWISE, 0, u, 0, 0, a.rows, a.cols);
-        const uint8_t *src = from.data + i * GMM_TILE * from.ld + j * GMM_TILE;
-        uint8_t *dst = to.data + j * GMM_TILE * to.ld + i * GMM_TILE;
+    for (item = blockIdx.x; item < a.units * row_tiles * col_tiles; item += gridDim.x) {
+        const int64_t u = item / (row_tiles * col_tiles), i = item / col_tiles % row_tiles, j = item % col_tiles;
+        const gmm__qview src_view = gmm__qview_of(&a.src, GMM_ROWWISE, 0, u, 0, 0, a.rows, a.cols);
+        const gmm__qview dst_view = gmm__qview_of(&a.dst, GMM_COLUMNWISE, 0, u, 0, 0, a.rows, a.cols);
+        const uint8_t *src = src_view.data + i * GMM_TILE * src_view.ld + j * GMM_TILE;
+        uint8_t *dst = dst_view.data + j * GMM_TILE * dst_view.ld + i * GMM_TILE;
         const int32_t m = (int32_t)(a.rows - i * GMM_TILE < GMM_TILE ? a.rows - i * GMM_TILE : (int64_t)GMM_TILE);
         const int32_t n = (int32_t)(a.cols - j * GMM_TILE < GMM_TILE ? a.cols - j * GMM_TILE : (int64_t)GMM_TILE);
-        const int words = (((uintptr_t)src | (uintptr_t)from.ld | (uintptr_t)dst | (uintptr_t)to.ld) & 3) == 0 &&
+        const int words =
+            (((uintptr_t)src | (uintptr_t)src_view.ld | (uintptr_t)dst | (uintptr_t)dst_view.ld) & 3) == 0 &&
                           (m | n) % 4 == 0;
         int32_t l, k;
         if (words) {
@@ -4935,21 +5322,21 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid
 #pragma unroll
                 for (k = 0; k < 4; k++) {
                     const int32_t row = 4 * (l * GMM__QUANT_WARPS + gmm__warp()) + k;
-                    v[l][k] = row < m && 4 * lane < n ? *(const uint32_t *)(src + row * from.ld + 4 * lane) : 0u;
+                    v[l][k] = row < m && 4 * lane < n ? *(const uint32_t *)(src + row * src_view.ld + 4 * lane) : 0u;
                 }
 #pragma unroll
             for (l = 0; l < GMM_TILE / 4 / GMM__QUANT_WARPS; l++)
-                gmm__turn_quad(v[l], l * GMM__QUANT_WARPS + gmm__warp(), tile);
+                gmm__transpose_rows4(v[l], l * GMM__QUANT_WARPS + gmm__warp(), tile);
         } else
             for (l = gmm__warp(); l < m; l += GMM__QUANT_WARPS)
-                for (k = lane; k < n; k += 32) codes[k * GMM__QUANT_CODES + l] = src[l * from.ld + k];
+                for (k = lane; k < n; k += 32) codes[k * GMM__QUANT_CODES + l] = src[l * src_view.ld + k];
         __syncthreads();
         for (l = gmm__warp(); l < n; l += GMM__QUANT_WARPS)
             if (!words)
-                for (k = lane; k < m; k += 32) dst[l * to.ld + k] = codes[l * GMM__QUANT_CODES + k];
+                for (k = lane; k < m; k += 32) dst[l * dst_view.ld + k] = codes[l * GMM__QUANT_CODES + k];
             else if (4 * lane < m)
-                *(uint32_t *)(dst + l * to.ld + 4 * lane) = tile[l * (GMM__QUANT_CODES / 4) + lane];
-        if (threadIdx.x == 0) gmm__qview_turn_scales(&from, &to, i, j);
+                *(uint32_t *)(dst + l * dst_view.ld + 4 * lane) = tile[l * (GMM__QUANT_CODES / 4) + lane];
+        if (threadIdx.x == 0) gmm__qview_transpose_scales(&src_view, &dst_view, i, j);
         __syncthreads();
     }
 }
@@ -4961,6 +5348,7 @@ typedef struct gmm__update_args {
     float qmax;
 } gmm__update_args;
 
+/* Delayed scaling: each slot's scale from its amax history. One thread per slot. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_update_scale_slots(const __grid_constant__ gmm__update_args a) {
     const int64_t i = (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x;
     if (i < a.slots)
@@ -4968,8 +5356,9 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_update_scale_slots(const __g
                                        a.scale[i]);
 }
 
-/* A rank's part of sharded masters: amaxes of blocks by maxima on their bits, or scales and codes. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_amaxes_of(const __grid_constant__ gmm__shard_args a) {
+/* A rank's part of sharded master weights: gmm_shard_amax takes amaxes of blocks by atomic maxima on their bits,
+   gmm_shard_codes writes scales and codes. */
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_amax(const __grid_constant__ gmm__shard_args a) {
     const int64_t first = (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x;
     const int64_t step = (int64_t)gridDim.x * GMM__QUANT_BLOCK;
     int64_t i;
@@ -4979,8 +5368,8 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_amaxes_of(const __grid
         const uint32_t bits = gmm_amax_bits(0u, gmm__shard_value(&a, i));
         for (k = 0; k < 2 + (a.format.scaling == GMM_SCALING_NV16); k++)
             if (k == 2 || a.copy[k].dtype != GMM_NONE) {
-                uint32_t *to = (uint32_t *)&a.amax[k == 2 ? member : gmm__shard_amax_at(&a, k, member, row, col)];
-                if (bits > *(volatile uint32_t *)to) atomicMax(to, bits);
+                uint32_t *dst = (uint32_t *)&a.amax[k == 2 ? member : gmm__shard_amax_at(&a, k, member, row, col)];
+                if (bits > *(volatile uint32_t *)dst) atomicMax(dst, bits);
             }
     }
 }
@@ -4996,13 +5385,14 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
         for (i = a.start / 2 + first; 2 * i < a.start + a.length; i += step) gmm__shard_store_pair(&a, k, i);
     }
 }
-static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int amax, int64_t most,
+static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int amax, int64_t max_blocks,
                                                  cudaStream_t stream) {
     const int64_t work = a->count * a->rows * a->cols / GMM__QUANT_BLOCK + 1;
     void *params[1];
     params[0] = (void *)(uintptr_t)a;
-    return cudaLaunchKernel(amax ? (const void *)gmm_shard_amaxes_of : (const void *)gmm_shard_codes,
-                            dim3((unsigned)(work < most ? work : most)), dim3(GMM__QUANT_BLOCK), params, 0, stream);
+    return cudaLaunchKernel(amax ? (const void *)gmm_shard_amax : (const void *)gmm_shard_codes,
+                            dim3((unsigned)(work < max_blocks ? work : max_blocks)), dim3(GMM__QUANT_BLOCK), params,
+                            0, stream);
 }
 
 #define GMM__BODY 6
@@ -5014,7 +5404,7 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
-/* Casts: any format of each source. */
+/* Casts to any format, by dtype of the source. */
 #define GMM__BODY 7
 #define GMM__TAG bf16
 #include GMM_KERNELS_FILE
@@ -5025,7 +5415,7 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 #undef GMM__BODY
 
 #define GMM__BODY 12
-#define GMM__TURNED 0
+#define GMM__HADAMARD 0
 #define GMM__TAG bf16
 #define GMM__SOURCE bf16
 #include GMM_KERNELS_FILE
@@ -5035,16 +5425,16 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 #define GMM__TAG f32
 #define GMM__SOURCE f32
 #include GMM_KERNELS_FILE
-#undef GMM__TURNED
-#define GMM__TURNED 1
-#define GMM__TAG turned_bf16
+#undef GMM__HADAMARD
+#define GMM__HADAMARD 1
+#define GMM__TAG hadamard_bf16
 #define GMM__SOURCE bf16
 #include GMM_KERNELS_FILE
-#undef GMM__TURNED
+#undef GMM__HADAMARD
 #undef GMM__BODY
 
 /* X(name, scaling): the kernels of body 13. */
-#define GMM__SWIFT_LIST(X) \
+#define GMM__VEC_CAST_LIST(X) \
     X(tensor, GMM_SCALING_TENSOR) \
     X(row, GMM_SCALING_ROW) \
     X(1x128, GMM_SCALING_1X128) \
@@ -5109,9 +5499,9 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
-/* NV16; turned: BF16, whose columnwise copy is transformed or whose codes are rounded at random. */
+/* NV16. GMM__HADAMARD 1: BF16 with a Hadamard-transformed columnwise copy or with stochastic rounding. */
 #define GMM__BODY 14
-#define GMM__TURNED 0
+#define GMM__HADAMARD 0
 #define GMM__TAG nv16_bf16
 #define GMM__SOURCE bf16
 #include GMM_KERNELS_FILE
@@ -5121,19 +5511,19 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 #define GMM__TAG nv16_f32
 #define GMM__SOURCE f32
 #include GMM_KERNELS_FILE
-#undef GMM__TURNED
-#define GMM__TURNED 1
-#define GMM__TAG nv16_turned_bf16
+#undef GMM__HADAMARD
+#define GMM__HADAMARD 1
+#define GMM__TAG nv16_hadamard_bf16
 #define GMM__SOURCE bf16
 #include GMM_KERNELS_FILE
-#undef GMM__TURNED
+#undef GMM__HADAMARD
 #undef GMM__BODY
 
-/* The first row that fits a call serves it; scaling NONE fits all. */
+/* The first row that fits a call serves it; scaling NONE fits every format. */
 typedef struct gmm_quantize_kernel {
     gmm_dtype dtype;    /* of the source */
     gmm_scaling scaling;
-    int32_t swift;      /* at most that of the arguments */
+    int32_t vectorized; /* at most that of the arguments */
     const void *amax, *cast;
 } gmm_quantize_kernel;
 #define GMM__X(tag, scaling) \
@@ -5141,8 +5531,8 @@ typedef struct gmm_quantize_kernel {
     { GMM_F16, scaling, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_##tag##_f16 }, \
     { GMM_F32, scaling, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_##tag##_f32 },
 static const gmm_quantize_kernel gmm_quantize_kernels[] = {
-    { GMM_BF16, GMM_SCALING_NV16, 2, (const void *)gmm_amax_turned_bf16, (const void *)gmm_cast_nv16_turned_bf16 },
-    GMM__SWIFT_LIST(GMM__X)
+    { GMM_BF16, GMM_SCALING_NV16, 2, (const void *)gmm_amax_hadamard_bf16, (const void *)gmm_cast_nv16_hadamard_bf16 },
+    GMM__VEC_CAST_LIST(GMM__X)
     GMM__X(mx32, GMM_SCALING_MX32)
     GMM__X(nv16, GMM_SCALING_NV16)
     { GMM_BF16, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_bf16, (const void *)gmm_quantize_bf16 },
@@ -5151,58 +5541,60 @@ static const gmm_quantize_kernel gmm_quantize_kernels[] = {
 };
 #undef GMM__X
 
-static GMM__UNUSED dim3 gmm__swift_grid(int64_t across, int64_t down, int64_t most) {
-    const int64_t high = most / across < 65535 ? most / across : 65535, y = down < high ? down : high;
-    return dim3((unsigned)across, (unsigned)(y < 1 ? 1 : y));
+static GMM__UNUSED dim3 gmm__vec_grid(int64_t col_tiles, int64_t strips, int64_t max_blocks) {
+    const int64_t max_rows = max_blocks / col_tiles < 65535 ? max_blocks / col_tiles : 65535;
+    const int64_t y = strips < max_rows ? strips : max_rows;
+    return dim3((unsigned)col_tiles, (unsigned)(y < 1 ? 1 : y));
 }
 
-/* `most`: blocks of kernels that stay on the multiprocessors; `stream_most`: of those in the order of addresses. */
+/* `max_blocks`: CTAs of persistent kernels. `max_stream_blocks`: CTAs of kernels that process tiles in the order of
+   addresses. */
 static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int amax, int cast, int64_t strips,
-                                               int64_t most, int64_t stream_most, cudaStream_t stream) {
+                                               int64_t max_blocks, int64_t max_stream_blocks, cudaStream_t stream) {
     const gmm_quantize_kernel *row = gmm_quantize_kernels;
     const gmm_dtype dtype = a->src.scaling == GMM_SCALING_NONE ? a->src.dtype : GMM_F32;
-    const int apart = a->columnwise.dtype != GMM_NONE && a->format.scaling == GMM_SCALING_MX32;
+    const int mn_major = a->columnwise.dtype != GMM_NONE && a->format.scaling == GMM_SCALING_MX32;
     const int errors = a->format.square && a->format.four_over_six;
-    const int32_t cast_room = a->swift ? 0 : apart || errors ? GMM__QUANT_SHARED : GMM__QUANT_TILE;
-    const int32_t amax_room = a->swift ? 0 : GMM__QUANT_TILE;
-    const int several = a->format.scaling == GMM_SCALING_NV16 ||
+    const int32_t cast_smem = a->vectorized ? 0 : mn_major || errors ? GMM__QUANT_SHARED : GMM__QUANT_TILE;
+    const int32_t amax_smem = a->vectorized ? 0 : GMM__QUANT_TILE;
+    const int multi_tile = a->format.scaling == GMM_SCALING_NV16 ||
                         (a->format.scaling == GMM_SCALING_MX32 && dtype != GMM_F32);
-    const int64_t wide = several ? (int64_t)GMM__SWIFT_TILES : 1;
+    const int64_t tiles_per_block = multi_tile ? (int64_t)GMM__VEC_TILES : 1;
     const int64_t items = strips * a->col_tiles;
-    dim3 grid((unsigned)(items < 1 ? 1 : items < most ? items : most)), cast_grid = grid;
+    dim3 grid((unsigned)(items < 1 ? 1 : items < max_blocks ? items : max_blocks)), cast_grid = grid;
     cudaError_t e = cudaSuccess;
     gmm__quant_args forward = *a;
     void *params[1];
-    if (a->swift) {
-        grid = gmm__swift_grid(a->col_tiles, strips, stream_most);
-        cast_grid = gmm__swift_grid((a->col_tiles + wide - 1) / wide, strips, stream_most);
+    if (a->vectorized) {
+        grid = gmm__vec_grid(a->col_tiles, strips, max_stream_blocks);
+        cast_grid = gmm__vec_grid((a->col_tiles + tiles_per_block - 1) / tiles_per_block, strips, max_stream_blocks);
     }
-    while (row->dtype != dtype || row->swift > a->swift ||
+    while (row->dtype != dtype || row->vectorized > a->vectorized ||
            (row->scaling != GMM_SCALING_NONE && row->scaling != a->format.scaling))
         row++;
     forward.backward = 0;
     params[0] = &forward;
     if (amax) {
-        if (amax_room) e = cudaFuncSetAttribute(row->amax, cudaFuncAttributeMaxDynamicSharedMemorySize, amax_room);
+        if (amax_smem) e = cudaFuncSetAttribute(row->amax, cudaFuncAttributeMaxDynamicSharedMemorySize, amax_smem);
         if (e == cudaSuccess)
-            e = cudaLaunchKernel(row->amax, grid, dim3(GMM__QUANT_BLOCK), params, (size_t)amax_room, stream);
+            e = cudaLaunchKernel(row->amax, grid, dim3(GMM__QUANT_BLOCK), params, (size_t)amax_smem, stream);
     }
-    if (e == cudaSuccess && (!a->swift || !cast))
-        e = cudaLaunchKernel((const void *)gmm_quantize_scales, dim3((unsigned)(most < 64 ? most : 64)),
+    if (e == cudaSuccess && (!a->vectorized || !cast))
+        e = cudaLaunchKernel((const void *)gmm_quantize_scales, dim3((unsigned)(max_blocks < 64 ? max_blocks : 64)),
                              dim3(GMM__QUANT_BLOCK), params, 0, stream);
     params[0] = (void *)(uintptr_t)a;
     if (e == cudaSuccess && cast) {
-        if (cast_room)
+        if (cast_smem)
             e = cudaFuncSetAttribute(row->cast, cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_SHARED);
         if (e == cudaSuccess)
-            e = cudaLaunchKernel(row->cast, cast_grid, dim3(GMM__QUANT_BLOCK), params, (size_t)cast_room, stream);
+            e = cudaLaunchKernel(row->cast, cast_grid, dim3(GMM__QUANT_BLOCK), params, (size_t)cast_smem, stream);
     }
     return e;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_dequantize(const gmm__dequant_args *a, int64_t items, int64_t most,
+static GMM__UNUSED cudaError_t gmm__k_dequantize(const gmm__dequant_args *a, int64_t items, int64_t max_blocks,
                                                  cudaStream_t stream) {
-    const int64_t grid = items < 1 ? 1 : items < most ? items : most;
+    const int64_t grid = items < 1 ? 1 : items < max_blocks ? items : max_blocks;
     cudaError_t e = cudaFuncSetAttribute((const void *)gmm_dequantize_tiles,
                                          cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_TILE);
     void *params[1];
@@ -5213,9 +5605,9 @@ static GMM__UNUSED cudaError_t gmm__k_dequantize(const gmm__dequant_args *a, int
     return e;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_transpose(const gmm__transpose_args *a, int64_t most, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_transpose(const gmm__transpose_args *a, int64_t max_blocks, cudaStream_t stream) {
     const int64_t items = a->units * gmm__ceil_div(a->rows, GMM_TILE) * gmm__ceil_div(a->cols, GMM_TILE);
-    const int64_t grid = items < 1 ? 1 : items < most ? items : most;
+    const int64_t grid = items < 1 ? 1 : items < max_blocks ? items : max_blocks;
     void *params[1];
     params[0] = (void *)(uintptr_t)a;
     return cudaLaunchKernel((const void *)gmm_transpose_tiles, dim3((unsigned)grid), dim3(GMM__QUANT_BLOCK), params, 0,
@@ -5239,19 +5631,20 @@ static GMM__UNUSED cudaError_t gmm__k_update_scales(const gmm__update_args *a, c
 
 /* ....................................................................................... Accumulate and convert ... */
 
-/* y = beta y + scale (start + x_0 + x_1 + ...). Two spans per task, so that two accesses or more are under way. */
+/* y = beta y + scale (start + x_0 + x_1 + ...). A task is two spans of a row, so that at least two loads are in
+   flight. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6) gmm_accumulate_rows(const __grid_constant__ gmm__accumulate_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const int wide = a.x.dtype == GMM_F32 || a.y.dtype == GMM_F32;
-    gmm__walk w = gmm__walk_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
-    for (; w.row < a.rows; gmm__walk_next(&w)) {
-        gmm__eight r[2];
-        gmm__quads q[2];
+    gmm__grid_loop w = gmm__grid_loop_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
+    for (; w.row < a.rows; gmm__grid_loop_next(&w)) {
+        gmm__raw8 r[2];
+        gmm__lane_cols q[2];
         float sum[2][8], v[8];
         int32_t i, j, k;
 #pragma unroll
         for (j = 0; j < 2; j++) {
-            q[j] = gmm__lane_quads(wide, (int32_t)(2 * w.part) + j, (int32_t)a.cols);
+            q[j] = gmm__lane_cols_of(wide, (int32_t)(2 * w.part) + j, (int32_t)a.cols);
             if (a.start.data && q[j].n[0] > 0) {
                 r[j] = gmm__load8(GMM_NONE, &a.start, w.row, &q[j]);
                 gmm__decode8(GMM_F32, &a.start, &r[j], sum[j]);
@@ -5268,96 +5661,97 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6) gmm_accumulate_rows(const __gr
                 if (q[j].n[0] > 0) {
                     gmm__decode8(GMM_NONE, &x, &r[j], v);
 #pragma unroll
-                    for (k = 0; k < 8; k++) sum[j][k] = i > 0 || a.start.data ? gmm__add_rn(sum[j][k], v[k]) : v[k];
+                    for (k = 0; k < 8; k++) sum[j][k] = i > 0 || a.start.data ? gmm_add_rn_f32(sum[j][k], v[k]) : v[k];
                 }
         }
 #pragma unroll
         for (j = 0; j < 2; j++)
             if (q[j].n[0] > 0) {
 #pragma unroll
-                for (k = 0; k < 8; k++) sum[j][k] = gmm__mul_rn(a.scale, sum[j][k]);
+                for (k = 0; k < 8; k++) sum[j][k] = gmm_mul_rn_f32(a.scale, sum[j][k]);
                 if (a.beta != 0.0f) {
                     r[j] = gmm__load8(GMM_NONE, &a.y, w.row, &q[j]);
                     gmm__decode8(GMM_NONE, &a.y, &r[j], v);
 #pragma unroll
-                    for (k = 0; k < 8; k++) sum[j][k] = gmm__add_rn(gmm__mul_rn(a.beta, v[k]), sum[j][k]);
+                    for (k = 0; k < 8; k++) sum[j][k] = gmm_add_rn_f32(gmm_mul_rn_f32(a.beta, v[k]), sum[j][k]);
                 }
                 gmm__store8(GMM_NONE, &a.y, w.row, &q[j], sum[j]);
             }
     }
 }
 
-/* Adds 16 bytes of each of n addends, n a constant, so that all are on their way at once. Nobody reads them again. */
-GMM__DEVICE void gmm__add_addends(int wide, int n, const gmm__accumulate_args *a, int32_t first, int64_t at,
+/* Adds 16 bytes of each of n addends. n is a constant, so that all loads are in flight at once. The addends are not
+   read again (streaming loads). */
+GMM__DEVICE void gmm__add_addends(int wide, int n, const gmm__accumulate_args *a, int32_t first, int64_t index,
                                   float *sum) {
     uint4 v[4];
     int k, c;
 #pragma unroll
-    for (k = 0; k < n; k++) v[k] = __ldcs((const uint4 *)(const void *)a->addends[first + k] + at);
+    for (k = 0; k < n; k++) v[k] = __ldcs((const uint4 *)(const void *)a->addends[first + k] + index);
 #pragma unroll
     for (k = 0; k < n; k++) {
         const uint32_t w[4] = {v[k].x, v[k].y, v[k].z, v[k].w};
 #pragma unroll
         for (c = 0; c < (wide ? 4 : 8); c++) {
             const float x = __uint_as_float(wide ? w[c & 3] : c & 1 ? w[c / 2] & 0xFFFF0000u : w[c / 2] << 16);
-            sum[c] = first + k > 0 ? gmm__add_rn(sum[c], x) : x;
+            sum[c] = first + k > 0 ? gmm_add_rn_f32(sum[c], x) : x;
         }
     }
 }
-/* The same sum for one row of whole vectors, F32 or BF16 into F32, by few blocks: each takes a multiprocessor and has
-   enough under way for it, so that a GEMM beside it keeps those that it has. */
-GMM__DEVICE void gmm__accumulate_beside(int wide, const gmm__accumulate_args *a) {
-    const int quads = wide ? 1 : 2; /* of y that a thread has at a time */
-    const int64_t count = a->cols / (4 * quads), step = (int64_t)gridDim.x * GMM__SUM_BLOCK;
-    int64_t at;
-    for (at = (int64_t)blockIdx.x * GMM__SUM_BLOCK + threadIdx.x; at < count; at += step) {
-        float4 *const y = (float4 *)a->y.data + at * quads;
-        float4 old[2];
+/* The same sum for one row in whole vectors, F32 or BF16 into F32, by few CTAs: each occupies a multiprocessor and
+   keeps enough loads in flight for it, so that a concurrent GEMM keeps its own multiprocessors. */
+GMM__DEVICE void gmm__accumulate_few_sms(int wide, const gmm__accumulate_args *a) {
+    const int y_vectors = wide ? 1 : 2; /* vectors of y that a thread processes at a time */
+    const int64_t count = a->cols / (4 * y_vectors), step = (int64_t)gridDim.x * GMM__SUM_BLOCK;
+    int64_t index;
+    for (index = (int64_t)blockIdx.x * GMM__SUM_BLOCK + threadIdx.x; index < count; index += step) {
+        float4 *const y = (float4 *)a->y.data + index * y_vectors;
+        float4 y_old[2];
         float sum[8];
         int32_t i;
         int j;
 #pragma unroll
-        for (j = 0; j < quads; j++) old[j] = a->beta != 0.0f ? __ldcs(y + j) : make_float4(0, 0, 0, 0);
-        for (i = 0; i + 4 <= a->count; i += 4) gmm__add_addends(wide, 4, a, i, at, sum);
-        if (a->count & 2) gmm__add_addends(wide, 2, a, i, at, sum), i += 2;
-        if (a->count & 1) gmm__add_addends(wide, 1, a, i, at, sum);
+        for (j = 0; j < y_vectors; j++) y_old[j] = a->beta != 0.0f ? __ldcs(y + j) : make_float4(0, 0, 0, 0);
+        for (i = 0; i + 4 <= a->count; i += 4) gmm__add_addends(wide, 4, a, i, index, sum);
+        if (a->count & 2) gmm__add_addends(wide, 2, a, i, index, sum), i += 2;
+        if (a->count & 1) gmm__add_addends(wide, 1, a, i, index, sum);
 #pragma unroll
-        for (j = 0; j < 4 * quads; j++) sum[j] = gmm__mul_rn(a->scale, sum[j]);
+        for (j = 0; j < 4 * y_vectors; j++) sum[j] = gmm_mul_rn_f32(a->scale, sum[j]);
 #pragma unroll
-        for (j = 0; j < quads && a->beta != 0.0f; j++) {
-            sum[4 * j] = gmm__add_rn(gmm__mul_rn(a->beta, old[j].x), sum[4 * j]);
-            sum[4 * j + 1] = gmm__add_rn(gmm__mul_rn(a->beta, old[j].y), sum[4 * j + 1]);
-            sum[4 * j + 2] = gmm__add_rn(gmm__mul_rn(a->beta, old[j].z), sum[4 * j + 2]);
-            sum[4 * j + 3] = gmm__add_rn(gmm__mul_rn(a->beta, old[j].w), sum[4 * j + 3]);
+        for (j = 0; j < y_vectors && a->beta != 0.0f; j++) {
+            sum[4 * j] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, y_old[j].x), sum[4 * j]);
+            sum[4 * j + 1] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, y_old[j].y), sum[4 * j + 1]);
+            sum[4 * j + 2] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, y_old[j].z), sum[4 * j + 2]);
+            sum[4 * j + 3] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, y_old[j].w), sum[4 * j + 3]);
         }
 #pragma unroll
-        for (j = 0; j < quads; j++)
+        for (j = 0; j < y_vectors; j++)
             __stcs(y + j, make_float4(sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]));
     }
 }
 GMM__KERNEL __launch_bounds__(GMM__SUM_BLOCK, 1)
-gmm_accumulate_beside_f32(const __grid_constant__ gmm__accumulate_args a) {
-    gmm_early();
-    gmm__accumulate_beside(1, &a);
+gmm_accumulate_few_sms_f32(const __grid_constant__ gmm__accumulate_args a) {
+    gmm_pdl_wait();
+    gmm__accumulate_few_sms(1, &a);
 }
 GMM__KERNEL __launch_bounds__(GMM__SUM_BLOCK, 1)
-gmm_accumulate_beside_bf16(const __grid_constant__ gmm__accumulate_args a) {
-    gmm_early();
-    gmm__accumulate_beside(0, &a);
+gmm_accumulate_few_sms_bf16(const __grid_constant__ gmm__accumulate_args a) {
+    gmm_pdl_wait();
+    gmm__accumulate_few_sms(0, &a);
 }
 
-/* dst = src in another float dtype. */
+/* dst = src converted to another float dtype. A task is two spans of a row. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_convert_rows(const __grid_constant__ gmm__convert_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const int wide = a.src.dtype == GMM_F32 || a.dst.dtype == GMM_F32;
-    gmm__walk w = gmm__walk_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
-    for (; w.row < a.rows; gmm__walk_next(&w)) {
-        gmm__eight x[2];
-        gmm__quads q[2];
+    gmm__grid_loop w = gmm__grid_loop_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
+    for (; w.row < a.rows; gmm__grid_loop_next(&w)) {
+        gmm__raw8 x[2];
+        gmm__lane_cols q[2];
         int32_t j;
 #pragma unroll
         for (j = 0; j < 2; j++) {
-            q[j] = gmm__lane_quads(wide, (int32_t)(2 * w.part) + j, (int32_t)a.cols);
+            q[j] = gmm__lane_cols_of(wide, (int32_t)(2 * w.part) + j, (int32_t)a.cols);
             if (q[j].n[0] > 0) x[j] = gmm__load8(GMM_NONE, &a.src, w.row, &q[j]);
         }
 #pragma unroll
@@ -5372,7 +5766,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_convert_rows(const __grid_
 
 /* ...................................................................................................... Routing ... */
 
-/* Orders scores: larger first, then lower index; NaN behind everything. Never 0. */
+/* Sort key of a score: larger scores first, then lower expert indices; NaN is behind all numbers. A key is never 0. */
 GMM__DEVICE uint64_t gmm__rank(float v, int32_t e) {
     const uint32_t u = gmm_f32_bits(v);
     const uint32_t key = (u & 0x7FFFFFFFu) > 0x7F800000u ? 0u : u & 0x80000000u ? ~u : u | 0x80000000u;
@@ -5389,22 +5783,22 @@ GMM__DEVICE uint64_t gmm__warp_max_rank(uint64_t v) {
 GMM__DEVICE void gmm__route_softmax(const gmm__route_args *a, int64_t t, float *largest, float *sum) {
     float m = gmm_f32_from_bits(0xFF800000u), z = 0.0f;
     int32_t e;
-    for (e = gmm__lane(); e < a->experts; e += 32) m = fmaxf(m, gmm__get(&a->logits, t, e));
+    for (e = gmm__lane(); e < a->experts; e += 32) m = fmaxf(m, gmm__load_f32(&a->logits, t, e));
     m = gmm__warp_max(m);
-    for (e = gmm__lane(); e < a->experts; e += 32) z += gmm_exp(gmm__get(&a->logits, t, e) - m);
+    for (e = gmm__lane(); e < a->experts; e += 32) z += gmm_exp(gmm__load_f32(&a->logits, t, e) - m);
     *largest = m;
     *sum = gmm__warp_sum(z);
 }
 
 GMM__DEVICE float gmm__route_score(const gmm__route_args *a, int64_t t, int32_t e, float largest, float sum) {
-    const float l = gmm__get(&a->logits, t, e);
+    const float l = gmm__load_f32(&a->logits, t, e);
     return a->sigmoid ? gmm_sigmoid(l) : gmm_exp(l - largest) / sum;
 }
 
-/* Scores so small that their sum is 0 in fp32 share nothing out. */
-GMM__DEVICE float gmm__portion(float part, float sum) { return sum == 0.0f ? 0.0f : part / sum; }
+/* part / sum, or 0 where the scores are so small that their sum underflows to 0 in fp32. */
+GMM__DEVICE float gmm__safe_quotient(float part, float sum) { return sum == 0.0f ? 0.0f : part / sum; }
 
-/* A warp's array of `experts` values: in shared memory where that suffices. */
+/* A warp's array of `experts` floats: in shared memory, or in `scratch` where it does not fit. */
 GMM__DEVICE float *gmm__route_array(const gmm__route_args *a) {
     extern __shared__ float gmm__route_shared[];
     const int64_t warps = blockDim.x / 32u;
@@ -5412,9 +5806,10 @@ GMM__DEVICE float *gmm__route_array(const gmm__route_args *a) {
                       : gmm__route_shared + (int64_t)gmm__warp() * a->experts;
 }
 
-/* A warp routes a token after the other; with losses, ROUTE_CHUNK of them, whose loss terms it adds up. */
+/* Selects the topk experts of each token and writes their indices and probabilities. One warp per token or, with
+   losses, per chunk of GMM__ROUTE_CHUNK tokens, whose loss terms the warp adds up in order. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_topk(const __grid_constant__ gmm__route_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const int64_t warps = blockDim.x / 32u, stride = (int64_t)gridDim.x * warps;
     const int64_t chunk = a.sums ? GMM__ROUTE_CHUNK : 1, chunks = (a.tokens + chunk - 1) / chunk;
     const int32_t lane = gmm__lane();
@@ -5425,8 +5820,8 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_topk(const __grid_co
         float *sums = a.sums ? a.sums + c * (a.experts + 1) : NULL, z_sum = 0.0f;
         int64_t t;
         for (t = c * chunk; t < last_token; t++) {
-            float m = 0.0f, z = 1.0f, total = 1.0f, chosen = 0.0f, divisor = 1.0f;
-            uint64_t above = ~(uint64_t)0;
+            float m = 0.0f, z = 1.0f, total = 1.0f, selected_sum = 0.0f, divisor = 1.0f;
+            uint64_t previous_rank = ~(uint64_t)0;
             int32_t e, i;
             if (!a.sigmoid || (sums && a.z_loss)) gmm__route_softmax(&a, t, &m, &z);
             if (sums && a.sigmoid) {
@@ -5435,37 +5830,38 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_topk(const __grid_co
                 total = gmm__warp_sum(total);
             }
             for (e = lane; e < a.experts; e += 32) {
-                const float s = gmm__route_score(&a, t, e, m, z), q = a.sigmoid ? gmm__portion(s, total) : s;
+                const float s = gmm__route_score(&a, t, e, m, z), q = a.sigmoid ? gmm__safe_quotient(s, total) : s;
                 value[e] = a.expert_bias ? s + a.expert_bias[e] : s;
-                if (sums) sums[e] = t == c * chunk ? q : sums[e] + q; /* always this lane */
+                if (sums) sums[e] = t == c * chunk ? q : sums[e] + q; /* the same lane always updates expert e */
             }
             if (sums && a.z_loss) z_sum += (m + logf(z)) * (m + logf(z));
             for (i = 0; i < a.topk; i++) {
-                uint64_t best = 0;
+                uint64_t max_rank = 0;
                 for (e = lane; e < a.experts; e += 32) {
                     const uint64_t rank = gmm__rank(value[e], e);
-                    if (rank < above && rank > best) best = rank;
+                    if (rank < previous_rank && rank > max_rank) max_rank = rank;
                 }
-                above = gmm__warp_max_rank(best);
-                if (lane == i % 32) a.indices[t * a.topk + i] = (int32_t)(0xFFFFFFFFu - (uint32_t)above);
+                previous_rank = gmm__warp_max_rank(max_rank);
+                if (lane == i % 32) a.indices[t * a.topk + i] = (int32_t)(0xFFFFFFFFu - (uint32_t)previous_rank);
             }
-            for (i = lane; i < a.topk; i += 32) { /* what this lane wrote */
+            for (i = lane; i < a.topk; i += 32) { /* each lane reads the indices that it wrote */
                 e = a.indices[t * a.topk + i];
-                chosen += gmm__route_score(&a, t, e, m, z);
+                selected_sum += gmm__route_score(&a, t, e, m, z);
                 if (a.counts) atomicAdd(&a.counts[e], 1);
             }
-            if (a.normalize) chosen = gmm__warp_sum(chosen);
-            if (a.normalize) divisor = a.sigmoid ? chosen + 1e-20f : chosen;
+            if (a.normalize) selected_sum = gmm__warp_sum(selected_sum);
+            if (a.normalize) divisor = a.sigmoid ? selected_sum + 1e-20f : selected_sum;
             for (i = lane; i < a.topk; i += 32) {
                 const float s = gmm__route_score(&a, t, a.indices[t * a.topk + i], m, z);
-                a.probs[t * a.topk + i] = a.scale * gmm__portion(s, divisor);
+                a.probs[t * a.topk + i] = a.scale * gmm__safe_quotient(s, divisor);
             }
         }
         if (sums && lane == 0) sums[a.experts] = z_sum;
     }
 }
 
-/* Adds rows of partial sums, ROUTE_FOLD at a time: in [rows][cols] -> out [ceil(rows / ROUTE_FOLD)][cols]. */
+/* Adds up partial sums, GMM__ROUTE_FOLD rows at a time: in [rows][cols] -> out [ceil(rows / GMM__ROUTE_FOLD)][cols].
+   A CTA processes 32 columns of one fold; each warp adds a quarter of the rows. */
 typedef struct gmm__fold_args {
     const float *in;
     float *out;
@@ -5473,7 +5869,7 @@ typedef struct gmm__fold_args {
 } gmm__fold_args;
 
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_fold(const __grid_constant__ gmm__fold_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     __shared__ float part[GMM__ELEM_WARPS][32];
     const int64_t tiles = (a.cols + 31) / 32, folds = (a.rows + GMM__ROUTE_FOLD - 1) / GMM__ROUTE_FOLD;
     int64_t i;
@@ -5495,9 +5891,9 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_fold(const __grid_co
     }
 }
 
-/* One warp: prefix sums of the counts, and the losses from the sums over all tokens. */
+/* offsets = prefix sums of the counts; aux_loss and z_loss from the sums over all tokens. One warp. */
 GMM__KERNEL __launch_bounds__(32, 1) gmm_route_finish(const __grid_constant__ gmm__route_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const int32_t lane = gmm__lane();
     int32_t base;
     int64_t begin = 0;
@@ -5518,10 +5914,11 @@ GMM__KERNEL __launch_bounds__(32, 1) gmm_route_finish(const __grid_constant__ gm
     if (a.z_loss && lane == 0) a.z_loss[0] = a.sums && a.z != 0.0f ? a.z * a.sums[a.experts] : 0.0f;
 }
 
-/* A warp per token. w[e] = score times its gradient: then every score in a denominator meets one in a numerator, and no
-   quotient of small numbers is left. */
+/* dlogits of each token from the gradients of probabilities and losses. One warp per token. w[e] is the score times
+   its gradient: every score in a denominator then meets a score in a numerator, which avoids quotients of two small
+   numbers. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_gradient(const __grid_constant__ gmm__route_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const int64_t warps = blockDim.x / 32u, stride = (int64_t)gridDim.x * warps;
     const int32_t lane = gmm__lane();
     const float aux = a.aux != 0.0f ? (a.dloss ? a.dloss[0] : 1.0f) * a.aux : 0.0f;
@@ -5533,37 +5930,38 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_gradient(const __gri
         int32_t e, i;
         if (!a.sigmoid || a.z != 0.0f) gmm__route_softmax(&a, t, &m, &z);
 
-        /* the loss: q_e has the gradient aux c_e */
+        /* auxiliary loss: q_e, the normalised score, has the gradient aux c_e */
         if (a.aux != 0.0f && a.sigmoid) {
             float sum = 0.0f;
             for (e = lane; e < a.experts; e += 32) sum += gmm__route_score(&a, t, e, m, z);
             total = gmm__warp_sum(sum);
             for (e = lane; e < a.experts; e += 32)
-                mean += aux * (float)a.counts[e] * gmm__portion(gmm__route_score(&a, t, e, m, z), total);
+                mean += aux * (float)a.counts[e] * gmm__safe_quotient(gmm__route_score(&a, t, e, m, z), total);
             mean = gmm__warp_sum(mean);
         }
         for (e = lane; e < a.experts; e += 32)
-            w[e] = a.aux == 0.0f ? 0.0f : gmm__portion(gmm__route_score(&a, t, e, m, z), total) *
+            w[e] = a.aux == 0.0f ? 0.0f : gmm__safe_quotient(gmm__route_score(&a, t, e, m, z), total) *
                                               (aux * (float)a.counts[e] - mean);
 
-        /* the probabilities: scale s_i / D, with D the sum over the chosen if normalised */
+        /* probabilities: scale s_i / D, where D is the sum over the selected scores if they are normalised, else 1 */
         if (a.dprobs) {
-            const int32_t *chosen = a.indices + t * a.topk;
+            const int32_t *selected = a.indices + t * a.topk;
             const float *g = a.dprobs + t * a.topk;
-            float divisor = 1.0f, pull = 0.0f;
+            float divisor = 1.0f, weighted_sum = 0.0f;
             if (a.normalize) {
                 float sum = 0.0f;
                 for (i = 0; i < a.topk; i++)
-                    if ((uint32_t)chosen[i] < (uint32_t)a.experts) sum += gmm__route_score(&a, t, chosen[i], m, z);
+                    if ((uint32_t)selected[i] < (uint32_t)a.experts) sum += gmm__route_score(&a, t, selected[i], m, z);
                 divisor = a.sigmoid ? sum + 1e-20f : sum;
                 for (i = 0; i < a.topk; i++)
-                    if ((uint32_t)chosen[i] < (uint32_t)a.experts)
-                        pull += g[i] * gmm__portion(gmm__route_score(&a, t, chosen[i], m, z), divisor);
+                    if ((uint32_t)selected[i] < (uint32_t)a.experts)
+                        weighted_sum += g[i] * gmm__safe_quotient(gmm__route_score(&a, t, selected[i], m, z), divisor);
             }
-            for (i = 0; i < a.topk; i++) { /* the lane that owns the expert adds */
-                e = chosen[i];
+            for (i = 0; i < a.topk; i++) { /* the lane that holds expert e adds */
+                e = selected[i];
                 if ((uint32_t)e < (uint32_t)a.experts && e % 32 == lane)
-                    w[e] += a.scale * gmm__portion(gmm__route_score(&a, t, e, m, z), divisor) * (g[i] - pull);
+                    w[e] += a.scale * gmm__safe_quotient(gmm__route_score(&a, t, e, m, z), divisor) *
+                            (g[i] - weighted_sum);
             }
         }
 
@@ -5573,23 +5971,26 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_gradient(const __gri
             mean = gmm__warp_sum(mean);
         }
         for (e = lane; e < a.experts; e += 32) {
-            float rest = 0.0f, d;
-            if (a.sigmoid) (void)gmm_sigmoid_rest(gmm__get(&a.logits, t, e), &rest); /* 1 - s, digits kept */
-            d = a.sigmoid ? w[e] * rest : w[e] - gmm__route_score(&a, t, e, m, z) * mean;
-            if (a.z != 0.0f) d += z_scale * (m + logf(z)) * (gmm_exp(gmm__get(&a.logits, t, e) - m) / z);
-            gmm__put(&a.dlogits, t, e, d);
+            float one_minus_s = 0.0f, d;
+            /* 1 - s without cancellation */
+            if (a.sigmoid) (void)gmm_sigmoid_rest(gmm__load_f32(&a.logits, t, e), &one_minus_s);
+            d = a.sigmoid ? w[e] * one_minus_s : w[e] - gmm__route_score(&a, t, e, m, z) * mean;
+            if (a.z != 0.0f) d += z_scale * (m + logf(z)) * (gmm_exp(gmm__load_f32(&a.logits, t, e) - m) / z);
+            gmm__store_f32(&a.dlogits, t, e, d);
         }
     }
 }
 
 /* ............................................................................................. Permutation maps ... */
 
-/* Slots per expert of each chunk. Integer atomics: the order of arrival does not matter. */
+/* counts[e][c] = slots of expert e in chunk c. One CTA per chunk. Integer atomics, so the order of additions does
+   not matter. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_permute_count(const __grid_constant__ gmm__map_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     extern __shared__ int32_t gmm__map_shared[];
     const int64_t chunks = (a.slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK;
-    const int shared = (int64_t)a.experts * 4 <= GMM__ELEM_SHARED; /* else the launcher has zeroed a.counts */
+    /* else counts are in device memory, and the launcher has zeroed them */
+    const int shared = (int64_t)a.experts * 4 <= GMM__ELEM_SHARED;
     int64_t c;
     for (c = blockIdx.x; c < chunks; c += gridDim.x) {
         int32_t e, i;
@@ -5613,9 +6014,10 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_permute_count(const __grid
     }
 }
 
-/* A warp per expert: prefix sums over the chunks, in place; totals into starts. */
+/* Exclusive prefix sums of each expert's counts over the chunks, in place; starts[e] receives the total. One warp
+   per expert. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_permute_scan(const __grid_constant__ gmm__map_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const int64_t chunks = (a.slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK;
     int64_t e;
     for (e = (int64_t)blockIdx.x * GMM__ELEM_WARPS + gmm__warp(); e < a.experts;
@@ -5633,11 +6035,11 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_permute_scan(const __grid_
     }
 }
 
-/* One warp: where each expert starts, how many rows it gets, and whether all fit. */
+/* starts[e] = first row of expert e, sizes[e] = its rows with padding; reports a capacity fault. One warp. */
 GMM__KERNEL __launch_bounds__(32, 1) gmm_permute_starts(const __grid_constant__ gmm__map_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     int64_t begin = 0;
-    int32_t base, over = 0;
+    int32_t base, overflow = 0;
     for (base = 0; base < a.experts; base += 32) {
         const int32_t e = base + gmm__lane();
         const int64_t n = e < a.experts ? a.starts[e] : 0, padded = (n + a.align - 1) / a.align * a.align;
@@ -5648,22 +6050,23 @@ GMM__KERNEL __launch_bounds__(32, 1) gmm_permute_starts(const __grid_constant__ 
             a.starts[e] = first;
             if (a.sizes) a.sizes[e] = (int32_t)(last - first);
         }
-        if (end > a.capacity) over = 1;
+        if (end > a.capacity) overflow = 1;
         begin = __shfl_sync(0xFFFFFFFFu, end, 31);
     }
-    if (over) gmm__fault(a.fault, (uint32_t)GMM_FAULT_CAPACITY);
+    if (overflow) gmm__fault(a.fault, (uint32_t)GMM_FAULT_CAPACITY);
 }
 
-/* A warp (= block) per chunk: ranks 32 slots at a time, in their order. */
+/* Assigns rows to slots. One warp (= CTA) per chunk ranks 32 slots at a time, in the order of slots: a slot's row is
+   its expert's first row plus the number of earlier slots of that expert. */
 GMM__KERNEL __launch_bounds__(32, 16) gmm_permute_assign(const __grid_constant__ gmm__map_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     extern __shared__ int32_t gmm__map_shared[];
     const int64_t chunks = (a.slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK;
     const int shared = (int64_t)a.experts * 4 <= GMM__ELEM_SHARED;
     const int32_t lane = gmm__lane();
     int64_t c;
     for (c = blockIdx.x; c < chunks; c += gridDim.x) {
-        int32_t *next = shared ? gmm__map_shared : a.counts + c; /* rank of an expert's next slot */
+        int32_t *next = shared ? gmm__map_shared : a.counts + c; /* rank of the next slot of each expert */
         const int64_t stride = shared ? 1 : chunks;
         int32_t e, i;
         for (e = lane; shared && e < a.experts; e += 32) next[e] = a.counts[e * chunks + c];
@@ -5674,12 +6077,12 @@ GMM__KERNEL __launch_bounds__(32, 16) gmm_permute_assign(const __grid_constant__
             const int valid = expert >= 0 && expert < a.experts;
             const uint32_t peers = __match_any_sync(0xFFFFFFFFu, valid ? expert : -1);
             const int32_t rank = __popc(peers & ((1u << lane) - 1u));
-            const int32_t before = valid ? next[expert * stride] : 0;
+            const int32_t expert_rank = valid ? next[expert * stride] : 0;
             int64_t row = -1;
             __syncwarp();
-            if (valid && rank == 0) next[expert * stride] = before + __popc(peers);
+            if (valid && rank == 0) next[expert * stride] = expert_rank + __popc(peers);
             __syncwarp();
-            if (valid) row = a.starts[expert] + before + rank;
+            if (valid) row = a.starts[expert] + expert_rank + rank;
             if (row >= a.capacity) row = -1;
             if (slot < a.slots && a.row_of) a.row_of[slot] = (int32_t)row;
             if (row >= 0 && a.slot_of) a.slot_of[row] = (int32_t)slot;
@@ -5688,9 +6091,9 @@ GMM__KERNEL __launch_bounds__(32, 16) gmm_permute_assign(const __grid_constant__
     }
 }
 
-/* dprobs of each slot from the gradient of its row's probability; dropped slots get 0. */
+/* dprobs[slot] = gradient of the probability of the slot's row; dropped slots receive 0. One thread per slot. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 16) gmm_gather_probs(const __grid_constant__ gmm__permute_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const int64_t slots = a.tokens * a.topk, stride = (int64_t)gridDim.x * GMM__ELEM_BLOCK;
     int64_t i;
     for (i = (int64_t)blockIdx.x * GMM__ELEM_BLOCK + threadIdx.x; i < slots; i += stride) {
@@ -5701,29 +6104,31 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 16) gmm_gather_probs(const __grid
 
 /* .................................................................................................... Launchers ... */
 
-/* Grids have room.most blocks at most, and kernels loop. Results do not depend on it. Every kernel calls gmm_early. */
-static GMM__UNUSED cudaError_t gmm__k_launch(const void *kernel, int64_t blocks, gmm__room room, int32_t threads,
-                                             size_t shared, const void *args, cudaStream_t stream) {
-    if (blocks > room.most) blocks = room.most;
+/* Starts at most limits.max_ctas CTAs; kernels loop over their tasks, and results do not depend on the grid. Every
+   kernel calls gmm_pdl_wait. */
+static GMM__UNUSED cudaError_t gmm__k_launch(const void *kernel, int64_t blocks, gmm__launch_limits limits,
+                                             int32_t threads, size_t shared, const void *args, cudaStream_t stream) {
+    if (blocks > limits.max_ctas) blocks = limits.max_ctas;
     if (blocks < 1) blocks = 1;
-    return gmm_launch_early(kernel, room.early, (unsigned)blocks, (unsigned)threads, shared, args, stream);
+    return gmm_launch_pdl(kernel, limits.pdl, (unsigned)blocks, (unsigned)threads, shared, args, stream);
 }
 
-/* For kernels whose tasks are `parts` parts of each of `rows` rows, one warp each. */
-static GMM__UNUSED cudaError_t gmm__k_launch_walk(const void *kernel, int64_t rows, int64_t parts, gmm__room room,
-                                                  const void *args, cudaStream_t stream) {
+/* For kernels whose tasks are `parts` parts of each of `rows` rows, one warp per task. */
+static GMM__UNUSED cudaError_t gmm__k_launch_rows(const void *kernel, int64_t rows, int64_t parts,
+                                                  gmm__launch_limits limits, const void *args, cudaStream_t stream) {
     if (rows <= 0 || parts <= 0) return cudaSuccess;
     if (rows > INT32_MAX || parts > INT32_MAX) return cudaErrorInvalidValue;
-    return gmm__k_launch(kernel, (rows * parts - 1) / GMM__ELEM_WARPS + 1, room, GMM__ELEM_BLOCK, 0, args, stream);
+    return gmm__k_launch(kernel, (rows * parts - 1) / GMM__ELEM_WARPS + 1, limits, GMM__ELEM_BLOCK, 0, args, stream);
 }
 
-/* dtype of the table row that can serve a view beside `dtype` (that of the views before it): GMM_NONE = `any`. */
-static GMM__UNUSED gmm_dtype gmm__k_common(gmm_dtype dtype, const gmm__view *m, int64_t cols) {
+/* dtype of the precision instance that serves a view and the views before it, which have the dtype `dtype`; GMM_NONE
+   selects the instance `any`. */
+static GMM__UNUSED gmm_dtype gmm__k_common_dtype(gmm_dtype dtype, const gmm__view *m, int64_t cols) {
     if (!m->data) return dtype;
     return m->dtype == dtype && m->vec && cols % 8 == 0 ? dtype : GMM_NONE;
 }
 
-/* Defines gmm__k_pick_<op>(dtype): the kernel of an operation for a row of the precision table. */
+/* Defines gmm__k_pick_<op>(dtype): the kernel of an operation in the instance of a dtype. */
 #define GMM__ELEM_CASE(tag, row, op) if (dtype == row) return (const void *)gmm_##op##_##tag;
 #define GMM__ELEM_PICK(op) \
     static GMM__UNUSED const void *gmm__k_pick_##op(gmm_dtype dtype) { \
@@ -5748,7 +6153,7 @@ GMM__ELEM_PICK(unpermute_dots)
 #undef GMM__ELEM_CASE_unpermute_bwd
 #undef GMM__ELEM_CASE_unpermute_dots
 
-/* The same for units: the widest that divides `bits`, an OR of addresses and byte counts. */
+/* The same for units: the widest unit whose size divides `bits`, the bitwise OR of addresses and byte counts. */
 #define GMM__ELEM_UNIT_CASE(tag, size, op) \
     if (bits % size == 0) { *bytes = size; return (const void *)gmm_##op##_##tag; }
 #define GMM__ELEM_UNIT_PICK(op) \
@@ -5778,11 +6183,11 @@ GMM__ELEM_UNIT_PICK(copy)
 #undef GMM__ELEM_CASE_copy
 
 static GMM__UNUSED int64_t gmm__k_bytes(gmm_dtype dtype) { return gmm_dtype_bits(dtype) / 8; }
-static GMM__UNUSED uintptr_t gmm__k_bits(const gmm__view *m) {
+static GMM__UNUSED uintptr_t gmm__k_alignment(const gmm__view *m) {
     return (uintptr_t)m->data | (uintptr_t)(m->ld * gmm__k_bytes(m->dtype));
 }
 static GMM__UNUSED int64_t gmm__k_parts(int64_t cols) { return (cols + GMM__ELEM_SPAN - 1) / GMM__ELEM_SPAN; }
-static GMM__UNUSED int64_t gmm__k_runs(int64_t units) { return (units + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN; }
+static GMM__UNUSED int64_t gmm__k_copy_spans(int64_t units) { return (units + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN; }
 
 static GMM__UNUSED void gmm__k_act_layout(gmm__act_args *a) {
     a->layout = !a->gated || a->interleave % 8 == 0 ? GMM__GLU_SPLIT
@@ -5790,32 +6195,37 @@ static GMM__UNUSED void gmm__k_act_layout(gmm__act_args *a) {
                                                     : GMM__GLU_ELEMENT;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_act_fwd(const gmm__act_args *args, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_act_fwd(const gmm__act_args *args, gmm__launch_limits limits,
+                                              cudaStream_t stream) {
     gmm__act_args a = *args;
     gmm_dtype dtype = a.x.dtype;
-    int64_t spans; /* of a warp */
+    int64_t spans; /* spans that a warp processes together */
     gmm__k_act_layout(&a);
-    dtype = gmm__k_common(gmm__k_common(dtype, &a.x, a.ffn), &a.y, a.ffn);
+    dtype = gmm__k_common_dtype(gmm__k_common_dtype(dtype, &a.x, a.ffn), &a.y, a.ffn);
     if (a.layout == GMM__GLU_ELEMENT) dtype = GMM_NONE;
     a.wide = a.x.dtype == GMM_F32 || a.y.dtype == GMM_F32;
     spans = dtype == GMM_BF16 || dtype == GMM_F16 ? 2 : 1;
-    return gmm__k_launch_walk(gmm__k_pick_act_fwd(dtype), (a.rows - 1) / spans + 1, gmm__k_parts(a.ffn), room, &a,
+    return gmm__k_launch_rows(gmm__k_pick_act_fwd(dtype), (a.rows - 1) / spans + 1, gmm__k_parts(a.ffn), limits, &a,
                               stream);
 }
 
-static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, gmm__launch_limits limits,
+                                              cudaStream_t stream) {
     gmm__act_args a = *args;
     gmm_dtype dtype = a.x.dtype;
     gmm__k_act_layout(&a);
-    dtype = gmm__k_common(gmm__k_common(dtype, &a.x, a.ffn), &a.dy, a.ffn);
-    dtype = gmm__k_common(gmm__k_common(dtype, &a.dx, a.ffn), &a.y, a.ffn);
+    dtype = gmm__k_common_dtype(gmm__k_common_dtype(dtype, &a.x, a.ffn), &a.dy, a.ffn);
+    dtype = gmm__k_common_dtype(gmm__k_common_dtype(dtype, &a.dx, a.ffn), &a.y, a.ffn);
     if (a.layout == GMM__GLU_ELEMENT) dtype = GMM_NONE;
-    a.wide = a.x.dtype == GMM_F32 || a.dy.dtype == GMM_F32; /* orders sums: not by outputs, which may be absent */
-    return gmm__k_launch_walk(gmm__k_pick_act_bwd(dtype), a.rows,
-                              a.dprob ? (int64_t)gmm__act_team(a.ffn) : gmm__k_parts(a.ffn), room, &a, stream);
+    /* determines the order of sums, so it must not depend on outputs, which may be absent */
+    a.wide = a.x.dtype == GMM_F32 || a.dy.dtype == GMM_F32;
+    return gmm__k_launch_rows(gmm__k_pick_act_bwd(dtype), a.rows,
+                              a.dprob ? (int64_t)gmm__act_warps_per_row(a.ffn) : gmm__k_parts(a.ffn), limits, &a,
+                              stream);
 }
 
-/* Warps per block and blocks of the routing kernels; *shared is 0 where the arrays need `scratch`. */
+/* Warps per CTA and CTAs of the routing kernels. *shared is 0 where the arrays of `experts` values do not fit into
+   shared memory and are in `scratch`. */
 static GMM__UNUSED int32_t gmm__route_warps(int32_t experts, size_t *shared) {
     int32_t warps = GMM__ELEM_WARPS;
     while (warps > 1 && (int64_t)warps * experts * 4 > GMM__ELEM_SHARED) warps /= 2;
@@ -5824,27 +6234,28 @@ static GMM__UNUSED int32_t gmm__route_warps(int32_t experts, size_t *shared) {
     *shared = 0;
     return GMM__ELEM_WARPS;
 }
-static GMM__UNUSED int64_t gmm__route_blocks(int64_t tasks, int32_t warps, size_t shared, int64_t most) {
+static GMM__UNUSED int64_t gmm__route_blocks(int64_t tasks, int32_t warps, size_t shared, int64_t max_blocks) {
     const int64_t blocks = (tasks + warps - 1) / warps;
-    if (!shared) most = (most - 1) / GMM__ELEM_PER_SM + 1; /* each warp holds its array in the workspace */
-    return blocks < most ? blocks : most;
+    if (!shared) max_blocks = (max_blocks - 1) / GMM__ELEM_PER_SM + 1; /* each warp has an array in the workspace */
+    return blocks < max_blocks ? blocks : max_blocks;
 }
-static GMM__UNUSED size_t gmm__route_scratch_bytes(int64_t tokens, int32_t experts, int64_t most) {
+static GMM__UNUSED size_t gmm__route_scratch_bytes(int64_t tokens, int32_t experts, int64_t max_blocks) {
     size_t shared;
     const int32_t warps = gmm__route_warps(experts, &shared);
-    return shared ? 0 : (size_t)gmm__route_blocks(tokens, warps, 0, most) * (size_t)warps * (size_t)experts * 4;
+    return shared ? 0 : (size_t)gmm__route_blocks(tokens, warps, 0, max_blocks) * (size_t)warps * (size_t)experts * 4;
 }
-/* Partial sums of all levels of adding up. */
+/* Bytes of the partial sums of all levels of the reduction. */
 static GMM__UNUSED size_t gmm__route_sums_bytes(int64_t tokens, int32_t experts) {
-    int64_t rows = (tokens + GMM__ROUTE_CHUNK - 1) / GMM__ROUTE_CHUNK, all = rows;
+    int64_t rows = (tokens + GMM__ROUTE_CHUNK - 1) / GMM__ROUTE_CHUNK, total_rows = rows;
     while (rows > 1) {
         rows = (rows + GMM__ROUTE_FOLD - 1) / GMM__ROUTE_FOLD;
-        all += rows;
+        total_rows += rows;
     }
-    return (size_t)all * (size_t)(experts + (int64_t)1) * 4;
+    return (size_t)total_rows * (size_t)(experts + (int64_t)1) * 4;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_topk_fwd(const gmm__route_args *args, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_topk_fwd(const gmm__route_args *args, gmm__launch_limits limits,
+                                               cudaStream_t stream) {
     gmm__route_args a = *args;
     size_t shared;
     const int32_t warps = gmm__route_warps(a.experts, &shared);
@@ -5854,8 +6265,8 @@ static GMM__UNUSED cudaError_t gmm__k_topk_fwd(const gmm__route_args *args, gmm_
     if (a.counts) status = cudaMemsetAsync(a.counts, 0, (size_t)a.experts * 4, stream);
     if (status == cudaSuccess && a.tokens > 0) {
         const int64_t tasks = a.sums ? rows : a.tokens;
-        status = gmm__k_launch((const void *)gmm_route_topk, gmm__route_blocks(tasks, warps, shared, room.most),
-                               room, warps * 32, shared, &a, stream);
+        status = gmm__k_launch((const void *)gmm_route_topk, gmm__route_blocks(tasks, warps, shared, limits.max_ctas),
+                               limits, warps * 32, shared, &a, stream);
     }
     if (a.tokens == 0) a.sums = NULL;
     while (status == cudaSuccess && a.sums && rows > 1) {
@@ -5865,22 +6276,24 @@ static GMM__UNUSED cudaError_t gmm__k_topk_fwd(const gmm__route_args *args, gmm_
         fold.rows = rows;
         fold.cols = a.experts + (int64_t)1;
         rows = (rows + GMM__ROUTE_FOLD - 1) / GMM__ROUTE_FOLD;
-        status = gmm__k_launch((const void *)gmm_route_fold, rows * ((fold.cols + 31) / 32), room,
+        status = gmm__k_launch((const void *)gmm_route_fold, rows * ((fold.cols + 31) / 32), limits,
                                GMM__ELEM_BLOCK, 0, &fold, stream);
         a.sums = fold.out;
     }
     if (status == cudaSuccess && (a.offsets || a.aux_loss || a.z_loss))
-        status = gmm__k_launch((const void *)gmm_route_finish, 1, room, 32, 0, &a, stream);
+        status = gmm__k_launch((const void *)gmm_route_finish, 1, limits, 32, 0, &a, stream);
     return status;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_topk_bwd(const gmm__route_args *args, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_topk_bwd(const gmm__route_args *args, gmm__launch_limits limits,
+                                               cudaStream_t stream) {
     gmm__route_args a = *args;
     size_t shared;
     const int32_t warps = gmm__route_warps(a.experts, &shared);
     if (a.tokens == 0) return cudaSuccess;
     if (shared) a.scratch = NULL;
-    return gmm__k_launch((const void *)gmm_route_gradient, gmm__route_blocks(a.tokens, warps, shared, room.most), room,
+    return gmm__k_launch((const void *)gmm_route_gradient,
+                         gmm__route_blocks(a.tokens, warps, shared, limits.max_ctas), limits,
                          warps * 32, shared, &a, stream);
 }
 
@@ -5888,7 +6301,8 @@ static GMM__UNUSED size_t gmm__map_counts_bytes(int64_t slots, int32_t experts) 
     return (size_t)((slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK) * (size_t)experts * 4;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_permute_map(const gmm__map_args *a, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_permute_map(const gmm__map_args *a, gmm__launch_limits limits,
+                                                  cudaStream_t stream) {
     const size_t histogram = (size_t)a->experts * 4, shared = histogram <= GMM__ELEM_SHARED ? histogram : 0;
     const int64_t chunks = (a->slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK;
     cudaError_t status = cudaSuccess;
@@ -5896,95 +6310,101 @@ static GMM__UNUSED cudaError_t gmm__k_permute_map(const gmm__map_args *a, gmm__r
     if (status == cudaSuccess && !shared && chunks > 0)
         status = cudaMemsetAsync(a->counts, 0, gmm__map_counts_bytes(a->slots, a->experts), stream);
     if (status == cudaSuccess && chunks > 0)
-        status = gmm__k_launch((const void *)gmm_permute_count, chunks, room, GMM__ELEM_BLOCK, shared, a,
+        status = gmm__k_launch((const void *)gmm_permute_count, chunks, limits, GMM__ELEM_BLOCK, shared, a,
                                stream);
     if (status == cudaSuccess)
-        status = gmm__k_launch((const void *)gmm_permute_scan, (a->experts - 1) / GMM__ELEM_WARPS + 1, room,
+        status = gmm__k_launch((const void *)gmm_permute_scan, (a->experts - 1) / GMM__ELEM_WARPS + 1, limits,
                                GMM__ELEM_BLOCK, 0, a, stream);
     if (status == cudaSuccess)
-        status = gmm__k_launch((const void *)gmm_permute_starts, 1, room, 32, 0, a, stream);
+        status = gmm__k_launch((const void *)gmm_permute_starts, 1, limits, 32, 0, a, stream);
     if (status == cudaSuccess && chunks > 0 && (a->row_of || a->slot_of))
-        status = gmm__k_launch((const void *)gmm_permute_assign, chunks, room, 32, shared, a, stream);
+        status = gmm__k_launch((const void *)gmm_permute_assign, chunks, limits, 32, shared, a, stream);
     return status;
 }
 
-/* Strides and columns of a copy between two views, in the widest unit; *cols is the number of units. */
-static GMM__UNUSED uintptr_t gmm__k_copy_bits(const gmm__view *src, const gmm__view *dst, int64_t cols) {
-    return gmm__k_bits(src) | gmm__k_bits(dst) | (uintptr_t)(cols * gmm__k_bytes(src->dtype));
+/* Alignment of a copy between two views, and conversion of strides and columns into units of `bytes`. */
+static GMM__UNUSED uintptr_t gmm__k_copy_alignment(const gmm__view *src, const gmm__view *dst, int64_t cols) {
+    return gmm__k_alignment(src) | gmm__k_alignment(dst) | (uintptr_t)(cols * gmm__k_bytes(src->dtype));
 }
-static GMM__UNUSED void gmm__k_in_units(gmm__view *src, gmm__view *dst, int64_t *cols, int64_t bytes) {
+static GMM__UNUSED void gmm__k_convert_to_units(gmm__view *src, gmm__view *dst, int64_t *cols, int64_t bytes) {
     const int64_t size = gmm__k_bytes(src->dtype);
     src->ld = src->ld * size / bytes;
     dst->ld = dst->ld * size / bytes;
     *cols = *cols * size / bytes;
 }
 
-/* dst[r] = src[token of r]; row_probs. With row_of, tokens are read once; with one expert per token they are anyway. */
-static GMM__UNUSED cudaError_t gmm__k_permute_rows(const gmm__permute_args *args, gmm__room room, cudaStream_t stream) {
+/* dst[r] = src[token of r]; row_probs. With row_of each token's row is read once; with one expert per token that
+   holds for gmm_permute_rows as well. */
+static GMM__UNUSED cudaError_t gmm__k_permute_rows(const gmm__permute_args *args, gmm__launch_limits limits,
+                                                   cudaStream_t stream) {
     gmm__permute_args a = *args;
-    const uintptr_t bits = gmm__k_copy_bits(&a.src, &a.dst, a.hidden);
+    const uintptr_t bits = gmm__k_copy_alignment(&a.src, &a.dst, a.hidden);
     const int tokens = a.row_of && a.topk > 1;
-    int64_t bytes, rows = a.capacity, runs;
+    int64_t bytes, rows = a.capacity, segments;
     const void *kernel = tokens ? gmm__k_pick_permute_tokens(bits, &bytes) : gmm__k_pick_permute_rows(bits, &bytes);
-    gmm__k_in_units(&a.src, &a.dst, &a.hidden, bytes);
-    runs = gmm__k_runs(a.hidden);
-    if (tokens) rows = a.tokens > a.capacity / 32 / runs ? a.tokens : a.capacity / 32 / runs + 1;
-    return gmm__k_launch_walk(kernel, a.capacity > 0 ? rows : 0, runs, room, &a, stream);
+    gmm__k_convert_to_units(&a.src, &a.dst, &a.hidden, bytes);
+    segments = gmm__k_copy_spans(a.hidden);
+    if (tokens) rows = a.tokens > a.capacity / 32 / segments ? a.tokens : a.capacity / 32 / segments + 1;
+    return gmm__k_launch_rows(kernel, a.capacity > 0 ? rows : 0, segments, limits, &a, stream);
 }
 
-/* Row of the precision table, and which columns a lane takes. */
+/* Selects the precision instance, and the column layout of lanes (`wide`). */
 static GMM__UNUSED gmm_dtype gmm__k_precision(gmm__permute_args *a) {
     a->wide = a->src.dtype == GMM_F32 || a->dst.dtype == GMM_F32;
-    return gmm__k_common(gmm__k_common(a->src.dtype, &a->src, a->hidden), &a->dst, a->hidden);
+    return gmm__k_common_dtype(gmm__k_common_dtype(a->src.dtype, &a->src, a->hidden), &a->dst, a->hidden);
 }
 
 /* dst[t] = sum over slots of (probs) src[row]. */
-static GMM__UNUSED cudaError_t gmm__k_unpermute_fwd(const gmm__permute_args *args, gmm__room room,
+static GMM__UNUSED cudaError_t gmm__k_unpermute_fwd(const gmm__permute_args *args, gmm__launch_limits limits,
                                                     cudaStream_t stream) {
     gmm__permute_args a = *args;
     const gmm_dtype dtype = gmm__k_precision(&a);
-    return gmm__k_launch_walk(gmm__k_pick_unpermute_fwd(dtype), a.tokens, gmm__k_parts(a.hidden), room, &a, stream);
+    return gmm__k_launch_rows(gmm__k_pick_unpermute_fwd(dtype), a.tokens, gmm__k_parts(a.hidden), limits, &a, stream);
 }
 
 /* dst[r] = (probs) src[token of r]. */
-static GMM__UNUSED cudaError_t gmm__k_unpermute_bwd(const gmm__permute_args *args, gmm__room room,
+static GMM__UNUSED cudaError_t gmm__k_unpermute_bwd(const gmm__permute_args *args, gmm__launch_limits limits,
                                                     cudaStream_t stream) {
     gmm__permute_args a = *args;
     const gmm_dtype dtype = gmm__k_precision(&a);
-    return gmm__k_launch_walk(gmm__k_pick_unpermute_bwd(dtype), a.capacity, (gmm__k_parts(a.hidden) + 1) / 2, room, &a,
+    return gmm__k_launch_rows(gmm__k_pick_unpermute_bwd(dtype), a.capacity, (gmm__k_parts(a.hidden) + 1) / 2, limits,
+                              &a,
                               stream);
 }
 
 /* dprobs[slot] = src[token] . dst[row]; both are read. */
-static GMM__UNUSED cudaError_t gmm__k_unpermute_dots(const gmm__permute_args *args, gmm__room room,
+static GMM__UNUSED cudaError_t gmm__k_unpermute_dots(const gmm__permute_args *args, gmm__launch_limits limits,
                                                      cudaStream_t stream) {
     gmm__permute_args a = *args;
     const gmm_dtype dtype = gmm__k_precision(&a);
-    return gmm__k_launch_walk(gmm__k_pick_unpermute_dots(dtype), a.tokens, a.topk, room, &a, stream);
+    return gmm__k_launch_rows(gmm__k_pick_unpermute_dots(dtype), a.tokens, a.topk, limits, &a, stream);
 }
 
-static GMM__UNUSED cudaError_t gmm__k_gather_probs(const gmm__permute_args *a, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_gather_probs(const gmm__permute_args *a, gmm__launch_limits limits,
+                                                   cudaStream_t stream) {
     const int64_t slots = a->tokens * a->topk;
     if (slots == 0) return cudaSuccess;
     return gmm__k_launch((const void *)gmm_gather_probs, (slots + GMM__ELEM_BLOCK - 1) / GMM__ELEM_BLOCK,
-                         room, GMM__ELEM_BLOCK, 0, a, stream);
+                         limits, GMM__ELEM_BLOCK, 0, a, stream);
 }
 
 /* Row j of group g of dst is row j of group g of src, or zeros where src has no such row. */
-static GMM__UNUSED cudaError_t gmm__k_pad(const gmm__pad_args *args, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_pad(const gmm__pad_args *args, gmm__launch_limits limits, cudaStream_t stream) {
     gmm__pad_args a = *args;
     int64_t bytes;
-    const void *kernel = gmm__k_pick_pad(gmm__k_copy_bits(&a.src, &a.dst, a.cols), &bytes);
-    gmm__k_in_units(&a.src, &a.dst, &a.cols, bytes);
-    /* without rows there still are sizes and faults */
-    return gmm__k_launch_walk(kernel, a.rows > 0 ? a.rows : 1, gmm__k_runs(a.cols), room, &a, stream);
+    const void *kernel = gmm__k_pick_pad(gmm__k_copy_alignment(&a.src, &a.dst, a.cols), &bytes);
+    gmm__k_convert_to_units(&a.src, &a.dst, &a.cols, bytes);
+    /* sizes and faults are written even if there are no rows */
+    return gmm__k_launch_rows(kernel, a.rows > 0 ? a.rows : 1, gmm__k_copy_spans(a.cols), limits, &a, stream);
 }
 
-/* The 2 ffn rows of each of `count` matrices move. Tables: elements of device tables are aligned to the dtype only. */
-static GMM__UNUSED cudaError_t gmm__k_glu_rows(const gmm__glu_args *args, gmm__room room, cudaStream_t stream) {
+/* Permutes the 2 ffn rows of each of `count` matrices. Matrices addressed by device tables are aligned to their
+   dtype only. */
+static GMM__UNUSED cudaError_t gmm__k_glu_rows(const gmm__glu_args *args, gmm__launch_limits limits,
+                                               cudaStream_t stream) {
     gmm__glu_args a = *args;
     const int64_t size = gmm__k_bytes(a.src.dtype);
-    uintptr_t bits = gmm__k_copy_bits(&a.src, &a.dst, a.cols);
+    uintptr_t bits = gmm__k_copy_alignment(&a.src, &a.dst, a.cols);
     int64_t bytes;
     const void *kernel;
     if (!a.src_table) bits |= (uintptr_t)(a.src_stride * size);
@@ -5992,25 +6412,26 @@ static GMM__UNUSED cudaError_t gmm__k_glu_rows(const gmm__glu_args *args, gmm__r
     if (a.src_table || a.dst_table) bits |= (uintptr_t)size;
     if (size == 8) bits |= 4;
     kernel = gmm__k_pick_glu_rows(bits, &bytes);
-    gmm__k_in_units(&a.src, &a.dst, &a.cols, bytes);
+    gmm__k_convert_to_units(&a.src, &a.dst, &a.cols, bytes);
     a.src_stride = a.src_stride * size / bytes;
     a.dst_stride = a.dst_stride * size / bytes;
-    return gmm__k_launch_walk(kernel, a.count * 2 * a.ffn, gmm__k_runs(a.cols), room, &a, stream);
+    return gmm__k_launch_rows(kernel, a.count * 2 * a.ffn, gmm__k_copy_spans(a.cols), limits, &a, stream);
 }
 
-/* The 2 ffn columns of one matrix of `count` rows move. */
-static GMM__UNUSED cudaError_t gmm__k_glu_columns(const gmm__glu_args *args, gmm__room room, cudaStream_t stream) {
+/* Permutes the 2 ffn columns of one matrix of `count` rows. */
+static GMM__UNUSED cudaError_t gmm__k_glu_columns(const gmm__glu_args *args, gmm__launch_limits limits,
+                                                  cudaStream_t stream) {
     gmm__glu_args a = *args;
     const int64_t size = gmm__k_bytes(a.src.dtype);
     int64_t bytes;
-    const void *kernel = gmm__k_pick_glu_columns(gmm__k_copy_bits(&a.src, &a.dst, a.block), &bytes);
-    if (a.ffn * size % bytes != 0) return cudaErrorInvalidValue; /* block divides ffn */
+    const void *kernel = gmm__k_pick_glu_columns(gmm__k_copy_alignment(&a.src, &a.dst, a.block), &bytes);
+    if (a.ffn * size % bytes != 0) return cudaErrorInvalidValue; /* cannot happen, since block divides ffn */
     a.ffn = a.ffn * size / bytes;
-    gmm__k_in_units(&a.src, &a.dst, &a.block, bytes);
-    return gmm__k_launch_walk(kernel, a.count, gmm__k_runs(2 * a.ffn), room, &a, stream);
+    gmm__k_convert_to_units(&a.src, &a.dst, &a.block, bytes);
+    return gmm__k_launch_rows(kernel, a.count, gmm__k_copy_spans(2 * a.ffn), limits, &a, stream);
 }
 
-/* A matrix without gaps is one long row. */
+/* Treats matrices without gaps between rows as one long row. */
 static GMM__UNUSED void gmm__k_flatten(const gmm__view *a, const gmm__view *b, int64_t *rows, int64_t *cols) {
     if (*rows > 1 && a->ld == *cols && b->ld == *cols) {
         *cols *= *rows;
@@ -6018,32 +6439,33 @@ static GMM__UNUSED void gmm__k_flatten(const gmm__view *a, const gmm__view *b, i
     }
 }
 
-/* Columns that one launch takes: kernels count them in 32 bits. A multiple of the span. */
-enum { GMM__ELEM_LONGEST = 1 << 30 };
+/* Most columns of one launch, since kernels count columns in 32 bits. A multiple of GMM__ELEM_SPAN. */
+enum { GMM__ELEM_MAX_COLS = 1 << 30 };
 
 static GMM__UNUSED void *gmm__k_column(const gmm__view *m, int64_t col) {
     return (char *)m->data + col * gmm__k_bytes(m->dtype);
 }
 
-static GMM__UNUSED cudaError_t gmm__k_accumulate(const gmm__accumulate_args *args, gmm__room room,
+static GMM__UNUSED cudaError_t gmm__k_accumulate(const gmm__accumulate_args *args, gmm__launch_limits limits,
                                                  cudaStream_t stream) {
     gmm__accumulate_args a = *args;
     cudaError_t status = cudaSuccess;
-    int64_t left;
-    int32_t j, beside;
+    int64_t remaining;
+    int32_t j, few_sms;
     gmm__k_flatten(&a.x, &a.y, &a.rows, &a.cols);
-    beside = room.limit > 0 && a.rows == 1 && a.cols % 8 == 0 && !a.start.data && a.x.vec && a.y.vec &&
+    few_sms = limits.sm_limit > 0 && a.rows == 1 && a.cols % 8 == 0 && !a.start.data && a.x.vec && a.y.vec &&
              a.y.dtype == GMM_F32 && (a.x.dtype == GMM_F32 || a.x.dtype == GMM_BF16);
-    if (beside && room.most > room.limit) room.most = room.limit;
-    for (left = a.cols; left > 0 && status == cudaSuccess; left -= a.cols) {
-        if (a.cols > GMM__ELEM_LONGEST) a.cols = GMM__ELEM_LONGEST;
-        if (a.cols > left) a.cols = left;
-        if (beside)
-            status = gmm__k_launch(a.x.dtype == GMM_F32 ? (const void *)gmm_accumulate_beside_f32
-                                                        : (const void *)gmm_accumulate_beside_bf16,
-                                   (a.cols / 8 - 1) / GMM__SUM_BLOCK + 1, room, GMM__SUM_BLOCK, 0, &a, stream);
+    if (few_sms && limits.max_ctas > limits.sm_limit) limits.max_ctas = limits.sm_limit;
+    for (remaining = a.cols; remaining > 0 && status == cudaSuccess; remaining -= a.cols) {
+        if (a.cols > GMM__ELEM_MAX_COLS) a.cols = GMM__ELEM_MAX_COLS;
+        if (a.cols > remaining) a.cols = remaining;
+        if (few_sms)
+            status = gmm__k_launch(a.x.dtype == GMM_F32 ? (const void *)gmm_accumulate_few_sms_f32
+                                                        : (const void *)gmm_accumulate_few_sms_bf16,
+                                   (a.cols / 8 - 1) / GMM__SUM_BLOCK + 1, limits, GMM__SUM_BLOCK, 0, &a, stream);
         else
-            status = gmm__k_launch_walk((const void *)gmm_accumulate_rows, a.rows, (gmm__k_parts(a.cols) + 1) / 2, room,
+            status = gmm__k_launch_rows((const void *)gmm_accumulate_rows, a.rows, (gmm__k_parts(a.cols) + 1) / 2,
+                                        limits,
                                         &a, stream);
         for (j = 0; j < a.count; j++) a.addends[j] += a.cols * gmm__k_bytes(a.x.dtype);
         a.y.data = gmm__k_column(&a.y, a.cols);
@@ -6052,28 +6474,29 @@ static GMM__UNUSED cudaError_t gmm__k_accumulate(const gmm__accumulate_args *arg
     return status;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, gmm__launch_limits limits,
+                                              cudaStream_t stream) {
     gmm__convert_args a = *args;
     cudaError_t status = cudaSuccess;
-    int64_t left;
+    int64_t remaining;
     gmm__k_flatten(&a.src, &a.dst, &a.rows, &a.cols);
     if (a.src.dtype == a.dst.dtype) {
         gmm__copy_args copy;
         int64_t bytes;
-        const void *kernel = gmm__k_pick_copy(gmm__k_copy_bits(&a.src, &a.dst, a.cols), &bytes);
-        gmm__k_in_units(&a.src, &a.dst, &a.cols, bytes);
+        const void *kernel = gmm__k_pick_copy(gmm__k_copy_alignment(&a.src, &a.dst, a.cols), &bytes);
+        gmm__k_convert_to_units(&a.src, &a.dst, &a.cols, bytes);
         copy.src = a.src.data;
         copy.dst = a.dst.data;
         copy.rows = a.rows;
         copy.cols = a.cols;
         copy.src_ld = a.src.ld;
         copy.dst_ld = a.dst.ld;
-        return gmm__k_launch_walk(kernel, a.rows, gmm__k_runs(a.cols), room, &copy, stream);
+        return gmm__k_launch_rows(kernel, a.rows, gmm__k_copy_spans(a.cols), limits, &copy, stream);
     }
-    for (left = a.cols; left > 0 && status == cudaSuccess; left -= a.cols) {
-        if (a.cols > GMM__ELEM_LONGEST) a.cols = GMM__ELEM_LONGEST;
-        if (a.cols > left) a.cols = left;
-        status = gmm__k_launch_walk((const void *)gmm_convert_rows, a.rows, (gmm__k_parts(a.cols) + 1) / 2, room, &a,
+    for (remaining = a.cols; remaining > 0 && status == cudaSuccess; remaining -= a.cols) {
+        if (a.cols > GMM__ELEM_MAX_COLS) a.cols = GMM__ELEM_MAX_COLS;
+        if (a.cols > remaining) a.cols = remaining;
+        status = gmm__k_launch_rows((const void *)gmm_convert_rows, a.rows, (gmm__k_parts(a.cols) + 1) / 2, limits, &a,
                                     stream);
         a.src.data = gmm__k_column(&a.src, a.cols);
         a.dst.data = gmm__k_column(&a.dst, a.cols);
@@ -6089,158 +6512,172 @@ static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, gmm
 #if !defined(GMM__TAG) || !defined(GMM__OP) || !defined(GMM__TILE)
 #error "gmm: this body needs GMM__TAG, GMM__OP and GMM__TILE"
 #endif
-#define GMM__OF(name) (int)GMM__CAT(gmm_##name##_, GMM__TILE)
+#define GMM__CFG(name) (int)GMM__CAT(gmm_##name##_, GMM__TILE)
 #define GMM__NAME GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _), GMM__TAG), _), GMM__TILE)
 
-GMM__KERNEL __launch_bounds__(GMM__OF(threads), GMM__OF(ctas)) GMM__NAME(const __grid_constant__ gmm_gemm_args args) {
+/* The 16-bit product on tensor cores (mma.sync), persistent: a CTA computes every gridDim.x-th tile. Operands are
+   loaded by cp.async into a ring of STAGES stages; a fragment of the next step is loaded while the present one is
+   multiplied. Epilogue: accumulators pass through 8 rows of shared memory per warp, so that rows of D are stored in
+   whole vectors, while the first stages of the next tile are in flight. */
+GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const __grid_constant__ gmm_gemm_args args) {
     enum {
         TA = (int)GMM__CAT(gmm_ta_, GMM__OP), TB = (int)GMM__CAT(gmm_tb_, GMM__OP),
         RAGGED_K = (int)GMM__CAT(gmm_ragged_k_, GMM__OP),
-        BM = GMM__OF(bm), BN = GMM__OF(bn), BK = GMM__OF(bk), STAGES = GMM__OF(stages), THREADS = GMM__OF(threads),
-        WARPS_N = GMM__OF(wn), WM = BM / GMM__OF(wm), WN = BN / WARPS_N, MT = WM / 16, NT = WN / 8, KT = BK / 16,
+        BM = GMM__CFG(bm), BN = GMM__CFG(bn), BK = GMM__CFG(bk), STAGES = GMM__CFG(stages), THREADS = GMM__CFG(threads),
+        WARPS_N = GMM__CFG(wn), WM = BM / GMM__CFG(wm), WN = BN / WARPS_N, MT = WM / 16, NT = WN / 8, KT = BK / 16,
         A_LINE = TA ? 2 * BM : 2 * BK, B_LINE = TB ? 2 * BN : 2 * BK, /* bytes */
         A_BYTES = 2 * BM * BK, B_BYTES = 2 * BN * BK, STAGE = A_BYTES + B_BYTES,
-        A_STEP = THREADS * 16 / A_LINE, B_STEP = THREADS * 16 / B_LINE, /* lines that all threads move at once */
+        A_STEP = THREADS * 16 / A_LINE, B_STEP = THREADS * 16 / B_LINE, /* lines that the CTA copies at once */
         A_CHUNKS = BM * BK / 8 / THREADS, B_CHUNKS = BN * BK / 8 / THREADS,
-        OUT_LD = GMM__OF(out_ld), OUT_LANES = WN / 4, OUT_ROWS = 32 / OUT_LANES
+        STORE_LD = GMM__CFG(store_ld), STORE_LANES = WN / 4, STORE_ROWS = 32 / STORE_LANES
     };
     extern __shared__ __align__(1024) char gmm_shared[];
     const uint32_t shared = (uint32_t)__cvta_generic_to_shared(gmm_shared);
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
     const int warp_m = warp / WARPS_N * WM, warp_n = warp % WARPS_N * WN;
-    float *out = (float *)(gmm_shared + STAGES * STAGE) + warp * 8 * OUT_LD;
-    uint32_t a_at, b_at; /* where this lane reads its row of the first block of a stage */
-    gmm_gemm_tile tile, now; /* on its way in; on its way out */
-    gmm_feed fa, fb;
+    float *store_smem = (float *)(gmm_shared + STAGES * STAGE) + warp * 8 * STORE_LD;
+    uint32_t a_offset, b_offset; /* offset of this lane's row of the first 8 x 8 blocks in a stage */
+    gmm_gemm_tile load_tile, mma_tile; /* the tile whose operands are loaded; the tile that is multiplied and stored */
+    gmm_stage_loader load_a, load_b;
     float acc[MT][NT][4];
     uint32_t a[2][MT][4], b[2][NT / 2][4];
-    int64_t at = blockIdx.x;
-    int first, i, j, h, d, s, depth = 0, blocks, read, write;
+    int64_t tile_index = blockIdx.x;
+    int first_tile, i, j, h, d, s, k_tiles = 0, row_blocks, read_offset, write_offset;
 
-    /* A: blocks (m, k), (m + 8, k), (m, k + 8), (m + 8, k + 8); B: (n, k), (n, k + 8), (n + 8, k), (n + 8, k + 8) */
+    /* Order of the four 8 x 8 blocks of an ldmatrix. A: (m, k), (m + 8, k), (m, k + 8), (m + 8, k + 8). B: (n, k),
+       (n, k + 8), (n + 8, k), (n + 8, k + 8). */
     if (TA)
-        a_at = gmm_swizzle((uint32_t)((lane & 7) + (lane >> 4) * 8), (uint32_t)(warp_m / 8 + (lane >> 3 & 1)), A_LINE);
-    else a_at = gmm_swizzle((uint32_t)(warp_m + (lane & 15)), (uint32_t)(lane >> 4), A_LINE);
-    if (TB) b_at = gmm_swizzle((uint32_t)(lane & 15), (uint32_t)(warp_n / 8 + (lane >> 4)), B_LINE);
-    else b_at = gmm_swizzle((uint32_t)(warp_n + (lane & 7) + (lane >> 4) * 8), (uint32_t)(lane >> 3 & 1), B_LINE);
-    b_at += A_BYTES;
+        a_offset = gmm_swizzle((uint32_t)((lane & 7) + (lane >> 4) * 8), (uint32_t)(warp_m / 8 + (lane >> 3 & 1)),
+                               A_LINE);
+    else a_offset = gmm_swizzle((uint32_t)(warp_m + (lane & 15)), (uint32_t)(lane >> 4), A_LINE);
+    if (TB) b_offset = gmm_swizzle((uint32_t)(lane & 15), (uint32_t)(warp_n / 8 + (lane >> 4)), B_LINE);
+    else b_offset = gmm_swizzle((uint32_t)(warp_n + (lane & 7) + (lane >> 4) * 8), (uint32_t)(lane >> 3 & 1), B_LINE);
+    b_offset += A_BYTES;
 
-/* Stage number q of the tile, to byte `at`. */
-#define GMM__LOAD_STAGE(q, at) \
-    gmm_feed_stage(&fa, gmm_shared + (at), q, A_CHUNKS, A_STEP, A_LINE, TA ? BK : 0, TA ? 0 : BK); \
-    gmm_feed_stage(&fb, gmm_shared + (at) + A_BYTES, q, B_CHUNKS, B_STEP, B_LINE, TB ? BK : 0, TB ? 0 : BK); \
-    gmm_cp_commit()
-/* Fragments of step s of the stage at `base`. */
-#define GMM__LOAD_A(to, base, s) \
+/* Loads stage number q of the tile to byte `offset` of shared memory. */
+#define GMM__LOAD_STAGE(q, offset) \
+    gmm_stage_load(&load_a, gmm_shared + (offset), q, A_CHUNKS, A_STEP, A_LINE, TA ? BK : 0, TA ? 0 : BK); \
+    gmm_stage_load(&load_b, gmm_shared + (offset) + A_BYTES, q, B_CHUNKS, B_STEP, B_LINE, TB ? BK : 0, TB ? 0 : BK); \
+    gmm_cp_async_commit_group()
+/* ldmatrix of step s of the stage at `base`: the warp's fragments of A and B. */
+#define GMM__LOAD_A(frag, base, s) \
     _Pragma("unroll") for (i = 0; i < MT; i++) \
-        if (TA) gmm_ldmatrix_t((to)[i], (base) + (a_at ^ (uint32_t)(i * 32)) + (s) * 16 * A_LINE); \
-        else gmm_ldmatrix((to)[i], (base) + (a_at ^ (uint32_t)((s) * 32)) + i * 16 * A_LINE)
-#define GMM__LOAD_B(to, base, s) \
+        if (TA) gmm_ldmatrix_x4_trans((frag)[i], (base) + (a_offset ^ (uint32_t)(i * 32)) + (s) * 16 * A_LINE); \
+        else gmm_ldmatrix_x4((frag)[i], (base) + (a_offset ^ (uint32_t)((s) * 32)) + i * 16 * A_LINE)
+#define GMM__LOAD_B(frag, base, s) \
     _Pragma("unroll") for (j = 0; j < NT / 2; j++) \
-        if (TB) gmm_ldmatrix_t((to)[j], (base) + (b_at ^ (uint32_t)(j * 32)) + (s) * 16 * B_LINE); \
-        else gmm_ldmatrix((to)[j], (base) + (b_at ^ (uint32_t)((s) * 32)) + j * 16 * B_LINE)
+        if (TB) gmm_ldmatrix_x4_trans((frag)[j], (base) + (b_offset ^ (uint32_t)(j * 32)) + (s) * 16 * B_LINE); \
+        else gmm_ldmatrix_x4((frag)[j], (base) + (b_offset ^ (uint32_t)((s) * 32)) + j * 16 * B_LINE)
 
-    tile.g = now.g = 0;
-    for (first = 1;; first = 0, at += gridDim.x) {
-        /* every stage has been read: the next tile's first ones travel while the sums of the last one are stored */
-        const int more = gmm_gemm_next(&args, RAGGED_K, BM, BN, &at, &tile);
-        if (more) {
-            fa = gmm_feed_open(&args.a, 0, RAGGED_K ? tile.row : tile.row + tile.m0, RAGGED_K ? tile.m0 : 0,
-                               TA ? tile.k : tile.m - tile.m0, TA ? tile.m - tile.m0 : tile.k, A_LINE / 16, THREADS,
-                               BM, TA ? BK : 0, TA ? 0 : BK);
-            fb = gmm_feed_open(&args.b, RAGGED_K ? 0 : tile.g, RAGGED_K ? tile.row : TB ? 0 : tile.n0, TB ? tile.n0 : 0,
-                               TB ? tile.k : args.n - tile.n0, TB ? args.n - tile.n0 : tile.k, B_LINE / 16, THREADS,
-                               BN, TB ? BK : 0, TB ? 0 : BK);
-            depth = tile.k > 0 ? (tile.k + BK - 1) / BK : 1; /* an empty group multiplies one stage of zeros */
+    load_tile.g = mma_tile.g = 0;
+    for (first_tile = 1;; first_tile = 0, tile_index += gridDim.x) {
+        /* all stages have been read: the first stages of the next tile are loaded while the epilogue stores the
+           previous tile */
+        const int has_tile = gmm_gemm_next_tile(&args, RAGGED_K, BM, BN, &tile_index, &load_tile);
+        if (has_tile) {
+            load_a = gmm_stage_loader_init(&args.a, 0, RAGGED_K ? load_tile.row : load_tile.row + load_tile.m0,
+                                           RAGGED_K ? load_tile.m0 : 0, TA ? load_tile.k : load_tile.m - load_tile.m0,
+                                           TA ? load_tile.m - load_tile.m0 : load_tile.k, A_LINE / 16, THREADS, BM,
+                                           TA ? BK : 0, TA ? 0 : BK);
+            load_b = gmm_stage_loader_init(&args.b, RAGGED_K ? 0 : load_tile.g,
+                                           RAGGED_K ? load_tile.row : TB ? 0 : load_tile.n0, TB ? load_tile.n0 : 0,
+                                           TB ? load_tile.k : args.n - load_tile.n0,
+                                           TB ? args.n - load_tile.n0 : load_tile.k, B_LINE / 16, THREADS, BN,
+                                           TB ? BK : 0, TB ? 0 : BK);
+            /* an empty group multiplies one stage of zeros */
+            k_tiles = load_tile.k > 0 ? (load_tile.k + BK - 1) / BK : 1;
 #pragma unroll
             for (s = 0; s < STAGES - 1; s++) {
-                if (s < depth) {
+                if (s < k_tiles) {
                     GMM__LOAD_STAGE(s, s * STAGE);
-                } else gmm_cp_commit(); /* waits count alike */
+                /* keeps the number of cp.async groups constant, which wait_group relies on */
+                } else gmm_cp_async_commit_group();
             }
         }
-        if (!first) {
-            const gmm_gemm_out o = gmm_gemm_open(&args, RAGGED_K, &now);
-            const int32_t col = now.n0 + warp_n + lane % OUT_LANES * 4;
+        if (!first_tile) {
+            const gmm_gemm_epilogue epilogue = gmm_gemm_epilogue_begin(&args, RAGGED_K, &mma_tile);
+            const int32_t col = mma_tile.n0 + warp_n + lane % STORE_LANES * 4;
             float bias[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
-            if (o.bias) {
+            if (epilogue.bias) {
                 const int size = gmm_kmat_size(&args.bias);
-                gmm_read4(args.bias.dtype, o.bias + (int64_t)col * size, args.n - col, o.bias_whole, bias);
+                gmm_read4(args.bias.dtype, epilogue.bias + (int64_t)col * size, args.n - col, epilogue.bias_vec4, bias);
             }
 #pragma unroll 1
-            for (i = 0; i < 2 * MT; i++) { /* 8 rows at a time, so that one copy of the code that stores is enough */
-                const int32_t first_row = now.m0 + warp_m + i * 8, row = first_row + lane / OUT_LANES;
-                const float *from = out + lane / OUT_LANES * OUT_LD + lane % OUT_LANES * 4;
-                if (first_row >= now.m) break;
+            for (i = 0; i < 2 * MT; i++) { /* 8 rows at a time; a loop, so that the store code is expanded once */
+                const int32_t first_row = mma_tile.m0 + warp_m + i * 8, row = first_row + lane / STORE_LANES;
+                const float *src = store_smem + lane / STORE_LANES * STORE_LD + lane % STORE_LANES * 4;
+                if (first_row >= mma_tile.m) break;
 #pragma unroll
                 for (s = 0; s < 2 * MT; s++)
                     if (s == i) {
 #pragma unroll
                         for (j = 0; j < NT; j++)
-                            *(float2 *)&out[(lane >> 2) * OUT_LD + j * 8 + (lane & 3) * 2] =
+                            *(float2 *)&store_smem[(lane >> 2) * STORE_LD + j * 8 + (lane & 3) * 2] =
                                 make_float2(acc[s / 2][j][s % 2 * 2], acc[s / 2][j][s % 2 * 2 + 1]);
                     }
                 __syncwarp();
-                if (o.whole && now.m - first_row >= 8 && now.n0 + warp_n + WN <= args.n) {
+                if (epilogue.vec4 && mma_tile.m - first_row >= 8 && mma_tile.n0 + warp_n + WN <= args.n) {
                     const int64_t pitch = args.d.ld * gmm_kmat_size(&args.d);
-                    gmm_gemm_store_rows(&args, &o, 8 / OUT_ROWS,
-                                        o.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.d), pitch * OUT_ROWS,
-                                        o.row_scale ? o.row_scale + row : NULL, OUT_ROWS, from, OUT_ROWS * OUT_LD,
-                                        bias);
+                    gmm_gemm_store_rows(&args, &epilogue, 8 / STORE_ROWS,
+                                        epilogue.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.d),
+                                        pitch * STORE_ROWS,
+                                        epilogue.row_scale ? epilogue.row_scale + row : NULL, STORE_ROWS, src,
+                                        STORE_ROWS * STORE_LD, bias);
                 } else {
 #pragma unroll 1
-                    for (d = 0; d < 8; d += OUT_ROWS) {
-                        const float4 f = *(const float4 *)(from + d * OUT_LD);
+                    for (d = 0; d < 8; d += STORE_ROWS) {
+                        const float4 f = *(const float4 *)(src + d * STORE_LD);
                         float v[4];
                         v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
-                        if (row + d < now.m && col < args.n) gmm_gemm_store(&args, &o, row + d, col, bias, v);
+                        if (row + d < mma_tile.m && col < args.n)
+                            gmm_gemm_store(&args, &epilogue, row + d, col, bias, v);
                     }
                 }
                 __syncwarp();
             }
         }
-        if (!more) break;
+        if (!has_tile) break;
 
-        now = tile;
-        blocks = (now.m - now.m0 - warp_m + 15) / 16; /* of 16 rows that this warp has */
-        read = 0;
-        write = (STAGES - 1) * STAGE;
+        mma_tile = load_tile;
+        row_blocks = (mma_tile.m - mma_tile.m0 - warp_m + 15) / 16; /* blocks of 16 rows that this warp has */
+        read_offset = 0;
+        write_offset = (STAGES - 1) * STAGE;
 #pragma unroll
         for (i = 0; i < MT; i++)
 #pragma unroll
             for (j = 0; j < NT; j++)
 #pragma unroll
                 for (h = 0; h < 4; h++) acc[i][j][h] = 0.0f;
-        gmm_gemm_prefetch(&args, RAGGED_K, &now, BM, BN);
-        GMM__CP_WAIT(STAGES - 2);
+        gmm_gemm_prefetch(&args, RAGGED_K, &mma_tile, BM, BN);
+        GMM__CP_ASYNC_WAIT_GROUP(STAGES - 2);
         __syncthreads();
         GMM__LOAD_A(a[0], shared, 0);
         GMM__LOAD_B(b[0], shared, 0);
-        for (d = 0; d < depth; d++) {
+        for (d = 0; d < k_tiles; d++) {
 #pragma unroll
             for (s = 0; s < KT; s++) {
-                /* fragments are read one step ahead, across the border of two stages too */
+                /* fragments are loaded one step ahead, also across the boundary of two stages */
                 if (s + 1 < KT) {
-                    GMM__LOAD_A(a[(s + 1) & 1], shared + (uint32_t)read, s + 1);
-                    GMM__LOAD_B(b[(s + 1) & 1], shared + (uint32_t)read, s + 1);
+                    GMM__LOAD_A(a[(s + 1) & 1], shared + (uint32_t)read_offset, s + 1);
+                    GMM__LOAD_B(b[(s + 1) & 1], shared + (uint32_t)read_offset, s + 1);
                 } else {
-                    read = read + STAGE == STAGES * STAGE ? 0 : read + STAGE;
-                    GMM__CP_WAIT(STAGES - 2);
+                    read_offset = read_offset + STAGE == STAGES * STAGE ? 0 : read_offset + STAGE;
+                    GMM__CP_ASYNC_WAIT_GROUP(STAGES - 2);
                     __syncthreads();
-                    if (d + 1 < depth) {
-                        GMM__LOAD_A(a[(s + 1) & 1], shared + (uint32_t)read, 0);
-                        GMM__LOAD_B(b[(s + 1) & 1], shared + (uint32_t)read, 0);
+                    if (d + 1 < k_tiles) {
+                        GMM__LOAD_A(a[(s + 1) & 1], shared + (uint32_t)read_offset, 0);
+                        GMM__LOAD_B(b[(s + 1) & 1], shared + (uint32_t)read_offset, 0);
                     }
                 }
                 if (s == 0) {
-                    if (d + STAGES - 1 < depth) {
-                        GMM__LOAD_STAGE(d + STAGES - 1, write);
-                        write = write + STAGE == STAGES * STAGE ? 0 : write + STAGE;
-                    } else gmm_cp_commit();
+                    if (d + STAGES - 1 < k_tiles) {
+                        GMM__LOAD_STAGE(d + STAGES - 1, write_offset);
+                        write_offset = write_offset + STAGE == STAGES * STAGE ? 0 : write_offset + STAGE;
+                    } else gmm_cp_async_commit_group();
                 }
 #pragma unroll
                 for (i = 0; i < MT; i++) {
-                    if (GMM__OF(skip) && i >= blocks) continue;
+                    if (GMM__CFG(skip) && i >= row_blocks) continue;
 #pragma unroll
                     for (j = 0; j < NT; j++)
                         GMM__CAT(gmm_mma_, GMM__TAG)(acc[i][j], a[s & 1][i], &b[s & 1][j / 2][j % 2 * 2]);
@@ -6248,13 +6685,13 @@ GMM__KERNEL __launch_bounds__(GMM__OF(threads), GMM__OF(ctas)) GMM__NAME(const _
             }
         }
     }
-    if (!RAGGED_K && args.zero_tail) gmm_gemm_tail(&args.d, args.offsets[args.groups], args.capacity, args.n);
+    if (!RAGGED_K && args.zero_tail) gmm_gemm_zero_tail(&args.d, args.offsets[args.groups], args.capacity, args.n);
 }
 #undef GMM__LOAD_STAGE
 #undef GMM__LOAD_A
 #undef GMM__LOAD_B
 #undef GMM__NAME
-#undef GMM__OF
+#undef GMM__CFG
 #undef GMM__TILE
 
 /* .................................................................. Body: fp32 product, one chain per element ... */
@@ -6263,6 +6700,10 @@ GMM__KERNEL __launch_bounds__(GMM__OF(threads), GMM__OF(ctas)) GMM__NAME(const _
 #ifndef GMM__OP
 #error "gmm: this body needs GMM__OP"
 #endif
+/* D = A B^T in fp32 on the CUDA cores: every element is one chain of FMAs in the order of k. A CTA of 256 threads
+   computes 128 x 128 elements; a thread has 8 x 8 of them, in rows ty and ty + 64 and columns tx and tx + 64, four
+   each. Two buffers of 16 values of k: the loads of the next stage are in flight while the present one is
+   multiplied. */
 GMM__KERNEL __launch_bounds__(gmm_threads_f32, 1)
 GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _f32)(const __grid_constant__ gmm_gemm_args args) {
     enum {
@@ -6273,62 +6714,63 @@ GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _f32)(const __grid_constant__ gmm_gemm_
     __shared__ __align__(16) float as[2][BK * LD], bs[2][BK * LD]; /* [k][m], [k][n] */
     const int tid = (int)threadIdx.x, ty = tid / 16 * 4, tx = tid % 16 * 4;
     gmm_gemm_tile tile;
-    int64_t at;
+    int64_t tile_index;
 
     tile.g = 0;
-    for (at = blockIdx.x; gmm_gemm_next(&args, RAGGED_K, BM, BN, &at, &tile); at += gridDim.x) {
-        const char *a = gmm_kmat_at(&args.a, 0) + 4 * (tile.row * args.a.ld + (TA ? tile.m0 : tile.m0 * args.a.ld));
-        const char *b = gmm_kmat_at(&args.b, RAGGED_K ? 0 : tile.g) +
+    for (tile_index = blockIdx.x; gmm_gemm_next_tile(&args, RAGGED_K, BM, BN, &tile_index, &tile);
+         tile_index += gridDim.x) {
+        const char *a = gmm_kmat_data(&args.a, 0) + 4 * (tile.row * args.a.ld + (TA ? tile.m0 : tile.m0 * args.a.ld));
+        const char *b = gmm_kmat_data(&args.b, RAGGED_K ? 0 : tile.g) +
                         4 * ((RAGGED_K ? tile.row * args.b.ld : 0) + (TB ? tile.n0 : tile.n0 * args.b.ld));
-        const int whole_a = gmm_whole4(GMM_F32, a, args.a.ld), whole_b = gmm_whole4(GMM_F32, b, args.b.ld);
+        const int vec4_a = gmm_vec4_aligned(GMM_F32, a, args.a.ld), vec4_b = gmm_vec4_aligned(GMM_F32, b, args.b.ld);
         const int m = tile.m - tile.m0, n = args.n - tile.n0;
         float acc[8][8], va[2][4], vb[2][4];
-        int i, j, k, k0, now = 0;
+        int i, j, k, k0, buffer = 0;
 #pragma unroll
         for (i = 0; i < 8; i++)
 #pragma unroll
             for (j = 0; j < 8; j++) acc[i][j] = 0.0f;
 
         k0 = 0;
-        gmm_f32_fetch(TA, a, whole_a, args.a.ld, m, k0, tile.k, va);
-        gmm_f32_fetch(TB, b, whole_b, args.b.ld, n, k0, tile.k, vb);
-        gmm_f32_place(TA, as[0], va);
-        gmm_f32_place(TB, bs[0], vb);
+        gmm_f32_load_stage(TA, a, vec4_a, args.a.ld, m, k0, tile.k, va);
+        gmm_f32_load_stage(TB, b, vec4_b, args.b.ld, n, k0, tile.k, vb);
+        gmm_f32_store_stage(TA, as[0], va);
+        gmm_f32_store_stage(TB, bs[0], vb);
         __syncthreads();
         for (k0 = BK;; k0 += BK) {
             const int last = k0 >= tile.k;
             if (!last) {
-                gmm_f32_fetch(TA, a, whole_a, args.a.ld, m, k0, tile.k, va);
-                gmm_f32_fetch(TB, b, whole_b, args.b.ld, n, k0, tile.k, vb);
+                gmm_f32_load_stage(TA, a, vec4_a, args.a.ld, m, k0, tile.k, va);
+                gmm_f32_load_stage(TB, b, vec4_b, args.b.ld, n, k0, tile.k, vb);
             }
 #pragma unroll
             for (k = 0; k < BK; k++) {
                 float x[8], y[8];
-                *(float4 *)&x[0] = *(const float4 *)&as[now][k * LD + ty];
-                *(float4 *)&x[4] = *(const float4 *)&as[now][k * LD + ty + 64];
-                *(float4 *)&y[0] = *(const float4 *)&bs[now][k * LD + tx];
-                *(float4 *)&y[4] = *(const float4 *)&bs[now][k * LD + tx + 64];
+                *(float4 *)&x[0] = *(const float4 *)&as[buffer][k * LD + ty];
+                *(float4 *)&x[4] = *(const float4 *)&as[buffer][k * LD + ty + 64];
+                *(float4 *)&y[0] = *(const float4 *)&bs[buffer][k * LD + tx];
+                *(float4 *)&y[4] = *(const float4 *)&bs[buffer][k * LD + tx + 64];
 #pragma unroll
                 for (i = 0; i < 8; i++)
 #pragma unroll
                     for (j = 0; j < 8; j++) acc[i][j] = __fmaf_rn(x[i], y[j], acc[i][j]);
             }
             if (last) break;
-            now ^= 1;
-            gmm_f32_place(TA, as[now], va);
-            gmm_f32_place(TB, bs[now], vb);
+            buffer ^= 1;
+            gmm_f32_store_stage(TA, as[buffer], va);
+            gmm_f32_store_stage(TB, bs[buffer], vb);
             __syncthreads();
         }
         __syncthreads(); /* the next tile overwrites the first buffer */
         {
-            const gmm_gemm_out o = gmm_gemm_open(&args, RAGGED_K, &tile);
+            const gmm_gemm_epilogue o = gmm_gemm_epilogue_begin(&args, RAGGED_K, &tile);
 #pragma unroll
             for (j = 0; j < 8; j += 4) {
                 const int32_t col = tile.n0 + tx + (j ? 64 : 0);
                 float bias[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
                 if (o.bias) {
                     const int size = gmm_kmat_size(&args.bias);
-                    gmm_read4(args.bias.dtype, o.bias + (int64_t)col * size, args.n - col, o.bias_whole, bias);
+                    gmm_read4(args.bias.dtype, o.bias + (int64_t)col * size, args.n - col, o.bias_vec4, bias);
                 }
 #pragma unroll
                 for (i = 0; i < 8; i++) {
@@ -6338,7 +6780,7 @@ GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _f32)(const __grid_constant__ gmm_gemm_
             }
         }
     }
-    if (!RAGGED_K && args.zero_tail) gmm_gemm_tail(&args.d, args.offsets[args.groups], args.capacity, args.n);
+    if (!RAGGED_K && args.zero_tail) gmm_gemm_zero_tail(&args.d, args.offsets[args.groups], args.capacity, args.n);
 }
 #undef GMM__OP
 
@@ -6350,151 +6792,170 @@ GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _f32)(const __grid_constant__ gmm_gemm_
 #endif
 #define GMM__NAME GMM__CAT(GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _quant_), GMM__KIND)
 
-GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant__ gmm_qgemm_args args) {
+/* The GEMM of mma/body_tensor.cuh with quantized operands. Pipeline: codes of stage d + 2 are loaded into registers
+   while those of stage d + 1 are dequantized into one of two shared buffers and stage d is multiplied from the
+   other. Scales are loaded one stage earlier and stored in a ring of four slots. 8 warps, 2 along rows and 4 along
+   columns. */
+GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_constant__ gmm_qgemm_args args) {
     enum {
-        TA = (int)GMM__CAT(gmm_qa_, GMM__KIND), TB = (int)GMM__CAT(gmm_qb_, GMM__KIND),
-        PARTS = (int)GMM__CAT(gmm_qparts_, GMM__KIND), RAGGED_K = (int)GMM__CAT(gmm_ragged_k_, GMM__OP),
-        BM = GMM_Q_ROWS, BN = PARTS ? (int)gmm_q_cols_1 : (int)gmm_q_cols_0, LINES = BM + BN, BWIDE = PARTS ? 1 : 2,
-        WN = BN / 4, MT = 4, NT = WN / 8, KT = GMM_Q_DEPTH / 16, /* 2 x 4 warps */
-        A_LINE = TA ? 2 * BM : 2 * GMM_Q_DEPTH, B_LINE = TB ? 2 * BN : 2 * GMM_Q_DEPTH, /* bytes */
-        A_BYTES = 2 * BM * GMM_Q_DEPTH, STAGE = A_BYTES + 2 * BN * GMM_Q_DEPTH,
-        SLOT = PARTS ? (int)gmm_q_slot_1 : (int)gmm_q_slot_0, OUT_LD = WN + 8, OUT_LANES = WN / 4,
-        OUT_ROWS = 32 / OUT_LANES
+        TA = (int)GMM__CAT(gmm_qgemm_ta_, GMM__KIND), TB = (int)GMM__CAT(gmm_qgemm_tb_, GMM__KIND),
+        BLOCK_SCALED = (int)GMM__CAT(gmm_qgemm_block_scaled_, GMM__KIND),
+        RAGGED_K = (int)GMM__CAT(gmm_ragged_k_, GMM__OP),
+        BM = GMM_QGEMM_TILE_M, BN = BLOCK_SCALED ? (int)gmm_qgemm_tile_n_1 : (int)gmm_qgemm_tile_n_0,
+        LINES = BM + BN, B_LOG2_N64 = BLOCK_SCALED ? 1 : 2,
+        WN = BN / 4, MT = 4, NT = WN / 8, KT = GMM_QGEMM_TILE_K / 16, /* 2 x 4 warps */
+        A_LINE = TA ? 2 * BM : 2 * GMM_QGEMM_TILE_K, B_LINE = TB ? 2 * BN : 2 * GMM_QGEMM_TILE_K, /* bytes */
+        A_BYTES = 2 * BM * GMM_QGEMM_TILE_K, STAGE = A_BYTES + 2 * BN * GMM_QGEMM_TILE_K,
+        SLOT = BLOCK_SCALED ? (int)gmm_qgemm_slot_bytes_1 : (int)gmm_qgemm_slot_bytes_0, STORE_LD = WN + 8,
+        STORE_LANES = WN / 4,
+        STORE_ROWS = 32 / STORE_LANES
     };
-    const gmm_dtype dtype = (gmm_dtype)GMM__CAT(gmm_qdtype_, GMM__KIND);
+    const gmm_dtype dtype = (gmm_dtype)GMM__CAT(gmm_qgemm_dtype_, GMM__KIND);
     extern __shared__ __align__(1024) char gmm_shared[];
     const uint32_t shared = (uint32_t)__cvta_generic_to_shared(gmm_shared);
     const int tid = (int)threadIdx.x, lane = tid & 31, warp = tid >> 5, warp_m = warp / 4 * 64, warp_n = warp % 4 * WN;
     const gmm_scaling sa = args.a.scaling, sb = args.b.scaling, s0 = tid < BM ? sa : sb;
-    const int tokens = !RAGGED_K && sa == GMM_SCALING_NONE; /* A needs nothing but to travel */
-    const int scaled = PARTS || sb == GMM_SCALING_MX32 || sb == GMM_SCALING_NV16;
+    /* A is 16-bit tokens, which are copied without conversion */
+    const int tokens = !RAGGED_K && sa == GMM_SCALING_NONE;
+    const int has_scales = BLOCK_SCALED || sb == GMM_SCALING_MX32 || sb == GMM_SCALING_NV16;
     const int a_passes = tokens ? 0 : args.a.dtype == GMM_E2M1 ? 1 : 2;
     const int b_passes = (args.b.dtype == GMM_E2M1 ? 1 : 2) * (BN / 128);
     char *const slots = gmm_shared + 2 * STAGE;
-    gmm_gemm_tile *const kept = (gmm_gemm_tile *)(void *)(slots + 4 * SLOT);
-    float *out = (float *)(void *)gmm_shared + warp * 8 * OUT_LD;
-    uint32_t a_at, b_at, a[2][4], b[NT / 2][4], next0, next1;
+    gmm_gemm_tile *const smem_tile = (gmm_gemm_tile *)(void *)(slots + 4 * SLOT);
+    float *store_smem = (float *)(void *)gmm_shared + warp * 8 * STORE_LD;
+    uint32_t a_offset, b_offset, a[2][4], b[NT / 2][4], scale_bits0, scale_bits1;
     uint4 ra[2], rb[BN / 64];
     gmm_gemm_tile tile;
-    gmm_qside qa, qb;
-    const uint8_t *line0, *line1;
-    gmm_qsteps steps;
-    float acc[MT][NT][4], sum[PARTS ? MT : 1][NT][4];
-    int64_t at = blockIdx.x;
-    int i, j, h, d, s, depth;
+    gmm_qgemm_operand qa, qb;
+    const uint8_t *line_scales0, *line_scales1;
+    gmm_qgemm_scale_strides steps;
+    float acc[MT][NT][4], sum[BLOCK_SCALED ? MT : 1][NT][4];
+    int64_t tile_index = blockIdx.x;
+    int i, j, h, d, s, k_tiles;
 
-    steps.block = steps.four = 0;
+    steps.block = steps.block4 = 0;
     if (TA)
-        a_at = gmm_swizzle((uint32_t)((lane & 7) + (lane >> 4) * 8), (uint32_t)(warp_m / 8 + (lane >> 3 & 1)), A_LINE);
-    else a_at = gmm_swizzle((uint32_t)(warp_m + (lane & 15)), (uint32_t)(lane >> 4), A_LINE);
-    if (TB) b_at = gmm_swizzle((uint32_t)(lane & 15), (uint32_t)(warp_n / 8 + (lane >> 4)), B_LINE);
-    else b_at = gmm_swizzle((uint32_t)(warp_n + (lane & 7) + (lane >> 4) * 8), (uint32_t)(lane >> 3 & 1), B_LINE);
-    b_at += A_BYTES;
+        a_offset = gmm_swizzle((uint32_t)((lane & 7) + (lane >> 4) * 8), (uint32_t)(warp_m / 8 + (lane >> 3 & 1)),
+                               A_LINE);
+    else a_offset = gmm_swizzle((uint32_t)(warp_m + (lane & 15)), (uint32_t)(lane >> 4), A_LINE);
+    if (TB) b_offset = gmm_swizzle((uint32_t)(lane & 15), (uint32_t)(warp_n / 8 + (lane >> 4)), B_LINE);
+    else b_offset = gmm_swizzle((uint32_t)(warp_n + (lane & 7) + (lane >> 4) * 8), (uint32_t)(lane >> 3 & 1), B_LINE);
+    b_offset += A_BYTES;
 
-/* Fragments of step s of the stage at `base`: of 16 rows, and of all columns. */
+/* ldmatrix of step s of the stage at `base`: fragments of 16 rows of A, and of all columns of B. */
 #define GMM__LOAD_A(base, s, i) \
-    if (TA) gmm_ldmatrix_t(a[(i) & 1], (base) + (a_at ^ (uint32_t)((i) * 32)) + (s) * 16 * A_LINE); \
-    else gmm_ldmatrix(a[(i) & 1], (base) + (a_at ^ (uint32_t)((s) * 32)) + (i) * 16 * A_LINE)
+    if (TA) gmm_ldmatrix_x4_trans(a[(i) & 1], (base) + (a_offset ^ (uint32_t)((i) * 32)) + (s) * 16 * A_LINE); \
+    else gmm_ldmatrix_x4(a[(i) & 1], (base) + (a_offset ^ (uint32_t)((s) * 32)) + (i) * 16 * A_LINE)
 #define GMM__LOAD_B(base, s) \
     _Pragma("unroll") for (j = 0; j < NT / 2; j++) \
-        if (TB) gmm_ldmatrix_t(b[j], (base) + (b_at ^ (uint32_t)(j * 32)) + (s) * 16 * B_LINE); \
-        else gmm_ldmatrix(b[j], (base) + (b_at ^ (uint32_t)((s) * 32)) + j * 16 * B_LINE)
+        if (TB) gmm_ldmatrix_x4_trans(b[j], (base) + (b_offset ^ (uint32_t)(j * 32)) + (s) * 16 * B_LINE); \
+        else gmm_ldmatrix_x4(b[j], (base) + (b_offset ^ (uint32_t)((s) * 32)) + j * 16 * B_LINE)
 /* The operands of the tile's group. */
 #define GMM__VIEWS \
-    const int64_t start = (int64_t)args.p.tiles[tile.g] * GMM_Q_ROWS, rows = RAGGED_K ? tile.k : tile.m; \
+    const int64_t start = (int64_t)args.p.tiles[tile.g] * GMM_QGEMM_TILE_M, rows = RAGGED_K ? tile.k : tile.m; \
     const gmm__qview va = gmm__qview_of(&args.a, args.a_along, 1, tile.g, tile.row, start, rows, args.a_cols); \
     const gmm__qview vb = gmm__qview_of(&args.b, args.b_along, RAGGED_K, tile.g, RAGGED_K ? tile.row : 0, \
                                         RAGGED_K ? start : 0, RAGGED_K ? rows : args.b_rows, args.b_cols)
-/* Scales of stage q, asked for before, are kept; the next ones are asked for. */
-#define GMM__KEEP(q) \
-    gmm_q_keep(dtype, PARTS, s0, next0, slots + ((q) & 3) * SLOT, tid, LINES); \
-    if (LINES > 256 && tid < 128) gmm_q_keep(dtype, PARTS, sb, next1, slots + ((q) & 3) * SLOT, tid + 256, LINES); \
-    GMM__PEEK((q) + 1)
-#define GMM__PEEK(q) \
-    next0 = gmm_q_peek(line0, PARTS ? steps : tid < BM ? GMM__STEPS(a) : GMM__STEPS(b), s0, q, k); \
-    if (LINES > 256 && tid < 128) next1 = gmm_q_peek(line1, GMM__STEPS(b), sb, q, k)
-#define GMM__STEPS(x) gmm_q_steps(&args.x, GMM__CAT(gmm_q##x##_, GMM__KIND), args.x##_cols)
-/* Chunk i of stage t becomes elements; its successor is asked for. */
-#define GMM__EXPAND(x, apart, wide, i, t, first) \
-    gmm_q_expand(dtype, &args.x, apart, wide, i, r##x[i], gmm_shared + ((t) & 1) * STAGE + (first), \
-                 scaled && !PARTS ? (const uint16_t *)(void *)(slots + ((t) & 3) * SLOT) + ((first) ? BM : 0) : NULL, \
-                 LINES); \
-    r##x[i] = gmm_q_fetch(&q##x, &args.x, apart, wide, i)
+/* Stores the scales of stage q, which were loaded into registers before, and loads those of the next stage. */
+#define GMM__STORE_SCALES(q) \
+    gmm_qgemm_store_scales(dtype, BLOCK_SCALED, s0, scale_bits0, slots + ((q) & 3) * SLOT, tid, LINES); \
+    if (LINES > 256 && tid < 128) \
+        gmm_qgemm_store_scales(dtype, BLOCK_SCALED, sb, scale_bits1, slots + ((q) & 3) * SLOT, tid + 256, LINES); \
+    GMM__LOAD_SCALES((q) + 1)
+#define GMM__LOAD_SCALES(q) \
+    scale_bits0 = gmm_qgemm_load_scales(line_scales0, \
+                                        BLOCK_SCALED ? steps \
+                                        : tid < BM   ? GMM__SCALE_STRIDES(a) \
+                                        : GMM__SCALE_STRIDES(b), s0, q, k); \
+    if (LINES > 256 && tid < 128) scale_bits1 = gmm_qgemm_load_scales(line_scales1, GMM__SCALE_STRIDES(b), sb, q, k)
+#define GMM__SCALE_STRIDES(x) gmm_qgemm_scale_strides_of(&args.x, GMM__CAT(gmm_qgemm_t##x##_, GMM__KIND), args.x##_cols)
+/* Dequantizes chunk i of stage t into shared memory and loads the same chunk of the following stage into its
+   registers. */
+#define GMM__DEQUANTIZE_CHUNK(x, mn_major, log2_n64, i, t, offset) \
+    gmm_qgemm_dequantize_chunk(dtype, &args.x, mn_major, log2_n64, i, r##x[i], \
+                               gmm_shared + ((t) & 1) * STAGE + (offset), \
+                               has_scales && !BLOCK_SCALED \
+                               ? (const uint16_t *)(void *)(slots + ((t) & 3) * SLOT) + ((offset) ? BM : 0) \
+                               : NULL, \
+                               LINES); \
+    r##x[i] = gmm_qgemm_load_chunk(&q##x, &args.x, mn_major, log2_n64, i)
 
-    for (tile.g = 0; gmm_gemm_next(&args.p, RAGGED_K, BM, BN, &at, &tile); at += gridDim.x) {
+    for (tile.g = 0; gmm_gemm_next_tile(&args.p, RAGGED_K, BM, BN, &tile_index, &tile); tile_index += gridDim.x) {
         const int k = RAGGED_K ? (tile.k + args.k_round - 1) / args.k_round * args.k_round : tile.k;
-        const int blocks = (tile.m - tile.m0 - warp_m + 15) / 16; /* of 16 rows that this warp has */
+        const int row_blocks = (tile.m - tile.m0 - warp_m + 15) / 16; /* blocks of 16 rows that this warp has */
         {
             GMM__VIEWS;
-            gmm_q_open(&qa, &args.a, &va, TA, 1, tile.row, tile.m0, tile.m, k);
-            gmm_q_open(&qb, &args.b, &vb, TB, BWIDE, 0, tile.n0, args.p.n, k);
-            line0 = tid < BM ? gmm_q_line(&va, sa, tile.m0 + tid, tile.m)
-                             : gmm_q_line(&vb, sb, tile.n0 + tid - BM, args.p.n);
-            line1 = gmm_q_line(&vb, sb, tile.n0 + tid + 128, args.p.n);
-            if (PARTS)
-                steps = tid < BM ? gmm_q_steps(&args.a, TA, va.lines) : gmm_q_steps(&args.b, TB, vb.lines);
+            gmm_qgemm_operand_init(&qa, &args.a, &va, TA, 1, tile.row, tile.m0, tile.m, k);
+            gmm_qgemm_operand_init(&qb, &args.b, &vb, TB, B_LOG2_N64, 0, tile.n0, args.p.n, k);
+            line_scales0 = tid < BM ? gmm_qgemm_line_scales(&va, sa, tile.m0 + tid, tile.m)
+                             : gmm_qgemm_line_scales(&vb, sb, tile.n0 + tid - BM, args.p.n);
+            line_scales1 = gmm_qgemm_line_scales(&vb, sb, tile.n0 + tid + 128, args.p.n);
+            if (BLOCK_SCALED)
+                steps = tid < BM ? gmm_qgemm_scale_strides_of(&args.a, TA, va.lines)
+                    : gmm_qgemm_scale_strides_of(&args.b, TB, vb.lines);
         }
-        depth = k > 0 ? (k + GMM_Q_DEPTH - 1) / GMM_Q_DEPTH : 1; /* an empty group multiplies one stage of zeros */
+        /* an empty group multiplies one stage of zeros */
+        k_tiles = k > 0 ? (k + GMM_QGEMM_TILE_K - 1) / GMM_QGEMM_TILE_K : 1;
 #pragma unroll
         for (i = 0; i < 2; i++)
-            if (i < a_passes) ra[i] = gmm_q_fetch(&qa, &args.a, TA, 1, i);
+            if (i < a_passes) ra[i] = gmm_qgemm_load_chunk(&qa, &args.a, TA, 1, i);
 #pragma unroll
         for (i = 0; i < BN / 64; i++)
-            if (i < b_passes) rb[i] = gmm_q_fetch(&qb, &args.b, TB, BWIDE, i);
-        if (scaled) {
-            next1 = 0;
-            GMM__PEEK(0);
-            GMM__KEEP(0);
+            if (i < b_passes) rb[i] = gmm_qgemm_load_chunk(&qb, &args.b, TB, B_LOG2_N64, i);
+        if (has_scales) {
+            scale_bits1 = 0;
+            GMM__LOAD_SCALES(0);
+            GMM__STORE_SCALES(0);
         }
-        __syncthreads(); /* scales are there, and results of the tile before have left */
-        if (tid == 0) *kept = tile; /* not in registers while products are made */
-        if (scaled) {
-            GMM__KEEP(1);
+        __syncthreads(); /* scales are stored, and the epilogue of the previous tile has finished with shared memory */
+        if (tid == 0) *smem_tile = tile; /* kept in shared memory, so that it takes no registers in the mainloop */
+        if (has_scales) {
+            GMM__STORE_SCALES(1);
         }
-        if (tokens) gmm_q_bring(&qa, &args.a, gmm_shared);
-        gmm_cp_commit();
-        gmm_q_advance(&qa, &args.a, TA);
-        gmm_q_advance(&qb, &args.b, TB);
+        if (tokens) gmm_qgemm_copy_tokens(&qa, &args.a, gmm_shared);
+        gmm_cp_async_commit_group();
+        gmm_qgemm_operand_advance(&qa, &args.a, TA);
+        gmm_qgemm_operand_advance(&qb, &args.b, TB);
 #pragma unroll
         for (i = 0; i < 2; i++)
             if (i < a_passes) {
-                GMM__EXPAND(a, TA, 1, i, 0, 0);
+                GMM__DEQUANTIZE_CHUNK(a, TA, 1, i, 0, 0);
             }
 #pragma unroll
         for (i = 0; i < BN / 64; i++)
             if (i < b_passes) {
-                GMM__EXPAND(b, TB, BWIDE, i, 0, A_BYTES);
+                GMM__DEQUANTIZE_CHUNK(b, TB, B_LOG2_N64, i, 0, A_BYTES);
             }
 #pragma unroll
         for (i = 0; i < MT; i++)
 #pragma unroll
             for (j = 0; j < NT; j++)
 #pragma unroll
-                for (h = 0; h < 4; h++) acc[i][j][h] = sum[PARTS ? i : 0][j][h] = 0.0f;
+                for (h = 0; h < 4; h++) acc[i][j][h] = sum[BLOCK_SCALED ? i : 0][j][h] = 0.0f;
         gmm_gemm_prefetch(&args.p, RAGGED_K, &tile, BM, BN);
 
-        for (d = 0; d < depth; d++) {
+        for (d = 0; d < k_tiles; d++) {
             const uint32_t base = shared + (uint32_t)((d & 1) * STAGE);
-            const int more = d + 1 < depth;
-            GMM__CP_WAIT(0);
-            __syncthreads(); /* stage d is there, and d - 1 has been read */
-            if (tokens && more) gmm_q_bring(&qa, &args.a, gmm_shared + ((d + 1) & 1) * STAGE);
-            gmm_cp_commit();
-            if (!tokens || more) gmm_q_advance(&qa, &args.a, TA);
-            gmm_q_advance(&qb, &args.b, TB);
-            if (scaled) {
-                GMM__KEEP(d + 2);
+            const int has_next = d + 1 < k_tiles;
+            GMM__CP_ASYNC_WAIT_GROUP(0);
+            __syncthreads(); /* stage d is complete, and stage d - 1 has been read */
+            if (tokens && has_next) gmm_qgemm_copy_tokens(&qa, &args.a, gmm_shared + ((d + 1) & 1) * STAGE);
+            gmm_cp_async_commit_group();
+            if (!tokens || has_next) gmm_qgemm_operand_advance(&qa, &args.a, TA);
+            gmm_qgemm_operand_advance(&qb, &args.b, TB);
+            if (has_scales) {
+                GMM__STORE_SCALES(d + 2);
             }
             GMM__LOAD_A(base, 0, 0);
             GMM__LOAD_B(base, 0);
 #pragma unroll
-            for (s = 0; s < KT; s++) { /* between products, a part of the next stage is made */
+            for (s = 0; s < KT; s++) { /* dequantization of the next stage is interleaved with the products */
 #pragma unroll
                 for (i = 0; i < MT; i++) {
                     if (i + 1 < MT) {
                         GMM__LOAD_A(base, s, i + 1);
                     }
-                    if (i >= blocks) continue;
+                    if (i >= row_blocks) continue;
 #pragma unroll
                     for (j = 0; j < NT; j++)
                         if (dtype == GMM_BF16) gmm_mma_bf16(acc[i][j], a[i & 1], &b[j / 2][j % 2 * 2]);
@@ -6504,13 +6965,13 @@ GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant_
                     GMM__LOAD_A(base, s + 1, 0);
                     GMM__LOAD_B(base, s + 1);
                 }
-                if (s < 2 && more && s < a_passes) {
-                    GMM__EXPAND(a, TA, 1, s % 2, d + 1, 0);
+                if (s < 2 && has_next && s < a_passes) {
+                    GMM__DEQUANTIZE_CHUNK(a, TA, 1, s % 2, d + 1, 0);
                 }
-                if (s < BN / 64 && more && s < b_passes) {
-                    GMM__EXPAND(b, TB, BWIDE, s % (BN / 64), d + 1, A_BYTES);
+                if (s < BN / 64 && has_next && s < b_passes) {
+                    GMM__DEQUANTIZE_CHUNK(b, TB, B_LOG2_N64, s % (BN / 64), d + 1, A_BYTES);
                 }
-                if (PARTS && (s & 1) && (args.block == 32 || (s == KT - 1 && (d & 1 || !more)))) {
+                if (BLOCK_SCALED && (s & 1) && (args.block == 32 || (s == KT - 1 && (d & 1 || !has_next)))) {
                     const float *scale = (const float *)(void *)(slots + (d & 3) * SLOT) +
                                          (args.block == 32 ? s / 2 * LINES : 0);
                     const float ones[2] = { 1.0f, 1.0f }, *const column = scale + BM + warp_n + (lane & 3) * 2;
@@ -6522,94 +6983,99 @@ GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant_
                         if (lift[0] == 1.0f && lift[1] == 1.0f) {
 #pragma unroll
                             for (j = 0; j < NT; j++)
-                                gmm_q_promote(sum[PARTS ? i : 0][j], acc[i][j], row, column + 8 * j, ones);
+                                gmm_qgemm_promote(sum[BLOCK_SCALED ? i : 0][j], acc[i][j], row, column + 8 * j, ones);
                         } else {
                             row[0] *= 1.0f / lift[0];
                             row[1] *= 1.0f / lift[1];
 #pragma unroll
                             for (j = 0; j < NT; j++)
-                                gmm_q_promote(sum[PARTS ? i : 0][j], acc[i][j], row, column + 8 * j, lift);
+                                gmm_qgemm_promote(sum[BLOCK_SCALED ? i : 0][j], acc[i][j], row, column + 8 * j, lift);
                         }
                     }
                 }
             }
         }
 
-        { /* what is outside of the sums; then they leave as those of plain products do */
-            gmm_gemm_out o;
-            __syncthreads(); /* elements have been read: results stand there now */
-            tile = *kept;
+        { /* epilogue: apply the scales that are constant over the contraction, then store as the plain products do */
+            gmm_gemm_epilogue epilogue;
+            __syncthreads(); /* all stages have been read: their memory is reused for the results */
+            tile = *smem_tile;
             GMM__VIEWS;
-            const float share = gmm__fdiv(1.0f, gmm__fmul(gmm_q_largest(&va, sa), gmm_q_largest(&vb, sb)));
-            const int32_t col = tile.n0 + warp_n + lane % OUT_LANES * 4;
+            const float divisor = gmm__fmul(gmm_qgemm_outer_divisor(&va, sa), gmm_qgemm_outer_divisor(&vb, sb));
+            const float inverse = gmm__fdiv(1.0f, divisor);
+            const int32_t col = tile.n0 + warp_n + lane % STORE_LANES * 4;
             const int empty = tile.k == 0; /* an empty sum is +0 */
-            float bias[4] = { 0.0f, 0.0f, 0.0f, 0.0f }, over[NT][2], alpha;
+            float bias[4] = { 0.0f, 0.0f, 0.0f, 0.0f }, col_scale[NT][2], alpha;
             int extreme; /* plain products of scales may leave the range of normal numbers */
-            o = gmm_gemm_open(&args.p, RAGGED_K, &tile);
-            alpha = o.alpha;
-            o.alpha = 1.0f;
+            epilogue = gmm_gemm_epilogue_begin(&args.p, RAGGED_K, &tile);
+            alpha = epilogue.alpha;
+            epilogue.alpha = 1.0f;
             extreme = !gmm__scale_moderate(alpha);
 #pragma unroll
             for (j = 0; j < NT; j++)
 #pragma unroll
                 for (h = 0; h < 2; h++) {
                     const int32_t n = tile.n0 + warp_n + j * 8 + (lane & 3) * 2 + h;
-                    over[j][h] = !empty && n < args.p.n ? gmm_q_outer(&vb, sb, n) : 1.0f;
-                    extreme |= !gmm__scale_moderate(over[j][h]);
+                    col_scale[j][h] = !empty && n < args.p.n ? gmm_qgemm_outer_scale(&vb, sb, n) : 1.0f;
+                    extreme |= !gmm__scale_moderate(col_scale[j][h]);
                 }
             extreme = __any_sync(0xFFFFFFFFu, extreme);
-            if (o.bias)
-                gmm_read4(args.p.bias.dtype, o.bias + (int64_t)col * gmm_kmat_size(&args.p.bias), args.p.n - col,
-                          o.bias_whole, bias);
+            if (epilogue.bias)
+                gmm_read4(args.p.bias.dtype, epilogue.bias + (int64_t)col * gmm_kmat_size(&args.p.bias), args.p.n - col,
+                          epilogue.bias_vec4, bias);
 #pragma unroll 1
-            for (i = 0; i < 2 * MT; i++) { /* 8 rows at a time, so that one copy of the code that stores is enough */
-                const int32_t first_row = tile.m0 + warp_m + i * 8, row = first_row + lane / OUT_LANES;
-                const int32_t mine = first_row + (lane >> 2);
-                const float *from = out + lane / OUT_LANES * OUT_LD + lane % OUT_LANES * 4;
-                float outer = 1.0f;
-                int in_shared; /* sums are multiplied by their scales in shared memory, one by one */
+            for (i = 0; i < 2 * MT; i++) { /* 8 rows at a time; a loop, so that the store code is expanded once */
+                const int32_t first_row = tile.m0 + warp_m + i * 8, row = first_row + lane / STORE_LANES;
+                const int32_t frag_row = first_row + (lane >> 2);
+                const float *src = store_smem + lane / STORE_LANES * STORE_LD + lane % STORE_LANES * 4;
+                float row_scale = 1.0f;
+                int in_smem; /* the accumulators are scaled one by one in shared memory */
                 if (first_row >= tile.m) break;
-                if (!empty && mine < tile.m) outer = gmm_q_outer(&va, sa, mine);
-                in_shared = extreme || __any_sync(0xFFFFFFFFu, !gmm__scale_moderate(outer));
-                if (!empty && mine < tile.m) outer = gmm__fmul(alpha, outer);
+                if (!empty && frag_row < tile.m) row_scale = gmm_qgemm_outer_scale(&va, sa, frag_row);
+                in_smem = extreme || __any_sync(0xFFFFFFFFu, !gmm__scale_moderate(row_scale));
+                if (!empty && frag_row < tile.m) row_scale = gmm__fmul(alpha, row_scale);
 #pragma unroll
                 for (s = 0; s < 2 * MT; s++)
                     if (s == i) {
 #pragma unroll
                         for (j = 0; j < NT; j++) {
-                            const float *v = PARTS ? &sum[PARTS ? s / 2 : 0][j][s % 2 * 2] : &acc[s / 2][j][s % 2 * 2];
-                            const float f0 = in_shared ? 1.0f : gmm__fmul(gmm__fmul(outer, over[j][0]), share);
-                            const float f1 = in_shared ? 1.0f : gmm__fmul(gmm__fmul(outer, over[j][1]), share);
-                            *(float2 *)&out[(lane >> 2) * OUT_LD + j * 8 + (lane & 3) * 2] =
+                            const float *v = BLOCK_SCALED ? &sum[BLOCK_SCALED ? s / 2 : 0][j][s % 2 * 2]
+                                                          : &acc[s / 2][j][s % 2 * 2];
+                            const float f0 = in_smem ? 1.0f : gmm__fmul(gmm__fmul(row_scale, col_scale[j][0]), inverse);
+                            const float f1 = in_smem ? 1.0f : gmm__fmul(gmm__fmul(row_scale, col_scale[j][1]), inverse);
+                            *(float2 *)&store_smem[(lane >> 2) * STORE_LD + j * 8 + (lane & 3) * 2] =
                                 make_float2(gmm__fmul(v[0], f0), gmm__fmul(v[1], f1));
                         }
                     }
                 __syncwarp();
-                if (in_shared) { /* rare: the views are made again, so that they take no registers elsewhere */
-                    const gmm_gemm_tile tile = *kept;
+                if (in_smem) { /* rare: the views are made again, so that they take no registers elsewhere */
+                    const gmm_gemm_tile tile = *smem_tile;
                     GMM__VIEWS;
 #pragma unroll 1
                     for (d = lane; d < 8 * WN; d += 32) {
                         const int32_t m = first_row + d / WN, n = tile.n0 + warp_n + d % WN;
-                        float *const v = &out[d / WN * OUT_LD + d % WN];
+                        float *const v = &store_smem[d / WN * STORE_LD + d % WN];
                         if (m < tile.m && n < args.p.n)
-                            *v = gmm__scale_sum(*v, alpha, gmm_q_outer(&va, sa, m), gmm_q_outer(&vb, sb, n), share);
+                            *v = gmm__scale_sum(*v, alpha, gmm_qgemm_outer_scale(&va, sa, m),
+                                                gmm_qgemm_outer_scale(&vb, sb, n), inverse);
                     }
                     __syncwarp();
                 }
-                if (o.whole && tile.m - first_row >= 8 && tile.n0 + warp_n + WN <= args.p.n) {
+                if (epilogue.vec4 && tile.m - first_row >= 8 && tile.n0 + warp_n + WN <= args.p.n) {
                     const int64_t pitch = args.p.d.ld * gmm_kmat_size(&args.p.d);
-                    gmm_gemm_store_rows(&args.p, &o, 8 / OUT_ROWS,
-                                        o.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.p.d), pitch * OUT_ROWS,
-                                        o.row_scale ? o.row_scale + row : NULL, OUT_ROWS, from, OUT_ROWS * OUT_LD,
-                                        bias);
+                    gmm_gemm_store_rows(&args.p, &epilogue, 8 / STORE_ROWS,
+                                        epilogue.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.p.d),
+                                        pitch * STORE_ROWS,
+                                        epilogue.row_scale ? epilogue.row_scale + row : NULL, STORE_ROWS, src,
+                                        STORE_ROWS * STORE_LD, bias);
                 } else {
 #pragma unroll 1
-                    for (d = 0; d < 8; d += OUT_ROWS) {
-                        const float4 f = *(const float4 *)(const void *)(from + d * OUT_LD);
+                    for (d = 0; d < 8; d += STORE_ROWS) {
+                        const float4 f = *(const float4 *)(const void *)(src + d * STORE_LD);
                         float v[4];
                         v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
-                        if (row + d < tile.m && col < args.p.n) gmm_gemm_store(&args.p, &o, row + d, col, bias, v);
+                        if (row + d < tile.m && col < args.p.n)
+                            gmm_gemm_store(&args.p, &epilogue, row + d, col, bias, v);
                     }
                 }
                 __syncwarp();
@@ -6617,15 +7083,15 @@ GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant_
         }
     }
     if (!RAGGED_K && args.p.zero_tail)
-        gmm_gemm_tail(&args.p.d, args.p.offsets[args.p.groups], args.p.capacity, args.p.n);
+        gmm_gemm_zero_tail(&args.p.d, args.p.offsets[args.p.groups], args.p.capacity, args.p.n);
 }
 #undef GMM__LOAD_A
 #undef GMM__LOAD_B
 #undef GMM__VIEWS
-#undef GMM__KEEP
-#undef GMM__PEEK
-#undef GMM__STEPS
-#undef GMM__EXPAND
+#undef GMM__STORE_SCALES
+#undef GMM__LOAD_SCALES
+#undef GMM__SCALE_STRIDES
+#undef GMM__DEQUANTIZE_CHUNK
 #undef GMM__NAME
 #undef GMM__KIND
 
@@ -6635,31 +7101,33 @@ GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant_
 #if !defined(GMM__TAG) || !defined(GMM__DTYPE)
 #error "gmm: this body needs GMM__TAG and GMM__DTYPE"
 #endif
+/* partials[chunk][n] = sum over the rows of a chunk of s[r] dy[r][n]. A CTA processes GMM_BGRAD_COLS columns of a
+   chunk: 64 threads cover the columns, 4 each, and four sets of them take every fourth row. */
 GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS)
-GMM__CAT(gmm_linear_bgrad_pieces_, GMM__TAG)(const __grid_constant__ gmm_bgrad_args args) {
+GMM__CAT(gmm_linear_bgrad_partials_, GMM__TAG)(const __grid_constant__ gmm_bgrad_args args) {
     enum { LINES = GMM_BGRAD_THREADS / 64, SIZE = GMM__DTYPE == GMM_F32 ? 4 : 2 };
     __shared__ float sums[LINES][GMM_BGRAD_COLS];
     const int tid = (int)threadIdx.x, line = tid / 64;
     const uint32_t blocks = (uint32_t)(args.n + GMM_BGRAD_COLS - 1) / GMM_BGRAD_COLS;
     const int64_t count = (int64_t)args.tiles[args.groups] * blocks;
     const char *dy = (const char *)args.dy.data;
-    const int whole = gmm_whole4(GMM__DTYPE, dy, args.dy.ld);
+    const int vec4 = gmm_vec4_aligned(GMM__DTYPE, dy, args.dy.ld);
     int32_t g = 0;
-    int64_t at;
-    for (at = blockIdx.x; at < count; at += gridDim.x) {
-        const uint32_t piece = (uint32_t)(at / blocks);
-        const int32_t first = (int32_t)(at % blocks) * GMM_BGRAD_COLS, col = first + tid % 64 * 4;
+    int64_t index;
+    for (index = blockIdx.x; index < count; index += gridDim.x) {
+        const uint32_t chunk = (uint32_t)(index / blocks);
+        const int32_t first = (int32_t)(index % blocks) * GMM_BGRAD_COLS, col = first + tid % 64 * 4;
         float sum[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
         int64_t row, end;
         int i;
-        gmm_find_group32(args.tiles, args.groups, piece, &g);
-        row = args.offsets[g] + (int64_t)(piece - (uint32_t)args.tiles[g]) * GMM_BGRAD_ROWS;
+        gmm_find_group32(args.tiles, args.groups, chunk, &g);
+        row = args.offsets[g] + (int64_t)(chunk - (uint32_t)args.tiles[g]) * GMM_BGRAD_ROWS;
         end = args.offsets[g + 1] < row + GMM_BGRAD_ROWS ? args.offsets[g + 1] : row + GMM_BGRAD_ROWS;
 #pragma unroll 8
         for (row += line; row < end; row += LINES) {
             const float s = args.row_scale ? args.row_scale[row] : 1.0f;
             float v[4];
-            gmm_read4(GMM__DTYPE, dy + (row * args.dy.ld + col) * SIZE, args.n - col, whole, v);
+            gmm_read4(GMM__DTYPE, dy + (row * args.dy.ld + col) * SIZE, args.n - col, vec4, v);
 #pragma unroll
             for (i = 0; i < 4; i++) sum[i] = __fmaf_rn(s, v[i], sum[i]);
         }
@@ -6668,35 +7136,36 @@ GMM__CAT(gmm_linear_bgrad_pieces_, GMM__TAG)(const __grid_constant__ gmm_bgrad_a
         if (first + tid < args.n) {
             float total = sums[0][tid];
             for (i = 1; i < LINES; i++) total = __fadd_rn(total, sums[i][tid]);
-            args.pieces[(int64_t)piece * args.n + first + tid] = total;
+            args.partials[(int64_t)chunk * args.n + first + tid] = total;
         }
         __syncthreads();
     }
 }
 
-/* One warp to a row. */
+/* d_row_scale[r] = sum over n of dy[r][n] bias_g[n], added to its old value where `row_add` is set. One warp per
+   row. */
 GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS)
 GMM__CAT(gmm_linear_bgrad_rows_, GMM__TAG)(const __grid_constant__ gmm_bgrad_args args) {
     enum { WARPS = GMM_BGRAD_THREADS / 32, SIZE = GMM__DTYPE == GMM_F32 ? 4 : 2 };
     const int lane = (int)threadIdx.x & 31;
-    const int64_t live = args.offsets[args.groups], end = args.zero_tail ? args.capacity : live;
+    const int64_t valid_rows = args.offsets[args.groups], end = args.zero_tail ? args.capacity : valid_rows;
     const char *dy = (const char *)args.dy.data;
-    const int whole = gmm_whole4(GMM__DTYPE, dy, args.dy.ld);
+    const int vec4 = gmm_vec4_aligned(GMM__DTYPE, dy, args.dy.ld);
     int32_t g = 0;
     int64_t row;
     for (row = (int64_t)blockIdx.x * WARPS + (threadIdx.x >> 5); row < end; row += (int64_t)gridDim.x * WARPS) {
         float sum = 0.0f;
-        if (row < live) {
+        if (row < valid_rows) {
             const char *bias;
-            int bias_whole, i;
+            int bias_vec4, i;
             int32_t col;
             gmm_find_group64(args.offsets, args.groups, row, &g);
-            bias = gmm_kmat_at(&args.bias, g);
-            bias_whole = gmm_whole4(args.bias.dtype, bias, 4);
+            bias = gmm_kmat_data(&args.bias, g);
+            bias_vec4 = gmm_vec4_aligned(args.bias.dtype, bias, 4);
             for (col = lane * 4; col < args.n; col += 128) {
                 float v[4], w[4];
-                gmm_read4(GMM__DTYPE, dy + (row * args.dy.ld + col) * SIZE, args.n - col, whole, v);
-                gmm_read4(args.bias.dtype, bias + (int64_t)col * gmm_kmat_size(&args.bias), args.n - col, bias_whole,
+                gmm_read4(GMM__DTYPE, dy + (row * args.dy.ld + col) * SIZE, args.n - col, vec4, v);
+                gmm_read4(args.bias.dtype, bias + (int64_t)col * gmm_kmat_size(&args.bias), args.n - col, bias_vec4,
                           w);
 #pragma unroll
                 for (i = 0; i < 4; i++) sum = __fmaf_rn(v[i], w[i], sum);
@@ -6704,7 +7173,8 @@ GMM__CAT(gmm_linear_bgrad_rows_, GMM__TAG)(const __grid_constant__ gmm_bgrad_arg
 #pragma unroll
             for (i = 16; i > 0; i /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(0xFFFFFFFFu, sum, i));
         }
-        if (lane == 0) args.d_row_scale[row] = row < live && args.row_add ? __fadd_rn(args.d_row_scale[row], sum) : sum;
+        if (lane == 0)
+            args.d_row_scale[row] = row < valid_rows && args.row_add ? __fadd_rn(args.d_row_scale[row], sum) : sum;
     }
 }
 #undef GMM__TAG
@@ -6718,145 +7188,151 @@ GMM__CAT(gmm_linear_bgrad_rows_, GMM__TAG)(const __grid_constant__ gmm_bgrad_arg
 #error "gmm: this body needs GMM__TAG"
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
-#define GMM__FIXED ((gmm_dtype)GMM__NAME(gmm__fixed))
+#define GMM__STATIC_DTYPE ((gmm_dtype)GMM__NAME(gmm__static_dtype))
+/* Whether lanes have the column layout of fp32 rows; `dynamic`: the answer where dtypes are read at run time. */
+#define GMM__WIDE(dynamic) (GMM__STATIC_DTYPE == GMM_NONE ? (dynamic) : GMM__STATIC_DTYPE == GMM_F32)
 
-#define GMM__WIDE(at_run_time) (GMM__FIXED == GMM_NONE ? (at_run_time) : GMM__FIXED == GMM_F32)
-
-/* Reads the gate and the linear part of the quads q, and dy if there is one. */
-GMM__DEVICE gmm__act_in GMM__NAME(gmm__act_fetch)(const gmm__act_args *a, int64_t row, const gmm__quads *q) {
-    gmm__act_in in = GMM_ZERO;
-    gmm__quads at = *q;
+/* Loads the gate and linear inputs of a lane's columns q, and dy if it is given. */
+GMM__DEVICE gmm__act_operands GMM__NAME(gmm__act_load_operands)(const gmm__act_args *a, int64_t row,
+                                                                const gmm__lane_cols *q) {
+    gmm__act_operands in = GMM_ZERO;
+    gmm__lane_cols x_cols = *q;
     int32_t i;
-    if (a->dy.data) in.dy = gmm__load8(GMM__FIXED, &a->dy, row, q);
+    if (a->dy.data) in.dy = gmm__load8(GMM__STATIC_DTYPE, &a->dy, row, q);
     if (a->layout == GMM__GLU_SPLIT) {
-        at.col[0] = gmm__act_column(q->col[0], a->interleave);
-        at.col[1] = gmm__act_column(q->col[1], a->interleave);
-        in.a = gmm__load8(GMM__FIXED, &a->x, row, &at);
+        x_cols.col[0] = gmm__act_gate_column(q->col[0], a->interleave);
+        x_cols.col[1] = gmm__act_gate_column(q->col[1], a->interleave);
+        in.a = gmm__load8(GMM__STATIC_DTYPE, &a->x, row, &x_cols);
         if (!a->gated) return in;
-        at.col[0] += gmm__act_apart(a);
-        at.col[1] += gmm__act_apart(a);
-        in.b = gmm__load8(GMM__FIXED, &a->x, row, &at);
+        x_cols.col[0] += gmm__act_linear_offset(a);
+        x_cols.col[1] += gmm__act_linear_offset(a);
+        in.b = gmm__load8(GMM__STATIC_DTYPE, &a->x, row, &x_cols);
     } else if (a->layout == GMM__GLU_PAIRS) {
-        at = gmm__quads_at(2 * q->col[0], 2 * q->col[0] + 4, 2 * q->col[0] + 2 * q->n[0]);
-        in.a = gmm__load8(GMM__FIXED, &a->x, row, &at);
-        at = gmm__quads_at(2 * q->col[1], 2 * q->col[1] + 4, 2 * q->col[1] + 2 * q->n[1]);
-        in.b = gmm__load8(GMM__FIXED, &a->x, row, &at);
-    } else if (GMM__FIXED == GMM_NONE) {
+        x_cols = gmm__lane_cols_at(2 * q->col[0], 2 * q->col[0] + 4, 2 * q->col[0] + 2 * q->n[0]);
+        in.a = gmm__load8(GMM__STATIC_DTYPE, &a->x, row, &x_cols);
+        x_cols = gmm__lane_cols_at(2 * q->col[1], 2 * q->col[1] + 4, 2 * q->col[1] + 2 * q->n[1]);
+        in.b = gmm__load8(GMM__STATIC_DTYPE, &a->x, row, &x_cols);
+    } else if (GMM__STATIC_DTYPE == GMM_NONE) {
 #pragma unroll
         for (i = 0; i < 8; i++) {
-            const int32_t col = gmm__act_column(q->col[i / 4] + i % 4, a->interleave);
-            if (i % 4 < q->n[i / 4]) gmm__gather(&a->x, row, col, i, &in.a);
-            if (i % 4 < q->n[i / 4]) gmm__gather(&a->x, row, col + gmm__act_apart(a), i, &in.b);
+            const int32_t col = gmm__act_gate_column(q->col[i / 4] + i % 4, a->interleave);
+            if (i % 4 < q->n[i / 4]) gmm__load_element(&a->x, row, col, i, &in.a);
+            if (i % 4 < q->n[i / 4]) gmm__load_element(&a->x, row, col + gmm__act_linear_offset(a), i, &in.b);
         }
     }
     return in;
 }
 
-GMM__DEVICE void GMM__NAME(gmm__act_decode)(const gmm__act_args *a, gmm__act_in *in, float va[8], float vb[8]) {
-    if (a->layout == GMM__GLU_PAIRS) gmm__unpair(GMM__FIXED != GMM_NONE ? GMM__FIXED : a->x.dtype, &in->a, &in->b);
-    gmm__decode8(GMM__FIXED, &a->x, &in->a, va);
-    gmm__decode8(GMM__FIXED, &a->x, &in->b, vb);
+GMM__DEVICE void GMM__NAME(gmm__act_decode)(const gmm__act_args *a, gmm__act_operands *in, float va[8], float vb[8]) {
+    if (a->layout == GMM__GLU_PAIRS)
+        gmm__deinterleave(GMM__STATIC_DTYPE != GMM_NONE ? GMM__STATIC_DTYPE : a->x.dtype, &in->a, &in->b);
+    gmm__decode8(GMM__STATIC_DTYPE, &a->x, &in->a, va);
+    gmm__decode8(GMM__STATIC_DTYPE, &a->x, &in->b, vb);
 }
 
-/* Writes the gradients of both inputs. */
-GMM__DEVICE void GMM__NAME(gmm__act_gradients)(const gmm__act_args *a, int64_t row, const gmm__quads *q,
+/* Stores the gradients of the gate and linear inputs. */
+GMM__DEVICE void GMM__NAME(gmm__act_gradients)(const gmm__act_args *a, int64_t row, const gmm__lane_cols *q,
                                                const float va[8], const float vb[8]) {
-    gmm__quads at = *q;
+    gmm__lane_cols dx_cols = *q;
     int32_t i, j;
     if (a->layout == GMM__GLU_SPLIT) {
-        at.col[0] = gmm__act_column(q->col[0], a->interleave);
-        at.col[1] = gmm__act_column(q->col[1], a->interleave);
-        gmm__store8(GMM__FIXED, &a->dx, row, &at, va);
+        dx_cols.col[0] = gmm__act_gate_column(q->col[0], a->interleave);
+        dx_cols.col[1] = gmm__act_gate_column(q->col[1], a->interleave);
+        gmm__store8(GMM__STATIC_DTYPE, &a->dx, row, &dx_cols, va);
         if (!a->gated) return;
-        at.col[0] += gmm__act_apart(a);
-        at.col[1] += gmm__act_apart(a);
-        gmm__store8(GMM__FIXED, &a->dx, row, &at, vb);
+        dx_cols.col[0] += gmm__act_linear_offset(a);
+        dx_cols.col[1] += gmm__act_linear_offset(a);
+        gmm__store8(GMM__STATIC_DTYPE, &a->dx, row, &dx_cols, vb);
     } else if (a->layout == GMM__GLU_PAIRS) {
 #pragma unroll
         for (j = 0; j < 2; j++) {
             float u[8];
 #pragma unroll
             for (i = 0; i < 8; i++) u[i] = i & 1 ? vb[4 * j + i / 2] : va[4 * j + i / 2];
-            at = gmm__quads_at(2 * q->col[j], 2 * q->col[j] + 4, 2 * q->col[j] + 2 * q->n[j]);
-            if (q->n[j] > 0) gmm__store8(GMM__FIXED, &a->dx, row, &at, u);
+            dx_cols = gmm__lane_cols_at(2 * q->col[j], 2 * q->col[j] + 4, 2 * q->col[j] + 2 * q->n[j]);
+            if (q->n[j] > 0) gmm__store8(GMM__STATIC_DTYPE, &a->dx, row, &dx_cols, u);
         }
-    } else if (GMM__FIXED == GMM_NONE) {
+    } else if (GMM__STATIC_DTYPE == GMM_NONE) {
 #pragma unroll
         for (i = 0; i < 8; i++)
             if (i % 4 < q->n[i / 4]) {
-                const int32_t col = gmm__act_column(q->col[i / 4] + i % 4, a->interleave);
-                gmm__put(&a->dx, row, col, va[i]);
-                gmm__put(&a->dx, row, col + gmm__act_apart(a), vb[i]);
+                const int32_t col = gmm__act_gate_column(q->col[i / 4] + i % 4, a->interleave);
+                gmm__store_f32(&a->dx, row, col, va[i]);
+                gmm__store_f32(&a->dx, row, col + gmm__act_linear_offset(a), vb[i]);
             }
     }
 }
 
-/* Spans that a warp reads together: enough accesses under way, and the steps around them shared. */
-#define GMM__SPANS (GMM__FIXED == GMM_BF16 || GMM__FIXED == GMM_F16 ? 2 : 1)
+/* Spans of GMM__ELEM_SPAN columns that a warp loads together, so that enough loads are in flight and loop overhead
+   is shared. */
+#define GMM__SPANS (GMM__STATIC_DTYPE == GMM_BF16 || GMM__STATIC_DTYPE == GMM_F16 ? 2 : 1)
 
-/* y = p f(x) */
+/* y = p f(x): the forward activation of each row, multiplied by the row's probability p; rows behind the used ones
+   become zeros if the tail is zeroed. A task is one span of a row. Grid-stride loop: a warp processes GMM__SPANS
+   consecutive tasks at a time. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
-    gmm_early();
-    const uint32_t live = (uint32_t)*a.live, rows = a.tail_zero ? (uint32_t)a.rows : live;
-    gmm__walk w = gmm__walk_begin((a.ffn - 1) / GMM__ELEM_SPAN + 1, GMM__SPANS);
-    for (; w.row < rows; gmm__walk_next(&w)) {
-        gmm__act_in in[2];
-        gmm__quads q[2];
-        gmm__walk at[2];
+    gmm_pdl_wait();
+    const uint32_t valid_rows = (uint32_t)*a.valid_rows, rows = a.tail_zero ? (uint32_t)a.rows : valid_rows;
+    gmm__grid_loop w = gmm__grid_loop_begin((a.ffn - 1) / GMM__ELEM_SPAN + 1, GMM__SPANS);
+    for (; w.row < rows; gmm__grid_loop_next(&w)) {
+        gmm__act_operands in[2];
+        gmm__lane_cols q[2];
+        gmm__grid_loop task[2];
         float p[2];
         int32_t i, j;
-        at[0] = w;
-        at[1] = gmm__walk_behind(w);
+        task[0] = w;
+        task[1] = gmm__grid_loop_successor(w);
 #pragma unroll
         for (j = 0; j < GMM__SPANS; j++) {
-            q[j] = gmm__lane_quads(GMM__WIDE(a.wide), (int32_t)at[j].part, at[j].row < rows ? a.ffn : 0);
+            q[j] = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)task[j].part, task[j].row < rows ? a.ffn : 0);
             p[j] = 1.0f;
-            if (q[j].n[0] > 0 && at[j].row < live) {
-                if (a.prob) p[j] = a.prob[at[j].row];
-                in[j] = GMM__NAME(gmm__act_fetch)(&a, at[j].row, &q[j]);
+            if (q[j].n[0] > 0 && task[j].row < valid_rows) {
+                if (a.prob) p[j] = a.prob[task[j].row];
+                in[j] = GMM__NAME(gmm__act_load_operands)(&a, task[j].row, &q[j]);
             }
         }
 #pragma unroll
         for (j = 0; j < GMM__SPANS; j++)
             if (q[j].n[0] > 0) {
                 float va[8], vb[8], f[8], da[8], db[8];
-                if (at[j].row < live) {
+                if (task[j].row < valid_rows) {
                     GMM__NAME(gmm__act_decode)(&a, &in[j], va, vb);
                     gmm__act8(a.kind, a.coef, va, vb, f, da, db);
                 }
 #pragma unroll
-                for (i = 0; i < 8; i++) f[i] = at[j].row < live ? p[j] * f[i] : 0.0f;
-                gmm__store8(GMM__FIXED, &a.y, at[j].row, &q[j], f);
+                for (i = 0; i < 8; i++) f[i] = task[j].row < valid_rows ? p[j] * f[i] : 0.0f;
+                gmm__store8(GMM__STATIC_DTYPE, &a.y, task[j].row, &q[j], f);
             }
     }
 }
 #undef GMM__SPANS
 
-/* dx = p dy df/dx, y = p f(x), dprob = dy . f(x). With dprob a row is taken by one warp or, from as many spans on as a
-   block has warps, by a block; its lanes add in an order that depends on ffn and the dtypes alone. */
-GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, GMM__FIXED == GMM_BF16 || GMM__FIXED == GMM_F16 ? 7 : 5)
+/* dx = p dy df/dx, y = p f(x), dprob = dy . f(x). With dprob, one warp computes a row or, where a row has at least
+   as many spans as a CTA has warps, one CTA; the order of additions depends on ffn and the dtypes alone. Without
+   dprob each span is a task of its own. */
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, GMM__STATIC_DTYPE == GMM_BF16 || GMM__STATIC_DTYPE == GMM_F16 ? 7 : 5)
 GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
-    gmm_early();
-    const uint32_t live = (uint32_t)*a.live, rows = a.tail_zero ? (uint32_t)a.rows : live;
+    gmm_pdl_wait();
+    const uint32_t valid_rows = (uint32_t)*a.valid_rows, rows = a.tail_zero ? (uint32_t)a.rows : valid_rows;
     const uint32_t parts = (uint32_t)(a.ffn - 1) / GMM__ELEM_SPAN + 1;
-    const uint32_t team = a.dprob ? (uint32_t)gmm__act_team(a.ffn) : parts; /* warps of a row */
+    const uint32_t row_warps = a.dprob ? (uint32_t)gmm__act_warps_per_row(a.ffn) : parts; /* warps that share a row */
     __shared__ float sums[GMM__ELEM_WARPS];
-    gmm__walk w = gmm__walk_begin(team, 1);
-    for (; w.row < rows; gmm__walk_next(&w)) {
-        const float p = a.prob && w.row < live ? a.prob[w.row] : 1.0f;
+    gmm__grid_loop w = gmm__grid_loop_begin(row_warps, 1);
+    for (; w.row < rows; gmm__grid_loop_next(&w)) {
+        const float p = a.prob && w.row < valid_rows ? a.prob[w.row] : 1.0f;
         float sum = 0.0f;
         uint32_t part;
-        for (part = w.part; part < parts; part += team) {
-            const gmm__quads q = gmm__lane_quads(GMM__WIDE(a.wide), (int32_t)part, a.ffn);
+        for (part = w.part; part < parts; part += row_warps) {
+            const gmm__lane_cols q = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)part, a.ffn);
             float va[8], vb[8], f[8], da[8], db[8], g[8];
             int32_t i;
             if (q.n[0] <= 0) continue;
-            if (w.row < live) {
-                gmm__act_in in = GMM__NAME(gmm__act_fetch)(&a, w.row, &q);
+            if (w.row < valid_rows) {
+                gmm__act_operands in = GMM__NAME(gmm__act_load_operands)(&a, w.row, &q);
                 GMM__NAME(gmm__act_decode)(&a, &in, va, vb);
                 gmm__act8(a.kind, a.coef, va, vb, f, da, db);
-                gmm__decode8(GMM__FIXED, &a.dy, &in.dy, g);
+                gmm__decode8(GMM__STATIC_DTYPE, &a.dy, &in.dy, g);
 #pragma unroll
                 for (i = 0; i < 8; i++) {
                     if (i % 4 < q.n[i / 4]) sum = fmaf(g[i], f[i], sum);
@@ -6869,11 +7345,11 @@ GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
                 for (i = 0; i < 8; i++) f[i] = da[i] = db[i] = 0.0f;
             }
             if (a.dx.data) GMM__NAME(gmm__act_gradients)(&a, w.row, &q, da, db);
-            if (a.y.data) gmm__store8(GMM__FIXED, &a.y, w.row, &q, f);
+            if (a.y.data) gmm__store8(GMM__STATIC_DTYPE, &a.y, w.row, &q, f);
         }
         if (!a.dprob) continue;
         sum = gmm__warp_sum(sum);
-        if (team > 1) { /* the block's */
+        if (row_warps > 1) { /* sums of the CTA's warps */
             int32_t i;
             if (gmm__lane() == 0) sums[gmm__warp()] = sum;
             __syncthreads();
@@ -6884,14 +7360,15 @@ GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
     }
 }
 
-/* Rows of a token that are read at once. */
-#define GMM__BATCH (GMM__FIXED == GMM_BF16 || GMM__FIXED == GMM_F16 ? 4 : 2)
+/* Rows of a token that a warp loads at once. */
+#define GMM__BATCH (GMM__STATIC_DTYPE == GMM_BF16 || GMM__STATIC_DTYPE == GMM_F16 ? 4 : 2)
 
-/* out[t] = sum over slots of (probs) rows[row], in slot order. Where the rows stand is read one batch ahead. */
+/* out[t] = sum over slots of (probs) rows[row], in the order of slots. A task is one span of a token. The row
+   indices of a batch are loaded one batch ahead. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_unpermute_fwd)(const __grid_constant__ gmm__permute_args a) {
-    gmm_early();
-    gmm__walk w = gmm__walk_begin((a.hidden - 1) / GMM__ELEM_SPAN + 1, 1);
+    gmm_pdl_wait();
+    gmm__grid_loop w = gmm__grid_loop_begin((a.hidden - 1) / GMM__ELEM_SPAN + 1, 1);
     float sum[8], p[4], next_p[4];
     int32_t row[4], next_row[4], i = 0, j, k;
 #pragma unroll
@@ -6900,19 +7377,19 @@ GMM__NAME(gmm_unpermute_fwd)(const __grid_constant__ gmm__permute_args a) {
     for (j = 0; j < GMM__BATCH; j++)
         next_row[j] = w.row < a.tokens ? gmm__slot_row(&a, w.row, j, &next_p[j]) : -1;
     while (w.row < a.tokens) {
-        const gmm__quads q = gmm__lane_quads(GMM__WIDE(a.wide), (int32_t)w.part, (int32_t)a.hidden);
+        const gmm__lane_cols q = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)w.part, (int32_t)a.hidden);
         const uint32_t token = w.row;
-        gmm__eight r[4];
+        gmm__raw8 r[4];
 #pragma unroll
         for (j = 0; j < GMM__BATCH; j++) {
             row[j] = next_row[j];
             p[j] = next_p[j];
-            if (row[j] >= 0 && q.n[0] > 0) r[j] = gmm__load8(GMM__FIXED, &a.src, row[j], &q);
+            if (row[j] >= 0 && q.n[0] > 0) r[j] = gmm__load8(GMM__STATIC_DTYPE, &a.src, row[j], &q);
         }
         i += GMM__BATCH;
         if (i >= a.topk) {
             i = 0;
-            gmm__walk_next(&w);
+            gmm__grid_loop_next(&w);
         }
 #pragma unroll
         for (j = 0; j < GMM__BATCH; j++)
@@ -6921,12 +7398,12 @@ GMM__NAME(gmm_unpermute_fwd)(const __grid_constant__ gmm__permute_args a) {
         for (j = 0; j < GMM__BATCH; j++)
             if (row[j] >= 0 && q.n[0] > 0) {
                 float v[8];
-                gmm__decode8(GMM__FIXED, &a.src, &r[j], v);
+                gmm__decode8(GMM__STATIC_DTYPE, &a.src, &r[j], v);
 #pragma unroll
                 for (k = 0; k < 8; k++) sum[k] = fmaf(p[j], v[k], sum[k]);
             }
         if (i == 0) {
-            if (q.n[0] > 0) gmm__store8(GMM__FIXED, &a.dst, token, &q, sum);
+            if (q.n[0] > 0) gmm__store8(GMM__STATIC_DTYPE, &a.dst, token, &q, sum);
 #pragma unroll
             for (k = 0; k < 8; k++) sum[k] = 0.0f;
         }
@@ -6934,64 +7411,64 @@ GMM__NAME(gmm_unpermute_fwd)(const __grid_constant__ gmm__permute_args a) {
 }
 #undef GMM__BATCH
 
-/* drows[r] = (probs) dout[token of r]; zeros in padding. Two spans per task. */
+/* drows[r] = (probs) dout[token of r]; rows of padding become zeros. A task is two spans of a row. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_unpermute_bwd)(const __grid_constant__ gmm__permute_args a) {
-    gmm_early();
-    const int64_t live = gmm__live(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
-    const int64_t rows = a.tail_zero ? a.capacity : live;
-    gmm__walk w = gmm__walk_begin((a.hidden - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
-    for (; w.row < rows; gmm__walk_next(&w)) {
-        const int32_t slot = w.row < live ? gmm__map_entry(a.slot_of, w.row, slots, a.fault) : -1;
+    gmm_pdl_wait();
+    const int64_t valid_rows = gmm__valid_rows(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
+    const int64_t rows = a.tail_zero ? a.capacity : valid_rows;
+    gmm__grid_loop w = gmm__grid_loop_begin((a.hidden - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
+    for (; w.row < rows; gmm__grid_loop_next(&w)) {
+        const int32_t slot = w.row < valid_rows ? gmm__map_entry(a.slot_of, w.row, slots, a.fault) : -1;
         const float p = slot >= 0 && a.probs ? a.probs[slot] : 1.0f;
-        gmm__eight r[2];
-        gmm__quads q[2];
+        gmm__raw8 r[2];
+        gmm__lane_cols q[2];
         int32_t j, k;
 #pragma unroll
         for (j = 0; j < 2; j++) {
-            q[j] = gmm__lane_quads(GMM__WIDE(a.wide), (int32_t)(2 * w.part) + j, (int32_t)a.hidden);
+            q[j] = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)(2 * w.part) + j, (int32_t)a.hidden);
             if (slot >= 0 && q[j].n[0] > 0)
-                r[j] = gmm__load8(GMM__FIXED, &a.src, (uint32_t)slot / (uint32_t)a.topk, &q[j]);
+                r[j] = gmm__load8(GMM__STATIC_DTYPE, &a.src, (uint32_t)slot / (uint32_t)a.topk, &q[j]);
         }
 #pragma unroll
         for (j = 0; j < 2; j++)
             if (q[j].n[0] > 0) {
                 float v[8];
-                if (slot >= 0) gmm__decode8(GMM__FIXED, &a.src, &r[j], v);
+                if (slot >= 0) gmm__decode8(GMM__STATIC_DTYPE, &a.src, &r[j], v);
 #pragma unroll
                 for (k = 0; k < 8; k++) v[k] = slot >= 0 ? p * v[k] : 0.0f;
-                gmm__store8(GMM__FIXED, &a.dst, w.row, &q[j], v);
+                gmm__store8(GMM__STATIC_DTYPE, &a.dst, w.row, &q[j], v);
             }
     }
 }
 
-/* dprobs[slot] = dout[token] . rows[row]: a warp per slot. */
+/* dprobs[slot] = dout[token] . rows[row]. One warp per slot. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6)
 GMM__NAME(gmm_unpermute_dots)(const __grid_constant__ gmm__permute_args a) {
-    gmm_early();
-    gmm__walk w = gmm__walk_begin(a.topk, 1);
-    for (; w.row < a.tokens; gmm__walk_next(&w)) {
+    gmm_pdl_wait();
+    gmm__grid_loop w = gmm__grid_loop_begin(a.topk, 1);
+    for (; w.row < a.tokens; gmm__grid_loop_next(&w)) {
         const int64_t slot = (int64_t)w.row * a.topk + w.part;
         const int32_t row = gmm__map_entry(a.row_of, slot, a.capacity, a.fault);
         float sum = 0.0f;
         int32_t part;
         for (part = 0; row >= 0; part += 2) {
-            gmm__eight r[2], s[2];
-            gmm__quads q[2];
+            gmm__raw8 r[2], s[2];
+            gmm__lane_cols q[2];
             int32_t j, k;
 #pragma unroll
             for (j = 0; j < 2; j++) {
-                q[j] = gmm__lane_quads(GMM__WIDE(a.wide), part + j, (int32_t)a.hidden);
-                if (q[j].n[0] > 0) r[j] = gmm__load8(GMM__FIXED, &a.src, w.row, &q[j]);
-                if (q[j].n[0] > 0) s[j] = gmm__load8(GMM__FIXED, &a.dst, row, &q[j]);
+                q[j] = gmm__lane_cols_of(GMM__WIDE(a.wide), part + j, (int32_t)a.hidden);
+                if (q[j].n[0] > 0) r[j] = gmm__load8(GMM__STATIC_DTYPE, &a.src, w.row, &q[j]);
+                if (q[j].n[0] > 0) s[j] = gmm__load8(GMM__STATIC_DTYPE, &a.dst, row, &q[j]);
             }
             if (q[0].n[0] <= 0) break;
 #pragma unroll
             for (j = 0; j < 2; j++)
                 if (q[j].n[0] > 0) {
                     float u[8], v[8];
-                    gmm__decode8(GMM__FIXED, &a.src, &r[j], u);
-                    gmm__decode8(GMM__FIXED, &a.dst, &s[j], v);
+                    gmm__decode8(GMM__STATIC_DTYPE, &a.src, &r[j], u);
+                    gmm__decode8(GMM__STATIC_DTYPE, &a.dst, &s[j], v);
 #pragma unroll
                     for (k = 0; k < 8; k++) sum = fmaf(u[k], v[k], sum);
                 }
@@ -7002,7 +7479,7 @@ GMM__NAME(gmm_unpermute_dots)(const __grid_constant__ gmm__permute_args a) {
 }
 
 #undef GMM__WIDE
-#undef GMM__FIXED
+#undef GMM__STATIC_DTYPE
 #undef GMM__NAME
 #undef GMM__TAG
 
@@ -7015,105 +7492,114 @@ GMM__NAME(gmm_unpermute_dots)(const __grid_constant__ gmm__permute_args a) {
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__UNIT GMM__NAME(gmm__unit)
 
-/* Four units per lane of one row, so that all loads come before the first store; src NULL gives zeros. */
-GMM__DEVICE void GMM__NAME(gmm__load_run)(const GMM__UNIT *src, int64_t run, int64_t units, GMM__UNIT v[4]) {
-    const int64_t first = run * GMM__ELEM_RUN + gmm__lane();
+/* Loads, stores or copies a segment of GMM__COPY_SPAN units of a row, four units per lane, so that all loads are
+   issued before the first store. src NULL gives zeros. */
+GMM__DEVICE void GMM__NAME(gmm__load_segment)(const GMM__UNIT *src, int64_t segment, int64_t units, GMM__UNIT v[4]) {
+    const int64_t first = segment * GMM__COPY_SPAN + gmm__lane();
     int32_t j;
     memset(v, 0, 4 * sizeof *v);
 #pragma unroll
     for (j = 0; j < 4; j++)
         if (src && first + 32 * j < units) v[j] = src[first + 32 * j];
 }
-GMM__DEVICE void GMM__NAME(gmm__store_run)(GMM__UNIT *dst, int64_t run, int64_t units, const GMM__UNIT v[4]) {
-    const int64_t first = run * GMM__ELEM_RUN + gmm__lane();
+GMM__DEVICE void GMM__NAME(gmm__store_segment)(GMM__UNIT *dst, int64_t segment, int64_t units, const GMM__UNIT v[4]) {
+    const int64_t first = segment * GMM__COPY_SPAN + gmm__lane();
     int32_t j;
 #pragma unroll
     for (j = 0; j < 4; j++)
         if (first + 32 * j < units) __stcs(dst + first + 32 * j, v[j]);
 }
-GMM__DEVICE void GMM__NAME(gmm__copy_run)(const GMM__UNIT *src, GMM__UNIT *dst, int64_t run, int64_t units) {
+GMM__DEVICE void GMM__NAME(gmm__copy_segment)(const GMM__UNIT *src, GMM__UNIT *dst, int64_t segment, int64_t units) {
     GMM__UNIT v[4];
-    GMM__NAME(gmm__load_run)(src, run, units, v);
-    GMM__NAME(gmm__store_run)(dst, run, units, v);
+    GMM__NAME(gmm__load_segment)(src, segment, units, v);
+    GMM__NAME(gmm__store_segment)(dst, segment, units, v);
 }
 
+/* Copies rows. A task is one segment of a row. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 12)
 GMM__NAME(gmm_copy)(const __grid_constant__ gmm__copy_args a) {
-    gmm_early();
-    gmm__walk w = gmm__walk_begin((a.cols + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
-    for (; w.row < a.rows; gmm__walk_next(&w))
-        GMM__NAME(gmm__copy_run)((const GMM__UNIT *)a.src + w.row * a.src_ld, (GMM__UNIT *)a.dst + w.row * a.dst_ld,
-                                    w.part, a.cols);
+    gmm_pdl_wait();
+    gmm__grid_loop w = gmm__grid_loop_begin((a.cols + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
+    for (; w.row < a.rows; gmm__grid_loop_next(&w))
+        GMM__NAME(gmm__copy_segment)((const GMM__UNIT *)a.src + w.row * a.src_ld, (GMM__UNIT *)a.dst + w.row * a.dst_ld,
+                                     w.part, a.cols);
 }
 
+/* dst[r] = src[token of slot_of[r]], zeros in padding; row_probs[r] = probs[slot_of[r]]. A task is one segment of a
+   row. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 10)
 GMM__NAME(gmm_permute_rows)(const __grid_constant__ gmm__permute_args a) {
-    gmm_early();
-    const int64_t live = gmm__live(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
-    const int64_t rows = a.tail_zero ? a.capacity : live;
-    gmm__walk w = gmm__walk_begin((a.hidden + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
-    for (; w.row < rows; gmm__walk_next(&w)) {
-        const int32_t slot = w.row < live ? gmm__map_entry(a.slot_of, w.row, slots, a.fault) : -1;
+    gmm_pdl_wait();
+    const int64_t valid_rows = gmm__valid_rows(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
+    const int64_t rows = a.tail_zero ? a.capacity : valid_rows;
+    gmm__grid_loop w = gmm__grid_loop_begin((a.hidden + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
+    for (; w.row < rows; gmm__grid_loop_next(&w)) {
+        const int32_t slot = w.row < valid_rows ? gmm__map_entry(a.slot_of, w.row, slots, a.fault) : -1;
         const int64_t token = (uint32_t)slot / (uint32_t)a.topk;
-        GMM__NAME(gmm__copy_run)(slot >= 0 ? (const GMM__UNIT *)a.src.data + token * a.src.ld : NULL,
-                                    (GMM__UNIT *)a.dst.data + w.row * a.dst.ld, w.part, a.hidden);
+        GMM__NAME(gmm__copy_segment)(slot >= 0 ? (const GMM__UNIT *)a.src.data + token * a.src.ld : NULL,
+                                     (GMM__UNIT *)a.dst.data + w.row * a.dst.ld, w.part, a.hidden);
         if (a.row_probs && w.part == 0 && gmm__lane() == 0) a.row_probs[w.row] = slot >= 0 ? a.probs[slot] : 0.0f;
     }
 }
 
-/* The same where row_of is there, too: a token's row is read once and written to each of its rows. slot_of decides, and
-   row_of only says where to look, so that any two maps give what gmm_permute_rows gives. Rows that no slot leads to,
-   padding for one, come last: a warp looks for them among 32. */
+/* The same where row_of is given too: each token's row is read once and written to all of its rows. slot_of is
+   authoritative and row_of only a hint, so that any two maps give the result of gmm_permute_rows. Rows that no
+   token's entry in row_of leads to, such as padding, are written last: a warp searches 32 rows at a time for them. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_permute_tokens)(const __grid_constant__ gmm__permute_args a) {
-    gmm_early();
-    const int64_t runs = (a.hidden + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, stride = (int64_t)gridDim.x * GMM__ELEM_BLOCK;
+    gmm_pdl_wait();
+    const int64_t segments = (a.hidden + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN,
+        stride = (int64_t)gridDim.x * GMM__ELEM_BLOCK;
     const GMM__UNIT *src = (const GMM__UNIT *)a.src.data;
     GMM__UNIT *dst = (GMM__UNIT *)a.dst.data;
-    const int32_t slots = (int32_t)(a.tokens * a.topk); /* fits, as maps are int32 */
-    int64_t base = (int64_t)blockIdx.x * GMM__ELEM_BLOCK + gmm__warp() * 32, live = -1;
-    gmm__walk w = gmm__walk_begin(runs, 1);
-    for (; w.row < a.tokens; gmm__walk_next(&w)) {
+    const int32_t slots = (int32_t)(a.tokens * a.topk); /* fits 32 bits, since maps are int32 */
+    int64_t base = (int64_t)blockIdx.x * GMM__ELEM_BLOCK + gmm__warp() * 32, valid_rows = -1;
+    gmm__grid_loop w = gmm__grid_loop_begin(segments, 1);
+    for (; w.row < a.tokens; gmm__grid_loop_next(&w)) {
         GMM__UNIT v[4];
         int32_t i;
-        GMM__NAME(gmm__load_run)(src + w.row * a.src.ld, w.part, a.hidden, v);
+        GMM__NAME(gmm__load_segment)(src + w.row * a.src.ld, w.part, a.hidden, v);
         for (i = 0; i < a.topk; i += 32) {
-            const int32_t nth = i + gmm__lane(), slot = (int32_t)w.row * a.topk + nth;
-            int32_t row = nth < a.topk ? a.row_of[slot] : -1;
-            uint32_t rest;
-            if (live < 0) live = gmm__live(a.sizes, a.experts, a.capacity, a.fault); /* behind the first loads */
-            if (row < 0 || row >= live || a.slot_of[row] != slot) row = -1;
+            const int32_t choice = i + gmm__lane(), slot = (int32_t)w.row * a.topk + choice;
+            int32_t row = choice < a.topk ? a.row_of[slot] : -1;
+            uint32_t pending;
+            /* read after the first loads are issued */
+            if (valid_rows < 0) valid_rows = gmm__valid_rows(a.sizes, a.experts, a.capacity, a.fault);
+            if (row < 0 || row >= valid_rows || a.slot_of[row] != slot) row = -1;
             if (row >= 0 && w.part == 0 && a.row_probs) a.row_probs[row] = a.probs[slot];
-            for (rest = __ballot_sync(0xFFFFFFFFu, row >= 0); rest; rest &= rest - 1) {
-                const int64_t to = __shfl_sync(0xFFFFFFFFu, row, __ffs((int)rest) - 1);
-                GMM__NAME(gmm__store_run)(dst + to * a.dst.ld, w.part, a.hidden, v);
+            for (pending = __ballot_sync(0xFFFFFFFFu, row >= 0); pending; pending &= pending - 1) {
+                const int64_t dst_row = __shfl_sync(0xFFFFFFFFu, row, __ffs((int)pending) - 1);
+                GMM__NAME(gmm__store_segment)(dst + dst_row * a.dst.ld, w.part, a.hidden, v);
             }
         }
     }
     for (; base < a.capacity; base += stride) {
         const int64_t row = base + gmm__lane();
-        int32_t slot, alone;
-        uint32_t rest;
-        if (live < 0) live = gmm__live(a.sizes, a.experts, a.capacity, a.fault);
-        slot = row < live ? gmm__map_entry(a.slot_of, row, slots, a.fault) : -1;
-        alone = row < (a.tail_zero ? a.capacity : live) && (slot < 0 || a.row_of[slot] != row);
-        if (alone && a.row_probs) a.row_probs[row] = slot >= 0 ? a.probs[slot] : 0.0f;
-        for (rest = __ballot_sync(0xFFFFFFFFu, alone); rest; rest &= rest - 1) {
-            const int32_t lane = __ffs((int)rest) - 1, from = __shfl_sync(0xFFFFFFFFu, slot, lane);
-            const int64_t token = (uint32_t)from / (uint32_t)a.topk;
-            int64_t run;
-            for (run = 0; run < runs; run++)
-                GMM__NAME(gmm__copy_run)(from >= 0 ? src + token * a.src.ld : NULL, dst + (base + lane) * a.dst.ld, run,
-                                         a.hidden);
+        int32_t slot, unmapped;
+        uint32_t pending;
+        if (valid_rows < 0) valid_rows = gmm__valid_rows(a.sizes, a.experts, a.capacity, a.fault);
+        slot = row < valid_rows ? gmm__map_entry(a.slot_of, row, slots, a.fault) : -1;
+        unmapped = row < (a.tail_zero ? a.capacity : valid_rows) && (slot < 0 || a.row_of[slot] != row);
+        if (unmapped && a.row_probs) a.row_probs[row] = slot >= 0 ? a.probs[slot] : 0.0f;
+        for (pending = __ballot_sync(0xFFFFFFFFu, unmapped); pending; pending &= pending - 1) {
+            const int32_t lane = __ffs((int)pending) - 1, src_slot = __shfl_sync(0xFFFFFFFFu, slot, lane);
+            const int64_t token = (uint32_t)src_slot / (uint32_t)a.topk;
+            int64_t segment;
+            for (segment = 0; segment < segments; segment++)
+                GMM__NAME(gmm__copy_segment)(src_slot >= 0 ? src + token * a.src.ld : NULL,
+                                             dst + (base + lane) * a.dst.ld, segment,
+                                             a.hidden);
         }
     }
 }
 
+/* Copies row j of each group of src to row j of the group of dst; rows that src does not have become zeros. The
+   first CTA also writes the padded sizes and reports a capacity fault. A task is one segment of a row. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 12)
 GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
-    gmm_early();
-    const int64_t live = gmm__pad_start(&a, a.groups, a.pad), rows = a.tail_zero ? a.rows : live;
-    gmm__walk w = gmm__walk_begin((a.cols + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
+    gmm_pdl_wait();
+    const int64_t valid_rows = gmm__pad_start(&a, a.groups, a.pad), rows = a.tail_zero ? a.rows : valid_rows;
+    gmm__grid_loop w = gmm__grid_loop_begin((a.cols + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
     if (blockIdx.x == 0) {
         int64_t g;
         for (g = threadIdx.x; a.sizes && g < a.groups; g += GMM__ELEM_BLOCK)
@@ -7121,48 +7607,52 @@ GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
         if (threadIdx.x == 0 && a.blocks[a.groups] * a.align > a.capacity)
             gmm__fault(a.fault, (uint32_t)GMM_FAULT_CAPACITY);
     }
-    for (; w.row < rows; gmm__walk_next(&w)) {
-        int64_t from = -1;
-        if (w.row < live) {
+    for (; w.row < rows; gmm__grid_loop_next(&w)) {
+        int64_t src_row = -1;
+        if (w.row < valid_rows) {
             const int64_t g = gmm__pad_group(&a, w.row);
-            from = gmm__pad_start(&a, g, !a.pad) + w.row - gmm__pad_start(&a, g, a.pad);
-            if (from >= gmm__pad_start(&a, g + 1, !a.pad)) from = -1;
+            src_row = gmm__pad_start(&a, g, !a.pad) + w.row - gmm__pad_start(&a, g, a.pad);
+            if (src_row >= gmm__pad_start(&a, g + 1, !a.pad)) src_row = -1;
         }
-        GMM__NAME(gmm__copy_run)(from >= 0 ? (const GMM__UNIT *)a.src.data + from * a.src.ld : NULL,
-                                    (GMM__UNIT *)a.dst.data + w.row * a.dst.ld, w.part, a.cols);
-        if (a.dst_prob && w.part == 0 && gmm__lane() == 0) a.dst_prob[w.row] = from >= 0 ? a.src_prob[from] : 0.0f;
+        GMM__NAME(gmm__copy_segment)(src_row >= 0 ? (const GMM__UNIT *)a.src.data + src_row * a.src.ld : NULL,
+                                     (GMM__UNIT *)a.dst.data + w.row * a.dst.ld, w.part, a.cols);
+        if (a.dst_prob && w.part == 0 && gmm__lane() == 0)
+            a.dst_prob[w.row] = src_row >= 0 ? a.src_prob[src_row] : 0.0f;
     }
 }
 
+/* Permutes the 2 ffn rows of each of `count` matrices. A task is one segment of a row of dst. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_glu_rows)(const __grid_constant__ gmm__glu_args a) {
-    gmm_early();
-    gmm__walk w = gmm__walk_begin((a.cols + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
-    for (; w.row < a.count * 2 * a.ffn; gmm__walk_next(&w)) {
-        const uint32_t g = w.row / (2 * (uint32_t)a.ffn), to = w.row - g * 2 * (uint32_t)a.ffn;
-        const int64_t from = gmm__glu_from(to, (uint32_t)a.ffn, (uint32_t)a.block, a.inverse);
+    gmm_pdl_wait();
+    gmm__grid_loop w = gmm__grid_loop_begin((a.cols + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
+    for (; w.row < a.count * 2 * a.ffn; gmm__grid_loop_next(&w)) {
+        const uint32_t g = w.row / (2 * (uint32_t)a.ffn), dst_row = w.row - g * 2 * (uint32_t)a.ffn;
+        const int64_t src_row = gmm__glu_source(dst_row, (uint32_t)a.ffn, (uint32_t)a.block, a.inverse);
         const GMM__UNIT *src = a.src_table ? (const GMM__UNIT *)a.src_table[g]
                                            : (const GMM__UNIT *)a.src.data + g * a.src_stride;
         GMM__UNIT *dst = a.dst_table ? (GMM__UNIT *)a.dst_table[g] : (GMM__UNIT *)a.dst.data + g * a.dst_stride;
-        GMM__NAME(gmm__copy_run)(src + from * a.src.ld, dst + to * a.dst.ld, w.part, a.cols);
+        GMM__NAME(gmm__copy_segment)(src + src_row * a.src.ld, dst + dst_row * a.dst.ld, w.part, a.cols);
     }
 }
 
+/* Permutes the 2 ffn columns of a matrix of `count` rows. A task is one segment of a row: loads are gathered, stores
+   are coalesced. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
-    gmm_early();
-    gmm__walk w = gmm__walk_begin((2 * a.ffn + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
-    for (; w.row < a.count; gmm__walk_next(&w)) {
+    gmm_pdl_wait();
+    gmm__grid_loop w = gmm__grid_loop_begin((2 * a.ffn + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
+    for (; w.row < a.count; gmm__grid_loop_next(&w)) {
         const GMM__UNIT *src = (const GMM__UNIT *)a.src.data + w.row * a.src.ld;
         GMM__UNIT *dst = (GMM__UNIT *)a.dst.data + w.row * a.dst.ld;
-        const int64_t first = w.part * GMM__ELEM_RUN + gmm__lane();
+        const int64_t first = w.part * GMM__COPY_SPAN + gmm__lane();
         GMM__UNIT v[4];
         int32_t j;
         memset(v, 0, sizeof v);
 #pragma unroll
         for (j = 0; j < 4; j++)
             if (first + 32 * j < 2 * a.ffn)
-                v[j] = src[gmm__glu_from((uint32_t)first + 32u * j, (uint32_t)a.ffn, (uint32_t)a.block, a.inverse)];
+                v[j] = src[gmm__glu_source((uint32_t)first + 32u * j, (uint32_t)a.ffn, (uint32_t)a.block, a.inverse)];
 #pragma unroll
         for (j = 0; j < 4; j++)
             if (first + 32 * j < 2 * a.ffn) dst[first + 32 * j] = v[j];
@@ -7175,17 +7665,18 @@ GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
 
 /* ................................................................................. Body: products on Hopper ... */
 #elif GMM__BODY == 8
-/* d += the product of m64 by n (in eights) by 32 bytes of k, or (`add` 0) d = it: 64 lines at `first` by n lines at
-   `second`. */
-GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(const int eights, float *d,
-                                                                                  uint64_t first, uint64_t second,
-                                                                                  const int add = 1) {
+/* One wgmma of M = 64, N = 8 n8 and 32 bytes of K: d = A B + d, or d = A B where `scale_d` is 0. `desc_a` and
+   `desc_b` are the descriptors of the operands in shared memory. */
+GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(const int n8, float *d, uint64_t desc_a,
+                                                                                uint64_t desc_b,
+                                                                                const int scale_d = 1) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    switch (eights) {
-#define GMM__X(e, u, n, b, a, c) \
-    case e: asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " GMM__WGMMA_ADD(c) ", 0;\n wgmma.mma_async.sync.aligned" \
-                         ".m64n" n GMM__WGMMA_TYPES " {" GMM__T##u "}, " b ", " a ", p, 1, 1" GMM__WGMMA_MAJOR ";\n}" \
-                         : GMM__V##u : "l"(first), "l"(second), "r"(add)); break;
+    switch (n8) {
+#define GMM__X(e, u, n, da, db, c) \
+    case e: asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " GMM__WGMMA_SCALE_D(c) ", 0;\n" \
+                         " wgmma.mma_async.sync.aligned.m64n" n GMM__WGMMA_TYPES \
+                         " {" GMM__T##u "}, " da ", " db ", p, 1, 1" GMM__WGMMA_MAJOR ";\n}" \
+                         : GMM__V##u : "l"(desc_a), "l"(desc_b), "r"(scale_d)); break;
     GMM_WGMMA_LIST(GMM__X)
 #undef GMM__X
     default: break;
@@ -7196,426 +7687,462 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #undef GMM__WGMMA_MAJOR
 
 #elif GMM__BODY == 9
-#define GMM__OF(name) (int)GMM__CAT(gmm9_##name##_, GMM__TILE)
-#define GMM__OPS(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__OP), _), GMM__TAG), _)
-#define GMM__PART(part) GMM__CAT(GMM__OPS(part), GMM__TILE)
-/* A kernel of two tiles takes the other's functions, which were made first, without a kernel (GMM__FIRST). */
-#ifdef GMM__OTHER
-#define GMM__OTHERS(part) GMM__CAT(GMM__OPS(part), GMM__OTHER)
-#define GMM__WHICH args.tile
-#define GMM__SECOND(name) (int)GMM__CAT(gmm9_##name##_, GMM__OTHER)
-#define GMM__ANY(second, name) ((second) ? GMM__SECOND(name) : GMM__OF(name))
-#define GMM__NAME GMM__CAT(GMM__CAT(GMM__CAT(GMM__OTHERS(gmm_linear_), _), GMM__TILE), _sm90)
+#define GMM__CFG(name) (int)GMM__CAT(gmm_sm90_##name##_, GMM__TILE)
+#define GMM__INSTANCE(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__OP), _), GMM__TAG), _)
+#define GMM__PART(part) GMM__CAT(GMM__INSTANCE(part), GMM__TILE)
+/* A kernel with two tiles calls the functions of both; those of the first are expanded before, without a kernel
+   (GMM__NO_KERNEL). */
+#ifdef GMM__ALT_TILE
+#define GMM__ALT_PART(part) GMM__CAT(GMM__INSTANCE(part), GMM__ALT_TILE)
+#define GMM__TILE_CHOICE args.tile
+#define GMM__ALT_CFG(name) (int)GMM__CAT(gmm_sm90_##name##_, GMM__ALT_TILE)
+#define GMM__CFG_OF(second, name) ((second) ? GMM__ALT_CFG(name) : GMM__CFG(name))
+#define GMM__NAME GMM__CAT(GMM__CAT(GMM__CAT(GMM__ALT_PART(gmm_linear_), _), GMM__TILE), _sm90)
 #else
-#define GMM__WHICH 0
-#define GMM__SECOND(name) 0
-#define GMM__ANY(second, name) ((void)(second), GMM__OF(name))
+#define GMM__TILE_CHOICE 0
+#define GMM__ALT_CFG(name) 0
+#define GMM__CFG_OF(second, name) ((void)(second), GMM__CFG(name))
 #define GMM__NAME GMM__CAT(GMM__PART(gmm_linear_), _sm90)
 #endif
 #define GMM__TA GMM__CAT(gmm_ta_, GMM__OP)
 #define GMM__TB GMM__CAT(gmm_tb_, GMM__OP)
-#define GMM__RAGGED GMM__CAT(gmm_ragged_k_, GMM__OP)
-/* Rows of sums that go out at once. */
-#define GMM__LOT (GMM__OF(out) >= 4 && GMM__OF(mb) * GMM__OF(units) < 24 ? 32 : 16)
+#define GMM__K_GROUPED GMM__CAT(gmm_ragged_k_, GMM__OP)
+/* Rows of accumulators that pass a store slot at once. */
+#define GMM__ROWS_PER_STORE (GMM__CFG(store_blocks) >= 4 && GMM__CFG(wgmma_m) * GMM__CFG(m16) < 24 ? 32 : 16)
 
-/* Words of D that wait in registers, those that go out at once, and a group's rooms for these. An instance with an
-   epilogue has no registers left for them. */
+/* Deferred store: 32-bit words of 16-bit D that stay in registers, words that are stored at once, and the slots of a
+   warp group for these. An instance with an epilogue has no registers left for them. */
 #ifdef GMM__EPILOGUE
-#define GMM__LATER 0
+#define GMM__DEFERRED 0
 #else
-#define GMM__LATER GMM__OF(later)
+#define GMM__DEFERRED GMM__CFG(deferred)
 #endif
-#define GMM__WAITS (GMM__LATER ? 4 * GMM__OF(units) : 1)
-#define GMM__GOES (GMM__LATER ? 4 * GMM__OF(later) : 1)
-#define GMM__ROOMS (GMM__LATER ? 2 * GMM__OF(out) / GMM__OF(later) : 2)
-/* Whether the first products set the sums, which would be 0 otherwise. */
-#define GMM__SETS (GMM__LATER || GMM__RAGGED)
-/* Tiles begin at multiples of so many rows. Products there are for as many eights as a tile can have. */
-#define GMM__STEP (GMM__RAGGED ? 64 : 8)
-#define GMM__MADE(e) ((e) <= 2 * GMM__OF(units) && (!GMM__RAGGED || (e) % 8 == 0))
-/* The most rows of a group with which all that a kernel waits for is weights along the contraction. Memory gives 256
-   bytes of a line faster together: two stages are asked for at once, and handed back as soon as they are multiplied.
-   From half as many rows on products take time as well, and where groups differ it is lost. */
-#define GMM__LOW(cols) \
-    (!GMM__RAGGED && !GMM__TB && !GMM__OF(of) && GMM__OF(teams) == 2 && (cols) == 256 ? GMM_SM90_LOW : 0)
-/* The rooms of D of a group of threads, or that of a part, which has the same room whichever group writes it. */
-#define GMM__ROOM(wg, nth) \
-    (shared + GMM__OF(rooms) + GMM__OF(room) * (GMM__RAGGED ? (int)((nth) % 4) : 2 * (wg)))
-#define GMM__PLACER (GMM__OF(of) ? 11 : 9) /* the warp that places tiles */
+#define GMM__DEFERRED_WORDS (GMM__DEFERRED ? 4 * GMM__CFG(m16) : 1)
+#define GMM__WORDS_PER_STORE (GMM__DEFERRED ? 4 * GMM__CFG(deferred) : 1)
+#define GMM__STORE_SLOTS (GMM__DEFERRED ? 2 * GMM__CFG(store_blocks) / GMM__CFG(deferred) : 2)
+/* Whether the first wgmma of a tile overwrites the accumulators (scale_d = 0); else they are zeroed before. */
+#define GMM__ZERO_INIT (GMM__DEFERRED || GMM__K_GROUPED)
+/* Tiles begin at multiples of so many rows. wgmma exists for each N, in units of 8, that a tile can have. */
+#define GMM__STEP (GMM__K_GROUPED ? 64 : 8)
+#define GMM__HAS_N8(e) ((e) <= 2 * GMM__CFG(m16) && (!GMM__K_GROUPED || (e) % 8 == 0))
+/* Small-M mode: the most rows of a group with which forward waits for weights alone (128-byte lines along the
+   contraction). Device memory delivers 256 bytes of a line faster, so two stages are requested at a time and released
+   as soon as they are multiplied. From 64 rows on products take time as well, and with unequal groups the mode loses.
+   */
+#define GMM__SMALL_M(tile_n) \
+    (!GMM__K_GROUPED && !GMM__TB && !GMM__CFG(tile_b) && GMM__CFG(consumers) == 2 && (tile_n) == 256 \
+         ? GMM_SM90_SMALL_M : 0)
+/* The store slots of a consumer warp group; in wgrad the slot of a part, whichever warp group writes it. */
+#define GMM__STORE_SLOT(wg, nth) \
+    (smem + GMM__CFG(slots_offset) + GMM__CFG(slot_bytes) * (GMM__K_GROUPED ? (int)((nth) % 4) : 2 * (wg)))
+#define GMM__SCHEDULER_WARP (GMM__CFG(tile_b) ? 11 : 9) /* index of the scheduler warp */
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-/* Of tile `t`, whose 16-bit D waits in registers, the next rows go out through one of the group's rooms, by TMA where
-   rows are at multiples of 16 bytes: 3 stages until a room is needed again, so that nobody waits. `kept`: units that
-   wait. The registers are picked by predicates, since moving the others up would take as many again. */
-GMM__DEVICE void GMM__PART(gmm9_send_)(const GMM__ARGS *args, const gmm_sm90_tile *t, int wg, char *mine,
-                                       const uint32_t waits[GMM__WAITS], int *kept, uint32_t *turn) {
-    const int tid = gmm_tid() & 127, lane = tid & 31, w = tid >> 5, row = 16 * (t->units - *kept);
-    char *const room = mine + *turn % GMM__ROOMS * (512 * GMM__GOES);
-    const uint32_t at = (uint32_t)__cvta_generic_to_shared(room);
-    const uint32_t put = at + (lane / 16 * 8 + lane % 8) * 128 + (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
+/* Stores the next rows of tile `t`, whose 16-bit D is pending in registers, through one of the warp group's slots: by
+   TMA where rows are 16-byte aligned. A slot is reused after 3 stages, so that nobody waits for it. *pending: blocks of
+   16 rows that are not stored. Registers are selected by predicates, since shifting them would take as many again. */
+GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(const GMM__ARGS *args, const gmm_sm90_tile *t, int wg, char *slots,
+                                                     const uint32_t deferred[GMM__DEFERRED_WORDS], int *pending,
+                                                     uint32_t *part) {
+    const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5, row = 16 * (t->row_blocks - *pending);
+    char *const slot = slots + *part % GMM__STORE_SLOTS * (512 * GMM__WORDS_PER_STORE);
+    const uint32_t slot_at = (uint32_t)__cvta_generic_to_shared(slot);
+    const uint32_t st_at = slot_at + (lane / 16 * 8 + lane % 8) * 128 + (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
     const gmm_kmat *const d = &args->p.d;
     int x, e;
 #pragma unroll
-    for (x = 0; x + 3 < GMM__WAITS; x += 4)
-        gmm_stmatrix_t_if(x / GMM__GOES * GMM__OF(later) == row / 16, put + x % GMM__GOES * 512, waits[x],
-                          waits[x + 1], waits[x + 2], waits[x + 3]);
-    asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
-    if (tid == 0) /* the next room is free */
-        asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(GMM__ROOMS - 2) : "memory");
-    gmm_bar_half(wg);
+    for (x = 0; x + 3 < GMM__DEFERRED_WORDS; x += 4)
+        gmm_stmatrix_x4_trans_if(x / GMM__WORDS_PER_STORE * GMM__CFG(deferred) == row / 16,
+                          st_at + x % GMM__WORDS_PER_STORE * 512, deferred[x],
+                          deferred[x + 1], deferred[x + 2], deferred[x + 3]);
+    gmm_fence_proxy_async();
+    if (tid == 0) /* the next slot may be overwritten */
+        GMM__BULK_WAIT_GROUP_READ(GMM__STORE_SLOTS - 2);
+    gmm_consumer_sync(wg);
     if ((((uint64_t)(uintptr_t)d->data | (uint64_t)(d->ld * 2)) & 15) == 0) {
         if (tid == 0) {
-            gmm_tma_store(&args->d, at, 0, t->n0 + 64 * wg, GMM_SM90_RAGGED - t->rows + row, t->row + t->m0 + t->rows,
-                          GMM_SM90_RAGGED);
-            asm volatile("cp.async.bulk.commit_group;" : : : "memory");
+            gmm_tma_store(&args->d, slot_at, 0, t->n0 + 64 * wg, GMM_SM90_RAGGED_ROWS - t->rows + row,
+                          t->row + t->m0 + t->rows,
+                          GMM_SM90_RAGGED_ROWS);
+            gmm_bulk_commit_group();
         }
     } else {
         const int c = 64 * wg + 8 * (tid % 8);
         char *to = (char *)d->data + (((int64_t)t->row + t->m0 + row + tid / 8) * d->ld + t->n0 + c) * 2;
 #pragma unroll 1
-        for (x = tid / 8; x < 4 * GMM__GOES && row + x < t->rows; x += 16, to += 32 * d->ld)
+        for (x = tid / 8; x < 4 * GMM__WORDS_PER_STORE && row + x < t->rows; x += 16, to += 32 * d->ld)
 #pragma unroll 1
             for (e = 0; e < 8 && c + e < t->cols; e++)
-                ((uint16_t *)to)[e] = ((const uint16_t *)(room + x * 128 + (((tid % 8) ^ (x & 7)) << 4)))[e];
+                ((uint16_t *)to)[e] = ((const uint16_t *)(slot + x * 128 + (((tid % 8) ^ (x & 7)) << 4)))[e];
     }
-    *kept -= GMM__OF(later);
-    (*turn)++;
+    *pending -= GMM__CFG(deferred);
+    (*part)++;
 }
 
-/* The sums of a tile of `eights` times 8 rows for a group of 128 threads: `depths` stages from number *at on. `columns`
-   is the descriptor of the group's columns in stage 0; `come`: tells the other group, if they take turns, that the last
-   stage has come. What waits of the tile before goes out by the way. `low`: a stage is handed back when it is
-   multiplied, else when the next one is there too, so that products never pause. */
-GMM__DEVICE void GMM__PART(gmm9_sum_)(const int eights, const int low, float sum[GMM__OF(mb)][8 * GMM__OF(units)],
-                                      uint32_t depths, uint64_t columns, uint64_t rows, uint32_t bars, uint32_t come,
-                                      uint32_t pair, uint32_t *at, const GMM__ARGS *args, const gmm_sm90_tile *before,
-                                      int wg, char *mine, const uint32_t waits[GMM__WAITS], int *kept, uint32_t *turn) {
+/* Mainloop of a consumer warp group: accumulates `k_tiles` stages from number *iter on, for a tile of 8 n8 rows.
+   desc_b: descriptor of the warp group's columns in stage 0; desc_a: of the rows. `order`: barrier that tells the other
+   warp group of a ping-pong tile that the last stage is full. The deferred store of the previous tile runs beside it.
+   small_m: a stage is released when it is multiplied, else one stage later, so that wgmma never pauses. */
+GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
+                                               float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)],
+                                               uint32_t k_tiles, uint64_t desc_b, uint64_t desc_a, uint32_t stage_bars,
+                                               uint32_t order,
+                                               uint32_t cluster, uint32_t *iter, const GMM__ARGS *args,
+                                               const gmm_sm90_tile *prev_tile,
+                                               int wg, char *slots, const uint32_t deferred[GMM__DEFERRED_WORDS],
+                                               int *pending, uint32_t *part) {
     const uint32_t lane = threadIdx.x & 31;
-    uint32_t q, s = *at % GMM__OF(stages), parity = *at / GMM__OF(stages) & 1, last = 0;
+    uint32_t k, s = *iter % GMM__CFG(stages), parity = *iter / GMM__CFG(stages) & 1, prev_stage = 0;
     int kk, j;
 #pragma unroll 1
-    for (q = 0;; q++) {
-        const uint64_t b = columns + s * (GMM__OF(stage) >> 4), a = rows + s * (GMM__OF(stage) >> 4);
-        gmm_bar_wait(bars + 16 * s, parity);
-        if (GMM__OF(teams) == 1 && q == depths - 1 && lane == 0) gmm_bar_arrive_here(come);
+    for (k = 0;; k++) {
+        const uint64_t b = desc_b + s * (GMM__CFG(stage_bytes) >> 4), a = desc_a + s * (GMM__CFG(stage_bytes) >> 4);
+        gmm_mbarrier_wait(stage_bars + 16 * s, parity);
+        if (GMM__CFG(consumers) == 1 && k == k_tiles - 1 && lane == 0) gmm_mbarrier_arrive(order);
         gmm_wgmma_fence();
 #pragma unroll
         for (kk = 0; kk < 4; kk++)
 #pragma unroll
-            for (j = 0; j < GMM__OF(mb); j++)
+            for (j = 0; j < GMM__CFG(wgmma_m); j++)
                 GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
-                    eights, sum[j], b + j * (8192 >> 4) + kk * ((GMM__TB ? 2048 : 32) >> 4),
-                    a + kk * ((GMM__TA ? 2048 : 32) >> 4), !GMM__SETS || q > 0 || kk > 0);
+                    n8, acc[j], b + j * (8192 >> 4) + kk * ((GMM__TB ? 2048 : 32) >> 4),
+                    a + kk * ((GMM__TA ? 2048 : 32) >> 4), !GMM__ZERO_INIT || k > 0 || kk > 0);
         gmm_wgmma_commit();
-        if (low) GMM__WGMMA_WAIT(0);
+        if (small_m) GMM__WGMMA_WAIT(0);
         else GMM__WGMMA_WAIT(1);
-        if ((low || q > 0) && lane < pair) gmm_bar_arrive(bars + 16 * (low ? s : last) + 8, lane);
-        if (GMM__LATER && *kept > 0) GMM__PART(gmm9_send_)(args, before, wg, mine, waits, kept, turn);
-        last = s;
-        if (q + 1 == depths) break;
-        if (++s == GMM__OF(stages)) {
+        if ((small_m || k > 0) &&
+            lane < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * (small_m ? s : prev_stage) + 8, lane);
+        if (GMM__DEFERRED && *pending > 0) GMM__PART(gmm_sm90_store_deferred_)(args, prev_tile, wg, slots, deferred,
+                                                                               pending, part);
+        prev_stage = s;
+        if (k + 1 == k_tiles) break;
+        if (++s == GMM__CFG(stages)) {
             s = 0;
             parity ^= 1;
         }
     }
     GMM__WGMMA_WAIT(0);
-    if (!low && lane < pair) gmm_bar_arrive(bars + 16 * last + 8, lane);
-    *at += depths;
+    if (!small_m && lane < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * prev_stage + 8, lane);
+    *iter += k_tiles;
 }
 
-/* What the groups of threads do: they multiply, and take D to memory. */
-GMM__DEVICE void GMM__PART(gmm9_multiply_)(const GMM__ARGS &args, char *shared, const gmm_sm90_tile *ring,
-                                           const uint32_t base, const uint32_t bars, const uint32_t told) {
+/* A consumer warp group: mainloop, then epilogue, for every tile of the ring. */
+GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char *smem, const gmm_sm90_tile *ring,
+                                                    const uint32_t base, const uint32_t stage_bars,
+                                                    const uint32_t tile_full) {
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
-    uint32_t pair;
+    uint32_t cluster;
     const int w = warp & 3;
     const int tid = (int)threadIdx.x & 127;
     const int size = gmm_kmat_size(&args.p.d);
     const int64_t pitch = args.p.d.ld * size;
-    float sum[GMM__OF(mb)][8 * GMM__OF(units)];
-    const uint32_t come = told + 8 * (GMM_SM90_RING + GMM_SM90_BATCHES); /* the last stages of groups' tiles */
-    const volatile int32_t *const low = (const volatile int32_t *)(ring + GMM_SM90_RING + 1) + 1;
-    uint32_t at = 0, turn = 0, tile = 0, waits[GMM__WAITS];
-    int j, u, e, x, kept = 0;
+    float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)];
+    /* the warp groups' last stages are full */
+    const uint32_t order = tile_full + 8 * (GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES);
+    const volatile int32_t *const small_m = (const volatile int32_t *)(ring + GMM_SM90_TILE_RING + 1) + 1;
+    uint32_t iter = 0, part = 0, tile_index = 0, deferred[GMM__DEFERRED_WORDS];
+    int j, u, e, x, pending = 0;
 #pragma unroll
-    for (u = 0; u < GMM__WAITS; u++) waits[u] = 0;
-    for (;; tile++) {
-        const gmm_sm90_tile *const t = &ring[tile % GMM_SM90_RING];
-        const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid() >> 7, 0); /* not kept while sums go out */
-        char *const mine = GMM__ROOM(wg, turn); /* rooms for D on its way */
-        const int first = GMM__OF(teams) == 1 ? 0 : 64 * GMM__OF(mb) * wg; /* of the tile's columns */
-        const uint32_t codes = base + GMM__OF(box) * (uint32_t)(first + 16 * w); /* of the warp; of its scales */
-        const uint32_t scales = base + GMM__OF(scales) + 4 * (uint32_t)(first + 16 * w);
-        const gmm_sm90_tile *const before = &ring[(tile - 1) % GMM_SM90_RING];
-        uint32_t depths, here = base;
-        uint64_t columns, lines;
+    for (u = 0; u < GMM__DEFERRED_WORDS; u++) deferred[u] = 0;
+    for (;; tile_index++) {
+        const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
+        /* computed again, so that the epilogue has its register */
+        const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid_x() >> 7, 0);
+        char *const slots = GMM__STORE_SLOT(wg, part); /* store slots */
+        /* first column of the warp group in the tile */
+        const int col0 = GMM__CFG(consumers) == 1 ? 0 : 64 * GMM__CFG(wgmma_m) * wg;
+        /* the warp's packed codes, and its scales */
+        const uint32_t packed_at = base + GMM__CFG(box) * (uint32_t)(col0 + 16 * w);
+        const uint32_t scales_at = base + GMM__CFG(scales) + 4 * (uint32_t)(col0 + 16 * w);
+        const gmm_sm90_tile *const prev_tile = &ring[(tile_index - 1) % GMM_SM90_TILE_RING];
+        uint32_t k_tiles, stage0 = base;
+        uint64_t desc_b, desc_a;
         __syncwarp();
-        if (lane == 0) gmm_sm90_tile_read(told, tile - (GMM__LATER != 0)); /* D that waits is not there yet */
-        gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
-        while (GMM__LATER && kept > 0 && t->cols <= first) /* no products to go out beside */
-            GMM__PART(gmm9_send_)(&args, before, wg, mine, waits, &kept, &turn);
-        if (t->units == 0) {
-            if (GMM__RAGGED && tile > 0 && (int)(tile & 1) == wg) gmm_bar_turn(wg, 1);
+        /* a deferred store still reads the previous tile */
+        if (lane == 0) gmm_sm90_release_batch(tile_full, tile_index - (GMM__DEFERRED != 0));
+        gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING), tile_index / GMM_SM90_TILE_RING & 1);
+        while (GMM__DEFERRED && pending > 0 && t->cols <= col0) /* there is no mainloop beside which to store */
+            GMM__PART(gmm_sm90_store_deferred_)(&args, prev_tile, wg, slots, deferred, &pending, &part);
+        if (t->row_blocks == 0) {
+            if (GMM__K_GROUPED && tile_index > 0 && (int)(tile_index & 1) == wg) gmm_order_barrier(wg, 1);
             break;
         }
-        depths = gmm_sm90_depths(t->k);
-        pair = gmm_cluster_size(); /* not kept while sums go out */
-        if (GMM__OF(teams) == 1 && (int)(tile & 1) != wg) { /* the other's turn */
-            at += depths;
-            if (GMM__RAGGED) turn += gmm_sm90_parts(t, size);
+        k_tiles = gmm_sm90_k_tiles(t->k);
+        cluster = gmm_cluster_nctarank(); /* computed again, so that the epilogue has its register */
+        if (GMM__CFG(consumers) == 1 && (int)(tile_index & 1) != wg) { /* a tile of the other warp group */
+            iter += k_tiles;
+            if (GMM__K_GROUPED) part += gmm_sm90_d_parts(t, size);
             continue;
         }
-        /* who takes turns has not followed the other, and a parity tells a phase only from the one before */
-        if (GMM__OF(teams) == 1 && tile > 0) gmm_bar_wait(come + 8 * (wg ^ 1), (tile - 1) / 2 & 1);
-        if (t->cols <= first) { /* nothing to multiply: hands the stages back */
-            for (; depths > 0; depths--, at++) {
-                const uint32_t s = at % GMM__OF(stages);
-                gmm_bar_wait(bars + 16 * s, at / GMM__OF(stages) & 1);
-                if (lane < (int)pair) gmm_bar_arrive(bars + 16 * s + 8, (uint32_t)lane);
+        /* the other warp group's stages were not waited for, and a parity tells a phase only from the one before */
+        if (GMM__CFG(consumers) == 1 && tile_index > 0) gmm_mbarrier_wait(order + 8 * (wg ^ 1),
+                                                                          (tile_index - 1) / 2 & 1);
+        if (t->cols <= col0) { /* no columns for this warp group: it releases the stages */
+            for (; k_tiles > 0; k_tiles--, iter++) {
+                const uint32_t s = iter % GMM__CFG(stages);
+                gmm_mbarrier_wait(stage_bars + 16 * s, iter / GMM__CFG(stages) & 1);
+                if (lane < (int)cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * s + 8, (uint32_t)lane);
             }
-            if (GMM__OF(teams) == 1 && lane == 0) gmm_bar_arrive_here(come + 8 * wg);
-            if (GMM__RAGGED) { /* nothing to take away either */
-                if (tile > 0) gmm_bar_turn(wg, 1);
-                gmm_bar_turn(wg ^ 1, 0);
+            if (GMM__CFG(consumers) == 1 && lane == 0) gmm_mbarrier_arrive(order + 8 * wg);
+            if (GMM__K_GROUPED) { /* and has nothing to store */
+                if (tile_index > 0) gmm_order_barrier(wg, 1);
+                gmm_order_barrier(wg ^ 1, 0);
             }
             continue;
         }
-        if (!GMM__OF(of)) asm volatile("" : "+r"(here)); /* descriptors are not kept while sums go out */
-        columns = gmm_wgmma_desc(here + 128 * first, GMM__TB);
-        lines = gmm_wgmma_desc(here + GMM__OF(b), GMM__TA);
+        /* descriptors are computed again, so that the epilogue has their registers */
+        if (!GMM__CFG(tile_b)) GMM__PIN_U32(stage0);
+        desc_b = gmm_wgmma_desc(stage0 + 128 * col0, GMM__TB);
+        desc_a = gmm_wgmma_desc(stage0 + GMM__CFG(b_stage_bytes), GMM__TA);
 #pragma unroll
-        for (j = 0; j < (GMM__SETS ? 0 : GMM__OF(mb)); j++)
+        for (j = 0; j < (GMM__ZERO_INIT ? 0 : GMM__CFG(wgmma_m)); j++)
 #pragma unroll
-            for (u = 0; u < 8 * GMM__OF(units); u++) sum[j][u] = 0.0f;
-        switch (GMM__RAGGED ? (t->rows + 63) / 64 * 8 : gmm_sm90_eights(t->rows)) {
-#define GMM__PLAIN(e, low) GMM__PART(gmm9_sum_)(e, low, sum, depths, columns, lines, bars, come + 8 * wg, pair, &at, \
-                                            &args, before, wg, mine, waits, &kept, &turn)
-#define GMM__CODES(u) gmm_sm90_sum_codes(GMM__OF(of), u, GMM__OF(stages), GMM__OF(stage), sum[0], depths, codes, \
-                                     scales, lines, bars, pair, &at)
+            for (u = 0; u < 8 * GMM__CFG(m16); u++) acc[j][u] = 0.0f;
+        switch (GMM__K_GROUPED ? (t->rows + 63) / 64 * 8 : gmm_sm90_wgmma_n8(t->rows)) {
+#define GMM__MAINLOOP(n8, low) \
+    GMM__PART(gmm_sm90_mainloop_)(n8, low, acc, k_tiles, desc_b, desc_a, stage_bars, order + 8 * wg, cluster, &iter, \
+                                  &args, prev_tile, wg, slots, deferred, &pending, &part)
+#define GMM__PACKED_MAINLOOP(m16) \
+    gmm_sm90_packed_mainloop(GMM__CFG(tile_b), m16, GMM__CFG(stages), GMM__CFG(stage_bytes), acc[0], k_tiles, \
+                             packed_at, scales_at, desc_a, stage_bars, cluster, &iter)
 #define GMM__X(e, u, n, b, a, c) \
-case e: if (e <= 2 * GMM__OF(units) && GMM__OF(of)) GMM__CODES(e <= 2 * GMM__OF(units) ? (e + 1) / 2 : 1); \
-        else if (GMM__MADE(e) && 8 * e <= GMM__LOW(GMM__OF(cols)) && *low) GMM__PLAIN(GMM__MADE(e) ? e : 2, 1); \
-        else if (GMM__MADE(e)) GMM__PLAIN(GMM__MADE(e) ? e : 2, 0); \
+case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
+            GMM__PACKED_MAINLOOP(e <= 2 * GMM__CFG(m16) ? (e + 1) / 2 : 1); \
+        else if (GMM__HAS_N8(e) && 8 * e <= GMM__SMALL_M(GMM__CFG(tile_n)) && *small_m) \
+            GMM__MAINLOOP(GMM__HAS_N8(e) ? e : 2, 1); \
+        else if (GMM__HAS_N8(e)) \
+            GMM__MAINLOOP(GMM__HAS_N8(e) ? e : 2, 0); \
         break;
         GMM_WGMMA_LIST(GMM__X)
 #undef GMM__X
-#undef GMM__CODES
-#undef GMM__PLAIN
+#undef GMM__PACKED_MAINLOOP
+#undef GMM__MAINLOOP
         default: break;
         }
 #pragma unroll
-        for (j = 0; j < GMM__OF(mb); j++)
+        for (j = 0; j < GMM__CFG(wgmma_m); j++)
 #pragma unroll
-            for (u = 0; u < 8 * GMM__OF(units); u++) asm volatile("" : "+f"(sum[j][u]) : : "memory");
-        while (GMM__LATER && kept > 0) GMM__PART(gmm9_send_)(&args, before, wg, mine, waits, &kept, &turn);
+            for (u = 0; u < 8 * GMM__CFG(m16); u++) GMM__PIN_F32(acc[j][u]);
+        while (GMM__DEFERRED && pending > 0) GMM__PART(gmm_sm90_store_deferred_)(&args, prev_tile, wg, slots, deferred,
+                                                                                 &pending, &part);
 #pragma unroll
-        for (u = 0; u < GMM__WAITS; u++) waits[u] = 0; /* no longer kept */
-        { /* from registers to D, transposed in shared memory */
-            const char *const bias = GMM__RAGGED || args.p.bias.dtype == GMM_NONE ? NULL
-                                                                                  : gmm_kmat_at(&args.p.bias, t->g);
-            const int units = t->units, rows = t->rows;
-            const uint32_t held = come + 16; /* the barriers of rooms */
+        for (u = 0; u < GMM__DEFERRED_WORDS; u++) deferred[u] = 0; /* dead from here on */
+        { /* epilogue: accumulators to D, transposed through shared memory */
+            const char *const bias = GMM__K_GROUPED || args.p.bias.dtype == GMM_NONE ? NULL
+                                                                                  : gmm_kmat_data(&args.p.bias, t->g);
+            const int row_blocks = t->row_blocks, rows = t->rows;
+            const uint32_t slot_bars = order + 16; /* barriers of the store slots */
 #pragma unroll 1
             for (x = 0; x < 2; x++) {
-                const float *const by = x ? args.alpha2 : args.p.alpha;
-                const float alpha = by && t->k > 0 ? by[args.p.alpha_per_group ? t->g : 0] : 1.0f;
+                const float *const factors = x ? args.alpha2 : args.p.alpha;
+                const float alpha = factors && t->k > 0 ? factors[args.p.alpha_per_group ? t->g : 0] : 1.0f;
                 if (alpha != 1.0f) {
 #pragma unroll
-                    for (j = 0; j < GMM__OF(mb); j++)
+                    for (j = 0; j < GMM__CFG(wgmma_m); j++)
 #pragma unroll
-                        for (u = 0; u < 8 * GMM__OF(units); u++) sum[j][u] = __fmul_rn(sum[j][u], alpha);
+                        for (u = 0; u < 8 * GMM__CFG(m16); u++) acc[j][u] = __fmul_rn(acc[j][u], alpha);
                 }
             }
             if (bias) {
                 const float *const row_scale = args.p.row_scale ? args.p.row_scale + t->row + t->m0 : NULL;
-                float low[GMM__OF(mb)][4], high[GMM__OF(mb)][4], by[GMM__OF(units) / 2 + 1]; /* a lane per row */
+                float bias_low[GMM__CFG(wgmma_m)][4], bias_high[GMM__CFG(wgmma_m)][4],
+                       row_scales[GMM__CFG(m16) / 2 + 1]; /* one lane per row */
 #pragma unroll
-                for (x = 0; x < (GMM__OF(units) + 1) / 2; x++)
-                    by[x] = row_scale && 32 * x + lane < rows ? row_scale[32 * x + lane] : 1.0f;
+                for (x = 0; x < (GMM__CFG(m16) + 1) / 2; x++)
+                    row_scales[x] = row_scale && 32 * x + lane < rows ? row_scale[32 * x + lane] : 1.0f;
 #pragma unroll
-                for (j = 0; j < GMM__OF(mb); j++) {
-                    const int c = t->n0 + first + 64 * j + 16 * w + lane / 4, bytes = gmm_kmat_size(&args.p.bias);
-                    gmm_read4(args.p.bias.dtype, bias + (int64_t)c * bytes, c < args.p.n, 0, low[j]);
-                    gmm_read4(args.p.bias.dtype, bias + (int64_t)(c + 8) * bytes, c + 8 < args.p.n, 0, high[j]);
+                for (j = 0; j < GMM__CFG(wgmma_m); j++) {
+                    const int c = t->n0 + col0 + 64 * j + 16 * w + lane / 4, bytes = gmm_kmat_size(&args.p.bias);
+                    gmm_read4(args.p.bias.dtype, bias + (int64_t)c * bytes, c < args.p.n, 0, bias_low[j]);
+                    gmm_read4(args.p.bias.dtype, bias + (int64_t)(c + 8) * bytes, c + 8 < args.p.n, 0, bias_high[j]);
                 }
 #pragma unroll
-                for (u = 0; u < 8 * GMM__OF(units); u += 4) {
-                    const float s0 = __shfl_sync(0xFFFFFFFFu, by[u / 16], u % 16 * 2 + lane % 4 * 2);
-                    const float s1 = __shfl_sync(0xFFFFFFFFu, by[u / 16], u % 16 * 2 + lane % 4 * 2 + 1);
+                for (u = 0; u < 8 * GMM__CFG(m16); u += 4) {
+                    const float s0 = __shfl_sync(0xFFFFFFFFu, row_scales[u / 16], u % 16 * 2 + lane % 4 * 2);
+                    const float s1 = __shfl_sync(0xFFFFFFFFu, row_scales[u / 16], u % 16 * 2 + lane % 4 * 2 + 1);
 #pragma unroll
-                    for (j = 0; j < GMM__OF(mb); j++) {
-                        sum[j][u] = __fmaf_rn(low[j][0], s0, sum[j][u]);
-                        sum[j][u + 1] = __fmaf_rn(low[j][0], s1, sum[j][u + 1]);
-                        sum[j][u + 2] = __fmaf_rn(high[j][0], s0, sum[j][u + 2]);
-                        sum[j][u + 3] = __fmaf_rn(high[j][0], s1, sum[j][u + 3]);
+                    for (j = 0; j < GMM__CFG(wgmma_m); j++) {
+                        acc[j][u] = __fmaf_rn(bias_low[j][0], s0, acc[j][u]);
+                        acc[j][u + 1] = __fmaf_rn(bias_low[j][0], s1, acc[j][u + 1]);
+                        acc[j][u + 2] = __fmaf_rn(bias_high[j][0], s0, acc[j][u + 2]);
+                        acc[j][u + 3] = __fmaf_rn(bias_high[j][0], s1, acc[j][u + 3]);
                     }
                 }
             }
             const float beta = gmm_gemm_beta(&args.p, t->g);
-            const int passes = GMM__RAGGED && gmm_sm90_passes(&args.p, t->g, beta);
-            char *const d = gmm_kmat_at(&args.p.d, t->g) + (t->m0 + (GMM__RAGGED ? 0 : (int64_t)t->row)) * pitch;
-            const int whole = (((uint64_t)(uintptr_t)d | (uint64_t)pitch) & 15) == 0;
-            if (GMM__RAGGED && tile > 0) gmm_bar_turn(wg, 1); /* rooms are taken in the order of tiles */
-            if (passes && size == 2) { /* rooms hold boxes of 16-bit D */
-                const int tid = gmm_tid() & 127, lane = tid & 31, w = tid >> 5;
-                const uint32_t put = base + GMM__OF(rooms) +
+            const int by_tma = GMM__K_GROUPED && gmm_sm90_d_by_tma(&args.p, t->g, beta);
+            char *const d = gmm_kmat_data(&args.p.d, t->g) + (t->m0 + (GMM__K_GROUPED ? 0 : (int64_t)t->row)) * pitch;
+            const int aligned = (((uint64_t)(uintptr_t)d | (uint64_t)pitch) & 15) == 0;
+            if (GMM__K_GROUPED && tile_index > 0) gmm_order_barrier(wg, 1); /* slots are used in the order of tiles */
+            if (by_tma && size == 2) { /* 16-bit D by TMA: slots hold its boxes */
+                const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5;
+                const uint32_t st_at = base + GMM__CFG(slots_offset) +
                                      (lane / 16 * 8 + lane % 8) * 128 +
                                      (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
 #pragma unroll
-                for (u = 0; u < GMM__OF(units); u++) {
-                    if (u % 4 == 0) { /* rows that D has not got stay in the room */
-                        if (u >= units) break;
-                        gmm_sm90_room_wait(held, turn);
+                for (u = 0; u < GMM__CFG(m16); u++) {
+                    if (u % 4 == 0) { /* rows past the end of D stay in the slot */
+                        if (u >= row_blocks) break;
+                        gmm_sm90_acquire_slot(slot_bars, part);
                     }
 #pragma unroll
-                    for (j = 0; j < GMM__OF(mb); j++) {
-                        const float *const f = &sum[j][8 * u];
-                        gmm_stmatrix_t(put + turn % 4 * GMM__OF(room) + j * 8192 + u % 4 * 2048,
+                    for (j = 0; j < GMM__CFG(wgmma_m); j++) {
+                        const float *const f = &acc[j][8 * u];
+                        gmm_stmatrix_x4_trans(st_at + part % 4 * GMM__CFG(slot_bytes) + j * 8192 + u % 4 * 2048,
                                        gmm_pack2(GMM__DTYPE, f[0], f[1]), gmm_pack2(GMM__DTYPE, f[2], f[3]),
                                        gmm_pack2(GMM__DTYPE, f[4], f[5]), gmm_pack2(GMM__DTYPE, f[6], f[7]));
                     }
-                    if (u % 4 == 3) gmm_sm90_room_written(held, turn++);
+                    if (u % 4 == 3) gmm_sm90_commit_slot(slot_bars, part++);
                 }
-            } else if (GMM__LATER && size == 2 && beta == 0.0f) { /* waits for the next tile's products */
+            } else if (GMM__DEFERRED && size == 2 && beta == 0.0f) {
+                /* deferred store: pending until the next tile's mainloop */
 #pragma unroll
-                for (u = 0; u < GMM__WAITS; u++)
-                    waits[u] = gmm_pack2(GMM__DTYPE, sum[0][2 * u], sum[0][2 * u + 1]);
-                kept = units;
-            } else if (!GMM__RAGGED && !GMM__LATER && size == 2 && beta == 0.0f) { /* rooms hold [row][column] */
-                const int tid = gmm_tid() & 127, lane = tid & 31, w = tid >> 5; /* not kept while sums are made */
-                const int wide = 128 * GMM__OF(mb), chunk = tid % (8 * GMM__OF(mb)), line = tid / (8 * GMM__OF(mb));
-                const int left = t->cols - first - 8 * chunk;
-                const int plain = whole && (t->cols - first >= 64 * GMM__OF(mb) || (t->cols - first) % 8 == 0);
-                const int below = left > 0 ? rows - line : 0;
-                const uint32_t put = (uint32_t)__cvta_generic_to_shared(mine) + (lane / 16 * 8 + lane % 8) * wide +
+                for (u = 0; u < GMM__DEFERRED_WORDS; u++)
+                    deferred[u] = gmm_pack2(GMM__DTYPE, acc[0][2 * u], acc[0][2 * u + 1]);
+                pending = row_blocks;
+            } else if (!GMM__K_GROUPED && !GMM__DEFERRED && size == 2 && beta == 0.0f) {
+                /* 16-bit D, stored by the threads: slots hold [row][column] */
+                /* computed again, so that the mainloop has their registers */
+                const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5;
+                const int row_bytes = 128 * GMM__CFG(wgmma_m);
+                const int chunk = tid % (8 * GMM__CFG(wgmma_m)), slot_row = tid / (8 * GMM__CFG(wgmma_m));
+                const int cols_left = t->cols - col0 - 8 * chunk;
+                const int vectorized = aligned && (t->cols - col0 >= 64 * GMM__CFG(wgmma_m) ||
+                                                   (t->cols - col0) % 8 == 0);
+                const int rows_left = cols_left > 0 ? rows - slot_row : 0;
+                const uint32_t st_at = (uint32_t)__cvta_generic_to_shared(slots) +
+                    (lane / 16 * 8 + lane % 8) * row_bytes +
                                      (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
-                const char *const get = mine + line * wide + ((chunk ^ (line & 7)) << 4);
-                char *to = d + line * pitch + (t->n0 + first + 8 * chunk) * 2;
+                const char *const ld_at = slots + slot_row * row_bytes + ((chunk ^ (slot_row & 7)) << 4);
+                char *to = d + slot_row * pitch + (t->n0 + col0 + 8 * chunk) * 2;
 #pragma unroll
-                for (u = 0; u < GMM__OF(units); u += GMM__OF(out) / GMM__OF(mb)) {
-                    const int room = (turn & 1) * GMM__OF(room);
-                    uint4 v[GMM__OF(out)];
-                    if (u >= units) break;
-                    turn++;
+                for (u = 0; u < GMM__CFG(m16); u += GMM__CFG(store_blocks) / GMM__CFG(wgmma_m)) {
+                    const int slot = (part & 1) * GMM__CFG(slot_bytes);
+                    uint4 v[GMM__CFG(store_blocks)];
+                    if (u >= row_blocks) break;
+                    part++;
 #pragma unroll
-                    for (x = 0; x < GMM__OF(out) / GMM__OF(mb); x++)
+                    for (x = 0; x < GMM__CFG(store_blocks) / GMM__CFG(wgmma_m); x++)
 #pragma unroll
-                        for (j = 0; j < GMM__OF(mb); j++)
-                            if (u + x < GMM__OF(units)) {
-                                const float *const f = &sum[j][8 * (u + x)];
-                                gmm_stmatrix_t(put + room + x * 16 * wide + 128 * j,
+                        for (j = 0; j < GMM__CFG(wgmma_m); j++)
+                            if (u + x < GMM__CFG(m16)) {
+                                const float *const f = &acc[j][8 * (u + x)];
+                                gmm_stmatrix_x4_trans(st_at + slot + x * 16 * row_bytes + 128 * j,
                                                gmm_pack2(GMM__DTYPE, f[0], f[1]), gmm_pack2(GMM__DTYPE, f[2], f[3]),
                                                gmm_pack2(GMM__DTYPE, f[4], f[5]),
                                                gmm_pack2(GMM__DTYPE, f[6], f[7]));
                             }
-                    gmm_bar_half(wg);
-#ifdef GMM__EPILOGUE /* of an instance: takes the rows of D that stand in the room; whether D gets them, too */
-                    if (!GMM__EPILOGUE(&args, t, mine + room, wide, 16 * u, GMM__OF(out) * 2048 / wide, first))
+                    gmm_consumer_sync(wg);
+#ifdef GMM__EPILOGUE /* of an instance: reads the rows of D in the slot, and returns whether D is stored as well */
+                    if (!GMM__EPILOGUE(&args, t, slots + slot, row_bytes, 16 * u,
+                                       GMM__CFG(store_blocks) * 2048 / row_bytes, col0))
                         continue;
 #endif
-                    if (plain) {
+                    if (vectorized) {
 #pragma unroll
-                        for (x = 0; x < GMM__OF(out); x++) v[x] = *(const uint4 *)(get + room + x * 2048);
+                        for (x = 0; x < GMM__CFG(store_blocks); x++) v[x] = *(const uint4 *)(ld_at + slot + x * 2048);
 #pragma unroll
-                        for (x = 0; x < GMM__OF(out); x++, to += 16 / GMM__OF(mb) * pitch)
-                            if (16 * u + 16 / GMM__OF(mb) * x < below) *(uint4 *)to = v[x];
+                        for (x = 0; x < GMM__CFG(store_blocks); x++, to += 16 / GMM__CFG(wgmma_m) * pitch)
+                            if (16 * u + 16 / GMM__CFG(wgmma_m) * x < rows_left) *(uint4 *)to = v[x];
                     } else {
 #pragma unroll 1
-                        for (x = 0; x < GMM__OF(out); x++, to += 16 / GMM__OF(mb) * pitch)
+                        for (x = 0; x < GMM__CFG(store_blocks); x++, to += 16 / GMM__CFG(wgmma_m) * pitch)
 #pragma unroll 1
-                            for (e = 0; e < 8 && e < left && 16 * u + 16 / GMM__OF(mb) * x < below; e++)
-                                ((uint16_t *)to)[e] = ((const uint16_t *)(get + room + x * 2048))[e];
+                            for (e = 0; e < 8 && e < cols_left && 16 * u + 16 / GMM__CFG(wgmma_m) * x < rows_left; e++)
+                                ((uint16_t *)to)[e] = ((const uint16_t *)(ld_at + slot + x * 2048))[e];
                     }
                 }
-            } else if (passes) { /* rooms hold boxes of fp32 */
-                const int tid = gmm_tid() & 127, lane = tid & 31, w = tid >> 5;
-                /* of column lane / 4 and row 2 (lane % 4); 8 columns and a row more are other bits of it */
-                const uint32_t to = base + GMM__OF(rooms) + w / 2 * 8192 +
+            } else if (by_tma) { /* fp32 D by TMA: slots hold its boxes */
+                const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5;
+                /* element of column lane / 4 and row 2 (lane % 4); 8 columns and 1 row further are other bits of the
+                   address */
+                const uint32_t to = base + GMM__CFG(slots_offset) + w / 2 * 8192 +
                                     lane % 4 * 256 + lane / 4 % 4 * 4 +
                                     (((w % 2 * 4 + lane / 16) ^ (lane % 4 * 2)) << 4);
 #pragma unroll
-                for (j = 0; j < GMM__OF(mb); j++) {
-                    if (first + 64 * j >= t->cols) break;
+                for (j = 0; j < GMM__CFG(wgmma_m); j++) {
+                    if (col0 + 64 * j >= t->cols) break;
 #pragma unroll
-                    for (u = 0; u < 2 * GMM__OF(units); u++) {
-                        const uint32_t part = turn % 4 * GMM__OF(room) + u % 8 * 1024;
+                    for (u = 0; u < 2 * GMM__CFG(m16); u++) {
+                        const uint32_t slot_offset = part % 4 * GMM__CFG(slot_bytes) + u % 8 * 1024;
                         float old[4];
                         if (u % 8 == 0) {
-                            if (u >= 2 * units) break;
-                            gmm_sm90_room_wait(held, turn);
+                            if (u >= 2 * row_blocks) break;
+                            gmm_sm90_acquire_slot(slot_bars, part);
                         }
                         if (beta != 0.0f) {
 #pragma unroll
                             for (e = 0; e < 4; e++)
-                                old[e] = gmm_shared_read((to ^ (e / 2 * 32 + e % 2 * 144)) + part);
+                                old[e] = gmm_ld_shared_f32((to ^ (e / 2 * 32 + e % 2 * 144)) + slot_offset);
 #pragma unroll
-                            for (e = 0; e < 4; e++) sum[j][4 * u + e] = __fmaf_rn(beta, old[e], sum[j][4 * u + e]);
+                            for (e = 0; e < 4; e++) acc[j][4 * u + e] = __fmaf_rn(beta, old[e], acc[j][4 * u + e]);
                         }
 #pragma unroll
                         for (e = 0; e < 4; e++)
-                            gmm_shared_write((to ^ (e / 2 * 32 + e % 2 * 144)) + part, sum[j][4 * u + e]);
-                        if (u % 8 == 7) gmm_sm90_room_written(held, turn++);
+                            gmm_st_shared_f32((to ^ (e / 2 * 32 + e % 2 * 144)) + slot_offset, acc[j][4 * u + e]);
+                        if (u % 8 == 7) gmm_sm90_commit_slot(slot_bars, part++);
                     }
                 }
-            } else { /* rooms hold sums */
-                uint32_t lot = turn; /* none may use the last one's room again */
-                if (GMM__LATER) { /* what still goes out of there */
-                    if (tid == 0) asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
-                    gmm_bar_half(wg);
+            } else { /* D of any dtype or alignment: slots hold fp32 accumulators */
+                uint32_t next_part = part; /* the next slot; the last one may still be read */
+                if (GMM__DEFERRED) { /* deferred stores that still read the slots */
+                    if (tid == 0) GMM__BULK_WAIT_GROUP_READ(0);
+                    gmm_consumer_sync(wg);
                 }
-                if (GMM__RAGGED) gmm_sm90_room_wait(held, turn);
+                if (GMM__K_GROUPED) gmm_sm90_acquire_slot(slot_bars, part);
 #pragma unroll
-                for (j = 0; j < GMM__OF(mb); j++) {
-                    const int c0 = first + 64 * j;
-                    const int plain = whole && t->cols - c0 >= 64, f4 = w * 4 + lane / 16, below = rows - tid / 16;
-                    char *const put = mine + lane % 4 * 512 + lane / 4 % 4 * 4;
+                for (j = 0; j < GMM__CFG(wgmma_m); j++) {
+                    const int c0 = col0 + 64 * j;
+                    const int vectorized = aligned && t->cols - c0 >= 64, f4 = w * 4 + lane / 16,
+                                                         rows_left = rows - tid / 16;
+                    char *const st_at = slots + lane % 4 * 512 + lane / 4 % 4 * 4;
                     char *to = d + tid / 16 * pitch + (t->n0 + c0 + 4 * (tid % 16)) * size;
 #pragma unroll
-                    for (u = 0; u < GMM__OF(units); u += GMM__LOT / 16) {
-                        const int room = (lot & 1) * (GMM__OF(room) >> GMM__RAGGED);
-                        const char *const get = mine + room + tid / 16 * 256 +
+                    for (u = 0; u < GMM__CFG(m16); u += GMM__ROWS_PER_STORE / 16) {
+                        const int slot = (next_part & 1) * (GMM__CFG(slot_bytes) >> GMM__K_GROUPED);
+                        const char *const ld_at = slots + slot + tid / 16 * 256 +
                                                 (((tid % 16) ^ (tid / 32 % 4 * 2)) << 4);
-                        uint4 old[GMM__LOT / 8]; /* of what is added to: asked for first, all at once */
-                        if (u >= units || c0 >= t->cols) break;
-                        lot++;
+                        uint4 old[GMM__ROWS_PER_STORE / 8]; /* what is added to: all loads are issued first */
+                        if (u >= row_blocks || c0 >= t->cols) break;
+                        next_part++;
 #pragma unroll
-                        for (x = 0; x < GMM__LOT / 8; x++) {
+                        for (x = 0; x < GMM__ROWS_PER_STORE / 8; x++) {
                             old[x] = make_uint4(0, 0, 0, 0);
-                            if (plain && beta != 0.0f && !GMM__RAGGED && 16 * u + 8 * x < below)
-                                old[x] = gmm_sm90_peek(size, to + 8 * x * pitch);
+                            if (vectorized && beta != 0.0f && !GMM__K_GROUPED && 16 * u + 8 * x < rows_left)
+                                old[x] = gmm_sm90_d_load4(size, to + 8 * x * pitch);
                         }
 #pragma unroll
-                        for (x = 0; x < GMM__LOT / 16; x++)
-                            if (u + x < GMM__OF(units)) {
+                        for (x = 0; x < GMM__ROWS_PER_STORE / 16; x++)
+                            if (u + x < GMM__CFG(m16)) {
 #pragma unroll
                                 for (e = 0; e < 8; e++)
-                                    *(float *)(put + room + x * 4096 + e / 4 * 2048 + e % 2 * 256 +
+                                    *(float *)(st_at + slot + x * 4096 + e / 4 * 2048 + e % 2 * 256 +
                                                (((f4 + e / 2 % 2 * 2) ^ (lane % 4 * 2)) << 4)) =
-                                        sum[j][8 * (u + x) + e];
+                                        acc[j][8 * (u + x) + e];
                             }
-                        gmm_bar_half(wg);
-                        if (plain) {
+                        gmm_consumer_sync(wg);
+                        if (vectorized) {
 #pragma unroll
-                            for (x = 0; x < GMM__LOT / 8; x++, to += 8 * pitch) {
-                                const float4 f = *(const float4 *)(get + x * 2048);
+                            for (x = 0; x < GMM__ROWS_PER_STORE / 8; x++, to += 8 * pitch) {
+                                const float4 f = *(const float4 *)(ld_at + x * 2048);
                                 float v[4];
                                 v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
-                                if (GMM__RAGGED && beta != 0.0f && 16 * u + 8 * x < below)
-                                    old[x] = gmm_sm90_peek(size, to);
+                                if (GMM__K_GROUPED && beta != 0.0f && 16 * u + 8 * x < rows_left)
+                                         old[x] = gmm_sm90_d_load4(size, to);
                                 if (beta != 0.0f)
 #pragma unroll
-                                    for (e = 0; e < 4; e++)
-                                        v[e] = __fmaf_rn(beta, gmm_sm90_seen(args.p.d.dtype, &old[x], e), v[e]);
-                                if (16 * u + 8 * x < below) gmm_write4(args.p.d.dtype, to, 4, 1, v);
+                                         for (e = 0; e < 4; e++)
+                                        v[e] = __fmaf_rn(beta, gmm_sm90_d_value(args.p.d.dtype, &old[x], e), v[e]);
+                                if (16 * u + 8 * x < rows_left) gmm_write4(args.p.d.dtype, to, 4, 1, v);
                             }
                         } else {
 #pragma unroll 1
-                            for (x = 0; x < GMM__LOT / 8; x++, to += 8 * pitch)
+                            for (x = 0; x < GMM__ROWS_PER_STORE / 8; x++, to += 8 * pitch)
 #pragma unroll 1
-                                for (e = 0; e < 4 && e < t->cols - c0 - 4 * (tid % 16) && 16 * u + 8 * x < below;
+                                for (e = 0; e < 4 && e < t->cols - c0 - 4 * (tid % 16) && 16 * u + 8 * x < rows_left;
                                      e++) {
                                     float v[4], was[4];
-                                    v[0] = ((const float *)(get + x * 2048))[e];
+                                    v[0] = ((const float *)(ld_at + x * 2048))[e];
                                     gmm_read4(args.p.d.dtype, to + e * size, beta != 0.0f, 0, was);
                                     if (beta != 0.0f) v[0] = __fmaf_rn(beta, was[0], v[0]);
                                     gmm_write4(args.p.d.dtype, to + e * size, 1, 0, v);
@@ -7623,809 +8150,885 @@ case e: if (e <= 2 * GMM__OF(units) && GMM__OF(of)) GMM__CODES(e <= 2 * GMM__OF(
                         }
                     }
                 }
-                if (GMM__RAGGED)
-                    for (lot = gmm_sm90_parts(t, size); lot > 0; lot--, turn++) {
-                        gmm_sm90_room_wait(held, turn);
-                        gmm_sm90_room_written(held, turn);
+                if (GMM__K_GROUPED)
+                    for (next_part = gmm_sm90_d_parts(t, size); next_part > 0; next_part--, part++) {
+                        gmm_sm90_acquire_slot(slot_bars, part);
+                        gmm_sm90_commit_slot(slot_bars, part);
                     }
-                else turn = lot;
+                else part = next_part;
             }
-            if (GMM__RAGGED) gmm_bar_turn(wg ^ 1, 0);
+            if (GMM__K_GROUPED) gmm_order_barrier(wg ^ 1, 0);
         }
     }
-    if (GMM__LATER && tid == 0) asm volatile("cp.async.bulk.wait_group 0;" : : : "memory");
+    if (GMM__DEFERRED && tid == 0) GMM__BULK_WAIT_GROUP(0);
 }
 #endif
 
-#ifndef GMM__FIRST
-GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ GMM__ARGS args) {
+#ifndef GMM__NO_KERNEL
+GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_constant__ GMM__ARGS args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char gmm_shared[];
-    gmm_sm90_tile *const ring = (gmm_sm90_tile *)(gmm_shared + GMM__OF(ring));
-    gmm_sm90_tile *const none = ring + GMM_SM90_RING;       /* that nobody multiplies */
-    int32_t *const other = (int32_t *)(none + 1);           /* whether the kernel's other tile was taken */
-    int32_t *const low = other + 1;                         /* whether all tiles are low: see GMM__LOW */
+    gmm_sm90_tile *const ring = (gmm_sm90_tile *)(gmm_shared + GMM__CFG(ring_offset));
+    gmm_sm90_tile *const warmup_tile = ring + GMM_SM90_TILE_RING;       /* an empty tile that warms the producer up */
+    /* whether the scheduler has chosen the kernel's second tile */
+    int32_t *const alt_tile = (int32_t *)(warmup_tile + 1);
+    int32_t *const small_m = alt_tile + 1;                         /* whether small-M mode is on: see GMM__SMALL_M */
     const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
-    const uint32_t bars = base + GMM__OF(bars);             /* of stages: filled, empty */
-    const uint32_t told = bars + 16 * GMM__OF(stages);      /* of the ring */
+    const uint32_t stage_bars = base + GMM__CFG(barriers_offset);             /* full and empty barrier of each stage */
+    /* tile_full of each tile of the ring, then released batches */
+    const uint32_t tile_full = stage_bars + 16 * GMM__CFG(stages);
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
-    uint32_t pair, rank, i;
+    uint32_t cluster, cta_rank, i;
 
-    gmm_sm90_warm((const uint32_t *)&args.p, (int)(sizeof args - offsetof(gmm_sm90_args, p)), warp);
-    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(pair));
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    gmm_sm90_prefetch_params((const uint32_t *)&args.p, (int)(sizeof args - offsetof(gmm_sm90_args, p)), warp);
+    cluster = gmm_cluster_nctarank();
+    cta_rank = gmm_cluster_ctarank();
     if (threadIdx.x == 0) {
 #pragma unroll
-        for (i = 0; i < GMM__OF(stages); i++) {
-            gmm_bar_init(bars + 16 * i, GMM__OF(of) ? 33 : 1); /* the producer, and threads that bring scales */
-            gmm_bar_init(bars + 16 * i + 8, 4 * GMM__OF(teams) * pair); /* warps that multiply what it held */
+        for (i = 0; i < GMM__CFG(stages); i++) {
+            /* full: the producer lane, and the lanes of the scale loader */
+            gmm_mbarrier_init(stage_bars + 16 * i, GMM__CFG(tile_b) ? 33 : 1);
+            /* empty: consumer warps of the CTAs that read the stage */
+            gmm_mbarrier_init(stage_bars + 16 * i + 8, 4 * GMM__CFG(consumers) * cluster);
         }
 #pragma unroll
-        for (i = 0; i < GMM_SM90_RING; i++) gmm_bar_init(told + 8 * i, 1);
+        for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(tile_full + 8 * i, 1);
+        /* readers of the ring: 8 consumer warps, the producer, 2 store warps, the scale loader */
 #pragma unroll
-        for (; i < GMM_SM90_RING + GMM_SM90_BATCHES; i++) /* read by who multiply, move operands and D, bring scales */
-            gmm_bar_init(told + 8 * i, 9 + (GMM__RAGGED ? 2 : 0) + (GMM__OF(of) ? 1 : 0));
+        for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES; i++)
+            gmm_mbarrier_init(tile_full + 8 * i, 9 + (GMM__K_GROUPED ? 2 : 0) + (GMM__CFG(tile_b) ? 1 : 0));
 #pragma unroll
-        for (; i < GMM_SM90_RING + GMM_SM90_BATCHES + 2; i++) gmm_bar_init(told + 8 * i, 4); /* warps of a group */
+        for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 2; i++) /* order barriers: the warps of a warp group */
+            gmm_mbarrier_init(tile_full + 8 * i, 4);
 #pragma unroll
-        for (; i < GMM_SM90_RING + GMM_SM90_BATCHES + 10; i++) /* rooms of D: free, written to */
-            gmm_bar_init(told + 8 * i, i % 2 ? (GMM__RAGGED ? 4 : 128) : GMM__RAGGED ? 2 : 1);
-        asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
-        asm volatile("prefetch.tensormap [%0];" : : "l"(&args.a) : "memory");
-        asm volatile("prefetch.tensormap [%0];" : : "l"(&args.b) : "memory");
+        for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 10; i++) /* store slots: free, written */
+            gmm_mbarrier_init(tile_full + 8 * i, i % 2 ? (GMM__K_GROUPED ? 4 : 128) : GMM__K_GROUPED ? 2 : 1);
+        gmm_fence_mbarrier_init();
+        gmm_prefetch_tensormap(&args.a);
+        gmm_prefetch_tensormap(&args.b);
     }
     if (threadIdx.x == 256) {
-        const gmm_sm90_tile empty = { 0, 0, 0, 0, 0, 0, 0, 64, 0, 0 };
-        *none = empty;
+        const gmm_sm90_tile no_work = { 0, 0, 0, 0, 0, 0, 0, 64, 0, 0 };
+        *warmup_tile = no_work;
     }
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;" : : : "memory"); /* the fence is what releases */
-    if (warp != GMM__PLACER) { /* who places tiles begins with that */
-        asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
-        if (warp != 8) asm volatile("griddepcontrol.wait;" : : : "memory");
-        asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+    gmm_cluster_arrive_relaxed(); /* gmm_fence_mbarrier_init is the release */
+    if (warp != GMM__SCHEDULER_WARP) { /* the scheduler plans the first tile before it waits */
+        gmm_cluster_wait_acquire();
+        if (warp != 8) gmm_griddepcontrol_wait();
+        gmm_griddepcontrol_launch_dependents();
     }
 
     if (warp >= 8) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(GMM__OF(blocks) == 1 ? 40 : 48));
-        if (warp == GMM__PLACER) { /* places tiles: several at once, a lane each */
+        GMM__SETMAXNREG_DEC(GMM__CFG(ctas_per_sm) == 1 ? 40 : 48);
+        if (warp == GMM__SCHEDULER_WARP) { /* scheduler warp: a batch of tiles at once, one per lane */
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 2 * (args.p.groups + 1)
-                                              : low + 1;
-            int32_t *const items = ends + args.p.groups + 1;
-            int32_t most = 0, across = 0, g = 0, count;
-            int early = !args.tables && (!GMM__RAGGED || !(args.p.frozen || args.p.beta));
-            uint32_t turn;
-            for (turn = 0;; turn += (uint32_t)count) {
-                const int32_t hop = (int32_t)(gridDim.x / pair);
-                gmm_sm90_tile *const to = &ring[(turn + (uint32_t)lane) % GMM_SM90_RING];
-                int stands = 0;
-                count = turn == 0 ? 1 : turn == 1 ? GMM_SM90_BATCH - 1 : GMM_SM90_BATCH;
-                if (turn == 0) { /* first by what the split says before it is waited for, into shared memory only */
-                    if (!early) {
-                        asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
-                        asm volatile("griddepcontrol.wait;" : : : "memory");
+                                              : small_m + 1;
+            int32_t *const work_ends = ends + args.p.groups + 1;
+            int32_t max_blocks = 0, tiles_n = 0, g = 0, batch;
+            int speculative = !args.tables && (!GMM__K_GROUPED || !(args.p.frozen || args.p.beta));
+            uint32_t tile_index;
+            for (tile_index = 0;; tile_index += (uint32_t)batch) {
+                const int32_t stride = (int32_t)(gridDim.x / cluster);
+                gmm_sm90_tile *const tile = &ring[(tile_index + (uint32_t)lane) % GMM_SM90_TILE_RING];
+                int unchanged = 0;
+                batch = tile_index == 0 ? 1 : tile_index == 1 ? GMM_SM90_TILE_BATCH - 1 : GMM_SM90_TILE_BATCH;
+                /* the first tile is planned by the split before griddepcontrol.wait, in shared memory alone */
+                if (tile_index == 0) {
+                    if (!speculative) {
+                        gmm_cluster_wait_acquire();
+                        gmm_griddepcontrol_wait();
                     }
-                    stands = !early && most && gmm_sm90_stands(&args.groups, ends);
-                    if (!stands) {
-                        const gmm_sm90_sizes of = gmm_sm90_split(&args.groups, ends);
+                    unchanged = !speculative && max_blocks && gmm_sm90_split_unchanged(&args.groups, ends);
+                    if (!unchanged) {
+                        const gmm_sm90_split_stats stats = gmm_sm90_read_split(&args.groups, ends);
                         if (lane == 0)
-                            *low = of.longest <= GMM_SM90_LOW / 2 ||
-                                   (of.longest <= GMM_SM90_LOW && 4 * ends[args.p.groups] >= 3 * of.longest * of.live);
-                        most = GMM__RAGGED ? GMM__OF(units)
-                             : gmm_sm90_height(&args.p, ends, of, GMM__WHICH, GMM__OF(teams) == 2 && !GMM__OF(of),
-                                               GMM__OF(cols), GMM__OF(units), GMM__SECOND(cols), GMM__SECOND(units),
-                                               other);
+                            *small_m = stats.max_rows <= GMM_SM90_SMALL_M / 2 ||
+                                   (stats.max_rows <= GMM_SM90_SMALL_M &&
+                                    4 * ends[args.p.groups] >= 3 * stats.max_rows * stats.nonempty);
+                        max_blocks = GMM__K_GROUPED ? GMM__CFG(m16)
+                             : gmm_sm90_choose_tile(&args.p, ends, stats, GMM__TILE_CHOICE, GMM__CFG(consumers) == 2 &&
+                                                    !GMM__CFG(tile_b),
+                                                    GMM__CFG(tile_n), GMM__CFG(m16), GMM__ALT_CFG(tile_n),
+                                                    GMM__ALT_CFG(m16),
+                                                    alt_tile);
                         __syncwarp();
-                        /* a division by a constant each, in place of one by a variable before the first tile */
-                        across = GMM__ANY(*other, cols) == 256 ? (args.p.n + 255) / 256
-                               : GMM__ANY(*other, cols) == 128 ? (args.p.n + 127) / 128
-                                                               : (args.p.n + GMM__OF(cols) - 1) / GMM__OF(cols);
-                        if (!GMM__RAGGED)
-                            across = gmm_sm90_across(&args.p, across, 64, 16 * most, (int32_t)gmm_cluster_size(), of);
-                        gmm_sm90_count(&args.p, GMM__RAGGED, GMM__ANY(*other, cols) == 128, across, 16, most,
-                                       (int32_t)pair, ends, items);
+                        /* divisions by constants: a division by a variable would delay the first tile */
+                        tiles_n = GMM__CFG_OF(*alt_tile, tile_n) == 256 ? (args.p.n + 255) / 256
+                               : GMM__CFG_OF(*alt_tile, tile_n) == 128 ? (args.p.n + 127) / 128
+                                                               : (args.p.n + GMM__CFG(tile_n) - 1) / GMM__CFG(tile_n);
+                        if (!GMM__K_GROUPED)
+                            tiles_n = gmm_sm90_tiles_n(&args.p, tiles_n, 64, 16 * max_blocks,
+                                                       (int32_t)gmm_cluster_nctarank(), stats);
+                        gmm_sm90_count_work(&args.p, GMM__K_GROUPED, GMM__CFG_OF(*alt_tile, tile_n) == 128, tiles_n,
+                                            16, max_blocks,
+                                            (int32_t)cluster, ends, work_ends);
                         g = 0;
                     }
                 }
-                if (!stands) {
-                    int32_t item = (int32_t)(blockIdx.x / pair + turn * hop), mine = 0, n;
-                    if (turn >= GMM_SM90_RING)
-                        gmm_bar_wait(told + 8 * (GMM_SM90_RING + turn / GMM_SM90_BATCH % GMM_SM90_BATCHES),
-                                     (turn / GMM_SM90_RING & 1) ^ 1);
-                    for (n = 0; n < count; n++, item += hop) {
-                        gmm_find_group32(items, args.p.groups, item, &g);
-                        if (lane == n) mine = item, to->g = g;
+                if (!unchanged) {
+                    int32_t work = (int32_t)(blockIdx.x / cluster + tile_index * stride), lane_work = 0, n;
+                    if (tile_index >= GMM_SM90_TILE_RING)
+                        gmm_mbarrier_wait(tile_full +
+                                          8 * (GMM_SM90_TILE_RING +
+                                               tile_index / GMM_SM90_TILE_BATCH % GMM_SM90_TILE_BATCHES),
+                                          (tile_index / GMM_SM90_TILE_RING & 1) ^ 1);
+                    for (n = 0; n < batch; n++, work += stride) {
+                        gmm_find_group32(work_ends, args.p.groups, work, &g);
+                        if (lane == n) lane_work = work, tile->g = g;
                     }
-                    if (lane < count) {
-                        to->k = to->cols = to->units = 0; /* no more */
-                        if (to->g < args.p.groups)
-                            gmm_sm90_place(&args.p, GMM__RAGGED, ends, items, mine,
-                                           !GMM__RAGGED || hop % (items[to->g + 1] - items[to->g]) == 0,
-                                           GMM__ANY(*other, cols) == 128, across, GMM__RAGGED ? GMM__OF(cols) : 64, 16,
-                                           most, GMM__STEP, (int32_t)gmm_cluster_size(), (int32_t)gmm_cluster_rank(),
-                                           to);
+                    if (lane < batch) {
+                        tile->k = tile->cols = tile->row_blocks = 0; /* ends the ring */
+                        if (tile->g < args.p.groups)
+                            gmm_sm90_schedule_tile(&args.p, GMM__K_GROUPED, ends, work_ends, lane_work,
+                                                   !GMM__K_GROUPED ||
+                                                   stride % (work_ends[tile->g + 1] - work_ends[tile->g]) == 0,
+                                                   GMM__CFG_OF(*alt_tile, tile_n) == 128, tiles_n,
+                                                   GMM__K_GROUPED ? GMM__CFG(tile_n) : 64, 16,
+                                                   max_blocks, GMM__STEP, (int32_t)gmm_cluster_nctarank(),
+                                                   (int32_t)gmm_cluster_ctarank(),
+                                                   tile);
                     }
                     __syncwarp();
                 }
-                if (early) early = count = 0;
+                if (speculative) speculative = batch = 0;
                 else {
-                    if (lane < count) gmm_bar_arrive_here(told + 8 * ((turn + (uint32_t)lane) % GMM_SM90_RING));
-                    if (__any_sync(0xFFFFFFFFu, lane < count && to->units == 0)) break;
+                    if (lane < batch) gmm_mbarrier_arrive(tile_full +
+                                                          8 * ((tile_index + (uint32_t)lane) % GMM_SM90_TILE_RING));
+                    if (__any_sync(0xFFFFFFFFu, lane < batch && tile->row_blocks == 0)) break;
                 }
             }
-            if (blockIdx.x == 0) gmm_sm90_judge(&args.groups, &args.p, ends);
+            if (blockIdx.x == 0) gmm_sm90_report_faults(&args.groups, &args.p, ends);
         }
-        if (warp == 8) { /* moves A and B: each lane one box of every stage */
-            uint32_t at = 0, turn;
-            int dry = GMM__OF(teams) == 2; /* at first only to bring code and parameters to the caches */
-            if (!dry) asm volatile("griddepcontrol.wait;" : : : "memory");
-            for (turn = 0;; turn += !dry, dry = 0) {
-                const gmm_sm90_tile *const t = dry ? none : &ring[turn % GMM_SM90_RING];
-                gmm_sm90_box o;
-                uint32_t depths, bytes, stage, step, half;
+        if (warp == 8) { /* producer warp: each lane loads one box of every stage */
+            uint32_t iter = 0, tile_index;
+            int warmup = GMM__CFG(consumers) == 2; /* the first round only brings code and parameters into the caches */
+            if (!warmup) gmm_griddepcontrol_wait();
+            for (tile_index = 0;; tile_index += !warmup, warmup = 0) {
+                const gmm_sm90_tile *const t = warmup ? warmup_tile : &ring[tile_index % GMM_SM90_TILE_RING];
+                gmm_sm90_box box;
+                uint32_t k_tiles, bytes, stage_bytes, stages_at_once, second;
                 __syncwarp();
-                if (!dry) {
-                    if (lane == 0) gmm_sm90_tile_read(told, turn);
-                    gmm_bar_wait(told + 8 * (turn % GMM_SM90_RING), turn / GMM_SM90_RING & 1);
-                    if (t->units == 0) break;
+                if (!warmup) {
+                    if (lane == 0) gmm_sm90_release_batch(tile_full, tile_index);
+                    gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING),
+                                      tile_index / GMM_SM90_TILE_RING & 1);
+                    if (t->row_blocks == 0) break;
                 }
-                depths = gmm_sm90_depths(t->k);
-                stage = (uint32_t)GMM__ANY(!dry && *other, stage);
-                bytes = GMM__TA ? (uint32_t)(t->units + 3) / 4 * 8192 : (uint32_t)t->units * 2048;
-                bytes += (uint32_t)gmm_sm90_boxes_b(t) * (GMM__OF(b) / (GMM__OF(cols) / 64));
+                k_tiles = gmm_sm90_k_tiles(t->k);
+                stage_bytes = (uint32_t)GMM__CFG_OF(!warmup && *alt_tile, stage_bytes);
+                bytes = GMM__TA ? (uint32_t)(t->row_blocks + 3) / 4 * 8192 : (uint32_t)t->row_blocks * 2048;
+                bytes += (uint32_t)gmm_sm90_b_boxes(t) * (GMM__CFG(b_stage_bytes) / (GMM__CFG(tile_n) / 64));
                 if (t->cols <= 0) bytes = 0;
-                step = GMM__LOW(GMM__ANY(!dry && *other, cols)) && !dry && *low ? 2 : 1;
-                half = (uint32_t)lane & (step - 1); /* neighbouring lanes ask for the same lines of two stages */
-                gmm_sm90_aim(&args, GMM__RAGGED, GMM__TA, GMM__TB, GMM__ANY(!dry && *other, cols),
-                             GMM__OF(b) / (GMM__OF(cols) / 64), lane >> (step - 1), rank, t, &o);
-                if (half) o.x += 64;
-                if (dry) {
-                    asm volatile("" : : "r"(o.to), "l"(o.map), "r"(o.x), "r"(o.y), "r"(o.end), "r"(o.wrap), "r"(bytes));
-                    asm volatile("griddepcontrol.wait;" : : : "memory");
+                stages_at_once = GMM__SMALL_M(GMM__CFG_OF(!warmup && *alt_tile, tile_n)) && !warmup && *small_m ? 2 : 1;
+                /* neighbouring lanes load the same lines of two stages */
+                second = (uint32_t)lane & (stages_at_once - 1);
+                gmm_sm90_assign_box(&args, GMM__K_GROUPED, GMM__TA, GMM__TB, GMM__CFG_OF(!warmup && *alt_tile, tile_n),
+                                    GMM__CFG(b_stage_bytes) / (GMM__CFG(tile_n) / 64), lane >> (stages_at_once - 1),
+                                    cta_rank, t, &box);
+                if (second) box.x += 64;
+                if (warmup) {
+                    GMM__USE_BOX(box, bytes);
+                    gmm_griddepcontrol_wait();
                     continue;
                 }
-                for (; depths > 0; depths -= step, at += step) {
-                    const uint32_t nth = at + half, s = nth % GMM__OF(stages), full = bars + 16 * s;
-                    if (depths < step) step = 1; /* the last one */
-                    if (half < step) {
-                        gmm_bar_wait(full + 8, (nth / GMM__OF(stages) & 1) ^ 1);
-                        if (lane == (int)half) gmm_bar_expect(full, bytes);
-                    } else o.live = 0;
+                for (; k_tiles > 0; k_tiles -= stages_at_once, iter += stages_at_once) {
+                    const uint32_t k_iter = iter + second, s = k_iter % GMM__CFG(stages), full = stage_bars + 16 * s;
+                    if (k_tiles < stages_at_once) stages_at_once = 1; /* the last stage is alone */
+                    if (second < stages_at_once) {
+                        gmm_mbarrier_wait(full + 8, (k_iter / GMM__CFG(stages) & 1) ^ 1);
+                        if (lane == (int)second) gmm_mbarrier_arrive_expect_tx(full, bytes);
+                    } else box.active = 0;
                     __syncwarp();
-                    if (o.live)
-                        gmm_tma_load(base + s * stage + o.to, o.map, full, o.both, o.x, o.y, o.end, o.wrap);
-                    if (o.of_b ? GMM__TB : GMM__TA) o.y += 64;
-                    else o.x += (o.of_b ? GMM__OF(box) : 64) * (int32_t)step;
+                    if (box.active)
+                        gmm_tma_load(base + s * stage_bytes + box.offset, box.map, full, box.multicast, box.x, box.y,
+                                     box.end, box.wrap);
+                    if (box.is_b ? GMM__TB : GMM__TA) box.y += 64;
+                    else box.x += (box.is_b ? GMM__CFG(box) : 64) * (int32_t)stages_at_once;
                 }
             }
-            /* a block's shared memory must stand until its neighbour has arrived there for the last time */
-            for (i = 0; i < GMM__OF(stages); i++, at++)
-                gmm_bar_wait(bars + 16 * (at % GMM__OF(stages)) + 8, (at / GMM__OF(stages) & 1) ^ 1);
+            /* shared memory must exist until the other CTA of the cluster has arrived at these barriers for the last
+               time */
+            for (i = 0; i < GMM__CFG(stages); i++, iter++)
+                gmm_mbarrier_wait(stage_bars + 16 * (iter % GMM__CFG(stages)) + 8, (iter / GMM__CFG(stages) & 1) ^ 1);
         }
-        if (GMM__RAGGED && warp >= 10 && lane < 2) /* moves every other part of D */
-            gmm_sm90_move(&args, ring, told, (uint32_t)warp - 10, told + 8 * (GMM_SM90_RING + GMM_SM90_BATCHES + 2),
-                          base + GMM__OF(rooms));
-        if (GMM__OF(of) && warp == 9)
-            gmm_sm90_scales(&args, GMM__OF(of), GMM__OF(width), GMM__OF(stages), GMM__OF(stage),
-                            base + GMM__OF(scales), bars, ring, told);
+        if (GMM__K_GROUPED && warp >= 10 && lane < 2) /* store warps: every other part of D */
+            gmm_sm90_store_tiles(&args, ring, tile_full, (uint32_t)warp - 10,
+                                 tile_full + 8 * (GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 2),
+                                 base + GMM__CFG(slots_offset));
+        if (GMM__CFG(tile_b) && warp == 9)
+            gmm_sm90_load_scales(&args, GMM__CFG(tile_b), GMM__CFG(scale_width), GMM__CFG(stages),
+                                 GMM__CFG(stage_bytes),
+                                 base + GMM__CFG(scales), stage_bars, ring, tile_full);
     } else {
-        if (GMM__OF(blocks) == 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        else asm volatile("setmaxnreg.inc.sync.aligned.u32 96;");
-#ifdef GMM__OTHER
-        gmm_bar_wait(told, 0);
-        if (*(const volatile int32_t *)other) GMM__OTHERS(gmm9_multiply_)(args, gmm_shared, ring, base, bars, told);
+        if (GMM__CFG(ctas_per_sm) == 1) GMM__SETMAXNREG_INC(232);
+        else GMM__SETMAXNREG_INC(96);
+#ifdef GMM__ALT_TILE
+        gmm_mbarrier_wait(tile_full, 0);
+        if (*(const volatile int32_t *)alt_tile) GMM__ALT_PART(gmm_sm90_consume_tiles_)(args, gmm_shared, ring, base,
+                                                                                        stage_bars, tile_full);
         else
 #endif
-        GMM__PART(gmm9_multiply_)(args, gmm_shared, ring, base, bars, told);
+        GMM__PART(gmm_sm90_consume_tiles_)(args, gmm_shared, ring, base, stage_bars, tile_full);
     }
 #endif
 }
 #endif
-#undef GMM__LATER
-#undef GMM__WAITS
-#undef GMM__GOES
-#undef GMM__ROOMS
-#undef GMM__PLACER
-#undef GMM__ROOM
-#undef GMM__SETS
+#undef GMM__DEFERRED
+#undef GMM__DEFERRED_WORDS
+#undef GMM__WORDS_PER_STORE
+#undef GMM__STORE_SLOTS
+#undef GMM__SCHEDULER_WARP
+#undef GMM__STORE_SLOT
+#undef GMM__ZERO_INIT
 #undef GMM__STEP
-#undef GMM__LOW
-#undef GMM__MADE
-#undef GMM__LOT
-#undef GMM__RAGGED
+#undef GMM__SMALL_M
+#undef GMM__HAS_N8
+#undef GMM__ROWS_PER_STORE
+#undef GMM__K_GROUPED
 #undef GMM__TB
 #undef GMM__TA
 #undef GMM__NAME
-#undef GMM__ANY
-#undef GMM__SECOND
-#undef GMM__WHICH
-#undef GMM__OTHERS
+#undef GMM__CFG_OF
+#undef GMM__ALT_CFG
+#undef GMM__TILE_CHOICE
+#undef GMM__ALT_PART
 #undef GMM__PART
-#undef GMM__OPS
-#undef GMM__OF
+#undef GMM__INSTANCE
+#undef GMM__CFG
 #undef GMM__TILE
-#undef GMM__OTHER
-#undef GMM__FIRST
+#undef GMM__ALT_TILE
+#undef GMM__NO_KERNEL
 
 
 /* ================================================================================== Body: FP8 product on Hopper === */
 
 #elif GMM__BODY == 11
-#define GMM__OF(name) (int)GMM__CAT(gmm11_##name##_, GMM__TILE)
-#define GMM__PART(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__TAG), _), GMM__SUMS), _), GMM__TILE)
+#define GMM__CFG(name) (int)GMM__CAT(gmm_fp8_##name##_, GMM__TILE)
+#define GMM__PART(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__TAG), _), GMM__SCALED), _), GMM__TILE)
 #define GMM__NAME GMM__CAT(GMM__PART(gmm_linear_), _sm90)
-#define GMM__KIND (int)GMM__CAT(gmm11_sums_, GMM__SUMS)
-#define GMM__ROWS_FACTORS (GMM__OF(teams) * (int)GMM__CAT(gmm11_group_, GMM__SUMS)) /* bytes of the rows' scales */
-#define GMM__FACTORS (GMM__ROWS_FACTORS + (int)GMM__CAT(gmm11_all_, GMM__SUMS) + \
-                      (int)GMM__CAT(gmm11_col_, GMM__SUMS) * GMM__OF(cols)) /* and of all of a stage */
-#define GMM__LINES (256 + 4 * GMM__OF(cols)) /* bytes of lines' scales */
-#define GMM__STEP (GMM__OF(cols) == 128 ? 128 : 64) /* of tiles: scales change at multiples of 128, and not in all */
-#define GMM__SUM (GMM__OF(cols) / 2)       /* sums per thread: 64 rows by the tile's columns */
-#define GMM__MULTIPLY(op) GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), op)
+#define GMM__KIND (int)GMM__CAT(gmm_fp8_scaling_, GMM__SCALED)
+/* Bytes of the row scales of a stage, of all scales of a stage, and of the line scales of a consumer. */
+#define GMM__ROW_SCALE_BYTES (GMM__CFG(consumers) * (int)GMM__CAT(gmm_fp8_consumer_scales_, GMM__SCALED))
+#define GMM__STAGE_SCALE_BYTES \
+    (GMM__ROW_SCALE_BYTES + (int)GMM__CAT(gmm_fp8_tile_scales_, GMM__SCALED) + \
+     (int)GMM__CAT(gmm_fp8_column_scales_, GMM__SCALED) * GMM__CFG(tile_n))
+#define GMM__LINE_SCALE_BYTES (256 + 4 * GMM__CFG(tile_n))
+/* Alignment of a tile's first column: a tile of 192 columns may begin between two blocks of 128. */
+#define GMM__STEP (GMM__CFG(tile_n) == 128 ? 128 : 64)
+#define GMM__ACC (GMM__CFG(tile_n) / 2)       /* accumulators per thread: 64 rows by the tile's columns */
+#define GMM__WGMMA(op) GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), op)
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-/* Sends for the product of stage `s`: 64 rows by the tile's columns. */
-GMM__DEVICE void GMM__PART(gmm11_send_)(float *to, uint32_t lines, uint32_t columns, uint32_t s) {
-    const uint32_t x = lines + s * (GMM__OF(stage) >> 4), y = columns + s * (GMM__OF(stage) >> 4);
+/* Issues the wgmmas of stage `stage`: 64 rows by the tile's columns. Scaled sums start at 0 in every stage. */
+GMM__DEVICE void GMM__PART(gmm_fp8_issue_stage_)(float *acc, uint32_t desc_a, uint32_t desc_b, uint32_t stage) {
+    const uint32_t a = desc_a + stage * (GMM__CFG(stage_bytes) >> 4), b = desc_b + stage * (GMM__CFG(stage_bytes) >> 4);
     int kk;
     gmm_wgmma_fence();
 #pragma unroll
     for (kk = 0; kk < 4; kk++)
         if (GMM__KIND == GMM_FP8_FAST || kk > 0)
-            GMM__MULTIPLY(add)(GMM__OF(cols) / 8, to, gmm_wgmma_whole(x + kk * (32 >> 4)),
-                               gmm_wgmma_whole(y + kk * (32 >> 4)));
-        else GMM__MULTIPLY(set)(GMM__OF(cols) / 8, to, gmm_wgmma_whole(x), gmm_wgmma_whole(y));
+            GMM__WGMMA(add)(GMM__CFG(tile_n) / 8, acc, gmm_wgmma_desc_k_major(a + kk * (32 >> 4)),
+                            gmm_wgmma_desc_k_major(b + kk * (32 >> 4)));
+        else GMM__WGMMA(set)(GMM__CFG(tile_n) / 8, acc, gmm_wgmma_desc_k_major(a), gmm_wgmma_desc_k_major(b));
     gmm_wgmma_commit();
 }
 
-/* The sums of 64 rows of a tile for a group of 128 threads: `depths` stages from number *at on. `lines` and `columns`
-   are the descriptors of its rows and of the tile's columns in stage 0; `factors` is where the scale of the thread's
-   first row stands there, 0: all are 1; `odd`: the second block of columns begins with the tile's 64th, else with its
-   128th. `turn`: the group, 0 or 1, if two take turns at products, so that one adds up while the other multiplies;
-   else -1. */
-GMM__DEVICE void GMM__PART(gmm11_sum_)(float sum[GMM__SUM], uint32_t depths, uint32_t lines, uint32_t columns,
-                                       uint32_t bars, uint32_t pair, uint32_t factors, int odd, int turn,
-                                       uint32_t *at) {
-    const uint32_t lane = threadIdx.x & 31, end = *at + depths;
-    uint32_t q = *at, s;
+/* Mainloop of a consumer: `k_tiles` stages from number *iter on. desc_a, desc_b: low words of the descriptors of its
+   rows and of the tile's columns in stage 0. row_scales_at: the scale of the thread's first row in stage 0, or 0 where
+   all scales are 1. n0_at_64: the second block of 128 columns begins at the tile's column 64, else at column 128.
+   order: the consumer's number, 0 or 1, where two alternate between wgmma and promotion; else -1. */
+GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_tiles, uint32_t desc_a, uint32_t desc_b,
+                                              uint32_t stage_bars, uint32_t cluster, uint32_t row_scales_at,
+                                              int n0_at_64, int order,
+                                              uint32_t *iter) {
+    const uint32_t lane = threadIdx.x & 31, end = *iter + k_tiles;
+    uint32_t k = *iter, s;
 #if GMM__FAST
-    (void)factors;
-    (void)odd;
-    (void)turn;
+    (void)row_scales_at;
+    (void)n0_at_64;
+    (void)order;
 #pragma unroll 1
-    for (; q != end; q++) {
-        s = __shfl_sync(0xFFFFFFFFu, q % GMM__OF(stages), 0);
-        gmm_bar_wait(bars + 16 * s, q / GMM__OF(stages) & 1);
-        GMM__PART(gmm11_send_)(sum, lines, columns, s);
+    for (; k != end; k++) {
+        s = __shfl_sync(0xFFFFFFFFu, k % GMM__CFG(stages), 0);
+        gmm_mbarrier_wait(stage_bars + 16 * s, k / GMM__CFG(stages) & 1);
+        GMM__PART(gmm_fp8_issue_stage_)(acc, desc_a, desc_b, s);
         GMM__WGMMA_WAIT(1);
-        if (q != *at && lane < pair) gmm_bar_arrive(bars + 16 * ((q - 1) % GMM__OF(stages)) + 8, lane);
+        if (k != *iter &&
+            lane < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * ((k - 1) % GMM__CFG(stages)) + 8, lane);
     }
     GMM__WGMMA_WAIT(0);
-    if (lane < pair) gmm_bar_arrive(bars + 16 * ((q - 1) % GMM__OF(stages)) + 8, lane);
+    if (lane < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * ((k - 1) % GMM__CFG(stages)) + 8, lane);
 #else
-    const uint32_t blocks = bars - GMM__OF(bars) + GMM__OF(factors) + GMM__ROWS_FACTORS +
-                            (GMM__KIND == GMM_FP8_BOTH ? lane % 4 * 16 : 0);
-    float part[GMM__SUM];
+    const uint32_t column_scales_at = stage_bars - GMM__CFG(barriers_offset) + GMM__CFG(stage_scales_offset) +
+        GMM__ROW_SCALE_BYTES +
+                            (GMM__KIND == GMM_FP8_1D1D ? lane % 4 * 16 : 0);
+    float partial[GMM__ACC];
     int u, e;
 #pragma unroll 1
-    for (; q != end; q++) {
-        float f[GMM__OF(cols) == 128 ? 1 : 3][2], by[4][4], a[2] = { 1.0f, 1.0f }, b[2] = { 1.0f, 1.0f };
-        s = __shfl_sync(0xFFFFFFFFu, q % GMM__OF(stages), 0);
-        gmm_bar_wait(bars + 16 * s, q / GMM__OF(stages) & 1);
-        if (GMM__KIND == GMM_FP8_BOTH && turn >= 0) gmm_bar_turn(turn, 1);
-        GMM__PART(gmm11_send_)(part, lines, columns, s);
-        GMM__WGMMA_WAIT(1); /* of one: or ptxas has products wait for scales that are asked for between them */
-        if (factors) {
-            a[0] = gmm_shared_read(factors + s * GMM__FACTORS);
-            a[1] = gmm_shared_read(factors + s * GMM__FACTORS + 32);
-            if (GMM__KIND == GMM_FP8_ROWS) gmm_shared_read2(blocks + s * GMM__FACTORS, b);
+    for (; k != end; k++) {
+        float scales[GMM__CFG(tile_n) == 128 ? 1 : 3][2], b_scales[4][4], a_scales[2] = { 1.0f, 1.0f },
+                           block_scales[2] = { 1.0f, 1.0f };
+        s = __shfl_sync(0xFFFFFFFFu, k % GMM__CFG(stages), 0);
+        gmm_mbarrier_wait(stage_bars + 16 * s, k / GMM__CFG(stages) & 1);
+        if (GMM__KIND == GMM_FP8_1D1D && order >= 0) gmm_order_barrier(order, 1);
+        GMM__PART(gmm_fp8_issue_stage_)(partial, desc_a, desc_b, s);
+        /* one group is under way: without this ptxas moves the scale loads between the wgmmas, which serializes them */
+        GMM__WGMMA_WAIT(1);
+        if (row_scales_at) {
+            a_scales[0] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES);
+            a_scales[1] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES + 32);
+            if (GMM__KIND == GMM_FP8_1D2D) gmm_ld_shared_v2_f32(column_scales_at + s * GMM__STAGE_SCALE_BYTES,
+                                                                block_scales);
         }
-        if (GMM__KIND == GMM_FP8_BOTH) {
+        if (GMM__KIND == GMM_FP8_1D1D) {
 #pragma unroll
-            for (u = 0; u < 4; u++) gmm_shared_read4(blocks + s * GMM__FACTORS + 64 * u, by[u]);
+            for (u = 0; u < 4; u++) gmm_ld_shared_v4_f32(column_scales_at + s * GMM__STAGE_SCALE_BYTES + 64 * u,
+                                                         b_scales[u]);
         }
 #pragma unroll
         for (e = 0; e < 2; e++) {
-            f[0][e] = GMM__KIND == GMM_FP8_ROWS ? __fmul_rn(a[e], b[0]) : a[e];
-            if (GMM__OF(cols) != 128) {
-                f[GMM__OF(cols) / 64 - 1][e] = GMM__KIND == GMM_FP8_ROWS ? __fmul_rn(a[e], b[1]) : a[e];
-                f[GMM__OF(cols) / 128][e] = odd ? f[GMM__OF(cols) / 64 - 1][e] : f[0][e];
+            scales[0][e] = GMM__KIND == GMM_FP8_1D2D ? __fmul_rn(a_scales[e], block_scales[0]) : a_scales[e];
+            if (GMM__CFG(tile_n) != 128) {
+                scales[GMM__CFG(tile_n) / 64 - 1][e] = GMM__KIND == GMM_FP8_1D2D ? __fmul_rn(a_scales[e],
+                                                                                             block_scales[1])
+                                                                                                 : a_scales[e];
+                scales[GMM__CFG(tile_n) / 128][e] = n0_at_64 ? scales[GMM__CFG(tile_n) / 64 - 1][e] : scales[0][e];
             }
         }
         GMM__WGMMA_WAIT(0);
-        if (GMM__KIND == GMM_FP8_BOTH && turn >= 0) gmm_bar_turn(turn ^ 1, 0);
+        if (GMM__KIND == GMM_FP8_1D1D && order >= 0) gmm_order_barrier(order ^ 1, 0);
 #pragma unroll
-        for (u = 0; u < GMM__SUM; u++) asm volatile("" : "+f"(part[u]) : : "memory");
-        if (GMM__KIND != GMM_FP8_BOTH) { /* all of the warp have read the stage's scales */
+        for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(partial[u]);
+        if (GMM__KIND != GMM_FP8_1D1D) { /* all lanes have read the stage's scales */
             __syncwarp();
-            if (lane < pair) gmm_bar_arrive(bars + 16 * s + 8, lane);
+            if (lane < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * s + 8, lane);
         }
 #pragma unroll
-        for (u = 0; u < GMM__SUM / 8; u++) { /* 16 columns */
+        for (u = 0; u < GMM__ACC / 8; u++) { /* 16 columns */
 #pragma unroll
             for (e = 0; e < 8; e++) {
-                const float row = f[GMM__OF(cols) == 128 || GMM__KIND == GMM_FP8_BOTH ? 0 : u / 4][e / 2 % 2];
-                sum[8 * u + e] = __fmaf_rn(part[8 * u + e], GMM__KIND == GMM_FP8_ROWS ? row
-                                           : __fmul_rn(row, by[u % 4][e / 4 * 2 + e % 2]), sum[8 * u + e]);
+                const float row = scales[GMM__CFG(tile_n) == 128 || GMM__KIND == GMM_FP8_1D1D ? 0 : u / 4][e / 2 % 2];
+                acc[8 * u + e] = __fmaf_rn(partial[8 * u + e], GMM__KIND == GMM_FP8_1D2D ? row
+                                           : __fmul_rn(row, b_scales[u % 4][e / 4 * 2 + e % 2]), acc[8 * u + e]);
             }
-            if (GMM__KIND == GMM_FP8_BOTH && u + 4 < GMM__SUM / 8)
-                gmm_shared_read4(blocks + s * GMM__FACTORS + 64 * (u + 4), by[u % 4]);
+            if (GMM__KIND == GMM_FP8_1D1D && u + 4 < GMM__ACC / 8)
+                gmm_ld_shared_v4_f32(column_scales_at + s * GMM__STAGE_SCALE_BYTES + 64 * (u + 4), b_scales[u % 4]);
         }
-        if (GMM__KIND == GMM_FP8_BOTH) {
+        if (GMM__KIND == GMM_FP8_1D1D) {
             __syncwarp();
-            if (lane < pair) gmm_bar_arrive(bars + 16 * s + 8, lane);
+            if (lane < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * s + 8, lane);
         }
     }
 #endif
-    *at = end;
+    *iter = end;
 }
 #endif
 
 GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char gmm_shared[];
-    gmm_fp8_tile *const ring = (gmm_fp8_tile *)(gmm_shared + GMM__OF(ring));
+    gmm_fp8_tile *const ring = (gmm_fp8_tile *)(gmm_shared + GMM__CFG(ring_offset));
     const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
-    const uint32_t bars = base + GMM__OF(bars);             /* of stages: filled, empty */
-    const uint32_t told = bars + 16 * GMM__OF(stages);      /* of the ring: written, */
-    const uint32_t taken = told + 8 * GMM_SM90_RING;        /* read by the warp that moves operands */
-    const uint32_t vacant = taken + 8 * GMM_SM90_RING;       /* of rooms: may be written to, have been written to */
-    const uint32_t likely = vacant + 16 * GMM__OF(teams);    /* of the first tile: guessed, the neighbour's looked at */
+    const uint32_t stage_bars = base + GMM__CFG(barriers_offset);             /* full and empty barrier of each stage */
+    const uint32_t tile_full = stage_bars + 16 * GMM__CFG(stages);      /* tile_full of each tile of the ring */
+    /* tile_empty: the producer has read the tile */
+    const uint32_t tile_empty = tile_full + 8 * GMM_SM90_TILE_RING;
+    /* empty and full barrier of each store slot */
+    const uint32_t store_empty = tile_empty + 8 * GMM_SM90_TILE_RING;
+    /* the prediction is written; the other CTA's result has arrived */
+    const uint32_t prediction = store_empty + 16 * GMM__CFG(consumers);
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
-    const int guess = GMM__OF(guess) && !args.wgrad && args.p.groups <= 32 * GMM_FP8_RUN;
-    const int scaled = GMM__FACTORS && args.a_scale.scaling == GMM_SCALING_1X128; /* block by block */
-    uint32_t pair, rank, i;
+    const int prefetch_tile = GMM__CFG(prefetch_tile) && !args.wgrad && args.p.groups <= 32 * GMM_FP8_LANE_GROUPS;
+    /* A has a scale per row and 128 elements */
+    const int scaled = GMM__STAGE_SCALE_BYTES && args.a_scale.scaling == GMM_SCALING_1X128;
+    uint32_t cluster, cta_rank, i;
 
-    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(pair));
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    for (i = threadIdx.x; i < GMM__LINES / 4 * GMM__OF(teams); i += blockDim.x) /* what is not by line stays 1 */
-        ((float *)(gmm_shared + GMM__OF(lines)))[i] = 1.0f;
+    cluster = gmm_cluster_nctarank();
+    cta_rank = gmm_cluster_ctarank();
+    /* line scales that the call does not have stay 1 */
+    for (i = threadIdx.x; i < GMM__LINE_SCALE_BYTES / 4 * GMM__CFG(consumers); i += blockDim.x)
+        ((float *)(gmm_shared + GMM__CFG(line_scales_offset)))[i] = 1.0f;
     if (threadIdx.x == 0) {
 #pragma unroll
-        for (i = 0; i < GMM__OF(stages); i++) {
-            gmm_bar_init(bars + 16 * i, scaled ? 33 : 1); /* the producer, and lanes that bring scales */
-            gmm_bar_init(bars + 16 * i + 8, 4 * GMM__OF(teams) * pair); /* warps that multiply what it held */
+        for (i = 0; i < GMM__CFG(stages); i++) {
+            /* the producer lane, and the lanes of the scale loader */
+            gmm_mbarrier_init(stage_bars + 16 * i, scaled ? 33 : 1);
+            gmm_mbarrier_init(stage_bars + 16 * i + 8,
+                              4 * GMM__CFG(consumers) * cluster); /* consumer warps of the CTAs that read the stage */
         }
 #pragma unroll
-        for (i = 0; i < 2 * GMM_SM90_RING; i++) gmm_bar_init(told + 8 * i, 1);
+        for (i = 0; i < 2 * GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(tile_full + 8 * i, 1);
 #pragma unroll
-        for (i = 0; i < 2 * GMM__OF(teams); i++) gmm_bar_init(vacant + 8 * i, i % 2 ? 128 : GMM__OF(boxes));
-        if (GMM__OF(guess)) {
-            gmm_bar_init(likely, 1);
-            gmm_bar_init(likely + 8, 1);
+        for (i = 0; i < 2 * GMM__CFG(consumers); i++) gmm_mbarrier_init(store_empty + 8 * i,
+                                                                        i % 2 ? 128 : GMM__CFG(store_boxes));
+        if (GMM__CFG(prefetch_tile)) {
+            gmm_mbarrier_init(prediction, 1);
+            gmm_mbarrier_init(prediction + 8, 1);
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
-        asm volatile("prefetch.tensormap [%0];" : : "l"(&args.a) : "memory");
-        asm volatile("prefetch.tensormap [%0];" : : "l"(&args.b) : "memory");
+        gmm_fence_mbarrier_init();
+        gmm_prefetch_tensormap(&args.a);
+        gmm_prefetch_tensormap(&args.b);
     }
-    asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
-    if (!guess || warp != 4 * GMM__OF(teams) + 2)
-        asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
-    if (warp != 4 * GMM__OF(teams) + 2 && !(guess && warp == 4 * GMM__OF(teams)))
-        asm volatile("griddepcontrol.wait;" : : : "memory");
-    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+    gmm_cluster_arrive_release();
+    if (!prefetch_tile || warp != 4 * GMM__CFG(consumers) + 2)
+        gmm_cluster_wait_acquire();
+    if (warp != 4 * GMM__CFG(consumers) + 2 && !(prefetch_tile && warp == 4 * GMM__CFG(consumers)))
+        gmm_griddepcontrol_wait();
+    gmm_griddepcontrol_launch_dependents();
 
-    if (warp >= 4 * GMM__OF(teams)) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(GMM__OF(low)));
-        if (warp == 4 * GMM__OF(teams) + 2) { /* places tiles, up to half a ring ahead of what is moved */
+    if (warp >= 4 * GMM__CFG(consumers)) {
+        GMM__SETMAXNREG_DEC(GMM__CFG(producer_regs));
+        if (warp == 4 * GMM__CFG(consumers) + 2) { /* scheduler warp, up to half a ring ahead of the producer */
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 3 * (args.p.groups + 1)
-                                              : (int32_t *)(ring + GMM_SM90_RING);
-            int32_t *const items = ends + args.p.groups + 1, *const starts = items + args.p.groups + 1;
-            const int32_t hop = (int32_t)(gridDim.x / pair);
-            int32_t item = (int32_t)(blockIdx.x / pair), across = 0, early;
-            int wrong = 0, open = guess;
-            uint32_t tile = 0;
+                                              : (int32_t *)(ring + GMM_SM90_TILE_RING);
+            int32_t *const work_ends = ends + args.p.groups + 1, *const starts = work_ends + args.p.groups + 1;
+            const int32_t stride = (int32_t)(gridDim.x / cluster);
+            int32_t work = (int32_t)(blockIdx.x / cluster), tiles_n = 0, speculative;
+            int mispredicted = 0, unresolved = prefetch_tile;
+            uint32_t tile_index = 0;
             gmm_fp8_tile f;
-            /* What the split says is read before it is waited for, and again if that was old. Only shared memory may be
-               written to then. */
-            if (guess) {
+            /* The split is read before griddepcontrol.wait, and again after it. Before the wait only shared memory may
+               be written. */
+            if (prefetch_tile) {
 #pragma unroll 1
-                for (early = 1; early >= 0; early--) {
+                for (speculative = 1; speculative >= 0; speculative--) {
                     int32_t tiles;
                     if (args.p.groups <= 32)
-                        tiles = gmm_fp8_plan(&args, 1, !early, GMM__OF(cols) == 128, GMM__OF(cols), GMM__STEP,
-                                             GMM__OF(teams), (int32_t)gmm_cluster_size(), ends, items, starts);
+                                tiles = gmm_fp8_plan_tiles(&args, 1, !speculative, GMM__CFG(tile_n) == 128,
+                                                           GMM__CFG(tile_n), GMM__STEP,
+                                                           GMM__CFG(consumers), (int32_t)gmm_cluster_nctarank(), ends,
+                                                           work_ends, starts);
                     else
-                        tiles = gmm_fp8_plan(&args, GMM_FP8_RUN, !early, GMM__OF(cols) == 128, GMM__OF(cols), GMM__STEP,
-                                             GMM__OF(teams), (int32_t)gmm_cluster_size(), ends, items, starts);
-                    if (tiles) across = tiles;
-                    if (!early) break;
-                    gmm_fp8_first(&args, ends, items, starts, GMM__OF(cols) == 128, across, GMM__STEP, GMM__OF(teams),
-                                  (int32_t)gmm_cluster_size(), (int32_t)gmm_cluster_rank(), &f);
-                    asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory"); /* barriers stand */
+                                tiles = gmm_fp8_plan_tiles(&args, GMM_FP8_LANE_GROUPS, !speculative,
+                                                           GMM__CFG(tile_n) == 128, GMM__CFG(tile_n), GMM__STEP,
+                                                           GMM__CFG(consumers), (int32_t)gmm_cluster_nctarank(), ends,
+                                                           work_ends, starts);
+                    if (tiles) tiles_n = tiles;
+                    if (!speculative) break;
+                    gmm_fp8_predict_first_tile(&args, ends, work_ends, starts, GMM__CFG(tile_n) == 128, tiles_n,
+                                               GMM__STEP, GMM__CFG(consumers),
+                                               (int32_t)gmm_cluster_nctarank(), (int32_t)gmm_cluster_ctarank(), &f);
+                    gmm_cluster_wait_acquire(); /* the barriers are initialised */
                     if (lane == 0) {
-                        ring[GMM_SM90_RING - 1] = f;
-                        gmm_bar_arrive_here(likely); /* its operands are asked for right behind the wait */
+                                ring[GMM_SM90_TILE_RING - 1] = f;
+                                /* the producer loads its operands right after the wait */
+                                gmm_mbarrier_arrive(prediction);
                     }
                     __syncwarp();
-                    asm volatile("griddepcontrol.wait;" : : : "memory");
+                    gmm_griddepcontrol_wait();
                 }
-            } else for (early = !args.tables && (!args.wgrad || !(args.p.frozen || args.p.beta)); early >= 0; early--) {
-                if (!early) asm volatile("griddepcontrol.wait;" : : : "memory");
-                if (across && gmm_sm90_stands(&args.groups, ends)) break;
+            } else for (speculative = !args.tables && (!args.wgrad || !(args.p.frozen || args.p.beta));
+                        speculative >= 0; speculative--) {
+                if (!speculative) gmm_griddepcontrol_wait();
+                if (tiles_n && gmm_sm90_split_unchanged(&args.groups, ends)) break;
                 {
-                    const gmm_sm90_sizes of = gmm_sm90_split(&args.groups, ends);
-                    across = (args.p.n + GMM__OF(cols) - 1) / GMM__OF(cols);
+                    const gmm_sm90_split_stats of = gmm_sm90_read_split(&args.groups, ends);
+                    tiles_n = (args.p.n + GMM__CFG(tile_n) - 1) / GMM__CFG(tile_n);
                     if (!args.wgrad)
-                        across = gmm_sm90_across(&args.p, across, GMM__STEP, GMM_FP8_UNIT * GMM__OF(teams),
-                                                 (int32_t)gmm_cluster_size(), of);
+                        tiles_n = gmm_sm90_tiles_n(&args.p, tiles_n, GMM__STEP,
+                                                   GMM_FP8_BLOCK_ROWS * GMM__CFG(consumers),
+                                                   (int32_t)gmm_cluster_nctarank(), of);
                 }
-                gmm_sm90_count(&args.p, args.wgrad, GMM__OF(cols) == 128, across, GMM_FP8_UNIT, GMM__OF(teams),
-                               (int32_t)gmm_cluster_size(), ends, items);
-                gmm_fp8_starts(args.p.groups, ends, starts);
+                gmm_sm90_count_work(&args.p, args.wgrad, GMM__CFG(tile_n) == 128, tiles_n, GMM_FP8_BLOCK_ROWS,
+                                    GMM__CFG(consumers),
+                                    (int32_t)gmm_cluster_nctarank(), ends, work_ends);
+                gmm_fp8_padded_starts(args.p.groups, ends, starts);
             }
             f.t.g = 0;
-            for (;; item += hop, tile++) {
-                const uint32_t before = tile - GMM_SM90_RING / 2;
-                int32_t at = item;
-                f.t.units = 0; /* no more */
-                if (open && tile > 0 && at >= items[args.p.groups]) {
-                    int others = 0;
-                    open = 0;
-                    if (gmm_cluster_size() > 1) {
-                        gmm_bar_wait(likely + 8, 0);
-                        others = *(volatile const int32_t *)(gmm_shared + (likely + 16 - base));
+            for (;; work += stride, tile_index++) {
+                const uint32_t oldest = tile_index - GMM_SM90_TILE_RING / 2;
+                int32_t iter = work;
+                f.t.row_blocks = 0; /* ends the ring */
+                if (unresolved && tile_index > 0 && iter >= work_ends[args.p.groups]) {
+                    int peer_mispredicted = 0;
+                    unresolved = 0;
+                    if (gmm_cluster_nctarank() > 1) {
+                        gmm_mbarrier_wait(prediction + 8, 0);
+                        peer_mispredicted = *(volatile const int32_t *)(gmm_shared + (prediction + 16 - base));
                     }
-                    if (wrong || others) { /* one more tile for both */
-                        gmm_fp8_nothing(&args, &f);
-                        if (wrong) at = (int32_t)(blockIdx.x / pair);
+                    if (mispredicted || peer_mispredicted) { /* one more tile for both CTAs */
+                        gmm_fp8_empty_tile(&args, &f);
+                        if (mispredicted) iter = (int32_t)(blockIdx.x / cluster);
                     }
                 }
-                if (at < items[args.p.groups]) {
-                    gmm_find_group32(items, args.p.groups, at, &f.t.g);
-                    gmm_sm90_place(&args.p, args.wgrad, ends, items, at,
-                                   args.wgrad && hop % (items[f.t.g + 1] - items[f.t.g]) == 0, GMM__OF(cols) == 128,
-                                   across, args.wgrad ? GMM__OF(cols) : GMM__STEP, GMM_FP8_UNIT, GMM__OF(teams),
-                                   GMM_FP8_UNIT, (int32_t)gmm_cluster_size(), (int32_t)gmm_cluster_rank(), &f.t);
-                    f.start = starts[f.t.g];
-                    f.all = gmm_fp8_outer(&args, &f.t);
-                    gmm_fp8_way_out(&args, &f);
-                    if (guess && !open) f.t.share = 0;
+                if (iter < work_ends[args.p.groups]) {
+                    gmm_find_group32(work_ends, args.p.groups, iter, &f.t.g);
+                    gmm_sm90_schedule_tile(&args.p, args.wgrad, ends, work_ends, iter,
+                                           args.wgrad && stride % (work_ends[f.t.g + 1] - work_ends[f.t.g]) == 0,
+                                           GMM__CFG(tile_n) == 128,
+                                           tiles_n, args.wgrad ? GMM__CFG(tile_n) : GMM__STEP, GMM_FP8_BLOCK_ROWS,
+                                           GMM__CFG(consumers),
+                                           GMM_FP8_BLOCK_ROWS, (int32_t)gmm_cluster_nctarank(),
+                                           (int32_t)gmm_cluster_ctarank(), &f.t);
+                    f.padded_row = starts[f.t.g];
+                    f.outer_scale = gmm_fp8_outer_scale(&args, &f.t);
+                    gmm_fp8_plan_store(&args, &f);
+                    if (prefetch_tile && !unresolved) f.t.multicast = 0;
                 }
-                if (guess && tile == 0) {
-                    const gmm_fp8_tile *const first = &ring[GMM_SM90_RING - 1];
-                    if (f.t.units == 0) gmm_fp8_nothing(&args, &f);
-                    wrong = !gmm_fp8_right(&f, first);
+                if (prefetch_tile && tile_index == 0) {
+                    const gmm_fp8_tile *const first = &ring[GMM_SM90_TILE_RING - 1];
+                    if (f.t.row_blocks == 0) gmm_fp8_empty_tile(&args, &f);
+                    mispredicted = !gmm_fp8_same_tile(&f, first);
                     __syncwarp();
-                    if (wrong) gmm_fp8_nothing(&args, &f); /* what was multiplied does not go out */
-                    if (lane == 0 && gmm_cluster_size() > 1)
-                        gmm_fp8_confess(likely + 16, likely + 8, wrong);
+                    if (mispredicted) gmm_fp8_empty_tile(&args, &f); /* the result of the predicted tile is discarded */
+                    if (lane == 0 && gmm_cluster_nctarank() > 1)
+                        gmm_fp8_send_mispredict(prediction + 16, prediction + 8, mispredicted);
                 }
-                if (tile >= GMM_SM90_RING / 2)
-                    gmm_bar_wait(taken + 8 * (before % GMM_SM90_RING), before / GMM_SM90_RING & 1);
+                if (tile_index >= GMM_SM90_TILE_RING / 2)
+                    gmm_mbarrier_wait(tile_empty + 8 * (oldest % GMM_SM90_TILE_RING), oldest / GMM_SM90_TILE_RING & 1);
                 if (lane == 0) {
-                    ring[tile % GMM_SM90_RING] = f;
-                    gmm_bar_arrive_here(told + 8 * (tile % GMM_SM90_RING));
+                    ring[tile_index % GMM_SM90_TILE_RING] = f;
+                    gmm_mbarrier_arrive(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING));
                 }
-                if (f.t.units == 0) break;
+                if (f.t.row_blocks == 0) break;
             }
-            if (blockIdx.x == 0) gmm_sm90_judge(&args.groups, &args.p, ends);
-        } else if (warp == 4 * GMM__OF(teams)) { /* moves A and B: each lane one box of every stage */
-            uint32_t at = 0, tile = 0;
-            for (;; tile++) {
-                uint32_t bytes, to, depths;
-                int32_t boxes_b, box, x, y, end, wrap;
+            if (blockIdx.x == 0) gmm_sm90_report_faults(&args.groups, &args.p, ends);
+        } else if (warp == 4 * GMM__CFG(consumers)) { /* producer warp: each lane loads one box of every stage */
+            uint32_t iter = 0, tile_index = 0;
+            for (;; tile_index++) {
+                uint32_t bytes, offset, k_tiles;
+                int32_t b_boxes, index, x, y, end, wrap;
                 const CUtensorMap *map;
-                int live, both;
-                const int first = guess && tile == 0;
-                const gmm_fp8_tile *const f = &ring[first ? GMM_SM90_RING - 1 : tile % GMM_SM90_RING];
-                gmm_bar_wait(first ? likely : told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
-                if (f->t.units == 0) break;
-                if (lane == 0) gmm_bar_arrive_here(taken + 8 * (tile % GMM_SM90_RING));
-                /* the launch before may write addresses of weights */
-                if (first && args.p.b.table) asm volatile("griddepcontrol.wait;" : : : "memory");
-                depths = gmm_fp8_depths(f->t.k);
-                boxes_b = (f->t.cols + 63) / 64;
-                bytes = (uint32_t)(boxes_b + f->t.units) * 8192;
-                live = lane < boxes_b + f->t.units;
-                if (f->t.cols <= 0 || f->t.k == 0) live = 0, bytes = 0;
-                x = args.wgrad ? f->start : 0;
+                int active, multicast;
+                const int first = prefetch_tile && tile_index == 0;
+                const gmm_fp8_tile *const f = &ring[first ? GMM_SM90_TILE_RING - 1 : tile_index % GMM_SM90_TILE_RING];
+                gmm_mbarrier_wait(first ? prediction : tile_full + 8 * (tile_index % GMM_SM90_TILE_RING),
+                                  tile_index / GMM_SM90_TILE_RING & 1);
+                if (f->t.row_blocks == 0) break;
+                if (lane == 0) gmm_mbarrier_arrive(tile_empty + 8 * (tile_index % GMM_SM90_TILE_RING));
+                /* the kernel before may write the table of weights */
+                if (first && args.p.b.table) gmm_griddepcontrol_wait();
+                k_tiles = gmm_fp8_k_tiles(f->t.k);
+                b_boxes = (f->t.cols + 63) / 64;
+                bytes = (uint32_t)(b_boxes + f->t.row_blocks) * 8192;
+                active = lane < b_boxes + f->t.row_blocks;
+                if (f->t.cols <= 0 || f->t.k == 0) active = 0, bytes = 0;
+                x = args.wgrad ? f->padded_row : 0;
                 end = wrap = 0;
-                if (lane < boxes_b) {
-                    box = lane;
-                    both = f->t.share == 1;
+                if (lane < b_boxes) {
+                    index = lane;
+                    multicast = f->t.multicast == 1;
                     map = &args.b;
-                    to = 8192 * box;
-                    y = f->t.n0 + 64 * box;
+                    offset = 8192 * index;
+                    y = f->t.n0 + 64 * index;
                     if (!args.wgrad) {
-                        const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_at(&args.p.b, f->t.g) - GMM_SM90_BASE;
+                        const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_data(&args.p.b, f->t.g) - GMM_SM90_MAP_BASE;
                         end = (int32_t)(from >> 4 & 0x3FFF);
                         wrap = (int32_t)(from >> 18);
                     }
                 } else {
-                    box = lane - boxes_b;
-                    both = f->t.share == 2;
+                    index = lane - b_boxes;
+                    multicast = f->t.multicast == 2;
                     map = &args.a;
-                    to = GMM__OF(a) + 8192 * box;
-                    y = f->t.m0 + 64 * box;
+                    offset = GMM__CFG(a_offset) + 8192 * index;
+                    y = f->t.m0 + 64 * index;
                     if (!args.wgrad) {
-                        y += GMM_SM90_RAGGED - (f->t.end - f->t.row);
+                        y += GMM_SM90_RAGGED_ROWS - (f->t.end - f->t.row);
                         end = f->t.end;
-                        wrap = GMM_SM90_RAGGED;
+                        wrap = GMM_SM90_RAGGED_ROWS;
                     }
                 }
-                if (both && (box & 1) != (int)rank) live = 0;
-                if (first) /* all of this is ready by then */
-                    asm volatile("griddepcontrol.wait;" : "+r"(to), "+r"(y), "+r"(end), "+r"(wrap), "+r"(live),
-                                 "+r"(bytes), "+r"(depths) : : "memory");
-                for (; depths > 0; depths--, at++) {
-                    const uint32_t s = at % GMM__OF(stages), full = bars + 16 * s;
-                    gmm_bar_wait(full + 8, (at / GMM__OF(stages) & 1) ^ 1);
-                    if (lane == 0) gmm_bar_expect(full, bytes);
-                    if (live) gmm_tma_load(base + s * GMM__OF(stage) + to, map, full, both, x, y, end, wrap);
+                if (multicast && (index & 1) != (int)cta_rank) active = 0;
+                if (first) /* the box is computed before the wait */
+                    GMM__GRIDDEPCONTROL_WAIT_WITH(offset, y, end, wrap, active, bytes, k_tiles);
+                for (; k_tiles > 0; k_tiles--, iter++) {
+                    const uint32_t s = iter % GMM__CFG(stages), full = stage_bars + 16 * s;
+                    gmm_mbarrier_wait(full + 8, (iter / GMM__CFG(stages) & 1) ^ 1);
+                    if (lane == 0) gmm_mbarrier_arrive_expect_tx(full, bytes);
+                    if (active) gmm_tma_load(base + s * GMM__CFG(stage_bytes) + offset, map, full, multicast, x, y,
+                                             end, wrap);
                     x += 128;
                 }
             }
-            /* a block's shared memory must stand until its neighbour has arrived there for the last time; what the
-               neighbour brings has come before, and who places tiles has waited for its word */
+            /* shared memory must exist until the other CTA of the cluster has arrived at these barriers for the last
+               time;
+                           its multicast data has arrived before, and the scheduler has waited for its prediction */
 #pragma unroll 1
-            for (i = 0; i < GMM__OF(stages); i++, at++)
-                gmm_bar_wait(bars + 16 * (at % GMM__OF(stages)) + 8, (at / GMM__OF(stages) & 1) ^ 1);
-        } else if (warp == 4 * GMM__OF(teams) + 1 && scaled) { /* brings scales, columns' as sums stand */
-            const uint32_t factors = base + GMM__OF(factors);
-            uint32_t at = 0, tile = 0;
+            for (i = 0; i < GMM__CFG(stages); i++, iter++)
+                gmm_mbarrier_wait(stage_bars + 16 * (iter % GMM__CFG(stages)) + 8, (iter / GMM__CFG(stages) & 1) ^ 1);
+        /* scale loader; column scales are permuted to the order of the accumulators */
+        } else if (warp == 4 * GMM__CFG(consumers) + 1 && scaled) {
+            const uint32_t scales_at = base + GMM__CFG(stage_scales_offset);
+            uint32_t iter = 0, tile_index = 0;
             int32_t x;
-            for (;; tile++) {
-                const int first = guess && tile == 0;
-                const gmm_fp8_tile *const f = &ring[first ? GMM_SM90_RING - 1 : tile % GMM_SM90_RING];
+            for (;; tile_index++) {
+                const int first = prefetch_tile && tile_index == 0;
+                const gmm_fp8_tile *const f = &ring[first ? GMM_SM90_TILE_RING - 1 : tile_index % GMM_SM90_TILE_RING];
                 const float *rows, *cols;
                 int64_t step, block;
-                uint32_t depths;
-                int32_t left, right, next_row, next_col;
-                gmm_bar_wait(first ? likely : told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
-                if (f->t.units == 0) break;
-                depths = gmm_fp8_depths(f->t.k);
-                left = f->t.k > 0 && f->t.cols > 0 ? f->t.rows - lane : 0;
-                right = f->t.k > 0 ? f->t.cols - lane : 0;
+                uint32_t k_tiles;
+                int32_t rows_left, cols_left, next_row, next_col;
+                gmm_mbarrier_wait(first ? prediction : tile_full + 8 * (tile_index % GMM_SM90_TILE_RING),
+                                  tile_index / GMM_SM90_TILE_RING & 1);
+                if (f->t.row_blocks == 0) break;
+                k_tiles = gmm_fp8_k_tiles(f->t.k);
+                rows_left = f->t.k > 0 && f->t.cols > 0 ? f->t.rows - lane : 0;
+                cols_left = f->t.k > 0 ? f->t.cols - lane : 0;
                 rows = gmm_fp8_scales_a(&args, f, &step) + f->t.m0 + lane;
                 next_row = (int32_t)step;
                 cols = gmm_fp8_scales_b(&args, f, &step, &block);
                 next_col = (int32_t)step;
-                if (GMM__KIND == GMM_FP8_BOTH) cols += f->t.n0 + lane;
-                else { /* lane 1: of the columns behind the next multiple of 128, if there are */
-                    const int32_t near = 128 - f->t.n0 % 128;
-                    cols += (f->t.n0 / 128 + (lane == 1 && f->t.cols > near)) * block;
+                if (GMM__KIND == GMM_FP8_1D1D) cols += f->t.n0 + lane;
+                else { /* lane 1: scale of the columns past the next multiple of 128, if the tile reaches it */
+                    const int32_t columns_to_128 = 128 - f->t.n0 % 128;
+                    cols += (f->t.n0 / 128 + (lane == 1 && f->t.cols > columns_to_128)) * block;
                 }
-                for (; depths > 0; depths--, at++) {
-                    const uint32_t s = at % GMM__OF(stages), full = bars + 16 * s, to = factors + s * GMM__FACTORS;
-                    gmm_bar_wait(full + 8, (at / GMM__OF(stages) & 1) ^ 1);
+                for (; k_tiles > 0; k_tiles--, iter++) {
+                    const uint32_t s = iter % GMM__CFG(stages), full = stage_bars + 16 * s,
+                                                        offset = scales_at + s * GMM__STAGE_SCALE_BYTES;
+                    gmm_mbarrier_wait(full + 8, (iter / GMM__CFG(stages) & 1) ^ 1);
 #pragma unroll
-                    for (x = 0; x < 2 * GMM__OF(teams); x++)
-                        gmm_fetch4(to + 4 * (uint32_t)lane + 128 * x, rows + 32 * x, 32 * x < left);
-                    if (GMM__KIND == GMM_FP8_ROWS) {
-                        if (lane < 2) gmm_fetch4(to + GMM__ROWS_FACTORS + 4 * (uint32_t)lane, cols, right > 0);
+                    for (x = 0; x < 2 * GMM__CFG(consumers); x++)
+                        gmm_cp_async_f32(offset + 4 * (uint32_t)lane + 128 * x, rows + 32 * x, 32 * x < rows_left);
+                    if (GMM__KIND == GMM_FP8_1D2D) {
+                        if (lane < 2) gmm_cp_async_f32(offset + GMM__ROW_SCALE_BYTES + 4 * (uint32_t)lane, cols,
+                                                       cols_left > 0);
                     } else {
-                        const uint32_t put = to + GMM__ROWS_FACTORS + (uint32_t)(lane / 16 * 64 + lane % 8 / 2 * 16 +
-                                                                                 lane / 8 % 2 * 8 + lane % 2 * 4);
+                        const uint32_t st_at = offset + GMM__ROW_SCALE_BYTES +
+                            (uint32_t)(lane / 16 * 64 + lane % 8 / 2 * 16 +
+                                                                                          lane / 8 % 2 * 8 +
+                                                                                              lane % 2 * 4);
 #pragma unroll
-                        for (x = 0; x < GMM__OF(cols) / 32; x++)
-                            gmm_fetch4(put + 128 * x, cols + 32 * x, 32 * x < right);
+                        for (x = 0; x < GMM__CFG(tile_n) / 32; x++)
+                            gmm_cp_async_f32(st_at + 128 * x, cols + 32 * x, 32 * x < cols_left);
                     }
-                    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" : : "r"(full) : "memory");
+                    gmm_cp_async_mbarrier_arrive(full);
                     rows += next_row;
                     cols += next_col;
                 }
             }
-            asm volatile("cp.async.wait_all;" : : : "memory");
-        } else if (warp == 4 * GMM__OF(teams) + 3 && lane < GMM__OF(teams) * GMM__OF(boxes))
-            gmm_fp8_move(&args, GMM__OF(boxes), ring, told, vacant, base + GMM__OF(rooms));
+            gmm_cp_async_wait_all();
+        } else if (warp == 4 * GMM__CFG(consumers) + 3 && lane < GMM__CFG(consumers) * GMM__CFG(store_boxes))
+            gmm_fp8_store_tiles(&args, GMM__CFG(store_boxes), ring, tile_full, store_empty,
+                                base + GMM__CFG(slots_offset));
     } else {
-        float sum[GMM__SUM];
-        uint32_t at = 0, tile = 0, turn = 0;
+        float acc[GMM__ACC];
+        uint32_t iter = 0, tile_index = 0, part = 0;
         int u, x, e;
-        if (GMM__KIND == GMM_FP8_BOTH && threadIdx.x >= 128) gmm_bar_turn(0, 0); /* who begins */
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(GMM__OF(high)));
-        for (;; tile++) {
-            const int first = guess && tile == 0;
-            const gmm_fp8_tile *f = &ring[first ? GMM_SM90_RING - 1 : tile % GMM_SM90_RING];
+        if (GMM__KIND == GMM_FP8_1D1D && threadIdx.x >= 128) gmm_order_barrier(0, 0); /* consumer 0 begins */
+        GMM__SETMAXNREG_INC(GMM__CFG(consumer_regs));
+        for (;; tile_index++) {
+            const int first = prefetch_tile && tile_index == 0;
+            const gmm_fp8_tile *f = &ring[first ? GMM_SM90_TILE_RING - 1 : tile_index % GMM_SM90_TILE_RING];
             const gmm_sm90_tile *t = &f->t;
-            /* none of this is kept while sums fill the registers */
-            const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid() >> 7, 0);
-            const uint32_t lines = (uint32_t)gmm_wgmma_desc(base + GMM__OF(a) + 8192 * wg, 0);
-            const uint32_t columns = (uint32_t)gmm_wgmma_desc(base, 0);
-            uint32_t room;
-            int rows, tid, row, out, per;
-            float all, second = 1.0f;
-            __syncwarp(); /* all lanes have read the last tile before one hands stages back, and with them its place */
-            gmm_bar_wait(first ? likely : told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
-            if (t->units == 0) break;
-            if (t->cols <= 0 || t->units <= wg || t->k == 0) { /* nothing to multiply: hands the stages back */
-                uint32_t depths = gmm_fp8_depths(t->k);
-                for (; depths > 0; depths--, at++) {
-                    const uint32_t s = at % GMM__OF(stages);
-                    gmm_bar_wait(bars + 16 * s, at / GMM__OF(stages) & 1);
-                    if ((threadIdx.x & 31) < pair) gmm_bar_arrive(bars + 16 * s + 8, threadIdx.x & 31);
+            /* computed again for every tile, so that the mainloop has the registers */
+            const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid_x() >> 7, 0);
+            const uint32_t desc_a = (uint32_t)gmm_wgmma_desc(base + GMM__CFG(a_offset) + 8192 * wg, 0);
+            const uint32_t desc_b = (uint32_t)gmm_wgmma_desc(base, 0);
+            uint32_t slot;
+            int rows, tid, row, d_flags, box_cols;
+            float outer_scale, second_scale = 1.0f;
+            /* all lanes have read the previous tile before one of them releases its stages, and with them its place in
+               the ring */
+            __syncwarp();
+            gmm_mbarrier_wait(first ? prediction : tile_full + 8 * (tile_index % GMM_SM90_TILE_RING),
+                              tile_index / GMM_SM90_TILE_RING & 1);
+            if (t->row_blocks == 0) break;
+            if (t->cols <= 0 || t->row_blocks <= wg || t->k == 0) { /* nothing to multiply: releases the stages */
+                uint32_t k_tiles = gmm_fp8_k_tiles(t->k);
+                for (; k_tiles > 0; k_tiles--, iter++) {
+                    const uint32_t s = iter % GMM__CFG(stages);
+                    gmm_mbarrier_wait(stage_bars + 16 * s, iter / GMM__CFG(stages) & 1);
+                    if ((threadIdx.x & 31) < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * s + 8,
+                                                                                 threadIdx.x & 31);
                 }
                 __syncwarp();
-                if (t->cols <= 0 || t->units <= wg) { /* nothing to take away either */
-                    gmm_bar_wait(vacant + 16 * wg, turn++ & 1);
-                    gmm_bar_arrive_here(vacant + 16 * wg + 8);
+                if (t->cols <= 0 || t->row_blocks <= wg) { /* nothing to store either */
+                    gmm_mbarrier_wait(store_empty + 16 * wg, part++ & 1);
+                    gmm_mbarrier_arrive(store_empty + 16 * wg + 8);
                     continue;
                 }
             }
-            tid = gmm_tid() & 127;
+            tid = gmm_tid_x() & 127;
             if (args.a_scale.scaling == GMM_SCALING_ROW && tid < 64)
-                gmm_fetch4(base + GMM__OF(lines) + GMM__LINES * wg + 4 * tid,
-                           (const float *)args.a_scale.scale + t->m0 + 64 * wg + tid +
+                gmm_cp_async_f32(base + GMM__CFG(line_scales_offset) + GMM__LINE_SCALE_BYTES * wg + 4 * tid,
+                                 (const float *)args.a_scale.scale + t->m0 + 64 * wg + tid +
                                (args.wgrad ? (int64_t)t->g * args.p.m : t->row), 64 * wg + tid < t->rows);
             if (args.b_scale.scaling == GMM_SCALING_ROW)
 #pragma unroll 1
-                for (x = tid; x < GMM__OF(cols); x += 128)
-                    gmm_fetch4(base + GMM__OF(lines) + GMM__LINES * wg + 256 + 4 * x,
-                               (args.b_scale.scale_table ? (const float *)args.b_scale.scale_table[t->g]
+                for (x = tid; x < GMM__CFG(tile_n); x += 128)
+                    gmm_cp_async_f32(base + GMM__CFG(line_scales_offset) + GMM__LINE_SCALE_BYTES * wg + 256 + 4 * x,
+                                     (args.b_scale.scale_table ? (const float *)args.b_scale.scale_table[t->g]
                                                          : (const float *)args.b_scale.scale +
                                                                (int64_t)t->g * args.p.n) + t->n0 + x, x < t->cols);
 #pragma unroll
-            for (u = 0; u < GMM__SUM; u++) sum[u] = 0.0f;
+            for (u = 0; u < GMM__ACC; u++) acc[u] = 0.0f;
             if (t->k > 0) {
-                tid = gmm_tid();
+                tid = gmm_tid_x();
                 row = 64 * wg + (tid >> 5 & 3) * 16 + (tid & 31) / 4;
-                GMM__PART(gmm11_sum_)(sum, gmm_fp8_depths(t->k), lines, columns, bars, pair,
-                                      scaled ? base + GMM__OF(factors) + 4 * (uint32_t)row : 0, t->n0 % 128 != 0,
-                                      t->units > 1 && (f->out & GMM_FP8_NARROW) ? wg : -1, &at);
+                GMM__PART(gmm_fp8_mainloop_)(acc, gmm_fp8_k_tiles(t->k), desc_a, desc_b, stage_bars, cluster,
+                                             scaled ? base + GMM__CFG(stage_scales_offset) + 4 * (uint32_t)row : 0,
+                                             t->n0 % 128 != 0,
+                                             t->row_blocks > 1 && (f->d_flags & GMM_FP8_D_16BIT) ? wg : -1, &iter);
             }
 #pragma unroll
-            for (u = 0; u < GMM__SUM; u++) asm volatile("" : "+f"(sum[u]) : : "memory");
-            if (guess && tile == 0) { /* the split has been waited for meanwhile */
-                gmm_bar_wait(told, 0);
+            for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(acc[u]);
+            if (prefetch_tile && tile_index == 0) { /* the scheduler has read the split again meanwhile */
+                gmm_mbarrier_wait(tile_full, 0);
                 f = ring;
                 t = &f->t;
                 if (t->cols <= 0) {
-                    asm volatile("cp.async.wait_all;" : : : "memory");
-                    gmm_bar_wait(vacant + 16 * wg, turn++ & 1);
-                    gmm_bar_arrive_here(vacant + 16 * wg + 8);
+                    gmm_cp_async_wait_all();
+                    gmm_mbarrier_wait(store_empty + 16 * wg, part++ & 1);
+                    gmm_mbarrier_arrive(store_empty + 16 * wg + 8);
                     continue;
                 }
             }
-            tid = gmm_tid() & 127;
-            row = tid / 32 * 16 + tid % 32 / 4; /* of the group's; and 8 below */
+            tid = gmm_tid_x() & 127;
+            row = tid / 32 * 16 + tid % 32 / 4; /* row of the consumer's 64; the thread's second row is 8 further */
             rows = t->rows - 64 * wg;
-            all = f->all;
-            out = f->out;
-            if (gmm_f32_bits(all) == GMM_FP8_EXTREME) all = gmm_fp8_outer_extreme(&args, t, &second);
-            { /* scales of matrices and lines, bias */
-                const uint32_t scales = base + GMM__OF(lines) + GMM__LINES * wg;
+            outer_scale = f->outer_scale;
+            d_flags = f->d_flags;
+            if (gmm_f32_bits(outer_scale) == GMM_FP8_EXTREME) outer_scale = gmm_fp8_outer_factors(&args, t,
+                                                                                                  &second_scale);
+            { /* epilogue: scales of tensors and lines, bias */
+                const uint32_t scales = base + GMM__CFG(line_scales_offset) + GMM__LINE_SCALE_BYTES * wg;
                 const int by_row = args.a_scale.scaling == GMM_SCALING_ROW;
                 const int by_col = args.b_scale.scaling == GMM_SCALING_ROW;
                 if (by_row || by_col) {
-                    asm volatile("cp.async.wait_all;" : : : "memory");
-                    gmm_bar_team(wg);
+                    gmm_cp_async_wait_all();
+                    gmm_fp8_consumer_sync(wg);
                 }
                 if (by_row || by_col) {
-                    const float s0 = gmm_shared_read(scales + 4 * row), s1 = gmm_shared_read(scales + 4 * row + 32);
+                    const float s0 = gmm_ld_shared_f32(scales + 4 * row), s1 = gmm_ld_shared_f32(scales + 4 * row + 32);
 #pragma unroll
-                    for (u = 0; u < GMM__SUM; u += 4) {
+                    for (u = 0; u < GMM__ACC; u += 4) {
                         float c[2];
-                        gmm_shared_read2(scales + 256 + 8 * u + tid % 4 * 8, c);
-                        c[0] = __fmul_rn(all, c[0]);
-                        c[1] = __fmul_rn(all, c[1]);
-                        sum[u] = __fmul_rn(__fmul_rn(sum[u], s0), c[0]);
-                        sum[u + 1] = __fmul_rn(__fmul_rn(sum[u + 1], s0), c[1]);
-                        sum[u + 2] = __fmul_rn(__fmul_rn(sum[u + 2], s1), c[0]);
-                        sum[u + 3] = __fmul_rn(__fmul_rn(sum[u + 3], s1), c[1]);
+                        gmm_ld_shared_v2_f32(scales + 256 + 8 * u + tid % 4 * 8, c);
+                        c[0] = __fmul_rn(outer_scale, c[0]);
+                        c[1] = __fmul_rn(outer_scale, c[1]);
+                        acc[u] = __fmul_rn(__fmul_rn(acc[u], s0), c[0]);
+                        acc[u + 1] = __fmul_rn(__fmul_rn(acc[u + 1], s0), c[1]);
+                        acc[u + 2] = __fmul_rn(__fmul_rn(acc[u + 2], s1), c[0]);
+                        acc[u + 3] = __fmul_rn(__fmul_rn(acc[u + 3], s1), c[1]);
                     }
-                } else if (all != 1.0f) {
+                } else if (outer_scale != 1.0f) {
 #pragma unroll
-                    for (u = 0; u < GMM__SUM; u++) sum[u] = __fmul_rn(sum[u], all);
+                    for (u = 0; u < GMM__ACC; u++) acc[u] = __fmul_rn(acc[u], outer_scale);
                 }
-                if (second != 1.0f) {
+                if (second_scale != 1.0f) {
 #pragma unroll
-                    for (u = 0; u < GMM__SUM; u++) sum[u] = __fmul_rn(sum[u], second);
+                    for (u = 0; u < GMM__ACC; u++) acc[u] = __fmul_rn(acc[u], second_scale);
                 }
                 if (!args.wgrad && args.p.bias.dtype != GMM_NONE) {
-                    const char *const bias = gmm_kmat_at(&args.p.bias, t->g);
+                    const char *const bias = gmm_kmat_data(&args.p.bias, t->g);
                     const float *const row_scale = args.p.row_scale + t->row + t->m0 + 64 * wg;
-                    const int given = args.p.row_scale ? rows : 0, bytes = gmm_kmat_size(&args.p.bias);
-                    const int left = t->cols;
-                    const float s0 = row < given ? row_scale[row] : 1.0f;
-                    const float s1 = row + 8 < given ? row_scale[row + 8] : 1.0f;
+                    const int scaled_rows = args.p.row_scale ? rows : 0, bytes = gmm_kmat_size(&args.p.bias);
+                    const int rows_left = t->cols;
+                    const float s0 = row < scaled_rows ? row_scale[row] : 1.0f;
+                    const float s1 = row + 8 < scaled_rows ? row_scale[row + 8] : 1.0f;
 #pragma unroll
-                    for (u = 0; u < GMM__SUM; u += 4) {
+                    for (u = 0; u < GMM__ACC; u += 4) {
                         const int c = 2 * u + tid % 4 * 2;
-                        const int there = left - c > 2 ? 2 : left - c;
+                        const int count = rows_left - c > 2 ? 2 : rows_left - c;
                         float v[4];
-                        asm volatile("" : : : "memory"); /* loads stay where they are: registers are few */
-                        gmm_read4(args.p.bias.dtype, bias + (int64_t)(t->n0 + c) * bytes, there, 0, v);
-                        sum[u] = __fmaf_rn(v[0], s0, sum[u]);
-                        sum[u + 1] = __fmaf_rn(v[1], s0, sum[u + 1]);
-                        sum[u + 2] = __fmaf_rn(v[0], s1, sum[u + 2]);
-                        sum[u + 3] = __fmaf_rn(v[1], s1, sum[u + 3]);
+                        GMM__PIN_MEMORY(); /* keeps the loads from moving up, where registers are short */
+                        gmm_read4(args.p.bias.dtype, bias + (int64_t)(t->n0 + c) * bytes, count, 0, v);
+                        acc[u] = __fmaf_rn(v[0], s0, acc[u]);
+                        acc[u + 1] = __fmaf_rn(v[1], s0, acc[u + 1]);
+                        acc[u + 2] = __fmaf_rn(v[0], s1, acc[u + 2]);
+                        acc[u + 3] = __fmaf_rn(v[1], s1, acc[u + 3]);
                     }
                 }
             }
-            /* from registers to the room, as 16-bit elements or as sums, and from there to D */
-            room = base + GMM__OF(rooms) + 8192 * GMM__OF(boxes) * wg;
-            per = out & GMM_FP8_NARROW ? 64 : 32; /* columns of a box */
+            /* accumulators to the store slot, as 16-bit elements or fp32, and from there to D */
+            slot = base + GMM__CFG(slots_offset) + 8192 * GMM__CFG(store_boxes) * wg;
+            box_cols = d_flags & GMM_FP8_D_16BIT ? 64 : 32; /* columns of a 128-byte box */
 #pragma unroll
-            for (i = 0; i < GMM__OF(cols) / 32; i += GMM__OF(boxes)) { /* first box */
-                const int c0 = (int)i * per;
-                if (c0 >= t->cols || c0 >= GMM__OF(cols)) break;
-                gmm_bar_wait(vacant + 16 * wg, turn++ & 1);
-                if (out & GMM_FP8_NARROW) {
+            for (i = 0; i < GMM__CFG(tile_n) / 32; i += GMM__CFG(store_boxes)) { /* first box of this part */
+                const int c0 = (int)i * box_cols;
+                if (c0 >= t->cols || c0 >= GMM__CFG(tile_n)) break;
+                gmm_mbarrier_wait(store_empty + 16 * wg, part++ & 1);
+                if (d_flags & GMM_FP8_D_16BIT) {
                     const gmm_dtype dtype = args.p.d.dtype;
-                    const uint32_t put = room + (tid / 32 * 16 + tid % 16) * 128;
+                    const uint32_t st_at = slot + (tid / 32 * 16 + tid % 16) * 128;
 #pragma unroll
-                    for (u = 0; u < 4 * GMM__OF(boxes); u++) { /* 16 columns */
-                        const float *const v = &sum[32 * i + 8 * u < GMM__SUM ? 32 * i + 8 * u : 0];
-                        if (32 * i + 8 * u >= GMM__SUM) break;
-                        gmm_stmatrix(put + u / 4 * 8192 + (((u % 4 * 2 + tid % 32 / 16) ^ (tid % 8)) << 4),
+                    for (u = 0; u < 4 * GMM__CFG(store_boxes); u++) { /* 16 columns */
+                        const float *const v = &acc[32 * i + 8 * u < GMM__ACC ? 32 * i + 8 * u : 0];
+                        if (32 * i + 8 * u >= GMM__ACC) break;
+                        gmm_stmatrix_x4(st_at + u / 4 * 8192 + (((u % 4 * 2 + tid % 32 / 16) ^ (tid % 8)) << 4),
                                      gmm_pack2(dtype, v[0], v[1]), gmm_pack2(dtype, v[2], v[3]),
                                      gmm_pack2(dtype, v[4], v[5]), gmm_pack2(dtype, v[6], v[7]));
                     }
                 } else {
-                    const int odd = row % 2; /* its halves of a box the other way round: no two threads share a bank */
-                    const uint32_t put = room + row * 128 + tid % 2 * 8;
-                    const int brought = (out & GMM_FP8_ADDED) && (i == 0 || !(out & GMM_FP8_REDUCED));
-                    const float beta = brought ? gmm_gemm_beta(&args.p, t->g) : 0.0f;
+                    /* odd rows write their halves of a box in the other order: no two threads share a bank */
+                    const int swapped = row % 2;
+                    const uint32_t st_at = slot + row * 128 + tid % 2 * 8;
+                    const int loaded = (d_flags & GMM_FP8_D_LOAD) && (i == 0 || !(d_flags & GMM_FP8_D_REDUCE));
+                    const float beta = loaded ? gmm_gemm_beta(&args.p, t->g) : 0.0f;
 #pragma unroll
-                    for (x = 0; x < GMM__OF(boxes); x++) {
-                        const float *const v = &sum[16 * (i + x)];
+                    for (x = 0; x < GMM__CFG(store_boxes); x++) {
+                        const float *const v = &acc[16 * (i + x)];
                         float w[16], old[16];
 #pragma unroll
-                        for (u = 0; u < 16; u++) w[u] = odd ? v[(u + 8) % 16] : v[u];
-                        if (brought) {
+                        for (u = 0; u < 16; u++) w[u] = swapped ? v[(u + 8) % 16] : v[u];
+                        if (loaded) {
 #pragma unroll
                             for (u = 0; u < 16; u += 2)
-                                gmm_shared_read2(put + x * 8192 + u % 4 * 512 +
-                                                 (((u / 4 * 2 + tid % 4 / 2) ^ (row % 8) ^ (4 * odd)) << 4), old + u);
+                                gmm_ld_shared_v2_f32(st_at + x * 8192 + u % 4 * 512 +
+                                                     (((u / 4 * 2 + tid % 4 / 2) ^ (row % 8) ^ (4 * swapped)) << 4),
+                                                     old + u);
 #pragma unroll
                             for (u = 0; u < 16; u++) w[u] = __fmaf_rn(beta, old[u], w[u]);
                         }
 #pragma unroll
-                        for (u = 0; u < 16; u += 2) /* 8 columns of the thread's two rows: four numbers */
-                            asm volatile("st.shared.v2.f32 [%0], {%1, %2};" : : "r"(put + x * 8192 + u % 4 * 512 +
-                                         (((u / 4 * 2 + tid % 4 / 2) ^ (row % 8) ^ (4 * odd)) << 4)),
-                                         "f"(w[u]), "f"(w[u + 1]) : "memory");
+                        for (u = 0; u < 16; u += 2) /* 8 columns of the thread's two rows: four accumulators */
+                            gmm_st_shared_v2_f32(st_at + x * 8192 + u % 4 * 512 +
+                                         (((u / 4 * 2 + tid % 4 / 2) ^ (row % 8) ^ (4 * swapped)) << 4), w[u],
+                                             w[u + 1]);
                     }
                 }
-                if (!(out & GMM_FP8_WHOLE)) { /* a thread per row and 16 bytes of it */
-                    gmm_bar_team(wg);
-                    const char *const from = gmm_shared + GMM__OF(rooms) + 8192 * GMM__OF(boxes) * wg;
+                if (!(d_flags & GMM_FP8_D_TMA)) { /* stored by the threads: 16 bytes of a row each */
+                    gmm_fp8_consumer_sync(wg);
+                    const char *const from = gmm_shared + GMM__CFG(slots_offset) + 8192 * GMM__CFG(store_boxes) * wg;
                     const int size = gmm_kmat_size(&args.p.d);
                     const int64_t pitch = args.p.d.ld * size;
                     const float beta = gmm_gemm_beta(&args.p, t->g);
-                    char *const d = gmm_kmat_at(&args.p.d, t->g) +
+                    char *const d = gmm_kmat_data(&args.p.d, t->g) +
                                     (t->m0 + 64 * wg + (args.wgrad ? 0 : (int64_t)t->row)) * pitch;
-                    const int near = (((uint32_t)(uintptr_t)d | (uint32_t)pitch) & (size == 2 ? 7 : 15)) == 0;
+                    const int columns_to_128 = (((uint32_t)(uintptr_t)d | (uint32_t)pitch) & (size == 2 ? 7 : 15)) == 0;
 #pragma unroll 1
-                    for (x = tid; x < 512 * GMM__OF(boxes); x += 128) {
-                        const int r = x / 8 % 64, c = c0 + x / 512 * per + x % 8 * (per / 8), left = t->cols - c;
+                    for (x = tid; x < 512 * GMM__CFG(store_boxes); x += 128) {
+                        const int r = x / 8 % 64, c = c0 + x / 512 * box_cols + x % 8 * (box_cols / 8),
+                                                                              rows_left = t->cols - c;
                         const char *const get = from + x / 512 * 8192 + r * 128 + (((x % 8) ^ (r % 8)) << 4);
-                        char *const to = d + r * pitch + (int64_t)(t->n0 + c) * size;
+                        char *const offset = d + r * pitch + (int64_t)(t->n0 + c) * size;
                         if (r >= rows) continue;
-                        if (out & GMM_FP8_NARROW) {
-                            for (e = 0; e < 8 && e < left; e++) ((uint16_t *)to)[e] = ((const uint16_t *)get)[e];
+                        if (d_flags & GMM_FP8_D_16BIT) {
+                            for (e = 0; e < 8 &&
+                                 e < rows_left; e++) ((uint16_t *)offset)[e] = ((const uint16_t *)get)[e];
                         } else {
                             const float4 w = *(const float4 *)get;
                             float v[4], was[4];
                             v[0] = w.x; v[1] = w.y; v[2] = w.z; v[3] = w.w;
                             if (beta != 0.0f) {
-                                gmm_read4(args.p.d.dtype, to, left, near, was);
+                                gmm_read4(args.p.d.dtype, offset, rows_left, columns_to_128, was);
 #pragma unroll
                                 for (e = 0; e < 4; e++) v[e] = __fmaf_rn(beta, was[e], v[e]);
                             }
-                            gmm_write4(args.p.d.dtype, to, left, near, v);
+                            gmm_write4(args.p.d.dtype, offset, rows_left, columns_to_128, v);
                         }
                     }
                 }
-                asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
-                gmm_bar_arrive_here(vacant + 16 * wg + 8);
+                gmm_fence_proxy_async();
+                gmm_mbarrier_arrive(store_empty + 16 * wg + 8);
             }
         }
     }
 #endif
 }
-#undef GMM__MULTIPLY
-#undef GMM__SUM
+#undef GMM__WGMMA
+#undef GMM__ACC
 #undef GMM__STEP
-#undef GMM__LINES
-#undef GMM__FACTORS
-#undef GMM__ROWS_FACTORS
+#undef GMM__LINE_SCALE_BYTES
+#undef GMM__STAGE_SCALE_BYTES
+#undef GMM__ROW_SCALE_BYTES
 #undef GMM__KIND
 #undef GMM__NAME
 #undef GMM__PART
-#undef GMM__OF
+#undef GMM__CFG
 #undef GMM__TILE
-#undef GMM__SUMS
+#undef GMM__SCALED
 #undef GMM__FAST
 
 
@@ -8436,17 +9039,17 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
 #error "gmm: this body needs GMM__TAG"
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
-#define GMM__FIXED ((gmm_dtype)GMM__NAME(gmm__fixed))
+#define GMM__STATIC_DTYPE ((gmm_dtype)GMM__NAME(gmm__static_dtype))
 
-/* A tile of a strip into shared memory (if x is not NULL), zeros where rows or columns end; and the lane's amax of it.
-   A quantized source comes as F32. */
-GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const gmm__quant_place *p, int64_t c0,
+/* Loads a tile of a strip into shared memory (unless x is NULL), with zeros beyond the last row and column, and
+   returns the lane's amax of it. A quantized source is dequantized to F32. */
+GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const gmm__quant_strip *p, int64_t c0,
                                                 int32_t n, int32_t lines, float *x) {
     const int32_t lane = gmm__lane(), count = n - 4 * lane;
-    const int64_t size = GMM__FIXED == GMM_F32 ? 4 : 2;
-    uint32_t *line = (uint32_t *)a->lines + (a->grouped ? p->first : p->unit * p->rows) + p->row, all = 0;
+    const int64_t size = GMM__STATIC_DTYPE == GMM_F32 ? 4 : 2;
+    uint32_t *line = (uint32_t *)a->lines + (a->grouped ? p->first : p->unit * p->rows) + p->row, amax = 0;
     int32_t r;
-    if (GMM__FIXED == GMM_F32 && a->src.scaling != GMM_SCALING_NONE) {
+    if (GMM__STATIC_DTYPE == GMM_F32 && a->src.scaling != GMM_SCALING_NONE) {
         const gmm__qview v = gmm__quant_copy(&a->src, GMM_ROWWISE, a->grouped, p, a->cols);
         const int32_t width = gmm_block_along(v.scaling);
         for (r = gmm__warp(); r < GMM_TILE; r += GMM__QUANT_WARPS) {
@@ -8459,64 +9062,66 @@ GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const 
                     u[j] = gmm__qview_value(gmm_decode_small(v.dtype, gmm__qview_code(&v, l, c)),
                                             gmm__qview_factor(&v, l, width ? c / width : 0, 1));
             }
-            all = gmm__quant_line_amax(all, u, lines && r < p->m ? line + r : NULL);
-            if (x) gmm__quant_put_row(x, r, u);
+            amax = gmm__quant_line_amax(amax, u, lines && r < p->m ? line + r : NULL);
+            if (x) gmm__quant_store_row(x, r, u);
         }
     } else {
         const char *base = a->src.table ? (const char *)a->src.table[p->unit]
                                         : (const char *)a->src.data +
                                               (a->grouped ? 0 : p->unit * a->src.group_stride) * size;
-        const char *from = base + ((p->first + p->row) * a->src.ld + c0) * size;
-        const int32_t whole = gmm_whole4(GMM__FIXED, from, a->src.ld);
+        const char *src = base + ((p->first + p->row) * a->src.ld + c0) * size;
+        const int32_t vec4 = gmm_vec4_aligned(GMM__STATIC_DTYPE, src, a->src.ld);
 #pragma unroll 4
         for (r = gmm__warp(); r < GMM_TILE; r += GMM__QUANT_WARPS) {
             float u[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
             if (r < p->m && count > 0)
-                gmm_read4(GMM__FIXED, from + (r * a->src.ld + 4 * lane) * size, count, whole, u);
-            all = gmm__quant_line_amax(all, u, lines && r < p->m ? line + r : NULL);
-            if (x) gmm__quant_put_row(x, r, u);
+                gmm_read4(GMM__STATIC_DTYPE, src + (r * a->src.ld + 4 * lane) * size, count, vec4, u);
+            amax = gmm__quant_line_amax(amax, u, lines && r < p->m ? line + r : NULL);
+            if (x) gmm__quant_store_row(x, r, u);
         }
     }
-    return all;
+    return amax;
 }
 
-/* Amaxes of units, rows and columns, by maxima on their bits: the same in any order. They start at 0. */
+/* Amaxes of units, rows and columns: atomic maxima on the bits of absolute values, so the result does not depend on
+   the order. The destinations start at 0. A CTA processes one 128 x 128 tile at a time. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__QUANT_PER_SM)
 GMM__NAME(gmm_quantize_amax)(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
     const int64_t items = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
-    const int32_t turned = a.format.hadamard && a.columnwise.dtype != GMM_NONE, lane = gmm__lane();
+    const int32_t transformed = a.format.hadamard && a.columnwise.dtype != GMM_NONE, lane = gmm__lane();
     int64_t item;
     if (a.skip && *a.skip) return;
     for (item = blockIdx.x; item < items; item += gridDim.x) {
-        const gmm__quant_place p = gmm__quant_where(a.grouped, a.tiles, a.offsets, a.units, a.rows, item / a.col_tiles);
+        const gmm__quant_strip p = gmm__quant_strip_of(a.grouped, a.tiles, a.offsets, a.units, a.rows,
+                                                       item / a.col_tiles);
         const int64_t c0 = item % a.col_tiles * GMM_TILE;
         const int32_t n = (int32_t)(a.cols - c0 < GMM_TILE ? a.cols - c0 : (int64_t)GMM_TILE);
-        uint32_t all[2] = { 0, 0 };
+        uint32_t amax[2] = { 0, 0 };
         int32_t l;
-        all[0] = GMM__NAME(gmm__quant_load)(&a, &p, c0, n, a.lines != NULL,
-                                            turned || a.columns ? gmm__quant_shared : NULL);
+        amax[0] = GMM__NAME(gmm__quant_load)(&a, &p, c0, n, a.lines != NULL,
+                                             transformed || a.columns ? gmm__quant_shared : NULL);
         __syncthreads();
-        for (l = gmm__warp(); l < n && (turned || a.columns); l += GMM__QUANT_WARPS) {
+        for (l = gmm__warp(); l < n && (transformed || a.columns); l += GMM__QUANT_WARPS) {
             float v[4];
             uint32_t bits;
-            gmm__quant_get_col(gmm__quant_shared, l, turned ? a.format.hadamard : 0, v);
+            gmm__quant_load_col(gmm__quant_shared, l, transformed ? a.format.hadamard : 0, v);
             bits = gmm__quant_amax4(v);
-            all[1] = bits > all[1] ? bits : all[1];
+            amax[1] = bits > amax[1] ? bits : amax[1];
             if (a.columns) {
                 bits = __reduce_max_sync(0xFFFFFFFFu, bits);
                 if (lane == 0) atomicMax((uint32_t *)a.columns + p.unit * a.cols + c0 + l, bits);
             }
         }
-        all[0] = __reduce_max_sync(0xFFFFFFFFu, all[0]);
-        all[1] = __reduce_max_sync(0xFFFFFFFFu, all[1]);
-        if (lane == 0) atomicMax((uint32_t *)a.amax[0] + p.unit, all[0]);
-        if (lane == 0 && turned) atomicMax((uint32_t *)a.amax[1] + p.unit, all[1]);
+        amax[0] = __reduce_max_sync(0xFFFFFFFFu, amax[0]);
+        amax[1] = __reduce_max_sync(0xFFFFFFFFu, amax[1]);
+        if (lane == 0) atomicMax((uint32_t *)a.amax[0] + p.unit, amax[0]);
+        if (lane == 0 && transformed) atomicMax((uint32_t *)a.amax[1] + p.unit, amax[1]);
         __syncthreads();
     }
 }
 
-#undef GMM__FIXED
+#undef GMM__STATIC_DTYPE
 #undef GMM__NAME
 #undef GMM__TAG
 
@@ -8528,21 +9133,22 @@ GMM__NAME(gmm_quantize_amax)(const __grid_constant__ gmm__quant_args a) {
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 
-/* Both copies of a tile that is loaded once. */
+/* Any format and shape, both copies of a 128 x 128 tile that is loaded into shared memory once. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
 GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
-    __shared__ uint32_t square[2 * GMM__QUANT_SQUARES]; /* amaxes, and chosen scales */
+    __shared__ uint32_t square[2 * GMM__QUANT_SQUARES]; /* amaxes of square blocks, then their chosen scales */
     uint8_t *codes = (uint8_t *)gmm__quant_shared + GMM__QUANT_TILE;
     const int64_t items = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
     const int32_t width = gmm_block_along(a.format.scaling);
     int64_t item;
     if (a.skip && *a.skip) return;
     for (item = blockIdx.x; item < items; item += gridDim.x) {
-        const gmm__quant_place p = gmm__quant_where(a.grouped, a.tiles, a.offsets, a.units, a.rows, item / a.col_tiles);
+        const gmm__quant_strip p = gmm__quant_strip_of(a.grouped, a.tiles, a.offsets, a.units, a.rows,
+                                                       item / a.col_tiles);
         const int64_t c0 = item % a.col_tiles * GMM_TILE;
         const int32_t n = (int32_t)(a.cols - c0 < GMM_TILE ? a.cols - c0 : (int64_t)GMM_TILE);
-        gmm__quant_side s;
+        gmm__quant_copy_tile s;
         (void)GMM__NAME(gmm__quant_load)(&a, &p, c0, n, 0, gmm__quant_shared);
         __syncthreads();
         s.scale = a.format.delayed && a.scale ? a.scale[p.unit] : 1.0f;
@@ -8557,7 +9163,7 @@ GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
             s.amax = a.lines ? a.lines + (a.grouped ? p.first : p.unit * p.rows) + p.row : a.amax[0] + p.unit;
             s.blocks_per_line = width ? gmm__ceil_div(a.cols, width) : 1;
             s.first_block = p.row * s.blocks_per_line + (width ? c0 / width : 0);
-            gmm__quant_side_all(&a, &s, gmm__quant_shared, square, codes);
+            gmm__quant_copy_tile_lines(&a, &s, gmm__quant_shared, square, codes);
             __syncthreads();
         }
         if (a.columnwise.dtype != GMM_NONE) {
@@ -8570,7 +9176,7 @@ GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
             s.amax = a.columns ? a.columns + p.unit * a.cols + c0 : a.amax[1] + p.unit;
             s.blocks_per_line = width ? gmm__ceil_div(p.rows, width) : 1;
             s.first_block = c0 * s.blocks_per_line + (width ? p.row / width : 0);
-            gmm__quant_side_all(&a, &s, gmm__quant_shared, square, codes);
+            gmm__quant_copy_tile_lines(&a, &s, gmm__quant_shared, square, codes);
             __syncthreads();
         }
     }
@@ -8579,31 +9185,30 @@ GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
 #undef GMM__NAME
 #undef GMM__TAG
 
-/* ============================================================================ Bodies per source: whole vectors === */
+/* ======================================================================== Bodies per source: vectorized amaxes === */
 
 #elif GMM__BODY == 12
-#if !defined(GMM__TAG) || !defined(GMM__SOURCE) || !defined(GMM__TURNED)
-#error "gmm: this body needs GMM__TAG, GMM__SOURCE and GMM__TURNED"
+#if !defined(GMM__TAG) || !defined(GMM__SOURCE) || !defined(GMM__HADAMARD)
+#error "gmm: this body needs GMM__TAG, GMM__SOURCE and GMM__HADAMARD"
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
-#define GMM__OF(stem) GMM__CAT(stem##_, GMM__SOURCE)
+#define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
 
-#if !GMM__TURNED
-/* A lane's part of a tile: eight rows of eight columns; zeros where rows or columns end. */
-GMM__DEVICE void GMM__NAME(gmm__swift_load)(const gmm__quant_args *a, const gmm__swift_place *p, int32_t row0,
-                                            int32_t col0, int32_t c0, int32_t n,
-                                            uint32_t x[8][GMM__NAME(gmm__words)]) {
+#if !GMM__HADAMARD
+/* Loads a lane's part of a tile, eight rows of eight columns; zeros beyond the last row or column. */
+GMM__DEVICE void GMM__NAME(gmm__vec_load)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0, int32_t col0,
+                                          int32_t c0, int32_t n, uint32_t x[8][GMM__NAME(gmm__words)]) {
     const int64_t size = GMM__NAME(gmm__words) / 2, pitch = a->src.ld * size;
-    const uint8_t *from = gmm__swift_base(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
+    const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
                           (c0 + col0) * size;
     const int32_t rows = col0 < n ? p->m - row0 : 0;
     int32_t i, k;
 #pragma unroll
-    for (i = 0; i < 8; i++, from += pitch)
+    for (i = 0; i < 8; i++, src += pitch)
 #pragma unroll
         for (k = 0; k < GMM__NAME(gmm__words); k += 4) {
             uint4 v = make_uint4(0u, 0u, 0u, 0u);
-            if (i < rows) v = __ldg((const uint4 *)(const void *)(from + 4 * k));
+            if (i < rows) v = __ldg((const uint4 *)(const void *)(src + 4 * k));
             x[i][k] = v.x;
             x[i][k + 1] = v.y;
             x[i][k + 2] = v.z;
@@ -8611,18 +9216,18 @@ GMM__DEVICE void GMM__NAME(gmm__swift_load)(const gmm__quant_args *a, const gmm_
         }
 }
 
-/* The same of sixteen rows of sixteen bytes, from column `col` of the matrix on. */
-GMM__DEVICE void GMM__NAME(gmm__swift_load16)(const gmm__quant_args *a, const gmm__swift_place *p, int32_t row0,
-                                              int32_t col, uint32_t x[16][4]) {
-    const int64_t size = 16 / GMM__NAME(gmm__wide), pitch = a->src.ld * size;
-    const uint8_t *from = gmm__swift_base(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
+/* Loads sixteen rows of sixteen bytes from column `col` of the matrix on; zeros beyond the last row or column. */
+GMM__DEVICE void GMM__NAME(gmm__vec_load16)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0,
+                                            int32_t col, uint32_t x[16][4]) {
+    const int64_t size = 16 / GMM__NAME(gmm__elems16), pitch = a->src.ld * size;
+    const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
                           col * size;
     const int32_t rows = col < (int32_t)a->cols ? p->m - row0 : 0;
     int32_t i;
 #pragma unroll
-    for (i = 0; i < 16; i++, from += pitch) {
+    for (i = 0; i < 16; i++, src += pitch) {
         uint4 v = make_uint4(0u, 0u, 0u, 0u);
-        if (i < rows) v = __ldg((const uint4 *)(const void *)from);
+        if (i < rows) v = __ldg((const uint4 *)(const void *)src);
         x[i][0] = v.x;
         x[i][1] = v.y;
         x[i][2] = v.z;
@@ -8630,318 +9235,330 @@ GMM__DEVICE void GMM__NAME(gmm__swift_load16)(const gmm__quant_args *a, const gm
     }
 }
 
-/* A word of the maxima of sixteen rows where all have the same; zero of those that are not there. */
-GMM__DEVICE uint32_t GMM__NAME(gmm__swift_rows_of)(uint32_t most, int32_t word, int32_t rows) {
-    if (GMM__NAME(gmm__wide) == 4) return word < rows ? most : 0;
-    return 2 * word + 1 < rows ? most : 2 * word < rows ? most & 0xFFFFu : 0;
+/* Word `word` of the maxima of sixteen rows that all have the maximum `maximum`; rows beyond the last one have 0. */
+GMM__DEVICE uint32_t GMM__NAME(gmm__vec_uniform_max)(uint32_t maximum, int32_t word, int32_t rows) {
+    if (GMM__NAME(gmm__elems16) == 4) return word < rows ? maximum : 0;
+    return 2 * word + 1 < rows ? maximum : 2 * word < rows ? maximum & 0xFFFFu : 0;
 }
 
-/* An element of a tile from memory. */
-GMM__DEVICE float GMM__NAME(gmm__swift_again)(const gmm__quant_args *a, const gmm__swift_place *p, int32_t row,
-                                              int32_t col) {
-    return gmm_load((gmm_dtype)GMM__NAME(gmm__fixed), gmm__swift_base(&a->src, a->step[2], p->unit),
+/* Reads one element of a tile from device memory. */
+GMM__DEVICE float GMM__NAME(gmm__vec_reload)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row,
+                                             int32_t col) {
+    return gmm_load((gmm_dtype)GMM__NAME(gmm__static_dtype), gmm__vec_data(&a->src, a->step[2], p->unit),
                     (p->first + p->row + row) * a->src.ld + col);
 }
 #endif
 
-/* Amaxes of units, and of rows and columns where they are wanted: as gmm_quantize_amax. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__TURNED ? 3 : GMM__OF(gmm__words) == 4 ? 4 : 2)
+/* The same amaxes as gmm_quantize_amax, for sources whose rows are aligned vectors: either of units, or of rows and
+   columns. A CTA processes 128 x 128 tiles; GMM__HADAMARD also computes the amax of the transformed columnwise copy. */
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__HADAMARD ? 3 : GMM__CFG(gmm__words) == 4 ? 4 : 2)
 GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
-    __shared__ uint32_t most[2][GMM__QUANT_WARPS]; /* of the source, and transformed */
-#if !GMM__TURNED
-    __shared__ uint32_t parts[2][4][GMM_TILE]; /* of two halves of rows, of four quarters of columns */
+    __shared__ uint32_t shared_max[2][GMM__QUANT_WARPS]; /* of the source, and of the transformed source */
+#if !GMM__HADAMARD
+    __shared__ uint32_t partials[2][4][GMM_TILE]; /* partial maxima: rows by halves, columns by quarters of the tile */
 #endif
     const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
-    const int32_t row0 = (warp & 3) * GMM__SWIFT_WARP_ROWS, col0 = (warp >> 2) * GMM__SWIFT_WARP_COLS;
-    const gmm_warp_split split = gmm__swift_split(&a);
-    int32_t at;
+    const int32_t row0 = (warp & 3) * GMM__VEC_WARP_ROWS, col0 = (warp >> 2) * GMM__VEC_WARP_COLS;
+    const gmm_warp_split split = gmm__vec_split(&a);
+    int32_t strip;
     if (a.skip && *a.skip) return;
-    for (at = (int32_t)blockIdx.y; at < split.total; at += (int32_t)gridDim.y) {
-        uint32_t x[8][GMM__OF(gmm__words)], all = 0;
+    for (strip = (int32_t)blockIdx.y; strip < split.total; strip += (int32_t)gridDim.y) {
+        uint32_t x[8][GMM__CFG(gmm__words)], maximum = 0;
         int32_t c0, i, k;
-        const gmm__swift_place p = gmm__swift_where(&a, &split, at, 1, &c0);
+        const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, 1, &c0);
         const int32_t n = (int32_t)a.cols - c0;
-        GMM__OF(gmm__swift_load)(&a, &p, row0 + 8 * q, col0 + 8 * c, c0, n, x);
-#if !GMM__TURNED
+        GMM__CFG(gmm__vec_load)(&a, &p, row0 + 8 * q, col0 + 8 * c, c0, n, x);
+#if !GMM__HADAMARD
         if (a.lines) {
             uint32_t row[8];
 #pragma unroll
             for (i = 0; i < 8; i++) {
                 row[i] = 0;
 #pragma unroll
-                for (k = 0; k < GMM__OF(gmm__words); k++) row[i] = GMM__OF(gmm__word_max)(row[i], x[i][k]);
-                row[i] = GMM__OF(gmm__word_fold)(row[i]);
+                for (k = 0; k < GMM__CFG(gmm__words); k++) row[i] = GMM__CFG(gmm__word_max)(row[i], x[i][k]);
+                row[i] = GMM__CFG(gmm__word_fold)(row[i]);
             }
-            /* lane 8 q + c keeps row c of its eight */
+            /* butterfly: lane 8 q + c keeps the maximum of row c of its eight rows */
 #pragma unroll
             for (k = 4; k >= 1; k >>= 1)
 #pragma unroll
                 for (i = 0; i < k; i++) {
-                    const uint32_t keep = c & k ? row[i + k] : row[i], give = c & k ? row[i] : row[i + k];
-                    const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, give, k);
-                    row[i] = keep > other ? keep : other;
+                    const uint32_t kept = c & k ? row[i + k] : row[i], sent = c & k ? row[i] : row[i + k];
+                    const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, sent, k);
+                    row[i] = kept > other ? kept : other;
                 }
-            parts[0][warp >> 2][row0 + lane] = row[0];
+            partials[0][warp >> 2][row0 + lane] = row[0];
         }
         if (a.columns) {
-            uint32_t col[GMM__OF(gmm__words)];
+            uint32_t col[GMM__CFG(gmm__words)];
 #pragma unroll
-            for (k = 0; k < GMM__OF(gmm__words); k++) {
+            for (k = 0; k < GMM__CFG(gmm__words); k++) {
                 col[k] = 0;
 #pragma unroll
-                for (i = 0; i < 8; i++) col[k] = GMM__OF(gmm__word_max)(col[k], x[i][k]);
+                for (i = 0; i < 8; i++) col[k] = GMM__CFG(gmm__word_max)(col[k], x[i][k]);
 #pragma unroll
                 for (i = 8; i < 32; i <<= 1)
-                    col[k] = GMM__OF(gmm__word_max)(col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
+                    col[k] = GMM__CFG(gmm__word_max)(col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
             }
 #pragma unroll
             for (k = 0; k < 8; k++)
-                if (k / 2 == q) parts[1][warp & 3][col0 + 8 * c + k] = gmm_f32_bits(GMM__OF(gmm__word_value)(col, k));
+                if (k / 2 == q)
+                    partials[1][warp & 3][col0 + 8 * c + k] = gmm_f32_bits(GMM__CFG(gmm__word_value)(col, k));
         }
-        if (a.lines || a.columns) { /* then those of units are not asked for */
-            const int32_t side = threadIdx.x >= GMM_TILE, l = threadIdx.x & (GMM_TILE - 1);
-            uint32_t *to = side ? (uint32_t *)a.columns + p.unit * a.cols + c0 + l
+        if (a.lines || a.columns) { /* amaxes of units are not needed then */
+            const int32_t copy = threadIdx.x >= GMM_TILE, l = threadIdx.x & (GMM_TILE - 1);
+            uint32_t *dst = copy ? (uint32_t *)a.columns + p.unit * a.cols + c0 + l
                                 : (uint32_t *)a.lines + (a.grouped ? p.first : (int64_t)p.unit * p.rows) + p.row + l;
             __syncthreads();
-            if ((side ? a.columns : a.lines) && l < (side ? n : p.m)) {
-                all = parts[side][0][l];
-                for (i = 1; i < (side ? 4 : 2); i++) all = all > parts[side][i][l] ? all : parts[side][i][l];
-                if (all > *(volatile uint32_t *)to) atomicMax(to, all);
+            if ((copy ? a.columns : a.lines) && l < (copy ? n : p.m)) {
+                maximum = partials[copy][0][l];
+                for (i = 1; i < (copy ? 4 : 2); i++)
+                    maximum = maximum > partials[copy][i][l] ? maximum : partials[copy][i][l];
+                if (maximum > *(volatile uint32_t *)dst) atomicMax(dst, maximum);
             }
-            if (at + (int32_t)gridDim.y < split.total) __syncthreads();
+            if (strip + (int32_t)gridDim.y < split.total) __syncthreads();
             continue;
         }
 #endif
 #pragma unroll
         for (i = 0; i < 8; i++)
 #pragma unroll
-            for (k = 0; k < GMM__OF(gmm__words); k++) all = GMM__OF(gmm__word_max)(all, x[i][k]);
-        all = __reduce_max_sync(0xFFFFFFFFu, GMM__OF(gmm__word_fold)(all));
-        if (lane == 0) most[0][warp] = all;
-#if GMM__TURNED
+            for (k = 0; k < GMM__CFG(gmm__words); k++) maximum = GMM__CFG(gmm__word_max)(maximum, x[i][k]);
+        maximum = __reduce_max_sync(0xFFFFFFFFu, GMM__CFG(gmm__word_fold)(maximum));
+        if (lane == 0) shared_max[0][warp] = maximum;
+#if GMM__HADAMARD
         if (a.format.hadamard && a.columnwise.dtype != GMM_NONE) {
-            gmm__swift_signed(x, (uint32_t)a.format.hadamard >> 8 * (q & 1));
-            all = __reduce_max_sync(0xFFFFFFFFu, gmm__swift_hadamard_amax(x, q & 1));
+            gmm__vec_flip_signs(x, (uint32_t)a.format.hadamard >> 8 * (q & 1));
+            maximum = __reduce_max_sync(0xFFFFFFFFu, gmm__vec_hadamard_amax(x, q & 1));
         }
-        if (lane == 0) most[1][warp] = all;
+        if (lane == 0) shared_max[1][warp] = maximum;
 #endif
         __syncthreads();
-        if (threadIdx.x <= GMM__TURNED) {
-            uint32_t *to = (uint32_t *)a.amax[threadIdx.x] + p.unit;
-            all = most[threadIdx.x][0];
+        if (threadIdx.x <= GMM__HADAMARD) {
+            uint32_t *dst = (uint32_t *)a.amax[threadIdx.x] + p.unit;
+            maximum = shared_max[threadIdx.x][0];
             for (i = 1; i < GMM__QUANT_WARPS; i++)
-                all = all > most[threadIdx.x][i] ? all : most[threadIdx.x][i];
-            if (all > *(volatile uint32_t *)to) atomicMax(to, all);
+                maximum = maximum > shared_max[threadIdx.x][i] ? maximum : shared_max[threadIdx.x][i];
+            if (maximum > *(volatile uint32_t *)dst) atomicMax(dst, maximum);
         }
-        if (at + (int32_t)gridDim.y < split.total) __syncthreads();
+        if (strip + (int32_t)gridDim.y < split.total) __syncthreads();
     }
 }
 
-#undef GMM__OF
+#undef GMM__CFG
 #undef GMM__NAME
 #undef GMM__TAG
 #undef GMM__SOURCE
 
-/* ================================================================= Bodies per source and scaling: whole vectors === */
+/* ==================================================================== Bodies per source and scaling: vectorized === */
 
 #elif GMM__BODY == 13
 #if !defined(GMM__TAG) || !defined(GMM__SOURCE) || !defined(GMM__SCALING)
 #error "gmm: this body needs GMM__TAG, GMM__SOURCE and GMM__SCALING"
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
-#define GMM__OF(stem) GMM__CAT(stem##_, GMM__SOURCE)
-#define GMM__WIDE (GMM__SCALING == GMM_SCALING_1X128 || GMM__SCALING == GMM_SCALING_128X128)
-#define GMM__ROW_STEP 3 /* maxima or factors of a row of the tile, of two halves; one apart, so that banks differ */
-#define GMM__COL_STEP 5 /* of a column, of four quarters */
+#define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
+#define GMM__BLOCK_SCALED (GMM__SCALING == GMM_SCALING_1X128 || GMM__SCALING == GMM_SCALING_128X128)
+/* stride of the maxima or scales of a row, which has two halves; odd, so that rows fall into different banks */
+#define GMM__ROW_STEP 3
+#define GMM__COL_STEP 5 /* stride of those of a column, which has four quarters */
 
-/* Both copies of a tile that is loaded once. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__OF(gmm__words) == 4 ? 3 : 2)
+/* FP8 with fp32 scales (GMM__SCALING) in both directions from a tile that is loaded once: maxima of blocks or given
+   amaxes become scales, then rowwise codes are stored from registers and columnwise codes through shared memory. */
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 ? 3 : 2)
 GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
-    __shared__ float factors[2][GMM__COL_STEP * GMM_TILE];
-    __shared__ __align__(16) uint8_t codes[GMM__SWIFT_CODES];
+    __shared__ float smem_scales[2][GMM__COL_STEP * GMM_TILE];
+    __shared__ __align__(16) uint8_t codes[GMM__VEC_CODES];
     const int32_t thread = (int32_t)threadIdx.x, lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
-    const int32_t row0 = warp % 4 * GMM__SWIFT_WARP_ROWS + 8 * q, col0 = warp / 4 * GMM__SWIFT_WARP_COLS + 8 * c;
+    const int32_t row0 = warp % 4 * GMM__VEC_WARP_ROWS + 8 * q, col0 = warp / 4 * GMM__VEC_WARP_COLS + 8 * c;
     const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
     const int32_t e5m2 = a.format.dtype == GMM_E5M2;
     const gmm_format *f = &a.format;
     const float qmax = e5m2 ? 57344.0f : 448.0f;
-    const gmm_warp_split split = gmm__swift_split(&a);
+    const gmm_warp_split split = gmm__vec_split(&a);
     int32_t strip;
     if (a.skip && *a.skip) return;
-    if (!GMM__WIDE)
+    if (!GMM__BLOCK_SCALED)
         gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + thread,
                           (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
     for (strip = (int32_t)blockIdx.y; strip < split.total; strip += (int32_t)gridDim.y) {
-        uint32_t x[8][GMM__OF(gmm__words)], odd = 0;
-        float whole = 1.0f;
+        uint32_t x[8][GMM__CFG(gmm__words)], maximum_bits = 0;
+        float tile_scale = 1.0f;
         int32_t c0, i, j, k;
-        const gmm__swift_place p = gmm__swift_where(&a, &split, strip, 1, &c0);
+        const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, 1, &c0);
         const int32_t n = (int32_t)a.cols - c0;
-        const int32_t reach = a.grouped ? (p.rows + 127) & ~127 : p.rows;
-        const int32_t live = p.m - row0;
-        GMM__OF(gmm__swift_load)(&a, &p, row0, col0, c0, n, x);
+        const int32_t padded_rows = a.grouped ? (p.rows + 127) & ~127 : p.rows;
+        const int32_t valid_rows = p.m - row0;
+        GMM__CFG(gmm__vec_load)(&a, &p, row0, col0, c0, n, x);
 
         if (GMM__SCALING == GMM_SCALING_TENSOR) {
-            whole = f->delayed ? a.scale ? a.scale[p.unit] : 1.0f
+            tile_scale = f->delayed ? a.scale ? a.scale[p.unit] : 1.0f
                                : gmm_scale_from_amax(a.amax[0][p.unit], qmax, gmm_dtype_largest(GMM_F32), f->eps,
                                                      f->pow2);
             if (a.record) {
 #pragma unroll
                 for (i = 0; i < 8; i++)
 #pragma unroll
-                    for (k = 0; k < GMM__OF(gmm__words); k++) odd = GMM__OF(gmm__word_max)(odd, x[i][k]);
-                odd = __reduce_max_sync(0xFFFFFFFFu, GMM__OF(gmm__word_fold)(odd));
-                if (lane == 0) factors[0][warp] = gmm_f32_from_bits(odd);
+                    for (k = 0; k < GMM__CFG(gmm__words); k++)
+                        maximum_bits = GMM__CFG(gmm__word_max)(maximum_bits, x[i][k]);
+                maximum_bits = __reduce_max_sync(0xFFFFFFFFu, GMM__CFG(gmm__word_fold)(maximum_bits));
+                if (lane == 0) smem_scales[0][warp] = gmm_f32_from_bits(maximum_bits);
             }
         }
         if (GMM__SCALING == GMM_SCALING_ROW && thread < GMM_TILE && rowwise) {
             const int64_t line = (a.grouped ? p.first : (int64_t)p.unit * p.rows) + p.row + thread;
             const float scale = gmm_scale_from_amax(thread < p.m ? a.lines[line] : 0.0f, qmax,
                                                     gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
-            factors[0][thread * GMM__ROW_STEP] = scale;
+            smem_scales[0][thread * GMM__ROW_STEP] = scale;
             if (c0 == 0 && thread < p.m) {
-                uint8_t *to = gmm__swift_scales(&a.rowwise, a.scale_step[0], p.unit);
-                ((float *)(void *)to)[(a.grouped ? p.first : 0) + p.row + thread] = gmm_scale_inverse(scale);
+                uint8_t *dst = gmm__vec_scales(&a.rowwise, a.scale_step[0], p.unit);
+                ((float *)(void *)dst)[(a.grouped ? p.first : 0) + p.row + thread] = gmm_scale_inverse(scale);
             }
         }
         if (GMM__SCALING == GMM_SCALING_ROW && thread >= GMM_TILE && columnwise) {
             const int32_t l = thread - GMM_TILE;
-            factors[1][l * GMM__COL_STEP] =
+            smem_scales[1][l * GMM__COL_STEP] =
                 gmm_scale_from_amax(l < n ? a.columns[p.unit * a.cols + c0 + l] : 0.0f, qmax,
                                     gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
         }
-        if (GMM__WIDE) { /* maxima of parts of blocks */
-            uint32_t row[8], col[GMM__OF(gmm__words)], most = 0;
+        if (GMM__BLOCK_SCALED) { /* maxima of the parts of blocks */
+            uint32_t row[8], col[GMM__CFG(gmm__words)], maximum = 0;
 #pragma unroll
-            for (k = 0; k < GMM__OF(gmm__words); k++) col[k] = 0;
+            for (k = 0; k < GMM__CFG(gmm__words); k++) col[k] = 0;
 #pragma unroll
             for (i = 0; i < 8; i++) {
                 row[i] = 0;
 #pragma unroll
-                for (k = 0; k < GMM__OF(gmm__words); k++) {
-                    row[i] = GMM__OF(gmm__word_max)(row[i], x[i][k]);
-                    if (GMM__OF(gmm__words) == 4) col[k] = GMM__OF(gmm__word_max)(col[k], x[i][k]);
+                for (k = 0; k < GMM__CFG(gmm__words); k++) {
+                    row[i] = GMM__CFG(gmm__word_max)(row[i], x[i][k]);
+                    if (GMM__CFG(gmm__words) == 4) col[k] = GMM__CFG(gmm__word_max)(col[k], x[i][k]);
                 }
-                row[i] = GMM__OF(gmm__word_fold)(row[i]);
+                row[i] = GMM__CFG(gmm__word_fold)(row[i]);
             }
             if (GMM__SCALING == GMM_SCALING_128X128) {
 #pragma unroll
-                for (i = 0; i < 8; i++) most = most > row[i] ? most : row[i];
-                most = __reduce_max_sync(0xFFFFFFFFu, most);
-                if (lane == 0) factors[0][warp] = gmm_f32_from_bits(most);
+                for (i = 0; i < 8; i++) maximum = maximum > row[i] ? maximum : row[i];
+                maximum = __reduce_max_sync(0xFFFFFFFFu, maximum);
+                if (lane == 0) smem_scales[0][warp] = gmm_f32_from_bits(maximum);
             } else {
                 if (rowwise) {
 #pragma unroll
                     for (i = 0; i < 8; i++) {
                         const uint32_t bits = gmm__quant_block_max(row[i], 8);
-                        if (c == 0) factors[0][(row0 + i) * GMM__ROW_STEP + (col0 >> 6)] = gmm_f32_from_bits(bits);
+                        if (c == 0) smem_scales[0][(row0 + i) * GMM__ROW_STEP + (col0 >> 6)] = gmm_f32_from_bits(bits);
                     }
                 }
                 if (columnwise) {
 #pragma unroll
-                    for (k = 0; k < GMM__OF(gmm__words); k++) {
+                    for (k = 0; k < GMM__CFG(gmm__words); k++) {
+                        /* 16-bit sources did this above; there F32 sources have no registers left */
 #pragma unroll
-                        for (i = 0; i < 8 && GMM__OF(gmm__words) != 4; i++) /* no registers for them before */
-                            col[k] = GMM__OF(gmm__word_max)(col[k], x[i][k]);
+                        for (i = 0; i < 8 && GMM__CFG(gmm__words) != 4; i++)
+                            col[k] = GMM__CFG(gmm__word_max)(col[k], x[i][k]);
 #pragma unroll
                         for (i = 8; i < 32; i <<= 1)
-                            col[k] = GMM__OF(gmm__word_max)(col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
+                            col[k] = GMM__CFG(gmm__word_max)(col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
                     }
                     if (q == 0)
 #pragma unroll
                         for (j = 0; j < 8; j++)
-                            factors[1][(col0 + j) * GMM__COL_STEP + (row0 >> 5)] = GMM__OF(gmm__word_value)(col, j);
+                            smem_scales[1][(col0 + j) * GMM__COL_STEP + (row0 >> 5)] = 
+                                GMM__CFG(gmm__word_value)(col, j);
                 }
             }
         }
         if (GMM__SCALING != GMM_SCALING_TENSOR) __syncthreads();
 
-        /* Maxima become factors, scales are stored. */
+        /* Computes scales from maxima and stores their inverses. */
         if (GMM__SCALING == GMM_SCALING_128X128) {
-            uint32_t most = 0;
+            uint32_t maximum = 0;
             for (i = 0; i < GMM__QUANT_WARPS; i++) {
-                const uint32_t bits = gmm_f32_bits(factors[0][i]);
-                most = most > bits ? most : bits;
+                const uint32_t bits = gmm_f32_bits(smem_scales[0][i]);
+                maximum = maximum > bits ? maximum : bits;
             }
-            whole = gmm_scale_from_amax(gmm_f32_from_bits(most), qmax, gmm_dtype_largest(a.source), f->eps, f->pow2);
-            for (k = 0; k < 2; k++) { /* padding stands behind a line's last block */
+            tile_scale = gmm_scale_from_amax(gmm_f32_from_bits(maximum), qmax, gmm_dtype_largest(a.source), f->eps,
+                                             f->pow2);
+            for (k = 0; k < 2; k++) { /* the padding is behind the last block of a line */
                 const gmm_mat *m = k ? &a.columnwise : &a.rowwise;
                 const int32_t line = (int32_t)(k ? c0 : p.row) / 128, block = (int32_t)(k ? p.row : c0) / 128;
                 const int32_t used = (int32_t)(((k ? p.rows : a.cols) + 127) / 128), end = (used + 3) & ~3;
-                uint8_t *to = gmm__swift_scales(m, a.scale_step[k], p.unit);
+                uint8_t *dst = gmm__vec_scales(m, a.scale_step[k], p.unit);
                 if (m->dtype != GMM_NONE && (thread == 0 || (block == used - 1 && block + thread < end)))
-                    ((float *)(void *)to)[(int64_t)line * end + block + thread] =
-                        thread == 0 ? gmm_scale_inverse(whole) : 0.0f;
+                    ((float *)(void *)dst)[(int64_t)line * end + block + thread] =
+                        thread == 0 ? gmm_scale_inverse(tile_scale) : 0.0f;
             }
         }
         if (GMM__SCALING == GMM_SCALING_1X128) {
-            const int32_t side = thread >= GMM_TILE, l = thread & (GMM_TILE - 1), live = l < (side ? n : p.m);
-            const gmm_mat *m = side ? &a.columnwise : &a.rowwise;
+            const int32_t copy = thread >= GMM_TILE, l = thread & (GMM_TILE - 1), valid_line = l < (copy ? n : p.m);
+            const gmm_mat *m = copy ? &a.columnwise : &a.rowwise;
             if (m->dtype != GMM_NONE) {
-                const int64_t lines = side ? (a.cols + 3) & ~(int64_t)3 : (int64_t)((reach + 3) & ~3);
-                const int64_t line = (side ? c0 : p.row) + l, block = (side ? p.row : c0) >> 7;
-                uint8_t *to = gmm__swift_scales(m, a.scale_step[side], p.unit);
-                float *at = factors[side] + l * (side ? GMM__COL_STEP : GMM__ROW_STEP), scale;
-                uint32_t most = 0;
-                for (i = 0; i < (side ? 4 : 2); i++)
-                    most = most > gmm_f32_bits(at[i]) ? most : gmm_f32_bits(at[i]);
-                scale = gmm_scale_from_amax(gmm_f32_from_bits(most), qmax, gmm_dtype_largest(a.source), f->eps,
+                const int64_t lines = copy ? (a.cols + 3) & ~(int64_t)3 : (int64_t)((padded_rows + 3) & ~3);
+                const int64_t line = (copy ? c0 : p.row) + l, block = (copy ? p.row : c0) >> 7;
+                uint8_t *dst = gmm__vec_scales(m, a.scale_step[copy], p.unit);
+                float *smem = smem_scales[copy] + l * (copy ? GMM__COL_STEP : GMM__ROW_STEP), scale;
+                uint32_t maximum = 0;
+                for (i = 0; i < (copy ? 4 : 2); i++)
+                    maximum = maximum > gmm_f32_bits(smem[i]) ? maximum : gmm_f32_bits(smem[i]);
+                scale = gmm_scale_from_amax(gmm_f32_from_bits(maximum), qmax, gmm_dtype_largest(a.source), f->eps,
                                             f->pow2);
-                at[0] = scale;
+                smem[0] = scale;
                 if (a.grouped)
-                    to += (int64_t)(side ? p.start >> 7 : p.start) * (side ? lines : (a.cols + 127) >> 7) * 4;
-                if (line < lines) ((float *)(void *)to)[block * lines + line] = live ? gmm_scale_inverse(scale) : 0.0f;
+                    dst += (int64_t)(copy ? p.start >> 7 : p.start) * (copy ? lines : (a.cols + 127) >> 7) * 4;
+                if (line < lines)
+                    ((float *)(void *)dst)[block * lines + line] = valid_line ? gmm_scale_inverse(scale) : 0.0f;
             }
             __syncthreads();
         }
         if (rowwise && col0 < n) {
             const int64_t pitch = a.rowwise.ld;
-            uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) + (p.first + p.row + row0) * pitch + c0 + col0;
-            const float *by = factors[0] + row0 * GMM__ROW_STEP;
+            uint8_t *dst = gmm__vec_data(&a.rowwise, a.step[0], p.unit) + (p.first + p.row + row0) * pitch + c0 + col0;
+            const float *line_scales = smem_scales[0] + row0 * GMM__ROW_STEP;
 #pragma unroll
-            for (i = 0; i < 8; i++, to += pitch) {
+            for (i = 0; i < 8; i++, dst += pitch) {
                 float v[8];
                 if (GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128)
-                    whole = by[i * GMM__ROW_STEP];
+                    tile_scale = line_scales[i * GMM__ROW_STEP];
 #pragma unroll
-                for (j = 0; j < 8; j++) v[j] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), whole);
-                if (i < live) gmm__swift_put2(to, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
+                for (j = 0; j < 8; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), tile_scale);
+                if (i < valid_rows)
+                    gmm_st_global_v2_b32(dst, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
             }
         }
-        if (columnwise) { /* turned */
-            const int32_t bytes = GMM__SWIFT_COLUMN, chunks = bytes / 16;
+        if (columnwise) { /* transposed through shared memory */
+            const int32_t bytes = GMM__VEC_COLUMN, chunks = bytes / 16;
             const int32_t step = GMM__QUANT_BLOCK / chunks, chunk = thread % chunks, first = thread / chunks;
             const int64_t pitch = a.columnwise.ld;
             const int64_t begin = (a.grouped ? p.start : 0) + p.row;
-            uint8_t *at = codes + col0 * bytes + (col0 >> 3) * 16 + row0;
-            uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], p.unit) + begin + (c0 + first) * pitch + chunk * 16;
-            const float *by = factors[1] + col0 * GMM__COL_STEP;
+            uint8_t *smem = codes + col0 * bytes + (col0 >> 3) * 16 + row0;
+            uint8_t *dst = gmm__vec_data(&a.columnwise, a.step[1], p.unit) + begin + (c0 + first) * pitch + chunk * 16;
+            const float *line_scales = smem_scales[1] + col0 * GMM__COL_STEP;
 #pragma unroll
             for (j = 0; j < 8; j++) {
                 float v[8];
                 if (GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128)
-                    whole = by[j * GMM__COL_STEP];
+                    tile_scale = line_scales[j * GMM__COL_STEP];
 #pragma unroll
-                for (i = 0; i < 8; i++) v[i] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), whole);
-                *(uint2 *)(void *)(at + j * bytes) = make_uint2(gmm__quant_codes8(e5m2, v),
-                                                                gmm__quant_codes8(e5m2, v + 4));
+                for (i = 0; i < 8; i++) v[i] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), tile_scale);
+                *(uint2 *)(void *)(smem + j * bytes) = make_uint2(gmm__quant_codes8(e5m2, v),
+                                                                  gmm__quant_codes8(e5m2, v + 4));
             }
             __syncthreads();
             if (chunk * 16 < (a.grouped ? (int32_t)GMM_TILE : p.m))
 #pragma unroll
-                for (k = first; k < GMM_TILE; k += step, to += step * pitch)
+                for (k = first; k < GMM_TILE; k += step, dst += step * pitch)
                     if (k < n)
-                        gmm__swift_put4(to, *(const uint4 *)(const void *)(codes + k * bytes + (k >> 3) * 16 +
-                                                                           chunk * 16));
+                        gmm_st_global_v4_b32(dst, *(const uint4 *)(const void *)(codes + k * bytes + (k >> 3) * 16 +
+                                                                                 chunk * 16));
         }
-        if (GMM__SCALING == GMM_SCALING_TENSOR && a.record) { /* behind all stores */
+        if (GMM__SCALING == GMM_SCALING_TENSOR && a.record) { /* after all stores */
             __syncthreads();
             if (thread < 2) {
-                uint32_t *to = (uint32_t *)(thread ? a.columnwise.amax : a.rowwise.amax);
+                uint32_t *dst = (uint32_t *)(thread ? a.columnwise.amax : a.rowwise.amax);
                 for (i = 0; i < GMM__QUANT_WARPS; i++)
-                    odd = odd > gmm_f32_bits(factors[0][i]) ? odd : gmm_f32_bits(factors[0][i]);
-                if ((thread ? columnwise : rowwise) && to && odd > *(volatile uint32_t *)(to + p.unit))
-                    atomicMax(to + p.unit, odd);
+                    maximum_bits = maximum_bits > gmm_f32_bits(smem_scales[0][i]) ? maximum_bits
+                                                                                  : gmm_f32_bits(smem_scales[0][i]);
+                if ((thread ? columnwise : rowwise) && dst && maximum_bits > *(volatile uint32_t *)(dst + p.unit))
+                    atomicMax(dst + p.unit, maximum_bits);
             }
         }
         if (strip + (int32_t)gridDim.y < split.total) __syncthreads();
@@ -8950,307 +9567,316 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 
 #undef GMM__COL_STEP
 #undef GMM__ROW_STEP
-#undef GMM__WIDE
-#undef GMM__OF
+#undef GMM__BLOCK_SCALED
+#undef GMM__CFG
 #undef GMM__NAME
 #undef GMM__TAG
 #undef GMM__SOURCE
 
-/* ======================================================================= Bodies per source: NV16, whole vectors === */
+/* =========================================================================== Bodies per source: vectorized NV16 === */
 
 #elif GMM__BODY == 14
-#if !defined(GMM__TAG) || !defined(GMM__SOURCE) || !defined(GMM__TURNED)
-#error "gmm: this body needs GMM__TAG, GMM__SOURCE and GMM__TURNED"
+#if !defined(GMM__TAG) || !defined(GMM__SOURCE) || !defined(GMM__HADAMARD)
+#error "gmm: this body needs GMM__TAG, GMM__SOURCE and GMM__HADAMARD"
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
-#define GMM__OF(stem) GMM__CAT(stem##_, GMM__SOURCE)
-#define GMM__HALF_WORDS (GMM__OF(gmm__words) / 2)
+#define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
+#define GMM__HALF_WORDS (GMM__CFG(gmm__words) / 2)
 
-/* Both copies of tiles that are loaded once. Two lanes share a block, and each makes the scales of half of theirs:
-   bytes, which find factors in a table of all that the unit can have. Turned: blocks of a column are one lane's. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__OF(gmm__words) == 4 && !GMM__TURNED ? 3 : 2)
+/* NV16 in both directions from tiles that are loaded once. Two lanes share a block; each computes the scales of half
+   of the blocks of both. Scales are bytes, which index a table of all encode multipliers that the unit can have.
+   GMM__HADAMARD (BF16): the columnwise copy is transformed, or codes are rounded stochastically; a block of a column
+   then lies in one lane. */
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 && !GMM__HADAMARD ? 3 : 2)
 GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
-    __shared__ float encodes[2][GMM_TILE]; /* by scale byte; the last is what amaxes of blocks are multiplied by */
+    __shared__ float encodes[2][GMM_TILE]; /* multipliers by scale byte; entry 127 is the multiplier of block amaxes */
     __shared__ __align__(16) uint8_t codes[GMM__NV_CODES];
-    __shared__ __align__(16) uint8_t scales[GMM_TILE * GMM_TILE_BLOCKS]; /* of columns */
+    __shared__ __align__(16) uint8_t scales[GMM_TILE * GMM_TILE_BLOCKS]; /* scales of the columnwise copy */
     const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
-    const int32_t row0 = warp % 4 * GMM__SWIFT_WARP_ROWS + 8 * q, col0 = warp / 4 * GMM__SWIFT_WARP_COLS + 8 * c;
-    const int32_t right = c & 1, below = q & 1; /* the second lane of a block */
+    const int32_t row0 = warp % 4 * GMM__VEC_WARP_ROWS + 8 * q, col0 = warp / 4 * GMM__VEC_WARP_COLS + 8 * c;
+    const int32_t second = c & 1, lower = q & 1; /* whether this is the second lane of a block */
     const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
-    const int32_t apart = columnwise && a.amax[1] != a.amax[0];
+    const int32_t separate_amax = columnwise && a.amax[1] != a.amax[0];
     const gmm_format *f = &a.format;
     int32_t strip;
     if (a.skip && *a.skip) return;
     gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + threadIdx.x,
                       (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
-        const gmm_warp_split split = gmm__swift_split(&a); /* again, so that registers are free in between */
-        uint32_t x[8][GMM__OF(gmm__words)];
+        /* computed again for each strip, so that it holds no registers in the loop body */
+        const gmm_warp_split split = gmm__vec_split(&a);
+        uint32_t x[8][GMM__CFG(gmm__words)];
         int32_t c0, i, j, k;
         if (strip >= split.total) break;
-        const gmm__swift_place p = gmm__swift_where(&a, &split, strip, GMM__SWIFT_TILES, &c0);
-        const int32_t reach = a.grouped ? (p.rows + 127) & ~127 : p.rows, live = p.m - row0, cols = (int32_t)a.cols;
-        const int32_t row_along = ((cols + 63) >> 6) * 4, col_along = ((reach + 63) >> 6) * 4;
+        const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, GMM__VEC_TILES, &c0);
+        const int32_t padded_rows = a.grouped ? (p.rows + 127) & ~127 : p.rows, valid_rows = p.m - row0,
+            cols = (int32_t)a.cols;
+        const int32_t row_along = ((cols + 63) >> 6) * 4, col_along = ((padded_rows + 63) >> 6) * 4;
         const int64_t row_pitch = a.rowwise.ld / 2, col_pitch = a.columnwise.ld / 2;
-        const int32_t end = cols - c0 < GMM__SWIFT_TILES * GMM_TILE ? cols : c0 + GMM__SWIFT_TILES * GMM_TILE;
-        GMM__OF(gmm__swift_load)(&a, &p, row0, col0, c0, cols - c0, x);
-        for (k = 0; k <= apart; k++) {
+        const int32_t end = cols - c0 < GMM__VEC_TILES * GMM_TILE ? cols : c0 + GMM__VEC_TILES * GMM_TILE;
+        GMM__CFG(gmm__vec_load)(&a, &p, row0, col0, c0, cols - c0, x);
+        for (k = 0; k <= separate_amax; k++) {
             const gmm_nv_global g = gmm_nv_global_of(a.amax[k][p.unit], f->e4m3_256 ? 256.0f : 448.0f);
-            const int32_t thread = gmm_tid();
+            const int32_t thread = gmm_tid_x();
             if (thread < GMM_TILE) encodes[k][thread] = thread < 127 ? gmm_nv_encode(&g, (uint8_t)thread) : g.mult;
         }
         __syncthreads();
         for (; c0 < end; c0 += GMM_TILE) {
-            const int32_t inside = col0 < cols - c0;
-            const float *const col_encodes = encodes[apart];
-            uint32_t odd = 0;
-#if !GMM__TURNED
-            uint32_t nibbles[8], most = 0;
+            const int32_t valid_cols = col0 < cols - c0;
+            const float *const col_encodes = encodes[separate_amax];
+            uint32_t has_nan = 0;
+#if !GMM__HADAMARD
+            uint32_t nibbles[8], maximum = 0;
 #endif
-            if (rowwise || !GMM__TURNED) { /* maxima of rows */
-                uint32_t row[8], four[2], mine, other;
+            if (rowwise || !GMM__HADAMARD) { /* maxima of rows */
+                uint32_t row[8], scales4[2], lane_scales, other;
                 float amax[4];
 #pragma unroll
                 for (i = 0; i < 8; i++) {
                     row[i] = 0;
 #pragma unroll
-                    for (k = 0; k < GMM__OF(gmm__words); k++) row[i] = GMM__OF(gmm__word_top)(row[i], x[i][k]);
-                    row[i] = GMM__OF(gmm__word_fold)(row[i]);
-                    odd = row[i] > odd ? row[i] : odd;
+                    for (k = 0; k < GMM__CFG(gmm__words); k++) row[i] = GMM__CFG(gmm__word_max_nan)(row[i], x[i][k]);
+                    row[i] = GMM__CFG(gmm__word_fold)(row[i]);
+                    has_nan = row[i] > has_nan ? row[i] : has_nan;
                 }
-                odd = odd > 0x7F800000u; /* a NaN among the values */
-                if (odd)
+                has_nan = has_nan > 0x7F800000u; /* a value is NaN */
+                if (has_nan)
 #pragma unroll
                     for (i = 0; i < 8; i++) {
                         row[i] = 0;
 #pragma unroll
-                        for (k = 0; k < GMM__OF(gmm__words); k++) {
-                            row[i] = GMM__OF(gmm__word_max)(row[i], x[i][k]);
-#if GMM__TURNED
-                            x[i][k] = gmm__swift_unsigned_nan(x[i][k]);
+                        for (k = 0; k < GMM__CFG(gmm__words); k++) {
+                            row[i] = GMM__CFG(gmm__word_max)(row[i], x[i][k]);
+#if GMM__HADAMARD
+                            x[i][k] = gmm__vec_positive_nan(x[i][k]);
 #endif
                         }
-                        row[i] = GMM__OF(gmm__word_fold)(row[i]);
+                        row[i] = GMM__CFG(gmm__word_fold)(row[i]);
                     }
-#if !GMM__TURNED
+#if !GMM__HADAMARD
                 if (f->square) {
 #pragma unroll
-                    for (i = 0; i < 8; i++) most = most > row[i] ? most : row[i];
-                    most = gmm__quant_block_max(most, 2);
-                    other = __shfl_xor_sync(0xFFFFFFFFu, most, 8);
-                    most = most > other ? most : other;
+                    for (i = 0; i < 8; i++) maximum = maximum > row[i] ? maximum : row[i];
+                    maximum = gmm__quant_block_max(maximum, 2);
+                    other = __shfl_xor_sync(0xFFFFFFFFu, maximum, 8);
+                    maximum = maximum > other ? maximum : other;
+                    /* rows beyond the last one have no scales */
 #pragma unroll
-                    for (i = 0; i < 8; i++) row[i] = i < live ? most : 0; /* no scales of rows that are not there */
+                    for (i = 0; i < 8; i++) row[i] = i < valid_rows ? maximum : 0;
                 }
 #endif
 #pragma unroll
                 for (i = 0; i < 4; i++) {
-                    const uint32_t keep = right ? row[i + 4] : row[i];
-                    other = __shfl_xor_sync(0xFFFFFFFFu, right ? row[i] : row[i + 4], 1);
-                    amax[i] = gmm_f32_from_bits(keep > other ? keep : other);
+                    const uint32_t kept = second ? row[i + 4] : row[i];
+                    other = __shfl_xor_sync(0xFFFFFFFFu, second ? row[i] : row[i + 4], 1);
+                    amax[i] = gmm_f32_from_bits(kept > other ? kept : other);
                 }
-                mine = gmm__swift_nv4(amax, encodes[0], !GMM__TURNED);
-                other = __shfl_xor_sync(0xFFFFFFFFu, mine, 1);
-                four[0] = right ? other : mine;
-                four[1] = right ? mine : other;
-#if !GMM__TURNED
+                lane_scales = gmm__vec_nv_scale4(amax, encodes[0], !GMM__HADAMARD);
+                other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 1);
+                scales4[0] = second ? other : lane_scales;
+                scales4[1] = second ? lane_scales : other;
+#if !GMM__HADAMARD
                 if (f->square) { /* both copies hold the same codes */
-                    const float by = gmm__swift_encode(encodes[0], four, 0);
+                    const float multiplier = gmm__vec_nv_encode(encodes[0], scales4, 0);
 #pragma unroll
                     for (i = 0; i < 8; i++) {
                         float v[8];
 #pragma unroll
-                        for (j = 0; j < 8; j++) v[j] = GMM__OF(gmm__word_value)(x[i], j);
-                        nibbles[i] = gmm__swift_e2m1x8(v, by, 0);
+                        for (j = 0; j < 8; j++) v[j] = GMM__CFG(gmm__word_value)(x[i], j);
+                        nibbles[i] = gmm__vec_e2m1x8(v, multiplier, 0);
                     }
                 }
 #endif
-                if (rowwise) { /* bytes of four blocks of a row come together */
-                    uint8_t *to = gmm__swift_scales(&a.rowwise, a.scale_step[0], p.unit) +
+                if (rowwise) { /* transpose bytes: a lane receives the scales of four adjacent blocks of a row */
+                    uint8_t *dst = gmm__vec_scales(&a.rowwise, a.scale_step[0], p.unit) +
                                   (a.grouped ? (int64_t)p.start * row_along : 0);
-                    mine &= 0x7F7F7F7Fu;
-                    other = __shfl_xor_sync(0xFFFFFFFFu, mine, 2);
-                    mine = __byte_perm(mine, other, c & 2 ? 0x3715 : 0x6240);
-                    other = __shfl_xor_sync(0xFFFFFFFFu, mine, 4);
-                    mine = __byte_perm(mine, other, c & 4 ? 0x3276 : 0x5410);
-                    gmm__swift_scale4(to, a.rowwise.scale_order, p.row, c0 / 16, row_along,
-                                      row0 + 4 * right + (c >> 1), col0 >> 6 << 2, mine);
+                    lane_scales &= 0x7F7F7F7Fu;
+                    other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 2);
+                    lane_scales = __byte_perm(lane_scales, other, c & 2 ? 0x3715 : 0x6240);
+                    other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 4);
+                    lane_scales = __byte_perm(lane_scales, other, c & 4 ? 0x3276 : 0x5410);
+                    gmm__vec_store_scales4(dst, a.rowwise.scale_order, p.row, c0 / 16, row_along,
+                                           row0 + 4 * second + (c >> 1), col0 >> 6 << 2, lane_scales);
                 }
-#if GMM__TURNED
-                if (rowwise) { /* rows i and i + 4 at once: a lane draws for one of them, for both lanes of the block */
-                    uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) + (c0 + col0) / 2 +
+#if GMM__HADAMARD
+                /* rows i and i + 4 at once: each lane draws random bits for one of them, for both lanes of the block */
+                if (rowwise) {
+                    uint8_t *dst = gmm__vec_data(&a.rowwise, a.step[0], p.unit) + (c0 + col0) / 2 +
                                   (p.first + p.row + row0) * row_pitch;
-                    const int64_t per = (cols + 15) >> 4;
-                    const int64_t block = (p.row + row0 + 4 * right) * per + ((c0 + col0) >> 4);
+                    const int64_t blocks_per_row = (cols + 15) >> 4;
+                    const int64_t block = (p.row + row0 + 4 * second) * blocks_per_row + ((c0 + col0) >> 4);
 #pragma unroll
-                    for (i = 0; i < 4; i++, to += row_pitch) {
+                    for (i = 0; i < 4; i++, dst += row_pitch) {
                         uint32_t draw[4], random[2][2];
                         if (f->stochastic) {
-                            gmm_draw_block(a.random[0], a.random[1], a.first_group + p.unit, block + i * per,
+                            gmm_draw_block(a.random[0], a.random[1], a.first_group + p.unit, block + i * blocks_per_row,
                                            GMM_ROWWISE, draw);
 #pragma unroll
                             for (k = 0; k < 2; k++) {
-                                other = __shfl_xor_sync(0xFFFFFFFFu, right ? draw[k] : draw[k + 2], 1);
-                                random[0][k] = right ? other : draw[k];
-                                random[1][k] = right ? draw[k + 2] : other;
+                                other = __shfl_xor_sync(0xFFFFFFFFu, second ? draw[k] : draw[k + 2], 1);
+                                random[0][k] = second ? other : draw[k];
+                                random[1][k] = second ? draw[k + 2] : other;
                             }
                         }
 #pragma unroll
                         for (k = 0; k < 2; k++) {
-                            const float by = gmm__swift_encode(encodes[0], four, i + 4 * k);
+                            const float multiplier = gmm__vec_nv_encode(encodes[0], scales4, i + 4 * k);
                             uint32_t code;
                             float v[8];
 #pragma unroll
                             for (j = 0; j < 8; j++) v[j] = gmm__word_value_bf16(x[i + 4 * k], j);
-                            code = f->stochastic ? gmm__swift_e2m1x8_random(v, by, random[k])
-                                                 : gmm__swift_e2m1x8(v, by, 1);
-                            if (inside && i + 4 * k < live) gmm__swift_put1(to + 4 * k * row_pitch, code);
+                            code = f->stochastic ? gmm__vec_e2m1x8_random(v, multiplier, random[k])
+                                                 : gmm__vec_e2m1x8(v, multiplier, 1);
+                            if (valid_cols && i + 4 * k < valid_rows) gmm_st_global_b32(dst + 4 * k * row_pitch, code);
                         }
                     }
                 }
 #else
-                if (rowwise && inside) {
-                    uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) + (c0 + col0) / 2 +
+                if (rowwise && valid_cols) {
+                    uint8_t *dst = gmm__vec_data(&a.rowwise, a.step[0], p.unit) + (c0 + col0) / 2 +
                                   (p.first + p.row + row0) * row_pitch;
 #pragma unroll
-                    for (i = 0; i < 8; i++, to += row_pitch) {
-                        const float by = gmm__swift_encode(encodes[0], four, i);
+                    for (i = 0; i < 8; i++, dst += row_pitch) {
+                        const float multiplier = gmm__vec_nv_encode(encodes[0], scales4, i);
                         float v[8];
                         if (f->square) {
-                            if (i < live) gmm__swift_put1(to, nibbles[i]);
+                            if (i < valid_rows) gmm_st_global_b32(dst, nibbles[i]);
                             continue;
                         }
 #pragma unroll
-                        for (j = 0; j < 8; j++) v[j] = GMM__OF(gmm__word_value)(x[i], j);
-                        if (i < live) gmm__swift_put1(to, gmm__swift_e2m1x8(v, by, 0));
+                        for (j = 0; j < 8; j++) v[j] = GMM__CFG(gmm__word_value)(x[i], j);
+                        if (i < valid_rows) gmm_st_global_b32(dst, gmm__vec_e2m1x8(v, multiplier, 0));
                     }
-                    if (odd | ((four[0] | four[1]) & 0x80u)) { /* once more by the codec, from memory */
-                        to -= 8 * row_pitch;
+                    /* encode again by the scalar codec, from device memory */
+                    if (has_nan | ((scales4[0] | scales4[1]) & 0x80u)) {
+                        dst -= 8 * row_pitch;
 #pragma unroll 1
-                        for (k = 0; k < 64 && k >> 3 < live; k += 2) {
-                            const float by = gmm__swift_encode(encodes[0], four, k >> 3);
+                        for (k = 0; k < 64 && k >> 3 < valid_rows; k += 2) {
+                            const float multiplier = gmm__vec_nv_encode(encodes[0], scales4, k >> 3);
                             uint32_t pair = 0;
 #pragma unroll 1
                             for (j = 0; j < 2; j++)
-                                pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__OF(gmm__swift_again)(
-                                            &a, &p, row0 + (k >> 3), c0 + col0 + (k & 7) + j), by)) << 4 * j;
-                            to[(k >> 3) * row_pitch + (k & 7) / 2] = (uint8_t)pair;
+                                pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__CFG(gmm__vec_reload)(
+                                            &a, &p, row0 + (k >> 3), c0 + col0 + (k & 7) + j), multiplier)) << 4 * j;
+                            dst[(k >> 3) * row_pitch + (k & 7) / 2] = (uint8_t)pair;
                         }
                     }
                 }
 #endif
             }
             if (columnwise) {
-                uint8_t *at = codes + col0 * GMM__NV_COLUMN + (col0 >> 3) * 16;
-                uint32_t mine;
+                uint8_t *smem = codes + col0 * GMM__NV_COLUMN + (col0 >> 3) * 16;
+                uint32_t lane_scales;
                 float amax[4];
-#if GMM__TURNED
+#if GMM__HADAMARD
                 uint32_t y[16][2];
-                if (f->hadamard) gmm__swift_signed(x, (uint32_t)f->hadamard >> 8 * below);
-                gmm__swift_take16(x, below, y);
-                at += 4 * below * GMM__NV_COLUMN + (row0 & ~15) / 2;
-                mine = 0;
+                if (f->hadamard) gmm__vec_flip_signs(x, (uint32_t)f->hadamard >> 8 * lower);
+                gmm__vec_gather16(x, lower, y);
+                smem += 4 * lower * GMM__NV_COLUMN + (row0 & ~15) / 2;
+                lane_scales = 0;
 #pragma unroll
                 for (j = 0; j < 4; j++) {
-                    uint32_t column[8], draw[4], to[2], most = 0;
-                    float by;
-                    gmm__swift_column16(y, j, f->hadamard, column);
+                    uint32_t column[8], draw[4], dst[2], maximum = 0;
+                    float multiplier;
+                    gmm__vec_column16(y, j, f->hadamard, column);
 #pragma unroll
-                    for (i = 0; i < 8; i++) most = gmm__word_max_bf16(most, column[i]);
-                    amax[0] = gmm_f32_from_bits(gmm__word_fold_bf16(most));
+                    for (i = 0; i < 8; i++) maximum = gmm__word_max_bf16(maximum, column[i]);
+                    amax[0] = gmm_f32_from_bits(gmm__word_fold_bf16(maximum));
                     amax[1] = amax[2] = amax[3] = 0.0f;
-                    k = (int32_t)gmm__swift_nv4(amax, col_encodes, 0);
-                    by = col_encodes[k];
-                    mine |= (uint32_t)k << 8 * j;
+                    k = (int32_t)gmm__vec_nv_scale4(amax, col_encodes, 0);
+                    multiplier = col_encodes[k];
+                    lane_scales |= (uint32_t)k << 8 * j;
                     if (f->stochastic)
                         gmm_draw_block(a.random[0], a.random[1], a.first_group + p.unit,
-                                       (int64_t)(c0 + col0 + 4 * below + j) * ((p.rows + 15) >> 4) +
-                                           ((p.row + row0) >> 4), GMM_COLUMNWISE, draw);
+                                       (int64_t)(c0 + col0 + 4 * lower + j) * ((p.rows + 15) >> 4) +
+                                       ((p.row + row0) >> 4), GMM_COLUMNWISE, draw);
 #pragma unroll
                     for (k = 0; k < 2; k++) {
                         float v[8];
 #pragma unroll
                         for (i = 0; i < 8; i++) v[i] = gmm__word_value_bf16(column + 4 * k, i);
-                        to[k] = f->stochastic ? gmm__swift_e2m1x8_random(v, by, draw + 2 * k)
-                                              : gmm__swift_e2m1x8(v, by, 1);
+                        dst[k] = f->stochastic ? gmm__vec_e2m1x8_random(v, multiplier, draw + 2 * k)
+                                              : gmm__vec_e2m1x8(v, multiplier, 1);
                     }
-                    *(uint2 *)(void *)(at + j * GMM__NV_COLUMN) = make_uint2(to[0], to[1]);
+                    *(uint2 *)(void *)(smem + j * GMM__NV_COLUMN) = make_uint2(dst[0], dst[1]);
                 }
 #else
-                uint32_t col[GMM__OF(gmm__words)], four[2], other;
+                uint32_t col[GMM__CFG(gmm__words)], scales4[2], other;
 #pragma unroll
-                for (k = 0; k < GMM__OF(gmm__words); k++) {
+                for (k = 0; k < GMM__CFG(gmm__words); k++) {
                     col[k] = 0;
 #pragma unroll
-                    for (i = 0; i < 8; i++) col[k] = GMM__OF(gmm__word_max)(col[k], x[i][k]);
+                    for (i = 0; i < 8; i++) col[k] = GMM__CFG(gmm__word_max)(col[k], x[i][k]);
                 }
 #pragma unroll
                 for (k = 0; k < GMM__HALF_WORDS; k++) {
-                    const uint32_t give = below ? col[k] : col[k + GMM__HALF_WORDS];
-                    col[k] = GMM__OF(gmm__word_max)(below ? col[k + GMM__HALF_WORDS] : col[k],
-                                                    __shfl_xor_sync(0xFFFFFFFFu, give, 8));
+                    const uint32_t sent = lower ? col[k] : col[k + GMM__HALF_WORDS];
+                    col[k] = GMM__CFG(gmm__word_max)(lower ? col[k + GMM__HALF_WORDS] : col[k],
+                                                     __shfl_xor_sync(0xFFFFFFFFu, sent, 8));
                 }
 #pragma unroll
                 for (j = 0; j < 4; j++)
-                    amax[j] = f->square ? gmm_f32_from_bits(inside ? most : 0) : GMM__OF(gmm__word_value)(col, j);
-                mine = gmm__swift_nv4(amax, col_encodes, 1);
-                other = __shfl_xor_sync(0xFFFFFFFFu, mine, 8);
-                four[0] = below ? other : mine;
-                four[1] = below ? mine : other;
-                at += row0 / 2;
-                if (f->square) gmm__swift_turn(nibbles);
+                    amax[j] = f->square ? gmm_f32_from_bits(valid_cols ? maximum : 0)
+                                        : GMM__CFG(gmm__word_value)(col, j);
+                lane_scales = gmm__vec_nv_scale4(amax, col_encodes, 1);
+                other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 8);
+                scales4[0] = lower ? other : lane_scales;
+                scales4[1] = lower ? lane_scales : other;
+                smem += row0 / 2;
+                if (f->square) gmm__vec_transpose_nibbles(nibbles);
 #pragma unroll
                 for (j = 0; j < 8; j++) {
-                    const float by = gmm__swift_encode(col_encodes, four, j);
+                    const float multiplier = gmm__vec_nv_encode(col_encodes, scales4, j);
                     float v[8];
                     if (f->square) {
-                        *(uint32_t *)(void *)(at + j * GMM__NV_COLUMN) = nibbles[j];
+                        *(uint32_t *)(void *)(smem + j * GMM__NV_COLUMN) = nibbles[j];
                         continue;
                     }
 #pragma unroll
-                    for (i = 0; i < 8; i++) v[i] = GMM__OF(gmm__word_value)(x[i], j);
-                    *(uint32_t *)(void *)(at + j * GMM__NV_COLUMN) = gmm__swift_e2m1x8(v, by, 0);
+                    for (i = 0; i < 8; i++) v[i] = GMM__CFG(gmm__word_value)(x[i], j);
+                    *(uint32_t *)(void *)(smem + j * GMM__NV_COLUMN) = gmm__vec_e2m1x8(v, multiplier, 0);
                 }
-                if (odd | ((four[0] | four[1]) & 0x80u))
+                if (has_nan | ((scales4[0] | scales4[1]) & 0x80u))
 #pragma unroll 1
                     for (k = 0; k < 64; k += 2) {
-                        const float by = gmm__swift_encode(col_encodes, four, k >> 3);
+                        const float multiplier = gmm__vec_nv_encode(col_encodes, scales4, k >> 3);
                         uint32_t pair = 0;
 #pragma unroll 1
                         for (j = 0; j < 2; j++)
-                            if ((k & 7) + j < live && inside)
-                                pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__OF(gmm__swift_again)(
-                                            &a, &p, row0 + (k & 7) + j, c0 + col0 + (k >> 3)), by)) << 4 * j;
-                        at[(k >> 3) * GMM__NV_COLUMN + (k & 7) / 2] = (uint8_t)pair;
+                            if ((k & 7) + j < valid_rows && valid_cols)
+                                pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__CFG(gmm__vec_reload)(
+                                            &a, &p, row0 + (k & 7) + j, c0 + col0 + (k >> 3)), multiplier)) << 4 * j;
+                        smem[(k >> 3) * GMM__NV_COLUMN + (k & 7) / 2] = (uint8_t)pair;
                     }
-                mine &= 0x7F7F7F7Fu;
+                lane_scales &= 0x7F7F7F7Fu;
 #endif
 #pragma unroll
                 for (j = 0; j < 4; j++)
-                    scales[(col0 + 4 * below + j) * GMM_TILE_BLOCKS + (row0 >> 4)] = (uint8_t)(mine >> 8 * j);
+                    scales[(col0 + 4 * lower + j) * GMM_TILE_BLOCKS + (row0 >> 4)] = (uint8_t)(lane_scales >> 8 * j);
             }
-            if (c0 + GMM_TILE < end) /* comes while codes leave */
-                GMM__OF(gmm__swift_load)(&a, &p, row0, col0, c0 + GMM_TILE, cols - c0 - GMM_TILE, x);
+            if (c0 + GMM_TILE < end) /* the next tile is loaded while codes are stored */
+                GMM__CFG(gmm__vec_load)(&a, &p, row0, col0, c0 + GMM_TILE, cols - c0 - GMM_TILE, x);
             if (columnwise) {
-                const int32_t thread = gmm_tid(), chunks = GMM__NV_COLUMN / 16; /* not kept before */
+                /* computed here, so that they hold no registers before */
+                const int32_t thread = gmm_tid_x(), chunks = GMM__NV_COLUMN / 16;
                 const int32_t chunk = thread % chunks, first = thread / chunks, l = thread >> 1;
                 const int32_t quad = 4 * (thread & 1);
                 const int64_t begin = (a.grouped ? p.start : 0) + p.row;
                 const int64_t lines = (cols + 127) & ~127;
-                uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], p.unit) + begin / 2 + chunk * 16 +
+                uint8_t *dst = gmm__vec_data(&a.columnwise, a.step[1], p.unit) + begin / 2 + chunk * 16 +
                               (c0 + first) * col_pitch;
-                uint8_t *scale = gmm__swift_scales(&a.columnwise, a.scale_step[1], p.unit) +
+                uint8_t *scale = gmm__vec_scales(&a.columnwise, a.scale_step[1], p.unit) +
                                  (a.grouped ? (int64_t)(p.start / 16) * lines : 0);
                 __syncthreads();
-                gmm__swift_scale4(scale, a.columnwise.scale_order, c0, p.row / 16, col_along, l, quad,
-                                  *(const uint32_t *)(const void *)(scales + l * GMM_TILE_BLOCKS + quad));
+                gmm__vec_store_scales4(scale, a.columnwise.scale_order, c0, p.row / 16, col_along, l, quad,
+                                       *(const uint32_t *)(const void *)(scales + l * GMM_TILE_BLOCKS + quad));
                 if (chunk * 32 < (a.grouped ? (int32_t)GMM_TILE : p.m))
 #pragma unroll
                     for (k = first; k < GMM_TILE; k += GMM__QUANT_BLOCK / chunks,
-                        to += GMM__QUANT_BLOCK / chunks * col_pitch)
+                         dst += GMM__QUANT_BLOCK / chunks * col_pitch)
                         if (k < cols - c0)
-                            gmm__swift_put4(to, *(const uint4 *)(const void *)(codes + k * GMM__NV_COLUMN +
-                                                                               (k >> 3) * 16 + chunk * 16));
+                            gmm_st_global_v4_b32(dst, *(const uint4 *)(const void *)(codes + k * GMM__NV_COLUMN +
+                                                                                     (k >> 3) * 16 + chunk * 16));
                 __syncthreads();
             }
         }
@@ -9259,186 +9885,200 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 }
 
 #undef GMM__HALF_WORDS
-#undef GMM__OF
+#undef GMM__CFG
 #undef GMM__NAME
 #undef GMM__TAG
 #undef GMM__SOURCE
 
-/* ======================================================================= Bodies per source: MX32, whole vectors === */
+/* =========================================================================== Bodies per source: vectorized MX32 === */
 
 #elif GMM__BODY == 15
 #if !defined(GMM__TAG) || !defined(GMM__SOURCE)
 #error "gmm: this body needs GMM__TAG and GMM__SOURCE"
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
-#define GMM__OF(stem) GMM__CAT(stem##_, GMM__SOURCE)
-#define GMM__WIDE GMM__OF(gmm__wide)
-#define GMM__ROW_WORDS (64 / GMM__WIDE) /* maxima of sixteen rows; two in a word where elements have 16 bits */
+#define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
+#define GMM__ELEMS16 GMM__CFG(gmm__elems16)
+/* words of the maxima of sixteen rows; elements of 16 bits have two maxima per word */
+#define GMM__ROW_WORDS (64 / GMM__ELEMS16)
 
-/* Both copies of 128 rows by 32 GMM__WIDE columns. A warp takes 32 rows by 16 GMM__WIDE columns and waits for no other:
-   a lane has sixteen rows, so that sixteen lanes write whole lines of memory at once. 32 / GMM__WIDE lanes share a
-   block of a row, two lanes one of a column, and each makes the scales of its part of them. */
+/* MX32 in both directions from one load. A CTA quantizes 128 rows by 32 GMM__ELEMS16 columns, a warp 32 rows by 16
+   GMM__ELEMS16 columns of them without synchronization with other warps. A lane holds sixteen rows of sixteen bytes,
+   so that sixteen lanes write whole memory lines. 32 / GMM__ELEMS16 lanes share a block of a row and two lanes a
+   block of a column; each computes the scales of its part of the blocks. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
 GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 4, c = lane & 15;
-    const int32_t top = warp % 4 * 32, row0 = top + 16 * q;
+    const int32_t warp_row = warp % 4 * 32, row0 = warp_row + 16 * q;
     const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
     const int32_t e5m2 = a.format.dtype == GMM_E5M2, square = a.format.square;
-    const float inverse = gmm_f32_from_bits(e5m2 ? 0x37924925u : 0x3B124925u); /* of the largest */
+    const float inverse = gmm_f32_from_bits(e5m2 ? 0x37924925u : 0x3B124925u); /* reciprocal of the largest value */
     int32_t strip;
     if (a.skip && *a.skip) return;
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
-        const gmm_warp_split split = gmm__swift_split(&a); /* again, so that registers are free in between */
-        uint32_t x[16][4], most = 0, mine, other, four[4];
+        /* computed again for each strip, so that it holds no registers in the loop body */
+        const gmm_warp_split split = gmm__vec_split(&a);
+        uint32_t x[16][4], square_max = 0, lane_scales, other, scales4[4];
         int32_t c0, i, j, k;
         if (strip >= split.total) break;
-        const gmm__swift_place p = gmm__swift_where(&a, &split, strip, GMM__WIDE / 4, &c0);
-        const int32_t cols = (int32_t)a.cols, live = p.m - row0, reach = a.grouped ? (p.rows + 127) & ~127 : p.rows;
-        const int32_t row_along = (cols + 127) / 128 * 4, col_along = (reach + 127) / 128 * 4;
-        const int32_t lines = (cols + 127) & ~127, left = c0 + warp / 4 * 16 * GMM__WIDE, col = left + GMM__WIDE * c;
-        GMM__OF(gmm__swift_load16)(&a, &p, row0, col, x);
+        const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, GMM__ELEMS16 / 4, &c0);
+        const int32_t cols = (int32_t)a.cols, valid_rows = p.m - row0,
+            padded_rows = a.grouped ? (p.rows + 127) & ~127 : p.rows;
+        const int32_t row_along = (cols + 127) / 128 * 4, col_along = (padded_rows + 127) / 128 * 4;
+        const int32_t lines = (cols + 127) & ~127, warp_col = c0 + warp / 4 * 16 * GMM__ELEMS16,
+            col = warp_col + GMM__ELEMS16 * c;
+        GMM__CFG(gmm__vec_load16)(&a, &p, row0, col, x);
         if (rowwise || square) {
             uint32_t row[GMM__ROW_WORDS];
 #pragma unroll
             for (i = 0; i < 16; i += 16 / GMM__ROW_WORDS) {
-                uint32_t far = x[i][0];
+                uint32_t maximum = x[i][0];
 #pragma unroll
-                for (k = 1; k < 4; k++) far = GMM__OF(gmm__word_far)(far, x[i][k]);
-                if (GMM__WIDE == 8) {
-                    uint32_t next = x[i + 1][0];
+                for (k = 1; k < 4; k++) maximum = GMM__CFG(gmm__word_max_signed)(maximum, x[i][k]);
+                if (GMM__ELEMS16 == 8) {
+                    uint32_t maximum2 = x[i + 1][0];
 #pragma unroll
-                    for (k = 1; k < 4; k++) next = GMM__OF(gmm__word_far)(next, x[i + 1][k]);
-                    far = GMM__OF(gmm__word_far)(__byte_perm(far, next, 0x5410), __byte_perm(far, next, 0x7632));
+                    for (k = 1; k < 4; k++) maximum2 = GMM__CFG(gmm__word_max_signed)(maximum2, x[i + 1][k]);
+                    maximum = GMM__CFG(gmm__word_max_signed)(__byte_perm(maximum, maximum2, 0x5410),
+                                                             __byte_perm(maximum, maximum2, 0x7632));
                 }
-                row[i * GMM__ROW_WORDS / 16] = far;
+                row[i * GMM__ROW_WORDS / 16] = maximum;
             }
             if (square) {
-                most = row[0];
+                square_max = row[0];
 #pragma unroll
-                for (i = 1; i < GMM__ROW_WORDS; i++) most = GMM__OF(gmm__word_far)(most, row[i]);
-                if (GMM__WIDE == 8) most = GMM__OF(gmm__word_far)(most, __byte_perm(most, 0, 0x1032));
+                for (i = 1; i < GMM__ROW_WORDS; i++) square_max = GMM__CFG(gmm__word_max_signed)(square_max, row[i]);
+                if (GMM__ELEMS16 == 8)
+                    square_max = GMM__CFG(gmm__word_max_signed)(square_max, __byte_perm(square_max, 0, 0x1032));
 #pragma unroll
-                for (i = 1; i < 32; i = i == 16 / GMM__WIDE ? 16 : 2 * i)
-                    most = GMM__OF(gmm__word_far)(most, __shfl_xor_sync(0xFFFFFFFFu, most, i));
-                most = GMM__OF(gmm__word_max)(0, most);
+                for (i = 1; i < 32; i = i == 16 / GMM__ELEMS16 ? 16 : 2 * i)
+                    square_max = GMM__CFG(gmm__word_max_signed)(square_max,
+                                                                __shfl_xor_sync(0xFFFFFFFFu, square_max, i));
+                square_max = GMM__CFG(gmm__word_max)(0, square_max);
 #pragma unroll
-                for (i = 0; i < GMM__ROW_WORDS; i++) row[i] = GMM__OF(gmm__swift_rows_of)(most, i, p.m - row0);
+                for (i = 0; i < GMM__ROW_WORDS; i++) row[i] = GMM__CFG(gmm__vec_uniform_max)(square_max, i, p.m - row0);
             }
-            /* lanes keep halves until they have two words */
+            /* butterfly: each step halves the rows of a lane, until it has two words */
 #pragma unroll
             for (k = GMM__ROW_WORDS / 2; k >= 2; k >>= 1)
 #pragma unroll
                 for (i = 0; i < GMM__ROW_WORDS / 2; i++)
                     if (i < k) {
-                        const int32_t near = GMM__ROW_WORDS / 2 / k, second = c & near;
-                        const uint32_t keep = second ? row[i + k] : row[i];
-                        other = __shfl_xor_sync(0xFFFFFFFFu, second ? row[i] : row[i + k], near);
-                        row[i] = GMM__OF(gmm__word_far)(keep, other);
+                        const int32_t lane_stride = GMM__ROW_WORDS / 2 / k, upper = c & lane_stride;
+                        const uint32_t kept = upper ? row[i + k] : row[i];
+                        other = __shfl_xor_sync(0xFFFFFFFFu, upper ? row[i] : row[i + k], lane_stride);
+                        row[i] = GMM__CFG(gmm__word_max_signed)(kept, other);
                     }
-            row[0] = GMM__OF(gmm__word_max)(0, row[0]);
-            row[1] = GMM__OF(gmm__word_max)(0, row[1]);
-            mine = gmm__swift_mx2(GMM__OF(gmm__word_value)(row, 0), GMM__OF(gmm__word_value)(row, 1), inverse);
-            if (GMM__WIDE == 8)
-                mine |= gmm__swift_mx2(GMM__OF(gmm__word_value)(row, 2), GMM__OF(gmm__word_value)(row, 3),
-                                       inverse) << 16;
+            row[0] = GMM__CFG(gmm__word_max)(0, row[0]);
+            row[1] = GMM__CFG(gmm__word_max)(0, row[1]);
+            lane_scales = gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(row, 0), GMM__CFG(gmm__word_value)(row, 1),
+                                             inverse);
+            if (GMM__ELEMS16 == 8)
+                lane_scales |= gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(row, 2), GMM__CFG(gmm__word_value)(row, 3),
+                                                  inverse) << 16;
         }
-        if (rowwise) { /* the block's scales of four rows are two lanes' for F32 */
-            uint8_t *scale = gmm__swift_scales(&a.rowwise, a.scale_step[0], p.unit) +
+        if (rowwise) { /* with F32 the scales of a block of four rows are spread over two lanes */
+            uint8_t *scale = gmm__vec_scales(&a.rowwise, a.scale_step[0], p.unit) +
                              (a.grouped ? (int64_t)p.start * row_along : 0);
             const int32_t l = row0 + 8 * (c & 1) + 2 * (c & 2) + (c >> 1 & 2) + (c >> 3);
-            uint32_t next;
-            other = __shfl_xor_sync(0xFFFFFFFFu, mine, 4);
-            four[0] = GMM__WIDE == 8 ? mine : c & 4 ? other | mine << 16 : mine | other << 16;
-            /* bytes of rows become those of blocks: four of one row, or two */
-            if (GMM__WIDE == 8) mine = __byte_perm(mine, other, c & 4 ? 0x3726 : 0x5140);
-            other = __shfl_xor_sync(0xFFFFFFFFu, mine, 8);
-            if (GMM__WIDE == 8)
-                mine = __byte_perm(mine, other, c & 8 ? 0x3276 : 0x5410);
-            if (GMM__WIDE == 8)
-                gmm__swift_scale4(scale, a.rowwise.scale_order, p.row, left / 32, row_along, l, 0, mine);
-            else if (left / 32 < row_along)
+            uint32_t other2;
+            other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 4);
+            scales4[0] = GMM__ELEMS16 == 8 ? lane_scales : c & 4 ? other | lane_scales << 16
+                                                                : lane_scales | other << 16;
+            /* transpose bytes: from scales of several rows to scales of four (F32: two) adjacent blocks of one row */
+            if (GMM__ELEMS16 == 8) lane_scales = __byte_perm(lane_scales, other, c & 4 ? 0x3726 : 0x5140);
+            other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 8);
+            if (GMM__ELEMS16 == 8)
+                lane_scales = __byte_perm(lane_scales, other, c & 8 ? 0x3276 : 0x5410);
+            if (GMM__ELEMS16 == 8)
+                gmm__vec_store_scales4(scale, a.rowwise.scale_order, p.row, warp_col / 32, row_along, l, 0,
+                                       lane_scales);
+            else if (warp_col / 32 < row_along)
                 *(uint16_t *)(void *)(scale + (a.rowwise.scale_order == GMM_SCALES_SWIZZLED
-                                                   ? gmm_swizzle_offset(p.row + l, left / 32, row_along)
-                                                   : (int64_t)(p.row + l) * row_along + left / 32)) =
-                    (uint16_t)__byte_perm(mine, other, c & 8 ? 0x4415 : 0x4440);
-            other = __shfl_xor_sync(0xFFFFFFFFu, four[0], 2);
-            four[1] = c & 2 ? four[0] : other;
-            four[0] = c & 2 ? other : four[0];
-            other = __shfl_xor_sync(0xFFFFFFFFu, four[0], 1);
-            next = __shfl_xor_sync(0xFFFFFFFFu, four[1], 1);
-            four[2] = c & 1 ? four[0] : other;
-            four[3] = c & 1 ? four[1] : next;
-            four[0] = c & 1 ? other : four[0];
-            four[1] = c & 1 ? next : four[1];
+                                               ? gmm_swizzle_offset(p.row + l, warp_col / 32, row_along)
+                                               : (int64_t)(p.row + l) * row_along + warp_col / 32)) =
+                    (uint16_t)__byte_perm(lane_scales, other, c & 8 ? 0x4415 : 0x4440);
+            other = __shfl_xor_sync(0xFFFFFFFFu, scales4[0], 2);
+            scales4[1] = c & 2 ? scales4[0] : other;
+            scales4[0] = c & 2 ? other : scales4[0];
+            other = __shfl_xor_sync(0xFFFFFFFFu, scales4[0], 1);
+            other2 = __shfl_xor_sync(0xFFFFFFFFu, scales4[1], 1);
+            scales4[2] = c & 1 ? scales4[0] : other;
+            scales4[3] = c & 1 ? scales4[1] : other2;
+            scales4[0] = c & 1 ? other : scales4[0];
+            scales4[1] = c & 1 ? other2 : scales4[1];
         }
         if (rowwise && col < cols) {
-            uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) +
+            uint8_t *dst = gmm__vec_data(&a.rowwise, a.step[0], p.unit) +
                           (p.first + p.row + row0) * a.rowwise.ld + col;
 #pragma unroll
-            for (i = 0; i < 16; i++, to += a.rowwise.ld) {
-                const float by = gmm__swift_mx_factor(four, i);
-                float v[GMM__WIDE];
+            for (i = 0; i < 16; i++, dst += a.rowwise.ld) {
+                const float multiplier = gmm__vec_mx_reciprocal(scales4, i);
+                float v[GMM__ELEMS16];
 #pragma unroll
-                for (j = 0; j < GMM__WIDE; j++) v[j] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), by);
-                if (i < live) GMM__OF(gmm__swift_put)(to, e5m2, v);
+                for (j = 0; j < GMM__ELEMS16; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), multiplier);
+                if (i < valid_rows) GMM__CFG(gmm__vec_store_codes)(dst, e5m2, v);
             }
         }
         if (columnwise) {
-            const int32_t line = col + GMM__WIDE / 2 * q, block = (p.row + top) / 32; /* of the lane's half */
-            uint8_t *scale = gmm__swift_scales(&a.columnwise, a.scale_step[1], p.unit) +
+            /* block of the lane's 32 rows */
+            const int32_t line = col + GMM__ELEMS16 / 2 * q, block = (p.row + warp_row) / 32;
+            uint8_t *scale = gmm__vec_scales(&a.columnwise, a.scale_step[1], p.unit) +
                              (a.grouped ? (int64_t)(p.start / 32) * lines : 0);
-            uint32_t far[4];
+            uint32_t maximum[4];
 #pragma unroll
             for (k = 0; k < 4; k++) {
-                far[k] = x[0][k];
+                maximum[k] = x[0][k];
 #pragma unroll
-                for (i = 1; i < 16; i++) far[k] = GMM__OF(gmm__word_far)(far[k], x[i][k]);
+                for (i = 1; i < 16; i++) maximum[k] = GMM__CFG(gmm__word_max_signed)(maximum[k], x[i][k]);
             }
 #pragma unroll
             for (k = 0; k < 2; k++) {
-                const uint32_t keep = q ? far[k + 2] : far[k];
-                other = __shfl_xor_sync(0xFFFFFFFFu, q ? far[k] : far[k + 2], 16);
-                other = GMM__OF(gmm__word_max)(0, GMM__OF(gmm__word_far)(keep, other));
-                far[k] = square ? col < cols ? most : 0 : other;
+                const uint32_t kept = q ? maximum[k + 2] : maximum[k];
+                other = __shfl_xor_sync(0xFFFFFFFFu, q ? maximum[k] : maximum[k + 2], 16);
+                other = GMM__CFG(gmm__word_max)(0, GMM__CFG(gmm__word_max_signed)(kept, other));
+                maximum[k] = square ? col < cols ? square_max : 0 : other;
             }
-            mine = gmm__swift_mx2(GMM__OF(gmm__word_value)(far, 0), GMM__OF(gmm__word_value)(far, 1), inverse);
-            if (GMM__WIDE == 8)
-                mine |= gmm__swift_mx2(GMM__OF(gmm__word_value)(far, 2), GMM__OF(gmm__word_value)(far, 3),
-                                       inverse) << 16;
+            lane_scales = gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(maximum, 0),
+                                             GMM__CFG(gmm__word_value)(maximum, 1), inverse);
+            if (GMM__ELEMS16 == 8)
+                lane_scales |= gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(maximum, 2),
+                                                  GMM__CFG(gmm__word_value)(maximum, 3),
+                                                  inverse) << 16;
             if (line < lines && a.columnwise.scale_order == GMM_SCALES_SWIZZLED) {
                 scale += gmm_swizzle_offset(line, block, col_along);
 #pragma unroll
-                for (j = 0; j < GMM__WIDE / 2; j++) scale[16 * j] = (uint8_t)(mine >> 8 * j);
+                for (j = 0; j < GMM__ELEMS16 / 2; j++) scale[16 * j] = (uint8_t)(lane_scales >> 8 * j);
             } else if (line < lines) {
                 scale += (int64_t)block * lines + line;
-                if (GMM__WIDE == 8) gmm__swift_put1(scale, mine);
-                else *(uint16_t *)(void *)scale = (uint16_t)mine;
+                if (GMM__ELEMS16 == 8) gmm_st_global_b32(scale, lane_scales);
+                else *(uint16_t *)(void *)scale = (uint16_t)lane_scales;
             }
-            other = __shfl_xor_sync(0xFFFFFFFFu, mine, 16);
-            four[0] = q ? other : mine;
-            four[1] = q ? mine : other;
-            if (GMM__WIDE == 4) four[0] |= four[1] << 16;
+            other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 16);
+            scales4[0] = q ? other : lane_scales;
+            scales4[1] = q ? lane_scales : other;
+            if (GMM__ELEMS16 == 4) scales4[0] |= scales4[1] << 16;
         }
-        if (columnwise && col < cols) { /* in the order of the source */
-            uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], p.unit) +
+        if (columnwise && col < cols) { /* codes in the order of the source */
+            uint8_t *dst = gmm__vec_data(&a.columnwise, a.step[1], p.unit) +
                           (p.first + p.row + row0) * a.columnwise.ld + col;
-            float by[GMM__WIDE];
+            float multiplier[GMM__ELEMS16];
 #pragma unroll
-            for (j = 0; j < GMM__WIDE; j++) by[j] = gmm__swift_mx_factor(four, j);
+            for (j = 0; j < GMM__ELEMS16; j++) multiplier[j] = gmm__vec_mx_reciprocal(scales4, j);
 #pragma unroll
-            for (i = 0; i < 16; i++, to += a.columnwise.ld) {
-                float v[GMM__WIDE];
+            for (i = 0; i < 16; i++, dst += a.columnwise.ld) {
+                float v[GMM__ELEMS16];
 #pragma unroll
-                for (j = 0; j < GMM__WIDE; j++) v[j] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), by[j]);
-                if (i < live) GMM__OF(gmm__swift_put)(to, e5m2, v);
+                for (j = 0; j < GMM__ELEMS16; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), multiplier[j]);
+                if (i < valid_rows) GMM__CFG(gmm__vec_store_codes)(dst, e5m2, v);
             }
         }
     }
 }
 
 #undef GMM__ROW_WORDS
-#undef GMM__WIDE
-#undef GMM__OF
+#undef GMM__ELEMS16
+#undef GMM__CFG
 #undef GMM__NAME
 #undef GMM__TAG
 #undef GMM__SOURCE

@@ -1579,7 +1579,7 @@ GMM__HD float gmm__qview_factor(const gmm__qview *v, int64_t l, int64_t j, int w
 }
 /* Scales of the tile of 128 x 128 that is the i-th down and the j-th across, from a rowwise copy into the columnwise
    one of the same blocks (TENSOR, 128X128); with the last tile down, the padding behind its line. */
-GMM__HD void gmm__qview_turn_scales(const gmm__qview *from, const gmm__qview *to, int64_t i, int64_t j) {
+GMM__HD void gmm__qview_transpose_scales(const gmm__qview *from, const gmm__qview *to, int64_t i, int64_t j) {
     const int tensor = to->scaling == GMM_SCALING_TENSOR;
     int64_t k;
     if (tensor && (i || j)) return;

@@ -5,25 +5,28 @@
  * is empty without GMM_IMPLEMENTATION, and where a C compiler reads it.
  *
  * CONTENTS
- *     Tables and launchers    common helpers, the split kernel, grouped products (portable; on Hopper), bias
- *                             gradient, rows (activation, routing, permute, pad, gated layout, quantization,
- *                             accumulate, convert)
- *     Bodies 1 to 15          the file includes itself once per row of a table, with GMM__BODY and the row's tags set:
- *                             1 product on tensor cores, 2 fp32 product, 3 bias gradient, 4 rows by precision,
- *                             5 rows by unit of copying, 6 amax by source, 7 casts by source and format, 8 wgmma
- *                             instruction, 9 product on Hopper, 10 product of quantized operands, 11 FP8 product on
- *                             Hopper, 12 amax, 13 to 15 casts of whole vectors. So a profiler and a debugger
- *                             see every line of a kernel.
+ *     Tables and launchers    common helpers, the split kernel, grouped GEMMs (portable; on Hopper), bias gradient, row
+ *                             kernels (activation, routing, permute, pad, gated layout, accumulate, convert),
+ *                             quantization
+ *     Bodies 1 to 15          kernels that exist in several instances. The file includes itself once per instance, with
+ *                             GMM__BODY and the instance's tags defined, so that profilers and debuggers see every
+ *                             line of a kernel:
+ *                             1 GEMM on tensor cores (mma.sync), 2 fp32 GEMM, 3 bias gradient, 4 row kernels by
+ *                             precision, 5 row kernels by copy unit, 6 amaxes by source, 7 casts by source, 8 wgmma
+ *                             instructions, 9 GEMM on Hopper, 10 GEMM of quantized operands, 11 FP8 GEMM on Hopper,
+ *                             12 vectorized amaxes, 13 to 15 vectorized casts.
  *
  * CONFIGURATION (before gmm.h)
- *     GMM_KERNELS_FILE   name under which this file finds itself; default "gmm_kernels.cuh". Set it if you rename it.
+ *     GMM_KERNELS_FILE   the name under which this file includes itself; default "gmm_kernels.cuh". Define it if you
+ *                        rename the file.
  *
  * Kernels are static, need sm_80, read group sizes on the device, and are launched with shapes that depend on
- * capacities alone; those on Hopper need sm_90a and are compiled empty elsewhere. Launchers take plain argument
- * structs, enqueue on the stream, and return cudaError_t. They keep no state. From sm_90 on, some kernels are launched
- * early (gmm_early): they take their places while their predecessor in the stream ends, and wait for all of it.
- * Products: every output element accumulates in the order of k, whatever the tile, the grid or the other groups; no
- * floating-point atomics.
+ * capacities alone. The Hopper kernels need sm_90a and are empty on other architectures. Launchers take plain argument
+ * structs, enqueue on the stream, and return cudaError_t. They keep no state. From sm_90 on, some kernels use
+ * programmatic dependent launch (gmm_pdl_wait): their CTAs may become resident while the predecessor in the stream
+ * finishes, and wait for its completion before they access memory.
+ * Products: every output element accumulates in the order of k, whatever the tile, the grid or the other groups; there
+ * are no floating-point atomics.
  *
  * REVISIONS (full list: CHANGELOG.md)
  *     0.1.0  first version

@@ -24,7 +24,7 @@ typedef struct gated_place {
 
 GMM__DEVICE gated_place gated_at(const gated_args *args, const gmm_sm90_tile *t, const int bytes, const int fold,
                                  int row, int first) {
-    const int tid = gmm_tid() & 127;
+    const int tid = gmm_tid_x() & 127;
     gated_place at;
     at.piece = tid % (bytes / 16);
     at.line = tid / (bytes / 16);
@@ -78,7 +78,7 @@ GMM__DEVICE int gated_backward(const gated_args *args, const gmm_sm90_tile *t, c
     int x, i;
     if (!args->e.data) return 1;
     if (row == 0) /* the tile's z, in lines of 128 bytes, on its way to the L2 */
-        for (i = gmm_tid() & 127; i < t->rows * (wide / 64); i += 128)
+        for (i = gmm_tid_x() & 127; i < t->rows * (wide / 64); i += 128)
             if (i % (wide / 64) * 32 < t->cols - first)
                 asm volatile("prefetch.global.L2 [%0];" : : "l"(__cvta_generic_to_global(
                     gated_to(&args->z, at.row + i / (wide / 64), 2 * (t->n0 + first) + i % (wide / 64) * 64))));
@@ -127,31 +127,31 @@ enum { gmm_ta_dswiglu = gmm_ta_dgrad, gmm_tb_dswiglu = gmm_tb_dgrad, gmm_ragged_
 #define GMM__ARGS gated_args
 #define GMM__OP swiglu
 #define GMM__EPILOGUE gated_forward
-#define GMM__TILE 256x160
+#define GMM__TILE 160x256
 #include "../../gmm_kernels.cuh"
-#define GMM__TILE 128x256
+#define GMM__TILE 256x128
 #include "../../gmm_kernels.cuh"
-#define GMM__TILE 128x176
+#define GMM__TILE 176x128
 #include "../../gmm_kernels.cuh"
 #undef GMM__OP
 #undef GMM__EPILOGUE
 #define GMM__OP dswiglu
 #define GMM__EPILOGUE gated_backward
-#define GMM__TILE 256x160
+#define GMM__TILE 160x256
 #include "../../gmm_kernels.cuh"
-#define GMM__TILE 128x256
+#define GMM__TILE 256x128
 #include "../../gmm_kernels.cuh"
-#define GMM__TILE 128x176
+#define GMM__TILE 176x128
 #include "../../gmm_kernels.cuh"
 
 #define TILE(tag) \
-    {#tag, GMM__CAT(gmm9_cols_, tag), GMM__CAT(gmm9_shared_, tag), \
+    {#tag, GMM__CAT(gmm_sm90_tile_n_, tag), GMM__CAT(gmm_sm90_smem_bytes_, tag), \
      {(const void *)gmm_linear_swiglu_bf16_##tag##_sm90, (const void *)gmm_linear_dswiglu_bf16_##tag##_sm90}}
 static const struct {
     const char *name;
     int32_t cols, shared;
     const void *function[2]; /* forward, backward */
-} TILES[gated_tiles] = {TILE(256x160), TILE(128x256), TILE(128x176)};
+} TILES[gated_tiles] = {TILE(160x256), TILE(256x128), TILE(176x128)};
 
 const char *gated_tile(int tile) { return TILES[tile].name; }
 
@@ -200,9 +200,9 @@ cudaError_t gated_run(const gated_call *call, cudaStream_t stream) {
     args.z = kmat(call->z, 2 * ffn, 0);
     args.prob = call->prob;
     args.coef = gmm_act_coefficients(&call->act);
-    if (!(call->backward ? gmm_sm90_map_memory(map, &args.b, &args.p.b, n, k, 64)
-                         : gmm_sm90_map_memory(map, &args.b, &args.p.b, k, n, cols / 2)) ||
-        !gmm_sm90_map_ragged(map, &args.a, &args.p.a, k, 64) || !gmm_sm90_map_ragged(map, &args.a16, &args.p.a, k, 16))
+    if (!(call->backward ? gmm_sm90_map_weights(map, &args.b, &args.p.b, n, k, 64)
+                         : gmm_sm90_map_weights(map, &args.b, &args.p.b, k, n, cols / 2)) ||
+        !gmm_sm90_map_tokens(map, &args.a, &args.p.a, k, 64) || !gmm_sm90_map_tokens(map, &args.a16, &args.p.a, k, 16))
         return cudaErrorInvalidValue;
     attributes[0].id = cudaLaunchAttributeClusterDimension;
     attributes[0].val.clusterDim.x = 2;

@@ -415,7 +415,7 @@ static void gmm__transpose_task(const void *arg, int64_t index, int32_t thread) 
             for (c = c0; c < gmm__min_i64(c1, c0 + SIDE); c++)
                 for (r = r0; r < gmm__min_i64(r1, r0 + SIDE); r++)
                     to.data[c * to.ld + r] = from.data[r * from.ld + c];
-    gmm__qview_turn_scales(&from, &to, i, j);
+    gmm__qview_transpose_scales(&from, &to, i, j);
 }
 static gmm_status gmm__cpu_launch_transpose(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;

@@ -36,7 +36,7 @@ static void gmm__mma_reserve_table(const gmm__call *call, gmm__plan *plan, int r
 
 /* Whether a call's kernels may be launched early. Not where multiprocessors are to be left alone: no block of the next
    launch may wait on those. */
-static int gmm__mma_early(const gmm__call *call) { return call->ctx->device.early && call->options.sm_limit == 0; }
+static int gmm__mma_pdl(const gmm__call *call) { return call->ctx->device.early && call->options.sm_limit == 0; }
 
 /* Enqueues the offsets and tiles of a call. */
 static gmm_status gmm__mma_offsets(const gmm__call *call, int64_t *offsets, int32_t *tiles, int32_t tile_rows,
@@ -72,7 +72,7 @@ static gmm_status gmm__mma_offsets(const gmm__call *call, int64_t *offsets, int3
         args.groups.dtype = GMM_I64;
         args.groups.row_align = 0;
     }
-    return gmm__cuda_status(call, gmm_launch_offsets(&args, gmm__mma_early(call), stream));
+    return gmm__cuda_status(call, gmm_launch_offsets(&args, gmm__mma_pdl(call), stream));
 }
 
 /* A call's operand as kernels address it. A host table is copied to `part` of the workspace. */
@@ -110,8 +110,8 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
     const gmm_mat *a = &call->mat[ra], *b = &call->mat[rb];
     const int64_t m = op == gmm_gemm_wgrad ? call->out : call->rows, n = op == gmm_gemm_fwd ? call->out : call->in;
     const int64_t huge = INT32_MAX / 16, bound = op == gmm_gemm_wgrad
-                                               ? call->groups.count * gmm__ceil_div(m, GMM_Q_ROWS)
-                                               : call->rows / GMM_Q_ROWS + call->groups.count;
+                                               ? call->groups.count * gmm__ceil_div(m, GMM_QGEMM_TILE_M)
+                                               : call->rows / GMM_QGEMM_TILE_M + call->groups.count;
     const int mx = b->scaling == GMM_SCALING_MX32, f16 = a->dtype == GMM_F16;
     const int parts = gmm_block_along(b->scaling) == 128 || (mx && f16);
     const gmm_dtype dtype = parts || f16 || !gmm_block_along(b->scaling) ? GMM_F16 : GMM_BF16;
@@ -139,7 +139,7 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
     if (op != gmm_gemm_wgrad) gmm__mma_reserve_table(call, plan, GMM__W, GMM__MMA_SCALES);
     if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_TABLE2);
     (void)snprintf(plan->note, sizeof plan->note, "%s by %s as %s, tile %d x %d, %d blocks", gmm_dtype_name(a->dtype),
-                   gmm_dtype_name(b->dtype), gmm_dtype_name(dtype), (int)GMM_Q_ROWS,
+                   gmm_dtype_name(b->dtype), gmm_dtype_name(dtype), (int)GMM_QGEMM_TILE_M,
                    (int)gmm_qgemm_kernels[plan->kernel].tile_cols, plan->grid[0]);
     return 1;
 }
@@ -253,7 +253,7 @@ static gmm_status gmm__mma_launch_product(const gmm__plan *plan, gmm_gemm_op op,
     args.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
     s = gmm__mma_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
                          (int32_t *)gmm__part(plan, GMM__MMA_TILES),
-                         quantized ? (int32_t)GMM_Q_ROWS : gmm_gemm_kernels[plan->kernel].tile_rows, stream);
+                         quantized ? (int32_t)GMM_QGEMM_TILE_M : gmm_gemm_kernels[plan->kernel].tile_rows, stream);
     if (s != GMM_OK || (s = gmm__mma_product_args(plan, op, &args, stream)) != GMM_OK) return s;
     if (quantized) return gmm__mma_launch_quantized(plan, op, &args, stream);
     return gmm__cuda_status(call, gmm_launch_gemm(plan->kernel, plan->grid[0], &args, stream));
@@ -311,7 +311,7 @@ static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
 
     if (args.db.dtype != GMM_NONE) {
-        args.pieces = (float *)gmm__part(plan, GMM__MMA_PIECES);
+        args.partials = (float *)gmm__part(plan, GMM__MMA_PIECES);
         args.beta = call->grad[GMM__DB].beta;
         args.frozen = call->grad[GMM__DB].frozen;
         args.beta_all = gmm__mma_beta(&call->grad[GMM__DB]);

@@ -75,13 +75,13 @@ static cudaError_t gmm__mma_quant_tail(const gmm__plan *plan, const gmm_mat *m, 
     t.pitch = pitch;
     t.bytes = bytes;
     t.rows = plan->call->rows;
-    t.live = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS) + plan->call->groups.count;
+    t.valid_rows = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS) + plan->call->groups.count;
     t.skip = skip;
     return gmm__k_quantize_tail(&t, stream);
 }
 
 /* Whether the kernels that move whole vectors serve the call, and what they want to know. */
-static void gmm__mma_quant_swift(const gmm__call *call, gmm__quant_args *a) {
+static void gmm__mma_quant_vectorized(const gmm__call *call, gmm__quant_args *a) {
     const gmm_format *f = &call->format;
     const int transformed = f->hadamard && a->columnwise.dtype != GMM_NONE, turned = transformed || f->stochastic;
     const gmm_mat *mat[3];
@@ -108,12 +108,13 @@ static void gmm__mma_quant_swift(const gmm__call *call, gmm__quant_args *a) {
         if (k == 1 && !a->grouped && f->scaling != GMM_SCALING_MX32)
             odd |= (uint64_t)a->rows % (f->dtype == GMM_E2M1 ? 32 : 16);
     }
-    a->swift = !odd && a->cols <= INT32_MAX / 2 && a->rows <= INT32_MAX / 2 && !f->four_over_six && !f->row_amax &&
+    a->vectorized = !odd && a->cols <= INT32_MAX / 2 && a->rows <= INT32_MAX / 2 && !f->four_over_six && !f->row_amax &&
                !(turned && a->src.dtype != GMM_BF16) && !(f->dtype == GMM_E2M1 && f->scaling == GMM_SCALING_MX32);
-    if (!a->swift) return;
-    a->swift += turned;
+    if (!a->vectorized) return;
+    a->vectorized += turned;
     a->groups = call->groups;
-    a->few = a->grouped && call->groups.count <= 32 && !call->groups.on_host && call->groups.tail == GMM_TAIL_KEEP;
+    a->warp_split = a->grouped && call->groups.count <= 32 && !call->groups.on_host &&
+        call->groups.tail == GMM_TAIL_KEEP;
     a->record = f->delayed && a->phase != GMM_QUANT_AMAX && (a->rowwise.amax || a->columnwise.amax);
     a->backward = f->scaling == GMM_SCALING_ROW || f->scaling == GMM_SCALING_NV16 ||
                   (f->scaling == GMM_SCALING_TENSOR && !f->delayed);
@@ -158,8 +159,8 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
     if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 2, &a.rowwise, stream);
     if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DX, 4, &a.columnwise, stream);
-    gmm__mma_quant_swift(call, &a);
-    if (e == cudaSuccess && a.grouped && !a.few) {
+    gmm__mma_quant_vectorized(call, &a);
+    if (e == cudaSuccess && a.grouped && !a.warp_split) {
         const gmm_status s = gmm__mma_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
                                               (int32_t *)gmm__part(plan, GMM__MMA_TILES), GMM_TILE, stream);
         if (s != GMM_OK) return s;
@@ -171,7 +172,7 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     e = gmm__k_quantize(&a, d->phase != GMM_QUANT_CAST && (global || (records && !a.record) || a.lines),
                         d->phase != GMM_QUANT_AMAX, gmm__strips(call),
                         gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX),
-                        gmm__mma_stream(call).most, stream);
+                        gmm__mma_stream(call).max_ctas, stream);
     for (k = 0; k < 2 && a.grouped && call->groups.tail == GMM_TAIL_ZERO && d->phase != GMM_QUANT_AMAX; k++) {
         const gmm_mat *m = &call->mat[k ? GMM__DX : GMM__Y];
         const int64_t bits = gmm_dtype_bits(m->dtype);
@@ -252,7 +253,8 @@ static gmm_status gmm__mma_launch_transpose(const gmm__plan *plan, gmm_stream st
     e = gmm__mma_transpose_mat(plan, GMM__DY, 0, &a.src, stream);
     if (e == cudaSuccess) e = gmm__mma_transpose_mat(plan, GMM__Y, 2, &a.dst, stream);
     if (e == cudaSuccess)
-        e = gmm__k_transpose(&a, gmm__grid(processors, call->options.sm_limit, GMM__TURN_PER_SM, INT32_MAX), stream);
+        e = gmm__k_transpose(&a, gmm__grid(processors, call->options.sm_limit, GMM__TRANSPOSE_PER_SM, INT32_MAX),
+                             stream);
     return gmm__cuda_status(call, e);
 }
 
@@ -276,7 +278,7 @@ static gmm_status gmm__mma_launch_shard_cast(const gmm__plan *plan, gmm_stream s
     const int amax = plan->call->d.shard.phase == GMM_QUANT_AMAX;
     cudaError_t e = cudaSuccess;
     if (amax) e = cudaMemsetAsync(a.amax, 0, (size_t)gmm__shard_floats(&a) * sizeof(float), stream);
-    if (e == cudaSuccess) e = gmm__k_shard_cast(&a, amax, gmm__mma_stream(plan->call).most, stream);
+    if (e == cudaSuccess) e = gmm__k_shard_cast(&a, amax, gmm__mma_stream(plan->call).max_ctas, stream);
     return gmm__cuda_status(plan->call, e);
 }
 

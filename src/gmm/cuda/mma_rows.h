@@ -9,17 +9,19 @@ enum { GMM__SORT_COUNTS, GMM__SORT_STARTS };                  /* [E][chunks] int
 enum { GMM__GLU_SRC, GMM__GLU_DST };                          /* [count] addresses: tables that stood on the host */
 enum { GMM__SMALL_SUM };                                      /* [rows, cols] fp32: addends summed up */
 
-static gmm__room gmm__mma_room(const gmm__call *call, int32_t blocks) {
+static gmm__launch_limits gmm__mma_launch_limits(const gmm__call *call, int32_t blocks) {
     const int32_t processors = call->ctx->device.processors;
-    gmm__room room;
-    room.most = gmm__grid(processors, call->options.sm_limit, blocks, INT32_MAX);
-    room.early = gmm__mma_early(call);
-    room.limit = call->options.sm_limit;
-    return room;
+    gmm__launch_limits limits;
+    limits.max_ctas = gmm__grid(processors, call->options.sm_limit, blocks, INT32_MAX);
+    limits.pdl = gmm__mma_pdl(call);
+    limits.sm_limit = call->options.sm_limit;
+    return limits;
 }
 /* What kernels may take, and those that stream rows. */
-static gmm__room gmm__mma_blocks(const gmm__call *call) { return gmm__mma_room(call, GMM__ELEM_PER_SM); }
-static gmm__room gmm__mma_stream(const gmm__call *call) { return gmm__mma_room(call, GMM__ELEM_STREAM); }
+static gmm__launch_limits gmm__mma_blocks(const gmm__call *call) { return gmm__mma_launch_limits(call,
+                                                                                                 GMM__ELEM_PER_SM); }
+static gmm__launch_limits gmm__mma_stream(const gmm__call *call) { return gmm__mma_launch_limits(call,
+                                                                                                 GMM__ELEM_STREAM_PER_SM); }
 
 static gmm__view gmm__mma_view(const gmm__call *call, int role) {
     const gmm_mat *m = &call->mat[role];
@@ -55,7 +57,7 @@ static gmm_status gmm__mma_launch_act(const gmm__plan *plan, gmm_stream stream) 
     gmm__act_args a;
     if (s != GMM_OK) return s;
     memset(&a, 0, sizeof a);
-    a.live = (const int64_t *)gmm__part(plan, GMM__SPLIT_PLAIN) + call->groups.count;
+    a.valid_rows = (const int64_t *)gmm__part(plan, GMM__SPLIT_PLAIN) + call->groups.count;
     a.rows = call->rows;
     a.ffn = (int32_t)call->out;
     a.interleave = call->act.interleave == call->out ? 0 : call->act.interleave; /* one block is the halves */
@@ -109,7 +111,7 @@ static int gmm__mma_plan_topk_fwd(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__ROUTE_COUNTS, (size_t)r->experts * sizeof(int32_t));
     gmm__reserve(plan, GMM__ROUTE_SUMS,
                  gmm__mma_route_losses(call) ? gmm__route_sums_bytes(r->tokens, r->experts) : 0);
-    gmm__reserve(plan, GMM__ROUTE_SCRATCH, gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_blocks(call).most));
+    gmm__reserve(plan, GMM__ROUTE_SCRATCH, gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_blocks(call).max_ctas));
     return 1;
 }
 static gmm_status gmm__mma_launch_topk_fwd(const gmm__plan *plan, gmm_stream stream) {
@@ -128,7 +130,7 @@ static gmm_status gmm__mma_launch_topk_fwd(const gmm__plan *plan, gmm_stream str
 
 static int gmm__mma_plan_topk_bwd(const gmm__call *call, gmm__plan *plan) {
     const gmm_route *r = &call->d.route;
-    gmm__reserve(plan, GMM__ROUTE_SCRATCH, gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_blocks(call).most));
+    gmm__reserve(plan, GMM__ROUTE_SCRATCH, gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_blocks(call).max_ctas));
     return 1;
 }
 static gmm_status gmm__mma_launch_topk_bwd(const gmm__plan *plan, gmm_stream stream) {
@@ -301,7 +303,7 @@ static cudaError_t gmm__mma_device_table(const gmm__plan *plan, int role, int pa
 static gmm_status gmm__mma_launch_glu_interleave(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_glu *d = &call->d.glu;
-    const gmm__room room = gmm__mma_stream(call);
+    const gmm__launch_limits limits = gmm__mma_stream(call);
     gmm__glu_args a;
     cudaError_t e;
     memset(&a, 0, sizeof a);
@@ -314,10 +316,10 @@ static gmm_status gmm__mma_launch_glu_interleave(const gmm__plan *plan, gmm_stre
     a.cols = d->cols;
     a.block = d->block;
     a.inverse = d->inverse;
-    if (d->axis == GMM_GLU_COLUMNS) return gmm__cuda_status(call, gmm__k_glu_columns(&a, room, stream));
+    if (d->axis == GMM_GLU_COLUMNS) return gmm__cuda_status(call, gmm__k_glu_columns(&a, limits, stream));
     e = gmm__mma_device_table(plan, GMM__X_, GMM__GLU_SRC, &a.src_table, stream);
     if (e == cudaSuccess) e = gmm__mma_device_table(plan, GMM__Y, GMM__GLU_DST, &a.dst_table, stream);
-    if (e == cudaSuccess) e = gmm__k_glu_rows(&a, room, stream);
+    if (e == cudaSuccess) e = gmm__k_glu_rows(&a, limits, stream);
     return gmm__cuda_status(call, e);
 }
 

@@ -58,7 +58,7 @@ static void gmm__wgmma_open(gmm_context *ctx, gmm_build *build) {
 /* Clocks of a tile of wgrad, whose stages take `stage` each. D goes by TMA beside the products, and draws on the same
    memory: what takes less time is hidden in part only. Fitted to 56 rows each of added-to fp32 and of 16 bits. */
 static double gmm__wgmma_wgrad_tile(const gmm_sm90_kernel *k, double deep, double stage, double height, int f32) {
-    const double out = height * (f32 ? 880.0 : 208.0) * (k->units > 8 ? 1.05 : 1.0);
+    const double out = height * (f32 ? 880.0 : 208.0) * (k->m16 > 8 ? 1.05 : 1.0);
     const double sum = 1.14 * deep * stage + (f32 ? 0.0 : 80.0 * height);
     return sum > out ? sum + 0.4 * out : out + 0.4 * sum;
 }
@@ -73,12 +73,12 @@ static int64_t gmm__wgmma_rows(const gmm__call *call) {
 /* What a kernel's tiles are, for notes. */
 static const char *gmm__wgmma_tile(int32_t kernel, char text[64]) {
     const gmm_sm90_kernel *k = &gmm_sm90_kernels[kernel], *one = gmm_sm90_kernels;
-    if (k->which == 2) {
-        while (one->function != k->function || one->which != 1) one++;
-        (void)snprintf(text, 64, "tile %d x %d or %d x %d, by the split", (int)one->units * 16, (int)one->cols,
-                       (int)k->units * 16, (int)k->cols);
+    if (k->tile_choice == 2) {
+        while (one->function != k->function || one->tile_choice != 1) one++;
+        (void)snprintf(text, 64, "tile %d x %d or %d x %d, by the split", (int)one->m16 * 16, (int)one->tile_n,
+                       (int)k->m16 * 16, (int)k->tile_n);
     } else
-        (void)snprintf(text, 64, "tile %d x %d", (int)k->units * 16, (int)k->cols);
+        (void)snprintf(text, 64, "tile %d x %d", (int)k->m16 * 16, (int)k->tile_n);
     return text;
 }
 
@@ -96,36 +96,36 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
     int32_t choice = -1, nth = 0, i, u;
     for (i = 0; i < GMM_SM90_KERNELS; i++) {
         const gmm_sm90_kernel *k = &gmm_sm90_kernels[i];
-        const int32_t least = op == gmm_gemm_wgrad ? k->units : k->units / 2 + 1; /* tiles of wgrad are all as tall */
-        if (k->op != kernel || k->dtype != dtype || (k->factor && k->factor != factor)) continue;
+        const int32_t least = op == gmm_gemm_wgrad ? k->m16 : k->m16 / 2 + 1; /* tiles of wgrad are all as tall */
+        if (k->op != kernel || k->dtype != dtype || (k->b_format && k->b_format != factor)) continue;
         if (++nth == call->options.tile) return i;
-        if (k->which == 2) {
+        if (k->tile_choice == 2) {
             if (rows >= 256 && choice >= 0 && gmm_sm90_kernels[choice].function == k->function) choice = i;
             continue;
         }
-        for (u = k->units; u >= least; u--) { /* the heights that the device chooses among */
+        for (u = k->m16; u >= least; u--) { /* the heights that the device chooses among */
             const int64_t tiles = gmm__ceil_div(m > 0 ? m : 1, 16 * u);
-            const double height = (double)gmm__ceil_div(m > 0 ? m : 1, 16) / (double)tiles, wide = k->cols / 128.0;
-            const int both = k->teams == 2;
+            const double height = (double)gmm__ceil_div(m > 0 ? m : 1, 16) / (double)tiles, wide = k->tile_n / 128.0;
+            const int both = k->consumers == 2;
             /* codes wait for instructions */
-            const double multiply = k->factor ? 1000.0 + 36.0 * height : 64.0 * wide * height;
+            const double multiply = k->b_format ? 1000.0 + 36.0 * height : 64.0 * wide * height;
             const double move = 256.0 * wide + (both ? 16.0 + 32.0 * wide : 43.4) * height;
             /* half the columns share a row of A: more bytes, which show alone, in tall tiles and in deep sums most;
                groups are seldom of equal size, and what the tallest tile leaves over is the lowest */
-            const double more = both ? (k->later ? 1.04 : k->cols == 128 && rows < 2048 ? 1.05 : 1.0)
+            const double more = both ? (k->deferred ? 1.04 : k->tile_n == 128 && rows < 2048 ? 1.05 : 1.0)
                                      : (height < 10.5 ? 0.95 : 1.0) + (double)depths / 2500.0;
             const double stage = multiply > move ? multiply : move, deep = (double)depths, sum = deep * stage;
             /* out to D: behind the products, or beside those of the next tile, or beside those of the other group of
                threads, which goes out as well */
-            const double half = k->later ? 20.0 : both ? 195.0 : 500.0;
-            const double out = wide * height * (f32 ? 2200.0 + 3200.0 / k->out : half);
+            const double half = k->deferred ? 20.0 : both ? 195.0 : 500.0;
+            const double out = wide * height * (f32 ? 2200.0 + 3200.0 / k->store_blocks : half);
             const double tile = op == gmm_gemm_wgrad ? gmm__wgmma_wgrad_tile(k, deep, stage, height, f32)
                               : both ? sum * more + out + 400.0
                                      : (sum * more > 0.5 * out ? sum * more : 0.5 * out) + 200.0;
-            const double convert = factor && !k->factor ? (double)(G * call->in) * (double)call->out / 400.0 : 0.0;
-            const int64_t columns = gmm__ceil_div(n, k->cols);
-            const int64_t rounds = gmm__ceil_div(G * tiles * columns, processors * k->blocks);
-            const double sums = (double)rounds * tile * (k->blocks > 1 ? 1.2 : 1.0) + convert;
+            const double convert = factor && !k->b_format ? (double)(G * call->in) * (double)call->out / 400.0 : 0.0;
+            const int64_t columns = gmm__ceil_div(n, k->tile_n);
+            const int64_t rounds = gmm__ceil_div(G * tiles * columns, processors * k->ctas_per_sm);
+            const double sums = (double)rounds * tile * (k->ctas_per_sm > 1 ? 1.2 : 1.0) + convert;
             /* weights come at 26 bytes a clock, and the faster, the more bytes are under way; low tiles become so
                narrow that their last round is full */
             const int64_t full = tiles == 1 ? rounds * processors / G / 2 * 2 : 0;
@@ -153,27 +153,27 @@ static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_
     const int64_t G = call->groups.count, n = op == gmm_gemm_fwd ? call->out : call->in;
     const int64_t rows = gmm__wgmma_rows(call), m = op == gmm_gemm_wgrad ? call->out : rows;
     const int64_t depths = gmm__ceil_div(op == gmm_gemm_wgrad ? rows : op == gmm_gemm_fwd ? call->in : call->out, 128);
-    const int64_t units = gmm__ceil_div(m > 0 ? m : 1, GMM_FP8_UNIT);
+    const int64_t units = gmm__ceil_div(m > 0 ? m : 1, GMM_FP8_BLOCK_ROWS);
     double best = 0.0;
     int32_t choice = -1, nth = 0, i;
     for (i = 0; i < GMM_FP8_KERNELS; i++) {
         const gmm_fp8_kernel *k = &gmm_fp8_kernels[i];
-        const int64_t tiles = gmm__ceil_div(units, k->teams);
+        const int64_t tiles = gmm__ceil_div(units, k->consumers);
         const double height = (double)units / (double)tiles;
-        const int64_t least = gmm__ceil_div(n, k->cols), rounds = gmm__ceil_div(G * tiles * least, processors);
+        const int64_t least = gmm__ceil_div(n, k->tile_n), rounds = gmm__ceil_div(G * tiles * least, processors);
         /* low tiles of 192 columns become so narrow that their last round is full */
-        const int64_t full = op != gmm_gemm_wgrad && tiles == 1 && k->cols == 192 ? rounds * processors / G / 2 * 2 : 0;
+        const int64_t full = op != gmm_gemm_wgrad && tiles == 1 && k->tile_n == 192 ? rounds * processors / G / 2 * 2 : 0;
         const int64_t across = full > least ? full : least;
         const double cols = (double)n / (double)across;
         /* a group of threads alone takes half as long again for what it waits for */
-        const double multiply = 2.0 * k->cols * height * (height < 1.5 ? 1.5 : k->teams == 3 ? 1.2 : 1.3);
+        const double multiply = 2.0 * k->tile_n * height * (height < 1.5 ? 1.5 : k->consumers == 3 ? 1.2 : 1.3);
         const double move = 7.0 * cols / (double)tiles; /* weights from device memory; tiles below find them in L2 */
         const double sum = (double)depths * (multiply > move ? multiply : move);
         const double cost = (double)rounds * (sum + 2000.0);
         /* 192 x 128 that guesses its first tile saves 4 us of a launch, and loses up to 4% where products take long */
         const int guess = op != gmm_gemm_wgrad && (cost < 230e3 || multiply < move);
-        const int twin = k->teams == 3 && k->guess != guess; /* the other of the two serves */
-        if (k->dtype != dtype || k->sums != sums) continue;
+        const int twin = k->consumers == 3 && k->prefetch_tile != guess; /* the other of the two serves */
+        if (k->dtype != dtype || k->scaling != sums) continue;
         if (++nth == call->options.tile) return i;
         if (twin || (choice >= 0 && cost >= 0.99 * best)) continue;
         best = cost;
@@ -191,8 +191,8 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
     const int64_t n = op == gmm_gemm_fwd ? call->out : call->in, huge = INT32_MAX - 1024;
     const int32_t processors = call->ctx->device.processors;
     const int blocks = gmm_block_along(b->scaling) == 128;
-    const int32_t sums = blocks ? (b->scaling == GMM_SCALING_1X128 ? GMM_FP8_BOTH : GMM_FP8_ROWS)
-                                : call->options.fp8_fast_accum && !wgrad ? GMM_FP8_FAST : GMM_FP8_ROWS;
+    const int32_t sums = blocks ? (b->scaling == GMM_SCALING_1X128 ? GMM_FP8_1D1D : GMM_FP8_1D2D)
+                                : call->options.fp8_fast_accum && !wgrad ? GMM_FP8_FAST : GMM_FP8_1D2D;
     const gmm_fp8_kernel *k;
     int64_t tiles;
     plan->kernel = gmm__wgmma_choose_fp8(call, op, a->dtype, sums, processors);
@@ -201,23 +201,23 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
         return gmm__decline(plan, "has no kernel for %s %s times %s %s", gmm_dtype_name(a->dtype),
                             gmm_scaling_name(a->scaling), gmm_dtype_name(b->dtype), gmm_scaling_name(b->scaling));
     k = &gmm_fp8_kernels[plan->kernel];
-    if (call->rows > GMM_SM90_RAGGED || call->in > huge || call->out > huge)
-        return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED, (long long)huge);
-    tiles = wgrad ? G * gmm__ceil_div(m, GMM_FP8_UNIT) : m / GMM_FP8_UNIT + G;
-    if (tiles > huge / gmm__ceil_div(n, k->cols)) return gmm__decline(plan, "takes no so many tiles");
+    if (call->rows > GMM_SM90_RAGGED_ROWS || call->in > huge || call->out > huge)
+        return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED_ROWS, (long long)huge);
+    tiles = wgrad ? G * gmm__ceil_div(m, GMM_FP8_BLOCK_ROWS) : m / GMM_FP8_BLOCK_ROWS + G;
+    if (tiles > huge / gmm__ceil_div(n, k->tile_n)) return gmm__decline(plan, "takes no so many tiles");
     if (!gmm__wgmma_takes(call, ra, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
         !gmm__wgmma_takes(call, rb, wgrad ? "x" : "w", plan))
         return 0;
     plan->grid[0] = gmm__grid(processors, call->options.sm_limit, 1, INT32_MAX);
     if (plan->grid[0] > 1) plan->grid[0] -= plan->grid[0] % 2; /* pairs of blocks share operands */
-    if (G > k->groups) gmm__reserve(plan, GMM__MMA_PIECES, (size_t)plan->grid[0] * gmm_fp8_table_bytes(G));
+    if (G > k->smem_groups) gmm__reserve(plan, GMM__MMA_PIECES, (size_t)plan->grid[0] * gmm_fp8_table_bytes(G));
     gmm__mma_reserve_groups(call, plan);
     gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__MMA_TABLE);
     if (!wgrad) gmm__mma_reserve_table(call, plan, GMM__W, GMM__MMA_SCALES);
     if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_TABLE2);
     (void)snprintf(plan->note, sizeof plan->note, "%s by %s, %s, tile %d x %d, %d blocks", gmm_dtype_name(a->dtype),
                    gmm_dtype_name(b->dtype), sums == GMM_FP8_FAST ? "fast accumulation" : "promoted every 128",
-                   GMM_FP8_UNIT * k->teams, (int)k->cols, plan->grid[0]);
+                   GMM_FP8_BLOCK_ROWS * k->consumers, (int)k->tile_n, plan->grid[0]);
     return 1;
 }
 
@@ -234,19 +234,19 @@ static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gem
     int64_t tiles;
     if (call->mat[d].dtype != GMM_F32 && call->mat[d].dtype != dtype)
         return gmm__decline(plan, "makes no %s from %s", gmm_dtype_name(call->mat[d].dtype), gmm_dtype_name(dtype));
-    if (call->rows > GMM_SM90_RAGGED || call->in > huge || call->out > huge)
-        return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED, (long long)huge);
+    if (call->rows > GMM_SM90_RAGGED_ROWS || call->in > huge || call->out > huge)
+        return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED_ROWS, (long long)huge);
     if (call->mat[a].ld > huge || call->mat[b].ld > huge || call->mat[d].ld > huge)
         return gmm__decline(plan, "takes ld up to %lld", (long long)huge);
     plan->kernel = gmm__wgmma_choose(call, op, kernel, dtype, factor, processors);
     if (plan->kernel < 0) return gmm__decline(plan, "has no kernel for these types");
     k = &gmm_sm90_kernels[plan->kernel];
     /* where the device chooses, tiles have more than half the height */
-    tiles = wgrad ? G * gmm__ceil_div(m, 16 * k->units) : m / (8 * k->units) + G;
-    if (tiles > huge / gmm__ceil_div(n, k->cols)) return gmm__decline(plan, "takes no so many tiles");
-    plan->grid[0] = gmm__grid(processors, call->options.sm_limit, k->blocks, INT32_MAX);
+    tiles = wgrad ? G * gmm__ceil_div(m, 16 * k->m16) : m / (8 * k->m16) + G;
+    if (tiles > huge / gmm__ceil_div(n, k->tile_n)) return gmm__decline(plan, "takes no so many tiles");
+    plan->grid[0] = gmm__grid(processors, call->options.sm_limit, k->ctas_per_sm, INT32_MAX);
     if (plan->grid[0] > 1) plan->grid[0] -= plan->grid[0] % 2; /* pairs of blocks share operands */
-    if (G > k->groups) gmm__reserve(plan, GMM__MMA_PIECES, (size_t)plan->grid[0] * gmm_sm90_table_bytes(G));
+    if (G > k->smem_groups) gmm__reserve(plan, GMM__MMA_PIECES, (size_t)plan->grid[0] * gmm_sm90_table_bytes(G));
     gmm__mma_reserve_groups(call, plan);
     gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__MMA_TABLE);
     if (fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_TABLE2);
@@ -271,7 +271,7 @@ static int32_t gmm__wgmma_factor(const gmm__call *call, gmm_gemm_op op) {
     if (op == gmm_gemm_wgrad || (op == gmm_gemm_dgrad && mx) || b->dtype == GMM_E5M2 || b->ld % unit ||
         (call->groups.count > 1 && b->group_stride % unit))
         return 0;
-    return !mx ? gmm9_factor_nv4 : b->dtype == GMM_E2M1 ? gmm9_factor_mx4 : gmm9_factor_mx8;
+    return !mx ? gmm_sm90_b_format_nv4 : b->dtype == GMM_E2M1 ? gmm_sm90_b_format_mx4 : gmm_sm90_b_format_mx8;
 }
 /* Rows and columns of what side 0 (A) or 1 (B) becomes; none if it is multiplied as it stands. */
 static int64_t gmm__wgmma_expanded(const gmm__call *call, gmm_gemm_op op, int side, int64_t *cols) {
@@ -304,10 +304,10 @@ static int gmm__wgmma_plan_expanded(const gmm__call *call, gmm__plan *plan, gmm_
     if (a->scaling == GMM_SCALING_NONE &&
         !gmm__wgmma_takes(call, gmm__mma_factor_a(op), op == gmm_gemm_fwd ? "x" : "dy", plan))
         return 0;
-    if (gmm_sm90_kernels[plan->kernel].factor && !gmm__wgmma_takes(call, gmm__mma_factor_b(op), "w", plan)) return 0;
+    if (gmm_sm90_kernels[plan->kernel].b_format && !gmm__wgmma_takes(call, gmm__mma_factor_b(op), "w", plan)) return 0;
     for (side = 0; side < 2; side++) {
         int64_t cols;
-        const int64_t rows = side && gmm_sm90_kernels[plan->kernel].factor
+        const int64_t rows = side && gmm_sm90_kernels[plan->kernel].b_format
                                  ? 0 : gmm__wgmma_expanded(call, op, side, &cols);
         if (!rows) continue;
         if (rows + G * GMM_GROUP_ROWS > INT32_MAX / gmm__ceil_div(cols, 64))
@@ -366,7 +366,7 @@ static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_ar
     args.b_scale.table = product->p.b.table;
     args.wgrad = op == gmm_gemm_wgrad;
     args.b_columnwise = op == gmm_gemm_dgrad;
-    if (call->groups.count > k->groups) args.tables = (int32_t *)gmm__part(plan, GMM__MMA_PIECES);
+    if (call->groups.count > k->smem_groups) args.tables = (int32_t *)gmm__part(plan, GMM__MMA_PIECES);
     if (args.b_scale.scale_table && (args.b_scale.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) {
         args.b_scale.scale_table = (void *const *)gmm__part(plan, GMM__MMA_SCALES);
         e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALES), call->mat[rb].scale_table, call->groups.count, stream);
@@ -392,34 +392,34 @@ static gmm_status gmm__wgmma_expand(const gmm__plan *plan, gmm_sm90_args *produc
     args.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
     for (side = 0; side < 2; side++) {
         const int role = side ? gmm__mma_factor_b(op) : gmm__mma_factor_a(op);
-        gmm_expand_side *s = &args.side[side];
+        gmm_expand_operand *s = &args.operand[side];
         gmm_kmat *m = side ? &product->p.b : &product->p.a;
         int64_t cols;
         if (call->mat[role].scaling == GMM_SCALING_NONE) continue;
         (void)gmm__wgmma_expanded(call, op, side, &cols);
-        s->from = call->mat[role];
-        s->from.table = m->table;
-        if (role == GMM__W && s->from.scale_table && (s->from.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) {
-            s->from.scale_table = (void *const *)gmm__part(plan, GMM__MMA_SCALES);
+        s->src = call->mat[role];
+        s->src.table = m->table;
+        if (role == GMM__W && s->src.scale_table && (s->src.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) {
+            s->src.scale_table = (void *const *)gmm__part(plan, GMM__MMA_SCALES);
             e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALES), call->mat[role].scale_table, G, stream);
             if (e != cudaSuccess) return gmm__cuda_status(call, e);
         }
-        if (side && gmm_sm90_kernels[plan->kernel].factor) { /* as they stand, to the kernel */
-            product->codes = s->from;
+        if (side && gmm_sm90_kernels[plan->kernel].b_format) { /* as they stand, to the kernel */
+            product->codes = s->src;
             product->along = call->direction[role];
             product->rows = (int32_t)call->out;
             product->cols = (int32_t)call->in;
-            m->stride = s->from.group_stride * gmm_dtype_bits(s->from.dtype) / 8;
-            s->from.dtype = GMM_NONE;
+            m->stride = s->src.group_stride * gmm_dtype_bits(s->src.dtype) / 8;
+            s->src.dtype = GMM_NONE;
             continue;
         }
-        s->to = (uint16_t *)gmm__part(plan, side ? GMM__WGMMA_B : GMM__WGMMA_A);
+        s->dst = (uint16_t *)gmm__part(plan, side ? GMM__WGMMA_B : GMM__WGMMA_A);
         s->direction = call->direction[role];
         s->grouped = role != GMM__W;
         s->rows = (int32_t)(role == GMM__W ? call->out : call->rows);
         s->cols = (int32_t)(role == GMM__DY ? call->out : call->in);
         m->dtype = args.dtype;
-        m->data = s->to;
+        m->data = s->dst;
         m->table = NULL;
         m->ld = cols;
         m->stride = role == GMM__W ? call->in * call->out * 2 : 0;
@@ -438,9 +438,9 @@ static gmm_status gmm__wgmma_expand(const gmm__plan *plan, gmm_sm90_args *produc
         product->groups.splits = args.ends;
         product->groups.capacity = product->p.capacity = call->rows + 15 * G;
     }
-    if (args.side[0].from.dtype == GMM_NONE && args.side[1].from.dtype == GMM_NONE && !args.factor) return GMM_OK;
+    if (args.operand[0].src.dtype == GMM_NONE && args.operand[1].src.dtype == GMM_NONE && !args.factor) return GMM_OK;
     return gmm__cuda_status(call, gmm_launch_expand(turns, plan->grid[1], call->options.sm_limit > 0,
-                                                    gmm__mma_early(call), &args, stream));
+                                                    gmm__mma_pdl(call), &args, stream));
 }
 
 static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream stream) {
@@ -484,7 +484,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
         else args.p.d.data = plan->workspace;
     }
     if (fp8) return gmm__wgmma_launch_fp8(plan, &args, stream);
-    if (call->groups.count > gmm_sm90_kernels[plan->kernel].groups)
+    if (call->groups.count > gmm_sm90_kernels[plan->kernel].smem_groups)
         args.tables = (int32_t *)gmm__part(plan, GMM__MMA_PIECES);
     return gmm__cuda_status(call, gmm_launch_sm90(call->ctx->wgmma_encode, plan->kernel, plan->grid[0], &args, stream));
 }

@@ -1,135 +1,116 @@
-/* .................................................................................... Common to all kernels ... */
-
-#include <cuda_runtime.h>
-#include <string.h>
-
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-#error "gmm: the kernels need compute capability 8.0; compile with -arch=sm_80 or later"
-#endif
-
-/* The name under which this file includes itself, once per kernel instance. */
-#ifndef GMM_KERNELS_FILE
-#define GMM_KERNELS_FILE "gmm_kernels.cuh"
-#endif
-
-#define GMM__CAT_(a, b) a##b
-#define GMM__CAT(a, b) GMM__CAT_(a, b)
-#define GMM__DEVICE static __device__ __forceinline__
-#define GMM__KERNEL static __global__ GMM__UNUSED void
-
-/* A matrix per group as kernels address it: group g starts at table[g], or at data + g stride. */
+/* A matrix of each group: group g is at table[g] or, without a table, at data + g stride. */
 typedef struct gmm_kmat {
     void *data;
-    void *const *table; /* device memory */
-    int64_t stride;     /* bytes from group to group; 0 = one matrix for all */
+    void *const *table; /* in device memory */
+    int64_t stride;     /* bytes between the matrices of two groups; 0: all groups share one matrix */
     int64_t ld;         /* elements */
     gmm_dtype dtype;    /* GMM_NONE = absent */
 } gmm_kmat;
 
-GMM__DEVICE char *gmm_kmat_at(const gmm_kmat *m, int64_t g) {
+GMM__DEVICE char *gmm_kmat_data(const gmm_kmat *m, int64_t g) {
     return m->table ? (char *)m->table[g] : (char *)m->data + g * m->stride;
 }
 GMM__DEVICE int gmm_kmat_size(const gmm_kmat *m) { return m->dtype == GMM_F32 ? 4 : 2; }
 
-/* The 16-bit formats in hardware: the same bits as the codecs of gmm_quant.h, stored NaN included. */
+/* Conversions of 16-bit formats by hardware instructions. They give the same bits as the codecs of gmm_quant.h, for
+   NaN as well. */
 GMM__DEVICE uint32_t gmm_pack2(gmm_dtype dtype, float low, float high) {
-    uint32_t r;
-    if (dtype == GMM_BF16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-    else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-    return r;
+    return dtype == GMM_BF16 ? gmm_cvt_bf16x2(high, low) : gmm_cvt_f16x2(high, low);
 }
 GMM__DEVICE float gmm_widen(gmm_dtype dtype, uint16_t bits) {
     float r = __uint_as_float((uint32_t)bits << 16);
-    if (dtype != GMM_BF16) asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(bits));
+    if (dtype != GMM_BF16) r = gmm_cvt_f32_f16(bits);
     return r;
 }
 
-/* Up to 4 elements in a row; `count` may be more than 4, or 0 and less. Missing ones read as 0. `whole` says that 4
-   elements may be moved at once. */
-GMM__DEVICE void gmm_read4(gmm_dtype dtype, const char *from, int count, int whole, float v[4]) {
+/* Reads and writes up to 4 consecutive elements of a row. `count` is the number of elements left in the row; it may
+   be above 4 or below 1. Elements beyond the row read as 0 and are not written. `vec4`: the address is aligned for
+   one access of 4 elements. */
+GMM__DEVICE void gmm_read4(gmm_dtype dtype, const char *src, int count, int vec4, float v[4]) {
     uint16_t h[4] = { 0, 0, 0, 0 };
     int i;
     if (dtype == GMM_F32) {
         float4 f = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (whole && count >= 4) f = *(const float4 *)from;
+        if (vec4 && count >= 4) f = *(const float4 *)src;
         else {
-            if (count > 0) f.x = ((const float *)from)[0];
-            if (count > 1) f.y = ((const float *)from)[1];
-            if (count > 2) f.z = ((const float *)from)[2];
-            if (count > 3) f.w = ((const float *)from)[3];
+            if (count > 0) f.x = ((const float *)src)[0];
+            if (count > 1) f.y = ((const float *)src)[1];
+            if (count > 2) f.z = ((const float *)src)[2];
+            if (count > 3) f.w = ((const float *)src)[3];
         }
         v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
         return;
     }
-    if (whole && count >= 4) {
-        const uint2 u = *(const uint2 *)from;
+    if (vec4 && count >= 4) {
+        const uint2 u = *(const uint2 *)src;
         h[0] = (uint16_t)u.x; h[1] = (uint16_t)(u.x >> 16); h[2] = (uint16_t)u.y; h[3] = (uint16_t)(u.y >> 16);
     } else {
 #pragma unroll
         for (i = 0; i < 4; i++)
-            if (i < count) h[i] = ((const uint16_t *)from)[i];
+            if (i < count) h[i] = ((const uint16_t *)src)[i];
     }
 #pragma unroll
     for (i = 0; i < 4; i++) v[i] = gmm_widen(dtype, h[i]);
 }
-GMM__DEVICE void gmm_write4(gmm_dtype dtype, char *to, int count, int whole, const float v[4]) {
+GMM__DEVICE void gmm_write4(gmm_dtype dtype, char *dst, int count, int vec4, const float v[4]) {
     uint2 u;
     int i;
     if (dtype == GMM_F32) {
-        if (whole && count >= 4) *(float4 *)to = make_float4(v[0], v[1], v[2], v[3]);
+        if (vec4 && count >= 4) *(float4 *)dst = make_float4(v[0], v[1], v[2], v[3]);
         else {
 #pragma unroll
             for (i = 0; i < 4; i++)
-                if (i < count) ((float *)to)[i] = v[i];
+                if (i < count) ((float *)dst)[i] = v[i];
         }
         return;
     }
     u = make_uint2(gmm_pack2(dtype, v[0], v[1]), gmm_pack2(dtype, v[2], v[3]));
-    if (whole && count >= 4) *(uint2 *)to = u;
+    if (vec4 && count >= 4) *(uint2 *)dst = u;
     else {
-        if (count > 0) ((uint16_t *)to)[0] = (uint16_t)u.x;
-        if (count > 1) ((uint16_t *)to)[1] = (uint16_t)(u.x >> 16);
-        if (count > 2) ((uint16_t *)to)[2] = (uint16_t)u.y;
-        if (count > 3) ((uint16_t *)to)[3] = (uint16_t)(u.y >> 16);
+        if (count > 0) ((uint16_t *)dst)[0] = (uint16_t)u.x;
+        if (count > 1) ((uint16_t *)dst)[1] = (uint16_t)(u.x >> 16);
+        if (count > 2) ((uint16_t *)dst)[2] = (uint16_t)u.y;
+        if (count > 3) ((uint16_t *)dst)[3] = (uint16_t)(u.y >> 16);
     }
 }
-/* Whether every fourth element of a matrix's rows stands where 4 can be moved at once. */
-GMM__DEVICE int gmm_whole4(gmm_dtype dtype, const char *base, int64_t ld) {
+/* Whether groups of 4 elements in the rows of a matrix are aligned for one vector access. */
+GMM__DEVICE int gmm_vec4_aligned(gmm_dtype dtype, const char *base, int64_t ld) {
     const uint64_t unit = dtype == GMM_F32 ? 16 : 8;
     return (((uint64_t)(uintptr_t)base | (uint64_t)ld * (unit / 4)) & (unit - 1)) == 0;
 }
 
-/* Moves *g up to the group that holds item `i` of lists whose ends are prefix sums: ends[g] <= i < ends[g + 1]. All
-   lanes of a warp take part with equal arguments. */
+/* Advances *g to the group that contains item `i`, where ends are prefix sums: ends[g] <= i < ends[g + 1]. The whole
+   warp calls it, with equal arguments in all lanes. */
 GMM__DEVICE void gmm_find_group32(const int32_t *ends, int32_t groups, int64_t i, int32_t *g) {
     int passed;
     do {
-        const int32_t at = *g + 1 + (int32_t)(threadIdx.x & 31);
-        passed = __popc(__ballot_sync(0xFFFFFFFFu, at <= groups && (int64_t)ends[at] <= i));
+        const int32_t next = *g + 1 + (int32_t)(threadIdx.x & 31);
+        passed = __popc(__ballot_sync(0xFFFFFFFFu, next <= groups && (int64_t)ends[next] <= i));
         *g += passed;
     } while (passed == 32);
 }
 GMM__DEVICE void gmm_find_group64(const int64_t *ends, int32_t groups, int64_t i, int32_t *g) {
     int passed;
     do {
-        const int32_t at = *g + 1 + (int32_t)(threadIdx.x & 31);
-        passed = __popc(__ballot_sync(0xFFFFFFFFu, at <= groups && ends[at] <= i));
+        const int32_t next = *g + 1 + (int32_t)(threadIdx.x & 31);
+        passed = __popc(__ballot_sync(0xFFFFFFFFu, next <= groups && ends[next] <= i));
         *g += passed;
     } while (passed == 32);
 }
 
-/* Kernels that are launched early: from compute capability 9.0 on they may take their places while the last blocks of
-   the kernel before them in the stream run, which saves the time between the two. They wait for all of it here, before
-   they read or write anything. */
-GMM__DEVICE void gmm_early(void) {
+/* Programmatic dependent launch (from compute capability 9.0 on): a kernel may be launched while the last CTAs of
+   its predecessor in the stream still run, which hides the launch latency. This function lets the successor launch,
+   and waits until the predecessor has finished and its writes are visible. A kernel calls it before it reads or
+   writes device memory. */
+GMM__DEVICE void gmm_pdl_wait(void) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
-    asm volatile("griddepcontrol.wait;" : : : "memory");
+    gmm_griddepcontrol_launch_dependents();
+    gmm_griddepcontrol_wait();
 #endif
 }
 
-static GMM__UNUSED cudaError_t gmm_launch_early(const void *kernel, int early, unsigned blocks, unsigned threads,
-                                                size_t shared, const void *args, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm_launch_pdl(const void *kernel, int pdl, unsigned blocks, unsigned threads,
+                                              size_t shared, const void *args, cudaStream_t stream) {
     cudaLaunchConfig_t config = GMM_ZERO;
     cudaLaunchAttribute attribute;
     void *params[1];
@@ -141,7 +122,7 @@ static GMM__UNUSED cudaError_t gmm_launch_early(const void *kernel, int early, u
     config.dynamicSmemBytes = shared;
     config.stream = stream;
     config.attrs = &attribute;
-    config.numAttrs = early ? 1 : 0;
+    config.numAttrs = pdl ? 1 : 0;
     params[0] = (void *)(uintptr_t)args;
     return cudaLaunchKernelExC(&config, kernel, params);
 }

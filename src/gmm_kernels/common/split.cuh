@@ -1,38 +1,40 @@
 /* ....................................................................................... Values from the host ... */
 
-/* Writes up to GMM_COPY_VALUES words that travel as kernel parameters, so that the host array may change at once and a
-   captured graph keeps what it was given. */
+/* Writes up to GMM_COPY_VALUES words to device memory. The words are kernel parameters, so the host array may change
+   as soon as the launch returns, and a captured graph keeps the captured values. */
 enum { GMM_COPY_VALUES = 448 };
 typedef struct gmm_copy_args {
-    uint64_t *to;
+    uint64_t *dst;
     int32_t count;
     uint64_t values[GMM_COPY_VALUES];
 } gmm_copy_args;
 
 GMM__KERNEL __launch_bounds__(GMM_COPY_VALUES) gmm_copy_values(const __grid_constant__ gmm_copy_args args) {
     const int i = (int)threadIdx.x;
-    if (i < args.count) args.to[i] = args.values[i];
+    if (i < args.count) args.dst[i] = args.values[i];
 }
 
 /* ............................................................................................... Split offsets ... */
 
 enum { GMM_OFFSETS_THREADS = 1024 };
 typedef struct gmm_offsets_args {
-    gmm_groups groups;  /* splits in device memory */
-    int64_t *offsets;   /* [G + 1] */
-    int32_t *tiles;     /* [G + 1] prefix sums of the groups' tiles of tile_rows rows; may be NULL */
+    gmm_groups groups; /* splits in device memory */
+    int64_t *offsets;  /* [G + 1] */
+    int32_t *tiles;    /* [G + 1] prefix sums of the groups' tiles of tile_rows rows each; may be NULL */
     int32_t tile_rows;
 } gmm_offsets_args;
 
+/* Entry i of the split in device memory. */
 GMM__DEVICE int64_t gmm_split_value(const gmm_groups *s, int64_t i) {
     return s->dtype == GMM_I64 ? ((const int64_t *)s->splits)[i] : ((const int32_t *)s->splits)[i];
 }
 
-/* Inclusive scan over the block of values >= 0: their sum cut off at `limit`, or their maximum. *total is the last. */
+/* Inclusive scan over the CTA of values >= 0: their sum, saturated at `limit`, or their maximum. *total receives the
+   last value. `warps` is shared scratch memory of 32 words. */
 GMM__DEVICE int64_t gmm_block_scan(int64_t v, int maximum, int64_t limit, int64_t *warps, int64_t *total) {
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
     int step;
-    int64_t before;
+    int64_t prefix;
     for (step = 1; step < 32; step *= 2) {
         const int64_t other = (int64_t)__shfl_up_sync(0xFFFFFFFFu, (long long)v, (unsigned)step);
         if (lane >= step) v = maximum ? (v > other ? v : other) : (v > limit - other ? limit : v + other);
@@ -49,48 +51,49 @@ GMM__DEVICE int64_t gmm_block_scan(int64_t v, int maximum, int64_t limit, int64_
     }
     __syncthreads();
     *total = warps[31];
-    before = warp > 0 ? warps[warp - 1] : 0;
+    prefix = warp > 0 ? warps[warp - 1] : 0;
     __syncthreads();
-    return maximum ? (v > before ? v : before) : (v > limit - before ? limit : v + before);
+    return maximum ? (v > prefix ? v : prefix) : (v > limit - prefix ? limit : v + prefix);
 }
 
-/* Reads a split by the rule of gmm_split_end. What a group ends with is a scan, since the rule clamps to a range; the
-   rule itself then judges each group for faults, beside all others. One block, of whole warps. */
+/* Reads a split by the rule of gmm_split_end and writes row offsets and tile counts. The end of a group is a scan
+   with saturation, because the rule clamps to [0, capacity]; gmm_split_end is then evaluated for every group in
+   parallel and reports faults. One CTA of full warps. */
 GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __grid_constant__ gmm_offsets_args args) {
     __shared__ int64_t warps[32], ends[GMM_OFFSETS_THREADS + 1];
     const gmm_groups *s = &args.groups;
     const int64_t capacity = s->capacity;
-    const int by_offsets = s->form == GMM_SPLIT_OFFSETS, tid = (int)threadIdx.x;
+    const int is_offsets = s->form == GMM_SPLIT_OFFSETS, tid = (int)threadIdx.x;
     int64_t rows = 0, tiles = 0, total;
     uint32_t fault = 0;
     int32_t first;
-    gmm_early();
+    gmm_pdl_wait();
     if (tid == 0) {
         args.offsets[0] = 0;
         if (args.tiles) args.tiles[0] = 0;
-        if (by_offsets && gmm_split_value(s, 0) != 0)
+        if (is_offsets && gmm_split_value(s, 0) != 0)
             fault |= (uint32_t)GMM_FAULT_MONOTONIC;
     }
     for (first = 0; first < s->count; first += (int32_t)blockDim.x) {
         const int64_t g = (int64_t)first + tid;
-        const int live = g < s->count;
-        int64_t value = 0, end, i = g + by_offsets;
-        if (live) value = gmm_split_value(s, i);
+        const int valid = g < s->count;
+        int64_t value = 0, end, i = g + is_offsets;
+        if (valid) value = gmm_split_value(s, i);
         end = value < 0 ? 0 : value > capacity ? capacity : value;
-        if (tid == 0) /* carries the chunk before on */
-            end = by_offsets ? (end > rows ? end : rows) : (end > capacity - rows ? capacity : end + rows);
-        end = gmm_block_scan(end, by_offsets, capacity, warps, &total);
+        if (tid == 0) /* adds the end of the previous chunk */
+            end = is_offsets ? (end > rows ? end : rows) : (end > capacity - rows ? capacity : end + rows);
+        end = gmm_block_scan(end, is_offsets, capacity, warps, &total);
         ends[tid + 1] = end;
         if (tid == 0) ends[0] = rows;
         __syncthreads();
-        if (live) {
+        if (valid) {
             end = gmm_split_end(ends[tid], value, s->form, capacity, s->row_align, &fault);
             args.offsets[g + 1] = end;
         }
         if (args.tiles) {
-            int64_t count = live ? (end - ends[tid] + args.tile_rows - 1) / args.tile_rows : 0, sum;
+            int64_t count = valid ? (end - ends[tid] + args.tile_rows - 1) / args.tile_rows : 0, sum;
             count = gmm_block_scan(count, 0, INT64_MAX, warps, &sum);
-            if (live) args.tiles[g + 1] = (int32_t)(tiles + count);
+            if (valid) args.tiles[g + 1] = (int32_t)(tiles + count);
             tiles += sum;
         }
         rows = total;
@@ -99,19 +102,20 @@ GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __gri
     if (fault && s->fault) atomicOr(s->fault, fault);
 }
 
-/* The same for at most 32 groups, by a warp for itself, so that no kernel need run before: lane g gets where group g
-   begins and its rows, and the tiles up to its end. `judge`: this warp reports faults. */
+/* The same for at most 32 groups, computed by each warp for itself, so that no kernel has to run before. Lane g
+   receives the first row and the number of rows of group g, and the inclusive prefix sum of tiles. The warp with
+   `report_faults` reports faults. */
 typedef struct gmm_warp_split { int32_t begin, rows, tiles, total; } gmm_warp_split;
-GMM__DEVICE gmm_warp_split gmm_warp_split_of(const gmm_groups *s, int32_t tile_rows, int32_t judge) {
-    const int32_t lane = (int32_t)(threadIdx.x & 31u), by_offsets = s->form == GMM_SPLIT_OFFSETS;
-    const int32_t capacity = (int32_t)s->capacity, live = lane < s->count;
-    const int64_t value = live ? gmm_split_value(s, lane + by_offsets) : 0;
+GMM__DEVICE gmm_warp_split gmm_warp_split_scan(const gmm_groups *s, int32_t tile_rows, int32_t report_faults) {
+    const int32_t lane = (int32_t)(threadIdx.x & 31u), is_offsets = s->form == GMM_SPLIT_OFFSETS;
+    const int32_t capacity = (int32_t)s->capacity, valid = lane < s->count;
+    const int64_t value = valid ? gmm_split_value(s, lane + is_offsets) : 0;
     int32_t end = value < 0 ? 0 : value > capacity ? capacity : (int32_t)value, step;
     gmm_warp_split w;
     for (step = 1; step < 32; step *= 2) {
         const int32_t other = __shfl_up_sync(0xFFFFFFFFu, end, (unsigned)step);
         const int32_t sum = end > capacity - other ? capacity : end + other;
-        if (lane >= step) end = !by_offsets ? sum : end > other ? end : other;
+        if (lane >= step) end = !is_offsets ? sum : end > other ? end : other;
     }
     w.begin = __shfl_up_sync(0xFFFFFFFFu, end, 1u);
     if (lane == 0) w.begin = 0;
@@ -122,10 +126,10 @@ GMM__DEVICE gmm_warp_split gmm_warp_split_of(const gmm_groups *s, int32_t tile_r
         if (lane >= step) w.tiles += other;
     }
     w.total = __shfl_sync(0xFFFFFFFFu, w.tiles, 31);
-    if (judge && s->fault) {
+    if (report_faults && s->fault) {
         uint32_t fault = 0;
-        if (live) (void)gmm_split_end(w.begin, value, s->form, capacity, s->row_align, &fault);
-        if (lane == 0 && by_offsets && gmm_split_value(s, 0) != 0) fault |= (uint32_t)GMM_FAULT_MONOTONIC;
+        if (valid) (void)gmm_split_end(w.begin, value, s->form, capacity, s->row_align, &fault);
+        if (lane == 0 && is_offsets && gmm_split_value(s, 0) != 0) fault |= (uint32_t)GMM_FAULT_MONOTONIC;
         if (fault) atomicOr(s->fault, fault);
     }
     return w;

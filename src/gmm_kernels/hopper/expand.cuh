@@ -1,335 +1,346 @@
 /* .................................................................. Copies as operands of 16-bit products ... */
 
-/* MX32 and NV16 copies as matrices of 16-bit elements, code times scale, as the products of quantized operands make
-   them in shared memory, for the products of 16-bit matrices. Copies whose lines run along the contraction, and
-   columnwise MX32, keep their places: rows of `to` are rows of the copy, without gaps. Columnwise NV16 tokens are
-   turned, since wgrad's operands stand as [k][lines]: rows of `to` are tokens, each group's behind the one before and
-   filled up to a multiple of 16 rows, which transformed copies use and others have as zeros. */
-typedef struct gmm_expand_side {
-    gmm_mat from;          /* tables in device memory; dtype GMM_NONE = absent */
-    uint16_t *to;
+/* Dequantizes MX32 and NV16 copies into matrices of 16-bit elements, code times scale, for the 16-bit Hopper
+   products; the values are those that mma/quantized.cuh makes in shared memory. Copies whose lines run along the
+   contraction, and columnwise MX32, keep their layout: rows of `dst` are rows of the copy, without gaps. Columnwise
+   NV16 tokens are transposed, since the operands of wgrad are [k][lines]: rows of `dst` are tokens. Each group
+   follows the previous one and is filled up to a multiple of 16 rows; the added rows hold the spread values of
+   Hadamard-transformed copies, else zeros. */
+typedef struct gmm_expand_operand {
+    gmm_mat src;        /* tables in device memory; dtype GMM_NONE: absent */
+    uint16_t *dst;
     gmm_direction direction;
-    int32_t grouped;       /* tokens */
-    int32_t rows, cols;    /* of each matrix that was quantized; of tokens the capacity */
-} gmm_expand_side;
+    int32_t grouped;    /* the matrix holds tokens */
+    int32_t rows, cols; /* of each quantized matrix; for tokens rows is the capacity */
+} gmm_expand_operand;
 
 typedef struct gmm_expand_args {
-    gmm_expand_side side[2];
+    gmm_expand_operand operand[2];
     gmm_dtype dtype;
     int32_t groups;
     const int64_t *offsets; /* [G + 1] */
     const int32_t *tiles;   /* [G + 1] prefix sums of tiles of GMM_GROUP_ROWS rows */
-    const int32_t *units;   /* [G + 1] of 16 rows; turned copies */
+    const int32_t *units;   /* [G + 1] prefix sums of blocks of 16 rows; transposed copies */
     int64_t *ends;          /* [G + 1] receives 16 times these */
-    const float *alpha;     /* [G] or [1]; NULL = 1 */
+    const float *alpha;     /* [G] or [1]; NULL: 1 */
     int32_t alpha_per_group;
-    float *factor;          /* [2][G] receives what multiplies the groups' sums, then what multiplies the result
-                               (gmm__scale_split); NULL = not wanted */
+    float *factor;          /* [2][G] receives what each group's accumulators are multiplied by, and what the result is
+                               multiplied by after that (gmm__scale_split); NULL: not written */
 } gmm_expand_args;
 
 enum {
     GMM_EXPAND_THREADS = 256,
-    GMM_EXPAND_MOST = 1024, /* where blocks have a multiprocessor to themselves */
-    GMM_EXPAND_LINES = 4,   /* that a warp takes side by side, 256 elements of each at a time */
-    GMM_EXPAND_SPAN = 1024, /* elements of each that it takes in all */
-    GMM_TURN_THREADS = 256,
-    GMM_TURN_STRIPS = 2,    /* that a block turns with 64 lines at a time: 128 bytes of what is read and written */
-    GMM_TURN_LINES = 128    /* that it takes in all */
+    GMM_EXPAND_MAX_THREADS = 1024, /* threads of a CTA that has a multiprocessor to itself */
+    GMM_EXPAND_LINES = 4,          /* lines that a warp processes together, 256 elements of each at a time */
+    GMM_EXPAND_SPAN = 1024,        /* elements of each line in a task */
+    GMM_EXPAND_TRANSPOSE_THREADS = 256,
+    /* strips that a CTA transposes, 64 lines at a time: 128 bytes are contiguous in loads and stores */
+    GMM_EXPAND_STRIPS = 2,
+    GMM_EXPAND_STRIP_LINES = 128   /* lines in a task */
 };
 
-/* Eight codes at `from` as they stand, the first in the lowest bits. `whole`: they are aligned. */
-GMM__DEVICE uint2 gmm_expand_codes(int fp4, const uint8_t *from, int whole) {
+/* Loads eight codes, the first in the lowest bits. `aligned`: by vector loads. */
+GMM__DEVICE uint2 gmm_expand_load8(int fp4, const uint8_t *src, int aligned) {
     uint2 v = make_uint2(0u, 0u);
     int i;
-    if (whole) {
-        if (fp4) v.x = __ldcs((const unsigned *)(const void *)from);
-        else v = __ldcs((const uint2 *)(const void *)from);
+    if (aligned) {
+        if (fp4) v.x = __ldcs((const unsigned *)(const void *)src);
+        else v = __ldcs((const uint2 *)(const void *)src);
         return v;
     }
 #pragma unroll 1
     for (i = fp4 ? 3 : 7; i >= 0; i--) {
         v.y = __funnelshift_l(v.x, v.y, 8);
-        v.x = v.x << 8 | from[i];
+        v.x = v.x << 8 | src[i];
     }
     return v;
 }
 
-GMM__DEVICE void gmm_expand_eight(gmm_dtype dtype, gmm_dtype format, int fp4, uint2 codes, uint32_t to[4]) {
-    if (fp4) gmm_q_fp4(dtype, codes.x, to);
+GMM__DEVICE void gmm_expand_convert8(gmm_dtype dtype, gmm_dtype format, int fp4, uint2 codes, uint32_t dst[4]) {
+    if (fp4) gmm_fp4_to_16bit_x8(dtype, codes.x, dst);
     else {
-        gmm_q_fp8(dtype, format, codes.x, to);
-        gmm_q_fp8(dtype, format, codes.y, to + 2);
+        gmm_fp8_to_16bit_x4(dtype, format, codes.x, dst);
+        gmm_fp8_to_16bit_x4(dtype, format, codes.y, dst + 2);
     }
 }
 
-/* Four scale bytes as elements. */
-GMM__DEVICE void gmm_expand_scales(gmm_dtype dtype, gmm_scaling scaling, uint32_t bytes, uint32_t to[2]) {
+/* Converts four scale bytes to elements. */
+GMM__DEVICE void gmm_expand_scales(gmm_dtype dtype, gmm_scaling scaling, uint32_t bytes, uint32_t dst[2]) {
     const uint32_t low = bytes & 0x7F7F7F7Fu;
     const uint32_t zero = ~((low + 0x7F7F7F7Fu) | bytes) & 0x80808080u;
     const uint32_t nan = (low + 0x01010101u) & bytes & 0x80808080u;
     int i;
     if (scaling == GMM_SCALING_NV16) {
-        gmm_q_fp8(dtype, GMM_E4M3, bytes, to);
+        gmm_fp8_to_16bit_x4(dtype, GMM_E4M3, bytes, dst);
         return;
     }
-    to[0] = gmm_q_bytes(bytes, 0u, 0x4140u) << 7;
-    to[1] = gmm_q_bytes(bytes, 0u, 0x4342u) << 7;
+    dst[0] = gmm_prmt(bytes, 0u, 0x4140u) << 7;
+    dst[1] = gmm_prmt(bytes, 0u, 0x4342u) << 7;
     if (zero | nan)
 #pragma unroll
         for (i = 0; i < 2; i++) /* 2^-127 is subnormal, NaN is 0x7FFF */
-            to[i] |= (gmm_q_bytes(zero, 0u, i ? 0xBBAAu : 0x9988u) & 0x00400040u) |
-                     (gmm_q_bytes(nan, 0u, i ? 0xBBAAu : 0x9988u) & 0x007F007Fu);
+            dst[i] |= (gmm_prmt(zero, 0u, i ? 0xBBAAu : 0x9988u) & 0x00400040u) |
+                     (gmm_prmt(nan, 0u, i ? 0xBBAAu : 0x9988u) & 0x007F007Fu);
 }
 
-/* What a lane holds of a step: eight codes of each line; a scale byte of each line, or of MX32 columnwise, where lines
-   share them, eight bytes. */
+/* Registers of a lane for one step: eight codes of each line, and a scale byte of each line or, for columnwise MX32,
+   whose scales apply to blocks of lines, eight bytes for eight columns. */
 typedef struct gmm_expand_step {
     uint2 codes[GMM_EXPAND_LINES];
     uint32_t scale[GMM_EXPAND_LINES];
 } gmm_expand_step;
 
-/* Where the lines of a warp stand. */
-typedef struct gmm_expand_place {
+/* Addresses and strides of a warp's lines. */
+typedef struct gmm_expand_lines_view {
     const uint8_t *data, *scale;
     int64_t pitch;
-    int32_t step, four; /* bytes of scales: from line to line (apart and swizzled: 128 lines), from four blocks on */
-    int32_t count, whole, swizzled;
-} gmm_expand_place;
+    /* bytes of scales: between lines (mn_major and swizzled: between 128 lines), and between groups of four blocks */
+    int32_t line_stride, block4_stride;
+    int32_t count, aligned, swizzled;
+} gmm_expand_lines_view;
 
-GMM__DEVICE void gmm_expand_fetch(const gmm_expand_place *p, int mx, int fp4, int apart, int32_t c,
-                                  gmm_expand_step *to) {
+GMM__DEVICE void gmm_expand_load_step(const gmm_expand_lines_view *p, int mx, int fp4, int mn_major, int32_t c,
+                                      gmm_expand_step *step) {
     const int32_t block = c / (mx ? 32 : 16);
     int i;
 #pragma unroll
     for (i = 0; i < GMM_EXPAND_LINES; i++) {
-        to->codes[i] = make_uint2(0u, 0u);
-        to->scale[i] = 0u;
-        if (i < p->count && p->whole)
-            to->codes[i] = gmm_expand_codes(fp4, p->data + i * p->pitch + c / (fp4 ? 2 : 1), 1);
-        if (i < p->count && !apart)
-            to->scale[i] = p->scale[i * p->step + (block >> 2) * (int64_t)p->four + (block & 3)];
+        step->codes[i] = make_uint2(0u, 0u);
+        step->scale[i] = 0u;
+        if (i < p->count && p->aligned)
+            step->codes[i] = gmm_expand_load8(fp4, p->data + i * p->pitch + c / (fp4 ? 2 : 1), 1);
+        if (i < p->count && !mn_major)
+            step->scale[i] = p->scale[i * p->line_stride + (block >> 2) * (int64_t)p->block4_stride + (block & 3)];
     }
-    if (!p->whole)
+    if (!p->aligned)
 #pragma unroll
         for (i = 0; i < GMM_EXPAND_LINES; i++)
             if (i < p->count)
-                to->codes[i] = gmm_expand_codes(fp4, p->data + i * p->pitch + c / (fp4 ? 2 : 1), 0);
-    if (apart && !p->swizzled) {
-        const uint2 bytes = gmm_expand_codes(0, p->scale + c, p->whole);
-        to->scale[0] = bytes.x;
-        to->scale[1] = bytes.y;
-    } else if (apart) {
-        const uint8_t *from = p->scale + c / 128 * (int64_t)p->step + c % 32 * 16 + c % 128 / 32 * 4;
+                step->codes[i] = gmm_expand_load8(fp4, p->data + i * p->pitch + c / (fp4 ? 2 : 1), 0);
+    if (mn_major && !p->swizzled) {
+        const uint2 bytes = gmm_expand_load8(0, p->scale + c, p->aligned);
+        step->scale[0] = bytes.x;
+        step->scale[1] = bytes.y;
+    } else if (mn_major) {
+        const uint8_t *src = p->scale + c / 128 * (int64_t)p->line_stride + c % 32 * 16 + c % 128 / 32 * 4;
 #pragma unroll
-        for (i = 0; i < 8; i++) to->scale[i / 4] |= (uint32_t)from[16 * i] << (8 * (i % 4));
+        for (i = 0; i < 8; i++) step->scale[i / 4] |= (uint32_t)src[16 * i] << (8 * (i % 4));
     }
 }
 
-/* Lines [line, line + 4) of group or matrix g, elements [c, c + GMM_EXPAND_SPAN) of them. One warp. dtype, mx, fp4 and
-   apart are constants; apart: MX32 columnwise, whose rows are the lines here. */
-GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_side *s, gmm_dtype dtype, int mx,
-                                  int fp4, int apart, int32_t g, int32_t line, int32_t c) {
-    const int turned = !mx && s->direction == GMM_COLUMNWISE; /* lines are the matrix's columns */
-    const int32_t width = turned ? s->rows : s->cols, end = width - c < GMM_EXPAND_SPAN ? width : c + GMM_EXPAND_SPAN;
+/* Dequantizes lines [line, line + GMM_EXPAND_LINES) of group or matrix g, elements [c, c + GMM_EXPAND_SPAN) of them.
+   One warp. dtype, mx, fp4 and mn_major are constants. mn_major: columnwise MX32, where the lines here are rows of
+   memory. */
+GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_operand *s, gmm_dtype dtype, int mx,
+                                  int fp4, int mn_major, int32_t g, int32_t line, int32_t c) {
+    const int transposed = !mx && s->direction == GMM_COLUMNWISE; /* lines are columns of the matrix */
+    const int32_t width = transposed ? s->rows : s->cols;
+    const int32_t end = width - c < GMM_EXPAND_SPAN ? width : c + GMM_EXPAND_SPAN;
     int64_t row = 0, start = 0, rows = s->rows;
-    gmm_expand_place p;
-    gmm_mat from = s->from;
+    gmm_expand_lines_view p;
+    gmm_mat copy = s->src;
     gmm__qview v;
-    uint16_t *to;
+    uint16_t *dst;
     int i, j;
-    from.scaling = mx ? GMM_SCALING_MX32 : GMM_SCALING_NV16;
+    copy.scaling = mx ? GMM_SCALING_MX32 : GMM_SCALING_NV16;
     if (s->grouped) {
         row = args->offsets[g];
         rows = args->offsets[g + 1] - row;
         start = (int64_t)args->tiles[g] * GMM_GROUP_ROWS;
     }
-    p.count = (int32_t)(turned ? s->cols : rows) - line;
+    p.count = (int32_t)(transposed ? s->cols : rows) - line;
     if (p.count <= 0) return;
-    v = gmm__qview_of(&from, apart ? GMM_COLUMNWISE : mx ? GMM_ROWWISE : s->direction, s->grouped, g, row, start, rows,
-                      s->cols);
+    v = gmm__qview_of(&copy, mn_major ? GMM_COLUMNWISE : mx ? GMM_ROWWISE : s->direction, s->grouped, g, row, start,
+                      rows, s->cols);
     p.pitch = v.ld / (fp4 ? 2 : 1);
     p.data = v.data + line * p.pitch;
-    p.scale = v.scale + (apart ? gmm__qview_scale(&v, 0, line / 32) : gmm__qview_scale(&v, line, 0));
-    p.swizzled = from.scale_order == GMM_SCALES_SWIZZLED;
-    p.step = (int32_t)gmm__qview_scale(&v, apart && p.swizzled ? 128 : 1, 0);
-    p.four = gmm_q_steps(&from, 0, v.lines).four;
-    p.whole = (((uintptr_t)p.data | (uintptr_t)p.pitch | (apart ? (uintptr_t)p.scale : 0)) & 7) == 0;
-    to = s->to + ((s->grouped ? row : (int64_t)g * (turned ? s->cols : s->rows)) + line) * width;
+    p.scale = v.scale + (mn_major ? gmm__qview_scale(&v, 0, line / 32) : gmm__qview_scale(&v, line, 0));
+    p.swizzled = copy.scale_order == GMM_SCALES_SWIZZLED;
+    p.line_stride = (int32_t)gmm__qview_scale(&v, mn_major && p.swizzled ? 128 : 1, 0);
+    p.block4_stride = gmm_qgemm_scale_strides_of(&copy, 0, v.lines).block4;
+    p.aligned = (((uintptr_t)p.data | (uintptr_t)p.pitch | (mn_major ? (uintptr_t)p.scale : 0)) & 7) == 0;
+    dst = s->dst + ((s->grouped ? row : (int64_t)g * (transposed ? s->cols : s->rows)) + line) * width;
 #pragma unroll 1
     for (c += 8 * (int32_t)(threadIdx.x & 31u); c < end; c += 256) {
-        gmm_expand_step now;
-        uint32_t by[4];
-        gmm_expand_fetch(&p, mx, fp4, apart, c, &now);
-        if (apart) {
-            gmm_expand_scales(dtype, from.scaling, now.scale[0], by);
-            gmm_expand_scales(dtype, from.scaling, now.scale[1], by + 2);
+        gmm_expand_step step;
+        uint32_t scales[4];
+        gmm_expand_load_step(&p, mx, fp4, mn_major, c, &step);
+        if (mn_major) {
+            gmm_expand_scales(dtype, copy.scaling, step.scale[0], scales);
+            gmm_expand_scales(dtype, copy.scaling, step.scale[1], scales + 2);
         } else {
-            gmm_expand_scales(dtype, from.scaling, gmm_q_bytes(gmm_q_bytes(now.scale[0], now.scale[1], 0x0040u),
-                              gmm_q_bytes(now.scale[2], now.scale[3], 0x0040u), 0x5410u), by);
-            by[3] = gmm_q_bytes(by[1], 0u, 0x3232u);
-            by[2] = gmm_q_bytes(by[1], 0u, 0x1010u);
-            by[1] = gmm_q_bytes(by[0], 0u, 0x3232u);
-            by[0] = gmm_q_bytes(by[0], 0u, 0x1010u);
+            gmm_expand_scales(dtype, copy.scaling, gmm_prmt(gmm_prmt(step.scale[0], step.scale[1], 0x0040u),
+                              gmm_prmt(step.scale[2], step.scale[3], 0x0040u), 0x5410u), scales);
+            scales[3] = gmm_prmt(scales[1], 0u, 0x3232u);
+            scales[2] = gmm_prmt(scales[1], 0u, 0x1010u);
+            scales[1] = gmm_prmt(scales[0], 0u, 0x3232u);
+            scales[0] = gmm_prmt(scales[0], 0u, 0x1010u);
         }
 #pragma unroll
         for (i = 0; i < GMM_EXPAND_LINES; i++) {
             uint32_t e[4];
             if (i >= p.count) break;
-            gmm_expand_eight(dtype, from.dtype, fp4, now.codes[i], e);
+            gmm_expand_convert8(dtype, copy.dtype, fp4, step.codes[i], e);
 #pragma unroll
-            for (j = 0; j < 4; j++) e[j] = gmm_q_times(dtype, e[j], by[apart ? j : i]);
-            *(uint4 *)(void *)(to + (int64_t)i * width + c) = make_uint4(e[0], e[1], e[2], e[3]);
+            for (j = 0; j < 4; j++) e[j] = gmm_mul_16bit_x2(dtype, e[j], scales[mn_major ? j : i]);
+            *(uint4 *)(void *)(dst + (int64_t)i * width + c) = make_uint4(e[0], e[1], e[2], e[3]);
         }
     }
 }
 
-/* Columnwise NV16, 32 rows of a strip of tokens: where a lane reads them and writes its part of rows. */
-typedef struct gmm_turn_strip {
+/* A lane's view of 32 rows of a strip of columnwise NV16 tokens: where it loads lines, and where it stores rows. */
+typedef struct gmm_expand_strip {
     const uint8_t *data, *scale; /* of line 0 */
-    uint16_t *to;
-    int32_t step;                /* bytes of scales from line to line, or from 128 lines to the next, swizzled */
-    int32_t live, rows;          /* from the strip's first on: rows of the copy, of the result */
-} gmm_turn_strip;
+    uint16_t *dst;
+    int32_t line_stride;         /* bytes of scales between lines, or between 128 lines if they are swizzled */
+    /* counted from the first row of the strip: rows that the copy has, rows that are written */
+    int32_t valid_rows, rows;
+} gmm_expand_strip;
 
-typedef struct gmm_turn_step {
-    uint4 codes[GMM_TURN_STRIPS];
-    uint32_t scale[GMM_TURN_STRIPS][2];
-} gmm_turn_step;
+typedef struct gmm_expand_strip_step {
+    uint4 codes[GMM_EXPAND_STRIPS];
+    uint32_t scale[GMM_EXPAND_STRIPS][2];
+} gmm_expand_strip_step;
 
-GMM__DEVICE void gmm_turn_fetch(const gmm_turn_strip t[GMM_TURN_STRIPS], int64_t pitch, int whole, int swizzled,
-                                int32_t line, gmm_turn_step *to) {
-    const int32_t within = swizzled ? line % 32 * 16 + line % 128 / 32 * 4 : 0;
+GMM__DEVICE void gmm_expand_load_strip_step(const gmm_expand_strip t[GMM_EXPAND_STRIPS], int64_t pitch, int aligned,
+                                            int swizzled, int32_t line, gmm_expand_strip_step *step) {
+    const int32_t line_offset = swizzled ? line % 32 * 16 + line % 128 / 32 * 4 : 0;
     int h;
 #pragma unroll
-    for (h = 0; h < GMM_TURN_STRIPS; h++) {
+    for (h = 0; h < GMM_EXPAND_STRIPS; h++) {
         const uint8_t *const data = t[h].data + line * pitch;
-        const uint8_t *const scale = t[h].scale + (int64_t)(swizzled ? line / 128 : line) * t[h].step + within;
-        to->scale[h][0] = scale[0];
-        to->scale[h][1] = scale[1];
-        if (whole) to->codes[h] = __ldcs((const uint4 *)(const void *)data);
+        const uint8_t *const scale = t[h].scale + (int64_t)(swizzled ? line / 128 : line) * t[h].line_stride +
+            line_offset;
+        step->scale[h][0] = scale[0];
+        step->scale[h][1] = scale[1];
+        if (aligned) step->codes[h] = __ldcs((const uint4 *)(const void *)data);
         else {
-            const uint2 low = gmm_expand_codes(0, data, 0), high = gmm_expand_codes(0, data + 8, 0);
-            to->codes[h] = make_uint4(low.x, low.y, high.x, high.y);
+            const uint2 low = gmm_expand_load8(0, data, 0), high = gmm_expand_load8(0, data + 8, 0);
+            step->codes[h] = make_uint4(low.x, low.y, high.x, high.y);
         }
     }
 }
 
-/* GMM_TURN_STRIPS strips of GMM_GROUP_ROWS padded rows of the tokens, GMM_TURN_LINES lines from `line` on, turned in
-   shared memory. One block. */
-GMM__DEVICE void gmm_expand_turned(const gmm_expand_args *args, const gmm_expand_side *s, gmm_dtype dtype,
-                                   int32_t strip, int32_t line, char *shared) {
+/* Transposes GMM_EXPAND_STRIPS strips of GMM_GROUP_ROWS padded rows of the tokens through shared memory, for
+   GMM_EXPAND_STRIP_LINES lines from `line` on. One CTA. */
+GMM__DEVICE void gmm_expand_transposed(const gmm_expand_args *args, const gmm_expand_operand *s, gmm_dtype dtype,
+                                       int32_t strip, int32_t line, char *shared) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
-    const int swizzled = s->from.scale_order == GMM_SCALES_SWIZZLED;
-    const int32_t lines = s->cols, end = lines - line < GMM_TURN_LINES ? lines : line + GMM_TURN_LINES, first = line;
-    const int32_t row0 = (int32_t)threadIdx.x / 8, chunk = (int32_t)threadIdx.x % 8; /* that a thread writes */
-    const int64_t pitch = s->from.ld / 2;
-    gmm_turn_strip t[GMM_TURN_STRIPS];
-    gmm_turn_step next;
+    const int swizzled = s->src.scale_order == GMM_SCALES_SWIZZLED;
+    const int32_t lines = s->cols, first = line;
+    const int32_t end = lines - line < GMM_EXPAND_STRIP_LINES ? lines : line + GMM_EXPAND_STRIP_LINES;
+    /* row and chunk that this thread stores */
+    const int32_t row0 = (int32_t)threadIdx.x / 8, chunk = (int32_t)threadIdx.x % 8;
+    const int64_t pitch = s->src.ld / 2;
+    gmm_expand_strip t[GMM_EXPAND_STRIPS];
+    gmm_expand_strip_step next;
     int32_t g = 0;
-    int whole = pitch % 16 == 0, h, i, j;
+    int aligned = pitch % 16 == 0, h, i, j;
     memset(&next, 0, sizeof next);
 #pragma unroll
-    for (h = 0; h < GMM_TURN_STRIPS; h++) {
-        const int there = strip + h < args->tiles[args->groups]; /* else that before, which is not written again */
-        gmm_mat from = s->from;
+    for (h = 0; h < GMM_EXPAND_STRIPS; h++) {
+        /* else the previous strip is loaded again and not stored */
+        const int exists = strip + h < args->tiles[args->groups];
+        gmm_mat copy = s->src;
         gmm__qview v;
         int32_t rows, row;
-        gmm_find_group32(args->tiles, args->groups, strip + (there ? h : 0), &g);
+        gmm_find_group32(args->tiles, args->groups, strip + (exists ? h : 0), &g);
         rows = (int32_t)(args->offsets[g + 1] - args->offsets[g]);
-        row = GMM_GROUP_ROWS * (strip + (there ? h : 0) - args->tiles[g]);
-        from.scaling = GMM_SCALING_NV16;
-        v = gmm__qview_of(&from, GMM_COLUMNWISE, 1, g, 0, (int64_t)args->tiles[g] * GMM_GROUP_ROWS, rows, lines);
-        whole &= ((uintptr_t)v.data & 15) == 0;
+        row = GMM_GROUP_ROWS * (strip + (exists ? h : 0) - args->tiles[g]);
+        copy.scaling = GMM_SCALING_NV16;
+        v = gmm__qview_of(&copy, GMM_COLUMNWISE, 1, g, 0, (int64_t)args->tiles[g] * GMM_GROUP_ROWS, rows, lines);
+        aligned &= ((uintptr_t)v.data & 15) == 0;
         t[h].data = v.data + row / 2 + 16 * (lane % 4);
         t[h].scale = v.scale + gmm__qview_scale(&v, 0, row / 16 + 2 * (lane % 4));
-        t[h].step = (int32_t)gmm__qview_scale(&v, swizzled ? 128 : 1, 0);
-        t[h].rows = there ? (rows + 15) / 16 * 16 - row : 0;
-        t[h].live = s->from.hadamard ? t[h].rows : rows - row; /* transformed rows spread */
-        t[h].to = s->to + (16 * (int64_t)args->units[g] + row + row0) * lines + 8 * chunk;
+        t[h].line_stride = (int32_t)gmm__qview_scale(&v, swizzled ? 128 : 1, 0);
+        t[h].rows = exists ? (rows + 15) / 16 * 16 - row : 0;
+        t[h].valid_rows = s->src.hadamard ? t[h].rows : rows - row; /* a transform spreads the last rows over 16 */
+        t[h].dst = s->dst + (16 * (int64_t)args->units[g] + row + row0) * lines + 8 * chunk;
     }
 #pragma unroll 1
     for (line -= 64; line < end; line += 64) {
-        const gmm_turn_step now = next;
-        uint32_t by[GMM_TURN_STRIPS];
+        const gmm_expand_strip_step step = next;
+        uint32_t scales[GMM_EXPAND_STRIPS];
         if (line + 64 < end) {
             const int32_t l = line + 64 + 8 * warp + lane / 4;
-            gmm_turn_fetch(t, pitch, whole, swizzled, l < lines ? l : lines - 1, &next);
+            gmm_expand_load_strip_step(t, pitch, aligned, swizzled, l < lines ? l : lines - 1, &next);
         }
         if (line < first) continue;
-        gmm_expand_scales(dtype, GMM_SCALING_NV16, now.scale[0][0] | now.scale[0][1] << 8 | now.scale[1][0] << 16 |
-                          now.scale[1][1] << 24, by);
+        gmm_expand_scales(dtype, GMM_SCALING_NV16, step.scale[0][0] | step.scale[0][1] << 8 | step.scale[1][0] << 16 |
+                          step.scale[1][1] << 24, scales);
 #pragma unroll
-        for (h = 0; h < GMM_TURN_STRIPS; h++)
+        for (h = 0; h < GMM_EXPAND_STRIPS; h++)
 #pragma unroll
-            for (i = 0; i < 4; i++) { /* of matrix j, column 2 q + b is row 32 q + 2 j + b */
+            for (i = 0; i < 4; i++) { /* matrix j of the stmatrix: column 2 q + b is row 32 q + 2 j + b */
                 const uint32_t c = (uint32_t)lane % 8, row = 32 * (c / 2) + 2 * (4 * i + (uint32_t)lane / 8) + c % 2;
-                const uint32_t scale = gmm_q_bytes(by[h], 0u, i < 2 ? 0x1010u : 0x3232u);
-                const uint4 codes = now.codes[h];
+                const uint32_t scale = gmm_prmt(scales[h], 0u, i < 2 ? 0x1010u : 0x3232u);
+                const uint4 codes = step.codes[h];
                 uint32_t e[4];
-                gmm_q_fp4(dtype, i == 0 ? codes.x : i == 1 ? codes.y : i == 2 ? codes.z : codes.w, e);
+                gmm_fp4_to_16bit_x8(dtype, i == 0 ? codes.x : i == 1 ? codes.y : i == 2 ? codes.z : codes.w, e);
 #pragma unroll
-                for (j = 0; j < 4; j++) e[j] = gmm_q_times(dtype, e[j], scale);
-                gmm_stmatrix_t((uint32_t)__cvta_generic_to_shared(shared) + 128 * (GMM_GROUP_ROWS * h + row) +
-                               (((uint32_t)warp ^ c) << 4), e[0], e[1], e[2], e[3]);
+                for (j = 0; j < 4; j++) e[j] = gmm_mul_16bit_x2(dtype, e[j], scale);
+                gmm_stmatrix_x4_trans((uint32_t)__cvta_generic_to_shared(shared) + 128 * (GMM_GROUP_ROWS * h + row) +
+                                      (((uint32_t)warp ^ c) << 4), e[0], e[1], e[2], e[3]);
             }
         __syncthreads();
 #pragma unroll
-        for (h = 0; h < GMM_TURN_STRIPS; h++)
+        for (h = 0; h < GMM_EXPAND_STRIPS; h++)
 #pragma unroll
             for (j = 0; j < 4; j++) {
                 const int32_t row = 32 * j + row0;
                 uint4 v = make_uint4(0u, 0u, 0u, 0u);
-                if (row < t[h].live)
+                if (row < t[h].valid_rows)
                     v = *(const uint4 *)(const void *)(shared + 128 * (GMM_GROUP_ROWS * h + row) +
                                                        ((chunk ^ (2 * j + row0 % 2)) << 4));
                 if (row < t[h].rows && line + 8 * chunk < lines)
-                    *(uint4 *)(void *)(t[h].to + j * 32 * (int64_t)lines + line) = v;
+                    *(uint4 *)(void *)(t[h].dst + j * 32 * (int64_t)lines + line) = v;
             }
         __syncthreads();
     }
 #endif
 }
 
-/* What every launch of this section does once: what multiplies the groups' sums, and the groups' ends in turned
-   copies. */
+/* Writes, once per launch, the alpha of each group's product and the row offsets of groups in transposed copies. */
 GMM__DEVICE void gmm_expand_groups(const gmm_expand_args *args) {
-    const gmm_mat *a = &args->side[0].from, *b = &args->side[1].from;
+    const gmm_mat *a = &args->operand[0].src, *b = &args->operand[1].src;
     const float la = a->scaling != GMM_SCALING_NV16 ? 1.0f : 6.0f * (a->flags & (uint32_t)GMM_MAT_E4M3_256 ? 256.0f
                                                                                                             : 448.0f);
     const float lb = 6.0f * (b->flags & (uint32_t)GMM_MAT_E4M3_256 ? 256.0f : 448.0f);
-    const float share = gmm__fdiv(1.0f, gmm__fmul(la, lb));
+    const float inverse = gmm__fdiv(1.0f, gmm__fmul(la, lb));
     int32_t g;
     for (g = (int32_t)threadIdx.x; args->factor && g < args->groups; g += (int32_t)blockDim.x) {
         gmm__scale f = gmm__scale_of(args->alpha ? args->alpha[args->alpha_per_group ? g : 0] : 1.0f);
         if (a->scaling == GMM_SCALING_NV16) f = gmm__scale_times(f, a->amax[g]);
-        f = gmm__scale_times(gmm__scale_times(f, b->amax[g]), share);
+        f = gmm__scale_times(gmm__scale_times(f, b->amax[g]), inverse);
         args->factor[g] = gmm__scale_split(f, &args->factor[args->groups + g]);
     }
     for (g = (int32_t)threadIdx.x; args->ends && g <= args->groups; g += (int32_t)blockDim.x)
         args->ends[g] = 16 * (int64_t)args->units[g];
 }
 
-GMM__KERNEL __launch_bounds__(GMM_EXPAND_MOST, 1) gmm_expand_rows(const __grid_constant__ gmm_expand_args args) {
-    enum { QUADS = GMM_GROUP_ROWS / GMM_EXPAND_LINES };
-    int32_t t, k;
-    gmm_early();
+/* Dequantizes copies that keep their layout. A task is GMM_EXPAND_LINES lines of GMM_EXPAND_SPAN elements;
+   grid-stride loop, one warp per task, first all tasks of operand 0, then those of operand 1. */
+GMM__KERNEL __launch_bounds__(GMM_EXPAND_MAX_THREADS, 1) gmm_expand_rows(const __grid_constant__ gmm_expand_args args) {
+    enum { LINE_GROUPS = GMM_GROUP_ROWS / GMM_EXPAND_LINES };
+    int32_t task, k;
+    gmm_pdl_wait();
     if (blockIdx.x == 0) gmm_expand_groups(&args);
-    t = (int32_t)((blockIdx.x * blockDim.x + threadIdx.x) / 32u);
+    task = (int32_t)((blockIdx.x * blockDim.x + threadIdx.x) / 32u);
 #pragma unroll 1
     for (k = 0; k < 2; k++) {
-        const gmm_expand_side *s = &args.side[k];
-        const int mx = s->from.scaling == GMM_SCALING_MX32, columnwise = s->direction == GMM_COLUMNWISE;
-        const int turned = columnwise && !mx, fp4 = s->from.dtype == GMM_E2M1;
-        const int32_t width = turned ? s->rows : s->cols, lines = turned ? s->cols : s->rows;
+        const gmm_expand_operand *s = &args.operand[k];
+        const int mx = s->src.scaling == GMM_SCALING_MX32, columnwise = s->direction == GMM_COLUMNWISE;
+        const int transposed = columnwise && !mx, fp4 = s->src.dtype == GMM_E2M1;
+        const int32_t width = transposed ? s->rows : s->cols, lines = transposed ? s->cols : s->rows;
         const int32_t spans = (width + GMM_EXPAND_SPAN - 1) / GMM_EXPAND_SPAN;
         const int32_t strips = (lines + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS; /* of a matrix */
-        const int32_t all = QUADS * spans * (s->grouped ? args.tiles[args.groups] : args.groups * strips);
-        if (s->from.dtype == GMM_NONE) continue;
+        const int32_t tasks = LINE_GROUPS * spans * (s->grouped ? args.tiles[args.groups] : args.groups * strips);
+        if (s->src.dtype == GMM_NONE) continue;
 #pragma unroll 1
-        for (; t < all; t += (int32_t)(gridDim.x * blockDim.x / 32u)) {
-            const int32_t quad = t / spans, c = (t - quad * spans) * GMM_EXPAND_SPAN;
-            int32_t strip = quad / QUADS, g = 0, line;
+        for (; task < tasks; task += (int32_t)(gridDim.x * blockDim.x / 32u)) {
+            const int32_t line_group = task / spans, c = (task - line_group * spans) * GMM_EXPAND_SPAN;
+            int32_t strip = line_group / LINE_GROUPS, g = 0, line;
             if (s->grouped) {
                 gmm_find_group32(args.tiles, args.groups, strip, &g);
                 strip -= args.tiles[g];
@@ -337,7 +348,7 @@ GMM__KERNEL __launch_bounds__(GMM_EXPAND_MOST, 1) gmm_expand_rows(const __grid_c
                 g = strip / strips;
                 strip -= g * strips;
             }
-            line = strip * GMM_GROUP_ROWS + quad % QUADS * GMM_EXPAND_LINES;
+            line = strip * GMM_GROUP_ROWS + line_group % LINE_GROUPS * GMM_EXPAND_LINES;
             if (!mx && args.dtype == GMM_F16) gmm_expand_lines(&args, s, GMM_F16, 0, 1, 0, g, line, c);
             else if (!mx) gmm_expand_lines(&args, s, GMM_BF16, 0, 1, 0, g, line, c);
             else if (columnwise && fp4) gmm_expand_lines(&args, s, GMM_BF16, 1, 1, 1, g, line, c);
@@ -345,36 +356,40 @@ GMM__KERNEL __launch_bounds__(GMM_EXPAND_MOST, 1) gmm_expand_rows(const __grid_c
             else if (fp4) gmm_expand_lines(&args, s, GMM_BF16, 1, 1, 0, g, line, c);
             else gmm_expand_lines(&args, s, GMM_BF16, 1, 0, 0, g, line, c);
         }
-        t -= all;
+        task -= tasks;
     }
 }
 
-GMM__KERNEL __launch_bounds__(GMM_TURN_THREADS, 4) gmm_expand_columns(const __grid_constant__ gmm_expand_args args) {
-    __shared__ __align__(128) char shared[128 * GMM_GROUP_ROWS * GMM_TURN_STRIPS];
-    int32_t t = (int32_t)blockIdx.x, pieces, k;
-    gmm_early();
-    pieces = (args.tiles[args.groups] + GMM_TURN_STRIPS - 1) / GMM_TURN_STRIPS;
+/* Dequantizes and transposes columnwise NV16 tokens. A task is GMM_EXPAND_STRIPS strips by GMM_EXPAND_STRIP_LINES
+   lines; grid-stride loop, one CTA per task. */
+GMM__KERNEL __launch_bounds__(GMM_EXPAND_TRANSPOSE_THREADS, 4)
+gmm_expand_columns(const __grid_constant__ gmm_expand_args args) {
+    __shared__ __align__(128) char shared[128 * GMM_GROUP_ROWS * GMM_EXPAND_STRIPS];
+    int32_t task = (int32_t)blockIdx.x, strip_groups, k;
+    gmm_pdl_wait();
+    strip_groups = (args.tiles[args.groups] + GMM_EXPAND_STRIPS - 1) / GMM_EXPAND_STRIPS;
     if (blockIdx.x == 0) gmm_expand_groups(&args);
 #pragma unroll 1
     for (k = 0; k < 2; k++) {
-        const gmm_expand_side *s = &args.side[k];
-        const int32_t spans = (s->cols + GMM_TURN_LINES - 1) / GMM_TURN_LINES;
-        const int32_t all = pieces * spans;
+        const gmm_expand_operand *s = &args.operand[k];
+        const int32_t spans = (s->cols + GMM_EXPAND_STRIP_LINES - 1) / GMM_EXPAND_STRIP_LINES;
+        const int32_t tasks = strip_groups * spans;
 #pragma unroll 1
-        for (; t < all; t += (int32_t)gridDim.x) {
-            const int32_t strip = t / spans * GMM_TURN_STRIPS, line = t % spans * GMM_TURN_LINES;
-            if (args.dtype == GMM_F16) gmm_expand_turned(&args, s, GMM_F16, strip, line, shared);
-            else gmm_expand_turned(&args, s, GMM_BF16, strip, line, shared);
+        for (; task < tasks; task += (int32_t)gridDim.x) {
+            const int32_t strip = task / spans * GMM_EXPAND_STRIPS, line = task % spans * GMM_EXPAND_STRIP_LINES;
+            if (args.dtype == GMM_F16) gmm_expand_transposed(&args, s, GMM_F16, strip, line, shared);
+            else gmm_expand_transposed(&args, s, GMM_BF16, strip, line, shared);
         }
-        t -= all;
+        task -= tasks;
     }
 }
 
-/* `columns`: the sides are columnwise NV16 tokens. `limited`: a block per multiprocessor, of those it may use. */
-static GMM__UNUSED cudaError_t gmm_launch_expand(int columns, int32_t grid, int limited, int early,
+/* `columns`: the operands are columnwise NV16 tokens. `limited`: the grid has one CTA per multiprocessor that may be
+   used. */
+static GMM__UNUSED cudaError_t gmm_launch_expand(int columns, int32_t grid, int limited, int pdl,
                                                  const gmm_expand_args *args, cudaStream_t stream) {
-    const int threads = columns ? GMM_TURN_THREADS : limited ? GMM_EXPAND_MOST : GMM_EXPAND_THREADS;
-    return gmm_launch_early(columns ? (const void *)gmm_expand_columns : (const void *)gmm_expand_rows, early,
-                            (unsigned)grid, (unsigned)threads, 0, args, stream);
+    const int threads = columns ? GMM_EXPAND_TRANSPOSE_THREADS : limited ? GMM_EXPAND_MAX_THREADS : GMM_EXPAND_THREADS;
+    return gmm_launch_pdl(columns ? (const void *)gmm_expand_columns : (const void *)gmm_expand_rows, pdl,
+                          (unsigned)grid, (unsigned)threads, 0, args, stream);
 }
 

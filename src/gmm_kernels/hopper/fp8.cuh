@@ -1,139 +1,154 @@
 /* ............................................................................ Grouped FP8 products on Hopper ... */
 
 /* Products of FP8 copies, whose lines run along the contraction: fwd x and w ROWWISE, dgrad dy ROWWISE and w
-   COLUMNWISE, wgrad dy and x COLUMNWISE. Pairs and stages are those of the 16-bit products, a stage 128 deep; D's rows
-   are wgmma's first factor, E4M3 or E5M2, its columns the second, E4M3: 64 rows of a tile for each group of 128
-   threads. A warp of its own places tiles, so that those who move operands never wait for that.
+   COLUMNWISE, wgrad dy and x COLUMNWISE. Clusters, multicast and the tile ring are those of the 16-bit products
+   (tables.cuh); a stage is 128 elements long. Without swap_ab: wgmma's A are D's rows (E4M3 or E5M2), its B are D's
+   columns (E4M3); each consumer warp group has 64 rows of the tile and all of its columns.
 
-   The tensor cores keep 14 bits of an FP8 sum. Unless the caller allows it (fast), every 128 deep a sum of its own is
-   added up in fp32, times the scales of its block: those of D's rows, two per thread, times one per 128 columns (rows),
-   or times those of D's columns (both). A warp beside the producer brings them to shared memory. Scales of whole
-   matrices and of lines are applied once, at the end; those of lines come to shared memory while products run.
+   Warp roles: consumers (warp groups 0 to 1 or 2), then four warps with few registers: producer, scale loader,
+   scheduler, store.
 
-   A group of threads leaves its sums in a room in shared memory, from where TMA takes them to D while the next tile is
-   multiplied. What they are added to in fp32 TMA brings to the room before, while they are made. Between the parts of a
-   tile that a room does not hold whole, that would be waited for: where sums are deep TMA adds the later parts to D
-   itself, which takes it longer (1.3 TB/s), but nobody waits. What TMA cannot do (D where rows are not at multiples of
-   16 bytes, adding to 16 bits) threads do. */
+   Promotion. The tensor cores keep 14 bits of an FP8 sum. Unless the caller allows less (fast), the partial sum of
+   every stage is added to an fp32 accumulator, times the block's scales: 1d2d multiplies by a scale per row and one per
+   128 columns, 1d1d by a scale per row and one per column. The scale loader brings them to shared memory with the
+   stage. Scales of whole tensors and of lines are applied once, in the epilogue.
+
+   Epilogue. A consumer writes its accumulators to its store slot, from which the store warp moves them to D by TMA
+   while the next tile is multiplied. What fp32 D adds to is loaded into the slot before. Where a tile takes several
+   parts per slot, later parts would wait for that load: for long sums TMA adds them to D itself (reduce, 1.3 TB/s),
+   which nobody waits for. Consumers store D themselves where its rows are not 16-byte aligned or 16-bit D is added to.
+   */
 typedef struct gmm_fp8_args {
-    CUtensorMap a, b, d;      /* boxes: A 64 lines, B 64 lines, D 64 rows of 128 bytes */
-    gmm_gemm_args p;          /* offsets and tiles are not read; a and b are the copies' codes, a line per row */
+    CUtensorMap a, b, d;      /* boxes: A 64 rows, B 64 rows, D 64 rows of 128 bytes */
+    gmm_gemm_args p;          /* its offsets and tiles are not read; a and b are the copies' codes */
     gmm_groups groups;        /* splits in device memory */
     gmm_mat a_scale, b_scale; /* scaling, scale, scale_table in device memory */
-    int32_t *tables;          /* more groups than the kernel has room for: gmm_fp8_table_bytes per block */
+    int32_t *tables;          /* group tables in the workspace where shared memory has too few entries, else NULL */
     int32_t wgrad;
     int32_t b_columnwise;     /* b is a COLUMNWISE copy: dgrad's weight */
 } gmm_fp8_args;
 
-enum { GMM_FP8_UNIT = 64, GMM_FP8_TILE_BYTES = 64 }; /* rows of a tile per group of threads */
+enum { GMM_FP8_BLOCK_ROWS = 64, GMM_FP8_TILE_BYTES = 64 }; /* rows of a tile per consumer */
 
-/* Tiles: X(tag, groups of threads, columns, stages, boxes of 64 rows by 128 bytes in a room, groups that fit, registers
-   of threads that multiply and of the rest, whether fwd and dgrad guess their first tile). Guessing is for few tokens:
-   with many, 192x128 loses up to 4% by it. Rooms of 128x192_held hold whole tiles of fp32, for a stage. */
+/* Tiles, rows x columns of D: X(tag, consumers, columns, stages, boxes of 64 rows x 128 bytes in a store slot, groups
+   whose tables fit into shared memory, registers of consumers, registers of the other warps, whether fwd and dgrad
+   prefetch a predicted first tile). Prediction is for few tokens: with many, 192x128 loses up to 4% by it. Store slots
+   of 128x192_full_slot hold a whole fp32 tile, at the cost of a stage. */
 #define GMM_FP8_TILE_LIST(X) \
     X(192x128, 3, 128, 4, 2, 256, 152, 56, 0) \
-    X(192x128_few, 3, 128, 4, 2, 256, 152, 56, 1) \
+    X(192x128_small_m, 3, 128, 4, 2, 256, 152, 56, 1) \
     X(128x192, 2, 192, 4, 3, 256, 232, 40, 0) \
-    X(128x192_few, 2, 192, 4, 3, 256, 224, 56, 1) \
-    X(128x192_held, 2, 192, 3, 6, 256, 232, 40, 0)
+    X(128x192_small_m, 2, 192, 4, 3, 256, 224, 56, 1) \
+    X(128x192_full_slot, 2, 192, 3, 6, 256, 232, 40, 0)
 
-/* What a block's sum is multiplied by: X(tag, value, bytes of scales per stage: per group of threads, besides, per
-   column) */
-enum { GMM_FP8_FAST, GMM_FP8_ROWS, GMM_FP8_BOTH };
-#define GMM_FP8_SUM_LIST(X) \
+/* Scaling of partial sums: X(tag, value, bytes of scales per stage: per consumer, per tile, per column). */
+enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
+#define GMM_FP8_SCALING_LIST(X) \
     X(fast, GMM_FP8_FAST, 0, 0, 0) \
-    X(rows, GMM_FP8_ROWS, 256, 16, 0) \
-    X(both, GMM_FP8_BOTH, 256, 0, 4)
+    X(1d2d, GMM_FP8_1D2D, 256, 16, 0) \
+    X(1d1d, GMM_FP8_1D1D, 256, 0, 4)
 
-/* Instances: X(dtype of D's rows' factor, tag, sums, tile); the includes below follow the same list. */
+/* Instances: X(dtype of A, tag, scaling, tile). The includes in fp8_kernels.cuh follow the same list. */
 #define GMM_FP8_KERNEL_LIST(X) \
-    X(GMM_E4M3, e4m3, rows, 192x128) X(GMM_E5M2, e5m2, rows, 192x128) \
-    X(GMM_E4M3, e4m3, rows, 192x128_few) X(GMM_E5M2, e5m2, rows, 192x128_few) \
-    X(GMM_E4M3, e4m3, rows, 128x192_few) X(GMM_E5M2, e5m2, rows, 128x192_few) \
-    X(GMM_E4M3, e4m3, both, 128x192_held) X(GMM_E5M2, e5m2, both, 128x192_held) \
+    X(GMM_E4M3, e4m3, 1d2d, 192x128) X(GMM_E5M2, e5m2, 1d2d, 192x128) \
+    X(GMM_E4M3, e4m3, 1d2d, 192x128_small_m) X(GMM_E5M2, e5m2, 1d2d, 192x128_small_m) \
+    X(GMM_E4M3, e4m3, 1d2d, 128x192_small_m) X(GMM_E5M2, e5m2, 1d2d, 128x192_small_m) \
+    X(GMM_E4M3, e4m3, 1d1d, 128x192_full_slot) X(GMM_E5M2, e5m2, 1d1d, 128x192_full_slot) \
     X(GMM_E4M3, e4m3, fast, 128x192) X(GMM_E5M2, e5m2, fast, 128x192)
 
-/* Shared memory: stages of B and A, a room per group of threads, barriers, tiles, groups, the scales of 64 rows and of
-   a tile's columns per group of threads, scales of stages. */
-#define GMM__X(tag, teams, cols, st, boxes, groups, high, low, guess) GMM__CAT(gmm11_teams_, tag) = teams, \
-    GMM__CAT(gmm11_cols_, tag) = cols, GMM__CAT(gmm11_stages_, tag) = st, GMM__CAT(gmm11_boxes_, tag) = boxes, \
-    GMM__CAT(gmm11_groups_, tag) = groups, GMM__CAT(gmm11_guess_, tag) = guess, \
-    GMM__CAT(gmm11_high_, tag) = high, GMM__CAT(gmm11_low_, tag) = low, GMM__CAT(gmm11_a_, tag) = 128 * (cols), \
-    GMM__CAT(gmm11_stage_, tag) = 128 * (cols) + 8192 * (teams), GMM__CAT(gmm11_threads_, tag) = 128 * (teams) + 128,
-enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_tiles_end };
+/* Shared memory, in this order: stages (B, A), a store slot per consumer, barriers (full and empty of each stage;
+   tile_full and tile_empty of the ring; empty and full of each slot; two of the prediction), the tile ring, the group
+   tables (ends, work_ends, padded starts), per consumer the line scales of its 64 rows and of the tile's columns, the
+   scales of each stage. Offsets are in bytes. */
+#define GMM__FP8(name, tag) GMM__CAT(gmm_fp8_##name##_, tag) /* a constant of a tile or of a scaling */
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+    GMM__FP8(consumers, tag) = consumers_, GMM__FP8(tile_n, tag) = tile_n_, GMM__FP8(stages, tag) = stages_, \
+    GMM__FP8(store_boxes, tag) = boxes_, GMM__FP8(smem_groups, tag) = groups_, \
+    GMM__FP8(prefetch_tile, tag) = prefetch_, GMM__FP8(consumer_regs, tag) = consumer_regs_, \
+    GMM__FP8(producer_regs, tag) = producer_regs_, GMM__FP8(a_offset, tag) = 128 * (tile_n_), \
+    GMM__FP8(stage_bytes, tag) = 128 * (tile_n_) + 8192 * (consumers_), \
+    GMM__FP8(threads, tag) = 128 * (consumers_) + 128,
+enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_tiles_end };
 #undef GMM__X
-#define GMM__X(tag, value, group, all, col) GMM__CAT(gmm11_sums_, tag) = value, GMM__CAT(gmm11_group_, tag) = group, \
-    GMM__CAT(gmm11_all_, tag) = all, GMM__CAT(gmm11_col_, tag) = col,
-enum { GMM_FP8_SUM_LIST(GMM__X) gmm11_sums_end };
+#define GMM__X(tag, scaling_, consumer_, tile_, column_) \
+    GMM__FP8(scaling, tag) = scaling_, GMM__FP8(consumer_scales, tag) = consumer_, GMM__FP8(tile_scales, tag) = tile_, \
+    GMM__FP8(column_scales, tag) = column_,
+enum { GMM_FP8_SCALING_LIST(GMM__X) gmm_fp8_scaling_end };
 #undef GMM__X
-#define GMM__X(tag, teams, cols, st, boxes, groups, high, low, guess) \
-    GMM__CAT(gmm11_rooms_, tag) = GMM__CAT(gmm11_stage_, tag) * (st), \
-    GMM__CAT(gmm11_bars_, tag) = GMM__CAT(gmm11_stage_, tag) * (st) + 8192 * (boxes) * (teams),
-enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_rooms_end };
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+    GMM__FP8(slots_offset, tag) = GMM__FP8(stage_bytes, tag) * (stages_), \
+    GMM__FP8(barriers_offset, tag) = GMM__FP8(stage_bytes, tag) * (stages_) + 8192 * (boxes_) * (consumers_),
+enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_slots_end };
 #undef GMM__X
-#define GMM__X(tag, teams, cols, st, boxes, groups, high, low, guess) GMM__CAT(gmm11_ring_, tag) = \
-    GMM__CAT(gmm11_bars_, tag) + 16 * (st) + 16 * GMM_SM90_RING + 16 * (teams) + 32 * (guess),
-enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_ring_end };
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+    GMM__FP8(ring_offset, tag) = GMM__FP8(barriers_offset, tag) + 16 * (stages_) + 16 * GMM_SM90_TILE_RING + \
+                                 16 * (consumers_) + 32 * (prefetch_),
+enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_ring_end };
 #undef GMM__X
-#define GMM__X(tag, teams, cols, st, boxes, groups, high, low, guess) GMM__CAT(gmm11_lines_, tag) = \
-    (GMM__CAT(gmm11_ring_, tag) + GMM_FP8_TILE_BYTES * GMM_SM90_RING + 12 * ((groups) + 1) + 15) / 16 * 16,
-enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_lines_end };
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+    GMM__FP8(line_scales_offset, tag) = (GMM__FP8(ring_offset, tag) + GMM_FP8_TILE_BYTES * GMM_SM90_TILE_RING + \
+                                         12 * ((groups_) + 1) + 15) / 16 * 16,
+enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_line_scales_end };
 #undef GMM__X
-#define GMM__X(tag, teams, cols, st, boxes, groups, high, low, guess) GMM__CAT(gmm11_factors_, tag) = \
-    GMM__CAT(gmm11_lines_, tag) + (256 + 4 * (cols)) * (teams),
-enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_factors_end };
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+    GMM__FP8(stage_scales_offset, tag) = GMM__FP8(line_scales_offset, tag) + (256 + 4 * (tile_n_)) * (consumers_),
+enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_stage_scales_end };
 #undef GMM__X
-#define GMM__X(dtype, tag, sums, tile) gmm11_shared_##tag##_##sums##_##tile = GMM__CAT(gmm11_factors_, tile) + \
-    GMM__CAT(gmm11_stages_, tile) * (GMM__CAT(gmm11_group_, sums) * GMM__CAT(gmm11_teams_, tile) + \
-    GMM__CAT(gmm11_all_, sums) + GMM__CAT(gmm11_col_, sums) * GMM__CAT(gmm11_cols_, tile)),
-enum { GMM_FP8_KERNEL_LIST(GMM__X) gmm11_shared_end };
+#define GMM__X(dtype, tag, scaling, tile) \
+    gmm_fp8_smem_bytes_##tag##_##scaling##_##tile = GMM__FP8(stage_scales_offset, tile) + GMM__FP8(stages, tile) * \
+        (GMM__FP8(consumer_scales, scaling) * GMM__FP8(consumers, tile) + GMM__FP8(tile_scales, scaling) + \
+         GMM__FP8(column_scales, scaling) * GMM__FP8(tile_n, tile)),
+enum { GMM_FP8_KERNEL_LIST(GMM__X) gmm_fp8_smem_end };
 #undef GMM__X
-#define GMM__X(dtype, tag, sums, tile) gmm11_fits_##tag##_##sums##_##tile = \
-    1 / (gmm11_shared_##tag##_##sums##_##tile <= 232448),
-enum { GMM_FP8_KERNEL_LIST(GMM__X) gmm11_fits_end };
+/* Does not compile (1 / 0) where a kernel needs more than the 227 KiB that a CTA can have. */
+#define GMM__X(dtype, tag, scaling, tile) \
+    gmm_fp8_fits_##tag##_##scaling##_##tile = 1 / (gmm_fp8_smem_bytes_##tag##_##scaling##_##tile <= 232448),
+enum { GMM_FP8_KERNEL_LIST(GMM__X) gmm_fp8_fits_end };
 #undef GMM__X
 
 static GMM__UNUSED size_t gmm_fp8_table_bytes(int64_t groups) { return 12 * ((size_t)groups + 1); }
 
-/* A float to shared memory, or +0 where it is not there. */
-GMM__DEVICE void gmm_fetch4(uint32_t to, const float *from, int there) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
-                 : : "r"(to), "l"(__cvta_generic_to_global(from)), "r"(there ? 4 : 0) : "memory");
+/* A float to shared memory, or +0 where `present` is 0. */
+GMM__DEVICE void gmm_cp_async_f32(uint32_t smem, const float *from, int present) {
+    gmm_cp_async_4_zfill(smem, __cvta_generic_to_global(from), present ? 4 : 0);
 }
 
-/* A descriptor from its low half, which holds all that differs between operands in lines of 128 bytes. */
-GMM__DEVICE uint64_t gmm_wgmma_whole(uint32_t low) { return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | low; }
-/* How a tile's sums go out: as 16-bit elements, by TMA, added to what it has brought; all parts but the first added to
-   D by TMA. */
-enum { GMM_FP8_NARROW = 1, GMM_FP8_WHOLE = 2, GMM_FP8_ADDED = 4, GMM_FP8_REDUCED = 8 };
-enum { GMM_FP8_DEEP = 768 }; /* of sums: from here on what TMA adds is hidden behind them */
+/* A wgmma descriptor of a K-major operand in lines of 128 bytes from its low word, which holds all that differs. */
+GMM__DEVICE uint64_t gmm_wgmma_desc_k_major(uint32_t low) { return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | low; }
+/* How a tile is stored: as 16-bit elements; by TMA; added to what TMA has loaded into the slot; later parts added to D
+   by TMA. */
+enum { GMM_FP8_D_16BIT = 1, GMM_FP8_D_TMA = 2, GMM_FP8_D_LOAD = 4, GMM_FP8_D_REDUCE = 8 };
+enum { GMM_FP8_REDUCE_K = 768 }; /* contractions from this length on hide TMA's additions to D */
 
-/* A tile, where its group's rows start in padded copies, what its sums are multiplied by as a whole (gmm_fp8_outer),
-   how they go out, and for TMA the last three coordinates of its first row in D. */
+/* A work tile of the FP8 products. */
 typedef struct gmm_fp8_tile {
     gmm_sm90_tile t;
-    int32_t start;
-    float all;
-    int32_t out, y, z, w;
+    int32_t padded_row;   /* where its group starts in padded copies */
+    float outer_scale;    /* what all of its sums are multiplied by */
+    int32_t d_flags;      /* how it is stored: GMM_FP8_D_* */
+    int32_t d_y, d_z, d_w; /* the last three TMA coordinates of its first row in D */
 } gmm_fp8_tile;
 
-/* Stages of a tile. An empty sum takes one, of nothing: stages are what keeps the ring of tiles from being overrun. */
-GMM__DEVICE uint32_t gmm_fp8_depths(int32_t k) { return k > 0 ? (uint32_t)(k + 127) / 128 : 1; }
+/* Stages of a tile. An empty contraction takes one stage without a load: passing stages is what keeps the scheduler
+   from overrunning the tile ring. */
+GMM__DEVICE uint32_t gmm_fp8_k_tiles(int32_t k) { return k > 0 ? (uint32_t)(k + 127) / 128 : 1; }
 
-/* Prefix sums of the groups' rows in padded copies [G + 1]. One warp. */
-GMM__DEVICE void gmm_fp8_starts(int32_t groups, const int32_t *ends, int32_t *starts) {
+/* Prefix sums [G + 1] of the groups' rows in padded copies. Whole warp. */
+GMM__DEVICE void gmm_fp8_padded_starts(int32_t groups, const int32_t *ends, int32_t *starts) {
     int32_t total = 0, g;
-    const int32_t last = gmm_sm90_run(groups, &g);
+    const int32_t last = gmm_sm90_lane_groups(groups, &g);
 #pragma unroll 1
     for (; g < last; g++)
         starts[g + 1] = total += (ends[g + 1] - ends[g] + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS * GMM_GROUP_ROWS;
-    gmm_sm90_prefix(groups, total, starts);
+    gmm_sm90_prefix_sums(groups, total, starts);
 }
 
-/* The first scale of a tile's group. Lines of A are rows, or in wgrad D's rows; lines of B are D's columns. */
+/* First scale of a tile's group, and the steps from block to block (and from 128 columns to the next). Lines of A are
+   D's rows, lines of B are D's columns. */
 GMM__DEVICE const float *gmm_fp8_scales_a(const gmm_fp8_args *args, const gmm_fp8_tile *t, int64_t *step) {
     const gmm_direction direction = args->wgrad ? GMM_COLUMNWISE : GMM_ROWWISE;
-    const gmm__qview v = gmm__qview_of(&args->a_scale, direction, 1, t->t.g, t->t.row, t->start, t->t.end - t->t.row,
+    const gmm__qview v = gmm__qview_of(&args->a_scale, direction, 1, t->t.g, t->t.row, t->padded_row,
+                                       t->t.end - t->t.row,
                                        args->wgrad ? args->p.m : args->p.k);
     *step = gmm__qview_scale(&v, 0, 1);
     return (const float *)(const void *)v.scale;
@@ -144,178 +159,184 @@ GMM__DEVICE const float *gmm_fp8_scales_b(const gmm_fp8_args *args, const gmm_fp
     const int64_t rows = args->wgrad ? t->t.end - t->t.row : args->b_columnwise ? args->p.k : args->p.n;
     const int64_t cols = args->b_columnwise || args->wgrad ? args->p.n : args->p.k;
     const gmm__qview v = gmm__qview_of(&args->b_scale, direction, args->wgrad, t->t.g, args->wgrad ? t->t.row : 0,
-                                       args->wgrad ? t->start : 0, rows, cols);
+                                       args->wgrad ? t->padded_row : 0, rows, cols);
     *step = gmm__qview_scale(&v, 0, 1);
     *block = gmm__qview_scale(&v, 128, 0);
     return (const float *)(const void *)v.scale;
 }
 
-/* What D_g is multiplied by as a whole; an empty sum is +0, whatever the sign of alpha. GMM_FP8_EXTREME, a NaN that no
-   product is, if the product leaves the range of normal numbers on its way: then gmm_fp8_outer_extreme has it. */
+/* Factor of all sums of a group: alpha and per-tensor scales. An empty sum stays +0 whatever the sign of alpha. Returns
+   GMM_FP8_EXTREME, a NaN that no product is, where a partial product leaves the range of normal numbers:
+   gmm_fp8_outer_factors then has the factor. */
 enum { GMM_FP8_EXTREME = 0x7FC0E001 };
-GMM__DEVICE float gmm_fp8_outer(const gmm_fp8_args *args, const gmm_sm90_tile *t) {
-    float all = 1.0f;
+GMM__DEVICE float gmm_fp8_outer_scale(const gmm_fp8_args *args, const gmm_sm90_tile *t) {
+    float scale = 1.0f;
     int extreme;
-    if (t->k == 0) return all;
-    if (args->p.alpha) all = args->p.alpha[args->p.alpha_per_group ? t->g : 0];
-    if (args->a_scale.scaling == GMM_SCALING_TENSOR) all = __fmul_rn(all, ((const float *)args->a_scale.scale)[t->g]);
-    extreme = !gmm__scale_normal(all);
-    if (args->b_scale.scaling == GMM_SCALING_TENSOR)
-        all = __fmul_rn(all, args->b_scale.scale_table ? *(const float *)args->b_scale.scale_table[t->g]
-                                                       : ((const float *)args->b_scale.scale)[t->g]);
-    return extreme || !gmm__scale_normal(all) ? gmm_f32_from_bits(GMM_FP8_EXTREME) : all;
-}
-/* Two factors that stand for the product, to multiply by one after the other. */
-GMM__DEVICE float gmm_fp8_outer_extreme(const gmm_fp8_args *args, const gmm_sm90_tile *t, float *second) {
-    gmm__scale all = gmm__scale_of(args->p.alpha ? args->p.alpha[args->p.alpha_per_group ? t->g : 0] : 1.0f);
+    if (t->k == 0) return scale;
+    if (args->p.alpha) scale = args->p.alpha[args->p.alpha_per_group ? t->g : 0];
     if (args->a_scale.scaling == GMM_SCALING_TENSOR)
-        all = gmm__scale_times(all, ((const float *)args->a_scale.scale)[t->g]);
+        scale = __fmul_rn(scale, ((const float *)args->a_scale.scale)[t->g]);
+    extreme = !gmm__scale_normal(scale);
     if (args->b_scale.scaling == GMM_SCALING_TENSOR)
-        all = gmm__scale_times(all, args->b_scale.scale_table ? *(const float *)args->b_scale.scale_table[t->g]
-                                                              : ((const float *)args->b_scale.scale)[t->g]);
-    return gmm__scale_split(all, second);
+        scale = __fmul_rn(scale, args->b_scale.scale_table ? *(const float *)args->b_scale.scale_table[t->g]
+                                                       : ((const float *)args->b_scale.scale)[t->g]);
+    return extreme || !gmm__scale_normal(scale) ? gmm_f32_from_bits(GMM_FP8_EXTREME) : scale;
+}
+/* The same factor as two, to be multiplied by one after the other. */
+GMM__DEVICE float gmm_fp8_outer_factors(const gmm_fp8_args *args, const gmm_sm90_tile *t, float *second) {
+    gmm__scale scale = gmm__scale_of(args->p.alpha ? args->p.alpha[args->p.alpha_per_group ? t->g : 0] : 1.0f);
+    if (args->a_scale.scaling == GMM_SCALING_TENSOR)
+        scale = gmm__scale_times(scale, ((const float *)args->a_scale.scale)[t->g]);
+    if (args->b_scale.scaling == GMM_SCALING_TENSOR)
+        scale = gmm__scale_times(scale, args->b_scale.scale_table ? *(const float *)args->b_scale.scale_table[t->g]
+                                                                  : ((const float *)args->b_scale.scale)[t->g]);
+    return gmm__scale_split(scale, second);
 }
 
-/* Fills in how a tile goes out. */
-GMM__DEVICE void gmm_fp8_way_out(const gmm_fp8_args *args, gmm_fp8_tile *f) {
-    const uint64_t d = (uint64_t)(uintptr_t)gmm_kmat_at(&args->p.d, f->t.g), to = d - GMM_SM90_BASE;
+/* Decides how a tile is stored. */
+GMM__DEVICE void gmm_fp8_plan_store(const gmm_fp8_args *args, gmm_fp8_tile *f) {
+    const uint64_t d = (uint64_t)(uintptr_t)gmm_kmat_data(&args->p.d, f->t.g), to = d - GMM_SM90_MAP_BASE;
     const int size = gmm_kmat_size(&args->p.d);
     const float beta = gmm_gemm_beta(&args->p, f->t.g);
-    f->out = size == 2 && beta == 0.0f ? GMM_FP8_NARROW : 0;
+    f->d_flags = size == 2 && beta == 0.0f ? GMM_FP8_D_16BIT : 0;
     if (((d | (uint64_t)(args->p.d.ld * size)) & 15) == 0 && (beta == 0.0f || size == 4)) {
-        f->out |= GMM_FP8_WHOLE | (beta == 0.0f ? 0 : GMM_FP8_ADDED);
-        if (beta == 1.0f && f->t.k >= GMM_FP8_DEEP) f->out |= GMM_FP8_REDUCED;
+        f->d_flags |= GMM_FP8_D_TMA | (beta == 0.0f ? 0 : GMM_FP8_D_LOAD);
+        if (beta == 1.0f && f->t.k >= GMM_FP8_REDUCE_K) f->d_flags |= GMM_FP8_D_REDUCE;
     }
-    f->y = f->t.m0 + (args->wgrad ? 0 : GMM_SM90_RAGGED - (f->t.end - f->t.row));
-    f->z = args->wgrad ? (int32_t)(to >> 4 & 0x3FFF) : f->t.end;
-    f->w = args->wgrad ? (int32_t)(to >> 18) : GMM_SM90_RAGGED;
+    f->d_y = f->t.m0 + (args->wgrad ? 0 : GMM_SM90_RAGGED_ROWS - (f->t.end - f->t.row));
+    f->d_z = args->wgrad ? (int32_t)(to >> 4 & 0x3FFF) : f->t.end;
+    f->d_w = args->wgrad ? (int32_t)(to >> 18) : GMM_SM90_RAGGED_ROWS;
 }
 
-/* How a launch starts early. By the split as it stands before it is waited for, a block places its first tile; right
-   behind the wait it asks for the operands of that and multiplies them. Whether the tile was the right one is looked at
-   meanwhile; if not, nothing of it goes out, and the block takes its first tile again behind all others. Blocks of a
-   cluster hand stages back to one another, and must take the same number: a tile of nothing takes as many, and where
-   one takes its first tile again, the other takes nothing once more. */
+/* Predicted first tile. The scheduler chooses the CTA's first tile by the split as it is before griddepcontrol.wait;
+   the producer loads it right after the wait, and it is multiplied. Meanwhile the scheduler reads the split again. If
+   the prediction was wrong, the result is discarded and the CTA takes its true first tile after all others. CTAs of a
+   cluster pass stages to one another and must take the same number of them: an empty tile takes as many stages as a
+   real one, and where one CTA repeats its first tile, the other takes one more empty tile. */
 
-/* A tile of nothing. */
-GMM__DEVICE void gmm_fp8_nothing(const gmm_fp8_args *args, gmm_fp8_tile *f) {
+/* A tile without rows or columns that takes the stages of a real one. */
+GMM__DEVICE void gmm_fp8_empty_tile(const gmm_fp8_args *args, gmm_fp8_tile *f) {
     memset(f, 0, sizeof *f);
-    f->t.units = 1;
+    f->t.row_blocks = 1;
     f->t.k = args->p.k;
 }
 
-/* What gmm_sm90_split, _across, _count and gmm_fp8_starts do for fwd and dgrad, in one go: a lane asks for the entries
-   of its up to `run` groups all at once. Few have less code, which runs once and so is waited for. `known`: returns 0
-   if `ends` come from the same entries; or else the tiles across. One warp. */
-enum { GMM_FP8_RUN = 4 };
-GMM__DEVICE int32_t gmm_fp8_plan(const gmm_fp8_args *args, const int run, int known, int flat, int32_t cols,
-                                 int32_t step, int32_t teams, int32_t pair, int32_t *ends, int32_t *items,
+/* gmm_sm90_read_split, gmm_sm90_tiles_n, gmm_sm90_count_work and gmm_fp8_padded_starts for fwd and dgrad in one pass: a
+   lane loads the entries of its up to `lane_groups` groups at once, so that the latency is paid once. `known`: returns
+   0 if `ends` still describe the split; else returns the tiles along the columns. Whole warp. */
+enum { GMM_FP8_LANE_GROUPS = 4 };
+GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const int lane_groups, int known, int raster_n,
+                                       int32_t tile_n,
+                                 int32_t n_align, int32_t consumers, int32_t cluster, int32_t *ends, int32_t *work_ends,
                                  int32_t *starts) {
     const int by_offsets = args->groups.form == GMM_SPLIT_OFFSETS;
     const int32_t lane = (int32_t)threadIdx.x & 31;
-    gmm_sm90_sizes of = { 0, 0 };
-    int32_t v[GMM_FP8_RUN], end = 0, all = 0, padded = 0, first = lane, across, i, j;
-    const int32_t last = run > 1 ? gmm_sm90_run(args->p.groups, &first) : min(lane + 1, args->p.groups);
-    int other = !known;
+    gmm_sm90_split_stats stats = { 0, 0 };
+    int32_t entries[GMM_FP8_LANE_GROUPS], end = 0, work = 0, padded = 0, first = lane, tiles_n, i, j;
+    const int32_t last = lane_groups > 1 ? gmm_sm90_lane_groups(args->p.groups, &first) : min(lane + 1, args->p.groups);
+    int changed = !known;
 #pragma unroll
-    for (j = 0; j < run; j++) /* nothing behind the last */
-        v[j] = first + j < last ? gmm_sm90_entry(&args->groups, first + j + by_offsets) : 0;
+    for (j = 0; j < lane_groups; j++) /* zero past the last group */
+        entries[j] = first + j < last ? gmm_sm90_split_entry(&args->groups, first + j + by_offsets) : 0;
 #pragma unroll
-    for (j = 0; j < run; j++)
-        if (known && first + j < last) other |= v[j] != ends[first + j + 1] - (by_offsets ? 0 : ends[first + j]);
-    if (!__any_sync(0xFFFFFFFFu, other)) return 0;
-    __syncwarp(); /* all have read the ends */
+    for (j = 0; j < lane_groups; j++)
+        if (known &&
+            first + j < last) changed |= entries[j] != ends[first + j + 1] - (by_offsets ? 0 : ends[first + j]);
+    if (!__any_sync(0xFFFFFFFFu, changed)) return 0;
+    __syncwarp(); /* all lanes have read the ends */
 #pragma unroll
-    for (j = 0; j < run; j++) end = gmm_sm90_after(&args->groups, end, v[j]);
+    for (j = 0; j < lane_groups; j++) end = gmm_sm90_split_end(&args->groups, end, entries[j]);
 #pragma unroll
     for (i = 1; i < 32; i *= 2) {
         const int32_t before = __shfl_up_sync(0xFFFFFFFFu, end, (unsigned)i);
-        if (lane >= i) end = gmm_sm90_after(&args->groups, before, end);
+        if (lane >= i) end = gmm_sm90_split_end(&args->groups, before, end);
     }
     end = __shfl_up_sync(0xFFFFFFFFu, end, 1);
-    if (lane == 0) end = ends[0] = items[0] = starts[0] = 0;
+    if (lane == 0) end = ends[0] = work_ends[0] = starts[0] = 0;
 #pragma unroll
-    for (j = 0; j < run; j++) {
+    for (j = 0; j < lane_groups; j++) {
         const int32_t start = end;
-        end = gmm_sm90_after(&args->groups, end, v[j]);
-        of.longest = max(of.longest, end - start);
-        of.live += end > start;
+        end = gmm_sm90_split_end(&args->groups, end, entries[j]);
+        stats.max_rows = max(stats.max_rows, end - start);
+        stats.nonempty += end > start;
         if (first + j < last) ends[first + j + 1] = end;
     }
-    of.longest = __reduce_max_sync(0xFFFFFFFFu, of.longest);
-    of.live = __reduce_add_sync(0xFFFFFFFFu, of.live);
-    across = gmm_sm90_across(&args->p, (args->p.n + cols - 1) / cols, step, GMM_FP8_UNIT * teams, pair, of);
+    stats.max_rows = __reduce_max_sync(0xFFFFFFFFu, stats.max_rows);
+    stats.nonempty = __reduce_add_sync(0xFFFFFFFFu, stats.nonempty);
+    tiles_n = gmm_sm90_tiles_n(&args->p, (args->p.n + tile_n - 1) / tile_n, n_align, GMM_FP8_BLOCK_ROWS * consumers,
+                               cluster, stats);
     __syncwarp();
 #pragma unroll 1
     for (j = first; j < last; j++) {
         const int32_t m = ends[j + 1] - ends[j];
-        items[j + 1] = all += gmm_sm90_items(gmm_sm90_tiles(m, GMM_FP8_UNIT, teams), across, pair, flat);
+        work_ends[j + 1] = work += gmm_sm90_group_work(gmm_sm90_tile_count(m, GMM_FP8_BLOCK_ROWS, consumers),
+                                                       tiles_n, cluster, raster_n);
         starts[j + 1] = padded += (m + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS * GMM_GROUP_ROWS;
     }
     {
-        const int32_t mine = all, rows = padded;
+        const int32_t lane_work = work, lane_padded = padded;
 #pragma unroll
         for (i = 1; i < 32; i *= 2) {
-            const int32_t a = __shfl_up_sync(0xFFFFFFFFu, all, (unsigned)i);
+            const int32_t a = __shfl_up_sync(0xFFFFFFFFu, work, (unsigned)i);
             const int32_t b = __shfl_up_sync(0xFFFFFFFFu, padded, (unsigned)i);
-            if (lane >= i) all += a, padded += b;
+            if (lane >= i) work += a, padded += b;
         }
-        all -= mine;
-        padded -= rows;
+        work -= lane_work;
+        padded -= lane_padded;
     }
 #pragma unroll 1
     for (j = first; j < last; j++) {
-        items[j + 1] += all;
+        work_ends[j + 1] += work;
         starts[j + 1] += padded;
     }
     __syncwarp();
-    return across;
+    return tiles_n;
 }
 
-/* The first tile of a block by the split as it stands. Blocks of a cluster may have read different splits, so that they
-   share nothing. One warp. */
-GMM__DEVICE void gmm_fp8_first(const gmm_fp8_args *args, const int32_t *ends, const int32_t *items,
-                               const int32_t *starts, int flat, int32_t across, int32_t step, int32_t teams,
-                               int32_t pair, int32_t rank, gmm_fp8_tile *f) {
-    const int32_t item = (int32_t)blockIdx.x / pair;
+/* The predicted first tile of this CTA. CTAs of a cluster may have read different splits, so that it multicasts
+   nothing. Whole warp. */
+GMM__DEVICE void gmm_fp8_predict_first_tile(const gmm_fp8_args *args, const int32_t *ends, const int32_t *work_ends,
+                               const int32_t *starts, int raster_n, int32_t tiles_n, int32_t n_align, int32_t consumers,
+                               int32_t cluster, int32_t cta_rank, gmm_fp8_tile *f) {
+    const int32_t work = (int32_t)blockIdx.x / cluster;
     int32_t g = 0, m;
-    gmm_fp8_nothing(args, f);
-    if (item >= items[args->p.groups]) return;
-    gmm_find_group32(items, args->p.groups, item, &g);
+    gmm_fp8_empty_tile(args, f);
+    if (work >= work_ends[args->p.groups]) return;
+    gmm_find_group32(work_ends, args->p.groups, work, &g);
     f->t.g = g;
-    f->start = starts[g];
+    f->padded_row = starts[g];
     m = ends[g + 1] - ends[g];
-    if (m <= GMM_FP8_UNIT * teams) { /* what gmm_sm90_place comes to for one tile of rows */
-        const int32_t tn = pair * (item - items[g]) + rank, steps = (args->p.n + step - 1) / step;
-        if (tn >= across) { /* no partner */
-            gmm_fp8_nothing(args, f);
+    if (m <= GMM_FP8_BLOCK_ROWS * consumers) { /* gmm_sm90_schedule_tile for one tile of rows */
+        const int32_t tn = cluster * (work - work_ends[g]) + cta_rank, steps = (args->p.n + n_align - 1) / n_align;
+        if (tn >= tiles_n) { /* the pair has no second tile */
+            gmm_fp8_empty_tile(args, f);
             return;
         }
         f->t.row = ends[g];
         f->t.end = ends[g + 1];
         f->t.rows = m;
-        f->t.units = (m + GMM_FP8_UNIT - 1) / GMM_FP8_UNIT;
-        f->t.n0 = step * gmm_sm90_begin(steps, across, tn);
-        f->t.cols = step * gmm_sm90_begin(steps, across, tn + 1) - f->t.n0;
+        f->t.row_blocks = (m + GMM_FP8_BLOCK_ROWS - 1) / GMM_FP8_BLOCK_ROWS;
+        f->t.n0 = n_align * gmm_sm90_even_begin(steps, tiles_n, tn);
+        f->t.cols = n_align * gmm_sm90_even_begin(steps, tiles_n, tn + 1) - f->t.n0;
         if (f->t.cols > args->p.n - f->t.n0) f->t.cols = args->p.n - f->t.n0;
     } else {
-        gmm_sm90_place(&args->p, 0, ends, items, item, 0, flat, across, step, GMM_FP8_UNIT, teams, GMM_FP8_UNIT, pair,
-                       rank, &f->t);
-        f->t.share = 0;
+        gmm_sm90_schedule_tile(&args->p, 0, ends, work_ends, work, 0, raster_n, tiles_n, n_align, GMM_FP8_BLOCK_ROWS,
+                               consumers, GMM_FP8_BLOCK_ROWS, cluster,
+                       cta_rank, &f->t);
+        f->t.multicast = 0;
     }
 }
-/* Whether what was multiplied as the first tile is it, or nothing was and there is none. */
-GMM__DEVICE int gmm_fp8_right(const gmm_fp8_tile *f, const gmm_fp8_tile *first) {
+/* Whether the predicted first tile is the true one, or both are empty. */
+GMM__DEVICE int gmm_fp8_same_tile(const gmm_fp8_tile *f, const gmm_fp8_tile *first) {
     return (f->t.cols <= 0 && first->t.cols <= 0) ||
            (f->t.g == first->t.g && f->t.row == first->t.row && f->t.end == first->t.end && f->t.m0 == first->t.m0 &&
             f->t.rows == first->t.rows && f->t.n0 == first->t.n0 && f->t.cols == first->t.cols &&
-            f->start == first->start);
+            f->padded_row == first->padded_row);
 }
-/* Tells the other block of a cluster (`word` and `bar` there) whether this one's first tile was wrong. One lane. */
-GMM__DEVICE void gmm_fp8_confess(uint32_t word, uint32_t bar, int wrong) {
-    gmm_bar_expect(bar, 4);
-    asm volatile("{\n .reg .b32 to, at;\n mapa.shared::cluster.u32 to, %0, %2;\n mapa.shared::cluster.u32 at, %1, %2;\n"
-                 " st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [to], %3, [at];\n}"
-                 : : "r"(word), "r"(bar), "r"(gmm_cluster_rank() ^ (gmm_cluster_size() - 1)), "r"(wrong) : "memory");
+/* Sends the other CTA of the cluster (`word` and `bar` in its shared memory) whether this CTA mispredicted. One lane.
+   */
+GMM__DEVICE void gmm_fp8_send_mispredict(uint32_t word, uint32_t bar, int mispredicted) {
+    gmm_mbarrier_arrive_expect_tx(bar, 4);
+    gmm_st_async_remote(word, bar, gmm_cluster_ctarank() ^ (gmm_cluster_nctarank() - 1), mispredicted);
 }
 

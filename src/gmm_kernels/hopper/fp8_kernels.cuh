@@ -1,82 +1,85 @@
-/* Brings what is added to, and takes D away, between D and the rooms of the groups of threads: one warp, a lane for
-   each box of each room. A tile goes in parts, as many columns as a room holds. For each part a group hears (bars[0])
-   that its room is free and holds what is added to, and tells (bars[1]) that it has left its sums there; once, too, for
-   a tile of which it has none. */
-GMM__DEVICE void gmm_fp8_move(const gmm_fp8_args *args, const int boxes, const gmm_fp8_tile *ring, uint32_t told,
-                              uint32_t bars, uint32_t rooms) {
-    const int lane = (int)threadIdx.x & 31, team = lane / boxes, box = lane % boxes;
-    const uint32_t room = rooms + 8192 * (uint32_t)lane;
-    uint32_t tile, turn = 0;
-    bars += 16 * (uint32_t)team;
-    for (tile = 0;; tile++) {
-        const gmm_fp8_tile *const f = &ring[tile % GMM_SM90_RING]; /* stands until the group is two tiles further */
-        int wide, cols, c = 0;
-        gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
-        if (f->t.units == 0) break;
-        wide = f->out & GMM_FP8_NARROW ? 64 : 32;
-        cols = f->t.units > team ? f->t.cols : 0;
+/* The store warp: one lane per box of each consumer's store slot. A tile is stored in parts of as many columns as a
+   slot holds. For each part it loads what is added to, hands the slot over (slot_bars[0], empty), waits until the
+   consumer has written it (slot_bars[1]) and stores it. Tiles that have no rows for a consumer pass through the
+   barriers once. */
+GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, const gmm_fp8_tile *ring,
+                                     uint32_t tile_full,
+                              uint32_t slot_bars, uint32_t slots) {
+    const int lane = (int)threadIdx.x & 31, consumer = lane / boxes, box = lane % boxes;
+    const uint32_t slot = slots + 8192 * (uint32_t)lane;
+    uint32_t tile_index, part = 0;
+    slot_bars += 16 * (uint32_t)consumer;
+    for (tile_index = 0;; tile_index++) {
+        /* stays in the ring until the consumers are two tiles ahead */
+        const gmm_fp8_tile *const f = &ring[tile_index % GMM_SM90_TILE_RING];
+        int box_cols, cols, c = 0;
+        gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING), tile_index / GMM_SM90_TILE_RING & 1);
+        if (f->t.row_blocks == 0) break;
+        box_cols = f->d_flags & GMM_FP8_D_16BIT ? 64 : 32;
+        cols = f->t.row_blocks > consumer ? f->t.cols : 0;
         do {
-            const int x = c + wide * box, next = x + wide * boxes, passes = (f->out & GMM_FP8_WHOLE) && x < cols;
-            const int reduced = (f->out & GMM_FP8_REDUCED) && c > 0;
-            const int32_t y = f->y + 64 * team;
-            asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
-            if (passes && (f->out & GMM_FP8_ADDED) && !reduced) {
-                gmm_bar_expect(bars, 8192);
-                gmm_tma_load(room, &args->d, bars, 0, f->t.n0 + x, y, f->z, f->w);
-                if (next < cols && !(f->out & GMM_FP8_REDUCED))
-                    gmm_tma_prefetch(&args->d, f->t.n0 + next, y, f->z, f->w);
-            } else gmm_bar_arrive_here(bars);
-            gmm_bar_wait(bars + 8, turn++ & 1);
-            if (passes) {
-                gmm_tma_store(&args->d, room, reduced, f->t.n0 + x, y, f->z, f->w);
-                asm volatile("cp.async.bulk.commit_group;" : : : "memory");
+            const int x = c + box_cols * box, next = x + box_cols * boxes, by_tma = (f->d_flags & GMM_FP8_D_TMA) &&
+                x < cols;
+            const int reduce = (f->d_flags & GMM_FP8_D_REDUCE) && c > 0;
+            const int32_t y = f->d_y + 64 * consumer;
+            GMM__BULK_WAIT_GROUP_READ(0);
+            if (by_tma && (f->d_flags & GMM_FP8_D_LOAD) && !reduce) {
+                gmm_mbarrier_arrive_expect_tx(slot_bars, 8192);
+                gmm_tma_load(slot, &args->d, slot_bars, 0, f->t.n0 + x, y, f->d_z, f->d_w);
+                if (next < cols && !(f->d_flags & GMM_FP8_D_REDUCE))
+                    gmm_tma_prefetch_l2(&args->d, f->t.n0 + next, y, f->d_z, f->d_w);
+            } else gmm_mbarrier_arrive(slot_bars);
+            gmm_mbarrier_wait(slot_bars + 8, part++ & 1);
+            if (by_tma) {
+                gmm_tma_store(&args->d, slot, reduce, f->t.n0 + x, y, f->d_z, f->d_w);
+                gmm_bulk_commit_group();
             }
-        } while ((c += wide * boxes) < cols);
+        } while ((c += box_cols * boxes) < cols);
     }
-    asm volatile("cp.async.bulk.wait_group 0;" : : : "memory");
+    GMM__BULK_WAIT_GROUP(0);
 }
 
 #define GMM__BODY 11
 #define GMM__TAG e4m3
-#define GMM__SUMS rows
+#define GMM__SCALED 1d2d
 #define GMM__FAST 0
 #define GMM__TILE 192x128
 #include GMM_KERNELS_FILE
-#define GMM__SUMS rows
+#define GMM__SCALED 1d2d
 #define GMM__FAST 0
-#define GMM__TILE 192x128_few
+#define GMM__TILE 192x128_small_m
 #include GMM_KERNELS_FILE
-#define GMM__SUMS rows
+#define GMM__SCALED 1d2d
 #define GMM__FAST 0
-#define GMM__TILE 128x192_few
+#define GMM__TILE 128x192_small_m
 #include GMM_KERNELS_FILE
-#define GMM__SUMS both
+#define GMM__SCALED 1d1d
 #define GMM__FAST 0
-#define GMM__TILE 128x192_held
+#define GMM__TILE 128x192_full_slot
 #include GMM_KERNELS_FILE
-#define GMM__SUMS fast
+#define GMM__SCALED fast
 #define GMM__FAST 1
 #define GMM__TILE 128x192
 #include GMM_KERNELS_FILE
 #undef GMM__TAG
 #define GMM__TAG e5m2
-#define GMM__SUMS rows
+#define GMM__SCALED 1d2d
 #define GMM__FAST 0
 #define GMM__TILE 192x128
 #include GMM_KERNELS_FILE
-#define GMM__SUMS rows
+#define GMM__SCALED 1d2d
 #define GMM__FAST 0
-#define GMM__TILE 192x128_few
+#define GMM__TILE 192x128_small_m
 #include GMM_KERNELS_FILE
-#define GMM__SUMS rows
+#define GMM__SCALED 1d2d
 #define GMM__FAST 0
-#define GMM__TILE 128x192_few
+#define GMM__TILE 128x192_small_m
 #include GMM_KERNELS_FILE
-#define GMM__SUMS both
+#define GMM__SCALED 1d1d
 #define GMM__FAST 0
-#define GMM__TILE 128x192_held
+#define GMM__TILE 128x192_full_slot
 #include GMM_KERNELS_FILE
-#define GMM__SUMS fast
+#define GMM__SCALED fast
 #define GMM__FAST 1
 #define GMM__TILE 128x192
 #include GMM_KERNELS_FILE
@@ -85,31 +88,31 @@ GMM__DEVICE void gmm_fp8_move(const gmm_fp8_args *args, const int boxes, const g
 
 typedef struct gmm_fp8_kernel {
     gmm_dtype dtype;
-    int32_t sums, teams, cols, shared, groups, guess;
+    int32_t scaling, consumers, tile_n, smem_bytes, smem_groups, prefetch_tile;
     const void *function;
 } gmm_fp8_kernel;
 
 static const gmm_fp8_kernel gmm_fp8_kernels[] = {
-#define GMM__X(dtype, tag, sums, tile) \
-    { dtype, GMM__CAT(gmm11_sums_, sums), GMM__CAT(gmm11_teams_, tile), GMM__CAT(gmm11_cols_, tile), \
-      gmm11_shared_##tag##_##sums##_##tile, GMM__CAT(gmm11_groups_, tile), GMM__CAT(gmm11_guess_, tile), \
-      (const void *)gmm_linear_##tag##_##sums##_##tile##_sm90 },
+#define GMM__X(dtype, tag, scaling_, tile) \
+    { dtype, GMM__FP8(scaling, scaling_), GMM__FP8(consumers, tile), GMM__FP8(tile_n, tile), \
+      gmm_fp8_smem_bytes_##tag##_##scaling_##_##tile, GMM__FP8(smem_groups, tile), GMM__FP8(prefetch_tile, tile), \
+      (const void *)gmm_linear_##tag##_##scaling_##_##tile##_sm90 },
     GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 };
 enum { GMM_FP8_KERNELS = (int)(sizeof gmm_fp8_kernels / sizeof gmm_fp8_kernels[0]) };
 
-/* Rows of a token matrix, ragged; a COLUMNWISE copy of tokens, `along` of them. */
-static GMM__UNUSED int gmm_fp8_map_rows(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, const gmm_kmat *m,
+/* Rows of a token matrix as a ragged map; and a COLUMNWISE copy of tokens, whose lines are `along` padded rows long. */
+static GMM__UNUSED int gmm_fp8_map_tokens(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, const gmm_kmat *m,
                                         int64_t features, int32_t box_lines) {
     const cuuint64_t pitch = (cuuint64_t)(m->ld * gmm_dtype_bits(m->dtype) / 8);
-    cuuint64_t dims[4] = { 0, GMM_SM90_RAGGED, 0x7FFF0000, 0x7FFF0000 }, strides[3];
+    cuuint64_t dims[4] = { 0, GMM_SM90_RAGGED_ROWS, 0x7FFF0000, 0x7FFF0000 }, strides[3];
     dims[0] = (cuuint64_t)features;
     strides[0] = strides[1] = pitch;
     strides[2] = ((cuuint64_t)1 << 34) - pitch;
     return gmm_fp8_map(encode, map, m->dtype, m->data, dims, strides, box_lines);
 }
-static GMM__UNUSED int gmm_fp8_map_columns(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
+static GMM__UNUSED int gmm_fp8_map_columnwise(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
                                            const gmm_kmat *m, int64_t along, int64_t lines, int32_t box_lines) {
     cuuint64_t dims[4] = { 0, 0, 1, 1 }, strides[3] = { 0, 16, 16 };
     dims[0] = (cuuint64_t)along;
@@ -118,51 +121,52 @@ static GMM__UNUSED int gmm_fp8_map_columns(PFN_cuTensorMapEncodeTiled_v12000 enc
     return gmm_fp8_map(encode, map, m->dtype, m->data, dims, strides, box_lines);
 }
 
-/* Encodes the maps and launches. `blocks` multiprocessors at most; all of `args` but the maps is given. Operands and
-   their rows stand at multiples of 16 bytes. */
+/* Encodes the tensor maps and launches the kernel on at most `blocks` multiprocessors. `args` is complete but for the
+   maps; operands and their rows are 16-byte aligned. */
 static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 encode, int32_t kernel, int32_t blocks,
                                               gmm_fp8_args *args, cudaStream_t stream) {
     const gmm_fp8_kernel *row = &gmm_fp8_kernels[kernel];
     const gmm_gemm_args *p = &args->p;
-    const int64_t rows = args->groups.capacity > 0 ? args->groups.capacity : 1; /* a map has no empty dimension */
+    /* a tensor map has no empty dimension */
+    const int64_t rows = args->groups.capacity > 0 ? args->groups.capacity : 1;
     const int64_t padded = gmm_padded_capacity(p->groups, rows);
-    const int pair = blocks > 1 ? 2 : 1;
+    const int cluster = blocks > 1 ? 2 : 1;
     cudaLaunchConfig_t config = GMM_ZERO;
     cudaLaunchAttribute attributes[2];
     void *params[1];
     cudaError_t e;
-    int mapped, device = 0, processors = 0;
+    int mapped, device = 0, sms = 0;
     if (args->wgrad)
-        mapped = gmm_fp8_map_columns(encode, &args->a, &p->a, padded, p->m, GMM_FP8_UNIT) &&
-                 gmm_fp8_map_columns(encode, &args->b, &p->b, padded, p->n, 64);
+        mapped = gmm_fp8_map_columnwise(encode, &args->a, &p->a, padded, p->m, GMM_FP8_BLOCK_ROWS) &&
+                 gmm_fp8_map_columnwise(encode, &args->b, &p->b, padded, p->n, 64);
     else
-        mapped = gmm_fp8_map_rows(encode, &args->a, &p->a, p->k, GMM_FP8_UNIT) &&
-                 gmm_fp8_map_memory(encode, &args->b, &p->b, p->k, p->n, 64);
-    /* D whose rows do not stand at multiples of 16 bytes has no map, and the kernel finds that out for itself */
+        mapped = gmm_fp8_map_tokens(encode, &args->a, &p->a, p->k, GMM_FP8_BLOCK_ROWS) &&
+                 gmm_fp8_map_matrix(encode, &args->b, &p->b, p->k, p->n, 64);
+    /* D without 16-byte aligned rows has no map; the kernel checks the same condition */
     if (mapped && p->d.ld * gmm_dtype_bits(p->d.dtype) % 128 == 0) {
-        if (args->wgrad) mapped = gmm_fp8_map_memory(encode, &args->d, &p->d, p->n, p->m, GMM_FP8_UNIT);
+        if (args->wgrad) mapped = gmm_fp8_map_matrix(encode, &args->d, &p->d, p->n, p->m, GMM_FP8_BLOCK_ROWS);
         else if ((uintptr_t)p->d.data % 16 == 0)
-            mapped = gmm_fp8_map_rows(encode, &args->d, &p->d, p->n, GMM_FP8_UNIT);
+            mapped = gmm_fp8_map_tokens(encode, &args->d, &p->d, p->n, GMM_FP8_BLOCK_ROWS);
     }
     if (!mapped) return cudaErrorInvalidValue;
     memset(attributes, 0, sizeof attributes);
     attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = (unsigned)pair;
+    attributes[0].val.clusterDim.x = (unsigned)cluster;
     attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
     attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[1].val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3((unsigned)(blocks / pair * pair));
-    config.blockDim = dim3((unsigned)(128 * row->teams + 128));
-    config.dynamicSmemBytes = (size_t)row->shared;
+    config.gridDim = dim3((unsigned)(blocks / cluster * cluster));
+    config.blockDim = dim3((unsigned)(128 * row->consumers + 128));
+    config.dynamicSmemBytes = (size_t)row->smem_bytes;
     config.stream = stream;
     config.attrs = attributes;
-    /* where multiprocessors are to be left alone, no block of the next launch may wait on them */
+    /* with an SM limit, no CTA of the next launch may occupy the remaining multiprocessors early */
     e = cudaGetDevice(&device);
-    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-    config.numAttrs = blocks < processors / pair * pair ? 1 : 2;
+    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+    config.numAttrs = blocks < sms / cluster * cluster ? 1 : 2;
     params[0] = args;
     if (e == cudaSuccess)
-        e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->shared);
+        e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->smem_bytes);
     return e == cudaSuccess ? cudaLaunchKernelExC(&config, row->function, params) : e;
 }
 

@@ -3,39 +3,39 @@
 #define GMM__TAG bf16
 #define GMM__DTYPE GMM_BF16
 #define GMM__OP fwd
-#define GMM__FIRST
-#define GMM__TILE 256x160
+#define GMM__NO_KERNEL
+#define GMM__TILE 160x256
 #include GMM_KERNELS_FILE
-#define GMM__OTHER 256x160
-#define GMM__TILE 128x256
+#define GMM__ALT_TILE 160x256
+#define GMM__TILE 256x128
 #include GMM_KERNELS_FILE
-#define GMM__TILE 128x176
+#define GMM__TILE 176x128
 #include GMM_KERNELS_FILE
-#define GMM__TILE mx8_128x192
+#define GMM__TILE mx8_192x128
 #include GMM_KERNELS_FILE
-#define GMM__TILE mx4_128x192
+#define GMM__TILE mx4_192x128
 #include GMM_KERNELS_FILE
-#define GMM__TILE nv4_128x192
+#define GMM__TILE nv4_192x128
 #include GMM_KERNELS_FILE
-#define GMM__TILE mx8_128x48
+#define GMM__TILE mx8_48x128
 #include GMM_KERNELS_FILE
-#define GMM__TILE mx4_128x64
+#define GMM__TILE mx4_64x128
 #include GMM_KERNELS_FILE
-#define GMM__TILE nv4_128x64
+#define GMM__TILE nv4_64x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP dgrad
-#define GMM__FIRST
-#define GMM__TILE 256x160
+#define GMM__NO_KERNEL
+#define GMM__TILE 160x256
 #include GMM_KERNELS_FILE
-#define GMM__OTHER 256x160
-#define GMM__TILE 128x256
+#define GMM__ALT_TILE 160x256
+#define GMM__TILE 256x128
 #include GMM_KERNELS_FILE
-#define GMM__TILE 128x176
+#define GMM__TILE 176x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP wgrad
-#define GMM__TILE 128x192
+#define GMM__TILE 192x128
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x128
 #include GMM_KERNELS_FILE
@@ -45,27 +45,27 @@
 #define GMM__TAG f16
 #define GMM__DTYPE GMM_F16
 #define GMM__OP fwd
-#define GMM__FIRST
-#define GMM__TILE 256x160
+#define GMM__NO_KERNEL
+#define GMM__TILE 160x256
 #include GMM_KERNELS_FILE
-#define GMM__OTHER 256x160
-#define GMM__TILE 128x256
+#define GMM__ALT_TILE 160x256
+#define GMM__TILE 256x128
 #include GMM_KERNELS_FILE
-#define GMM__TILE 128x176
+#define GMM__TILE 176x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP dgrad
-#define GMM__FIRST
-#define GMM__TILE 256x160
+#define GMM__NO_KERNEL
+#define GMM__TILE 160x256
 #include GMM_KERNELS_FILE
-#define GMM__OTHER 256x160
-#define GMM__TILE 128x256
+#define GMM__ALT_TILE 160x256
+#define GMM__TILE 256x128
 #include GMM_KERNELS_FILE
-#define GMM__TILE 128x176
+#define GMM__TILE 176x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP wgrad
-#define GMM__TILE 128x192
+#define GMM__TILE 192x128
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x128
 #include GMM_KERNELS_FILE

@@ -1,58 +1,60 @@
 typedef struct gmm_sm90_kernel {
     gmm_gemm_op op;
     gmm_dtype dtype;
-    int32_t teams, cols, units, stages, out, shared, groups, factor, blocks, later, which;
+    int32_t consumers, tile_n, m16, stages, store_blocks, smem_bytes, smem_groups, b_format, ctas_per_sm, deferred;
+    int32_t tile_choice; /* of a kernel with two tiles: 0 the first, 1 the second, 2 by the split */
     const void *function;
 } gmm_sm90_kernel;
 
 static const gmm_sm90_kernel gmm_sm90_kernels[] = {
-#define GMM__X(op, dtype, tag, tile, kernel, which) \
-    { gmm_gemm_##op, dtype, GMM__CAT(gmm9_teams_, tile), GMM__CAT(gmm9_cols_, tile), GMM__CAT(gmm9_units_, tile), \
-      GMM__CAT(gmm9_stages_, tile), GMM__CAT(gmm9_out_, tile), GMM__CAT(gmm9_shared_, tile), \
-      GMM__CAT(gmm9_groups_, tile), GMM__CAT(gmm9_of_, tile), GMM__CAT(gmm9_blocks_, tile), \
-      GMM__CAT(gmm9_later_, tile), which, (const void *)gmm_linear_##op##_##tag##_##kernel##_sm90 },
+#define GMM__X(op, dtype, tag, tile, kernel, choice) \
+    { gmm_gemm_##op, dtype, GMM__SM90(consumers, tile), GMM__SM90(tile_n, tile), GMM__SM90(m16, tile), \
+      GMM__SM90(stages, tile), GMM__SM90(store_blocks, tile), GMM__SM90(smem_bytes, tile), \
+      GMM__SM90(smem_groups, tile), GMM__SM90(tile_b, tile), GMM__SM90(ctas_per_sm, tile), \
+      GMM__SM90(deferred, tile), choice, (const void *)gmm_linear_##op##_##tag##_##kernel##_sm90 },
     GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
 };
 enum { GMM_SM90_KERNELS = (int)(sizeof gmm_sm90_kernels / sizeof gmm_sm90_kernels[0]) };
 
-/* One tensor map, whose last two dimensions serve to address; boxes are 128 bytes wide. Weights come faster
-   if the L2 asks memory for 128 bytes at once. */
+/* Encodes one tensor map of 16-bit elements: boxes of 128 bytes by `box_lines` lines, whose last two dimensions address
+   memory. L2 promotion of 128 bytes is faster for weights. */
 static GMM__UNUSED int gmm_sm90_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, gmm_dtype dtype,
                                     void *base, const cuuint64_t dims[4], const cuuint64_t strides[3],
                                     int32_t box_lines) {
     const CUtensorMapDataType type = dtype == GMM_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                        : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-    const CUtensorMapL2promotion least = base == (void *)(uintptr_t)GMM_SM90_BASE
+    const CUtensorMapL2promotion promotion = base == (void *)(uintptr_t)GMM_SM90_MAP_BASE
                                        ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
     const cuuint32_t one[4] = { 1, 1, 1, 1 };
     cuuint32_t box[4] = { 64, 0, 1, 1 };
     box[1] = (cuuint32_t)box_lines;
     return encode(map, type, 4, base, dims, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                  CU_TENSOR_MAP_SWIZZLE_128B, least, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+                  CU_TENSOR_MAP_SWIZZLE_128B, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
-/* Rows of a token matrix. */
-static GMM__UNUSED int gmm_sm90_map_ragged(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
+/* Rows of a token matrix, as a ragged map. */
+static GMM__UNUSED int gmm_sm90_map_tokens(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
                                            const gmm_kmat *m, int64_t features, int32_t box_lines) {
     const cuuint64_t pitch = (cuuint64_t)(m->ld * 2);
-    cuuint64_t dims[4] = { 0, GMM_SM90_RAGGED, 0x7FFF0000, 0x7FFF0000 }, strides[3];
+    cuuint64_t dims[4] = { 0, GMM_SM90_RAGGED_ROWS, 0x7FFF0000, 0x7FFF0000 }, strides[3];
     dims[0] = (cuuint64_t)features;
     strides[0] = strides[1] = pitch;
     strides[2] = ((cuuint64_t)1 << 34) - pitch;
     return gmm_sm90_map(encode, map, m->dtype, m->data, dims, strides, box_lines);
 }
-/* A weight, wherever it stands. */
-static GMM__UNUSED int gmm_sm90_map_memory(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
+/* A weight matrix at any address: the last two coordinates are its address. */
+static GMM__UNUSED int gmm_sm90_map_weights(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
                                            const gmm_kmat *m, int64_t features, int64_t lines, int32_t box_lines) {
     cuuint64_t dims[4] = { 0, 0, 1 << 14, 0x7FFFFFFF }, strides[3] = { 0, 16, 1 << 18 };
     dims[0] = (cuuint64_t)features;
     dims[1] = (cuuint64_t)lines;
     strides[0] = (cuuint64_t)(m->ld * 2);
-    return gmm_sm90_map(encode, map, m->dtype, (void *)(uintptr_t)GMM_SM90_BASE, dims, strides, box_lines);
+    return gmm_sm90_map(encode, map, m->dtype, (void *)(uintptr_t)GMM_SM90_MAP_BASE, dims, strides, box_lines);
 }
 
-/* The same of weights as codes: boxes are 64 codes wide, FP8 swizzled by 64 bytes. */
-static GMM__UNUSED int gmm_sm90_map_codes(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, const gmm_mat *m,
+/* The same for packed weights: boxes are 64 codes wide, FP8 swizzled by 64 bytes. */
+static GMM__UNUSED int gmm_sm90_map_packed_weights(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
+                                                   const gmm_mat *m,
                                           int64_t features, int64_t lines, int32_t box_lines) {
     const cuuint32_t one[4] = { 1, 1, 1, 1 }, fp4 = m->dtype == GMM_E2M1;
     const cuuint64_t strides[3] = { (cuuint64_t)(fp4 ? m->ld / 2 : m->ld), 16, 1 << 18 };
@@ -62,94 +64,94 @@ static GMM__UNUSED int gmm_sm90_map_codes(PFN_cuTensorMapEncodeTiled_v12000 enco
     dims[1] = (cuuint64_t)lines;
     box[0] = fp4 ? 32 : 64;
     box[1] = (cuuint32_t)box_lines;
-    return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, (void *)(uintptr_t)GMM_SM90_BASE, dims, strides, box, one,
+    return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, (void *)(uintptr_t)GMM_SM90_MAP_BASE, dims, strides, box, one,
                   CU_TENSOR_MAP_INTERLEAVE_NONE, fp4 ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_64B,
                   CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-/* One map: boxes of 128 bytes by `box_lines` lines. Strides 1 and 2 are 16 where they serve nothing. */
+/* Encodes one tensor map of any element type: boxes of 128 bytes by `box_lines` lines. Unused strides are 16. */
 static GMM__UNUSED int gmm_fp8_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, gmm_dtype dtype,
                                    void *base, const cuuint64_t dims[4], const cuuint64_t strides[3],
                                    int32_t box_lines) {
     const CUtensorMapDataType type = dtype == GMM_F32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
                                    : gmm_dtype_bits(dtype) == 16 ? CU_TENSOR_MAP_DATA_TYPE_UINT16
                                                                  : CU_TENSOR_MAP_DATA_TYPE_UINT8;
-    const CUtensorMapL2promotion least = base == (void *)(uintptr_t)GMM_SM90_BASE && gmm_dtype_bits(dtype) == 8
+    const CUtensorMapL2promotion promotion = base == (void *)(uintptr_t)GMM_SM90_MAP_BASE && gmm_dtype_bits(dtype) == 8
                                        ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
     const cuuint32_t one[4] = { 1, 1, 1, 1 };
     cuuint32_t box[4] = { 0, 0, 1, 1 };
     box[0] = (cuuint32_t)(1024 / gmm_dtype_bits(dtype));
     box[1] = (cuuint32_t)box_lines;
     return encode(map, type, 4, base, dims, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                  CU_TENSOR_MAP_SWIZZLE_128B, least, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+                  CU_TENSOR_MAP_SWIZZLE_128B, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
-/* A matrix per group wherever it stands. */
-static GMM__UNUSED int gmm_fp8_map_memory(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
+/* One matrix per group at any address: the last two coordinates are its address. */
+static GMM__UNUSED int gmm_fp8_map_matrix(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
                                           const gmm_kmat *m, int64_t along, int64_t lines, int32_t box_lines) {
     cuuint64_t dims[4] = { 0, 0, 1 << 14, 0x7FFFFFFF }, strides[3] = { 0, 16, 1 << 18 };
     dims[0] = (cuuint64_t)along;
     dims[1] = (cuuint64_t)lines;
     strides[0] = (cuuint64_t)(m->ld * gmm_dtype_bits(m->dtype) / 8);
-    return gmm_fp8_map(encode, map, m->dtype, (void *)(uintptr_t)GMM_SM90_BASE, dims, strides, box_lines);
+    return gmm_fp8_map(encode, map, m->dtype, (void *)(uintptr_t)GMM_SM90_MAP_BASE, dims, strides, box_lines);
 }
 
-/* Whether the kernels of this section were built for the current device. */
+/* Whether this build has sm_90a code for the current device. */
 static GMM__UNUSED int gmm_sm90_present(void) {
     struct cudaFuncAttributes a;
-    const int there = cudaFuncGetAttributes(&a, gmm_sm90_kernels[0].function) == cudaSuccess &&
+    const int present = cudaFuncGetAttributes(&a, gmm_sm90_kernels[0].function) == cudaSuccess &&
                       a.maxThreadsPerBlock == GMM_SM90_THREADS;
     (void)cudaGetLastError();
-    return there;
+    return present;
 }
 
-/* Encodes the maps and launches. `blocks` multiprocessors at most; all of `args` but the maps is given. Operands and
-   their rows stand at multiples of 16 bytes. */
+/* Encodes the tensor maps and launches the kernel on at most `blocks` multiprocessors. `args` is complete but for the
+   maps; operands and their rows are 16-byte aligned. */
 static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000 encode, int32_t kernel, int32_t blocks,
                                                gmm_sm90_args *args, cudaStream_t stream) {
     const gmm_sm90_kernel *row = &gmm_sm90_kernels[kernel];
     const gmm_gemm_args *p = &args->p;
-    const int pair = blocks > 1 ? 2 : 1;
+    const int cluster = blocks > 1 ? 2 : 1;
     cudaLaunchConfig_t config = GMM_ZERO;
     cudaLaunchAttribute attributes[2];
     void *params[1];
     cudaError_t e;
-    int mapped, device = 0, processors = 0;
+    int mapped, device = 0, sms = 0;
     if (row->op == gmm_gemm_wgrad)
-        mapped = gmm_sm90_map_ragged(encode, &args->a, &p->a, p->m, 64) &&
-                 gmm_sm90_map_ragged(encode, &args->b, &p->b, p->n, 64) &&
-                 (p->d.ld * (p->d.dtype == GMM_F32 ? 4 : 2) % 16 != 0 || /* then the kernel does without */
-                  gmm_fp8_map_memory(encode, &args->a16, &p->d, p->n, p->m, 64));
-    else if (row->factor != gmm9_factor_plain)
-        mapped = gmm_sm90_map_codes(encode, &args->b, &args->codes, p->k, p->n, 64);
+        mapped = gmm_sm90_map_tokens(encode, &args->a, &p->a, p->m, 64) &&
+                 gmm_sm90_map_tokens(encode, &args->b, &p->b, p->n, 64) &&
+                 (p->d.ld * (p->d.dtype == GMM_F32 ? 4 : 2) % 16 != 0 || /* else the consumers store D themselves */
+                  gmm_fp8_map_matrix(encode, &args->a16, &p->d, p->n, p->m, 64));
+    else if (row->b_format != gmm_sm90_b_format_plain)
+        mapped = gmm_sm90_map_packed_weights(encode, &args->b, &args->codes, p->k, p->n, 64);
     else if (row->op == gmm_gemm_fwd)
-        mapped = gmm_sm90_map_memory(encode, &args->b, &p->b, p->k, p->n, 64);
+        mapped = gmm_sm90_map_weights(encode, &args->b, &p->b, p->k, p->n, 64);
     else
-        mapped = gmm_sm90_map_memory(encode, &args->b, &p->b, p->n, p->k, 64);
+        mapped = gmm_sm90_map_weights(encode, &args->b, &p->b, p->n, p->k, 64);
     if (row->op != gmm_gemm_wgrad)
-        mapped = mapped && gmm_sm90_map_ragged(encode, &args->a, &p->a, p->k, 64) &&
-                 gmm_sm90_map_ragged(encode, &args->a16, &p->a, p->k, 16) &&
-                 (!row->later || (((uintptr_t)p->d.data | (uintptr_t)(p->d.ld * 2)) & 15) || p->d.dtype == GMM_F32 ||
-                  gmm_sm90_map_ragged(encode, &args->d, &p->d, p->n, 16 * row->later));
+        mapped = mapped && gmm_sm90_map_tokens(encode, &args->a, &p->a, p->k, 64) &&
+                 gmm_sm90_map_tokens(encode, &args->a16, &p->a, p->k, 16) &&
+                 (!row->deferred || (((uintptr_t)p->d.data | (uintptr_t)(p->d.ld * 2)) & 15) || p->d.dtype == GMM_F32 ||
+                  gmm_sm90_map_tokens(encode, &args->d, &p->d, p->n, 16 * row->deferred));
     if (!mapped) return cudaErrorInvalidValue;
-    args->tile = row->which;
+    args->tile = row->tile_choice;
     memset(attributes, 0, sizeof attributes);
     attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = (unsigned)pair;
+    attributes[0].val.clusterDim.x = (unsigned)cluster;
     attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
     attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[1].val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3((unsigned)(blocks / pair * pair));
+    config.gridDim = dim3((unsigned)(blocks / cluster * cluster));
     config.blockDim = dim3(GMM_SM90_THREADS);
-    config.dynamicSmemBytes = (size_t)row->shared;
+    config.dynamicSmemBytes = (size_t)row->smem_bytes;
     config.stream = stream;
     config.attrs = attributes;
-    /* where multiprocessors are to be left alone, no block of the next launch may wait on them */
+    /* with an SM limit, no CTA of the next launch may occupy the remaining multiprocessors early */
     e = cudaGetDevice(&device);
-    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-    config.numAttrs = blocks < processors / pair * pair ? 1 : 2;
+    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+    config.numAttrs = blocks < sms / cluster * cluster ? 1 : 2;
     params[0] = args;
     if (e == cudaSuccess)
-        e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->shared);
+        e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->smem_bytes);
     return e == cudaSuccess ? cudaLaunchKernelExC(&config, row->function, params) : e;
 }
 

@@ -1,199 +1,203 @@
-/* Weights as codes: a stage holds boxes of 64 columns, 64 codes of each, FP8 swizzled by 64 bytes, then A, then four
-   scale bytes of each column: those of the 16-element blocks of the stage, or of four 32-element blocks, of which an
-   even stage has the first two. */
+/* Packed weights (MX8, MX4, NV4) as the register operand of wgmma. A stage holds, for each block of 64 columns, a box
+   of 64 codes per column (FP8 swizzled by 64 bytes), then A, then four scale bytes per column: those of the four blocks
+   of 16 elements of this stage, or of four blocks of 32 elements, of which an even stage uses the first two. */
 
-/* What the codes of a thread's two columns are multiplied by in a stage's steps of 16, twice in a word; FP8 by 2^120
-   more, which its elements lack. `at`: the scales of the warp's 16 columns. Returns whether a product with FP8 would
-   leave the range so. */
-GMM__DEVICE int gmm_sm90_by(const int factor, uint32_t at, int odd, uint32_t by[2][4]) {
+/* Scales of a thread's two columns for the stage's four steps of 16, as pairs of bf16; FP8 scales carry 2^120, which
+   the decoded elements lack. smem_at: scales of the warp's 16 columns; odd: the stage uses the upper two scale bytes.
+   Returns whether a product could leave the range of bf16, which takes gmm_sm90_packed_fragment_wide. */
+GMM__DEVICE int gmm_sm90_packed_scales(const int b_format, uint32_t smem_at, int odd, uint32_t scales[2][4]) {
     const uint32_t lane = threadIdx.x & 31;
-    int r, j, high = 0;
+    int r, j, wide = 0;
 #pragma unroll
     for (r = 0; r < 2; r++) {
-        uint32_t four, v[2];
-        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(four) : "r"(at + 4 * (lane / 4) + 32 * r) : "memory");
-        if (factor == gmm9_factor_nv4) {
-            gmm_q_fp8(GMM_BF16, GMM_E4M3, four, v);
+        uint32_t word = gmm_ld_shared_u32(smem_at + 4 * (lane / 4) + 32 * r), v[2];
+        if (b_format == gmm_sm90_b_format_nv4) {
+            gmm_fp8_to_16bit_x4(GMM_BF16, GMM_E4M3, word, v);
 #pragma unroll
-            for (j = 0; j < 4; j++) by[r][j] = gmm_q_bytes(v[j / 2], 0u, j % 2 ? 0x3232u : 0x1010u);
+            for (j = 0; j < 4; j++) scales[r][j] = gmm_prmt(v[j / 2], 0u, j % 2 ? 0x3232u : 0x1010u);
             continue;
         }
-        if (odd) four >>= 16;
+        if (odd) word >>= 16;
 #pragma unroll
         for (j = 0; j < 4; j++) {
-            v[0] = four >> (j / 2 * 8) & 0xFFu;
-            if (factor == gmm9_factor_mx8) {
-                by[r][j] = v[0] * 0x00800080u + 0x3C003C00u;
-                high |= v[0] > 134;
-            } else by[r][j] = (v[0] == 0 ? 0x0040u : v[0] == 255 ? 0x7FFFu : v[0] << 7) * 0x00010001u;
+            v[0] = word >> (j / 2 * 8) & 0xFFu;
+            if (b_format == gmm_sm90_b_format_mx8) {
+                scales[r][j] = v[0] * 0x00800080u + 0x3C003C00u;
+                wide |= v[0] > 134;
+            } else scales[r][j] = (v[0] == 0 ? 0x0040u : v[0] == 255 ? 0x7FFFu : v[0] << 7) * 0x00010001u;
         }
     }
-    return high;
+    return wide;
 }
-/* The codes of a thread in a stage, per step and column lane / 4 or 8 more: elements 2 (lane % 4) and 1, 8, 9 more, as
-   FP8 or as two bytes. `at`: the codes of the warp's 16 columns. Returns whether FP8 has a NaN. */
-GMM__DEVICE int gmm_sm90_codes(const int factor, uint32_t at, uint32_t codes[4][2]) {
+/* Codes of a thread for the stage's four steps: of columns lane / 4 and lane / 4 + 8, elements 2 (lane % 4), + 1, + 8
+   and + 9, as four FP8 codes or as two bytes. smem_at: codes of the warp's 16 columns. Returns whether FP8 has a NaN.
+   */
+GMM__DEVICE int gmm_sm90_packed_load(const int b_format, uint32_t smem_at, uint32_t codes[4][2]) {
     const uint32_t lane = threadIdx.x & 31, c = lane & 3;
-    uint32_t odd = 0;
+    uint32_t nan = 0;
     int r, j;
 #pragma unroll
     for (r = 0; r < 2; r++)
 #pragma unroll
         for (j = 0; j < 4; j++)
-            if (factor == gmm9_factor_mx8) {
+            if (b_format == gmm_sm90_b_format_mx8) {
                 uint32_t low, high;
-                asm volatile("{\n .reg .b16 x, y;\n ld.shared.b16 x, [%2];\n ld.shared.b16 y, [%2 + 8];\n"
-                             " cvt.u32.u16 %0, x;\n cvt.u32.u16 %1, y;\n}" : "=r"(low), "=r"(high)
-                             : "r"(at + lane / 4 * 64 + ((lane / 8 ^ (uint32_t)j) << 4) + 2 * c + 512 * r) : "memory");
+                gmm_ld_shared_b16_pair(smem_at + lane / 4 * 64 + ((lane / 8 ^ (uint32_t)j) << 4) + 2 * c + 512 * r,
+                                       &low, &high);
                 codes[j][r] = low | high << 16;
             } else if (j % 2 == 0) {
                 uint32_t w[4];
-                asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                             : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-                             : "r"(at + lane / 4 * 32 + 256 * r + 8 * j) : "memory");
-                codes[j][r] = gmm_q_bytes(w[0], w[1], c * 0x11u + 0x40u);
-                codes[j + 1][r] = gmm_q_bytes(w[2], w[3], c * 0x11u + 0x40u);
+                gmm_ld_shared_v4_u32(smem_at + lane / 4 * 32 + 256 * r + 8 * j, w);
+                codes[j][r] = gmm_prmt(w[0], w[1], c * 0x11u + 0x40u);
+                codes[j + 1][r] = gmm_prmt(w[2], w[3], c * 0x11u + 0x40u);
             }
-    if (factor == gmm9_factor_mx8)
+    if (b_format == gmm_sm90_b_format_mx8)
 #pragma unroll
         for (j = 0; j < 4; j++)
 #pragma unroll
-            for (r = 0; r < 2; r++) odd |= (codes[j][r] & 0x7F7F7F7Fu) + 0x01010101u;
-    return (odd & 0x80808080u) != 0;
+            for (r = 0; r < 2; r++) nan |= (codes[j][r] & 0x7F7F7F7Fu) + 0x01010101u;
+    return (nan & 0x80808080u) != 0;
 }
-/* A thread's fragment for a step. */
-GMM__DEVICE void gmm_sm90_fragment(const int factor, const uint32_t codes[2], uint32_t by0, uint32_t by1,
-                                   uint32_t f[4]) {
+/* A thread's wgmma fragment for one step: codes times scales, as pairs of bf16. */
+GMM__DEVICE void gmm_sm90_packed_fragment(const int b_format, const uint32_t codes[2], uint32_t scales0,
+                                          uint32_t scales1,
+                                          uint32_t fragment[4]) {
     int r;
 #pragma unroll
     for (r = 0; r < 2; r++) {
-        const uint32_t u = codes[r], by = r ? by1 : by0;
+        const uint32_t u = codes[r], scale = r ? scales1 : scales0;
         uint32_t x, y;
-        if (factor == gmm9_factor_mx8) { /* fields at their places: 2^-120 of what they mean */
-            x = gmm_q_bytes(u, 0u, 0x1404u);
-            y = gmm_q_bytes(u, 0u, 0x3424u);
+        if (b_format == gmm_sm90_b_format_mx8) { /* exponent and mantissa moved to bf16's places: 2^-120 of the value */
+            x = gmm_prmt(u, 0u, 0x1404u);
+            y = gmm_prmt(u, 0u, 0x3424u);
             x = (x & 0x80008000u) | (x >> 4 & 0x07F007F0u);
             y = (y & 0x80008000u) | (y >> 4 & 0x07F007F0u);
-        } else { /* the bytes of eight values, and the signs */
-            const uint32_t low = gmm_q_bytes(0xC0800000u, 0xC0804000u, u & 0x7777u);
-            const uint32_t high = gmm_q_bytes(0x3F3F3F00u, 0x40404040u, u & 0x7777u), up = u << 4;
-            x = gmm_q_bytes(low, high, 0x5140u) | (gmm_q_bytes(up, u, 0x4000u) & 0x80008000u);
-            y = gmm_q_bytes(low, high, 0x7362u) | (gmm_q_bytes(up, u, 0x5111u) & 0x80008000u);
+        } else { /* table lookup: low and high bytes of eight values, then the signs */
+            const uint32_t low = gmm_prmt(0xC0800000u, 0xC0804000u, u & 0x7777u);
+            const uint32_t high = gmm_prmt(0x3F3F3F00u, 0x40404040u, u & 0x7777u), up = u << 4;
+            x = gmm_prmt(low, high, 0x5140u) | (gmm_prmt(up, u, 0x4000u) & 0x80008000u);
+            y = gmm_prmt(low, high, 0x7362u) | (gmm_prmt(up, u, 0x5111u) & 0x80008000u);
         }
-        f[r] = gmm_q_times(GMM_BF16, x, by);
-        f[r + 2] = gmm_q_times(GMM_BF16, y, by);
+        fragment[r] = gmm_mul_16bit_x2(GMM_BF16, x, scale);
+        fragment[r + 2] = gmm_mul_16bit_x2(GMM_BF16, y, scale);
     }
 }
-/* The same for FP8 with NaN or scales above 2^7, of which `by` has 2^120 too much. */
-GMM__DEVICE void gmm_sm90_fragment_far(const uint32_t codes[2], uint32_t scales0, uint32_t scales1, uint32_t f[4]) {
+/* The same for FP8 codes with NaN or scales above 2^7, where the factor 2^120 would overflow. */
+GMM__DEVICE void gmm_sm90_packed_fragment_wide(const uint32_t codes[2], uint32_t scales0, uint32_t scales1,
+                                               uint32_t fragment[4]) {
     int r;
 #pragma unroll
     for (r = 0; r < 2; r++) {
-        const uint32_t v = ((r ? scales1 : scales0) - 0x3C00u) >> 7 & 0xFFu; /* the byte again */
-        const uint32_t by = (v == 0 ? 0x0040u : v == 255 ? 0x7FFFu : v << 7) * 0x00010001u;
-        uint32_t to[2];
-        gmm_q_fp8(GMM_BF16, GMM_E4M3, codes[r], to);
-        f[r] = gmm_q_times(GMM_BF16, to[0], by);
-        f[r + 2] = gmm_q_times(GMM_BF16, to[1], by);
+        const uint32_t v = ((r ? scales1 : scales0) - 0x3C00u) >> 7 & 0xFFu; /* the E8M0 byte again */
+        const uint32_t scale = (v == 0 ? 0x0040u : v == 255 ? 0x7FFFu : v << 7) * 0x00010001u;
+        uint32_t pair[2];
+        gmm_fp8_to_16bit_x4(GMM_BF16, GMM_E4M3, codes[r], pair);
+        fragment[r] = gmm_mul_16bit_x2(GMM_BF16, pair[0], scale);
+        fragment[r + 2] = gmm_mul_16bit_x2(GMM_BF16, pair[1], scale);
     }
 }
 
-/* The sums of a tile by codes, for a group of 128 threads: it makes the fragments of a stage while the other group's
-   are multiplied. `at_codes`, `at_scales`: of the warp, in stage 0; `stages` of `stage` bytes. */
-GMM__DEVICE void gmm_sm90_sum_codes(const int factor, const int units, const uint32_t stages, const uint32_t stage,
-                                    float *sum, uint32_t depths, uint32_t at_codes, uint32_t at_scales, uint64_t rows,
-                                    uint32_t bars, uint32_t pair, uint32_t *at) {
+/* Mainloop of packed weights for a consumer warp group: it dequantizes the fragments of a stage while the other warp
+   group multiplies. packed_at, scales_at: of this warp in stage 0; `stages` stages of `stage` bytes. */
+GMM__DEVICE void gmm_sm90_packed_mainloop(const int b_format, const int m16, const uint32_t stages,
+                                          const uint32_t stage,
+                                          float *acc, uint32_t k_tiles, uint32_t packed_at, uint32_t scales_at,
+                                          uint64_t desc_a,
+                                          uint32_t stage_bars, uint32_t cluster, uint32_t *iter) {
     const uint32_t lane = threadIdx.x & 31;
-    uint32_t q, s = *at % stages, parity = *at / stages & 1, by[2][4], codes[4][2], f[4][4];
-    int j, far;
+    uint32_t q, s = *iter % stages, parity = *iter / stages & 1, scales[2][4], packed[4][2], fragments[4][4];
+    int j, wide;
 #pragma unroll 1
-    for (q = 0; q < depths; q++) {
-        const uint32_t a = (uint32_t)rows + s * (stage >> 4);
-        gmm_bar_wait(bars + 16 * s, parity);
-        far = gmm_sm90_codes(factor, at_codes + s * stage, codes);
-        far |= gmm_sm90_by(factor, at_scales + s * stage, (int)(q & 1), by);
+    for (q = 0; q < k_tiles; q++) {
+        const uint32_t a = (uint32_t)desc_a + s * (stage >> 4);
+        gmm_mbarrier_wait(stage_bars + 16 * s, parity);
+        wide = gmm_sm90_packed_load(b_format, packed_at + s * stage, packed);
+        wide |= gmm_sm90_packed_scales(b_format, scales_at + s * stage, (int)(q & 1), scales);
 #pragma unroll
-        for (j = 0; j < 4; j++) gmm_sm90_fragment(factor, codes[j], by[0][j], by[1][j], f[j]);
-        if (factor == gmm9_factor_mx8 && far)
+        for (j = 0; j < 4; j++) gmm_sm90_packed_fragment(b_format, packed[j], scales[0][j], scales[1][j], fragments[j]);
+        if (b_format == gmm_sm90_b_format_mx8 && wide)
 #pragma unroll
-            for (j = 0; j < 4; j++) gmm_sm90_fragment_far(codes[j], by[0][j], by[1][j], f[j]);
+            for (j = 0; j < 4; j++) gmm_sm90_packed_fragment_wide(packed[j], scales[0][j], scales[1][j], fragments[j]);
         __syncwarp();
         gmm_wgmma_fence();
 #pragma unroll
         for (j = 0; j < 4; j++)
-            gmm_wgmma_held(units, sum, f[j], (rows & 0xFFFFFFFF00000000u) | (a + j * (32 >> 4)));
+            gmm_wgmma_rs_bf16(m16, acc, fragments[j], (desc_a & 0xFFFFFFFF00000000u) | (a + j * (32 >> 4)));
         gmm_wgmma_commit();
-        GMM__WGMMA_WAIT(0); /* registers of products under way would be kept from all else */
-        if (lane < pair) gmm_bar_arrive(bars + 16 * s + 8, lane);
+        GMM__WGMMA_WAIT(0); /* wgmma would keep its registers from everything else */
+        if (lane < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * s + 8, lane);
         if (++s == stages) {
             s = 0;
             parity ^= 1;
         }
     }
-    *at += depths;
+    *iter += k_tiles;
 }
 
-/* Says, before tile number `tile`, that this warp has read the batch before it, if that was its last tile. */
-GMM__DEVICE void gmm_sm90_tile_read(uint32_t told, uint32_t tile) {
-    if (tile > 0 && tile % GMM_SM90_BATCH == 0)
-        gmm_bar_arrive_here(told + 8 * (GMM_SM90_RING + (tile / GMM_SM90_BATCH - 1) % GMM_SM90_BATCHES));
+/* Releases the batch of the tile ring that this warp has read, if tile number `tile` opens the next one. */
+GMM__DEVICE void gmm_sm90_release_batch(uint32_t tile_full, uint32_t tile) {
+    if (tile > 0 && tile % GMM_SM90_TILE_BATCH == 0)
+        gmm_mbarrier_arrive(tile_full +
+                            8 * (GMM_SM90_TILE_RING + (tile / GMM_SM90_TILE_BATCH - 1) % GMM_SM90_TILE_BATCHES));
 }
 
-/* Brings the scales of every stage to shared memory: one warp, lane by lane four columns. `scales`: in stage 0. */
-GMM__DEVICE void gmm_sm90_scales(const gmm_sm90_args *args, const int factor, const int width, const uint32_t stages,
-                                 const uint32_t stage, uint32_t scales, uint32_t bars, const gmm_sm90_tile *ring,
-                                 uint32_t told) {
+/* The scale loader: one warp copies the scales of every stage to shared memory, lane l those of columns l + 32 i.
+   `scales`: their place in stage 0. */
+GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_format, const int width,
+                                      const uint32_t stages,
+                                      const uint32_t stage, uint32_t scales, uint32_t stage_bars,
+                                      const gmm_sm90_tile *ring,
+                                      uint32_t tile_full) {
     const uint32_t lane = threadIdx.x & 31;
-    const gmm_scaling scaling = factor == gmm9_factor_nv4 ? GMM_SCALING_NV16 : GMM_SCALING_MX32;
-    uint32_t at = 0, turn = 0;
+    const gmm_scaling scaling = b_format == gmm_sm90_b_format_nv4 ? GMM_SCALING_NV16 : GMM_SCALING_MX32;
+    uint32_t iter = 0, tile_index = 0;
     int i, e;
-    for (;; turn++) {
-        const gmm_sm90_tile *const t = &ring[turn % GMM_SM90_RING];
+    for (;; tile_index++) {
+        const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
         const uint8_t *line[4];
-        uint32_t q, depths;
-        int32_t blocks, step, whole;
+        uint32_t q, k_tiles;
+        int32_t blocks, word_step, aligned;
         __syncwarp();
-        if (lane == 0) gmm_sm90_tile_read(told, turn);
-        gmm_bar_wait(told + 8 * (turn % GMM_SM90_RING), turn / GMM_SM90_RING & 1);
-        if (t->units == 0) break;
-        depths = gmm_sm90_depths(t->k);
+        if (lane == 0) gmm_sm90_release_batch(tile_full, tile_index);
+        gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING), tile_index / GMM_SM90_TILE_RING & 1);
+        if (t->row_blocks == 0) break;
+        k_tiles = gmm_sm90_k_tiles(t->k);
         blocks = (t->k + width - 1) / width;
         {
             gmm_mat codes = args->codes;
             gmm__qview v;
             codes.scaling = scaling;
             v = gmm__qview_of(&codes, args->along, 0, t->g, 0, 0, args->rows, args->cols);
-            step = gmm_q_steps(&codes, 0, v.lines).four;
-            whole = ((uintptr_t)v.scale & 3) == 0;
+            word_step = gmm_qgemm_scale_strides_of(&codes, 0, v.lines).block4;
+            aligned = ((uintptr_t)v.scale & 3) == 0;
 #pragma unroll
             for (i = 0; i < 4; i++) {
                 const int32_t c = (int32_t)lane + 32 * i;
                 line[i] = v.scale + (c < t->cols ? gmm__qview_scale(&v, t->n0 + c, 0) : 0);
             }
         }
-        for (q = 0; q < depths; q++, at++) {
-            const uint32_t s = at % stages, full = bars + 16 * s, to = scales + s * stage + 4 * lane;
-            const int32_t four = (int32_t)(width == 16 ? q : q / 2);
-            const int32_t left = blocks - 4 * four < 4 ? blocks - 4 * four : 4;
-            gmm_bar_wait(full + 8, (at / stages & 1) ^ 1);
+        for (q = 0; q < k_tiles; q++, iter++) {
+            const uint32_t s = iter % stages, full = stage_bars + 16 * s, to = scales + s * stage + 4 * lane;
+            const int32_t word = (int32_t)(width == 16 ? q : q / 2);
+            const int32_t left = blocks - 4 * word < 4 ? blocks - 4 * word : 4;
+            gmm_mbarrier_wait(full + 8, (iter / stages & 1) ^ 1);
 #pragma unroll
             for (i = 0; i < 4; i++) {
                 const int32_t count = (int32_t)lane + 32 * i < t->cols ? left : 0;
-                const uint8_t *const from = line[i] + (int64_t)four * step;
-                if (whole) /* bytes from `count` on become zeros */
-                    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
-                                 : : "r"(to + 128 * i), "l"(__cvta_generic_to_global(from)), "r"(count) : "memory");
+                const uint8_t *const from = line[i] + (int64_t)word * word_step;
+                if (aligned) /* bytes past `count` become zeros */
+                    gmm_cp_async_4_zfill(to + 128 * i, __cvta_generic_to_global(from), count);
                 else {
                     uint32_t word = 0;
 #pragma unroll 1
                     for (e = 0; e < count; e++) word |= (uint32_t)from[e] << 8 * e;
-                    asm volatile("st.shared.u32 [%0], %1;" : : "r"(to + 128 * i), "r"(word) : "memory");
+                    gmm_st_shared_u32(to + 128 * i, word);
                 }
             }
-            if (whole) asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" : : "r"(full) : "memory");
-            else gmm_bar_arrive_here(full);
+            if (aligned) gmm_cp_async_mbarrier_arrive(full);
+            else gmm_mbarrier_arrive(full);
         }
     }
-    asm volatile("cp.async.wait_all;" : : : "memory");
+    gmm_cp_async_wait_all();
 }
 

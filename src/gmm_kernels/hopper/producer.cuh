@@ -1,140 +1,148 @@
-/* What a lane moves of each stage of a tile: one box. */
+/* The box that a lane of the producer warp loads in every stage of a tile. */
 typedef struct gmm_sm90_box {
     const CUtensorMap *map;
-    int32_t x, y, end, wrap; /* of stage 0 */
-    uint32_t to;             /* place in a stage */
-    int live, both, of_b;
+    int32_t x, y, end, wrap; /* coordinates in stage 0 */
+    uint32_t offset;         /* bytes from the start of a stage */
+    int active, multicast, is_b;
 } gmm_sm90_box;
 
-/* Boxes of B of a tile. */
-GMM__DEVICE int32_t gmm_sm90_boxes_b(const gmm_sm90_tile *t) { return (t->cols + 63) / 64; }
-/* Box `box` of a tile for block `rank`: those of B, then those of A. A stage begins with B, `bytes_b` for each box. */
-GMM__DEVICE void gmm_sm90_aim(const gmm_sm90_args *args, int ragged_k, int ta, int tb, int cols, uint32_t bytes_b,
-                              int32_t box, uint32_t rank, const gmm_sm90_tile *t, gmm_sm90_box *o) {
-    const int32_t boxes_b = gmm_sm90_boxes_b(t), tall = t->units / 4;
-    const int32_t boxes_a = ta ? (t->units + 3) / 4 : tall + t->units % 4;
-    o->live = t->cols > 0 && box < boxes_b + boxes_a;
-    o->of_b = box < boxes_b;
-    o->end = t->end;
-    o->wrap = GMM_SM90_RAGGED;
-    if (o->of_b) {
-        o->both = t->share == 1;
-        o->map = &args->b;
-        o->to = (uint32_t)box * bytes_b;
-        o->x = tb ? t->n0 + 64 * box : 0;
-        o->y = ragged_k ? GMM_SM90_RAGGED - t->k : tb ? 0 : t->n0 + 64 * box;
-        if (!ragged_k) {
-            const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_at(&args->p.b, t->g) - GMM_SM90_BASE;
-            o->end = (int32_t)(from >> 4 & 0x3FFF);
-            o->wrap = (int32_t)(from >> 18);
+/* Boxes of 64 columns of B that a tile reads. */
+GMM__DEVICE int32_t gmm_sm90_b_boxes(const gmm_sm90_tile *t) { return (t->cols + 63) / 64; }
+/* Assigns box `index` of a tile to this lane of CTA `cta_rank`: first the boxes of B, then those of A. A stage begins
+   with B, `b_box_bytes` per box. Boxes of a multicast operand alternate between the CTAs. */
+GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, int k_grouped, int ta, int tb, int tile_n,
+                                     uint32_t b_box_bytes,
+                              int32_t index, uint32_t cta_rank, const gmm_sm90_tile *t, gmm_sm90_box *box) {
+    const int32_t b_boxes = gmm_sm90_b_boxes(t), boxes64 = t->row_blocks / 4;
+    const int32_t a_boxes = ta ? (t->row_blocks + 3) / 4 : boxes64 + t->row_blocks % 4;
+    box->active = t->cols > 0 && index < b_boxes + a_boxes;
+    box->is_b = index < b_boxes;
+    box->end = t->end;
+    box->wrap = GMM_SM90_RAGGED_ROWS;
+    if (box->is_b) {
+        box->multicast = t->multicast == 1;
+        box->map = &args->b;
+        box->offset = (uint32_t)index * b_box_bytes;
+        box->x = tb ? t->n0 + 64 * index : 0;
+        box->y = k_grouped ? GMM_SM90_RAGGED_ROWS - t->k : tb ? 0 : t->n0 + 64 * index;
+        if (!k_grouped) {
+            const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_data(&args->p.b, t->g) - GMM_SM90_MAP_BASE;
+            box->end = (int32_t)(from >> 4 & 0x3FFF);
+            box->wrap = (int32_t)(from >> 18);
         }
     } else {
         int32_t first;
-        box -= boxes_b;
-        first = ta || box < tall ? 64 * box : 16 * box + 48 * tall;
-        o->both = t->share == 2;
-        o->map = ta || box < tall ? &args->a : &args->a16;
-        o->to = bytes_b * (uint32_t)(cols / 64) + 128 * (uint32_t)first;
-        o->x = ta ? t->m0 + first : 0;
-        o->y = ta ? GMM_SM90_RAGGED - t->k : GMM_SM90_RAGGED - (t->end - t->row) + t->m0 + first;
+        index -= b_boxes;
+        first = ta || index < boxes64 ? 64 * index : 16 * index + 48 * boxes64;
+        box->multicast = t->multicast == 2;
+        box->map = ta || index < boxes64 ? &args->a : &args->a16;
+        box->offset = b_box_bytes * (uint32_t)(tile_n / 64) + 128 * (uint32_t)first;
+        box->x = ta ? t->m0 + first : 0;
+        box->y = ta ? GMM_SM90_RAGGED_ROWS - t->k : GMM_SM90_RAGGED_ROWS - (t->end - t->row) + t->m0 + first;
     }
-    if (o->both && (box & 1) != (int)rank) o->live = 0;
+    if (box->multicast && (index & 1) != (int)cta_rank) box->active = 0;
 }
 
-/* A box of D: up to 64 rows by 128 bytes. A room holds a part of D, two of them side by side. */
-typedef struct gmm_sm90_piece {
-    int32_t x, y, z, w; /* its first column and row, where the group's D is */
-    int live, once;     /* it goes by TMA; and gives way in the L2 to operands, which are read again */
-} gmm_sm90_piece;
+/* A box of D: up to 64 rows by 128 bytes. A store slot holds a part of D, two boxes side by side. */
+typedef struct gmm_sm90_d_box {
+    int32_t x, y, z, w; /* TMA coordinates: first column, first row, address of the group's D */
+    int active;         /* it is moved by TMA */
+    int evict_first;    /* it leaves the L2 before operands, which are read again */
+} gmm_sm90_d_box;
 
-/* A group of threads waits until it may write part number `turn` of D to its room; has written there. `bars`: of the
-   first room. Parts take the rooms by turns, whichever group writes them. */
-GMM__DEVICE void gmm_sm90_room_wait(uint32_t bars, uint32_t turn) {
-    gmm_bar_wait(bars + turn % 4 * 16, turn / 4 & 1);
+/* A consumer warp group waits until the slot of part number `part` of D is free; and hands it over written. slot_bars:
+   barriers (free, written) of the first of the four slots, which parts use in turn whichever warp group writes them. */
+GMM__DEVICE void gmm_sm90_acquire_slot(uint32_t slot_bars, uint32_t part) {
+    gmm_mbarrier_wait(slot_bars + part % 4 * 16, part / 4 & 1);
 }
-GMM__DEVICE void gmm_sm90_room_written(uint32_t bars, uint32_t turn) {
-    asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+GMM__DEVICE void gmm_sm90_commit_slot(uint32_t slot_bars, uint32_t part) {
+    gmm_fence_proxy_async();
     __syncwarp();
-    if ((gmm_tid() & 31) == 0) gmm_bar_arrive_here(bars + turn % 4 * 16 + 8);
+    if ((gmm_tid_x() & 31) == 0) gmm_mbarrier_arrive(slot_bars + part % 4 * 16 + 8);
 }
-/* Parts of D of a tile, with elements of `size` bytes. */
-GMM__DEVICE uint32_t gmm_sm90_parts(const gmm_sm90_tile *t, int32_t size) {
+/* Parts of 64 rows x 256 bytes of a tile of D, with elements of `size` bytes. */
+GMM__DEVICE uint32_t gmm_sm90_d_parts(const gmm_sm90_tile *t, int32_t size) {
     return t->cols > 0 ? (uint32_t)((t->rows + 63) / 64 * ((t->cols * size + 255) / 256)) : 0;
 }
 
-/* Whether D of a tile goes by TMA: rows at multiples of 16 bytes, and 16-bit D only if nothing is added to. */
-GMM__DEVICE int gmm_sm90_passes(const gmm_gemm_args *p, int32_t g, float beta) {
+/* Whether TMA stores a group's D: rows are 16-byte aligned and, for 16-bit D, nothing is added to. */
+GMM__DEVICE int gmm_sm90_d_by_tma(const gmm_gemm_args *p, int32_t g, float beta) {
     const int size = gmm_kmat_size(&p->d);
-    return (((uint64_t)(uintptr_t)gmm_kmat_at(&p->d, g) | (uint64_t)(p->d.ld * size)) & 15) == 0 &&
+    return (((uint64_t)(uintptr_t)gmm_kmat_data(&p->d, g) | (uint64_t)(p->d.ld * size)) & 15) == 0 &&
            (size == 4 || beta == 0.0f);
 }
 
-/* Takes a lane's box of part number `nth` of D away when it is written. */
-GMM__DEVICE void gmm_sm90_take(const gmm_sm90_args *args, const gmm_sm90_piece *p, uint32_t bars, uint32_t room,
-                               uint32_t nth) {
-    gmm_bar_wait(bars + nth % 4 * 16 + 8, nth / 4 & 1);
-    room += nth % 4 * 16384;
-    if (p->live && p->once) gmm_tma_store_once(&args->a16, room, p->x, p->y, p->z, p->w);
-    else if (p->live) gmm_tma_store(&args->a16, room, 0, p->x, p->y, p->z, p->w);
-    asm volatile("cp.async.bulk.commit_group;" : : : "memory");
+/* Stores a lane's box of part number `part` as soon as the slot is written. */
+GMM__DEVICE void gmm_sm90_store_part(const gmm_sm90_args *args, const gmm_sm90_d_box *box, uint32_t slot_bars,
+                                     uint32_t slot,
+                               uint32_t part) {
+    gmm_mbarrier_wait(slot_bars + part % 4 * 16 + 8, part / 4 & 1);
+    slot += part % 4 * 16384;
+    if (box->active && box->evict_first) gmm_tma_store_evict_first(&args->a16, slot, box->x, box->y, box->z, box->w);
+    else if (box->active) gmm_tma_store(&args->a16, slot, 0, box->x, box->y, box->z, box->w);
+    gmm_bulk_commit_group();
 }
 
-/* Brings what is added to, and takes D away, between D and four rooms, for every other part from number `nth` on: two
-   lanes of a warp, each a box. They go through the tiles part by part: 64 columns (16 bits: 128) from the first row to
-   the last, then the next. Of each part the group of 128 threads whose tile it is hears (bars[0] of its room) that the
-   room is free and holds what is added to, and tells (bars[1]) that it has written there; of a tile that it takes out
-   itself as well. `bars`, `room`: of the first room. */
-GMM__DEVICE void gmm_sm90_move(const gmm_sm90_args *args, const gmm_sm90_tile *ring, uint32_t told, uint32_t nth,
-                               uint32_t bars, uint32_t room) {
-    const int32_t lane = (int32_t)threadIdx.x & 31, size = gmm_kmat_size(&args->p.d), wide = 128 / size;
-    gmm_sm90_piece older, newer; /* in the warp's two rooms; in registers, whose moves cost less than memory */
-    int32_t x = 0, y = 0, m0 = 0, high = 1, after = 0, passes = 0, once = 0, last = 0; /* of the tile */
+/* The store warps of wgrad: each serves every other part of D, two lanes with a box each. In the order of tiles, and
+   within a tile column block by column block from the first row to the last, it loads what is added to into the slot,
+   hands the slot to the consumers (free), waits for their result (written) and stores it. Tiles that the consumers
+   store themselves pass through the same barriers. slot_bars, slot: of the first slot; part: the first part of this
+   warp. */
+GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_tile *ring, uint32_t tile_full,
+                                      uint32_t part,
+                               uint32_t slot_bars, uint32_t slots) {
+    const int32_t lane = (int32_t)threadIdx.x & 31, size = gmm_kmat_size(&args->p.d), cols = 128 / size;
+    /* boxes in the warp's two slots; copied between registers, which is cheaper than memory */
+    gmm_sm90_d_box previous, current;
+    /* of the current tile */
+    int32_t x = 0, y = 0, m0 = 0, rows = 1, col_end = 0, by_tma = 0, evict_first = 0, done = 0;
     float beta = 0.0f;
     uint64_t from = 0;
-    uint32_t tile = 0, end = 0; /* tiles that were begun, their parts */
-    older.x = older.y = older.z = older.w = older.live = older.once = 0;
-    newer = older;
-    room += 8192 * (uint32_t)lane;
-    for (;; nth += 2, y += 128) {
-        const uint32_t bar = bars + nth % 4 * 16;
-        if (nth >= 4) gmm_sm90_take(args, &older, bars, room, nth - 4);
-        for (; nth >= end && !last; tile++) { /* meanwhile it is seen what its room is for next */
-            const gmm_sm90_tile *const t = &ring[tile % GMM_SM90_RING];
-            __syncwarp(3); /* both have read the tile before */
-            if (lane == 0) gmm_sm90_tile_read(told, tile);
-            gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
-            last = t->units == 0;
-            x = t->n0 + lane * wide;
-            y = 64 * (int32_t)(nth - end);
+    uint32_t tile_index = 0, part_end = 0; /* tiles opened so far, and the end of their parts */
+    previous.x = previous.y = previous.z = previous.w = previous.active = previous.evict_first = 0;
+    current = previous;
+    slots += 8192 * (uint32_t)lane;
+    for (;; part += 2, y += 128) {
+        const uint32_t slot_bar = slot_bars + part % 4 * 16;
+        if (part >= 4) gmm_sm90_store_part(args, &previous, slot_bars, slots, part - 4);
+        for (; part >= part_end && !done; tile_index++) { /* the store above is under way while the next tile is read */
+            const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
+            __syncwarp(3); /* both lanes have read the previous tile */
+            if (lane == 0) gmm_sm90_release_batch(tile_full, tile_index);
+            gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING), tile_index / GMM_SM90_TILE_RING & 1);
+            done = t->row_blocks == 0;
+            x = t->n0 + lane * cols;
+            y = 64 * (int32_t)(part - part_end);
             m0 = t->m0;
-            high = (t->rows + 63) / 64 * 64;
-            after = t->n0 + t->cols;
-            once = size == 2 || t->k >= 512; /* fp32 of shallow sums is read and written slower so */
-            if (!last) {
-                end += gmm_sm90_parts(t, size);
+            rows = (t->rows + 63) / 64 * 64;
+            col_end = t->n0 + t->cols;
+            evict_first = size == 2 || t->k >= 512; /* short sums are slower with evict_first */
+            if (!done) {
+                part_end += gmm_sm90_d_parts(t, size);
                 beta = gmm_gemm_beta(&args->p, t->g);
-                passes = gmm_sm90_passes(&args->p, t->g, beta);
-                from = (uint64_t)(uintptr_t)gmm_kmat_at(&args->p.d, t->g) - GMM_SM90_BASE;
+                by_tma = gmm_sm90_d_by_tma(&args->p, t->g, beta);
+                from = (uint64_t)(uintptr_t)gmm_kmat_data(&args->p.d, t->g) - GMM_SM90_MAP_BASE;
             }
         }
-        if (last) break;
-        for (; y >= high; y -= high) x += 2 * wide;
-        older = newer;
-        newer.x = x;
-        newer.y = m0 + y;
-        newer.z = (int32_t)(from >> 4 & 0x3FFF);
-        newer.w = (int32_t)(from >> 18);
-        newer.live = passes && x < after;
-        newer.once = once;
-        asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
-        if (newer.live && beta != 0.0f) {
-            const uint32_t to = room + nth % 4 * 16384;
-            gmm_bar_expect(bar, 8192);
-            if (once) gmm_tma_load_once(to, &args->a16, bar, newer.x, newer.y, newer.z, newer.w);
-            else gmm_tma_load(to, &args->a16, bar, 0, newer.x, newer.y, newer.z, newer.w);
-        } else gmm_bar_arrive_here(bar);
+        if (done) break;
+        for (; y >= rows; y -= rows) x += 2 * cols;
+        previous = current;
+        current.x = x;
+        current.y = m0 + y;
+        current.z = (int32_t)(from >> 4 & 0x3FFF);
+        current.w = (int32_t)(from >> 18);
+        current.active = by_tma && x < col_end;
+        current.evict_first = evict_first;
+        GMM__BULK_WAIT_GROUP_READ(0);
+        if (current.active && beta != 0.0f) {
+            const uint32_t to = slots + part % 4 * 16384;
+            gmm_mbarrier_arrive_expect_tx(slot_bar, 8192);
+            if (evict_first) gmm_tma_load_evict_first(to, &args->a16, slot_bar, current.x, current.y, current.z,
+                                                      current.w);
+            else gmm_tma_load(to, &args->a16, slot_bar, 0, current.x, current.y, current.z, current.w);
+        } else gmm_mbarrier_arrive(slot_bar);
     }
-    if (nth >= 2) gmm_sm90_take(args, &newer, bars, room, nth - 2);
-    asm volatile("cp.async.bulk.wait_group 0;" : : : "memory");
+    if (part >= 2) gmm_sm90_store_part(args, &current, slot_bars, slots, part - 2);
+    GMM__BULK_WAIT_GROUP(0);
 }
 

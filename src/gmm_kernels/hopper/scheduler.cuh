@@ -1,139 +1,142 @@
 static GMM__UNUSED size_t gmm_sm90_table_bytes(int64_t groups) { return 8 * ((size_t)groups + 1); }
 
-/* One tile: group, place, extents. */
+/* A work tile. */
 typedef struct gmm_sm90_tile {
-    int32_t g, k;        /* group, contraction */
-    int32_t row, end;    /* the group's range of rows in the token matrices */
-    int32_t m0, n0;      /* first row (in the group) and column of D */
-    int32_t rows, cols;  /* that exist; cols <= 0: no tile */
-    int32_t units;       /* 16 rows each (FP8: 64), multiplied */
-    int32_t share;       /* the cluster's other tile has 0 nothing, 1 the same columns, 2 the same rows */
+    int32_t g, k;        /* group; length of the contraction */
+    int32_t row, end;    /* the group's rows in the token matrices: [row, end) */
+    int32_t m0, n0;      /* first row (within the group) and first column of D */
+    int32_t rows, cols;  /* rows and columns that exist; cols <= 0: there is no tile, its stages are only passed on */
+    int32_t row_blocks;  /* blocks of rows that are multiplied: 16 rows each, FP8 64; 0 ends the ring */
+    int32_t multicast;   /* operand shared with the other CTA's tile: 0 none, 1 B, 2 A */
 } gmm_sm90_tile;
+enum { gmm_sm90_tile_fits = 1 / (sizeof(gmm_sm90_tile) == GMM_SM90_TILE_BYTES) };
 
-/* Four elements of D as they stand, and one of them as a number. */
-GMM__DEVICE uint4 gmm_sm90_peek(int size, const char *from) {
+/* Four neighbouring elements of D as stored, and one of them as fp32. Loading and decoding are apart so that loads can
+   be issued early. */
+GMM__DEVICE uint4 gmm_sm90_d_load4(int size, const char *from) {
     uint4 v = make_uint4(0, 0, 0, 0);
     if (size == 4) v = *(const uint4 *)from;
     else *(uint2 *)&v = *(const uint2 *)from;
     return v;
 }
-GMM__DEVICE float gmm_sm90_seen(gmm_dtype dtype, const uint4 *v, int i) {
+GMM__DEVICE float gmm_sm90_d_value(gmm_dtype dtype, const uint4 *v, int i) {
     const uint32_t whole = i == 0 ? v->x : i == 1 ? v->y : i == 2 ? v->z : v->w, half = i < 2 ? v->x : v->y;
     return dtype == GMM_F32 ? __uint_as_float(whole) : gmm_widen(dtype, (uint16_t)(half >> 16 * (i & 1)));
 }
 
-/* The number of tiles of at most `most` units of `unit` rows for `rows` rows. */
-GMM__DEVICE int32_t gmm_sm90_tiles(int32_t rows, int32_t unit, int32_t most) {
-    return ((rows + unit - 1) / unit + most - 1) / most;
+/* Tiles of at most `max_blocks` blocks of `block_rows` rows that cover `rows` rows. */
+GMM__DEVICE int32_t gmm_sm90_tile_count(int32_t rows, int32_t block_rows, int32_t max_blocks) {
+    return ((rows + block_rows - 1) / block_rows + max_blocks - 1) / max_blocks;
 }
 
-/* What is multiplied for a tile of `rows` rows, in eights: see GMM_WGMMA_LIST. */
-GMM__DEVICE int gmm_sm90_eights(int32_t rows) {
-    const int e = (rows + 7) / 8;
-    return e % 2 && e != 17 && e != 19 && e != 21 ? e + 1 : e;
+/* wgmma's N for a tile of `rows` rows, in units of 8: odd values exist only where they save most (GMM_WGMMA_LIST). */
+GMM__DEVICE int gmm_sm90_wgmma_n8(int32_t rows) {
+    const int n8 = (rows + 7) / 8;
+    return n8 % 2 && n8 != 17 && n8 != 19 && n8 != 21 ? n8 + 1 : n8;
 }
 
-/* Stages of a tile. An empty sum takes one, of zeros: the ragged maps deliver them. */
-GMM__DEVICE uint32_t gmm_sm90_depths(int32_t k) { return k > 0 ? (uint32_t)(k + 63) / 64 : 1; }
+/* Stages of a tile. An empty contraction takes one stage of zeros, which the ragged maps deliver. */
+GMM__DEVICE uint32_t gmm_sm90_k_tiles(int32_t k) { return k > 0 ? (uint32_t)(k + 63) / 64 : 1; }
 
-/* Items of a group: pairs of tiles, or tiles if there are no clusters. Low tiles are paired along the rows and share B,
-   flat ones (128 columns) along the columns and share A: whichever is the larger operand. */
-GMM__DEVICE int32_t gmm_sm90_items(int32_t tiles_m, int32_t tiles_n, int32_t pair, int flat) {
-    const int32_t along = flat ? tiles_n : tiles_m, across = flat ? tiles_m : tiles_n;
-    return pair == 1 ? tiles_m * tiles_n : along / 2 * across + along % 2 * ((across + 1) / 2);
+/* Work of a group: pairs of tiles, or single tiles without clusters. Wide tiles (256 columns) are paired along the rows
+   and share B; with `raster_n` (128 columns) they are paired along the columns and share A, the larger operand. A tile
+   without a partner is paired along the other axis. */
+GMM__DEVICE int32_t gmm_sm90_group_work(int32_t tiles_m, int32_t tiles_n, int32_t cluster, int raster_n) {
+    const int32_t paired = raster_n ? tiles_n : tiles_m, single = raster_n ? tiles_m : tiles_n;
+    return cluster == 1 ? tiles_m * tiles_n : paired / 2 * single + paired % 2 * ((single + 1) / 2);
 }
 
-/* The groups of a lane where a warp shares them out in runs: from *first to the one before the last. */
-GMM__DEVICE int32_t gmm_sm90_run(int32_t groups, int32_t *first) {
-    const int32_t each = (groups + 31) / 32;
-    *first = ((int32_t)threadIdx.x & 31) * each;
-    return *first + each < groups ? *first + each : groups;
+/* A warp shares out the groups in contiguous runs, one per lane: this lane has [*first, returned). */
+GMM__DEVICE int32_t gmm_sm90_lane_groups(int32_t groups, int32_t *first) {
+    const int32_t per_lane = (groups + 31) / 32;
+    *first = ((int32_t)threadIdx.x & 31) * per_lane;
+    return *first + per_lane < groups ? *first + per_lane : groups;
 }
-/* Makes prefix sums [G + 1] of those that each lane has written of its own run, whose last is `total`. One warp. */
-GMM__DEVICE void gmm_sm90_prefix(int32_t groups, int32_t total, int32_t *sums) {
+/* Turns the prefix sums of each lane's run, whose last one is `total`, into prefix sums [G + 1] over all groups. Whole
+   warp. */
+GMM__DEVICE void gmm_sm90_prefix_sums(int32_t groups, int32_t total, int32_t *sums) {
     const int32_t lane = (int32_t)threadIdx.x & 31;
-    int32_t before = total, g, i;
-    const int32_t end = gmm_sm90_run(groups, &g);
+    int32_t offset = total, g, i;
+    const int32_t end = gmm_sm90_lane_groups(groups, &g);
 #pragma unroll 1
     for (i = 1; i < 32; i *= 2) {
-        const int32_t other = __shfl_up_sync(0xFFFFFFFFu, before, (unsigned)i);
-        if (lane >= i) before += other;
+        const int32_t other = __shfl_up_sync(0xFFFFFFFFu, offset, (unsigned)i);
+        if (lane >= i) offset += other;
     }
-    before -= total;
+    offset -= total;
     if (lane == 0) sums[0] = 0;
 #pragma unroll 1
-    for (; g < end; g++) sums[g + 1] += before;
+    for (; g < end; g++) sums[g + 1] += offset;
     __syncwarp();
 }
 
-/* No cache has a launch's parameters when it begins: each warp asks for 64 of their `bytes`, or who places tiles would
-   wait for one line after another. */
-GMM__DEVICE void gmm_sm90_warm(const uint32_t *words, int bytes, int warp) {
-    if (64 * warp < bytes) /* that the warp may sleep for no time makes it ask */
-        asm volatile("{\n .reg .pred p;\n setp.eq.u32 p, %0, 1;\n @p nanosleep.u32 0;\n}"
-                     : : "r"(words[16 * warp]) : "memory");
+/* Brings the kernel parameters to the constant cache: warp w reads one word of its 64 bytes. Without it the scheduler
+   would miss once per line in sequence. */
+GMM__DEVICE void gmm_sm90_prefetch_params(const uint32_t *words, int bytes, int warp) {
+    if (64 * warp < bytes)
+        gmm_touch(words[16 * warp]);
 }
-/* An entry of the split, at least 0 and at most the capacity, which fits. From the L2: it may be read before it is
-   waited for, and again. */
-GMM__DEVICE int32_t gmm_sm90_entry(const gmm_groups *s, int32_t i) {
+/* Entry i of the split, clamped to [0, capacity]. Read from the L2, because the kernel before may still write it: it is
+   read before griddepcontrol.wait and again after it. */
+GMM__DEVICE int32_t gmm_sm90_split_entry(const gmm_groups *s, int32_t i) {
     const int64_t v = s->dtype == GMM_I64 ? (int64_t)__ldcg((const long long *)s->splits + i)
                                           : __ldcg((const int *)s->splits + i);
     return v < 0 ? 0 : v > s->capacity ? (int32_t)s->capacity : (int32_t)v;
 }
-/* Where rows end behind `end` of them, by the rule of gmm_split_end. */
-GMM__DEVICE int32_t gmm_sm90_after(const gmm_groups *s, int32_t end, int32_t entry) {
-    const int32_t larger = max(entry, end), sum = min(entry, (int32_t)s->capacity - end) + end;
-    return s->form == GMM_SPLIT_OFFSETS ? larger : sum;
+/* End of the group that starts at row `end`, by the rule of gmm_split_end. */
+GMM__DEVICE int32_t gmm_sm90_split_end(const gmm_groups *s, int32_t end, int32_t entry) {
+    const int32_t maximum = max(entry, end), sum = min(entry, (int32_t)s->capacity - end) + end;
+    return s->form == GMM_SPLIT_OFFSETS ? maximum : sum;
 }
-/* What tiles depend on besides the groups' ends: rows of the largest group, groups that have any. */
-typedef struct gmm_sm90_sizes {
-    int32_t longest, live;
-} gmm_sm90_sizes;
-/* Reads the split by the rule of gmm_split_end and writes the groups' ends [G + 1]. One warp. */
-GMM__DEVICE gmm_sm90_sizes gmm_sm90_split(const gmm_groups *s, int32_t *ends) {
+/* What the tile choice depends on besides the groups' ends: rows of the largest group, and non-empty groups. */
+typedef struct gmm_sm90_split_stats {
+    int32_t max_rows, nonempty;
+} gmm_sm90_split_stats;
+/* Reads the split by the rule of gmm_split_end and writes the groups' ends [G + 1]. Whole warp. */
+GMM__DEVICE gmm_sm90_split_stats gmm_sm90_read_split(const gmm_groups *s, int32_t *ends) {
     const int by_offsets = s->form == GMM_SPLIT_OFFSETS, lane = (int)threadIdx.x & 31;
-    gmm_sm90_sizes of = { 0, 0 };
+    gmm_sm90_split_stats stats = { 0, 0 };
     int32_t end = 0, first, g, i;
     int32_t last;
 #pragma unroll 4
-    for (g = lane; g < s->count; g += 32) ends[g + 1] = gmm_sm90_entry(s, g + by_offsets);
+    for (g = lane; g < s->count; g += 32) ends[g + 1] = gmm_sm90_split_entry(s, g + by_offsets);
     __syncwarp();
-    last = gmm_sm90_run(s->count, &first);
+    last = gmm_sm90_lane_groups(s->count, &first);
 #pragma unroll 1
-    for (g = first; g < last; g++) end = gmm_sm90_after(s, end, ends[g + 1]);
+    for (g = first; g < last; g++) end = gmm_sm90_split_end(s, end, ends[g + 1]);
 #pragma unroll 1
     for (i = 1; i < 32; i *= 2) {
         const int32_t other = __shfl_up_sync(0xFFFFFFFFu, end, (unsigned)i);
-        if (lane >= i) end = gmm_sm90_after(s, other, end);
+        if (lane >= i) end = gmm_sm90_split_end(s, other, end);
     }
     end = __shfl_up_sync(0xFFFFFFFFu, end, 1);
     if (lane == 0) end = ends[0] = 0;
 #pragma unroll 1
     for (g = first; g < last; g++) {
         const int32_t start = end;
-        ends[g + 1] = end = gmm_sm90_after(s, end, ends[g + 1]);
-        of.longest = end - start > of.longest ? end - start : of.longest;
-        of.live += end > start;
+        ends[g + 1] = end = gmm_sm90_split_end(s, end, ends[g + 1]);
+        stats.max_rows = end - start > stats.max_rows ? end - start : stats.max_rows;
+        stats.nonempty += end > start;
     }
-    of.longest = __reduce_max_sync(0xFFFFFFFFu, of.longest);
-    of.live = __reduce_add_sync(0xFFFFFFFFu, of.live);
+    stats.max_rows = __reduce_max_sync(0xFFFFFFFFu, stats.max_rows);
+    stats.nonempty = __reduce_add_sync(0xFFFFFFFFu, stats.nonempty);
     __syncwarp();
-    return of;
+    return stats;
 }
-/* Whether the split still is what `ends` come from. A split at fault may count as another. One warp. */
-GMM__DEVICE int gmm_sm90_stands(const gmm_groups *s, const int32_t *ends) {
+/* Whether `ends` still describe the split. A faulty split may count as changed. Whole warp. */
+GMM__DEVICE int gmm_sm90_split_unchanged(const gmm_groups *s, const int32_t *ends) {
     const int by_offsets = s->form == GMM_SPLIT_OFFSETS;
     int32_t g;
-    int other = 0;
+    int changed = 0;
 #pragma unroll 4
     for (g = (int32_t)threadIdx.x & 31; g < s->count; g += 32)
-        other |= gmm_sm90_entry(s, g + by_offsets) != ends[g + 1] - (by_offsets ? 0 : ends[g]);
-    other = __any_sync(0xFFFFFFFFu, other);
+        changed |= gmm_sm90_split_entry(s, g + by_offsets) != ends[g + 1] - (by_offsets ? 0 : ends[g]);
+    changed = __any_sync(0xFFFFFFFFu, changed);
     __syncwarp();
-    return !other;
+    return !changed;
 }
-/* Reports faults of the split that `ends` come from, and of the table of weights. One warp. */
-GMM__DEVICE void gmm_sm90_judge(const gmm_groups *s, const gmm_gemm_args *p, const int32_t *ends) {
+/* Sets the fault bits of the split that `ends` come from, and of the table of weights. Whole warp. */
+GMM__DEVICE void gmm_sm90_report_faults(const gmm_groups *s, const gmm_gemm_args *p, const int32_t *ends) {
     const int by_offsets = s->form == GMM_SPLIT_OFFSETS;
     uint32_t fault = by_offsets && gmm_split_value(s, 0) != 0 ? (uint32_t)GMM_FAULT_MONOTONIC : 0;
     int32_t g;
@@ -146,150 +149,160 @@ GMM__DEVICE void gmm_sm90_judge(const gmm_groups *s, const gmm_gemm_args *p, con
     if (fault) atomicOr(s->fault, fault);
 }
 
-/* Tiles across D's columns, if tiles are up to `high` rows high: as few as there can be (`least`), or, where no group
-   has more than a tile's rows, so many as fill the last round. Their widths are nearly equal numbers of `step`
-   columns. */
-GMM__DEVICE int32_t gmm_sm90_across(const gmm_gemm_args *p, int32_t least, int32_t step, int32_t high, int32_t pair,
-                                    gmm_sm90_sizes of) {
-    const int32_t most = (p->n + step - 1) / step, grid = (int32_t)gridDim.x;
-    int32_t full;
-    if (of.longest > high || of.live == 0) return least;
-    full = (of.live * least + grid - 1) / grid * grid / of.live & -pair;
-    return full < least ? least : full < most ? full : most;
+/* Tiles along the columns of D for tiles of at most `tile_rows` rows: `min_tiles`, or, where no group has more rows
+   than one tile, as many as fill the last round of the grid. Their widths are nearly equal multiples of `step` columns.
+   */
+GMM__DEVICE int32_t gmm_sm90_tiles_n(const gmm_gemm_args *p, int32_t min_tiles, int32_t step, int32_t tile_rows,
+                                     int32_t cluster,
+                                     gmm_sm90_split_stats stats) {
+    const int32_t max_tiles = (p->n + step - 1) / step, grid = (int32_t)gridDim.x;
+    int32_t filling;
+    if (stats.max_rows > tile_rows || stats.nonempty == 0) return min_tiles;
+    filling = (stats.nonempty * min_tiles + grid - 1) / grid * grid / stats.nonempty & -cluster;
+    return filling < min_tiles ? min_tiles : filling < max_tiles ? filling : max_tiles;
 }
-/* Where tile `nth` of `tiles` begins, that share out `count` units nearly equally. */
-GMM__DEVICE int32_t gmm_sm90_begin(int32_t count, int32_t tiles, int32_t nth) {
-    const int32_t each = count / tiles, over = count - tiles * each;
-    return nth * each + (nth < over ? nth : over);
+/* First of the units of tile i where `tiles` tiles share `count` units as evenly as possible. */
+GMM__DEVICE int32_t gmm_sm90_even_begin(int32_t count, int32_t tiles, int32_t i) {
+    const int32_t each = count / tiles, rest = count - tiles * each;
+    return i * each + (i < rest ? i : rest);
 }
 
-/* Writes the prefix sums of the groups' items [G + 1], for tiles of at most `most` units of `unit` rows, `tiles_n` of
-   them across. One warp. */
-GMM__DEVICE void gmm_sm90_count(const gmm_gemm_args *p, int ragged_k, int flat, int32_t tiles_n, int32_t unit,
-                                int32_t most, int32_t pair, const int32_t *ends, int32_t *items) {
+/* Writes the prefix sums [G + 1] of the groups' work, for tiles of at most `max_blocks` blocks of `block_rows` rows and
+   `tiles_n` tiles along the columns. In wgrad (k_grouped) frozen groups and empty groups with beta 1 have none. Whole
+   warp. */
+GMM__DEVICE void gmm_sm90_count_work(const gmm_gemm_args *p, int k_grouped, int raster_n, int32_t tiles_n,
+                                     int32_t block_rows,
+                                     int32_t max_blocks, int32_t cluster, const int32_t *ends, int32_t *work_ends) {
     const int32_t G = p->groups;
     int32_t total = 0, g;
-    const int32_t last = gmm_sm90_run(G, &g);
+    const int32_t last = gmm_sm90_lane_groups(G, &g);
 #pragma unroll 1
     for (; g < last; g++) {
         const int32_t m = ends[g + 1] - ends[g];
-        if (!ragged_k || (!(p->frozen && p->frozen[g]) && !(m == 0 && gmm_gemm_beta(p, g) == 1.0f)))
-            total += gmm_sm90_items(gmm_sm90_tiles(ragged_k ? p->m : m, unit, most), tiles_n, pair, flat);
-        items[g + 1] = total;
+        if (!k_grouped || (!(p->frozen && p->frozen[g]) && !(m == 0 && gmm_gemm_beta(p, g) == 1.0f)))
+            total += gmm_sm90_group_work(gmm_sm90_tile_count(k_grouped ? p->m : m, block_rows, max_blocks), tiles_n,
+                                         cluster, raster_n);
+        work_ends[g + 1] = total;
     }
-    gmm_sm90_prefix(G, total, items);
+    gmm_sm90_prefix_sums(G, total, work_ends);
 }
 
-/* Chooses among the kernel's tiles (`tile`: 0, 1 its first or second, 2 either; units1 0: it has no second) and their
-   heights in units of 16 rows what takes the least time; bits do not depend on it. Returns the height, *nth: the tile.
-   Tiles by both groups of threads (`both`) are priced in clocks of products that draw all the power there is: what
-   rounds leave idle makes the others faster, and a low tile saves what it does not multiply. One warp, four lanes for
-   each choice. */
-GMM__DEVICE int32_t gmm_sm90_height(const gmm_gemm_args *p, const int32_t *ends, gmm_sm90_sizes of, int32_t tile,
-                                    const int both, int32_t cols0, int32_t units0, int32_t cols1, int32_t units1,
-                                    int32_t *nth) {
-    const int32_t G = p->groups, heights0 = both ? units0 / 4 + 1 : units0 - units0 / 2;
-    const int32_t heights1 = units1 ? units1 / 4 + 1 : 0;
-    float work = 0.0f, count = 0.0f, longest = 0.0f, cost = 0.0f;
-    uint32_t least;
-    int32_t i, c, second, live;
-    if (tile != 2) { /* perhaps a tile for each group, whatever the height */
-        const int32_t most = tile ? units1 : units0, lowest = most - (tile ? heights1 : heights0) + 1;
-        *nth = tile;
-        if (of.longest <= 16 * lowest) return most;
+/* The price model of the tile scheduler: chooses the tile (`tile`: 0 the first, 1 the second, 2 either; m16_1 0: there
+   is only one) and its height in blocks of 16 rows that take the least time for the split. Returns the height; *chosen:
+   the tile. Results do not depend on the choice. Clocks of a tile are linear in its height: constants fitted on one
+   H200 (gmm__wgmma_choose prices the same on the host from average sizes). Cooperative tiles run at the power limit, so
+   that CTAs which idle in the last round speed up the others: idle time counts 0.69 of its length. Whole warp; four
+   lanes share each candidate. */
+GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_gemm_args *p, const int32_t *ends, gmm_sm90_split_stats stats,
+                                         int32_t tile,
+                                         const int cooperative, int32_t n0, int32_t m16_0, int32_t n1, int32_t m16_1,
+                                         int32_t *chosen) {
+    const int32_t G = p->groups, heights0 = cooperative ? m16_0 / 4 + 1 : m16_0 - m16_0 / 2;
+    const int32_t heights1 = m16_1 ? m16_1 / 4 + 1 : 0;
+    float work = 0.0f, count = 0.0f, max_clocks = 0.0f, cost = 0.0f;
+    uint32_t min_cost;
+    int32_t i, c, second, valid;
+    if (tile != 2) { /* every group fits one tile, whatever the height */
+        const int32_t tallest = tile ? m16_1 : m16_0, lowest = tallest - (tile ? heights1 : heights0) + 1;
+        *chosen = tile;
+        if (stats.max_rows <= 16 * lowest) return tallest;
     }
     c = ((int32_t)threadIdx.x & 31) / 4;
     second = c >= heights0;
     {
-        const float depths = (float)gmm_sm90_depths(p->k);
-        const float inverse = __fdividef(1.0f, (float)(second ? units1 + heights0 - c : units0 - c));
-        const int wide = (second ? cols1 : cols0) == 256;
-        const float fixed = wide ? 48.0f * depths + 2000.0f : 56.0f * depths + 5800.0f;
-        const float slope = wide ? 134.5f * depths + 340.0f : 66.3f * depths - 270.0f;
+        const float k_tiles = (float)gmm_sm90_k_tiles(p->k);
+        const float inverse = __fdividef(1.0f, (float)(second ? m16_1 + heights0 - c : m16_0 - c));
+        const int wide = (second ? n1 : n0) == 256;
+        const float fixed = wide ? 48.0f * k_tiles + 2000.0f : 56.0f * k_tiles + 5800.0f;
+        const float slope = wide ? 134.5f * k_tiles + 340.0f : 66.3f * k_tiles - 270.0f;
 #pragma unroll 1
         for (i = (int32_t)threadIdx.x & 3; i < G; i += 4) {
             const float m = (float)(ends[i + 1] - ends[i] + 8) * 0.0625f, t = ceilf((m - 0.5f) * inverse);
             const float h = __fdividef(m, fmaxf(t, 1.0f));
-            const float clocks = both ? fixed + slope * h
-                                      : fmaxf(depths * fmaxf(256.0f + 44.0f * h, 64.0f * h), 330.0f * h) + 200.0f;
+            const float clocks = cooperative ? fixed + slope * h
+                                      : fmaxf(k_tiles * fmaxf(256.0f + 44.0f * h, 64.0f * h), 330.0f * h) + 200.0f;
             count += t;
             work += t * clocks;
-            if (t > 0.0f) longest = fmaxf(longest, clocks);
+            if (t > 0.0f) max_clocks = fmaxf(max_clocks, clocks);
         }
     }
     for (i = 2; i > 0; i /= 2) {
         work += __shfl_xor_sync(0xFFFFFFFFu, work, i);
         count += __shfl_xor_sync(0xFFFFFFFFu, count, i);
-        longest = fmaxf(longest, __shfl_xor_sync(0xFFFFFFFFu, longest, i));
+        max_clocks = fmaxf(max_clocks, __shfl_xor_sync(0xFFFFFFFFu, max_clocks, i));
     }
-    c = (gmm_tid() & 31) / 4; /* not kept while groups are counted */
+    c = (gmm_tid_x() & 31) / 4; /* computed again, so that no register holds it during the loop above */
     second = c >= heights0;
-    live = c < heights0 + heights1 && (tile == 2 || tile == second);
+    valid = c < heights0 + heights1 && (tile == 2 || tile == second);
     if (count > 0.0f) {
-        const int32_t cols = second ? cols1 : cols0;
+        const int32_t cols = second ? n1 : n0;
         const float share = __fdividef((float)((p->n + cols - 1) / cols), (float)gridDim.x), rounds = count * share;
         cost = __fdividef(ceilf(rounds), rounds);
-        /* of heights that differ, some block is dealt more of the tall ones */
-        if (both) cost = 0.31f + 0.69f * cost * (1.0f + 1.26f * (__fdividef(longest * count, work) - 1.0f) *
+        /* where heights differ, some CTA gets more of the tall tiles */
+        if (cooperative) cost = 0.31f + 0.69f * cost * (1.0f + 1.26f * (__fdividef(max_clocks * count, work) - 1.0f) *
                                                         rsqrtf(rounds));
         cost = fminf(cost * work * share, 3.0e38f);
     }
-    least = __reduce_min_sync(0xFFFFFFFFu, live ? __float_as_uint(cost) : 0x7FFFFFFFu);
-    c = (__ffs((int)__ballot_sync(0xFFFFFFFFu, live && __float_as_uint(cost) == least)) - 1) / 4;
-    *nth = c >= heights0;
-    return c >= heights0 ? units1 + heights0 - c : units0 - c;
+    min_cost = __reduce_min_sync(0xFFFFFFFFu, valid ? __float_as_uint(cost) : 0x7FFFFFFFu);
+    c = (__ffs((int)__ballot_sync(0xFFFFFFFFu, valid && __float_as_uint(cost) == min_cost)) - 1) / 4;
+    *chosen = c >= heights0;
+    return c >= heights0 ? m16_1 + heights0 - c : m16_0 - c;
 }
 
-/* Places item `i`, of group t->g, for block `rank` of its cluster: at most `most` units of `unit` rows, from a multiple
-   of `step` rows on; `tiles_n` tiles across, from multiples of `step_n` columns on. Inside a group rows go first, in
-   bands of 8 pairs, so that the tiles in flight share operands. `turned`: each group begins elsewhere (by the golden
-   ratio), so that a block which got a wide tile of one gets a narrow one of the next. wgrad, whose tiles are nearly all
-   alike, does so only where a block would get the same place in every group. */
-GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int32_t *ends, const int32_t *items,
-                                int32_t i, const int turned, int flat, int32_t tiles_n, int32_t step_n, int32_t unit,
-                                int32_t most, int32_t step, int32_t pair, int32_t rank, gmm_sm90_tile *t) {
+/* Fills in work tile `i` of group t->g for CTA `cta_rank` of its cluster: at most `max_blocks` blocks of `block_rows`
+   rows, starting at a multiple of `step` rows; `tiles_n` tiles along the columns, starting at multiples of `step_n`.
+   Rasterization within a group: along the rows first, in bands of 8 pairs, so that tiles in flight share operands.
+   `rotated`: each group starts at another of its tiles (golden ratio), so that a CTA which got a wide tile of one group
+   gets a narrow one of the next. wgrad, whose tiles are nearly equal, rotates only where a CTA would otherwise get the
+   same tile of every group. */
+GMM__DEVICE void gmm_sm90_schedule_tile(const gmm_gemm_args *p, int k_grouped, const int32_t *ends,
+                                        const int32_t *work_ends,
+                                        int32_t i, const int rotated, int raster_n, int32_t tiles_n, int32_t step_n,
+                                        int32_t block_rows,
+                                        int32_t max_blocks, int32_t step, int32_t cluster, int32_t cta_rank,
+                                        gmm_sm90_tile *t) {
     int32_t m, steps, tiles_m, pairs_m, pairs_n, tm, tn;
-    uint32_t all;
+    uint32_t group_work;
     t->row = ends[t->g];
     t->end = ends[t->g + 1];
-    m = ragged_k ? p->m : t->end - t->row;
-    t->k = ragged_k ? t->end - t->row : p->k;
-    all = (uint32_t)(items[t->g + 1] - items[t->g]);
-    i -= items[t->g];
-    if (turned) {
-        const uint32_t on = (uint32_t)i + __umulhi((uint32_t)t->g * 2654435769u, all);
-        i = (int32_t)(on < all ? on : on - all);
+    m = k_grouped ? p->m : t->end - t->row;
+    t->k = k_grouped ? t->end - t->row : p->k;
+    group_work = (uint32_t)(work_ends[t->g + 1] - work_ends[t->g]);
+    i -= work_ends[t->g];
+    if (rotated) {
+        const uint32_t rotated_i = (uint32_t)i + __umulhi((uint32_t)t->g * 2654435769u, group_work);
+        i = (int32_t)(rotated_i < group_work ? rotated_i : rotated_i - group_work);
     }
-    tiles_m = gmm_sm90_tiles(m, unit, most);
-    pairs_m = flat ? tiles_m : tiles_m >> (pair - 1);
-    pairs_n = flat ? tiles_n >> (pair - 1) : tiles_n;
-    t->share = pair == 1 ? 0 : flat ? 2 : 1;
+    tiles_m = gmm_sm90_tile_count(m, block_rows, max_blocks);
+    pairs_m = raster_n ? tiles_m : tiles_m >> (cluster - 1);
+    pairs_n = raster_n ? tiles_n >> (cluster - 1) : tiles_n;
+    t->multicast = cluster == 1 ? 0 : raster_n ? 2 : 1;
     if (i < pairs_m * pairs_n) {
         const int32_t band = pairs_m > 8 ? i / (8 * pairs_n) : 0, left = pairs_m - 8 * band;
         const int32_t height = left < 8 ? left : 8;
         i -= 8 * band * pairs_n;
         tn = i / height;
         tm = 8 * band + i - tn * height;
-        if (flat) tn = tn * pair + rank;
-        else tm = tm * pair + rank;
-    } else { /* what has no partner there pairs up the other way */
+        if (raster_n) tn = tn * cluster + cta_rank;
+        else tm = tm * cluster + cta_rank;
+    } else { /* without a partner along this axis: paired along the other one */
         i = 2 * (i - pairs_m * pairs_n);
-        t->share = i + 1 < (flat ? tiles_m : tiles_n) ? 3 - t->share : 0;
-        tm = flat ? i + rank : tiles_m - 1;
-        tn = flat ? tiles_n - 1 : i + rank;
+        t->multicast = i + 1 < (raster_n ? tiles_m : tiles_n) ? 3 - t->multicast : 0;
+        tm = raster_n ? i + cta_rank : tiles_m - 1;
+        tn = raster_n ? tiles_n - 1 : i + cta_rank;
         if (tm >= tiles_m) {
             tm = tiles_m - 1;
             tn = tiles_n;
         }
     }
     steps = (m + step - 1) / step;
-    t->m0 = step * gmm_sm90_begin(steps, tiles_m, tm);
-    t->rows = step * gmm_sm90_begin(steps, tiles_m, tm + 1) - t->m0;
+    t->m0 = step * gmm_sm90_even_begin(steps, tiles_m, tm);
+    t->rows = step * gmm_sm90_even_begin(steps, tiles_m, tm + 1) - t->m0;
     if (t->rows > m - t->m0) t->rows = m - t->m0;
-    t->units = (t->rows + unit - 1) / unit;
+    t->row_blocks = (t->rows + block_rows - 1) / block_rows;
     steps = (p->n + step_n - 1) / step_n;
-    t->n0 = step_n * gmm_sm90_begin(steps, tiles_n, tn);
-    t->cols = step_n * gmm_sm90_begin(steps, tiles_n, tn + 1) - t->n0;
+    t->n0 = step_n * gmm_sm90_even_begin(steps, tiles_n, tn);
+    t->cols = step_n * gmm_sm90_even_begin(steps, tiles_n, tn + 1) - t->n0;
     if (t->cols > p->n - t->n0) t->cols = p->n - t->n0;
 }
 

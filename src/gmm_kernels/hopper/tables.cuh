@@ -1,153 +1,193 @@
 /* ................................................................................... Grouped products on Hopper ... */
 
-#include <cuda.h>
-#include <cudaTypedefs.h>
+/* The products of mma/gemm.cuh by wgmma (sm_90a): for every group g, D = alpha A B^T + bias + beta D.
 
-/* The same products by wgmma (sm_90a). A tile of D is computed transposed: D's columns take wgmma's m, which comes in
-   blocks of 64 and is a multiple of 64 in nearly every layer; D's rows take n, which comes in steps of 16, so that a
-   group with any number of rows is cut into tiles of nearly equal height with at most 15 rows too many.
+   swap_ab. A tile of D is computed transposed: wgmma's A is B (the weights, M = 64 columns of D per instruction) and
+   wgmma's B is A (the tokens, N = rows of D). The columns of D are multiples of 64 in nearly every layer, while rows
+   per group vary: N comes in steps of 8 or 16, so a group is cut into tiles of nearly equal height with at most 15 rows
+   too many. Tile names are M x N of D: rows x columns.
 
-   A cluster of two blocks takes two tiles at a time: two row tiles of the same columns, which share B, or two column
-   tiles of the same rows, which share A; what is shared is read once and multicast. A block is a producer warp, which
-   moves operands by TMA, and two groups of 128 threads, which multiply: either each has half of the tile's columns, or
-   they take turns at tiles, so that one multiplies while the other takes its sums to D; it begins when the other's last
-   stage has come. Each has its own rooms in shared memory; in wgrad they have four in common, by turns in the order of
-   tiles, so that one has all of them while the other multiplies, and two warps move D between these and memory by TMA,
-   part by part, so that most of shared memory is left to stages. Or a group keeps its sums in registers, packed
-   to 16 bits, and sends a lot of them to D in each stage of its next tile: so the way out, which takes as long as three
-   stages, is hidden without rooms for a tile. A warp of its own places tiles and tells them through a ring, the first
-   one by what the split says before the launch before has ended, and anew if that changes; so the producer never waits
-   for that, and runs as far ahead as the stages allow. Where groups are so small that forward waits for weights alone,
-   it asks for two stages at a time (GMM__LOW). A block leaves when all stages have been handed back, by its neighbour
-   as well, of whom nothing is on its way then. Where a kernel has two tiles, who places them takes the one that the
-   groups' sizes make cheaper, and tells it with the first.
+   Warp roles of a CTA (384 threads). Warps 0 to 7 are two consumer warp groups; warps 8 to 11 run with few registers.
+       consumers          cooperative tiles (`consumers` 2): each warp group has half of the tile's columns.
+                          ping-pong tiles (`consumers` 1): the warp groups alternate between tiles, so that one stores
+                          while the other multiplies; a warp group begins when the other's last stage is full (order
+                          barrier), so that operands are read in the order in which they are loaded.
+       producer, warp 8   loads every stage by TMA, one box per lane.
+       scheduler          warp 9 (packed weights: warp 11): chooses work tiles and writes them to the tile ring.
+       scale loader       packed weights, warp 9: copies the scales of every stage.
+       store              wgrad, warps 10 and 11: move D between memory and store slots by TMA, in parts of 64 rows x
+                          256 bytes. Four slots serve both warp groups in the order of tiles, which leaves shared memory
+                          to stages.
 
-   Token matrices are read through ragged maps: dimensions {features, 2^30, ends, wraps}, strides {s, s, 2^34 - s}
-   bytes. The coordinates (2^30 - rows + r, end, 2^30) address row end - rows + r, by wraparound at 2^64, and lie
-   outside from r = rows on, where hardware delivers zeros: the arithmetic of Triton's ragged tensor descriptors.
-   Weights are read through maps whose last two dimensions address memory itself in steps of 16 and 2^18 bytes, so that
-   one map serves weights wherever they stand. */
+   Pipeline, with the barrier that each arrow waits for:
+       scheduler --tile_full[16]--> producer, consumers, store, scale loader --batch released--> scheduler
+       producer  --full[s]-->       consumers --empty[s]--> producer (of both CTAs where an operand is multicast)
+       store     --slot_free-->     consumers --slot_written--> store (wgrad)
+
+   A cluster of two CTAs takes two tiles at once: two row tiles of the same columns share B, or two column tiles of the
+   same rows share A; the shared operand is multicast. A CTA exits when all its stages are empty: its neighbour has then
+   arrived at its barriers for the last time.
+
+   Deferred store (256x128): the accumulators of a finished tile are packed to 16 bits and stay in registers; a few rows
+   are stored in every stage of the next tile, which hides the store without a slot for a whole tile. Small-M mode:
+   where groups are so small that forward waits for weights alone, the producer requests two stages at a time
+   (GMM__SMALL_M). A kernel with two tiles takes the one that the price model finds cheaper for the split; the scheduler
+   decides. The scheduler plans the first tile by the split as it is before griddepcontrol.wait, and again if the split
+   changed.
+
+   Ragged maps address token matrices: dimensions {features, 2^30, ends, wraps}, strides {s, s, 2^34 - s} bytes. The
+   coordinates (2^30 - rows + r, end, 2^30) address row end - rows + r by wraparound at 2^64. Rows r >= rows lie outside
+   the map, and TMA delivers zeros for them. This is the arithmetic of Triton's ragged tensor descriptors. The last two
+   dimensions of weight maps address memory in steps of 16 and 2^18 bytes, so one map serves weights at any address. */
 typedef struct gmm_sm90_args {
-    CUtensorMap a, a16, b;    /* boxes: A 64 lines, A 16 rows (wgrad: D 64 rows), B 64 lines */
-    CUtensorMap d;            /* boxes of what goes out at once beside products, if D's rows are at 16 bytes */
-    gmm_gemm_args p;          /* offsets and tiles are not read */
+    CUtensorMap a, a16, b;    /* boxes: A 64 rows, A 16 rows (wgrad: D 64 rows), B 64 rows */
+    CUtensorMap d;            /* boxes of a deferred store; not encoded if rows of D are not 16-byte aligned */
+    gmm_gemm_args p;          /* its offsets and tiles are not read */
     gmm_groups groups;        /* splits in device memory */
-    int32_t *tables;          /* more groups than the kernel has room for: gmm_sm90_table_bytes per block */
-    int32_t tile;             /* of a kernel of two: 0, 1 its first or second, 2 chosen from the sizes */
-    gmm_mat codes;            /* weights as a copy, converted in the kernel: tables in device memory */
-    gmm_direction along;      /* of its lines, which run along the contraction */
-    int32_t rows, cols;       /* of each matrix that was quantized */
-    const float *alpha2;      /* [G], with p.alpha: sums are multiplied by these afterwards; NULL = 1 */
+    int32_t *tables;          /* group tables in the workspace, where shared memory has too few entries, else NULL:
+                                 gmm_sm90_table_bytes per CTA */
+    int32_t tile;             /* of a kernel with two tiles: 0 the first, 1 the second, 2 chosen by the split */
+    gmm_mat codes;            /* packed weights that the kernel dequantizes; tables in device memory */
+    gmm_direction along;      /* direction of the packed weights' lines, which run along the contraction */
+    int32_t rows, cols;       /* of each packed weight matrix */
+    const float *alpha2;      /* [G], beside p.alpha: a factor that is applied after p.alpha; NULL: 1 */
 } gmm_sm90_args;
 
-/* What B is: 16-bit elements, or codes with their scales: X(tag, bytes of 64 columns in a stage, bytes of its scales,
-   elements per scale). Codes become elements in registers, from where wgmma takes them. */
-#define GMM_SM90_FACTOR_LIST(X) \
+#define GMM__SM90(name, tag) GMM__CAT(gmm_sm90_##name##_, tag) /* a constant of a format or of a tile */
+
+/* Formats of B: 16-bit elements, or packed codes with scales: X(tag, bytes of 64 columns per stage, bytes of their
+   scales, elements per scale). Packed codes are dequantized into registers, from which wgmma takes them (RS). */
+#define GMM_SM90_B_FORMAT_LIST(X) \
     X(plain, 8192, 0, 1) \
     X(mx8, 4096, 1024, 32) \
     X(mx4, 2048, 1024, 32) \
     X(nv4, 2048, 1024, 16)
-#define GMM__X(tag, block, scales, width) GMM__CAT(gmm9_factor_, tag),
-enum { GMM_SM90_FACTOR_LIST(GMM__X) gmm9_factors };
+#define GMM__X(tag, bytes, scale_bytes, width) GMM__SM90(b_format, tag),
+enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats };
 #undef GMM__X
-#define GMM__X(tag, block, scales, width) GMM__CAT(gmm9_block_, tag) = block, GMM__CAT(gmm9_scales_, tag) = scales, \
-    GMM__CAT(gmm9_width_, tag) = width, GMM__CAT(gmm9_box_, tag) = (width) > 1 ? (block) / 64 : 64, /* map's elements */
-enum { GMM_SM90_FACTOR_LIST(GMM__X) gmm9_factors_end };
+#define GMM__X(tag, bytes, scale_bytes, width) \
+    GMM__SM90(b_bytes, tag) = bytes, GMM__SM90(scales, tag) = scale_bytes, GMM__SM90(scale_width, tag) = width, \
+    GMM__SM90(box, tag) = (width) > 1 ? (bytes) / 64 : 64, /* elements of the tensor map in a box */
+enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
 #undef GMM__X
 
-/* Tiles: X(tag, groups of threads at one tile, blocks of 64 columns per group of threads, most units of 16 rows, stages
-   of depth 64, units by 64 columns of 16-bit elements that go out at once, groups that fit, B, blocks per
-   multiprocessor, units of 16-bit D that go out per stage of the next tile's products: 0 = it goes out before these).
-   All blocks of a unit go out together. */
+/* Tiles, named rows x columns of D: X(tag,
+       consumers      warp groups that share a tile: 2 cooperative, 1 ping-pong
+       wgmma_m        blocks of 64 columns per warp group
+       m16            most blocks of 16 rows
+       stages         of 64 elements along the contraction
+       store_blocks   blocks of 16 rows x 64 columns of 16 bits in a store slot
+       smem_groups    groups whose tables fit into shared memory
+       b_format, ctas per multiprocessor,
+       deferred       blocks of 16 rows that a deferred store writes per stage of the next tile; 0: there is none) */
 #define GMM_SM90_TILE_LIST(X) \
-    X(256x160, 2, 2, 10, 4, 2, 256, plain, 1, 0) \
-    X(128x256, 2, 1, 16, 4, 4, 256, plain, 1, 2) \
-    X(128x176, 1, 2, 11, 5, 4, 256, plain, 1, 0) \
-    X(128x192, 1, 2, 12, 4, 8, 256, plain, 1, 0) \
+    X(160x256, 2, 2, 10, 4, 2, 256, plain, 1, 0) \
+    X(256x128, 2, 1, 16, 4, 4, 256, plain, 1, 2) \
+    X(176x128, 1, 2, 11, 5, 4, 256, plain, 1, 0) \
+    X(192x128, 1, 2, 12, 4, 8, 256, plain, 1, 0) \
     X(128x128, 1, 2, 8, 5, 8, 256, plain, 1, 0) \
-    X(mx8_128x192, 2, 1, 12, 6, 2, 256, mx8, 1, 0) \
-    X(mx4_128x192, 2, 1, 12, 7, 2, 256, mx4, 1, 0) \
-    X(nv4_128x192, 2, 1, 12, 7, 2, 256, nv4, 1, 0) \
-    X(mx8_128x48, 2, 1, 3, 6, 2, 256, mx8, 2, 0) \
-    X(mx4_128x64, 2, 1, 4, 7, 2, 256, mx4, 2, 0) \
-    X(nv4_128x64, 2, 1, 4, 7, 2, 256, nv4, 2, 0)
+    X(mx8_192x128, 2, 1, 12, 6, 2, 256, mx8, 1, 0) \
+    X(mx4_192x128, 2, 1, 12, 7, 2, 256, mx4, 1, 0) \
+    X(nv4_192x128, 2, 1, 12, 7, 2, 256, nv4, 1, 0) \
+    X(mx8_48x128, 2, 1, 3, 6, 2, 256, mx8, 2, 0) \
+    X(mx4_64x128, 2, 1, 4, 7, 2, 256, mx4, 2, 0) \
+    X(nv4_64x128, 2, 1, 4, 7, 2, 256, nv4, 2, 0)
 
-/* Instances: X(op, dtype, precision, tile, kernel, which): a kernel of two tiles takes its first (0) or second (1), or
-   that which the groups' sizes make cheaper (2). The includes below follow the same list. */
+/* Instances: X(op, dtype, precision, tile, kernel, tile choice). A kernel with two tiles stands in three rows: it takes
+   its first tile (0), its second tile (1), or the one that is cheaper for the split (2). The includes in kernels.cuh
+   follow the same list. */
 #define GMM_SM90_KERNEL_LIST(X) \
-    X(fwd, GMM_BF16, bf16, 256x160, 256x160_128x256, 1) X(fwd, GMM_F16, f16, 256x160, 256x160_128x256, 1) \
-    X(fwd, GMM_BF16, bf16, 128x256, 256x160_128x256, 0) X(fwd, GMM_F16, f16, 128x256, 256x160_128x256, 0) \
-    X(fwd, GMM_BF16, bf16, 128x176, 128x176, 0) X(fwd, GMM_F16, f16, 128x176, 128x176, 0) \
-    X(dgrad, GMM_BF16, bf16, 256x160, 256x160_128x256, 1) X(dgrad, GMM_F16, f16, 256x160, 256x160_128x256, 1) \
-    X(dgrad, GMM_BF16, bf16, 128x256, 256x160_128x256, 0) X(dgrad, GMM_F16, f16, 128x256, 256x160_128x256, 0) \
-    X(dgrad, GMM_BF16, bf16, 128x176, 128x176, 0) X(dgrad, GMM_F16, f16, 128x176, 128x176, 0) \
-    X(fwd, GMM_BF16, bf16, mx8_128x192, mx8_128x192, 0) X(fwd, GMM_BF16, bf16, mx4_128x192, mx4_128x192, 0) \
-    X(fwd, GMM_BF16, bf16, nv4_128x192, nv4_128x192, 0) X(fwd, GMM_BF16, bf16, mx8_128x48, mx8_128x48, 0) \
-    X(fwd, GMM_BF16, bf16, mx4_128x64, mx4_128x64, 0) X(fwd, GMM_BF16, bf16, nv4_128x64, nv4_128x64, 0) \
-    X(wgrad, GMM_BF16, bf16, 128x192, 128x192, 0) X(wgrad, GMM_F16, f16, 128x192, 128x192, 0) \
+    X(fwd, GMM_BF16, bf16, 160x256, 160x256_256x128, 1) X(fwd, GMM_F16, f16, 160x256, 160x256_256x128, 1) \
+    X(fwd, GMM_BF16, bf16, 256x128, 160x256_256x128, 0) X(fwd, GMM_F16, f16, 256x128, 160x256_256x128, 0) \
+    X(fwd, GMM_BF16, bf16, 176x128, 176x128, 0) X(fwd, GMM_F16, f16, 176x128, 176x128, 0) \
+    X(dgrad, GMM_BF16, bf16, 160x256, 160x256_256x128, 1) X(dgrad, GMM_F16, f16, 160x256, 160x256_256x128, 1) \
+    X(dgrad, GMM_BF16, bf16, 256x128, 160x256_256x128, 0) X(dgrad, GMM_F16, f16, 256x128, 160x256_256x128, 0) \
+    X(dgrad, GMM_BF16, bf16, 176x128, 176x128, 0) X(dgrad, GMM_F16, f16, 176x128, 176x128, 0) \
+    X(fwd, GMM_BF16, bf16, mx8_192x128, mx8_192x128, 0) X(fwd, GMM_BF16, bf16, mx4_192x128, mx4_192x128, 0) \
+    X(fwd, GMM_BF16, bf16, nv4_192x128, nv4_192x128, 0) X(fwd, GMM_BF16, bf16, mx8_48x128, mx8_48x128, 0) \
+    X(fwd, GMM_BF16, bf16, mx4_64x128, mx4_64x128, 0) X(fwd, GMM_BF16, bf16, nv4_64x128, nv4_64x128, 0) \
+    X(wgrad, GMM_BF16, bf16, 192x128, 192x128, 0) X(wgrad, GMM_F16, f16, 192x128, 192x128, 0) \
     X(wgrad, GMM_BF16, bf16, 128x128, 128x128, 0) X(wgrad, GMM_F16, f16, 128x128, 128x128, 0) \
-    X(fwd, GMM_BF16, bf16, 128x256, 256x160_128x256, 2) X(fwd, GMM_F16, f16, 128x256, 256x160_128x256, 2) \
-    X(dgrad, GMM_BF16, bf16, 128x256, 256x160_128x256, 2) X(dgrad, GMM_F16, f16, 128x256, 256x160_128x256, 2)
+    X(fwd, GMM_BF16, bf16, 256x128, 160x256_256x128, 2) X(fwd, GMM_F16, f16, 256x128, 160x256_256x128, 2) \
+    X(dgrad, GMM_BF16, bf16, 256x128, 160x256_256x128, 2) X(dgrad, GMM_F16, f16, 256x128, 160x256_256x128, 2)
 
-/* A ring of tiles holds a batch that is placed at once and batches before it, each until all who read it say so. */
-enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, GMM_SM90_RING = 16,
-       GMM_SM90_BATCH = 4, GMM_SM90_BATCHES = GMM_SM90_RING / GMM_SM90_BATCH, GMM_SM90_LOW = 128 };
+/* The tile ring holds 16 work tiles; the scheduler writes 4 at a time, and its readers release 4 at a time. */
+enum {
+    GMM_SM90_THREADS = 384,
+    GMM_SM90_RAGGED_ROWS = 1 << 30, /* rows of a ragged map; limits the capacity */
+    GMM_SM90_MAP_BASE = 256,        /* address at which weight maps begin */
+    GMM_SM90_TILE_RING = 16,
+    GMM_SM90_TILE_BATCH = 4,
+    GMM_SM90_TILE_BATCHES = GMM_SM90_TILE_RING / GMM_SM90_TILE_BATCH,
+    GMM_SM90_SMALL_M = 128          /* most rows of a group in small-M mode */
+};
 
-/* Elsewhere than on sm_90a the kernels are empty, and known by this. */
+/* Without sm_90a code the kernels are empty, and their launch bounds tell the host so (gmm_sm90_present). */
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define GMM__SM90_BOUNDS(blocks) __launch_bounds__(32)
+#define GMM__SM90_BOUNDS(ctas) __launch_bounds__(32)
 #define GMM__FP8_BOUNDS __launch_bounds__(32)
 #else
-#define GMM__SM90_BOUNDS(blocks) __launch_bounds__(GMM_SM90_THREADS, blocks)
-#define GMM__FP8_BOUNDS __launch_bounds__(GMM__OF(threads), 1)
+#define GMM__SM90_BOUNDS(ctas) __launch_bounds__(GMM_SM90_THREADS, ctas)
+#define GMM__FP8_BOUNDS __launch_bounds__(GMM__CFG(threads), 1)
 #endif
 
-/* Shared memory: stages of B and A, rooms for D on its way (two per group of threads; wgrad: four, for whose turn it
-   is), barriers, tiles and one that is none, which tile was taken and how, groups. */
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) \
-    GMM__CAT(gmm9_teams_, tag) = teams, GMM__CAT(gmm9_mb_, tag) = mb, GMM__CAT(gmm9_units_, tag) = units, \
-    GMM__CAT(gmm9_stages_, tag) = st, GMM__CAT(gmm9_out_, tag) = out, GMM__CAT(gmm9_groups_, tag) = groups, \
-    GMM__CAT(gmm9_cols_, tag) = (teams) * (mb) * 64, GMM__CAT(gmm9_blocks_, tag) = blocks, \
-    GMM__CAT(gmm9_later_, tag) = later,
-enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_tiles_end };
+/* Shared memory of a tile, in this order: stages (B, A, scales), 4 store slots, barriers (full and empty of each stage;
+   tile_full; batches released; order; free and written of each slot), the tile ring with one more tile that warms the
+   producer up, the tile choice and the small-M flag, the group tables (ends, work_ends). Offsets are in bytes. */
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+    GMM__SM90(consumers, tag) = consumers_, GMM__SM90(wgmma_m, tag) = wgmma_m_, GMM__SM90(m16, tag) = m16_, \
+    GMM__SM90(stages, tag) = stages_, GMM__SM90(store_blocks, tag) = store_blocks_, \
+    GMM__SM90(smem_groups, tag) = smem_groups_, GMM__SM90(tile_n, tag) = (consumers_) * (wgmma_m_) * 64, \
+    GMM__SM90(ctas_per_sm, tag) = ctas_, GMM__SM90(deferred, tag) = deferred_,
+enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_tiles_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) \
-    GMM__CAT(gmm9_of_, tag) = GMM__CAT(gmm9_factor_, factor), GMM__CAT(gmm9_box_, tag) = GMM__CAT(gmm9_box_, factor), \
-    GMM__CAT(gmm9_width_, tag) = GMM__CAT(gmm9_width_, factor), \
-    GMM__CAT(gmm9_b_, tag) = (teams) * (mb) * GMM__CAT(gmm9_block_, factor), \
-    GMM__CAT(gmm9_scales_, tag) = (teams) * (mb) * GMM__CAT(gmm9_block_, factor) + (units) * 2048,
-enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_operands_end };
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+    GMM__SM90(tile_b, tag) = GMM__SM90(b_format, b_format_), GMM__SM90(box, tag) = GMM__SM90(box, b_format_), \
+    GMM__SM90(scale_width, tag) = GMM__SM90(scale_width, b_format_), \
+    GMM__SM90(b_stage_bytes, tag) = (consumers_) * (wgmma_m_) * GMM__SM90(b_bytes, b_format_), \
+    GMM__SM90(scales, tag) = (consumers_) * (wgmma_m_) * GMM__SM90(b_bytes, b_format_) + (m16_) * 2048,
+enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_operands_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) GMM__CAT(gmm9_stage_, tag) = \
-    GMM__CAT(gmm9_scales_, tag) + GMM__CAT(gmm9_scales_, factor),
-enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_stages_end };
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+    GMM__SM90(stage_bytes, tag) = GMM__SM90(scales, tag) + GMM__SM90(scales, b_format_),
+enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_stages_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) \
-    GMM__CAT(gmm9_room_, tag) = (out) * 2048, GMM__CAT(gmm9_rooms_, tag) = GMM__CAT(gmm9_stage_, tag) * (st), \
-    GMM__CAT(gmm9_bars_, tag) = GMM__CAT(gmm9_stage_, tag) * (st) + 4 * (out) * 2048, \
-    GMM__CAT(gmm9_ring_, tag) = (GMM__CAT(gmm9_stage_, tag) + 16) * (st) + 4 * (out) * 2048 + \
-    8 * (GMM_SM90_RING + GMM_SM90_BATCHES + 10),
-enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_rooms_end };
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+    GMM__SM90(slot_bytes, tag) = (store_blocks_) * 2048, \
+    GMM__SM90(slots_offset, tag) = GMM__SM90(stage_bytes, tag) * (stages_), \
+    GMM__SM90(barriers_offset, tag) = GMM__SM90(stage_bytes, tag) * (stages_) + 4 * (store_blocks_) * 2048, \
+    GMM__SM90(ring_offset, tag) = (GMM__SM90(stage_bytes, tag) + 16) * (stages_) + 4 * (store_blocks_) * 2048 + \
+                                  8 * (GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 10),
+enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_slots_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) GMM__CAT(gmm9_shared_, tag) = \
-    GMM__CAT(gmm9_ring_, tag) + (GMM_SM90_RING + 1) * 40 + 8 * ((groups) + 2),
-enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_shared_end };
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+    GMM__SM90(smem_bytes, tag) = GMM__SM90(ring_offset, tag) + \
+                                 (GMM_SM90_TILE_RING + 1) * GMM_SM90_TILE_BYTES + 8 * ((smem_groups_) + 2),
+enum { GMM_SM90_TILE_BYTES = 40, GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_smem_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) GMM__CAT(gmm9_fits_, tag) = \
-    1 / (GMM__CAT(gmm9_shared_, tag) <= 233472 / (blocks) - 1024),
-enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_fits_end };
+/* What follows does not compile (1 / 0) where a tile breaks a rule. Shared memory of a multiprocessor: 228 KiB, of
+   which each CTA takes 1 KiB more than it asks for. */
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+    GMM__SM90(fits, tag) = 1 / (GMM__SM90(smem_bytes, tag) <= 233472 / (ctas_) - 1024),
+enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_fits_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) \
-    + 1 / ((out) % (mb) == 0 && (out) % 2 == 0 && (!(later) || ((teams) == 2 && (mb) == 1)) && \
-           (units) % ((later) ? (later) : 1) == 0 && 2 * (out) % ((later) ? (later) : 1) == 0)
-enum { gmm9_lots_fit = 0 GMM_SM90_TILE_LIST(GMM__X) };
+/* Store slots hold whole blocks of a warp group; a deferred store needs cooperative tiles of one wgmma_m. */
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+    + 1 / ((store_blocks_) % (wgmma_m_) == 0 && (store_blocks_) % 2 == 0 && \
+           (!(deferred_) || ((consumers_) == 2 && (wgmma_m_) == 1)) && \
+               (m16_) % ((deferred_) ? (deferred_) : 1) == 0 && \
+           2 * (store_blocks_) % ((deferred_) ? (deferred_) : 1) == 0)
+enum { gmm_sm90_stores_fit = 0 GMM_SM90_TILE_LIST(GMM__X) };
 #undef GMM__X
-/* wgrad: a stage has room for whole boxes of A, a room for 64 rows by 256 bytes of D; groups of threads take turns */
-#define GMM__X(op, dtype, tag, tile, kernel, which) \
-    + 1 / (!gmm_ragged_k_##op || (GMM__CAT(gmm9_units_, tile) % 4 == 0 && GMM__CAT(gmm9_out_, tile) == 8 && \
-                                  GMM__CAT(gmm9_teams_, tile) == 1 && GMM__CAT(gmm9_mb_, tile) == 2))
-enum { gmm9_boxes_fit = 0 GMM_SM90_KERNEL_LIST(GMM__X) };
+/* wgrad: a stage holds whole boxes of A, a store slot 64 rows x 256 bytes of D, and tiles are ping-pong. */
+#define GMM__X(op, dtype, tag, tile, kernel, tile_choice) \
+    + 1 / (!gmm_ragged_k_##op || (GMM__SM90(m16, tile) % 4 == 0 && GMM__SM90(store_blocks, tile) == 8 && \
+                                  GMM__SM90(consumers, tile) == 1 && GMM__SM90(wgmma_m, tile) == 2))
+enum { gmm_sm90_boxes_fit = 0 GMM_SM90_KERNEL_LIST(GMM__X) };
 #undef GMM__X
-/* tiles of one kernel have barriers at the same place */
-enum { gmm9_two_fit = 1 / (gmm9_bars_256x160 == gmm9_bars_128x256 && gmm9_ring_256x160 == gmm9_ring_128x256) };
+/* The two tiles of a kernel have their barriers at the same place. */
+enum {
+    gmm_sm90_pairs_fit = 1 / (gmm_sm90_barriers_offset_160x256 == gmm_sm90_barriers_offset_256x128 &&
+                              gmm_sm90_ring_offset_160x256 == gmm_sm90_ring_offset_256x128)
+};
 

@@ -1,21 +1,22 @@
 /* ......................................................................................... Bias gradient ... */
 
-/* db_g[n] = sum over the group's rows of s[r] dy[r][n]: pieces of GMM_BGRAD_ROWS rows, counted from the group's start,
-   are summed in a fixed order, and then the pieces in theirs. d_row_scale[r] = sum over n of dy[r][n] bias_g[n]. */
+/* db_g[n] = sum over the group's rows of s[r] dy[r][n]. Chunks of GMM_BGRAD_ROWS rows, counted from the start of the
+   group, are summed in a fixed order; then their partial sums are added in order of the chunks. d_row_scale[r] = sum
+   over n of dy[r][n] bias_g[n]. */
 enum { GMM_BGRAD_ROWS = 512, GMM_BGRAD_COLS = 256, GMM_BGRAD_THREADS = 256 };
 typedef struct gmm_bgrad_args {
     gmm_kmat dy, db, bias;
-    const int64_t *offsets;   /* [G + 1] */
-    const int32_t *tiles;     /* [G + 1] prefix sums of the groups' pieces */
-    float *pieces;            /* [pieces][n] */
+    const int64_t *offsets; /* [G + 1] */
+    const int32_t *tiles;   /* [G + 1] prefix sums of the groups' chunks */
+    float *partials;        /* [chunks][n] partial sums */
     int32_t groups, n;
     int64_t capacity;
-    const float *row_scale;   /* NULL = 1 */
-    const float *beta;        /* [G]; NULL = beta_all */
-    const uint8_t *frozen;    /* [G]; NULL = none */
+    const float *row_scale; /* NULL: ones */
+    const float *beta;      /* [G]; NULL = beta_all */
+    const uint8_t *frozen;  /* [G]; NULL: no group is frozen */
     float beta_all;
     int32_t row_add, zero_tail;
-    float *d_row_scale;       /* NULL = not wanted */
+    float *d_row_scale;     /* NULL: not written */
 } gmm_bgrad_args;
 
 #define GMM__BODY 3
@@ -30,6 +31,8 @@ typedef struct gmm_bgrad_args {
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
+/* db_g[n] = beta db_g[n] + sum over the partial sums of the group's chunks. One thread per element; no access to
+   frozen groups, nor to groups without rows whose beta is 1. */
 GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS) gmm_linear_bgrad_sum(const __grid_constant__ gmm_bgrad_args args) {
     const int64_t count = (int64_t)args.groups * args.n;
     int64_t i;
@@ -37,31 +40,31 @@ GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS) gmm_linear_bgrad_sum(const __gr
         const int64_t g = i / args.n, n = i % args.n;
         const float beta = args.beta ? args.beta[g] : args.beta_all;
         const int32_t first = args.tiles[g], last = args.tiles[g + 1];
-        char *to;
+        char *dst;
         float sum[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
         int32_t p;
         if ((args.frozen && args.frozen[g]) || (first == last && beta == 1.0f)) continue;
-        to = gmm_kmat_at(&args.db, g);
-        for (p = first; p < last; p++) sum[0] = __fadd_rn(sum[0], args.pieces[(int64_t)p * args.n + n]);
-        to += n * gmm_kmat_size(&args.db);
+        dst = gmm_kmat_data(&args.db, g);
+        for (p = first; p < last; p++) sum[0] = __fadd_rn(sum[0], args.partials[(int64_t)p * args.n + n]);
+        dst += n * gmm_kmat_size(&args.db);
         if (beta != 0.0f) {
             float old[4];
-            gmm_read4(args.db.dtype, to, 1, 0, old);
+            gmm_read4(args.db.dtype, dst, 1, 0, old);
             sum[0] = __fmaf_rn(beta, old[0], sum[0]);
         }
-        gmm_write4(args.db.dtype, to, 1, 0, sum);
+        gmm_write4(args.db.dtype, dst, 1, 0, sum);
     }
 }
 
-/* One row per precision of dy. */
+/* One row per dtype of dy. */
 typedef struct gmm_bgrad_kernel {
     gmm_dtype dtype;
-    const void *pieces, *rows;
+    const void *partials, *rows;
 } gmm_bgrad_kernel;
 
 static const gmm_bgrad_kernel gmm_bgrad_kernels[] = {
-    { GMM_BF16, (const void *)gmm_linear_bgrad_pieces_bf16, (const void *)gmm_linear_bgrad_rows_bf16 },
-    { GMM_F16, (const void *)gmm_linear_bgrad_pieces_f16, (const void *)gmm_linear_bgrad_rows_f16 },
-    { GMM_F32, (const void *)gmm_linear_bgrad_pieces_f32, (const void *)gmm_linear_bgrad_rows_f32 }
+    { GMM_BF16, (const void *)gmm_linear_bgrad_partials_bf16, (const void *)gmm_linear_bgrad_rows_bf16 },
+    { GMM_F16, (const void *)gmm_linear_bgrad_partials_f16, (const void *)gmm_linear_bgrad_rows_f16 },
+    { GMM_F32, (const void *)gmm_linear_bgrad_partials_f32, (const void *)gmm_linear_bgrad_rows_f32 }
 };
 

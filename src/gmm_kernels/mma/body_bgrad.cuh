@@ -4,31 +4,33 @@
 #if !defined(GMM__TAG) || !defined(GMM__DTYPE)
 #error "gmm: this body needs GMM__TAG and GMM__DTYPE"
 #endif
+/* partials[chunk][n] = sum over the rows of a chunk of s[r] dy[r][n]. A CTA processes GMM_BGRAD_COLS columns of a
+   chunk: 64 threads cover the columns, 4 each, and four sets of them take every fourth row. */
 GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS)
-GMM__CAT(gmm_linear_bgrad_pieces_, GMM__TAG)(const __grid_constant__ gmm_bgrad_args args) {
+GMM__CAT(gmm_linear_bgrad_partials_, GMM__TAG)(const __grid_constant__ gmm_bgrad_args args) {
     enum { LINES = GMM_BGRAD_THREADS / 64, SIZE = GMM__DTYPE == GMM_F32 ? 4 : 2 };
     __shared__ float sums[LINES][GMM_BGRAD_COLS];
     const int tid = (int)threadIdx.x, line = tid / 64;
     const uint32_t blocks = (uint32_t)(args.n + GMM_BGRAD_COLS - 1) / GMM_BGRAD_COLS;
     const int64_t count = (int64_t)args.tiles[args.groups] * blocks;
     const char *dy = (const char *)args.dy.data;
-    const int whole = gmm_whole4(GMM__DTYPE, dy, args.dy.ld);
+    const int vec4 = gmm_vec4_aligned(GMM__DTYPE, dy, args.dy.ld);
     int32_t g = 0;
-    int64_t at;
-    for (at = blockIdx.x; at < count; at += gridDim.x) {
-        const uint32_t piece = (uint32_t)(at / blocks);
-        const int32_t first = (int32_t)(at % blocks) * GMM_BGRAD_COLS, col = first + tid % 64 * 4;
+    int64_t index;
+    for (index = blockIdx.x; index < count; index += gridDim.x) {
+        const uint32_t chunk = (uint32_t)(index / blocks);
+        const int32_t first = (int32_t)(index % blocks) * GMM_BGRAD_COLS, col = first + tid % 64 * 4;
         float sum[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
         int64_t row, end;
         int i;
-        gmm_find_group32(args.tiles, args.groups, piece, &g);
-        row = args.offsets[g] + (int64_t)(piece - (uint32_t)args.tiles[g]) * GMM_BGRAD_ROWS;
+        gmm_find_group32(args.tiles, args.groups, chunk, &g);
+        row = args.offsets[g] + (int64_t)(chunk - (uint32_t)args.tiles[g]) * GMM_BGRAD_ROWS;
         end = args.offsets[g + 1] < row + GMM_BGRAD_ROWS ? args.offsets[g + 1] : row + GMM_BGRAD_ROWS;
 #pragma unroll 8
         for (row += line; row < end; row += LINES) {
             const float s = args.row_scale ? args.row_scale[row] : 1.0f;
             float v[4];
-            gmm_read4(GMM__DTYPE, dy + (row * args.dy.ld + col) * SIZE, args.n - col, whole, v);
+            gmm_read4(GMM__DTYPE, dy + (row * args.dy.ld + col) * SIZE, args.n - col, vec4, v);
 #pragma unroll
             for (i = 0; i < 4; i++) sum[i] = __fmaf_rn(s, v[i], sum[i]);
         }
@@ -37,35 +39,36 @@ GMM__CAT(gmm_linear_bgrad_pieces_, GMM__TAG)(const __grid_constant__ gmm_bgrad_a
         if (first + tid < args.n) {
             float total = sums[0][tid];
             for (i = 1; i < LINES; i++) total = __fadd_rn(total, sums[i][tid]);
-            args.pieces[(int64_t)piece * args.n + first + tid] = total;
+            args.partials[(int64_t)chunk * args.n + first + tid] = total;
         }
         __syncthreads();
     }
 }
 
-/* One warp to a row. */
+/* d_row_scale[r] = sum over n of dy[r][n] bias_g[n], added to its old value where `row_add` is set. One warp per
+   row. */
 GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS)
 GMM__CAT(gmm_linear_bgrad_rows_, GMM__TAG)(const __grid_constant__ gmm_bgrad_args args) {
     enum { WARPS = GMM_BGRAD_THREADS / 32, SIZE = GMM__DTYPE == GMM_F32 ? 4 : 2 };
     const int lane = (int)threadIdx.x & 31;
-    const int64_t live = args.offsets[args.groups], end = args.zero_tail ? args.capacity : live;
+    const int64_t valid_rows = args.offsets[args.groups], end = args.zero_tail ? args.capacity : valid_rows;
     const char *dy = (const char *)args.dy.data;
-    const int whole = gmm_whole4(GMM__DTYPE, dy, args.dy.ld);
+    const int vec4 = gmm_vec4_aligned(GMM__DTYPE, dy, args.dy.ld);
     int32_t g = 0;
     int64_t row;
     for (row = (int64_t)blockIdx.x * WARPS + (threadIdx.x >> 5); row < end; row += (int64_t)gridDim.x * WARPS) {
         float sum = 0.0f;
-        if (row < live) {
+        if (row < valid_rows) {
             const char *bias;
-            int bias_whole, i;
+            int bias_vec4, i;
             int32_t col;
             gmm_find_group64(args.offsets, args.groups, row, &g);
-            bias = gmm_kmat_at(&args.bias, g);
-            bias_whole = gmm_whole4(args.bias.dtype, bias, 4);
+            bias = gmm_kmat_data(&args.bias, g);
+            bias_vec4 = gmm_vec4_aligned(args.bias.dtype, bias, 4);
             for (col = lane * 4; col < args.n; col += 128) {
                 float v[4], w[4];
-                gmm_read4(GMM__DTYPE, dy + (row * args.dy.ld + col) * SIZE, args.n - col, whole, v);
-                gmm_read4(args.bias.dtype, bias + (int64_t)col * gmm_kmat_size(&args.bias), args.n - col, bias_whole,
+                gmm_read4(GMM__DTYPE, dy + (row * args.dy.ld + col) * SIZE, args.n - col, vec4, v);
+                gmm_read4(args.bias.dtype, bias + (int64_t)col * gmm_kmat_size(&args.bias), args.n - col, bias_vec4,
                           w);
 #pragma unroll
                 for (i = 0; i < 4; i++) sum = __fmaf_rn(v[i], w[i], sum);
@@ -73,7 +76,8 @@ GMM__CAT(gmm_linear_bgrad_rows_, GMM__TAG)(const __grid_constant__ gmm_bgrad_arg
 #pragma unroll
             for (i = 16; i > 0; i /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(0xFFFFFFFFu, sum, i));
         }
-        if (lane == 0) args.d_row_scale[row] = row < live && args.row_add ? __fadd_rn(args.d_row_scale[row], sum) : sum;
+        if (lane == 0)
+            args.d_row_scale[row] = row < valid_rows && args.row_add ? __fadd_rn(args.d_row_scale[row], sum) : sum;
     }
 }
 #undef GMM__TAG

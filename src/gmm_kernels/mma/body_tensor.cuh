@@ -4,158 +4,172 @@
 #if !defined(GMM__TAG) || !defined(GMM__OP) || !defined(GMM__TILE)
 #error "gmm: this body needs GMM__TAG, GMM__OP and GMM__TILE"
 #endif
-#define GMM__OF(name) (int)GMM__CAT(gmm_##name##_, GMM__TILE)
+#define GMM__CFG(name) (int)GMM__CAT(gmm_##name##_, GMM__TILE)
 #define GMM__NAME GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _), GMM__TAG), _), GMM__TILE)
 
-GMM__KERNEL __launch_bounds__(GMM__OF(threads), GMM__OF(ctas)) GMM__NAME(const __grid_constant__ gmm_gemm_args args) {
+/* The 16-bit product on tensor cores (mma.sync), persistent: a CTA computes every gridDim.x-th tile. Operands are
+   loaded by cp.async into a ring of STAGES stages; a fragment of the next step is loaded while the present one is
+   multiplied. Epilogue: accumulators pass through 8 rows of shared memory per warp, so that rows of D are stored in
+   whole vectors, while the first stages of the next tile are in flight. */
+GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const __grid_constant__ gmm_gemm_args args) {
     enum {
         TA = (int)GMM__CAT(gmm_ta_, GMM__OP), TB = (int)GMM__CAT(gmm_tb_, GMM__OP),
         RAGGED_K = (int)GMM__CAT(gmm_ragged_k_, GMM__OP),
-        BM = GMM__OF(bm), BN = GMM__OF(bn), BK = GMM__OF(bk), STAGES = GMM__OF(stages), THREADS = GMM__OF(threads),
-        WARPS_N = GMM__OF(wn), WM = BM / GMM__OF(wm), WN = BN / WARPS_N, MT = WM / 16, NT = WN / 8, KT = BK / 16,
+        BM = GMM__CFG(bm), BN = GMM__CFG(bn), BK = GMM__CFG(bk), STAGES = GMM__CFG(stages), THREADS = GMM__CFG(threads),
+        WARPS_N = GMM__CFG(wn), WM = BM / GMM__CFG(wm), WN = BN / WARPS_N, MT = WM / 16, NT = WN / 8, KT = BK / 16,
         A_LINE = TA ? 2 * BM : 2 * BK, B_LINE = TB ? 2 * BN : 2 * BK, /* bytes */
         A_BYTES = 2 * BM * BK, B_BYTES = 2 * BN * BK, STAGE = A_BYTES + B_BYTES,
-        A_STEP = THREADS * 16 / A_LINE, B_STEP = THREADS * 16 / B_LINE, /* lines that all threads move at once */
+        A_STEP = THREADS * 16 / A_LINE, B_STEP = THREADS * 16 / B_LINE, /* lines that the CTA copies at once */
         A_CHUNKS = BM * BK / 8 / THREADS, B_CHUNKS = BN * BK / 8 / THREADS,
-        OUT_LD = GMM__OF(out_ld), OUT_LANES = WN / 4, OUT_ROWS = 32 / OUT_LANES
+        STORE_LD = GMM__CFG(store_ld), STORE_LANES = WN / 4, STORE_ROWS = 32 / STORE_LANES
     };
     extern __shared__ __align__(1024) char gmm_shared[];
     const uint32_t shared = (uint32_t)__cvta_generic_to_shared(gmm_shared);
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
     const int warp_m = warp / WARPS_N * WM, warp_n = warp % WARPS_N * WN;
-    float *out = (float *)(gmm_shared + STAGES * STAGE) + warp * 8 * OUT_LD;
-    uint32_t a_at, b_at; /* where this lane reads its row of the first block of a stage */
-    gmm_gemm_tile tile, now; /* on its way in; on its way out */
-    gmm_feed fa, fb;
+    float *store_smem = (float *)(gmm_shared + STAGES * STAGE) + warp * 8 * STORE_LD;
+    uint32_t a_offset, b_offset; /* offset of this lane's row of the first 8 x 8 blocks in a stage */
+    gmm_gemm_tile load_tile, mma_tile; /* the tile whose operands are loaded; the tile that is multiplied and stored */
+    gmm_stage_loader load_a, load_b;
     float acc[MT][NT][4];
     uint32_t a[2][MT][4], b[2][NT / 2][4];
-    int64_t at = blockIdx.x;
-    int first, i, j, h, d, s, depth = 0, blocks, read, write;
+    int64_t tile_index = blockIdx.x;
+    int first_tile, i, j, h, d, s, k_tiles = 0, row_blocks, read_offset, write_offset;
 
-    /* A: blocks (m, k), (m + 8, k), (m, k + 8), (m + 8, k + 8); B: (n, k), (n, k + 8), (n + 8, k), (n + 8, k + 8) */
+    /* Order of the four 8 x 8 blocks of an ldmatrix. A: (m, k), (m + 8, k), (m, k + 8), (m + 8, k + 8). B: (n, k),
+       (n, k + 8), (n + 8, k), (n + 8, k + 8). */
     if (TA)
-        a_at = gmm_swizzle((uint32_t)((lane & 7) + (lane >> 4) * 8), (uint32_t)(warp_m / 8 + (lane >> 3 & 1)), A_LINE);
-    else a_at = gmm_swizzle((uint32_t)(warp_m + (lane & 15)), (uint32_t)(lane >> 4), A_LINE);
-    if (TB) b_at = gmm_swizzle((uint32_t)(lane & 15), (uint32_t)(warp_n / 8 + (lane >> 4)), B_LINE);
-    else b_at = gmm_swizzle((uint32_t)(warp_n + (lane & 7) + (lane >> 4) * 8), (uint32_t)(lane >> 3 & 1), B_LINE);
-    b_at += A_BYTES;
+        a_offset = gmm_swizzle((uint32_t)((lane & 7) + (lane >> 4) * 8), (uint32_t)(warp_m / 8 + (lane >> 3 & 1)),
+                               A_LINE);
+    else a_offset = gmm_swizzle((uint32_t)(warp_m + (lane & 15)), (uint32_t)(lane >> 4), A_LINE);
+    if (TB) b_offset = gmm_swizzle((uint32_t)(lane & 15), (uint32_t)(warp_n / 8 + (lane >> 4)), B_LINE);
+    else b_offset = gmm_swizzle((uint32_t)(warp_n + (lane & 7) + (lane >> 4) * 8), (uint32_t)(lane >> 3 & 1), B_LINE);
+    b_offset += A_BYTES;
 
-/* Stage number q of the tile, to byte `at`. */
-#define GMM__LOAD_STAGE(q, at) \
-    gmm_feed_stage(&fa, gmm_shared + (at), q, A_CHUNKS, A_STEP, A_LINE, TA ? BK : 0, TA ? 0 : BK); \
-    gmm_feed_stage(&fb, gmm_shared + (at) + A_BYTES, q, B_CHUNKS, B_STEP, B_LINE, TB ? BK : 0, TB ? 0 : BK); \
-    gmm_cp_commit()
-/* Fragments of step s of the stage at `base`. */
-#define GMM__LOAD_A(to, base, s) \
+/* Loads stage number q of the tile to byte `offset` of shared memory. */
+#define GMM__LOAD_STAGE(q, offset) \
+    gmm_stage_load(&load_a, gmm_shared + (offset), q, A_CHUNKS, A_STEP, A_LINE, TA ? BK : 0, TA ? 0 : BK); \
+    gmm_stage_load(&load_b, gmm_shared + (offset) + A_BYTES, q, B_CHUNKS, B_STEP, B_LINE, TB ? BK : 0, TB ? 0 : BK); \
+    gmm_cp_async_commit_group()
+/* ldmatrix of step s of the stage at `base`: the warp's fragments of A and B. */
+#define GMM__LOAD_A(frag, base, s) \
     _Pragma("unroll") for (i = 0; i < MT; i++) \
-        if (TA) gmm_ldmatrix_t((to)[i], (base) + (a_at ^ (uint32_t)(i * 32)) + (s) * 16 * A_LINE); \
-        else gmm_ldmatrix((to)[i], (base) + (a_at ^ (uint32_t)((s) * 32)) + i * 16 * A_LINE)
-#define GMM__LOAD_B(to, base, s) \
+        if (TA) gmm_ldmatrix_x4_trans((frag)[i], (base) + (a_offset ^ (uint32_t)(i * 32)) + (s) * 16 * A_LINE); \
+        else gmm_ldmatrix_x4((frag)[i], (base) + (a_offset ^ (uint32_t)((s) * 32)) + i * 16 * A_LINE)
+#define GMM__LOAD_B(frag, base, s) \
     _Pragma("unroll") for (j = 0; j < NT / 2; j++) \
-        if (TB) gmm_ldmatrix_t((to)[j], (base) + (b_at ^ (uint32_t)(j * 32)) + (s) * 16 * B_LINE); \
-        else gmm_ldmatrix((to)[j], (base) + (b_at ^ (uint32_t)((s) * 32)) + j * 16 * B_LINE)
+        if (TB) gmm_ldmatrix_x4_trans((frag)[j], (base) + (b_offset ^ (uint32_t)(j * 32)) + (s) * 16 * B_LINE); \
+        else gmm_ldmatrix_x4((frag)[j], (base) + (b_offset ^ (uint32_t)((s) * 32)) + j * 16 * B_LINE)
 
-    tile.g = now.g = 0;
-    for (first = 1;; first = 0, at += gridDim.x) {
-        /* every stage has been read: the next tile's first ones travel while the sums of the last one are stored */
-        const int more = gmm_gemm_next(&args, RAGGED_K, BM, BN, &at, &tile);
-        if (more) {
-            fa = gmm_feed_open(&args.a, 0, RAGGED_K ? tile.row : tile.row + tile.m0, RAGGED_K ? tile.m0 : 0,
-                               TA ? tile.k : tile.m - tile.m0, TA ? tile.m - tile.m0 : tile.k, A_LINE / 16, THREADS,
-                               BM, TA ? BK : 0, TA ? 0 : BK);
-            fb = gmm_feed_open(&args.b, RAGGED_K ? 0 : tile.g, RAGGED_K ? tile.row : TB ? 0 : tile.n0, TB ? tile.n0 : 0,
-                               TB ? tile.k : args.n - tile.n0, TB ? args.n - tile.n0 : tile.k, B_LINE / 16, THREADS,
-                               BN, TB ? BK : 0, TB ? 0 : BK);
-            depth = tile.k > 0 ? (tile.k + BK - 1) / BK : 1; /* an empty group multiplies one stage of zeros */
+    load_tile.g = mma_tile.g = 0;
+    for (first_tile = 1;; first_tile = 0, tile_index += gridDim.x) {
+        /* all stages have been read: the first stages of the next tile are loaded while the epilogue stores the
+           previous tile */
+        const int has_tile = gmm_gemm_next_tile(&args, RAGGED_K, BM, BN, &tile_index, &load_tile);
+        if (has_tile) {
+            load_a = gmm_stage_loader_init(&args.a, 0, RAGGED_K ? load_tile.row : load_tile.row + load_tile.m0,
+                                           RAGGED_K ? load_tile.m0 : 0, TA ? load_tile.k : load_tile.m - load_tile.m0,
+                                           TA ? load_tile.m - load_tile.m0 : load_tile.k, A_LINE / 16, THREADS, BM,
+                                           TA ? BK : 0, TA ? 0 : BK);
+            load_b = gmm_stage_loader_init(&args.b, RAGGED_K ? 0 : load_tile.g,
+                                           RAGGED_K ? load_tile.row : TB ? 0 : load_tile.n0, TB ? load_tile.n0 : 0,
+                                           TB ? load_tile.k : args.n - load_tile.n0,
+                                           TB ? args.n - load_tile.n0 : load_tile.k, B_LINE / 16, THREADS, BN,
+                                           TB ? BK : 0, TB ? 0 : BK);
+            /* an empty group multiplies one stage of zeros */
+            k_tiles = load_tile.k > 0 ? (load_tile.k + BK - 1) / BK : 1;
 #pragma unroll
             for (s = 0; s < STAGES - 1; s++) {
-                if (s < depth) {
+                if (s < k_tiles) {
                     GMM__LOAD_STAGE(s, s * STAGE);
-                } else gmm_cp_commit(); /* waits count alike */
+                /* keeps the number of cp.async groups constant, which wait_group relies on */
+                } else gmm_cp_async_commit_group();
             }
         }
-        if (!first) {
-            const gmm_gemm_out o = gmm_gemm_open(&args, RAGGED_K, &now);
-            const int32_t col = now.n0 + warp_n + lane % OUT_LANES * 4;
+        if (!first_tile) {
+            const gmm_gemm_epilogue epilogue = gmm_gemm_epilogue_begin(&args, RAGGED_K, &mma_tile);
+            const int32_t col = mma_tile.n0 + warp_n + lane % STORE_LANES * 4;
             float bias[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
-            if (o.bias) {
+            if (epilogue.bias) {
                 const int size = gmm_kmat_size(&args.bias);
-                gmm_read4(args.bias.dtype, o.bias + (int64_t)col * size, args.n - col, o.bias_whole, bias);
+                gmm_read4(args.bias.dtype, epilogue.bias + (int64_t)col * size, args.n - col, epilogue.bias_vec4, bias);
             }
 #pragma unroll 1
-            for (i = 0; i < 2 * MT; i++) { /* 8 rows at a time, so that one copy of the code that stores is enough */
-                const int32_t first_row = now.m0 + warp_m + i * 8, row = first_row + lane / OUT_LANES;
-                const float *from = out + lane / OUT_LANES * OUT_LD + lane % OUT_LANES * 4;
-                if (first_row >= now.m) break;
+            for (i = 0; i < 2 * MT; i++) { /* 8 rows at a time; a loop, so that the store code is expanded once */
+                const int32_t first_row = mma_tile.m0 + warp_m + i * 8, row = first_row + lane / STORE_LANES;
+                const float *src = store_smem + lane / STORE_LANES * STORE_LD + lane % STORE_LANES * 4;
+                if (first_row >= mma_tile.m) break;
 #pragma unroll
                 for (s = 0; s < 2 * MT; s++)
                     if (s == i) {
 #pragma unroll
                         for (j = 0; j < NT; j++)
-                            *(float2 *)&out[(lane >> 2) * OUT_LD + j * 8 + (lane & 3) * 2] =
+                            *(float2 *)&store_smem[(lane >> 2) * STORE_LD + j * 8 + (lane & 3) * 2] =
                                 make_float2(acc[s / 2][j][s % 2 * 2], acc[s / 2][j][s % 2 * 2 + 1]);
                     }
                 __syncwarp();
-                if (o.whole && now.m - first_row >= 8 && now.n0 + warp_n + WN <= args.n) {
+                if (epilogue.vec4 && mma_tile.m - first_row >= 8 && mma_tile.n0 + warp_n + WN <= args.n) {
                     const int64_t pitch = args.d.ld * gmm_kmat_size(&args.d);
-                    gmm_gemm_store_rows(&args, &o, 8 / OUT_ROWS,
-                                        o.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.d), pitch * OUT_ROWS,
-                                        o.row_scale ? o.row_scale + row : NULL, OUT_ROWS, from, OUT_ROWS * OUT_LD,
-                                        bias);
+                    gmm_gemm_store_rows(&args, &epilogue, 8 / STORE_ROWS,
+                                        epilogue.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.d),
+                                        pitch * STORE_ROWS,
+                                        epilogue.row_scale ? epilogue.row_scale + row : NULL, STORE_ROWS, src,
+                                        STORE_ROWS * STORE_LD, bias);
                 } else {
 #pragma unroll 1
-                    for (d = 0; d < 8; d += OUT_ROWS) {
-                        const float4 f = *(const float4 *)(from + d * OUT_LD);
+                    for (d = 0; d < 8; d += STORE_ROWS) {
+                        const float4 f = *(const float4 *)(src + d * STORE_LD);
                         float v[4];
                         v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
-                        if (row + d < now.m && col < args.n) gmm_gemm_store(&args, &o, row + d, col, bias, v);
+                        if (row + d < mma_tile.m && col < args.n)
+                            gmm_gemm_store(&args, &epilogue, row + d, col, bias, v);
                     }
                 }
                 __syncwarp();
             }
         }
-        if (!more) break;
+        if (!has_tile) break;
 
-        now = tile;
-        blocks = (now.m - now.m0 - warp_m + 15) / 16; /* of 16 rows that this warp has */
-        read = 0;
-        write = (STAGES - 1) * STAGE;
+        mma_tile = load_tile;
+        row_blocks = (mma_tile.m - mma_tile.m0 - warp_m + 15) / 16; /* blocks of 16 rows that this warp has */
+        read_offset = 0;
+        write_offset = (STAGES - 1) * STAGE;
 #pragma unroll
         for (i = 0; i < MT; i++)
 #pragma unroll
             for (j = 0; j < NT; j++)
 #pragma unroll
                 for (h = 0; h < 4; h++) acc[i][j][h] = 0.0f;
-        gmm_gemm_prefetch(&args, RAGGED_K, &now, BM, BN);
-        GMM__CP_WAIT(STAGES - 2);
+        gmm_gemm_prefetch(&args, RAGGED_K, &mma_tile, BM, BN);
+        GMM__CP_ASYNC_WAIT_GROUP(STAGES - 2);
         __syncthreads();
         GMM__LOAD_A(a[0], shared, 0);
         GMM__LOAD_B(b[0], shared, 0);
-        for (d = 0; d < depth; d++) {
+        for (d = 0; d < k_tiles; d++) {
 #pragma unroll
             for (s = 0; s < KT; s++) {
-                /* fragments are read one step ahead, across the border of two stages too */
+                /* fragments are loaded one step ahead, also across the boundary of two stages */
                 if (s + 1 < KT) {
-                    GMM__LOAD_A(a[(s + 1) & 1], shared + (uint32_t)read, s + 1);
-                    GMM__LOAD_B(b[(s + 1) & 1], shared + (uint32_t)read, s + 1);
+                    GMM__LOAD_A(a[(s + 1) & 1], shared + (uint32_t)read_offset, s + 1);
+                    GMM__LOAD_B(b[(s + 1) & 1], shared + (uint32_t)read_offset, s + 1);
                 } else {
-                    read = read + STAGE == STAGES * STAGE ? 0 : read + STAGE;
-                    GMM__CP_WAIT(STAGES - 2);
+                    read_offset = read_offset + STAGE == STAGES * STAGE ? 0 : read_offset + STAGE;
+                    GMM__CP_ASYNC_WAIT_GROUP(STAGES - 2);
                     __syncthreads();
-                    if (d + 1 < depth) {
-                        GMM__LOAD_A(a[(s + 1) & 1], shared + (uint32_t)read, 0);
-                        GMM__LOAD_B(b[(s + 1) & 1], shared + (uint32_t)read, 0);
+                    if (d + 1 < k_tiles) {
+                        GMM__LOAD_A(a[(s + 1) & 1], shared + (uint32_t)read_offset, 0);
+                        GMM__LOAD_B(b[(s + 1) & 1], shared + (uint32_t)read_offset, 0);
                     }
                 }
                 if (s == 0) {
-                    if (d + STAGES - 1 < depth) {
-                        GMM__LOAD_STAGE(d + STAGES - 1, write);
-                        write = write + STAGE == STAGES * STAGE ? 0 : write + STAGE;
-                    } else gmm_cp_commit();
+                    if (d + STAGES - 1 < k_tiles) {
+                        GMM__LOAD_STAGE(d + STAGES - 1, write_offset);
+                        write_offset = write_offset + STAGE == STAGES * STAGE ? 0 : write_offset + STAGE;
+                    } else gmm_cp_async_commit_group();
                 }
 #pragma unroll
                 for (i = 0; i < MT; i++) {
-                    if (GMM__OF(skip) && i >= blocks) continue;
+                    if (GMM__CFG(skip) && i >= row_blocks) continue;
 #pragma unroll
                     for (j = 0; j < NT; j++)
                         GMM__CAT(gmm_mma_, GMM__TAG)(acc[i][j], a[s & 1][i], &b[s & 1][j / 2][j % 2 * 2]);
@@ -163,12 +177,12 @@ GMM__KERNEL __launch_bounds__(GMM__OF(threads), GMM__OF(ctas)) GMM__NAME(const _
             }
         }
     }
-    if (!RAGGED_K && args.zero_tail) gmm_gemm_tail(&args.d, args.offsets[args.groups], args.capacity, args.n);
+    if (!RAGGED_K && args.zero_tail) gmm_gemm_zero_tail(&args.d, args.offsets[args.groups], args.capacity, args.n);
 }
 #undef GMM__LOAD_STAGE
 #undef GMM__LOAD_A
 #undef GMM__LOAD_B
 #undef GMM__NAME
-#undef GMM__OF
+#undef GMM__CFG
 #undef GMM__TILE
 

@@ -1,52 +1,47 @@
 /* ............................................................................................. Grouped products ... */
 
-/* D_g = alpha_g A_g B_g^T + bias_g s + beta_g D_g for all groups of one call, where the groups are ranges of rows of
-   the token matrices. What is ragged is the rows of A and D (fwd, dgrad) or the contraction (wgrad).
-   fwd    A = x  [T, K]        B = w [N, K]                D = y  [T, N]
-   dgrad  A = dy [T, N]        B = w [N, K], as B[k][n]    D = dx [T, K]
-   wgrad  A = dy, as A[k][m]   B = x, as B[k][n]           D = dw [N, K] */
+/* D_g = alpha_g A_g B_g^T + bias_g s + beta_g D_g for all groups g of one call. Groups are ranges of rows of the token
+   matrices: fwd and dgrad are m-grouped (rows of A and D), wgrad is k-grouped (the contraction).
+       fwd    A = x  [T, K]        B = w [N, K]                D = y  [T, N]
+       dgrad  A = dy [T, N]        B = w [N, K], as B[k][n]    D = dx [T, K]
+       wgrad  A = dy, as A[k][m]   B = x, as B[k][n]           D = dw [N, K] */
 typedef struct gmm_gemm_args {
     gmm_kmat a, b, d, bias;
-    const int64_t *offsets;   /* [G + 1] */
-    const int32_t *tiles;     /* [G + 1] fwd, dgrad: prefix sums of the groups' tiles along their rows */
+    const int64_t *offsets; /* [G + 1] */
+    const int32_t *tiles;   /* [G + 1] fwd, dgrad: prefix sums of the groups' tiles along m */
     int32_t groups;
-    int32_t m, n, k;          /* extents; the ragged one is not read */
+    int32_t m, n, k;        /* extents; the grouped one is not read */
     int64_t capacity;
-    const float *alpha;       /* [G] or [1]; NULL = 1 */
+    const float *alpha;     /* [G] or [1]; NULL: 1 */
     int32_t alpha_per_group;
-    int32_t zero_tail;        /* fwd, dgrad: rows of D that no group has become 0 */
-    const float *row_scale;   /* [T]; NULL = 1 */
-    const float *beta;        /* [G]; NULL = beta_all */
-    const uint8_t *frozen;    /* [G]; NULL = none */
+    int32_t zero_tail;      /* fwd, dgrad: rows of D behind the last group become 0 */
+    const float *row_scale; /* [T] factor of the bias; NULL: 1 */
+    const float *beta;      /* [G]; NULL = beta_all */
+    const uint8_t *frozen;  /* [G]; NULL: no group is frozen */
     float beta_all;
 } gmm_gemm_args;
 
-/* Operations: X(tag, A stands as [k][m], B stands as [k][n], the contraction is ragged) */
+/* Operations: X(tag, A is stored as [k][m], B is stored as [k][n], k-grouped) */
 #define GMM_GEMM_OP_LIST(X) \
     X(fwd, 0, 0, 0) \
     X(dgrad, 0, 1, 0) \
     X(wgrad, 1, 1, 1)
 
-/* Precisions of the tensor-core product: X(dtype, tag, instruction) */
-#define GMM_MMA_PRECISION_LIST(X) \
-    X(GMM_BF16, bf16, "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32") \
-    X(GMM_F16, f16, "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32")
-
-/* Tiles: X(tag, rows, columns, depth, stages, warps along rows, warps along columns, blocks per multiprocessor, skip)
-   skip = 1: blocks of 16 rows that the group does not have are not multiplied, for few tokens per group. All tiles
-   multiply an element in the same order, so that the choice never shows in a result. */
+/* Tiles: X(tag, rows, columns, depth, stages, warps along rows, warps along columns, CTAs per multiprocessor, skip).
+   skip = 1: blocks of 16 rows beyond the group's last row are not multiplied, for few tokens per group. All tiles
+   accumulate an element in the same order, so results do not depend on the tile. */
 #define GMM_MMA_TILE_LIST(X) \
-    X(128x256, 128, 256, 64, 3, 2, 4, 1, 0) \
+    X(256x128, 128, 256, 64, 3, 2, 4, 1, 0) \
     X(64x128, 64, 128, 32, 6, 1, 4, 2, 1)
 
 /* Instances: X(op, dtype, precision, tile); the includes below follow the same list. */
 #define GMM_MMA_KERNEL_LIST(X) \
-    X(fwd, GMM_BF16, bf16, 128x256) X(fwd, GMM_BF16, bf16, 64x128) \
-    X(fwd, GMM_F16, f16, 128x256) X(fwd, GMM_F16, f16, 64x128) \
-    X(dgrad, GMM_BF16, bf16, 128x256) X(dgrad, GMM_BF16, bf16, 64x128) \
-    X(dgrad, GMM_F16, f16, 128x256) X(dgrad, GMM_F16, f16, 64x128) \
-    X(wgrad, GMM_BF16, bf16, 128x256) X(wgrad, GMM_BF16, bf16, 64x128) \
-    X(wgrad, GMM_F16, f16, 128x256) X(wgrad, GMM_F16, f16, 64x128)
+    X(fwd, GMM_BF16, bf16, 256x128) X(fwd, GMM_BF16, bf16, 64x128) \
+    X(fwd, GMM_F16, f16, 256x128) X(fwd, GMM_F16, f16, 64x128) \
+    X(dgrad, GMM_BF16, bf16, 256x128) X(dgrad, GMM_BF16, bf16, 64x128) \
+    X(dgrad, GMM_F16, f16, 256x128) X(dgrad, GMM_F16, f16, 64x128) \
+    X(wgrad, GMM_BF16, bf16, 256x128) X(wgrad, GMM_BF16, bf16, 64x128) \
+    X(wgrad, GMM_F16, f16, 256x128) X(wgrad, GMM_F16, f16, 64x128)
 
 #define GMM__X(tag, ta, tb, ragged) GMM__CAT(gmm_ta_, tag) = ta, GMM__CAT(gmm_tb_, tag) = tb, \
     GMM__CAT(gmm_ragged_k_, tag) = ragged,
@@ -64,121 +59,100 @@ enum { GMM_MMA_TILE_LIST(GMM__X) gmm_mma_tiles_end };
 typedef enum gmm_mma_tile { GMM_MMA_TILE_LIST(GMM__X) gmm_tile_count } gmm_mma_tile;
 #undef GMM__X
 
-/* Shared memory: the stages, then for each warp 8 rows of its results on their way out. The large tile just fits the
-   163 KiB of compute capability 8.0. */
+/* Shared memory: the stages, then 8 rows of fp32 results per warp for the epilogue. The large tile just fits the 163
+   KiB of compute capability 8.0. */
 #define GMM__X(tag, bm, bn, bk, st, wm, wn, ctas, skip) \
-    GMM__CAT(gmm_out_ld_, tag) = (bn) / (wn) + 8, GMM__CAT(gmm_threads_, tag) = 32 * (wm) * (wn), \
+    GMM__CAT(gmm_store_ld_, tag) = (bn) / (wn) + 8, GMM__CAT(gmm_threads_, tag) = 32 * (wm) * (wn), \
     GMM__CAT(gmm_shared_, tag) = 2 * (st) * (bk) * ((bm) + (bn)) + 4 * 8 * ((bn) / (wn) + 8) * (wm) * (wn),
 enum { GMM_MMA_TILE_LIST(GMM__X) gmm_mma_shared_end };
 #undef GMM__X
 
-#define GMM__X(dtype, tag, instruction) \
-    GMM__DEVICE void gmm_mma_##tag(float d[4], const uint32_t a[4], const uint32_t *b) { \
-        asm(instruction " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), \
-            "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1])); \
-    }
-GMM_MMA_PRECISION_LIST(GMM__X)
-#undef GMM__X
-
-/* Four 8 x 8 blocks of 16-bit elements from shared memory, one row address per lane; _t transposes each block. */
-GMM__DEVICE void gmm_ldmatrix(uint32_t r[4], uint32_t at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
-}
-GMM__DEVICE void gmm_ldmatrix_t(uint32_t r[4], uint32_t at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
-}
-/* 16 bytes from global to shared memory; _part: the first `bytes` are read, the others become 0. */
-GMM__DEVICE void gmm_cp_async(uint32_t to, const char *from) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" : : "r"(to), "l"(from));
-}
-GMM__DEVICE void gmm_cp_async_part(uint32_t to, const char *from, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(to), "l"(from), "r"(bytes));
-}
-GMM__DEVICE void gmm_cp_commit(void) { asm volatile("cp.async.commit_group;"); }
-#define GMM__CP_WAIT(groups) asm volatile("cp.async.wait_group %0;" : : "n"(groups) : "memory")
-
-/* One tile of the list. */
+/* A work tile. */
 typedef struct gmm_gemm_tile {
-    int32_t g, m0, n0, m, k; /* group, first row and column in the group, the group's extents */
+    int32_t g, m0, n0, m, k; /* group, first row and column in the group, extents of the group */
     int64_t row;             /* first row of the group in the token matrices */
 } gmm_gemm_tile;
 
-/* Places a tile of a group: along the rows first, in bands of 8 tiles, so that the tiles in flight share operands. */
-GMM__DEVICE void gmm_tile_place(uint32_t i, uint32_t tiles_m, uint32_t tiles_n, int bm, int bn, gmm_gemm_tile *t) {
-    const uint32_t band = i / (8 * tiles_n), first = band * 8, left = tiles_m - first, height = left < 8 ? left : 8;
+/* Rasterization of a group's tiles: along the rows first, in bands of 8 tiles, so that concurrent tiles share
+   operands in the L2. */
+GMM__DEVICE void gmm_tile_rasterize(uint32_t i, uint32_t tiles_m, uint32_t tiles_n, int bm, int bn, gmm_gemm_tile *t) {
+    const uint32_t band = i / (8 * tiles_n), first = band * 8, remaining = tiles_m - first;
+    const uint32_t height = remaining < 8 ? remaining : 8;
     i -= first * tiles_n;
     t->m0 = (int32_t)(first + i % height) * bm;
     t->n0 = (int32_t)(i / height) * bn;
 }
 
-/* What group g does to D. */
+/* Factor of the previous value of D in group g. */
 GMM__DEVICE float gmm_gemm_beta(const gmm_gemm_args *args, int32_t g) {
     return args->beta ? args->beta[g] : args->beta_all;
 }
 
-/* The first tile at or behind *at in this block's list that has work; 0 at the end. Tile numbers fit 32 bits. */
-GMM__DEVICE int gmm_gemm_next(const gmm_gemm_args *args, int ragged_k, int bm, int bn, int64_t *at, gmm_gemm_tile *t) {
+/* Finds the first tile at or after *tile_index in this CTA's sequence that has work, and returns 0 at the end. The
+   whole warp calls it. Tile numbers fit 32 bits. */
+GMM__DEVICE int gmm_gemm_next_tile(const gmm_gemm_args *args, int ragged_k, int bm, int bn, int64_t *tile_index,
+                                   gmm_gemm_tile *t) {
     const uint32_t tiles_n = (uint32_t)(args->n + bn - 1) / (uint32_t)bn;
     const int32_t G = args->groups;
     if (!ragged_k) {
         uint32_t q;
-        if (*at >= (int64_t)args->tiles[G] * tiles_n) return 0;
-        q = (uint32_t)*at / tiles_n;
+        if (*tile_index >= (int64_t)args->tiles[G] * tiles_n) return 0;
+        q = (uint32_t)*tile_index / tiles_n;
         gmm_find_group32(args->tiles, G, q, &t->g);
         t->row = args->offsets[t->g];
         t->m = (int32_t)(args->offsets[t->g + 1] - t->row);
         t->k = args->k;
         q = (uint32_t)args->tiles[t->g];
-        gmm_tile_place((uint32_t)*at - q * tiles_n, (uint32_t)args->tiles[t->g + 1] - q, tiles_n, bm, bn, t);
+        gmm_tile_rasterize((uint32_t)*tile_index - q * tiles_n, (uint32_t)args->tiles[t->g + 1] - q, tiles_n, bm, bn,
+                           t);
     } else {
-        const uint32_t tiles_m = (uint32_t)(args->m + bm - 1) / (uint32_t)bm, each = tiles_m * tiles_n;
+        const uint32_t tiles_m = (uint32_t)(args->m + bm - 1) / (uint32_t)bm, group_tiles = tiles_m * tiles_n;
         int32_t rows;
         for (;;) {
-            if (*at >= (int64_t)each * G) return 0;
-            t->g = (int32_t)((uint32_t)*at / each);
+            if (*tile_index >= (int64_t)group_tiles * G) return 0;
+            t->g = (int32_t)((uint32_t)*tile_index / group_tiles);
             t->row = args->offsets[t->g];
             rows = (int32_t)(args->offsets[t->g + 1] - t->row);
             if (!(args->frozen && args->frozen[t->g]) && !(rows == 0 && gmm_gemm_beta(args, t->g) == 1.0f)) break;
-            { /* on to the first tile of this block in the next group */
-                const uint32_t skip = (uint32_t)((int64_t)(t->g + 1) * each - *at);
-                *at += (int64_t)((skip + gridDim.x - 1) / gridDim.x) * gridDim.x;
+            { /* skip to the first tile of this CTA in the next group */
+                const uint32_t skip = (uint32_t)((int64_t)(t->g + 1) * group_tiles - *tile_index);
+                *tile_index += (int64_t)((skip + gridDim.x - 1) / gridDim.x) * gridDim.x;
             }
         }
         t->m = args->m;
         t->k = rows;
-        gmm_tile_place((uint32_t)*at - (uint32_t)t->g * each, tiles_m, tiles_n, bm, bn, t);
+        gmm_tile_rasterize((uint32_t)*tile_index - (uint32_t)t->g * group_tiles, tiles_m, tiles_n, bm, bn, t);
     }
     return 1;
 }
 
-/* What the end of a tile needs beside the sums: read once per tile. */
-typedef struct gmm_gemm_out {
-    char *d;      /* D of the group, at its first row */
+/* Arguments of the epilogue that are constant over a tile. */
+typedef struct gmm_gemm_epilogue {
+    char *d; /* first row of the group in D */
     const char *bias;
     const float *row_scale;
     float alpha, beta;
-    int whole, bias_whole;
-} gmm_gemm_out;
+    int vec4, bias_vec4;
+} gmm_gemm_epilogue;
 
-GMM__DEVICE gmm_gemm_out gmm_gemm_open(const gmm_gemm_args *args, int ragged_k, const gmm_gemm_tile *t) {
-    gmm_gemm_out o;
-    o.d = gmm_kmat_at(&args->d, t->g) + (ragged_k ? 0 : t->row * args->d.ld * gmm_kmat_size(&args->d));
-    o.whole = gmm_whole4(args->d.dtype, o.d, args->d.ld);
-    o.bias = !ragged_k && args->bias.dtype != GMM_NONE ? gmm_kmat_at(&args->bias, t->g) : NULL;
-    o.bias_whole = gmm_whole4(args->bias.dtype, o.bias, 4);
+GMM__DEVICE gmm_gemm_epilogue gmm_gemm_epilogue_begin(const gmm_gemm_args *args, int ragged_k, const gmm_gemm_tile *t) {
+    gmm_gemm_epilogue o;
+    o.d = gmm_kmat_data(&args->d, t->g) + (ragged_k ? 0 : t->row * args->d.ld * gmm_kmat_size(&args->d));
+    o.vec4 = gmm_vec4_aligned(args->d.dtype, o.d, args->d.ld);
+    o.bias = !ragged_k && args->bias.dtype != GMM_NONE ? gmm_kmat_data(&args->bias, t->g) : NULL;
+    o.bias_vec4 = gmm_vec4_aligned(args->bias.dtype, o.bias, 4);
     o.row_scale = !ragged_k && args->row_scale ? args->row_scale + t->row : NULL;
     o.alpha = args->alpha && t->k > 0 ? args->alpha[args->alpha_per_group ? t->g : 0] : 1.0f; /* an empty sum is +0 */
     o.beta = gmm_gemm_beta(args, t->g);
     return o;
 }
 
-/* Four sums of one row become elements of D: one rounding. `bias` holds the columns' biases. The steps are spelled out,
-   so that the compiler fuses them alike wherever this is expanded. */
-GMM__DEVICE void gmm_gemm_store(const gmm_gemm_args *args, const gmm_gemm_out *o, int32_t row, int32_t col,
+/* Epilogue of four accumulators of one row: scales, adds bias and beta D, rounds once and stores. `bias` holds the
+   biases of the columns. The operations are explicit intrinsics, so that the compiler contracts them equally at
+   every place of expansion. */
+GMM__DEVICE void gmm_gemm_store(const gmm_gemm_args *args, const gmm_gemm_epilogue *o, int32_t row, int32_t col,
                                 const float bias[4], float v[4]) {
-    char *to = o->d + ((int64_t)row * args->d.ld + col) * gmm_kmat_size(&args->d);
+    char *dst = o->d + ((int64_t)row * args->d.ld + col) * gmm_kmat_size(&args->d);
     const int count = args->n - col;
     int i;
 #pragma unroll
@@ -190,31 +164,32 @@ GMM__DEVICE void gmm_gemm_store(const gmm_gemm_args *args, const gmm_gemm_out *o
     }
     if (o->beta != 0.0f) {
         float old[4];
-        gmm_read4(args->d.dtype, to, count, o->whole, old);
+        gmm_read4(args->d.dtype, dst, count, o->vec4, old);
 #pragma unroll
         for (i = 0; i < 4; i++) v[i] = __fmaf_rn(o->beta, old[i], v[i]);
     }
-    gmm_write4(args->d.dtype, to, count, o->whole, v);
+    gmm_write4(args->d.dtype, dst, count, o->vec4, v);
 }
 
-/* The same for up to 4 rows whose elements all exist and may be moved four at once: first all reads, then all writes.
-   The sums stand in shared memory, the rows `hop` bytes apart in D and `out_hop` floats apart there. */
-GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_out *o, int rows, char *to, int64_t hop,
-                                     const float *row_scale, int rows_hop, const float *out, int out_hop,
-                                     const float bias[4]) {
+/* The same for up to 4 rows that are complete and aligned for vector access: all loads are issued before the first
+   store. The accumulators are in shared memory. `dst_stride`: bytes between the rows in D; `src_stride`: floats
+   between the rows in shared memory. */
+GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_epilogue *o, int rows, char *dst,
+                                     int64_t dst_stride, const float *row_scale, int row_scale_step, const float *src,
+                                     int src_stride, const float bias[4]) {
     float v[4][4];
-    uint4 old[4];
+    uint4 old_bits[4];
     const int f32 = args->d.dtype == GMM_F32;
     int r, i;
     if (o->beta != 0.0f) {
 #pragma unroll
         for (r = 0; r < rows; r++)
-            if (f32) old[r] = *(const uint4 *)(to + r * hop);
-            else *(uint2 *)&old[r] = *(const uint2 *)(to + r * hop);
+            if (f32) old_bits[r] = *(const uint4 *)(dst + r * dst_stride);
+            else *(uint2 *)&old_bits[r] = *(const uint2 *)(dst + r * dst_stride);
     }
 #pragma unroll
     for (r = 0; r < rows; r++) {
-        const float4 f = *(const float4 *)(out + r * out_hop);
+        const float4 f = *(const float4 *)(src + r * src_stride);
         v[r][0] = __fmul_rn(f.x, o->alpha);
         v[r][1] = __fmul_rn(f.y, o->alpha);
         v[r][2] = __fmul_rn(f.z, o->alpha);
@@ -223,7 +198,7 @@ GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_o
     if (o->bias) {
 #pragma unroll
         for (r = 0; r < rows; r++) {
-            const float s = row_scale ? row_scale[r * rows_hop] : 1.0f;
+            const float s = row_scale ? row_scale[r * row_scale_step] : 1.0f;
 #pragma unroll
             for (i = 0; i < 4; i++) v[r][i] = __fmaf_rn(bias[i], s, v[r][i]);
         }
@@ -231,51 +206,51 @@ GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_o
     if (o->beta != 0.0f) {
 #pragma unroll
         for (r = 0; r < rows; r++) {
-            float was[4];
+            float old[4];
             if (f32) {
-                was[0] = __uint_as_float(old[r].x); was[1] = __uint_as_float(old[r].y);
-                was[2] = __uint_as_float(old[r].z); was[3] = __uint_as_float(old[r].w);
+                old[0] = __uint_as_float(old_bits[r].x); old[1] = __uint_as_float(old_bits[r].y);
+                old[2] = __uint_as_float(old_bits[r].z); old[3] = __uint_as_float(old_bits[r].w);
             } else {
-                was[0] = gmm_widen(args->d.dtype, (uint16_t)old[r].x);
-                was[1] = gmm_widen(args->d.dtype, (uint16_t)(old[r].x >> 16));
-                was[2] = gmm_widen(args->d.dtype, (uint16_t)old[r].y);
-                was[3] = gmm_widen(args->d.dtype, (uint16_t)(old[r].y >> 16));
+                old[0] = gmm_widen(args->d.dtype, (uint16_t)old_bits[r].x);
+                old[1] = gmm_widen(args->d.dtype, (uint16_t)(old_bits[r].x >> 16));
+                old[2] = gmm_widen(args->d.dtype, (uint16_t)old_bits[r].y);
+                old[3] = gmm_widen(args->d.dtype, (uint16_t)(old_bits[r].y >> 16));
             }
 #pragma unroll
-            for (i = 0; i < 4; i++) v[r][i] = __fmaf_rn(o->beta, was[i], v[r][i]);
+            for (i = 0; i < 4; i++) v[r][i] = __fmaf_rn(o->beta, old[i], v[r][i]);
         }
     }
 #pragma unroll
     for (r = 0; r < rows; r++)
-        if (f32) *(float4 *)(to + r * hop) = make_float4(v[r][0], v[r][1], v[r][2], v[r][3]);
-        else *(uint2 *)(to + r * hop) = make_uint2(gmm_pack2(args->d.dtype, v[r][0], v[r][1]),
-                                                   gmm_pack2(args->d.dtype, v[r][2], v[r][3]));
+        if (f32) *(float4 *)(dst + r * dst_stride) = make_float4(v[r][0], v[r][1], v[r][2], v[r][3]);
+        else *(uint2 *)(dst + r * dst_stride) = make_uint2(gmm_pack2(args->d.dtype, v[r][0], v[r][1]),
+                                                           gmm_pack2(args->d.dtype, v[r][2], v[r][3]));
 }
 
-/* Asks for the part of D that a tile adds to, so that it waits in the L2. */
+/* Prefetches the tile's part of D into the L2 if the epilogue will read it. */
 GMM__DEVICE void gmm_gemm_prefetch(const gmm_gemm_args *args, int ragged_k, const gmm_gemm_tile *t, int bm, int bn) {
     const int size = gmm_kmat_size(&args->d), lines = bn * size / 128;
     const char *d;
     int i;
     if (gmm_gemm_beta(args, t->g) == 0.0f) return;
-    d = gmm_kmat_at(&args->d, t->g) + (ragged_k ? 0 : t->row * args->d.ld * size);
+    d = gmm_kmat_data(&args->d, t->g) + (ragged_k ? 0 : t->row * args->d.ld * size);
     for (i = (int)threadIdx.x; i < bm * lines; i += (int)blockDim.x) {
         const int32_t row = t->m0 + i / lines, col = t->n0 + i % lines * (128 / size);
         if (row < t->m && col < args->n)
-            asm volatile("prefetch.global.L2 [%0];" : : "l"(d + ((int64_t)row * args->d.ld + col) * size));
+            gmm_prefetch_global_l2(d + ((int64_t)row * args->d.ld + col) * size);
     }
 }
 
-/* Zeroes rows [from, capacity) of D, one warp to a row. */
-GMM__DEVICE void gmm_gemm_tail(const gmm_kmat *d, int64_t from, int64_t capacity, int32_t n) {
+/* Zeroes rows [first_row, capacity) of D, one warp per row. */
+GMM__DEVICE void gmm_gemm_zero_tail(const gmm_kmat *d, int64_t first_row, int64_t capacity, int32_t n) {
     const int64_t warps = (int64_t)gridDim.x * (blockDim.x >> 5);
     const int64_t warp = (int64_t)blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5);
     const float zero[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
-    const int size = gmm_kmat_size(d), whole = gmm_whole4(d->dtype, (const char *)d->data, d->ld);
+    const int size = gmm_kmat_size(d), vec4 = gmm_vec4_aligned(d->dtype, (const char *)d->data, d->ld);
     int64_t r;
     int32_t c;
-    for (r = from + warp; r < capacity; r += warps)
+    for (r = first_row + warp; r < capacity; r += warps)
         for (c = 4 * (int32_t)(threadIdx.x & 31); c < n; c += 128)
-            gmm_write4(d->dtype, (char *)d->data + (r * d->ld + c) * size, n - c, whole, zero);
+            gmm_write4(d->dtype, (char *)d->data + (r * d->ld + c) * size, n - c, vec4, zero);
 }
 

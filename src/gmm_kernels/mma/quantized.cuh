@@ -1,291 +1,301 @@
 /* ................................................................................ Grouped products, quantized ... */
 
-/* The same products where both operands are quantized, or the weights alone. An operand is seen as lines that run along
-   the contraction: while a stage is multiplied, the codes of the next one become 16-bit elements in shared memory, once
-   per tile, and those behind it are asked for. Where the scales go:
-   MX32, NV16     into the elements, in BF16: a code times its scale is exact, MX32 for scales of 2^-124 to 2^119 and
-                  above or below unless the element leaves BF16's range; NV16 in F16 too, beside F16 tokens
-   1X128, 128X128 onto the sum of each 128 along the contraction; MX32 beside F16 tokens onto each 32
-   others         onto the whole sum, with NV16's amax, at the end
-   Codes alone are multiplied as F16, which holds all of FP8. */
+/* The same products where both operands are quantized, or the weights alone. An operand is a set of lines along the
+   contraction (gmm_quant.h, section 6). While a stage is multiplied, the codes of the next stage are dequantized into
+   16-bit elements in shared memory, once per tile, and the codes behind them are in flight. Where scales are applied:
+       MX32, NV16      to the elements, in BF16, where code times scale is exact: for MX32 with scales of 2^-124 to
+         2^119, and with others unless the element leaves the range of BF16; NV16 also in F16, where tokens are F16
+       1X128, 128X128  to the partial sum of every 128 elements along the contraction
+       MX32 beside F16 tokens  to the partial sum of every 32 elements
+       others          to the complete sum in the epilogue, as well as NV16's amax
+   Codes without scales are multiplied as F16, which represents all FP8 values exactly. */
 typedef struct gmm_qgemm_args {
     gmm_gemm_args p;               /* without a and b */
-    gmm_mat a, b;                  /* copies, or for a tokens; tables in device memory */
+    gmm_mat a, b;                  /* quantized copies, or for a 16-bit tokens; tables in device memory */
     gmm_direction a_along, b_along;
     int32_t a_cols, b_rows, b_cols; /* columns of the matrices that were quantized; rows of the weights */
-    int32_t k_round;               /* 16 for transformed copies, whose last rows spread, else 1 */
-    int32_t block;                 /* elements along the contraction whose sum is scaled by itself */
+    /* 16 for Hadamard-transformed copies, where a transform spreads the last rows over a block of 16; else 1 */
+    int32_t k_round;
+    int32_t block;                 /* elements along the contraction whose partial sum is scaled (block-scaled kinds) */
 } gmm_qgemm_args;
 
-/* Kinds of product: X(tag, A stands as [k][lines], B stands as [k][lines], sums in parts, dtype). Columnwise MX32
-   stands like that. */
+/* Kinds of products: X(tag, A is stored as [k][lines], B is stored as [k][lines], block-scaled sums, dtype of the
+   elements). Columnwise MX32 is stored as [k][lines]. */
 #define GMM_QUANT_KIND_LIST(X) \
     X(bf16, 0, 0, 0, GMM_BF16) \
     X(bf16_nn, 0, 1, 0, GMM_BF16) \
     X(bf16_tn, 1, 1, 0, GMM_BF16) \
     X(f16, 0, 0, 0, GMM_F16) \
-    X(f16_parts, 0, 0, 1, GMM_F16) \
-    X(f16_parts_nn, 0, 1, 1, GMM_F16)
+    X(f16_block_scaled, 0, 0, 1, GMM_F16) \
+    X(f16_block_scaled_nn, 0, 1, 1, GMM_F16)
 
 /* Instances: X(op, kind); the includes below follow the same list. */
 #define GMM_QUANT_KERNEL_LIST(X) \
-    X(fwd, bf16) X(fwd, f16) X(fwd, f16_parts) \
-    X(dgrad, bf16) X(dgrad, bf16_nn) X(dgrad, f16) X(dgrad, f16_parts) X(dgrad, f16_parts_nn) \
-    X(wgrad, bf16) X(wgrad, bf16_tn) X(wgrad, f16) X(wgrad, f16_parts)
+    X(fwd, bf16) X(fwd, f16) X(fwd, f16_block_scaled) \
+    X(dgrad, bf16) X(dgrad, bf16_nn) X(dgrad, f16) X(dgrad, f16_block_scaled) X(dgrad, f16_block_scaled_nn) \
+    X(wgrad, bf16) X(wgrad, bf16_tn) X(wgrad, f16) X(wgrad, f16_block_scaled)
 
-#define GMM__X(tag, ta, tb, parts, dtype) GMM__CAT(gmm_qa_, tag) = ta, GMM__CAT(gmm_qb_, tag) = tb, \
-    GMM__CAT(gmm_qparts_, tag) = parts, GMM__CAT(gmm_qdtype_, tag) = dtype,
+#define GMM__X(tag, ta, tb, parts, dtype) GMM__CAT(gmm_qgemm_ta_, tag) = ta, GMM__CAT(gmm_qgemm_tb_, tag) = tb, \
+    GMM__CAT(gmm_qgemm_block_scaled_, tag) = parts, GMM__CAT(gmm_qgemm_dtype_, tag) = dtype,
 enum { GMM_QUANT_KIND_LIST(GMM__X) gmm_quant_kinds_end };
 #undef GMM__X
 
-/* A tile is 128 rows, as groups are placed in columnwise copies, by 256 columns, or 128 where sums come in parts; a
-   stage is 64 deep. Shared memory: the elements of two stages, A's before B's, where results leave too; the scales of
-   four; the tile. */
+/* A tile has 128 rows, like the granularity of groups in columnwise copies, and 256 columns, or 128 for block-scaled
+   sums. A stage has 64 values of k. Shared memory: elements of two stages, A before B, which the epilogue reuses;
+   scales of four stages; the work tile. */
 enum {
-    GMM_Q_ROWS = 128, GMM_Q_DEPTH = 64, GMM_Q_THREADS = 256, gmm_q_cols_0 = 256, gmm_q_cols_1 = 128,
-    gmm_q_slot_0 = 8 * (GMM_Q_ROWS + gmm_q_cols_0), gmm_q_slot_1 = 8 * (GMM_Q_ROWS + gmm_q_cols_1),
-    gmm_q_shared_0 = 4 * GMM_Q_DEPTH * (GMM_Q_ROWS + gmm_q_cols_0) + 4 * gmm_q_slot_0 + (int)sizeof(gmm_gemm_tile),
-    gmm_q_shared_1 = 4 * GMM_Q_DEPTH * (GMM_Q_ROWS + gmm_q_cols_1) + 4 * gmm_q_slot_1 + (int)sizeof(gmm_gemm_tile)
+    GMM_QGEMM_TILE_M = 128,
+    GMM_QGEMM_TILE_K = 64,
+    GMM_QGEMM_THREADS = 256,
+    /* _0: one sum over the contraction, _1: block-scaled sums */
+    gmm_qgemm_tile_n_0 = 256,
+    gmm_qgemm_tile_n_1 = 128,
+    gmm_qgemm_slot_bytes_0 = 8 * (GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_0),
+    gmm_qgemm_slot_bytes_1 = 8 * (GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_1),
+    gmm_qgemm_smem_bytes_0 = 4 * GMM_QGEMM_TILE_K * (GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_0) +
+                             4 * gmm_qgemm_slot_bytes_0 + (int)sizeof(gmm_gemm_tile),
+    gmm_qgemm_smem_bytes_1 = 4 * GMM_QGEMM_TILE_K * (GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_1) +
+                             4 * gmm_qgemm_slot_bytes_1 + (int)sizeof(gmm_gemm_tile)
 };
 
-GMM__DEVICE uint32_t gmm_q_bytes(uint32_t a, uint32_t b, uint32_t choice) {
-    uint32_t r;
-    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(choice));
-    return r;
-}
-/* Products of pairs of 16-bit elements, each rounded once; subnormal values count. */
-GMM__DEVICE uint32_t gmm_q_times(gmm_dtype dtype, uint32_t a, uint32_t b) {
-    uint32_t r;
-    if (dtype == GMM_BF16) asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(0x80008000u));
-    else asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
-    return r;
+/* Products of two pairs of 16-bit elements, each rounded once; subnormal values are kept. */
+GMM__DEVICE uint32_t gmm_mul_16bit_x2(gmm_dtype dtype, uint32_t a, uint32_t b) {
+    return dtype == GMM_BF16 ? gmm_mul_bf16x2(a, b) : gmm_mul_f16x2(a, b);
 }
 
-/* Four FP8 codes as elements of `dtype`: the fields move to their place, and one product corrects the exponent. */
-GMM__DEVICE void gmm_q_fp8(gmm_dtype dtype, gmm_dtype format, uint32_t codes, uint32_t to[2]) {
-    const int e4m3 = format == GMM_E4M3, half = dtype == GMM_F16;
-    const uint32_t a = gmm_q_bytes(codes, 0u, 0x1404u), b = gmm_q_bytes(codes, 0u, 0x3424u);
-    const int shift = half ? 1 : e4m3 ? 4 : 3;
-    const uint32_t field = half ? 0x3F803F80u : e4m3 ? 0x07F007F0u : 0x0FE00FE0u;
-    const uint32_t lift = half ? 0x5C005C00u : e4m3 ? 0x7B807B80u : 0x77807780u; /* 2^8; 2^120; 2^112 */
-    const uint32_t odd = ((codes & 0x7F7F7F7Fu) + (e4m3 ? 0x01010101u : 0x04040404u)) & 0x80808080u; /* NaN, Inf */
-    if (half && !e4m3) {
-        to[0] = a;
-        to[1] = b;
+/* Converts four FP8 codes to `dtype`: exponent and mantissa bits are shifted into place, and one multiplication
+   corrects the exponent bias. */
+GMM__DEVICE void gmm_fp8_to_16bit_x4(gmm_dtype dtype, gmm_dtype format, uint32_t codes, uint32_t dst[2]) {
+    const int e4m3 = format == GMM_E4M3, is_f16 = dtype == GMM_F16;
+    const uint32_t a = gmm_prmt(codes, 0u, 0x1404u), b = gmm_prmt(codes, 0u, 0x3424u);
+    const int shift = is_f16 ? 1 : e4m3 ? 4 : 3;
+    const uint32_t field = is_f16 ? 0x3F803F80u : e4m3 ? 0x07F007F0u : 0x0FE00FE0u;
+    const uint32_t exponent_scale = is_f16 ? 0x5C005C00u : e4m3 ? 0x7B807B80u : 0x77807780u; /* 2^8; 2^120; 2^112 */
+    /* codes of NaN and infinity */
+    const uint32_t nonfinite = ((codes & 0x7F7F7F7Fu) + (e4m3 ? 0x01010101u : 0x04040404u)) & 0x80808080u;
+    if (is_f16 && !e4m3) {
+        dst[0] = a;
+        dst[1] = b;
         return;
     }
 #if __CUDA_ARCH__ >= 890
-    if (half) {
-        asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; "
-            "cvt.rn.f16x2.e4m3x2 %1, high; }" : "=r"(to[0]), "=r"(to[1]) : "r"(codes));
+    if (is_f16) {
+        gmm_cvt_f16x2_e4m3x2(codes, dst);
         return;
     }
 #endif
-    to[0] = (a & 0x80008000u) | (a >> shift & field);
-    to[1] = (b & 0x80008000u) | (b >> shift & field);
-    if (odd) {
+    dst[0] = (a & 0x80008000u) | (a >> shift & field);
+    dst[1] = (b & 0x80008000u) | (b >> shift & field);
+    if (nonfinite) {
         const uint32_t bits = e4m3 ? 0x7FFF7FFFu : 0x7F807F80u;
-        to[0] |= gmm_q_bytes(odd, 0u, 0x9988u) & bits;
-        to[1] |= gmm_q_bytes(odd, 0u, 0xBBAAu) & bits;
+        dst[0] |= gmm_prmt(nonfinite, 0u, 0x9988u) & bits;
+        dst[1] |= gmm_prmt(nonfinite, 0u, 0xBBAAu) & bits;
     }
-    to[0] = gmm_q_times(dtype, to[0], lift);
-    to[1] = gmm_q_times(dtype, to[1], lift);
+    dst[0] = gmm_mul_16bit_x2(dtype, dst[0], exponent_scale);
+    dst[1] = gmm_mul_16bit_x2(dtype, dst[1], exponent_scale);
 }
-/* Eight E2M1 codes; sign and fields go to the upper byte of each element first. */
-GMM__DEVICE void gmm_q_fp4(gmm_dtype dtype, uint32_t codes, uint32_t to[4]) {
-    const uint32_t lift = dtype == GMM_F16 ? 0x74007400u : 0x7E807E80u; /* 2^14; 2^126 */
-    const uint32_t even = codes << 4, field = dtype == GMM_F16 ? 0x0E000E00u : 0x01C001C0u;
+/* Converts eight E2M1 codes; each code is first moved to the upper byte of its element. */
+GMM__DEVICE void gmm_fp4_to_16bit_x8(gmm_dtype dtype, uint32_t codes, uint32_t dst[4]) {
+    const uint32_t exponent_scale = dtype == GMM_F16 ? 0x74007400u : 0x7E807E80u; /* 2^14; 2^126 */
+    const uint32_t low_codes = codes << 4, field = dtype == GMM_F16 ? 0x0E000E00u : 0x01C001C0u;
     uint32_t i;
 #pragma unroll
     for (i = 0; i < 4; i++) {
-        const uint32_t z = gmm_q_bytes(even, codes, 0x4400u + 0x1111u * i);
-        to[i] = gmm_q_times(dtype, (z & 0x80008000u) | (z >> (dtype == GMM_F16 ? 3 : 6) & field), lift);
+        const uint32_t z = gmm_prmt(low_codes, codes, 0x4400u + 0x1111u * i);
+        dst[i] = gmm_mul_16bit_x2(dtype, (z & 0x80008000u) | (z >> (dtype == GMM_F16 ? 3 : 6) & field), exponent_scale);
     }
 }
 
-/* One operand of a tile as a thread moves it: chunks of 16 bytes, each some rows on. A stage holds 64 elements of each
-   line; of an operand that stands as [k][lines], all lines of each of 64 values of k. */
-typedef struct gmm_qside {
-    const char *from;    /* the thread's first chunk of the stage that comes next */
-    int32_t rows, bytes; /* left from there: of what stands one below the other; along it */
-    int32_t whole;       /* chunks are aligned to 16 bytes */
-} gmm_qside;
+/* A thread's view of one operand of a tile: it loads chunks of 16 bytes, some rows apart. A stage holds 64 elements
+   of each line, or 64 rows of an operand that is stored as [k][lines] (`mn_major`). */
+typedef struct gmm_qgemm_operand {
+    const char *src;     /* first chunk of the thread in the next stage */
+    int32_t rows, bytes; /* what is left from there: rows of memory, and bytes along a row */
+    int32_t aligned;     /* chunks are aligned to 16 bytes */
+} gmm_qgemm_operand;
 
-/* Chunks of a row of a stage, as power of two; `wide` is the lines of the tile over 64, as power of two. */
-GMM__DEVICE int gmm_q_shift(const gmm_mat *m, int apart, int wide) {
-    return (m->scaling == GMM_SCALING_NONE ? 3 : m->dtype == GMM_E2M1 ? 1 : 2) + (apart ? wide : 0);
+/* log2 of the chunks in a row of a stage. `log2_n64`: log2 of (lines of the tile / 64). */
+GMM__DEVICE int gmm_qgemm_chunk_shift(const gmm_mat *m, int mn_major, int log2_n64) {
+    return (m->scaling == GMM_SCALING_NONE ? 3 : m->dtype == GMM_E2M1 ? 1 : 2) + (mn_major ? log2_n64 : 0);
 }
-GMM__DEVICE int gmm_q_bits(const gmm_mat *m) {
+GMM__DEVICE int gmm_qgemm_element_bits(const gmm_mat *m) {
     return m->scaling == GMM_SCALING_NONE ? 16 : m->dtype == GMM_E2M1 ? 4 : 8;
 }
 
-/* Opens lines [line, lines) of an operand; k elements of each exist. `row` is the first one of the group in tokens. */
-GMM__DEVICE void gmm_q_open(gmm_qside *s, const gmm_mat *m, const gmm__qview *view, int apart, int wide, int64_t row,
-                            int32_t line, int32_t lines, int32_t k) {
-    const int bits = gmm_q_bits(m), shift = gmm_q_shift(m, apart, wide);
+/* Begins at lines [line, lines) of an operand with k elements each. `row`: first row of the group in the token
+   matrix. */
+GMM__DEVICE void gmm_qgemm_operand_init(gmm_qgemm_operand *s, const gmm_mat *m, const gmm__qview *view, int mn_major,
+                                        int log2_n64, int64_t row, int32_t line, int32_t lines, int32_t k) {
+    const int bits = gmm_qgemm_element_bits(m), shift = gmm_qgemm_chunk_shift(m, mn_major, log2_n64);
     const int64_t pitch = m->ld * bits / 8;
     const char *base = bits == 16 ? (const char *)m->data + row * pitch : (const char *)view->data;
     const int32_t first = (int32_t)threadIdx.x >> shift, chunk = (int32_t)threadIdx.x & ((1 << shift) - 1);
-    s->whole = (((uint64_t)(uintptr_t)base | (uint64_t)pitch) & 15) == 0;
-    s->from = base + 16 * chunk + (apart ? first * pitch + (int64_t)line * bits / 8 : (line + first) * pitch);
-    s->rows = (apart ? k : lines - line) - first;
-    s->bytes = (int32_t)(((int64_t)(apart ? lines - line : k) * bits + 7) / 8) - 16 * chunk;
+    s->aligned = (((uint64_t)(uintptr_t)base | (uint64_t)pitch) & 15) == 0;
+    s->src = base + 16 * chunk + (mn_major ? first * pitch + (int64_t)line * bits / 8 : (line + first) * pitch);
+    s->rows = (mn_major ? k : lines - line) - first;
+    s->bytes = (int32_t)(((int64_t)(mn_major ? lines - line : k) * bits + 7) / 8) - 16 * chunk;
 }
-/* On to the next stage. */
-GMM__DEVICE void gmm_q_advance(gmm_qside *s, const gmm_mat *m, int apart) {
-    const int bits = gmm_q_bits(m);
-    if (apart) s->rows -= GMM_Q_DEPTH;
-    else s->bytes -= GMM_Q_DEPTH * bits / 8;
-    s->from += apart ? GMM_Q_DEPTH * (m->ld * bits / 8) : GMM_Q_DEPTH * bits / 8;
+/* Advances to the next stage. */
+GMM__DEVICE void gmm_qgemm_operand_advance(gmm_qgemm_operand *s, const gmm_mat *m, int mn_major) {
+    const int bits = gmm_qgemm_element_bits(m);
+    if (mn_major) s->rows -= GMM_QGEMM_TILE_K;
+    else s->bytes -= GMM_QGEMM_TILE_K * bits / 8;
+    s->src += mn_major ? GMM_QGEMM_TILE_K * (m->ld * bits / 8) : GMM_QGEMM_TILE_K * bits / 8;
 }
-/* Bytes of the thread's chunk i that exist, and where they stand. */
-GMM__DEVICE int gmm_q_chunk(const gmm_qside *s, const gmm_mat *m, int apart, int wide, int i, const char **from) {
-    const int32_t hop = i * (GMM_Q_THREADS >> gmm_q_shift(m, apart, wide));
-    *from = s->from + hop * (m->ld * gmm_q_bits(m) / 8);
-    return hop >= s->rows || s->bytes < 0 ? 0 : s->bytes < 16 ? s->bytes : 16;
+/* Address of the thread's chunk i, and the number of its bytes that exist. */
+GMM__DEVICE int gmm_qgemm_chunk_bytes(const gmm_qgemm_operand *s, const gmm_mat *m, int mn_major, int log2_n64, int i,
+                                      const char **src) {
+    const int32_t row_offset = i * (GMM_QGEMM_THREADS >> gmm_qgemm_chunk_shift(m, mn_major, log2_n64));
+    *src = s->src + row_offset * (m->ld * gmm_qgemm_element_bits(m) / 8);
+    return row_offset >= s->rows || s->bytes < 0 ? 0 : s->bytes < 16 ? s->bytes : 16;
 }
-GMM__DEVICE uint4 gmm_q_fetch(const gmm_qside *s, const gmm_mat *m, int apart, int wide, int i) {
-    const char *from;
-    const int count = gmm_q_chunk(s, m, apart, wide, i, &from);
+GMM__DEVICE uint4 gmm_qgemm_load_chunk(const gmm_qgemm_operand *s, const gmm_mat *m, int mn_major, int log2_n64,
+                                       int i) {
+    const char *src;
+    const int count = gmm_qgemm_chunk_bytes(s, m, mn_major, log2_n64, i, &src);
     uint4 v = make_uint4(0u, 0u, 0u, 0u);
     int e;
-    if (count == 16 && s->whole) return *(const uint4 *)(const void *)from;
+    if (count == 16 && s->aligned) return *(const uint4 *)(const void *)src;
 #pragma unroll 1
     for (e = count - 1; e >= 0; e--) {
         v.w = __funnelshift_l(v.z, v.w, 8);
         v.z = __funnelshift_l(v.y, v.z, 8);
         v.y = __funnelshift_l(v.x, v.y, 8);
-        v.x = v.x << 8 | (uint32_t)(uint8_t)from[e];
+        v.x = v.x << 8 | (uint32_t)(uint8_t)src[e];
     }
     return v;
 }
-/* Tokens go straight to their place. */
-GMM__DEVICE void gmm_q_bring(const gmm_qside *s, const gmm_mat *m, char *to) {
-    const char *from;
+/* Copies 16-bit tokens to the stage without conversion. */
+GMM__DEVICE void gmm_qgemm_copy_tokens(const gmm_qgemm_operand *s, const gmm_mat *m, char *dst) {
+    const char *src;
     int i, e;
 #pragma unroll 1
-    for (i = 0; i < GMM_Q_ROWS / 32; i++) {
-        const int count = gmm_q_chunk(s, m, 0, 1, i, &from);
-        char *at = to + gmm_swizzle(threadIdx.x / 8 + 32 * i, threadIdx.x % 8, 2 * GMM_Q_DEPTH);
-        if (s->whole) gmm_cp_async_part((uint32_t)__cvta_generic_to_shared(at), from, count);
+    for (i = 0; i < GMM_QGEMM_TILE_M / 32; i++) {
+        const int count = gmm_qgemm_chunk_bytes(s, m, 0, 1, i, &src);
+        char *smem = dst + gmm_swizzle(threadIdx.x / 8 + 32 * i, threadIdx.x % 8, 2 * GMM_QGEMM_TILE_K);
+        if (s->aligned) gmm_cp_async_16_zfill((uint32_t)__cvta_generic_to_shared(smem), src, count);
         else
 #pragma unroll 1
-            for (e = 0; e < 16; e++) at[e] = e < count ? from[e] : (char)0;
+            for (e = 0; e < 16; e++) smem[e] = e < count ? src[e] : (char)0;
     }
 }
 
-/* Turns chunk i into elements at `to`, times their scales if `scales` is given: for each block of a line, `lines` to a
-   block, as elements. */
-GMM__DEVICE void gmm_q_expand(gmm_dtype dtype, const gmm_mat *m, int apart, int wide, int i, uint4 codes, char *to,
-                              const uint16_t *scales, int lines) {
-    const int fp4 = m->dtype == GMM_E2M1, shift = gmm_q_shift(m, apart, wide);
-    const uint32_t row = (threadIdx.x >> shift) + (uint32_t)(i * (GMM_Q_THREADS >> shift));
+/* Converts chunk i of codes to elements at `dst`. With `scales` each element is multiplied by the scale of its
+   block; scales are elements, [block][lines]. */
+GMM__DEVICE void gmm_qgemm_dequantize_chunk(gmm_dtype dtype, const gmm_mat *m, int mn_major, int log2_n64, int i,
+                                            uint4 codes, char *dst, const uint16_t *scales, int lines) {
+    const int fp4 = m->dtype == GMM_E2M1, shift = gmm_qgemm_chunk_shift(m, mn_major, log2_n64);
+    const uint32_t row = (threadIdx.x >> shift) + (uint32_t)(i * (GMM_QGEMM_THREADS >> shift));
     const uint32_t chunk = threadIdx.x & ((1u << shift) - 1);
     const uint32_t w[4] = { codes.x, codes.y, codes.z, codes.w };
-    const int pairs = fp4 && m->scaling == GMM_SCALING_NV16; /* of blocks in a chunk; else it lies in one */
-    uint32_t f[2] = { 0u, 0u };
+    const int pairs = fp4 && m->scaling == GMM_SCALING_NV16; /* a chunk holds two scale blocks, else part of one */
+    uint32_t scale_pair[2] = { 0u, 0u };
     int e, j;
-    if (scales && !apart) {
-        const uint16_t *at = scales + (fp4 ? pairs ? 2 * chunk : chunk : chunk / 2) * lines + row;
-        f[0] = at[0] * 0x00010001u;
-        f[1] = pairs ? at[lines] * 0x00010001u : f[0];
+    if (scales && !mn_major) {
+        const uint16_t *scale = scales + (fp4 ? pairs ? 2 * chunk : chunk : chunk / 2) * lines + row;
+        scale_pair[0] = scale[0] * 0x00010001u;
+        scale_pair[1] = pairs ? scale[lines] * 0x00010001u : scale_pair[0];
     }
 #pragma unroll
-    for (e = 0; e < 4; e++) { /* eighths of the row */
-        const uint32_t at = chunk * (fp4 ? 4 : 2) + e;
+    for (e = 0; e < 4; e++) { /* groups of 8 elements of the row */
+        const uint32_t eighth = chunk * (fp4 ? 4 : 2) + e;
         uint32_t v[4];
         if (!fp4 && e >= 2) break;
-        if (fp4) gmm_q_fp4(dtype, w[e], v);
+        if (fp4) gmm_fp4_to_16bit_x8(dtype, w[e], v);
         else {
-            gmm_q_fp8(dtype, m->dtype, w[2 * e & 3], v);
-            gmm_q_fp8(dtype, m->dtype, w[(2 * e + 1) & 3], v + 2);
+            gmm_fp8_to_16bit_x4(dtype, m->dtype, w[2 * e & 3], v);
+            gmm_fp8_to_16bit_x4(dtype, m->dtype, w[(2 * e + 1) & 3], v + 2);
         }
-        if (scales && apart) {
-            const uint4 x = *(const uint4 *)(const void *)&scales[row / 32 * lines + 8 * at];
-            v[0] = gmm_q_times(dtype, v[0], x.x);
-            v[1] = gmm_q_times(dtype, v[1], x.y);
-            v[2] = gmm_q_times(dtype, v[2], x.z);
-            v[3] = gmm_q_times(dtype, v[3], x.w);
+        if (scales && mn_major) {
+            const uint4 x = *(const uint4 *)(const void *)&scales[row / 32 * lines + 8 * eighth];
+            v[0] = gmm_mul_16bit_x2(dtype, v[0], x.x);
+            v[1] = gmm_mul_16bit_x2(dtype, v[1], x.y);
+            v[2] = gmm_mul_16bit_x2(dtype, v[2], x.z);
+            v[3] = gmm_mul_16bit_x2(dtype, v[3], x.w);
         } else if (scales)
 #pragma unroll
-            for (j = 0; j < 4; j++) v[j] = gmm_q_times(dtype, v[j], f[e / 2]);
-        *(uint4 *)(void *)(to + gmm_swizzle(row, at, apart ? 128u << wide : 2 * GMM_Q_DEPTH)) =
+            for (j = 0; j < 4; j++) v[j] = gmm_mul_16bit_x2(dtype, v[j], scale_pair[e / 2]);
+        *(uint4 *)(void *)(dst + gmm_swizzle(row, eighth, mn_major ? 128u << log2_n64 : 2 * GMM_QGEMM_TILE_K)) =
             make_uint4(v[0], v[1], v[2], v[3]);
     }
 }
 
-/* Bytes of the scales of a line from block to block within four, and from four to four. */
-typedef struct gmm_qsteps {
-    int32_t block, four;
-} gmm_qsteps;
+/* Strides of a line's scales, in bytes: between blocks within four blocks, and between groups of four blocks. */
+typedef struct gmm_qgemm_scale_strides {
+    int32_t block, block4;
+} gmm_qgemm_scale_strides;
 
-/* Of a group whose scales lie as those of `lines` lines. */
-GMM__DEVICE gmm_qsteps gmm_q_steps(const gmm_mat *m, int apart, int64_t lines) {
+/* Strides for a group whose scales are laid out for `lines` lines. */
+GMM__DEVICE gmm_qgemm_scale_strides gmm_qgemm_scale_strides_of(const gmm_mat *m, int mn_major, int64_t lines) {
     const int swizzled = m->scale_order == GMM_SCALES_SWIZZLED;
-    gmm_qsteps t;
+    gmm_qgemm_scale_strides t;
     t.block = m->scaling == GMM_SCALING_1X128 ? 4 * (int32_t)gmm__round_up(lines, 4)
-              : m->scaling == GMM_SCALING_128X128 ? 4 : apart && !swizzled ? (int32_t)gmm__round_up(lines, 128) : 1;
-    t.four = swizzled ? 512 : 4 * t.block;
+              : m->scaling == GMM_SCALING_128X128 ? 4 : mn_major && !swizzled ? (int32_t)gmm__round_up(lines, 128) : 1;
+    t.block4 = swizzled ? 512 : 4 * t.block;
     return t;
 }
-/* The first scale of a line, one thread to a line; NULL without scales and behind the last line. */
-GMM__DEVICE const uint8_t *gmm_q_line(const gmm__qview *v, gmm_scaling scaling, int32_t line, int32_t lines) {
+/* Address of a line's first scale, one thread per line; NULL without scales and beyond the last line. */
+GMM__DEVICE const uint8_t *gmm_qgemm_line_scales(const gmm__qview *v, gmm_scaling scaling, int32_t line,
+                                                 int32_t lines) {
     const int32_t width = gmm_block_along(scaling);
     return width && line < lines ? v->scale + gmm__qview_scale(v, line, 0) * (width == 128 ? 4 : 1) : NULL;
 }
-/* What a line needs of stage q: scale bytes of its blocks, the first lowest; or the fp32 scale of blocks of 128. Behind
-   its k elements, and without scales, zeros. */
-GMM__DEVICE uint32_t gmm_q_peek(const uint8_t *line, gmm_qsteps t, gmm_scaling scaling, int q, int32_t k) {
+/* Loads the scales of a line in stage q: the bytes of its blocks, the first in the lowest bits, or the fp32 scale of
+   a block of 128. Zeros beyond the line's k elements and without scales. */
+GMM__DEVICE uint32_t gmm_qgemm_load_scales(const uint8_t *line, gmm_qgemm_scale_strides t, gmm_scaling scaling, int q,
+                                           int32_t k) {
     const int count = scaling == GMM_SCALING_NV16 ? 4 : scaling == GMM_SCALING_MX32 ? 2 : 1;
     const int32_t first = count == 1 ? q / 2 : count * q;
-    const uint8_t *at = line + (first >> 2) * (int64_t)t.four + (first & 3) * t.block;
-    uint32_t r = 0;
+    const uint8_t *src = line + (first >> 2) * (int64_t)t.block4 + (first & 3) * t.block;
+    uint32_t bits = 0;
     int i;
-    if (!line || q * GMM_Q_DEPTH >= k) return 0u;
-    if (count == 1) return *(const uint32_t *)(const void *)at;
+    if (!line || q * GMM_QGEMM_TILE_K >= k) return 0u;
+    if (count == 1) return *(const uint32_t *)(const void *)src;
 #pragma unroll
     for (i = 0; i < 4; i++)
-        if (i < count && q * GMM_Q_DEPTH + i * (GMM_Q_DEPTH / count) < k) r |= (uint32_t)at[i * t.block] << (8 * i);
-    return r;
+        if (i < count && q * GMM_QGEMM_TILE_K + i * (GMM_QGEMM_TILE_K / count) < k)
+            bits |= (uint32_t)src[i * t.block] << (8 * i);
+    return bits;
 }
-/* Keeps it at `slot` of line `at` of `lines`: as elements, or with parts as fp32, where tokens are not scaled. */
-GMM__DEVICE void gmm_q_keep(gmm_dtype dtype, int parts, gmm_scaling scaling, uint32_t r, char *slot, int at,
-                            int lines) {
+/* Stores the loaded scales into `slot` for line `index` of `lines`: as elements or, for block-scaled sums, as fp32,
+   where unquantized tokens have the scale 1. */
+GMM__DEVICE void gmm_qgemm_store_scales(gmm_dtype dtype, int block_scaled, gmm_scaling scaling, uint32_t bits,
+                                        char *slot, int index, int lines) {
     const int mx = scaling == GMM_SCALING_MX32;
-    if (parts) {
-        float *to = (float *)(void *)slot + at;
-        to[0] = scaling == GMM_SCALING_NONE ? 1.0f : mx ? gmm_e8m0_to_f32((uint8_t)r) : __uint_as_float(r);
-        to[lines] = mx ? gmm_e8m0_to_f32((uint8_t)(r >> 8)) : 1.0f;
+    if (block_scaled) {
+        float *dst = (float *)(void *)slot + index;
+        dst[0] = scaling == GMM_SCALING_NONE ? 1.0f : mx ? gmm_e8m0_to_f32((uint8_t)bits) : __uint_as_float(bits);
+        dst[lines] = mx ? gmm_e8m0_to_f32((uint8_t)(bits >> 8)) : 1.0f;
     } else {
-        uint16_t *to = (uint16_t *)(void *)slot + at;
+        uint16_t *dst = (uint16_t *)(void *)slot + index;
         uint32_t v[2];
         if (mx) { /* E8M0 as BF16 */
-            v[0] = r & 0xFFu;
-            v[1] = r >> 8;
-            to[0] = (uint16_t)(v[0] == 0 ? 0x0040u : v[0] == 255 ? 0x7FFFu : v[0] << 7);
-            to[lines] = (uint16_t)(v[1] == 0 ? 0x0040u : v[1] == 255 ? 0x7FFFu : v[1] << 7);
+            v[0] = bits & 0xFFu;
+            v[1] = bits >> 8;
+            dst[0] = (uint16_t)(v[0] == 0 ? 0x0040u : v[0] == 255 ? 0x7FFFu : v[0] << 7);
+            dst[lines] = (uint16_t)(v[1] == 0 ? 0x0040u : v[1] == 255 ? 0x7FFFu : v[1] << 7);
         } else {
-            gmm_q_fp8(dtype, GMM_E4M3, r, v);
-            to[0] = (uint16_t)v[0];
-            to[lines] = (uint16_t)(v[0] >> 16);
-            to[2 * lines] = (uint16_t)v[1];
-            to[3 * lines] = (uint16_t)(v[1] >> 16);
+            gmm_fp8_to_16bit_x4(dtype, GMM_E4M3, bits, v);
+            dst[0] = (uint16_t)v[0];
+            dst[lines] = (uint16_t)(v[0] >> 16);
+            dst[2 * lines] = (uint16_t)v[1];
+            dst[3 * lines] = (uint16_t)(v[1] >> 16);
         }
     }
 }
 
-/* What line l is multiplied by outside of the sum, and the share that stands in for 1 / (6 e4m3_max) of NV16. */
-GMM__DEVICE float gmm_q_outer(const gmm__qview *v, gmm_scaling scaling, int32_t l) {
+/* Factor of line l that is constant over the contraction, and the divisor of NV16's factor, 6 e4m3_max. */
+GMM__DEVICE float gmm_qgemm_outer_scale(const gmm__qview *v, gmm_scaling scaling, int32_t l) {
     if (scaling == GMM_SCALING_NV16) return v->amax[v->per_line ? l : 0];
     return scaling == GMM_SCALING_TENSOR || scaling == GMM_SCALING_ROW ? gmm__qview_factor(v, l, 0, 1) : 1.0f;
 }
-GMM__DEVICE float gmm_q_largest(const gmm__qview *v, gmm_scaling scaling) {
+GMM__DEVICE float gmm_qgemm_outer_divisor(const gmm__qview *v, gmm_scaling scaling) {
     return scaling == GMM_SCALING_NV16 ? 6.0f * v->e4m3_max : 1.0f;
 }
 
 /* Four sums of a block times the scales of their two rows and two columns are added to `sum`. `lift` is a power of two
    per row by which `row` was divided and by which the columns' scales are multiplied (gmm__scale_lift). */
-GMM__DEVICE void gmm_q_promote(float sum[4], float part[4], const float row[2], const float column[2],
+GMM__DEVICE void gmm_qgemm_promote(float sum[4], float part[4], const float row[2], const float column[2],
                                const float lift[2]) {
     int h;
 #pragma unroll
@@ -301,7 +311,7 @@ GMM__DEVICE void gmm_q_promote(float sum[4], float part[4], const float row[2], 
 #include GMM_KERNELS_FILE
 #define GMM__KIND f16
 #include GMM_KERNELS_FILE
-#define GMM__KIND f16_parts
+#define GMM__KIND f16_block_scaled
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP dgrad
@@ -311,9 +321,9 @@ GMM__DEVICE void gmm_q_promote(float sum[4], float part[4], const float row[2], 
 #include GMM_KERNELS_FILE
 #define GMM__KIND f16
 #include GMM_KERNELS_FILE
-#define GMM__KIND f16_parts
+#define GMM__KIND f16_block_scaled
 #include GMM_KERNELS_FILE
-#define GMM__KIND f16_parts_nn
+#define GMM__KIND f16_block_scaled_nn
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP wgrad
@@ -323,7 +333,7 @@ GMM__DEVICE void gmm_q_promote(float sum[4], float part[4], const float row[2], 
 #include GMM_KERNELS_FILE
 #define GMM__KIND f16
 #include GMM_KERNELS_FILE
-#define GMM__KIND f16_parts
+#define GMM__KIND f16_block_scaled
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #undef GMM__BODY
@@ -339,10 +349,11 @@ typedef struct gmm_qgemm_kernel {
 
 static const gmm_qgemm_kernel gmm_qgemm_kernels[] = {
 #define GMM__X(op, kind) \
-    { GMM__CAT(gmm_gemm_, op), GMM__CAT(gmm_qa_, kind), GMM__CAT(gmm_qb_, kind), GMM__CAT(gmm_qparts_, kind), \
-      GMM__CAT(gmm_qparts_, kind) ? gmm_q_cols_1 : gmm_q_cols_0, \
-      GMM__CAT(gmm_qparts_, kind) ? gmm_q_shared_1 : gmm_q_shared_0, (gmm_dtype)GMM__CAT(gmm_qdtype_, kind), \
-      (const void *)gmm_linear_##op##_quant_##kind },
+    { GMM__CAT(gmm_gemm_, op), GMM__CAT(gmm_qgemm_ta_, kind), GMM__CAT(gmm_qgemm_tb_, kind), \
+      GMM__CAT(gmm_qgemm_block_scaled_, kind), \
+      GMM__CAT(gmm_qgemm_block_scaled_, kind) ? gmm_qgemm_tile_n_1 : gmm_qgemm_tile_n_0, \
+      GMM__CAT(gmm_qgemm_block_scaled_, kind) ? gmm_qgemm_smem_bytes_1 : gmm_qgemm_smem_bytes_0, \
+      (gmm_dtype)GMM__CAT(gmm_qgemm_dtype_, kind), (const void *)gmm_linear_##op##_quant_##kind },
     GMM_QUANT_KERNEL_LIST(GMM__X)
 #undef GMM__X
 };
@@ -354,7 +365,7 @@ static GMM__UNUSED cudaError_t gmm_launch_qgemm(int32_t kernel, int32_t grid, co
     void *params[1];
     cudaError_t e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->shared);
     params[0] = (void *)(uintptr_t)args;
-    return e == cudaSuccess ? cudaLaunchKernel(row->function, dim3((unsigned)grid), dim3(GMM_Q_THREADS), params,
+    return e == cudaSuccess ? cudaLaunchKernel(row->function, dim3((unsigned)grid), dim3(GMM_QGEMM_THREADS), params,
                                                (size_t)row->shared, stream) : e;
 }
 

@@ -1,28 +1,27 @@
-/* ============================================================================ Bodies per source: whole vectors === */
+/* ======================================================================== Bodies per source: vectorized amaxes === */
 
 #elif GMM__BODY == 12
-#if !defined(GMM__TAG) || !defined(GMM__SOURCE) || !defined(GMM__TURNED)
-#error "gmm: this body needs GMM__TAG, GMM__SOURCE and GMM__TURNED"
+#if !defined(GMM__TAG) || !defined(GMM__SOURCE) || !defined(GMM__HADAMARD)
+#error "gmm: this body needs GMM__TAG, GMM__SOURCE and GMM__HADAMARD"
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
-#define GMM__OF(stem) GMM__CAT(stem##_, GMM__SOURCE)
+#define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
 
-#if !GMM__TURNED
-/* A lane's part of a tile: eight rows of eight columns; zeros where rows or columns end. */
-GMM__DEVICE void GMM__NAME(gmm__swift_load)(const gmm__quant_args *a, const gmm__swift_place *p, int32_t row0,
-                                            int32_t col0, int32_t c0, int32_t n,
-                                            uint32_t x[8][GMM__NAME(gmm__words)]) {
+#if !GMM__HADAMARD
+/* Loads a lane's part of a tile, eight rows of eight columns; zeros beyond the last row or column. */
+GMM__DEVICE void GMM__NAME(gmm__vec_load)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0, int32_t col0,
+                                          int32_t c0, int32_t n, uint32_t x[8][GMM__NAME(gmm__words)]) {
     const int64_t size = GMM__NAME(gmm__words) / 2, pitch = a->src.ld * size;
-    const uint8_t *from = gmm__swift_base(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
+    const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
                           (c0 + col0) * size;
     const int32_t rows = col0 < n ? p->m - row0 : 0;
     int32_t i, k;
 #pragma unroll
-    for (i = 0; i < 8; i++, from += pitch)
+    for (i = 0; i < 8; i++, src += pitch)
 #pragma unroll
         for (k = 0; k < GMM__NAME(gmm__words); k += 4) {
             uint4 v = make_uint4(0u, 0u, 0u, 0u);
-            if (i < rows) v = __ldg((const uint4 *)(const void *)(from + 4 * k));
+            if (i < rows) v = __ldg((const uint4 *)(const void *)(src + 4 * k));
             x[i][k] = v.x;
             x[i][k + 1] = v.y;
             x[i][k + 2] = v.z;
@@ -30,18 +29,18 @@ GMM__DEVICE void GMM__NAME(gmm__swift_load)(const gmm__quant_args *a, const gmm_
         }
 }
 
-/* The same of sixteen rows of sixteen bytes, from column `col` of the matrix on. */
-GMM__DEVICE void GMM__NAME(gmm__swift_load16)(const gmm__quant_args *a, const gmm__swift_place *p, int32_t row0,
-                                              int32_t col, uint32_t x[16][4]) {
-    const int64_t size = 16 / GMM__NAME(gmm__wide), pitch = a->src.ld * size;
-    const uint8_t *from = gmm__swift_base(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
+/* Loads sixteen rows of sixteen bytes from column `col` of the matrix on; zeros beyond the last row or column. */
+GMM__DEVICE void GMM__NAME(gmm__vec_load16)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0,
+                                            int32_t col, uint32_t x[16][4]) {
+    const int64_t size = 16 / GMM__NAME(gmm__elems16), pitch = a->src.ld * size;
+    const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
                           col * size;
     const int32_t rows = col < (int32_t)a->cols ? p->m - row0 : 0;
     int32_t i;
 #pragma unroll
-    for (i = 0; i < 16; i++, from += pitch) {
+    for (i = 0; i < 16; i++, src += pitch) {
         uint4 v = make_uint4(0u, 0u, 0u, 0u);
-        if (i < rows) v = __ldg((const uint4 *)(const void *)from);
+        if (i < rows) v = __ldg((const uint4 *)(const void *)src);
         x[i][0] = v.x;
         x[i][1] = v.y;
         x[i][2] = v.z;
@@ -49,114 +48,117 @@ GMM__DEVICE void GMM__NAME(gmm__swift_load16)(const gmm__quant_args *a, const gm
     }
 }
 
-/* A word of the maxima of sixteen rows where all have the same; zero of those that are not there. */
-GMM__DEVICE uint32_t GMM__NAME(gmm__swift_rows_of)(uint32_t most, int32_t word, int32_t rows) {
-    if (GMM__NAME(gmm__wide) == 4) return word < rows ? most : 0;
-    return 2 * word + 1 < rows ? most : 2 * word < rows ? most & 0xFFFFu : 0;
+/* Word `word` of the maxima of sixteen rows that all have the maximum `maximum`; rows beyond the last one have 0. */
+GMM__DEVICE uint32_t GMM__NAME(gmm__vec_uniform_max)(uint32_t maximum, int32_t word, int32_t rows) {
+    if (GMM__NAME(gmm__elems16) == 4) return word < rows ? maximum : 0;
+    return 2 * word + 1 < rows ? maximum : 2 * word < rows ? maximum & 0xFFFFu : 0;
 }
 
-/* An element of a tile from memory. */
-GMM__DEVICE float GMM__NAME(gmm__swift_again)(const gmm__quant_args *a, const gmm__swift_place *p, int32_t row,
-                                              int32_t col) {
-    return gmm_load((gmm_dtype)GMM__NAME(gmm__fixed), gmm__swift_base(&a->src, a->step[2], p->unit),
+/* Reads one element of a tile from device memory. */
+GMM__DEVICE float GMM__NAME(gmm__vec_reload)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row,
+                                             int32_t col) {
+    return gmm_load((gmm_dtype)GMM__NAME(gmm__static_dtype), gmm__vec_data(&a->src, a->step[2], p->unit),
                     (p->first + p->row + row) * a->src.ld + col);
 }
 #endif
 
-/* Amaxes of units, and of rows and columns where they are wanted: as gmm_quantize_amax. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__TURNED ? 3 : GMM__OF(gmm__words) == 4 ? 4 : 2)
+/* The same amaxes as gmm_quantize_amax, for sources whose rows are aligned vectors: either of units, or of rows and
+   columns. A CTA processes 128 x 128 tiles; GMM__HADAMARD also computes the amax of the transformed columnwise copy. */
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__HADAMARD ? 3 : GMM__CFG(gmm__words) == 4 ? 4 : 2)
 GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
-    __shared__ uint32_t most[2][GMM__QUANT_WARPS]; /* of the source, and transformed */
-#if !GMM__TURNED
-    __shared__ uint32_t parts[2][4][GMM_TILE]; /* of two halves of rows, of four quarters of columns */
+    __shared__ uint32_t shared_max[2][GMM__QUANT_WARPS]; /* of the source, and of the transformed source */
+#if !GMM__HADAMARD
+    __shared__ uint32_t partials[2][4][GMM_TILE]; /* partial maxima: rows by halves, columns by quarters of the tile */
 #endif
     const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
-    const int32_t row0 = (warp & 3) * GMM__SWIFT_WARP_ROWS, col0 = (warp >> 2) * GMM__SWIFT_WARP_COLS;
-    const gmm_warp_split split = gmm__swift_split(&a);
-    int32_t at;
+    const int32_t row0 = (warp & 3) * GMM__VEC_WARP_ROWS, col0 = (warp >> 2) * GMM__VEC_WARP_COLS;
+    const gmm_warp_split split = gmm__vec_split(&a);
+    int32_t strip;
     if (a.skip && *a.skip) return;
-    for (at = (int32_t)blockIdx.y; at < split.total; at += (int32_t)gridDim.y) {
-        uint32_t x[8][GMM__OF(gmm__words)], all = 0;
+    for (strip = (int32_t)blockIdx.y; strip < split.total; strip += (int32_t)gridDim.y) {
+        uint32_t x[8][GMM__CFG(gmm__words)], maximum = 0;
         int32_t c0, i, k;
-        const gmm__swift_place p = gmm__swift_where(&a, &split, at, 1, &c0);
+        const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, 1, &c0);
         const int32_t n = (int32_t)a.cols - c0;
-        GMM__OF(gmm__swift_load)(&a, &p, row0 + 8 * q, col0 + 8 * c, c0, n, x);
-#if !GMM__TURNED
+        GMM__CFG(gmm__vec_load)(&a, &p, row0 + 8 * q, col0 + 8 * c, c0, n, x);
+#if !GMM__HADAMARD
         if (a.lines) {
             uint32_t row[8];
 #pragma unroll
             for (i = 0; i < 8; i++) {
                 row[i] = 0;
 #pragma unroll
-                for (k = 0; k < GMM__OF(gmm__words); k++) row[i] = GMM__OF(gmm__word_max)(row[i], x[i][k]);
-                row[i] = GMM__OF(gmm__word_fold)(row[i]);
+                for (k = 0; k < GMM__CFG(gmm__words); k++) row[i] = GMM__CFG(gmm__word_max)(row[i], x[i][k]);
+                row[i] = GMM__CFG(gmm__word_fold)(row[i]);
             }
-            /* lane 8 q + c keeps row c of its eight */
+            /* butterfly: lane 8 q + c keeps the maximum of row c of its eight rows */
 #pragma unroll
             for (k = 4; k >= 1; k >>= 1)
 #pragma unroll
                 for (i = 0; i < k; i++) {
-                    const uint32_t keep = c & k ? row[i + k] : row[i], give = c & k ? row[i] : row[i + k];
-                    const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, give, k);
-                    row[i] = keep > other ? keep : other;
+                    const uint32_t kept = c & k ? row[i + k] : row[i], sent = c & k ? row[i] : row[i + k];
+                    const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, sent, k);
+                    row[i] = kept > other ? kept : other;
                 }
-            parts[0][warp >> 2][row0 + lane] = row[0];
+            partials[0][warp >> 2][row0 + lane] = row[0];
         }
         if (a.columns) {
-            uint32_t col[GMM__OF(gmm__words)];
+            uint32_t col[GMM__CFG(gmm__words)];
 #pragma unroll
-            for (k = 0; k < GMM__OF(gmm__words); k++) {
+            for (k = 0; k < GMM__CFG(gmm__words); k++) {
                 col[k] = 0;
 #pragma unroll
-                for (i = 0; i < 8; i++) col[k] = GMM__OF(gmm__word_max)(col[k], x[i][k]);
+                for (i = 0; i < 8; i++) col[k] = GMM__CFG(gmm__word_max)(col[k], x[i][k]);
 #pragma unroll
                 for (i = 8; i < 32; i <<= 1)
-                    col[k] = GMM__OF(gmm__word_max)(col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
+                    col[k] = GMM__CFG(gmm__word_max)(col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
             }
 #pragma unroll
             for (k = 0; k < 8; k++)
-                if (k / 2 == q) parts[1][warp & 3][col0 + 8 * c + k] = gmm_f32_bits(GMM__OF(gmm__word_value)(col, k));
+                if (k / 2 == q)
+                    partials[1][warp & 3][col0 + 8 * c + k] = gmm_f32_bits(GMM__CFG(gmm__word_value)(col, k));
         }
-        if (a.lines || a.columns) { /* then those of units are not asked for */
-            const int32_t side = threadIdx.x >= GMM_TILE, l = threadIdx.x & (GMM_TILE - 1);
-            uint32_t *to = side ? (uint32_t *)a.columns + p.unit * a.cols + c0 + l
+        if (a.lines || a.columns) { /* amaxes of units are not needed then */
+            const int32_t copy = threadIdx.x >= GMM_TILE, l = threadIdx.x & (GMM_TILE - 1);
+            uint32_t *dst = copy ? (uint32_t *)a.columns + p.unit * a.cols + c0 + l
                                 : (uint32_t *)a.lines + (a.grouped ? p.first : (int64_t)p.unit * p.rows) + p.row + l;
             __syncthreads();
-            if ((side ? a.columns : a.lines) && l < (side ? n : p.m)) {
-                all = parts[side][0][l];
-                for (i = 1; i < (side ? 4 : 2); i++) all = all > parts[side][i][l] ? all : parts[side][i][l];
-                if (all > *(volatile uint32_t *)to) atomicMax(to, all);
+            if ((copy ? a.columns : a.lines) && l < (copy ? n : p.m)) {
+                maximum = partials[copy][0][l];
+                for (i = 1; i < (copy ? 4 : 2); i++)
+                    maximum = maximum > partials[copy][i][l] ? maximum : partials[copy][i][l];
+                if (maximum > *(volatile uint32_t *)dst) atomicMax(dst, maximum);
             }
-            if (at + (int32_t)gridDim.y < split.total) __syncthreads();
+            if (strip + (int32_t)gridDim.y < split.total) __syncthreads();
             continue;
         }
 #endif
 #pragma unroll
         for (i = 0; i < 8; i++)
 #pragma unroll
-            for (k = 0; k < GMM__OF(gmm__words); k++) all = GMM__OF(gmm__word_max)(all, x[i][k]);
-        all = __reduce_max_sync(0xFFFFFFFFu, GMM__OF(gmm__word_fold)(all));
-        if (lane == 0) most[0][warp] = all;
-#if GMM__TURNED
+            for (k = 0; k < GMM__CFG(gmm__words); k++) maximum = GMM__CFG(gmm__word_max)(maximum, x[i][k]);
+        maximum = __reduce_max_sync(0xFFFFFFFFu, GMM__CFG(gmm__word_fold)(maximum));
+        if (lane == 0) shared_max[0][warp] = maximum;
+#if GMM__HADAMARD
         if (a.format.hadamard && a.columnwise.dtype != GMM_NONE) {
-            gmm__swift_signed(x, (uint32_t)a.format.hadamard >> 8 * (q & 1));
-            all = __reduce_max_sync(0xFFFFFFFFu, gmm__swift_hadamard_amax(x, q & 1));
+            gmm__vec_flip_signs(x, (uint32_t)a.format.hadamard >> 8 * (q & 1));
+            maximum = __reduce_max_sync(0xFFFFFFFFu, gmm__vec_hadamard_amax(x, q & 1));
         }
-        if (lane == 0) most[1][warp] = all;
+        if (lane == 0) shared_max[1][warp] = maximum;
 #endif
         __syncthreads();
-        if (threadIdx.x <= GMM__TURNED) {
-            uint32_t *to = (uint32_t *)a.amax[threadIdx.x] + p.unit;
-            all = most[threadIdx.x][0];
+        if (threadIdx.x <= GMM__HADAMARD) {
+            uint32_t *dst = (uint32_t *)a.amax[threadIdx.x] + p.unit;
+            maximum = shared_max[threadIdx.x][0];
             for (i = 1; i < GMM__QUANT_WARPS; i++)
-                all = all > most[threadIdx.x][i] ? all : most[threadIdx.x][i];
-            if (all > *(volatile uint32_t *)to) atomicMax(to, all);
+                maximum = maximum > shared_max[threadIdx.x][i] ? maximum : shared_max[threadIdx.x][i];
+            if (maximum > *(volatile uint32_t *)dst) atomicMax(dst, maximum);
         }
-        if (at + (int32_t)gridDim.y < split.total) __syncthreads();
+        if (strip + (int32_t)gridDim.y < split.total) __syncthreads();
     }
 }
 
-#undef GMM__OF
+#undef GMM__CFG
 #undef GMM__NAME
 #undef GMM__TAG
 #undef GMM__SOURCE

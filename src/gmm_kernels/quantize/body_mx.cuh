@@ -1,178 +1,192 @@
-/* ======================================================================= Bodies per source: MX32, whole vectors === */
+/* =========================================================================== Bodies per source: vectorized MX32 === */
 
 #elif GMM__BODY == 15
 #if !defined(GMM__TAG) || !defined(GMM__SOURCE)
 #error "gmm: this body needs GMM__TAG and GMM__SOURCE"
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
-#define GMM__OF(stem) GMM__CAT(stem##_, GMM__SOURCE)
-#define GMM__WIDE GMM__OF(gmm__wide)
-#define GMM__ROW_WORDS (64 / GMM__WIDE) /* maxima of sixteen rows; two in a word where elements have 16 bits */
+#define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
+#define GMM__ELEMS16 GMM__CFG(gmm__elems16)
+/* words of the maxima of sixteen rows; elements of 16 bits have two maxima per word */
+#define GMM__ROW_WORDS (64 / GMM__ELEMS16)
 
-/* Both copies of 128 rows by 32 GMM__WIDE columns. A warp takes 32 rows by 16 GMM__WIDE columns and waits for no other:
-   a lane has sixteen rows, so that sixteen lanes write whole lines of memory at once. 32 / GMM__WIDE lanes share a
-   block of a row, two lanes one of a column, and each makes the scales of its part of them. */
+/* MX32 in both directions from one load. A CTA quantizes 128 rows by 32 GMM__ELEMS16 columns, a warp 32 rows by 16
+   GMM__ELEMS16 columns of them without synchronization with other warps. A lane holds sixteen rows of sixteen bytes,
+   so that sixteen lanes write whole memory lines. 32 / GMM__ELEMS16 lanes share a block of a row and two lanes a
+   block of a column; each computes the scales of its part of the blocks. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
 GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 4, c = lane & 15;
-    const int32_t top = warp % 4 * 32, row0 = top + 16 * q;
+    const int32_t warp_row = warp % 4 * 32, row0 = warp_row + 16 * q;
     const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
     const int32_t e5m2 = a.format.dtype == GMM_E5M2, square = a.format.square;
-    const float inverse = gmm_f32_from_bits(e5m2 ? 0x37924925u : 0x3B124925u); /* of the largest */
+    const float inverse = gmm_f32_from_bits(e5m2 ? 0x37924925u : 0x3B124925u); /* reciprocal of the largest value */
     int32_t strip;
     if (a.skip && *a.skip) return;
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
-        const gmm_warp_split split = gmm__swift_split(&a); /* again, so that registers are free in between */
-        uint32_t x[16][4], most = 0, mine, other, four[4];
+        /* computed again for each strip, so that it holds no registers in the loop body */
+        const gmm_warp_split split = gmm__vec_split(&a);
+        uint32_t x[16][4], square_max = 0, lane_scales, other, scales4[4];
         int32_t c0, i, j, k;
         if (strip >= split.total) break;
-        const gmm__swift_place p = gmm__swift_where(&a, &split, strip, GMM__WIDE / 4, &c0);
-        const int32_t cols = (int32_t)a.cols, live = p.m - row0, reach = a.grouped ? (p.rows + 127) & ~127 : p.rows;
-        const int32_t row_along = (cols + 127) / 128 * 4, col_along = (reach + 127) / 128 * 4;
-        const int32_t lines = (cols + 127) & ~127, left = c0 + warp / 4 * 16 * GMM__WIDE, col = left + GMM__WIDE * c;
-        GMM__OF(gmm__swift_load16)(&a, &p, row0, col, x);
+        const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, GMM__ELEMS16 / 4, &c0);
+        const int32_t cols = (int32_t)a.cols, valid_rows = p.m - row0,
+            padded_rows = a.grouped ? (p.rows + 127) & ~127 : p.rows;
+        const int32_t row_along = (cols + 127) / 128 * 4, col_along = (padded_rows + 127) / 128 * 4;
+        const int32_t lines = (cols + 127) & ~127, warp_col = c0 + warp / 4 * 16 * GMM__ELEMS16,
+            col = warp_col + GMM__ELEMS16 * c;
+        GMM__CFG(gmm__vec_load16)(&a, &p, row0, col, x);
         if (rowwise || square) {
             uint32_t row[GMM__ROW_WORDS];
 #pragma unroll
             for (i = 0; i < 16; i += 16 / GMM__ROW_WORDS) {
-                uint32_t far = x[i][0];
+                uint32_t maximum = x[i][0];
 #pragma unroll
-                for (k = 1; k < 4; k++) far = GMM__OF(gmm__word_far)(far, x[i][k]);
-                if (GMM__WIDE == 8) {
-                    uint32_t next = x[i + 1][0];
+                for (k = 1; k < 4; k++) maximum = GMM__CFG(gmm__word_max_signed)(maximum, x[i][k]);
+                if (GMM__ELEMS16 == 8) {
+                    uint32_t maximum2 = x[i + 1][0];
 #pragma unroll
-                    for (k = 1; k < 4; k++) next = GMM__OF(gmm__word_far)(next, x[i + 1][k]);
-                    far = GMM__OF(gmm__word_far)(__byte_perm(far, next, 0x5410), __byte_perm(far, next, 0x7632));
+                    for (k = 1; k < 4; k++) maximum2 = GMM__CFG(gmm__word_max_signed)(maximum2, x[i + 1][k]);
+                    maximum = GMM__CFG(gmm__word_max_signed)(__byte_perm(maximum, maximum2, 0x5410),
+                                                             __byte_perm(maximum, maximum2, 0x7632));
                 }
-                row[i * GMM__ROW_WORDS / 16] = far;
+                row[i * GMM__ROW_WORDS / 16] = maximum;
             }
             if (square) {
-                most = row[0];
+                square_max = row[0];
 #pragma unroll
-                for (i = 1; i < GMM__ROW_WORDS; i++) most = GMM__OF(gmm__word_far)(most, row[i]);
-                if (GMM__WIDE == 8) most = GMM__OF(gmm__word_far)(most, __byte_perm(most, 0, 0x1032));
+                for (i = 1; i < GMM__ROW_WORDS; i++) square_max = GMM__CFG(gmm__word_max_signed)(square_max, row[i]);
+                if (GMM__ELEMS16 == 8)
+                    square_max = GMM__CFG(gmm__word_max_signed)(square_max, __byte_perm(square_max, 0, 0x1032));
 #pragma unroll
-                for (i = 1; i < 32; i = i == 16 / GMM__WIDE ? 16 : 2 * i)
-                    most = GMM__OF(gmm__word_far)(most, __shfl_xor_sync(0xFFFFFFFFu, most, i));
-                most = GMM__OF(gmm__word_max)(0, most);
+                for (i = 1; i < 32; i = i == 16 / GMM__ELEMS16 ? 16 : 2 * i)
+                    square_max = GMM__CFG(gmm__word_max_signed)(square_max,
+                                                                __shfl_xor_sync(0xFFFFFFFFu, square_max, i));
+                square_max = GMM__CFG(gmm__word_max)(0, square_max);
 #pragma unroll
-                for (i = 0; i < GMM__ROW_WORDS; i++) row[i] = GMM__OF(gmm__swift_rows_of)(most, i, p.m - row0);
+                for (i = 0; i < GMM__ROW_WORDS; i++) row[i] = GMM__CFG(gmm__vec_uniform_max)(square_max, i, p.m - row0);
             }
-            /* lanes keep halves until they have two words */
+            /* butterfly: each step halves the rows of a lane, until it has two words */
 #pragma unroll
             for (k = GMM__ROW_WORDS / 2; k >= 2; k >>= 1)
 #pragma unroll
                 for (i = 0; i < GMM__ROW_WORDS / 2; i++)
                     if (i < k) {
-                        const int32_t near = GMM__ROW_WORDS / 2 / k, second = c & near;
-                        const uint32_t keep = second ? row[i + k] : row[i];
-                        other = __shfl_xor_sync(0xFFFFFFFFu, second ? row[i] : row[i + k], near);
-                        row[i] = GMM__OF(gmm__word_far)(keep, other);
+                        const int32_t lane_stride = GMM__ROW_WORDS / 2 / k, upper = c & lane_stride;
+                        const uint32_t kept = upper ? row[i + k] : row[i];
+                        other = __shfl_xor_sync(0xFFFFFFFFu, upper ? row[i] : row[i + k], lane_stride);
+                        row[i] = GMM__CFG(gmm__word_max_signed)(kept, other);
                     }
-            row[0] = GMM__OF(gmm__word_max)(0, row[0]);
-            row[1] = GMM__OF(gmm__word_max)(0, row[1]);
-            mine = gmm__swift_mx2(GMM__OF(gmm__word_value)(row, 0), GMM__OF(gmm__word_value)(row, 1), inverse);
-            if (GMM__WIDE == 8)
-                mine |= gmm__swift_mx2(GMM__OF(gmm__word_value)(row, 2), GMM__OF(gmm__word_value)(row, 3),
-                                       inverse) << 16;
+            row[0] = GMM__CFG(gmm__word_max)(0, row[0]);
+            row[1] = GMM__CFG(gmm__word_max)(0, row[1]);
+            lane_scales = gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(row, 0), GMM__CFG(gmm__word_value)(row, 1),
+                                             inverse);
+            if (GMM__ELEMS16 == 8)
+                lane_scales |= gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(row, 2), GMM__CFG(gmm__word_value)(row, 3),
+                                                  inverse) << 16;
         }
-        if (rowwise) { /* the block's scales of four rows are two lanes' for F32 */
-            uint8_t *scale = gmm__swift_scales(&a.rowwise, a.scale_step[0], p.unit) +
+        if (rowwise) { /* with F32 the scales of a block of four rows are spread over two lanes */
+            uint8_t *scale = gmm__vec_scales(&a.rowwise, a.scale_step[0], p.unit) +
                              (a.grouped ? (int64_t)p.start * row_along : 0);
             const int32_t l = row0 + 8 * (c & 1) + 2 * (c & 2) + (c >> 1 & 2) + (c >> 3);
-            uint32_t next;
-            other = __shfl_xor_sync(0xFFFFFFFFu, mine, 4);
-            four[0] = GMM__WIDE == 8 ? mine : c & 4 ? other | mine << 16 : mine | other << 16;
-            /* bytes of rows become those of blocks: four of one row, or two */
-            if (GMM__WIDE == 8) mine = __byte_perm(mine, other, c & 4 ? 0x3726 : 0x5140);
-            other = __shfl_xor_sync(0xFFFFFFFFu, mine, 8);
-            if (GMM__WIDE == 8)
-                mine = __byte_perm(mine, other, c & 8 ? 0x3276 : 0x5410);
-            if (GMM__WIDE == 8)
-                gmm__swift_scale4(scale, a.rowwise.scale_order, p.row, left / 32, row_along, l, 0, mine);
-            else if (left / 32 < row_along)
+            uint32_t other2;
+            other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 4);
+            scales4[0] = GMM__ELEMS16 == 8 ? lane_scales : c & 4 ? other | lane_scales << 16
+                                                                : lane_scales | other << 16;
+            /* transpose bytes: from scales of several rows to scales of four (F32: two) adjacent blocks of one row */
+            if (GMM__ELEMS16 == 8) lane_scales = __byte_perm(lane_scales, other, c & 4 ? 0x3726 : 0x5140);
+            other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 8);
+            if (GMM__ELEMS16 == 8)
+                lane_scales = __byte_perm(lane_scales, other, c & 8 ? 0x3276 : 0x5410);
+            if (GMM__ELEMS16 == 8)
+                gmm__vec_store_scales4(scale, a.rowwise.scale_order, p.row, warp_col / 32, row_along, l, 0,
+                                       lane_scales);
+            else if (warp_col / 32 < row_along)
                 *(uint16_t *)(void *)(scale + (a.rowwise.scale_order == GMM_SCALES_SWIZZLED
-                                                   ? gmm_swizzle_offset(p.row + l, left / 32, row_along)
-                                                   : (int64_t)(p.row + l) * row_along + left / 32)) =
-                    (uint16_t)__byte_perm(mine, other, c & 8 ? 0x4415 : 0x4440);
-            other = __shfl_xor_sync(0xFFFFFFFFu, four[0], 2);
-            four[1] = c & 2 ? four[0] : other;
-            four[0] = c & 2 ? other : four[0];
-            other = __shfl_xor_sync(0xFFFFFFFFu, four[0], 1);
-            next = __shfl_xor_sync(0xFFFFFFFFu, four[1], 1);
-            four[2] = c & 1 ? four[0] : other;
-            four[3] = c & 1 ? four[1] : next;
-            four[0] = c & 1 ? other : four[0];
-            four[1] = c & 1 ? next : four[1];
+                                               ? gmm_swizzle_offset(p.row + l, warp_col / 32, row_along)
+                                               : (int64_t)(p.row + l) * row_along + warp_col / 32)) =
+                    (uint16_t)__byte_perm(lane_scales, other, c & 8 ? 0x4415 : 0x4440);
+            other = __shfl_xor_sync(0xFFFFFFFFu, scales4[0], 2);
+            scales4[1] = c & 2 ? scales4[0] : other;
+            scales4[0] = c & 2 ? other : scales4[0];
+            other = __shfl_xor_sync(0xFFFFFFFFu, scales4[0], 1);
+            other2 = __shfl_xor_sync(0xFFFFFFFFu, scales4[1], 1);
+            scales4[2] = c & 1 ? scales4[0] : other;
+            scales4[3] = c & 1 ? scales4[1] : other2;
+            scales4[0] = c & 1 ? other : scales4[0];
+            scales4[1] = c & 1 ? other2 : scales4[1];
         }
         if (rowwise && col < cols) {
-            uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) +
+            uint8_t *dst = gmm__vec_data(&a.rowwise, a.step[0], p.unit) +
                           (p.first + p.row + row0) * a.rowwise.ld + col;
 #pragma unroll
-            for (i = 0; i < 16; i++, to += a.rowwise.ld) {
-                const float by = gmm__swift_mx_factor(four, i);
-                float v[GMM__WIDE];
+            for (i = 0; i < 16; i++, dst += a.rowwise.ld) {
+                const float multiplier = gmm__vec_mx_reciprocal(scales4, i);
+                float v[GMM__ELEMS16];
 #pragma unroll
-                for (j = 0; j < GMM__WIDE; j++) v[j] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), by);
-                if (i < live) GMM__OF(gmm__swift_put)(to, e5m2, v);
+                for (j = 0; j < GMM__ELEMS16; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), multiplier);
+                if (i < valid_rows) GMM__CFG(gmm__vec_store_codes)(dst, e5m2, v);
             }
         }
         if (columnwise) {
-            const int32_t line = col + GMM__WIDE / 2 * q, block = (p.row + top) / 32; /* of the lane's half */
-            uint8_t *scale = gmm__swift_scales(&a.columnwise, a.scale_step[1], p.unit) +
+            /* block of the lane's 32 rows */
+            const int32_t line = col + GMM__ELEMS16 / 2 * q, block = (p.row + warp_row) / 32;
+            uint8_t *scale = gmm__vec_scales(&a.columnwise, a.scale_step[1], p.unit) +
                              (a.grouped ? (int64_t)(p.start / 32) * lines : 0);
-            uint32_t far[4];
+            uint32_t maximum[4];
 #pragma unroll
             for (k = 0; k < 4; k++) {
-                far[k] = x[0][k];
+                maximum[k] = x[0][k];
 #pragma unroll
-                for (i = 1; i < 16; i++) far[k] = GMM__OF(gmm__word_far)(far[k], x[i][k]);
+                for (i = 1; i < 16; i++) maximum[k] = GMM__CFG(gmm__word_max_signed)(maximum[k], x[i][k]);
             }
 #pragma unroll
             for (k = 0; k < 2; k++) {
-                const uint32_t keep = q ? far[k + 2] : far[k];
-                other = __shfl_xor_sync(0xFFFFFFFFu, q ? far[k] : far[k + 2], 16);
-                other = GMM__OF(gmm__word_max)(0, GMM__OF(gmm__word_far)(keep, other));
-                far[k] = square ? col < cols ? most : 0 : other;
+                const uint32_t kept = q ? maximum[k + 2] : maximum[k];
+                other = __shfl_xor_sync(0xFFFFFFFFu, q ? maximum[k] : maximum[k + 2], 16);
+                other = GMM__CFG(gmm__word_max)(0, GMM__CFG(gmm__word_max_signed)(kept, other));
+                maximum[k] = square ? col < cols ? square_max : 0 : other;
             }
-            mine = gmm__swift_mx2(GMM__OF(gmm__word_value)(far, 0), GMM__OF(gmm__word_value)(far, 1), inverse);
-            if (GMM__WIDE == 8)
-                mine |= gmm__swift_mx2(GMM__OF(gmm__word_value)(far, 2), GMM__OF(gmm__word_value)(far, 3),
-                                       inverse) << 16;
+            lane_scales = gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(maximum, 0),
+                                             GMM__CFG(gmm__word_value)(maximum, 1), inverse);
+            if (GMM__ELEMS16 == 8)
+                lane_scales |= gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(maximum, 2),
+                                                  GMM__CFG(gmm__word_value)(maximum, 3),
+                                                  inverse) << 16;
             if (line < lines && a.columnwise.scale_order == GMM_SCALES_SWIZZLED) {
                 scale += gmm_swizzle_offset(line, block, col_along);
 #pragma unroll
-                for (j = 0; j < GMM__WIDE / 2; j++) scale[16 * j] = (uint8_t)(mine >> 8 * j);
+                for (j = 0; j < GMM__ELEMS16 / 2; j++) scale[16 * j] = (uint8_t)(lane_scales >> 8 * j);
             } else if (line < lines) {
                 scale += (int64_t)block * lines + line;
-                if (GMM__WIDE == 8) gmm__swift_put1(scale, mine);
-                else *(uint16_t *)(void *)scale = (uint16_t)mine;
+                if (GMM__ELEMS16 == 8) gmm_st_global_b32(scale, lane_scales);
+                else *(uint16_t *)(void *)scale = (uint16_t)lane_scales;
             }
-            other = __shfl_xor_sync(0xFFFFFFFFu, mine, 16);
-            four[0] = q ? other : mine;
-            four[1] = q ? mine : other;
-            if (GMM__WIDE == 4) four[0] |= four[1] << 16;
+            other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 16);
+            scales4[0] = q ? other : lane_scales;
+            scales4[1] = q ? lane_scales : other;
+            if (GMM__ELEMS16 == 4) scales4[0] |= scales4[1] << 16;
         }
-        if (columnwise && col < cols) { /* in the order of the source */
-            uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], p.unit) +
+        if (columnwise && col < cols) { /* codes in the order of the source */
+            uint8_t *dst = gmm__vec_data(&a.columnwise, a.step[1], p.unit) +
                           (p.first + p.row + row0) * a.columnwise.ld + col;
-            float by[GMM__WIDE];
+            float multiplier[GMM__ELEMS16];
 #pragma unroll
-            for (j = 0; j < GMM__WIDE; j++) by[j] = gmm__swift_mx_factor(four, j);
+            for (j = 0; j < GMM__ELEMS16; j++) multiplier[j] = gmm__vec_mx_reciprocal(scales4, j);
 #pragma unroll
-            for (i = 0; i < 16; i++, to += a.columnwise.ld) {
-                float v[GMM__WIDE];
+            for (i = 0; i < 16; i++, dst += a.columnwise.ld) {
+                float v[GMM__ELEMS16];
 #pragma unroll
-                for (j = 0; j < GMM__WIDE; j++) v[j] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), by[j]);
-                if (i < live) GMM__OF(gmm__swift_put)(to, e5m2, v);
+                for (j = 0; j < GMM__ELEMS16; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), multiplier[j]);
+                if (i < valid_rows) GMM__CFG(gmm__vec_store_codes)(dst, e5m2, v);
             }
         }
     }
 }
 
 #undef GMM__ROW_WORDS
-#undef GMM__WIDE
-#undef GMM__OF
+#undef GMM__ELEMS16
+#undef GMM__CFG
 #undef GMM__NAME
 #undef GMM__TAG
 #undef GMM__SOURCE

@@ -1,298 +1,307 @@
-/* ======================================================================= Bodies per source: NV16, whole vectors === */
+/* =========================================================================== Bodies per source: vectorized NV16 === */
 
 #elif GMM__BODY == 14
-#if !defined(GMM__TAG) || !defined(GMM__SOURCE) || !defined(GMM__TURNED)
-#error "gmm: this body needs GMM__TAG, GMM__SOURCE and GMM__TURNED"
+#if !defined(GMM__TAG) || !defined(GMM__SOURCE) || !defined(GMM__HADAMARD)
+#error "gmm: this body needs GMM__TAG, GMM__SOURCE and GMM__HADAMARD"
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
-#define GMM__OF(stem) GMM__CAT(stem##_, GMM__SOURCE)
-#define GMM__HALF_WORDS (GMM__OF(gmm__words) / 2)
+#define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
+#define GMM__HALF_WORDS (GMM__CFG(gmm__words) / 2)
 
-/* Both copies of tiles that are loaded once. Two lanes share a block, and each makes the scales of half of theirs:
-   bytes, which find factors in a table of all that the unit can have. Turned: blocks of a column are one lane's. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__OF(gmm__words) == 4 && !GMM__TURNED ? 3 : 2)
+/* NV16 in both directions from tiles that are loaded once. Two lanes share a block; each computes the scales of half
+   of the blocks of both. Scales are bytes, which index a table of all encode multipliers that the unit can have.
+   GMM__HADAMARD (BF16): the columnwise copy is transformed, or codes are rounded stochastically; a block of a column
+   then lies in one lane. */
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 && !GMM__HADAMARD ? 3 : 2)
 GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
-    __shared__ float encodes[2][GMM_TILE]; /* by scale byte; the last is what amaxes of blocks are multiplied by */
+    __shared__ float encodes[2][GMM_TILE]; /* multipliers by scale byte; entry 127 is the multiplier of block amaxes */
     __shared__ __align__(16) uint8_t codes[GMM__NV_CODES];
-    __shared__ __align__(16) uint8_t scales[GMM_TILE * GMM_TILE_BLOCKS]; /* of columns */
+    __shared__ __align__(16) uint8_t scales[GMM_TILE * GMM_TILE_BLOCKS]; /* scales of the columnwise copy */
     const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
-    const int32_t row0 = warp % 4 * GMM__SWIFT_WARP_ROWS + 8 * q, col0 = warp / 4 * GMM__SWIFT_WARP_COLS + 8 * c;
-    const int32_t right = c & 1, below = q & 1; /* the second lane of a block */
+    const int32_t row0 = warp % 4 * GMM__VEC_WARP_ROWS + 8 * q, col0 = warp / 4 * GMM__VEC_WARP_COLS + 8 * c;
+    const int32_t second = c & 1, lower = q & 1; /* whether this is the second lane of a block */
     const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
-    const int32_t apart = columnwise && a.amax[1] != a.amax[0];
+    const int32_t separate_amax = columnwise && a.amax[1] != a.amax[0];
     const gmm_format *f = &a.format;
     int32_t strip;
     if (a.skip && *a.skip) return;
     gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + threadIdx.x,
                       (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
-        const gmm_warp_split split = gmm__swift_split(&a); /* again, so that registers are free in between */
-        uint32_t x[8][GMM__OF(gmm__words)];
+        /* computed again for each strip, so that it holds no registers in the loop body */
+        const gmm_warp_split split = gmm__vec_split(&a);
+        uint32_t x[8][GMM__CFG(gmm__words)];
         int32_t c0, i, j, k;
         if (strip >= split.total) break;
-        const gmm__swift_place p = gmm__swift_where(&a, &split, strip, GMM__SWIFT_TILES, &c0);
-        const int32_t reach = a.grouped ? (p.rows + 127) & ~127 : p.rows, live = p.m - row0, cols = (int32_t)a.cols;
-        const int32_t row_along = ((cols + 63) >> 6) * 4, col_along = ((reach + 63) >> 6) * 4;
+        const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, GMM__VEC_TILES, &c0);
+        const int32_t padded_rows = a.grouped ? (p.rows + 127) & ~127 : p.rows, valid_rows = p.m - row0,
+            cols = (int32_t)a.cols;
+        const int32_t row_along = ((cols + 63) >> 6) * 4, col_along = ((padded_rows + 63) >> 6) * 4;
         const int64_t row_pitch = a.rowwise.ld / 2, col_pitch = a.columnwise.ld / 2;
-        const int32_t end = cols - c0 < GMM__SWIFT_TILES * GMM_TILE ? cols : c0 + GMM__SWIFT_TILES * GMM_TILE;
-        GMM__OF(gmm__swift_load)(&a, &p, row0, col0, c0, cols - c0, x);
-        for (k = 0; k <= apart; k++) {
+        const int32_t end = cols - c0 < GMM__VEC_TILES * GMM_TILE ? cols : c0 + GMM__VEC_TILES * GMM_TILE;
+        GMM__CFG(gmm__vec_load)(&a, &p, row0, col0, c0, cols - c0, x);
+        for (k = 0; k <= separate_amax; k++) {
             const gmm_nv_global g = gmm_nv_global_of(a.amax[k][p.unit], f->e4m3_256 ? 256.0f : 448.0f);
-            const int32_t thread = gmm_tid();
+            const int32_t thread = gmm_tid_x();
             if (thread < GMM_TILE) encodes[k][thread] = thread < 127 ? gmm_nv_encode(&g, (uint8_t)thread) : g.mult;
         }
         __syncthreads();
         for (; c0 < end; c0 += GMM_TILE) {
-            const int32_t inside = col0 < cols - c0;
-            const float *const col_encodes = encodes[apart];
-            uint32_t odd = 0;
-#if !GMM__TURNED
-            uint32_t nibbles[8], most = 0;
+            const int32_t valid_cols = col0 < cols - c0;
+            const float *const col_encodes = encodes[separate_amax];
+            uint32_t has_nan = 0;
+#if !GMM__HADAMARD
+            uint32_t nibbles[8], maximum = 0;
 #endif
-            if (rowwise || !GMM__TURNED) { /* maxima of rows */
-                uint32_t row[8], four[2], mine, other;
+            if (rowwise || !GMM__HADAMARD) { /* maxima of rows */
+                uint32_t row[8], scales4[2], lane_scales, other;
                 float amax[4];
 #pragma unroll
                 for (i = 0; i < 8; i++) {
                     row[i] = 0;
 #pragma unroll
-                    for (k = 0; k < GMM__OF(gmm__words); k++) row[i] = GMM__OF(gmm__word_top)(row[i], x[i][k]);
-                    row[i] = GMM__OF(gmm__word_fold)(row[i]);
-                    odd = row[i] > odd ? row[i] : odd;
+                    for (k = 0; k < GMM__CFG(gmm__words); k++) row[i] = GMM__CFG(gmm__word_max_nan)(row[i], x[i][k]);
+                    row[i] = GMM__CFG(gmm__word_fold)(row[i]);
+                    has_nan = row[i] > has_nan ? row[i] : has_nan;
                 }
-                odd = odd > 0x7F800000u; /* a NaN among the values */
-                if (odd)
+                has_nan = has_nan > 0x7F800000u; /* a value is NaN */
+                if (has_nan)
 #pragma unroll
                     for (i = 0; i < 8; i++) {
                         row[i] = 0;
 #pragma unroll
-                        for (k = 0; k < GMM__OF(gmm__words); k++) {
-                            row[i] = GMM__OF(gmm__word_max)(row[i], x[i][k]);
-#if GMM__TURNED
-                            x[i][k] = gmm__swift_unsigned_nan(x[i][k]);
+                        for (k = 0; k < GMM__CFG(gmm__words); k++) {
+                            row[i] = GMM__CFG(gmm__word_max)(row[i], x[i][k]);
+#if GMM__HADAMARD
+                            x[i][k] = gmm__vec_positive_nan(x[i][k]);
 #endif
                         }
-                        row[i] = GMM__OF(gmm__word_fold)(row[i]);
+                        row[i] = GMM__CFG(gmm__word_fold)(row[i]);
                     }
-#if !GMM__TURNED
+#if !GMM__HADAMARD
                 if (f->square) {
 #pragma unroll
-                    for (i = 0; i < 8; i++) most = most > row[i] ? most : row[i];
-                    most = gmm__quant_block_max(most, 2);
-                    other = __shfl_xor_sync(0xFFFFFFFFu, most, 8);
-                    most = most > other ? most : other;
+                    for (i = 0; i < 8; i++) maximum = maximum > row[i] ? maximum : row[i];
+                    maximum = gmm__quant_block_max(maximum, 2);
+                    other = __shfl_xor_sync(0xFFFFFFFFu, maximum, 8);
+                    maximum = maximum > other ? maximum : other;
+                    /* rows beyond the last one have no scales */
 #pragma unroll
-                    for (i = 0; i < 8; i++) row[i] = i < live ? most : 0; /* no scales of rows that are not there */
+                    for (i = 0; i < 8; i++) row[i] = i < valid_rows ? maximum : 0;
                 }
 #endif
 #pragma unroll
                 for (i = 0; i < 4; i++) {
-                    const uint32_t keep = right ? row[i + 4] : row[i];
-                    other = __shfl_xor_sync(0xFFFFFFFFu, right ? row[i] : row[i + 4], 1);
-                    amax[i] = gmm_f32_from_bits(keep > other ? keep : other);
+                    const uint32_t kept = second ? row[i + 4] : row[i];
+                    other = __shfl_xor_sync(0xFFFFFFFFu, second ? row[i] : row[i + 4], 1);
+                    amax[i] = gmm_f32_from_bits(kept > other ? kept : other);
                 }
-                mine = gmm__swift_nv4(amax, encodes[0], !GMM__TURNED);
-                other = __shfl_xor_sync(0xFFFFFFFFu, mine, 1);
-                four[0] = right ? other : mine;
-                four[1] = right ? mine : other;
-#if !GMM__TURNED
+                lane_scales = gmm__vec_nv_scale4(amax, encodes[0], !GMM__HADAMARD);
+                other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 1);
+                scales4[0] = second ? other : lane_scales;
+                scales4[1] = second ? lane_scales : other;
+#if !GMM__HADAMARD
                 if (f->square) { /* both copies hold the same codes */
-                    const float by = gmm__swift_encode(encodes[0], four, 0);
+                    const float multiplier = gmm__vec_nv_encode(encodes[0], scales4, 0);
 #pragma unroll
                     for (i = 0; i < 8; i++) {
                         float v[8];
 #pragma unroll
-                        for (j = 0; j < 8; j++) v[j] = GMM__OF(gmm__word_value)(x[i], j);
-                        nibbles[i] = gmm__swift_e2m1x8(v, by, 0);
+                        for (j = 0; j < 8; j++) v[j] = GMM__CFG(gmm__word_value)(x[i], j);
+                        nibbles[i] = gmm__vec_e2m1x8(v, multiplier, 0);
                     }
                 }
 #endif
-                if (rowwise) { /* bytes of four blocks of a row come together */
-                    uint8_t *to = gmm__swift_scales(&a.rowwise, a.scale_step[0], p.unit) +
+                if (rowwise) { /* transpose bytes: a lane receives the scales of four adjacent blocks of a row */
+                    uint8_t *dst = gmm__vec_scales(&a.rowwise, a.scale_step[0], p.unit) +
                                   (a.grouped ? (int64_t)p.start * row_along : 0);
-                    mine &= 0x7F7F7F7Fu;
-                    other = __shfl_xor_sync(0xFFFFFFFFu, mine, 2);
-                    mine = __byte_perm(mine, other, c & 2 ? 0x3715 : 0x6240);
-                    other = __shfl_xor_sync(0xFFFFFFFFu, mine, 4);
-                    mine = __byte_perm(mine, other, c & 4 ? 0x3276 : 0x5410);
-                    gmm__swift_scale4(to, a.rowwise.scale_order, p.row, c0 / 16, row_along,
-                                      row0 + 4 * right + (c >> 1), col0 >> 6 << 2, mine);
+                    lane_scales &= 0x7F7F7F7Fu;
+                    other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 2);
+                    lane_scales = __byte_perm(lane_scales, other, c & 2 ? 0x3715 : 0x6240);
+                    other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 4);
+                    lane_scales = __byte_perm(lane_scales, other, c & 4 ? 0x3276 : 0x5410);
+                    gmm__vec_store_scales4(dst, a.rowwise.scale_order, p.row, c0 / 16, row_along,
+                                           row0 + 4 * second + (c >> 1), col0 >> 6 << 2, lane_scales);
                 }
-#if GMM__TURNED
-                if (rowwise) { /* rows i and i + 4 at once: a lane draws for one of them, for both lanes of the block */
-                    uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) + (c0 + col0) / 2 +
+#if GMM__HADAMARD
+                /* rows i and i + 4 at once: each lane draws random bits for one of them, for both lanes of the block */
+                if (rowwise) {
+                    uint8_t *dst = gmm__vec_data(&a.rowwise, a.step[0], p.unit) + (c0 + col0) / 2 +
                                   (p.first + p.row + row0) * row_pitch;
-                    const int64_t per = (cols + 15) >> 4;
-                    const int64_t block = (p.row + row0 + 4 * right) * per + ((c0 + col0) >> 4);
+                    const int64_t blocks_per_row = (cols + 15) >> 4;
+                    const int64_t block = (p.row + row0 + 4 * second) * blocks_per_row + ((c0 + col0) >> 4);
 #pragma unroll
-                    for (i = 0; i < 4; i++, to += row_pitch) {
+                    for (i = 0; i < 4; i++, dst += row_pitch) {
                         uint32_t draw[4], random[2][2];
                         if (f->stochastic) {
-                            gmm_draw_block(a.random[0], a.random[1], a.first_group + p.unit, block + i * per,
+                            gmm_draw_block(a.random[0], a.random[1], a.first_group + p.unit, block + i * blocks_per_row,
                                            GMM_ROWWISE, draw);
 #pragma unroll
                             for (k = 0; k < 2; k++) {
-                                other = __shfl_xor_sync(0xFFFFFFFFu, right ? draw[k] : draw[k + 2], 1);
-                                random[0][k] = right ? other : draw[k];
-                                random[1][k] = right ? draw[k + 2] : other;
+                                other = __shfl_xor_sync(0xFFFFFFFFu, second ? draw[k] : draw[k + 2], 1);
+                                random[0][k] = second ? other : draw[k];
+                                random[1][k] = second ? draw[k + 2] : other;
                             }
                         }
 #pragma unroll
                         for (k = 0; k < 2; k++) {
-                            const float by = gmm__swift_encode(encodes[0], four, i + 4 * k);
+                            const float multiplier = gmm__vec_nv_encode(encodes[0], scales4, i + 4 * k);
                             uint32_t code;
                             float v[8];
 #pragma unroll
                             for (j = 0; j < 8; j++) v[j] = gmm__word_value_bf16(x[i + 4 * k], j);
-                            code = f->stochastic ? gmm__swift_e2m1x8_random(v, by, random[k])
-                                                 : gmm__swift_e2m1x8(v, by, 1);
-                            if (inside && i + 4 * k < live) gmm__swift_put1(to + 4 * k * row_pitch, code);
+                            code = f->stochastic ? gmm__vec_e2m1x8_random(v, multiplier, random[k])
+                                                 : gmm__vec_e2m1x8(v, multiplier, 1);
+                            if (valid_cols && i + 4 * k < valid_rows) gmm_st_global_b32(dst + 4 * k * row_pitch, code);
                         }
                     }
                 }
 #else
-                if (rowwise && inside) {
-                    uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) + (c0 + col0) / 2 +
+                if (rowwise && valid_cols) {
+                    uint8_t *dst = gmm__vec_data(&a.rowwise, a.step[0], p.unit) + (c0 + col0) / 2 +
                                   (p.first + p.row + row0) * row_pitch;
 #pragma unroll
-                    for (i = 0; i < 8; i++, to += row_pitch) {
-                        const float by = gmm__swift_encode(encodes[0], four, i);
+                    for (i = 0; i < 8; i++, dst += row_pitch) {
+                        const float multiplier = gmm__vec_nv_encode(encodes[0], scales4, i);
                         float v[8];
                         if (f->square) {
-                            if (i < live) gmm__swift_put1(to, nibbles[i]);
+                            if (i < valid_rows) gmm_st_global_b32(dst, nibbles[i]);
                             continue;
                         }
 #pragma unroll
-                        for (j = 0; j < 8; j++) v[j] = GMM__OF(gmm__word_value)(x[i], j);
-                        if (i < live) gmm__swift_put1(to, gmm__swift_e2m1x8(v, by, 0));
+                        for (j = 0; j < 8; j++) v[j] = GMM__CFG(gmm__word_value)(x[i], j);
+                        if (i < valid_rows) gmm_st_global_b32(dst, gmm__vec_e2m1x8(v, multiplier, 0));
                     }
-                    if (odd | ((four[0] | four[1]) & 0x80u)) { /* once more by the codec, from memory */
-                        to -= 8 * row_pitch;
+                    /* encode again by the scalar codec, from device memory */
+                    if (has_nan | ((scales4[0] | scales4[1]) & 0x80u)) {
+                        dst -= 8 * row_pitch;
 #pragma unroll 1
-                        for (k = 0; k < 64 && k >> 3 < live; k += 2) {
-                            const float by = gmm__swift_encode(encodes[0], four, k >> 3);
+                        for (k = 0; k < 64 && k >> 3 < valid_rows; k += 2) {
+                            const float multiplier = gmm__vec_nv_encode(encodes[0], scales4, k >> 3);
                             uint32_t pair = 0;
 #pragma unroll 1
                             for (j = 0; j < 2; j++)
-                                pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__OF(gmm__swift_again)(
-                                            &a, &p, row0 + (k >> 3), c0 + col0 + (k & 7) + j), by)) << 4 * j;
-                            to[(k >> 3) * row_pitch + (k & 7) / 2] = (uint8_t)pair;
+                                pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__CFG(gmm__vec_reload)(
+                                            &a, &p, row0 + (k >> 3), c0 + col0 + (k & 7) + j), multiplier)) << 4 * j;
+                            dst[(k >> 3) * row_pitch + (k & 7) / 2] = (uint8_t)pair;
                         }
                     }
                 }
 #endif
             }
             if (columnwise) {
-                uint8_t *at = codes + col0 * GMM__NV_COLUMN + (col0 >> 3) * 16;
-                uint32_t mine;
+                uint8_t *smem = codes + col0 * GMM__NV_COLUMN + (col0 >> 3) * 16;
+                uint32_t lane_scales;
                 float amax[4];
-#if GMM__TURNED
+#if GMM__HADAMARD
                 uint32_t y[16][2];
-                if (f->hadamard) gmm__swift_signed(x, (uint32_t)f->hadamard >> 8 * below);
-                gmm__swift_take16(x, below, y);
-                at += 4 * below * GMM__NV_COLUMN + (row0 & ~15) / 2;
-                mine = 0;
+                if (f->hadamard) gmm__vec_flip_signs(x, (uint32_t)f->hadamard >> 8 * lower);
+                gmm__vec_gather16(x, lower, y);
+                smem += 4 * lower * GMM__NV_COLUMN + (row0 & ~15) / 2;
+                lane_scales = 0;
 #pragma unroll
                 for (j = 0; j < 4; j++) {
-                    uint32_t column[8], draw[4], to[2], most = 0;
-                    float by;
-                    gmm__swift_column16(y, j, f->hadamard, column);
+                    uint32_t column[8], draw[4], dst[2], maximum = 0;
+                    float multiplier;
+                    gmm__vec_column16(y, j, f->hadamard, column);
 #pragma unroll
-                    for (i = 0; i < 8; i++) most = gmm__word_max_bf16(most, column[i]);
-                    amax[0] = gmm_f32_from_bits(gmm__word_fold_bf16(most));
+                    for (i = 0; i < 8; i++) maximum = gmm__word_max_bf16(maximum, column[i]);
+                    amax[0] = gmm_f32_from_bits(gmm__word_fold_bf16(maximum));
                     amax[1] = amax[2] = amax[3] = 0.0f;
-                    k = (int32_t)gmm__swift_nv4(amax, col_encodes, 0);
-                    by = col_encodes[k];
-                    mine |= (uint32_t)k << 8 * j;
+                    k = (int32_t)gmm__vec_nv_scale4(amax, col_encodes, 0);
+                    multiplier = col_encodes[k];
+                    lane_scales |= (uint32_t)k << 8 * j;
                     if (f->stochastic)
                         gmm_draw_block(a.random[0], a.random[1], a.first_group + p.unit,
-                                       (int64_t)(c0 + col0 + 4 * below + j) * ((p.rows + 15) >> 4) +
-                                           ((p.row + row0) >> 4), GMM_COLUMNWISE, draw);
+                                       (int64_t)(c0 + col0 + 4 * lower + j) * ((p.rows + 15) >> 4) +
+                                       ((p.row + row0) >> 4), GMM_COLUMNWISE, draw);
 #pragma unroll
                     for (k = 0; k < 2; k++) {
                         float v[8];
 #pragma unroll
                         for (i = 0; i < 8; i++) v[i] = gmm__word_value_bf16(column + 4 * k, i);
-                        to[k] = f->stochastic ? gmm__swift_e2m1x8_random(v, by, draw + 2 * k)
-                                              : gmm__swift_e2m1x8(v, by, 1);
+                        dst[k] = f->stochastic ? gmm__vec_e2m1x8_random(v, multiplier, draw + 2 * k)
+                                              : gmm__vec_e2m1x8(v, multiplier, 1);
                     }
-                    *(uint2 *)(void *)(at + j * GMM__NV_COLUMN) = make_uint2(to[0], to[1]);
+                    *(uint2 *)(void *)(smem + j * GMM__NV_COLUMN) = make_uint2(dst[0], dst[1]);
                 }
 #else
-                uint32_t col[GMM__OF(gmm__words)], four[2], other;
+                uint32_t col[GMM__CFG(gmm__words)], scales4[2], other;
 #pragma unroll
-                for (k = 0; k < GMM__OF(gmm__words); k++) {
+                for (k = 0; k < GMM__CFG(gmm__words); k++) {
                     col[k] = 0;
 #pragma unroll
-                    for (i = 0; i < 8; i++) col[k] = GMM__OF(gmm__word_max)(col[k], x[i][k]);
+                    for (i = 0; i < 8; i++) col[k] = GMM__CFG(gmm__word_max)(col[k], x[i][k]);
                 }
 #pragma unroll
                 for (k = 0; k < GMM__HALF_WORDS; k++) {
-                    const uint32_t give = below ? col[k] : col[k + GMM__HALF_WORDS];
-                    col[k] = GMM__OF(gmm__word_max)(below ? col[k + GMM__HALF_WORDS] : col[k],
-                                                    __shfl_xor_sync(0xFFFFFFFFu, give, 8));
+                    const uint32_t sent = lower ? col[k] : col[k + GMM__HALF_WORDS];
+                    col[k] = GMM__CFG(gmm__word_max)(lower ? col[k + GMM__HALF_WORDS] : col[k],
+                                                     __shfl_xor_sync(0xFFFFFFFFu, sent, 8));
                 }
 #pragma unroll
                 for (j = 0; j < 4; j++)
-                    amax[j] = f->square ? gmm_f32_from_bits(inside ? most : 0) : GMM__OF(gmm__word_value)(col, j);
-                mine = gmm__swift_nv4(amax, col_encodes, 1);
-                other = __shfl_xor_sync(0xFFFFFFFFu, mine, 8);
-                four[0] = below ? other : mine;
-                four[1] = below ? mine : other;
-                at += row0 / 2;
-                if (f->square) gmm__swift_turn(nibbles);
+                    amax[j] = f->square ? gmm_f32_from_bits(valid_cols ? maximum : 0)
+                                        : GMM__CFG(gmm__word_value)(col, j);
+                lane_scales = gmm__vec_nv_scale4(amax, col_encodes, 1);
+                other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 8);
+                scales4[0] = lower ? other : lane_scales;
+                scales4[1] = lower ? lane_scales : other;
+                smem += row0 / 2;
+                if (f->square) gmm__vec_transpose_nibbles(nibbles);
 #pragma unroll
                 for (j = 0; j < 8; j++) {
-                    const float by = gmm__swift_encode(col_encodes, four, j);
+                    const float multiplier = gmm__vec_nv_encode(col_encodes, scales4, j);
                     float v[8];
                     if (f->square) {
-                        *(uint32_t *)(void *)(at + j * GMM__NV_COLUMN) = nibbles[j];
+                        *(uint32_t *)(void *)(smem + j * GMM__NV_COLUMN) = nibbles[j];
                         continue;
                     }
 #pragma unroll
-                    for (i = 0; i < 8; i++) v[i] = GMM__OF(gmm__word_value)(x[i], j);
-                    *(uint32_t *)(void *)(at + j * GMM__NV_COLUMN) = gmm__swift_e2m1x8(v, by, 0);
+                    for (i = 0; i < 8; i++) v[i] = GMM__CFG(gmm__word_value)(x[i], j);
+                    *(uint32_t *)(void *)(smem + j * GMM__NV_COLUMN) = gmm__vec_e2m1x8(v, multiplier, 0);
                 }
-                if (odd | ((four[0] | four[1]) & 0x80u))
+                if (has_nan | ((scales4[0] | scales4[1]) & 0x80u))
 #pragma unroll 1
                     for (k = 0; k < 64; k += 2) {
-                        const float by = gmm__swift_encode(col_encodes, four, k >> 3);
+                        const float multiplier = gmm__vec_nv_encode(col_encodes, scales4, k >> 3);
                         uint32_t pair = 0;
 #pragma unroll 1
                         for (j = 0; j < 2; j++)
-                            if ((k & 7) + j < live && inside)
-                                pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__OF(gmm__swift_again)(
-                                            &a, &p, row0 + (k & 7) + j, c0 + col0 + (k >> 3)), by)) << 4 * j;
-                        at[(k >> 3) * GMM__NV_COLUMN + (k & 7) / 2] = (uint8_t)pair;
+                            if ((k & 7) + j < valid_rows && valid_cols)
+                                pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__CFG(gmm__vec_reload)(
+                                            &a, &p, row0 + (k & 7) + j, c0 + col0 + (k >> 3)), multiplier)) << 4 * j;
+                        smem[(k >> 3) * GMM__NV_COLUMN + (k & 7) / 2] = (uint8_t)pair;
                     }
-                mine &= 0x7F7F7F7Fu;
+                lane_scales &= 0x7F7F7F7Fu;
 #endif
 #pragma unroll
                 for (j = 0; j < 4; j++)
-                    scales[(col0 + 4 * below + j) * GMM_TILE_BLOCKS + (row0 >> 4)] = (uint8_t)(mine >> 8 * j);
+                    scales[(col0 + 4 * lower + j) * GMM_TILE_BLOCKS + (row0 >> 4)] = (uint8_t)(lane_scales >> 8 * j);
             }
-            if (c0 + GMM_TILE < end) /* comes while codes leave */
-                GMM__OF(gmm__swift_load)(&a, &p, row0, col0, c0 + GMM_TILE, cols - c0 - GMM_TILE, x);
+            if (c0 + GMM_TILE < end) /* the next tile is loaded while codes are stored */
+                GMM__CFG(gmm__vec_load)(&a, &p, row0, col0, c0 + GMM_TILE, cols - c0 - GMM_TILE, x);
             if (columnwise) {
-                const int32_t thread = gmm_tid(), chunks = GMM__NV_COLUMN / 16; /* not kept before */
+                /* computed here, so that they hold no registers before */
+                const int32_t thread = gmm_tid_x(), chunks = GMM__NV_COLUMN / 16;
                 const int32_t chunk = thread % chunks, first = thread / chunks, l = thread >> 1;
                 const int32_t quad = 4 * (thread & 1);
                 const int64_t begin = (a.grouped ? p.start : 0) + p.row;
                 const int64_t lines = (cols + 127) & ~127;
-                uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], p.unit) + begin / 2 + chunk * 16 +
+                uint8_t *dst = gmm__vec_data(&a.columnwise, a.step[1], p.unit) + begin / 2 + chunk * 16 +
                               (c0 + first) * col_pitch;
-                uint8_t *scale = gmm__swift_scales(&a.columnwise, a.scale_step[1], p.unit) +
+                uint8_t *scale = gmm__vec_scales(&a.columnwise, a.scale_step[1], p.unit) +
                                  (a.grouped ? (int64_t)(p.start / 16) * lines : 0);
                 __syncthreads();
-                gmm__swift_scale4(scale, a.columnwise.scale_order, c0, p.row / 16, col_along, l, quad,
-                                  *(const uint32_t *)(const void *)(scales + l * GMM_TILE_BLOCKS + quad));
+                gmm__vec_store_scales4(scale, a.columnwise.scale_order, c0, p.row / 16, col_along, l, quad,
+                                       *(const uint32_t *)(const void *)(scales + l * GMM_TILE_BLOCKS + quad));
                 if (chunk * 32 < (a.grouped ? (int32_t)GMM_TILE : p.m))
 #pragma unroll
                     for (k = first; k < GMM_TILE; k += GMM__QUANT_BLOCK / chunks,
-                        to += GMM__QUANT_BLOCK / chunks * col_pitch)
+                         dst += GMM__QUANT_BLOCK / chunks * col_pitch)
                         if (k < cols - c0)
-                            gmm__swift_put4(to, *(const uint4 *)(const void *)(codes + k * GMM__NV_COLUMN +
-                                                                               (k >> 3) * 16 + chunk * 16));
+                            gmm_st_global_v4_b32(dst, *(const uint4 *)(const void *)(codes + k * GMM__NV_COLUMN +
+                                                                                     (k >> 3) * 16 + chunk * 16));
                 __syncthreads();
             }
         }
@@ -301,7 +310,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 }
 
 #undef GMM__HALF_WORDS
-#undef GMM__OF
+#undef GMM__CFG
 #undef GMM__NAME
 #undef GMM__TAG
 #undef GMM__SOURCE

@@ -5,17 +5,17 @@
 #error "gmm: this body needs GMM__TAG"
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
-#define GMM__FIXED ((gmm_dtype)GMM__NAME(gmm__fixed))
+#define GMM__STATIC_DTYPE ((gmm_dtype)GMM__NAME(gmm__static_dtype))
 
-/* A tile of a strip into shared memory (if x is not NULL), zeros where rows or columns end; and the lane's amax of it.
-   A quantized source comes as F32. */
-GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const gmm__quant_place *p, int64_t c0,
+/* Loads a tile of a strip into shared memory (unless x is NULL), with zeros beyond the last row and column, and
+   returns the lane's amax of it. A quantized source is dequantized to F32. */
+GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const gmm__quant_strip *p, int64_t c0,
                                                 int32_t n, int32_t lines, float *x) {
     const int32_t lane = gmm__lane(), count = n - 4 * lane;
-    const int64_t size = GMM__FIXED == GMM_F32 ? 4 : 2;
-    uint32_t *line = (uint32_t *)a->lines + (a->grouped ? p->first : p->unit * p->rows) + p->row, all = 0;
+    const int64_t size = GMM__STATIC_DTYPE == GMM_F32 ? 4 : 2;
+    uint32_t *line = (uint32_t *)a->lines + (a->grouped ? p->first : p->unit * p->rows) + p->row, amax = 0;
     int32_t r;
-    if (GMM__FIXED == GMM_F32 && a->src.scaling != GMM_SCALING_NONE) {
+    if (GMM__STATIC_DTYPE == GMM_F32 && a->src.scaling != GMM_SCALING_NONE) {
         const gmm__qview v = gmm__quant_copy(&a->src, GMM_ROWWISE, a->grouped, p, a->cols);
         const int32_t width = gmm_block_along(v.scaling);
         for (r = gmm__warp(); r < GMM_TILE; r += GMM__QUANT_WARPS) {
@@ -28,64 +28,66 @@ GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const 
                     u[j] = gmm__qview_value(gmm_decode_small(v.dtype, gmm__qview_code(&v, l, c)),
                                             gmm__qview_factor(&v, l, width ? c / width : 0, 1));
             }
-            all = gmm__quant_line_amax(all, u, lines && r < p->m ? line + r : NULL);
-            if (x) gmm__quant_put_row(x, r, u);
+            amax = gmm__quant_line_amax(amax, u, lines && r < p->m ? line + r : NULL);
+            if (x) gmm__quant_store_row(x, r, u);
         }
     } else {
         const char *base = a->src.table ? (const char *)a->src.table[p->unit]
                                         : (const char *)a->src.data +
                                               (a->grouped ? 0 : p->unit * a->src.group_stride) * size;
-        const char *from = base + ((p->first + p->row) * a->src.ld + c0) * size;
-        const int32_t whole = gmm_whole4(GMM__FIXED, from, a->src.ld);
+        const char *src = base + ((p->first + p->row) * a->src.ld + c0) * size;
+        const int32_t vec4 = gmm_vec4_aligned(GMM__STATIC_DTYPE, src, a->src.ld);
 #pragma unroll 4
         for (r = gmm__warp(); r < GMM_TILE; r += GMM__QUANT_WARPS) {
             float u[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
             if (r < p->m && count > 0)
-                gmm_read4(GMM__FIXED, from + (r * a->src.ld + 4 * lane) * size, count, whole, u);
-            all = gmm__quant_line_amax(all, u, lines && r < p->m ? line + r : NULL);
-            if (x) gmm__quant_put_row(x, r, u);
+                gmm_read4(GMM__STATIC_DTYPE, src + (r * a->src.ld + 4 * lane) * size, count, vec4, u);
+            amax = gmm__quant_line_amax(amax, u, lines && r < p->m ? line + r : NULL);
+            if (x) gmm__quant_store_row(x, r, u);
         }
     }
-    return all;
+    return amax;
 }
 
-/* Amaxes of units, rows and columns, by maxima on their bits: the same in any order. They start at 0. */
+/* Amaxes of units, rows and columns: atomic maxima on the bits of absolute values, so the result does not depend on
+   the order. The destinations start at 0. A CTA processes one 128 x 128 tile at a time. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__QUANT_PER_SM)
 GMM__NAME(gmm_quantize_amax)(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
     const int64_t items = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
-    const int32_t turned = a.format.hadamard && a.columnwise.dtype != GMM_NONE, lane = gmm__lane();
+    const int32_t transformed = a.format.hadamard && a.columnwise.dtype != GMM_NONE, lane = gmm__lane();
     int64_t item;
     if (a.skip && *a.skip) return;
     for (item = blockIdx.x; item < items; item += gridDim.x) {
-        const gmm__quant_place p = gmm__quant_where(a.grouped, a.tiles, a.offsets, a.units, a.rows, item / a.col_tiles);
+        const gmm__quant_strip p = gmm__quant_strip_of(a.grouped, a.tiles, a.offsets, a.units, a.rows,
+                                                       item / a.col_tiles);
         const int64_t c0 = item % a.col_tiles * GMM_TILE;
         const int32_t n = (int32_t)(a.cols - c0 < GMM_TILE ? a.cols - c0 : (int64_t)GMM_TILE);
-        uint32_t all[2] = { 0, 0 };
+        uint32_t amax[2] = { 0, 0 };
         int32_t l;
-        all[0] = GMM__NAME(gmm__quant_load)(&a, &p, c0, n, a.lines != NULL,
-                                            turned || a.columns ? gmm__quant_shared : NULL);
+        amax[0] = GMM__NAME(gmm__quant_load)(&a, &p, c0, n, a.lines != NULL,
+                                             transformed || a.columns ? gmm__quant_shared : NULL);
         __syncthreads();
-        for (l = gmm__warp(); l < n && (turned || a.columns); l += GMM__QUANT_WARPS) {
+        for (l = gmm__warp(); l < n && (transformed || a.columns); l += GMM__QUANT_WARPS) {
             float v[4];
             uint32_t bits;
-            gmm__quant_get_col(gmm__quant_shared, l, turned ? a.format.hadamard : 0, v);
+            gmm__quant_load_col(gmm__quant_shared, l, transformed ? a.format.hadamard : 0, v);
             bits = gmm__quant_amax4(v);
-            all[1] = bits > all[1] ? bits : all[1];
+            amax[1] = bits > amax[1] ? bits : amax[1];
             if (a.columns) {
                 bits = __reduce_max_sync(0xFFFFFFFFu, bits);
                 if (lane == 0) atomicMax((uint32_t *)a.columns + p.unit * a.cols + c0 + l, bits);
             }
         }
-        all[0] = __reduce_max_sync(0xFFFFFFFFu, all[0]);
-        all[1] = __reduce_max_sync(0xFFFFFFFFu, all[1]);
-        if (lane == 0) atomicMax((uint32_t *)a.amax[0] + p.unit, all[0]);
-        if (lane == 0 && turned) atomicMax((uint32_t *)a.amax[1] + p.unit, all[1]);
+        amax[0] = __reduce_max_sync(0xFFFFFFFFu, amax[0]);
+        amax[1] = __reduce_max_sync(0xFFFFFFFFu, amax[1]);
+        if (lane == 0) atomicMax((uint32_t *)a.amax[0] + p.unit, amax[0]);
+        if (lane == 0 && transformed) atomicMax((uint32_t *)a.amax[1] + p.unit, amax[1]);
         __syncthreads();
     }
 }
 
-#undef GMM__FIXED
+#undef GMM__STATIC_DTYPE
 #undef GMM__NAME
 #undef GMM__TAG
 
@@ -97,21 +99,22 @@ GMM__NAME(gmm_quantize_amax)(const __grid_constant__ gmm__quant_args a) {
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 
-/* Both copies of a tile that is loaded once. */
+/* Any format and shape, both copies of a 128 x 128 tile that is loaded into shared memory once. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
 GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
-    __shared__ uint32_t square[2 * GMM__QUANT_SQUARES]; /* amaxes, and chosen scales */
+    __shared__ uint32_t square[2 * GMM__QUANT_SQUARES]; /* amaxes of square blocks, then their chosen scales */
     uint8_t *codes = (uint8_t *)gmm__quant_shared + GMM__QUANT_TILE;
     const int64_t items = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
     const int32_t width = gmm_block_along(a.format.scaling);
     int64_t item;
     if (a.skip && *a.skip) return;
     for (item = blockIdx.x; item < items; item += gridDim.x) {
-        const gmm__quant_place p = gmm__quant_where(a.grouped, a.tiles, a.offsets, a.units, a.rows, item / a.col_tiles);
+        const gmm__quant_strip p = gmm__quant_strip_of(a.grouped, a.tiles, a.offsets, a.units, a.rows,
+                                                       item / a.col_tiles);
         const int64_t c0 = item % a.col_tiles * GMM_TILE;
         const int32_t n = (int32_t)(a.cols - c0 < GMM_TILE ? a.cols - c0 : (int64_t)GMM_TILE);
-        gmm__quant_side s;
+        gmm__quant_copy_tile s;
         (void)GMM__NAME(gmm__quant_load)(&a, &p, c0, n, 0, gmm__quant_shared);
         __syncthreads();
         s.scale = a.format.delayed && a.scale ? a.scale[p.unit] : 1.0f;
@@ -126,7 +129,7 @@ GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
             s.amax = a.lines ? a.lines + (a.grouped ? p.first : p.unit * p.rows) + p.row : a.amax[0] + p.unit;
             s.blocks_per_line = width ? gmm__ceil_div(a.cols, width) : 1;
             s.first_block = p.row * s.blocks_per_line + (width ? c0 / width : 0);
-            gmm__quant_side_all(&a, &s, gmm__quant_shared, square, codes);
+            gmm__quant_copy_tile_lines(&a, &s, gmm__quant_shared, square, codes);
             __syncthreads();
         }
         if (a.columnwise.dtype != GMM_NONE) {
@@ -139,7 +142,7 @@ GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
             s.amax = a.columns ? a.columns + p.unit * a.cols + c0 : a.amax[1] + p.unit;
             s.blocks_per_line = width ? gmm__ceil_div(p.rows, width) : 1;
             s.first_block = c0 * s.blocks_per_line + (width ? p.row / width : 0);
-            gmm__quant_side_all(&a, &s, gmm__quant_shared, square, codes);
+            gmm__quant_copy_tile_lines(&a, &s, gmm__quant_shared, square, codes);
             __syncthreads();
         }
     }

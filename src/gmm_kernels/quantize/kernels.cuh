@@ -1,4 +1,5 @@
-/* Values of a copy, in the order of the source. */
+/* Dequantizes a copy in either direction into a matrix in the layout of the source. A CTA processes one 128 x 128
+   tile at a time. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_dequantize_tiles(const __grid_constant__ gmm__dequant_args a) {
     extern __shared__ float gmm__dequant_shared[];
     const int64_t items = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
@@ -6,7 +7,8 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_dequantize_tiles(const __gri
     const int64_t size = a.dst.dtype == GMM_F32 ? 4 : 2;
     int64_t item;
     for (item = blockIdx.x; item < items; item += gridDim.x) {
-        const gmm__quant_place p = gmm__quant_where(a.grouped, a.tiles, a.offsets, a.units, a.rows, item / a.col_tiles);
+        const gmm__quant_strip p = gmm__quant_strip_of(a.grouped, a.tiles, a.offsets, a.units, a.rows,
+                                                       item / a.col_tiles);
         const gmm__qview v = gmm__quant_copy(&a.src, a.direction, a.grouped, &p, a.cols);
         const int64_t c0 = item % a.col_tiles * GMM_TILE;
         const int32_t n = (int32_t)(a.cols - c0 < GMM_TILE ? a.cols - c0 : (int64_t)GMM_TILE);
@@ -21,23 +23,23 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_dequantize_tiles(const __gri
                 const float factor = gmm__qview_factor(&v, l0 + l, width ? (a0 + i) / width : 0, 1);
                 const float value = gmm__qview_value(gmm_decode_small(v.dtype, gmm__qview_code(&v, l0 + l, a0 + i)),
                                                      factor);
-                gmm__dequant_shared[columnwise ? gmm__quant_at(i, l) : gmm__quant_at(l, i)] = value;
+                gmm__dequant_shared[columnwise ? gmm__quant_smem_index(i, l) : gmm__quant_smem_index(l, i)] = value;
             }
         __syncthreads();
         for (l = gmm__warp(); l < p.m; l += GMM__QUANT_WARPS) {
-            char *to = base + ((p.first + p.row + l) * a.dst.ld + c0) * size;
+            char *dst = base + ((p.first + p.row + l) * a.dst.ld + c0) * size;
             float x[4];
-            gmm__quant_get_row(gmm__dequant_shared, l, x);
+            gmm__quant_load_row(gmm__dequant_shared, l, x);
             if (4 * lane < n)
-                gmm_write4(a.dst.dtype, to + 4 * lane * size, n - 4 * lane, gmm_whole4(a.dst.dtype, to, 0), x);
+                gmm_write4(a.dst.dtype, dst + 4 * lane * size, n - 4 * lane, gmm_vec4_aligned(a.dst.dtype, dst, 0), x);
         }
         __syncthreads();
     }
 }
 
-/* Rows 4 q to 4 q + 3 of a tile, 4 bytes of each per lane, become words of 4 rows: those of one column stand side by
-   side, and the lanes of a warp in different banks. */
-GMM__DEVICE void gmm__turn_quad(const uint32_t v[4], int32_t q, uint32_t *tile) {
+/* Transposes rows 4 q to 4 q + 3 of a tile, of which each lane has 4 bytes per row, into words that hold 4 rows of
+   one column. Words of one column are contiguous, and the lanes of a warp access different banks. */
+GMM__DEVICE void gmm__transpose_rows4(const uint32_t v[4], int32_t q, uint32_t *tile) {
     const uint32_t a = __byte_perm(v[0], v[1], 0x5140), b = __byte_perm(v[2], v[3], 0x5140);
     const uint32_t c = __byte_perm(v[0], v[1], 0x7362), d = __byte_perm(v[2], v[3], 0x7362);
     const uint32_t x[4] = { __byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632), __byte_perm(c, d, 0x5410),
@@ -51,22 +53,24 @@ GMM__DEVICE void gmm__turn_quad(const uint32_t v[4], int32_t q, uint32_t *tile) 
     }
 }
 
-/* Tiles of 128 x 128 bytes, turned in shared memory; by words where both sides allow them. */
+/* Transposes codes of one byte, and scales, in tiles of 128 x 128 through shared memory; by 32-bit words where both
+   matrices are aligned. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid_constant__ gmm__transpose_args a) {
     __shared__ uint32_t tile[GMM_TILE * GMM__QUANT_CODES / 4];
     uint8_t *codes = (uint8_t *)tile;
-    const int64_t down = gmm__ceil_div(a.rows, GMM_TILE), across = gmm__ceil_div(a.cols, GMM_TILE);
+    const int64_t row_tiles = gmm__ceil_div(a.rows, GMM_TILE), col_tiles = gmm__ceil_div(a.cols, GMM_TILE);
     const int32_t lane = gmm__lane();
     int64_t item;
-    for (item = blockIdx.x; item < a.units * down * across; item += gridDim.x) {
-        const int64_t u = item / (down * across), i = item / across % down, j = item % across;
-        const gmm__qview from = gmm__qview_of(&a.src, GMM_ROWWISE, 0, u, 0, 0, a.rows, a.cols);
-        const gmm__qview to = gmm__qview_of(&a.dst, GMM_COLUMNWISE, 0, u, 0, 0, a.rows, a.cols);
-        const uint8_t *src = from.data + i * GMM_TILE * from.ld + j * GMM_TILE;
-        uint8_t *dst = to.data + j * GMM_TILE * to.ld + i * GMM_TILE;
+    for (item = blockIdx.x; item < a.units * row_tiles * col_tiles; item += gridDim.x) {
+        const int64_t u = item / (row_tiles * col_tiles), i = item / col_tiles % row_tiles, j = item % col_tiles;
+        const gmm__qview src_view = gmm__qview_of(&a.src, GMM_ROWWISE, 0, u, 0, 0, a.rows, a.cols);
+        const gmm__qview dst_view = gmm__qview_of(&a.dst, GMM_COLUMNWISE, 0, u, 0, 0, a.rows, a.cols);
+        const uint8_t *src = src_view.data + i * GMM_TILE * src_view.ld + j * GMM_TILE;
+        uint8_t *dst = dst_view.data + j * GMM_TILE * dst_view.ld + i * GMM_TILE;
         const int32_t m = (int32_t)(a.rows - i * GMM_TILE < GMM_TILE ? a.rows - i * GMM_TILE : (int64_t)GMM_TILE);
         const int32_t n = (int32_t)(a.cols - j * GMM_TILE < GMM_TILE ? a.cols - j * GMM_TILE : (int64_t)GMM_TILE);
-        const int words = (((uintptr_t)src | (uintptr_t)from.ld | (uintptr_t)dst | (uintptr_t)to.ld) & 3) == 0 &&
+        const int words =
+            (((uintptr_t)src | (uintptr_t)src_view.ld | (uintptr_t)dst | (uintptr_t)dst_view.ld) & 3) == 0 &&
                           (m | n) % 4 == 0;
         int32_t l, k;
         if (words) {
@@ -76,21 +80,21 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid
 #pragma unroll
                 for (k = 0; k < 4; k++) {
                     const int32_t row = 4 * (l * GMM__QUANT_WARPS + gmm__warp()) + k;
-                    v[l][k] = row < m && 4 * lane < n ? *(const uint32_t *)(src + row * from.ld + 4 * lane) : 0u;
+                    v[l][k] = row < m && 4 * lane < n ? *(const uint32_t *)(src + row * src_view.ld + 4 * lane) : 0u;
                 }
 #pragma unroll
             for (l = 0; l < GMM_TILE / 4 / GMM__QUANT_WARPS; l++)
-                gmm__turn_quad(v[l], l * GMM__QUANT_WARPS + gmm__warp(), tile);
+                gmm__transpose_rows4(v[l], l * GMM__QUANT_WARPS + gmm__warp(), tile);
         } else
             for (l = gmm__warp(); l < m; l += GMM__QUANT_WARPS)
-                for (k = lane; k < n; k += 32) codes[k * GMM__QUANT_CODES + l] = src[l * from.ld + k];
+                for (k = lane; k < n; k += 32) codes[k * GMM__QUANT_CODES + l] = src[l * src_view.ld + k];
         __syncthreads();
         for (l = gmm__warp(); l < n; l += GMM__QUANT_WARPS)
             if (!words)
-                for (k = lane; k < m; k += 32) dst[l * to.ld + k] = codes[l * GMM__QUANT_CODES + k];
+                for (k = lane; k < m; k += 32) dst[l * dst_view.ld + k] = codes[l * GMM__QUANT_CODES + k];
             else if (4 * lane < m)
-                *(uint32_t *)(dst + l * to.ld + 4 * lane) = tile[l * (GMM__QUANT_CODES / 4) + lane];
-        if (threadIdx.x == 0) gmm__qview_turn_scales(&from, &to, i, j);
+                *(uint32_t *)(dst + l * dst_view.ld + 4 * lane) = tile[l * (GMM__QUANT_CODES / 4) + lane];
+        if (threadIdx.x == 0) gmm__qview_transpose_scales(&src_view, &dst_view, i, j);
         __syncthreads();
     }
 }
@@ -102,6 +106,7 @@ typedef struct gmm__update_args {
     float qmax;
 } gmm__update_args;
 
+/* Delayed scaling: each slot's scale from its amax history. One thread per slot. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_update_scale_slots(const __grid_constant__ gmm__update_args a) {
     const int64_t i = (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x;
     if (i < a.slots)
@@ -109,8 +114,9 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_update_scale_slots(const __g
                                        a.scale[i]);
 }
 
-/* A rank's part of sharded masters: amaxes of blocks by maxima on their bits, or scales and codes. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_amaxes_of(const __grid_constant__ gmm__shard_args a) {
+/* A rank's part of sharded master weights: gmm_shard_amax takes amaxes of blocks by atomic maxima on their bits,
+   gmm_shard_codes writes scales and codes. */
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_amax(const __grid_constant__ gmm__shard_args a) {
     const int64_t first = (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x;
     const int64_t step = (int64_t)gridDim.x * GMM__QUANT_BLOCK;
     int64_t i;
@@ -120,8 +126,8 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_amaxes_of(const __grid
         const uint32_t bits = gmm_amax_bits(0u, gmm__shard_value(&a, i));
         for (k = 0; k < 2 + (a.format.scaling == GMM_SCALING_NV16); k++)
             if (k == 2 || a.copy[k].dtype != GMM_NONE) {
-                uint32_t *to = (uint32_t *)&a.amax[k == 2 ? member : gmm__shard_amax_at(&a, k, member, row, col)];
-                if (bits > *(volatile uint32_t *)to) atomicMax(to, bits);
+                uint32_t *dst = (uint32_t *)&a.amax[k == 2 ? member : gmm__shard_amax_at(&a, k, member, row, col)];
+                if (bits > *(volatile uint32_t *)dst) atomicMax(dst, bits);
             }
     }
 }
@@ -137,13 +143,14 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
         for (i = a.start / 2 + first; 2 * i < a.start + a.length; i += step) gmm__shard_store_pair(&a, k, i);
     }
 }
-static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int amax, int64_t most,
+static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int amax, int64_t max_blocks,
                                                  cudaStream_t stream) {
     const int64_t work = a->count * a->rows * a->cols / GMM__QUANT_BLOCK + 1;
     void *params[1];
     params[0] = (void *)(uintptr_t)a;
-    return cudaLaunchKernel(amax ? (const void *)gmm_shard_amaxes_of : (const void *)gmm_shard_codes,
-                            dim3((unsigned)(work < most ? work : most)), dim3(GMM__QUANT_BLOCK), params, 0, stream);
+    return cudaLaunchKernel(amax ? (const void *)gmm_shard_amax : (const void *)gmm_shard_codes,
+                            dim3((unsigned)(work < max_blocks ? work : max_blocks)), dim3(GMM__QUANT_BLOCK), params,
+                            0, stream);
 }
 
 #define GMM__BODY 6
@@ -155,7 +162,7 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
-/* Casts: any format of each source. */
+/* Casts to any format, by dtype of the source. */
 #define GMM__BODY 7
 #define GMM__TAG bf16
 #include GMM_KERNELS_FILE
@@ -166,7 +173,7 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 #undef GMM__BODY
 
 #define GMM__BODY 12
-#define GMM__TURNED 0
+#define GMM__HADAMARD 0
 #define GMM__TAG bf16
 #define GMM__SOURCE bf16
 #include GMM_KERNELS_FILE
@@ -176,16 +183,16 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 #define GMM__TAG f32
 #define GMM__SOURCE f32
 #include GMM_KERNELS_FILE
-#undef GMM__TURNED
-#define GMM__TURNED 1
-#define GMM__TAG turned_bf16
+#undef GMM__HADAMARD
+#define GMM__HADAMARD 1
+#define GMM__TAG hadamard_bf16
 #define GMM__SOURCE bf16
 #include GMM_KERNELS_FILE
-#undef GMM__TURNED
+#undef GMM__HADAMARD
 #undef GMM__BODY
 
 /* X(name, scaling): the kernels of body 13. */
-#define GMM__SWIFT_LIST(X) \
+#define GMM__VEC_CAST_LIST(X) \
     X(tensor, GMM_SCALING_TENSOR) \
     X(row, GMM_SCALING_ROW) \
     X(1x128, GMM_SCALING_1X128) \
@@ -250,9 +257,9 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
-/* NV16; turned: BF16, whose columnwise copy is transformed or whose codes are rounded at random. */
+/* NV16. GMM__HADAMARD 1: BF16 with a Hadamard-transformed columnwise copy or with stochastic rounding. */
 #define GMM__BODY 14
-#define GMM__TURNED 0
+#define GMM__HADAMARD 0
 #define GMM__TAG nv16_bf16
 #define GMM__SOURCE bf16
 #include GMM_KERNELS_FILE
@@ -262,11 +269,11 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 #define GMM__TAG nv16_f32
 #define GMM__SOURCE f32
 #include GMM_KERNELS_FILE
-#undef GMM__TURNED
-#define GMM__TURNED 1
-#define GMM__TAG nv16_turned_bf16
+#undef GMM__HADAMARD
+#define GMM__HADAMARD 1
+#define GMM__TAG nv16_hadamard_bf16
 #define GMM__SOURCE bf16
 #include GMM_KERNELS_FILE
-#undef GMM__TURNED
+#undef GMM__HADAMARD
 #undef GMM__BODY
 

@@ -1,8 +1,8 @@
-/* The first row that fits a call serves it; scaling NONE fits all. */
+/* The first row that fits a call serves it; scaling NONE fits every format. */
 typedef struct gmm_quantize_kernel {
     gmm_dtype dtype;    /* of the source */
     gmm_scaling scaling;
-    int32_t swift;      /* at most that of the arguments */
+    int32_t vectorized; /* at most that of the arguments */
     const void *amax, *cast;
 } gmm_quantize_kernel;
 #define GMM__X(tag, scaling) \
@@ -10,8 +10,8 @@ typedef struct gmm_quantize_kernel {
     { GMM_F16, scaling, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_##tag##_f16 }, \
     { GMM_F32, scaling, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_##tag##_f32 },
 static const gmm_quantize_kernel gmm_quantize_kernels[] = {
-    { GMM_BF16, GMM_SCALING_NV16, 2, (const void *)gmm_amax_turned_bf16, (const void *)gmm_cast_nv16_turned_bf16 },
-    GMM__SWIFT_LIST(GMM__X)
+    { GMM_BF16, GMM_SCALING_NV16, 2, (const void *)gmm_amax_hadamard_bf16, (const void *)gmm_cast_nv16_hadamard_bf16 },
+    GMM__VEC_CAST_LIST(GMM__X)
     GMM__X(mx32, GMM_SCALING_MX32)
     GMM__X(nv16, GMM_SCALING_NV16)
     { GMM_BF16, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_bf16, (const void *)gmm_quantize_bf16 },
@@ -20,58 +20,60 @@ static const gmm_quantize_kernel gmm_quantize_kernels[] = {
 };
 #undef GMM__X
 
-static GMM__UNUSED dim3 gmm__swift_grid(int64_t across, int64_t down, int64_t most) {
-    const int64_t high = most / across < 65535 ? most / across : 65535, y = down < high ? down : high;
-    return dim3((unsigned)across, (unsigned)(y < 1 ? 1 : y));
+static GMM__UNUSED dim3 gmm__vec_grid(int64_t col_tiles, int64_t strips, int64_t max_blocks) {
+    const int64_t max_rows = max_blocks / col_tiles < 65535 ? max_blocks / col_tiles : 65535;
+    const int64_t y = strips < max_rows ? strips : max_rows;
+    return dim3((unsigned)col_tiles, (unsigned)(y < 1 ? 1 : y));
 }
 
-/* `most`: blocks of kernels that stay on the multiprocessors; `stream_most`: of those in the order of addresses. */
+/* `max_blocks`: CTAs of persistent kernels. `max_stream_blocks`: CTAs of kernels that process tiles in the order of
+   addresses. */
 static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int amax, int cast, int64_t strips,
-                                               int64_t most, int64_t stream_most, cudaStream_t stream) {
+                                               int64_t max_blocks, int64_t max_stream_blocks, cudaStream_t stream) {
     const gmm_quantize_kernel *row = gmm_quantize_kernels;
     const gmm_dtype dtype = a->src.scaling == GMM_SCALING_NONE ? a->src.dtype : GMM_F32;
-    const int apart = a->columnwise.dtype != GMM_NONE && a->format.scaling == GMM_SCALING_MX32;
+    const int mn_major = a->columnwise.dtype != GMM_NONE && a->format.scaling == GMM_SCALING_MX32;
     const int errors = a->format.square && a->format.four_over_six;
-    const int32_t cast_room = a->swift ? 0 : apart || errors ? GMM__QUANT_SHARED : GMM__QUANT_TILE;
-    const int32_t amax_room = a->swift ? 0 : GMM__QUANT_TILE;
-    const int several = a->format.scaling == GMM_SCALING_NV16 ||
+    const int32_t cast_smem = a->vectorized ? 0 : mn_major || errors ? GMM__QUANT_SHARED : GMM__QUANT_TILE;
+    const int32_t amax_smem = a->vectorized ? 0 : GMM__QUANT_TILE;
+    const int multi_tile = a->format.scaling == GMM_SCALING_NV16 ||
                         (a->format.scaling == GMM_SCALING_MX32 && dtype != GMM_F32);
-    const int64_t wide = several ? (int64_t)GMM__SWIFT_TILES : 1;
+    const int64_t tiles_per_block = multi_tile ? (int64_t)GMM__VEC_TILES : 1;
     const int64_t items = strips * a->col_tiles;
-    dim3 grid((unsigned)(items < 1 ? 1 : items < most ? items : most)), cast_grid = grid;
+    dim3 grid((unsigned)(items < 1 ? 1 : items < max_blocks ? items : max_blocks)), cast_grid = grid;
     cudaError_t e = cudaSuccess;
     gmm__quant_args forward = *a;
     void *params[1];
-    if (a->swift) {
-        grid = gmm__swift_grid(a->col_tiles, strips, stream_most);
-        cast_grid = gmm__swift_grid((a->col_tiles + wide - 1) / wide, strips, stream_most);
+    if (a->vectorized) {
+        grid = gmm__vec_grid(a->col_tiles, strips, max_stream_blocks);
+        cast_grid = gmm__vec_grid((a->col_tiles + tiles_per_block - 1) / tiles_per_block, strips, max_stream_blocks);
     }
-    while (row->dtype != dtype || row->swift > a->swift ||
+    while (row->dtype != dtype || row->vectorized > a->vectorized ||
            (row->scaling != GMM_SCALING_NONE && row->scaling != a->format.scaling))
         row++;
     forward.backward = 0;
     params[0] = &forward;
     if (amax) {
-        if (amax_room) e = cudaFuncSetAttribute(row->amax, cudaFuncAttributeMaxDynamicSharedMemorySize, amax_room);
+        if (amax_smem) e = cudaFuncSetAttribute(row->amax, cudaFuncAttributeMaxDynamicSharedMemorySize, amax_smem);
         if (e == cudaSuccess)
-            e = cudaLaunchKernel(row->amax, grid, dim3(GMM__QUANT_BLOCK), params, (size_t)amax_room, stream);
+            e = cudaLaunchKernel(row->amax, grid, dim3(GMM__QUANT_BLOCK), params, (size_t)amax_smem, stream);
     }
-    if (e == cudaSuccess && (!a->swift || !cast))
-        e = cudaLaunchKernel((const void *)gmm_quantize_scales, dim3((unsigned)(most < 64 ? most : 64)),
+    if (e == cudaSuccess && (!a->vectorized || !cast))
+        e = cudaLaunchKernel((const void *)gmm_quantize_scales, dim3((unsigned)(max_blocks < 64 ? max_blocks : 64)),
                              dim3(GMM__QUANT_BLOCK), params, 0, stream);
     params[0] = (void *)(uintptr_t)a;
     if (e == cudaSuccess && cast) {
-        if (cast_room)
+        if (cast_smem)
             e = cudaFuncSetAttribute(row->cast, cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_SHARED);
         if (e == cudaSuccess)
-            e = cudaLaunchKernel(row->cast, cast_grid, dim3(GMM__QUANT_BLOCK), params, (size_t)cast_room, stream);
+            e = cudaLaunchKernel(row->cast, cast_grid, dim3(GMM__QUANT_BLOCK), params, (size_t)cast_smem, stream);
     }
     return e;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_dequantize(const gmm__dequant_args *a, int64_t items, int64_t most,
+static GMM__UNUSED cudaError_t gmm__k_dequantize(const gmm__dequant_args *a, int64_t items, int64_t max_blocks,
                                                  cudaStream_t stream) {
-    const int64_t grid = items < 1 ? 1 : items < most ? items : most;
+    const int64_t grid = items < 1 ? 1 : items < max_blocks ? items : max_blocks;
     cudaError_t e = cudaFuncSetAttribute((const void *)gmm_dequantize_tiles,
                                          cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_TILE);
     void *params[1];
@@ -82,9 +84,9 @@ static GMM__UNUSED cudaError_t gmm__k_dequantize(const gmm__dequant_args *a, int
     return e;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_transpose(const gmm__transpose_args *a, int64_t most, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_transpose(const gmm__transpose_args *a, int64_t max_blocks, cudaStream_t stream) {
     const int64_t items = a->units * gmm__ceil_div(a->rows, GMM_TILE) * gmm__ceil_div(a->cols, GMM_TILE);
-    const int64_t grid = items < 1 ? 1 : items < most ? items : most;
+    const int64_t grid = items < 1 ? 1 : items < max_blocks ? items : max_blocks;
     void *params[1];
     params[0] = (void *)(uintptr_t)a;
     return cudaLaunchKernel((const void *)gmm_transpose_tiles, dim3((unsigned)grid), dim3(GMM__QUANT_BLOCK), params, 0,

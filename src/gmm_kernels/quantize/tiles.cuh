@@ -1,38 +1,42 @@
 /* ................................................................................................. Quantization ... */
 
-/* Tiles of GMM_TILE rows of one group or matrix by GMM_TILE columns: a block of threads takes one after another. Every
-   copy is seen as lines (gmm_quant.h, section 6): a warp takes a line, a lane four elements in a row of it. */
+/* General casts. A tile is GMM_TILE rows of one group or matrix by GMM_TILE columns; a CTA processes one tile after
+   another. A copy is a set of lines along its direction (gmm_quant.h, section 6): a warp processes one line at a
+   time, a lane four consecutive elements of it. */
 enum {
     GMM__QUANT_BLOCK = 256,
     GMM__QUANT_WARPS = GMM__QUANT_BLOCK / 32,
-    GMM__QUANT_CODES = GMM_TILE + 4, /* bytes from row to row of codes that wait to be turned */
+    GMM__QUANT_CODES = GMM_TILE + 4, /* bytes between rows of codes that are transposed in shared memory */
     GMM__QUANT_TILE = GMM_TILE * GMM_TILE * 4,
     GMM__QUANT_SHARED = GMM__QUANT_TILE + GMM_TILE * GMM__QUANT_CODES,
     GMM__QUANT_SQUARES = GMM_TILE_BLOCKS * GMM_TILE_BLOCKS,
     GMM__QUANT_PER_SM = 3,
-    GMM__TURN_PER_SM = 4
+    GMM__TRANSPOSE_PER_SM = 4
 };
 
 typedef struct gmm__quant_args {
-    gmm_mat src, rowwise, columnwise; /* tables in device memory; dtype GMM_NONE = absent */
+    gmm_mat src, rowwise, columnwise; /* tables in device memory; dtype GMM_NONE: absent */
     gmm_format format;
-    gmm_dtype source;                 /* dtype that block scales take the source for */
+    gmm_dtype source;                 /* dtype of the source for the limits of block scales */
     int32_t grouped, phase, first_group;
-    int64_t units, rows, cols;        /* rows: capacity, or of each matrix */
+    int64_t units, rows, cols;        /* rows: capacity, or rows of each matrix */
     int64_t col_tiles;
-    const int64_t *offsets;           /* grouped: [units + 1] rows */
-    const int32_t *tiles;             /* grouped: [units + 1] strips */
-    gmm_groups groups;                /* read by the kernels themselves if `few` */
-    int32_t few;                      /* swift, at most 32 groups: offsets and tiles are not set */
-    float *amax[2];                   /* [units]: of the rowwise and of the columnwise copy */
-    float *lines, *columns;           /* amax by row and by column; NULL = not needed */
+    const int64_t *offsets;           /* grouped: [units + 1] row offsets */
+    const int32_t *tiles;             /* grouped: [units + 1] prefix sums of strips */
+    gmm_groups groups;                /* read by the kernels themselves where warp_split is set */
+    int32_t warp_split;               /* vectorized, at most 32 groups: offsets and tiles are not set */
+    float *amax[2];                   /* [units]: amaxes of the rowwise and of the columnwise copy */
+    float *lines, *columns;           /* amaxes by row and by column; NULL: not needed */
     const float *scale;
     const int32_t *skip;
     const uint64_t *random;
-    int32_t swift;                    /* whole vectors everywhere: 1 bodies 12 to 15 may serve, 2 those turned, too */
-    int32_t record;                   /* swift and delayed: the casts raise the amaxes of the copies */
-    int32_t backward;                 /* swift: tiles from the last to the first, which the caches still hold */
-    int64_t step[3], scale_step[2];   /* swift: bytes from matrix to matrix of copies and source; of their scales */
+    /* all rows are multiples of aligned vectors: 1 bodies 12 to 15 may serve, 2 also their GMM__HADAMARD instances */
+    int32_t vectorized;
+    int32_t record;                   /* vectorized, delayed scaling: the casts raise the amaxes of the copies */
+    /* vectorized: tiles from the last to the first, since the L2 still holds the last ones */
+    int32_t backward;
+    /* vectorized: bytes between matrices of the copies and the source, and between their scales */
+    int64_t step[3], scale_step[2];
 } gmm__quant_args;
 
 typedef struct gmm__dequant_args {
@@ -49,23 +53,24 @@ typedef struct gmm__transpose_args {
     int64_t units, rows, cols;
 } gmm__transpose_args;
 
-/* Rows [live, rows) of `bytes` at `pitch` become zeros. */
+/* Rows [*valid_rows, rows) of `bytes` bytes each, `pitch` bytes apart, become zeros. */
 typedef struct gmm__quant_tail_args {
     uint8_t *data;
     int64_t pitch, bytes, rows;
-    const int64_t *live;
+    const int64_t *valid_rows;
     const int32_t *skip;
 } gmm__quant_tail_args;
 
-/* A strip: its unit, first row within it, rows, and where the unit stands in the source and among padded rows. */
-typedef struct gmm__quant_place { int64_t unit, row, m, rows, first, start; } gmm__quant_place;
+/* A strip of GMM_TILE rows: unit, first row in the unit, its rows, rows of the unit, first row of the unit in the
+   source, and first row among padded rows. */
+typedef struct gmm__quant_strip { int64_t unit, row, m, rows, first, start; } gmm__quant_strip;
 
 GMM__DEVICE int64_t gmm__quant_strips(int32_t grouped, const int32_t *tiles, int64_t units, int64_t rows) {
     return grouped ? (int64_t)tiles[units] : units * ((rows + GMM_TILE - 1) / GMM_TILE);
 }
-GMM__DEVICE gmm__quant_place gmm__quant_where(int32_t grouped, const int32_t *tiles, const int64_t *offsets,
-                                              int64_t units, int64_t rows, int64_t strip) {
-    gmm__quant_place p;
+GMM__DEVICE gmm__quant_strip gmm__quant_strip_of(int32_t grouped, const int32_t *tiles, const int64_t *offsets,
+                                                 int64_t units, int64_t rows, int64_t strip) {
+    gmm__quant_strip p;
     if (grouped) {
         int32_t g = 0;
         gmm_find_group32(tiles, (int32_t)units, strip, &g);
@@ -75,9 +80,9 @@ GMM__DEVICE gmm__quant_place gmm__quant_where(int32_t grouped, const int32_t *ti
         p.start = (int64_t)tiles[g] * GMM_TILE;
         p.row = strip * GMM_TILE - p.start;
     } else {
-        const uint32_t per = (uint32_t)((rows + GMM_TILE - 1) / GMM_TILE), at = (uint32_t)strip;
-        p.unit = at / per;
-        p.row = (int64_t)(at % per) * GMM_TILE;
+        const uint32_t strips_per_unit = (uint32_t)((rows + GMM_TILE - 1) / GMM_TILE), index = (uint32_t)strip;
+        p.unit = index / strips_per_unit;
+        p.row = (int64_t)(index % strips_per_unit) * GMM_TILE;
         p.first = p.start = 0;
         p.rows = rows;
     }
@@ -85,43 +90,44 @@ GMM__DEVICE gmm__quant_place gmm__quant_where(int32_t grouped, const int32_t *ti
     return p;
 }
 GMM__DEVICE gmm__qview gmm__quant_copy(const gmm_mat *m, gmm_direction direction, int32_t grouped,
-                                       const gmm__quant_place *p, int64_t cols) {
+                                       const gmm__quant_strip *p, int64_t cols) {
     return gmm__qview_of(m, direction, grouped, p->unit, p->first, p->start, p->rows, cols);
 }
 
-/* Element (r, c) of a tile in shared memory. Columns are exchanged so that neither rows nor columns, four elements per
-   lane, meet in a bank: lanes of a row begin with different ones of their four. */
-GMM__DEVICE int32_t gmm__quant_at(int32_t r, int32_t c) { return r * GMM_TILE + (c ^ ((r >> 2) & 31)); }
-GMM__DEVICE void gmm__quant_turn4(float v[4], int32_t by) {
+/* Index of element (r, c) of a tile in shared memory. Columns are permuted so that accesses of four elements per
+   lane, along rows and along columns, are free of bank conflicts: the lanes of a row start with different elements
+   of their four. */
+GMM__DEVICE int32_t gmm__quant_smem_index(int32_t r, int32_t c) { return r * GMM_TILE + (c ^ ((r >> 2) & 31)); }
+GMM__DEVICE void gmm__quant_rotate4(float v[4], int32_t count) {
     const float a = v[0], b = v[1];
-    if (by & 1) { v[0] = v[1]; v[1] = v[2]; v[2] = v[3]; v[3] = a; }
-    if (by & 2) {
+    if (count & 1) { v[0] = v[1]; v[1] = v[2]; v[2] = v[3]; v[3] = a; }
+    if (count & 2) {
         const float c = v[0], d = v[1];
         v[0] = v[2]; v[1] = v[3]; v[2] = c; v[3] = d;
     }
     (void)b;
 }
-GMM__DEVICE void gmm__quant_put_row(float *x, int32_t r, const float from[4]) {
+GMM__DEVICE void gmm__quant_store_row(float *x, int32_t r, const float src[4]) {
     const int32_t lane = gmm__lane(), q = lane >> 3;
-    float v[4] = { from[0], from[1], from[2], from[3] };
+    float v[4] = { src[0], src[1], src[2], src[3] };
     int32_t t;
-    gmm__quant_turn4(v, q);
+    gmm__quant_rotate4(v, q);
 #pragma unroll
-    for (t = 0; t < 4; t++) x[gmm__quant_at(r, 4 * lane + ((t + q) & 3))] = v[t];
+    for (t = 0; t < 4; t++) x[gmm__quant_smem_index(r, 4 * lane + ((t + q) & 3))] = v[t];
 }
-GMM__DEVICE void gmm__quant_get_row(const float *x, int32_t r, float v[4]) {
+GMM__DEVICE void gmm__quant_load_row(const float *x, int32_t r, float v[4]) {
     const int32_t lane = gmm__lane(), q = lane >> 3;
     int32_t t;
 #pragma unroll
-    for (t = 0; t < 4; t++) v[t] = x[gmm__quant_at(r, 4 * lane + ((t + q) & 3))];
-    gmm__quant_turn4(v, (4 - q) & 3);
+    for (t = 0; t < 4; t++) v[t] = x[gmm__quant_smem_index(r, 4 * lane + ((t + q) & 3))];
+    gmm__quant_rotate4(v, (4 - q) & 3);
 }
-/* Four rows of column c, transformed in runs of 16 if `hadamard`. */
-GMM__DEVICE void gmm__quant_get_col(const float *x, int32_t c, int32_t hadamard, float v[4]) {
+/* Loads four rows of column c, Hadamard-transformed in blocks of 16 if `hadamard`. */
+GMM__DEVICE void gmm__quant_load_col(const float *x, int32_t c, int32_t hadamard, float v[4]) {
     const int32_t lane = gmm__lane(), quarter = lane & 3;
     int32_t j, stride;
 #pragma unroll
-    for (j = 0; j < 4; j++) v[j] = x[gmm__quant_at(4 * lane + j, c)];
+    for (j = 0; j < 4; j++) v[j] = x[gmm__quant_smem_index(4 * lane + j, c)];
     if (!hadamard) return;
 #pragma unroll
     for (j = 0; j < 4; j++)
@@ -150,26 +156,27 @@ GMM__DEVICE uint32_t gmm__quant_amax4(const float v[4]) {
     return gmm_amax_bits(gmm_amax_bits(gmm_amax_bits(gmm_amax_bits(0u, v[0]), v[1]), v[2]), v[3]);
 }
 
-/* Raises the lane's amax, and the row's if it is wanted, by four values. */
-GMM__DEVICE uint32_t gmm__quant_line_amax(uint32_t all, const float v[4], uint32_t *line) {
+/* Updates the lane's amax, and the row's unless `line` is NULL, by four values. */
+GMM__DEVICE uint32_t gmm__quant_line_amax(uint32_t amax, const float v[4], uint32_t *line) {
     uint32_t bits = gmm__quant_amax4(v);
-    all = bits > all ? bits : all;
-    if (!line) return all;
+    amax = bits > amax ? bits : amax;
+    if (!line) return amax;
     bits = __reduce_max_sync(0xFFFFFFFFu, bits);
     if (gmm__lane() == 0) atomicMax(line, bits);
-    return all;
+    return amax;
 }
 
-/* Codes of four products, the first in the lowest bits. The instructions give the bits of the codecs. */
+/* Encodes four products, the first into the lowest bits. The instructions give the same bits as the codecs of
+   gmm_quant.h. */
 GMM__DEVICE uint32_t gmm__quant_codes8(int32_t e5m2, const float p[4]) {
 #if __CUDA_ARCH__ >= 890
     uint16_t low, high;
     if (e5m2) {
-        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(low) : "f"(p[1]), "f"(p[0]));
-        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(high) : "f"(p[3]), "f"(p[2]));
+        low = gmm_cvt_e5m2x2(p[1], p[0]);
+        high = gmm_cvt_e5m2x2(p[3], p[2]);
     } else {
-        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(p[1]), "f"(p[0]));
-        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(p[3]), "f"(p[2]));
+        low = gmm_cvt_e4m3x2(p[1], p[0]);
+        high = gmm_cvt_e4m3x2(p[3], p[2]);
     }
     return (uint32_t)low | (uint32_t)high << 16;
 #else
@@ -190,7 +197,7 @@ GMM__DEVICE uint32_t gmm__quant_codes(gmm_dtype dtype, const float v[4], float f
     return dtype == GMM_E2M1 ? gmm__quant_codes4(p) : gmm__quant_codes8(dtype == GMM_E5M2, p);
 }
 
-/* Largest of the lanes that share a block; 4, 8 or 32 of them. */
+/* Maximum over the 4, 8 or 32 lanes that share a block. */
 GMM__DEVICE uint32_t gmm__quant_block_max(uint32_t v, int32_t lanes) {
     int32_t d;
     for (d = 1; d < lanes; d <<= 1) {
@@ -200,53 +207,54 @@ GMM__DEVICE uint32_t gmm__quant_block_max(uint32_t v, int32_t lanes) {
     return v;
 }
 
-/* NV16 by the better of two scales, as on the host: both, and what a block of one line misses by each, summed in the
-   order of its elements. */
+/* NV16 with the better of two scales, as on the host: computes both scales, and the error of a block of one line
+   with each, summed in the order of its elements. */
 GMM__DEVICE void gmm__quant_four_over_six(const gmm_nv_global *n, const float v[4], float amax, int32_t squared,
                                           uint8_t scale[2], float error[2]) {
     const float base = gmm__fmul(gmm__fdiv(amax, 6.0f), n->scale);
-    int32_t which, j, turn;
+    int32_t choice, j, src_lane;
     scale[0] = gmm_f32_to_e4m3(base);
     scale[1] = gmm_f32_to_e4m3(gmm__fmul(base, 1.5f));
 #pragma unroll
-    for (which = 0; which < 2; which++) {
-        const float enc = gmm_nv_encode(n, scale[which]), sf = gmm_e4m3_to_f32(scale[which]);
+    for (choice = 0; choice < 2; choice++) {
+        const float enc = gmm_nv_encode(n, scale[choice]), sf = gmm_e4m3_to_f32(scale[choice]);
         float e[4], sum = 0.0f;
 #pragma unroll
         for (j = 0; j < 4; j++) {
             const float q = gmm_e2m1_to_f32(gmm_f32_to_e2m1(gmm__fmul(v[j], enc)));
-            const float back = gmm__fdiv(gmm__fmul(gmm__fmul(q, sf), n->amax), 6.0f * n->e4m3_max);
-            const float miss = gmm__fadd(back, gmm_f32_from_bits(gmm_f32_bits(v[j]) ^ 0x80000000u));
-            e[j] = squared ? gmm__fmul(miss, miss) : gmm_f32_from_bits(gmm_f32_bits(miss) & 0x7FFFFFFFu);
+            const float decoded = gmm__fdiv(gmm__fmul(gmm__fmul(q, sf), n->amax), 6.0f * n->e4m3_max);
+            const float difference = gmm__fadd(decoded, gmm_f32_from_bits(gmm_f32_bits(v[j]) ^ 0x80000000u));
+            e[j] = squared ? gmm__fmul(difference, difference)
+                           : gmm_f32_from_bits(gmm_f32_bits(difference) & 0x7FFFFFFFu);
         }
-        for (turn = 0; turn < 4; turn++) {
-            float mine = sum;
+        for (src_lane = 0; src_lane < 4; src_lane++) {
+            float partial = sum;
 #pragma unroll
-            for (j = 0; j < 4; j++) mine = gmm__fadd(mine, e[j]);
-            sum = __shfl_sync(0xFFFFFFFFu, mine, (gmm__lane() & ~3) | turn);
+            for (j = 0; j < 4; j++) partial = gmm__fadd(partial, e[j]);
+            sum = __shfl_sync(0xFFFFFFFFu, partial, (gmm__lane() & ~3) | src_lane);
         }
-        error[which] = sum;
+        error[choice] = sum;
     }
 }
 
-/* One copy of one tile. */
-typedef struct gmm__quant_side {
+/* The part of one copy that belongs to one tile. */
+typedef struct gmm__quant_copy_tile {
     gmm__qview view;
-    int64_t l0, a0;           /* of the tile, in lines and along them */
-    int32_t lines, data;      /* lines that have values; elements along a line that are stored */
-    const float *amax;        /* of the unit, or of line l0 on if per_line */
+    int64_t l0, a0;                /* first line of the tile, first element along lines */
+    int32_t lines, data;           /* lines with values; elements along a line that are stored */
+    const float *amax;             /* of the unit or, if per_line, of line l0 and the following ones */
     int32_t per_line;
     float scale;
     int64_t group, first_block, blocks_per_line;
-    gmm_nv_global global;     /* NV16, not per line */
-    float factor;             /* TENSOR */
-    int64_t line_step, block_step; /* scales from line to line and from block to block, but for SWIZZLED */
-    int64_t scale_lines;      /* with padding */
-    int32_t used, end;        /* blocks of the tile that hold values, and with padding */
-} gmm__quant_side;
+    gmm_nv_global global;          /* NV16 with one amax per unit */
+    float factor;                  /* TENSOR */
+    int64_t line_step, block_step; /* strides of scales between lines and between blocks, except for SWIZZLED */
+    int64_t scale_lines;           /* with padding */
+    int32_t used, end;             /* blocks of the tile with values, and with padding */
+} gmm__quant_copy_tile;
 
-/* What all lines of a side share. */
-GMM__DEVICE void gmm__quant_side_begin(const gmm__quant_args *a, gmm_scaling scaling, gmm__quant_side *s) {
+/* Initializes what all lines of a copy's tile share. */
+GMM__DEVICE void gmm__quant_copy_tile_begin(const gmm__quant_args *a, gmm_scaling scaling, gmm__quant_copy_tile *s) {
     const gmm_format *f = &a->format;
     const gmm__qview *v = &s->view;
     const int32_t width = gmm_block_along(scaling);
@@ -256,7 +264,7 @@ GMM__DEVICE void gmm__quant_side_begin(const gmm__quant_args *a, gmm_scaling sca
         const int64_t used = gmm__ceil_div(v->along, width), end = gmm__round_up(used, 4), first = s->a0 / width;
         s->used = (int32_t)(used - first < GMM_TILE_BLOCKS ? used - first : (int64_t)GMM_TILE_BLOCKS);
         s->end = (int32_t)(end - first < GMM_TILE_BLOCKS ? end - first : (int64_t)GMM_TILE_BLOCKS);
-        s->line_step = gmm__qview_scale(v, 1, 0); /* blocks of 128 x 128: 0 */
+        s->line_step = gmm__qview_scale(v, 1, 0); /* 0 for blocks of 128 x 128 */
         s->block_step = gmm__qview_scale(v, 0, 1);
         s->scale_lines = width == 128 ? gmm__round_up(v->lines, 4) : gmm__round_up(v->lines, 128);
     }
@@ -269,15 +277,15 @@ GMM__DEVICE void gmm__quant_side_begin(const gmm__quant_args *a, gmm_scaling sca
                                                      gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
 }
 
-/* Scale and codes of the four values of line l. `shared_amax` is that of a square tile's block; codes of copies in the
-   source's order wait in `codes`. */
-GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_side *s, int32_t l, const float v[4],
+/* Computes and stores the scale and codes of a lane's four values of line l. `shared_amax`: amaxes of square blocks.
+   Codes of copies in the order of the source go to `codes` first. */
+GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy_tile *s, int32_t l, const float v[4],
                                  const uint32_t *shared_amax, uint8_t *codes) {
     const gmm_format *f = &a->format;
     const gmm_scaling scaling = f->scaling;
     const gmm__qview *view = &s->view;
     const int32_t lane = gmm__lane(), width = gmm_block_along(scaling), lanes = width ? width / 4 : 32;
-    const int32_t block = lane / lanes, live = l < s->lines, lead = lane % lanes == 0;
+    const int32_t block = lane / lanes, valid = l < s->lines, is_first_lane = lane % lanes == 0;
     const int32_t height = scaling == GMM_SCALING_128X128 ? GMM_TILE : f->square ? width : 1;
     const int64_t line = s->l0 + l;
     const int32_t count = s->data - 4 * lane;
@@ -288,10 +296,10 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_side
         uint32_t bits = gmm__quant_block_max(gmm__quant_amax4(v), lanes);
         if (height > 1) bits = shared_amax[l / height * GMM_TILE_BLOCKS + block];
         amax = gmm_f32_from_bits(bits);
-    } else if (scaling == GMM_SCALING_ROW && live) amax = s->amax[l];
+    } else if (scaling == GMM_SCALING_ROW && valid) amax = s->amax[l];
     if (scaling == GMM_SCALING_NV16) {
         gmm_nv_global global = s->global;
-        if (s->per_line) global = gmm_nv_global_of(live ? s->amax[l] : 0.0f, global.e4m3_max);
+        if (s->per_line) global = gmm_nv_global_of(valid ? s->amax[l] : 0.0f, global.e4m3_max);
         if (f->four_over_six && height > 1)
             stored = shared_amax[GMM__QUANT_SQUARES + l / height * GMM_TILE_BLOCKS + block];
         else if (f->four_over_six) {
@@ -311,21 +319,21 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_side
     }
     if (scaling == GMM_SCALING_128X128) {
         const int64_t first = gmm__qview_scale(view, line, s->a0 / 128);
-        if (l == 0 && (lane == 0 || (s->used == 1 && lane < s->end))) /* padding stands behind the last block */
+        if (l == 0 && (lane == 0 || (s->used == 1 && lane < s->end))) /* the padding is behind the last block */
             ((float *)(void *)view->scale)[first + lane] = lane == 0 ? gmm_f32_from_bits(stored) : 0.0f;
     } else if (scaling == GMM_SCALING_1X128) {
-        if (lead && line < s->scale_lines)
-            ((uint32_t *)(void *)view->scale)[line + s->a0 / 128 * s->block_step] = live ? stored : 0u;
+        if (is_first_lane && line < s->scale_lines)
+            ((uint32_t *)(void *)view->scale)[line + s->a0 / 128 * s->block_step] = valid ? stored : 0u;
     } else if (width) {
-        if (lead && block < s->end) {
+        if (is_first_lane && block < s->end) {
             const int64_t j = s->a0 / width + block;
             view->scale[view->order == GMM_SCALES_SWIZZLED ? gmm__qview_scale(view, line, j)
                                                            : line * s->line_step + j * s->block_step] =
-                live && block < s->used ? (uint8_t)stored : (uint8_t)0;
+                valid && block < s->used ? (uint8_t)stored : (uint8_t)0;
         }
-    } else if (scaling == GMM_SCALING_ROW && view->direction == GMM_ROWWISE && lane == 0 && s->a0 == 0 && live)
+    } else if (scaling == GMM_SCALING_ROW && view->direction == GMM_ROWWISE && lane == 0 && s->a0 == 0 && valid)
         ((float *)(void *)view->scale)[line] = gmm_f32_from_bits(stored);
-    if (!live) return;
+    if (!valid) return;
     if (f->stochastic) {
         uint32_t random[4], word = 0;
         gmm_draw_block(a->random[0], a->random[1], s->group, s->first_block + l * s->blocks_per_line + block,
@@ -343,53 +351,54 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_side
             codes[(4 * lane + i) * GMM__QUANT_CODES + l] =
                 f->dtype == GMM_E2M1 ? (uint8_t)((code >> 4 * i) & 15u) : (uint8_t)(code >> 8 * i);
     } else if (f->dtype == GMM_E2M1) {
-        uint8_t *to = view->data + (line * view->ld + s->a0) / 2 + 2 * lane;
-        if (count >= 4 && !((uintptr_t)to & 1)) *(uint16_t *)to = (uint16_t)code;
+        uint8_t *dst = view->data + (line * view->ld + s->a0) / 2 + 2 * lane;
+        if (count >= 4 && !((uintptr_t)dst & 1)) *(uint16_t *)dst = (uint16_t)code;
         else {
-            if (count > 0) to[0] = (uint8_t)code;
-            if (count > 2) to[1] = (uint8_t)(code >> 8);
+            if (count > 0) dst[0] = (uint8_t)code;
+            if (count > 2) dst[1] = (uint8_t)(code >> 8);
         }
     } else {
-        uint8_t *to = view->data + line * view->ld + s->a0 + 4 * lane;
-        if (count >= 4 && !((uintptr_t)to & 3)) *(uint32_t *)to = code;
+        uint8_t *dst = view->data + line * view->ld + s->a0 + 4 * lane;
+        if (count >= 4 && !((uintptr_t)dst & 3)) *(uint32_t *)dst = code;
         else
 #pragma unroll
             for (i = 0; i < 4; i++)
-                if (i < count) to[i] = (uint8_t)(code >> 8 * i);
+                if (i < count) dst[i] = (uint8_t)(code >> 8 * i);
     }
 }
 
-/* All lines of one copy of a tile whose values stand in x. For all threads of a block at once. */
-GMM__DEVICE void gmm__quant_side_all(const gmm__quant_args *a, gmm__quant_side *s, const float *x,
-                                     uint32_t *shared_amax, uint8_t *codes) {
+/* Quantizes all lines of one copy of a tile whose values are in x. All threads of the CTA call it. */
+GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant_copy_tile *s, const float *x,
+                                            uint32_t *shared_amax, uint8_t *codes) {
     const gmm_format *f = &a->format;
     const gmm_scaling scaling = f->scaling;
     const int32_t columnwise = s->view.direction == GMM_COLUMNWISE, hadamard = columnwise ? f->hadamard : 0;
     const int32_t width = gmm_block_along(scaling), lane = gmm__lane();
     const int32_t height = scaling == GMM_SCALING_128X128 ? GMM_TILE : f->square ? width : 1;
     int32_t l, i;
-    gmm__quant_side_begin(a, scaling, s);
+    gmm__quant_copy_tile_begin(a, scaling, s);
     if (height > 1) {
         for (i = (int32_t)threadIdx.x; i < GMM__QUANT_SQUARES; i += GMM__QUANT_BLOCK) shared_amax[i] = 0;
         __syncthreads();
         for (l = gmm__warp(); l < s->lines; l += GMM__QUANT_WARPS) {
             uint32_t bits;
             float v[4];
-            if (columnwise) gmm__quant_get_col(x, l, hadamard, v);
-            else gmm__quant_get_row(x, l, v);
+            if (columnwise) gmm__quant_load_col(x, l, hadamard, v);
+            else gmm__quant_load_row(x, l, v);
             bits = gmm__quant_block_max(gmm__quant_amax4(v), width / 4);
             if (lane % (width / 4) == 0)
                 atomicMax(&shared_amax[l / height * GMM_TILE_BLOCKS + lane / (width / 4)], bits);
         }
         __syncthreads();
     }
-    if (height > 1 && scaling == GMM_SCALING_NV16 && f->four_over_six) { /* errors of rows fold in halves */
+    /* errors of the 16 rows of a block, summed as a tree */
+    if (height > 1 && scaling == GMM_SCALING_NV16 && f->four_over_six) {
         float *errors = (float *)(void *)codes; /* [2][GMM_TILE][GMM_TILE_BLOCKS] */
         for (l = gmm__warp(); l < GMM_TILE; l += GMM__QUANT_WARPS) {
             uint8_t scale[2];
             float v[4], error[2];
-            if (columnwise) gmm__quant_get_col(x, l, hadamard, v);
-            else gmm__quant_get_row(x, l, v);
+            if (columnwise) gmm__quant_load_col(x, l, hadamard, v);
+            else gmm__quant_load_row(x, l, v);
             gmm__quant_four_over_six(&s->global, v, gmm_f32_from_bits(shared_amax[l / 16 * GMM_TILE_BLOCKS + lane / 4]),
                                      f->four_over_six == 2, scale, error);
             for (i = 0; i < 2; i++)
@@ -402,15 +411,15 @@ GMM__DEVICE void gmm__quant_side_all(const gmm__quant_args *a, gmm__quant_side *
         for (i = (int32_t)threadIdx.x; i < GMM__QUANT_SQUARES; i += GMM__QUANT_BLOCK) {
             uint32_t *chosen = &shared_amax[GMM__QUANT_SQUARES + i];
             float *row[2];
-            int32_t by, j;
+            int32_t stride, j;
             row[0] = errors + i / GMM_TILE_BLOCKS * 16 * GMM_TILE_BLOCKS + i % GMM_TILE_BLOCKS;
             row[1] = row[0] + GMM_TILE * GMM_TILE_BLOCKS;
-            for (by = 8; by > 0; by /= 2)
-                for (j = 0; j < by; j++) {
+            for (stride = 8; stride > 0; stride /= 2)
+                for (j = 0; j < stride; j++) {
                     row[0][j * GMM_TILE_BLOCKS] = gmm__fadd(row[0][j * GMM_TILE_BLOCKS],
-                                                            row[0][(j + by) * GMM_TILE_BLOCKS]);
+                                                            row[0][(j + stride) * GMM_TILE_BLOCKS]);
                     row[1][j * GMM_TILE_BLOCKS] = gmm__fadd(row[1][j * GMM_TILE_BLOCKS],
-                                                            row[1][(j + by) * GMM_TILE_BLOCKS]);
+                                                            row[1][(j + stride) * GMM_TILE_BLOCKS]);
                 }
             *chosen = row[1][0] < row[0][0] ? *chosen >> 8 : *chosen & 0xFFu;
         }
@@ -418,31 +427,32 @@ GMM__DEVICE void gmm__quant_side_all(const gmm__quant_args *a, gmm__quant_side *
     }
     for (l = gmm__warp(); l < GMM_TILE; l += GMM__QUANT_WARPS) {
         float v[4];
-        if (columnwise) gmm__quant_get_col(x, l, hadamard, v);
-        else gmm__quant_get_row(x, l, v);
+        if (columnwise) gmm__quant_load_col(x, l, hadamard, v);
+        else gmm__quant_load_row(x, l, v);
         gmm__quant_line(a, s, l, v, shared_amax, codes);
     }
     if (!s->view.apart) return;
     __syncthreads();
-    for (l = gmm__warp(); l < s->data; l += GMM__QUANT_WARPS) { /* rows of codes, as they are stored */
-        const uint8_t *from = codes + l * GMM__QUANT_CODES;
-        uint8_t *to = s->view.data;
+    for (l = gmm__warp(); l < s->data; l += GMM__QUANT_WARPS) { /* stores the codes row by row */
+        const uint8_t *src = codes + l * GMM__QUANT_CODES;
+        uint8_t *dst = s->view.data;
         if (f->dtype == GMM_E2M1) {
-            to += ((s->a0 + l) * s->view.ld + s->l0) / 2;
-            for (i = 2 * lane; i < s->lines; i += 64) to[i / 2] = (uint8_t)(from[i] | from[i + 1] << 4);
+            dst += ((s->a0 + l) * s->view.ld + s->l0) / 2;
+            for (i = 2 * lane; i < s->lines; i += 64) dst[i / 2] = (uint8_t)(src[i] | src[i + 1] << 4);
         } else {
-            to += (s->a0 + l) * s->view.ld + s->l0;
-            if (4 * lane + 4 <= s->lines && !((uintptr_t)to & 3))
-                *(uint32_t *)(to + 4 * lane) = *(const uint32_t *)(from + 4 * lane);
+            dst += (s->a0 + l) * s->view.ld + s->l0;
+            if (4 * lane + 4 <= s->lines && !((uintptr_t)dst & 3))
+                *(uint32_t *)(dst + 4 * lane) = *(const uint32_t *)(src + 4 * lane);
             else
-                for (i = 4 * lane; i < 4 * lane + 4 && i < s->lines; i++) to[i] = from[i];
+                for (i = 4 * lane; i < 4 * lane + 4 && i < s->lines; i++) dst[i] = src[i];
         }
     }
 }
 
-/* What the amaxes give before elements are cast: amaxes for the caller, scales of whole tensors and of columns. For
-   threads `first`, first + step, ...; `settle`: what the casts read becomes what the caller gave. */
-GMM__DEVICE void gmm__quant_scales(const gmm__quant_args *a, int64_t first, int64_t step, int32_t settle) {
+/* Stores what depends on amaxes alone: amaxes for the caller, scales of whole tensors and of columns. Threads
+   `first`, first + step, ... share the work. `store_amax`: amaxes that the caller gave replace those that the casts
+   read. */
+GMM__DEVICE void gmm__quant_scales(const gmm__quant_args *a, int64_t first, int64_t step, int32_t store_amax) {
     const gmm_format *f = &a->format;
     const int32_t tensor = f->scaling == GMM_SCALING_TENSOR;
     const int32_t global = tensor || (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
@@ -465,7 +475,7 @@ GMM__DEVICE void gmm__quant_scales(const gmm__quant_args *a, int64_t first, int6
             }
         }
         if (a->phase == GMM_QUANT_CAST && tensor && copy[0]->dtype != GMM_NONE) amax[1] = amax[0];
-        if (settle) {
+        if (store_amax) {
             a->amax[0][i] = amax[0];
             a->amax[1][i] = amax[1];
         }
@@ -488,16 +498,18 @@ GMM__DEVICE void gmm__quant_scales(const gmm__quant_args *a, int64_t first, int6
         for (i = first; i < (a->grouped ? a->offsets[a->units] : a->units * a->rows); i += step)
             a->rowwise.amax[i] = a->lines[i];
 }
+/* gmm__quant_scales by a kernel of its own, for the general casts. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_scales(const __grid_constant__ gmm__quant_args a) {
     if (a.skip && *a.skip) return;
     gmm__quant_scales(&a, (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x, (int64_t)gridDim.x * GMM__QUANT_BLOCK,
                       1);
 }
 
+/* Zeroes the rows behind the last group. One CTA per row. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_tail(const __grid_constant__ gmm__quant_tail_args a) {
     int64_t r, i;
     if (a.skip && *a.skip) return;
-    for (r = *a.live + blockIdx.x; r < a.rows; r += gridDim.x)
+    for (r = *a.valid_rows + blockIdx.x; r < a.rows; r += gridDim.x)
         for (i = threadIdx.x; i < a.bytes; i += GMM__QUANT_BLOCK) a.data[r * a.pitch + i] = 0;
 }
 

@@ -1,146 +1,131 @@
-/* --- whole vectors: what serves usual shapes at the speed of memory --- */
+/* --- vectorized casts: the common shapes and alignments, at the speed of memory --- */
 
-/* A block takes tiles of 128 x 128, a warp 32 rows by 64 columns of one: lane 8 q + c rows 8 q to 8 q + 7 and columns
-   8 c to 8 c + 7, in registers, as they are stored. So runs of 16 or 32 along a row or a column are 2 or 4 lanes, and a
-   lane has 8 codes of every line of a copy. Transposed codes are turned in shared memory. Where both copies of MX32
-   keep the order of the source, a lane has sixteen rows of sixteen bytes, so that sixteen lanes write whole lines of
-   memory: half lines cost a fifth. */
+/* A CTA processes tiles of 128 x 128, a warp 32 rows by 64 columns: lane 8 q + c holds rows 8 q to 8 q + 7 and
+   columns 8 c to 8 c + 7 in registers, in memory format. A block of 16 or 32 along a row or a column spans 2 or 4
+   lanes, and a lane has 8 codes of every line of a copy. Columnwise codes are transposed in shared memory. MX32,
+   whose copies both keep the order of the source, has sixteen rows of sixteen bytes per lane, so that sixteen lanes
+   write whole memory lines: half lines cost a fifth of the time. */
 enum {
-    GMM__SWIFT_WARP_ROWS = 32, GMM__SWIFT_WARP_COLS = 64,
-    GMM__SWIFT_COLUMN = GMM_TILE,                             /* bytes of a column of codes; 16 more behind eight */
-    GMM__SWIFT_CODES = GMM_TILE * GMM__SWIFT_COLUMN + GMM_TILE / 8 * 16,
-    GMM__SWIFT_TILES = 2,                    /* of a strip, that a block of NV16 takes, or of MX32 from 16 bits */
+    GMM__VEC_WARP_ROWS = 32, GMM__VEC_WARP_COLS = 64,
+    /* bytes of a column of codes; 16 more after every eight columns */
+    GMM__VEC_COLUMN = GMM_TILE,
+    GMM__VEC_CODES = GMM_TILE * GMM__VEC_COLUMN + GMM_TILE / 8 * 16,
+    /* tiles of a strip that a CTA processes (NV16, and MX32 from 16-bit sources) */
+    GMM__VEC_TILES = 2,
     GMM__NV_COLUMN = GMM_TILE / 2,
     GMM__NV_CODES = GMM_TILE * GMM__NV_COLUMN + GMM_TILE / 8 * 16
 };
 
-/* Words of eight elements, their values, and maxima of their absolute values, for which a NaN
-   counts as nothing. The instructions keep subnormals whatever flags the compiler gets. */
+/* Functions of words of packed elements: the values of eight elements, and maxima of absolute values, which ignore
+   NaN. The instructions keep subnormal values whatever the compiler flags. */
 enum { gmm__words_bf16 = 4, gmm__words_f16 = 4, gmm__words_f32 = 8 };
-enum { gmm__wide_bf16 = 8, gmm__wide_f16 = 8, gmm__wide_f32 = 4 }; /* elements of sixteen bytes */
+enum { gmm__elems16_bf16 = 8, gmm__elems16_f16 = 8, gmm__elems16_f32 = 4 }; /* elements in sixteen bytes */
 GMM__DEVICE float gmm__word_value_bf16(const uint32_t *w, int32_t j) {
     return gmm_f32_from_bits(j & 1 ? w[j / 2] & 0xFFFF0000u : w[j / 2] << 16);
 }
 GMM__DEVICE float gmm__word_value_f16(const uint32_t *w, int32_t j) {
     const uint16_t h = (uint16_t)(j & 1 ? w[j / 2] >> 16 : w[j / 2]);
-    float v;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(h));
-    return v;
+    return gmm_cvt_f32_f16(h);
 }
 GMM__DEVICE float gmm__word_value_f32(const uint32_t *w, int32_t j) { return gmm_f32_from_bits(w[j]); }
-GMM__DEVICE uint32_t gmm__word_max_bf16(uint32_t most, uint32_t w) {
-    asm("max.bf16x2 %0, %0, %1;" : "+r"(most) : "r"(w & 0x7FFF7FFFu));
-    return most;
+GMM__DEVICE uint32_t gmm__word_max_bf16(uint32_t maximum, uint32_t w) {
+    return gmm_max_bf16x2(maximum, w & 0x7FFF7FFFu);
 }
-GMM__DEVICE uint32_t gmm__word_max_f16(uint32_t most, uint32_t w) {
-    asm("max.f16x2 %0, %0, %1;" : "+r"(most) : "r"(w & 0x7FFF7FFFu));
-    return most;
+GMM__DEVICE uint32_t gmm__word_max_f16(uint32_t maximum, uint32_t w) {
+    return gmm_max_f16x2(maximum, w & 0x7FFF7FFFu);
 }
-GMM__DEVICE uint32_t gmm__word_max_f32(uint32_t most, uint32_t w) {
-    asm("{\n.reg .b32 t;\nabs.f32 t, %1;\nmax.f32 %0, %0, t;\n}" : "+r"(most) : "r"(w));
-    return most;
+GMM__DEVICE uint32_t gmm__word_max_f32(uint32_t maximum, uint32_t w) {
+    return gmm_max_abs_f32(maximum, w);
 }
-/* The largest of a word of maxima, as bits of an fp32. */
-GMM__DEVICE uint32_t gmm__word_fold_bf16(uint32_t most) {
-    const uint32_t low = most << 16, high = most & 0xFFFF0000u;
+/* The larger half of a word of maxima, as bits of an fp32. */
+GMM__DEVICE uint32_t gmm__word_fold_bf16(uint32_t maximum) {
+    const uint32_t low = maximum << 16, high = maximum & 0xFFFF0000u;
     return low > high ? low : high;
 }
-GMM__DEVICE uint32_t gmm__word_fold_f16(uint32_t most) {
-    const uint32_t low = most & 0xFFFFu, high = most >> 16, w = low > high ? low : high;
+GMM__DEVICE uint32_t gmm__word_fold_f16(uint32_t maximum) {
+    const uint32_t low = maximum & 0xFFFFu, high = maximum >> 16, w = low > high ? low : high;
     return gmm_f32_bits(gmm__word_value_f16(&w, 0));
 }
-GMM__DEVICE uint32_t gmm__word_fold_f32(uint32_t most) { return most; }
-/* The same where a NaN counts as more than all others. */
-GMM__DEVICE uint32_t gmm__word_top_bf16(uint32_t most, uint32_t w) {
-    asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(most) : "r"(w & 0x7FFF7FFFu));
-    return most;
+GMM__DEVICE uint32_t gmm__word_fold_f32(uint32_t maximum) { return maximum; }
+/* Maxima that return NaN if an operand is NaN. */
+GMM__DEVICE uint32_t gmm__word_max_nan_bf16(uint32_t maximum, uint32_t w) {
+    return gmm_max_nan_bf16x2(maximum, w & 0x7FFF7FFFu);
 }
-GMM__DEVICE uint32_t gmm__word_top_f16(uint32_t most, uint32_t w) {
-    asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(most) : "r"(w & 0x7FFF7FFFu));
-    return most;
+GMM__DEVICE uint32_t gmm__word_max_nan_f16(uint32_t maximum, uint32_t w) {
+    return gmm_max_nan_f16x2(maximum, w & 0x7FFF7FFFu);
 }
-GMM__DEVICE uint32_t gmm__word_top_f32(uint32_t most, uint32_t w) {
-    asm("{\n.reg .b32 t;\nabs.f32 t, %1;\nmax.NaN.f32 %0, %0, t;\n}" : "+r"(most) : "r"(w));
-    return most;
+GMM__DEVICE uint32_t gmm__word_max_nan_f32(uint32_t maximum, uint32_t w) {
+    return gmm_max_nan_abs_f32(maximum, w);
 }
 
-/* The same in fewer instructions, for chains that begin with a word as it is: signs mean nothing, and where all were
-   NaNs one is left. gmm__word_max_* of 0 and what a chain leaves is a magnitude, zero of NaNs. */
-GMM__DEVICE uint32_t gmm__word_far_bf16(uint32_t most, uint32_t w) {
+/* Maxima in fewer instructions, for chains that start with an unmodified word: the sign of the result is
+   meaningless, and a result is NaN only if all operands are. gmm__word_max_*(0, result) is the absolute value, 0 for
+   NaN. */
+GMM__DEVICE uint32_t gmm__word_max_signed_bf16(uint32_t maximum, uint32_t w) {
 #if __CUDA_ARCH__ >= 860
-    asm("max.xorsign.abs.bf16x2 %0, %0, %1;" : "+r"(most) : "r"(w));
-    return most;
+    return gmm_max_xorsign_abs_bf16x2(maximum, w);
 #else
-    return gmm__word_max_bf16(most & 0x7FFF7FFFu, w);
+    return gmm__word_max_bf16(maximum & 0x7FFF7FFFu, w);
 #endif
 }
-GMM__DEVICE uint32_t gmm__word_far_f16(uint32_t most, uint32_t w) {
+GMM__DEVICE uint32_t gmm__word_max_signed_f16(uint32_t maximum, uint32_t w) {
 #if __CUDA_ARCH__ >= 860
-    asm("max.xorsign.abs.f16x2 %0, %0, %1;" : "+r"(most) : "r"(w));
-    return most;
+    return gmm_max_xorsign_abs_f16x2(maximum, w);
 #else
-    return gmm__word_max_f16(most & 0x7FFF7FFFu, w);
+    return gmm__word_max_f16(maximum & 0x7FFF7FFFu, w);
 #endif
 }
-GMM__DEVICE uint32_t gmm__word_far_f32(uint32_t most, uint32_t w) {
-    asm("{\n.reg .b32 s, t;\nabs.f32 s, %0;\nabs.f32 t, %1;\nmax.f32 %0, s, t;\n}" : "+r"(most) : "r"(w));
-    return most;
+GMM__DEVICE uint32_t gmm__word_max_signed_f32(uint32_t maximum, uint32_t w) {
+    return gmm_max_abs_abs_f32(maximum, w);
 }
 
-/* Codes of E2M1, eight values times |by|. The code of a magnitude m is 2 m up to 2, m + 2 up to 4, m / 2 + 4 up to 6;
-   each is rounded to even once, by adding it to 2^23, and the least of the three is the one that holds. Products are
-   `capped` at 6, or none of them may be a NaN or reach 7. */
-GMM__DEVICE uint32_t gmm__swift_signs(const float v[8]) {
+/* Sign bits of eight values, at bit 3 of each nibble. */
+GMM__DEVICE uint32_t gmm__vec_signs(const float v[8]) {
     const uint32_t odd = __byte_perm(__byte_perm(gmm_f32_bits(v[1]), gmm_f32_bits(v[3]), 0x0073),
                                      __byte_perm(gmm_f32_bits(v[5]), gmm_f32_bits(v[7]), 0x0073), 0x5410);
     const uint32_t even = __byte_perm(__byte_perm(gmm_f32_bits(v[0]), gmm_f32_bits(v[2]), 0x0073),
                                       __byte_perm(gmm_f32_bits(v[4]), gmm_f32_bits(v[6]), 0x0073), 0x5410);
     return (odd & 0x80808080u) | ((even >> 4) & 0x08080808u);
 }
-/* |v by|; capped: 6 if it is more, or a NaN. */
-GMM__DEVICE float gmm__swift_product(float v, float by, int capped) {
-    float m;
-    asm("{\n.reg .f32 t;\nabs.f32 %0, %1;\nabs.f32 t, %2;\nmul.rn.f32 %0, %0, t;\n}" : "=&f"(m) : "f"(v), "f"(by));
-    if (capped) asm("min.f32 %0, %0, 0f40C00000;" : "+f"(m));
-    return m;
+/* |v multiplier|; saturate: 6 if it is larger or NaN. */
+GMM__DEVICE float gmm__vec_product(float v, float multiplier, int saturate) {
+    const float m = gmm_mul_abs_f32(v, multiplier);
+    return saturate ? gmm_min_6_f32(m) : m;
 }
-GMM__DEVICE uint32_t gmm__swift_e2m1x8(const float v[8], float by, int capped) {
+/* E2M1 codes of eight values times |multiplier|. The code of an absolute value m is 2 m up to 2, m + 2 up to 4, and
+   m / 2 + 4 up to 6, each rounded to even once by an addition to 2^23; the smallest of the three is the right one.
+   Products either saturate at 6 (`saturate`), or none of them may be NaN or reach 7. */
+GMM__DEVICE uint32_t gmm__vec_e2m1x8(const float v[8], float multiplier, int saturate) {
     uint32_t codes = 0;
     int32_t j;
 #pragma unroll
     for (j = 7; j >= 0; j--) {
         uint32_t low, middle, high;
-        asm("{\n.reg .f32 t;\nfma.rn.f32 t, %3, 0f40000000, 0f4B000000;\nmov.b32 %0, t;\n"
-            "add.rn.f32 t, %3, 0f4B000002;\nmov.b32 %1, t;\n"
-            "fma.rn.f32 t, %3, 0f3F000000, 0f4B000004;\nmov.b32 %2, t;\n}"
-            : "=r"(low), "=r"(middle), "=r"(high) : "f"(gmm__swift_product(v[j], by, capped)));
+        gmm_e2m1_candidates(gmm__vec_product(v[j], multiplier, saturate), &low, &middle, &high);
         low = low < middle ? low : middle;
         codes = codes * 16 + (low < high ? low : high);
     }
     codes -= 0xFB000000u; /* 0x4B000000 times 1 + 16 + ... + 16^7 */
-    return codes | gmm__swift_signs(v);
+    return codes | gmm__vec_signs(v);
 }
-/* The same by gmm_f32_to_e2m1_random, element j with byte j % 4 of word j / 4. A product rises by its share of a step
-   and is cut: at 2^-126 times it, bits 22 and up are the code. */
-GMM__DEVICE uint32_t gmm__swift_e2m1x8_random(const float v[8], float by, const uint32_t random[2]) {
+/* The same with stochastic rounding as in gmm_f32_to_e2m1_random; element j uses byte j % 4 of word j / 4. A product
+   is increased by a random fraction of the E2M1 step and truncated: multiplied by 2^-126, bits 22 and up are the
+   code. */
+GMM__DEVICE uint32_t gmm__vec_e2m1x8_random(const float v[8], float multiplier, const uint32_t random[2]) {
     uint32_t codes = 0;
     int32_t j;
 #pragma unroll
     for (j = 7; j >= 0; j--) {
-        const float m = gmm__swift_product(v[j], by, 1);
-        /* 128 and the byte times 2^-8; twice the step, 1, 2 or 4, is the exponent of m from 1 on */
-        const float share = gmm_f32_from_bits(__byte_perm(random[j / 4], 0x43000000u, 0x7404 | (j & 3) << 4));
-        uint32_t bits;
-        asm("{\n.reg .f32 e, f, t;\n.reg .b32 u;\nmax.f32 e, %1, 0f3F800000;\nmov.b32 u, e;\n"
-            "and.b32 u, u, 0x7F800000;\nmov.b32 e, u;\nfma.rn.f32 f, %2, 0f3F000000, 0fC2800000;\n"
-            "fma.rn.f32 t, e, f, %1;\nmul.rz.f32 t, t, 0f00800000;\nmov.b32 %0, t;\n}"
-            : "=r"(bits) : "f"(m), "f"(share));
+        const float m = gmm__vec_product(v[j], multiplier, 1);
+        /* 128 plus the byte times 2^-8; twice the step, 1, 2 or 4, is the exponent of m from 1 on */
+        const float fraction = gmm_f32_from_bits(__byte_perm(random[j / 4], 0x43000000u, 0x7404 | (j & 3) << 4));
+        const uint32_t bits = gmm_e2m1_add_fraction(m, fraction);
         codes = codes * 16 + (bits >> 22);
     }
-    return codes | gmm__swift_signs(v);
+    return codes | gmm__vec_signs(v);
 }
-/* Eight words of eight nibbles turned: nibble j of word i becomes nibble i of word j. */
-GMM__DEVICE void gmm__swift_turn(uint32_t w[8]) {
+/* Transposes an 8 x 8 matrix of nibbles: nibble j of word i becomes nibble i of word j. */
+GMM__DEVICE void gmm__vec_transpose_nibbles(uint32_t w[8]) {
     int32_t i;
 #pragma unroll
     for (i = 0; i < 8; i += 2) {
@@ -163,33 +148,35 @@ GMM__DEVICE void gmm__swift_turn(uint32_t w[8]) {
     }
 }
 
-/* The strips of a call. All threads. */
-GMM__DEVICE gmm_warp_split gmm__swift_split(const gmm__quant_args *a) {
+/* Number of strips of a call, and the split if warps compute it. All threads call it. */
+GMM__DEVICE gmm_warp_split gmm__vec_split(const gmm__quant_args *a) {
     gmm_warp_split w = { 0, 0, 0, 0 };
-    if (a->few) return gmm_warp_split_of(&a->groups, GMM_TILE, threadIdx.x < 32 && blockIdx.x == 0 && blockIdx.y == 0);
+    if (a->warp_split) return gmm_warp_split_scan(&a->groups, GMM_TILE, threadIdx.x < 32 && blockIdx.x == 0 &&
+                                                  blockIdx.y == 0);
     w.total = (int32_t)gmm__quant_strips(a->grouped, a->tiles, a->units, a->rows);
     return w;
 }
-/* Where strip `at` is, and the first column of the `tiles` that the block takes of it. */
-typedef struct gmm__swift_place { int32_t unit, row, m, rows, first, start; } gmm__swift_place;
-GMM__DEVICE gmm__swift_place gmm__swift_where(const gmm__quant_args *a, const gmm_warp_split *w, int32_t at,
-                                              int32_t tiles, int32_t *c0) {
+/* Strip number `index`, and the first column of the `tiles` tiles that the CTA processes of it. */
+typedef struct gmm__vec_strip { int32_t unit, row, m, rows, first, start; } gmm__vec_strip;
+GMM__DEVICE gmm__vec_strip gmm__vec_strip_of(const gmm__quant_args *a, const gmm_warp_split *w, int32_t index,
+                                             int32_t tiles, int32_t *c0) {
     const int32_t tile = a->backward ? (int32_t)(gridDim.x - 1u - blockIdx.x) : (int32_t)blockIdx.x;
-    const int32_t strip = a->backward ? w->total - 1 - at : at;
-    gmm__swift_place p;
+    const int32_t strip = a->backward ? w->total - 1 - index : index;
+    gmm__vec_strip p;
     *c0 = tile * tiles * GMM_TILE;
-    if (a->few) {
+    if (a->warp_split) {
         const int32_t g = __popc(__ballot_sync(0xFFFFFFFFu, w->tiles <= strip));
-        const int32_t mine = w->tiles - (w->rows + GMM_TILE - 1) / GMM_TILE;
-        const int32_t before = __shfl_sync(0xFFFFFFFFu, mine, g), rows = __shfl_sync(0xFFFFFFFFu, w->rows, g);
+        const int32_t group_first = w->tiles - (w->rows + GMM_TILE - 1) / GMM_TILE;
+        const int32_t first_strip = __shfl_sync(0xFFFFFFFFu, group_first, g);
+        const int32_t rows = __shfl_sync(0xFFFFFFFFu, w->rows, g);
         p.unit = g;
         p.first = __shfl_sync(0xFFFFFFFFu, w->begin, g);
         p.rows = rows;
-        p.start = before * GMM_TILE;
-        p.row = (strip - before) * GMM_TILE;
+        p.start = first_strip * GMM_TILE;
+        p.row = (strip - first_strip) * GMM_TILE;
         p.m = rows - p.row < GMM_TILE ? rows - p.row : (int32_t)GMM_TILE;
     } else {
-        const gmm__quant_place w64 = gmm__quant_where(a->grouped, a->tiles, a->offsets, a->units, a->rows, strip);
+        const gmm__quant_strip w64 = gmm__quant_strip_of(a->grouped, a->tiles, a->offsets, a->units, a->rows, strip);
         p.unit = (int32_t)w64.unit;
         p.row = (int32_t)w64.row;
         p.m = (int32_t)w64.m;
@@ -199,87 +186,82 @@ GMM__DEVICE gmm__swift_place gmm__swift_where(const gmm__quant_args *a, const gm
     }
     return p;
 }
-GMM__DEVICE uint8_t *gmm__swift_base(const gmm_mat *m, int64_t step, int64_t unit) {
+GMM__DEVICE uint8_t *gmm__vec_data(const gmm_mat *m, int64_t step, int64_t unit) {
     return m->table ? (uint8_t *)m->table[unit] : (uint8_t *)m->data + unit * step;
 }
-GMM__DEVICE uint8_t *gmm__swift_scales(const gmm_mat *m, int64_t step, int64_t unit) {
+GMM__DEVICE uint8_t *gmm__vec_scales(const gmm_mat *m, int64_t step, int64_t unit) {
     return m->scale_table ? (uint8_t *)m->scale_table[unit] : (uint8_t *)m->scale + unit * step;
 }
-GMM__DEVICE void gmm__swift_put1(uint8_t *to, uint32_t a) {
-    asm volatile("st.global.b32 [%0], %1;" : : "l"(__cvta_generic_to_global(to)), "r"(a) : "memory");
+/* Stores the codes of a lane's part of a row. */
+GMM__DEVICE void gmm__vec_store_codes_bf16(uint8_t *dst, int32_t e5m2, const float v[8]) {
+    gmm_st_global_v2_b32(dst, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
 }
-GMM__DEVICE void gmm__swift_put2(uint8_t *to, uint32_t a, uint32_t b) {
-    asm volatile("st.global.v2.b32 [%0], {%1, %2};" : : "l"(__cvta_generic_to_global(to)), "r"(a), "r"(b) : "memory");
+GMM__DEVICE void gmm__vec_store_codes_f16(uint8_t *dst, int32_t e5m2, const float v[8]) {
+    gmm__vec_store_codes_bf16(dst, e5m2, v);
 }
-GMM__DEVICE void gmm__swift_put4(uint8_t *to, uint4 v) {
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
-                 : : "l"(__cvta_generic_to_global(to)), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+GMM__DEVICE void gmm__vec_store_codes_f32(uint8_t *dst, int32_t e5m2, const float v[4]) {
+    gmm_st_global_b32(dst, gmm__quant_codes8(e5m2, v));
 }
-/* Codes of a row of a lane. */
-GMM__DEVICE void gmm__swift_put_bf16(uint8_t *to, int32_t e5m2, const float v[8]) {
-    gmm__swift_put2(to, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
-}
-GMM__DEVICE void gmm__swift_put_f16(uint8_t *to, int32_t e5m2, const float v[8]) { gmm__swift_put_bf16(to, e5m2, v); }
-GMM__DEVICE void gmm__swift_put_f32(uint8_t *to, int32_t e5m2, const float v[4]) {
-    gmm__swift_put1(to, gmm__quant_codes8(e5m2, v));
-}
-/* gmm_mx_scale of amaxes that are no NaN, the second in the next byte. `inverse`: of the dtype's largest. */
-GMM__DEVICE uint32_t gmm__swift_mx2(float first, float second, float inverse) {
+/* gmm_mx_scale of two amaxes that are not NaN, the second in the next byte. `inverse`: reciprocal of the dtype's
+   largest value. */
+GMM__DEVICE uint32_t gmm__vec_mx_scale2(float first, float second, float inverse) {
     const float amax[2] = { first, second };
     uint32_t bytes = 0;
     int32_t i;
 #pragma unroll
     for (i = 0; i < 2; i++) {
-        const uint32_t u = gmm_f32_bits(gmm__fmul(amax[i], inverse)), up = (u + 0x7FFFFFu) >> 23;
-        bytes |= (u <= 0x400000u ? 0u : up < 254u ? up : 254u) << 8 * i;
+        const uint32_t u = gmm_f32_bits(gmm__fmul(amax[i], inverse)), exponent = (u + 0x7FFFFFu) >> 23;
+        bytes |= (u <= 0x400000u ? 0u : exponent < 254u ? exponent : 254u) << 8 * i;
     }
     return bytes;
 }
-/* gmm_e8m0_reciprocal of scale byte i of words. */
-GMM__DEVICE float gmm__swift_mx_factor(const uint32_t *four, int32_t i) {
-    const uint32_t by = (254u - ((four[i >> 2] >> 8 * (i & 3)) & 0xFFu)) << 23;
-    return gmm_f32_from_bits(by > 0x400000u ? by : 0x400000u);
+/* gmm_e8m0_reciprocal of scale byte i of an array of words. */
+GMM__DEVICE float gmm__vec_mx_reciprocal(const uint32_t *scales4, int32_t i) {
+    const uint32_t bits = (254u - ((scales4[i >> 2] >> 8 * (i & 3)) & 0xFFu)) << 23;
+    return gmm_f32_from_bits(bits > 0x400000u ? bits : 0x400000u);
 }
 
-/* Four scale bytes of line l of a tile, the first of them block `quad` of the tile; `to`: the scales of the copy, where
-   the tile begins with line `line` and block `block`, and a line has `along` scales. */
-GMM__DEVICE void gmm__swift_scale4(uint8_t *to, gmm_scale_order order, int32_t line, int32_t block, int32_t along,
-                                   int32_t l, int32_t quad, uint32_t four) {
+/* Stores four scale bytes of line l of a tile, the first of block `tile_block` of the tile. `dst`: scales of the copy,
+   where the tile starts with line `line` and block `block` and a line has `along` scales. */
+GMM__DEVICE void gmm__vec_store_scales4(uint8_t *dst, gmm_scale_order order, int32_t line, int32_t block, int32_t along,
+                                        int32_t l, int32_t tile_block, uint32_t scales4) {
     if (order == GMM_SCALES_SWIZZLED)
-        to += (int64_t)line * along + block * 128 + quad * 128 + (l & 31) * 16 + (l >> 5) * 4;
-    else to += (int64_t)line * along + block + (l * along + quad);
-    if (block + quad < along) gmm__swift_put1(to, four);
+        dst += (int64_t)line * along + block * 128 + tile_block * 128 + (l & 31) * 16 + (l >> 5) * 4;
+    else dst += (int64_t)line * along + block + (l * along + tile_block);
+    if (block + tile_block < along) gmm_st_global_b32(dst, scales4);
 }
 
-/* Scale bytes of NV16 of four blocks. `check`: bit 7 of the first is set if a product might reach 7. */
-GMM__DEVICE uint32_t gmm__swift_nv4(const float amax[4], const float *encodes, int check) {
-    float v[4], most = 0.0f;
-    uint32_t four;
+/* NV16 scale bytes of four blocks. `check`: bit 7 of the first byte is set if a product may reach 7. */
+GMM__DEVICE uint32_t gmm__vec_nv_scale4(const float amax[4], const float *encodes, int check) {
+    float v[4], maximum = 0.0f;
+    uint32_t scales4;
     int32_t i;
+    /* infinity saturates to the largest code as well */
 #pragma unroll
-    for (i = 0; i < 4; i++) v[i] = gmm__fmul(amax[i], encodes[127]); /* infinity too becomes the largest code */
-    four = gmm__quant_codes8(0, v);
+    for (i = 0; i < 4; i++) v[i] = gmm__fmul(amax[i], encodes[127]);
+    scales4 = gmm__quant_codes8(0, v);
 #pragma unroll
     for (i = 0; i < 4 && check; i++) {
-        const float m = gmm__fmul(amax[i], encodes[(four >> 8 * i) & 0x7Fu]);
-        most = m > most ? m : most;
+        const float m = gmm__fmul(amax[i], encodes[(scales4 >> 8 * i) & 0x7Fu]);
+        maximum = m > maximum ? m : maximum;
     }
-    return check && !(most < 6.75f) ? four | 0x80u : four;
+    return check && !(maximum < 6.75f) ? scales4 | 0x80u : scales4;
 }
-/* What the elements of block i of eight multiply by; words of four scale bytes. */
-GMM__DEVICE float gmm__swift_encode(const float *encodes, const uint32_t four[2], int32_t i) {
-    return encodes[((i & 4 ? four[1] : four[0]) >> 8 * (i & 3)) & 0x7Fu];
+/* Encode multiplier of block i of eight, whose scale bytes are in two words. */
+GMM__DEVICE float gmm__vec_nv_encode(const float *encodes, const uint32_t scales4[2], int32_t i) {
+    return encodes[((i & 4 ? scales4[1] : scales4[0]) >> 8 * (i & 3)) & 0x7Fu];
 }
 
-/* BF16: NaNs lose their signs. */
-GMM__DEVICE uint32_t gmm__swift_unsigned_nan(uint32_t w) {
+/* BF16: clears the sign of NaN. */
+GMM__DEVICE uint32_t gmm__vec_positive_nan(uint32_t w) {
     if ((w & 0x7FFFu) > 0x7F80u) w &= 0xFFFF7FFFu;
     if ((w & 0x7FFF0000u) > 0x7F800000u) w &= 0x7FFFFFFFu;
     return w;
 }
-/* BF16: signs of rows flipped by bits of `signs`. Then the words of a lane's 8 rows by 8 columns become 16 rows by 4
-   columns: of the lanes of 16 rows the one above keeps its left columns, the one below its right ones. */
-GMM__DEVICE void gmm__swift_signed(uint32_t x[8][4], uint32_t signs) {
+/* BF16: flips the signs of rows selected by bits of `signs`. gmm__vec_gather16 then exchanges words between the two
+   lanes of 16 rows, so that 8 rows by 8 columns become 16 rows by 4 columns: the upper lane keeps its left columns,
+   the lower lane its right ones. */
+GMM__DEVICE void gmm__vec_flip_signs(uint32_t x[8][4], uint32_t signs) {
     int32_t i, k;
 #pragma unroll
     for (i = 0; i < 8; i++) {
@@ -288,19 +270,19 @@ GMM__DEVICE void gmm__swift_signed(uint32_t x[8][4], uint32_t signs) {
         for (k = 0; k < 4; k++) x[i][k] ^= flip;
     }
 }
-GMM__DEVICE void gmm__swift_take16(const uint32_t x[8][4], int32_t below, uint32_t to[16][2]) {
+GMM__DEVICE void gmm__vec_gather16(const uint32_t x[8][4], int32_t lower, uint32_t dst[16][2]) {
     int32_t i, k;
 #pragma unroll
     for (i = 0; i < 8; i++)
 #pragma unroll
         for (k = 0; k < 2; k++) {
-            const uint32_t got = __shfl_xor_sync(0xFFFFFFFFu, below ? x[i][k] : x[i][k + 2], 8);
-            to[i][k] = below ? got : x[i][k];
-            to[i + 8][k] = below ? x[i][k + 2] : got;
+            const uint32_t received = __shfl_xor_sync(0xFFFFFFFFu, lower ? x[i][k] : x[i][k + 2], 8);
+            dst[i][k] = lower ? received : x[i][k];
+            dst[i + 8][k] = lower ? x[i][k + 2] : received;
         }
 }
-/* Stages of strides 1 to `last` of a Hadamard transform of runs of 2 last values. */
-GMM__DEVICE void gmm__swift_stages(float *v, int32_t count, int32_t last) {
+/* Stages of strides 1 to `last` of Hadamard transforms of 2 last values each. */
+GMM__DEVICE void gmm__vec_hadamard_stages(float *v, int32_t count, int32_t last) {
     int32_t i, stride;
 #pragma unroll
     for (stride = 1; stride <= last; stride *= 2)
@@ -312,52 +294,52 @@ GMM__DEVICE void gmm__swift_stages(float *v, int32_t count, int32_t last) {
                 v[i + stride] = gmm__fadd(a, gmm_f32_from_bits(gmm_f32_bits(b) ^ 0x80000000u));
             }
 }
-/* Column j of four, transformed but for the signs, as words of two rows. NaNs lose their signs. */
-GMM__DEVICE void gmm__swift_column16(const uint32_t x[16][2], int32_t j, int32_t hadamard, uint32_t to[8]) {
+/* Column j of a lane's four columns as words of two rows, Hadamard-transformed without the signs of rows if
+   `hadamard`. NaN loses its sign. */
+GMM__DEVICE void gmm__vec_column16(const uint32_t x[16][2], int32_t j, int32_t hadamard, uint32_t dst[8]) {
     float v[16];
     int32_t i;
 #pragma unroll
     for (i = 0; i < 16; i++) v[i] = gmm__word_value_bf16(x[i], j);
     if (hadamard) {
-        gmm__swift_stages(v, 16, 8);
+        gmm__vec_hadamard_stages(v, 16, 8);
 #pragma unroll
         for (i = 0; i < 16; i++) v[i] = gmm__fmul(v[i], 0.25f);
     }
 #pragma unroll
     for (i = 0; i < 8; i++)
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(to[i]) : "f"(v[2 * i + 1]), "f"(v[2 * i]));
+        dst[i] = gmm_cvt_bf16x2(v[2 * i + 1], v[2 * i]);
 }
-/* The largest magnitude of the transform of a lane's runs of 16 and of its neighbour's, in a word's low half as bits of
-   an fp32. The last stage leaves |a| + |b| as the larger of |a + b| and |a - b|, so that it needs no order. */
-GMM__DEVICE uint32_t gmm__swift_hadamard_amax(const uint32_t x[8][4], int32_t below) {
-    float most = 0.0f;
+/* Largest absolute value of the transforms of this lane's and its neighbour's blocks of 16, as bits of an fp32
+   rounded to BF16. The last stage takes |a| + |b|, the larger of |a + b| and |a - b|, so that it needs no order. */
+GMM__DEVICE uint32_t gmm__vec_hadamard_amax(const uint32_t x[8][4], int32_t lower) {
+    float maximum = 0.0f;
     uint32_t bits;
     int32_t i, k, half;
 #pragma unroll
     for (k = 0; k < 2; k++) {
-        uint32_t mine[8], got[8];
+        uint32_t kept[8], received[8];
 #pragma unroll
         for (i = 0; i < 8; i++) {
-            got[i] = __shfl_xor_sync(0xFFFFFFFFu, below ? x[i][k] : x[i][k + 2], 8);
-            mine[i] = below ? x[i][k + 2] : x[i][k];
+            received[i] = __shfl_xor_sync(0xFFFFFFFFu, lower ? x[i][k] : x[i][k + 2], 8);
+            kept[i] = lower ? x[i][k + 2] : x[i][k];
         }
 #pragma unroll
         for (half = 0; half < 2; half++) {
             float a[8], b[8];
 #pragma unroll
             for (i = 0; i < 8; i++) {
-                a[i] = gmm__word_value_bf16(&mine[i], half);
-                b[i] = gmm__word_value_bf16(&got[i], half);
+                a[i] = gmm__word_value_bf16(&kept[i], half);
+                b[i] = gmm__word_value_bf16(&received[i], half);
             }
-            gmm__swift_stages(a, 8, 4);
-            gmm__swift_stages(b, 8, 4);
+            gmm__vec_hadamard_stages(a, 8, 4);
+            gmm__vec_hadamard_stages(b, 8, 4);
 #pragma unroll
             for (i = 0; i < 8; i++)
-                asm("{\n.reg .f32 s, t;\nabs.f32 s, %1;\nabs.f32 t, %2;\nadd.rn.f32 s, s, t;\nmax.f32 %0, %0, s;\n}"
-                    : "+f"(most) : "f"(a[i]), "f"(b[i]));
+                maximum = gmm_max_sum_abs_f32(maximum, a[i], b[i]);
         }
     }
-    bits = gmm_f32_to_bf16(gmm__fmul(most, 0.25f));
+    bits = gmm_f32_to_bf16(gmm__fmul(maximum, 0.25f));
     return bits << 16;
 }
 

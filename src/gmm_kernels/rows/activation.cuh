@@ -1,33 +1,35 @@
 /* ................................................................................................... Activation ... */
 
-/* Column of the gate that output j reads (gmm_glu_gate_column in 32 bits), and how far behind it the linear part is. */
-GMM__DEVICE int32_t gmm__act_column(int32_t j, int32_t interleave) {
+/* Column of the gate that output column j reads (gmm_glu_gate_column in 32 bits), and the distance from the gate
+   column to the linear column. */
+GMM__DEVICE int32_t gmm__act_gate_column(int32_t j, int32_t interleave) {
     const uint32_t block = interleave ? (uint32_t)j / (uint32_t)interleave : 0u;
     return j + (int32_t)block * interleave;
 }
-GMM__DEVICE int32_t gmm__act_apart(const gmm__act_args *a) { return a->interleave ? a->interleave : a->ffn; }
+GMM__DEVICE int32_t gmm__act_linear_offset(const gmm__act_args *a) { return a->interleave ? a->interleave : a->ffn; }
 
-/* Row or column that place i of a destination takes its value from: from halves to blocks, or back. All in one unit. */
-GMM__DEVICE uint32_t gmm__glu_from(uint32_t i, uint32_t ffn, uint32_t block, int32_t inverse) {
-    const uint32_t half = i >= ffn, run = i / block;
-    if (inverse) return (uint32_t)gmm__act_column((int32_t)(i - half * ffn), (int32_t)block) + half * block;
-    return (run & 1u) * ffn + (run >> 1) * block + (i - run * block);
+/* Source row or column of row or column i of the destination: from halves to blocks or, `inverse`, from blocks to
+   halves. All arguments count the same unit. */
+GMM__DEVICE uint32_t gmm__glu_source(uint32_t i, uint32_t ffn, uint32_t block, int32_t inverse) {
+    const uint32_t half = i >= ffn, block_index = i / block;
+    if (inverse) return (uint32_t)gmm__act_gate_column((int32_t)(i - half * ffn), (int32_t)block) + half * block;
+    return (block_index & 1u) * ffn + (block_index >> 1) * block + (i - block_index * block);
 }
 
-/* Warps that share a row whose products are added up: all of a block, or one. */
-static __host__ __device__ __forceinline__ GMM__UNUSED int32_t gmm__act_team(int32_t ffn) {
+/* Warps that share a row when dprob is computed: all warps of a CTA for long rows, else one. */
+static __host__ __device__ __forceinline__ GMM__UNUSED int32_t gmm__act_warps_per_row(int32_t ffn) {
     return ffn > (GMM__ELEM_WARPS - 1) * GMM__ELEM_SPAN ? GMM__ELEM_WARPS : 1;
 }
 
-/* Takes element i of eight from one place. */
-GMM__DEVICE void gmm__gather(const gmm__view *m, int64_t row, int64_t col, int32_t i, gmm__eight *r) {
+/* Loads element i of a lane's eight elements from one column. */
+GMM__DEVICE void gmm__load_element(const gmm__view *m, int64_t row, int64_t col, int32_t i, gmm__raw8 *r) {
     if (m->dtype == GMM_F32) r->w[i] = ((const uint32_t *)m->data)[row * m->ld + col];
     else r->w[i / 2] |= (uint32_t)((const uint16_t *)m->data)[row * m->ld + col] << (i & 1) * 16;
 }
 
-/* From a0 b0 a1 b1 ... in both to all a in the first and all b in the second. */
-GMM__DEVICE void gmm__unpair(gmm_dtype dtype, gmm__eight *first, gmm__eight *second) {
-    const gmm__eight u = *first, v = *second;
+/* Deinterleaves pairs: `first` and `second` hold a0 b0 a1 b1 ...; afterwards `first` holds all a and `second` all b. */
+GMM__DEVICE void gmm__deinterleave(gmm_dtype dtype, gmm__raw8 *first, gmm__raw8 *second) {
+    const gmm__raw8 u = *first, v = *second;
     int32_t i;
 #pragma unroll
     for (i = 0; i < 4; i++) {
@@ -44,14 +46,16 @@ GMM__DEVICE void gmm__unpair(gmm_dtype dtype, gmm__eight *first, gmm__eight *sec
     }
 }
 
-/* What eight activations read. */
-typedef struct gmm__act_in {
-    gmm__eight a, b, dy; /* PAIRS: a and b hold the pairs of the first and the second quad */
-} gmm__act_in;
+/* Raw inputs of eight activations. */
+typedef struct gmm__act_operands {
+    /* GMM__GLU_PAIRS: a and b hold the interleaved pairs of the first and of the second four outputs */
+    gmm__raw8 a, b, dy;
+} gmm__act_operands;
 
-/* Eight activations. The switch stands outside the loop, so that each case is straight-line code. */
+/* Computes eight activations and their derivatives. The switch is outside of the loop, so that each case is
+   straight-line code. */
 GMM__DEVICE void gmm__act8(gmm_act_kind kind, gmm_act_coef c, const float a[8], const float b[8], float f[8],
-                                float da[8], float db[8]) {
+                           float da[8], float db[8]) {
     int32_t i;
     switch (kind) {
 #define GMM__X(name, value, text, gate, gated, alpha, betas) \

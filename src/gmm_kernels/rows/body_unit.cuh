@@ -7,105 +7,114 @@
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__UNIT GMM__NAME(gmm__unit)
 
-/* Four units per lane of one row, so that all loads come before the first store; src NULL gives zeros. */
-GMM__DEVICE void GMM__NAME(gmm__load_run)(const GMM__UNIT *src, int64_t run, int64_t units, GMM__UNIT v[4]) {
-    const int64_t first = run * GMM__ELEM_RUN + gmm__lane();
+/* Loads, stores or copies a segment of GMM__COPY_SPAN units of a row, four units per lane, so that all loads are
+   issued before the first store. src NULL gives zeros. */
+GMM__DEVICE void GMM__NAME(gmm__load_segment)(const GMM__UNIT *src, int64_t segment, int64_t units, GMM__UNIT v[4]) {
+    const int64_t first = segment * GMM__COPY_SPAN + gmm__lane();
     int32_t j;
     memset(v, 0, 4 * sizeof *v);
 #pragma unroll
     for (j = 0; j < 4; j++)
         if (src && first + 32 * j < units) v[j] = src[first + 32 * j];
 }
-GMM__DEVICE void GMM__NAME(gmm__store_run)(GMM__UNIT *dst, int64_t run, int64_t units, const GMM__UNIT v[4]) {
-    const int64_t first = run * GMM__ELEM_RUN + gmm__lane();
+GMM__DEVICE void GMM__NAME(gmm__store_segment)(GMM__UNIT *dst, int64_t segment, int64_t units, const GMM__UNIT v[4]) {
+    const int64_t first = segment * GMM__COPY_SPAN + gmm__lane();
     int32_t j;
 #pragma unroll
     for (j = 0; j < 4; j++)
         if (first + 32 * j < units) __stcs(dst + first + 32 * j, v[j]);
 }
-GMM__DEVICE void GMM__NAME(gmm__copy_run)(const GMM__UNIT *src, GMM__UNIT *dst, int64_t run, int64_t units) {
+GMM__DEVICE void GMM__NAME(gmm__copy_segment)(const GMM__UNIT *src, GMM__UNIT *dst, int64_t segment, int64_t units) {
     GMM__UNIT v[4];
-    GMM__NAME(gmm__load_run)(src, run, units, v);
-    GMM__NAME(gmm__store_run)(dst, run, units, v);
+    GMM__NAME(gmm__load_segment)(src, segment, units, v);
+    GMM__NAME(gmm__store_segment)(dst, segment, units, v);
 }
 
+/* Copies rows. A task is one segment of a row. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 12)
 GMM__NAME(gmm_copy)(const __grid_constant__ gmm__copy_args a) {
-    gmm_early();
-    gmm__walk w = gmm__walk_begin((a.cols + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
-    for (; w.row < a.rows; gmm__walk_next(&w))
-        GMM__NAME(gmm__copy_run)((const GMM__UNIT *)a.src + w.row * a.src_ld, (GMM__UNIT *)a.dst + w.row * a.dst_ld,
-                                    w.part, a.cols);
+    gmm_pdl_wait();
+    gmm__grid_loop w = gmm__grid_loop_begin((a.cols + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
+    for (; w.row < a.rows; gmm__grid_loop_next(&w))
+        GMM__NAME(gmm__copy_segment)((const GMM__UNIT *)a.src + w.row * a.src_ld, (GMM__UNIT *)a.dst + w.row * a.dst_ld,
+                                     w.part, a.cols);
 }
 
+/* dst[r] = src[token of slot_of[r]], zeros in padding; row_probs[r] = probs[slot_of[r]]. A task is one segment of a
+   row. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 10)
 GMM__NAME(gmm_permute_rows)(const __grid_constant__ gmm__permute_args a) {
-    gmm_early();
-    const int64_t live = gmm__live(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
-    const int64_t rows = a.tail_zero ? a.capacity : live;
-    gmm__walk w = gmm__walk_begin((a.hidden + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
-    for (; w.row < rows; gmm__walk_next(&w)) {
-        const int32_t slot = w.row < live ? gmm__map_entry(a.slot_of, w.row, slots, a.fault) : -1;
+    gmm_pdl_wait();
+    const int64_t valid_rows = gmm__valid_rows(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
+    const int64_t rows = a.tail_zero ? a.capacity : valid_rows;
+    gmm__grid_loop w = gmm__grid_loop_begin((a.hidden + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
+    for (; w.row < rows; gmm__grid_loop_next(&w)) {
+        const int32_t slot = w.row < valid_rows ? gmm__map_entry(a.slot_of, w.row, slots, a.fault) : -1;
         const int64_t token = (uint32_t)slot / (uint32_t)a.topk;
-        GMM__NAME(gmm__copy_run)(slot >= 0 ? (const GMM__UNIT *)a.src.data + token * a.src.ld : NULL,
-                                    (GMM__UNIT *)a.dst.data + w.row * a.dst.ld, w.part, a.hidden);
+        GMM__NAME(gmm__copy_segment)(slot >= 0 ? (const GMM__UNIT *)a.src.data + token * a.src.ld : NULL,
+                                     (GMM__UNIT *)a.dst.data + w.row * a.dst.ld, w.part, a.hidden);
         if (a.row_probs && w.part == 0 && gmm__lane() == 0) a.row_probs[w.row] = slot >= 0 ? a.probs[slot] : 0.0f;
     }
 }
 
-/* The same where row_of is there, too: a token's row is read once and written to each of its rows. slot_of decides, and
-   row_of only says where to look, so that any two maps give what gmm_permute_rows gives. Rows that no slot leads to,
-   padding for one, come last: a warp looks for them among 32. */
+/* The same where row_of is given too: each token's row is read once and written to all of its rows. slot_of is
+   authoritative and row_of only a hint, so that any two maps give the result of gmm_permute_rows. Rows that no
+   token's entry in row_of leads to, such as padding, are written last: a warp searches 32 rows at a time for them. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_permute_tokens)(const __grid_constant__ gmm__permute_args a) {
-    gmm_early();
-    const int64_t runs = (a.hidden + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, stride = (int64_t)gridDim.x * GMM__ELEM_BLOCK;
+    gmm_pdl_wait();
+    const int64_t segments = (a.hidden + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN,
+        stride = (int64_t)gridDim.x * GMM__ELEM_BLOCK;
     const GMM__UNIT *src = (const GMM__UNIT *)a.src.data;
     GMM__UNIT *dst = (GMM__UNIT *)a.dst.data;
-    const int32_t slots = (int32_t)(a.tokens * a.topk); /* fits, as maps are int32 */
-    int64_t base = (int64_t)blockIdx.x * GMM__ELEM_BLOCK + gmm__warp() * 32, live = -1;
-    gmm__walk w = gmm__walk_begin(runs, 1);
-    for (; w.row < a.tokens; gmm__walk_next(&w)) {
+    const int32_t slots = (int32_t)(a.tokens * a.topk); /* fits 32 bits, since maps are int32 */
+    int64_t base = (int64_t)blockIdx.x * GMM__ELEM_BLOCK + gmm__warp() * 32, valid_rows = -1;
+    gmm__grid_loop w = gmm__grid_loop_begin(segments, 1);
+    for (; w.row < a.tokens; gmm__grid_loop_next(&w)) {
         GMM__UNIT v[4];
         int32_t i;
-        GMM__NAME(gmm__load_run)(src + w.row * a.src.ld, w.part, a.hidden, v);
+        GMM__NAME(gmm__load_segment)(src + w.row * a.src.ld, w.part, a.hidden, v);
         for (i = 0; i < a.topk; i += 32) {
-            const int32_t nth = i + gmm__lane(), slot = (int32_t)w.row * a.topk + nth;
-            int32_t row = nth < a.topk ? a.row_of[slot] : -1;
-            uint32_t rest;
-            if (live < 0) live = gmm__live(a.sizes, a.experts, a.capacity, a.fault); /* behind the first loads */
-            if (row < 0 || row >= live || a.slot_of[row] != slot) row = -1;
+            const int32_t choice = i + gmm__lane(), slot = (int32_t)w.row * a.topk + choice;
+            int32_t row = choice < a.topk ? a.row_of[slot] : -1;
+            uint32_t pending;
+            /* read after the first loads are issued */
+            if (valid_rows < 0) valid_rows = gmm__valid_rows(a.sizes, a.experts, a.capacity, a.fault);
+            if (row < 0 || row >= valid_rows || a.slot_of[row] != slot) row = -1;
             if (row >= 0 && w.part == 0 && a.row_probs) a.row_probs[row] = a.probs[slot];
-            for (rest = __ballot_sync(0xFFFFFFFFu, row >= 0); rest; rest &= rest - 1) {
-                const int64_t to = __shfl_sync(0xFFFFFFFFu, row, __ffs((int)rest) - 1);
-                GMM__NAME(gmm__store_run)(dst + to * a.dst.ld, w.part, a.hidden, v);
+            for (pending = __ballot_sync(0xFFFFFFFFu, row >= 0); pending; pending &= pending - 1) {
+                const int64_t dst_row = __shfl_sync(0xFFFFFFFFu, row, __ffs((int)pending) - 1);
+                GMM__NAME(gmm__store_segment)(dst + dst_row * a.dst.ld, w.part, a.hidden, v);
             }
         }
     }
     for (; base < a.capacity; base += stride) {
         const int64_t row = base + gmm__lane();
-        int32_t slot, alone;
-        uint32_t rest;
-        if (live < 0) live = gmm__live(a.sizes, a.experts, a.capacity, a.fault);
-        slot = row < live ? gmm__map_entry(a.slot_of, row, slots, a.fault) : -1;
-        alone = row < (a.tail_zero ? a.capacity : live) && (slot < 0 || a.row_of[slot] != row);
-        if (alone && a.row_probs) a.row_probs[row] = slot >= 0 ? a.probs[slot] : 0.0f;
-        for (rest = __ballot_sync(0xFFFFFFFFu, alone); rest; rest &= rest - 1) {
-            const int32_t lane = __ffs((int)rest) - 1, from = __shfl_sync(0xFFFFFFFFu, slot, lane);
-            const int64_t token = (uint32_t)from / (uint32_t)a.topk;
-            int64_t run;
-            for (run = 0; run < runs; run++)
-                GMM__NAME(gmm__copy_run)(from >= 0 ? src + token * a.src.ld : NULL, dst + (base + lane) * a.dst.ld, run,
-                                         a.hidden);
+        int32_t slot, unmapped;
+        uint32_t pending;
+        if (valid_rows < 0) valid_rows = gmm__valid_rows(a.sizes, a.experts, a.capacity, a.fault);
+        slot = row < valid_rows ? gmm__map_entry(a.slot_of, row, slots, a.fault) : -1;
+        unmapped = row < (a.tail_zero ? a.capacity : valid_rows) && (slot < 0 || a.row_of[slot] != row);
+        if (unmapped && a.row_probs) a.row_probs[row] = slot >= 0 ? a.probs[slot] : 0.0f;
+        for (pending = __ballot_sync(0xFFFFFFFFu, unmapped); pending; pending &= pending - 1) {
+            const int32_t lane = __ffs((int)pending) - 1, src_slot = __shfl_sync(0xFFFFFFFFu, slot, lane);
+            const int64_t token = (uint32_t)src_slot / (uint32_t)a.topk;
+            int64_t segment;
+            for (segment = 0; segment < segments; segment++)
+                GMM__NAME(gmm__copy_segment)(src_slot >= 0 ? src + token * a.src.ld : NULL,
+                                             dst + (base + lane) * a.dst.ld, segment,
+                                             a.hidden);
         }
     }
 }
 
+/* Copies row j of each group of src to row j of the group of dst; rows that src does not have become zeros. The
+   first CTA also writes the padded sizes and reports a capacity fault. A task is one segment of a row. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 12)
 GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
-    gmm_early();
-    const int64_t live = gmm__pad_start(&a, a.groups, a.pad), rows = a.tail_zero ? a.rows : live;
-    gmm__walk w = gmm__walk_begin((a.cols + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
+    gmm_pdl_wait();
+    const int64_t valid_rows = gmm__pad_start(&a, a.groups, a.pad), rows = a.tail_zero ? a.rows : valid_rows;
+    gmm__grid_loop w = gmm__grid_loop_begin((a.cols + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
     if (blockIdx.x == 0) {
         int64_t g;
         for (g = threadIdx.x; a.sizes && g < a.groups; g += GMM__ELEM_BLOCK)
@@ -113,48 +122,52 @@ GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
         if (threadIdx.x == 0 && a.blocks[a.groups] * a.align > a.capacity)
             gmm__fault(a.fault, (uint32_t)GMM_FAULT_CAPACITY);
     }
-    for (; w.row < rows; gmm__walk_next(&w)) {
-        int64_t from = -1;
-        if (w.row < live) {
+    for (; w.row < rows; gmm__grid_loop_next(&w)) {
+        int64_t src_row = -1;
+        if (w.row < valid_rows) {
             const int64_t g = gmm__pad_group(&a, w.row);
-            from = gmm__pad_start(&a, g, !a.pad) + w.row - gmm__pad_start(&a, g, a.pad);
-            if (from >= gmm__pad_start(&a, g + 1, !a.pad)) from = -1;
+            src_row = gmm__pad_start(&a, g, !a.pad) + w.row - gmm__pad_start(&a, g, a.pad);
+            if (src_row >= gmm__pad_start(&a, g + 1, !a.pad)) src_row = -1;
         }
-        GMM__NAME(gmm__copy_run)(from >= 0 ? (const GMM__UNIT *)a.src.data + from * a.src.ld : NULL,
-                                    (GMM__UNIT *)a.dst.data + w.row * a.dst.ld, w.part, a.cols);
-        if (a.dst_prob && w.part == 0 && gmm__lane() == 0) a.dst_prob[w.row] = from >= 0 ? a.src_prob[from] : 0.0f;
+        GMM__NAME(gmm__copy_segment)(src_row >= 0 ? (const GMM__UNIT *)a.src.data + src_row * a.src.ld : NULL,
+                                     (GMM__UNIT *)a.dst.data + w.row * a.dst.ld, w.part, a.cols);
+        if (a.dst_prob && w.part == 0 && gmm__lane() == 0)
+            a.dst_prob[w.row] = src_row >= 0 ? a.src_prob[src_row] : 0.0f;
     }
 }
 
+/* Permutes the 2 ffn rows of each of `count` matrices. A task is one segment of a row of dst. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_glu_rows)(const __grid_constant__ gmm__glu_args a) {
-    gmm_early();
-    gmm__walk w = gmm__walk_begin((a.cols + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
-    for (; w.row < a.count * 2 * a.ffn; gmm__walk_next(&w)) {
-        const uint32_t g = w.row / (2 * (uint32_t)a.ffn), to = w.row - g * 2 * (uint32_t)a.ffn;
-        const int64_t from = gmm__glu_from(to, (uint32_t)a.ffn, (uint32_t)a.block, a.inverse);
+    gmm_pdl_wait();
+    gmm__grid_loop w = gmm__grid_loop_begin((a.cols + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
+    for (; w.row < a.count * 2 * a.ffn; gmm__grid_loop_next(&w)) {
+        const uint32_t g = w.row / (2 * (uint32_t)a.ffn), dst_row = w.row - g * 2 * (uint32_t)a.ffn;
+        const int64_t src_row = gmm__glu_source(dst_row, (uint32_t)a.ffn, (uint32_t)a.block, a.inverse);
         const GMM__UNIT *src = a.src_table ? (const GMM__UNIT *)a.src_table[g]
                                            : (const GMM__UNIT *)a.src.data + g * a.src_stride;
         GMM__UNIT *dst = a.dst_table ? (GMM__UNIT *)a.dst_table[g] : (GMM__UNIT *)a.dst.data + g * a.dst_stride;
-        GMM__NAME(gmm__copy_run)(src + from * a.src.ld, dst + to * a.dst.ld, w.part, a.cols);
+        GMM__NAME(gmm__copy_segment)(src + src_row * a.src.ld, dst + dst_row * a.dst.ld, w.part, a.cols);
     }
 }
 
+/* Permutes the 2 ffn columns of a matrix of `count` rows. A task is one segment of a row: loads are gathered, stores
+   are coalesced. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
-    gmm_early();
-    gmm__walk w = gmm__walk_begin((2 * a.ffn + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
-    for (; w.row < a.count; gmm__walk_next(&w)) {
+    gmm_pdl_wait();
+    gmm__grid_loop w = gmm__grid_loop_begin((2 * a.ffn + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
+    for (; w.row < a.count; gmm__grid_loop_next(&w)) {
         const GMM__UNIT *src = (const GMM__UNIT *)a.src.data + w.row * a.src.ld;
         GMM__UNIT *dst = (GMM__UNIT *)a.dst.data + w.row * a.dst.ld;
-        const int64_t first = w.part * GMM__ELEM_RUN + gmm__lane();
+        const int64_t first = w.part * GMM__COPY_SPAN + gmm__lane();
         GMM__UNIT v[4];
         int32_t j;
         memset(v, 0, sizeof v);
 #pragma unroll
         for (j = 0; j < 4; j++)
             if (first + 32 * j < 2 * a.ffn)
-                v[j] = src[gmm__glu_from((uint32_t)first + 32u * j, (uint32_t)a.ffn, (uint32_t)a.block, a.inverse)];
+                v[j] = src[gmm__glu_source((uint32_t)first + 32u * j, (uint32_t)a.ffn, (uint32_t)a.block, a.inverse)];
 #pragma unroll
         for (j = 0; j < 4; j++)
             if (first + 32 * j < 2 * a.ffn) dst[first + 32 * j] = v[j];

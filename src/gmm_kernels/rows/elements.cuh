@@ -3,66 +3,55 @@
 GMM__DEVICE int32_t gmm__lane(void) { return (int32_t)(threadIdx.x & 31u); }
 GMM__DEVICE int32_t gmm__warp(void) { return (int32_t)(threadIdx.x >> 5); }
 
-/* Products and sums that no flag contracts or flushes. */
-GMM__DEVICE float gmm__mul_rn(float a, float b) {
-    float r;
-    asm("mul.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
-    return r;
-}
-GMM__DEVICE float gmm__add_rn(float a, float b) {
-    float r;
-    asm("add.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
-    return r;
-}
-
-/* One element. */
-GMM__DEVICE float gmm__get(const gmm__view *m, int64_t row, int64_t col) {
+/* Loads or stores one element. */
+GMM__DEVICE float gmm__load_f32(const gmm__view *m, int64_t row, int64_t col) {
     const int64_t i = row * m->ld + col;
     if (m->dtype == GMM_F32) return ((const float *)m->data)[i];
     return gmm_widen(m->dtype, ((const uint16_t *)m->data)[i]);
 }
-GMM__DEVICE void gmm__put(const gmm__view *m, int64_t row, int64_t col, float v) {
+GMM__DEVICE void gmm__store_f32(const gmm__view *m, int64_t row, int64_t col, float v) {
     const int64_t i = row * m->ld + col;
     if (m->dtype == GMM_F32) ((float *)m->data)[i] = v;
     else ((uint16_t *)m->data)[i] = (uint16_t)gmm_pack2(m->dtype, v, 0.0f);
 }
 
-/* The eight columns of a lane: two quads of neighbours, of which n count (which may be below 0). In 16-bit rows the
-   quads are neighbours too, so that one access takes both. In fp32 rows each quad follows the one of the lane before,
-   so that the accesses of a warp leave no gaps: memory is slow to write half a sector. */
-typedef struct gmm__quads { int32_t col[2], n[2]; } gmm__quads;
+/* The eight columns of a lane: two vectors of 4 consecutive columns, of which n[] exist (n may be below 0). In
+   16-bit rows the two vectors are adjacent, so that one 16-byte access covers both. In fp32 rows each vector is
+   adjacent to that of the previous lane, so that the accesses of a warp are contiguous: writes of half a sector are
+   slow. */
+typedef struct gmm__lane_cols { int32_t col[2], n[2]; } gmm__lane_cols;
 
-GMM__DEVICE gmm__quads gmm__quads_at(int32_t first, int32_t second, int32_t cols) {
-    gmm__quads q;
+GMM__DEVICE gmm__lane_cols gmm__lane_cols_at(int32_t first, int32_t second, int32_t cols) {
+    gmm__lane_cols q;
     q.col[0] = first;
     q.col[1] = second;
     q.n[0] = min(cols - first, 4);
     q.n[1] = min(cols - second, 4);
     return q;
 }
-/* Those of this lane in part `part` of a row of `cols` columns; wide: as in fp32 rows. */
-GMM__DEVICE gmm__quads gmm__lane_quads(int wide, int32_t part, int32_t cols) {
+/* The columns of this lane in part `part` of a row of `cols` columns. `wide`: the layout of fp32 rows. */
+GMM__DEVICE gmm__lane_cols gmm__lane_cols_of(int wide, int32_t part, int32_t cols) {
     const int32_t first = part * GMM__ELEM_SPAN + gmm__lane() * (wide ? 4 : 8);
-    return gmm__quads_at(first, first + (wide ? 128 : 4), cols);
+    return gmm__lane_cols_at(first, first + (wide ? 128 : 4), cols);
 }
 
-/* Eight elements as they stand in memory; 16-bit elements fill the first four words. Loading and decoding are apart so
-   that a kernel can have several loads under way. Elements that do not count read as 0 and are not written. `fixed` is
-   the dtype of the table's row. */
-typedef struct gmm__eight { uint32_t w[8]; } gmm__eight;
+/* Eight elements in their memory format; 16-bit elements fill the first four words. Loading and decoding are
+   separate functions so that a kernel can have several loads in flight. Columns beyond the row read as 0 and are not
+   written. `static_dtype` is the dtype of the kernel instance, GMM_NONE if it is read at run time. */
+typedef struct gmm__raw8 { uint32_t w[8]; } gmm__raw8;
 
-/* How the quads of a matrix are accessed: 2 both at once, 1 one by one, of which the second may be absent, 0 element by
-   element. */
-GMM__DEVICE int gmm__access(gmm_dtype fixed, const gmm__view *m, const gmm__quads *q) {
-    if (fixed != GMM_NONE) return fixed == GMM_F32 ? 1 : 2;
+/* Access width of a lane's two vectors: 2 one access for both, 1 one access each (the second may be absent), 0
+   element by element. */
+GMM__DEVICE int gmm__vector_access(gmm_dtype static_dtype, const gmm__view *m, const gmm__lane_cols *q) {
+    if (static_dtype != GMM_NONE) return static_dtype == GMM_F32 ? 1 : 2;
     if (!m->vec || q->n[0] < 4 || (q->n[1] < 4 && q->n[1] > 0) || ((q->col[0] | q->col[1]) & 3)) return 0;
     return m->dtype != GMM_F32 && q->n[1] == 4 && q->col[1] - q->col[0] == 4 && (q->col[0] & 4) == 0 ? 2 : 1;
 }
 
-GMM__DEVICE gmm__eight gmm__load8(gmm_dtype fixed, const gmm__view *m, int64_t row, const gmm__quads *q) {
-    const gmm_dtype dtype = fixed != GMM_NONE ? fixed : m->dtype;
-    const int access = gmm__access(fixed, m, q);
-    gmm__eight r = GMM_ZERO;
+GMM__DEVICE gmm__raw8 gmm__load8(gmm_dtype static_dtype, const gmm__view *m, int64_t row, const gmm__lane_cols *q) {
+    const gmm_dtype dtype = static_dtype != GMM_NONE ? static_dtype : m->dtype;
+    const int access = gmm__vector_access(static_dtype, m, q);
+    gmm__raw8 r = GMM_ZERO;
     int32_t i, j;
     if (dtype == GMM_F32) {
         const uint32_t *p = (const uint32_t *)m->data + row * m->ld;
@@ -96,8 +85,8 @@ GMM__DEVICE gmm__eight gmm__load8(gmm_dtype fixed, const gmm__view *m, int64_t r
     return r;
 }
 
-GMM__DEVICE void gmm__decode8(gmm_dtype fixed, const gmm__view *m, const gmm__eight *r, float v[8]) {
-    const gmm_dtype dtype = fixed != GMM_NONE ? fixed : m->dtype;
+GMM__DEVICE void gmm__decode8(gmm_dtype static_dtype, const gmm__view *m, const gmm__raw8 *r, float v[8]) {
+    const gmm_dtype dtype = static_dtype != GMM_NONE ? static_dtype : m->dtype;
     int32_t i;
     if (dtype == GMM_F32) {
 #pragma unroll
@@ -111,9 +100,10 @@ GMM__DEVICE void gmm__decode8(gmm_dtype fixed, const gmm__view *m, const gmm__ei
     }
 }
 
-GMM__DEVICE void gmm__store8(gmm_dtype fixed, const gmm__view *m, int64_t row, const gmm__quads *q, const float v[8]) {
-    const gmm_dtype dtype = fixed != GMM_NONE ? fixed : m->dtype;
-    const int access = gmm__access(fixed, m, q);
+GMM__DEVICE void gmm__store8(gmm_dtype static_dtype, const gmm__view *m, int64_t row, const gmm__lane_cols *q,
+                             const float v[8]) {
+    const gmm_dtype dtype = static_dtype != GMM_NONE ? static_dtype : m->dtype;
+    const int access = gmm__vector_access(static_dtype, m, q);
     int32_t i, j;
     if (dtype == GMM_F32) {
         float *p = (float *)m->data + row * m->ld;

@@ -1,6 +1,6 @@
 /* .................................................................................................... Instances ... */
 
-#define GMM__X(tag, dtype) enum { gmm__fixed_##tag = dtype };
+#define GMM__X(tag, dtype) enum { gmm__static_dtype_##tag = dtype };
 GMM__ELEM_PRECISIONS(GMM__X)
 #undef GMM__X
 #define GMM__X(tag, type, bytes) typedef type gmm__unit_##tag;

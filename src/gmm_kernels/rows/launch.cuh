@@ -1,28 +1,30 @@
 /* .................................................................................................... Launchers ... */
 
-/* Grids have room.most blocks at most, and kernels loop. Results do not depend on it. Every kernel calls gmm_early. */
-static GMM__UNUSED cudaError_t gmm__k_launch(const void *kernel, int64_t blocks, gmm__room room, int32_t threads,
-                                             size_t shared, const void *args, cudaStream_t stream) {
-    if (blocks > room.most) blocks = room.most;
+/* Starts at most limits.max_ctas CTAs; kernels loop over their tasks, and results do not depend on the grid. Every
+   kernel calls gmm_pdl_wait. */
+static GMM__UNUSED cudaError_t gmm__k_launch(const void *kernel, int64_t blocks, gmm__launch_limits limits,
+                                             int32_t threads, size_t shared, const void *args, cudaStream_t stream) {
+    if (blocks > limits.max_ctas) blocks = limits.max_ctas;
     if (blocks < 1) blocks = 1;
-    return gmm_launch_early(kernel, room.early, (unsigned)blocks, (unsigned)threads, shared, args, stream);
+    return gmm_launch_pdl(kernel, limits.pdl, (unsigned)blocks, (unsigned)threads, shared, args, stream);
 }
 
-/* For kernels whose tasks are `parts` parts of each of `rows` rows, one warp each. */
-static GMM__UNUSED cudaError_t gmm__k_launch_walk(const void *kernel, int64_t rows, int64_t parts, gmm__room room,
-                                                  const void *args, cudaStream_t stream) {
+/* For kernels whose tasks are `parts` parts of each of `rows` rows, one warp per task. */
+static GMM__UNUSED cudaError_t gmm__k_launch_rows(const void *kernel, int64_t rows, int64_t parts,
+                                                  gmm__launch_limits limits, const void *args, cudaStream_t stream) {
     if (rows <= 0 || parts <= 0) return cudaSuccess;
     if (rows > INT32_MAX || parts > INT32_MAX) return cudaErrorInvalidValue;
-    return gmm__k_launch(kernel, (rows * parts - 1) / GMM__ELEM_WARPS + 1, room, GMM__ELEM_BLOCK, 0, args, stream);
+    return gmm__k_launch(kernel, (rows * parts - 1) / GMM__ELEM_WARPS + 1, limits, GMM__ELEM_BLOCK, 0, args, stream);
 }
 
-/* dtype of the table row that can serve a view beside `dtype` (that of the views before it): GMM_NONE = `any`. */
-static GMM__UNUSED gmm_dtype gmm__k_common(gmm_dtype dtype, const gmm__view *m, int64_t cols) {
+/* dtype of the precision instance that serves a view and the views before it, which have the dtype `dtype`; GMM_NONE
+   selects the instance `any`. */
+static GMM__UNUSED gmm_dtype gmm__k_common_dtype(gmm_dtype dtype, const gmm__view *m, int64_t cols) {
     if (!m->data) return dtype;
     return m->dtype == dtype && m->vec && cols % 8 == 0 ? dtype : GMM_NONE;
 }
 
-/* Defines gmm__k_pick_<op>(dtype): the kernel of an operation for a row of the precision table. */
+/* Defines gmm__k_pick_<op>(dtype): the kernel of an operation in the instance of a dtype. */
 #define GMM__ELEM_CASE(tag, row, op) if (dtype == row) return (const void *)gmm_##op##_##tag;
 #define GMM__ELEM_PICK(op) \
     static GMM__UNUSED const void *gmm__k_pick_##op(gmm_dtype dtype) { \
@@ -47,7 +49,7 @@ GMM__ELEM_PICK(unpermute_dots)
 #undef GMM__ELEM_CASE_unpermute_bwd
 #undef GMM__ELEM_CASE_unpermute_dots
 
-/* The same for units: the widest that divides `bits`, an OR of addresses and byte counts. */
+/* The same for units: the widest unit whose size divides `bits`, the bitwise OR of addresses and byte counts. */
 #define GMM__ELEM_UNIT_CASE(tag, size, op) \
     if (bits % size == 0) { *bytes = size; return (const void *)gmm_##op##_##tag; }
 #define GMM__ELEM_UNIT_PICK(op) \
@@ -77,11 +79,11 @@ GMM__ELEM_UNIT_PICK(copy)
 #undef GMM__ELEM_CASE_copy
 
 static GMM__UNUSED int64_t gmm__k_bytes(gmm_dtype dtype) { return gmm_dtype_bits(dtype) / 8; }
-static GMM__UNUSED uintptr_t gmm__k_bits(const gmm__view *m) {
+static GMM__UNUSED uintptr_t gmm__k_alignment(const gmm__view *m) {
     return (uintptr_t)m->data | (uintptr_t)(m->ld * gmm__k_bytes(m->dtype));
 }
 static GMM__UNUSED int64_t gmm__k_parts(int64_t cols) { return (cols + GMM__ELEM_SPAN - 1) / GMM__ELEM_SPAN; }
-static GMM__UNUSED int64_t gmm__k_runs(int64_t units) { return (units + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN; }
+static GMM__UNUSED int64_t gmm__k_copy_spans(int64_t units) { return (units + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN; }
 
 static GMM__UNUSED void gmm__k_act_layout(gmm__act_args *a) {
     a->layout = !a->gated || a->interleave % 8 == 0 ? GMM__GLU_SPLIT
@@ -89,32 +91,37 @@ static GMM__UNUSED void gmm__k_act_layout(gmm__act_args *a) {
                                                     : GMM__GLU_ELEMENT;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_act_fwd(const gmm__act_args *args, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_act_fwd(const gmm__act_args *args, gmm__launch_limits limits,
+                                              cudaStream_t stream) {
     gmm__act_args a = *args;
     gmm_dtype dtype = a.x.dtype;
-    int64_t spans; /* of a warp */
+    int64_t spans; /* spans that a warp processes together */
     gmm__k_act_layout(&a);
-    dtype = gmm__k_common(gmm__k_common(dtype, &a.x, a.ffn), &a.y, a.ffn);
+    dtype = gmm__k_common_dtype(gmm__k_common_dtype(dtype, &a.x, a.ffn), &a.y, a.ffn);
     if (a.layout == GMM__GLU_ELEMENT) dtype = GMM_NONE;
     a.wide = a.x.dtype == GMM_F32 || a.y.dtype == GMM_F32;
     spans = dtype == GMM_BF16 || dtype == GMM_F16 ? 2 : 1;
-    return gmm__k_launch_walk(gmm__k_pick_act_fwd(dtype), (a.rows - 1) / spans + 1, gmm__k_parts(a.ffn), room, &a,
+    return gmm__k_launch_rows(gmm__k_pick_act_fwd(dtype), (a.rows - 1) / spans + 1, gmm__k_parts(a.ffn), limits, &a,
                               stream);
 }
 
-static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, gmm__launch_limits limits,
+                                              cudaStream_t stream) {
     gmm__act_args a = *args;
     gmm_dtype dtype = a.x.dtype;
     gmm__k_act_layout(&a);
-    dtype = gmm__k_common(gmm__k_common(dtype, &a.x, a.ffn), &a.dy, a.ffn);
-    dtype = gmm__k_common(gmm__k_common(dtype, &a.dx, a.ffn), &a.y, a.ffn);
+    dtype = gmm__k_common_dtype(gmm__k_common_dtype(dtype, &a.x, a.ffn), &a.dy, a.ffn);
+    dtype = gmm__k_common_dtype(gmm__k_common_dtype(dtype, &a.dx, a.ffn), &a.y, a.ffn);
     if (a.layout == GMM__GLU_ELEMENT) dtype = GMM_NONE;
-    a.wide = a.x.dtype == GMM_F32 || a.dy.dtype == GMM_F32; /* orders sums: not by outputs, which may be absent */
-    return gmm__k_launch_walk(gmm__k_pick_act_bwd(dtype), a.rows,
-                              a.dprob ? (int64_t)gmm__act_team(a.ffn) : gmm__k_parts(a.ffn), room, &a, stream);
+    /* determines the order of sums, so it must not depend on outputs, which may be absent */
+    a.wide = a.x.dtype == GMM_F32 || a.dy.dtype == GMM_F32;
+    return gmm__k_launch_rows(gmm__k_pick_act_bwd(dtype), a.rows,
+                              a.dprob ? (int64_t)gmm__act_warps_per_row(a.ffn) : gmm__k_parts(a.ffn), limits, &a,
+                              stream);
 }
 
-/* Warps per block and blocks of the routing kernels; *shared is 0 where the arrays need `scratch`. */
+/* Warps per CTA and CTAs of the routing kernels. *shared is 0 where the arrays of `experts` values do not fit into
+   shared memory and are in `scratch`. */
 static GMM__UNUSED int32_t gmm__route_warps(int32_t experts, size_t *shared) {
     int32_t warps = GMM__ELEM_WARPS;
     while (warps > 1 && (int64_t)warps * experts * 4 > GMM__ELEM_SHARED) warps /= 2;
@@ -123,27 +130,28 @@ static GMM__UNUSED int32_t gmm__route_warps(int32_t experts, size_t *shared) {
     *shared = 0;
     return GMM__ELEM_WARPS;
 }
-static GMM__UNUSED int64_t gmm__route_blocks(int64_t tasks, int32_t warps, size_t shared, int64_t most) {
+static GMM__UNUSED int64_t gmm__route_blocks(int64_t tasks, int32_t warps, size_t shared, int64_t max_blocks) {
     const int64_t blocks = (tasks + warps - 1) / warps;
-    if (!shared) most = (most - 1) / GMM__ELEM_PER_SM + 1; /* each warp holds its array in the workspace */
-    return blocks < most ? blocks : most;
+    if (!shared) max_blocks = (max_blocks - 1) / GMM__ELEM_PER_SM + 1; /* each warp has an array in the workspace */
+    return blocks < max_blocks ? blocks : max_blocks;
 }
-static GMM__UNUSED size_t gmm__route_scratch_bytes(int64_t tokens, int32_t experts, int64_t most) {
+static GMM__UNUSED size_t gmm__route_scratch_bytes(int64_t tokens, int32_t experts, int64_t max_blocks) {
     size_t shared;
     const int32_t warps = gmm__route_warps(experts, &shared);
-    return shared ? 0 : (size_t)gmm__route_blocks(tokens, warps, 0, most) * (size_t)warps * (size_t)experts * 4;
+    return shared ? 0 : (size_t)gmm__route_blocks(tokens, warps, 0, max_blocks) * (size_t)warps * (size_t)experts * 4;
 }
-/* Partial sums of all levels of adding up. */
+/* Bytes of the partial sums of all levels of the reduction. */
 static GMM__UNUSED size_t gmm__route_sums_bytes(int64_t tokens, int32_t experts) {
-    int64_t rows = (tokens + GMM__ROUTE_CHUNK - 1) / GMM__ROUTE_CHUNK, all = rows;
+    int64_t rows = (tokens + GMM__ROUTE_CHUNK - 1) / GMM__ROUTE_CHUNK, total_rows = rows;
     while (rows > 1) {
         rows = (rows + GMM__ROUTE_FOLD - 1) / GMM__ROUTE_FOLD;
-        all += rows;
+        total_rows += rows;
     }
-    return (size_t)all * (size_t)(experts + (int64_t)1) * 4;
+    return (size_t)total_rows * (size_t)(experts + (int64_t)1) * 4;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_topk_fwd(const gmm__route_args *args, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_topk_fwd(const gmm__route_args *args, gmm__launch_limits limits,
+                                               cudaStream_t stream) {
     gmm__route_args a = *args;
     size_t shared;
     const int32_t warps = gmm__route_warps(a.experts, &shared);
@@ -153,8 +161,8 @@ static GMM__UNUSED cudaError_t gmm__k_topk_fwd(const gmm__route_args *args, gmm_
     if (a.counts) status = cudaMemsetAsync(a.counts, 0, (size_t)a.experts * 4, stream);
     if (status == cudaSuccess && a.tokens > 0) {
         const int64_t tasks = a.sums ? rows : a.tokens;
-        status = gmm__k_launch((const void *)gmm_route_topk, gmm__route_blocks(tasks, warps, shared, room.most),
-                               room, warps * 32, shared, &a, stream);
+        status = gmm__k_launch((const void *)gmm_route_topk, gmm__route_blocks(tasks, warps, shared, limits.max_ctas),
+                               limits, warps * 32, shared, &a, stream);
     }
     if (a.tokens == 0) a.sums = NULL;
     while (status == cudaSuccess && a.sums && rows > 1) {
@@ -164,22 +172,24 @@ static GMM__UNUSED cudaError_t gmm__k_topk_fwd(const gmm__route_args *args, gmm_
         fold.rows = rows;
         fold.cols = a.experts + (int64_t)1;
         rows = (rows + GMM__ROUTE_FOLD - 1) / GMM__ROUTE_FOLD;
-        status = gmm__k_launch((const void *)gmm_route_fold, rows * ((fold.cols + 31) / 32), room,
+        status = gmm__k_launch((const void *)gmm_route_fold, rows * ((fold.cols + 31) / 32), limits,
                                GMM__ELEM_BLOCK, 0, &fold, stream);
         a.sums = fold.out;
     }
     if (status == cudaSuccess && (a.offsets || a.aux_loss || a.z_loss))
-        status = gmm__k_launch((const void *)gmm_route_finish, 1, room, 32, 0, &a, stream);
+        status = gmm__k_launch((const void *)gmm_route_finish, 1, limits, 32, 0, &a, stream);
     return status;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_topk_bwd(const gmm__route_args *args, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_topk_bwd(const gmm__route_args *args, gmm__launch_limits limits,
+                                               cudaStream_t stream) {
     gmm__route_args a = *args;
     size_t shared;
     const int32_t warps = gmm__route_warps(a.experts, &shared);
     if (a.tokens == 0) return cudaSuccess;
     if (shared) a.scratch = NULL;
-    return gmm__k_launch((const void *)gmm_route_gradient, gmm__route_blocks(a.tokens, warps, shared, room.most), room,
+    return gmm__k_launch((const void *)gmm_route_gradient,
+                         gmm__route_blocks(a.tokens, warps, shared, limits.max_ctas), limits,
                          warps * 32, shared, &a, stream);
 }
 
@@ -187,7 +197,8 @@ static GMM__UNUSED size_t gmm__map_counts_bytes(int64_t slots, int32_t experts) 
     return (size_t)((slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK) * (size_t)experts * 4;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_permute_map(const gmm__map_args *a, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_permute_map(const gmm__map_args *a, gmm__launch_limits limits,
+                                                  cudaStream_t stream) {
     const size_t histogram = (size_t)a->experts * 4, shared = histogram <= GMM__ELEM_SHARED ? histogram : 0;
     const int64_t chunks = (a->slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK;
     cudaError_t status = cudaSuccess;
@@ -195,95 +206,101 @@ static GMM__UNUSED cudaError_t gmm__k_permute_map(const gmm__map_args *a, gmm__r
     if (status == cudaSuccess && !shared && chunks > 0)
         status = cudaMemsetAsync(a->counts, 0, gmm__map_counts_bytes(a->slots, a->experts), stream);
     if (status == cudaSuccess && chunks > 0)
-        status = gmm__k_launch((const void *)gmm_permute_count, chunks, room, GMM__ELEM_BLOCK, shared, a,
+        status = gmm__k_launch((const void *)gmm_permute_count, chunks, limits, GMM__ELEM_BLOCK, shared, a,
                                stream);
     if (status == cudaSuccess)
-        status = gmm__k_launch((const void *)gmm_permute_scan, (a->experts - 1) / GMM__ELEM_WARPS + 1, room,
+        status = gmm__k_launch((const void *)gmm_permute_scan, (a->experts - 1) / GMM__ELEM_WARPS + 1, limits,
                                GMM__ELEM_BLOCK, 0, a, stream);
     if (status == cudaSuccess)
-        status = gmm__k_launch((const void *)gmm_permute_starts, 1, room, 32, 0, a, stream);
+        status = gmm__k_launch((const void *)gmm_permute_starts, 1, limits, 32, 0, a, stream);
     if (status == cudaSuccess && chunks > 0 && (a->row_of || a->slot_of))
-        status = gmm__k_launch((const void *)gmm_permute_assign, chunks, room, 32, shared, a, stream);
+        status = gmm__k_launch((const void *)gmm_permute_assign, chunks, limits, 32, shared, a, stream);
     return status;
 }
 
-/* Strides and columns of a copy between two views, in the widest unit; *cols is the number of units. */
-static GMM__UNUSED uintptr_t gmm__k_copy_bits(const gmm__view *src, const gmm__view *dst, int64_t cols) {
-    return gmm__k_bits(src) | gmm__k_bits(dst) | (uintptr_t)(cols * gmm__k_bytes(src->dtype));
+/* Alignment of a copy between two views, and conversion of strides and columns into units of `bytes`. */
+static GMM__UNUSED uintptr_t gmm__k_copy_alignment(const gmm__view *src, const gmm__view *dst, int64_t cols) {
+    return gmm__k_alignment(src) | gmm__k_alignment(dst) | (uintptr_t)(cols * gmm__k_bytes(src->dtype));
 }
-static GMM__UNUSED void gmm__k_in_units(gmm__view *src, gmm__view *dst, int64_t *cols, int64_t bytes) {
+static GMM__UNUSED void gmm__k_convert_to_units(gmm__view *src, gmm__view *dst, int64_t *cols, int64_t bytes) {
     const int64_t size = gmm__k_bytes(src->dtype);
     src->ld = src->ld * size / bytes;
     dst->ld = dst->ld * size / bytes;
     *cols = *cols * size / bytes;
 }
 
-/* dst[r] = src[token of r]; row_probs. With row_of, tokens are read once; with one expert per token they are anyway. */
-static GMM__UNUSED cudaError_t gmm__k_permute_rows(const gmm__permute_args *args, gmm__room room, cudaStream_t stream) {
+/* dst[r] = src[token of r]; row_probs. With row_of each token's row is read once; with one expert per token that
+   holds for gmm_permute_rows as well. */
+static GMM__UNUSED cudaError_t gmm__k_permute_rows(const gmm__permute_args *args, gmm__launch_limits limits,
+                                                   cudaStream_t stream) {
     gmm__permute_args a = *args;
-    const uintptr_t bits = gmm__k_copy_bits(&a.src, &a.dst, a.hidden);
+    const uintptr_t bits = gmm__k_copy_alignment(&a.src, &a.dst, a.hidden);
     const int tokens = a.row_of && a.topk > 1;
-    int64_t bytes, rows = a.capacity, runs;
+    int64_t bytes, rows = a.capacity, segments;
     const void *kernel = tokens ? gmm__k_pick_permute_tokens(bits, &bytes) : gmm__k_pick_permute_rows(bits, &bytes);
-    gmm__k_in_units(&a.src, &a.dst, &a.hidden, bytes);
-    runs = gmm__k_runs(a.hidden);
-    if (tokens) rows = a.tokens > a.capacity / 32 / runs ? a.tokens : a.capacity / 32 / runs + 1;
-    return gmm__k_launch_walk(kernel, a.capacity > 0 ? rows : 0, runs, room, &a, stream);
+    gmm__k_convert_to_units(&a.src, &a.dst, &a.hidden, bytes);
+    segments = gmm__k_copy_spans(a.hidden);
+    if (tokens) rows = a.tokens > a.capacity / 32 / segments ? a.tokens : a.capacity / 32 / segments + 1;
+    return gmm__k_launch_rows(kernel, a.capacity > 0 ? rows : 0, segments, limits, &a, stream);
 }
 
-/* Row of the precision table, and which columns a lane takes. */
+/* Selects the precision instance, and the column layout of lanes (`wide`). */
 static GMM__UNUSED gmm_dtype gmm__k_precision(gmm__permute_args *a) {
     a->wide = a->src.dtype == GMM_F32 || a->dst.dtype == GMM_F32;
-    return gmm__k_common(gmm__k_common(a->src.dtype, &a->src, a->hidden), &a->dst, a->hidden);
+    return gmm__k_common_dtype(gmm__k_common_dtype(a->src.dtype, &a->src, a->hidden), &a->dst, a->hidden);
 }
 
 /* dst[t] = sum over slots of (probs) src[row]. */
-static GMM__UNUSED cudaError_t gmm__k_unpermute_fwd(const gmm__permute_args *args, gmm__room room,
+static GMM__UNUSED cudaError_t gmm__k_unpermute_fwd(const gmm__permute_args *args, gmm__launch_limits limits,
                                                     cudaStream_t stream) {
     gmm__permute_args a = *args;
     const gmm_dtype dtype = gmm__k_precision(&a);
-    return gmm__k_launch_walk(gmm__k_pick_unpermute_fwd(dtype), a.tokens, gmm__k_parts(a.hidden), room, &a, stream);
+    return gmm__k_launch_rows(gmm__k_pick_unpermute_fwd(dtype), a.tokens, gmm__k_parts(a.hidden), limits, &a, stream);
 }
 
 /* dst[r] = (probs) src[token of r]. */
-static GMM__UNUSED cudaError_t gmm__k_unpermute_bwd(const gmm__permute_args *args, gmm__room room,
+static GMM__UNUSED cudaError_t gmm__k_unpermute_bwd(const gmm__permute_args *args, gmm__launch_limits limits,
                                                     cudaStream_t stream) {
     gmm__permute_args a = *args;
     const gmm_dtype dtype = gmm__k_precision(&a);
-    return gmm__k_launch_walk(gmm__k_pick_unpermute_bwd(dtype), a.capacity, (gmm__k_parts(a.hidden) + 1) / 2, room, &a,
+    return gmm__k_launch_rows(gmm__k_pick_unpermute_bwd(dtype), a.capacity, (gmm__k_parts(a.hidden) + 1) / 2, limits,
+                              &a,
                               stream);
 }
 
 /* dprobs[slot] = src[token] . dst[row]; both are read. */
-static GMM__UNUSED cudaError_t gmm__k_unpermute_dots(const gmm__permute_args *args, gmm__room room,
+static GMM__UNUSED cudaError_t gmm__k_unpermute_dots(const gmm__permute_args *args, gmm__launch_limits limits,
                                                      cudaStream_t stream) {
     gmm__permute_args a = *args;
     const gmm_dtype dtype = gmm__k_precision(&a);
-    return gmm__k_launch_walk(gmm__k_pick_unpermute_dots(dtype), a.tokens, a.topk, room, &a, stream);
+    return gmm__k_launch_rows(gmm__k_pick_unpermute_dots(dtype), a.tokens, a.topk, limits, &a, stream);
 }
 
-static GMM__UNUSED cudaError_t gmm__k_gather_probs(const gmm__permute_args *a, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_gather_probs(const gmm__permute_args *a, gmm__launch_limits limits,
+                                                   cudaStream_t stream) {
     const int64_t slots = a->tokens * a->topk;
     if (slots == 0) return cudaSuccess;
     return gmm__k_launch((const void *)gmm_gather_probs, (slots + GMM__ELEM_BLOCK - 1) / GMM__ELEM_BLOCK,
-                         room, GMM__ELEM_BLOCK, 0, a, stream);
+                         limits, GMM__ELEM_BLOCK, 0, a, stream);
 }
 
 /* Row j of group g of dst is row j of group g of src, or zeros where src has no such row. */
-static GMM__UNUSED cudaError_t gmm__k_pad(const gmm__pad_args *args, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_pad(const gmm__pad_args *args, gmm__launch_limits limits, cudaStream_t stream) {
     gmm__pad_args a = *args;
     int64_t bytes;
-    const void *kernel = gmm__k_pick_pad(gmm__k_copy_bits(&a.src, &a.dst, a.cols), &bytes);
-    gmm__k_in_units(&a.src, &a.dst, &a.cols, bytes);
-    /* without rows there still are sizes and faults */
-    return gmm__k_launch_walk(kernel, a.rows > 0 ? a.rows : 1, gmm__k_runs(a.cols), room, &a, stream);
+    const void *kernel = gmm__k_pick_pad(gmm__k_copy_alignment(&a.src, &a.dst, a.cols), &bytes);
+    gmm__k_convert_to_units(&a.src, &a.dst, &a.cols, bytes);
+    /* sizes and faults are written even if there are no rows */
+    return gmm__k_launch_rows(kernel, a.rows > 0 ? a.rows : 1, gmm__k_copy_spans(a.cols), limits, &a, stream);
 }
 
-/* The 2 ffn rows of each of `count` matrices move. Tables: elements of device tables are aligned to the dtype only. */
-static GMM__UNUSED cudaError_t gmm__k_glu_rows(const gmm__glu_args *args, gmm__room room, cudaStream_t stream) {
+/* Permutes the 2 ffn rows of each of `count` matrices. Matrices addressed by device tables are aligned to their
+   dtype only. */
+static GMM__UNUSED cudaError_t gmm__k_glu_rows(const gmm__glu_args *args, gmm__launch_limits limits,
+                                               cudaStream_t stream) {
     gmm__glu_args a = *args;
     const int64_t size = gmm__k_bytes(a.src.dtype);
-    uintptr_t bits = gmm__k_copy_bits(&a.src, &a.dst, a.cols);
+    uintptr_t bits = gmm__k_copy_alignment(&a.src, &a.dst, a.cols);
     int64_t bytes;
     const void *kernel;
     if (!a.src_table) bits |= (uintptr_t)(a.src_stride * size);
@@ -291,25 +308,26 @@ static GMM__UNUSED cudaError_t gmm__k_glu_rows(const gmm__glu_args *args, gmm__r
     if (a.src_table || a.dst_table) bits |= (uintptr_t)size;
     if (size == 8) bits |= 4;
     kernel = gmm__k_pick_glu_rows(bits, &bytes);
-    gmm__k_in_units(&a.src, &a.dst, &a.cols, bytes);
+    gmm__k_convert_to_units(&a.src, &a.dst, &a.cols, bytes);
     a.src_stride = a.src_stride * size / bytes;
     a.dst_stride = a.dst_stride * size / bytes;
-    return gmm__k_launch_walk(kernel, a.count * 2 * a.ffn, gmm__k_runs(a.cols), room, &a, stream);
+    return gmm__k_launch_rows(kernel, a.count * 2 * a.ffn, gmm__k_copy_spans(a.cols), limits, &a, stream);
 }
 
-/* The 2 ffn columns of one matrix of `count` rows move. */
-static GMM__UNUSED cudaError_t gmm__k_glu_columns(const gmm__glu_args *args, gmm__room room, cudaStream_t stream) {
+/* Permutes the 2 ffn columns of one matrix of `count` rows. */
+static GMM__UNUSED cudaError_t gmm__k_glu_columns(const gmm__glu_args *args, gmm__launch_limits limits,
+                                                  cudaStream_t stream) {
     gmm__glu_args a = *args;
     const int64_t size = gmm__k_bytes(a.src.dtype);
     int64_t bytes;
-    const void *kernel = gmm__k_pick_glu_columns(gmm__k_copy_bits(&a.src, &a.dst, a.block), &bytes);
-    if (a.ffn * size % bytes != 0) return cudaErrorInvalidValue; /* block divides ffn */
+    const void *kernel = gmm__k_pick_glu_columns(gmm__k_copy_alignment(&a.src, &a.dst, a.block), &bytes);
+    if (a.ffn * size % bytes != 0) return cudaErrorInvalidValue; /* cannot happen, since block divides ffn */
     a.ffn = a.ffn * size / bytes;
-    gmm__k_in_units(&a.src, &a.dst, &a.block, bytes);
-    return gmm__k_launch_walk(kernel, a.count, gmm__k_runs(2 * a.ffn), room, &a, stream);
+    gmm__k_convert_to_units(&a.src, &a.dst, &a.block, bytes);
+    return gmm__k_launch_rows(kernel, a.count, gmm__k_copy_spans(2 * a.ffn), limits, &a, stream);
 }
 
-/* A matrix without gaps is one long row. */
+/* Treats matrices without gaps between rows as one long row. */
 static GMM__UNUSED void gmm__k_flatten(const gmm__view *a, const gmm__view *b, int64_t *rows, int64_t *cols) {
     if (*rows > 1 && a->ld == *cols && b->ld == *cols) {
         *cols *= *rows;
@@ -317,32 +335,33 @@ static GMM__UNUSED void gmm__k_flatten(const gmm__view *a, const gmm__view *b, i
     }
 }
 
-/* Columns that one launch takes: kernels count them in 32 bits. A multiple of the span. */
-enum { GMM__ELEM_LONGEST = 1 << 30 };
+/* Most columns of one launch, since kernels count columns in 32 bits. A multiple of GMM__ELEM_SPAN. */
+enum { GMM__ELEM_MAX_COLS = 1 << 30 };
 
 static GMM__UNUSED void *gmm__k_column(const gmm__view *m, int64_t col) {
     return (char *)m->data + col * gmm__k_bytes(m->dtype);
 }
 
-static GMM__UNUSED cudaError_t gmm__k_accumulate(const gmm__accumulate_args *args, gmm__room room,
+static GMM__UNUSED cudaError_t gmm__k_accumulate(const gmm__accumulate_args *args, gmm__launch_limits limits,
                                                  cudaStream_t stream) {
     gmm__accumulate_args a = *args;
     cudaError_t status = cudaSuccess;
-    int64_t left;
-    int32_t j, beside;
+    int64_t remaining;
+    int32_t j, few_sms;
     gmm__k_flatten(&a.x, &a.y, &a.rows, &a.cols);
-    beside = room.limit > 0 && a.rows == 1 && a.cols % 8 == 0 && !a.start.data && a.x.vec && a.y.vec &&
+    few_sms = limits.sm_limit > 0 && a.rows == 1 && a.cols % 8 == 0 && !a.start.data && a.x.vec && a.y.vec &&
              a.y.dtype == GMM_F32 && (a.x.dtype == GMM_F32 || a.x.dtype == GMM_BF16);
-    if (beside && room.most > room.limit) room.most = room.limit;
-    for (left = a.cols; left > 0 && status == cudaSuccess; left -= a.cols) {
-        if (a.cols > GMM__ELEM_LONGEST) a.cols = GMM__ELEM_LONGEST;
-        if (a.cols > left) a.cols = left;
-        if (beside)
-            status = gmm__k_launch(a.x.dtype == GMM_F32 ? (const void *)gmm_accumulate_beside_f32
-                                                        : (const void *)gmm_accumulate_beside_bf16,
-                                   (a.cols / 8 - 1) / GMM__SUM_BLOCK + 1, room, GMM__SUM_BLOCK, 0, &a, stream);
+    if (few_sms && limits.max_ctas > limits.sm_limit) limits.max_ctas = limits.sm_limit;
+    for (remaining = a.cols; remaining > 0 && status == cudaSuccess; remaining -= a.cols) {
+        if (a.cols > GMM__ELEM_MAX_COLS) a.cols = GMM__ELEM_MAX_COLS;
+        if (a.cols > remaining) a.cols = remaining;
+        if (few_sms)
+            status = gmm__k_launch(a.x.dtype == GMM_F32 ? (const void *)gmm_accumulate_few_sms_f32
+                                                        : (const void *)gmm_accumulate_few_sms_bf16,
+                                   (a.cols / 8 - 1) / GMM__SUM_BLOCK + 1, limits, GMM__SUM_BLOCK, 0, &a, stream);
         else
-            status = gmm__k_launch_walk((const void *)gmm_accumulate_rows, a.rows, (gmm__k_parts(a.cols) + 1) / 2, room,
+            status = gmm__k_launch_rows((const void *)gmm_accumulate_rows, a.rows, (gmm__k_parts(a.cols) + 1) / 2,
+                                        limits,
                                         &a, stream);
         for (j = 0; j < a.count; j++) a.addends[j] += a.cols * gmm__k_bytes(a.x.dtype);
         a.y.data = gmm__k_column(&a.y, a.cols);
@@ -351,28 +370,29 @@ static GMM__UNUSED cudaError_t gmm__k_accumulate(const gmm__accumulate_args *arg
     return status;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, gmm__launch_limits limits,
+                                              cudaStream_t stream) {
     gmm__convert_args a = *args;
     cudaError_t status = cudaSuccess;
-    int64_t left;
+    int64_t remaining;
     gmm__k_flatten(&a.src, &a.dst, &a.rows, &a.cols);
     if (a.src.dtype == a.dst.dtype) {
         gmm__copy_args copy;
         int64_t bytes;
-        const void *kernel = gmm__k_pick_copy(gmm__k_copy_bits(&a.src, &a.dst, a.cols), &bytes);
-        gmm__k_in_units(&a.src, &a.dst, &a.cols, bytes);
+        const void *kernel = gmm__k_pick_copy(gmm__k_copy_alignment(&a.src, &a.dst, a.cols), &bytes);
+        gmm__k_convert_to_units(&a.src, &a.dst, &a.cols, bytes);
         copy.src = a.src.data;
         copy.dst = a.dst.data;
         copy.rows = a.rows;
         copy.cols = a.cols;
         copy.src_ld = a.src.ld;
         copy.dst_ld = a.dst.ld;
-        return gmm__k_launch_walk(kernel, a.rows, gmm__k_runs(a.cols), room, &copy, stream);
+        return gmm__k_launch_rows(kernel, a.rows, gmm__k_copy_spans(a.cols), limits, &copy, stream);
     }
-    for (left = a.cols; left > 0 && status == cudaSuccess; left -= a.cols) {
-        if (a.cols > GMM__ELEM_LONGEST) a.cols = GMM__ELEM_LONGEST;
-        if (a.cols > left) a.cols = left;
-        status = gmm__k_launch_walk((const void *)gmm_convert_rows, a.rows, (gmm__k_parts(a.cols) + 1) / 2, room, &a,
+    for (remaining = a.cols; remaining > 0 && status == cudaSuccess; remaining -= a.cols) {
+        if (a.cols > GMM__ELEM_MAX_COLS) a.cols = GMM__ELEM_MAX_COLS;
+        if (a.cols > remaining) a.cols = remaining;
+        status = gmm__k_launch_rows((const void *)gmm_convert_rows, a.rows, (gmm__k_parts(a.cols) + 1) / 2, limits, &a,
                                     stream);
         a.src.data = gmm__k_column(&a.src, a.cols);
         a.dst.data = gmm__k_column(&a.dst, a.cols);

@@ -1,11 +1,13 @@
 /* ............................................................................................. Permutation maps ... */
 
-/* Slots per expert of each chunk. Integer atomics: the order of arrival does not matter. */
+/* counts[e][c] = slots of expert e in chunk c. One CTA per chunk. Integer atomics, so the order of additions does
+   not matter. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_permute_count(const __grid_constant__ gmm__map_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     extern __shared__ int32_t gmm__map_shared[];
     const int64_t chunks = (a.slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK;
-    const int shared = (int64_t)a.experts * 4 <= GMM__ELEM_SHARED; /* else the launcher has zeroed a.counts */
+    /* else counts are in device memory, and the launcher has zeroed them */
+    const int shared = (int64_t)a.experts * 4 <= GMM__ELEM_SHARED;
     int64_t c;
     for (c = blockIdx.x; c < chunks; c += gridDim.x) {
         int32_t e, i;
@@ -29,9 +31,10 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_permute_count(const __grid
     }
 }
 
-/* A warp per expert: prefix sums over the chunks, in place; totals into starts. */
+/* Exclusive prefix sums of each expert's counts over the chunks, in place; starts[e] receives the total. One warp
+   per expert. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_permute_scan(const __grid_constant__ gmm__map_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const int64_t chunks = (a.slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK;
     int64_t e;
     for (e = (int64_t)blockIdx.x * GMM__ELEM_WARPS + gmm__warp(); e < a.experts;
@@ -49,11 +52,11 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_permute_scan(const __grid_
     }
 }
 
-/* One warp: where each expert starts, how many rows it gets, and whether all fit. */
+/* starts[e] = first row of expert e, sizes[e] = its rows with padding; reports a capacity fault. One warp. */
 GMM__KERNEL __launch_bounds__(32, 1) gmm_permute_starts(const __grid_constant__ gmm__map_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     int64_t begin = 0;
-    int32_t base, over = 0;
+    int32_t base, overflow = 0;
     for (base = 0; base < a.experts; base += 32) {
         const int32_t e = base + gmm__lane();
         const int64_t n = e < a.experts ? a.starts[e] : 0, padded = (n + a.align - 1) / a.align * a.align;
@@ -64,22 +67,23 @@ GMM__KERNEL __launch_bounds__(32, 1) gmm_permute_starts(const __grid_constant__ 
             a.starts[e] = first;
             if (a.sizes) a.sizes[e] = (int32_t)(last - first);
         }
-        if (end > a.capacity) over = 1;
+        if (end > a.capacity) overflow = 1;
         begin = __shfl_sync(0xFFFFFFFFu, end, 31);
     }
-    if (over) gmm__fault(a.fault, (uint32_t)GMM_FAULT_CAPACITY);
+    if (overflow) gmm__fault(a.fault, (uint32_t)GMM_FAULT_CAPACITY);
 }
 
-/* A warp (= block) per chunk: ranks 32 slots at a time, in their order. */
+/* Assigns rows to slots. One warp (= CTA) per chunk ranks 32 slots at a time, in the order of slots: a slot's row is
+   its expert's first row plus the number of earlier slots of that expert. */
 GMM__KERNEL __launch_bounds__(32, 16) gmm_permute_assign(const __grid_constant__ gmm__map_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     extern __shared__ int32_t gmm__map_shared[];
     const int64_t chunks = (a.slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK;
     const int shared = (int64_t)a.experts * 4 <= GMM__ELEM_SHARED;
     const int32_t lane = gmm__lane();
     int64_t c;
     for (c = blockIdx.x; c < chunks; c += gridDim.x) {
-        int32_t *next = shared ? gmm__map_shared : a.counts + c; /* rank of an expert's next slot */
+        int32_t *next = shared ? gmm__map_shared : a.counts + c; /* rank of the next slot of each expert */
         const int64_t stride = shared ? 1 : chunks;
         int32_t e, i;
         for (e = lane; shared && e < a.experts; e += 32) next[e] = a.counts[e * chunks + c];
@@ -90,12 +94,12 @@ GMM__KERNEL __launch_bounds__(32, 16) gmm_permute_assign(const __grid_constant__
             const int valid = expert >= 0 && expert < a.experts;
             const uint32_t peers = __match_any_sync(0xFFFFFFFFu, valid ? expert : -1);
             const int32_t rank = __popc(peers & ((1u << lane) - 1u));
-            const int32_t before = valid ? next[expert * stride] : 0;
+            const int32_t expert_rank = valid ? next[expert * stride] : 0;
             int64_t row = -1;
             __syncwarp();
-            if (valid && rank == 0) next[expert * stride] = before + __popc(peers);
+            if (valid && rank == 0) next[expert * stride] = expert_rank + __popc(peers);
             __syncwarp();
-            if (valid) row = a.starts[expert] + before + rank;
+            if (valid) row = a.starts[expert] + expert_rank + rank;
             if (row >= a.capacity) row = -1;
             if (slot < a.slots && a.row_of) a.row_of[slot] = (int32_t)row;
             if (row >= 0 && a.slot_of) a.slot_of[row] = (int32_t)slot;
@@ -104,9 +108,9 @@ GMM__KERNEL __launch_bounds__(32, 16) gmm_permute_assign(const __grid_constant__
     }
 }
 
-/* dprobs of each slot from the gradient of its row's probability; dropped slots get 0. */
+/* dprobs[slot] = gradient of the probability of the slot's row; dropped slots receive 0. One thread per slot. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 16) gmm_gather_probs(const __grid_constant__ gmm__permute_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const int64_t slots = a.tokens * a.topk, stride = (int64_t)gridDim.x * GMM__ELEM_BLOCK;
     int64_t i;
     for (i = (int64_t)blockIdx.x * GMM__ELEM_BLOCK + threadIdx.x; i < slots; i += stride) {

@@ -1,6 +1,6 @@
 /* ...................................................................................................... Routing ... */
 
-/* Orders scores: larger first, then lower index; NaN behind everything. Never 0. */
+/* Sort key of a score: larger scores first, then lower expert indices; NaN is behind all numbers. A key is never 0. */
 GMM__DEVICE uint64_t gmm__rank(float v, int32_t e) {
     const uint32_t u = gmm_f32_bits(v);
     const uint32_t key = (u & 0x7FFFFFFFu) > 0x7F800000u ? 0u : u & 0x80000000u ? ~u : u | 0x80000000u;
@@ -17,22 +17,22 @@ GMM__DEVICE uint64_t gmm__warp_max_rank(uint64_t v) {
 GMM__DEVICE void gmm__route_softmax(const gmm__route_args *a, int64_t t, float *largest, float *sum) {
     float m = gmm_f32_from_bits(0xFF800000u), z = 0.0f;
     int32_t e;
-    for (e = gmm__lane(); e < a->experts; e += 32) m = fmaxf(m, gmm__get(&a->logits, t, e));
+    for (e = gmm__lane(); e < a->experts; e += 32) m = fmaxf(m, gmm__load_f32(&a->logits, t, e));
     m = gmm__warp_max(m);
-    for (e = gmm__lane(); e < a->experts; e += 32) z += gmm_exp(gmm__get(&a->logits, t, e) - m);
+    for (e = gmm__lane(); e < a->experts; e += 32) z += gmm_exp(gmm__load_f32(&a->logits, t, e) - m);
     *largest = m;
     *sum = gmm__warp_sum(z);
 }
 
 GMM__DEVICE float gmm__route_score(const gmm__route_args *a, int64_t t, int32_t e, float largest, float sum) {
-    const float l = gmm__get(&a->logits, t, e);
+    const float l = gmm__load_f32(&a->logits, t, e);
     return a->sigmoid ? gmm_sigmoid(l) : gmm_exp(l - largest) / sum;
 }
 
-/* Scores so small that their sum is 0 in fp32 share nothing out. */
-GMM__DEVICE float gmm__portion(float part, float sum) { return sum == 0.0f ? 0.0f : part / sum; }
+/* part / sum, or 0 where the scores are so small that their sum underflows to 0 in fp32. */
+GMM__DEVICE float gmm__safe_quotient(float part, float sum) { return sum == 0.0f ? 0.0f : part / sum; }
 
-/* A warp's array of `experts` values: in shared memory where that suffices. */
+/* A warp's array of `experts` floats: in shared memory, or in `scratch` where it does not fit. */
 GMM__DEVICE float *gmm__route_array(const gmm__route_args *a) {
     extern __shared__ float gmm__route_shared[];
     const int64_t warps = blockDim.x / 32u;
@@ -40,9 +40,10 @@ GMM__DEVICE float *gmm__route_array(const gmm__route_args *a) {
                       : gmm__route_shared + (int64_t)gmm__warp() * a->experts;
 }
 
-/* A warp routes a token after the other; with losses, ROUTE_CHUNK of them, whose loss terms it adds up. */
+/* Selects the topk experts of each token and writes their indices and probabilities. One warp per token or, with
+   losses, per chunk of GMM__ROUTE_CHUNK tokens, whose loss terms the warp adds up in order. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_topk(const __grid_constant__ gmm__route_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const int64_t warps = blockDim.x / 32u, stride = (int64_t)gridDim.x * warps;
     const int64_t chunk = a.sums ? GMM__ROUTE_CHUNK : 1, chunks = (a.tokens + chunk - 1) / chunk;
     const int32_t lane = gmm__lane();
@@ -53,8 +54,8 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_topk(const __grid_co
         float *sums = a.sums ? a.sums + c * (a.experts + 1) : NULL, z_sum = 0.0f;
         int64_t t;
         for (t = c * chunk; t < last_token; t++) {
-            float m = 0.0f, z = 1.0f, total = 1.0f, chosen = 0.0f, divisor = 1.0f;
-            uint64_t above = ~(uint64_t)0;
+            float m = 0.0f, z = 1.0f, total = 1.0f, selected_sum = 0.0f, divisor = 1.0f;
+            uint64_t previous_rank = ~(uint64_t)0;
             int32_t e, i;
             if (!a.sigmoid || (sums && a.z_loss)) gmm__route_softmax(&a, t, &m, &z);
             if (sums && a.sigmoid) {
@@ -63,37 +64,38 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_topk(const __grid_co
                 total = gmm__warp_sum(total);
             }
             for (e = lane; e < a.experts; e += 32) {
-                const float s = gmm__route_score(&a, t, e, m, z), q = a.sigmoid ? gmm__portion(s, total) : s;
+                const float s = gmm__route_score(&a, t, e, m, z), q = a.sigmoid ? gmm__safe_quotient(s, total) : s;
                 value[e] = a.expert_bias ? s + a.expert_bias[e] : s;
-                if (sums) sums[e] = t == c * chunk ? q : sums[e] + q; /* always this lane */
+                if (sums) sums[e] = t == c * chunk ? q : sums[e] + q; /* the same lane always updates expert e */
             }
             if (sums && a.z_loss) z_sum += (m + logf(z)) * (m + logf(z));
             for (i = 0; i < a.topk; i++) {
-                uint64_t best = 0;
+                uint64_t max_rank = 0;
                 for (e = lane; e < a.experts; e += 32) {
                     const uint64_t rank = gmm__rank(value[e], e);
-                    if (rank < above && rank > best) best = rank;
+                    if (rank < previous_rank && rank > max_rank) max_rank = rank;
                 }
-                above = gmm__warp_max_rank(best);
-                if (lane == i % 32) a.indices[t * a.topk + i] = (int32_t)(0xFFFFFFFFu - (uint32_t)above);
+                previous_rank = gmm__warp_max_rank(max_rank);
+                if (lane == i % 32) a.indices[t * a.topk + i] = (int32_t)(0xFFFFFFFFu - (uint32_t)previous_rank);
             }
-            for (i = lane; i < a.topk; i += 32) { /* what this lane wrote */
+            for (i = lane; i < a.topk; i += 32) { /* each lane reads the indices that it wrote */
                 e = a.indices[t * a.topk + i];
-                chosen += gmm__route_score(&a, t, e, m, z);
+                selected_sum += gmm__route_score(&a, t, e, m, z);
                 if (a.counts) atomicAdd(&a.counts[e], 1);
             }
-            if (a.normalize) chosen = gmm__warp_sum(chosen);
-            if (a.normalize) divisor = a.sigmoid ? chosen + 1e-20f : chosen;
+            if (a.normalize) selected_sum = gmm__warp_sum(selected_sum);
+            if (a.normalize) divisor = a.sigmoid ? selected_sum + 1e-20f : selected_sum;
             for (i = lane; i < a.topk; i += 32) {
                 const float s = gmm__route_score(&a, t, a.indices[t * a.topk + i], m, z);
-                a.probs[t * a.topk + i] = a.scale * gmm__portion(s, divisor);
+                a.probs[t * a.topk + i] = a.scale * gmm__safe_quotient(s, divisor);
             }
         }
         if (sums && lane == 0) sums[a.experts] = z_sum;
     }
 }
 
-/* Adds rows of partial sums, ROUTE_FOLD at a time: in [rows][cols] -> out [ceil(rows / ROUTE_FOLD)][cols]. */
+/* Adds up partial sums, GMM__ROUTE_FOLD rows at a time: in [rows][cols] -> out [ceil(rows / GMM__ROUTE_FOLD)][cols].
+   A CTA processes 32 columns of one fold; each warp adds a quarter of the rows. */
 typedef struct gmm__fold_args {
     const float *in;
     float *out;
@@ -101,7 +103,7 @@ typedef struct gmm__fold_args {
 } gmm__fold_args;
 
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_fold(const __grid_constant__ gmm__fold_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     __shared__ float part[GMM__ELEM_WARPS][32];
     const int64_t tiles = (a.cols + 31) / 32, folds = (a.rows + GMM__ROUTE_FOLD - 1) / GMM__ROUTE_FOLD;
     int64_t i;
@@ -123,9 +125,9 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_fold(const __grid_co
     }
 }
 
-/* One warp: prefix sums of the counts, and the losses from the sums over all tokens. */
+/* offsets = prefix sums of the counts; aux_loss and z_loss from the sums over all tokens. One warp. */
 GMM__KERNEL __launch_bounds__(32, 1) gmm_route_finish(const __grid_constant__ gmm__route_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const int32_t lane = gmm__lane();
     int32_t base;
     int64_t begin = 0;
@@ -146,10 +148,11 @@ GMM__KERNEL __launch_bounds__(32, 1) gmm_route_finish(const __grid_constant__ gm
     if (a.z_loss && lane == 0) a.z_loss[0] = a.sums && a.z != 0.0f ? a.z * a.sums[a.experts] : 0.0f;
 }
 
-/* A warp per token. w[e] = score times its gradient: then every score in a denominator meets one in a numerator, and no
-   quotient of small numbers is left. */
+/* dlogits of each token from the gradients of probabilities and losses. One warp per token. w[e] is the score times
+   its gradient: every score in a denominator then meets a score in a numerator, which avoids quotients of two small
+   numbers. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_gradient(const __grid_constant__ gmm__route_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const int64_t warps = blockDim.x / 32u, stride = (int64_t)gridDim.x * warps;
     const int32_t lane = gmm__lane();
     const float aux = a.aux != 0.0f ? (a.dloss ? a.dloss[0] : 1.0f) * a.aux : 0.0f;
@@ -161,37 +164,38 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_gradient(const __gri
         int32_t e, i;
         if (!a.sigmoid || a.z != 0.0f) gmm__route_softmax(&a, t, &m, &z);
 
-        /* the loss: q_e has the gradient aux c_e */
+        /* auxiliary loss: q_e, the normalised score, has the gradient aux c_e */
         if (a.aux != 0.0f && a.sigmoid) {
             float sum = 0.0f;
             for (e = lane; e < a.experts; e += 32) sum += gmm__route_score(&a, t, e, m, z);
             total = gmm__warp_sum(sum);
             for (e = lane; e < a.experts; e += 32)
-                mean += aux * (float)a.counts[e] * gmm__portion(gmm__route_score(&a, t, e, m, z), total);
+                mean += aux * (float)a.counts[e] * gmm__safe_quotient(gmm__route_score(&a, t, e, m, z), total);
             mean = gmm__warp_sum(mean);
         }
         for (e = lane; e < a.experts; e += 32)
-            w[e] = a.aux == 0.0f ? 0.0f : gmm__portion(gmm__route_score(&a, t, e, m, z), total) *
+            w[e] = a.aux == 0.0f ? 0.0f : gmm__safe_quotient(gmm__route_score(&a, t, e, m, z), total) *
                                               (aux * (float)a.counts[e] - mean);
 
-        /* the probabilities: scale s_i / D, with D the sum over the chosen if normalised */
+        /* probabilities: scale s_i / D, where D is the sum over the selected scores if they are normalised, else 1 */
         if (a.dprobs) {
-            const int32_t *chosen = a.indices + t * a.topk;
+            const int32_t *selected = a.indices + t * a.topk;
             const float *g = a.dprobs + t * a.topk;
-            float divisor = 1.0f, pull = 0.0f;
+            float divisor = 1.0f, weighted_sum = 0.0f;
             if (a.normalize) {
                 float sum = 0.0f;
                 for (i = 0; i < a.topk; i++)
-                    if ((uint32_t)chosen[i] < (uint32_t)a.experts) sum += gmm__route_score(&a, t, chosen[i], m, z);
+                    if ((uint32_t)selected[i] < (uint32_t)a.experts) sum += gmm__route_score(&a, t, selected[i], m, z);
                 divisor = a.sigmoid ? sum + 1e-20f : sum;
                 for (i = 0; i < a.topk; i++)
-                    if ((uint32_t)chosen[i] < (uint32_t)a.experts)
-                        pull += g[i] * gmm__portion(gmm__route_score(&a, t, chosen[i], m, z), divisor);
+                    if ((uint32_t)selected[i] < (uint32_t)a.experts)
+                        weighted_sum += g[i] * gmm__safe_quotient(gmm__route_score(&a, t, selected[i], m, z), divisor);
             }
-            for (i = 0; i < a.topk; i++) { /* the lane that owns the expert adds */
-                e = chosen[i];
+            for (i = 0; i < a.topk; i++) { /* the lane that holds expert e adds */
+                e = selected[i];
                 if ((uint32_t)e < (uint32_t)a.experts && e % 32 == lane)
-                    w[e] += a.scale * gmm__portion(gmm__route_score(&a, t, e, m, z), divisor) * (g[i] - pull);
+                    w[e] += a.scale * gmm__safe_quotient(gmm__route_score(&a, t, e, m, z), divisor) *
+                            (g[i] - weighted_sum);
             }
         }
 
@@ -201,11 +205,12 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_gradient(const __gri
             mean = gmm__warp_sum(mean);
         }
         for (e = lane; e < a.experts; e += 32) {
-            float rest = 0.0f, d;
-            if (a.sigmoid) (void)gmm_sigmoid_rest(gmm__get(&a.logits, t, e), &rest); /* 1 - s, digits kept */
-            d = a.sigmoid ? w[e] * rest : w[e] - gmm__route_score(&a, t, e, m, z) * mean;
-            if (a.z != 0.0f) d += z_scale * (m + logf(z)) * (gmm_exp(gmm__get(&a.logits, t, e) - m) / z);
-            gmm__put(&a.dlogits, t, e, d);
+            float one_minus_s = 0.0f, d;
+            /* 1 - s without cancellation */
+            if (a.sigmoid) (void)gmm_sigmoid_rest(gmm__load_f32(&a.logits, t, e), &one_minus_s);
+            d = a.sigmoid ? w[e] * one_minus_s : w[e] - gmm__route_score(&a, t, e, m, z) * mean;
+            if (a.z != 0.0f) d += z_scale * (m + logf(z)) * (gmm_exp(gmm__load_f32(&a.logits, t, e) - m) / z);
+            gmm__store_f32(&a.dlogits, t, e, d);
         }
     }
 }

@@ -1,18 +1,19 @@
 /* ....................................................................................... Accumulate and convert ... */
 
-/* y = beta y + scale (start + x_0 + x_1 + ...). Two spans per task, so that two accesses or more are under way. */
+/* y = beta y + scale (start + x_0 + x_1 + ...). A task is two spans of a row, so that at least two loads are in
+   flight. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6) gmm_accumulate_rows(const __grid_constant__ gmm__accumulate_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const int wide = a.x.dtype == GMM_F32 || a.y.dtype == GMM_F32;
-    gmm__walk w = gmm__walk_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
-    for (; w.row < a.rows; gmm__walk_next(&w)) {
-        gmm__eight r[2];
-        gmm__quads q[2];
+    gmm__grid_loop w = gmm__grid_loop_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
+    for (; w.row < a.rows; gmm__grid_loop_next(&w)) {
+        gmm__raw8 r[2];
+        gmm__lane_cols q[2];
         float sum[2][8], v[8];
         int32_t i, j, k;
 #pragma unroll
         for (j = 0; j < 2; j++) {
-            q[j] = gmm__lane_quads(wide, (int32_t)(2 * w.part) + j, (int32_t)a.cols);
+            q[j] = gmm__lane_cols_of(wide, (int32_t)(2 * w.part) + j, (int32_t)a.cols);
             if (a.start.data && q[j].n[0] > 0) {
                 r[j] = gmm__load8(GMM_NONE, &a.start, w.row, &q[j]);
                 gmm__decode8(GMM_F32, &a.start, &r[j], sum[j]);
@@ -29,96 +30,97 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6) gmm_accumulate_rows(const __gr
                 if (q[j].n[0] > 0) {
                     gmm__decode8(GMM_NONE, &x, &r[j], v);
 #pragma unroll
-                    for (k = 0; k < 8; k++) sum[j][k] = i > 0 || a.start.data ? gmm__add_rn(sum[j][k], v[k]) : v[k];
+                    for (k = 0; k < 8; k++) sum[j][k] = i > 0 || a.start.data ? gmm_add_rn_f32(sum[j][k], v[k]) : v[k];
                 }
         }
 #pragma unroll
         for (j = 0; j < 2; j++)
             if (q[j].n[0] > 0) {
 #pragma unroll
-                for (k = 0; k < 8; k++) sum[j][k] = gmm__mul_rn(a.scale, sum[j][k]);
+                for (k = 0; k < 8; k++) sum[j][k] = gmm_mul_rn_f32(a.scale, sum[j][k]);
                 if (a.beta != 0.0f) {
                     r[j] = gmm__load8(GMM_NONE, &a.y, w.row, &q[j]);
                     gmm__decode8(GMM_NONE, &a.y, &r[j], v);
 #pragma unroll
-                    for (k = 0; k < 8; k++) sum[j][k] = gmm__add_rn(gmm__mul_rn(a.beta, v[k]), sum[j][k]);
+                    for (k = 0; k < 8; k++) sum[j][k] = gmm_add_rn_f32(gmm_mul_rn_f32(a.beta, v[k]), sum[j][k]);
                 }
                 gmm__store8(GMM_NONE, &a.y, w.row, &q[j], sum[j]);
             }
     }
 }
 
-/* Adds 16 bytes of each of n addends, n a constant, so that all are on their way at once. Nobody reads them again. */
-GMM__DEVICE void gmm__add_addends(int wide, int n, const gmm__accumulate_args *a, int32_t first, int64_t at,
+/* Adds 16 bytes of each of n addends. n is a constant, so that all loads are in flight at once. The addends are not
+   read again (streaming loads). */
+GMM__DEVICE void gmm__add_addends(int wide, int n, const gmm__accumulate_args *a, int32_t first, int64_t index,
                                   float *sum) {
     uint4 v[4];
     int k, c;
 #pragma unroll
-    for (k = 0; k < n; k++) v[k] = __ldcs((const uint4 *)(const void *)a->addends[first + k] + at);
+    for (k = 0; k < n; k++) v[k] = __ldcs((const uint4 *)(const void *)a->addends[first + k] + index);
 #pragma unroll
     for (k = 0; k < n; k++) {
         const uint32_t w[4] = {v[k].x, v[k].y, v[k].z, v[k].w};
 #pragma unroll
         for (c = 0; c < (wide ? 4 : 8); c++) {
             const float x = __uint_as_float(wide ? w[c & 3] : c & 1 ? w[c / 2] & 0xFFFF0000u : w[c / 2] << 16);
-            sum[c] = first + k > 0 ? gmm__add_rn(sum[c], x) : x;
+            sum[c] = first + k > 0 ? gmm_add_rn_f32(sum[c], x) : x;
         }
     }
 }
-/* The same sum for one row of whole vectors, F32 or BF16 into F32, by few blocks: each takes a multiprocessor and has
-   enough under way for it, so that a GEMM beside it keeps those that it has. */
-GMM__DEVICE void gmm__accumulate_beside(int wide, const gmm__accumulate_args *a) {
-    const int quads = wide ? 1 : 2; /* of y that a thread has at a time */
-    const int64_t count = a->cols / (4 * quads), step = (int64_t)gridDim.x * GMM__SUM_BLOCK;
-    int64_t at;
-    for (at = (int64_t)blockIdx.x * GMM__SUM_BLOCK + threadIdx.x; at < count; at += step) {
-        float4 *const y = (float4 *)a->y.data + at * quads;
-        float4 old[2];
+/* The same sum for one row in whole vectors, F32 or BF16 into F32, by few CTAs: each occupies a multiprocessor and
+   keeps enough loads in flight for it, so that a concurrent GEMM keeps its own multiprocessors. */
+GMM__DEVICE void gmm__accumulate_few_sms(int wide, const gmm__accumulate_args *a) {
+    const int y_vectors = wide ? 1 : 2; /* vectors of y that a thread processes at a time */
+    const int64_t count = a->cols / (4 * y_vectors), step = (int64_t)gridDim.x * GMM__SUM_BLOCK;
+    int64_t index;
+    for (index = (int64_t)blockIdx.x * GMM__SUM_BLOCK + threadIdx.x; index < count; index += step) {
+        float4 *const y = (float4 *)a->y.data + index * y_vectors;
+        float4 y_old[2];
         float sum[8];
         int32_t i;
         int j;
 #pragma unroll
-        for (j = 0; j < quads; j++) old[j] = a->beta != 0.0f ? __ldcs(y + j) : make_float4(0, 0, 0, 0);
-        for (i = 0; i + 4 <= a->count; i += 4) gmm__add_addends(wide, 4, a, i, at, sum);
-        if (a->count & 2) gmm__add_addends(wide, 2, a, i, at, sum), i += 2;
-        if (a->count & 1) gmm__add_addends(wide, 1, a, i, at, sum);
+        for (j = 0; j < y_vectors; j++) y_old[j] = a->beta != 0.0f ? __ldcs(y + j) : make_float4(0, 0, 0, 0);
+        for (i = 0; i + 4 <= a->count; i += 4) gmm__add_addends(wide, 4, a, i, index, sum);
+        if (a->count & 2) gmm__add_addends(wide, 2, a, i, index, sum), i += 2;
+        if (a->count & 1) gmm__add_addends(wide, 1, a, i, index, sum);
 #pragma unroll
-        for (j = 0; j < 4 * quads; j++) sum[j] = gmm__mul_rn(a->scale, sum[j]);
+        for (j = 0; j < 4 * y_vectors; j++) sum[j] = gmm_mul_rn_f32(a->scale, sum[j]);
 #pragma unroll
-        for (j = 0; j < quads && a->beta != 0.0f; j++) {
-            sum[4 * j] = gmm__add_rn(gmm__mul_rn(a->beta, old[j].x), sum[4 * j]);
-            sum[4 * j + 1] = gmm__add_rn(gmm__mul_rn(a->beta, old[j].y), sum[4 * j + 1]);
-            sum[4 * j + 2] = gmm__add_rn(gmm__mul_rn(a->beta, old[j].z), sum[4 * j + 2]);
-            sum[4 * j + 3] = gmm__add_rn(gmm__mul_rn(a->beta, old[j].w), sum[4 * j + 3]);
+        for (j = 0; j < y_vectors && a->beta != 0.0f; j++) {
+            sum[4 * j] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, y_old[j].x), sum[4 * j]);
+            sum[4 * j + 1] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, y_old[j].y), sum[4 * j + 1]);
+            sum[4 * j + 2] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, y_old[j].z), sum[4 * j + 2]);
+            sum[4 * j + 3] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, y_old[j].w), sum[4 * j + 3]);
         }
 #pragma unroll
-        for (j = 0; j < quads; j++)
+        for (j = 0; j < y_vectors; j++)
             __stcs(y + j, make_float4(sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]));
     }
 }
 GMM__KERNEL __launch_bounds__(GMM__SUM_BLOCK, 1)
-gmm_accumulate_beside_f32(const __grid_constant__ gmm__accumulate_args a) {
-    gmm_early();
-    gmm__accumulate_beside(1, &a);
+gmm_accumulate_few_sms_f32(const __grid_constant__ gmm__accumulate_args a) {
+    gmm_pdl_wait();
+    gmm__accumulate_few_sms(1, &a);
 }
 GMM__KERNEL __launch_bounds__(GMM__SUM_BLOCK, 1)
-gmm_accumulate_beside_bf16(const __grid_constant__ gmm__accumulate_args a) {
-    gmm_early();
-    gmm__accumulate_beside(0, &a);
+gmm_accumulate_few_sms_bf16(const __grid_constant__ gmm__accumulate_args a) {
+    gmm_pdl_wait();
+    gmm__accumulate_few_sms(0, &a);
 }
 
-/* dst = src in another float dtype. */
+/* dst = src converted to another float dtype. A task is two spans of a row. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_convert_rows(const __grid_constant__ gmm__convert_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const int wide = a.src.dtype == GMM_F32 || a.dst.dtype == GMM_F32;
-    gmm__walk w = gmm__walk_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
-    for (; w.row < a.rows; gmm__walk_next(&w)) {
-        gmm__eight x[2];
-        gmm__quads q[2];
+    gmm__grid_loop w = gmm__grid_loop_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
+    for (; w.row < a.rows; gmm__grid_loop_next(&w)) {
+        gmm__raw8 x[2];
+        gmm__lane_cols q[2];
         int32_t j;
 #pragma unroll
         for (j = 0; j < 2; j++) {
-            q[j] = gmm__lane_quads(wide, (int32_t)(2 * w.part) + j, (int32_t)a.cols);
+            q[j] = gmm__lane_cols_of(wide, (int32_t)(2 * w.part) + j, (int32_t)a.cols);
             if (q[j].n[0] > 0) x[j] = gmm__load8(GMM_NONE, &a.src, w.row, &q[j]);
         }
 #pragma unroll

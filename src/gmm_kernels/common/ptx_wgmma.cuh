@@ -1,13 +1,16 @@
-/* wgmma descriptor of a tile that stands in boxes of 128-byte lines, swizzled by 128 bytes: as [line][k], or, with
-   `t`, as [k][64 lines] box after box. */
-GMM__DEVICE uint64_t gmm_wgmma_desc(uint32_t at, int t) {
-    return (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)(t ? 8192 >> 4 : 1) << 16 | (at & 0x3FFFF) >> 4;
+/* wgmma descriptor of a tile in boxes of 128-byte lines with 128-byte swizzle. K-major tiles are [line][k]; MN-major
+   tiles (`mn_major`) are boxes of [k][64 lines] one after another. */
+GMM__DEVICE uint64_t gmm_wgmma_desc(uint32_t smem, int mn_major) {
+    return (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)(mn_major ? 8192 >> 4 : 1) << 16 |
+           (smem & 0x3FFFF) >> 4;
 }
 GMM__DEVICE void gmm_wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
 GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
 #define GMM__WGMMA_WAIT(groups) asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(groups) : "memory")
 
-/* X(n / 8, what names the sums, n, the descriptors behind 4 sums per 8). Odd eights stand where they save most. */
+/* Shapes of wgmma with operands in shared memory: X(N / 8, tag of the accumulator operand list, N, asm operands of
+   descriptor A, descriptor B and scale_d). Each thread holds N / 2 accumulators. Odd multiples of 8 are listed where
+   tiles of that height save most. */
 #define GMM__T1 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define GMM__T2 GMM__T1 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define GMM__T3 GMM__T2 ",%16,%17,%18,%19,%20,%21,%22,%23"
@@ -67,8 +70,9 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
     X(30, 15, "240", "%120", "%121", "%122") \
     X(32, 16, "256", "%128", "%129", "%130")
 
-/* X(units, n, four registers, the descriptor behind 8 sums per unit) */
-#define GMM_WGMMA_HELD_LIST(X) \
+/* Shapes of wgmma with A in registers: X(N / 16, N, asm operands of A's four registers, asm operand of descriptor
+   B). */
+#define GMM_WGMMA_RS_LIST(X) \
     X(1, "16", "%8,%9,%10,%11", "%12") \
     X(2, "32", "%16,%17,%18,%19", "%20") \
     X(3, "48", "%24,%25,%26,%27", "%28") \
@@ -84,11 +88,11 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
 
 #define GMM__H(b) GMM__W(d[(b)]), GMM__W(d[(b) + 1]), GMM__W(d[(b) + 2]), GMM__W(d[(b) + 3])
 #define GMM__V(b) GMM__H(b), GMM__H((b) + 4)
-#define GMM__W(x) GMM__WGMMA_TO "f"(x)
+#define GMM__W(x) GMM__WGMMA_CONSTRAINT "f"(x)
 
 #define GMM__BODY 8
-#define GMM__WGMMA_TO "+"
-#define GMM__WGMMA_ADD(c) c
+#define GMM__WGMMA_CONSTRAINT "+"
+#define GMM__WGMMA_SCALE_D(c) c
 #define GMM__TAG bf16
 #define GMM__WGMMA_TYPES "k16.f32.bf16.bf16"
 #define GMM__OP fwd
@@ -129,24 +133,26 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
 #include GMM_KERNELS_FILE
 #undef GMM__TAG
 #undef GMM__WGMMA_TYPES
-/* d += the product of m64 by n16u by k16: B's columns in registers, A's rows at da. */
-GMM__DEVICE void gmm_wgmma_held(const int units, float *d, const uint32_t b[4], uint64_t da) {
+/* One wgmma of M = 64, N = 16 n16 and K = 16 with register-sourced A (RS): d += A B. swap_ab: A holds columns of the
+   weights, `desc_b` describes rows of tokens. */
+GMM__DEVICE void gmm_wgmma_rs_bf16(const int n16, float *d, const uint32_t a_regs[4], uint64_t desc_b) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    switch (units) {
-#define GMM__X(u, n, b4, a) \
+    switch (n16) {
+#define GMM__X(u, n, regs, desc) \
     case u: asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, 1, 0;\n wgmma.mma_async.sync.aligned.m64n" n \
-                         "k16.f32.bf16.bf16 {" GMM__T##u "}, {" b4 "}, " a ", p, 1, 1, 0;\n}" \
-                         : GMM__V##u : "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]), "l"(da)); break;
-    GMM_WGMMA_HELD_LIST(GMM__X)
+                         "k16.f32.bf16.bf16 {" GMM__T##u "}, {" regs "}, " desc ", p, 1, 1, 0;\n}" \
+                         : GMM__V##u : "r"(a_regs[0]), "r"(a_regs[1]), "r"(a_regs[2]), "r"(a_regs[3]), \
+                         "l"(desc_b)); break;
+    GMM_WGMMA_RS_LIST(GMM__X)
 #undef GMM__X
     default: break;
     }
 #endif
 }
-#undef GMM__WGMMA_TO
-#undef GMM__WGMMA_ADD
-#define GMM__WGMMA_TO "="
-#define GMM__WGMMA_ADD(c) "0"
+#undef GMM__WGMMA_CONSTRAINT
+#undef GMM__WGMMA_SCALE_D
+#define GMM__WGMMA_CONSTRAINT "="
+#define GMM__WGMMA_SCALE_D(c) "0"
 #define GMM__WGMMA_MAJOR ""
 #define GMM__TAG e4m3
 #define GMM__WGMMA_TYPES "k32.f32.e4m3.e4m3"
@@ -161,7 +167,7 @@ GMM__DEVICE void gmm_wgmma_held(const int units, float *d, const uint32_t b[4], 
 #include GMM_KERNELS_FILE
 #undef GMM__TAG
 #undef GMM__WGMMA_TYPES
-#undef GMM__WGMMA_TO
-#undef GMM__WGMMA_ADD
+#undef GMM__WGMMA_CONSTRAINT
+#undef GMM__WGMMA_SCALE_D
 #undef GMM__BODY
 

@@ -12,9 +12,10 @@ static gmm_mat view(gmm_dtype dtype, const void *data, int64_t ld) {
 }
 static void *past(const void *p, int64_t bytes) { return (void *)((uintptr_t)p + (uintptr_t)bytes); }
 
-/* Expects the call to be refused for two named places. */
+/* Expects the call to be refused for two named places. On a GPU, where buffers have no gaps, another buffer may come
+   before the second one. */
 #define OVERLAP(call, function, first, second) \
-    T_REFUSED(GMM_E_ARG, call, function ": ", first ": 0x", "overlaps ", second ", 0x", NULL)
+    T_REFUSED(GMM_E_ARG, call, function ": ", first ": 0x", "overlaps ", T.gpu ? "0x" : second ", 0x", NULL)
 
 /* ----------------------------------------------------------------------------------------------- Grouped linear --- */
 

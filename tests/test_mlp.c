@@ -812,6 +812,11 @@ static void delayed_copies(int arg) {
             if (s.form == T_TABLE_HOST || (s.form == T_TABLE && !T.gpu)) {
                 memcpy(g->table[k], dw[k]->table, sizeof g->table[k]);
                 g->dw[k].table = g->table[k];
+            } else if (s.form == T_TABLE) {
+                void *const table = t_alloc(sizeof g->table[k]);
+                t_download(g->table[k], dw[k]->table, sizeof g->table[k]);
+                t_upload(table, g->table[k], sizeof g->table[k]);
+                g->dw[k].table = (void *const *)table;
             }
             g->grad[k].mat = &g->dw[k];
             g->grad[k].beta = beta;
@@ -908,7 +913,7 @@ static void mlp_overlaps(int arg) {
     do { \
         change; \
         T_REFUSED(GMM_E_ARG, call(T.ctx, &r.d, ws, WS, T.stream), function ": ", first ": 0x", \
-                  "overlaps ", second ", 0x", NULL); \
+                  "overlaps ", T.gpu ? "0x" : second ", 0x", NULL); \
         restore; \
     } while (0)
 #define FWD(change, restore, first, second) SHARED(gmm_mlp_fwd, "gmm_mlp_fwd", change, restore, first, second)

@@ -490,6 +490,12 @@ static void move_odd(operand *o, int32_t units, int64_t rows, int64_t cols) {
     }
 }
 
+static gmm_status run_with(const gmm_linear *d, gmm_op op, void *workspace, size_t bytes) {
+    return op == GMM_OP_LINEAR_FWD     ? gmm_linear_fwd(T.ctx, d, workspace, bytes, T.stream)
+           : op == GMM_OP_LINEAR_DGRAD ? gmm_linear_dgrad(T.ctx, d, workspace, bytes, T.stream)
+                                       : gmm_linear_wgrad(T.ctx, d, workspace, bytes, T.stream);
+}
+
 /* The workspace that a query without addresses asks for serves a call whose operands stand at odd addresses. */
 static void odd_addresses(int arg) {
     EACH_OP(i, arg) {
@@ -517,15 +523,12 @@ static void odd_addresses(int arg) {
         move_odd(&r.w, c.groups, c.N, c.K);
         move_odd(&r.dy, c.groups, r.capacity, c.N);
         workspace = t_workspace(info.workspace_bytes);
-        switch (c.op) {
-        case GMM_OP_LINEAR_FWD:
-            T_OK(gmm_linear_fwd(T.ctx, &r.d, workspace, info.workspace_bytes, T.stream));
-            break;
-        case GMM_OP_LINEAR_DGRAD:
-            T_OK(gmm_linear_dgrad(T.ctx, &r.d, workspace, info.workspace_bytes, T.stream));
-            break;
-        default: T_OK(gmm_linear_wgrad(T.ctx, &r.d, workspace, info.workspace_bytes, T.stream)); break;
+        if (T.engine == GMM_ENGINE_WGMMA) { /* demanded, and the query said what it depends on */
+            T_CHECK(strstr(info.note, "only for addresses at multiples of 16 bytes"), "note \"%s\"", info.note);
+            T_REFUSED(GMM_E_UNSUPPORTED, run_with(&r.d, c.op, workspace, info.workspace_bytes), "16 bytes", NULL);
+            continue;
         }
+        T_OK(run_with(&r.d, c.op, workspace, info.workspace_bytes));
         check(&r, &c);
     }
 }
@@ -1349,6 +1352,11 @@ static void far_scales(int arg) {
                 /* floats beside NV16 weights stay as they are: the weights' amax goes where its share is subnormal */
                 const int a = A->quantized ? some[k].a : 0, b = A->quantized ? some[k].b : some[k].b + some[k].a;
                 const double alpha = ldexp(0.75, some[k].alpha);
+                const int rows = A->quantized && A->rowwise.scaling == GMM_SCALING_ROW;
+                /* the contract's range of two ROW operands on WGMMA: scales of B times alpha are normal numbers */
+                if (rows && (T.engine == GMM_ENGINE_WGMMA || (T.gpu && T.engine == GMM_ENGINE_AUTO)) &&
+                    abs(some[k].b + some[k].alpha) > 110)
+                    continue;
                 if (A->quantized) shift_scales(&r, &c, A, tokens, a);
                 shift_scales(&r, &c, B, other, b);
                 r.d.alpha = t_floats_in(&alpha, 1);

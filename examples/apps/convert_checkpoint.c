@@ -1126,7 +1126,8 @@ int main(int argc, char **argv) {
     source.extra = !strcmp(opt.extra, "keep") ? GMM_CKPT_EXTRA_KEEP
                  : !strcmp(opt.extra, "drop") ? GMM_CKPT_EXTRA_DROP : GMM_CKPT_EXTRA_REFUSE;
     source.drop_extra_state = (int32_t)opt.drop_extra_state;
-    source.skip_missing = (int32_t)opt.partial;
+    /* check_complete has listed what is missing; where the input is inspected alone, that is all that is asked */
+    source.skip_missing = opt.partial || (opt.inspect && !*opt.out && !opt.dry_run);
     if (opt.inspect) inspect_files(&in);
     if (opt.inspect && !given(&opt.from) && !st_metadata(&in.sets[0].files[0], "gmm.layout") &&
         find_scheme(&source, others, sizeof others))

@@ -1775,6 +1775,14 @@ GMM__DEVICE void gmm_order_barrier(int wg, int wait) {
     else gmm_bar_arrive_256(GMM_BAR_ORDER + wg);
 }
 
+/* mbarriers take 8 bytes and stand in pairs. Those of stage s: full (its operands have landed) and empty (all warps
+   that read it are done). */
+GMM__DEVICE uint32_t gmm_sm90_full(uint32_t stage_bars, uint32_t s) { return stage_bars + 16 * s; }
+GMM__DEVICE uint32_t gmm_sm90_empty(uint32_t stage_bars, uint32_t s) { return stage_bars + 16 * s + 8; }
+/* Those of the store slot of part `part` of D, which uses the four slots in turn: store_empty (a consumer warp group
+   may write the slot) and store_full (it has been written). */
+GMM__DEVICE uint32_t gmm_sm90_store_empty(uint32_t slot_bars, uint32_t part) { return slot_bars + part % 4 * 16; }
+GMM__DEVICE uint32_t gmm_sm90_store_full(uint32_t slot_bars, uint32_t part) { return slot_bars + part % 4 * 16 + 8; }
 /* wgmma descriptor of a tile in boxes of 128-byte lines with 128-byte swizzle. K-major tiles are [line][k]; MN-major
    tiles (`mn_major`) are boxes of [k][64 lines] one after another. */
 GMM__DEVICE uint64_t gmm_wgmma_desc(uint32_t smem, int mn_major) {
@@ -2368,7 +2376,7 @@ GMM__DEVICE void gmm_sm90_packed_mainloop(const int b_format, const int m16, con
 #pragma unroll 1
     for (q = 0; q < k_tiles; q++) {
         const uint32_t a = (uint32_t)desc_a + s * (stage >> 4);
-        gmm_mbarrier_wait(stage_bars + 16 * s, parity);
+        gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), parity);
         wide = gmm_sm90_packed_load(b_format, packed_at + s * stage, packed);
         wide |= gmm_sm90_packed_scales(b_format, scales_at + s * stage, (int)(q & 1), scales);
 #pragma unroll
@@ -2383,7 +2391,7 @@ GMM__DEVICE void gmm_sm90_packed_mainloop(const int b_format, const int m16, con
             gmm_wgmma_rs_bf16(m16, acc, fragments[j], (desc_a & 0xFFFFFFFF00000000u) | (a + j * (32 >> 4)));
         gmm_wgmma_commit();
         GMM__WGMMA_WAIT(0); /* wgmma would keep its registers from everything else */
-        if (lane < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * s + 8, lane);
+        if (lane < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s), lane);
         if (++s == stages) {
             s = 0;
             parity ^= 1;
@@ -2435,7 +2443,7 @@ GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_for
             }
         }
         for (q = 0; q < k_tiles; q++, iter++) {
-            const uint32_t s = iter % stages, full = stage_bars + 16 * s, to = scales + s * stage + 4 * lane;
+            const uint32_t s = iter % stages, full = gmm_sm90_full(stage_bars, s), to = scales + s * stage + 4 * lane;
             const int32_t word = (int32_t)(width == 16 ? q : q / 2);
             const int32_t left = blocks - 4 * word < 4 ? blocks - 4 * word : 4;
             gmm_mbarrier_wait(full + 8, (iter / stages & 1) ^ 1);
@@ -2511,15 +2519,15 @@ typedef struct gmm_sm90_d_box {
     int evict_first;    /* it leaves the L2 before operands, which are read again */
 } gmm_sm90_d_box;
 
-/* A consumer warp group waits until the slot of part number `part` of D is free; and hands it over written. slot_bars:
-   barriers (free, written) of the first of the four slots, which parts use in turn whichever warp group writes them. */
+/* A consumer warp group waits until the slot of part number `part` of D is empty, and hands it over full. slot_bars:
+   the barriers of the first slot; which warp group writes a part does not matter for its slot. */
 GMM__DEVICE void gmm_sm90_acquire_slot(uint32_t slot_bars, uint32_t part) {
-    gmm_mbarrier_wait(slot_bars + part % 4 * 16, part / 4 & 1);
+    gmm_mbarrier_wait(gmm_sm90_store_empty(slot_bars, part), part / 4 & 1);
 }
 GMM__DEVICE void gmm_sm90_commit_slot(uint32_t slot_bars, uint32_t part) {
     gmm_fence_proxy_async();
     __syncwarp();
-    if ((gmm_tid_x() & 31) == 0) gmm_mbarrier_arrive(slot_bars + part % 4 * 16 + 8);
+    if ((gmm_tid_x() & 31) == 0) gmm_mbarrier_arrive(gmm_sm90_store_full(slot_bars, part));
 }
 /* Parts of 64 rows x 256 bytes of a tile of D, with elements of `size` bytes. */
 GMM__DEVICE uint32_t gmm_sm90_d_parts(const gmm_sm90_tile *t, int32_t size) {
@@ -2537,7 +2545,7 @@ GMM__DEVICE int gmm_sm90_d_by_tma(const gmm_gemm_args *p, int32_t g, float beta)
 GMM__DEVICE void gmm_sm90_store_part(const gmm_sm90_args *args, const gmm_sm90_d_box *box, uint32_t slot_bars,
                                      uint32_t slot,
                                uint32_t part) {
-    gmm_mbarrier_wait(slot_bars + part % 4 * 16 + 8, part / 4 & 1);
+    gmm_mbarrier_wait(gmm_sm90_store_full(slot_bars, part), part / 4 & 1);
     slot += part % 4 * 16384;
     if (box->active && box->evict_first) gmm_tma_store_evict_first(&args->a16, slot, box->x, box->y, box->z, box->w);
     else if (box->active) gmm_tma_store(&args->a16, slot, 0, box->x, box->y, box->z, box->w);
@@ -2564,7 +2572,7 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
     current = previous;
     slots += 8192 * (uint32_t)lane;
     for (;; part += 2, y += 128) {
-        const uint32_t slot_bar = slot_bars + part % 4 * 16;
+        const uint32_t slot_bar = gmm_sm90_store_empty(slot_bars, part);
         if (part >= 4) gmm_sm90_store_part(args, &previous, slot_bars, slots, part - 4);
         for (; part >= part_end && !done; tile_index++) { /* the store above is under way while the next tile is read */
             const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
@@ -7797,7 +7805,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
 #pragma unroll 1
     for (k = 0;; k++) {
         const uint64_t b = desc_b + s * (GMM__CFG(stage_bytes) >> 4), a = desc_a + s * (GMM__CFG(stage_bytes) >> 4);
-        gmm_mbarrier_wait(stage_bars + 16 * s, parity);
+        gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), parity);
         if (GMM__CFG(consumers) == 1 && k == k_tiles - 1 && lane == 0) gmm_mbarrier_arrive(order);
         gmm_wgmma_fence();
 #pragma unroll
@@ -7811,7 +7819,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
         if (small_m) GMM__WGMMA_WAIT(0);
         else GMM__WGMMA_WAIT(1);
         if ((small_m || k > 0) &&
-            lane < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * (small_m ? s : prev_stage) + 8, lane);
+            lane < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, small_m ? s : prev_stage), lane);
         if (GMM__DEFERRED && *pending > 0) GMM__PART(gmm_sm90_store_deferred_)(args, prev_tile, wg, slots, deferred,
                                                                                pending, part);
         prev_stage = s;
@@ -7822,7 +7830,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
         }
     }
     GMM__WGMMA_WAIT(0);
-    if (!small_m && lane < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * prev_stage + 8, lane);
+    if (!small_m && lane < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, prev_stage), lane);
     *iter += k_tiles;
 }
 
@@ -7880,8 +7888,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
         if (t->cols <= col0) { /* no columns for this warp group: it releases the stages */
             for (; k_tiles > 0; k_tiles--, iter++) {
                 const uint32_t s = iter % GMM__CFG(stages);
-                gmm_mbarrier_wait(stage_bars + 16 * s, iter / GMM__CFG(stages) & 1);
-                if (lane < (int)cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * s + 8, (uint32_t)lane);
+                gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), iter / GMM__CFG(stages) & 1);
+                if (lane < (int)cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s), (uint32_t)lane);
             }
             if (GMM__CFG(consumers) == 1 && lane == 0) gmm_mbarrier_arrive(order + 8 * wg);
             if (GMM__K_GROUPED) { /* and has nothing to store */
@@ -8176,7 +8184,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_const
     const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
     const uint32_t stage_bars = base + GMM__CFG(barriers_offset);             /* full and empty barrier of each stage */
     /* tile_full of each tile of the ring, then released batches */
-    const uint32_t tile_full = stage_bars + 16 * GMM__CFG(stages);
+    const uint32_t tile_full = gmm_sm90_full(stage_bars, GMM__CFG(stages));
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
     uint32_t cluster, cta_rank, i;
 
@@ -8187,9 +8195,9 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_const
 #pragma unroll
         for (i = 0; i < GMM__CFG(stages); i++) {
             /* full: the producer lane, and the lanes of the scale loader */
-            gmm_mbarrier_init(stage_bars + 16 * i, GMM__CFG(tile_b) ? 33 : 1);
+            gmm_mbarrier_init(gmm_sm90_full(stage_bars, i), GMM__CFG(tile_b) ? 33 : 1);
             /* empty: consumer warps of the CTAs that read the stage */
-            gmm_mbarrier_init(stage_bars + 16 * i + 8, 4 * GMM__CFG(consumers) * cluster);
+            gmm_mbarrier_init(gmm_sm90_empty(stage_bars, i), 4 * GMM__CFG(consumers) * cluster);
         }
 #pragma unroll
         for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(tile_full + 8 * i, 1);
@@ -8332,7 +8340,8 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_const
                     continue;
                 }
                 for (; k_tiles > 0; k_tiles -= stages_at_once, iter += stages_at_once) {
-                    const uint32_t k_iter = iter + second, s = k_iter % GMM__CFG(stages), full = stage_bars + 16 * s;
+                    const uint32_t k_iter = iter + second, s = k_iter % GMM__CFG(stages),
+                        full = gmm_sm90_full(stage_bars, s);
                     if (k_tiles < stages_at_once) stages_at_once = 1; /* the last stage is alone */
                     if (second < stages_at_once) {
                         gmm_mbarrier_wait(full + 8, (k_iter / GMM__CFG(stages) & 1) ^ 1);
@@ -8349,7 +8358,8 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_const
             /* shared memory must exist until the other CTA of the cluster has arrived at these barriers for the last
                time */
             for (i = 0; i < GMM__CFG(stages); i++, iter++)
-                gmm_mbarrier_wait(stage_bars + 16 * (iter % GMM__CFG(stages)) + 8, (iter / GMM__CFG(stages) & 1) ^ 1);
+                gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, iter % GMM__CFG(stages)),
+                                  (iter / GMM__CFG(stages) & 1) ^ 1);
         }
         if (GMM__K_GROUPED && warp >= 10 && lane < 2) /* store warps: every other part of D */
             gmm_sm90_store_tiles(&args, ring, tile_full, (uint32_t)warp - 10,
@@ -8450,14 +8460,14 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
 #pragma unroll 1
     for (; k != end; k++) {
         s = __shfl_sync(0xFFFFFFFFu, k % GMM__CFG(stages), 0);
-        gmm_mbarrier_wait(stage_bars + 16 * s, k / GMM__CFG(stages) & 1);
+        gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), k / GMM__CFG(stages) & 1);
         GMM__PART(gmm_fp8_issue_stage_)(acc, desc_a, desc_b, s);
         GMM__WGMMA_WAIT(1);
         if (k != *iter &&
-            lane < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * ((k - 1) % GMM__CFG(stages)) + 8, lane);
+            lane < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, (k - 1) % GMM__CFG(stages)), lane);
     }
     GMM__WGMMA_WAIT(0);
-    if (lane < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * ((k - 1) % GMM__CFG(stages)) + 8, lane);
+    if (lane < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, (k - 1) % GMM__CFG(stages)), lane);
 #else
     const uint32_t column_scales_at = stage_bars - GMM__CFG(barriers_offset) + GMM__CFG(stage_scales_offset) +
         GMM__ROW_SCALE_BYTES +
@@ -8469,7 +8479,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
         float scales[GMM__CFG(tile_n) == 128 ? 1 : 3][2], b_scales[4][4], a_scales[2] = { 1.0f, 1.0f },
                            block_scales[2] = { 1.0f, 1.0f };
         s = __shfl_sync(0xFFFFFFFFu, k % GMM__CFG(stages), 0);
-        gmm_mbarrier_wait(stage_bars + 16 * s, k / GMM__CFG(stages) & 1);
+        gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), k / GMM__CFG(stages) & 1);
         if (GMM__KIND == GMM_FP8_1D1D && order >= 0) gmm_order_barrier(order, 1);
         GMM__PART(gmm_fp8_issue_stage_)(partial, desc_a, desc_b, s);
         /* one group is under way: without this ptxas moves the scale loads between the wgmmas, which serializes them */
@@ -8501,7 +8511,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
         for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(partial[u]);
         if (GMM__KIND != GMM_FP8_1D1D) { /* all lanes have read the stage's scales */
             __syncwarp();
-            if (lane < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * s + 8, lane);
+            if (lane < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s), lane);
         }
 #pragma unroll
         for (u = 0; u < GMM__ACC / 8; u++) { /* 16 columns */
@@ -8516,7 +8526,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
         }
         if (GMM__KIND == GMM_FP8_1D1D) {
             __syncwarp();
-            if (lane < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * s + 8, lane);
+            if (lane < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s), lane);
         }
     }
 #endif
@@ -8530,7 +8540,8 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
     gmm_fp8_tile *const ring = (gmm_fp8_tile *)(gmm_shared + GMM__CFG(ring_offset));
     const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
     const uint32_t stage_bars = base + GMM__CFG(barriers_offset);             /* full and empty barrier of each stage */
-    const uint32_t tile_full = stage_bars + 16 * GMM__CFG(stages);      /* tile_full of each tile of the ring */
+    /* tile_full of each tile of the ring */
+    const uint32_t tile_full = gmm_sm90_full(stage_bars, GMM__CFG(stages));
     /* tile_empty: the producer has read the tile */
     const uint32_t tile_empty = tile_full + 8 * GMM_SM90_TILE_RING;
     /* empty and full barrier of each store slot */
@@ -8552,8 +8563,8 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
 #pragma unroll
         for (i = 0; i < GMM__CFG(stages); i++) {
             /* the producer lane, and the lanes of the scale loader */
-            gmm_mbarrier_init(stage_bars + 16 * i, scaled ? 33 : 1);
-            gmm_mbarrier_init(stage_bars + 16 * i + 8,
+            gmm_mbarrier_init(gmm_sm90_full(stage_bars, i), scaled ? 33 : 1);
+            gmm_mbarrier_init(gmm_sm90_empty(stage_bars, i),
                               4 * GMM__CFG(consumers) * cluster); /* consumer warps of the CTAs that read the stage */
         }
 #pragma unroll
@@ -8732,7 +8743,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                 if (first) /* the box is computed before the wait */
                     GMM__GRIDDEPCONTROL_WAIT_WITH(offset, y, end, wrap, active, bytes, k_tiles);
                 for (; k_tiles > 0; k_tiles--, iter++) {
-                    const uint32_t s = iter % GMM__CFG(stages), full = stage_bars + 16 * s;
+                    const uint32_t s = iter % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s);
                     gmm_mbarrier_wait(full + 8, (iter / GMM__CFG(stages) & 1) ^ 1);
                     if (lane == 0) gmm_mbarrier_arrive_expect_tx(full, bytes);
                     if (active) gmm_tma_load(base + s * GMM__CFG(stage_bytes) + offset, map, full, multicast, x, y,
@@ -8745,7 +8756,8 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                            its multicast data has arrived before, and the scheduler has waited for its prediction */
 #pragma unroll 1
             for (i = 0; i < GMM__CFG(stages); i++, iter++)
-                gmm_mbarrier_wait(stage_bars + 16 * (iter % GMM__CFG(stages)) + 8, (iter / GMM__CFG(stages) & 1) ^ 1);
+                gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, iter % GMM__CFG(stages)),
+                                  (iter / GMM__CFG(stages) & 1) ^ 1);
         /* scale loader; column scales are permuted to the order of the accumulators */
         } else if (warp == 4 * GMM__CFG(consumers) + 1 && scaled) {
             const uint32_t scales_at = base + GMM__CFG(stage_scales_offset);
@@ -8774,7 +8786,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                     cols += (f->t.n0 / 128 + (lane == 1 && f->t.cols > columns_to_128)) * block;
                 }
                 for (; k_tiles > 0; k_tiles--, iter++) {
-                    const uint32_t s = iter % GMM__CFG(stages), full = stage_bars + 16 * s,
+                    const uint32_t s = iter % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s),
                                                         offset = scales_at + s * GMM__STAGE_SCALE_BYTES;
                     gmm_mbarrier_wait(full + 8, (iter / GMM__CFG(stages) & 1) ^ 1);
 #pragma unroll
@@ -8828,8 +8840,8 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                 uint32_t k_tiles = gmm_fp8_k_tiles(t->k);
                 for (; k_tiles > 0; k_tiles--, iter++) {
                     const uint32_t s = iter % GMM__CFG(stages);
-                    gmm_mbarrier_wait(stage_bars + 16 * s, iter / GMM__CFG(stages) & 1);
-                    if ((threadIdx.x & 31) < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * s + 8,
+                    gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), iter / GMM__CFG(stages) & 1);
+                    if ((threadIdx.x & 31) < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s),
                                                                                  threadIdx.x & 31);
                 }
                 __syncwarp();

@@ -15,3 +15,11 @@ GMM__DEVICE void gmm_order_barrier(int wg, int wait) {
     else gmm_bar_arrive_256(GMM_BAR_ORDER + wg);
 }
 
+/* mbarriers take 8 bytes and stand in pairs. Those of stage s: full (its operands have landed) and empty (all warps
+   that read it are done). */
+GMM__DEVICE uint32_t gmm_sm90_full(uint32_t stage_bars, uint32_t s) { return stage_bars + 16 * s; }
+GMM__DEVICE uint32_t gmm_sm90_empty(uint32_t stage_bars, uint32_t s) { return stage_bars + 16 * s + 8; }
+/* Those of the store slot of part `part` of D, which uses the four slots in turn: store_empty (a consumer warp group
+   may write the slot) and store_full (it has been written). */
+GMM__DEVICE uint32_t gmm_sm90_store_empty(uint32_t slot_bars, uint32_t part) { return slot_bars + part % 4 * 16; }
+GMM__DEVICE uint32_t gmm_sm90_store_full(uint32_t slot_bars, uint32_t part) { return slot_bars + part % 4 * 16 + 8; }

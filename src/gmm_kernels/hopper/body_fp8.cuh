@@ -48,14 +48,14 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
 #pragma unroll 1
     for (; k != end; k++) {
         s = __shfl_sync(0xFFFFFFFFu, k % GMM__CFG(stages), 0);
-        gmm_mbarrier_wait(stage_bars + 16 * s, k / GMM__CFG(stages) & 1);
+        gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), k / GMM__CFG(stages) & 1);
         GMM__PART(gmm_fp8_issue_stage_)(acc, desc_a, desc_b, s);
         GMM__WGMMA_WAIT(1);
         if (k != *iter &&
-            lane < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * ((k - 1) % GMM__CFG(stages)) + 8, lane);
+            lane < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, (k - 1) % GMM__CFG(stages)), lane);
     }
     GMM__WGMMA_WAIT(0);
-    if (lane < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * ((k - 1) % GMM__CFG(stages)) + 8, lane);
+    if (lane < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, (k - 1) % GMM__CFG(stages)), lane);
 #else
     const uint32_t column_scales_at = stage_bars - GMM__CFG(barriers_offset) + GMM__CFG(stage_scales_offset) +
         GMM__ROW_SCALE_BYTES +
@@ -67,7 +67,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
         float scales[GMM__CFG(tile_n) == 128 ? 1 : 3][2], b_scales[4][4], a_scales[2] = { 1.0f, 1.0f },
                            block_scales[2] = { 1.0f, 1.0f };
         s = __shfl_sync(0xFFFFFFFFu, k % GMM__CFG(stages), 0);
-        gmm_mbarrier_wait(stage_bars + 16 * s, k / GMM__CFG(stages) & 1);
+        gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), k / GMM__CFG(stages) & 1);
         if (GMM__KIND == GMM_FP8_1D1D && order >= 0) gmm_order_barrier(order, 1);
         GMM__PART(gmm_fp8_issue_stage_)(partial, desc_a, desc_b, s);
         /* one group is under way: without this ptxas moves the scale loads between the wgmmas, which serializes them */
@@ -99,7 +99,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
         for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(partial[u]);
         if (GMM__KIND != GMM_FP8_1D1D) { /* all lanes have read the stage's scales */
             __syncwarp();
-            if (lane < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * s + 8, lane);
+            if (lane < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s), lane);
         }
 #pragma unroll
         for (u = 0; u < GMM__ACC / 8; u++) { /* 16 columns */
@@ -114,7 +114,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
         }
         if (GMM__KIND == GMM_FP8_1D1D) {
             __syncwarp();
-            if (lane < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * s + 8, lane);
+            if (lane < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s), lane);
         }
     }
 #endif
@@ -128,7 +128,8 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
     gmm_fp8_tile *const ring = (gmm_fp8_tile *)(gmm_shared + GMM__CFG(ring_offset));
     const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
     const uint32_t stage_bars = base + GMM__CFG(barriers_offset);             /* full and empty barrier of each stage */
-    const uint32_t tile_full = stage_bars + 16 * GMM__CFG(stages);      /* tile_full of each tile of the ring */
+    /* tile_full of each tile of the ring */
+    const uint32_t tile_full = gmm_sm90_full(stage_bars, GMM__CFG(stages));
     /* tile_empty: the producer has read the tile */
     const uint32_t tile_empty = tile_full + 8 * GMM_SM90_TILE_RING;
     /* empty and full barrier of each store slot */
@@ -150,8 +151,8 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
 #pragma unroll
         for (i = 0; i < GMM__CFG(stages); i++) {
             /* the producer lane, and the lanes of the scale loader */
-            gmm_mbarrier_init(stage_bars + 16 * i, scaled ? 33 : 1);
-            gmm_mbarrier_init(stage_bars + 16 * i + 8,
+            gmm_mbarrier_init(gmm_sm90_full(stage_bars, i), scaled ? 33 : 1);
+            gmm_mbarrier_init(gmm_sm90_empty(stage_bars, i),
                               4 * GMM__CFG(consumers) * cluster); /* consumer warps of the CTAs that read the stage */
         }
 #pragma unroll
@@ -330,7 +331,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                 if (first) /* the box is computed before the wait */
                     GMM__GRIDDEPCONTROL_WAIT_WITH(offset, y, end, wrap, active, bytes, k_tiles);
                 for (; k_tiles > 0; k_tiles--, iter++) {
-                    const uint32_t s = iter % GMM__CFG(stages), full = stage_bars + 16 * s;
+                    const uint32_t s = iter % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s);
                     gmm_mbarrier_wait(full + 8, (iter / GMM__CFG(stages) & 1) ^ 1);
                     if (lane == 0) gmm_mbarrier_arrive_expect_tx(full, bytes);
                     if (active) gmm_tma_load(base + s * GMM__CFG(stage_bytes) + offset, map, full, multicast, x, y,
@@ -343,7 +344,8 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                            its multicast data has arrived before, and the scheduler has waited for its prediction */
 #pragma unroll 1
             for (i = 0; i < GMM__CFG(stages); i++, iter++)
-                gmm_mbarrier_wait(stage_bars + 16 * (iter % GMM__CFG(stages)) + 8, (iter / GMM__CFG(stages) & 1) ^ 1);
+                gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, iter % GMM__CFG(stages)),
+                                  (iter / GMM__CFG(stages) & 1) ^ 1);
         /* scale loader; column scales are permuted to the order of the accumulators */
         } else if (warp == 4 * GMM__CFG(consumers) + 1 && scaled) {
             const uint32_t scales_at = base + GMM__CFG(stage_scales_offset);
@@ -372,7 +374,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                     cols += (f->t.n0 / 128 + (lane == 1 && f->t.cols > columns_to_128)) * block;
                 }
                 for (; k_tiles > 0; k_tiles--, iter++) {
-                    const uint32_t s = iter % GMM__CFG(stages), full = stage_bars + 16 * s,
+                    const uint32_t s = iter % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s),
                                                         offset = scales_at + s * GMM__STAGE_SCALE_BYTES;
                     gmm_mbarrier_wait(full + 8, (iter / GMM__CFG(stages) & 1) ^ 1);
 #pragma unroll
@@ -426,8 +428,8 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                 uint32_t k_tiles = gmm_fp8_k_tiles(t->k);
                 for (; k_tiles > 0; k_tiles--, iter++) {
                     const uint32_t s = iter % GMM__CFG(stages);
-                    gmm_mbarrier_wait(stage_bars + 16 * s, iter / GMM__CFG(stages) & 1);
-                    if ((threadIdx.x & 31) < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * s + 8,
+                    gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), iter / GMM__CFG(stages) & 1);
+                    if ((threadIdx.x & 31) < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s),
                                                                                  threadIdx.x & 31);
                 }
                 __syncwarp();

@@ -109,7 +109,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
 #pragma unroll 1
     for (k = 0;; k++) {
         const uint64_t b = desc_b + s * (GMM__CFG(stage_bytes) >> 4), a = desc_a + s * (GMM__CFG(stage_bytes) >> 4);
-        gmm_mbarrier_wait(stage_bars + 16 * s, parity);
+        gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), parity);
         if (GMM__CFG(consumers) == 1 && k == k_tiles - 1 && lane == 0) gmm_mbarrier_arrive(order);
         gmm_wgmma_fence();
 #pragma unroll
@@ -123,7 +123,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
         if (small_m) GMM__WGMMA_WAIT(0);
         else GMM__WGMMA_WAIT(1);
         if ((small_m || k > 0) &&
-            lane < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * (small_m ? s : prev_stage) + 8, lane);
+            lane < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, small_m ? s : prev_stage), lane);
         if (GMM__DEFERRED && *pending > 0) GMM__PART(gmm_sm90_store_deferred_)(args, prev_tile, wg, slots, deferred,
                                                                                pending, part);
         prev_stage = s;
@@ -134,7 +134,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
         }
     }
     GMM__WGMMA_WAIT(0);
-    if (!small_m && lane < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * prev_stage + 8, lane);
+    if (!small_m && lane < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, prev_stage), lane);
     *iter += k_tiles;
 }
 
@@ -192,8 +192,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
         if (t->cols <= col0) { /* no columns for this warp group: it releases the stages */
             for (; k_tiles > 0; k_tiles--, iter++) {
                 const uint32_t s = iter % GMM__CFG(stages);
-                gmm_mbarrier_wait(stage_bars + 16 * s, iter / GMM__CFG(stages) & 1);
-                if (lane < (int)cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * s + 8, (uint32_t)lane);
+                gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), iter / GMM__CFG(stages) & 1);
+                if (lane < (int)cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s), (uint32_t)lane);
             }
             if (GMM__CFG(consumers) == 1 && lane == 0) gmm_mbarrier_arrive(order + 8 * wg);
             if (GMM__K_GROUPED) { /* and has nothing to store */
@@ -488,7 +488,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_const
     const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
     const uint32_t stage_bars = base + GMM__CFG(barriers_offset);             /* full and empty barrier of each stage */
     /* tile_full of each tile of the ring, then released batches */
-    const uint32_t tile_full = stage_bars + 16 * GMM__CFG(stages);
+    const uint32_t tile_full = gmm_sm90_full(stage_bars, GMM__CFG(stages));
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
     uint32_t cluster, cta_rank, i;
 
@@ -499,9 +499,9 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_const
 #pragma unroll
         for (i = 0; i < GMM__CFG(stages); i++) {
             /* full: the producer lane, and the lanes of the scale loader */
-            gmm_mbarrier_init(stage_bars + 16 * i, GMM__CFG(tile_b) ? 33 : 1);
+            gmm_mbarrier_init(gmm_sm90_full(stage_bars, i), GMM__CFG(tile_b) ? 33 : 1);
             /* empty: consumer warps of the CTAs that read the stage */
-            gmm_mbarrier_init(stage_bars + 16 * i + 8, 4 * GMM__CFG(consumers) * cluster);
+            gmm_mbarrier_init(gmm_sm90_empty(stage_bars, i), 4 * GMM__CFG(consumers) * cluster);
         }
 #pragma unroll
         for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(tile_full + 8 * i, 1);
@@ -644,7 +644,8 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_const
                     continue;
                 }
                 for (; k_tiles > 0; k_tiles -= stages_at_once, iter += stages_at_once) {
-                    const uint32_t k_iter = iter + second, s = k_iter % GMM__CFG(stages), full = stage_bars + 16 * s;
+                    const uint32_t k_iter = iter + second, s = k_iter % GMM__CFG(stages),
+                        full = gmm_sm90_full(stage_bars, s);
                     if (k_tiles < stages_at_once) stages_at_once = 1; /* the last stage is alone */
                     if (second < stages_at_once) {
                         gmm_mbarrier_wait(full + 8, (k_iter / GMM__CFG(stages) & 1) ^ 1);
@@ -661,7 +662,8 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_const
             /* shared memory must exist until the other CTA of the cluster has arrived at these barriers for the last
                time */
             for (i = 0; i < GMM__CFG(stages); i++, iter++)
-                gmm_mbarrier_wait(stage_bars + 16 * (iter % GMM__CFG(stages)) + 8, (iter / GMM__CFG(stages) & 1) ^ 1);
+                gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, iter % GMM__CFG(stages)),
+                                  (iter / GMM__CFG(stages) & 1) ^ 1);
         }
         if (GMM__K_GROUPED && warp >= 10 && lane < 2) /* store warps: every other part of D */
             gmm_sm90_store_tiles(&args, ring, tile_full, (uint32_t)warp - 10,

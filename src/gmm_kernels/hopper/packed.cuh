@@ -110,7 +110,7 @@ GMM__DEVICE void gmm_sm90_packed_mainloop(const int b_format, const int m16, con
 #pragma unroll 1
     for (q = 0; q < k_tiles; q++) {
         const uint32_t a = (uint32_t)desc_a + s * (stage >> 4);
-        gmm_mbarrier_wait(stage_bars + 16 * s, parity);
+        gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), parity);
         wide = gmm_sm90_packed_load(b_format, packed_at + s * stage, packed);
         wide |= gmm_sm90_packed_scales(b_format, scales_at + s * stage, (int)(q & 1), scales);
 #pragma unroll
@@ -125,7 +125,7 @@ GMM__DEVICE void gmm_sm90_packed_mainloop(const int b_format, const int m16, con
             gmm_wgmma_rs_bf16(m16, acc, fragments[j], (desc_a & 0xFFFFFFFF00000000u) | (a + j * (32 >> 4)));
         gmm_wgmma_commit();
         GMM__WGMMA_WAIT(0); /* wgmma would keep its registers from everything else */
-        if (lane < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * s + 8, lane);
+        if (lane < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s), lane);
         if (++s == stages) {
             s = 0;
             parity ^= 1;
@@ -177,7 +177,7 @@ GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_for
             }
         }
         for (q = 0; q < k_tiles; q++, iter++) {
-            const uint32_t s = iter % stages, full = stage_bars + 16 * s, to = scales + s * stage + 4 * lane;
+            const uint32_t s = iter % stages, full = gmm_sm90_full(stage_bars, s), to = scales + s * stage + 4 * lane;
             const int32_t word = (int32_t)(width == 16 ? q : q / 2);
             const int32_t left = blocks - 4 * word < 4 ? blocks - 4 * word : 4;
             gmm_mbarrier_wait(full + 8, (iter / stages & 1) ^ 1);

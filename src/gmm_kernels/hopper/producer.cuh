@@ -50,15 +50,15 @@ typedef struct gmm_sm90_d_box {
     int evict_first;    /* it leaves the L2 before operands, which are read again */
 } gmm_sm90_d_box;
 
-/* A consumer warp group waits until the slot of part number `part` of D is free; and hands it over written. slot_bars:
-   barriers (free, written) of the first of the four slots, which parts use in turn whichever warp group writes them. */
+/* A consumer warp group waits until the slot of part number `part` of D is empty, and hands it over full. slot_bars:
+   the barriers of the first slot; which warp group writes a part does not matter for its slot. */
 GMM__DEVICE void gmm_sm90_acquire_slot(uint32_t slot_bars, uint32_t part) {
-    gmm_mbarrier_wait(slot_bars + part % 4 * 16, part / 4 & 1);
+    gmm_mbarrier_wait(gmm_sm90_store_empty(slot_bars, part), part / 4 & 1);
 }
 GMM__DEVICE void gmm_sm90_commit_slot(uint32_t slot_bars, uint32_t part) {
     gmm_fence_proxy_async();
     __syncwarp();
-    if ((gmm_tid_x() & 31) == 0) gmm_mbarrier_arrive(slot_bars + part % 4 * 16 + 8);
+    if ((gmm_tid_x() & 31) == 0) gmm_mbarrier_arrive(gmm_sm90_store_full(slot_bars, part));
 }
 /* Parts of 64 rows x 256 bytes of a tile of D, with elements of `size` bytes. */
 GMM__DEVICE uint32_t gmm_sm90_d_parts(const gmm_sm90_tile *t, int32_t size) {
@@ -76,7 +76,7 @@ GMM__DEVICE int gmm_sm90_d_by_tma(const gmm_gemm_args *p, int32_t g, float beta)
 GMM__DEVICE void gmm_sm90_store_part(const gmm_sm90_args *args, const gmm_sm90_d_box *box, uint32_t slot_bars,
                                      uint32_t slot,
                                uint32_t part) {
-    gmm_mbarrier_wait(slot_bars + part % 4 * 16 + 8, part / 4 & 1);
+    gmm_mbarrier_wait(gmm_sm90_store_full(slot_bars, part), part / 4 & 1);
     slot += part % 4 * 16384;
     if (box->active && box->evict_first) gmm_tma_store_evict_first(&args->a16, slot, box->x, box->y, box->z, box->w);
     else if (box->active) gmm_tma_store(&args->a16, slot, 0, box->x, box->y, box->z, box->w);
@@ -103,7 +103,7 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
     current = previous;
     slots += 8192 * (uint32_t)lane;
     for (;; part += 2, y += 128) {
-        const uint32_t slot_bar = slot_bars + part % 4 * 16;
+        const uint32_t slot_bar = gmm_sm90_store_empty(slot_bars, part);
         if (part >= 4) gmm_sm90_store_part(args, &previous, slot_bars, slots, part - 4);
         for (; part >= part_end && !done; tile_index++) { /* the store above is under way while the next tile is read */
             const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];

@@ -1723,6 +1723,7 @@ typedef struct gmm__call {
     gmm_mlp_config config;  /* MLP */
     const void *input;      /* what else an operation reads and writes: named where it is used */
     void *output;
+    uint64_t fields;        /* bits of gmm__field: the optional fields that it asks for, set by gmm__select_from */
     int in_place;           /* an output may be one of the inputs, element upon element */
     int32_t spans;
     gmm__span span[GMM__SPANS];
@@ -1752,7 +1753,8 @@ typedef struct gmm__engine_op {
 typedef struct gmm__engine_row {
     gmm_engine engine;
     gmm_space space;
-    int automatic; /* AUTO may choose it */
+    int automatic;    /* AUTO may choose it */
+    uint64_t honours; /* bits of gmm__field: the optional fields that it honours */
     gmm__engine_op ops[GMM_OP_COUNT];
 } gmm__engine_row;
 
@@ -7871,7 +7873,6 @@ static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
     const gmm_mat *a = &call->mat[gmm__lt_a(op)], *d = &call->mat[gmm__lt_d(op)], *bias = &call->mat[GMM__BIAS];
     const gmm_mat *table = op == GMM_OP_LINEAR_WGRAD ? d : a;
     if (!call->ctx->lt.handle) return gmm__decline(plan, "could not be opened on this device");
-    if (gmm__quantized(call)) return gmm__decline(plan, "takes no quantized operands");
     if (!call->groups.on_host) return gmm__decline(plan, "needs host sizes (groups.on_host)");
     if (call->rows > INT32_MAX || call->in > INT32_MAX || call->out > INT32_MAX)
         return gmm__decline(plan, "takes at most %lld rows and features", (long long)INT32_MAX);
@@ -7883,11 +7884,6 @@ static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
     if (bias->dtype != GMM_NONE && (a->dtype != GMM_F32 || bias->dtype != GMM_F32)) /* 16-bit sums are rounded first */
         return gmm__decline(plan, "adds no bias of %s to products of %s", gmm_dtype_name(bias->dtype),
                             gmm_dtype_name(a->dtype));
-    if (bias->dtype != GMM_NONE && call->d.linear.row_scale) return gmm__decline(plan, "scales no bias by row");
-    if (op == GMM_OP_LINEAR_WGRAD && call->grad[GMM__DW].beta) return gmm__decline(plan, "takes no beta per group");
-    if (op == GMM_OP_LINEAR_WGRAD && call->grad[GMM__DW].frozen) return gmm__decline(plan, "takes no frozen groups");
-    if (call->options.sm_limit)
-        return gmm__decline(plan, "cannot keep sm_limit %d without other results", (int)call->options.sm_limit);
     gmm__reserve(plan, GMM__LT_BETA, sizeof(uint64_t)); /* for alpha, whose address a query need not know */
     gmm__reserve(plan, GMM__LT_SCRATCH, (size_t)GMM__LT_SCRATCH_BYTES);
     (void)snprintf(plan->note, sizeof plan->note, "one product per group%s; refused where the library has no algorithm "
@@ -8258,7 +8254,6 @@ static int gmm__wgmma_plan_expanded(const gmm__call *call, gmm__plan *plan, gmm_
     if (a->dtype == GMM_F32 || (a->dtype == GMM_F16 && !nv))
         return gmm__decline(plan, "multiplies no %s by %s weights", gmm_dtype_name(a->dtype),
                             gmm_scaling_name(b->scaling));
-    if ((a->flags | b->flags) & (uint32_t)GMM_MAT_ROW_AMAX) return gmm__decline(plan, "applies no amax per row");
     if (!gmm__wgmma_plan_tiles(call, plan, op, op == gmm_gemm_dgrad && nv ? gmm_gemm_fwd : op, dtype,
                                gmm__wgmma_factor(call, op)))
         return 0;
@@ -8791,6 +8786,145 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
     return GMM_OK;
 }
 
+/* .............................................................................. 14.16 Optional fields of calls ... */
+
+/* One row per optional field, option or flag of a call: the operations whose descriptors have it, when a call asks for
+   it, and which engines honour it. gmm__select_from declines an engine that does not honour a field which the call asks
+   for, so that no engine ignores a field in silence: a field that is added to a descriptor gets a row here. Permissions
+   (allow_*, fp8_fast_accum) and settings of one engine (tile, workspace_limit) are honoured by engines that make no use
+   of them. On the CPU engine sm_limit and groups.rows_hint concern nothing. cuBLASLt chooses among algorithms with
+   different results when multiprocessors are reserved, so that it does not honour sm_limit.
+   X(field, first operation, last operation, condition, CPU, WGMMA, MMA, CUBLASLT, name in messages) */
+#define GMM__FIELD_LIST(X) \
+    X(QUANTIZED, LINEAR_FWD, LINEAR_WGRAD, gmm__quantized(call), 1, 1, 1, 0, "quantized operands") \
+    X(ALPHA, LINEAR_FWD, LINEAR_WGRAD, linear->alpha, 1, 1, 1, 1, "linear.alpha") \
+    X(ALPHA_PER_GROUP, LINEAR_FWD, LINEAR_WGRAD, linear->alpha && linear->alpha_per_group, 1, 1, 1, 1, \
+      "linear.alpha_per_group") \
+    X(BIAS, LINEAR_FWD, LINEAR_FWD, call->mat[GMM__BIAS].dtype != GMM_NONE, 1, 1, 1, 1, "linear.bias") \
+    X(BIAS_SCALE, LINEAR_FWD, LINEAR_FWD, call->mat[GMM__BIAS].dtype != GMM_NONE && linear->row_scale, 1, 1, 1, 0, \
+      "linear.row_scale") \
+    X(DY_SCALE, LINEAR_BGRAD, LINEAR_BGRAD, linear->db && linear->row_scale, 1, 0, 1, 0, "linear.row_scale") \
+    X(D_ROW_SCALE, LINEAR_BGRAD, LINEAR_BGRAD, linear->d_row_scale, 1, 0, 1, 0, "linear.d_row_scale") \
+    X(D_ROW_SCALE_ADD, LINEAR_BGRAD, LINEAR_BGRAD, linear->d_row_scale && linear->d_row_scale_add, 1, 0, 1, 0, \
+      "linear.d_row_scale_add") \
+    X(Y_ADD, LINEAR_FWD, LINEAR_DGRAD, linear->y_add, 1, 1, 1, 1, "linear.y_add") \
+    X(MAIN_GRAD, QUANTIZE, CONVERT, gmm__any_grad(call, GMM__GRAD_MAIN), 1, 1, 1, 1, "grad.main_grad") \
+    X(GRAD_BETA, QUANTIZE, CONVERT, gmm__any_grad(call, GMM__GRAD_BETA), 1, 1, 1, 0, "grad.beta") \
+    X(GRAD_FROZEN, QUANTIZE, CONVERT, gmm__any_grad(call, GMM__GRAD_FROZEN), 1, 1, 1, 0, "grad.frozen") \
+    X(GROUPS_TAIL, QUANTIZE, CONVERT, call->groups.tail != GMM_TAIL_KEEP, 1, 1, 1, 1, "groups.tail") \
+    X(GROUPS_FAULT, QUANTIZE, CONVERT, call->groups.fault, 1, 1, 1, 1, "groups.fault") \
+    X(GROUPS_HINT, QUANTIZE, CONVERT, call->groups.rows_hint, 1, 1, 1, 1, "groups.rows_hint") \
+    X(ROW_AMAX, QUANTIZE, CONVERT, gmm__any_row_amax(call), 1, 0, 1, 0, "GMM_MAT_ROW_AMAX") \
+    X(SM_LIMIT, QUANTIZE, CONVERT, call->options.sm_limit, 1, 1, 1, 0, "options.sm_limit") \
+    X(NONDETERMINISM, QUANTIZE, CONVERT, call->options.allow_nondeterminism, 1, 1, 1, 1, \
+      "options.allow_nondeterminism") \
+    X(TF32, QUANTIZE, CONVERT, call->options.allow_tf32, 1, 1, 1, 1, "options.allow_tf32") \
+    X(FAST_ACCUM, QUANTIZE, CONVERT, call->options.fp8_fast_accum, 1, 1, 1, 1, "options.fp8_fast_accum") \
+    X(TILE, QUANTIZE, CONVERT, call->options.tile, 1, 1, 1, 1, "options.tile") \
+    X(WORKSPACE_LIMIT, QUANTIZE, CONVERT, call->options.workspace_limit, 1, 1, 1, 1, "options.workspace_limit") \
+    X(ACT_PROB, ACT_FWD, ACT_BWD, call->d.act.prob, 1, 0, 1, 0, "activation.prob") \
+    X(ACT_DPROB, ACT_BWD, ACT_BWD, call->d.act.dprob, 1, 0, 1, 0, "activation.dprob") \
+    X(ACT_Y, ACT_BWD, ACT_BWD, call->d.act.y, 1, 0, 1, 0, "activation.y") \
+    X(ACT_INTERLEAVE, ACT_FWD, MLP_WGRAD, call->act.interleave, 1, 0, 1, 0, "act.interleave") \
+    X(ACT_LIMIT, ACT_FWD, MLP_WGRAD, call->act.limit != 0.0f, 1, 0, 1, 0, "act.limit") \
+    X(ACT_ALPHA, ACT_FWD, MLP_WGRAD, call->act.alpha != 0.0f, 1, 0, 1, 0, "act.alpha") \
+    X(ACT_OFFSET, ACT_FWD, MLP_WGRAD, call->act.offset != 0.0f, 1, 0, 1, 0, "act.offset") \
+    X(ACT_BETAS, ACT_FWD, MLP_WGRAD, call->act.beta1 != 0.0f || call->act.beta2 != 0.0f, 1, 0, 1, 0, "act.beta1") \
+    X(MLP_PROB, MLP_FWD, MLP_BWD, call->d.mlp.prob, 1, 0, 1, 0, "mlp.prob") \
+    X(MLP_DPROB, MLP_BWD, MLP_BWD, call->d.mlp.dprob, 1, 0, 1, 0, "mlp.dprob") \
+    X(MLP_HOOKS, MLP_FWD, MLP_WGRAD, call->d.mlp.hooks, 1, 0, 1, 0, "mlp.hooks") \
+    X(MLP_QUANT, MLP_FWD, MLP_WGRAD, call->d.mlp.quant, 1, 0, 1, 0, "mlp.quant") \
+    X(EXPERT_BIAS, TOPK_FWD, TOPK_BWD, call->d.route.expert_bias, 1, 0, 1, 0, "route.expert_bias") \
+    X(NORMALIZE, TOPK_FWD, TOPK_BWD, call->d.route.normalize, 1, 0, 1, 0, "route.normalize") \
+    X(ROUTE_SCALE, TOPK_FWD, TOPK_BWD, call->d.route.scale != 0.0f, 1, 0, 1, 0, "route.scale") \
+    X(ROUTE_OFFSETS, TOPK_FWD, TOPK_FWD, call->d.route.offsets, 1, 0, 1, 0, "route.offsets") \
+    X(AUX_LOSS, TOPK_FWD, TOPK_BWD, call->d.route.aux_coeff != 0.0f, 1, 0, 1, 0, "route.aux_coeff") \
+    X(Z_LOSS, TOPK_FWD, TOPK_BWD, call->d.route.z_coeff != 0.0f, 1, 0, 1, 0, "route.z_coeff") \
+    X(DLOSS, TOPK_BWD, TOPK_BWD, call->d.route.dloss, 1, 0, 1, 0, "route.dloss") \
+    X(PERMUTE_ALIGN, PERMUTE_MAP, UNPERMUTE_BWD, call->d.permute.align > 1, 1, 0, 1, 0, "permute.align") \
+    X(PERMUTE_TAIL, PERMUTE_MAP, UNPERMUTE_BWD, call->d.permute.tail != GMM_TAIL_KEEP, 1, 0, 1, 0, "permute.tail") \
+    X(PERMUTE_FAULT, PERMUTE_MAP, UNPERMUTE_BWD, call->d.permute.fault, 1, 0, 1, 0, "permute.fault") \
+    X(PERMUTE_PROBS, PERMUTE_FWD, UNPERMUTE_BWD, call->d.permute.probs, 1, 0, 1, 0, "permute.probs") \
+    X(PERMUTE_DPROBS, PERMUTE_BWD, UNPERMUTE_BWD, call->d.permute.dprobs, 1, 0, 1, 0, "permute.dprobs") \
+    X(PAD_PROB, PAD, UNPAD, call->d.pad.src_prob, 1, 0, 1, 0, "padding.src_prob") \
+    X(PAD_SIZES, PAD, PAD, call->d.pad.sizes, 1, 0, 1, 0, "padding.sizes") \
+    X(SUM_SCALE, ACCUMULATE, ACCUMULATE, call->d.sum.scale != 1.0f, 1, 0, 1, 0, "accumulation.scale") \
+    X(SUM_BETA, ACCUMULATE, ACCUMULATE, call->d.sum.beta != 0.0f, 1, 0, 1, 0, "accumulation.beta") \
+    X(POW2, QUANTIZE, SHARD_CAST, call->format.pow2, 1, 0, 1, 0, "format.pow2") \
+    X(SQUARE, QUANTIZE, SHARD_CAST, call->format.square, 1, 0, 1, 0, "format.square") \
+    X(HADAMARD, QUANTIZE, SHARD_CAST, call->format.hadamard, 1, 0, 1, 0, "format.hadamard") \
+    X(STOCHASTIC, QUANTIZE, SHARD_CAST, call->format.stochastic, 1, 0, 1, 0, "format.stochastic") \
+    X(FOUR_OVER_SIX, QUANTIZE, SHARD_CAST, call->format.four_over_six, 1, 0, 1, 0, "format.four_over_six") \
+    X(E4M3_256, QUANTIZE, SHARD_CAST, call->format.e4m3_256, 1, 0, 1, 0, "format.e4m3_256") \
+    X(EPS, QUANTIZE, SHARD_CAST, call->format.eps != 0.0f, 1, 0, 1, 0, "format.eps") \
+    X(DELAYED, QUANTIZE, SHARD_CAST, call->format.delayed, 1, 0, 1, 0, "format.delayed") \
+    X(QUANT_PHASE, QUANTIZE, REQUANTIZE, gmm__casts(call->op) && call->d.quant.phase != GMM_QUANT_ALL, 1, 0, 1, 0, \
+      "quantization.phase") \
+    X(QUANT_DB, QUANTIZE, REQUANTIZE, gmm__casts(call->op) && call->d.quant.db, 1, 0, 1, 0, "quantization.db") \
+    X(QUANT_SKIP, QUANTIZE, REQUANTIZE, gmm__casts(call->op) && call->d.quant.skip, 1, 0, 1, 0, "quantization.skip") \
+    X(MOST_RECENT, SCALE_UPDATE, SCALE_UPDATE, call->d.update.most_recent, 1, 0, 1, 0, "update.most_recent")
+
+enum gmm__field {
+#define GMM__X(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) GMM__FIELD_##field,
+    GMM__FIELD_LIST(GMM__X)
+#undef GMM__X
+    GMM__FIELDS
+};
+typedef char gmm__fields_fit[GMM__FIELDS <= 64 ? 1 : -1];
+
+/* The columns of the list as sets of bits, for the engine table. */
+#define GMM__HONOURS_CPU(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) \
+    | ((uint64_t)(cpu) << GMM__FIELD_##field)
+#define GMM__HONOURS_WGMMA(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) \
+    | ((uint64_t)(wgmma) << GMM__FIELD_##field)
+#define GMM__HONOURS_MMA(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) \
+    | ((uint64_t)(mma) << GMM__FIELD_##field)
+#define GMM__HONOURS_CUBLASLT(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) \
+    | ((uint64_t)(cublaslt) << GMM__FIELD_##field)
+
+static const char *gmm__field_name(int field) {
+    static const char *const names[] = {
+#define GMM__X(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) name,
+        GMM__FIELD_LIST(GMM__X)
+#undef GMM__X
+    };
+    return names[field];
+}
+
+/* Whether a gradient destination of the call has a property. */
+enum gmm__grad_property { GMM__GRAD_MAIN, GMM__GRAD_BETA, GMM__GRAD_FROZEN };
+static int gmm__any_grad(const gmm__call *call, enum gmm__grad_property property) {
+    int role;
+    for (role = 0; role < GMM__ROLES; role++) {
+        const gmm_grad *g = &call->grad[role];
+        if (property == GMM__GRAD_MAIN ? g->main_grad : property == GMM__GRAD_BETA ? !!g->beta : !!g->frozen) return 1;
+    }
+    return 0;
+}
+
+/* Whether an operand of the call has a global amax per row. */
+static int gmm__any_row_amax(const gmm__call *call) {
+    uint32_t flags = 0;
+    int role;
+    for (role = 0; role < GMM__ROLES; role++) flags |= call->mat[role].flags;
+    return (flags & (uint32_t)GMM_MAT_ROW_AMAX) != 0;
+}
+
+/* Whether gmm__call.d is a gmm_quantization. */
+static int gmm__casts(gmm_op op) { return op == GMM_OP_QUANTIZE || op == GMM_OP_REQUANTIZE; }
+
+/* The set of fields that a checked call asks for. */
+static uint64_t gmm__requested_fields(const gmm__call *call) {
+    const gmm_linear *linear = &call->d.linear;
+    const gmm_op op = call->op;
+    uint64_t fields = 0;
+#define GMM__X(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) \
+    if (op >= GMM_OP_##first && op <= GMM_OP_##last && (condition)) fields |= (uint64_t)1 << GMM__FIELD_##field;
+    GMM__FIELD_LIST(GMM__X)
+#undef GMM__X
+    return fields;
+}
+
 /* ......................................................................... 14.16 Engine table, public functions ... */
 
 /* One row per engine, in the order in which AUTO asks; the columns follow GMM_OP_LIST. */
@@ -8799,7 +8933,7 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
 #define GMM__OP_ANY(engine, op) { gmm__plan_any, gmm__##engine##_launch_##op }
 #define GMM__NO_OP { NULL, NULL }
 static const gmm__engine_row gmm__engines[] = {
-    { GMM_ENGINE_CPU, GMM_SPACE_CPU, 1, {
+    { GMM_ENGINE_CPU, GMM_SPACE_CPU, 1, 0 GMM__FIELD_LIST(GMM__HONOURS_CPU), {
         GMM__OP(cpu, quantize), GMM__OP(cpu, dequantize),
         GMM__OP(cpu, quantize), /* requantize */
         GMM__OP_ANY(cpu, scale_update), GMM__OP_ANY(cpu, transpose), GMM__OP_ANY(cpu, shard_cast),
@@ -8818,7 +8952,7 @@ static const gmm__engine_row gmm__engines[] = {
         GMM__OP_ANY(cpu, accumulate), GMM__OP_ANY(cpu, convert)
     } },
 #ifdef __CUDACC__
-    { GMM_ENGINE_WGMMA, GMM_SPACE_CUDA, 1, {
+    { GMM_ENGINE_WGMMA, GMM_SPACE_CUDA, 1, 0 GMM__FIELD_LIST(GMM__HONOURS_WGMMA), {
         GMM__NO_OP, /* quantize */
         GMM__NO_OP, /* dequantize */
         GMM__NO_OP, /* requantize */
@@ -8833,7 +8967,7 @@ static const gmm__engine_row gmm__engines[] = {
     } },
 #endif
 #if defined(__CUDACC__) && defined(GMM__ELEM_DONE)
-    { GMM_ENGINE_MMA, GMM_SPACE_CUDA, 1, {
+    { GMM_ENGINE_MMA, GMM_SPACE_CUDA, 1, 0 GMM__FIELD_LIST(GMM__HONOURS_MMA), {
         GMM__OP(mma, quantize), GMM__OP(mma, dequantize),
         GMM__OP(mma, quantize), /* requantize */
         GMM__OP_ANY(mma, scale_update), GMM__OP(mma, transpose), GMM__OP_ANY(mma, shard_cast),
@@ -8850,7 +8984,7 @@ static const gmm__engine_row gmm__engines[] = {
     } },
 #endif
 #ifdef GMM__CUBLASLT
-    { GMM_ENGINE_CUBLASLT, GMM_SPACE_CUDA, 0, {
+    { GMM_ENGINE_CUBLASLT, GMM_SPACE_CUDA, 0, 0 GMM__FIELD_LIST(GMM__HONOURS_CUBLASLT), {
         GMM__NO_OP, /* quantize */
         GMM__NO_OP, /* dequantize */
         GMM__NO_OP, /* requantize */
@@ -9023,6 +9157,20 @@ static int gmm__automatic(const gmm__engine_row *row, const gmm__call *call) {
     return row->automatic && row->space == call->ctx->config.space && row->ops[call->op].plan;
 }
 
+/* Makes the plan of an engine for a call. Declines a field that the engine does not honour, in the order of the list. */
+static int gmm__plan_row(const gmm__engine_row *row, const gmm__call *call, gmm__plan *plan) {
+    const uint64_t missing = call->fields & ~row->honours;
+    int field = 0;
+    memset(plan, 0, sizeof *plan);
+    plan->call = call;
+    plan->engine = row->engine;
+    if (row->space != call->ctx->config.space) return gmm__decline(plan, "serves another memory space");
+    if (!row->ops[call->op].plan) return gmm__decline(plan, "does not have this operation");
+    if (!missing) return row->ops[call->op].plan(call, plan);
+    while (!(missing >> field & 1)) field++;
+    return gmm__decline(plan, "does not honour %s", gmm__field_name(field));
+}
+
 /* Completes the plan of a query that left addresses open, made by rows[i]: the note says what it assumes of them, and
    the workspace is enough for the engine that AUTO asks next, which serves a call where that does not hold. */
 static void gmm__cover_unaligned(const gmm__engine_row *rows, size_t count, size_t i, const gmm__call *call,
@@ -9030,10 +9178,7 @@ static void gmm__cover_unaligned(const gmm__engine_row *rows, size_t count, size
     gmm__plan other;
     while (call->options.engine == GMM_ENGINE_AUTO && ++i < count) {
         if (!gmm__automatic(&rows[i], call)) continue;
-        memset(&other, 0, sizeof other);
-        other.call = call;
-        other.engine = rows[i].engine;
-        if (!rows[i].ops[call->op].plan(call, &other)) continue;
+        if (!gmm__plan_row(&rows[i], call, &other)) continue;
         if (other.workspace_bytes > plan->workspace_bytes) plan->workspace_bytes = other.workspace_bytes;
         if (other.assumes_aligned) continue;
         gmm__note(plan, "; for addresses at multiples of 16 bytes, else %s", gmm_engine_name(other.engine));
@@ -9047,22 +9192,17 @@ static gmm_status gmm__select_from(const gmm__engine_row *rows, size_t count, gm
     const gmm_engine wanted = call->options.engine;
     char declined[160] = "";
     size_t i, used = 0;
+    call->fields = gmm__requested_fields(call);
     for (i = 0; i < count; i++) {
         const gmm__engine_row *row = &rows[i];
-        const char *why;
         if (wanted != GMM_ENGINE_AUTO ? row->engine != wanted : !gmm__automatic(row, call)) continue;
-        memset(plan, 0, sizeof *plan);
-        plan->call = call;
-        plan->engine = row->engine;
-        if (row->space != call->ctx->config.space) why = "serves another memory space";
-        else if (!row->ops[call->op].plan) why = "does not have this operation";
-        else if (row->ops[call->op].plan(call, plan)) {
+        if (gmm__plan_row(row, call, plan)) {
             if (plan->assumes_aligned) gmm__cover_unaligned(rows, count, i, call, plan);
             if (declined[0]) gmm__note(plan, "%s%s", plan->note[0] ? "; " : "", declined);
             return GMM_OK;
-        } else why = plan->note;
+        }
         used += (size_t)snprintf(declined + used, sizeof declined - used, "%s%s %.120s", used ? "; " : "",
-                                 gmm_engine_name(row->engine), why);
+                                 gmm_engine_name(row->engine), plan->note);
         if (used >= sizeof declined) used = sizeof declined - 1;
     }
     return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "%s cannot serve %s: %s", gmm_engine_name(wanted),

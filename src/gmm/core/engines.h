@@ -6,7 +6,7 @@
 #define GMM__OP_ANY(engine, op) { gmm__plan_any, gmm__##engine##_launch_##op }
 #define GMM__NO_OP { NULL, NULL }
 static const gmm__engine_row gmm__engines[] = {
-    { GMM_ENGINE_CPU, GMM_SPACE_CPU, 1, {
+    { GMM_ENGINE_CPU, GMM_SPACE_CPU, 1, 0 GMM__FIELD_LIST(GMM__HONOURS_CPU), {
         GMM__OP(cpu, quantize), GMM__OP(cpu, dequantize),
         GMM__OP(cpu, quantize), /* requantize */
         GMM__OP_ANY(cpu, scale_update), GMM__OP_ANY(cpu, transpose), GMM__OP_ANY(cpu, shard_cast),
@@ -25,7 +25,7 @@ static const gmm__engine_row gmm__engines[] = {
         GMM__OP_ANY(cpu, accumulate), GMM__OP_ANY(cpu, convert)
     } },
 #ifdef __CUDACC__
-    { GMM_ENGINE_WGMMA, GMM_SPACE_CUDA, 1, {
+    { GMM_ENGINE_WGMMA, GMM_SPACE_CUDA, 1, 0 GMM__FIELD_LIST(GMM__HONOURS_WGMMA), {
         GMM__NO_OP, /* quantize */
         GMM__NO_OP, /* dequantize */
         GMM__NO_OP, /* requantize */
@@ -40,7 +40,7 @@ static const gmm__engine_row gmm__engines[] = {
     } },
 #endif
 #if defined(__CUDACC__) && defined(GMM__ELEM_DONE)
-    { GMM_ENGINE_MMA, GMM_SPACE_CUDA, 1, {
+    { GMM_ENGINE_MMA, GMM_SPACE_CUDA, 1, 0 GMM__FIELD_LIST(GMM__HONOURS_MMA), {
         GMM__OP(mma, quantize), GMM__OP(mma, dequantize),
         GMM__OP(mma, quantize), /* requantize */
         GMM__OP_ANY(mma, scale_update), GMM__OP(mma, transpose), GMM__OP_ANY(mma, shard_cast),
@@ -57,7 +57,7 @@ static const gmm__engine_row gmm__engines[] = {
     } },
 #endif
 #ifdef GMM__CUBLASLT
-    { GMM_ENGINE_CUBLASLT, GMM_SPACE_CUDA, 0, {
+    { GMM_ENGINE_CUBLASLT, GMM_SPACE_CUDA, 0, 0 GMM__FIELD_LIST(GMM__HONOURS_CUBLASLT), {
         GMM__NO_OP, /* quantize */
         GMM__NO_OP, /* dequantize */
         GMM__NO_OP, /* requantize */
@@ -230,6 +230,20 @@ static int gmm__automatic(const gmm__engine_row *row, const gmm__call *call) {
     return row->automatic && row->space == call->ctx->config.space && row->ops[call->op].plan;
 }
 
+/* Makes the plan of an engine for a call. Declines a field that the engine does not honour, in the order of the list. */
+static int gmm__plan_row(const gmm__engine_row *row, const gmm__call *call, gmm__plan *plan) {
+    const uint64_t missing = call->fields & ~row->honours;
+    int field = 0;
+    memset(plan, 0, sizeof *plan);
+    plan->call = call;
+    plan->engine = row->engine;
+    if (row->space != call->ctx->config.space) return gmm__decline(plan, "serves another memory space");
+    if (!row->ops[call->op].plan) return gmm__decline(plan, "does not have this operation");
+    if (!missing) return row->ops[call->op].plan(call, plan);
+    while (!(missing >> field & 1)) field++;
+    return gmm__decline(plan, "does not honour %s", gmm__field_name(field));
+}
+
 /* Completes the plan of a query that left addresses open, made by rows[i]: the note says what it assumes of them, and
    the workspace is enough for the engine that AUTO asks next, which serves a call where that does not hold. */
 static void gmm__cover_unaligned(const gmm__engine_row *rows, size_t count, size_t i, const gmm__call *call,
@@ -237,10 +251,7 @@ static void gmm__cover_unaligned(const gmm__engine_row *rows, size_t count, size
     gmm__plan other;
     while (call->options.engine == GMM_ENGINE_AUTO && ++i < count) {
         if (!gmm__automatic(&rows[i], call)) continue;
-        memset(&other, 0, sizeof other);
-        other.call = call;
-        other.engine = rows[i].engine;
-        if (!rows[i].ops[call->op].plan(call, &other)) continue;
+        if (!gmm__plan_row(&rows[i], call, &other)) continue;
         if (other.workspace_bytes > plan->workspace_bytes) plan->workspace_bytes = other.workspace_bytes;
         if (other.assumes_aligned) continue;
         gmm__note(plan, "; for addresses at multiples of 16 bytes, else %s", gmm_engine_name(other.engine));
@@ -254,22 +265,17 @@ static gmm_status gmm__select_from(const gmm__engine_row *rows, size_t count, gm
     const gmm_engine wanted = call->options.engine;
     char declined[160] = "";
     size_t i, used = 0;
+    call->fields = gmm__requested_fields(call);
     for (i = 0; i < count; i++) {
         const gmm__engine_row *row = &rows[i];
-        const char *why;
         if (wanted != GMM_ENGINE_AUTO ? row->engine != wanted : !gmm__automatic(row, call)) continue;
-        memset(plan, 0, sizeof *plan);
-        plan->call = call;
-        plan->engine = row->engine;
-        if (row->space != call->ctx->config.space) why = "serves another memory space";
-        else if (!row->ops[call->op].plan) why = "does not have this operation";
-        else if (row->ops[call->op].plan(call, plan)) {
+        if (gmm__plan_row(row, call, plan)) {
             if (plan->assumes_aligned) gmm__cover_unaligned(rows, count, i, call, plan);
             if (declined[0]) gmm__note(plan, "%s%s", plan->note[0] ? "; " : "", declined);
             return GMM_OK;
-        } else why = plan->note;
+        }
         used += (size_t)snprintf(declined + used, sizeof declined - used, "%s%s %.120s", used ? "; " : "",
-                                 gmm_engine_name(row->engine), why);
+                                 gmm_engine_name(row->engine), plan->note);
         if (used >= sizeof declined) used = sizeof declined - 1;
     }
     return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "%s cannot serve %s: %s", gmm_engine_name(wanted),

@@ -1894,7 +1894,7 @@ static gmm__box gmm__rows_box(const void *at, int64_t rows, int64_t width, int64
 }
 
 static GMM__UNUSED void gmm__add_span(gmm__call *call, const char *name, const char *part, int writes, const void *at,
-                                  int64_t bytes) {
+                                      int64_t bytes) {
     const gmm__box box = gmm__rows_box(at, 1, bytes, bytes);
     gmm__note_boxes(call, name, part, writes, &box, NULL, 1, 0);
 }
@@ -2421,8 +2421,8 @@ static gmm_status gmm__cpu_launch_offsets(const gmm__plan *plan, gmm_stream stre
 
 /* .......................................................................................... 14.3 Grouped linear ... */
 
-/* Reads a factor of a product: floats, or the quantized copy whose blocks run along the contraction. */
-static gmm_status gmm__read_factor(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
+/* Reads an operand of a product: floats, or the quantized copy whose blocks run along the contraction. */
+static gmm_status gmm__read_operand(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
                                    int64_t matrices, int64_t rows, int64_t cols, gmm_direction direction) {
     gmm_mat m;
     gmm_layout layout;
@@ -2440,8 +2440,8 @@ static gmm_status gmm__read_factor(gmm__call *call, int role, const char *argume
     return gmm__read_quant(call, role, name, m.columnwise, matrices, rows, cols, direction);
 }
 
-/* Whether two factors go together: what products are scaled by must be known outside of the sum, or once per block. */
-static gmm_status gmm__check_factors(gmm__call *call, int first, const char *first_name, int second,
+/* Checks that two operands can be multiplied: their scales must apply to the whole sum, or to whole blocks of it. */
+static gmm_status gmm__check_operands(gmm__call *call, int first, const char *first_name, int second,
                                      const char *second_name) {
     static const int family[] = { 0, 1, 1, 2, 2, 3, 4 }; /* by gmm_scaling */
     const gmm_mat *a = &call->mat[first], *b = &call->mat[second];
@@ -2472,7 +2472,7 @@ static gmm_status gmm__check_factors(gmm__call *call, int first, const char *fir
     return GMM_OK;
 }
 
-/* Whether a factor of a linear call is quantized. */
+/* Whether an operand of a linear call is quantized. */
 static GMM__UNUSED int gmm__quantized(const gmm__call *call) {
     return call->mat[GMM__X_].scaling != GMM_SCALING_NONE || call->mat[GMM__W].scaling != GMM_SCALING_NONE ||
            call->mat[GMM__DY].scaling != GMM_SCALING_NONE;
@@ -2506,13 +2506,13 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
     if (N < 1) return gmm__refuse(call, GMM_E_ARG, "out_features", "%lld must be >= 1", (long long)N);
 
     if (op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_WGRAD)
-        if ((s = gmm__read_factor(call, GMM__X_, "x", d->x, 0, call->rows, K, along_tokens)) != GMM_OK) return s;
+        if ((s = gmm__read_operand(call, GMM__X_, "x", d->x, 0, call->rows, K, along_tokens)) != GMM_OK) return s;
     if (op == GMM_OP_LINEAR_BGRAD) {
         if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, 0, call->rows, N, GMM__FLOATS)) != GMM_OK) return s;
     } else if (op != GMM_OP_LINEAR_FWD)
-        if ((s = gmm__read_factor(call, GMM__DY, "dy", d->dy, 0, call->rows, N, along_tokens)) != GMM_OK) return s;
+        if ((s = gmm__read_operand(call, GMM__DY, "dy", d->dy, 0, call->rows, N, along_tokens)) != GMM_OK) return s;
     if (op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_DGRAD)
-        if ((s = gmm__read_factor(call, GMM__W, "w", d->w, G, N, K,
+        if ((s = gmm__read_operand(call, GMM__W, "w", d->w, G, N, K,
                                   op == GMM_OP_LINEAR_FWD ? GMM_ROWWISE : GMM_COLUMNWISE)) != GMM_OK)
             return s;
     if (op == GMM_OP_LINEAR_FWD)
@@ -2537,7 +2537,7 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
                        gmm_dtype_name(call->mat[GMM__DY].dtype));
     } else {
         const int wgrad = op == GMM_OP_LINEAR_WGRAD, fwd = op == GMM_OP_LINEAR_FWD;
-        if ((s = gmm__check_factors(call, fwd || wgrad ? GMM__X_ : GMM__DY, fwd || wgrad ? "x" : "dy",
+        if ((s = gmm__check_operands(call, fwd || wgrad ? GMM__X_ : GMM__DY, fwd || wgrad ? "x" : "dy",
                                     wgrad ? GMM__DY : GMM__W, wgrad ? "dy" : "w")) != GMM_OK)
             return s;
     }
@@ -2696,14 +2696,14 @@ static const gmm__cpu_tile gmm__cpu_tiles[] = {
 
 /* A factor: element (i, k) stands at base + i * stride_i + k * stride_k elements; one of the strides is 1. Or,
    quantized, it is element k of line `line` + i of a copy. */
-typedef struct gmm__cpu_factor {
+typedef struct gmm__cpu_operand {
     gmm_dtype dtype;
     int quantized;
     const void *base;
     int64_t stride_i, stride_k;
     gmm__qview view;
     int64_t line;
-} gmm__cpu_factor;
+} gmm__cpu_operand;
 
 /* Writes rows row[0..n) as columns of a panel: to[k * width + i] = row[i][k]. */
 static void gmm__cpu_transpose(float row[][GMM__KC], int n, int64_t kc, int width, float *to) {
@@ -2726,7 +2726,7 @@ static void gmm__cpu_transpose(float row[][GMM__KC], int n, int64_t kc, int widt
 }
 
 /* Packs `count` rows of a factor as panels [ceil(count / width)][kc][width] of fp32, missing rows as zeros. */
-static void gmm__cpu_pack(const gmm__cpu_factor *f, int64_t count, int64_t k0, int64_t kc, int width, float *to) {
+static void gmm__cpu_pack(const gmm__cpu_operand *f, int64_t count, int64_t k0, int64_t kc, int width, float *to) {
     const int64_t size = gmm_dtype_bits(f->dtype) / 8;
     int64_t i0, k;
     for (i0 = 0; i0 < count; i0 += width, to += kc * width) {
@@ -2783,8 +2783,8 @@ static gmm__cpu_scratch gmm__cpu_scratch_at(void *base, gmm__cpu_extent e, int32
 }
 
 /* One register tile of one block of 128 along k: its own sum, times the scales of both factors, is added to c. */
-static void gmm__cpu_promote(const gmm__cpu_tile *tile, const gmm__cpu_factor *A, int64_t i, int64_t m,
-                             const gmm__cpu_factor *B, int64_t j, int64_t n, int64_t k, int64_t kc, const float *a,
+static void gmm__cpu_promote(const gmm__cpu_tile *tile, const gmm__cpu_operand *A, int64_t i, int64_t m,
+                             const gmm__cpu_operand *B, int64_t j, int64_t n, int64_t k, int64_t kc, const float *a,
                              const float *b, float *c) {
     float part[GMM__MR_512 * GMM__NR_512] = { 0 }, scale[GMM__NR_512];
     int64_t r, q;
@@ -2797,8 +2797,8 @@ static void gmm__cpu_promote(const gmm__cpu_tile *tile, const gmm__cpu_factor *A
     }
 }
 
-static void gmm__cpu_block(const gmm__cpu_tile *tile, const gmm__cpu_scratch *s, const gmm__cpu_factor *A, int64_t m,
-                           const gmm__cpu_factor *B, int64_t n, int64_t K) {
+static void gmm__cpu_block(const gmm__cpu_tile *tile, const gmm__cpu_scratch *s, const gmm__cpu_operand *A, int64_t m,
+                           const gmm__cpu_operand *B, int64_t n, int64_t K) {
     const int64_t mp = gmm__round_up(m, tile->mr), np = gmm__round_up(n, tile->nr);
     const int promote = A->quantized && gmm_block_along(A->view.scaling) == 128;
     const int64_t step = promote ? 128 : GMM__KC;
@@ -2821,15 +2821,15 @@ static void gmm__cpu_block(const gmm__cpu_tile *tile, const gmm__cpu_scratch *s,
 }
 
 /* What line l of a copy is multiplied by outside of the sum: scales of whole tensors and lines, and NV16's amax. */
-static float gmm__cpu_outer(const gmm__cpu_factor *f, int64_t l) {
+static float gmm__cpu_outer(const gmm__cpu_operand *f, int64_t l) {
     const gmm__qview *v = &f->view;
     if (!f->quantized) return 1.0f;
     if (v->scaling == GMM_SCALING_NV16) return v->amax[v->per_line ? l : 0];
     return v->scaling == GMM_SCALING_TENSOR || v->scaling == GMM_SCALING_ROW ? gmm__qview_factor(v, l, 0, 1) : 1.0f;
 }
 /* acc *= alpha outer(A) outer(B), with 1 / (6 e4m3_max) for each NV16 factor, over the sums of line i of A. */
-static void gmm__cpu_outer_row(float *acc, int64_t n, float alpha, const gmm__cpu_factor *A, int64_t i,
-                               const gmm__cpu_factor *B) {
+static void gmm__cpu_outer_row(float *acc, int64_t n, float alpha, const gmm__cpu_operand *A, int64_t i,
+                               const gmm__cpu_operand *B) {
     const float a = A->quantized && A->view.scaling == GMM_SCALING_NV16 ? 6.0f * A->view.e4m3_max : 1.0f;
     const float b = B->quantized && B->view.scaling == GMM_SCALING_NV16 ? 6.0f * B->view.e4m3_max : 1.0f;
     const float outer = gmm__cpu_outer(A, A->line + i), share = 1.0f / (a * b);
@@ -2890,14 +2890,14 @@ static int64_t gmm__cpu_find(const int64_t *starts, int64_t groups, int64_t i) {
     return low;
 }
 
-/* The factor that a role's matrix of group g is: a copy from line `line` on, or floats from (row, col) on, where k
+/* The operand that a role's matrix of group g is: a copy from line `line` on, or floats from (row, col) on, where k
    runs along the rows or along the columns. */
-static gmm__cpu_factor gmm__cpu_factor_of(const gmm__cpu_linear *job, int role, int64_t g, int64_t line, int64_t row,
+static gmm__cpu_operand gmm__cpu_operand_of(const gmm__cpu_linear *job, int role, int64_t g, int64_t line, int64_t row,
                                           int64_t col, int along_rows) {
     const gmm__call *call = job->call;
     const gmm_mat *m = &call->mat[role];
     const int weight = role == GMM__W;
-    gmm__cpu_factor f;
+    gmm__cpu_operand f;
     memset(&f, 0, sizeof f);
     f.dtype = m->dtype;
     f.line = line;
@@ -2928,11 +2928,11 @@ static void gmm__cpu_rows_task(const void *arg, int64_t index, int32_t thread) {
     const int64_t n = gmm__min_i64(cols - c0, GMM__NC);
     const gmm__cpu_scratch s = gmm__cpu_scratch_at(job->scratch, job->extent, thread);
     float addend[GMM__NC], alpha = gmm__alpha(d, g);
-    gmm__cpu_factor A, B;
+    gmm__cpu_operand A, B;
     int64_t i;
 
-    A = gmm__cpu_factor_of(job, fwd ? GMM__X_ : GMM__DY, g, r0 - job->offsets[g], r0, 0, 0);
-    B = gmm__cpu_factor_of(job, GMM__W, g, c0, fwd ? c0 : 0, fwd ? 0 : c0, !fwd);
+    A = gmm__cpu_operand_of(job, fwd ? GMM__X_ : GMM__DY, g, r0 - job->offsets[g], r0, 0, 0);
+    B = gmm__cpu_operand_of(job, GMM__W, g, c0, fwd ? c0 : 0, fwd ? 0 : c0, !fwd);
     gmm__cpu_block(job->tile, &s, &A, m, &B, n, K);
     if (bias->dtype != GMM_NONE) gmm__row_load(bias->dtype, gmm__at(bias, g, 0, c0), addend, n);
     if (B.quantized) alpha = 1.0f;
@@ -2957,14 +2957,14 @@ static void gmm__cpu_wgrad_task(const void *arg, int64_t index, int32_t thread) 
     const int64_t r0 = job->offsets[g], rows = job->offsets[g + 1] - r0;
     const gmm__cpu_scratch s = gmm__cpu_scratch_at(job->scratch, job->extent, thread);
     const float beta = gmm__grad_beta(grad, g);
-    gmm__cpu_factor A, B;
+    gmm__cpu_operand A, B;
     float alpha;
     int64_t i;
 
     if (grad->frozen && grad->frozen[g]) return;
     if (rows == 0 && beta == 1.0f) return; /* adding nothing keeps the bits, -0.0 and NaN included */
-    A = gmm__cpu_factor_of(job, GMM__DY, g, n0, r0, n0, 1);
-    B = gmm__cpu_factor_of(job, GMM__X_, g, k0, r0, k0, 1);
+    A = gmm__cpu_operand_of(job, GMM__DY, g, n0, r0, n0, 1);
+    B = gmm__cpu_operand_of(job, GMM__X_, g, k0, r0, k0, 1);
     /* a transform spreads the last rows over whole runs of 16 */
     gmm__cpu_block(job->tile, &s, &A, n, &B, k, x->hadamard ? gmm__round_up(rows, 16) : rows);
     /* an empty sum is +0, whatever the sign of alpha */
@@ -5392,7 +5392,7 @@ static int64_t gmm__move_range(const gmm__move *move, int64_t c, int64_t *begin)
     return *begin + move->chunk < move->count ? *begin + move->chunk : move->count;
 }
 
-/* Entries of a map outside [-1, limit) count as -1, and are told. */
+/* Entries of a map outside [-1, limit) count as -1 and set GMM_FAULT_INDEX. */
 static void gmm__map_check(const gmm__call *call, const int32_t *map, int64_t count, int64_t limit) {
     uint32_t *fault = call->d.permute.fault;
     int64_t i;
@@ -9007,7 +9007,7 @@ static const gmm__engine_row gmm__engines[] = {
 /* --- overlap: what a call writes shares no byte with the rest of its memory --- */
 
 /* Whether rows i of a and j of b, which stand at the same pitch, have a byte in common for any i and j. */
-static int gmm__rows_meet(const gmm__box *a, const gmm__box *b) {
+static int gmm__rows_overlap(const gmm__box *a, const gmm__box *b) {
     const int64_t pitch = a->step[0], apart = (int64_t)(b->at - a->at);
     const int64_t above = apart - a->width, most = apart + b->width - 1; /* above < (i - j) pitch <= most */
     int64_t low = above / pitch - (above % pitch < 0) + 1, high = most / pitch - (most % pitch < 0);
@@ -9017,14 +9017,14 @@ static int gmm__rows_meet(const gmm__box *a, const gmm__box *b) {
 }
 
 /* Whether two boxes have a byte in common. Exact; walks only those steps of a loop that reach into the other box. */
-static int gmm__boxes_meet(gmm__box a, gmm__box b) {
+static int gmm__boxes_overlap(gmm__box a, gmm__box b) {
     const uint64_t end = gmm__box_end(&b);
     uint64_t size, step, start = a.at;
     int64_t i, count;
     if (gmm__box_end(&a) <= b.at || end <= a.at) return 0;
     if (a.loops + b.loops == 0) return 1;
-    if (a.loops == 1 && b.loops == 1 && a.step[0] == b.step[0]) return gmm__rows_meet(&a, &b);
-    if (a.loops == 0 || (b.loops > 0 && b.step[b.loops - 1] > a.step[a.loops - 1])) return gmm__boxes_meet(b, a);
+    if (a.loops == 1 && b.loops == 1 && a.step[0] == b.step[0]) return gmm__rows_overlap(&a, &b);
+    if (a.loops == 0 || (b.loops > 0 && b.step[b.loops - 1] > a.step[a.loops - 1])) return gmm__boxes_overlap(b, a);
     a.loops--;
     count = a.count[a.loops];
     step = (uint64_t)a.step[a.loops];
@@ -9032,7 +9032,7 @@ static int gmm__boxes_meet(gmm__box a, gmm__box b) {
     i = start + size <= b.at ? (int64_t)((b.at - start - size) / step) + 1 : 0;
     for (; i < count && start + (uint64_t)i * step < end; i++) {
         a.at = start + (uint64_t)i * step;
-        if (gmm__boxes_meet(a, b)) return 1;
+        if (gmm__boxes_overlap(a, b)) return 1;
     }
     return 0;
 }
@@ -9055,9 +9055,9 @@ static int64_t gmm__span_sorted(const gmm__span *s, int64_t first, uint64_t *to)
     return n;
 }
 
-/* Two boxes that meet, one of each list of addresses in rising order; the lists may be one. Within a list the boxes
+/* Two boxes that overlap, one of each list of addresses in rising order; the lists may be one. Within a list the boxes
    have one size, so that their ends rise too. */
-static int gmm__sorted_meet(const gmm__span *a, const uint64_t *x, int64_t n, const gmm__span *b, const uint64_t *y,
+static int gmm__sorted_overlap(const gmm__span *a, const uint64_t *x, int64_t n, const gmm__span *b, const uint64_t *y,
                             int64_t m, uint64_t found[2]) {
     int64_t i, j, first = 0;
     if (x[n - 1] + a->size <= y[0] || y[m - 1] + b->size <= x[0]) return 0;
@@ -9066,7 +9066,7 @@ static int gmm__sorted_meet(const gmm__span *a, const uint64_t *x, int64_t n, co
         for (j = x == y ? i + 1 : first; j < m && y[j] < x[i] + a->size; j++) {
             found[0] = x[i];
             found[1] = y[j];
-            if (gmm__boxes_meet(gmm__span_box(a, x[i]), gmm__span_box(b, y[j]))) return 1;
+            if (gmm__boxes_overlap(gmm__span_box(a, x[i]), gmm__span_box(b, y[j]))) return 1;
         }
     }
     return 0;
@@ -9080,26 +9080,26 @@ static int gmm__same_form(const gmm__box *a, const gmm__box *b) {
     return 1;
 }
 
-/* Two boxes that meet, one of each span; of one span, two of its own. Nothing is allocated: two tables of n addresses
+/* Two boxes that overlap, one of each span; of one span, two of its own. Nothing is allocated: two tables of n addresses
    in rising order take some n steps, in any order n log n, and above GMM__SORTED addresses n / GMM__SORTED times as
    many. */
-static int gmm__tables_meet(const gmm__span *a, const gmm__span *b, uint64_t found[2]) {
+static int gmm__tables_overlap(const gmm__span *a, const gmm__span *b, uint64_t found[2]) {
     uint64_t x[GMM__SORTED], y[GMM__SORTED];
     int64_t i, j, n, m;
     for (i = 0; i < a->count; i += GMM__SORTED) {
         n = gmm__span_sorted(a, i, x);
-        if (a == b && gmm__sorted_meet(a, x, n, a, x, n, found)) return 1;
+        if (a == b && gmm__sorted_overlap(a, x, n, a, x, n, found)) return 1;
         for (j = a == b ? i + GMM__SORTED : 0; j < b->count; j += GMM__SORTED) {
             m = gmm__span_sorted(b, j, y);
-            if (gmm__sorted_meet(a, x, n, b, y, m, found)) return 1;
+            if (gmm__sorted_overlap(a, x, n, b, y, m, found)) return 1;
         }
     }
     return 0;
 }
-static int gmm__spans_meet(const gmm__span *a, const gmm__span *b, int in_place, uint64_t found[2]) {
+static int gmm__spans_overlap(const gmm__span *a, const gmm__span *b, int in_place, uint64_t found[2]) {
     int64_t i, j;
     if (a->high <= b->low || b->high <= a->low) return 0;
-    if (a->count > 1 && b->count > 1) return gmm__tables_meet(a, b, found);
+    if (a->count > 1 && b->count > 1) return gmm__tables_overlap(a, b, found);
     for (i = 0; i < a->count; i++)
         for (j = 0; j < b->count; j++) {
             found[0] = gmm__span_at(a, i);
@@ -9107,7 +9107,7 @@ static int gmm__spans_meet(const gmm__span *a, const gmm__span *b, int in_place,
             if (found[0] + a->size <= found[1] || found[1] + b->size <= found[0] ||
                 (in_place && found[0] == found[1] && gmm__same_form(&a->box, &b->box)))
                 continue;
-            if (gmm__boxes_meet(gmm__span_box(a, found[0]), gmm__span_box(b, found[1]))) return 1;
+            if (gmm__boxes_overlap(gmm__span_box(a, found[0]), gmm__span_box(b, found[1]))) return 1;
         }
     return 0;
 }
@@ -9132,7 +9132,7 @@ static gmm_status gmm__check_overlap(gmm__call *call) {
             uint64_t found[2];
             char first[64], second[64];
             if (!a->writes || (b->writes && j < i) || (i == j && a->count == 1) ||
-                !gmm__spans_meet(a, b, call->in_place, found))
+                !gmm__spans_overlap(a, b, call->in_place, found))
                 continue;
             gmm__span_name(a, found[0], 0, first, sizeof first);
             gmm__span_name(b, found[1], i == j && found[0] == found[1], second, sizeof second);
@@ -9157,7 +9157,8 @@ static int gmm__automatic(const gmm__engine_row *row, const gmm__call *call) {
     return row->automatic && row->space == call->ctx->config.space && row->ops[call->op].plan;
 }
 
-/* Makes the plan of an engine for a call. Declines a field that the engine does not honour, in the order of the list. */
+/* Makes the plan of an engine for a call; the reason for a no is in the note. Of several fields that the engine does not
+   honour, the first one of GMM__FIELD_LIST is named. */
 static int gmm__plan_row(const gmm__engine_row *row, const gmm__call *call, gmm__plan *plan) {
     const uint64_t missing = call->fields & ~row->honours;
     int field = 0;

@@ -80,7 +80,7 @@ static const gmm__engine_row gmm__engines[] = {
 /* --- overlap: what a call writes shares no byte with the rest of its memory --- */
 
 /* Whether rows i of a and j of b, which stand at the same pitch, have a byte in common for any i and j. */
-static int gmm__rows_meet(const gmm__box *a, const gmm__box *b) {
+static int gmm__rows_overlap(const gmm__box *a, const gmm__box *b) {
     const int64_t pitch = a->step[0], apart = (int64_t)(b->at - a->at);
     const int64_t above = apart - a->width, most = apart + b->width - 1; /* above < (i - j) pitch <= most */
     int64_t low = above / pitch - (above % pitch < 0) + 1, high = most / pitch - (most % pitch < 0);
@@ -90,14 +90,14 @@ static int gmm__rows_meet(const gmm__box *a, const gmm__box *b) {
 }
 
 /* Whether two boxes have a byte in common. Exact; walks only those steps of a loop that reach into the other box. */
-static int gmm__boxes_meet(gmm__box a, gmm__box b) {
+static int gmm__boxes_overlap(gmm__box a, gmm__box b) {
     const uint64_t end = gmm__box_end(&b);
     uint64_t size, step, start = a.at;
     int64_t i, count;
     if (gmm__box_end(&a) <= b.at || end <= a.at) return 0;
     if (a.loops + b.loops == 0) return 1;
-    if (a.loops == 1 && b.loops == 1 && a.step[0] == b.step[0]) return gmm__rows_meet(&a, &b);
-    if (a.loops == 0 || (b.loops > 0 && b.step[b.loops - 1] > a.step[a.loops - 1])) return gmm__boxes_meet(b, a);
+    if (a.loops == 1 && b.loops == 1 && a.step[0] == b.step[0]) return gmm__rows_overlap(&a, &b);
+    if (a.loops == 0 || (b.loops > 0 && b.step[b.loops - 1] > a.step[a.loops - 1])) return gmm__boxes_overlap(b, a);
     a.loops--;
     count = a.count[a.loops];
     step = (uint64_t)a.step[a.loops];
@@ -105,7 +105,7 @@ static int gmm__boxes_meet(gmm__box a, gmm__box b) {
     i = start + size <= b.at ? (int64_t)((b.at - start - size) / step) + 1 : 0;
     for (; i < count && start + (uint64_t)i * step < end; i++) {
         a.at = start + (uint64_t)i * step;
-        if (gmm__boxes_meet(a, b)) return 1;
+        if (gmm__boxes_overlap(a, b)) return 1;
     }
     return 0;
 }
@@ -128,9 +128,9 @@ static int64_t gmm__span_sorted(const gmm__span *s, int64_t first, uint64_t *to)
     return n;
 }
 
-/* Two boxes that meet, one of each list of addresses in rising order; the lists may be one. Within a list the boxes
+/* Two boxes that overlap, one of each list of addresses in rising order; the lists may be one. Within a list the boxes
    have one size, so that their ends rise too. */
-static int gmm__sorted_meet(const gmm__span *a, const uint64_t *x, int64_t n, const gmm__span *b, const uint64_t *y,
+static int gmm__sorted_overlap(const gmm__span *a, const uint64_t *x, int64_t n, const gmm__span *b, const uint64_t *y,
                             int64_t m, uint64_t found[2]) {
     int64_t i, j, first = 0;
     if (x[n - 1] + a->size <= y[0] || y[m - 1] + b->size <= x[0]) return 0;
@@ -139,7 +139,7 @@ static int gmm__sorted_meet(const gmm__span *a, const uint64_t *x, int64_t n, co
         for (j = x == y ? i + 1 : first; j < m && y[j] < x[i] + a->size; j++) {
             found[0] = x[i];
             found[1] = y[j];
-            if (gmm__boxes_meet(gmm__span_box(a, x[i]), gmm__span_box(b, y[j]))) return 1;
+            if (gmm__boxes_overlap(gmm__span_box(a, x[i]), gmm__span_box(b, y[j]))) return 1;
         }
     }
     return 0;
@@ -153,26 +153,26 @@ static int gmm__same_form(const gmm__box *a, const gmm__box *b) {
     return 1;
 }
 
-/* Two boxes that meet, one of each span; of one span, two of its own. Nothing is allocated: two tables of n addresses
+/* Two boxes that overlap, one of each span; of one span, two of its own. Nothing is allocated: two tables of n addresses
    in rising order take some n steps, in any order n log n, and above GMM__SORTED addresses n / GMM__SORTED times as
    many. */
-static int gmm__tables_meet(const gmm__span *a, const gmm__span *b, uint64_t found[2]) {
+static int gmm__tables_overlap(const gmm__span *a, const gmm__span *b, uint64_t found[2]) {
     uint64_t x[GMM__SORTED], y[GMM__SORTED];
     int64_t i, j, n, m;
     for (i = 0; i < a->count; i += GMM__SORTED) {
         n = gmm__span_sorted(a, i, x);
-        if (a == b && gmm__sorted_meet(a, x, n, a, x, n, found)) return 1;
+        if (a == b && gmm__sorted_overlap(a, x, n, a, x, n, found)) return 1;
         for (j = a == b ? i + GMM__SORTED : 0; j < b->count; j += GMM__SORTED) {
             m = gmm__span_sorted(b, j, y);
-            if (gmm__sorted_meet(a, x, n, b, y, m, found)) return 1;
+            if (gmm__sorted_overlap(a, x, n, b, y, m, found)) return 1;
         }
     }
     return 0;
 }
-static int gmm__spans_meet(const gmm__span *a, const gmm__span *b, int in_place, uint64_t found[2]) {
+static int gmm__spans_overlap(const gmm__span *a, const gmm__span *b, int in_place, uint64_t found[2]) {
     int64_t i, j;
     if (a->high <= b->low || b->high <= a->low) return 0;
-    if (a->count > 1 && b->count > 1) return gmm__tables_meet(a, b, found);
+    if (a->count > 1 && b->count > 1) return gmm__tables_overlap(a, b, found);
     for (i = 0; i < a->count; i++)
         for (j = 0; j < b->count; j++) {
             found[0] = gmm__span_at(a, i);
@@ -180,7 +180,7 @@ static int gmm__spans_meet(const gmm__span *a, const gmm__span *b, int in_place,
             if (found[0] + a->size <= found[1] || found[1] + b->size <= found[0] ||
                 (in_place && found[0] == found[1] && gmm__same_form(&a->box, &b->box)))
                 continue;
-            if (gmm__boxes_meet(gmm__span_box(a, found[0]), gmm__span_box(b, found[1]))) return 1;
+            if (gmm__boxes_overlap(gmm__span_box(a, found[0]), gmm__span_box(b, found[1]))) return 1;
         }
     return 0;
 }
@@ -205,7 +205,7 @@ static gmm_status gmm__check_overlap(gmm__call *call) {
             uint64_t found[2];
             char first[64], second[64];
             if (!a->writes || (b->writes && j < i) || (i == j && a->count == 1) ||
-                !gmm__spans_meet(a, b, call->in_place, found))
+                !gmm__spans_overlap(a, b, call->in_place, found))
                 continue;
             gmm__span_name(a, found[0], 0, first, sizeof first);
             gmm__span_name(b, found[1], i == j && found[0] == found[1], second, sizeof second);
@@ -230,7 +230,8 @@ static int gmm__automatic(const gmm__engine_row *row, const gmm__call *call) {
     return row->automatic && row->space == call->ctx->config.space && row->ops[call->op].plan;
 }
 
-/* Makes the plan of an engine for a call. Declines a field that the engine does not honour, in the order of the list. */
+/* Makes the plan of an engine for a call; the reason for a no is in the note. Of several fields that the engine does not
+   honour, the first one of GMM__FIELD_LIST is named. */
 static int gmm__plan_row(const gmm__engine_row *row, const gmm__call *call, gmm__plan *plan) {
     const uint64_t missing = call->fields & ~row->honours;
     int field = 0;

@@ -1723,6 +1723,7 @@ typedef struct gmm__call {
     gmm_mlp_config config;  /* MLP */
     const void *input;      /* what else an operation reads and writes: named where it is used */
     void *output;
+    uint64_t fields;        /* bits of gmm__field: the optional fields that it asks for, set by gmm__select_from */
     int in_place;           /* an output may be one of the inputs, element upon element */
     int32_t spans;
     gmm__span span[GMM__SPANS];
@@ -1752,7 +1753,8 @@ typedef struct gmm__engine_op {
 typedef struct gmm__engine_row {
     gmm_engine engine;
     gmm_space space;
-    int automatic; /* AUTO may choose it */
+    int automatic;    /* AUTO may choose it */
+    uint64_t honours; /* bits of gmm__field: the optional fields that it honours */
     gmm__engine_op ops[GMM_OP_COUNT];
 } gmm__engine_row;
 
@@ -1900,7 +1902,7 @@ static gmm__box gmm__rows_box(const void *at, int64_t rows, int64_t width, int64
 }
 
 static GMM__UNUSED void gmm__add_span(gmm__call *call, const char *name, const char *part, int writes, const void *at,
-                                  int64_t bytes) {
+                                      int64_t bytes) {
     const gmm__box box = gmm__rows_box(at, 1, bytes, bytes);
     gmm__note_boxes(call, name, part, writes, &box, NULL, 1, 0);
 }
@@ -2427,8 +2429,8 @@ static gmm_status gmm__cpu_launch_offsets(const gmm__plan *plan, gmm_stream stre
 
 /* .......................................................................................... 14.3 Grouped linear ... */
 
-/* Reads a factor of a product: floats, or the quantized copy whose blocks run along the contraction. */
-static gmm_status gmm__read_factor(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
+/* Reads an operand of a product: floats, or the quantized copy whose blocks run along the contraction. */
+static gmm_status gmm__read_operand(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
                                    int64_t matrices, int64_t rows, int64_t cols, gmm_direction direction) {
     gmm_mat m;
     gmm_layout layout;
@@ -2446,8 +2448,8 @@ static gmm_status gmm__read_factor(gmm__call *call, int role, const char *argume
     return gmm__read_quant(call, role, name, m.columnwise, matrices, rows, cols, direction);
 }
 
-/* Whether two factors go together: what products are scaled by must be known outside of the sum, or once per block. */
-static gmm_status gmm__check_factors(gmm__call *call, int first, const char *first_name, int second,
+/* Checks that two operands can be multiplied: their scales must apply to the whole sum, or to whole blocks of it. */
+static gmm_status gmm__check_operands(gmm__call *call, int first, const char *first_name, int second,
                                      const char *second_name) {
     static const int family[] = { 0, 1, 1, 2, 2, 3, 4 }; /* by gmm_scaling */
     const gmm_mat *a = &call->mat[first], *b = &call->mat[second];
@@ -2478,7 +2480,7 @@ static gmm_status gmm__check_factors(gmm__call *call, int first, const char *fir
     return GMM_OK;
 }
 
-/* Whether a factor of a linear call is quantized. */
+/* Whether an operand of a linear call is quantized. */
 static GMM__UNUSED int gmm__quantized(const gmm__call *call) {
     return call->mat[GMM__X_].scaling != GMM_SCALING_NONE || call->mat[GMM__W].scaling != GMM_SCALING_NONE ||
            call->mat[GMM__DY].scaling != GMM_SCALING_NONE;
@@ -2512,13 +2514,13 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
     if (N < 1) return gmm__refuse(call, GMM_E_ARG, "out_features", "%lld must be >= 1", (long long)N);
 
     if (op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_WGRAD)
-        if ((s = gmm__read_factor(call, GMM__X_, "x", d->x, 0, call->rows, K, along_tokens)) != GMM_OK) return s;
+        if ((s = gmm__read_operand(call, GMM__X_, "x", d->x, 0, call->rows, K, along_tokens)) != GMM_OK) return s;
     if (op == GMM_OP_LINEAR_BGRAD) {
         if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, 0, call->rows, N, GMM__FLOATS)) != GMM_OK) return s;
     } else if (op != GMM_OP_LINEAR_FWD)
-        if ((s = gmm__read_factor(call, GMM__DY, "dy", d->dy, 0, call->rows, N, along_tokens)) != GMM_OK) return s;
+        if ((s = gmm__read_operand(call, GMM__DY, "dy", d->dy, 0, call->rows, N, along_tokens)) != GMM_OK) return s;
     if (op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_DGRAD)
-        if ((s = gmm__read_factor(call, GMM__W, "w", d->w, G, N, K,
+        if ((s = gmm__read_operand(call, GMM__W, "w", d->w, G, N, K,
                                   op == GMM_OP_LINEAR_FWD ? GMM_ROWWISE : GMM_COLUMNWISE)) != GMM_OK)
             return s;
     if (op == GMM_OP_LINEAR_FWD)
@@ -2543,7 +2545,7 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
                        gmm_dtype_name(call->mat[GMM__DY].dtype));
     } else {
         const int wgrad = op == GMM_OP_LINEAR_WGRAD, fwd = op == GMM_OP_LINEAR_FWD;
-        if ((s = gmm__check_factors(call, fwd || wgrad ? GMM__X_ : GMM__DY, fwd || wgrad ? "x" : "dy",
+        if ((s = gmm__check_operands(call, fwd || wgrad ? GMM__X_ : GMM__DY, fwd || wgrad ? "x" : "dy",
                                     wgrad ? GMM__DY : GMM__W, wgrad ? "dy" : "w")) != GMM_OK)
             return s;
     }
@@ -2702,14 +2704,14 @@ static const gmm__cpu_tile gmm__cpu_tiles[] = {
 
 /* A factor: element (i, k) stands at base + i * stride_i + k * stride_k elements; one of the strides is 1. Or,
    quantized, it is element k of line `line` + i of a copy. */
-typedef struct gmm__cpu_factor {
+typedef struct gmm__cpu_operand {
     gmm_dtype dtype;
     int quantized;
     const void *base;
     int64_t stride_i, stride_k;
     gmm__qview view;
     int64_t line;
-} gmm__cpu_factor;
+} gmm__cpu_operand;
 
 /* Writes rows row[0..n) as columns of a panel: to[k * width + i] = row[i][k]. */
 static void gmm__cpu_transpose(float row[][GMM__KC], int n, int64_t kc, int width, float *to) {
@@ -2732,7 +2734,7 @@ static void gmm__cpu_transpose(float row[][GMM__KC], int n, int64_t kc, int widt
 }
 
 /* Packs `count` rows of a factor as panels [ceil(count / width)][kc][width] of fp32, missing rows as zeros. */
-static void gmm__cpu_pack(const gmm__cpu_factor *f, int64_t count, int64_t k0, int64_t kc, int width, float *to) {
+static void gmm__cpu_pack(const gmm__cpu_operand *f, int64_t count, int64_t k0, int64_t kc, int width, float *to) {
     const int64_t size = gmm_dtype_bits(f->dtype) / 8;
     int64_t i0, k;
     for (i0 = 0; i0 < count; i0 += width, to += kc * width) {
@@ -2789,8 +2791,8 @@ static gmm__cpu_scratch gmm__cpu_scratch_at(void *base, gmm__cpu_extent e, int32
 }
 
 /* One register tile of one block of 128 along k: its own sum, times the scales of both factors, is added to c. */
-static void gmm__cpu_promote(const gmm__cpu_tile *tile, const gmm__cpu_factor *A, int64_t i, int64_t m,
-                             const gmm__cpu_factor *B, int64_t j, int64_t n, int64_t k, int64_t kc, const float *a,
+static void gmm__cpu_promote(const gmm__cpu_tile *tile, const gmm__cpu_operand *A, int64_t i, int64_t m,
+                             const gmm__cpu_operand *B, int64_t j, int64_t n, int64_t k, int64_t kc, const float *a,
                              const float *b, float *c) {
     float part[GMM__MR_512 * GMM__NR_512] = { 0 }, scale[GMM__NR_512];
     int64_t r, q;
@@ -2803,8 +2805,8 @@ static void gmm__cpu_promote(const gmm__cpu_tile *tile, const gmm__cpu_factor *A
     }
 }
 
-static void gmm__cpu_block(const gmm__cpu_tile *tile, const gmm__cpu_scratch *s, const gmm__cpu_factor *A, int64_t m,
-                           const gmm__cpu_factor *B, int64_t n, int64_t K) {
+static void gmm__cpu_block(const gmm__cpu_tile *tile, const gmm__cpu_scratch *s, const gmm__cpu_operand *A, int64_t m,
+                           const gmm__cpu_operand *B, int64_t n, int64_t K) {
     const int64_t mp = gmm__round_up(m, tile->mr), np = gmm__round_up(n, tile->nr);
     const int promote = A->quantized && gmm_block_along(A->view.scaling) == 128;
     const int64_t step = promote ? 128 : GMM__KC;
@@ -2827,15 +2829,15 @@ static void gmm__cpu_block(const gmm__cpu_tile *tile, const gmm__cpu_scratch *s,
 }
 
 /* What line l of a copy is multiplied by outside of the sum: scales of whole tensors and lines, and NV16's amax. */
-static float gmm__cpu_outer(const gmm__cpu_factor *f, int64_t l) {
+static float gmm__cpu_outer(const gmm__cpu_operand *f, int64_t l) {
     const gmm__qview *v = &f->view;
     if (!f->quantized) return 1.0f;
     if (v->scaling == GMM_SCALING_NV16) return v->amax[v->per_line ? l : 0];
     return v->scaling == GMM_SCALING_TENSOR || v->scaling == GMM_SCALING_ROW ? gmm__qview_factor(v, l, 0, 1) : 1.0f;
 }
 /* acc *= alpha outer(A) outer(B), with 1 / (6 e4m3_max) for each NV16 factor, over the sums of line i of A. */
-static void gmm__cpu_outer_row(float *acc, int64_t n, float alpha, const gmm__cpu_factor *A, int64_t i,
-                               const gmm__cpu_factor *B) {
+static void gmm__cpu_outer_row(float *acc, int64_t n, float alpha, const gmm__cpu_operand *A, int64_t i,
+                               const gmm__cpu_operand *B) {
     const float a = A->quantized && A->view.scaling == GMM_SCALING_NV16 ? 6.0f * A->view.e4m3_max : 1.0f;
     const float b = B->quantized && B->view.scaling == GMM_SCALING_NV16 ? 6.0f * B->view.e4m3_max : 1.0f;
     const float outer = gmm__cpu_outer(A, A->line + i), share = 1.0f / (a * b);
@@ -2896,14 +2898,14 @@ static int64_t gmm__cpu_find(const int64_t *starts, int64_t groups, int64_t i) {
     return low;
 }
 
-/* The factor that a role's matrix of group g is: a copy from line `line` on, or floats from (row, col) on, where k
+/* The operand that a role's matrix of group g is: a copy from line `line` on, or floats from (row, col) on, where k
    runs along the rows or along the columns. */
-static gmm__cpu_factor gmm__cpu_factor_of(const gmm__cpu_linear *job, int role, int64_t g, int64_t line, int64_t row,
+static gmm__cpu_operand gmm__cpu_operand_of(const gmm__cpu_linear *job, int role, int64_t g, int64_t line, int64_t row,
                                           int64_t col, int along_rows) {
     const gmm__call *call = job->call;
     const gmm_mat *m = &call->mat[role];
     const int weight = role == GMM__W;
-    gmm__cpu_factor f;
+    gmm__cpu_operand f;
     memset(&f, 0, sizeof f);
     f.dtype = m->dtype;
     f.line = line;
@@ -2934,11 +2936,11 @@ static void gmm__cpu_rows_task(const void *arg, int64_t index, int32_t thread) {
     const int64_t n = gmm__min_i64(cols - c0, GMM__NC);
     const gmm__cpu_scratch s = gmm__cpu_scratch_at(job->scratch, job->extent, thread);
     float addend[GMM__NC], alpha = gmm__alpha(d, g);
-    gmm__cpu_factor A, B;
+    gmm__cpu_operand A, B;
     int64_t i;
 
-    A = gmm__cpu_factor_of(job, fwd ? GMM__X_ : GMM__DY, g, r0 - job->offsets[g], r0, 0, 0);
-    B = gmm__cpu_factor_of(job, GMM__W, g, c0, fwd ? c0 : 0, fwd ? 0 : c0, !fwd);
+    A = gmm__cpu_operand_of(job, fwd ? GMM__X_ : GMM__DY, g, r0 - job->offsets[g], r0, 0, 0);
+    B = gmm__cpu_operand_of(job, GMM__W, g, c0, fwd ? c0 : 0, fwd ? 0 : c0, !fwd);
     gmm__cpu_block(job->tile, &s, &A, m, &B, n, K);
     if (bias->dtype != GMM_NONE) gmm__row_load(bias->dtype, gmm__at(bias, g, 0, c0), addend, n);
     if (B.quantized) alpha = 1.0f;
@@ -2963,14 +2965,14 @@ static void gmm__cpu_wgrad_task(const void *arg, int64_t index, int32_t thread) 
     const int64_t r0 = job->offsets[g], rows = job->offsets[g + 1] - r0;
     const gmm__cpu_scratch s = gmm__cpu_scratch_at(job->scratch, job->extent, thread);
     const float beta = gmm__grad_beta(grad, g);
-    gmm__cpu_factor A, B;
+    gmm__cpu_operand A, B;
     float alpha;
     int64_t i;
 
     if (grad->frozen && grad->frozen[g]) return;
     if (rows == 0 && beta == 1.0f) return; /* adding nothing keeps the bits, -0.0 and NaN included */
-    A = gmm__cpu_factor_of(job, GMM__DY, g, n0, r0, n0, 1);
-    B = gmm__cpu_factor_of(job, GMM__X_, g, k0, r0, k0, 1);
+    A = gmm__cpu_operand_of(job, GMM__DY, g, n0, r0, n0, 1);
+    B = gmm__cpu_operand_of(job, GMM__X_, g, k0, r0, k0, 1);
     /* a transform spreads the last rows over whole runs of 16 */
     gmm__cpu_block(job->tile, &s, &A, n, &B, k, x->hadamard ? gmm__round_up(rows, 16) : rows);
     /* an empty sum is +0, whatever the sign of alpha */
@@ -5398,7 +5400,7 @@ static int64_t gmm__move_range(const gmm__move *move, int64_t c, int64_t *begin)
     return *begin + move->chunk < move->count ? *begin + move->chunk : move->count;
 }
 
-/* Entries of a map outside [-1, limit) count as -1, and are told. */
+/* Entries of a map outside [-1, limit) count as -1 and set GMM_FAULT_INDEX. */
 static void gmm__map_check(const gmm__call *call, const int32_t *map, int64_t count, int64_t limit) {
     uint32_t *fault = call->d.permute.fault;
     int64_t i;
@@ -7883,7 +7885,6 @@ static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
     const gmm_mat *a = &call->mat[gmm__lt_a(op)], *d = &call->mat[gmm__lt_d(op)], *bias = &call->mat[GMM__BIAS];
     const gmm_mat *table = op == GMM_OP_LINEAR_WGRAD ? d : a;
     if (!call->ctx->lt.handle) return gmm__decline(plan, "could not be opened on this device");
-    if (gmm__quantized(call)) return gmm__decline(plan, "takes no quantized operands");
     if (!call->groups.on_host) return gmm__decline(plan, "needs host sizes (groups.on_host)");
     if (call->rows > INT32_MAX || call->in > INT32_MAX || call->out > INT32_MAX)
         return gmm__decline(plan, "takes at most %lld rows and features", (long long)INT32_MAX);
@@ -7895,11 +7896,6 @@ static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
     if (bias->dtype != GMM_NONE && (a->dtype != GMM_F32 || bias->dtype != GMM_F32)) /* 16-bit sums are rounded first */
         return gmm__decline(plan, "adds no bias of %s to products of %s", gmm_dtype_name(bias->dtype),
                             gmm_dtype_name(a->dtype));
-    if (bias->dtype != GMM_NONE && call->d.linear.row_scale) return gmm__decline(plan, "scales no bias by row");
-    if (op == GMM_OP_LINEAR_WGRAD && call->grad[GMM__DW].beta) return gmm__decline(plan, "takes no beta per group");
-    if (op == GMM_OP_LINEAR_WGRAD && call->grad[GMM__DW].frozen) return gmm__decline(plan, "takes no frozen groups");
-    if (call->options.sm_limit)
-        return gmm__decline(plan, "cannot keep sm_limit %d without other results", (int)call->options.sm_limit);
     gmm__reserve(plan, GMM__LT_BETA, sizeof(uint64_t)); /* for alpha, whose address a query need not know */
     gmm__reserve(plan, GMM__LT_SCRATCH, (size_t)GMM__LT_SCRATCH_BYTES);
     (void)snprintf(plan->note, sizeof plan->note, "one product per group%s; refused where the library has no algorithm "
@@ -8270,7 +8266,6 @@ static int gmm__wgmma_plan_expanded(const gmm__call *call, gmm__plan *plan, gmm_
     if (a->dtype == GMM_F32 || (a->dtype == GMM_F16 && !nv))
         return gmm__decline(plan, "multiplies no %s by %s weights", gmm_dtype_name(a->dtype),
                             gmm_scaling_name(b->scaling));
-    if ((a->flags | b->flags) & (uint32_t)GMM_MAT_ROW_AMAX) return gmm__decline(plan, "applies no amax per row");
     if (!gmm__wgmma_plan_tiles(call, plan, op, op == gmm_gemm_dgrad && nv ? gmm_gemm_fwd : op, dtype,
                                gmm__wgmma_factor(call, op)))
         return 0;
@@ -8803,6 +8798,145 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
     return GMM_OK;
 }
 
+/* .............................................................................. 14.16 Optional fields of calls ... */
+
+/* One row per optional field, option or flag of a call: the operations whose descriptors have it, when a call asks for
+   it, and which engines honour it. gmm__select_from declines an engine that does not honour a field which the call asks
+   for, so that no engine ignores a field in silence: a field that is added to a descriptor gets a row here. Permissions
+   (allow_*, fp8_fast_accum) and settings of one engine (tile, workspace_limit) are honoured by engines that make no use
+   of them. On the CPU engine sm_limit and groups.rows_hint concern nothing. cuBLASLt chooses among algorithms with
+   different results when multiprocessors are reserved, so that it does not honour sm_limit.
+   X(field, first operation, last operation, condition, CPU, WGMMA, MMA, CUBLASLT, name in messages) */
+#define GMM__FIELD_LIST(X) \
+    X(QUANTIZED, LINEAR_FWD, LINEAR_WGRAD, gmm__quantized(call), 1, 1, 1, 0, "quantized operands") \
+    X(ALPHA, LINEAR_FWD, LINEAR_WGRAD, linear->alpha, 1, 1, 1, 1, "linear.alpha") \
+    X(ALPHA_PER_GROUP, LINEAR_FWD, LINEAR_WGRAD, linear->alpha && linear->alpha_per_group, 1, 1, 1, 1, \
+      "linear.alpha_per_group") \
+    X(BIAS, LINEAR_FWD, LINEAR_FWD, call->mat[GMM__BIAS].dtype != GMM_NONE, 1, 1, 1, 1, "linear.bias") \
+    X(BIAS_SCALE, LINEAR_FWD, LINEAR_FWD, call->mat[GMM__BIAS].dtype != GMM_NONE && linear->row_scale, 1, 1, 1, 0, \
+      "linear.row_scale") \
+    X(DY_SCALE, LINEAR_BGRAD, LINEAR_BGRAD, linear->db && linear->row_scale, 1, 0, 1, 0, "linear.row_scale") \
+    X(D_ROW_SCALE, LINEAR_BGRAD, LINEAR_BGRAD, linear->d_row_scale, 1, 0, 1, 0, "linear.d_row_scale") \
+    X(D_ROW_SCALE_ADD, LINEAR_BGRAD, LINEAR_BGRAD, linear->d_row_scale && linear->d_row_scale_add, 1, 0, 1, 0, \
+      "linear.d_row_scale_add") \
+    X(Y_ADD, LINEAR_FWD, LINEAR_DGRAD, linear->y_add, 1, 1, 1, 1, "linear.y_add") \
+    X(MAIN_GRAD, QUANTIZE, CONVERT, gmm__any_grad(call, GMM__GRAD_MAIN), 1, 1, 1, 1, "grad.main_grad") \
+    X(GRAD_BETA, QUANTIZE, CONVERT, gmm__any_grad(call, GMM__GRAD_BETA), 1, 1, 1, 0, "grad.beta") \
+    X(GRAD_FROZEN, QUANTIZE, CONVERT, gmm__any_grad(call, GMM__GRAD_FROZEN), 1, 1, 1, 0, "grad.frozen") \
+    X(GROUPS_TAIL, QUANTIZE, CONVERT, call->groups.tail != GMM_TAIL_KEEP, 1, 1, 1, 1, "groups.tail") \
+    X(GROUPS_FAULT, QUANTIZE, CONVERT, call->groups.fault, 1, 1, 1, 1, "groups.fault") \
+    X(GROUPS_HINT, QUANTIZE, CONVERT, call->groups.rows_hint, 1, 1, 1, 1, "groups.rows_hint") \
+    X(ROW_AMAX, QUANTIZE, CONVERT, gmm__any_row_amax(call), 1, 0, 1, 0, "GMM_MAT_ROW_AMAX") \
+    X(SM_LIMIT, QUANTIZE, CONVERT, call->options.sm_limit, 1, 1, 1, 0, "options.sm_limit") \
+    X(NONDETERMINISM, QUANTIZE, CONVERT, call->options.allow_nondeterminism, 1, 1, 1, 1, \
+      "options.allow_nondeterminism") \
+    X(TF32, QUANTIZE, CONVERT, call->options.allow_tf32, 1, 1, 1, 1, "options.allow_tf32") \
+    X(FAST_ACCUM, QUANTIZE, CONVERT, call->options.fp8_fast_accum, 1, 1, 1, 1, "options.fp8_fast_accum") \
+    X(TILE, QUANTIZE, CONVERT, call->options.tile, 1, 1, 1, 1, "options.tile") \
+    X(WORKSPACE_LIMIT, QUANTIZE, CONVERT, call->options.workspace_limit, 1, 1, 1, 1, "options.workspace_limit") \
+    X(ACT_PROB, ACT_FWD, ACT_BWD, call->d.act.prob, 1, 0, 1, 0, "activation.prob") \
+    X(ACT_DPROB, ACT_BWD, ACT_BWD, call->d.act.dprob, 1, 0, 1, 0, "activation.dprob") \
+    X(ACT_Y, ACT_BWD, ACT_BWD, call->d.act.y, 1, 0, 1, 0, "activation.y") \
+    X(ACT_INTERLEAVE, ACT_FWD, MLP_WGRAD, call->act.interleave, 1, 0, 1, 0, "act.interleave") \
+    X(ACT_LIMIT, ACT_FWD, MLP_WGRAD, call->act.limit != 0.0f, 1, 0, 1, 0, "act.limit") \
+    X(ACT_ALPHA, ACT_FWD, MLP_WGRAD, call->act.alpha != 0.0f, 1, 0, 1, 0, "act.alpha") \
+    X(ACT_OFFSET, ACT_FWD, MLP_WGRAD, call->act.offset != 0.0f, 1, 0, 1, 0, "act.offset") \
+    X(ACT_BETAS, ACT_FWD, MLP_WGRAD, call->act.beta1 != 0.0f || call->act.beta2 != 0.0f, 1, 0, 1, 0, "act.beta1") \
+    X(MLP_PROB, MLP_FWD, MLP_BWD, call->d.mlp.prob, 1, 0, 1, 0, "mlp.prob") \
+    X(MLP_DPROB, MLP_BWD, MLP_BWD, call->d.mlp.dprob, 1, 0, 1, 0, "mlp.dprob") \
+    X(MLP_HOOKS, MLP_FWD, MLP_WGRAD, call->d.mlp.hooks, 1, 0, 1, 0, "mlp.hooks") \
+    X(MLP_QUANT, MLP_FWD, MLP_WGRAD, call->d.mlp.quant, 1, 0, 1, 0, "mlp.quant") \
+    X(EXPERT_BIAS, TOPK_FWD, TOPK_BWD, call->d.route.expert_bias, 1, 0, 1, 0, "route.expert_bias") \
+    X(NORMALIZE, TOPK_FWD, TOPK_BWD, call->d.route.normalize, 1, 0, 1, 0, "route.normalize") \
+    X(ROUTE_SCALE, TOPK_FWD, TOPK_BWD, call->d.route.scale != 0.0f, 1, 0, 1, 0, "route.scale") \
+    X(ROUTE_OFFSETS, TOPK_FWD, TOPK_FWD, call->d.route.offsets, 1, 0, 1, 0, "route.offsets") \
+    X(AUX_LOSS, TOPK_FWD, TOPK_BWD, call->d.route.aux_coeff != 0.0f, 1, 0, 1, 0, "route.aux_coeff") \
+    X(Z_LOSS, TOPK_FWD, TOPK_BWD, call->d.route.z_coeff != 0.0f, 1, 0, 1, 0, "route.z_coeff") \
+    X(DLOSS, TOPK_BWD, TOPK_BWD, call->d.route.dloss, 1, 0, 1, 0, "route.dloss") \
+    X(PERMUTE_ALIGN, PERMUTE_MAP, UNPERMUTE_BWD, call->d.permute.align > 1, 1, 0, 1, 0, "permute.align") \
+    X(PERMUTE_TAIL, PERMUTE_MAP, UNPERMUTE_BWD, call->d.permute.tail != GMM_TAIL_KEEP, 1, 0, 1, 0, "permute.tail") \
+    X(PERMUTE_FAULT, PERMUTE_MAP, UNPERMUTE_BWD, call->d.permute.fault, 1, 0, 1, 0, "permute.fault") \
+    X(PERMUTE_PROBS, PERMUTE_FWD, UNPERMUTE_BWD, call->d.permute.probs, 1, 0, 1, 0, "permute.probs") \
+    X(PERMUTE_DPROBS, PERMUTE_BWD, UNPERMUTE_BWD, call->d.permute.dprobs, 1, 0, 1, 0, "permute.dprobs") \
+    X(PAD_PROB, PAD, UNPAD, call->d.pad.src_prob, 1, 0, 1, 0, "padding.src_prob") \
+    X(PAD_SIZES, PAD, PAD, call->d.pad.sizes, 1, 0, 1, 0, "padding.sizes") \
+    X(SUM_SCALE, ACCUMULATE, ACCUMULATE, call->d.sum.scale != 1.0f, 1, 0, 1, 0, "accumulation.scale") \
+    X(SUM_BETA, ACCUMULATE, ACCUMULATE, call->d.sum.beta != 0.0f, 1, 0, 1, 0, "accumulation.beta") \
+    X(POW2, QUANTIZE, SHARD_CAST, call->format.pow2, 1, 0, 1, 0, "format.pow2") \
+    X(SQUARE, QUANTIZE, SHARD_CAST, call->format.square, 1, 0, 1, 0, "format.square") \
+    X(HADAMARD, QUANTIZE, SHARD_CAST, call->format.hadamard, 1, 0, 1, 0, "format.hadamard") \
+    X(STOCHASTIC, QUANTIZE, SHARD_CAST, call->format.stochastic, 1, 0, 1, 0, "format.stochastic") \
+    X(FOUR_OVER_SIX, QUANTIZE, SHARD_CAST, call->format.four_over_six, 1, 0, 1, 0, "format.four_over_six") \
+    X(E4M3_256, QUANTIZE, SHARD_CAST, call->format.e4m3_256, 1, 0, 1, 0, "format.e4m3_256") \
+    X(EPS, QUANTIZE, SHARD_CAST, call->format.eps != 0.0f, 1, 0, 1, 0, "format.eps") \
+    X(DELAYED, QUANTIZE, SHARD_CAST, call->format.delayed, 1, 0, 1, 0, "format.delayed") \
+    X(QUANT_PHASE, QUANTIZE, REQUANTIZE, gmm__casts(call->op) && call->d.quant.phase != GMM_QUANT_ALL, 1, 0, 1, 0, \
+      "quantization.phase") \
+    X(QUANT_DB, QUANTIZE, REQUANTIZE, gmm__casts(call->op) && call->d.quant.db, 1, 0, 1, 0, "quantization.db") \
+    X(QUANT_SKIP, QUANTIZE, REQUANTIZE, gmm__casts(call->op) && call->d.quant.skip, 1, 0, 1, 0, "quantization.skip") \
+    X(MOST_RECENT, SCALE_UPDATE, SCALE_UPDATE, call->d.update.most_recent, 1, 0, 1, 0, "update.most_recent")
+
+enum gmm__field {
+#define GMM__X(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) GMM__FIELD_##field,
+    GMM__FIELD_LIST(GMM__X)
+#undef GMM__X
+    GMM__FIELDS
+};
+typedef char gmm__fields_fit[GMM__FIELDS <= 64 ? 1 : -1];
+
+/* The columns of the list as sets of bits, for the engine table. */
+#define GMM__HONOURS_CPU(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) \
+    | ((uint64_t)(cpu) << GMM__FIELD_##field)
+#define GMM__HONOURS_WGMMA(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) \
+    | ((uint64_t)(wgmma) << GMM__FIELD_##field)
+#define GMM__HONOURS_MMA(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) \
+    | ((uint64_t)(mma) << GMM__FIELD_##field)
+#define GMM__HONOURS_CUBLASLT(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) \
+    | ((uint64_t)(cublaslt) << GMM__FIELD_##field)
+
+static const char *gmm__field_name(int field) {
+    static const char *const names[] = {
+#define GMM__X(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) name,
+        GMM__FIELD_LIST(GMM__X)
+#undef GMM__X
+    };
+    return names[field];
+}
+
+/* Whether a gradient destination of the call has a property. */
+enum gmm__grad_property { GMM__GRAD_MAIN, GMM__GRAD_BETA, GMM__GRAD_FROZEN };
+static int gmm__any_grad(const gmm__call *call, enum gmm__grad_property property) {
+    int role;
+    for (role = 0; role < GMM__ROLES; role++) {
+        const gmm_grad *g = &call->grad[role];
+        if (property == GMM__GRAD_MAIN ? g->main_grad : property == GMM__GRAD_BETA ? !!g->beta : !!g->frozen) return 1;
+    }
+    return 0;
+}
+
+/* Whether an operand of the call has a global amax per row. */
+static int gmm__any_row_amax(const gmm__call *call) {
+    uint32_t flags = 0;
+    int role;
+    for (role = 0; role < GMM__ROLES; role++) flags |= call->mat[role].flags;
+    return (flags & (uint32_t)GMM_MAT_ROW_AMAX) != 0;
+}
+
+/* Whether gmm__call.d is a gmm_quantization. */
+static int gmm__casts(gmm_op op) { return op == GMM_OP_QUANTIZE || op == GMM_OP_REQUANTIZE; }
+
+/* The set of fields that a checked call asks for. */
+static uint64_t gmm__requested_fields(const gmm__call *call) {
+    const gmm_linear *linear = &call->d.linear;
+    const gmm_op op = call->op;
+    uint64_t fields = 0;
+#define GMM__X(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) \
+    if (op >= GMM_OP_##first && op <= GMM_OP_##last && (condition)) fields |= (uint64_t)1 << GMM__FIELD_##field;
+    GMM__FIELD_LIST(GMM__X)
+#undef GMM__X
+    return fields;
+}
+
 /* ......................................................................... 14.16 Engine table, public functions ... */
 
 /* One row per engine, in the order in which AUTO asks; the columns follow GMM_OP_LIST. */
@@ -8811,7 +8945,7 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
 #define GMM__OP_ANY(engine, op) { gmm__plan_any, gmm__##engine##_launch_##op }
 #define GMM__NO_OP { NULL, NULL }
 static const gmm__engine_row gmm__engines[] = {
-    { GMM_ENGINE_CPU, GMM_SPACE_CPU, 1, {
+    { GMM_ENGINE_CPU, GMM_SPACE_CPU, 1, 0 GMM__FIELD_LIST(GMM__HONOURS_CPU), {
         GMM__OP(cpu, quantize), GMM__OP(cpu, dequantize),
         GMM__OP(cpu, quantize), /* requantize */
         GMM__OP_ANY(cpu, scale_update), GMM__OP_ANY(cpu, transpose), GMM__OP_ANY(cpu, shard_cast),
@@ -8830,7 +8964,7 @@ static const gmm__engine_row gmm__engines[] = {
         GMM__OP_ANY(cpu, accumulate), GMM__OP_ANY(cpu, convert)
     } },
 #ifdef __CUDACC__
-    { GMM_ENGINE_WGMMA, GMM_SPACE_CUDA, 1, {
+    { GMM_ENGINE_WGMMA, GMM_SPACE_CUDA, 1, 0 GMM__FIELD_LIST(GMM__HONOURS_WGMMA), {
         GMM__NO_OP, /* quantize */
         GMM__NO_OP, /* dequantize */
         GMM__NO_OP, /* requantize */
@@ -8845,7 +8979,7 @@ static const gmm__engine_row gmm__engines[] = {
     } },
 #endif
 #if defined(__CUDACC__) && defined(GMM__ELEM_DONE)
-    { GMM_ENGINE_MMA, GMM_SPACE_CUDA, 1, {
+    { GMM_ENGINE_MMA, GMM_SPACE_CUDA, 1, 0 GMM__FIELD_LIST(GMM__HONOURS_MMA), {
         GMM__OP(mma, quantize), GMM__OP(mma, dequantize),
         GMM__OP(mma, quantize), /* requantize */
         GMM__OP_ANY(mma, scale_update), GMM__OP(mma, transpose), GMM__OP_ANY(mma, shard_cast),
@@ -8862,7 +8996,7 @@ static const gmm__engine_row gmm__engines[] = {
     } },
 #endif
 #ifdef GMM__CUBLASLT
-    { GMM_ENGINE_CUBLASLT, GMM_SPACE_CUDA, 0, {
+    { GMM_ENGINE_CUBLASLT, GMM_SPACE_CUDA, 0, 0 GMM__FIELD_LIST(GMM__HONOURS_CUBLASLT), {
         GMM__NO_OP, /* quantize */
         GMM__NO_OP, /* dequantize */
         GMM__NO_OP, /* requantize */
@@ -8885,7 +9019,7 @@ static const gmm__engine_row gmm__engines[] = {
 /* --- overlap: what a call writes shares no byte with the rest of its memory --- */
 
 /* Whether rows i of a and j of b, which stand at the same pitch, have a byte in common for any i and j. */
-static int gmm__rows_meet(const gmm__box *a, const gmm__box *b) {
+static int gmm__rows_overlap(const gmm__box *a, const gmm__box *b) {
     const int64_t pitch = a->step[0], apart = (int64_t)(b->at - a->at);
     const int64_t above = apart - a->width, most = apart + b->width - 1; /* above < (i - j) pitch <= most */
     int64_t low = above / pitch - (above % pitch < 0) + 1, high = most / pitch - (most % pitch < 0);
@@ -8895,14 +9029,14 @@ static int gmm__rows_meet(const gmm__box *a, const gmm__box *b) {
 }
 
 /* Whether two boxes have a byte in common. Exact; walks only those steps of a loop that reach into the other box. */
-static int gmm__boxes_meet(gmm__box a, gmm__box b) {
+static int gmm__boxes_overlap(gmm__box a, gmm__box b) {
     const uint64_t end = gmm__box_end(&b);
     uint64_t size, step, start = a.at;
     int64_t i, count;
     if (gmm__box_end(&a) <= b.at || end <= a.at) return 0;
     if (a.loops + b.loops == 0) return 1;
-    if (a.loops == 1 && b.loops == 1 && a.step[0] == b.step[0]) return gmm__rows_meet(&a, &b);
-    if (a.loops == 0 || (b.loops > 0 && b.step[b.loops - 1] > a.step[a.loops - 1])) return gmm__boxes_meet(b, a);
+    if (a.loops == 1 && b.loops == 1 && a.step[0] == b.step[0]) return gmm__rows_overlap(&a, &b);
+    if (a.loops == 0 || (b.loops > 0 && b.step[b.loops - 1] > a.step[a.loops - 1])) return gmm__boxes_overlap(b, a);
     a.loops--;
     count = a.count[a.loops];
     step = (uint64_t)a.step[a.loops];
@@ -8910,7 +9044,7 @@ static int gmm__boxes_meet(gmm__box a, gmm__box b) {
     i = start + size <= b.at ? (int64_t)((b.at - start - size) / step) + 1 : 0;
     for (; i < count && start + (uint64_t)i * step < end; i++) {
         a.at = start + (uint64_t)i * step;
-        if (gmm__boxes_meet(a, b)) return 1;
+        if (gmm__boxes_overlap(a, b)) return 1;
     }
     return 0;
 }
@@ -8933,9 +9067,9 @@ static int64_t gmm__span_sorted(const gmm__span *s, int64_t first, uint64_t *to)
     return n;
 }
 
-/* Two boxes that meet, one of each list of addresses in rising order; the lists may be one. Within a list the boxes
+/* Two boxes that overlap, one of each list of addresses in rising order; the lists may be one. Within a list the boxes
    have one size, so that their ends rise too. */
-static int gmm__sorted_meet(const gmm__span *a, const uint64_t *x, int64_t n, const gmm__span *b, const uint64_t *y,
+static int gmm__sorted_overlap(const gmm__span *a, const uint64_t *x, int64_t n, const gmm__span *b, const uint64_t *y,
                             int64_t m, uint64_t found[2]) {
     int64_t i, j, first = 0;
     if (x[n - 1] + a->size <= y[0] || y[m - 1] + b->size <= x[0]) return 0;
@@ -8944,7 +9078,7 @@ static int gmm__sorted_meet(const gmm__span *a, const uint64_t *x, int64_t n, co
         for (j = x == y ? i + 1 : first; j < m && y[j] < x[i] + a->size; j++) {
             found[0] = x[i];
             found[1] = y[j];
-            if (gmm__boxes_meet(gmm__span_box(a, x[i]), gmm__span_box(b, y[j]))) return 1;
+            if (gmm__boxes_overlap(gmm__span_box(a, x[i]), gmm__span_box(b, y[j]))) return 1;
         }
     }
     return 0;
@@ -8958,26 +9092,26 @@ static int gmm__same_form(const gmm__box *a, const gmm__box *b) {
     return 1;
 }
 
-/* Two boxes that meet, one of each span; of one span, two of its own. Nothing is allocated: two tables of n addresses
+/* Two boxes that overlap, one of each span; of one span, two of its own. Nothing is allocated: two tables of n addresses
    in rising order take some n steps, in any order n log n, and above GMM__SORTED addresses n / GMM__SORTED times as
    many. */
-static int gmm__tables_meet(const gmm__span *a, const gmm__span *b, uint64_t found[2]) {
+static int gmm__tables_overlap(const gmm__span *a, const gmm__span *b, uint64_t found[2]) {
     uint64_t x[GMM__SORTED], y[GMM__SORTED];
     int64_t i, j, n, m;
     for (i = 0; i < a->count; i += GMM__SORTED) {
         n = gmm__span_sorted(a, i, x);
-        if (a == b && gmm__sorted_meet(a, x, n, a, x, n, found)) return 1;
+        if (a == b && gmm__sorted_overlap(a, x, n, a, x, n, found)) return 1;
         for (j = a == b ? i + GMM__SORTED : 0; j < b->count; j += GMM__SORTED) {
             m = gmm__span_sorted(b, j, y);
-            if (gmm__sorted_meet(a, x, n, b, y, m, found)) return 1;
+            if (gmm__sorted_overlap(a, x, n, b, y, m, found)) return 1;
         }
     }
     return 0;
 }
-static int gmm__spans_meet(const gmm__span *a, const gmm__span *b, int in_place, uint64_t found[2]) {
+static int gmm__spans_overlap(const gmm__span *a, const gmm__span *b, int in_place, uint64_t found[2]) {
     int64_t i, j;
     if (a->high <= b->low || b->high <= a->low) return 0;
-    if (a->count > 1 && b->count > 1) return gmm__tables_meet(a, b, found);
+    if (a->count > 1 && b->count > 1) return gmm__tables_overlap(a, b, found);
     for (i = 0; i < a->count; i++)
         for (j = 0; j < b->count; j++) {
             found[0] = gmm__span_at(a, i);
@@ -8985,7 +9119,7 @@ static int gmm__spans_meet(const gmm__span *a, const gmm__span *b, int in_place,
             if (found[0] + a->size <= found[1] || found[1] + b->size <= found[0] ||
                 (in_place && found[0] == found[1] && gmm__same_form(&a->box, &b->box)))
                 continue;
-            if (gmm__boxes_meet(gmm__span_box(a, found[0]), gmm__span_box(b, found[1]))) return 1;
+            if (gmm__boxes_overlap(gmm__span_box(a, found[0]), gmm__span_box(b, found[1]))) return 1;
         }
     return 0;
 }
@@ -9010,7 +9144,7 @@ static gmm_status gmm__check_overlap(gmm__call *call) {
             uint64_t found[2];
             char first[64], second[64];
             if (!a->writes || (b->writes && j < i) || (i == j && a->count == 1) ||
-                !gmm__spans_meet(a, b, call->in_place, found))
+                !gmm__spans_overlap(a, b, call->in_place, found))
                 continue;
             gmm__span_name(a, found[0], 0, first, sizeof first);
             gmm__span_name(b, found[1], i == j && found[0] == found[1], second, sizeof second);
@@ -9036,6 +9170,21 @@ static int gmm__automatic(const gmm__engine_row *row, const gmm__call *call) {
     return row->automatic && row->space == call->ctx->config.space && row->ops[call->op].plan;
 }
 
+/* Makes the plan of an engine for a call; the reason for a no is in the note. Of several fields that the engine does not
+   honour, the first one of GMM__FIELD_LIST is named. */
+static int gmm__plan_row(const gmm__engine_row *row, const gmm__call *call, gmm__plan *plan) {
+    const uint64_t missing = call->fields & ~row->honours;
+    int field = 0;
+    memset(plan, 0, sizeof *plan);
+    plan->call = call;
+    plan->engine = row->engine;
+    if (row->space != call->ctx->config.space) return gmm__decline(plan, "serves another memory space");
+    if (!row->ops[call->op].plan) return gmm__decline(plan, "does not have this operation");
+    if (!missing) return row->ops[call->op].plan(call, plan);
+    while (!(missing >> field & 1)) field++;
+    return gmm__decline(plan, "does not honour %s", gmm__field_name(field));
+}
+
 /* Completes the plan of a query that left addresses open, made by rows[i]: the note says what it assumes of them, and
    the workspace is enough for the engine that AUTO asks next, which serves a call where that does not hold. */
 static void gmm__cover_unaligned(const gmm__engine_row *rows, size_t count, size_t i, const gmm__call *call,
@@ -9043,10 +9192,7 @@ static void gmm__cover_unaligned(const gmm__engine_row *rows, size_t count, size
     gmm__plan other;
     while (call->options.engine == GMM_ENGINE_AUTO && ++i < count) {
         if (!gmm__automatic(&rows[i], call)) continue;
-        memset(&other, 0, sizeof other);
-        other.call = call;
-        other.engine = rows[i].engine;
-        if (!rows[i].ops[call->op].plan(call, &other)) continue;
+        if (!gmm__plan_row(&rows[i], call, &other)) continue;
         if (other.workspace_bytes > plan->workspace_bytes) plan->workspace_bytes = other.workspace_bytes;
         if (other.assumes_aligned) continue;
         gmm__note(plan, "; for addresses at multiples of 16 bytes, else %s", gmm_engine_name(other.engine));
@@ -9060,22 +9206,17 @@ static gmm_status gmm__select_from(const gmm__engine_row *rows, size_t count, gm
     const gmm_engine wanted = call->options.engine;
     char declined[160] = "";
     size_t i, used = 0;
+    call->fields = gmm__requested_fields(call);
     for (i = 0; i < count; i++) {
         const gmm__engine_row *row = &rows[i];
-        const char *why;
         if (wanted != GMM_ENGINE_AUTO ? row->engine != wanted : !gmm__automatic(row, call)) continue;
-        memset(plan, 0, sizeof *plan);
-        plan->call = call;
-        plan->engine = row->engine;
-        if (row->space != call->ctx->config.space) why = "serves another memory space";
-        else if (!row->ops[call->op].plan) why = "does not have this operation";
-        else if (row->ops[call->op].plan(call, plan)) {
+        if (gmm__plan_row(row, call, plan)) {
             if (plan->assumes_aligned) gmm__cover_unaligned(rows, count, i, call, plan);
             if (declined[0]) gmm__note(plan, "%s%s", plan->note[0] ? "; " : "", declined);
             return GMM_OK;
-        } else why = plan->note;
+        }
         used += (size_t)snprintf(declined + used, sizeof declined - used, "%s%s %.120s", used ? "; " : "",
-                                 gmm_engine_name(row->engine), why);
+                                 gmm_engine_name(row->engine), plan->note);
         if (used >= sizeof declined) used = sizeof declined - 1;
     }
     return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "%s cannot serve %s: %s", gmm_engine_name(wanted),

@@ -25,6 +25,7 @@ static gmm__engine_row row_of(gmm_engine engine, int (*plan)(const gmm__call *ca
     row.engine = engine;
     row.space = GMM_SPACE_CPU;
     row.automatic = 1;
+    row.honours = ~(uint64_t)0;
     row.ops[GMM_OP_LINEAR_FWD].plan = plan;
     return row;
 }
@@ -105,4 +106,106 @@ static void open_addresses(int arg) {
     gmm_destroy(ctx);
 }
 
-void tests_select(void) { t_add_host(open_addresses, 0, "queries without addresses, on engines that need alignment"); }
+/* Optional fields of a forward or of a weight gradient, and what the reason of an engine without them says. */
+typedef struct field_case {
+    int field;
+    gmm_op op;
+    const char *name;
+} field_case;
+static const field_case field_cases[] = {
+    { GMM__FIELD_ALPHA, GMM_OP_LINEAR_FWD, "linear.alpha" },
+    { GMM__FIELD_ALPHA_PER_GROUP, GMM_OP_LINEAR_FWD, "linear.alpha_per_group" },
+    { GMM__FIELD_BIAS, GMM_OP_LINEAR_FWD, "linear.bias" },
+    { GMM__FIELD_BIAS_SCALE, GMM_OP_LINEAR_FWD, "linear.row_scale" },
+    { GMM__FIELD_Y_ADD, GMM_OP_LINEAR_FWD, "linear.y_add" },
+    { GMM__FIELD_GROUPS_TAIL, GMM_OP_LINEAR_FWD, "groups.tail" },
+    { GMM__FIELD_GROUPS_FAULT, GMM_OP_LINEAR_FWD, "groups.fault" },
+    { GMM__FIELD_SM_LIMIT, GMM_OP_LINEAR_FWD, "options.sm_limit" },
+    { GMM__FIELD_FAST_ACCUM, GMM_OP_LINEAR_FWD, "options.fp8_fast_accum" },
+    { GMM__FIELD_WORKSPACE_LIMIT, GMM_OP_LINEAR_FWD, "options.workspace_limit" },
+    { GMM__FIELD_MAIN_GRAD, GMM_OP_LINEAR_WGRAD, "grad.main_grad" },
+    { GMM__FIELD_GRAD_BETA, GMM_OP_LINEAR_WGRAD, "grad.beta" },
+    { GMM__FIELD_GRAD_FROZEN, GMM_OP_LINEAR_WGRAD, "grad.frozen" },
+};
+
+/* The call of a case: it asks for the case's field, and for those that the field needs. */
+static gmm_status field_call(gmm_context *ctx, const field_case *c, gmm_engine wanted, int query, gmm__call *call) {
+    static float memory[2048], values[8];
+    static uint32_t fault;
+    static const uint8_t frozen[1] = { 0 };
+    static const int64_t sizes[1] = { 4 };
+    const int f = c->field;
+    gmm_groups groups = GMM_ZERO;
+    gmm_options options = GMM_ZERO;
+    gmm_linear d = GMM_ZERO;
+    gmm_grad dw = GMM_ZERO;
+    const gmm_mat x = gmm_mat_packed(GMM_BF16, memory), y = gmm_mat_packed(GMM_BF16, memory + 512);
+    const gmm_mat w = gmm_mat_packed(GMM_BF16, memory + 1024), bias = gmm_mat_packed(GMM_F32, memory + 1536);
+    groups.count = 1;
+    groups.capacity = 4;
+    groups.splits = sizes;
+    groups.dtype = GMM_I64;
+    if (f == GMM__FIELD_GROUPS_TAIL) groups.tail = GMM_TAIL_ZERO;
+    if (f == GMM__FIELD_GROUPS_FAULT) groups.fault = &fault;
+    options.engine = wanted;
+    options.sm_limit = f == GMM__FIELD_SM_LIMIT ? 3 : 0;
+    options.fp8_fast_accum = f == GMM__FIELD_FAST_ACCUM;
+    options.workspace_limit = f == GMM__FIELD_WORKSPACE_LIMIT ? 1 << 20 : 0;
+    d.in_features = d.out_features = 16;
+    d.groups = &groups;
+    d.options = &options;
+    d.x = &x;
+    d.w = &w;
+    d.y = &y;
+    d.dy = &y;
+    d.dw = &dw;
+    dw.mat = &w;
+    dw.main_grad = f == GMM__FIELD_MAIN_GRAD;
+    if (f == GMM__FIELD_GRAD_BETA) dw.beta = values;
+    if (f == GMM__FIELD_GRAD_FROZEN) dw.frozen = frozen;
+    if (f == GMM__FIELD_ALPHA || f == GMM__FIELD_ALPHA_PER_GROUP) d.alpha = values;
+    d.alpha_per_group = f == GMM__FIELD_ALPHA_PER_GROUP;
+    if (f == GMM__FIELD_BIAS || f == GMM__FIELD_BIAS_SCALE) d.bias = &bias;
+    if (f == GMM__FIELD_BIAS_SCALE) d.row_scale = values;
+    d.y_add = f == GMM__FIELD_Y_ADD;
+    return gmm__linear_prepare(call, ctx, c->op, "gmm_linear_call", &d, query);
+}
+
+/* An engine that does not honour a field is declined in words, in calls and queries; the next one serves, and a demand
+   is refused. An engine that honours the field serves, and so does one without it where no call asks for it. */
+static void optional_fields(int arg) {
+    gmm_context *ctx = NULL;
+    (void)arg;
+    T_CHECK(gmm_create(&ctx, NULL, NULL) == GMM_OK, "context");
+    for (int i = 0; i < T_COUNT(field_cases); i++)
+        for (int query = 0; query < 2; query++) {
+            const field_case *c = &field_cases[i];
+            const field_case plain = { -1, c->op, "" };
+            gmm__engine_row rows[2] = { row_of(GMM_ENGINE_WGMMA, general_plan), row_of(GMM_ENGINE_MMA, general_plan) };
+            char says[96];
+            gmm__call call;
+            gmm__plan plan;
+            rows[0].ops[c->op].plan = rows[1].ops[c->op].plan = general_plan;
+            snprintf(says, sizeof says, "wgmma does not honour %s", c->name);
+            T_CHECK(field_call(ctx, c, GMM_ENGINE_AUTO, query, &call) == GMM_OK, "%s", gmm_last_error(ctx));
+            T_CHECK(gmm__select_from(rows, 2, &call, &plan) == GMM_OK && plan.engine == GMM_ENGINE_WGMMA, "%s: \"%s\"",
+                    c->name, plan.note);
+            rows[0].honours = ~((uint64_t)1 << c->field);
+            T_CHECK(gmm__select_from(rows, 2, &call, &plan) == GMM_OK && plan.engine == GMM_ENGINE_MMA &&
+                        strstr(plan.note, says), "%s: %s \"%s\"", c->name, gmm_engine_name(plan.engine), plan.note);
+            T_CHECK(gmm__select(&call, &plan) == GMM_OK && plan.engine == GMM_ENGINE_CPU, "%s", gmm_last_error(ctx));
+            T_CHECK(field_call(ctx, c, GMM_ENGINE_WGMMA, query, &call) == GMM_OK, "%s", gmm_last_error(ctx));
+            T_CHECK(gmm__select_from(rows, 2, &call, &plan) == GMM_E_UNSUPPORTED &&
+                        strstr(gmm_last_error(ctx), "options.engine") && strstr(gmm_last_error(ctx), says),
+                    "%s: \"%s\"", c->name, gmm_last_error(ctx));
+            T_CHECK(field_call(ctx, &plain, GMM_ENGINE_AUTO, query, &call) == GMM_OK, "%s", gmm_last_error(ctx));
+            T_CHECK(gmm__select_from(rows, 2, &call, &plan) == GMM_OK && plan.engine == GMM_ENGINE_WGMMA, "%s: \"%s\"",
+                    c->name, plan.note);
+        }
+    gmm_destroy(ctx);
+}
+
+void tests_select(void) {
+    t_add_host(optional_fields, 0, "an engine that does not honour an optional field is declined by its name");
+    t_add_host(open_addresses, 0, "queries without addresses, on engines that need alignment");
+}

@@ -105,6 +105,7 @@ typedef struct gmm__call {
     gmm_mlp_config config;  /* MLP */
     const void *input;      /* what else an operation reads and writes: named where it is used */
     void *output;
+    uint64_t fields;        /* bits of gmm__field: the optional fields that it asks for, set by gmm__select_from */
     int in_place;           /* an output may be one of the inputs, element upon element */
     int32_t spans;
     gmm__span span[GMM__SPANS];
@@ -134,7 +135,8 @@ typedef struct gmm__engine_op {
 typedef struct gmm__engine_row {
     gmm_engine engine;
     gmm_space space;
-    int automatic; /* AUTO may choose it */
+    int automatic;    /* AUTO may choose it */
+    uint64_t honours; /* bits of gmm__field: the optional fields that it honours */
     gmm__engine_op ops[GMM_OP_COUNT];
 } gmm__engine_row;
 

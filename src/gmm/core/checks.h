@@ -133,7 +133,7 @@ static gmm__box gmm__rows_box(const void *at, int64_t rows, int64_t width, int64
 }
 
 static GMM__UNUSED void gmm__add_span(gmm__call *call, const char *name, const char *part, int writes, const void *at,
-                                  int64_t bytes) {
+                                      int64_t bytes) {
     const gmm__box box = gmm__rows_box(at, 1, bytes, bytes);
     gmm__note_boxes(call, name, part, writes, &box, NULL, 1, 0);
 }

@@ -6,7 +6,7 @@
 #define GMM__OP_ANY(engine, op) { gmm__plan_any, gmm__##engine##_launch_##op }
 #define GMM__NO_OP { NULL, NULL }
 static const gmm__engine_row gmm__engines[] = {
-    { GMM_ENGINE_CPU, GMM_SPACE_CPU, 1, {
+    { GMM_ENGINE_CPU, GMM_SPACE_CPU, 1, 0 GMM__FIELD_LIST(GMM__HONOURS_CPU), {
         GMM__OP(cpu, quantize), GMM__OP(cpu, dequantize),
         GMM__OP(cpu, quantize), /* requantize */
         GMM__OP_ANY(cpu, scale_update), GMM__OP_ANY(cpu, transpose), GMM__OP_ANY(cpu, shard_cast),
@@ -25,7 +25,7 @@ static const gmm__engine_row gmm__engines[] = {
         GMM__OP_ANY(cpu, accumulate), GMM__OP_ANY(cpu, convert)
     } },
 #ifdef __CUDACC__
-    { GMM_ENGINE_WGMMA, GMM_SPACE_CUDA, 1, {
+    { GMM_ENGINE_WGMMA, GMM_SPACE_CUDA, 1, 0 GMM__FIELD_LIST(GMM__HONOURS_WGMMA), {
         GMM__NO_OP, /* quantize */
         GMM__NO_OP, /* dequantize */
         GMM__NO_OP, /* requantize */
@@ -40,7 +40,7 @@ static const gmm__engine_row gmm__engines[] = {
     } },
 #endif
 #if defined(__CUDACC__) && defined(GMM__ELEM_DONE)
-    { GMM_ENGINE_MMA, GMM_SPACE_CUDA, 1, {
+    { GMM_ENGINE_MMA, GMM_SPACE_CUDA, 1, 0 GMM__FIELD_LIST(GMM__HONOURS_MMA), {
         GMM__OP(mma, quantize), GMM__OP(mma, dequantize),
         GMM__OP(mma, quantize), /* requantize */
         GMM__OP_ANY(mma, scale_update), GMM__OP(mma, transpose), GMM__OP_ANY(mma, shard_cast),
@@ -57,7 +57,7 @@ static const gmm__engine_row gmm__engines[] = {
     } },
 #endif
 #ifdef GMM__CUBLASLT
-    { GMM_ENGINE_CUBLASLT, GMM_SPACE_CUDA, 0, {
+    { GMM_ENGINE_CUBLASLT, GMM_SPACE_CUDA, 0, 0 GMM__FIELD_LIST(GMM__HONOURS_CUBLASLT), {
         GMM__NO_OP, /* quantize */
         GMM__NO_OP, /* dequantize */
         GMM__NO_OP, /* requantize */
@@ -80,7 +80,7 @@ static const gmm__engine_row gmm__engines[] = {
 /* --- overlap: what a call writes shares no byte with the rest of its memory --- */
 
 /* Whether rows i of a and j of b, which stand at the same pitch, have a byte in common for any i and j. */
-static int gmm__rows_meet(const gmm__box *a, const gmm__box *b) {
+static int gmm__rows_overlap(const gmm__box *a, const gmm__box *b) {
     const int64_t pitch = a->step[0], apart = (int64_t)(b->at - a->at);
     const int64_t above = apart - a->width, most = apart + b->width - 1; /* above < (i - j) pitch <= most */
     int64_t low = above / pitch - (above % pitch < 0) + 1, high = most / pitch - (most % pitch < 0);
@@ -90,14 +90,14 @@ static int gmm__rows_meet(const gmm__box *a, const gmm__box *b) {
 }
 
 /* Whether two boxes have a byte in common. Exact; walks only those steps of a loop that reach into the other box. */
-static int gmm__boxes_meet(gmm__box a, gmm__box b) {
+static int gmm__boxes_overlap(gmm__box a, gmm__box b) {
     const uint64_t end = gmm__box_end(&b);
     uint64_t size, step, start = a.at;
     int64_t i, count;
     if (gmm__box_end(&a) <= b.at || end <= a.at) return 0;
     if (a.loops + b.loops == 0) return 1;
-    if (a.loops == 1 && b.loops == 1 && a.step[0] == b.step[0]) return gmm__rows_meet(&a, &b);
-    if (a.loops == 0 || (b.loops > 0 && b.step[b.loops - 1] > a.step[a.loops - 1])) return gmm__boxes_meet(b, a);
+    if (a.loops == 1 && b.loops == 1 && a.step[0] == b.step[0]) return gmm__rows_overlap(&a, &b);
+    if (a.loops == 0 || (b.loops > 0 && b.step[b.loops - 1] > a.step[a.loops - 1])) return gmm__boxes_overlap(b, a);
     a.loops--;
     count = a.count[a.loops];
     step = (uint64_t)a.step[a.loops];
@@ -105,7 +105,7 @@ static int gmm__boxes_meet(gmm__box a, gmm__box b) {
     i = start + size <= b.at ? (int64_t)((b.at - start - size) / step) + 1 : 0;
     for (; i < count && start + (uint64_t)i * step < end; i++) {
         a.at = start + (uint64_t)i * step;
-        if (gmm__boxes_meet(a, b)) return 1;
+        if (gmm__boxes_overlap(a, b)) return 1;
     }
     return 0;
 }
@@ -128,9 +128,9 @@ static int64_t gmm__span_sorted(const gmm__span *s, int64_t first, uint64_t *to)
     return n;
 }
 
-/* Two boxes that meet, one of each list of addresses in rising order; the lists may be one. Within a list the boxes
+/* Two boxes that overlap, one of each list of addresses in rising order; the lists may be one. Within a list the boxes
    have one size, so that their ends rise too. */
-static int gmm__sorted_meet(const gmm__span *a, const uint64_t *x, int64_t n, const gmm__span *b, const uint64_t *y,
+static int gmm__sorted_overlap(const gmm__span *a, const uint64_t *x, int64_t n, const gmm__span *b, const uint64_t *y,
                             int64_t m, uint64_t found[2]) {
     int64_t i, j, first = 0;
     if (x[n - 1] + a->size <= y[0] || y[m - 1] + b->size <= x[0]) return 0;
@@ -139,7 +139,7 @@ static int gmm__sorted_meet(const gmm__span *a, const uint64_t *x, int64_t n, co
         for (j = x == y ? i + 1 : first; j < m && y[j] < x[i] + a->size; j++) {
             found[0] = x[i];
             found[1] = y[j];
-            if (gmm__boxes_meet(gmm__span_box(a, x[i]), gmm__span_box(b, y[j]))) return 1;
+            if (gmm__boxes_overlap(gmm__span_box(a, x[i]), gmm__span_box(b, y[j]))) return 1;
         }
     }
     return 0;
@@ -153,26 +153,26 @@ static int gmm__same_form(const gmm__box *a, const gmm__box *b) {
     return 1;
 }
 
-/* Two boxes that meet, one of each span; of one span, two of its own. Nothing is allocated: two tables of n addresses
+/* Two boxes that overlap, one of each span; of one span, two of its own. Nothing is allocated: two tables of n addresses
    in rising order take some n steps, in any order n log n, and above GMM__SORTED addresses n / GMM__SORTED times as
    many. */
-static int gmm__tables_meet(const gmm__span *a, const gmm__span *b, uint64_t found[2]) {
+static int gmm__tables_overlap(const gmm__span *a, const gmm__span *b, uint64_t found[2]) {
     uint64_t x[GMM__SORTED], y[GMM__SORTED];
     int64_t i, j, n, m;
     for (i = 0; i < a->count; i += GMM__SORTED) {
         n = gmm__span_sorted(a, i, x);
-        if (a == b && gmm__sorted_meet(a, x, n, a, x, n, found)) return 1;
+        if (a == b && gmm__sorted_overlap(a, x, n, a, x, n, found)) return 1;
         for (j = a == b ? i + GMM__SORTED : 0; j < b->count; j += GMM__SORTED) {
             m = gmm__span_sorted(b, j, y);
-            if (gmm__sorted_meet(a, x, n, b, y, m, found)) return 1;
+            if (gmm__sorted_overlap(a, x, n, b, y, m, found)) return 1;
         }
     }
     return 0;
 }
-static int gmm__spans_meet(const gmm__span *a, const gmm__span *b, int in_place, uint64_t found[2]) {
+static int gmm__spans_overlap(const gmm__span *a, const gmm__span *b, int in_place, uint64_t found[2]) {
     int64_t i, j;
     if (a->high <= b->low || b->high <= a->low) return 0;
-    if (a->count > 1 && b->count > 1) return gmm__tables_meet(a, b, found);
+    if (a->count > 1 && b->count > 1) return gmm__tables_overlap(a, b, found);
     for (i = 0; i < a->count; i++)
         for (j = 0; j < b->count; j++) {
             found[0] = gmm__span_at(a, i);
@@ -180,7 +180,7 @@ static int gmm__spans_meet(const gmm__span *a, const gmm__span *b, int in_place,
             if (found[0] + a->size <= found[1] || found[1] + b->size <= found[0] ||
                 (in_place && found[0] == found[1] && gmm__same_form(&a->box, &b->box)))
                 continue;
-            if (gmm__boxes_meet(gmm__span_box(a, found[0]), gmm__span_box(b, found[1]))) return 1;
+            if (gmm__boxes_overlap(gmm__span_box(a, found[0]), gmm__span_box(b, found[1]))) return 1;
         }
     return 0;
 }
@@ -205,7 +205,7 @@ static gmm_status gmm__check_overlap(gmm__call *call) {
             uint64_t found[2];
             char first[64], second[64];
             if (!a->writes || (b->writes && j < i) || (i == j && a->count == 1) ||
-                !gmm__spans_meet(a, b, call->in_place, found))
+                !gmm__spans_overlap(a, b, call->in_place, found))
                 continue;
             gmm__span_name(a, found[0], 0, first, sizeof first);
             gmm__span_name(b, found[1], i == j && found[0] == found[1], second, sizeof second);
@@ -231,6 +231,21 @@ static int gmm__automatic(const gmm__engine_row *row, const gmm__call *call) {
     return row->automatic && row->space == call->ctx->config.space && row->ops[call->op].plan;
 }
 
+/* Makes the plan of an engine for a call; the reason for a no is in the note. Of several fields that the engine does not
+   honour, the first one of GMM__FIELD_LIST is named. */
+static int gmm__plan_row(const gmm__engine_row *row, const gmm__call *call, gmm__plan *plan) {
+    const uint64_t missing = call->fields & ~row->honours;
+    int field = 0;
+    memset(plan, 0, sizeof *plan);
+    plan->call = call;
+    plan->engine = row->engine;
+    if (row->space != call->ctx->config.space) return gmm__decline(plan, "serves another memory space");
+    if (!row->ops[call->op].plan) return gmm__decline(plan, "does not have this operation");
+    if (!missing) return row->ops[call->op].plan(call, plan);
+    while (!(missing >> field & 1)) field++;
+    return gmm__decline(plan, "does not honour %s", gmm__field_name(field));
+}
+
 /* Completes the plan of a query that left addresses open, made by rows[i]: the note says what it assumes of them, and
    the workspace is enough for the engine that AUTO asks next, which serves a call where that does not hold. */
 static void gmm__cover_unaligned(const gmm__engine_row *rows, size_t count, size_t i, const gmm__call *call,
@@ -238,10 +253,7 @@ static void gmm__cover_unaligned(const gmm__engine_row *rows, size_t count, size
     gmm__plan other;
     while (call->options.engine == GMM_ENGINE_AUTO && ++i < count) {
         if (!gmm__automatic(&rows[i], call)) continue;
-        memset(&other, 0, sizeof other);
-        other.call = call;
-        other.engine = rows[i].engine;
-        if (!rows[i].ops[call->op].plan(call, &other)) continue;
+        if (!gmm__plan_row(&rows[i], call, &other)) continue;
         if (other.workspace_bytes > plan->workspace_bytes) plan->workspace_bytes = other.workspace_bytes;
         if (other.assumes_aligned) continue;
         gmm__note(plan, "; for addresses at multiples of 16 bytes, else %s", gmm_engine_name(other.engine));
@@ -255,22 +267,17 @@ static gmm_status gmm__select_from(const gmm__engine_row *rows, size_t count, gm
     const gmm_engine wanted = call->options.engine;
     char declined[160] = "";
     size_t i, used = 0;
+    call->fields = gmm__requested_fields(call);
     for (i = 0; i < count; i++) {
         const gmm__engine_row *row = &rows[i];
-        const char *why;
         if (wanted != GMM_ENGINE_AUTO ? row->engine != wanted : !gmm__automatic(row, call)) continue;
-        memset(plan, 0, sizeof *plan);
-        plan->call = call;
-        plan->engine = row->engine;
-        if (row->space != call->ctx->config.space) why = "serves another memory space";
-        else if (!row->ops[call->op].plan) why = "does not have this operation";
-        else if (row->ops[call->op].plan(call, plan)) {
+        if (gmm__plan_row(row, call, plan)) {
             if (plan->assumes_aligned) gmm__cover_unaligned(rows, count, i, call, plan);
             if (declined[0]) gmm__note(plan, "%s%s", plan->note[0] ? "; " : "", declined);
             return GMM_OK;
-        } else why = plan->note;
+        }
         used += (size_t)snprintf(declined + used, sizeof declined - used, "%s%s %.120s", used ? "; " : "",
-                                 gmm_engine_name(row->engine), why);
+                                 gmm_engine_name(row->engine), plan->note);
         if (used >= sizeof declined) used = sizeof declined - 1;
     }
     return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "%s cannot serve %s: %s", gmm_engine_name(wanted),

@@ -1,7 +1,7 @@
 /* .......................................................................................... 14.3 Grouped linear ... */
 
-/* Reads a factor of a product: floats, or the quantized copy whose blocks run along the contraction. */
-static gmm_status gmm__read_factor(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
+/* Reads an operand of a product: floats, or the quantized copy whose blocks run along the contraction. */
+static gmm_status gmm__read_operand(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
                                    int64_t matrices, int64_t rows, int64_t cols, gmm_direction direction) {
     gmm_mat m;
     gmm_layout layout;
@@ -19,8 +19,8 @@ static gmm_status gmm__read_factor(gmm__call *call, int role, const char *argume
     return gmm__read_quant(call, role, name, m.columnwise, matrices, rows, cols, direction);
 }
 
-/* Whether two factors go together: what products are scaled by must be known outside of the sum, or once per block. */
-static gmm_status gmm__check_factors(gmm__call *call, int first, const char *first_name, int second,
+/* Checks that two operands can be multiplied: their scales must apply to the whole sum, or to whole blocks of it. */
+static gmm_status gmm__check_operands(gmm__call *call, int first, const char *first_name, int second,
                                      const char *second_name) {
     static const int family[] = { 0, 1, 1, 2, 2, 3, 4 }; /* by gmm_scaling */
     const gmm_mat *a = &call->mat[first], *b = &call->mat[second];
@@ -51,7 +51,7 @@ static gmm_status gmm__check_factors(gmm__call *call, int first, const char *fir
     return GMM_OK;
 }
 
-/* Whether a factor of a linear call is quantized. */
+/* Whether an operand of a linear call is quantized. */
 static GMM__UNUSED int gmm__quantized(const gmm__call *call) {
     return call->mat[GMM__X_].scaling != GMM_SCALING_NONE || call->mat[GMM__W].scaling != GMM_SCALING_NONE ||
            call->mat[GMM__DY].scaling != GMM_SCALING_NONE;
@@ -85,13 +85,13 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
     if (N < 1) return gmm__refuse(call, GMM_E_ARG, "out_features", "%lld must be >= 1", (long long)N);
 
     if (op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_WGRAD)
-        if ((s = gmm__read_factor(call, GMM__X_, "x", d->x, 0, call->rows, K, along_tokens)) != GMM_OK) return s;
+        if ((s = gmm__read_operand(call, GMM__X_, "x", d->x, 0, call->rows, K, along_tokens)) != GMM_OK) return s;
     if (op == GMM_OP_LINEAR_BGRAD) {
         if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, 0, call->rows, N, GMM__FLOATS)) != GMM_OK) return s;
     } else if (op != GMM_OP_LINEAR_FWD)
-        if ((s = gmm__read_factor(call, GMM__DY, "dy", d->dy, 0, call->rows, N, along_tokens)) != GMM_OK) return s;
+        if ((s = gmm__read_operand(call, GMM__DY, "dy", d->dy, 0, call->rows, N, along_tokens)) != GMM_OK) return s;
     if (op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_DGRAD)
-        if ((s = gmm__read_factor(call, GMM__W, "w", d->w, G, N, K,
+        if ((s = gmm__read_operand(call, GMM__W, "w", d->w, G, N, K,
                                   op == GMM_OP_LINEAR_FWD ? GMM_ROWWISE : GMM_COLUMNWISE)) != GMM_OK)
             return s;
     if (op == GMM_OP_LINEAR_FWD)
@@ -116,7 +116,7 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
                        gmm_dtype_name(call->mat[GMM__DY].dtype));
     } else {
         const int wgrad = op == GMM_OP_LINEAR_WGRAD, fwd = op == GMM_OP_LINEAR_FWD;
-        if ((s = gmm__check_factors(call, fwd || wgrad ? GMM__X_ : GMM__DY, fwd || wgrad ? "x" : "dy",
+        if ((s = gmm__check_operands(call, fwd || wgrad ? GMM__X_ : GMM__DY, fwd || wgrad ? "x" : "dy",
                                     wgrad ? GMM__DY : GMM__W, wgrad ? "dy" : "w")) != GMM_OK)
             return s;
     }

@@ -117,14 +117,14 @@ static const gmm__cpu_tile gmm__cpu_tiles[] = {
 
 /* A factor: element (i, k) stands at base + i * stride_i + k * stride_k elements; one of the strides is 1. Or,
    quantized, it is element k of line `line` + i of a copy. */
-typedef struct gmm__cpu_factor {
+typedef struct gmm__cpu_operand {
     gmm_dtype dtype;
     int quantized;
     const void *base;
     int64_t stride_i, stride_k;
     gmm__qview view;
     int64_t line;
-} gmm__cpu_factor;
+} gmm__cpu_operand;
 
 /* Writes rows row[0..n) as columns of a panel: to[k * width + i] = row[i][k]. */
 static void gmm__cpu_transpose(float row[][GMM__KC], int n, int64_t kc, int width, float *to) {
@@ -147,7 +147,7 @@ static void gmm__cpu_transpose(float row[][GMM__KC], int n, int64_t kc, int widt
 }
 
 /* Packs `count` rows of a factor as panels [ceil(count / width)][kc][width] of fp32, missing rows as zeros. */
-static void gmm__cpu_pack(const gmm__cpu_factor *f, int64_t count, int64_t k0, int64_t kc, int width, float *to) {
+static void gmm__cpu_pack(const gmm__cpu_operand *f, int64_t count, int64_t k0, int64_t kc, int width, float *to) {
     const int64_t size = gmm_dtype_bits(f->dtype) / 8;
     int64_t i0, k;
     for (i0 = 0; i0 < count; i0 += width, to += kc * width) {
@@ -204,8 +204,8 @@ static gmm__cpu_scratch gmm__cpu_scratch_at(void *base, gmm__cpu_extent e, int32
 }
 
 /* One register tile of one block of 128 along k: its own sum, times the scales of both factors, is added to c. */
-static void gmm__cpu_promote(const gmm__cpu_tile *tile, const gmm__cpu_factor *A, int64_t i, int64_t m,
-                             const gmm__cpu_factor *B, int64_t j, int64_t n, int64_t k, int64_t kc, const float *a,
+static void gmm__cpu_promote(const gmm__cpu_tile *tile, const gmm__cpu_operand *A, int64_t i, int64_t m,
+                             const gmm__cpu_operand *B, int64_t j, int64_t n, int64_t k, int64_t kc, const float *a,
                              const float *b, float *c) {
     float part[GMM__MR_512 * GMM__NR_512] = { 0 }, scale[GMM__NR_512];
     int64_t r, q;
@@ -218,8 +218,8 @@ static void gmm__cpu_promote(const gmm__cpu_tile *tile, const gmm__cpu_factor *A
     }
 }
 
-static void gmm__cpu_block(const gmm__cpu_tile *tile, const gmm__cpu_scratch *s, const gmm__cpu_factor *A, int64_t m,
-                           const gmm__cpu_factor *B, int64_t n, int64_t K) {
+static void gmm__cpu_block(const gmm__cpu_tile *tile, const gmm__cpu_scratch *s, const gmm__cpu_operand *A, int64_t m,
+                           const gmm__cpu_operand *B, int64_t n, int64_t K) {
     const int64_t mp = gmm__round_up(m, tile->mr), np = gmm__round_up(n, tile->nr);
     const int promote = A->quantized && gmm_block_along(A->view.scaling) == 128;
     const int64_t step = promote ? 128 : GMM__KC;
@@ -242,15 +242,15 @@ static void gmm__cpu_block(const gmm__cpu_tile *tile, const gmm__cpu_scratch *s,
 }
 
 /* What line l of a copy is multiplied by outside of the sum: scales of whole tensors and lines, and NV16's amax. */
-static float gmm__cpu_outer(const gmm__cpu_factor *f, int64_t l) {
+static float gmm__cpu_outer(const gmm__cpu_operand *f, int64_t l) {
     const gmm__qview *v = &f->view;
     if (!f->quantized) return 1.0f;
     if (v->scaling == GMM_SCALING_NV16) return v->amax[v->per_line ? l : 0];
     return v->scaling == GMM_SCALING_TENSOR || v->scaling == GMM_SCALING_ROW ? gmm__qview_factor(v, l, 0, 1) : 1.0f;
 }
 /* acc *= alpha outer(A) outer(B), with 1 / (6 e4m3_max) for each NV16 factor, over the sums of line i of A. */
-static void gmm__cpu_outer_row(float *acc, int64_t n, float alpha, const gmm__cpu_factor *A, int64_t i,
-                               const gmm__cpu_factor *B) {
+static void gmm__cpu_outer_row(float *acc, int64_t n, float alpha, const gmm__cpu_operand *A, int64_t i,
+                               const gmm__cpu_operand *B) {
     const float a = A->quantized && A->view.scaling == GMM_SCALING_NV16 ? 6.0f * A->view.e4m3_max : 1.0f;
     const float b = B->quantized && B->view.scaling == GMM_SCALING_NV16 ? 6.0f * B->view.e4m3_max : 1.0f;
     const float outer = gmm__cpu_outer(A, A->line + i), share = 1.0f / (a * b);

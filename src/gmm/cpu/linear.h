@@ -26,14 +26,14 @@ static int64_t gmm__cpu_find(const int64_t *starts, int64_t groups, int64_t i) {
     return low;
 }
 
-/* The factor that a role's matrix of group g is: a copy from line `line` on, or floats from (row, col) on, where k
+/* The operand that a role's matrix of group g is: a copy from line `line` on, or floats from (row, col) on, where k
    runs along the rows or along the columns. */
-static gmm__cpu_factor gmm__cpu_factor_of(const gmm__cpu_linear *job, int role, int64_t g, int64_t line, int64_t row,
+static gmm__cpu_operand gmm__cpu_operand_of(const gmm__cpu_linear *job, int role, int64_t g, int64_t line, int64_t row,
                                           int64_t col, int along_rows) {
     const gmm__call *call = job->call;
     const gmm_mat *m = &call->mat[role];
     const int weight = role == GMM__W;
-    gmm__cpu_factor f;
+    gmm__cpu_operand f;
     memset(&f, 0, sizeof f);
     f.dtype = m->dtype;
     f.line = line;
@@ -64,11 +64,11 @@ static void gmm__cpu_rows_task(const void *arg, int64_t index, int32_t thread) {
     const int64_t n = gmm__min_i64(cols - c0, GMM__NC);
     const gmm__cpu_scratch s = gmm__cpu_scratch_at(job->scratch, job->extent, thread);
     float addend[GMM__NC], alpha = gmm__alpha(d, g);
-    gmm__cpu_factor A, B;
+    gmm__cpu_operand A, B;
     int64_t i;
 
-    A = gmm__cpu_factor_of(job, fwd ? GMM__X_ : GMM__DY, g, r0 - job->offsets[g], r0, 0, 0);
-    B = gmm__cpu_factor_of(job, GMM__W, g, c0, fwd ? c0 : 0, fwd ? 0 : c0, !fwd);
+    A = gmm__cpu_operand_of(job, fwd ? GMM__X_ : GMM__DY, g, r0 - job->offsets[g], r0, 0, 0);
+    B = gmm__cpu_operand_of(job, GMM__W, g, c0, fwd ? c0 : 0, fwd ? 0 : c0, !fwd);
     gmm__cpu_block(job->tile, &s, &A, m, &B, n, K);
     if (bias->dtype != GMM_NONE) gmm__row_load(bias->dtype, gmm__at(bias, g, 0, c0), addend, n);
     if (B.quantized) alpha = 1.0f;
@@ -93,14 +93,14 @@ static void gmm__cpu_wgrad_task(const void *arg, int64_t index, int32_t thread) 
     const int64_t r0 = job->offsets[g], rows = job->offsets[g + 1] - r0;
     const gmm__cpu_scratch s = gmm__cpu_scratch_at(job->scratch, job->extent, thread);
     const float beta = gmm__grad_beta(grad, g);
-    gmm__cpu_factor A, B;
+    gmm__cpu_operand A, B;
     float alpha;
     int64_t i;
 
     if (grad->frozen && grad->frozen[g]) return;
     if (rows == 0 && beta == 1.0f) return; /* adding nothing keeps the bits, -0.0 and NaN included */
-    A = gmm__cpu_factor_of(job, GMM__DY, g, n0, r0, n0, 1);
-    B = gmm__cpu_factor_of(job, GMM__X_, g, k0, r0, k0, 1);
+    A = gmm__cpu_operand_of(job, GMM__DY, g, n0, r0, n0, 1);
+    B = gmm__cpu_operand_of(job, GMM__X_, g, k0, r0, k0, 1);
     /* a transform spreads the last rows over whole runs of 16 */
     gmm__cpu_block(job->tile, &s, &A, n, &B, k, x->hadamard ? gmm__round_up(rows, 16) : rows);
     /* an empty sum is +0, whatever the sign of alpha */

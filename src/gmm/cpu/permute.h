@@ -105,7 +105,7 @@ static int64_t gmm__move_range(const gmm__move *move, int64_t c, int64_t *begin)
     return *begin + move->chunk < move->count ? *begin + move->chunk : move->count;
 }
 
-/* Entries of a map outside [-1, limit) count as -1, and are told. */
+/* Entries of a map outside [-1, limit) count as -1 and set GMM_FAULT_INDEX. */
 static void gmm__map_check(const gmm__call *call, const int32_t *map, int64_t count, int64_t limit) {
     uint32_t *fault = call->d.permute.fault;
     int64_t i;

@@ -170,7 +170,6 @@ static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
     const gmm_mat *a = &call->mat[gmm__lt_a(op)], *d = &call->mat[gmm__lt_d(op)], *bias = &call->mat[GMM__BIAS];
     const gmm_mat *table = op == GMM_OP_LINEAR_WGRAD ? d : a;
     if (!call->ctx->lt.handle) return gmm__decline(plan, "could not be opened on this device");
-    if (gmm__quantized(call)) return gmm__decline(plan, "takes no quantized operands");
     if (!call->groups.on_host) return gmm__decline(plan, "needs host sizes (groups.on_host)");
     if (call->rows > INT32_MAX || call->in > INT32_MAX || call->out > INT32_MAX)
         return gmm__decline(plan, "takes at most %lld rows and features", (long long)INT32_MAX);
@@ -182,11 +181,6 @@ static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
     if (bias->dtype != GMM_NONE && (a->dtype != GMM_F32 || bias->dtype != GMM_F32)) /* 16-bit sums are rounded first */
         return gmm__decline(plan, "adds no bias of %s to products of %s", gmm_dtype_name(bias->dtype),
                             gmm_dtype_name(a->dtype));
-    if (bias->dtype != GMM_NONE && call->d.linear.row_scale) return gmm__decline(plan, "scales no bias by row");
-    if (op == GMM_OP_LINEAR_WGRAD && call->grad[GMM__DW].beta) return gmm__decline(plan, "takes no beta per group");
-    if (op == GMM_OP_LINEAR_WGRAD && call->grad[GMM__DW].frozen) return gmm__decline(plan, "takes no frozen groups");
-    if (call->options.sm_limit)
-        return gmm__decline(plan, "cannot keep sm_limit %d without other results", (int)call->options.sm_limit);
     gmm__reserve(plan, GMM__LT_BETA, sizeof(uint64_t)); /* for alpha, whose address a query need not know */
     gmm__reserve(plan, GMM__LT_SCRATCH, (size_t)GMM__LT_SCRATCH_BYTES);
     (void)snprintf(plan->note, sizeof plan->note, "one product per group%s; refused where the library has no algorithm "

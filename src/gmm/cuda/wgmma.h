@@ -297,7 +297,6 @@ static int gmm__wgmma_plan_expanded(const gmm__call *call, gmm__plan *plan, gmm_
     if (a->dtype == GMM_F32 || (a->dtype == GMM_F16 && !nv))
         return gmm__decline(plan, "multiplies no %s by %s weights", gmm_dtype_name(a->dtype),
                             gmm_scaling_name(b->scaling));
-    if ((a->flags | b->flags) & (uint32_t)GMM_MAT_ROW_AMAX) return gmm__decline(plan, "applies no amax per row");
     if (!gmm__wgmma_plan_tiles(call, plan, op, op == gmm_gemm_dgrad && nv ? gmm_gemm_fwd : op, dtype,
                                gmm__wgmma_factor(call, op)))
         return 0;

@@ -8813,9 +8813,9 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
     X(ALPHA_PER_GROUP, LINEAR_FWD, LINEAR_WGRAD, linear->alpha && linear->alpha_per_group, 1, 1, 1, 1, \
       "linear.alpha_per_group") \
     X(BIAS, LINEAR_FWD, LINEAR_FWD, call->mat[GMM__BIAS].dtype != GMM_NONE, 1, 1, 1, 1, "linear.bias") \
-    X(BIAS_SCALE, LINEAR_FWD, LINEAR_FWD, call->mat[GMM__BIAS].dtype != GMM_NONE && linear->row_scale, 1, 1, 1, 0, \
+    X(BIAS_SCALE, LINEAR_FWD, LINEAR_BGRAD, \
+      linear->row_scale && (call->mat[GMM__BIAS].dtype != GMM_NONE || call->op == GMM_OP_LINEAR_BGRAD), 1, 1, 1, 0, \
       "linear.row_scale") \
-    X(DY_SCALE, LINEAR_BGRAD, LINEAR_BGRAD, linear->db && linear->row_scale, 1, 0, 1, 0, "linear.row_scale") \
     X(D_ROW_SCALE, LINEAR_BGRAD, LINEAR_BGRAD, linear->d_row_scale, 1, 0, 1, 0, "linear.d_row_scale") \
     X(D_ROW_SCALE_ADD, LINEAR_BGRAD, LINEAR_BGRAD, linear->d_row_scale && linear->d_row_scale_add, 1, 0, 1, 0, \
       "linear.d_row_scale_add") \
@@ -9092,7 +9092,7 @@ static int gmm__same_form(const gmm__box *a, const gmm__box *b) {
     return 1;
 }
 
-/* Two boxes that overlap, one of each span; of one span, two of its own. Nothing is allocated: two tables of n addresses
+/* Two boxes that overlap, one of each span, or two of one span. Nothing is allocated: two tables of n addresses
    in rising order take some n steps, in any order n log n, and above GMM__SORTED addresses n / GMM__SORTED times as
    many. */
 static int gmm__tables_overlap(const gmm__span *a, const gmm__span *b, uint64_t found[2]) {
@@ -9170,8 +9170,8 @@ static int gmm__automatic(const gmm__engine_row *row, const gmm__call *call) {
     return row->automatic && row->space == call->ctx->config.space && row->ops[call->op].plan;
 }
 
-/* Makes the plan of an engine for a call; the reason for a no is in the note. Of several fields that the engine does not
-   honour, the first one of GMM__FIELD_LIST is named. */
+/* Makes the plan of an engine for a call; the note says why it has none. Of several fields that the
+   engine does not honour, the note names the first one of GMM__FIELD_LIST. */
 static int gmm__plan_row(const gmm__engine_row *row, const gmm__call *call, gmm__plan *plan) {
     const uint64_t missing = call->fields & ~row->honours;
     int field = 0;

@@ -13,9 +13,9 @@
     X(ALPHA_PER_GROUP, LINEAR_FWD, LINEAR_WGRAD, linear->alpha && linear->alpha_per_group, 1, 1, 1, 1, \
       "linear.alpha_per_group") \
     X(BIAS, LINEAR_FWD, LINEAR_FWD, call->mat[GMM__BIAS].dtype != GMM_NONE, 1, 1, 1, 1, "linear.bias") \
-    X(BIAS_SCALE, LINEAR_FWD, LINEAR_FWD, call->mat[GMM__BIAS].dtype != GMM_NONE && linear->row_scale, 1, 1, 1, 0, \
+    X(BIAS_SCALE, LINEAR_FWD, LINEAR_BGRAD, \
+      linear->row_scale && (call->mat[GMM__BIAS].dtype != GMM_NONE || call->op == GMM_OP_LINEAR_BGRAD), 1, 1, 1, 0, \
       "linear.row_scale") \
-    X(DY_SCALE, LINEAR_BGRAD, LINEAR_BGRAD, linear->db && linear->row_scale, 1, 0, 1, 0, "linear.row_scale") \
     X(D_ROW_SCALE, LINEAR_BGRAD, LINEAR_BGRAD, linear->d_row_scale, 1, 0, 1, 0, "linear.d_row_scale") \
     X(D_ROW_SCALE_ADD, LINEAR_BGRAD, LINEAR_BGRAD, linear->d_row_scale && linear->d_row_scale_add, 1, 0, 1, 0, \
       "linear.d_row_scale_add") \

@@ -29,8 +29,8 @@
  *     at all. What one TP rank has is its local matrix. Generalized tensor parallelism (GTP) cuts that by rows over g
  *     ranks: the local rows are padded at their end to a multiple of unit * g, and rank r keeps the padded rows
  *     [r * shard_rows, (r + 1) * shard_rows). All ranks hold equally many rows, since collectives need equal counts,
- *     and know the same pad; the last ranks may hold padding only. Before a GEMM the g shards are gathered one behind
- *     the other into padded_rows rows, of which the first local_rows are the operand: padding is never stripped.
+ *     and know the same pad; the last ranks may hold padding only. Before a GEMM the g shards are all-gathered
+ *     in the order of ranks into padded_rows rows, of which the first local_rows are the operand: padding is never stripped.
  *     A GTP size of 1 leaves the local matrix as it is: no padding, nothing gathered.
  *
  *     Sections are parts of a weight that TP cuts one by one, such as gate and up of a gated FC1: the local matrix is
@@ -96,8 +96,8 @@ typedef struct gmm_shard {
     int64_t unit;                /* 0 = the format's; > 0 replaces it; GMM_GTP_UNPADDED = no padding */
 } gmm_shard;
 
-/* Where the shard lies. Byte counts are indexed by gmm_direction, their scales are in COMPACT order (SWIZZLED takes the
-   same bytes). */
+/* Position and size of the shard. Byte counts are indexed by gmm_direction; scales are in COMPACT order (SWIZZLED has
+   the same size). */
 typedef struct gmm_shard_plan {
     uint32_t struct_size;
     int32_t reserved;
@@ -110,7 +110,7 @@ typedef struct gmm_shard_plan {
     int64_t shard_rows;  /* the same on every rank */
     int64_t row0;        /* the shard's first row in the padded local matrix */
     int64_t valid_rows;  /* rows of the shard that are not padding; 0 for a shard that is all padding */
-    int64_t shard_data_bytes[2], shard_scale_bytes[2];   /* as kept and sent; [GMM_COLUMNWISE] is 0 where backward reads
+    int64_t shard_data_bytes[2], shard_scale_bytes[2];   /* stored and sent; [GMM_COLUMNWISE] is 0 where backward reads
                                                             the rowwise copy or a local transpose of it: NONE, TENSOR,
                                                             128X128 */
     int64_t gather_data_bytes[2], gather_scale_bytes[2]; /* of a gathered operand; [GMM_COLUMNWISE] is 0 for NONE, whose
@@ -127,14 +127,14 @@ GMMDEF gmm_status gmm_gtp_plan(const gmm_shard *shard, gmm_shard_plan *plan, gmm
 
 /* ------------------------------------------------------------------------------------------------ 2 Extents --- */
 
-/* A run of rows that a shard holds. Its columns are [col0, col0 + local_cols) of the plan. Over all ranks (one TP rank
-   where TP cuts nothing) the extents cover every logical row and column exactly once. */
+/* Consecutive rows that a shard contains. Its columns are [col0, col0 + local_cols) of the plan. Over all ranks (one TP
+   rank where TP cuts nothing) the extents cover every logical row and column exactly once. */
 typedef struct gmm_extent {
     int32_t section;
     int32_t reserved;
     int64_t begin, end;  /* rows [begin, end) of the whole section */
     int64_t logical_row; /* `begin`, counted in the whole weight */
-    int64_t shard_row;   /* where the run starts in the shard */
+    int64_t shard_row;   /* the first of these rows in the shard */
 } gmm_extent;
 
 /* The extents of a shard, at most one per section, in the order of the shard's rows. *count is how many there are, 0
@@ -179,16 +179,16 @@ GMMDEF gmm_status gmm_grid_coords(const gmm_grid *grid, int32_t rank, int32_t co
 GMMDEF gmm_status gmm_grid_rank(const gmm_grid *grid, const int32_t coords[GMM_AXIS_COUNT], int32_t *rank,
                                 gmm_error *error);
 
-/* The group of ranks that differ from a rank along `axes` only. `first` is the same for all its members and for nobody
-   else, so (first, index) are colour and key of a communicator split. */
+/* The group of ranks that differ from a rank along `axes` only. `first` is the same for all its members and differs
+   between groups, so (first, index) are colour and key of a communicator split. */
 typedef struct gmm_grid_group {
     int32_t first; /* lowest rank of the group */
     int32_t index; /* of the rank in its group, in the order of ranks */
     int32_t size;
 } gmm_grid_group;
 
-/* `axes` is an OR of 1u << GMM_AXIS_*. Weights are gathered along GTP. Whatever adds up data (tokens, losses, expert
-   counts, evaluation) goes along GTP, CP and DP together, since GTP peers see different tokens; optimizer state is
+/* `axes` is an OR of 1u << GMM_AXIS_*. Weights are gathered along GTP. Reductions over data (tokens, losses, expert
+   counts, evaluation) go along GTP, CP and DP together, since GTP peers see different tokens; optimizer state is
    sharded along CP and DP without GTP.
    Errors: as gmm_grid_coords; GMM_E_ARG (an unknown axis bit). */
 GMMDEF gmm_status gmm_grid_group_of(const gmm_grid *grid, int32_t rank, uint32_t axes, gmm_grid_group *group,
@@ -224,7 +224,7 @@ typedef struct gmm_gtp_use {
     int64_t layers;           /* bundles that the rank holds; 0 = 1 */
     int32_t gather_slots;     /* gather buffers of each direction: lookahead + 1 */
     int32_t recompute_slots;  /* rowwise gather buffers of a recompute chain */
-    int32_t wgrad_slots;      /* whole gradients alive: the one being written and those being reduced; in captured
+    int32_t wgrad_slots;      /* buffers of whole gradients: the one being written and those being reduced; in captured
                                  graphs the slots of their ring */
     int32_t reduce_slots;     /* reductions in flight */
     int32_t all_to_all;       /* a reduction receives 0: its shard; 1: all parts, which it then adds up in fp32 */
@@ -245,11 +245,11 @@ typedef struct gmm_gtp_memory {
     int64_t optimizer;
     int64_t gather;     /* gathered operands; also the local transposes that TENSOR and 128X128 need for backward */
     int64_t wgrad;      /* whole gradients before their reduction */
-    int64_t reduce;     /* what reductions receive */
+    int64_t reduce;     /* receive buffers of reductions */
     int64_t total;      /* of the above, and the stage */
     int64_t whole_weights; /* for comparison: what `weights` would be with gtp_size 1; not in the total */
-    int64_t stage;      /* where parts of ranks arrive that are put side by side (1X128, NV16) or transposed (TENSOR,
-                           128X128): once for all uses, the most that one wants */
+    int64_t stage;      /* receive buffer of parts that 2D copies place side by side (1X128, NV16), or that are
+                           transposed (TENSOR, 128X128): the maximum over all uses */
 } gmm_gtp_memory;
 
 /* Adds the bytes of one use to *memory; start from GMM_ZERO. *memory is written on success only.
@@ -257,18 +257,18 @@ typedef struct gmm_gtp_memory {
        GMM_E_CONFIG (gradient slots of a frozen weight), GMM_E_OVERFLOW. */
 GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *memory, gmm_error *error);
 
-/* A bundle as a forecast sees it, and what it finds. Times are in seconds. */
+/* A bundle in a forecast, and its times in seconds. */
 typedef struct gmm_gtp_stage {
     uint32_t struct_size;
     int32_t bundle;          /* weights gathered together; 0 = 1 */
     const gmm_shard *shard;  /* of each */
     double tokens;           /* rows that go through its GEMMs on this rank, all weights together; >= 0 */
-    double gather, reduce;   /* out: on the wire alone; gather: rowwise */
+    double gather, reduce;   /* out: communication alone; gather: rowwise */
     double sum;              /* out: into main_grad */
     double forward, backward;/* out: GEMMs alone */
-    double exposed_forward;  /* out: what the compute waits for the gather, forward */
-    double exposed_backward; /* out: the same, backward */
-    double exposed_reduce;   /* out: what it waits for a gradient buffer */
+    double exposed_forward;  /* out: time that forward waits for the gather */
+    double exposed_backward; /* out: time that backward waits for the gather */
+    double exposed_reduce;   /* out: time that backward waits for a gradient buffer */
 } gmm_gtp_stage;
 
 /* One micro-batch in the steady state: forward over the stages, backward in their reverse order, then a fence. The host
@@ -300,36 +300,37 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
 /* ------------------------------------------------------------------------------------------ 6 Communicators --- */
 
 /* Collectives among the ranks of a group, as a table of functions; every function takes `self` first.
-   Order       All ranks make the same calls in the same order. A call is enqueued on the stream and done when the
-               stream comes to it: then what it received is complete, and what it sent may be overwritten.
+   Order       All ranks make the same calls in the same order. A call is enqueued on the stream. Work behind it on the
+               stream may read what it received and overwrite what it sent.
    Groups      Calls between group_begin and group_end are one operation with distinct outputs. `what` names it in
                messages, is the same text on all ranks, and lives until it is done.
-   Failure     GMM_E_COMM, from a call or from poll, which tells operation and peer. The communicator is then unusable.
+   Failure     GMM_E_COMM, from a call or from poll, whose message names operation and peer. The communicator is then
+               unusable.
    Threads     One at a time. */
 typedef struct gmm_comm {
     uint32_t struct_size;
     int32_t rank, size;
-    int32_t exchanges;    /* 1: all_to_all and a sum behind it are faster than reduce_scatter: GMM_GTP_REDUCE_AUTO */
-    int32_t processors;   /* multiprocessors that its calls need beside a GEMM: see gmm_gtp_view.leave */
+    int32_t exchanges;    /* 1: all_to_all and a sum are faster than reduce_scatter; see GMM_GTP_REDUCE_AUTO */
+    int32_t processors;   /* multiprocessors for its calls while a GEMM runs; see gmm_gtp_view.leave */
     int32_t reserved;
     void *self;
     gmm_status (*group_begin)(void *self, const char *what);
     gmm_status (*group_end)(void *self);
-    /* recv [size][bytes]: what every rank sends, in the order of ranks. send may be its own place in recv. */
+    /* recv [size][bytes]: what every rank sends, in the order of ranks. In place: send = recv + rank * bytes. */
     gmm_status (*all_gather)(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream);
-    /* send [size][count], recv [count]: the sum over ranks of send's part `rank`. F32, BF16 or F16. recv may be its own
-       part of send. */
+    /* send [size][count], recv [count]: the sum over ranks of send's part `rank`. F32, BF16 or F16. In place: recv is
+       part `rank` of send. */
     gmm_status (*reduce_scatter)(void *self, const void *send, void *recv, size_t count, gmm_dtype dtype,
                                  gmm_stream stream);
-    /* send, recv [size][bytes]: part r goes to rank r, part r comes from rank r. Not in place. The part that a rank
-       would send to itself stays in send; that of recv may be left as it is. */
+    /* send, recv [size][bytes]: part r goes to rank r, part r comes from rank r. Not in place. The part of the
+       rank itself need not be copied: it is valid in send, and undefined in recv. */
     gmm_status (*all_to_all)(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream);
-    /* The largest of each value, in place: the amax of a tensor that several ranks share. */
+    /* The maximum of each value over the ranks, in place: the amax of a tensor that several ranks share. */
     gmm_status (*all_reduce_max)(void *self, float *values, size_t count, gmm_stream stream);
-    /* Registers memory that the group's calls will send from and receive into; collective. Both may be NULL. */
+    /* Registers memory that later calls send from and receive into; collective. Both functions may be NULL. */
     gmm_status (*window_add)(void *self, void *base, size_t bytes, void **window);
     gmm_status (*window_remove)(void *self, void *window);
-    /* GMM_OK while nothing is known to be wrong; `error` may be NULL. Does not wait. */
+    /* GMM_OK unless a failure is known; `error` may be NULL. Does not wait. */
     gmm_status (*poll)(void *self, gmm_error *error);
     /* Gives up: operations under way end as soon as they can, later ones are refused. `why` is copied. */
     void (*give_up)(void *self, const char *why);
@@ -338,13 +339,13 @@ typedef struct gmm_comm {
 /* -------------------------------------------------------------------------------------------------- 7 CPU ranks --- */
 
 /* Ranks in one process, on the CPU: streams are queues, events are counters, communicators copy between the ranks'
-   memory. They train without a GPU, and they prove an order of work: which of the operations that could run next runs
-   is drawn from a seed, and the checker reports every two accesses to one place, one of them a write, that no event,
+   memory. They train without a GPU, and they test the order of work: which of the ready operations runs next is drawn
+   from a seed, and the race checker reports every two accesses to the same memory, one of them a write, that no event,
    stream or wait of the host orders (vector clocks over the ranges of gmm_work, copies, fills and collectives).
-   Driven by one thread, a schedule is a function of the seed. With a thread per rank it is also one of the system.
-   Stream NULL is the calling thread: what it is given is done on return, and a wait waits, at most timeout_ms without
-   progress of the own rank; then every rank of the communicator that hangs gets GMM_E_COMM, and nothing that is still
-   queued there is done. Work runs on whichever thread waits or enqueues.
+   With one host thread the schedule is a function of the seed; with a thread per rank it also depends on the operating
+   system. Stream NULL is the calling thread: its operations are done on return. A wait lasts at most timeout_ms without
+   progress of its rank; then every rank of the communicator that hangs gets GMM_E_COMM, and its queued operations are
+   dropped. Work runs on any thread that waits or enqueues.
    Needs GMM_WITH_CPU_RANKS where GMM_IMPLEMENTATION is, and threads of POSIX; otherwise create is GMM_E_BUILD.
    Threads: calls for different ranks may come from different threads; all but gmm_ranks_destroy. */
 typedef struct gmm_ranks gmm_ranks;
@@ -353,10 +354,10 @@ typedef struct gmm_ranks_graph gmm_ranks_graph;
 typedef struct gmm_ranks_config {
     uint32_t struct_size;
     int32_t ranks;           /* 1 to 98 */
-    uint64_t seed;           /* 0: operations run as soon as they can; else in an order drawn from it, mostly late */
+    uint64_t seed;           /* 0: operations run as early as possible; else in an order drawn from it, mostly late */
     int32_t timeout_ms;      /* 0 = 10000 */
-    int32_t check_races;     /* 1: every access is checked */
-    gmm_allocator allocator; /* of all that the ranks need, whenever they need it; none = GMM_MALLOC */
+    int32_t check_races;     /* 1: the race checker is on */
+    gmm_allocator allocator; /* for all memory of the ranks, at any call; zeroed = GMM_MALLOC */
 } gmm_ranks_config;
 
 /* Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_VERSION, GMM_E_MEMORY, GMM_E_BUILD. *out is NULL after a failure. */
@@ -364,31 +365,32 @@ GMMDEF gmm_status gmm_ranks_create(const gmm_ranks_config *config, gmm_ranks **o
 /* Frees it with all streams and communicators; events and graphs must have been destroyed. NULL is allowed. */
 GMMDEF void gmm_ranks_destroy(gmm_ranks *ranks);
 
-/* The runtime of a rank; gmm_ranks_error tells why its functions fail. Up to 48 streams, graphs' streams included.
+/* The runtime of a rank; gmm_ranks_error gives the messages of its failures. At most 48 streams, those of graphs
+   included.
    Errors: GMM_E_NULL, GMM_E_ARG. */
 GMMDEF gmm_status gmm_ranks_runtime(gmm_ranks *ranks, int32_t rank, gmm_runtime *out);
 
 /* A communicator among `count` distinct ranks: out[i] is that of members[i], whose number in it is i. Sums are in fp32
-   in the order of ranks, rounded once. Where ranks come to a collective with other calls, sizes or names of groups
-   (which are the names of bundles), all ranks get GMM_E_COMM and a message with both names, and no memory is touched.
+   in the order of ranks, rounded once. Where the calls, sizes or group names (the names of bundles) of a
+   collective differ among ranks, all ranks get GMM_E_COMM and a message with both names, and no memory is written.
    Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_MEMORY. */
 GMMDEF gmm_status gmm_ranks_comms(gmm_ranks *ranks, const int32_t *members, int32_t count, gmm_comm *out);
 
-/* Runs what is queued until nothing can run.
-   Errors: GMM_E_NULL; GMM_E_STATE (something is left that waits for what nobody has given: a deadlock, where all ranks
-       are through); GMM_E_COMM (a rank was given up). gmm_ranks_error tells more. */
+/* Runs queued operations until none is ready.
+   Errors: GMM_E_NULL; GMM_E_STATE (queued operations wait for something that was not enqueued: a deadlock, if all ranks
+       have made their calls); GMM_E_COMM (a rank has failed). gmm_ranks_error gives the message. */
 GMMDEF gmm_status gmm_ranks_run(gmm_ranks *ranks);
 
-/* What the last failing call for a rank said; "" before any. A copy, which lasts until the next call for that rank. */
+/* Message of the last failed call for a rank; "" before any. Valid until the next gmm_ranks_error for that rank. */
 GMMDEF const char *gmm_ranks_error(gmm_ranks *ranks, int32_t rank);
 
 /* Races found so far, and the text of the first; `text` may be NULL. Needs check_races. */
 GMMDEF int64_t gmm_ranks_races(gmm_ranks *ranks, const char **text);
 
-/* Captures what a stream is given, and what streams are given that wait for its events, as queues that a launch
-   replays: the counterpart of a CUDA graph, with its rules (other streams join by events and must be joined back; an
-   event from outside is waited for as a node only; a graph is one node of the launching stream). One capture of a rank
-   at a time.
+/* Captures the work of a stream, and of streams that wait for its events, as queues that a launch replays: the
+   counterpart of a CUDA graph, with its rules (other streams join the capture by events and must be joined with its
+   origin before the end; waits for events from outside need GMM_EVENT_EXTERNAL; a launch is one operation of its
+   stream). One capture of a rank at a time.
    Errors: GMM_E_NULL, GMM_E_CAPTURE, GMM_E_MEMORY. */
 GMMDEF gmm_status gmm_ranks_capture_begin(gmm_ranks *ranks, int32_t rank, gmm_stream stream);
 GMMDEF gmm_status gmm_ranks_capture_end(gmm_ranks *ranks, int32_t rank, gmm_stream stream, gmm_ranks_graph **out);
@@ -398,11 +400,11 @@ GMMDEF void gmm_ranks_graph_destroy(gmm_ranks_graph *graph); /* not while it run
 /* ------------------------------------------------------------------------------------------------------- 8 NCCL --- */
 
 /* Collectives of NCCL on a communicator that the caller has made, between GPUs of any number of processes and hosts.
-   Calls are captured by graphs as NCCL captures them: by all ranks or by none. Gathers and reductions side by side take
+   Calls are captured by graphs as NCCL captures them: by all ranks or by none. Concurrent gathers and reductions need
    two communicators, all ranks issuing their calls in one order; NCCL_LAUNCH_ORDER_IMPLICIT=1 has NCCL keep that order
    on the device too. On a non-blocking communicator (ncclConfig_t.blocking 0) a call waits for NCCL at most
-   timeout_ms, so that a rank which is gone before the first collective is an error; a blocking one waits without end.
-   give_up is ncclCommAbort: the ncclComm_t is gone once poll fails. Needs GMM_WITH_NCCL and nvcc. */
+   timeout_ms, so that a rank that fails before the first collective is an error; a blocking one waits for ever.
+   give_up is ncclCommAbort: the ncclComm_t is invalid once poll fails. Needs GMM_WITH_NCCL and nvcc. */
 struct ncclComm;
 typedef struct gmm_nccl_config {
     uint32_t struct_size;
@@ -424,23 +426,23 @@ GMMDEF void gmm_nccl_close(gmm_comm *comm);
 /* ------------------------------------------------------------------------------------------------ 9 Peer copies --- */
 
 /* Collectives by copies between the GPUs of one host, on their copy engines: no multiprocessor takes part in
-   all_to_all, and in all_gather none but for the own part, since CUDA copies within a device with a kernel. They push
-   into windows of the peers; hand-shakes are words in device memory that the streams themselves write and wait for.
-   Matrices that lie evenly, such as those of a bundle, go in one copy to each rank. reduce_scatter is a sum over the
-   peers' windows, in the order of ranks and in fp32; the values of all_reduce_max go through a box of the
-   communicator's own. Calls are captured like any other work, and replays mix with calls. What all_gather and
-   all_to_all receive, and what reduce_scatter sends, lies in a window, at the same offset on every rank. Windows, and
-   what is sent, are memory of cudaMalloc: two-dimensional copies between GPUs may refuse virtual memory, which
-   ncclMemAlloc gives. Whoever calls on several streams orders them. A stream that waits for a peer holds up what shares
-   its hardware queue: with many streams, raise CUDA_DEVICE_MAX_CONNECTIONS above their number.
+   all_to_all, and in all_gather none but for the own part, since CUDA copies within a device with a kernel. They write
+   to the windows of the peers and synchronise by flags in device memory that the streams set and wait for. Equally
+   spaced matrices, such as those of a bundle, are one copy to each rank. reduce_scatter is a sum over the peers'
+   windows, in the order of ranks and in fp32; all_reduce_max uses a staging buffer of the communicator. Calls are
+   captured like any other work, and replays mix with calls. What all_gather and all_to_all receive, and what
+   reduce_scatter sends, lies in a window, at the same offset on every rank. Windows, and what is sent, are memory of
+   cudaMalloc: two-dimensional copies between GPUs may refuse virtual memory, which ncclMemAlloc gives. A caller that
+   uses several streams orders its calls with events. A stream that waits for a peer blocks the streams that share its
+   hardware queue: with many streams, raise CUDA_DEVICE_MAX_CONNECTIONS above their number.
    Ranks are threads of one process, or processes: then windows must have 2 MiB or more, which CUDA IPC opens. Between
    threads, a call of CUDA that waits for a GPU must not stand in the way of the others, whose GPUs that one waits for:
    cudaMalloc, cudaFree, synchronous copies, and the first launch of a kernel unless CUDA_MODULE_LOADING is EAGER,
    belong where the GPU has nothing left to do.
-   A rank that is gone leaves the others' streams waiting until give_up, which gmm_gtp_poll calls: it lets go, for three
-   seconds, whatever waits or comes to wait. What is enqueued then runs, copies to slower ranks too, of what may never
-   have been received. So give_up first tells the peers, whose poll is GMM_E_COMM from there on: where the host has
-   waited for a stream, and poll then finds nothing wrong, what that stream received is good. */
+   After a rank has failed, the streams of the others wait until give_up, which gmm_gtp_poll calls: for three seconds it
+   releases every stream that waits or begins to wait. The enqueued work then runs, including copies to slower ranks of
+   data that may not have been received. Therefore give_up first sets a flag of the peers, whose poll is GMM_E_COMM from
+   then on: if the host has waited for a stream and a poll behind that is GMM_OK, what the stream received is valid. */
 typedef struct gmm_peers_config {
     uint32_t struct_size;
     int32_t rank, size;    /* size at most 64 */
@@ -457,13 +459,13 @@ typedef struct gmm_peers_config {
    Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_VERSION, GMM_E_MEMORY, GMM_E_COMM (such as a GPU that cannot reach another's
        memory), GMM_E_CUDA, GMM_E_BUILD. *out is zeroed after a failure. */
 GMMDEF gmm_status gmm_peers_open(const gmm_peers_config *config, gmm_comm *out, gmm_error *error);
-/* Frees what open made; the work of all ranks must be done, and none may give up behind. NULL and a zeroed one are
+/* Frees what open made; the work of all ranks must be done, and none may call give_up later. NULL and a zeroed one are
    allowed. */
 GMMDEF void gmm_peers_close(gmm_comm *comm);
 
 /* --------------------------------------------------------------------------------------------------- 10 Runtime --- */
 
-/* The GTP runtime: weights gathered before they are read, gradients reduced behind the compute.
+/* The GTP runtime: all-gathers weights ahead of their use, and reduces gradients while the compute continues.
    Weights are declared, bound into bundles (gathered and reduced together, such as a layer's local experts) and named
    in chains (the order in which a pass reads its bundles, so that the next can be gathered meanwhile). Seal, ask for
    the memory, bind it; then, per step and bundle:
@@ -475,13 +477,13 @@ GMMDEF void gmm_peers_close(gmm_comm *comm);
 
    Order       Every call enqueues and returns (with CPU ranks and stream NULL it may wait). All ranks make the same
                calls in the same order, also a rank without tokens. Gathers run on the domain's gather stream,
-               reductions and their sums on its reduce stream, the caller's work on the streams that he passes.
-   Buffers     Gathered weights and gradients live in slots. Every slot carries an event of its last use, and whoever
-               takes it makes its stream wait for that: right for any order of calls, number of slots, or sharing of
-               streams. What a slot holds is known by bundle, direction and version, so a gather that is still there is
-               used again, and an outdated one never. Addresses depend on bundle and pass alone, for ever after bind.
-   Shards      Whoever writes shards first makes his stream wait for the gathers that read them (fence), and publishes
-               them afterwards.
+               reductions and their sums on its reduce stream, the caller's work on the streams that it passes.
+   Buffers     Gathered weights and gradients live in slots. Every slot has an event of its last use, for which the next
+               user's stream waits: correct for any order of calls, number of slots, or sharing of streams. The content
+               of a slot is identified by bundle, direction and version, so that a gather that is still valid is used
+               again, and an outdated one never. After bind, addresses depend on bundle and pass alone.
+   Shards      Before it writes shards, a stream waits for the gathers that read them (fence); afterwards the caller
+               publishes them.
    Formats     Elements and scales of quantized shards move as they are: quantized once, where they are published
                (gmm_gtp_quantize), in the directions that the format stores; which one is gathered is a matter of the
                pass alone. What arrives is what one rank would have made of the whole matrix, bit for bit, and is put
@@ -491,9 +493,10 @@ GMMDEF void gmm_peers_close(gmm_comm *comm);
    Graphs      Between capture_begin and capture_end acquire, release, wgrad, submit and fence may be called, nothing
                else; chains say beforehand which bundles are captured. Content of slots passes from one graph to the
                next only if it was prefetched for it; graphs are then replayed in the order of their capture.
-   Errors      What can be checked is checked before anything is enqueued, and state stays as it was. A failure behind
-               that, of a communicator above all, poisons the object: every later call returns the same status, nothing
-               more is enqueued, and communicators are told to give up. gmm_gtp_last_error tells what and who.
+   Errors      What can be checked is checked before anything is enqueued, and state stays as it was. After
+               a later failure, such as one of a communicator, the object is unusable: every later call returns the same
+               status, nothing more is enqueued, and give_up of its communicators is called. gmm_gtp_last_error names
+               the operation and the rank.
    Threads     One at a time. Allocates nothing itself: memory is the caller's, events are the runtime's (at bind).
    Callbacks   May call gmm_gtp_publish, nothing else. */
 typedef struct gmm_gtp gmm_gtp;
@@ -501,7 +504,7 @@ typedef struct gmm_gtp gmm_gtp;
 typedef enum gmm_gtp_pass {
     GMM_GTP_FORWARD = 0,
     GMM_GTP_BACKWARD = 1,
-    GMM_GTP_RECOMPUTE = 2, /* the forward again, inside backward: rowwise buffers of its own, asks nobody to publish */
+    GMM_GTP_RECOMPUTE = 2, /* forward again inside backward: has its own rowwise buffers, does not call hooks.need */
     GMM_GTP_PASSES = 3,
     GMM_GTP_PASS_MAX = 0x7fffffff
 } gmm_gtp_pass;
@@ -520,9 +523,9 @@ typedef struct gmm_gtp_hooks {
 
 typedef struct gmm_gtp_config {
     uint32_t struct_size;
-    int32_t domains, weights, bundles, chains, graphs; /* the most that will be declared; domains 0 = 1 */
+    int32_t domains, weights, bundles, chains, graphs; /* maximum numbers of declarations; domains 0 = 1 */
     int32_t timeout_ms;         /* of a collective that has begun, see gmm_gtp_poll; 0 = 10000 */
-    gmm_context *ctx;           /* for sums and quantization; with CPU ranks one that nobody else uses */
+    gmm_context *ctx;           /* for sums and quantization; with CPU ranks not shared with other code */
     const gmm_runtime *runtime; /* copied; NULL = that of ctx */
     gmm_gtp_hooks hooks;
 } gmm_gtp_config;
@@ -628,9 +631,9 @@ typedef struct gmm_gtp_statistics {
     int64_t exposed;            /* had to gather */
     int64_t gathers;            /* prefetches and exposed */
     int64_t prefetches;
-    int64_t outdated;           /* prefetches thrown away because newer shards were published */
-    int64_t busy;               /* prefetches left out because the slot was in use */
-    int64_t transposed;         /* of the gathers: found the rowwise copy there (g = 1: the shard), and transposed it */
+    int64_t outdated;           /* prefetches discarded because newer shards were published */
+    int64_t busy;               /* prefetches skipped because the slot was in use */
+    int64_t transposed;         /* gathers that transposed a resident rowwise copy (g = 1: the shard) */
     int64_t submits;
     int64_t gathered_bytes, reduced_bytes; /* that other ranks sent here */
     uint64_t calls;             /* hash over all calls so far that ranks must make alike */
@@ -643,7 +646,7 @@ GMMDEF gmm_status gmm_gtp_init(void *memory, size_t bytes, const gmm_gtp_config 
                                gmm_error *error);
 /* Ends the use of memory, events and windows; work must be done. NULL is allowed.  Errors: those of the runtime. */
 GMMDEF gmm_status gmm_gtp_fini(gmm_gtp *gtp);
-/* What the last failing call said; "" before any. */
+/* Message of the last failed call; "" before any. */
 GMMDEF const char *gmm_gtp_last_error(const gmm_gtp *gtp);
 
 /* Declarations, in any order that names what exists; ids count from 0. Descriptors are copied.
@@ -675,7 +678,7 @@ GMMDEF gmm_status gmm_gtp_bind(gmm_gtp *gtp, int32_t domain, void *gather, size_
    Errors: GMM_E_ARG, GMM_E_CAPTURE. */
 GMMDEF gmm_status gmm_gtp_follow(gmm_gtp *gtp, int32_t chain, int32_t next);
 
-/* The shards of these weights are new: what `stream` was given so far wrote them. Gathers wait for that.
+/* Declares that the work enqueued on `stream` so far has written the shards of these weights. Gathers wait for it.
    Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_STATE, GMM_E_CAPTURE, those of the runtime. */
 GMMDEF gmm_status gmm_gtp_publish(gmm_gtp *gtp, const int32_t *weights, int32_t count, gmm_stream stream);
 
@@ -694,7 +697,7 @@ typedef struct gmm_gtp_quantization {
                                    wanted */
     const gmm_comm *also;       /* further ranks that share the amaxes, such as tensor-parallel ones; NULL = none. It is
                                    called on the domain's gather stream, or on `stream` where a domain has one rank,
-                                   which gmm_gtp_poll does not look after */
+                                   which gmm_gtp_poll does not monitor */
 } gmm_gtp_quantization;
 
 /* Errors: as gmm_gtp_publish; GMM_E_NULL, GMM_E_VERSION, GMM_E_DTYPE, GMM_E_ALIGN, GMM_E_CONFIG (a quantized weight
@@ -706,8 +709,9 @@ GMMDEF gmm_status gmm_gtp_quantize(gmm_gtp *gtp, const int32_t *weights, int32_t
    nothing while its slot is in use.  Errors: as gmm_gtp_acquire. */
 GMMDEF gmm_status gmm_gtp_prefetch(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pass);
 
-/* The gathered weights of a bundle: `stream` waits until they are there, and they stay until the release, which says
-   that what `stream` was given so far has read them. The bundle's followers in the chain are gathered meanwhile.
+/* The gathered weights of a bundle: `stream` waits until they are complete, and they stay valid until the release,
+   which declares that the work enqueued on `stream` so far has read them. The next bundles of the chain are gathered
+   ahead.
    Errors: GMM_E_ARG, GMM_E_NULL, GMM_E_VERSION; GMM_E_STATE (not bound; acquired twice, released without; the slot
        holds another bundle that the caller has not released); GMM_E_CAPTURE (a bundle of chains that are not captured);
        GMM_E_COMM, those of the runtime. */
@@ -738,9 +742,8 @@ GMMDEF gmm_status gmm_gtp_fence(gmm_gtp *gtp, uint32_t what, gmm_stream stream);
    Errors: as gmm_gtp_acquire. */
 GMMDEF gmm_status gmm_gtp_amax(gmm_gtp *gtp, int32_t domain, float *values, int32_t count, gmm_stream stream);
 
-/* Looks after collectives under way (up to 256 of a stream), without waiting: GMM_E_COMM once one that has begun is not
-   done after timeout_ms, or a communicator reports a failure. To be called now and then while the host waits for a
-   stream.
+/* Checks the collectives in flight (up to 256 of a stream), without waiting: GMM_E_COMM once one that has begun is not
+   done after timeout_ms, or a communicator reports a failure. Call it repeatedly while the host waits for a stream.
    Errors: GMM_E_COMM, GMM_E_STATE, those of the runtime. */
 GMMDEF gmm_status gmm_gtp_poll(gmm_gtp *gtp);
 
@@ -764,8 +767,8 @@ GMMDEF gmm_status gmm_gtp_statistics_of(const gmm_gtp *gtp, gmm_gtp_statistics *
 
 /* ----------------------------------------------------------------------------------------------- 11 Checkpoints --- */
 
-/* Shards to and from checkpoints by logical rows, as plans of strided moves (gmm.h, Checkpoints): built from shapes
-   alone, every error found before a byte moves, verified, applied through memory or callbacks, resumable.
+/* Export and import of shards by logical rows, as plans of strided moves (gmm.h, Checkpoints). Plans are built from
+   shapes alone, report every error before a byte moves, are verified, run through memory or callbacks, and can resume.
 
        gmm_gtp_export    what ranks hold -> the logical weights, of which every rank writes its own rows
        gmm_gtp_import    logical weights, or the shards of other TP and GTP sizes -> the shards of one rank
@@ -783,7 +786,7 @@ GMMDEF gmm_status gmm_gtp_statistics_of(const gmm_gtp *gtp, gmm_gtp_statistics *
                Scales are COMPACT, with its padding or without it (as export writes them); TENSOR has one value, which
                rank 0 of TP and GTP exports. The global amax of NV16 is the caller's. */
 
-/* What a table has of a weight. Arrays of these have no struct_size. */
+/* A shard of a weight in a table. Arrays of these have no struct_size. */
 typedef struct gmm_gtp_stored {
     const gmm_shard *shard; /* which rows and columns, and their format */
     int32_t part;           /* the table */
@@ -965,10 +968,10 @@ static gmm_status gmm__gtp_check_sections(const char *fn, const gmm_shard *s, gm
 }
 
 /* Copies the shard, fills in its defaults, and computes its plan. */
-static gmm_status gmm__gtp_plan_shard(const char *fn, const gmm_shard *given, gmm_shard *s, gmm_shard_plan *p,
+static gmm_status gmm__gtp_plan_shard(const char *fn, const gmm_shard *desc, gmm_shard *s, gmm_shard_plan *p,
                                       gmm_error *error) {
     const gmm_shard_plan zero = GMM_ZERO;
-    gmm_status status = gmm__gtp_read(fn, "shard", given, s, sizeof *s, error);
+    gmm_status status = gmm__gtp_read(fn, "shard", desc, s, sizeof *s, error);
     int64_t block, multiple = 0;
     int direction;
     if (status) return status;
@@ -1032,12 +1035,12 @@ GMMDEF gmm_status gmm_gtp_plan(const gmm_shard *shard, gmm_shard_plan *plan, gmm
     gmm_shard s;
     gmm_shard_plan p;
     gmm_status status = GMM_OK;
-    const size_t known = gmm__gtp_common_size("gmm_gtp_plan", "plan", plan, sizeof *plan, &status, error);
+    const size_t common = gmm__gtp_common_size("gmm_gtp_plan", "plan", plan, sizeof *plan, &status, error);
     if (status) return status;
     status = gmm__gtp_plan_shard("gmm_gtp_plan", shard, &s, &p, error);
     if (status) return status;
     p.struct_size = plan->struct_size;
-    memcpy(plan, &p, known);
+    memcpy(plan, &p, common);
     return GMM_OK;
 }
 
@@ -1093,9 +1096,9 @@ static int gmm__grid_axis(gmm_grid_kind kind, int i) {
     return order[kind == GMM_GRID_EXPERT][i];
 }
 
-static gmm_status gmm__grid_read(const char *fn, const gmm_grid *given, gmm_grid *g, int32_t *world, gmm_error *error) {
+static gmm_status gmm__grid_read(const char *fn, const gmm_grid *desc, gmm_grid *g, int32_t *world, gmm_error *error) {
     static const char *const names[GMM_AXIS_COUNT] = {"TP", "GTP", "CP", "EP", "DP", "PP"};
-    gmm_status status = gmm__gtp_read(fn, "grid", given, g, sizeof *g, error);
+    gmm_status status = gmm__gtp_read(fn, "grid", desc, g, sizeof *g, error);
     int64_t ranks = 1;
     int a, absent;
     if (status) return status;
@@ -1257,7 +1260,7 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
     int64_t weights = 0, elements = 0, gradient, wire, received;
     int32_t d, gtp_size, sharded, fits;
     gmm_status status = GMM_OK;
-    const size_t known = gmm__gtp_common_size(fn, "memory", memory, sizeof *memory, &status, error);
+    const size_t common = gmm__gtp_common_size(fn, "memory", memory, sizeof *memory, &status, error);
     if (status) return status;
     status = gmm__gtp_read(fn, "memory", memory, &m, sizeof m, error);
     if (status) return status;
@@ -1346,7 +1349,7 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
         return gmm__fail(error, GMM_E_OVERFLOW, "%s: the bytes of %lld layers of %d weights of %lld x %lld do not fit "
                          "64 bits", fn, (long long)u.layers, u.bundle, (long long)p.local_rows,
                          (long long)p.local_cols);
-    memcpy(memory, &m, known);
+    memcpy(memory, &m, common);
     return GMM_OK;
 }
 
@@ -4681,10 +4684,10 @@ GMMDEF gmm_status gmm_gtp_memory_need(gmm_gtp *gtp, int32_t domain, gmm_gtp_need
     static const char fn[] = "gmm_gtp_memory_need";
     gmm_gtp_need n = GMM_ZERO;
     gmm_status s = GMM_OK;
-    size_t known;
+    size_t common;
     int32_t i;
     if (!gtp) return GMM_E_NULL;
-    known = gmm__gtp_common_size(fn, "need", need, sizeof *need, &s, &gtp->error);
+    common = gmm__gtp_common_size(fn, "need", need, sizeof *need, &s, &gtp->error);
     if (s) return s;
     if (!gtp->sealed) return gmm__fail(&gtp->error, GMM_E_STATE, "%s: seal the object first", fn);
     if (domain < 0 || domain >= gtp->domain_count)
@@ -4695,7 +4698,7 @@ GMMDEF gmm_status gmm_gtp_memory_need(gmm_gtp *gtp, int32_t domain, gmm_gtp_need
     for (i = 0; i < gtp->wgrad_slot_count; i++) n.wgrad_slots += gtp->wgrad_slots[i].domain == domain;
     n.gather_bytes = gtp->domains[domain].gather_bytes;
     n.reduce_bytes = gtp->domains[domain].reduce_bytes;
-    memcpy(need, &n, known);
+    memcpy(need, &n, common);
     return GMM_OK;
 }
 
@@ -5191,12 +5194,15 @@ static gmm_status gmm__gtp_transpose(gmm_gtp *g, const gmm__gtp_bundle *b, char 
         t.d.cols = w->plan.local_cols;
         t.src.dtype = t.dst.dtype = w->shard.dtype;
         t.src.scaling = t.dst.scaling = w->shard.scaling;
-        t.src.data = row ? (void *)(uintptr_t)(row + data->offset) : stage
-            ? (void *)(uintptr_t)(stage + data->stage_offset)
-                                                                        : w->desc.data[GMM_ROWWISE];
-        t.src.scale = row ? (void *)(uintptr_t)(row + scale->offset)
-                          : stage &&
-                              !tensor ? (void *)(uintptr_t)(stage + scale->stage_offset) : w->desc.scale[GMM_ROWWISE];
+        t.src.data = w->desc.data[GMM_ROWWISE];
+        t.src.scale = w->desc.scale[GMM_ROWWISE];
+        if (row) {
+            t.src.data = (void *)(uintptr_t)(row + data->offset);
+            t.src.scale = (void *)(uintptr_t)(row + scale->offset);
+        } else if (stage) {
+            t.src.data = (void *)(uintptr_t)(stage + data->stage_offset);
+            if (!tensor) t.src.scale = (void *)(uintptr_t)(stage + scale->stage_offset);
+        }
         t.dst.data = slot + to[GMM__GTP_DATA].offset;
         t.dst.scale = slot + to[GMM__GTP_SCALE].offset;
         t.dst.ld = w->plan.padded_rows;
@@ -5413,10 +5419,10 @@ GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pas
     gmm__gtp_bundle *b;
     gmm__gtp_slot *slot;
     gmm_gtp_view v;
-    size_t known;
+    size_t common;
     gmm_status s = gmm__gtp_check_pass(gtp, fn, bundle, pass);
     if (s) return s;
-    known = gmm__gtp_common_size(fn, "view", view, sizeof *view, &s, &gtp->error);
+    common = gmm__gtp_common_size(fn, "view", view, sizeof *view, &s, &gtp->error);
     if (s) return s;
     b = &gtp->bundles[bundle];
     slot = b->slot[pass] >= 0 ? &gtp->slots[b->slot[pass]] : NULL;
@@ -5455,7 +5461,7 @@ GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pas
     v = gmm__gtp_view_pass(gtp, b, pass);
     v.leave = gmm__gtp_reserved_processors(gtp, b, pass);
     v.struct_size = view->struct_size;
-    memcpy(view, &v, known);
+    memcpy(view, &v, common);
     return GMM_OK;
 }
 
@@ -5546,10 +5552,10 @@ GMMDEF gmm_status gmm_gtp_wgrad(gmm_gtp *gtp, int32_t bundle, gmm_stream stream,
     gmm_gtp_view v;
     gmm_dtype wire;
     int32_t i;
-    size_t known;
+    size_t common;
     gmm_status s = gmm__gtp_check_bundle(gtp, fn, bundle);
     if (s) return s;
-    known = gmm__gtp_common_size(fn, "view", view, sizeof *view, &s, &gtp->error);
+    common = gmm__gtp_common_size(fn, "view", view, sizeof *view, &s, &gtp->error);
     if (s) return s;
     b = &gtp->bundles[bundle];
     if (b->wgrad_slot < 0) return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' is frozen", fn, b->name);
@@ -5582,7 +5588,7 @@ GMMDEF gmm_status gmm_gtp_wgrad(gmm_gtp *gtp, int32_t bundle, gmm_stream stream,
     v.slot = b->wgrad_slot;
     v.leave = gmm__gtp_reserved_processors(gtp, b, GMM_GTP_BACKWARD);
     v.struct_size = view->struct_size;
-    memcpy(view, &v, known);
+    memcpy(view, &v, common);
     return GMM_OK;
 }
 
@@ -6153,13 +6159,13 @@ GMMDEF gmm_status gmm_gtp_post_replay(gmm_gtp *gtp, int32_t graph, gmm_stream st
 GMMDEF gmm_status gmm_gtp_statistics_of(const gmm_gtp *gtp, gmm_gtp_statistics *out) {
     gmm_status s = GMM_OK;
     gmm_gtp_statistics full;
-    size_t known;
+    size_t common;
     if (!gtp) return GMM_E_NULL;
-    known = gmm__gtp_common_size("gmm_gtp_statistics_of", "out", out, sizeof *out, &s, NULL);
+    common = gmm__gtp_common_size("gmm_gtp_statistics_of", "out", out, sizeof *out, &s, NULL);
     if (s) return s;
     full = gtp->stats;
     full.struct_size = out->struct_size;
-    memcpy(out, &full, known);
+    memcpy(out, &full, common);
     return GMM_OK;
 }
 

@@ -16,7 +16,7 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
     int64_t weights = 0, elements = 0, gradient, wire, received;
     int32_t d, gtp_size, sharded, fits;
     gmm_status status = GMM_OK;
-    const size_t known = gmm__gtp_common_size(fn, "memory", memory, sizeof *memory, &status, error);
+    const size_t common = gmm__gtp_common_size(fn, "memory", memory, sizeof *memory, &status, error);
     if (status) return status;
     status = gmm__gtp_read(fn, "memory", memory, &m, sizeof m, error);
     if (status) return status;
@@ -105,7 +105,7 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
         return gmm__fail(error, GMM_E_OVERFLOW, "%s: the bytes of %lld layers of %d weights of %lld x %lld do not fit "
                          "64 bits", fn, (long long)u.layers, u.bundle, (long long)p.local_rows,
                          (long long)p.local_cols);
-    memcpy(memory, &m, known);
+    memcpy(memory, &m, common);
     return GMM_OK;
 }
 

@@ -7,9 +7,9 @@ static int gmm__grid_axis(gmm_grid_kind kind, int i) {
     return order[kind == GMM_GRID_EXPERT][i];
 }
 
-static gmm_status gmm__grid_read(const char *fn, const gmm_grid *given, gmm_grid *g, int32_t *world, gmm_error *error) {
+static gmm_status gmm__grid_read(const char *fn, const gmm_grid *desc, gmm_grid *g, int32_t *world, gmm_error *error) {
     static const char *const names[GMM_AXIS_COUNT] = {"TP", "GTP", "CP", "EP", "DP", "PP"};
-    gmm_status status = gmm__gtp_read(fn, "grid", given, g, sizeof *g, error);
+    gmm_status status = gmm__gtp_read(fn, "grid", desc, g, sizeof *g, error);
     int64_t ranks = 1;
     int a, absent;
     if (status) return status;

@@ -93,10 +93,10 @@ static gmm_status gmm__gtp_check_sections(const char *fn, const gmm_shard *s, gm
 }
 
 /* Copies the shard, fills in its defaults, and computes its plan. */
-static gmm_status gmm__gtp_plan_shard(const char *fn, const gmm_shard *given, gmm_shard *s, gmm_shard_plan *p,
+static gmm_status gmm__gtp_plan_shard(const char *fn, const gmm_shard *desc, gmm_shard *s, gmm_shard_plan *p,
                                       gmm_error *error) {
     const gmm_shard_plan zero = GMM_ZERO;
-    gmm_status status = gmm__gtp_read(fn, "shard", given, s, sizeof *s, error);
+    gmm_status status = gmm__gtp_read(fn, "shard", desc, s, sizeof *s, error);
     int64_t block, multiple = 0;
     int direction;
     if (status) return status;
@@ -160,12 +160,12 @@ GMMDEF gmm_status gmm_gtp_plan(const gmm_shard *shard, gmm_shard_plan *plan, gmm
     gmm_shard s;
     gmm_shard_plan p;
     gmm_status status = GMM_OK;
-    const size_t known = gmm__gtp_common_size("gmm_gtp_plan", "plan", plan, sizeof *plan, &status, error);
+    const size_t common = gmm__gtp_common_size("gmm_gtp_plan", "plan", plan, sizeof *plan, &status, error);
     if (status) return status;
     status = gmm__gtp_plan_shard("gmm_gtp_plan", shard, &s, &p, error);
     if (status) return status;
     p.struct_size = plan->struct_size;
-    memcpy(plan, &p, known);
+    memcpy(plan, &p, common);
     return GMM_OK;
 }
 

@@ -85,10 +85,10 @@ GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pas
     gmm__gtp_bundle *b;
     gmm__gtp_slot *slot;
     gmm_gtp_view v;
-    size_t known;
+    size_t common;
     gmm_status s = gmm__gtp_check_pass(gtp, fn, bundle, pass);
     if (s) return s;
-    known = gmm__gtp_common_size(fn, "view", view, sizeof *view, &s, &gtp->error);
+    common = gmm__gtp_common_size(fn, "view", view, sizeof *view, &s, &gtp->error);
     if (s) return s;
     b = &gtp->bundles[bundle];
     slot = b->slot[pass] >= 0 ? &gtp->slots[b->slot[pass]] : NULL;
@@ -127,7 +127,7 @@ GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pas
     v = gmm__gtp_view_pass(gtp, b, pass);
     v.leave = gmm__gtp_reserved_processors(gtp, b, pass);
     v.struct_size = view->struct_size;
-    memcpy(view, &v, known);
+    memcpy(view, &v, common);
     return GMM_OK;
 }
 

@@ -124,13 +124,13 @@ GMMDEF gmm_status gmm_gtp_post_replay(gmm_gtp *gtp, int32_t graph, gmm_stream st
 GMMDEF gmm_status gmm_gtp_statistics_of(const gmm_gtp *gtp, gmm_gtp_statistics *out) {
     gmm_status s = GMM_OK;
     gmm_gtp_statistics full;
-    size_t known;
+    size_t common;
     if (!gtp) return GMM_E_NULL;
-    known = gmm__gtp_common_size("gmm_gtp_statistics_of", "out", out, sizeof *out, &s, NULL);
+    common = gmm__gtp_common_size("gmm_gtp_statistics_of", "out", out, sizeof *out, &s, NULL);
     if (s) return s;
     full = gtp->stats;
     full.struct_size = out->struct_size;
-    memcpy(out, &full, known);
+    memcpy(out, &full, common);
     return GMM_OK;
 }
 

@@ -117,12 +117,15 @@ static gmm_status gmm__gtp_transpose(gmm_gtp *g, const gmm__gtp_bundle *b, char 
         t.d.cols = w->plan.local_cols;
         t.src.dtype = t.dst.dtype = w->shard.dtype;
         t.src.scaling = t.dst.scaling = w->shard.scaling;
-        t.src.data = row ? (void *)(uintptr_t)(row + data->offset) : stage
-            ? (void *)(uintptr_t)(stage + data->stage_offset)
-                                                                        : w->desc.data[GMM_ROWWISE];
-        t.src.scale = row ? (void *)(uintptr_t)(row + scale->offset)
-                          : stage &&
-                              !tensor ? (void *)(uintptr_t)(stage + scale->stage_offset) : w->desc.scale[GMM_ROWWISE];
+        t.src.data = w->desc.data[GMM_ROWWISE];
+        t.src.scale = w->desc.scale[GMM_ROWWISE];
+        if (row) {
+            t.src.data = (void *)(uintptr_t)(row + data->offset);
+            t.src.scale = (void *)(uintptr_t)(row + scale->offset);
+        } else if (stage) {
+            t.src.data = (void *)(uintptr_t)(stage + data->stage_offset);
+            if (!tensor) t.src.scale = (void *)(uintptr_t)(stage + scale->stage_offset);
+        }
         t.dst.data = slot + to[GMM__GTP_DATA].offset;
         t.dst.scale = slot + to[GMM__GTP_SCALE].offset;
         t.dst.ld = w->plan.padded_rows;

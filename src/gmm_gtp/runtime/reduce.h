@@ -8,10 +8,10 @@ GMMDEF gmm_status gmm_gtp_wgrad(gmm_gtp *gtp, int32_t bundle, gmm_stream stream,
     gmm_gtp_view v;
     gmm_dtype wire;
     int32_t i;
-    size_t known;
+    size_t common;
     gmm_status s = gmm__gtp_check_bundle(gtp, fn, bundle);
     if (s) return s;
-    known = gmm__gtp_common_size(fn, "view", view, sizeof *view, &s, &gtp->error);
+    common = gmm__gtp_common_size(fn, "view", view, sizeof *view, &s, &gtp->error);
     if (s) return s;
     b = &gtp->bundles[bundle];
     if (b->wgrad_slot < 0) return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' is frozen", fn, b->name);
@@ -44,7 +44,7 @@ GMMDEF gmm_status gmm_gtp_wgrad(gmm_gtp *gtp, int32_t bundle, gmm_stream stream,
     v.slot = b->wgrad_slot;
     v.leave = gmm__gtp_reserved_processors(gtp, b, GMM_GTP_BACKWARD);
     v.struct_size = view->struct_size;
-    memcpy(view, &v, known);
+    memcpy(view, &v, common);
     return GMM_OK;
 }
 

@@ -224,10 +224,10 @@ GMMDEF gmm_status gmm_gtp_memory_need(gmm_gtp *gtp, int32_t domain, gmm_gtp_need
     static const char fn[] = "gmm_gtp_memory_need";
     gmm_gtp_need n = GMM_ZERO;
     gmm_status s = GMM_OK;
-    size_t known;
+    size_t common;
     int32_t i;
     if (!gtp) return GMM_E_NULL;
-    known = gmm__gtp_common_size(fn, "need", need, sizeof *need, &s, &gtp->error);
+    common = gmm__gtp_common_size(fn, "need", need, sizeof *need, &s, &gtp->error);
     if (s) return s;
     if (!gtp->sealed) return gmm__fail(&gtp->error, GMM_E_STATE, "%s: seal the object first", fn);
     if (domain < 0 || domain >= gtp->domain_count)
@@ -238,7 +238,7 @@ GMMDEF gmm_status gmm_gtp_memory_need(gmm_gtp *gtp, int32_t domain, gmm_gtp_need
     for (i = 0; i < gtp->wgrad_slot_count; i++) n.wgrad_slots += gtp->wgrad_slots[i].domain == domain;
     n.gather_bytes = gtp->domains[domain].gather_bytes;
     n.reduce_bytes = gtp->domains[domain].reduce_bytes;
-    memcpy(need, &n, known);
+    memcpy(need, &n, common);
     return GMM_OK;
 }
 

@@ -30,7 +30,7 @@
  *     ranks: the local rows are padded at their end to a multiple of unit * g, and rank r keeps the padded rows
  *     [r * shard_rows, (r + 1) * shard_rows). All ranks hold equally many rows, since collectives need equal counts,
  *     and know the same pad; the last ranks may hold padding only. Before a GEMM the g shards are all-gathered
- *     in the order of ranks into padded_rows rows, of which the first local_rows are the operand: padding is never stripped.
+ *     in the order of ranks into padded_rows rows. The first local_rows are the operand: padding is never stripped.
  *     A GTP size of 1 leaves the local matrix as it is: no padding, nothing gathered.
  *
  *     Sections are parts of a weight that TP cuts one by one, such as gate and up of a gated FC1: the local matrix is
@@ -3138,7 +3138,7 @@ enum {
     GMM__PEERS_MAX_RANKS = 64,
     GMM__PEERS_MAX_WINDOWS = 16,
     GMM__PEERS_STAGED_VALUES = 1024, /* values that all_reduce_max reduces at a time */
-    GMM__PEERS_MIN_BYTES = 2 << 20,  /* smaller allocations share a block with others, and CUDA IPC opens whole blocks */
+    GMM__PEERS_MIN_BYTES = 2 << 20,  /* smaller allocations share blocks with others, and CUDA IPC opens whole blocks */
     GMM__PEERS_MAX_PUSHES = 64,      /* of an operation, enqueued together */
     GMM__PEERS_READY = 0, GMM__PEERS_DONE = 1, GMM__PEERS_ABORTED = 2, GMM__PEERS_FLAGS = 3
 };
@@ -3496,8 +3496,7 @@ static gmm_status gmm__peers_poll(void *self, gmm_error *error) {
         s = gmm__comm_fail(&p->comm_base, "peer copies", text);
         p->notified = 1;
         (void)gmm__comm_poll(&p->comm_base, error);
-    /* the caller reports it after a timeout */
-    } else if (n == 1 && error && cudaEventQuery(p->last) == cudaErrorNotReady)
+    } else if (n == 1 && error && cudaEventQuery(p->last) == cudaErrorNotReady) /* reported after a timeout */
         (void)snprintf(error->text, sizeof error->text, "rank %d of %d has not joined", missing, size);
     (void)cudaGetLastError();
     return gmm__cuda_leave(p->comm_base.ctx, "peers", current, cudaSuccess), s;

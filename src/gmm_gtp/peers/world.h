@@ -25,8 +25,7 @@ static gmm_status gmm__peers_poll(void *self, gmm_error *error) {
         s = gmm__comm_fail(&p->comm_base, "peer copies", text);
         p->notified = 1;
         (void)gmm__comm_poll(&p->comm_base, error);
-    /* the caller reports it after a timeout */
-    } else if (n == 1 && error && cudaEventQuery(p->last) == cudaErrorNotReady)
+    } else if (n == 1 && error && cudaEventQuery(p->last) == cudaErrorNotReady) /* reported after a timeout */
         (void)snprintf(error->text, sizeof error->text, "rank %d of %d has not joined", missing, size);
     (void)cudaGetLastError();
     return gmm__cuda_leave(p->comm_base.ctx, "peers", current, cudaSuccess), s;

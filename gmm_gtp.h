@@ -3138,7 +3138,7 @@ enum {
     GMM__PEERS_MAX_RANKS = 64,
     GMM__PEERS_MAX_WINDOWS = 16,
     GMM__PEERS_STAGED_VALUES = 1024, /* values that all_reduce_max reduces at a time */
-    GMM__PEERS_MIN_BYTES = 2 << 20,  /* smaller allocations share blocks with others, and CUDA IPC opens whole blocks */
+    GMM__PEERS_MIN_BYTES = 2 << 20,  /* smaller allocations have no block of their own, and CUDA IPC opens whole blocks */
     GMM__PEERS_MAX_PUSHES = 64,      /* of an operation, enqueued together */
     GMM__PEERS_READY = 0, GMM__PEERS_DONE = 1, GMM__PEERS_ABORTED = 2, GMM__PEERS_FLAGS = 3
 };
@@ -6228,7 +6228,7 @@ static void gmm__gtp_free(gmm__gtp_planner *p, void *memory) {
     else GMM_FREE(memory);
 }
 
-/* Rows and columns of the matrix that share a scale of a copy. */
+/* Rows and columns of the matrix in a block with one scale. */
 static void gmm__gtp_scale_block(gmm_scaling scaling, gmm_direction direction, int64_t shape[2]) {
     const int64_t block = scaling == GMM_SCALING_MX32 ? 32 : scaling == GMM_SCALING_NV16 ? 16 : 128;
     shape[0] = shape[1] = scaling == GMM_SCALING_128X128 ? 128 : 1;

@@ -58,7 +58,7 @@ static void gmm__gtp_free(gmm__gtp_planner *p, void *memory) {
     else GMM_FREE(memory);
 }
 
-/* Rows and columns of the matrix that share a scale of a copy. */
+/* Rows and columns of the matrix in a block with one scale. */
 static void gmm__gtp_scale_block(gmm_scaling scaling, gmm_direction direction, int64_t shape[2]) {
     const int64_t block = scaling == GMM_SCALING_MX32 ? 32 : scaling == GMM_SCALING_NV16 ? 16 : 128;
     shape[0] = shape[1] = scaling == GMM_SCALING_128X128 ? 128 : 1;

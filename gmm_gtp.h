@@ -29,8 +29,8 @@
  *     at all. What one TP rank has is its local matrix. Generalized tensor parallelism (GTP) cuts that by rows over g
  *     ranks: the local rows are padded at their end to a multiple of unit * g, and rank r keeps the padded rows
  *     [r * shard_rows, (r + 1) * shard_rows). All ranks hold equally many rows, since collectives need equal counts,
- *     and know the same pad; the last ranks may hold padding only. Before a GEMM the g shards are gathered one behind
- *     the other into padded_rows rows, of which the first local_rows are the operand: padding is never stripped.
+ *     and know the same pad; the last ranks may hold padding only. Before a GEMM the g shards are all-gathered
+ *     in the order of ranks into padded_rows rows. The first local_rows are the operand: padding is never stripped.
  *     A GTP size of 1 leaves the local matrix as it is: no padding, nothing gathered.
  *
  *     Sections are parts of a weight that TP cuts one by one, such as gate and up of a gated FC1: the local matrix is
@@ -96,8 +96,8 @@ typedef struct gmm_shard {
     int64_t unit;                /* 0 = the format's; > 0 replaces it; GMM_GTP_UNPADDED = no padding */
 } gmm_shard;
 
-/* Where the shard lies. Byte counts are indexed by gmm_direction, their scales are in COMPACT order (SWIZZLED takes the
-   same bytes). */
+/* Position and size of the shard. Byte counts are indexed by gmm_direction; scales are in COMPACT order (SWIZZLED has
+   the same size). */
 typedef struct gmm_shard_plan {
     uint32_t struct_size;
     int32_t reserved;
@@ -110,7 +110,7 @@ typedef struct gmm_shard_plan {
     int64_t shard_rows;  /* the same on every rank */
     int64_t row0;        /* the shard's first row in the padded local matrix */
     int64_t valid_rows;  /* rows of the shard that are not padding; 0 for a shard that is all padding */
-    int64_t shard_data_bytes[2], shard_scale_bytes[2];   /* as kept and sent; [GMM_COLUMNWISE] is 0 where backward reads
+    int64_t shard_data_bytes[2], shard_scale_bytes[2];   /* stored and sent; [GMM_COLUMNWISE] is 0 where backward reads
                                                             the rowwise copy or a local transpose of it: NONE, TENSOR,
                                                             128X128 */
     int64_t gather_data_bytes[2], gather_scale_bytes[2]; /* of a gathered operand; [GMM_COLUMNWISE] is 0 for NONE, whose
@@ -127,14 +127,14 @@ GMMDEF gmm_status gmm_gtp_plan(const gmm_shard *shard, gmm_shard_plan *plan, gmm
 
 /* ------------------------------------------------------------------------------------------------ 2 Extents --- */
 
-/* A run of rows that a shard holds. Its columns are [col0, col0 + local_cols) of the plan. Over all ranks (one TP rank
-   where TP cuts nothing) the extents cover every logical row and column exactly once. */
+/* Consecutive rows that a shard contains. Its columns are [col0, col0 + local_cols) of the plan. Over all ranks (one TP
+   rank where TP cuts nothing) the extents cover every logical row and column exactly once. */
 typedef struct gmm_extent {
     int32_t section;
     int32_t reserved;
     int64_t begin, end;  /* rows [begin, end) of the whole section */
     int64_t logical_row; /* `begin`, counted in the whole weight */
-    int64_t shard_row;   /* where the run starts in the shard */
+    int64_t shard_row;   /* the first of these rows in the shard */
 } gmm_extent;
 
 /* The extents of a shard, at most one per section, in the order of the shard's rows. *count is how many there are, 0
@@ -179,16 +179,16 @@ GMMDEF gmm_status gmm_grid_coords(const gmm_grid *grid, int32_t rank, int32_t co
 GMMDEF gmm_status gmm_grid_rank(const gmm_grid *grid, const int32_t coords[GMM_AXIS_COUNT], int32_t *rank,
                                 gmm_error *error);
 
-/* The group of ranks that differ from a rank along `axes` only. `first` is the same for all its members and for nobody
-   else, so (first, index) are colour and key of a communicator split. */
+/* The group of ranks that differ from a rank along `axes` only. `first` is the same for all its members and differs
+   between groups, so (first, index) are colour and key of a communicator split. */
 typedef struct gmm_grid_group {
     int32_t first; /* lowest rank of the group */
     int32_t index; /* of the rank in its group, in the order of ranks */
     int32_t size;
 } gmm_grid_group;
 
-/* `axes` is an OR of 1u << GMM_AXIS_*. Weights are gathered along GTP. Whatever adds up data (tokens, losses, expert
-   counts, evaluation) goes along GTP, CP and DP together, since GTP peers see different tokens; optimizer state is
+/* `axes` is an OR of 1u << GMM_AXIS_*. Weights are gathered along GTP. Reductions over data (tokens, losses, expert
+   counts, evaluation) go along GTP, CP and DP together, since GTP peers see different tokens; optimizer state is
    sharded along CP and DP without GTP.
    Errors: as gmm_grid_coords; GMM_E_ARG (an unknown axis bit). */
 GMMDEF gmm_status gmm_grid_group_of(const gmm_grid *grid, int32_t rank, uint32_t axes, gmm_grid_group *group,
@@ -224,7 +224,7 @@ typedef struct gmm_gtp_use {
     int64_t layers;           /* bundles that the rank holds; 0 = 1 */
     int32_t gather_slots;     /* gather buffers of each direction: lookahead + 1 */
     int32_t recompute_slots;  /* rowwise gather buffers of a recompute chain */
-    int32_t wgrad_slots;      /* whole gradients alive: the one being written and those being reduced; in captured
+    int32_t wgrad_slots;      /* buffers of whole gradients: the one being written and those being reduced; in captured
                                  graphs the slots of their ring */
     int32_t reduce_slots;     /* reductions in flight */
     int32_t all_to_all;       /* a reduction receives 0: its shard; 1: all parts, which it then adds up in fp32 */
@@ -245,11 +245,11 @@ typedef struct gmm_gtp_memory {
     int64_t optimizer;
     int64_t gather;     /* gathered operands; also the local transposes that TENSOR and 128X128 need for backward */
     int64_t wgrad;      /* whole gradients before their reduction */
-    int64_t reduce;     /* what reductions receive */
+    int64_t reduce;     /* receive buffers of reductions */
     int64_t total;      /* of the above, and the stage */
     int64_t whole_weights; /* for comparison: what `weights` would be with gtp_size 1; not in the total */
-    int64_t stage;      /* where parts of ranks arrive that are put side by side (1X128, NV16) or transposed (TENSOR,
-                           128X128): once for all uses, the most that one wants */
+    int64_t stage;      /* receive buffer of parts that 2D copies place side by side (1X128, NV16), or that are
+                           transposed (TENSOR, 128X128): the maximum over all uses */
 } gmm_gtp_memory;
 
 /* Adds the bytes of one use to *memory; start from GMM_ZERO. *memory is written on success only.
@@ -257,18 +257,18 @@ typedef struct gmm_gtp_memory {
        GMM_E_CONFIG (gradient slots of a frozen weight), GMM_E_OVERFLOW. */
 GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *memory, gmm_error *error);
 
-/* A bundle as a forecast sees it, and what it finds. Times are in seconds. */
+/* A bundle in a forecast, and its times in seconds. */
 typedef struct gmm_gtp_stage {
     uint32_t struct_size;
     int32_t bundle;          /* weights gathered together; 0 = 1 */
     const gmm_shard *shard;  /* of each */
     double tokens;           /* rows that go through its GEMMs on this rank, all weights together; >= 0 */
-    double gather, reduce;   /* out: on the wire alone; gather: rowwise */
+    double gather, reduce;   /* out: communication alone; gather: rowwise */
     double sum;              /* out: into main_grad */
     double forward, backward;/* out: GEMMs alone */
-    double exposed_forward;  /* out: what the compute waits for the gather, forward */
-    double exposed_backward; /* out: the same, backward */
-    double exposed_reduce;   /* out: what it waits for a gradient buffer */
+    double exposed_forward;  /* out: time that forward waits for the gather */
+    double exposed_backward; /* out: time that backward waits for the gather */
+    double exposed_reduce;   /* out: time that backward waits for a gradient buffer */
 } gmm_gtp_stage;
 
 /* One micro-batch in the steady state: forward over the stages, backward in their reverse order, then a fence. The host
@@ -300,36 +300,37 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
 /* ------------------------------------------------------------------------------------------ 6 Communicators --- */
 
 /* Collectives among the ranks of a group, as a table of functions; every function takes `self` first.
-   Order       All ranks make the same calls in the same order. A call is enqueued on the stream and done when the
-               stream comes to it: then what it received is complete, and what it sent may be overwritten.
+   Order       All ranks make the same calls in the same order. A call is enqueued on the stream. Work behind it on the
+               stream may read what it received and overwrite what it sent.
    Groups      Calls between group_begin and group_end are one operation with distinct outputs. `what` names it in
                messages, is the same text on all ranks, and lives until it is done.
-   Failure     GMM_E_COMM, from a call or from poll, which tells operation and peer. The communicator is then unusable.
+   Failure     GMM_E_COMM, from a call or from poll, whose message names operation and peer. The communicator is then
+               unusable.
    Threads     One at a time. */
 typedef struct gmm_comm {
     uint32_t struct_size;
     int32_t rank, size;
-    int32_t exchanges;    /* 1: all_to_all and a sum behind it are faster than reduce_scatter: GMM_GTP_REDUCE_AUTO */
-    int32_t processors;   /* multiprocessors that its calls need beside a GEMM: see gmm_gtp_view.leave */
+    int32_t exchanges;    /* 1: all_to_all and a sum are faster than reduce_scatter; see GMM_GTP_REDUCE_AUTO */
+    int32_t processors;   /* multiprocessors for its calls while a GEMM runs; see gmm_gtp_view.leave */
     int32_t reserved;
     void *self;
     gmm_status (*group_begin)(void *self, const char *what);
     gmm_status (*group_end)(void *self);
-    /* recv [size][bytes]: what every rank sends, in the order of ranks. send may be its own place in recv. */
+    /* recv [size][bytes]: what every rank sends, in the order of ranks. In place: send = recv + rank * bytes. */
     gmm_status (*all_gather)(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream);
-    /* send [size][count], recv [count]: the sum over ranks of send's part `rank`. F32, BF16 or F16. recv may be its own
-       part of send. */
+    /* send [size][count], recv [count]: the sum over ranks of send's part `rank`. F32, BF16 or F16. In place: recv is
+       part `rank` of send. */
     gmm_status (*reduce_scatter)(void *self, const void *send, void *recv, size_t count, gmm_dtype dtype,
                                  gmm_stream stream);
-    /* send, recv [size][bytes]: part r goes to rank r, part r comes from rank r. Not in place. The part that a rank
-       would send to itself stays in send; that of recv may be left as it is. */
+    /* send, recv [size][bytes]: part r goes to rank r, part r comes from rank r. Not in place. The part of the
+       rank itself need not be copied: it is valid in send, and undefined in recv. */
     gmm_status (*all_to_all)(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream);
-    /* The largest of each value, in place: the amax of a tensor that several ranks share. */
+    /* The maximum of each value over the ranks, in place: the amax of a tensor that several ranks share. */
     gmm_status (*all_reduce_max)(void *self, float *values, size_t count, gmm_stream stream);
-    /* Registers memory that the group's calls will send from and receive into; collective. Both may be NULL. */
+    /* Registers memory that later calls send from and receive into; collective. Both functions may be NULL. */
     gmm_status (*window_add)(void *self, void *base, size_t bytes, void **window);
     gmm_status (*window_remove)(void *self, void *window);
-    /* GMM_OK while nothing is known to be wrong; `error` may be NULL. Does not wait. */
+    /* GMM_OK unless a failure is known; `error` may be NULL. Does not wait. */
     gmm_status (*poll)(void *self, gmm_error *error);
     /* Gives up: operations under way end as soon as they can, later ones are refused. `why` is copied. */
     void (*give_up)(void *self, const char *why);
@@ -338,13 +339,13 @@ typedef struct gmm_comm {
 /* -------------------------------------------------------------------------------------------------- 7 CPU ranks --- */
 
 /* Ranks in one process, on the CPU: streams are queues, events are counters, communicators copy between the ranks'
-   memory. They train without a GPU, and they prove an order of work: which of the operations that could run next runs
-   is drawn from a seed, and the checker reports every two accesses to one place, one of them a write, that no event,
+   memory. They train without a GPU, and they test the order of work: which of the ready operations runs next is drawn
+   from a seed, and the race checker reports every two accesses to the same memory, one of them a write, that no event,
    stream or wait of the host orders (vector clocks over the ranges of gmm_work, copies, fills and collectives).
-   Driven by one thread, a schedule is a function of the seed. With a thread per rank it is also one of the system.
-   Stream NULL is the calling thread: what it is given is done on return, and a wait waits, at most timeout_ms without
-   progress of the own rank; then every rank of the communicator that hangs gets GMM_E_COMM, and nothing that is still
-   queued there is done. Work runs on whichever thread waits or enqueues.
+   With one host thread the schedule is a function of the seed; with a thread per rank it also depends on the operating
+   system. Stream NULL is the calling thread: its operations are done on return. A wait lasts at most timeout_ms without
+   progress of its rank; then every rank of the communicator that hangs gets GMM_E_COMM, and its queued operations are
+   dropped. Work runs on any thread that waits or enqueues.
    Needs GMM_WITH_CPU_RANKS where GMM_IMPLEMENTATION is, and threads of POSIX; otherwise create is GMM_E_BUILD.
    Threads: calls for different ranks may come from different threads; all but gmm_ranks_destroy. */
 typedef struct gmm_ranks gmm_ranks;
@@ -353,10 +354,10 @@ typedef struct gmm_ranks_graph gmm_ranks_graph;
 typedef struct gmm_ranks_config {
     uint32_t struct_size;
     int32_t ranks;           /* 1 to 98 */
-    uint64_t seed;           /* 0: operations run as soon as they can; else in an order drawn from it, mostly late */
+    uint64_t seed;           /* 0: operations run as early as possible; else in an order drawn from it, mostly late */
     int32_t timeout_ms;      /* 0 = 10000 */
-    int32_t check_races;     /* 1: every access is checked */
-    gmm_allocator allocator; /* of all that the ranks need, whenever they need it; none = GMM_MALLOC */
+    int32_t check_races;     /* 1: the race checker is on */
+    gmm_allocator allocator; /* for all memory of the ranks, at any call; zeroed = GMM_MALLOC */
 } gmm_ranks_config;
 
 /* Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_VERSION, GMM_E_MEMORY, GMM_E_BUILD. *out is NULL after a failure. */
@@ -364,31 +365,32 @@ GMMDEF gmm_status gmm_ranks_create(const gmm_ranks_config *config, gmm_ranks **o
 /* Frees it with all streams and communicators; events and graphs must have been destroyed. NULL is allowed. */
 GMMDEF void gmm_ranks_destroy(gmm_ranks *ranks);
 
-/* The runtime of a rank; gmm_ranks_error tells why its functions fail. Up to 48 streams, graphs' streams included.
+/* The runtime of a rank; gmm_ranks_error gives the messages of its failures. At most 48 streams, those of graphs
+   included.
    Errors: GMM_E_NULL, GMM_E_ARG. */
 GMMDEF gmm_status gmm_ranks_runtime(gmm_ranks *ranks, int32_t rank, gmm_runtime *out);
 
 /* A communicator among `count` distinct ranks: out[i] is that of members[i], whose number in it is i. Sums are in fp32
-   in the order of ranks, rounded once. Where ranks come to a collective with other calls, sizes or names of groups
-   (which are the names of bundles), all ranks get GMM_E_COMM and a message with both names, and no memory is touched.
+   in the order of ranks, rounded once. Where the calls, sizes or group names (the names of bundles) of a
+   collective differ among ranks, all ranks get GMM_E_COMM and a message with both names, and no memory is written.
    Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_MEMORY. */
 GMMDEF gmm_status gmm_ranks_comms(gmm_ranks *ranks, const int32_t *members, int32_t count, gmm_comm *out);
 
-/* Runs what is queued until nothing can run.
-   Errors: GMM_E_NULL; GMM_E_STATE (something is left that waits for what nobody has given: a deadlock, where all ranks
-       are through); GMM_E_COMM (a rank was given up). gmm_ranks_error tells more. */
+/* Runs queued operations until none is ready.
+   Errors: GMM_E_NULL; GMM_E_STATE (queued operations wait for something that was not enqueued: a deadlock, if all ranks
+       have made their calls); GMM_E_COMM (a rank has failed). gmm_ranks_error gives the message. */
 GMMDEF gmm_status gmm_ranks_run(gmm_ranks *ranks);
 
-/* What the last failing call for a rank said; "" before any. A copy, which lasts until the next call for that rank. */
+/* Message of the last failed call for a rank; "" before any. Valid until the next gmm_ranks_error for that rank. */
 GMMDEF const char *gmm_ranks_error(gmm_ranks *ranks, int32_t rank);
 
 /* Races found so far, and the text of the first; `text` may be NULL. Needs check_races. */
 GMMDEF int64_t gmm_ranks_races(gmm_ranks *ranks, const char **text);
 
-/* Captures what a stream is given, and what streams are given that wait for its events, as queues that a launch
-   replays: the counterpart of a CUDA graph, with its rules (other streams join by events and must be joined back; an
-   event from outside is waited for as a node only; a graph is one node of the launching stream). One capture of a rank
-   at a time.
+/* Captures the work of a stream, and of streams that wait for its events, as queues that a launch replays: the
+   counterpart of a CUDA graph, with its rules (other streams join the capture by events and must be joined with its
+   origin before the end; waits for events from outside need GMM_EVENT_EXTERNAL; a launch is one operation of its
+   stream). One capture of a rank at a time.
    Errors: GMM_E_NULL, GMM_E_CAPTURE, GMM_E_MEMORY. */
 GMMDEF gmm_status gmm_ranks_capture_begin(gmm_ranks *ranks, int32_t rank, gmm_stream stream);
 GMMDEF gmm_status gmm_ranks_capture_end(gmm_ranks *ranks, int32_t rank, gmm_stream stream, gmm_ranks_graph **out);
@@ -398,11 +400,11 @@ GMMDEF void gmm_ranks_graph_destroy(gmm_ranks_graph *graph); /* not while it run
 /* ------------------------------------------------------------------------------------------------------- 8 NCCL --- */
 
 /* Collectives of NCCL on a communicator that the caller has made, between GPUs of any number of processes and hosts.
-   Calls are captured by graphs as NCCL captures them: by all ranks or by none. Gathers and reductions side by side take
+   Calls are captured by graphs as NCCL captures them: by all ranks or by none. Concurrent gathers and reductions need
    two communicators, all ranks issuing their calls in one order; NCCL_LAUNCH_ORDER_IMPLICIT=1 has NCCL keep that order
    on the device too. On a non-blocking communicator (ncclConfig_t.blocking 0) a call waits for NCCL at most
-   timeout_ms, so that a rank which is gone before the first collective is an error; a blocking one waits without end.
-   give_up is ncclCommAbort: the ncclComm_t is gone once poll fails. Needs GMM_WITH_NCCL and nvcc. */
+   timeout_ms, so that a rank that fails before the first collective is an error; a blocking one waits for ever.
+   give_up is ncclCommAbort: the ncclComm_t is invalid once poll fails. Needs GMM_WITH_NCCL and nvcc. */
 struct ncclComm;
 typedef struct gmm_nccl_config {
     uint32_t struct_size;
@@ -424,23 +426,23 @@ GMMDEF void gmm_nccl_close(gmm_comm *comm);
 /* ------------------------------------------------------------------------------------------------ 9 Peer copies --- */
 
 /* Collectives by copies between the GPUs of one host, on their copy engines: no multiprocessor takes part in
-   all_to_all, and in all_gather none but for the own part, since CUDA copies within a device with a kernel. They push
-   into windows of the peers; hand-shakes are words in device memory that the streams themselves write and wait for.
-   Matrices that lie evenly, such as those of a bundle, go in one copy to each rank. reduce_scatter is a sum over the
-   peers' windows, in the order of ranks and in fp32; the values of all_reduce_max go through a box of the
-   communicator's own. Calls are captured like any other work, and replays mix with calls. What all_gather and
-   all_to_all receive, and what reduce_scatter sends, lies in a window, at the same offset on every rank. Windows, and
-   what is sent, are memory of cudaMalloc: two-dimensional copies between GPUs may refuse virtual memory, which
-   ncclMemAlloc gives. Whoever calls on several streams orders them. A stream that waits for a peer holds up what shares
-   its hardware queue: with many streams, raise CUDA_DEVICE_MAX_CONNECTIONS above their number.
+   all_to_all, and in all_gather none but for the own part, since CUDA copies within a device with a kernel. They write
+   to the windows of the peers and synchronise by flags in device memory that the streams set and wait for. Equally
+   spaced matrices, such as those of a bundle, are one copy to each rank. reduce_scatter is a sum over the peers'
+   windows, in the order of ranks and in fp32; all_reduce_max uses a staging buffer of the communicator. Calls are
+   captured like any other work, and replays mix with calls. What all_gather and all_to_all receive, and what
+   reduce_scatter sends, lies in a window, at the same offset on every rank. Windows, and what is sent, are memory of
+   cudaMalloc: two-dimensional copies between GPUs may refuse virtual memory, which ncclMemAlloc gives. A caller that
+   uses several streams orders its calls with events. A stream that waits for a peer blocks the streams that share its
+   hardware queue: with many streams, raise CUDA_DEVICE_MAX_CONNECTIONS above their number.
    Ranks are threads of one process, or processes: then windows must have 2 MiB or more, which CUDA IPC opens. Between
    threads, a call of CUDA that waits for a GPU must not stand in the way of the others, whose GPUs that one waits for:
    cudaMalloc, cudaFree, synchronous copies, and the first launch of a kernel unless CUDA_MODULE_LOADING is EAGER,
    belong where the GPU has nothing left to do.
-   A rank that is gone leaves the others' streams waiting until give_up, which gmm_gtp_poll calls: it lets go, for three
-   seconds, whatever waits or comes to wait. What is enqueued then runs, copies to slower ranks too, of what may never
-   have been received. So give_up first tells the peers, whose poll is GMM_E_COMM from there on: where the host has
-   waited for a stream, and poll then finds nothing wrong, what that stream received is good. */
+   After a rank has failed, the streams of the others wait until give_up, which gmm_gtp_poll calls: for three seconds it
+   releases every stream that waits or begins to wait. The enqueued work then runs, including copies to slower ranks of
+   data that may not have been received. Therefore give_up first sets a flag of the peers, whose poll is GMM_E_COMM from
+   then on: if the host has waited for a stream and a poll behind that is GMM_OK, what the stream received is valid. */
 typedef struct gmm_peers_config {
     uint32_t struct_size;
     int32_t rank, size;    /* size at most 64 */
@@ -457,13 +459,13 @@ typedef struct gmm_peers_config {
    Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_VERSION, GMM_E_MEMORY, GMM_E_COMM (such as a GPU that cannot reach another's
        memory), GMM_E_CUDA, GMM_E_BUILD. *out is zeroed after a failure. */
 GMMDEF gmm_status gmm_peers_open(const gmm_peers_config *config, gmm_comm *out, gmm_error *error);
-/* Frees what open made; the work of all ranks must be done, and none may give up behind. NULL and a zeroed one are
+/* Frees what open made; the work of all ranks must be done, and none may call give_up later. NULL and a zeroed one are
    allowed. */
 GMMDEF void gmm_peers_close(gmm_comm *comm);
 
 /* --------------------------------------------------------------------------------------------------- 10 Runtime --- */
 
-/* The GTP runtime: weights gathered before they are read, gradients reduced behind the compute.
+/* The GTP runtime: all-gathers weights ahead of their use, and reduces gradients while the compute continues.
    Weights are declared, bound into bundles (gathered and reduced together, such as a layer's local experts) and named
    in chains (the order in which a pass reads its bundles, so that the next can be gathered meanwhile). Seal, ask for
    the memory, bind it; then, per step and bundle:
@@ -475,13 +477,13 @@ GMMDEF void gmm_peers_close(gmm_comm *comm);
 
    Order       Every call enqueues and returns (with CPU ranks and stream NULL it may wait). All ranks make the same
                calls in the same order, also a rank without tokens. Gathers run on the domain's gather stream,
-               reductions and their sums on its reduce stream, the caller's work on the streams that he passes.
-   Buffers     Gathered weights and gradients live in slots. Every slot carries an event of its last use, and whoever
-               takes it makes its stream wait for that: right for any order of calls, number of slots, or sharing of
-               streams. What a slot holds is known by bundle, direction and version, so a gather that is still there is
-               used again, and an outdated one never. Addresses depend on bundle and pass alone, for ever after bind.
-   Shards      Whoever writes shards first makes his stream wait for the gathers that read them (fence), and publishes
-               them afterwards.
+               reductions and their sums on its reduce stream, the caller's work on the streams that it passes.
+   Buffers     Gathered weights and gradients live in slots. Every slot has an event of its last use, for which the next
+               user's stream waits: correct for any order of calls, number of slots, or sharing of streams. The content
+               of a slot is identified by bundle, direction and version, so that a gather that is still valid is used
+               again, and an outdated one never. After bind, addresses depend on bundle and pass alone.
+   Shards      Before it writes shards, a stream waits for the gathers that read them (fence); afterwards the caller
+               publishes them.
    Formats     Elements and scales of quantized shards move as they are: quantized once, where they are published
                (gmm_gtp_quantize), in the directions that the format stores; which one is gathered is a matter of the
                pass alone. What arrives is what one rank would have made of the whole matrix, bit for bit, and is put
@@ -491,9 +493,10 @@ GMMDEF void gmm_peers_close(gmm_comm *comm);
    Graphs      Between capture_begin and capture_end acquire, release, wgrad, submit and fence may be called, nothing
                else; chains say beforehand which bundles are captured. Content of slots passes from one graph to the
                next only if it was prefetched for it; graphs are then replayed in the order of their capture.
-   Errors      What can be checked is checked before anything is enqueued, and state stays as it was. A failure behind
-               that, of a communicator above all, poisons the object: every later call returns the same status, nothing
-               more is enqueued, and communicators are told to give up. gmm_gtp_last_error tells what and who.
+   Errors      What can be checked is checked before anything is enqueued, and state stays as it was. After
+               a later failure, such as one of a communicator, the object is unusable: every later call returns the same
+               status, nothing more is enqueued, and give_up of its communicators is called. gmm_gtp_last_error names
+               the operation and the rank.
    Threads     One at a time. Allocates nothing itself: memory is the caller's, events are the runtime's (at bind).
    Callbacks   May call gmm_gtp_publish, nothing else. */
 typedef struct gmm_gtp gmm_gtp;
@@ -501,7 +504,7 @@ typedef struct gmm_gtp gmm_gtp;
 typedef enum gmm_gtp_pass {
     GMM_GTP_FORWARD = 0,
     GMM_GTP_BACKWARD = 1,
-    GMM_GTP_RECOMPUTE = 2, /* the forward again, inside backward: rowwise buffers of its own, asks nobody to publish */
+    GMM_GTP_RECOMPUTE = 2, /* forward again inside backward: has its own rowwise buffers, does not call hooks.need */
     GMM_GTP_PASSES = 3,
     GMM_GTP_PASS_MAX = 0x7fffffff
 } gmm_gtp_pass;
@@ -520,9 +523,9 @@ typedef struct gmm_gtp_hooks {
 
 typedef struct gmm_gtp_config {
     uint32_t struct_size;
-    int32_t domains, weights, bundles, chains, graphs; /* the most that will be declared; domains 0 = 1 */
+    int32_t domains, weights, bundles, chains, graphs; /* maximum numbers of declarations; domains 0 = 1 */
     int32_t timeout_ms;         /* of a collective that has begun, see gmm_gtp_poll; 0 = 10000 */
-    gmm_context *ctx;           /* for sums and quantization; with CPU ranks one that nobody else uses */
+    gmm_context *ctx;           /* for sums and quantization; with CPU ranks not shared with other code */
     const gmm_runtime *runtime; /* copied; NULL = that of ctx */
     gmm_gtp_hooks hooks;
 } gmm_gtp_config;
@@ -628,9 +631,9 @@ typedef struct gmm_gtp_statistics {
     int64_t exposed;            /* had to gather */
     int64_t gathers;            /* prefetches and exposed */
     int64_t prefetches;
-    int64_t outdated;           /* prefetches thrown away because newer shards were published */
-    int64_t busy;               /* prefetches left out because the slot was in use */
-    int64_t transposed;         /* of the gathers: found the rowwise copy there (g = 1: the shard), and transposed it */
+    int64_t outdated;           /* prefetches discarded because newer shards were published */
+    int64_t busy;               /* prefetches skipped because the slot was in use */
+    int64_t transposed;         /* gathers that transposed a resident rowwise copy (g = 1: the shard) */
     int64_t submits;
     int64_t gathered_bytes, reduced_bytes; /* that other ranks sent here */
     uint64_t calls;             /* hash over all calls so far that ranks must make alike */
@@ -643,7 +646,7 @@ GMMDEF gmm_status gmm_gtp_init(void *memory, size_t bytes, const gmm_gtp_config 
                                gmm_error *error);
 /* Ends the use of memory, events and windows; work must be done. NULL is allowed.  Errors: those of the runtime. */
 GMMDEF gmm_status gmm_gtp_fini(gmm_gtp *gtp);
-/* What the last failing call said; "" before any. */
+/* Message of the last failed call; "" before any. */
 GMMDEF const char *gmm_gtp_last_error(const gmm_gtp *gtp);
 
 /* Declarations, in any order that names what exists; ids count from 0. Descriptors are copied.
@@ -675,7 +678,7 @@ GMMDEF gmm_status gmm_gtp_bind(gmm_gtp *gtp, int32_t domain, void *gather, size_
    Errors: GMM_E_ARG, GMM_E_CAPTURE. */
 GMMDEF gmm_status gmm_gtp_follow(gmm_gtp *gtp, int32_t chain, int32_t next);
 
-/* The shards of these weights are new: what `stream` was given so far wrote them. Gathers wait for that.
+/* Declares that the work enqueued on `stream` so far has written the shards of these weights. Gathers wait for it.
    Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_STATE, GMM_E_CAPTURE, those of the runtime. */
 GMMDEF gmm_status gmm_gtp_publish(gmm_gtp *gtp, const int32_t *weights, int32_t count, gmm_stream stream);
 
@@ -694,7 +697,7 @@ typedef struct gmm_gtp_quantization {
                                    wanted */
     const gmm_comm *also;       /* further ranks that share the amaxes, such as tensor-parallel ones; NULL = none. It is
                                    called on the domain's gather stream, or on `stream` where a domain has one rank,
-                                   which gmm_gtp_poll does not look after */
+                                   which gmm_gtp_poll does not monitor */
 } gmm_gtp_quantization;
 
 /* Errors: as gmm_gtp_publish; GMM_E_NULL, GMM_E_VERSION, GMM_E_DTYPE, GMM_E_ALIGN, GMM_E_CONFIG (a quantized weight
@@ -706,8 +709,9 @@ GMMDEF gmm_status gmm_gtp_quantize(gmm_gtp *gtp, const int32_t *weights, int32_t
    nothing while its slot is in use.  Errors: as gmm_gtp_acquire. */
 GMMDEF gmm_status gmm_gtp_prefetch(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pass);
 
-/* The gathered weights of a bundle: `stream` waits until they are there, and they stay until the release, which says
-   that what `stream` was given so far has read them. The bundle's followers in the chain are gathered meanwhile.
+/* The gathered weights of a bundle: `stream` waits until they are complete, and they stay valid until the release,
+   which declares that the work enqueued on `stream` so far has read them. The next bundles of the chain are gathered
+   ahead.
    Errors: GMM_E_ARG, GMM_E_NULL, GMM_E_VERSION; GMM_E_STATE (not bound; acquired twice, released without; the slot
        holds another bundle that the caller has not released); GMM_E_CAPTURE (a bundle of chains that are not captured);
        GMM_E_COMM, those of the runtime. */
@@ -738,9 +742,8 @@ GMMDEF gmm_status gmm_gtp_fence(gmm_gtp *gtp, uint32_t what, gmm_stream stream);
    Errors: as gmm_gtp_acquire. */
 GMMDEF gmm_status gmm_gtp_amax(gmm_gtp *gtp, int32_t domain, float *values, int32_t count, gmm_stream stream);
 
-/* Looks after collectives under way (up to 256 of a stream), without waiting: GMM_E_COMM once one that has begun is not
-   done after timeout_ms, or a communicator reports a failure. To be called now and then while the host waits for a
-   stream.
+/* Checks the collectives in flight (up to 256 of a stream), without waiting: GMM_E_COMM once one that has begun is not
+   done after timeout_ms, or a communicator reports a failure. Call it repeatedly while the host waits for a stream.
    Errors: GMM_E_COMM, GMM_E_STATE, those of the runtime. */
 GMMDEF gmm_status gmm_gtp_poll(gmm_gtp *gtp);
 
@@ -764,8 +767,8 @@ GMMDEF gmm_status gmm_gtp_statistics_of(const gmm_gtp *gtp, gmm_gtp_statistics *
 
 /* ----------------------------------------------------------------------------------------------- 11 Checkpoints --- */
 
-/* Shards to and from checkpoints by logical rows, as plans of strided moves (gmm.h, Checkpoints): built from shapes
-   alone, every error found before a byte moves, verified, applied through memory or callbacks, resumable.
+/* Export and import of shards by logical rows, as plans of strided moves (gmm.h, Checkpoints). Plans are built from
+   shapes alone, report every error before a byte moves, are verified, run through memory or callbacks, and can resume.
 
        gmm_gtp_export    what ranks hold -> the logical weights, of which every rank writes its own rows
        gmm_gtp_import    logical weights, or the shards of other TP and GTP sizes -> the shards of one rank
@@ -783,7 +786,7 @@ GMMDEF gmm_status gmm_gtp_statistics_of(const gmm_gtp *gtp, gmm_gtp_statistics *
                Scales are COMPACT, with its padding or without it (as export writes them); TENSOR has one value, which
                rank 0 of TP and GTP exports. The global amax of NV16 is the caller's. */
 
-/* What a table has of a weight. Arrays of these have no struct_size. */
+/* A shard of a weight in a table. Arrays of these have no struct_size. */
 typedef struct gmm_gtp_stored {
     const gmm_shard *shard; /* which rows and columns, and their format */
     int32_t part;           /* the table */
@@ -827,7 +830,7 @@ GMM_QUIET_END
 #if defined(GMM_IMPLEMENTATION) && !defined(GMM__GTP_IMPLEMENTATION_DONE)
 #define GMM__GTP_IMPLEMENTATION_DONE
 
-#include "gmm.h" /* its implementation, where the declarations alone came before GMM_IMPLEMENTATION */
+#include "gmm.h" /* its implementation, if only its declarations were included before GMM_IMPLEMENTATION */
 #include <string.h>
 #include <time.h>
 #ifdef GMM_WITH_CPU_RANKS
@@ -841,15 +844,15 @@ GMM_QUIET_END
 extern "C" {
 #endif
 
-/* Bytes of a descriptor that both sides know; 0 after recording why there are none. */
-static size_t gmm__gtp_known(const char *fn, const char *name, const void *given, size_t size, gmm_status *status,
-                             gmm_error *error) {
+/* Bytes of a descriptor that caller and library have in common; 0 = invalid, *status says why. */
+static size_t gmm__gtp_common_size(const char *fn, const char *name, const void *desc, size_t size, gmm_status *status,
+                                   gmm_error *error) {
     uint32_t stated;
-    if (!given) {
+    if (!desc) {
         *status = gmm__fail(error, GMM_E_NULL, "%s: %s is NULL", fn, name);
         return 0;
     }
-    memcpy(&stated, given, sizeof stated); /* struct_size comes first everywhere */
+    memcpy(&stated, desc, sizeof stated); /* struct_size is the first member of every descriptor */
     if (stated > size || (stated > 0 && stated < sizeof stated)) {
         *status = gmm__fail(error, GMM_E_VERSION, "%s: %s->struct_size is %u: must be 0 or at most %zu", fn, name,
                             stated, size);
@@ -859,19 +862,21 @@ static size_t gmm__gtp_known(const char *fn, const char *name, const void *given
 }
 
 /* Copies a descriptor; fields that an older caller lacks become 0. */
-static gmm_status gmm__gtp_open(const char *fn, const char *name, const void *given, void *copy, size_t size,
+static gmm_status gmm__gtp_read(const char *fn, const char *name, const void *desc, void *copy, size_t size,
                                 gmm_error *error) {
     gmm_status status = GMM_OK;
-    const size_t known = gmm__gtp_known(fn, name, given, size, &status, error);
-    if (known) {
+    const size_t common = gmm__gtp_common_size(fn, name, desc, size, &status, error);
+    if (common) {
         memset(copy, 0, size);
-        memcpy(copy, given, known);
+        memcpy(copy, desc, common);
     }
     return status;
 }
 
-/* Rows of a scaling block: no shard boundary may cut one. */
-static int64_t gmm__gtp_block(gmm_scaling scaling) {
+/* Shard plans and extents. */
+
+/* Rows of a scaling block, which no shard boundary may cut. */
+static int64_t gmm__gtp_block_rows(gmm_scaling scaling) {
     return scaling == GMM_SCALING_NONE || scaling == GMM_SCALING_TENSOR ? 1 : gmm_gtp_unit(scaling);
 }
 
@@ -899,9 +904,9 @@ GMMDEF int64_t gmm_gtp_recipe_unit(gmm_recipe_kind recipe) {
     }
 }
 
-/* Checks everything about a shard but its sections, and fills in defaults. */
-static gmm_status gmm__gtp_check(const char *fn, const gmm_shard *s, gmm_error *error) {
-    const int64_t block = gmm__gtp_block(s->scaling);
+/* Checks everything about a shard except its sections. */
+static gmm_status gmm__gtp_check_shard(const char *fn, const gmm_shard *s, gmm_error *error) {
+    const int64_t block = gmm__gtp_block_rows(s->scaling);
     if (gmm_gtp_unit(s->scaling) == 0)
         return gmm__fail(error, GMM_E_DTYPE, "%s: scaling %s (%d) is not sharded", fn, gmm_scaling_name(s->scaling),
                          (int)s->scaling);
@@ -933,8 +938,8 @@ static gmm_status gmm__gtp_check(const char *fn, const gmm_shard *s, gmm_error *
     return GMM_OK;
 }
 
-/* Rows that TP leaves of n. */
-static int64_t gmm__gtp_slice(const gmm_shard *s, int64_t n) {
+/* Rows of a TP rank of n rows. */
+static int64_t gmm__gtp_tp_rows(const gmm_shard *s, int64_t n) {
     return s->tp_cut == GMM_TP_ROWS ? n / s->tp_size : n;
 }
 
@@ -962,25 +967,25 @@ static gmm_status gmm__gtp_check_sections(const char *fn, const gmm_shard *s, gm
     return GMM_OK;
 }
 
-/* Copy of the shard with its defaults, and its plan. */
-static gmm_status gmm__gtp_solve(const char *fn, const gmm_shard *given, gmm_shard *s, gmm_shard_plan *p,
-                                 gmm_error *error) {
+/* Copies the shard, fills in its defaults, and computes its plan. */
+static gmm_status gmm__gtp_plan_shard(const char *fn, const gmm_shard *desc, gmm_shard *s, gmm_shard_plan *p,
+                                      gmm_error *error) {
     const gmm_shard_plan zero = GMM_ZERO;
-    gmm_status status = gmm__gtp_open(fn, "shard", given, s, sizeof *s, error);
+    gmm_status status = gmm__gtp_read(fn, "shard", desc, s, sizeof *s, error);
     int64_t block, multiple = 0;
     int direction;
     if (status) return status;
     if (s->tp_size == 0) s->tp_size = 1;
     if (s->gtp_size == 0) s->gtp_size = 1;
-    status = gmm__gtp_check(fn, s, error);
+    status = gmm__gtp_check_shard(fn, s, error);
     if (status) return status;
     status = gmm__gtp_check_sections(fn, s, error);
     if (status) return status;
 
     *p = zero;
-    block = gmm__gtp_block(s->scaling);
+    block = gmm__gtp_block_rows(s->scaling);
     p->unit = s->unit == GMM_GTP_UNPADDED ? 0 : s->unit ? s->unit : gmm_gtp_unit(s->scaling);
-    p->local_rows = gmm__gtp_slice(s, s->rows);
+    p->local_rows = gmm__gtp_tp_rows(s, s->rows);
     p->local_cols = s->tp_cut == GMM_TP_COLS ? s->cols / s->tp_size : s->cols;
     p->col0 = s->tp_cut == GMM_TP_COLS ? s->tp_rank * p->local_cols : 0;
     if (s->scaling == GMM_SCALING_NV16 && p->local_rows % 2 != 0)
@@ -1008,13 +1013,13 @@ static gmm_status gmm__gtp_solve(const char *fn, const gmm_shard *given, gmm_sha
 
     for (direction = GMM_ROWWISE; direction <= GMM_COLUMNWISE; direction++) {
         const int columnwise = direction == GMM_COLUMNWISE;
-        const int kept = !columnwise || (gmm__gtp_block(s->scaling) > 1 && s->scaling != GMM_SCALING_128X128);
+        const int stored = !columnwise || (gmm__gtp_block_rows(s->scaling) > 1 && s->scaling != GMM_SCALING_128X128);
         gmm_layout whole = GMM_ZERO, shard = GMM_ZERO;
         gmm_error why = GMM_ZERO;
         if (columnwise && s->scaling == GMM_SCALING_NONE) continue;
         status = gmm_layout_of(s->dtype, s->scaling, GMM_SCALES_COMPACT, (gmm_direction)direction, p->padded_rows,
                                p->local_cols, &whole, &why);
-        if (!status && kept)
+        if (!status && stored)
             status = gmm_layout_of(s->dtype, s->scaling, GMM_SCALES_COMPACT, (gmm_direction)direction, p->shard_rows,
                                    p->local_cols, &shard, &why);
         if (status) return gmm__fail(error, status, "%s: %.400s", fn, why.text);
@@ -1030,12 +1035,12 @@ GMMDEF gmm_status gmm_gtp_plan(const gmm_shard *shard, gmm_shard_plan *plan, gmm
     gmm_shard s;
     gmm_shard_plan p;
     gmm_status status = GMM_OK;
-    const size_t known = gmm__gtp_known("gmm_gtp_plan", "plan", plan, sizeof *plan, &status, error);
+    const size_t common = gmm__gtp_common_size("gmm_gtp_plan", "plan", plan, sizeof *plan, &status, error);
     if (status) return status;
-    status = gmm__gtp_solve("gmm_gtp_plan", shard, &s, &p, error);
+    status = gmm__gtp_plan_shard("gmm_gtp_plan", shard, &s, &p, error);
     if (status) return status;
     p.struct_size = plan->struct_size;
-    memcpy(plan, &p, known);
+    memcpy(plan, &p, common);
     return GMM_OK;
 }
 
@@ -1050,16 +1055,16 @@ GMMDEF gmm_status gmm_gtp_extents(const gmm_shard *shard, gmm_extent *extents, i
         return gmm__fail(error, GMM_E_ARG, "gmm_gtp_extents: capacity is %d: must be >= 0", capacity);
     if (!extents && capacity > 0)
         return gmm__fail(error, GMM_E_NULL, "gmm_gtp_extents: extents is NULL with capacity %d", capacity);
-    status = gmm__gtp_solve("gmm_gtp_extents", shard, &s, &p, error);
+    status = gmm__gtp_plan_shard("gmm_gtp_extents", shard, &s, &p, error);
     if (status) return status;
     for (pass = 0; pass < (extents ? 2 : 1); pass++) { /* count, then fill */
-        int64_t logical0 = 0, local0 = 0; /* first row of the section in the whole weight, in the local matrix */
+        int64_t logical0 = 0, local0 = 0; /* first row of the section: in the whole weight, in the local matrix */
         if (pass == 1 && n > capacity)
             return gmm__fail(error, GMM_E_WORKSPACE, "gmm_gtp_extents: capacity is %d: the shard has %d extents",
                              capacity, n);
         n = 0;
         for (i = 0; i < (s.sections ? s.sections : 1); i++) {
-            const int64_t rows = s.sections ? s.section_rows[i] : s.rows, slice = gmm__gtp_slice(&s, rows);
+            const int64_t rows = s.sections ? s.section_rows[i] : s.rows, slice = gmm__gtp_tp_rows(&s, rows);
             const int64_t lo = local0 > p.row0 ? local0 : p.row0, last = p.row0 + p.valid_rows;
             const int64_t hi = local0 + slice < last ? local0 + slice : last;
             if (lo < hi) {
@@ -1082,7 +1087,8 @@ GMMDEF gmm_status gmm_gtp_extents(const gmm_shard *shard, gmm_extent *extents, i
     return GMM_OK;
 }
 
-/* The i-th fastest axis. */
+/* Process grids, the replica rule, and seeds of ranks. */
+/* The axis with the i-th smallest stride of ranks. */
 static int gmm__grid_axis(gmm_grid_kind kind, int i) {
     static const int8_t order[2][GMM_AXIS_COUNT] = {
         {GMM_AXIS_TP, GMM_AXIS_GTP, GMM_AXIS_CP, GMM_AXIS_EP, GMM_AXIS_DP, GMM_AXIS_PP},
@@ -1090,9 +1096,9 @@ static int gmm__grid_axis(gmm_grid_kind kind, int i) {
     return order[kind == GMM_GRID_EXPERT][i];
 }
 
-static gmm_status gmm__grid_open(const char *fn, const gmm_grid *given, gmm_grid *g, int32_t *world, gmm_error *error) {
+static gmm_status gmm__grid_read(const char *fn, const gmm_grid *desc, gmm_grid *g, int32_t *world, gmm_error *error) {
     static const char *const names[GMM_AXIS_COUNT] = {"TP", "GTP", "CP", "EP", "DP", "PP"};
-    gmm_status status = gmm__gtp_open(fn, "grid", given, g, sizeof *g, error);
+    gmm_status status = gmm__gtp_read(fn, "grid", desc, g, sizeof *g, error);
     int64_t ranks = 1;
     int a, absent;
     if (status) return status;
@@ -1117,13 +1123,13 @@ static gmm_status gmm__grid_open(const char *fn, const gmm_grid *given, gmm_grid
 GMMDEF gmm_status gmm_grid_world(const gmm_grid *grid, int32_t *world, gmm_error *error) {
     gmm_grid g;
     if (!world) return gmm__fail(error, GMM_E_NULL, "gmm_grid_world: world is NULL");
-    return gmm__grid_open("gmm_grid_world", grid, &g, world, error);
+    return gmm__grid_read("gmm_grid_world", grid, &g, world, error);
 }
 
 static gmm_status gmm__grid_coords(const char *fn, const gmm_grid *grid, int32_t rank, gmm_grid *g, int32_t *coords,
                                    gmm_error *error) {
     int32_t world = 0;
-    gmm_status status = gmm__grid_open(fn, grid, g, &world, error);
+    gmm_status status = gmm__grid_read(fn, grid, g, &world, error);
     int i;
     if (status) return status;
     if (rank < 0 || rank >= world)
@@ -1155,7 +1161,7 @@ GMMDEF gmm_status gmm_grid_rank(const gmm_grid *grid, const int32_t coords[GMM_A
     int i;
     if (!coords) return gmm__fail(error, GMM_E_NULL, "gmm_grid_rank: coords is NULL");
     if (!rank) return gmm__fail(error, GMM_E_NULL, "gmm_grid_rank: rank is NULL");
-    status = gmm__grid_open("gmm_grid_rank", grid, &g, &world, error);
+    status = gmm__grid_read("gmm_grid_rank", grid, &g, &world, error);
     if (status) return status;
     for (i = GMM_AXIS_COUNT - 1; i >= 0; i--) {
         const int a = gmm__grid_axis(g.kind, i);
@@ -1204,9 +1210,9 @@ GMMDEF gmm_status gmm_grid_group_of(const gmm_grid *grid, int32_t rank, uint32_t
 GMMDEF gmm_status gmm_grid_match(const gmm_grid *dense, const gmm_grid *expert, gmm_error *error) {
     gmm_grid d, x;
     int32_t dense_world = 0, expert_world = 0;
-    gmm_status status = gmm__grid_open("gmm_grid_match", dense, &d, &dense_world, error);
+    gmm_status status = gmm__grid_read("gmm_grid_match", dense, &d, &dense_world, error);
     if (status) return status;
-    status = gmm__grid_open("gmm_grid_match", expert, &x, &expert_world, error);
+    status = gmm__grid_read("gmm_grid_match", expert, &x, &expert_world, error);
     if (status) return status;
     if (d.kind != GMM_GRID_DENSE || x.kind != GMM_GRID_EXPERT)
         return gmm__fail(error, GMM_E_CONFIG, "gmm_grid_match: kinds are %d and %d: must be a dense and an expert grid",
@@ -1222,7 +1228,7 @@ GMMDEF gmm_status gmm_grid_match(const gmm_grid *dense, const gmm_grid *expert, 
 
 GMMDEF gmm_status gmm_gtp_writes(const gmm_grid *grid, int32_t rank, uint32_t cut_axes, int32_t *writes,
                                  gmm_error *error) {
-    const uint32_t all = (1u << GMM_AXIS_COUNT) - 1u; /* bits beyond stay set, so that they are refused */
+    const uint32_t all = (1u << GMM_AXIS_COUNT) - 1u; /* unknown bits stay set, and are an error */
     gmm_grid_group replicas = GMM_ZERO;
     gmm_status status;
     if (!writes) return gmm__fail(error, GMM_E_NULL, "gmm_gtp_writes: writes is NULL");
@@ -1236,8 +1242,9 @@ GMMDEF uint64_t gmm_gtp_seed(uint64_t base, gmm_grid_kind kind, uint32_t gtp_ran
     return base + (kind == GMM_GRID_EXPERT ? 32768u : 0u) + 65536u * (1u + (uint64_t)gtp_rank);
 }
 
-/* *sum += a * b * c; 0 where that does not fit. */
-static int gmm__gtp_add(int64_t *sum, int64_t a, int64_t b, int64_t c) {
+/* Forecast of the memory and of the time of a training step. */
+/* *sum += a * b * c; returns 0 if that overflows. */
+static int gmm__gtp_add_product(int64_t *sum, int64_t a, int64_t b, int64_t c) {
     int64_t product = 0;
     if (!gmm__mul(a, b, &product) || !gmm__mul(product, c, &product) || *sum > INT64_MAX - product) return 0;
     *sum += product;
@@ -1250,16 +1257,16 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
     gmm_gtp_memory m;
     gmm_shard s, one;
     gmm_shard_plan p, whole;
-    int64_t held = 0, elements = 0, gradient, wire, received;
+    int64_t weights = 0, elements = 0, gradient, wire, received;
     int32_t d, gtp_size, sharded, fits;
     gmm_status status = GMM_OK;
-    const size_t known = gmm__gtp_known(fn, "memory", memory, sizeof *memory, &status, error);
+    const size_t common = gmm__gtp_common_size(fn, "memory", memory, sizeof *memory, &status, error);
     if (status) return status;
-    status = gmm__gtp_open(fn, "memory", memory, &m, sizeof m, error);
+    status = gmm__gtp_read(fn, "memory", memory, &m, sizeof m, error);
     if (status) return status;
-    status = gmm__gtp_open(fn, "use", use, &u, sizeof u, error);
+    status = gmm__gtp_read(fn, "use", use, &u, sizeof u, error);
     if (status) return status;
-    status = gmm__gtp_solve(fn, u.shard, &s, &p, error);
+    status = gmm__gtp_plan_shard(fn, u.shard, &s, &p, error);
     if (status) return status;
     if (u.bundle < 0 || u.layers < 0 || u.optimizer_bytes < 0 || u.optimizer_ranks < 0)
         return gmm__fail(error, GMM_E_ARG, "%s: bundle %d, layers %lld, optimizer_bytes %d, optimizer_ranks %d: must "
@@ -1289,78 +1296,80 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
 
     gtp_size = s.gtp_size;
     sharded = gtp_size > 1;
-    s.struct_size = 0; /* now the same weight on one rank */
+    s.struct_size = 0; /* the same weight on one rank, for whole_weights */
     s.gtp_size = 1;
     s.gtp_rank = 0;
-    status = gmm__gtp_solve(fn, &s, &one, &whole, error);
+    status = gmm__gtp_plan_shard(fn, &s, &one, &whole, error);
     if (status) return status;
 
     gradient = u.main_grad == GMM_NONE ? 0 : gmm_dtype_bits(u.main_grad) / 8;
     wire = u.wire == GMM_NONE ? gradient : gmm_dtype_bits(u.wire) / 8;
     received = u.all_to_all ? p.padded_rows : p.shard_rows;
-    fits = gmm__gtp_add(&held, u.layers, u.bundle, 1) && gmm__gtp_add(&elements, p.shard_rows, p.local_cols, held);
+    fits = gmm__gtp_add_product(&weights, u.layers, u.bundle, 1) &&
+        gmm__gtp_add_product(&elements, p.shard_rows, p.local_cols, weights);
     for (d = GMM_ROWWISE; fits && d <= GMM_COLUMNWISE; d++) {
         const int64_t slots = u.gather_slots + (d == GMM_ROWWISE ? (int64_t)u.recompute_slots : 0);
         const int gathered = sharded || p.shard_data_bytes[d] == 0;
-        fits = gmm__gtp_add(&m.weights, p.shard_data_bytes[d], held, 1) &&
-               gmm__gtp_add(&m.weights, p.shard_scale_bytes[d], held, 1) &&
-               gmm__gtp_add(&m.whole_weights, whole.shard_data_bytes[d], held, 1) &&
-               gmm__gtp_add(&m.whole_weights, whole.shard_scale_bytes[d], held, 1) &&
-               gmm__gtp_add(&m.gather, p.gather_data_bytes[d], gathered ? slots : 0, u.bundle) &&
-               gmm__gtp_add(&m.gather, p.gather_scale_bytes[d], gathered ? slots : 0, u.bundle);
+        fits = gmm__gtp_add_product(&m.weights, p.shard_data_bytes[d], weights, 1) &&
+               gmm__gtp_add_product(&m.weights, p.shard_scale_bytes[d], weights, 1) &&
+               gmm__gtp_add_product(&m.whole_weights, whole.shard_data_bytes[d], weights, 1) &&
+               gmm__gtp_add_product(&m.whole_weights, whole.shard_scale_bytes[d], weights, 1) &&
+               gmm__gtp_add_product(&m.gather, p.gather_data_bytes[d], gathered ? slots : 0, u.bundle) &&
+               gmm__gtp_add_product(&m.gather, p.gather_scale_bytes[d], gathered ? slots : 0, u.bundle);
     }
     if (fits && gradient)
-        fits = gmm__gtp_add(&m.main_grads, elements, gradient, 1) &&
-               gmm__gtp_add(&m.optimizer, elements / u.optimizer_ranks + (elements % u.optimizer_ranks != 0),
-                            u.optimizer_bytes, 1);
-    if (fits && gradient) { /* also of one rank: scale and sum are the same there */
+        fits = gmm__gtp_add_product(&m.main_grads, elements, gradient, 1) &&
+               gmm__gtp_add_product(&m.optimizer, elements / u.optimizer_ranks + (elements % u.optimizer_ranks != 0),
+                                    u.optimizer_bytes, 1);
+    if (fits && gradient) { /* one rank has gradient buffers too, since it scales and adds as several do */
         int64_t row = 0; /* bytes of a row of every gradient in the bundle */
-        fits = gmm__gtp_add(&row, p.local_cols, wire, u.bundle) &&
-               gmm__gtp_add(&m.wgrad, row, p.padded_rows, u.wgrad_slots) &&
-               gmm__gtp_add(&m.reduce, row, sharded ? received : 0, u.reduce_slots);
+        fits = gmm__gtp_add_product(&row, p.local_cols, wire, u.bundle) &&
+               gmm__gtp_add_product(&m.wgrad, row, p.padded_rows, u.wgrad_slots) &&
+               gmm__gtp_add_product(&m.reduce, row, sharded ? received : 0, u.reduce_slots);
     }
     if (fits && sharded) {
-        int64_t stage[2] = {0, 0}; /* by direction, of all ranks */
+        int64_t stage[2] = {0, 0}; /* bytes of a rank, by direction */
         const int64_t *data = p.shard_data_bytes, *scale = p.shard_scale_bytes;
-        const int turned = p.gather_data_bytes[GMM_COLUMNWISE] > 0 && data[GMM_COLUMNWISE] == 0;
-        if (turned) stage[1] = data[GMM_ROWWISE] + (s.scaling == GMM_SCALING_TENSOR ? 0 : scale[GMM_ROWWISE]);
+        const int transposed = p.gather_data_bytes[GMM_COLUMNWISE] > 0 && data[GMM_COLUMNWISE] == 0;
+        if (transposed) stage[1] = data[GMM_ROWWISE] + (s.scaling == GMM_SCALING_TENSOR ? 0 : scale[GMM_ROWWISE]);
         if (s.scaling == GMM_SCALING_1X128) stage[0] = scale[GMM_ROWWISE], stage[1] = data[GMM_COLUMNWISE];
         if (s.scaling == GMM_SCALING_NV16) stage[1] = data[GMM_COLUMNWISE] + scale[GMM_COLUMNWISE];
         for (d = GMM_ROWWISE; fits && d <= GMM_COLUMNWISE; d++) {
             int64_t bytes = 0;
-            fits = gmm__gtp_add(&bytes, stage[d], gtp_size, u.bundle);
+            fits = gmm__gtp_add_product(&bytes, stage[d], gtp_size, u.bundle);
             if (u.gather_slots && bytes > m.stage) m.stage = bytes;
         }
     }
     m.total = 0;
-    fits = fits && gmm__gtp_add(&m.total, m.stage, 1, 1) && gmm__gtp_add(&m.total, m.weights, 1, 1) &&
-           gmm__gtp_add(&m.total, m.main_grads, 1, 1) &&
-           gmm__gtp_add(&m.total, m.optimizer, 1, 1) && gmm__gtp_add(&m.total, m.gather, 1, 1) &&
-           gmm__gtp_add(&m.total, m.wgrad, 1, 1) && gmm__gtp_add(&m.total, m.reduce, 1, 1);
+    fits = fits && gmm__gtp_add_product(&m.total, m.stage, 1, 1) && gmm__gtp_add_product(&m.total, m.weights, 1, 1) &&
+           gmm__gtp_add_product(&m.total, m.main_grads, 1, 1) &&
+           gmm__gtp_add_product(&m.total, m.optimizer, 1, 1) && gmm__gtp_add_product(&m.total, m.gather, 1, 1) &&
+           gmm__gtp_add_product(&m.total, m.wgrad, 1, 1) && gmm__gtp_add_product(&m.total, m.reduce, 1, 1);
     if (!fits)
         return gmm__fail(error, GMM_E_OVERFLOW, "%s: the bytes of %lld layers of %d weights of %lld x %lld do not fit "
                          "64 bits", fn, (long long)u.layers, u.bundle, (long long)p.local_rows,
                          (long long)p.local_cols);
-    memcpy(memory, &m, known);
+    memcpy(memory, &m, common);
     return GMM_OK;
 }
 
 enum { GMM__GTP_STAGES = 4096 };
 
-/* Seconds of a bundle's gathers, forward and backward, and of the transpose in backward. */
-typedef struct gmm__gtp_alone {
-    double gather[2], turn;
-    int shared, turned; /* both passes read one copy; backward's is made of forward's */
-} gmm__gtp_alone;
+/* Seconds of a bundle's gathers in forward and backward, and of the transpose in backward. */
+typedef struct gmm__gtp_gather_cost {
+    double gather[2], transpose;
+    int shared;     /* 1: both passes read the same copy */
+    int transposed; /* 1: backward reads a transpose of the copy of forward */
+} gmm__gtp_gather_cost;
 
-/* Fills in what a stage takes alone. */
-static gmm_status gmm__gtp_stage_alone(const char *fn, const gmm_gtp_forecast *f, gmm_gtp_stage *x, gmm__gtp_alone *a,
-                                       gmm_error *error) {
+/* Computes the times of a stage without contention. */
+static gmm_status gmm__gtp_stage_cost(const char *fn, const gmm_gtp_forecast *f, gmm_gtp_stage *x,
+                                      gmm__gtp_gather_cost *a, gmm_error *error) {
     gmm_shard s;
     gmm_shard_plan p;
     double share, count, elements;
     int pass;
-    gmm_status status = gmm__gtp_solve(fn, x->shard, &s, &p, error);
+    gmm_status status = gmm__gtp_plan_shard(fn, x->shard, &s, &p, error);
     if (status) return status;
     if (x->bundle < 0 || !(x->tokens >= 0))
         return gmm__fail(error, GMM_E_ARG, "%s: bundle is %d, tokens %g: must be >= 0", fn, x->bundle, x->tokens);
@@ -1373,13 +1382,13 @@ static gmm_status gmm__gtp_stage_alone(const char *fn, const gmm_gtp_forecast *f
         a->gather[pass] = s.gtp_size > 1 ? f->latency + bytes * share : 0;
     }
     a->shared = p.gather_data_bytes[GMM_COLUMNWISE] == 0;
-    a->turned = !a->shared && p.shard_data_bytes[GMM_COLUMNWISE] == 0;
-    a->turn = a->turned && f->memory_rate > 0
+    a->transposed = !a->shared && p.shard_data_bytes[GMM_COLUMNWISE] == 0;
+    a->transpose = a->transposed && f->memory_rate > 0
                   ? 2 * count * (double)p.gather_data_bytes[GMM_COLUMNWISE] / f->memory_rate : 0;
     x->gather = a->gather[0];
     x->reduce = s.gtp_size > 1 ? f->latency + elements * (gmm_dtype_bits(f->wire) / 8) * share : 0;
     x->sum = 0;
-    if (f->memory_rate > 0) { /* reads the parts, reads and writes main_grad */
+    if (f->memory_rate > 0) { /* the sum reads the parts, and reads and writes main_grad */
         const double parts = f->wire == GMM_BF16 && s.gtp_size > 2 ? s.gtp_size : 1;
         x->sum = elements / s.gtp_size *
                  (parts * (gmm_dtype_bits(f->wire) / 8) + 2 * (gmm_dtype_bits(f->main_grad) / 8)) / f->memory_rate;
@@ -1390,16 +1399,16 @@ static gmm_status gmm__gtp_stage_alone(const char *fn, const gmm_gtp_forecast *f
     return GMM_OK;
 }
 
-static double gmm__later(double a, double b) { return a > b ? a : b; }
+static double gmm__gtp_max(double a, double b) { return a > b ? a : b; }
 
 GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *stages, gmm_error *error) {
     static const char fn[] = "gmm_gtp_foresee";
     gmm_gtp_forecast f;
-    double released[GMM__GTP_STAGES], reduced[GMM__GTP_STAGES]; /* by place in the pass */
+    double released[GMM__GTP_STAGES], reduced[GMM__GTP_STAGES]; /* times, by position in the pass */
     double gather_free = 0, reduce_free = 0, now = 0;
-    gmm__gtp_alone alone;
+    gmm__gtp_gather_cost cost;
     int32_t i, n, slots, pass;
-    gmm_status s = gmm__gtp_open(fn, "forecast", forecast, &f, sizeof f, error);
+    gmm_status s = gmm__gtp_read(fn, "forecast", forecast, &f, sizeof f, error);
     if (s) return s;
     if (!stages) return gmm__fail(error, GMM_E_NULL, "%s: stages is NULL", fn);
     if (f.struct_size && f.struct_size != sizeof f)
@@ -1422,7 +1431,7 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
         if (x.struct_size && x.struct_size != sizeof x)
             return gmm__fail(error, GMM_E_VERSION, "%s: stages[%d].struct_size is %u: must be 0", fn, i,
                              x.struct_size);
-        if ((s = gmm__gtp_stage_alone(fn, &f, &x, &alone, error)) != GMM_OK) return s;
+        if ((s = gmm__gtp_stage_cost(fn, &f, &x, &cost, error)) != GMM_OK) return s;
     }
     slots = f.prefetch + 1;
     f.compute = f.exposed_gather = f.exposed_reduce = f.gather = f.reduce = 0;
@@ -1430,71 +1439,110 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
         for (i = 0; i < n; i++) {
             gmm_gtp_stage *x = &stages[pass ? n - 1 - i : i];
             double *exposed = pass ? &x->exposed_backward : &x->exposed_forward, ready = 0;
-            const double before = pass ? x->exposed_forward : 0;
-            int there; /* the slots still hold what the pass before has read last, if that serves here */
-            (void)gmm__gtp_stage_alone(fn, &f, x, &alone, NULL);
-            x->exposed_forward = before;
-            there = i < slots && (pass ? alone.shared || alone.turned : f.wrap && alone.shared);
-            if (!there) {
-                gather_free = gmm__later(gather_free, i >= slots ? released[i - slots] : 0) + alone.gather[pass];
-                f.gather += alone.gather[pass];
-                ready = i < slots && !pass && f.wrap ? 0 : gather_free; /* the pass before has hidden it */
+            const double exposed_forward = pass ? x->exposed_forward : 0;
+            int resident; /* 1: a slot still contains the weights from the end of the previous pass */
+            (void)gmm__gtp_stage_cost(fn, &f, x, &cost, NULL);
+            x->exposed_forward = exposed_forward;
+            resident = i < slots && (pass ? cost.shared || cost.transposed : f.wrap && cost.shared);
+            if (!resident) {
+                gather_free = gmm__gtp_max(gather_free, i >= slots ? released[i - slots] : 0) + cost.gather[pass];
+                f.gather += cost.gather[pass];
+                ready = i < slots && !pass && f.wrap ? 0 : gather_free; /* the previous pass has overlapped it */
             }
-            if (pass && alone.turn > 0) ready = gather_free += alone.turn;
-            *exposed = gmm__later(ready - now, 0);
+            if (pass && cost.transpose > 0) ready = gather_free += cost.transpose;
+            *exposed = gmm__gtp_max(ready - now, 0);
             f.exposed_gather += *exposed;
-            now = gmm__later(now, ready) + x->forward; /* or dgrad, which takes as long */
+            now = gmm__gtp_max(now, ready) + x->forward; /* in backward dgrad, which takes as long */
             released[i] = now;
             f.compute += x->forward;
             if (!pass) continue;
             if (i >= f.wgrad_slots) {
-                x->exposed_reduce = gmm__later(reduced[i - f.wgrad_slots] - now, 0);
+                x->exposed_reduce = gmm__gtp_max(reduced[i - f.wgrad_slots] - now, 0);
                 f.exposed_reduce += x->exposed_reduce;
                 now += x->exposed_reduce;
             }
             now += x->forward; /* wgrad */
             f.compute += x->forward;
-            reduce_free = gmm__later(reduce_free, now) + x->reduce + x->sum;
+            reduce_free = gmm__gtp_max(reduce_free, now) + x->reduce + x->sum;
             reduced[i] = reduce_free;
             f.reduce += x->reduce;
         }
-    f.exposed_reduce += gmm__later(reduce_free - now, 0);
-    f.step = gmm__later(now, reduce_free);
+    f.exposed_reduce += gmm__gtp_max(reduce_free - now, 0);
+    f.step = gmm__gtp_max(now, reduce_free);
     *forecast = f;
     return GMM_OK;
 }
 
-/* Whether communicators add up this dtype. */
-static GMM__UNUSED int gmm__comm_adds(gmm_dtype dtype) {
+/* Functions that all communicators use: sums, time, errors, memory. */
+/* Whether reduce_scatter supports the dtype. */
+static GMM__UNUSED int gmm__comm_supports_sum(gmm_dtype dtype) {
     return dtype == GMM_F32 || dtype == GMM_BF16 || dtype == GMM_F16;
 }
 
+/* Seconds of the host's clock. */
+static GMM__UNUSED double gmm__gtp_now(void) {
+    struct timespec t;
+    (void)timespec_get(&t, TIME_UTC);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* State common to NCCL communicators and peer copies: the first member of the structure that `self` points to. */
+typedef struct gmm__comm_base {
+    gmm_context *ctx;
+    gmm_error error;    /* the first failure */
+    const char *what;   /* name of the open group; NULL = none */
+    int32_t given_up, open;
+} gmm__comm_base;
+
+static GMM__UNUSED gmm_status gmm__comm_fail(gmm__comm_base *base, const char *call, const char *text) {
+    if (!base->error.text[0])
+        (void)gmm__fail(&base->error, GMM_E_COMM, "%s%s%.60s%s: %.300s", call, base->what ? " of '" : "",
+                        base->what ? base->what : "", base->what ? "'" : "", text);
+    return GMM_E_COMM;
+}
+static GMM__UNUSED gmm_status gmm__comm_poll(const gmm__comm_base *base, gmm_error *error) {
+    if (error) *error = base->error;
+    return base->given_up || base->error.text[0] ? GMM_E_COMM : GMM_OK;
+}
+static GMM__UNUSED void *gmm__comm_alloc(gmm_context *ctx, size_t bytes) {
+    const gmm_allocator *a = &ctx->config.allocator;
+    void *p = a->alloc ? a->alloc(a->user, bytes) : GMM_MALLOC(bytes);
+    return p ? memset(p, 0, bytes) : NULL;
+}
+static GMM__UNUSED void gmm__comm_free(gmm_context *ctx, void *p) {
+    const gmm_allocator *a = &ctx->config.allocator;
+    if (a->release) a->release(a->user, p);
+    else GMM_FREE(p);
+}
+
+/* CPU ranks: streams, tokens of events, vector clocks, communicators and their memory. */
 /* .................................................................................................... CPU ranks ... */
 
 #ifdef GMM_WITH_CPU_RANKS
 
-enum { GMM__RANK_QUEUES = 49 }; /* streams of a rank, NULL and graphs' included */
+enum { GMM__RANK_QUEUES = 49 }; /* most streams of a rank, stream NULL and those of graphs included */
 
-/* What one record of an event stands for. Waits keep the token that was the newest when they were given. */
+/* One record of an event. A wait retains the token of the record that was the last one when the wait was enqueued. */
 typedef struct gmm__token {
-    int32_t users, done;
+    int32_t references, done;
     uint32_t clock[GMM__RANK_QUEUES];
 } gmm__token;
 
 typedef struct gmm__rank_event {
     struct gmm__cpu_rank *rank;
-    gmm__token *last;       /* of the last record outside of captures, or through a node; NULL = none */
-    uint64_t capture;       /* that of the last plain record, if it was in one; 0 = none */
-    int32_t mark;           /* its number there */
+    gmm__token *last;       /* of the last record outside of captures, or by a node of a graph; NULL = none */
+    uint64_t capture;       /* serial of the capture that contains the last plain record; 0 = none */
+    int32_t record_index;   /* of that record in the capture */
 } gmm__rank_event;
 
 typedef enum gmm__rank_kind {
     GMM__RANK_WORK, GMM__RANK_RECORD, GMM__RANK_WAIT, GMM__RANK_COLLECTIVE, GMM__RANK_LAUNCH
 } gmm__rank_kind;
 
-typedef enum gmm__coll_kind { GMM__COLL_GATHER, GMM__COLL_SCATTER, GMM__COLL_EXCHANGE, GMM__COLL_MAX } gmm__coll_kind;
+typedef enum gmm__coll_kind { GMM__COLL_ALL_GATHER, GMM__COLL_REDUCE_SCATTER, GMM__COLL_ALL_TO_ALL,
+                             GMM__COLL_ALL_REDUCE_MAX } gmm__coll_kind;
 
-/* One call of a collective; `bytes` of a rank's part. */
+/* One call of a collective; `bytes` is the size of one rank's part. */
 typedef struct gmm__coll {
     gmm__coll_kind kind;
     gmm_dtype dtype;
@@ -1505,15 +1553,15 @@ typedef struct gmm__coll {
 
 typedef struct gmm__rank_op {
     gmm__rank_kind kind;
-    int32_t count;          /* ranges, or parts */
+    int32_t count;          /* of ranges, or of collective calls */
     const char *name;
-    gmm__token *host;       /* what the enqueuing thread had seen */
-    void *memory;           /* ranges and argument, or parts, or a gmm__replay */
+    gmm__token *host;       /* clock of the enqueuing thread */
+    void *memory;           /* ranges and argument, or collective calls, or a gmm__replay */
     size_t bytes;           /* of memory */
     gmm_status (*function)(const void *argument, gmm_stream stream);
     gmm__token *token;      /* RECORD, WAIT */
-    gmm__rank_event *event; /* in graphs: the event of a node; NULL = token number `mark` of the graph */
-    int32_t mark;
+    gmm__rank_event *event; /* graphs: the event of an external node; NULL = a record of the graph itself, */
+    int32_t record_index;   /* with this index */
     int32_t started;        /* LAUNCH */
     struct gmm__member *member; /* COLLECTIVE */
     uint64_t number;        /* of the collective in its communicator */
@@ -1522,15 +1570,16 @@ typedef struct gmm__rank_op {
 
 typedef struct gmm__rank_queue {
     struct gmm__cpu_rank *rank;
-    int32_t index, mirrors; /* mirrors: the stream that this queue of a graph stands for; -1 = it is a stream */
-    gmm_ranks_graph *graph; /* the capture that the stream is in */
-    int32_t slow;           /* of late, drawn last */
+    int32_t index;
+    int32_t captured_stream; /* queues of a graph: index of the stream whose work they replay; -1 = a stream */
+    gmm_ranks_graph *graph; /* the capture that the stream belongs to */
+    int32_t delayed;        /* 1: its operations are drawn last */
     gmm__rank_op *ops;
-    size_t head, count, room;
+    size_t head, count, capacity; /* of the ring `ops` */
     uint32_t clock[GMM__RANK_QUEUES];
 } gmm__rank_queue;
 
-/* An access as the checker remembers it. */
+/* An access to memory that the race checker has recorded. */
 typedef struct gmm__rank_access {
     uintptr_t begin, end;
     int32_t queue, writes;
@@ -1541,23 +1590,23 @@ typedef struct gmm__rank_access {
 typedef struct gmm__cpu_rank {
     struct gmm_ranks *world;
     int32_t index, given_up;
-    uint64_t captures;      /* begun so far */
+    uint64_t captures;      /* captures begun */
     gmm__rank_queue *queues[GMM__RANK_QUEUES];
     gmm_ranks_graph *capture;
-    gmm__token *host;       /* snapshot of queue 0's clock for what is enqueued */
+    gmm__token *host;       /* copy of the clock of queue 0, for operations being enqueued */
     uint64_t progress;      /* operations done */
     gmm__rank_access *accesses;
-    size_t access_count, access_room;
+    size_t access_count, access_capacity;
     gmm_error error;
-    gmm_error told;         /* what gmm_ranks_error copied last */
+    gmm_error reported;     /* the copy that gmm_ranks_error returned last */
 } gmm__cpu_rank;
 
-/* A communicator, and one rank's end of it. */
+/* A communicator: the group is common to its ranks, and a member is the part of one rank. */
 typedef struct gmm__group {
     struct gmm_ranks *world;
     struct gmm__group *next;
     int32_t size;
-    uint64_t done;          /* collectives so far */
+    uint64_t done;          /* collectives completed */
     struct gmm__member *members;
     gmm_error fault;
 } gmm__group;
@@ -1566,26 +1615,26 @@ typedef struct gmm__member {
     gmm__group *group;
     gmm__cpu_rank *rank;
     int32_t index, open;
-    uint64_t given;         /* collectives enqueued */
+    uint64_t enqueued;      /* collectives enqueued */
     const char *what;
     gmm_stream stream;
-    gmm__coll *parts;       /* of the open group */
-    int32_t count, room;
+    gmm__coll *parts;       /* calls of the open group */
+    int32_t count, capacity;
 } gmm__member;
 
 struct gmm_ranks_graph {
     gmm__cpu_rank *rank;
     gmm_stream origin;
     uint64_t serial;
-    int32_t marks;          /* plain records in it */
+    int32_t record_count;   /* plain records */
     int32_t running;
     int32_t queue_count;
-    int32_t queues[GMM__RANK_QUEUES];    /* queues of the rank that replay; the origin's first */
-    gmm__rank_op *ops[GMM__RANK_QUEUES]; /* the template of each */
-    size_t count[GMM__RANK_QUEUES], room[GMM__RANK_QUEUES];
+    int32_t queues[GMM__RANK_QUEUES];    /* queues that replay the streams; the origin's is first */
+    gmm__rank_op *ops[GMM__RANK_QUEUES]; /* their operations, which each launch copies */
+    size_t count[GMM__RANK_QUEUES], capacity[GMM__RANK_QUEUES];
 };
 
-/* The operations of one launch, until it starts. */
+/* The operations of a launch that has not started. */
 typedef struct gmm__replay {
     gmm__rank_op *ops[GMM__RANK_QUEUES];
     size_t count[GMM__RANK_QUEUES];
@@ -1613,81 +1662,82 @@ static void gmm__ranks_free(gmm_ranks *w, void *p) {
     if (w->config.allocator.release) w->config.allocator.release(w->config.allocator.user, p);
     else GMM_FREE(p);
 }
-/* Room for one more element; 0 if there is no memory. */
-static int gmm__ranks_grow(gmm_ranks *w, void **items, size_t count, size_t *room, size_t size) {
-    const size_t more = *room ? 2 * *room : 16;
+/* Grows an array to hold one more element; 0 = no memory. */
+static int gmm__ranks_grow(gmm_ranks *w, void **items, size_t count, size_t *capacity, size_t size) {
+    const size_t new_capacity = *capacity ? 2 * *capacity : 16;
     void *p;
-    if (count < *room) return 1;
-    p = gmm__ranks_alloc(w, more * size);
+    if (count < *capacity) return 1;
+    p = gmm__ranks_alloc(w, new_capacity * size);
     if (!p) return 0;
     if (count) memcpy(p, *items, count * size);
     gmm__ranks_free(w, *items);
     *items = p;
-    *room = more;
+    *capacity = new_capacity;
     return 1;
 }
 
-static uint64_t gmm__ranks_draw(gmm_ranks *w) { /* splitmix64 */
+static uint64_t gmm__ranks_random(gmm_ranks *w) { /* splitmix64 */
     uint64_t z = w->random += 0x9E3779B97F4A7C15u;
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
     return z ^ (z >> 31);
 }
 
-static gmm__token *gmm__token_keep(gmm__token *t) {
-    if (t) t->users++;
+static gmm__token *gmm__token_retain(gmm__token *t) {
+    if (t) t->references++;
     return t;
 }
-static void gmm__token_drop(gmm_ranks *w, gmm__token *t) {
-    if (t && --t->users == 0) gmm__ranks_free(w, t);
+static void gmm__token_release(gmm_ranks *w, gmm__token *t) {
+    if (t && --t->references == 0) gmm__ranks_free(w, t);
 }
-static gmm__token *gmm__token_new(gmm_ranks *w) {
+static gmm__token *gmm__token_create(gmm_ranks *w) {
     gmm__token *t = (gmm__token *)gmm__ranks_alloc(w, sizeof *t);
-    if (t) t->users = 1;
+    if (t) t->references = 1;
     return t;
 }
-static void gmm__clock_join(uint32_t *clock, const uint32_t *other) {
+static void gmm__clock_merge(uint32_t *clock, const uint32_t *other) {
     int i;
     for (i = 0; i < GMM__RANK_QUEUES; i++)
         if (other[i] > clock[i]) clock[i] = other[i];
 }
 
-/* --- The checker --- */
+/* --- The race checker, failures, and the scheduler of queued operations --- */
 
-static void gmm__ranks_access(gmm__rank_queue *q, const char *name, const void *data, size_t bytes, int writes) {
+static void gmm__ranks_check_access(gmm__rank_queue *q, const char *name, const void *data, size_t bytes, int writes) {
     gmm__cpu_rank *r = q->rank;
     gmm_ranks *w = r->world;
-    gmm__rank_access now;
-    size_t i, kept = 0;
+    gmm__rank_access access;
+    size_t i, count = 0;
     if (!w->config.check_races || bytes == 0) return;
-    now.begin = (uintptr_t)data;
-    now.end = now.begin + bytes;
-    now.queue = q->index;
-    now.writes = writes;
-    now.time = q->clock[q->index];
-    now.name = name;
+    access.begin = (uintptr_t)data;
+    access.end = access.begin + bytes;
+    access.queue = q->index;
+    access.writes = writes;
+    access.time = q->clock[q->index];
+    access.name = name;
     for (i = 0; i < r->access_count; i++) {
         const gmm__rank_access a = r->accesses[i];
-        const int overlap = a.begin < now.end && now.begin < a.end;
+        const int overlap = a.begin < access.end && access.begin < a.end;
         const int ordered = a.time <= q->clock[a.queue];
-        const int covered = overlap && now.begin <= a.begin && a.end <= now.end;
+        const int covered = overlap && access.begin <= a.begin && a.end <= access.end;
         if (overlap && !ordered && (a.writes || writes) && w->races++ == 0)
             (void)snprintf(w->race, sizeof w->race, "rank %d: '%s' on stream %d %s %llu bytes at %p that '%s' on "
                            "stream %d %s, and nothing orders the two", r->index, name, q->index,
-                           writes ? "writes" : "reads", (unsigned long long)bytes, (void *)now.begin,
+                           writes ? "writes" : "reads", (unsigned long long)bytes, (void *)access.begin,
                            a.name, (int)a.queue, a.writes ? "writes" : "reads");
-        if (covered && ordered && (writes || !a.writes)) continue; /* whoever is behind `now` is behind `a` */
-        r->accesses[kept++] = a;
+        /* what is ordered behind `access` is ordered behind `a` too */
+        if (covered && ordered && (writes || !a.writes)) continue;
+        r->accesses[count++] = a;
     }
-    r->access_count = kept;
-    if (gmm__ranks_grow(w, (void **)&r->accesses, r->access_count, &r->access_room, sizeof now))
-        r->accesses[r->access_count++] = now;
+    r->access_count = count;
+    if (gmm__ranks_grow(w, (void **)&r->accesses, r->access_count, &r->access_capacity, sizeof access))
+        r->accesses[r->access_count++] = access;
 }
 
-/* --- Giving up --- */
+/* --- Failures --- */
 
 static void gmm__rank_op_free(gmm_ranks *w, gmm__rank_op *op) {
-    if (op->kind == GMM__RANK_LAUNCH && op->memory) { /* not started */
+    if (op->kind == GMM__RANK_LAUNCH && op->memory) { /* of a launch that has not started */
         gmm__replay *replay = (gmm__replay *)op->memory;
         int i;
         for (i = 0; i < GMM__RANK_QUEUES; i++) {
@@ -1696,8 +1746,8 @@ static void gmm__rank_op_free(gmm_ranks *w, gmm__rank_op *op) {
             gmm__ranks_free(w, replay->ops[i]);
         }
     }
-    gmm__token_drop(w, op->host);
-    gmm__token_drop(w, op->token);
+    gmm__token_release(w, op->host);
+    gmm__token_release(w, op->token);
     gmm__ranks_free(w, op->memory);
     memset(op, 0, sizeof *op);
 }
@@ -1713,7 +1763,7 @@ static void gmm__rank_give_up(gmm__cpu_rank *r, const char *text) {
         while (q->count > 0) {
             if (q->ops[q->head].kind == GMM__RANK_LAUNCH) q->ops[q->head].graph->running = 0;
             gmm__rank_op_free(r->world, &q->ops[q->head]);
-            q->head = (q->head + 1) % q->room;
+            q->head = (q->head + 1) % q->capacity;
             q->count--;
         }
     }
@@ -1725,27 +1775,27 @@ static void gmm__group_give_up(gmm__group *g, const char *text) {
     for (i = 0; i < g->size; i++) gmm__rank_give_up(g->members[i].rank, g->fault.text);
 }
 
-/* --- Running --- */
+/* --- Scheduling --- */
 
 static gmm__rank_op *gmm__queue_head(gmm__rank_queue *q) {
     return q && q->count > 0 ? &q->ops[q->head] : NULL;
 }
 
-/* The rank's operation that is collective `number` of the group, if a stream has come to it. */
-static gmm__rank_op *gmm__group_arrived(gmm__group *g, int32_t member, gmm__rank_queue **where) {
+/* The operation of a rank that is the group's next collective, if it is the head of a queue, which goes to *queue. */
+static gmm__rank_op *gmm__group_find_op(gmm__group *g, int32_t member, gmm__rank_queue **queue) {
     gmm__cpu_rank *r = g->members[member].rank;
     int i;
     for (i = 0; i < GMM__RANK_QUEUES; i++) {
         gmm__rank_op *op = gmm__queue_head(r->queues[i]);
         if (op && op->kind == GMM__RANK_COLLECTIVE && op->member->group == g && op->number == g->done) {
-            if (where) *where = r->queues[i];
+            if (queue) *queue = r->queues[i];
             return op;
         }
     }
     return NULL;
 }
 
-static int gmm__rank_can_run(gmm__rank_queue *q) {
+static int gmm__rank_is_ready(gmm__rank_queue *q) {
     gmm__rank_op *op = gmm__queue_head(q);
     int32_t i;
     if (!op) return 0;
@@ -1753,7 +1803,7 @@ static int gmm__rank_can_run(gmm__rank_queue *q) {
     case GMM__RANK_WAIT: return op->token->done;
     case GMM__RANK_COLLECTIVE:
         for (i = 0; i < op->member->group->size; i++)
-            if (!gmm__group_arrived(op->member->group, i, NULL)) return 0;
+            if (!gmm__group_find_op(op->member->group, i, NULL)) return 0;
         return 1;
     case GMM__RANK_LAUNCH:
         if (!op->started) return !op->graph->running;
@@ -1764,14 +1814,15 @@ static int gmm__rank_can_run(gmm__rank_queue *q) {
     }
 }
 
-/* The next operation starts: what its thread had seen when it was given comes before it. */
+/* Advances the clock of a queue for its next operation, which is ordered behind the work that the enqueuing thread had
+   waited for. */
 static void gmm__rank_start(gmm__rank_queue *q, const gmm__rank_op *op) {
-    if (op->host) gmm__clock_join(q->clock, op->host->clock);
+    if (op->host) gmm__clock_merge(q->clock, op->host->clock);
     q->clock[q->index]++;
 }
 static void gmm__rank_pop(gmm__rank_queue *q) {
     gmm__rank_op_free(q->rank->world, &q->ops[q->head]);
-    q->head = (q->head + 1) % q->room;
+    q->head = (q->head + 1) % q->capacity;
     q->count--;
     q->rank->progress++;
 }
@@ -1786,13 +1837,13 @@ static void gmm__coll_run(const gmm__group *g, gmm__coll **p, int32_t which) {
     int64_t i;
     for (to = 0; to < g->size; to++) {
         char *recv = (char *)p[to][which].recv;
-        if (first->kind == GMM__COLL_GATHER || first->kind == GMM__COLL_EXCHANGE) {
+        if (first->kind == GMM__COLL_ALL_GATHER || first->kind == GMM__COLL_ALL_TO_ALL) {
             for (from = 0; from < g->size; from++) {
                 const char *send = (const char *)p[from][which].send;
-                if (first->kind == GMM__COLL_EXCHANGE) send += (size_t)to * bytes;
+                if (first->kind == GMM__COLL_ALL_TO_ALL) send += (size_t)to * bytes;
                 if (bytes) memmove(recv + (size_t)from * bytes, send, bytes);
             }
-        } else if (first->kind == GMM__COLL_SCATTER) {
+        } else if (first->kind == GMM__COLL_REDUCE_SCATTER) {
             for (i = 0; i < count; i++) {
                 float sum = 0.0f;
                 for (from = 0; from < g->size; from++) {
@@ -1803,26 +1854,26 @@ static void gmm__coll_run(const gmm__group *g, gmm__coll **p, int32_t which) {
             }
         } else if (to == 0) {
             for (i = 0; i < count; i++) {
-                float top = ((const float *)p[0][which].send)[i];
+                float largest = ((const float *)p[0][which].send)[i];
                 for (from = 1; from < g->size; from++) {
                     const float x = ((const float *)p[from][which].send)[i];
-                    if (x > top || x != x) top = x;
+                    if (x > largest || x != x) largest = x;
                 }
-                for (from = 0; from < g->size; from++) ((float *)p[from][which].recv)[i] = top;
+                for (from = 0; from < g->size; from++) ((float *)p[from][which].recv)[i] = largest;
             }
         }
     }
 }
 
-/* All ranks have come to the collective: they must agree on it. */
+/* Runs the collective that is the head of a queue on every rank, after a check that the ranks made the same calls. */
 static void gmm__group_run(gmm__group *g) {
     gmm__coll *parts[2 * GMM__RANK_QUEUES];
     gmm__rank_queue *queue[2 * GMM__RANK_QUEUES];
-    gmm__rank_op *first = gmm__group_arrived(g, 0, &queue[0]);
+    gmm__rank_op *first = gmm__group_find_op(g, 0, &queue[0]);
     int32_t i, j;
     parts[0] = (gmm__coll *)first->memory;
     for (i = 1; i < g->size; i++) {
-        const gmm__rank_op *op = gmm__group_arrived(g, i, &queue[i]);
+        const gmm__rank_op *op = gmm__group_find_op(g, i, &queue[i]);
         const int alike = op->count == first->count && !strcmp(op->name, first->name);
         parts[i] = (gmm__coll *)op->memory;
         for (j = 0; j < first->count && alike; j++)
@@ -1847,10 +1898,10 @@ static void gmm__group_run(gmm__group *g) {
         for (j = 0; j < first->count; j++) {
             const gmm__coll *p = &parts[i][j];
             const size_t all = p->bytes * (size_t)g->size;
-            const int sends_all = p->kind == GMM__COLL_SCATTER || p->kind == GMM__COLL_EXCHANGE;
-            const int gets_all = p->kind == GMM__COLL_GATHER || p->kind == GMM__COLL_EXCHANGE;
-            gmm__ranks_access(queue[i], first->name, p->send, sends_all ? all : p->bytes, 0);
-            gmm__ranks_access(queue[i], first->name, p->recv, gets_all ? all : p->bytes, 1);
+            const int sends_parts = p->kind == GMM__COLL_REDUCE_SCATTER || p->kind == GMM__COLL_ALL_TO_ALL;
+            const int receives_parts = p->kind == GMM__COLL_ALL_GATHER || p->kind == GMM__COLL_ALL_TO_ALL;
+            gmm__ranks_check_access(queue[i], first->name, p->send, sends_parts ? all : p->bytes, 0);
+            gmm__ranks_check_access(queue[i], first->name, p->recv, receives_parts ? all : p->bytes, 1);
         }
     }
     for (j = 0; j < first->count; j++) gmm__coll_run(g, parts, j);
@@ -1858,17 +1909,17 @@ static void gmm__group_run(gmm__group *g) {
     for (i = 0; i < g->size; i++) gmm__rank_pop(queue[i]);
 }
 
-/* The queues of a graph get what a launch has prepared. */
+/* Moves the operations of a launch to the queues of its graph. */
 static void gmm__graph_start(gmm__rank_queue *q, gmm__rank_op *op) {
     gmm__cpu_rank *r = q->rank;
     gmm__replay *replay = (gmm__replay *)op->memory;
     int32_t i;
     for (i = 0; i < op->graph->queue_count; i++) {
         gmm__rank_queue *to = r->queues[op->graph->queues[i]];
-        gmm__clock_join(to->clock, q->clock);
+        gmm__clock_merge(to->clock, q->clock);
         gmm__ranks_free(r->world, to->ops);
         to->ops = replay->ops[i];
-        to->count = to->room = replay->count[i];
+        to->count = to->capacity = replay->count[i];
         to->head = 0;
     }
     gmm__ranks_free(r->world, replay);
@@ -1886,7 +1937,7 @@ static void gmm__rank_run(gmm__rank_queue *q) {
         gmm_status s;
         gmm__rank_start(q, op);
         for (i = 0; i < op->count; i++)
-            gmm__ranks_access(q, op->name, ranges[i].data, ranges[i].bytes, ranges[i].writes);
+            gmm__ranks_check_access(q, op->name, ranges[i].data, ranges[i].bytes, ranges[i].writes);
         s = op->function((const char *)op->memory + (size_t)op->count * sizeof *ranges, NULL);
         if (s) {
             char text[300];
@@ -1904,54 +1955,56 @@ static void gmm__rank_run(gmm__rank_queue *q) {
         break;
     case GMM__RANK_WAIT:
         gmm__rank_start(q, op);
-        gmm__clock_join(q->clock, op->token->clock);
+        gmm__clock_merge(q->clock, op->token->clock);
         break;
     case GMM__RANK_COLLECTIVE: gmm__group_run(op->member->group); return;
-    default: /* LAUNCH: started, then done when its queues are */
+    default: /* LAUNCH: runs twice, first to start, and again once the queues of the graph are empty */
         if (!op->started) {
             gmm__rank_start(q, op);
             gmm__graph_start(q, op);
             return;
         }
         for (i = 0; i < op->graph->queue_count; i++)
-            gmm__clock_join(q->clock, r->queues[op->graph->queues[i]]->clock);
+            gmm__clock_merge(q->clock, r->queues[op->graph->queues[i]]->clock);
         op->graph->running = 0;
         break;
     }
     gmm__rank_pop(q);
 }
 
-/* Runs one operation, drawn from those that can run: first among queues that are not slow. 0 = none can. */
+/* Runs one operation, drawn from those that are ready, if possible from a queue that is not delayed. Returns 0 if none
+   is ready. */
 static int gmm__ranks_step(gmm_ranks *w) {
-    gmm__rank_queue *can[128], *pick = NULL;
-    int count = 0, quick = 0, i;
+    gmm__rank_queue *ready[128], *drawn = NULL;
+    int count = 0, prompt = 0, i;
     int32_t r;
-    if (w->config.seed && gmm__ranks_draw(w) % 24 == 0) /* now and then other queues become slow */
+    /* with probability 1/24, draw again which queues are delayed */
+    if (w->config.seed && gmm__ranks_random(w) % 24 == 0)
         for (r = 0; r < w->config.ranks; r++)
             for (i = 0; i < GMM__RANK_QUEUES; i++)
-                if (w->rank[r].queues[i]) w->rank[r].queues[i]->slow = gmm__ranks_draw(w) % 3 == 0;
+                if (w->rank[r].queues[i]) w->rank[r].queues[i]->delayed = gmm__ranks_random(w) % 3 == 0;
     for (r = 0; r < w->config.ranks; r++)
         for (i = 0; i < GMM__RANK_QUEUES && count < 128; i++) {
             gmm__rank_queue *q = w->rank[r].queues[i];
-            if (!q || !gmm__queue_head(q) || !gmm__rank_can_run(q)) continue;
+            if (!q || !gmm__queue_head(q) || !gmm__rank_is_ready(q)) continue;
             if (!w->config.seed) {
                 gmm__rank_run(q);
                 return 1;
             }
-            can[count++] = q;
-            quick += !q->slow;
+            ready[count++] = q;
+            prompt += !q->delayed;
         }
     if (!count) return 0;
     {
-        int nth = (int)(gmm__ranks_draw(w) % (uint64_t)(quick ? quick : count));
-        for (i = 0; i < count && !pick; i++)
-            if ((!quick || !can[i]->slow) && nth-- == 0) pick = can[i];
+        int nth = (int)(gmm__ranks_random(w) % (uint64_t)(prompt ? prompt : count));
+        for (i = 0; i < count && !drawn; i++)
+            if ((!prompt || !ready[i]->delayed) && nth-- == 0) drawn = ready[i];
     }
-    gmm__rank_run(pick);
+    gmm__rank_run(drawn);
     return 1;
 }
 
-/* --- Enqueuing --- */
+/* --- Enqueuing, waiting, and error messages --- */
 
 static gmm_status gmm__rank_fail(gmm__cpu_rank *r, gmm_status status, const char *format, ...) {
     char text[480];
@@ -1962,25 +2015,25 @@ static gmm_status gmm__rank_fail(gmm__cpu_rank *r, gmm_status status, const char
     return gmm__fail(&r->error, status, "%s", text);
 }
 
-static gmm__rank_queue *gmm__rank_queue_of(gmm__cpu_rank *r, gmm_stream stream) {
+static gmm__rank_queue *gmm__rank_stream_queue(gmm__cpu_rank *r, gmm_stream stream) {
     return stream ? (gmm__rank_queue *)(void *)stream : r->queues[0];
 }
 
-/* Opens a call for a rank: locked, unless it fails. */
-static gmm_status gmm__rank_enter(gmm__cpu_rank *r) {
+/* Begins a call for a rank: takes the lock unless it fails. */
+static gmm_status gmm__rank_begin_call(gmm__cpu_rank *r) {
     if (!r) return GMM_E_NULL;
     (void)pthread_mutex_lock(&r->world->mutex);
     if (!r->given_up) return GMM_OK;
     (void)pthread_mutex_unlock(&r->world->mutex);
     return GMM_E_COMM;
 }
-/* Closes it: some of what is queued runs, by the seed. */
-static gmm_status gmm__rank_leave(gmm__cpu_rank *r, gmm_status status) {
+/* Ends a call: runs queued operations, with a seed a random number of them, and releases the lock. */
+static gmm_status gmm__rank_end_call(gmm__cpu_rank *r, gmm_status status) {
     gmm_ranks *w = r->world;
     if (!w->config.seed) {
         while (gmm__ranks_step(w)) { }
-    } else if (gmm__ranks_draw(w) % 4 == 0) {
-        int n = (int)(gmm__ranks_draw(w) % 6);
+    } else if (gmm__ranks_random(w) % 4 == 0) {
+        int n = (int)(gmm__ranks_random(w) % 6);
         while (n-- > 0 && gmm__ranks_step(w)) { }
     }
     if (!status && r->given_up) status = GMM_E_COMM;
@@ -1989,49 +2042,50 @@ static gmm_status gmm__rank_leave(gmm__cpu_rank *r, gmm_status status) {
     return status;
 }
 
-/* The same for a function that needs a pointer, and knows no flag but GMM_EVENT_EXTERNAL. */
-static gmm_status gmm__rank_open(gmm__cpu_rank *r, const char *fn, const char *argument, const void *needed,
-                                 uint32_t flags) {
-    const gmm_status s = gmm__rank_enter(r);
+/* Begins a call that needs the pointer `needed`, and whose only flag is GMM_EVENT_EXTERNAL. */
+static gmm_status gmm__rank_check_call(gmm__cpu_rank *r, const char *fn, const char *argument, const void *needed,
+                                       uint32_t flags) {
+    const gmm_status s = gmm__rank_begin_call(r);
     if (s) return s;
-    if (!needed) return gmm__rank_leave(r, gmm__rank_fail(r, GMM_E_NULL, "%s: %s is NULL", fn, argument));
+    if (!needed) return gmm__rank_end_call(r, gmm__rank_fail(r, GMM_E_NULL, "%s: %s is NULL", fn, argument));
     if (!(flags & ~(uint32_t)GMM_EVENT_EXTERNAL)) return GMM_OK;
-    return gmm__rank_leave(r, gmm__rank_fail(r, GMM_E_ARG, "%s: flags 0x%x has unknown bits", fn, flags));
+    return gmm__rank_end_call(r, gmm__rank_fail(r, GMM_E_ARG, "%s: flags 0x%x has unknown bits", fn, flags));
 }
 
-/* What hangs, in words; the communicator that does, if there is one. */
-static gmm__group *gmm__rank_blame(gmm__cpu_rank *r, char *text, size_t room) {
+/* Writes a message about what the rank waits for. Returns the communicator whose collective hangs; NULL = none does. */
+static gmm__group *gmm__rank_describe_hang(gmm__cpu_rank *r, char *text, size_t capacity) {
     int i;
     int32_t m;
     for (i = 0; i < GMM__RANK_QUEUES; i++) {
         gmm__rank_op *op = gmm__queue_head(r->queues[i]);
         gmm__group *g = op && op->kind == GMM__RANK_COLLECTIVE ? op->member->group : NULL;
         for (m = 0; g && m < g->size; m++)
-            if (!gmm__group_arrived(g, m, NULL)) {
-                (void)snprintf(text, room, "%s '%s', collective %llu of its communicator: rank %d of %d has not "
+            if (!gmm__group_find_op(g, m, NULL)) {
+                (void)snprintf(text, capacity, "%s '%s', collective %llu of its communicator: rank %d of %d has not "
                                "joined within %d ms", gmm__coll_names[((const gmm__coll *)op->memory)->kind], op->name,
                                (unsigned long long)op->number, m, g->size,
                                r->world->config.timeout_ms);
                 return g;
             }
     }
-    (void)snprintf(text, room, "rank %d waits for what no stream is going to do (%d ms without progress)",
+    (void)snprintf(text, capacity, "rank %d waits for what no stream is going to do (%d ms without progress)",
                    r->index, r->world->config.timeout_ms);
     return NULL;
 }
 
-/* Runs and waits, locked, until the queue is empty and the token done (either may be NULL). */
+/* Runs operations, and waits for those of other threads, until the queue is empty and the token is done (either may be
+   NULL). The lock is held. */
 static gmm_status gmm__rank_wait(gmm__cpu_rank *r, const gmm__rank_queue *q, const gmm__token *token) {
     gmm_ranks *w = r->world;
     uint64_t seen = r->progress;
     struct timespec limit;
-    int armed = 0;
+    int limited = 0;
     while (!r->given_up && ((q && q->count > 0) || (token && !token->done))) {
         if (gmm__ranks_step(w)) {
             (void)pthread_cond_broadcast(&w->changed);
             continue;
         }
-        if (!armed || seen != r->progress) {
+        if (!limited || seen != r->progress) {
             (void)timespec_get(&limit, TIME_UTC);
             limit.tv_sec += w->config.timeout_ms / 1000;
             limit.tv_nsec += w->config.timeout_ms % 1000 * 1000000L;
@@ -2039,7 +2093,7 @@ static gmm_status gmm__rank_wait(gmm__cpu_rank *r, const gmm__rank_queue *q, con
                 limit.tv_sec++;
                 limit.tv_nsec -= 1000000000L;
             }
-            armed = 1;
+            limited = 1;
             seen = r->progress;
         }
         if (pthread_cond_timedwait(&w->changed, &w->mutex, &limit) != 0 && seen == r->progress) {
@@ -2047,7 +2101,7 @@ static gmm_status gmm__rank_wait(gmm__cpu_rank *r, const gmm__rank_queue *q, con
             (void)timespec_get(&now, TIME_UTC);
             if (now.tv_sec > limit.tv_sec || (now.tv_sec == limit.tv_sec && now.tv_nsec >= limit.tv_nsec)) {
                 char text[400];
-                gmm__group *g = gmm__rank_blame(r, text, sizeof text);
+                gmm__group *g = gmm__rank_describe_hang(r, text, sizeof text);
                 if (g) gmm__group_give_up(g, text);
                 else gmm__rank_give_up(r, text);
                 (void)pthread_cond_broadcast(&w->changed);
@@ -2057,16 +2111,16 @@ static gmm_status gmm__rank_wait(gmm__cpu_rank *r, const gmm__rank_queue *q, con
     return r->given_up ? GMM_E_COMM : GMM_OK;
 }
 
-/* Puts an operation on a stream, locked; takes over op->memory and op->token in any case. In a capture it becomes part
-   of the graph. On stream NULL it is done on return. */
-static gmm_status gmm__rank_put(gmm__cpu_rank *r, gmm_stream stream, gmm__rank_op *op) {
+/* Enqueues an operation on a stream, or adds it to the graph of the capture that the stream belongs to. On stream NULL
+   it is done on return. Owns op->memory and op->token from here on, also if it fails. The lock is held. */
+static gmm_status gmm__rank_enqueue(gmm__cpu_rank *r, gmm_stream stream, gmm__rank_op *op) {
     gmm_ranks *w = r->world;
-    gmm__rank_queue *q = gmm__rank_queue_of(r, stream);
+    gmm__rank_queue *q = gmm__rank_stream_queue(r, stream);
     if (q->graph) {
         gmm_ranks_graph *g = q->graph;
         int32_t i;
-        for (i = 0; i < g->queue_count && r->queues[g->queues[i]]->mirrors != q->index; i++) { }
-        if (!gmm__ranks_grow(w, (void **)&g->ops[i], g->count[i], &g->room[i], sizeof *op)) {
+        for (i = 0; i < g->queue_count && r->queues[g->queues[i]]->captured_stream != q->index; i++) { }
+        if (!gmm__ranks_grow(w, (void **)&g->ops[i], g->count[i], &g->capacity[i], sizeof *op)) {
             gmm__rank_op_free(w, op);
             return gmm__rank_fail(r, GMM_E_MEMORY, "no memory for a captured operation");
         }
@@ -2074,35 +2128,35 @@ static gmm_status gmm__rank_put(gmm__cpu_rank *r, gmm_stream stream, gmm__rank_o
         return GMM_OK;
     }
     if (!r->host || memcmp(r->host->clock, r->queues[0]->clock, sizeof r->host->clock) != 0) {
-        gmm__token *host = gmm__token_new(w);
+        gmm__token *host = gmm__token_create(w);
         if (host) memcpy(host->clock, r->queues[0]->clock, sizeof host->clock);
-        gmm__token_drop(w, r->host);
+        gmm__token_release(w, r->host);
         r->host = host;
     }
-    op->host = gmm__token_keep(r->host);
-    if (q->count == q->room) { /* a ring: unrolled as it grows */
-        const size_t room = q->room ? 2 * q->room : 32;
-        gmm__rank_op *ops = (gmm__rank_op *)gmm__ranks_alloc(w, room * sizeof *ops);
+    op->host = gmm__token_retain(r->host);
+    if (q->count == q->capacity) { /* a ring, copied in order as it grows */
+        const size_t capacity = q->capacity ? 2 * q->capacity : 32;
+        gmm__rank_op *ops = (gmm__rank_op *)gmm__ranks_alloc(w, capacity * sizeof *ops);
         size_t i;
         if (!ops) {
             gmm__rank_op_free(w, op);
             return gmm__rank_fail(r, GMM_E_MEMORY, "no memory for a queued operation");
         }
-        for (i = 0; i < q->count; i++) ops[i] = q->ops[(q->head + i) % q->room];
+        for (i = 0; i < q->count; i++) ops[i] = q->ops[(q->head + i) % q->capacity];
         gmm__ranks_free(w, q->ops);
         q->ops = ops;
-        q->room = room;
+        q->capacity = capacity;
         q->head = 0;
     }
-    q->ops[(q->head + q->count++) % q->room] = *op;
+    q->ops[(q->head + q->count++) % q->capacity] = *op;
     return q->index == 0 ? gmm__rank_wait(r, q, NULL) : GMM_OK;
 }
 
-/* --- The runtime table of a rank --- */
+/* --- The runtime table of a rank: streams, events, copies, work --- */
 
 static gmm_status gmm__ranks_stream_create(void *self, int32_t priority, gmm_stream *out) {
     gmm__cpu_rank *r = (gmm__cpu_rank *)self;
-    gmm_status s = gmm__rank_open(r, "stream_create", "out", out, 0);
+    gmm_status s = gmm__rank_check_call(r, "stream_create", "out", out, 0);
     int i;
     (void)priority;
     if (s) return s;
@@ -2114,23 +2168,23 @@ static gmm_status gmm__ranks_stream_create(void *self, int32_t priority, gmm_str
     else {
         r->queues[i]->rank = r;
         r->queues[i]->index = i;
-        r->queues[i]->mirrors = -1;
+        r->queues[i]->captured_stream = -1;
         *out = (gmm_stream)(void *)r->queues[i];
     }
-    return gmm__rank_leave(r, s);
+    return gmm__rank_end_call(r, s);
 }
 
-/* Its queue stays until the end, so that what it did is remembered under its number. */
+/* The queue of a destroyed stream stays allocated, since the race checker identifies its accesses by its index. */
 static gmm_status gmm__ranks_stream_sync(void *self, gmm_stream stream) {
     gmm__cpu_rank *r = (gmm__cpu_rank *)self;
-    gmm_status s = gmm__rank_enter(r);
+    gmm_status s = gmm__rank_begin_call(r);
     gmm__rank_queue *q;
     if (s) return s;
-    q = gmm__rank_queue_of(r, stream);
+    q = gmm__rank_stream_queue(r, stream);
     if (q->graph) s = gmm__rank_fail(r, GMM_E_CAPTURE, "stream_sync: stream %d is capturing", q->index);
     else s = gmm__rank_wait(r, q, NULL);
-    if (!s) gmm__clock_join(r->queues[0]->clock, q->clock);
-    return gmm__rank_leave(r, s);
+    if (!s) gmm__clock_merge(r->queues[0]->clock, q->clock);
+    return gmm__rank_end_call(r, s);
 }
 static gmm_status gmm__ranks_stream_destroy(void *self, gmm_stream stream) {
     return stream ? gmm__ranks_stream_sync(self, stream) : GMM_OK;
@@ -2139,13 +2193,13 @@ static gmm_status gmm__ranks_stream_destroy(void *self, gmm_stream stream) {
 static gmm_status gmm__ranks_event_create(void *self, gmm_event *out) {
     gmm__cpu_rank *r = (gmm__cpu_rank *)self;
     gmm__rank_event *e;
-    gmm_status s = gmm__rank_open(r, "event_create", "out", out, 0);
+    gmm_status s = gmm__rank_check_call(r, "event_create", "out", out, 0);
     if (s) return s;
     e = (gmm__rank_event *)gmm__ranks_alloc(r->world, sizeof *e);
     if (!e) s = gmm__rank_fail(r, GMM_E_MEMORY, "event_create: no memory");
     else e->rank = r;
     *out = (gmm_event)(void *)e;
-    return gmm__rank_leave(r, s);
+    return gmm__rank_end_call(r, s);
 }
 static gmm_status gmm__ranks_event_destroy(void *self, gmm_event event) {
     gmm__cpu_rank *r = (gmm__cpu_rank *)self;
@@ -2153,7 +2207,7 @@ static gmm_status gmm__ranks_event_destroy(void *self, gmm_event event) {
     if (!r) return GMM_E_NULL;
     if (!e) return GMM_OK;
     (void)pthread_mutex_lock(&r->world->mutex);
-    gmm__token_drop(r->world, e->last);
+    gmm__token_release(r->world, e->last);
     gmm__ranks_free(r->world, e);
     (void)pthread_mutex_unlock(&r->world->mutex);
     return GMM_OK;
@@ -2164,39 +2218,39 @@ static gmm_status gmm__ranks_event_record(void *self, gmm_event event, gmm_strea
     gmm__rank_event *e = (gmm__rank_event *)(void *)event;
     gmm__rank_queue *q;
     gmm__rank_op op;
-    gmm_status s = gmm__rank_open(r, "event_record", "event", e, flags);
+    gmm_status s = gmm__rank_check_call(r, "event_record", "event", e, flags);
     if (s) return s;
-    q = gmm__rank_queue_of(r, stream);
+    q = gmm__rank_stream_queue(r, stream);
     memset(&op, 0, sizeof op);
     op.kind = GMM__RANK_RECORD;
     op.name = "record";
     if (q->graph) {
         if (flags & (uint32_t)GMM_EVENT_EXTERNAL) op.event = e;
-        else op.mark = q->graph->marks;
-        s = gmm__rank_put(r, stream, &op);
+        else op.record_index = q->graph->record_count;
+        s = gmm__rank_enqueue(r, stream, &op);
         if (!s && !op.event) {
             e->capture = q->graph->serial;
-            e->mark = q->graph->marks++;
+            e->record_index = q->graph->record_count++;
         }
-        return gmm__rank_leave(r, s);
+        return gmm__rank_end_call(r, s);
     }
-    op.token = gmm__token_new(r->world);
+    op.token = gmm__token_create(r->world);
     if (!op.token) s = gmm__rank_fail(r, GMM_E_MEMORY, "event_record: no memory");
     else {
-        gmm__token *token = gmm__token_keep(op.token);
-        s = gmm__rank_put(r, stream, &op);
-        if (s != GMM_E_MEMORY) { /* else the event is as before */
-            gmm__token *before = e->last;
+        gmm__token *token = gmm__token_retain(op.token);
+        s = gmm__rank_enqueue(r, stream, &op);
+        if (s != GMM_E_MEMORY) { /* after GMM_E_MEMORY the event is unchanged */
+            gmm__token *previous = e->last;
             e->last = token;
             e->capture = 0;
-            token = before;
+            token = previous;
         }
-        gmm__token_drop(r->world, token);
+        gmm__token_release(r->world, token);
     }
-    return gmm__rank_leave(r, s);
+    return gmm__rank_end_call(r, s);
 }
 
-/* The stream becomes part of the capture: a queue of its own in every replay. */
+/* Adds a stream to a capture, with a queue that replays its work. */
 static gmm_status gmm__graph_join(gmm__cpu_rank *r, gmm_ranks_graph *g, gmm__rank_queue *q) {
     int i;
     for (i = 1; i < GMM__RANK_QUEUES && r->queues[i]; i++) { }
@@ -2205,7 +2259,7 @@ static gmm_status gmm__graph_join(gmm__cpu_rank *r, gmm_ranks_graph *g, gmm__ran
     if (!r->queues[i]) return gmm__rank_fail(r, GMM_E_MEMORY, "capture: no memory");
     r->queues[i]->rank = r;
     r->queues[i]->index = i;
-    r->queues[i]->mirrors = q->index;
+    r->queues[i]->captured_stream = q->index;
     q->graph = g;
     g->queues[g->queue_count++] = i;
     return GMM_OK;
@@ -2216,52 +2270,52 @@ static gmm_status gmm__ranks_stream_wait(void *self, gmm_stream stream, gmm_even
     gmm__rank_event *e = (gmm__rank_event *)(void *)event;
     gmm__rank_queue *q;
     gmm__rank_op op;
-    gmm_status s = gmm__rank_open(r, "stream_wait", "event", e, flags);
+    gmm_status s = gmm__rank_check_call(r, "stream_wait", "event", e, flags);
     if (s) return s;
-    q = gmm__rank_queue_of(r, stream);
+    q = gmm__rank_stream_queue(r, stream);
     memset(&op, 0, sizeof op);
     op.kind = GMM__RANK_WAIT;
     op.name = "wait";
     if (q->graph && (flags & (uint32_t)GMM_EVENT_EXTERNAL)) {
         op.event = e;
-        s = gmm__rank_put(r, stream, &op);
+        s = gmm__rank_enqueue(r, stream, &op);
     } else if (r->capture && e->capture == r->capture->serial) {
         if (!q->graph) s = gmm__graph_join(r, r->capture, q);
-        op.mark = e->mark;
-        if (!s) s = gmm__rank_put(r, stream, &op);
+        op.record_index = e->record_index;
+        if (!s) s = gmm__rank_enqueue(r, stream, &op);
     } else if (q->graph || e->capture) {
         s = gmm__rank_fail(r, GMM_E_CAPTURE, q->graph ? "stream_wait: captured stream %d waits for an event from "
                            "outside without GMM_EVENT_EXTERNAL" : "stream_wait: stream %d waits for an event that a "
                            "capture has recorded", q->index);
     } else if (e->last) {
-        op.token = gmm__token_keep(e->last);
-        s = gmm__rank_put(r, stream, &op);
+        op.token = gmm__token_retain(e->last);
+        s = gmm__rank_enqueue(r, stream, &op);
     }
-    return gmm__rank_leave(r, s);
+    return gmm__rank_end_call(r, s);
 }
 
 static gmm_status gmm__ranks_event_query(void *self, gmm_event event, int32_t *done) {
     gmm__cpu_rank *r = (gmm__cpu_rank *)self;
     const gmm__rank_event *e = (const gmm__rank_event *)(const void *)event;
-    const gmm_status s = gmm__rank_open(r, "event_query", e ? "done" : "event", e ? done : NULL, 0);
+    const gmm_status s = gmm__rank_check_call(r, "event_query", e ? "done" : "event", e ? done : NULL, 0);
     if (s) return s;
     *done = !e->last || e->last->done;
-    return gmm__rank_leave(r, GMM_OK);
+    return gmm__rank_end_call(r, GMM_OK);
 }
 static gmm_status gmm__ranks_event_sync(void *self, gmm_event event) {
     gmm__cpu_rank *r = (gmm__cpu_rank *)self;
     const gmm__rank_event *e = (const gmm__rank_event *)(const void *)event;
-    gmm_status s = gmm__rank_open(r, "event_sync", "event", e, 0);
+    gmm_status s = gmm__rank_check_call(r, "event_sync", "event", e, 0);
     if (s) return s;
     if (e->last) s = gmm__rank_wait(r, NULL, e->last);
-    if (!s && e->last) gmm__clock_join(r->queues[0]->clock, e->last->clock);
-    return gmm__rank_leave(r, s);
+    if (!s && e->last) gmm__clock_merge(r->queues[0]->clock, e->last->clock);
+    return gmm__rank_end_call(r, s);
 }
 
 static gmm_status gmm__ranks_run_work(void *self, const gmm_work *work, gmm_stream stream) {
     gmm__cpu_rank *r = (gmm__cpu_rank *)self;
-    const int whole = work && work->function;
-    gmm_status s = gmm__rank_open(r, "run", work ? "work->function" : "work", whole ? work : NULL, 0);
+    const int complete = work && work->function;
+    gmm_status s = gmm__rank_check_call(r, "run", work ? "work->function" : "work", complete ? work : NULL, 0);
     gmm__rank_op op;
     size_t ranges;
     if (s) return s;
@@ -2272,13 +2326,14 @@ static gmm_status gmm__ranks_run_work(void *self, const gmm_work *work, gmm_stre
     op.count = work->ranges ? work->range_count : 0;
     op.bytes = ranges + work->argument_bytes + 1;
     op.function = work->function;
-    if (gmm__rank_queue_of(r, stream)->index == 0 && !r->queues[0]->graph) { /* at once, and others may go on */
+    /* stream NULL runs it here, without the lock */
+    if (gmm__rank_stream_queue(r, stream)->index == 0 && !r->queues[0]->graph) {
         int32_t i;
         gmm__rank_start(r->queues[0], &op);
         for (i = 0; i < op.count; i++)
-            gmm__ranks_access(r->queues[0], op.name, work->ranges[i].data, work->ranges[i].bytes,
-                              work->ranges[i].writes);
-        s = gmm__rank_leave(r, GMM_OK);
+            gmm__ranks_check_access(r->queues[0], op.name, work->ranges[i].data, work->ranges[i].bytes,
+                                    work->ranges[i].writes);
+        s = gmm__rank_end_call(r, GMM_OK);
         return s ? s : work->function(work->argument, NULL);
     }
     op.memory = gmm__ranks_alloc(r->world, op.bytes);
@@ -2287,77 +2342,78 @@ static gmm_status gmm__ranks_run_work(void *self, const gmm_work *work, gmm_stre
         if (ranges) memcpy(op.memory, work->ranges, ranges);
         if (work->argument_bytes)
             memcpy((char *)op.memory + ranges, work->argument, work->argument_bytes);
-        s = gmm__rank_put(r, stream, &op);
+        s = gmm__rank_enqueue(r, stream, &op);
     }
-    return gmm__rank_leave(r, s);
+    return gmm__rank_end_call(r, s);
 }
 
-/* Copies and fills are work like any other. */
-typedef struct gmm__rank_move {
+/* Arguments of a copy or fill, which is enqueued as work. */
+typedef struct gmm__rank_copy {
     void *dst;
     const void *src;
     size_t dst_pitch, src_pitch, width, height;
-    int32_t value, fills; /* fills: there is no src */
-} gmm__rank_move;
+    int32_t value, fill; /* fill: 1 = set to `value`, src is NULL */
+} gmm__rank_copy;
 
-static gmm_status gmm__rank_move_run(const void *argument, gmm_stream stream) {
-    const gmm__rank_move *m = (const gmm__rank_move *)argument;
+static gmm_status gmm__rank_copy_run(const void *argument, gmm_stream stream) {
+    const gmm__rank_copy *m = (const gmm__rank_copy *)argument;
     size_t i;
     (void)stream;
     for (i = 0; i < m->height && m->width; i++) {
         char *dst = (char *)m->dst + i * m->dst_pitch;
-        if (!m->fills) memcpy(dst, (const char *)m->src + i * m->src_pitch, m->width);
+        if (!m->fill) memcpy(dst, (const char *)m->src + i * m->src_pitch, m->width);
         else memset(dst, (int)m->value, m->width);
     }
     return GMM_OK;
 }
-static gmm_status gmm__rank_move_put(void *self, gmm__rank_move m, gmm_stream stream) {
+static gmm_status gmm__rank_copy_enqueue(void *self, gmm__rank_copy m, gmm_stream stream) {
     gmm__cpu_rank *r = (gmm__cpu_rank *)self;
-    const int none = !m.width || !m.height, lacks = !none && (!m.dst || (!m.fills && !m.src));
+    const int empty = !m.width || !m.height, missing = !empty && (!m.dst || (!m.fill && !m.src));
     gmm_work work;
     gmm_range ranges[2];
     memset(&work, 0, sizeof work);
     memset(ranges, 0, sizeof ranges);
-    work.name = m.fills ? "fill" : "copy";
-    if (lacks || m.value < 0 || m.value > 255 ||
-        (!none && (m.dst_pitch < m.width || (!m.fills && m.src_pitch < m.width)))) {
-        const gmm_status s = gmm__rank_enter(r);
-        return s ? s : gmm__rank_leave(r, gmm__rank_fail(
-            r, lacks ? GMM_E_NULL : GMM_E_ARG, "%s: dst %p, src %p, pitches %llu and %llu, width %llu, value %d: must "
+    work.name = m.fill ? "fill" : "copy";
+    if (missing || m.value < 0 || m.value > 255 ||
+        (!empty && (m.dst_pitch < m.width || (!m.fill && m.src_pitch < m.width)))) {
+        const gmm_status s = gmm__rank_begin_call(r);
+        return s ? s : gmm__rank_end_call(r, gmm__rank_fail(
+            r, missing ? GMM_E_NULL : GMM_E_ARG,
+                "%s: dst %p, src %p, pitches %llu and %llu, width %llu, value %d: must "
             "not be NULL, >= width, and 0 to 255", work.name, m.dst, m.src, (unsigned long long)m.dst_pitch,
             (unsigned long long)m.src_pitch, (unsigned long long)m.width, m.value));
     }
-    if (none) return GMM_OK;
+    if (empty) return GMM_OK;
     ranges[0].data = m.dst;
     ranges[0].bytes = (m.height - 1) * m.dst_pitch + m.width;
     ranges[0].writes = 1;
     ranges[1].data = m.src;
     ranges[1].bytes = (m.height - 1) * m.src_pitch + m.width;
-    work.function = gmm__rank_move_run;
+    work.function = gmm__rank_copy_run;
     work.argument = &m;
     work.argument_bytes = sizeof m;
     work.ranges = ranges;
-    work.range_count = m.fills ? 1 : 2;
+    work.range_count = m.fill ? 1 : 2;
     return gmm__ranks_run_work(self, &work, stream);
 }
 static gmm_status gmm__ranks_copy2d(void *self, void *dst, size_t dst_pitch, const void *src, size_t src_pitch,
                                     size_t width, size_t height, gmm_stream stream) {
-    gmm__rank_move m;
+    gmm__rank_copy m;
     m.dst = dst;
     m.src = src;
     m.dst_pitch = dst_pitch;
     m.src_pitch = src_pitch;
     m.width = width;
     m.height = height;
-    m.value = m.fills = 0;
-    return gmm__rank_move_put(self, m, stream);
+    m.value = m.fill = 0;
+    return gmm__rank_copy_enqueue(self, m, stream);
 }
 static gmm_status gmm__ranks_copy(void *self, void *dst, const void *src, size_t bytes, gmm_stream stream) {
     return gmm__ranks_copy2d(self, dst, bytes, src, bytes, bytes, 1, stream);
 }
 static gmm_status gmm__ranks_fill2d(void *self, void *dst, size_t pitch, int32_t value, size_t width, size_t height,
                                     gmm_stream stream) {
-    gmm__rank_move m;
+    gmm__rank_copy m;
     m.dst = dst;
     m.src = NULL;
     m.dst_pitch = pitch;
@@ -2365,18 +2421,18 @@ static gmm_status gmm__ranks_fill2d(void *self, void *dst, size_t pitch, int32_t
     m.width = width;
     m.height = height;
     m.value = value;
-    m.fills = 1;
-    return gmm__rank_move_put(self, m, stream);
+    m.fill = 1;
+    return gmm__rank_copy_enqueue(self, m, stream);
 }
 static gmm_status gmm__ranks_fill(void *self, void *dst, int32_t value, size_t bytes, gmm_stream stream) {
     return gmm__ranks_fill2d(self, dst, bytes, value, bytes, 1, stream);
 }
 static gmm_status gmm__ranks_is_capturing(void *self, gmm_stream stream, int32_t *capturing) {
     gmm__cpu_rank *r = (gmm__cpu_rank *)self;
-    const gmm_status s = gmm__rank_open(r, "is_capturing", "capturing", capturing, 0);
+    const gmm_status s = gmm__rank_check_call(r, "is_capturing", "capturing", capturing, 0);
     if (s) return s;
-    *capturing = gmm__rank_queue_of(r, stream)->graph != NULL;
-    return gmm__rank_leave(r, GMM_OK);
+    *capturing = gmm__rank_stream_queue(r, stream)->graph != NULL;
+    return gmm__rank_end_call(r, GMM_OK);
 }
 
 GMMDEF gmm_status gmm_ranks_runtime(gmm_ranks *ranks, int32_t rank, gmm_runtime *out) {
@@ -2394,9 +2450,10 @@ GMMDEF gmm_status gmm_ranks_runtime(gmm_ranks *ranks, int32_t rank, gmm_runtime 
 
 /* --- Communicators --- */
 
+/* Enqueues the calls of a group as one operation. */
 static gmm_status gmm__member_flush(gmm__member *m) {
     gmm__cpu_rank *r = m->rank;
-    const int captured = gmm__rank_queue_of(r, m->stream)->graph != NULL;
+    const int captured = gmm__rank_stream_queue(r, m->stream)->graph != NULL;
     gmm__rank_op op;
     gmm_status s;
     if (!m->count) return GMM_OK;
@@ -2408,37 +2465,38 @@ static gmm_status gmm__member_flush(gmm__member *m) {
     op.bytes = (size_t)m->count * sizeof *m->parts;
     op.member = m;
     m->parts = NULL;
-    m->count = m->room = 0;
-    if (!captured) op.number = m->given++; /* in a graph: at its launch */
-    s = gmm__rank_put(r, m->stream, &op);
-    if (!captured && s == GMM_E_MEMORY) m->given--; /* it does not stand in the queue */
+    m->count = m->capacity = 0;
+    if (!captured) op.number = m->enqueued++; /* in a capture the launch numbers it */
+    s = gmm__rank_enqueue(r, m->stream, &op);
+    if (!captured && s == GMM_E_MEMORY) m->enqueued--; /* it was not enqueued */
     return s;
 }
 
-static gmm_status gmm__member_call(void *self, gmm__coll part, gmm_stream stream) {
+static gmm_status gmm__member_add_call(void *self, gmm__coll part, gmm_stream stream) {
     gmm__member *m = (gmm__member *)self;
     const char *what = m->what ? m->what : "collective";
-    gmm_status s = gmm__rank_enter(m->rank);
+    gmm_status s = gmm__rank_begin_call(m->rank);
     if (s) return s;
-    if (part.kind == GMM__COLL_SCATTER && !gmm__comm_adds(part.dtype))
-        return gmm__rank_leave(m->rank, gmm__rank_fail(m->rank, GMM_E_DTYPE, "'%s': reduce_scatter of %s: must be f32, "
-                                                       "bf16 or f16", what, gmm_dtype_name(part.dtype)));
+    if (part.kind == GMM__COLL_REDUCE_SCATTER && !gmm__comm_supports_sum(part.dtype))
+        return gmm__rank_end_call(m->rank,
+                                  gmm__rank_fail(m->rank, GMM_E_DTYPE, "'%s': reduce_scatter of %s: must be f32, "
+                                                 "bf16 or f16", what, gmm_dtype_name(part.dtype)));
     if (m->count && m->stream != stream)
-        return gmm__rank_leave(m->rank, gmm__rank_fail(m->rank, GMM_E_ARG, "'%s': one group on two streams", what));
-    if (m->count == m->room) {
-        size_t room = (size_t)m->room;
+        return gmm__rank_end_call(m->rank, gmm__rank_fail(m->rank, GMM_E_ARG, "'%s': one group on two streams", what));
+    if (m->count == m->capacity) {
+        size_t capacity = (size_t)m->capacity;
         void *parts = m->parts;
-        if (!gmm__ranks_grow(m->group->world, &parts, (size_t)m->count, &room, sizeof part))
-            return gmm__rank_leave(m->rank, gmm__rank_fail(m->rank, GMM_E_MEMORY, "'%s': no memory", what));
+        if (!gmm__ranks_grow(m->group->world, &parts, (size_t)m->count, &capacity, sizeof part))
+            return gmm__rank_end_call(m->rank, gmm__rank_fail(m->rank, GMM_E_MEMORY, "'%s': no memory", what));
         m->parts = (gmm__coll *)parts;
-        m->room = (int32_t)room;
+        m->capacity = (int32_t)capacity;
     }
     m->parts[m->count++] = part;
     m->stream = stream;
     if (!m->open) s = gmm__member_flush(m);
-    return gmm__rank_leave(m->rank, s);
+    return gmm__rank_end_call(m->rank, s);
 }
-static gmm__coll gmm__coll_of(gmm__coll_kind kind, gmm_dtype dtype, const void *send, void *recv, size_t bytes) {
+static gmm__coll gmm__coll_make(gmm__coll_kind kind, gmm_dtype dtype, const void *send, void *recv, size_t bytes) {
     gmm__coll p;
     memset(&p, 0, sizeof p);
     p.kind = kind;
@@ -2449,36 +2507,37 @@ static gmm__coll gmm__coll_of(gmm__coll_kind kind, gmm_dtype dtype, const void *
     return p;
 }
 
-static gmm_status gmm__member_begin(void *self, const char *what) {
+static gmm_status gmm__member_group_begin(void *self, const char *what) {
     gmm__member *m = (gmm__member *)self;
-    const gmm_status s = gmm__rank_enter(m->rank);
+    const gmm_status s = gmm__rank_begin_call(m->rank);
     if (s) return s;
     m->open = 1;
     m->what = what;
-    return gmm__rank_leave(m->rank, GMM_OK);
+    return gmm__rank_end_call(m->rank, GMM_OK);
 }
-static gmm_status gmm__member_end(void *self) {
+static gmm_status gmm__member_group_end(void *self) {
     gmm__member *m = (gmm__member *)self;
-    gmm_status s = gmm__rank_enter(m->rank);
+    gmm_status s = gmm__rank_begin_call(m->rank);
     if (s) return s;
     m->open = 0;
     s = gmm__member_flush(m);
     m->what = NULL;
-    return gmm__rank_leave(m->rank, s);
+    return gmm__rank_end_call(m->rank, s);
 }
-static gmm_status gmm__member_gather(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
-    return gmm__member_call(self, gmm__coll_of(GMM__COLL_GATHER, GMM_NONE, send, recv, bytes), stream);
+static gmm_status gmm__member_all_gather(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
+    return gmm__member_add_call(self, gmm__coll_make(GMM__COLL_ALL_GATHER, GMM_NONE, send, recv, bytes), stream);
 }
-static gmm_status gmm__member_scatter(void *self, const void *send, void *recv, size_t count, gmm_dtype dtype,
-                                      gmm_stream stream) {
+static gmm_status gmm__member_reduce_scatter(void *self, const void *send, void *recv, size_t count, gmm_dtype dtype,
+                                             gmm_stream stream) {
     const size_t bytes = count * (size_t)(gmm_dtype_bits(dtype) / 8);
-    return gmm__member_call(self, gmm__coll_of(GMM__COLL_SCATTER, dtype, send, recv, bytes), stream);
+    return gmm__member_add_call(self, gmm__coll_make(GMM__COLL_REDUCE_SCATTER, dtype, send, recv, bytes), stream);
 }
-static gmm_status gmm__member_exchange(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
-    return gmm__member_call(self, gmm__coll_of(GMM__COLL_EXCHANGE, GMM_NONE, send, recv, bytes), stream);
+static gmm_status gmm__member_all_to_all(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
+    return gmm__member_add_call(self, gmm__coll_make(GMM__COLL_ALL_TO_ALL, GMM_NONE, send, recv, bytes), stream);
 }
-static gmm_status gmm__member_max(void *self, float *values, size_t count, gmm_stream stream) {
-    return gmm__member_call(self, gmm__coll_of(GMM__COLL_MAX, GMM_F32, values, values, count * sizeof *values), stream);
+static gmm_status gmm__member_all_reduce_max(void *self, float *values, size_t count, gmm_stream stream) {
+    return gmm__member_add_call(self, gmm__coll_make(GMM__COLL_ALL_REDUCE_MAX, GMM_F32, values, values,
+                                                     count * sizeof *values), stream);
 }
 static gmm_status gmm__member_poll(void *self, gmm_error *error) {
     gmm__member *m = (gmm__member *)self;
@@ -2486,12 +2545,12 @@ static gmm_status gmm__member_poll(void *self, gmm_error *error) {
     (void)pthread_mutex_lock(&m->group->world->mutex);
     s = m->group->fault.status ? GMM_E_COMM : m->rank->given_up ? GMM_E_COMM : GMM_OK;
     if (s && error) *error = m->group->fault.status ? m->group->fault : m->rank->error;
-    if (!s && error) { /* who is missing, for whoever finds that it has been too long */
-        const gmm__rank_op *op = gmm__group_arrived(m->group, m->index, NULL);
+    if (!s && error) { /* names a missing rank, for a caller that reports a timeout */
+        const gmm__rank_op *op = gmm__group_find_op(m->group, m->index, NULL);
         int32_t i;
         memset(error, 0, sizeof *error);
         for (i = 0; op && i < m->group->size; i++)
-            if (!gmm__group_arrived(m->group, i, NULL)) {
+            if (!gmm__group_find_op(m->group, i, NULL)) {
                 (void)snprintf(error->text, sizeof error->text, "rank %d of %d has not joined", i,
                                m->group->size);
                 break;
@@ -2539,12 +2598,12 @@ GMMDEF gmm_status gmm_ranks_comms(gmm_ranks *ranks, const int32_t *members, int3
         c.rank = i;
         c.size = count;
         c.self = &g->members[i];
-        c.group_begin = gmm__member_begin;
-        c.group_end = gmm__member_end;
-        c.all_gather = gmm__member_gather;
-        c.reduce_scatter = gmm__member_scatter;
-        c.all_to_all = gmm__member_exchange;
-        c.all_reduce_max = gmm__member_max;
+        c.group_begin = gmm__member_group_begin;
+        c.group_end = gmm__member_group_end;
+        c.all_gather = gmm__member_all_gather;
+        c.reduce_scatter = gmm__member_reduce_scatter;
+        c.all_to_all = gmm__member_all_to_all;
+        c.all_reduce_max = gmm__member_all_reduce_max;
         c.poll = gmm__member_poll;
         c.give_up = gmm__member_give_up;
         out[i] = c;
@@ -2553,7 +2612,7 @@ GMMDEF gmm_status gmm_ranks_comms(gmm_ranks *ranks, const int32_t *members, int3
     return GMM_OK;
 }
 
-/* --- Captures --- */
+/* --- Captures and their graphs --- */
 
 static void gmm__graph_free(gmm_ranks_graph *g) {
     gmm_ranks *w = g->rank->world;
@@ -2562,33 +2621,35 @@ static void gmm__graph_free(gmm_ranks_graph *g) {
         size_t j;
         for (j = 0; j < g->count[i]; j++) gmm__rank_op_free(w, &g->ops[i][j]);
         gmm__ranks_free(w, g->ops[i]);
-        g->rank->queues[g->queues[i]]->mirrors = GMM__RANK_QUEUES; /* the number stays taken, for the checker */
+        /* its index is not reused, since the race checker has it */
+        g->rank->queues[g->queues[i]]->captured_stream = GMM__RANK_QUEUES;
     }
     gmm__ranks_free(w, g);
 }
 
-/* Whether all that the capture's other streams were given is joined back: a stream is covered up to the last of its
-   records that a covered part of another stream waits for. */
-static int32_t gmm__graph_loose(const gmm_ranks_graph *g) {
-    size_t covered[GMM__RANK_QUEUES] = {0};
-    int32_t i, k, again = 1;
+/* Finds a stream of the capture that is not joined with the origin: a stream is joined up to the last of its records
+   that a joined operation of another stream waits for. Returns its index among the queues; 0 = all are joined. */
+static int32_t gmm__graph_find_unjoined(const gmm_ranks_graph *g) {
+    size_t joined[GMM__RANK_QUEUES] = {0};
+    int32_t i, k, changed = 1;
     size_t j, n;
-    covered[0] = g->count[0];
-    while (again)
-        for (again = 0, i = 0; i < g->queue_count; i++)
-            for (j = covered[i]; j < g->count[i]; j++) {
+    joined[0] = g->count[0];
+    while (changed)
+        for (changed = 0, i = 0; i < g->queue_count; i++)
+            for (j = joined[i]; j < g->count[i]; j++) {
                 const gmm__rank_op *record = &g->ops[i][j];
                 if (record->kind != GMM__RANK_RECORD || record->event) continue;
                 for (k = 0; k < g->queue_count; k++)
-                    for (n = 0; n < covered[k]; n++) {
+                    for (n = 0; n < joined[k]; n++) {
                         const gmm__rank_op *wait = &g->ops[k][n];
-                        if (wait->kind != GMM__RANK_WAIT || wait->event || wait->mark != record->mark) continue;
-                        if (covered[i] < j + 1) again = 1;
-                        covered[i] = covered[i] < j + 1 ? j + 1 : covered[i];
+                        if (wait->kind != GMM__RANK_WAIT || wait->event ||
+                            wait->record_index != record->record_index) continue;
+                        if (joined[i] < j + 1) changed = 1;
+                        joined[i] = joined[i] < j + 1 ? j + 1 : joined[i];
                     }
             }
     for (i = 1; i < g->queue_count; i++)
-        for (j = covered[i]; j < g->count[i]; j++)
+        for (j = joined[i]; j < g->count[i]; j++)
             if (g->ops[i][j].kind != GMM__RANK_WAIT && (g->ops[i][j].kind != GMM__RANK_RECORD || g->ops[i][j].event))
                 return i;
     return 0;
@@ -2596,7 +2657,7 @@ static int32_t gmm__graph_loose(const gmm_ranks_graph *g) {
 
 GMMDEF gmm_status gmm_ranks_capture_begin(gmm_ranks *ranks, int32_t rank, gmm_stream stream) {
     gmm__cpu_rank *r = ranks && rank >= 0 && rank < ranks->config.ranks ? &ranks->rank[rank] : NULL;
-    gmm_status s = gmm__rank_enter(r);
+    gmm_status s = gmm__rank_begin_call(r);
     if (s) return s;
     if (r->capture || !stream)
         s = gmm__rank_fail(r, GMM_E_CAPTURE, stream ? "capture_begin: rank %d is capturing already" : "capture_begin: "
@@ -2607,50 +2668,51 @@ GMMDEF gmm_status gmm_ranks_capture_begin(gmm_ranks *ranks, int32_t rank, gmm_st
         r->capture->rank = r;
         r->capture->origin = stream;
         r->capture->serial = ++r->captures;
-        s = gmm__graph_join(r, r->capture, gmm__rank_queue_of(r, stream));
+        s = gmm__graph_join(r, r->capture, gmm__rank_stream_queue(r, stream));
         if (s) {
             gmm__ranks_free(ranks, r->capture);
             r->capture = NULL;
         }
     }
-    return gmm__rank_leave(r, s);
+    return gmm__rank_end_call(r, s);
 }
 
 GMMDEF gmm_status gmm_ranks_capture_end(gmm_ranks *ranks, int32_t rank, gmm_stream stream, gmm_ranks_graph **out) {
     gmm__cpu_rank *r = ranks && rank >= 0 && rank < ranks->config.ranks ? &ranks->rank[rank] : NULL;
     gmm_ranks_graph *g;
-    gmm_status s = gmm__rank_open(r, "capture_end", "out", out, 0);
+    gmm_status s = gmm__rank_check_call(r, "capture_end", "out", out, 0);
     int32_t i;
     if (s) return s;
     *out = NULL;
     g = r->capture;
     if (!g || g->origin != stream)
-        return gmm__rank_leave(r, gmm__rank_fail(r, GMM_E_CAPTURE, "capture_end: not the stream of a capture"));
+        return gmm__rank_end_call(r, gmm__rank_fail(r, GMM_E_CAPTURE, "capture_end: not the stream of a capture"));
     for (i = 0; i < GMM__RANK_QUEUES; i++)
         if (r->queues[i] && r->queues[i]->graph == g) r->queues[i]->graph = NULL;
     r->capture = NULL;
-    i = gmm__graph_loose(g);
+    i = gmm__graph_find_unjoined(g);
     if (i) {
         s = gmm__rank_fail(r, GMM_E_CAPTURE, "capture_end: what stream %d was given has not been joined back",
-                           r->queues[g->queues[i]]->mirrors);
+                           r->queues[g->queues[i]]->captured_stream);
         gmm__graph_free(g);
     } else *out = g;
-    return gmm__rank_leave(r, s);
+    return gmm__rank_end_call(r, s);
 }
 
-/* A copy of a captured operation for one launch; 0 = no memory. Waits for events from outside see them as they are
-   before the launch. */
-static int gmm__graph_copy(gmm_ranks_graph *g, gmm__token **tokens, const gmm__rank_op *from, gmm__rank_op *op) {
+/* Copies a captured operation for one launch; 0 = no memory. External waits wait for the last record before the launch.
+   */
+static int gmm__graph_copy_op(gmm_ranks_graph *g, gmm__token **tokens, const gmm__rank_op *from, gmm__rank_op *op) {
     gmm_ranks *w = g->rank->world;
     *op = *from;
     op->memory = NULL;
     if (from->kind == GMM__RANK_WAIT) {
-        op->token = gmm__token_keep(from->event ? from->event->last : tokens[from->mark]);
-        if (!op->token && (op->token = gmm__token_new(w)) != NULL) op->token->done = 1; /* never recorded */
+        op->token = gmm__token_retain(from->event ? from->event->last : tokens[from->record_index]);
+        /* the event was never recorded */
+        if (!op->token && (op->token = gmm__token_create(w)) != NULL) op->token->done = 1;
         return op->token != NULL;
     }
     if (from->kind == GMM__RANK_RECORD) {
-        op->token = from->event ? gmm__token_new(w) : gmm__token_keep(tokens[from->mark]);
+        op->token = from->event ? gmm__token_create(w) : gmm__token_retain(tokens[from->record_index]);
         return op->token != NULL;
     }
     op->memory = gmm__ranks_alloc(w, from->bytes);
@@ -2664,45 +2726,46 @@ GMMDEF gmm_status gmm_ranks_launch(gmm_ranks_graph *graph, gmm_stream stream) {
     gmm__rank_op op;
     gmm__replay *replay;
     gmm__token **tokens;
-    gmm_status s = gmm__rank_enter(r);
+    gmm_status s = gmm__rank_begin_call(r);
     int32_t i;
     size_t j;
     int fits;
     if (s) return s;
-    if (gmm__rank_queue_of(r, stream)->graph)
-        return gmm__rank_leave(r, gmm__rank_fail(r, GMM_E_CAPTURE, "launch: the stream is capturing"));
+    if (gmm__rank_stream_queue(r, stream)->graph)
+        return gmm__rank_end_call(r, gmm__rank_fail(r, GMM_E_CAPTURE, "launch: the stream is capturing"));
     w = r->world;
     memset(&op, 0, sizeof op);
     op.kind = GMM__RANK_LAUNCH;
     op.name = "launch";
     op.graph = graph;
     op.memory = replay = (gmm__replay *)gmm__ranks_alloc(w, sizeof *replay);
-    tokens = (gmm__token **)gmm__ranks_alloc(w, ((size_t)graph->marks + 1) * sizeof *tokens);
+    tokens = (gmm__token **)gmm__ranks_alloc(w, ((size_t)graph->record_count + 1) * sizeof *tokens);
     fits = replay && tokens;
-    for (i = 0; fits && i < graph->marks; i++) fits = (tokens[i] = gmm__token_new(w)) != NULL;
+    for (i = 0; fits && i < graph->record_count; i++) fits = (tokens[i] = gmm__token_create(w)) != NULL;
     for (i = 0; fits && i < graph->queue_count; i++) {
         replay->ops[i] = (gmm__rank_op *)gmm__ranks_alloc(w, (graph->count[i] + 1) * sizeof op);
         fits = replay->ops[i] != NULL;
         for (j = 0; fits && j < graph->count[i]; j++) {
-            fits = gmm__graph_copy(graph, tokens, &graph->ops[i][j], &replay->ops[i][j]);
+            fits = gmm__graph_copy_op(graph, tokens, &graph->ops[i][j], &replay->ops[i][j]);
             replay->count[i] = j + 1;
         }
     }
-    for (i = 0; fits && i < graph->queue_count; i++) /* nothing fails any more: its own records are the last ones */
+    /* from here on nothing fails, and events take the records of this launch */
+    for (i = 0; fits && i < graph->queue_count; i++)
         for (j = 0; j < graph->count[i]; j++) {
             gmm__rank_op *to = &replay->ops[i][j];
-            if (to->kind == GMM__RANK_COLLECTIVE) to->number = to->member->given++;
+            if (to->kind == GMM__RANK_COLLECTIVE) to->number = to->member->enqueued++;
             if (to->kind != GMM__RANK_RECORD || !to->event) continue;
-            gmm__token_drop(w, to->event->last);
-            to->event->last = gmm__token_keep(to->token);
+            gmm__token_release(w, to->event->last);
+            to->event->last = gmm__token_retain(to->token);
         }
-    for (i = 0; tokens && i < graph->marks; i++) gmm__token_drop(w, tokens[i]);
+    for (i = 0; tokens && i < graph->record_count; i++) gmm__token_release(w, tokens[i]);
     gmm__ranks_free(w, tokens);
     if (!fits) {
         gmm__rank_op_free(w, &op);
         s = gmm__rank_fail(r, GMM_E_MEMORY, "launch: no memory");
-    } else s = gmm__rank_put(r, stream, &op);
-    return gmm__rank_leave(r, s);
+    } else s = gmm__rank_enqueue(r, stream, &op);
+    return gmm__rank_end_call(r, s);
 }
 
 GMMDEF void gmm_ranks_graph_destroy(gmm_ranks_graph *graph) {
@@ -2715,7 +2778,7 @@ GMMDEF void gmm_ranks_graph_destroy(gmm_ranks_graph *graph) {
     }
 }
 
-/* --- The world of ranks --- */
+/* --- Worlds of ranks: create, run, destroy --- */
 
 GMMDEF gmm_status gmm_ranks_run(gmm_ranks *ranks) {
     gmm_status s = GMM_OK;
@@ -2730,7 +2793,7 @@ GMMDEF gmm_status gmm_ranks_run(gmm_ranks *ranks) {
         for (q = 0; q < GMM__RANK_QUEUES && !s; q++)
             if (r->queues[q] && r->queues[q]->count > 0) {
                 char text[400];
-                (void)gmm__rank_blame(r, text, sizeof text);
+                (void)gmm__rank_describe_hang(r, text, sizeof text);
                 s = gmm__rank_fail(r, GMM_E_STATE, "gmm_ranks_run: stuck: %s", text);
             }
     }
@@ -2743,10 +2806,10 @@ GMMDEF const char *gmm_ranks_error(gmm_ranks *ranks, int32_t rank) {
     gmm__cpu_rank *r;
     if (!ranks || rank < 0 || rank >= ranks->config.ranks) return "";
     r = &ranks->rank[rank];
-    (void)pthread_mutex_lock(&ranks->mutex); /* other ranks' threads give this one up */
-    r->told = r->error;
+    (void)pthread_mutex_lock(&ranks->mutex); /* threads of other ranks may set the error */
+    r->reported = r->error;
     (void)pthread_mutex_unlock(&ranks->mutex);
-    return r->told.text;
+    return r->reported.text;
 }
 
 GMMDEF int64_t gmm_ranks_races(gmm_ranks *ranks, const char **text) {
@@ -2767,12 +2830,12 @@ GMMDEF void gmm_ranks_destroy(gmm_ranks *ranks) {
         gmm__cpu_rank *r = &ranks->rank[i];
         r->given_up = 0;
         gmm__rank_give_up(r, "");
-        if (r->capture) gmm__graph_free(r->capture); /* that nobody has ended */
+        if (r->capture) gmm__graph_free(r->capture); /* a capture that was not ended */
         for (q = 0; q < GMM__RANK_QUEUES; q++) {
             if (r->queues[q]) gmm__ranks_free(ranks, r->queues[q]->ops);
             gmm__ranks_free(ranks, r->queues[q]);
         }
-        gmm__token_drop(ranks, r->host);
+        gmm__token_release(ranks, r->host);
         gmm__ranks_free(ranks, r->accesses);
     }
     while (ranks->groups) {
@@ -2800,7 +2863,7 @@ GMMDEF gmm_status gmm_ranks_create(const gmm_ranks_config *config, gmm_ranks **o
     int32_t i;
     if (!out) return gmm__fail(error, GMM_E_NULL, "%s: out is NULL", fn);
     *out = NULL;
-    s = gmm__gtp_open(fn, "config", config, &c, sizeof c, error);
+    s = gmm__gtp_read(fn, "config", config, &c, sizeof c, error);
     if (s) return s;
     if (c.ranks < 1 || c.ranks > 2 * GMM__RANK_QUEUES || c.timeout_ms < 0)
         return gmm__fail(error, GMM_E_ARG, "%s: %d ranks, timeout_ms %d: must be 1 to %d, and >= 0", fn, c.ranks,
@@ -2823,7 +2886,7 @@ GMMDEF gmm_status gmm_ranks_create(const gmm_ranks_config *config, gmm_ranks **o
         r->queues[0] = (gmm__rank_queue *)gmm__ranks_alloc(w, sizeof *r->queues[0]);
         if (!r->queues[0]) break;
         r->queues[0]->rank = r;
-        r->queues[0]->mirrors = -1;
+        r->queues[0]->captured_stream = -1;
     }
     if (i < c.ranks) {
         gmm_ranks_destroy(w);
@@ -2877,99 +2940,67 @@ GMMDEF void gmm_ranks_graph_destroy(gmm_ranks_graph *graph) { (void)graph; }
 
 #endif /* GMM_WITH_CPU_RANKS */
 
-static double gmm__gtp_now(void) {
-    struct timespec t;
-    (void)timespec_get(&t, TIME_UTC);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
+/* Communicators of NCCL. */
 /* ....................................................................................................... NCCL ... */
-
-/* What the communicators of sections 8 and 9 share. `self` begins with it. */
-typedef struct gmm__wire {
-    gmm_context *ctx;
-    gmm_error error;    /* of the first failure */
-    const char *what;   /* the open group */
-    int32_t given_up, open;
-} gmm__wire;
-
-static GMM__UNUSED gmm_status gmm__wire_fail(gmm__wire *w, const char *call, const char *text) {
-    if (!w->error.text[0])
-        (void)gmm__fail(&w->error, GMM_E_COMM, "%s%s%.60s%s: %.300s", call, w->what ? " of '" : "",
-                        w->what ? w->what : "", w->what ? "'" : "", text);
-    return GMM_E_COMM;
-}
-static GMM__UNUSED gmm_status gmm__wire_poll(const gmm__wire *w, gmm_error *error) {
-    if (error) *error = w->error;
-    return w->given_up || w->error.text[0] ? GMM_E_COMM : GMM_OK;
-}
-static GMM__UNUSED void *gmm__wire_alloc(gmm_context *ctx, size_t bytes) {
-    const gmm_allocator *a = &ctx->config.allocator;
-    void *p = a->alloc ? a->alloc(a->user, bytes) : GMM_MALLOC(bytes);
-    return p ? memset(p, 0, bytes) : NULL;
-}
-static GMM__UNUSED void gmm__wire_free(gmm_context *ctx, void *p) {
-    const gmm_allocator *a = &ctx->config.allocator;
-    if (a->release) a->release(a->user, p);
-    else GMM_FREE(p);
-}
 
 #if defined(__CUDACC__) && defined(GMM_WITH_NCCL)
 
-enum { GMM__NCCL_PROCESSORS = 16 }; /* on an H200: enough for windows and the kernels that start copy engines */
+/* measured on an H200: sufficient for windows and for the kernels that start copy engines */
+enum { GMM__NCCL_PROCESSORS = 16 };
 
 typedef struct gmm__nccl {
-    gmm__wire wire;
+    gmm__comm_base comm_base;
     ncclComm_t comm;
-    double timeout;
+    double timeout; /* seconds */
 } gmm__nccl;
 
-/* The outcome of a call: one to a non-blocking communicator may go on for a while. */
-static gmm_status gmm__nccl_end(gmm__nccl *n, const char *call, ncclResult_t r) {
+/* The status of a call, which a non-blocking communicator may complete later: waits for that. */
+static gmm_status gmm__nccl_check(gmm__nccl *n, const char *call, ncclResult_t r) {
     const double begin = gmm__gtp_now();
     const struct timespec pause = {0, 20000};
-    while (r == ncclInProgress && !n->wire.open && gmm__gtp_now() - begin < n->timeout) {
+    while (r == ncclInProgress && !n->comm_base.open && gmm__gtp_now() - begin < n->timeout) {
         (void)nanosleep(&pause, NULL);
         if (ncclCommGetAsyncError(n->comm, &r) != ncclSuccess) r = ncclInternalError;
     }
-    if (r == ncclSuccess || (r == ncclInProgress && n->wire.open)) return GMM_OK;
-    if (r == ncclInProgress) return gmm__wire_fail(&n->wire, call, "not done in time: a peer is missing");
-    return gmm__wire_fail(&n->wire, call, ncclGetErrorString(r));
+    if (r == ncclSuccess || (r == ncclInProgress && n->comm_base.open)) return GMM_OK;
+    if (r == ncclInProgress) return gmm__comm_fail(&n->comm_base, call, "not done in time: a peer is missing");
+    return gmm__comm_fail(&n->comm_base, call, ncclGetErrorString(r));
 }
-/* One call on the communicator's device; after a failure nothing more is called. */
+/* One NCCL call on the communicator's device; after a failure of the communicator NCCL is not called. */
 #define GMM__NCCL(n, name, call) \
     int current; \
-    gmm_status s = gmm__wire_poll(&(n)->wire, NULL); \
-    if (s || gmm__cuda_enter((n)->wire.ctx, &current) != cudaSuccess) return s ? s : GMM_E_CUDA; \
-    return s = gmm__nccl_end(n, name, call), (void)gmm__cuda_leave((n)->wire.ctx, name, current, cudaSuccess), s
+    gmm_status s = gmm__comm_poll(&(n)->comm_base, NULL); \
+    if (s || gmm__cuda_enter((n)->comm_base.ctx, &current) != cudaSuccess) return s ? s : GMM_E_CUDA; \
+    return s = gmm__nccl_check(n, name, call), (void)gmm__cuda_leave((n)->comm_base.ctx, name, current, cudaSuccess), s
 
-static gmm_status gmm__nccl_begin(void *self, const char *what) {
+static gmm_status gmm__nccl_group_begin(void *self, const char *what) {
     gmm__nccl *n = (gmm__nccl *)self;
-    n->wire.what = what;
-    GMM__NCCL(n, "ncclGroupStart", (n->wire.open = 1, ncclGroupStart()));
+    n->comm_base.what = what;
+    GMM__NCCL(n, "ncclGroupStart", (n->comm_base.open = 1, ncclGroupStart()));
 }
-/* After a failed call NCCL's group stays open: give_up ends it. */
-static gmm_status gmm__nccl_close_group(void *self) {
+/* After a failed call the group of NCCL stays open until give_up ends it. */
+static gmm_status gmm__nccl_group_end(void *self) {
     gmm__nccl *n = (gmm__nccl *)self;
-    GMM__NCCL(n, "ncclGroupEnd", (n->wire.open = 0, ncclGroupEnd()));
+    GMM__NCCL(n, "ncclGroupEnd", (n->comm_base.open = 0, ncclGroupEnd()));
 }
-static gmm_status gmm__nccl_gather(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
+static gmm_status gmm__nccl_all_gather(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
     gmm__nccl *n = (gmm__nccl *)self;
     GMM__NCCL(n, "ncclAllGather", ncclAllGather(send, recv, bytes, ncclInt8, n->comm, stream));
 }
-static gmm_status gmm__nccl_scatter(void *self, const void *send, void *recv, size_t count, gmm_dtype dtype,
-                                    gmm_stream stream) {
+static gmm_status gmm__nccl_reduce_scatter(void *self, const void *send, void *recv, size_t count, gmm_dtype dtype,
+                                           gmm_stream stream) {
     gmm__nccl *n = (gmm__nccl *)self;
     const ncclDataType_t type = dtype == GMM_F32 ? ncclFloat32 : dtype == GMM_BF16 ? ncclBfloat16 : ncclFloat16;
-    if (!gmm__comm_adds(dtype)) return gmm__wire_fail(&n->wire, "reduce_scatter", "dtype must be f32, bf16 or f16");
+    if (!gmm__comm_supports_sum(dtype))
+        return gmm__comm_fail(&n->comm_base, "reduce_scatter", "dtype must be f32, bf16 or f16");
     GMM__NCCL(n, "ncclReduceScatter", ncclReduceScatter(send, recv, count, type, ncclSum, n->comm, stream));
 }
 #if NCCL_VERSION_CODE >= 22800
 #define GMM__NCCL_ALL_TO_ALL ncclAlltoAll
 #else
-#define GMM__NCCL_ALL_TO_ALL gmm__nccl_all_to_all
-static ncclResult_t gmm__nccl_all_to_all(const void *send, void *recv, size_t bytes, ncclDataType_t type,
-                                         ncclComm_t comm, cudaStream_t stream) {
+#define GMM__NCCL_ALL_TO_ALL gmm__nccl_send_recv
+static ncclResult_t gmm__nccl_send_recv(const void *send, void *recv, size_t bytes, ncclDataType_t type,
+                                        ncclComm_t comm, cudaStream_t stream) {
     int size = 0, i;
     ncclResult_t r = ncclCommCount(comm, &size), end;
     if (r == ncclSuccess) r = ncclGroupStart();
@@ -2982,12 +3013,12 @@ static ncclResult_t gmm__nccl_all_to_all(const void *send, void *recv, size_t by
     return r == ncclSuccess ? end : r;
 }
 #endif
-static gmm_status gmm__nccl_exchange(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
+static gmm_status gmm__nccl_all_to_all(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
     gmm__nccl *n = (gmm__nccl *)self;
     GMM__NCCL(n, "ncclAlltoAll", GMM__NCCL_ALL_TO_ALL(send, recv, bytes, ncclInt8, n->comm, stream));
 }
 #undef GMM__NCCL_ALL_TO_ALL
-static gmm_status gmm__nccl_max(void *self, float *values, size_t count, gmm_stream stream) {
+static gmm_status gmm__nccl_all_reduce_max(void *self, float *values, size_t count, gmm_stream stream) {
     gmm__nccl *n = (gmm__nccl *)self;
     GMM__NCCL(n, "ncclAllReduce", ncclAllReduce(values, values, count, ncclFloat32, ncclMax, n->comm, stream));
 }
@@ -2996,13 +3027,13 @@ static gmm_status gmm__nccl_window_add(void *self, void *base, size_t bytes, voi
     gmm__nccl *n = (gmm__nccl *)self;
     ncclWindow_t w = NULL;
     int current;
-    gmm_status s = gmm__wire_poll(&n->wire, NULL);
+    gmm_status s = gmm__comm_poll(&n->comm_base, NULL);
     *window = NULL;
-    if (s || gmm__cuda_enter(n->wire.ctx, &current) != cudaSuccess) return s ? s : GMM_E_CUDA;
-    s = gmm__nccl_end(n, "ncclCommWindowRegister", ncclCommWindowRegister(n->comm, base, bytes, &w,
-                                                                          NCCL_WIN_COLL_SYMMETRIC));
+    if (s || gmm__cuda_enter(n->comm_base.ctx, &current) != cudaSuccess) return s ? s : GMM_E_CUDA;
+    s = gmm__nccl_check(n, "ncclCommWindowRegister", ncclCommWindowRegister(n->comm, base, bytes, &w,
+                                                                            NCCL_WIN_COLL_SYMMETRIC));
     *window = w;
-    return gmm__cuda_leave(n->wire.ctx, "ncclCommWindowRegister", current, cudaSuccess), s;
+    return gmm__cuda_leave(n->comm_base.ctx, "ncclCommWindowRegister", current, cudaSuccess), s;
 }
 static gmm_status gmm__nccl_window_remove(void *self, void *window) {
     gmm__nccl *n = (gmm__nccl *)self;
@@ -3012,23 +3043,24 @@ static gmm_status gmm__nccl_window_remove(void *self, void *window) {
 static gmm_status gmm__nccl_poll(void *self, gmm_error *error) {
     gmm__nccl *n = (gmm__nccl *)self;
     ncclResult_t r = ncclSuccess;
-    if (n->comm && !n->wire.error.text[0] && ncclCommGetAsyncError(n->comm, &r) == ncclSuccess && r != ncclSuccess &&
+    if (n->comm && !n->comm_base.error.text[0] && ncclCommGetAsyncError(n->comm, &r) == ncclSuccess &&
+        r != ncclSuccess &&
         r != ncclInProgress)
-        (void)gmm__wire_fail(&n->wire, "NCCL", ncclGetLastError(n->comm));
-    return gmm__wire_poll(&n->wire, error);
+        (void)gmm__comm_fail(&n->comm_base, "NCCL", ncclGetLastError(n->comm));
+    return gmm__comm_poll(&n->comm_base, error);
 }
 static void gmm__nccl_give_up(void *self, const char *why) {
     gmm__nccl *n = (gmm__nccl *)self;
     int current;
-    if (n->wire.given_up) return;
-    n->wire.given_up = 1;
-    (void)gmm__wire_fail(&n->wire, "given up", why);
-    if (gmm__cuda_enter(n->wire.ctx, &current) != cudaSuccess) return;
-    if (n->wire.open) (void)ncclGroupEnd(); /* a group that a failure left open */
-    n->wire.open = 0;
+    if (n->comm_base.given_up) return;
+    n->comm_base.given_up = 1;
+    (void)gmm__comm_fail(&n->comm_base, "given up", why);
+    if (gmm__cuda_enter(n->comm_base.ctx, &current) != cudaSuccess) return;
+    if (n->comm_base.open) (void)ncclGroupEnd(); /* a failed call leaves its group open */
+    n->comm_base.open = 0;
     (void)ncclCommAbort(n->comm);
     n->comm = NULL;
-    (void)gmm__cuda_leave(n->wire.ctx, "ncclCommAbort", current, cudaSuccess);
+    (void)gmm__cuda_leave(n->comm_base.ctx, "ncclCommAbort", current, cudaSuccess);
 }
 
 GMMDEF gmm_status gmm_nccl_open(const gmm_nccl_config *config, gmm_comm *out, gmm_error *error) {
@@ -3040,7 +3072,7 @@ GMMDEF gmm_status gmm_nccl_open(const gmm_nccl_config *config, gmm_comm *out, gm
     gmm_status s;
     if (!out) return gmm__fail(error, GMM_E_NULL, "%s: out is NULL", fn);
     memset(out, 0, sizeof *out);
-    if ((s = gmm__gtp_open(fn, "config", config, &c, sizeof c, error)) != GMM_OK) return s;
+    if ((s = gmm__gtp_read(fn, "config", config, &c, sizeof c, error)) != GMM_OK) return s;
     if (!c.comm || !c.ctx)
         return gmm__fail(error, GMM_E_NULL, "%s: config->%s is NULL", fn, c.comm ? "ctx" : "comm");
     if (c.windows < 0 || c.windows > 1 || c.timeout_ms < 0 || c.reserved)
@@ -3052,21 +3084,21 @@ GMMDEF gmm_status gmm_nccl_open(const gmm_nccl_config *config, gmm_comm *out, gm
     if (r != ncclSuccess) return gmm__fail(error, GMM_E_COMM, "%s: %s", fn, ncclGetErrorString(r));
     if (c.ctx->config.space != GMM_SPACE_CUDA || c.ctx->config.device != device)
         return gmm__fail(error, GMM_E_ARG, "%s: ctx is not of CUDA device %d, that of the communicator", fn, device);
-    n = (gmm__nccl *)gmm__wire_alloc(c.ctx, sizeof *n);
+    n = (gmm__nccl *)gmm__comm_alloc(c.ctx, sizeof *n);
     if (!n) return gmm__fail(error, GMM_E_MEMORY, "%s: no memory", fn);
-    n->wire.ctx = c.ctx;
+    n->comm_base.ctx = c.ctx;
     n->comm = c.comm;
     n->timeout = 1e-3 * (c.timeout_ms ? c.timeout_ms : 10000);
     out->rank = rank;
     out->size = size;
     out->processors = GMM__NCCL_PROCESSORS;
     out->self = n;
-    out->group_begin = gmm__nccl_begin;
-    out->group_end = gmm__nccl_close_group;
-    out->all_gather = gmm__nccl_gather;
-    out->reduce_scatter = gmm__nccl_scatter;
-    out->all_to_all = gmm__nccl_exchange;
-    out->all_reduce_max = gmm__nccl_max;
+    out->group_begin = gmm__nccl_group_begin;
+    out->group_end = gmm__nccl_group_end;
+    out->all_gather = gmm__nccl_all_gather;
+    out->reduce_scatter = gmm__nccl_reduce_scatter;
+    out->all_to_all = gmm__nccl_all_to_all;
+    out->all_reduce_max = gmm__nccl_all_reduce_max;
 #if NCCL_VERSION_CODE >= 22700
     if (c.windows) {
         out->window_add = gmm__nccl_window_add;
@@ -3080,7 +3112,7 @@ GMMDEF gmm_status gmm_nccl_open(const gmm_nccl_config *config, gmm_comm *out, gm
 
 GMMDEF void gmm_nccl_close(gmm_comm *comm) {
     if (!comm || !comm->self) return;
-    gmm__wire_free(((gmm__wire *)comm->self)->ctx, comm->self);
+    gmm__comm_free(((gmm__comm_base *)comm->self)->ctx, comm->self);
     memset(comm, 0, sizeof *comm);
 }
 #undef GMM__NCCL
@@ -3097,80 +3129,85 @@ GMMDEF void gmm_nccl_close(gmm_comm *comm) { (void)comm; }
 
 #endif /* GMM_WITH_NCCL */
 
+/* Collectives by copies between the GPUs of one host: flags, copies, collectives. */
 /* ................................................................................................ Peer copies ... */
 
 #ifdef __CUDACC__
 
 enum {
-    GMM__PEERS_MOST = 64,       /* ranks */
-    GMM__PEERS_WINDOWS = 16,
-    GMM__PEERS_BOX = 1024,      /* values of all_reduce_max at a time */
-    GMM__PEERS_BLOCK = 2 << 20, /* bytes that an allocation shares with no other: IPC opens whole blocks */
-    GMM__PEERS_PUSHES = 64,     /* of an operation that are enqueued together */
-    GMM__PEERS_CAME = 0, GMM__PEERS_DONE = 1, GMM__PEERS_GONE = 2, GMM__PEERS_WORDS = 3
+    GMM__PEERS_MAX_RANKS = 64,
+    GMM__PEERS_MAX_WINDOWS = 16,
+    GMM__PEERS_STAGED_VALUES = 1024, /* values that all_reduce_max reduces at a time */
+    GMM__PEERS_MIN_BYTES = 2 << 20,  /* smaller allocations have no block of their own, and CUDA IPC opens whole blocks */
+    GMM__PEERS_MAX_PUSHES = 64,      /* of an operation, enqueued together */
+    GMM__PEERS_READY = 0, GMM__PEERS_DONE = 1, GMM__PEERS_ABORTED = 2, GMM__PEERS_FLAGS = 3
 };
 
-/* Device memory of every rank that a communicator reaches. */
+/* Device memory of every rank, as this rank addresses it. */
 typedef struct gmm__peers_window {
-    char *base[GMM__PEERS_MOST];
-    void *opened[GMM__PEERS_MOST]; /* to be closed */
+    char *base[GMM__PEERS_MAX_RANKS];
+    void *opened[GMM__PEERS_MAX_RANKS]; /* IPC mappings, to be closed; NULL = none */
     size_t bytes;
 } gmm__peers_window;
 
-/* What all_gather and all_to_all send: the whole, or the part of each rank, to one place in everybody's window. */
+/* A copy of all_gather or all_to_all to the same offset of a window on all ranks: to every rank the same bytes, or
+   (`parts`) to each rank its part. */
 typedef struct gmm__peers_push {
-    const char *from;
+    const char *source;
     const gmm__peers_window *window;
-    size_t at, bytes;
+    size_t offset, bytes;
     int32_t parts, reserved;
 } gmm__peers_push;
 
-/* A rank's own memory begins with words [CAME, DONE, GONE][rank] that its peers set to 1; its stream sets the first two
-   back to 0. Its box comes behind, [rank][GMM__PEERS_BOX] values. An operation: tell the peers that this rank has come,
-   wait until they have; copy into their windows; tell them that it is done, wait until they are. A word is set again
-   only in the operation after the one in which it was set back, so that words need no count, and a graph may be
-   replayed. */
+/* A rank's own memory begins with flags [READY, DONE, ABORTED][rank], which its peers set to 1 and of which its own
+   stream resets the first two to 0. Behind them is the staging buffer of all_reduce_max,
+   [rank][GMM__PEERS_STAGED_VALUES] values. An operation is a barrier on READY, the copies into the windows of the
+   peers, and a barrier on DONE. A flag is set again only in the operation after the one that reset it, so that flags
+   need no counter, and graphs can be replayed. */
 typedef struct gmm__peers {
-    gmm__wire wire;
+    gmm__comm_base comm_base;
     gmm_peers_config config;
-    PFN_cuStreamBatchMemOp_v11070 batch;
-    PFN_cuMemGetAddressRange_v3020 range;
-    gmm__peers_window own, windows[GMM__PEERS_WINDOWS];
-    gmm_stream side;            /* copies within the device, beside those to peers */
-    gmm_stream aid;             /* for when a peer is missing; of a priority that few use, so that it shares no queue of
-                                   the device with a stream that waits */
-    uint32_t *seen;             /* [CAME, DONE, GONE][rank] page-locked */
+    PFN_cuStreamBatchMemOp_v11070 batch_mem_op;
+    PFN_cuMemGetAddressRange_v3020 address_range;
+    gmm__peers_window own, windows[GMM__PEERS_MAX_WINDOWS];
+    gmm_stream copy_stream;     /* for copies within the device, concurrent with those to peers */
+    gmm_stream control_stream;  /* for poll and give_up; of a priority that few streams use, so that it shares no
+                                   hardware queue with a stream that waits for a peer */
+    uint32_t *host_flags;       /* [READY, DONE, ABORTED][rank] page-locked copy */
     cudaEvent_t fork, join, last;
     gmm_stream stream;          /* of the open operation */
-    int32_t begun, pushes, told, reserved; /* told: by a peer that has given up, as all were */
-    gmm__peers_push push[GMM__PEERS_PUSHES]; /* not enqueued yet */
+    int32_t active, push_count;
+    int32_t notified, reserved; /* notified: a peer gave up, and has set the ABORTED flags of all ranks */
+    gmm__peers_push pushes[GMM__PEERS_MAX_PUSHES]; /* not enqueued yet */
 } gmm__peers;
 
-/* What a rank tells of its window. */
-typedef struct gmm__peers_offer {
+/* Description of a window, which ranks exchange. */
+typedef struct gmm__peers_handle {
     cudaIpcMemHandle_t handle;
     size_t offset, bytes;
     char *base;
     int32_t device, reserved;
-} gmm__peers_offer;
+} gmm__peers_handle;
 
-static uint32_t *gmm__peers_word(const gmm__peers *p, int32_t owner, int kind, int32_t writer) {
+static uint32_t *gmm__peers_flag(const gmm__peers *p, int32_t owner, int kind, int32_t writer) {
     return (uint32_t *)(void *)p->own.base[owner] + kind * p->config.size + writer;
 }
-static float *gmm__peers_box(const gmm__peers *p, int32_t owner, int32_t writer) {
-    return (float *)(void *)(p->own.base[owner] + 1024) + (size_t)writer * GMM__PEERS_BOX;
+static float *gmm__peers_staging(const gmm__peers *p, int32_t owner, int32_t writer) {
+    return (float *)(void *)(p->own.base[owner] + 1024) + (size_t)writer * GMM__PEERS_STAGED_VALUES;
 }
-static size_t gmm__peers_bytes(int32_t size) { return 1024 + (size_t)size * GMM__PEERS_BOX * sizeof(float); }
+static size_t gmm__peers_own_bytes(int32_t size) {
+    return 1024 + (size_t)size * GMM__PEERS_STAGED_VALUES * sizeof(float);
+}
 
 static gmm_status gmm__peers_cuda(gmm__peers *p, const char *call, cudaError_t e) {
     if (e == cudaSuccess) return GMM_OK;
     (void)cudaGetLastError();
-    return gmm__wire_fail(&p->wire, call, cudaGetErrorString(e));
+    return gmm__comm_fail(&p->comm_base, call, cudaGetErrorString(e));
 }
 
-/* Says something to all peers, and waits until they have said it. */
-static gmm_status gmm__peers_meet(gmm__peers *p, int kind, gmm_stream stream) {
-    CUstreamBatchMemOpParams op[3 * GMM__PEERS_MOST];
+/* Sets a flag of all peers, waits until all peers have set it here, and resets it. */
+static gmm_status gmm__peers_barrier(gmm__peers *p, int kind, gmm_stream stream) {
+    CUstreamBatchMemOpParams op[3 * GMM__PEERS_MAX_RANKS];
     const int32_t size = p->config.size, rank = p->config.rank;
     unsigned n = 0;
     int32_t i, step;
@@ -3178,174 +3215,179 @@ static gmm_status gmm__peers_meet(gmm__peers *p, int kind, gmm_stream stream) {
     for (step = 0; step < 3; step++)
         for (i = 1; i < size; i++, n++) {
             const int32_t peer = (rank + i) % size;
-            uint32_t *word = step == 0 ? gmm__peers_word(p, peer, kind, rank) : gmm__peers_word(p, rank, kind, peer);
+            uint32_t *flag = step == 0 ? gmm__peers_flag(p, peer, kind, rank) : gmm__peers_flag(p, rank, kind, peer);
             if (step == 1) {
                 op[n].waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
-                op[n].waitValue.address = (CUdeviceptr)(uintptr_t)word;
+                op[n].waitValue.address = (CUdeviceptr)(uintptr_t)flag;
                 op[n].waitValue.value = 1;
                 op[n].waitValue.flags = CU_STREAM_WAIT_VALUE_EQ;
             } else {
                 op[n].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
-                op[n].writeValue.address = (CUdeviceptr)(uintptr_t)word;
+                op[n].writeValue.address = (CUdeviceptr)(uintptr_t)flag;
                 op[n].writeValue.value = step == 0;
                 op[n].writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
             }
         }
-    return n == 0 || p->batch(stream, n, op, 0) == CUDA_SUCCESS /* a batch of none may be refused */
-               ? GMM_OK : gmm__wire_fail(&p->wire, "cuStreamBatchMemOp", "the driver refuses it");
+    return n == 0 || p->batch_mem_op(stream, n, op, 0) == CUDA_SUCCESS /* an empty batch may be refused */
+               ? GMM_OK : gmm__comm_fail(&p->comm_base, "cuStreamBatchMemOp", "the driver refuses it");
 }
 
-/* The first call of an operation. */
-static gmm_status gmm__peers_start(gmm__peers *p, gmm_stream stream) {
-    if (p->begun && p->stream != stream) return gmm__wire_fail(&p->wire, "peer copies", "one group on two streams");
-    if (p->begun) return GMM_OK;
-    p->begun = 1;
+/* Begins an operation with its first call. */
+static gmm_status gmm__peers_begin_op(gmm__peers *p, gmm_stream stream) {
+    if (p->active && p->stream != stream)
+        return gmm__comm_fail(&p->comm_base, "peer copies", "one group on two streams");
+    if (p->active) return GMM_OK;
+    p->active = 1;
     p->stream = stream;
-    return gmm__peers_meet(p, GMM__PEERS_CAME, stream);
+    return gmm__peers_barrier(p, GMM__PEERS_READY, stream);
 }
 
-/* Bytes from an address to the end of its allocation; 0 = not known. */
-static size_t gmm__peers_room(const gmm__peers *p, const void *at) {
+/* Bytes from an address to the end of its allocation; 0 = unknown. */
+static size_t gmm__peers_remaining_bytes(const gmm__peers *p, const void *address) {
     CUdeviceptr start = 0;
     size_t bytes = 0;
-    if (p->range(&start, &bytes, (CUdeviceptr)(uintptr_t)at) != CUDA_SUCCESS) return 0;
-    return (size_t)(start + bytes - (CUdeviceptr)(uintptr_t)at);
+    if (p->address_range(&start, &bytes, (CUdeviceptr)(uintptr_t)address) != CUDA_SUCCESS) return 0;
+    return (size_t)(start + bytes - (CUdeviceptr)(uintptr_t)address);
 }
-/* How many pushes from q on, of n, are one two-dimensional copy: alike, and evenly spaced in one allocation on either
-   side. */
-static int32_t gmm__peers_run(const gmm__peers *p, const gmm__peers_push *q, int32_t n) {
-    const uintptr_t step = n > 1 ? (uintptr_t)q[1].from - (uintptr_t)q->from : 0;
-    const size_t pitch = n > 1 ? q[1].at - q->at : 0, whole = q->bytes * (size_t)p->config.size;
-    size_t from, to;
+/* Number of consecutive pushes, of the n from q on, that one 2D copy can do: equal in size and kind, and equally spaced
+   within one allocation on either side. */
+static int32_t gmm__peers_count_2d(const gmm__peers *p, const gmm__peers_push *q, int32_t n) {
+    const uintptr_t step = n > 1 ? (uintptr_t)q[1].source - (uintptr_t)q->source : 0;
+    const size_t pitch = n > 1 ? q[1].offset - q->offset : 0, whole = q->bytes * (size_t)p->config.size;
+    size_t source_bytes, window_bytes;
     int32_t k = 1;
     if (step < q->bytes || pitch < q->bytes || step > 0x7fffffffu || pitch > 0x7fffffffu) return 1;
-    from = gmm__peers_room(p, q->from);
-    to = gmm__peers_room(p, q->window->base[p->config.rank] + q->at);
+    source_bytes = gmm__peers_remaining_bytes(p, q->source);
+    window_bytes = gmm__peers_remaining_bytes(p, q->window->base[p->config.rank] + q->offset);
     while (k < n && q[k].bytes == q->bytes && q[k].parts == q->parts && q[k].window == q->window &&
-           (uintptr_t)q[k].from - (uintptr_t)q[k - 1].from == step && q[k].at - q[k - 1].at == pitch &&
-           (size_t)k * step + (q->parts ? whole : q->bytes) <= from && (size_t)k * pitch + whole <= to)
+           (uintptr_t)q[k].source - (uintptr_t)q[k - 1].source == step && q[k].offset - q[k - 1].offset == pitch &&
+           (size_t)k * step + (q->parts ? whole : q->bytes) <= source_bytes &&
+           (size_t)k * pitch + whole <= window_bytes)
         k++;
     return k;
 }
-/* Enqueues what is to be sent, rank by rank: few large copies after one another fill the links, which many small ones
-   do not, nor copies to several ranks at a time. All begin with another one. */
+/* Enqueues the pushes, rank by rank, each rank beginning with a different peer. Few large copies, one after the other,
+   saturate the links; many small ones do not, nor do concurrent copies to several ranks. */
 static cudaError_t gmm__peers_flush(gmm__peers *p) {
     const int32_t size = p->config.size, rank = p->config.rank;
     cudaError_t e = cudaSuccess;
     int32_t i, k, n, forked = 0;
     for (i = 0; i < size && e == cudaSuccess; i++)
-        for (k = 0; k < p->pushes && e == cudaSuccess; k += n) {
-            const gmm__peers_push *q = &p->push[k];
+        for (k = 0; k < p->push_count && e == cudaSuccess; k += n) {
+            const gmm__peers_push *q = &p->pushes[k];
             const int32_t peer = (rank + i) % size;
-            const char *from = q->from + (q->parts ? (size_t)peer * q->bytes : 0);
-            char *to = q->window->base[peer] + q->at + (size_t)rank * q->bytes;
-            n = i == 0 ? 1 : gmm__peers_run(p, q, p->pushes - k);
+            const char *from = q->source + (q->parts ? (size_t)peer * q->bytes : 0);
+            char *to = q->window->base[peer] + q->offset + (size_t)rank * q->bytes;
+            n = i == 0 ? 1 : gmm__peers_count_2d(p, q, p->push_count - k);
             if (i == 0 && (q->parts || to == from)) continue;
             if (i == 0 && !forked) {
                 e = cudaEventRecord(p->fork, p->stream);
-                if (e == cudaSuccess) e = cudaStreamWaitEvent(p->side, p->fork, 0);
+                if (e == cudaSuccess) e = cudaStreamWaitEvent(p->copy_stream, p->fork, 0);
                 forked = 1;
             }
             if (e != cudaSuccess) break;
-            e = n == 1 ? cudaMemcpyAsync(to, from, q->bytes, cudaMemcpyDeviceToDevice, i == 0 ? p->side : p->stream)
-                       : cudaMemcpy2DAsync(to, q[1].at - q->at, from, (size_t)(q[1].from - q->from), q->bytes,
+            e = n == 1 ? cudaMemcpyAsync(to, from, q->bytes, cudaMemcpyDeviceToDevice,
+                                         i == 0 ? p->copy_stream : p->stream)
+                       : cudaMemcpy2DAsync(to, q[1].offset - q->offset, from, (size_t)(q[1].source - q->source),
+                                           q->bytes,
                                            (size_t)n, cudaMemcpyDeviceToDevice, p->stream);
         }
-    p->pushes = 0;
-    if (e == cudaSuccess && forked) e = cudaEventRecord(p->join, p->side);
+    p->push_count = 0;
+    if (e == cudaSuccess && forked) e = cudaEventRecord(p->join, p->copy_stream);
     if (e == cudaSuccess && forked) e = cudaStreamWaitEvent(p->stream, p->join, 0);
     return e;
 }
-static gmm_status gmm__peers_finish(gmm__peers *p) {
+static gmm_status gmm__peers_end_op(gmm__peers *p) {
     enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     gmm_status s;
-    if (!p->begun) return GMM_OK;
-    p->begun = 0;
+    if (!p->active) return GMM_OK;
+    p->active = 0;
     s = gmm__peers_cuda(p, "peer copies", gmm__peers_flush(p));
-    if (!s) s = gmm__peers_meet(p, GMM__PEERS_DONE, p->stream);
+    if (!s) s = gmm__peers_barrier(p, GMM__PEERS_DONE, p->stream);
     if (!s) s = gmm__peers_cuda(p, "peer copies", cudaStreamIsCapturing(p->stream, &status));
     if (!s && status == cudaStreamCaptureStatusNone)
         s = gmm__peers_cuda(p, "peer copies", cudaEventRecord(p->last, p->stream));
     return s;
 }
 
-/* A call: begins the operation, and ends it where no group is open. */
-typedef gmm_status gmm__peers_part(gmm__peers *p, const void *send, void *recv, size_t size, gmm_dtype dtype,
-                                   gmm_stream stream);
-static gmm_status gmm__peers_call(void *self, gmm__peers_part *part, const void *send, void *recv, size_t size,
+/* A collective call: it begins an operation if none is active, and ends it unless a group is open. */
+typedef gmm_status gmm__peers_collective(gmm__peers *p, const void *send, void *recv, size_t size, gmm_dtype dtype,
+                                         gmm_stream stream);
+static gmm_status gmm__peers_call(void *self, gmm__peers_collective *collective, const void *send, void *recv,
+                                  size_t size,
                                   gmm_dtype dtype, gmm_stream stream) {
     gmm__peers *p = (gmm__peers *)self;
     int current;
-    gmm_status s = gmm__wire_poll(&p->wire, NULL);
+    gmm_status s = gmm__comm_poll(&p->comm_base, NULL);
     if (s) return s;
-    if (gmm__cuda_enter(p->wire.ctx, &current) != cudaSuccess) return GMM_E_CUDA;
-    s = gmm__peers_start(p, stream);
-    if (!s) s = part(p, send, recv, size, dtype, stream);
-    if (!s && !p->wire.open) s = gmm__peers_finish(p);
-    return gmm__cuda_leave(p->wire.ctx, "peers", current, cudaSuccess), s;
+    if (gmm__cuda_enter(p->comm_base.ctx, &current) != cudaSuccess) return GMM_E_CUDA;
+    s = gmm__peers_begin_op(p, stream);
+    if (!s) s = collective(p, send, recv, size, dtype, stream);
+    if (!s && !p->comm_base.open) s = gmm__peers_end_op(p);
+    return gmm__cuda_leave(p->comm_base.ctx, "peers", current, cudaSuccess), s;
 }
 
-/* The same place in the windows of all ranks; window NULL: in none. */
-typedef struct gmm__peers_place {
+/* An offset in a window, the same on all ranks; window NULL = in no window. */
+typedef struct gmm__peers_location {
     const gmm__peers_window *window;
-    size_t at;
-} gmm__peers_place;
-static gmm__peers_place gmm__peers_find(const gmm__peers *p, const void *memory, size_t bytes) {
-    gmm__peers_place place = {NULL, 0};
+    size_t offset;
+} gmm__peers_location;
+static gmm__peers_location gmm__peers_find_window(const gmm__peers *p, const void *memory, size_t bytes) {
+    gmm__peers_location location = {NULL, 0};
     int i;
-    for (i = 0; i < GMM__PEERS_WINDOWS && !place.window; i++) {
+    for (i = 0; i < GMM__PEERS_MAX_WINDOWS && !location.window; i++) {
         const gmm__peers_window *w = &p->windows[i];
-        const uintptr_t base = (uintptr_t)w->base[p->config.rank], at = (uintptr_t)memory;
-        if (!w->bytes || at < base || at - base > w->bytes || bytes > w->bytes - (at - base)) continue;
-        place.window = w;
-        place.at = at - base;
+        const uintptr_t base = (uintptr_t)w->base[p->config.rank], address = (uintptr_t)memory;
+        if (!w->bytes || address < base || address - base > w->bytes || bytes > w->bytes - (address - base)) continue;
+        location.window = w;
+        location.offset = address - base;
     }
-    return place;
+    return location;
 }
 
-/* Sends `bytes` of send to every rank r, at recv's own place there: all of it, to itself too; or its part r, to the
-   others. */
-static gmm_status gmm__peers_send(gmm__peers *p, const char *call, const void *send, void *recv, size_t bytes,
-                                  int parts) {
-    const gmm__peers_place to = gmm__peers_find(p, recv, bytes * (size_t)p->config.size);
+/* Adds a push to the offset of `recv` in the window of every rank: `bytes` of `send`, to this rank too, or part r of
+   `send` to every other rank r (`parts`). */
+static gmm_status gmm__peers_add_push(gmm__peers *p, const char *call, const void *send, void *recv, size_t bytes,
+                                      int parts) {
+    const gmm__peers_location target = gmm__peers_find_window(p, recv, bytes * (size_t)p->config.size);
     gmm__peers_push *q;
-    if (!to.window) return gmm__wire_fail(&p->wire, call, "recv lies in no window");
+    if (!target.window) return gmm__comm_fail(&p->comm_base, call, "recv lies in no window");
     if (bytes == 0) return GMM_OK;
-    if (p->pushes == GMM__PEERS_PUSHES) {
+    if (p->push_count == GMM__PEERS_MAX_PUSHES) {
         const gmm_status s = gmm__peers_cuda(p, call, gmm__peers_flush(p));
         if (s) return s;
     }
-    q = &p->push[p->pushes++];
-    q->from = (const char *)send;
-    q->window = to.window;
-    q->at = to.at;
+    q = &p->pushes[p->push_count++];
+    q->source = (const char *)send;
+    q->window = target.window;
+    q->offset = target.offset;
     q->bytes = bytes;
     q->parts = parts;
     return GMM_OK;
 }
-static gmm_status gmm__peers_gather_part(gmm__peers *p, const void *send, void *recv, size_t bytes, gmm_dtype dtype,
+static gmm_status gmm__peers_push_all_gather(gmm__peers *p, const void *send, void *recv, size_t bytes, gmm_dtype dtype,
+                                             gmm_stream stream) {
+    (void)dtype, (void)stream;
+    return gmm__peers_add_push(p, "all_gather", send, recv, bytes, 0);
+}
+static gmm_status gmm__peers_push_all_to_all(gmm__peers *p, const void *send, void *recv, size_t bytes, gmm_dtype dtype,
+                                             gmm_stream stream) {
+    (void)dtype, (void)stream;
+    return gmm__peers_add_push(p, "all_to_all", send, recv, bytes, 1);
+}
+/* reduce_scatter: the sum over the windows of the peers, which this rank reads. */
+static gmm_status gmm__peers_sum_windows(gmm__peers *p, const void *send, void *recv, size_t count, gmm_dtype dtype,
                                          gmm_stream stream) {
-    (void)dtype, (void)stream;
-    return gmm__peers_send(p, "all_gather", send, recv, bytes, 0);
-}
-static gmm_status gmm__peers_exchange_part(gmm__peers *p, const void *send, void *recv, size_t bytes, gmm_dtype dtype,
-                                           gmm_stream stream) {
-    (void)dtype, (void)stream;
-    return gmm__peers_send(p, "all_to_all", send, recv, bytes, 1);
-}
-/* The sum over what the peers send, read from their windows. */
-static gmm_status gmm__peers_scatter_part(gmm__peers *p, const void *send, void *recv, size_t count, gmm_dtype dtype,
-                                          gmm_stream stream) {
     const size_t bytes = count * (size_t)(gmm_dtype_bits(dtype) / 8);
-    const gmm__peers_place from = gmm__peers_find(p, send, bytes * (size_t)p->config.size);
-    void *addends[GMM__PEERS_MOST];
+    const gmm__peers_location source = gmm__peers_find_window(p, send, bytes * (size_t)p->config.size);
+    void *addends[GMM__PEERS_MAX_RANKS];
     gmm_accumulation d;
     gmm_mat x, y;
     int32_t i;
-    if (!from.window) return gmm__wire_fail(&p->wire, "reduce_scatter", "send lies in no window");
+    if (!source.window) return gmm__comm_fail(&p->comm_base, "reduce_scatter", "send lies in no window");
     if (count == 0) return GMM_OK;
     for (i = 0; i < p->config.size; i++)
-        addends[i] = from.window->base[i] + from.at + (size_t)p->config.rank * bytes;
+        addends[i] = source.window->base[i] + source.offset + (size_t)p->config.rank * bytes;
     memset(&d, 0, sizeof d);
     d.count = p->config.size;
     for (d.cols = 1; d.cols < 4096 && count % (size_t)(2 * d.cols) == 0; d.cols *= 2) { }
@@ -3355,256 +3397,265 @@ static gmm_status gmm__peers_scatter_part(gmm__peers *p, const void *send, void 
     y = gmm_mat_packed(dtype, recv);
     d.x = &x;
     d.y = &y;
-    return gmm_accumulate(p->wire.ctx, &d, NULL, 0, stream)
-               ? gmm__wire_fail(&p->wire, "reduce_scatter", gmm_last_error(p->wire.ctx)) : GMM_OK;
+    return gmm_accumulate(p->comm_base.ctx, &d, NULL, 0, stream)
+               ? gmm__comm_fail(&p->comm_base, "reduce_scatter", gmm_last_error(p->comm_base.ctx)) : GMM_OK;
 }
-/* values = the largest of each and what lies in the box. */
-static __global__ void gmm_peers_max(float *values, const float *box, int size, int rank, int count) {
+/* values = the largest of each value and of those that the peers have copied into the staging buffer. */
+static __global__ void gmm_peers_max(float *values, const float *staging, int size, int rank, int count) {
     const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     int r;
-    float most;
+    float largest;
     if (i >= count) return;
-    most = values[i];
+    largest = values[i];
     for (r = 0; r < size; r++) {
-        const float v = r == rank ? most : box[(size_t)r * GMM__PEERS_BOX + i];
-        most = v > most || v != v ? v : most;
+        const float v = r == rank ? largest : staging[(size_t)r * GMM__PEERS_STAGED_VALUES + i];
+        largest = v > largest || v != v ? v : largest;
     }
-    values[i] = most;
+    values[i] = largest;
 }
-static gmm_status gmm__peers_max_part(gmm__peers *p, const void *send, void *recv, size_t count, gmm_dtype dtype,
-                                      gmm_stream stream) {
+static gmm_status gmm__peers_reduce_max(gmm__peers *p, const void *send, void *recv, size_t count, gmm_dtype dtype,
+                                        gmm_stream stream) {
     const int32_t size = p->config.size, rank = p->config.rank;
     float *values = (float *)recv;
     cudaError_t e = cudaSuccess;
     gmm_status s = GMM_OK;
-    size_t at;
+    size_t first;
     int32_t i;
     (void)send, (void)dtype;
-    for (at = 0; at < count && !s; at += GMM__PEERS_BOX) {
-        const int n = count - at < GMM__PEERS_BOX ? (int)(count - at) : (int)GMM__PEERS_BOX;
-        if (at > 0) s = gmm__peers_start(p, stream);
+    for (first = 0; first < count && !s; first += GMM__PEERS_STAGED_VALUES) {
+        const int n = count - first < GMM__PEERS_STAGED_VALUES ? (int)(count - first) : (int)GMM__PEERS_STAGED_VALUES;
+        if (first > 0) s = gmm__peers_begin_op(p, stream);
         for (i = 1; i < size && e == cudaSuccess; i++)
-            e = cudaMemcpyAsync(gmm__peers_box(p, (rank + i) % size, rank), values + at, (size_t)n * sizeof *values,
+            e = cudaMemcpyAsync(gmm__peers_staging(p, (rank + i) % size, rank), values + first,
+                                (size_t)n * sizeof *values,
                                 cudaMemcpyDeviceToDevice, stream);
         if (!s) s = gmm__peers_cuda(p, "all_reduce_max", e);
-        if (!s) s = gmm__peers_finish(p); /* the box is full */
+        if (!s) s = gmm__peers_end_op(p); /* the peers have copied their values */
         if (s) break;
-        gmm_peers_max<<<(n + 127) / 128, 128, 0, stream>>>(values + at, gmm__peers_box(p, rank, 0), size, rank, n);
+        gmm_peers_max<<<(n + 127) / 128, 128, 0, stream>>>(values + first, gmm__peers_staging(p, rank, 0), size,
+                                                           rank, n);
         s = gmm__peers_cuda(p, "all_reduce_max", cudaGetLastError());
     }
     return s;
 }
 
-static gmm_status gmm__peers_gather(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
-    return gmm__peers_call(self, gmm__peers_gather_part, send, recv, bytes, GMM_NONE, stream);
+static gmm_status gmm__peers_all_gather(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
+    return gmm__peers_call(self, gmm__peers_push_all_gather, send, recv, bytes, GMM_NONE, stream);
 }
-static gmm_status gmm__peers_exchange(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
-    return gmm__peers_call(self, gmm__peers_exchange_part, send, recv, bytes, GMM_NONE, stream);
+static gmm_status gmm__peers_all_to_all(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
+    return gmm__peers_call(self, gmm__peers_push_all_to_all, send, recv, bytes, GMM_NONE, stream);
 }
-static gmm_status gmm__peers_scatter(void *self, const void *send, void *recv, size_t count, gmm_dtype dtype,
-                                     gmm_stream stream) {
-    return gmm__peers_call(self, gmm__peers_scatter_part, send, recv, count, dtype, stream);
+static gmm_status gmm__peers_reduce_scatter(void *self, const void *send, void *recv, size_t count, gmm_dtype dtype,
+                                            gmm_stream stream) {
+    return gmm__peers_call(self, gmm__peers_sum_windows, send, recv, count, dtype, stream);
 }
-static gmm_status gmm__peers_max(void *self, float *values, size_t count, gmm_stream stream) {
-    return count ? gmm__peers_call(self, gmm__peers_max_part, NULL, values, count, GMM_F32, stream) : GMM_OK;
+static gmm_status gmm__peers_all_reduce_max(void *self, float *values, size_t count, gmm_stream stream) {
+    return count ? gmm__peers_call(self, gmm__peers_reduce_max, NULL, values, count, GMM_F32, stream) : GMM_OK;
 }
-static gmm_status gmm__peers_begin(void *self, const char *what) {
+static gmm_status gmm__peers_group_begin(void *self, const char *what) {
     gmm__peers *p = (gmm__peers *)self;
-    p->wire.what = what;
-    p->wire.open = 1;
-    return gmm__wire_poll(&p->wire, NULL);
+    p->comm_base.what = what;
+    p->comm_base.open = 1;
+    return gmm__comm_poll(&p->comm_base, NULL);
 }
-static gmm_status gmm__peers_end(void *self) {
+static gmm_status gmm__peers_group_end(void *self) {
     gmm__peers *p = (gmm__peers *)self;
     int current;
-    gmm_status s = gmm__wire_poll(&p->wire, NULL);
-    p->wire.open = 0;
+    gmm_status s = gmm__comm_poll(&p->comm_base, NULL);
+    p->comm_base.open = 0;
     if (s) return s;
-    if (gmm__cuda_enter(p->wire.ctx, &current) != cudaSuccess) return GMM_E_CUDA;
-    s = gmm__peers_finish(p);
-    return gmm__cuda_leave(p->wire.ctx, "peers", current, cudaSuccess), s;
+    if (gmm__cuda_enter(p->comm_base.ctx, &current) != cudaSuccess) return GMM_E_CUDA;
+    s = gmm__peers_end_op(p);
+    return gmm__cuda_leave(p->comm_base.ctx, "peers", current, cudaSuccess), s;
 }
 
-/* Looks for who is gone or missing without a wait that could itself go on for ever. */
+/* Windows, failures, opening and closing of communicators of peer copies. */
+
+/* Finds a peer that has given up or has not arrived; waits for the device at most 0.1 s, since a stream of it may wait
+   for ever. */
 static gmm_status gmm__peers_poll(void *self, gmm_error *error) {
     gmm__peers *p = (gmm__peers *)self;
-    gmm_status s = gmm__wire_poll(&p->wire, error);
+    gmm_status s = gmm__comm_poll(&p->comm_base, error);
     const double begin = gmm__gtp_now();
     const int32_t size = p->config.size, rank = p->config.rank;
-    int32_t i, missing = -1, gone = -1, current, n = 0;
+    int32_t i, missing = -1, aborted = -1, current, n = 0;
     char text[96];
     cudaError_t e;
-    if (s || size == 1 || gmm__cuda_enter(p->wire.ctx, &current) != cudaSuccess) return s;
-    e = cudaMemcpyAsync(p->seen, gmm__peers_word(p, rank, GMM__PEERS_CAME, 0),
-                        (size_t)(GMM__PEERS_WORDS * size) * sizeof *p->seen, cudaMemcpyDeviceToHost, p->aid);
+    if (s || size == 1 || gmm__cuda_enter(p->comm_base.ctx, &current) != cudaSuccess) return s;
+    e = cudaMemcpyAsync(p->host_flags, gmm__peers_flag(p, rank, GMM__PEERS_READY, 0),
+                        (size_t)(GMM__PEERS_FLAGS * size) * sizeof *p->host_flags, cudaMemcpyDeviceToHost,
+                        p->control_stream);
     if (e == cudaSuccess)
-        while ((e = cudaStreamQuery(p->aid)) == cudaErrorNotReady && gmm__gtp_now() - begin < 0.1) { }
+        while ((e = cudaStreamQuery(p->control_stream)) == cudaErrorNotReady && gmm__gtp_now() - begin < 0.1) { }
     for (i = 0; i < size && e == cudaSuccess; i++) {
-        if (i != rank && p->seen[GMM__PEERS_GONE * size + i]) gone = i;
-        if (i != rank && !p->seen[GMM__PEERS_CAME * size + i]) missing = i, n++;
+        if (i != rank && p->host_flags[GMM__PEERS_ABORTED * size + i]) aborted = i;
+        if (i != rank && !p->host_flags[GMM__PEERS_READY * size + i]) missing = i, n++;
     }
-    if (gone >= 0) {
-        (void)snprintf(text, sizeof text, "rank %d of %d has given up: what came since is void", gone, size);
-        s = gmm__wire_fail(&p->wire, "peer copies", text);
-        p->told = 1;
-        (void)gmm__wire_poll(&p->wire, error);
-    } else if (n == 1 && error && cudaEventQuery(p->last) == cudaErrorNotReady) /* for whoever finds it too long */
+    if (aborted >= 0) {
+        (void)snprintf(text, sizeof text, "rank %d of %d has given up: what came since is void", aborted, size);
+        s = gmm__comm_fail(&p->comm_base, "peer copies", text);
+        p->notified = 1;
+        (void)gmm__comm_poll(&p->comm_base, error);
+    } else if (n == 1 && error && cudaEventQuery(p->last) == cudaErrorNotReady) /* reported after a timeout */
         (void)snprintf(error->text, sizeof error->text, "rank %d of %d has not joined", missing, size);
     (void)cudaGetLastError();
-    return gmm__cuda_leave(p->wire.ctx, "peers", current, cudaSuccess), s;
+    return gmm__cuda_leave(p->comm_base.ctx, "peers", current, cudaSuccess), s;
 }
-/* Lets go the streams that wait for a peer, and those that come to such a wait within a while. */
-static __global__ void gmm_peers_release(volatile uint32_t *words, int count, unsigned long long nanoseconds) {
+/* Sets the flags for `nanoseconds`, so that streams that wait for a peer, or begin to wait in that time, continue. */
+static __global__ void gmm_peers_release(volatile uint32_t *flags, int count, unsigned long long nanoseconds) {
     unsigned long long begin, now;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
     do {
-        if ((int)threadIdx.x < count) words[threadIdx.x] = 1;
+        if ((int)threadIdx.x < count) flags[threadIdx.x] = 1;
         __nanosleep(1000);
         asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
     } while (now - begin < nanoseconds);
 }
 static void gmm__peers_give_up(void *self, const char *why) {
     gmm__peers *p = (gmm__peers *)self;
-    CUstreamBatchMemOpParams op[GMM__PEERS_MOST];
+    CUstreamBatchMemOpParams op[GMM__PEERS_MAX_RANKS];
     const int32_t size = p->config.size, rank = p->config.rank;
     int32_t i;
     int current;
-    if (p->wire.given_up) return;
-    p->wire.given_up = 1;
-    (void)gmm__wire_fail(&p->wire, "given up", why);
-    if (gmm__cuda_enter(p->wire.ctx, &current) != cudaSuccess) return;
+    if (p->comm_base.given_up) return;
+    p->comm_base.given_up = 1;
+    (void)gmm__comm_fail(&p->comm_base, "given up", why);
+    if (gmm__cuda_enter(p->comm_base.ctx, &current) != cudaSuccess) return;
     memset(op, 0, sizeof op);
-    for (i = 0; i < size; i++) { /* its own word comes last, behind the fence of that write */
-        uint32_t *word = gmm__peers_word(p, (rank + 1 + i) % size, GMM__PEERS_GONE, rank);
+    for (i = 0; i < size; i++) { /* its own flag is last, ordered behind the other writes */
+        uint32_t *flag = gmm__peers_flag(p, (rank + 1 + i) % size, GMM__PEERS_ABORTED, rank);
         op[i].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
-        op[i].writeValue.address = (CUdeviceptr)(uintptr_t)word;
+        op[i].writeValue.address = (CUdeviceptr)(uintptr_t)flag;
         op[i].writeValue.value = 1;
         op[i].writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
     }
-    if (!p->told) (void)p->batch(p->aid, (unsigned)size, op, 0);
-    gmm_peers_release<<<1, GMM__PEERS_GONE * GMM__PEERS_MOST, 0, p->aid>>>(
-        gmm__peers_word(p, rank, GMM__PEERS_CAME, 0), GMM__PEERS_GONE * size, 3000000000ull);
+    if (!p->notified) (void)p->batch_mem_op(p->control_stream, (unsigned)size, op, 0);
+    gmm_peers_release<<<1, GMM__PEERS_ABORTED * GMM__PEERS_MAX_RANKS, 0, p->control_stream>>>(
+        gmm__peers_flag(p, rank, GMM__PEERS_READY, 0), GMM__PEERS_ABORTED * size, 3000000000ull);
     (void)cudaGetLastError();
-    (void)gmm__cuda_leave(p->wire.ctx, "peers", current, cudaSuccess);
+    (void)gmm__cuda_leave(p->comm_base.ctx, "peers", current, cudaSuccess);
 }
 
-/* Lets the peers have a window, and gets theirs. */
-static void gmm__peers_shut(gmm__peers *p, gmm__peers_window *w) {
+/* Closes the mappings of a window. */
+static void gmm__peers_close_window(gmm__peers *p, gmm__peers_window *w) {
     int32_t i;
     for (i = 0; i < p->config.size; i++)
         if (w->opened[i]) (void)cudaIpcCloseMemHandle(w->opened[i]);
     memset(w, 0, sizeof *w);
 }
-/* Whether all ranks are well so far: what fails on one fails on all. */
-static gmm_status gmm__peers_agree(gmm__peers *p, const char *call, const char *bad) {
-    char mine = bad != NULL, all[GMM__PEERS_MOST], text[64];
+/* Exchanges whether the call has failed on a rank: then it fails on all. `failure`: the reason on this rank, or NULL.
+   */
+static gmm_status gmm__peers_check_ranks(gmm__peers *p, const char *call, const char *failure) {
+    char own = failure != NULL, all[GMM__PEERS_MAX_RANKS], text[64];
     int32_t i;
-    if (p->config.exchange(p->config.user, &mine, all, 1) != GMM_OK)
-        return gmm__wire_fail(&p->wire, call, bad ? bad : "the exchange failed");
-    if (bad) return gmm__wire_fail(&p->wire, call, bad);
+    if (p->config.exchange(p->config.user, &own, all, 1) != GMM_OK)
+        return gmm__comm_fail(&p->comm_base, call, failure ? failure : "the exchange failed");
+    if (failure) return gmm__comm_fail(&p->comm_base, call, failure);
     for (i = 0; i < p->config.size && !all[i]; i++) { }
     if (i == p->config.size) return GMM_OK;
     (void)snprintf(text, sizeof text, "it failed on rank %d of %d", i, p->config.size);
-    return gmm__wire_fail(&p->wire, call, text);
+    return gmm__comm_fail(&p->comm_base, call, text);
 }
-/* `bad`: why this rank has none; w may be NULL then. */
-static gmm_status gmm__peers_share(gmm__peers *p, gmm__peers_window *w, void *base, size_t bytes, const char *bad) {
+/* Exchanges the addresses of a window and maps those of the peers. With a `failure` of this rank w may be NULL. */
+static gmm_status gmm__peers_open_window(gmm__peers *p, gmm__peers_window *w, void *base, size_t bytes,
+                                         const char *failure) {
     static const char call[] = "window";
-    gmm__peers_offer mine, all[GMM__PEERS_MOST];
+    gmm__peers_handle own, all[GMM__PEERS_MAX_RANKS];
     cudaError_t e = cudaSuccess;
     gmm_status s;
     int32_t i;
-    memset(&mine, 0, sizeof mine);
-    mine.base = (char *)base;
-    mine.bytes = bytes;
-    mine.device = p->wire.ctx->config.device;
-    if (p->config.processes && !bad) {
+    memset(&own, 0, sizeof own);
+    own.base = (char *)base;
+    own.bytes = bytes;
+    own.device = p->comm_base.ctx->config.device;
+    if (p->config.processes && !failure) {
         CUdeviceptr start = 0;
-        e = cudaIpcGetMemHandle(&mine.handle, base);
-        if (e == cudaSuccess && p->range(&start, NULL, (CUdeviceptr)(uintptr_t)base) != CUDA_SUCCESS)
+        e = cudaIpcGetMemHandle(&own.handle, base);
+        if (e == cudaSuccess && p->address_range(&start, NULL, (CUdeviceptr)(uintptr_t)base) != CUDA_SUCCESS)
             e = cudaErrorInvalidValue;
-        mine.offset = (uintptr_t)base - (uintptr_t)start;
-        if (e != cudaSuccess) bad = cudaGetErrorString(e);
+        own.offset = (uintptr_t)base - (uintptr_t)start;
+        if (e != cudaSuccess) failure = cudaGetErrorString(e);
     }
-    s = gmm__peers_agree(p, call, bad);
-    if (!s && p->config.exchange(p->config.user, &mine, all, sizeof mine) != GMM_OK)
-        s = gmm__wire_fail(&p->wire, call, "the exchange failed");
+    s = gmm__peers_check_ranks(p, call, failure);
+    if (!s && p->config.exchange(p->config.user, &own, all, sizeof own) != GMM_OK)
+        s = gmm__comm_fail(&p->comm_base, call, "the exchange failed");
     if (s) return s;
-    for (i = 0; i < p->config.size && !bad; i++) {
-        if (all[i].bytes != bytes) bad = "that of a peer has another size";
+    for (i = 0; i < p->config.size && !failure; i++) {
+        if (all[i].bytes != bytes) failure = "that of a peer has another size";
         else w->base[i] = all[i].base;
-        if (bad || i == p->config.rank) continue;
+        if (failure || i == p->config.rank) continue;
         if (p->config.processes) {
             e = cudaIpcOpenMemHandle(&w->opened[i], all[i].handle, cudaIpcMemLazyEnablePeerAccess);
             if (e == cudaSuccess) w->base[i] = (char *)w->opened[i] + all[i].offset;
-        } else if (all[i].device != mine.device) {
+        } else if (all[i].device != own.device) {
             e = cudaDeviceEnablePeerAccess(all[i].device, 0);
             if (e == cudaErrorPeerAccessAlreadyEnabled) e = cudaSuccess;
             (void)cudaGetLastError();
         }
-        if (e != cudaSuccess) bad = cudaGetErrorString(e);
+        if (e != cudaSuccess) failure = cudaGetErrorString(e);
     }
     w->bytes = bytes;
-    s = gmm__peers_agree(p, call, bad);
+    s = gmm__peers_check_ranks(p, call, failure);
     if (!s) return GMM_OK;
-    gmm__peers_shut(p, w);
+    gmm__peers_close_window(p, w);
     (void)cudaGetLastError();
-    (void)gmm__peers_agree(p, call, NULL); /* nobody has it open any more: it may be freed */
+    (void)gmm__peers_check_ranks(p, call, NULL); /* the owners may free it once all ranks have closed it */
     return s;
 }
 static gmm_status gmm__peers_window_add(void *self, void *base, size_t bytes, void **window) {
     gmm__peers *p = (gmm__peers *)self;
     gmm__peers_window *w = NULL;
-    const char *bad = gmm__wire_poll(&p->wire, NULL) != GMM_OK ? "the communicator has failed" : NULL;
+    const char *failure = gmm__comm_poll(&p->comm_base, NULL) != GMM_OK ? "the communicator has failed" : NULL;
     int i, current = 0;
-    const int entered = gmm__cuda_enter(p->wire.ctx, &current) == cudaSuccess;
+    const int entered = gmm__cuda_enter(p->comm_base.ctx, &current) == cudaSuccess;
     gmm_status s;
     *window = NULL;
-    for (i = 0; i < GMM__PEERS_WINDOWS && !w; i++)
+    for (i = 0; i < GMM__PEERS_MAX_WINDOWS && !w; i++)
         if (!p->windows[i].bytes) w = &p->windows[i];
-    if (!bad && !entered) bad = gmm_last_error(p->wire.ctx);
-    if (!bad && !w) bad = "there are 16 already";
-    s = gmm__peers_share(p, w, base, bytes, bad);
+    if (!failure && !entered) failure = gmm_last_error(p->comm_base.ctx);
+    if (!failure && !w) failure = "there are 16 already";
+    s = gmm__peers_open_window(p, w, base, bytes, failure);
     if (!s) *window = w;
-    if (entered) (void)gmm__cuda_leave(p->wire.ctx, "window", current, cudaSuccess);
+    if (entered) (void)gmm__cuda_leave(p->comm_base.ctx, "window", current, cudaSuccess);
     return s;
 }
 static gmm_status gmm__peers_window_remove(void *self, void *window) {
     gmm__peers *p = (gmm__peers *)self;
-    char mine = 0, all[GMM__PEERS_MOST];
+    char own = 0, all[GMM__PEERS_MAX_RANKS];
     int current;
-    const int entered = gmm__cuda_enter(p->wire.ctx, &current) == cudaSuccess;
-    if (entered) gmm__peers_shut(p, (gmm__peers_window *)window);
-    if (entered) (void)gmm__cuda_leave(p->wire.ctx, "window", current, cudaSuccess);
-    if (p->config.exchange(p->config.user, &mine, all, 1) != GMM_OK) /* the owner may free it now */
-        return gmm__wire_fail(&p->wire, "window", "the exchange failed");
+    const int entered = gmm__cuda_enter(p->comm_base.ctx, &current) == cudaSuccess;
+    if (entered) gmm__peers_close_window(p, (gmm__peers_window *)window);
+    if (entered) (void)gmm__cuda_leave(p->comm_base.ctx, "window", current, cudaSuccess);
+    /* the owners may free it once all ranks have closed it */
+    if (p->config.exchange(p->config.user, &own, all, 1) != GMM_OK)
+        return gmm__comm_fail(&p->comm_base, "window", "the exchange failed");
     return entered ? GMM_OK : GMM_E_CUDA;
 }
 
 static void gmm__peers_free(gmm__peers *p) {
     int current, i;
-    if (gmm__cuda_enter(p->wire.ctx, &current) == cudaSuccess) {
+    if (gmm__cuda_enter(p->comm_base.ctx, &current) == cudaSuccess) {
         char *own = p->own.base[p->config.rank];
-        for (i = 0; i < GMM__PEERS_WINDOWS; i++) gmm__peers_shut(p, &p->windows[i]);
-        gmm__peers_shut(p, &p->own);
+        for (i = 0; i < GMM__PEERS_MAX_WINDOWS; i++) gmm__peers_close_window(p, &p->windows[i]);
+        gmm__peers_close_window(p, &p->own);
         if (own) (void)cudaFree(own);
-        if (p->side) (void)cudaStreamDestroy(p->side);
+        if (p->copy_stream) (void)cudaStreamDestroy(p->copy_stream);
         if (p->join) (void)cudaEventDestroy(p->join);
-        if (p->aid) (void)cudaStreamDestroy(p->aid);
-        if (p->seen) (void)cudaFreeHost(p->seen);
+        if (p->control_stream) (void)cudaStreamDestroy(p->control_stream);
+        if (p->host_flags) (void)cudaFreeHost(p->host_flags);
         if (p->fork) (void)cudaEventDestroy(p->fork);
         if (p->last) (void)cudaEventDestroy(p->last);
         (void)cudaGetLastError();
-        (void)gmm__cuda_leave(p->wire.ctx, "peers", current, cudaSuccess);
+        (void)gmm__cuda_leave(p->comm_base.ctx, "peers", current, cudaSuccess);
     }
-    gmm__wire_free(p->wire.ctx, p);
+    gmm__comm_free(p->comm_base.ctx, p);
 }
 
-/* Tells the others, who may have begun to wait, that this rank has failed before it came to them. */
-static gmm_status gmm__peers_refuse(const gmm_peers_config *c, gmm_status status) {
-    char mine = 1, all[GMM__PEERS_MOST];
-    if (c->exchange && c->size >= 1 && c->size <= GMM__PEERS_MOST && c->rank >= 0 && c->rank < c->size)
-        (void)c->exchange(c->user, &mine, all, 1);
+/* Reports a failure before the first exchange to the peers, which may already wait in it. */
+static gmm_status gmm__peers_fail_open(const gmm_peers_config *c, gmm_status status) {
+    char own = 1, all[GMM__PEERS_MAX_RANKS];
+    if (c->exchange && c->size >= 1 && c->size <= GMM__PEERS_MAX_RANKS && c->rank >= 0 && c->rank < c->size)
+        (void)c->exchange(c->user, &own, all, 1);
     return status;
 }
 GMMDEF gmm_status gmm_peers_open(const gmm_peers_config *config, gmm_comm *out, gmm_error *error) {
@@ -3619,55 +3670,56 @@ GMMDEF gmm_status gmm_peers_open(const gmm_peers_config *config, gmm_comm *out, 
     gmm_status s;
     if (!out) return gmm__fail(error, GMM_E_NULL, "%s: out is NULL", fn);
     memset(out, 0, sizeof *out);
-    if ((s = gmm__gtp_open(fn, "config", config, &c, sizeof c, error)) != GMM_OK) return s;
+    if ((s = gmm__gtp_read(fn, "config", config, &c, sizeof c, error)) != GMM_OK) return s;
     if (!c.ctx || !c.exchange)
-        return gmm__peers_refuse(&c, gmm__fail(error, GMM_E_NULL, "%s: config->%s is NULL", fn,
-                                               c.ctx ? "exchange" : "ctx"));
-    if (c.size < 1 || c.size > GMM__PEERS_MOST || c.rank < 0 || c.rank >= c.size || c.processes < 0 ||
+        return gmm__peers_fail_open(&c, gmm__fail(error, GMM_E_NULL, "%s: config->%s is NULL", fn,
+                                                  c.ctx ? "exchange" : "ctx"));
+    if (c.size < 1 || c.size > GMM__PEERS_MAX_RANKS || c.rank < 0 || c.rank >= c.size || c.processes < 0 ||
         c.processes > 1 || c.ctx->config.space != GMM_SPACE_CUDA)
-        return gmm__peers_refuse(&c, gmm__fail(
+        return gmm__peers_fail_open(&c, gmm__fail(
             error, GMM_E_ARG, "%s: rank %d of %d, processes %d, ctx on %s: must be a rank of 1 to %d, 0 or 1, and on a "
             "GPU", fn, c.rank, c.size, c.processes,
-            c.ctx->config.space == GMM_SPACE_CUDA ? "a GPU" : "the CPU", (int)GMM__PEERS_MOST));
-    p = (gmm__peers *)gmm__wire_alloc(c.ctx, sizeof *p);
-    if (!p) return gmm__peers_refuse(&c, gmm__fail(error, GMM_E_MEMORY, "%s: no memory", fn));
-    p->wire.ctx = c.ctx;
+            c.ctx->config.space == GMM_SPACE_CUDA ? "a GPU" : "the CPU", (int)GMM__PEERS_MAX_RANKS));
+    p = (gmm__peers *)gmm__comm_alloc(c.ctx, sizeof *p);
+    if (!p) return gmm__peers_fail_open(&c, gmm__fail(error, GMM_E_MEMORY, "%s: no memory", fn));
+    p->comm_base.ctx = c.ctx;
     p->config = c;
     e = gmm__cuda_enter(c.ctx, &current);
     if (e != cudaSuccess) {
-        gmm__wire_free(c.ctx, p);
-        return gmm__peers_refuse(&c, gmm__fail(error, GMM_E_CUDA, "%s: %s", fn, cudaGetErrorString(e)));
+        gmm__comm_free(c.ctx, p);
+        return gmm__peers_fail_open(&c, gmm__fail(error, GMM_E_CUDA, "%s: %s", fn, cudaGetErrorString(e)));
     }
     e = cudaGetDriverEntryPointByVersion("cuStreamBatchMemOp", &batch, 11070, cudaEnableDefault, &found);
-    p->batch = (PFN_cuStreamBatchMemOp_v11070)batch;
+    p->batch_mem_op = (PFN_cuStreamBatchMemOp_v11070)batch;
     if (e == cudaSuccess && (found != cudaDriverEntryPointSuccess || !batch)) e = cudaErrorNotSupported;
     if (e == cudaSuccess)
         e = cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &range, 3020, cudaEnableDefault, &found);
-    p->range = (PFN_cuMemGetAddressRange_v3020)range;
+    p->address_range = (PFN_cuMemGetAddressRange_v3020)range;
     if (e == cudaSuccess && (found != cudaDriverEntryPointSuccess || !range)) e = cudaErrorNotSupported;
-    if (e == cudaSuccess) e = cudaStreamCreateWithFlags(&p->side, cudaStreamNonBlocking);
+    if (e == cudaSuccess) e = cudaStreamCreateWithFlags(&p->copy_stream, cudaStreamNonBlocking);
     if (e == cudaSuccess) e = cudaDeviceGetStreamPriorityRange(&low, &high);
-    if (e == cudaSuccess) e = cudaStreamCreateWithPriority(&p->aid, cudaStreamNonBlocking, (low + high) / 2);
+    if (e == cudaSuccess) e = cudaStreamCreateWithPriority(&p->control_stream, cudaStreamNonBlocking, (low + high) / 2);
     if (e == cudaSuccess) e = cudaEventCreateWithFlags(&p->fork, cudaEventDisableTiming);
     if (e == cudaSuccess) e = cudaEventCreateWithFlags(&p->join, cudaEventDisableTiming);
     if (e == cudaSuccess) e = cudaEventCreateWithFlags(&p->last, cudaEventDisableTiming);
-    bytes = gmm__peers_bytes(c.size);
-    if (bytes < GMM__PEERS_BLOCK) bytes = GMM__PEERS_BLOCK;
-    if (e == cudaSuccess) e = cudaMallocHost(&seen, GMM__PEERS_WORDS * GMM__PEERS_MOST * sizeof *p->seen);
+    bytes = gmm__peers_own_bytes(c.size);
+    if (bytes < GMM__PEERS_MIN_BYTES) bytes = GMM__PEERS_MIN_BYTES;
+    if (e == cudaSuccess) e = cudaMallocHost(&seen, GMM__PEERS_FLAGS * GMM__PEERS_MAX_RANKS * sizeof *p->host_flags);
     if (e == cudaSuccess) e = cudaMalloc(&own, bytes);
     if (e == cudaSuccess) e = cudaMemset(own, 0, bytes);
-    p->seen = (uint32_t *)seen;
-    if (e == cudaSuccess) { /* loaded now: that may wait for the device, which then waits for a peer */
-        gmm_peers_release<<<1, GMM__PEERS_GONE * GMM__PEERS_MOST, 0, p->aid>>>((uint32_t *)own, 0, 0);
-        gmm_peers_max<<<1, 1, 0, p->aid>>>((float *)own, (const float *)own, 0, 0, 0);
+    p->host_flags = (uint32_t *)seen;
+    if (e == cudaSuccess) { /* kernels are loaded here, since loading may wait for a device that waits for a peer */
+        gmm_peers_release<<<1, GMM__PEERS_ABORTED * GMM__PEERS_MAX_RANKS, 0,
+            p->control_stream>>>((uint32_t *)own, 0, 0);
+        gmm_peers_max<<<1, 1, 0, p->control_stream>>>((float *)own, (const float *)own, 0, 0, 0);
         e = cudaGetLastError();
     }
-    if (e == cudaSuccess) e = cudaDeviceSynchronize(); /* before a peer writes there */
-    s = gmm__peers_share(p, &p->own, own, bytes, e != cudaSuccess ? cudaGetErrorString(e) : NULL);
+    if (e == cudaSuccess) e = cudaDeviceSynchronize(); /* the flags are 0 before a peer writes them */
+    s = gmm__peers_open_window(p, &p->own, own, bytes, e != cudaSuccess ? cudaGetErrorString(e) : NULL);
     (void)gmm__cuda_leave(c.ctx, fn, current, cudaSuccess);
     if (e != cudaSuccess || s) {
         s = e != cudaSuccess ? gmm__fail(error, GMM_E_CUDA, "%s: %s", fn, cudaGetErrorString(e))
-                             : gmm__fail(error, s, "%s: %.400s", fn, p->wire.error.text);
+                             : gmm__fail(error, s, "%s: %.400s", fn, p->comm_base.error.text);
         p->own.base[c.rank] = (char *)own;
         gmm__peers_free(p);
         return s;
@@ -3676,12 +3728,12 @@ GMMDEF gmm_status gmm_peers_open(const gmm_peers_config *config, gmm_comm *out, 
     out->size = c.size;
     out->exchanges = 1;
     out->self = p;
-    out->group_begin = gmm__peers_begin;
-    out->group_end = gmm__peers_end;
-    out->all_gather = gmm__peers_gather;
-    out->reduce_scatter = gmm__peers_scatter;
-    out->all_to_all = gmm__peers_exchange;
-    out->all_reduce_max = gmm__peers_max;
+    out->group_begin = gmm__peers_group_begin;
+    out->group_end = gmm__peers_group_end;
+    out->all_gather = gmm__peers_all_gather;
+    out->reduce_scatter = gmm__peers_reduce_scatter;
+    out->all_to_all = gmm__peers_all_to_all;
+    out->all_reduce_max = gmm__peers_all_reduce_max;
     out->window_add = gmm__peers_window_add;
     out->window_remove = gmm__peers_window_remove;
     out->poll = gmm__peers_poll;
@@ -3705,43 +3757,48 @@ GMMDEF void gmm_peers_close(gmm_comm *comm) { (void)comm; }
 
 #endif /* __CUDACC__ */
 
-/* ....................................................................................... Runtime: what it holds ... */
+/* Structures of the GTP runtime object. */
+/* ....................................................................................... Runtime: structures ... */
 
-/* A point on a stream that others wait for. In a capture it is an event inside of the graph for the graph itself, and a
-   node that records one outside for everybody else. */
-typedef struct gmm__mark {
-    gmm_event inside, outside;
-    int32_t graph; /* in which it was recorded, counted from 1; 0 = in none */
-    int32_t set;
-    int32_t waited;             /* `waiter` has waited since: once is enough */
+/* An event that streams wait for, inside and outside of captures. A record in a capture records `captured_event` for
+   waits of the same graph, and an external node records `external_event` for all other waits. */
+typedef struct gmm__gtp_event {
+    gmm_event captured_event, external_event;
+    int32_t graph;              /* graph of the last record, counted from 1; 0 = outside of captures */
+    int32_t recorded;           /* 1 after the first record */
+    int32_t waited;             /* 1: `waiter` has waited since the last record, and need not wait again */
     gmm_stream recorder, waiter;
-} gmm__mark;
+} gmm__gtp_event;
 
-/* A collective that gmm_gtp_poll looks after. Those of a stream stand in a ring, in which the oldest that is not done
-   is the one that may hang; what does not fit while so many are under way is not looked after. */
-enum { GMM__WATCHES = 256, GMM__GTP_PARTS = 256 }; /* parts: ranks that exchange */
+/* A collective or a replay that gmm_gtp_poll monitors. The collectives of a stream are kept in a ring; the oldest one
+   that is not done is the one that may hang. A collective that finds the ring full is not monitored. */
+enum { GMM__MAX_WATCHES = 256, GMM__MAX_EXCHANGE_RANKS = 256 };
 typedef struct gmm__watch {
     gmm_event begin;
-    gmm_event end;      /* NULL = nothing to look after */
-    int32_t seen;       /* it has been seen to have begun, */
-    double since;       /* at this time */
-    const gmm_comm *comm; /* NULL: a graph */
+    gmm_event end;              /* NULL = nothing to monitor */
+    int32_t begun;              /* 1: a poll has found that it has begun, */
+    double begin_time;          /* at this time in seconds */
+    const gmm_comm *comm;       /* NULL = a graph */
     const char *what, *name;
-    int32_t replayed;   /* of a graph: behind post_replay, on this stream */
+    int32_t replayed;           /* graphs: post_replay was called, with this stream */
     gmm_stream stream;
 } gmm__watch;
 
-/* How the shards of one buffer become its gathered form: sent bytes one behind the other are it already, or they are
-   staged, and every rank's columns are put side by side, as far as the whole reaches. */
-typedef struct gmm__route {
-    size_t send, whole;          /* bytes of a rank (0 = not sent), of the gathered buffer */
-    size_t at, stage;            /* offsets in the slot, in the stage; of a transposed weight's rowwise copy, too */
-    size_t even;                 /* bytes that an operation expects from matrix to matrix */
+/* Layout of one buffer that is gathered from the shards of all ranks. Where the shards' bytes in the order of ranks are
+   the gathered buffer, they are received in place. Otherwise they are received in the stage (`staged`), and a 2D copy
+   for each rank places its columns side by side. */
+typedef struct gmm__gather_layout {
+    size_t send_bytes;           /* of a rank; 0 = not sent */
+    size_t gathered_bytes;
+    size_t offset;               /* in the slot */
+    size_t stage_offset;         /* in the stage; also of the rowwise copy of a weight that is transposed here */
+    size_t group_bytes;          /* stride of groups that an operation expects */
     int32_t staged, reserved;
-    size_t width, limit, height, src_pitch, dst_pitch; /* limit: bytes of a row that ranks fill */
-} gmm__route;
+    size_t width, height, src_pitch, dst_pitch; /* of the 2D copy of a rank */
+    size_t valid_width;          /* bytes of a destination row that ranks fill; zeros follow */
+} gmm__gather_layout;
 
-enum { GMM__GTP_ROW, GMM__GTP_COL, GMM__GTP_REC, GMM__GTP_CLASSES }; /* what slots hold; REC: rowwise, of recompute */
+enum { GMM__SLOT_ROWWISE, GMM__SLOT_COLUMNWISE, GMM__SLOT_RECOMPUTE, GMM__SLOT_KINDS }; /* RECOMPUTE: rowwise copies */
 enum { GMM__GTP_DATA, GMM__GTP_SCALE };
 
 typedef struct gmm__gtp_weight {
@@ -3749,88 +3806,94 @@ typedef struct gmm__gtp_weight {
     gmm_shard shard;
     gmm_shard_plan plan;
     gmm_format format;           /* dtype NONE = none */
-    gmm__route route[2][2];      /* [direction][DATA, SCALE] */
+    gmm__gather_layout layout[2][2]; /* [direction][DATA, SCALE] */
     int64_t ld[2];               /* of a gathered copy; 0 = the default */
     int32_t bundle;              /* -1 = none yet */
-    int32_t transposed;          /* the columnwise copy is made of the rowwise one */
-    size_t grad_at;              /* offset in the gradient buffer */
+    int32_t transposed;          /* 1: the columnwise copy is a transpose of the rowwise one */
+    size_t grad_offset;          /* in the gradient buffer */
 } gmm__gtp_weight;
 
+/* A buffer for the gathered weights of a bundle. */
 typedef struct gmm__gtp_slot {
     char *base;
-    size_t at, bytes;            /* in the domain's block */
+    size_t offset, bytes;        /* in the domain's gather block */
     int32_t domain, kind, captured;
-    int32_t bundle;              /* whose content; -1 = none */
-    int32_t graph;               /* that gathered it; 0 = none, eager */
-    int32_t pending;             /* wanted by a prefetch, not yet acquired: 1 = gathered for it, 2 = was there */
-    uint32_t holders;            /* a bit per pass */
-    int32_t read;                /* since it was gathered, */
+    int32_t bundle;              /* whose weights the slot contains; -1 = none */
+    int32_t graph;               /* the graph that gathered them, counted from 1; 0 = outside of captures */
+    int32_t pending;             /* requested by a prefetch, not acquired yet: 1 = gathered for it, 2 = was resident */
+    uint32_t acquired;           /* a bit per pass */
+    int32_t read;                /* 1: read since it was gathered, */
     gmm_stream reader;           /* last on this stream */
     int64_t version;
-    gmm__mark ready, last_use;
+    gmm__gtp_event ready, last_use;
 } gmm__gtp_slot;
 
+/* A buffer for the gradients of a bundle. */
 typedef struct gmm__wgrad_slot {
     char *base;
-    size_t at, bytes;
-    int32_t domain, captured, writer; /* writer: bundle that has it; -1 = none */
-    gmm__mark last_use;
+    size_t offset, bytes;        /* in the domain's reduce block */
+    int32_t domain, captured;
+    int32_t writer;              /* bundle between gmm_gtp_wgrad and gmm_gtp_submit; -1 = none */
+    gmm__gtp_event last_use;
 } gmm__wgrad_slot;
 
 typedef struct gmm__gtp_bundle {
     const char *name;
     int32_t domain, first, count;  /* members[first .. first + count) */
     int32_t uniform, trainable, captured;
-    int32_t asked;                 /* its owner has been asked to publish for the coming forward */
-    int32_t slot[GMM_GTP_PASSES];  /* -1 = in place, or none */
-    int32_t chain[GMM_GTP_PASSES], place[GMM_GTP_PASSES]; /* -1 = none */
-    int32_t wslot;
-    uint32_t held;                 /* a bit per pass */
+    int32_t publish_requested;     /* 1: hooks.need was called for the next forward */
+    int32_t slot[GMM_GTP_PASSES];  /* -1 = none: the shards are read in place */
+    int32_t chain[GMM_GTP_PASSES], position[GMM_GTP_PASSES]; /* -1 = none */
+    int32_t wgrad_slot;            /* -1 = frozen */
+    uint32_t acquired;             /* a bit per pass */
     int64_t version;
-    gmm_mat columnwise;            /* what views of backward point to */
-    size_t amax_at[2];             /* NV16: offset in a slot, by direction */
-    size_t slot_bytes[GMM__GTP_CLASSES], grad_bytes;
-    gmm__mark published, done, in_place; /* in_place: the last release of unsharded weights */
-    gmm_stream reader;
+    gmm_mat columnwise;            /* the target of mat.columnwise in backward views */
+    size_t amax_offset[2];         /* NV16: amaxes in a slot, by direction */
+    size_t slot_bytes[GMM__SLOT_KINDS], grad_bytes;
+    gmm__gtp_event published, done, in_place; /* in_place: the last read of the shards themselves */
+    gmm_stream reader;             /* of that read */
 } gmm__gtp_bundle;
 
 typedef struct gmm__gtp_chain {
     gmm_gtp_pass pass;
-    int32_t first, count, prefetch, held, captured, next;
+    int32_t first, count;          /* chain_bundles[first .. first + count) */
+    int32_t prefetch, held, captured, next;
 } gmm__gtp_chain;
 
+/* Arrays of two are indexed by GMM__GTP_GATHER and GMM__GTP_REDUCE, those of the stage by whether a capture is active.
+   */
 typedef struct gmm__gtp_domain {
     gmm_gtp_domain desc;
-    gmm_comm gather, reduce;     /* size 1: no function is called */
+    gmm_comm gather, reduce;     /* with one rank no function of theirs is called */
     int32_t size, rank, bound;
-    int32_t joined[2];           /* the capture that the streams have joined, counted from 1 */
-    int32_t used[2];             /* a fence has something to wait for */
-    size_t gather_bytes, reduce_bytes, recv_at, work_at, work_bytes;
-    size_t stage_at[2], stage_bytes[2]; /* outside of graphs, and in them: gathers follow one another there */
-    gmm__mark staged[2];
-    size_t amax_at, cast_at, cast_bytes; /* of gmm_gtp_quantize: amaxes of the domain's weights, workspace */
-    gmm__mark cast;
+    int32_t joined_graph[2];     /* the last capture that the stream joined, counted from 1 */
+    int32_t used[2];             /* 1: the stream was given work, so that a fence has to wait for it */
+    size_t gather_bytes, reduce_bytes, recv_offset, workspace_offset, workspace_bytes;
+    size_t stage_offset[2], stage_bytes[2];
+    gmm__gtp_event staged[2];    /* the last use of the stage: the gathers that use it run one after the other */
+    size_t amax_offset, cast_offset, cast_bytes; /* gmm_gtp_quantize: amaxes of the domain's weights, workspace */
+    gmm__gtp_event cast;
     char *gather_base, *reduce_base;
     void *window[2];
     gmm_event fork[2], join[2];
-    gmm__watch watch[2][GMM__WATCHES];
-    gmm_event watch_end[2][GMM__WATCHES];
-    uint32_t oldest[2], next[2]; /* of the rings, counted on */
+    gmm__watch watch[2][GMM__MAX_WATCHES];
+    gmm_event watch_end[2][GMM__MAX_WATCHES];
+    uint32_t oldest[2], next[2]; /* of the rings; they count on without bound */
 } gmm__gtp_domain;
 
-enum { GMM__GRAPH_NEEDS = 1, GMM__GRAPH_READS = 2, GMM__GRAPH_ADDS = 4 }; /* what a graph does with a bundle */
+enum { GMM__GRAPH_NEEDS = 1, GMM__GRAPH_READS = 2, GMM__GRAPH_REDUCES = 4 }; /* how a graph uses a bundle */
 
 struct gmm_gtp {
     gmm_gtp_config config;
-    gmm_runtime rt;
+    gmm_runtime runtime;
     gmm_error error;
-    gmm_status broken;
-    const char *calls;           /* the collective that is being called, by rank caller[0] of caller[1]; NULL = none */
+    gmm_status failed;           /* the failure that ended the object's use; GMM_OK = none */
+    const char *collective;      /* the one being called, by rank caller[0] of caller[1]; NULL = none */
     int32_t caller[2];
-    int32_t sealed, live, ended, calling_back, dry; /* live: all memory is bound */
-    int32_t domain_count, weight_count, bundle_count, chain_count, graph_count, member_count, link_count;
-    int32_t slot_count, wslot_count;
-    int32_t graph;               /* the capture under way, counted from 1; 0 = none */
+    int32_t sealed, active, finished, in_callback, dry_run; /* active: the memory of all domains is bound */
+    int32_t domain_count, weight_count, bundle_count, chain_count, graph_count, member_count, chain_bundle_count;
+    int32_t slot_count, wgrad_slot_count;
+    int32_t graph;               /* the graph being captured, counted from 1; 0 = none */
     gmm_stream graph_stream;
     gmm_event graph_begin;
     gmm__gtp_domain *domains;
@@ -3838,58 +3901,59 @@ struct gmm_gtp {
     gmm__gtp_bundle *bundles;
     gmm__gtp_chain *chains;
     gmm__gtp_slot *slots;        /* [3 bundles] */
-    gmm__wgrad_slot *wslots;     /* [bundles] */
+    gmm__wgrad_slot *wgrad_slots; /* [bundles] */
     gmm__watch *graph_watch;     /* [graphs] */
     gmm_event *graph_end;        /* [graphs] */
-    int32_t *members, *links;    /* [weights], [3 bundles] */
+    int32_t *members, *chain_bundles; /* [weights], [3 bundles] */
     void **table[GMM_GTP_PASSES], **scales[GMM_GTP_PASSES], **grads; /* [weights] in the order of members */
-    unsigned char *graph_use;    /* [graphs][bundles] */
+    unsigned char *graph_usage;  /* [graphs][bundles] */
     gmm_gtp_statistics stats;
 };
 
-
+/* Creation of the runtime object, and declarations of domains, weights, bundles and chains. */
 /* ........................................................................................ Runtime: declarations ... */
 
-/* Carves the object: addresses are set where base is not NULL. */
-static size_t gmm__gtp_carve(gmm_gtp *g, char *base, const gmm_gtp_config *c) {
+/* Places the arrays of the object behind it; sets their addresses if base is not NULL. Returns the bytes of all. */
+static size_t gmm__gtp_place_arrays(gmm_gtp *g, char *base, const gmm_gtp_config *c) {
     size_t at = (sizeof *g + 15) / 16 * 16;
     const size_t domains = (size_t)c->domains, weights = (size_t)c->weights, bundles = (size_t)c->bundles;
     const size_t graphs = (size_t)c->graphs;
     int i;
-#define GMM__CARVE(field, type, count) do { \
+#define GMM__ARRAY(field, type, count) do { \
         if (base) g->field = (type *)(void *)(base + at); \
         at += ((count) * sizeof(type) + 15) / 16 * 16; } while (0)
-    GMM__CARVE(domains, gmm__gtp_domain, domains);
-    GMM__CARVE(weights, gmm__gtp_weight, weights);
-    GMM__CARVE(bundles, gmm__gtp_bundle, bundles);
-    GMM__CARVE(chains, gmm__gtp_chain, (size_t)c->chains);
-    GMM__CARVE(slots, gmm__gtp_slot, 3 * bundles);
-    GMM__CARVE(wslots, gmm__wgrad_slot, bundles);
-    GMM__CARVE(graph_watch, gmm__watch, graphs);
-    GMM__CARVE(graph_end, gmm_event, graphs);
-    GMM__CARVE(members, int32_t, weights);
-    GMM__CARVE(links, int32_t, 3 * bundles);
+    GMM__ARRAY(domains, gmm__gtp_domain, domains);
+    GMM__ARRAY(weights, gmm__gtp_weight, weights);
+    GMM__ARRAY(bundles, gmm__gtp_bundle, bundles);
+    GMM__ARRAY(chains, gmm__gtp_chain, (size_t)c->chains);
+    GMM__ARRAY(slots, gmm__gtp_slot, 3 * bundles);
+    GMM__ARRAY(wgrad_slots, gmm__wgrad_slot, bundles);
+    GMM__ARRAY(graph_watch, gmm__watch, graphs);
+    GMM__ARRAY(graph_end, gmm_event, graphs);
+    GMM__ARRAY(members, int32_t, weights);
+    GMM__ARRAY(chain_bundles, int32_t, 3 * bundles);
     for (i = 0; i < GMM_GTP_PASSES; i++) {
-        GMM__CARVE(table[i], void *, weights);
-        GMM__CARVE(scales[i], void *, weights);
+        GMM__ARRAY(table[i], void *, weights);
+        GMM__ARRAY(scales[i], void *, weights);
     }
-    GMM__CARVE(grads, void *, weights);
-    GMM__CARVE(graph_use, unsigned char, graphs * bundles);
-#undef GMM__CARVE
+    GMM__ARRAY(grads, void *, weights);
+    GMM__ARRAY(graph_usage, unsigned char, graphs * bundles);
+#undef GMM__ARRAY
     return at;
 }
 
-static gmm_status gmm__gtp_config(const char *fn, const gmm_gtp_config *config, gmm_gtp_config *c, gmm_error *error) {
-    const int32_t most = 1 << 20;
-    gmm_status s = gmm__gtp_open(fn, "config", config, c, sizeof *c, error);
+static gmm_status gmm__gtp_read_config(const char *fn, const gmm_gtp_config *config, gmm_gtp_config *c,
+                                       gmm_error *error) {
+    const int32_t limit = 1 << 20;
+    gmm_status s = gmm__gtp_read(fn, "config", config, c, sizeof *c, error);
     if (s) return s;
     if (c->domains == 0) c->domains = 1;
     if (c->timeout_ms == 0) c->timeout_ms = 10000;
-    if (c->domains < 0 || c->weights < 0 || c->bundles < 0 || c->chains < 0 || c->graphs < 0 || c->domains > most ||
-        c->weights > most || c->bundles > most || c->chains > most || c->graphs > 4096)
+    if (c->domains < 0 || c->weights < 0 || c->bundles < 0 || c->chains < 0 || c->graphs < 0 || c->domains > limit ||
+        c->weights > limit || c->bundles > limit || c->chains > limit || c->graphs > 4096)
         return gmm__fail(error, GMM_E_ARG, "%s: %d domains, %d weights, %d bundles, %d chains, %d graphs: must be 0 to "
                          "%d, at most 4096 graphs", fn, c->domains, c->weights, c->bundles,
-                         c->chains, c->graphs, (int)most);
+                         c->chains, c->graphs, (int)limit);
     if (c->timeout_ms < 0) return gmm__fail(error, GMM_E_ARG, "%s: timeout_ms is %d: must be >= 0", fn,
                                             c->timeout_ms);
     return GMM_OK;
@@ -3899,13 +3963,13 @@ GMMDEF gmm_status gmm_gtp_query(const gmm_gtp_config *config, size_t *bytes, gmm
     gmm_gtp_config c;
     gmm_status s;
     if (!bytes) return gmm__fail(error, GMM_E_NULL, "gmm_gtp_query: bytes is NULL");
-    s = gmm__gtp_config("gmm_gtp_query", config, &c, error);
-    if (!s) *bytes = gmm__gtp_carve(NULL, NULL, &c);
+    s = gmm__gtp_read_config("gmm_gtp_query", config, &c, error);
+    if (!s) *bytes = gmm__gtp_place_arrays(NULL, NULL, &c);
     return s;
 }
 
-/* Whether a runtime has the functions that are called here: streams are the caller's, and the host never waits. */
-static int gmm__gtp_runtime_whole(const gmm_runtime *r) {
+/* Whether a runtime has the functions that are called here: none that make streams or make the host wait. */
+static int gmm__gtp_runtime_complete(const gmm_runtime *r) {
     return r->stream_wait && r->event_create && r->event_destroy && r->event_record && r->event_query && r->copy &&
            r->copy2d && r->fill && r->fill2d && r->is_capturing && r->run;
 }
@@ -3919,24 +3983,24 @@ GMMDEF gmm_status gmm_gtp_init(void *memory, size_t bytes, const gmm_gtp_config 
     size_t need;
     if (!out) return gmm__fail(error, GMM_E_NULL, "%s: out is NULL", fn);
     *out = NULL;
-    if ((s = gmm__gtp_config(fn, config, &c, error)) != GMM_OK) return s;
+    if ((s = gmm__gtp_read_config(fn, config, &c, error)) != GMM_OK) return s;
     if (!memory || !c.ctx) return gmm__fail(error, GMM_E_NULL, "%s: %s is NULL", fn, memory ? "config->ctx" : "memory");
     if ((uintptr_t)memory % 16 != 0)
         return gmm__fail(error, GMM_E_ALIGN, "%s: memory at %p must be aligned to 16 bytes", fn, memory);
-    need = gmm__gtp_carve(NULL, NULL, &c);
+    need = gmm__gtp_place_arrays(NULL, NULL, &c);
     if (bytes < need)
         return gmm__fail(error, GMM_E_WORKSPACE, "%s: %llu bytes of memory: gmm_gtp_query asks for %llu", fn,
                          (unsigned long long)bytes, (unsigned long long)need);
     memset(memory, 0, need);
     g->config = c;
-    (void)gmm__gtp_carve(g, (char *)memory, &c);
+    (void)gmm__gtp_place_arrays(g, (char *)memory, &c);
     if (c.runtime) {
-        s = gmm__gtp_open(fn, "config->runtime", c.runtime, &g->rt, sizeof g->rt, error);
+        s = gmm__gtp_read(fn, "config->runtime", c.runtime, &g->runtime, sizeof g->runtime, error);
         if (s) return s;
-    } else if ((s = gmm_runtime_of(c.ctx, &g->rt)) != GMM_OK) {
+    } else if ((s = gmm_runtime_of(c.ctx, &g->runtime)) != GMM_OK) {
         return gmm__fail(error, s, "%s: %.400s", fn, gmm_last_error(c.ctx));
     }
-    if (!gmm__gtp_runtime_whole(&g->rt))
+    if (!gmm__gtp_runtime_complete(&g->runtime))
         return gmm__fail(error, GMM_E_NULL, "%s: config->runtime lacks a function: all but stream_create, "
                          "stream_destroy, stream_sync and event_sync are needed", fn);
     *out = g;
@@ -3945,20 +4009,21 @@ GMMDEF gmm_status gmm_gtp_init(void *memory, size_t bytes, const gmm_gtp_config 
 
 GMMDEF const char *gmm_gtp_last_error(const gmm_gtp *gtp) { return gtp ? gtp->error.text : ""; }
 
-/* Opens a declaration: the object takes them until it is sealed. */
-static gmm_status gmm__gtp_declare(gmm_gtp *g, const char *fn, const char *what, int32_t count, int32_t room,
-                                   const void *id) {
+/* Checks that the object accepts a further declaration: it is not sealed, and the configured number is not reached. */
+static gmm_status gmm__gtp_check_declaration(gmm_gtp *g, const char *fn, const char *what, int32_t count,
+                                             int32_t capacity,
+                                             const void *id) {
     if (!g) return GMM_E_NULL;
-    if (g->broken) return g->broken;
+    if (g->failed) return g->failed;
     if (!id) return gmm__fail(&g->error, GMM_E_NULL, "%s: id is NULL", fn);
     if (g->sealed) return gmm__fail(&g->error, GMM_E_STATE, "%s: the object is sealed", fn);
-    if (count >= room)
-        return gmm__fail(&g->error, GMM_E_WORKSPACE, "%s: config->%s is %d: no room for more", fn, what, room);
+    if (count >= capacity)
+        return gmm__fail(&g->error, GMM_E_WORKSPACE, "%s: config->%s is %d: no room for more", fn, what, capacity);
     return GMM_OK;
 }
 
-/* Whether a communicator has its functions. */
-static int gmm__gtp_whole(const gmm_comm *c) {
+/* Whether a communicator has all functions that are required. */
+static int gmm__gtp_comm_complete(const gmm_comm *c) {
     return c->group_begin && c->group_end && c->all_gather && c->reduce_scatter && c->all_to_all && c->all_reduce_max &&
            !c->window_add == !c->window_remove && c->poll && c->give_up;
 }
@@ -3967,8 +4032,9 @@ GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain,
     static const char fn[] = "gmm_gtp_add_domain";
     gmm__gtp_domain *d;
     gmm_gtp_domain desc;
-    gmm_status s = gmm__gtp_declare(gtp, fn, "domains", gtp ? gtp->domain_count : 0, gtp ? gtp->config.domains : 0, id);
-    if (!s) s = gmm__gtp_open(fn, "domain", domain, &desc, sizeof desc, &gtp->error);
+    gmm_status s = gmm__gtp_check_declaration(gtp, fn, "domains", gtp ? gtp->domain_count : 0,
+                                              gtp ? gtp->config.domains : 0, id);
+    if (!s) s = gmm__gtp_read(fn, "domain", domain, &desc, sizeof desc, &gtp->error);
     if (s) return s;
     if (desc.wire == GMM_NONE) desc.wire = GMM_F32;
     if (desc.wire != GMM_F32 && desc.wire != GMM_BF16)
@@ -3984,8 +4050,8 @@ GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain,
     memset(d, 0, sizeof *d);
     d->size = 1;
     if (desc.gather) {
-        s = gmm__gtp_open(fn, "domain->gather", desc.gather, &d->gather, sizeof d->gather, &gtp->error);
-        if (!s) s = gmm__gtp_open(fn, "domain->reduce", desc.reduce ? desc.reduce : desc.gather, &d->reduce,
+        s = gmm__gtp_read(fn, "domain->gather", desc.gather, &d->gather, sizeof d->gather, &gtp->error);
+        if (!s) s = gmm__gtp_read(fn, "domain->reduce", desc.reduce ? desc.reduce : desc.gather, &d->reduce,
                                   sizeof d->reduce, &gtp->error);
         if (s) return s;
         d->size = d->gather.size;
@@ -3994,40 +4060,42 @@ GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain,
             return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: gather is rank %d of %d, reduce rank %d of %d: must be "
                              "the same rank of the same group", fn, d->rank, d->size, d->reduce.rank,
                              d->reduce.size);
-        if (!gmm__gtp_whole(&d->gather) || !gmm__gtp_whole(&d->reduce))
+        if (!gmm__gtp_comm_complete(&d->gather) || !gmm__gtp_comm_complete(&d->reduce))
             return gmm__fail(&gtp->error, GMM_E_NULL, "%s: domain->%s lacks a function; all but window_add and "
-                             "window_remove are needed", fn, gmm__gtp_whole(&d->gather) ? "reduce" : "gather");
+                             "window_remove are needed", fn, gmm__gtp_comm_complete(&d->gather) ? "reduce" : "gather");
     } else if (desc.reduce)
         return gmm__fail(&gtp->error, GMM_E_NULL, "%s: domain->gather is NULL, reduce is not", fn);
     if (desc.reduction == GMM_GTP_REDUCE_AUTO)
-        desc.reduction = d->size > GMM__GTP_PARTS || (!d->reduce.exchanges && (desc.wire == GMM_F32 || d->size <= 2))
+        desc.reduction = d->size > GMM__MAX_EXCHANGE_RANKS ||
+            (!d->reduce.exchanges && (desc.wire == GMM_F32 || d->size <= 2))
                              ? GMM_GTP_REDUCE_SCATTER : GMM_GTP_REDUCE_EXCHANGE;
-    if (desc.reduction == GMM_GTP_REDUCE_EXCHANGE && d->size > GMM__GTP_PARTS)
+    if (desc.reduction == GMM_GTP_REDUCE_EXCHANGE && d->size > GMM__MAX_EXCHANGE_RANKS)
         return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: reduction by exchange among %d ranks: must be at most %d", fn,
-                         d->size, (int)GMM__GTP_PARTS);
+                         d->size, (int)GMM__MAX_EXCHANGE_RANKS);
     d->desc = desc;
     *id = gtp->domain_count++;
     return GMM_OK;
 }
 
-/* Which extent of a scale array the rows of a matrix lie along (1: its rows, 0: its columns), and how many there are to
-   one scale. */
-static int gmm__gtp_scale_axis(gmm_scaling scaling, int direction, int64_t *per) {
+/* The axis of a scale array that corresponds to the rows of the matrix (1: its rows, 0: its columns), and the number of
+   rows that share a scale. */
+static int gmm__gtp_scale_axis(gmm_scaling scaling, int direction, int64_t *block) {
     const int columnwise = direction == GMM_COLUMNWISE;
     switch (scaling) {
-    case GMM_SCALING_1X128: *per = columnwise ? 128 : 1; return columnwise;
-    case GMM_SCALING_MX32: *per = columnwise ? 32 : 1; return 1;
-    case GMM_SCALING_NV16: *per = columnwise ? 16 : 1; return !columnwise;
-    default: *per = 128; return !columnwise; /* 128X128 */
+    case GMM_SCALING_1X128: *block = columnwise ? 128 : 1; return columnwise;
+    case GMM_SCALING_MX32: *block = columnwise ? 32 : 1; return 1;
+    case GMM_SCALING_NV16: *block = columnwise ? 16 : 1; return !columnwise;
+    default: *block = 128; return !columnwise; /* 128X128 */
     }
 }
 
-/* How the data and scales of one direction travel. What is put together here gets the pitch that operations expect of
-   the logical rows (scales) or take as ld (elements, padding included); what arrives in its final order keeps its
-   padding behind it. */
-static gmm_status gmm__gtp_routes(const gmm_shard *s, const gmm_shard_plan *p, int direction, gmm__gtp_weight *w,
-                                  gmm_error *error) {
-    gmm__route *data = &w->route[direction][GMM__GTP_DATA], *scale = &w->route[direction][GMM__GTP_SCALE];
+/* The gather layouts of the data and scales of one direction. Buffers that 2D copies assemble have the pitch that
+   operations expect: scales that of the logical rows, elements that of the padded rows, which views give as ld. Buffers
+   that are received in place have their padding at their end. */
+static gmm_status gmm__gtp_gather_layouts(const gmm_shard *s, const gmm_shard_plan *p, int direction,
+                                          gmm__gtp_weight *w,
+                                          gmm_error *error) {
+    gmm__gather_layout *data = &w->layout[direction][GMM__GTP_DATA], *scale = &w->layout[direction][GMM__GTP_SCALE];
     gmm_layout part = GMM_ZERO, whole = GMM_ZERO, logical = GMM_ZERO;
     const size_t bits = (size_t)gmm_dtype_bits(s->dtype);
     const int sent = p->shard_data_bytes[direction] > 0;
@@ -4040,33 +4108,33 @@ static gmm_status gmm__gtp_routes(const gmm_shard *s, const gmm_shard_plan *p, i
     if (status) return status;
     memset(data, 0, sizeof *data);
     memset(scale, 0, sizeof *scale);
-    data->whole = (size_t)whole.data_bytes;
-    scale->whole = (size_t)whole.scale_bytes;
-    scale->even = (size_t)logical.scale_bytes;
+    data->gathered_bytes = (size_t)whole.data_bytes;
+    scale->gathered_bytes = (size_t)whole.scale_bytes;
+    scale->group_bytes = (size_t)logical.scale_bytes;
     if (part.transposed) w->ld[direction] = whole.data_cols;
     w->transposed |= !sent;
-    if (!sent) { /* all made here */
-        scale->whole = scale->even;
+    if (!sent) { /* transposed from the rowwise copy */
+        scale->gathered_bytes = scale->group_bytes;
         return GMM_OK;
     }
-    data->send = (size_t)part.data_bytes;
+    data->send_bytes = (size_t)part.data_bytes;
     if (part.transposed) {
         data->staged = 1;
         data->width = data->src_pitch = (size_t)part.data_cols * bits / 8;
-        data->limit = data->dst_pitch = (size_t)whole.data_cols * bits / 8;
+        data->valid_width = data->dst_pitch = (size_t)whole.data_cols * bits / 8;
         data->height = (size_t)part.data_rows;
     }
     if (s->scaling != GMM_SCALING_NONE && s->scaling != GMM_SCALING_TENSOR) {
         const size_t bytes = (size_t)gmm_dtype_bits(part.scale_dtype) / 8;
-        int64_t per = 1;
-        const int along_rows = gmm__gtp_scale_axis(s->scaling, direction, &per);
-        if (along_rows) scale->send = (size_t)(p->shard_rows / per) * (size_t)part.scale_cols * bytes;
+        int64_t block = 1;
+        const int along_rows = gmm__gtp_scale_axis(s->scaling, direction, &block);
+        if (along_rows) scale->send_bytes = (size_t)(p->shard_rows / block) * (size_t)part.scale_cols * bytes;
         else {
-            scale->whole = scale->even;
-            scale->send = (size_t)part.scale_bytes;
+            scale->gathered_bytes = scale->group_bytes;
+            scale->send_bytes = (size_t)part.scale_bytes;
             scale->staged = 1;
-            scale->width = (size_t)(p->shard_rows / per) * bytes;
-            scale->limit = (size_t)((p->local_rows + per - 1) / per) * bytes;
+            scale->width = (size_t)(p->shard_rows / block) * bytes;
+            scale->valid_width = (size_t)((p->local_rows + block - 1) / block) * bytes;
             scale->src_pitch = (size_t)part.scale_cols * bytes;
             scale->dst_pitch = (size_t)logical.scale_cols * bytes;
             scale->height = (size_t)part.scale_rows;
@@ -4075,14 +4143,14 @@ static gmm_status gmm__gtp_routes(const gmm_shard *s, const gmm_shard_plan *p, i
     return GMM_OK;
 }
 
-/* The format of a weight that gmm_gtp_quantize makes. */
-static gmm_status gmm__gtp_format(const char *fn, gmm__gtp_weight *w, gmm_error *error) {
+/* Copies and checks the format in which gmm_gtp_quantize writes a weight. */
+static gmm_status gmm__gtp_read_format(const char *fn, gmm__gtp_weight *w, gmm_error *error) {
     gmm_format *f = &w->format;
     gmm_error why = GMM_ZERO;
     gmm_status s;
     if (!w->desc.format) return GMM_OK;
-    s = gmm__gtp_open(fn, "weight->format", w->desc.format, f, sizeof *f, error);
-    w->desc.format = NULL; /* the copy is what counts */
+    s = gmm__gtp_read(fn, "weight->format", w->desc.format, f, sizeof *f, error);
+    w->desc.format = NULL; /* w->format is used from here on */
     if (s) return s;
     f->struct_size = 0;
     s = gmm_format_validate(f, &why);
@@ -4105,10 +4173,11 @@ GMMDEF gmm_status gmm_gtp_add_weight(gmm_gtp *gtp, const gmm_gtp_weight *weight,
     static const char fn[] = "gmm_gtp_add_weight";
     gmm__gtp_weight w;
     int d;
-    gmm_status s = gmm__gtp_declare(gtp, fn, "weights", gtp ? gtp->weight_count : 0, gtp ? gtp->config.weights : 0, id);
+    gmm_status s = gmm__gtp_check_declaration(gtp, fn, "weights", gtp ? gtp->weight_count : 0,
+                                              gtp ? gtp->config.weights : 0, id);
     memset(&w, 0, sizeof w);
-    if (!s) s = gmm__gtp_open(fn, "weight", weight, &w.desc, sizeof w.desc, &gtp->error);
-    if (!s) s = gmm__gtp_solve(fn, w.desc.shard, &w.shard, &w.plan, &gtp->error);
+    if (!s) s = gmm__gtp_read(fn, "weight", weight, &w.desc, sizeof w.desc, &gtp->error);
+    if (!s) s = gmm__gtp_plan_shard(fn, w.desc.shard, &w.shard, &w.plan, &gtp->error);
     if (s) return s;
     if (!w.desc.name) w.desc.name = "weight";
     if (w.desc.expert < 0 || w.desc.reserved)
@@ -4123,10 +4192,10 @@ GMMDEF gmm_status gmm_gtp_add_weight(gmm_gtp *gtp, const gmm_gtp_weight *weight,
             return gmm__fail(&gtp->error, GMM_E_NULL, "%s: '%s': scale[%d] is NULL: a shard in %s has %lld bytes there",
                              fn, w.desc.name, d, gmm_scaling_name(w.shard.scaling),
                              (long long)w.plan.shard_scale_bytes[d]);
-        if (w.plan.gather_data_bytes[d] > 0) s = gmm__gtp_routes(&w.shard, &w.plan, d, &w, &gtp->error);
+        if (w.plan.gather_data_bytes[d] > 0) s = gmm__gtp_gather_layouts(&w.shard, &w.plan, d, &w, &gtp->error);
         if (s) return s;
     }
-    if ((s = gmm__gtp_format(fn, &w, &gtp->error)) != GMM_OK) return s;
+    if ((s = gmm__gtp_read_format(fn, &w, &gtp->error)) != GMM_OK) return s;
     if (w.desc.main_grad && w.desc.main_grad_dtype != GMM_F32 && w.desc.main_grad_dtype != GMM_BF16)
         return gmm__fail(&gtp->error, GMM_E_DTYPE, "%s: '%s': main_grad_dtype is %s: must be f32 or bf16", fn,
                          w.desc.name, gmm_dtype_name(w.desc.main_grad_dtype));
@@ -4153,7 +4222,8 @@ GMMDEF gmm_status gmm_gtp_add_bundle(gmm_gtp *gtp, int32_t domain, const int32_t
     gmm__gtp_bundle *b;
     const gmm__gtp_domain *d;
     int32_t i, k;
-    gmm_status s = gmm__gtp_declare(gtp, fn, "bundles", gtp ? gtp->bundle_count : 0, gtp ? gtp->config.bundles : 0, id);
+    gmm_status s = gmm__gtp_check_declaration(gtp, fn, "bundles", gtp ? gtp->bundle_count : 0,
+                                              gtp ? gtp->config.bundles : 0, id);
     if (s) return s;
     if (!name) name = "bundle";
     if (!weights) return gmm__fail(&gtp->error, GMM_E_NULL, "%s: '%s': weights is NULL", fn, name);
@@ -4214,8 +4284,8 @@ GMMDEF gmm_status gmm_gtp_add_bundle(gmm_gtp *gtp, int32_t domain, const int32_t
     b->first = gtp->member_count;
     b->count = count;
     b->uniform = 1;
-    b->wslot = -1;
-    for (i = 0; i < GMM_GTP_PASSES; i++) b->slot[i] = b->chain[i] = b->place[i] = -1;
+    b->wgrad_slot = -1;
+    for (i = 0; i < GMM_GTP_PASSES; i++) b->slot[i] = b->chain[i] = b->position[i] = -1;
     for (i = 0; i < count; i++) {
         gmm__gtp_weight *w = &gtp->weights[weights[i]];
         gtp->members[b->first + w->desc.expert] = weights[i];
@@ -4235,10 +4305,11 @@ GMMDEF gmm_status gmm_gtp_add_bundle(gmm_gtp *gtp, int32_t domain, const int32_t
 GMMDEF gmm_status gmm_gtp_add_chain(gmm_gtp *gtp, const gmm_gtp_chain *chain, int32_t *id) {
     static const char fn[] = "gmm_gtp_add_chain";
     gmm_gtp_chain c;
-    gmm__gtp_chain *to;
+    gmm__gtp_chain *entry;
     int32_t i, k;
-    gmm_status s = gmm__gtp_declare(gtp, fn, "chains", gtp ? gtp->chain_count : 0, gtp ? gtp->config.chains : 0, id);
-    if (!s) s = gmm__gtp_open(fn, "chain", chain, &c, sizeof c, &gtp->error);
+    gmm_status s = gmm__gtp_check_declaration(gtp, fn, "chains", gtp ? gtp->chain_count : 0,
+                                              gtp ? gtp->config.chains : 0, id);
+    if (!s) s = gmm__gtp_read(fn, "chain", chain, &c, sizeof c, &gtp->error);
     if (s) return s;
     if (!c.bundles) return gmm__fail(&gtp->error, GMM_E_NULL, "%s: chain->bundles is NULL", fn);
     if (c.held == 0) c.held = 1;
@@ -4262,168 +4333,34 @@ GMMDEF gmm_status gmm_gtp_add_chain(gmm_gtp *gtp, const gmm_gtp_chain *chain, in
                                  gtp->bundles[c.bundles[i]].name, c.captured ? "not " : "");
         }
     }
-    to = &gtp->chains[gtp->chain_count];
-    to->pass = c.pass;
-    to->first = gtp->link_count;
-    to->count = c.count;
-    to->prefetch = c.prefetch;
-    to->held = c.held;
-    to->captured = c.captured;
-    to->next = -1;
+    entry = &gtp->chains[gtp->chain_count];
+    entry->pass = c.pass;
+    entry->first = gtp->chain_bundle_count;
+    entry->count = c.count;
+    entry->prefetch = c.prefetch;
+    entry->held = c.held;
+    entry->captured = c.captured;
+    entry->next = -1;
     for (i = 0; i < c.count; i++) {
         gmm__gtp_bundle *b = &gtp->bundles[c.bundles[i]];
-        gtp->links[gtp->link_count++] = c.bundles[i];
+        gtp->chain_bundles[gtp->chain_bundle_count++] = c.bundles[i];
         b->chain[c.pass] = gtp->chain_count;
-        b->place[c.pass] = i;
+        b->position[c.pass] = i;
         b->captured = c.captured;
     }
     *id = gtp->chain_count++;
     return GMM_OK;
 }
 
-/* ......................................................................................... Runtime: memory plan ... */
+/* Work that the runtime enqueues: sums of gradients, casts of shards, transposes. */
+/* ................................................................................................ Runtime: work ... */
 
 static gmm__gtp_weight *gmm__gtp_member(gmm_gtp *g, const gmm__gtp_bundle *b, int32_t i) {
     return &g->weights[g->members[b->first + i]];
 }
 
-/* What the slot of a pass holds. */
-static int gmm__gtp_class(gmm_gtp *g, const gmm__gtp_bundle *b, int pass) {
-    if (pass == GMM_GTP_RECOMPUTE) return GMM__GTP_REC;
-    return pass == GMM_GTP_BACKWARD && gmm__gtp_member(g, b, 0)->plan.gather_data_bytes[GMM_COLUMNWISE] > 0
-               ? GMM__GTP_COL : GMM__GTP_ROW;
-}
-static int gmm__gtp_class_direction(int kind) { return kind == GMM__GTP_COL ? GMM_COLUMNWISE : GMM_ROWWISE; }
-
-/* Whether a pass reads a buffer: of one rank, only what is made of the shards. */
-static int gmm__gtp_buffered(gmm_gtp *g, const gmm__gtp_bundle *b, int pass) {
-    return g->domains[b->domain].size > 1 ||
-           (gmm__gtp_class(g, b, pass) == GMM__GTP_COL && gmm__gtp_member(g, b, 0)->transposed);
-}
-
-/* Places of a bundle's parts: in its slots data, scales as gmm_layout_of places groups, amaxes; in the stage what is
-   put side by side, or transposed. */
-static void gmm__gtp_place(gmm_gtp *g, gmm__gtp_bundle *b) {
-    gmm__gtp_domain *to = &g->domains[b->domain];
-    int d;
-    int32_t i, part;
-    for (d = GMM_ROWWISE; d <= GMM_COLUMNWISE; d++) {
-        size_t at = 0, stage = 0;
-        for (part = GMM__GTP_DATA; part <= GMM__GTP_SCALE; part++) {
-            for (i = 0; i < b->count; i++) {
-                gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
-                gmm__route *r = &w->route[d][part];
-                r->at = at;
-                at += part == GMM__GTP_DATA ? gmm__round256(r->whole) : r->whole;
-                if (d == GMM_COLUMNWISE && w->transposed) { /* the rowwise copy arrives there */
-                    gmm__route *from = &w->route[GMM_ROWWISE][part];
-                    from->stage = stage;
-                    stage += gmm__round256(from->send * (size_t)to->size);
-                } else if (r->staged) {
-                    r->stage = stage;
-                    stage += gmm__round256(r->send * (size_t)to->size);
-                }
-            }
-            at = gmm__round256(at);
-        }
-        b->amax_at[d] = at;
-        if (gmm__gtp_member(g, b, 0)->shard.scaling == GMM_SCALING_NV16)
-            at += gmm__round256((size_t)b->count * sizeof(float));
-        b->slot_bytes[d == GMM_COLUMNWISE ? GMM__GTP_COL : GMM__GTP_ROW] = at;
-        if (to->size > 1 && stage > to->stage_bytes[b->captured]) to->stage_bytes[b->captured] = stage;
-    }
-    b->slot_bytes[GMM__GTP_REC] = b->chain[GMM_GTP_RECOMPUTE] < 0 ? 0 : b->slot_bytes[GMM__GTP_ROW];
-    b->grad_bytes = 0;
-    for (i = 0; i < b->count; i++) {
-        gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
-        w->grad_at = b->grad_bytes;
-        b->grad_bytes += gmm__round256((size_t)w->plan.padded_rows * (size_t)w->plan.local_cols *
-                                        (size_t)(gmm_dtype_bits(g->domains[b->domain].desc.wire) / 8));
-    }
-}
-
-/* The bundle k places behind a place of a chain, which may run on into the next, and its pass there; NULL = none. */
-static gmm__gtp_bundle *gmm__gtp_behind(gmm_gtp *g, int32_t chain, int32_t place, int32_t k, gmm_gtp_pass *pass) {
-    for (place += k; chain >= 0 && place >= g->chains[chain].count; chain = g->chains[chain].next)
-        place -= g->chains[chain].count;
-    if (chain < 0) return NULL;
-    *pass = g->chains[chain].pass;
-    return &g->bundles[g->links[g->chains[chain].first + place]];
-}
-
-/* Whether some chain has a slot in use, held or prefetched, at a time at which it has b's of that kind in use. */
-static int gmm__gtp_slot_taken(gmm_gtp *g, int32_t slot, const gmm__gtp_bundle *b, int kind) {
-    int32_t c, i, k;
-    for (c = 0; c < g->chain_count; c++)
-        for (i = 0; i < g->chains[c].count; i++) {
-            int mine = 0, taken = 0;
-            for (k = 0; k < g->link_count && k - g->chains[c].prefetch < g->chains[c].held; k++) {
-                gmm_gtp_pass pass = GMM_GTP_FORWARD;
-                const gmm__gtp_bundle *x = gmm__gtp_behind(g, c, i, k, &pass);
-                if (!x) break;
-                mine |= x == b && gmm__gtp_class(g, x, pass) == kind;
-                taken |= x->slot[pass] == slot;
-            }
-            if (mine && taken) return 1;
-        }
-    return 0;
-}
-
-/* Gives b the first slot of its kind and size that is free whenever b needs one: those of a chain get them by turns. */
-static void gmm__gtp_take_slot(gmm_gtp *g, gmm__gtp_bundle *b, int kind) {
-    gmm__gtp_domain *d = &g->domains[b->domain];
-    gmm__gtp_slot *s = g->slots;
-    int pass;
-    for (pass = 0; pass < GMM_GTP_PASSES; pass++)
-        if (b->slot[pass] >= 0 && g->slots[b->slot[pass]].kind == kind) return;
-    for (; s < g->slots + g->slot_count; s++)
-        if (s->domain == b->domain && s->kind == kind && s->captured == b->captured &&
-            s->bytes == b->slot_bytes[kind] && !gmm__gtp_slot_taken(g, (int32_t)(s - g->slots), b, kind))
-            break;
-    if (s == g->slots + g->slot_count) {
-        g->slot_count++;
-        s->domain = b->domain;
-        s->kind = kind;
-        s->captured = b->captured;
-        s->bytes = b->slot_bytes[kind];
-        s->at = d->gather_bytes;
-        s->bundle = -1;
-        d->gather_bytes += gmm__round256(s->bytes);
-    }
-    for (pass = 0; pass < GMM_GTP_PASSES; pass++)
-        if (gmm__gtp_class(g, b, pass) == kind) b->slot[pass] = (int32_t)(s - g->slots);
-}
-
-static void gmm__gtp_take_wslot(gmm_gtp *g, gmm__gtp_bundle *b) {
-    gmm__gtp_domain *d = &g->domains[b->domain];
-    int32_t i, slots = 0, taken = 0, nth;
-    if (!b->trainable || b->wslot >= 0) return;
-    for (i = 0; i < g->bundle_count; i++) {
-        const gmm__gtp_bundle *x = &g->bundles[i];
-        taken += x->wslot >= 0 && x->domain == b->domain && x->captured == b->captured &&
-                 x->grad_bytes == b->grad_bytes;
-    }
-    nth = taken % d->desc.wgrad_slots;
-    for (i = 0; i < g->wslot_count; i++) {
-        const gmm__wgrad_slot *s = &g->wslots[i];
-        if (s->domain == b->domain && s->captured == b->captured && s->bytes == b->grad_bytes && slots++ == nth) {
-            b->wslot = i;
-            return;
-        }
-    }
-    {
-        gmm__wgrad_slot *s = &g->wslots[g->wslot_count];
-        s->domain = b->domain;
-        s->captured = b->captured;
-        s->bytes = b->grad_bytes;
-        s->at = d->reduce_bytes;
-        s->writer = -1;
-        d->reduce_bytes += gmm__round256(s->bytes);
-        b->wslot = g->wslot_count++;
-    }
-}
-
-/* The sum of one weight's gradient into its main_grad. Of parts that were exchanged, the own one is where it was. */
+/* Arguments of the sum of one weight's gradient into its main_grad. `part`: the parts of all ranks after an all-to-all;
+   that of this rank is still in the gradient buffer. */
 typedef struct gmm__gtp_sum {
     gmm_context *ctx;
     gmm_accumulation d;
@@ -4431,10 +4368,10 @@ typedef struct gmm__gtp_sum {
     gmm_mat x, y;
     void *workspace;
     size_t workspace_bytes;
-    void *part[GMM__GTP_PARTS];
+    void *part[GMM__MAX_EXCHANGE_RANKS];
 } gmm__gtp_sum;
 
-static gmm__gtp_sum gmm__gtp_sum_of(gmm_gtp *g, const gmm__gtp_domain *d, const gmm__gtp_weight *w) {
+static gmm__gtp_sum gmm__gtp_sum_make(gmm_gtp *g, const gmm__gtp_domain *d, const gmm__gtp_weight *w) {
     gmm__gtp_sum s;
     memset(&s, 0, sizeof s);
     s.ctx = g->config.ctx;
@@ -4445,8 +4382,8 @@ static gmm__gtp_sum gmm__gtp_sum_of(gmm_gtp *g, const gmm__gtp_domain *d, const 
     s.y = gmm_mat_packed(w->desc.main_grad_dtype, w->desc.main_grad);
     return s;
 }
-/* Its pointers, once it stands where it is used. */
-static void gmm__gtp_sum_point(gmm__gtp_sum *s) {
+/* Sets the pointers into the structure itself, after each copy of it. */
+static void gmm__gtp_sum_link(gmm__gtp_sum *s) {
     if (s->d.count > 1) s->x = gmm_mat_table(s->x.dtype, s->part, (uint32_t)GMM_MAT_TABLE_ON_HOST);
     s->d.options = &s->options;
     s->d.x = &s->x;
@@ -4454,68 +4391,222 @@ static void gmm__gtp_sum_point(gmm__gtp_sum *s) {
 }
 static gmm_status gmm__gtp_sum_run(const void *argument, gmm_stream stream) {
     gmm__gtp_sum s = *(const gmm__gtp_sum *)argument;
-    gmm__gtp_sum_point(&s);
+    gmm__gtp_sum_link(&s);
     return gmm_accumulate(s.ctx, &s.d, s.workspace, s.workspace_bytes, stream);
 }
 
-/* The making of one weight's shard. */
+/* Arguments of the cast or quantization of one weight's shard. */
 typedef struct gmm__gtp_cast {
     gmm_context *ctx;
     gmm_quantization d;
-    gmm_conversion plain;      /* of a weight without a scaling */
+    gmm_conversion plain;      /* for a weight without scaling */
     gmm_format format;
     gmm_mat src, copy[2];
-    int32_t wanted[2];
+    int32_t stored[2]; /* 1: the plan stores the direction */
     void *workspace;
     size_t workspace_bytes;
 } gmm__gtp_cast;
 
-static gmm__gtp_cast gmm__gtp_cast_of(gmm_gtp *g, const gmm__gtp_weight *w, gmm_dtype dtype, const void *from) {
+static gmm__gtp_cast gmm__gtp_cast_make(gmm_gtp *g, const gmm__gtp_weight *w, gmm_dtype dtype, const void *source) {
     gmm__gtp_cast c;
     int d;
     memset(&c, 0, sizeof c);
     c.ctx = g->config.ctx;
-    c.src = gmm_mat_packed(dtype, from);
+    c.src = gmm_mat_packed(dtype, source);
     c.format = w->format;
     c.d.count = 1;
     c.d.rows = c.plain.rows = w->plan.shard_rows;
     c.d.cols = c.plain.cols = w->plan.local_cols;
     for (d = GMM_ROWWISE; d <= GMM_COLUMNWISE; d++) {
-        c.wanted[d] = w->plan.shard_data_bytes[d] > 0;
+        c.stored[d] = w->plan.shard_data_bytes[d] > 0;
         c.copy[d] = gmm_mat_quantized(&c.format, (gmm_direction)d, w->desc.data[d], w->desc.scale[d], NULL);
     }
     if (w->shard.scaling == GMM_SCALING_NONE) c.copy[GMM_ROWWISE] = gmm_mat_packed(w->shard.dtype, w->desc.data[0]);
     return c;
 }
-/* Its pointers, once it stands where it is used. */
-static void gmm__gtp_cast_point(gmm__gtp_cast *c) {
+/* Sets the pointers into the structure itself, after each copy of it. */
+static void gmm__gtp_cast_link(gmm__gtp_cast *c) {
     c->d.format = &c->format;
     c->d.src = c->plain.src = &c->src;
-    c->d.rowwise = c->wanted[GMM_ROWWISE] ? &c->copy[GMM_ROWWISE] : NULL;
-    c->d.columnwise = c->wanted[GMM_COLUMNWISE] ? &c->copy[GMM_COLUMNWISE] : NULL;
+    c->d.rowwise = c->stored[GMM_ROWWISE] ? &c->copy[GMM_ROWWISE] : NULL;
+    c->d.columnwise = c->stored[GMM_COLUMNWISE] ? &c->copy[GMM_COLUMNWISE] : NULL;
     c->plain.dst = &c->copy[GMM_ROWWISE];
 }
 static gmm_status gmm__gtp_cast_run(const void *argument, gmm_stream stream) {
     gmm__gtp_cast c = *(const gmm__gtp_cast *)argument;
-    gmm__gtp_cast_point(&c);
+    gmm__gtp_cast_link(&c);
     if (c.format.dtype == GMM_NONE) return gmm_convert(c.ctx, &c.plain, NULL, 0, stream);
     return gmm_quantize(c.ctx, &c.d, c.workspace, c.workspace_bytes, stream);
 }
-/* Whether one amax of the whole tensor decides about its scale. */
-static int gmm__gtp_by_amax(const gmm__gtp_weight *w) {
+/* Whether the scale of the weight depends on the amax of the whole tensor. */
+static int gmm__gtp_needs_amax(const gmm__gtp_weight *w) {
     return w->format.dtype != GMM_NONE && (w->shard.scaling == GMM_SCALING_NV16 ||
                                            (w->shard.scaling == GMM_SCALING_TENSOR && !w->format.delayed));
 }
 
-/* What quantizing wants for workspace: the most of the domain's weights, whatever the dtype of the rows. */
-static gmm_status gmm__gtp_size_cast(gmm_gtp *g, const char *fn, gmm__gtp_domain *d, const gmm__gtp_weight *w) {
+/* Arguments of the transpose of one weight's rowwise copy. */
+typedef struct gmm__gtp_transposition {
+    gmm_context *ctx;
+    gmm_transposition d;
+    gmm_mat src, dst;
+} gmm__gtp_transposition;
+static gmm_status gmm__gtp_transposition_run(const void *argument, gmm_stream stream) {
+    gmm__gtp_transposition t = *(const gmm__gtp_transposition *)argument;
+    t.d.src = &t.src;
+    t.d.dst = &t.dst;
+    return gmm_transpose(t.ctx, &t.d, NULL, 0, stream);
+}
+
+/* The memory plan: slots, layouts of bundles, bytes of domains. */
+/* ......................................................................................... Runtime: memory plan ... */
+
+/* The kind of slot that a pass reads. */
+static int gmm__slot_kind(gmm_gtp *g, const gmm__gtp_bundle *b, int pass) {
+    if (pass == GMM_GTP_RECOMPUTE) return GMM__SLOT_RECOMPUTE;
+    return pass == GMM_GTP_BACKWARD && gmm__gtp_member(g, b, 0)->plan.gather_data_bytes[GMM_COLUMNWISE] > 0
+               ? GMM__SLOT_COLUMNWISE : GMM__SLOT_ROWWISE;
+}
+static int gmm__slot_direction(int kind) { return kind == GMM__SLOT_COLUMNWISE ? GMM_COLUMNWISE : GMM_ROWWISE; }
+
+/* Whether a pass reads a slot: with one rank, only a transpose does. */
+static int gmm__gtp_needs_slot(gmm_gtp *g, const gmm__gtp_bundle *b, int pass) {
+    return g->domains[b->domain].size > 1 ||
+           (gmm__slot_kind(g, b, pass) == GMM__SLOT_COLUMNWISE && gmm__gtp_member(g, b, 0)->transposed);
+}
+
+/* Offsets of a bundle's buffers: in a slot data, scales with the group stride of gmm_layout_of, amaxes; in the stage
+   those that a 2D copy or a transpose reads; in the gradient buffer the gradients. */
+static void gmm__gtp_bundle_layout(gmm_gtp *g, gmm__gtp_bundle *b) {
+    gmm__gtp_domain *domain = &g->domains[b->domain];
+    int d;
+    int32_t i, part;
+    for (d = GMM_ROWWISE; d <= GMM_COLUMNWISE; d++) {
+        size_t offset = 0, stage = 0;
+        for (part = GMM__GTP_DATA; part <= GMM__GTP_SCALE; part++) {
+            for (i = 0; i < b->count; i++) {
+                gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
+                gmm__gather_layout *r = &w->layout[d][part];
+                r->offset = offset;
+                offset += part == GMM__GTP_DATA ? gmm__round256(r->gathered_bytes) : r->gathered_bytes;
+                if (d == GMM_COLUMNWISE && w->transposed) { /* the rowwise copy is received in the stage */
+                    gmm__gather_layout *rowwise = &w->layout[GMM_ROWWISE][part];
+                    rowwise->stage_offset = stage;
+                    stage += gmm__round256(rowwise->send_bytes * (size_t)domain->size);
+                } else if (r->staged) {
+                    r->stage_offset = stage;
+                    stage += gmm__round256(r->send_bytes * (size_t)domain->size);
+                }
+            }
+            offset = gmm__round256(offset);
+        }
+        b->amax_offset[d] = offset;
+        if (gmm__gtp_member(g, b, 0)->shard.scaling == GMM_SCALING_NV16)
+            offset += gmm__round256((size_t)b->count * sizeof(float));
+        b->slot_bytes[d == GMM_COLUMNWISE ? GMM__SLOT_COLUMNWISE : GMM__SLOT_ROWWISE] = offset;
+        if (domain->size > 1 && stage > domain->stage_bytes[b->captured]) domain->stage_bytes[b->captured] = stage;
+    }
+    b->slot_bytes[GMM__SLOT_RECOMPUTE] = b->chain[GMM_GTP_RECOMPUTE] < 0 ? 0 : b->slot_bytes[GMM__SLOT_ROWWISE];
+    b->grad_bytes = 0;
+    for (i = 0; i < b->count; i++) {
+        gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
+        w->grad_offset = b->grad_bytes;
+        b->grad_bytes += gmm__round256((size_t)w->plan.padded_rows * (size_t)w->plan.local_cols *
+                                       (size_t)(gmm_dtype_bits(g->domains[b->domain].desc.wire) / 8));
+    }
+}
+
+/* The bundle `distance` positions behind a position of a chain, or in the chain that follows it, and its pass there;
+   NULL = none. */
+static gmm__gtp_bundle *gmm__gtp_successor(gmm_gtp *g, int32_t chain, int32_t position, int32_t distance,
+                                           gmm_gtp_pass *pass) {
+    for (position += distance; chain >= 0 && position >= g->chains[chain].count; chain = g->chains[chain].next)
+        position -= g->chains[chain].count;
+    if (chain < 0) return NULL;
+    *pass = g->chains[chain].pass;
+    return &g->bundles[g->chain_bundles[g->chains[chain].first + position]];
+}
+
+/* Whether some chain uses a slot, acquired or prefetched, at the same time as b's slot of that kind. */
+static int gmm__gtp_slot_conflicts(gmm_gtp *g, int32_t slot, const gmm__gtp_bundle *b, int kind) {
+    int32_t c, i, k;
+    for (c = 0; c < g->chain_count; c++)
+        for (i = 0; i < g->chains[c].count; i++) {
+            int bundle_used = 0, slot_used = 0;
+            for (k = 0; k < g->chain_bundle_count && k - g->chains[c].prefetch < g->chains[c].held; k++) {
+                gmm_gtp_pass pass = GMM_GTP_FORWARD;
+                const gmm__gtp_bundle *x = gmm__gtp_successor(g, c, i, k, &pass);
+                if (!x) break;
+                bundle_used |= x == b && gmm__slot_kind(g, x, pass) == kind;
+                slot_used |= x->slot[pass] == slot;
+            }
+            if (bundle_used && slot_used) return 1;
+        }
+    return 0;
+}
+
+/* Assigns b the first slot of its kind and size that no chain uses at the same time, or a new one. */
+static void gmm__gtp_assign_slot(gmm_gtp *g, gmm__gtp_bundle *b, int kind) {
+    gmm__gtp_domain *d = &g->domains[b->domain];
+    gmm__gtp_slot *s = g->slots;
+    int pass;
+    for (pass = 0; pass < GMM_GTP_PASSES; pass++)
+        if (b->slot[pass] >= 0 && g->slots[b->slot[pass]].kind == kind) return;
+    for (; s < g->slots + g->slot_count; s++)
+        if (s->domain == b->domain && s->kind == kind && s->captured == b->captured &&
+            s->bytes == b->slot_bytes[kind] && !gmm__gtp_slot_conflicts(g, (int32_t)(s - g->slots), b, kind))
+            break;
+    if (s == g->slots + g->slot_count) {
+        g->slot_count++;
+        s->domain = b->domain;
+        s->kind = kind;
+        s->captured = b->captured;
+        s->bytes = b->slot_bytes[kind];
+        s->offset = d->gather_bytes;
+        s->bundle = -1;
+        d->gather_bytes += gmm__round256(s->bytes);
+    }
+    for (pass = 0; pass < GMM_GTP_PASSES; pass++)
+        if (gmm__slot_kind(g, b, pass) == kind) b->slot[pass] = (int32_t)(s - g->slots);
+}
+
+static void gmm__gtp_assign_wgrad_slot(gmm_gtp *g, gmm__gtp_bundle *b) {
+    gmm__gtp_domain *d = &g->domains[b->domain];
+    int32_t i, slots = 0, assigned = 0, index;
+    if (!b->trainable || b->wgrad_slot >= 0) return;
+    for (i = 0; i < g->bundle_count; i++) {
+        const gmm__gtp_bundle *x = &g->bundles[i];
+        assigned += x->wgrad_slot >= 0 && x->domain == b->domain && x->captured == b->captured &&
+                 x->grad_bytes == b->grad_bytes;
+    }
+    index = assigned % d->desc.wgrad_slots;
+    for (i = 0; i < g->wgrad_slot_count; i++) {
+        const gmm__wgrad_slot *s = &g->wgrad_slots[i];
+        if (s->domain == b->domain && s->captured == b->captured && s->bytes == b->grad_bytes && slots++ == index) {
+            b->wgrad_slot = i;
+            return;
+        }
+    }
+    {
+        gmm__wgrad_slot *s = &g->wgrad_slots[g->wgrad_slot_count];
+        s->domain = b->domain;
+        s->captured = b->captured;
+        s->bytes = b->grad_bytes;
+        s->offset = d->reduce_bytes;
+        s->writer = -1;
+        d->reduce_bytes += gmm__round256(s->bytes);
+        b->wgrad_slot = g->wgrad_slot_count++;
+    }
+}
+
+/* Raises the workspace of casts to that of a weight, for every source dtype. */
+static gmm_status gmm__gtp_query_cast(gmm_gtp *g, const char *fn, gmm__gtp_domain *d, const gmm__gtp_weight *w) {
     static const gmm_dtype dtypes[] = {GMM_F32, GMM_F16, GMM_BF16};
     int i;
     for (i = 0; i < 3 && w->format.dtype != GMM_NONE; i++) {
-        gmm__gtp_cast c = gmm__gtp_cast_of(g, w, dtypes[i], NULL);
+        gmm__gtp_cast c = gmm__gtp_cast_make(g, w, dtypes[i], NULL);
         gmm_info info = GMM_ZERO;
         gmm_status s;
-        gmm__gtp_cast_point(&c);
+        gmm__gtp_cast_link(&c);
         s = gmm_quantize_query(g->config.ctx, GMM_OP_QUANTIZE, &c.d, &info);
         if (s) return gmm__fail(&g->error, s, "%s: '%s': %.400s", fn, w->desc.name, gmm_last_error(g->config.ctx));
         if (info.workspace_bytes > d->cast_bytes) d->cast_bytes = info.workspace_bytes;
@@ -4523,78 +4614,66 @@ static gmm_status gmm__gtp_size_cast(gmm_gtp *g, const char *fn, gmm__gtp_domain
     return GMM_OK;
 }
 
-/* The transposing of one weight's rowwise copy. */
-typedef struct gmm__gtp_turn {
-    gmm_context *ctx;
-    gmm_transposition d;
-    gmm_mat src, dst;
-} gmm__gtp_turn;
-static gmm_status gmm__gtp_turn_run(const void *argument, gmm_stream stream) {
-    gmm__gtp_turn t = *(const gmm__gtp_turn *)argument;
-    t.d.src = &t.src;
-    t.d.dst = &t.dst;
-    return gmm_transpose(t.ctx, &t.d, NULL, 0, stream);
-}
-
 GMMDEF gmm_status gmm_gtp_seal(gmm_gtp *gtp) {
     static const char fn[] = "gmm_gtp_seal";
     int32_t i, k, n;
     int pass;
-    gmm_status s = gmm__gtp_declare(gtp, fn, "", 0, 1, gtp);
+    gmm_status s = gmm__gtp_check_declaration(gtp, fn, "", 0, 1, gtp);
     if (s) return s;
     for (i = 0; i < gtp->weight_count; i++)
         if (gtp->weights[i].bundle < 0)
             return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: '%s' is in no bundle", fn, gtp->weights[i].desc.name);
-    for (i = 0; i < gtp->bundle_count; i++) { /* what sums want for workspace */
+    for (i = 0; i < gtp->bundle_count; i++) { /* workspaces of sums and casts */
         const gmm__gtp_bundle *b = &gtp->bundles[i];
         gmm__gtp_domain *d = &gtp->domains[b->domain];
         for (k = 0; k < b->count; k++) {
             const gmm__gtp_weight *w = gmm__gtp_member(gtp, b, k);
-            gmm__gtp_sum sum = gmm__gtp_sum_of(gtp, d, w);
+            gmm__gtp_sum sum = gmm__gtp_sum_make(gtp, d, w);
             gmm_info info = GMM_ZERO;
-            if ((s = gmm__gtp_size_cast(gtp, fn, d, w)) != GMM_OK) return s;
+            if ((s = gmm__gtp_query_cast(gtp, fn, d, w)) != GMM_OK) return s;
             if (!w->desc.main_grad) continue;
-            gmm__gtp_sum_point(&sum);
+            gmm__gtp_sum_link(&sum);
             s = gmm_accumulate_query(gtp->config.ctx, &sum.d, &info);
             if (s) return gmm__fail(&gtp->error, s, "%s: '%s': %.400s", fn, w->desc.name,
                                     gmm_last_error(gtp->config.ctx));
-            if (info.workspace_bytes > d->work_bytes) d->work_bytes = info.workspace_bytes;
+            if (info.workspace_bytes > d->workspace_bytes) d->workspace_bytes = info.workspace_bytes;
         }
     }
-    for (i = 0; i < gtp->bundle_count; i++) gmm__gtp_place(gtp, &gtp->bundles[i]);
-    for (i = 0; i < gtp->chain_count; i++) /* slots in the order of the chains, */
+    for (i = 0; i < gtp->bundle_count; i++) gmm__gtp_bundle_layout(gtp, &gtp->bundles[i]);
+    for (i = 0; i < gtp->chain_count; i++) /* slots of bundles in chains, in the order of the chains, */
         for (k = 0; k < gtp->chains[i].count; k++) {
-            gmm__gtp_bundle *b = &gtp->bundles[gtp->links[gtp->chains[i].first + k]];
-            if (gmm__gtp_buffered(gtp, b, gtp->chains[i].pass))
-                gmm__gtp_take_slot(gtp, b, gmm__gtp_class(gtp, b, gtp->chains[i].pass));
-            if (gtp->chains[i].pass == GMM_GTP_BACKWARD) gmm__gtp_take_wslot(gtp, b);
+            gmm__gtp_bundle *b = &gtp->bundles[gtp->chain_bundles[gtp->chains[i].first + k]];
+            if (gmm__gtp_needs_slot(gtp, b, gtp->chains[i].pass))
+                gmm__gtp_assign_slot(gtp, b, gmm__slot_kind(gtp, b, gtp->chains[i].pass));
+            if (gtp->chains[i].pass == GMM_GTP_BACKWARD) gmm__gtp_assign_wgrad_slot(gtp, b);
         }
-    for (i = 0; i < gtp->bundle_count; i++) { /* then for who is in none */
+    for (i = 0; i < gtp->bundle_count; i++) { /* then of the other bundles */
         gmm__gtp_bundle *b = &gtp->bundles[i];
         for (pass = GMM_GTP_FORWARD; pass <= GMM_GTP_BACKWARD; pass++)
-            if (gmm__gtp_buffered(gtp, b, pass)) gmm__gtp_take_slot(gtp, b, gmm__gtp_class(gtp, b, pass));
-        gmm__gtp_take_wslot(gtp, b);
+            if (gmm__gtp_needs_slot(gtp, b, pass)) gmm__gtp_assign_slot(gtp, b, gmm__slot_kind(gtp, b, pass));
+        gmm__gtp_assign_wgrad_slot(gtp, b);
     }
     for (i = 0; i < gtp->domain_count; i++) {
         gmm__gtp_domain *d = &gtp->domains[i];
-        size_t most = 0;
+        size_t max_bytes = 0;
         for (k = 0; k < gtp->bundle_count; k++)
-            if (gtp->bundles[k].domain == i && gtp->bundles[k].trainable && gtp->bundles[k].grad_bytes > most)
-                most = gtp->bundles[k].grad_bytes;
+            if (gtp->bundles[k].domain == i && gtp->bundles[k].trainable && gtp->bundles[k].grad_bytes > max_bytes)
+                max_bytes = gtp->bundles[k].grad_bytes;
         for (k = 0; k < 2; k++) {
-            d->stage_at[k] = d->gather_bytes;
+            d->stage_offset[k] = d->gather_bytes;
             d->gather_bytes += gmm__round256(d->stage_bytes[k]);
         }
-        d->amax_at = d->gather_bytes;
+        d->amax_offset = d->gather_bytes;
         for (k = 0, n = 0; k < gtp->weight_count; k++)
-            n += gtp->bundles[gtp->weights[k].bundle].domain == i && gmm__gtp_by_amax(&gtp->weights[k]);
+            n += gtp->bundles[gtp->weights[k].bundle].domain == i && gmm__gtp_needs_amax(&gtp->weights[k]);
         d->gather_bytes += gmm__round256((size_t)n * sizeof(float));
-        d->cast_at = d->gather_bytes;
+        d->cast_offset = d->gather_bytes;
         d->gather_bytes += gmm__round256(d->cast_bytes);
-        d->recv_at = d->reduce_bytes; /* one suffices: reductions follow one another on their stream */
-        if (d->size > 1 && d->desc.reduction == GMM_GTP_REDUCE_EXCHANGE) d->reduce_bytes += gmm__round256(most);
-        d->work_at = d->reduce_bytes;
-        d->reduce_bytes += gmm__round256(d->work_bytes);
+        /* one buffer suffices, since the reductions run one after the other on their stream */
+        d->recv_offset = d->reduce_bytes;
+        if (d->size > 1 && d->desc.reduction == GMM_GTP_REDUCE_EXCHANGE) d->reduce_bytes += gmm__round256(max_bytes);
+        d->workspace_offset = d->reduce_bytes;
+        d->reduce_bytes += gmm__round256(d->workspace_bytes);
     }
     gtp->sealed = 1;
     return GMM_OK;
@@ -4604,10 +4683,10 @@ GMMDEF gmm_status gmm_gtp_memory_need(gmm_gtp *gtp, int32_t domain, gmm_gtp_need
     static const char fn[] = "gmm_gtp_memory_need";
     gmm_gtp_need n = GMM_ZERO;
     gmm_status s = GMM_OK;
-    size_t known;
+    size_t common;
     int32_t i;
     if (!gtp) return GMM_E_NULL;
-    known = gmm__gtp_known(fn, "need", need, sizeof *need, &s, &gtp->error);
+    common = gmm__gtp_common_size(fn, "need", need, sizeof *need, &s, &gtp->error);
     if (s) return s;
     if (!gtp->sealed) return gmm__fail(&gtp->error, GMM_E_STATE, "%s: seal the object first", fn);
     if (domain < 0 || domain >= gtp->domain_count)
@@ -4615,14 +4694,15 @@ GMMDEF gmm_status gmm_gtp_memory_need(gmm_gtp *gtp, int32_t domain, gmm_gtp_need
                          gtp->domain_count);
     n.struct_size = need->struct_size;
     for (i = 0; i < gtp->slot_count; i++) n.gather_slots += gtp->slots[i].domain == domain;
-    for (i = 0; i < gtp->wslot_count; i++) n.wgrad_slots += gtp->wslots[i].domain == domain;
+    for (i = 0; i < gtp->wgrad_slot_count; i++) n.wgrad_slots += gtp->wgrad_slots[i].domain == domain;
     n.gather_bytes = gtp->domains[domain].gather_bytes;
     n.reduce_bytes = gtp->domains[domain].reduce_bytes;
-    memcpy(need, &n, known);
+    memcpy(need, &n, common);
     return GMM_OK;
 }
 
-/* ................................................................................................ Runtime: work ... */
+/* Errors, and events of the runtime on streams inside and outside of captures. */
+/* ...................................................................................... Runtime: errors, events ... */
 
 static void gmm__gtp_give_up(gmm_gtp *g, const char *why) {
     int32_t i;
@@ -4634,15 +4714,16 @@ static void gmm__gtp_give_up(gmm_gtp *g, const char *why) {
     }
 }
 
-/* Around the calls of a communicator, so that an error names them. */
-static void gmm__gtp_calls(gmm_gtp *g, const gmm__gtp_domain *d, const char *what) {
-    g->calls = what;
+/* Records the collective that is being called, so that an error message names it. */
+static void gmm__gtp_set_collective(gmm_gtp *g, const gmm__gtp_domain *d, const char *what) {
+    g->collective = what;
     g->caller[0] = d->rank;
     g->caller[1] = d->size;
 }
 
-/* Ends the object's life: the text says what failed, for whom, and what the communicator knows. */
-static gmm_status gmm__gtp_break(gmm_gtp *g, const char *fn, const char *name, gmm_status status) {
+/* Ends the use of the object after a failure: the message names the call, the bundle, and what the communicator
+   reports. */
+static gmm_status gmm__gtp_fail(gmm_gtp *g, const char *fn, const char *name, gmm_status status) {
     char why[320] = "", text[460], calls[64] = "";
     int32_t i;
     for (i = 0; i < g->domain_count && !why[0]; i++) {
@@ -4657,9 +4738,9 @@ static gmm_status gmm__gtp_break(gmm_gtp *g, const char *fn, const char *name, g
         }
     }
     if (!why[0]) (void)snprintf(why, sizeof why, "%.280s", gmm_last_error(g->config.ctx));
-    g->broken = status;
-    if (g->calls)
-        (void)snprintf(calls, sizeof calls, "%s by rank %d of %d: ", g->calls, g->caller[0], g->caller[1]);
+    g->failed = status;
+    if (g->collective)
+        (void)snprintf(calls, sizeof calls, "%s by rank %d of %d: ", g->collective, g->caller[0], g->caller[1]);
     (void)snprintf(text, sizeof text, "%s: '%.60s': %s%s%s%s", fn, name, calls, gmm_status_string(status),
                    why[0] ? ": " : "", why);
     (void)gmm__fail(&g->error, status, "%s", text);
@@ -4667,107 +4748,82 @@ static gmm_status gmm__gtp_break(gmm_gtp *g, const char *fn, const char *name, g
     return status;
 }
 
-static gmm_status gmm__mark_create(gmm_gtp *g, gmm__mark *m) {
-    gmm_status s = g->rt.event_create(g->rt.self, &m->inside);
-    return s ? s : g->rt.event_create(g->rt.self, &m->outside);
+static gmm_status gmm__gtp_event_create(gmm_gtp *g, gmm__gtp_event *m) {
+    gmm_status s = g->runtime.event_create(g->runtime.self, &m->captured_event);
+    return s ? s : g->runtime.event_create(g->runtime.self, &m->external_event);
 }
-static gmm_status gmm__mark_destroy(gmm_gtp *g, gmm__mark *m) {
-    const gmm_status a = g->rt.event_destroy(g->rt.self, m->inside), b = g->rt.event_destroy(g->rt.self, m->outside);
+static gmm_status gmm__gtp_event_destroy(gmm_gtp *g, gmm__gtp_event *m) {
+    const gmm_status a = g->runtime.event_destroy(g->runtime.self, m->captured_event),
+        b = g->runtime.event_destroy(g->runtime.self, m->external_event);
     memset(m, 0, sizeof *m);
     return a ? a : b;
 }
-static gmm_status gmm__mark_record(gmm_gtp *g, gmm__mark *m, gmm_stream stream) {
+static gmm_status gmm__gtp_event_record(gmm_gtp *g, gmm__gtp_event *m, gmm_stream stream) {
     gmm_status s = GMM_OK;
-    m->set = 1;
+    m->recorded = 1;
     m->waited = 0;
     m->recorder = stream;
     m->graph = g->graph;
-    if (g->graph) s = g->rt.event_record(g->rt.self, m->inside, stream, 0);
-    return s ? s : g->rt.event_record(g->rt.self, m->outside, stream, g->graph ? (uint32_t)GMM_EVENT_EXTERNAL : 0u);
+    if (g->graph) s = g->runtime.event_record(g->runtime.self, m->captured_event, stream, 0);
+    return s ? s : g->runtime.event_record(g->runtime.self, m->external_event, stream,
+                                           g->graph ? (uint32_t)GMM_EVENT_EXTERNAL : 0u);
 }
-static gmm_status gmm__mark_wait(gmm_gtp *g, gmm__mark *m, gmm_stream stream) {
-    if (!m->set) return GMM_OK;
-    if (m->graph == g->graph) { /* a stream need not wait for itself, nor twice */
+static gmm_status gmm__gtp_event_wait(gmm_gtp *g, gmm__gtp_event *m, gmm_stream stream) {
+    if (!m->recorded) return GMM_OK;
+    if (m->graph == g->graph) { /* a stream neither waits for its own record nor waits twice */
         if (m->recorder == stream || (m->waited && m->waiter == stream)) return GMM_OK;
         m->waited = 1;
         m->waiter = stream;
-        if (g->graph) return g->rt.stream_wait(g->rt.self, stream, m->inside, 0);
+        if (g->graph) return g->runtime.stream_wait(g->runtime.self, stream, m->captured_event, 0);
     }
-    return g->rt.stream_wait(g->rt.self, stream, m->outside, g->graph ? (uint32_t)GMM_EVENT_EXTERNAL : 0u);
+    return g->runtime.stream_wait(g->runtime.self, stream, m->external_event,
+                                  g->graph ? (uint32_t)GMM_EVENT_EXTERNAL : 0u);
 }
 
 enum { GMM__GTP_GATHER, GMM__GTP_REDUCE };
-static gmm_stream gmm__gtp_stream(const gmm__gtp_domain *d, int which) {
-    return which == GMM__GTP_GATHER ? d->desc.gather_stream : d->desc.reduce_stream;
+static gmm_stream gmm__gtp_stream(const gmm__gtp_domain *d, int role) {
+    return role == GMM__GTP_GATHER ? d->desc.gather_stream : d->desc.reduce_stream;
 }
-/* The domain's stream gets work: in a capture it joins that first. */
-static gmm_status gmm__gtp_use_stream(gmm_gtp *g, gmm__gtp_domain *d, int which) {
-    d->used[which] = 1;
-    if (!g->graph || d->joined[which] == g->graph) return GMM_OK;
-    d->joined[which] = g->graph;
-    return g->rt.stream_wait(g->rt.self, gmm__gtp_stream(d, which), g->graph_begin, 0);
-}
-
-/* The next place of a ring, whose collective begins here on its stream: NULL in a capture, whose replay is looked after
-   as a whole, or where there is none. */
-static gmm_status gmm__watch_begin(gmm_gtp *g, gmm__gtp_domain *d, int which, gmm__watch **out) {
-    gmm__watch *ring = d->watch[which], *w;
-    const uint32_t at = d->next[which] % GMM__WATCHES;
-    gmm_status s = GMM_OK;
-    int32_t done = 1;
-    *out = NULL;
-    if (g->graph) return GMM_OK;
-    while (d->oldest[which] != d->next[which] && done && !s) {
-        s = g->rt.event_query(g->rt.self, ring[d->oldest[which] % GMM__WATCHES].end, &done);
-        d->oldest[which] += done != 0;
-    }
-    if (s || d->next[which] - d->oldest[which] == GMM__WATCHES) return s;
-    w = &ring[at];
-    s = g->rt.event_record(g->rt.self, w->begin, gmm__gtp_stream(d, which), 0);
-    if (!s) *out = w;
-    return s;
-}
-static gmm_status gmm__watch_end(gmm_gtp *g, gmm__gtp_domain *d, int which, gmm__watch *w, const gmm_comm *comm,
-                                 const char *what, const char *name) {
-    if (!w) return GMM_OK;
-    w->end = d->watch_end[which][d->next[which]++ % GMM__WATCHES];
-    w->seen = 0;
-    w->comm = comm;
-    w->what = what;
-    w->name = name;
-    return g->rt.event_record(g->rt.self, w->end, gmm__gtp_stream(d, which), 0);
+/* Prepares a stream of the domain for work: in a capture, the stream joins it before its first work. */
+static gmm_status gmm__gtp_prepare_stream(gmm_gtp *g, gmm__gtp_domain *d, int role) {
+    d->used[role] = 1;
+    if (!g->graph || d->joined_graph[role] == g->graph) return GMM_OK;
+    d->joined_graph[role] = g->graph;
+    return g->runtime.stream_wait(g->runtime.self, gmm__gtp_stream(d, role), g->graph_begin, 0);
 }
 
-/* Makes every event; what has been made is destroyed by gmm_gtp_fini. */
-static gmm_status gmm__gtp_events(gmm_gtp *g) {
-    gmm_status s = g->rt.event_create(g->rt.self, &g->graph_begin);
+/* Binding of memory, creation of events, destruction of the object. */
+
+/* Creates all events; gmm_gtp_fini destroys those that were created. */
+static gmm_status gmm__gtp_create_events(gmm_gtp *g) {
+    gmm_status s = g->runtime.event_create(g->runtime.self, &g->graph_begin);
     int32_t i;
     int k, n;
     for (i = 0; i < g->domain_count; i++)
         for (k = 0; k < 2; k++) {
-            if (!s) s = g->rt.event_create(g->rt.self, &g->domains[i].fork[k]);
-            if (!s) s = g->rt.event_create(g->rt.self, &g->domains[i].join[k]);
-            for (n = 0; n < GMM__WATCHES && !s; n++) {
-                s = g->rt.event_create(g->rt.self, &g->domains[i].watch[k][n].begin);
-                if (!s) s = g->rt.event_create(g->rt.self, &g->domains[i].watch_end[k][n]);
+            if (!s) s = g->runtime.event_create(g->runtime.self, &g->domains[i].fork[k]);
+            if (!s) s = g->runtime.event_create(g->runtime.self, &g->domains[i].join[k]);
+            for (n = 0; n < GMM__MAX_WATCHES && !s; n++) {
+                s = g->runtime.event_create(g->runtime.self, &g->domains[i].watch[k][n].begin);
+                if (!s) s = g->runtime.event_create(g->runtime.self, &g->domains[i].watch_end[k][n]);
             }
-            if (!s) s = gmm__mark_create(g, &g->domains[i].staged[k]);
-            if (!s && k) s = gmm__mark_create(g, &g->domains[i].cast);
+            if (!s) s = gmm__gtp_event_create(g, &g->domains[i].staged[k]);
+            if (!s && k) s = gmm__gtp_event_create(g, &g->domains[i].cast);
         }
     for (i = 0; i < g->bundle_count; i++) {
         gmm__gtp_bundle *b = &g->bundles[i];
-        if (!s) s = gmm__mark_create(g, &b->published);
-        if (!s) s = gmm__mark_create(g, &b->done);
-        if (!s) s = gmm__mark_create(g, &b->in_place);
+        if (!s) s = gmm__gtp_event_create(g, &b->published);
+        if (!s) s = gmm__gtp_event_create(g, &b->done);
+        if (!s) s = gmm__gtp_event_create(g, &b->in_place);
     }
     for (i = 0; i < g->slot_count; i++) {
-        if (!s) s = gmm__mark_create(g, &g->slots[i].ready);
-        if (!s) s = gmm__mark_create(g, &g->slots[i].last_use);
+        if (!s) s = gmm__gtp_event_create(g, &g->slots[i].ready);
+        if (!s) s = gmm__gtp_event_create(g, &g->slots[i].last_use);
     }
-    for (i = 0; i < g->wslot_count && !s; i++) s = gmm__mark_create(g, &g->wslots[i].last_use);
+    for (i = 0; i < g->wgrad_slot_count && !s; i++) s = gmm__gtp_event_create(g, &g->wgrad_slots[i].last_use);
     for (i = 0; i < g->config.graphs; i++) {
-        if (!s) s = g->rt.event_create(g->rt.self, &g->graph_watch[i].begin);
-        if (!s) s = g->rt.event_create(g->rt.self, &g->graph_end[i]);
+        if (!s) s = g->runtime.event_create(g->runtime.self, &g->graph_watch[i].begin);
+        if (!s) s = g->runtime.event_create(g->runtime.self, &g->graph_end[i]);
     }
     return s;
 }
@@ -4776,12 +4832,13 @@ GMMDEF gmm_status gmm_gtp_fini(gmm_gtp *gtp) {
     gmm_status s = GMM_OK;
     int32_t i;
     int k, n;
-    if (!gtp || gtp->ended) return GMM_OK;
-    gtp->ended = 1;
-    gtp->live = 0;
+    if (!gtp || gtp->finished) return GMM_OK;
+    gtp->finished = 1;
+    gtp->active = 0;
 #define GMM__DESTROY(event) do { \
-        const gmm_status t = gtp->rt.event_destroy(gtp->rt.self, event); if (!s) s = t; } while (0)
-#define GMM__UNMARK(mark) do { const gmm_status t = gmm__mark_destroy(gtp, &(mark)); if (!s) s = t; } while (0)
+        const gmm_status t = gtp->runtime.event_destroy(gtp->runtime.self, event); if (!s) s = t; } while (0)
+#define GMM__DESTROY_PAIR(pair) do { \
+        const gmm_status t = gmm__gtp_event_destroy(gtp, &(pair)); if (!s) s = t; } while (0)
     GMM__DESTROY(gtp->graph_begin);
     for (i = 0; i < gtp->domain_count; i++) {
         gmm__gtp_domain *d = &gtp->domains[i];
@@ -4789,57 +4846,58 @@ GMMDEF gmm_status gmm_gtp_fini(gmm_gtp *gtp) {
             const gmm_comm *c = k ? &d->reduce : &d->gather;
             GMM__DESTROY(d->fork[k]);
             GMM__DESTROY(d->join[k]);
-            GMM__UNMARK(d->staged[k]);
-            if (k) GMM__UNMARK(d->cast);
-            for (n = 0; n < GMM__WATCHES; n++) {
+            GMM__DESTROY_PAIR(d->staged[k]);
+            if (k) GMM__DESTROY_PAIR(d->cast);
+            for (n = 0; n < GMM__MAX_WATCHES; n++) {
                 GMM__DESTROY(d->watch[k][n].begin);
                 GMM__DESTROY(d->watch_end[k][n]);
             }
-            if (d->window[k] && !gtp->broken) {
+            if (d->window[k] && !gtp->failed) {
                 const gmm_status t = c->window_remove(c->self, d->window[k]);
                 if (!s) s = t;
             }
         }
     }
     for (i = 0; i < gtp->bundle_count; i++) {
-        GMM__UNMARK(gtp->bundles[i].published);
-        GMM__UNMARK(gtp->bundles[i].done);
-        GMM__UNMARK(gtp->bundles[i].in_place);
+        GMM__DESTROY_PAIR(gtp->bundles[i].published);
+        GMM__DESTROY_PAIR(gtp->bundles[i].done);
+        GMM__DESTROY_PAIR(gtp->bundles[i].in_place);
     }
     for (i = 0; i < gtp->slot_count; i++) {
-        GMM__UNMARK(gtp->slots[i].ready);
-        GMM__UNMARK(gtp->slots[i].last_use);
+        GMM__DESTROY_PAIR(gtp->slots[i].ready);
+        GMM__DESTROY_PAIR(gtp->slots[i].last_use);
     }
-    for (i = 0; i < gtp->wslot_count; i++) GMM__UNMARK(gtp->wslots[i].last_use);
+    for (i = 0; i < gtp->wgrad_slot_count; i++) GMM__DESTROY_PAIR(gtp->wgrad_slots[i].last_use);
     for (i = 0; i < gtp->config.graphs; i++) {
         GMM__DESTROY(gtp->graph_watch[i].begin);
         GMM__DESTROY(gtp->graph_end[i]);
     }
 #undef GMM__DESTROY
-#undef GMM__UNMARK
+#undef GMM__DESTROY_PAIR
     return s;
 }
 
-/* Addresses that are known once the memory is. */
-static void gmm__gtp_addresses(gmm_gtp *g) {
+/* Sets the addresses of slots and tables once all memory is bound. */
+static void gmm__gtp_set_addresses(gmm_gtp *g) {
     int32_t i, k;
     int pass;
-    for (i = 0; i < g->slot_count; i++) g->slots[i].base = g->domains[g->slots[i].domain].gather_base + g->slots[i].at;
-    for (i = 0; i < g->wslot_count; i++)
-        g->wslots[i].base = g->domains[g->wslots[i].domain].reduce_base + g->wslots[i].at;
+    for (i = 0; i < g->slot_count; i++) g->slots[i].base = g->domains[g->slots[i].domain].gather_base +
+        g->slots[i].offset;
+    for (i = 0; i < g->wgrad_slot_count; i++)
+        g->wgrad_slots[i].base = g->domains[g->wgrad_slots[i].domain].reduce_base + g->wgrad_slots[i].offset;
     for (i = 0; i < g->bundle_count; i++) {
         const gmm__gtp_bundle *b = &g->bundles[i];
         for (k = 0; k < b->count; k++) {
             const gmm__gtp_weight *w = gmm__gtp_member(g, b, k);
             for (pass = 0; pass < GMM_GTP_PASSES; pass++) {
-                const int d = gmm__gtp_class_direction(gmm__gtp_class(g, b, pass));
+                const int d = gmm__slot_direction(gmm__slot_kind(g, b, pass));
                 const gmm__gtp_slot *s = b->slot[pass] >= 0 ? &g->slots[b->slot[pass]] : NULL;
-                g->table[pass][b->first + k] = s ? s->base + w->route[d][GMM__GTP_DATA].at : w->desc.data[d];
-                g->scales[pass][b->first + k] = s && w->route[d][GMM__GTP_SCALE].whole
-                                                    ? (void *)(s->base + w->route[d][GMM__GTP_SCALE].at)
+                g->table[pass][b->first + k] = s ? s->base + w->layout[d][GMM__GTP_DATA].offset : w->desc.data[d];
+                g->scales[pass][b->first + k] = s && w->layout[d][GMM__GTP_SCALE].gathered_bytes
+                                                    ? (void *)(s->base + w->layout[d][GMM__GTP_SCALE].offset)
                                                     : w->desc.scale[d];
             }
-            g->grads[b->first + k] = b->wslot >= 0 ? g->wslots[b->wslot].base + w->grad_at : NULL;
+            g->grads[b->first + k] = b->wgrad_slot >= 0 ? g->wgrad_slots[b->wgrad_slot].base + w->grad_offset : NULL;
         }
     }
 }
@@ -4851,9 +4909,9 @@ GMMDEF gmm_status gmm_gtp_bind(gmm_gtp *gtp, int32_t domain, void *gather, size_
     gmm_status s = GMM_OK;
     int32_t i;
     if (!gtp) return GMM_E_NULL;
-    if (gtp->broken) return gtp->broken;
-    if (!gtp->sealed || gtp->live || gtp->ended)
-        return gmm__fail(&gtp->error, GMM_E_STATE, "%s: %s", fn, gtp->live ? "all memory is bound" : gtp->ended
+    if (gtp->failed) return gtp->failed;
+    if (!gtp->sealed || gtp->active || gtp->finished)
+        return gmm__fail(&gtp->error, GMM_E_STATE, "%s: %s", fn, gtp->active ? "all memory is bound" : gtp->finished
                          ? "gmm_gtp_fini was called" : "seal it first");
     if (domain < 0 || domain >= gtp->domain_count || gtp->domains[domain].bound)
         return gmm__fail(&gtp->error, GMM_E_ARG, "%s: domain %d: must be one of %d that is not bound yet", fn,
@@ -4876,34 +4934,36 @@ GMMDEF gmm_status gmm_gtp_bind(gmm_gtp *gtp, int32_t domain, void *gather, size_
         s = d->gather.window_add(d->gather.self, gather, d->gather_bytes, &d->window[0]);
     if (!s && d->size > 1 && d->reduce.window_add && d->reduce_bytes)
         s = d->reduce.window_add(d->reduce.self, reduce, d->reduce_bytes, &d->window[1]);
-    if (s) return gmm__gtp_break(gtp, fn, "windows", s);
+    if (s) return gmm__gtp_fail(gtp, fn, "windows", s);
     d->bound = 1;
     for (i = 0; i < gtp->domain_count; i++)
         if (!gtp->domains[i].bound) return GMM_OK;
-    gmm__gtp_addresses(gtp);
-    gtp->live = 1;
-    s = gmm__gtp_events(gtp);
+    gmm__gtp_set_addresses(gtp);
+    gtp->active = 1;
+    s = gmm__gtp_create_events(gtp);
     if (s) {
-        (void)gmm__gtp_break(gtp, fn, "events", s);
+        (void)gmm__gtp_fail(gtp, fn, "events", s);
         (void)gmm_gtp_fini(gtp);
     }
     return s;
 }
 
-/* Opens a call that works on a bundle; `name` is what it does. */
+/* Checks at the begin of public calls, and the hash of calls that all ranks must make alike. */
+
+/* Where a call is allowed although most are not: in a callback; only outside of captures. */
 enum { GMM__GTP_IN_CALLBACK = 1, GMM__GTP_NO_CAPTURE = 2 };
-static gmm_status gmm__gtp_open_call(gmm_gtp *g, const char *fn, int32_t allowed) {
+static gmm_status gmm__gtp_check_call(gmm_gtp *g, const char *fn, int32_t allowed) {
     if (!g) return GMM_E_NULL;
-    if (g->broken) return g->broken;
-    if (!g->live) return gmm__fail(&g->error, GMM_E_STATE, "%s: seal the object and bind its memory first", fn);
-    if (g->calling_back && !(allowed & GMM__GTP_IN_CALLBACK))
+    if (g->failed) return g->failed;
+    if (!g->active) return gmm__fail(&g->error, GMM_E_STATE, "%s: seal the object and bind its memory first", fn);
+    if (g->in_callback && !(allowed & GMM__GTP_IN_CALLBACK))
         return gmm__fail(&g->error, GMM_E_STATE, "%s: not from a callback", fn);
     if (g->graph && (allowed & GMM__GTP_NO_CAPTURE))
         return gmm__fail(&g->error, GMM_E_CAPTURE, "%s: not while graph %d is captured", fn, g->graph - 1);
     return GMM_OK;
 }
-static gmm_status gmm__gtp_open_bundle(gmm_gtp *g, const char *fn, int32_t bundle) {
-    gmm_status s = gmm__gtp_open_call(g, fn, 0);
+static gmm_status gmm__gtp_check_bundle(gmm_gtp *g, const char *fn, int32_t bundle) {
+    gmm_status s = gmm__gtp_check_call(g, fn, 0);
     if (s) return s;
     if (bundle < 0 || bundle >= g->bundle_count)
         return gmm__fail(&g->error, GMM_E_ARG, "%s: bundle %d: there are %d", fn, bundle, g->bundle_count);
@@ -4912,8 +4972,8 @@ static gmm_status gmm__gtp_open_bundle(gmm_gtp *g, const char *fn, int32_t bundl
                          g->bundles[bundle].name, g->graph - 1);
     return GMM_OK;
 }
-static gmm_status gmm__gtp_open_pass(gmm_gtp *g, const char *fn, int32_t bundle, gmm_gtp_pass pass) {
-    const gmm_status s = gmm__gtp_open_bundle(g, fn, bundle);
+static gmm_status gmm__gtp_check_pass(gmm_gtp *g, const char *fn, int32_t bundle, gmm_gtp_pass pass) {
+    const gmm_status s = gmm__gtp_check_bundle(g, fn, bundle);
     if (s) return s;
     if (pass < GMM_GTP_FORWARD || pass > GMM_GTP_RECOMPUTE)
         return gmm__fail(&g->error, GMM_E_ARG, "%s: '%s': pass is %d: must be a gmm_gtp_pass", fn,
@@ -4927,27 +4987,117 @@ static void gmm__gtp_hash(gmm_gtp *g, int call, int32_t bundle, int what) {
     g->stats.calls = (g->stats.calls ^ word) * 1099511628211u + 1;
 }
 
-/* Whether the slot has these weights, for who asks now: what a graph gathers is there in its replays alone, and what
-   was gathered outside may not be; a graph hands on what it has prefetched for the next. */
-static int gmm__gtp_has(const gmm_gtp *g, const gmm__gtp_slot *s, int32_t bundle) {
+/* Monitoring of collectives and replays for timeouts. */
+
+/* Records the begin of a collective in the ring of its stream. *out is NULL if the ring is full, and in a capture,
+   since gmm_gtp_poll monitors replays as a whole. */
+static gmm_status gmm__watch_begin(gmm_gtp *g, gmm__gtp_domain *d, int role, gmm__watch **out) {
+    gmm__watch *ring = d->watch[role], *w;
+    const uint32_t index = d->next[role] % GMM__MAX_WATCHES;
+    gmm_status s = GMM_OK;
+    int32_t done = 1;
+    *out = NULL;
+    if (g->graph) return GMM_OK;
+    while (d->oldest[role] != d->next[role] && done && !s) {
+        s = g->runtime.event_query(g->runtime.self, ring[d->oldest[role] % GMM__MAX_WATCHES].end, &done);
+        d->oldest[role] += done != 0;
+    }
+    if (s || d->next[role] - d->oldest[role] == GMM__MAX_WATCHES) return s;
+    w = &ring[index];
+    s = g->runtime.event_record(g->runtime.self, w->begin, gmm__gtp_stream(d, role), 0);
+    if (!s) *out = w;
+    return s;
+}
+static gmm_status gmm__watch_end(gmm_gtp *g, gmm__gtp_domain *d, int role, gmm__watch *w, const gmm_comm *comm,
+                                 const char *what, const char *name) {
+    if (!w) return GMM_OK;
+    w->end = d->watch_end[role][d->next[role]++ % GMM__MAX_WATCHES];
+    w->begun = 0;
+    w->comm = comm;
+    w->what = what;
+    w->name = name;
+    return g->runtime.event_record(g->runtime.self, w->end, gmm__gtp_stream(d, role), 0);
+}
+
+/* Checks one collective or replay: clears `end` once it is done; GMM_E_COMM once it has run longer than the timeout. */
+static gmm_status gmm__watch_check(gmm_gtp *g, gmm__watch *w, double now) {
+    int32_t done = 0;
+    gmm_status s;
+    if (!w->end) return GMM_OK;
+    s = g->runtime.event_query(g->runtime.self, w->end, &done);
+    if (s || done) {
+        w->end = NULL;
+        return s;
+    }
+    if (!w->begun) {
+        s = g->runtime.event_query(g->runtime.self, w->begin, &done);
+        w->begun = done;
+        w->begin_time = now;
+        return s;
+    }
+    return now - w->begin_time > 1e-3 * (double)g->config.timeout_ms ? GMM_E_COMM : GMM_OK;
+}
+
+GMMDEF gmm_status gmm_gtp_poll(gmm_gtp *gtp) {
+    static const char fn[] = "gmm_gtp_poll";
+    const double now = gmm__gtp_now();
+    gmm_status s = gmm__gtp_check_call(gtp, fn, GMM__GTP_NO_CAPTURE);
+    gmm__watch *w = NULL;
+    int32_t i;
+    if (s) return s;
+    for (i = 0; i < gtp->domain_count; i++) {
+        const gmm__gtp_domain *d = &gtp->domains[i];
+        if (d->size > 1 && ((s = d->gather.poll(d->gather.self, NULL)) != GMM_OK ||
+                            (s = d->reduce.poll(d->reduce.self, NULL)) != GMM_OK))
+            return gmm__gtp_fail(gtp, fn, "communicator", s);
+    }
+    for (i = 0; i < 2 * gtp->domain_count && !s; i++) {
+        gmm__gtp_domain *d = &gtp->domains[i / 2];
+        const int role = i % 2;
+        while (d->oldest[role] != d->next[role] && !s) {
+            w = &d->watch[role][d->oldest[role] % GMM__MAX_WATCHES];
+            s = gmm__watch_check(gtp, w, now);
+            if (w->end) break;
+            d->oldest[role]++;
+        }
+    }
+    for (i = 0; i < gtp->graph_count && !s; i++) s = gmm__watch_check(gtp, w = &gtp->graph_watch[i], now);
+    if (s == GMM_E_COMM && w->end) { /* timeout: the message names the peer if the communicator knows it */
+        gmm_error who = GMM_ZERO;
+        char text[400];
+        if (w->comm) (void)w->comm->poll(w->comm->self, &who);
+        (void)snprintf(text, sizeof text, "%s of '%.60s' is not done after %d ms: %.200s", w->what, w->name,
+                       gtp->config.timeout_ms, who.text[0] ? who.text : "a peer is missing");
+        gmm__gtp_give_up(gtp, text);
+        return gmm__gtp_fail(gtp, fn, w->name, s);
+    }
+    return s ? gmm__gtp_fail(gtp, fn, w ? w->name : "", s) : GMM_OK;
+}
+
+/* Gathers of bundles into slots, ahead of their use or when they are acquired. */
+
+/* Whether the slot contains the current weights of a bundle. What a graph gathers exists during its replays only, and
+   what was gathered outside of captures may not exist in a replay; a graph may use what an earlier graph has prefetched
+   for it. */
+static int gmm__gtp_slot_valid(const gmm_gtp *g, const gmm__gtp_slot *s, int32_t bundle) {
     const gmm__gtp_bundle *b = &g->bundles[bundle];
     if (s->bundle != bundle || s->version != b->version) return 0;
     return s->graph == g->graph || (s->graph && g->graph && s->pending);
 }
 
-static void gmm__gtp_ask(gmm_gtp *g, gmm__gtp_bundle *b) {
-    if (b->asked) return;
-    b->asked = 1;
-    if (g->graph) g->graph_use[(g->graph - 1) * g->bundle_count + (b - g->bundles)] |= GMM__GRAPH_NEEDS;
-    else if (g->config.hooks.need && !g->dry) {
-        g->calling_back = 1;
+static void gmm__gtp_request_publish(gmm_gtp *g, gmm__gtp_bundle *b) {
+    if (b->publish_requested) return;
+    b->publish_requested = 1;
+    if (g->graph) g->graph_usage[(g->graph - 1) * g->bundle_count + (b - g->bundles)] |= GMM__GRAPH_NEEDS;
+    else if (g->config.hooks.need && !g->dry_run) {
+        g->in_callback = 1;
         g->config.hooks.need(g->config.hooks.user, g, g->members + b->first, b->count);
-        g->calling_back = 0;
+        g->in_callback = 0;
     }
 }
 
-/* Bytes of `size` per weight, from where each weight has them to places one behind the other: one copy where the
-   sources follow one another too. */
+/* Copies the tensor scale (`scale`) or amax of each weight, of `size` bytes, to consecutive addresses; consecutive
+   sources are one copy. */
 static gmm_status gmm__gtp_copy_values(gmm_gtp *g, const gmm__gtp_bundle *b, char *dst, size_t size, int scale,
                                        gmm_stream stream) {
     gmm_status s = GMM_OK;
@@ -4959,73 +5109,79 @@ static gmm_status gmm__gtp_copy_values(gmm_gtp *g, const gmm__gtp_bundle *b, cha
             const gmm_gtp_weight *w = &gmm__gtp_member(g, b, i + n)->desc;
             if ((const char *)(scale ? w->scale[GMM_ROWWISE] : w->amax) != src + (size_t)n * size) break;
         }
-        s = g->rt.copy(g->rt.self, dst + (size_t)i * size, src, (size_t)n * size, stream);
+        s = g->runtime.copy(g->runtime.self, dst + (size_t)i * size, src, (size_t)n * size, stream);
     }
     return s;
 }
 
-/* The collective: every part of one direction of a bundle to its place in the slot, or in the stage. All codes, then
-   all scales: neighbours that lie evenly may go together. */
-static gmm_status gmm__gtp_send(gmm_gtp *g, const gmm__gtp_bundle *b, int dir, int all_staged, char *slot, char *stage,
-                                gmm_stream stream) {
+/* All-gathers the data and scales of one direction of a bundle to the slot, or to the stage. All data are sent before
+   all scales, since peer copies merge consecutive calls with equal spacing into one 2D copy. */
+static gmm_status gmm__gtp_all_gather(gmm_gtp *g, const gmm__gtp_bundle *b, int dir, int all_staged, char *slot,
+                                      char *stage,
+                                      gmm_stream stream) {
     const gmm__gtp_domain *d = &g->domains[b->domain];
     const gmm_comm *c = &d->gather;
     int32_t i, part;
     gmm_status s;
-    gmm__gtp_calls(g, d, "all_gather");
+    gmm__gtp_set_collective(g, d, "all_gather");
     s = c->group_begin(c->self, b->name);
     for (part = GMM__GTP_DATA; part <= GMM__GTP_SCALE; part++)
         for (i = 0; i < b->count; i++) {
             const gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
-            const gmm__route *to = &w->route[dir][part];
-            if (s || !to->send) continue;
+            const gmm__gather_layout *l = &w->layout[dir][part];
+            if (s || !l->send_bytes) continue;
             s = c->all_gather(c->self, part == GMM__GTP_DATA ? w->desc.data[dir] : w->desc.scale[dir],
-                              all_staged || to->staged ? stage + to->stage : slot + to->at, to->send, stream);
-            g->stats.gathered_bytes += (int64_t)to->send * (d->size - 1);
+                              all_staged || l->staged ? stage + l->stage_offset : slot + l->offset, l->send_bytes,
+                              stream);
+            g->stats.gathered_bytes += (int64_t)l->send_bytes * (d->size - 1);
         }
     if (!s) s = c->group_end(c->self);
-    if (!s) g->calls = NULL;
+    if (!s) g->collective = NULL;
     return s;
 }
 
-/* Puts what has arrived where it stays, straight: ranks side by side, zeros behind them. */
-static gmm_status gmm__gtp_settle(gmm_gtp *g, const gmm__gtp_bundle *b, int dir, char *slot, const char *stage,
+/* Copies the columns of all ranks from the stage to the slot, and zeros the bytes behind them and behind buffers that
+   were received in place. */
+static gmm_status gmm__gtp_unpack(gmm_gtp *g, const gmm__gtp_bundle *b, int dir, char *slot, const char *stage,
                                   gmm_stream stream) {
     const int32_t size = g->domains[b->domain].size;
-    gmm_runtime *rt = &g->rt;
+    gmm_runtime *rt = &g->runtime;
     gmm_status s = GMM_OK;
     int32_t i, part, r;
     for (i = 0; i < b->count; i++)
         for (part = GMM__GTP_DATA; part <= GMM__GTP_SCALE; part++) {
-            const gmm__route *to = &gmm__gtp_member(g, b, i)->route[dir][part];
-            const size_t rows = to->staged ? to->height * to->dst_pitch : to->send * (size_t)size;
-            char *dst = slot + to->at;
-            if (!to->send) continue;
-            for (r = 0; r < size && to->staged && !s; r++) {
-                const size_t at = (size_t)r * to->width, left = at < to->limit ? to->limit - at : 0;
-                if (left)
-                    s = rt->copy2d(rt->self, dst + at, to->dst_pitch, stage + to->stage + (size_t)r * to->send,
-                                   to->src_pitch, left < to->width ? left : to->width, to->height, stream);
+            const gmm__gather_layout *l = &gmm__gtp_member(g, b, i)->layout[dir][part];
+            const size_t rows = l->staged ? l->height * l->dst_pitch : l->send_bytes * (size_t)size;
+            char *dst = slot + l->offset;
+            if (!l->send_bytes) continue;
+            for (r = 0; r < size && l->staged && !s; r++) {
+                const size_t offset = (size_t)r * l->width;
+                const size_t rest = offset < l->valid_width ? l->valid_width - offset : 0;
+                if (rest)
+                    s = rt->copy2d(rt->self, dst + offset, l->dst_pitch,
+                                   stage + l->stage_offset + (size_t)r * l->send_bytes,
+                                   l->src_pitch, rest < l->width ? rest : l->width, l->height, stream);
             }
-            if (!s && to->staged && to->limit < to->dst_pitch)
-                s = rt->fill2d(rt->self, dst + to->limit, to->dst_pitch, 0, to->dst_pitch - to->limit, to->height,
+            if (!s && l->staged && l->valid_width < l->dst_pitch)
+                s = rt->fill2d(rt->self, dst + l->valid_width, l->dst_pitch, 0, l->dst_pitch - l->valid_width,
+                               l->height,
                                stream);
-            if (!s && rows < to->whole) s = rt->fill(rt->self, dst + rows, 0, to->whole - rows, stream);
+            if (!s && rows < l->gathered_bytes) s = rt->fill(rt->self, dst + rows, 0, l->gathered_bytes - rows, stream);
         }
     return s;
 }
 
-/* Makes the columnwise copies in a slot of rowwise ones: of a slot, of the stage, or (both NULL) of the shards. */
+/* Transposes the rowwise copies of a slot, of the stage, or (both NULL) the shards, to columnwise copies in a slot. */
 static gmm_status gmm__gtp_transpose(gmm_gtp *g, const gmm__gtp_bundle *b, char *slot, const char *row,
                                      const char *stage, gmm_stream stream) {
     gmm_status s = GMM_OK;
     int32_t i;
     for (i = 0; i < b->count && !s; i++) {
         const gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
-        const gmm__route *data = w->route[GMM_ROWWISE], *scale = data + 1, *to = w->route[GMM_COLUMNWISE];
+        const gmm__gather_layout *data = w->layout[GMM_ROWWISE], *scale = data + 1, *to = w->layout[GMM_COLUMNWISE];
         const size_t local = (size_t)w->plan.local_rows, pitch = (size_t)w->plan.padded_rows;
         const int tensor = w->shard.scaling == GMM_SCALING_TENSOR;
-        gmm__gtp_turn t;
+        gmm__gtp_transposition t;
         gmm_range ranges[4];
         gmm_work work;
         memset(&t, 0, sizeof t);
@@ -5037,110 +5193,118 @@ static gmm_status gmm__gtp_transpose(gmm_gtp *g, const gmm__gtp_bundle *b, char 
         t.d.cols = w->plan.local_cols;
         t.src.dtype = t.dst.dtype = w->shard.dtype;
         t.src.scaling = t.dst.scaling = w->shard.scaling;
-        t.src.data = row ? (void *)(uintptr_t)(row + data->at) : stage ? (void *)(uintptr_t)(stage + data->stage)
-                                                                        : w->desc.data[GMM_ROWWISE];
-        t.src.scale = row ? (void *)(uintptr_t)(row + scale->at)
-                          : stage && !tensor ? (void *)(uintptr_t)(stage + scale->stage) : w->desc.scale[GMM_ROWWISE];
-        t.dst.data = slot + to[GMM__GTP_DATA].at;
-        t.dst.scale = slot + to[GMM__GTP_SCALE].at;
+        t.src.data = w->desc.data[GMM_ROWWISE];
+        t.src.scale = w->desc.scale[GMM_ROWWISE];
+        if (row) {
+            t.src.data = (void *)(uintptr_t)(row + data->offset);
+            t.src.scale = (void *)(uintptr_t)(row + scale->offset);
+        } else if (stage) {
+            t.src.data = (void *)(uintptr_t)(stage + data->stage_offset);
+            if (!tensor) t.src.scale = (void *)(uintptr_t)(stage + scale->stage_offset);
+        }
+        t.dst.data = slot + to[GMM__GTP_DATA].offset;
+        t.dst.scale = slot + to[GMM__GTP_SCALE].offset;
         t.dst.ld = w->plan.padded_rows;
         ranges[0].data = t.src.data;
         ranges[0].bytes = local * (size_t)w->plan.local_cols;
         ranges[1].data = t.src.scale;
-        ranges[1].bytes = tensor ? sizeof(float) : scale->even;
+        ranges[1].bytes = tensor ? sizeof(float) : scale->group_bytes;
         ranges[2].data = t.dst.data;
         ranges[2].bytes = pitch * (size_t)w->plan.local_cols;
         ranges[3].data = t.dst.scale;
-        ranges[3].bytes = to[GMM__GTP_SCALE].whole;
+        ranges[3].bytes = to[GMM__GTP_SCALE].gathered_bytes;
         ranges[2].writes = ranges[3].writes = 1;
         work.name = "transpose";
-        work.function = gmm__gtp_turn_run;
+        work.function = gmm__gtp_transposition_run;
         work.argument = &t;
         work.argument_bytes = sizeof t;
         work.ranges = ranges;
         work.range_count = 4;
-        s = g->rt.run(g->rt.self, &work, stream);
+        s = g->runtime.run(g->runtime.self, &work, stream);
         if (!s && local < pitch)
-            s = g->rt.fill2d(g->rt.self, (char *)t.dst.data + local, pitch, 0, pitch - local,
-                             (size_t)w->plan.local_cols, stream);
+            s = g->runtime.fill2d(g->runtime.self, (char *)t.dst.data + local, pitch, 0, pitch - local,
+                                  (size_t)w->plan.local_cols, stream);
     }
     return s;
 }
 
-/* `stream` has read what the mark stands for the last use of: one event then stands for all readers. */
-static gmm_status gmm__gtp_was_read(gmm_gtp *g, gmm__mark *mark, int *read, gmm_stream *reader, gmm_stream stream) {
+/* Records that `stream` has read a buffer. It first waits for the last reader, so that the event covers all readers. */
+static gmm_status gmm__gtp_record_read(gmm_gtp *g, gmm__gtp_event *last_use, int *read, gmm_stream *reader,
+                                       gmm_stream stream) {
     gmm_status s = GMM_OK;
-    if (*read && *reader != stream) s = gmm__mark_wait(g, mark, stream);
-    if (!s) s = gmm__mark_record(g, mark, stream);
+    if (*read && *reader != stream) s = gmm__gtp_event_wait(g, last_use, stream);
+    if (!s) s = gmm__gtp_event_record(g, last_use, stream);
     *read = 1;
     *reader = stream;
     return s;
 }
 
-/* Gathers a bundle into its slot. With one rank, `stream` transposes the shards. */
+/* Gathers a bundle into its slot, on the gather stream. With one rank, transposes the shards on `stream`. */
 static gmm_status gmm__gtp_gather(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass, gmm_stream stream) {
     gmm__gtp_bundle *b = &g->bundles[bundle];
     gmm__gtp_domain *d = &g->domains[b->domain];
     gmm__gtp_slot *slot = &g->slots[b->slot[pass]], *row = NULL;
     const gmm__gtp_weight *first = gmm__gtp_member(g, b, 0);
-    const int dir = gmm__gtp_class_direction(slot->kind);
-    const int turn = first->transposed && dir == GMM_COLUMNWISE, several = d->size > 1;
-    const int staged = several && (turn || first->route[dir][0].staged || first->route[dir][1].staged);
-    char *stage = d->gather_base + d->stage_at[b->captured];
+    const int dir = gmm__slot_direction(slot->kind);
+    const int transpose = first->transposed && dir == GMM_COLUMNWISE, sharded = d->size > 1;
+    const int staged = sharded && (transpose || first->layout[dir][0].staged || first->layout[dir][1].staged);
+    char *stage = d->gather_base + d->stage_offset[b->captured];
     gmm__watch *watch = NULL;
     gmm_status s = GMM_OK;
-    if (several) {
+    if (sharded) {
         stream = d->desc.gather_stream;
-        s = gmm__gtp_use_stream(g, d, GMM__GTP_GATHER);
-        if (turn && gmm__gtp_has(g, &g->slots[b->slot[GMM_GTP_FORWARD]], bundle))
+        s = gmm__gtp_prepare_stream(g, d, GMM__GTP_GATHER);
+        if (transpose && gmm__gtp_slot_valid(g, &g->slots[b->slot[GMM_GTP_FORWARD]], bundle))
             row = &g->slots[b->slot[GMM_GTP_FORWARD]];
     }
-    if (g->graph) g->graph_use[(g->graph - 1) * g->bundle_count + bundle] |= GMM__GRAPH_READS;
-    else if (!s) s = gmm__mark_wait(g, &b->published, stream);
-    if (!s) s = gmm__mark_wait(g, &slot->last_use, stream);
-    if (!s && slot->ready.graph != g->graph) s = gmm__mark_wait(g, &slot->ready, stream);
-    if (!s && row) s = gmm__mark_wait(g, &row->ready, stream);
-    if (!s && staged && !row) s = gmm__mark_wait(g, &d->staged[b->captured], stream);
+    if (g->graph) g->graph_usage[(g->graph - 1) * g->bundle_count + bundle] |= GMM__GRAPH_READS;
+    else if (!s) s = gmm__gtp_event_wait(g, &b->published, stream);
+    if (!s) s = gmm__gtp_event_wait(g, &slot->last_use, stream);
+    if (!s && slot->ready.graph != g->graph) s = gmm__gtp_event_wait(g, &slot->ready, stream);
+    if (!s && row) s = gmm__gtp_event_wait(g, &row->ready, stream);
+    if (!s && staged && !row) s = gmm__gtp_event_wait(g, &d->staged[b->captured], stream);
     slot->bundle = bundle;
     slot->version = b->version;
     slot->graph = g->graph;
     slot->pending = slot->read = 0;
-    if (!s && several) s = gmm__watch_begin(g, d, GMM__GTP_GATHER, &watch);
-    if (!s && several && !row) s = gmm__gtp_send(g, b, turn ? (int)GMM_ROWWISE : dir, turn, slot->base, stage, stream);
-    if (!s && !turn) s = gmm__gtp_settle(g, b, dir, slot->base, stage, stream);
-    if (!s && turn)
-        s = gmm__gtp_transpose(g, b, slot->base, row ? row->base : NULL, several && !row ? stage : NULL, stream);
-    if (!s && !turn && first->shard.scaling == GMM_SCALING_TENSOR)
-        s = gmm__gtp_copy_values(g, b, slot->base + first->route[dir][GMM__GTP_SCALE].at, sizeof(float), 1, stream);
+    if (!s && sharded) s = gmm__watch_begin(g, d, GMM__GTP_GATHER, &watch);
+    if (!s && sharded && !row) s = gmm__gtp_all_gather(g, b, transpose ? (int)GMM_ROWWISE : dir, transpose,
+                                                       slot->base, stage, stream);
+    if (!s && !transpose) s = gmm__gtp_unpack(g, b, dir, slot->base, stage, stream);
+    if (!s && transpose)
+        s = gmm__gtp_transpose(g, b, slot->base, row ? row->base : NULL, sharded && !row ? stage : NULL, stream);
+    if (!s && !transpose && first->shard.scaling == GMM_SCALING_TENSOR)
+        s = gmm__gtp_copy_values(g, b, slot->base + first->layout[dir][GMM__GTP_SCALE].offset, sizeof(float), 1,
+                                 stream);
     if (!s && first->shard.scaling == GMM_SCALING_NV16 && first->desc.amax)
-        s = gmm__gtp_copy_values(g, b, slot->base + b->amax_at[dir], sizeof(float), 0, stream);
-    if (!s && staged && !row) s = gmm__mark_record(g, &d->staged[b->captured], stream);
-    if (!s) s = gmm__mark_record(g, &slot->ready, stream);
+        s = gmm__gtp_copy_values(g, b, slot->base + b->amax_offset[dir], sizeof(float), 0, stream);
+    if (!s && staged && !row) s = gmm__gtp_event_record(g, &d->staged[b->captured], stream);
+    if (!s) s = gmm__gtp_event_record(g, &slot->ready, stream);
     if (!s) s = gmm__watch_end(g, d, GMM__GTP_GATHER, watch, &d->gather, "all_gather", b->name);
-    if (!s && row) s = gmm__mark_record(g, &row->ready, stream); /* for a gather into it that is not on this stream */
-    if (!s && !several) s = gmm__gtp_was_read(g, &b->in_place, &b->in_place.set, &b->reader, stream);
+    if (!s && row) s = gmm__gtp_event_record(g, &row->ready, stream); /* a gather into it may be on another stream */
+    if (!s && !sharded) s = gmm__gtp_record_read(g, &b->in_place, &b->in_place.recorded, &b->reader, stream);
     g->stats.gathers++;
-    g->stats.transposed += row || !several;
+    g->stats.transposed += row || !sharded;
     return s;
 }
 
-/* Gathers a bundle for later, unless it is there or its slot is in use. */
-static gmm_status gmm__gtp_gather_ahead(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass) {
+/* Gathers a bundle ahead of its acquire, unless it is resident or its slot is in use. */
+static gmm_status gmm__gtp_prefetch_bundle(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass) {
     gmm__gtp_bundle *b = &g->bundles[bundle];
     gmm__gtp_slot *slot;
     if (b->slot[pass] < 0 || g->domains[b->domain].size == 1) return GMM_OK;
     slot = &g->slots[b->slot[pass]];
-    if (slot->holders && slot->bundle != bundle) {
+    if (slot->acquired && slot->bundle != bundle) {
         g->stats.busy++;
         return GMM_OK;
     }
-    if (pass == GMM_GTP_FORWARD) gmm__gtp_ask(g, b);
-    if (gmm__gtp_has(g, slot, bundle)) {
+    if (pass == GMM_GTP_FORWARD) gmm__gtp_request_publish(g, b);
+    if (gmm__gtp_slot_valid(g, slot, bundle)) {
         if (!slot->pending) slot->pending = 2;
         return GMM_OK;
     }
-    if (slot->holders || (slot->pending && slot->bundle >= 0 && slot->bundle != bundle &&
-                          gmm__gtp_has(g, slot, slot->bundle))) {
+    if (slot->acquired || (slot->pending && slot->bundle >= 0 && slot->bundle != bundle &&
+                           gmm__gtp_slot_valid(g, slot, slot->bundle))) {
         g->stats.busy++;
         return GMM_OK;
     }
@@ -5153,23 +5317,33 @@ static gmm_status gmm__gtp_gather_ahead(gmm_gtp *g, int32_t bundle, gmm_gtp_pass
     }
 }
 
-/* The bundles that come after this one. */
-static gmm_status gmm__gtp_gather_followers(gmm_gtp *g, const gmm__gtp_bundle *b, gmm_gtp_pass pass) {
-    const int32_t chain = b->chain[pass], ahead = chain < 0 ? 0 : g->chains[chain].prefetch;
+/* Gathers the bundles that follow in the chain, as many as its `prefetch` says. */
+static gmm_status gmm__gtp_prefetch_successors(gmm_gtp *g, const gmm__gtp_bundle *b, gmm_gtp_pass pass) {
+    const int32_t chain = b->chain[pass], count = chain < 0 ? 0 : g->chains[chain].prefetch;
     gmm_status s = GMM_OK;
     int32_t k;
-    for (k = 1; k <= ahead && !s; k++) {
-        gmm_gtp_pass then = pass;
-        const gmm__gtp_bundle *x = gmm__gtp_behind(g, chain, b->place[pass], k, &then);
+    for (k = 1; k <= count && !s; k++) {
+        gmm_gtp_pass next_pass = pass;
+        const gmm__gtp_bundle *x = gmm__gtp_successor(g, chain, b->position[pass], k, &next_pass);
         if (!x) break;
-        s = gmm__gtp_gather_ahead(g, (int32_t)(x - g->bundles), then);
+        s = gmm__gtp_prefetch_bundle(g, (int32_t)(x - g->bundles), next_pass);
     }
     return s;
 }
 
-/* The operand of a bundle, over addresses that stand in a table. */
-static gmm_gtp_view gmm__gtp_view_of(gmm_gtp *g, const gmm__gtp_bundle *b, gmm_dtype dtype, gmm_scaling scaling,
-                                     void *const *data, void *const *scales, int packed, int64_t stride, int64_t ld) {
+/* Views of gathered weights: acquire, release, prefetch, the order of chains. */
+
+/* Addresses and format of the matrices of a bundle. */
+typedef struct gmm__gtp_operand {
+    gmm_dtype dtype;
+    gmm_scaling scaling;
+    void *const *data, *const *scales; /* [count] */
+    int packed;                        /* 1: group_stride describes the addresses; 0: the view refers to the tables */
+    int64_t group_stride, ld;
+} gmm__gtp_operand;
+
+/* The view of a bundle over an operand. */
+static gmm_gtp_view gmm__gtp_make_view(gmm_gtp *g, const gmm__gtp_bundle *b, const gmm__gtp_operand *o) {
     const gmm__gtp_weight *w = gmm__gtp_member(g, b, 0);
     gmm_gtp_view v = GMM_ZERO;
     v.count = b->count;
@@ -5177,16 +5351,16 @@ static gmm_gtp_view gmm__gtp_view_of(gmm_gtp *g, const gmm__gtp_bundle *b, gmm_d
     v.cols = w->plan.local_cols;
     v.version = b->version;
     v.slot = -1;
-    v.mat.dtype = dtype;
-    v.mat.scaling = scaling;
-    v.mat.ld = ld;
-    if (packed) {
-        v.mat.data = data[0];
-        v.mat.group_stride = b->count > 1 ? stride : 0;
-        v.mat.scale = scaling == GMM_SCALING_NONE ? NULL : scales[0];
+    v.mat.dtype = o->dtype;
+    v.mat.scaling = o->scaling;
+    v.mat.ld = o->ld;
+    if (o->packed) {
+        v.mat.data = o->data[0];
+        v.mat.group_stride = b->count > 1 ? o->group_stride : 0;
+        v.mat.scale = o->scaling == GMM_SCALING_NONE ? NULL : o->scales[0];
     } else {
-        v.mat.table = data;
-        v.mat.scale_table = scaling == GMM_SCALING_NONE ? NULL : scales;
+        v.mat.table = o->data;
+        v.mat.scale_table = o->scaling == GMM_SCALING_NONE ? NULL : o->scales;
         v.mat.flags = (uint32_t)GMM_MAT_TABLE_ON_HOST;
     }
     v.mat.amax = w->desc.amax;
@@ -5194,19 +5368,24 @@ static gmm_gtp_view gmm__gtp_view_of(gmm_gtp *g, const gmm__gtp_bundle *b, gmm_d
 }
 static gmm_gtp_view gmm__gtp_view_pass(gmm_gtp *g, gmm__gtp_bundle *b, gmm_gtp_pass pass) {
     const gmm__gtp_weight *w = gmm__gtp_member(g, b, 0);
-    const int dir = gmm__gtp_class_direction(gmm__gtp_class(g, b, pass)), slot = b->slot[pass];
-    void *const *data = g->table[pass] + b->first;
-    const gmm__route *scale = &w->route[dir][GMM__GTP_SCALE];
-    const int packed = b->count == 1 || (slot >= 0 && b->uniform && scale->whole == scale->even);
+    const int dir = gmm__slot_direction(gmm__slot_kind(g, b, pass)), slot = b->slot[pass];
+    const gmm__gather_layout *scale = &w->layout[dir][GMM__GTP_SCALE];
     const int64_t bits = gmm_dtype_bits(w->shard.dtype);
-    gmm_gtp_view v = gmm__gtp_view_of(g, b, w->shard.dtype, w->shard.scaling, data, g->scales[pass] + b->first, packed,
-                                      (int64_t)gmm__round256(w->route[dir][GMM__GTP_DATA].whole) * 8 / bits,
-                                      slot >= 0 ? w->ld[dir] : 0);
+    gmm__gtp_operand o;
+    gmm_gtp_view v;
+    o.dtype = w->shard.dtype;
+    o.scaling = w->shard.scaling;
+    o.data = g->table[pass] + b->first;
+    o.scales = g->scales[pass] + b->first;
+    o.packed = b->count == 1 || (slot >= 0 && b->uniform && scale->gathered_bytes == scale->group_bytes);
+    o.group_stride = (int64_t)gmm__round256(w->layout[dir][GMM__GTP_DATA].gathered_bytes) * 8 / bits;
+    o.ld = slot >= 0 ? w->ld[dir] : 0;
+    v = gmm__gtp_make_view(g, b, &o);
     if (w->format.e4m3_256) v.mat.flags |= (uint32_t)GMM_MAT_E4M3_256;
     if (slot >= 0 && w->shard.scaling == GMM_SCALING_NV16 && w->desc.amax)
-        v.mat.amax = (float *)(void *)(g->slots[slot].base + b->amax_at[dir]);
+        v.mat.amax = (float *)(void *)(g->slots[slot].base + b->amax_offset[dir]);
     v.slot = slot;
-    if (dir == GMM_COLUMNWISE) { /* what asks for a rowwise copy is refused */
+    if (dir == GMM_COLUMNWISE) { /* without a rowwise copy, operations that need one fail */
         b->columnwise = v.mat;
         v.mat.data = v.mat.scale = NULL;
         v.mat.table = v.mat.scale_table = NULL;
@@ -5218,18 +5397,19 @@ static gmm_gtp_view gmm__gtp_view_pass(gmm_gtp *g, gmm__gtp_bundle *b, gmm_gtp_p
     return v;
 }
 
-/* What a GEMM of the bundle has beside it: the gather of its followers, and behind forward the reductions, whose sums
-   are kernels of the runtime's own. A kernel that finds every multiprocessor taken waits until the GEMM ends. */
+/* Multiprocessors for the work that is concurrent with a GEMM of the bundle: gathers of the next bundles, and after
+   forward reductions, whose sums are kernels of the runtime. A kernel that finds no free multiprocessor waits until the
+   GEMM ends. */
 enum { GMM__GTP_SUM_PROCESSORS = 16 };
-static int32_t gmm__gtp_leave(const gmm_gtp *g, const gmm__gtp_bundle *b, gmm_gtp_pass pass) {
+static int32_t gmm__gtp_reserved_processors(const gmm_gtp *g, const gmm__gtp_bundle *b, gmm_gtp_pass pass) {
     const gmm__gtp_domain *d = &g->domains[b->domain];
     const int32_t chain = b->chain[pass];
-    int32_t most = 0;
+    int32_t processors = 0;
     if (d->size == 1) return 0;
-    if (chain >= 0 && g->chains[chain].prefetch > 0) most = d->gather.processors;
-    if (pass != GMM_GTP_FORWARD && d->reduce.processors > most) most = d->reduce.processors;
-    if (pass != GMM_GTP_FORWARD && most < GMM__GTP_SUM_PROCESSORS) most = GMM__GTP_SUM_PROCESSORS;
-    return most;
+    if (chain >= 0 && g->chains[chain].prefetch > 0) processors = d->gather.processors;
+    if (pass != GMM_GTP_FORWARD && d->reduce.processors > processors) processors = d->reduce.processors;
+    if (pass != GMM_GTP_FORWARD && processors < GMM__GTP_SUM_PROCESSORS) processors = GMM__GTP_SUM_PROCESSORS;
+    return processors;
 }
 
 GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pass, gmm_stream stream,
@@ -5238,30 +5418,30 @@ GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pas
     gmm__gtp_bundle *b;
     gmm__gtp_slot *slot;
     gmm_gtp_view v;
-    size_t known;
-    gmm_status s = gmm__gtp_open_pass(gtp, fn, bundle, pass);
+    size_t common;
+    gmm_status s = gmm__gtp_check_pass(gtp, fn, bundle, pass);
     if (s) return s;
-    known = gmm__gtp_known(fn, "view", view, sizeof *view, &s, &gtp->error);
+    common = gmm__gtp_common_size(fn, "view", view, sizeof *view, &s, &gtp->error);
     if (s) return s;
     b = &gtp->bundles[bundle];
     slot = b->slot[pass] >= 0 ? &gtp->slots[b->slot[pass]] : NULL;
-    if (b->held >> pass & 1u)
+    if (b->acquired >> pass & 1u)
         return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' is acquired already for pass %d", fn, b->name, (int)pass);
-    if (slot && slot->holders && slot->bundle != bundle)
+    if (slot && slot->acquired && slot->bundle != bundle)
         return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s': its slot holds '%s', which is not released: release it, "
                          "or raise gmm_gtp_chain.held", fn, b->name, gtp->bundles[slot->bundle].name);
-    if (slot && slot->holders && !gmm__gtp_has(gtp, slot, bundle))
+    if (slot && slot->acquired && !gmm__gtp_slot_valid(gtp, slot, bundle))
         return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' was published while another pass holds it", fn, b->name);
     gmm__gtp_hash(gtp, 1, bundle, (int)pass);
-    if (pass == GMM_GTP_FORWARD) gmm__gtp_ask(gtp, b);
-    b->asked = pass == GMM_GTP_FORWARD ? 0 : b->asked;
+    if (pass == GMM_GTP_FORWARD) gmm__gtp_request_publish(gtp, b);
+    b->publish_requested = pass == GMM_GTP_FORWARD ? 0 : b->publish_requested;
     gtp->stats.acquires++;
     if (!slot) {
         gtp->stats.resident++;
-        if (gtp->graph) gtp->graph_use[(gtp->graph - 1) * gtp->bundle_count + bundle] |= GMM__GRAPH_READS;
-        else s = gmm__mark_wait(gtp, &b->published, stream);
+        if (gtp->graph) gtp->graph_usage[(gtp->graph - 1) * gtp->bundle_count + bundle] |= GMM__GRAPH_READS;
+        else s = gmm__gtp_event_wait(gtp, &b->published, stream);
     } else {
-        if (gmm__gtp_has(gtp, slot, bundle)) {
+        if (gmm__gtp_slot_valid(gtp, slot, bundle)) {
             if (slot->pending == 1) gtp->stats.prefetched++;
             else gtp->stats.resident++;
         } else {
@@ -5269,18 +5449,18 @@ GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pas
             gtp->stats.outdated += slot->pending == 1;
             s = gmm__gtp_gather(gtp, bundle, pass, stream);
         }
-        if (!s) s = gmm__mark_wait(gtp, &slot->ready, stream);
+        if (!s) s = gmm__gtp_event_wait(gtp, &slot->ready, stream);
         slot->pending = 0;
         slot->graph = gtp->graph;
-        slot->holders |= 1u << pass;
+        slot->acquired |= 1u << pass;
     }
-    b->held |= 1u << pass;
-    if (!s) s = gmm__gtp_gather_followers(gtp, b, pass);
-    if (s) return gmm__gtp_break(gtp, fn, b->name, s);
+    b->acquired |= 1u << pass;
+    if (!s) s = gmm__gtp_prefetch_successors(gtp, b, pass);
+    if (s) return gmm__gtp_fail(gtp, fn, b->name, s);
     v = gmm__gtp_view_pass(gtp, b, pass);
-    v.leave = gmm__gtp_leave(gtp, b, pass);
+    v.leave = gmm__gtp_reserved_processors(gtp, b, pass);
     v.struct_size = view->struct_size;
-    memcpy(view, &v, known);
+    memcpy(view, &v, common);
     return GMM_OK;
 }
 
@@ -5288,31 +5468,31 @@ GMMDEF gmm_status gmm_gtp_release(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pas
     static const char fn[] = "gmm_gtp_release";
     gmm__gtp_bundle *b;
     gmm__gtp_slot *slot;
-    gmm_status s = gmm__gtp_open_pass(gtp, fn, bundle, pass);
+    gmm_status s = gmm__gtp_check_pass(gtp, fn, bundle, pass);
     if (s) return s;
     b = &gtp->bundles[bundle];
-    if (!(b->held >> pass & 1u))
+    if (!(b->acquired >> pass & 1u))
         return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' is not acquired for pass %d", fn, b->name, (int)pass);
     slot = b->slot[pass] >= 0 ? &gtp->slots[b->slot[pass]] : NULL;
-    s = slot ? gmm__gtp_was_read(gtp, &slot->last_use, &slot->read, &slot->reader, stream)
-             : gmm__gtp_was_read(gtp, &b->in_place, &b->in_place.set, &b->reader, stream);
-    b->held &= ~(1u << pass);
-    if (slot) slot->holders &= ~(1u << pass);
-    return s ? gmm__gtp_break(gtp, fn, b->name, s) : GMM_OK;
+    s = slot ? gmm__gtp_record_read(gtp, &slot->last_use, &slot->read, &slot->reader, stream)
+             : gmm__gtp_record_read(gtp, &b->in_place, &b->in_place.recorded, &b->reader, stream);
+    b->acquired &= ~(1u << pass);
+    if (slot) slot->acquired &= ~(1u << pass);
+    return s ? gmm__gtp_fail(gtp, fn, b->name, s) : GMM_OK;
 }
 
 GMMDEF gmm_status gmm_gtp_prefetch(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pass) {
     static const char fn[] = "gmm_gtp_prefetch";
-    gmm_status s = gmm__gtp_open_pass(gtp, fn, bundle, pass);
+    gmm_status s = gmm__gtp_check_pass(gtp, fn, bundle, pass);
     if (s) return s;
     gmm__gtp_hash(gtp, 2, bundle, (int)pass);
-    s = gmm__gtp_gather_ahead(gtp, bundle, pass);
-    return s ? gmm__gtp_break(gtp, fn, gtp->bundles[bundle].name, s) : GMM_OK;
+    s = gmm__gtp_prefetch_bundle(gtp, bundle, pass);
+    return s ? gmm__gtp_fail(gtp, fn, gtp->bundles[bundle].name, s) : GMM_OK;
 }
 
 GMMDEF gmm_status gmm_gtp_follow(gmm_gtp *gtp, int32_t chain, int32_t next) {
     if (!gtp) return GMM_E_NULL;
-    if (gtp->broken) return gtp->broken;
+    if (gtp->failed) return gtp->failed;
     if (chain < 0 || chain >= gtp->chain_count || next < -1 || next >= gtp->chain_count)
         return gmm__fail(&gtp->error, GMM_E_ARG, "gmm_gtp_follow: chain %d, next %d: there are %d", chain,
                          next, gtp->chain_count);
@@ -5323,8 +5503,10 @@ GMMDEF gmm_status gmm_gtp_follow(gmm_gtp *gtp, int32_t chain, int32_t next) {
     return GMM_OK;
 }
 
-/* Checks a list of weights. */
-static gmm_status gmm__gtp_list(gmm_gtp *g, const char *fn, const int32_t *weights, int32_t count) {
+/* Publication of new shards. */
+
+/* Checks an array of weight ids. */
+static gmm_status gmm__gtp_check_weights(gmm_gtp *g, const char *fn, const int32_t *weights, int32_t count) {
     int32_t i;
     if (!weights || count < 0)
         return gmm__fail(&g->error, weights ? GMM_E_ARG : GMM_E_NULL, "%s: weights is %s, count %d", fn,
@@ -5335,15 +5517,16 @@ static gmm_status gmm__gtp_list(gmm_gtp *g, const char *fn, const int32_t *weigh
                              g->weight_count);
     return GMM_OK;
 }
-static gmm_status gmm__gtp_published(gmm_gtp *g, const int32_t *weights, int32_t count, gmm_stream stream) {
+static gmm_status gmm__gtp_record_publish(gmm_gtp *g, const int32_t *weights, int32_t count, gmm_stream stream) {
     gmm_status s = GMM_OK;
     int32_t i, k;
     for (i = 0; i < count && !s; i++) {
         gmm__gtp_bundle *b = &g->bundles[g->weights[weights[i]].bundle];
         for (k = 0; k < i && g->weights[weights[k]].bundle != g->weights[weights[i]].bundle; k++) { }
-        if (k < i) continue; /* a bundle is published once */
-        if (b->published.set) s = gmm__mark_wait(g, &b->published, stream); /* of other weights, on other streams */
-        if (!s) s = gmm__mark_record(g, &b->published, stream);
+        if (k < i) continue; /* once per bundle */
+        /* other weights of the bundle may have been published on other streams */
+        if (b->published.recorded) s = gmm__gtp_event_wait(g, &b->published, stream);
+        if (!s) s = gmm__gtp_event_record(g, &b->published, stream);
         b->version++;
     }
     return s;
@@ -5351,28 +5534,31 @@ static gmm_status gmm__gtp_published(gmm_gtp *g, const int32_t *weights, int32_t
 
 GMMDEF gmm_status gmm_gtp_publish(gmm_gtp *gtp, const int32_t *weights, int32_t count, gmm_stream stream) {
     static const char fn[] = "gmm_gtp_publish";
-    gmm_status s = gmm__gtp_open_call(gtp, fn, GMM__GTP_IN_CALLBACK | GMM__GTP_NO_CAPTURE);
-    if (!s) s = gmm__gtp_list(gtp, fn, weights, count);
+    gmm_status s = gmm__gtp_check_call(gtp, fn, GMM__GTP_IN_CALLBACK | GMM__GTP_NO_CAPTURE);
+    if (!s) s = gmm__gtp_check_weights(gtp, fn, weights, count);
     if (s) return s;
-    s = gmm__gtp_published(gtp, weights, count, stream);
-    return s ? gmm__gtp_break(gtp, fn, "shards", s) : GMM_OK;
+    s = gmm__gtp_record_publish(gtp, weights, count, stream);
+    return s ? gmm__gtp_fail(gtp, fn, "shards", s) : GMM_OK;
 }
+
+/* Gradients: buffers, reductions, sums into main_grad. */
 
 GMMDEF gmm_status gmm_gtp_wgrad(gmm_gtp *gtp, int32_t bundle, gmm_stream stream, gmm_gtp_view *view) {
     static const char fn[] = "gmm_gtp_wgrad";
     gmm__gtp_bundle *b;
     gmm__wgrad_slot *slot;
+    gmm__gtp_operand o;
     gmm_gtp_view v;
     gmm_dtype wire;
     int32_t i;
-    size_t known;
-    gmm_status s = gmm__gtp_open_bundle(gtp, fn, bundle);
+    size_t common;
+    gmm_status s = gmm__gtp_check_bundle(gtp, fn, bundle);
     if (s) return s;
-    known = gmm__gtp_known(fn, "view", view, sizeof *view, &s, &gtp->error);
+    common = gmm__gtp_common_size(fn, "view", view, sizeof *view, &s, &gtp->error);
     if (s) return s;
     b = &gtp->bundles[bundle];
-    if (b->wslot < 0) return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' is frozen", fn, b->name);
-    slot = &gtp->wslots[b->wslot];
+    if (b->wgrad_slot < 0) return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' is frozen", fn, b->name);
+    slot = &gtp->wgrad_slots[b->wgrad_slot];
     if (slot->writer == bundle)
         return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' has a buffer already: submit it first", fn, b->name);
     if (slot->writer >= 0)
@@ -5380,96 +5566,105 @@ GMMDEF gmm_status gmm_gtp_wgrad(gmm_gtp *gtp, int32_t bundle, gmm_stream stream,
                          "which is not submitted: raise gmm_gtp_domain.wgrad_slots", fn, b->name,
                          gtp->bundles[slot->writer].name);
     wire = gtp->domains[b->domain].desc.wire;
-    s = gmm__mark_wait(gtp, &slot->last_use, stream);
+    s = gmm__gtp_event_wait(gtp, &slot->last_use, stream);
     for (i = 0; i < b->count && !s; i++) {
         const gmm__gtp_weight *w = gmm__gtp_member(gtp, b, i);
         const size_t row = (size_t)w->plan.local_cols * (size_t)gmm_dtype_bits(wire) / 8;
         if (w->plan.pad > 0)
-            s = gtp->rt.fill(gtp->rt.self, slot->base + w->grad_at + (size_t)w->plan.local_rows * row, 0,
-                             (size_t)w->plan.pad * row, stream);
+            s = gtp->runtime.fill(gtp->runtime.self, slot->base + w->grad_offset + (size_t)w->plan.local_rows * row, 0,
+                                  (size_t)w->plan.pad * row, stream);
     }
     slot->writer = bundle;
-    if (s) return gmm__gtp_break(gtp, fn, b->name, s);
-    v = gmm__gtp_view_of(gtp, b, wire, GMM_SCALING_NONE, gtp->grads + b->first, NULL, b->count == 1 || b->uniform,
-                         b->count > 1 ? (int64_t)gmm__gtp_member(gtp, b, 1)->grad_at * 8 / gmm_dtype_bits(wire) : 0, 0);
+    if (s) return gmm__gtp_fail(gtp, fn, b->name, s);
+    memset(&o, 0, sizeof o);
+    o.dtype = wire;
+    o.scaling = GMM_SCALING_NONE;
+    o.data = gtp->grads + b->first;
+    o.packed = b->count == 1 || b->uniform;
+    if (b->count > 1) o.group_stride = (int64_t)gmm__gtp_member(gtp, b, 1)->grad_offset * 8 / gmm_dtype_bits(wire);
+    v = gmm__gtp_make_view(gtp, b, &o);
     v.mat.amax = NULL;
-    v.slot = b->wslot;
-    v.leave = gmm__gtp_leave(gtp, b, GMM_GTP_BACKWARD);
+    v.slot = b->wgrad_slot;
+    v.leave = gmm__gtp_reserved_processors(gtp, b, GMM_GTP_BACKWARD);
     v.struct_size = view->struct_size;
-    memcpy(view, &v, known);
+    memcpy(view, &v, common);
     return GMM_OK;
 }
 
-/* A gradient from elsewhere, or none at all, put into the buffer. */
-typedef struct gmm__gtp_take {
+/* Arguments of the copy of a gradient of the caller into the gradient buffer. */
+typedef struct gmm__gtp_conversion {
     gmm_context *ctx;
     gmm_conversion d;
     gmm_mat src, dst;
-} gmm__gtp_take;
-static gmm_status gmm__gtp_take_run(const void *argument, gmm_stream stream) {
-    gmm__gtp_take t = *(const gmm__gtp_take *)argument;
+} gmm__gtp_conversion;
+static gmm_status gmm__gtp_conversion_run(const void *argument, gmm_stream stream) {
+    gmm__gtp_conversion t = *(const gmm__gtp_conversion *)argument;
     t.d.src = &t.src;
     t.d.dst = &t.dst;
     return gmm_convert(t.ctx, &t.d, NULL, 0, stream);
 }
-static gmm_status gmm__gtp_fill_gradient(gmm_gtp *g, const gmm__gtp_bundle *b, const gmm_mat *from,
+
+/* Copies the gradient of a bundle into its buffer; NULL = zeros. */
+static gmm_status gmm__gtp_copy_gradient(gmm_gtp *g, const gmm__gtp_bundle *b, const gmm_mat *source,
                                          gmm_stream stream) {
-    const gmm__wgrad_slot *slot = &g->wslots[b->wslot];
+    const gmm__wgrad_slot *slot = &g->wgrad_slots[b->wgrad_slot];
     const gmm_dtype wire = g->domains[b->domain].desc.wire;
     int32_t i;
     gmm_status s = GMM_OK;
-    if (!from) return g->rt.fill(g->rt.self, slot->base, 0, slot->bytes, stream);
+    if (!source) return g->runtime.fill(g->runtime.self, slot->base, 0, slot->bytes, stream);
     for (i = 0; i < b->count && !s; i++) {
         const gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
-        const int64_t ld = from->ld ? from->ld : w->plan.local_cols;
-        const int64_t stride = from->group_stride ? from->group_stride : w->plan.local_rows * ld;
-        const int64_t size = gmm_dtype_bits(from->dtype) / 8;
+        const int64_t ld = source->ld ? source->ld : w->plan.local_cols;
+        const int64_t stride = source->group_stride ? source->group_stride : w->plan.local_rows * ld;
+        const int64_t size = gmm_dtype_bits(source->dtype) / 8;
         gmm_range ranges[2];
         gmm_work work;
-        gmm__gtp_take take;
-        memset(&take, 0, sizeof take);
+        gmm__gtp_conversion c;
+        memset(&c, 0, sizeof c);
         memset(&work, 0, sizeof work);
         memset(ranges, 0, sizeof ranges);
-        take.ctx = g->config.ctx;
-        take.d.rows = w->plan.local_rows;
-        take.d.cols = w->plan.local_cols;
-        take.src = gmm_mat_packed(from->dtype, from->table ? from->table[i]
-                                                           : (const char *)from->data + i * stride * size);
-        take.src.ld = ld;
-        take.dst = gmm_mat_packed(wire, slot->base + w->grad_at);
-        ranges[0].data = take.src.data;
+        c.ctx = g->config.ctx;
+        c.d.rows = w->plan.local_rows;
+        c.d.cols = w->plan.local_cols;
+        c.src = gmm_mat_packed(source->dtype, source->table ? source->table[i]
+                               : (const char *)source->data + i * stride * size);
+        c.src.ld = ld;
+        c.dst = gmm_mat_packed(wire, slot->base + w->grad_offset);
+        ranges[0].data = c.src.data;
         ranges[0].bytes = (size_t)(((w->plan.local_rows - 1) * ld + w->plan.local_cols) * size);
-        ranges[1].data = take.dst.data;
+        ranges[1].data = c.dst.data;
         ranges[1].bytes = (size_t)(w->plan.local_rows * w->plan.local_cols * gmm_dtype_bits(wire) / 8);
         ranges[1].writes = 1;
         work.name = "take gradient";
-        work.function = gmm__gtp_take_run;
-        work.argument = &take;
-        work.argument_bytes = sizeof take;
+        work.function = gmm__gtp_conversion_run;
+        work.argument = &c;
+        work.argument_bytes = sizeof c;
         work.ranges = ranges;
         work.range_count = 2;
-        s = g->rt.run(g->rt.self, &work, stream);
+        s = g->runtime.run(g->runtime.self, &work, stream);
     }
     return s;
 }
 
-/* Multiprocessors that the sum of a weight takes: those that the GEMMs of the backward chain leave, 0 = all behind its
-   last one, and where gmm_accumulate needs all to keep up: main_grad not fp32, or not in whole vectors. */
-static int32_t gmm__gtp_sums_take(gmm_gtp *g, const gmm__gtp_bundle *b, const gmm__gtp_weight *w) {
+/* Multiprocessors for the sum of a weight: those that the GEMMs of the backward chain leave free. 0 = all: behind the
+   last bundle of the chain, and where gmm_accumulate needs all of them, since main_grad is not fp32 or not in whole
+   vectors. */
+static int32_t gmm__gtp_sum_processors(gmm_gtp *g, const gmm__gtp_bundle *b, const gmm__gtp_weight *w) {
     gmm_gtp_pass pass = GMM_GTP_FORWARD;
     const int32_t chain = b->chain[GMM_GTP_BACKWARD];
     const int64_t part = w->plan.shard_rows * w->plan.local_cols;
     if (g->domains[b->domain].size == 1 || w->desc.main_grad_dtype != GMM_F32 || part % 8 ||
         (uintptr_t)w->desc.main_grad % 16)
         return 0;
-    if (chain < 0 || !gmm__gtp_behind(g, chain, b->place[GMM_GTP_BACKWARD], 1, &pass)) return 0;
+    if (chain < 0 || !gmm__gtp_successor(g, chain, b->position[GMM_GTP_BACKWARD], 1, &pass)) return 0;
     return pass == GMM_GTP_BACKWARD ? GMM__GTP_SUM_PROCESSORS : 0;
 }
-/* Everything of a submit that the reduce stream does. */
-static gmm_status gmm__gtp_reduce(gmm_gtp *g, int32_t bundle, float scale, gmm_gtp_add add) {
+
+/* Enqueues the reduction of a bundle and its sums into main_grad on the reduce stream. */
+static gmm_status gmm__gtp_reduce_bundle(gmm_gtp *g, int32_t bundle, float scale, gmm_gtp_add add) {
     gmm__gtp_bundle *b = &g->bundles[bundle];
     gmm__gtp_domain *d = &g->domains[b->domain];
-    gmm__wgrad_slot *slot = &g->wslots[b->wslot];
+    gmm__wgrad_slot *slot = &g->wgrad_slots[b->wgrad_slot];
     const gmm_stream stream = d->desc.reduce_stream;
     const gmm_comm *c = &d->reduce;
     const int exchange = d->desc.reduction == GMM_GTP_REDUCE_EXCHANGE;
@@ -5477,52 +5672,54 @@ static gmm_status gmm__gtp_reduce(gmm_gtp *g, int32_t bundle, float scale, gmm_g
     int32_t i;
     gmm__watch *watch = NULL;
     gmm_status s = gmm__watch_begin(g, d, GMM__GTP_REDUCE, &watch);
-    if (!s) gmm__gtp_calls(g, d, exchange ? "all_to_all" : "reduce_scatter");
+    if (!s) gmm__gtp_set_collective(g, d, exchange ? "all_to_all" : "reduce_scatter");
     if (!s && d->size > 1) s = c->group_begin(c->self, b->name);
     for (i = 0; i < b->count && d->size > 1 && !s; i++) {
         const gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
         const size_t part = (size_t)w->plan.shard_rows * (size_t)w->plan.local_cols;
-        char *send = slot->base + w->grad_at;
+        char *send = slot->base + w->grad_offset;
         if (!w->desc.main_grad) continue;
         g->stats.reduced_bytes += (int64_t)(part * size) * (d->size - 1);
-        s = exchange ? c->all_to_all(c->self, send, d->reduce_base + d->recv_at + w->grad_at, part * size, stream)
+        s = exchange ? c->all_to_all(c->self, send, d->reduce_base + d->recv_offset + w->grad_offset, part * size,
+                                     stream)
                      : c->reduce_scatter(c->self, send, send + (size_t)d->rank * part * size, part, d->desc.wire,
                                          stream);
     }
     if (!s && d->size > 1) s = c->group_end(c->self);
-    if (!s) g->calls = NULL;
-    for (i = 0; i < b->count && !s && !g->dry; i++) {
+    if (!s) g->collective = NULL;
+    for (i = 0; i < b->count && !s && !g->dry_run; i++) {
         const gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
         const size_t part = (size_t)w->plan.shard_rows * (size_t)w->plan.local_cols;
-        gmm__gtp_sum sum = gmm__gtp_sum_of(g, d, w);
-        char *own = slot->base + w->grad_at + (size_t)d->rank * part * size, *from = d->reduce_base + d->recv_at;
+        gmm__gtp_sum sum = gmm__gtp_sum_make(g, d, w);
+        char *own = slot->base + w->grad_offset + (size_t)d->rank * part * size,
+            *received = d->reduce_base + d->recv_offset;
         gmm_range ranges[5];
         gmm_work work;
         int32_t r;
         if (!w->desc.main_grad) continue;
         memset(&work, 0, sizeof work);
         memset(ranges, 0, sizeof ranges);
-        from += w->grad_at;
+        received += w->grad_offset;
         for (r = 0; r < sum.d.count && sum.d.count > 1; r++)
-            sum.part[r] = r == d->rank ? own : from + (size_t)r * part * size;
+            sum.part[r] = r == d->rank ? own : received + (size_t)r * part * size;
         sum.x.data = own;
-        sum.options.sm_limit = gmm__gtp_sums_take(g, b, w);
+        sum.options.sm_limit = gmm__gtp_sum_processors(g, b, w);
         sum.d.scale = scale;
         sum.d.beta = add == GMM_GTP_SET ? 0.0f : 1.0f;
-        sum.workspace = d->reduce_base + d->work_at;
-        sum.workspace_bytes = d->work_bytes;
+        sum.workspace = d->reduce_base + d->workspace_offset;
+        sum.workspace_bytes = d->workspace_bytes;
         ranges[0].data = own;
         ranges[0].bytes = part * size;
         ranges[1].data = w->desc.main_grad;
         ranges[1].bytes = part * (size_t)gmm_dtype_bits(w->desc.main_grad_dtype) / 8;
         ranges[1].writes = 1;
         ranges[2].data = sum.workspace;
-        ranges[2].bytes = d->work_bytes;
+        ranges[2].bytes = d->workspace_bytes;
         ranges[2].writes = 1;
         if (sum.d.count > 1) {
-            ranges[3].data = from;
+            ranges[3].data = received;
             ranges[3].bytes = (size_t)d->rank * part * size;
-            ranges[4].data = from + (size_t)(d->rank + 1) * part * size;
+            ranges[4].data = received + (size_t)(d->rank + 1) * part * size;
             ranges[4].bytes = (size_t)(d->size - 1 - d->rank) * part * size;
         }
         work.name = "add to main_grad";
@@ -5531,10 +5728,10 @@ static gmm_status gmm__gtp_reduce(gmm_gtp *g, int32_t bundle, float scale, gmm_g
         work.argument_bytes = sizeof sum;
         work.ranges = ranges;
         work.range_count = sum.d.count > 1 ? 5 : 3;
-        s = g->rt.run(g->rt.self, &work, stream);
+        s = g->runtime.run(g->runtime.self, &work, stream);
     }
-    if (!s) s = gmm__mark_record(g, &slot->last_use, stream);
-    if (!s) s = gmm__mark_record(g, &b->done, stream);
+    if (!s) s = gmm__gtp_event_record(g, &slot->last_use, stream);
+    if (!s) s = gmm__gtp_event_record(g, &b->done, stream);
     return s ? s : gmm__watch_end(g, d, GMM__GTP_REDUCE, watch, d->size > 1 ? c : NULL,
                                   exchange ? "all_to_all" : "reduce_scatter", b->name);
 }
@@ -5547,14 +5744,14 @@ GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gra
     gmm__gtp_domain *d;
     gmm__wgrad_slot *slot;
     int32_t i;
-    gmm_status s = gmm__gtp_open_bundle(gtp, fn, bundle);
-    if (!s) s = gmm__gtp_open(fn, "gradient", gradient, &in, sizeof in, &gtp->error);
-    if (!s && in.from) s = gmm__gtp_open(fn, "gradient->from", in.from, &from, sizeof from, &gtp->error);
+    gmm_status s = gmm__gtp_check_bundle(gtp, fn, bundle);
+    if (!s) s = gmm__gtp_read(fn, "gradient", gradient, &in, sizeof in, &gtp->error);
+    if (!s && in.from) s = gmm__gtp_read(fn, "gradient->from", in.from, &from, sizeof from, &gtp->error);
     if (s) return s;
     b = &gtp->bundles[bundle];
     d = &gtp->domains[b->domain];
-    if (b->wslot < 0) return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' is frozen", fn, b->name);
-    slot = &gtp->wslots[b->wslot];
+    if (b->wgrad_slot < 0) return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' is frozen", fn, b->name);
+    slot = &gtp->wgrad_slots[b->wgrad_slot];
     if ((in.add != GMM_GTP_ADD && in.add != GMM_GTP_SET) || in.zero < 0 || in.zero > 1 || (in.zero && in.from))
         return gmm__fail(&gtp->error, GMM_E_ARG, "%s: '%s': add %d, zero %d, from %s: must be a gmm_gtp_add, 0 or 1, "
                          "not both", fn, b->name, (int)in.add, in.zero, in.from ? "given" : "NULL");
@@ -5592,53 +5789,55 @@ GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gra
     if (in.zero || in.from) {
         gmm_gtp_view unused = GMM_ZERO;
         if ((s = gmm_gtp_wgrad(gtp, bundle, stream, &unused)) != GMM_OK) return s;
-        s = gmm__gtp_fill_gradient(gtp, b, in.from ? &from : NULL, stream);
+        s = gmm__gtp_copy_gradient(gtp, b, in.from ? &from : NULL, stream);
     }
-    if (!s) s = gmm__gtp_use_stream(gtp, d, GMM__GTP_REDUCE);
-    if (!s) s = gtp->rt.event_record(gtp->rt.self, d->fork[GMM__GTP_REDUCE], stream, 0);
-    if (!s) s = gtp->rt.stream_wait(gtp->rt.self, d->desc.reduce_stream, d->fork[GMM__GTP_REDUCE], 0);
-    if (!s) s = gmm__gtp_reduce(gtp, bundle, in.scale, in.add);
+    if (!s) s = gmm__gtp_prepare_stream(gtp, d, GMM__GTP_REDUCE);
+    if (!s) s = gtp->runtime.event_record(gtp->runtime.self, d->fork[GMM__GTP_REDUCE], stream, 0);
+    if (!s) s = gtp->runtime.stream_wait(gtp->runtime.self, d->desc.reduce_stream, d->fork[GMM__GTP_REDUCE], 0);
+    if (!s) s = gmm__gtp_reduce_bundle(gtp, bundle, in.scale, in.add);
     slot->writer = -1;
-    if (!s && d->desc.synchronous) s = gmm__mark_wait(gtp, &b->done, stream);
-    if (s) return gmm__gtp_break(gtp, fn, b->name, s);
-    if (gtp->dry) return GMM_OK;
-    if (gtp->graph) gtp->graph_use[(gtp->graph - 1) * gtp->bundle_count + bundle] |= GMM__GRAPH_ADDS;
+    if (!s && d->desc.synchronous) s = gmm__gtp_event_wait(gtp, &b->done, stream);
+    if (s) return gmm__gtp_fail(gtp, fn, b->name, s);
+    if (gtp->dry_run) return GMM_OK;
+    if (gtp->graph) gtp->graph_usage[(gtp->graph - 1) * gtp->bundle_count + bundle] |= GMM__GRAPH_REDUCES;
     else if (gtp->config.hooks.ready) {
-        gtp->calling_back = 1;
+        gtp->in_callback = 1;
         gtp->config.hooks.ready(gtp->config.hooks.user, gtp, gtp->members + b->first, b->count, d->desc.reduce_stream);
-        gtp->calling_back = 0;
+        gtp->in_callback = 0;
     }
     return GMM_OK;
 }
 
-/* `stream` waits for what a domain's stream was given; in a capture, for what it was given there. */
-static gmm_status gmm__gtp_join(gmm_gtp *g, gmm__gtp_domain *d, int which, gmm_stream stream) {
+/* Waits of streams for gathers, reductions and replays. */
+
+/* Makes `stream` wait for the work of a domain's stream; in a capture, for its captured work. */
+static gmm_status gmm__gtp_join_stream(gmm_gtp *g, gmm__gtp_domain *d, int role, gmm_stream stream) {
     gmm_status s;
-    if (!d->used[which] || (g->graph && d->joined[which] != g->graph)) return GMM_OK;
-    s = g->rt.event_record(g->rt.self, d->join[which], gmm__gtp_stream(d, which), 0);
-    return s ? s : g->rt.stream_wait(g->rt.self, stream, d->join[which], 0);
+    if (!d->used[role] || (g->graph && d->joined_graph[role] != g->graph)) return GMM_OK;
+    s = g->runtime.event_record(g->runtime.self, d->join[role], gmm__gtp_stream(d, role), 0);
+    return s ? s : g->runtime.stream_wait(g->runtime.self, stream, d->join[role], 0);
 }
 
-/* `stream` waits for replays on other streams: each is over as a whole. */
+/* Makes `stream` wait for the ends of replays on other streams. */
 static gmm_status gmm__gtp_fence_replays(gmm_gtp *g, gmm_stream stream) {
     gmm_status s = GMM_OK;
     int32_t i;
     for (i = 0; i < g->graph_count && !s && !g->graph; i++)
         if (g->graph_watch[i].replayed && g->graph_watch[i].stream != stream)
-            s = g->rt.stream_wait(g->rt.self, stream, g->graph_end[i], 0);
+            s = g->runtime.stream_wait(g->runtime.self, stream, g->graph_end[i], 0);
     return s;
 }
 
-/* `stream` waits for all reads of shards. */
+/* Makes `stream` wait for all reads of shards. */
 static gmm_status gmm__gtp_fence_gathers(gmm_gtp *g, gmm_stream stream) {
     gmm_status s = gmm__gtp_fence_replays(g, stream);
     int32_t i;
-    for (i = 0; i < g->domain_count && !s; i++) s = gmm__gtp_join(g, &g->domains[i], GMM__GTP_GATHER, stream);
+    for (i = 0; i < g->domain_count && !s; i++) s = gmm__gtp_join_stream(g, &g->domains[i], GMM__GTP_GATHER, stream);
     for (i = 0; i < g->bundle_count && !s; i++) {
         gmm__gtp_bundle *b = &g->bundles[i];
-        b->asked = 0; /* the shards may change from here on */
+        b->publish_requested = 0; /* the shards may change behind the fence */
         if (!g->graph || b->in_place.graph == g->graph)
-            s = gmm__mark_wait(g, &b->in_place, stream); /* shards that were read as they are */
+            s = gmm__gtp_event_wait(g, &b->in_place, stream); /* reads of the shards themselves */
     }
     return s;
 }
@@ -5646,50 +5845,53 @@ static gmm_status gmm__gtp_fence_gathers(gmm_gtp *g, gmm_stream stream) {
 GMMDEF gmm_status gmm_gtp_fence(gmm_gtp *gtp, uint32_t what, gmm_stream stream) {
     static const char fn[] = "gmm_gtp_fence";
     int32_t i;
-    gmm_status s = gmm__gtp_open_call(gtp, fn, 0);
+    gmm_status s = gmm__gtp_check_call(gtp, fn, 0);
     if (s) return s;
     if (what == 0 || (what & ~(uint32_t)GMM_GTP_ALL))
         return gmm__fail(&gtp->error, GMM_E_ARG, "%s: what is 0x%x: must be an OR of GMM_GTP_GATHERS and GRADIENTS", fn,
                          what);
     for (i = 0; i < gtp->domain_count && !s && (what & (uint32_t)GMM_GTP_GRADIENTS); i++)
-        s = gmm__gtp_join(gtp, &gtp->domains[i], GMM__GTP_REDUCE, stream);
+        s = gmm__gtp_join_stream(gtp, &gtp->domains[i], GMM__GTP_REDUCE, stream);
     if (!s) s = what & (uint32_t)GMM_GTP_GATHERS ? gmm__gtp_fence_gathers(gtp, stream)
                                                  : gmm__gtp_fence_replays(gtp, stream);
-    return s ? gmm__gtp_break(gtp, fn, "all domains", s) : GMM_OK;
+    return s ? gmm__gtp_fail(gtp, fn, "all domains", s) : GMM_OK;
 }
 
-/* Raises values to the largest of a domain's ranks, and of further ones. */
-static gmm_status gmm__gtp_raise(gmm_gtp *g, gmm__gtp_domain *d, const gmm_comm *also, float *values, int32_t count,
-                                 gmm_stream stream) {
-    const int several = d->size > 1;
-    const gmm_stream on = several ? d->desc.gather_stream : stream;
+/* Amaxes, and quantization of shards. */
+
+/* Raises values to the largest of a domain's ranks and of those of a further communicator (NULL = none). */
+static gmm_status gmm__gtp_reduce_amax(gmm_gtp *g, gmm__gtp_domain *d, const gmm_comm *further, float *values,
+                                       int32_t count,
+                                       gmm_stream stream) {
+    const int sharded = d->size > 1;
+    const gmm_stream comm_stream = sharded ? d->desc.gather_stream : stream;
     gmm__watch *watch = NULL;
     gmm_status s = GMM_OK;
     int k;
-    if (count == 0 || (!several && !also)) return GMM_OK;
-    if (several) {
-        s = gmm__gtp_use_stream(g, d, GMM__GTP_GATHER);
-        if (!s) s = g->rt.event_record(g->rt.self, d->fork[GMM__GTP_GATHER], stream, 0);
-        if (!s) s = g->rt.stream_wait(g->rt.self, on, d->fork[GMM__GTP_GATHER], 0);
+    if (count == 0 || (!sharded && !further)) return GMM_OK;
+    if (sharded) {
+        s = gmm__gtp_prepare_stream(g, d, GMM__GTP_GATHER);
+        if (!s) s = g->runtime.event_record(g->runtime.self, d->fork[GMM__GTP_GATHER], stream, 0);
+        if (!s) s = g->runtime.stream_wait(g->runtime.self, comm_stream, d->fork[GMM__GTP_GATHER], 0);
         if (!s) s = gmm__watch_begin(g, d, GMM__GTP_GATHER, &watch);
     }
     for (k = 0; k < 2 && !s; k++) {
-        const gmm_comm *c = k ? also : several ? &d->gather : NULL;
+        const gmm_comm *c = k ? further : sharded ? &d->gather : NULL;
         if (!c) continue;
-        gmm__gtp_calls(g, d, "all_reduce_max");
+        gmm__gtp_set_collective(g, d, "all_reduce_max");
         s = c->group_begin(c->self, "amax");
-        if (!s) s = c->all_reduce_max(c->self, values, (size_t)count, on);
+        if (!s) s = c->all_reduce_max(c->self, values, (size_t)count, comm_stream);
         if (!s) s = c->group_end(c->self);
-        if (!s) g->calls = NULL;
+        if (!s) g->collective = NULL;
     }
     if (!s) s = gmm__watch_end(g, d, GMM__GTP_GATHER, watch, &d->gather, "all_reduce_max", "amax");
-    return s || !several ? s : gmm__gtp_join(g, d, GMM__GTP_GATHER, stream);
+    return s || !sharded ? s : gmm__gtp_join_stream(g, d, GMM__GTP_GATHER, stream);
 }
 
 GMMDEF gmm_status gmm_gtp_amax(gmm_gtp *gtp, int32_t domain, float *values, int32_t count, gmm_stream stream) {
     static const char fn[] = "gmm_gtp_amax";
     gmm__gtp_domain *d;
-    gmm_status s = gmm__gtp_open_call(gtp, fn, GMM__GTP_NO_CAPTURE);
+    gmm_status s = gmm__gtp_check_call(gtp, fn, GMM__GTP_NO_CAPTURE);
     if (s) return s;
     if (domain < 0 || domain >= gtp->domain_count || count < 0)
         return gmm__fail(&gtp->error, GMM_E_ARG, "%s: domain %d of %d, count %d: must exist, and >= 0", fn, domain,
@@ -5699,16 +5901,16 @@ GMMDEF gmm_status gmm_gtp_amax(gmm_gtp *gtp, int32_t domain, float *values, int3
         return gmm__fail(&gtp->error, GMM_E_ALIGN, "%s: values %p is not aligned to fp32", fn, (void *)values);
     d = &gtp->domains[domain];
     gmm__gtp_hash(gtp, 4, domain, 0);
-    s = gmm__gtp_raise(gtp, d, NULL, values, count, stream);
-    return s ? gmm__gtp_break(gtp, fn, "amax", s) : GMM_OK;
+    s = gmm__gtp_reduce_amax(gtp, d, NULL, values, count, stream);
+    return s ? gmm__gtp_fail(gtp, fn, "amax", s) : GMM_OK;
 }
 
-/* Has the amax of one weight found (phase AMAX), or its shard written. `at`: its place in the call. */
+/* Enqueues the amax of one weight (phase AMAX) or the quantization of its shard; `index` is that of the weight in q. */
 static gmm_status gmm__gtp_enqueue_cast(gmm_gtp *g, const gmm__gtp_weight *w, const gmm_gtp_quantization *q,
-                                        int32_t at, float *amax, gmm_quant_phase phase, gmm_stream stream) {
+                                        int32_t index, float *amax, gmm_quant_phase phase, gmm_stream stream) {
     const gmm__gtp_domain *d = &g->domains[g->bundles[w->bundle].domain];
     const size_t elements = (size_t)w->plan.shard_rows * (size_t)w->plan.local_cols;
-    gmm__gtp_cast c = gmm__gtp_cast_of(g, w, q->dtype, q->from[at]);
+    gmm__gtp_cast c = gmm__gtp_cast_make(g, w, q->dtype, q->from[index]);
     gmm_range ranges[8];
     gmm_work work;
     int32_t n = 0;
@@ -5716,17 +5918,17 @@ static gmm_status gmm__gtp_enqueue_cast(gmm_gtp *g, const gmm__gtp_weight *w, co
     memset(ranges, 0, sizeof ranges);
     memset(&work, 0, sizeof work);
     c.d.phase = phase;
-    c.d.scale = w->format.delayed && q->scale ? q->scale + at : NULL;
+    c.d.scale = w->format.delayed && q->scale ? q->scale + index : NULL;
     c.copy[GMM_ROWWISE].amax = c.copy[GMM_COLUMNWISE].amax = amax;
-    c.workspace = d->gather_base ? d->gather_base + d->cast_at : NULL;
+    c.workspace = d->gather_base ? d->gather_base + d->cast_offset : NULL;
     c.workspace_bytes = d->cast_bytes;
     ranges[n].data = c.src.data;
     ranges[n++].bytes = elements * (size_t)gmm_dtype_bits(q->dtype) / 8;
     for (k = GMM_ROWWISE; k <= GMM_COLUMNWISE && phase != GMM_QUANT_AMAX; k++) {
-        ranges[n].data = c.wanted[k] ? w->desc.data[k] : NULL;
+        ranges[n].data = c.stored[k] ? w->desc.data[k] : NULL;
         ranges[n].bytes = (size_t)w->plan.shard_data_bytes[k];
         ranges[n++].writes = 1;
-        ranges[n].data = c.wanted[k] ? w->desc.scale[k] : NULL;
+        ranges[n].data = c.stored[k] ? w->desc.scale[k] : NULL;
         ranges[n].bytes = (size_t)w->plan.shard_scale_bytes[k];
         ranges[n++].writes = 1;
     }
@@ -5746,10 +5948,10 @@ static gmm_status gmm__gtp_enqueue_cast(gmm_gtp *g, const gmm__gtp_weight *w, co
     work.argument_bytes = sizeof c;
     work.ranges = ranges;
     work.range_count = n;
-    return g->rt.run(g->rt.self, &work, stream);
+    return g->runtime.run(g->runtime.self, &work, stream);
 }
 
-/* What gmm_gtp_quantize can find wrong before it begins. */
+/* Checks the arguments of gmm_gtp_quantize. */
 static gmm_status gmm__gtp_check_cast(gmm_gtp *g, const char *fn, const int32_t *weights, int32_t count,
                                       const gmm_gtp_quantization *q) {
     int32_t i, k;
@@ -5766,7 +5968,7 @@ static gmm_status gmm__gtp_check_cast(gmm_gtp *g, const char *fn, const int32_t 
     if (q->also && (!q->also->group_begin || !q->also->group_end || !q->also->all_reduce_max))
         return gmm__fail(&g->error, GMM_E_NULL, "%s: also->%s is NULL: group_begin, group_end and all_reduce_max are "
                          "needed", fn, !q->also->group_begin ? "group_begin" : !q->also->group_end ? "group_end"
-                                                                                          : "all_reduce_max");
+                         : "all_reduce_max");
     for (i = 0; i < count; i++) {
         const gmm__gtp_weight *w = &g->weights[weights[i]];
         for (k = 0; k < i; k++)
@@ -5788,153 +5990,101 @@ GMMDEF gmm_status gmm_gtp_quantize(gmm_gtp *gtp, const int32_t *weights, int32_t
     static const char fn[] = "gmm_gtp_quantize";
     gmm_gtp_quantization q;
     int32_t i, k, n, pass;
-    gmm_status s = gmm__gtp_open_call(gtp, fn, GMM__GTP_NO_CAPTURE);
-    if (!s) s = gmm__gtp_open(fn, "quantization", quantization, &q, sizeof q, &gtp->error);
-    if (!s) s = gmm__gtp_list(gtp, fn, weights, count);
+    gmm_status s = gmm__gtp_check_call(gtp, fn, GMM__GTP_NO_CAPTURE);
+    if (!s) s = gmm__gtp_read(fn, "quantization", quantization, &q, sizeof q, &gtp->error);
+    if (!s) s = gmm__gtp_check_weights(gtp, fn, weights, count);
     if (!s) s = gmm__gtp_check_cast(gtp, fn, weights, count, &q);
     if (s) return s;
     gmm__gtp_hash(gtp, 5, count, 0);
     s = gmm__gtp_fence_gathers(gtp, stream);
-    for (k = 0; k < gtp->domain_count && !s; k++) s = gmm__mark_wait(gtp, &gtp->domains[k].cast, stream);
-    for (pass = 0; pass < 2 && !s; pass++) /* amaxes, reduced once for each domain; then shards */
+    for (k = 0; k < gtp->domain_count && !s; k++) s = gmm__gtp_event_wait(gtp, &gtp->domains[k].cast, stream);
+    for (pass = 0; pass < 2 && !s; pass++) /* first the amaxes, with one reduction per domain, then the shards */
         for (k = 0; k < gtp->domain_count && !s; k++) {
             gmm__gtp_domain *d = &gtp->domains[k];
-            float *values = d->gather_base ? (float *)(void *)(d->gather_base + d->amax_at) : NULL;
+            float *values = d->gather_base ? (float *)(void *)(d->gather_base + d->amax_offset) : NULL;
             for (i = 0, n = 0; i < count && !s; i++) {
                 const gmm__gtp_weight *w = &gtp->weights[weights[i]];
-                const int by_amax = gmm__gtp_by_amax(w);
+                const int needs_amax = gmm__gtp_needs_amax(w);
                 if (gtp->bundles[w->bundle].domain != k) continue;
-                if (by_amax) {
+                if (needs_amax) {
                     s = gmm__gtp_enqueue_cast(gtp, w, &q, i, values + n, pass ? GMM_QUANT_CAST : GMM_QUANT_AMAX,
                                               stream);
                     if (!s && pass && w->desc.amax)
-                        s = gtp->rt.copy(gtp->rt.self, w->desc.amax, values + n, sizeof(float), stream);
+                        s = gtp->runtime.copy(gtp->runtime.self, w->desc.amax, values + n, sizeof(float), stream);
                     n++;
                 } else if (pass) {
                     s = gmm__gtp_enqueue_cast(gtp, w, &q, i, w->format.delayed && q.amax ? q.amax + i : NULL,
                                               GMM_QUANT_ALL, stream);
                 }
             }
-            if (!s && !pass) s = gmm__gtp_raise(gtp, d, q.also, values, n, stream);
-            for (i = 0; i < count && pass && q.amax && !s; i += n ? n : 1) { /* delayed: runs of neighbours */
+            if (!s && !pass) s = gmm__gtp_reduce_amax(gtp, d, q.also, values, n, stream);
+            /* delayed: one reduction for consecutive weights of the domain */
+            for (i = 0; i < count && pass && q.amax && !s; i += n ? n : 1) {
                 for (n = 0; i + n < count; n++) {
                     const gmm__gtp_weight *w = &gtp->weights[weights[i + n]];
                     if (!w->format.delayed || gtp->bundles[w->bundle].domain != k) break;
                 }
-                s = gmm__gtp_raise(gtp, d, q.also, q.amax + i, n, stream);
+                s = gmm__gtp_reduce_amax(gtp, d, q.also, q.amax + i, n, stream);
             }
         }
-    for (k = 0; k < gtp->domain_count && !s; k++) s = gmm__mark_record(gtp, &gtp->domains[k].cast, stream);
-    if (!s) s = gmm__gtp_published(gtp, weights, count, stream);
-    return s ? gmm__gtp_break(gtp, fn, "shards", s) : GMM_OK;
+    for (k = 0; k < gtp->domain_count && !s; k++) s = gmm__gtp_event_record(gtp, &gtp->domains[k].cast, stream);
+    if (!s) s = gmm__gtp_record_publish(gtp, weights, count, stream);
+    return s ? gmm__gtp_fail(gtp, fn, "shards", s) : GMM_OK;
 }
 
-/* One watched collective: over, or for how long. */
-static gmm_status gmm__watch_look(gmm_gtp *g, gmm__watch *w, double now) {
-    int32_t done = 0;
-    gmm_status s;
-    if (!w->end) return GMM_OK;
-    s = g->rt.event_query(g->rt.self, w->end, &done);
-    if (s || done) {
-        w->end = NULL;
-        return s;
-    }
-    if (!w->seen) {
-        s = g->rt.event_query(g->rt.self, w->begin, &done);
-        w->seen = done;
-        w->since = now;
-        return s;
-    }
-    return now - w->since > 1e-3 * (double)g->config.timeout_ms ? GMM_E_COMM : GMM_OK;
-}
-
-GMMDEF gmm_status gmm_gtp_poll(gmm_gtp *gtp) {
-    static const char fn[] = "gmm_gtp_poll";
-    const double now = gmm__gtp_now();
-    gmm_status s = gmm__gtp_open_call(gtp, fn, GMM__GTP_NO_CAPTURE);
-    gmm__watch *w = NULL;
-    int32_t i;
-    if (s) return s;
-    for (i = 0; i < gtp->domain_count; i++) {
-        const gmm__gtp_domain *d = &gtp->domains[i];
-        if (d->size > 1 && ((s = d->gather.poll(d->gather.self, NULL)) != GMM_OK ||
-                            (s = d->reduce.poll(d->reduce.self, NULL)) != GMM_OK))
-            return gmm__gtp_break(gtp, fn, "communicator", s);
-    }
-    for (i = 0; i < 2 * gtp->domain_count && !s; i++) {
-        gmm__gtp_domain *d = &gtp->domains[i / 2];
-        const int which = i % 2;
-        while (d->oldest[which] != d->next[which] && !s) {
-            w = &d->watch[which][d->oldest[which] % GMM__WATCHES];
-            s = gmm__watch_look(gtp, w, now);
-            if (w->end) break;
-            d->oldest[which]++;
-        }
-    }
-    for (i = 0; i < gtp->graph_count && !s; i++) s = gmm__watch_look(gtp, w = &gtp->graph_watch[i], now);
-    if (s == GMM_E_COMM && w->end) { /* over time: say so to all, with the peer if the communicator knows */
-        gmm_error who = GMM_ZERO;
-        char text[400];
-        if (w->comm) (void)w->comm->poll(w->comm->self, &who);
-        (void)snprintf(text, sizeof text, "%s of '%.60s' is not done after %d ms: %.200s", w->what, w->name,
-                       gtp->config.timeout_ms, who.text[0] ? who.text : "a peer is missing");
-        gmm__gtp_give_up(gtp, text);
-        return gmm__gtp_break(gtp, fn, w->name, s);
-    }
-    return s ? gmm__gtp_break(gtp, fn, w ? w->name : "", s) : GMM_OK;
-}
-
+/* Dry runs, captures, replays, statistics. */
 /* .............................................................................................. Runtime: graphs ... */
 
 GMMDEF gmm_status gmm_gtp_dry_run(gmm_gtp *gtp, int32_t on) {
     static const char fn[] = "gmm_gtp_dry_run";
-    const char *left = NULL, *what = "";
+    const char *pending = NULL, *what = "";
     int32_t i;
-    gmm_status s = gmm__gtp_open_call(gtp, fn, GMM__GTP_NO_CAPTURE);
+    gmm_status s = gmm__gtp_check_call(gtp, fn, GMM__GTP_NO_CAPTURE);
     if (s) return s;
-    if (on == gtp->dry || on < 0 || on > 1)
+    if (on == gtp->dry_run || on < 0 || on > 1)
         return gmm__fail(&gtp->error, GMM_E_STATE, "%s: on is %d: a dry run is %s", fn, on,
-                         gtp->dry ? "under way" : "not under way");
-    gtp->dry = on;
+                         gtp->dry_run ? "under way" : "not under way");
+    gtp->dry_run = on;
     for (i = 0; i < gtp->bundle_count && !on; i++) {
         gmm__gtp_bundle *b = &gtp->bundles[i];
-        if (b->held) left = b->name, what = "still held";
-        b->held = 0;
-        b->asked = 0; /* nobody was */
+        if (b->acquired) pending = b->name, what = "still held";
+        b->acquired = 0;
+        b->publish_requested = 0; /* a dry run makes no callback */
     }
-    for (i = 0; i < gtp->slot_count && !on; i++) gtp->slots[i].holders = 0;
-    for (i = 0; i < gtp->wslot_count && !on; i++) {
-        if (gtp->wslots[i].writer >= 0) left = gtp->bundles[gtp->wslots[i].writer].name, what = "not submitted";
-        gtp->wslots[i].writer = -1;
+    for (i = 0; i < gtp->slot_count && !on; i++) gtp->slots[i].acquired = 0;
+    for (i = 0; i < gtp->wgrad_slot_count && !on; i++) {
+        if (gtp->wgrad_slots[i].writer >= 0) pending = gtp->bundles[gtp->wgrad_slots[i].writer].name,
+            what = "not submitted";
+        gtp->wgrad_slots[i].writer = -1;
     }
-    return left ? gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' was %s", fn, left, what) : GMM_OK;
+    return pending ? gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' was %s", fn, pending, what) : GMM_OK;
 }
 
 GMMDEF gmm_status gmm_gtp_capture_begin(gmm_gtp *gtp, gmm_stream stream, int32_t *graph) {
     static const char fn[] = "gmm_gtp_capture_begin";
     int32_t capturing = 0, i;
-    gmm_status s = gmm__gtp_open_call(gtp, fn, 0);
+    gmm_status s = gmm__gtp_check_call(gtp, fn, 0);
     if (s) return s;
     if (!graph) return gmm__fail(&gtp->error, GMM_E_NULL, "%s: graph is NULL", fn);
     if (gtp->graph) return gmm__fail(&gtp->error, GMM_E_STATE, "%s: graph %d is being captured", fn,
                                      gtp->graph - 1);
-    if (gtp->dry) return gmm__fail(&gtp->error, GMM_E_STATE, "%s: a dry run is under way", fn);
+    if (gtp->dry_run) return gmm__fail(&gtp->error, GMM_E_STATE, "%s: a dry run is under way", fn);
     if (gtp->graph_count == gtp->config.graphs)
         return gmm__fail(&gtp->error, GMM_E_WORKSPACE, "%s: config->graphs is %d: no room for more", fn,
                          gtp->config.graphs);
-    s = gtp->rt.is_capturing(gtp->rt.self, stream, &capturing);
-    if (s) return gmm__gtp_break(gtp, fn, "stream", s);
+    s = gtp->runtime.is_capturing(gtp->runtime.self, stream, &capturing);
+    if (s) return gmm__gtp_fail(gtp, fn, "stream", s);
     if (!capturing) return gmm__fail(&gtp->error, GMM_E_CAPTURE, "%s: the stream is not capturing", fn);
     for (i = 0; i < gtp->slot_count; i++)
-        if (gtp->slots[i].captured && gtp->slots[i].holders && gtp->slots[i].graph == 0)
+        if (gtp->slots[i].captured && gtp->slots[i].acquired && gtp->slots[i].graph == 0)
             return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' is held since before the capture", fn,
                              gtp->bundles[gtp->slots[i].bundle].name);
     gtp->graph = ++gtp->graph_count;
     gtp->graph_stream = stream;
     for (i = 0; i < gtp->bundle_count; i++)
-        if (gtp->bundles[i].captured) gtp->bundles[i].asked = 0;
-    s = gtp->rt.event_record(gtp->rt.self, gtp->graph_begin, stream, 0);
-    if (s) return gmm__gtp_break(gtp, fn, "graph", s);
+        if (gtp->bundles[i].captured) gtp->bundles[i].publish_requested = 0;
+    s = gtp->runtime.event_record(gtp->runtime.self, gtp->graph_begin, stream, 0);
+    if (s) return gmm__gtp_fail(gtp, fn, "graph", s);
     *graph = gtp->graph - 1;
     return GMM_OK;
 }
@@ -5943,64 +6093,64 @@ GMMDEF gmm_status gmm_gtp_capture_end(gmm_gtp *gtp, gmm_stream stream) {
     static const char fn[] = "gmm_gtp_capture_end";
     int32_t i;
     int k;
-    gmm_status s = gmm__gtp_open_call(gtp, fn, 0);
+    gmm_status s = gmm__gtp_check_call(gtp, fn, 0);
     if (s) return s;
     if (!gtp->graph || gtp->graph_stream != stream)
         return gmm__fail(&gtp->error, GMM_E_STATE, "%s: no capture began on this stream", fn);
     for (i = 0; i < gtp->domain_count; i++)
-        for (k = 0; k < 2 && !s; k++) s = gmm__gtp_join(gtp, &gtp->domains[i], k, stream);
+        for (k = 0; k < 2 && !s; k++) s = gmm__gtp_join_stream(gtp, &gtp->domains[i], k, stream);
     for (i = 0; i < gtp->bundle_count; i++)
-        if (gtp->bundles[i].captured) gtp->bundles[i].asked = 0;
+        if (gtp->bundles[i].captured) gtp->bundles[i].publish_requested = 0;
     gtp->graph = 0;
-    return s ? gmm__gtp_break(gtp, fn, "graph", s) : GMM_OK;
+    return s ? gmm__gtp_fail(gtp, fn, "graph", s) : GMM_OK;
 }
 
 GMMDEF gmm_status gmm_gtp_pre_replay(gmm_gtp *gtp, int32_t graph, gmm_stream stream) {
     static const char fn[] = "gmm_gtp_pre_replay";
     int32_t i;
-    gmm_status s = gmm__gtp_open_call(gtp, fn, GMM__GTP_NO_CAPTURE);
+    gmm_status s = gmm__gtp_check_call(gtp, fn, GMM__GTP_NO_CAPTURE);
     if (s) return s;
     if (graph < 0 || graph >= gtp->graph_count)
         return gmm__fail(&gtp->error, GMM_E_ARG, "%s: graph %d: there are %d", fn, graph, gtp->graph_count);
     for (i = 0; i < gtp->slot_count; i++)
-        if (gtp->slots[i].captured && gtp->slots[i].graph == 0 && gtp->slots[i].holders)
+        if (gtp->slots[i].captured && gtp->slots[i].graph == 0 && gtp->slots[i].acquired)
             return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' is held, and graph %d may write its slot", fn,
                              gtp->bundles[gtp->slots[i].bundle].name, graph);
-    for (i = 0; i < gtp->slot_count; i++) /* what was gathered outside of graphs will be gone */
+    for (i = 0; i < gtp->slot_count; i++) /* the replay may overwrite what was gathered outside of graphs */
         if (gtp->slots[i].captured && gtp->slots[i].graph == 0) gtp->slots[i].bundle = -1;
     for (i = 0; i < gtp->bundle_count && !s; i++) {
         gmm__gtp_bundle *b = &gtp->bundles[i];
-        const int use = gtp->graph_use[graph * gtp->bundle_count + i];
-        if (use & GMM__GRAPH_NEEDS) gmm__gtp_ask(gtp, b);
-        b->asked = use & GMM__GRAPH_NEEDS ? 0 : b->asked;
-        if (use & (GMM__GRAPH_NEEDS | GMM__GRAPH_READS)) s = gmm__mark_wait(gtp, &b->published, stream);
+        const int use = gtp->graph_usage[graph * gtp->bundle_count + i];
+        if (use & GMM__GRAPH_NEEDS) gmm__gtp_request_publish(gtp, b);
+        b->publish_requested = use & GMM__GRAPH_NEEDS ? 0 : b->publish_requested;
+        if (use & (GMM__GRAPH_NEEDS | GMM__GRAPH_READS)) s = gmm__gtp_event_wait(gtp, &b->published, stream);
     }
     gtp->graph_watch[graph].end = NULL;
-    if (!s) s = gtp->rt.event_record(gtp->rt.self, gtp->graph_watch[graph].begin, stream, 0);
-    return s ? gmm__gtp_break(gtp, fn, "graph", s) : GMM_OK;
+    if (!s) s = gtp->runtime.event_record(gtp->runtime.self, gtp->graph_watch[graph].begin, stream, 0);
+    return s ? gmm__gtp_fail(gtp, fn, "graph", s) : GMM_OK;
 }
 
 GMMDEF gmm_status gmm_gtp_post_replay(gmm_gtp *gtp, int32_t graph, gmm_stream stream) {
     static const char fn[] = "gmm_gtp_post_replay";
     int32_t i;
-    gmm_status s = gmm__gtp_open_call(gtp, fn, GMM__GTP_NO_CAPTURE);
+    gmm_status s = gmm__gtp_check_call(gtp, fn, GMM__GTP_NO_CAPTURE);
     if (s) return s;
     if (graph < 0 || graph >= gtp->graph_count)
         return gmm__fail(&gtp->error, GMM_E_ARG, "%s: graph %d: there are %d", fn, graph, gtp->graph_count);
-    s = gtp->rt.event_record(gtp->rt.self, gtp->graph_end[graph], stream, 0);
-    if (s) return gmm__gtp_break(gtp, fn, "graph", s);
+    s = gtp->runtime.event_record(gtp->runtime.self, gtp->graph_end[graph], stream, 0);
+    if (s) return gmm__gtp_fail(gtp, fn, "graph", s);
     gtp->graph_watch[graph].end = gtp->graph_end[graph];
-    gtp->graph_watch[graph].seen = 0;
+    gtp->graph_watch[graph].begun = 0;
     gtp->graph_watch[graph].what = "replay";
     gtp->graph_watch[graph].name = "graph";
     gtp->graph_watch[graph].replayed = 1;
     gtp->graph_watch[graph].stream = stream;
-    for (i = 0; i < gtp->bundle_count && gtp->config.hooks.ready && !gtp->dry; i++) {
+    for (i = 0; i < gtp->bundle_count && gtp->config.hooks.ready && !gtp->dry_run; i++) {
         const gmm__gtp_bundle *b = &gtp->bundles[i];
-        if (!(gtp->graph_use[graph * gtp->bundle_count + i] & GMM__GRAPH_ADDS)) continue;
-        gtp->calling_back = 1;
+        if (!(gtp->graph_usage[graph * gtp->bundle_count + i] & GMM__GRAPH_REDUCES)) continue;
+        gtp->in_callback = 1;
         gtp->config.hooks.ready(gtp->config.hooks.user, gtp, gtp->members + b->first, b->count, stream);
-        gtp->calling_back = 0;
+        gtp->in_callback = 0;
     }
     return GMM_OK;
 }
@@ -6008,28 +6158,29 @@ GMMDEF gmm_status gmm_gtp_post_replay(gmm_gtp *gtp, int32_t graph, gmm_stream st
 GMMDEF gmm_status gmm_gtp_statistics_of(const gmm_gtp *gtp, gmm_gtp_statistics *out) {
     gmm_status s = GMM_OK;
     gmm_gtp_statistics full;
-    size_t known;
+    size_t common;
     if (!gtp) return GMM_E_NULL;
-    known = gmm__gtp_known("gmm_gtp_statistics_of", "out", out, sizeof *out, &s, NULL);
+    common = gmm__gtp_common_size("gmm_gtp_statistics_of", "out", out, sizeof *out, &s, NULL);
     if (s) return s;
     full = gtp->stats;
     full.struct_size = out->struct_size;
-    memcpy(out, &full, known);
+    memcpy(out, &full, common);
     return GMM_OK;
 }
 
+/* Plans that move shards to and from checkpoints. */
 /* ......................................................................................... Checkpoints: moves ... */
 
-/* How one array of a copy lies: units of per[0] rows by per[1] columns of the matrix, `step` apart along either;
-   extents count units, padding included. */
+/* Layout of one array of a copy: an element stands for a block of block[0] rows and block[1] columns of the matrix.
+   Strides are in elements; extents count blocks, padding included. */
 typedef struct gmm__gtp_array {
     gmm_dtype dtype;
-    int32_t lead;     /* axis of the matrix along which rows of the array follow one another */
-    int64_t per[2], step[2], extent[2];
+    int32_t major;    /* axis of the matrix that the rows of the array follow: 0 = rows, 1 = columns */
+    int64_t block[2], stride[2], extent[2];
     int64_t shape[2]; /* of its tensor */
 } gmm__gtp_array;
 
-/* One side of an item: the shard with defaults, its plan, extents and arrays. */
+/* Source or target of an item: the shard with its defaults, its plan, extents and arrays. */
 typedef struct gmm__gtp_side {
     gmm_shard shard;
     gmm_shard_plan plan;
@@ -6040,7 +6191,7 @@ typedef struct gmm__gtp_side {
 
 typedef struct gmm__gtp_planner {
     const char *fn;
-    const char *key;             /* the item at work */
+    const char *key;             /* name of the item being planned; NULL = none */
     int exports;
     const gmm_ckpt_part *parts;
     int32_t part_count;
@@ -6049,13 +6200,13 @@ typedef struct gmm__gtp_planner {
     gmm_ckpt_tensor *targets;
     int64_t target_count;
     gmm_ckpt_move *moves;
-    size_t move_count, move_room;
-    gmm_extent *extents[2];      /* of the target, of what is stored */
-    int32_t room[2];
+    size_t move_count, move_capacity;
+    gmm_extent *extents[2];      /* of the target, of the stored shard */
+    int32_t capacity[2];
 } gmm__gtp_planner;
 
-static gmm_status gmm__gtp_refuse(gmm__gtp_planner *p, gmm_status status, gmm_ckpt_reason reason, const char *format,
-                                  ...) {
+static gmm_status gmm__gtp_ckpt_fail(gmm__gtp_planner *p, gmm_status status, gmm_ckpt_reason reason, const char *format,
+                                     ...) {
     char text[360];
     va_list list;
     va_start(list, format);
@@ -6077,14 +6228,14 @@ static void gmm__gtp_free(gmm__gtp_planner *p, void *memory) {
     else GMM_FREE(memory);
 }
 
-/* Rows and columns of the matrix to one scale of a copy. */
-static void gmm__gtp_scale_per(gmm_scaling scaling, gmm_direction direction, int64_t per[2]) {
+/* Rows and columns of the matrix in a block with one scale. */
+static void gmm__gtp_scale_block(gmm_scaling scaling, gmm_direction direction, int64_t shape[2]) {
     const int64_t block = scaling == GMM_SCALING_MX32 ? 32 : scaling == GMM_SCALING_NV16 ? 16 : 128;
-    per[0] = per[1] = scaling == GMM_SCALING_128X128 ? 128 : 1;
-    per[direction == GMM_ROWWISE] = block;
+    shape[0] = shape[1] = scaling == GMM_SCALING_128X128 ? 128 : 1;
+    shape[direction == GMM_ROWWISE] = block;
 }
 
-/* The arrays of the side's copy, as memory has them: scales padded. */
+/* The arrays of a side's copy as they are in memory: scales are padded. */
 static gmm_status gmm__gtp_arrays(gmm__gtp_planner *p, gmm__gtp_side *side, gmm_direction direction) {
     const gmm_shard *s = &side->shard;
     const gmm_direction d = s->scaling == GMM_SCALING_NONE ? GMM_ROWWISE : direction;
@@ -6095,19 +6246,19 @@ static gmm_status gmm__gtp_arrays(gmm__gtp_planner *p, gmm__gtp_side *side, gmm_
                                             side->plan.local_cols, &l, &why);
     const int64_t pack = gmm_dtype_bits(s->dtype) < 8 ? 8 / gmm_dtype_bits(s->dtype) : 1;
     int64_t unused = 0;
-    int lead;
-    if (status) return gmm__gtp_refuse(p, status, GMM_CKPT_DTYPE, "%.300s", why.text);
+    int major;
+    if (status) return gmm__gtp_ckpt_fail(p, status, GMM_CKPT_DTYPE, "%.300s", why.text);
     memset(side->array, 0, sizeof side->array);
     data->dtype = s->dtype;
     data->shape[0] = l.data_rows;
     data->shape[1] = l.data_cols;
-    data->lead = lead = l.transposed;
-    data->per[lead] = 1;
-    data->per[!lead] = pack;
-    data->extent[lead] = l.data_rows;
-    data->extent[!lead] = l.data_cols / pack;
-    data->step[lead] = data->extent[!lead];
-    data->step[!lead] = 1;
+    data->major = major = l.transposed;
+    data->block[major] = 1;
+    data->block[!major] = pack;
+    data->extent[major] = l.data_rows;
+    data->extent[!major] = l.data_cols / pack;
+    data->stride[major] = data->extent[!major];
+    data->stride[!major] = 1;
     if (s->scaling == GMM_SCALING_NONE) return GMM_OK;
     scale->dtype = l.scale_dtype;
     if (s->scaling == GMM_SCALING_TENSOR) {
@@ -6115,42 +6266,43 @@ static gmm_status gmm__gtp_arrays(gmm__gtp_planner *p, gmm__gtp_side *side, gmm_
         scale->shape[0] = scale->shape[1] = 1;
         return GMM_OK;
     }
-    gmm__gtp_scale_per(s->scaling, d, scale->per);
-    scale->lead = lead = !gmm__gtp_scale_axis(s->scaling, (int)d, &unused);
+    gmm__gtp_scale_block(s->scaling, d, scale->block);
+    scale->major = major = !gmm__gtp_scale_axis(s->scaling, (int)d, &unused);
     scale->shape[0] = l.scale_rows;
     scale->shape[1] = l.scale_cols;
-    scale->extent[lead] = l.scale_rows;
-    scale->extent[!lead] = l.scale_cols;
-    scale->step[lead] = l.scale_cols;
-    scale->step[!lead] = 1;
+    scale->extent[major] = l.scale_rows;
+    scale->extent[!major] = l.scale_cols;
+    scale->stride[major] = l.scale_cols;
+    scale->stride[!major] = 1;
     return GMM_OK;
 }
 
-/* Takes an array for one without padding. */
+/* Removes the padding from the description of an array. */
 static void gmm__gtp_unpad(const gmm__gtp_side *side, gmm__gtp_array *a) {
-    a->extent[0] = gmm__ceil_div(side->plan.shard_rows, a->per[0]);
-    a->extent[1] = gmm__ceil_div(side->plan.local_cols, a->per[1]);
-    a->shape[0] = a->extent[a->lead];
-    a->shape[1] = a->step[a->lead] = a->extent[!a->lead];
+    a->extent[0] = gmm__ceil_div(side->plan.shard_rows, a->block[0]);
+    a->extent[1] = gmm__ceil_div(side->plan.local_cols, a->block[1]);
+    a->shape[0] = a->extent[a->major];
+    a->shape[1] = a->stride[a->major] = a->extent[!a->major];
 }
 
-/* Opens a side; `which` of the extents' room it takes. */
-static gmm_status gmm__gtp_open_side(gmm__gtp_planner *p, const gmm_shard *shard, gmm_direction direction, int which,
+/* Describes a side; its extents are stored in p->extents[which]. */
+static gmm_status gmm__gtp_read_side(gmm__gtp_planner *p, const gmm_shard *shard, gmm_direction direction, int which,
                                      gmm__gtp_side *side) {
     gmm_error why = GMM_ZERO;
-    gmm_status status = gmm__gtp_solve(p->fn, shard, &side->shard, &side->plan, &why);
+    gmm_status status = gmm__gtp_plan_shard(p->fn, shard, &side->shard, &side->plan, &why);
     if (status) {
-        const size_t skip = strlen(p->fn) + 2; /* the name comes again */
-        return gmm__gtp_refuse(p, status, GMM_CKPT_ARGUMENT, "%.300s", strlen(why.text) > skip ? why.text + skip : "");
+        const size_t skip = strlen(p->fn) + 2; /* gmm__gtp_ckpt_fail writes the name again */
+        return gmm__gtp_ckpt_fail(p, status, GMM_CKPT_ARGUMENT, "%.300s",
+                                  strlen(why.text) > skip ? why.text + skip : "");
     }
     side->shard.struct_size = 0;
     status = gmm_gtp_extents(&side->shard, NULL, 0, &side->count, NULL);
-    if (!status && side->count > p->room[which]) {
+    if (!status && side->count > p->capacity[which]) {
         gmm__gtp_free(p, p->extents[which]);
-        p->room[which] = 0;
+        p->capacity[which] = 0;
         p->extents[which] = (gmm_extent *)gmm__gtp_alloc(p, (size_t)side->count * sizeof *side->extents);
-        if (!p->extents[which]) return gmm__gtp_refuse(p, GMM_E_MEMORY, GMM_CKPT_NO_MEMORY, "no memory");
-        p->room[which] = side->count;
+        if (!p->extents[which]) return gmm__gtp_ckpt_fail(p, GMM_E_MEMORY, GMM_CKPT_NO_MEMORY, "no memory");
+        p->capacity[which] = side->count;
     }
     side->extents = p->extents[which];
     if (!status && side->count)
@@ -6158,32 +6310,40 @@ static gmm_status gmm__gtp_open_side(gmm__gtp_planner *p, const gmm_shard *shard
     return status ? status : gmm__gtp_arrays(p, side, direction);
 }
 
-static gmm_status gmm__gtp_push(gmm__gtp_planner *p, const gmm_ckpt_move *m) {
-    if (p->move_count == p->move_room) {
-        const size_t room = p->move_room ? 2 * p->move_room : 64;
-        gmm_ckpt_move *more = (gmm_ckpt_move *)gmm__gtp_alloc(p, room * sizeof *more);
-        if (!more) return gmm__gtp_refuse(p, GMM_E_MEMORY, GMM_CKPT_NO_MEMORY, "no memory");
+static gmm_status gmm__gtp_add_move(gmm__gtp_planner *p, const gmm_ckpt_move *m) {
+    if (p->move_count == p->move_capacity) {
+        const size_t capacity = p->move_capacity ? 2 * p->move_capacity : 64;
+        gmm_ckpt_move *more = (gmm_ckpt_move *)gmm__gtp_alloc(p, capacity * sizeof *more);
+        if (!more) return gmm__gtp_ckpt_fail(p, GMM_E_MEMORY, GMM_CKPT_NO_MEMORY, "no memory");
         if (p->move_count) memcpy(more, p->moves, p->move_count * sizeof *more);
         gmm__gtp_free(p, p->moves);
         p->moves = more;
-        p->move_room = room;
+        p->move_capacity = capacity;
     }
     p->moves[p->move_count++] = *m;
     return GMM_OK;
 }
 
-/* Units of a box along one axis: where they begin, and how many. 0 if a boundary cuts one: only the end of everything
-   may lie inside. */
-static int gmm__gtp_units(int64_t at, int64_t length, int64_t all, int64_t per, int64_t *first, int64_t *count) {
-    *first = at / per;
-    *count = gmm__ceil_div(length, per);
-    return at % per == 0 && (length % per == 0 || at + length == all);
+/* First block and number of blocks of a box along one axis. Returns 0 if a boundary of the box cuts a block; only the
+   last block of the axis may be partial. */
+static int gmm__gtp_block_range(int64_t begin, int64_t length, int64_t all, int64_t block, int64_t *first,
+                                int64_t *count) {
+    *first = begin / block;
+    *count = gmm__ceil_div(length, block);
+    return begin % block == 0 && (length % block == 0 || begin + length == all);
 }
 
-/* Moves one box of an array: rows at src[0] and dst[0] of the two sides, columns at src[1] and dst[1]. */
-static gmm_status gmm__gtp_box(gmm__gtp_planner *p, const gmm_gtp_stored *from, const gmm__gtp_side *s,
-                               const gmm__gtp_side *d, int32_t target, int part, const int64_t src[2],
-                               const int64_t dst[2], const int64_t length[2]) {
+/* Rows and columns that two sides have in common: index 0 is rows, 1 columns. */
+typedef struct gmm__gtp_overlap {
+    const gmm_gtp_stored *stored;
+    const gmm__gtp_side *source, *target;
+    int32_t target_index; /* of the target's elements; its scales follow */
+    int64_t src[2], dst[2], length[2];
+} gmm__gtp_overlap;
+
+/* Adds the move of one array of an overlap. */
+static gmm_status gmm__gtp_move_box(gmm__gtp_planner *p, const gmm__gtp_overlap *o, int part) {
+    const gmm__gtp_side *s = o->source, *d = o->target;
     const gmm__gtp_array *a = &s->array[part], *b = &d->array[part];
     const int64_t all[2][2] = {{s->plan.valid_rows, s->plan.local_cols}, {d->plan.valid_rows, d->plan.local_cols}};
     gmm_ckpt_move m = GMM_ZERO;
@@ -6193,33 +6353,34 @@ static gmm_status gmm__gtp_box(gmm__gtp_planner *p, const gmm_gtp_stored *from, 
         m.kind = GMM_CKPT_DEQUANT;
         m.scaling = s->shard.scaling;
     }
-    m.part = from->part;
-    m.src = part == GMM__GTP_DATA ? from->data : from->scale;
-    m.scale = m.kind == GMM_CKPT_DEQUANT ? from->scale : -1;
-    m.dst = target;
+    m.part = o->stored->part;
+    m.src = part == GMM__GTP_DATA ? o->stored->data : o->stored->scale;
+    m.scale = m.kind == GMM_CKPT_DEQUANT ? o->stored->scale : -1;
+    m.dst = o->target_index + part;
     m.loops = 2;
     for (k = 0; k < 2; k++) {
         int64_t begin[2], count[2];
-        if (!gmm__gtp_units(src[k], length[k], all[0][k], a->per[k], &begin[0], &count[0]) ||
-            !gmm__gtp_units(dst[k], length[k], all[1][k], b->per[k], &begin[1], &count[1]))
-            return gmm__gtp_refuse(p, GMM_E_CONFIG, GMM_CKPT_NOT_DIVISIBLE, "%lld %s from %lld of what is stored to "
-                                   "%lld of the target cut blocks of %lld in %s: import into 16 bits, and quantize",
-                                   (long long)length[k], k ? "columns" : "rows", (long long)src[k], (long long)dst[k],
-                                   (long long)a->per[k], gmm_scaling_name(s->shard.scaling));
-        m.src_at += begin[0] * a->step[k];
-        m.dst_at += begin[1] * b->step[k];
+        if (!gmm__gtp_block_range(o->src[k], o->length[k], all[0][k], a->block[k], &begin[0], &count[0]) ||
+            !gmm__gtp_block_range(o->dst[k], o->length[k], all[1][k], b->block[k], &begin[1], &count[1]))
+            return gmm__gtp_ckpt_fail(p, GMM_E_CONFIG, GMM_CKPT_NOT_DIVISIBLE, "%lld %s from %lld of what is stored to "
+                                      "%lld of the target cut blocks of %lld in %s: import into 16 bits, and quantize",
+                                      (long long)o->length[k], k ? "columns" : "rows", (long long)o->src[k],
+                                      (long long)o->dst[k],
+                                      (long long)a->block[k], gmm_scaling_name(s->shard.scaling));
+        m.src_at += begin[0] * a->stride[k];
+        m.dst_at += begin[1] * b->stride[k];
         m.count[k] = count[1];
-        m.src_step[k] = a->step[k];
-        m.dst_step[k] = b->step[k];
+        m.src_step[k] = a->stride[k];
+        m.dst_step[k] = b->stride[k];
     }
-    return gmm__gtp_push(p, &m);
+    return gmm__gtp_add_move(p, &m);
 }
 
-/* Zeros what lies behind the valid units of a target: whole rows of units, then the rest of the others. */
-static gmm_status gmm__gtp_zeros(gmm__gtp_planner *p, const gmm__gtp_side *d, int32_t target, int part) {
+/* Zeros the padding of a target: the rows behind the valid ones, then the columns behind those of the valid rows. */
+static gmm_status gmm__gtp_zero_padding(gmm__gtp_planner *p, const gmm__gtp_side *d, int32_t target, int part) {
     const gmm__gtp_array *a = &d->array[part];
-    const int64_t used[2] = {gmm__ceil_div(d->plan.valid_rows, a->per[0]),
-                             gmm__ceil_div(d->plan.local_cols, a->per[1])};
+    const int64_t used[2] = {gmm__ceil_div(d->plan.valid_rows, a->block[0]),
+                             gmm__ceil_div(d->plan.local_cols, a->block[1])};
     int k, l;
     for (k = 0; k < 2; k++) {
         gmm_ckpt_move m = GMM_ZERO;
@@ -6227,20 +6388,20 @@ static gmm_status gmm__gtp_zeros(gmm__gtp_planner *p, const gmm__gtp_side *d, in
         m.kind = GMM_CKPT_ZERO;
         m.src = m.scale = -1;
         m.dst = target;
-        m.dst_at = used[k] * a->step[k];
+        m.dst_at = used[k] * a->stride[k];
         m.loops = 2;
         for (l = 0; l < 2; l++) {
             m.count[l] = l == k ? a->extent[l] - used[l] : k == 0 ? a->extent[l] : used[l];
-            m.dst_step[l] = a->step[l];
+            m.dst_step[l] = a->stride[l];
         }
         if (m.count[0] < 1 || m.count[1] < 1) continue;
-        status = gmm__gtp_push(p, &m);
+        status = gmm__gtp_add_move(p, &m);
         if (status) return status;
     }
     return GMM_OK;
 }
 
-/* Whether two shards are of one weight, as far as rows and columns go. */
+/* Whether two shards belong to weights of the same rows, columns and sections. */
 static int gmm__gtp_same_weight(const gmm_shard *a, const gmm_shard *b) {
     int32_t i;
     if (a->rows != b->rows || a->cols != b->cols || a->sections != b->sections) return 0;
@@ -6259,78 +6420,84 @@ static gmm_status gmm__gtp_check_stored(gmm__gtp_planner *p, const gmm_gtp_item 
     int64_t n = 0;
     int part;
     if (!gmm__gtp_same_weight(&s->shard, &d->shard))
-        return gmm__gtp_refuse(p, GMM_E_KEY, GMM_CKPT_SHAPE, "stored[%d] is of a weight of %lld x %lld in %d sections, "
-                               "not of %lld x %lld in %d with these rows", j, (long long)s->shard.rows,
-                               (long long)s->shard.cols, s->shard.sections, (long long)d->shard.rows,
-                               (long long)d->shard.cols, (int)d->shard.sections);
+        return gmm__gtp_ckpt_fail(p, GMM_E_KEY, GMM_CKPT_SHAPE,
+                                  "stored[%d] is of a weight of %lld x %lld in %d sections, "
+                                  "not of %lld x %lld in %d with these rows", j, (long long)s->shard.rows,
+                                  (long long)s->shard.cols, s->shard.sections, (long long)d->shard.rows,
+                                  (long long)d->shard.cols, (int)d->shard.sections);
     if (dequant ? scaling != GMM_SCALING_128X128 || d->shard.scaling != GMM_SCALING_NONE || item->direction
-                : scaling != GMM_SCALING_NONE && s->shard.dtype != d->shard.dtype)
-        return gmm__gtp_refuse(p, GMM_E_DTYPE, GMM_CKPT_DTYPE, "stored[%d] is %s %s, which does not become %s %s by "
-                               "copies: import into 16 bits, and quantize", j, gmm_dtype_name(s->shard.dtype),
-                               gmm_scaling_name(scaling), gmm_dtype_name(d->shard.dtype),
-                               gmm_scaling_name(d->shard.scaling));
+        : scaling != GMM_SCALING_NONE && s->shard.dtype != d->shard.dtype)
+        return gmm__gtp_ckpt_fail(p, GMM_E_DTYPE, GMM_CKPT_DTYPE, "stored[%d] is %s %s, which does not become %s %s by "
+                                  "copies: import into 16 bits, and quantize", j, gmm_dtype_name(s->shard.dtype),
+                                  gmm_scaling_name(scaling), gmm_dtype_name(d->shard.dtype),
+                                  gmm_scaling_name(d->shard.scaling));
     if (x->reserved || x->part < 0 || x->part >= p->part_count)
-        return gmm__gtp_refuse(p, GMM_E_ARG, GMM_CKPT_ARGUMENT, "stored[%d]: part %d of %d, reserved %d: must be in "
-                               "range, and 0", j, (int)x->part, p->part_count, (int)x->reserved);
+        return gmm__gtp_ckpt_fail(p, GMM_E_ARG, GMM_CKPT_ARGUMENT, "stored[%d]: part %d of %d, reserved %d: must be in "
+                                  "range, and 0", j, (int)x->part, p->part_count, (int)x->reserved);
     for (part = GMM__GTP_DATA; part <= GMM__GTP_SCALE; part++) {
         gmm__gtp_array *a = &s->array[part];
         const int32_t index = part == GMM__GTP_DATA ? x->data : x->scale;
-        int64_t units = 1;
+        int64_t elements = 1;
         int32_t k;
         if (part == GMM__GTP_SCALE && scaling == GMM_SCALING_NONE) break;
         t = gmm_ckpt_table_tensors(p->parts[x->part].table, &n);
         if (index < 0 || index >= n)
-            return gmm__gtp_refuse(p, part == GMM__GTP_SCALE && index < 0 ? GMM_E_KEY : GMM_E_ARG,
-                                   part == GMM__GTP_SCALE && index < 0 ? GMM_CKPT_SCALE_MISSING : GMM_CKPT_ARGUMENT,
-                                   "stored[%d].%s is %d: part %d has %lld tensors", j, part ? "scale" : "data",
-                                   (int)index, (int)x->part, (long long)n);
+            return gmm__gtp_ckpt_fail(p, part == GMM__GTP_SCALE && index < 0 ? GMM_E_KEY : GMM_E_ARG,
+                                      part == GMM__GTP_SCALE && index < 0 ? GMM_CKPT_SCALE_MISSING : GMM_CKPT_ARGUMENT,
+                                      "stored[%d].%s is %d: part %d has %lld tensors", j, part ? "scale" : "data",
+                                      (int)index, (int)x->part, (long long)n);
         t += index;
         if (t->dtype != a->dtype)
-            return gmm__gtp_refuse(p, GMM_E_DTYPE, GMM_CKPT_DTYPE, "stored[%d]: \"%.60s\" is %s, its shard %s", j,
-                                   t->name, gmm_dtype_name(t->dtype), gmm_dtype_name(a->dtype));
-        for (k = 0; k < t->rank; k++) units *= t->shape[k];
-        if (scaling == GMM_SCALING_TENSOR && part == GMM__GTP_SCALE && units == 1) continue;
+            return gmm__gtp_ckpt_fail(p, GMM_E_DTYPE, GMM_CKPT_DTYPE, "stored[%d]: \"%.60s\" is %s, its shard %s", j,
+                                      t->name, gmm_dtype_name(t->dtype), gmm_dtype_name(a->dtype));
+        for (k = 0; k < t->rank; k++) elements *= t->shape[k];
+        if (scaling == GMM_SCALING_TENSOR && part == GMM__GTP_SCALE && elements == 1) continue;
         if (part == GMM__GTP_SCALE && scaling != GMM_SCALING_TENSOR &&
             (t->rank != 2 || t->shape[0] != a->shape[0] || t->shape[1] != a->shape[1]))
             gmm__gtp_unpad(s, a);
         if (t->rank != 2 || t->shape[0] != a->shape[0] || t->shape[1] != a->shape[1])
-            return gmm__gtp_refuse(p, GMM_E_KEY, GMM_CKPT_SHAPE, "stored[%d]: \"%.60s\" is not [%lld, %lld], as its "
-                                   "shard %d of %d, TP %d of %d, has it", j, t->name, (long long)a->shape[0],
-                                   (long long)a->shape[1], s->shard.gtp_rank, s->shard.gtp_size,
-                                   s->shard.tp_rank, s->shard.tp_size);
+            return gmm__gtp_ckpt_fail(p, GMM_E_KEY, GMM_CKPT_SHAPE, "stored[%d]: \"%.60s\" is not [%lld, %lld], as its "
+                                      "shard %d of %d, TP %d of %d, has it", j, t->name, (long long)a->shape[0],
+                                      (long long)a->shape[1], s->shard.gtp_rank, s->shard.gtp_size,
+                                      s->shard.tp_rank, s->shard.tp_size);
         if (dequant && part == GMM__GTP_SCALE && a->shape[1] != gmm__ceil_div(s->plan.local_cols, 128))
-            return gmm__gtp_refuse(p, GMM_E_CONFIG, GMM_CKPT_NOT_DIVISIBLE, "stored[%d]: scales with padded columns "
-                                   "cannot be dequantized: export them first", j);
+            return gmm__gtp_ckpt_fail(p, GMM_E_CONFIG, GMM_CKPT_NOT_DIVISIBLE, "stored[%d]: scales with padded columns "
+                                      "cannot be dequantized: export them first", j);
     }
     return GMM_OK;
 }
 
-/* All that one stored shard has of the target; *moved counts elements. */
-static gmm_status gmm__gtp_meet(gmm__gtp_planner *p, const gmm_gtp_stored *from, const gmm__gtp_side *s,
-                                const gmm__gtp_side *d, int32_t target, int64_t *moved) {
+/* Adds the moves of everything that a stored shard has in common with the target; *moved counts its elements. */
+static gmm_status gmm__gtp_move_overlap(gmm__gtp_planner *p, const gmm_gtp_stored *stored, const gmm__gtp_side *s,
+                                        const gmm__gtp_side *d, int32_t target, int64_t *moved) {
     const int scaled = d->shard.scaling != GMM_SCALING_NONE;
-    const int64_t c0 = s->plan.col0 > d->plan.col0 ? s->plan.col0 : d->plan.col0;
-    const int64_t send = s->plan.col0 + s->plan.local_cols, dend = d->plan.col0 + d->plan.local_cols;
-    int64_t src[2], dst[2], length[2];
+    const int64_t col0 = s->plan.col0 > d->plan.col0 ? s->plan.col0 : d->plan.col0;
+    const int64_t source_end = s->plan.col0 + s->plan.local_cols;
+    const int64_t target_end = d->plan.col0 + d->plan.local_cols;
+    gmm__gtp_overlap o;
     int32_t i, j;
     int part;
-    length[1] = (send < dend ? send : dend) - c0;
-    if (length[1] <= 0) return GMM_OK;
-    src[1] = c0 - s->plan.col0;
-    dst[1] = c0 - d->plan.col0;
+    o.stored = stored;
+    o.source = s;
+    o.target = d;
+    o.target_index = target;
+    o.length[1] = (source_end < target_end ? source_end : target_end) - col0;
+    if (o.length[1] <= 0) return GMM_OK;
+    o.src[1] = col0 - s->plan.col0;
+    o.dst[1] = col0 - d->plan.col0;
     for (i = 0; i < d->count; i++)
         for (j = 0; j < s->count; j++) {
             const gmm_extent *a = &s->extents[j], *b = &d->extents[i];
             const int64_t begin = a->begin > b->begin ? a->begin : b->begin, end = a->end < b->end ? a->end : b->end;
             if (a->section != b->section || begin >= end) continue;
-            src[0] = a->shard_row + begin - a->begin;
-            dst[0] = b->shard_row + begin - b->begin;
-            length[0] = end - begin;
-            *moved += length[0] * length[1];
+            o.src[0] = a->shard_row + begin - a->begin;
+            o.dst[0] = b->shard_row + begin - b->begin;
+            o.length[0] = end - begin;
+            *moved += o.length[0] * o.length[1];
             for (part = GMM__GTP_DATA; part <= (scaled ? GMM__GTP_SCALE : GMM__GTP_DATA); part++) {
                 gmm_status status;
                 if (part == GMM__GTP_SCALE && d->shard.scaling == GMM_SCALING_TENSOR) break;
-                status = gmm__gtp_box(p, from, s, d, target + part, part, src, dst, length);
+                status = gmm__gtp_move_box(p, &o, part);
                 if (status) return status;
             }
         }
@@ -6349,23 +6516,23 @@ static gmm_status gmm__gtp_plan_item(gmm__gtp_planner *p, const gmm_gtp_item *it
     p->key = item->name;
     if (!item->name || !item->shard || !item->stored || item->stored_count < 1 || (int)item->direction < GMM_ROWWISE ||
         item->direction > GMM_COLUMNWISE)
-        return gmm__gtp_refuse(p, GMM_E_ARG, GMM_CKPT_ARGUMENT, "items[%lld]: name, shard and stored must be given, "
-                               "stored_count %d be >= 1, direction %d a gmm_direction", (long long)index,
-                               (int)item->stored_count, (int)item->direction);
-    status = gmm__gtp_open_side(p, item->shard, item->direction, 0, &d);
-    if (!status && p->exports) { /* the logical weight */
+        return gmm__gtp_ckpt_fail(p, GMM_E_ARG, GMM_CKPT_ARGUMENT, "items[%lld]: name, shard and stored must be given, "
+                                  "stored_count %d be >= 1, direction %d a gmm_direction", (long long)index,
+                                  (int)item->stored_count, (int)item->direction);
+    status = gmm__gtp_read_side(p, item->shard, item->direction, 0, &d);
+    if (!status && p->exports) { /* the target is the logical weight */
         whole = d.shard;
         whole.tp_size = whole.gtp_size = 1;
         whole.tp_rank = whole.gtp_rank = 0;
-        status = gmm__gtp_open_side(p, &whole, item->direction, 0, &d);
+        status = gmm__gtp_read_side(p, &whole, item->direction, 0, &d);
         if (!status && d.shard.scaling > GMM_SCALING_TENSOR) gmm__gtp_unpad(&d, &d.array[GMM__GTP_SCALE]);
     }
     if (status) return status;
     scaled = d.shard.scaling != GMM_SCALING_NONE;
     if (!item->scale_name != !scaled)
-        return gmm__gtp_refuse(p, GMM_E_ARG, GMM_CKPT_ARGUMENT, "items[%lld].scale_name is %s: %s has %s scales",
-                               (long long)index, item->scale_name ? "given" : "NULL",
-                               gmm_scaling_name(d.shard.scaling), scaled ? "" : "no");
+        return gmm__gtp_ckpt_fail(p, GMM_E_ARG, GMM_CKPT_ARGUMENT, "items[%lld].scale_name is %s: %s has %s scales",
+                                  (long long)index, item->scale_name ? "given" : "NULL",
+                                  gmm_scaling_name(d.shard.scaling), scaled ? "" : "no");
     for (part = GMM__GTP_DATA; part <= scaled; part++) {
         gmm_ckpt_tensor *t = &p->targets[p->target_count++];
         memset(t, 0, sizeof *t);
@@ -6376,20 +6543,21 @@ static gmm_status gmm__gtp_plan_item(gmm__gtp_planner *p, const gmm_gtp_item *it
     }
     for (j = 0; j < item->stored_count && !status; j++) {
         const gmm_gtp_stored *x = &item->stored[j];
-        status = gmm__gtp_open_side(p, x->shard, item->direction, 1, &s);
+        status = gmm__gtp_read_side(p, x->shard, item->direction, 1, &s);
         if (!status) status = gmm__gtp_check_stored(p, item, j, &s, &d);
         if (status) return status;
         if (j == 0) first = s;
         if (s.shard.tp_cut != first.shard.tp_cut || s.shard.tp_size != first.shard.tp_size ||
             s.shard.gtp_size != first.shard.gtp_size || s.plan.shard_rows != first.plan.shard_rows)
-            return gmm__gtp_refuse(p, GMM_E_ARG, GMM_CKPT_ARGUMENT, "stored[%d] is cut over TP %d, GTP %d into %lld "
-                                   "rows, stored[0] over %d, %d into %lld: must be alike", j,
-                                   s.shard.tp_size, s.shard.gtp_size, (long long)s.plan.shard_rows,
-                                   first.shard.tp_size, first.shard.gtp_size,
-                                   (long long)first.plan.shard_rows);
-        for (k = 0; k < j; k++) { /* the same rows and columns, from before */
-            const gmm_shard *o = item->stored[k].shard;
-            if (o->gtp_rank == s.shard.gtp_rank && (s.shard.tp_cut == GMM_TP_WHOLE || o->tp_rank == s.shard.tp_rank))
+            return gmm__gtp_ckpt_fail(p, GMM_E_ARG, GMM_CKPT_ARGUMENT, "stored[%d] is cut over TP %d, GTP %d into %lld "
+                                      "rows, stored[0] over %d, %d into %lld: must be alike", j,
+                                      s.shard.tp_size, s.shard.gtp_size, (long long)s.plan.shard_rows,
+                                      first.shard.tp_size, first.shard.gtp_size,
+                                      (long long)first.plan.shard_rows);
+        for (k = 0; k < j; k++) { /* an earlier stored shard may hold the same rows and columns */
+            const gmm_shard *earlier = item->stored[k].shard;
+            if (earlier->gtp_rank == s.shard.gtp_rank &&
+                (s.shard.tp_cut == GMM_TP_WHOLE || earlier->tp_rank == s.shard.tp_rank))
                 break;
         }
         if (k < j) continue;
@@ -6403,71 +6571,79 @@ static gmm_status gmm__gtp_plan_item(gmm__gtp_planner *p, const gmm_gtp_item *it
             m.scale = -1;
             m.loops = 1;
             m.count[0] = m.src_step[0] = m.dst_step[0] = 1;
-            status = gmm__gtp_push(p, &m);
+            status = gmm__gtp_add_move(p, &m);
             scale_moved = 1;
         }
-        if (!status) status = gmm__gtp_meet(p, x, &s, &d, target, &moved);
+        if (!status) status = gmm__gtp_move_overlap(p, x, &s, &d, target, &moved);
     }
     if (status || p->exports) return status;
     if (moved != d.plan.valid_rows * d.plan.local_cols)
-        return gmm__gtp_refuse(p, GMM_E_KEY, GMM_CKPT_MISSING_INDEX, "what is stored holds %lld of the %lld elements "
-                               "of shard %d of %d, TP %d of %d: a rank's part is missing", (long long)moved,
-                               (long long)(d.plan.valid_rows * d.plan.local_cols), d.shard.gtp_rank,
-                               d.shard.gtp_size, d.shard.tp_rank, d.shard.tp_size);
+        return gmm__gtp_ckpt_fail(p, GMM_E_KEY, GMM_CKPT_MISSING_INDEX,
+                                  "what is stored holds %lld of the %lld elements "
+                                  "of shard %d of %d, TP %d of %d: a rank's part is missing", (long long)moved,
+                                  (long long)(d.plan.valid_rows * d.plan.local_cols), d.shard.gtp_rank,
+                                  d.shard.gtp_size, d.shard.tp_rank, d.shard.tp_size);
     for (part = GMM__GTP_DATA; part <= scaled && !status; part++)
         if (part == GMM__GTP_DATA || d.shard.scaling != GMM_SCALING_TENSOR)
-            status = gmm__gtp_zeros(p, &d, target + part, part);
+            status = gmm__gtp_zero_padding(p, &d, target + part, part);
     return status;
 }
 
-static gmm_status gmm__gtp_checkpoint(const char *fn, int exports, gmm_ckpt_plan **out, const gmm_ckpt_part *parts,
-                                      int32_t part_count, const gmm_gtp_item *items, int64_t count,
-                                      const gmm_allocator *allocator, gmm_ckpt_report *report) {
-    gmm__gtp_planner p;
+/* Checks the parts and plans the items with a planner that has its function, direction, parts, and report. */
+static gmm_status gmm__gtp_plan_items(gmm__gtp_planner *p, const gmm_gtp_item *items, int64_t count,
+                                      const gmm_allocator *allocator, gmm_ckpt_plan **out) {
     gmm_status status = GMM_OK;
     int64_t i;
+    if (p->report) memset(p->report, 0, sizeof *p->report);
+    if (out) *out = NULL;
+    if (!out || !p->parts || (!items && count))
+        return gmm__gtp_ckpt_fail(p, GMM_E_NULL, GMM_CKPT_ARGUMENT, "%s is NULL",
+                                  !out ? "out" : !p->parts ? "parts" : "items");
+    if (p->part_count < 1 || count < 0 || count > INT32_MAX / 2)
+        return gmm__gtp_ckpt_fail(p, GMM_E_ARG, GMM_CKPT_ARGUMENT, "part_count %d, count %lld: must be >= 1, and 0 to "
+                                  "2^30 - 1", p->part_count, (long long)count);
+    if (allocator && !allocator->alloc != !allocator->release)
+        return gmm__gtp_ckpt_fail(p, GMM_E_ARG, GMM_CKPT_ARGUMENT, "allocator: both functions or none");
+    for (i = 0; i < p->part_count; i++)
+        if (!p->parts[i].table)
+            return gmm__gtp_ckpt_fail(p, GMM_E_NULL, GMM_CKPT_ARGUMENT, "parts[%lld].table is NULL", (long long)i);
+    if (allocator) p->allocator = *allocator;
+    p->targets = (gmm_ckpt_tensor *)gmm__gtp_alloc(p, (size_t)(2 * count + 1) * sizeof *p->targets);
+    if (!p->targets) return gmm__gtp_ckpt_fail(p, GMM_E_MEMORY, GMM_CKPT_NO_MEMORY, "no memory");
+    for (i = 0; i < count && !status; i++) status = gmm__gtp_plan_item(p, &items[i], i);
+    if (!status)
+        status = gmm_ckpt_plan_of_moves(out, p->parts, p->part_count, p->targets, p->target_count, p->moves,
+                                        (int64_t)p->move_count, p->exports, allocator, p->report);
+    gmm__gtp_free(p, p->targets);
+    gmm__gtp_free(p, p->moves);
+    gmm__gtp_free(p, p->extents[0]);
+    gmm__gtp_free(p, p->extents[1]);
+    return status;
+}
+
+static gmm__gtp_planner gmm__gtp_planner_make(const char *fn, int exports, const gmm_ckpt_part *parts,
+                                              int32_t part_count, gmm_ckpt_report *report) {
+    gmm__gtp_planner p;
     memset(&p, 0, sizeof p);
-    if (report) memset(report, 0, sizeof *report);
     p.fn = fn;
     p.exports = exports;
     p.parts = parts;
     p.part_count = part_count;
     p.report = report;
-    if (out) *out = NULL;
-    if (!out || !parts || (!items && count))
-        return gmm__gtp_refuse(&p, GMM_E_NULL, GMM_CKPT_ARGUMENT, "%s is NULL", !out ? "out" : !parts ? "parts"
-                                                                                                  : "items");
-    if (part_count < 1 || count < 0 || count > INT32_MAX / 2)
-        return gmm__gtp_refuse(&p, GMM_E_ARG, GMM_CKPT_ARGUMENT, "part_count %d, count %lld: must be >= 1, and 0 to "
-                               "2^30 - 1", part_count, (long long)count);
-    if (allocator && !allocator->alloc != !allocator->release)
-        return gmm__gtp_refuse(&p, GMM_E_ARG, GMM_CKPT_ARGUMENT, "allocator: both functions or none");
-    for (i = 0; i < part_count; i++)
-        if (!parts[i].table)
-            return gmm__gtp_refuse(&p, GMM_E_NULL, GMM_CKPT_ARGUMENT, "parts[%lld].table is NULL", (long long)i);
-    if (allocator) p.allocator = *allocator;
-    p.targets = (gmm_ckpt_tensor *)gmm__gtp_alloc(&p, (size_t)(2 * count + 1) * sizeof *p.targets);
-    if (!p.targets) return gmm__gtp_refuse(&p, GMM_E_MEMORY, GMM_CKPT_NO_MEMORY, "no memory");
-    for (i = 0; i < count && !status; i++) status = gmm__gtp_plan_item(&p, &items[i], i);
-    if (!status)
-        status = gmm_ckpt_plan_of_moves(out, parts, part_count, p.targets, p.target_count, p.moves,
-                                        (int64_t)p.move_count, exports, allocator, report);
-    gmm__gtp_free(&p, p.targets);
-    gmm__gtp_free(&p, p.moves);
-    gmm__gtp_free(&p, p.extents[0]);
-    gmm__gtp_free(&p, p.extents[1]);
-    return status;
+    return p;
 }
 
 GMMDEF gmm_status gmm_gtp_export(gmm_ckpt_plan **out, const gmm_ckpt_part *parts, int32_t part_count,
                                  const gmm_gtp_item *items, int64_t count, const gmm_allocator *allocator,
                                  gmm_ckpt_report *report) {
-    return gmm__gtp_checkpoint("gmm_gtp_export", 1, out, parts, part_count, items, count, allocator, report);
+    gmm__gtp_planner p = gmm__gtp_planner_make("gmm_gtp_export", 1, parts, part_count, report);
+    return gmm__gtp_plan_items(&p, items, count, allocator, out);
 }
 GMMDEF gmm_status gmm_gtp_import(gmm_ckpt_plan **out, const gmm_ckpt_part *parts, int32_t part_count,
                                  const gmm_gtp_item *items, int64_t count, const gmm_allocator *allocator,
                                  gmm_ckpt_report *report) {
-    return gmm__gtp_checkpoint("gmm_gtp_import", 0, out, parts, part_count, items, count, allocator, report);
+    gmm__gtp_planner p = gmm__gtp_planner_make("gmm_gtp_import", 0, parts, part_count, report);
+    return gmm__gtp_plan_items(&p, items, count, allocator, out);
 }
 
 #ifdef __cplusplus

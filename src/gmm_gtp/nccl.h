@@ -1,90 +1,64 @@
+/* Communicators of NCCL. */
 /* ....................................................................................................... NCCL ... */
-
-/* What the communicators of sections 8 and 9 share. `self` begins with it. */
-typedef struct gmm__wire {
-    gmm_context *ctx;
-    gmm_error error;    /* of the first failure */
-    const char *what;   /* the open group */
-    int32_t given_up, open;
-} gmm__wire;
-
-static GMM__UNUSED gmm_status gmm__wire_fail(gmm__wire *w, const char *call, const char *text) {
-    if (!w->error.text[0])
-        (void)gmm__fail(&w->error, GMM_E_COMM, "%s%s%.60s%s: %.300s", call, w->what ? " of '" : "",
-                        w->what ? w->what : "", w->what ? "'" : "", text);
-    return GMM_E_COMM;
-}
-static GMM__UNUSED gmm_status gmm__wire_poll(const gmm__wire *w, gmm_error *error) {
-    if (error) *error = w->error;
-    return w->given_up || w->error.text[0] ? GMM_E_COMM : GMM_OK;
-}
-static GMM__UNUSED void *gmm__wire_alloc(gmm_context *ctx, size_t bytes) {
-    const gmm_allocator *a = &ctx->config.allocator;
-    void *p = a->alloc ? a->alloc(a->user, bytes) : GMM_MALLOC(bytes);
-    return p ? memset(p, 0, bytes) : NULL;
-}
-static GMM__UNUSED void gmm__wire_free(gmm_context *ctx, void *p) {
-    const gmm_allocator *a = &ctx->config.allocator;
-    if (a->release) a->release(a->user, p);
-    else GMM_FREE(p);
-}
 
 #if defined(__CUDACC__) && defined(GMM_WITH_NCCL)
 
-enum { GMM__NCCL_PROCESSORS = 16 }; /* on an H200: enough for windows and the kernels that start copy engines */
+/* measured on an H200: sufficient for windows and for the kernels that start copy engines */
+enum { GMM__NCCL_PROCESSORS = 16 };
 
 typedef struct gmm__nccl {
-    gmm__wire wire;
+    gmm__comm_base comm_base;
     ncclComm_t comm;
-    double timeout;
+    double timeout; /* seconds */
 } gmm__nccl;
 
-/* The outcome of a call: one to a non-blocking communicator may go on for a while. */
-static gmm_status gmm__nccl_end(gmm__nccl *n, const char *call, ncclResult_t r) {
+/* The status of a call, which a non-blocking communicator may complete later: waits for that. */
+static gmm_status gmm__nccl_check(gmm__nccl *n, const char *call, ncclResult_t r) {
     const double begin = gmm__gtp_now();
     const struct timespec pause = {0, 20000};
-    while (r == ncclInProgress && !n->wire.open && gmm__gtp_now() - begin < n->timeout) {
+    while (r == ncclInProgress && !n->comm_base.open && gmm__gtp_now() - begin < n->timeout) {
         (void)nanosleep(&pause, NULL);
         if (ncclCommGetAsyncError(n->comm, &r) != ncclSuccess) r = ncclInternalError;
     }
-    if (r == ncclSuccess || (r == ncclInProgress && n->wire.open)) return GMM_OK;
-    if (r == ncclInProgress) return gmm__wire_fail(&n->wire, call, "not done in time: a peer is missing");
-    return gmm__wire_fail(&n->wire, call, ncclGetErrorString(r));
+    if (r == ncclSuccess || (r == ncclInProgress && n->comm_base.open)) return GMM_OK;
+    if (r == ncclInProgress) return gmm__comm_fail(&n->comm_base, call, "not done in time: a peer is missing");
+    return gmm__comm_fail(&n->comm_base, call, ncclGetErrorString(r));
 }
-/* One call on the communicator's device; after a failure nothing more is called. */
+/* One NCCL call on the communicator's device; after a failure of the communicator NCCL is not called. */
 #define GMM__NCCL(n, name, call) \
     int current; \
-    gmm_status s = gmm__wire_poll(&(n)->wire, NULL); \
-    if (s || gmm__cuda_enter((n)->wire.ctx, &current) != cudaSuccess) return s ? s : GMM_E_CUDA; \
-    return s = gmm__nccl_end(n, name, call), (void)gmm__cuda_leave((n)->wire.ctx, name, current, cudaSuccess), s
+    gmm_status s = gmm__comm_poll(&(n)->comm_base, NULL); \
+    if (s || gmm__cuda_enter((n)->comm_base.ctx, &current) != cudaSuccess) return s ? s : GMM_E_CUDA; \
+    return s = gmm__nccl_check(n, name, call), (void)gmm__cuda_leave((n)->comm_base.ctx, name, current, cudaSuccess), s
 
-static gmm_status gmm__nccl_begin(void *self, const char *what) {
+static gmm_status gmm__nccl_group_begin(void *self, const char *what) {
     gmm__nccl *n = (gmm__nccl *)self;
-    n->wire.what = what;
-    GMM__NCCL(n, "ncclGroupStart", (n->wire.open = 1, ncclGroupStart()));
+    n->comm_base.what = what;
+    GMM__NCCL(n, "ncclGroupStart", (n->comm_base.open = 1, ncclGroupStart()));
 }
-/* After a failed call NCCL's group stays open: give_up ends it. */
-static gmm_status gmm__nccl_close_group(void *self) {
+/* After a failed call the group of NCCL stays open until give_up ends it. */
+static gmm_status gmm__nccl_group_end(void *self) {
     gmm__nccl *n = (gmm__nccl *)self;
-    GMM__NCCL(n, "ncclGroupEnd", (n->wire.open = 0, ncclGroupEnd()));
+    GMM__NCCL(n, "ncclGroupEnd", (n->comm_base.open = 0, ncclGroupEnd()));
 }
-static gmm_status gmm__nccl_gather(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
+static gmm_status gmm__nccl_all_gather(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
     gmm__nccl *n = (gmm__nccl *)self;
     GMM__NCCL(n, "ncclAllGather", ncclAllGather(send, recv, bytes, ncclInt8, n->comm, stream));
 }
-static gmm_status gmm__nccl_scatter(void *self, const void *send, void *recv, size_t count, gmm_dtype dtype,
-                                    gmm_stream stream) {
+static gmm_status gmm__nccl_reduce_scatter(void *self, const void *send, void *recv, size_t count, gmm_dtype dtype,
+                                           gmm_stream stream) {
     gmm__nccl *n = (gmm__nccl *)self;
     const ncclDataType_t type = dtype == GMM_F32 ? ncclFloat32 : dtype == GMM_BF16 ? ncclBfloat16 : ncclFloat16;
-    if (!gmm__comm_adds(dtype)) return gmm__wire_fail(&n->wire, "reduce_scatter", "dtype must be f32, bf16 or f16");
+    if (!gmm__comm_supports_sum(dtype))
+        return gmm__comm_fail(&n->comm_base, "reduce_scatter", "dtype must be f32, bf16 or f16");
     GMM__NCCL(n, "ncclReduceScatter", ncclReduceScatter(send, recv, count, type, ncclSum, n->comm, stream));
 }
 #if NCCL_VERSION_CODE >= 22800
 #define GMM__NCCL_ALL_TO_ALL ncclAlltoAll
 #else
-#define GMM__NCCL_ALL_TO_ALL gmm__nccl_all_to_all
-static ncclResult_t gmm__nccl_all_to_all(const void *send, void *recv, size_t bytes, ncclDataType_t type,
-                                         ncclComm_t comm, cudaStream_t stream) {
+#define GMM__NCCL_ALL_TO_ALL gmm__nccl_send_recv
+static ncclResult_t gmm__nccl_send_recv(const void *send, void *recv, size_t bytes, ncclDataType_t type,
+                                        ncclComm_t comm, cudaStream_t stream) {
     int size = 0, i;
     ncclResult_t r = ncclCommCount(comm, &size), end;
     if (r == ncclSuccess) r = ncclGroupStart();
@@ -97,12 +71,12 @@ static ncclResult_t gmm__nccl_all_to_all(const void *send, void *recv, size_t by
     return r == ncclSuccess ? end : r;
 }
 #endif
-static gmm_status gmm__nccl_exchange(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
+static gmm_status gmm__nccl_all_to_all(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
     gmm__nccl *n = (gmm__nccl *)self;
     GMM__NCCL(n, "ncclAlltoAll", GMM__NCCL_ALL_TO_ALL(send, recv, bytes, ncclInt8, n->comm, stream));
 }
 #undef GMM__NCCL_ALL_TO_ALL
-static gmm_status gmm__nccl_max(void *self, float *values, size_t count, gmm_stream stream) {
+static gmm_status gmm__nccl_all_reduce_max(void *self, float *values, size_t count, gmm_stream stream) {
     gmm__nccl *n = (gmm__nccl *)self;
     GMM__NCCL(n, "ncclAllReduce", ncclAllReduce(values, values, count, ncclFloat32, ncclMax, n->comm, stream));
 }
@@ -111,13 +85,13 @@ static gmm_status gmm__nccl_window_add(void *self, void *base, size_t bytes, voi
     gmm__nccl *n = (gmm__nccl *)self;
     ncclWindow_t w = NULL;
     int current;
-    gmm_status s = gmm__wire_poll(&n->wire, NULL);
+    gmm_status s = gmm__comm_poll(&n->comm_base, NULL);
     *window = NULL;
-    if (s || gmm__cuda_enter(n->wire.ctx, &current) != cudaSuccess) return s ? s : GMM_E_CUDA;
-    s = gmm__nccl_end(n, "ncclCommWindowRegister", ncclCommWindowRegister(n->comm, base, bytes, &w,
-                                                                          NCCL_WIN_COLL_SYMMETRIC));
+    if (s || gmm__cuda_enter(n->comm_base.ctx, &current) != cudaSuccess) return s ? s : GMM_E_CUDA;
+    s = gmm__nccl_check(n, "ncclCommWindowRegister", ncclCommWindowRegister(n->comm, base, bytes, &w,
+                                                                            NCCL_WIN_COLL_SYMMETRIC));
     *window = w;
-    return gmm__cuda_leave(n->wire.ctx, "ncclCommWindowRegister", current, cudaSuccess), s;
+    return gmm__cuda_leave(n->comm_base.ctx, "ncclCommWindowRegister", current, cudaSuccess), s;
 }
 static gmm_status gmm__nccl_window_remove(void *self, void *window) {
     gmm__nccl *n = (gmm__nccl *)self;
@@ -127,23 +101,24 @@ static gmm_status gmm__nccl_window_remove(void *self, void *window) {
 static gmm_status gmm__nccl_poll(void *self, gmm_error *error) {
     gmm__nccl *n = (gmm__nccl *)self;
     ncclResult_t r = ncclSuccess;
-    if (n->comm && !n->wire.error.text[0] && ncclCommGetAsyncError(n->comm, &r) == ncclSuccess && r != ncclSuccess &&
+    if (n->comm && !n->comm_base.error.text[0] && ncclCommGetAsyncError(n->comm, &r) == ncclSuccess &&
+        r != ncclSuccess &&
         r != ncclInProgress)
-        (void)gmm__wire_fail(&n->wire, "NCCL", ncclGetLastError(n->comm));
-    return gmm__wire_poll(&n->wire, error);
+        (void)gmm__comm_fail(&n->comm_base, "NCCL", ncclGetLastError(n->comm));
+    return gmm__comm_poll(&n->comm_base, error);
 }
 static void gmm__nccl_give_up(void *self, const char *why) {
     gmm__nccl *n = (gmm__nccl *)self;
     int current;
-    if (n->wire.given_up) return;
-    n->wire.given_up = 1;
-    (void)gmm__wire_fail(&n->wire, "given up", why);
-    if (gmm__cuda_enter(n->wire.ctx, &current) != cudaSuccess) return;
-    if (n->wire.open) (void)ncclGroupEnd(); /* a group that a failure left open */
-    n->wire.open = 0;
+    if (n->comm_base.given_up) return;
+    n->comm_base.given_up = 1;
+    (void)gmm__comm_fail(&n->comm_base, "given up", why);
+    if (gmm__cuda_enter(n->comm_base.ctx, &current) != cudaSuccess) return;
+    if (n->comm_base.open) (void)ncclGroupEnd(); /* a failed call leaves its group open */
+    n->comm_base.open = 0;
     (void)ncclCommAbort(n->comm);
     n->comm = NULL;
-    (void)gmm__cuda_leave(n->wire.ctx, "ncclCommAbort", current, cudaSuccess);
+    (void)gmm__cuda_leave(n->comm_base.ctx, "ncclCommAbort", current, cudaSuccess);
 }
 
 GMMDEF gmm_status gmm_nccl_open(const gmm_nccl_config *config, gmm_comm *out, gmm_error *error) {
@@ -155,7 +130,7 @@ GMMDEF gmm_status gmm_nccl_open(const gmm_nccl_config *config, gmm_comm *out, gm
     gmm_status s;
     if (!out) return gmm__fail(error, GMM_E_NULL, "%s: out is NULL", fn);
     memset(out, 0, sizeof *out);
-    if ((s = gmm__gtp_open(fn, "config", config, &c, sizeof c, error)) != GMM_OK) return s;
+    if ((s = gmm__gtp_read(fn, "config", config, &c, sizeof c, error)) != GMM_OK) return s;
     if (!c.comm || !c.ctx)
         return gmm__fail(error, GMM_E_NULL, "%s: config->%s is NULL", fn, c.comm ? "ctx" : "comm");
     if (c.windows < 0 || c.windows > 1 || c.timeout_ms < 0 || c.reserved)
@@ -167,21 +142,21 @@ GMMDEF gmm_status gmm_nccl_open(const gmm_nccl_config *config, gmm_comm *out, gm
     if (r != ncclSuccess) return gmm__fail(error, GMM_E_COMM, "%s: %s", fn, ncclGetErrorString(r));
     if (c.ctx->config.space != GMM_SPACE_CUDA || c.ctx->config.device != device)
         return gmm__fail(error, GMM_E_ARG, "%s: ctx is not of CUDA device %d, that of the communicator", fn, device);
-    n = (gmm__nccl *)gmm__wire_alloc(c.ctx, sizeof *n);
+    n = (gmm__nccl *)gmm__comm_alloc(c.ctx, sizeof *n);
     if (!n) return gmm__fail(error, GMM_E_MEMORY, "%s: no memory", fn);
-    n->wire.ctx = c.ctx;
+    n->comm_base.ctx = c.ctx;
     n->comm = c.comm;
     n->timeout = 1e-3 * (c.timeout_ms ? c.timeout_ms : 10000);
     out->rank = rank;
     out->size = size;
     out->processors = GMM__NCCL_PROCESSORS;
     out->self = n;
-    out->group_begin = gmm__nccl_begin;
-    out->group_end = gmm__nccl_close_group;
-    out->all_gather = gmm__nccl_gather;
-    out->reduce_scatter = gmm__nccl_scatter;
-    out->all_to_all = gmm__nccl_exchange;
-    out->all_reduce_max = gmm__nccl_max;
+    out->group_begin = gmm__nccl_group_begin;
+    out->group_end = gmm__nccl_group_end;
+    out->all_gather = gmm__nccl_all_gather;
+    out->reduce_scatter = gmm__nccl_reduce_scatter;
+    out->all_to_all = gmm__nccl_all_to_all;
+    out->all_reduce_max = gmm__nccl_all_reduce_max;
 #if NCCL_VERSION_CODE >= 22700
     if (c.windows) {
         out->window_add = gmm__nccl_window_add;
@@ -195,7 +170,7 @@ GMMDEF gmm_status gmm_nccl_open(const gmm_nccl_config *config, gmm_comm *out, gm
 
 GMMDEF void gmm_nccl_close(gmm_comm *comm) {
     if (!comm || !comm->self) return;
-    gmm__wire_free(((gmm__wire *)comm->self)->ctx, comm->self);
+    gmm__comm_free(((gmm__comm_base *)comm->self)->ctx, comm->self);
     memset(comm, 0, sizeof *comm);
 }
 #undef GMM__NCCL

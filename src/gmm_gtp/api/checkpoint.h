@@ -1,7 +1,7 @@
 /* ----------------------------------------------------------------------------------------------- 11 Checkpoints --- */
 
-/* Shards to and from checkpoints by logical rows, as plans of strided moves (gmm.h, Checkpoints): built from shapes
-   alone, every error found before a byte moves, verified, applied through memory or callbacks, resumable.
+/* Export and import of shards by logical rows, as plans of strided moves (gmm.h, Checkpoints). Plans are built from
+   shapes alone, report every error before a byte moves, are verified, run through memory or callbacks, and can resume.
 
        gmm_gtp_export    what ranks hold -> the logical weights, of which every rank writes its own rows
        gmm_gtp_import    logical weights, or the shards of other TP and GTP sizes -> the shards of one rank
@@ -19,7 +19,7 @@
                Scales are COMPACT, with its padding or without it (as export writes them); TENSOR has one value, which
                rank 0 of TP and GTP exports. The global amax of NV16 is the caller's. */
 
-/* What a table has of a weight. Arrays of these have no struct_size. */
+/* A shard of a weight in a table. Arrays of these have no struct_size. */
 typedef struct gmm_gtp_stored {
     const gmm_shard *shard; /* which rows and columns, and their format */
     int32_t part;           /* the table */

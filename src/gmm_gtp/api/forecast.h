@@ -9,7 +9,7 @@ typedef struct gmm_gtp_use {
     int64_t layers;           /* bundles that the rank holds; 0 = 1 */
     int32_t gather_slots;     /* gather buffers of each direction: lookahead + 1 */
     int32_t recompute_slots;  /* rowwise gather buffers of a recompute chain */
-    int32_t wgrad_slots;      /* whole gradients alive: the one being written and those being reduced; in captured
+    int32_t wgrad_slots;      /* buffers of whole gradients: the one being written and those being reduced; in captured
                                  graphs the slots of their ring */
     int32_t reduce_slots;     /* reductions in flight */
     int32_t all_to_all;       /* a reduction receives 0: its shard; 1: all parts, which it then adds up in fp32 */
@@ -30,11 +30,11 @@ typedef struct gmm_gtp_memory {
     int64_t optimizer;
     int64_t gather;     /* gathered operands; also the local transposes that TENSOR and 128X128 need for backward */
     int64_t wgrad;      /* whole gradients before their reduction */
-    int64_t reduce;     /* what reductions receive */
+    int64_t reduce;     /* receive buffers of reductions */
     int64_t total;      /* of the above, and the stage */
     int64_t whole_weights; /* for comparison: what `weights` would be with gtp_size 1; not in the total */
-    int64_t stage;      /* where parts of ranks arrive that are put side by side (1X128, NV16) or transposed (TENSOR,
-                           128X128): once for all uses, the most that one wants */
+    int64_t stage;      /* receive buffer of parts that 2D copies place side by side (1X128, NV16), or that are
+                           transposed (TENSOR, 128X128): the maximum over all uses */
 } gmm_gtp_memory;
 
 /* Adds the bytes of one use to *memory; start from GMM_ZERO. *memory is written on success only.
@@ -42,18 +42,18 @@ typedef struct gmm_gtp_memory {
        GMM_E_CONFIG (gradient slots of a frozen weight), GMM_E_OVERFLOW. */
 GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *memory, gmm_error *error);
 
-/* A bundle as a forecast sees it, and what it finds. Times are in seconds. */
+/* A bundle in a forecast, and its times in seconds. */
 typedef struct gmm_gtp_stage {
     uint32_t struct_size;
     int32_t bundle;          /* weights gathered together; 0 = 1 */
     const gmm_shard *shard;  /* of each */
     double tokens;           /* rows that go through its GEMMs on this rank, all weights together; >= 0 */
-    double gather, reduce;   /* out: on the wire alone; gather: rowwise */
+    double gather, reduce;   /* out: communication alone; gather: rowwise */
     double sum;              /* out: into main_grad */
     double forward, backward;/* out: GEMMs alone */
-    double exposed_forward;  /* out: what the compute waits for the gather, forward */
-    double exposed_backward; /* out: the same, backward */
-    double exposed_reduce;   /* out: what it waits for a gradient buffer */
+    double exposed_forward;  /* out: time that forward waits for the gather */
+    double exposed_backward; /* out: time that backward waits for the gather */
+    double exposed_reduce;   /* out: time that backward waits for a gradient buffer */
 } gmm_gtp_stage;
 
 /* One micro-batch in the steady state: forward over the stages, backward in their reverse order, then a fence. The host

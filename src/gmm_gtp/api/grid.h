@@ -33,16 +33,16 @@ GMMDEF gmm_status gmm_grid_coords(const gmm_grid *grid, int32_t rank, int32_t co
 GMMDEF gmm_status gmm_grid_rank(const gmm_grid *grid, const int32_t coords[GMM_AXIS_COUNT], int32_t *rank,
                                 gmm_error *error);
 
-/* The group of ranks that differ from a rank along `axes` only. `first` is the same for all its members and for nobody
-   else, so (first, index) are colour and key of a communicator split. */
+/* The group of ranks that differ from a rank along `axes` only. `first` is the same for all its members and differs
+   between groups, so (first, index) are colour and key of a communicator split. */
 typedef struct gmm_grid_group {
     int32_t first; /* lowest rank of the group */
     int32_t index; /* of the rank in its group, in the order of ranks */
     int32_t size;
 } gmm_grid_group;
 
-/* `axes` is an OR of 1u << GMM_AXIS_*. Weights are gathered along GTP. Whatever adds up data (tokens, losses, expert
-   counts, evaluation) goes along GTP, CP and DP together, since GTP peers see different tokens; optimizer state is
+/* `axes` is an OR of 1u << GMM_AXIS_*. Weights are gathered along GTP. Reductions over data (tokens, losses, expert
+   counts, evaluation) go along GTP, CP and DP together, since GTP peers see different tokens; optimizer state is
    sharded along CP and DP without GTP.
    Errors: as gmm_grid_coords; GMM_E_ARG (an unknown axis bit). */
 GMMDEF gmm_status gmm_grid_group_of(const gmm_grid *grid, int32_t rank, uint32_t axes, gmm_grid_group *group,

@@ -1,11 +1,11 @@
 /* ------------------------------------------------------------------------------------------------------- 8 NCCL --- */
 
 /* Collectives of NCCL on a communicator that the caller has made, between GPUs of any number of processes and hosts.
-   Calls are captured by graphs as NCCL captures them: by all ranks or by none. Gathers and reductions side by side take
+   Calls are captured by graphs as NCCL captures them: by all ranks or by none. Concurrent gathers and reductions need
    two communicators, all ranks issuing their calls in one order; NCCL_LAUNCH_ORDER_IMPLICIT=1 has NCCL keep that order
    on the device too. On a non-blocking communicator (ncclConfig_t.blocking 0) a call waits for NCCL at most
-   timeout_ms, so that a rank which is gone before the first collective is an error; a blocking one waits without end.
-   give_up is ncclCommAbort: the ncclComm_t is gone once poll fails. Needs GMM_WITH_NCCL and nvcc. */
+   timeout_ms, so that a rank that fails before the first collective is an error; a blocking one waits for ever.
+   give_up is ncclCommAbort: the ncclComm_t is invalid once poll fails. Needs GMM_WITH_NCCL and nvcc. */
 struct ncclComm;
 typedef struct gmm_nccl_config {
     uint32_t struct_size;

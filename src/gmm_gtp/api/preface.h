@@ -29,8 +29,8 @@
  *     at all. What one TP rank has is its local matrix. Generalized tensor parallelism (GTP) cuts that by rows over g
  *     ranks: the local rows are padded at their end to a multiple of unit * g, and rank r keeps the padded rows
  *     [r * shard_rows, (r + 1) * shard_rows). All ranks hold equally many rows, since collectives need equal counts,
- *     and know the same pad; the last ranks may hold padding only. Before a GEMM the g shards are gathered one behind
- *     the other into padded_rows rows, of which the first local_rows are the operand: padding is never stripped.
+ *     and know the same pad; the last ranks may hold padding only. Before a GEMM the g shards are all-gathered
+ *     in the order of ranks into padded_rows rows. The first local_rows are the operand: padding is never stripped.
  *     A GTP size of 1 leaves the local matrix as it is: no padding, nothing gathered.
  *
  *     Sections are parts of a weight that TP cuts one by one, such as gate and up of a gated FC1: the local matrix is

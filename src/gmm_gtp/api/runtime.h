@@ -1,6 +1,6 @@
 /* --------------------------------------------------------------------------------------------------- 10 Runtime --- */
 
-/* The GTP runtime: weights gathered before they are read, gradients reduced behind the compute.
+/* The GTP runtime: all-gathers weights ahead of their use, and reduces gradients while the compute continues.
    Weights are declared, bound into bundles (gathered and reduced together, such as a layer's local experts) and named
    in chains (the order in which a pass reads its bundles, so that the next can be gathered meanwhile). Seal, ask for
    the memory, bind it; then, per step and bundle:
@@ -12,13 +12,13 @@
 
    Order       Every call enqueues and returns (with CPU ranks and stream NULL it may wait). All ranks make the same
                calls in the same order, also a rank without tokens. Gathers run on the domain's gather stream,
-               reductions and their sums on its reduce stream, the caller's work on the streams that he passes.
-   Buffers     Gathered weights and gradients live in slots. Every slot carries an event of its last use, and whoever
-               takes it makes its stream wait for that: right for any order of calls, number of slots, or sharing of
-               streams. What a slot holds is known by bundle, direction and version, so a gather that is still there is
-               used again, and an outdated one never. Addresses depend on bundle and pass alone, for ever after bind.
-   Shards      Whoever writes shards first makes his stream wait for the gathers that read them (fence), and publishes
-               them afterwards.
+               reductions and their sums on its reduce stream, the caller's work on the streams that it passes.
+   Buffers     Gathered weights and gradients live in slots. Every slot has an event of its last use, for which the next
+               user's stream waits: correct for any order of calls, number of slots, or sharing of streams. The content
+               of a slot is identified by bundle, direction and version, so that a gather that is still valid is used
+               again, and an outdated one never. After bind, addresses depend on bundle and pass alone.
+   Shards      Before it writes shards, a stream waits for the gathers that read them (fence); afterwards the caller
+               publishes them.
    Formats     Elements and scales of quantized shards move as they are: quantized once, where they are published
                (gmm_gtp_quantize), in the directions that the format stores; which one is gathered is a matter of the
                pass alone. What arrives is what one rank would have made of the whole matrix, bit for bit, and is put
@@ -28,9 +28,10 @@
    Graphs      Between capture_begin and capture_end acquire, release, wgrad, submit and fence may be called, nothing
                else; chains say beforehand which bundles are captured. Content of slots passes from one graph to the
                next only if it was prefetched for it; graphs are then replayed in the order of their capture.
-   Errors      What can be checked is checked before anything is enqueued, and state stays as it was. A failure behind
-               that, of a communicator above all, poisons the object: every later call returns the same status, nothing
-               more is enqueued, and communicators are told to give up. gmm_gtp_last_error tells what and who.
+   Errors      What can be checked is checked before anything is enqueued, and state stays as it was. After
+               a later failure, such as one of a communicator, the object is unusable: every later call returns the same
+               status, nothing more is enqueued, and give_up of its communicators is called. gmm_gtp_last_error names
+               the operation and the rank.
    Threads     One at a time. Allocates nothing itself: memory is the caller's, events are the runtime's (at bind).
    Callbacks   May call gmm_gtp_publish, nothing else. */
 typedef struct gmm_gtp gmm_gtp;
@@ -38,7 +39,7 @@ typedef struct gmm_gtp gmm_gtp;
 typedef enum gmm_gtp_pass {
     GMM_GTP_FORWARD = 0,
     GMM_GTP_BACKWARD = 1,
-    GMM_GTP_RECOMPUTE = 2, /* the forward again, inside backward: rowwise buffers of its own, asks nobody to publish */
+    GMM_GTP_RECOMPUTE = 2, /* forward again inside backward: has its own rowwise buffers, does not call hooks.need */
     GMM_GTP_PASSES = 3,
     GMM_GTP_PASS_MAX = 0x7fffffff
 } gmm_gtp_pass;
@@ -57,9 +58,9 @@ typedef struct gmm_gtp_hooks {
 
 typedef struct gmm_gtp_config {
     uint32_t struct_size;
-    int32_t domains, weights, bundles, chains, graphs; /* the most that will be declared; domains 0 = 1 */
+    int32_t domains, weights, bundles, chains, graphs; /* maximum numbers of declarations; domains 0 = 1 */
     int32_t timeout_ms;         /* of a collective that has begun, see gmm_gtp_poll; 0 = 10000 */
-    gmm_context *ctx;           /* for sums and quantization; with CPU ranks one that nobody else uses */
+    gmm_context *ctx;           /* for sums and quantization; with CPU ranks not shared with other code */
     const gmm_runtime *runtime; /* copied; NULL = that of ctx */
     gmm_gtp_hooks hooks;
 } gmm_gtp_config;
@@ -165,9 +166,9 @@ typedef struct gmm_gtp_statistics {
     int64_t exposed;            /* had to gather */
     int64_t gathers;            /* prefetches and exposed */
     int64_t prefetches;
-    int64_t outdated;           /* prefetches thrown away because newer shards were published */
-    int64_t busy;               /* prefetches left out because the slot was in use */
-    int64_t transposed;         /* of the gathers: found the rowwise copy there (g = 1: the shard), and transposed it */
+    int64_t outdated;           /* prefetches discarded because newer shards were published */
+    int64_t busy;               /* prefetches skipped because the slot was in use */
+    int64_t transposed;         /* gathers that transposed a resident rowwise copy (g = 1: the shard) */
     int64_t submits;
     int64_t gathered_bytes, reduced_bytes; /* that other ranks sent here */
     uint64_t calls;             /* hash over all calls so far that ranks must make alike */
@@ -180,7 +181,7 @@ GMMDEF gmm_status gmm_gtp_init(void *memory, size_t bytes, const gmm_gtp_config 
                                gmm_error *error);
 /* Ends the use of memory, events and windows; work must be done. NULL is allowed.  Errors: those of the runtime. */
 GMMDEF gmm_status gmm_gtp_fini(gmm_gtp *gtp);
-/* What the last failing call said; "" before any. */
+/* Message of the last failed call; "" before any. */
 GMMDEF const char *gmm_gtp_last_error(const gmm_gtp *gtp);
 
 /* Declarations, in any order that names what exists; ids count from 0. Descriptors are copied.
@@ -212,7 +213,7 @@ GMMDEF gmm_status gmm_gtp_bind(gmm_gtp *gtp, int32_t domain, void *gather, size_
    Errors: GMM_E_ARG, GMM_E_CAPTURE. */
 GMMDEF gmm_status gmm_gtp_follow(gmm_gtp *gtp, int32_t chain, int32_t next);
 
-/* The shards of these weights are new: what `stream` was given so far wrote them. Gathers wait for that.
+/* Declares that the work enqueued on `stream` so far has written the shards of these weights. Gathers wait for it.
    Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_STATE, GMM_E_CAPTURE, those of the runtime. */
 GMMDEF gmm_status gmm_gtp_publish(gmm_gtp *gtp, const int32_t *weights, int32_t count, gmm_stream stream);
 
@@ -231,7 +232,7 @@ typedef struct gmm_gtp_quantization {
                                    wanted */
     const gmm_comm *also;       /* further ranks that share the amaxes, such as tensor-parallel ones; NULL = none. It is
                                    called on the domain's gather stream, or on `stream` where a domain has one rank,
-                                   which gmm_gtp_poll does not look after */
+                                   which gmm_gtp_poll does not monitor */
 } gmm_gtp_quantization;
 
 /* Errors: as gmm_gtp_publish; GMM_E_NULL, GMM_E_VERSION, GMM_E_DTYPE, GMM_E_ALIGN, GMM_E_CONFIG (a quantized weight
@@ -243,8 +244,9 @@ GMMDEF gmm_status gmm_gtp_quantize(gmm_gtp *gtp, const int32_t *weights, int32_t
    nothing while its slot is in use.  Errors: as gmm_gtp_acquire. */
 GMMDEF gmm_status gmm_gtp_prefetch(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pass);
 
-/* The gathered weights of a bundle: `stream` waits until they are there, and they stay until the release, which says
-   that what `stream` was given so far has read them. The bundle's followers in the chain are gathered meanwhile.
+/* The gathered weights of a bundle: `stream` waits until they are complete, and they stay valid until the release,
+   which declares that the work enqueued on `stream` so far has read them. The next bundles of the chain are gathered
+   ahead.
    Errors: GMM_E_ARG, GMM_E_NULL, GMM_E_VERSION; GMM_E_STATE (not bound; acquired twice, released without; the slot
        holds another bundle that the caller has not released); GMM_E_CAPTURE (a bundle of chains that are not captured);
        GMM_E_COMM, those of the runtime. */
@@ -275,9 +277,8 @@ GMMDEF gmm_status gmm_gtp_fence(gmm_gtp *gtp, uint32_t what, gmm_stream stream);
    Errors: as gmm_gtp_acquire. */
 GMMDEF gmm_status gmm_gtp_amax(gmm_gtp *gtp, int32_t domain, float *values, int32_t count, gmm_stream stream);
 
-/* Looks after collectives under way (up to 256 of a stream), without waiting: GMM_E_COMM once one that has begun is not
-   done after timeout_ms, or a communicator reports a failure. To be called now and then while the host waits for a
-   stream.
+/* Checks the collectives in flight (up to 256 of a stream), without waiting: GMM_E_COMM once one that has begun is not
+   done after timeout_ms, or a communicator reports a failure. Call it repeatedly while the host waits for a stream.
    Errors: GMM_E_COMM, GMM_E_STATE, those of the runtime. */
 GMMDEF gmm_status gmm_gtp_poll(gmm_gtp *gtp);
 

@@ -33,8 +33,8 @@ typedef struct gmm_shard {
     int64_t unit;                /* 0 = the format's; > 0 replaces it; GMM_GTP_UNPADDED = no padding */
 } gmm_shard;
 
-/* Where the shard lies. Byte counts are indexed by gmm_direction, their scales are in COMPACT order (SWIZZLED takes the
-   same bytes). */
+/* Position and size of the shard. Byte counts are indexed by gmm_direction; scales are in COMPACT order (SWIZZLED has
+   the same size). */
 typedef struct gmm_shard_plan {
     uint32_t struct_size;
     int32_t reserved;
@@ -47,7 +47,7 @@ typedef struct gmm_shard_plan {
     int64_t shard_rows;  /* the same on every rank */
     int64_t row0;        /* the shard's first row in the padded local matrix */
     int64_t valid_rows;  /* rows of the shard that are not padding; 0 for a shard that is all padding */
-    int64_t shard_data_bytes[2], shard_scale_bytes[2];   /* as kept and sent; [GMM_COLUMNWISE] is 0 where backward reads
+    int64_t shard_data_bytes[2], shard_scale_bytes[2];   /* stored and sent; [GMM_COLUMNWISE] is 0 where backward reads
                                                             the rowwise copy or a local transpose of it: NONE, TENSOR,
                                                             128X128 */
     int64_t gather_data_bytes[2], gather_scale_bytes[2]; /* of a gathered operand; [GMM_COLUMNWISE] is 0 for NONE, whose
@@ -64,14 +64,14 @@ GMMDEF gmm_status gmm_gtp_plan(const gmm_shard *shard, gmm_shard_plan *plan, gmm
 
 /* ------------------------------------------------------------------------------------------------ 2 Extents --- */
 
-/* A run of rows that a shard holds. Its columns are [col0, col0 + local_cols) of the plan. Over all ranks (one TP rank
-   where TP cuts nothing) the extents cover every logical row and column exactly once. */
+/* Consecutive rows that a shard contains. Its columns are [col0, col0 + local_cols) of the plan. Over all ranks (one TP
+   rank where TP cuts nothing) the extents cover every logical row and column exactly once. */
 typedef struct gmm_extent {
     int32_t section;
     int32_t reserved;
     int64_t begin, end;  /* rows [begin, end) of the whole section */
     int64_t logical_row; /* `begin`, counted in the whole weight */
-    int64_t shard_row;   /* where the run starts in the shard */
+    int64_t shard_row;   /* the first of these rows in the shard */
 } gmm_extent;
 
 /* The extents of a shard, at most one per section, in the order of the shard's rows. *count is how many there are, 0

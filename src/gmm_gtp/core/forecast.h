@@ -1,9 +1,6 @@
-GMMDEF uint64_t gmm_gtp_seed(uint64_t base, gmm_grid_kind kind, uint32_t gtp_rank) {
-    return base + (kind == GMM_GRID_EXPERT ? 32768u : 0u) + 65536u * (1u + (uint64_t)gtp_rank);
-}
-
-/* *sum += a * b * c; 0 where that does not fit. */
-static int gmm__gtp_add(int64_t *sum, int64_t a, int64_t b, int64_t c) {
+/* Forecast of the memory and of the time of a training step. */
+/* *sum += a * b * c; returns 0 if that overflows. */
+static int gmm__gtp_add_product(int64_t *sum, int64_t a, int64_t b, int64_t c) {
     int64_t product = 0;
     if (!gmm__mul(a, b, &product) || !gmm__mul(product, c, &product) || *sum > INT64_MAX - product) return 0;
     *sum += product;
@@ -16,16 +13,16 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
     gmm_gtp_memory m;
     gmm_shard s, one;
     gmm_shard_plan p, whole;
-    int64_t held = 0, elements = 0, gradient, wire, received;
+    int64_t weights = 0, elements = 0, gradient, wire, received;
     int32_t d, gtp_size, sharded, fits;
     gmm_status status = GMM_OK;
-    const size_t known = gmm__gtp_known(fn, "memory", memory, sizeof *memory, &status, error);
+    const size_t common = gmm__gtp_common_size(fn, "memory", memory, sizeof *memory, &status, error);
     if (status) return status;
-    status = gmm__gtp_open(fn, "memory", memory, &m, sizeof m, error);
+    status = gmm__gtp_read(fn, "memory", memory, &m, sizeof m, error);
     if (status) return status;
-    status = gmm__gtp_open(fn, "use", use, &u, sizeof u, error);
+    status = gmm__gtp_read(fn, "use", use, &u, sizeof u, error);
     if (status) return status;
-    status = gmm__gtp_solve(fn, u.shard, &s, &p, error);
+    status = gmm__gtp_plan_shard(fn, u.shard, &s, &p, error);
     if (status) return status;
     if (u.bundle < 0 || u.layers < 0 || u.optimizer_bytes < 0 || u.optimizer_ranks < 0)
         return gmm__fail(error, GMM_E_ARG, "%s: bundle %d, layers %lld, optimizer_bytes %d, optimizer_ranks %d: must "
@@ -55,78 +52,80 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
 
     gtp_size = s.gtp_size;
     sharded = gtp_size > 1;
-    s.struct_size = 0; /* now the same weight on one rank */
+    s.struct_size = 0; /* the same weight on one rank, for whole_weights */
     s.gtp_size = 1;
     s.gtp_rank = 0;
-    status = gmm__gtp_solve(fn, &s, &one, &whole, error);
+    status = gmm__gtp_plan_shard(fn, &s, &one, &whole, error);
     if (status) return status;
 
     gradient = u.main_grad == GMM_NONE ? 0 : gmm_dtype_bits(u.main_grad) / 8;
     wire = u.wire == GMM_NONE ? gradient : gmm_dtype_bits(u.wire) / 8;
     received = u.all_to_all ? p.padded_rows : p.shard_rows;
-    fits = gmm__gtp_add(&held, u.layers, u.bundle, 1) && gmm__gtp_add(&elements, p.shard_rows, p.local_cols, held);
+    fits = gmm__gtp_add_product(&weights, u.layers, u.bundle, 1) &&
+        gmm__gtp_add_product(&elements, p.shard_rows, p.local_cols, weights);
     for (d = GMM_ROWWISE; fits && d <= GMM_COLUMNWISE; d++) {
         const int64_t slots = u.gather_slots + (d == GMM_ROWWISE ? (int64_t)u.recompute_slots : 0);
         const int gathered = sharded || p.shard_data_bytes[d] == 0;
-        fits = gmm__gtp_add(&m.weights, p.shard_data_bytes[d], held, 1) &&
-               gmm__gtp_add(&m.weights, p.shard_scale_bytes[d], held, 1) &&
-               gmm__gtp_add(&m.whole_weights, whole.shard_data_bytes[d], held, 1) &&
-               gmm__gtp_add(&m.whole_weights, whole.shard_scale_bytes[d], held, 1) &&
-               gmm__gtp_add(&m.gather, p.gather_data_bytes[d], gathered ? slots : 0, u.bundle) &&
-               gmm__gtp_add(&m.gather, p.gather_scale_bytes[d], gathered ? slots : 0, u.bundle);
+        fits = gmm__gtp_add_product(&m.weights, p.shard_data_bytes[d], weights, 1) &&
+               gmm__gtp_add_product(&m.weights, p.shard_scale_bytes[d], weights, 1) &&
+               gmm__gtp_add_product(&m.whole_weights, whole.shard_data_bytes[d], weights, 1) &&
+               gmm__gtp_add_product(&m.whole_weights, whole.shard_scale_bytes[d], weights, 1) &&
+               gmm__gtp_add_product(&m.gather, p.gather_data_bytes[d], gathered ? slots : 0, u.bundle) &&
+               gmm__gtp_add_product(&m.gather, p.gather_scale_bytes[d], gathered ? slots : 0, u.bundle);
     }
     if (fits && gradient)
-        fits = gmm__gtp_add(&m.main_grads, elements, gradient, 1) &&
-               gmm__gtp_add(&m.optimizer, elements / u.optimizer_ranks + (elements % u.optimizer_ranks != 0),
-                            u.optimizer_bytes, 1);
-    if (fits && gradient) { /* also of one rank: scale and sum are the same there */
+        fits = gmm__gtp_add_product(&m.main_grads, elements, gradient, 1) &&
+               gmm__gtp_add_product(&m.optimizer, elements / u.optimizer_ranks + (elements % u.optimizer_ranks != 0),
+                                    u.optimizer_bytes, 1);
+    if (fits && gradient) { /* one rank has gradient buffers too, since it scales and adds as several do */
         int64_t row = 0; /* bytes of a row of every gradient in the bundle */
-        fits = gmm__gtp_add(&row, p.local_cols, wire, u.bundle) &&
-               gmm__gtp_add(&m.wgrad, row, p.padded_rows, u.wgrad_slots) &&
-               gmm__gtp_add(&m.reduce, row, sharded ? received : 0, u.reduce_slots);
+        fits = gmm__gtp_add_product(&row, p.local_cols, wire, u.bundle) &&
+               gmm__gtp_add_product(&m.wgrad, row, p.padded_rows, u.wgrad_slots) &&
+               gmm__gtp_add_product(&m.reduce, row, sharded ? received : 0, u.reduce_slots);
     }
     if (fits && sharded) {
-        int64_t stage[2] = {0, 0}; /* by direction, of all ranks */
+        int64_t stage[2] = {0, 0}; /* bytes of a rank, by direction */
         const int64_t *data = p.shard_data_bytes, *scale = p.shard_scale_bytes;
-        const int turned = p.gather_data_bytes[GMM_COLUMNWISE] > 0 && data[GMM_COLUMNWISE] == 0;
-        if (turned) stage[1] = data[GMM_ROWWISE] + (s.scaling == GMM_SCALING_TENSOR ? 0 : scale[GMM_ROWWISE]);
+        const int transposed = p.gather_data_bytes[GMM_COLUMNWISE] > 0 && data[GMM_COLUMNWISE] == 0;
+        if (transposed) stage[1] = data[GMM_ROWWISE] + (s.scaling == GMM_SCALING_TENSOR ? 0 : scale[GMM_ROWWISE]);
         if (s.scaling == GMM_SCALING_1X128) stage[0] = scale[GMM_ROWWISE], stage[1] = data[GMM_COLUMNWISE];
         if (s.scaling == GMM_SCALING_NV16) stage[1] = data[GMM_COLUMNWISE] + scale[GMM_COLUMNWISE];
         for (d = GMM_ROWWISE; fits && d <= GMM_COLUMNWISE; d++) {
             int64_t bytes = 0;
-            fits = gmm__gtp_add(&bytes, stage[d], gtp_size, u.bundle);
+            fits = gmm__gtp_add_product(&bytes, stage[d], gtp_size, u.bundle);
             if (u.gather_slots && bytes > m.stage) m.stage = bytes;
         }
     }
     m.total = 0;
-    fits = fits && gmm__gtp_add(&m.total, m.stage, 1, 1) && gmm__gtp_add(&m.total, m.weights, 1, 1) &&
-           gmm__gtp_add(&m.total, m.main_grads, 1, 1) &&
-           gmm__gtp_add(&m.total, m.optimizer, 1, 1) && gmm__gtp_add(&m.total, m.gather, 1, 1) &&
-           gmm__gtp_add(&m.total, m.wgrad, 1, 1) && gmm__gtp_add(&m.total, m.reduce, 1, 1);
+    fits = fits && gmm__gtp_add_product(&m.total, m.stage, 1, 1) && gmm__gtp_add_product(&m.total, m.weights, 1, 1) &&
+           gmm__gtp_add_product(&m.total, m.main_grads, 1, 1) &&
+           gmm__gtp_add_product(&m.total, m.optimizer, 1, 1) && gmm__gtp_add_product(&m.total, m.gather, 1, 1) &&
+           gmm__gtp_add_product(&m.total, m.wgrad, 1, 1) && gmm__gtp_add_product(&m.total, m.reduce, 1, 1);
     if (!fits)
         return gmm__fail(error, GMM_E_OVERFLOW, "%s: the bytes of %lld layers of %d weights of %lld x %lld do not fit "
                          "64 bits", fn, (long long)u.layers, u.bundle, (long long)p.local_rows,
                          (long long)p.local_cols);
-    memcpy(memory, &m, known);
+    memcpy(memory, &m, common);
     return GMM_OK;
 }
 
 enum { GMM__GTP_STAGES = 4096 };
 
-/* Seconds of a bundle's gathers, forward and backward, and of the transpose in backward. */
-typedef struct gmm__gtp_alone {
-    double gather[2], turn;
-    int shared, turned; /* both passes read one copy; backward's is made of forward's */
-} gmm__gtp_alone;
+/* Seconds of a bundle's gathers in forward and backward, and of the transpose in backward. */
+typedef struct gmm__gtp_gather_cost {
+    double gather[2], transpose;
+    int shared;     /* 1: both passes read the same copy */
+    int transposed; /* 1: backward reads a transpose of the copy of forward */
+} gmm__gtp_gather_cost;
 
-/* Fills in what a stage takes alone. */
-static gmm_status gmm__gtp_stage_alone(const char *fn, const gmm_gtp_forecast *f, gmm_gtp_stage *x, gmm__gtp_alone *a,
-                                       gmm_error *error) {
+/* Computes the times of a stage without contention. */
+static gmm_status gmm__gtp_stage_cost(const char *fn, const gmm_gtp_forecast *f, gmm_gtp_stage *x,
+                                      gmm__gtp_gather_cost *a, gmm_error *error) {
     gmm_shard s;
     gmm_shard_plan p;
     double share, count, elements;
     int pass;
-    gmm_status status = gmm__gtp_solve(fn, x->shard, &s, &p, error);
+    gmm_status status = gmm__gtp_plan_shard(fn, x->shard, &s, &p, error);
     if (status) return status;
     if (x->bundle < 0 || !(x->tokens >= 0))
         return gmm__fail(error, GMM_E_ARG, "%s: bundle is %d, tokens %g: must be >= 0", fn, x->bundle, x->tokens);
@@ -139,13 +138,13 @@ static gmm_status gmm__gtp_stage_alone(const char *fn, const gmm_gtp_forecast *f
         a->gather[pass] = s.gtp_size > 1 ? f->latency + bytes * share : 0;
     }
     a->shared = p.gather_data_bytes[GMM_COLUMNWISE] == 0;
-    a->turned = !a->shared && p.shard_data_bytes[GMM_COLUMNWISE] == 0;
-    a->turn = a->turned && f->memory_rate > 0
+    a->transposed = !a->shared && p.shard_data_bytes[GMM_COLUMNWISE] == 0;
+    a->transpose = a->transposed && f->memory_rate > 0
                   ? 2 * count * (double)p.gather_data_bytes[GMM_COLUMNWISE] / f->memory_rate : 0;
     x->gather = a->gather[0];
     x->reduce = s.gtp_size > 1 ? f->latency + elements * (gmm_dtype_bits(f->wire) / 8) * share : 0;
     x->sum = 0;
-    if (f->memory_rate > 0) { /* reads the parts, reads and writes main_grad */
+    if (f->memory_rate > 0) { /* the sum reads the parts, and reads and writes main_grad */
         const double parts = f->wire == GMM_BF16 && s.gtp_size > 2 ? s.gtp_size : 1;
         x->sum = elements / s.gtp_size *
                  (parts * (gmm_dtype_bits(f->wire) / 8) + 2 * (gmm_dtype_bits(f->main_grad) / 8)) / f->memory_rate;
@@ -156,16 +155,16 @@ static gmm_status gmm__gtp_stage_alone(const char *fn, const gmm_gtp_forecast *f
     return GMM_OK;
 }
 
-static double gmm__later(double a, double b) { return a > b ? a : b; }
+static double gmm__gtp_max(double a, double b) { return a > b ? a : b; }
 
 GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *stages, gmm_error *error) {
     static const char fn[] = "gmm_gtp_foresee";
     gmm_gtp_forecast f;
-    double released[GMM__GTP_STAGES], reduced[GMM__GTP_STAGES]; /* by place in the pass */
+    double released[GMM__GTP_STAGES], reduced[GMM__GTP_STAGES]; /* times, by position in the pass */
     double gather_free = 0, reduce_free = 0, now = 0;
-    gmm__gtp_alone alone;
+    gmm__gtp_gather_cost cost;
     int32_t i, n, slots, pass;
-    gmm_status s = gmm__gtp_open(fn, "forecast", forecast, &f, sizeof f, error);
+    gmm_status s = gmm__gtp_read(fn, "forecast", forecast, &f, sizeof f, error);
     if (s) return s;
     if (!stages) return gmm__fail(error, GMM_E_NULL, "%s: stages is NULL", fn);
     if (f.struct_size && f.struct_size != sizeof f)
@@ -188,7 +187,7 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
         if (x.struct_size && x.struct_size != sizeof x)
             return gmm__fail(error, GMM_E_VERSION, "%s: stages[%d].struct_size is %u: must be 0", fn, i,
                              x.struct_size);
-        if ((s = gmm__gtp_stage_alone(fn, &f, &x, &alone, error)) != GMM_OK) return s;
+        if ((s = gmm__gtp_stage_cost(fn, &f, &x, &cost, error)) != GMM_OK) return s;
     }
     slots = f.prefetch + 1;
     f.compute = f.exposed_gather = f.exposed_reduce = f.gather = f.reduce = 0;
@@ -196,42 +195,37 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
         for (i = 0; i < n; i++) {
             gmm_gtp_stage *x = &stages[pass ? n - 1 - i : i];
             double *exposed = pass ? &x->exposed_backward : &x->exposed_forward, ready = 0;
-            const double before = pass ? x->exposed_forward : 0;
-            int there; /* the slots still hold what the pass before has read last, if that serves here */
-            (void)gmm__gtp_stage_alone(fn, &f, x, &alone, NULL);
-            x->exposed_forward = before;
-            there = i < slots && (pass ? alone.shared || alone.turned : f.wrap && alone.shared);
-            if (!there) {
-                gather_free = gmm__later(gather_free, i >= slots ? released[i - slots] : 0) + alone.gather[pass];
-                f.gather += alone.gather[pass];
-                ready = i < slots && !pass && f.wrap ? 0 : gather_free; /* the pass before has hidden it */
+            const double exposed_forward = pass ? x->exposed_forward : 0;
+            int resident; /* 1: a slot still contains the weights from the end of the previous pass */
+            (void)gmm__gtp_stage_cost(fn, &f, x, &cost, NULL);
+            x->exposed_forward = exposed_forward;
+            resident = i < slots && (pass ? cost.shared || cost.transposed : f.wrap && cost.shared);
+            if (!resident) {
+                gather_free = gmm__gtp_max(gather_free, i >= slots ? released[i - slots] : 0) + cost.gather[pass];
+                f.gather += cost.gather[pass];
+                ready = i < slots && !pass && f.wrap ? 0 : gather_free; /* the previous pass has overlapped it */
             }
-            if (pass && alone.turn > 0) ready = gather_free += alone.turn;
-            *exposed = gmm__later(ready - now, 0);
+            if (pass && cost.transpose > 0) ready = gather_free += cost.transpose;
+            *exposed = gmm__gtp_max(ready - now, 0);
             f.exposed_gather += *exposed;
-            now = gmm__later(now, ready) + x->forward; /* or dgrad, which takes as long */
+            now = gmm__gtp_max(now, ready) + x->forward; /* in backward dgrad, which takes as long */
             released[i] = now;
             f.compute += x->forward;
             if (!pass) continue;
             if (i >= f.wgrad_slots) {
-                x->exposed_reduce = gmm__later(reduced[i - f.wgrad_slots] - now, 0);
+                x->exposed_reduce = gmm__gtp_max(reduced[i - f.wgrad_slots] - now, 0);
                 f.exposed_reduce += x->exposed_reduce;
                 now += x->exposed_reduce;
             }
             now += x->forward; /* wgrad */
             f.compute += x->forward;
-            reduce_free = gmm__later(reduce_free, now) + x->reduce + x->sum;
+            reduce_free = gmm__gtp_max(reduce_free, now) + x->reduce + x->sum;
             reduced[i] = reduce_free;
             f.reduce += x->reduce;
         }
-    f.exposed_reduce += gmm__later(reduce_free - now, 0);
-    f.step = gmm__later(now, reduce_free);
+    f.exposed_reduce += gmm__gtp_max(reduce_free - now, 0);
+    f.step = gmm__gtp_max(now, reduce_free);
     *forecast = f;
     return GMM_OK;
-}
-
-/* Whether communicators add up this dtype. */
-static GMM__UNUSED int gmm__comm_adds(gmm_dtype dtype) {
-    return dtype == GMM_F32 || dtype == GMM_BF16 || dtype == GMM_F16;
 }
 

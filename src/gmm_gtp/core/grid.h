@@ -1,4 +1,5 @@
-/* The i-th fastest axis. */
+/* Process grids, the replica rule, and seeds of ranks. */
+/* The axis with the i-th smallest stride of ranks. */
 static int gmm__grid_axis(gmm_grid_kind kind, int i) {
     static const int8_t order[2][GMM_AXIS_COUNT] = {
         {GMM_AXIS_TP, GMM_AXIS_GTP, GMM_AXIS_CP, GMM_AXIS_EP, GMM_AXIS_DP, GMM_AXIS_PP},
@@ -6,9 +7,9 @@ static int gmm__grid_axis(gmm_grid_kind kind, int i) {
     return order[kind == GMM_GRID_EXPERT][i];
 }
 
-static gmm_status gmm__grid_open(const char *fn, const gmm_grid *given, gmm_grid *g, int32_t *world, gmm_error *error) {
+static gmm_status gmm__grid_read(const char *fn, const gmm_grid *desc, gmm_grid *g, int32_t *world, gmm_error *error) {
     static const char *const names[GMM_AXIS_COUNT] = {"TP", "GTP", "CP", "EP", "DP", "PP"};
-    gmm_status status = gmm__gtp_open(fn, "grid", given, g, sizeof *g, error);
+    gmm_status status = gmm__gtp_read(fn, "grid", desc, g, sizeof *g, error);
     int64_t ranks = 1;
     int a, absent;
     if (status) return status;
@@ -33,13 +34,13 @@ static gmm_status gmm__grid_open(const char *fn, const gmm_grid *given, gmm_grid
 GMMDEF gmm_status gmm_grid_world(const gmm_grid *grid, int32_t *world, gmm_error *error) {
     gmm_grid g;
     if (!world) return gmm__fail(error, GMM_E_NULL, "gmm_grid_world: world is NULL");
-    return gmm__grid_open("gmm_grid_world", grid, &g, world, error);
+    return gmm__grid_read("gmm_grid_world", grid, &g, world, error);
 }
 
 static gmm_status gmm__grid_coords(const char *fn, const gmm_grid *grid, int32_t rank, gmm_grid *g, int32_t *coords,
                                    gmm_error *error) {
     int32_t world = 0;
-    gmm_status status = gmm__grid_open(fn, grid, g, &world, error);
+    gmm_status status = gmm__grid_read(fn, grid, g, &world, error);
     int i;
     if (status) return status;
     if (rank < 0 || rank >= world)
@@ -71,7 +72,7 @@ GMMDEF gmm_status gmm_grid_rank(const gmm_grid *grid, const int32_t coords[GMM_A
     int i;
     if (!coords) return gmm__fail(error, GMM_E_NULL, "gmm_grid_rank: coords is NULL");
     if (!rank) return gmm__fail(error, GMM_E_NULL, "gmm_grid_rank: rank is NULL");
-    status = gmm__grid_open("gmm_grid_rank", grid, &g, &world, error);
+    status = gmm__grid_read("gmm_grid_rank", grid, &g, &world, error);
     if (status) return status;
     for (i = GMM_AXIS_COUNT - 1; i >= 0; i--) {
         const int a = gmm__grid_axis(g.kind, i);
@@ -120,9 +121,9 @@ GMMDEF gmm_status gmm_grid_group_of(const gmm_grid *grid, int32_t rank, uint32_t
 GMMDEF gmm_status gmm_grid_match(const gmm_grid *dense, const gmm_grid *expert, gmm_error *error) {
     gmm_grid d, x;
     int32_t dense_world = 0, expert_world = 0;
-    gmm_status status = gmm__grid_open("gmm_grid_match", dense, &d, &dense_world, error);
+    gmm_status status = gmm__grid_read("gmm_grid_match", dense, &d, &dense_world, error);
     if (status) return status;
-    status = gmm__grid_open("gmm_grid_match", expert, &x, &expert_world, error);
+    status = gmm__grid_read("gmm_grid_match", expert, &x, &expert_world, error);
     if (status) return status;
     if (d.kind != GMM_GRID_DENSE || x.kind != GMM_GRID_EXPERT)
         return gmm__fail(error, GMM_E_CONFIG, "gmm_grid_match: kinds are %d and %d: must be a dense and an expert grid",
@@ -138,7 +139,7 @@ GMMDEF gmm_status gmm_grid_match(const gmm_grid *dense, const gmm_grid *expert, 
 
 GMMDEF gmm_status gmm_gtp_writes(const gmm_grid *grid, int32_t rank, uint32_t cut_axes, int32_t *writes,
                                  gmm_error *error) {
-    const uint32_t all = (1u << GMM_AXIS_COUNT) - 1u; /* bits beyond stay set, so that they are refused */
+    const uint32_t all = (1u << GMM_AXIS_COUNT) - 1u; /* unknown bits stay set, and are an error */
     gmm_grid_group replicas = GMM_ZERO;
     gmm_status status;
     if (!writes) return gmm__fail(error, GMM_E_NULL, "gmm_gtp_writes: writes is NULL");
@@ -146,5 +147,9 @@ GMMDEF gmm_status gmm_gtp_writes(const gmm_grid *grid, int32_t rank, uint32_t cu
     if (status) return status;
     *writes = replicas.index == 0;
     return GMM_OK;
+}
+
+GMMDEF uint64_t gmm_gtp_seed(uint64_t base, gmm_grid_kind kind, uint32_t gtp_rank) {
+    return base + (kind == GMM_GRID_EXPERT ? 32768u : 0u) + 65536u * (1u + (uint64_t)gtp_rank);
 }
 

@@ -3,7 +3,7 @@
 #if defined(GMM_IMPLEMENTATION) && !defined(GMM__GTP_IMPLEMENTATION_DONE)
 #define GMM__GTP_IMPLEMENTATION_DONE
 
-#include "gmm.h" /* its implementation, where the declarations alone came before GMM_IMPLEMENTATION */
+#include "gmm.h" /* its implementation, if only its declarations were included before GMM_IMPLEMENTATION */
 #include <string.h>
 #include <time.h>
 #ifdef GMM_WITH_CPU_RANKS
@@ -17,15 +17,15 @@
 extern "C" {
 #endif
 
-/* Bytes of a descriptor that both sides know; 0 after recording why there are none. */
-static size_t gmm__gtp_known(const char *fn, const char *name, const void *given, size_t size, gmm_status *status,
-                             gmm_error *error) {
+/* Bytes of a descriptor that caller and library have in common; 0 = invalid, *status says why. */
+static size_t gmm__gtp_common_size(const char *fn, const char *name, const void *desc, size_t size, gmm_status *status,
+                                   gmm_error *error) {
     uint32_t stated;
-    if (!given) {
+    if (!desc) {
         *status = gmm__fail(error, GMM_E_NULL, "%s: %s is NULL", fn, name);
         return 0;
     }
-    memcpy(&stated, given, sizeof stated); /* struct_size comes first everywhere */
+    memcpy(&stated, desc, sizeof stated); /* struct_size is the first member of every descriptor */
     if (stated > size || (stated > 0 && stated < sizeof stated)) {
         *status = gmm__fail(error, GMM_E_VERSION, "%s: %s->struct_size is %u: must be 0 or at most %zu", fn, name,
                             stated, size);
@@ -35,13 +35,13 @@ static size_t gmm__gtp_known(const char *fn, const char *name, const void *given
 }
 
 /* Copies a descriptor; fields that an older caller lacks become 0. */
-static gmm_status gmm__gtp_open(const char *fn, const char *name, const void *given, void *copy, size_t size,
+static gmm_status gmm__gtp_read(const char *fn, const char *name, const void *desc, void *copy, size_t size,
                                 gmm_error *error) {
     gmm_status status = GMM_OK;
-    const size_t known = gmm__gtp_known(fn, name, given, size, &status, error);
-    if (known) {
+    const size_t common = gmm__gtp_common_size(fn, name, desc, size, &status, error);
+    if (common) {
         memset(copy, 0, size);
-        memcpy(copy, given, known);
+        memcpy(copy, desc, common);
     }
     return status;
 }

@@ -1,5 +1,7 @@
-/* Rows of a scaling block: no shard boundary may cut one. */
-static int64_t gmm__gtp_block(gmm_scaling scaling) {
+/* Shard plans and extents. */
+
+/* Rows of a scaling block, which no shard boundary may cut. */
+static int64_t gmm__gtp_block_rows(gmm_scaling scaling) {
     return scaling == GMM_SCALING_NONE || scaling == GMM_SCALING_TENSOR ? 1 : gmm_gtp_unit(scaling);
 }
 
@@ -27,9 +29,9 @@ GMMDEF int64_t gmm_gtp_recipe_unit(gmm_recipe_kind recipe) {
     }
 }
 
-/* Checks everything about a shard but its sections, and fills in defaults. */
-static gmm_status gmm__gtp_check(const char *fn, const gmm_shard *s, gmm_error *error) {
-    const int64_t block = gmm__gtp_block(s->scaling);
+/* Checks everything about a shard except its sections. */
+static gmm_status gmm__gtp_check_shard(const char *fn, const gmm_shard *s, gmm_error *error) {
+    const int64_t block = gmm__gtp_block_rows(s->scaling);
     if (gmm_gtp_unit(s->scaling) == 0)
         return gmm__fail(error, GMM_E_DTYPE, "%s: scaling %s (%d) is not sharded", fn, gmm_scaling_name(s->scaling),
                          (int)s->scaling);
@@ -61,8 +63,8 @@ static gmm_status gmm__gtp_check(const char *fn, const gmm_shard *s, gmm_error *
     return GMM_OK;
 }
 
-/* Rows that TP leaves of n. */
-static int64_t gmm__gtp_slice(const gmm_shard *s, int64_t n) {
+/* Rows of a TP rank of n rows. */
+static int64_t gmm__gtp_tp_rows(const gmm_shard *s, int64_t n) {
     return s->tp_cut == GMM_TP_ROWS ? n / s->tp_size : n;
 }
 
@@ -90,25 +92,25 @@ static gmm_status gmm__gtp_check_sections(const char *fn, const gmm_shard *s, gm
     return GMM_OK;
 }
 
-/* Copy of the shard with its defaults, and its plan. */
-static gmm_status gmm__gtp_solve(const char *fn, const gmm_shard *given, gmm_shard *s, gmm_shard_plan *p,
-                                 gmm_error *error) {
+/* Copies the shard, fills in its defaults, and computes its plan. */
+static gmm_status gmm__gtp_plan_shard(const char *fn, const gmm_shard *desc, gmm_shard *s, gmm_shard_plan *p,
+                                      gmm_error *error) {
     const gmm_shard_plan zero = GMM_ZERO;
-    gmm_status status = gmm__gtp_open(fn, "shard", given, s, sizeof *s, error);
+    gmm_status status = gmm__gtp_read(fn, "shard", desc, s, sizeof *s, error);
     int64_t block, multiple = 0;
     int direction;
     if (status) return status;
     if (s->tp_size == 0) s->tp_size = 1;
     if (s->gtp_size == 0) s->gtp_size = 1;
-    status = gmm__gtp_check(fn, s, error);
+    status = gmm__gtp_check_shard(fn, s, error);
     if (status) return status;
     status = gmm__gtp_check_sections(fn, s, error);
     if (status) return status;
 
     *p = zero;
-    block = gmm__gtp_block(s->scaling);
+    block = gmm__gtp_block_rows(s->scaling);
     p->unit = s->unit == GMM_GTP_UNPADDED ? 0 : s->unit ? s->unit : gmm_gtp_unit(s->scaling);
-    p->local_rows = gmm__gtp_slice(s, s->rows);
+    p->local_rows = gmm__gtp_tp_rows(s, s->rows);
     p->local_cols = s->tp_cut == GMM_TP_COLS ? s->cols / s->tp_size : s->cols;
     p->col0 = s->tp_cut == GMM_TP_COLS ? s->tp_rank * p->local_cols : 0;
     if (s->scaling == GMM_SCALING_NV16 && p->local_rows % 2 != 0)
@@ -136,13 +138,13 @@ static gmm_status gmm__gtp_solve(const char *fn, const gmm_shard *given, gmm_sha
 
     for (direction = GMM_ROWWISE; direction <= GMM_COLUMNWISE; direction++) {
         const int columnwise = direction == GMM_COLUMNWISE;
-        const int kept = !columnwise || (gmm__gtp_block(s->scaling) > 1 && s->scaling != GMM_SCALING_128X128);
+        const int stored = !columnwise || (gmm__gtp_block_rows(s->scaling) > 1 && s->scaling != GMM_SCALING_128X128);
         gmm_layout whole = GMM_ZERO, shard = GMM_ZERO;
         gmm_error why = GMM_ZERO;
         if (columnwise && s->scaling == GMM_SCALING_NONE) continue;
         status = gmm_layout_of(s->dtype, s->scaling, GMM_SCALES_COMPACT, (gmm_direction)direction, p->padded_rows,
                                p->local_cols, &whole, &why);
-        if (!status && kept)
+        if (!status && stored)
             status = gmm_layout_of(s->dtype, s->scaling, GMM_SCALES_COMPACT, (gmm_direction)direction, p->shard_rows,
                                    p->local_cols, &shard, &why);
         if (status) return gmm__fail(error, status, "%s: %.400s", fn, why.text);
@@ -158,12 +160,12 @@ GMMDEF gmm_status gmm_gtp_plan(const gmm_shard *shard, gmm_shard_plan *plan, gmm
     gmm_shard s;
     gmm_shard_plan p;
     gmm_status status = GMM_OK;
-    const size_t known = gmm__gtp_known("gmm_gtp_plan", "plan", plan, sizeof *plan, &status, error);
+    const size_t common = gmm__gtp_common_size("gmm_gtp_plan", "plan", plan, sizeof *plan, &status, error);
     if (status) return status;
-    status = gmm__gtp_solve("gmm_gtp_plan", shard, &s, &p, error);
+    status = gmm__gtp_plan_shard("gmm_gtp_plan", shard, &s, &p, error);
     if (status) return status;
     p.struct_size = plan->struct_size;
-    memcpy(plan, &p, known);
+    memcpy(plan, &p, common);
     return GMM_OK;
 }
 
@@ -178,16 +180,16 @@ GMMDEF gmm_status gmm_gtp_extents(const gmm_shard *shard, gmm_extent *extents, i
         return gmm__fail(error, GMM_E_ARG, "gmm_gtp_extents: capacity is %d: must be >= 0", capacity);
     if (!extents && capacity > 0)
         return gmm__fail(error, GMM_E_NULL, "gmm_gtp_extents: extents is NULL with capacity %d", capacity);
-    status = gmm__gtp_solve("gmm_gtp_extents", shard, &s, &p, error);
+    status = gmm__gtp_plan_shard("gmm_gtp_extents", shard, &s, &p, error);
     if (status) return status;
     for (pass = 0; pass < (extents ? 2 : 1); pass++) { /* count, then fill */
-        int64_t logical0 = 0, local0 = 0; /* first row of the section in the whole weight, in the local matrix */
+        int64_t logical0 = 0, local0 = 0; /* first row of the section: in the whole weight, in the local matrix */
         if (pass == 1 && n > capacity)
             return gmm__fail(error, GMM_E_WORKSPACE, "gmm_gtp_extents: capacity is %d: the shard has %d extents",
                              capacity, n);
         n = 0;
         for (i = 0; i < (s.sections ? s.sections : 1); i++) {
-            const int64_t rows = s.sections ? s.section_rows[i] : s.rows, slice = gmm__gtp_slice(&s, rows);
+            const int64_t rows = s.sections ? s.section_rows[i] : s.rows, slice = gmm__gtp_tp_rows(&s, rows);
             const int64_t lo = local0 > p.row0 ? local0 : p.row0, last = p.row0 + p.valid_rows;
             const int64_t hi = local0 + slice < last ? local0 + slice : last;
             if (lo < hi) {

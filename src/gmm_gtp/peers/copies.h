@@ -1,77 +1,82 @@
+/* Collectives by copies between the GPUs of one host: flags, copies, collectives. */
 /* ................................................................................................ Peer copies ... */
 
 #ifdef __CUDACC__
 
 enum {
-    GMM__PEERS_MOST = 64,       /* ranks */
-    GMM__PEERS_WINDOWS = 16,
-    GMM__PEERS_BOX = 1024,      /* values of all_reduce_max at a time */
-    GMM__PEERS_BLOCK = 2 << 20, /* bytes that an allocation shares with no other: IPC opens whole blocks */
-    GMM__PEERS_PUSHES = 64,     /* of an operation that are enqueued together */
-    GMM__PEERS_CAME = 0, GMM__PEERS_DONE = 1, GMM__PEERS_GONE = 2, GMM__PEERS_WORDS = 3
+    GMM__PEERS_MAX_RANKS = 64,
+    GMM__PEERS_MAX_WINDOWS = 16,
+    GMM__PEERS_STAGED_VALUES = 1024, /* values that all_reduce_max reduces at a time */
+    GMM__PEERS_MIN_BYTES = 2 << 20,  /* smaller allocations have no block of their own, and CUDA IPC opens whole blocks */
+    GMM__PEERS_MAX_PUSHES = 64,      /* of an operation, enqueued together */
+    GMM__PEERS_READY = 0, GMM__PEERS_DONE = 1, GMM__PEERS_ABORTED = 2, GMM__PEERS_FLAGS = 3
 };
 
-/* Device memory of every rank that a communicator reaches. */
+/* Device memory of every rank, as this rank addresses it. */
 typedef struct gmm__peers_window {
-    char *base[GMM__PEERS_MOST];
-    void *opened[GMM__PEERS_MOST]; /* to be closed */
+    char *base[GMM__PEERS_MAX_RANKS];
+    void *opened[GMM__PEERS_MAX_RANKS]; /* IPC mappings, to be closed; NULL = none */
     size_t bytes;
 } gmm__peers_window;
 
-/* What all_gather and all_to_all send: the whole, or the part of each rank, to one place in everybody's window. */
+/* A copy of all_gather or all_to_all to the same offset of a window on all ranks: to every rank the same bytes, or
+   (`parts`) to each rank its part. */
 typedef struct gmm__peers_push {
-    const char *from;
+    const char *source;
     const gmm__peers_window *window;
-    size_t at, bytes;
+    size_t offset, bytes;
     int32_t parts, reserved;
 } gmm__peers_push;
 
-/* A rank's own memory begins with words [CAME, DONE, GONE][rank] that its peers set to 1; its stream sets the first two
-   back to 0. Its box comes behind, [rank][GMM__PEERS_BOX] values. An operation: tell the peers that this rank has come,
-   wait until they have; copy into their windows; tell them that it is done, wait until they are. A word is set again
-   only in the operation after the one in which it was set back, so that words need no count, and a graph may be
-   replayed. */
+/* A rank's own memory begins with flags [READY, DONE, ABORTED][rank], which its peers set to 1 and of which its own
+   stream resets the first two to 0. Behind them is the staging buffer of all_reduce_max,
+   [rank][GMM__PEERS_STAGED_VALUES] values. An operation is a barrier on READY, the copies into the windows of the
+   peers, and a barrier on DONE. A flag is set again only in the operation after the one that reset it, so that flags
+   need no counter, and graphs can be replayed. */
 typedef struct gmm__peers {
-    gmm__wire wire;
+    gmm__comm_base comm_base;
     gmm_peers_config config;
-    PFN_cuStreamBatchMemOp_v11070 batch;
-    PFN_cuMemGetAddressRange_v3020 range;
-    gmm__peers_window own, windows[GMM__PEERS_WINDOWS];
-    gmm_stream side;            /* copies within the device, beside those to peers */
-    gmm_stream aid;             /* for when a peer is missing; of a priority that few use, so that it shares no queue of
-                                   the device with a stream that waits */
-    uint32_t *seen;             /* [CAME, DONE, GONE][rank] page-locked */
+    PFN_cuStreamBatchMemOp_v11070 batch_mem_op;
+    PFN_cuMemGetAddressRange_v3020 address_range;
+    gmm__peers_window own, windows[GMM__PEERS_MAX_WINDOWS];
+    gmm_stream copy_stream;     /* for copies within the device, concurrent with those to peers */
+    gmm_stream control_stream;  /* for poll and give_up; of a priority that few streams use, so that it shares no
+                                   hardware queue with a stream that waits for a peer */
+    uint32_t *host_flags;       /* [READY, DONE, ABORTED][rank] page-locked copy */
     cudaEvent_t fork, join, last;
     gmm_stream stream;          /* of the open operation */
-    int32_t begun, pushes, told, reserved; /* told: by a peer that has given up, as all were */
-    gmm__peers_push push[GMM__PEERS_PUSHES]; /* not enqueued yet */
+    int32_t active, push_count;
+    int32_t notified, reserved; /* notified: a peer gave up, and has set the ABORTED flags of all ranks */
+    gmm__peers_push pushes[GMM__PEERS_MAX_PUSHES]; /* not enqueued yet */
 } gmm__peers;
 
-/* What a rank tells of its window. */
-typedef struct gmm__peers_offer {
+/* Description of a window, which ranks exchange. */
+typedef struct gmm__peers_handle {
     cudaIpcMemHandle_t handle;
     size_t offset, bytes;
     char *base;
     int32_t device, reserved;
-} gmm__peers_offer;
+} gmm__peers_handle;
 
-static uint32_t *gmm__peers_word(const gmm__peers *p, int32_t owner, int kind, int32_t writer) {
+static uint32_t *gmm__peers_flag(const gmm__peers *p, int32_t owner, int kind, int32_t writer) {
     return (uint32_t *)(void *)p->own.base[owner] + kind * p->config.size + writer;
 }
-static float *gmm__peers_box(const gmm__peers *p, int32_t owner, int32_t writer) {
-    return (float *)(void *)(p->own.base[owner] + 1024) + (size_t)writer * GMM__PEERS_BOX;
+static float *gmm__peers_staging(const gmm__peers *p, int32_t owner, int32_t writer) {
+    return (float *)(void *)(p->own.base[owner] + 1024) + (size_t)writer * GMM__PEERS_STAGED_VALUES;
 }
-static size_t gmm__peers_bytes(int32_t size) { return 1024 + (size_t)size * GMM__PEERS_BOX * sizeof(float); }
+static size_t gmm__peers_own_bytes(int32_t size) {
+    return 1024 + (size_t)size * GMM__PEERS_STAGED_VALUES * sizeof(float);
+}
 
 static gmm_status gmm__peers_cuda(gmm__peers *p, const char *call, cudaError_t e) {
     if (e == cudaSuccess) return GMM_OK;
     (void)cudaGetLastError();
-    return gmm__wire_fail(&p->wire, call, cudaGetErrorString(e));
+    return gmm__comm_fail(&p->comm_base, call, cudaGetErrorString(e));
 }
 
-/* Says something to all peers, and waits until they have said it. */
-static gmm_status gmm__peers_meet(gmm__peers *p, int kind, gmm_stream stream) {
-    CUstreamBatchMemOpParams op[3 * GMM__PEERS_MOST];
+/* Sets a flag of all peers, waits until all peers have set it here, and resets it. */
+static gmm_status gmm__peers_barrier(gmm__peers *p, int kind, gmm_stream stream) {
+    CUstreamBatchMemOpParams op[3 * GMM__PEERS_MAX_RANKS];
     const int32_t size = p->config.size, rank = p->config.rank;
     unsigned n = 0;
     int32_t i, step;
@@ -79,174 +84,179 @@ static gmm_status gmm__peers_meet(gmm__peers *p, int kind, gmm_stream stream) {
     for (step = 0; step < 3; step++)
         for (i = 1; i < size; i++, n++) {
             const int32_t peer = (rank + i) % size;
-            uint32_t *word = step == 0 ? gmm__peers_word(p, peer, kind, rank) : gmm__peers_word(p, rank, kind, peer);
+            uint32_t *flag = step == 0 ? gmm__peers_flag(p, peer, kind, rank) : gmm__peers_flag(p, rank, kind, peer);
             if (step == 1) {
                 op[n].waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
-                op[n].waitValue.address = (CUdeviceptr)(uintptr_t)word;
+                op[n].waitValue.address = (CUdeviceptr)(uintptr_t)flag;
                 op[n].waitValue.value = 1;
                 op[n].waitValue.flags = CU_STREAM_WAIT_VALUE_EQ;
             } else {
                 op[n].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
-                op[n].writeValue.address = (CUdeviceptr)(uintptr_t)word;
+                op[n].writeValue.address = (CUdeviceptr)(uintptr_t)flag;
                 op[n].writeValue.value = step == 0;
                 op[n].writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
             }
         }
-    return n == 0 || p->batch(stream, n, op, 0) == CUDA_SUCCESS /* a batch of none may be refused */
-               ? GMM_OK : gmm__wire_fail(&p->wire, "cuStreamBatchMemOp", "the driver refuses it");
+    return n == 0 || p->batch_mem_op(stream, n, op, 0) == CUDA_SUCCESS /* an empty batch may be refused */
+               ? GMM_OK : gmm__comm_fail(&p->comm_base, "cuStreamBatchMemOp", "the driver refuses it");
 }
 
-/* The first call of an operation. */
-static gmm_status gmm__peers_start(gmm__peers *p, gmm_stream stream) {
-    if (p->begun && p->stream != stream) return gmm__wire_fail(&p->wire, "peer copies", "one group on two streams");
-    if (p->begun) return GMM_OK;
-    p->begun = 1;
+/* Begins an operation with its first call. */
+static gmm_status gmm__peers_begin_op(gmm__peers *p, gmm_stream stream) {
+    if (p->active && p->stream != stream)
+        return gmm__comm_fail(&p->comm_base, "peer copies", "one group on two streams");
+    if (p->active) return GMM_OK;
+    p->active = 1;
     p->stream = stream;
-    return gmm__peers_meet(p, GMM__PEERS_CAME, stream);
+    return gmm__peers_barrier(p, GMM__PEERS_READY, stream);
 }
 
-/* Bytes from an address to the end of its allocation; 0 = not known. */
-static size_t gmm__peers_room(const gmm__peers *p, const void *at) {
+/* Bytes from an address to the end of its allocation; 0 = unknown. */
+static size_t gmm__peers_remaining_bytes(const gmm__peers *p, const void *address) {
     CUdeviceptr start = 0;
     size_t bytes = 0;
-    if (p->range(&start, &bytes, (CUdeviceptr)(uintptr_t)at) != CUDA_SUCCESS) return 0;
-    return (size_t)(start + bytes - (CUdeviceptr)(uintptr_t)at);
+    if (p->address_range(&start, &bytes, (CUdeviceptr)(uintptr_t)address) != CUDA_SUCCESS) return 0;
+    return (size_t)(start + bytes - (CUdeviceptr)(uintptr_t)address);
 }
-/* How many pushes from q on, of n, are one two-dimensional copy: alike, and evenly spaced in one allocation on either
-   side. */
-static int32_t gmm__peers_run(const gmm__peers *p, const gmm__peers_push *q, int32_t n) {
-    const uintptr_t step = n > 1 ? (uintptr_t)q[1].from - (uintptr_t)q->from : 0;
-    const size_t pitch = n > 1 ? q[1].at - q->at : 0, whole = q->bytes * (size_t)p->config.size;
-    size_t from, to;
+/* Number of consecutive pushes, of the n from q on, that one 2D copy can do: equal in size and kind, and equally spaced
+   within one allocation on either side. */
+static int32_t gmm__peers_count_2d(const gmm__peers *p, const gmm__peers_push *q, int32_t n) {
+    const uintptr_t step = n > 1 ? (uintptr_t)q[1].source - (uintptr_t)q->source : 0;
+    const size_t pitch = n > 1 ? q[1].offset - q->offset : 0, whole = q->bytes * (size_t)p->config.size;
+    size_t source_bytes, window_bytes;
     int32_t k = 1;
     if (step < q->bytes || pitch < q->bytes || step > 0x7fffffffu || pitch > 0x7fffffffu) return 1;
-    from = gmm__peers_room(p, q->from);
-    to = gmm__peers_room(p, q->window->base[p->config.rank] + q->at);
+    source_bytes = gmm__peers_remaining_bytes(p, q->source);
+    window_bytes = gmm__peers_remaining_bytes(p, q->window->base[p->config.rank] + q->offset);
     while (k < n && q[k].bytes == q->bytes && q[k].parts == q->parts && q[k].window == q->window &&
-           (uintptr_t)q[k].from - (uintptr_t)q[k - 1].from == step && q[k].at - q[k - 1].at == pitch &&
-           (size_t)k * step + (q->parts ? whole : q->bytes) <= from && (size_t)k * pitch + whole <= to)
+           (uintptr_t)q[k].source - (uintptr_t)q[k - 1].source == step && q[k].offset - q[k - 1].offset == pitch &&
+           (size_t)k * step + (q->parts ? whole : q->bytes) <= source_bytes &&
+           (size_t)k * pitch + whole <= window_bytes)
         k++;
     return k;
 }
-/* Enqueues what is to be sent, rank by rank: few large copies after one another fill the links, which many small ones
-   do not, nor copies to several ranks at a time. All begin with another one. */
+/* Enqueues the pushes, rank by rank, each rank beginning with a different peer. Few large copies, one after the other,
+   saturate the links; many small ones do not, nor do concurrent copies to several ranks. */
 static cudaError_t gmm__peers_flush(gmm__peers *p) {
     const int32_t size = p->config.size, rank = p->config.rank;
     cudaError_t e = cudaSuccess;
     int32_t i, k, n, forked = 0;
     for (i = 0; i < size && e == cudaSuccess; i++)
-        for (k = 0; k < p->pushes && e == cudaSuccess; k += n) {
-            const gmm__peers_push *q = &p->push[k];
+        for (k = 0; k < p->push_count && e == cudaSuccess; k += n) {
+            const gmm__peers_push *q = &p->pushes[k];
             const int32_t peer = (rank + i) % size;
-            const char *from = q->from + (q->parts ? (size_t)peer * q->bytes : 0);
-            char *to = q->window->base[peer] + q->at + (size_t)rank * q->bytes;
-            n = i == 0 ? 1 : gmm__peers_run(p, q, p->pushes - k);
+            const char *from = q->source + (q->parts ? (size_t)peer * q->bytes : 0);
+            char *to = q->window->base[peer] + q->offset + (size_t)rank * q->bytes;
+            n = i == 0 ? 1 : gmm__peers_count_2d(p, q, p->push_count - k);
             if (i == 0 && (q->parts || to == from)) continue;
             if (i == 0 && !forked) {
                 e = cudaEventRecord(p->fork, p->stream);
-                if (e == cudaSuccess) e = cudaStreamWaitEvent(p->side, p->fork, 0);
+                if (e == cudaSuccess) e = cudaStreamWaitEvent(p->copy_stream, p->fork, 0);
                 forked = 1;
             }
             if (e != cudaSuccess) break;
-            e = n == 1 ? cudaMemcpyAsync(to, from, q->bytes, cudaMemcpyDeviceToDevice, i == 0 ? p->side : p->stream)
-                       : cudaMemcpy2DAsync(to, q[1].at - q->at, from, (size_t)(q[1].from - q->from), q->bytes,
+            e = n == 1 ? cudaMemcpyAsync(to, from, q->bytes, cudaMemcpyDeviceToDevice,
+                                         i == 0 ? p->copy_stream : p->stream)
+                       : cudaMemcpy2DAsync(to, q[1].offset - q->offset, from, (size_t)(q[1].source - q->source),
+                                           q->bytes,
                                            (size_t)n, cudaMemcpyDeviceToDevice, p->stream);
         }
-    p->pushes = 0;
-    if (e == cudaSuccess && forked) e = cudaEventRecord(p->join, p->side);
+    p->push_count = 0;
+    if (e == cudaSuccess && forked) e = cudaEventRecord(p->join, p->copy_stream);
     if (e == cudaSuccess && forked) e = cudaStreamWaitEvent(p->stream, p->join, 0);
     return e;
 }
-static gmm_status gmm__peers_finish(gmm__peers *p) {
+static gmm_status gmm__peers_end_op(gmm__peers *p) {
     enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     gmm_status s;
-    if (!p->begun) return GMM_OK;
-    p->begun = 0;
+    if (!p->active) return GMM_OK;
+    p->active = 0;
     s = gmm__peers_cuda(p, "peer copies", gmm__peers_flush(p));
-    if (!s) s = gmm__peers_meet(p, GMM__PEERS_DONE, p->stream);
+    if (!s) s = gmm__peers_barrier(p, GMM__PEERS_DONE, p->stream);
     if (!s) s = gmm__peers_cuda(p, "peer copies", cudaStreamIsCapturing(p->stream, &status));
     if (!s && status == cudaStreamCaptureStatusNone)
         s = gmm__peers_cuda(p, "peer copies", cudaEventRecord(p->last, p->stream));
     return s;
 }
 
-/* A call: begins the operation, and ends it where no group is open. */
-typedef gmm_status gmm__peers_part(gmm__peers *p, const void *send, void *recv, size_t size, gmm_dtype dtype,
-                                   gmm_stream stream);
-static gmm_status gmm__peers_call(void *self, gmm__peers_part *part, const void *send, void *recv, size_t size,
+/* A collective call: it begins an operation if none is active, and ends it unless a group is open. */
+typedef gmm_status gmm__peers_collective(gmm__peers *p, const void *send, void *recv, size_t size, gmm_dtype dtype,
+                                         gmm_stream stream);
+static gmm_status gmm__peers_call(void *self, gmm__peers_collective *collective, const void *send, void *recv,
+                                  size_t size,
                                   gmm_dtype dtype, gmm_stream stream) {
     gmm__peers *p = (gmm__peers *)self;
     int current;
-    gmm_status s = gmm__wire_poll(&p->wire, NULL);
+    gmm_status s = gmm__comm_poll(&p->comm_base, NULL);
     if (s) return s;
-    if (gmm__cuda_enter(p->wire.ctx, &current) != cudaSuccess) return GMM_E_CUDA;
-    s = gmm__peers_start(p, stream);
-    if (!s) s = part(p, send, recv, size, dtype, stream);
-    if (!s && !p->wire.open) s = gmm__peers_finish(p);
-    return gmm__cuda_leave(p->wire.ctx, "peers", current, cudaSuccess), s;
+    if (gmm__cuda_enter(p->comm_base.ctx, &current) != cudaSuccess) return GMM_E_CUDA;
+    s = gmm__peers_begin_op(p, stream);
+    if (!s) s = collective(p, send, recv, size, dtype, stream);
+    if (!s && !p->comm_base.open) s = gmm__peers_end_op(p);
+    return gmm__cuda_leave(p->comm_base.ctx, "peers", current, cudaSuccess), s;
 }
 
-/* The same place in the windows of all ranks; window NULL: in none. */
-typedef struct gmm__peers_place {
+/* An offset in a window, the same on all ranks; window NULL = in no window. */
+typedef struct gmm__peers_location {
     const gmm__peers_window *window;
-    size_t at;
-} gmm__peers_place;
-static gmm__peers_place gmm__peers_find(const gmm__peers *p, const void *memory, size_t bytes) {
-    gmm__peers_place place = {NULL, 0};
+    size_t offset;
+} gmm__peers_location;
+static gmm__peers_location gmm__peers_find_window(const gmm__peers *p, const void *memory, size_t bytes) {
+    gmm__peers_location location = {NULL, 0};
     int i;
-    for (i = 0; i < GMM__PEERS_WINDOWS && !place.window; i++) {
+    for (i = 0; i < GMM__PEERS_MAX_WINDOWS && !location.window; i++) {
         const gmm__peers_window *w = &p->windows[i];
-        const uintptr_t base = (uintptr_t)w->base[p->config.rank], at = (uintptr_t)memory;
-        if (!w->bytes || at < base || at - base > w->bytes || bytes > w->bytes - (at - base)) continue;
-        place.window = w;
-        place.at = at - base;
+        const uintptr_t base = (uintptr_t)w->base[p->config.rank], address = (uintptr_t)memory;
+        if (!w->bytes || address < base || address - base > w->bytes || bytes > w->bytes - (address - base)) continue;
+        location.window = w;
+        location.offset = address - base;
     }
-    return place;
+    return location;
 }
 
-/* Sends `bytes` of send to every rank r, at recv's own place there: all of it, to itself too; or its part r, to the
-   others. */
-static gmm_status gmm__peers_send(gmm__peers *p, const char *call, const void *send, void *recv, size_t bytes,
-                                  int parts) {
-    const gmm__peers_place to = gmm__peers_find(p, recv, bytes * (size_t)p->config.size);
+/* Adds a push to the offset of `recv` in the window of every rank: `bytes` of `send`, to this rank too, or part r of
+   `send` to every other rank r (`parts`). */
+static gmm_status gmm__peers_add_push(gmm__peers *p, const char *call, const void *send, void *recv, size_t bytes,
+                                      int parts) {
+    const gmm__peers_location target = gmm__peers_find_window(p, recv, bytes * (size_t)p->config.size);
     gmm__peers_push *q;
-    if (!to.window) return gmm__wire_fail(&p->wire, call, "recv lies in no window");
+    if (!target.window) return gmm__comm_fail(&p->comm_base, call, "recv lies in no window");
     if (bytes == 0) return GMM_OK;
-    if (p->pushes == GMM__PEERS_PUSHES) {
+    if (p->push_count == GMM__PEERS_MAX_PUSHES) {
         const gmm_status s = gmm__peers_cuda(p, call, gmm__peers_flush(p));
         if (s) return s;
     }
-    q = &p->push[p->pushes++];
-    q->from = (const char *)send;
-    q->window = to.window;
-    q->at = to.at;
+    q = &p->pushes[p->push_count++];
+    q->source = (const char *)send;
+    q->window = target.window;
+    q->offset = target.offset;
     q->bytes = bytes;
     q->parts = parts;
     return GMM_OK;
 }
-static gmm_status gmm__peers_gather_part(gmm__peers *p, const void *send, void *recv, size_t bytes, gmm_dtype dtype,
+static gmm_status gmm__peers_push_all_gather(gmm__peers *p, const void *send, void *recv, size_t bytes, gmm_dtype dtype,
+                                             gmm_stream stream) {
+    (void)dtype, (void)stream;
+    return gmm__peers_add_push(p, "all_gather", send, recv, bytes, 0);
+}
+static gmm_status gmm__peers_push_all_to_all(gmm__peers *p, const void *send, void *recv, size_t bytes, gmm_dtype dtype,
+                                             gmm_stream stream) {
+    (void)dtype, (void)stream;
+    return gmm__peers_add_push(p, "all_to_all", send, recv, bytes, 1);
+}
+/* reduce_scatter: the sum over the windows of the peers, which this rank reads. */
+static gmm_status gmm__peers_sum_windows(gmm__peers *p, const void *send, void *recv, size_t count, gmm_dtype dtype,
                                          gmm_stream stream) {
-    (void)dtype, (void)stream;
-    return gmm__peers_send(p, "all_gather", send, recv, bytes, 0);
-}
-static gmm_status gmm__peers_exchange_part(gmm__peers *p, const void *send, void *recv, size_t bytes, gmm_dtype dtype,
-                                           gmm_stream stream) {
-    (void)dtype, (void)stream;
-    return gmm__peers_send(p, "all_to_all", send, recv, bytes, 1);
-}
-/* The sum over what the peers send, read from their windows. */
-static gmm_status gmm__peers_scatter_part(gmm__peers *p, const void *send, void *recv, size_t count, gmm_dtype dtype,
-                                          gmm_stream stream) {
     const size_t bytes = count * (size_t)(gmm_dtype_bits(dtype) / 8);
-    const gmm__peers_place from = gmm__peers_find(p, send, bytes * (size_t)p->config.size);
-    void *addends[GMM__PEERS_MOST];
+    const gmm__peers_location source = gmm__peers_find_window(p, send, bytes * (size_t)p->config.size);
+    void *addends[GMM__PEERS_MAX_RANKS];
     gmm_accumulation d;
     gmm_mat x, y;
     int32_t i;
-    if (!from.window) return gmm__wire_fail(&p->wire, "reduce_scatter", "send lies in no window");
+    if (!source.window) return gmm__comm_fail(&p->comm_base, "reduce_scatter", "send lies in no window");
     if (count == 0) return GMM_OK;
     for (i = 0; i < p->config.size; i++)
-        addends[i] = from.window->base[i] + from.at + (size_t)p->config.rank * bytes;
+        addends[i] = source.window->base[i] + source.offset + (size_t)p->config.rank * bytes;
     memset(&d, 0, sizeof d);
     d.count = p->config.size;
     for (d.cols = 1; d.cols < 4096 && count % (size_t)(2 * d.cols) == 0; d.cols *= 2) { }
@@ -256,73 +266,75 @@ static gmm_status gmm__peers_scatter_part(gmm__peers *p, const void *send, void 
     y = gmm_mat_packed(dtype, recv);
     d.x = &x;
     d.y = &y;
-    return gmm_accumulate(p->wire.ctx, &d, NULL, 0, stream)
-               ? gmm__wire_fail(&p->wire, "reduce_scatter", gmm_last_error(p->wire.ctx)) : GMM_OK;
+    return gmm_accumulate(p->comm_base.ctx, &d, NULL, 0, stream)
+               ? gmm__comm_fail(&p->comm_base, "reduce_scatter", gmm_last_error(p->comm_base.ctx)) : GMM_OK;
 }
-/* values = the largest of each and what lies in the box. */
-static __global__ void gmm_peers_max(float *values, const float *box, int size, int rank, int count) {
+/* values = the largest of each value and of those that the peers have copied into the staging buffer. */
+static __global__ void gmm_peers_max(float *values, const float *staging, int size, int rank, int count) {
     const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     int r;
-    float most;
+    float largest;
     if (i >= count) return;
-    most = values[i];
+    largest = values[i];
     for (r = 0; r < size; r++) {
-        const float v = r == rank ? most : box[(size_t)r * GMM__PEERS_BOX + i];
-        most = v > most || v != v ? v : most;
+        const float v = r == rank ? largest : staging[(size_t)r * GMM__PEERS_STAGED_VALUES + i];
+        largest = v > largest || v != v ? v : largest;
     }
-    values[i] = most;
+    values[i] = largest;
 }
-static gmm_status gmm__peers_max_part(gmm__peers *p, const void *send, void *recv, size_t count, gmm_dtype dtype,
-                                      gmm_stream stream) {
+static gmm_status gmm__peers_reduce_max(gmm__peers *p, const void *send, void *recv, size_t count, gmm_dtype dtype,
+                                        gmm_stream stream) {
     const int32_t size = p->config.size, rank = p->config.rank;
     float *values = (float *)recv;
     cudaError_t e = cudaSuccess;
     gmm_status s = GMM_OK;
-    size_t at;
+    size_t first;
     int32_t i;
     (void)send, (void)dtype;
-    for (at = 0; at < count && !s; at += GMM__PEERS_BOX) {
-        const int n = count - at < GMM__PEERS_BOX ? (int)(count - at) : (int)GMM__PEERS_BOX;
-        if (at > 0) s = gmm__peers_start(p, stream);
+    for (first = 0; first < count && !s; first += GMM__PEERS_STAGED_VALUES) {
+        const int n = count - first < GMM__PEERS_STAGED_VALUES ? (int)(count - first) : (int)GMM__PEERS_STAGED_VALUES;
+        if (first > 0) s = gmm__peers_begin_op(p, stream);
         for (i = 1; i < size && e == cudaSuccess; i++)
-            e = cudaMemcpyAsync(gmm__peers_box(p, (rank + i) % size, rank), values + at, (size_t)n * sizeof *values,
+            e = cudaMemcpyAsync(gmm__peers_staging(p, (rank + i) % size, rank), values + first,
+                                (size_t)n * sizeof *values,
                                 cudaMemcpyDeviceToDevice, stream);
         if (!s) s = gmm__peers_cuda(p, "all_reduce_max", e);
-        if (!s) s = gmm__peers_finish(p); /* the box is full */
+        if (!s) s = gmm__peers_end_op(p); /* the peers have copied their values */
         if (s) break;
-        gmm_peers_max<<<(n + 127) / 128, 128, 0, stream>>>(values + at, gmm__peers_box(p, rank, 0), size, rank, n);
+        gmm_peers_max<<<(n + 127) / 128, 128, 0, stream>>>(values + first, gmm__peers_staging(p, rank, 0), size,
+                                                           rank, n);
         s = gmm__peers_cuda(p, "all_reduce_max", cudaGetLastError());
     }
     return s;
 }
 
-static gmm_status gmm__peers_gather(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
-    return gmm__peers_call(self, gmm__peers_gather_part, send, recv, bytes, GMM_NONE, stream);
+static gmm_status gmm__peers_all_gather(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
+    return gmm__peers_call(self, gmm__peers_push_all_gather, send, recv, bytes, GMM_NONE, stream);
 }
-static gmm_status gmm__peers_exchange(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
-    return gmm__peers_call(self, gmm__peers_exchange_part, send, recv, bytes, GMM_NONE, stream);
+static gmm_status gmm__peers_all_to_all(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
+    return gmm__peers_call(self, gmm__peers_push_all_to_all, send, recv, bytes, GMM_NONE, stream);
 }
-static gmm_status gmm__peers_scatter(void *self, const void *send, void *recv, size_t count, gmm_dtype dtype,
-                                     gmm_stream stream) {
-    return gmm__peers_call(self, gmm__peers_scatter_part, send, recv, count, dtype, stream);
+static gmm_status gmm__peers_reduce_scatter(void *self, const void *send, void *recv, size_t count, gmm_dtype dtype,
+                                            gmm_stream stream) {
+    return gmm__peers_call(self, gmm__peers_sum_windows, send, recv, count, dtype, stream);
 }
-static gmm_status gmm__peers_max(void *self, float *values, size_t count, gmm_stream stream) {
-    return count ? gmm__peers_call(self, gmm__peers_max_part, NULL, values, count, GMM_F32, stream) : GMM_OK;
+static gmm_status gmm__peers_all_reduce_max(void *self, float *values, size_t count, gmm_stream stream) {
+    return count ? gmm__peers_call(self, gmm__peers_reduce_max, NULL, values, count, GMM_F32, stream) : GMM_OK;
 }
-static gmm_status gmm__peers_begin(void *self, const char *what) {
+static gmm_status gmm__peers_group_begin(void *self, const char *what) {
     gmm__peers *p = (gmm__peers *)self;
-    p->wire.what = what;
-    p->wire.open = 1;
-    return gmm__wire_poll(&p->wire, NULL);
+    p->comm_base.what = what;
+    p->comm_base.open = 1;
+    return gmm__comm_poll(&p->comm_base, NULL);
 }
-static gmm_status gmm__peers_end(void *self) {
+static gmm_status gmm__peers_group_end(void *self) {
     gmm__peers *p = (gmm__peers *)self;
     int current;
-    gmm_status s = gmm__wire_poll(&p->wire, NULL);
-    p->wire.open = 0;
+    gmm_status s = gmm__comm_poll(&p->comm_base, NULL);
+    p->comm_base.open = 0;
     if (s) return s;
-    if (gmm__cuda_enter(p->wire.ctx, &current) != cudaSuccess) return GMM_E_CUDA;
-    s = gmm__peers_finish(p);
-    return gmm__cuda_leave(p->wire.ctx, "peers", current, cudaSuccess), s;
+    if (gmm__cuda_enter(p->comm_base.ctx, &current) != cudaSuccess) return GMM_E_CUDA;
+    s = gmm__peers_end_op(p);
+    return gmm__cuda_leave(p->comm_base.ctx, "peers", current, cudaSuccess), s;
 }
 

@@ -1,8 +1,9 @@
 /* --- Communicators --- */
 
+/* Enqueues the calls of a group as one operation. */
 static gmm_status gmm__member_flush(gmm__member *m) {
     gmm__cpu_rank *r = m->rank;
-    const int captured = gmm__rank_queue_of(r, m->stream)->graph != NULL;
+    const int captured = gmm__rank_stream_queue(r, m->stream)->graph != NULL;
     gmm__rank_op op;
     gmm_status s;
     if (!m->count) return GMM_OK;
@@ -14,37 +15,38 @@ static gmm_status gmm__member_flush(gmm__member *m) {
     op.bytes = (size_t)m->count * sizeof *m->parts;
     op.member = m;
     m->parts = NULL;
-    m->count = m->room = 0;
-    if (!captured) op.number = m->given++; /* in a graph: at its launch */
-    s = gmm__rank_put(r, m->stream, &op);
-    if (!captured && s == GMM_E_MEMORY) m->given--; /* it does not stand in the queue */
+    m->count = m->capacity = 0;
+    if (!captured) op.number = m->enqueued++; /* in a capture the launch numbers it */
+    s = gmm__rank_enqueue(r, m->stream, &op);
+    if (!captured && s == GMM_E_MEMORY) m->enqueued--; /* it was not enqueued */
     return s;
 }
 
-static gmm_status gmm__member_call(void *self, gmm__coll part, gmm_stream stream) {
+static gmm_status gmm__member_add_call(void *self, gmm__coll part, gmm_stream stream) {
     gmm__member *m = (gmm__member *)self;
     const char *what = m->what ? m->what : "collective";
-    gmm_status s = gmm__rank_enter(m->rank);
+    gmm_status s = gmm__rank_begin_call(m->rank);
     if (s) return s;
-    if (part.kind == GMM__COLL_SCATTER && !gmm__comm_adds(part.dtype))
-        return gmm__rank_leave(m->rank, gmm__rank_fail(m->rank, GMM_E_DTYPE, "'%s': reduce_scatter of %s: must be f32, "
-                                                       "bf16 or f16", what, gmm_dtype_name(part.dtype)));
+    if (part.kind == GMM__COLL_REDUCE_SCATTER && !gmm__comm_supports_sum(part.dtype))
+        return gmm__rank_end_call(m->rank,
+                                  gmm__rank_fail(m->rank, GMM_E_DTYPE, "'%s': reduce_scatter of %s: must be f32, "
+                                                 "bf16 or f16", what, gmm_dtype_name(part.dtype)));
     if (m->count && m->stream != stream)
-        return gmm__rank_leave(m->rank, gmm__rank_fail(m->rank, GMM_E_ARG, "'%s': one group on two streams", what));
-    if (m->count == m->room) {
-        size_t room = (size_t)m->room;
+        return gmm__rank_end_call(m->rank, gmm__rank_fail(m->rank, GMM_E_ARG, "'%s': one group on two streams", what));
+    if (m->count == m->capacity) {
+        size_t capacity = (size_t)m->capacity;
         void *parts = m->parts;
-        if (!gmm__ranks_grow(m->group->world, &parts, (size_t)m->count, &room, sizeof part))
-            return gmm__rank_leave(m->rank, gmm__rank_fail(m->rank, GMM_E_MEMORY, "'%s': no memory", what));
+        if (!gmm__ranks_grow(m->group->world, &parts, (size_t)m->count, &capacity, sizeof part))
+            return gmm__rank_end_call(m->rank, gmm__rank_fail(m->rank, GMM_E_MEMORY, "'%s': no memory", what));
         m->parts = (gmm__coll *)parts;
-        m->room = (int32_t)room;
+        m->capacity = (int32_t)capacity;
     }
     m->parts[m->count++] = part;
     m->stream = stream;
     if (!m->open) s = gmm__member_flush(m);
-    return gmm__rank_leave(m->rank, s);
+    return gmm__rank_end_call(m->rank, s);
 }
-static gmm__coll gmm__coll_of(gmm__coll_kind kind, gmm_dtype dtype, const void *send, void *recv, size_t bytes) {
+static gmm__coll gmm__coll_make(gmm__coll_kind kind, gmm_dtype dtype, const void *send, void *recv, size_t bytes) {
     gmm__coll p;
     memset(&p, 0, sizeof p);
     p.kind = kind;
@@ -55,36 +57,37 @@ static gmm__coll gmm__coll_of(gmm__coll_kind kind, gmm_dtype dtype, const void *
     return p;
 }
 
-static gmm_status gmm__member_begin(void *self, const char *what) {
+static gmm_status gmm__member_group_begin(void *self, const char *what) {
     gmm__member *m = (gmm__member *)self;
-    const gmm_status s = gmm__rank_enter(m->rank);
+    const gmm_status s = gmm__rank_begin_call(m->rank);
     if (s) return s;
     m->open = 1;
     m->what = what;
-    return gmm__rank_leave(m->rank, GMM_OK);
+    return gmm__rank_end_call(m->rank, GMM_OK);
 }
-static gmm_status gmm__member_end(void *self) {
+static gmm_status gmm__member_group_end(void *self) {
     gmm__member *m = (gmm__member *)self;
-    gmm_status s = gmm__rank_enter(m->rank);
+    gmm_status s = gmm__rank_begin_call(m->rank);
     if (s) return s;
     m->open = 0;
     s = gmm__member_flush(m);
     m->what = NULL;
-    return gmm__rank_leave(m->rank, s);
+    return gmm__rank_end_call(m->rank, s);
 }
-static gmm_status gmm__member_gather(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
-    return gmm__member_call(self, gmm__coll_of(GMM__COLL_GATHER, GMM_NONE, send, recv, bytes), stream);
+static gmm_status gmm__member_all_gather(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
+    return gmm__member_add_call(self, gmm__coll_make(GMM__COLL_ALL_GATHER, GMM_NONE, send, recv, bytes), stream);
 }
-static gmm_status gmm__member_scatter(void *self, const void *send, void *recv, size_t count, gmm_dtype dtype,
-                                      gmm_stream stream) {
+static gmm_status gmm__member_reduce_scatter(void *self, const void *send, void *recv, size_t count, gmm_dtype dtype,
+                                             gmm_stream stream) {
     const size_t bytes = count * (size_t)(gmm_dtype_bits(dtype) / 8);
-    return gmm__member_call(self, gmm__coll_of(GMM__COLL_SCATTER, dtype, send, recv, bytes), stream);
+    return gmm__member_add_call(self, gmm__coll_make(GMM__COLL_REDUCE_SCATTER, dtype, send, recv, bytes), stream);
 }
-static gmm_status gmm__member_exchange(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
-    return gmm__member_call(self, gmm__coll_of(GMM__COLL_EXCHANGE, GMM_NONE, send, recv, bytes), stream);
+static gmm_status gmm__member_all_to_all(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
+    return gmm__member_add_call(self, gmm__coll_make(GMM__COLL_ALL_TO_ALL, GMM_NONE, send, recv, bytes), stream);
 }
-static gmm_status gmm__member_max(void *self, float *values, size_t count, gmm_stream stream) {
-    return gmm__member_call(self, gmm__coll_of(GMM__COLL_MAX, GMM_F32, values, values, count * sizeof *values), stream);
+static gmm_status gmm__member_all_reduce_max(void *self, float *values, size_t count, gmm_stream stream) {
+    return gmm__member_add_call(self, gmm__coll_make(GMM__COLL_ALL_REDUCE_MAX, GMM_F32, values, values,
+                                                     count * sizeof *values), stream);
 }
 static gmm_status gmm__member_poll(void *self, gmm_error *error) {
     gmm__member *m = (gmm__member *)self;
@@ -92,12 +95,12 @@ static gmm_status gmm__member_poll(void *self, gmm_error *error) {
     (void)pthread_mutex_lock(&m->group->world->mutex);
     s = m->group->fault.status ? GMM_E_COMM : m->rank->given_up ? GMM_E_COMM : GMM_OK;
     if (s && error) *error = m->group->fault.status ? m->group->fault : m->rank->error;
-    if (!s && error) { /* who is missing, for whoever finds that it has been too long */
-        const gmm__rank_op *op = gmm__group_arrived(m->group, m->index, NULL);
+    if (!s && error) { /* names a missing rank, for a caller that reports a timeout */
+        const gmm__rank_op *op = gmm__group_find_op(m->group, m->index, NULL);
         int32_t i;
         memset(error, 0, sizeof *error);
         for (i = 0; op && i < m->group->size; i++)
-            if (!gmm__group_arrived(m->group, i, NULL)) {
+            if (!gmm__group_find_op(m->group, i, NULL)) {
                 (void)snprintf(error->text, sizeof error->text, "rank %d of %d has not joined", i,
                                m->group->size);
                 break;
@@ -145,12 +148,12 @@ GMMDEF gmm_status gmm_ranks_comms(gmm_ranks *ranks, const int32_t *members, int3
         c.rank = i;
         c.size = count;
         c.self = &g->members[i];
-        c.group_begin = gmm__member_begin;
-        c.group_end = gmm__member_end;
-        c.all_gather = gmm__member_gather;
-        c.reduce_scatter = gmm__member_scatter;
-        c.all_to_all = gmm__member_exchange;
-        c.all_reduce_max = gmm__member_max;
+        c.group_begin = gmm__member_group_begin;
+        c.group_end = gmm__member_group_end;
+        c.all_gather = gmm__member_all_gather;
+        c.reduce_scatter = gmm__member_reduce_scatter;
+        c.all_to_all = gmm__member_all_to_all;
+        c.all_reduce_max = gmm__member_all_reduce_max;
         c.poll = gmm__member_poll;
         c.give_up = gmm__member_give_up;
         out[i] = c;

@@ -1,8 +1,8 @@
-/* --- The runtime table of a rank --- */
+/* --- The runtime table of a rank: streams, events, copies, work --- */
 
 static gmm_status gmm__ranks_stream_create(void *self, int32_t priority, gmm_stream *out) {
     gmm__cpu_rank *r = (gmm__cpu_rank *)self;
-    gmm_status s = gmm__rank_open(r, "stream_create", "out", out, 0);
+    gmm_status s = gmm__rank_check_call(r, "stream_create", "out", out, 0);
     int i;
     (void)priority;
     if (s) return s;
@@ -14,23 +14,23 @@ static gmm_status gmm__ranks_stream_create(void *self, int32_t priority, gmm_str
     else {
         r->queues[i]->rank = r;
         r->queues[i]->index = i;
-        r->queues[i]->mirrors = -1;
+        r->queues[i]->captured_stream = -1;
         *out = (gmm_stream)(void *)r->queues[i];
     }
-    return gmm__rank_leave(r, s);
+    return gmm__rank_end_call(r, s);
 }
 
-/* Its queue stays until the end, so that what it did is remembered under its number. */
+/* The queue of a destroyed stream stays allocated, since the race checker identifies its accesses by its index. */
 static gmm_status gmm__ranks_stream_sync(void *self, gmm_stream stream) {
     gmm__cpu_rank *r = (gmm__cpu_rank *)self;
-    gmm_status s = gmm__rank_enter(r);
+    gmm_status s = gmm__rank_begin_call(r);
     gmm__rank_queue *q;
     if (s) return s;
-    q = gmm__rank_queue_of(r, stream);
+    q = gmm__rank_stream_queue(r, stream);
     if (q->graph) s = gmm__rank_fail(r, GMM_E_CAPTURE, "stream_sync: stream %d is capturing", q->index);
     else s = gmm__rank_wait(r, q, NULL);
-    if (!s) gmm__clock_join(r->queues[0]->clock, q->clock);
-    return gmm__rank_leave(r, s);
+    if (!s) gmm__clock_merge(r->queues[0]->clock, q->clock);
+    return gmm__rank_end_call(r, s);
 }
 static gmm_status gmm__ranks_stream_destroy(void *self, gmm_stream stream) {
     return stream ? gmm__ranks_stream_sync(self, stream) : GMM_OK;
@@ -39,13 +39,13 @@ static gmm_status gmm__ranks_stream_destroy(void *self, gmm_stream stream) {
 static gmm_status gmm__ranks_event_create(void *self, gmm_event *out) {
     gmm__cpu_rank *r = (gmm__cpu_rank *)self;
     gmm__rank_event *e;
-    gmm_status s = gmm__rank_open(r, "event_create", "out", out, 0);
+    gmm_status s = gmm__rank_check_call(r, "event_create", "out", out, 0);
     if (s) return s;
     e = (gmm__rank_event *)gmm__ranks_alloc(r->world, sizeof *e);
     if (!e) s = gmm__rank_fail(r, GMM_E_MEMORY, "event_create: no memory");
     else e->rank = r;
     *out = (gmm_event)(void *)e;
-    return gmm__rank_leave(r, s);
+    return gmm__rank_end_call(r, s);
 }
 static gmm_status gmm__ranks_event_destroy(void *self, gmm_event event) {
     gmm__cpu_rank *r = (gmm__cpu_rank *)self;
@@ -53,7 +53,7 @@ static gmm_status gmm__ranks_event_destroy(void *self, gmm_event event) {
     if (!r) return GMM_E_NULL;
     if (!e) return GMM_OK;
     (void)pthread_mutex_lock(&r->world->mutex);
-    gmm__token_drop(r->world, e->last);
+    gmm__token_release(r->world, e->last);
     gmm__ranks_free(r->world, e);
     (void)pthread_mutex_unlock(&r->world->mutex);
     return GMM_OK;
@@ -64,39 +64,39 @@ static gmm_status gmm__ranks_event_record(void *self, gmm_event event, gmm_strea
     gmm__rank_event *e = (gmm__rank_event *)(void *)event;
     gmm__rank_queue *q;
     gmm__rank_op op;
-    gmm_status s = gmm__rank_open(r, "event_record", "event", e, flags);
+    gmm_status s = gmm__rank_check_call(r, "event_record", "event", e, flags);
     if (s) return s;
-    q = gmm__rank_queue_of(r, stream);
+    q = gmm__rank_stream_queue(r, stream);
     memset(&op, 0, sizeof op);
     op.kind = GMM__RANK_RECORD;
     op.name = "record";
     if (q->graph) {
         if (flags & (uint32_t)GMM_EVENT_EXTERNAL) op.event = e;
-        else op.mark = q->graph->marks;
-        s = gmm__rank_put(r, stream, &op);
+        else op.record_index = q->graph->record_count;
+        s = gmm__rank_enqueue(r, stream, &op);
         if (!s && !op.event) {
             e->capture = q->graph->serial;
-            e->mark = q->graph->marks++;
+            e->record_index = q->graph->record_count++;
         }
-        return gmm__rank_leave(r, s);
+        return gmm__rank_end_call(r, s);
     }
-    op.token = gmm__token_new(r->world);
+    op.token = gmm__token_create(r->world);
     if (!op.token) s = gmm__rank_fail(r, GMM_E_MEMORY, "event_record: no memory");
     else {
-        gmm__token *token = gmm__token_keep(op.token);
-        s = gmm__rank_put(r, stream, &op);
-        if (s != GMM_E_MEMORY) { /* else the event is as before */
-            gmm__token *before = e->last;
+        gmm__token *token = gmm__token_retain(op.token);
+        s = gmm__rank_enqueue(r, stream, &op);
+        if (s != GMM_E_MEMORY) { /* after GMM_E_MEMORY the event is unchanged */
+            gmm__token *previous = e->last;
             e->last = token;
             e->capture = 0;
-            token = before;
+            token = previous;
         }
-        gmm__token_drop(r->world, token);
+        gmm__token_release(r->world, token);
     }
-    return gmm__rank_leave(r, s);
+    return gmm__rank_end_call(r, s);
 }
 
-/* The stream becomes part of the capture: a queue of its own in every replay. */
+/* Adds a stream to a capture, with a queue that replays its work. */
 static gmm_status gmm__graph_join(gmm__cpu_rank *r, gmm_ranks_graph *g, gmm__rank_queue *q) {
     int i;
     for (i = 1; i < GMM__RANK_QUEUES && r->queues[i]; i++) { }
@@ -105,7 +105,7 @@ static gmm_status gmm__graph_join(gmm__cpu_rank *r, gmm_ranks_graph *g, gmm__ran
     if (!r->queues[i]) return gmm__rank_fail(r, GMM_E_MEMORY, "capture: no memory");
     r->queues[i]->rank = r;
     r->queues[i]->index = i;
-    r->queues[i]->mirrors = q->index;
+    r->queues[i]->captured_stream = q->index;
     q->graph = g;
     g->queues[g->queue_count++] = i;
     return GMM_OK;
@@ -116,52 +116,52 @@ static gmm_status gmm__ranks_stream_wait(void *self, gmm_stream stream, gmm_even
     gmm__rank_event *e = (gmm__rank_event *)(void *)event;
     gmm__rank_queue *q;
     gmm__rank_op op;
-    gmm_status s = gmm__rank_open(r, "stream_wait", "event", e, flags);
+    gmm_status s = gmm__rank_check_call(r, "stream_wait", "event", e, flags);
     if (s) return s;
-    q = gmm__rank_queue_of(r, stream);
+    q = gmm__rank_stream_queue(r, stream);
     memset(&op, 0, sizeof op);
     op.kind = GMM__RANK_WAIT;
     op.name = "wait";
     if (q->graph && (flags & (uint32_t)GMM_EVENT_EXTERNAL)) {
         op.event = e;
-        s = gmm__rank_put(r, stream, &op);
+        s = gmm__rank_enqueue(r, stream, &op);
     } else if (r->capture && e->capture == r->capture->serial) {
         if (!q->graph) s = gmm__graph_join(r, r->capture, q);
-        op.mark = e->mark;
-        if (!s) s = gmm__rank_put(r, stream, &op);
+        op.record_index = e->record_index;
+        if (!s) s = gmm__rank_enqueue(r, stream, &op);
     } else if (q->graph || e->capture) {
         s = gmm__rank_fail(r, GMM_E_CAPTURE, q->graph ? "stream_wait: captured stream %d waits for an event from "
                            "outside without GMM_EVENT_EXTERNAL" : "stream_wait: stream %d waits for an event that a "
                            "capture has recorded", q->index);
     } else if (e->last) {
-        op.token = gmm__token_keep(e->last);
-        s = gmm__rank_put(r, stream, &op);
+        op.token = gmm__token_retain(e->last);
+        s = gmm__rank_enqueue(r, stream, &op);
     }
-    return gmm__rank_leave(r, s);
+    return gmm__rank_end_call(r, s);
 }
 
 static gmm_status gmm__ranks_event_query(void *self, gmm_event event, int32_t *done) {
     gmm__cpu_rank *r = (gmm__cpu_rank *)self;
     const gmm__rank_event *e = (const gmm__rank_event *)(const void *)event;
-    const gmm_status s = gmm__rank_open(r, "event_query", e ? "done" : "event", e ? done : NULL, 0);
+    const gmm_status s = gmm__rank_check_call(r, "event_query", e ? "done" : "event", e ? done : NULL, 0);
     if (s) return s;
     *done = !e->last || e->last->done;
-    return gmm__rank_leave(r, GMM_OK);
+    return gmm__rank_end_call(r, GMM_OK);
 }
 static gmm_status gmm__ranks_event_sync(void *self, gmm_event event) {
     gmm__cpu_rank *r = (gmm__cpu_rank *)self;
     const gmm__rank_event *e = (const gmm__rank_event *)(const void *)event;
-    gmm_status s = gmm__rank_open(r, "event_sync", "event", e, 0);
+    gmm_status s = gmm__rank_check_call(r, "event_sync", "event", e, 0);
     if (s) return s;
     if (e->last) s = gmm__rank_wait(r, NULL, e->last);
-    if (!s && e->last) gmm__clock_join(r->queues[0]->clock, e->last->clock);
-    return gmm__rank_leave(r, s);
+    if (!s && e->last) gmm__clock_merge(r->queues[0]->clock, e->last->clock);
+    return gmm__rank_end_call(r, s);
 }
 
 static gmm_status gmm__ranks_run_work(void *self, const gmm_work *work, gmm_stream stream) {
     gmm__cpu_rank *r = (gmm__cpu_rank *)self;
-    const int whole = work && work->function;
-    gmm_status s = gmm__rank_open(r, "run", work ? "work->function" : "work", whole ? work : NULL, 0);
+    const int complete = work && work->function;
+    gmm_status s = gmm__rank_check_call(r, "run", work ? "work->function" : "work", complete ? work : NULL, 0);
     gmm__rank_op op;
     size_t ranges;
     if (s) return s;
@@ -172,13 +172,14 @@ static gmm_status gmm__ranks_run_work(void *self, const gmm_work *work, gmm_stre
     op.count = work->ranges ? work->range_count : 0;
     op.bytes = ranges + work->argument_bytes + 1;
     op.function = work->function;
-    if (gmm__rank_queue_of(r, stream)->index == 0 && !r->queues[0]->graph) { /* at once, and others may go on */
+    /* stream NULL runs it here, without the lock */
+    if (gmm__rank_stream_queue(r, stream)->index == 0 && !r->queues[0]->graph) {
         int32_t i;
         gmm__rank_start(r->queues[0], &op);
         for (i = 0; i < op.count; i++)
-            gmm__ranks_access(r->queues[0], op.name, work->ranges[i].data, work->ranges[i].bytes,
-                              work->ranges[i].writes);
-        s = gmm__rank_leave(r, GMM_OK);
+            gmm__ranks_check_access(r->queues[0], op.name, work->ranges[i].data, work->ranges[i].bytes,
+                                    work->ranges[i].writes);
+        s = gmm__rank_end_call(r, GMM_OK);
         return s ? s : work->function(work->argument, NULL);
     }
     op.memory = gmm__ranks_alloc(r->world, op.bytes);
@@ -187,77 +188,78 @@ static gmm_status gmm__ranks_run_work(void *self, const gmm_work *work, gmm_stre
         if (ranges) memcpy(op.memory, work->ranges, ranges);
         if (work->argument_bytes)
             memcpy((char *)op.memory + ranges, work->argument, work->argument_bytes);
-        s = gmm__rank_put(r, stream, &op);
+        s = gmm__rank_enqueue(r, stream, &op);
     }
-    return gmm__rank_leave(r, s);
+    return gmm__rank_end_call(r, s);
 }
 
-/* Copies and fills are work like any other. */
-typedef struct gmm__rank_move {
+/* Arguments of a copy or fill, which is enqueued as work. */
+typedef struct gmm__rank_copy {
     void *dst;
     const void *src;
     size_t dst_pitch, src_pitch, width, height;
-    int32_t value, fills; /* fills: there is no src */
-} gmm__rank_move;
+    int32_t value, fill; /* fill: 1 = set to `value`, src is NULL */
+} gmm__rank_copy;
 
-static gmm_status gmm__rank_move_run(const void *argument, gmm_stream stream) {
-    const gmm__rank_move *m = (const gmm__rank_move *)argument;
+static gmm_status gmm__rank_copy_run(const void *argument, gmm_stream stream) {
+    const gmm__rank_copy *m = (const gmm__rank_copy *)argument;
     size_t i;
     (void)stream;
     for (i = 0; i < m->height && m->width; i++) {
         char *dst = (char *)m->dst + i * m->dst_pitch;
-        if (!m->fills) memcpy(dst, (const char *)m->src + i * m->src_pitch, m->width);
+        if (!m->fill) memcpy(dst, (const char *)m->src + i * m->src_pitch, m->width);
         else memset(dst, (int)m->value, m->width);
     }
     return GMM_OK;
 }
-static gmm_status gmm__rank_move_put(void *self, gmm__rank_move m, gmm_stream stream) {
+static gmm_status gmm__rank_copy_enqueue(void *self, gmm__rank_copy m, gmm_stream stream) {
     gmm__cpu_rank *r = (gmm__cpu_rank *)self;
-    const int none = !m.width || !m.height, lacks = !none && (!m.dst || (!m.fills && !m.src));
+    const int empty = !m.width || !m.height, missing = !empty && (!m.dst || (!m.fill && !m.src));
     gmm_work work;
     gmm_range ranges[2];
     memset(&work, 0, sizeof work);
     memset(ranges, 0, sizeof ranges);
-    work.name = m.fills ? "fill" : "copy";
-    if (lacks || m.value < 0 || m.value > 255 ||
-        (!none && (m.dst_pitch < m.width || (!m.fills && m.src_pitch < m.width)))) {
-        const gmm_status s = gmm__rank_enter(r);
-        return s ? s : gmm__rank_leave(r, gmm__rank_fail(
-            r, lacks ? GMM_E_NULL : GMM_E_ARG, "%s: dst %p, src %p, pitches %llu and %llu, width %llu, value %d: must "
+    work.name = m.fill ? "fill" : "copy";
+    if (missing || m.value < 0 || m.value > 255 ||
+        (!empty && (m.dst_pitch < m.width || (!m.fill && m.src_pitch < m.width)))) {
+        const gmm_status s = gmm__rank_begin_call(r);
+        return s ? s : gmm__rank_end_call(r, gmm__rank_fail(
+            r, missing ? GMM_E_NULL : GMM_E_ARG,
+                "%s: dst %p, src %p, pitches %llu and %llu, width %llu, value %d: must "
             "not be NULL, >= width, and 0 to 255", work.name, m.dst, m.src, (unsigned long long)m.dst_pitch,
             (unsigned long long)m.src_pitch, (unsigned long long)m.width, m.value));
     }
-    if (none) return GMM_OK;
+    if (empty) return GMM_OK;
     ranges[0].data = m.dst;
     ranges[0].bytes = (m.height - 1) * m.dst_pitch + m.width;
     ranges[0].writes = 1;
     ranges[1].data = m.src;
     ranges[1].bytes = (m.height - 1) * m.src_pitch + m.width;
-    work.function = gmm__rank_move_run;
+    work.function = gmm__rank_copy_run;
     work.argument = &m;
     work.argument_bytes = sizeof m;
     work.ranges = ranges;
-    work.range_count = m.fills ? 1 : 2;
+    work.range_count = m.fill ? 1 : 2;
     return gmm__ranks_run_work(self, &work, stream);
 }
 static gmm_status gmm__ranks_copy2d(void *self, void *dst, size_t dst_pitch, const void *src, size_t src_pitch,
                                     size_t width, size_t height, gmm_stream stream) {
-    gmm__rank_move m;
+    gmm__rank_copy m;
     m.dst = dst;
     m.src = src;
     m.dst_pitch = dst_pitch;
     m.src_pitch = src_pitch;
     m.width = width;
     m.height = height;
-    m.value = m.fills = 0;
-    return gmm__rank_move_put(self, m, stream);
+    m.value = m.fill = 0;
+    return gmm__rank_copy_enqueue(self, m, stream);
 }
 static gmm_status gmm__ranks_copy(void *self, void *dst, const void *src, size_t bytes, gmm_stream stream) {
     return gmm__ranks_copy2d(self, dst, bytes, src, bytes, bytes, 1, stream);
 }
 static gmm_status gmm__ranks_fill2d(void *self, void *dst, size_t pitch, int32_t value, size_t width, size_t height,
                                     gmm_stream stream) {
-    gmm__rank_move m;
+    gmm__rank_copy m;
     m.dst = dst;
     m.src = NULL;
     m.dst_pitch = pitch;
@@ -265,18 +267,18 @@ static gmm_status gmm__ranks_fill2d(void *self, void *dst, size_t pitch, int32_t
     m.width = width;
     m.height = height;
     m.value = value;
-    m.fills = 1;
-    return gmm__rank_move_put(self, m, stream);
+    m.fill = 1;
+    return gmm__rank_copy_enqueue(self, m, stream);
 }
 static gmm_status gmm__ranks_fill(void *self, void *dst, int32_t value, size_t bytes, gmm_stream stream) {
     return gmm__ranks_fill2d(self, dst, bytes, value, bytes, 1, stream);
 }
 static gmm_status gmm__ranks_is_capturing(void *self, gmm_stream stream, int32_t *capturing) {
     gmm__cpu_rank *r = (gmm__cpu_rank *)self;
-    const gmm_status s = gmm__rank_open(r, "is_capturing", "capturing", capturing, 0);
+    const gmm_status s = gmm__rank_check_call(r, "is_capturing", "capturing", capturing, 0);
     if (s) return s;
-    *capturing = gmm__rank_queue_of(r, stream)->graph != NULL;
-    return gmm__rank_leave(r, GMM_OK);
+    *capturing = gmm__rank_stream_queue(r, stream)->graph != NULL;
+    return gmm__rank_end_call(r, GMM_OK);
 }
 
 GMMDEF gmm_status gmm_ranks_runtime(gmm_ranks *ranks, int32_t rank, gmm_runtime *out) {

@@ -1,39 +1,40 @@
-/* --- The checker --- */
+/* --- The race checker, failures, and the scheduler of queued operations --- */
 
-static void gmm__ranks_access(gmm__rank_queue *q, const char *name, const void *data, size_t bytes, int writes) {
+static void gmm__ranks_check_access(gmm__rank_queue *q, const char *name, const void *data, size_t bytes, int writes) {
     gmm__cpu_rank *r = q->rank;
     gmm_ranks *w = r->world;
-    gmm__rank_access now;
-    size_t i, kept = 0;
+    gmm__rank_access access;
+    size_t i, count = 0;
     if (!w->config.check_races || bytes == 0) return;
-    now.begin = (uintptr_t)data;
-    now.end = now.begin + bytes;
-    now.queue = q->index;
-    now.writes = writes;
-    now.time = q->clock[q->index];
-    now.name = name;
+    access.begin = (uintptr_t)data;
+    access.end = access.begin + bytes;
+    access.queue = q->index;
+    access.writes = writes;
+    access.time = q->clock[q->index];
+    access.name = name;
     for (i = 0; i < r->access_count; i++) {
         const gmm__rank_access a = r->accesses[i];
-        const int overlap = a.begin < now.end && now.begin < a.end;
+        const int overlap = a.begin < access.end && access.begin < a.end;
         const int ordered = a.time <= q->clock[a.queue];
-        const int covered = overlap && now.begin <= a.begin && a.end <= now.end;
+        const int covered = overlap && access.begin <= a.begin && a.end <= access.end;
         if (overlap && !ordered && (a.writes || writes) && w->races++ == 0)
             (void)snprintf(w->race, sizeof w->race, "rank %d: '%s' on stream %d %s %llu bytes at %p that '%s' on "
                            "stream %d %s, and nothing orders the two", r->index, name, q->index,
-                           writes ? "writes" : "reads", (unsigned long long)bytes, (void *)now.begin,
+                           writes ? "writes" : "reads", (unsigned long long)bytes, (void *)access.begin,
                            a.name, (int)a.queue, a.writes ? "writes" : "reads");
-        if (covered && ordered && (writes || !a.writes)) continue; /* whoever is behind `now` is behind `a` */
-        r->accesses[kept++] = a;
+        /* what is ordered behind `access` is ordered behind `a` too */
+        if (covered && ordered && (writes || !a.writes)) continue;
+        r->accesses[count++] = a;
     }
-    r->access_count = kept;
-    if (gmm__ranks_grow(w, (void **)&r->accesses, r->access_count, &r->access_room, sizeof now))
-        r->accesses[r->access_count++] = now;
+    r->access_count = count;
+    if (gmm__ranks_grow(w, (void **)&r->accesses, r->access_count, &r->access_capacity, sizeof access))
+        r->accesses[r->access_count++] = access;
 }
 
-/* --- Giving up --- */
+/* --- Failures --- */
 
 static void gmm__rank_op_free(gmm_ranks *w, gmm__rank_op *op) {
-    if (op->kind == GMM__RANK_LAUNCH && op->memory) { /* not started */
+    if (op->kind == GMM__RANK_LAUNCH && op->memory) { /* of a launch that has not started */
         gmm__replay *replay = (gmm__replay *)op->memory;
         int i;
         for (i = 0; i < GMM__RANK_QUEUES; i++) {
@@ -42,8 +43,8 @@ static void gmm__rank_op_free(gmm_ranks *w, gmm__rank_op *op) {
             gmm__ranks_free(w, replay->ops[i]);
         }
     }
-    gmm__token_drop(w, op->host);
-    gmm__token_drop(w, op->token);
+    gmm__token_release(w, op->host);
+    gmm__token_release(w, op->token);
     gmm__ranks_free(w, op->memory);
     memset(op, 0, sizeof *op);
 }
@@ -59,7 +60,7 @@ static void gmm__rank_give_up(gmm__cpu_rank *r, const char *text) {
         while (q->count > 0) {
             if (q->ops[q->head].kind == GMM__RANK_LAUNCH) q->ops[q->head].graph->running = 0;
             gmm__rank_op_free(r->world, &q->ops[q->head]);
-            q->head = (q->head + 1) % q->room;
+            q->head = (q->head + 1) % q->capacity;
             q->count--;
         }
     }
@@ -71,27 +72,27 @@ static void gmm__group_give_up(gmm__group *g, const char *text) {
     for (i = 0; i < g->size; i++) gmm__rank_give_up(g->members[i].rank, g->fault.text);
 }
 
-/* --- Running --- */
+/* --- Scheduling --- */
 
 static gmm__rank_op *gmm__queue_head(gmm__rank_queue *q) {
     return q && q->count > 0 ? &q->ops[q->head] : NULL;
 }
 
-/* The rank's operation that is collective `number` of the group, if a stream has come to it. */
-static gmm__rank_op *gmm__group_arrived(gmm__group *g, int32_t member, gmm__rank_queue **where) {
+/* The operation of a rank that is the group's next collective, if it is the head of a queue, which goes to *queue. */
+static gmm__rank_op *gmm__group_find_op(gmm__group *g, int32_t member, gmm__rank_queue **queue) {
     gmm__cpu_rank *r = g->members[member].rank;
     int i;
     for (i = 0; i < GMM__RANK_QUEUES; i++) {
         gmm__rank_op *op = gmm__queue_head(r->queues[i]);
         if (op && op->kind == GMM__RANK_COLLECTIVE && op->member->group == g && op->number == g->done) {
-            if (where) *where = r->queues[i];
+            if (queue) *queue = r->queues[i];
             return op;
         }
     }
     return NULL;
 }
 
-static int gmm__rank_can_run(gmm__rank_queue *q) {
+static int gmm__rank_is_ready(gmm__rank_queue *q) {
     gmm__rank_op *op = gmm__queue_head(q);
     int32_t i;
     if (!op) return 0;
@@ -99,7 +100,7 @@ static int gmm__rank_can_run(gmm__rank_queue *q) {
     case GMM__RANK_WAIT: return op->token->done;
     case GMM__RANK_COLLECTIVE:
         for (i = 0; i < op->member->group->size; i++)
-            if (!gmm__group_arrived(op->member->group, i, NULL)) return 0;
+            if (!gmm__group_find_op(op->member->group, i, NULL)) return 0;
         return 1;
     case GMM__RANK_LAUNCH:
         if (!op->started) return !op->graph->running;
@@ -110,14 +111,15 @@ static int gmm__rank_can_run(gmm__rank_queue *q) {
     }
 }
 
-/* The next operation starts: what its thread had seen when it was given comes before it. */
+/* Advances the clock of a queue for its next operation, which is ordered behind the work that the enqueuing thread had
+   waited for. */
 static void gmm__rank_start(gmm__rank_queue *q, const gmm__rank_op *op) {
-    if (op->host) gmm__clock_join(q->clock, op->host->clock);
+    if (op->host) gmm__clock_merge(q->clock, op->host->clock);
     q->clock[q->index]++;
 }
 static void gmm__rank_pop(gmm__rank_queue *q) {
     gmm__rank_op_free(q->rank->world, &q->ops[q->head]);
-    q->head = (q->head + 1) % q->room;
+    q->head = (q->head + 1) % q->capacity;
     q->count--;
     q->rank->progress++;
 }
@@ -132,13 +134,13 @@ static void gmm__coll_run(const gmm__group *g, gmm__coll **p, int32_t which) {
     int64_t i;
     for (to = 0; to < g->size; to++) {
         char *recv = (char *)p[to][which].recv;
-        if (first->kind == GMM__COLL_GATHER || first->kind == GMM__COLL_EXCHANGE) {
+        if (first->kind == GMM__COLL_ALL_GATHER || first->kind == GMM__COLL_ALL_TO_ALL) {
             for (from = 0; from < g->size; from++) {
                 const char *send = (const char *)p[from][which].send;
-                if (first->kind == GMM__COLL_EXCHANGE) send += (size_t)to * bytes;
+                if (first->kind == GMM__COLL_ALL_TO_ALL) send += (size_t)to * bytes;
                 if (bytes) memmove(recv + (size_t)from * bytes, send, bytes);
             }
-        } else if (first->kind == GMM__COLL_SCATTER) {
+        } else if (first->kind == GMM__COLL_REDUCE_SCATTER) {
             for (i = 0; i < count; i++) {
                 float sum = 0.0f;
                 for (from = 0; from < g->size; from++) {
@@ -149,26 +151,26 @@ static void gmm__coll_run(const gmm__group *g, gmm__coll **p, int32_t which) {
             }
         } else if (to == 0) {
             for (i = 0; i < count; i++) {
-                float top = ((const float *)p[0][which].send)[i];
+                float largest = ((const float *)p[0][which].send)[i];
                 for (from = 1; from < g->size; from++) {
                     const float x = ((const float *)p[from][which].send)[i];
-                    if (x > top || x != x) top = x;
+                    if (x > largest || x != x) largest = x;
                 }
-                for (from = 0; from < g->size; from++) ((float *)p[from][which].recv)[i] = top;
+                for (from = 0; from < g->size; from++) ((float *)p[from][which].recv)[i] = largest;
             }
         }
     }
 }
 
-/* All ranks have come to the collective: they must agree on it. */
+/* Runs the collective that is the head of a queue on every rank, after a check that the ranks made the same calls. */
 static void gmm__group_run(gmm__group *g) {
     gmm__coll *parts[2 * GMM__RANK_QUEUES];
     gmm__rank_queue *queue[2 * GMM__RANK_QUEUES];
-    gmm__rank_op *first = gmm__group_arrived(g, 0, &queue[0]);
+    gmm__rank_op *first = gmm__group_find_op(g, 0, &queue[0]);
     int32_t i, j;
     parts[0] = (gmm__coll *)first->memory;
     for (i = 1; i < g->size; i++) {
-        const gmm__rank_op *op = gmm__group_arrived(g, i, &queue[i]);
+        const gmm__rank_op *op = gmm__group_find_op(g, i, &queue[i]);
         const int alike = op->count == first->count && !strcmp(op->name, first->name);
         parts[i] = (gmm__coll *)op->memory;
         for (j = 0; j < first->count && alike; j++)
@@ -193,10 +195,10 @@ static void gmm__group_run(gmm__group *g) {
         for (j = 0; j < first->count; j++) {
             const gmm__coll *p = &parts[i][j];
             const size_t all = p->bytes * (size_t)g->size;
-            const int sends_all = p->kind == GMM__COLL_SCATTER || p->kind == GMM__COLL_EXCHANGE;
-            const int gets_all = p->kind == GMM__COLL_GATHER || p->kind == GMM__COLL_EXCHANGE;
-            gmm__ranks_access(queue[i], first->name, p->send, sends_all ? all : p->bytes, 0);
-            gmm__ranks_access(queue[i], first->name, p->recv, gets_all ? all : p->bytes, 1);
+            const int sends_parts = p->kind == GMM__COLL_REDUCE_SCATTER || p->kind == GMM__COLL_ALL_TO_ALL;
+            const int receives_parts = p->kind == GMM__COLL_ALL_GATHER || p->kind == GMM__COLL_ALL_TO_ALL;
+            gmm__ranks_check_access(queue[i], first->name, p->send, sends_parts ? all : p->bytes, 0);
+            gmm__ranks_check_access(queue[i], first->name, p->recv, receives_parts ? all : p->bytes, 1);
         }
     }
     for (j = 0; j < first->count; j++) gmm__coll_run(g, parts, j);
@@ -204,17 +206,17 @@ static void gmm__group_run(gmm__group *g) {
     for (i = 0; i < g->size; i++) gmm__rank_pop(queue[i]);
 }
 
-/* The queues of a graph get what a launch has prepared. */
+/* Moves the operations of a launch to the queues of its graph. */
 static void gmm__graph_start(gmm__rank_queue *q, gmm__rank_op *op) {
     gmm__cpu_rank *r = q->rank;
     gmm__replay *replay = (gmm__replay *)op->memory;
     int32_t i;
     for (i = 0; i < op->graph->queue_count; i++) {
         gmm__rank_queue *to = r->queues[op->graph->queues[i]];
-        gmm__clock_join(to->clock, q->clock);
+        gmm__clock_merge(to->clock, q->clock);
         gmm__ranks_free(r->world, to->ops);
         to->ops = replay->ops[i];
-        to->count = to->room = replay->count[i];
+        to->count = to->capacity = replay->count[i];
         to->head = 0;
     }
     gmm__ranks_free(r->world, replay);
@@ -232,7 +234,7 @@ static void gmm__rank_run(gmm__rank_queue *q) {
         gmm_status s;
         gmm__rank_start(q, op);
         for (i = 0; i < op->count; i++)
-            gmm__ranks_access(q, op->name, ranges[i].data, ranges[i].bytes, ranges[i].writes);
+            gmm__ranks_check_access(q, op->name, ranges[i].data, ranges[i].bytes, ranges[i].writes);
         s = op->function((const char *)op->memory + (size_t)op->count * sizeof *ranges, NULL);
         if (s) {
             char text[300];
@@ -250,50 +252,52 @@ static void gmm__rank_run(gmm__rank_queue *q) {
         break;
     case GMM__RANK_WAIT:
         gmm__rank_start(q, op);
-        gmm__clock_join(q->clock, op->token->clock);
+        gmm__clock_merge(q->clock, op->token->clock);
         break;
     case GMM__RANK_COLLECTIVE: gmm__group_run(op->member->group); return;
-    default: /* LAUNCH: started, then done when its queues are */
+    default: /* LAUNCH: runs twice, first to start, and again once the queues of the graph are empty */
         if (!op->started) {
             gmm__rank_start(q, op);
             gmm__graph_start(q, op);
             return;
         }
         for (i = 0; i < op->graph->queue_count; i++)
-            gmm__clock_join(q->clock, r->queues[op->graph->queues[i]]->clock);
+            gmm__clock_merge(q->clock, r->queues[op->graph->queues[i]]->clock);
         op->graph->running = 0;
         break;
     }
     gmm__rank_pop(q);
 }
 
-/* Runs one operation, drawn from those that can run: first among queues that are not slow. 0 = none can. */
+/* Runs one operation, drawn from those that are ready, if possible from a queue that is not delayed. Returns 0 if none
+   is ready. */
 static int gmm__ranks_step(gmm_ranks *w) {
-    gmm__rank_queue *can[128], *pick = NULL;
-    int count = 0, quick = 0, i;
+    gmm__rank_queue *ready[128], *drawn = NULL;
+    int count = 0, prompt = 0, i;
     int32_t r;
-    if (w->config.seed && gmm__ranks_draw(w) % 24 == 0) /* now and then other queues become slow */
+    /* with probability 1/24, draw again which queues are delayed */
+    if (w->config.seed && gmm__ranks_random(w) % 24 == 0)
         for (r = 0; r < w->config.ranks; r++)
             for (i = 0; i < GMM__RANK_QUEUES; i++)
-                if (w->rank[r].queues[i]) w->rank[r].queues[i]->slow = gmm__ranks_draw(w) % 3 == 0;
+                if (w->rank[r].queues[i]) w->rank[r].queues[i]->delayed = gmm__ranks_random(w) % 3 == 0;
     for (r = 0; r < w->config.ranks; r++)
         for (i = 0; i < GMM__RANK_QUEUES && count < 128; i++) {
             gmm__rank_queue *q = w->rank[r].queues[i];
-            if (!q || !gmm__queue_head(q) || !gmm__rank_can_run(q)) continue;
+            if (!q || !gmm__queue_head(q) || !gmm__rank_is_ready(q)) continue;
             if (!w->config.seed) {
                 gmm__rank_run(q);
                 return 1;
             }
-            can[count++] = q;
-            quick += !q->slow;
+            ready[count++] = q;
+            prompt += !q->delayed;
         }
     if (!count) return 0;
     {
-        int nth = (int)(gmm__ranks_draw(w) % (uint64_t)(quick ? quick : count));
-        for (i = 0; i < count && !pick; i++)
-            if ((!quick || !can[i]->slow) && nth-- == 0) pick = can[i];
+        int nth = (int)(gmm__ranks_random(w) % (uint64_t)(prompt ? prompt : count));
+        for (i = 0; i < count && !drawn; i++)
+            if ((!prompt || !ready[i]->delayed) && nth-- == 0) drawn = ready[i];
     }
-    gmm__rank_run(pick);
+    gmm__rank_run(drawn);
     return 1;
 }
 

@@ -1,4 +1,4 @@
-/* --- The world of ranks --- */
+/* --- Worlds of ranks: create, run, destroy --- */
 
 GMMDEF gmm_status gmm_ranks_run(gmm_ranks *ranks) {
     gmm_status s = GMM_OK;
@@ -13,7 +13,7 @@ GMMDEF gmm_status gmm_ranks_run(gmm_ranks *ranks) {
         for (q = 0; q < GMM__RANK_QUEUES && !s; q++)
             if (r->queues[q] && r->queues[q]->count > 0) {
                 char text[400];
-                (void)gmm__rank_blame(r, text, sizeof text);
+                (void)gmm__rank_describe_hang(r, text, sizeof text);
                 s = gmm__rank_fail(r, GMM_E_STATE, "gmm_ranks_run: stuck: %s", text);
             }
     }
@@ -26,10 +26,10 @@ GMMDEF const char *gmm_ranks_error(gmm_ranks *ranks, int32_t rank) {
     gmm__cpu_rank *r;
     if (!ranks || rank < 0 || rank >= ranks->config.ranks) return "";
     r = &ranks->rank[rank];
-    (void)pthread_mutex_lock(&ranks->mutex); /* other ranks' threads give this one up */
-    r->told = r->error;
+    (void)pthread_mutex_lock(&ranks->mutex); /* threads of other ranks may set the error */
+    r->reported = r->error;
     (void)pthread_mutex_unlock(&ranks->mutex);
-    return r->told.text;
+    return r->reported.text;
 }
 
 GMMDEF int64_t gmm_ranks_races(gmm_ranks *ranks, const char **text) {
@@ -50,12 +50,12 @@ GMMDEF void gmm_ranks_destroy(gmm_ranks *ranks) {
         gmm__cpu_rank *r = &ranks->rank[i];
         r->given_up = 0;
         gmm__rank_give_up(r, "");
-        if (r->capture) gmm__graph_free(r->capture); /* that nobody has ended */
+        if (r->capture) gmm__graph_free(r->capture); /* a capture that was not ended */
         for (q = 0; q < GMM__RANK_QUEUES; q++) {
             if (r->queues[q]) gmm__ranks_free(ranks, r->queues[q]->ops);
             gmm__ranks_free(ranks, r->queues[q]);
         }
-        gmm__token_drop(ranks, r->host);
+        gmm__token_release(ranks, r->host);
         gmm__ranks_free(ranks, r->accesses);
     }
     while (ranks->groups) {
@@ -83,7 +83,7 @@ GMMDEF gmm_status gmm_ranks_create(const gmm_ranks_config *config, gmm_ranks **o
     int32_t i;
     if (!out) return gmm__fail(error, GMM_E_NULL, "%s: out is NULL", fn);
     *out = NULL;
-    s = gmm__gtp_open(fn, "config", config, &c, sizeof c, error);
+    s = gmm__gtp_read(fn, "config", config, &c, sizeof c, error);
     if (s) return s;
     if (c.ranks < 1 || c.ranks > 2 * GMM__RANK_QUEUES || c.timeout_ms < 0)
         return gmm__fail(error, GMM_E_ARG, "%s: %d ranks, timeout_ms %d: must be 1 to %d, and >= 0", fn, c.ranks,
@@ -106,7 +106,7 @@ GMMDEF gmm_status gmm_ranks_create(const gmm_ranks_config *config, gmm_ranks **o
         r->queues[0] = (gmm__rank_queue *)gmm__ranks_alloc(w, sizeof *r->queues[0]);
         if (!r->queues[0]) break;
         r->queues[0]->rank = r;
-        r->queues[0]->mirrors = -1;
+        r->queues[0]->captured_stream = -1;
     }
     if (i < c.ranks) {
         gmm_ranks_destroy(w);
@@ -159,10 +159,4 @@ GMMDEF gmm_status gmm_ranks_launch(gmm_ranks_graph *graph, gmm_stream stream) {
 GMMDEF void gmm_ranks_graph_destroy(gmm_ranks_graph *graph) { (void)graph; }
 
 #endif /* GMM_WITH_CPU_RANKS */
-
-static double gmm__gtp_now(void) {
-    struct timespec t;
-    (void)timespec_get(&t, TIME_UTC);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 

@@ -1,45 +1,47 @@
+/* Creation of the runtime object, and declarations of domains, weights, bundles and chains. */
 /* ........................................................................................ Runtime: declarations ... */
 
-/* Carves the object: addresses are set where base is not NULL. */
-static size_t gmm__gtp_carve(gmm_gtp *g, char *base, const gmm_gtp_config *c) {
+/* Places the arrays of the object behind it; sets their addresses if base is not NULL. Returns the bytes of all. */
+static size_t gmm__gtp_place_arrays(gmm_gtp *g, char *base, const gmm_gtp_config *c) {
     size_t at = (sizeof *g + 15) / 16 * 16;
     const size_t domains = (size_t)c->domains, weights = (size_t)c->weights, bundles = (size_t)c->bundles;
     const size_t graphs = (size_t)c->graphs;
     int i;
-#define GMM__CARVE(field, type, count) do { \
+#define GMM__ARRAY(field, type, count) do { \
         if (base) g->field = (type *)(void *)(base + at); \
         at += ((count) * sizeof(type) + 15) / 16 * 16; } while (0)
-    GMM__CARVE(domains, gmm__gtp_domain, domains);
-    GMM__CARVE(weights, gmm__gtp_weight, weights);
-    GMM__CARVE(bundles, gmm__gtp_bundle, bundles);
-    GMM__CARVE(chains, gmm__gtp_chain, (size_t)c->chains);
-    GMM__CARVE(slots, gmm__gtp_slot, 3 * bundles);
-    GMM__CARVE(wslots, gmm__wgrad_slot, bundles);
-    GMM__CARVE(graph_watch, gmm__watch, graphs);
-    GMM__CARVE(graph_end, gmm_event, graphs);
-    GMM__CARVE(members, int32_t, weights);
-    GMM__CARVE(links, int32_t, 3 * bundles);
+    GMM__ARRAY(domains, gmm__gtp_domain, domains);
+    GMM__ARRAY(weights, gmm__gtp_weight, weights);
+    GMM__ARRAY(bundles, gmm__gtp_bundle, bundles);
+    GMM__ARRAY(chains, gmm__gtp_chain, (size_t)c->chains);
+    GMM__ARRAY(slots, gmm__gtp_slot, 3 * bundles);
+    GMM__ARRAY(wgrad_slots, gmm__wgrad_slot, bundles);
+    GMM__ARRAY(graph_watch, gmm__watch, graphs);
+    GMM__ARRAY(graph_end, gmm_event, graphs);
+    GMM__ARRAY(members, int32_t, weights);
+    GMM__ARRAY(chain_bundles, int32_t, 3 * bundles);
     for (i = 0; i < GMM_GTP_PASSES; i++) {
-        GMM__CARVE(table[i], void *, weights);
-        GMM__CARVE(scales[i], void *, weights);
+        GMM__ARRAY(table[i], void *, weights);
+        GMM__ARRAY(scales[i], void *, weights);
     }
-    GMM__CARVE(grads, void *, weights);
-    GMM__CARVE(graph_use, unsigned char, graphs * bundles);
-#undef GMM__CARVE
+    GMM__ARRAY(grads, void *, weights);
+    GMM__ARRAY(graph_usage, unsigned char, graphs * bundles);
+#undef GMM__ARRAY
     return at;
 }
 
-static gmm_status gmm__gtp_config(const char *fn, const gmm_gtp_config *config, gmm_gtp_config *c, gmm_error *error) {
-    const int32_t most = 1 << 20;
-    gmm_status s = gmm__gtp_open(fn, "config", config, c, sizeof *c, error);
+static gmm_status gmm__gtp_read_config(const char *fn, const gmm_gtp_config *config, gmm_gtp_config *c,
+                                       gmm_error *error) {
+    const int32_t limit = 1 << 20;
+    gmm_status s = gmm__gtp_read(fn, "config", config, c, sizeof *c, error);
     if (s) return s;
     if (c->domains == 0) c->domains = 1;
     if (c->timeout_ms == 0) c->timeout_ms = 10000;
-    if (c->domains < 0 || c->weights < 0 || c->bundles < 0 || c->chains < 0 || c->graphs < 0 || c->domains > most ||
-        c->weights > most || c->bundles > most || c->chains > most || c->graphs > 4096)
+    if (c->domains < 0 || c->weights < 0 || c->bundles < 0 || c->chains < 0 || c->graphs < 0 || c->domains > limit ||
+        c->weights > limit || c->bundles > limit || c->chains > limit || c->graphs > 4096)
         return gmm__fail(error, GMM_E_ARG, "%s: %d domains, %d weights, %d bundles, %d chains, %d graphs: must be 0 to "
                          "%d, at most 4096 graphs", fn, c->domains, c->weights, c->bundles,
-                         c->chains, c->graphs, (int)most);
+                         c->chains, c->graphs, (int)limit);
     if (c->timeout_ms < 0) return gmm__fail(error, GMM_E_ARG, "%s: timeout_ms is %d: must be >= 0", fn,
                                             c->timeout_ms);
     return GMM_OK;
@@ -49,13 +51,13 @@ GMMDEF gmm_status gmm_gtp_query(const gmm_gtp_config *config, size_t *bytes, gmm
     gmm_gtp_config c;
     gmm_status s;
     if (!bytes) return gmm__fail(error, GMM_E_NULL, "gmm_gtp_query: bytes is NULL");
-    s = gmm__gtp_config("gmm_gtp_query", config, &c, error);
-    if (!s) *bytes = gmm__gtp_carve(NULL, NULL, &c);
+    s = gmm__gtp_read_config("gmm_gtp_query", config, &c, error);
+    if (!s) *bytes = gmm__gtp_place_arrays(NULL, NULL, &c);
     return s;
 }
 
-/* Whether a runtime has the functions that are called here: streams are the caller's, and the host never waits. */
-static int gmm__gtp_runtime_whole(const gmm_runtime *r) {
+/* Whether a runtime has the functions that are called here: none that make streams or make the host wait. */
+static int gmm__gtp_runtime_complete(const gmm_runtime *r) {
     return r->stream_wait && r->event_create && r->event_destroy && r->event_record && r->event_query && r->copy &&
            r->copy2d && r->fill && r->fill2d && r->is_capturing && r->run;
 }
@@ -69,24 +71,24 @@ GMMDEF gmm_status gmm_gtp_init(void *memory, size_t bytes, const gmm_gtp_config 
     size_t need;
     if (!out) return gmm__fail(error, GMM_E_NULL, "%s: out is NULL", fn);
     *out = NULL;
-    if ((s = gmm__gtp_config(fn, config, &c, error)) != GMM_OK) return s;
+    if ((s = gmm__gtp_read_config(fn, config, &c, error)) != GMM_OK) return s;
     if (!memory || !c.ctx) return gmm__fail(error, GMM_E_NULL, "%s: %s is NULL", fn, memory ? "config->ctx" : "memory");
     if ((uintptr_t)memory % 16 != 0)
         return gmm__fail(error, GMM_E_ALIGN, "%s: memory at %p must be aligned to 16 bytes", fn, memory);
-    need = gmm__gtp_carve(NULL, NULL, &c);
+    need = gmm__gtp_place_arrays(NULL, NULL, &c);
     if (bytes < need)
         return gmm__fail(error, GMM_E_WORKSPACE, "%s: %llu bytes of memory: gmm_gtp_query asks for %llu", fn,
                          (unsigned long long)bytes, (unsigned long long)need);
     memset(memory, 0, need);
     g->config = c;
-    (void)gmm__gtp_carve(g, (char *)memory, &c);
+    (void)gmm__gtp_place_arrays(g, (char *)memory, &c);
     if (c.runtime) {
-        s = gmm__gtp_open(fn, "config->runtime", c.runtime, &g->rt, sizeof g->rt, error);
+        s = gmm__gtp_read(fn, "config->runtime", c.runtime, &g->runtime, sizeof g->runtime, error);
         if (s) return s;
-    } else if ((s = gmm_runtime_of(c.ctx, &g->rt)) != GMM_OK) {
+    } else if ((s = gmm_runtime_of(c.ctx, &g->runtime)) != GMM_OK) {
         return gmm__fail(error, s, "%s: %.400s", fn, gmm_last_error(c.ctx));
     }
-    if (!gmm__gtp_runtime_whole(&g->rt))
+    if (!gmm__gtp_runtime_complete(&g->runtime))
         return gmm__fail(error, GMM_E_NULL, "%s: config->runtime lacks a function: all but stream_create, "
                          "stream_destroy, stream_sync and event_sync are needed", fn);
     *out = g;
@@ -95,20 +97,21 @@ GMMDEF gmm_status gmm_gtp_init(void *memory, size_t bytes, const gmm_gtp_config 
 
 GMMDEF const char *gmm_gtp_last_error(const gmm_gtp *gtp) { return gtp ? gtp->error.text : ""; }
 
-/* Opens a declaration: the object takes them until it is sealed. */
-static gmm_status gmm__gtp_declare(gmm_gtp *g, const char *fn, const char *what, int32_t count, int32_t room,
-                                   const void *id) {
+/* Checks that the object accepts a further declaration: it is not sealed, and the configured number is not reached. */
+static gmm_status gmm__gtp_check_declaration(gmm_gtp *g, const char *fn, const char *what, int32_t count,
+                                             int32_t capacity,
+                                             const void *id) {
     if (!g) return GMM_E_NULL;
-    if (g->broken) return g->broken;
+    if (g->failed) return g->failed;
     if (!id) return gmm__fail(&g->error, GMM_E_NULL, "%s: id is NULL", fn);
     if (g->sealed) return gmm__fail(&g->error, GMM_E_STATE, "%s: the object is sealed", fn);
-    if (count >= room)
-        return gmm__fail(&g->error, GMM_E_WORKSPACE, "%s: config->%s is %d: no room for more", fn, what, room);
+    if (count >= capacity)
+        return gmm__fail(&g->error, GMM_E_WORKSPACE, "%s: config->%s is %d: no room for more", fn, what, capacity);
     return GMM_OK;
 }
 
-/* Whether a communicator has its functions. */
-static int gmm__gtp_whole(const gmm_comm *c) {
+/* Whether a communicator has all functions that are required. */
+static int gmm__gtp_comm_complete(const gmm_comm *c) {
     return c->group_begin && c->group_end && c->all_gather && c->reduce_scatter && c->all_to_all && c->all_reduce_max &&
            !c->window_add == !c->window_remove && c->poll && c->give_up;
 }
@@ -117,8 +120,9 @@ GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain,
     static const char fn[] = "gmm_gtp_add_domain";
     gmm__gtp_domain *d;
     gmm_gtp_domain desc;
-    gmm_status s = gmm__gtp_declare(gtp, fn, "domains", gtp ? gtp->domain_count : 0, gtp ? gtp->config.domains : 0, id);
-    if (!s) s = gmm__gtp_open(fn, "domain", domain, &desc, sizeof desc, &gtp->error);
+    gmm_status s = gmm__gtp_check_declaration(gtp, fn, "domains", gtp ? gtp->domain_count : 0,
+                                              gtp ? gtp->config.domains : 0, id);
+    if (!s) s = gmm__gtp_read(fn, "domain", domain, &desc, sizeof desc, &gtp->error);
     if (s) return s;
     if (desc.wire == GMM_NONE) desc.wire = GMM_F32;
     if (desc.wire != GMM_F32 && desc.wire != GMM_BF16)
@@ -134,8 +138,8 @@ GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain,
     memset(d, 0, sizeof *d);
     d->size = 1;
     if (desc.gather) {
-        s = gmm__gtp_open(fn, "domain->gather", desc.gather, &d->gather, sizeof d->gather, &gtp->error);
-        if (!s) s = gmm__gtp_open(fn, "domain->reduce", desc.reduce ? desc.reduce : desc.gather, &d->reduce,
+        s = gmm__gtp_read(fn, "domain->gather", desc.gather, &d->gather, sizeof d->gather, &gtp->error);
+        if (!s) s = gmm__gtp_read(fn, "domain->reduce", desc.reduce ? desc.reduce : desc.gather, &d->reduce,
                                   sizeof d->reduce, &gtp->error);
         if (s) return s;
         d->size = d->gather.size;
@@ -144,40 +148,42 @@ GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain,
             return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: gather is rank %d of %d, reduce rank %d of %d: must be "
                              "the same rank of the same group", fn, d->rank, d->size, d->reduce.rank,
                              d->reduce.size);
-        if (!gmm__gtp_whole(&d->gather) || !gmm__gtp_whole(&d->reduce))
+        if (!gmm__gtp_comm_complete(&d->gather) || !gmm__gtp_comm_complete(&d->reduce))
             return gmm__fail(&gtp->error, GMM_E_NULL, "%s: domain->%s lacks a function; all but window_add and "
-                             "window_remove are needed", fn, gmm__gtp_whole(&d->gather) ? "reduce" : "gather");
+                             "window_remove are needed", fn, gmm__gtp_comm_complete(&d->gather) ? "reduce" : "gather");
     } else if (desc.reduce)
         return gmm__fail(&gtp->error, GMM_E_NULL, "%s: domain->gather is NULL, reduce is not", fn);
     if (desc.reduction == GMM_GTP_REDUCE_AUTO)
-        desc.reduction = d->size > GMM__GTP_PARTS || (!d->reduce.exchanges && (desc.wire == GMM_F32 || d->size <= 2))
+        desc.reduction = d->size > GMM__MAX_EXCHANGE_RANKS ||
+            (!d->reduce.exchanges && (desc.wire == GMM_F32 || d->size <= 2))
                              ? GMM_GTP_REDUCE_SCATTER : GMM_GTP_REDUCE_EXCHANGE;
-    if (desc.reduction == GMM_GTP_REDUCE_EXCHANGE && d->size > GMM__GTP_PARTS)
+    if (desc.reduction == GMM_GTP_REDUCE_EXCHANGE && d->size > GMM__MAX_EXCHANGE_RANKS)
         return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: reduction by exchange among %d ranks: must be at most %d", fn,
-                         d->size, (int)GMM__GTP_PARTS);
+                         d->size, (int)GMM__MAX_EXCHANGE_RANKS);
     d->desc = desc;
     *id = gtp->domain_count++;
     return GMM_OK;
 }
 
-/* Which extent of a scale array the rows of a matrix lie along (1: its rows, 0: its columns), and how many there are to
-   one scale. */
-static int gmm__gtp_scale_axis(gmm_scaling scaling, int direction, int64_t *per) {
+/* The axis of a scale array that corresponds to the rows of the matrix (1: its rows, 0: its columns), and the number of
+   rows that share a scale. */
+static int gmm__gtp_scale_axis(gmm_scaling scaling, int direction, int64_t *block) {
     const int columnwise = direction == GMM_COLUMNWISE;
     switch (scaling) {
-    case GMM_SCALING_1X128: *per = columnwise ? 128 : 1; return columnwise;
-    case GMM_SCALING_MX32: *per = columnwise ? 32 : 1; return 1;
-    case GMM_SCALING_NV16: *per = columnwise ? 16 : 1; return !columnwise;
-    default: *per = 128; return !columnwise; /* 128X128 */
+    case GMM_SCALING_1X128: *block = columnwise ? 128 : 1; return columnwise;
+    case GMM_SCALING_MX32: *block = columnwise ? 32 : 1; return 1;
+    case GMM_SCALING_NV16: *block = columnwise ? 16 : 1; return !columnwise;
+    default: *block = 128; return !columnwise; /* 128X128 */
     }
 }
 
-/* How the data and scales of one direction travel. What is put together here gets the pitch that operations expect of
-   the logical rows (scales) or take as ld (elements, padding included); what arrives in its final order keeps its
-   padding behind it. */
-static gmm_status gmm__gtp_routes(const gmm_shard *s, const gmm_shard_plan *p, int direction, gmm__gtp_weight *w,
-                                  gmm_error *error) {
-    gmm__route *data = &w->route[direction][GMM__GTP_DATA], *scale = &w->route[direction][GMM__GTP_SCALE];
+/* The gather layouts of the data and scales of one direction. Buffers that 2D copies assemble have the pitch that
+   operations expect: scales that of the logical rows, elements that of the padded rows, which views give as ld. Buffers
+   that are received in place have their padding at their end. */
+static gmm_status gmm__gtp_gather_layouts(const gmm_shard *s, const gmm_shard_plan *p, int direction,
+                                          gmm__gtp_weight *w,
+                                          gmm_error *error) {
+    gmm__gather_layout *data = &w->layout[direction][GMM__GTP_DATA], *scale = &w->layout[direction][GMM__GTP_SCALE];
     gmm_layout part = GMM_ZERO, whole = GMM_ZERO, logical = GMM_ZERO;
     const size_t bits = (size_t)gmm_dtype_bits(s->dtype);
     const int sent = p->shard_data_bytes[direction] > 0;
@@ -190,33 +196,33 @@ static gmm_status gmm__gtp_routes(const gmm_shard *s, const gmm_shard_plan *p, i
     if (status) return status;
     memset(data, 0, sizeof *data);
     memset(scale, 0, sizeof *scale);
-    data->whole = (size_t)whole.data_bytes;
-    scale->whole = (size_t)whole.scale_bytes;
-    scale->even = (size_t)logical.scale_bytes;
+    data->gathered_bytes = (size_t)whole.data_bytes;
+    scale->gathered_bytes = (size_t)whole.scale_bytes;
+    scale->group_bytes = (size_t)logical.scale_bytes;
     if (part.transposed) w->ld[direction] = whole.data_cols;
     w->transposed |= !sent;
-    if (!sent) { /* all made here */
-        scale->whole = scale->even;
+    if (!sent) { /* transposed from the rowwise copy */
+        scale->gathered_bytes = scale->group_bytes;
         return GMM_OK;
     }
-    data->send = (size_t)part.data_bytes;
+    data->send_bytes = (size_t)part.data_bytes;
     if (part.transposed) {
         data->staged = 1;
         data->width = data->src_pitch = (size_t)part.data_cols * bits / 8;
-        data->limit = data->dst_pitch = (size_t)whole.data_cols * bits / 8;
+        data->valid_width = data->dst_pitch = (size_t)whole.data_cols * bits / 8;
         data->height = (size_t)part.data_rows;
     }
     if (s->scaling != GMM_SCALING_NONE && s->scaling != GMM_SCALING_TENSOR) {
         const size_t bytes = (size_t)gmm_dtype_bits(part.scale_dtype) / 8;
-        int64_t per = 1;
-        const int along_rows = gmm__gtp_scale_axis(s->scaling, direction, &per);
-        if (along_rows) scale->send = (size_t)(p->shard_rows / per) * (size_t)part.scale_cols * bytes;
+        int64_t block = 1;
+        const int along_rows = gmm__gtp_scale_axis(s->scaling, direction, &block);
+        if (along_rows) scale->send_bytes = (size_t)(p->shard_rows / block) * (size_t)part.scale_cols * bytes;
         else {
-            scale->whole = scale->even;
-            scale->send = (size_t)part.scale_bytes;
+            scale->gathered_bytes = scale->group_bytes;
+            scale->send_bytes = (size_t)part.scale_bytes;
             scale->staged = 1;
-            scale->width = (size_t)(p->shard_rows / per) * bytes;
-            scale->limit = (size_t)((p->local_rows + per - 1) / per) * bytes;
+            scale->width = (size_t)(p->shard_rows / block) * bytes;
+            scale->valid_width = (size_t)((p->local_rows + block - 1) / block) * bytes;
             scale->src_pitch = (size_t)part.scale_cols * bytes;
             scale->dst_pitch = (size_t)logical.scale_cols * bytes;
             scale->height = (size_t)part.scale_rows;
@@ -225,14 +231,14 @@ static gmm_status gmm__gtp_routes(const gmm_shard *s, const gmm_shard_plan *p, i
     return GMM_OK;
 }
 
-/* The format of a weight that gmm_gtp_quantize makes. */
-static gmm_status gmm__gtp_format(const char *fn, gmm__gtp_weight *w, gmm_error *error) {
+/* Copies and checks the format in which gmm_gtp_quantize writes a weight. */
+static gmm_status gmm__gtp_read_format(const char *fn, gmm__gtp_weight *w, gmm_error *error) {
     gmm_format *f = &w->format;
     gmm_error why = GMM_ZERO;
     gmm_status s;
     if (!w->desc.format) return GMM_OK;
-    s = gmm__gtp_open(fn, "weight->format", w->desc.format, f, sizeof *f, error);
-    w->desc.format = NULL; /* the copy is what counts */
+    s = gmm__gtp_read(fn, "weight->format", w->desc.format, f, sizeof *f, error);
+    w->desc.format = NULL; /* w->format is used from here on */
     if (s) return s;
     f->struct_size = 0;
     s = gmm_format_validate(f, &why);
@@ -255,10 +261,11 @@ GMMDEF gmm_status gmm_gtp_add_weight(gmm_gtp *gtp, const gmm_gtp_weight *weight,
     static const char fn[] = "gmm_gtp_add_weight";
     gmm__gtp_weight w;
     int d;
-    gmm_status s = gmm__gtp_declare(gtp, fn, "weights", gtp ? gtp->weight_count : 0, gtp ? gtp->config.weights : 0, id);
+    gmm_status s = gmm__gtp_check_declaration(gtp, fn, "weights", gtp ? gtp->weight_count : 0,
+                                              gtp ? gtp->config.weights : 0, id);
     memset(&w, 0, sizeof w);
-    if (!s) s = gmm__gtp_open(fn, "weight", weight, &w.desc, sizeof w.desc, &gtp->error);
-    if (!s) s = gmm__gtp_solve(fn, w.desc.shard, &w.shard, &w.plan, &gtp->error);
+    if (!s) s = gmm__gtp_read(fn, "weight", weight, &w.desc, sizeof w.desc, &gtp->error);
+    if (!s) s = gmm__gtp_plan_shard(fn, w.desc.shard, &w.shard, &w.plan, &gtp->error);
     if (s) return s;
     if (!w.desc.name) w.desc.name = "weight";
     if (w.desc.expert < 0 || w.desc.reserved)
@@ -273,10 +280,10 @@ GMMDEF gmm_status gmm_gtp_add_weight(gmm_gtp *gtp, const gmm_gtp_weight *weight,
             return gmm__fail(&gtp->error, GMM_E_NULL, "%s: '%s': scale[%d] is NULL: a shard in %s has %lld bytes there",
                              fn, w.desc.name, d, gmm_scaling_name(w.shard.scaling),
                              (long long)w.plan.shard_scale_bytes[d]);
-        if (w.plan.gather_data_bytes[d] > 0) s = gmm__gtp_routes(&w.shard, &w.plan, d, &w, &gtp->error);
+        if (w.plan.gather_data_bytes[d] > 0) s = gmm__gtp_gather_layouts(&w.shard, &w.plan, d, &w, &gtp->error);
         if (s) return s;
     }
-    if ((s = gmm__gtp_format(fn, &w, &gtp->error)) != GMM_OK) return s;
+    if ((s = gmm__gtp_read_format(fn, &w, &gtp->error)) != GMM_OK) return s;
     if (w.desc.main_grad && w.desc.main_grad_dtype != GMM_F32 && w.desc.main_grad_dtype != GMM_BF16)
         return gmm__fail(&gtp->error, GMM_E_DTYPE, "%s: '%s': main_grad_dtype is %s: must be f32 or bf16", fn,
                          w.desc.name, gmm_dtype_name(w.desc.main_grad_dtype));
@@ -303,7 +310,8 @@ GMMDEF gmm_status gmm_gtp_add_bundle(gmm_gtp *gtp, int32_t domain, const int32_t
     gmm__gtp_bundle *b;
     const gmm__gtp_domain *d;
     int32_t i, k;
-    gmm_status s = gmm__gtp_declare(gtp, fn, "bundles", gtp ? gtp->bundle_count : 0, gtp ? gtp->config.bundles : 0, id);
+    gmm_status s = gmm__gtp_check_declaration(gtp, fn, "bundles", gtp ? gtp->bundle_count : 0,
+                                              gtp ? gtp->config.bundles : 0, id);
     if (s) return s;
     if (!name) name = "bundle";
     if (!weights) return gmm__fail(&gtp->error, GMM_E_NULL, "%s: '%s': weights is NULL", fn, name);
@@ -364,8 +372,8 @@ GMMDEF gmm_status gmm_gtp_add_bundle(gmm_gtp *gtp, int32_t domain, const int32_t
     b->first = gtp->member_count;
     b->count = count;
     b->uniform = 1;
-    b->wslot = -1;
-    for (i = 0; i < GMM_GTP_PASSES; i++) b->slot[i] = b->chain[i] = b->place[i] = -1;
+    b->wgrad_slot = -1;
+    for (i = 0; i < GMM_GTP_PASSES; i++) b->slot[i] = b->chain[i] = b->position[i] = -1;
     for (i = 0; i < count; i++) {
         gmm__gtp_weight *w = &gtp->weights[weights[i]];
         gtp->members[b->first + w->desc.expert] = weights[i];
@@ -385,10 +393,11 @@ GMMDEF gmm_status gmm_gtp_add_bundle(gmm_gtp *gtp, int32_t domain, const int32_t
 GMMDEF gmm_status gmm_gtp_add_chain(gmm_gtp *gtp, const gmm_gtp_chain *chain, int32_t *id) {
     static const char fn[] = "gmm_gtp_add_chain";
     gmm_gtp_chain c;
-    gmm__gtp_chain *to;
+    gmm__gtp_chain *entry;
     int32_t i, k;
-    gmm_status s = gmm__gtp_declare(gtp, fn, "chains", gtp ? gtp->chain_count : 0, gtp ? gtp->config.chains : 0, id);
-    if (!s) s = gmm__gtp_open(fn, "chain", chain, &c, sizeof c, &gtp->error);
+    gmm_status s = gmm__gtp_check_declaration(gtp, fn, "chains", gtp ? gtp->chain_count : 0,
+                                              gtp ? gtp->config.chains : 0, id);
+    if (!s) s = gmm__gtp_read(fn, "chain", chain, &c, sizeof c, &gtp->error);
     if (s) return s;
     if (!c.bundles) return gmm__fail(&gtp->error, GMM_E_NULL, "%s: chain->bundles is NULL", fn);
     if (c.held == 0) c.held = 1;
@@ -412,19 +421,19 @@ GMMDEF gmm_status gmm_gtp_add_chain(gmm_gtp *gtp, const gmm_gtp_chain *chain, in
                                  gtp->bundles[c.bundles[i]].name, c.captured ? "not " : "");
         }
     }
-    to = &gtp->chains[gtp->chain_count];
-    to->pass = c.pass;
-    to->first = gtp->link_count;
-    to->count = c.count;
-    to->prefetch = c.prefetch;
-    to->held = c.held;
-    to->captured = c.captured;
-    to->next = -1;
+    entry = &gtp->chains[gtp->chain_count];
+    entry->pass = c.pass;
+    entry->first = gtp->chain_bundle_count;
+    entry->count = c.count;
+    entry->prefetch = c.prefetch;
+    entry->held = c.held;
+    entry->captured = c.captured;
+    entry->next = -1;
     for (i = 0; i < c.count; i++) {
         gmm__gtp_bundle *b = &gtp->bundles[c.bundles[i]];
-        gtp->links[gtp->link_count++] = c.bundles[i];
+        gtp->chain_bundles[gtp->chain_bundle_count++] = c.bundles[i];
         b->chain[c.pass] = gtp->chain_count;
-        b->place[c.pass] = i;
+        b->position[c.pass] = i;
         b->captured = c.captured;
     }
     *id = gtp->chain_count++;

@@ -1,35 +1,38 @@
-/* Raises values to the largest of a domain's ranks, and of further ones. */
-static gmm_status gmm__gtp_raise(gmm_gtp *g, gmm__gtp_domain *d, const gmm_comm *also, float *values, int32_t count,
-                                 gmm_stream stream) {
-    const int several = d->size > 1;
-    const gmm_stream on = several ? d->desc.gather_stream : stream;
+/* Amaxes, and quantization of shards. */
+
+/* Raises values to the largest of a domain's ranks and of those of a further communicator (NULL = none). */
+static gmm_status gmm__gtp_reduce_amax(gmm_gtp *g, gmm__gtp_domain *d, const gmm_comm *further, float *values,
+                                       int32_t count,
+                                       gmm_stream stream) {
+    const int sharded = d->size > 1;
+    const gmm_stream comm_stream = sharded ? d->desc.gather_stream : stream;
     gmm__watch *watch = NULL;
     gmm_status s = GMM_OK;
     int k;
-    if (count == 0 || (!several && !also)) return GMM_OK;
-    if (several) {
-        s = gmm__gtp_use_stream(g, d, GMM__GTP_GATHER);
-        if (!s) s = g->rt.event_record(g->rt.self, d->fork[GMM__GTP_GATHER], stream, 0);
-        if (!s) s = g->rt.stream_wait(g->rt.self, on, d->fork[GMM__GTP_GATHER], 0);
+    if (count == 0 || (!sharded && !further)) return GMM_OK;
+    if (sharded) {
+        s = gmm__gtp_prepare_stream(g, d, GMM__GTP_GATHER);
+        if (!s) s = g->runtime.event_record(g->runtime.self, d->fork[GMM__GTP_GATHER], stream, 0);
+        if (!s) s = g->runtime.stream_wait(g->runtime.self, comm_stream, d->fork[GMM__GTP_GATHER], 0);
         if (!s) s = gmm__watch_begin(g, d, GMM__GTP_GATHER, &watch);
     }
     for (k = 0; k < 2 && !s; k++) {
-        const gmm_comm *c = k ? also : several ? &d->gather : NULL;
+        const gmm_comm *c = k ? further : sharded ? &d->gather : NULL;
         if (!c) continue;
-        gmm__gtp_calls(g, d, "all_reduce_max");
+        gmm__gtp_set_collective(g, d, "all_reduce_max");
         s = c->group_begin(c->self, "amax");
-        if (!s) s = c->all_reduce_max(c->self, values, (size_t)count, on);
+        if (!s) s = c->all_reduce_max(c->self, values, (size_t)count, comm_stream);
         if (!s) s = c->group_end(c->self);
-        if (!s) g->calls = NULL;
+        if (!s) g->collective = NULL;
     }
     if (!s) s = gmm__watch_end(g, d, GMM__GTP_GATHER, watch, &d->gather, "all_reduce_max", "amax");
-    return s || !several ? s : gmm__gtp_join(g, d, GMM__GTP_GATHER, stream);
+    return s || !sharded ? s : gmm__gtp_join_stream(g, d, GMM__GTP_GATHER, stream);
 }
 
 GMMDEF gmm_status gmm_gtp_amax(gmm_gtp *gtp, int32_t domain, float *values, int32_t count, gmm_stream stream) {
     static const char fn[] = "gmm_gtp_amax";
     gmm__gtp_domain *d;
-    gmm_status s = gmm__gtp_open_call(gtp, fn, GMM__GTP_NO_CAPTURE);
+    gmm_status s = gmm__gtp_check_call(gtp, fn, GMM__GTP_NO_CAPTURE);
     if (s) return s;
     if (domain < 0 || domain >= gtp->domain_count || count < 0)
         return gmm__fail(&gtp->error, GMM_E_ARG, "%s: domain %d of %d, count %d: must exist, and >= 0", fn, domain,
@@ -39,16 +42,16 @@ GMMDEF gmm_status gmm_gtp_amax(gmm_gtp *gtp, int32_t domain, float *values, int3
         return gmm__fail(&gtp->error, GMM_E_ALIGN, "%s: values %p is not aligned to fp32", fn, (void *)values);
     d = &gtp->domains[domain];
     gmm__gtp_hash(gtp, 4, domain, 0);
-    s = gmm__gtp_raise(gtp, d, NULL, values, count, stream);
-    return s ? gmm__gtp_break(gtp, fn, "amax", s) : GMM_OK;
+    s = gmm__gtp_reduce_amax(gtp, d, NULL, values, count, stream);
+    return s ? gmm__gtp_fail(gtp, fn, "amax", s) : GMM_OK;
 }
 
-/* Has the amax of one weight found (phase AMAX), or its shard written. `at`: its place in the call. */
+/* Enqueues the amax of one weight (phase AMAX) or the quantization of its shard; `index` is that of the weight in q. */
 static gmm_status gmm__gtp_enqueue_cast(gmm_gtp *g, const gmm__gtp_weight *w, const gmm_gtp_quantization *q,
-                                        int32_t at, float *amax, gmm_quant_phase phase, gmm_stream stream) {
+                                        int32_t index, float *amax, gmm_quant_phase phase, gmm_stream stream) {
     const gmm__gtp_domain *d = &g->domains[g->bundles[w->bundle].domain];
     const size_t elements = (size_t)w->plan.shard_rows * (size_t)w->plan.local_cols;
-    gmm__gtp_cast c = gmm__gtp_cast_of(g, w, q->dtype, q->from[at]);
+    gmm__gtp_cast c = gmm__gtp_cast_make(g, w, q->dtype, q->from[index]);
     gmm_range ranges[8];
     gmm_work work;
     int32_t n = 0;
@@ -56,17 +59,17 @@ static gmm_status gmm__gtp_enqueue_cast(gmm_gtp *g, const gmm__gtp_weight *w, co
     memset(ranges, 0, sizeof ranges);
     memset(&work, 0, sizeof work);
     c.d.phase = phase;
-    c.d.scale = w->format.delayed && q->scale ? q->scale + at : NULL;
+    c.d.scale = w->format.delayed && q->scale ? q->scale + index : NULL;
     c.copy[GMM_ROWWISE].amax = c.copy[GMM_COLUMNWISE].amax = amax;
-    c.workspace = d->gather_base ? d->gather_base + d->cast_at : NULL;
+    c.workspace = d->gather_base ? d->gather_base + d->cast_offset : NULL;
     c.workspace_bytes = d->cast_bytes;
     ranges[n].data = c.src.data;
     ranges[n++].bytes = elements * (size_t)gmm_dtype_bits(q->dtype) / 8;
     for (k = GMM_ROWWISE; k <= GMM_COLUMNWISE && phase != GMM_QUANT_AMAX; k++) {
-        ranges[n].data = c.wanted[k] ? w->desc.data[k] : NULL;
+        ranges[n].data = c.stored[k] ? w->desc.data[k] : NULL;
         ranges[n].bytes = (size_t)w->plan.shard_data_bytes[k];
         ranges[n++].writes = 1;
-        ranges[n].data = c.wanted[k] ? w->desc.scale[k] : NULL;
+        ranges[n].data = c.stored[k] ? w->desc.scale[k] : NULL;
         ranges[n].bytes = (size_t)w->plan.shard_scale_bytes[k];
         ranges[n++].writes = 1;
     }
@@ -86,10 +89,10 @@ static gmm_status gmm__gtp_enqueue_cast(gmm_gtp *g, const gmm__gtp_weight *w, co
     work.argument_bytes = sizeof c;
     work.ranges = ranges;
     work.range_count = n;
-    return g->rt.run(g->rt.self, &work, stream);
+    return g->runtime.run(g->runtime.self, &work, stream);
 }
 
-/* What gmm_gtp_quantize can find wrong before it begins. */
+/* Checks the arguments of gmm_gtp_quantize. */
 static gmm_status gmm__gtp_check_cast(gmm_gtp *g, const char *fn, const int32_t *weights, int32_t count,
                                       const gmm_gtp_quantization *q) {
     int32_t i, k;
@@ -106,7 +109,7 @@ static gmm_status gmm__gtp_check_cast(gmm_gtp *g, const char *fn, const int32_t 
     if (q->also && (!q->also->group_begin || !q->also->group_end || !q->also->all_reduce_max))
         return gmm__fail(&g->error, GMM_E_NULL, "%s: also->%s is NULL: group_begin, group_end and all_reduce_max are "
                          "needed", fn, !q->also->group_begin ? "group_begin" : !q->also->group_end ? "group_end"
-                                                                                          : "all_reduce_max");
+                         : "all_reduce_max");
     for (i = 0; i < count; i++) {
         const gmm__gtp_weight *w = &g->weights[weights[i]];
         for (k = 0; k < i; k++)
@@ -128,44 +131,45 @@ GMMDEF gmm_status gmm_gtp_quantize(gmm_gtp *gtp, const int32_t *weights, int32_t
     static const char fn[] = "gmm_gtp_quantize";
     gmm_gtp_quantization q;
     int32_t i, k, n, pass;
-    gmm_status s = gmm__gtp_open_call(gtp, fn, GMM__GTP_NO_CAPTURE);
-    if (!s) s = gmm__gtp_open(fn, "quantization", quantization, &q, sizeof q, &gtp->error);
-    if (!s) s = gmm__gtp_list(gtp, fn, weights, count);
+    gmm_status s = gmm__gtp_check_call(gtp, fn, GMM__GTP_NO_CAPTURE);
+    if (!s) s = gmm__gtp_read(fn, "quantization", quantization, &q, sizeof q, &gtp->error);
+    if (!s) s = gmm__gtp_check_weights(gtp, fn, weights, count);
     if (!s) s = gmm__gtp_check_cast(gtp, fn, weights, count, &q);
     if (s) return s;
     gmm__gtp_hash(gtp, 5, count, 0);
     s = gmm__gtp_fence_gathers(gtp, stream);
-    for (k = 0; k < gtp->domain_count && !s; k++) s = gmm__mark_wait(gtp, &gtp->domains[k].cast, stream);
-    for (pass = 0; pass < 2 && !s; pass++) /* amaxes, reduced once for each domain; then shards */
+    for (k = 0; k < gtp->domain_count && !s; k++) s = gmm__gtp_event_wait(gtp, &gtp->domains[k].cast, stream);
+    for (pass = 0; pass < 2 && !s; pass++) /* first the amaxes, with one reduction per domain, then the shards */
         for (k = 0; k < gtp->domain_count && !s; k++) {
             gmm__gtp_domain *d = &gtp->domains[k];
-            float *values = d->gather_base ? (float *)(void *)(d->gather_base + d->amax_at) : NULL;
+            float *values = d->gather_base ? (float *)(void *)(d->gather_base + d->amax_offset) : NULL;
             for (i = 0, n = 0; i < count && !s; i++) {
                 const gmm__gtp_weight *w = &gtp->weights[weights[i]];
-                const int by_amax = gmm__gtp_by_amax(w);
+                const int needs_amax = gmm__gtp_needs_amax(w);
                 if (gtp->bundles[w->bundle].domain != k) continue;
-                if (by_amax) {
+                if (needs_amax) {
                     s = gmm__gtp_enqueue_cast(gtp, w, &q, i, values + n, pass ? GMM_QUANT_CAST : GMM_QUANT_AMAX,
                                               stream);
                     if (!s && pass && w->desc.amax)
-                        s = gtp->rt.copy(gtp->rt.self, w->desc.amax, values + n, sizeof(float), stream);
+                        s = gtp->runtime.copy(gtp->runtime.self, w->desc.amax, values + n, sizeof(float), stream);
                     n++;
                 } else if (pass) {
                     s = gmm__gtp_enqueue_cast(gtp, w, &q, i, w->format.delayed && q.amax ? q.amax + i : NULL,
                                               GMM_QUANT_ALL, stream);
                 }
             }
-            if (!s && !pass) s = gmm__gtp_raise(gtp, d, q.also, values, n, stream);
-            for (i = 0; i < count && pass && q.amax && !s; i += n ? n : 1) { /* delayed: runs of neighbours */
+            if (!s && !pass) s = gmm__gtp_reduce_amax(gtp, d, q.also, values, n, stream);
+            /* delayed: one reduction for consecutive weights of the domain */
+            for (i = 0; i < count && pass && q.amax && !s; i += n ? n : 1) {
                 for (n = 0; i + n < count; n++) {
                     const gmm__gtp_weight *w = &gtp->weights[weights[i + n]];
                     if (!w->format.delayed || gtp->bundles[w->bundle].domain != k) break;
                 }
-                s = gmm__gtp_raise(gtp, d, q.also, q.amax + i, n, stream);
+                s = gmm__gtp_reduce_amax(gtp, d, q.also, q.amax + i, n, stream);
             }
         }
-    for (k = 0; k < gtp->domain_count && !s; k++) s = gmm__mark_record(gtp, &gtp->domains[k].cast, stream);
-    if (!s) s = gmm__gtp_published(gtp, weights, count, stream);
-    return s ? gmm__gtp_break(gtp, fn, "shards", s) : GMM_OK;
+    for (k = 0; k < gtp->domain_count && !s; k++) s = gmm__gtp_event_record(gtp, &gtp->domains[k].cast, stream);
+    if (!s) s = gmm__gtp_record_publish(gtp, weights, count, stream);
+    return s ? gmm__gtp_fail(gtp, fn, "shards", s) : GMM_OK;
 }
 

@@ -1,18 +1,21 @@
+/* Gradients: buffers, reductions, sums into main_grad. */
+
 GMMDEF gmm_status gmm_gtp_wgrad(gmm_gtp *gtp, int32_t bundle, gmm_stream stream, gmm_gtp_view *view) {
     static const char fn[] = "gmm_gtp_wgrad";
     gmm__gtp_bundle *b;
     gmm__wgrad_slot *slot;
+    gmm__gtp_operand o;
     gmm_gtp_view v;
     gmm_dtype wire;
     int32_t i;
-    size_t known;
-    gmm_status s = gmm__gtp_open_bundle(gtp, fn, bundle);
+    size_t common;
+    gmm_status s = gmm__gtp_check_bundle(gtp, fn, bundle);
     if (s) return s;
-    known = gmm__gtp_known(fn, "view", view, sizeof *view, &s, &gtp->error);
+    common = gmm__gtp_common_size(fn, "view", view, sizeof *view, &s, &gtp->error);
     if (s) return s;
     b = &gtp->bundles[bundle];
-    if (b->wslot < 0) return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' is frozen", fn, b->name);
-    slot = &gtp->wslots[b->wslot];
+    if (b->wgrad_slot < 0) return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' is frozen", fn, b->name);
+    slot = &gtp->wgrad_slots[b->wgrad_slot];
     if (slot->writer == bundle)
         return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' has a buffer already: submit it first", fn, b->name);
     if (slot->writer >= 0)
@@ -20,96 +23,105 @@ GMMDEF gmm_status gmm_gtp_wgrad(gmm_gtp *gtp, int32_t bundle, gmm_stream stream,
                          "which is not submitted: raise gmm_gtp_domain.wgrad_slots", fn, b->name,
                          gtp->bundles[slot->writer].name);
     wire = gtp->domains[b->domain].desc.wire;
-    s = gmm__mark_wait(gtp, &slot->last_use, stream);
+    s = gmm__gtp_event_wait(gtp, &slot->last_use, stream);
     for (i = 0; i < b->count && !s; i++) {
         const gmm__gtp_weight *w = gmm__gtp_member(gtp, b, i);
         const size_t row = (size_t)w->plan.local_cols * (size_t)gmm_dtype_bits(wire) / 8;
         if (w->plan.pad > 0)
-            s = gtp->rt.fill(gtp->rt.self, slot->base + w->grad_at + (size_t)w->plan.local_rows * row, 0,
-                             (size_t)w->plan.pad * row, stream);
+            s = gtp->runtime.fill(gtp->runtime.self, slot->base + w->grad_offset + (size_t)w->plan.local_rows * row, 0,
+                                  (size_t)w->plan.pad * row, stream);
     }
     slot->writer = bundle;
-    if (s) return gmm__gtp_break(gtp, fn, b->name, s);
-    v = gmm__gtp_view_of(gtp, b, wire, GMM_SCALING_NONE, gtp->grads + b->first, NULL, b->count == 1 || b->uniform,
-                         b->count > 1 ? (int64_t)gmm__gtp_member(gtp, b, 1)->grad_at * 8 / gmm_dtype_bits(wire) : 0, 0);
+    if (s) return gmm__gtp_fail(gtp, fn, b->name, s);
+    memset(&o, 0, sizeof o);
+    o.dtype = wire;
+    o.scaling = GMM_SCALING_NONE;
+    o.data = gtp->grads + b->first;
+    o.packed = b->count == 1 || b->uniform;
+    if (b->count > 1) o.group_stride = (int64_t)gmm__gtp_member(gtp, b, 1)->grad_offset * 8 / gmm_dtype_bits(wire);
+    v = gmm__gtp_make_view(gtp, b, &o);
     v.mat.amax = NULL;
-    v.slot = b->wslot;
-    v.leave = gmm__gtp_leave(gtp, b, GMM_GTP_BACKWARD);
+    v.slot = b->wgrad_slot;
+    v.leave = gmm__gtp_reserved_processors(gtp, b, GMM_GTP_BACKWARD);
     v.struct_size = view->struct_size;
-    memcpy(view, &v, known);
+    memcpy(view, &v, common);
     return GMM_OK;
 }
 
-/* A gradient from elsewhere, or none at all, put into the buffer. */
-typedef struct gmm__gtp_take {
+/* Arguments of the copy of a gradient of the caller into the gradient buffer. */
+typedef struct gmm__gtp_conversion {
     gmm_context *ctx;
     gmm_conversion d;
     gmm_mat src, dst;
-} gmm__gtp_take;
-static gmm_status gmm__gtp_take_run(const void *argument, gmm_stream stream) {
-    gmm__gtp_take t = *(const gmm__gtp_take *)argument;
+} gmm__gtp_conversion;
+static gmm_status gmm__gtp_conversion_run(const void *argument, gmm_stream stream) {
+    gmm__gtp_conversion t = *(const gmm__gtp_conversion *)argument;
     t.d.src = &t.src;
     t.d.dst = &t.dst;
     return gmm_convert(t.ctx, &t.d, NULL, 0, stream);
 }
-static gmm_status gmm__gtp_fill_gradient(gmm_gtp *g, const gmm__gtp_bundle *b, const gmm_mat *from,
+
+/* Copies the gradient of a bundle into its buffer; NULL = zeros. */
+static gmm_status gmm__gtp_copy_gradient(gmm_gtp *g, const gmm__gtp_bundle *b, const gmm_mat *source,
                                          gmm_stream stream) {
-    const gmm__wgrad_slot *slot = &g->wslots[b->wslot];
+    const gmm__wgrad_slot *slot = &g->wgrad_slots[b->wgrad_slot];
     const gmm_dtype wire = g->domains[b->domain].desc.wire;
     int32_t i;
     gmm_status s = GMM_OK;
-    if (!from) return g->rt.fill(g->rt.self, slot->base, 0, slot->bytes, stream);
+    if (!source) return g->runtime.fill(g->runtime.self, slot->base, 0, slot->bytes, stream);
     for (i = 0; i < b->count && !s; i++) {
         const gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
-        const int64_t ld = from->ld ? from->ld : w->plan.local_cols;
-        const int64_t stride = from->group_stride ? from->group_stride : w->plan.local_rows * ld;
-        const int64_t size = gmm_dtype_bits(from->dtype) / 8;
+        const int64_t ld = source->ld ? source->ld : w->plan.local_cols;
+        const int64_t stride = source->group_stride ? source->group_stride : w->plan.local_rows * ld;
+        const int64_t size = gmm_dtype_bits(source->dtype) / 8;
         gmm_range ranges[2];
         gmm_work work;
-        gmm__gtp_take take;
-        memset(&take, 0, sizeof take);
+        gmm__gtp_conversion c;
+        memset(&c, 0, sizeof c);
         memset(&work, 0, sizeof work);
         memset(ranges, 0, sizeof ranges);
-        take.ctx = g->config.ctx;
-        take.d.rows = w->plan.local_rows;
-        take.d.cols = w->plan.local_cols;
-        take.src = gmm_mat_packed(from->dtype, from->table ? from->table[i]
-                                                           : (const char *)from->data + i * stride * size);
-        take.src.ld = ld;
-        take.dst = gmm_mat_packed(wire, slot->base + w->grad_at);
-        ranges[0].data = take.src.data;
+        c.ctx = g->config.ctx;
+        c.d.rows = w->plan.local_rows;
+        c.d.cols = w->plan.local_cols;
+        c.src = gmm_mat_packed(source->dtype, source->table ? source->table[i]
+                               : (const char *)source->data + i * stride * size);
+        c.src.ld = ld;
+        c.dst = gmm_mat_packed(wire, slot->base + w->grad_offset);
+        ranges[0].data = c.src.data;
         ranges[0].bytes = (size_t)(((w->plan.local_rows - 1) * ld + w->plan.local_cols) * size);
-        ranges[1].data = take.dst.data;
+        ranges[1].data = c.dst.data;
         ranges[1].bytes = (size_t)(w->plan.local_rows * w->plan.local_cols * gmm_dtype_bits(wire) / 8);
         ranges[1].writes = 1;
         work.name = "take gradient";
-        work.function = gmm__gtp_take_run;
-        work.argument = &take;
-        work.argument_bytes = sizeof take;
+        work.function = gmm__gtp_conversion_run;
+        work.argument = &c;
+        work.argument_bytes = sizeof c;
         work.ranges = ranges;
         work.range_count = 2;
-        s = g->rt.run(g->rt.self, &work, stream);
+        s = g->runtime.run(g->runtime.self, &work, stream);
     }
     return s;
 }
 
-/* Multiprocessors that the sum of a weight takes: those that the GEMMs of the backward chain leave, 0 = all behind its
-   last one, and where gmm_accumulate needs all to keep up: main_grad not fp32, or not in whole vectors. */
-static int32_t gmm__gtp_sums_take(gmm_gtp *g, const gmm__gtp_bundle *b, const gmm__gtp_weight *w) {
+/* Multiprocessors for the sum of a weight: those that the GEMMs of the backward chain leave free. 0 = all: behind the
+   last bundle of the chain, and where gmm_accumulate needs all of them, since main_grad is not fp32 or not in whole
+   vectors. */
+static int32_t gmm__gtp_sum_processors(gmm_gtp *g, const gmm__gtp_bundle *b, const gmm__gtp_weight *w) {
     gmm_gtp_pass pass = GMM_GTP_FORWARD;
     const int32_t chain = b->chain[GMM_GTP_BACKWARD];
     const int64_t part = w->plan.shard_rows * w->plan.local_cols;
     if (g->domains[b->domain].size == 1 || w->desc.main_grad_dtype != GMM_F32 || part % 8 ||
         (uintptr_t)w->desc.main_grad % 16)
         return 0;
-    if (chain < 0 || !gmm__gtp_behind(g, chain, b->place[GMM_GTP_BACKWARD], 1, &pass)) return 0;
+    if (chain < 0 || !gmm__gtp_successor(g, chain, b->position[GMM_GTP_BACKWARD], 1, &pass)) return 0;
     return pass == GMM_GTP_BACKWARD ? GMM__GTP_SUM_PROCESSORS : 0;
 }
-/* Everything of a submit that the reduce stream does. */
-static gmm_status gmm__gtp_reduce(gmm_gtp *g, int32_t bundle, float scale, gmm_gtp_add add) {
+
+/* Enqueues the reduction of a bundle and its sums into main_grad on the reduce stream. */
+static gmm_status gmm__gtp_reduce_bundle(gmm_gtp *g, int32_t bundle, float scale, gmm_gtp_add add) {
     gmm__gtp_bundle *b = &g->bundles[bundle];
     gmm__gtp_domain *d = &g->domains[b->domain];
-    gmm__wgrad_slot *slot = &g->wslots[b->wslot];
+    gmm__wgrad_slot *slot = &g->wgrad_slots[b->wgrad_slot];
     const gmm_stream stream = d->desc.reduce_stream;
     const gmm_comm *c = &d->reduce;
     const int exchange = d->desc.reduction == GMM_GTP_REDUCE_EXCHANGE;
@@ -117,52 +129,54 @@ static gmm_status gmm__gtp_reduce(gmm_gtp *g, int32_t bundle, float scale, gmm_g
     int32_t i;
     gmm__watch *watch = NULL;
     gmm_status s = gmm__watch_begin(g, d, GMM__GTP_REDUCE, &watch);
-    if (!s) gmm__gtp_calls(g, d, exchange ? "all_to_all" : "reduce_scatter");
+    if (!s) gmm__gtp_set_collective(g, d, exchange ? "all_to_all" : "reduce_scatter");
     if (!s && d->size > 1) s = c->group_begin(c->self, b->name);
     for (i = 0; i < b->count && d->size > 1 && !s; i++) {
         const gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
         const size_t part = (size_t)w->plan.shard_rows * (size_t)w->plan.local_cols;
-        char *send = slot->base + w->grad_at;
+        char *send = slot->base + w->grad_offset;
         if (!w->desc.main_grad) continue;
         g->stats.reduced_bytes += (int64_t)(part * size) * (d->size - 1);
-        s = exchange ? c->all_to_all(c->self, send, d->reduce_base + d->recv_at + w->grad_at, part * size, stream)
+        s = exchange ? c->all_to_all(c->self, send, d->reduce_base + d->recv_offset + w->grad_offset, part * size,
+                                     stream)
                      : c->reduce_scatter(c->self, send, send + (size_t)d->rank * part * size, part, d->desc.wire,
                                          stream);
     }
     if (!s && d->size > 1) s = c->group_end(c->self);
-    if (!s) g->calls = NULL;
-    for (i = 0; i < b->count && !s && !g->dry; i++) {
+    if (!s) g->collective = NULL;
+    for (i = 0; i < b->count && !s && !g->dry_run; i++) {
         const gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
         const size_t part = (size_t)w->plan.shard_rows * (size_t)w->plan.local_cols;
-        gmm__gtp_sum sum = gmm__gtp_sum_of(g, d, w);
-        char *own = slot->base + w->grad_at + (size_t)d->rank * part * size, *from = d->reduce_base + d->recv_at;
+        gmm__gtp_sum sum = gmm__gtp_sum_make(g, d, w);
+        char *own = slot->base + w->grad_offset + (size_t)d->rank * part * size,
+            *received = d->reduce_base + d->recv_offset;
         gmm_range ranges[5];
         gmm_work work;
         int32_t r;
         if (!w->desc.main_grad) continue;
         memset(&work, 0, sizeof work);
         memset(ranges, 0, sizeof ranges);
-        from += w->grad_at;
+        received += w->grad_offset;
         for (r = 0; r < sum.d.count && sum.d.count > 1; r++)
-            sum.part[r] = r == d->rank ? own : from + (size_t)r * part * size;
+            sum.part[r] = r == d->rank ? own : received + (size_t)r * part * size;
         sum.x.data = own;
-        sum.options.sm_limit = gmm__gtp_sums_take(g, b, w);
+        sum.options.sm_limit = gmm__gtp_sum_processors(g, b, w);
         sum.d.scale = scale;
         sum.d.beta = add == GMM_GTP_SET ? 0.0f : 1.0f;
-        sum.workspace = d->reduce_base + d->work_at;
-        sum.workspace_bytes = d->work_bytes;
+        sum.workspace = d->reduce_base + d->workspace_offset;
+        sum.workspace_bytes = d->workspace_bytes;
         ranges[0].data = own;
         ranges[0].bytes = part * size;
         ranges[1].data = w->desc.main_grad;
         ranges[1].bytes = part * (size_t)gmm_dtype_bits(w->desc.main_grad_dtype) / 8;
         ranges[1].writes = 1;
         ranges[2].data = sum.workspace;
-        ranges[2].bytes = d->work_bytes;
+        ranges[2].bytes = d->workspace_bytes;
         ranges[2].writes = 1;
         if (sum.d.count > 1) {
-            ranges[3].data = from;
+            ranges[3].data = received;
             ranges[3].bytes = (size_t)d->rank * part * size;
-            ranges[4].data = from + (size_t)(d->rank + 1) * part * size;
+            ranges[4].data = received + (size_t)(d->rank + 1) * part * size;
             ranges[4].bytes = (size_t)(d->size - 1 - d->rank) * part * size;
         }
         work.name = "add to main_grad";
@@ -171,10 +185,10 @@ static gmm_status gmm__gtp_reduce(gmm_gtp *g, int32_t bundle, float scale, gmm_g
         work.argument_bytes = sizeof sum;
         work.ranges = ranges;
         work.range_count = sum.d.count > 1 ? 5 : 3;
-        s = g->rt.run(g->rt.self, &work, stream);
+        s = g->runtime.run(g->runtime.self, &work, stream);
     }
-    if (!s) s = gmm__mark_record(g, &slot->last_use, stream);
-    if (!s) s = gmm__mark_record(g, &b->done, stream);
+    if (!s) s = gmm__gtp_event_record(g, &slot->last_use, stream);
+    if (!s) s = gmm__gtp_event_record(g, &b->done, stream);
     return s ? s : gmm__watch_end(g, d, GMM__GTP_REDUCE, watch, d->size > 1 ? c : NULL,
                                   exchange ? "all_to_all" : "reduce_scatter", b->name);
 }
@@ -187,14 +201,14 @@ GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gra
     gmm__gtp_domain *d;
     gmm__wgrad_slot *slot;
     int32_t i;
-    gmm_status s = gmm__gtp_open_bundle(gtp, fn, bundle);
-    if (!s) s = gmm__gtp_open(fn, "gradient", gradient, &in, sizeof in, &gtp->error);
-    if (!s && in.from) s = gmm__gtp_open(fn, "gradient->from", in.from, &from, sizeof from, &gtp->error);
+    gmm_status s = gmm__gtp_check_bundle(gtp, fn, bundle);
+    if (!s) s = gmm__gtp_read(fn, "gradient", gradient, &in, sizeof in, &gtp->error);
+    if (!s && in.from) s = gmm__gtp_read(fn, "gradient->from", in.from, &from, sizeof from, &gtp->error);
     if (s) return s;
     b = &gtp->bundles[bundle];
     d = &gtp->domains[b->domain];
-    if (b->wslot < 0) return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' is frozen", fn, b->name);
-    slot = &gtp->wslots[b->wslot];
+    if (b->wgrad_slot < 0) return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' is frozen", fn, b->name);
+    slot = &gtp->wgrad_slots[b->wgrad_slot];
     if ((in.add != GMM_GTP_ADD && in.add != GMM_GTP_SET) || in.zero < 0 || in.zero > 1 || (in.zero && in.from))
         return gmm__fail(&gtp->error, GMM_E_ARG, "%s: '%s': add %d, zero %d, from %s: must be a gmm_gtp_add, 0 or 1, "
                          "not both", fn, b->name, (int)in.add, in.zero, in.from ? "given" : "NULL");
@@ -232,69 +246,22 @@ GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gra
     if (in.zero || in.from) {
         gmm_gtp_view unused = GMM_ZERO;
         if ((s = gmm_gtp_wgrad(gtp, bundle, stream, &unused)) != GMM_OK) return s;
-        s = gmm__gtp_fill_gradient(gtp, b, in.from ? &from : NULL, stream);
+        s = gmm__gtp_copy_gradient(gtp, b, in.from ? &from : NULL, stream);
     }
-    if (!s) s = gmm__gtp_use_stream(gtp, d, GMM__GTP_REDUCE);
-    if (!s) s = gtp->rt.event_record(gtp->rt.self, d->fork[GMM__GTP_REDUCE], stream, 0);
-    if (!s) s = gtp->rt.stream_wait(gtp->rt.self, d->desc.reduce_stream, d->fork[GMM__GTP_REDUCE], 0);
-    if (!s) s = gmm__gtp_reduce(gtp, bundle, in.scale, in.add);
+    if (!s) s = gmm__gtp_prepare_stream(gtp, d, GMM__GTP_REDUCE);
+    if (!s) s = gtp->runtime.event_record(gtp->runtime.self, d->fork[GMM__GTP_REDUCE], stream, 0);
+    if (!s) s = gtp->runtime.stream_wait(gtp->runtime.self, d->desc.reduce_stream, d->fork[GMM__GTP_REDUCE], 0);
+    if (!s) s = gmm__gtp_reduce_bundle(gtp, bundle, in.scale, in.add);
     slot->writer = -1;
-    if (!s && d->desc.synchronous) s = gmm__mark_wait(gtp, &b->done, stream);
-    if (s) return gmm__gtp_break(gtp, fn, b->name, s);
-    if (gtp->dry) return GMM_OK;
-    if (gtp->graph) gtp->graph_use[(gtp->graph - 1) * gtp->bundle_count + bundle] |= GMM__GRAPH_ADDS;
+    if (!s && d->desc.synchronous) s = gmm__gtp_event_wait(gtp, &b->done, stream);
+    if (s) return gmm__gtp_fail(gtp, fn, b->name, s);
+    if (gtp->dry_run) return GMM_OK;
+    if (gtp->graph) gtp->graph_usage[(gtp->graph - 1) * gtp->bundle_count + bundle] |= GMM__GRAPH_REDUCES;
     else if (gtp->config.hooks.ready) {
-        gtp->calling_back = 1;
+        gtp->in_callback = 1;
         gtp->config.hooks.ready(gtp->config.hooks.user, gtp, gtp->members + b->first, b->count, d->desc.reduce_stream);
-        gtp->calling_back = 0;
+        gtp->in_callback = 0;
     }
     return GMM_OK;
-}
-
-/* `stream` waits for what a domain's stream was given; in a capture, for what it was given there. */
-static gmm_status gmm__gtp_join(gmm_gtp *g, gmm__gtp_domain *d, int which, gmm_stream stream) {
-    gmm_status s;
-    if (!d->used[which] || (g->graph && d->joined[which] != g->graph)) return GMM_OK;
-    s = g->rt.event_record(g->rt.self, d->join[which], gmm__gtp_stream(d, which), 0);
-    return s ? s : g->rt.stream_wait(g->rt.self, stream, d->join[which], 0);
-}
-
-/* `stream` waits for replays on other streams: each is over as a whole. */
-static gmm_status gmm__gtp_fence_replays(gmm_gtp *g, gmm_stream stream) {
-    gmm_status s = GMM_OK;
-    int32_t i;
-    for (i = 0; i < g->graph_count && !s && !g->graph; i++)
-        if (g->graph_watch[i].replayed && g->graph_watch[i].stream != stream)
-            s = g->rt.stream_wait(g->rt.self, stream, g->graph_end[i], 0);
-    return s;
-}
-
-/* `stream` waits for all reads of shards. */
-static gmm_status gmm__gtp_fence_gathers(gmm_gtp *g, gmm_stream stream) {
-    gmm_status s = gmm__gtp_fence_replays(g, stream);
-    int32_t i;
-    for (i = 0; i < g->domain_count && !s; i++) s = gmm__gtp_join(g, &g->domains[i], GMM__GTP_GATHER, stream);
-    for (i = 0; i < g->bundle_count && !s; i++) {
-        gmm__gtp_bundle *b = &g->bundles[i];
-        b->asked = 0; /* the shards may change from here on */
-        if (!g->graph || b->in_place.graph == g->graph)
-            s = gmm__mark_wait(g, &b->in_place, stream); /* shards that were read as they are */
-    }
-    return s;
-}
-
-GMMDEF gmm_status gmm_gtp_fence(gmm_gtp *gtp, uint32_t what, gmm_stream stream) {
-    static const char fn[] = "gmm_gtp_fence";
-    int32_t i;
-    gmm_status s = gmm__gtp_open_call(gtp, fn, 0);
-    if (s) return s;
-    if (what == 0 || (what & ~(uint32_t)GMM_GTP_ALL))
-        return gmm__fail(&gtp->error, GMM_E_ARG, "%s: what is 0x%x: must be an OR of GMM_GTP_GATHERS and GRADIENTS", fn,
-                         what);
-    for (i = 0; i < gtp->domain_count && !s && (what & (uint32_t)GMM_GTP_GRADIENTS); i++)
-        s = gmm__gtp_join(gtp, &gtp->domains[i], GMM__GTP_REDUCE, stream);
-    if (!s) s = what & (uint32_t)GMM_GTP_GATHERS ? gmm__gtp_fence_gathers(gtp, stream)
-                                                 : gmm__gtp_fence_replays(gtp, stream);
-    return s ? gmm__gtp_break(gtp, fn, "all domains", s) : GMM_OK;
 }
 

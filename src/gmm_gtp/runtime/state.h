@@ -1,40 +1,45 @@
-/* ....................................................................................... Runtime: what it holds ... */
+/* Structures of the GTP runtime object. */
+/* ....................................................................................... Runtime: structures ... */
 
-/* A point on a stream that others wait for. In a capture it is an event inside of the graph for the graph itself, and a
-   node that records one outside for everybody else. */
-typedef struct gmm__mark {
-    gmm_event inside, outside;
-    int32_t graph; /* in which it was recorded, counted from 1; 0 = in none */
-    int32_t set;
-    int32_t waited;             /* `waiter` has waited since: once is enough */
+/* An event that streams wait for, inside and outside of captures. A record in a capture records `captured_event` for
+   waits of the same graph, and an external node records `external_event` for all other waits. */
+typedef struct gmm__gtp_event {
+    gmm_event captured_event, external_event;
+    int32_t graph;              /* graph of the last record, counted from 1; 0 = outside of captures */
+    int32_t recorded;           /* 1 after the first record */
+    int32_t waited;             /* 1: `waiter` has waited since the last record, and need not wait again */
     gmm_stream recorder, waiter;
-} gmm__mark;
+} gmm__gtp_event;
 
-/* A collective that gmm_gtp_poll looks after. Those of a stream stand in a ring, in which the oldest that is not done
-   is the one that may hang; what does not fit while so many are under way is not looked after. */
-enum { GMM__WATCHES = 256, GMM__GTP_PARTS = 256 }; /* parts: ranks that exchange */
+/* A collective or a replay that gmm_gtp_poll monitors. The collectives of a stream are kept in a ring; the oldest one
+   that is not done is the one that may hang. A collective that finds the ring full is not monitored. */
+enum { GMM__MAX_WATCHES = 256, GMM__MAX_EXCHANGE_RANKS = 256 };
 typedef struct gmm__watch {
     gmm_event begin;
-    gmm_event end;      /* NULL = nothing to look after */
-    int32_t seen;       /* it has been seen to have begun, */
-    double since;       /* at this time */
-    const gmm_comm *comm; /* NULL: a graph */
+    gmm_event end;              /* NULL = nothing to monitor */
+    int32_t begun;              /* 1: a poll has found that it has begun, */
+    double begin_time;          /* at this time in seconds */
+    const gmm_comm *comm;       /* NULL = a graph */
     const char *what, *name;
-    int32_t replayed;   /* of a graph: behind post_replay, on this stream */
+    int32_t replayed;           /* graphs: post_replay was called, with this stream */
     gmm_stream stream;
 } gmm__watch;
 
-/* How the shards of one buffer become its gathered form: sent bytes one behind the other are it already, or they are
-   staged, and every rank's columns are put side by side, as far as the whole reaches. */
-typedef struct gmm__route {
-    size_t send, whole;          /* bytes of a rank (0 = not sent), of the gathered buffer */
-    size_t at, stage;            /* offsets in the slot, in the stage; of a transposed weight's rowwise copy, too */
-    size_t even;                 /* bytes that an operation expects from matrix to matrix */
+/* Layout of one buffer that is gathered from the shards of all ranks. Where the shards' bytes in the order of ranks are
+   the gathered buffer, they are received in place. Otherwise they are received in the stage (`staged`), and a 2D copy
+   for each rank places its columns side by side. */
+typedef struct gmm__gather_layout {
+    size_t send_bytes;           /* of a rank; 0 = not sent */
+    size_t gathered_bytes;
+    size_t offset;               /* in the slot */
+    size_t stage_offset;         /* in the stage; also of the rowwise copy of a weight that is transposed here */
+    size_t group_bytes;          /* stride of groups that an operation expects */
     int32_t staged, reserved;
-    size_t width, limit, height, src_pitch, dst_pitch; /* limit: bytes of a row that ranks fill */
-} gmm__route;
+    size_t width, height, src_pitch, dst_pitch; /* of the 2D copy of a rank */
+    size_t valid_width;          /* bytes of a destination row that ranks fill; zeros follow */
+} gmm__gather_layout;
 
-enum { GMM__GTP_ROW, GMM__GTP_COL, GMM__GTP_REC, GMM__GTP_CLASSES }; /* what slots hold; REC: rowwise, of recompute */
+enum { GMM__SLOT_ROWWISE, GMM__SLOT_COLUMNWISE, GMM__SLOT_RECOMPUTE, GMM__SLOT_KINDS }; /* RECOMPUTE: rowwise copies */
 enum { GMM__GTP_DATA, GMM__GTP_SCALE };
 
 typedef struct gmm__gtp_weight {
@@ -42,88 +47,94 @@ typedef struct gmm__gtp_weight {
     gmm_shard shard;
     gmm_shard_plan plan;
     gmm_format format;           /* dtype NONE = none */
-    gmm__route route[2][2];      /* [direction][DATA, SCALE] */
+    gmm__gather_layout layout[2][2]; /* [direction][DATA, SCALE] */
     int64_t ld[2];               /* of a gathered copy; 0 = the default */
     int32_t bundle;              /* -1 = none yet */
-    int32_t transposed;          /* the columnwise copy is made of the rowwise one */
-    size_t grad_at;              /* offset in the gradient buffer */
+    int32_t transposed;          /* 1: the columnwise copy is a transpose of the rowwise one */
+    size_t grad_offset;          /* in the gradient buffer */
 } gmm__gtp_weight;
 
+/* A buffer for the gathered weights of a bundle. */
 typedef struct gmm__gtp_slot {
     char *base;
-    size_t at, bytes;            /* in the domain's block */
+    size_t offset, bytes;        /* in the domain's gather block */
     int32_t domain, kind, captured;
-    int32_t bundle;              /* whose content; -1 = none */
-    int32_t graph;               /* that gathered it; 0 = none, eager */
-    int32_t pending;             /* wanted by a prefetch, not yet acquired: 1 = gathered for it, 2 = was there */
-    uint32_t holders;            /* a bit per pass */
-    int32_t read;                /* since it was gathered, */
+    int32_t bundle;              /* whose weights the slot contains; -1 = none */
+    int32_t graph;               /* the graph that gathered them, counted from 1; 0 = outside of captures */
+    int32_t pending;             /* requested by a prefetch, not acquired yet: 1 = gathered for it, 2 = was resident */
+    uint32_t acquired;           /* a bit per pass */
+    int32_t read;                /* 1: read since it was gathered, */
     gmm_stream reader;           /* last on this stream */
     int64_t version;
-    gmm__mark ready, last_use;
+    gmm__gtp_event ready, last_use;
 } gmm__gtp_slot;
 
+/* A buffer for the gradients of a bundle. */
 typedef struct gmm__wgrad_slot {
     char *base;
-    size_t at, bytes;
-    int32_t domain, captured, writer; /* writer: bundle that has it; -1 = none */
-    gmm__mark last_use;
+    size_t offset, bytes;        /* in the domain's reduce block */
+    int32_t domain, captured;
+    int32_t writer;              /* bundle between gmm_gtp_wgrad and gmm_gtp_submit; -1 = none */
+    gmm__gtp_event last_use;
 } gmm__wgrad_slot;
 
 typedef struct gmm__gtp_bundle {
     const char *name;
     int32_t domain, first, count;  /* members[first .. first + count) */
     int32_t uniform, trainable, captured;
-    int32_t asked;                 /* its owner has been asked to publish for the coming forward */
-    int32_t slot[GMM_GTP_PASSES];  /* -1 = in place, or none */
-    int32_t chain[GMM_GTP_PASSES], place[GMM_GTP_PASSES]; /* -1 = none */
-    int32_t wslot;
-    uint32_t held;                 /* a bit per pass */
+    int32_t publish_requested;     /* 1: hooks.need was called for the next forward */
+    int32_t slot[GMM_GTP_PASSES];  /* -1 = none: the shards are read in place */
+    int32_t chain[GMM_GTP_PASSES], position[GMM_GTP_PASSES]; /* -1 = none */
+    int32_t wgrad_slot;            /* -1 = frozen */
+    uint32_t acquired;             /* a bit per pass */
     int64_t version;
-    gmm_mat columnwise;            /* what views of backward point to */
-    size_t amax_at[2];             /* NV16: offset in a slot, by direction */
-    size_t slot_bytes[GMM__GTP_CLASSES], grad_bytes;
-    gmm__mark published, done, in_place; /* in_place: the last release of unsharded weights */
-    gmm_stream reader;
+    gmm_mat columnwise;            /* the target of mat.columnwise in backward views */
+    size_t amax_offset[2];         /* NV16: amaxes in a slot, by direction */
+    size_t slot_bytes[GMM__SLOT_KINDS], grad_bytes;
+    gmm__gtp_event published, done, in_place; /* in_place: the last read of the shards themselves */
+    gmm_stream reader;             /* of that read */
 } gmm__gtp_bundle;
 
 typedef struct gmm__gtp_chain {
     gmm_gtp_pass pass;
-    int32_t first, count, prefetch, held, captured, next;
+    int32_t first, count;          /* chain_bundles[first .. first + count) */
+    int32_t prefetch, held, captured, next;
 } gmm__gtp_chain;
 
+/* Arrays of two are indexed by GMM__GTP_GATHER and GMM__GTP_REDUCE, those of the stage by whether a capture is active.
+   */
 typedef struct gmm__gtp_domain {
     gmm_gtp_domain desc;
-    gmm_comm gather, reduce;     /* size 1: no function is called */
+    gmm_comm gather, reduce;     /* with one rank no function of theirs is called */
     int32_t size, rank, bound;
-    int32_t joined[2];           /* the capture that the streams have joined, counted from 1 */
-    int32_t used[2];             /* a fence has something to wait for */
-    size_t gather_bytes, reduce_bytes, recv_at, work_at, work_bytes;
-    size_t stage_at[2], stage_bytes[2]; /* outside of graphs, and in them: gathers follow one another there */
-    gmm__mark staged[2];
-    size_t amax_at, cast_at, cast_bytes; /* of gmm_gtp_quantize: amaxes of the domain's weights, workspace */
-    gmm__mark cast;
+    int32_t joined_graph[2];     /* the last capture that the stream joined, counted from 1 */
+    int32_t used[2];             /* 1: the stream was given work, so that a fence has to wait for it */
+    size_t gather_bytes, reduce_bytes, recv_offset, workspace_offset, workspace_bytes;
+    size_t stage_offset[2], stage_bytes[2];
+    gmm__gtp_event staged[2];    /* the last use of the stage: the gathers that use it run one after the other */
+    size_t amax_offset, cast_offset, cast_bytes; /* gmm_gtp_quantize: amaxes of the domain's weights, workspace */
+    gmm__gtp_event cast;
     char *gather_base, *reduce_base;
     void *window[2];
     gmm_event fork[2], join[2];
-    gmm__watch watch[2][GMM__WATCHES];
-    gmm_event watch_end[2][GMM__WATCHES];
-    uint32_t oldest[2], next[2]; /* of the rings, counted on */
+    gmm__watch watch[2][GMM__MAX_WATCHES];
+    gmm_event watch_end[2][GMM__MAX_WATCHES];
+    uint32_t oldest[2], next[2]; /* of the rings; they count on without bound */
 } gmm__gtp_domain;
 
-enum { GMM__GRAPH_NEEDS = 1, GMM__GRAPH_READS = 2, GMM__GRAPH_ADDS = 4 }; /* what a graph does with a bundle */
+enum { GMM__GRAPH_NEEDS = 1, GMM__GRAPH_READS = 2, GMM__GRAPH_REDUCES = 4 }; /* how a graph uses a bundle */
 
 struct gmm_gtp {
     gmm_gtp_config config;
-    gmm_runtime rt;
+    gmm_runtime runtime;
     gmm_error error;
-    gmm_status broken;
-    const char *calls;           /* the collective that is being called, by rank caller[0] of caller[1]; NULL = none */
+    gmm_status failed;           /* the failure that ended the object's use; GMM_OK = none */
+    const char *collective;      /* the one being called, by rank caller[0] of caller[1]; NULL = none */
     int32_t caller[2];
-    int32_t sealed, live, ended, calling_back, dry; /* live: all memory is bound */
-    int32_t domain_count, weight_count, bundle_count, chain_count, graph_count, member_count, link_count;
-    int32_t slot_count, wslot_count;
-    int32_t graph;               /* the capture under way, counted from 1; 0 = none */
+    int32_t sealed, active, finished, in_callback, dry_run; /* active: the memory of all domains is bound */
+    int32_t domain_count, weight_count, bundle_count, chain_count, graph_count, member_count, chain_bundle_count;
+    int32_t slot_count, wgrad_slot_count;
+    int32_t graph;               /* the graph being captured, counted from 1; 0 = none */
     gmm_stream graph_stream;
     gmm_event graph_begin;
     gmm__gtp_domain *domains;
@@ -131,13 +142,12 @@ struct gmm_gtp {
     gmm__gtp_bundle *bundles;
     gmm__gtp_chain *chains;
     gmm__gtp_slot *slots;        /* [3 bundles] */
-    gmm__wgrad_slot *wslots;     /* [bundles] */
+    gmm__wgrad_slot *wgrad_slots; /* [bundles] */
     gmm__watch *graph_watch;     /* [graphs] */
     gmm_event *graph_end;        /* [graphs] */
-    int32_t *members, *links;    /* [weights], [3 bundles] */
+    int32_t *members, *chain_bundles; /* [weights], [3 bundles] */
     void **table[GMM_GTP_PASSES], **scales[GMM_GTP_PASSES], **grads; /* [weights] in the order of members */
-    unsigned char *graph_use;    /* [graphs][bundles] */
+    unsigned char *graph_usage;  /* [graphs][bundles] */
     gmm_gtp_statistics stats;
 };
-
 

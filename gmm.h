@@ -9426,7 +9426,7 @@ static gmm_allocator gmm__ck_allocator(const gmm_allocator *given) {
     return given && given->alloc ? *given : a;
 }
 
-/* Memory that is freed at once. */
+/* A block of an arena, whose memory is all released together. */
 typedef struct gmm__ck_arena_block {
     struct gmm__ck_arena_block *next;
     size_t used, capacity, align;
@@ -9439,7 +9439,7 @@ typedef struct gmm__ck_arena {
 
 enum { GMM__CK_BLOCK_BYTES = 1 << 16 };
 
-/* Zeroed; NULL where there is no memory. */
+/* Allocates zeroed memory for `count` elements; NULL without memory. */
 static void *gmm__ck_alloc(gmm__ck_arena *arena, int64_t count, size_t size) {
     gmm__ck_arena_block *b = arena->top;
     int64_t wanted = 0;
@@ -9476,7 +9476,7 @@ static void gmm__ck_arena_release(gmm__ck_arena *arena) {
     }
 }
 
-/* Makes room for one more element; the old array stays in the arena. Returns 0 without memory. */
+/* Reserves capacity for one more element; the old array stays in the arena. Returns 0 without memory. */
 static int gmm__ck_reserve(gmm__ck_arena *arena, void **array, int64_t count, int64_t *capacity, size_t size) {
     void *grown;
     if (count < *capacity) return 1;
@@ -9512,7 +9512,7 @@ static gmm_status gmm__ck_status(gmm_ckpt_reason reason) {
     }
 }
 
-/* Copies what fits, cut between UTF-8 characters. */
+/* Copies as many whole UTF-8 characters as fit. */
 static void gmm__ck_truncate(char *to, size_t capacity, const char *from) {
     size_t n = strlen(from);
     if (n >= capacity) {
@@ -9553,6 +9553,7 @@ static void gmm__ck_reset_report(gmm_ckpt_report *report) {
 }
 
 /* ................................................................................................. 15.2 Tables ... */
+/* Tables of named tensors over storages, with a hash of names. */
 
 typedef struct gmm__ck_storage {
     const char *base;
@@ -9566,7 +9567,7 @@ struct gmm_ckpt_table {
     int64_t count, capacity, storage_count, storage_capacity;
     int32_t *slots; /* open addressing: index + 1 of a tensor, 0 = free */
     int64_t slot_count;
-    size_t longest; /* name */
+    size_t longest; /* length of the longest name */
 };
 
 static uint64_t gmm__ck_hash(const char *text, size_t length, uint64_t h) {
@@ -9577,7 +9578,7 @@ static uint64_t gmm__ck_hash(const char *text, size_t length, uint64_t h) {
     return h ^ h >> 32;
 }
 
-/* Bytes of one element as a copy moves it: packed and unknown elements go as bytes. */
+/* Bytes of the unit that a copy moves: one element; one byte of packed elements and of unknown dtypes. */
 static int64_t gmm__ck_unit_bytes(gmm_dtype dtype) {
     const int32_t bits = gmm_dtype_bits(dtype);
     return bits < 8 ? 1 : bits / 8;
@@ -9585,7 +9586,7 @@ static int64_t gmm__ck_unit_bytes(gmm_dtype dtype) {
 
 static int64_t gmm__ck_unit_count(const gmm_ckpt_tensor *t) { return t->bytes / gmm__ck_unit_bytes(t->dtype); }
 
-/* Bytes of shape times dtype; 0 where they do not fit. */
+/* Computes the bytes of a tensor from its shape and dtype. Returns 0 where they overflow or are no whole number. */
 static int gmm__ck_tensor_bytes(const gmm_ckpt_tensor *t, int64_t *bytes) {
     int64_t elements = 1, bits = 0;
     int32_t d;
@@ -9644,7 +9645,7 @@ GMMDEF gmm_status gmm_ckpt_table_add_storage(gmm_ckpt_table *table, const void *
     return GMM_OK;
 }
 
-/* Slot of a name: where it is, or the free one where it would go. */
+/* The hash slot of a name: the one that holds it, or the free one that it would be stored in. */
 static int64_t gmm__ck_hash_slot(const gmm_ckpt_table *t, const char *name, size_t length) {
     int64_t i = (int64_t)(gmm__ck_hash(name, length, 0) & (uint64_t)(t->slot_count - 1));
     for (; t->slots[i]; i = (i + 1) & (t->slot_count - 1))
@@ -9736,6 +9737,7 @@ GMMDEF int64_t gmm_ckpt_table_find(const gmm_ckpt_table *table, const char *name
 }
 
 /* ................................................................................................ 15.3 Schemes ... */
+/* The shipped schemes: the patterns, slots, forms and scalings of each family of checkpoints. */
 
 #define GMM__CK_L "decoder.layers.{L}.mlp."
 #define GMM__CK_H "model.layers.{L}."
@@ -9755,7 +9757,7 @@ static const gmm_ckpt_row gmm__ck_module[] = {
                 128X128),
 };
 
-/* Of every Megatron scheme. */
+/* Router and shared experts, which every Megatron scheme has. */
 #define GMM__CK_MEGATRON_LIST \
     GMM__CK_PLAIN(GMM__CK_L "router.weight", GMM_CKPT_ROUTER, GMM_CKPT_WEIGHT), \
     GMM__CK_PLAIN(GMM__CK_L "router.bias", GMM_CKPT_ROUTER, GMM_CKPT_BIAS), \
@@ -9805,7 +9807,7 @@ static const gmm_ckpt_row gmm__ck_legacy[] = { /* [E, in, out], declared as matr
     GMM__CK_MEGATRON_LIST,
 };
 
-/* Gate, up and down of every expert by itself. */
+/* Gate, up and down weights of each expert in tensors of their own. */
 #define GMM__CK_EACH(pattern, slot, kind, half, scaling) \
     GMM__CK_ROW(GMM__CK_H pattern, slot, kind, half, GMM_CKPT_EACH, 0, scaling)
 
@@ -9919,8 +9921,9 @@ GMMDEF const gmm_ckpt_scheme *gmm_ckpt_scheme_of(const char *name) {
 }
 
 /* .................................................................................... 15.4 Keys to linears ... */
+/* Parses keys of the source and matches them to linears; spells the names of targets. */
 
-/* A source tensor that a linear uses. */
+/* A source tensor whose key matches a row of the scheme for a linear. */
 typedef struct gmm__ck_match {
     int64_t linear, expert; /* expert as the name counts it; 0 for STACKED and WIDE */
     int32_t state, row, part, tensor;
@@ -9949,7 +9952,7 @@ typedef struct gmm__ck_missing_range {
     int32_t linear, row, state, part;
 } gmm__ck_missing_range;
 
-/* What becomes of a source tensor. PLAIN_SCALE: scales of a weight that is not quantized, extra like those of 0. */
+/* How a source tensor is used. PLAIN_SCALE: scales of a weight that is not quantized, treated as extra like UNUSED. */
 enum gmm__ck_tensor_use { GMM__CK_UNUSED, GMM__CK_USED, GMM__CK_DROPPED, GMM__CK_PLAIN_SCALE };
 
 typedef struct gmm__ck_builder {
@@ -9964,18 +9967,19 @@ typedef struct gmm__ck_builder {
     int64_t linear_count, linear_capacity;
     int32_t *slots;              /* hash of linears: index + 1 */
     int64_t slot_count;
-    int scan;                    /* unknown (slot, layer) pairs become linears */
+    int scan;                    /* 1: unknown (slot, layer) pairs become linears */
     gmm__ck_match *matches;
     int64_t match_count, match_capacity;
     uint8_t *state_present;            /* [source.state_count] states that have a hit */
     gmm__ck_missing_range *missing_ranges;
     int64_t missing_range_count, missing_range_capacity, missing; /* missing: tensors and layers */
-    int64_t extra_router_layer, extra_router_rows; /* scan: a router that alone tells of more experts; 0 rows = none */
+    /* scan: a router with more rows than experts have keys; 0 rows = none */
+    int64_t extra_router_layer, extra_router_rows;
     const char *source_prefix;   /* prefix of the source's keys */
     const char *target_prefix;   /* of the target's names */
     const char *other_prefixes[2];       /* canonical prefixes 1 and 2 */
     const char *other_keys[2];
-    char *key_buffer;            /* room for one canonical key */
+    char *key_buffer;            /* holds one key without wrapper segments */
     uint8_t **uses;              /* [parts][tensors] gmm__ck_tensor_use */
     gmm_ckpt_table *targets;
     int64_t target_end;          /* end of the targets in storage 0 */
@@ -9992,14 +9996,14 @@ static gmm_status gmm__ck_refuse(gmm__ck_builder *b, gmm_ckpt_reason reason, con
     return status;
 }
 
-/* Whether paths alone name linears, so that no prefix can be stated. */
+/* Whether the call is gmm_ckpt_normalize_map, where linears are named by paths alone and no prefix can be stated. */
 static int gmm__ck_is_map(const gmm__ck_builder *b) { return !strcmp(b->fn, "gmm_ckpt_normalize_map"); }
 
 static gmm_status gmm__ck_no_memory(gmm__ck_builder *b) {
     return gmm__ck_refuse(b, GMM_CKPT_NO_MEMORY, NULL, "no memory");
 }
 
-/* An integer without leading zeros, of at most 9 digits and up to no further digit. */
+/* Parses an integer of at most 9 digits without leading zeros, and moves *text to the character after it. */
 static int gmm__ck_parse_number(const char **text, int64_t *value) {
     const char *p = *text;
     int64_t v = 0;
@@ -10013,7 +10017,7 @@ static int gmm__ck_parse_number(const char **text, int64_t *value) {
     return 1;
 }
 
-/* Whether the whole text is the pattern. */
+/* Whether the whole text matches the pattern; reads its layer and expert. */
 static int gmm__ck_match_pattern(const char *pattern, const char *text, int64_t *layer, int64_t *expert) {
     while (*pattern) {
         if (*pattern == '{') {
@@ -10033,7 +10037,7 @@ static int gmm__ck_is_wrapper(const gmm_ckpt_source *source, const char *segment
     return 0;
 }
 
-/* Copies a key without its wrapper segments; `to` has room for it, or is the key itself. */
+/* Copies a key without its wrapper segments; `to` may be the key itself. Returns the length. */
 static size_t gmm__ck_strip_wrappers(const gmm_ckpt_source *source, const char *from, char *to) {
     size_t n = 0;
     for (;;) {
@@ -10051,7 +10055,7 @@ static size_t gmm__ck_strip_wrappers(const gmm_ckpt_source *source, const char *
     return n;
 }
 
-/* The same behind a state's prefix; wrapper segments of the stated prefix stay. */
+/* The same for a key without its state's prefix; wrapper segments of the stated model prefix stay. */
 static size_t gmm__ck_strip_key_wrappers(const gmm_ckpt_source *source, const char *key, char *to) {
     const size_t n = source->prefix ? strlen(source->prefix) : 0;
     if (!n || strncmp(key, source->prefix, n)) return gmm__ck_strip_wrappers(source, key, to);
@@ -10059,8 +10063,8 @@ static size_t gmm__ck_strip_key_wrappers(const gmm_ckpt_source *source, const ch
     return n + gmm__ck_strip_wrappers(source, key + n, to + n);
 }
 
-/* The first wrapper segment of *at or behind it, NULL if there is none: its length, and how many segments it follows.
-   *at moves behind it. */
+/* Finds the first wrapper segment from *at on, its length, and how many segments precede it; NULL if there is none.
+   *at moves to the segment after it. */
 static const char *gmm__ck_next_wrapper(const gmm_ckpt_source *source, const char **at, size_t *length, int *follows) {
     for (*follows = 0; **at; ++*follows) {
         const char *segment = *at;
@@ -10071,7 +10075,7 @@ static const char *gmm__ck_next_wrapper(const gmm_ckpt_source *source, const cha
     return NULL;
 }
 
-/* Whether two keys have the same wrapper segments at the same places. */
+/* Whether two keys have the same wrapper segments at the same positions. */
 static int gmm__ck_same_wrappers(const gmm_ckpt_source *source, const char *a, const char *b) {
     for (;;) {
         size_t n = 0, m = 0;
@@ -10082,8 +10086,8 @@ static int gmm__ck_same_wrappers(const gmm_ckpt_source *source, const char *a, c
     }
 }
 
-/* `state` and then `name` with the wrapper segments of `key`, each as long as the segments in front of it are the
-   name's too. Numbers count as equal: they are those of a layer or an expert. */
+/* Builds `state` followed by `name`, with each wrapper segment of `key` inserted while the segments before it equal
+   those of the name. Any two numbers compare equal, because they are a layer or an expert. */
 static char *gmm__ck_wrapped_name(gmm__ck_builder *b, const char *key, const char *state, const char *name) {
     static const char digits[] = "0123456789";
     const size_t capacity = strlen(state) + strlen(key) + strlen(name) + 2;
@@ -10123,7 +10127,7 @@ static uint64_t gmm__ck_linear_hash(const char *path, size_t length, gmm_ckpt_sl
     return path ? gmm__ck_hash(path, length, 1) : gmm__ck_hash((const char *)&layer, sizeof layer, (uint64_t)slot + 2);
 }
 
-/* Index of a linear, by path or by slot and layer; -1 if there is none. *at is where it would go. */
+/* Index of a linear, by path or by slot and layer; -1 if there is none. *at is its slot in the hash table. */
 static int64_t gmm__ck_find_linear(const gmm__ck_builder *b, const char *path, size_t length, gmm_ckpt_slot slot,
                                    int64_t layer, int64_t *at) {
     int64_t i = (int64_t)(gmm__ck_linear_hash(path, length, slot, layer) & (uint64_t)(b->slot_count - 1));
@@ -10165,7 +10169,7 @@ static gmm_status gmm__ck_add_linear(gmm__ck_builder *b, const gmm_ckpt_linear *
     return GMM_OK;
 }
 
-/* Finds the linear of a canonical key that ends as a row says. *start is where its own name begins: behind the prefix.
+/* Finds the linear of a canonical key whose end matches a row's pattern. *start is where the prefix ends.
    Returns -1 if there is none. */
 static int64_t gmm__ck_match_row(gmm__ck_builder *b, const gmm_ckpt_row *row, const char *key, size_t length,
                                  int64_t *expert, size_t *start, gmm_status *status) {
@@ -10216,7 +10220,7 @@ static int gmm__ck_compare_matches(const void *a, const void *b) {
     return x->tensor < y->tensor ? -1 : x->tensor > y->tensor;
 }
 
-/* Reads all keys: hits in order, the prefix, and what no linear uses. */
+/* Matches all keys: fills the sorted matches, the source's prefix, and how each tensor is used. */
 static gmm_status gmm__ck_read_keys(gmm__ck_builder *b) {
     const gmm_ckpt_scheme *scheme = b->source.scheme;
     size_t longest = 0;
@@ -10279,7 +10283,7 @@ static gmm_status gmm__ck_read_keys(gmm__ck_builder *b) {
                                                                                : "state the prefix");
     b->source_prefix = b->source.prefix ? b->source.prefix : !empty && b->other_prefixes[0] ? b->other_prefixes[0] : "";
     b->target_prefix = b->target.prefix ? b->target.prefix : b->source_prefix;
-    for (i = 0; i < b->match_count; i++) { /* those with the prefix stay */
+    for (i = 0; i < b->match_count; i++) { /* only matches with the chosen prefix remain */
         const gmm__ck_match h = b->matches[i];
         if (h.prefix_class != (empty ? 0 : 1)) continue;
         b->uses[h.part][h.tensor] = GMM__CK_USED;
@@ -10293,7 +10297,7 @@ static gmm_status gmm__ck_read_keys(gmm__ck_builder *b) {
     return GMM_OK;
 }
 
-/* A hit's key behind its state's prefix. */
+/* A match's key without its state's prefix. */
 static const char *gmm__ck_match_key(const gmm__ck_builder *b, const gmm__ck_match *h) {
     return b->parts[h->part].table->tensors[h->tensor].name + strlen(b->states[h->state]);
 }
@@ -10316,13 +10320,14 @@ static char *gmm__ck_expand_pattern(gmm__ck_builder *b, const gmm_ckpt_row *row,
         memcpy(name + n, piece, strlen(piece));
         n += strlen(piece);
         p += 3;
-        if (!*piece && *p == '.') p++; /* an empty path takes its dot along */
+        if (!*piece && *p == '.') p++; /* an empty path has no dot */
     }
     name[n] = 0;
     return name;
 }
 
-/* The name of a target: STATE WRAPPERS PREFIX pattern. `key` is one of the linear's in the source, behind its state. */
+/* The name of a target: STATE WRAPPERS PREFIX pattern. `key` is a key of the linear in the source, without
+   its state's prefix. */
 static char *gmm__ck_target_name(gmm__ck_builder *b, const gmm_ckpt_row *row, const char *state,
                                  const gmm_ckpt_linear *l, int64_t expert, const char *key) {
     char layer[24], number[24], *name;
@@ -10336,7 +10341,7 @@ static char *gmm__ck_target_name(gmm__ck_builder *b, const gmm_ckpt_row *row, co
     return name ? gmm__ck_wrapped_name(b, key, state, name) : NULL;
 }
 
-/* What a key of the source would be called that is not there. It is wrapped like the first key that is. */
+/* The name that a missing key of the source would have, with the wrapper segments of the first key that exists. */
 static char *gmm__ck_missing_name(gmm__ck_builder *b, const gmm_ckpt_row *row, int32_t state, const gmm_ckpt_linear *l,
                                   const char *layer, const char *expert) {
     const char *key = b->match_count ? gmm__ck_match_key(b, b->matches) : "";
@@ -10345,6 +10350,7 @@ static char *gmm__ck_missing_name(gmm__ck_builder *b, const gmm_ckpt_row *row, i
 }
 
 /* ................................................................................... 15.5 Boxes of a weight ... */
+/* Shards of a logical array as boxes of halves, rows and columns, and the strided moves between two boxes. */
 
 /* The logical array of one linear, state and kind: [experts][halves][f][k]; gate and up are halves. */
 typedef struct gmm__ck_array {
@@ -10352,7 +10358,7 @@ typedef struct gmm__ck_array {
     const char *state;
     gmm_ckpt_kind kind;
     int64_t experts, halves, f, k;
-    int32_t grouped, rows_sharded, cols_sharded; /* by EP; by ETP */
+    int32_t grouped, rows_sharded, cols_sharded; /* grouped: EP distributes experts; sharded: by ETP */
     int32_t vector;
 } gmm__ck_array;
 
@@ -10377,13 +10383,13 @@ static gmm__ck_array gmm__ck_make_array(const gmm_ckpt_linear *l, gmm_ckpt_kind 
     return x;
 }
 
-/* Where a stored matrix lies in its array, and where its elements lie in its tensor. With both halves in it, row
-   (h, i) of the matrix is (i / block) 2 block + i % block + h block. */
+/* The rows and columns of its array that a stored matrix holds, and the strides of its elements in its tensor. With
+   both halves in it, row (h, i) of the matrix is (i / block) 2 block + i % block + h block. */
 typedef struct gmm__ck_shard {
     int32_t part, tensor, scale;
     gmm_scaling scaling;
     gmm_dtype dtype;
-    int64_t expert0, experts;   /* that the tensor holds */
+    int64_t expert0, experts;   /* first expert, and how many the tensor holds */
     int64_t half0, halves;
     int64_t f0, f, k0, k;
     int64_t block;
@@ -10391,7 +10397,7 @@ typedef struct gmm__ck_shard {
     int64_t expert_step, row_step, col_step; /* elements */
 } gmm__ck_shard;
 
-/* A run of stored rows as ranges of halves and of rows in a half. */
+/* A range of halves and a range of rows in each half. */
 typedef struct gmm__ck_box { int64_t h0, h1, f0, f1; } gmm__ck_box;
 
 static int gmm__ck_row_boxes(const gmm__ck_shard *p, gmm__ck_box *box) {
@@ -10431,7 +10437,7 @@ static int64_t gmm__ck_element_offset(const gmm__ck_shard *p, int64_t e, int64_t
     return (e - p->expert0) * p->expert_step + (row - p->row0) * p->row_step + (k - p->k0) * p->col_step;
 }
 
-/* The block in which rows f0 to f1 are not evenly spaced; 0 if they are. */
+/* The block size where rows f0 to f1 do not have one constant stride; 0 if they do. */
 static int64_t gmm__ck_row_block(const gmm__ck_shard *p, int64_t f0, int64_t f1) {
     if (p->halves == 1 || p->block == 1 || (f0 - p->f0) / p->block == (f1 - 1 - p->f0) / p->block) return 0;
     return p->block;
@@ -10442,7 +10448,7 @@ static int64_t gmm__ck_row_distance(const gmm__ck_shard *p, int64_t df, int even
     return p->halves == 2 && (p->block == 1 || !even) ? 2 * df : df;
 }
 
-/* Drops loops of one, orders by dst_step, and joins neighbours that are one loop. */
+/* Removes loops of count 1, sorts loops by falling dst_step, and merges neighbours that form one loop. */
 static void gmm__ck_simplify_loops(gmm_ckpt_move *m) {
     int n = 0, i, j;
     for (i = 0; i < m->loops; i++) {
@@ -10559,8 +10565,9 @@ static gmm_status gmm__ck_move_rows(gmm__ck_builder *b, const gmm__ck_overlap *o
 }
 
 /* ............................................................................................ 15.6 One array ... */
+/* Finds and describes the stored tensors of one logical array. */
 
-/* The tensors that a row gives to an array: [parts][experts of a part]; -1 = none. */
+/* The source tensors that match one row for an array: [parts][experts of a part]; -1 = none. */
 typedef struct gmm__ck_row_tensors {
     const gmm_ckpt_row *row;
     int32_t *tensor;
@@ -10631,7 +10638,7 @@ static gmm_status gmm__ck_check_shape(gmm__ck_builder *b, const gmm_ckpt_row *ro
                           row->transposed ? ", transposed," : "");
 }
 
-/* Whether the array reads a part: not where an earlier one holds the same. */
+/* Whether the array is read from a part; it is not where an earlier part holds the same data. */
 static int gmm__ck_part_is_read(const gmm__ck_builder *b, const gmm__ck_array *x, int32_t part) {
     const gmm_ckpt_rank *r = &b->parts[part].rank;
     int32_t p;
@@ -10704,25 +10711,38 @@ static gmm_status gmm__ck_refuse_missing_tensor(gmm__ck_builder *b, const gmm__c
     return name ? gmm__ck_refuse(b, GMM_CKPT_MISSING_INDEX, name, "the source lacks it") : gmm__ck_no_memory(b);
 }
 
-/* Rows of a part's matrices that GTP left, or -1 where all are there. */
+/* Whether GTP shards the rows of the array's matrices in the source. */
 static int gmm__ck_is_gtp_sharded(const gmm__ck_builder *b, const gmm__ck_array *x) {
     return x->grouped && x->kind != GMM_CKPT_BIAS && b->parts[0].rank.gtp_size > 1;
 }
 
-/* One stored tensor of the source. `wide` are columns as the shape counts them (MX32 kept as bytes). */
-static gmm_status gmm__ck_source_shard(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_row_tensors *h,
-                                       int half, int32_t part, int64_t expert, int32_t state, int64_t block,
-                                       int64_t shape_cols, gmm__ck_shard *p) {
+/* How one array is transferred from the source to the targets. */
+typedef struct gmm__ck_transfer {
+    gmm__ck_row_tensors *weight, *scale; /* scale: block scales to dequantize with; NULL = the dtype is kept */
+    const gmm__ck_row_tensors *presence; /* what skip_missing is decided by: `weight`; for scales, their weight */
+    const char *key;                     /* a key of the linear in the source, without its state's prefix */
+    int64_t src_block, dst_block;        /* rows of one gate or up block; 0 = halves */
+    gmm_dtype dtype;                     /* of the targets; GMM_NONE = the source's */
+    int32_t state, grouped, blocks;      /* grouped: STACKED targets preferred; blocks: the target's row is MX32 */
+    int64_t shape_cols;                  /* columns of the source as its shapes count them */
+    const gmm_ckpt_cut *cut;             /* rows of a GTP rank, or NULL */
+    int64_t cut_unit;                    /* rows of the weight per row of the array */
+} gmm__ck_transfer;
+
+/* Describes the stored tensor of the source that holds one half of one expert in one part. */
+static gmm_status gmm__ck_source_shard(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g, int half,
+                                       int32_t part, int64_t expert, gmm__ck_shard *p) {
+    const gmm__ck_row_tensors *h = &g->weight[half];
     const gmm_ckpt_rank *rank = &b->parts[part].rank;
     const int64_t part_experts = gmm__ck_part_experts(b, x),
         local = h->row->form == GMM_CKPT_EACH ? expert % part_experts : 0;
     const gmm_ckpt_tensor *t;
-    int64_t rows, stored = -1, full;
+    int64_t rows, stored = -1, full, shape_cols = g->shape_cols;
     gmm_status status;
     int32_t i = h->tensor[part * part_experts + local], q;
     memset(p, 0, sizeof *p);
     if (i < 0)
-        return gmm__ck_refuse_missing_tensor(b, x, h->row, state,
+        return gmm__ck_refuse_missing_tensor(b, x, h->row, g->state,
                                local + (b->source.scheme->global_index ? rank->ep_rank * part_experts : 0));
     t = &b->parts[part].table->tensors[i];
     if (gmm_dtype_bits(t->dtype) < 8)
@@ -10737,7 +10757,7 @@ static gmm_status gmm__ck_source_shard(gmm__ck_builder *b, const gmm__ck_array *
     p->k0 = x->cols_sharded ? rank->etp_rank * p->k : 0;
     p->half0 = half == GMM_CKPT_UP ? 1 : 0;
     p->halves = half == GMM_CKPT_BOTH ? x->halves : 1;
-    p->block = p->halves == 2 && block ? block : p->f;
+    p->block = p->halves == 2 && g->src_block ? g->src_block : p->f;
     p->experts = h->row->form == GMM_CKPT_EACH ? 1 : part_experts;
     p->expert0 = (x->grouped ? rank->ep_rank * part_experts : 0) + local;
     full = p->f * p->halves;
@@ -10746,7 +10766,7 @@ static gmm_status gmm__ck_source_shard(gmm__ck_builder *b, const gmm__ck_array *
     status = gmm__ck_check_shape(b, h->row, t, part_experts, &rows, shape_cols, x->vector);
     if (status) return status;
     p->rows = stored = rows;
-    /* behind the rows of lower ranks; more rows than there are is padding at the end */
+    /* A rank's rows follow those of lower ranks; rows past the matrix's end are padding. */
     if (gmm__ck_is_gtp_sharded(b, x)) {
         int64_t sum = 0;
         for (q = 0; q < b->source.part_count; q++) {
@@ -10755,7 +10775,7 @@ static gmm_status gmm__ck_source_shard(gmm__ck_builder *b, const gmm__ck_array *
             if (other->ep_rank != rank->ep_rank || other->etp_rank != rank->etp_rank) continue;
             i = h->tensor[q * part_experts + local];
             if (i < 0)
-                return gmm__ck_refuse_missing_tensor(b, x, h->row, state,
+                return gmm__ck_refuse_missing_tensor(b, x, h->row, g->state,
                                        local + (b->source.scheme->global_index ? rank->ep_rank * part_experts : 0));
             status = gmm__ck_check_shape(b, h->row, &b->parts[q].table->tensors[i], part_experts, &r, shape_cols,
                                          x->vector);
@@ -10848,6 +10868,8 @@ static int64_t gmm__ck_move_elements(const gmm_ckpt_move *m) {
     return n;
 }
 
+/* Plans the target tensors of one logical array: their names, shapes and moves, and which of them become views. */
+
 static gmm_status gmm__ck_add_target(gmm__ck_builder *b, gmm_ckpt_tensor *t, int32_t *index) {
     gmm_status status;
     t->storage = 0;
@@ -10861,7 +10883,7 @@ static gmm_status gmm__ck_add_target(gmm__ck_builder *b, gmm_ckpt_tensor *t, int
     return GMM_OK;
 }
 
-/* The first ranks that no part of the source is of, as "EP 1, ETP 0, GTP 2"; "" if all are there. */
+/* Writes the first rank without a part of the source, as "EP 1, ETP 0, GTP 2"; "" if every rank has one. */
 static void gmm__ck_missing_rank(const gmm__ck_builder *b, char *text, size_t capacity) {
     const gmm_ckpt_rank size = b->parts[0].rank;
     int64_t at, all = (int64_t)size.ep_size * size.etp_size;
@@ -10881,7 +10903,8 @@ static void gmm__ck_missing_rank(const gmm__ck_builder *b, char *text, size_t ca
     }
 }
 
-/* Checks that the moves from `first` on fill a target, and makes it a view where that is allowed and possible. */
+/* Checks that the moves from `first` on write the whole target, and makes it a view where that is allowed and possible.
+   */
 static gmm_status gmm__ck_finish_target(gmm__ck_builder *b, int32_t target, int64_t first) {
     const gmm_ckpt_tensor *t = &b->targets->tensors[target];
     const int64_t unit = gmm__ck_unit_bytes(t->dtype), units = gmm__ck_unit_count(t);
@@ -10935,21 +10958,7 @@ static const gmm_ckpt_row *gmm__ck_target_row(const gmm__ck_builder *b, const gm
     return found;
 }
 
-/* How an array goes over. */
-typedef struct gmm__ck_transfer {
-    gmm__ck_row_tensors *weight, *scale; /* scale: dequantize; NULL = none */
-    /* tells what skip_missing leaves out: `weight`, for scales that of their weight */
-    const gmm__ck_row_tensors *presence;
-    const char *key;                /* one of the source's, behind its state */
-    int64_t src_block, dst_block;
-    gmm_dtype dtype;                /* NONE = the source's */
-    int32_t state, grouped, blocks; /* blocks: the target's row is one of MX32 */
-    int64_t shape_cols;             /* of the source, as its shape counts */
-    const gmm_ckpt_cut *cut;
-    int64_t cut_unit;               /* rows of the weight per row of the array */
-} gmm__ck_transfer;
-
-/* Of the tensors that a target half of one expert is made from: 0 = all are there, 1 = none, 2 = some. */
+/* Of the source tensors that a target half of one expert needs: 0 = all exist, 1 = none, 2 = some. */
 static int gmm__ck_missing_state(const gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g, int half,
                                  int64_t e) {
     const int64_t part_experts = gmm__ck_part_experts(b, x);
@@ -10968,7 +10977,7 @@ static int gmm__ck_missing_state(const gmm__ck_builder *b, const gmm__ck_array *
     return !found ? 1 : found < wanted ? 2 : 0;
 }
 
-/* Whether skip_missing leaves a target out. Its scales, if the source has them, are then dropped. */
+/* Whether skip_missing omits a target. Scales of it that the source has are then dropped. */
 static int gmm__ck_skip_target(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g, int half,
                                int64_t e, int64_t end) {
     const int64_t part_experts = gmm__ck_part_experts(b, x), first = e;
@@ -10992,159 +11001,197 @@ static int gmm__ck_skip_target(gmm__ck_builder *b, const gmm__ck_array *x, const
     return 1;
 }
 
-/* Plans all target tensors of one half. */
-static gmm_status gmm__ck_plan_half(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g, int half,
-                                    const gmm_ckpt_row *row) {
+/* Describes the rows and columns that the target's rank stores of one half. *stored counts its rows with padding. */
+static gmm_status gmm__ck_target_shard(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g, int half,
+                                       const gmm_ckpt_row *row, gmm__ck_shard *d, int64_t *stored) {
     const gmm_ckpt_rank *rank = &b->target.rank;
-    const char *state = b->target.state_count ? b->target.states[g->state] : b->states[g->state];
-    const int64_t rank_experts = x->grouped ? x->experts / rank->ep_size : 1,
-        expert0 = x->grouped ? rank->ep_rank * rank_experts : 0;
-    const int64_t part_experts = gmm__ck_part_experts(b, x);
-    const int stacked = row->form != GMM_CKPT_EACH, cut = g->cut && x->grouped && x->kind != GMM_CKPT_BIAS;
-    int64_t e, first = b->move_count, group = first, folded = 0, stored, shape[2][GMM_CKPT_RANK], columns;
-    int32_t ranks[2], target = -1;
-    gmm__ck_shard d;
-    gmm_status status;
-    memset(&d, 0, sizeof d);
-    d.f = x->rows_sharded ? x->f / rank->etp_size : x->f;
-    d.f0 = x->rows_sharded ? rank->etp_rank * d.f : 0;
-    d.k = x->cols_sharded ? x->k / rank->etp_size : x->k;
-    d.k0 = x->cols_sharded ? rank->etp_rank * d.k : 0;
-    d.half0 = half == GMM_CKPT_UP ? 1 : 0;
-    d.halves = half == GMM_CKPT_BOTH ? x->halves : 1;
-    d.block = d.halves == 2 && g->dst_block ? g->dst_block : d.f;
-    d.rows = stored = d.f * d.halves;
+    const int cut = g->cut && x->grouped && x->kind != GMM_CKPT_BIAS;
+    memset(d, 0, sizeof *d);
+    d->f = x->rows_sharded ? x->f / rank->etp_size : x->f;
+    d->f0 = x->rows_sharded ? rank->etp_rank * d->f : 0;
+    d->k = x->cols_sharded ? x->k / rank->etp_size : x->k;
+    d->k0 = x->cols_sharded ? rank->etp_rank * d->k : 0;
+    d->half0 = half == GMM_CKPT_UP ? 1 : 0;
+    d->halves = half == GMM_CKPT_BOTH ? x->halves : 1;
+    d->block = d->halves == 2 && g->dst_block ? g->dst_block : d->f;
+    d->rows = *stored = d->f * d->halves;
     if (cut) {
         const int64_t row0 = g->cut->row0, rows = g->cut->rows, stored_rows = g->cut->stored_rows;
-        if (row0 < 0 || rows < 0 || stored_rows < rows || row0 > d.rows * g->cut_unit ||
-            rows > d.rows * g->cut_unit - row0)
+        if (row0 < 0 || rows < 0 || stored_rows < rows || row0 > d->rows * g->cut_unit ||
+            rows > d->rows * g->cut_unit - row0)
             return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "cuts: row0 %lld, rows %lld, stored_rows %lld: must be "
                                   ">= 0, end in the %lld rows there are, and store no fewer than rows",
                                   (long long)row0, (long long)rows, (long long)stored_rows,
-                                  (long long)(d.rows * g->cut_unit));
+                                  (long long)(d->rows * g->cut_unit));
         if (half != GMM_CKPT_BOTH || row0 % g->cut_unit || rows % g->cut_unit || stored_rows % g->cut_unit)
             return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, NULL, "cuts: row0 %lld, rows %lld, stored_rows %lld: must "
                                   "be whole blocks of %lld rows, and gate and up in one tensor", (long long)row0,
                                   (long long)rows, (long long)stored_rows, (long long)g->cut_unit);
-        d.row0 = g->cut->row0 / g->cut_unit;
-        d.rows = g->cut->rows / g->cut_unit;
-        stored = g->cut->stored_rows / g->cut_unit;
+        d->row0 = g->cut->row0 / g->cut_unit;
+        d->rows = g->cut->rows / g->cut_unit;
+        *stored = g->cut->stored_rows / g->cut_unit;
     }
-    d.row_step = row->transposed ? 1 : d.k;
-    d.col_step = row->transposed ? stored : 1;
-    d.expert_step = stored * d.k;
+    d->row_step = row->transposed ? 1 : d->k;
+    d->col_step = row->transposed ? *stored : 1;
+    d->expert_step = *stored * d->k;
+    return GMM_OK;
+}
+
+/* Finds and checks the scales that dequantize a shard of the source. */
+static gmm_status gmm__ck_source_scales(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g, int half,
+                                        int32_t part, int64_t expert, gmm__ck_shard *src) {
+    const int64_t part_experts = gmm__ck_part_experts(b, x);
+    const gmm__ck_row_tensors *h = &g->scale[half];
+    const int mx = g->weight[half].row->scaling == GMM_SCALING_MX32;
+    const gmm_ckpt_tensor *t;
+    int64_t rows = src->expert_step / src->k;
+    const int64_t local = h->row && h->row->form == GMM_CKPT_EACH ? expert % part_experts : 0;
+    const int32_t at = h->row ? h->tensor[part * part_experts + local] : -1;
+    gmm_status status;
+    if (at < 0)
+        return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING,
+                              b->parts[part].table->tensors[src->tensor].name, "its scales are missing");
+    if (part_experts > 1 &&
+        (h->row->form == GMM_CKPT_EACH) != (g->weight[half].row->form == GMM_CKPT_EACH))
+        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, b->parts[part].table->tensors[at].name, "scales of %s "
+                              "cannot dequantize weights of %s: keep them quantized, or give both "
+                              "alike", h->row->form == GMM_CKPT_EACH ? "one expert" : "all experts",
+                              h->row->form == GMM_CKPT_EACH ? "all experts" : "one expert");
+    t = &b->parts[part].table->tensors[src->tensor];
+    if (!mx && rows % 128 && src->experts > 1 && t->rank == 2) /* a block would span two experts */
+        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "%lld experts of %lld rows one below another "
+                              "cannot be dequantized in blocks of 128 rows: give it an extent of "
+                              "experts", (long long)src->experts, (long long)rows);
+    t = &b->parts[part].table->tensors[at];
+    if (!mx) rows = gmm__ceil_div(rows, 128);
+    status = gmm__ck_check_shape(b, h->row, t, part_experts, &rows,
+                                 mx ? src->k / 32 : gmm__ceil_div(src->k, 128), 0);
+    if (status) return status;
+    if (t->dtype != (mx ? GMM_U8 : GMM_F32) && !(mx && t->dtype == GMM_E8M0))
+        return gmm__ck_refuse(b, GMM_CKPT_DTYPE, t->name, "scales of %s must be %s, not %s",
+                              mx ? "MX32 blocks" : "128x128 blocks", mx ? "u8 or e8m0" : "f32",
+                              gmm_dtype_name(t->dtype));
+    src->scale = at;
+    src->scaling = mx ? GMM_SCALING_MX32 : GMM_SCALING_128X128;
+    return GMM_OK;
+}
+
+/* Adds the target tensor whose first expert is that of the shard. */
+static gmm_status gmm__ck_add_half_target(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g,
+                                          const gmm_ckpt_row *row, int64_t expert_index, gmm_ckpt_tensor *t,
+                                          gmm__ck_shard *d) {
+    const char *state = b->target.state_count ? b->target.states[g->state] : b->states[g->state];
+    const int64_t part_experts = gmm__ck_part_experts(b, x);
+    gmm_status status;
+    int64_t i;
+    int half;
+    t->name = gmm__ck_target_name(b, row, state, x->linear, expert_index, g->key);
+    if (!t->name) return gmm__ck_no_memory(b);
+    t->dtype = g->dtype;
+    if (t->dtype == GMM_NONE) { /* that of the first source tensor */
+        for (half = 0; half < 3 && !g->weight[half].row; half++) {}
+        for (i = 0; t->dtype == GMM_NONE && i < b->source.part_count * part_experts; i++)
+            if (g->weight[half].tensor[i] >= 0)
+                t->dtype = b->parts[i / part_experts].table->tensors[g->weight[half].tensor[i]].dtype;
+    }
+    if (!gmm__ck_tensor_bytes(t, &t->bytes))
+        return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, t->name, "its bytes do not fit 63 bits");
+    status = gmm__ck_add_target(b, t, &d->tensor);
+    d->dtype = t->dtype;
+    return status;
+}
+
+/* Adds the moves of one expert from every part of the source into the shard of a target. */
+static gmm_status gmm__ck_move_expert(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g,
+                                      const gmm__ck_shard *d, int64_t expert) {
+    const int64_t part_experts = gmm__ck_part_experts(b, x);
+    int32_t p;
+    int half;
+    for (p = 0; p < b->source.part_count; p++) {
+        if (x->grouped && expert / part_experts != b->parts[p].rank.ep_rank) continue;
+        if (!gmm__ck_part_is_read(b, x, p)) continue;
+        for (half = 0; half < 3; half++) {
+            const gmm_ckpt_row *row = g->weight[half].row;
+            gmm_ckpt_move_kind kind = GMM_CKPT_COPY;
+            gmm__ck_shard src;
+            gmm_status status;
+            if (!row) continue;
+            status = gmm__ck_source_shard(b, x, g, half, p, expert, &src);
+            if (status) return status;
+            if (g->scale &&
+                (src.dtype == GMM_E4M3 || src.dtype == GMM_E5M2 || row->scaling == GMM_SCALING_MX32)) {
+                status = gmm__ck_source_scales(b, x, g, half, p, expert, &src);
+                if (status) return status;
+                kind = GMM_CKPT_DEQUANT;
+            } else if (src.dtype != d->dtype) {
+                const int floats = (GMM__FLOATS >> src.dtype & 1) && (GMM__FLOATS >> d->dtype & 1);
+                if (!floats || g->dtype == GMM_NONE)
+                    return gmm__ck_refuse(b, GMM_CKPT_DTYPE, b->parts[p].table->tensors[src.tensor].name,
+                                          "%s cannot become %s%s", gmm_dtype_name(src.dtype), gmm_dtype_name(d->dtype),
+                                          floats ? " unless a dtype is asked for" : "");
+                kind = GMM_CKPT_CONVERT;
+            }
+            status = gmm__ck_move_overlap(b, &src, d, kind, expert);
+            if (status) return status;
+        }
+    }
+    return GMM_OK;
+}
+
+/* Adds the move that writes zeros into the padding rows of one expert. */
+static gmm_status gmm__ck_zero_padding(gmm__ck_builder *b, const gmm__ck_shard *d, int64_t expert, int64_t stored) {
+    gmm_ckpt_move m = GMM_ZERO;
+    if (stored <= d->rows) return GMM_OK;
+    m.kind = GMM_CKPT_ZERO;
+    m.src = m.scale = -1;
+    m.dst = d->tensor;
+    m.dst_at = (expert - d->expert0) * d->expert_step + d->rows * d->row_step;
+    gmm__ck_add_loop(&m, stored - d->rows, 0, d->row_step);
+    gmm__ck_add_loop(&m, d->k, 0, d->col_step);
+    return gmm__ck_add_move(b, &m);
+}
+
+/* Plans all target tensors of one half. */
+static gmm_status gmm__ck_plan_half(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g, int half,
+                                    const gmm_ckpt_row *row) {
+    const gmm_ckpt_rank *rank = &b->target.rank;
+    const int64_t rank_experts = x->grouped ? x->experts / rank->ep_size : 1;
+    const int64_t expert0 = x->grouped ? rank->ep_rank * rank_experts : 0;
+    const int stacked = row->form != GMM_CKPT_EACH;
+    int64_t e, i, first = b->move_count, group = first, merged = 0, stored = 0, shape[2][GMM_CKPT_RANK], columns;
+    int32_t ranks[2];
+    gmm__ck_shard d;
+    gmm_status status = gmm__ck_target_shard(b, x, g, half, row, &d, &stored);
+    if (status) return status;
     columns = g->blocks && x->kind == GMM_CKPT_WEIGHT ? d.k * 2 : d.k;
     (void)gmm__ck_row_shapes(row, stacked ? rank_experts : 1, stored, columns, x->vector, shape, ranks);
     if (stacked && gmm__ck_skip_target(b, x, g, half, expert0, expert0 + rank_experts)) return GMM_OK;
     for (e = expert0; e < expert0 + rank_experts; e++) {
         int64_t before;
-        int32_t p;
-        int s;
         if (!stacked && gmm__ck_skip_target(b, x, g, half, e, e + 1)) continue;
         if (!stacked || e == expert0) {
             gmm_ckpt_tensor t = GMM_ZERO;
-            t.name = gmm__ck_target_name(b, row, state, x->linear, b->target.scheme->global_index ? e : e - expert0,
-                                         g->key);
-            if (!t.name) return gmm__ck_no_memory(b);
-            t.dtype = g->dtype;
-            if (t.dtype == GMM_NONE) { /* that of the first source tensor */
-                for (s = 0; s < 3 && !g->weight[s].row; s++) {}
-                for (p = 0; t.dtype == GMM_NONE && p < b->source.part_count * part_experts; p++)
-                    if (g->weight[s].tensor[p] >= 0)
-                        t.dtype = b->parts[p / part_experts].table->tensors[g->weight[s].tensor[p]].dtype;
-            }
             t.rank = ranks[0];
             memcpy(t.shape, shape[0], sizeof t.shape);
-            if (!gmm__ck_tensor_bytes(&t, &t.bytes))
-                return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, t.name, "its bytes do not fit 63 bits");
-            status = gmm__ck_add_target(b, &t, &target);
+            d.expert0 = e;
+            status = gmm__ck_add_half_target(b, x, g, row, b->target.scheme->global_index ? e : e - expert0, &t, &d);
             if (status) return status;
             first = group = b->move_count;
-            folded = 0;
-            d.tensor = target;
-            d.dtype = t.dtype;
-            d.expert0 = e;
+            merged = 0;
         }
         before = b->move_count;
-        for (p = 0; p < b->source.part_count; p++) {
-            if (x->grouped && e / part_experts != b->parts[p].rank.ep_rank) continue;
-            if (!gmm__ck_part_is_read(b, x, p)) continue;
-            for (s = 0; s < 3; s++) {
-                gmm_ckpt_move_kind kind = GMM_CKPT_COPY;
-                gmm__ck_shard src;
-                if (!g->weight[s].row) continue;
-                status = gmm__ck_source_shard(b, x, &g->weight[s], s, p, e, g->state, g->src_block, g->shape_cols,
-                                              &src);
-                if (status) return status;
-                if (g->scale && (src.dtype == GMM_E4M3 || src.dtype == GMM_E5M2 || g->weight[s].row->scaling ==
-                                 GMM_SCALING_MX32)) {
-                    const gmm__ck_row_tensors *h = &g->scale[s];
-                    const int mx = g->weight[s].row->scaling == GMM_SCALING_MX32;
-                    const gmm_ckpt_tensor *t;
-                    int64_t rows = src.expert_step / src.k;
-                    int32_t at;
-                    at = h->row
-                        ? h->tensor[p * part_experts + (h->row->form == GMM_CKPT_EACH ? e % part_experts : 0)] : -1;
-                    if (at < 0)
-                        return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING,
-                                              b->parts[p].table->tensors[src.tensor].name, "its scales are missing");
-                    if (part_experts > 1 &&
-                        (h->row->form == GMM_CKPT_EACH) != (g->weight[s].row->form == GMM_CKPT_EACH))
-                        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, b->parts[p].table->tensors[at].name, "scales of %s "
-                                              "cannot dequantize weights of %s: keep them quantized, or give both "
-                                              "alike", h->row->form == GMM_CKPT_EACH ? "one expert" : "all experts",
-                                              h->row->form == GMM_CKPT_EACH ? "all experts" : "one expert");
-                    t = &b->parts[p].table->tensors[src.tensor];
-                    if (!mx && rows % 128 && src.experts > 1 && t->rank == 2) /* blocks would span two of them */
-                        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "%lld experts of %lld rows one below another "
-                                              "cannot be dequantized in blocks of 128 rows: give it an extent of "
-                                              "experts", (long long)src.experts, (long long)rows);
-                    t = &b->parts[p].table->tensors[at];
-                    if (!mx) rows = gmm__ceil_div(rows, 128);
-                    status = gmm__ck_check_shape(b, h->row, t, part_experts, &rows,
-                                                 mx ? src.k / 32 : gmm__ceil_div(src.k, 128),
-                                                 0);
-                    if (status) return status;
-                    if (t->dtype != (mx ? GMM_U8 : GMM_F32) && !(mx && t->dtype == GMM_E8M0))
-                        return gmm__ck_refuse(b, GMM_CKPT_DTYPE, t->name, "scales of %s must be %s, not %s",
-                                              mx ? "MX32 blocks" : "128x128 blocks", mx ? "u8 or e8m0" : "f32",
-                                              gmm_dtype_name(t->dtype));
-                    src.scale = at;
-                    src.scaling = mx ? GMM_SCALING_MX32 : GMM_SCALING_128X128;
-                    kind = GMM_CKPT_DEQUANT;
-                } else if (src.dtype != d.dtype) {
-                    const int floats = (GMM__FLOATS >> src.dtype & 1) && (GMM__FLOATS >> d.dtype & 1);
-                    if (!floats || g->dtype == GMM_NONE)
-                        return gmm__ck_refuse(b, GMM_CKPT_DTYPE, b->parts[p].table->tensors[src.tensor].name,
-                                              "%s cannot become %s%s", gmm_dtype_name(src.dtype),
-                                              gmm_dtype_name(d.dtype), floats ? " unless a dtype is asked for" : "");
-                    kind = GMM_CKPT_CONVERT;
-                }
-                status = gmm__ck_move_overlap(b, &src, &d, kind, e);
-                if (status) return status;
-            }
-        }
-        if (stored > d.rows) { /* padding rows */
-            gmm_ckpt_move m = GMM_ZERO;
-            m.kind = GMM_CKPT_ZERO;
-            m.src = m.scale = -1;
-            m.dst = target;
-            m.dst_at = (e - d.expert0) * d.expert_step + d.rows * d.row_step;
-            gmm__ck_add_loop(&m, stored - d.rows, 0, d.row_step);
-            gmm__ck_add_loop(&m, d.k, 0, d.col_step);
-            status = gmm__ck_add_move(b, &m);
-            if (status) return status;
-        }
-        if (folded && gmm__ck_merge_expert_moves(b, group, before, folded)) {
-            folded++;
+        status = gmm__ck_move_expert(b, x, g, &d, e);
+        if (!status) status = gmm__ck_zero_padding(b, &d, e, stored);
+        if (status) return status;
+        if (merged && gmm__ck_merge_expert_moves(b, group, before, merged)) {
+            merged++;
         } else {
             group = before;
-            folded = 1;
+            merged = 1;
         }
         if (!stacked || e == expert0 + rank_experts - 1) {
-            int64_t i;
             for (i = first; i < b->move_count; i++) gmm__ck_simplify_loops(&b->moves[i]);
-            status = gmm__ck_finish_target(b, target, first);
+            status = gmm__ck_finish_target(b, d.tensor, first);
             if (status) return status;
         }
     }
@@ -11170,6 +11217,7 @@ static gmm_status gmm__ck_plan_array(gmm__ck_builder *b, const gmm__ck_array *x,
 }
 
 /* .............................................................................................. 15.7 Building ... */
+/* Checks linears, reports missing tensors, and plans one linear in one state. */
 
 static int gmm__ck_find_row(const gmm_ckpt_scheme *scheme, const gmm_ckpt_linear *l, gmm_ckpt_kind kind,
                             const gmm_ckpt_row **row) {
@@ -11223,7 +11271,7 @@ static gmm_status gmm__ck_check_pair(gmm__ck_builder *b, int64_t first, int64_t 
     return GMM_OK;
 }
 
-/* Checks that the linears of each layer belong together. */
+/* Checks that the linears of each layer agree in experts and features. */
 static gmm_status gmm__ck_check_layers(gmm__ck_builder *b) {
     int64_t i;
     for (i = 0; i < b->linear_count; i++) {
@@ -11250,7 +11298,7 @@ static gmm_status gmm__ck_check_layers(gmm__ck_builder *b) {
     return GMM_OK;
 }
 
-/* Notes that the source lacks experts [first, last] of a row; row -1: layers. */
+/* Records that the source lacks experts [first, last] of a row; row -1: layers. */
 static gmm_status gmm__ck_add_missing(gmm__ck_builder *b, int64_t linear, int32_t row, int32_t state, int32_t part,
                                       int64_t first, int64_t last) {
     const gmm_ckpt_linear *l = row < 0 ? NULL : &b->linears[linear];
@@ -11273,7 +11321,7 @@ static gmm_status gmm__ck_add_missing(gmm__ck_builder *b, int64_t linear, int32_
     return GMM_OK;
 }
 
-/* Notes what parts lack of one row, whose hits are given. */
+/* Records the tensors of one row that parts lack, given its matches. */
 static gmm_status gmm__ck_find_missing_tensors(gmm__ck_builder *b, const gmm__ck_array *x, int64_t linear, int32_t row,
                                                int32_t state, const gmm__ck_match *matches, int64_t count) {
     const int several = b->source.scheme->rows[row].form == GMM_CKPT_EACH && x->grouped;
@@ -11298,7 +11346,7 @@ static gmm_status gmm__ck_find_missing_tensors(gmm__ck_builder *b, const gmm__ck
     return GMM_OK;
 }
 
-/* The row that a tensor of a linear without any would have: stacked or not, and quantized, as other weights are. */
+/* The row that is assumed for a linear without any key: its form and scaling follow those of other weights. */
 static const gmm_ckpt_row *gmm__ck_default_row(const gmm__ck_builder *b, const gmm_ckpt_linear *l, gmm_ckpt_kind kind) {
     const gmm_ckpt_scheme *scheme = b->source.scheme;
     const gmm_ckpt_row *other = NULL, *best = NULL;
@@ -11321,7 +11369,8 @@ static const gmm_ckpt_row *gmm__ck_default_row(const gmm__ck_builder *b, const g
     return best;
 }
 
-/* Notes what the source lacks of one linear in one state. What several rows hold of one half is left to gathering. */
+/* Records what the source lacks of one linear in one state. Where several rows match one half, nothing is recorded:
+   gmm__ck_group_matches reports it. */
 static gmm_status gmm__ck_find_missing_rows(gmm__ck_builder *b, int64_t index, int32_t state,
                                             const gmm__ck_match *matches, int64_t count) {
     const gmm_ckpt_scheme *scheme = b->source.scheme;
@@ -11364,7 +11413,7 @@ static gmm_status gmm__ck_find_missing_rows(gmm__ck_builder *b, int64_t index, i
     return GMM_OK;
 }
 
-/* Where a miss stands in the list: misses of one row, state and part are neighbours. */
+/* Orders missing ranges so that those of one row, state and part are neighbours. */
 static int gmm__ck_compare_missing(const void *a, const void *b) {
     const gmm__ck_missing_range *x = (const gmm__ck_missing_range *)a, *y = (const gmm__ck_missing_range *)b;
     if (x->state != y->state) return x->state < y->state ? -1 : 1;
@@ -11374,7 +11423,7 @@ static int gmm__ck_compare_missing(const void *a, const void *b) {
     return x->first < y->first ? -1 : x->first > y->first;
 }
 
-/* Adds numbers to a set: "{3,5-7}", and "3" where it is but one. "{" must open it, and closing it ends it. */
+/* Appends a range of numbers to a text that starts with "{", as in "{3,5-7}". */
 static void gmm__ck_add_numbers(char *text, size_t capacity, int64_t first, int64_t last) {
     const size_t n = strlen(text);
     if (n + 48 > capacity) {
@@ -11394,7 +11443,8 @@ static const char *gmm__ck_end_numbers(char *text) {
 
 enum { GMM__CK_SET_CHARS = 120 };
 
-/* Misses [*at, ...) that one name with sets can tell: the same experts of several layers. *at moves behind them. */
+/* Names the missing ranges from *at on that differ in layer only by one pattern with number sets. *at moves past them.
+   */
 static char *gmm__ck_missing_set_name(gmm__ck_builder *b, const gmm_ckpt_row *layer_row, int64_t *at,
                                       int64_t *tensors) {
     const gmm__ck_missing_range *m = &b->missing_ranges[*at], *next = m,
@@ -11436,7 +11486,7 @@ static char *gmm__ck_missing_set_name(gmm__ck_builder *b, const gmm_ckpt_row *la
     return to;
 }
 
-/* Refuses what the source lacks, with the list, unless that may be. */
+/* Fails with the list of missing tensors, unless skip_missing allows them. */
 static gmm_status gmm__ck_refuse_incomplete(gmm__ck_builder *b, const gmm_ckpt_row *layer_row) {
     char text[340] = "", hint[100] = "", layer[24], expert[24], *name;
     int64_t at = 0, listed = 0, tensors = 0;
@@ -11471,7 +11521,7 @@ static gmm_status gmm__ck_refuse_incomplete(gmm__ck_builder *b, const gmm_ckpt_r
     return gmm__fail(&b->report->error, GMM_E_KEY, "%s: the source lacks %s%s", b->fn, text, hint);
 }
 
-/* Notes what the source lacks of all linears. */
+/* Records what the source lacks of all linears. */
 static gmm_status gmm__ck_find_missing(gmm__ck_builder *b) {
     int64_t at = 0, i;
     int32_t s;
@@ -11494,7 +11544,7 @@ static gmm_status gmm__ck_check_multiple(gmm__ck_builder *b, const gmm_ckpt_line
                           "%lld", (int)l->slot, (long long)l->layer, what, (long long)extent, unit, (long long)by);
 }
 
-/* Blocks of gate and up rows on both sides of a gated FC1. */
+/* Determines the blocks of gate and up rows of a gated FC1 in the source and in the target. */
 static gmm_status gmm__ck_glu_blocks(gmm__ck_builder *b, const gmm_ckpt_linear *l, const gmm__ck_row_tensors *weight,
                                      int64_t *src_block, int64_t *dst_block) {
     const gmm_ckpt_source *s = &b->source;
@@ -11513,7 +11563,7 @@ static gmm_status gmm__ck_glu_blocks(gmm__ck_builder *b, const gmm_ckpt_linear *
     if (t->scheme->glu_known && t->glu_block && t->glu_block != t->scheme->glu_block)
         return gmm__ck_refuse(b, GMM_CKPT_GLU_CONFLICT, key, "gate and up rows: blocks of %d are wanted, the scheme %s "
                               "has %d (0 = halves)", (int)t->glu_block, t->scheme->name, (int)t->scheme->glu_block);
-    if (!weight[GMM_CKPT_BOTH].row) return GMM_OK; /* gate and up come by themselves */
+    if (!weight[GMM_CKPT_BOTH].row) return GMM_OK; /* gate and up are separate tensors */
     if (s->scheme->glu_known) {
         if (known.known && known.block != s->scheme->glu_block)
             return gmm__ck_refuse(b, GMM_CKPT_GLU_CONFLICT, key, "gate and up rows: blocks of %d are stated or "
@@ -11535,7 +11585,7 @@ static gmm_status gmm__ck_glu_blocks(gmm__ck_builder *b, const gmm_ckpt_linear *
     return GMM_OK;
 }
 
-/* Scales whose weights are not quantized are extra. */
+/* Marks scales whose weights are not quantized: they are extra. */
 static void gmm__ck_mark_plain_scales(gmm__ck_builder *b, int64_t part_experts, const gmm__ck_row_tensors *weight,
                                       const gmm__ck_row_tensors *scale) {
     int64_t i, e;
@@ -11557,33 +11607,168 @@ static void gmm__ck_mark_plain_scales(gmm__ck_builder *b, int64_t part_experts, 
         }
 }
 
+/* Checks that all keys of a linear in one state have the same wrapper segments, unless names lose them. */
+static gmm_status gmm__ck_check_wrappers(gmm__ck_builder *b, const gmm__ck_match *matches, int64_t count) {
+    int64_t i;
+    for (i = 0; i < count && !b->target.drop_wrappers; i++)
+        if (!gmm__ck_same_wrappers(&b->source, gmm__ck_match_key(b, &matches[i]), gmm__ck_match_key(b, &matches[0])))
+            return gmm__ck_refuse(b, GMM_CKPT_AMBIGUOUS,
+                                  b->parts[matches[i].part].table->tensors[matches[i].tensor].name,
+                                  "its wrapper segments are not those of \"%.100s\"%s",
+                                  gmm__ck_match_key(b, &matches[0]),
+                                  gmm__ck_is_map(b) ? "" : ": target.drop_wrappers leaves them out");
+    return GMM_OK;
+}
+
+/* Checks that gate and up tensors are both there, and belong to a gated linear. */
+static gmm_status gmm__ck_check_halves(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_row_tensors *weight) {
+    if (!weight[GMM_CKPT_GATE].row != !weight[GMM_CKPT_UP].row) {
+        const int half = weight[GMM_CKPT_GATE].row ? GMM_CKPT_GATE : GMM_CKPT_UP;
+        const gmm_ckpt_tensor *t;
+        int64_t i;
+        for (i = 0; weight[half].tensor[i] < 0; i++) {}
+        t = &b->parts[i / gmm__ck_part_experts(b, x)].table->tensors[weight[half].tensor[i]];
+        return gmm__ck_refuse(b, GMM_CKPT_MISSING_INDEX, t->name, "the source lacks the other of gate and up");
+    }
+    if (weight[GMM_CKPT_GATE].row && !x->linear->gated)
+        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, x->linear->path,
+                              "linears: gated is 0, but the source has gate and up");
+    return GMM_OK;
+}
+
+/* The ETP size of the source's or the target's ranks; 1 where ETP does not shard the array. */
+static int64_t gmm__ck_etp_size(const gmm__ck_array *x, const gmm_ckpt_rank *rank) {
+    return x->rows_sharded || x->cols_sharded ? rank->etp_size : 1;
+}
+
+/* Checks that EP, ETP and the blocks of gate and up rows divide a weight on both sides. */
+static gmm_status gmm__ck_check_extents(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g) {
+    const gmm_ckpt_linear *l = x->linear;
+    const gmm_ckpt_rank *ranks[2];
+    const int64_t blocks[2] = {g->src_block, x->halves == 2 ? g->dst_block : 0};
+    gmm_status status = GMM_OK;
+    int i;
+    ranks[0] = &b->parts[0].rank;
+    ranks[1] = &b->target.rank;
+    for (i = 0; !status && x->grouped && i < 2; i++)
+        status = gmm__ck_check_multiple(b, l, x->experts, ranks[i]->ep_size, "experts", "EP");
+    for (i = 0; !status && i < 2; i++)
+        status = gmm__ck_check_multiple(b, l, x->rows_sharded ? x->f : x->k, gmm__ck_etp_size(x, ranks[i]),
+                                        "the cut extent", "ETP");
+    for (i = 0; !status && i < 2; i++)
+        if (blocks[i])
+            status = gmm__ck_check_multiple(b, l, x->f / (x->rows_sharded ? gmm__ck_etp_size(x, ranks[i]) : 1),
+                                            blocks[i], "a rank's gate rows",
+                                            i ? "the target's block" : "the source's block");
+    return status;
+}
+
+/* Whether any weight is quantized. *last is the last weight tensor of the source. */
+static int gmm__ck_is_quantized(const gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_row_tensors *weight,
+                                const gmm_ckpt_tensor **last) {
+    const int64_t part_experts = gmm__ck_part_experts(b, x);
+    int quantized = 0, half;
+    int64_t i;
+    for (i = 0; i < b->source.part_count * part_experts; i++)
+        for (half = 0; half < 3; half++) {
+            if (!weight[half].row || weight[half].tensor[i] < 0) continue;
+            *last = &b->parts[i / part_experts].table->tensors[weight[half].tensor[i]];
+            quantized |= weight[half].row->scaling == GMM_SCALING_MX32 || (*last)->dtype == GMM_E4M3 ||
+                         (*last)->dtype == GMM_E5M2;
+        }
+    return quantized;
+}
+
+/* Checks that no rank's shard and no gate or up block cuts a block of br x bc scaled elements. */
+static gmm_status gmm__ck_check_scale_blocks(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g,
+                                             int64_t br, int64_t bc) {
+    static const char unit[] = "scale blocks of";
+    const gmm_ckpt_linear *l = x->linear;
+    const int64_t src_etp = gmm__ck_etp_size(x, &b->parts[0].rank), dst_etp = gmm__ck_etp_size(x, &b->target.rank);
+    const int fused = x->halves == 2 && (g->weight[GMM_CKPT_BOTH].row ||
+                                         gmm__ck_target_row(b, x, GMM_CKPT_BOTH, 0, g->blocks));
+    gmm_status status;
+    if (!fused && src_etp <= 1 && dst_etp <= 1 && !g->cut && !gmm__ck_is_gtp_sharded(b, x)) return GMM_OK;
+    status = gmm__ck_check_multiple(b, l, x->f / (x->rows_sharded ? src_etp : 1), br, "rows", unit);
+    if (!status) status = gmm__ck_check_multiple(b, l, x->f / (x->rows_sharded ? dst_etp : 1), br, "rows", unit);
+    if (!status && x->cols_sharded) status = gmm__ck_check_multiple(b, l, x->k / src_etp, bc, "columns", unit);
+    if (!status && x->cols_sharded) status = gmm__ck_check_multiple(b, l, x->k / dst_etp, bc, "columns", unit);
+    if (!status && g->src_block) status = gmm__ck_check_multiple(b, l, g->src_block, br, "the block", unit);
+    if (!status && g->dst_block) status = gmm__ck_check_multiple(b, l, g->dst_block, br, "the block", unit);
+    return status;
+}
+
+/* Plans quantized weights that stay quantized, and their scales: blocks and scales move alike. `last` names the weight
+   in the message about missing scales. */
+static gmm_status gmm__ck_plan_quantized(gmm__ck_builder *b, gmm__ck_array x, gmm__ck_transfer g,
+                                         gmm__ck_row_tensors *scale, int mx, const gmm_ckpt_tensor *last) {
+    const int64_t br = mx ? 1 : 128, bc = mx ? 32 : 128;
+    gmm_status status;
+    int half;
+    for (half = 0; half < 3; half++)
+        if (g.weight[half].row && !scale[half].row)
+            return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING, last->name, "the source lacks its scales");
+    g.blocks = mx;
+    if (mx) x.k /= 2; /* bytes of two 4-bit elements */
+    status = gmm__ck_plan_array(b, &x, &g);
+    if (mx) x.k *= 2;
+    if (!status) status = gmm__ck_check_scale_blocks(b, &x, &g, br, bc);
+    if (status) return status;
+    x.kind = GMM_CKPT_SCALE;
+    x.f = gmm__ceil_div(x.f, br);
+    x.k = gmm__ceil_div(x.k, bc);
+    g.weight = scale;
+    g.src_block /= br;
+    g.dst_block /= br;
+    g.shape_cols = x.k;
+    g.cut_unit = br;
+    return gmm__ck_plan_array(b, &x, &g);
+}
+
+/* Plans the biases of one linear in one state; `g` is the transfer of its weights. */
+static gmm_status gmm__ck_plan_bias(gmm__ck_builder *b, const gmm_ckpt_linear *l, gmm__ck_transfer g,
+                                    gmm__ck_match *matches, int64_t count, gmm_dtype dtype) {
+    const gmm__ck_array x = gmm__ck_make_array(l, GMM_CKPT_BIAS);
+    const gmm_ckpt_row *row = NULL;
+    gmm__ck_row_tensors bias[3];
+    gmm_status status;
+    if (count == 0 && b->source.skip_missing) return GMM_OK;
+    if (count == 0) {
+        if (!gmm__ck_find_row(b->source.scheme, l, GMM_CKPT_BIAS, &row))
+            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, l->path, "linears: bias is 1, but the scheme %s has none",
+                                  b->source.scheme->name);
+        return gmm__ck_refuse_missing_tensor(b, &x, row, g.state, 0);
+    }
+    status = gmm__ck_group_matches(b, &x, matches, count, l->grouped_bias, bias);
+    if (status) return status;
+    g.weight = bias;
+    g.presence = bias;
+    g.scale = NULL;
+    g.cut = NULL;
+    g.blocks = 0;
+    g.grouped = l->grouped_bias;
+    g.shape_cols = 1;
+    g.dtype = dtype;
+    return gmm__ck_plan_array(b, &x, &g);
+}
+
 /* Plans one linear in one state. */
 static gmm_status gmm__ck_plan_state(gmm__ck_builder *b, int64_t index, int32_t state, gmm__ck_match *matches,
                                      int64_t count) {
     const gmm_ckpt_linear *l = &b->linears[index];
-    const int experts_own = l->slot != GMM_CKPT_ROUTER && l->slot != GMM_CKPT_ROUTER_CORRECTION &&
-                            l->slot != GMM_CKPT_SHARED_GATE;
+    const int converted = state == 0 && l->slot != GMM_CKPT_ROUTER && l->slot != GMM_CKPT_ROUTER_CORRECTION &&
+                          l->slot != GMM_CKPT_SHARED_GATE;
     const gmm_ckpt_row *row = NULL;
+    const gmm_ckpt_tensor *last = NULL;
     gmm__ck_row_tensors weight[3], scale[3];
     gmm__ck_transfer g;
-    gmm__ck_array x;
-    int64_t n[3] = {0, 0, 0}, i, first, src_etp, dst_etp;
-    int quantized = 0, mx, joined;
-    gmm_status status;
-    const gmm_ckpt_tensor *t = NULL;
-
+    gmm__ck_array x = gmm__ck_make_array(l, GMM_CKPT_WEIGHT);
+    int64_t n[3] = {0, 0, 0}, i;
+    int quantized, mx;
+    gmm_status status = gmm__ck_check_wrappers(b, matches, count);
+    if (status) return status;
     memset(&g, 0, sizeof g);
-    x = gmm__ck_make_array(l, GMM_CKPT_WEIGHT);
-    src_etp = x.rows_sharded || x.cols_sharded ? b->parts[0].rank.etp_size : 1;
-    dst_etp = x.rows_sharded || x.cols_sharded ? b->target.rank.etp_size : 1;
     for (i = 0; i < count; i++) n[matches[i].kind]++;
-    for (i = 0; i < count && !b->target.drop_wrappers; i++) {
-        t = &b->parts[matches[i].part].table->tensors[matches[i].tensor];
-        if (!gmm__ck_same_wrappers(&b->source, gmm__ck_match_key(b, &matches[i]), gmm__ck_match_key(b, &matches[0])))
-            return gmm__ck_refuse(b, GMM_CKPT_AMBIGUOUS, t->name, "its wrapper segments are not those of \"%.100s\"%s",
-                                  gmm__ck_match_key(b, &matches[0]),
-                                  gmm__ck_is_map(b) ? "" : ": target.drop_wrappers leaves them out");
-    }
     if (count) g.key = gmm__ck_match_key(b, &matches[0]);
     else if (b->source.skip_missing) return GMM_OK;
     if (n[GMM_CKPT_WEIGHT] == 0) {
@@ -11593,52 +11778,26 @@ static gmm_status gmm__ck_plan_state(gmm__ck_builder *b, int64_t index, int32_t 
         return gmm__ck_refuse_missing_tensor(b, &x, row, state, 0);
     }
     status = gmm__ck_group_matches(b, &x, matches, n[GMM_CKPT_WEIGHT], l->grouped_weight, weight);
-    if (status) return status;
-    if (!weight[GMM_CKPT_GATE].row != !weight[GMM_CKPT_UP].row) {
-        const int there = weight[GMM_CKPT_GATE].row ? GMM_CKPT_GATE : GMM_CKPT_UP;
-        for (i = 0; weight[there].tensor[i] < 0; i++) {}
-        t = &b->parts[i / gmm__ck_part_experts(b, &x)].table->tensors[weight[there].tensor[i]];
-        return gmm__ck_refuse(b, GMM_CKPT_MISSING_INDEX, t->name, "the source lacks the other of gate and up");
-    }
-    if (weight[GMM_CKPT_GATE].row && !l->gated)
-        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, l->path, "linears: gated is 0, but the source has gate and up");
-    status = gmm__ck_glu_blocks(b, l, weight, &g.src_block, &g.dst_block);
-    if (!status && x.grouped) status = gmm__ck_check_multiple(b, l, x.experts, b->parts[0].rank.ep_size, "experts",
-                                                              "EP");
-    if (!status && x.grouped) status = gmm__ck_check_multiple(b, l, x.experts, b->target.rank.ep_size, "experts", "EP");
-    if (!status) status = gmm__ck_check_multiple(b, l, x.rows_sharded ? x.f : x.k, src_etp, "the cut extent", "ETP");
-    if (!status) status = gmm__ck_check_multiple(b, l, x.rows_sharded ? x.f : x.k, dst_etp, "the cut extent", "ETP");
-    if (!status && g.src_block)
-        status = gmm__ck_check_multiple(b, l, x.f / (x.rows_sharded ? src_etp : 1), g.src_block, "a rank's gate rows",
-                                 "the source's block");
-    if (!status && g.dst_block && x.halves == 2)
-        status = gmm__ck_check_multiple(b, l, x.f / (x.rows_sharded ? dst_etp : 1), g.dst_block, "a rank's gate rows",
-                                 "the target's block");
+    if (!status) status = gmm__ck_check_halves(b, &x, weight);
+    if (!status) status = gmm__ck_glu_blocks(b, l, weight, &g.src_block, &g.dst_block);
+    if (!status) status = gmm__ck_check_extents(b, &x, &g);
     if (status) return status;
 
     for (i = 0; i < 3 && !weight[i].row; i++) {}
-    row = weight[i].row;
-    mx = row->scaling == GMM_SCALING_MX32;
-    for (first = 0; first < b->source.part_count * gmm__ck_part_experts(b, &x); first++) { /* is anything quantized? */
-        int h;
-        for (h = 0; h < 3; h++) {
-            if (!weight[h].row || weight[h].tensor[first] < 0) continue;
-            t = &b->parts[first / gmm__ck_part_experts(b, &x)].table->tensors[weight[h].tensor[first]];
-            quantized |= mx || t->dtype == GMM_E4M3 || t->dtype == GMM_E5M2;
-        }
-    }
-    quantized = quantized && gmm__ck_find_row(b->source.scheme, l, GMM_CKPT_SCALE, &row);
+    mx = weight[i].row->scaling == GMM_SCALING_MX32;
+    quantized = gmm__ck_is_quantized(b, &x, weight, &last) &&
+                gmm__ck_find_row(b->source.scheme, l, GMM_CKPT_SCALE, &row);
     x.kind = GMM_CKPT_SCALE;
     status = gmm__ck_group_matches(b, &x, matches + n[GMM_CKPT_WEIGHT] + n[GMM_CKPT_BIAS], n[GMM_CKPT_SCALE],
-                                   l->grouped_weight,
-                            scale);
+                                   l->grouped_weight, scale);
     x.kind = GMM_CKPT_WEIGHT;
     if (status) return status;
     gmm__ck_mark_plain_scales(b, gmm__ck_part_experts(b, &x), weight, scale);
     if (mx) {
-        status = gmm__ck_check_multiple(b, l, x.k / (x.cols_sharded ? src_etp : 1), 32, "in", "MX32 blocks of");
-        if (!status) status = gmm__ck_check_multiple(b, l, x.k / (x.cols_sharded ? dst_etp : 1), 32, "in",
-                                                     "MX32 blocks of");
+        const int64_t src_etp = x.cols_sharded ? b->parts[0].rank.etp_size : 1;
+        const int64_t dst_etp = x.cols_sharded ? b->target.rank.etp_size : 1;
+        status = gmm__ck_check_multiple(b, l, x.k / src_etp, 32, "in", "MX32 blocks of");
+        if (!status) status = gmm__ck_check_multiple(b, l, x.k / dst_etp, 32, "in", "MX32 blocks of");
         if (status) return status;
     }
     g.weight = weight;
@@ -11648,70 +11807,13 @@ static gmm_status gmm__ck_plan_state(gmm__ck_builder *b, int64_t index, int32_t 
     g.shape_cols = x.k;
     g.cut = b->target.cuts ? &b->target.cuts[index] : NULL;
     g.cut_unit = 1;
-    if (state == 0 && experts_own) g.dtype = b->target.dtype;
-    if (quantized && g.dtype != GMM_NONE) {
-        g.scale = scale;
-        status = gmm__ck_plan_array(b, &x, &g);
-    } else if (quantized) { /* blocks and scales move alike */
-        const int64_t br = mx ? 1 : 128, bc = mx ? 32 : 128;
-        for (i = 0; i < 3; i++)
-            if (weight[i].row && !scale[i].row)
-                return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING, t->name, "the source lacks its scales");
-        g.blocks = mx;
-        if (mx) x.k /= 2;
-        status = gmm__ck_plan_array(b, &x, &g);
-        if (mx) x.k *= 2;
-        joined = x.halves == 2 && (weight[GMM_CKPT_BOTH].row || gmm__ck_target_row(b, &x, GMM_CKPT_BOTH, 0, mx));
-        if (!status && (joined || src_etp > 1 || dst_etp > 1 || g.cut || gmm__ck_is_gtp_sharded(b, &x))) {
-            status = gmm__ck_check_multiple(b, l, x.f / (x.rows_sharded ? src_etp : 1), br, "rows", "scale blocks of");
-            if (!status) status = gmm__ck_check_multiple(b, l, x.f / (x.rows_sharded ? dst_etp : 1), br, "rows",
-                                                  "scale blocks of");
-            if (!status && x.cols_sharded) status = gmm__ck_check_multiple(b, l, x.k / src_etp, bc, "columns",
-                                                                           "scale blocks of");
-            if (!status && x.cols_sharded) status = gmm__ck_check_multiple(b, l, x.k / dst_etp, bc, "columns",
-                                                                           "scale blocks of");
-            if (!status && g.src_block) status = gmm__ck_check_multiple(b, l, g.src_block, br, "the block",
-                                                                        "scale blocks of");
-            if (!status && g.dst_block) status = gmm__ck_check_multiple(b, l, g.dst_block, br, "the block",
-                                                                        "scale blocks of");
-        }
-        if (status) return status;
-        x.kind = GMM_CKPT_SCALE;
-        x.f = gmm__ceil_div(x.f, br);
-        x.k = gmm__ceil_div(x.k, bc);
-        g.weight = scale;
-        g.src_block /= br;
-        g.dst_block /= br;
-        g.shape_cols = x.k;
-        g.cut_unit = br;
-        status = gmm__ck_plan_array(b, &x, &g);
-        x.f = l->out / x.halves;
-        g.src_block *= br;
-        g.dst_block *= br;
-    } else {
-        status = gmm__ck_plan_array(b, &x, &g);
-    }
+    if (converted) g.dtype = b->target.dtype;
+    if (quantized && g.dtype != GMM_NONE) g.scale = scale;
+    status = quantized && g.dtype == GMM_NONE ? gmm__ck_plan_quantized(b, x, g, scale, mx, last)
+                                              : gmm__ck_plan_array(b, &x, &g);
     if (status || !l->bias) return status;
-
-    x = gmm__ck_make_array(l, GMM_CKPT_BIAS);
-    g.cut = NULL;
-    if (n[GMM_CKPT_BIAS] == 0 && b->source.skip_missing) return GMM_OK;
-    if (n[GMM_CKPT_BIAS] == 0) {
-        if (!gmm__ck_find_row(b->source.scheme, l, GMM_CKPT_BIAS, &row))
-            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, l->path, "linears: bias is 1, but the scheme %s has none",
-                                  b->source.scheme->name);
-        return gmm__ck_refuse_missing_tensor(b, &x, row, state, 0);
-    }
-    status = gmm__ck_group_matches(b, &x, matches + n[GMM_CKPT_WEIGHT], n[GMM_CKPT_BIAS], l->grouped_bias, scale);
-    if (status) return status;
-    g.weight = scale;
-    g.presence = scale;
-    g.scale = NULL;
-    g.blocks = 0;
-    g.grouped = l->grouped_bias;
-    g.shape_cols = 1;
-    g.dtype = state == 0 && experts_own ? b->target.bias_dtype : GMM_NONE;
-    return gmm__ck_plan_array(b, &x, &g);
+    return gmm__ck_plan_bias(b, l, g, matches + n[GMM_CKPT_WEIGHT], n[GMM_CKPT_BIAS],
+                             converted ? b->target.bias_dtype : GMM_NONE);
 }
 
 static gmm_status gmm__ck_plan_linears(gmm__ck_builder *b) {
@@ -11733,7 +11835,9 @@ static gmm_status gmm__ck_plan_linears(gmm__ck_builder *b) {
     return GMM_OK;
 }
 
-/* "_extra_state" or "_extra_state12" as a segment: a pickle, or with more behind it a tensor of what one holds. */
+/* Builds a plan: descriptors, kept tensors, the order of moves, and the cost. */
+
+/* Whether a segment is "_extra_state" or "_extra_state12": a pickle, or with further segments a tensor from one. */
 static int gmm__ck_extra_state(const char *name) {
     const char *at, *dot;
     int64_t number;
@@ -11747,7 +11851,7 @@ static int gmm__ck_extra_state(const char *name) {
     return 0;
 }
 
-/* A target that is a run of units of one source tensor. */
+/* Adds a copy of consecutive units of one source tensor. */
 static gmm_status gmm__ck_plan_copy(gmm__ck_builder *b, int32_t part, int32_t src, int64_t src_at, int32_t dst,
                                     int64_t dst_at, int64_t units) {
     gmm_ckpt_move m = GMM_ZERO;
@@ -11763,7 +11867,7 @@ static gmm_status gmm__ck_plan_copy(gmm__ck_builder *b, int32_t part, int32_t sr
     return gmm__ck_add_move(b, &m);
 }
 
-/* What no linear used: kept, dropped, or an error. */
+/* Keeps, drops or refuses the tensors that no linear uses. */
 static gmm_status gmm__ck_plan_extra(gmm__ck_builder *b) {
     const int64_t before = b->targets->count;
     int64_t i;
@@ -11798,7 +11902,7 @@ static gmm_status gmm__ck_plan_extra(gmm__ck_builder *b) {
                 t.name = name;
             }
             same = gmm_ckpt_table_find(b->targets, t.name);
-            if (same >= before) { /* ranks hold it alike */
+            if (same >= before) { /* several ranks hold the same tensor */
                 const gmm_ckpt_tensor *k = &b->targets->tensors[same];
                 if (k->dtype == t.dtype && k->rank == t.rank && k->bytes == t.bytes &&
                     !memcmp(k->shape, t.shape, (size_t)t.rank * sizeof t.shape[0]))
@@ -11842,7 +11946,7 @@ static void gmm__ck_scale_shape(const gmm_ckpt_tensor *t, gmm_scaling scaling, i
     *scale_cols = mx ? t->shape[r - 1] : gmm__ceil_div(*cols, 128);
 }
 
-/* Bytes of the scales of a row of blocks: what dequantizing needs at least. */
+/* Bytes of the scales of one row of blocks: the least that dequantizing needs at once. */
 static int64_t gmm__ck_scale_row_bytes(const gmm_ckpt_plan *plan, const gmm_ckpt_move *m) {
     int64_t rows = 0, cols = 0, scale_rows = 0, scale_cols = 0;
     if (m->kind != GMM_CKPT_DEQUANT) return 0;
@@ -11853,7 +11957,7 @@ static int64_t gmm__ck_scale_row_bytes(const gmm_ckpt_plan *plan, const gmm_ckpt
 
 enum { GMM__CK_SCRATCH_MIN = 64 };
 
-/* Makes the plan of what was built. */
+/* Copies the sorted moves into the plan and computes its cost and source ranges. */
 static gmm_status gmm__ck_build_plan(gmm__ck_builder *b, gmm_ckpt_plan *plan) {
     gmm__ck_order *order = (gmm__ck_order *)gmm__ck_alloc(&b->arena, b->move_count, sizeof *order);
     int64_t i, s, n = 0;
@@ -11920,7 +12024,7 @@ static gmm_status gmm__ck_build_plan(gmm__ck_builder *b, gmm_ckpt_plan *plan) {
     return GMM_OK;
 }
 
-/* Reads the source's and target's descriptors. Defaults are filled in; nothing is matched yet. */
+/* Reads and checks the source's and target's descriptors, and fills in defaults. */
 static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_source *source,
                                            const gmm_ckpt_target *target) {
     static const char *const all = "";
@@ -12011,7 +12115,7 @@ static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_so
     return GMM_OK;
 }
 
-/* Takes over the linears of a caller. */
+/* Checks and copies the linears of the caller. */
 static gmm_status gmm__ck_add_linears(gmm__ck_builder *b, const gmm_ckpt_linear *linears, int64_t count) {
     int64_t i;
     for (i = 0; i < count; i++) {
@@ -12135,6 +12239,8 @@ static int gmm__ck_compare_i64(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
+/* Finds the linears of a table and their extents. */
+
 static int gmm__ck_compare_linears(const void *a, const void *b) {
     const gmm_ckpt_linear *x = (const gmm_ckpt_linear *)a, *y = (const gmm_ckpt_linear *)b;
     if (x->layer != y->layer) return x->layer < y->layer ? -1 : 1;
@@ -12146,7 +12252,7 @@ static int gmm__ck_has_expert_extent(const gmm_ckpt_row *row, const gmm_ckpt_ten
     return (row->form == GMM_CKPT_STACKED || row->form == GMM_CKPT_TALL) && t->rank > gmm__ck_dimensions(row, 0);
 }
 
-/* The experts that names or shapes of a linear tell of; 0 = none do. */
+/* The number of experts that names or shapes of a linear imply; 0 = they imply none. */
 static int64_t gmm__ck_count_experts(const gmm__ck_builder *b, const gmm__ck_match *matches, int64_t count) {
     const int64_t ranks = b->parts[0].rank.ep_size;
     int64_t experts = 0, i;
@@ -12163,8 +12269,8 @@ static int64_t gmm__ck_count_experts(const gmm__ck_builder *b, const gmm__ck_mat
     return experts;
 }
 
-/* The experts of a layer: as stated, or as its linears tell, whose own numbers linears[].experts hold. Where each has a
-   tensor of its own a router may tell of more than are there. */
+/* The experts of a layer: as stated, or as the names and shapes of its linears imply (linears[].experts). Where each
+   expert has a tensor of its own, a router may have rows for more experts than have keys. */
 static int64_t gmm__ck_layer_experts(gmm__ck_builder *b, const gmm_ckpt_linear *l, const gmm_ckpt_row *row,
                                      const gmm_ckpt_tensor *t, int64_t stated) {
     const int64_t other = gmm__ck_find_slot(b, l->slot == GMM_CKPT_FC1 ? GMM_CKPT_FC2 : GMM_CKPT_FC1, l->layer);
@@ -12206,7 +12312,7 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
                  gmm__ck_find_row(b->source.scheme, l, GMM_CKPT_SCALE, &r))
             l->scaling = GMM_SCALING_128X128;
     }
-    if (!row) return GMM_OK; /* a bias alone: its weight is missing */
+    if (!row) return GMM_OK; /* There is only a bias: the weight is missing. */
     l->experts = grouped ? gmm__ck_layer_experts(b, l, row, t, experts) : 1;
     if (l->experts < 1 || (grouped && l->experts % ep_size))
         return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, t->name, "no shape or name tells the number of experts: state it");
@@ -12227,7 +12333,7 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
     }
     l->out = m[row->transposed ? 1 : 0];
     l->in = m[row->transposed ? 0 : 1];
-    if (grouped && b->parts[0].rank.gtp_size > 1) { /* ranks stack their rows */
+    if (grouped && b->parts[0].rank.gtp_size > 1) { /* rows are the sum over GTP ranks */
         const gmm_ckpt_rank *rank = &b->parts[hit->part].rank;
         int32_t found = 0;
         l->out = 0;
@@ -12288,7 +12394,7 @@ static gmm_status gmm__ck_scan_extents(gmm__ck_builder *b, int64_t experts) {
     return GMM_OK;
 }
 
-/* Notes the layers that no key names, from 0 to the last that one does. `head` is what stands in front of {L}. */
+/* Records the layers without a key, from 0 to the last layer with one. `head` is the text before {L}. */
 static gmm_status gmm__ck_scan_layers(gmm__ck_builder *b, const char *head) {
     const size_t prefix = strlen(b->source_prefix), length = strlen(head);
     int64_t *layers = NULL, count = 0, capacity = 0, next = 0, i;
@@ -12319,7 +12425,7 @@ static gmm_status gmm__ck_scan_layers(gmm__ck_builder *b, const char *head) {
     return status;
 }
 
-/* Adds what one layer of experts has to all of them: linears without any key, which are then missing, and biases. */
+/* Gives every layer the linears and biases that any layer of experts has; those without a key are then missing. */
 static gmm_status gmm__ck_scan_members(gmm__ck_builder *b) {
     int bias[GMM_CKPT_SLOT_COUNT], slot_present[GMM_CKPT_SLOT_COUNT], slot;
     const int64_t count = b->linear_count;
@@ -12370,7 +12476,7 @@ static gmm_status gmm__ck_scan_missing(gmm__ck_builder *b) {
         if (!head) return gmm__ck_no_memory(b);
         memcpy(head, pattern, (size_t)(at - pattern));
         status = gmm__ck_scan_layers(b, head);
-        memcpy(head + (at - pattern), "{e}", 4); /* a miss counts layers as it does experts */
+        memcpy(head + (at - pattern), "{e}", 4); /* the range of a missing layer is stored like one of experts */
         layer.pattern = head;
     }
     if (!status && !b->source.skip_missing) status = gmm__ck_scan_members(b);
@@ -12400,7 +12506,7 @@ GMMDEF gmm_status gmm_ckpt_scan(const gmm_ckpt_source *source, int64_t experts, 
     if (!status) status = gmm__ck_scan_extents(&b, experts);
     if (!status) status = gmm__ck_check_layers(&b);
     if (!status && b.linear_count) status = gmm__ck_scan_missing(&b);
-    for (i = at = 0; !status && i < b.linear_count; i++) /* linears without a weight are none */
+    for (i = at = 0; !status && i < b.linear_count; i++) /* linears without a weight are removed */
         if (b.linears[i].out) b.linears[at++] = b.linears[i];
     if (!status) b.linear_count = at;
     if (!status && b.linear_count) {
@@ -12422,6 +12528,7 @@ GMMDEF void gmm_ckpt_linears_release(gmm_ckpt_linear *linears, const gmm_allocat
 }
 
 /* ............................................................... 15.8 Megatron-LM's normalizers and small rules ... */
+/* Megatron-LM's key normalizers, and its rules for splits, shards and stored keys. */
 
 GMMDEF gmm_status gmm_ckpt_split(const gmm_ckpt_tensor *tensor, int32_t members, int32_t experts,
                                  gmm_ckpt_tensor *parts, gmm_ckpt_report *report) {
@@ -12458,8 +12565,8 @@ GMMDEF gmm_status gmm_ckpt_split(const gmm_ckpt_tensor *tensor, int32_t members,
     return GMM_OK;
 }
 
-/* Keys as upstream's rules change them: those of the table, and behind them what folds and splits made. A key that was
-   folded or split is gone. The bytes of a key are its runs, one behind the other. */
+/* Keys as Megatron-LM's rules change them: first those of the table, then the keys that stacking and splitting made. A
+   key that was stacked or split is marked replaced. The bytes of a key are its runs, concatenated. */
 typedef struct gmm__ck_key_run { int64_t at, units; int32_t src; } gmm__ck_key_run;
 typedef struct gmm__ck_key_entry {
     gmm_ckpt_tensor tensor;
@@ -12473,15 +12580,15 @@ typedef struct gmm__ck_key_list {
     int64_t count, capacity;
 } gmm__ck_key_list;
 
-/* Where one parameter of one module stands among the keys. */
+/* The keys of one parameter of one module. */
 typedef struct gmm__ck_key_group {
     int64_t grouped, grouped_count; /* entry, and how many match */
     int64_t *index;                 /* [experts] entries */
     int32_t *index_count;           /* [experts] */
-    int32_t any, all;               /* of the indices that are unique */
+    int32_t any, all;               /* whether any, and every, index has exactly one key */
 } gmm__ck_key_group;
 
-/* Adds a key with room for its runs; NULL where there is no memory. */
+/* Adds a key and allocates its runs; NULL without memory. */
 static gmm__ck_key_entry *gmm__ck_add_entry(gmm__ck_builder *b, gmm__ck_key_list *keys, const gmm_ckpt_tensor *tensor,
                                             int64_t runs) {
     void *array = keys->entries;
@@ -12545,7 +12652,7 @@ static gmm_status gmm__ck_stack_keys(gmm__ck_builder *b, gmm__ck_key_list *keys,
     return GMM_OK;
 }
 
-/* Cuts the grouped key into keys `name` with an index; `name` has room for it behind `length`. */
+/* Splits the grouped key into one key per expert, named `name` and its index. */
 static gmm_status gmm__ck_split_key(gmm__ck_builder *b, gmm__ck_key_list *keys, const gmm__ck_key_group *f,
                                     int64_t experts, const char *name, size_t length) {
     const gmm__ck_key_entry whole = keys->entries[f->grouped];
@@ -12645,7 +12752,7 @@ static gmm_status gmm__ck_list_keys(gmm__ck_builder *b, gmm__ck_key_list *keys) 
     return GMM_OK;
 }
 
-/* Makes targets of the keys that folds and splits left. */
+/* Plans the targets of the keys that stacking and splitting made. */
 static gmm_status gmm__ck_plan_keys(gmm__ck_builder *b, const gmm__ck_key_list *keys) {
     int64_t i, r;
     for (i = 0; i < keys->count; i++) {
@@ -12668,9 +12775,19 @@ static gmm_status gmm__ck_plan_keys(gmm__ck_builder *b, const gmm__ck_key_list *
     return GMM_OK;
 }
 
-static gmm_status gmm__ck_normalize(const char *fn, gmm_ckpt_plan **out, const gmm_ckpt_table *table,
-                                    const char *prefix, const gmm_ckpt_linear *linears, int64_t count,
-                                    gmm_ckpt_parity parity, const gmm_allocator *allocator, gmm_ckpt_report *report) {
+/* What the two normalizers differ in. */
+typedef struct gmm__ck_normalize_args {
+    const char *fn;
+    const gmm_ckpt_table *table;
+    const char *prefix;             /* of the hook's module; NULL = linears have paths */
+    const gmm_ckpt_linear *linears; /* [count] */
+    int64_t count;
+    gmm_ckpt_parity parity;
+} gmm__ck_normalize_args;
+
+/* Plans the normalized table of both functions. */
+static gmm_status gmm__ck_normalize(gmm_ckpt_plan **out, const gmm__ck_normalize_args *args,
+                                    const gmm_allocator *allocator, gmm_ckpt_report *report) {
     static const char *const module[] = {"module", "_orig_mod"};
     static const char *const names[] = {"weight", "bias"};
     gmm_ckpt_source source = GMM_ZERO;
@@ -12679,10 +12796,11 @@ static gmm_status gmm__ck_normalize(const char *fn, gmm_ckpt_plan **out, const g
     gmm__ck_key_list keys;
     gmm__ck_builder b;
     gmm_status status;
+    const char *prefix = args->prefix;
     int64_t i;
     int kind;
     memset(&keys, 0, sizeof keys);
-    part.table = table;
+    part.table = args->table;
     source.parts = &part;
     source.part_count = 1;
     source.scheme = gmm_ckpt_scheme_of("module");
@@ -12691,13 +12809,13 @@ static gmm_status gmm__ck_normalize(const char *fn, gmm_ckpt_plan **out, const g
     source.wrapper_count = prefix ? 0 : 2;
     source.extra = GMM_CKPT_EXTRA_KEEP;
     target.views = 1;
-    if (parity != GMM_CKPT_UPSTREAM)
-        return gmm__ck_create(fn, out, &source, &target, linears, count, allocator, report);
-    status = gmm__ck_builder_init(&b, fn, out, allocator, report);
+    if (args->parity != GMM_CKPT_UPSTREAM)
+        return gmm__ck_create(args->fn, out, &source, &target, args->linears, args->count, allocator, report);
+    status = gmm__ck_builder_init(&b, args->fn, out, allocator, report);
     if (!status) status = gmm__ck_read_descriptors(&b, &source, &target);
     if (!status) status = gmm__ck_list_keys(&b, &keys);
-    for (i = 0; !status && i < count; i++) {
-        const gmm_ckpt_linear *l = &linears[i];
+    for (i = 0; !status && i < args->count; i++) {
+        const gmm_ckpt_linear *l = &args->linears[i];
         const char *path = prefix ? prefix : l->path ? l->path : "";
         char *stem;
         if (l->experts < 1) {
@@ -12724,26 +12842,40 @@ GMMDEF gmm_status gmm_ckpt_normalize_hook(gmm_ckpt_plan **out, const gmm_ckpt_ta
                                           const gmm_ckpt_linear *linear, gmm_ckpt_parity parity,
                                           const gmm_allocator *allocator, gmm_ckpt_report *report) {
     static const char fn[] = "gmm_ckpt_normalize_hook";
+    gmm__ck_normalize_args args;
     gmm_ckpt_linear l;
     if (out) *out = NULL;
     if (!out || !table || !prefix || !linear)
         return gmm__ck_fail_null(fn, !out ? "out" : !table ? "table" : !prefix ? "prefix" : "linear", report);
     l = *linear;
     l.path = "";
-    return gmm__ck_normalize(fn, out, table, prefix, &l, 1, parity, allocator, report);
+    args.fn = fn;
+    args.table = table;
+    args.prefix = prefix;
+    args.linears = &l;
+    args.count = 1;
+    args.parity = parity;
+    return gmm__ck_normalize(out, &args, allocator, report);
 }
 
 GMMDEF gmm_status gmm_ckpt_normalize_map(gmm_ckpt_plan **out, const gmm_ckpt_table *table,
                                          const gmm_ckpt_linear *linears, int64_t count, gmm_ckpt_parity parity,
                                          const gmm_allocator *allocator, gmm_ckpt_report *report) {
     static const char fn[] = "gmm_ckpt_normalize_map";
+    gmm__ck_normalize_args args;
     int64_t i;
     if (out) *out = NULL;
     if (!out || !table || (!linears && count))
         return gmm__ck_fail_null(fn, !out ? "out" : !table ? "table" : "linears", report);
     for (i = 0; i < count; i++)
         if (!linears[i].path) return gmm__ck_fail_null(fn, "linears: a path", report);
-    return gmm__ck_normalize(fn, out, table, NULL, linears, count, parity, allocator, report);
+    args.fn = fn;
+    args.table = table;
+    args.prefix = NULL;
+    args.linears = linears;
+    args.count = count;
+    args.parity = parity;
+    return gmm__ck_normalize(out, &args, allocator, report);
 }
 
 GMMDEF gmm_status gmm_ckpt_shard_members(const int64_t *numel, int32_t members, int64_t start, int64_t length,
@@ -12820,14 +12952,15 @@ GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, 
 }
 
 /* .............................................................................................. 15.9 Verifying ... */
+/* Verifies the moves of a plan, and makes plans of given moves. */
 
-/* A set of elements as nested steps, outermost first. */
+/* A set of elements as nested strided loops, outermost first. */
 typedef struct gmm__ck_element_set {
     int64_t offset, count[GMM_CKPT_LOOPS], step[GMM_CKPT_LOOPS];
     int32_t loops;
 } gmm__ck_element_set;
 
-/* First to last element, plus one. */
+/* Distance from the first to the last element, plus one. */
 static int64_t gmm__ck_set_span(const gmm__ck_element_set *s) {
     int64_t n = 1;
     int32_t l;
@@ -12835,8 +12968,8 @@ static int64_t gmm__ck_set_span(const gmm__ck_element_set *s) {
     return n;
 }
 
-/* Whether no element is in both; every set hits no element twice. Splits the outermost loop that steps farther, but
-   compares inside one step where both step alike. */
+/* Whether two sets share no element; neither holds an element twice. The outermost loop with the larger step is
+   expanded; where both steps are equal, the inner loops are compared modulo that step. */
 static int gmm__ck_disjoint(const gmm__ck_element_set *a, const gmm__ck_element_set *b) {
     const int64_t ah = gmm__ck_set_span(a), bh = gmm__ck_set_span(b);
     if (a->offset + ah <= b->offset || b->offset + bh <= a->offset) return 1;
@@ -12855,20 +12988,20 @@ static int gmm__ck_disjoint(const gmm__ck_element_set *a, const gmm__ck_element_
             inner.count[l] = a->count[l + 1];
             inner.step[l] = a->step[l + 1];
         }
-        if (b->loops && b->step[0] == step) { /* the same comb: compare teeth modulo the step */
+        if (b->loops && b->step[0] == step) { /* equal outer steps: compare the inner loops modulo the step */
             const int64_t shift = (b->offset - a->offset) / step - ((b->offset - a->offset) % step < 0);
             other.loops--;
             for (l = 0; l < other.loops; l++) {
                 other.count[l] = b->count[l + 1];
                 other.step[l] = b->step[l + 1];
             }
-            other.offset = b->offset - shift * step; /* now in [a->offset, a->offset + step) */
-            /* tooth i of b is at tooth i + shift of a, or reaches into the next one */
+            other.offset = b->offset - shift * step; /* in [a->offset, a->offset + step) */
+            /* iteration i of b overlaps iteration i + shift of a, or the one after it */
             if (shift > -b->count[0] && shift < a->count[0] && !gmm__ck_disjoint(&inner, &other)) return 0;
             other.offset -= step;
             return shift + 1 <= -b->count[0] || shift + 1 >= a->count[0] || gmm__ck_disjoint(&inner, &other);
         }
-        { /* only the teeth that b can meet */
+        { /* only the iterations whose span overlaps b */
             int64_t low = b->offset - a->offset - gmm__ck_set_span(&inner) + 1, high = b->offset + bh - 1 - a->offset;
             low = low <= 0 ? 0 : low / step;
             high = high < 0 ? -1 : high / step;
@@ -12895,7 +13028,8 @@ static gmm__ck_element_set gmm__ck_write_set(const gmm_ckpt_move *m) {
     return s;
 }
 
-/* Elements that a move may read of its source tensor: 4-bit ones count singly. A view may go on behind the tensor. */
+/* Elements that a move may read of its source tensor: 4-bit ones count singly. A view may extend
+   past the tensor, up to its storage's end. */
 static int64_t gmm__ck_readable_elements(const gmm_ckpt_plan *plan, const gmm_ckpt_move *m) {
     const gmm_ckpt_table *table = plan->parts[m->part].table;
     const gmm_ckpt_tensor *t = &table->tensors[m->src];
@@ -12903,7 +13037,7 @@ static int64_t gmm__ck_readable_elements(const gmm_ckpt_plan *plan, const gmm_ck
     return gmm__ck_unit_count(t) * (m->kind == GMM_CKPT_DEQUANT && m->scaling == GMM_SCALING_MX32 ? 2 : 1);
 }
 
-/* One move by itself: indices, bounds, dtypes, and no element written twice. NULL, or what is wrong. */
+/* Checks one move alone: indices, bounds, dtypes, and that it writes no element twice. NULL, or the fault. */
 static const char *gmm__ck_move_fault(const gmm_ckpt_plan *plan, const gmm_ckpt_move *m) {
     const gmm_ckpt_tensor *d, *s = NULL;
     int64_t src = m->src_at, dst = m->dst_at, inner = 1;
@@ -12998,7 +13132,8 @@ GMMDEF gmm_status gmm_ckpt_verify(const gmm_ckpt_plan *plan, const gmm_ckpt_move
                 break;
             }
             sum += n;
-            order[at].offset = written.offset + gmm__ck_set_span(&written); /* from now on: the end of all up to here */
+            /* replaced by the end of all writes up to here */
+            order[at].offset = written.offset + gmm__ck_set_span(&written);
             if (at > begin && order[at - 1].offset > order[at].offset) order[at].offset = order[at - 1].offset;
             for (j = at - 1; !status && j >= begin && order[j].offset > written.offset; j--) {
                 const gmm__ck_element_set other = gmm__ck_write_set(&moves[order[j].index]);
@@ -13055,7 +13190,7 @@ GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_par
             status = gmm__ck_refuse(&b, GMM_CKPT_OVERFLOW, t.name, "its bytes do not fit 63 bits");
         else status = gmm__ck_add_target(&b, &t, &index);
     }
-    if (!status) { /* checked before they are tidied, which trusts them */
+    if (!status) { /* gmm__ck_move_fault reads these; loops are checked before they are simplified */
         (*out)->parts = b.parts;
         (*out)->part_count = part_count;
         (*out)->partial = partial;
@@ -13101,6 +13236,7 @@ GMMDEF gmm_status gmm_ckpt_cost_of(const gmm_ckpt_plan *plan, gmm_ckpt_cost *cos
 }
 
 /* ............................................................................................... 15.10 Applying ... */
+/* Applies the moves of a plan to memory or through callbacks. */
 
 static float gmm__ck_load_float(gmm_dtype dtype, const char *at) { /* any alignment */
     uint32_t u = 0;
@@ -13116,15 +13252,15 @@ static void gmm__ck_store_float(gmm_dtype dtype, char *at, float v) {
     else memcpy(at, &h, 2);
 }
 
-/* A box of elements, where its source stands, and where it goes; steps in elements. */
+/* One tile of a move: its source, its destination and its strides in elements. */
 typedef struct gmm__ck_tile_args {
     const gmm_ckpt_move *move;
     gmm_dtype src_dtype, dst_dtype;
     int64_t src_unit, dst_unit;
     int64_t count[GMM_CKPT_LOOPS], dst_step[GMM_CKPT_LOOPS];
-    const char *src;                              /* of element src_base */
-    char *dst;                                    /* of the first */
-    const char *scale;                            /* of scale scale_base */
+    const char *src;                              /* address of element src_base */
+    char *dst;                                    /* address of the first element */
+    const char *scale;                            /* address of scale scale_base */
     int64_t src_base, scale_base;
     int64_t rows, cols, scale_rows, scale_cols;   /* DEQUANT */
 } gmm__ck_tile_args;
@@ -13144,7 +13280,7 @@ static float gmm__ck_dequant(const gmm__ck_tile_args *w, int64_t i) {
     return (w->src_dtype == GMM_E5M2 ? gmm_e5m2_to_f32 : gmm_e4m3_to_f32)((uint8_t)w->src[i - w->src_base]) * f;
 }
 
-/* One innermost run from source element `src` to destination element `dst`. */
+/* Moves one innermost loop from source element `src` to destination element `dst`. */
 static void gmm__ck_move_run(const gmm__ck_tile_args *w, int64_t src, int64_t dst, int64_t n, int64_t ss, int64_t ds) {
     const char *from = w->src + (src - w->src_base) * w->src_unit;
     char *to = w->dst + dst * w->dst_unit;
@@ -13173,7 +13309,7 @@ static void gmm__ck_move_run(const gmm__ck_tile_args *w, int64_t src, int64_t ds
     }
 }
 
-/* All of a box, from source element `src` to the front of the destination. */
+/* Moves a whole tile, from source element `src` to the start of the destination. */
 static void gmm__ck_move_tile(const gmm__ck_tile_args *w, int64_t src) {
     enum { TILE = 32 };
     const gmm_ckpt_move *m = w->move;
@@ -13194,11 +13330,12 @@ static void gmm__ck_move_tile(const gmm__ck_tile_args *w, int64_t src) {
             to += at[l] * w->dst_step[l];
         }
         if (!transposed) gmm__ck_move_run(w, from, to, w->count[x], m->src_step[x], w->dst_step[x]);
-        for (a = 0; transposed && a < w->count[y]; a += TILE) /* by squares */
+        /* in square tiles, so that both sides stay in the cache */
+        for (a = 0; transposed && a < w->count[y]; a += TILE)
             for (b = 0; b < w->count[x]; b += TILE) {
                 const int64_t high = gmm__min_i64(TILE, w->count[y] - a), wide = gmm__min_i64(TILE, w->count[x] - b);
                 const int64_t first = from + a * m->src_step[y] + b * m->src_step[x];
-                if (gather) /* lines of the source, whose distance may put all of them into one set of a cache */
+                if (gather) /* copies source rows, whose stride may map all of them to one cache set */
                     for (i = 0; i < wide; i++)
                         memcpy(square + i * (TILE + 8) * w->src_unit,
                                w->src + (first + i * m->src_step[x] - w->src_base) * w->src_unit,
@@ -13241,10 +13378,10 @@ static gmm_status gmm__ck_write(const gmm__ck_apply_call *c, const gmm_ckpt_move
                      code, (long long)bytes, (long long)at, c->plan->targets->tensors[m->dst].name);
 }
 
-/* bytes: of a straight copy's steps; worth a read of its own */
+/* Bytes: the most that one contiguous copy moves at once; span from which a sparse loop gets reads of its own. */
 enum { GMM__CK_CHUNK_BYTES = 4 << 20, GMM__CK_GAP_BYTES = 4096 };
 
-/* A move of one run of bytes, or of zeros. */
+/* Applies a move that copies contiguous bytes, or writes contiguous zeros. */
 static gmm_status gmm__ck_apply_contiguous(const gmm__ck_apply_call *c, const gmm_ckpt_move *m, const char *from,
                                            char *to) {
     const gmm_ckpt_tensor *s = m->kind == GMM_CKPT_ZERO ? NULL : &c->plan->parts[m->part].table->tensors[m->src];
@@ -13322,7 +13459,7 @@ static gmm_status gmm__ck_apply_move(const gmm__ck_apply_call *c, const gmm_ckpt
     if ((m->kind == GMM_CKPT_COPY || m->kind == GMM_CKPT_ZERO) && m->loops == 1 && m->dst_step[0] == 1 &&
         (!s || m->src_step[0] == 1))
         return gmm__ck_apply_contiguous(c, m, from, to);
-    if (!s) { /* zeros in several runs */
+    if (!s) { /* zeros in several contiguous runs */
         gmm_ckpt_move run = *m;
         run.loops = 1;
         run.count[0] = m->dst_step[m->loops - 1] == 1 ? m->count[m->loops - 1] : 1;
@@ -13374,7 +13511,7 @@ static gmm_status gmm__ck_apply_move(const gmm__ck_apply_call *c, const gmm_ckpt
             dst += at[l] * m->dst_step[l];
             span += (w.count[l] - 1) * m->src_step[l];
         }
-        for (l = m->loops - 1; l >= 0; l--) { /* steps in the target, or in a dense box */
+        for (l = m->loops - 1; l >= 0; l--) { /* strides of the target, or of a dense tile in scratch */
             w.dst_step[l] = to ? m->dst_step[l] : run;
             run *= w.count[l];
         }
@@ -13402,7 +13539,7 @@ static gmm_status gmm__ck_apply_move(const gmm__ck_apply_call *c, const gmm_ckpt
         if (status) return status;
         w.dst = to ? to + dst * w.dst_unit : out_area;
         gmm__ck_move_tile(&w, src);
-        if (!to) { /* the box leaves by runs */
+        if (!to) { /* the tile is written as contiguous runs */
             run = 1;
             for (; contiguous > 0 && m->dst_step[contiguous - 1] == run; contiguous--) run *= w.count[contiguous - 1];
             for (l = 0; l < contiguous; l++) runs *= w.count[l];

@@ -1,4 +1,5 @@
 /* ............................................................................................... 15.10 Applying ... */
+/* Applies the moves of a plan to memory or through callbacks. */
 
 static float gmm__ck_load_float(gmm_dtype dtype, const char *at) { /* any alignment */
     uint32_t u = 0;
@@ -14,15 +15,15 @@ static void gmm__ck_store_float(gmm_dtype dtype, char *at, float v) {
     else memcpy(at, &h, 2);
 }
 
-/* A box of elements, where its source stands, and where it goes; steps in elements. */
+/* One tile of a move: its source, its destination and its strides in elements. */
 typedef struct gmm__ck_tile_args {
     const gmm_ckpt_move *move;
     gmm_dtype src_dtype, dst_dtype;
     int64_t src_unit, dst_unit;
     int64_t count[GMM_CKPT_LOOPS], dst_step[GMM_CKPT_LOOPS];
-    const char *src;                              /* of element src_base */
-    char *dst;                                    /* of the first */
-    const char *scale;                            /* of scale scale_base */
+    const char *src;                              /* address of element src_base */
+    char *dst;                                    /* address of the first element */
+    const char *scale;                            /* address of scale scale_base */
     int64_t src_base, scale_base;
     int64_t rows, cols, scale_rows, scale_cols;   /* DEQUANT */
 } gmm__ck_tile_args;
@@ -42,7 +43,7 @@ static float gmm__ck_dequant(const gmm__ck_tile_args *w, int64_t i) {
     return (w->src_dtype == GMM_E5M2 ? gmm_e5m2_to_f32 : gmm_e4m3_to_f32)((uint8_t)w->src[i - w->src_base]) * f;
 }
 
-/* One innermost run from source element `src` to destination element `dst`. */
+/* Moves one innermost loop from source element `src` to destination element `dst`. */
 static void gmm__ck_move_run(const gmm__ck_tile_args *w, int64_t src, int64_t dst, int64_t n, int64_t ss, int64_t ds) {
     const char *from = w->src + (src - w->src_base) * w->src_unit;
     char *to = w->dst + dst * w->dst_unit;
@@ -71,7 +72,7 @@ static void gmm__ck_move_run(const gmm__ck_tile_args *w, int64_t src, int64_t ds
     }
 }
 
-/* All of a box, from source element `src` to the front of the destination. */
+/* Moves a whole tile, from source element `src` to the start of the destination. */
 static void gmm__ck_move_tile(const gmm__ck_tile_args *w, int64_t src) {
     enum { TILE = 32 };
     const gmm_ckpt_move *m = w->move;
@@ -92,11 +93,12 @@ static void gmm__ck_move_tile(const gmm__ck_tile_args *w, int64_t src) {
             to += at[l] * w->dst_step[l];
         }
         if (!transposed) gmm__ck_move_run(w, from, to, w->count[x], m->src_step[x], w->dst_step[x]);
-        for (a = 0; transposed && a < w->count[y]; a += TILE) /* by squares */
+        /* in square tiles, so that both sides stay in the cache */
+        for (a = 0; transposed && a < w->count[y]; a += TILE)
             for (b = 0; b < w->count[x]; b += TILE) {
                 const int64_t high = gmm__min_i64(TILE, w->count[y] - a), wide = gmm__min_i64(TILE, w->count[x] - b);
                 const int64_t first = from + a * m->src_step[y] + b * m->src_step[x];
-                if (gather) /* lines of the source, whose distance may put all of them into one set of a cache */
+                if (gather) /* copies source rows, whose stride may map all of them to one cache set */
                     for (i = 0; i < wide; i++)
                         memcpy(square + i * (TILE + 8) * w->src_unit,
                                w->src + (first + i * m->src_step[x] - w->src_base) * w->src_unit,
@@ -139,10 +141,10 @@ static gmm_status gmm__ck_write(const gmm__ck_apply_call *c, const gmm_ckpt_move
                      code, (long long)bytes, (long long)at, c->plan->targets->tensors[m->dst].name);
 }
 
-/* bytes: of a straight copy's steps; worth a read of its own */
+/* Bytes: the most that one contiguous copy moves at once; span from which a sparse loop gets reads of its own. */
 enum { GMM__CK_CHUNK_BYTES = 4 << 20, GMM__CK_GAP_BYTES = 4096 };
 
-/* A move of one run of bytes, or of zeros. */
+/* Applies a move that copies contiguous bytes, or writes contiguous zeros. */
 static gmm_status gmm__ck_apply_contiguous(const gmm__ck_apply_call *c, const gmm_ckpt_move *m, const char *from,
                                            char *to) {
     const gmm_ckpt_tensor *s = m->kind == GMM_CKPT_ZERO ? NULL : &c->plan->parts[m->part].table->tensors[m->src];
@@ -220,7 +222,7 @@ static gmm_status gmm__ck_apply_move(const gmm__ck_apply_call *c, const gmm_ckpt
     if ((m->kind == GMM_CKPT_COPY || m->kind == GMM_CKPT_ZERO) && m->loops == 1 && m->dst_step[0] == 1 &&
         (!s || m->src_step[0] == 1))
         return gmm__ck_apply_contiguous(c, m, from, to);
-    if (!s) { /* zeros in several runs */
+    if (!s) { /* zeros in several contiguous runs */
         gmm_ckpt_move run = *m;
         run.loops = 1;
         run.count[0] = m->dst_step[m->loops - 1] == 1 ? m->count[m->loops - 1] : 1;
@@ -272,7 +274,7 @@ static gmm_status gmm__ck_apply_move(const gmm__ck_apply_call *c, const gmm_ckpt
             dst += at[l] * m->dst_step[l];
             span += (w.count[l] - 1) * m->src_step[l];
         }
-        for (l = m->loops - 1; l >= 0; l--) { /* steps in the target, or in a dense box */
+        for (l = m->loops - 1; l >= 0; l--) { /* strides of the target, or of a dense tile in scratch */
             w.dst_step[l] = to ? m->dst_step[l] : run;
             run *= w.count[l];
         }
@@ -300,7 +302,7 @@ static gmm_status gmm__ck_apply_move(const gmm__ck_apply_call *c, const gmm_ckpt
         if (status) return status;
         w.dst = to ? to + dst * w.dst_unit : out_area;
         gmm__ck_move_tile(&w, src);
-        if (!to) { /* the box leaves by runs */
+        if (!to) { /* the tile is written as contiguous runs */
             run = 1;
             for (; contiguous > 0 && m->dst_step[contiguous - 1] == run; contiguous--) run *= w.count[contiguous - 1];
             for (l = 0; l < contiguous; l++) runs *= w.count[l];

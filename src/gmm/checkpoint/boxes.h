@@ -1,4 +1,5 @@
 /* ................................................................................... 15.5 Boxes of a weight ... */
+/* Shards of a logical array as boxes of halves, rows and columns, and the strided moves between two boxes. */
 
 /* The logical array of one linear, state and kind: [experts][halves][f][k]; gate and up are halves. */
 typedef struct gmm__ck_array {
@@ -6,7 +7,7 @@ typedef struct gmm__ck_array {
     const char *state;
     gmm_ckpt_kind kind;
     int64_t experts, halves, f, k;
-    int32_t grouped, rows_sharded, cols_sharded; /* by EP; by ETP */
+    int32_t grouped, rows_sharded, cols_sharded; /* grouped: EP distributes experts; sharded: by ETP */
     int32_t vector;
 } gmm__ck_array;
 
@@ -31,13 +32,13 @@ static gmm__ck_array gmm__ck_make_array(const gmm_ckpt_linear *l, gmm_ckpt_kind 
     return x;
 }
 
-/* Where a stored matrix lies in its array, and where its elements lie in its tensor. With both halves in it, row
-   (h, i) of the matrix is (i / block) 2 block + i % block + h block. */
+/* The rows and columns of its array that a stored matrix holds, and the strides of its elements in its tensor. With
+   both halves in it, row (h, i) of the matrix is (i / block) 2 block + i % block + h block. */
 typedef struct gmm__ck_shard {
     int32_t part, tensor, scale;
     gmm_scaling scaling;
     gmm_dtype dtype;
-    int64_t expert0, experts;   /* that the tensor holds */
+    int64_t expert0, experts;   /* first expert, and how many the tensor holds */
     int64_t half0, halves;
     int64_t f0, f, k0, k;
     int64_t block;
@@ -45,7 +46,7 @@ typedef struct gmm__ck_shard {
     int64_t expert_step, row_step, col_step; /* elements */
 } gmm__ck_shard;
 
-/* A run of stored rows as ranges of halves and of rows in a half. */
+/* A range of halves and a range of rows in each half. */
 typedef struct gmm__ck_box { int64_t h0, h1, f0, f1; } gmm__ck_box;
 
 static int gmm__ck_row_boxes(const gmm__ck_shard *p, gmm__ck_box *box) {
@@ -85,7 +86,7 @@ static int64_t gmm__ck_element_offset(const gmm__ck_shard *p, int64_t e, int64_t
     return (e - p->expert0) * p->expert_step + (row - p->row0) * p->row_step + (k - p->k0) * p->col_step;
 }
 
-/* The block in which rows f0 to f1 are not evenly spaced; 0 if they are. */
+/* The block size where rows f0 to f1 do not have one constant stride; 0 if they do. */
 static int64_t gmm__ck_row_block(const gmm__ck_shard *p, int64_t f0, int64_t f1) {
     if (p->halves == 1 || p->block == 1 || (f0 - p->f0) / p->block == (f1 - 1 - p->f0) / p->block) return 0;
     return p->block;
@@ -96,7 +97,7 @@ static int64_t gmm__ck_row_distance(const gmm__ck_shard *p, int64_t df, int even
     return p->halves == 2 && (p->block == 1 || !even) ? 2 * df : df;
 }
 
-/* Drops loops of one, orders by dst_step, and joins neighbours that are one loop. */
+/* Removes loops of count 1, sorts loops by falling dst_step, and merges neighbours that form one loop. */
 static void gmm__ck_simplify_loops(gmm_ckpt_move *m) {
     int n = 0, i, j;
     for (i = 0; i < m->loops; i++) {

@@ -1,6 +1,7 @@
 /* .................................................................................... 15.4 Keys to linears ... */
+/* Parses keys of the source and matches them to linears; spells the names of targets. */
 
-/* A source tensor that a linear uses. */
+/* A source tensor whose key matches a row of the scheme for a linear. */
 typedef struct gmm__ck_match {
     int64_t linear, expert; /* expert as the name counts it; 0 for STACKED and WIDE */
     int32_t state, row, part, tensor;
@@ -29,7 +30,7 @@ typedef struct gmm__ck_missing_range {
     int32_t linear, row, state, part;
 } gmm__ck_missing_range;
 
-/* What becomes of a source tensor. PLAIN_SCALE: scales of a weight that is not quantized, extra like those of 0. */
+/* How a source tensor is used. PLAIN_SCALE: scales of a weight that is not quantized, treated as extra like UNUSED. */
 enum gmm__ck_tensor_use { GMM__CK_UNUSED, GMM__CK_USED, GMM__CK_DROPPED, GMM__CK_PLAIN_SCALE };
 
 typedef struct gmm__ck_builder {
@@ -44,18 +45,19 @@ typedef struct gmm__ck_builder {
     int64_t linear_count, linear_capacity;
     int32_t *slots;              /* hash of linears: index + 1 */
     int64_t slot_count;
-    int scan;                    /* unknown (slot, layer) pairs become linears */
+    int scan;                    /* 1: unknown (slot, layer) pairs become linears */
     gmm__ck_match *matches;
     int64_t match_count, match_capacity;
     uint8_t *state_present;            /* [source.state_count] states that have a hit */
     gmm__ck_missing_range *missing_ranges;
     int64_t missing_range_count, missing_range_capacity, missing; /* missing: tensors and layers */
-    int64_t extra_router_layer, extra_router_rows; /* scan: a router that alone tells of more experts; 0 rows = none */
+    /* scan: a router with more rows than experts have keys; 0 rows = none */
+    int64_t extra_router_layer, extra_router_rows;
     const char *source_prefix;   /* prefix of the source's keys */
     const char *target_prefix;   /* of the target's names */
     const char *other_prefixes[2];       /* canonical prefixes 1 and 2 */
     const char *other_keys[2];
-    char *key_buffer;            /* room for one canonical key */
+    char *key_buffer;            /* holds one key without wrapper segments */
     uint8_t **uses;              /* [parts][tensors] gmm__ck_tensor_use */
     gmm_ckpt_table *targets;
     int64_t target_end;          /* end of the targets in storage 0 */
@@ -72,14 +74,14 @@ static gmm_status gmm__ck_refuse(gmm__ck_builder *b, gmm_ckpt_reason reason, con
     return status;
 }
 
-/* Whether paths alone name linears, so that no prefix can be stated. */
+/* Whether the call is gmm_ckpt_normalize_map, where linears are named by paths alone and no prefix can be stated. */
 static int gmm__ck_is_map(const gmm__ck_builder *b) { return !strcmp(b->fn, "gmm_ckpt_normalize_map"); }
 
 static gmm_status gmm__ck_no_memory(gmm__ck_builder *b) {
     return gmm__ck_refuse(b, GMM_CKPT_NO_MEMORY, NULL, "no memory");
 }
 
-/* An integer without leading zeros, of at most 9 digits and up to no further digit. */
+/* Parses an integer of at most 9 digits without leading zeros, and moves *text to the character after it. */
 static int gmm__ck_parse_number(const char **text, int64_t *value) {
     const char *p = *text;
     int64_t v = 0;
@@ -93,7 +95,7 @@ static int gmm__ck_parse_number(const char **text, int64_t *value) {
     return 1;
 }
 
-/* Whether the whole text is the pattern. */
+/* Whether the whole text matches the pattern; reads its layer and expert. */
 static int gmm__ck_match_pattern(const char *pattern, const char *text, int64_t *layer, int64_t *expert) {
     while (*pattern) {
         if (*pattern == '{') {
@@ -113,7 +115,7 @@ static int gmm__ck_is_wrapper(const gmm_ckpt_source *source, const char *segment
     return 0;
 }
 
-/* Copies a key without its wrapper segments; `to` has room for it, or is the key itself. */
+/* Copies a key without its wrapper segments; `to` may be the key itself. Returns the length. */
 static size_t gmm__ck_strip_wrappers(const gmm_ckpt_source *source, const char *from, char *to) {
     size_t n = 0;
     for (;;) {
@@ -131,7 +133,7 @@ static size_t gmm__ck_strip_wrappers(const gmm_ckpt_source *source, const char *
     return n;
 }
 
-/* The same behind a state's prefix; wrapper segments of the stated prefix stay. */
+/* The same for a key without its state's prefix; wrapper segments of the stated model prefix stay. */
 static size_t gmm__ck_strip_key_wrappers(const gmm_ckpt_source *source, const char *key, char *to) {
     const size_t n = source->prefix ? strlen(source->prefix) : 0;
     if (!n || strncmp(key, source->prefix, n)) return gmm__ck_strip_wrappers(source, key, to);
@@ -139,8 +141,8 @@ static size_t gmm__ck_strip_key_wrappers(const gmm_ckpt_source *source, const ch
     return n + gmm__ck_strip_wrappers(source, key + n, to + n);
 }
 
-/* The first wrapper segment of *at or behind it, NULL if there is none: its length, and how many segments it follows.
-   *at moves behind it. */
+/* Finds the first wrapper segment from *at on, its length, and how many segments precede it; NULL if there is none.
+   *at moves to the segment after it. */
 static const char *gmm__ck_next_wrapper(const gmm_ckpt_source *source, const char **at, size_t *length, int *follows) {
     for (*follows = 0; **at; ++*follows) {
         const char *segment = *at;
@@ -151,7 +153,7 @@ static const char *gmm__ck_next_wrapper(const gmm_ckpt_source *source, const cha
     return NULL;
 }
 
-/* Whether two keys have the same wrapper segments at the same places. */
+/* Whether two keys have the same wrapper segments at the same positions. */
 static int gmm__ck_same_wrappers(const gmm_ckpt_source *source, const char *a, const char *b) {
     for (;;) {
         size_t n = 0, m = 0;
@@ -162,8 +164,8 @@ static int gmm__ck_same_wrappers(const gmm_ckpt_source *source, const char *a, c
     }
 }
 
-/* `state` and then `name` with the wrapper segments of `key`, each as long as the segments in front of it are the
-   name's too. Numbers count as equal: they are those of a layer or an expert. */
+/* Builds `state` followed by `name`, with each wrapper segment of `key` inserted while the segments before it equal
+   those of the name. Any two numbers compare equal, because they are a layer or an expert. */
 static char *gmm__ck_wrapped_name(gmm__ck_builder *b, const char *key, const char *state, const char *name) {
     static const char digits[] = "0123456789";
     const size_t capacity = strlen(state) + strlen(key) + strlen(name) + 2;
@@ -203,7 +205,7 @@ static uint64_t gmm__ck_linear_hash(const char *path, size_t length, gmm_ckpt_sl
     return path ? gmm__ck_hash(path, length, 1) : gmm__ck_hash((const char *)&layer, sizeof layer, (uint64_t)slot + 2);
 }
 
-/* Index of a linear, by path or by slot and layer; -1 if there is none. *at is where it would go. */
+/* Index of a linear, by path or by slot and layer; -1 if there is none. *at is its slot in the hash table. */
 static int64_t gmm__ck_find_linear(const gmm__ck_builder *b, const char *path, size_t length, gmm_ckpt_slot slot,
                                    int64_t layer, int64_t *at) {
     int64_t i = (int64_t)(gmm__ck_linear_hash(path, length, slot, layer) & (uint64_t)(b->slot_count - 1));
@@ -245,7 +247,7 @@ static gmm_status gmm__ck_add_linear(gmm__ck_builder *b, const gmm_ckpt_linear *
     return GMM_OK;
 }
 
-/* Finds the linear of a canonical key that ends as a row says. *start is where its own name begins: behind the prefix.
+/* Finds the linear of a canonical key whose end matches a row's pattern. *start is where the prefix ends.
    Returns -1 if there is none. */
 static int64_t gmm__ck_match_row(gmm__ck_builder *b, const gmm_ckpt_row *row, const char *key, size_t length,
                                  int64_t *expert, size_t *start, gmm_status *status) {
@@ -296,7 +298,7 @@ static int gmm__ck_compare_matches(const void *a, const void *b) {
     return x->tensor < y->tensor ? -1 : x->tensor > y->tensor;
 }
 
-/* Reads all keys: hits in order, the prefix, and what no linear uses. */
+/* Matches all keys: fills the sorted matches, the source's prefix, and how each tensor is used. */
 static gmm_status gmm__ck_read_keys(gmm__ck_builder *b) {
     const gmm_ckpt_scheme *scheme = b->source.scheme;
     size_t longest = 0;
@@ -359,7 +361,7 @@ static gmm_status gmm__ck_read_keys(gmm__ck_builder *b) {
                                                                                : "state the prefix");
     b->source_prefix = b->source.prefix ? b->source.prefix : !empty && b->other_prefixes[0] ? b->other_prefixes[0] : "";
     b->target_prefix = b->target.prefix ? b->target.prefix : b->source_prefix;
-    for (i = 0; i < b->match_count; i++) { /* those with the prefix stay */
+    for (i = 0; i < b->match_count; i++) { /* only matches with the chosen prefix remain */
         const gmm__ck_match h = b->matches[i];
         if (h.prefix_class != (empty ? 0 : 1)) continue;
         b->uses[h.part][h.tensor] = GMM__CK_USED;
@@ -373,7 +375,7 @@ static gmm_status gmm__ck_read_keys(gmm__ck_builder *b) {
     return GMM_OK;
 }
 
-/* A hit's key behind its state's prefix. */
+/* A match's key without its state's prefix. */
 static const char *gmm__ck_match_key(const gmm__ck_builder *b, const gmm__ck_match *h) {
     return b->parts[h->part].table->tensors[h->tensor].name + strlen(b->states[h->state]);
 }
@@ -396,13 +398,14 @@ static char *gmm__ck_expand_pattern(gmm__ck_builder *b, const gmm_ckpt_row *row,
         memcpy(name + n, piece, strlen(piece));
         n += strlen(piece);
         p += 3;
-        if (!*piece && *p == '.') p++; /* an empty path takes its dot along */
+        if (!*piece && *p == '.') p++; /* an empty path has no dot */
     }
     name[n] = 0;
     return name;
 }
 
-/* The name of a target: STATE WRAPPERS PREFIX pattern. `key` is one of the linear's in the source, behind its state. */
+/* The name of a target: STATE WRAPPERS PREFIX pattern. `key` is a key of the linear in the source, without
+   its state's prefix. */
 static char *gmm__ck_target_name(gmm__ck_builder *b, const gmm_ckpt_row *row, const char *state,
                                  const gmm_ckpt_linear *l, int64_t expert, const char *key) {
     char layer[24], number[24], *name;
@@ -416,7 +419,7 @@ static char *gmm__ck_target_name(gmm__ck_builder *b, const gmm_ckpt_row *row, co
     return name ? gmm__ck_wrapped_name(b, key, state, name) : NULL;
 }
 
-/* What a key of the source would be called that is not there. It is wrapped like the first key that is. */
+/* The name that a missing key of the source would have, with the wrapper segments of the first key that exists. */
 static char *gmm__ck_missing_name(gmm__ck_builder *b, const gmm_ckpt_row *row, int32_t state, const gmm_ckpt_linear *l,
                                   const char *layer, const char *expert) {
     const char *key = b->match_count ? gmm__ck_match_key(b, b->matches) : "";

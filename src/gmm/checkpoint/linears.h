@@ -1,4 +1,5 @@
 /* .............................................................................................. 15.7 Building ... */
+/* Checks linears, reports missing tensors, and plans one linear in one state. */
 
 static int gmm__ck_find_row(const gmm_ckpt_scheme *scheme, const gmm_ckpt_linear *l, gmm_ckpt_kind kind,
                             const gmm_ckpt_row **row) {
@@ -52,7 +53,7 @@ static gmm_status gmm__ck_check_pair(gmm__ck_builder *b, int64_t first, int64_t 
     return GMM_OK;
 }
 
-/* Checks that the linears of each layer belong together. */
+/* Checks that the linears of each layer agree in experts and features. */
 static gmm_status gmm__ck_check_layers(gmm__ck_builder *b) {
     int64_t i;
     for (i = 0; i < b->linear_count; i++) {
@@ -79,7 +80,7 @@ static gmm_status gmm__ck_check_layers(gmm__ck_builder *b) {
     return GMM_OK;
 }
 
-/* Notes that the source lacks experts [first, last] of a row; row -1: layers. */
+/* Records that the source lacks experts [first, last] of a row; row -1: layers. */
 static gmm_status gmm__ck_add_missing(gmm__ck_builder *b, int64_t linear, int32_t row, int32_t state, int32_t part,
                                       int64_t first, int64_t last) {
     const gmm_ckpt_linear *l = row < 0 ? NULL : &b->linears[linear];
@@ -102,7 +103,7 @@ static gmm_status gmm__ck_add_missing(gmm__ck_builder *b, int64_t linear, int32_
     return GMM_OK;
 }
 
-/* Notes what parts lack of one row, whose hits are given. */
+/* Records the tensors of one row that parts lack, given its matches. */
 static gmm_status gmm__ck_find_missing_tensors(gmm__ck_builder *b, const gmm__ck_array *x, int64_t linear, int32_t row,
                                                int32_t state, const gmm__ck_match *matches, int64_t count) {
     const int several = b->source.scheme->rows[row].form == GMM_CKPT_EACH && x->grouped;
@@ -127,7 +128,7 @@ static gmm_status gmm__ck_find_missing_tensors(gmm__ck_builder *b, const gmm__ck
     return GMM_OK;
 }
 
-/* The row that a tensor of a linear without any would have: stacked or not, and quantized, as other weights are. */
+/* The row that is assumed for a linear without any key: its form and scaling follow those of other weights. */
 static const gmm_ckpt_row *gmm__ck_default_row(const gmm__ck_builder *b, const gmm_ckpt_linear *l, gmm_ckpt_kind kind) {
     const gmm_ckpt_scheme *scheme = b->source.scheme;
     const gmm_ckpt_row *other = NULL, *best = NULL;
@@ -150,7 +151,8 @@ static const gmm_ckpt_row *gmm__ck_default_row(const gmm__ck_builder *b, const g
     return best;
 }
 
-/* Notes what the source lacks of one linear in one state. What several rows hold of one half is left to gathering. */
+/* Records what the source lacks of one linear in one state. Where several rows match one half, nothing is recorded:
+   gmm__ck_group_matches reports it. */
 static gmm_status gmm__ck_find_missing_rows(gmm__ck_builder *b, int64_t index, int32_t state,
                                             const gmm__ck_match *matches, int64_t count) {
     const gmm_ckpt_scheme *scheme = b->source.scheme;
@@ -193,7 +195,7 @@ static gmm_status gmm__ck_find_missing_rows(gmm__ck_builder *b, int64_t index, i
     return GMM_OK;
 }
 
-/* Where a miss stands in the list: misses of one row, state and part are neighbours. */
+/* Orders missing ranges so that those of one row, state and part are neighbours. */
 static int gmm__ck_compare_missing(const void *a, const void *b) {
     const gmm__ck_missing_range *x = (const gmm__ck_missing_range *)a, *y = (const gmm__ck_missing_range *)b;
     if (x->state != y->state) return x->state < y->state ? -1 : 1;
@@ -203,7 +205,7 @@ static int gmm__ck_compare_missing(const void *a, const void *b) {
     return x->first < y->first ? -1 : x->first > y->first;
 }
 
-/* Adds numbers to a set: "{3,5-7}", and "3" where it is but one. "{" must open it, and closing it ends it. */
+/* Appends a range of numbers to a text that starts with "{", as in "{3,5-7}". */
 static void gmm__ck_add_numbers(char *text, size_t capacity, int64_t first, int64_t last) {
     const size_t n = strlen(text);
     if (n + 48 > capacity) {
@@ -223,7 +225,8 @@ static const char *gmm__ck_end_numbers(char *text) {
 
 enum { GMM__CK_SET_CHARS = 120 };
 
-/* Misses [*at, ...) that one name with sets can tell: the same experts of several layers. *at moves behind them. */
+/* Names the missing ranges from *at on that differ in layer only by one pattern with number sets. *at moves past them.
+   */
 static char *gmm__ck_missing_set_name(gmm__ck_builder *b, const gmm_ckpt_row *layer_row, int64_t *at,
                                       int64_t *tensors) {
     const gmm__ck_missing_range *m = &b->missing_ranges[*at], *next = m,
@@ -265,7 +268,7 @@ static char *gmm__ck_missing_set_name(gmm__ck_builder *b, const gmm_ckpt_row *la
     return to;
 }
 
-/* Refuses what the source lacks, with the list, unless that may be. */
+/* Fails with the list of missing tensors, unless skip_missing allows them. */
 static gmm_status gmm__ck_refuse_incomplete(gmm__ck_builder *b, const gmm_ckpt_row *layer_row) {
     char text[340] = "", hint[100] = "", layer[24], expert[24], *name;
     int64_t at = 0, listed = 0, tensors = 0;
@@ -300,7 +303,7 @@ static gmm_status gmm__ck_refuse_incomplete(gmm__ck_builder *b, const gmm_ckpt_r
     return gmm__fail(&b->report->error, GMM_E_KEY, "%s: the source lacks %s%s", b->fn, text, hint);
 }
 
-/* Notes what the source lacks of all linears. */
+/* Records what the source lacks of all linears. */
 static gmm_status gmm__ck_find_missing(gmm__ck_builder *b) {
     int64_t at = 0, i;
     int32_t s;
@@ -323,7 +326,7 @@ static gmm_status gmm__ck_check_multiple(gmm__ck_builder *b, const gmm_ckpt_line
                           "%lld", (int)l->slot, (long long)l->layer, what, (long long)extent, unit, (long long)by);
 }
 
-/* Blocks of gate and up rows on both sides of a gated FC1. */
+/* Determines the blocks of gate and up rows of a gated FC1 in the source and in the target. */
 static gmm_status gmm__ck_glu_blocks(gmm__ck_builder *b, const gmm_ckpt_linear *l, const gmm__ck_row_tensors *weight,
                                      int64_t *src_block, int64_t *dst_block) {
     const gmm_ckpt_source *s = &b->source;
@@ -342,7 +345,7 @@ static gmm_status gmm__ck_glu_blocks(gmm__ck_builder *b, const gmm_ckpt_linear *
     if (t->scheme->glu_known && t->glu_block && t->glu_block != t->scheme->glu_block)
         return gmm__ck_refuse(b, GMM_CKPT_GLU_CONFLICT, key, "gate and up rows: blocks of %d are wanted, the scheme %s "
                               "has %d (0 = halves)", (int)t->glu_block, t->scheme->name, (int)t->scheme->glu_block);
-    if (!weight[GMM_CKPT_BOTH].row) return GMM_OK; /* gate and up come by themselves */
+    if (!weight[GMM_CKPT_BOTH].row) return GMM_OK; /* gate and up are separate tensors */
     if (s->scheme->glu_known) {
         if (known.known && known.block != s->scheme->glu_block)
             return gmm__ck_refuse(b, GMM_CKPT_GLU_CONFLICT, key, "gate and up rows: blocks of %d are stated or "
@@ -364,7 +367,7 @@ static gmm_status gmm__ck_glu_blocks(gmm__ck_builder *b, const gmm_ckpt_linear *
     return GMM_OK;
 }
 
-/* Scales whose weights are not quantized are extra. */
+/* Marks scales whose weights are not quantized: they are extra. */
 static void gmm__ck_mark_plain_scales(gmm__ck_builder *b, int64_t part_experts, const gmm__ck_row_tensors *weight,
                                       const gmm__ck_row_tensors *scale) {
     int64_t i, e;
@@ -386,33 +389,168 @@ static void gmm__ck_mark_plain_scales(gmm__ck_builder *b, int64_t part_experts, 
         }
 }
 
+/* Checks that all keys of a linear in one state have the same wrapper segments, unless names lose them. */
+static gmm_status gmm__ck_check_wrappers(gmm__ck_builder *b, const gmm__ck_match *matches, int64_t count) {
+    int64_t i;
+    for (i = 0; i < count && !b->target.drop_wrappers; i++)
+        if (!gmm__ck_same_wrappers(&b->source, gmm__ck_match_key(b, &matches[i]), gmm__ck_match_key(b, &matches[0])))
+            return gmm__ck_refuse(b, GMM_CKPT_AMBIGUOUS,
+                                  b->parts[matches[i].part].table->tensors[matches[i].tensor].name,
+                                  "its wrapper segments are not those of \"%.100s\"%s",
+                                  gmm__ck_match_key(b, &matches[0]),
+                                  gmm__ck_is_map(b) ? "" : ": target.drop_wrappers leaves them out");
+    return GMM_OK;
+}
+
+/* Checks that gate and up tensors are both there, and belong to a gated linear. */
+static gmm_status gmm__ck_check_halves(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_row_tensors *weight) {
+    if (!weight[GMM_CKPT_GATE].row != !weight[GMM_CKPT_UP].row) {
+        const int half = weight[GMM_CKPT_GATE].row ? GMM_CKPT_GATE : GMM_CKPT_UP;
+        const gmm_ckpt_tensor *t;
+        int64_t i;
+        for (i = 0; weight[half].tensor[i] < 0; i++) {}
+        t = &b->parts[i / gmm__ck_part_experts(b, x)].table->tensors[weight[half].tensor[i]];
+        return gmm__ck_refuse(b, GMM_CKPT_MISSING_INDEX, t->name, "the source lacks the other of gate and up");
+    }
+    if (weight[GMM_CKPT_GATE].row && !x->linear->gated)
+        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, x->linear->path,
+                              "linears: gated is 0, but the source has gate and up");
+    return GMM_OK;
+}
+
+/* The ETP size of the source's or the target's ranks; 1 where ETP does not shard the array. */
+static int64_t gmm__ck_etp_size(const gmm__ck_array *x, const gmm_ckpt_rank *rank) {
+    return x->rows_sharded || x->cols_sharded ? rank->etp_size : 1;
+}
+
+/* Checks that EP, ETP and the blocks of gate and up rows divide a weight on both sides. */
+static gmm_status gmm__ck_check_extents(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g) {
+    const gmm_ckpt_linear *l = x->linear;
+    const gmm_ckpt_rank *ranks[2];
+    const int64_t blocks[2] = {g->src_block, x->halves == 2 ? g->dst_block : 0};
+    gmm_status status = GMM_OK;
+    int i;
+    ranks[0] = &b->parts[0].rank;
+    ranks[1] = &b->target.rank;
+    for (i = 0; !status && x->grouped && i < 2; i++)
+        status = gmm__ck_check_multiple(b, l, x->experts, ranks[i]->ep_size, "experts", "EP");
+    for (i = 0; !status && i < 2; i++)
+        status = gmm__ck_check_multiple(b, l, x->rows_sharded ? x->f : x->k, gmm__ck_etp_size(x, ranks[i]),
+                                        "the cut extent", "ETP");
+    for (i = 0; !status && i < 2; i++)
+        if (blocks[i])
+            status = gmm__ck_check_multiple(b, l, x->f / (x->rows_sharded ? gmm__ck_etp_size(x, ranks[i]) : 1),
+                                            blocks[i], "a rank's gate rows",
+                                            i ? "the target's block" : "the source's block");
+    return status;
+}
+
+/* Whether any weight is quantized. *last is the last weight tensor of the source. */
+static int gmm__ck_is_quantized(const gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_row_tensors *weight,
+                                const gmm_ckpt_tensor **last) {
+    const int64_t part_experts = gmm__ck_part_experts(b, x);
+    int quantized = 0, half;
+    int64_t i;
+    for (i = 0; i < b->source.part_count * part_experts; i++)
+        for (half = 0; half < 3; half++) {
+            if (!weight[half].row || weight[half].tensor[i] < 0) continue;
+            *last = &b->parts[i / part_experts].table->tensors[weight[half].tensor[i]];
+            quantized |= weight[half].row->scaling == GMM_SCALING_MX32 || (*last)->dtype == GMM_E4M3 ||
+                         (*last)->dtype == GMM_E5M2;
+        }
+    return quantized;
+}
+
+/* Checks that no rank's shard and no gate or up block cuts a block of br x bc scaled elements. */
+static gmm_status gmm__ck_check_scale_blocks(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g,
+                                             int64_t br, int64_t bc) {
+    static const char unit[] = "scale blocks of";
+    const gmm_ckpt_linear *l = x->linear;
+    const int64_t src_etp = gmm__ck_etp_size(x, &b->parts[0].rank), dst_etp = gmm__ck_etp_size(x, &b->target.rank);
+    const int fused = x->halves == 2 && (g->weight[GMM_CKPT_BOTH].row ||
+                                         gmm__ck_target_row(b, x, GMM_CKPT_BOTH, 0, g->blocks));
+    gmm_status status;
+    if (!fused && src_etp <= 1 && dst_etp <= 1 && !g->cut && !gmm__ck_is_gtp_sharded(b, x)) return GMM_OK;
+    status = gmm__ck_check_multiple(b, l, x->f / (x->rows_sharded ? src_etp : 1), br, "rows", unit);
+    if (!status) status = gmm__ck_check_multiple(b, l, x->f / (x->rows_sharded ? dst_etp : 1), br, "rows", unit);
+    if (!status && x->cols_sharded) status = gmm__ck_check_multiple(b, l, x->k / src_etp, bc, "columns", unit);
+    if (!status && x->cols_sharded) status = gmm__ck_check_multiple(b, l, x->k / dst_etp, bc, "columns", unit);
+    if (!status && g->src_block) status = gmm__ck_check_multiple(b, l, g->src_block, br, "the block", unit);
+    if (!status && g->dst_block) status = gmm__ck_check_multiple(b, l, g->dst_block, br, "the block", unit);
+    return status;
+}
+
+/* Plans quantized weights that stay quantized, and their scales: blocks and scales move alike. `last` names the weight
+   in the message about missing scales. */
+static gmm_status gmm__ck_plan_quantized(gmm__ck_builder *b, gmm__ck_array x, gmm__ck_transfer g,
+                                         gmm__ck_row_tensors *scale, int mx, const gmm_ckpt_tensor *last) {
+    const int64_t br = mx ? 1 : 128, bc = mx ? 32 : 128;
+    gmm_status status;
+    int half;
+    for (half = 0; half < 3; half++)
+        if (g.weight[half].row && !scale[half].row)
+            return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING, last->name, "the source lacks its scales");
+    g.blocks = mx;
+    if (mx) x.k /= 2; /* bytes of two 4-bit elements */
+    status = gmm__ck_plan_array(b, &x, &g);
+    if (mx) x.k *= 2;
+    if (!status) status = gmm__ck_check_scale_blocks(b, &x, &g, br, bc);
+    if (status) return status;
+    x.kind = GMM_CKPT_SCALE;
+    x.f = gmm__ceil_div(x.f, br);
+    x.k = gmm__ceil_div(x.k, bc);
+    g.weight = scale;
+    g.src_block /= br;
+    g.dst_block /= br;
+    g.shape_cols = x.k;
+    g.cut_unit = br;
+    return gmm__ck_plan_array(b, &x, &g);
+}
+
+/* Plans the biases of one linear in one state; `g` is the transfer of its weights. */
+static gmm_status gmm__ck_plan_bias(gmm__ck_builder *b, const gmm_ckpt_linear *l, gmm__ck_transfer g,
+                                    gmm__ck_match *matches, int64_t count, gmm_dtype dtype) {
+    const gmm__ck_array x = gmm__ck_make_array(l, GMM_CKPT_BIAS);
+    const gmm_ckpt_row *row = NULL;
+    gmm__ck_row_tensors bias[3];
+    gmm_status status;
+    if (count == 0 && b->source.skip_missing) return GMM_OK;
+    if (count == 0) {
+        if (!gmm__ck_find_row(b->source.scheme, l, GMM_CKPT_BIAS, &row))
+            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, l->path, "linears: bias is 1, but the scheme %s has none",
+                                  b->source.scheme->name);
+        return gmm__ck_refuse_missing_tensor(b, &x, row, g.state, 0);
+    }
+    status = gmm__ck_group_matches(b, &x, matches, count, l->grouped_bias, bias);
+    if (status) return status;
+    g.weight = bias;
+    g.presence = bias;
+    g.scale = NULL;
+    g.cut = NULL;
+    g.blocks = 0;
+    g.grouped = l->grouped_bias;
+    g.shape_cols = 1;
+    g.dtype = dtype;
+    return gmm__ck_plan_array(b, &x, &g);
+}
+
 /* Plans one linear in one state. */
 static gmm_status gmm__ck_plan_state(gmm__ck_builder *b, int64_t index, int32_t state, gmm__ck_match *matches,
                                      int64_t count) {
     const gmm_ckpt_linear *l = &b->linears[index];
-    const int experts_own = l->slot != GMM_CKPT_ROUTER && l->slot != GMM_CKPT_ROUTER_CORRECTION &&
-                            l->slot != GMM_CKPT_SHARED_GATE;
+    const int converted = state == 0 && l->slot != GMM_CKPT_ROUTER && l->slot != GMM_CKPT_ROUTER_CORRECTION &&
+                          l->slot != GMM_CKPT_SHARED_GATE;
     const gmm_ckpt_row *row = NULL;
+    const gmm_ckpt_tensor *last = NULL;
     gmm__ck_row_tensors weight[3], scale[3];
     gmm__ck_transfer g;
-    gmm__ck_array x;
-    int64_t n[3] = {0, 0, 0}, i, first, src_etp, dst_etp;
-    int quantized = 0, mx, joined;
-    gmm_status status;
-    const gmm_ckpt_tensor *t = NULL;
-
+    gmm__ck_array x = gmm__ck_make_array(l, GMM_CKPT_WEIGHT);
+    int64_t n[3] = {0, 0, 0}, i;
+    int quantized, mx;
+    gmm_status status = gmm__ck_check_wrappers(b, matches, count);
+    if (status) return status;
     memset(&g, 0, sizeof g);
-    x = gmm__ck_make_array(l, GMM_CKPT_WEIGHT);
-    src_etp = x.rows_sharded || x.cols_sharded ? b->parts[0].rank.etp_size : 1;
-    dst_etp = x.rows_sharded || x.cols_sharded ? b->target.rank.etp_size : 1;
     for (i = 0; i < count; i++) n[matches[i].kind]++;
-    for (i = 0; i < count && !b->target.drop_wrappers; i++) {
-        t = &b->parts[matches[i].part].table->tensors[matches[i].tensor];
-        if (!gmm__ck_same_wrappers(&b->source, gmm__ck_match_key(b, &matches[i]), gmm__ck_match_key(b, &matches[0])))
-            return gmm__ck_refuse(b, GMM_CKPT_AMBIGUOUS, t->name, "its wrapper segments are not those of \"%.100s\"%s",
-                                  gmm__ck_match_key(b, &matches[0]),
-                                  gmm__ck_is_map(b) ? "" : ": target.drop_wrappers leaves them out");
-    }
     if (count) g.key = gmm__ck_match_key(b, &matches[0]);
     else if (b->source.skip_missing) return GMM_OK;
     if (n[GMM_CKPT_WEIGHT] == 0) {
@@ -422,52 +560,26 @@ static gmm_status gmm__ck_plan_state(gmm__ck_builder *b, int64_t index, int32_t 
         return gmm__ck_refuse_missing_tensor(b, &x, row, state, 0);
     }
     status = gmm__ck_group_matches(b, &x, matches, n[GMM_CKPT_WEIGHT], l->grouped_weight, weight);
-    if (status) return status;
-    if (!weight[GMM_CKPT_GATE].row != !weight[GMM_CKPT_UP].row) {
-        const int there = weight[GMM_CKPT_GATE].row ? GMM_CKPT_GATE : GMM_CKPT_UP;
-        for (i = 0; weight[there].tensor[i] < 0; i++) {}
-        t = &b->parts[i / gmm__ck_part_experts(b, &x)].table->tensors[weight[there].tensor[i]];
-        return gmm__ck_refuse(b, GMM_CKPT_MISSING_INDEX, t->name, "the source lacks the other of gate and up");
-    }
-    if (weight[GMM_CKPT_GATE].row && !l->gated)
-        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, l->path, "linears: gated is 0, but the source has gate and up");
-    status = gmm__ck_glu_blocks(b, l, weight, &g.src_block, &g.dst_block);
-    if (!status && x.grouped) status = gmm__ck_check_multiple(b, l, x.experts, b->parts[0].rank.ep_size, "experts",
-                                                              "EP");
-    if (!status && x.grouped) status = gmm__ck_check_multiple(b, l, x.experts, b->target.rank.ep_size, "experts", "EP");
-    if (!status) status = gmm__ck_check_multiple(b, l, x.rows_sharded ? x.f : x.k, src_etp, "the cut extent", "ETP");
-    if (!status) status = gmm__ck_check_multiple(b, l, x.rows_sharded ? x.f : x.k, dst_etp, "the cut extent", "ETP");
-    if (!status && g.src_block)
-        status = gmm__ck_check_multiple(b, l, x.f / (x.rows_sharded ? src_etp : 1), g.src_block, "a rank's gate rows",
-                                 "the source's block");
-    if (!status && g.dst_block && x.halves == 2)
-        status = gmm__ck_check_multiple(b, l, x.f / (x.rows_sharded ? dst_etp : 1), g.dst_block, "a rank's gate rows",
-                                 "the target's block");
+    if (!status) status = gmm__ck_check_halves(b, &x, weight);
+    if (!status) status = gmm__ck_glu_blocks(b, l, weight, &g.src_block, &g.dst_block);
+    if (!status) status = gmm__ck_check_extents(b, &x, &g);
     if (status) return status;
 
     for (i = 0; i < 3 && !weight[i].row; i++) {}
-    row = weight[i].row;
-    mx = row->scaling == GMM_SCALING_MX32;
-    for (first = 0; first < b->source.part_count * gmm__ck_part_experts(b, &x); first++) { /* is anything quantized? */
-        int h;
-        for (h = 0; h < 3; h++) {
-            if (!weight[h].row || weight[h].tensor[first] < 0) continue;
-            t = &b->parts[first / gmm__ck_part_experts(b, &x)].table->tensors[weight[h].tensor[first]];
-            quantized |= mx || t->dtype == GMM_E4M3 || t->dtype == GMM_E5M2;
-        }
-    }
-    quantized = quantized && gmm__ck_find_row(b->source.scheme, l, GMM_CKPT_SCALE, &row);
+    mx = weight[i].row->scaling == GMM_SCALING_MX32;
+    quantized = gmm__ck_is_quantized(b, &x, weight, &last) &&
+                gmm__ck_find_row(b->source.scheme, l, GMM_CKPT_SCALE, &row);
     x.kind = GMM_CKPT_SCALE;
     status = gmm__ck_group_matches(b, &x, matches + n[GMM_CKPT_WEIGHT] + n[GMM_CKPT_BIAS], n[GMM_CKPT_SCALE],
-                                   l->grouped_weight,
-                            scale);
+                                   l->grouped_weight, scale);
     x.kind = GMM_CKPT_WEIGHT;
     if (status) return status;
     gmm__ck_mark_plain_scales(b, gmm__ck_part_experts(b, &x), weight, scale);
     if (mx) {
-        status = gmm__ck_check_multiple(b, l, x.k / (x.cols_sharded ? src_etp : 1), 32, "in", "MX32 blocks of");
-        if (!status) status = gmm__ck_check_multiple(b, l, x.k / (x.cols_sharded ? dst_etp : 1), 32, "in",
-                                                     "MX32 blocks of");
+        const int64_t src_etp = x.cols_sharded ? b->parts[0].rank.etp_size : 1;
+        const int64_t dst_etp = x.cols_sharded ? b->target.rank.etp_size : 1;
+        status = gmm__ck_check_multiple(b, l, x.k / src_etp, 32, "in", "MX32 blocks of");
+        if (!status) status = gmm__ck_check_multiple(b, l, x.k / dst_etp, 32, "in", "MX32 blocks of");
         if (status) return status;
     }
     g.weight = weight;
@@ -477,70 +589,13 @@ static gmm_status gmm__ck_plan_state(gmm__ck_builder *b, int64_t index, int32_t 
     g.shape_cols = x.k;
     g.cut = b->target.cuts ? &b->target.cuts[index] : NULL;
     g.cut_unit = 1;
-    if (state == 0 && experts_own) g.dtype = b->target.dtype;
-    if (quantized && g.dtype != GMM_NONE) {
-        g.scale = scale;
-        status = gmm__ck_plan_array(b, &x, &g);
-    } else if (quantized) { /* blocks and scales move alike */
-        const int64_t br = mx ? 1 : 128, bc = mx ? 32 : 128;
-        for (i = 0; i < 3; i++)
-            if (weight[i].row && !scale[i].row)
-                return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING, t->name, "the source lacks its scales");
-        g.blocks = mx;
-        if (mx) x.k /= 2;
-        status = gmm__ck_plan_array(b, &x, &g);
-        if (mx) x.k *= 2;
-        joined = x.halves == 2 && (weight[GMM_CKPT_BOTH].row || gmm__ck_target_row(b, &x, GMM_CKPT_BOTH, 0, mx));
-        if (!status && (joined || src_etp > 1 || dst_etp > 1 || g.cut || gmm__ck_is_gtp_sharded(b, &x))) {
-            status = gmm__ck_check_multiple(b, l, x.f / (x.rows_sharded ? src_etp : 1), br, "rows", "scale blocks of");
-            if (!status) status = gmm__ck_check_multiple(b, l, x.f / (x.rows_sharded ? dst_etp : 1), br, "rows",
-                                                  "scale blocks of");
-            if (!status && x.cols_sharded) status = gmm__ck_check_multiple(b, l, x.k / src_etp, bc, "columns",
-                                                                           "scale blocks of");
-            if (!status && x.cols_sharded) status = gmm__ck_check_multiple(b, l, x.k / dst_etp, bc, "columns",
-                                                                           "scale blocks of");
-            if (!status && g.src_block) status = gmm__ck_check_multiple(b, l, g.src_block, br, "the block",
-                                                                        "scale blocks of");
-            if (!status && g.dst_block) status = gmm__ck_check_multiple(b, l, g.dst_block, br, "the block",
-                                                                        "scale blocks of");
-        }
-        if (status) return status;
-        x.kind = GMM_CKPT_SCALE;
-        x.f = gmm__ceil_div(x.f, br);
-        x.k = gmm__ceil_div(x.k, bc);
-        g.weight = scale;
-        g.src_block /= br;
-        g.dst_block /= br;
-        g.shape_cols = x.k;
-        g.cut_unit = br;
-        status = gmm__ck_plan_array(b, &x, &g);
-        x.f = l->out / x.halves;
-        g.src_block *= br;
-        g.dst_block *= br;
-    } else {
-        status = gmm__ck_plan_array(b, &x, &g);
-    }
+    if (converted) g.dtype = b->target.dtype;
+    if (quantized && g.dtype != GMM_NONE) g.scale = scale;
+    status = quantized && g.dtype == GMM_NONE ? gmm__ck_plan_quantized(b, x, g, scale, mx, last)
+                                              : gmm__ck_plan_array(b, &x, &g);
     if (status || !l->bias) return status;
-
-    x = gmm__ck_make_array(l, GMM_CKPT_BIAS);
-    g.cut = NULL;
-    if (n[GMM_CKPT_BIAS] == 0 && b->source.skip_missing) return GMM_OK;
-    if (n[GMM_CKPT_BIAS] == 0) {
-        if (!gmm__ck_find_row(b->source.scheme, l, GMM_CKPT_BIAS, &row))
-            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, l->path, "linears: bias is 1, but the scheme %s has none",
-                                  b->source.scheme->name);
-        return gmm__ck_refuse_missing_tensor(b, &x, row, state, 0);
-    }
-    status = gmm__ck_group_matches(b, &x, matches + n[GMM_CKPT_WEIGHT], n[GMM_CKPT_BIAS], l->grouped_bias, scale);
-    if (status) return status;
-    g.weight = scale;
-    g.presence = scale;
-    g.scale = NULL;
-    g.blocks = 0;
-    g.grouped = l->grouped_bias;
-    g.shape_cols = 1;
-    g.dtype = state == 0 && experts_own ? b->target.bias_dtype : GMM_NONE;
-    return gmm__ck_plan_array(b, &x, &g);
+    return gmm__ck_plan_bias(b, l, g, matches + n[GMM_CKPT_WEIGHT], n[GMM_CKPT_BIAS],
+                             converted ? b->target.bias_dtype : GMM_NONE);
 }
 
 static gmm_status gmm__ck_plan_linears(gmm__ck_builder *b) {

@@ -20,7 +20,7 @@ static gmm_allocator gmm__ck_allocator(const gmm_allocator *given) {
     return given && given->alloc ? *given : a;
 }
 
-/* Memory that is freed at once. */
+/* A block of an arena, whose memory is all released together. */
 typedef struct gmm__ck_arena_block {
     struct gmm__ck_arena_block *next;
     size_t used, capacity, align;
@@ -33,7 +33,7 @@ typedef struct gmm__ck_arena {
 
 enum { GMM__CK_BLOCK_BYTES = 1 << 16 };
 
-/* Zeroed; NULL where there is no memory. */
+/* Allocates zeroed memory for `count` elements; NULL without memory. */
 static void *gmm__ck_alloc(gmm__ck_arena *arena, int64_t count, size_t size) {
     gmm__ck_arena_block *b = arena->top;
     int64_t wanted = 0;
@@ -70,7 +70,7 @@ static void gmm__ck_arena_release(gmm__ck_arena *arena) {
     }
 }
 
-/* Makes room for one more element; the old array stays in the arena. Returns 0 without memory. */
+/* Reserves capacity for one more element; the old array stays in the arena. Returns 0 without memory. */
 static int gmm__ck_reserve(gmm__ck_arena *arena, void **array, int64_t count, int64_t *capacity, size_t size) {
     void *grown;
     if (count < *capacity) return 1;
@@ -106,7 +106,7 @@ static gmm_status gmm__ck_status(gmm_ckpt_reason reason) {
     }
 }
 
-/* Copies what fits, cut between UTF-8 characters. */
+/* Copies as many whole UTF-8 characters as fit. */
 static void gmm__ck_truncate(char *to, size_t capacity, const char *from) {
     size_t n = strlen(from);
     if (n >= capacity) {

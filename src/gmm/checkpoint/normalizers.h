@@ -1,4 +1,5 @@
 /* ............................................................... 15.8 Megatron-LM's normalizers and small rules ... */
+/* Megatron-LM's key normalizers, and its rules for splits, shards and stored keys. */
 
 GMMDEF gmm_status gmm_ckpt_split(const gmm_ckpt_tensor *tensor, int32_t members, int32_t experts,
                                  gmm_ckpt_tensor *parts, gmm_ckpt_report *report) {
@@ -35,8 +36,8 @@ GMMDEF gmm_status gmm_ckpt_split(const gmm_ckpt_tensor *tensor, int32_t members,
     return GMM_OK;
 }
 
-/* Keys as upstream's rules change them: those of the table, and behind them what folds and splits made. A key that was
-   folded or split is gone. The bytes of a key are its runs, one behind the other. */
+/* Keys as Megatron-LM's rules change them: first those of the table, then the keys that stacking and splitting made. A
+   key that was stacked or split is marked replaced. The bytes of a key are its runs, concatenated. */
 typedef struct gmm__ck_key_run { int64_t at, units; int32_t src; } gmm__ck_key_run;
 typedef struct gmm__ck_key_entry {
     gmm_ckpt_tensor tensor;
@@ -50,15 +51,15 @@ typedef struct gmm__ck_key_list {
     int64_t count, capacity;
 } gmm__ck_key_list;
 
-/* Where one parameter of one module stands among the keys. */
+/* The keys of one parameter of one module. */
 typedef struct gmm__ck_key_group {
     int64_t grouped, grouped_count; /* entry, and how many match */
     int64_t *index;                 /* [experts] entries */
     int32_t *index_count;           /* [experts] */
-    int32_t any, all;               /* of the indices that are unique */
+    int32_t any, all;               /* whether any, and every, index has exactly one key */
 } gmm__ck_key_group;
 
-/* Adds a key with room for its runs; NULL where there is no memory. */
+/* Adds a key and allocates its runs; NULL without memory. */
 static gmm__ck_key_entry *gmm__ck_add_entry(gmm__ck_builder *b, gmm__ck_key_list *keys, const gmm_ckpt_tensor *tensor,
                                             int64_t runs) {
     void *array = keys->entries;
@@ -122,7 +123,7 @@ static gmm_status gmm__ck_stack_keys(gmm__ck_builder *b, gmm__ck_key_list *keys,
     return GMM_OK;
 }
 
-/* Cuts the grouped key into keys `name` with an index; `name` has room for it behind `length`. */
+/* Splits the grouped key into one key per expert, named `name` and its index. */
 static gmm_status gmm__ck_split_key(gmm__ck_builder *b, gmm__ck_key_list *keys, const gmm__ck_key_group *f,
                                     int64_t experts, const char *name, size_t length) {
     const gmm__ck_key_entry whole = keys->entries[f->grouped];
@@ -222,7 +223,7 @@ static gmm_status gmm__ck_list_keys(gmm__ck_builder *b, gmm__ck_key_list *keys) 
     return GMM_OK;
 }
 
-/* Makes targets of the keys that folds and splits left. */
+/* Plans the targets of the keys that stacking and splitting made. */
 static gmm_status gmm__ck_plan_keys(gmm__ck_builder *b, const gmm__ck_key_list *keys) {
     int64_t i, r;
     for (i = 0; i < keys->count; i++) {
@@ -245,9 +246,19 @@ static gmm_status gmm__ck_plan_keys(gmm__ck_builder *b, const gmm__ck_key_list *
     return GMM_OK;
 }
 
-static gmm_status gmm__ck_normalize(const char *fn, gmm_ckpt_plan **out, const gmm_ckpt_table *table,
-                                    const char *prefix, const gmm_ckpt_linear *linears, int64_t count,
-                                    gmm_ckpt_parity parity, const gmm_allocator *allocator, gmm_ckpt_report *report) {
+/* What the two normalizers differ in. */
+typedef struct gmm__ck_normalize_args {
+    const char *fn;
+    const gmm_ckpt_table *table;
+    const char *prefix;             /* of the hook's module; NULL = linears have paths */
+    const gmm_ckpt_linear *linears; /* [count] */
+    int64_t count;
+    gmm_ckpt_parity parity;
+} gmm__ck_normalize_args;
+
+/* Plans the normalized table of both functions. */
+static gmm_status gmm__ck_normalize(gmm_ckpt_plan **out, const gmm__ck_normalize_args *args,
+                                    const gmm_allocator *allocator, gmm_ckpt_report *report) {
     static const char *const module[] = {"module", "_orig_mod"};
     static const char *const names[] = {"weight", "bias"};
     gmm_ckpt_source source = GMM_ZERO;
@@ -256,10 +267,11 @@ static gmm_status gmm__ck_normalize(const char *fn, gmm_ckpt_plan **out, const g
     gmm__ck_key_list keys;
     gmm__ck_builder b;
     gmm_status status;
+    const char *prefix = args->prefix;
     int64_t i;
     int kind;
     memset(&keys, 0, sizeof keys);
-    part.table = table;
+    part.table = args->table;
     source.parts = &part;
     source.part_count = 1;
     source.scheme = gmm_ckpt_scheme_of("module");
@@ -268,13 +280,13 @@ static gmm_status gmm__ck_normalize(const char *fn, gmm_ckpt_plan **out, const g
     source.wrapper_count = prefix ? 0 : 2;
     source.extra = GMM_CKPT_EXTRA_KEEP;
     target.views = 1;
-    if (parity != GMM_CKPT_UPSTREAM)
-        return gmm__ck_create(fn, out, &source, &target, linears, count, allocator, report);
-    status = gmm__ck_builder_init(&b, fn, out, allocator, report);
+    if (args->parity != GMM_CKPT_UPSTREAM)
+        return gmm__ck_create(args->fn, out, &source, &target, args->linears, args->count, allocator, report);
+    status = gmm__ck_builder_init(&b, args->fn, out, allocator, report);
     if (!status) status = gmm__ck_read_descriptors(&b, &source, &target);
     if (!status) status = gmm__ck_list_keys(&b, &keys);
-    for (i = 0; !status && i < count; i++) {
-        const gmm_ckpt_linear *l = &linears[i];
+    for (i = 0; !status && i < args->count; i++) {
+        const gmm_ckpt_linear *l = &args->linears[i];
         const char *path = prefix ? prefix : l->path ? l->path : "";
         char *stem;
         if (l->experts < 1) {
@@ -301,26 +313,40 @@ GMMDEF gmm_status gmm_ckpt_normalize_hook(gmm_ckpt_plan **out, const gmm_ckpt_ta
                                           const gmm_ckpt_linear *linear, gmm_ckpt_parity parity,
                                           const gmm_allocator *allocator, gmm_ckpt_report *report) {
     static const char fn[] = "gmm_ckpt_normalize_hook";
+    gmm__ck_normalize_args args;
     gmm_ckpt_linear l;
     if (out) *out = NULL;
     if (!out || !table || !prefix || !linear)
         return gmm__ck_fail_null(fn, !out ? "out" : !table ? "table" : !prefix ? "prefix" : "linear", report);
     l = *linear;
     l.path = "";
-    return gmm__ck_normalize(fn, out, table, prefix, &l, 1, parity, allocator, report);
+    args.fn = fn;
+    args.table = table;
+    args.prefix = prefix;
+    args.linears = &l;
+    args.count = 1;
+    args.parity = parity;
+    return gmm__ck_normalize(out, &args, allocator, report);
 }
 
 GMMDEF gmm_status gmm_ckpt_normalize_map(gmm_ckpt_plan **out, const gmm_ckpt_table *table,
                                          const gmm_ckpt_linear *linears, int64_t count, gmm_ckpt_parity parity,
                                          const gmm_allocator *allocator, gmm_ckpt_report *report) {
     static const char fn[] = "gmm_ckpt_normalize_map";
+    gmm__ck_normalize_args args;
     int64_t i;
     if (out) *out = NULL;
     if (!out || !table || (!linears && count))
         return gmm__ck_fail_null(fn, !out ? "out" : !table ? "table" : "linears", report);
     for (i = 0; i < count; i++)
         if (!linears[i].path) return gmm__ck_fail_null(fn, "linears: a path", report);
-    return gmm__ck_normalize(fn, out, table, NULL, linears, count, parity, allocator, report);
+    args.fn = fn;
+    args.table = table;
+    args.prefix = NULL;
+    args.linears = linears;
+    args.count = count;
+    args.parity = parity;
+    return gmm__ck_normalize(out, &args, allocator, report);
 }
 
 GMMDEF gmm_status gmm_ckpt_shard_members(const int64_t *numel, int32_t members, int64_t start, int64_t length,

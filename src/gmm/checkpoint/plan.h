@@ -1,4 +1,6 @@
-/* "_extra_state" or "_extra_state12" as a segment: a pickle, or with more behind it a tensor of what one holds. */
+/* Builds a plan: descriptors, kept tensors, the order of moves, and the cost. */
+
+/* Whether a segment is "_extra_state" or "_extra_state12": a pickle, or with further segments a tensor from one. */
 static int gmm__ck_extra_state(const char *name) {
     const char *at, *dot;
     int64_t number;
@@ -12,7 +14,7 @@ static int gmm__ck_extra_state(const char *name) {
     return 0;
 }
 
-/* A target that is a run of units of one source tensor. */
+/* Adds a copy of consecutive units of one source tensor. */
 static gmm_status gmm__ck_plan_copy(gmm__ck_builder *b, int32_t part, int32_t src, int64_t src_at, int32_t dst,
                                     int64_t dst_at, int64_t units) {
     gmm_ckpt_move m = GMM_ZERO;
@@ -28,7 +30,7 @@ static gmm_status gmm__ck_plan_copy(gmm__ck_builder *b, int32_t part, int32_t sr
     return gmm__ck_add_move(b, &m);
 }
 
-/* What no linear used: kept, dropped, or an error. */
+/* Keeps, drops or refuses the tensors that no linear uses. */
 static gmm_status gmm__ck_plan_extra(gmm__ck_builder *b) {
     const int64_t before = b->targets->count;
     int64_t i;
@@ -63,7 +65,7 @@ static gmm_status gmm__ck_plan_extra(gmm__ck_builder *b) {
                 t.name = name;
             }
             same = gmm_ckpt_table_find(b->targets, t.name);
-            if (same >= before) { /* ranks hold it alike */
+            if (same >= before) { /* several ranks hold the same tensor */
                 const gmm_ckpt_tensor *k = &b->targets->tensors[same];
                 if (k->dtype == t.dtype && k->rank == t.rank && k->bytes == t.bytes &&
                     !memcmp(k->shape, t.shape, (size_t)t.rank * sizeof t.shape[0]))
@@ -107,7 +109,7 @@ static void gmm__ck_scale_shape(const gmm_ckpt_tensor *t, gmm_scaling scaling, i
     *scale_cols = mx ? t->shape[r - 1] : gmm__ceil_div(*cols, 128);
 }
 
-/* Bytes of the scales of a row of blocks: what dequantizing needs at least. */
+/* Bytes of the scales of one row of blocks: the least that dequantizing needs at once. */
 static int64_t gmm__ck_scale_row_bytes(const gmm_ckpt_plan *plan, const gmm_ckpt_move *m) {
     int64_t rows = 0, cols = 0, scale_rows = 0, scale_cols = 0;
     if (m->kind != GMM_CKPT_DEQUANT) return 0;
@@ -118,7 +120,7 @@ static int64_t gmm__ck_scale_row_bytes(const gmm_ckpt_plan *plan, const gmm_ckpt
 
 enum { GMM__CK_SCRATCH_MIN = 64 };
 
-/* Makes the plan of what was built. */
+/* Copies the sorted moves into the plan and computes its cost and source ranges. */
 static gmm_status gmm__ck_build_plan(gmm__ck_builder *b, gmm_ckpt_plan *plan) {
     gmm__ck_order *order = (gmm__ck_order *)gmm__ck_alloc(&b->arena, b->move_count, sizeof *order);
     int64_t i, s, n = 0;
@@ -185,7 +187,7 @@ static gmm_status gmm__ck_build_plan(gmm__ck_builder *b, gmm_ckpt_plan *plan) {
     return GMM_OK;
 }
 
-/* Reads the source's and target's descriptors. Defaults are filled in; nothing is matched yet. */
+/* Reads and checks the source's and target's descriptors, and fills in defaults. */
 static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_source *source,
                                            const gmm_ckpt_target *target) {
     static const char *const all = "";
@@ -276,7 +278,7 @@ static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_so
     return GMM_OK;
 }
 
-/* Takes over the linears of a caller. */
+/* Checks and copies the linears of the caller. */
 static gmm_status gmm__ck_add_linears(gmm__ck_builder *b, const gmm_ckpt_linear *linears, int64_t count) {
     int64_t i;
     for (i = 0; i < count; i++) {

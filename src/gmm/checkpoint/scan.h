@@ -1,3 +1,5 @@
+/* Finds the linears of a table and their extents. */
+
 static int gmm__ck_compare_linears(const void *a, const void *b) {
     const gmm_ckpt_linear *x = (const gmm_ckpt_linear *)a, *y = (const gmm_ckpt_linear *)b;
     if (x->layer != y->layer) return x->layer < y->layer ? -1 : 1;
@@ -9,7 +11,7 @@ static int gmm__ck_has_expert_extent(const gmm_ckpt_row *row, const gmm_ckpt_ten
     return (row->form == GMM_CKPT_STACKED || row->form == GMM_CKPT_TALL) && t->rank > gmm__ck_dimensions(row, 0);
 }
 
-/* The experts that names or shapes of a linear tell of; 0 = none do. */
+/* The number of experts that names or shapes of a linear imply; 0 = they imply none. */
 static int64_t gmm__ck_count_experts(const gmm__ck_builder *b, const gmm__ck_match *matches, int64_t count) {
     const int64_t ranks = b->parts[0].rank.ep_size;
     int64_t experts = 0, i;
@@ -26,8 +28,8 @@ static int64_t gmm__ck_count_experts(const gmm__ck_builder *b, const gmm__ck_mat
     return experts;
 }
 
-/* The experts of a layer: as stated, or as its linears tell, whose own numbers linears[].experts hold. Where each has a
-   tensor of its own a router may tell of more than are there. */
+/* The experts of a layer: as stated, or as the names and shapes of its linears imply (linears[].experts). Where each
+   expert has a tensor of its own, a router may have rows for more experts than have keys. */
 static int64_t gmm__ck_layer_experts(gmm__ck_builder *b, const gmm_ckpt_linear *l, const gmm_ckpt_row *row,
                                      const gmm_ckpt_tensor *t, int64_t stated) {
     const int64_t other = gmm__ck_find_slot(b, l->slot == GMM_CKPT_FC1 ? GMM_CKPT_FC2 : GMM_CKPT_FC1, l->layer);
@@ -69,7 +71,7 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
                  gmm__ck_find_row(b->source.scheme, l, GMM_CKPT_SCALE, &r))
             l->scaling = GMM_SCALING_128X128;
     }
-    if (!row) return GMM_OK; /* a bias alone: its weight is missing */
+    if (!row) return GMM_OK; /* There is only a bias: the weight is missing. */
     l->experts = grouped ? gmm__ck_layer_experts(b, l, row, t, experts) : 1;
     if (l->experts < 1 || (grouped && l->experts % ep_size))
         return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, t->name, "no shape or name tells the number of experts: state it");
@@ -90,7 +92,7 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
     }
     l->out = m[row->transposed ? 1 : 0];
     l->in = m[row->transposed ? 0 : 1];
-    if (grouped && b->parts[0].rank.gtp_size > 1) { /* ranks stack their rows */
+    if (grouped && b->parts[0].rank.gtp_size > 1) { /* rows are the sum over GTP ranks */
         const gmm_ckpt_rank *rank = &b->parts[hit->part].rank;
         int32_t found = 0;
         l->out = 0;
@@ -151,7 +153,7 @@ static gmm_status gmm__ck_scan_extents(gmm__ck_builder *b, int64_t experts) {
     return GMM_OK;
 }
 
-/* Notes the layers that no key names, from 0 to the last that one does. `head` is what stands in front of {L}. */
+/* Records the layers without a key, from 0 to the last layer with one. `head` is the text before {L}. */
 static gmm_status gmm__ck_scan_layers(gmm__ck_builder *b, const char *head) {
     const size_t prefix = strlen(b->source_prefix), length = strlen(head);
     int64_t *layers = NULL, count = 0, capacity = 0, next = 0, i;
@@ -182,7 +184,7 @@ static gmm_status gmm__ck_scan_layers(gmm__ck_builder *b, const char *head) {
     return status;
 }
 
-/* Adds what one layer of experts has to all of them: linears without any key, which are then missing, and biases. */
+/* Gives every layer the linears and biases that any layer of experts has; those without a key are then missing. */
 static gmm_status gmm__ck_scan_members(gmm__ck_builder *b) {
     int bias[GMM_CKPT_SLOT_COUNT], slot_present[GMM_CKPT_SLOT_COUNT], slot;
     const int64_t count = b->linear_count;
@@ -233,7 +235,7 @@ static gmm_status gmm__ck_scan_missing(gmm__ck_builder *b) {
         if (!head) return gmm__ck_no_memory(b);
         memcpy(head, pattern, (size_t)(at - pattern));
         status = gmm__ck_scan_layers(b, head);
-        memcpy(head + (at - pattern), "{e}", 4); /* a miss counts layers as it does experts */
+        memcpy(head + (at - pattern), "{e}", 4); /* the range of a missing layer is stored like one of experts */
         layer.pattern = head;
     }
     if (!status && !b->source.skip_missing) status = gmm__ck_scan_members(b);
@@ -263,7 +265,7 @@ GMMDEF gmm_status gmm_ckpt_scan(const gmm_ckpt_source *source, int64_t experts, 
     if (!status) status = gmm__ck_scan_extents(&b, experts);
     if (!status) status = gmm__ck_check_layers(&b);
     if (!status && b.linear_count) status = gmm__ck_scan_missing(&b);
-    for (i = at = 0; !status && i < b.linear_count; i++) /* linears without a weight are none */
+    for (i = at = 0; !status && i < b.linear_count; i++) /* linears without a weight are removed */
         if (b.linears[i].out) b.linears[at++] = b.linears[i];
     if (!status) b.linear_count = at;
     if (!status && b.linear_count) {

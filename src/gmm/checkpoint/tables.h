@@ -1,4 +1,5 @@
 /* ................................................................................................. 15.2 Tables ... */
+/* Tables of named tensors over storages, with a hash of names. */
 
 typedef struct gmm__ck_storage {
     const char *base;
@@ -12,7 +13,7 @@ struct gmm_ckpt_table {
     int64_t count, capacity, storage_count, storage_capacity;
     int32_t *slots; /* open addressing: index + 1 of a tensor, 0 = free */
     int64_t slot_count;
-    size_t longest; /* name */
+    size_t longest; /* length of the longest name */
 };
 
 static uint64_t gmm__ck_hash(const char *text, size_t length, uint64_t h) {
@@ -23,7 +24,7 @@ static uint64_t gmm__ck_hash(const char *text, size_t length, uint64_t h) {
     return h ^ h >> 32;
 }
 
-/* Bytes of one element as a copy moves it: packed and unknown elements go as bytes. */
+/* Bytes of the unit that a copy moves: one element; one byte of packed elements and of unknown dtypes. */
 static int64_t gmm__ck_unit_bytes(gmm_dtype dtype) {
     const int32_t bits = gmm_dtype_bits(dtype);
     return bits < 8 ? 1 : bits / 8;
@@ -31,7 +32,7 @@ static int64_t gmm__ck_unit_bytes(gmm_dtype dtype) {
 
 static int64_t gmm__ck_unit_count(const gmm_ckpt_tensor *t) { return t->bytes / gmm__ck_unit_bytes(t->dtype); }
 
-/* Bytes of shape times dtype; 0 where they do not fit. */
+/* Computes the bytes of a tensor from its shape and dtype. Returns 0 where they overflow or are no whole number. */
 static int gmm__ck_tensor_bytes(const gmm_ckpt_tensor *t, int64_t *bytes) {
     int64_t elements = 1, bits = 0;
     int32_t d;
@@ -90,7 +91,7 @@ GMMDEF gmm_status gmm_ckpt_table_add_storage(gmm_ckpt_table *table, const void *
     return GMM_OK;
 }
 
-/* Slot of a name: where it is, or the free one where it would go. */
+/* The hash slot of a name: the one that holds it, or the free one that it would be stored in. */
 static int64_t gmm__ck_hash_slot(const gmm_ckpt_table *t, const char *name, size_t length) {
     int64_t i = (int64_t)(gmm__ck_hash(name, length, 0) & (uint64_t)(t->slot_count - 1));
     for (; t->slots[i]; i = (i + 1) & (t->slot_count - 1))

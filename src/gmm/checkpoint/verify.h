@@ -1,12 +1,13 @@
 /* .............................................................................................. 15.9 Verifying ... */
+/* Verifies the moves of a plan, and makes plans of given moves. */
 
-/* A set of elements as nested steps, outermost first. */
+/* A set of elements as nested strided loops, outermost first. */
 typedef struct gmm__ck_element_set {
     int64_t offset, count[GMM_CKPT_LOOPS], step[GMM_CKPT_LOOPS];
     int32_t loops;
 } gmm__ck_element_set;
 
-/* First to last element, plus one. */
+/* Distance from the first to the last element, plus one. */
 static int64_t gmm__ck_set_span(const gmm__ck_element_set *s) {
     int64_t n = 1;
     int32_t l;
@@ -14,8 +15,8 @@ static int64_t gmm__ck_set_span(const gmm__ck_element_set *s) {
     return n;
 }
 
-/* Whether no element is in both; every set hits no element twice. Splits the outermost loop that steps farther, but
-   compares inside one step where both step alike. */
+/* Whether two sets share no element; neither holds an element twice. The outermost loop with the larger step is
+   expanded; where both steps are equal, the inner loops are compared modulo that step. */
 static int gmm__ck_disjoint(const gmm__ck_element_set *a, const gmm__ck_element_set *b) {
     const int64_t ah = gmm__ck_set_span(a), bh = gmm__ck_set_span(b);
     if (a->offset + ah <= b->offset || b->offset + bh <= a->offset) return 1;
@@ -34,20 +35,20 @@ static int gmm__ck_disjoint(const gmm__ck_element_set *a, const gmm__ck_element_
             inner.count[l] = a->count[l + 1];
             inner.step[l] = a->step[l + 1];
         }
-        if (b->loops && b->step[0] == step) { /* the same comb: compare teeth modulo the step */
+        if (b->loops && b->step[0] == step) { /* equal outer steps: compare the inner loops modulo the step */
             const int64_t shift = (b->offset - a->offset) / step - ((b->offset - a->offset) % step < 0);
             other.loops--;
             for (l = 0; l < other.loops; l++) {
                 other.count[l] = b->count[l + 1];
                 other.step[l] = b->step[l + 1];
             }
-            other.offset = b->offset - shift * step; /* now in [a->offset, a->offset + step) */
-            /* tooth i of b is at tooth i + shift of a, or reaches into the next one */
+            other.offset = b->offset - shift * step; /* in [a->offset, a->offset + step) */
+            /* iteration i of b overlaps iteration i + shift of a, or the one after it */
             if (shift > -b->count[0] && shift < a->count[0] && !gmm__ck_disjoint(&inner, &other)) return 0;
             other.offset -= step;
             return shift + 1 <= -b->count[0] || shift + 1 >= a->count[0] || gmm__ck_disjoint(&inner, &other);
         }
-        { /* only the teeth that b can meet */
+        { /* only the iterations whose span overlaps b */
             int64_t low = b->offset - a->offset - gmm__ck_set_span(&inner) + 1, high = b->offset + bh - 1 - a->offset;
             low = low <= 0 ? 0 : low / step;
             high = high < 0 ? -1 : high / step;
@@ -74,7 +75,8 @@ static gmm__ck_element_set gmm__ck_write_set(const gmm_ckpt_move *m) {
     return s;
 }
 
-/* Elements that a move may read of its source tensor: 4-bit ones count singly. A view may go on behind the tensor. */
+/* Elements that a move may read of its source tensor: 4-bit ones count singly. A view may extend
+   past the tensor, up to its storage's end. */
 static int64_t gmm__ck_readable_elements(const gmm_ckpt_plan *plan, const gmm_ckpt_move *m) {
     const gmm_ckpt_table *table = plan->parts[m->part].table;
     const gmm_ckpt_tensor *t = &table->tensors[m->src];
@@ -82,7 +84,7 @@ static int64_t gmm__ck_readable_elements(const gmm_ckpt_plan *plan, const gmm_ck
     return gmm__ck_unit_count(t) * (m->kind == GMM_CKPT_DEQUANT && m->scaling == GMM_SCALING_MX32 ? 2 : 1);
 }
 
-/* One move by itself: indices, bounds, dtypes, and no element written twice. NULL, or what is wrong. */
+/* Checks one move alone: indices, bounds, dtypes, and that it writes no element twice. NULL, or the fault. */
 static const char *gmm__ck_move_fault(const gmm_ckpt_plan *plan, const gmm_ckpt_move *m) {
     const gmm_ckpt_tensor *d, *s = NULL;
     int64_t src = m->src_at, dst = m->dst_at, inner = 1;
@@ -177,7 +179,8 @@ GMMDEF gmm_status gmm_ckpt_verify(const gmm_ckpt_plan *plan, const gmm_ckpt_move
                 break;
             }
             sum += n;
-            order[at].offset = written.offset + gmm__ck_set_span(&written); /* from now on: the end of all up to here */
+            /* replaced by the end of all writes up to here */
+            order[at].offset = written.offset + gmm__ck_set_span(&written);
             if (at > begin && order[at - 1].offset > order[at].offset) order[at].offset = order[at - 1].offset;
             for (j = at - 1; !status && j >= begin && order[j].offset > written.offset; j--) {
                 const gmm__ck_element_set other = gmm__ck_write_set(&moves[order[j].index]);
@@ -234,7 +237,7 @@ GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_par
             status = gmm__ck_refuse(&b, GMM_CKPT_OVERFLOW, t.name, "its bytes do not fit 63 bits");
         else status = gmm__ck_add_target(&b, &t, &index);
     }
-    if (!status) { /* checked before they are tidied, which trusts them */
+    if (!status) { /* gmm__ck_move_fault reads these; loops are checked before they are simplified */
         (*out)->parts = b.parts;
         (*out)->part_count = part_count;
         (*out)->partial = partial;

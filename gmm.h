@@ -1110,9 +1110,9 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out);
 
 /* ----------------------------------------------------------------------------------------------- 13 Checkpoints --- */
 
-/* From the tensors of a checkpoint to those that a model wants: names, layouts, slices, dtypes. Host only; no context.
+/* Converts the tensors of a checkpoint to those of a model: names, layouts, shards, dtypes. Host only; no context.
 
-       gmm_ckpt_table    what is there: named tensors over storages (memory, or files behind callbacks)
+       gmm_ckpt_table    named tensors over storages (memory, or files behind callbacks)
        gmm_ckpt_scheme   how a family of checkpoints names and lays out its tensors
        gmm_ckpt_plan     strided moves from the source's tensors to the targets'
 
@@ -1159,11 +1159,11 @@ typedef enum gmm_ckpt_reason {
 /* Lower-case name of a reason, "?" if unknown. Pure. */
 GMMDEF const char *gmm_ckpt_reason_name(gmm_ckpt_reason reason);
 
-/* What came of a call; filled on success and on failure. */
+/* The result of a call; filled on success and on failure. */
 typedef struct gmm_ckpt_report {
     gmm_error error;        /* status and sentence */
     gmm_ckpt_reason reason;
-    char key[252];          /* the key that it is about, cut to fit; "" if none */
+    char key[252];          /* the key concerned, truncated to fit; "" if none */
     int64_t matched;        /* source tensors that a linear used */
     int64_t kept, dropped;  /* other source tensors */
     int64_t missing;        /* tensors and whole layers that the source lacks; error.text lists them, as far as they
@@ -9970,7 +9970,7 @@ typedef struct gmm__ck_builder {
     int scan;                    /* 1: unknown (slot, layer) pairs become linears */
     gmm__ck_match *matches;
     int64_t match_count, match_capacity;
-    uint8_t *state_present;            /* [source.state_count] states that have a hit */
+    uint8_t *state_present;      /* [source.state_count] states that have a match */
     gmm__ck_missing_range *missing_ranges;
     int64_t missing_range_count, missing_range_capacity, missing; /* missing: tensors and layers */
     /* scan: a router with more rows than experts have keys; 0 rows = none */
@@ -10506,7 +10506,7 @@ static gmm_status gmm__ck_add_move(gmm__ck_builder *b, gmm_ckpt_move *m) {
     return GMM_OK;
 }
 
-/* What two pieces share of one expert. */
+/* The intersection of two shards in one expert. */
 typedef struct gmm__ck_overlap {
     const gmm__ck_shard *src, *dst;
     gmm_ckpt_move_kind kind;
@@ -10656,7 +10656,7 @@ static int64_t gmm__ck_part_experts(const gmm__ck_builder *b, const gmm__ck_arra
     return x->grouped ? x->experts / b->parts[0].rank.ep_size : 1;
 }
 
-/* Sorts hits of one linear, state and kind into holders by half. */
+/* Sorts the matches of one linear, state and kind by half. */
 static gmm_status gmm__ck_group_matches(gmm__ck_builder *b, const gmm__ck_array *x, gmm__ck_match *matches,
                                         int64_t count, int32_t grouped, gmm__ck_row_tensors holder[3]) {
     const gmm_ckpt_row *rows = b->source.scheme->rows;
@@ -10718,7 +10718,7 @@ static int gmm__ck_is_gtp_sharded(const gmm__ck_builder *b, const gmm__ck_array 
 
 /* How one array is transferred from the source to the targets. */
 typedef struct gmm__ck_transfer {
-    gmm__ck_row_tensors *weight, *scale; /* scale: block scales to dequantize with; NULL = the dtype is kept */
+    gmm__ck_row_tensors *weight, *scale; /* scale: block scales to dequantize with; NULL = none */
     const gmm__ck_row_tensors *presence; /* what skip_missing is decided by: `weight`; for scales, their weight */
     const char *key;                     /* a key of the linear in the source, without its state's prefix */
     int64_t src_block, dst_block;        /* rows of one gate or up block; 0 = halves */
@@ -10795,7 +10795,7 @@ static gmm_status gmm__ck_source_shard(gmm__ck_builder *b, const gmm__ck_array *
     return GMM_OK;
 }
 
-/* Moves all that a source piece and a target piece share of one expert. */
+/* Adds the moves for the intersection of a source shard and a target shard in one expert. */
 static gmm_status gmm__ck_move_overlap(gmm__ck_builder *b, const gmm__ck_shard *src, const gmm__ck_shard *dst,
                                        gmm_ckpt_move_kind kind, int64_t expert) {
     gmm__ck_box sb[5], db[5];
@@ -11217,7 +11217,7 @@ static gmm_status gmm__ck_plan_array(gmm__ck_builder *b, const gmm__ck_array *x,
 }
 
 /* .............................................................................................. 15.7 Building ... */
-/* Checks linears, reports missing tensors, and plans one linear in one state. */
+/* Checks that the linears of a layer agree, and reports the tensors that the source lacks. */
 
 static int gmm__ck_find_row(const gmm_ckpt_scheme *scheme, const gmm_ckpt_linear *l, gmm_ckpt_kind kind,
                             const gmm_ckpt_row **row) {
@@ -11537,6 +11537,8 @@ static gmm_status gmm__ck_find_missing(gmm__ck_builder *b) {
     return GMM_OK;
 }
 
+/* Checks the extents of one linear and plans it in one state. */
+
 static gmm_status gmm__ck_check_multiple(gmm__ck_builder *b, const gmm_ckpt_linear *l, int64_t extent, int64_t by,
                                          const char *what, const char *unit) {
     if (by > 0 && extent % by == 0) return GMM_OK;
@@ -11835,7 +11837,7 @@ static gmm_status gmm__ck_plan_linears(gmm__ck_builder *b) {
     return GMM_OK;
 }
 
-/* Builds a plan: descriptors, kept tensors, the order of moves, and the cost. */
+/* Builds a plan: descriptors, extra tensors, the order of moves, and the cost. */
 
 /* Whether a segment is "_extra_state" or "_extra_state12": a pickle, or with further segments a tensor from one. */
 static int gmm__ck_extra_state(const char *name) {
@@ -12292,7 +12294,7 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
     const int grouped = l->slot == GMM_CKPT_FC1 || l->slot == GMM_CKPT_FC2;
     const gmm_ckpt_row *row = NULL;
     const gmm_ckpt_tensor *t = NULL;
-    const gmm__ck_match *hit = NULL;
+    const gmm__ck_match *match = NULL;
     int64_t i, m[2] = {0, 0}, rank_experts;
     int32_t expert_dims, matrix_rank;
     int mx;
@@ -12302,7 +12304,7 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
         if (matches[i].kind == GMM_CKPT_BIAS) l->bias = 1;
         if (matches[i].kind != GMM_CKPT_WEIGHT) continue;
         if (!row) {
-            hit = &matches[i];
+            match = &matches[i];
             row = r;
             t = o;
         }
@@ -12334,17 +12336,17 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
     l->out = m[row->transposed ? 1 : 0];
     l->in = m[row->transposed ? 0 : 1];
     if (grouped && b->parts[0].rank.gtp_size > 1) { /* rows are the sum over GTP ranks */
-        const gmm_ckpt_rank *rank = &b->parts[hit->part].rank;
+        const gmm_ckpt_rank *rank = &b->parts[match->part].rank;
         int32_t found = 0;
         l->out = 0;
         for (i = 0; i < count; i++) {
             const gmm_ckpt_rank *other = &b->parts[matches[i].part].rank;
             const gmm_ckpt_tensor *o = &b->parts[matches[i].part].table->tensors[matches[i].tensor];
             const int32_t d = o->rank - (row->transposed ? 1 : 2);
-            if (matches[i].kind != GMM_CKPT_WEIGHT || matches[i].state != hit->state || d < 0 ||
-                matches[i].row != hit->row ||
+            if (matches[i].kind != GMM_CKPT_WEIGHT || matches[i].state != match->state || d < 0 ||
+                matches[i].row != match->row ||
                 other->ep_rank != rank->ep_rank || other->etp_rank != rank->etp_rank ||
-                    matches[i].expert != hit->expert)
+                    matches[i].expert != match->expert)
                 continue;
             l->out += o->shape[d];
             found++;
@@ -12365,7 +12367,7 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
 static gmm_status gmm__ck_scan_extents(gmm__ck_builder *b, int64_t experts) {
     int64_t i, at, pass;
     gmm_status status = GMM_OK;
-    for (pass = 0; pass < 3; pass++) /* the experts that names tell, then routers, which may tell of more */
+    for (pass = 0; pass < 3; pass++) /* the experts that names imply, then routers, which may have rows for more */
         for (i = 0, at = 0; i < b->linear_count; i++) {
             gmm_ckpt_linear *l = &b->linears[i];
             const int grouped = l->slot == GMM_CKPT_FC1 || l->slot == GMM_CKPT_FC2;
@@ -13433,8 +13435,8 @@ static void gmm__ck_choose_tile(const gmm_ckpt_move *m, const int64_t *step, int
     }
 }
 
-/* Length, in rows, of a run of elements that meets at most `scales` rows of 128x128 scales. A run as long as n - 1 rows
-   meets n of them, and with that at most n rows of scales, or 3 + n / 128 + n / rows of them. */
+/* Length, in rows, of a run of elements that overlaps at most `scales` rows of 128x128 scales. A run as long as n - 1 rows
+   overlaps n of them, and with that at most n rows of scales, or 3 + n / 128 + n / rows of them. */
 static int64_t gmm__ck_scaled_rows(int64_t scales, int64_t rows) {
     const int64_t many = 1 + (scales - 3) * gmm__min_i64(rows, 128) / 2;
     return (many > scales ? many : scales) - 1;

@@ -90,7 +90,7 @@ static int64_t gmm__ck_part_experts(const gmm__ck_builder *b, const gmm__ck_arra
     return x->grouped ? x->experts / b->parts[0].rank.ep_size : 1;
 }
 
-/* Sorts hits of one linear, state and kind into holders by half. */
+/* Sorts the matches of one linear, state and kind by half. */
 static gmm_status gmm__ck_group_matches(gmm__ck_builder *b, const gmm__ck_array *x, gmm__ck_match *matches,
                                         int64_t count, int32_t grouped, gmm__ck_row_tensors holder[3]) {
     const gmm_ckpt_row *rows = b->source.scheme->rows;
@@ -152,7 +152,7 @@ static int gmm__ck_is_gtp_sharded(const gmm__ck_builder *b, const gmm__ck_array 
 
 /* How one array is transferred from the source to the targets. */
 typedef struct gmm__ck_transfer {
-    gmm__ck_row_tensors *weight, *scale; /* scale: block scales to dequantize with; NULL = the dtype is kept */
+    gmm__ck_row_tensors *weight, *scale; /* scale: block scales to dequantize with; NULL = none */
     const gmm__ck_row_tensors *presence; /* what skip_missing is decided by: `weight`; for scales, their weight */
     const char *key;                     /* a key of the linear in the source, without its state's prefix */
     int64_t src_block, dst_block;        /* rows of one gate or up block; 0 = halves */
@@ -229,7 +229,7 @@ static gmm_status gmm__ck_source_shard(gmm__ck_builder *b, const gmm__ck_array *
     return GMM_OK;
 }
 
-/* Moves all that a source piece and a target piece share of one expert. */
+/* Adds the moves for the intersection of a source shard and a target shard in one expert. */
 static gmm_status gmm__ck_move_overlap(gmm__ck_builder *b, const gmm__ck_shard *src, const gmm__ck_shard *dst,
                                        gmm_ckpt_move_kind kind, int64_t expert) {
     gmm__ck_box sb[5], db[5];

@@ -155,7 +155,7 @@ static gmm_status gmm__ck_add_move(gmm__ck_builder *b, gmm_ckpt_move *m) {
     return GMM_OK;
 }
 
-/* What two pieces share of one expert. */
+/* The intersection of two shards in one expert. */
 typedef struct gmm__ck_overlap {
     const gmm__ck_shard *src, *dst;
     gmm_ckpt_move_kind kind;

@@ -48,7 +48,7 @@ typedef struct gmm__ck_builder {
     int scan;                    /* 1: unknown (slot, layer) pairs become linears */
     gmm__ck_match *matches;
     int64_t match_count, match_capacity;
-    uint8_t *state_present;            /* [source.state_count] states that have a hit */
+    uint8_t *state_present;      /* [source.state_count] states that have a match */
     gmm__ck_missing_range *missing_ranges;
     int64_t missing_range_count, missing_range_capacity, missing; /* missing: tensors and layers */
     /* scan: a router with more rows than experts have keys; 0 rows = none */

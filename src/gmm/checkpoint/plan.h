@@ -1,4 +1,4 @@
-/* Builds a plan: descriptors, kept tensors, the order of moves, and the cost. */
+/* Builds a plan: descriptors, extra tensors, the order of moves, and the cost. */
 
 /* Whether a segment is "_extra_state" or "_extra_state12": a pickle, or with further segments a tensor from one. */
 static int gmm__ck_extra_state(const char *name) {

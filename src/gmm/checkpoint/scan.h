@@ -51,7 +51,7 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
     const int grouped = l->slot == GMM_CKPT_FC1 || l->slot == GMM_CKPT_FC2;
     const gmm_ckpt_row *row = NULL;
     const gmm_ckpt_tensor *t = NULL;
-    const gmm__ck_match *hit = NULL;
+    const gmm__ck_match *match = NULL;
     int64_t i, m[2] = {0, 0}, rank_experts;
     int32_t expert_dims, matrix_rank;
     int mx;
@@ -61,7 +61,7 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
         if (matches[i].kind == GMM_CKPT_BIAS) l->bias = 1;
         if (matches[i].kind != GMM_CKPT_WEIGHT) continue;
         if (!row) {
-            hit = &matches[i];
+            match = &matches[i];
             row = r;
             t = o;
         }
@@ -93,17 +93,17 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
     l->out = m[row->transposed ? 1 : 0];
     l->in = m[row->transposed ? 0 : 1];
     if (grouped && b->parts[0].rank.gtp_size > 1) { /* rows are the sum over GTP ranks */
-        const gmm_ckpt_rank *rank = &b->parts[hit->part].rank;
+        const gmm_ckpt_rank *rank = &b->parts[match->part].rank;
         int32_t found = 0;
         l->out = 0;
         for (i = 0; i < count; i++) {
             const gmm_ckpt_rank *other = &b->parts[matches[i].part].rank;
             const gmm_ckpt_tensor *o = &b->parts[matches[i].part].table->tensors[matches[i].tensor];
             const int32_t d = o->rank - (row->transposed ? 1 : 2);
-            if (matches[i].kind != GMM_CKPT_WEIGHT || matches[i].state != hit->state || d < 0 ||
-                matches[i].row != hit->row ||
+            if (matches[i].kind != GMM_CKPT_WEIGHT || matches[i].state != match->state || d < 0 ||
+                matches[i].row != match->row ||
                 other->ep_rank != rank->ep_rank || other->etp_rank != rank->etp_rank ||
-                    matches[i].expert != hit->expert)
+                    matches[i].expert != match->expert)
                 continue;
             l->out += o->shape[d];
             found++;
@@ -124,7 +124,7 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
 static gmm_status gmm__ck_scan_extents(gmm__ck_builder *b, int64_t experts) {
     int64_t i, at, pass;
     gmm_status status = GMM_OK;
-    for (pass = 0; pass < 3; pass++) /* the experts that names tell, then routers, which may tell of more */
+    for (pass = 0; pass < 3; pass++) /* the experts that names imply, then routers, which may have rows for more */
         for (i = 0, at = 0; i < b->linear_count; i++) {
             gmm_ckpt_linear *l = &b->linears[i];
             const int grouped = l->slot == GMM_CKPT_FC1 || l->slot == GMM_CKPT_FC2;

@@ -196,8 +196,8 @@ static void gmm__ck_choose_tile(const gmm_ckpt_move *m, const int64_t *step, int
     }
 }
 
-/* Length, in rows, of a run of elements that overlaps at most `scales` rows of 128x128 scales. A run as long as n - 1 rows
-   overlaps n of them, and with that at most n rows of scales, or 3 + n / 128 + n / rows of them. */
+/* Length, in rows, of a run of elements that overlaps at most `scales` rows of 128x128 scales. A run as long as n - 1
+   rows overlaps n of them, and with that at most n rows of scales, or 3 + n / 128 + n / rows of them. */
 static int64_t gmm__ck_scaled_rows(int64_t scales, int64_t rows) {
     const int64_t many = 1 + (scales - 3) * gmm__min_i64(rows, 128) / 2;
     return (many > scales ? many : scales) - 1;

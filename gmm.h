@@ -1110,9 +1110,9 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out);
 
 /* ----------------------------------------------------------------------------------------------- 13 Checkpoints --- */
 
-/* From the tensors of a checkpoint to those that a model wants: names, layouts, slices, dtypes. Host only; no context.
+/* Converts the tensors of a checkpoint to those of a model: names, layouts, shards, dtypes. Host only; no context.
 
-       gmm_ckpt_table    what is there: named tensors over storages (memory, or files behind callbacks)
+       gmm_ckpt_table    named tensors over storages (memory, or files behind callbacks)
        gmm_ckpt_scheme   how a family of checkpoints names and lays out its tensors
        gmm_ckpt_plan     strided moves from the source's tensors to the targets'
 
@@ -1159,11 +1159,11 @@ typedef enum gmm_ckpt_reason {
 /* Lower-case name of a reason, "?" if unknown. Pure. */
 GMMDEF const char *gmm_ckpt_reason_name(gmm_ckpt_reason reason);
 
-/* What came of a call; filled on success and on failure. */
+/* The result of a call; filled on success and on failure. */
 typedef struct gmm_ckpt_report {
     gmm_error error;        /* status and sentence */
     gmm_ckpt_reason reason;
-    char key[252];          /* the key that it is about, cut to fit; "" if none */
+    char key[252];          /* the key concerned, truncated to fit; "" if none */
     int64_t matched;        /* source tensors that a linear used */
     int64_t kept, dropped;  /* other source tensors */
     int64_t missing;        /* tensors and whole layers that the source lacks; error.text lists them, as far as they
@@ -9580,36 +9580,36 @@ static gmm_allocator gmm__ck_allocator(const gmm_allocator *given) {
     return given && given->alloc ? *given : a;
 }
 
-/* Memory that is freed at once. */
-typedef struct gmm__ck_block {
-    struct gmm__ck_block *next;
-    size_t used, room, align;
-} gmm__ck_block;
+/* A block of an arena, whose memory is all released together. */
+typedef struct gmm__ck_arena_block {
+    struct gmm__ck_arena_block *next;
+    size_t used, capacity, align;
+} gmm__ck_arena_block;
 
 typedef struct gmm__ck_arena {
     gmm_allocator allocator;
-    gmm__ck_block *top;
+    gmm__ck_arena_block *top;
 } gmm__ck_arena;
 
-enum { GMM__CK_BLOCK = 1 << 16 };
+enum { GMM__CK_BLOCK_BYTES = 1 << 16 };
 
-/* Zeroed; NULL where there is no memory. */
-static void *gmm__ck_get(gmm__ck_arena *arena, int64_t count, size_t size) {
-    gmm__ck_block *b = arena->top;
+/* Allocates zeroed memory for `count` elements; NULL without memory. */
+static void *gmm__ck_alloc(gmm__ck_arena *arena, int64_t count, size_t size) {
+    gmm__ck_arena_block *b = arena->top;
     int64_t wanted = 0;
-    size_t bytes, room;
+    size_t bytes, capacity;
     char *at;
     if (!gmm__mul(count, (int64_t)size, &wanted) || wanted > INT64_MAX / 2 ||
         (uint64_t)wanted > SIZE_MAX / 2)
         return NULL;
     bytes = ((size_t)wanted + 15) / 16 * 16;
-    if (!b || bytes > b->room - b->used) {
-        room = bytes > GMM__CK_BLOCK / 4 ? bytes : (size_t)GMM__CK_BLOCK;
-        b = (gmm__ck_block *)arena->allocator.alloc(arena->allocator.user, sizeof *b + room);
+    if (!b || bytes > b->capacity - b->used) {
+        capacity = bytes > GMM__CK_BLOCK_BYTES / 4 ? bytes : (size_t)GMM__CK_BLOCK_BYTES;
+        b = (gmm__ck_arena_block *)arena->allocator.alloc(arena->allocator.user, sizeof *b + capacity);
         if (!b) return NULL;
         b->used = 0;
-        b->room = room;
-        if (arena->top && room == bytes) { /* the block in use stays on top */
+        b->capacity = capacity;
+        if (arena->top && capacity == bytes) { /* the block in use stays on top */
             b->next = arena->top->next;
             arena->top->next = b;
         } else {
@@ -9622,28 +9622,28 @@ static void *gmm__ck_get(gmm__ck_arena *arena, int64_t count, size_t size) {
     return memset(at, 0, bytes);
 }
 
-static void gmm__ck_clear(gmm__ck_arena *arena) {
+static void gmm__ck_arena_release(gmm__ck_arena *arena) {
     while (arena->top) {
-        gmm__ck_block *next = arena->top->next;
+        gmm__ck_arena_block *next = arena->top->next;
         arena->allocator.release(arena->allocator.user, arena->top);
         arena->top = next;
     }
 }
 
-/* Makes room for one more element; the old array stays in the arena. Returns 0 without memory. */
-static int gmm__ck_room(gmm__ck_arena *arena, void **array, int64_t count, int64_t *room, size_t size) {
+/* Reserves capacity for one more element; the old array stays in the arena. Returns 0 without memory. */
+static int gmm__ck_reserve(gmm__ck_arena *arena, void **array, int64_t count, int64_t *capacity, size_t size) {
     void *grown;
-    if (count < *room) return 1;
-    grown = gmm__ck_get(arena, *room ? *room * 2 : 64, size);
+    if (count < *capacity) return 1;
+    grown = gmm__ck_alloc(arena, *capacity ? *capacity * 2 : 64, size);
     if (!grown) return 0;
     if (count) memcpy(grown, *array, (size_t)count * size);
     *array = grown;
-    *room = *room ? *room * 2 : 64;
+    *capacity = *capacity ? *capacity * 2 : 64;
     return 1;
 }
 
-static char *gmm__ck_text(gmm__ck_arena *arena, const char *text, size_t length) {
-    char *copy = (char *)gmm__ck_get(arena, (int64_t)length + 1, 1);
+static char *gmm__ck_copy_text(gmm__ck_arena *arena, const char *text, size_t length) {
+    char *copy = (char *)gmm__ck_alloc(arena, (int64_t)length + 1, 1);
     if (copy) memcpy(copy, text, length);
     return copy;
 }
@@ -9666,11 +9666,11 @@ static gmm_status gmm__ck_status(gmm_ckpt_reason reason) {
     }
 }
 
-/* Copies what fits, cut between UTF-8 characters. */
-static void gmm__ck_cut_text(char *to, size_t room, const char *from) {
+/* Copies as many whole UTF-8 characters as fit. */
+static void gmm__ck_truncate(char *to, size_t capacity, const char *from) {
     size_t n = strlen(from);
-    if (n >= room) {
-        n = room - 1;
+    if (n >= capacity) {
+        n = capacity - 1;
         while (n && ((unsigned char)from[n] & 0xC0u) == 0x80u) n--;
     }
     memcpy(to, from, n);
@@ -9683,9 +9683,9 @@ static gmm_status gmm__ck_vfail(gmm_ckpt_report *report, gmm_ckpt_reason reason,
     if (report) {
         char what[400], shown[252];
         (void)vsnprintf(what, sizeof what, format, list);
-        gmm__ck_cut_text(shown, key && strlen(key) >= 100 ? 97 : 101, key ? key : "");
+        gmm__ck_truncate(shown, key && strlen(key) >= 100 ? 97 : 101, key ? key : "");
         report->reason = reason;
-        gmm__ck_cut_text(report->key, sizeof report->key, key ? key : "");
+        gmm__ck_truncate(report->key, sizeof report->key, key ? key : "");
         (void)gmm__fail(&report->error, status, "%s: %s%s%s%s%s", fn, key ? "\"" : "", shown,
                         key && strlen(key) >= 100 ? "..." : "", key ? "\": " : "", what);
     }
@@ -9702,11 +9702,12 @@ static gmm_status gmm__ck_fail(gmm_ckpt_report *report, gmm_ckpt_reason reason, 
     return status;
 }
 
-static void gmm__ck_begin(gmm_ckpt_report *report) {
+static void gmm__ck_reset_report(gmm_ckpt_report *report) {
     if (report) memset(report, 0, sizeof *report);
 }
 
 /* ................................................................................................. 15.2 Tables ... */
+/* Tables of named tensors over storages, with a hash of names. */
 
 typedef struct gmm__ck_storage {
     const char *base;
@@ -9717,10 +9718,10 @@ struct gmm_ckpt_table {
     gmm__ck_arena arena;
     gmm_ckpt_tensor *tensors;
     gmm__ck_storage *storages;
-    int64_t count, room, storage_count, storage_room;
+    int64_t count, capacity, storage_count, storage_capacity;
     int32_t *slots; /* open addressing: index + 1 of a tensor, 0 = free */
     int64_t slot_count;
-    size_t longest; /* name */
+    size_t longest; /* length of the longest name */
 };
 
 static uint64_t gmm__ck_hash(const char *text, size_t length, uint64_t h) {
@@ -9731,16 +9732,16 @@ static uint64_t gmm__ck_hash(const char *text, size_t length, uint64_t h) {
     return h ^ h >> 32;
 }
 
-/* Bytes of one element as a copy moves it: packed and unknown elements go as bytes. */
-static int64_t gmm__ck_unit(gmm_dtype dtype) {
+/* Bytes of the unit that a copy moves: one element; one byte of packed elements and of unknown dtypes. */
+static int64_t gmm__ck_unit_bytes(gmm_dtype dtype) {
     const int32_t bits = gmm_dtype_bits(dtype);
     return bits < 8 ? 1 : bits / 8;
 }
 
-static int64_t gmm__ck_units(const gmm_ckpt_tensor *t) { return t->bytes / gmm__ck_unit(t->dtype); }
+static int64_t gmm__ck_unit_count(const gmm_ckpt_tensor *t) { return t->bytes / gmm__ck_unit_bytes(t->dtype); }
 
-/* Bytes of shape times dtype; 0 where they do not fit. */
-static int gmm__ck_bytes(const gmm_ckpt_tensor *t, int64_t *bytes) {
+/* Computes the bytes of a tensor from its shape and dtype. Returns 0 where they overflow or are no whole number. */
+static int gmm__ck_tensor_bytes(const gmm_ckpt_tensor *t, int64_t *bytes) {
     int64_t elements = 1, bits = 0;
     int32_t d;
     for (d = 0; d < t->rank; d++)
@@ -9776,7 +9777,7 @@ GMMDEF void gmm_ckpt_table_destroy(gmm_ckpt_table *table) {
     gmm_allocator a;
     if (!table) return;
     a = table->arena.allocator;
-    gmm__ck_clear(&table->arena);
+    gmm__ck_arena_release(&table->arena);
     a.release(a.user, table);
 }
 
@@ -9788,7 +9789,8 @@ GMMDEF gmm_status gmm_ckpt_table_add_storage(gmm_ckpt_table *table, const void *
     if (bytes < 0) return gmm__fail(error, GMM_E_ARG, "%s: bytes is %lld: must be >= 0", fn, (long long)bytes);
     if (table->storage_count == INT32_MAX) return gmm__fail(error, GMM_E_ARG, "%s: 2^31 - 1 storages are the most", fn);
     array = table->storages;
-    if (!gmm__ck_room(&table->arena, &array, table->storage_count, &table->storage_room, sizeof *table->storages))
+    if (!gmm__ck_reserve(&table->arena, &array, table->storage_count, &table->storage_capacity,
+                         sizeof *table->storages))
         return gmm__fail(error, GMM_E_MEMORY, "%s: no memory", fn);
     table->storages = (gmm__ck_storage *)array;
     table->storages[table->storage_count].base = (const char *)base;
@@ -9797,8 +9799,8 @@ GMMDEF gmm_status gmm_ckpt_table_add_storage(gmm_ckpt_table *table, const void *
     return GMM_OK;
 }
 
-/* Slot of a name: where it is, or the free one where it would go. */
-static int64_t gmm__ck_slot(const gmm_ckpt_table *t, const char *name, size_t length) {
+/* The hash slot of a name: the one that holds it, or the free one that it would be stored in. */
+static int64_t gmm__ck_hash_slot(const gmm_ckpt_table *t, const char *name, size_t length) {
     int64_t i = (int64_t)(gmm__ck_hash(name, length, 0) & (uint64_t)(t->slot_count - 1));
     for (; t->slots[i]; i = (i + 1) & (t->slot_count - 1))
         if (!strcmp(t->tensors[t->slots[i] - 1].name, name)) break;
@@ -9807,18 +9809,18 @@ static int64_t gmm__ck_slot(const gmm_ckpt_table *t, const char *name, size_t le
 
 static int gmm__ck_rehash(gmm_ckpt_table *t) {
     const int64_t count = t->slot_count ? t->slot_count * 2 : 128;
-    int32_t *slots = (int32_t *)gmm__ck_get(&t->arena, count, sizeof *slots);
+    int32_t *slots = (int32_t *)gmm__ck_alloc(&t->arena, count, sizeof *slots);
     int64_t i;
     if (!slots) return 0;
     t->slots = slots;
     t->slot_count = count;
     for (i = 0; i < t->count; i++)
-        slots[gmm__ck_slot(t, t->tensors[i].name, strlen(t->tensors[i].name))] = (int32_t)(i + 1);
+        slots[gmm__ck_hash_slot(t, t->tensors[i].name, strlen(t->tensors[i].name))] = (int32_t)(i + 1);
     return 1;
 }
 
-static gmm_status gmm__ck_add(gmm_ckpt_table *t, const gmm_ckpt_tensor *tensor, const char *fn,
-                              gmm_ckpt_report *report) {
+static gmm_status gmm__ck_add_tensor(gmm_ckpt_table *t, const gmm_ckpt_tensor *tensor, const char *fn,
+                                     gmm_ckpt_report *report) {
     const char *name = tensor->name;
     int64_t bytes = 0, slot, d;
     void *array = t->tensors;
@@ -9834,7 +9836,7 @@ static gmm_status gmm__ck_add(gmm_ckpt_table *t, const gmm_ckpt_tensor *tensor, 
                                 (long long)tensor->shape[d]);
     if (tensor->dtype < GMM_NONE || tensor->dtype > GMM_I64)
         return gmm__ck_fail(report, GMM_CKPT_DTYPE, name, fn, "%d is no dtype", (int)tensor->dtype);
-    if (tensor->dtype != GMM_NONE && !gmm__ck_bytes(tensor, &bytes))
+    if (tensor->dtype != GMM_NONE && !gmm__ck_tensor_bytes(tensor, &bytes))
         return gmm__ck_fail(report, GMM_CKPT_OVERFLOW, name, fn, "its shape of %s makes no 63-bit number of bytes",
                             gmm_dtype_name(tensor->dtype));
     if (tensor->dtype != GMM_NONE && bytes != tensor->bytes)
@@ -9852,10 +9854,10 @@ static gmm_status gmm__ck_add(gmm_ckpt_table *t, const gmm_ckpt_tensor *tensor, 
     length = strlen(name);
     if (2 * (t->count + 1) > t->slot_count && !gmm__ck_rehash(t))
         return gmm__ck_fail(report, GMM_CKPT_NO_MEMORY, name, fn, "no memory");
-    slot = gmm__ck_slot(t, name, length);
+    slot = gmm__ck_hash_slot(t, name, length);
     if (t->slots[slot]) return gmm__ck_fail(report, GMM_CKPT_DUPLICATE_KEY, name, fn, "the name is taken already");
-    copy = gmm__ck_text(&t->arena, name, length);
-    if (!copy || !gmm__ck_room(&t->arena, &array, t->count, &t->room, sizeof *t->tensors))
+    copy = gmm__ck_copy_text(&t->arena, name, length);
+    if (!copy || !gmm__ck_reserve(&t->arena, &array, t->count, &t->capacity, sizeof *t->tensors))
         return gmm__ck_fail(report, GMM_CKPT_NO_MEMORY, name, fn, "no memory");
     t->tensors = (gmm_ckpt_tensor *)array;
     t->tensors[t->count] = *tensor;
@@ -9867,7 +9869,7 @@ static gmm_status gmm__ck_add(gmm_ckpt_table *t, const gmm_ckpt_tensor *tensor, 
 
 GMMDEF gmm_status gmm_ckpt_table_add(gmm_ckpt_table *table, const gmm_ckpt_tensor *tensor, gmm_ckpt_report *report) {
     static const char fn[] = "gmm_ckpt_table_add";
-    gmm__ck_begin(report);
+    gmm__ck_reset_report(report);
     if (!table || !tensor) {
         if (report) {
             report->reason = GMM_CKPT_ARGUMENT;
@@ -9875,7 +9877,7 @@ GMMDEF gmm_status gmm_ckpt_table_add(gmm_ckpt_table *table, const gmm_ckpt_tenso
         }
         return GMM_E_NULL;
     }
-    return gmm__ck_add(table, tensor, fn, report);
+    return gmm__ck_add_tensor(table, tensor, fn, report);
 }
 
 GMMDEF const gmm_ckpt_tensor *gmm_ckpt_table_tensors(const gmm_ckpt_table *table, int64_t *count) {
@@ -9885,10 +9887,11 @@ GMMDEF const gmm_ckpt_tensor *gmm_ckpt_table_tensors(const gmm_ckpt_table *table
 
 GMMDEF int64_t gmm_ckpt_table_find(const gmm_ckpt_table *table, const char *name) {
     if (!table || !name || !table->slot_count) return -1;
-    return (int64_t)table->slots[gmm__ck_slot(table, name, strlen(name))] - 1;
+    return (int64_t)table->slots[gmm__ck_hash_slot(table, name, strlen(name))] - 1;
 }
 
 /* ................................................................................................ 15.3 Schemes ... */
+/* The shipped schemes: the patterns, slots, forms and scalings of each family of checkpoints. */
 
 #define GMM__CK_L "decoder.layers.{L}.mlp."
 #define GMM__CK_H "model.layers.{L}."
@@ -9908,7 +9911,7 @@ static const gmm_ckpt_row gmm__ck_module[] = {
                 128X128),
 };
 
-/* Of every Megatron scheme. */
+/* Router and shared experts, which every Megatron scheme has. */
 #define GMM__CK_MEGATRON_LIST \
     GMM__CK_PLAIN(GMM__CK_L "router.weight", GMM_CKPT_ROUTER, GMM_CKPT_WEIGHT), \
     GMM__CK_PLAIN(GMM__CK_L "router.bias", GMM_CKPT_ROUTER, GMM_CKPT_BIAS), \
@@ -9958,7 +9961,7 @@ static const gmm_ckpt_row gmm__ck_legacy[] = { /* [E, in, out], declared as matr
     GMM__CK_MEGATRON_LIST,
 };
 
-/* Gate, up and down of every expert by itself. */
+/* Gate, up and down weights of each expert in tensors of their own. */
 #define GMM__CK_EACH(pattern, slot, kind, half, scaling) \
     GMM__CK_ROW(GMM__CK_H pattern, slot, kind, half, GMM_CKPT_EACH, 0, scaling)
 
@@ -10072,41 +10075,42 @@ GMMDEF const gmm_ckpt_scheme *gmm_ckpt_scheme_of(const char *name) {
 }
 
 /* .................................................................................... 15.4 Keys to linears ... */
+/* Parses keys of the source and matches them to linears; spells the names of targets. */
 
-/* A source tensor that a linear uses. */
-typedef struct gmm__ck_hit {
+/* A source tensor whose key matches a row of the scheme for a linear. */
+typedef struct gmm__ck_match {
     int64_t linear, expert; /* expert as the name counts it; 0 for STACKED and WIDE */
     int32_t state, row, part, tensor;
-    int32_t prefix;         /* 0 = empty or stated, 1 = the first other one, 2 = yet another */
+    int32_t prefix_class;   /* 0 = empty or stated, 1 = the first other prefix found, 2 = a second other prefix */
     gmm_ckpt_kind kind;
-} gmm__ck_hit;
+} gmm__ck_match;
 
-typedef struct gmm__ck_span { const char *begin, *end; } gmm__ck_span;
+typedef struct gmm__ck_memory_range { const char *begin, *end; } gmm__ck_memory_range;
 
 struct gmm_ckpt_plan {
     gmm__ck_arena arena;
     gmm_ckpt_table *targets;
     gmm_ckpt_part *parts;
     gmm_ckpt_move *moves;
-    int64_t *last;       /* [targets] the last move into each; -1 = none */
-    gmm__ck_span *spans; /* the source's memory, ascending and disjoint */
-    int64_t count, span_count;
+    int64_t *last_move;  /* [targets] the last move into each; -1 = none */
+    gmm__ck_memory_range *source_ranges; /* the source's memory, ascending and disjoint */
+    int64_t count, source_range_count;
     int32_t part_count, partial;
     gmm_ckpt_cost cost;
 };
 
 /* Tensors that the source lacks of one linear and row: experts first to last of a part, as names count them. row -1: a
    layer without any key. */
-typedef struct gmm__ck_miss {
+typedef struct gmm__ck_missing_range {
     int64_t layer, first, last; /* layer: of linears by path, their index */
     int32_t linear, row, state, part;
-} gmm__ck_miss;
+} gmm__ck_missing_range;
 
-/* What becomes of a source tensor. PLAIN_SCALE: scales of a weight that is not quantized, extra like those of 0. */
-enum gmm__ck_use { GMM__CK_UNUSED, GMM__CK_USED, GMM__CK_LEFT_OUT, GMM__CK_PLAIN_SCALE };
+/* How a source tensor is used. PLAIN_SCALE: scales of a weight that is not quantized, treated as extra like UNUSED. */
+enum gmm__ck_tensor_use { GMM__CK_UNUSED, GMM__CK_USED, GMM__CK_DROPPED, GMM__CK_PLAIN_SCALE };
 
-typedef struct gmm__ck_build {
-    gmm__ck_arena temp;
+typedef struct gmm__ck_builder {
+    gmm__ck_arena arena;
     const char *fn;
     gmm_ckpt_report *report;
     gmm_ckpt_source source;
@@ -10114,29 +10118,30 @@ typedef struct gmm__ck_build {
     gmm_ckpt_part *parts;        /* sizes of 0 are 1 */
     const char *const *states;   /* [source.state_count] */
     gmm_ckpt_linear *linears;    /* copies; canonical paths */
-    int64_t linear_count, linear_room;
+    int64_t linear_count, linear_capacity;
     int32_t *slots;              /* hash of linears: index + 1 */
     int64_t slot_count;
-    int scan;                    /* unknown (slot, layer) pairs become linears */
-    gmm__ck_hit *hits;
-    int64_t hit_count, hit_room;
-    uint8_t *present;            /* [source.state_count] states that have a hit */
-    gmm__ck_miss *misses;
-    int64_t miss_count, miss_room, missing; /* missing: tensors and layers */
-    int64_t spare_layer, spare_rows; /* scan: a router that alone tells of more experts; 0 rows = none */
-    const char *found;           /* prefix of the source's keys */
-    const char *prefix;          /* of the target's names */
-    const char *others[2];       /* canonical prefixes 1 and 2 */
+    int scan;                    /* 1: unknown (slot, layer) pairs become linears */
+    gmm__ck_match *matches;
+    int64_t match_count, match_capacity;
+    uint8_t *state_present;      /* [source.state_count] states that have a match */
+    gmm__ck_missing_range *missing_ranges;
+    int64_t missing_range_count, missing_range_capacity, missing; /* missing: tensors and layers */
+    /* scan: a router with more rows than experts have keys; 0 rows = none */
+    int64_t extra_router_layer, extra_router_rows;
+    const char *source_prefix;   /* prefix of the source's keys */
+    const char *target_prefix;   /* of the target's names */
+    const char *other_prefixes[2];       /* canonical prefixes 1 and 2 */
     const char *other_keys[2];
-    char *text;                  /* room for one canonical key */
-    uint8_t **used;              /* [parts][tensors] gmm__ck_use */
+    char *key_buffer;            /* holds one key without wrapper segments */
+    uint8_t **uses;              /* [parts][tensors] gmm__ck_tensor_use */
     gmm_ckpt_table *targets;
-    int64_t at;                  /* end of the targets in storage 0 */
+    int64_t target_end;          /* end of the targets in storage 0 */
     gmm_ckpt_move *moves;
-    int64_t move_count, move_room;
-} gmm__ck_build;
+    int64_t move_count, move_capacity;
+} gmm__ck_builder;
 
-static gmm_status gmm__ck_refuse(gmm__ck_build *b, gmm_ckpt_reason reason, const char *key, const char *format, ...) {
+static gmm_status gmm__ck_refuse(gmm__ck_builder *b, gmm_ckpt_reason reason, const char *key, const char *format, ...) {
     va_list list;
     gmm_status status;
     va_start(list, format);
@@ -10145,15 +10150,15 @@ static gmm_status gmm__ck_refuse(gmm__ck_build *b, gmm_ckpt_reason reason, const
     return status;
 }
 
-/* Whether paths alone name linears, so that no prefix can be stated. */
-static int gmm__ck_is_map(const gmm__ck_build *b) { return !strcmp(b->fn, "gmm_ckpt_normalize_map"); }
+/* Whether the call is gmm_ckpt_normalize_map, where linears are named by paths alone and no prefix can be stated. */
+static int gmm__ck_is_map(const gmm__ck_builder *b) { return !strcmp(b->fn, "gmm_ckpt_normalize_map"); }
 
-static gmm_status gmm__ck_no_memory(gmm__ck_build *b) {
+static gmm_status gmm__ck_no_memory(gmm__ck_builder *b) {
     return gmm__ck_refuse(b, GMM_CKPT_NO_MEMORY, NULL, "no memory");
 }
 
-/* An integer without leading zeros, of at most 9 digits and up to no further digit. */
-static int gmm__ck_number(const char **text, int64_t *value) {
+/* Parses an integer of at most 9 digits without leading zeros, and moves *text to the character after it. */
+static int gmm__ck_parse_number(const char **text, int64_t *value) {
     const char *p = *text;
     int64_t v = 0;
     if (*p < '0' || *p > '9' || (*p == '0' && p[1] >= '0' && p[1] <= '9')) return 0;
@@ -10166,11 +10171,11 @@ static int gmm__ck_number(const char **text, int64_t *value) {
     return 1;
 }
 
-/* Whether the whole text is the pattern. */
-static int gmm__ck_match(const char *pattern, const char *text, int64_t *layer, int64_t *expert) {
+/* Whether the whole text matches the pattern; reads its layer and expert. */
+static int gmm__ck_match_pattern(const char *pattern, const char *text, int64_t *layer, int64_t *expert) {
     while (*pattern) {
         if (*pattern == '{') {
-            if (!gmm__ck_number(&text, pattern[1] == 'L' ? layer : expert)) return 0;
+            if (!gmm__ck_parse_number(&text, pattern[1] == 'L' ? layer : expert)) return 0;
             pattern += 3;
         } else if (*pattern++ != *text++) {
             return 0;
@@ -10186,8 +10191,8 @@ static int gmm__ck_is_wrapper(const gmm_ckpt_source *source, const char *segment
     return 0;
 }
 
-/* Copies a key without its wrapper segments; `to` has room for it, or is the key itself. */
-static size_t gmm__ck_canonical(const gmm_ckpt_source *source, const char *from, char *to) {
+/* Copies a key without its wrapper segments; `to` may be the key itself. Returns the length. */
+static size_t gmm__ck_strip_wrappers(const gmm_ckpt_source *source, const char *from, char *to) {
     size_t n = 0;
     for (;;) {
         const size_t length = strcspn(from, ".");
@@ -10204,16 +10209,16 @@ static size_t gmm__ck_canonical(const gmm_ckpt_source *source, const char *from,
     return n;
 }
 
-/* The same behind a state's prefix; wrapper segments of the stated prefix stay. */
-static size_t gmm__ck_canonical_key(const gmm_ckpt_source *source, const char *key, char *to) {
+/* The same for a key without its state's prefix; wrapper segments of the stated model prefix stay. */
+static size_t gmm__ck_strip_key_wrappers(const gmm_ckpt_source *source, const char *key, char *to) {
     const size_t n = source->prefix ? strlen(source->prefix) : 0;
-    if (!n || strncmp(key, source->prefix, n)) return gmm__ck_canonical(source, key, to);
+    if (!n || strncmp(key, source->prefix, n)) return gmm__ck_strip_wrappers(source, key, to);
     memcpy(to, source->prefix, n);
-    return n + gmm__ck_canonical(source, key + n, to + n);
+    return n + gmm__ck_strip_wrappers(source, key + n, to + n);
 }
 
-/* The first wrapper segment of *at or behind it, NULL if there is none: its length, and how many segments it follows.
-   *at moves behind it. */
+/* Finds the first wrapper segment from *at on, its length, and how many segments precede it; NULL if there is none.
+   *at moves to the segment after it. */
 static const char *gmm__ck_next_wrapper(const gmm_ckpt_source *source, const char **at, size_t *length, int *follows) {
     for (*follows = 0; **at; ++*follows) {
         const char *segment = *at;
@@ -10224,7 +10229,7 @@ static const char *gmm__ck_next_wrapper(const gmm_ckpt_source *source, const cha
     return NULL;
 }
 
-/* Whether two keys have the same wrapper segments at the same places. */
+/* Whether two keys have the same wrapper segments at the same positions. */
 static int gmm__ck_same_wrappers(const gmm_ckpt_source *source, const char *a, const char *b) {
     for (;;) {
         size_t n = 0, m = 0;
@@ -10235,12 +10240,12 @@ static int gmm__ck_same_wrappers(const gmm_ckpt_source *source, const char *a, c
     }
 }
 
-/* `state` and then `name` with the wrapper segments of `key`, each as long as the segments in front of it are the
-   name's too. Numbers count as equal: they are those of a layer or an expert. */
-static char *gmm__ck_wrap(gmm__ck_build *b, const char *key, const char *state, const char *name) {
+/* Builds `state` followed by `name`, with each wrapper segment of `key` inserted while the segments before it equal
+   those of the name. Any two numbers compare equal, because they are a layer or an expert. */
+static char *gmm__ck_wrapped_name(gmm__ck_builder *b, const char *key, const char *state, const char *name) {
     static const char digits[] = "0123456789";
-    const size_t room = strlen(state) + strlen(key) + strlen(name) + 2;
-    char *to = (char *)gmm__ck_get(&b->temp, (int64_t)room, 1);
+    const size_t capacity = strlen(state) + strlen(key) + strlen(name) + 2;
+    char *to = (char *)gmm__ck_alloc(&b->arena, (int64_t)capacity, 1);
     size_t n = strlen(state);
     if (!to) return NULL;
     memcpy(to, state, n);
@@ -10260,7 +10265,7 @@ static char *gmm__ck_wrap(gmm__ck_build *b, const char *key, const char *state, 
 }
 
 /* The state of a key, -1 = none, and the length of its prefix: the longest wins. */
-static int32_t gmm__ck_state_of(const gmm__ck_build *b, const char *name, size_t *length) {
+static int32_t gmm__ck_find_state(const gmm__ck_builder *b, const char *name, size_t *length) {
     int32_t s, found = -1;
     *length = 0;
     for (s = 0; s < b->source.state_count; s++) {
@@ -10276,8 +10281,8 @@ static uint64_t gmm__ck_linear_hash(const char *path, size_t length, gmm_ckpt_sl
     return path ? gmm__ck_hash(path, length, 1) : gmm__ck_hash((const char *)&layer, sizeof layer, (uint64_t)slot + 2);
 }
 
-/* Index of a linear, by path or by slot and layer; -1 if there is none. *at is where it would go. */
-static int64_t gmm__ck_linear_find(const gmm__ck_build *b, const char *path, size_t length, gmm_ckpt_slot slot,
+/* Index of a linear, by path or by slot and layer; -1 if there is none. *at is its slot in the hash table. */
+static int64_t gmm__ck_find_linear(const gmm__ck_builder *b, const char *path, size_t length, gmm_ckpt_slot slot,
                                    int64_t layer, int64_t *at) {
     int64_t i = (int64_t)(gmm__ck_linear_hash(path, length, slot, layer) & (uint64_t)(b->slot_count - 1));
     for (; b->slots[i]; i = (i + 1) & (b->slot_count - 1)) {
@@ -10292,25 +10297,25 @@ static int64_t gmm__ck_linear_find(const gmm__ck_build *b, const char *path, siz
     return -1;
 }
 
-static gmm_status gmm__ck_linear_add(gmm__ck_build *b, const gmm_ckpt_linear *linear) {
+static gmm_status gmm__ck_add_linear(gmm__ck_builder *b, const gmm_ckpt_linear *linear) {
     void *array = b->linears;
     int64_t at = 0, i;
     if (2 * (b->linear_count + 1) > b->slot_count) {
         b->slot_count = b->slot_count ? b->slot_count * 2 : 64;
-        b->slots = (int32_t *)gmm__ck_get(&b->temp, b->slot_count, sizeof *b->slots);
+        b->slots = (int32_t *)gmm__ck_alloc(&b->arena, b->slot_count, sizeof *b->slots);
         if (!b->slots) return gmm__ck_no_memory(b);
         for (i = 0; i < b->linear_count; i++) {
             const gmm_ckpt_linear *l = &b->linears[i];
-            (void)gmm__ck_linear_find(b, l->path, l->path ? strlen(l->path) : 0, l->slot, l->layer, &at);
+            (void)gmm__ck_find_linear(b, l->path, l->path ? strlen(l->path) : 0, l->slot, l->layer, &at);
             b->slots[at] = (int32_t)(i + 1);
         }
     }
-    if (gmm__ck_linear_find(b, linear->path, linear->path ? strlen(linear->path) : 0, linear->slot, linear->layer,
+    if (gmm__ck_find_linear(b, linear->path, linear->path ? strlen(linear->path) : 0, linear->slot, linear->layer,
                             &at) >= 0)
         return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, linear->path, "linears: the same path, or slot %d of layer %lld, "
                               "stands twice", (int)linear->slot, (long long)linear->layer);
     if (b->linear_count == INT32_MAX - 1) return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, NULL, "linears: too many");
-    if (!gmm__ck_room(&b->temp, &array, b->linear_count, &b->linear_room, sizeof *b->linears))
+    if (!gmm__ck_reserve(&b->arena, &array, b->linear_count, &b->linear_capacity, sizeof *b->linears))
         return gmm__ck_no_memory(b);
     b->linears = (gmm_ckpt_linear *)array;
     b->linears[b->linear_count] = *linear;
@@ -10318,12 +10323,12 @@ static gmm_status gmm__ck_linear_add(gmm__ck_build *b, const gmm_ckpt_linear *li
     return GMM_OK;
 }
 
-/* Finds the linear of a canonical key that ends as a row says. *start is where its own name begins: behind the prefix.
+/* Finds the linear of a canonical key whose end matches a row's pattern. *start is where the prefix ends.
    Returns -1 if there is none. */
-static int64_t gmm__ck_match_row(gmm__ck_build *b, const gmm_ckpt_row *row, const char *key, size_t length,
+static int64_t gmm__ck_match_row(gmm__ck_builder *b, const gmm_ckpt_row *row, const char *key, size_t length,
                                  int64_t *expert, size_t *start, gmm_status *status) {
-    const int by_path = !strncmp(row->pattern, "{p}.", 4);
-    const char *tail = row->pattern + (by_path ? 4 : 0);
+    const int has_path = !strncmp(row->pattern, "{p}.", 4);
+    const char *tail = row->pattern + (has_path ? 4 : 0);
     const size_t stated = b->source.prefix ? strlen(b->source.prefix) : 0;
     int64_t layer = -1, linear, at = 0;
     size_t i, begin = length;
@@ -10331,35 +10336,35 @@ static int64_t gmm__ck_match_row(gmm__ck_build *b, const gmm_ckpt_row *row, cons
     for (i = 0; tail[i]; i++) dots += tail[i] == '.';
     for (; begin && (key[begin - 1] != '.' || dots--); begin--) {}
     *expert = 0;
-    if (!gmm__ck_match(tail, key + begin, &layer, expert)) return -1;
+    if (!gmm__ck_match_pattern(tail, key + begin, &layer, expert)) return -1;
     if (b->source.prefix && (length < stated || memcmp(key, b->source.prefix, stated))) return -1;
-    if (!by_path) {
+    if (!has_path) {
         gmm_ckpt_linear fresh = GMM_ZERO;
         *start = begin;
         if (b->source.prefix && begin != stated) return -1;
-        linear = b->slot_count ? gmm__ck_linear_find(b, NULL, 0, row->slot, layer, &at) : -1;
+        linear = b->slot_count ? gmm__ck_find_linear(b, NULL, 0, row->slot, layer, &at) : -1;
         if (linear >= 0 || !b->scan) return linear;
         fresh.slot = row->slot;
         fresh.layer = layer;
-        *status = gmm__ck_linear_add(b, &fresh);
+        *status = gmm__ck_add_linear(b, &fresh);
         return *status ? -1 : b->linear_count - 1;
     }
     if (!b->slot_count || begin < stated) return -1;
     if (b->source.prefix) {
         *start = stated;
-        return gmm__ck_linear_find(b, key + stated, begin > stated ? begin - 1 - stated : 0, GMM_CKPT_SLOT_ANY, 0, &at);
+        return gmm__ck_find_linear(b, key + stated, begin > stated ? begin - 1 - stated : 0, GMM_CKPT_SLOT_ANY, 0, &at);
     }
     for (i = 0; i < begin; i++) { /* the longest path wins */
         if (i && key[i - 1] != '.') continue;
-        linear = gmm__ck_linear_find(b, key + i, begin - 1 - i, GMM_CKPT_SLOT_ANY, 0, &at);
+        linear = gmm__ck_find_linear(b, key + i, begin - 1 - i, GMM_CKPT_SLOT_ANY, 0, &at);
         *start = i;
         if (linear >= 0) return linear;
     }
     return -1;
 }
 
-static int gmm__ck_compare_hits(const void *a, const void *b) {
-    const gmm__ck_hit *x = (const gmm__ck_hit *)a, *y = (const gmm__ck_hit *)b;
+static int gmm__ck_compare_matches(const void *a, const void *b) {
+    const gmm__ck_match *x = (const gmm__ck_match *)a, *y = (const gmm__ck_match *)b;
     if (x->linear != y->linear) return x->linear < y->linear ? -1 : 1;
     if (x->state != y->state) return x->state < y->state ? -1 : 1;
     if (x->kind != y->kind) return x->kind < y->kind ? -1 : 1;
@@ -10369,34 +10374,34 @@ static int gmm__ck_compare_hits(const void *a, const void *b) {
     return x->tensor < y->tensor ? -1 : x->tensor > y->tensor;
 }
 
-/* Reads all keys: hits in order, the prefix, and what no linear uses. */
-static gmm_status gmm__ck_read_keys(gmm__ck_build *b) {
+/* Matches all keys: fills the sorted matches, the source's prefix, and how each tensor is used. */
+static gmm_status gmm__ck_read_keys(gmm__ck_builder *b) {
     const gmm_ckpt_scheme *scheme = b->source.scheme;
     size_t longest = 0;
     int64_t i, n = 0;
     int32_t p, r, empty = 0;
     for (p = 0; p < b->source.part_count; p++)
         if (b->parts[p].table->longest > longest) longest = b->parts[p].table->longest;
-    b->text = (char *)gmm__ck_get(&b->temp, (int64_t)longest + 1, 1);
-    b->used = (uint8_t **)gmm__ck_get(&b->temp, b->source.part_count, sizeof *b->used);
-    if (!b->text || !b->used) return gmm__ck_no_memory(b);
+    b->key_buffer = (char *)gmm__ck_alloc(&b->arena, (int64_t)longest + 1, 1);
+    b->uses = (uint8_t **)gmm__ck_alloc(&b->arena, b->source.part_count, sizeof *b->uses);
+    if (!b->key_buffer || !b->uses) return gmm__ck_no_memory(b);
     for (p = 0; p < b->source.part_count; p++) {
         const gmm_ckpt_table *table = b->parts[p].table;
-        b->used[p] = (uint8_t *)gmm__ck_get(&b->temp, table->count + 1, 1);
-        if (!b->used[p]) return gmm__ck_no_memory(b);
+        b->uses[p] = (uint8_t *)gmm__ck_alloc(&b->arena, table->count + 1, 1);
+        if (!b->uses[p]) return gmm__ck_no_memory(b);
         for (i = 0; i < table->count; i++) {
             const char *name = table->tensors[i].name;
             size_t state_length = 0, start = 0, length;
             gmm_status status = GMM_OK;
-            gmm__ck_hit h;
-            void *array = b->hits;
+            gmm__ck_match h;
+            void *array = b->matches;
             memset(&h, 0, sizeof h);
             h.linear = -1;
-            h.state = gmm__ck_state_of(b, name, &state_length);
+            h.state = gmm__ck_find_state(b, name, &state_length);
             if (h.state < 0) continue;
-            length = gmm__ck_canonical_key(&b->source, name + state_length, b->text);
+            length = gmm__ck_strip_key_wrappers(&b->source, name + state_length, b->key_buffer);
             for (r = 0; r < scheme->count && h.linear < 0; r++) {
-                h.linear = gmm__ck_match_row(b, &scheme->rows[r], b->text, length, &h.expert, &start, &status);
+                h.linear = gmm__ck_match_row(b, &scheme->rows[r], b->key_buffer, length, &h.expert, &start, &status);
                 if (status) return status;
                 h.row = r;
             }
@@ -10406,56 +10411,57 @@ static gmm_status gmm__ck_read_keys(gmm__ck_build *b) {
             h.tensor = (int32_t)i;
             if (h.kind == GMM_CKPT_BIAS && !b->scan && !b->linears[h.linear].bias) continue;
             if (!b->source.prefix && start) {
-                for (h.prefix = 1; h.prefix < 3; h.prefix++) {
-                    const char *other = b->others[h.prefix - 1];
+                for (h.prefix_class = 1; h.prefix_class < 3; h.prefix_class++) {
+                    const char *other = b->other_prefixes[h.prefix_class - 1];
                     if (!other) {
-                        other = gmm__ck_text(&b->temp, b->text, start);
+                        other = gmm__ck_copy_text(&b->arena, b->key_buffer, start);
                         if (!other) return gmm__ck_no_memory(b);
-                        b->others[h.prefix - 1] = other;
-                        b->other_keys[h.prefix - 1] = name;
+                        b->other_prefixes[h.prefix_class - 1] = other;
+                        b->other_keys[h.prefix_class - 1] = name;
                     }
-                    if ((strlen(other) == start && !memcmp(other, b->text, start)) || h.prefix == 2) break;
+                    if ((strlen(other) == start && !memcmp(other, b->key_buffer, start)) || h.prefix_class == 2) break;
                 }
             } else {
                 empty = 1;
             }
-            if (!gmm__ck_room(&b->temp, &array, b->hit_count, &b->hit_room, sizeof *b->hits))
+            if (!gmm__ck_reserve(&b->arena, &array, b->match_count, &b->match_capacity, sizeof *b->matches))
                 return gmm__ck_no_memory(b);
-            b->hits = (gmm__ck_hit *)array;
-            b->hits[b->hit_count++] = h;
+            b->matches = (gmm__ck_match *)array;
+            b->matches[b->match_count++] = h;
         }
     }
-    if (!empty && b->others[1])
+    if (!empty && b->other_prefixes[1])
         return gmm__ck_refuse(b, GMM_CKPT_AMBIGUOUS, b->other_keys[1], "its prefix \"%.80s\" and \"%.80s\" are two: "
-                              "%s", b->others[1], b->others[0], gmm__ck_is_map(b) ? "give linears longer paths"
+                              "%s", b->other_prefixes[1], b->other_prefixes[0],
+                                  gmm__ck_is_map(b) ? "give linears longer paths"
                                                                                : "state the prefix");
-    b->found = b->source.prefix ? b->source.prefix : !empty && b->others[0] ? b->others[0] : "";
-    b->prefix = b->target.prefix ? b->target.prefix : b->found;
-    for (i = 0; i < b->hit_count; i++) { /* those with the prefix stay */
-        const gmm__ck_hit h = b->hits[i];
-        if (h.prefix != (empty ? 0 : 1)) continue;
-        b->used[h.part][h.tensor] = GMM__CK_USED;
-        b->hits[n++] = h;
+    b->source_prefix = b->source.prefix ? b->source.prefix : !empty && b->other_prefixes[0] ? b->other_prefixes[0] : "";
+    b->target_prefix = b->target.prefix ? b->target.prefix : b->source_prefix;
+    for (i = 0; i < b->match_count; i++) { /* only matches with the chosen prefix remain */
+        const gmm__ck_match h = b->matches[i];
+        if (h.prefix_class != (empty ? 0 : 1)) continue;
+        b->uses[h.part][h.tensor] = GMM__CK_USED;
+        b->matches[n++] = h;
     }
-    b->hit_count = n;
-    b->present = (uint8_t *)gmm__ck_get(&b->temp, b->source.state_count, 1);
-    if (!b->present) return gmm__ck_no_memory(b);
-    for (i = 0; i < n; i++) b->present[b->hits[i].state] = 1;
-    if (n) qsort(b->hits, (size_t)n, sizeof *b->hits, gmm__ck_compare_hits);
+    b->match_count = n;
+    b->state_present = (uint8_t *)gmm__ck_alloc(&b->arena, b->source.state_count, 1);
+    if (!b->state_present) return gmm__ck_no_memory(b);
+    for (i = 0; i < n; i++) b->state_present[b->matches[i].state] = 1;
+    if (n) qsort(b->matches, (size_t)n, sizeof *b->matches, gmm__ck_compare_matches);
     return GMM_OK;
 }
 
-/* A hit's key behind its state's prefix. */
-static const char *gmm__ck_key_of(const gmm__ck_build *b, const gmm__ck_hit *h) {
+/* A match's key without its state's prefix. */
+static const char *gmm__ck_match_key(const gmm__ck_builder *b, const gmm__ck_match *h) {
     return b->parts[h->part].table->tensors[h->tensor].name + strlen(b->states[h->state]);
 }
 
 /* The name that a row gives, with {L} and {e} as these texts. */
-static char *gmm__ck_spell(gmm__ck_build *b, const gmm_ckpt_row *row, const char *prefix, const gmm_ckpt_linear *l,
-                           const char *layer, const char *expert) {
+static char *gmm__ck_expand_pattern(gmm__ck_builder *b, const gmm_ckpt_row *row, const char *prefix,
+                                    const gmm_ckpt_linear *l, const char *layer, const char *expert) {
     const char *path = l && l->path ? l->path : "", *p = row->pattern;
-    const size_t room = strlen(prefix) + strlen(p) + strlen(path) + strlen(layer) + strlen(expert) + 1;
-    char *name = (char *)gmm__ck_get(&b->temp, (int64_t)room, 1);
+    const size_t capacity = strlen(prefix) + strlen(p) + strlen(path) + strlen(layer) + strlen(expert) + 1;
+    char *name = (char *)gmm__ck_alloc(&b->arena, (int64_t)capacity, 1);
     size_t n = strlen(prefix);
     if (!name) return NULL;
     memcpy(name, prefix, n);
@@ -10468,35 +10474,37 @@ static char *gmm__ck_spell(gmm__ck_build *b, const gmm_ckpt_row *row, const char
         memcpy(name + n, piece, strlen(piece));
         n += strlen(piece);
         p += 3;
-        if (!*piece && *p == '.') p++; /* an empty path takes its dot along */
+        if (!*piece && *p == '.') p++; /* an empty path has no dot */
     }
     name[n] = 0;
     return name;
 }
 
-/* The name of a target: STATE WRAPPERS PREFIX pattern. `key` is one of the linear's in the source, behind its state. */
-static char *gmm__ck_name(gmm__ck_build *b, const gmm_ckpt_row *row, const char *state, const gmm_ckpt_linear *l,
-                          int64_t expert, const char *key) {
+/* The name of a target: STATE WRAPPERS PREFIX pattern. `key` is a key of the linear in the source, without
+   its state's prefix. */
+static char *gmm__ck_target_name(gmm__ck_builder *b, const gmm_ckpt_row *row, const char *state,
+                                 const gmm_ckpt_linear *l, int64_t expert, const char *key) {
     char layer[24], number[24], *name;
     (void)snprintf(layer, sizeof layer, "%lld", (long long)l->layer);
     (void)snprintf(number, sizeof number, "%lld", (long long)expert);
-    name = gmm__ck_spell(b, row, b->prefix, l, layer, number);
+    name = gmm__ck_expand_pattern(b, row, b->target_prefix, l, layer, number);
     if (name && b->target.drop_wrappers) {
-        (void)gmm__ck_canonical(&b->source, name, name);
+        (void)gmm__ck_strip_wrappers(&b->source, name, name);
         key = "";
     }
-    return name ? gmm__ck_wrap(b, key, state, name) : NULL;
+    return name ? gmm__ck_wrapped_name(b, key, state, name) : NULL;
 }
 
-/* What a key of the source would be called that is not there. It is wrapped like the first key that is. */
-static char *gmm__ck_absent_name(gmm__ck_build *b, const gmm_ckpt_row *row, int32_t state, const gmm_ckpt_linear *l,
-                                 const char *layer, const char *expert) {
-    const char *key = b->hit_count ? gmm__ck_key_of(b, b->hits) : "";
-    char *name = gmm__ck_spell(b, row, b->found, l, layer, expert);
-    return name ? gmm__ck_wrap(b, key, b->states[state], name) : NULL;
+/* The name that a missing key of the source would have, with the wrapper segments of the first key that exists. */
+static char *gmm__ck_missing_name(gmm__ck_builder *b, const gmm_ckpt_row *row, int32_t state, const gmm_ckpt_linear *l,
+                                  const char *layer, const char *expert) {
+    const char *key = b->match_count ? gmm__ck_match_key(b, b->matches) : "";
+    char *name = gmm__ck_expand_pattern(b, row, b->source_prefix, l, layer, expert);
+    return name ? gmm__ck_wrapped_name(b, key, b->states[state], name) : NULL;
 }
 
 /* ................................................................................... 15.5 Boxes of a weight ... */
+/* Shards of a logical array as boxes of halves, rows and columns, and the strided moves between two boxes. */
 
 /* The logical array of one linear, state and kind: [experts][halves][f][k]; gate and up are halves. */
 typedef struct gmm__ck_array {
@@ -10504,11 +10512,11 @@ typedef struct gmm__ck_array {
     const char *state;
     gmm_ckpt_kind kind;
     int64_t experts, halves, f, k;
-    int32_t grouped, rows_cut, cols_cut; /* by EP; by ETP */
+    int32_t grouped, rows_sharded, cols_sharded; /* grouped: EP distributes experts; sharded: by ETP */
     int32_t vector;
 } gmm__ck_array;
 
-static gmm__ck_array gmm__ck_array_of(const gmm_ckpt_linear *l, gmm_ckpt_kind kind) {
+static gmm__ck_array gmm__ck_make_array(const gmm_ckpt_linear *l, gmm_ckpt_kind kind) {
     static const int8_t rules[][3] = {
 #define GMM__X(name, value, text, grouped, rows, cols) {grouped, rows, cols},
         GMM_CKPT_SLOT_LIST(GMM__X)
@@ -10524,29 +10532,29 @@ static gmm__ck_array gmm__ck_array_of(const gmm_ckpt_linear *l, gmm_ckpt_kind ki
     x.k = l->in && kind != GMM_CKPT_BIAS ? l->in : 1;
     x.vector = l->in == 0 || kind == GMM_CKPT_BIAS;
     x.grouped = rules[l->slot][0];
-    x.rows_cut = rules[l->slot][1];
-    x.cols_cut = kind == GMM_CKPT_BIAS ? 0 : rules[l->slot][2];
+    x.rows_sharded = rules[l->slot][1];
+    x.cols_sharded = kind == GMM_CKPT_BIAS ? 0 : rules[l->slot][2];
     return x;
 }
 
-/* Where a stored matrix lies in its array, and where its elements lie in its tensor. With both halves in it, row
-   (h, i) of the matrix is (i / block) 2 block + i % block + h block. */
-typedef struct gmm__ck_piece {
+/* The rows and columns of its array that a stored matrix holds, and the strides of its elements in its tensor. With
+   both halves in it, row (h, i) of the matrix is (i / block) 2 block + i % block + h block. */
+typedef struct gmm__ck_shard {
     int32_t part, tensor, scale;
     gmm_scaling scaling;
     gmm_dtype dtype;
-    int64_t expert0, experts;   /* that the tensor holds */
+    int64_t expert0, experts;   /* first expert, and how many the tensor holds */
     int64_t half0, halves;
     int64_t f0, f, k0, k;
     int64_t block;
     int64_t row0, rows;         /* stored rows of the matrix [row0, row0 + rows) */
     int64_t expert_step, row_step, col_step; /* elements */
-} gmm__ck_piece;
+} gmm__ck_shard;
 
-/* A run of stored rows as ranges of halves and of rows in a half. */
+/* A range of halves and a range of rows in each half. */
 typedef struct gmm__ck_box { int64_t h0, h1, f0, f1; } gmm__ck_box;
 
-static int gmm__ck_boxes(const gmm__ck_piece *p, gmm__ck_box *box) {
+static int gmm__ck_row_boxes(const gmm__ck_shard *p, gmm__ck_box *box) {
     int64_t a = p->row0, end = p->row0 + p->rows;
     int n = 0;
     for (; a < end; n++) {
@@ -10577,25 +10585,25 @@ static int gmm__ck_boxes(const gmm__ck_piece *p, gmm__ck_box *box) {
 }
 
 /* Element of (expert, half, f, k) of the whole array. */
-static int64_t gmm__ck_element(const gmm__ck_piece *p, int64_t e, int64_t h, int64_t f, int64_t k) {
+static int64_t gmm__ck_element_offset(const gmm__ck_shard *p, int64_t e, int64_t h, int64_t f, int64_t k) {
     const int64_t i = f - p->f0;
     const int64_t row = i / p->block * p->block * p->halves + i % p->block + (h - p->half0) * p->block;
     return (e - p->expert0) * p->expert_step + (row - p->row0) * p->row_step + (k - p->k0) * p->col_step;
 }
 
-/* The block in which rows f0 to f1 are not evenly spaced; 0 if they are. */
-static int64_t gmm__ck_uneven(const gmm__ck_piece *p, int64_t f0, int64_t f1) {
+/* The block size where rows f0 to f1 do not have one constant stride; 0 if they do. */
+static int64_t gmm__ck_row_block(const gmm__ck_shard *p, int64_t f0, int64_t f1) {
     if (p->halves == 1 || p->block == 1 || (f0 - p->f0) / p->block == (f1 - 1 - p->f0) / p->block) return 0;
     return p->block;
 }
 
 /* Stored rows from f to f + df: df a multiple of the block, or both rows in one. */
-static int64_t gmm__ck_jump(const gmm__ck_piece *p, int64_t df, int even) {
+static int64_t gmm__ck_row_distance(const gmm__ck_shard *p, int64_t df, int even) {
     return p->halves == 2 && (p->block == 1 || !even) ? 2 * df : df;
 }
 
-/* Drops loops of one, orders by dst_step, and joins neighbours that are one loop. */
-static void gmm__ck_tidy(gmm_ckpt_move *m) {
+/* Removes loops of count 1, sorts loops by falling dst_step, and merges neighbours that form one loop. */
+static void gmm__ck_simplify_loops(gmm_ckpt_move *m) {
     int n = 0, i, j;
     for (i = 0; i < m->loops; i++) {
         if (m->count[i] == 1) continue;
@@ -10635,33 +10643,35 @@ static void gmm__ck_tidy(gmm_ckpt_move *m) {
     m->loops = n;
 }
 
-static void gmm__ck_loop(gmm_ckpt_move *m, int64_t count, int64_t src_step, int64_t dst_step) {
+static void gmm__ck_add_loop(gmm_ckpt_move *m, int64_t count, int64_t src_step, int64_t dst_step) {
     m->count[m->loops] = count;
     m->src_step[m->loops] = src_step;
     m->dst_step[m->loops++] = dst_step;
 }
 
-static gmm_status gmm__ck_push(gmm__ck_build *b, gmm_ckpt_move *m) {
+static gmm_status gmm__ck_add_move(gmm__ck_builder *b, gmm_ckpt_move *m) {
     void *array = b->moves;
-    gmm__ck_tidy(m);
-    if (!gmm__ck_room(&b->temp, &array, b->move_count, &b->move_room, sizeof *b->moves)) return gmm__ck_no_memory(b);
+    gmm__ck_simplify_loops(m);
+    if (!gmm__ck_reserve(&b->arena, &array, b->move_count, &b->move_capacity,
+                         sizeof *b->moves))
+        return gmm__ck_no_memory(b);
     b->moves = (gmm_ckpt_move *)array;
     b->moves[b->move_count++] = *m;
     return GMM_OK;
 }
 
-/* What two pieces share of one expert. */
+/* The intersection of two shards in one expert. */
 typedef struct gmm__ck_overlap {
-    const gmm__ck_piece *src, *dst;
+    const gmm__ck_shard *src, *dst;
     gmm_ckpt_move_kind kind;
     int64_t expert, h0, h1, k0, k1;
 } gmm__ck_overlap;
 
 /* Moves rows f0 to f1 of the halves, `repeat` times at a distance of `period`, which is a multiple of both blocks. */
-static gmm_status gmm__ck_rows(gmm__ck_build *b, const gmm__ck_overlap *o, int64_t f0, int64_t f1, int64_t repeat,
-                               int64_t period) {
-    const gmm__ck_piece *s = o->src, *d = o->dst;
-    const int64_t sb = gmm__ck_uneven(s, f0, f1), db = gmm__ck_uneven(d, f0, f1);
+static gmm_status gmm__ck_move_rows(gmm__ck_builder *b, const gmm__ck_overlap *o, int64_t f0, int64_t f1,
+                                    int64_t repeat, int64_t period) {
+    const gmm__ck_shard *s = o->src, *d = o->dst;
+    const int64_t sb = gmm__ck_row_block(s, f0, f1), db = gmm__ck_row_block(d, f0, f1);
     const int64_t big = sb > db ? sb : db, fine = sb && db ? (sb < db ? sb : db) : 0;
     gmm_ckpt_move m = GMM_ZERO;
     if (big) { /* blocks start at multiples of their size, from a first row that is one */
@@ -10670,18 +10680,18 @@ static gmm_status gmm__ck_rows(gmm__ck_build *b, const gmm__ck_overlap *o, int64
         const int64_t down = first + (f1 - first) / big * big;
         int64_t lcm = fine, f;
         gmm_status status = GMM_OK;
-        if (f0 < up) status = gmm__ck_rows(b, o, f0, up, repeat, period);
-        if (!status && f0 < up && up < f1) return gmm__ck_rows(b, o, up, f1, repeat, period);
+        if (f0 < up) status = gmm__ck_move_rows(b, o, f0, up, repeat, period);
+        if (!status && f0 < up && up < f1) return gmm__ck_move_rows(b, o, up, f1, repeat, period);
         if (status || f0 < up) return status;
         if (down < f1) {
-            status = gmm__ck_rows(b, o, f0, down, repeat, period);
-            return status ? status : gmm__ck_rows(b, o, down, f1, repeat, period);
+            status = gmm__ck_move_rows(b, o, f0, down, repeat, period);
+            return status ? status : gmm__ck_move_rows(b, o, down, f1, repeat, period);
         }
         while (fine && lcm % big) lcm += fine;
         if (fine && lcm != big) { /* neither block divides the other */
             if (repeat == 1 && f1 - f0 > lcm && (f1 - f0) % lcm == 0)
-                return gmm__ck_rows(b, o, f0, f0 + lcm, (f1 - f0) / lcm, lcm);
-            for (f = f0; !status && f < f1; f += big) status = gmm__ck_rows(b, o, f, f + big, repeat, period);
+                return gmm__ck_move_rows(b, o, f0, f0 + lcm, (f1 - f0) / lcm, lcm);
+            for (f = f0; !status && f < f1; f += big) status = gmm__ck_move_rows(b, o, f, f + big, repeat, period);
             return status;
         }
     }
@@ -10691,38 +10701,39 @@ static gmm_status gmm__ck_rows(gmm__ck_build *b, const gmm__ck_overlap *o, int64
     m.src = s->tensor;
     m.dst = d->tensor;
     m.scale = o->kind == GMM_CKPT_DEQUANT ? s->scale : -1;
-    m.src_at = gmm__ck_element(s, o->expert, o->h0, f0, o->k0);
-    m.dst_at = gmm__ck_element(d, o->expert, o->h0, f0, o->k0);
-    gmm__ck_loop(&m, o->h1 - o->h0, s->block * s->row_step, d->block * d->row_step);
-    gmm__ck_loop(&m, repeat, 2 * period * s->row_step, 2 * period * d->row_step);
+    m.src_at = gmm__ck_element_offset(s, o->expert, o->h0, f0, o->k0);
+    m.dst_at = gmm__ck_element_offset(d, o->expert, o->h0, f0, o->k0);
+    gmm__ck_add_loop(&m, o->h1 - o->h0, s->block * s->row_step, d->block * d->row_step);
+    gmm__ck_add_loop(&m, repeat, 2 * period * s->row_step, 2 * period * d->row_step);
     if (big) {
-        gmm__ck_loop(&m, (f1 - f0) / big, gmm__ck_jump(s, big, !sb) * s->row_step,
-                     gmm__ck_jump(d, big, !db) * d->row_step);
+        gmm__ck_add_loop(&m, (f1 - f0) / big, gmm__ck_row_distance(s, big, !sb) * s->row_step,
+                     gmm__ck_row_distance(d, big, !db) * d->row_step);
         if (fine)
-            gmm__ck_loop(&m, big / fine, gmm__ck_jump(s, fine, sb == big && sb != fine) * s->row_step,
-                         gmm__ck_jump(d, fine, db == big && db != fine) * d->row_step);
+            gmm__ck_add_loop(&m, big / fine, gmm__ck_row_distance(s, fine, sb == big && sb != fine) * s->row_step,
+                         gmm__ck_row_distance(d, fine, db == big && db != fine) * d->row_step);
     }
-    gmm__ck_loop(&m, fine ? fine : big ? big : f1 - f0, gmm__ck_jump(s, 1, 1) * s->row_step,
-                 gmm__ck_jump(d, 1, 1) * d->row_step);
-    gmm__ck_loop(&m, o->k1 - o->k0, s->col_step, d->col_step);
-    return gmm__ck_push(b, &m);
+    gmm__ck_add_loop(&m, fine ? fine : big ? big : f1 - f0, gmm__ck_row_distance(s, 1, 1) * s->row_step,
+                 gmm__ck_row_distance(d, 1, 1) * d->row_step);
+    gmm__ck_add_loop(&m, o->k1 - o->k0, s->col_step, d->col_step);
+    return gmm__ck_add_move(b, &m);
 }
 
 /* ............................................................................................ 15.6 One array ... */
+/* Finds and describes the stored tensors of one logical array. */
 
-/* The tensors that a row gives to an array: [parts][experts of a part]; -1 = none. */
-typedef struct gmm__ck_holder {
+/* The source tensors that match one row for an array: [parts][experts of a part]; -1 = none. */
+typedef struct gmm__ck_row_tensors {
     const gmm_ckpt_row *row;
     int32_t *tensor;
-} gmm__ck_holder;
+} gmm__ck_row_tensors;
 
 /* "[4, 8]" */
-static void gmm__ck_shape_text(char *text, size_t room, int32_t rank, const int64_t *shape) {
+static void gmm__ck_shape_text(char *text, size_t capacity, int32_t rank, const int64_t *shape) {
     size_t n = 0;
     int32_t d;
-    for (d = 0; d < rank && n + 24 < room; d++)
-        n += (size_t)snprintf(text + n, room - n, "%s%lld", d ? ", " : "[", (long long)shape[d]);
-    (void)snprintf(text + n, room - n, rank ? "]" : "[]");
+    for (d = 0; d < rank && n + 24 < capacity; d++)
+        n += (size_t)snprintf(text + n, capacity - n, "%s%lld", d ? ", " : "[", (long long)shape[d]);
+    (void)snprintf(text + n, capacity - n, rank ? "]" : "[]");
 }
 
 /* Dimensions of one matrix as a row stores it. */
@@ -10732,8 +10743,8 @@ static int32_t gmm__ck_dimensions(const gmm_ckpt_row *row, int vector) {
 
 /* The shapes that a row allows for matrices of rows x cols, as targets have it first; returns how many. `blocks` of
    MX32. */
-static int gmm__ck_shapes(const gmm_ckpt_row *row, int64_t experts, int64_t rows, int64_t cols, int vector,
-                          int64_t shape[2][GMM_CKPT_RANK], int32_t rank[2]) {
+static int gmm__ck_row_shapes(const gmm_ckpt_row *row, int64_t experts, int64_t rows, int64_t cols, int vector,
+                              int64_t shape[2][GMM_CKPT_RANK], int32_t rank[2]) {
     const int32_t n = gmm__ck_dimensions(row, vector);
     const int stacked = row->form == GMM_CKPT_STACKED || row->form == GMM_CKPT_TALL;
     int64_t matrix[3];
@@ -10753,7 +10764,7 @@ static int gmm__ck_shapes(const gmm_ckpt_row *row, int64_t experts, int64_t rows
 }
 
 /* Checks a tensor's shape. *rows < 0 is read from it. */
-static gmm_status gmm__ck_check_shape(gmm__ck_build *b, const gmm_ckpt_row *row, const gmm_ckpt_tensor *t,
+static gmm_status gmm__ck_check_shape(gmm__ck_builder *b, const gmm_ckpt_row *row, const gmm_ckpt_tensor *t,
                                       int64_t experts, int64_t *rows, int64_t cols, int vector) {
     int64_t shape[2][GMM_CKPT_RANK], r = *rows;
     int32_t rank[2], d;
@@ -10766,7 +10777,7 @@ static gmm_status gmm__ck_check_shape(gmm__ck_build *b, const gmm_ckpt_row *row,
         if (!split && (row->form == GMM_CKPT_WIDE ? transposed : row->form != GMM_CKPT_EACH && !transposed))
             r /= experts;
     }
-    n = gmm__ck_shapes(row, experts, r, cols, vector, shape, rank);
+    n = gmm__ck_row_shapes(row, experts, r, cols, vector, shape, rank);
     for (i = 0; i < n; i++) {
         int same = rank[i] == t->rank;
         for (d = 0; same && d < rank[i]; d++) same = shape[i][d] == t->shape[d];
@@ -10781,98 +10792,112 @@ static gmm_status gmm__ck_check_shape(gmm__ck_build *b, const gmm_ckpt_row *row,
                           row->transposed ? ", transposed," : "");
 }
 
-/* Whether the array reads a part: not where an earlier one holds the same. */
-static int gmm__ck_reads(const gmm__ck_build *b, const gmm__ck_array *x, int32_t part) {
+/* Whether the array is read from a part; it is not where an earlier part holds the same data. */
+static int gmm__ck_part_is_read(const gmm__ck_builder *b, const gmm__ck_array *x, int32_t part) {
     const gmm_ckpt_rank *r = &b->parts[part].rank;
     int32_t p;
     for (p = 0; p < part; p++) {
         const gmm_ckpt_rank *q = &b->parts[p].rank;
         if ((!x->grouped || q->ep_rank == r->ep_rank) &&
-            (!(x->rows_cut || x->cols_cut) || q->etp_rank == r->etp_rank) &&
+            (!(x->rows_sharded || x->cols_sharded) || q->etp_rank == r->etp_rank) &&
             (!x->grouped || x->kind == GMM_CKPT_BIAS || q->gtp_rank == r->gtp_rank))
             return 0;
     }
     return 1;
 }
 
-static int64_t gmm__ck_part_experts(const gmm__ck_build *b, const gmm__ck_array *x) {
+static int64_t gmm__ck_part_experts(const gmm__ck_builder *b, const gmm__ck_array *x) {
     return x->grouped ? x->experts / b->parts[0].rank.ep_size : 1;
 }
 
-/* Sorts hits of one linear, state and kind into holders by half. */
-static gmm_status gmm__ck_gather(gmm__ck_build *b, const gmm__ck_array *x, gmm__ck_hit *hits, int64_t count,
-                                 int32_t grouped, gmm__ck_holder holder[3]) {
+/* Sorts the matches of one linear, state and kind by half. */
+static gmm_status gmm__ck_group_matches(gmm__ck_builder *b, const gmm__ck_array *x, gmm__ck_match *matches,
+                                        int64_t count, int32_t grouped, gmm__ck_row_tensors holder[3]) {
     const gmm_ckpt_row *rows = b->source.scheme->rows;
-    const int64_t each = gmm__ck_part_experts(b, x);
+    const int64_t part_experts = gmm__ck_part_experts(b, x);
     int64_t i, k;
     memset(holder, 0, 3 * sizeof *holder);
     for (i = 0; i < count; i++) {
-        const gmm_ckpt_row *row = &rows[hits[i].row];
-        gmm__ck_holder *h = &holder[row->half];
-        const gmm_ckpt_tensor *t = &b->parts[hits[i].part].table->tensors[hits[i].tensor];
-        const int64_t base = b->source.scheme->global_index ? b->parts[hits[i].part].rank.ep_rank * each : 0;
+        const gmm_ckpt_row *row = &rows[matches[i].row];
+        gmm__ck_row_tensors *h = &holder[row->half];
+        const gmm_ckpt_tensor *t = &b->parts[matches[i].part].table->tensors[matches[i].tensor];
+        const int64_t base = b->source.scheme->global_index ? b->parts[matches[i].part].rank.ep_rank * part_experts : 0;
         int64_t at;
         if (h->row && h->row != row && b->source.prefer_target &&
             (h->row->form == GMM_CKPT_EACH) != (row->form == GMM_CKPT_EACH)) {
             const int fresh = (row->form != GMM_CKPT_EACH) == (grouped != 0);
             for (k = fresh ? 0 : i; k < (fresh ? i : count); k++) /* rows come sorted */
-                if (fresh ? rows[hits[k].row].half == row->half : hits[k].row == hits[i].row)
-                    b->used[hits[k].part][hits[k].tensor] = GMM__CK_LEFT_OUT;
+                if (fresh ? rows[matches[k].row].half == row->half : matches[k].row == matches[i].row)
+                    b->uses[matches[k].part][matches[k].tensor] = GMM__CK_DROPPED;
             if (!fresh) continue;
             h->row = NULL;
         }
-        if (b->used[hits[i].part][hits[i].tensor] == GMM__CK_LEFT_OUT) continue;
+        if (b->uses[matches[i].part][matches[i].tensor] == GMM__CK_DROPPED) continue;
         if ((h->row && h->row != row) || (row->half == GMM_CKPT_BOTH ? holder[GMM_CKPT_GATE].row ||
                                           holder[GMM_CKPT_UP].row : holder[GMM_CKPT_BOTH].row != NULL))
             return gmm__ck_refuse(b, GMM_CKPT_BOTH_LAYOUTS, t->name, "its weights are there in another layout too");
         if (!h->row) {
             h->row = row;
-            h->tensor = (int32_t *)gmm__ck_get(&b->temp, b->source.part_count * each, sizeof *h->tensor);
+            h->tensor = (int32_t *)gmm__ck_alloc(&b->arena, b->source.part_count * part_experts, sizeof *h->tensor);
             if (!h->tensor) return gmm__ck_no_memory(b);
-            for (k = 0; k < b->source.part_count * each; k++) h->tensor[k] = -1;
+            for (k = 0; k < b->source.part_count * part_experts; k++) h->tensor[k] = -1;
         }
-        at = row->form == GMM_CKPT_EACH && x->grouped ? hits[i].expert - base : 0;
-        if (at < 0 || at >= each)
+        at = row->form == GMM_CKPT_EACH && x->grouped ? matches[i].expert - base : 0;
+        if (at < 0 || at >= part_experts)
             return gmm__ck_refuse(b, GMM_CKPT_EXTRA_INDEX, t->name, "expert %lld is none of the declared %lld",
-                                  (long long)hits[i].expert, (long long)each);
-        at += hits[i].part * each;
+                                  (long long)matches[i].expert, (long long)part_experts);
+        at += matches[i].part * part_experts;
         if (h->tensor[at] >= 0)
             return gmm__ck_refuse(b, GMM_CKPT_AMBIGUOUS, t->name, "\"%.100s\" names the same tensor",
-                                  b->parts[hits[i].part].table->tensors[h->tensor[at]].name);
-        h->tensor[at] = hits[i].tensor;
+                                  b->parts[matches[i].part].table->tensors[h->tensor[at]].name);
+        h->tensor[at] = matches[i].tensor;
     }
     return GMM_OK;
 }
 
-static gmm_status gmm__ck_missing(gmm__ck_build *b, const gmm__ck_array *x, const gmm_ckpt_row *row, int32_t state,
-                                  int64_t expert) {
+static gmm_status gmm__ck_refuse_missing_tensor(gmm__ck_builder *b, const gmm__ck_array *x, const gmm_ckpt_row *row,
+                                                int32_t state, int64_t expert) {
     char layer[24], number[24];
     const char *name;
     (void)snprintf(layer, sizeof layer, "%lld", (long long)x->linear->layer);
     (void)snprintf(number, sizeof number, "%lld", (long long)expert);
-    name = gmm__ck_absent_name(b, row, state, x->linear, layer, number);
+    name = gmm__ck_missing_name(b, row, state, x->linear, layer, number);
     return name ? gmm__ck_refuse(b, GMM_CKPT_MISSING_INDEX, name, "the source lacks it") : gmm__ck_no_memory(b);
 }
 
-/* Rows of a part's matrices that GTP left, or -1 where all are there. */
-static int gmm__ck_is_cut(const gmm__ck_build *b, const gmm__ck_array *x) {
+/* Whether GTP shards the rows of the array's matrices in the source. */
+static int gmm__ck_is_gtp_sharded(const gmm__ck_builder *b, const gmm__ck_array *x) {
     return x->grouped && x->kind != GMM_CKPT_BIAS && b->parts[0].rank.gtp_size > 1;
 }
 
-/* One stored tensor of the source. `wide` are columns as the shape counts them (MX32 kept as bytes). */
-static gmm_status gmm__ck_source_piece(gmm__ck_build *b, const gmm__ck_array *x, const gmm__ck_holder *h, int half,
-                                       int32_t part, int64_t expert, int32_t state, int64_t block, int64_t shown_cols,
-                                       gmm__ck_piece *p) {
+/* How one array is transferred from the source to the targets. */
+typedef struct gmm__ck_transfer {
+    gmm__ck_row_tensors *weight, *scale; /* scale: block scales to dequantize with; NULL = none */
+    const gmm__ck_row_tensors *presence; /* what skip_missing is decided by: `weight`; for scales, their weight */
+    const char *key;                     /* a key of the linear in the source, without its state's prefix */
+    int64_t src_block, dst_block;        /* rows of one gate or up block; 0 = halves */
+    gmm_dtype dtype;                     /* of the targets; GMM_NONE = the source's */
+    int32_t state, grouped, blocks;      /* grouped: STACKED targets preferred; blocks: the target's row is MX32 */
+    int64_t shape_cols;                  /* columns of the source as its shapes count them */
+    const gmm_ckpt_cut *cut;             /* rows of a GTP rank, or NULL */
+    int64_t cut_unit;                    /* rows of the weight per row of the array */
+} gmm__ck_transfer;
+
+/* Describes the stored tensor of the source that holds one half of one expert in one part. */
+static gmm_status gmm__ck_source_shard(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g, int half,
+                                       int32_t part, int64_t expert, gmm__ck_shard *p) {
+    const gmm__ck_row_tensors *h = &g->weight[half];
     const gmm_ckpt_rank *rank = &b->parts[part].rank;
-    const int64_t each = gmm__ck_part_experts(b, x), local = h->row->form == GMM_CKPT_EACH ? expert % each : 0;
+    const int64_t part_experts = gmm__ck_part_experts(b, x),
+        local = h->row->form == GMM_CKPT_EACH ? expert % part_experts : 0;
     const gmm_ckpt_tensor *t;
-    int64_t rows, stored = -1, full;
+    int64_t rows, stored = -1, full, shape_cols = g->shape_cols;
     gmm_status status;
-    int32_t i = h->tensor[part * each + local], q;
+    int32_t i = h->tensor[part * part_experts + local], q;
     memset(p, 0, sizeof *p);
     if (i < 0)
-        return gmm__ck_missing(b, x, h->row, state,
-                               local + (b->source.scheme->global_index ? rank->ep_rank * each : 0));
+        return gmm__ck_refuse_missing_tensor(b, x, h->row, g->state,
+                               local + (b->source.scheme->global_index ? rank->ep_rank * part_experts : 0));
     t = &b->parts[part].table->tensors[i];
     if (gmm_dtype_bits(t->dtype) < 8)
         return gmm__ck_refuse(b, GMM_CKPT_DTYPE, t->name, "a weight's dtype must have whole bytes");
@@ -10880,32 +10905,34 @@ static gmm_status gmm__ck_source_piece(gmm__ck_build *b, const gmm__ck_array *x,
     p->tensor = i;
     p->scale = -1;
     p->dtype = t->dtype;
-    p->f = x->rows_cut ? x->f / rank->etp_size : x->f;
-    p->f0 = x->rows_cut ? rank->etp_rank * p->f : 0;
-    p->k = x->cols_cut ? x->k / rank->etp_size : x->k;
-    p->k0 = x->cols_cut ? rank->etp_rank * p->k : 0;
+    p->f = x->rows_sharded ? x->f / rank->etp_size : x->f;
+    p->f0 = x->rows_sharded ? rank->etp_rank * p->f : 0;
+    p->k = x->cols_sharded ? x->k / rank->etp_size : x->k;
+    p->k0 = x->cols_sharded ? rank->etp_rank * p->k : 0;
     p->half0 = half == GMM_CKPT_UP ? 1 : 0;
     p->halves = half == GMM_CKPT_BOTH ? x->halves : 1;
-    p->block = p->halves == 2 && block ? block : p->f;
-    p->experts = h->row->form == GMM_CKPT_EACH ? 1 : each;
-    p->expert0 = (x->grouped ? rank->ep_rank * each : 0) + local;
+    p->block = p->halves == 2 && g->src_block ? g->src_block : p->f;
+    p->experts = h->row->form == GMM_CKPT_EACH ? 1 : part_experts;
+    p->expert0 = (x->grouped ? rank->ep_rank * part_experts : 0) + local;
     full = p->f * p->halves;
-    rows = gmm__ck_is_cut(b, x) ? -1 : full;
-    if (x->cols_cut) shown_cols /= rank->etp_size;
-    status = gmm__ck_check_shape(b, h->row, t, each, &rows, shown_cols, x->vector);
+    rows = gmm__ck_is_gtp_sharded(b, x) ? -1 : full;
+    if (x->cols_sharded) shape_cols /= rank->etp_size;
+    status = gmm__ck_check_shape(b, h->row, t, part_experts, &rows, shape_cols, x->vector);
     if (status) return status;
     p->rows = stored = rows;
-    if (gmm__ck_is_cut(b, x)) { /* behind the rows of lower ranks; more rows than there are is padding at the end */
+    /* A rank's rows follow those of lower ranks; rows past the matrix's end are padding. */
+    if (gmm__ck_is_gtp_sharded(b, x)) {
         int64_t sum = 0;
         for (q = 0; q < b->source.part_count; q++) {
             const gmm_ckpt_rank *other = &b->parts[q].rank;
             int64_t r = -1;
             if (other->ep_rank != rank->ep_rank || other->etp_rank != rank->etp_rank) continue;
-            i = h->tensor[q * each + local];
+            i = h->tensor[q * part_experts + local];
             if (i < 0)
-                return gmm__ck_missing(b, x, h->row, state,
-                                       local + (b->source.scheme->global_index ? rank->ep_rank * each : 0));
-            status = gmm__ck_check_shape(b, h->row, &b->parts[q].table->tensors[i], each, &r, shown_cols, x->vector);
+                return gmm__ck_refuse_missing_tensor(b, x, h->row, g->state,
+                                       local + (b->source.scheme->global_index ? rank->ep_rank * part_experts : 0));
+            status = gmm__ck_check_shape(b, h->row, &b->parts[q].table->tensors[i], part_experts, &r, shape_cols,
+                                         x->vector);
             if (status) return status;
             if (other->gtp_rank < rank->gtp_rank) p->row0 += r;
             sum += r;
@@ -10922,11 +10949,11 @@ static gmm_status gmm__ck_source_piece(gmm__ck_build *b, const gmm__ck_array *x,
     return GMM_OK;
 }
 
-/* Moves all that a source piece and a target piece share of one expert. */
-static gmm_status gmm__ck_meet(gmm__ck_build *b, const gmm__ck_piece *src, const gmm__ck_piece *dst,
-                               gmm_ckpt_move_kind kind, int64_t expert) {
+/* Adds the moves for the intersection of a source shard and a target shard in one expert. */
+static gmm_status gmm__ck_move_overlap(gmm__ck_builder *b, const gmm__ck_shard *src, const gmm__ck_shard *dst,
+                                       gmm_ckpt_move_kind kind, int64_t expert) {
     gmm__ck_box sb[5], db[5];
-    const int sn = gmm__ck_boxes(src, sb), dn = gmm__ck_boxes(dst, db);
+    const int sn = gmm__ck_row_boxes(src, sb), dn = gmm__ck_row_boxes(dst, db);
     gmm__ck_overlap o;
     int i, j;
     o.src = src;
@@ -10942,7 +10969,7 @@ static gmm_status gmm__ck_meet(gmm__ck_build *b, const gmm__ck_piece *src, const
             o.h0 = sb[j].h0 > db[i].h0 ? sb[j].h0 : db[i].h0;
             o.h1 = gmm__min_i64(sb[j].h1, db[i].h1);
             if (f0 >= f1 || o.h0 >= o.h1 || o.k0 >= o.k1) continue;
-            status = gmm__ck_rows(b, &o, f0, f1, 1, 0);
+            status = gmm__ck_move_rows(b, &o, f0, f1, 1, 0);
             if (status) return status;
         }
     return GMM_OK;
@@ -10950,7 +10977,7 @@ static gmm_status gmm__ck_meet(gmm__ck_build *b, const gmm__ck_piece *src, const
 
 /* Folds the moves of the last expert, [at, ...), into those of the experts before it, [first, at), as one more step of
    an outer loop; `experts` were folded so far. Returns 1 if that was possible. */
-static int gmm__ck_fold(gmm__ck_build *b, int64_t first, int64_t at, int64_t experts) {
+static int gmm__ck_merge_expert_moves(gmm__ck_builder *b, int64_t first, int64_t at, int64_t experts) {
     const int64_t n = at - first;
     int64_t i;
     int pass;
@@ -10988,28 +11015,30 @@ static int gmm__ck_fold(gmm__ck_build *b, int64_t first, int64_t at, int64_t exp
     return 1;
 }
 
-static int64_t gmm__ck_moved(const gmm_ckpt_move *m) {
+static int64_t gmm__ck_move_elements(const gmm_ckpt_move *m) {
     int64_t n = 1;
     int l;
     for (l = 0; l < m->loops; l++) n *= m->count[l];
     return n;
 }
 
-static gmm_status gmm__ck_new_target(gmm__ck_build *b, gmm_ckpt_tensor *t, int32_t *index) {
+/* Plans the target tensors of one logical array: their names, shapes and moves, and which of them become views. */
+
+static gmm_status gmm__ck_add_target(gmm__ck_builder *b, gmm_ckpt_tensor *t, int32_t *index) {
     gmm_status status;
     t->storage = 0;
-    t->offset = b->at;
-    if (t->bytes > INT64_MAX / 2 - b->at)
+    t->offset = b->target_end;
+    if (t->bytes > INT64_MAX / 2 - b->target_end)
         return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, t->name, "the targets exceed 2^62 bytes");
-    status = gmm__ck_add(b->targets, t, b->fn, b->report);
+    status = gmm__ck_add_tensor(b->targets, t, b->fn, b->report);
     if (status) return status;
-    b->at = gmm__round_up(b->at + t->bytes, 64);
+    b->target_end = gmm__round_up(b->target_end + t->bytes, 64);
     *index = (int32_t)(b->targets->count - 1);
     return GMM_OK;
 }
 
-/* The first ranks that no part of the source is of, as "EP 1, ETP 0, GTP 2"; "" if all are there. */
-static void gmm__ck_absent_rank(const gmm__ck_build *b, char *text, size_t room) {
+/* Writes the first rank without a part of the source, as "EP 1, ETP 0, GTP 2"; "" if every rank has one. */
+static void gmm__ck_missing_rank(const gmm__ck_builder *b, char *text, size_t capacity) {
     const gmm_ckpt_rank size = b->parts[0].rank;
     int64_t at, all = (int64_t)size.ep_size * size.etp_size;
     *text = 0;
@@ -11023,15 +11052,16 @@ static void gmm__ck_absent_rank(const gmm__ck_build *b, char *text, size_t room)
             if (r->ep_rank == ep && r->etp_rank == etp && r->gtp_rank == gtp) break;
         }
         if (p < b->source.part_count) continue;
-        (void)snprintf(text, room, " (EP %d, ETP %d, GTP %d)", (int)ep, (int)etp, (int)gtp);
+        (void)snprintf(text, capacity, " (EP %d, ETP %d, GTP %d)", (int)ep, (int)etp, (int)gtp);
         return;
     }
 }
 
-/* Checks that the moves from `first` on fill a target, and makes it a view where that is allowed and possible. */
-static gmm_status gmm__ck_close(gmm__ck_build *b, int32_t target, int64_t first) {
+/* Checks that the moves from `first` on write the whole target, and makes it a view where that is allowed and possible.
+   */
+static gmm_status gmm__ck_finish_target(gmm__ck_builder *b, int32_t target, int64_t first) {
     const gmm_ckpt_tensor *t = &b->targets->tensors[target];
-    const int64_t unit = gmm__ck_unit(t->dtype), units = gmm__ck_units(t);
+    const int64_t unit = gmm__ck_unit_bytes(t->dtype), units = gmm__ck_unit_count(t);
     int64_t sum = 0, begin = 0, i;
     int view = b->target.views;
     gmm_ckpt_move whole = GMM_ZERO;
@@ -11039,7 +11069,7 @@ static gmm_status gmm__ck_close(gmm__ck_build *b, int32_t target, int64_t first)
         const gmm_ckpt_move *m = &b->moves[i];
         const gmm_ckpt_tensor *s = m->src >= 0 ? &b->parts[m->part].table->tensors[m->src] : NULL;
         int64_t here;
-        sum += gmm__ck_moved(m);
+        sum += gmm__ck_move_elements(m);
         view = view && s && m->kind == GMM_CKPT_COPY && m->loops == 1 && m->src_step[0] == 1 && m->dst_step[0] == 1;
         if (!view) continue;
         here = s->offset + (m->src_at - m->dst_at) * unit;
@@ -11054,7 +11084,7 @@ static gmm_status gmm__ck_close(gmm__ck_build *b, int32_t target, int64_t first)
     }
     if (sum != units) {
         char rank[80];
-        gmm__ck_absent_rank(b, rank, sizeof rank);
+        gmm__ck_missing_rank(b, rank, sizeof rank);
         return gmm__ck_refuse(b, GMM_CKPT_MISSING_INDEX, t->name, "the source holds %lld of its %lld elements: a "
                               "rank's part is missing%s", (long long)sum, (long long)units, rank);
     }
@@ -11068,7 +11098,7 @@ static gmm_status gmm__ck_close(gmm__ck_build *b, int32_t target, int64_t first)
 }
 
 /* The target's row for a kind and half; where EACH and STACKED are there, `grouped` decides. */
-static const gmm_ckpt_row *gmm__ck_target_row(const gmm__ck_build *b, const gmm__ck_array *x, int half, int grouped,
+static const gmm_ckpt_row *gmm__ck_target_row(const gmm__ck_builder *b, const gmm__ck_array *x, int half, int grouped,
                                               int blocks) {
     const gmm_ckpt_scheme *scheme = b->target.scheme;
     const gmm_ckpt_row *found = NULL;
@@ -11082,209 +11112,240 @@ static const gmm_ckpt_row *gmm__ck_target_row(const gmm__ck_build *b, const gmm_
     return found;
 }
 
-/* How an array goes over. */
-typedef struct gmm__ck_passage {
-    gmm__ck_holder *weight, *scale; /* scale: dequantize; NULL = none */
-    const gmm__ck_holder *presence; /* tells what skip_missing leaves out: `weight`, for scales that of their weight */
-    const char *key;                /* one of the source's, behind its state */
-    int64_t src_block, dst_block;
-    gmm_dtype dtype;                /* NONE = the source's */
-    int32_t state, grouped, blocks; /* blocks: the target's row is one of MX32 */
-    int64_t shown_cols;             /* of the source, as its shape counts */
-    const gmm_ckpt_cut *cut;
-    int64_t cut_unit;               /* rows of the weight per row of the array */
-} gmm__ck_passage;
-
-/* Of the tensors that a target half of one expert is made from: 0 = all are there, 1 = none, 2 = some. */
-static int gmm__ck_lacks(const gmm__ck_build *b, const gmm__ck_array *x, const gmm__ck_passage *g, int half,
-                         int64_t e) {
-    const int64_t each = gmm__ck_part_experts(b, x);
+/* Of the source tensors that a target half of one expert needs: 0 = all exist, 1 = none, 2 = some. */
+static int gmm__ck_missing_state(const gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g, int half,
+                                 int64_t e) {
+    const int64_t part_experts = gmm__ck_part_experts(b, x);
     int64_t found = 0, wanted = 0;
     int32_t p;
     int s;
     for (p = 0; p < b->source.part_count; p++) {
-        if ((x->grouped && e / each != b->parts[p].rank.ep_rank) || !gmm__ck_reads(b, x, p)) continue;
+        if ((x->grouped && e / part_experts != b->parts[p].rank.ep_rank) || !gmm__ck_part_is_read(b, x, p)) continue;
         for (s = 0; s < 3; s++) {
-            const gmm__ck_holder *h = &g->presence[s];
+            const gmm__ck_row_tensors *h = &g->presence[s];
             if (!h->row || (half != GMM_CKPT_BOTH && s != GMM_CKPT_BOTH && s != half)) continue;
             wanted++;
-            found += h->tensor[p * each + (h->row->form == GMM_CKPT_EACH ? e % each : 0)] >= 0;
+            found += h->tensor[p * part_experts + (h->row->form == GMM_CKPT_EACH ? e % part_experts : 0)] >= 0;
         }
     }
     return !found ? 1 : found < wanted ? 2 : 0;
 }
 
-/* Whether skip_missing leaves a target out. Its scales, if the source has them, are then dropped. */
-static int gmm__ck_leaves_out(gmm__ck_build *b, const gmm__ck_array *x, const gmm__ck_passage *g, int half, int64_t e,
-                              int64_t end) {
-    const int64_t each = gmm__ck_part_experts(b, x), first = e;
+/* Whether skip_missing omits a target. Scales of it that the source has are then dropped. */
+static int gmm__ck_skip_target(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g, int half,
+                               int64_t e, int64_t end) {
+    const int64_t part_experts = gmm__ck_part_experts(b, x), first = e;
     int32_t p;
     int s;
     if (!b->source.skip_missing) return 0;
     for (; e < end; e++)
-        if (gmm__ck_lacks(b, x, g, half, e) != 1) return 0;
+        if (gmm__ck_missing_state(b, x, g, half, e) != 1) return 0;
     for (e = first; e < end; e++)
         for (p = 0; p < b->source.part_count; p++)
             for (s = 0; s < 3; s++) {
-                const gmm__ck_holder *h = &g->weight[s];
+                const gmm__ck_row_tensors *h = &g->weight[s];
                 int32_t t;
-                if (!h->row || h->row->form != GMM_CKPT_EACH || (x->grouped && e / each != b->parts[p].rank.ep_rank) ||
+                if (!h->row || h->row->form != GMM_CKPT_EACH ||
+                    (x->grouped && e / part_experts != b->parts[p].rank.ep_rank) ||
                     (half != GMM_CKPT_BOTH && s != GMM_CKPT_BOTH && s != half))
                     continue;
-                t = h->tensor[p * each + e % each];
-                if (t >= 0) b->used[p][t] = GMM__CK_LEFT_OUT;
+                t = h->tensor[p * part_experts + e % part_experts];
+                if (t >= 0) b->uses[p][t] = GMM__CK_DROPPED;
             }
     return 1;
 }
 
-/* Plans all target tensors of one half. */
-static gmm_status gmm__ck_pass_half(gmm__ck_build *b, const gmm__ck_array *x, const gmm__ck_passage *g, int half,
-                                    const gmm_ckpt_row *row) {
+/* Describes the rows and columns that the target's rank stores of one half. *stored counts its rows with padding. */
+static gmm_status gmm__ck_target_shard(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g, int half,
+                                       const gmm_ckpt_row *row, gmm__ck_shard *d, int64_t *stored) {
     const gmm_ckpt_rank *rank = &b->target.rank;
-    const char *state = b->target.state_count ? b->target.states[g->state] : b->states[g->state];
-    const int64_t held = x->grouped ? x->experts / rank->ep_size : 1, expert0 = x->grouped ? rank->ep_rank * held : 0;
-    const int64_t each = gmm__ck_part_experts(b, x);
-    const int stacked = row->form != GMM_CKPT_EACH, cut = g->cut && x->grouped && x->kind != GMM_CKPT_BIAS;
-    int64_t e, first = b->move_count, group = first, folded = 0, stored, shape[2][GMM_CKPT_RANK], columns;
-    int32_t ranks[2], target = -1;
-    gmm__ck_piece d;
-    gmm_status status;
-    memset(&d, 0, sizeof d);
-    d.f = x->rows_cut ? x->f / rank->etp_size : x->f;
-    d.f0 = x->rows_cut ? rank->etp_rank * d.f : 0;
-    d.k = x->cols_cut ? x->k / rank->etp_size : x->k;
-    d.k0 = x->cols_cut ? rank->etp_rank * d.k : 0;
-    d.half0 = half == GMM_CKPT_UP ? 1 : 0;
-    d.halves = half == GMM_CKPT_BOTH ? x->halves : 1;
-    d.block = d.halves == 2 && g->dst_block ? g->dst_block : d.f;
-    d.rows = stored = d.f * d.halves;
+    const int cut = g->cut && x->grouped && x->kind != GMM_CKPT_BIAS;
+    memset(d, 0, sizeof *d);
+    d->f = x->rows_sharded ? x->f / rank->etp_size : x->f;
+    d->f0 = x->rows_sharded ? rank->etp_rank * d->f : 0;
+    d->k = x->cols_sharded ? x->k / rank->etp_size : x->k;
+    d->k0 = x->cols_sharded ? rank->etp_rank * d->k : 0;
+    d->half0 = half == GMM_CKPT_UP ? 1 : 0;
+    d->halves = half == GMM_CKPT_BOTH ? x->halves : 1;
+    d->block = d->halves == 2 && g->dst_block ? g->dst_block : d->f;
+    d->rows = *stored = d->f * d->halves;
     if (cut) {
-        const int64_t row0 = g->cut->row0, rows = g->cut->rows, held_rows = g->cut->stored_rows;
-        if (row0 < 0 || rows < 0 || held_rows < rows || row0 > d.rows * g->cut_unit ||
-            rows > d.rows * g->cut_unit - row0)
+        const int64_t row0 = g->cut->row0, rows = g->cut->rows, stored_rows = g->cut->stored_rows;
+        if (row0 < 0 || rows < 0 || stored_rows < rows || row0 > d->rows * g->cut_unit ||
+            rows > d->rows * g->cut_unit - row0)
             return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "cuts: row0 %lld, rows %lld, stored_rows %lld: must be "
                                   ">= 0, end in the %lld rows there are, and store no fewer than rows",
-                                  (long long)row0, (long long)rows, (long long)held_rows,
-                                  (long long)(d.rows * g->cut_unit));
-        if (half != GMM_CKPT_BOTH || row0 % g->cut_unit || rows % g->cut_unit || held_rows % g->cut_unit)
+                                  (long long)row0, (long long)rows, (long long)stored_rows,
+                                  (long long)(d->rows * g->cut_unit));
+        if (half != GMM_CKPT_BOTH || row0 % g->cut_unit || rows % g->cut_unit || stored_rows % g->cut_unit)
             return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, NULL, "cuts: row0 %lld, rows %lld, stored_rows %lld: must "
                                   "be whole blocks of %lld rows, and gate and up in one tensor", (long long)row0,
-                                  (long long)rows, (long long)held_rows, (long long)g->cut_unit);
-        d.row0 = g->cut->row0 / g->cut_unit;
-        d.rows = g->cut->rows / g->cut_unit;
-        stored = g->cut->stored_rows / g->cut_unit;
+                                  (long long)rows, (long long)stored_rows, (long long)g->cut_unit);
+        d->row0 = g->cut->row0 / g->cut_unit;
+        d->rows = g->cut->rows / g->cut_unit;
+        *stored = g->cut->stored_rows / g->cut_unit;
     }
-    d.row_step = row->transposed ? 1 : d.k;
-    d.col_step = row->transposed ? stored : 1;
-    d.expert_step = stored * d.k;
+    d->row_step = row->transposed ? 1 : d->k;
+    d->col_step = row->transposed ? *stored : 1;
+    d->expert_step = *stored * d->k;
+    return GMM_OK;
+}
+
+/* Finds and checks the scales that dequantize a shard of the source. */
+static gmm_status gmm__ck_source_scales(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g, int half,
+                                        int32_t part, int64_t expert, gmm__ck_shard *src) {
+    const int64_t part_experts = gmm__ck_part_experts(b, x);
+    const gmm__ck_row_tensors *h = &g->scale[half];
+    const int mx = g->weight[half].row->scaling == GMM_SCALING_MX32;
+    const gmm_ckpt_tensor *t;
+    int64_t rows = src->expert_step / src->k;
+    const int64_t local = h->row && h->row->form == GMM_CKPT_EACH ? expert % part_experts : 0;
+    const int32_t at = h->row ? h->tensor[part * part_experts + local] : -1;
+    gmm_status status;
+    if (at < 0)
+        return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING,
+                              b->parts[part].table->tensors[src->tensor].name, "its scales are missing");
+    if (part_experts > 1 &&
+        (h->row->form == GMM_CKPT_EACH) != (g->weight[half].row->form == GMM_CKPT_EACH))
+        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, b->parts[part].table->tensors[at].name, "scales of %s "
+                              "cannot dequantize weights of %s: keep them quantized, or give both "
+                              "alike", h->row->form == GMM_CKPT_EACH ? "one expert" : "all experts",
+                              h->row->form == GMM_CKPT_EACH ? "all experts" : "one expert");
+    t = &b->parts[part].table->tensors[src->tensor];
+    if (!mx && rows % 128 && src->experts > 1 && t->rank == 2) /* a block would span two experts */
+        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "%lld experts of %lld rows one below another "
+                              "cannot be dequantized in blocks of 128 rows: give it an extent of "
+                              "experts", (long long)src->experts, (long long)rows);
+    t = &b->parts[part].table->tensors[at];
+    if (!mx) rows = gmm__ceil_div(rows, 128);
+    status = gmm__ck_check_shape(b, h->row, t, part_experts, &rows,
+                                 mx ? src->k / 32 : gmm__ceil_div(src->k, 128), 0);
+    if (status) return status;
+    if (t->dtype != (mx ? GMM_U8 : GMM_F32) && !(mx && t->dtype == GMM_E8M0))
+        return gmm__ck_refuse(b, GMM_CKPT_DTYPE, t->name, "scales of %s must be %s, not %s",
+                              mx ? "MX32 blocks" : "128x128 blocks", mx ? "u8 or e8m0" : "f32",
+                              gmm_dtype_name(t->dtype));
+    src->scale = at;
+    src->scaling = mx ? GMM_SCALING_MX32 : GMM_SCALING_128X128;
+    return GMM_OK;
+}
+
+/* Adds the target tensor whose first expert is that of the shard. */
+static gmm_status gmm__ck_add_half_target(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g,
+                                          const gmm_ckpt_row *row, int64_t expert_index, gmm_ckpt_tensor *t,
+                                          gmm__ck_shard *d) {
+    const char *state = b->target.state_count ? b->target.states[g->state] : b->states[g->state];
+    const int64_t part_experts = gmm__ck_part_experts(b, x);
+    gmm_status status;
+    int64_t i;
+    int half;
+    t->name = gmm__ck_target_name(b, row, state, x->linear, expert_index, g->key);
+    if (!t->name) return gmm__ck_no_memory(b);
+    t->dtype = g->dtype;
+    if (t->dtype == GMM_NONE) { /* that of the first source tensor */
+        for (half = 0; half < 3 && !g->weight[half].row; half++) {}
+        for (i = 0; t->dtype == GMM_NONE && i < b->source.part_count * part_experts; i++)
+            if (g->weight[half].tensor[i] >= 0)
+                t->dtype = b->parts[i / part_experts].table->tensors[g->weight[half].tensor[i]].dtype;
+    }
+    if (!gmm__ck_tensor_bytes(t, &t->bytes))
+        return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, t->name, "its bytes do not fit 63 bits");
+    status = gmm__ck_add_target(b, t, &d->tensor);
+    d->dtype = t->dtype;
+    return status;
+}
+
+/* Adds the moves of one expert from every part of the source into the shard of a target. */
+static gmm_status gmm__ck_move_expert(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g,
+                                      const gmm__ck_shard *d, int64_t expert) {
+    const int64_t part_experts = gmm__ck_part_experts(b, x);
+    int32_t p;
+    int half;
+    for (p = 0; p < b->source.part_count; p++) {
+        if (x->grouped && expert / part_experts != b->parts[p].rank.ep_rank) continue;
+        if (!gmm__ck_part_is_read(b, x, p)) continue;
+        for (half = 0; half < 3; half++) {
+            const gmm_ckpt_row *row = g->weight[half].row;
+            gmm_ckpt_move_kind kind = GMM_CKPT_COPY;
+            gmm__ck_shard src;
+            gmm_status status;
+            if (!row) continue;
+            status = gmm__ck_source_shard(b, x, g, half, p, expert, &src);
+            if (status) return status;
+            if (g->scale &&
+                (src.dtype == GMM_E4M3 || src.dtype == GMM_E5M2 || row->scaling == GMM_SCALING_MX32)) {
+                status = gmm__ck_source_scales(b, x, g, half, p, expert, &src);
+                if (status) return status;
+                kind = GMM_CKPT_DEQUANT;
+            } else if (src.dtype != d->dtype) {
+                const int floats = (GMM__FLOATS >> src.dtype & 1) && (GMM__FLOATS >> d->dtype & 1);
+                if (!floats || g->dtype == GMM_NONE)
+                    return gmm__ck_refuse(b, GMM_CKPT_DTYPE, b->parts[p].table->tensors[src.tensor].name,
+                                          "%s cannot become %s%s", gmm_dtype_name(src.dtype), gmm_dtype_name(d->dtype),
+                                          floats ? " unless a dtype is asked for" : "");
+                kind = GMM_CKPT_CONVERT;
+            }
+            status = gmm__ck_move_overlap(b, &src, d, kind, expert);
+            if (status) return status;
+        }
+    }
+    return GMM_OK;
+}
+
+/* Adds the move that writes zeros into the padding rows of one expert. */
+static gmm_status gmm__ck_zero_padding(gmm__ck_builder *b, const gmm__ck_shard *d, int64_t expert, int64_t stored) {
+    gmm_ckpt_move m = GMM_ZERO;
+    if (stored <= d->rows) return GMM_OK;
+    m.kind = GMM_CKPT_ZERO;
+    m.src = m.scale = -1;
+    m.dst = d->tensor;
+    m.dst_at = (expert - d->expert0) * d->expert_step + d->rows * d->row_step;
+    gmm__ck_add_loop(&m, stored - d->rows, 0, d->row_step);
+    gmm__ck_add_loop(&m, d->k, 0, d->col_step);
+    return gmm__ck_add_move(b, &m);
+}
+
+/* Plans all target tensors of one half. */
+static gmm_status gmm__ck_plan_half(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g, int half,
+                                    const gmm_ckpt_row *row) {
+    const gmm_ckpt_rank *rank = &b->target.rank;
+    const int64_t rank_experts = x->grouped ? x->experts / rank->ep_size : 1;
+    const int64_t expert0 = x->grouped ? rank->ep_rank * rank_experts : 0;
+    const int stacked = row->form != GMM_CKPT_EACH;
+    int64_t e, i, first = b->move_count, group = first, merged = 0, stored = 0, shape[2][GMM_CKPT_RANK], columns;
+    int32_t ranks[2];
+    gmm__ck_shard d;
+    gmm_status status = gmm__ck_target_shard(b, x, g, half, row, &d, &stored);
+    if (status) return status;
     columns = g->blocks && x->kind == GMM_CKPT_WEIGHT ? d.k * 2 : d.k;
-    (void)gmm__ck_shapes(row, stacked ? held : 1, stored, columns, x->vector, shape, ranks);
-    if (stacked && gmm__ck_leaves_out(b, x, g, half, expert0, expert0 + held)) return GMM_OK;
-    for (e = expert0; e < expert0 + held; e++) {
+    (void)gmm__ck_row_shapes(row, stacked ? rank_experts : 1, stored, columns, x->vector, shape, ranks);
+    if (stacked && gmm__ck_skip_target(b, x, g, half, expert0, expert0 + rank_experts)) return GMM_OK;
+    for (e = expert0; e < expert0 + rank_experts; e++) {
         int64_t before;
-        int32_t p;
-        int s;
-        if (!stacked && gmm__ck_leaves_out(b, x, g, half, e, e + 1)) continue;
+        if (!stacked && gmm__ck_skip_target(b, x, g, half, e, e + 1)) continue;
         if (!stacked || e == expert0) {
             gmm_ckpt_tensor t = GMM_ZERO;
-            t.name = gmm__ck_name(b, row, state, x->linear, b->target.scheme->global_index ? e : e - expert0, g->key);
-            if (!t.name) return gmm__ck_no_memory(b);
-            t.dtype = g->dtype;
-            if (t.dtype == GMM_NONE) { /* that of the first source tensor */
-                for (s = 0; s < 3 && !g->weight[s].row; s++) {}
-                for (p = 0; t.dtype == GMM_NONE && p < b->source.part_count * each; p++)
-                    if (g->weight[s].tensor[p] >= 0)
-                        t.dtype = b->parts[p / each].table->tensors[g->weight[s].tensor[p]].dtype;
-            }
             t.rank = ranks[0];
             memcpy(t.shape, shape[0], sizeof t.shape);
-            if (!gmm__ck_bytes(&t, &t.bytes))
-                return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, t.name, "its bytes do not fit 63 bits");
-            status = gmm__ck_new_target(b, &t, &target);
+            d.expert0 = e;
+            status = gmm__ck_add_half_target(b, x, g, row, b->target.scheme->global_index ? e : e - expert0, &t, &d);
             if (status) return status;
             first = group = b->move_count;
-            folded = 0;
-            d.tensor = target;
-            d.dtype = t.dtype;
-            d.expert0 = e;
+            merged = 0;
         }
         before = b->move_count;
-        for (p = 0; p < b->source.part_count; p++) {
-            if (x->grouped && e / each != b->parts[p].rank.ep_rank) continue;
-            if (!gmm__ck_reads(b, x, p)) continue;
-            for (s = 0; s < 3; s++) {
-                gmm_ckpt_move_kind kind = GMM_CKPT_COPY;
-                gmm__ck_piece src;
-                if (!g->weight[s].row) continue;
-                status = gmm__ck_source_piece(b, x, &g->weight[s], s, p, e, g->state, g->src_block, g->shown_cols,
-                                              &src);
-                if (status) return status;
-                if (g->scale && (src.dtype == GMM_E4M3 || src.dtype == GMM_E5M2 || g->weight[s].row->scaling ==
-                                 GMM_SCALING_MX32)) {
-                    const gmm__ck_holder *h = &g->scale[s];
-                    const int mx = g->weight[s].row->scaling == GMM_SCALING_MX32;
-                    const gmm_ckpt_tensor *t;
-                    int64_t rows = src.expert_step / src.k;
-                    int32_t at;
-                    at = h->row ? h->tensor[p * each + (h->row->form == GMM_CKPT_EACH ? e % each : 0)] : -1;
-                    if (at < 0)
-                        return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING,
-                                              b->parts[p].table->tensors[src.tensor].name, "its scales are missing");
-                    if (each > 1 && (h->row->form == GMM_CKPT_EACH) != (g->weight[s].row->form == GMM_CKPT_EACH))
-                        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, b->parts[p].table->tensors[at].name, "scales of %s "
-                                              "cannot dequantize weights of %s: keep them quantized, or give both "
-                                              "alike", h->row->form == GMM_CKPT_EACH ? "one expert" : "all experts",
-                                              h->row->form == GMM_CKPT_EACH ? "all experts" : "one expert");
-                    t = &b->parts[p].table->tensors[src.tensor];
-                    if (!mx && rows % 128 && src.experts > 1 && t->rank == 2) /* blocks would span two of them */
-                        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "%lld experts of %lld rows one below another "
-                                              "cannot be dequantized in blocks of 128 rows: give it an extent of "
-                                              "experts", (long long)src.experts, (long long)rows);
-                    t = &b->parts[p].table->tensors[at];
-                    if (!mx) rows = gmm__ceil_div(rows, 128);
-                    status = gmm__ck_check_shape(b, h->row, t, each, &rows, mx ? src.k / 32 : gmm__ceil_div(src.k, 128),
-                                                 0);
-                    if (status) return status;
-                    if (t->dtype != (mx ? GMM_U8 : GMM_F32) && !(mx && t->dtype == GMM_E8M0))
-                        return gmm__ck_refuse(b, GMM_CKPT_DTYPE, t->name, "scales of %s must be %s, not %s",
-                                              mx ? "MX32 blocks" : "128x128 blocks", mx ? "u8 or e8m0" : "f32",
-                                              gmm_dtype_name(t->dtype));
-                    src.scale = at;
-                    src.scaling = mx ? GMM_SCALING_MX32 : GMM_SCALING_128X128;
-                    kind = GMM_CKPT_DEQUANT;
-                } else if (src.dtype != d.dtype) {
-                    const int floats = (GMM__FLOATS >> src.dtype & 1) && (GMM__FLOATS >> d.dtype & 1);
-                    if (!floats || g->dtype == GMM_NONE)
-                        return gmm__ck_refuse(b, GMM_CKPT_DTYPE, b->parts[p].table->tensors[src.tensor].name,
-                                              "%s cannot become %s%s", gmm_dtype_name(src.dtype),
-                                              gmm_dtype_name(d.dtype), floats ? " unless a dtype is asked for" : "");
-                    kind = GMM_CKPT_CONVERT;
-                }
-                status = gmm__ck_meet(b, &src, &d, kind, e);
-                if (status) return status;
-            }
-        }
-        if (stored > d.rows) { /* padding rows */
-            gmm_ckpt_move m = GMM_ZERO;
-            m.kind = GMM_CKPT_ZERO;
-            m.src = m.scale = -1;
-            m.dst = target;
-            m.dst_at = (e - d.expert0) * d.expert_step + d.rows * d.row_step;
-            gmm__ck_loop(&m, stored - d.rows, 0, d.row_step);
-            gmm__ck_loop(&m, d.k, 0, d.col_step);
-            status = gmm__ck_push(b, &m);
-            if (status) return status;
-        }
-        if (folded && gmm__ck_fold(b, group, before, folded)) {
-            folded++;
+        status = gmm__ck_move_expert(b, x, g, &d, e);
+        if (!status) status = gmm__ck_zero_padding(b, &d, e, stored);
+        if (status) return status;
+        if (merged && gmm__ck_merge_expert_moves(b, group, before, merged)) {
+            merged++;
         } else {
             group = before;
-            folded = 1;
+            merged = 1;
         }
-        if (!stacked || e == expert0 + held - 1) {
-            int64_t i;
-            for (i = first; i < b->move_count; i++) gmm__ck_tidy(&b->moves[i]);
-            status = gmm__ck_close(b, target, first);
+        if (!stacked || e == expert0 + rank_experts - 1) {
+            for (i = first; i < b->move_count; i++) gmm__ck_simplify_loops(&b->moves[i]);
+            status = gmm__ck_finish_target(b, d.tensor, first);
             if (status) return status;
         }
     }
@@ -11292,12 +11353,12 @@ static gmm_status gmm__ck_pass_half(gmm__ck_build *b, const gmm__ck_array *x, co
 }
 
 /* Plans all target tensors of an array. */
-static gmm_status gmm__ck_pass(gmm__ck_build *b, const gmm__ck_array *x, const gmm__ck_passage *g) {
+static gmm_status gmm__ck_plan_array(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g) {
     const gmm_ckpt_row *both = gmm__ck_target_row(b, x, GMM_CKPT_BOTH, g->grouped, g->blocks);
     const gmm_ckpt_row *gate = gmm__ck_target_row(b, x, GMM_CKPT_GATE, g->grouped, g->blocks);
     const gmm_ckpt_row *up = gmm__ck_target_row(b, x, GMM_CKPT_UP, g->grouped, g->blocks);
     gmm_status status;
-    if (both) return gmm__ck_pass_half(b, x, g, GMM_CKPT_BOTH, both);
+    if (both) return gmm__ck_plan_half(b, x, g, GMM_CKPT_BOTH, both);
     if (!gate || !up || x->halves == 1) {
         char slot[48];
         (void)snprintf(slot, sizeof slot, "slot %d of layer %lld", (int)x->linear->slot, (long long)x->linear->layer);
@@ -11305,14 +11366,15 @@ static gmm_status gmm__ck_pass(gmm__ck_build *b, const gmm__ck_array *x, const g
                               "name for its %s", b->target.scheme->name, x->kind == GMM_CKPT_BIAS ? "bias" :
                               x->kind == GMM_CKPT_SCALE ? "scales" : "weight");
     }
-    status = gmm__ck_pass_half(b, x, g, GMM_CKPT_GATE, gate);
-    return status ? status : gmm__ck_pass_half(b, x, g, GMM_CKPT_UP, up);
+    status = gmm__ck_plan_half(b, x, g, GMM_CKPT_GATE, gate);
+    return status ? status : gmm__ck_plan_half(b, x, g, GMM_CKPT_UP, up);
 }
 
 /* .............................................................................................. 15.7 Building ... */
+/* Checks that the linears of a layer agree, and reports the tensors that the source lacks. */
 
-static int gmm__ck_has_row(const gmm_ckpt_scheme *scheme, const gmm_ckpt_linear *l, gmm_ckpt_kind kind,
-                           const gmm_ckpt_row **row) {
+static int gmm__ck_find_row(const gmm_ckpt_scheme *scheme, const gmm_ckpt_linear *l, gmm_ckpt_kind kind,
+                            const gmm_ckpt_row **row) {
     int32_t i;
     for (i = 0; i < scheme->count; i++) {
         const gmm_ckpt_row *r = &scheme->rows[i];
@@ -11332,20 +11394,20 @@ static const char *gmm__ck_slot_name(gmm_ckpt_slot slot) {
     return slot >= 0 && slot < GMM_CKPT_SLOT_COUNT ? names[slot] : "?";
 }
 
-static int64_t gmm__ck_linear_of(const gmm__ck_build *b, gmm_ckpt_slot slot, int64_t layer) {
+static int64_t gmm__ck_find_slot(const gmm__ck_builder *b, gmm_ckpt_slot slot, int64_t layer) {
     int64_t at = 0;
-    return b->slot_count ? gmm__ck_linear_find(b, NULL, 0, slot, layer, &at) : -1;
+    return b->slot_count ? gmm__ck_find_linear(b, NULL, 0, slot, layer, &at) : -1;
 }
 
 /* Name of the first tensor that the source has of a linear, or NULL. */
-static const char *gmm__ck_first_key(const gmm__ck_build *b, int64_t linear) {
+static const char *gmm__ck_first_key(const gmm__ck_builder *b, int64_t linear) {
     int64_t i;
-    for (i = 0; i < b->hit_count && b->hits[i].linear != linear; i++) {}
-    return i < b->hit_count ? b->parts[b->hits[i].part].table->tensors[b->hits[i].tensor].name : NULL;
+    for (i = 0; i < b->match_count && b->matches[i].linear != linear; i++) {}
+    return i < b->match_count ? b->parts[b->matches[i].part].table->tensors[b->matches[i].tensor].name : NULL;
 }
 
 /* Checks one linear against the second of its pair: fc1 or shared_fc1 against fc2 or shared_fc2. */
-static gmm_status gmm__ck_agree_pair(gmm__ck_build *b, int64_t first, int64_t second) {
+static gmm_status gmm__ck_check_pair(gmm__ck_builder *b, int64_t first, int64_t second) {
     const gmm_ckpt_linear *l = &b->linears[first], *m = &b->linears[second];
     const char *a = gmm__ck_slot_name(l->slot), *c = gmm__ck_slot_name(m->slot);
     const char *key = gmm__ck_first_key(b, second);
@@ -11363,8 +11425,8 @@ static gmm_status gmm__ck_agree_pair(gmm__ck_build *b, int64_t first, int64_t se
     return GMM_OK;
 }
 
-/* Checks that the linears of each layer belong together. */
-static gmm_status gmm__ck_agree(gmm__ck_build *b) {
+/* Checks that the linears of each layer agree in experts and features. */
+static gmm_status gmm__ck_check_layers(gmm__ck_builder *b) {
     int64_t i;
     for (i = 0; i < b->linear_count; i++) {
         const gmm_ckpt_linear *l = &b->linears[i];
@@ -11372,13 +11434,13 @@ static gmm_status gmm__ck_agree(gmm__ck_build *b) {
         int64_t other;
         if (l->path || !l->out) continue;
         if (l->slot == GMM_CKPT_FC1 || l->slot == GMM_CKPT_SHARED_FC1) {
-            other = gmm__ck_linear_of(b, l->slot == GMM_CKPT_FC1 ? GMM_CKPT_FC2 : GMM_CKPT_SHARED_FC2, l->layer);
-            if (other >= 0 && b->linears[other].out) status = gmm__ck_agree_pair(b, i, other);
+            other = gmm__ck_find_slot(b, l->slot == GMM_CKPT_FC1 ? GMM_CKPT_FC2 : GMM_CKPT_SHARED_FC2, l->layer);
+            if (other >= 0 && b->linears[other].out) status = gmm__ck_check_pair(b, i, other);
         }
         if (status) return status;
         if (l->slot != GMM_CKPT_ROUTER && l->slot != GMM_CKPT_ROUTER_CORRECTION) continue;
-        other = gmm__ck_linear_of(b, GMM_CKPT_FC1, l->layer);
-        if (other < 0 || !b->linears[other].out) other = gmm__ck_linear_of(b, GMM_CKPT_FC2, l->layer);
+        other = gmm__ck_find_slot(b, GMM_CKPT_FC1, l->layer);
+        if (other < 0 || !b->linears[other].out) other = gmm__ck_find_slot(b, GMM_CKPT_FC2, l->layer);
         if (other < 0 || !b->linears[other].out || l->out - l->spare == b->linears[other].experts) continue;
         return gmm__ck_refuse(b, GMM_CKPT_SHAPE, gmm__ck_first_key(b, i), "layer %lld: %s has %lld rows%s, %s %lld "
                               "experts%s", (long long)l->layer, gmm__ck_slot_name(l->slot), (long long)l->out,
@@ -11390,12 +11452,12 @@ static gmm_status gmm__ck_agree(gmm__ck_build *b) {
     return GMM_OK;
 }
 
-/* Notes that the source lacks experts [first, last] of a row; row -1: layers. */
-static gmm_status gmm__ck_lack(gmm__ck_build *b, int64_t linear, int32_t row, int32_t state, int32_t part,
-                               int64_t first, int64_t last) {
+/* Records that the source lacks experts [first, last] of a row; row -1: layers. */
+static gmm_status gmm__ck_add_missing(gmm__ck_builder *b, int64_t linear, int32_t row, int32_t state, int32_t part,
+                                      int64_t first, int64_t last) {
     const gmm_ckpt_linear *l = row < 0 ? NULL : &b->linears[linear];
-    void *array = b->misses;
-    gmm__ck_miss m;
+    void *array = b->missing_ranges;
+    gmm__ck_missing_range m;
     memset(&m, 0, sizeof m);
     m.linear = (int32_t)linear;
     m.layer = l && !l->path ? l->layer : linear;
@@ -11404,47 +11466,49 @@ static gmm_status gmm__ck_lack(gmm__ck_build *b, int64_t linear, int32_t row, in
     m.part = part;
     m.first = first;
     m.last = last;
-    if (!gmm__ck_room(&b->temp, &array, b->miss_count, &b->miss_room, sizeof *b->misses)) return gmm__ck_no_memory(b);
-    b->misses = (gmm__ck_miss *)array;
-    b->misses[b->miss_count++] = m;
+    if (!gmm__ck_reserve(&b->arena, &array, b->missing_range_count, &b->missing_range_capacity,
+                         sizeof *b->missing_ranges))
+        return gmm__ck_no_memory(b);
+    b->missing_ranges = (gmm__ck_missing_range *)array;
+    b->missing_ranges[b->missing_range_count++] = m;
     b->missing += last - first + 1;
     return GMM_OK;
 }
 
-/* Notes what parts lack of one row, whose hits are given. */
-static gmm_status gmm__ck_complete_row(gmm__ck_build *b, const gmm__ck_array *x, int64_t linear, int32_t row,
-                                       int32_t state, const gmm__ck_hit *hits, int64_t count) {
+/* Records the tensors of one row that parts lack, given its matches. */
+static gmm_status gmm__ck_find_missing_tensors(gmm__ck_builder *b, const gmm__ck_array *x, int64_t linear, int32_t row,
+                                               int32_t state, const gmm__ck_match *matches, int64_t count) {
     const int several = b->source.scheme->rows[row].form == GMM_CKPT_EACH && x->grouped;
-    const int64_t each = several ? gmm__ck_part_experts(b, x) : 1;
+    const int64_t part_experts = several ? gmm__ck_part_experts(b, x) : 1;
     int64_t at = 0;
     int32_t p;
     for (p = 0; p < b->source.part_count; p++) {
-        const int64_t base = several && b->source.scheme->global_index ? b->parts[p].rank.ep_rank * each : 0;
+        const int64_t base = several && b->source.scheme->global_index ? b->parts[p].rank.ep_rank * part_experts : 0;
         int64_t next = base;
-        const int reads = gmm__ck_reads(b, x, p);
+        const int reads = gmm__ck_part_is_read(b, x, p);
         gmm_status status = GMM_OK;
-        for (; at < count && hits[at].part == p; at++) {
-            const int64_t e = several ? hits[at].expert : 0;
-            if (reads && !status && e > next && next < base + each)
-                status = gmm__ck_lack(b, linear, row, state, p, next, gmm__min_i64(e, base + each) - 1);
+        for (; at < count && matches[at].part == p; at++) {
+            const int64_t e = several ? matches[at].expert : 0;
+            if (reads && !status && e > next && next < base + part_experts)
+                status = gmm__ck_add_missing(b, linear, row, state, p, next, gmm__min_i64(e, base + part_experts) - 1);
             if (e >= next) next = e + 1;
         }
-        if (reads && !status && next < base + each)
-            status = gmm__ck_lack(b, linear, row, state, p, next, base + each - 1);
+        if (reads && !status && next < base + part_experts)
+            status = gmm__ck_add_missing(b, linear, row, state, p, next, base + part_experts - 1);
         if (status) return status;
     }
     return GMM_OK;
 }
 
-/* The row that a tensor of a linear without any would have: stacked or not, and quantized, as other weights are. */
-static const gmm_ckpt_row *gmm__ck_likely_row(const gmm__ck_build *b, const gmm_ckpt_linear *l, gmm_ckpt_kind kind) {
+/* The row that is assumed for a linear without any key: its form and scaling follow those of other weights. */
+static const gmm_ckpt_row *gmm__ck_default_row(const gmm__ck_builder *b, const gmm_ckpt_linear *l, gmm_ckpt_kind kind) {
     const gmm_ckpt_scheme *scheme = b->source.scheme;
     const gmm_ckpt_row *other = NULL, *best = NULL;
     int score = -1;
     int64_t i;
     int32_t r;
-    for (i = 0; i < b->hit_count && !other; i++) {
-        const gmm_ckpt_row *row = &scheme->rows[b->hits[i].row];
+    for (i = 0; i < b->match_count && !other; i++) {
+        const gmm_ckpt_row *row = &scheme->rows[b->matches[i].row];
         if (row->kind == GMM_CKPT_WEIGHT && (row->slot <= GMM_CKPT_FC2 || row->slot == GMM_CKPT_SLOT_ANY)) other = row;
     }
     for (r = 0; r < scheme->count; r++) {
@@ -11459,29 +11523,30 @@ static const gmm_ckpt_row *gmm__ck_likely_row(const gmm__ck_build *b, const gmm_
     return best;
 }
 
-/* Notes what the source lacks of one linear in one state. What several rows hold of one half is left to gathering. */
-static gmm_status gmm__ck_complete_state(gmm__ck_build *b, int64_t index, int32_t state, const gmm__ck_hit *hits,
-                                         int64_t count) {
+/* Records what the source lacks of one linear in one state. Where several rows match one half, nothing is recorded:
+   gmm__ck_group_matches reports it. */
+static gmm_status gmm__ck_find_missing_rows(gmm__ck_builder *b, int64_t index, int32_t state,
+                                            const gmm__ck_match *matches, int64_t count) {
     const gmm_ckpt_scheme *scheme = b->source.scheme;
     const gmm_ckpt_linear *l = &b->linears[index];
     int kind, half;
     for (kind = GMM_CKPT_WEIGHT; kind <= (l->bias ? GMM_CKPT_BIAS : GMM_CKPT_WEIGHT); kind++) {
-        const gmm__ck_array x = gmm__ck_array_of(l, (gmm_ckpt_kind)kind);
+        const gmm__ck_array x = gmm__ck_make_array(l, (gmm_ckpt_kind)kind);
         int64_t begin[3] = {0, 0, 0}, end[3] = {0, 0, 0}, i;
         int32_t rows[3] = {-1, -1, -1}, r;
         const gmm_ckpt_row *like = NULL;
         int doubtful = x.grouped && x.experts % b->parts[0].rank.ep_size;
         for (i = 0; i < count; i++) {
-            const gmm_ckpt_row *row = &scheme->rows[hits[i].row];
-            if ((int)hits[i].kind != kind) continue;
-            doubtful |= rows[row->half] >= 0 && rows[row->half] != hits[i].row;
+            const gmm_ckpt_row *row = &scheme->rows[matches[i].row];
+            if ((int)matches[i].kind != kind) continue;
+            doubtful |= rows[row->half] >= 0 && rows[row->half] != matches[i].row;
             if (rows[row->half] < 0) begin[row->half] = i;
-            rows[row->half] = hits[i].row;
+            rows[row->half] = matches[i].row;
             end[row->half] = i + 1;
             if (!like) like = row;
         }
         if (doubtful || (rows[GMM_CKPT_BOTH] >= 0 && (rows[GMM_CKPT_GATE] >= 0 || rows[GMM_CKPT_UP] >= 0))) continue;
-        if (!like) like = gmm__ck_likely_row(b, l, (gmm_ckpt_kind)kind);
+        if (!like) like = gmm__ck_default_row(b, l, (gmm_ckpt_kind)kind);
         for (r = 0; like && rows[GMM_CKPT_BOTH] < 0 && r < scheme->count; r++) { /* the other half, or all */
             const gmm_ckpt_row *row = &scheme->rows[r];
             if ((int)row->kind != kind || (row->slot != l->slot && (row->slot != GMM_CKPT_SLOT_ANY || !l->path)))
@@ -11493,7 +11558,8 @@ static gmm_status gmm__ck_complete_state(gmm__ck_build *b, int64_t index, int32_
         for (half = 0; half < 3; half++) {
             gmm_status status = GMM_OK;
             if (rows[half] >= 0)
-                status = gmm__ck_complete_row(b, &x, index, rows[half], state, hits ? hits + begin[half] : NULL,
+                status = gmm__ck_find_missing_tensors(b, &x, index, rows[half], state,
+                                                      matches ? matches + begin[half] : NULL,
                                               end[half] - begin[half]);
             if (status) return status;
         }
@@ -11501,9 +11567,9 @@ static gmm_status gmm__ck_complete_state(gmm__ck_build *b, int64_t index, int32_
     return GMM_OK;
 }
 
-/* Where a miss stands in the list: misses of one row, state and part are neighbours. */
-static int gmm__ck_compare_misses(const void *a, const void *b) {
-    const gmm__ck_miss *x = (const gmm__ck_miss *)a, *y = (const gmm__ck_miss *)b;
+/* Orders missing ranges so that those of one row, state and part are neighbours. */
+static int gmm__ck_compare_missing(const void *a, const void *b) {
+    const gmm__ck_missing_range *x = (const gmm__ck_missing_range *)a, *y = (const gmm__ck_missing_range *)b;
     if (x->state != y->state) return x->state < y->state ? -1 : 1;
     if (x->row != y->row) return x->row < y->row ? -1 : 1;
     if (x->part != y->part) return x->part < y->part ? -1 : 1;
@@ -11511,38 +11577,41 @@ static int gmm__ck_compare_misses(const void *a, const void *b) {
     return x->first < y->first ? -1 : x->first > y->first;
 }
 
-/* Adds numbers to a set: "{3,5-7}", and "3" where it is but one. "{" must open it, and closing it ends it. */
-static void gmm__ck_set_add(char *text, size_t room, int64_t first, int64_t last) {
+/* Appends a range of numbers to a text that starts with "{", as in "{3,5-7}". */
+static void gmm__ck_add_numbers(char *text, size_t capacity, int64_t first, int64_t last) {
     const size_t n = strlen(text);
-    if (n + 48 > room) {
+    if (n + 48 > capacity) {
         if (text[n - 1] != '.') memcpy(text + n, ",...", 5);
         return;
     }
-    (void)snprintf(text + n, room - n, first == last ? "%s%lld" : "%s%lld-%lld", n > 1 ? "," : "", (long long)first,
+    (void)snprintf(text + n, capacity - n, first == last ? "%s%lld" : "%s%lld-%lld", n > 1 ? "," : "", (long long)first,
                    (long long)last);
 }
 
-static const char *gmm__ck_set_close(char *text) {
+static const char *gmm__ck_end_numbers(char *text) {
     const size_t n = strlen(text);
     if (!strpbrk(text, ",-")) return text + 1;
     memcpy(text + n, "}", 2);
     return text;
 }
 
-enum { GMM__CK_SET = 120 };
+enum { GMM__CK_SET_CHARS = 120 };
 
-/* Misses [*at, ...) that one name with sets can tell: the same experts of several layers. *at moves behind them. */
-static char *gmm__ck_miss_name(gmm__ck_build *b, const gmm_ckpt_row *layer_row, int64_t *at, int64_t *tensors) {
-    const gmm__ck_miss *m = &b->misses[*at], *next = m, *end = b->misses + b->miss_count;
+/* Names the missing ranges from *at on that differ in layer only by one pattern with number sets. *at moves past them.
+   */
+static char *gmm__ck_missing_set_name(gmm__ck_builder *b, const gmm_ckpt_row *layer_row, int64_t *at,
+                                      int64_t *tensors) {
+    const gmm__ck_missing_range *m = &b->missing_ranges[*at], *next = m,
+        *end = b->missing_ranges + b->missing_range_count;
     const gmm_ckpt_row *row = m->row < 0 ? layer_row : &b->source.scheme->rows[m->row];
     const gmm_ckpt_rank *rank = &b->parts[m->part].rank, *size = &b->parts[0].rank;
     const gmm_ckpt_linear *l = m->row < 0 ? NULL : &b->linears[m->linear];
-    char layers[GMM__CK_SET] = "{", experts[GMM__CK_SET] = "{", *name, *to;
+    char layers[GMM__CK_SET_CHARS] = "{", experts[GMM__CK_SET_CHARS] = "{", *name, *to;
     int64_t n = 0, i, from = m->layer, to_layer = m->layer;
     *tensors = 0;
     for (; m + n < end && m[n].layer == m->layer && m[n].row == m->row && m[n].state == m->state &&
          m[n].part == m->part; n++)
-        gmm__ck_set_add(experts, sizeof experts, m[n].first, m[n].last);
+        gmm__ck_add_numbers(experts, sizeof experts, m[n].first, m[n].last);
     for (;;) {
         for (i = 0; i < n; i++) *tensors += next[i].last - next[i].first + 1;
         next += n;
@@ -11553,16 +11622,16 @@ static char *gmm__ck_miss_name(gmm__ck_build *b, const gmm_ckpt_row *layer_row, 
                                         next[n].state == m->state && next[n].part == m->part))
             break;
         if (next->layer != to_layer + 1) {
-            gmm__ck_set_add(layers, sizeof layers, from, to_layer);
+            gmm__ck_add_numbers(layers, sizeof layers, from, to_layer);
             from = next->layer;
         }
         to_layer = next->layer;
     }
-    gmm__ck_set_add(layers, sizeof layers, from, to_layer);
-    *at = next - b->misses;
-    name = gmm__ck_absent_name(b, row, m->state, l, gmm__ck_set_close(layers), gmm__ck_set_close(experts));
+    gmm__ck_add_numbers(layers, sizeof layers, from, to_layer);
+    *at = next - b->missing_ranges;
+    name = gmm__ck_missing_name(b, row, m->state, l, gmm__ck_end_numbers(layers), gmm__ck_end_numbers(experts));
     if (!name || b->source.part_count == 1) return name;
-    to = (char *)gmm__ck_get(&b->temp, (int64_t)strlen(name) + 64, 1);
+    to = (char *)gmm__ck_alloc(&b->arena, (int64_t)strlen(name) + 64, 1);
     if (!to) return NULL;
     n = snprintf(to, strlen(name) + 64, "%s", name);
     if (size->ep_size > 1) n += snprintf(to + n, 20, " of EP %d", (int)rank->ep_rank);
@@ -11571,67 +11640,69 @@ static char *gmm__ck_miss_name(gmm__ck_build *b, const gmm_ckpt_row *layer_row, 
     return to;
 }
 
-/* Refuses what the source lacks, with the list, unless that may be. */
-static gmm_status gmm__ck_refuse_missing(gmm__ck_build *b, const gmm_ckpt_row *layer_row) {
+/* Fails with the list of missing tensors, unless skip_missing allows them. */
+static gmm_status gmm__ck_refuse_incomplete(gmm__ck_builder *b, const gmm_ckpt_row *layer_row) {
     char text[340] = "", hint[100] = "", layer[24], expert[24], *name;
-    int64_t at = 0, told = 0, tensors = 0;
-    const gmm__ck_miss *m = b->misses;
+    int64_t at = 0, listed = 0, tensors = 0;
+    const gmm__ck_missing_range *m = b->missing_ranges;
     size_t n = 0;
     if (b->report) b->report->missing = b->missing;
-    if (!b->miss_count || b->source.skip_missing) return GMM_OK;
+    if (!b->missing_range_count || b->source.skip_missing) return GMM_OK;
     if (!b->report) return GMM_E_KEY;
-    qsort(b->misses, (size_t)b->miss_count, sizeof *b->misses, gmm__ck_compare_misses);
-    while (at < b->miss_count) {
-        name = gmm__ck_miss_name(b, layer_row, &at, &tensors);
+    qsort(b->missing_ranges, (size_t)b->missing_range_count, sizeof *b->missing_ranges, gmm__ck_compare_missing);
+    while (at < b->missing_range_count) {
+        name = gmm__ck_missing_set_name(b, layer_row, &at, &tensors);
         if (!name) return gmm__ck_no_memory(b);
         if (n && n + strlen(name) > sizeof text - 60) break;
-        gmm__ck_cut_text(text + n, sizeof text - 60 - n, n ? ", " : "");
+        gmm__ck_truncate(text + n, sizeof text - 60 - n, n ? ", " : "");
         n += strlen(text + n);
-        gmm__ck_cut_text(text + n, sizeof text - 56 - n, name);
+        gmm__ck_truncate(text + n, sizeof text - 56 - n, name);
         n += strlen(text + n);
-        told += tensors;
+        listed += tensors;
     }
-    if (told < b->missing)
-        (void)snprintf(text + n, sizeof text - n, ", and %lld more", (long long)(b->missing - told));
+    if (listed < b->missing)
+        (void)snprintf(text + n, sizeof text - n, ", and %lld more", (long long)(b->missing - listed));
     (void)snprintf(layer, sizeof layer, "%lld", (long long)m->layer);
     (void)snprintf(expert, sizeof expert, "%lld", (long long)m->first);
-    name = gmm__ck_absent_name(b, m->row < 0 ? layer_row : &b->source.scheme->rows[m->row], m->state,
+    name = gmm__ck_missing_name(b, m->row < 0 ? layer_row : &b->source.scheme->rows[m->row], m->state,
                                m->row < 0 ? NULL : &b->linears[m->linear], layer, expert);
     if (!name) return gmm__ck_no_memory(b);
     b->report->reason = GMM_CKPT_MISSING_INDEX;
-    gmm__ck_cut_text(b->report->key, sizeof b->report->key, name);
-    if (b->spare_rows)
+    gmm__ck_truncate(b->report->key, sizeof b->report->key, name);
+    if (b->extra_router_rows)
         (void)snprintf(hint, sizeof hint, " (layer %lld routes to %lld: if some rows are spare, state the experts)",
-                       (long long)b->spare_layer, (long long)b->spare_rows);
+                       (long long)b->extra_router_layer, (long long)b->extra_router_rows);
     return gmm__fail(&b->report->error, GMM_E_KEY, "%s: the source lacks %s%s", b->fn, text, hint);
 }
 
-/* Notes what the source lacks of all linears. */
-static gmm_status gmm__ck_complete(gmm__ck_build *b) {
+/* Records what the source lacks of all linears. */
+static gmm_status gmm__ck_find_missing(gmm__ck_builder *b) {
     int64_t at = 0, i;
     int32_t s;
     for (i = 0; i < b->linear_count; i++)
         for (s = 0; s < b->source.state_count; s++) {
             const int64_t begin = at;
             gmm_status status;
-            while (at < b->hit_count && b->hits[at].linear == i && b->hits[at].state == s) at++;
-            if (!b->present[s] && s > 0) continue;
-            status = gmm__ck_complete_state(b, i, s, b->hits ? b->hits + begin : NULL, at - begin);
+            while (at < b->match_count && b->matches[at].linear == i && b->matches[at].state == s) at++;
+            if (!b->state_present[s] && s > 0) continue;
+            status = gmm__ck_find_missing_rows(b, i, s, b->matches ? b->matches + begin : NULL, at - begin);
             if (status) return status;
         }
     return GMM_OK;
 }
 
-static gmm_status gmm__ck_divides(gmm__ck_build *b, const gmm_ckpt_linear *l, int64_t extent, int64_t by,
-                                  const char *what, const char *unit) {
+/* Checks the extents of one linear and plans it in one state. */
+
+static gmm_status gmm__ck_check_multiple(gmm__ck_builder *b, const gmm_ckpt_linear *l, int64_t extent, int64_t by,
+                                         const char *what, const char *unit) {
     if (by > 0 && extent % by == 0) return GMM_OK;
     return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, l->path, "slot %d of layer %lld: %s %lld is no multiple of %s "
                           "%lld", (int)l->slot, (long long)l->layer, what, (long long)extent, unit, (long long)by);
 }
 
-/* Blocks of gate and up rows on both sides of a gated FC1. */
-static gmm_status gmm__ck_blocks(gmm__ck_build *b, const gmm_ckpt_linear *l, const gmm__ck_holder *weight,
-                                 int64_t *src_block, int64_t *dst_block) {
+/* Determines the blocks of gate and up rows of a gated FC1 in the source and in the target. */
+static gmm_status gmm__ck_glu_blocks(gmm__ck_builder *b, const gmm_ckpt_linear *l, const gmm__ck_row_tensors *weight,
+                                     int64_t *src_block, int64_t *dst_block) {
     const gmm_ckpt_source *s = &b->source;
     const gmm_ckpt_target *t = &b->target;
     gmm_ckpt_glu known = s->stated.known ? s->stated : s->recorded;
@@ -11648,7 +11719,7 @@ static gmm_status gmm__ck_blocks(gmm__ck_build *b, const gmm_ckpt_linear *l, con
     if (t->scheme->glu_known && t->glu_block && t->glu_block != t->scheme->glu_block)
         return gmm__ck_refuse(b, GMM_CKPT_GLU_CONFLICT, key, "gate and up rows: blocks of %d are wanted, the scheme %s "
                               "has %d (0 = halves)", (int)t->glu_block, t->scheme->name, (int)t->scheme->glu_block);
-    if (!weight[GMM_CKPT_BOTH].row) return GMM_OK; /* gate and up come by themselves */
+    if (!weight[GMM_CKPT_BOTH].row) return GMM_OK; /* gate and up are separate tensors */
     if (s->scheme->glu_known) {
         if (known.known && known.block != s->scheme->glu_block)
             return gmm__ck_refuse(b, GMM_CKPT_GLU_CONFLICT, key, "gate and up rows: blocks of %d are stated or "
@@ -11670,195 +11741,259 @@ static gmm_status gmm__ck_blocks(gmm__ck_build *b, const gmm_ckpt_linear *l, con
     return GMM_OK;
 }
 
-/* Scales whose weights are not quantized are extra. */
-static void gmm__ck_plain(gmm__ck_build *b, int64_t each, const gmm__ck_holder *weight, const gmm__ck_holder *scale) {
+/* Marks scales whose weights are not quantized: they are extra. */
+static void gmm__ck_mark_plain_scales(gmm__ck_builder *b, int64_t part_experts, const gmm__ck_row_tensors *weight,
+                                      const gmm__ck_row_tensors *scale) {
     int64_t i, e;
     int h;
     for (h = 0; h < 3; h++)
-        for (i = 0; weight[h].row && scale[h].row && i < b->source.part_count * each; i++) {
-            const int64_t part = i / each, first = scale[h].row->form == GMM_CKPT_EACH ? i % each : 0;
-            const int64_t end = scale[h].row->form == GMM_CKPT_EACH ? first + 1 : each;
+        for (i = 0; weight[h].row && scale[h].row && i < b->source.part_count * part_experts; i++) {
+            const int64_t part = i / part_experts, first = scale[h].row->form == GMM_CKPT_EACH ? i % part_experts : 0;
+            const int64_t end = scale[h].row->form == GMM_CKPT_EACH ? first + 1 : part_experts;
             int plain = 0, quantized = weight[h].row->scaling == GMM_SCALING_MX32;
             for (e = first; e < end; e++) {
-                const int32_t t = weight[h].tensor[part * each + (weight[h].row->form == GMM_CKPT_EACH ? e : 0)];
+                const int32_t t =
+                    weight[h].tensor[part * part_experts + (weight[h].row->form == GMM_CKPT_EACH ? e : 0)];
                 const gmm_dtype dtype = t < 0 ? GMM_NONE : b->parts[part].table->tensors[t].dtype;
                 plain |= t >= 0;
                 quantized |= dtype == GMM_E4M3 || dtype == GMM_E5M2;
             }
             if (plain && !quantized && scale[h].tensor[i] >= 0)
-                b->used[part][scale[h].tensor[i]] = GMM__CK_PLAIN_SCALE;
+                b->uses[part][scale[h].tensor[i]] = GMM__CK_PLAIN_SCALE;
         }
 }
 
-/* Plans one linear in one state. */
-static gmm_status gmm__ck_plan_state(gmm__ck_build *b, int64_t index, int32_t state, gmm__ck_hit *hits, int64_t count) {
-    const gmm_ckpt_linear *l = &b->linears[index];
-    const int experts_own = l->slot != GMM_CKPT_ROUTER && l->slot != GMM_CKPT_ROUTER_CORRECTION &&
-                            l->slot != GMM_CKPT_SHARED_GATE;
-    const gmm_ckpt_row *row = NULL;
-    gmm__ck_holder weight[3], scale[3];
-    gmm__ck_passage g;
-    gmm__ck_array x;
-    int64_t n[3] = {0, 0, 0}, i, first, src_etp, dst_etp;
-    int quantized = 0, mx, joined;
-    gmm_status status;
-    const gmm_ckpt_tensor *t = NULL;
-
-    memset(&g, 0, sizeof g);
-    x = gmm__ck_array_of(l, GMM_CKPT_WEIGHT);
-    src_etp = x.rows_cut || x.cols_cut ? b->parts[0].rank.etp_size : 1;
-    dst_etp = x.rows_cut || x.cols_cut ? b->target.rank.etp_size : 1;
-    for (i = 0; i < count; i++) n[hits[i].kind]++;
-    for (i = 0; i < count && !b->target.drop_wrappers; i++) {
-        t = &b->parts[hits[i].part].table->tensors[hits[i].tensor];
-        if (!gmm__ck_same_wrappers(&b->source, gmm__ck_key_of(b, &hits[i]), gmm__ck_key_of(b, &hits[0])))
-            return gmm__ck_refuse(b, GMM_CKPT_AMBIGUOUS, t->name, "its wrapper segments are not those of \"%.100s\"%s",
-                                  gmm__ck_key_of(b, &hits[0]),
+/* Checks that all keys of a linear in one state have the same wrapper segments, unless names lose them. */
+static gmm_status gmm__ck_check_wrappers(gmm__ck_builder *b, const gmm__ck_match *matches, int64_t count) {
+    int64_t i;
+    for (i = 0; i < count && !b->target.drop_wrappers; i++)
+        if (!gmm__ck_same_wrappers(&b->source, gmm__ck_match_key(b, &matches[i]), gmm__ck_match_key(b, &matches[0])))
+            return gmm__ck_refuse(b, GMM_CKPT_AMBIGUOUS,
+                                  b->parts[matches[i].part].table->tensors[matches[i].tensor].name,
+                                  "its wrapper segments are not those of \"%.100s\"%s",
+                                  gmm__ck_match_key(b, &matches[0]),
                                   gmm__ck_is_map(b) ? "" : ": target.drop_wrappers leaves them out");
-    }
-    if (count) g.key = gmm__ck_key_of(b, &hits[0]);
-    else if (b->source.skip_missing) return GMM_OK;
-    if (n[GMM_CKPT_WEIGHT] == 0) {
-        if (!gmm__ck_has_row(b->source.scheme, l, GMM_CKPT_WEIGHT, &row))
-            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, l->path, "linears: the scheme %s has no slot %d",
-                                  b->source.scheme->name, (int)l->slot);
-        return gmm__ck_missing(b, &x, row, state, 0);
-    }
-    status = gmm__ck_gather(b, &x, hits, n[GMM_CKPT_WEIGHT], l->grouped_weight, weight);
-    if (status) return status;
+    return GMM_OK;
+}
+
+/* Checks that gate and up tensors are both there, and belong to a gated linear. */
+static gmm_status gmm__ck_check_halves(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_row_tensors *weight) {
     if (!weight[GMM_CKPT_GATE].row != !weight[GMM_CKPT_UP].row) {
-        const int there = weight[GMM_CKPT_GATE].row ? GMM_CKPT_GATE : GMM_CKPT_UP;
-        for (i = 0; weight[there].tensor[i] < 0; i++) {}
-        t = &b->parts[i / gmm__ck_part_experts(b, &x)].table->tensors[weight[there].tensor[i]];
+        const int half = weight[GMM_CKPT_GATE].row ? GMM_CKPT_GATE : GMM_CKPT_UP;
+        const gmm_ckpt_tensor *t;
+        int64_t i;
+        for (i = 0; weight[half].tensor[i] < 0; i++) {}
+        t = &b->parts[i / gmm__ck_part_experts(b, x)].table->tensors[weight[half].tensor[i]];
         return gmm__ck_refuse(b, GMM_CKPT_MISSING_INDEX, t->name, "the source lacks the other of gate and up");
     }
-    if (weight[GMM_CKPT_GATE].row && !l->gated)
-        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, l->path, "linears: gated is 0, but the source has gate and up");
-    status = gmm__ck_blocks(b, l, weight, &g.src_block, &g.dst_block);
-    if (!status && x.grouped) status = gmm__ck_divides(b, l, x.experts, b->parts[0].rank.ep_size, "experts", "EP");
-    if (!status && x.grouped) status = gmm__ck_divides(b, l, x.experts, b->target.rank.ep_size, "experts", "EP");
-    if (!status) status = gmm__ck_divides(b, l, x.rows_cut ? x.f : x.k, src_etp, "the cut extent", "ETP");
-    if (!status) status = gmm__ck_divides(b, l, x.rows_cut ? x.f : x.k, dst_etp, "the cut extent", "ETP");
-    if (!status && g.src_block)
-        status = gmm__ck_divides(b, l, x.f / (x.rows_cut ? src_etp : 1), g.src_block, "a rank's gate rows",
-                                 "the source's block");
-    if (!status && g.dst_block && x.halves == 2)
-        status = gmm__ck_divides(b, l, x.f / (x.rows_cut ? dst_etp : 1), g.dst_block, "a rank's gate rows",
-                                 "the target's block");
+    if (weight[GMM_CKPT_GATE].row && !x->linear->gated)
+        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, x->linear->path,
+                              "linears: gated is 0, but the source has gate and up");
+    return GMM_OK;
+}
+
+/* The ETP size of the source's or the target's ranks; 1 where ETP does not shard the array. */
+static int64_t gmm__ck_etp_size(const gmm__ck_array *x, const gmm_ckpt_rank *rank) {
+    return x->rows_sharded || x->cols_sharded ? rank->etp_size : 1;
+}
+
+/* Checks that EP, ETP and the blocks of gate and up rows divide a weight on both sides. */
+static gmm_status gmm__ck_check_extents(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g) {
+    const gmm_ckpt_linear *l = x->linear;
+    const gmm_ckpt_rank *ranks[2];
+    const int64_t blocks[2] = {g->src_block, x->halves == 2 ? g->dst_block : 0};
+    gmm_status status = GMM_OK;
+    int i;
+    ranks[0] = &b->parts[0].rank;
+    ranks[1] = &b->target.rank;
+    for (i = 0; !status && x->grouped && i < 2; i++)
+        status = gmm__ck_check_multiple(b, l, x->experts, ranks[i]->ep_size, "experts", "EP");
+    for (i = 0; !status && i < 2; i++)
+        status = gmm__ck_check_multiple(b, l, x->rows_sharded ? x->f : x->k, gmm__ck_etp_size(x, ranks[i]),
+                                        "the cut extent", "ETP");
+    for (i = 0; !status && i < 2; i++)
+        if (blocks[i])
+            status = gmm__ck_check_multiple(b, l, x->f / (x->rows_sharded ? gmm__ck_etp_size(x, ranks[i]) : 1),
+                                            blocks[i], "a rank's gate rows",
+                                            i ? "the target's block" : "the source's block");
+    return status;
+}
+
+/* Whether any weight is quantized. *last is the last weight tensor of the source. */
+static int gmm__ck_is_quantized(const gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_row_tensors *weight,
+                                const gmm_ckpt_tensor **last) {
+    const int64_t part_experts = gmm__ck_part_experts(b, x);
+    int quantized = 0, half;
+    int64_t i;
+    for (i = 0; i < b->source.part_count * part_experts; i++)
+        for (half = 0; half < 3; half++) {
+            if (!weight[half].row || weight[half].tensor[i] < 0) continue;
+            *last = &b->parts[i / part_experts].table->tensors[weight[half].tensor[i]];
+            quantized |= weight[half].row->scaling == GMM_SCALING_MX32 || (*last)->dtype == GMM_E4M3 ||
+                         (*last)->dtype == GMM_E5M2;
+        }
+    return quantized;
+}
+
+/* Checks that no rank's shard and no gate or up block cuts a block of br x bc scaled elements. */
+static gmm_status gmm__ck_check_scale_blocks(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g,
+                                             int64_t br, int64_t bc) {
+    static const char unit[] = "scale blocks of";
+    const gmm_ckpt_linear *l = x->linear;
+    const int64_t src_etp = gmm__ck_etp_size(x, &b->parts[0].rank), dst_etp = gmm__ck_etp_size(x, &b->target.rank);
+    const int fused = x->halves == 2 && (g->weight[GMM_CKPT_BOTH].row ||
+                                         gmm__ck_target_row(b, x, GMM_CKPT_BOTH, 0, g->blocks));
+    gmm_status status;
+    if (!fused && src_etp <= 1 && dst_etp <= 1 && !g->cut && !gmm__ck_is_gtp_sharded(b, x)) return GMM_OK;
+    status = gmm__ck_check_multiple(b, l, x->f / (x->rows_sharded ? src_etp : 1), br, "rows", unit);
+    if (!status) status = gmm__ck_check_multiple(b, l, x->f / (x->rows_sharded ? dst_etp : 1), br, "rows", unit);
+    if (!status && x->cols_sharded) status = gmm__ck_check_multiple(b, l, x->k / src_etp, bc, "columns", unit);
+    if (!status && x->cols_sharded) status = gmm__ck_check_multiple(b, l, x->k / dst_etp, bc, "columns", unit);
+    if (!status && g->src_block) status = gmm__ck_check_multiple(b, l, g->src_block, br, "the block", unit);
+    if (!status && g->dst_block) status = gmm__ck_check_multiple(b, l, g->dst_block, br, "the block", unit);
+    return status;
+}
+
+/* Plans quantized weights that stay quantized, and their scales: blocks and scales move alike. `last` names the weight
+   in the message about missing scales. */
+static gmm_status gmm__ck_plan_quantized(gmm__ck_builder *b, gmm__ck_array x, gmm__ck_transfer g,
+                                         gmm__ck_row_tensors *scale, int mx, const gmm_ckpt_tensor *last) {
+    const int64_t br = mx ? 1 : 128, bc = mx ? 32 : 128;
+    gmm_status status;
+    int half;
+    for (half = 0; half < 3; half++)
+        if (g.weight[half].row && !scale[half].row)
+            return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING, last->name, "the source lacks its scales");
+    g.blocks = mx;
+    if (mx) x.k /= 2; /* bytes of two 4-bit elements */
+    status = gmm__ck_plan_array(b, &x, &g);
+    if (mx) x.k *= 2;
+    if (!status) status = gmm__ck_check_scale_blocks(b, &x, &g, br, bc);
+    if (status) return status;
+    x.kind = GMM_CKPT_SCALE;
+    x.f = gmm__ceil_div(x.f, br);
+    x.k = gmm__ceil_div(x.k, bc);
+    g.weight = scale;
+    g.src_block /= br;
+    g.dst_block /= br;
+    g.shape_cols = x.k;
+    g.cut_unit = br;
+    return gmm__ck_plan_array(b, &x, &g);
+}
+
+/* Plans the biases of one linear in one state; `g` is the transfer of its weights. */
+static gmm_status gmm__ck_plan_bias(gmm__ck_builder *b, const gmm_ckpt_linear *l, gmm__ck_transfer g,
+                                    gmm__ck_match *matches, int64_t count, gmm_dtype dtype) {
+    const gmm__ck_array x = gmm__ck_make_array(l, GMM_CKPT_BIAS);
+    const gmm_ckpt_row *row = NULL;
+    gmm__ck_row_tensors bias[3];
+    gmm_status status;
+    if (count == 0 && b->source.skip_missing) return GMM_OK;
+    if (count == 0) {
+        if (!gmm__ck_find_row(b->source.scheme, l, GMM_CKPT_BIAS, &row))
+            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, l->path, "linears: bias is 1, but the scheme %s has none",
+                                  b->source.scheme->name);
+        return gmm__ck_refuse_missing_tensor(b, &x, row, g.state, 0);
+    }
+    status = gmm__ck_group_matches(b, &x, matches, count, l->grouped_bias, bias);
+    if (status) return status;
+    g.weight = bias;
+    g.presence = bias;
+    g.scale = NULL;
+    g.cut = NULL;
+    g.blocks = 0;
+    g.grouped = l->grouped_bias;
+    g.shape_cols = 1;
+    g.dtype = dtype;
+    return gmm__ck_plan_array(b, &x, &g);
+}
+
+/* Plans one linear in one state. */
+static gmm_status gmm__ck_plan_state(gmm__ck_builder *b, int64_t index, int32_t state, gmm__ck_match *matches,
+                                     int64_t count) {
+    const gmm_ckpt_linear *l = &b->linears[index];
+    const int converted = state == 0 && l->slot != GMM_CKPT_ROUTER && l->slot != GMM_CKPT_ROUTER_CORRECTION &&
+                          l->slot != GMM_CKPT_SHARED_GATE;
+    const gmm_ckpt_row *row = NULL;
+    const gmm_ckpt_tensor *last = NULL;
+    gmm__ck_row_tensors weight[3], scale[3];
+    gmm__ck_transfer g;
+    gmm__ck_array x = gmm__ck_make_array(l, GMM_CKPT_WEIGHT);
+    int64_t n[3] = {0, 0, 0}, i;
+    int quantized, mx;
+    gmm_status status = gmm__ck_check_wrappers(b, matches, count);
+    if (status) return status;
+    memset(&g, 0, sizeof g);
+    for (i = 0; i < count; i++) n[matches[i].kind]++;
+    if (count) g.key = gmm__ck_match_key(b, &matches[0]);
+    else if (b->source.skip_missing) return GMM_OK;
+    if (n[GMM_CKPT_WEIGHT] == 0) {
+        if (!gmm__ck_find_row(b->source.scheme, l, GMM_CKPT_WEIGHT, &row))
+            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, l->path, "linears: the scheme %s has no slot %d",
+                                  b->source.scheme->name, (int)l->slot);
+        return gmm__ck_refuse_missing_tensor(b, &x, row, state, 0);
+    }
+    status = gmm__ck_group_matches(b, &x, matches, n[GMM_CKPT_WEIGHT], l->grouped_weight, weight);
+    if (!status) status = gmm__ck_check_halves(b, &x, weight);
+    if (!status) status = gmm__ck_glu_blocks(b, l, weight, &g.src_block, &g.dst_block);
+    if (!status) status = gmm__ck_check_extents(b, &x, &g);
     if (status) return status;
 
     for (i = 0; i < 3 && !weight[i].row; i++) {}
-    row = weight[i].row;
-    mx = row->scaling == GMM_SCALING_MX32;
-    for (first = 0; first < b->source.part_count * gmm__ck_part_experts(b, &x); first++) { /* is anything quantized? */
-        int h;
-        for (h = 0; h < 3; h++) {
-            if (!weight[h].row || weight[h].tensor[first] < 0) continue;
-            t = &b->parts[first / gmm__ck_part_experts(b, &x)].table->tensors[weight[h].tensor[first]];
-            quantized |= mx || t->dtype == GMM_E4M3 || t->dtype == GMM_E5M2;
-        }
-    }
-    quantized = quantized && gmm__ck_has_row(b->source.scheme, l, GMM_CKPT_SCALE, &row);
+    mx = weight[i].row->scaling == GMM_SCALING_MX32;
+    quantized = gmm__ck_is_quantized(b, &x, weight, &last) &&
+                gmm__ck_find_row(b->source.scheme, l, GMM_CKPT_SCALE, &row);
     x.kind = GMM_CKPT_SCALE;
-    status = gmm__ck_gather(b, &x, hits + n[GMM_CKPT_WEIGHT] + n[GMM_CKPT_BIAS], n[GMM_CKPT_SCALE], l->grouped_weight,
-                            scale);
+    status = gmm__ck_group_matches(b, &x, matches + n[GMM_CKPT_WEIGHT] + n[GMM_CKPT_BIAS], n[GMM_CKPT_SCALE],
+                                   l->grouped_weight, scale);
     x.kind = GMM_CKPT_WEIGHT;
     if (status) return status;
-    gmm__ck_plain(b, gmm__ck_part_experts(b, &x), weight, scale);
+    gmm__ck_mark_plain_scales(b, gmm__ck_part_experts(b, &x), weight, scale);
     if (mx) {
-        status = gmm__ck_divides(b, l, x.k / (x.cols_cut ? src_etp : 1), 32, "in", "MX32 blocks of");
-        if (!status) status = gmm__ck_divides(b, l, x.k / (x.cols_cut ? dst_etp : 1), 32, "in", "MX32 blocks of");
+        const int64_t src_etp = x.cols_sharded ? b->parts[0].rank.etp_size : 1;
+        const int64_t dst_etp = x.cols_sharded ? b->target.rank.etp_size : 1;
+        status = gmm__ck_check_multiple(b, l, x.k / src_etp, 32, "in", "MX32 blocks of");
+        if (!status) status = gmm__ck_check_multiple(b, l, x.k / dst_etp, 32, "in", "MX32 blocks of");
         if (status) return status;
     }
     g.weight = weight;
     g.presence = weight;
     g.state = state;
     g.grouped = l->grouped_weight;
-    g.shown_cols = x.k;
+    g.shape_cols = x.k;
     g.cut = b->target.cuts ? &b->target.cuts[index] : NULL;
     g.cut_unit = 1;
-    if (state == 0 && experts_own) g.dtype = b->target.dtype;
-    if (quantized && g.dtype != GMM_NONE) {
-        g.scale = scale;
-        status = gmm__ck_pass(b, &x, &g);
-    } else if (quantized) { /* blocks and scales move alike */
-        const int64_t br = mx ? 1 : 128, bc = mx ? 32 : 128;
-        for (i = 0; i < 3; i++)
-            if (weight[i].row && !scale[i].row)
-                return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING, t->name, "the source lacks its scales");
-        g.blocks = mx;
-        if (mx) x.k /= 2;
-        status = gmm__ck_pass(b, &x, &g);
-        if (mx) x.k *= 2;
-        joined = x.halves == 2 && (weight[GMM_CKPT_BOTH].row || gmm__ck_target_row(b, &x, GMM_CKPT_BOTH, 0, mx));
-        if (!status && (joined || src_etp > 1 || dst_etp > 1 || g.cut || gmm__ck_is_cut(b, &x))) {
-            status = gmm__ck_divides(b, l, x.f / (x.rows_cut ? src_etp : 1), br, "rows", "scale blocks of");
-            if (!status) status = gmm__ck_divides(b, l, x.f / (x.rows_cut ? dst_etp : 1), br, "rows",
-                                                  "scale blocks of");
-            if (!status && x.cols_cut) status = gmm__ck_divides(b, l, x.k / src_etp, bc, "columns", "scale blocks of");
-            if (!status && x.cols_cut) status = gmm__ck_divides(b, l, x.k / dst_etp, bc, "columns", "scale blocks of");
-            if (!status && g.src_block) status = gmm__ck_divides(b, l, g.src_block, br, "the block", "scale blocks of");
-            if (!status && g.dst_block) status = gmm__ck_divides(b, l, g.dst_block, br, "the block", "scale blocks of");
-        }
-        if (status) return status;
-        x.kind = GMM_CKPT_SCALE;
-        x.f = gmm__ceil_div(x.f, br);
-        x.k = gmm__ceil_div(x.k, bc);
-        g.weight = scale;
-        g.src_block /= br;
-        g.dst_block /= br;
-        g.shown_cols = x.k;
-        g.cut_unit = br;
-        status = gmm__ck_pass(b, &x, &g);
-        x.f = l->out / x.halves;
-        g.src_block *= br;
-        g.dst_block *= br;
-    } else {
-        status = gmm__ck_pass(b, &x, &g);
-    }
+    if (converted) g.dtype = b->target.dtype;
+    if (quantized && g.dtype != GMM_NONE) g.scale = scale;
+    status = quantized && g.dtype == GMM_NONE ? gmm__ck_plan_quantized(b, x, g, scale, mx, last)
+                                              : gmm__ck_plan_array(b, &x, &g);
     if (status || !l->bias) return status;
-
-    x = gmm__ck_array_of(l, GMM_CKPT_BIAS);
-    g.cut = NULL;
-    if (n[GMM_CKPT_BIAS] == 0 && b->source.skip_missing) return GMM_OK;
-    if (n[GMM_CKPT_BIAS] == 0) {
-        if (!gmm__ck_has_row(b->source.scheme, l, GMM_CKPT_BIAS, &row))
-            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, l->path, "linears: bias is 1, but the scheme %s has none",
-                                  b->source.scheme->name);
-        return gmm__ck_missing(b, &x, row, state, 0);
-    }
-    status = gmm__ck_gather(b, &x, hits + n[GMM_CKPT_WEIGHT], n[GMM_CKPT_BIAS], l->grouped_bias, scale);
-    if (status) return status;
-    g.weight = scale;
-    g.presence = scale;
-    g.scale = NULL;
-    g.blocks = 0;
-    g.grouped = l->grouped_bias;
-    g.shown_cols = 1;
-    g.dtype = state == 0 && experts_own ? b->target.bias_dtype : GMM_NONE;
-    return gmm__ck_pass(b, &x, &g);
+    return gmm__ck_plan_bias(b, l, g, matches + n[GMM_CKPT_WEIGHT], n[GMM_CKPT_BIAS],
+                             converted ? b->target.bias_dtype : GMM_NONE);
 }
 
-static gmm_status gmm__ck_plan_linears(gmm__ck_build *b) {
+static gmm_status gmm__ck_plan_linears(gmm__ck_builder *b) {
     int64_t at = 0, i;
     int32_t s;
     for (i = 0; i < b->linear_count; i++) {
         int64_t end = at;
-        while (end < b->hit_count && b->hits[end].linear == i) end++;
+        while (end < b->match_count && b->matches[end].linear == i) end++;
         if (at == end && b->source.skip_missing) continue;
         for (s = 0; s < b->source.state_count; s++) {
             const int64_t begin = at;
             gmm_status status;
-            while (at < end && b->hits[at].state == s) at++;
-            if (!b->present[s] && s > 0) continue;
-            status = gmm__ck_plan_state(b, i, s, begin < at ? b->hits + begin : NULL, at - begin);
+            while (at < end && b->matches[at].state == s) at++;
+            if (!b->state_present[s] && s > 0) continue;
+            status = gmm__ck_plan_state(b, i, s, begin < at ? b->matches + begin : NULL, at - begin);
             if (status) return status;
         }
     }
     return GMM_OK;
 }
 
-/* "_extra_state" or "_extra_state12" as a segment: a pickle, or with more behind it a tensor of what one holds. */
+/* Builds a plan: descriptors, extra tensors, the order of moves, and the cost. */
+
+/* Whether a segment is "_extra_state" or "_extra_state12": a pickle, or with further segments a tensor from one. */
 static int gmm__ck_extra_state(const char *name) {
     const char *at, *dot;
     int64_t number;
@@ -11866,15 +12001,15 @@ static int gmm__ck_extra_state(const char *name) {
         dot = strchr(name, '.');
         if (strncmp(name, "_extra_state", 12)) continue;
         at = name + 12;
-        if (*at && at != dot && !gmm__ck_number(&at, &number)) continue;
+        if (*at && at != dot && !gmm__ck_parse_number(&at, &number)) continue;
         if (!*at || at == dot) return 1;
     }
     return 0;
 }
 
-/* A target that is a run of units of one source tensor. */
-static gmm_status gmm__ck_run(gmm__ck_build *b, int32_t part, int32_t src, int64_t src_at, int32_t dst, int64_t dst_at,
-                              int64_t units) {
+/* Adds a copy of consecutive units of one source tensor. */
+static gmm_status gmm__ck_plan_copy(gmm__ck_builder *b, int32_t part, int32_t src, int64_t src_at, int32_t dst,
+                                    int64_t dst_at, int64_t units) {
     gmm_ckpt_move m = GMM_ZERO;
     if (units == 0) return GMM_OK;
     m.kind = GMM_CKPT_COPY;
@@ -11884,12 +12019,12 @@ static gmm_status gmm__ck_run(gmm__ck_build *b, int32_t part, int32_t src, int64
     m.scale = -1;
     m.src_at = src_at;
     m.dst_at = dst_at;
-    gmm__ck_loop(&m, units, 1, 1);
-    return gmm__ck_push(b, &m);
+    gmm__ck_add_loop(&m, units, 1, 1);
+    return gmm__ck_add_move(b, &m);
 }
 
-/* What no linear used: kept, dropped, or an error. */
-static gmm_status gmm__ck_keep(gmm__ck_build *b) {
+/* Keeps, drops or refuses the tensors that no linear uses. */
+static gmm_status gmm__ck_plan_extra(gmm__ck_builder *b) {
     const int64_t before = b->targets->count;
     int64_t i;
     int32_t p;
@@ -11901,29 +12036,29 @@ static gmm_status gmm__ck_keep(gmm__ck_build *b) {
             int64_t same;
             int32_t target = -1;
             gmm_status status;
-            if (b->used[p][i] == GMM__CK_USED) {
+            if (b->uses[p][i] == GMM__CK_USED) {
                 if (b->report) b->report->matched++;
                 continue;
             }
-            if (b->used[p][i] == GMM__CK_LEFT_OUT || (b->source.drop_extra_state && gmm__ck_extra_state(t.name)) ||
+            if (b->uses[p][i] == GMM__CK_DROPPED || (b->source.drop_extra_state && gmm__ck_extra_state(t.name)) ||
                 b->source.extra == GMM_CKPT_EXTRA_DROP) {
                 if (b->report) b->report->dropped++;
                 continue;
             }
             if (b->source.extra == GMM_CKPT_EXTRA_REFUSE)
-                return gmm__ck_refuse(b, GMM_CKPT_EXTRA_KEY, t.name, b->used[p][i] == GMM__CK_PLAIN_SCALE
+                return gmm__ck_refuse(b, GMM_CKPT_EXTRA_KEY, t.name, b->uses[p][i] == GMM__CK_PLAIN_SCALE
                                       ? "its weight is not quantized" : "no linear uses it");
             if (b->target.drop_wrappers) {
-                char *name = (char *)gmm__ck_get(&b->temp, (int64_t)strlen(t.name) + 1, 1);
+                char *name = (char *)gmm__ck_alloc(&b->arena, (int64_t)strlen(t.name) + 1, 1);
                 size_t n;
                 if (!name) return gmm__ck_no_memory(b);
-                (void)gmm__ck_state_of(b, t.name, &n);
+                (void)gmm__ck_find_state(b, t.name, &n);
                 memcpy(name, t.name, n);
-                (void)gmm__ck_canonical(&b->source, t.name + n, name + n);
+                (void)gmm__ck_strip_wrappers(&b->source, t.name + n, name + n);
                 t.name = name;
             }
             same = gmm_ckpt_table_find(b->targets, t.name);
-            if (same >= before) { /* ranks hold it alike */
+            if (same >= before) { /* several ranks hold the same tensor */
                 const gmm_ckpt_tensor *k = &b->targets->tensors[same];
                 if (k->dtype == t.dtype && k->rank == t.rank && k->bytes == t.bytes &&
                     !memcmp(k->shape, t.shape, (size_t)t.rank * sizeof t.shape[0]))
@@ -11931,33 +12066,34 @@ static gmm_status gmm__ck_keep(gmm__ck_build *b) {
                 return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t.name, "parts of the source have it in different shapes");
             }
             if (b->report) b->report->kept++;
-            status = gmm__ck_new_target(b, &t, &target);
-            if (!status) status = gmm__ck_run(b, p, (int32_t)i, 0, target, 0, gmm__ck_units(&t));
-            if (!status) status = gmm__ck_close(b, target, first);
+            status = gmm__ck_add_target(b, &t, &target);
+            if (!status) status = gmm__ck_plan_copy(b, p, (int32_t)i, 0, target, 0, gmm__ck_unit_count(&t));
+            if (!status) status = gmm__ck_finish_target(b, target, first);
             if (status) return status;
         }
     }
     return GMM_OK;
 }
 
-typedef struct gmm__ck_order { int64_t at, index; int32_t part, storage; } gmm__ck_order;
+typedef struct gmm__ck_order { int64_t offset, index; int32_t part, storage; } gmm__ck_order;
 
 static int gmm__ck_compare_order(const void *a, const void *b) {
     const gmm__ck_order *x = (const gmm__ck_order *)a, *y = (const gmm__ck_order *)b;
     if (x->part != y->part) return x->part < y->part ? -1 : 1;
     if (x->storage != y->storage) return x->storage < y->storage ? -1 : 1;
-    if (x->at != y->at) return x->at < y->at ? -1 : 1;
+    if (x->offset != y->offset) return x->offset < y->offset ? -1 : 1;
     return x->index < y->index ? -1 : x->index > y->index;
 }
 
-static int gmm__ck_compare_spans(const void *a, const void *b) {
-    const uintptr_t x = (uintptr_t)((const gmm__ck_span *)a)->begin, y = (uintptr_t)((const gmm__ck_span *)b)->begin;
+static int gmm__ck_compare_ranges(const void *a, const void *b) {
+    const uintptr_t x = (uintptr_t)((const gmm__ck_memory_range *)a)->begin,
+        y = (uintptr_t)((const gmm__ck_memory_range *)b)->begin;
     return x < y ? -1 : x > y;
 }
 
 /* Rows and columns of a quantized tensor's matrices, and of their scales. */
-static void gmm__ck_quant(const gmm_ckpt_tensor *t, gmm_scaling scaling, int64_t *rows, int64_t *cols,
-                          int64_t *scale_rows, int64_t *scale_cols) {
+static void gmm__ck_scale_shape(const gmm_ckpt_tensor *t, gmm_scaling scaling, int64_t *rows, int64_t *cols,
+                                int64_t *scale_rows, int64_t *scale_cols) {
     const int mx = scaling == GMM_SCALING_MX32;
     const int32_t r = t->rank - (mx ? 1 : 0);
     *rows = r > 1 ? t->shape[r - 2] : 1;
@@ -11966,29 +12102,30 @@ static void gmm__ck_quant(const gmm_ckpt_tensor *t, gmm_scaling scaling, int64_t
     *scale_cols = mx ? t->shape[r - 1] : gmm__ceil_div(*cols, 128);
 }
 
-/* Bytes of the scales of a row of blocks: what dequantizing needs at least. */
-static int64_t gmm__ck_scale_row(const gmm_ckpt_plan *plan, const gmm_ckpt_move *m) {
+/* Bytes of the scales of one row of blocks: the least that dequantizing needs at once. */
+static int64_t gmm__ck_scale_row_bytes(const gmm_ckpt_plan *plan, const gmm_ckpt_move *m) {
     int64_t rows = 0, cols = 0, scale_rows = 0, scale_cols = 0;
     if (m->kind != GMM_CKPT_DEQUANT) return 0;
-    gmm__ck_quant(&plan->parts[m->part].table->tensors[m->src], m->scaling, &rows, &cols, &scale_rows, &scale_cols);
+    gmm__ck_scale_shape(&plan->parts[m->part].table->tensors[m->src], m->scaling, &rows, &cols, &scale_rows,
+                        &scale_cols);
     return m->scaling == GMM_SCALING_MX32 ? 4 : scale_cols * 4;
 }
 
 enum { GMM__CK_SCRATCH_MIN = 64 };
 
-/* Makes the plan of what was built. */
-static gmm_status gmm__ck_finish(gmm__ck_build *b, gmm_ckpt_plan *plan) {
-    gmm__ck_order *order = (gmm__ck_order *)gmm__ck_get(&b->temp, b->move_count, sizeof *order);
+/* Copies the sorted moves into the plan and computes its cost and source ranges. */
+static gmm_status gmm__ck_build_plan(gmm__ck_builder *b, gmm_ckpt_plan *plan) {
+    gmm__ck_order *order = (gmm__ck_order *)gmm__ck_alloc(&b->arena, b->move_count, sizeof *order);
     int64_t i, s, n = 0;
     int32_t p;
     plan->count = b->move_count;
     plan->part_count = b->source.part_count;
-    plan->moves = (gmm_ckpt_move *)gmm__ck_get(&plan->arena, b->move_count, sizeof *plan->moves);
-    plan->last = (int64_t *)gmm__ck_get(&plan->arena, b->targets->count, sizeof *plan->last);
-    plan->parts = (gmm_ckpt_part *)gmm__ck_get(&plan->arena, b->source.part_count, sizeof *plan->parts);
+    plan->moves = (gmm_ckpt_move *)gmm__ck_alloc(&plan->arena, b->move_count, sizeof *plan->moves);
+    plan->last_move = (int64_t *)gmm__ck_alloc(&plan->arena, b->targets->count, sizeof *plan->last_move);
+    plan->parts = (gmm_ckpt_part *)gmm__ck_alloc(&plan->arena, b->source.part_count, sizeof *plan->parts);
     for (p = 0; p < b->source.part_count; p++) n += b->parts[p].table->storage_count;
-    plan->spans = (gmm__ck_span *)gmm__ck_get(&plan->arena, n, sizeof *plan->spans);
-    if (!order || !plan->moves || !plan->last || !plan->parts || !plan->spans) return gmm__ck_no_memory(b);
+    plan->source_ranges = (gmm__ck_memory_range *)gmm__ck_alloc(&plan->arena, n, sizeof *plan->source_ranges);
+    if (!order || !plan->moves || !plan->last_move || !plan->parts || !plan->source_ranges) return gmm__ck_no_memory(b);
     memcpy(plan->parts, b->parts, (size_t)b->source.part_count * sizeof *plan->parts);
     for (i = 0; i < b->move_count; i++) {
         const gmm_ckpt_move *m = &b->moves[i];
@@ -11996,71 +12133,74 @@ static gmm_status gmm__ck_finish(gmm__ck_build *b, gmm_ckpt_plan *plan) {
         order[i].part = m->part;
         if (m->src < 0) continue;
         order[i].storage = b->parts[m->part].table->tensors[m->src].storage;
-        order[i].at = b->parts[m->part].table->tensors[m->src].offset +
-                      m->src_at * gmm__ck_unit(b->parts[m->part].table->tensors[m->src].dtype);
+        order[i].offset = b->parts[m->part].table->tensors[m->src].offset +
+                      m->src_at * gmm__ck_unit_bytes(b->parts[m->part].table->tensors[m->src].dtype);
     }
     if (b->move_count) qsort(order, (size_t)b->move_count, sizeof *order, gmm__ck_compare_order);
-    for (i = 0; i < b->targets->count; i++) plan->last[i] = -1;
-    plan->cost.target_bytes = b->at;
+    for (i = 0; i < b->targets->count; i++) plan->last_move[i] = -1;
+    plan->cost.target_bytes = b->target_end;
     plan->cost.scratch_min = GMM__CK_SCRATCH_MIN;
     for (i = 0; i < b->move_count; i++) {
         const gmm_ckpt_move *m = &plan->moves[i];
-        const int64_t units = gmm__ck_moved(&b->moves[order[i].index]);
+        const int64_t units = gmm__ck_move_elements(&b->moves[order[i].index]);
         plan->moves[i] = b->moves[order[i].index];
-        plan->last[m->dst] = i;
+        plan->last_move[m->dst] = i;
         plan->cost.moves[m->kind]++;
         if (m->kind == GMM_CKPT_VIEW) continue;
-        plan->cost.bytes_written += units * gmm__ck_unit(b->targets->tensors[m->dst].dtype);
+        plan->cost.bytes_written += units * gmm__ck_unit_bytes(b->targets->tensors[m->dst].dtype);
         if (m->kind == GMM_CKPT_ZERO) continue;
         if (m->kind == GMM_CKPT_DEQUANT) {
-            const int64_t row = gmm__ck_scale_row(plan, m);
+            const int64_t row = gmm__ck_scale_row_bytes(plan, m);
             if (8 * 3 * row + GMM__CK_SCRATCH_MIN > plan->cost.scratch_min)
                 plan->cost.scratch_min = 8 * 3 * row + GMM__CK_SCRATCH_MIN;
             plan->cost.bytes_read += m->scaling == GMM_SCALING_MX32 ? units / 2 + units / 32
                                                                     : units + gmm__ceil_div(units, 16384) * 4;
         } else {
-            plan->cost.bytes_read += units * gmm__ck_unit(b->parts[m->part].table->tensors[m->src].dtype);
+            plan->cost.bytes_read += units * gmm__ck_unit_bytes(b->parts[m->part].table->tensors[m->src].dtype);
         }
     }
     for (p = 0; p < b->source.part_count; p++)
         for (s = 0; s < b->parts[p].table->storage_count; s++) {
             const gmm__ck_storage *storage = &b->parts[p].table->storages[s];
             if (!storage->base || !storage->bytes) continue;
-            plan->spans[plan->span_count].begin = storage->base;
-            plan->spans[plan->span_count++].end = storage->base + storage->bytes;
+            plan->source_ranges[plan->source_range_count].begin = storage->base;
+            plan->source_ranges[plan->source_range_count++].end = storage->base + storage->bytes;
         }
-    if (plan->span_count) {
-        qsort(plan->spans, (size_t)plan->span_count, sizeof *plan->spans, gmm__ck_compare_spans);
-        for (i = 1, n = 1; i < plan->span_count; i++) {
-            gmm__ck_span *last = &plan->spans[n - 1];
-            if ((uintptr_t)plan->spans[i].begin > (uintptr_t)last->end) plan->spans[n++] = plan->spans[i];
-            else if ((uintptr_t)plan->spans[i].end > (uintptr_t)last->end) last->end = plan->spans[i].end;
+    if (plan->source_range_count) {
+        qsort(plan->source_ranges, (size_t)plan->source_range_count, sizeof *plan->source_ranges,
+              gmm__ck_compare_ranges);
+        for (i = 1, n = 1; i < plan->source_range_count; i++) {
+            gmm__ck_memory_range *last = &plan->source_ranges[n - 1];
+            const gmm__ck_memory_range *next = &plan->source_ranges[i];
+            if ((uintptr_t)next->begin > (uintptr_t)last->end) plan->source_ranges[n++] = *next;
+            else if ((uintptr_t)next->end > (uintptr_t)last->end) last->end = next->end;
         }
-        plan->span_count = n;
+        plan->source_range_count = n;
     }
     return GMM_OK;
 }
 
-/* Reads the source's and target's descriptors. Defaults are filled in; nothing is matched yet. */
-static gmm_status gmm__ck_open(gmm__ck_build *b, const gmm_ckpt_source *source, const gmm_ckpt_target *target) {
+/* Reads and checks the source's and target's descriptors, and fills in defaults. */
+static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_source *source,
+                                           const gmm_ckpt_target *target) {
     static const char *const all = "";
-    const void *given[2];
+    const void *descriptors[2];
     void *copies[2];
     size_t sizes[2];
     int32_t i, p, q;
-    given[0] = source;
-    given[1] = target;
+    descriptors[0] = source;
+    descriptors[1] = target;
     copies[0] = &b->source;
     copies[1] = &b->target;
     sizes[0] = sizeof b->source;
     sizes[1] = sizeof b->target;
     for (i = 0; i < 2; i++) {
         uint32_t size;
-        memcpy(&size, given[i], sizeof size);
+        memcpy(&size, descriptors[i], sizeof size);
         if (size && size < 2 * sizeof size)
             return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s: struct_size %u is too small for any version",
                                   i ? "target" : "source", size);
-        if (!gmm__copy_sized(copies[i], sizes[i], given[i])) {
+        if (!gmm__copy_sized(copies[i], sizes[i], descriptors[i])) {
             (void)gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s: struct_size %u is larger than the %u bytes of "
                                  "version "
                                  "%s", i ? "target" : "source", size, (unsigned)sizes[i], GMM_VERSION_STRING);
@@ -12084,7 +12224,7 @@ static gmm_status gmm__ck_open(gmm__ck_build *b, const gmm_ckpt_source *source, 
     if (!b->target.scheme) b->target.scheme = b->source.scheme;
     b->states = b->source.states;
     if (!b->source.states || !b->source.state_count) {
-        const char **one = (const char **)gmm__ck_get(&b->temp, 1, sizeof *one);
+        const char **one = (const char **)gmm__ck_alloc(&b->arena, 1, sizeof *one);
         if (!one) return gmm__ck_no_memory(b);
         one[0] = all;
         b->states = one;
@@ -12102,7 +12242,7 @@ static gmm_status gmm__ck_open(gmm__ck_build *b, const gmm_ckpt_source *source, 
     if (b->target.glu_block < 0)
         return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, NULL, "target.glu_block is %d: must be >= 0",
                               b->target.glu_block);
-    b->parts = (gmm_ckpt_part *)gmm__ck_get(&b->temp, b->source.part_count, sizeof *b->parts);
+    b->parts = (gmm_ckpt_part *)gmm__ck_alloc(&b->arena, b->source.part_count, sizeof *b->parts);
     if (!b->parts) return gmm__ck_no_memory(b);
     memcpy(b->parts, b->source.parts, (size_t)b->source.part_count * sizeof *b->parts);
     for (p = -1; p < b->source.part_count; p++) {
@@ -12131,8 +12271,8 @@ static gmm_status gmm__ck_open(gmm__ck_build *b, const gmm_ckpt_source *source, 
     return GMM_OK;
 }
 
-/* Takes over the linears of a caller. */
-static gmm_status gmm__ck_take_linears(gmm__ck_build *b, const gmm_ckpt_linear *linears, int64_t count) {
+/* Checks and copies the linears of the caller. */
+static gmm_status gmm__ck_add_linears(gmm__ck_builder *b, const gmm_ckpt_linear *linears, int64_t count) {
     int64_t i;
     for (i = 0; i < count; i++) {
         gmm_ckpt_linear l = linears[i];
@@ -12151,33 +12291,33 @@ static gmm_status gmm__ck_take_linears(gmm__ck_build *b, const gmm_ckpt_linear *
             return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, l.path, "linears[%lld]: %lld x %lld x %lld do not fit 63 bits",
                                   (long long)i, (long long)l.experts, (long long)l.out, (long long)l.in);
         if (l.path) {
-            char *path = (char *)gmm__ck_get(&b->temp, (int64_t)strlen(l.path) + 1, 1);
+            char *path = (char *)gmm__ck_alloc(&b->arena, (int64_t)strlen(l.path) + 1, 1);
             if (!path) return gmm__ck_no_memory(b);
-            if (!gmm__ck_canonical(&b->source, l.path, path) && !b->source.prefix)
+            if (!gmm__ck_strip_wrappers(&b->source, l.path, path) && !b->source.prefix)
                 return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "linears[%lld].path is \"%.60s\", empty without "
                                       "wrapper segments: any key would do%s", (long long)i, l.path,
                                       gmm__ck_is_map(b) ? "" : "; state the prefix");
             l.path = path;
         }
-        status = gmm__ck_linear_add(b, &l);
+        status = gmm__ck_add_linear(b, &l);
         if (status) return status;
     }
     return GMM_OK;
 }
 
-static gmm_status gmm__ck_start(gmm__ck_build *b, const char *fn, gmm_ckpt_plan **out, const gmm_allocator *allocator,
-                                gmm_ckpt_report *report) {
+static gmm_status gmm__ck_builder_init(gmm__ck_builder *b, const char *fn, gmm_ckpt_plan **out,
+                                       const gmm_allocator *allocator, gmm_ckpt_report *report) {
     gmm_allocator a;
     gmm_status status;
     int32_t storage;
     memset(b, 0, sizeof *b);
-    gmm__ck_begin(report);
+    gmm__ck_reset_report(report);
     b->fn = fn;
     b->report = report;
     if (allocator && !allocator->alloc != !allocator->release)
         return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "allocator: 1 of 2 functions is set; set both or none");
     a = gmm__ck_allocator(allocator);
-    b->temp.allocator = a;
+    b->arena.allocator = a;
     if (!out) return GMM_OK; /* a scan */
     *out = (gmm_ckpt_plan *)a.alloc(a.user, sizeof **out);
     if (!*out) return gmm__ck_no_memory(b);
@@ -12190,8 +12330,8 @@ static gmm_status gmm__ck_start(gmm__ck_build *b, const char *fn, gmm_ckpt_plan 
     return GMM_OK;
 }
 
-static gmm_status gmm__ck_end(gmm__ck_build *b, gmm_ckpt_plan **out, gmm_status status) {
-    gmm__ck_clear(&b->temp);
+static gmm_status gmm__ck_builder_release(gmm__ck_builder *b, gmm_ckpt_plan **out, gmm_status status) {
+    gmm__ck_arena_release(&b->arena);
     if (status && out) {
         gmm_ckpt_plan_destroy(*out);
         *out = NULL;
@@ -12199,8 +12339,8 @@ static gmm_status gmm__ck_end(gmm__ck_build *b, gmm_ckpt_plan **out, gmm_status 
     return status;
 }
 
-static gmm_status gmm__ck_null(const char *fn, const char *what, gmm_ckpt_report *report) {
-    gmm__ck_begin(report);
+static gmm_status gmm__ck_fail_null(const char *fn, const char *what, gmm_ckpt_report *report) {
+    gmm__ck_reset_report(report);
     if (report) report->reason = GMM_CKPT_ARGUMENT;
     return gmm__fail(report ? &report->error : NULL, GMM_E_NULL, "%s: %s is NULL", fn, what);
 }
@@ -12208,24 +12348,24 @@ static gmm_status gmm__ck_null(const char *fn, const char *what, gmm_ckpt_report
 static gmm_status gmm__ck_create(const char *fn, gmm_ckpt_plan **out, const gmm_ckpt_source *source,
                                  const gmm_ckpt_target *target, const gmm_ckpt_linear *linears, int64_t count,
                                  const gmm_allocator *allocator, gmm_ckpt_report *report) {
-    gmm__ck_build b;
+    gmm__ck_builder b;
     gmm_status status;
-    if (!out) return gmm__ck_null(fn, "out", report);
+    if (!out) return gmm__ck_fail_null(fn, "out", report);
     *out = NULL;
-    if (!source || !target || (!linears && count)) return gmm__ck_null(fn, !source ? "source" : !target ? "target" :
-                                                                       "linears", report);
-    status = gmm__ck_start(&b, fn, out, allocator, report);
-    if (!status) status = gmm__ck_open(&b, source, target);
+    if (!source || !target || (!linears && count))
+        return gmm__ck_fail_null(fn, !source ? "source" : !target ? "target" : "linears", report);
+    status = gmm__ck_builder_init(&b, fn, out, allocator, report);
+    if (!status) status = gmm__ck_read_descriptors(&b, source, target);
     if (!status && count < 0) status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "count is %lld", (long long)count);
-    if (!status) status = gmm__ck_take_linears(&b, linears, count);
+    if (!status) status = gmm__ck_add_linears(&b, linears, count);
     if (!status) status = gmm__ck_read_keys(&b);
-    if (!status) status = gmm__ck_agree(&b);
-    if (!status) status = gmm__ck_complete(&b);
-    if (!status) status = gmm__ck_refuse_missing(&b, NULL);
+    if (!status) status = gmm__ck_check_layers(&b);
+    if (!status) status = gmm__ck_find_missing(&b);
+    if (!status) status = gmm__ck_refuse_incomplete(&b, NULL);
     if (!status) status = gmm__ck_plan_linears(&b);
-    if (!status) status = gmm__ck_keep(&b);
-    if (!status) status = gmm__ck_finish(&b, *out);
-    return gmm__ck_end(&b, out, status);
+    if (!status) status = gmm__ck_plan_extra(&b);
+    if (!status) status = gmm__ck_build_plan(&b, *out);
+    return gmm__ck_builder_release(&b, out, status);
 }
 
 GMMDEF gmm_status gmm_ckpt_plan_create(gmm_ckpt_plan **out, const gmm_ckpt_source *source,
@@ -12239,7 +12379,7 @@ GMMDEF void gmm_ckpt_plan_destroy(gmm_ckpt_plan *plan) {
     if (!plan) return;
     a = plan->arena.allocator;
     gmm_ckpt_table_destroy(plan->targets);
-    gmm__ck_clear(&plan->arena);
+    gmm__ck_arena_release(&plan->arena);
     a.release(a.user, plan);
 }
 
@@ -12255,6 +12395,8 @@ static int gmm__ck_compare_i64(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
+/* Finds the linears of a table and their extents. */
+
 static int gmm__ck_compare_linears(const void *a, const void *b) {
     const gmm_ckpt_linear *x = (const gmm_ckpt_linear *)a, *y = (const gmm_ckpt_linear *)b;
     if (x->layer != y->layer) return x->layer < y->layer ? -1 : 1;
@@ -12262,100 +12404,103 @@ static int gmm__ck_compare_linears(const void *a, const void *b) {
 }
 
 /* Whether a tensor of all experts has an extent for them. */
-static int gmm__ck_has_experts(const gmm_ckpt_row *row, const gmm_ckpt_tensor *t) {
+static int gmm__ck_has_expert_extent(const gmm_ckpt_row *row, const gmm_ckpt_tensor *t) {
     return (row->form == GMM_CKPT_STACKED || row->form == GMM_CKPT_TALL) && t->rank > gmm__ck_dimensions(row, 0);
 }
 
-/* The experts that names or shapes of a linear tell of; 0 = none do. */
-static int64_t gmm__ck_told_experts(const gmm__ck_build *b, const gmm__ck_hit *hits, int64_t count) {
+/* The number of experts that names or shapes of a linear imply; 0 = they imply none. */
+static int64_t gmm__ck_count_experts(const gmm__ck_builder *b, const gmm__ck_match *matches, int64_t count) {
     const int64_t ranks = b->parts[0].rank.ep_size;
-    int64_t most = 0, i;
+    int64_t experts = 0, i;
     for (i = 0; i < count; i++) {
-        const gmm_ckpt_row *row = &b->source.scheme->rows[hits[i].row];
-        const gmm_ckpt_tensor *t = &b->parts[hits[i].part].table->tensors[hits[i].tensor];
+        const gmm_ckpt_row *row = &b->source.scheme->rows[matches[i].row];
+        const gmm_ckpt_tensor *t = &b->parts[matches[i].part].table->tensors[matches[i].tensor];
         int64_t n = 0;
-        if (row->form == GMM_CKPT_EACH) n = (hits[i].expert + 1) * (b->source.scheme->global_index ? 1 : ranks);
-        else if (row->kind != GMM_CKPT_WEIGHT || !gmm__ck_has_experts(row, t) || !gmm__mul(t->shape[0], ranks, &n))
+        if (row->form == GMM_CKPT_EACH) n = (matches[i].expert + 1) * (b->source.scheme->global_index ? 1 : ranks);
+        else if (row->kind != GMM_CKPT_WEIGHT || !gmm__ck_has_expert_extent(row, t) ||
+                 !gmm__mul(t->shape[0], ranks, &n))
             n = 0;
-        if (n > most) most = n;
+        if (n > experts) experts = n;
     }
-    return most;
+    return experts;
 }
 
-/* The experts of a layer: as stated, or as its linears tell, whose own numbers linears[].experts hold. Where each has a
-   tensor of its own a router may tell of more than are there. */
-static int64_t gmm__ck_layer_experts(gmm__ck_build *b, const gmm_ckpt_linear *l, const gmm_ckpt_row *row,
+/* The experts of a layer: as stated, or as the names and shapes of its linears imply (linears[].experts). Where each
+   expert has a tensor of its own, a router may have rows for more experts than have keys. */
+static int64_t gmm__ck_layer_experts(gmm__ck_builder *b, const gmm_ckpt_linear *l, const gmm_ckpt_row *row,
                                      const gmm_ckpt_tensor *t, int64_t stated) {
-    const int64_t other = gmm__ck_linear_of(b, l->slot == GMM_CKPT_FC1 ? GMM_CKPT_FC2 : GMM_CKPT_FC1, l->layer);
-    const int64_t router = gmm__ck_linear_of(b, GMM_CKPT_ROUTER, l->layer);
+    const int64_t other = gmm__ck_find_slot(b, l->slot == GMM_CKPT_FC1 ? GMM_CKPT_FC2 : GMM_CKPT_FC1, l->layer);
+    const int64_t router = gmm__ck_find_slot(b, GMM_CKPT_ROUTER, l->layer);
     int64_t n = l->experts;
     if (stated) return stated;
-    if (gmm__ck_has_experts(row, t)) return n;
+    if (gmm__ck_has_expert_extent(row, t)) return n;
     if (other >= 0 && b->linears[other].experts > n) n = b->linears[other].experts;
     if (row->form != GMM_CKPT_EACH || router < 0 || b->linears[router].out <= n) return n;
-    if (!b->spare_rows) b->spare_layer = l->layer;
-    if (!b->spare_rows) b->spare_rows = b->linears[router].out;
+    if (!b->extra_router_rows) b->extra_router_layer = l->layer;
+    if (!b->extra_router_rows) b->extra_router_rows = b->linears[router].out;
     return b->linears[router].out;
 }
 
 /* Extents of one linear from the shapes of its first tensors. */
-static gmm_status gmm__ck_scan_linear(gmm__ck_build *b, gmm_ckpt_linear *l, const gmm__ck_hit *hits, int64_t count,
-                                      int64_t experts) {
+static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, const gmm__ck_match *matches,
+                                      int64_t count, int64_t experts) {
     const int32_t ep_size = b->parts[0].rank.ep_size;
     const int grouped = l->slot == GMM_CKPT_FC1 || l->slot == GMM_CKPT_FC2;
     const gmm_ckpt_row *row = NULL;
     const gmm_ckpt_tensor *t = NULL;
-    const gmm__ck_hit *hit = NULL;
-    int64_t i, m[2] = {0, 0}, held;
-    int32_t front, left;
+    const gmm__ck_match *match = NULL;
+    int64_t i, m[2] = {0, 0}, rank_experts;
+    int32_t expert_dims, matrix_rank;
     int mx;
     for (i = 0; i < count; i++) {
-        const gmm_ckpt_row *r = &b->source.scheme->rows[hits[i].row];
-        const gmm_ckpt_tensor *o = &b->parts[hits[i].part].table->tensors[hits[i].tensor];
-        if (hits[i].kind == GMM_CKPT_BIAS) l->bias = 1;
-        if (hits[i].kind != GMM_CKPT_WEIGHT) continue;
+        const gmm_ckpt_row *r = &b->source.scheme->rows[matches[i].row];
+        const gmm_ckpt_tensor *o = &b->parts[matches[i].part].table->tensors[matches[i].tensor];
+        if (matches[i].kind == GMM_CKPT_BIAS) l->bias = 1;
+        if (matches[i].kind != GMM_CKPT_WEIGHT) continue;
         if (!row) {
-            hit = &hits[i];
+            match = &matches[i];
             row = r;
             t = o;
         }
         l->gated |= r->half != GMM_CKPT_BOTH;
         if (r->scaling == GMM_SCALING_MX32) l->scaling = GMM_SCALING_MX32;
         else if ((o->dtype == GMM_E4M3 || o->dtype == GMM_E5M2) &&
-                 gmm__ck_has_row(b->source.scheme, l, GMM_CKPT_SCALE, &r))
+                 gmm__ck_find_row(b->source.scheme, l, GMM_CKPT_SCALE, &r))
             l->scaling = GMM_SCALING_128X128;
     }
-    if (!row) return GMM_OK; /* a bias alone: its weight is missing */
+    if (!row) return GMM_OK; /* There is only a bias: the weight is missing. */
     l->experts = grouped ? gmm__ck_layer_experts(b, l, row, t, experts) : 1;
     if (l->experts < 1 || (grouped && l->experts % ep_size))
         return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, t->name, "no shape or name tells the number of experts: state it");
-    held = l->experts / (grouped ? ep_size : 1);
-    front = gmm__ck_has_experts(row, t) ? 1 : 0;
-    left = t->rank - front;
+    rank_experts = l->experts / (grouped ? ep_size : 1);
+    expert_dims = gmm__ck_has_expert_extent(row, t) ? 1 : 0;
+    matrix_rank = t->rank - expert_dims;
     mx = row->scaling == GMM_SCALING_MX32;
-    if (left != (mx ? 3 : 2) && !(left == 1 && row->form == GMM_CKPT_EACH))
+    if (matrix_rank != (mx ? 3 : 2) && !(matrix_rank == 1 && row->form == GMM_CKPT_EACH))
         return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "%d dimensions are none of its scheme", (int)t->rank);
-    m[0] = t->shape[front];
-    m[1] = left == 1 ? 0 : t->shape[front + 1] * (mx ? 32 : 1);
-    if (!front && row->form != GMM_CKPT_EACH) {
+    m[0] = t->shape[expert_dims];
+    m[1] = matrix_rank == 1 ? 0 : t->shape[expert_dims + 1] * (mx ? 32 : 1);
+    if (!expert_dims && row->form != GMM_CKPT_EACH) {
         const int wide = row->form == GMM_CKPT_WIDE;
-        if (m[wide] % held)
+        if (m[wide] % rank_experts)
             return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "extent %lld is no multiple of the %lld experts",
-                                  (long long)m[wide], (long long)held);
-        m[wide] /= held;
+                                  (long long)m[wide], (long long)rank_experts);
+        m[wide] /= rank_experts;
     }
     l->out = m[row->transposed ? 1 : 0];
     l->in = m[row->transposed ? 0 : 1];
-    if (grouped && b->parts[0].rank.gtp_size > 1) { /* ranks stack their rows */
-        const gmm_ckpt_rank *rank = &b->parts[hit->part].rank;
+    if (grouped && b->parts[0].rank.gtp_size > 1) { /* rows are the sum over GTP ranks */
+        const gmm_ckpt_rank *rank = &b->parts[match->part].rank;
         int32_t found = 0;
         l->out = 0;
         for (i = 0; i < count; i++) {
-            const gmm_ckpt_rank *other = &b->parts[hits[i].part].rank;
-            const gmm_ckpt_tensor *o = &b->parts[hits[i].part].table->tensors[hits[i].tensor];
+            const gmm_ckpt_rank *other = &b->parts[matches[i].part].rank;
+            const gmm_ckpt_tensor *o = &b->parts[matches[i].part].table->tensors[matches[i].tensor];
             const int32_t d = o->rank - (row->transposed ? 1 : 2);
-            if (hits[i].kind != GMM_CKPT_WEIGHT || hits[i].state != hit->state || d < 0 || hits[i].row != hit->row ||
-                other->ep_rank != rank->ep_rank || other->etp_rank != rank->etp_rank || hits[i].expert != hit->expert)
+            if (matches[i].kind != GMM_CKPT_WEIGHT || matches[i].state != match->state || d < 0 ||
+                matches[i].row != match->row ||
+                other->ep_rank != rank->ep_rank || other->etp_rank != rank->etp_rank ||
+                    matches[i].expert != match->expert)
                 continue;
             l->out += o->shape[d];
             found++;
@@ -12373,25 +12518,25 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_build *b, gmm_ckpt_linear *l, cons
 }
 
 /* Extents of all linears, and which FC1 are gated. */
-static gmm_status gmm__ck_scan_extents(gmm__ck_build *b, int64_t experts) {
+static gmm_status gmm__ck_scan_extents(gmm__ck_builder *b, int64_t experts) {
     int64_t i, at, pass;
     gmm_status status = GMM_OK;
-    for (pass = 0; pass < 3; pass++) /* the experts that names tell, then routers, which may tell of more */
+    for (pass = 0; pass < 3; pass++) /* the experts that names imply, then routers, which may have rows for more */
         for (i = 0, at = 0; i < b->linear_count; i++) {
             gmm_ckpt_linear *l = &b->linears[i];
             const int grouped = l->slot == GMM_CKPT_FC1 || l->slot == GMM_CKPT_FC2;
             const int64_t begin = at;
-            while (at < b->hit_count && b->hits[at].linear == i) at++;
-            if (pass == 0 && grouped) l->experts = gmm__ck_told_experts(b, b->hits + begin, at - begin);
+            while (at < b->match_count && b->matches[at].linear == i) at++;
+            if (pass == 0 && grouped) l->experts = gmm__ck_count_experts(b, b->matches + begin, at - begin);
             if (pass != (grouped ? 2 : 1)) continue;
-            status = gmm__ck_scan_linear(b, l, b->hits + begin, at - begin, experts);
+            status = gmm__ck_scan_linear(b, l, b->matches + begin, at - begin, experts);
             if (status) return status;
         }
     for (i = 0; i < b->linear_count; i++) {
         gmm_ckpt_linear *l = &b->linears[i];
         const int shared = l->slot == GMM_CKPT_SHARED_FC1;
-        const int64_t fc1 = gmm__ck_linear_of(b, GMM_CKPT_FC1, l->layer);
-        const int64_t fc2 = gmm__ck_linear_of(b, shared ? GMM_CKPT_SHARED_FC2 : GMM_CKPT_FC2, l->layer);
+        const int64_t fc1 = gmm__ck_find_slot(b, GMM_CKPT_FC1, l->layer);
+        const int64_t fc2 = gmm__ck_find_slot(b, shared ? GMM_CKPT_SHARED_FC2 : GMM_CKPT_FC2, l->layer);
         if (experts && (l->slot == GMM_CKPT_ROUTER || l->slot == GMM_CKPT_ROUTER_CORRECTION) && l->out > experts &&
             (fc1 >= 0 || fc2 >= 0))
             l->spare = (int32_t)gmm__min_i64(l->out - experts, INT32_MAX);
@@ -12405,10 +12550,10 @@ static gmm_status gmm__ck_scan_extents(gmm__ck_build *b, int64_t experts) {
     return GMM_OK;
 }
 
-/* Notes the layers that no key names, from 0 to the last that one does. `head` is what stands in front of {L}. */
-static gmm_status gmm__ck_scan_layers(gmm__ck_build *b, const char *head) {
-    const size_t prefix = strlen(b->found), length = strlen(head);
-    int64_t *layers = NULL, count = 0, room = 0, next = 0, i;
+/* Records the layers without a key, from 0 to the last layer with one. `head` is the text before {L}. */
+static gmm_status gmm__ck_scan_layers(gmm__ck_builder *b, const char *head) {
+    const size_t prefix = strlen(b->source_prefix), length = strlen(head);
+    int64_t *layers = NULL, count = 0, capacity = 0, next = 0, i;
     gmm_status status = GMM_OK;
     int32_t p;
     for (p = 0; p < b->source.part_count; p++)
@@ -12417,52 +12562,55 @@ static gmm_status gmm__ck_scan_layers(gmm__ck_build *b, const char *head) {
             void *array = layers;
             size_t skipped;
             int64_t layer;
-            if (gmm__ck_state_of(b, key, &skipped) < 0) continue;
-            (void)gmm__ck_canonical_key(&b->source, key + skipped, b->text);
-            if (strncmp(b->text, b->found, prefix) || strncmp(b->text + prefix, head, length)) continue;
-            at = b->text + prefix + length;
-            if (!gmm__ck_number(&at, &layer) || (*at && *at != '.') || (count && layers[count - 1] == layer)) continue;
-            if (!gmm__ck_room(&b->temp, &array, count, &room, sizeof *layers)) return gmm__ck_no_memory(b);
+            if (gmm__ck_find_state(b, key, &skipped) < 0) continue;
+            (void)gmm__ck_strip_key_wrappers(&b->source, key + skipped, b->key_buffer);
+            if (strncmp(b->key_buffer, b->source_prefix, prefix) ||
+                strncmp(b->key_buffer + prefix, head, length)) continue;
+            at = b->key_buffer + prefix + length;
+            if (!gmm__ck_parse_number(&at, &layer) || (*at && *at != '.') ||
+                (count && layers[count - 1] == layer)) continue;
+            if (!gmm__ck_reserve(&b->arena, &array, count, &capacity, sizeof *layers)) return gmm__ck_no_memory(b);
             layers = (int64_t *)array;
             layers[count++] = layer;
         }
     if (count) qsort(layers, (size_t)count, sizeof *layers, gmm__ck_compare_i64);
     for (i = 0; !status && i < count; i++) {
-        if (layers[i] > next) status = gmm__ck_lack(b, 0, -1, 0, 0, next, layers[i] - 1);
+        if (layers[i] > next) status = gmm__ck_add_missing(b, 0, -1, 0, 0, next, layers[i] - 1);
         next = layers[i] + 1;
     }
     return status;
 }
 
-/* Adds what one layer of experts has to all of them: linears without any key, which are then missing, and biases. */
-static gmm_status gmm__ck_scan_members(gmm__ck_build *b) {
-    int bias[GMM_CKPT_SLOT_COUNT], there[GMM_CKPT_SLOT_COUNT], slot;
+/* Gives every layer the linears and biases that any layer of experts has; those without a key are then missing. */
+static gmm_status gmm__ck_scan_members(gmm__ck_builder *b) {
+    int bias[GMM_CKPT_SLOT_COUNT], slot_present[GMM_CKPT_SLOT_COUNT], slot;
     const int64_t count = b->linear_count;
     int64_t i;
     memset(bias, 0, sizeof bias);
-    memset(there, 0, sizeof there);
-    there[GMM_CKPT_FC1] = there[GMM_CKPT_FC2] = 1;
+    memset(slot_present, 0, sizeof slot_present);
+    slot_present[GMM_CKPT_FC1] = slot_present[GMM_CKPT_FC2] = 1;
     for (i = 0; i < count; i++) {
-        there[b->linears[i].slot] = 1;
+        slot_present[b->linears[i].slot] = 1;
         bias[b->linears[i].slot] |= b->linears[i].bias;
     }
-    there[GMM_CKPT_SHARED_FC1] = there[GMM_CKPT_SHARED_FC2] = there[GMM_CKPT_SHARED_FC1] | there[GMM_CKPT_SHARED_FC2];
+    slot_present[GMM_CKPT_SHARED_FC1] = slot_present[GMM_CKPT_SHARED_FC2] =
+        slot_present[GMM_CKPT_SHARED_FC1] | slot_present[GMM_CKPT_SHARED_FC2];
     for (i = 0; i < count; i++) {
-        const int64_t layer = b->linears[i].layer, router = gmm__ck_linear_of(b, GMM_CKPT_ROUTER, layer);
-        const int64_t fc1 = gmm__ck_linear_of(b, GMM_CKPT_FC1, layer), fc2 = gmm__ck_linear_of(b, GMM_CKPT_FC2, layer);
+        const int64_t layer = b->linears[i].layer, router = gmm__ck_find_slot(b, GMM_CKPT_ROUTER, layer);
+        const int64_t fc1 = gmm__ck_find_slot(b, GMM_CKPT_FC1, layer), fc2 = gmm__ck_find_slot(b, GMM_CKPT_FC2, layer);
         for (slot = 0; slot < GMM_CKPT_SLOT_COUNT; slot++) {
             const gmm_ckpt_row *row = NULL;
-            gmm_ckpt_linear ghost = GMM_ZERO;
+            gmm_ckpt_linear missing = GMM_ZERO;
             gmm_status status;
-            if (!there[slot] || gmm__ck_linear_of(b, (gmm_ckpt_slot)slot, layer) >= 0) continue;
-            ghost.slot = (gmm_ckpt_slot)slot;
-            ghost.layer = layer;
-            ghost.experts = 1;
+            if (!slot_present[slot] || gmm__ck_find_slot(b, (gmm_ckpt_slot)slot, layer) >= 0) continue;
+            missing.slot = (gmm_ckpt_slot)slot;
+            missing.layer = layer;
+            missing.experts = 1;
             if (slot == GMM_CKPT_FC1 || slot == GMM_CKPT_FC2)
-                ghost.experts = fc1 >= 0 ? b->linears[fc1].experts : fc2 >= 0 ? b->linears[fc2].experts
+                missing.experts = fc1 >= 0 ? b->linears[fc1].experts : fc2 >= 0 ? b->linears[fc2].experts
                               : router >= 0 ? b->linears[router].out : 1;
-            if (!gmm__ck_has_row(b->source.scheme, &ghost, GMM_CKPT_WEIGHT, &row)) continue;
-            status = gmm__ck_linear_add(b, &ghost);
+            if (!gmm__ck_find_row(b->source.scheme, &missing, GMM_CKPT_WEIGHT, &row)) continue;
+            status = gmm__ck_add_linear(b, &missing);
             if (status) return status;
         }
     }
@@ -12471,7 +12619,7 @@ static gmm_status gmm__ck_scan_members(gmm__ck_build *b) {
 }
 
 /* Refuses a source that lacks layers, linears or experts. */
-static gmm_status gmm__ck_scan_complete(gmm__ck_build *b) {
+static gmm_status gmm__ck_scan_missing(gmm__ck_builder *b) {
     const int64_t count = b->linear_count;
     gmm_ckpt_row layer = GMM_ZERO;
     gmm_status status = GMM_OK;
@@ -12480,16 +12628,16 @@ static gmm_status gmm__ck_scan_complete(gmm__ck_build *b) {
         const char *pattern = b->source.scheme->rows[r].pattern, *at = strstr(pattern, "{L}");
         char *head;
         if (!at) continue;
-        head = (char *)gmm__ck_get(&b->temp, at - pattern + 4, 1);
+        head = (char *)gmm__ck_alloc(&b->arena, at - pattern + 4, 1);
         if (!head) return gmm__ck_no_memory(b);
         memcpy(head, pattern, (size_t)(at - pattern));
         status = gmm__ck_scan_layers(b, head);
-        memcpy(head + (at - pattern), "{e}", 4); /* a miss counts layers as it does experts */
+        memcpy(head + (at - pattern), "{e}", 4); /* the range of a missing layer is stored like one of experts */
         layer.pattern = head;
     }
     if (!status && !b->source.skip_missing) status = gmm__ck_scan_members(b);
-    if (!status) status = gmm__ck_complete(b);
-    if (!status) status = gmm__ck_refuse_missing(b, &layer);
+    if (!status) status = gmm__ck_find_missing(b);
+    if (!status) status = gmm__ck_refuse_incomplete(b, &layer);
     b->linear_count = count;
     return status;
 }
@@ -12498,28 +12646,28 @@ GMMDEF gmm_status gmm_ckpt_scan(const gmm_ckpt_source *source, int64_t experts, 
                                 int64_t *count, const gmm_allocator *allocator, gmm_ckpt_report *report) {
     static const char fn[] = "gmm_ckpt_scan";
     const gmm_ckpt_target nothing = GMM_ZERO;
-    gmm__ck_build b;
+    gmm__ck_builder b;
     gmm_status status;
     int64_t i, at;
     if (!source || !linears || !count)
-        return gmm__ck_null(fn, !source ? "source" : !linears ? "linears" : "count", report);
+        return gmm__ck_fail_null(fn, !source ? "source" : !linears ? "linears" : "count", report);
     *linears = NULL;
     *count = 0;
-    status = gmm__ck_start(&b, fn, NULL, allocator, report);
+    status = gmm__ck_builder_init(&b, fn, NULL, allocator, report);
     b.scan = 1;
-    if (!status) status = gmm__ck_open(&b, source, &nothing);
+    if (!status) status = gmm__ck_read_descriptors(&b, source, &nothing);
     if (!status && (experts < 0 || experts > INT32_MAX))
         status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "experts is %lld", (long long)experts);
     if (!status) status = gmm__ck_read_keys(&b);
     if (!status) status = gmm__ck_scan_extents(&b, experts);
-    if (!status) status = gmm__ck_agree(&b);
-    if (!status && b.linear_count) status = gmm__ck_scan_complete(&b);
-    for (i = at = 0; !status && i < b.linear_count; i++) /* linears without a weight are none */
+    if (!status) status = gmm__ck_check_layers(&b);
+    if (!status && b.linear_count) status = gmm__ck_scan_missing(&b);
+    for (i = at = 0; !status && i < b.linear_count; i++) /* linears without a weight are removed */
         if (b.linears[i].out) b.linears[at++] = b.linears[i];
     if (!status) b.linear_count = at;
     if (!status && b.linear_count) {
         qsort(b.linears, (size_t)b.linear_count, sizeof *b.linears, gmm__ck_compare_linears);
-        *linears = (gmm_ckpt_linear *)b.temp.allocator.alloc(b.temp.allocator.user,
+        *linears = (gmm_ckpt_linear *)b.arena.allocator.alloc(b.arena.allocator.user,
                                                              (size_t)b.linear_count * sizeof **linears);
         if (!*linears) status = gmm__ck_no_memory(&b);
     }
@@ -12527,7 +12675,7 @@ GMMDEF gmm_status gmm_ckpt_scan(const gmm_ckpt_source *source, int64_t experts, 
         memcpy(*linears, b.linears, (size_t)b.linear_count * sizeof **linears);
         *count = b.linear_count;
     }
-    return gmm__ck_end(&b, NULL, status);
+    return gmm__ck_builder_release(&b, NULL, status);
 }
 
 GMMDEF void gmm_ckpt_linears_release(gmm_ckpt_linear *linears, const gmm_allocator *allocator) {
@@ -12536,6 +12684,7 @@ GMMDEF void gmm_ckpt_linears_release(gmm_ckpt_linear *linears, const gmm_allocat
 }
 
 /* ............................................................... 15.8 Megatron-LM's normalizers and small rules ... */
+/* Megatron-LM's key normalizers, and its rules for splits, shards and stored keys. */
 
 GMMDEF gmm_status gmm_ckpt_split(const gmm_ckpt_tensor *tensor, int32_t members, int32_t experts,
                                  gmm_ckpt_tensor *parts, gmm_ckpt_report *report) {
@@ -12543,8 +12692,8 @@ GMMDEF gmm_status gmm_ckpt_split(const gmm_ckpt_tensor *tensor, int32_t members,
     gmm_ckpt_tensor one;
     int32_t e, d;
     char shape[160];
-    if (!tensor || !parts) return gmm__ck_null(fn, tensor ? "parts" : "tensor", report);
-    gmm__ck_begin(report);
+    if (!tensor || !parts) return gmm__ck_fail_null(fn, tensor ? "parts" : "tensor", report);
+    gmm__ck_reset_report(report);
     if (tensor->rank < 0 || tensor->rank > GMM_CKPT_RANK || experts < 1 || members < 0)
         return gmm__ck_fail(report, GMM_CKPT_ARGUMENT, tensor->name, fn, "rank %d, %d members, %d experts: out of "
                             "range",
@@ -12572,64 +12721,64 @@ GMMDEF gmm_status gmm_ckpt_split(const gmm_ckpt_tensor *tensor, int32_t members,
     return GMM_OK;
 }
 
-/* Keys as upstream's rules change them: those of the table, and behind them what folds and splits made. A key that was
-   folded or split is gone. The bytes of a key are its runs, one behind the other. */
-typedef struct gmm__ck_run_of { int64_t at, units; int32_t src; } gmm__ck_run_of;
-typedef struct gmm__ck_entry {
+/* Keys as Megatron-LM's rules change them: first those of the table, then the keys that stacking and splitting made. A
+   key that was stacked or split is marked replaced. The bytes of a key are its runs, concatenated. */
+typedef struct gmm__ck_key_run { int64_t at, units; int32_t src; } gmm__ck_key_run;
+typedef struct gmm__ck_key_entry {
     gmm_ckpt_tensor tensor;
-    gmm__ck_run_of *runs;
+    gmm__ck_key_run *runs;
     int64_t count;
-    int gone;
-} gmm__ck_entry;
+    int replaced;
+} gmm__ck_key_entry;
 
-typedef struct gmm__ck_keys {
-    gmm__ck_entry *entries;
-    int64_t count, room;
-} gmm__ck_keys;
+typedef struct gmm__ck_key_list {
+    gmm__ck_key_entry *entries;
+    int64_t count, capacity;
+} gmm__ck_key_list;
 
-/* Where one parameter of one module stands among the keys. */
-typedef struct gmm__ck_found {
+/* The keys of one parameter of one module. */
+typedef struct gmm__ck_key_group {
     int64_t grouped, grouped_count; /* entry, and how many match */
     int64_t *index;                 /* [experts] entries */
     int32_t *index_count;           /* [experts] */
-    int32_t any, all;               /* of the indices that are unique */
-} gmm__ck_found;
+    int32_t any, all;               /* whether any, and every, index has exactly one key */
+} gmm__ck_key_group;
 
-/* Adds a key with room for its runs; NULL where there is no memory. */
-static gmm__ck_entry *gmm__ck_entry_add(gmm__ck_build *b, gmm__ck_keys *keys, const gmm_ckpt_tensor *tensor,
-                                        int64_t runs) {
+/* Adds a key and allocates its runs; NULL without memory. */
+static gmm__ck_key_entry *gmm__ck_add_entry(gmm__ck_builder *b, gmm__ck_key_list *keys, const gmm_ckpt_tensor *tensor,
+                                            int64_t runs) {
     void *array = keys->entries;
-    gmm__ck_entry *e;
-    if (!gmm__ck_room(&b->temp, &array, keys->count, &keys->room, sizeof *keys->entries)) return NULL;
-    keys->entries = (gmm__ck_entry *)array;
+    gmm__ck_key_entry *e;
+    if (!gmm__ck_reserve(&b->arena, &array, keys->count, &keys->capacity, sizeof *keys->entries)) return NULL;
+    keys->entries = (gmm__ck_key_entry *)array;
     e = &keys->entries[keys->count];
     memset(e, 0, sizeof *e);
     e->tensor = *tensor;
-    e->runs = (gmm__ck_run_of *)gmm__ck_get(&b->temp, runs, sizeof *e->runs);
+    e->runs = (gmm__ck_key_run *)gmm__ck_alloc(&b->arena, runs, sizeof *e->runs);
     if (!e->runs) return NULL;
     keys->count++;
     return e;
 }
 
 /* "weight12": the length before the digits and the index; -1 where no index stands at the end. */
-static size_t gmm__ck_tail(const char *name, int64_t *index) {
+static size_t gmm__ck_split_index(const char *name, int64_t *index) {
     const size_t length = strlen(name);
     size_t at = length;
     const char *digits;
     while (at && name[at - 1] >= '0' && name[at - 1] <= '9') at--;
     while (name[at] == '0' && name[at + 1]) at++; /* "weight01" is "weight0" and 1 */
     digits = name + at;
-    if (gmm__ck_number(&digits, index)) return at;
+    if (gmm__ck_parse_number(&digits, index)) return at;
     *index = -1;
     return length;
 }
 
 /* Stacks the keys of all experts into one of this name. */
-static gmm_status gmm__ck_fold_keys(gmm__ck_build *b, gmm__ck_keys *keys, const gmm__ck_found *f, int64_t experts,
-                                    const char *name) {
+static gmm_status gmm__ck_stack_keys(gmm__ck_builder *b, gmm__ck_key_list *keys, const gmm__ck_key_group *f,
+                                     int64_t experts, const char *name) {
     const gmm_ckpt_tensor first = keys->entries[f->index[0]].tensor;
     gmm_ckpt_tensor t = first;
-    gmm__ck_entry *stack;
+    gmm__ck_key_entry *stack;
     int64_t e, runs = 0;
     if (first.rank == GMM_CKPT_RANK)
         return gmm__ck_refuse(b, GMM_CKPT_SHAPE, first.name, "a stack of it would have %d dimensions", first.rank + 1);
@@ -12648,22 +12797,22 @@ static gmm_status gmm__ck_fold_keys(gmm__ck_build *b, gmm__ck_keys *keys, const 
             return gmm__ck_refuse(b, GMM_CKPT_SHAPE, s->name, "the first of the stack has another shape");
         runs += keys->entries[f->index[e]].count;
     }
-    stack = gmm__ck_entry_add(b, keys, &t, runs);
+    stack = gmm__ck_add_entry(b, keys, &t, runs);
     if (!stack) return gmm__ck_no_memory(b);
     for (e = 0; e < experts; e++) {
-        gmm__ck_entry *one = &keys->entries[f->index[e]];
+        gmm__ck_key_entry *one = &keys->entries[f->index[e]];
         memcpy(stack->runs + stack->count, one->runs, (size_t)one->count * sizeof *one->runs);
         stack->count += one->count;
-        one->gone = 1;
+        one->replaced = 1;
     }
     return GMM_OK;
 }
 
-/* Cuts the grouped key into keys `name` with an index; `name` has room for it behind `length`. */
-static gmm_status gmm__ck_split_key(gmm__ck_build *b, gmm__ck_keys *keys, const gmm__ck_found *f, int64_t experts,
-                                    const char *name, size_t length) {
-    const gmm__ck_entry whole = keys->entries[f->grouped];
-    gmm_ckpt_tensor *parts = (gmm_ckpt_tensor *)gmm__ck_get(&b->temp, experts, sizeof *parts);
+/* Splits the grouped key into one key per expert, named `name` and its index. */
+static gmm_status gmm__ck_split_key(gmm__ck_builder *b, gmm__ck_key_list *keys, const gmm__ck_key_group *f,
+                                    int64_t experts, const char *name, size_t length) {
+    const gmm__ck_key_entry whole = keys->entries[f->grouped];
+    gmm_ckpt_tensor *parts = (gmm_ckpt_tensor *)gmm__ck_alloc(&b->arena, experts, sizeof *parts);
     int64_t e, run = 0, used = 0;
     gmm_status status;
     if (!parts) return gmm__ck_no_memory(b);
@@ -12671,23 +12820,23 @@ static gmm_status gmm__ck_split_key(gmm__ck_build *b, gmm__ck_keys *keys, const 
         return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "experts is %lld", (long long)experts);
     status = gmm_ckpt_split(&whole.tensor, 0, (int32_t)experts, parts, b->report);
     if (status) return status;
-    keys->entries[f->grouped].gone = 1;
+    keys->entries[f->grouped].replaced = 1;
     for (e = 0; e < experts; e++) {
-        int64_t left = gmm__ck_units(&parts[e]);
-        char *own = (char *)gmm__ck_get(&b->temp, (int64_t)length + 24, 1);
-        gmm__ck_entry *one;
-        if (!own) return gmm__ck_no_memory(b);
-        (void)snprintf(own, length + 24, "%s%lld", name, (long long)e);
-        parts[e].name = own;
-        one = gmm__ck_entry_add(b, keys, &parts[e], whole.count);
+        int64_t remaining = gmm__ck_unit_count(&parts[e]);
+        char *name_copy = (char *)gmm__ck_alloc(&b->arena, (int64_t)length + 24, 1);
+        gmm__ck_key_entry *one;
+        if (!name_copy) return gmm__ck_no_memory(b);
+        (void)snprintf(name_copy, length + 24, "%s%lld", name, (long long)e);
+        parts[e].name = name_copy;
+        one = gmm__ck_add_entry(b, keys, &parts[e], whole.count);
         if (!one) return gmm__ck_no_memory(b);
-        while (left > 0) {
-            gmm__ck_run_of *piece = &one->runs[one->count++];
+        while (remaining > 0) {
+            gmm__ck_key_run *piece = &one->runs[one->count++];
             *piece = whole.runs[run];
             piece->at += used;
-            piece->units = gmm__min_i64(left, piece->units - used);
+            piece->units = gmm__min_i64(remaining, piece->units - used);
             used += piece->units;
-            left -= piece->units;
+            remaining -= piece->units;
             if (used == whole.runs[run].units) {
                 used = 0;
                 run++;
@@ -12698,28 +12847,28 @@ static gmm_status gmm__ck_split_key(gmm__ck_build *b, gmm__ck_keys *keys, const 
 }
 
 /* Replaces keys of one parameter as upstream does. `stem` is what keys are, or end with, before the index. */
-static gmm_status gmm__ck_upstream(gmm__ck_build *b, gmm__ck_keys *keys, const gmm_ckpt_linear *l, const char *stem,
-                                   int exact, int32_t grouped) {
+static gmm_status gmm__ck_convert_upstream(gmm__ck_builder *b, gmm__ck_key_list *keys, const gmm_ckpt_linear *l,
+                                           const char *stem, int exact, int32_t grouped) {
     const size_t stem_length = strlen(stem);
-    gmm__ck_found f;
+    gmm__ck_key_group f;
     int64_t i, e;
     const char *first;
     char *name;
     size_t prefix;
     memset(&f, 0, sizeof f);
-    f.index = (int64_t *)gmm__ck_get(&b->temp, l->experts, sizeof *f.index);
-    f.index_count = (int32_t *)gmm__ck_get(&b->temp, l->experts, sizeof *f.index_count);
+    f.index = (int64_t *)gmm__ck_alloc(&b->arena, l->experts, sizeof *f.index);
+    f.index_count = (int32_t *)gmm__ck_alloc(&b->arena, l->experts, sizeof *f.index_count);
     if (!f.index || !f.index_count) return gmm__ck_no_memory(b);
     for (i = 0; i < keys->count; i++) {
         const char *key = keys->entries[i].tensor.name;
         size_t length = strlen(key);
         int64_t index = -1;
-        if (keys->entries[i].gone) continue;
+        if (keys->entries[i].replaced) continue;
         if (length >= stem_length && !strcmp(key + length - stem_length, stem) && (!exact || length == stem_length)) {
             f.grouped = i;
             f.grouped_count++;
         }
-        length = gmm__ck_tail(key, &index);
+        length = gmm__ck_split_index(key, &index);
         if (index < 0 || index >= l->experts || length < stem_length || (exact && length != stem_length) ||
             memcmp(key + length - stem_length, stem, stem_length))
             continue;
@@ -12734,69 +12883,80 @@ static gmm_status gmm__ck_upstream(gmm__ck_build *b, gmm__ck_keys *keys, const g
     if (grouped ? f.grouped_count || !f.all : f.any || f.grouped_count != 1) return GMM_OK;
     first = keys->entries[grouped ? f.index[0] : f.grouped].tensor.name;
     prefix = strlen(first) - stem_length - (grouped ? 1 : 0); /* index 0 is one digit */
-    name = (char *)gmm__ck_get(&b->temp, (int64_t)(prefix + stem_length + 1), 1);
+    name = (char *)gmm__ck_alloc(&b->arena, (int64_t)(prefix + stem_length + 1), 1);
     if (!name) return gmm__ck_no_memory(b);
     memcpy(name, first, prefix);
     memcpy(name + prefix, stem, stem_length);
-    return grouped ? gmm__ck_fold_keys(b, keys, &f, l->experts, name)
+    return grouped ? gmm__ck_stack_keys(b, keys, &f, l->experts, name)
                    : gmm__ck_split_key(b, keys, &f, l->experts, name, prefix + stem_length);
 }
 
 /* All keys of the table, each one run. */
-static gmm_status gmm__ck_keys_of(gmm__ck_build *b, gmm__ck_keys *keys) {
+static gmm_status gmm__ck_list_keys(gmm__ck_builder *b, gmm__ck_key_list *keys) {
     const gmm_ckpt_table *table = b->parts[0].table;
     int64_t i;
-    b->used = (uint8_t **)gmm__ck_get(&b->temp, 1, sizeof *b->used);
-    if (b->used) b->used[0] = (uint8_t *)gmm__ck_get(&b->temp, table->count + 1, 1);
-    if (!b->used || !b->used[0]) return gmm__ck_no_memory(b);
+    b->uses = (uint8_t **)gmm__ck_alloc(&b->arena, 1, sizeof *b->uses);
+    if (b->uses) b->uses[0] = (uint8_t *)gmm__ck_alloc(&b->arena, table->count + 1, 1);
+    if (!b->uses || !b->uses[0]) return gmm__ck_no_memory(b);
     for (i = 0; i < table->count; i++) {
-        gmm__ck_entry *e = gmm__ck_entry_add(b, keys, &table->tensors[i], 1);
+        gmm__ck_key_entry *e = gmm__ck_add_entry(b, keys, &table->tensors[i], 1);
         if (!e) return gmm__ck_no_memory(b);
         e->count = 1;
         e->runs->src = (int32_t)i;
-        e->runs->units = gmm__ck_units(&e->tensor);
+        e->runs->units = gmm__ck_unit_count(&e->tensor);
     }
     return GMM_OK;
 }
 
-/* Makes targets of the keys that folds and splits left. */
-static gmm_status gmm__ck_plan_keys(gmm__ck_build *b, const gmm__ck_keys *keys) {
+/* Plans the targets of the keys that stacking and splitting made. */
+static gmm_status gmm__ck_plan_keys(gmm__ck_builder *b, const gmm__ck_key_list *keys) {
     int64_t i, r;
     for (i = 0; i < keys->count; i++) {
-        const gmm__ck_entry *e = &keys->entries[i];
+        const gmm__ck_key_entry *e = &keys->entries[i];
         const int64_t first = b->move_count;
         gmm_ckpt_tensor t = e->tensor;
         int64_t at = 0;
         int32_t target = -1;
         gmm_status status;
-        if (i < b->parts[0].table->count) b->used[0][i] = e->gone ? GMM__CK_USED : GMM__CK_UNUSED;
-        if (i < b->parts[0].table->count || e->gone) continue;
-        status = gmm__ck_new_target(b, &t, &target);
+        if (i < b->parts[0].table->count) b->uses[0][i] = e->replaced ? GMM__CK_USED : GMM__CK_UNUSED;
+        if (i < b->parts[0].table->count || e->replaced) continue;
+        status = gmm__ck_add_target(b, &t, &target);
         for (r = 0; !status && r < e->count; r++) {
-            status = gmm__ck_run(b, 0, e->runs[r].src, e->runs[r].at, target, at, e->runs[r].units);
+            status = gmm__ck_plan_copy(b, 0, e->runs[r].src, e->runs[r].at, target, at, e->runs[r].units);
             at += e->runs[r].units;
         }
-        if (!status) status = gmm__ck_close(b, target, first);
+        if (!status) status = gmm__ck_finish_target(b, target, first);
         if (status) return status;
     }
     return GMM_OK;
 }
 
-static gmm_status gmm__ck_normalize(const char *fn, gmm_ckpt_plan **out, const gmm_ckpt_table *table,
-                                    const char *prefix, const gmm_ckpt_linear *linears, int64_t count,
-                                    gmm_ckpt_parity parity, const gmm_allocator *allocator, gmm_ckpt_report *report) {
+/* What the two normalizers differ in. */
+typedef struct gmm__ck_normalize_args {
+    const char *fn;
+    const gmm_ckpt_table *table;
+    const char *prefix;             /* of the hook's module; NULL = linears have paths */
+    const gmm_ckpt_linear *linears; /* [count] */
+    int64_t count;
+    gmm_ckpt_parity parity;
+} gmm__ck_normalize_args;
+
+/* Plans the normalized table of both functions. */
+static gmm_status gmm__ck_normalize(gmm_ckpt_plan **out, const gmm__ck_normalize_args *args,
+                                    const gmm_allocator *allocator, gmm_ckpt_report *report) {
     static const char *const module[] = {"module", "_orig_mod"};
     static const char *const names[] = {"weight", "bias"};
     gmm_ckpt_source source = GMM_ZERO;
     gmm_ckpt_target target = GMM_ZERO;
     gmm_ckpt_part part = GMM_ZERO;
-    gmm__ck_keys keys;
-    gmm__ck_build b;
+    gmm__ck_key_list keys;
+    gmm__ck_builder b;
     gmm_status status;
+    const char *prefix = args->prefix;
     int64_t i;
     int kind;
     memset(&keys, 0, sizeof keys);
-    part.table = table;
+    part.table = args->table;
     source.parts = &part;
     source.part_count = 1;
     source.scheme = gmm_ckpt_scheme_of("module");
@@ -12805,13 +12965,13 @@ static gmm_status gmm__ck_normalize(const char *fn, gmm_ckpt_plan **out, const g
     source.wrapper_count = prefix ? 0 : 2;
     source.extra = GMM_CKPT_EXTRA_KEEP;
     target.views = 1;
-    if (parity != GMM_CKPT_UPSTREAM)
-        return gmm__ck_create(fn, out, &source, &target, linears, count, allocator, report);
-    status = gmm__ck_start(&b, fn, out, allocator, report);
-    if (!status) status = gmm__ck_open(&b, &source, &target);
-    if (!status) status = gmm__ck_keys_of(&b, &keys);
-    for (i = 0; !status && i < count; i++) {
-        const gmm_ckpt_linear *l = &linears[i];
+    if (args->parity != GMM_CKPT_UPSTREAM)
+        return gmm__ck_create(args->fn, out, &source, &target, args->linears, args->count, allocator, report);
+    status = gmm__ck_builder_init(&b, args->fn, out, allocator, report);
+    if (!status) status = gmm__ck_read_descriptors(&b, &source, &target);
+    if (!status) status = gmm__ck_list_keys(&b, &keys);
+    for (i = 0; !status && i < args->count; i++) {
+        const gmm_ckpt_linear *l = &args->linears[i];
         const char *path = prefix ? prefix : l->path ? l->path : "";
         char *stem;
         if (l->experts < 1) {
@@ -12820,43 +12980,58 @@ static gmm_status gmm__ck_normalize(const char *fn, gmm_ckpt_plan **out, const g
             break;
         }
         while (!prefix && !strncmp(path, "module.", 7)) path += 7;
-        stem = (char *)gmm__ck_get(&b.temp, (int64_t)strlen(path) + 16, 1);
+        stem = (char *)gmm__ck_alloc(&b.arena, (int64_t)strlen(path) + 16, 1);
         if (!stem) status = gmm__ck_no_memory(&b);
         for (kind = 0; !status && kind < (l->bias ? 2 : 1); kind++) {
             (void)snprintf(stem, strlen(path) + 16, "%s%s%s", path, prefix || !*path ? "" : ".", names[kind]);
-            status = gmm__ck_upstream(&b, &keys, l, stem, prefix != NULL, kind ? l->grouped_bias : l->grouped_weight);
+            status = gmm__ck_convert_upstream(&b, &keys, l, stem, prefix != NULL,
+                                              kind ? l->grouped_bias : l->grouped_weight);
         }
     }
     if (!status) status = gmm__ck_plan_keys(&b, &keys);
-    if (!status) status = gmm__ck_keep(&b);
-    if (!status) status = gmm__ck_finish(&b, *out);
-    return gmm__ck_end(&b, out, status);
+    if (!status) status = gmm__ck_plan_extra(&b);
+    if (!status) status = gmm__ck_build_plan(&b, *out);
+    return gmm__ck_builder_release(&b, out, status);
 }
 
 GMMDEF gmm_status gmm_ckpt_normalize_hook(gmm_ckpt_plan **out, const gmm_ckpt_table *table, const char *prefix,
                                           const gmm_ckpt_linear *linear, gmm_ckpt_parity parity,
                                           const gmm_allocator *allocator, gmm_ckpt_report *report) {
     static const char fn[] = "gmm_ckpt_normalize_hook";
+    gmm__ck_normalize_args args;
     gmm_ckpt_linear l;
     if (out) *out = NULL;
     if (!out || !table || !prefix || !linear)
-        return gmm__ck_null(fn, !out ? "out" : !table ? "table" : !prefix ? "prefix" : "linear", report);
+        return gmm__ck_fail_null(fn, !out ? "out" : !table ? "table" : !prefix ? "prefix" : "linear", report);
     l = *linear;
     l.path = "";
-    return gmm__ck_normalize(fn, out, table, prefix, &l, 1, parity, allocator, report);
+    args.fn = fn;
+    args.table = table;
+    args.prefix = prefix;
+    args.linears = &l;
+    args.count = 1;
+    args.parity = parity;
+    return gmm__ck_normalize(out, &args, allocator, report);
 }
 
 GMMDEF gmm_status gmm_ckpt_normalize_map(gmm_ckpt_plan **out, const gmm_ckpt_table *table,
                                          const gmm_ckpt_linear *linears, int64_t count, gmm_ckpt_parity parity,
                                          const gmm_allocator *allocator, gmm_ckpt_report *report) {
     static const char fn[] = "gmm_ckpt_normalize_map";
+    gmm__ck_normalize_args args;
     int64_t i;
     if (out) *out = NULL;
     if (!out || !table || (!linears && count))
-        return gmm__ck_null(fn, !out ? "out" : !table ? "table" : "linears", report);
+        return gmm__ck_fail_null(fn, !out ? "out" : !table ? "table" : "linears", report);
     for (i = 0; i < count; i++)
-        if (!linears[i].path) return gmm__ck_null(fn, "linears: a path", report);
-    return gmm__ck_normalize(fn, out, table, NULL, linears, count, parity, allocator, report);
+        if (!linears[i].path) return gmm__ck_fail_null(fn, "linears: a path", report);
+    args.fn = fn;
+    args.table = table;
+    args.prefix = NULL;
+    args.linears = linears;
+    args.count = count;
+    args.parity = parity;
+    return gmm__ck_normalize(out, &args, allocator, report);
 }
 
 GMMDEF gmm_status gmm_ckpt_shard_members(const int64_t *numel, int32_t members, int64_t start, int64_t length,
@@ -12933,33 +13108,34 @@ GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, 
 }
 
 /* .............................................................................................. 15.9 Verifying ... */
+/* Verifies the moves of a plan, and makes plans of given moves. */
 
-/* A set of elements as nested steps, outermost first. */
-typedef struct gmm__ck_set {
-    int64_t at, count[GMM_CKPT_LOOPS], step[GMM_CKPT_LOOPS];
+/* A set of elements as nested strided loops, outermost first. */
+typedef struct gmm__ck_element_set {
+    int64_t offset, count[GMM_CKPT_LOOPS], step[GMM_CKPT_LOOPS];
     int32_t loops;
-} gmm__ck_set;
+} gmm__ck_element_set;
 
-/* First to last element, plus one. */
-static int64_t gmm__ck_hull(const gmm__ck_set *s) {
+/* Distance from the first to the last element, plus one. */
+static int64_t gmm__ck_set_span(const gmm__ck_element_set *s) {
     int64_t n = 1;
     int32_t l;
     for (l = 0; l < s->loops; l++) n += (s->count[l] - 1) * s->step[l];
     return n;
 }
 
-/* Whether no element is in both; every set hits no element twice. Splits the outermost loop that steps farther, but
-   compares inside one step where both step alike. */
-static int gmm__ck_disjoint(const gmm__ck_set *a, const gmm__ck_set *b) {
-    const int64_t ah = gmm__ck_hull(a), bh = gmm__ck_hull(b);
-    if (a->at + ah <= b->at || b->at + bh <= a->at) return 1;
+/* Whether two sets share no element; neither holds an element twice. The outermost loop with the larger step is
+   expanded; where both steps are equal, the inner loops are compared modulo that step. */
+static int gmm__ck_disjoint(const gmm__ck_element_set *a, const gmm__ck_element_set *b) {
+    const int64_t ah = gmm__ck_set_span(a), bh = gmm__ck_set_span(b);
+    if (a->offset + ah <= b->offset || b->offset + bh <= a->offset) return 1;
     if (a->loops == 0 || (b->loops && b->step[0] > a->step[0])) {
         if (b->loops == 0) return 0; /* both are one element, the same */
         return gmm__ck_disjoint(b, a);
     }
     if (a->step[0] == 1 && (b->loops == 0 || b->step[0] == 1)) return 0; /* two runs */
     {
-        gmm__ck_set inner = *a, other = *b;
+        gmm__ck_element_set inner = *a, other = *b;
         const int64_t step = a->step[0];
         int64_t i;
         int32_t l;
@@ -12968,26 +13144,26 @@ static int gmm__ck_disjoint(const gmm__ck_set *a, const gmm__ck_set *b) {
             inner.count[l] = a->count[l + 1];
             inner.step[l] = a->step[l + 1];
         }
-        if (b->loops && b->step[0] == step) { /* the same comb: compare teeth modulo the step */
-            const int64_t shift = (b->at - a->at) / step - ((b->at - a->at) % step < 0);
+        if (b->loops && b->step[0] == step) { /* equal outer steps: compare the inner loops modulo the step */
+            const int64_t shift = (b->offset - a->offset) / step - ((b->offset - a->offset) % step < 0);
             other.loops--;
             for (l = 0; l < other.loops; l++) {
                 other.count[l] = b->count[l + 1];
                 other.step[l] = b->step[l + 1];
             }
-            other.at = b->at - shift * step; /* now in [a->at, a->at + step) */
-            /* tooth i of b is at tooth i + shift of a, or reaches into the next one */
+            other.offset = b->offset - shift * step; /* in [a->offset, a->offset + step) */
+            /* iteration i of b overlaps iteration i + shift of a, or the one after it */
             if (shift > -b->count[0] && shift < a->count[0] && !gmm__ck_disjoint(&inner, &other)) return 0;
-            other.at -= step;
+            other.offset -= step;
             return shift + 1 <= -b->count[0] || shift + 1 >= a->count[0] || gmm__ck_disjoint(&inner, &other);
         }
-        { /* only the teeth that b can meet */
-            int64_t low = b->at - a->at - gmm__ck_hull(&inner) + 1, high = b->at + bh - 1 - a->at;
+        { /* only the iterations whose span overlaps b */
+            int64_t low = b->offset - a->offset - gmm__ck_set_span(&inner) + 1, high = b->offset + bh - 1 - a->offset;
             low = low <= 0 ? 0 : low / step;
             high = high < 0 ? -1 : high / step;
             if (high >= a->count[0]) high = a->count[0] - 1;
             for (i = low; i <= high; i++) {
-                inner.at = a->at + i * step;
+                inner.offset = a->offset + i * step;
                 if (!gmm__ck_disjoint(&inner, b)) return 0;
             }
         }
@@ -12995,11 +13171,11 @@ static int gmm__ck_disjoint(const gmm__ck_set *a, const gmm__ck_set *b) {
     }
 }
 
-static gmm__ck_set gmm__ck_written(const gmm_ckpt_move *m) {
-    gmm__ck_set s;
+static gmm__ck_element_set gmm__ck_write_set(const gmm_ckpt_move *m) {
+    gmm__ck_element_set s;
     int l;
     memset(&s, 0, sizeof s);
-    s.at = m->dst_at;
+    s.offset = m->dst_at;
     for (l = 0; l < m->loops; l++) {
         if (m->count[l] == 1) continue;
         s.count[s.loops] = m->count[l];
@@ -13008,16 +13184,17 @@ static gmm__ck_set gmm__ck_written(const gmm_ckpt_move *m) {
     return s;
 }
 
-/* Elements that a move may read of its source tensor: 4-bit ones count singly. A view may go on behind the tensor. */
-static int64_t gmm__ck_readable(const gmm_ckpt_plan *plan, const gmm_ckpt_move *m) {
+/* Elements that a move may read of its source tensor: 4-bit ones count singly. A view may extend
+   past the tensor, up to its storage's end. */
+static int64_t gmm__ck_readable_elements(const gmm_ckpt_plan *plan, const gmm_ckpt_move *m) {
     const gmm_ckpt_table *table = plan->parts[m->part].table;
     const gmm_ckpt_tensor *t = &table->tensors[m->src];
-    if (m->kind == GMM_CKPT_VIEW) return (table->storages[t->storage].bytes - t->offset) / gmm__ck_unit(t->dtype);
-    return gmm__ck_units(t) * (m->kind == GMM_CKPT_DEQUANT && m->scaling == GMM_SCALING_MX32 ? 2 : 1);
+    if (m->kind == GMM_CKPT_VIEW) return (table->storages[t->storage].bytes - t->offset) / gmm__ck_unit_bytes(t->dtype);
+    return gmm__ck_unit_count(t) * (m->kind == GMM_CKPT_DEQUANT && m->scaling == GMM_SCALING_MX32 ? 2 : 1);
 }
 
-/* One move by itself: indices, bounds, dtypes, and no element written twice. NULL, or what is wrong. */
-static const char *gmm__ck_faulty(const gmm_ckpt_plan *plan, const gmm_ckpt_move *m) {
+/* Checks one move alone: indices, bounds, dtypes, and that it writes no element twice. NULL, or the fault. */
+static const char *gmm__ck_move_fault(const gmm_ckpt_plan *plan, const gmm_ckpt_move *m) {
     const gmm_ckpt_tensor *d, *s = NULL;
     int64_t src = m->src_at, dst = m->dst_at, inner = 1;
     int l;
@@ -13042,10 +13219,11 @@ static const char *gmm__ck_faulty(const gmm_ckpt_plan *plan, const gmm_ckpt_move
         dst += step;
         inner += step;
     }
-    if (dst >= gmm__ck_units(d)) return "it writes past the target's end";
+    if (dst >= gmm__ck_unit_count(d)) return "it writes past the target's end";
     if (!s) return NULL;
-    if (src >= gmm__ck_readable(plan, m)) return "it reads past the source's end";
-    if ((m->kind == GMM_CKPT_COPY || m->kind == GMM_CKPT_VIEW) && gmm__ck_unit(s->dtype) != gmm__ck_unit(d->dtype))
+    if (src >= gmm__ck_readable_elements(plan, m)) return "it reads past the source's end";
+    if ((m->kind == GMM_CKPT_COPY || m->kind == GMM_CKPT_VIEW) &&
+        gmm__ck_unit_bytes(s->dtype) != gmm__ck_unit_bytes(d->dtype))
         return "it copies elements of another size";
     if (m->kind == GMM_CKPT_CONVERT && !(GMM__FLOATS >> s->dtype & 1 && GMM__FLOATS >> d->dtype & 1))
         return "it converts what is no float";
@@ -13055,17 +13233,17 @@ static const char *gmm__ck_faulty(const gmm_ckpt_plan *plan, const gmm_ckpt_move
         if (!(GMM__FLOATS >> d->dtype & 1)) return "it dequantizes into no float";
         if (s->rank < 2 || (m->scaling != GMM_SCALING_128X128 && m->scaling != GMM_SCALING_MX32)) return "no such "
             "blocks";
-        gmm__ck_quant(s, m->scaling, &rows, &cols, &scale_rows, &scale_cols);
+        gmm__ck_scale_shape(s, m->scaling, &rows, &cols, &scale_rows, &scale_cols);
         src = src / cols / rows * scale_rows + (src / cols % rows) / (m->scaling == GMM_SCALING_MX32 ? 1 : 128) + 1;
-        if (src * scale_cols > gmm__ck_units(sc)) return "it reads past the scales' end";
+        if (src * scale_cols > gmm__ck_unit_count(sc)) return "it reads past the scales' end";
     }
     return NULL;
 }
 
-static int gmm__ck_compare_written(const void *a, const void *b) {
+static int gmm__ck_compare_writes(const void *a, const void *b) {
     const gmm__ck_order *x = (const gmm__ck_order *)a, *y = (const gmm__ck_order *)b;
     if (x->part != y->part) return x->part < y->part ? -1 : 1;
-    return x->at < y->at ? -1 : x->at > y->at;
+    return x->offset < y->offset ? -1 : x->offset > y->offset;
 }
 
 GMMDEF gmm_status gmm_ckpt_verify(const gmm_ckpt_plan *plan, const gmm_ckpt_move *moves, int64_t count,
@@ -13083,50 +13261,51 @@ GMMDEF gmm_status gmm_ckpt_verify(const gmm_ckpt_plan *plan, const gmm_ckpt_move
     }
     arena.allocator = plan->arena.allocator;
     arena.top = NULL;
-    order = (gmm__ck_order *)gmm__ck_get(&arena, count, sizeof *order);
+    order = (gmm__ck_order *)gmm__ck_alloc(&arena, count, sizeof *order);
     if (!order) return gmm__fail(error, GMM_E_MEMORY, "%s: no memory for %lld moves", fn, (long long)count);
     for (i = 0; !status && i < count; i++) {
-        const char *fault = gmm__ck_faulty(plan, &moves[i]);
+        const char *fault = gmm__ck_move_fault(plan, &moves[i]);
         order[i].part = moves[i].dst; /* sorted by target, then by where the writing begins */
-        order[i].at = moves[i].dst_at;
+        order[i].offset = moves[i].dst_at;
         order[i].index = i;
         if (fault)
             status = gmm__fail(error, GMM_E_STATE, "%s: moves[%lld]: %s (target %.160s)", fn, (long long)i, fault,
                                moves[i].dst >= 0 && moves[i].dst < plan->targets->count
                                    ? plan->targets->tensors[moves[i].dst].name : "?");
     }
-    if (!status && count) qsort(order, (size_t)count, sizeof *order, gmm__ck_compare_written);
+    if (!status && count) qsort(order, (size_t)count, sizeof *order, gmm__ck_compare_writes);
     for (t = 0; !status && t < plan->targets->count; t++) {
         const gmm_ckpt_tensor *d = &plan->targets->tensors[t];
         const int64_t begin = at;
         int64_t sum = 0, j;
         for (; at < count && order[at].part == t; at++) {
             const gmm_ckpt_move *m = &moves[order[at].index];
-            const gmm__ck_set mine = gmm__ck_written(m);
-            const int64_t n = gmm__ck_moved(m);
-            if (n > gmm__ck_units(d) - sum) {
+            const gmm__ck_element_set written = gmm__ck_write_set(m);
+            const int64_t n = gmm__ck_move_elements(m);
+            if (n > gmm__ck_unit_count(d) - sum) {
                 status = gmm__fail(error, GMM_E_STATE, "%s: target %.160s: more is written than its %lld elements", fn,
-                                   d->name, (long long)gmm__ck_units(d));
+                                   d->name, (long long)gmm__ck_unit_count(d));
                 break;
             }
             sum += n;
-            order[at].at = mine.at + gmm__ck_hull(&mine); /* from now on: the end of all up to here */
-            if (at > begin && order[at - 1].at > order[at].at) order[at].at = order[at - 1].at;
-            for (j = at - 1; !status && j >= begin && order[j].at > mine.at; j--) {
-                const gmm__ck_set other = gmm__ck_written(&moves[order[j].index]);
-                if (!gmm__ck_disjoint(&mine, &other))
+            /* replaced by the end of all writes up to here */
+            order[at].offset = written.offset + gmm__ck_set_span(&written);
+            if (at > begin && order[at - 1].offset > order[at].offset) order[at].offset = order[at - 1].offset;
+            for (j = at - 1; !status && j >= begin && order[j].offset > written.offset; j--) {
+                const gmm__ck_element_set other = gmm__ck_write_set(&moves[order[j].index]);
+                if (!gmm__ck_disjoint(&written, &other))
                     status = gmm__fail(error, GMM_E_STATE, "%s: target %.160s: moves[%lld] and moves[%lld] write the "
                                        "same element", fn, d->name, (long long)order[j].index,
                                        (long long)order[at].index);
             }
             if (status) break;
         }
-        if (!status && sum != gmm__ck_units(d) && !plan->partial)
+        if (!status && sum != gmm__ck_unit_count(d) && !plan->partial)
             status = gmm__fail(error, GMM_E_STATE, "%s: target %.160s: %lld of its %lld elements are written", fn,
                                d->name,
-                               (long long)sum, (long long)gmm__ck_units(d));
+                               (long long)sum, (long long)gmm__ck_unit_count(d));
     }
-    gmm__ck_clear(&arena);
+    gmm__ck_arena_release(&arena);
     return status;
 }
 
@@ -13135,15 +13314,15 @@ GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_par
                                          const gmm_ckpt_move *moves, int64_t count, int32_t partial,
                                          const gmm_allocator *allocator, gmm_ckpt_report *report) {
     static const char fn[] = "gmm_ckpt_plan_of_moves";
-    gmm__ck_build b;
+    gmm__ck_builder b;
     gmm_error why = GMM_ZERO;
     gmm_status status;
     int64_t i;
-    if (!out) return gmm__ck_null(fn, "out", report);
+    if (!out) return gmm__ck_fail_null(fn, "out", report);
     *out = NULL;
     if (!parts || (!targets && target_count) || (!moves && count))
-        return gmm__ck_null(fn, !parts ? "parts" : !targets && target_count ? "targets" : "moves", report);
-    status = gmm__ck_start(&b, fn, out, allocator, report);
+        return gmm__ck_fail_null(fn, !parts ? "parts" : !targets && target_count ? "targets" : "moves", report);
+    status = gmm__ck_builder_init(&b, fn, out, allocator, report);
     if (!status && (part_count < 1 || target_count < 0 || count < 0 || partial < 0 || partial > 1))
         status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "%d parts, %lld targets, %lld moves, partial %d: must be "
                                 ">= 1, >= 0, >= 0, and 0 or 1", part_count, (long long)target_count,
@@ -13153,7 +13332,7 @@ GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_par
             status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "parts[%lld].table is NULL", (long long)i);
     if (!status) {
         b.source.part_count = part_count;
-        b.parts = (gmm_ckpt_part *)gmm__ck_get(&b.temp, part_count, sizeof *b.parts);
+        b.parts = (gmm_ckpt_part *)gmm__ck_alloc(&b.arena, part_count, sizeof *b.parts);
         if (!b.parts) status = gmm__ck_no_memory(&b);
         else memcpy(b.parts, parts, (size_t)part_count * sizeof *parts);
     }
@@ -13163,11 +13342,11 @@ GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_par
         if (t.rank < 0 || t.rank > GMM_CKPT_RANK || t.dtype <= GMM_NONE || t.dtype > GMM_I64)
             status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, t.name, "targets[%lld]: rank %d, dtype %d: must be 0 to %d, "
                                     "and a dtype", (long long)i, t.rank, (int)t.dtype, (int)GMM_CKPT_RANK);
-        else if (!gmm__ck_bytes(&t, &t.bytes))
+        else if (!gmm__ck_tensor_bytes(&t, &t.bytes))
             status = gmm__ck_refuse(&b, GMM_CKPT_OVERFLOW, t.name, "its bytes do not fit 63 bits");
-        else status = gmm__ck_new_target(&b, &t, &index);
+        else status = gmm__ck_add_target(&b, &t, &index);
     }
-    if (!status) { /* checked before they are tidied, which trusts them */
+    if (!status) { /* gmm__ck_move_fault reads these; loops are checked before they are simplified */
         (*out)->parts = b.parts;
         (*out)->part_count = part_count;
         (*out)->partial = partial;
@@ -13180,15 +13359,15 @@ GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_par
         for (l = 0; !fault && l < m.loops; l++)
             if (m.count[l] < 1 || m.src_step[l] < 0 || m.dst_step[l] < 0) fault = "a count or step out of range";
         if (m.kind == GMM_CKPT_ZERO) m.src = m.scale = -1;
-        if (!fault) gmm__ck_tidy(&m);
-        if (!fault) fault = gmm__ck_faulty(*out, &m);
+        if (!fault) gmm__ck_simplify_loops(&m);
+        if (!fault) fault = gmm__ck_move_fault(*out, &m);
         if (fault) {
             status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "moves[%lld]: %s", (long long)i, fault);
             if (report) report->error.status = GMM_E_STATE;
             status = GMM_E_STATE;
-        } else status = gmm__ck_push(&b, &m);
+        } else status = gmm__ck_add_move(&b, &m);
     }
-    if (!status) status = gmm__ck_finish(&b, *out);
+    if (!status) status = gmm__ck_build_plan(&b, *out);
     if (!status) {
         status = gmm_ckpt_verify(*out, NULL, 0, &why);
         if (status) {
@@ -13196,7 +13375,7 @@ GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_par
             if (report) report->error.status = status;
         }
     }
-    return gmm__ck_end(&b, out, status);
+    return gmm__ck_builder_release(&b, out, status);
 }
 
 GMMDEF gmm_status gmm_ckpt_cost_of(const gmm_ckpt_plan *plan, gmm_ckpt_cost *cost, gmm_error *error) {
@@ -13213,35 +13392,36 @@ GMMDEF gmm_status gmm_ckpt_cost_of(const gmm_ckpt_plan *plan, gmm_ckpt_cost *cos
 }
 
 /* ............................................................................................... 15.10 Applying ... */
+/* Applies the moves of a plan to memory or through callbacks. */
 
-static float gmm__ck_load(gmm_dtype dtype, const char *at) { /* any alignment */
+static float gmm__ck_load_float(gmm_dtype dtype, const char *at) { /* any alignment */
     uint32_t u = 0;
     memcpy(&u, at, dtype == GMM_F32 ? 4 : 2);
     return dtype == GMM_F32 ? gmm_f32_from_bits(u) : dtype == GMM_BF16 ? gmm_bf16_to_f32((uint16_t)u)
                                                                        : gmm_f16_to_f32((uint16_t)u);
 }
 
-static void gmm__ck_store(gmm_dtype dtype, char *at, float v) {
+static void gmm__ck_store_float(gmm_dtype dtype, char *at, float v) {
     const uint32_t w = gmm_f32_bits(v);
     const uint16_t h = dtype == GMM_BF16 ? gmm_f32_to_bf16(v) : gmm_f32_to_f16(v);
     if (dtype == GMM_F32) memcpy(at, &w, 4);
     else memcpy(at, &h, 2);
 }
 
-/* A box of elements, where its source stands, and where it goes; steps in elements. */
-typedef struct gmm__ck_work {
+/* One tile of a move: its source, its destination and its strides in elements. */
+typedef struct gmm__ck_tile_args {
     const gmm_ckpt_move *move;
     gmm_dtype src_dtype, dst_dtype;
     int64_t src_unit, dst_unit;
     int64_t count[GMM_CKPT_LOOPS], dst_step[GMM_CKPT_LOOPS];
-    const char *src;                              /* of element src_base */
-    char *dst;                                    /* of the first */
-    const char *scale;                            /* of scale scale_base */
+    const char *src;                              /* address of element src_base */
+    char *dst;                                    /* address of the first element */
+    const char *scale;                            /* address of scale scale_base */
     int64_t src_base, scale_base;
     int64_t rows, cols, scale_rows, scale_cols;   /* DEQUANT */
-} gmm__ck_work;
+} gmm__ck_tile_args;
 
-static float gmm__ck_dequant(const gmm__ck_work *w, int64_t i) {
+static float gmm__ck_dequant(const gmm__ck_tile_args *w, int64_t i) {
     const int mx = w->move->scaling == GMM_SCALING_MX32;
     const int64_t row = i / w->cols, col = i % w->cols;
     const int64_t matrix = row / w->rows, r = row % w->rows;
@@ -13256,8 +13436,8 @@ static float gmm__ck_dequant(const gmm__ck_work *w, int64_t i) {
     return (w->src_dtype == GMM_E5M2 ? gmm_e5m2_to_f32 : gmm_e4m3_to_f32)((uint8_t)w->src[i - w->src_base]) * f;
 }
 
-/* One innermost run from source element `src` to destination element `dst`. */
-static void gmm__ck_run_loop(const gmm__ck_work *w, int64_t src, int64_t dst, int64_t n, int64_t ss, int64_t ds) {
+/* Moves one innermost loop from source element `src` to destination element `dst`. */
+static void gmm__ck_move_run(const gmm__ck_tile_args *w, int64_t src, int64_t dst, int64_t n, int64_t ss, int64_t ds) {
     const char *from = w->src + (src - w->src_base) * w->src_unit;
     char *to = w->dst + dst * w->dst_unit;
     int64_t i;
@@ -13275,18 +13455,18 @@ static void gmm__ck_run_loop(const gmm__ck_work *w, int64_t src, int64_t dst, in
         }
     case GMM_CKPT_CONVERT:
         for (i = 0; i < n; i++)
-            gmm__ck_store(w->dst_dtype, to + i * ds * w->dst_unit, gmm__ck_load(w->src_dtype,
+            gmm__ck_store_float(w->dst_dtype, to + i * ds * w->dst_unit, gmm__ck_load_float(w->src_dtype,
                                                                                 from + i * ss * w->src_unit));
         return;
     default:
         for (i = 0; i < n; i++)
-            gmm__ck_store(w->dst_dtype, to + i * ds * w->dst_unit, gmm__ck_dequant(w, src + i * ss));
+            gmm__ck_store_float(w->dst_dtype, to + i * ds * w->dst_unit, gmm__ck_dequant(w, src + i * ss));
         return;
     }
 }
 
-/* All of a box, from source element `src` to the front of the destination. */
-static void gmm__ck_box_loop(const gmm__ck_work *w, int64_t src) {
+/* Moves a whole tile, from source element `src` to the start of the destination. */
+static void gmm__ck_move_tile(const gmm__ck_tile_args *w, int64_t src) {
     enum { TILE = 32 };
     const gmm_ckpt_move *m = w->move;
     const int n = m->loops, y = n - 2, x = n - 1;
@@ -13294,32 +13474,33 @@ static void gmm__ck_box_loop(const gmm__ck_work *w, int64_t src) {
     const int outer = n - (transposed ? 2 : 1);
     const int gather = transposed && m->kind == GMM_CKPT_COPY && m->src_step[y < 0 ? 0 : y] == 1;
     char square[TILE * (TILE + 8) * 8];
-    gmm__ck_work near_by = *w;
+    gmm__ck_tile_args gathered = *w;
     int64_t at[GMM_CKPT_LOOPS] = {0}, i, a, b;
     int l;
-    near_by.src = square;
-    near_by.src_base = 0;
+    gathered.src = square;
+    gathered.src_base = 0;
     do {
         int64_t from = src, to = 0;
         for (l = 0; l < outer; l++) {
             from += at[l] * m->src_step[l];
             to += at[l] * w->dst_step[l];
         }
-        if (!transposed) gmm__ck_run_loop(w, from, to, w->count[x], m->src_step[x], w->dst_step[x]);
-        for (a = 0; transposed && a < w->count[y]; a += TILE) /* by squares */
+        if (!transposed) gmm__ck_move_run(w, from, to, w->count[x], m->src_step[x], w->dst_step[x]);
+        /* in square tiles, so that both sides stay in the cache */
+        for (a = 0; transposed && a < w->count[y]; a += TILE)
             for (b = 0; b < w->count[x]; b += TILE) {
                 const int64_t high = gmm__min_i64(TILE, w->count[y] - a), wide = gmm__min_i64(TILE, w->count[x] - b);
                 const int64_t first = from + a * m->src_step[y] + b * m->src_step[x];
-                if (gather) /* lines of the source, whose distance may put all of them into one set of a cache */
+                if (gather) /* copies source rows, whose stride may map all of them to one cache set */
                     for (i = 0; i < wide; i++)
                         memcpy(square + i * (TILE + 8) * w->src_unit,
                                w->src + (first + i * m->src_step[x] - w->src_base) * w->src_unit,
                                (size_t)(high * w->src_unit));
                 for (i = 0; i < high; i++) {
                     const int64_t at_dst = to + (a + i) * w->dst_step[y] + b * w->dst_step[x];
-                    if (gather) gmm__ck_run_loop(&near_by, i, at_dst, wide, TILE + 8, w->dst_step[x]);
+                    if (gather) gmm__ck_move_run(&gathered, i, at_dst, wide, TILE + 8, w->dst_step[x]);
                     else
-                        gmm__ck_run_loop(w, first + i * m->src_step[y], at_dst, wide, m->src_step[x], w->dst_step[x]);
+                        gmm__ck_move_run(w, first + i * m->src_step[y], at_dst, wide, m->src_step[x], w->dst_step[x]);
                 }
             }
         for (l = outer - 1; l >= 0 && ++at[l] == w->count[l]; l--) at[l] = 0;
@@ -13327,16 +13508,16 @@ static void gmm__ck_box_loop(const gmm__ck_work *w, int64_t src) {
 }
 
 /* One call of gmm_ckpt_apply. */
-typedef struct gmm__ck_call {
+typedef struct gmm__ck_apply_call {
     const gmm_ckpt_plan *plan;
     const gmm_ckpt_run *run;
     gmm_error *error;
-} gmm__ck_call;
+} gmm__ck_apply_call;
 
 static const char gmm__ck_apply_name[] = "gmm_ckpt_apply";
 
-static gmm_status gmm__ck_read(const gmm__ck_call *c, const gmm_ckpt_move *m, const gmm_ckpt_tensor *t, int64_t at,
-                               void *to, int64_t bytes) {
+static gmm_status gmm__ck_read(const gmm__ck_apply_call *c, const gmm_ckpt_move *m, const gmm_ckpt_tensor *t,
+                               int64_t at, void *to, int64_t bytes) {
     const int code = c->run->io.read(c->run->io.user, m->part, t->storage, t->offset + at, to, bytes);
     if (!code) return GMM_OK;
     return gmm__fail(c->error, GMM_E_IO, "%s: io.read gave %d for %lld bytes at %lld of \"%.160s\" (part %d, storage "
@@ -13344,7 +13525,7 @@ static gmm_status gmm__ck_read(const gmm__ck_call *c, const gmm_ckpt_move *m, co
                      gmm__ck_apply_name, code, (long long)bytes, (long long)at, t->name, (int)m->part, (int)t->storage);
 }
 
-static gmm_status gmm__ck_write(const gmm__ck_call *c, const gmm_ckpt_move *m, int64_t at, const void *from,
+static gmm_status gmm__ck_write(const gmm__ck_apply_call *c, const gmm_ckpt_move *m, int64_t at, const void *from,
                                 int64_t bytes) {
     const int code = c->run->io.write(c->run->io.user, m->dst, at, from, bytes);
     if (!code) return GMM_OK;
@@ -13353,14 +13534,17 @@ static gmm_status gmm__ck_write(const gmm__ck_call *c, const gmm_ckpt_move *m, i
                      code, (long long)bytes, (long long)at, c->plan->targets->tensors[m->dst].name);
 }
 
-enum { GMM__CK_CHUNK = 4 << 20, GMM__CK_DENSE = 4096 }; /* bytes: of a straight copy's steps; worth a read of its own */
+/* Bytes: the most that one contiguous copy moves at once; span from which a sparse loop gets reads of its own. */
+enum { GMM__CK_CHUNK_BYTES = 4 << 20, GMM__CK_GAP_BYTES = 4096 };
 
-/* A move of one run of bytes, or of zeros. */
-static gmm_status gmm__ck_straight(const gmm__ck_call *c, const gmm_ckpt_move *m, const char *from, char *to) {
+/* Applies a move that copies contiguous bytes, or writes contiguous zeros. */
+static gmm_status gmm__ck_apply_contiguous(const gmm__ck_apply_call *c, const gmm_ckpt_move *m, const char *from,
+                                           char *to) {
     const gmm_ckpt_tensor *s = m->kind == GMM_CKPT_ZERO ? NULL : &c->plan->parts[m->part].table->tensors[m->src];
-    const int64_t unit = gmm__ck_unit(c->plan->targets->tensors[m->dst].dtype), bytes = m->count[0] * unit;
-    const int64_t chunk = gmm__min_i64((int64_t)(c->run->scratch_bytes < GMM__CK_CHUNK ? c->run->scratch_bytes
-                                                                                      : (size_t)GMM__CK_CHUNK), bytes);
+    const int64_t unit = gmm__ck_unit_bytes(c->plan->targets->tensors[m->dst].dtype), bytes = m->count[0] * unit;
+    const int64_t chunk = gmm__min_i64((int64_t)(c->run->scratch_bytes < GMM__CK_CHUNK_BYTES ? c->run->scratch_bytes
+                                                                                      : (size_t)GMM__CK_CHUNK_BYTES),
+                                                                                          bytes);
     const int64_t src = m->src_at * unit, dst = m->dst_at * unit;
     int64_t at, n;
     gmm_status status = GMM_OK;
@@ -13384,9 +13568,9 @@ static gmm_status gmm__ck_straight(const gmm__ck_call *c, const gmm_ckpt_move *m
 
 /* Chooses how much of each loop is done at once, from the loop with the smallest step outwards: at most `in` source
    elements from first to last, and `out` elements altogether. Sparse loops are not spanned. */
-static void gmm__ck_tile(const gmm_ckpt_move *m, const int64_t *step, int64_t in, int64_t out, int64_t dense,
-                         int64_t *tile) {
-    int64_t hull = 1, volume = 1;
+static void gmm__ck_choose_tile(const gmm_ckpt_move *m, const int64_t *step, int64_t in, int64_t out, int64_t dense,
+                                int64_t *tile) {
+    int64_t span = 1, volume = 1;
     int l, k, done[GMM_CKPT_LOOPS] = {0};
     for (l = 0; l < m->loops; l++) tile[l] = 1;
     for (k = 0; k < m->loops; k++) {
@@ -13395,24 +13579,24 @@ static void gmm__ck_tile(const gmm_ckpt_move *m, const int64_t *step, int64_t in
         for (l = 0; l < m->loops; l++)
             if (!done[l] && (best < 0 || step[l] < step[best])) best = l;
         done[best] = 1;
-        if (dense && hull >= dense && m->src_step[best] > 2 * hull) break;
-        by_in = m->src_step[best] ? 1 + (in - hull) / m->src_step[best] : m->count[best];
+        if (dense && span >= dense && m->src_step[best] > 2 * span) break;
+        by_in = m->src_step[best] ? 1 + (in - span) / m->src_step[best] : m->count[best];
         n = gmm__min_i64(m->count[best], gmm__min_i64(by_in, out / volume));
         tile[best] = n;
-        hull += (n - 1) * m->src_step[best];
+        span += (n - 1) * m->src_step[best];
         volume *= n;
         if (n < m->count[best]) break;
     }
 }
 
-/* Length, in rows, of a run of elements that meets at most `scales` rows of 128x128 scales. A run as long as n - 1 rows
-   meets n of them, and with that at most n rows of scales, or 3 + n / 128 + n / rows of them. */
+/* Length, in rows, of a run of elements that overlaps at most `scales` rows of 128x128 scales. A run as long as n - 1
+   rows overlaps n of them, and with that at most n rows of scales, or 3 + n / 128 + n / rows of them. */
 static int64_t gmm__ck_scaled_rows(int64_t scales, int64_t rows) {
     const int64_t many = 1 + (scales - 3) * gmm__min_i64(rows, 128) / 2;
     return (many > scales ? many : scales) - 1;
 }
 
-static gmm_status gmm__ck_apply_move(const gmm__ck_call *c, const gmm_ckpt_move *m) {
+static gmm_status gmm__ck_apply_move(const gmm__ck_apply_call *c, const gmm_ckpt_move *m) {
     const gmm_ckpt_tensor *d = &c->plan->targets->tensors[m->dst], *s = NULL, *sc = NULL;
     const gmm_ckpt_table *table = c->plan->parts[m->part].table;
     const int mx = m->kind == GMM_CKPT_DEQUANT && m->scaling == GMM_SCALING_MX32;
@@ -13420,7 +13604,7 @@ static gmm_status gmm__ck_apply_move(const gmm__ck_call *c, const gmm_ckpt_move 
     char *to = c->run->memory ? (char *)c->run->memory + d->offset : NULL, *in_area, *out_area, *scale_area;
     int64_t scale_unit = 0, scale_bytes = 0, in_limit = INT64_MAX / 4, out_limit = INT64_MAX / 4, half;
     int64_t tile[GMM_CKPT_LOOPS], at[GMM_CKPT_LOOPS] = {0};
-    gmm__ck_work w;
+    gmm__ck_tile_args w;
     gmm_status status;
     int l;
     if (m->kind == GMM_CKPT_VIEW) return GMM_OK;
@@ -13430,8 +13614,8 @@ static gmm_status gmm__ck_apply_move(const gmm__ck_call *c, const gmm_ckpt_move 
     }
     if ((m->kind == GMM_CKPT_COPY || m->kind == GMM_CKPT_ZERO) && m->loops == 1 && m->dst_step[0] == 1 &&
         (!s || m->src_step[0] == 1))
-        return gmm__ck_straight(c, m, from, to);
-    if (!s) { /* zeros in several runs */
+        return gmm__ck_apply_contiguous(c, m, from, to);
+    if (!s) { /* zeros in several contiguous runs */
         gmm_ckpt_move run = *m;
         run.loops = 1;
         run.count[0] = m->dst_step[m->loops - 1] == 1 ? m->count[m->loops - 1] : 1;
@@ -13440,7 +13624,7 @@ static gmm_status gmm__ck_apply_move(const gmm__ck_call *c, const gmm_ckpt_move 
             const int last = m->dst_step[m->loops - 1] == 1 ? m->loops - 1 : m->loops;
             run.dst_at = m->dst_at;
             for (l = 0; l < last; l++) run.dst_at += at[l] * m->dst_step[l];
-            status = gmm__ck_straight(c, &run, NULL, to);
+            status = gmm__ck_apply_contiguous(c, &run, NULL, to);
             if (status) return status;
             for (l = last - 1; l >= 0 && ++at[l] == m->count[l]; l--) at[l] = 0;
             if (l < 0) return GMM_OK;
@@ -13450,12 +13634,12 @@ static gmm_status gmm__ck_apply_move(const gmm__ck_call *c, const gmm_ckpt_move 
     w.move = m;
     w.src_dtype = s->dtype;
     w.dst_dtype = d->dtype;
-    w.src_unit = mx ? 1 : gmm__ck_unit(s->dtype);
-    w.dst_unit = gmm__ck_unit(d->dtype);
+    w.src_unit = mx ? 1 : gmm__ck_unit_bytes(s->dtype);
+    w.dst_unit = gmm__ck_unit_bytes(d->dtype);
     half = (int64_t)c->run->scratch_bytes;
     scale_area = (char *)c->run->scratch;
     if (m->kind == GMM_CKPT_DEQUANT) {
-        gmm__ck_quant(s, m->scaling, &w.rows, &w.cols, &w.scale_rows, &w.scale_cols);
+        gmm__ck_scale_shape(s, m->scaling, &w.rows, &w.cols, &w.scale_rows, &w.scale_cols);
         sc = &table->tensors[m->scale];
         scale_unit = mx ? 1 : 4;
         if (table->storages[sc->storage].base) {
@@ -13472,17 +13656,18 @@ static gmm_status gmm__ck_apply_move(const gmm__ck_call *c, const gmm_ckpt_move 
     out_area = from || !in_area ? in_area : in_area + half;
     if (!from) in_limit = gmm__min_i64(in_limit, mx ? (half - 1) * 2 : half / w.src_unit);
     if (!to) out_limit = half / w.dst_unit;
-    gmm__ck_tile(m, from ? m->dst_step : m->src_step, in_limit, out_limit, from ? 0 : GMM__CK_DENSE / w.src_unit, tile);
+    gmm__ck_choose_tile(m, from ? m->dst_step : m->src_step, in_limit, out_limit,
+                        from ? 0 : GMM__CK_GAP_BYTES / w.src_unit, tile);
     for (;;) {
-        int64_t src = m->src_at, dst = m->dst_at, hull = 1, run = 1, runs = 1, i;
+        int64_t src = m->src_at, dst = m->dst_at, span = 1, run = 1, runs = 1, i;
         int contiguous = m->loops;
         for (l = 0; l < m->loops; l++) {
             w.count[l] = gmm__min_i64(tile[l], m->count[l] - at[l]);
             src += at[l] * m->src_step[l];
             dst += at[l] * m->dst_step[l];
-            hull += (w.count[l] - 1) * m->src_step[l];
+            span += (w.count[l] - 1) * m->src_step[l];
         }
-        for (l = m->loops - 1; l >= 0; l--) { /* steps in the target, or in a dense box */
+        for (l = m->loops - 1; l >= 0; l--) { /* strides of the target, or of a dense tile in scratch */
             w.dst_step[l] = to ? m->dst_step[l] : run;
             run *= w.count[l];
         }
@@ -13491,34 +13676,34 @@ static gmm_status gmm__ck_apply_move(const gmm__ck_call *c, const gmm_ckpt_move 
         status = GMM_OK;
         if (!from) {
             const int64_t first = mx ? src / 2 : src * w.src_unit;
-            const int64_t end = mx ? (src + hull + 1) / 2 : (src + hull) * w.src_unit;
+            const int64_t end = mx ? (src + span + 1) / 2 : (src + span) * w.src_unit;
             status = gmm__ck_read(c, m, s, first, in_area, end - first);
             w.src = in_area;
             w.src_base = mx ? first * 2 : src;
         }
         w.scale = scale_from;
         if (sc && !scale_from && !status) {
-            const int64_t r0 = src / w.cols, r1 = (src + hull - 1) / w.cols;
+            const int64_t r0 = src / w.cols, r1 = (src + span - 1) / w.cols;
             int64_t first = r0 / w.rows * w.scale_rows + (mx ? r0 % w.rows : r0 % w.rows / 128);
             int64_t end = r1 / w.rows * w.scale_rows + (mx ? r1 % w.rows : r1 % w.rows / 128);
             first = first * w.scale_cols + (mx ? src % w.cols / 32 : 0);
-            end = end * w.scale_cols + (mx ? (src + hull - 1) % w.cols / 32 + 1 : w.scale_cols);
+            end = end * w.scale_cols + (mx ? (src + span - 1) % w.cols / 32 + 1 : w.scale_cols);
             status = gmm__ck_read(c, m, sc, first * scale_unit, scale_area, (end - first) * scale_unit);
             w.scale = scale_area;
             w.scale_base = first;
         }
         if (status) return status;
         w.dst = to ? to + dst * w.dst_unit : out_area;
-        gmm__ck_box_loop(&w, src);
-        if (!to) { /* the box leaves by runs */
+        gmm__ck_move_tile(&w, src);
+        if (!to) { /* the tile is written as contiguous runs */
             run = 1;
             for (; contiguous > 0 && m->dst_step[contiguous - 1] == run; contiguous--) run *= w.count[contiguous - 1];
             for (l = 0; l < contiguous; l++) runs *= w.count[l];
             for (i = 0; !status && i < runs; i++) {
-                int64_t offset = dst, left = i;
+                int64_t offset = dst, remaining = i;
                 for (l = contiguous - 1; l >= 0; l--) {
-                    offset += left % w.count[l] * m->dst_step[l];
-                    left /= w.count[l];
+                    offset += remaining % w.count[l] * m->dst_step[l];
+                    remaining /= w.count[l];
                 }
                 status = gmm__ck_write(c, m, offset * w.dst_unit, out_area + i * run * w.dst_unit, run * w.dst_unit);
             }
@@ -13535,7 +13720,7 @@ static gmm_status gmm__ck_apply_move(const gmm__ck_call *c, const gmm_ckpt_move 
 
 GMMDEF gmm_status gmm_ckpt_apply(const gmm_ckpt_plan *plan, const gmm_ckpt_run *run, int64_t *cursor,
                                  gmm_error *error) {
-    gmm__ck_call c;
+    gmm__ck_apply_call c;
     gmm_ckpt_run r = GMM_ZERO;
     const char *fn = gmm__ck_apply_name;
     int64_t i;
@@ -13566,8 +13751,8 @@ GMMDEF gmm_status gmm_ckpt_apply(const gmm_ckpt_plan *plan, const gmm_ckpt_run *
                          "are needed", fn, (unsigned long long)r.scratch_bytes, (long long)plan->cost.scratch_min);
     if (r.memory && plan->cost.bytes_written) {
         const uintptr_t begin = (uintptr_t)r.memory, end = begin + (uintptr_t)plan->cost.target_bytes;
-        for (i = 0; i < plan->span_count; i++)
-            if ((uintptr_t)plan->spans[i].begin < end && begin < (uintptr_t)plan->spans[i].end)
+        for (i = 0; i < plan->source_range_count; i++)
+            if ((uintptr_t)plan->source_ranges[i].begin < end && begin < (uintptr_t)plan->source_ranges[i].end)
                 return gmm__fail(error, GMM_E_ARG, "%s: memory %p overlaps a storage of the source", fn, r.memory);
     }
     c.plan = plan;
@@ -13577,7 +13762,7 @@ GMMDEF gmm_status gmm_ckpt_apply(const gmm_ckpt_plan *plan, const gmm_ckpt_run *
         const gmm_ckpt_move *m = &plan->moves[*cursor];
         const gmm_status status = gmm__ck_apply_move(&c, m);
         if (status) return status;
-        if (r.io.done && plan->last[m->dst] == *cursor) r.io.done(r.io.user, m->dst);
+        if (r.io.done && plan->last_move[m->dst] == *cursor) r.io.done(r.io.user, m->dst);
     }
     return GMM_OK;
 }

@@ -1,8 +1,8 @@
 /* ----------------------------------------------------------------------------------------------- 13 Checkpoints --- */
 
-/* From the tensors of a checkpoint to those that a model wants: names, layouts, slices, dtypes. Host only; no context.
+/* Converts the tensors of a checkpoint to those of a model: names, layouts, shards, dtypes. Host only; no context.
 
-       gmm_ckpt_table    what is there: named tensors over storages (memory, or files behind callbacks)
+       gmm_ckpt_table    named tensors over storages (memory, or files behind callbacks)
        gmm_ckpt_scheme   how a family of checkpoints names and lays out its tensors
        gmm_ckpt_plan     strided moves from the source's tensors to the targets'
 
@@ -49,11 +49,11 @@ typedef enum gmm_ckpt_reason {
 /* Lower-case name of a reason, "?" if unknown. Pure. */
 GMMDEF const char *gmm_ckpt_reason_name(gmm_ckpt_reason reason);
 
-/* What came of a call; filled on success and on failure. */
+/* The result of a call; filled on success and on failure. */
 typedef struct gmm_ckpt_report {
     gmm_error error;        /* status and sentence */
     gmm_ckpt_reason reason;
-    char key[252];          /* the key that it is about, cut to fit; "" if none */
+    char key[252];          /* the key concerned, truncated to fit; "" if none */
     int64_t matched;        /* source tensors that a linear used */
     int64_t kept, dropped;  /* other source tensors */
     int64_t missing;        /* tensors and whole layers that the source lacks; error.text lists them, as far as they

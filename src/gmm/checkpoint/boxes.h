@@ -1,4 +1,5 @@
 /* ................................................................................... 15.5 Boxes of a weight ... */
+/* Shards of a logical array as boxes of halves, rows and columns, and the strided moves between two boxes. */
 
 /* The logical array of one linear, state and kind: [experts][halves][f][k]; gate and up are halves. */
 typedef struct gmm__ck_array {
@@ -6,11 +7,11 @@ typedef struct gmm__ck_array {
     const char *state;
     gmm_ckpt_kind kind;
     int64_t experts, halves, f, k;
-    int32_t grouped, rows_cut, cols_cut; /* by EP; by ETP */
+    int32_t grouped, rows_sharded, cols_sharded; /* grouped: EP distributes experts; sharded: by ETP */
     int32_t vector;
 } gmm__ck_array;
 
-static gmm__ck_array gmm__ck_array_of(const gmm_ckpt_linear *l, gmm_ckpt_kind kind) {
+static gmm__ck_array gmm__ck_make_array(const gmm_ckpt_linear *l, gmm_ckpt_kind kind) {
     static const int8_t rules[][3] = {
 #define GMM__X(name, value, text, grouped, rows, cols) {grouped, rows, cols},
         GMM_CKPT_SLOT_LIST(GMM__X)
@@ -26,29 +27,29 @@ static gmm__ck_array gmm__ck_array_of(const gmm_ckpt_linear *l, gmm_ckpt_kind ki
     x.k = l->in && kind != GMM_CKPT_BIAS ? l->in : 1;
     x.vector = l->in == 0 || kind == GMM_CKPT_BIAS;
     x.grouped = rules[l->slot][0];
-    x.rows_cut = rules[l->slot][1];
-    x.cols_cut = kind == GMM_CKPT_BIAS ? 0 : rules[l->slot][2];
+    x.rows_sharded = rules[l->slot][1];
+    x.cols_sharded = kind == GMM_CKPT_BIAS ? 0 : rules[l->slot][2];
     return x;
 }
 
-/* Where a stored matrix lies in its array, and where its elements lie in its tensor. With both halves in it, row
-   (h, i) of the matrix is (i / block) 2 block + i % block + h block. */
-typedef struct gmm__ck_piece {
+/* The rows and columns of its array that a stored matrix holds, and the strides of its elements in its tensor. With
+   both halves in it, row (h, i) of the matrix is (i / block) 2 block + i % block + h block. */
+typedef struct gmm__ck_shard {
     int32_t part, tensor, scale;
     gmm_scaling scaling;
     gmm_dtype dtype;
-    int64_t expert0, experts;   /* that the tensor holds */
+    int64_t expert0, experts;   /* first expert, and how many the tensor holds */
     int64_t half0, halves;
     int64_t f0, f, k0, k;
     int64_t block;
     int64_t row0, rows;         /* stored rows of the matrix [row0, row0 + rows) */
     int64_t expert_step, row_step, col_step; /* elements */
-} gmm__ck_piece;
+} gmm__ck_shard;
 
-/* A run of stored rows as ranges of halves and of rows in a half. */
+/* A range of halves and a range of rows in each half. */
 typedef struct gmm__ck_box { int64_t h0, h1, f0, f1; } gmm__ck_box;
 
-static int gmm__ck_boxes(const gmm__ck_piece *p, gmm__ck_box *box) {
+static int gmm__ck_row_boxes(const gmm__ck_shard *p, gmm__ck_box *box) {
     int64_t a = p->row0, end = p->row0 + p->rows;
     int n = 0;
     for (; a < end; n++) {
@@ -79,25 +80,25 @@ static int gmm__ck_boxes(const gmm__ck_piece *p, gmm__ck_box *box) {
 }
 
 /* Element of (expert, half, f, k) of the whole array. */
-static int64_t gmm__ck_element(const gmm__ck_piece *p, int64_t e, int64_t h, int64_t f, int64_t k) {
+static int64_t gmm__ck_element_offset(const gmm__ck_shard *p, int64_t e, int64_t h, int64_t f, int64_t k) {
     const int64_t i = f - p->f0;
     const int64_t row = i / p->block * p->block * p->halves + i % p->block + (h - p->half0) * p->block;
     return (e - p->expert0) * p->expert_step + (row - p->row0) * p->row_step + (k - p->k0) * p->col_step;
 }
 
-/* The block in which rows f0 to f1 are not evenly spaced; 0 if they are. */
-static int64_t gmm__ck_uneven(const gmm__ck_piece *p, int64_t f0, int64_t f1) {
+/* The block size where rows f0 to f1 do not have one constant stride; 0 if they do. */
+static int64_t gmm__ck_row_block(const gmm__ck_shard *p, int64_t f0, int64_t f1) {
     if (p->halves == 1 || p->block == 1 || (f0 - p->f0) / p->block == (f1 - 1 - p->f0) / p->block) return 0;
     return p->block;
 }
 
 /* Stored rows from f to f + df: df a multiple of the block, or both rows in one. */
-static int64_t gmm__ck_jump(const gmm__ck_piece *p, int64_t df, int even) {
+static int64_t gmm__ck_row_distance(const gmm__ck_shard *p, int64_t df, int even) {
     return p->halves == 2 && (p->block == 1 || !even) ? 2 * df : df;
 }
 
-/* Drops loops of one, orders by dst_step, and joins neighbours that are one loop. */
-static void gmm__ck_tidy(gmm_ckpt_move *m) {
+/* Removes loops of count 1, sorts loops by falling dst_step, and merges neighbours that form one loop. */
+static void gmm__ck_simplify_loops(gmm_ckpt_move *m) {
     int n = 0, i, j;
     for (i = 0; i < m->loops; i++) {
         if (m->count[i] == 1) continue;
@@ -137,33 +138,35 @@ static void gmm__ck_tidy(gmm_ckpt_move *m) {
     m->loops = n;
 }
 
-static void gmm__ck_loop(gmm_ckpt_move *m, int64_t count, int64_t src_step, int64_t dst_step) {
+static void gmm__ck_add_loop(gmm_ckpt_move *m, int64_t count, int64_t src_step, int64_t dst_step) {
     m->count[m->loops] = count;
     m->src_step[m->loops] = src_step;
     m->dst_step[m->loops++] = dst_step;
 }
 
-static gmm_status gmm__ck_push(gmm__ck_build *b, gmm_ckpt_move *m) {
+static gmm_status gmm__ck_add_move(gmm__ck_builder *b, gmm_ckpt_move *m) {
     void *array = b->moves;
-    gmm__ck_tidy(m);
-    if (!gmm__ck_room(&b->temp, &array, b->move_count, &b->move_room, sizeof *b->moves)) return gmm__ck_no_memory(b);
+    gmm__ck_simplify_loops(m);
+    if (!gmm__ck_reserve(&b->arena, &array, b->move_count, &b->move_capacity,
+                         sizeof *b->moves))
+        return gmm__ck_no_memory(b);
     b->moves = (gmm_ckpt_move *)array;
     b->moves[b->move_count++] = *m;
     return GMM_OK;
 }
 
-/* What two pieces share of one expert. */
+/* The intersection of two shards in one expert. */
 typedef struct gmm__ck_overlap {
-    const gmm__ck_piece *src, *dst;
+    const gmm__ck_shard *src, *dst;
     gmm_ckpt_move_kind kind;
     int64_t expert, h0, h1, k0, k1;
 } gmm__ck_overlap;
 
 /* Moves rows f0 to f1 of the halves, `repeat` times at a distance of `period`, which is a multiple of both blocks. */
-static gmm_status gmm__ck_rows(gmm__ck_build *b, const gmm__ck_overlap *o, int64_t f0, int64_t f1, int64_t repeat,
-                               int64_t period) {
-    const gmm__ck_piece *s = o->src, *d = o->dst;
-    const int64_t sb = gmm__ck_uneven(s, f0, f1), db = gmm__ck_uneven(d, f0, f1);
+static gmm_status gmm__ck_move_rows(gmm__ck_builder *b, const gmm__ck_overlap *o, int64_t f0, int64_t f1,
+                                    int64_t repeat, int64_t period) {
+    const gmm__ck_shard *s = o->src, *d = o->dst;
+    const int64_t sb = gmm__ck_row_block(s, f0, f1), db = gmm__ck_row_block(d, f0, f1);
     const int64_t big = sb > db ? sb : db, fine = sb && db ? (sb < db ? sb : db) : 0;
     gmm_ckpt_move m = GMM_ZERO;
     if (big) { /* blocks start at multiples of their size, from a first row that is one */
@@ -172,18 +175,18 @@ static gmm_status gmm__ck_rows(gmm__ck_build *b, const gmm__ck_overlap *o, int64
         const int64_t down = first + (f1 - first) / big * big;
         int64_t lcm = fine, f;
         gmm_status status = GMM_OK;
-        if (f0 < up) status = gmm__ck_rows(b, o, f0, up, repeat, period);
-        if (!status && f0 < up && up < f1) return gmm__ck_rows(b, o, up, f1, repeat, period);
+        if (f0 < up) status = gmm__ck_move_rows(b, o, f0, up, repeat, period);
+        if (!status && f0 < up && up < f1) return gmm__ck_move_rows(b, o, up, f1, repeat, period);
         if (status || f0 < up) return status;
         if (down < f1) {
-            status = gmm__ck_rows(b, o, f0, down, repeat, period);
-            return status ? status : gmm__ck_rows(b, o, down, f1, repeat, period);
+            status = gmm__ck_move_rows(b, o, f0, down, repeat, period);
+            return status ? status : gmm__ck_move_rows(b, o, down, f1, repeat, period);
         }
         while (fine && lcm % big) lcm += fine;
         if (fine && lcm != big) { /* neither block divides the other */
             if (repeat == 1 && f1 - f0 > lcm && (f1 - f0) % lcm == 0)
-                return gmm__ck_rows(b, o, f0, f0 + lcm, (f1 - f0) / lcm, lcm);
-            for (f = f0; !status && f < f1; f += big) status = gmm__ck_rows(b, o, f, f + big, repeat, period);
+                return gmm__ck_move_rows(b, o, f0, f0 + lcm, (f1 - f0) / lcm, lcm);
+            for (f = f0; !status && f < f1; f += big) status = gmm__ck_move_rows(b, o, f, f + big, repeat, period);
             return status;
         }
     }
@@ -193,20 +196,20 @@ static gmm_status gmm__ck_rows(gmm__ck_build *b, const gmm__ck_overlap *o, int64
     m.src = s->tensor;
     m.dst = d->tensor;
     m.scale = o->kind == GMM_CKPT_DEQUANT ? s->scale : -1;
-    m.src_at = gmm__ck_element(s, o->expert, o->h0, f0, o->k0);
-    m.dst_at = gmm__ck_element(d, o->expert, o->h0, f0, o->k0);
-    gmm__ck_loop(&m, o->h1 - o->h0, s->block * s->row_step, d->block * d->row_step);
-    gmm__ck_loop(&m, repeat, 2 * period * s->row_step, 2 * period * d->row_step);
+    m.src_at = gmm__ck_element_offset(s, o->expert, o->h0, f0, o->k0);
+    m.dst_at = gmm__ck_element_offset(d, o->expert, o->h0, f0, o->k0);
+    gmm__ck_add_loop(&m, o->h1 - o->h0, s->block * s->row_step, d->block * d->row_step);
+    gmm__ck_add_loop(&m, repeat, 2 * period * s->row_step, 2 * period * d->row_step);
     if (big) {
-        gmm__ck_loop(&m, (f1 - f0) / big, gmm__ck_jump(s, big, !sb) * s->row_step,
-                     gmm__ck_jump(d, big, !db) * d->row_step);
+        gmm__ck_add_loop(&m, (f1 - f0) / big, gmm__ck_row_distance(s, big, !sb) * s->row_step,
+                     gmm__ck_row_distance(d, big, !db) * d->row_step);
         if (fine)
-            gmm__ck_loop(&m, big / fine, gmm__ck_jump(s, fine, sb == big && sb != fine) * s->row_step,
-                         gmm__ck_jump(d, fine, db == big && db != fine) * d->row_step);
+            gmm__ck_add_loop(&m, big / fine, gmm__ck_row_distance(s, fine, sb == big && sb != fine) * s->row_step,
+                         gmm__ck_row_distance(d, fine, db == big && db != fine) * d->row_step);
     }
-    gmm__ck_loop(&m, fine ? fine : big ? big : f1 - f0, gmm__ck_jump(s, 1, 1) * s->row_step,
-                 gmm__ck_jump(d, 1, 1) * d->row_step);
-    gmm__ck_loop(&m, o->k1 - o->k0, s->col_step, d->col_step);
-    return gmm__ck_push(b, &m);
+    gmm__ck_add_loop(&m, fine ? fine : big ? big : f1 - f0, gmm__ck_row_distance(s, 1, 1) * s->row_step,
+                 gmm__ck_row_distance(d, 1, 1) * d->row_step);
+    gmm__ck_add_loop(&m, o->k1 - o->k0, s->col_step, d->col_step);
+    return gmm__ck_add_move(b, &m);
 }
 

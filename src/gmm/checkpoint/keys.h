@@ -1,39 +1,40 @@
 /* .................................................................................... 15.4 Keys to linears ... */
+/* Parses keys of the source and matches them to linears; spells the names of targets. */
 
-/* A source tensor that a linear uses. */
-typedef struct gmm__ck_hit {
+/* A source tensor whose key matches a row of the scheme for a linear. */
+typedef struct gmm__ck_match {
     int64_t linear, expert; /* expert as the name counts it; 0 for STACKED and WIDE */
     int32_t state, row, part, tensor;
-    int32_t prefix;         /* 0 = empty or stated, 1 = the first other one, 2 = yet another */
+    int32_t prefix_class;   /* 0 = empty or stated, 1 = the first other prefix found, 2 = a second other prefix */
     gmm_ckpt_kind kind;
-} gmm__ck_hit;
+} gmm__ck_match;
 
-typedef struct gmm__ck_span { const char *begin, *end; } gmm__ck_span;
+typedef struct gmm__ck_memory_range { const char *begin, *end; } gmm__ck_memory_range;
 
 struct gmm_ckpt_plan {
     gmm__ck_arena arena;
     gmm_ckpt_table *targets;
     gmm_ckpt_part *parts;
     gmm_ckpt_move *moves;
-    int64_t *last;       /* [targets] the last move into each; -1 = none */
-    gmm__ck_span *spans; /* the source's memory, ascending and disjoint */
-    int64_t count, span_count;
+    int64_t *last_move;  /* [targets] the last move into each; -1 = none */
+    gmm__ck_memory_range *source_ranges; /* the source's memory, ascending and disjoint */
+    int64_t count, source_range_count;
     int32_t part_count, partial;
     gmm_ckpt_cost cost;
 };
 
 /* Tensors that the source lacks of one linear and row: experts first to last of a part, as names count them. row -1: a
    layer without any key. */
-typedef struct gmm__ck_miss {
+typedef struct gmm__ck_missing_range {
     int64_t layer, first, last; /* layer: of linears by path, their index */
     int32_t linear, row, state, part;
-} gmm__ck_miss;
+} gmm__ck_missing_range;
 
-/* What becomes of a source tensor. PLAIN_SCALE: scales of a weight that is not quantized, extra like those of 0. */
-enum gmm__ck_use { GMM__CK_UNUSED, GMM__CK_USED, GMM__CK_LEFT_OUT, GMM__CK_PLAIN_SCALE };
+/* How a source tensor is used. PLAIN_SCALE: scales of a weight that is not quantized, treated as extra like UNUSED. */
+enum gmm__ck_tensor_use { GMM__CK_UNUSED, GMM__CK_USED, GMM__CK_DROPPED, GMM__CK_PLAIN_SCALE };
 
-typedef struct gmm__ck_build {
-    gmm__ck_arena temp;
+typedef struct gmm__ck_builder {
+    gmm__ck_arena arena;
     const char *fn;
     gmm_ckpt_report *report;
     gmm_ckpt_source source;
@@ -41,29 +42,30 @@ typedef struct gmm__ck_build {
     gmm_ckpt_part *parts;        /* sizes of 0 are 1 */
     const char *const *states;   /* [source.state_count] */
     gmm_ckpt_linear *linears;    /* copies; canonical paths */
-    int64_t linear_count, linear_room;
+    int64_t linear_count, linear_capacity;
     int32_t *slots;              /* hash of linears: index + 1 */
     int64_t slot_count;
-    int scan;                    /* unknown (slot, layer) pairs become linears */
-    gmm__ck_hit *hits;
-    int64_t hit_count, hit_room;
-    uint8_t *present;            /* [source.state_count] states that have a hit */
-    gmm__ck_miss *misses;
-    int64_t miss_count, miss_room, missing; /* missing: tensors and layers */
-    int64_t spare_layer, spare_rows; /* scan: a router that alone tells of more experts; 0 rows = none */
-    const char *found;           /* prefix of the source's keys */
-    const char *prefix;          /* of the target's names */
-    const char *others[2];       /* canonical prefixes 1 and 2 */
+    int scan;                    /* 1: unknown (slot, layer) pairs become linears */
+    gmm__ck_match *matches;
+    int64_t match_count, match_capacity;
+    uint8_t *state_present;      /* [source.state_count] states that have a match */
+    gmm__ck_missing_range *missing_ranges;
+    int64_t missing_range_count, missing_range_capacity, missing; /* missing: tensors and layers */
+    /* scan: a router with more rows than experts have keys; 0 rows = none */
+    int64_t extra_router_layer, extra_router_rows;
+    const char *source_prefix;   /* prefix of the source's keys */
+    const char *target_prefix;   /* of the target's names */
+    const char *other_prefixes[2];       /* canonical prefixes 1 and 2 */
     const char *other_keys[2];
-    char *text;                  /* room for one canonical key */
-    uint8_t **used;              /* [parts][tensors] gmm__ck_use */
+    char *key_buffer;            /* holds one key without wrapper segments */
+    uint8_t **uses;              /* [parts][tensors] gmm__ck_tensor_use */
     gmm_ckpt_table *targets;
-    int64_t at;                  /* end of the targets in storage 0 */
+    int64_t target_end;          /* end of the targets in storage 0 */
     gmm_ckpt_move *moves;
-    int64_t move_count, move_room;
-} gmm__ck_build;
+    int64_t move_count, move_capacity;
+} gmm__ck_builder;
 
-static gmm_status gmm__ck_refuse(gmm__ck_build *b, gmm_ckpt_reason reason, const char *key, const char *format, ...) {
+static gmm_status gmm__ck_refuse(gmm__ck_builder *b, gmm_ckpt_reason reason, const char *key, const char *format, ...) {
     va_list list;
     gmm_status status;
     va_start(list, format);
@@ -72,15 +74,15 @@ static gmm_status gmm__ck_refuse(gmm__ck_build *b, gmm_ckpt_reason reason, const
     return status;
 }
 
-/* Whether paths alone name linears, so that no prefix can be stated. */
-static int gmm__ck_is_map(const gmm__ck_build *b) { return !strcmp(b->fn, "gmm_ckpt_normalize_map"); }
+/* Whether the call is gmm_ckpt_normalize_map, where linears are named by paths alone and no prefix can be stated. */
+static int gmm__ck_is_map(const gmm__ck_builder *b) { return !strcmp(b->fn, "gmm_ckpt_normalize_map"); }
 
-static gmm_status gmm__ck_no_memory(gmm__ck_build *b) {
+static gmm_status gmm__ck_no_memory(gmm__ck_builder *b) {
     return gmm__ck_refuse(b, GMM_CKPT_NO_MEMORY, NULL, "no memory");
 }
 
-/* An integer without leading zeros, of at most 9 digits and up to no further digit. */
-static int gmm__ck_number(const char **text, int64_t *value) {
+/* Parses an integer of at most 9 digits without leading zeros, and moves *text to the character after it. */
+static int gmm__ck_parse_number(const char **text, int64_t *value) {
     const char *p = *text;
     int64_t v = 0;
     if (*p < '0' || *p > '9' || (*p == '0' && p[1] >= '0' && p[1] <= '9')) return 0;
@@ -93,11 +95,11 @@ static int gmm__ck_number(const char **text, int64_t *value) {
     return 1;
 }
 
-/* Whether the whole text is the pattern. */
-static int gmm__ck_match(const char *pattern, const char *text, int64_t *layer, int64_t *expert) {
+/* Whether the whole text matches the pattern; reads its layer and expert. */
+static int gmm__ck_match_pattern(const char *pattern, const char *text, int64_t *layer, int64_t *expert) {
     while (*pattern) {
         if (*pattern == '{') {
-            if (!gmm__ck_number(&text, pattern[1] == 'L' ? layer : expert)) return 0;
+            if (!gmm__ck_parse_number(&text, pattern[1] == 'L' ? layer : expert)) return 0;
             pattern += 3;
         } else if (*pattern++ != *text++) {
             return 0;
@@ -113,8 +115,8 @@ static int gmm__ck_is_wrapper(const gmm_ckpt_source *source, const char *segment
     return 0;
 }
 
-/* Copies a key without its wrapper segments; `to` has room for it, or is the key itself. */
-static size_t gmm__ck_canonical(const gmm_ckpt_source *source, const char *from, char *to) {
+/* Copies a key without its wrapper segments; `to` may be the key itself. Returns the length. */
+static size_t gmm__ck_strip_wrappers(const gmm_ckpt_source *source, const char *from, char *to) {
     size_t n = 0;
     for (;;) {
         const size_t length = strcspn(from, ".");
@@ -131,16 +133,16 @@ static size_t gmm__ck_canonical(const gmm_ckpt_source *source, const char *from,
     return n;
 }
 
-/* The same behind a state's prefix; wrapper segments of the stated prefix stay. */
-static size_t gmm__ck_canonical_key(const gmm_ckpt_source *source, const char *key, char *to) {
+/* The same for a key without its state's prefix; wrapper segments of the stated model prefix stay. */
+static size_t gmm__ck_strip_key_wrappers(const gmm_ckpt_source *source, const char *key, char *to) {
     const size_t n = source->prefix ? strlen(source->prefix) : 0;
-    if (!n || strncmp(key, source->prefix, n)) return gmm__ck_canonical(source, key, to);
+    if (!n || strncmp(key, source->prefix, n)) return gmm__ck_strip_wrappers(source, key, to);
     memcpy(to, source->prefix, n);
-    return n + gmm__ck_canonical(source, key + n, to + n);
+    return n + gmm__ck_strip_wrappers(source, key + n, to + n);
 }
 
-/* The first wrapper segment of *at or behind it, NULL if there is none: its length, and how many segments it follows.
-   *at moves behind it. */
+/* Finds the first wrapper segment from *at on, its length, and how many segments precede it; NULL if there is none.
+   *at moves to the segment after it. */
 static const char *gmm__ck_next_wrapper(const gmm_ckpt_source *source, const char **at, size_t *length, int *follows) {
     for (*follows = 0; **at; ++*follows) {
         const char *segment = *at;
@@ -151,7 +153,7 @@ static const char *gmm__ck_next_wrapper(const gmm_ckpt_source *source, const cha
     return NULL;
 }
 
-/* Whether two keys have the same wrapper segments at the same places. */
+/* Whether two keys have the same wrapper segments at the same positions. */
 static int gmm__ck_same_wrappers(const gmm_ckpt_source *source, const char *a, const char *b) {
     for (;;) {
         size_t n = 0, m = 0;
@@ -162,12 +164,12 @@ static int gmm__ck_same_wrappers(const gmm_ckpt_source *source, const char *a, c
     }
 }
 
-/* `state` and then `name` with the wrapper segments of `key`, each as long as the segments in front of it are the
-   name's too. Numbers count as equal: they are those of a layer or an expert. */
-static char *gmm__ck_wrap(gmm__ck_build *b, const char *key, const char *state, const char *name) {
+/* Builds `state` followed by `name`, with each wrapper segment of `key` inserted while the segments before it equal
+   those of the name. Any two numbers compare equal, because they are a layer or an expert. */
+static char *gmm__ck_wrapped_name(gmm__ck_builder *b, const char *key, const char *state, const char *name) {
     static const char digits[] = "0123456789";
-    const size_t room = strlen(state) + strlen(key) + strlen(name) + 2;
-    char *to = (char *)gmm__ck_get(&b->temp, (int64_t)room, 1);
+    const size_t capacity = strlen(state) + strlen(key) + strlen(name) + 2;
+    char *to = (char *)gmm__ck_alloc(&b->arena, (int64_t)capacity, 1);
     size_t n = strlen(state);
     if (!to) return NULL;
     memcpy(to, state, n);
@@ -187,7 +189,7 @@ static char *gmm__ck_wrap(gmm__ck_build *b, const char *key, const char *state, 
 }
 
 /* The state of a key, -1 = none, and the length of its prefix: the longest wins. */
-static int32_t gmm__ck_state_of(const gmm__ck_build *b, const char *name, size_t *length) {
+static int32_t gmm__ck_find_state(const gmm__ck_builder *b, const char *name, size_t *length) {
     int32_t s, found = -1;
     *length = 0;
     for (s = 0; s < b->source.state_count; s++) {
@@ -203,8 +205,8 @@ static uint64_t gmm__ck_linear_hash(const char *path, size_t length, gmm_ckpt_sl
     return path ? gmm__ck_hash(path, length, 1) : gmm__ck_hash((const char *)&layer, sizeof layer, (uint64_t)slot + 2);
 }
 
-/* Index of a linear, by path or by slot and layer; -1 if there is none. *at is where it would go. */
-static int64_t gmm__ck_linear_find(const gmm__ck_build *b, const char *path, size_t length, gmm_ckpt_slot slot,
+/* Index of a linear, by path or by slot and layer; -1 if there is none. *at is its slot in the hash table. */
+static int64_t gmm__ck_find_linear(const gmm__ck_builder *b, const char *path, size_t length, gmm_ckpt_slot slot,
                                    int64_t layer, int64_t *at) {
     int64_t i = (int64_t)(gmm__ck_linear_hash(path, length, slot, layer) & (uint64_t)(b->slot_count - 1));
     for (; b->slots[i]; i = (i + 1) & (b->slot_count - 1)) {
@@ -219,25 +221,25 @@ static int64_t gmm__ck_linear_find(const gmm__ck_build *b, const char *path, siz
     return -1;
 }
 
-static gmm_status gmm__ck_linear_add(gmm__ck_build *b, const gmm_ckpt_linear *linear) {
+static gmm_status gmm__ck_add_linear(gmm__ck_builder *b, const gmm_ckpt_linear *linear) {
     void *array = b->linears;
     int64_t at = 0, i;
     if (2 * (b->linear_count + 1) > b->slot_count) {
         b->slot_count = b->slot_count ? b->slot_count * 2 : 64;
-        b->slots = (int32_t *)gmm__ck_get(&b->temp, b->slot_count, sizeof *b->slots);
+        b->slots = (int32_t *)gmm__ck_alloc(&b->arena, b->slot_count, sizeof *b->slots);
         if (!b->slots) return gmm__ck_no_memory(b);
         for (i = 0; i < b->linear_count; i++) {
             const gmm_ckpt_linear *l = &b->linears[i];
-            (void)gmm__ck_linear_find(b, l->path, l->path ? strlen(l->path) : 0, l->slot, l->layer, &at);
+            (void)gmm__ck_find_linear(b, l->path, l->path ? strlen(l->path) : 0, l->slot, l->layer, &at);
             b->slots[at] = (int32_t)(i + 1);
         }
     }
-    if (gmm__ck_linear_find(b, linear->path, linear->path ? strlen(linear->path) : 0, linear->slot, linear->layer,
+    if (gmm__ck_find_linear(b, linear->path, linear->path ? strlen(linear->path) : 0, linear->slot, linear->layer,
                             &at) >= 0)
         return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, linear->path, "linears: the same path, or slot %d of layer %lld, "
                               "stands twice", (int)linear->slot, (long long)linear->layer);
     if (b->linear_count == INT32_MAX - 1) return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, NULL, "linears: too many");
-    if (!gmm__ck_room(&b->temp, &array, b->linear_count, &b->linear_room, sizeof *b->linears))
+    if (!gmm__ck_reserve(&b->arena, &array, b->linear_count, &b->linear_capacity, sizeof *b->linears))
         return gmm__ck_no_memory(b);
     b->linears = (gmm_ckpt_linear *)array;
     b->linears[b->linear_count] = *linear;
@@ -245,12 +247,12 @@ static gmm_status gmm__ck_linear_add(gmm__ck_build *b, const gmm_ckpt_linear *li
     return GMM_OK;
 }
 
-/* Finds the linear of a canonical key that ends as a row says. *start is where its own name begins: behind the prefix.
+/* Finds the linear of a canonical key whose end matches a row's pattern. *start is where the prefix ends.
    Returns -1 if there is none. */
-static int64_t gmm__ck_match_row(gmm__ck_build *b, const gmm_ckpt_row *row, const char *key, size_t length,
+static int64_t gmm__ck_match_row(gmm__ck_builder *b, const gmm_ckpt_row *row, const char *key, size_t length,
                                  int64_t *expert, size_t *start, gmm_status *status) {
-    const int by_path = !strncmp(row->pattern, "{p}.", 4);
-    const char *tail = row->pattern + (by_path ? 4 : 0);
+    const int has_path = !strncmp(row->pattern, "{p}.", 4);
+    const char *tail = row->pattern + (has_path ? 4 : 0);
     const size_t stated = b->source.prefix ? strlen(b->source.prefix) : 0;
     int64_t layer = -1, linear, at = 0;
     size_t i, begin = length;
@@ -258,35 +260,35 @@ static int64_t gmm__ck_match_row(gmm__ck_build *b, const gmm_ckpt_row *row, cons
     for (i = 0; tail[i]; i++) dots += tail[i] == '.';
     for (; begin && (key[begin - 1] != '.' || dots--); begin--) {}
     *expert = 0;
-    if (!gmm__ck_match(tail, key + begin, &layer, expert)) return -1;
+    if (!gmm__ck_match_pattern(tail, key + begin, &layer, expert)) return -1;
     if (b->source.prefix && (length < stated || memcmp(key, b->source.prefix, stated))) return -1;
-    if (!by_path) {
+    if (!has_path) {
         gmm_ckpt_linear fresh = GMM_ZERO;
         *start = begin;
         if (b->source.prefix && begin != stated) return -1;
-        linear = b->slot_count ? gmm__ck_linear_find(b, NULL, 0, row->slot, layer, &at) : -1;
+        linear = b->slot_count ? gmm__ck_find_linear(b, NULL, 0, row->slot, layer, &at) : -1;
         if (linear >= 0 || !b->scan) return linear;
         fresh.slot = row->slot;
         fresh.layer = layer;
-        *status = gmm__ck_linear_add(b, &fresh);
+        *status = gmm__ck_add_linear(b, &fresh);
         return *status ? -1 : b->linear_count - 1;
     }
     if (!b->slot_count || begin < stated) return -1;
     if (b->source.prefix) {
         *start = stated;
-        return gmm__ck_linear_find(b, key + stated, begin > stated ? begin - 1 - stated : 0, GMM_CKPT_SLOT_ANY, 0, &at);
+        return gmm__ck_find_linear(b, key + stated, begin > stated ? begin - 1 - stated : 0, GMM_CKPT_SLOT_ANY, 0, &at);
     }
     for (i = 0; i < begin; i++) { /* the longest path wins */
         if (i && key[i - 1] != '.') continue;
-        linear = gmm__ck_linear_find(b, key + i, begin - 1 - i, GMM_CKPT_SLOT_ANY, 0, &at);
+        linear = gmm__ck_find_linear(b, key + i, begin - 1 - i, GMM_CKPT_SLOT_ANY, 0, &at);
         *start = i;
         if (linear >= 0) return linear;
     }
     return -1;
 }
 
-static int gmm__ck_compare_hits(const void *a, const void *b) {
-    const gmm__ck_hit *x = (const gmm__ck_hit *)a, *y = (const gmm__ck_hit *)b;
+static int gmm__ck_compare_matches(const void *a, const void *b) {
+    const gmm__ck_match *x = (const gmm__ck_match *)a, *y = (const gmm__ck_match *)b;
     if (x->linear != y->linear) return x->linear < y->linear ? -1 : 1;
     if (x->state != y->state) return x->state < y->state ? -1 : 1;
     if (x->kind != y->kind) return x->kind < y->kind ? -1 : 1;
@@ -296,34 +298,34 @@ static int gmm__ck_compare_hits(const void *a, const void *b) {
     return x->tensor < y->tensor ? -1 : x->tensor > y->tensor;
 }
 
-/* Reads all keys: hits in order, the prefix, and what no linear uses. */
-static gmm_status gmm__ck_read_keys(gmm__ck_build *b) {
+/* Matches all keys: fills the sorted matches, the source's prefix, and how each tensor is used. */
+static gmm_status gmm__ck_read_keys(gmm__ck_builder *b) {
     const gmm_ckpt_scheme *scheme = b->source.scheme;
     size_t longest = 0;
     int64_t i, n = 0;
     int32_t p, r, empty = 0;
     for (p = 0; p < b->source.part_count; p++)
         if (b->parts[p].table->longest > longest) longest = b->parts[p].table->longest;
-    b->text = (char *)gmm__ck_get(&b->temp, (int64_t)longest + 1, 1);
-    b->used = (uint8_t **)gmm__ck_get(&b->temp, b->source.part_count, sizeof *b->used);
-    if (!b->text || !b->used) return gmm__ck_no_memory(b);
+    b->key_buffer = (char *)gmm__ck_alloc(&b->arena, (int64_t)longest + 1, 1);
+    b->uses = (uint8_t **)gmm__ck_alloc(&b->arena, b->source.part_count, sizeof *b->uses);
+    if (!b->key_buffer || !b->uses) return gmm__ck_no_memory(b);
     for (p = 0; p < b->source.part_count; p++) {
         const gmm_ckpt_table *table = b->parts[p].table;
-        b->used[p] = (uint8_t *)gmm__ck_get(&b->temp, table->count + 1, 1);
-        if (!b->used[p]) return gmm__ck_no_memory(b);
+        b->uses[p] = (uint8_t *)gmm__ck_alloc(&b->arena, table->count + 1, 1);
+        if (!b->uses[p]) return gmm__ck_no_memory(b);
         for (i = 0; i < table->count; i++) {
             const char *name = table->tensors[i].name;
             size_t state_length = 0, start = 0, length;
             gmm_status status = GMM_OK;
-            gmm__ck_hit h;
-            void *array = b->hits;
+            gmm__ck_match h;
+            void *array = b->matches;
             memset(&h, 0, sizeof h);
             h.linear = -1;
-            h.state = gmm__ck_state_of(b, name, &state_length);
+            h.state = gmm__ck_find_state(b, name, &state_length);
             if (h.state < 0) continue;
-            length = gmm__ck_canonical_key(&b->source, name + state_length, b->text);
+            length = gmm__ck_strip_key_wrappers(&b->source, name + state_length, b->key_buffer);
             for (r = 0; r < scheme->count && h.linear < 0; r++) {
-                h.linear = gmm__ck_match_row(b, &scheme->rows[r], b->text, length, &h.expert, &start, &status);
+                h.linear = gmm__ck_match_row(b, &scheme->rows[r], b->key_buffer, length, &h.expert, &start, &status);
                 if (status) return status;
                 h.row = r;
             }
@@ -333,56 +335,57 @@ static gmm_status gmm__ck_read_keys(gmm__ck_build *b) {
             h.tensor = (int32_t)i;
             if (h.kind == GMM_CKPT_BIAS && !b->scan && !b->linears[h.linear].bias) continue;
             if (!b->source.prefix && start) {
-                for (h.prefix = 1; h.prefix < 3; h.prefix++) {
-                    const char *other = b->others[h.prefix - 1];
+                for (h.prefix_class = 1; h.prefix_class < 3; h.prefix_class++) {
+                    const char *other = b->other_prefixes[h.prefix_class - 1];
                     if (!other) {
-                        other = gmm__ck_text(&b->temp, b->text, start);
+                        other = gmm__ck_copy_text(&b->arena, b->key_buffer, start);
                         if (!other) return gmm__ck_no_memory(b);
-                        b->others[h.prefix - 1] = other;
-                        b->other_keys[h.prefix - 1] = name;
+                        b->other_prefixes[h.prefix_class - 1] = other;
+                        b->other_keys[h.prefix_class - 1] = name;
                     }
-                    if ((strlen(other) == start && !memcmp(other, b->text, start)) || h.prefix == 2) break;
+                    if ((strlen(other) == start && !memcmp(other, b->key_buffer, start)) || h.prefix_class == 2) break;
                 }
             } else {
                 empty = 1;
             }
-            if (!gmm__ck_room(&b->temp, &array, b->hit_count, &b->hit_room, sizeof *b->hits))
+            if (!gmm__ck_reserve(&b->arena, &array, b->match_count, &b->match_capacity, sizeof *b->matches))
                 return gmm__ck_no_memory(b);
-            b->hits = (gmm__ck_hit *)array;
-            b->hits[b->hit_count++] = h;
+            b->matches = (gmm__ck_match *)array;
+            b->matches[b->match_count++] = h;
         }
     }
-    if (!empty && b->others[1])
+    if (!empty && b->other_prefixes[1])
         return gmm__ck_refuse(b, GMM_CKPT_AMBIGUOUS, b->other_keys[1], "its prefix \"%.80s\" and \"%.80s\" are two: "
-                              "%s", b->others[1], b->others[0], gmm__ck_is_map(b) ? "give linears longer paths"
+                              "%s", b->other_prefixes[1], b->other_prefixes[0],
+                                  gmm__ck_is_map(b) ? "give linears longer paths"
                                                                                : "state the prefix");
-    b->found = b->source.prefix ? b->source.prefix : !empty && b->others[0] ? b->others[0] : "";
-    b->prefix = b->target.prefix ? b->target.prefix : b->found;
-    for (i = 0; i < b->hit_count; i++) { /* those with the prefix stay */
-        const gmm__ck_hit h = b->hits[i];
-        if (h.prefix != (empty ? 0 : 1)) continue;
-        b->used[h.part][h.tensor] = GMM__CK_USED;
-        b->hits[n++] = h;
+    b->source_prefix = b->source.prefix ? b->source.prefix : !empty && b->other_prefixes[0] ? b->other_prefixes[0] : "";
+    b->target_prefix = b->target.prefix ? b->target.prefix : b->source_prefix;
+    for (i = 0; i < b->match_count; i++) { /* only matches with the chosen prefix remain */
+        const gmm__ck_match h = b->matches[i];
+        if (h.prefix_class != (empty ? 0 : 1)) continue;
+        b->uses[h.part][h.tensor] = GMM__CK_USED;
+        b->matches[n++] = h;
     }
-    b->hit_count = n;
-    b->present = (uint8_t *)gmm__ck_get(&b->temp, b->source.state_count, 1);
-    if (!b->present) return gmm__ck_no_memory(b);
-    for (i = 0; i < n; i++) b->present[b->hits[i].state] = 1;
-    if (n) qsort(b->hits, (size_t)n, sizeof *b->hits, gmm__ck_compare_hits);
+    b->match_count = n;
+    b->state_present = (uint8_t *)gmm__ck_alloc(&b->arena, b->source.state_count, 1);
+    if (!b->state_present) return gmm__ck_no_memory(b);
+    for (i = 0; i < n; i++) b->state_present[b->matches[i].state] = 1;
+    if (n) qsort(b->matches, (size_t)n, sizeof *b->matches, gmm__ck_compare_matches);
     return GMM_OK;
 }
 
-/* A hit's key behind its state's prefix. */
-static const char *gmm__ck_key_of(const gmm__ck_build *b, const gmm__ck_hit *h) {
+/* A match's key without its state's prefix. */
+static const char *gmm__ck_match_key(const gmm__ck_builder *b, const gmm__ck_match *h) {
     return b->parts[h->part].table->tensors[h->tensor].name + strlen(b->states[h->state]);
 }
 
 /* The name that a row gives, with {L} and {e} as these texts. */
-static char *gmm__ck_spell(gmm__ck_build *b, const gmm_ckpt_row *row, const char *prefix, const gmm_ckpt_linear *l,
-                           const char *layer, const char *expert) {
+static char *gmm__ck_expand_pattern(gmm__ck_builder *b, const gmm_ckpt_row *row, const char *prefix,
+                                    const gmm_ckpt_linear *l, const char *layer, const char *expert) {
     const char *path = l && l->path ? l->path : "", *p = row->pattern;
-    const size_t room = strlen(prefix) + strlen(p) + strlen(path) + strlen(layer) + strlen(expert) + 1;
-    char *name = (char *)gmm__ck_get(&b->temp, (int64_t)room, 1);
+    const size_t capacity = strlen(prefix) + strlen(p) + strlen(path) + strlen(layer) + strlen(expert) + 1;
+    char *name = (char *)gmm__ck_alloc(&b->arena, (int64_t)capacity, 1);
     size_t n = strlen(prefix);
     if (!name) return NULL;
     memcpy(name, prefix, n);
@@ -395,31 +398,32 @@ static char *gmm__ck_spell(gmm__ck_build *b, const gmm_ckpt_row *row, const char
         memcpy(name + n, piece, strlen(piece));
         n += strlen(piece);
         p += 3;
-        if (!*piece && *p == '.') p++; /* an empty path takes its dot along */
+        if (!*piece && *p == '.') p++; /* an empty path has no dot */
     }
     name[n] = 0;
     return name;
 }
 
-/* The name of a target: STATE WRAPPERS PREFIX pattern. `key` is one of the linear's in the source, behind its state. */
-static char *gmm__ck_name(gmm__ck_build *b, const gmm_ckpt_row *row, const char *state, const gmm_ckpt_linear *l,
-                          int64_t expert, const char *key) {
+/* The name of a target: STATE WRAPPERS PREFIX pattern. `key` is a key of the linear in the source, without
+   its state's prefix. */
+static char *gmm__ck_target_name(gmm__ck_builder *b, const gmm_ckpt_row *row, const char *state,
+                                 const gmm_ckpt_linear *l, int64_t expert, const char *key) {
     char layer[24], number[24], *name;
     (void)snprintf(layer, sizeof layer, "%lld", (long long)l->layer);
     (void)snprintf(number, sizeof number, "%lld", (long long)expert);
-    name = gmm__ck_spell(b, row, b->prefix, l, layer, number);
+    name = gmm__ck_expand_pattern(b, row, b->target_prefix, l, layer, number);
     if (name && b->target.drop_wrappers) {
-        (void)gmm__ck_canonical(&b->source, name, name);
+        (void)gmm__ck_strip_wrappers(&b->source, name, name);
         key = "";
     }
-    return name ? gmm__ck_wrap(b, key, state, name) : NULL;
+    return name ? gmm__ck_wrapped_name(b, key, state, name) : NULL;
 }
 
-/* What a key of the source would be called that is not there. It is wrapped like the first key that is. */
-static char *gmm__ck_absent_name(gmm__ck_build *b, const gmm_ckpt_row *row, int32_t state, const gmm_ckpt_linear *l,
-                                 const char *layer, const char *expert) {
-    const char *key = b->hit_count ? gmm__ck_key_of(b, b->hits) : "";
-    char *name = gmm__ck_spell(b, row, b->found, l, layer, expert);
-    return name ? gmm__ck_wrap(b, key, b->states[state], name) : NULL;
+/* The name that a missing key of the source would have, with the wrapper segments of the first key that exists. */
+static char *gmm__ck_missing_name(gmm__ck_builder *b, const gmm_ckpt_row *row, int32_t state, const gmm_ckpt_linear *l,
+                                  const char *layer, const char *expert) {
+    const char *key = b->match_count ? gmm__ck_match_key(b, b->matches) : "";
+    char *name = gmm__ck_expand_pattern(b, row, b->source_prefix, l, layer, expert);
+    return name ? gmm__ck_wrapped_name(b, key, b->states[state], name) : NULL;
 }
 

@@ -20,36 +20,36 @@ static gmm_allocator gmm__ck_allocator(const gmm_allocator *given) {
     return given && given->alloc ? *given : a;
 }
 
-/* Memory that is freed at once. */
-typedef struct gmm__ck_block {
-    struct gmm__ck_block *next;
-    size_t used, room, align;
-} gmm__ck_block;
+/* A block of an arena, whose memory is all released together. */
+typedef struct gmm__ck_arena_block {
+    struct gmm__ck_arena_block *next;
+    size_t used, capacity, align;
+} gmm__ck_arena_block;
 
 typedef struct gmm__ck_arena {
     gmm_allocator allocator;
-    gmm__ck_block *top;
+    gmm__ck_arena_block *top;
 } gmm__ck_arena;
 
-enum { GMM__CK_BLOCK = 1 << 16 };
+enum { GMM__CK_BLOCK_BYTES = 1 << 16 };
 
-/* Zeroed; NULL where there is no memory. */
-static void *gmm__ck_get(gmm__ck_arena *arena, int64_t count, size_t size) {
-    gmm__ck_block *b = arena->top;
+/* Allocates zeroed memory for `count` elements; NULL without memory. */
+static void *gmm__ck_alloc(gmm__ck_arena *arena, int64_t count, size_t size) {
+    gmm__ck_arena_block *b = arena->top;
     int64_t wanted = 0;
-    size_t bytes, room;
+    size_t bytes, capacity;
     char *at;
     if (!gmm__mul(count, (int64_t)size, &wanted) || wanted > INT64_MAX / 2 ||
         (uint64_t)wanted > SIZE_MAX / 2)
         return NULL;
     bytes = ((size_t)wanted + 15) / 16 * 16;
-    if (!b || bytes > b->room - b->used) {
-        room = bytes > GMM__CK_BLOCK / 4 ? bytes : (size_t)GMM__CK_BLOCK;
-        b = (gmm__ck_block *)arena->allocator.alloc(arena->allocator.user, sizeof *b + room);
+    if (!b || bytes > b->capacity - b->used) {
+        capacity = bytes > GMM__CK_BLOCK_BYTES / 4 ? bytes : (size_t)GMM__CK_BLOCK_BYTES;
+        b = (gmm__ck_arena_block *)arena->allocator.alloc(arena->allocator.user, sizeof *b + capacity);
         if (!b) return NULL;
         b->used = 0;
-        b->room = room;
-        if (arena->top && room == bytes) { /* the block in use stays on top */
+        b->capacity = capacity;
+        if (arena->top && capacity == bytes) { /* the block in use stays on top */
             b->next = arena->top->next;
             arena->top->next = b;
         } else {
@@ -62,28 +62,28 @@ static void *gmm__ck_get(gmm__ck_arena *arena, int64_t count, size_t size) {
     return memset(at, 0, bytes);
 }
 
-static void gmm__ck_clear(gmm__ck_arena *arena) {
+static void gmm__ck_arena_release(gmm__ck_arena *arena) {
     while (arena->top) {
-        gmm__ck_block *next = arena->top->next;
+        gmm__ck_arena_block *next = arena->top->next;
         arena->allocator.release(arena->allocator.user, arena->top);
         arena->top = next;
     }
 }
 
-/* Makes room for one more element; the old array stays in the arena. Returns 0 without memory. */
-static int gmm__ck_room(gmm__ck_arena *arena, void **array, int64_t count, int64_t *room, size_t size) {
+/* Reserves capacity for one more element; the old array stays in the arena. Returns 0 without memory. */
+static int gmm__ck_reserve(gmm__ck_arena *arena, void **array, int64_t count, int64_t *capacity, size_t size) {
     void *grown;
-    if (count < *room) return 1;
-    grown = gmm__ck_get(arena, *room ? *room * 2 : 64, size);
+    if (count < *capacity) return 1;
+    grown = gmm__ck_alloc(arena, *capacity ? *capacity * 2 : 64, size);
     if (!grown) return 0;
     if (count) memcpy(grown, *array, (size_t)count * size);
     *array = grown;
-    *room = *room ? *room * 2 : 64;
+    *capacity = *capacity ? *capacity * 2 : 64;
     return 1;
 }
 
-static char *gmm__ck_text(gmm__ck_arena *arena, const char *text, size_t length) {
-    char *copy = (char *)gmm__ck_get(arena, (int64_t)length + 1, 1);
+static char *gmm__ck_copy_text(gmm__ck_arena *arena, const char *text, size_t length) {
+    char *copy = (char *)gmm__ck_alloc(arena, (int64_t)length + 1, 1);
     if (copy) memcpy(copy, text, length);
     return copy;
 }
@@ -106,11 +106,11 @@ static gmm_status gmm__ck_status(gmm_ckpt_reason reason) {
     }
 }
 
-/* Copies what fits, cut between UTF-8 characters. */
-static void gmm__ck_cut_text(char *to, size_t room, const char *from) {
+/* Copies as many whole UTF-8 characters as fit. */
+static void gmm__ck_truncate(char *to, size_t capacity, const char *from) {
     size_t n = strlen(from);
-    if (n >= room) {
-        n = room - 1;
+    if (n >= capacity) {
+        n = capacity - 1;
         while (n && ((unsigned char)from[n] & 0xC0u) == 0x80u) n--;
     }
     memcpy(to, from, n);
@@ -123,9 +123,9 @@ static gmm_status gmm__ck_vfail(gmm_ckpt_report *report, gmm_ckpt_reason reason,
     if (report) {
         char what[400], shown[252];
         (void)vsnprintf(what, sizeof what, format, list);
-        gmm__ck_cut_text(shown, key && strlen(key) >= 100 ? 97 : 101, key ? key : "");
+        gmm__ck_truncate(shown, key && strlen(key) >= 100 ? 97 : 101, key ? key : "");
         report->reason = reason;
-        gmm__ck_cut_text(report->key, sizeof report->key, key ? key : "");
+        gmm__ck_truncate(report->key, sizeof report->key, key ? key : "");
         (void)gmm__fail(&report->error, status, "%s: %s%s%s%s%s", fn, key ? "\"" : "", shown,
                         key && strlen(key) >= 100 ? "..." : "", key ? "\": " : "", what);
     }
@@ -142,7 +142,7 @@ static gmm_status gmm__ck_fail(gmm_ckpt_report *report, gmm_ckpt_reason reason, 
     return status;
 }
 
-static void gmm__ck_begin(gmm_ckpt_report *report) {
+static void gmm__ck_reset_report(gmm_ckpt_report *report) {
     if (report) memset(report, 0, sizeof *report);
 }
 

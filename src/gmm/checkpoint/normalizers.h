@@ -1,4 +1,5 @@
 /* ............................................................... 15.8 Megatron-LM's normalizers and small rules ... */
+/* Megatron-LM's key normalizers, and its rules for splits, shards and stored keys. */
 
 GMMDEF gmm_status gmm_ckpt_split(const gmm_ckpt_tensor *tensor, int32_t members, int32_t experts,
                                  gmm_ckpt_tensor *parts, gmm_ckpt_report *report) {
@@ -6,8 +7,8 @@ GMMDEF gmm_status gmm_ckpt_split(const gmm_ckpt_tensor *tensor, int32_t members,
     gmm_ckpt_tensor one;
     int32_t e, d;
     char shape[160];
-    if (!tensor || !parts) return gmm__ck_null(fn, tensor ? "parts" : "tensor", report);
-    gmm__ck_begin(report);
+    if (!tensor || !parts) return gmm__ck_fail_null(fn, tensor ? "parts" : "tensor", report);
+    gmm__ck_reset_report(report);
     if (tensor->rank < 0 || tensor->rank > GMM_CKPT_RANK || experts < 1 || members < 0)
         return gmm__ck_fail(report, GMM_CKPT_ARGUMENT, tensor->name, fn, "rank %d, %d members, %d experts: out of "
                             "range",
@@ -35,64 +36,64 @@ GMMDEF gmm_status gmm_ckpt_split(const gmm_ckpt_tensor *tensor, int32_t members,
     return GMM_OK;
 }
 
-/* Keys as upstream's rules change them: those of the table, and behind them what folds and splits made. A key that was
-   folded or split is gone. The bytes of a key are its runs, one behind the other. */
-typedef struct gmm__ck_run_of { int64_t at, units; int32_t src; } gmm__ck_run_of;
-typedef struct gmm__ck_entry {
+/* Keys as Megatron-LM's rules change them: first those of the table, then the keys that stacking and splitting made. A
+   key that was stacked or split is marked replaced. The bytes of a key are its runs, concatenated. */
+typedef struct gmm__ck_key_run { int64_t at, units; int32_t src; } gmm__ck_key_run;
+typedef struct gmm__ck_key_entry {
     gmm_ckpt_tensor tensor;
-    gmm__ck_run_of *runs;
+    gmm__ck_key_run *runs;
     int64_t count;
-    int gone;
-} gmm__ck_entry;
+    int replaced;
+} gmm__ck_key_entry;
 
-typedef struct gmm__ck_keys {
-    gmm__ck_entry *entries;
-    int64_t count, room;
-} gmm__ck_keys;
+typedef struct gmm__ck_key_list {
+    gmm__ck_key_entry *entries;
+    int64_t count, capacity;
+} gmm__ck_key_list;
 
-/* Where one parameter of one module stands among the keys. */
-typedef struct gmm__ck_found {
+/* The keys of one parameter of one module. */
+typedef struct gmm__ck_key_group {
     int64_t grouped, grouped_count; /* entry, and how many match */
     int64_t *index;                 /* [experts] entries */
     int32_t *index_count;           /* [experts] */
-    int32_t any, all;               /* of the indices that are unique */
-} gmm__ck_found;
+    int32_t any, all;               /* whether any, and every, index has exactly one key */
+} gmm__ck_key_group;
 
-/* Adds a key with room for its runs; NULL where there is no memory. */
-static gmm__ck_entry *gmm__ck_entry_add(gmm__ck_build *b, gmm__ck_keys *keys, const gmm_ckpt_tensor *tensor,
-                                        int64_t runs) {
+/* Adds a key and allocates its runs; NULL without memory. */
+static gmm__ck_key_entry *gmm__ck_add_entry(gmm__ck_builder *b, gmm__ck_key_list *keys, const gmm_ckpt_tensor *tensor,
+                                            int64_t runs) {
     void *array = keys->entries;
-    gmm__ck_entry *e;
-    if (!gmm__ck_room(&b->temp, &array, keys->count, &keys->room, sizeof *keys->entries)) return NULL;
-    keys->entries = (gmm__ck_entry *)array;
+    gmm__ck_key_entry *e;
+    if (!gmm__ck_reserve(&b->arena, &array, keys->count, &keys->capacity, sizeof *keys->entries)) return NULL;
+    keys->entries = (gmm__ck_key_entry *)array;
     e = &keys->entries[keys->count];
     memset(e, 0, sizeof *e);
     e->tensor = *tensor;
-    e->runs = (gmm__ck_run_of *)gmm__ck_get(&b->temp, runs, sizeof *e->runs);
+    e->runs = (gmm__ck_key_run *)gmm__ck_alloc(&b->arena, runs, sizeof *e->runs);
     if (!e->runs) return NULL;
     keys->count++;
     return e;
 }
 
 /* "weight12": the length before the digits and the index; -1 where no index stands at the end. */
-static size_t gmm__ck_tail(const char *name, int64_t *index) {
+static size_t gmm__ck_split_index(const char *name, int64_t *index) {
     const size_t length = strlen(name);
     size_t at = length;
     const char *digits;
     while (at && name[at - 1] >= '0' && name[at - 1] <= '9') at--;
     while (name[at] == '0' && name[at + 1]) at++; /* "weight01" is "weight0" and 1 */
     digits = name + at;
-    if (gmm__ck_number(&digits, index)) return at;
+    if (gmm__ck_parse_number(&digits, index)) return at;
     *index = -1;
     return length;
 }
 
 /* Stacks the keys of all experts into one of this name. */
-static gmm_status gmm__ck_fold_keys(gmm__ck_build *b, gmm__ck_keys *keys, const gmm__ck_found *f, int64_t experts,
-                                    const char *name) {
+static gmm_status gmm__ck_stack_keys(gmm__ck_builder *b, gmm__ck_key_list *keys, const gmm__ck_key_group *f,
+                                     int64_t experts, const char *name) {
     const gmm_ckpt_tensor first = keys->entries[f->index[0]].tensor;
     gmm_ckpt_tensor t = first;
-    gmm__ck_entry *stack;
+    gmm__ck_key_entry *stack;
     int64_t e, runs = 0;
     if (first.rank == GMM_CKPT_RANK)
         return gmm__ck_refuse(b, GMM_CKPT_SHAPE, first.name, "a stack of it would have %d dimensions", first.rank + 1);
@@ -111,22 +112,22 @@ static gmm_status gmm__ck_fold_keys(gmm__ck_build *b, gmm__ck_keys *keys, const 
             return gmm__ck_refuse(b, GMM_CKPT_SHAPE, s->name, "the first of the stack has another shape");
         runs += keys->entries[f->index[e]].count;
     }
-    stack = gmm__ck_entry_add(b, keys, &t, runs);
+    stack = gmm__ck_add_entry(b, keys, &t, runs);
     if (!stack) return gmm__ck_no_memory(b);
     for (e = 0; e < experts; e++) {
-        gmm__ck_entry *one = &keys->entries[f->index[e]];
+        gmm__ck_key_entry *one = &keys->entries[f->index[e]];
         memcpy(stack->runs + stack->count, one->runs, (size_t)one->count * sizeof *one->runs);
         stack->count += one->count;
-        one->gone = 1;
+        one->replaced = 1;
     }
     return GMM_OK;
 }
 
-/* Cuts the grouped key into keys `name` with an index; `name` has room for it behind `length`. */
-static gmm_status gmm__ck_split_key(gmm__ck_build *b, gmm__ck_keys *keys, const gmm__ck_found *f, int64_t experts,
-                                    const char *name, size_t length) {
-    const gmm__ck_entry whole = keys->entries[f->grouped];
-    gmm_ckpt_tensor *parts = (gmm_ckpt_tensor *)gmm__ck_get(&b->temp, experts, sizeof *parts);
+/* Splits the grouped key into one key per expert, named `name` and its index. */
+static gmm_status gmm__ck_split_key(gmm__ck_builder *b, gmm__ck_key_list *keys, const gmm__ck_key_group *f,
+                                    int64_t experts, const char *name, size_t length) {
+    const gmm__ck_key_entry whole = keys->entries[f->grouped];
+    gmm_ckpt_tensor *parts = (gmm_ckpt_tensor *)gmm__ck_alloc(&b->arena, experts, sizeof *parts);
     int64_t e, run = 0, used = 0;
     gmm_status status;
     if (!parts) return gmm__ck_no_memory(b);
@@ -134,23 +135,23 @@ static gmm_status gmm__ck_split_key(gmm__ck_build *b, gmm__ck_keys *keys, const 
         return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "experts is %lld", (long long)experts);
     status = gmm_ckpt_split(&whole.tensor, 0, (int32_t)experts, parts, b->report);
     if (status) return status;
-    keys->entries[f->grouped].gone = 1;
+    keys->entries[f->grouped].replaced = 1;
     for (e = 0; e < experts; e++) {
-        int64_t left = gmm__ck_units(&parts[e]);
-        char *own = (char *)gmm__ck_get(&b->temp, (int64_t)length + 24, 1);
-        gmm__ck_entry *one;
-        if (!own) return gmm__ck_no_memory(b);
-        (void)snprintf(own, length + 24, "%s%lld", name, (long long)e);
-        parts[e].name = own;
-        one = gmm__ck_entry_add(b, keys, &parts[e], whole.count);
+        int64_t remaining = gmm__ck_unit_count(&parts[e]);
+        char *name_copy = (char *)gmm__ck_alloc(&b->arena, (int64_t)length + 24, 1);
+        gmm__ck_key_entry *one;
+        if (!name_copy) return gmm__ck_no_memory(b);
+        (void)snprintf(name_copy, length + 24, "%s%lld", name, (long long)e);
+        parts[e].name = name_copy;
+        one = gmm__ck_add_entry(b, keys, &parts[e], whole.count);
         if (!one) return gmm__ck_no_memory(b);
-        while (left > 0) {
-            gmm__ck_run_of *piece = &one->runs[one->count++];
+        while (remaining > 0) {
+            gmm__ck_key_run *piece = &one->runs[one->count++];
             *piece = whole.runs[run];
             piece->at += used;
-            piece->units = gmm__min_i64(left, piece->units - used);
+            piece->units = gmm__min_i64(remaining, piece->units - used);
             used += piece->units;
-            left -= piece->units;
+            remaining -= piece->units;
             if (used == whole.runs[run].units) {
                 used = 0;
                 run++;
@@ -161,28 +162,28 @@ static gmm_status gmm__ck_split_key(gmm__ck_build *b, gmm__ck_keys *keys, const 
 }
 
 /* Replaces keys of one parameter as upstream does. `stem` is what keys are, or end with, before the index. */
-static gmm_status gmm__ck_upstream(gmm__ck_build *b, gmm__ck_keys *keys, const gmm_ckpt_linear *l, const char *stem,
-                                   int exact, int32_t grouped) {
+static gmm_status gmm__ck_convert_upstream(gmm__ck_builder *b, gmm__ck_key_list *keys, const gmm_ckpt_linear *l,
+                                           const char *stem, int exact, int32_t grouped) {
     const size_t stem_length = strlen(stem);
-    gmm__ck_found f;
+    gmm__ck_key_group f;
     int64_t i, e;
     const char *first;
     char *name;
     size_t prefix;
     memset(&f, 0, sizeof f);
-    f.index = (int64_t *)gmm__ck_get(&b->temp, l->experts, sizeof *f.index);
-    f.index_count = (int32_t *)gmm__ck_get(&b->temp, l->experts, sizeof *f.index_count);
+    f.index = (int64_t *)gmm__ck_alloc(&b->arena, l->experts, sizeof *f.index);
+    f.index_count = (int32_t *)gmm__ck_alloc(&b->arena, l->experts, sizeof *f.index_count);
     if (!f.index || !f.index_count) return gmm__ck_no_memory(b);
     for (i = 0; i < keys->count; i++) {
         const char *key = keys->entries[i].tensor.name;
         size_t length = strlen(key);
         int64_t index = -1;
-        if (keys->entries[i].gone) continue;
+        if (keys->entries[i].replaced) continue;
         if (length >= stem_length && !strcmp(key + length - stem_length, stem) && (!exact || length == stem_length)) {
             f.grouped = i;
             f.grouped_count++;
         }
-        length = gmm__ck_tail(key, &index);
+        length = gmm__ck_split_index(key, &index);
         if (index < 0 || index >= l->experts || length < stem_length || (exact && length != stem_length) ||
             memcmp(key + length - stem_length, stem, stem_length))
             continue;
@@ -197,69 +198,80 @@ static gmm_status gmm__ck_upstream(gmm__ck_build *b, gmm__ck_keys *keys, const g
     if (grouped ? f.grouped_count || !f.all : f.any || f.grouped_count != 1) return GMM_OK;
     first = keys->entries[grouped ? f.index[0] : f.grouped].tensor.name;
     prefix = strlen(first) - stem_length - (grouped ? 1 : 0); /* index 0 is one digit */
-    name = (char *)gmm__ck_get(&b->temp, (int64_t)(prefix + stem_length + 1), 1);
+    name = (char *)gmm__ck_alloc(&b->arena, (int64_t)(prefix + stem_length + 1), 1);
     if (!name) return gmm__ck_no_memory(b);
     memcpy(name, first, prefix);
     memcpy(name + prefix, stem, stem_length);
-    return grouped ? gmm__ck_fold_keys(b, keys, &f, l->experts, name)
+    return grouped ? gmm__ck_stack_keys(b, keys, &f, l->experts, name)
                    : gmm__ck_split_key(b, keys, &f, l->experts, name, prefix + stem_length);
 }
 
 /* All keys of the table, each one run. */
-static gmm_status gmm__ck_keys_of(gmm__ck_build *b, gmm__ck_keys *keys) {
+static gmm_status gmm__ck_list_keys(gmm__ck_builder *b, gmm__ck_key_list *keys) {
     const gmm_ckpt_table *table = b->parts[0].table;
     int64_t i;
-    b->used = (uint8_t **)gmm__ck_get(&b->temp, 1, sizeof *b->used);
-    if (b->used) b->used[0] = (uint8_t *)gmm__ck_get(&b->temp, table->count + 1, 1);
-    if (!b->used || !b->used[0]) return gmm__ck_no_memory(b);
+    b->uses = (uint8_t **)gmm__ck_alloc(&b->arena, 1, sizeof *b->uses);
+    if (b->uses) b->uses[0] = (uint8_t *)gmm__ck_alloc(&b->arena, table->count + 1, 1);
+    if (!b->uses || !b->uses[0]) return gmm__ck_no_memory(b);
     for (i = 0; i < table->count; i++) {
-        gmm__ck_entry *e = gmm__ck_entry_add(b, keys, &table->tensors[i], 1);
+        gmm__ck_key_entry *e = gmm__ck_add_entry(b, keys, &table->tensors[i], 1);
         if (!e) return gmm__ck_no_memory(b);
         e->count = 1;
         e->runs->src = (int32_t)i;
-        e->runs->units = gmm__ck_units(&e->tensor);
+        e->runs->units = gmm__ck_unit_count(&e->tensor);
     }
     return GMM_OK;
 }
 
-/* Makes targets of the keys that folds and splits left. */
-static gmm_status gmm__ck_plan_keys(gmm__ck_build *b, const gmm__ck_keys *keys) {
+/* Plans the targets of the keys that stacking and splitting made. */
+static gmm_status gmm__ck_plan_keys(gmm__ck_builder *b, const gmm__ck_key_list *keys) {
     int64_t i, r;
     for (i = 0; i < keys->count; i++) {
-        const gmm__ck_entry *e = &keys->entries[i];
+        const gmm__ck_key_entry *e = &keys->entries[i];
         const int64_t first = b->move_count;
         gmm_ckpt_tensor t = e->tensor;
         int64_t at = 0;
         int32_t target = -1;
         gmm_status status;
-        if (i < b->parts[0].table->count) b->used[0][i] = e->gone ? GMM__CK_USED : GMM__CK_UNUSED;
-        if (i < b->parts[0].table->count || e->gone) continue;
-        status = gmm__ck_new_target(b, &t, &target);
+        if (i < b->parts[0].table->count) b->uses[0][i] = e->replaced ? GMM__CK_USED : GMM__CK_UNUSED;
+        if (i < b->parts[0].table->count || e->replaced) continue;
+        status = gmm__ck_add_target(b, &t, &target);
         for (r = 0; !status && r < e->count; r++) {
-            status = gmm__ck_run(b, 0, e->runs[r].src, e->runs[r].at, target, at, e->runs[r].units);
+            status = gmm__ck_plan_copy(b, 0, e->runs[r].src, e->runs[r].at, target, at, e->runs[r].units);
             at += e->runs[r].units;
         }
-        if (!status) status = gmm__ck_close(b, target, first);
+        if (!status) status = gmm__ck_finish_target(b, target, first);
         if (status) return status;
     }
     return GMM_OK;
 }
 
-static gmm_status gmm__ck_normalize(const char *fn, gmm_ckpt_plan **out, const gmm_ckpt_table *table,
-                                    const char *prefix, const gmm_ckpt_linear *linears, int64_t count,
-                                    gmm_ckpt_parity parity, const gmm_allocator *allocator, gmm_ckpt_report *report) {
+/* What the two normalizers differ in. */
+typedef struct gmm__ck_normalize_args {
+    const char *fn;
+    const gmm_ckpt_table *table;
+    const char *prefix;             /* of the hook's module; NULL = linears have paths */
+    const gmm_ckpt_linear *linears; /* [count] */
+    int64_t count;
+    gmm_ckpt_parity parity;
+} gmm__ck_normalize_args;
+
+/* Plans the normalized table of both functions. */
+static gmm_status gmm__ck_normalize(gmm_ckpt_plan **out, const gmm__ck_normalize_args *args,
+                                    const gmm_allocator *allocator, gmm_ckpt_report *report) {
     static const char *const module[] = {"module", "_orig_mod"};
     static const char *const names[] = {"weight", "bias"};
     gmm_ckpt_source source = GMM_ZERO;
     gmm_ckpt_target target = GMM_ZERO;
     gmm_ckpt_part part = GMM_ZERO;
-    gmm__ck_keys keys;
-    gmm__ck_build b;
+    gmm__ck_key_list keys;
+    gmm__ck_builder b;
     gmm_status status;
+    const char *prefix = args->prefix;
     int64_t i;
     int kind;
     memset(&keys, 0, sizeof keys);
-    part.table = table;
+    part.table = args->table;
     source.parts = &part;
     source.part_count = 1;
     source.scheme = gmm_ckpt_scheme_of("module");
@@ -268,13 +280,13 @@ static gmm_status gmm__ck_normalize(const char *fn, gmm_ckpt_plan **out, const g
     source.wrapper_count = prefix ? 0 : 2;
     source.extra = GMM_CKPT_EXTRA_KEEP;
     target.views = 1;
-    if (parity != GMM_CKPT_UPSTREAM)
-        return gmm__ck_create(fn, out, &source, &target, linears, count, allocator, report);
-    status = gmm__ck_start(&b, fn, out, allocator, report);
-    if (!status) status = gmm__ck_open(&b, &source, &target);
-    if (!status) status = gmm__ck_keys_of(&b, &keys);
-    for (i = 0; !status && i < count; i++) {
-        const gmm_ckpt_linear *l = &linears[i];
+    if (args->parity != GMM_CKPT_UPSTREAM)
+        return gmm__ck_create(args->fn, out, &source, &target, args->linears, args->count, allocator, report);
+    status = gmm__ck_builder_init(&b, args->fn, out, allocator, report);
+    if (!status) status = gmm__ck_read_descriptors(&b, &source, &target);
+    if (!status) status = gmm__ck_list_keys(&b, &keys);
+    for (i = 0; !status && i < args->count; i++) {
+        const gmm_ckpt_linear *l = &args->linears[i];
         const char *path = prefix ? prefix : l->path ? l->path : "";
         char *stem;
         if (l->experts < 1) {
@@ -283,43 +295,58 @@ static gmm_status gmm__ck_normalize(const char *fn, gmm_ckpt_plan **out, const g
             break;
         }
         while (!prefix && !strncmp(path, "module.", 7)) path += 7;
-        stem = (char *)gmm__ck_get(&b.temp, (int64_t)strlen(path) + 16, 1);
+        stem = (char *)gmm__ck_alloc(&b.arena, (int64_t)strlen(path) + 16, 1);
         if (!stem) status = gmm__ck_no_memory(&b);
         for (kind = 0; !status && kind < (l->bias ? 2 : 1); kind++) {
             (void)snprintf(stem, strlen(path) + 16, "%s%s%s", path, prefix || !*path ? "" : ".", names[kind]);
-            status = gmm__ck_upstream(&b, &keys, l, stem, prefix != NULL, kind ? l->grouped_bias : l->grouped_weight);
+            status = gmm__ck_convert_upstream(&b, &keys, l, stem, prefix != NULL,
+                                              kind ? l->grouped_bias : l->grouped_weight);
         }
     }
     if (!status) status = gmm__ck_plan_keys(&b, &keys);
-    if (!status) status = gmm__ck_keep(&b);
-    if (!status) status = gmm__ck_finish(&b, *out);
-    return gmm__ck_end(&b, out, status);
+    if (!status) status = gmm__ck_plan_extra(&b);
+    if (!status) status = gmm__ck_build_plan(&b, *out);
+    return gmm__ck_builder_release(&b, out, status);
 }
 
 GMMDEF gmm_status gmm_ckpt_normalize_hook(gmm_ckpt_plan **out, const gmm_ckpt_table *table, const char *prefix,
                                           const gmm_ckpt_linear *linear, gmm_ckpt_parity parity,
                                           const gmm_allocator *allocator, gmm_ckpt_report *report) {
     static const char fn[] = "gmm_ckpt_normalize_hook";
+    gmm__ck_normalize_args args;
     gmm_ckpt_linear l;
     if (out) *out = NULL;
     if (!out || !table || !prefix || !linear)
-        return gmm__ck_null(fn, !out ? "out" : !table ? "table" : !prefix ? "prefix" : "linear", report);
+        return gmm__ck_fail_null(fn, !out ? "out" : !table ? "table" : !prefix ? "prefix" : "linear", report);
     l = *linear;
     l.path = "";
-    return gmm__ck_normalize(fn, out, table, prefix, &l, 1, parity, allocator, report);
+    args.fn = fn;
+    args.table = table;
+    args.prefix = prefix;
+    args.linears = &l;
+    args.count = 1;
+    args.parity = parity;
+    return gmm__ck_normalize(out, &args, allocator, report);
 }
 
 GMMDEF gmm_status gmm_ckpt_normalize_map(gmm_ckpt_plan **out, const gmm_ckpt_table *table,
                                          const gmm_ckpt_linear *linears, int64_t count, gmm_ckpt_parity parity,
                                          const gmm_allocator *allocator, gmm_ckpt_report *report) {
     static const char fn[] = "gmm_ckpt_normalize_map";
+    gmm__ck_normalize_args args;
     int64_t i;
     if (out) *out = NULL;
     if (!out || !table || (!linears && count))
-        return gmm__ck_null(fn, !out ? "out" : !table ? "table" : "linears", report);
+        return gmm__ck_fail_null(fn, !out ? "out" : !table ? "table" : "linears", report);
     for (i = 0; i < count; i++)
-        if (!linears[i].path) return gmm__ck_null(fn, "linears: a path", report);
-    return gmm__ck_normalize(fn, out, table, NULL, linears, count, parity, allocator, report);
+        if (!linears[i].path) return gmm__ck_fail_null(fn, "linears: a path", report);
+    args.fn = fn;
+    args.table = table;
+    args.prefix = NULL;
+    args.linears = linears;
+    args.count = count;
+    args.parity = parity;
+    return gmm__ck_normalize(out, &args, allocator, report);
 }
 
 GMMDEF gmm_status gmm_ckpt_shard_members(const int64_t *numel, int32_t members, int64_t start, int64_t length,

@@ -1,4 +1,6 @@
-/* "_extra_state" or "_extra_state12" as a segment: a pickle, or with more behind it a tensor of what one holds. */
+/* Builds a plan: descriptors, extra tensors, the order of moves, and the cost. */
+
+/* Whether a segment is "_extra_state" or "_extra_state12": a pickle, or with further segments a tensor from one. */
 static int gmm__ck_extra_state(const char *name) {
     const char *at, *dot;
     int64_t number;
@@ -6,15 +8,15 @@ static int gmm__ck_extra_state(const char *name) {
         dot = strchr(name, '.');
         if (strncmp(name, "_extra_state", 12)) continue;
         at = name + 12;
-        if (*at && at != dot && !gmm__ck_number(&at, &number)) continue;
+        if (*at && at != dot && !gmm__ck_parse_number(&at, &number)) continue;
         if (!*at || at == dot) return 1;
     }
     return 0;
 }
 
-/* A target that is a run of units of one source tensor. */
-static gmm_status gmm__ck_run(gmm__ck_build *b, int32_t part, int32_t src, int64_t src_at, int32_t dst, int64_t dst_at,
-                              int64_t units) {
+/* Adds a copy of consecutive units of one source tensor. */
+static gmm_status gmm__ck_plan_copy(gmm__ck_builder *b, int32_t part, int32_t src, int64_t src_at, int32_t dst,
+                                    int64_t dst_at, int64_t units) {
     gmm_ckpt_move m = GMM_ZERO;
     if (units == 0) return GMM_OK;
     m.kind = GMM_CKPT_COPY;
@@ -24,12 +26,12 @@ static gmm_status gmm__ck_run(gmm__ck_build *b, int32_t part, int32_t src, int64
     m.scale = -1;
     m.src_at = src_at;
     m.dst_at = dst_at;
-    gmm__ck_loop(&m, units, 1, 1);
-    return gmm__ck_push(b, &m);
+    gmm__ck_add_loop(&m, units, 1, 1);
+    return gmm__ck_add_move(b, &m);
 }
 
-/* What no linear used: kept, dropped, or an error. */
-static gmm_status gmm__ck_keep(gmm__ck_build *b) {
+/* Keeps, drops or refuses the tensors that no linear uses. */
+static gmm_status gmm__ck_plan_extra(gmm__ck_builder *b) {
     const int64_t before = b->targets->count;
     int64_t i;
     int32_t p;
@@ -41,29 +43,29 @@ static gmm_status gmm__ck_keep(gmm__ck_build *b) {
             int64_t same;
             int32_t target = -1;
             gmm_status status;
-            if (b->used[p][i] == GMM__CK_USED) {
+            if (b->uses[p][i] == GMM__CK_USED) {
                 if (b->report) b->report->matched++;
                 continue;
             }
-            if (b->used[p][i] == GMM__CK_LEFT_OUT || (b->source.drop_extra_state && gmm__ck_extra_state(t.name)) ||
+            if (b->uses[p][i] == GMM__CK_DROPPED || (b->source.drop_extra_state && gmm__ck_extra_state(t.name)) ||
                 b->source.extra == GMM_CKPT_EXTRA_DROP) {
                 if (b->report) b->report->dropped++;
                 continue;
             }
             if (b->source.extra == GMM_CKPT_EXTRA_REFUSE)
-                return gmm__ck_refuse(b, GMM_CKPT_EXTRA_KEY, t.name, b->used[p][i] == GMM__CK_PLAIN_SCALE
+                return gmm__ck_refuse(b, GMM_CKPT_EXTRA_KEY, t.name, b->uses[p][i] == GMM__CK_PLAIN_SCALE
                                       ? "its weight is not quantized" : "no linear uses it");
             if (b->target.drop_wrappers) {
-                char *name = (char *)gmm__ck_get(&b->temp, (int64_t)strlen(t.name) + 1, 1);
+                char *name = (char *)gmm__ck_alloc(&b->arena, (int64_t)strlen(t.name) + 1, 1);
                 size_t n;
                 if (!name) return gmm__ck_no_memory(b);
-                (void)gmm__ck_state_of(b, t.name, &n);
+                (void)gmm__ck_find_state(b, t.name, &n);
                 memcpy(name, t.name, n);
-                (void)gmm__ck_canonical(&b->source, t.name + n, name + n);
+                (void)gmm__ck_strip_wrappers(&b->source, t.name + n, name + n);
                 t.name = name;
             }
             same = gmm_ckpt_table_find(b->targets, t.name);
-            if (same >= before) { /* ranks hold it alike */
+            if (same >= before) { /* several ranks hold the same tensor */
                 const gmm_ckpt_tensor *k = &b->targets->tensors[same];
                 if (k->dtype == t.dtype && k->rank == t.rank && k->bytes == t.bytes &&
                     !memcmp(k->shape, t.shape, (size_t)t.rank * sizeof t.shape[0]))
@@ -71,33 +73,34 @@ static gmm_status gmm__ck_keep(gmm__ck_build *b) {
                 return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t.name, "parts of the source have it in different shapes");
             }
             if (b->report) b->report->kept++;
-            status = gmm__ck_new_target(b, &t, &target);
-            if (!status) status = gmm__ck_run(b, p, (int32_t)i, 0, target, 0, gmm__ck_units(&t));
-            if (!status) status = gmm__ck_close(b, target, first);
+            status = gmm__ck_add_target(b, &t, &target);
+            if (!status) status = gmm__ck_plan_copy(b, p, (int32_t)i, 0, target, 0, gmm__ck_unit_count(&t));
+            if (!status) status = gmm__ck_finish_target(b, target, first);
             if (status) return status;
         }
     }
     return GMM_OK;
 }
 
-typedef struct gmm__ck_order { int64_t at, index; int32_t part, storage; } gmm__ck_order;
+typedef struct gmm__ck_order { int64_t offset, index; int32_t part, storage; } gmm__ck_order;
 
 static int gmm__ck_compare_order(const void *a, const void *b) {
     const gmm__ck_order *x = (const gmm__ck_order *)a, *y = (const gmm__ck_order *)b;
     if (x->part != y->part) return x->part < y->part ? -1 : 1;
     if (x->storage != y->storage) return x->storage < y->storage ? -1 : 1;
-    if (x->at != y->at) return x->at < y->at ? -1 : 1;
+    if (x->offset != y->offset) return x->offset < y->offset ? -1 : 1;
     return x->index < y->index ? -1 : x->index > y->index;
 }
 
-static int gmm__ck_compare_spans(const void *a, const void *b) {
-    const uintptr_t x = (uintptr_t)((const gmm__ck_span *)a)->begin, y = (uintptr_t)((const gmm__ck_span *)b)->begin;
+static int gmm__ck_compare_ranges(const void *a, const void *b) {
+    const uintptr_t x = (uintptr_t)((const gmm__ck_memory_range *)a)->begin,
+        y = (uintptr_t)((const gmm__ck_memory_range *)b)->begin;
     return x < y ? -1 : x > y;
 }
 
 /* Rows and columns of a quantized tensor's matrices, and of their scales. */
-static void gmm__ck_quant(const gmm_ckpt_tensor *t, gmm_scaling scaling, int64_t *rows, int64_t *cols,
-                          int64_t *scale_rows, int64_t *scale_cols) {
+static void gmm__ck_scale_shape(const gmm_ckpt_tensor *t, gmm_scaling scaling, int64_t *rows, int64_t *cols,
+                                int64_t *scale_rows, int64_t *scale_cols) {
     const int mx = scaling == GMM_SCALING_MX32;
     const int32_t r = t->rank - (mx ? 1 : 0);
     *rows = r > 1 ? t->shape[r - 2] : 1;
@@ -106,29 +109,30 @@ static void gmm__ck_quant(const gmm_ckpt_tensor *t, gmm_scaling scaling, int64_t
     *scale_cols = mx ? t->shape[r - 1] : gmm__ceil_div(*cols, 128);
 }
 
-/* Bytes of the scales of a row of blocks: what dequantizing needs at least. */
-static int64_t gmm__ck_scale_row(const gmm_ckpt_plan *plan, const gmm_ckpt_move *m) {
+/* Bytes of the scales of one row of blocks: the least that dequantizing needs at once. */
+static int64_t gmm__ck_scale_row_bytes(const gmm_ckpt_plan *plan, const gmm_ckpt_move *m) {
     int64_t rows = 0, cols = 0, scale_rows = 0, scale_cols = 0;
     if (m->kind != GMM_CKPT_DEQUANT) return 0;
-    gmm__ck_quant(&plan->parts[m->part].table->tensors[m->src], m->scaling, &rows, &cols, &scale_rows, &scale_cols);
+    gmm__ck_scale_shape(&plan->parts[m->part].table->tensors[m->src], m->scaling, &rows, &cols, &scale_rows,
+                        &scale_cols);
     return m->scaling == GMM_SCALING_MX32 ? 4 : scale_cols * 4;
 }
 
 enum { GMM__CK_SCRATCH_MIN = 64 };
 
-/* Makes the plan of what was built. */
-static gmm_status gmm__ck_finish(gmm__ck_build *b, gmm_ckpt_plan *plan) {
-    gmm__ck_order *order = (gmm__ck_order *)gmm__ck_get(&b->temp, b->move_count, sizeof *order);
+/* Copies the sorted moves into the plan and computes its cost and source ranges. */
+static gmm_status gmm__ck_build_plan(gmm__ck_builder *b, gmm_ckpt_plan *plan) {
+    gmm__ck_order *order = (gmm__ck_order *)gmm__ck_alloc(&b->arena, b->move_count, sizeof *order);
     int64_t i, s, n = 0;
     int32_t p;
     plan->count = b->move_count;
     plan->part_count = b->source.part_count;
-    plan->moves = (gmm_ckpt_move *)gmm__ck_get(&plan->arena, b->move_count, sizeof *plan->moves);
-    plan->last = (int64_t *)gmm__ck_get(&plan->arena, b->targets->count, sizeof *plan->last);
-    plan->parts = (gmm_ckpt_part *)gmm__ck_get(&plan->arena, b->source.part_count, sizeof *plan->parts);
+    plan->moves = (gmm_ckpt_move *)gmm__ck_alloc(&plan->arena, b->move_count, sizeof *plan->moves);
+    plan->last_move = (int64_t *)gmm__ck_alloc(&plan->arena, b->targets->count, sizeof *plan->last_move);
+    plan->parts = (gmm_ckpt_part *)gmm__ck_alloc(&plan->arena, b->source.part_count, sizeof *plan->parts);
     for (p = 0; p < b->source.part_count; p++) n += b->parts[p].table->storage_count;
-    plan->spans = (gmm__ck_span *)gmm__ck_get(&plan->arena, n, sizeof *plan->spans);
-    if (!order || !plan->moves || !plan->last || !plan->parts || !plan->spans) return gmm__ck_no_memory(b);
+    plan->source_ranges = (gmm__ck_memory_range *)gmm__ck_alloc(&plan->arena, n, sizeof *plan->source_ranges);
+    if (!order || !plan->moves || !plan->last_move || !plan->parts || !plan->source_ranges) return gmm__ck_no_memory(b);
     memcpy(plan->parts, b->parts, (size_t)b->source.part_count * sizeof *plan->parts);
     for (i = 0; i < b->move_count; i++) {
         const gmm_ckpt_move *m = &b->moves[i];
@@ -136,71 +140,74 @@ static gmm_status gmm__ck_finish(gmm__ck_build *b, gmm_ckpt_plan *plan) {
         order[i].part = m->part;
         if (m->src < 0) continue;
         order[i].storage = b->parts[m->part].table->tensors[m->src].storage;
-        order[i].at = b->parts[m->part].table->tensors[m->src].offset +
-                      m->src_at * gmm__ck_unit(b->parts[m->part].table->tensors[m->src].dtype);
+        order[i].offset = b->parts[m->part].table->tensors[m->src].offset +
+                      m->src_at * gmm__ck_unit_bytes(b->parts[m->part].table->tensors[m->src].dtype);
     }
     if (b->move_count) qsort(order, (size_t)b->move_count, sizeof *order, gmm__ck_compare_order);
-    for (i = 0; i < b->targets->count; i++) plan->last[i] = -1;
-    plan->cost.target_bytes = b->at;
+    for (i = 0; i < b->targets->count; i++) plan->last_move[i] = -1;
+    plan->cost.target_bytes = b->target_end;
     plan->cost.scratch_min = GMM__CK_SCRATCH_MIN;
     for (i = 0; i < b->move_count; i++) {
         const gmm_ckpt_move *m = &plan->moves[i];
-        const int64_t units = gmm__ck_moved(&b->moves[order[i].index]);
+        const int64_t units = gmm__ck_move_elements(&b->moves[order[i].index]);
         plan->moves[i] = b->moves[order[i].index];
-        plan->last[m->dst] = i;
+        plan->last_move[m->dst] = i;
         plan->cost.moves[m->kind]++;
         if (m->kind == GMM_CKPT_VIEW) continue;
-        plan->cost.bytes_written += units * gmm__ck_unit(b->targets->tensors[m->dst].dtype);
+        plan->cost.bytes_written += units * gmm__ck_unit_bytes(b->targets->tensors[m->dst].dtype);
         if (m->kind == GMM_CKPT_ZERO) continue;
         if (m->kind == GMM_CKPT_DEQUANT) {
-            const int64_t row = gmm__ck_scale_row(plan, m);
+            const int64_t row = gmm__ck_scale_row_bytes(plan, m);
             if (8 * 3 * row + GMM__CK_SCRATCH_MIN > plan->cost.scratch_min)
                 plan->cost.scratch_min = 8 * 3 * row + GMM__CK_SCRATCH_MIN;
             plan->cost.bytes_read += m->scaling == GMM_SCALING_MX32 ? units / 2 + units / 32
                                                                     : units + gmm__ceil_div(units, 16384) * 4;
         } else {
-            plan->cost.bytes_read += units * gmm__ck_unit(b->parts[m->part].table->tensors[m->src].dtype);
+            plan->cost.bytes_read += units * gmm__ck_unit_bytes(b->parts[m->part].table->tensors[m->src].dtype);
         }
     }
     for (p = 0; p < b->source.part_count; p++)
         for (s = 0; s < b->parts[p].table->storage_count; s++) {
             const gmm__ck_storage *storage = &b->parts[p].table->storages[s];
             if (!storage->base || !storage->bytes) continue;
-            plan->spans[plan->span_count].begin = storage->base;
-            plan->spans[plan->span_count++].end = storage->base + storage->bytes;
+            plan->source_ranges[plan->source_range_count].begin = storage->base;
+            plan->source_ranges[plan->source_range_count++].end = storage->base + storage->bytes;
         }
-    if (plan->span_count) {
-        qsort(plan->spans, (size_t)plan->span_count, sizeof *plan->spans, gmm__ck_compare_spans);
-        for (i = 1, n = 1; i < plan->span_count; i++) {
-            gmm__ck_span *last = &plan->spans[n - 1];
-            if ((uintptr_t)plan->spans[i].begin > (uintptr_t)last->end) plan->spans[n++] = plan->spans[i];
-            else if ((uintptr_t)plan->spans[i].end > (uintptr_t)last->end) last->end = plan->spans[i].end;
+    if (plan->source_range_count) {
+        qsort(plan->source_ranges, (size_t)plan->source_range_count, sizeof *plan->source_ranges,
+              gmm__ck_compare_ranges);
+        for (i = 1, n = 1; i < plan->source_range_count; i++) {
+            gmm__ck_memory_range *last = &plan->source_ranges[n - 1];
+            const gmm__ck_memory_range *next = &plan->source_ranges[i];
+            if ((uintptr_t)next->begin > (uintptr_t)last->end) plan->source_ranges[n++] = *next;
+            else if ((uintptr_t)next->end > (uintptr_t)last->end) last->end = next->end;
         }
-        plan->span_count = n;
+        plan->source_range_count = n;
     }
     return GMM_OK;
 }
 
-/* Reads the source's and target's descriptors. Defaults are filled in; nothing is matched yet. */
-static gmm_status gmm__ck_open(gmm__ck_build *b, const gmm_ckpt_source *source, const gmm_ckpt_target *target) {
+/* Reads and checks the source's and target's descriptors, and fills in defaults. */
+static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_source *source,
+                                           const gmm_ckpt_target *target) {
     static const char *const all = "";
-    const void *given[2];
+    const void *descriptors[2];
     void *copies[2];
     size_t sizes[2];
     int32_t i, p, q;
-    given[0] = source;
-    given[1] = target;
+    descriptors[0] = source;
+    descriptors[1] = target;
     copies[0] = &b->source;
     copies[1] = &b->target;
     sizes[0] = sizeof b->source;
     sizes[1] = sizeof b->target;
     for (i = 0; i < 2; i++) {
         uint32_t size;
-        memcpy(&size, given[i], sizeof size);
+        memcpy(&size, descriptors[i], sizeof size);
         if (size && size < 2 * sizeof size)
             return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s: struct_size %u is too small for any version",
                                   i ? "target" : "source", size);
-        if (!gmm__copy_sized(copies[i], sizes[i], given[i])) {
+        if (!gmm__copy_sized(copies[i], sizes[i], descriptors[i])) {
             (void)gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s: struct_size %u is larger than the %u bytes of "
                                  "version "
                                  "%s", i ? "target" : "source", size, (unsigned)sizes[i], GMM_VERSION_STRING);
@@ -224,7 +231,7 @@ static gmm_status gmm__ck_open(gmm__ck_build *b, const gmm_ckpt_source *source, 
     if (!b->target.scheme) b->target.scheme = b->source.scheme;
     b->states = b->source.states;
     if (!b->source.states || !b->source.state_count) {
-        const char **one = (const char **)gmm__ck_get(&b->temp, 1, sizeof *one);
+        const char **one = (const char **)gmm__ck_alloc(&b->arena, 1, sizeof *one);
         if (!one) return gmm__ck_no_memory(b);
         one[0] = all;
         b->states = one;
@@ -242,7 +249,7 @@ static gmm_status gmm__ck_open(gmm__ck_build *b, const gmm_ckpt_source *source, 
     if (b->target.glu_block < 0)
         return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, NULL, "target.glu_block is %d: must be >= 0",
                               b->target.glu_block);
-    b->parts = (gmm_ckpt_part *)gmm__ck_get(&b->temp, b->source.part_count, sizeof *b->parts);
+    b->parts = (gmm_ckpt_part *)gmm__ck_alloc(&b->arena, b->source.part_count, sizeof *b->parts);
     if (!b->parts) return gmm__ck_no_memory(b);
     memcpy(b->parts, b->source.parts, (size_t)b->source.part_count * sizeof *b->parts);
     for (p = -1; p < b->source.part_count; p++) {
@@ -271,8 +278,8 @@ static gmm_status gmm__ck_open(gmm__ck_build *b, const gmm_ckpt_source *source, 
     return GMM_OK;
 }
 
-/* Takes over the linears of a caller. */
-static gmm_status gmm__ck_take_linears(gmm__ck_build *b, const gmm_ckpt_linear *linears, int64_t count) {
+/* Checks and copies the linears of the caller. */
+static gmm_status gmm__ck_add_linears(gmm__ck_builder *b, const gmm_ckpt_linear *linears, int64_t count) {
     int64_t i;
     for (i = 0; i < count; i++) {
         gmm_ckpt_linear l = linears[i];
@@ -291,33 +298,33 @@ static gmm_status gmm__ck_take_linears(gmm__ck_build *b, const gmm_ckpt_linear *
             return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, l.path, "linears[%lld]: %lld x %lld x %lld do not fit 63 bits",
                                   (long long)i, (long long)l.experts, (long long)l.out, (long long)l.in);
         if (l.path) {
-            char *path = (char *)gmm__ck_get(&b->temp, (int64_t)strlen(l.path) + 1, 1);
+            char *path = (char *)gmm__ck_alloc(&b->arena, (int64_t)strlen(l.path) + 1, 1);
             if (!path) return gmm__ck_no_memory(b);
-            if (!gmm__ck_canonical(&b->source, l.path, path) && !b->source.prefix)
+            if (!gmm__ck_strip_wrappers(&b->source, l.path, path) && !b->source.prefix)
                 return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "linears[%lld].path is \"%.60s\", empty without "
                                       "wrapper segments: any key would do%s", (long long)i, l.path,
                                       gmm__ck_is_map(b) ? "" : "; state the prefix");
             l.path = path;
         }
-        status = gmm__ck_linear_add(b, &l);
+        status = gmm__ck_add_linear(b, &l);
         if (status) return status;
     }
     return GMM_OK;
 }
 
-static gmm_status gmm__ck_start(gmm__ck_build *b, const char *fn, gmm_ckpt_plan **out, const gmm_allocator *allocator,
-                                gmm_ckpt_report *report) {
+static gmm_status gmm__ck_builder_init(gmm__ck_builder *b, const char *fn, gmm_ckpt_plan **out,
+                                       const gmm_allocator *allocator, gmm_ckpt_report *report) {
     gmm_allocator a;
     gmm_status status;
     int32_t storage;
     memset(b, 0, sizeof *b);
-    gmm__ck_begin(report);
+    gmm__ck_reset_report(report);
     b->fn = fn;
     b->report = report;
     if (allocator && !allocator->alloc != !allocator->release)
         return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "allocator: 1 of 2 functions is set; set both or none");
     a = gmm__ck_allocator(allocator);
-    b->temp.allocator = a;
+    b->arena.allocator = a;
     if (!out) return GMM_OK; /* a scan */
     *out = (gmm_ckpt_plan *)a.alloc(a.user, sizeof **out);
     if (!*out) return gmm__ck_no_memory(b);
@@ -330,8 +337,8 @@ static gmm_status gmm__ck_start(gmm__ck_build *b, const char *fn, gmm_ckpt_plan 
     return GMM_OK;
 }
 
-static gmm_status gmm__ck_end(gmm__ck_build *b, gmm_ckpt_plan **out, gmm_status status) {
-    gmm__ck_clear(&b->temp);
+static gmm_status gmm__ck_builder_release(gmm__ck_builder *b, gmm_ckpt_plan **out, gmm_status status) {
+    gmm__ck_arena_release(&b->arena);
     if (status && out) {
         gmm_ckpt_plan_destroy(*out);
         *out = NULL;
@@ -339,8 +346,8 @@ static gmm_status gmm__ck_end(gmm__ck_build *b, gmm_ckpt_plan **out, gmm_status 
     return status;
 }
 
-static gmm_status gmm__ck_null(const char *fn, const char *what, gmm_ckpt_report *report) {
-    gmm__ck_begin(report);
+static gmm_status gmm__ck_fail_null(const char *fn, const char *what, gmm_ckpt_report *report) {
+    gmm__ck_reset_report(report);
     if (report) report->reason = GMM_CKPT_ARGUMENT;
     return gmm__fail(report ? &report->error : NULL, GMM_E_NULL, "%s: %s is NULL", fn, what);
 }
@@ -348,24 +355,24 @@ static gmm_status gmm__ck_null(const char *fn, const char *what, gmm_ckpt_report
 static gmm_status gmm__ck_create(const char *fn, gmm_ckpt_plan **out, const gmm_ckpt_source *source,
                                  const gmm_ckpt_target *target, const gmm_ckpt_linear *linears, int64_t count,
                                  const gmm_allocator *allocator, gmm_ckpt_report *report) {
-    gmm__ck_build b;
+    gmm__ck_builder b;
     gmm_status status;
-    if (!out) return gmm__ck_null(fn, "out", report);
+    if (!out) return gmm__ck_fail_null(fn, "out", report);
     *out = NULL;
-    if (!source || !target || (!linears && count)) return gmm__ck_null(fn, !source ? "source" : !target ? "target" :
-                                                                       "linears", report);
-    status = gmm__ck_start(&b, fn, out, allocator, report);
-    if (!status) status = gmm__ck_open(&b, source, target);
+    if (!source || !target || (!linears && count))
+        return gmm__ck_fail_null(fn, !source ? "source" : !target ? "target" : "linears", report);
+    status = gmm__ck_builder_init(&b, fn, out, allocator, report);
+    if (!status) status = gmm__ck_read_descriptors(&b, source, target);
     if (!status && count < 0) status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "count is %lld", (long long)count);
-    if (!status) status = gmm__ck_take_linears(&b, linears, count);
+    if (!status) status = gmm__ck_add_linears(&b, linears, count);
     if (!status) status = gmm__ck_read_keys(&b);
-    if (!status) status = gmm__ck_agree(&b);
-    if (!status) status = gmm__ck_complete(&b);
-    if (!status) status = gmm__ck_refuse_missing(&b, NULL);
+    if (!status) status = gmm__ck_check_layers(&b);
+    if (!status) status = gmm__ck_find_missing(&b);
+    if (!status) status = gmm__ck_refuse_incomplete(&b, NULL);
     if (!status) status = gmm__ck_plan_linears(&b);
-    if (!status) status = gmm__ck_keep(&b);
-    if (!status) status = gmm__ck_finish(&b, *out);
-    return gmm__ck_end(&b, out, status);
+    if (!status) status = gmm__ck_plan_extra(&b);
+    if (!status) status = gmm__ck_build_plan(&b, *out);
+    return gmm__ck_builder_release(&b, out, status);
 }
 
 GMMDEF gmm_status gmm_ckpt_plan_create(gmm_ckpt_plan **out, const gmm_ckpt_source *source,
@@ -379,7 +386,7 @@ GMMDEF void gmm_ckpt_plan_destroy(gmm_ckpt_plan *plan) {
     if (!plan) return;
     a = plan->arena.allocator;
     gmm_ckpt_table_destroy(plan->targets);
-    gmm__ck_clear(&plan->arena);
+    gmm__ck_arena_release(&plan->arena);
     a.release(a.user, plan);
 }
 

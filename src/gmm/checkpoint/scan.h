@@ -1,3 +1,5 @@
+/* Finds the linears of a table and their extents. */
+
 static int gmm__ck_compare_linears(const void *a, const void *b) {
     const gmm_ckpt_linear *x = (const gmm_ckpt_linear *)a, *y = (const gmm_ckpt_linear *)b;
     if (x->layer != y->layer) return x->layer < y->layer ? -1 : 1;
@@ -5,100 +7,103 @@ static int gmm__ck_compare_linears(const void *a, const void *b) {
 }
 
 /* Whether a tensor of all experts has an extent for them. */
-static int gmm__ck_has_experts(const gmm_ckpt_row *row, const gmm_ckpt_tensor *t) {
+static int gmm__ck_has_expert_extent(const gmm_ckpt_row *row, const gmm_ckpt_tensor *t) {
     return (row->form == GMM_CKPT_STACKED || row->form == GMM_CKPT_TALL) && t->rank > gmm__ck_dimensions(row, 0);
 }
 
-/* The experts that names or shapes of a linear tell of; 0 = none do. */
-static int64_t gmm__ck_told_experts(const gmm__ck_build *b, const gmm__ck_hit *hits, int64_t count) {
+/* The number of experts that names or shapes of a linear imply; 0 = they imply none. */
+static int64_t gmm__ck_count_experts(const gmm__ck_builder *b, const gmm__ck_match *matches, int64_t count) {
     const int64_t ranks = b->parts[0].rank.ep_size;
-    int64_t most = 0, i;
+    int64_t experts = 0, i;
     for (i = 0; i < count; i++) {
-        const gmm_ckpt_row *row = &b->source.scheme->rows[hits[i].row];
-        const gmm_ckpt_tensor *t = &b->parts[hits[i].part].table->tensors[hits[i].tensor];
+        const gmm_ckpt_row *row = &b->source.scheme->rows[matches[i].row];
+        const gmm_ckpt_tensor *t = &b->parts[matches[i].part].table->tensors[matches[i].tensor];
         int64_t n = 0;
-        if (row->form == GMM_CKPT_EACH) n = (hits[i].expert + 1) * (b->source.scheme->global_index ? 1 : ranks);
-        else if (row->kind != GMM_CKPT_WEIGHT || !gmm__ck_has_experts(row, t) || !gmm__mul(t->shape[0], ranks, &n))
+        if (row->form == GMM_CKPT_EACH) n = (matches[i].expert + 1) * (b->source.scheme->global_index ? 1 : ranks);
+        else if (row->kind != GMM_CKPT_WEIGHT || !gmm__ck_has_expert_extent(row, t) ||
+                 !gmm__mul(t->shape[0], ranks, &n))
             n = 0;
-        if (n > most) most = n;
+        if (n > experts) experts = n;
     }
-    return most;
+    return experts;
 }
 
-/* The experts of a layer: as stated, or as its linears tell, whose own numbers linears[].experts hold. Where each has a
-   tensor of its own a router may tell of more than are there. */
-static int64_t gmm__ck_layer_experts(gmm__ck_build *b, const gmm_ckpt_linear *l, const gmm_ckpt_row *row,
+/* The experts of a layer: as stated, or as the names and shapes of its linears imply (linears[].experts). Where each
+   expert has a tensor of its own, a router may have rows for more experts than have keys. */
+static int64_t gmm__ck_layer_experts(gmm__ck_builder *b, const gmm_ckpt_linear *l, const gmm_ckpt_row *row,
                                      const gmm_ckpt_tensor *t, int64_t stated) {
-    const int64_t other = gmm__ck_linear_of(b, l->slot == GMM_CKPT_FC1 ? GMM_CKPT_FC2 : GMM_CKPT_FC1, l->layer);
-    const int64_t router = gmm__ck_linear_of(b, GMM_CKPT_ROUTER, l->layer);
+    const int64_t other = gmm__ck_find_slot(b, l->slot == GMM_CKPT_FC1 ? GMM_CKPT_FC2 : GMM_CKPT_FC1, l->layer);
+    const int64_t router = gmm__ck_find_slot(b, GMM_CKPT_ROUTER, l->layer);
     int64_t n = l->experts;
     if (stated) return stated;
-    if (gmm__ck_has_experts(row, t)) return n;
+    if (gmm__ck_has_expert_extent(row, t)) return n;
     if (other >= 0 && b->linears[other].experts > n) n = b->linears[other].experts;
     if (row->form != GMM_CKPT_EACH || router < 0 || b->linears[router].out <= n) return n;
-    if (!b->spare_rows) b->spare_layer = l->layer;
-    if (!b->spare_rows) b->spare_rows = b->linears[router].out;
+    if (!b->extra_router_rows) b->extra_router_layer = l->layer;
+    if (!b->extra_router_rows) b->extra_router_rows = b->linears[router].out;
     return b->linears[router].out;
 }
 
 /* Extents of one linear from the shapes of its first tensors. */
-static gmm_status gmm__ck_scan_linear(gmm__ck_build *b, gmm_ckpt_linear *l, const gmm__ck_hit *hits, int64_t count,
-                                      int64_t experts) {
+static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, const gmm__ck_match *matches,
+                                      int64_t count, int64_t experts) {
     const int32_t ep_size = b->parts[0].rank.ep_size;
     const int grouped = l->slot == GMM_CKPT_FC1 || l->slot == GMM_CKPT_FC2;
     const gmm_ckpt_row *row = NULL;
     const gmm_ckpt_tensor *t = NULL;
-    const gmm__ck_hit *hit = NULL;
-    int64_t i, m[2] = {0, 0}, held;
-    int32_t front, left;
+    const gmm__ck_match *match = NULL;
+    int64_t i, m[2] = {0, 0}, rank_experts;
+    int32_t expert_dims, matrix_rank;
     int mx;
     for (i = 0; i < count; i++) {
-        const gmm_ckpt_row *r = &b->source.scheme->rows[hits[i].row];
-        const gmm_ckpt_tensor *o = &b->parts[hits[i].part].table->tensors[hits[i].tensor];
-        if (hits[i].kind == GMM_CKPT_BIAS) l->bias = 1;
-        if (hits[i].kind != GMM_CKPT_WEIGHT) continue;
+        const gmm_ckpt_row *r = &b->source.scheme->rows[matches[i].row];
+        const gmm_ckpt_tensor *o = &b->parts[matches[i].part].table->tensors[matches[i].tensor];
+        if (matches[i].kind == GMM_CKPT_BIAS) l->bias = 1;
+        if (matches[i].kind != GMM_CKPT_WEIGHT) continue;
         if (!row) {
-            hit = &hits[i];
+            match = &matches[i];
             row = r;
             t = o;
         }
         l->gated |= r->half != GMM_CKPT_BOTH;
         if (r->scaling == GMM_SCALING_MX32) l->scaling = GMM_SCALING_MX32;
         else if ((o->dtype == GMM_E4M3 || o->dtype == GMM_E5M2) &&
-                 gmm__ck_has_row(b->source.scheme, l, GMM_CKPT_SCALE, &r))
+                 gmm__ck_find_row(b->source.scheme, l, GMM_CKPT_SCALE, &r))
             l->scaling = GMM_SCALING_128X128;
     }
-    if (!row) return GMM_OK; /* a bias alone: its weight is missing */
+    if (!row) return GMM_OK; /* There is only a bias: the weight is missing. */
     l->experts = grouped ? gmm__ck_layer_experts(b, l, row, t, experts) : 1;
     if (l->experts < 1 || (grouped && l->experts % ep_size))
         return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, t->name, "no shape or name tells the number of experts: state it");
-    held = l->experts / (grouped ? ep_size : 1);
-    front = gmm__ck_has_experts(row, t) ? 1 : 0;
-    left = t->rank - front;
+    rank_experts = l->experts / (grouped ? ep_size : 1);
+    expert_dims = gmm__ck_has_expert_extent(row, t) ? 1 : 0;
+    matrix_rank = t->rank - expert_dims;
     mx = row->scaling == GMM_SCALING_MX32;
-    if (left != (mx ? 3 : 2) && !(left == 1 && row->form == GMM_CKPT_EACH))
+    if (matrix_rank != (mx ? 3 : 2) && !(matrix_rank == 1 && row->form == GMM_CKPT_EACH))
         return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "%d dimensions are none of its scheme", (int)t->rank);
-    m[0] = t->shape[front];
-    m[1] = left == 1 ? 0 : t->shape[front + 1] * (mx ? 32 : 1);
-    if (!front && row->form != GMM_CKPT_EACH) {
+    m[0] = t->shape[expert_dims];
+    m[1] = matrix_rank == 1 ? 0 : t->shape[expert_dims + 1] * (mx ? 32 : 1);
+    if (!expert_dims && row->form != GMM_CKPT_EACH) {
         const int wide = row->form == GMM_CKPT_WIDE;
-        if (m[wide] % held)
+        if (m[wide] % rank_experts)
             return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "extent %lld is no multiple of the %lld experts",
-                                  (long long)m[wide], (long long)held);
-        m[wide] /= held;
+                                  (long long)m[wide], (long long)rank_experts);
+        m[wide] /= rank_experts;
     }
     l->out = m[row->transposed ? 1 : 0];
     l->in = m[row->transposed ? 0 : 1];
-    if (grouped && b->parts[0].rank.gtp_size > 1) { /* ranks stack their rows */
-        const gmm_ckpt_rank *rank = &b->parts[hit->part].rank;
+    if (grouped && b->parts[0].rank.gtp_size > 1) { /* rows are the sum over GTP ranks */
+        const gmm_ckpt_rank *rank = &b->parts[match->part].rank;
         int32_t found = 0;
         l->out = 0;
         for (i = 0; i < count; i++) {
-            const gmm_ckpt_rank *other = &b->parts[hits[i].part].rank;
-            const gmm_ckpt_tensor *o = &b->parts[hits[i].part].table->tensors[hits[i].tensor];
+            const gmm_ckpt_rank *other = &b->parts[matches[i].part].rank;
+            const gmm_ckpt_tensor *o = &b->parts[matches[i].part].table->tensors[matches[i].tensor];
             const int32_t d = o->rank - (row->transposed ? 1 : 2);
-            if (hits[i].kind != GMM_CKPT_WEIGHT || hits[i].state != hit->state || d < 0 || hits[i].row != hit->row ||
-                other->ep_rank != rank->ep_rank || other->etp_rank != rank->etp_rank || hits[i].expert != hit->expert)
+            if (matches[i].kind != GMM_CKPT_WEIGHT || matches[i].state != match->state || d < 0 ||
+                matches[i].row != match->row ||
+                other->ep_rank != rank->ep_rank || other->etp_rank != rank->etp_rank ||
+                    matches[i].expert != match->expert)
                 continue;
             l->out += o->shape[d];
             found++;
@@ -116,25 +121,25 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_build *b, gmm_ckpt_linear *l, cons
 }
 
 /* Extents of all linears, and which FC1 are gated. */
-static gmm_status gmm__ck_scan_extents(gmm__ck_build *b, int64_t experts) {
+static gmm_status gmm__ck_scan_extents(gmm__ck_builder *b, int64_t experts) {
     int64_t i, at, pass;
     gmm_status status = GMM_OK;
-    for (pass = 0; pass < 3; pass++) /* the experts that names tell, then routers, which may tell of more */
+    for (pass = 0; pass < 3; pass++) /* the experts that names imply, then routers, which may have rows for more */
         for (i = 0, at = 0; i < b->linear_count; i++) {
             gmm_ckpt_linear *l = &b->linears[i];
             const int grouped = l->slot == GMM_CKPT_FC1 || l->slot == GMM_CKPT_FC2;
             const int64_t begin = at;
-            while (at < b->hit_count && b->hits[at].linear == i) at++;
-            if (pass == 0 && grouped) l->experts = gmm__ck_told_experts(b, b->hits + begin, at - begin);
+            while (at < b->match_count && b->matches[at].linear == i) at++;
+            if (pass == 0 && grouped) l->experts = gmm__ck_count_experts(b, b->matches + begin, at - begin);
             if (pass != (grouped ? 2 : 1)) continue;
-            status = gmm__ck_scan_linear(b, l, b->hits + begin, at - begin, experts);
+            status = gmm__ck_scan_linear(b, l, b->matches + begin, at - begin, experts);
             if (status) return status;
         }
     for (i = 0; i < b->linear_count; i++) {
         gmm_ckpt_linear *l = &b->linears[i];
         const int shared = l->slot == GMM_CKPT_SHARED_FC1;
-        const int64_t fc1 = gmm__ck_linear_of(b, GMM_CKPT_FC1, l->layer);
-        const int64_t fc2 = gmm__ck_linear_of(b, shared ? GMM_CKPT_SHARED_FC2 : GMM_CKPT_FC2, l->layer);
+        const int64_t fc1 = gmm__ck_find_slot(b, GMM_CKPT_FC1, l->layer);
+        const int64_t fc2 = gmm__ck_find_slot(b, shared ? GMM_CKPT_SHARED_FC2 : GMM_CKPT_FC2, l->layer);
         if (experts && (l->slot == GMM_CKPT_ROUTER || l->slot == GMM_CKPT_ROUTER_CORRECTION) && l->out > experts &&
             (fc1 >= 0 || fc2 >= 0))
             l->spare = (int32_t)gmm__min_i64(l->out - experts, INT32_MAX);
@@ -148,10 +153,10 @@ static gmm_status gmm__ck_scan_extents(gmm__ck_build *b, int64_t experts) {
     return GMM_OK;
 }
 
-/* Notes the layers that no key names, from 0 to the last that one does. `head` is what stands in front of {L}. */
-static gmm_status gmm__ck_scan_layers(gmm__ck_build *b, const char *head) {
-    const size_t prefix = strlen(b->found), length = strlen(head);
-    int64_t *layers = NULL, count = 0, room = 0, next = 0, i;
+/* Records the layers without a key, from 0 to the last layer with one. `head` is the text before {L}. */
+static gmm_status gmm__ck_scan_layers(gmm__ck_builder *b, const char *head) {
+    const size_t prefix = strlen(b->source_prefix), length = strlen(head);
+    int64_t *layers = NULL, count = 0, capacity = 0, next = 0, i;
     gmm_status status = GMM_OK;
     int32_t p;
     for (p = 0; p < b->source.part_count; p++)
@@ -160,52 +165,55 @@ static gmm_status gmm__ck_scan_layers(gmm__ck_build *b, const char *head) {
             void *array = layers;
             size_t skipped;
             int64_t layer;
-            if (gmm__ck_state_of(b, key, &skipped) < 0) continue;
-            (void)gmm__ck_canonical_key(&b->source, key + skipped, b->text);
-            if (strncmp(b->text, b->found, prefix) || strncmp(b->text + prefix, head, length)) continue;
-            at = b->text + prefix + length;
-            if (!gmm__ck_number(&at, &layer) || (*at && *at != '.') || (count && layers[count - 1] == layer)) continue;
-            if (!gmm__ck_room(&b->temp, &array, count, &room, sizeof *layers)) return gmm__ck_no_memory(b);
+            if (gmm__ck_find_state(b, key, &skipped) < 0) continue;
+            (void)gmm__ck_strip_key_wrappers(&b->source, key + skipped, b->key_buffer);
+            if (strncmp(b->key_buffer, b->source_prefix, prefix) ||
+                strncmp(b->key_buffer + prefix, head, length)) continue;
+            at = b->key_buffer + prefix + length;
+            if (!gmm__ck_parse_number(&at, &layer) || (*at && *at != '.') ||
+                (count && layers[count - 1] == layer)) continue;
+            if (!gmm__ck_reserve(&b->arena, &array, count, &capacity, sizeof *layers)) return gmm__ck_no_memory(b);
             layers = (int64_t *)array;
             layers[count++] = layer;
         }
     if (count) qsort(layers, (size_t)count, sizeof *layers, gmm__ck_compare_i64);
     for (i = 0; !status && i < count; i++) {
-        if (layers[i] > next) status = gmm__ck_lack(b, 0, -1, 0, 0, next, layers[i] - 1);
+        if (layers[i] > next) status = gmm__ck_add_missing(b, 0, -1, 0, 0, next, layers[i] - 1);
         next = layers[i] + 1;
     }
     return status;
 }
 
-/* Adds what one layer of experts has to all of them: linears without any key, which are then missing, and biases. */
-static gmm_status gmm__ck_scan_members(gmm__ck_build *b) {
-    int bias[GMM_CKPT_SLOT_COUNT], there[GMM_CKPT_SLOT_COUNT], slot;
+/* Gives every layer the linears and biases that any layer of experts has; those without a key are then missing. */
+static gmm_status gmm__ck_scan_members(gmm__ck_builder *b) {
+    int bias[GMM_CKPT_SLOT_COUNT], slot_present[GMM_CKPT_SLOT_COUNT], slot;
     const int64_t count = b->linear_count;
     int64_t i;
     memset(bias, 0, sizeof bias);
-    memset(there, 0, sizeof there);
-    there[GMM_CKPT_FC1] = there[GMM_CKPT_FC2] = 1;
+    memset(slot_present, 0, sizeof slot_present);
+    slot_present[GMM_CKPT_FC1] = slot_present[GMM_CKPT_FC2] = 1;
     for (i = 0; i < count; i++) {
-        there[b->linears[i].slot] = 1;
+        slot_present[b->linears[i].slot] = 1;
         bias[b->linears[i].slot] |= b->linears[i].bias;
     }
-    there[GMM_CKPT_SHARED_FC1] = there[GMM_CKPT_SHARED_FC2] = there[GMM_CKPT_SHARED_FC1] | there[GMM_CKPT_SHARED_FC2];
+    slot_present[GMM_CKPT_SHARED_FC1] = slot_present[GMM_CKPT_SHARED_FC2] =
+        slot_present[GMM_CKPT_SHARED_FC1] | slot_present[GMM_CKPT_SHARED_FC2];
     for (i = 0; i < count; i++) {
-        const int64_t layer = b->linears[i].layer, router = gmm__ck_linear_of(b, GMM_CKPT_ROUTER, layer);
-        const int64_t fc1 = gmm__ck_linear_of(b, GMM_CKPT_FC1, layer), fc2 = gmm__ck_linear_of(b, GMM_CKPT_FC2, layer);
+        const int64_t layer = b->linears[i].layer, router = gmm__ck_find_slot(b, GMM_CKPT_ROUTER, layer);
+        const int64_t fc1 = gmm__ck_find_slot(b, GMM_CKPT_FC1, layer), fc2 = gmm__ck_find_slot(b, GMM_CKPT_FC2, layer);
         for (slot = 0; slot < GMM_CKPT_SLOT_COUNT; slot++) {
             const gmm_ckpt_row *row = NULL;
-            gmm_ckpt_linear ghost = GMM_ZERO;
+            gmm_ckpt_linear missing = GMM_ZERO;
             gmm_status status;
-            if (!there[slot] || gmm__ck_linear_of(b, (gmm_ckpt_slot)slot, layer) >= 0) continue;
-            ghost.slot = (gmm_ckpt_slot)slot;
-            ghost.layer = layer;
-            ghost.experts = 1;
+            if (!slot_present[slot] || gmm__ck_find_slot(b, (gmm_ckpt_slot)slot, layer) >= 0) continue;
+            missing.slot = (gmm_ckpt_slot)slot;
+            missing.layer = layer;
+            missing.experts = 1;
             if (slot == GMM_CKPT_FC1 || slot == GMM_CKPT_FC2)
-                ghost.experts = fc1 >= 0 ? b->linears[fc1].experts : fc2 >= 0 ? b->linears[fc2].experts
+                missing.experts = fc1 >= 0 ? b->linears[fc1].experts : fc2 >= 0 ? b->linears[fc2].experts
                               : router >= 0 ? b->linears[router].out : 1;
-            if (!gmm__ck_has_row(b->source.scheme, &ghost, GMM_CKPT_WEIGHT, &row)) continue;
-            status = gmm__ck_linear_add(b, &ghost);
+            if (!gmm__ck_find_row(b->source.scheme, &missing, GMM_CKPT_WEIGHT, &row)) continue;
+            status = gmm__ck_add_linear(b, &missing);
             if (status) return status;
         }
     }
@@ -214,7 +222,7 @@ static gmm_status gmm__ck_scan_members(gmm__ck_build *b) {
 }
 
 /* Refuses a source that lacks layers, linears or experts. */
-static gmm_status gmm__ck_scan_complete(gmm__ck_build *b) {
+static gmm_status gmm__ck_scan_missing(gmm__ck_builder *b) {
     const int64_t count = b->linear_count;
     gmm_ckpt_row layer = GMM_ZERO;
     gmm_status status = GMM_OK;
@@ -223,16 +231,16 @@ static gmm_status gmm__ck_scan_complete(gmm__ck_build *b) {
         const char *pattern = b->source.scheme->rows[r].pattern, *at = strstr(pattern, "{L}");
         char *head;
         if (!at) continue;
-        head = (char *)gmm__ck_get(&b->temp, at - pattern + 4, 1);
+        head = (char *)gmm__ck_alloc(&b->arena, at - pattern + 4, 1);
         if (!head) return gmm__ck_no_memory(b);
         memcpy(head, pattern, (size_t)(at - pattern));
         status = gmm__ck_scan_layers(b, head);
-        memcpy(head + (at - pattern), "{e}", 4); /* a miss counts layers as it does experts */
+        memcpy(head + (at - pattern), "{e}", 4); /* the range of a missing layer is stored like one of experts */
         layer.pattern = head;
     }
     if (!status && !b->source.skip_missing) status = gmm__ck_scan_members(b);
-    if (!status) status = gmm__ck_complete(b);
-    if (!status) status = gmm__ck_refuse_missing(b, &layer);
+    if (!status) status = gmm__ck_find_missing(b);
+    if (!status) status = gmm__ck_refuse_incomplete(b, &layer);
     b->linear_count = count;
     return status;
 }
@@ -241,28 +249,28 @@ GMMDEF gmm_status gmm_ckpt_scan(const gmm_ckpt_source *source, int64_t experts, 
                                 int64_t *count, const gmm_allocator *allocator, gmm_ckpt_report *report) {
     static const char fn[] = "gmm_ckpt_scan";
     const gmm_ckpt_target nothing = GMM_ZERO;
-    gmm__ck_build b;
+    gmm__ck_builder b;
     gmm_status status;
     int64_t i, at;
     if (!source || !linears || !count)
-        return gmm__ck_null(fn, !source ? "source" : !linears ? "linears" : "count", report);
+        return gmm__ck_fail_null(fn, !source ? "source" : !linears ? "linears" : "count", report);
     *linears = NULL;
     *count = 0;
-    status = gmm__ck_start(&b, fn, NULL, allocator, report);
+    status = gmm__ck_builder_init(&b, fn, NULL, allocator, report);
     b.scan = 1;
-    if (!status) status = gmm__ck_open(&b, source, &nothing);
+    if (!status) status = gmm__ck_read_descriptors(&b, source, &nothing);
     if (!status && (experts < 0 || experts > INT32_MAX))
         status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "experts is %lld", (long long)experts);
     if (!status) status = gmm__ck_read_keys(&b);
     if (!status) status = gmm__ck_scan_extents(&b, experts);
-    if (!status) status = gmm__ck_agree(&b);
-    if (!status && b.linear_count) status = gmm__ck_scan_complete(&b);
-    for (i = at = 0; !status && i < b.linear_count; i++) /* linears without a weight are none */
+    if (!status) status = gmm__ck_check_layers(&b);
+    if (!status && b.linear_count) status = gmm__ck_scan_missing(&b);
+    for (i = at = 0; !status && i < b.linear_count; i++) /* linears without a weight are removed */
         if (b.linears[i].out) b.linears[at++] = b.linears[i];
     if (!status) b.linear_count = at;
     if (!status && b.linear_count) {
         qsort(b.linears, (size_t)b.linear_count, sizeof *b.linears, gmm__ck_compare_linears);
-        *linears = (gmm_ckpt_linear *)b.temp.allocator.alloc(b.temp.allocator.user,
+        *linears = (gmm_ckpt_linear *)b.arena.allocator.alloc(b.arena.allocator.user,
                                                              (size_t)b.linear_count * sizeof **linears);
         if (!*linears) status = gmm__ck_no_memory(&b);
     }
@@ -270,7 +278,7 @@ GMMDEF gmm_status gmm_ckpt_scan(const gmm_ckpt_source *source, int64_t experts, 
         memcpy(*linears, b.linears, (size_t)b.linear_count * sizeof **linears);
         *count = b.linear_count;
     }
-    return gmm__ck_end(&b, NULL, status);
+    return gmm__ck_builder_release(&b, NULL, status);
 }
 
 GMMDEF void gmm_ckpt_linears_release(gmm_ckpt_linear *linears, const gmm_allocator *allocator) {

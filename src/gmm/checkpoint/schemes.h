@@ -1,4 +1,5 @@
 /* ................................................................................................ 15.3 Schemes ... */
+/* The shipped schemes: the patterns, slots, forms and scalings of each family of checkpoints. */
 
 #define GMM__CK_L "decoder.layers.{L}.mlp."
 #define GMM__CK_H "model.layers.{L}."
@@ -18,7 +19,7 @@ static const gmm_ckpt_row gmm__ck_module[] = {
                 128X128),
 };
 
-/* Of every Megatron scheme. */
+/* Router and shared experts, which every Megatron scheme has. */
 #define GMM__CK_MEGATRON_LIST \
     GMM__CK_PLAIN(GMM__CK_L "router.weight", GMM_CKPT_ROUTER, GMM_CKPT_WEIGHT), \
     GMM__CK_PLAIN(GMM__CK_L "router.bias", GMM_CKPT_ROUTER, GMM_CKPT_BIAS), \
@@ -68,7 +69,7 @@ static const gmm_ckpt_row gmm__ck_legacy[] = { /* [E, in, out], declared as matr
     GMM__CK_MEGATRON_LIST,
 };
 
-/* Gate, up and down of every expert by itself. */
+/* Gate, up and down weights of each expert in tensors of their own. */
 #define GMM__CK_EACH(pattern, slot, kind, half, scaling) \
     GMM__CK_ROW(GMM__CK_H pattern, slot, kind, half, GMM_CKPT_EACH, 0, scaling)
 

@@ -1,4 +1,5 @@
 /* ................................................................................................. 15.2 Tables ... */
+/* Tables of named tensors over storages, with a hash of names. */
 
 typedef struct gmm__ck_storage {
     const char *base;
@@ -9,10 +10,10 @@ struct gmm_ckpt_table {
     gmm__ck_arena arena;
     gmm_ckpt_tensor *tensors;
     gmm__ck_storage *storages;
-    int64_t count, room, storage_count, storage_room;
+    int64_t count, capacity, storage_count, storage_capacity;
     int32_t *slots; /* open addressing: index + 1 of a tensor, 0 = free */
     int64_t slot_count;
-    size_t longest; /* name */
+    size_t longest; /* length of the longest name */
 };
 
 static uint64_t gmm__ck_hash(const char *text, size_t length, uint64_t h) {
@@ -23,16 +24,16 @@ static uint64_t gmm__ck_hash(const char *text, size_t length, uint64_t h) {
     return h ^ h >> 32;
 }
 
-/* Bytes of one element as a copy moves it: packed and unknown elements go as bytes. */
-static int64_t gmm__ck_unit(gmm_dtype dtype) {
+/* Bytes of the unit that a copy moves: one element; one byte of packed elements and of unknown dtypes. */
+static int64_t gmm__ck_unit_bytes(gmm_dtype dtype) {
     const int32_t bits = gmm_dtype_bits(dtype);
     return bits < 8 ? 1 : bits / 8;
 }
 
-static int64_t gmm__ck_units(const gmm_ckpt_tensor *t) { return t->bytes / gmm__ck_unit(t->dtype); }
+static int64_t gmm__ck_unit_count(const gmm_ckpt_tensor *t) { return t->bytes / gmm__ck_unit_bytes(t->dtype); }
 
-/* Bytes of shape times dtype; 0 where they do not fit. */
-static int gmm__ck_bytes(const gmm_ckpt_tensor *t, int64_t *bytes) {
+/* Computes the bytes of a tensor from its shape and dtype. Returns 0 where they overflow or are no whole number. */
+static int gmm__ck_tensor_bytes(const gmm_ckpt_tensor *t, int64_t *bytes) {
     int64_t elements = 1, bits = 0;
     int32_t d;
     for (d = 0; d < t->rank; d++)
@@ -68,7 +69,7 @@ GMMDEF void gmm_ckpt_table_destroy(gmm_ckpt_table *table) {
     gmm_allocator a;
     if (!table) return;
     a = table->arena.allocator;
-    gmm__ck_clear(&table->arena);
+    gmm__ck_arena_release(&table->arena);
     a.release(a.user, table);
 }
 
@@ -80,7 +81,8 @@ GMMDEF gmm_status gmm_ckpt_table_add_storage(gmm_ckpt_table *table, const void *
     if (bytes < 0) return gmm__fail(error, GMM_E_ARG, "%s: bytes is %lld: must be >= 0", fn, (long long)bytes);
     if (table->storage_count == INT32_MAX) return gmm__fail(error, GMM_E_ARG, "%s: 2^31 - 1 storages are the most", fn);
     array = table->storages;
-    if (!gmm__ck_room(&table->arena, &array, table->storage_count, &table->storage_room, sizeof *table->storages))
+    if (!gmm__ck_reserve(&table->arena, &array, table->storage_count, &table->storage_capacity,
+                         sizeof *table->storages))
         return gmm__fail(error, GMM_E_MEMORY, "%s: no memory", fn);
     table->storages = (gmm__ck_storage *)array;
     table->storages[table->storage_count].base = (const char *)base;
@@ -89,8 +91,8 @@ GMMDEF gmm_status gmm_ckpt_table_add_storage(gmm_ckpt_table *table, const void *
     return GMM_OK;
 }
 
-/* Slot of a name: where it is, or the free one where it would go. */
-static int64_t gmm__ck_slot(const gmm_ckpt_table *t, const char *name, size_t length) {
+/* The hash slot of a name: the one that holds it, or the free one that it would be stored in. */
+static int64_t gmm__ck_hash_slot(const gmm_ckpt_table *t, const char *name, size_t length) {
     int64_t i = (int64_t)(gmm__ck_hash(name, length, 0) & (uint64_t)(t->slot_count - 1));
     for (; t->slots[i]; i = (i + 1) & (t->slot_count - 1))
         if (!strcmp(t->tensors[t->slots[i] - 1].name, name)) break;
@@ -99,18 +101,18 @@ static int64_t gmm__ck_slot(const gmm_ckpt_table *t, const char *name, size_t le
 
 static int gmm__ck_rehash(gmm_ckpt_table *t) {
     const int64_t count = t->slot_count ? t->slot_count * 2 : 128;
-    int32_t *slots = (int32_t *)gmm__ck_get(&t->arena, count, sizeof *slots);
+    int32_t *slots = (int32_t *)gmm__ck_alloc(&t->arena, count, sizeof *slots);
     int64_t i;
     if (!slots) return 0;
     t->slots = slots;
     t->slot_count = count;
     for (i = 0; i < t->count; i++)
-        slots[gmm__ck_slot(t, t->tensors[i].name, strlen(t->tensors[i].name))] = (int32_t)(i + 1);
+        slots[gmm__ck_hash_slot(t, t->tensors[i].name, strlen(t->tensors[i].name))] = (int32_t)(i + 1);
     return 1;
 }
 
-static gmm_status gmm__ck_add(gmm_ckpt_table *t, const gmm_ckpt_tensor *tensor, const char *fn,
-                              gmm_ckpt_report *report) {
+static gmm_status gmm__ck_add_tensor(gmm_ckpt_table *t, const gmm_ckpt_tensor *tensor, const char *fn,
+                                     gmm_ckpt_report *report) {
     const char *name = tensor->name;
     int64_t bytes = 0, slot, d;
     void *array = t->tensors;
@@ -126,7 +128,7 @@ static gmm_status gmm__ck_add(gmm_ckpt_table *t, const gmm_ckpt_tensor *tensor, 
                                 (long long)tensor->shape[d]);
     if (tensor->dtype < GMM_NONE || tensor->dtype > GMM_I64)
         return gmm__ck_fail(report, GMM_CKPT_DTYPE, name, fn, "%d is no dtype", (int)tensor->dtype);
-    if (tensor->dtype != GMM_NONE && !gmm__ck_bytes(tensor, &bytes))
+    if (tensor->dtype != GMM_NONE && !gmm__ck_tensor_bytes(tensor, &bytes))
         return gmm__ck_fail(report, GMM_CKPT_OVERFLOW, name, fn, "its shape of %s makes no 63-bit number of bytes",
                             gmm_dtype_name(tensor->dtype));
     if (tensor->dtype != GMM_NONE && bytes != tensor->bytes)
@@ -144,10 +146,10 @@ static gmm_status gmm__ck_add(gmm_ckpt_table *t, const gmm_ckpt_tensor *tensor, 
     length = strlen(name);
     if (2 * (t->count + 1) > t->slot_count && !gmm__ck_rehash(t))
         return gmm__ck_fail(report, GMM_CKPT_NO_MEMORY, name, fn, "no memory");
-    slot = gmm__ck_slot(t, name, length);
+    slot = gmm__ck_hash_slot(t, name, length);
     if (t->slots[slot]) return gmm__ck_fail(report, GMM_CKPT_DUPLICATE_KEY, name, fn, "the name is taken already");
-    copy = gmm__ck_text(&t->arena, name, length);
-    if (!copy || !gmm__ck_room(&t->arena, &array, t->count, &t->room, sizeof *t->tensors))
+    copy = gmm__ck_copy_text(&t->arena, name, length);
+    if (!copy || !gmm__ck_reserve(&t->arena, &array, t->count, &t->capacity, sizeof *t->tensors))
         return gmm__ck_fail(report, GMM_CKPT_NO_MEMORY, name, fn, "no memory");
     t->tensors = (gmm_ckpt_tensor *)array;
     t->tensors[t->count] = *tensor;
@@ -159,7 +161,7 @@ static gmm_status gmm__ck_add(gmm_ckpt_table *t, const gmm_ckpt_tensor *tensor, 
 
 GMMDEF gmm_status gmm_ckpt_table_add(gmm_ckpt_table *table, const gmm_ckpt_tensor *tensor, gmm_ckpt_report *report) {
     static const char fn[] = "gmm_ckpt_table_add";
-    gmm__ck_begin(report);
+    gmm__ck_reset_report(report);
     if (!table || !tensor) {
         if (report) {
             report->reason = GMM_CKPT_ARGUMENT;
@@ -167,7 +169,7 @@ GMMDEF gmm_status gmm_ckpt_table_add(gmm_ckpt_table *table, const gmm_ckpt_tenso
         }
         return GMM_E_NULL;
     }
-    return gmm__ck_add(table, tensor, fn, report);
+    return gmm__ck_add_tensor(table, tensor, fn, report);
 }
 
 GMMDEF const gmm_ckpt_tensor *gmm_ckpt_table_tensors(const gmm_ckpt_table *table, int64_t *count) {
@@ -177,6 +179,6 @@ GMMDEF const gmm_ckpt_tensor *gmm_ckpt_table_tensors(const gmm_ckpt_table *table
 
 GMMDEF int64_t gmm_ckpt_table_find(const gmm_ckpt_table *table, const char *name) {
     if (!table || !name || !table->slot_count) return -1;
-    return (int64_t)table->slots[gmm__ck_slot(table, name, strlen(name))] - 1;
+    return (int64_t)table->slots[gmm__ck_hash_slot(table, name, strlen(name))] - 1;
 }
 

@@ -1,31 +1,32 @@
 /* .............................................................................................. 15.9 Verifying ... */
+/* Verifies the moves of a plan, and makes plans of given moves. */
 
-/* A set of elements as nested steps, outermost first. */
-typedef struct gmm__ck_set {
-    int64_t at, count[GMM_CKPT_LOOPS], step[GMM_CKPT_LOOPS];
+/* A set of elements as nested strided loops, outermost first. */
+typedef struct gmm__ck_element_set {
+    int64_t offset, count[GMM_CKPT_LOOPS], step[GMM_CKPT_LOOPS];
     int32_t loops;
-} gmm__ck_set;
+} gmm__ck_element_set;
 
-/* First to last element, plus one. */
-static int64_t gmm__ck_hull(const gmm__ck_set *s) {
+/* Distance from the first to the last element, plus one. */
+static int64_t gmm__ck_set_span(const gmm__ck_element_set *s) {
     int64_t n = 1;
     int32_t l;
     for (l = 0; l < s->loops; l++) n += (s->count[l] - 1) * s->step[l];
     return n;
 }
 
-/* Whether no element is in both; every set hits no element twice. Splits the outermost loop that steps farther, but
-   compares inside one step where both step alike. */
-static int gmm__ck_disjoint(const gmm__ck_set *a, const gmm__ck_set *b) {
-    const int64_t ah = gmm__ck_hull(a), bh = gmm__ck_hull(b);
-    if (a->at + ah <= b->at || b->at + bh <= a->at) return 1;
+/* Whether two sets share no element; neither holds an element twice. The outermost loop with the larger step is
+   expanded; where both steps are equal, the inner loops are compared modulo that step. */
+static int gmm__ck_disjoint(const gmm__ck_element_set *a, const gmm__ck_element_set *b) {
+    const int64_t ah = gmm__ck_set_span(a), bh = gmm__ck_set_span(b);
+    if (a->offset + ah <= b->offset || b->offset + bh <= a->offset) return 1;
     if (a->loops == 0 || (b->loops && b->step[0] > a->step[0])) {
         if (b->loops == 0) return 0; /* both are one element, the same */
         return gmm__ck_disjoint(b, a);
     }
     if (a->step[0] == 1 && (b->loops == 0 || b->step[0] == 1)) return 0; /* two runs */
     {
-        gmm__ck_set inner = *a, other = *b;
+        gmm__ck_element_set inner = *a, other = *b;
         const int64_t step = a->step[0];
         int64_t i;
         int32_t l;
@@ -34,26 +35,26 @@ static int gmm__ck_disjoint(const gmm__ck_set *a, const gmm__ck_set *b) {
             inner.count[l] = a->count[l + 1];
             inner.step[l] = a->step[l + 1];
         }
-        if (b->loops && b->step[0] == step) { /* the same comb: compare teeth modulo the step */
-            const int64_t shift = (b->at - a->at) / step - ((b->at - a->at) % step < 0);
+        if (b->loops && b->step[0] == step) { /* equal outer steps: compare the inner loops modulo the step */
+            const int64_t shift = (b->offset - a->offset) / step - ((b->offset - a->offset) % step < 0);
             other.loops--;
             for (l = 0; l < other.loops; l++) {
                 other.count[l] = b->count[l + 1];
                 other.step[l] = b->step[l + 1];
             }
-            other.at = b->at - shift * step; /* now in [a->at, a->at + step) */
-            /* tooth i of b is at tooth i + shift of a, or reaches into the next one */
+            other.offset = b->offset - shift * step; /* in [a->offset, a->offset + step) */
+            /* iteration i of b overlaps iteration i + shift of a, or the one after it */
             if (shift > -b->count[0] && shift < a->count[0] && !gmm__ck_disjoint(&inner, &other)) return 0;
-            other.at -= step;
+            other.offset -= step;
             return shift + 1 <= -b->count[0] || shift + 1 >= a->count[0] || gmm__ck_disjoint(&inner, &other);
         }
-        { /* only the teeth that b can meet */
-            int64_t low = b->at - a->at - gmm__ck_hull(&inner) + 1, high = b->at + bh - 1 - a->at;
+        { /* only the iterations whose span overlaps b */
+            int64_t low = b->offset - a->offset - gmm__ck_set_span(&inner) + 1, high = b->offset + bh - 1 - a->offset;
             low = low <= 0 ? 0 : low / step;
             high = high < 0 ? -1 : high / step;
             if (high >= a->count[0]) high = a->count[0] - 1;
             for (i = low; i <= high; i++) {
-                inner.at = a->at + i * step;
+                inner.offset = a->offset + i * step;
                 if (!gmm__ck_disjoint(&inner, b)) return 0;
             }
         }
@@ -61,11 +62,11 @@ static int gmm__ck_disjoint(const gmm__ck_set *a, const gmm__ck_set *b) {
     }
 }
 
-static gmm__ck_set gmm__ck_written(const gmm_ckpt_move *m) {
-    gmm__ck_set s;
+static gmm__ck_element_set gmm__ck_write_set(const gmm_ckpt_move *m) {
+    gmm__ck_element_set s;
     int l;
     memset(&s, 0, sizeof s);
-    s.at = m->dst_at;
+    s.offset = m->dst_at;
     for (l = 0; l < m->loops; l++) {
         if (m->count[l] == 1) continue;
         s.count[s.loops] = m->count[l];
@@ -74,16 +75,17 @@ static gmm__ck_set gmm__ck_written(const gmm_ckpt_move *m) {
     return s;
 }
 
-/* Elements that a move may read of its source tensor: 4-bit ones count singly. A view may go on behind the tensor. */
-static int64_t gmm__ck_readable(const gmm_ckpt_plan *plan, const gmm_ckpt_move *m) {
+/* Elements that a move may read of its source tensor: 4-bit ones count singly. A view may extend
+   past the tensor, up to its storage's end. */
+static int64_t gmm__ck_readable_elements(const gmm_ckpt_plan *plan, const gmm_ckpt_move *m) {
     const gmm_ckpt_table *table = plan->parts[m->part].table;
     const gmm_ckpt_tensor *t = &table->tensors[m->src];
-    if (m->kind == GMM_CKPT_VIEW) return (table->storages[t->storage].bytes - t->offset) / gmm__ck_unit(t->dtype);
-    return gmm__ck_units(t) * (m->kind == GMM_CKPT_DEQUANT && m->scaling == GMM_SCALING_MX32 ? 2 : 1);
+    if (m->kind == GMM_CKPT_VIEW) return (table->storages[t->storage].bytes - t->offset) / gmm__ck_unit_bytes(t->dtype);
+    return gmm__ck_unit_count(t) * (m->kind == GMM_CKPT_DEQUANT && m->scaling == GMM_SCALING_MX32 ? 2 : 1);
 }
 
-/* One move by itself: indices, bounds, dtypes, and no element written twice. NULL, or what is wrong. */
-static const char *gmm__ck_faulty(const gmm_ckpt_plan *plan, const gmm_ckpt_move *m) {
+/* Checks one move alone: indices, bounds, dtypes, and that it writes no element twice. NULL, or the fault. */
+static const char *gmm__ck_move_fault(const gmm_ckpt_plan *plan, const gmm_ckpt_move *m) {
     const gmm_ckpt_tensor *d, *s = NULL;
     int64_t src = m->src_at, dst = m->dst_at, inner = 1;
     int l;
@@ -108,10 +110,11 @@ static const char *gmm__ck_faulty(const gmm_ckpt_plan *plan, const gmm_ckpt_move
         dst += step;
         inner += step;
     }
-    if (dst >= gmm__ck_units(d)) return "it writes past the target's end";
+    if (dst >= gmm__ck_unit_count(d)) return "it writes past the target's end";
     if (!s) return NULL;
-    if (src >= gmm__ck_readable(plan, m)) return "it reads past the source's end";
-    if ((m->kind == GMM_CKPT_COPY || m->kind == GMM_CKPT_VIEW) && gmm__ck_unit(s->dtype) != gmm__ck_unit(d->dtype))
+    if (src >= gmm__ck_readable_elements(plan, m)) return "it reads past the source's end";
+    if ((m->kind == GMM_CKPT_COPY || m->kind == GMM_CKPT_VIEW) &&
+        gmm__ck_unit_bytes(s->dtype) != gmm__ck_unit_bytes(d->dtype))
         return "it copies elements of another size";
     if (m->kind == GMM_CKPT_CONVERT && !(GMM__FLOATS >> s->dtype & 1 && GMM__FLOATS >> d->dtype & 1))
         return "it converts what is no float";
@@ -121,17 +124,17 @@ static const char *gmm__ck_faulty(const gmm_ckpt_plan *plan, const gmm_ckpt_move
         if (!(GMM__FLOATS >> d->dtype & 1)) return "it dequantizes into no float";
         if (s->rank < 2 || (m->scaling != GMM_SCALING_128X128 && m->scaling != GMM_SCALING_MX32)) return "no such "
             "blocks";
-        gmm__ck_quant(s, m->scaling, &rows, &cols, &scale_rows, &scale_cols);
+        gmm__ck_scale_shape(s, m->scaling, &rows, &cols, &scale_rows, &scale_cols);
         src = src / cols / rows * scale_rows + (src / cols % rows) / (m->scaling == GMM_SCALING_MX32 ? 1 : 128) + 1;
-        if (src * scale_cols > gmm__ck_units(sc)) return "it reads past the scales' end";
+        if (src * scale_cols > gmm__ck_unit_count(sc)) return "it reads past the scales' end";
     }
     return NULL;
 }
 
-static int gmm__ck_compare_written(const void *a, const void *b) {
+static int gmm__ck_compare_writes(const void *a, const void *b) {
     const gmm__ck_order *x = (const gmm__ck_order *)a, *y = (const gmm__ck_order *)b;
     if (x->part != y->part) return x->part < y->part ? -1 : 1;
-    return x->at < y->at ? -1 : x->at > y->at;
+    return x->offset < y->offset ? -1 : x->offset > y->offset;
 }
 
 GMMDEF gmm_status gmm_ckpt_verify(const gmm_ckpt_plan *plan, const gmm_ckpt_move *moves, int64_t count,
@@ -149,50 +152,51 @@ GMMDEF gmm_status gmm_ckpt_verify(const gmm_ckpt_plan *plan, const gmm_ckpt_move
     }
     arena.allocator = plan->arena.allocator;
     arena.top = NULL;
-    order = (gmm__ck_order *)gmm__ck_get(&arena, count, sizeof *order);
+    order = (gmm__ck_order *)gmm__ck_alloc(&arena, count, sizeof *order);
     if (!order) return gmm__fail(error, GMM_E_MEMORY, "%s: no memory for %lld moves", fn, (long long)count);
     for (i = 0; !status && i < count; i++) {
-        const char *fault = gmm__ck_faulty(plan, &moves[i]);
+        const char *fault = gmm__ck_move_fault(plan, &moves[i]);
         order[i].part = moves[i].dst; /* sorted by target, then by where the writing begins */
-        order[i].at = moves[i].dst_at;
+        order[i].offset = moves[i].dst_at;
         order[i].index = i;
         if (fault)
             status = gmm__fail(error, GMM_E_STATE, "%s: moves[%lld]: %s (target %.160s)", fn, (long long)i, fault,
                                moves[i].dst >= 0 && moves[i].dst < plan->targets->count
                                    ? plan->targets->tensors[moves[i].dst].name : "?");
     }
-    if (!status && count) qsort(order, (size_t)count, sizeof *order, gmm__ck_compare_written);
+    if (!status && count) qsort(order, (size_t)count, sizeof *order, gmm__ck_compare_writes);
     for (t = 0; !status && t < plan->targets->count; t++) {
         const gmm_ckpt_tensor *d = &plan->targets->tensors[t];
         const int64_t begin = at;
         int64_t sum = 0, j;
         for (; at < count && order[at].part == t; at++) {
             const gmm_ckpt_move *m = &moves[order[at].index];
-            const gmm__ck_set mine = gmm__ck_written(m);
-            const int64_t n = gmm__ck_moved(m);
-            if (n > gmm__ck_units(d) - sum) {
+            const gmm__ck_element_set written = gmm__ck_write_set(m);
+            const int64_t n = gmm__ck_move_elements(m);
+            if (n > gmm__ck_unit_count(d) - sum) {
                 status = gmm__fail(error, GMM_E_STATE, "%s: target %.160s: more is written than its %lld elements", fn,
-                                   d->name, (long long)gmm__ck_units(d));
+                                   d->name, (long long)gmm__ck_unit_count(d));
                 break;
             }
             sum += n;
-            order[at].at = mine.at + gmm__ck_hull(&mine); /* from now on: the end of all up to here */
-            if (at > begin && order[at - 1].at > order[at].at) order[at].at = order[at - 1].at;
-            for (j = at - 1; !status && j >= begin && order[j].at > mine.at; j--) {
-                const gmm__ck_set other = gmm__ck_written(&moves[order[j].index]);
-                if (!gmm__ck_disjoint(&mine, &other))
+            /* replaced by the end of all writes up to here */
+            order[at].offset = written.offset + gmm__ck_set_span(&written);
+            if (at > begin && order[at - 1].offset > order[at].offset) order[at].offset = order[at - 1].offset;
+            for (j = at - 1; !status && j >= begin && order[j].offset > written.offset; j--) {
+                const gmm__ck_element_set other = gmm__ck_write_set(&moves[order[j].index]);
+                if (!gmm__ck_disjoint(&written, &other))
                     status = gmm__fail(error, GMM_E_STATE, "%s: target %.160s: moves[%lld] and moves[%lld] write the "
                                        "same element", fn, d->name, (long long)order[j].index,
                                        (long long)order[at].index);
             }
             if (status) break;
         }
-        if (!status && sum != gmm__ck_units(d) && !plan->partial)
+        if (!status && sum != gmm__ck_unit_count(d) && !plan->partial)
             status = gmm__fail(error, GMM_E_STATE, "%s: target %.160s: %lld of its %lld elements are written", fn,
                                d->name,
-                               (long long)sum, (long long)gmm__ck_units(d));
+                               (long long)sum, (long long)gmm__ck_unit_count(d));
     }
-    gmm__ck_clear(&arena);
+    gmm__ck_arena_release(&arena);
     return status;
 }
 
@@ -201,15 +205,15 @@ GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_par
                                          const gmm_ckpt_move *moves, int64_t count, int32_t partial,
                                          const gmm_allocator *allocator, gmm_ckpt_report *report) {
     static const char fn[] = "gmm_ckpt_plan_of_moves";
-    gmm__ck_build b;
+    gmm__ck_builder b;
     gmm_error why = GMM_ZERO;
     gmm_status status;
     int64_t i;
-    if (!out) return gmm__ck_null(fn, "out", report);
+    if (!out) return gmm__ck_fail_null(fn, "out", report);
     *out = NULL;
     if (!parts || (!targets && target_count) || (!moves && count))
-        return gmm__ck_null(fn, !parts ? "parts" : !targets && target_count ? "targets" : "moves", report);
-    status = gmm__ck_start(&b, fn, out, allocator, report);
+        return gmm__ck_fail_null(fn, !parts ? "parts" : !targets && target_count ? "targets" : "moves", report);
+    status = gmm__ck_builder_init(&b, fn, out, allocator, report);
     if (!status && (part_count < 1 || target_count < 0 || count < 0 || partial < 0 || partial > 1))
         status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "%d parts, %lld targets, %lld moves, partial %d: must be "
                                 ">= 1, >= 0, >= 0, and 0 or 1", part_count, (long long)target_count,
@@ -219,7 +223,7 @@ GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_par
             status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "parts[%lld].table is NULL", (long long)i);
     if (!status) {
         b.source.part_count = part_count;
-        b.parts = (gmm_ckpt_part *)gmm__ck_get(&b.temp, part_count, sizeof *b.parts);
+        b.parts = (gmm_ckpt_part *)gmm__ck_alloc(&b.arena, part_count, sizeof *b.parts);
         if (!b.parts) status = gmm__ck_no_memory(&b);
         else memcpy(b.parts, parts, (size_t)part_count * sizeof *parts);
     }
@@ -229,11 +233,11 @@ GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_par
         if (t.rank < 0 || t.rank > GMM_CKPT_RANK || t.dtype <= GMM_NONE || t.dtype > GMM_I64)
             status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, t.name, "targets[%lld]: rank %d, dtype %d: must be 0 to %d, "
                                     "and a dtype", (long long)i, t.rank, (int)t.dtype, (int)GMM_CKPT_RANK);
-        else if (!gmm__ck_bytes(&t, &t.bytes))
+        else if (!gmm__ck_tensor_bytes(&t, &t.bytes))
             status = gmm__ck_refuse(&b, GMM_CKPT_OVERFLOW, t.name, "its bytes do not fit 63 bits");
-        else status = gmm__ck_new_target(&b, &t, &index);
+        else status = gmm__ck_add_target(&b, &t, &index);
     }
-    if (!status) { /* checked before they are tidied, which trusts them */
+    if (!status) { /* gmm__ck_move_fault reads these; loops are checked before they are simplified */
         (*out)->parts = b.parts;
         (*out)->part_count = part_count;
         (*out)->partial = partial;
@@ -246,15 +250,15 @@ GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_par
         for (l = 0; !fault && l < m.loops; l++)
             if (m.count[l] < 1 || m.src_step[l] < 0 || m.dst_step[l] < 0) fault = "a count or step out of range";
         if (m.kind == GMM_CKPT_ZERO) m.src = m.scale = -1;
-        if (!fault) gmm__ck_tidy(&m);
-        if (!fault) fault = gmm__ck_faulty(*out, &m);
+        if (!fault) gmm__ck_simplify_loops(&m);
+        if (!fault) fault = gmm__ck_move_fault(*out, &m);
         if (fault) {
             status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "moves[%lld]: %s", (long long)i, fault);
             if (report) report->error.status = GMM_E_STATE;
             status = GMM_E_STATE;
-        } else status = gmm__ck_push(&b, &m);
+        } else status = gmm__ck_add_move(&b, &m);
     }
-    if (!status) status = gmm__ck_finish(&b, *out);
+    if (!status) status = gmm__ck_build_plan(&b, *out);
     if (!status) {
         status = gmm_ckpt_verify(*out, NULL, 0, &why);
         if (status) {
@@ -262,7 +266,7 @@ GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_par
             if (report) report->error.status = status;
         }
     }
-    return gmm__ck_end(&b, out, status);
+    return gmm__ck_builder_release(&b, out, status);
 }
 
 GMMDEF gmm_status gmm_ckpt_cost_of(const gmm_ckpt_plan *plan, gmm_ckpt_cost *cost, gmm_error *error) {

@@ -8937,7 +8937,7 @@ static uint64_t gmm__requested_fields(const gmm__call *call) {
     return fields;
 }
 
-/* ......................................................................... 14.16 Engine table, public functions ... */
+/* ......................................................................... 14.17 Engine table, public functions ... */
 
 /* One row per engine, in the order in which AUTO asks; the columns follow GMM_OP_LIST. */
 #define GMM__OP(engine, op) GMM__OP_BY(engine, op, op)

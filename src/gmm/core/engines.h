@@ -1,4 +1,4 @@
-/* ......................................................................... 14.16 Engine table, public functions ... */
+/* ......................................................................... 14.17 Engine table, public functions ... */
 
 /* One row per engine, in the order in which AUTO asks; the columns follow GMM_OP_LIST. */
 #define GMM__OP(engine, op) GMM__OP_BY(engine, op, op)

@@ -3138,7 +3138,7 @@ enum {
     GMM__PEERS_MAX_RANKS = 64,
     GMM__PEERS_MAX_WINDOWS = 16,
     GMM__PEERS_STAGED_VALUES = 1024, /* values that all_reduce_max reduces at a time */
-    GMM__PEERS_MIN_BYTES = 2 << 20,  /* smaller allocations have no block of their own, and CUDA IPC opens whole blocks */
+    GMM__PEERS_MIN_BYTES = 2 << 20,  /* smaller allocations have no own block, and CUDA IPC opens whole blocks */
     GMM__PEERS_MAX_PUSHES = 64,      /* of an operation, enqueued together */
     GMM__PEERS_READY = 0, GMM__PEERS_DONE = 1, GMM__PEERS_ABORTED = 2, GMM__PEERS_FLAGS = 3
 };
@@ -3770,7 +3770,7 @@ typedef struct gmm__gtp_event {
     gmm_stream recorder, waiter;
 } gmm__gtp_event;
 
-/* A collective or a replay that gmm_gtp_poll monitors. The collectives of a stream are kept in a ring; the oldest one
+/* A collective or a replay that gmm_gtp_poll monitors. The collectives of a stream are stored in a ring; the oldest one
    that is not done is the one that may hang. A collective that finds the ring full is not monitored. */
 enum { GMM__MAX_WATCHES = 256, GMM__MAX_EXCHANGE_RANKS = 256 };
 typedef struct gmm__watch {

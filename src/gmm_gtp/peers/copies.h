@@ -7,7 +7,7 @@ enum {
     GMM__PEERS_MAX_RANKS = 64,
     GMM__PEERS_MAX_WINDOWS = 16,
     GMM__PEERS_STAGED_VALUES = 1024, /* values that all_reduce_max reduces at a time */
-    GMM__PEERS_MIN_BYTES = 2 << 20,  /* smaller allocations have no block of their own, and CUDA IPC opens whole blocks */
+    GMM__PEERS_MIN_BYTES = 2 << 20,  /* smaller allocations have no own block, and CUDA IPC opens whole blocks */
     GMM__PEERS_MAX_PUSHES = 64,      /* of an operation, enqueued together */
     GMM__PEERS_READY = 0, GMM__PEERS_DONE = 1, GMM__PEERS_ABORTED = 2, GMM__PEERS_FLAGS = 3
 };

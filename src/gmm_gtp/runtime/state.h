@@ -11,7 +11,7 @@ typedef struct gmm__gtp_event {
     gmm_stream recorder, waiter;
 } gmm__gtp_event;
 
-/* A collective or a replay that gmm_gtp_poll monitors. The collectives of a stream are kept in a ring; the oldest one
+/* A collective or a replay that gmm_gtp_poll monitors. The collectives of a stream are stored in a ring; the oldest one
    that is not done is the one that may hang. A collective that finds the ring full is not monitored. */
 enum { GMM__MAX_WATCHES = 256, GMM__MAX_EXCHANGE_RANKS = 256 };
 typedef struct gmm__watch {

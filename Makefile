@@ -73,7 +73,7 @@ EXAMPLES := $(EXAMPLE_SRC:%.c=$(B)/%)
 EXAMPLES_CXX := $(EXAMPLE_CXX:%.cpp=$(B)/%)
 
 .PHONY: all run test test-files test-programs test-train examples bench bench-gtp recipes probes gpu-report sanitize \
-        check headers checksums pairs sass-diff check-sources fuzz help install clean FORCE
+        check headers tags checksums pairs sass-diff check-sources fuzz help install clean FORCE
 
 ##
 ## Targets
@@ -174,6 +174,15 @@ REPORT_ARGS := --ms=50 --rows=/64/,/512/,/zipf512/,dense,sm_limit,permute,act,pa
 headers:
 	$(Q)sh tests/tools/headers.sh .
 
+##   tags                   index of the parts, tests and examples for editors; a kernel's name leads to its instance
+tags:
+	$(Q)ctags --version 2> /dev/null | grep -q Universal || { echo 'tags: universal-ctags is not installed'; exit 1; }
+	$(Q)ctags $(TAGS_FLAGS) -R src tests examples
+# The names of kernels that are expanded from bodies stand in definitions of macros and in tables of pointers.
+TAGS_FLAGS := --langmap=C:+.h.cuh.cu -I __launch_bounds__+ --kinddef-C='k,kernel,GPU kernels' \
+	--regex-C='/^\#define GMM__[A-Z_]*KERNEL_NAME (gmm_[a-z0-9_]+)/\1/k/' \
+	--regex-C='/^    \(const void \*\)(gmm_[a-z0-9_]+),?$$/\1/k/'
+
 ##   check                  header and build checks, then the tests under ASan and UBSan
 check: all $(B)/checksums $(P)/nvcc $(P)/cublaslt $(EMPTY) compile_commands.json
 	$(Q)CC="$(CC)" CXX="$(CXX)" CUDA_COMPILER="$$(cat $(P)/nvcc $(P)/nvcc.flags $(P)/cublaslt | tr '\n' ' ')" MAKE_PROGRAM="$(MAKE_PROGRAM)" B="$(B)" \
@@ -208,7 +217,7 @@ install:
 ##   compile_commands.json  what each file is compiled with, for editors
 ##   clean                  remove everything that was built
 clean:
-	$(Q)rm -rf build compile_commands.json
+	$(Q)rm -rf build compile_commands.json tags
 
 ##   help                   this text
 help:

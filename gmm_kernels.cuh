@@ -759,17 +759,24 @@ typedef struct gmm_gemm_args {
    skip = 1: blocks of 16 rows beyond the group's last row are not multiplied, for few tokens per group. All tiles
    accumulate an element in the same order, so results do not depend on the tile. */
 #define GMM_MMA_TILE_LIST(X) \
-    X(256x128, 128, 256, 64, 3, 2, 4, 1, 0) \
+    X(128x256, 128, 256, 64, 3, 2, 4, 1, 0) \
     X(64x128, 64, 128, 32, 6, 1, 4, 2, 1)
 
-/* Instances: X(op, dtype, precision, tile); the includes below follow the same list. */
+/* Instances: X(op, dtype, precision, tile, kernel); the includes below follow the same list. The names
+   of GEMM kernels are explained above GMM_SM90_KERNEL_LIST. */
 #define GMM_MMA_KERNEL_LIST(X) \
-    X(fwd, GMM_BF16, bf16, 256x128) X(fwd, GMM_BF16, bf16, 64x128) \
-    X(fwd, GMM_F16, f16, 256x128) X(fwd, GMM_F16, f16, 64x128) \
-    X(dgrad, GMM_BF16, bf16, 256x128) X(dgrad, GMM_BF16, bf16, 64x128) \
-    X(dgrad, GMM_F16, f16, 256x128) X(dgrad, GMM_F16, f16, 64x128) \
-    X(wgrad, GMM_BF16, bf16, 256x128) X(wgrad, GMM_BF16, bf16, 64x128) \
-    X(wgrad, GMM_F16, f16, 256x128) X(wgrad, GMM_F16, f16, 64x128)
+    X(fwd, GMM_BF16, bf16, 128x256, gmm_gemm_fwd_bf16_128x256x64_mma) \
+    X(fwd, GMM_BF16, bf16, 64x128, gmm_gemm_fwd_bf16_64x128x32_mma) \
+    X(fwd, GMM_F16, f16, 128x256, gmm_gemm_fwd_f16_128x256x64_mma) \
+    X(fwd, GMM_F16, f16, 64x128, gmm_gemm_fwd_f16_64x128x32_mma) \
+    X(dgrad, GMM_BF16, bf16, 128x256, gmm_gemm_dgrad_bf16_128x256x64_mma) \
+    X(dgrad, GMM_BF16, bf16, 64x128, gmm_gemm_dgrad_bf16_64x128x32_mma) \
+    X(dgrad, GMM_F16, f16, 128x256, gmm_gemm_dgrad_f16_128x256x64_mma) \
+    X(dgrad, GMM_F16, f16, 64x128, gmm_gemm_dgrad_f16_64x128x32_mma) \
+    X(wgrad, GMM_BF16, bf16, 128x256, gmm_gemm_wgrad_bf16_128x256x64_mma) \
+    X(wgrad, GMM_BF16, bf16, 64x128, gmm_gemm_wgrad_bf16_64x128x32_mma) \
+    X(wgrad, GMM_F16, f16, 128x256, gmm_gemm_wgrad_f16_128x256x64_mma) \
+    X(wgrad, GMM_F16, f16, 64x128, gmm_gemm_wgrad_f16_64x128x32_mma)
 
 #define GMM__X(tag, ta, tb, ragged) GMM__CAT(gmm_ta_, tag) = ta, GMM__CAT(gmm_tb_, tag) = tb, \
     GMM__CAT(gmm_ragged_k_, tag) = ragged,
@@ -1054,40 +1061,52 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
 #define GMM__BODY 1
 #define GMM__TAG bf16
 #define GMM__OP fwd
-#define GMM__TILE 256x128
+#define GMM__KERNEL_NAME gmm_gemm_fwd_bf16_128x256x64_mma
+#define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_fwd_bf16_64x128x32_mma
 #define GMM__TILE 64x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP dgrad
-#define GMM__TILE 256x128
+#define GMM__KERNEL_NAME gmm_gemm_dgrad_bf16_128x256x64_mma
+#define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_dgrad_bf16_64x128x32_mma
 #define GMM__TILE 64x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP wgrad
-#define GMM__TILE 256x128
+#define GMM__KERNEL_NAME gmm_gemm_wgrad_bf16_128x256x64_mma
+#define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_wgrad_bf16_64x128x32_mma
 #define GMM__TILE 64x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #undef GMM__TAG
 #define GMM__TAG f16
 #define GMM__OP fwd
-#define GMM__TILE 256x128
+#define GMM__KERNEL_NAME gmm_gemm_fwd_f16_128x256x64_mma
+#define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_fwd_f16_64x128x32_mma
 #define GMM__TILE 64x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP dgrad
-#define GMM__TILE 256x128
+#define GMM__KERNEL_NAME gmm_gemm_dgrad_f16_128x256x64_mma
+#define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_dgrad_f16_64x128x32_mma
 #define GMM__TILE 64x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP wgrad
-#define GMM__TILE 256x128
+#define GMM__KERNEL_NAME gmm_gemm_wgrad_f16_128x256x64_mma
+#define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_wgrad_f16_64x128x32_mma
 #define GMM__TILE 64x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
@@ -1122,10 +1141,13 @@ GMM__DEVICE void gmm_f32_store_stage(int transposed, float *smem, const float v[
 }
 
 #define GMM__BODY 2
+#define GMM__KERNEL_NAME gmm_gemm_fwd_f32_128x128x16_mma
 #define GMM__OP fwd
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_dgrad_f32_128x128x16_mma
 #define GMM__OP dgrad
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_wgrad_f32_128x128x16_mma
 #define GMM__OP wgrad
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
@@ -1139,16 +1161,17 @@ typedef struct gmm_gemm_kernel {
 } gmm_gemm_kernel;
 
 static const gmm_gemm_kernel gmm_gemm_kernels[] = {
-#define GMM__X(op, dtype, tag, tile) \
+#define GMM__X(op, dtype, tag, tile, kernel) \
     { GMM__CAT(gmm_gemm_, op), dtype, GMM__CAT(gmm_bm_, tile), GMM__CAT(gmm_bn_, tile), GMM__CAT(gmm_threads_, tile), \
-      GMM__CAT(gmm_ctas_, tile), GMM__CAT(gmm_shared_, tile), (const void *)gmm_linear_##op##_##tag##_##tile },
+      GMM__CAT(gmm_ctas_, tile), GMM__CAT(gmm_shared_, tile), (const void *)kernel },
     GMM_MMA_KERNEL_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(op, ta, tb, ragged) \
-    { GMM__CAT(gmm_gemm_, op), GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0, \
-      (const void *)gmm_linear_##op##_f32 },
-    GMM_GEMM_OP_LIST(GMM__X)
-#undef GMM__X
+    { gmm_gemm_fwd, GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0,
+      (const void *)gmm_gemm_fwd_f32_128x128x16_mma },
+    { gmm_gemm_dgrad, GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0,
+      (const void *)gmm_gemm_dgrad_f32_128x128x16_mma },
+    { gmm_gemm_wgrad, GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0,
+      (const void *)gmm_gemm_wgrad_f32_128x128x16_mma }
 };
 enum { GMM_GEMM_KERNELS = (int)(sizeof gmm_gemm_kernels / sizeof gmm_gemm_kernels[0]) };
 
@@ -1183,11 +1206,20 @@ typedef struct gmm_qgemm_args {
     X(f16_block_scaled, 0, 0, 1, GMM_F16) \
     X(f16_block_scaled_nn, 0, 1, 1, GMM_F16)
 
-/* Instances: X(op, kind); the includes below follow the same list. */
+/* Instances: X(op, kind, kernel); the includes below follow the same list. */
 #define GMM_QUANT_KERNEL_LIST(X) \
-    X(fwd, bf16) X(fwd, f16) X(fwd, f16_block_scaled) \
-    X(dgrad, bf16) X(dgrad, bf16_nn) X(dgrad, f16) X(dgrad, f16_block_scaled) X(dgrad, f16_block_scaled_nn) \
-    X(wgrad, bf16) X(wgrad, bf16_tn) X(wgrad, f16) X(wgrad, f16_block_scaled)
+    X(fwd, bf16, gmm_gemm_fwd_quant_bf16_128x256x64_mma) \
+    X(fwd, f16, gmm_gemm_fwd_quant_f16_128x256x64_mma) \
+    X(fwd, f16_block_scaled, gmm_gemm_fwd_quant_f16_128x128x64_block_scaled_mma) \
+    X(dgrad, bf16, gmm_gemm_dgrad_quant_bf16_128x256x64_mma) \
+    X(dgrad, bf16_nn, gmm_gemm_dgrad_quant_bf16_128x256x64_nn_mma) \
+    X(dgrad, f16, gmm_gemm_dgrad_quant_f16_128x256x64_mma) \
+    X(dgrad, f16_block_scaled, gmm_gemm_dgrad_quant_f16_128x128x64_block_scaled_mma) \
+    X(dgrad, f16_block_scaled_nn, gmm_gemm_dgrad_quant_f16_128x128x64_block_scaled_nn_mma) \
+    X(wgrad, bf16, gmm_gemm_wgrad_quant_bf16_128x256x64_mma) \
+    X(wgrad, bf16_tn, gmm_gemm_wgrad_quant_bf16_128x256x64_tn_mma) \
+    X(wgrad, f16, gmm_gemm_wgrad_quant_f16_128x256x64_mma) \
+    X(wgrad, f16_block_scaled, gmm_gemm_wgrad_quant_f16_128x128x64_block_scaled_mma)
 
 #define GMM__X(tag, ta, tb, parts, dtype) GMM__CAT(gmm_qgemm_ta_, tag) = ta, GMM__CAT(gmm_qgemm_tb_, tag) = tb, \
     GMM__CAT(gmm_qgemm_block_scaled_, tag) = parts, GMM__CAT(gmm_qgemm_dtype_, tag) = dtype,
@@ -1461,32 +1493,44 @@ GMM__DEVICE void gmm_qgemm_promote(float sum[4], float part[4], const float row[
 
 #define GMM__BODY 10
 #define GMM__OP fwd
+#define GMM__KERNEL_NAME gmm_gemm_fwd_quant_bf16_128x256x64_mma
 #define GMM__KIND bf16
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_fwd_quant_f16_128x256x64_mma
 #define GMM__KIND f16
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_fwd_quant_f16_128x128x64_block_scaled_mma
 #define GMM__KIND f16_block_scaled
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP dgrad
+#define GMM__KERNEL_NAME gmm_gemm_dgrad_quant_bf16_128x256x64_mma
 #define GMM__KIND bf16
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_dgrad_quant_bf16_128x256x64_nn_mma
 #define GMM__KIND bf16_nn
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_dgrad_quant_f16_128x256x64_mma
 #define GMM__KIND f16
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_dgrad_quant_f16_128x128x64_block_scaled_mma
 #define GMM__KIND f16_block_scaled
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_dgrad_quant_f16_128x128x64_block_scaled_nn_mma
 #define GMM__KIND f16_block_scaled_nn
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP wgrad
+#define GMM__KERNEL_NAME gmm_gemm_wgrad_quant_bf16_128x256x64_mma
 #define GMM__KIND bf16
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_wgrad_quant_bf16_128x256x64_tn_mma
 #define GMM__KIND bf16_tn
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_wgrad_quant_f16_128x256x64_mma
 #define GMM__KIND f16
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_wgrad_quant_f16_128x128x64_block_scaled_mma
 #define GMM__KIND f16_block_scaled
 #include GMM_KERNELS_FILE
 #undef GMM__OP
@@ -1502,12 +1546,12 @@ typedef struct gmm_qgemm_kernel {
 } gmm_qgemm_kernel;
 
 static const gmm_qgemm_kernel gmm_qgemm_kernels[] = {
-#define GMM__X(op, kind) \
+#define GMM__X(op, kind, kernel) \
     { GMM__CAT(gmm_gemm_, op), GMM__CAT(gmm_qgemm_ta_, kind), GMM__CAT(gmm_qgemm_tb_, kind), \
       GMM__CAT(gmm_qgemm_block_scaled_, kind), \
       GMM__CAT(gmm_qgemm_block_scaled_, kind) ? gmm_qgemm_tile_n_1 : gmm_qgemm_tile_n_0, \
       GMM__CAT(gmm_qgemm_block_scaled_, kind) ? gmm_qgemm_smem_bytes_1 : gmm_qgemm_smem_bytes_0, \
-      (gmm_dtype)GMM__CAT(gmm_qgemm_dtype_, kind), (const void *)gmm_linear_##op##_quant_##kind },
+      (gmm_dtype)GMM__CAT(gmm_qgemm_dtype_, kind), (const void *)kernel },
     GMM_QUANT_KERNEL_LIST(GMM__X)
 #undef GMM__X
 };
@@ -1660,23 +1704,40 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
     X(mx4_64x128, 2, 1, 4, 7, 2, 256, mx4, 2, 0) \
     X(nv4_64x128, 2, 1, 4, 7, 2, 256, nv4, 2, 0)
 
-/* Instances: X(op, dtype, precision, tile, kernel, tile choice). A kernel with two tiles stands in three rows: it takes
+/* Instances: X(op, dtype, precision, tile, tile choice, kernel). A kernel with two tiles stands in three rows: it takes
    its first tile (0), its second tile (1), or the one that is cheaper for the split (2). The includes in kernels.cuh
-   follow the same list. */
+   follow the same list.
+
+   Names of GEMM kernels, as profilers show them: gmm_gemm_<op>_<operands>_<M>x<N>x<K>_<variant>_<arch>. M x N is the
+   tile of D, and K the elements of a stage along the contraction; a kernel with two tiles names both. <arch> is sm90,
+   or mma for kernels of the portable engine. Every name stands in full in the source. */
 #define GMM_SM90_KERNEL_LIST(X) \
-    X(fwd, GMM_BF16, bf16, 160x256, 160x256_256x128, 1) X(fwd, GMM_F16, f16, 160x256, 160x256_256x128, 1) \
-    X(fwd, GMM_BF16, bf16, 256x128, 160x256_256x128, 0) X(fwd, GMM_F16, f16, 256x128, 160x256_256x128, 0) \
-    X(fwd, GMM_BF16, bf16, 176x128, 176x128, 0) X(fwd, GMM_F16, f16, 176x128, 176x128, 0) \
-    X(dgrad, GMM_BF16, bf16, 160x256, 160x256_256x128, 1) X(dgrad, GMM_F16, f16, 160x256, 160x256_256x128, 1) \
-    X(dgrad, GMM_BF16, bf16, 256x128, 160x256_256x128, 0) X(dgrad, GMM_F16, f16, 256x128, 160x256_256x128, 0) \
-    X(dgrad, GMM_BF16, bf16, 176x128, 176x128, 0) X(dgrad, GMM_F16, f16, 176x128, 176x128, 0) \
-    X(fwd, GMM_BF16, bf16, mx8_192x128, mx8_192x128, 0) X(fwd, GMM_BF16, bf16, mx4_192x128, mx4_192x128, 0) \
-    X(fwd, GMM_BF16, bf16, nv4_192x128, nv4_192x128, 0) X(fwd, GMM_BF16, bf16, mx8_48x128, mx8_48x128, 0) \
-    X(fwd, GMM_BF16, bf16, mx4_64x128, mx4_64x128, 0) X(fwd, GMM_BF16, bf16, nv4_64x128, nv4_64x128, 0) \
-    X(wgrad, GMM_BF16, bf16, 192x128, 192x128, 0) X(wgrad, GMM_F16, f16, 192x128, 192x128, 0) \
-    X(wgrad, GMM_BF16, bf16, 128x128, 128x128, 0) X(wgrad, GMM_F16, f16, 128x128, 128x128, 0) \
-    X(fwd, GMM_BF16, bf16, 256x128, 160x256_256x128, 2) X(fwd, GMM_F16, f16, 256x128, 160x256_256x128, 2) \
-    X(dgrad, GMM_BF16, bf16, 256x128, 160x256_256x128, 2) X(dgrad, GMM_F16, f16, 256x128, 160x256_256x128, 2)
+    X(fwd, GMM_BF16, bf16, 160x256, 1, gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90) \
+    X(fwd, GMM_F16, f16, 160x256, 1, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90) \
+    X(fwd, GMM_BF16, bf16, 256x128, 0, gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90) \
+    X(fwd, GMM_F16, f16, 256x128, 0, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90) \
+    X(fwd, GMM_BF16, bf16, 176x128, 0, gmm_gemm_fwd_bf16_176x128x64_sm90) \
+    X(fwd, GMM_F16, f16, 176x128, 0, gmm_gemm_fwd_f16_176x128x64_sm90) \
+    X(dgrad, GMM_BF16, bf16, 160x256, 1, gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90) \
+    X(dgrad, GMM_F16, f16, 160x256, 1, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90) \
+    X(dgrad, GMM_BF16, bf16, 256x128, 0, gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90) \
+    X(dgrad, GMM_F16, f16, 256x128, 0, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90) \
+    X(dgrad, GMM_BF16, bf16, 176x128, 0, gmm_gemm_dgrad_bf16_176x128x64_sm90) \
+    X(dgrad, GMM_F16, f16, 176x128, 0, gmm_gemm_dgrad_f16_176x128x64_sm90) \
+    X(fwd, GMM_BF16, bf16, mx8_192x128, 0, gmm_gemm_fwd_bf16_mxfp8_192x128x64_sm90) \
+    X(fwd, GMM_BF16, bf16, mx4_192x128, 0, gmm_gemm_fwd_bf16_mxfp4_192x128x64_sm90) \
+    X(fwd, GMM_BF16, bf16, nv4_192x128, 0, gmm_gemm_fwd_bf16_nvfp4_192x128x64_sm90) \
+    X(fwd, GMM_BF16, bf16, mx8_48x128, 0, gmm_gemm_fwd_bf16_mxfp8_48x128x64_sm90) \
+    X(fwd, GMM_BF16, bf16, mx4_64x128, 0, gmm_gemm_fwd_bf16_mxfp4_64x128x64_sm90) \
+    X(fwd, GMM_BF16, bf16, nv4_64x128, 0, gmm_gemm_fwd_bf16_nvfp4_64x128x64_sm90) \
+    X(wgrad, GMM_BF16, bf16, 192x128, 0, gmm_gemm_wgrad_bf16_192x128x64_sm90) \
+    X(wgrad, GMM_F16, f16, 192x128, 0, gmm_gemm_wgrad_f16_192x128x64_sm90) \
+    X(wgrad, GMM_BF16, bf16, 128x128, 0, gmm_gemm_wgrad_bf16_128x128x64_sm90) \
+    X(wgrad, GMM_F16, f16, 128x128, 0, gmm_gemm_wgrad_f16_128x128x64_sm90) \
+    X(fwd, GMM_BF16, bf16, 256x128, 2, gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90) \
+    X(fwd, GMM_F16, f16, 256x128, 2, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90) \
+    X(dgrad, GMM_BF16, bf16, 256x128, 2, gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90) \
+    X(dgrad, GMM_F16, f16, 256x128, 2, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90)
 
 /* The tile ring holds 16 work tiles; the scheduler writes 4 at a time, and its readers release 4 at a time. */
 enum {
@@ -1747,7 +1808,7 @@ enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_fits_end };
 enum { gmm_sm90_stores_fit = 0 GMM_SM90_TILE_LIST(GMM__X) };
 #undef GMM__X
 /* wgrad: a stage holds whole boxes of A, a store slot 64 rows x 256 bytes of D, and tiles are ping-pong. */
-#define GMM__X(op, dtype, tag, tile, kernel, tile_choice) \
+#define GMM__X(op, dtype, tag, tile, tile_choice, kernel) \
     + 1 / (!gmm_ragged_k_##op || (GMM__SM90(m16, tile) % 4 == 0 && GMM__SM90(store_blocks, tile) == 8 && \
                                   GMM__SM90(consumers, tile) == 1 && GMM__SM90(wgmma_m, tile) == 2))
 enum { gmm_sm90_boxes_fit = 0 GMM_SM90_KERNEL_LIST(GMM__X) };
@@ -2623,21 +2684,29 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
 #define GMM__NO_KERNEL
 #define GMM__TILE 160x256
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90
 #define GMM__ALT_TILE 160x256
 #define GMM__TILE 256x128
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_fwd_bf16_176x128x64_sm90
 #define GMM__TILE 176x128
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_fwd_bf16_mxfp8_192x128x64_sm90
 #define GMM__TILE mx8_192x128
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_fwd_bf16_mxfp4_192x128x64_sm90
 #define GMM__TILE mx4_192x128
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_fwd_bf16_nvfp4_192x128x64_sm90
 #define GMM__TILE nv4_192x128
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_fwd_bf16_mxfp8_48x128x64_sm90
 #define GMM__TILE mx8_48x128
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_fwd_bf16_mxfp4_64x128x64_sm90
 #define GMM__TILE mx4_64x128
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_fwd_bf16_nvfp4_64x128x64_sm90
 #define GMM__TILE nv4_64x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
@@ -2645,15 +2714,19 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
 #define GMM__NO_KERNEL
 #define GMM__TILE 160x256
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90
 #define GMM__ALT_TILE 160x256
 #define GMM__TILE 256x128
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_dgrad_bf16_176x128x64_sm90
 #define GMM__TILE 176x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP wgrad
+#define GMM__KERNEL_NAME gmm_gemm_wgrad_bf16_192x128x64_sm90
 #define GMM__TILE 192x128
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_wgrad_bf16_128x128x64_sm90
 #define GMM__TILE 128x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
@@ -2665,9 +2738,11 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
 #define GMM__NO_KERNEL
 #define GMM__TILE 160x256
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90
 #define GMM__ALT_TILE 160x256
 #define GMM__TILE 256x128
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_fwd_f16_176x128x64_sm90
 #define GMM__TILE 176x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
@@ -2675,15 +2750,19 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
 #define GMM__NO_KERNEL
 #define GMM__TILE 160x256
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90
 #define GMM__ALT_TILE 160x256
 #define GMM__TILE 256x128
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_dgrad_f16_176x128x64_sm90
 #define GMM__TILE 176x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP wgrad
+#define GMM__KERNEL_NAME gmm_gemm_wgrad_f16_192x128x64_sm90
 #define GMM__TILE 192x128
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_wgrad_f16_128x128x64_sm90
 #define GMM__TILE 128x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
@@ -2701,11 +2780,11 @@ typedef struct gmm_sm90_kernel {
 } gmm_sm90_kernel;
 
 static const gmm_sm90_kernel gmm_sm90_kernels[] = {
-#define GMM__X(op, dtype, tag, tile, kernel, choice) \
+#define GMM__X(op, dtype, tag, tile, choice, kernel) \
     { gmm_gemm_##op, dtype, GMM__SM90(consumers, tile), GMM__SM90(tile_n, tile), GMM__SM90(m16, tile), \
       GMM__SM90(stages, tile), GMM__SM90(store_blocks, tile), GMM__SM90(smem_bytes, tile), \
       GMM__SM90(smem_groups, tile), GMM__SM90(tile_b, tile), GMM__SM90(ctas_per_sm, tile), \
-      GMM__SM90(deferred, tile), choice, (const void *)gmm_linear_##op##_##tag##_##kernel##_sm90 },
+      GMM__SM90(deferred, tile), choice, (const void *)kernel },
     GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
 };
@@ -2899,13 +2978,19 @@ enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
     X(1d2d, GMM_FP8_1D2D, 256, 16, 0) \
     X(1d1d, GMM_FP8_1D1D, 256, 0, 4)
 
-/* Instances: X(dtype of A, tag, scaling, tile). The includes in fp8_kernels.cuh follow the same list. */
+/* Instances: X(dtype of A, tag, scaling, tile, kernel). The includes in fp8_kernels.cuh follow the same list. A kernel
+   serves fwd, dgrad and wgrad, so its name has no operation. */
 #define GMM_FP8_KERNEL_LIST(X) \
-    X(GMM_E4M3, e4m3, 1d2d, 192x128) X(GMM_E5M2, e5m2, 1d2d, 192x128) \
-    X(GMM_E4M3, e4m3, 1d2d, 192x128_small_m) X(GMM_E5M2, e5m2, 1d2d, 192x128_small_m) \
-    X(GMM_E4M3, e4m3, 1d2d, 128x192_small_m) X(GMM_E5M2, e5m2, 1d2d, 128x192_small_m) \
-    X(GMM_E4M3, e4m3, 1d1d, 128x192_full_slot) X(GMM_E5M2, e5m2, 1d1d, 128x192_full_slot) \
-    X(GMM_E4M3, e4m3, fast, 128x192) X(GMM_E5M2, e5m2, fast, 128x192)
+    X(GMM_E4M3, e4m3, 1d2d, 192x128, gmm_gemm_e4m3_1d2d_192x128x128_sm90) \
+    X(GMM_E5M2, e5m2, 1d2d, 192x128, gmm_gemm_e5m2_1d2d_192x128x128_sm90) \
+    X(GMM_E4M3, e4m3, 1d2d, 192x128_small_m, gmm_gemm_e4m3_1d2d_192x128x128_small_m_sm90) \
+    X(GMM_E5M2, e5m2, 1d2d, 192x128_small_m, gmm_gemm_e5m2_1d2d_192x128x128_small_m_sm90) \
+    X(GMM_E4M3, e4m3, 1d2d, 128x192_small_m, gmm_gemm_e4m3_1d2d_128x192x128_small_m_sm90) \
+    X(GMM_E5M2, e5m2, 1d2d, 128x192_small_m, gmm_gemm_e5m2_1d2d_128x192x128_small_m_sm90) \
+    X(GMM_E4M3, e4m3, 1d1d, 128x192_full_slot, gmm_gemm_e4m3_1d1d_128x192x128_full_slot_sm90) \
+    X(GMM_E5M2, e5m2, 1d1d, 128x192_full_slot, gmm_gemm_e5m2_1d1d_128x192x128_full_slot_sm90) \
+    X(GMM_E4M3, e4m3, fast, 128x192, gmm_gemm_e4m3_fast_128x192x128_sm90) \
+    X(GMM_E5M2, e5m2, fast, 128x192, gmm_gemm_e5m2_fast_128x192x128_sm90)
 
 /* Shared memory, in this order: stages (B, A), a store slot per consumer, barriers (full and empty of each stage;
    tile_full and tile_empty of the ring; empty and full of each slot; two of the prediction), the tile ring, the group
@@ -2945,14 +3030,14 @@ enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_line_scales_end };
     GMM__FP8(stage_scales_offset, tag) = GMM__FP8(line_scales_offset, tag) + (256 + 4 * (tile_n_)) * (consumers_),
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_stage_scales_end };
 #undef GMM__X
-#define GMM__X(dtype, tag, scaling, tile) \
+#define GMM__X(dtype, tag, scaling, tile, kernel) \
     gmm_fp8_smem_bytes_##tag##_##scaling##_##tile = GMM__FP8(stage_scales_offset, tile) + GMM__FP8(stages, tile) * \
         (GMM__FP8(consumer_scales, scaling) * GMM__FP8(consumers, tile) + GMM__FP8(tile_scales, scaling) + \
          GMM__FP8(column_scales, scaling) * GMM__FP8(tile_n, tile)),
 enum { GMM_FP8_KERNEL_LIST(GMM__X) gmm_fp8_smem_end };
 #undef GMM__X
 /* Does not compile (1 / 0) where a kernel needs more than the 227 KiB that a CTA can have. */
-#define GMM__X(dtype, tag, scaling, tile) \
+#define GMM__X(dtype, tag, scaling, tile, kernel) \
     gmm_fp8_fits_##tag##_##scaling##_##tile = 1 / (gmm_fp8_smem_bytes_##tag##_##scaling##_##tile <= 232448),
 enum { GMM_FP8_KERNEL_LIST(GMM__X) gmm_fp8_fits_end };
 #undef GMM__X
@@ -3234,44 +3319,54 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 
 #define GMM__BODY 11
 #define GMM__TAG e4m3
+#define GMM__KERNEL_NAME gmm_gemm_e4m3_1d2d_192x128x128_sm90
 #define GMM__SCALED 1d2d
 #define GMM__FAST 0
 #define GMM__TILE 192x128
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_e4m3_1d2d_192x128x128_small_m_sm90
 #define GMM__SCALED 1d2d
 #define GMM__FAST 0
 #define GMM__TILE 192x128_small_m
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_e4m3_1d2d_128x192x128_small_m_sm90
 #define GMM__SCALED 1d2d
 #define GMM__FAST 0
 #define GMM__TILE 128x192_small_m
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_e4m3_1d1d_128x192x128_full_slot_sm90
 #define GMM__SCALED 1d1d
 #define GMM__FAST 0
 #define GMM__TILE 128x192_full_slot
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_e4m3_fast_128x192x128_sm90
 #define GMM__SCALED fast
 #define GMM__FAST 1
 #define GMM__TILE 128x192
 #include GMM_KERNELS_FILE
 #undef GMM__TAG
 #define GMM__TAG e5m2
+#define GMM__KERNEL_NAME gmm_gemm_e5m2_1d2d_192x128x128_sm90
 #define GMM__SCALED 1d2d
 #define GMM__FAST 0
 #define GMM__TILE 192x128
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_e5m2_1d2d_192x128x128_small_m_sm90
 #define GMM__SCALED 1d2d
 #define GMM__FAST 0
 #define GMM__TILE 192x128_small_m
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_e5m2_1d2d_128x192x128_small_m_sm90
 #define GMM__SCALED 1d2d
 #define GMM__FAST 0
 #define GMM__TILE 128x192_small_m
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_e5m2_1d1d_128x192x128_full_slot_sm90
 #define GMM__SCALED 1d1d
 #define GMM__FAST 0
 #define GMM__TILE 128x192_full_slot
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_e5m2_fast_128x192x128_sm90
 #define GMM__SCALED fast
 #define GMM__FAST 1
 #define GMM__TILE 128x192
@@ -3286,10 +3381,10 @@ typedef struct gmm_fp8_kernel {
 } gmm_fp8_kernel;
 
 static const gmm_fp8_kernel gmm_fp8_kernels[] = {
-#define GMM__X(dtype, tag, scaling_, tile) \
+#define GMM__X(dtype, tag, scaling_, tile, kernel) \
     { dtype, GMM__FP8(scaling, scaling_), GMM__FP8(consumers, tile), GMM__FP8(tile_n, tile), \
       gmm_fp8_smem_bytes_##tag##_##scaling_##_##tile, GMM__FP8(smem_groups, tile), GMM__FP8(prefetch_tile, tile), \
-      (const void *)gmm_linear_##tag##_##scaling_##_##tile##_sm90 },
+      (const void *)kernel },
     GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 };
@@ -3780,13 +3875,16 @@ typedef struct gmm_bgrad_args {
 } gmm_bgrad_args;
 
 #define GMM__BODY 3
-#define GMM__TAG bf16
+#define GMM__PARTIALS_KERNEL_NAME gmm_linear_bgrad_partials_bf16
+#define GMM__ROWS_KERNEL_NAME gmm_linear_bgrad_rows_bf16
 #define GMM__DTYPE GMM_BF16
 #include GMM_KERNELS_FILE
-#define GMM__TAG f16
+#define GMM__PARTIALS_KERNEL_NAME gmm_linear_bgrad_partials_f16
+#define GMM__ROWS_KERNEL_NAME gmm_linear_bgrad_rows_f16
 #define GMM__DTYPE GMM_F16
 #include GMM_KERNELS_FILE
-#define GMM__TAG f32
+#define GMM__PARTIALS_KERNEL_NAME gmm_linear_bgrad_partials_f32
+#define GMM__ROWS_KERNEL_NAME gmm_linear_bgrad_rows_f32
 #define GMM__DTYPE GMM_F32
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
@@ -5404,105 +5502,104 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 }
 
 #define GMM__BODY 6
+#define GMM__KERNEL_NAME gmm_quantize_amax_bf16
 #define GMM__TAG bf16
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_quantize_amax_f16
 #define GMM__TAG f16
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_quantize_amax_f32
 #define GMM__TAG f32
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
 /* Casts to any format, by dtype of the source. */
 #define GMM__BODY 7
+#define GMM__KERNEL_NAME gmm_quantize_bf16
 #define GMM__TAG bf16
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_quantize_f16
 #define GMM__TAG f16
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_quantize_f32
 #define GMM__TAG f32
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
 #define GMM__BODY 12
 #define GMM__HADAMARD 0
-#define GMM__TAG bf16
+#define GMM__KERNEL_NAME gmm_amax_bf16
 #define GMM__SOURCE bf16
 #include GMM_KERNELS_FILE
-#define GMM__TAG f16
+#define GMM__KERNEL_NAME gmm_amax_f16
 #define GMM__SOURCE f16
 #include GMM_KERNELS_FILE
-#define GMM__TAG f32
+#define GMM__KERNEL_NAME gmm_amax_f32
 #define GMM__SOURCE f32
 #include GMM_KERNELS_FILE
 #undef GMM__HADAMARD
 #define GMM__HADAMARD 1
-#define GMM__TAG hadamard_bf16
+#define GMM__KERNEL_NAME gmm_amax_hadamard_bf16
 #define GMM__SOURCE bf16
 #include GMM_KERNELS_FILE
 #undef GMM__HADAMARD
 #undef GMM__BODY
 
-/* X(name, scaling): the kernels of body 13. */
-#define GMM__VEC_CAST_LIST(X) \
-    X(tensor, GMM_SCALING_TENSOR) \
-    X(row, GMM_SCALING_ROW) \
-    X(1x128, GMM_SCALING_1X128) \
-    X(128x128, GMM_SCALING_128X128)
-
 #define GMM__BODY 13
 #define GMM__SCALING GMM_SCALING_TENSOR
-#define GMM__TAG tensor_bf16
+#define GMM__KERNEL_NAME gmm_cast_tensor_bf16
 #define GMM__SOURCE bf16
 #include GMM_KERNELS_FILE
-#define GMM__TAG tensor_f16
+#define GMM__KERNEL_NAME gmm_cast_tensor_f16
 #define GMM__SOURCE f16
 #include GMM_KERNELS_FILE
-#define GMM__TAG tensor_f32
+#define GMM__KERNEL_NAME gmm_cast_tensor_f32
 #define GMM__SOURCE f32
 #include GMM_KERNELS_FILE
 #undef GMM__SCALING
 #define GMM__SCALING GMM_SCALING_ROW
-#define GMM__TAG row_bf16
+#define GMM__KERNEL_NAME gmm_cast_row_bf16
 #define GMM__SOURCE bf16
 #include GMM_KERNELS_FILE
-#define GMM__TAG row_f16
+#define GMM__KERNEL_NAME gmm_cast_row_f16
 #define GMM__SOURCE f16
 #include GMM_KERNELS_FILE
-#define GMM__TAG row_f32
+#define GMM__KERNEL_NAME gmm_cast_row_f32
 #define GMM__SOURCE f32
 #include GMM_KERNELS_FILE
 #undef GMM__SCALING
 #define GMM__SCALING GMM_SCALING_1X128
-#define GMM__TAG 1x128_bf16
+#define GMM__KERNEL_NAME gmm_cast_1x128_bf16
 #define GMM__SOURCE bf16
 #include GMM_KERNELS_FILE
-#define GMM__TAG 1x128_f16
+#define GMM__KERNEL_NAME gmm_cast_1x128_f16
 #define GMM__SOURCE f16
 #include GMM_KERNELS_FILE
-#define GMM__TAG 1x128_f32
+#define GMM__KERNEL_NAME gmm_cast_1x128_f32
 #define GMM__SOURCE f32
 #include GMM_KERNELS_FILE
 #undef GMM__SCALING
 #define GMM__SCALING GMM_SCALING_128X128
-#define GMM__TAG 128x128_bf16
+#define GMM__KERNEL_NAME gmm_cast_128x128_bf16
 #define GMM__SOURCE bf16
 #include GMM_KERNELS_FILE
-#define GMM__TAG 128x128_f16
+#define GMM__KERNEL_NAME gmm_cast_128x128_f16
 #define GMM__SOURCE f16
 #include GMM_KERNELS_FILE
-#define GMM__TAG 128x128_f32
+#define GMM__KERNEL_NAME gmm_cast_128x128_f32
 #define GMM__SOURCE f32
 #include GMM_KERNELS_FILE
 #undef GMM__SCALING
 #undef GMM__BODY
 
 #define GMM__BODY 15
-#define GMM__TAG mx32_bf16
+#define GMM__KERNEL_NAME gmm_cast_mx32_bf16
 #define GMM__SOURCE bf16
 #include GMM_KERNELS_FILE
-#define GMM__TAG mx32_f16
+#define GMM__KERNEL_NAME gmm_cast_mx32_f16
 #define GMM__SOURCE f16
 #include GMM_KERNELS_FILE
-#define GMM__TAG mx32_f32
+#define GMM__KERNEL_NAME gmm_cast_mx32_f32
 #define GMM__SOURCE f32
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
@@ -5510,18 +5607,18 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 /* NV16. GMM__HADAMARD 1: BF16 with a Hadamard-transformed columnwise copy or with stochastic rounding. */
 #define GMM__BODY 14
 #define GMM__HADAMARD 0
-#define GMM__TAG nv16_bf16
+#define GMM__KERNEL_NAME gmm_cast_nv16_bf16
 #define GMM__SOURCE bf16
 #include GMM_KERNELS_FILE
-#define GMM__TAG nv16_f16
+#define GMM__KERNEL_NAME gmm_cast_nv16_f16
 #define GMM__SOURCE f16
 #include GMM_KERNELS_FILE
-#define GMM__TAG nv16_f32
+#define GMM__KERNEL_NAME gmm_cast_nv16_f32
 #define GMM__SOURCE f32
 #include GMM_KERNELS_FILE
 #undef GMM__HADAMARD
 #define GMM__HADAMARD 1
-#define GMM__TAG nv16_hadamard_bf16
+#define GMM__KERNEL_NAME gmm_cast_nv16_hadamard_bf16
 #define GMM__SOURCE bf16
 #include GMM_KERNELS_FILE
 #undef GMM__HADAMARD
@@ -5534,20 +5631,30 @@ typedef struct gmm_quantize_kernel {
     int32_t vectorized; /* at most that of the arguments */
     const void *amax, *cast;
 } gmm_quantize_kernel;
-#define GMM__X(tag, scaling) \
-    { GMM_BF16, scaling, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_##tag##_bf16 }, \
-    { GMM_F16, scaling, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_##tag##_f16 }, \
-    { GMM_F32, scaling, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_##tag##_f32 },
 static const gmm_quantize_kernel gmm_quantize_kernels[] = {
     { GMM_BF16, GMM_SCALING_NV16, 2, (const void *)gmm_amax_hadamard_bf16, (const void *)gmm_cast_nv16_hadamard_bf16 },
-    GMM__VEC_CAST_LIST(GMM__X)
-    GMM__X(mx32, GMM_SCALING_MX32)
-    GMM__X(nv16, GMM_SCALING_NV16)
+    { GMM_BF16, GMM_SCALING_TENSOR, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_tensor_bf16 },
+    { GMM_F16, GMM_SCALING_TENSOR, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_tensor_f16 },
+    { GMM_F32, GMM_SCALING_TENSOR, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_tensor_f32 },
+    { GMM_BF16, GMM_SCALING_ROW, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_row_bf16 },
+    { GMM_F16, GMM_SCALING_ROW, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_row_f16 },
+    { GMM_F32, GMM_SCALING_ROW, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_row_f32 },
+    { GMM_BF16, GMM_SCALING_1X128, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_1x128_bf16 },
+    { GMM_F16, GMM_SCALING_1X128, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_1x128_f16 },
+    { GMM_F32, GMM_SCALING_1X128, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_1x128_f32 },
+    { GMM_BF16, GMM_SCALING_128X128, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_128x128_bf16 },
+    { GMM_F16, GMM_SCALING_128X128, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_128x128_f16 },
+    { GMM_F32, GMM_SCALING_128X128, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_128x128_f32 },
+    { GMM_BF16, GMM_SCALING_MX32, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_mx32_bf16 },
+    { GMM_F16, GMM_SCALING_MX32, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_mx32_f16 },
+    { GMM_F32, GMM_SCALING_MX32, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_mx32_f32 },
+    { GMM_BF16, GMM_SCALING_NV16, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_nv16_bf16 },
+    { GMM_F16, GMM_SCALING_NV16, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_nv16_f16 },
+    { GMM_F32, GMM_SCALING_NV16, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_nv16_f32 },
     { GMM_BF16, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_bf16, (const void *)gmm_quantize_bf16 },
     { GMM_F16, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_f16, (const void *)gmm_quantize_f16 },
     { GMM_F32, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_f32, (const void *)gmm_quantize_f32 }
 };
-#undef GMM__X
 
 static GMM__UNUSED dim3 gmm__vec_grid(int64_t col_tiles, int64_t strips, int64_t max_blocks) {
     const int64_t max_rows = max_blocks / col_tiles < 65535 ? max_blocks / col_tiles : 65535;
@@ -6136,59 +6243,97 @@ static GMM__UNUSED gmm_dtype gmm__k_common_dtype(gmm_dtype dtype, const gmm__vie
     return m->dtype == dtype && m->vec && cols % 8 == 0 ? dtype : GMM_NONE;
 }
 
-/* Defines gmm__k_pick_<op>(dtype): the kernel of an operation in the instance of a dtype. */
-#define GMM__ELEM_CASE(tag, row, op) if (dtype == row) return (const void *)gmm_##op##_##tag;
-#define GMM__ELEM_PICK(op) \
-    static GMM__UNUSED const void *gmm__k_pick_##op(gmm_dtype dtype) { \
-        GMM__ELEM_PRECISIONS(GMM__ELEM_CASE_##op) \
-        return (const void *)gmm_##op##_any; \
-    }
-#define GMM__ELEM_CASE_act_fwd(tag, row) GMM__ELEM_CASE(tag, row, act_fwd)
-#define GMM__ELEM_CASE_act_bwd(tag, row) GMM__ELEM_CASE(tag, row, act_bwd)
-#define GMM__ELEM_CASE_unpermute_fwd(tag, row) GMM__ELEM_CASE(tag, row, unpermute_fwd)
-#define GMM__ELEM_CASE_unpermute_bwd(tag, row) GMM__ELEM_CASE(tag, row, unpermute_bwd)
-#define GMM__ELEM_CASE_unpermute_dots(tag, row) GMM__ELEM_CASE(tag, row, unpermute_dots)
-GMM__ELEM_PICK(act_fwd)
-GMM__ELEM_PICK(act_bwd)
-GMM__ELEM_PICK(unpermute_fwd)
-GMM__ELEM_PICK(unpermute_bwd)
-GMM__ELEM_PICK(unpermute_dots)
-#undef GMM__ELEM_PICK
-#undef GMM__ELEM_CASE
-#undef GMM__ELEM_CASE_act_fwd
-#undef GMM__ELEM_CASE_act_bwd
-#undef GMM__ELEM_CASE_unpermute_fwd
-#undef GMM__ELEM_CASE_unpermute_bwd
-#undef GMM__ELEM_CASE_unpermute_dots
+/* The kernels of each operation by precision, in the order of GMM__ELEM_PRECISIONS. One name a line: `make tags`. */
+static const void *const gmm__act_fwd_kernels[] = {
+    (const void *)gmm_act_fwd_bf16,
+    (const void *)gmm_act_fwd_f16,
+    (const void *)gmm_act_fwd_f32,
+    (const void *)gmm_act_fwd_any
+};
+static const void *const gmm__act_bwd_kernels[] = {
+    (const void *)gmm_act_bwd_bf16,
+    (const void *)gmm_act_bwd_f16,
+    (const void *)gmm_act_bwd_f32,
+    (const void *)gmm_act_bwd_any
+};
+static const void *const gmm__unpermute_fwd_kernels[] = {
+    (const void *)gmm_unpermute_fwd_bf16,
+    (const void *)gmm_unpermute_fwd_f16,
+    (const void *)gmm_unpermute_fwd_f32,
+    (const void *)gmm_unpermute_fwd_any
+};
+static const void *const gmm__unpermute_bwd_kernels[] = {
+    (const void *)gmm_unpermute_bwd_bf16,
+    (const void *)gmm_unpermute_bwd_f16,
+    (const void *)gmm_unpermute_bwd_f32,
+    (const void *)gmm_unpermute_bwd_any
+};
+static const void *const gmm__unpermute_dots_kernels[] = {
+    (const void *)gmm_unpermute_dots_bf16,
+    (const void *)gmm_unpermute_dots_f16,
+    (const void *)gmm_unpermute_dots_f32,
+    (const void *)gmm_unpermute_dots_any
+};
 
-/* The same for units: the widest unit whose size divides `bits`, the bitwise OR of addresses and byte counts. */
-#define GMM__ELEM_UNIT_CASE(tag, size, op) \
-    if (bits % size == 0) { *bytes = size; return (const void *)gmm_##op##_##tag; }
-#define GMM__ELEM_UNIT_PICK(op) \
-    static GMM__UNUSED const void *gmm__k_pick_##op(uintptr_t bits, int64_t *bytes) { \
-        GMM__ELEM_UNITS(GMM__ELEM_CASE_##op) \
-        return NULL; \
-    }
-#define GMM__ELEM_CASE_permute_rows(tag, type, size) GMM__ELEM_UNIT_CASE(tag, size, permute_rows)
-#define GMM__ELEM_CASE_permute_tokens(tag, type, size) GMM__ELEM_UNIT_CASE(tag, size, permute_tokens)
-#define GMM__ELEM_CASE_pad(tag, type, size) GMM__ELEM_UNIT_CASE(tag, size, pad)
-#define GMM__ELEM_CASE_glu_rows(tag, type, size) GMM__ELEM_UNIT_CASE(tag, size, glu_rows)
-#define GMM__ELEM_CASE_glu_columns(tag, type, size) GMM__ELEM_UNIT_CASE(tag, size, glu_columns)
-#define GMM__ELEM_CASE_copy(tag, type, size) GMM__ELEM_UNIT_CASE(tag, size, copy)
-GMM__ELEM_UNIT_PICK(permute_rows)
-GMM__ELEM_UNIT_PICK(permute_tokens)
-GMM__ELEM_UNIT_PICK(pad)
-GMM__ELEM_UNIT_PICK(glu_rows)
-GMM__ELEM_UNIT_PICK(glu_columns)
-GMM__ELEM_UNIT_PICK(copy)
-#undef GMM__ELEM_UNIT_PICK
-#undef GMM__ELEM_UNIT_CASE
-#undef GMM__ELEM_CASE_permute_rows
-#undef GMM__ELEM_CASE_permute_tokens
-#undef GMM__ELEM_CASE_pad
-#undef GMM__ELEM_CASE_glu_rows
-#undef GMM__ELEM_CASE_glu_columns
-#undef GMM__ELEM_CASE_copy
+/* The kernel whose operands have the dtype `dtype`; GMM_NONE selects the instance `any`. */
+static GMM__UNUSED const void *gmm__k_precision_kernel(const void *const kernels[], gmm_dtype dtype) {
+#define GMM__X(tag, value) value,
+    static const gmm_dtype DTYPES[] = { GMM__ELEM_PRECISIONS(GMM__X) };
+#undef GMM__X
+    int i = 0;
+    while (DTYPES[i] != dtype && DTYPES[i] != GMM_NONE) i++;
+    return kernels[i];
+}
+
+/* The kernels of each operation by copy unit, in the order of GMM__ELEM_UNITS. */
+static const void *const gmm__copy_kernels[] = {
+    (const void *)gmm_copy_b16,
+    (const void *)gmm_copy_b4,
+    (const void *)gmm_copy_b2,
+    (const void *)gmm_copy_b1
+};
+static const void *const gmm__permute_rows_kernels[] = {
+    (const void *)gmm_permute_rows_b16,
+    (const void *)gmm_permute_rows_b4,
+    (const void *)gmm_permute_rows_b2,
+    (const void *)gmm_permute_rows_b1
+};
+static const void *const gmm__permute_tokens_kernels[] = {
+    (const void *)gmm_permute_tokens_b16,
+    (const void *)gmm_permute_tokens_b4,
+    (const void *)gmm_permute_tokens_b2,
+    (const void *)gmm_permute_tokens_b1
+};
+static const void *const gmm__pad_kernels[] = {
+    (const void *)gmm_pad_b16,
+    (const void *)gmm_pad_b4,
+    (const void *)gmm_pad_b2,
+    (const void *)gmm_pad_b1
+};
+static const void *const gmm__glu_rows_kernels[] = {
+    (const void *)gmm_glu_rows_b16,
+    (const void *)gmm_glu_rows_b4,
+    (const void *)gmm_glu_rows_b2,
+    (const void *)gmm_glu_rows_b1
+};
+static const void *const gmm__glu_columns_kernels[] = {
+    (const void *)gmm_glu_columns_b16,
+    (const void *)gmm_glu_columns_b4,
+    (const void *)gmm_glu_columns_b2,
+    (const void *)gmm_glu_columns_b1
+};
+
+/* The kernel of the widest unit whose size divides `bits`, the bitwise OR of addresses and byte counts. *bytes receives
+   the size. */
+static GMM__UNUSED const void *gmm__k_unit_kernel(const void *const kernels[], uintptr_t bits, int64_t *bytes) {
+#define GMM__X(tag, type, size) size,
+    static const int32_t SIZES[] = { GMM__ELEM_UNITS(GMM__X) };
+#undef GMM__X
+    int i = 0;
+    while (bits % (uintptr_t)SIZES[i] != 0) i++;
+    *bytes = SIZES[i];
+    return kernels[i];
+}
 
 static GMM__UNUSED int64_t gmm__k_bytes(gmm_dtype dtype) { return gmm_dtype_bits(dtype) / 8; }
 static GMM__UNUSED uintptr_t gmm__k_alignment(const gmm__view *m) {
@@ -6213,8 +6358,8 @@ static GMM__UNUSED cudaError_t gmm__k_act_fwd(const gmm__act_args *args, gmm__la
     if (a.layout == GMM__GLU_ELEMENT) dtype = GMM_NONE;
     a.wide = a.x.dtype == GMM_F32 || a.y.dtype == GMM_F32;
     spans = dtype == GMM_BF16 || dtype == GMM_F16 ? 2 : 1;
-    return gmm__k_launch_rows(gmm__k_pick_act_fwd(dtype), (a.rows - 1) / spans + 1, gmm__k_parts(a.ffn), limits, &a,
-                              stream);
+    return gmm__k_launch_rows(gmm__k_precision_kernel(gmm__act_fwd_kernels, dtype), (a.rows - 1) / spans + 1,
+                              gmm__k_parts(a.ffn), limits, &a, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, gmm__launch_limits limits,
@@ -6227,7 +6372,7 @@ static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, gmm__la
     if (a.layout == GMM__GLU_ELEMENT) dtype = GMM_NONE;
     /* determines the order of sums, so it must not depend on outputs, which may be absent */
     a.wide = a.x.dtype == GMM_F32 || a.dy.dtype == GMM_F32;
-    return gmm__k_launch_rows(gmm__k_pick_act_bwd(dtype), a.rows,
+    return gmm__k_launch_rows(gmm__k_precision_kernel(gmm__act_bwd_kernels, dtype), a.rows,
                               a.dprob ? (int64_t)gmm__act_warps_per_row(a.ffn) : gmm__k_parts(a.ffn), limits, &a,
                               stream);
 }
@@ -6349,7 +6494,8 @@ static GMM__UNUSED cudaError_t gmm__k_permute_rows(const gmm__permute_args *args
     const uintptr_t bits = gmm__k_copy_alignment(&a.src, &a.dst, a.hidden);
     const int tokens = a.row_of && a.topk > 1;
     int64_t bytes, rows = a.capacity, segments;
-    const void *kernel = tokens ? gmm__k_pick_permute_tokens(bits, &bytes) : gmm__k_pick_permute_rows(bits, &bytes);
+    const void *kernel = gmm__k_unit_kernel(tokens ? gmm__permute_tokens_kernels : gmm__permute_rows_kernels, bits,
+                                            &bytes);
     gmm__k_convert_to_units(&a.src, &a.dst, &a.hidden, bytes);
     segments = gmm__k_copy_spans(a.hidden);
     if (tokens) rows = a.tokens > a.capacity / 32 / segments ? a.tokens : a.capacity / 32 / segments + 1;
@@ -6367,7 +6513,8 @@ static GMM__UNUSED cudaError_t gmm__k_unpermute_fwd(const gmm__permute_args *arg
                                                     cudaStream_t stream) {
     gmm__permute_args a = *args;
     const gmm_dtype dtype = gmm__k_precision(&a);
-    return gmm__k_launch_rows(gmm__k_pick_unpermute_fwd(dtype), a.tokens, gmm__k_parts(a.hidden), limits, &a, stream);
+    return gmm__k_launch_rows(gmm__k_precision_kernel(gmm__unpermute_fwd_kernels, dtype), a.tokens,
+                              gmm__k_parts(a.hidden), limits, &a, stream);
 }
 
 /* dst[r] = (probs) src[token of r]. */
@@ -6375,9 +6522,8 @@ static GMM__UNUSED cudaError_t gmm__k_unpermute_bwd(const gmm__permute_args *arg
                                                     cudaStream_t stream) {
     gmm__permute_args a = *args;
     const gmm_dtype dtype = gmm__k_precision(&a);
-    return gmm__k_launch_rows(gmm__k_pick_unpermute_bwd(dtype), a.capacity, (gmm__k_parts(a.hidden) + 1) / 2, limits,
-                              &a,
-                              stream);
+    return gmm__k_launch_rows(gmm__k_precision_kernel(gmm__unpermute_bwd_kernels, dtype), a.capacity,
+                              (gmm__k_parts(a.hidden) + 1) / 2, limits, &a, stream);
 }
 
 /* dprobs[slot] = src[token] . dst[row]; both are read. */
@@ -6385,7 +6531,8 @@ static GMM__UNUSED cudaError_t gmm__k_unpermute_dots(const gmm__permute_args *ar
                                                      cudaStream_t stream) {
     gmm__permute_args a = *args;
     const gmm_dtype dtype = gmm__k_precision(&a);
-    return gmm__k_launch_rows(gmm__k_pick_unpermute_dots(dtype), a.tokens, a.topk, limits, &a, stream);
+    return gmm__k_launch_rows(gmm__k_precision_kernel(gmm__unpermute_dots_kernels, dtype), a.tokens, a.topk, limits, &a,
+                              stream);
 }
 
 static GMM__UNUSED cudaError_t gmm__k_gather_probs(const gmm__permute_args *a, gmm__launch_limits limits,
@@ -6400,7 +6547,7 @@ static GMM__UNUSED cudaError_t gmm__k_gather_probs(const gmm__permute_args *a, g
 static GMM__UNUSED cudaError_t gmm__k_pad(const gmm__pad_args *args, gmm__launch_limits limits, cudaStream_t stream) {
     gmm__pad_args a = *args;
     int64_t bytes;
-    const void *kernel = gmm__k_pick_pad(gmm__k_copy_alignment(&a.src, &a.dst, a.cols), &bytes);
+    const void *kernel = gmm__k_unit_kernel(gmm__pad_kernels, gmm__k_copy_alignment(&a.src, &a.dst, a.cols), &bytes);
     gmm__k_convert_to_units(&a.src, &a.dst, &a.cols, bytes);
     /* sizes and faults are written even if there are no rows */
     return gmm__k_launch_rows(kernel, a.rows > 0 ? a.rows : 1, gmm__k_copy_spans(a.cols), limits, &a, stream);
@@ -6419,7 +6566,7 @@ static GMM__UNUSED cudaError_t gmm__k_glu_rows(const gmm__glu_args *args, gmm__l
     if (!a.dst_table) bits |= (uintptr_t)(a.dst_stride * size);
     if (a.src_table || a.dst_table) bits |= (uintptr_t)size;
     if (size == 8) bits |= 4;
-    kernel = gmm__k_pick_glu_rows(bits, &bytes);
+    kernel = gmm__k_unit_kernel(gmm__glu_rows_kernels, bits, &bytes);
     gmm__k_convert_to_units(&a.src, &a.dst, &a.cols, bytes);
     a.src_stride = a.src_stride * size / bytes;
     a.dst_stride = a.dst_stride * size / bytes;
@@ -6432,7 +6579,8 @@ static GMM__UNUSED cudaError_t gmm__k_glu_columns(const gmm__glu_args *args, gmm
     gmm__glu_args a = *args;
     const int64_t size = gmm__k_bytes(a.src.dtype);
     int64_t bytes;
-    const void *kernel = gmm__k_pick_glu_columns(gmm__k_copy_alignment(&a.src, &a.dst, a.block), &bytes);
+    const void *kernel = gmm__k_unit_kernel(gmm__glu_columns_kernels,
+                                            gmm__k_copy_alignment(&a.src, &a.dst, a.block), &bytes);
     if (a.ffn * size % bytes != 0) return cudaErrorInvalidValue; /* cannot happen, since block divides ffn */
     a.ffn = a.ffn * size / bytes;
     gmm__k_convert_to_units(&a.src, &a.dst, &a.block, bytes);
@@ -6491,7 +6639,8 @@ static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, gmm
     if (a.src.dtype == a.dst.dtype) {
         gmm__copy_args copy;
         int64_t bytes;
-        const void *kernel = gmm__k_pick_copy(gmm__k_copy_alignment(&a.src, &a.dst, a.cols), &bytes);
+        const void *kernel = gmm__k_unit_kernel(gmm__copy_kernels,
+                                                gmm__k_copy_alignment(&a.src, &a.dst, a.cols), &bytes);
         gmm__k_convert_to_units(&a.src, &a.dst, &a.cols, bytes);
         copy.src = a.src.data;
         copy.dst = a.dst.data;
@@ -6517,17 +6666,17 @@ static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, gmm
 /* .............................................................................. Body: product on tensor cores ... */
 #elif GMM__BODY == 1
 
-#if !defined(GMM__TAG) || !defined(GMM__OP) || !defined(GMM__TILE)
-#error "gmm: this body needs GMM__TAG, GMM__OP and GMM__TILE"
+#if !defined(GMM__TAG) || !defined(GMM__OP) || !defined(GMM__TILE) || !defined(GMM__KERNEL_NAME)
+#error "gmm: this body needs GMM__TAG, GMM__OP, GMM__TILE and GMM__KERNEL_NAME"
 #endif
 #define GMM__CFG(name) (int)GMM__CAT(gmm_##name##_, GMM__TILE)
-#define GMM__NAME GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _), GMM__TAG), _), GMM__TILE)
 
 /* The 16-bit product on tensor cores (mma.sync), persistent: a CTA computes every gridDim.x-th tile. Operands are
    loaded by cp.async into a ring of STAGES stages; a fragment of the next step is loaded while the present one is
    multiplied. Epilogue: accumulators pass through 8 rows of shared memory per warp, so that rows of D are stored in
    whole vectors, while the first stages of the next tile are in flight. */
-GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const __grid_constant__ gmm_gemm_args args) {
+GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas))
+GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
     enum {
         TA = (int)GMM__CAT(gmm_ta_, GMM__OP), TB = (int)GMM__CAT(gmm_tb_, GMM__OP),
         RAGGED_K = (int)GMM__CAT(gmm_ragged_k_, GMM__OP),
@@ -6698,22 +6847,22 @@ GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const
 #undef GMM__LOAD_STAGE
 #undef GMM__LOAD_A
 #undef GMM__LOAD_B
-#undef GMM__NAME
+#undef GMM__KERNEL_NAME
 #undef GMM__CFG
 #undef GMM__TILE
 
 /* .................................................................. Body: fp32 product, one chain per element ... */
 #elif GMM__BODY == 2
 
-#ifndef GMM__OP
-#error "gmm: this body needs GMM__OP"
+#if !defined(GMM__OP) || !defined(GMM__KERNEL_NAME)
+#error "gmm: this body needs GMM__OP and GMM__KERNEL_NAME"
 #endif
 /* D = A B^T in fp32 on the CUDA cores: every element is one chain of FMAs in the order of k. A CTA of 256 threads
    computes 128 x 128 elements; a thread has 8 x 8 of them, in rows ty and ty + 64 and columns tx and tx + 64, four
    each. Two buffers of 16 values of k: the loads of the next stage are in flight while the present one is
    multiplied. */
 GMM__KERNEL __launch_bounds__(gmm_threads_f32, 1)
-GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _f32)(const __grid_constant__ gmm_gemm_args args) {
+GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
     enum {
         TA = (int)GMM__CAT(gmm_ta_, GMM__OP), TB = (int)GMM__CAT(gmm_tb_, GMM__OP),
         RAGGED_K = (int)GMM__CAT(gmm_ragged_k_, GMM__OP),
@@ -6791,20 +6940,20 @@ GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _f32)(const __grid_constant__ gmm_gemm_
     if (!RAGGED_K && args.zero_tail) gmm_gemm_zero_tail(&args.d, args.offsets[args.groups], args.capacity, args.n);
 }
 #undef GMM__OP
+#undef GMM__KERNEL_NAME
 
 /* ............................................................... Body: product of quantized operands ... */
 #elif GMM__BODY == 10
 
-#if !defined(GMM__OP) || !defined(GMM__KIND)
-#error "gmm: this body needs GMM__OP and GMM__KIND"
+#if !defined(GMM__OP) || !defined(GMM__KIND) || !defined(GMM__KERNEL_NAME)
+#error "gmm: this body needs GMM__OP, GMM__KIND and GMM__KERNEL_NAME"
 #endif
-#define GMM__NAME GMM__CAT(GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _quant_), GMM__KIND)
 
 /* The GEMM of mma/body_tensor.cuh with quantized operands. Pipeline: codes of stage d + 2 are loaded into registers
    while those of stage d + 1 are dequantized into one of two shared buffers and stage d is multiplied from the
    other. Scales are loaded one stage earlier and stored in a ring of four slots. 8 warps, 2 along rows and 4 along
    columns. */
-GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_constant__ gmm_qgemm_args args) {
+GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __grid_constant__ gmm_qgemm_args args) {
     enum {
         TA = (int)GMM__CAT(gmm_qgemm_ta_, GMM__KIND), TB = (int)GMM__CAT(gmm_qgemm_tb_, GMM__KIND),
         BLOCK_SCALED = (int)GMM__CAT(gmm_qgemm_block_scaled_, GMM__KIND),
@@ -7100,19 +7249,19 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
 #undef GMM__LOAD_SCALES
 #undef GMM__SCALE_STRIDES
 #undef GMM__DEQUANTIZE_CHUNK
-#undef GMM__NAME
+#undef GMM__KERNEL_NAME
 #undef GMM__KIND
 
 /* ........................................................................................ Body: bias gradient ... */
 #elif GMM__BODY == 3
 
-#if !defined(GMM__TAG) || !defined(GMM__DTYPE)
-#error "gmm: this body needs GMM__TAG and GMM__DTYPE"
+#if !defined(GMM__PARTIALS_KERNEL_NAME) || !defined(GMM__ROWS_KERNEL_NAME) || !defined(GMM__DTYPE)
+#error "gmm: this body needs GMM__PARTIALS_KERNEL_NAME, GMM__ROWS_KERNEL_NAME and GMM__DTYPE"
 #endif
 /* partials[chunk][n] = sum over the rows of a chunk of s[r] dy[r][n]. A CTA processes GMM_BGRAD_COLS columns of a
    chunk: 64 threads cover the columns, 4 each, and four sets of them take every fourth row. */
 GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS)
-GMM__CAT(gmm_linear_bgrad_partials_, GMM__TAG)(const __grid_constant__ gmm_bgrad_args args) {
+GMM__PARTIALS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
     enum { LINES = GMM_BGRAD_THREADS / 64, SIZE = GMM__DTYPE == GMM_F32 ? 4 : 2 };
     __shared__ float sums[LINES][GMM_BGRAD_COLS];
     const int tid = (int)threadIdx.x, line = tid / 64;
@@ -7153,7 +7302,7 @@ GMM__CAT(gmm_linear_bgrad_partials_, GMM__TAG)(const __grid_constant__ gmm_bgrad
 /* d_row_scale[r] = sum over n of dy[r][n] bias_g[n], added to its old value where `row_add` is set. One warp per
    row. */
 GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS)
-GMM__CAT(gmm_linear_bgrad_rows_, GMM__TAG)(const __grid_constant__ gmm_bgrad_args args) {
+GMM__ROWS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
     enum { WARPS = GMM_BGRAD_THREADS / 32, SIZE = GMM__DTYPE == GMM_F32 ? 4 : 2 };
     const int lane = (int)threadIdx.x & 31;
     const int64_t valid_rows = args.offsets[args.groups], end = args.zero_tail ? args.capacity : valid_rows;
@@ -7185,7 +7334,8 @@ GMM__CAT(gmm_linear_bgrad_rows_, GMM__TAG)(const __grid_constant__ gmm_bgrad_arg
             args.d_row_scale[row] = row < valid_rows && args.row_add ? __fadd_rn(args.d_row_scale[row], sum) : sum;
     }
 }
-#undef GMM__TAG
+#undef GMM__PARTIALS_KERNEL_NAME
+#undef GMM__ROWS_KERNEL_NAME
 #undef GMM__DTYPE
 
 
@@ -7705,12 +7855,10 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #define GMM__TILE_CHOICE args.tile
 #define GMM__ALT_CFG(name) (int)GMM__CAT(gmm_sm90_##name##_, GMM__ALT_TILE)
 #define GMM__CFG_OF(second, name) ((second) ? GMM__ALT_CFG(name) : GMM__CFG(name))
-#define GMM__NAME GMM__CAT(GMM__CAT(GMM__CAT(GMM__ALT_PART(gmm_linear_), _), GMM__TILE), _sm90)
 #else
 #define GMM__TILE_CHOICE 0
 #define GMM__ALT_CFG(name) 0
 #define GMM__CFG_OF(second, name) ((void)(second), GMM__CFG(name))
-#define GMM__NAME GMM__CAT(GMM__PART(gmm_linear_), _sm90)
 #endif
 #define GMM__TA GMM__CAT(gmm_ta_, GMM__OP)
 #define GMM__TB GMM__CAT(gmm_tb_, GMM__OP)
@@ -8173,7 +8321,7 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
 #endif
 
 #ifndef GMM__NO_KERNEL
-GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_constant__ GMM__ARGS args) {
+GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __grid_constant__ GMM__ARGS args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char gmm_shared[];
     gmm_sm90_tile *const ring = (gmm_sm90_tile *)(gmm_shared + GMM__CFG(ring_offset));
@@ -8397,7 +8545,6 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_const
 #undef GMM__K_GROUPED
 #undef GMM__TB
 #undef GMM__TA
-#undef GMM__NAME
 #undef GMM__CFG_OF
 #undef GMM__ALT_CFG
 #undef GMM__TILE_CHOICE
@@ -8408,6 +8555,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_const
 #undef GMM__TILE
 #undef GMM__ALT_TILE
 #undef GMM__NO_KERNEL
+#undef GMM__KERNEL_NAME
 
 
 /* ================================================================================== Body: FP8 product on Hopper === */
@@ -8415,7 +8563,6 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_const
 #elif GMM__BODY == 11
 #define GMM__CFG(name) (int)GMM__CAT(gmm_fp8_##name##_, GMM__TILE)
 #define GMM__PART(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__TAG), _), GMM__SCALED), _), GMM__TILE)
-#define GMM__NAME GMM__CAT(GMM__PART(gmm_linear_), _sm90)
 #define GMM__KIND (int)GMM__CAT(gmm_fp8_scaling_, GMM__SCALED)
 /* Bytes of the row scales of a stage, of all scales of a stage, and of the line scales of a consumer. */
 #define GMM__ROW_SCALE_BYTES (GMM__CFG(consumers) * (int)GMM__CAT(gmm_fp8_consumer_scales_, GMM__SCALED))
@@ -8534,7 +8681,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
 }
 #endif
 
-GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args) {
+GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_args args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char gmm_shared[];
     gmm_fp8_tile *const ring = (gmm_fp8_tile *)(gmm_shared + GMM__CFG(ring_offset));
@@ -9036,19 +9183,19 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
 #undef GMM__STAGE_SCALE_BYTES
 #undef GMM__ROW_SCALE_BYTES
 #undef GMM__KIND
-#undef GMM__NAME
 #undef GMM__PART
 #undef GMM__CFG
 #undef GMM__TILE
 #undef GMM__SCALED
 #undef GMM__FAST
+#undef GMM__KERNEL_NAME
 
 
 /* ============================================================================== Bodies per source: quantization === */
 
 #elif GMM__BODY == 6
-#ifndef GMM__TAG
-#error "gmm: this body needs GMM__TAG"
+#if !defined(GMM__TAG) || !defined(GMM__KERNEL_NAME)
+#error "gmm: this body needs GMM__TAG and GMM__KERNEL_NAME"
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__STATIC_DTYPE ((gmm_dtype)GMM__NAME(gmm__static_dtype))
@@ -9098,7 +9245,7 @@ GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const 
 /* Amaxes of units, rows and columns: atomic maxima on the bits of absolute values, so the result does not depend on
    the order. The destinations start at 0. A CTA processes one 128 x 128 tile at a time. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__QUANT_PER_SM)
-GMM__NAME(gmm_quantize_amax)(const __grid_constant__ gmm__quant_args a) {
+GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
     const int64_t items = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
     const int32_t transformed = a.format.hadamard && a.columnwise.dtype != GMM_NONE, lane = gmm__lane();
@@ -9136,18 +9283,19 @@ GMM__NAME(gmm_quantize_amax)(const __grid_constant__ gmm__quant_args a) {
 #undef GMM__STATIC_DTYPE
 #undef GMM__NAME
 #undef GMM__TAG
+#undef GMM__KERNEL_NAME
 
 /* ================================================================================= Bodies per source and format === */
 
 #elif GMM__BODY == 7
-#ifndef GMM__TAG
-#error "gmm: this body needs GMM__TAG"
+#if !defined(GMM__TAG) || !defined(GMM__KERNEL_NAME)
+#error "gmm: this body needs GMM__TAG and GMM__KERNEL_NAME"
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 
 /* Any format and shape, both copies of a 128 x 128 tile that is loaded into shared memory once. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
-GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
+GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
     __shared__ uint32_t square[2 * GMM__QUANT_SQUARES]; /* amaxes of square blocks, then their chosen scales */
     uint8_t *codes = (uint8_t *)gmm__quant_shared + GMM__QUANT_TILE;
@@ -9196,21 +9344,21 @@ GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
 
 #undef GMM__NAME
 #undef GMM__TAG
+#undef GMM__KERNEL_NAME
 
 /* ======================================================================== Bodies per source: vectorized amaxes === */
 
 #elif GMM__BODY == 12
-#if !defined(GMM__TAG) || !defined(GMM__SOURCE) || !defined(GMM__HADAMARD)
-#error "gmm: this body needs GMM__TAG, GMM__SOURCE and GMM__HADAMARD"
+#if !defined(GMM__KERNEL_NAME) || !defined(GMM__SOURCE) || !defined(GMM__HADAMARD)
+#error "gmm: this body needs GMM__KERNEL_NAME, GMM__SOURCE and GMM__HADAMARD"
 #endif
-#define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
 
 #if !GMM__HADAMARD
 /* Loads a lane's part of a tile, eight rows of eight columns; zeros beyond the last row or column. */
-GMM__DEVICE void GMM__NAME(gmm__vec_load)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0, int32_t col0,
-                                          int32_t c0, int32_t n, uint32_t x[8][GMM__NAME(gmm__words)]) {
-    const int64_t size = GMM__NAME(gmm__words) / 2, pitch = a->src.ld * size;
+GMM__DEVICE void GMM__CFG(gmm__vec_load)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0, int32_t col0,
+                                         int32_t c0, int32_t n, uint32_t x[8][GMM__CFG(gmm__words)]) {
+    const int64_t size = GMM__CFG(gmm__words) / 2, pitch = a->src.ld * size;
     const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
                           (c0 + col0) * size;
     const int32_t rows = col0 < n ? p->m - row0 : 0;
@@ -9218,7 +9366,7 @@ GMM__DEVICE void GMM__NAME(gmm__vec_load)(const gmm__quant_args *a, const gmm__v
 #pragma unroll
     for (i = 0; i < 8; i++, src += pitch)
 #pragma unroll
-        for (k = 0; k < GMM__NAME(gmm__words); k += 4) {
+        for (k = 0; k < GMM__CFG(gmm__words); k += 4) {
             uint4 v = make_uint4(0u, 0u, 0u, 0u);
             if (i < rows) v = __ldg((const uint4 *)(const void *)(src + 4 * k));
             x[i][k] = v.x;
@@ -9229,9 +9377,9 @@ GMM__DEVICE void GMM__NAME(gmm__vec_load)(const gmm__quant_args *a, const gmm__v
 }
 
 /* Loads sixteen rows of sixteen bytes from column `col` of the matrix on; zeros beyond the last row or column. */
-GMM__DEVICE void GMM__NAME(gmm__vec_load16)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0,
-                                            int32_t col, uint32_t x[16][4]) {
-    const int64_t size = 16 / GMM__NAME(gmm__elems16), pitch = a->src.ld * size;
+GMM__DEVICE void GMM__CFG(gmm__vec_load16)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0,
+                                           int32_t col, uint32_t x[16][4]) {
+    const int64_t size = 16 / GMM__CFG(gmm__elems16), pitch = a->src.ld * size;
     const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
                           col * size;
     const int32_t rows = col < (int32_t)a->cols ? p->m - row0 : 0;
@@ -9248,15 +9396,15 @@ GMM__DEVICE void GMM__NAME(gmm__vec_load16)(const gmm__quant_args *a, const gmm_
 }
 
 /* Word `word` of the maxima of sixteen rows that all have the maximum `maximum`; rows beyond the last one have 0. */
-GMM__DEVICE uint32_t GMM__NAME(gmm__vec_uniform_max)(uint32_t maximum, int32_t word, int32_t rows) {
-    if (GMM__NAME(gmm__elems16) == 4) return word < rows ? maximum : 0;
+GMM__DEVICE uint32_t GMM__CFG(gmm__vec_uniform_max)(uint32_t maximum, int32_t word, int32_t rows) {
+    if (GMM__CFG(gmm__elems16) == 4) return word < rows ? maximum : 0;
     return 2 * word + 1 < rows ? maximum : 2 * word < rows ? maximum & 0xFFFFu : 0;
 }
 
 /* Reads one element of a tile from device memory. */
-GMM__DEVICE float GMM__NAME(gmm__vec_reload)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row,
-                                             int32_t col) {
-    return gmm_load((gmm_dtype)GMM__NAME(gmm__static_dtype), gmm__vec_data(&a->src, a->step[2], p->unit),
+GMM__DEVICE float GMM__CFG(gmm__vec_reload)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row,
+                                            int32_t col) {
+    return gmm_load((gmm_dtype)GMM__CFG(gmm__static_dtype), gmm__vec_data(&a->src, a->step[2], p->unit),
                     (p->first + p->row + row) * a->src.ld + col);
 }
 #endif
@@ -9264,7 +9412,7 @@ GMM__DEVICE float GMM__NAME(gmm__vec_reload)(const gmm__quant_args *a, const gmm
 /* The same amaxes as gmm_quantize_amax, for sources whose rows are aligned vectors: either of units, or of rows and
    columns. A CTA processes 128 x 128 tiles; GMM__HADAMARD also computes the amax of the transformed columnwise copy. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__HADAMARD ? 3 : GMM__CFG(gmm__words) == 4 ? 4 : 2)
-GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
+GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ uint32_t shared_max[2][GMM__QUANT_WARPS]; /* of the source, and of the transformed source */
 #if !GMM__HADAMARD
     __shared__ uint32_t partials[2][4][GMM_TILE]; /* partial maxima: rows by halves, columns by quarters of the tile */
@@ -9358,17 +9506,15 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
 }
 
 #undef GMM__CFG
-#undef GMM__NAME
-#undef GMM__TAG
+#undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
 
 /* ==================================================================== Bodies per source and scaling: vectorized === */
 
 #elif GMM__BODY == 13
-#if !defined(GMM__TAG) || !defined(GMM__SOURCE) || !defined(GMM__SCALING)
-#error "gmm: this body needs GMM__TAG, GMM__SOURCE and GMM__SCALING"
+#if !defined(GMM__KERNEL_NAME) || !defined(GMM__SOURCE) || !defined(GMM__SCALING)
+#error "gmm: this body needs GMM__KERNEL_NAME, GMM__SOURCE and GMM__SCALING"
 #endif
-#define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
 #define GMM__BLOCK_SCALED (GMM__SCALING == GMM_SCALING_1X128 || GMM__SCALING == GMM_SCALING_128X128)
 /* stride of the maxima or scales of a row, which has two halves; odd, so that rows fall into different banks */
@@ -9378,7 +9524,7 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
 /* FP8 with fp32 scales (GMM__SCALING) in both directions from a tile that is loaded once: maxima of blocks or given
    amaxes become scales, then rowwise codes are stored from registers and columnwise codes through shared memory. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 ? 3 : 2)
-GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
+GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ float smem_scales[2][GMM__COL_STEP * GMM_TILE];
     __shared__ __align__(16) uint8_t codes[GMM__VEC_CODES];
     const int32_t thread = (int32_t)threadIdx.x, lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
@@ -9581,17 +9727,15 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #undef GMM__ROW_STEP
 #undef GMM__BLOCK_SCALED
 #undef GMM__CFG
-#undef GMM__NAME
-#undef GMM__TAG
+#undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
 
 /* =========================================================================== Bodies per source: vectorized NV16 === */
 
 #elif GMM__BODY == 14
-#if !defined(GMM__TAG) || !defined(GMM__SOURCE) || !defined(GMM__HADAMARD)
-#error "gmm: this body needs GMM__TAG, GMM__SOURCE and GMM__HADAMARD"
+#if !defined(GMM__KERNEL_NAME) || !defined(GMM__SOURCE) || !defined(GMM__HADAMARD)
+#error "gmm: this body needs GMM__KERNEL_NAME, GMM__SOURCE and GMM__HADAMARD"
 #endif
-#define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
 #define GMM__HALF_WORDS (GMM__CFG(gmm__words) / 2)
 
@@ -9600,7 +9744,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
    GMM__HADAMARD (BF16): the columnwise copy is transformed, or codes are rounded stochastically; a block of a column
    then lies in one lane. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 && !GMM__HADAMARD ? 3 : 2)
-GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
+GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ float encodes[2][GMM_TILE]; /* multipliers by scale byte; entry 127 is the multiplier of block amaxes */
     __shared__ __align__(16) uint8_t codes[GMM__NV_CODES];
     __shared__ __align__(16) uint8_t scales[GMM_TILE * GMM_TILE_BLOCKS]; /* scales of the columnwise copy */
@@ -9898,17 +10042,15 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 
 #undef GMM__HALF_WORDS
 #undef GMM__CFG
-#undef GMM__NAME
-#undef GMM__TAG
+#undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
 
 /* =========================================================================== Bodies per source: vectorized MX32 === */
 
 #elif GMM__BODY == 15
-#if !defined(GMM__TAG) || !defined(GMM__SOURCE)
-#error "gmm: this body needs GMM__TAG and GMM__SOURCE"
+#if !defined(GMM__KERNEL_NAME) || !defined(GMM__SOURCE)
+#error "gmm: this body needs GMM__KERNEL_NAME and GMM__SOURCE"
 #endif
-#define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
 #define GMM__ELEMS16 GMM__CFG(gmm__elems16)
 /* words of the maxima of sixteen rows; elements of 16 bits have two maxima per word */
@@ -9919,7 +10061,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
    so that sixteen lanes write whole memory lines. 32 / GMM__ELEMS16 lanes share a block of a row and two lanes a
    block of a column; each computes the scales of its part of the blocks. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
-GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
+GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 4, c = lane & 15;
     const int32_t warp_row = warp % 4 * 32, row0 = warp_row + 16 * q;
     const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
@@ -10091,8 +10233,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #undef GMM__ROW_WORDS
 #undef GMM__ELEMS16
 #undef GMM__CFG
-#undef GMM__NAME
-#undef GMM__TAG
+#undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
 #endif
 

@@ -127,26 +127,32 @@ enum { gmm_ta_dswiglu = gmm_ta_dgrad, gmm_tb_dswiglu = gmm_tb_dgrad, gmm_ragged_
 #define GMM__ARGS gated_args
 #define GMM__OP swiglu
 #define GMM__EPILOGUE gated_forward
+#define GMM__KERNEL_NAME gmm_gemm_swiglu_bf16_160x256x64_sm90
 #define GMM__TILE 160x256
 #include "../../gmm_kernels.cuh"
+#define GMM__KERNEL_NAME gmm_gemm_swiglu_bf16_256x128x64_sm90
 #define GMM__TILE 256x128
 #include "../../gmm_kernels.cuh"
+#define GMM__KERNEL_NAME gmm_gemm_swiglu_bf16_176x128x64_sm90
 #define GMM__TILE 176x128
 #include "../../gmm_kernels.cuh"
 #undef GMM__OP
 #undef GMM__EPILOGUE
 #define GMM__OP dswiglu
 #define GMM__EPILOGUE gated_backward
+#define GMM__KERNEL_NAME gmm_gemm_dswiglu_bf16_160x256x64_sm90
 #define GMM__TILE 160x256
 #include "../../gmm_kernels.cuh"
+#define GMM__KERNEL_NAME gmm_gemm_dswiglu_bf16_256x128x64_sm90
 #define GMM__TILE 256x128
 #include "../../gmm_kernels.cuh"
+#define GMM__KERNEL_NAME gmm_gemm_dswiglu_bf16_176x128x64_sm90
 #define GMM__TILE 176x128
 #include "../../gmm_kernels.cuh"
 
 #define TILE(tag) \
     {#tag, GMM__CAT(gmm_sm90_tile_n_, tag), GMM__CAT(gmm_sm90_smem_bytes_, tag), \
-     {(const void *)gmm_linear_swiglu_bf16_##tag##_sm90, (const void *)gmm_linear_dswiglu_bf16_##tag##_sm90}}
+     {(const void *)gmm_gemm_swiglu_bf16_##tag##x64_sm90, (const void *)gmm_gemm_dswiglu_bf16_##tag##x64_sm90}}
 static const struct {
     const char *name;
     int32_t cols, shared;

@@ -306,6 +306,13 @@ cuda_hgmma() {
              name && /HGMMA/ { delete lacks[name] }
              END { if (!kernels) print "no kernel of sm_90a"; for (name in lacks) print name ": no HGMMA" }'
 }
+# Names of kernels, as profilers show them, that a search of the headers does not find.
+cuda_names() {
+    awk -F "'" '/Compiling entry function/ && match($2, /^_Z[0-9]+/) {
+                    print substr($2, RLENGTH + 1, substr($2, 3, RLENGTH - 2)); n++ }
+                END { if (!n) print "ptxas named no kernel" }' "$W/ptxas" | sort -u > "$W/kernels"
+    cat $TEXTS | grep -ow 'gmm_[a-z0-9_]*' | sort -u | comm -23 "$W/kernels" -
+}
 cuda_symbols() {
     nm -g --defined-only "$W/cuda.o" | awk '$2 !~ /[WVu]/ { print $3 }' | grep -v '^gmm_'
     nm -f sysv "$W/cuda.o" | grep -E '\|\.t?(data|bss) *$' | grep -vE '__nv|__cuda|__fat|device_stub' # nvcc's own
@@ -349,6 +356,7 @@ if [ -n "$NVCC" ]; then
     for c in cuobjdump "$(dirname "$(command -v ${NVCC%% *})")/cuobjdump"; do works $c && cuobjdump=$c && break; done
     if [ -n "$cuobjdump" ]; then check "CUDA: HGMMA in every kernel for sm_90a" empty cuda_hgmma
     else skip "CUDA: HGMMA in the machine code" "no CUDA toolkit with cuobjdump"; fi
+    check "CUDA: the name of every kernel stands in the headers" empty cuda_names
     check "CUDA: gmm_ names alone, no mutable globals but nvcc's" empty cuda_symbols
     cuda_torch > "$W/torch" 2>&1 & torch=$! # the next needs one core
     check "CUDA: two units with -rdc=true" cuda_units rdc -rdc=true -DGMM_IMPLEMENTATION ""

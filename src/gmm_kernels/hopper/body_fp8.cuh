@@ -3,7 +3,6 @@
 #elif GMM__BODY == 11
 #define GMM__CFG(name) (int)GMM__CAT(gmm_fp8_##name##_, GMM__TILE)
 #define GMM__PART(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__TAG), _), GMM__SCALED), _), GMM__TILE)
-#define GMM__NAME GMM__CAT(GMM__PART(gmm_linear_), _sm90)
 #define GMM__KIND (int)GMM__CAT(gmm_fp8_scaling_, GMM__SCALED)
 /* Bytes of the row scales of a stage, of all scales of a stage, and of the line scales of a consumer. */
 #define GMM__ROW_SCALE_BYTES (GMM__CFG(consumers) * (int)GMM__CAT(gmm_fp8_consumer_scales_, GMM__SCALED))
@@ -122,7 +121,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
 }
 #endif
 
-GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args) {
+GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_args args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char gmm_shared[];
     gmm_fp8_tile *const ring = (gmm_fp8_tile *)(gmm_shared + GMM__CFG(ring_offset));
@@ -624,11 +623,11 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
 #undef GMM__STAGE_SCALE_BYTES
 #undef GMM__ROW_SCALE_BYTES
 #undef GMM__KIND
-#undef GMM__NAME
 #undef GMM__PART
 #undef GMM__CFG
 #undef GMM__TILE
 #undef GMM__SCALED
 #undef GMM__FAST
+#undef GMM__KERNEL_NAME
 
 

@@ -9,12 +9,10 @@
 #define GMM__TILE_CHOICE args.tile
 #define GMM__ALT_CFG(name) (int)GMM__CAT(gmm_sm90_##name##_, GMM__ALT_TILE)
 #define GMM__CFG_OF(second, name) ((second) ? GMM__ALT_CFG(name) : GMM__CFG(name))
-#define GMM__NAME GMM__CAT(GMM__CAT(GMM__CAT(GMM__ALT_PART(gmm_linear_), _), GMM__TILE), _sm90)
 #else
 #define GMM__TILE_CHOICE 0
 #define GMM__ALT_CFG(name) 0
 #define GMM__CFG_OF(second, name) ((void)(second), GMM__CFG(name))
-#define GMM__NAME GMM__CAT(GMM__PART(gmm_linear_), _sm90)
 #endif
 #define GMM__TA GMM__CAT(gmm_ta_, GMM__OP)
 #define GMM__TB GMM__CAT(gmm_tb_, GMM__OP)
@@ -477,7 +475,7 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
 #endif
 
 #ifndef GMM__NO_KERNEL
-GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_constant__ GMM__ARGS args) {
+GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __grid_constant__ GMM__ARGS args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char gmm_shared[];
     gmm_sm90_tile *const ring = (gmm_sm90_tile *)(gmm_shared + GMM__CFG(ring_offset));
@@ -701,7 +699,6 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_const
 #undef GMM__K_GROUPED
 #undef GMM__TB
 #undef GMM__TA
-#undef GMM__NAME
 #undef GMM__CFG_OF
 #undef GMM__ALT_CFG
 #undef GMM__TILE_CHOICE
@@ -712,5 +709,6 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_const
 #undef GMM__TILE
 #undef GMM__ALT_TILE
 #undef GMM__NO_KERNEL
+#undef GMM__KERNEL_NAME
 
 

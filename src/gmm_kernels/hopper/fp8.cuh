@@ -48,13 +48,19 @@ enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
     X(1d2d, GMM_FP8_1D2D, 256, 16, 0) \
     X(1d1d, GMM_FP8_1D1D, 256, 0, 4)
 
-/* Instances: X(dtype of A, tag, scaling, tile). The includes in fp8_kernels.cuh follow the same list. */
+/* Instances: X(dtype of A, tag, scaling, tile, kernel). The includes in fp8_kernels.cuh follow the same list. A kernel
+   serves fwd, dgrad and wgrad, so its name has no operation. */
 #define GMM_FP8_KERNEL_LIST(X) \
-    X(GMM_E4M3, e4m3, 1d2d, 192x128) X(GMM_E5M2, e5m2, 1d2d, 192x128) \
-    X(GMM_E4M3, e4m3, 1d2d, 192x128_small_m) X(GMM_E5M2, e5m2, 1d2d, 192x128_small_m) \
-    X(GMM_E4M3, e4m3, 1d2d, 128x192_small_m) X(GMM_E5M2, e5m2, 1d2d, 128x192_small_m) \
-    X(GMM_E4M3, e4m3, 1d1d, 128x192_full_slot) X(GMM_E5M2, e5m2, 1d1d, 128x192_full_slot) \
-    X(GMM_E4M3, e4m3, fast, 128x192) X(GMM_E5M2, e5m2, fast, 128x192)
+    X(GMM_E4M3, e4m3, 1d2d, 192x128, gmm_gemm_e4m3_1d2d_192x128x128_sm90) \
+    X(GMM_E5M2, e5m2, 1d2d, 192x128, gmm_gemm_e5m2_1d2d_192x128x128_sm90) \
+    X(GMM_E4M3, e4m3, 1d2d, 192x128_small_m, gmm_gemm_e4m3_1d2d_192x128x128_small_m_sm90) \
+    X(GMM_E5M2, e5m2, 1d2d, 192x128_small_m, gmm_gemm_e5m2_1d2d_192x128x128_small_m_sm90) \
+    X(GMM_E4M3, e4m3, 1d2d, 128x192_small_m, gmm_gemm_e4m3_1d2d_128x192x128_small_m_sm90) \
+    X(GMM_E5M2, e5m2, 1d2d, 128x192_small_m, gmm_gemm_e5m2_1d2d_128x192x128_small_m_sm90) \
+    X(GMM_E4M3, e4m3, 1d1d, 128x192_full_slot, gmm_gemm_e4m3_1d1d_128x192x128_full_slot_sm90) \
+    X(GMM_E5M2, e5m2, 1d1d, 128x192_full_slot, gmm_gemm_e5m2_1d1d_128x192x128_full_slot_sm90) \
+    X(GMM_E4M3, e4m3, fast, 128x192, gmm_gemm_e4m3_fast_128x192x128_sm90) \
+    X(GMM_E5M2, e5m2, fast, 128x192, gmm_gemm_e5m2_fast_128x192x128_sm90)
 
 /* Shared memory, in this order: stages (B, A), a store slot per consumer, barriers (full and empty of each stage;
    tile_full and tile_empty of the ring; empty and full of each slot; two of the prediction), the tile ring, the group
@@ -94,14 +100,14 @@ enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_line_scales_end };
     GMM__FP8(stage_scales_offset, tag) = GMM__FP8(line_scales_offset, tag) + (256 + 4 * (tile_n_)) * (consumers_),
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_stage_scales_end };
 #undef GMM__X
-#define GMM__X(dtype, tag, scaling, tile) \
+#define GMM__X(dtype, tag, scaling, tile, kernel) \
     gmm_fp8_smem_bytes_##tag##_##scaling##_##tile = GMM__FP8(stage_scales_offset, tile) + GMM__FP8(stages, tile) * \
         (GMM__FP8(consumer_scales, scaling) * GMM__FP8(consumers, tile) + GMM__FP8(tile_scales, scaling) + \
          GMM__FP8(column_scales, scaling) * GMM__FP8(tile_n, tile)),
 enum { GMM_FP8_KERNEL_LIST(GMM__X) gmm_fp8_smem_end };
 #undef GMM__X
 /* Does not compile (1 / 0) where a kernel needs more than the 227 KiB that a CTA can have. */
-#define GMM__X(dtype, tag, scaling, tile) \
+#define GMM__X(dtype, tag, scaling, tile, kernel) \
     gmm_fp8_fits_##tag##_##scaling##_##tile = 1 / (gmm_fp8_smem_bytes_##tag##_##scaling##_##tile <= 232448),
 enum { GMM_FP8_KERNEL_LIST(GMM__X) gmm_fp8_fits_end };
 #undef GMM__X

@@ -41,44 +41,54 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 
 #define GMM__BODY 11
 #define GMM__TAG e4m3
+#define GMM__KERNEL_NAME gmm_gemm_e4m3_1d2d_192x128x128_sm90
 #define GMM__SCALED 1d2d
 #define GMM__FAST 0
 #define GMM__TILE 192x128
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_e4m3_1d2d_192x128x128_small_m_sm90
 #define GMM__SCALED 1d2d
 #define GMM__FAST 0
 #define GMM__TILE 192x128_small_m
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_e4m3_1d2d_128x192x128_small_m_sm90
 #define GMM__SCALED 1d2d
 #define GMM__FAST 0
 #define GMM__TILE 128x192_small_m
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_e4m3_1d1d_128x192x128_full_slot_sm90
 #define GMM__SCALED 1d1d
 #define GMM__FAST 0
 #define GMM__TILE 128x192_full_slot
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_e4m3_fast_128x192x128_sm90
 #define GMM__SCALED fast
 #define GMM__FAST 1
 #define GMM__TILE 128x192
 #include GMM_KERNELS_FILE
 #undef GMM__TAG
 #define GMM__TAG e5m2
+#define GMM__KERNEL_NAME gmm_gemm_e5m2_1d2d_192x128x128_sm90
 #define GMM__SCALED 1d2d
 #define GMM__FAST 0
 #define GMM__TILE 192x128
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_e5m2_1d2d_192x128x128_small_m_sm90
 #define GMM__SCALED 1d2d
 #define GMM__FAST 0
 #define GMM__TILE 192x128_small_m
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_e5m2_1d2d_128x192x128_small_m_sm90
 #define GMM__SCALED 1d2d
 #define GMM__FAST 0
 #define GMM__TILE 128x192_small_m
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_e5m2_1d1d_128x192x128_full_slot_sm90
 #define GMM__SCALED 1d1d
 #define GMM__FAST 0
 #define GMM__TILE 128x192_full_slot
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_e5m2_fast_128x192x128_sm90
 #define GMM__SCALED fast
 #define GMM__FAST 1
 #define GMM__TILE 128x192
@@ -93,10 +103,10 @@ typedef struct gmm_fp8_kernel {
 } gmm_fp8_kernel;
 
 static const gmm_fp8_kernel gmm_fp8_kernels[] = {
-#define GMM__X(dtype, tag, scaling_, tile) \
+#define GMM__X(dtype, tag, scaling_, tile, kernel) \
     { dtype, GMM__FP8(scaling, scaling_), GMM__FP8(consumers, tile), GMM__FP8(tile_n, tile), \
       gmm_fp8_smem_bytes_##tag##_##scaling_##_##tile, GMM__FP8(smem_groups, tile), GMM__FP8(prefetch_tile, tile), \
-      (const void *)gmm_linear_##tag##_##scaling_##_##tile##_sm90 },
+      (const void *)kernel },
     GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 };

@@ -93,23 +93,40 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
     X(mx4_64x128, 2, 1, 4, 7, 2, 256, mx4, 2, 0) \
     X(nv4_64x128, 2, 1, 4, 7, 2, 256, nv4, 2, 0)
 
-/* Instances: X(op, dtype, precision, tile, kernel, tile choice). A kernel with two tiles stands in three rows: it takes
+/* Instances: X(op, dtype, precision, tile, tile choice, kernel). A kernel with two tiles stands in three rows: it takes
    its first tile (0), its second tile (1), or the one that is cheaper for the split (2). The includes in kernels.cuh
-   follow the same list. */
+   follow the same list.
+
+   Names of GEMM kernels, as profilers show them: gmm_gemm_<op>_<operands>_<M>x<N>x<K>_<variant>_<arch>. M x N is the
+   tile of D, and K the elements of a stage along the contraction; a kernel with two tiles names both. <arch> is sm90,
+   or mma for kernels of the portable engine. Every name stands in full in the source. */
 #define GMM_SM90_KERNEL_LIST(X) \
-    X(fwd, GMM_BF16, bf16, 160x256, 160x256_256x128, 1) X(fwd, GMM_F16, f16, 160x256, 160x256_256x128, 1) \
-    X(fwd, GMM_BF16, bf16, 256x128, 160x256_256x128, 0) X(fwd, GMM_F16, f16, 256x128, 160x256_256x128, 0) \
-    X(fwd, GMM_BF16, bf16, 176x128, 176x128, 0) X(fwd, GMM_F16, f16, 176x128, 176x128, 0) \
-    X(dgrad, GMM_BF16, bf16, 160x256, 160x256_256x128, 1) X(dgrad, GMM_F16, f16, 160x256, 160x256_256x128, 1) \
-    X(dgrad, GMM_BF16, bf16, 256x128, 160x256_256x128, 0) X(dgrad, GMM_F16, f16, 256x128, 160x256_256x128, 0) \
-    X(dgrad, GMM_BF16, bf16, 176x128, 176x128, 0) X(dgrad, GMM_F16, f16, 176x128, 176x128, 0) \
-    X(fwd, GMM_BF16, bf16, mx8_192x128, mx8_192x128, 0) X(fwd, GMM_BF16, bf16, mx4_192x128, mx4_192x128, 0) \
-    X(fwd, GMM_BF16, bf16, nv4_192x128, nv4_192x128, 0) X(fwd, GMM_BF16, bf16, mx8_48x128, mx8_48x128, 0) \
-    X(fwd, GMM_BF16, bf16, mx4_64x128, mx4_64x128, 0) X(fwd, GMM_BF16, bf16, nv4_64x128, nv4_64x128, 0) \
-    X(wgrad, GMM_BF16, bf16, 192x128, 192x128, 0) X(wgrad, GMM_F16, f16, 192x128, 192x128, 0) \
-    X(wgrad, GMM_BF16, bf16, 128x128, 128x128, 0) X(wgrad, GMM_F16, f16, 128x128, 128x128, 0) \
-    X(fwd, GMM_BF16, bf16, 256x128, 160x256_256x128, 2) X(fwd, GMM_F16, f16, 256x128, 160x256_256x128, 2) \
-    X(dgrad, GMM_BF16, bf16, 256x128, 160x256_256x128, 2) X(dgrad, GMM_F16, f16, 256x128, 160x256_256x128, 2)
+    X(fwd, GMM_BF16, bf16, 160x256, 1, gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90) \
+    X(fwd, GMM_F16, f16, 160x256, 1, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90) \
+    X(fwd, GMM_BF16, bf16, 256x128, 0, gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90) \
+    X(fwd, GMM_F16, f16, 256x128, 0, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90) \
+    X(fwd, GMM_BF16, bf16, 176x128, 0, gmm_gemm_fwd_bf16_176x128x64_sm90) \
+    X(fwd, GMM_F16, f16, 176x128, 0, gmm_gemm_fwd_f16_176x128x64_sm90) \
+    X(dgrad, GMM_BF16, bf16, 160x256, 1, gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90) \
+    X(dgrad, GMM_F16, f16, 160x256, 1, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90) \
+    X(dgrad, GMM_BF16, bf16, 256x128, 0, gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90) \
+    X(dgrad, GMM_F16, f16, 256x128, 0, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90) \
+    X(dgrad, GMM_BF16, bf16, 176x128, 0, gmm_gemm_dgrad_bf16_176x128x64_sm90) \
+    X(dgrad, GMM_F16, f16, 176x128, 0, gmm_gemm_dgrad_f16_176x128x64_sm90) \
+    X(fwd, GMM_BF16, bf16, mx8_192x128, 0, gmm_gemm_fwd_bf16_mxfp8_192x128x64_sm90) \
+    X(fwd, GMM_BF16, bf16, mx4_192x128, 0, gmm_gemm_fwd_bf16_mxfp4_192x128x64_sm90) \
+    X(fwd, GMM_BF16, bf16, nv4_192x128, 0, gmm_gemm_fwd_bf16_nvfp4_192x128x64_sm90) \
+    X(fwd, GMM_BF16, bf16, mx8_48x128, 0, gmm_gemm_fwd_bf16_mxfp8_48x128x64_sm90) \
+    X(fwd, GMM_BF16, bf16, mx4_64x128, 0, gmm_gemm_fwd_bf16_mxfp4_64x128x64_sm90) \
+    X(fwd, GMM_BF16, bf16, nv4_64x128, 0, gmm_gemm_fwd_bf16_nvfp4_64x128x64_sm90) \
+    X(wgrad, GMM_BF16, bf16, 192x128, 0, gmm_gemm_wgrad_bf16_192x128x64_sm90) \
+    X(wgrad, GMM_F16, f16, 192x128, 0, gmm_gemm_wgrad_f16_192x128x64_sm90) \
+    X(wgrad, GMM_BF16, bf16, 128x128, 0, gmm_gemm_wgrad_bf16_128x128x64_sm90) \
+    X(wgrad, GMM_F16, f16, 128x128, 0, gmm_gemm_wgrad_f16_128x128x64_sm90) \
+    X(fwd, GMM_BF16, bf16, 256x128, 2, gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90) \
+    X(fwd, GMM_F16, f16, 256x128, 2, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90) \
+    X(dgrad, GMM_BF16, bf16, 256x128, 2, gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90) \
+    X(dgrad, GMM_F16, f16, 256x128, 2, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90)
 
 /* The tile ring holds 16 work tiles; the scheduler writes 4 at a time, and its readers release 4 at a time. */
 enum {
@@ -180,7 +197,7 @@ enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_fits_end };
 enum { gmm_sm90_stores_fit = 0 GMM_SM90_TILE_LIST(GMM__X) };
 #undef GMM__X
 /* wgrad: a stage holds whole boxes of A, a store slot 64 rows x 256 bytes of D, and tiles are ping-pong. */
-#define GMM__X(op, dtype, tag, tile, kernel, tile_choice) \
+#define GMM__X(op, dtype, tag, tile, tile_choice, kernel) \
     + 1 / (!gmm_ragged_k_##op || (GMM__SM90(m16, tile) % 4 == 0 && GMM__SM90(store_blocks, tile) == 8 && \
                                   GMM__SM90(consumers, tile) == 1 && GMM__SM90(wgmma_m, tile) == 2))
 enum { gmm_sm90_boxes_fit = 0 GMM_SM90_KERNEL_LIST(GMM__X) };

@@ -20,13 +20,16 @@ typedef struct gmm_bgrad_args {
 } gmm_bgrad_args;
 
 #define GMM__BODY 3
-#define GMM__TAG bf16
+#define GMM__PARTIALS_KERNEL_NAME gmm_linear_bgrad_partials_bf16
+#define GMM__ROWS_KERNEL_NAME gmm_linear_bgrad_rows_bf16
 #define GMM__DTYPE GMM_BF16
 #include GMM_KERNELS_FILE
-#define GMM__TAG f16
+#define GMM__PARTIALS_KERNEL_NAME gmm_linear_bgrad_partials_f16
+#define GMM__ROWS_KERNEL_NAME gmm_linear_bgrad_rows_f16
 #define GMM__DTYPE GMM_F16
 #include GMM_KERNELS_FILE
-#define GMM__TAG f32
+#define GMM__PARTIALS_KERNEL_NAME gmm_linear_bgrad_partials_f32
+#define GMM__ROWS_KERNEL_NAME gmm_linear_bgrad_rows_f32
 #define GMM__DTYPE GMM_F32
 #include GMM_KERNELS_FILE
 #undef GMM__BODY

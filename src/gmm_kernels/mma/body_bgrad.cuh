@@ -1,13 +1,13 @@
 /* ........................................................................................ Body: bias gradient ... */
 #elif GMM__BODY == 3
 
-#if !defined(GMM__TAG) || !defined(GMM__DTYPE)
-#error "gmm: this body needs GMM__TAG and GMM__DTYPE"
+#if !defined(GMM__PARTIALS_KERNEL_NAME) || !defined(GMM__ROWS_KERNEL_NAME) || !defined(GMM__DTYPE)
+#error "gmm: this body needs GMM__PARTIALS_KERNEL_NAME, GMM__ROWS_KERNEL_NAME and GMM__DTYPE"
 #endif
 /* partials[chunk][n] = sum over the rows of a chunk of s[r] dy[r][n]. A CTA processes GMM_BGRAD_COLS columns of a
    chunk: 64 threads cover the columns, 4 each, and four sets of them take every fourth row. */
 GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS)
-GMM__CAT(gmm_linear_bgrad_partials_, GMM__TAG)(const __grid_constant__ gmm_bgrad_args args) {
+GMM__PARTIALS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
     enum { LINES = GMM_BGRAD_THREADS / 64, SIZE = GMM__DTYPE == GMM_F32 ? 4 : 2 };
     __shared__ float sums[LINES][GMM_BGRAD_COLS];
     const int tid = (int)threadIdx.x, line = tid / 64;
@@ -48,7 +48,7 @@ GMM__CAT(gmm_linear_bgrad_partials_, GMM__TAG)(const __grid_constant__ gmm_bgrad
 /* d_row_scale[r] = sum over n of dy[r][n] bias_g[n], added to its old value where `row_add` is set. One warp per
    row. */
 GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS)
-GMM__CAT(gmm_linear_bgrad_rows_, GMM__TAG)(const __grid_constant__ gmm_bgrad_args args) {
+GMM__ROWS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
     enum { WARPS = GMM_BGRAD_THREADS / 32, SIZE = GMM__DTYPE == GMM_F32 ? 4 : 2 };
     const int lane = (int)threadIdx.x & 31;
     const int64_t valid_rows = args.offsets[args.groups], end = args.zero_tail ? args.capacity : valid_rows;
@@ -80,7 +80,8 @@ GMM__CAT(gmm_linear_bgrad_rows_, GMM__TAG)(const __grid_constant__ gmm_bgrad_arg
             args.d_row_scale[row] = row < valid_rows && args.row_add ? __fadd_rn(args.d_row_scale[row], sum) : sum;
     }
 }
-#undef GMM__TAG
+#undef GMM__PARTIALS_KERNEL_NAME
+#undef GMM__ROWS_KERNEL_NAME
 #undef GMM__DTYPE
 
 

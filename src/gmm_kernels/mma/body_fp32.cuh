@@ -1,15 +1,15 @@
 /* .................................................................. Body: fp32 product, one chain per element ... */
 #elif GMM__BODY == 2
 
-#ifndef GMM__OP
-#error "gmm: this body needs GMM__OP"
+#if !defined(GMM__OP) || !defined(GMM__KERNEL_NAME)
+#error "gmm: this body needs GMM__OP and GMM__KERNEL_NAME"
 #endif
 /* D = A B^T in fp32 on the CUDA cores: every element is one chain of FMAs in the order of k. A CTA of 256 threads
    computes 128 x 128 elements; a thread has 8 x 8 of them, in rows ty and ty + 64 and columns tx and tx + 64, four
    each. Two buffers of 16 values of k: the loads of the next stage are in flight while the present one is
    multiplied. */
 GMM__KERNEL __launch_bounds__(gmm_threads_f32, 1)
-GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _f32)(const __grid_constant__ gmm_gemm_args args) {
+GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
     enum {
         TA = (int)GMM__CAT(gmm_ta_, GMM__OP), TB = (int)GMM__CAT(gmm_tb_, GMM__OP),
         RAGGED_K = (int)GMM__CAT(gmm_ragged_k_, GMM__OP),
@@ -87,4 +87,5 @@ GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _f32)(const __grid_constant__ gmm_gemm_
     if (!RAGGED_K && args.zero_tail) gmm_gemm_zero_tail(&args.d, args.offsets[args.groups], args.capacity, args.n);
 }
 #undef GMM__OP
+#undef GMM__KERNEL_NAME
 

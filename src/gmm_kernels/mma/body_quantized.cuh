@@ -1,16 +1,15 @@
 /* ............................................................... Body: product of quantized operands ... */
 #elif GMM__BODY == 10
 
-#if !defined(GMM__OP) || !defined(GMM__KIND)
-#error "gmm: this body needs GMM__OP and GMM__KIND"
+#if !defined(GMM__OP) || !defined(GMM__KIND) || !defined(GMM__KERNEL_NAME)
+#error "gmm: this body needs GMM__OP, GMM__KIND and GMM__KERNEL_NAME"
 #endif
-#define GMM__NAME GMM__CAT(GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _quant_), GMM__KIND)
 
 /* The GEMM of mma/body_tensor.cuh with quantized operands. Pipeline: codes of stage d + 2 are loaded into registers
    while those of stage d + 1 are dequantized into one of two shared buffers and stage d is multiplied from the
    other. Scales are loaded one stage earlier and stored in a ring of four slots. 8 warps, 2 along rows and 4 along
    columns. */
-GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_constant__ gmm_qgemm_args args) {
+GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __grid_constant__ gmm_qgemm_args args) {
     enum {
         TA = (int)GMM__CAT(gmm_qgemm_ta_, GMM__KIND), TB = (int)GMM__CAT(gmm_qgemm_tb_, GMM__KIND),
         BLOCK_SCALED = (int)GMM__CAT(gmm_qgemm_block_scaled_, GMM__KIND),
@@ -306,6 +305,6 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
 #undef GMM__LOAD_SCALES
 #undef GMM__SCALE_STRIDES
 #undef GMM__DEQUANTIZE_CHUNK
-#undef GMM__NAME
+#undef GMM__KERNEL_NAME
 #undef GMM__KIND
 

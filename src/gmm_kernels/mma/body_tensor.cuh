@@ -1,17 +1,17 @@
 /* .............................................................................. Body: product on tensor cores ... */
 #elif GMM__BODY == 1
 
-#if !defined(GMM__TAG) || !defined(GMM__OP) || !defined(GMM__TILE)
-#error "gmm: this body needs GMM__TAG, GMM__OP and GMM__TILE"
+#if !defined(GMM__TAG) || !defined(GMM__OP) || !defined(GMM__TILE) || !defined(GMM__KERNEL_NAME)
+#error "gmm: this body needs GMM__TAG, GMM__OP, GMM__TILE and GMM__KERNEL_NAME"
 #endif
 #define GMM__CFG(name) (int)GMM__CAT(gmm_##name##_, GMM__TILE)
-#define GMM__NAME GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _), GMM__TAG), _), GMM__TILE)
 
 /* The 16-bit product on tensor cores (mma.sync), persistent: a CTA computes every gridDim.x-th tile. Operands are
    loaded by cp.async into a ring of STAGES stages; a fragment of the next step is loaded while the present one is
    multiplied. Epilogue: accumulators pass through 8 rows of shared memory per warp, so that rows of D are stored in
    whole vectors, while the first stages of the next tile are in flight. */
-GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const __grid_constant__ gmm_gemm_args args) {
+GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas))
+GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
     enum {
         TA = (int)GMM__CAT(gmm_ta_, GMM__OP), TB = (int)GMM__CAT(gmm_tb_, GMM__OP),
         RAGGED_K = (int)GMM__CAT(gmm_ragged_k_, GMM__OP),
@@ -182,7 +182,7 @@ GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const
 #undef GMM__LOAD_STAGE
 #undef GMM__LOAD_A
 #undef GMM__LOAD_B
-#undef GMM__NAME
+#undef GMM__KERNEL_NAME
 #undef GMM__CFG
 #undef GMM__TILE
 

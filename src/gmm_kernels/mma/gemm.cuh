@@ -31,17 +31,24 @@ typedef struct gmm_gemm_args {
    skip = 1: blocks of 16 rows beyond the group's last row are not multiplied, for few tokens per group. All tiles
    accumulate an element in the same order, so results do not depend on the tile. */
 #define GMM_MMA_TILE_LIST(X) \
-    X(256x128, 128, 256, 64, 3, 2, 4, 1, 0) \
+    X(128x256, 128, 256, 64, 3, 2, 4, 1, 0) \
     X(64x128, 64, 128, 32, 6, 1, 4, 2, 1)
 
-/* Instances: X(op, dtype, precision, tile); the includes below follow the same list. */
+/* Instances: X(op, dtype, precision, tile, kernel); the includes below follow the same list. The names
+   of GEMM kernels are explained above GMM_SM90_KERNEL_LIST. */
 #define GMM_MMA_KERNEL_LIST(X) \
-    X(fwd, GMM_BF16, bf16, 256x128) X(fwd, GMM_BF16, bf16, 64x128) \
-    X(fwd, GMM_F16, f16, 256x128) X(fwd, GMM_F16, f16, 64x128) \
-    X(dgrad, GMM_BF16, bf16, 256x128) X(dgrad, GMM_BF16, bf16, 64x128) \
-    X(dgrad, GMM_F16, f16, 256x128) X(dgrad, GMM_F16, f16, 64x128) \
-    X(wgrad, GMM_BF16, bf16, 256x128) X(wgrad, GMM_BF16, bf16, 64x128) \
-    X(wgrad, GMM_F16, f16, 256x128) X(wgrad, GMM_F16, f16, 64x128)
+    X(fwd, GMM_BF16, bf16, 128x256, gmm_gemm_fwd_bf16_128x256x64_mma) \
+    X(fwd, GMM_BF16, bf16, 64x128, gmm_gemm_fwd_bf16_64x128x32_mma) \
+    X(fwd, GMM_F16, f16, 128x256, gmm_gemm_fwd_f16_128x256x64_mma) \
+    X(fwd, GMM_F16, f16, 64x128, gmm_gemm_fwd_f16_64x128x32_mma) \
+    X(dgrad, GMM_BF16, bf16, 128x256, gmm_gemm_dgrad_bf16_128x256x64_mma) \
+    X(dgrad, GMM_BF16, bf16, 64x128, gmm_gemm_dgrad_bf16_64x128x32_mma) \
+    X(dgrad, GMM_F16, f16, 128x256, gmm_gemm_dgrad_f16_128x256x64_mma) \
+    X(dgrad, GMM_F16, f16, 64x128, gmm_gemm_dgrad_f16_64x128x32_mma) \
+    X(wgrad, GMM_BF16, bf16, 128x256, gmm_gemm_wgrad_bf16_128x256x64_mma) \
+    X(wgrad, GMM_BF16, bf16, 64x128, gmm_gemm_wgrad_bf16_64x128x32_mma) \
+    X(wgrad, GMM_F16, f16, 128x256, gmm_gemm_wgrad_f16_128x256x64_mma) \
+    X(wgrad, GMM_F16, f16, 64x128, gmm_gemm_wgrad_f16_64x128x32_mma)
 
 #define GMM__X(tag, ta, tb, ragged) GMM__CAT(gmm_ta_, tag) = ta, GMM__CAT(gmm_tb_, tag) = tb, \
     GMM__CAT(gmm_ragged_k_, tag) = ragged,

@@ -29,11 +29,20 @@ typedef struct gmm_qgemm_args {
     X(f16_block_scaled, 0, 0, 1, GMM_F16) \
     X(f16_block_scaled_nn, 0, 1, 1, GMM_F16)
 
-/* Instances: X(op, kind); the includes below follow the same list. */
+/* Instances: X(op, kind, kernel); the includes below follow the same list. */
 #define GMM_QUANT_KERNEL_LIST(X) \
-    X(fwd, bf16) X(fwd, f16) X(fwd, f16_block_scaled) \
-    X(dgrad, bf16) X(dgrad, bf16_nn) X(dgrad, f16) X(dgrad, f16_block_scaled) X(dgrad, f16_block_scaled_nn) \
-    X(wgrad, bf16) X(wgrad, bf16_tn) X(wgrad, f16) X(wgrad, f16_block_scaled)
+    X(fwd, bf16, gmm_gemm_fwd_quant_bf16_128x256x64_mma) \
+    X(fwd, f16, gmm_gemm_fwd_quant_f16_128x256x64_mma) \
+    X(fwd, f16_block_scaled, gmm_gemm_fwd_quant_f16_128x128x64_block_scaled_mma) \
+    X(dgrad, bf16, gmm_gemm_dgrad_quant_bf16_128x256x64_mma) \
+    X(dgrad, bf16_nn, gmm_gemm_dgrad_quant_bf16_128x256x64_nn_mma) \
+    X(dgrad, f16, gmm_gemm_dgrad_quant_f16_128x256x64_mma) \
+    X(dgrad, f16_block_scaled, gmm_gemm_dgrad_quant_f16_128x128x64_block_scaled_mma) \
+    X(dgrad, f16_block_scaled_nn, gmm_gemm_dgrad_quant_f16_128x128x64_block_scaled_nn_mma) \
+    X(wgrad, bf16, gmm_gemm_wgrad_quant_bf16_128x256x64_mma) \
+    X(wgrad, bf16_tn, gmm_gemm_wgrad_quant_bf16_128x256x64_tn_mma) \
+    X(wgrad, f16, gmm_gemm_wgrad_quant_f16_128x256x64_mma) \
+    X(wgrad, f16_block_scaled, gmm_gemm_wgrad_quant_f16_128x128x64_block_scaled_mma)
 
 #define GMM__X(tag, ta, tb, parts, dtype) GMM__CAT(gmm_qgemm_ta_, tag) = ta, GMM__CAT(gmm_qgemm_tb_, tag) = tb, \
     GMM__CAT(gmm_qgemm_block_scaled_, tag) = parts, GMM__CAT(gmm_qgemm_dtype_, tag) = dtype,
@@ -307,32 +316,44 @@ GMM__DEVICE void gmm_qgemm_promote(float sum[4], float part[4], const float row[
 
 #define GMM__BODY 10
 #define GMM__OP fwd
+#define GMM__KERNEL_NAME gmm_gemm_fwd_quant_bf16_128x256x64_mma
 #define GMM__KIND bf16
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_fwd_quant_f16_128x256x64_mma
 #define GMM__KIND f16
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_fwd_quant_f16_128x128x64_block_scaled_mma
 #define GMM__KIND f16_block_scaled
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP dgrad
+#define GMM__KERNEL_NAME gmm_gemm_dgrad_quant_bf16_128x256x64_mma
 #define GMM__KIND bf16
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_dgrad_quant_bf16_128x256x64_nn_mma
 #define GMM__KIND bf16_nn
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_dgrad_quant_f16_128x256x64_mma
 #define GMM__KIND f16
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_dgrad_quant_f16_128x128x64_block_scaled_mma
 #define GMM__KIND f16_block_scaled
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_dgrad_quant_f16_128x128x64_block_scaled_nn_mma
 #define GMM__KIND f16_block_scaled_nn
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP wgrad
+#define GMM__KERNEL_NAME gmm_gemm_wgrad_quant_bf16_128x256x64_mma
 #define GMM__KIND bf16
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_wgrad_quant_bf16_128x256x64_tn_mma
 #define GMM__KIND bf16_tn
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_wgrad_quant_f16_128x256x64_mma
 #define GMM__KIND f16
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_wgrad_quant_f16_128x128x64_block_scaled_mma
 #define GMM__KIND f16_block_scaled
 #include GMM_KERNELS_FILE
 #undef GMM__OP
@@ -348,12 +369,12 @@ typedef struct gmm_qgemm_kernel {
 } gmm_qgemm_kernel;
 
 static const gmm_qgemm_kernel gmm_qgemm_kernels[] = {
-#define GMM__X(op, kind) \
+#define GMM__X(op, kind, kernel) \
     { GMM__CAT(gmm_gemm_, op), GMM__CAT(gmm_qgemm_ta_, kind), GMM__CAT(gmm_qgemm_tb_, kind), \
       GMM__CAT(gmm_qgemm_block_scaled_, kind), \
       GMM__CAT(gmm_qgemm_block_scaled_, kind) ? gmm_qgemm_tile_n_1 : gmm_qgemm_tile_n_0, \
       GMM__CAT(gmm_qgemm_block_scaled_, kind) ? gmm_qgemm_smem_bytes_1 : gmm_qgemm_smem_bytes_0, \
-      (gmm_dtype)GMM__CAT(gmm_qgemm_dtype_, kind), (const void *)gmm_linear_##op##_quant_##kind },
+      (gmm_dtype)GMM__CAT(gmm_qgemm_dtype_, kind), (const void *)kernel },
     GMM_QUANT_KERNEL_LIST(GMM__X)
 #undef GMM__X
 };

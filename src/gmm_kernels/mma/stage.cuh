@@ -70,40 +70,52 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
 #define GMM__BODY 1
 #define GMM__TAG bf16
 #define GMM__OP fwd
-#define GMM__TILE 256x128
+#define GMM__KERNEL_NAME gmm_gemm_fwd_bf16_128x256x64_mma
+#define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_fwd_bf16_64x128x32_mma
 #define GMM__TILE 64x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP dgrad
-#define GMM__TILE 256x128
+#define GMM__KERNEL_NAME gmm_gemm_dgrad_bf16_128x256x64_mma
+#define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_dgrad_bf16_64x128x32_mma
 #define GMM__TILE 64x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP wgrad
-#define GMM__TILE 256x128
+#define GMM__KERNEL_NAME gmm_gemm_wgrad_bf16_128x256x64_mma
+#define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_wgrad_bf16_64x128x32_mma
 #define GMM__TILE 64x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #undef GMM__TAG
 #define GMM__TAG f16
 #define GMM__OP fwd
-#define GMM__TILE 256x128
+#define GMM__KERNEL_NAME gmm_gemm_fwd_f16_128x256x64_mma
+#define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_fwd_f16_64x128x32_mma
 #define GMM__TILE 64x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP dgrad
-#define GMM__TILE 256x128
+#define GMM__KERNEL_NAME gmm_gemm_dgrad_f16_128x256x64_mma
+#define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_dgrad_f16_64x128x32_mma
 #define GMM__TILE 64x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP wgrad
-#define GMM__TILE 256x128
+#define GMM__KERNEL_NAME gmm_gemm_wgrad_f16_128x256x64_mma
+#define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_wgrad_f16_64x128x32_mma
 #define GMM__TILE 64x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
@@ -138,10 +150,13 @@ GMM__DEVICE void gmm_f32_store_stage(int transposed, float *smem, const float v[
 }
 
 #define GMM__BODY 2
+#define GMM__KERNEL_NAME gmm_gemm_fwd_f32_128x128x16_mma
 #define GMM__OP fwd
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_dgrad_f32_128x128x16_mma
 #define GMM__OP dgrad
 #include GMM_KERNELS_FILE
+#define GMM__KERNEL_NAME gmm_gemm_wgrad_f32_128x128x16_mma
 #define GMM__OP wgrad
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
@@ -155,16 +170,17 @@ typedef struct gmm_gemm_kernel {
 } gmm_gemm_kernel;
 
 static const gmm_gemm_kernel gmm_gemm_kernels[] = {
-#define GMM__X(op, dtype, tag, tile) \
+#define GMM__X(op, dtype, tag, tile, kernel) \
     { GMM__CAT(gmm_gemm_, op), dtype, GMM__CAT(gmm_bm_, tile), GMM__CAT(gmm_bn_, tile), GMM__CAT(gmm_threads_, tile), \
-      GMM__CAT(gmm_ctas_, tile), GMM__CAT(gmm_shared_, tile), (const void *)gmm_linear_##op##_##tag##_##tile },
+      GMM__CAT(gmm_ctas_, tile), GMM__CAT(gmm_shared_, tile), (const void *)kernel },
     GMM_MMA_KERNEL_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(op, ta, tb, ragged) \
-    { GMM__CAT(gmm_gemm_, op), GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0, \
-      (const void *)gmm_linear_##op##_f32 },
-    GMM_GEMM_OP_LIST(GMM__X)
-#undef GMM__X
+    { gmm_gemm_fwd, GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0,
+      (const void *)gmm_gemm_fwd_f32_128x128x16_mma },
+    { gmm_gemm_dgrad, GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0,
+      (const void *)gmm_gemm_dgrad_f32_128x128x16_mma },
+    { gmm_gemm_wgrad, GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0,
+      (const void *)gmm_gemm_wgrad_f32_128x128x16_mma }
 };
 enum { GMM_GEMM_KERNELS = (int)(sizeof gmm_gemm_kernels / sizeof gmm_gemm_kernels[0]) };
 

@@ -1,17 +1,16 @@
 /* ======================================================================== Bodies per source: vectorized amaxes === */
 
 #elif GMM__BODY == 12
-#if !defined(GMM__TAG) || !defined(GMM__SOURCE) || !defined(GMM__HADAMARD)
-#error "gmm: this body needs GMM__TAG, GMM__SOURCE and GMM__HADAMARD"
+#if !defined(GMM__KERNEL_NAME) || !defined(GMM__SOURCE) || !defined(GMM__HADAMARD)
+#error "gmm: this body needs GMM__KERNEL_NAME, GMM__SOURCE and GMM__HADAMARD"
 #endif
-#define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
 
 #if !GMM__HADAMARD
 /* Loads a lane's part of a tile, eight rows of eight columns; zeros beyond the last row or column. */
-GMM__DEVICE void GMM__NAME(gmm__vec_load)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0, int32_t col0,
-                                          int32_t c0, int32_t n, uint32_t x[8][GMM__NAME(gmm__words)]) {
-    const int64_t size = GMM__NAME(gmm__words) / 2, pitch = a->src.ld * size;
+GMM__DEVICE void GMM__CFG(gmm__vec_load)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0, int32_t col0,
+                                         int32_t c0, int32_t n, uint32_t x[8][GMM__CFG(gmm__words)]) {
+    const int64_t size = GMM__CFG(gmm__words) / 2, pitch = a->src.ld * size;
     const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
                           (c0 + col0) * size;
     const int32_t rows = col0 < n ? p->m - row0 : 0;
@@ -19,7 +18,7 @@ GMM__DEVICE void GMM__NAME(gmm__vec_load)(const gmm__quant_args *a, const gmm__v
 #pragma unroll
     for (i = 0; i < 8; i++, src += pitch)
 #pragma unroll
-        for (k = 0; k < GMM__NAME(gmm__words); k += 4) {
+        for (k = 0; k < GMM__CFG(gmm__words); k += 4) {
             uint4 v = make_uint4(0u, 0u, 0u, 0u);
             if (i < rows) v = __ldg((const uint4 *)(const void *)(src + 4 * k));
             x[i][k] = v.x;
@@ -30,9 +29,9 @@ GMM__DEVICE void GMM__NAME(gmm__vec_load)(const gmm__quant_args *a, const gmm__v
 }
 
 /* Loads sixteen rows of sixteen bytes from column `col` of the matrix on; zeros beyond the last row or column. */
-GMM__DEVICE void GMM__NAME(gmm__vec_load16)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0,
-                                            int32_t col, uint32_t x[16][4]) {
-    const int64_t size = 16 / GMM__NAME(gmm__elems16), pitch = a->src.ld * size;
+GMM__DEVICE void GMM__CFG(gmm__vec_load16)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0,
+                                           int32_t col, uint32_t x[16][4]) {
+    const int64_t size = 16 / GMM__CFG(gmm__elems16), pitch = a->src.ld * size;
     const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
                           col * size;
     const int32_t rows = col < (int32_t)a->cols ? p->m - row0 : 0;
@@ -49,15 +48,15 @@ GMM__DEVICE void GMM__NAME(gmm__vec_load16)(const gmm__quant_args *a, const gmm_
 }
 
 /* Word `word` of the maxima of sixteen rows that all have the maximum `maximum`; rows beyond the last one have 0. */
-GMM__DEVICE uint32_t GMM__NAME(gmm__vec_uniform_max)(uint32_t maximum, int32_t word, int32_t rows) {
-    if (GMM__NAME(gmm__elems16) == 4) return word < rows ? maximum : 0;
+GMM__DEVICE uint32_t GMM__CFG(gmm__vec_uniform_max)(uint32_t maximum, int32_t word, int32_t rows) {
+    if (GMM__CFG(gmm__elems16) == 4) return word < rows ? maximum : 0;
     return 2 * word + 1 < rows ? maximum : 2 * word < rows ? maximum & 0xFFFFu : 0;
 }
 
 /* Reads one element of a tile from device memory. */
-GMM__DEVICE float GMM__NAME(gmm__vec_reload)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row,
-                                             int32_t col) {
-    return gmm_load((gmm_dtype)GMM__NAME(gmm__static_dtype), gmm__vec_data(&a->src, a->step[2], p->unit),
+GMM__DEVICE float GMM__CFG(gmm__vec_reload)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row,
+                                            int32_t col) {
+    return gmm_load((gmm_dtype)GMM__CFG(gmm__static_dtype), gmm__vec_data(&a->src, a->step[2], p->unit),
                     (p->first + p->row + row) * a->src.ld + col);
 }
 #endif
@@ -65,7 +64,7 @@ GMM__DEVICE float GMM__NAME(gmm__vec_reload)(const gmm__quant_args *a, const gmm
 /* The same amaxes as gmm_quantize_amax, for sources whose rows are aligned vectors: either of units, or of rows and
    columns. A CTA processes 128 x 128 tiles; GMM__HADAMARD also computes the amax of the transformed columnwise copy. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__HADAMARD ? 3 : GMM__CFG(gmm__words) == 4 ? 4 : 2)
-GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
+GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ uint32_t shared_max[2][GMM__QUANT_WARPS]; /* of the source, and of the transformed source */
 #if !GMM__HADAMARD
     __shared__ uint32_t partials[2][4][GMM_TILE]; /* partial maxima: rows by halves, columns by quarters of the tile */
@@ -159,7 +158,6 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
 }
 
 #undef GMM__CFG
-#undef GMM__NAME
-#undef GMM__TAG
+#undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
 

@@ -1,10 +1,9 @@
 /* =========================================================================== Bodies per source: vectorized MX32 === */
 
 #elif GMM__BODY == 15
-#if !defined(GMM__TAG) || !defined(GMM__SOURCE)
-#error "gmm: this body needs GMM__TAG and GMM__SOURCE"
+#if !defined(GMM__KERNEL_NAME) || !defined(GMM__SOURCE)
+#error "gmm: this body needs GMM__KERNEL_NAME and GMM__SOURCE"
 #endif
-#define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
 #define GMM__ELEMS16 GMM__CFG(gmm__elems16)
 /* words of the maxima of sixteen rows; elements of 16 bits have two maxima per word */
@@ -15,7 +14,7 @@
    so that sixteen lanes write whole memory lines. 32 / GMM__ELEMS16 lanes share a block of a row and two lanes a
    block of a column; each computes the scales of its part of the blocks. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
-GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
+GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 4, c = lane & 15;
     const int32_t warp_row = warp % 4 * 32, row0 = warp_row + 16 * q;
     const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
@@ -187,8 +186,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #undef GMM__ROW_WORDS
 #undef GMM__ELEMS16
 #undef GMM__CFG
-#undef GMM__NAME
-#undef GMM__TAG
+#undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
 #endif
 

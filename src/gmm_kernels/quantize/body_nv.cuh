@@ -1,10 +1,9 @@
 /* =========================================================================== Bodies per source: vectorized NV16 === */
 
 #elif GMM__BODY == 14
-#if !defined(GMM__TAG) || !defined(GMM__SOURCE) || !defined(GMM__HADAMARD)
-#error "gmm: this body needs GMM__TAG, GMM__SOURCE and GMM__HADAMARD"
+#if !defined(GMM__KERNEL_NAME) || !defined(GMM__SOURCE) || !defined(GMM__HADAMARD)
+#error "gmm: this body needs GMM__KERNEL_NAME, GMM__SOURCE and GMM__HADAMARD"
 #endif
-#define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
 #define GMM__HALF_WORDS (GMM__CFG(gmm__words) / 2)
 
@@ -13,7 +12,7 @@
    GMM__HADAMARD (BF16): the columnwise copy is transformed, or codes are rounded stochastically; a block of a column
    then lies in one lane. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 && !GMM__HADAMARD ? 3 : 2)
-GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
+GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ float encodes[2][GMM_TILE]; /* multipliers by scale byte; entry 127 is the multiplier of block amaxes */
     __shared__ __align__(16) uint8_t codes[GMM__NV_CODES];
     __shared__ __align__(16) uint8_t scales[GMM_TILE * GMM_TILE_BLOCKS]; /* scales of the columnwise copy */
@@ -311,7 +310,6 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 
 #undef GMM__HALF_WORDS
 #undef GMM__CFG
-#undef GMM__NAME
-#undef GMM__TAG
+#undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
 

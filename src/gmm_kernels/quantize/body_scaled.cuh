@@ -1,10 +1,9 @@
 /* ==================================================================== Bodies per source and scaling: vectorized === */
 
 #elif GMM__BODY == 13
-#if !defined(GMM__TAG) || !defined(GMM__SOURCE) || !defined(GMM__SCALING)
-#error "gmm: this body needs GMM__TAG, GMM__SOURCE and GMM__SCALING"
+#if !defined(GMM__KERNEL_NAME) || !defined(GMM__SOURCE) || !defined(GMM__SCALING)
+#error "gmm: this body needs GMM__KERNEL_NAME, GMM__SOURCE and GMM__SCALING"
 #endif
-#define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
 #define GMM__BLOCK_SCALED (GMM__SCALING == GMM_SCALING_1X128 || GMM__SCALING == GMM_SCALING_128X128)
 /* stride of the maxima or scales of a row, which has two halves; odd, so that rows fall into different banks */
@@ -14,7 +13,7 @@
 /* FP8 with fp32 scales (GMM__SCALING) in both directions from a tile that is loaded once: maxima of blocks or given
    amaxes become scales, then rowwise codes are stored from registers and columnwise codes through shared memory. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 ? 3 : 2)
-GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
+GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ float smem_scales[2][GMM__COL_STEP * GMM_TILE];
     __shared__ __align__(16) uint8_t codes[GMM__VEC_CODES];
     const int32_t thread = (int32_t)threadIdx.x, lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
@@ -217,7 +216,6 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #undef GMM__ROW_STEP
 #undef GMM__BLOCK_SCALED
 #undef GMM__CFG
-#undef GMM__NAME
-#undef GMM__TAG
+#undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
 

@@ -1,8 +1,8 @@
 /* ============================================================================== Bodies per source: quantization === */
 
 #elif GMM__BODY == 6
-#ifndef GMM__TAG
-#error "gmm: this body needs GMM__TAG"
+#if !defined(GMM__TAG) || !defined(GMM__KERNEL_NAME)
+#error "gmm: this body needs GMM__TAG and GMM__KERNEL_NAME"
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__STATIC_DTYPE ((gmm_dtype)GMM__NAME(gmm__static_dtype))
@@ -52,7 +52,7 @@ GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const 
 /* Amaxes of units, rows and columns: atomic maxima on the bits of absolute values, so the result does not depend on
    the order. The destinations start at 0. A CTA processes one 128 x 128 tile at a time. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__QUANT_PER_SM)
-GMM__NAME(gmm_quantize_amax)(const __grid_constant__ gmm__quant_args a) {
+GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
     const int64_t items = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
     const int32_t transformed = a.format.hadamard && a.columnwise.dtype != GMM_NONE, lane = gmm__lane();
@@ -90,18 +90,19 @@ GMM__NAME(gmm_quantize_amax)(const __grid_constant__ gmm__quant_args a) {
 #undef GMM__STATIC_DTYPE
 #undef GMM__NAME
 #undef GMM__TAG
+#undef GMM__KERNEL_NAME
 
 /* ================================================================================= Bodies per source and format === */
 
 #elif GMM__BODY == 7
-#ifndef GMM__TAG
-#error "gmm: this body needs GMM__TAG"
+#if !defined(GMM__TAG) || !defined(GMM__KERNEL_NAME)
+#error "gmm: this body needs GMM__TAG and GMM__KERNEL_NAME"
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 
 /* Any format and shape, both copies of a 128 x 128 tile that is loaded into shared memory once. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
-GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
+GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
     __shared__ uint32_t square[2 * GMM__QUANT_SQUARES]; /* amaxes of square blocks, then their chosen scales */
     uint8_t *codes = (uint8_t *)gmm__quant_shared + GMM__QUANT_TILE;
@@ -150,4 +151,5 @@ GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
 
 #undef GMM__NAME
 #undef GMM__TAG
+#undef GMM__KERNEL_NAME
 

@@ -5,20 +5,30 @@ typedef struct gmm_quantize_kernel {
     int32_t vectorized; /* at most that of the arguments */
     const void *amax, *cast;
 } gmm_quantize_kernel;
-#define GMM__X(tag, scaling) \
-    { GMM_BF16, scaling, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_##tag##_bf16 }, \
-    { GMM_F16, scaling, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_##tag##_f16 }, \
-    { GMM_F32, scaling, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_##tag##_f32 },
 static const gmm_quantize_kernel gmm_quantize_kernels[] = {
     { GMM_BF16, GMM_SCALING_NV16, 2, (const void *)gmm_amax_hadamard_bf16, (const void *)gmm_cast_nv16_hadamard_bf16 },
-    GMM__VEC_CAST_LIST(GMM__X)
-    GMM__X(mx32, GMM_SCALING_MX32)
-    GMM__X(nv16, GMM_SCALING_NV16)
+    { GMM_BF16, GMM_SCALING_TENSOR, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_tensor_bf16 },
+    { GMM_F16, GMM_SCALING_TENSOR, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_tensor_f16 },
+    { GMM_F32, GMM_SCALING_TENSOR, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_tensor_f32 },
+    { GMM_BF16, GMM_SCALING_ROW, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_row_bf16 },
+    { GMM_F16, GMM_SCALING_ROW, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_row_f16 },
+    { GMM_F32, GMM_SCALING_ROW, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_row_f32 },
+    { GMM_BF16, GMM_SCALING_1X128, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_1x128_bf16 },
+    { GMM_F16, GMM_SCALING_1X128, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_1x128_f16 },
+    { GMM_F32, GMM_SCALING_1X128, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_1x128_f32 },
+    { GMM_BF16, GMM_SCALING_128X128, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_128x128_bf16 },
+    { GMM_F16, GMM_SCALING_128X128, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_128x128_f16 },
+    { GMM_F32, GMM_SCALING_128X128, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_128x128_f32 },
+    { GMM_BF16, GMM_SCALING_MX32, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_mx32_bf16 },
+    { GMM_F16, GMM_SCALING_MX32, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_mx32_f16 },
+    { GMM_F32, GMM_SCALING_MX32, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_mx32_f32 },
+    { GMM_BF16, GMM_SCALING_NV16, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_nv16_bf16 },
+    { GMM_F16, GMM_SCALING_NV16, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_nv16_f16 },
+    { GMM_F32, GMM_SCALING_NV16, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_nv16_f32 },
     { GMM_BF16, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_bf16, (const void *)gmm_quantize_bf16 },
     { GMM_F16, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_f16, (const void *)gmm_quantize_f16 },
     { GMM_F32, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_f32, (const void *)gmm_quantize_f32 }
 };
-#undef GMM__X
 
 static GMM__UNUSED dim3 gmm__vec_grid(int64_t col_tiles, int64_t strips, int64_t max_blocks) {
     const int64_t max_rows = max_blocks / col_tiles < 65535 ? max_blocks / col_tiles : 65535;

@@ -24,59 +24,97 @@ static GMM__UNUSED gmm_dtype gmm__k_common_dtype(gmm_dtype dtype, const gmm__vie
     return m->dtype == dtype && m->vec && cols % 8 == 0 ? dtype : GMM_NONE;
 }
 
-/* Defines gmm__k_pick_<op>(dtype): the kernel of an operation in the instance of a dtype. */
-#define GMM__ELEM_CASE(tag, row, op) if (dtype == row) return (const void *)gmm_##op##_##tag;
-#define GMM__ELEM_PICK(op) \
-    static GMM__UNUSED const void *gmm__k_pick_##op(gmm_dtype dtype) { \
-        GMM__ELEM_PRECISIONS(GMM__ELEM_CASE_##op) \
-        return (const void *)gmm_##op##_any; \
-    }
-#define GMM__ELEM_CASE_act_fwd(tag, row) GMM__ELEM_CASE(tag, row, act_fwd)
-#define GMM__ELEM_CASE_act_bwd(tag, row) GMM__ELEM_CASE(tag, row, act_bwd)
-#define GMM__ELEM_CASE_unpermute_fwd(tag, row) GMM__ELEM_CASE(tag, row, unpermute_fwd)
-#define GMM__ELEM_CASE_unpermute_bwd(tag, row) GMM__ELEM_CASE(tag, row, unpermute_bwd)
-#define GMM__ELEM_CASE_unpermute_dots(tag, row) GMM__ELEM_CASE(tag, row, unpermute_dots)
-GMM__ELEM_PICK(act_fwd)
-GMM__ELEM_PICK(act_bwd)
-GMM__ELEM_PICK(unpermute_fwd)
-GMM__ELEM_PICK(unpermute_bwd)
-GMM__ELEM_PICK(unpermute_dots)
-#undef GMM__ELEM_PICK
-#undef GMM__ELEM_CASE
-#undef GMM__ELEM_CASE_act_fwd
-#undef GMM__ELEM_CASE_act_bwd
-#undef GMM__ELEM_CASE_unpermute_fwd
-#undef GMM__ELEM_CASE_unpermute_bwd
-#undef GMM__ELEM_CASE_unpermute_dots
+/* The kernels of each operation by precision, in the order of GMM__ELEM_PRECISIONS. One name a line: `make tags`. */
+static const void *const gmm__act_fwd_kernels[] = {
+    (const void *)gmm_act_fwd_bf16,
+    (const void *)gmm_act_fwd_f16,
+    (const void *)gmm_act_fwd_f32,
+    (const void *)gmm_act_fwd_any
+};
+static const void *const gmm__act_bwd_kernels[] = {
+    (const void *)gmm_act_bwd_bf16,
+    (const void *)gmm_act_bwd_f16,
+    (const void *)gmm_act_bwd_f32,
+    (const void *)gmm_act_bwd_any
+};
+static const void *const gmm__unpermute_fwd_kernels[] = {
+    (const void *)gmm_unpermute_fwd_bf16,
+    (const void *)gmm_unpermute_fwd_f16,
+    (const void *)gmm_unpermute_fwd_f32,
+    (const void *)gmm_unpermute_fwd_any
+};
+static const void *const gmm__unpermute_bwd_kernels[] = {
+    (const void *)gmm_unpermute_bwd_bf16,
+    (const void *)gmm_unpermute_bwd_f16,
+    (const void *)gmm_unpermute_bwd_f32,
+    (const void *)gmm_unpermute_bwd_any
+};
+static const void *const gmm__unpermute_dots_kernels[] = {
+    (const void *)gmm_unpermute_dots_bf16,
+    (const void *)gmm_unpermute_dots_f16,
+    (const void *)gmm_unpermute_dots_f32,
+    (const void *)gmm_unpermute_dots_any
+};
 
-/* The same for units: the widest unit whose size divides `bits`, the bitwise OR of addresses and byte counts. */
-#define GMM__ELEM_UNIT_CASE(tag, size, op) \
-    if (bits % size == 0) { *bytes = size; return (const void *)gmm_##op##_##tag; }
-#define GMM__ELEM_UNIT_PICK(op) \
-    static GMM__UNUSED const void *gmm__k_pick_##op(uintptr_t bits, int64_t *bytes) { \
-        GMM__ELEM_UNITS(GMM__ELEM_CASE_##op) \
-        return NULL; \
-    }
-#define GMM__ELEM_CASE_permute_rows(tag, type, size) GMM__ELEM_UNIT_CASE(tag, size, permute_rows)
-#define GMM__ELEM_CASE_permute_tokens(tag, type, size) GMM__ELEM_UNIT_CASE(tag, size, permute_tokens)
-#define GMM__ELEM_CASE_pad(tag, type, size) GMM__ELEM_UNIT_CASE(tag, size, pad)
-#define GMM__ELEM_CASE_glu_rows(tag, type, size) GMM__ELEM_UNIT_CASE(tag, size, glu_rows)
-#define GMM__ELEM_CASE_glu_columns(tag, type, size) GMM__ELEM_UNIT_CASE(tag, size, glu_columns)
-#define GMM__ELEM_CASE_copy(tag, type, size) GMM__ELEM_UNIT_CASE(tag, size, copy)
-GMM__ELEM_UNIT_PICK(permute_rows)
-GMM__ELEM_UNIT_PICK(permute_tokens)
-GMM__ELEM_UNIT_PICK(pad)
-GMM__ELEM_UNIT_PICK(glu_rows)
-GMM__ELEM_UNIT_PICK(glu_columns)
-GMM__ELEM_UNIT_PICK(copy)
-#undef GMM__ELEM_UNIT_PICK
-#undef GMM__ELEM_UNIT_CASE
-#undef GMM__ELEM_CASE_permute_rows
-#undef GMM__ELEM_CASE_permute_tokens
-#undef GMM__ELEM_CASE_pad
-#undef GMM__ELEM_CASE_glu_rows
-#undef GMM__ELEM_CASE_glu_columns
-#undef GMM__ELEM_CASE_copy
+/* The kernel whose operands have the dtype `dtype`; GMM_NONE selects the instance `any`. */
+static GMM__UNUSED const void *gmm__k_precision_kernel(const void *const kernels[], gmm_dtype dtype) {
+#define GMM__X(tag, value) value,
+    static const gmm_dtype DTYPES[] = { GMM__ELEM_PRECISIONS(GMM__X) };
+#undef GMM__X
+    int i = 0;
+    while (DTYPES[i] != dtype && DTYPES[i] != GMM_NONE) i++;
+    return kernels[i];
+}
+
+/* The kernels of each operation by copy unit, in the order of GMM__ELEM_UNITS. */
+static const void *const gmm__copy_kernels[] = {
+    (const void *)gmm_copy_b16,
+    (const void *)gmm_copy_b4,
+    (const void *)gmm_copy_b2,
+    (const void *)gmm_copy_b1
+};
+static const void *const gmm__permute_rows_kernels[] = {
+    (const void *)gmm_permute_rows_b16,
+    (const void *)gmm_permute_rows_b4,
+    (const void *)gmm_permute_rows_b2,
+    (const void *)gmm_permute_rows_b1
+};
+static const void *const gmm__permute_tokens_kernels[] = {
+    (const void *)gmm_permute_tokens_b16,
+    (const void *)gmm_permute_tokens_b4,
+    (const void *)gmm_permute_tokens_b2,
+    (const void *)gmm_permute_tokens_b1
+};
+static const void *const gmm__pad_kernels[] = {
+    (const void *)gmm_pad_b16,
+    (const void *)gmm_pad_b4,
+    (const void *)gmm_pad_b2,
+    (const void *)gmm_pad_b1
+};
+static const void *const gmm__glu_rows_kernels[] = {
+    (const void *)gmm_glu_rows_b16,
+    (const void *)gmm_glu_rows_b4,
+    (const void *)gmm_glu_rows_b2,
+    (const void *)gmm_glu_rows_b1
+};
+static const void *const gmm__glu_columns_kernels[] = {
+    (const void *)gmm_glu_columns_b16,
+    (const void *)gmm_glu_columns_b4,
+    (const void *)gmm_glu_columns_b2,
+    (const void *)gmm_glu_columns_b1
+};
+
+/* The kernel of the widest unit whose size divides `bits`, the bitwise OR of addresses and byte counts. *bytes receives
+   the size. */
+static GMM__UNUSED const void *gmm__k_unit_kernel(const void *const kernels[], uintptr_t bits, int64_t *bytes) {
+#define GMM__X(tag, type, size) size,
+    static const int32_t SIZES[] = { GMM__ELEM_UNITS(GMM__X) };
+#undef GMM__X
+    int i = 0;
+    while (bits % (uintptr_t)SIZES[i] != 0) i++;
+    *bytes = SIZES[i];
+    return kernels[i];
+}
 
 static GMM__UNUSED int64_t gmm__k_bytes(gmm_dtype dtype) { return gmm_dtype_bits(dtype) / 8; }
 static GMM__UNUSED uintptr_t gmm__k_alignment(const gmm__view *m) {
@@ -101,8 +139,8 @@ static GMM__UNUSED cudaError_t gmm__k_act_fwd(const gmm__act_args *args, gmm__la
     if (a.layout == GMM__GLU_ELEMENT) dtype = GMM_NONE;
     a.wide = a.x.dtype == GMM_F32 || a.y.dtype == GMM_F32;
     spans = dtype == GMM_BF16 || dtype == GMM_F16 ? 2 : 1;
-    return gmm__k_launch_rows(gmm__k_pick_act_fwd(dtype), (a.rows - 1) / spans + 1, gmm__k_parts(a.ffn), limits, &a,
-                              stream);
+    return gmm__k_launch_rows(gmm__k_precision_kernel(gmm__act_fwd_kernels, dtype), (a.rows - 1) / spans + 1,
+                              gmm__k_parts(a.ffn), limits, &a, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, gmm__launch_limits limits,
@@ -115,7 +153,7 @@ static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, gmm__la
     if (a.layout == GMM__GLU_ELEMENT) dtype = GMM_NONE;
     /* determines the order of sums, so it must not depend on outputs, which may be absent */
     a.wide = a.x.dtype == GMM_F32 || a.dy.dtype == GMM_F32;
-    return gmm__k_launch_rows(gmm__k_pick_act_bwd(dtype), a.rows,
+    return gmm__k_launch_rows(gmm__k_precision_kernel(gmm__act_bwd_kernels, dtype), a.rows,
                               a.dprob ? (int64_t)gmm__act_warps_per_row(a.ffn) : gmm__k_parts(a.ffn), limits, &a,
                               stream);
 }
@@ -237,7 +275,8 @@ static GMM__UNUSED cudaError_t gmm__k_permute_rows(const gmm__permute_args *args
     const uintptr_t bits = gmm__k_copy_alignment(&a.src, &a.dst, a.hidden);
     const int tokens = a.row_of && a.topk > 1;
     int64_t bytes, rows = a.capacity, segments;
-    const void *kernel = tokens ? gmm__k_pick_permute_tokens(bits, &bytes) : gmm__k_pick_permute_rows(bits, &bytes);
+    const void *kernel = gmm__k_unit_kernel(tokens ? gmm__permute_tokens_kernels : gmm__permute_rows_kernels, bits,
+                                            &bytes);
     gmm__k_convert_to_units(&a.src, &a.dst, &a.hidden, bytes);
     segments = gmm__k_copy_spans(a.hidden);
     if (tokens) rows = a.tokens > a.capacity / 32 / segments ? a.tokens : a.capacity / 32 / segments + 1;
@@ -255,7 +294,8 @@ static GMM__UNUSED cudaError_t gmm__k_unpermute_fwd(const gmm__permute_args *arg
                                                     cudaStream_t stream) {
     gmm__permute_args a = *args;
     const gmm_dtype dtype = gmm__k_precision(&a);
-    return gmm__k_launch_rows(gmm__k_pick_unpermute_fwd(dtype), a.tokens, gmm__k_parts(a.hidden), limits, &a, stream);
+    return gmm__k_launch_rows(gmm__k_precision_kernel(gmm__unpermute_fwd_kernels, dtype), a.tokens,
+                              gmm__k_parts(a.hidden), limits, &a, stream);
 }
 
 /* dst[r] = (probs) src[token of r]. */
@@ -263,9 +303,8 @@ static GMM__UNUSED cudaError_t gmm__k_unpermute_bwd(const gmm__permute_args *arg
                                                     cudaStream_t stream) {
     gmm__permute_args a = *args;
     const gmm_dtype dtype = gmm__k_precision(&a);
-    return gmm__k_launch_rows(gmm__k_pick_unpermute_bwd(dtype), a.capacity, (gmm__k_parts(a.hidden) + 1) / 2, limits,
-                              &a,
-                              stream);
+    return gmm__k_launch_rows(gmm__k_precision_kernel(gmm__unpermute_bwd_kernels, dtype), a.capacity,
+                              (gmm__k_parts(a.hidden) + 1) / 2, limits, &a, stream);
 }
 
 /* dprobs[slot] = src[token] . dst[row]; both are read. */
@@ -273,7 +312,8 @@ static GMM__UNUSED cudaError_t gmm__k_unpermute_dots(const gmm__permute_args *ar
                                                      cudaStream_t stream) {
     gmm__permute_args a = *args;
     const gmm_dtype dtype = gmm__k_precision(&a);
-    return gmm__k_launch_rows(gmm__k_pick_unpermute_dots(dtype), a.tokens, a.topk, limits, &a, stream);
+    return gmm__k_launch_rows(gmm__k_precision_kernel(gmm__unpermute_dots_kernels, dtype), a.tokens, a.topk, limits, &a,
+                              stream);
 }
 
 static GMM__UNUSED cudaError_t gmm__k_gather_probs(const gmm__permute_args *a, gmm__launch_limits limits,
@@ -288,7 +328,7 @@ static GMM__UNUSED cudaError_t gmm__k_gather_probs(const gmm__permute_args *a, g
 static GMM__UNUSED cudaError_t gmm__k_pad(const gmm__pad_args *args, gmm__launch_limits limits, cudaStream_t stream) {
     gmm__pad_args a = *args;
     int64_t bytes;
-    const void *kernel = gmm__k_pick_pad(gmm__k_copy_alignment(&a.src, &a.dst, a.cols), &bytes);
+    const void *kernel = gmm__k_unit_kernel(gmm__pad_kernels, gmm__k_copy_alignment(&a.src, &a.dst, a.cols), &bytes);
     gmm__k_convert_to_units(&a.src, &a.dst, &a.cols, bytes);
     /* sizes and faults are written even if there are no rows */
     return gmm__k_launch_rows(kernel, a.rows > 0 ? a.rows : 1, gmm__k_copy_spans(a.cols), limits, &a, stream);
@@ -307,7 +347,7 @@ static GMM__UNUSED cudaError_t gmm__k_glu_rows(const gmm__glu_args *args, gmm__l
     if (!a.dst_table) bits |= (uintptr_t)(a.dst_stride * size);
     if (a.src_table || a.dst_table) bits |= (uintptr_t)size;
     if (size == 8) bits |= 4;
-    kernel = gmm__k_pick_glu_rows(bits, &bytes);
+    kernel = gmm__k_unit_kernel(gmm__glu_rows_kernels, bits, &bytes);
     gmm__k_convert_to_units(&a.src, &a.dst, &a.cols, bytes);
     a.src_stride = a.src_stride * size / bytes;
     a.dst_stride = a.dst_stride * size / bytes;
@@ -320,7 +360,8 @@ static GMM__UNUSED cudaError_t gmm__k_glu_columns(const gmm__glu_args *args, gmm
     gmm__glu_args a = *args;
     const int64_t size = gmm__k_bytes(a.src.dtype);
     int64_t bytes;
-    const void *kernel = gmm__k_pick_glu_columns(gmm__k_copy_alignment(&a.src, &a.dst, a.block), &bytes);
+    const void *kernel = gmm__k_unit_kernel(gmm__glu_columns_kernels,
+                                            gmm__k_copy_alignment(&a.src, &a.dst, a.block), &bytes);
     if (a.ffn * size % bytes != 0) return cudaErrorInvalidValue; /* cannot happen, since block divides ffn */
     a.ffn = a.ffn * size / bytes;
     gmm__k_convert_to_units(&a.src, &a.dst, &a.block, bytes);
@@ -379,7 +420,8 @@ static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, gmm
     if (a.src.dtype == a.dst.dtype) {
         gmm__copy_args copy;
         int64_t bytes;
-        const void *kernel = gmm__k_pick_copy(gmm__k_copy_alignment(&a.src, &a.dst, a.cols), &bytes);
+        const void *kernel = gmm__k_unit_kernel(gmm__copy_kernels,
+                                                gmm__k_copy_alignment(&a.src, &a.dst, a.cols), &bytes);
         gmm__k_convert_to_units(&a.src, &a.dst, &a.cols, bytes);
         copy.src = a.src.data;
         copy.dst = a.dst.data;

@@ -273,7 +273,7 @@ typedef struct gmm_grad {
 } gmm_grad;
 
 /* A grouped linear layer: y[r] = alpha_g w_g x[r] + bias_g s_r for every row r of group g.
-   Shapes: x, dx [T, K]; y, dy [T, N]; w, dw [G][N, K]; bias, db [G][N]; row_scale s, d_row_scale [T].
+   Shapes: x, dx [T, K]; y, dy [T, N]; w, dw [G][N, K]; bias, db [G][N]; bias_scale s, d_bias_scale [T].
    dtypes: x and w share F32, F16 or BF16, and so do dy and w, dy and x. y, dx, bias and gradients are F32, F16 or BF16.
    Quantized factors (bgrad takes none): each product reads the copies whose blocks run along its contraction: fwd the
        rowwise ones of x and w, dgrad dy and w.columnwise, wgrad x.columnwise and dy.columnwise (of x and dy it reads
@@ -300,15 +300,15 @@ typedef struct gmm_linear {
     const gmm_mat *x;
     const gmm_mat *w;
     const gmm_mat *bias;     /* NULL = none */
-    const float *row_scale;  /* fp32, context memory; NULL = ones */
+    const float *bias_scale;  /* fp32, context memory; NULL = ones */
     const float *alpha;      /* fp32, context memory; NULL = 1 */
     const gmm_mat *y;
     const gmm_mat *dy;
     const gmm_mat *dx;
     const gmm_grad *dw;
     const gmm_grad *db;
-    float *d_row_scale;      /* fp32: sum over n of dy[r][n] bias_g[n]; NULL = not wanted */
-    int32_t d_row_scale_add; /* 1: added to what is there */
+    float *d_bias_scale;      /* fp32: sum over n of dy[r][n] bias_g[n]; NULL = not wanted */
+    int32_t d_bias_scale_add; /* 1: added to what is there */
     int32_t y_add;           /* 1: fwd adds to y, dgrad to dx, instead of storing */
 } gmm_linear;
 
@@ -333,7 +333,7 @@ GMMDEF gmm_status gmm_linear_dgrad(gmm_context *ctx, const gmm_linear *linear, v
 GMMDEF gmm_status gmm_linear_wgrad(gmm_context *ctx, const gmm_linear *linear, void *workspace, size_t workspace_bytes,
                                    gmm_stream stream);
 
-/* db_g = sum over rows of s_r dy_r (+ beta db_g), and d_row_scale. Needs dy, and db or (d_row_scale and bias).
+/* db_g = sum over rows of s_r dy_r (+ beta db_g), and d_bias_scale. Needs dy, and db or (d_bias_scale and bias).
    Stream, graph, errors: as gmm_linear_fwd. */
 GMMDEF gmm_status gmm_linear_bgrad(gmm_context *ctx, const gmm_linear *linear, void *workspace, size_t workspace_bytes,
                                    gmm_stream stream);
@@ -574,9 +574,9 @@ GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
    dtype, gmm_act_bwd and the other steps, called one after the other.
    Delayed weight gradients are recorded in `queue` with everything they need. The matrices of x, dy, dw1 and dw2,
    `deferred`, the fault word and the arrays of `quant` must stay as they are until gmm_mlp_wgrad has run. All else may
-   be freed or overwritten when this call is done: descriptors, recipe and hooks, which the queue copies; splits, pointer
-   tables, gmm_grad.beta and frozen, which `deferred` keeps copies of. What is in host memory (descriptors and tables of
-   GMM_MAT_TABLE_ON_HOST) may be freed on return.
+   be freed or overwritten when this call is done: descriptors, recipe and hooks, which the queue copies; splits,
+   pointer tables, gmm_grad.beta and frozen, which `deferred` keeps copies of. What is in host memory (descriptors and
+   tables of GMM_MAT_TABLE_ON_HOST) may be freed on return.
    Stream, graph: enqueued; capturable. A captured call fills the queue once, when it is captured; no replay does.
    Errors: as gmm_mlp_fwd; GMM_E_STATE (queue full), GMM_E_ARG (fields of the queue). */
 GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
@@ -704,9 +704,9 @@ typedef struct gmm_permute {
     const int32_t *indices;
     int32_t *row_of;          /* row of each slot, -1 = dropped */
     int32_t *slot_of;         /* slot t topk + i of each row, -1 = padding; map writes all R */
-    int32_t *sizes;           /* rows of each expert, padding included: the splits of gmm_groups. Their sum never exceeds
-                                 the capacity: the expert that it cuts off has the rows that are left, which may be no
-                                 multiple of align, and the experts after it have 0 */
+    int32_t *sizes;           /* rows of each expert, padding included: the splits of gmm_groups. Their sum never
+                                 exceeds the capacity: the expert that it cuts off has the rows that are left, which
+                                 may be no multiple of align, and the experts after it have 0 */
     const gmm_mat *x;
     const float *probs;       /* NULL = none: fwd writes no row_probs, unpermute adds rows unweighted */
     const gmm_mat *rows;
@@ -1922,7 +1922,8 @@ static void gmm__note_operand(gmm__call *call, int role, const char *name, const
                               void *const *table, int64_t matrices, int64_t stride) {
     const int seen = call->ctx->config.space == GMM_SPACE_CPU ||
                      (call->mat[role].flags & (uint32_t)GMM_MAT_TABLE_ON_HOST);
-    if (table) gmm__add_span(call, name, part[0] ? ".scale_table" : ".table", 0, table, matrices * (int64_t)sizeof *table);
+    if (table) gmm__add_span(call, name, part[0] ? ".scale_table" : ".table", 0, table,
+                             matrices * (int64_t)sizeof *table);
     else if (call->op != GMM_OP_ACCUMULATE) { /* of which one of x may be y */
         gmm__box_repeat(&box, matrices, stride);
         matrices = 1;
@@ -2121,7 +2122,8 @@ static void gmm__note_copy(gmm__call *call, int role, const char *name, int64_t 
                       m->scale_table, count, l->scale_bytes);
     /* one amax of both copies has one value, unless a transform changes the columnwise one */
     if (role == GMM__DX && m->amax == call->mat[GMM__Y].amax && !call->format.hadamard) return;
-    gmm__add_span(call, name, ".amax", raises && gmm__writes(call->op, role), m->amax, amaxes * (int64_t)sizeof *m->amax);
+    gmm__add_span(call, name, ".amax", raises && gmm__writes(call->op, role), m->amax,
+                  amaxes * (int64_t)sizeof *m->amax);
 }
 
 /* Reads a quantized copy: of activations (matrices 0: `rows` is the capacity) or of `matrices` matrices. */
@@ -2506,10 +2508,10 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
     if ((s = gmm__read_options(call, d->options)) != GMM_OK || (s = gmm__read_groups(call, d->groups)) != GMM_OK)
         return s;
     G = call->groups.count;
-    if ((d->alpha_per_group | d->y_add | d->d_row_scale_add) & ~1)
-        return gmm__refuse(call, GMM_E_ARG, "linear", "alpha_per_group %d, y_add %d and d_row_scale_add %d must be 0 "
+    if ((d->alpha_per_group | d->y_add | d->d_bias_scale_add) & ~1)
+        return gmm__refuse(call, GMM_E_ARG, "linear", "alpha_per_group %d, y_add %d and d_bias_scale_add %d must be 0 "
                            "or 1",
-                           d->alpha_per_group, d->y_add, d->d_row_scale_add);
+                           d->alpha_per_group, d->y_add, d->d_bias_scale_add);
     if (K < 1) return gmm__refuse(call, GMM_E_ARG, "in_features", "%lld must be >= 1", (long long)K);
     if (N < 1) return gmm__refuse(call, GMM_E_ARG, "out_features", "%lld must be >= 1", (long long)N);
 
@@ -2530,12 +2532,12 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
     if (op == GMM_OP_LINEAR_WGRAD)
         if ((s = gmm__read_grad(call, GMM__DW, "dw", d->dw, 1, N, K)) != GMM_OK) return s;
     if (op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_BGRAD)
-        if ((s = gmm__read_mat(call, GMM__BIAS, "bias", d->bias, op == GMM_OP_LINEAR_BGRAD && d->d_row_scale, G, 1, N,
+        if ((s = gmm__read_mat(call, GMM__BIAS, "bias", d->bias, op == GMM_OP_LINEAR_BGRAD && d->d_bias_scale, G, 1, N,
                                GMM__FLOATS)) != GMM_OK)
             return s;
     if (op == GMM_OP_LINEAR_BGRAD) {
-        if (!d->db && !d->d_row_scale)
-            return gmm__refuse(call, GMM_E_NULL, "db", "and linear.d_row_scale are both NULL: nothing is wanted");
+        if (!d->db && !d->d_bias_scale)
+            return gmm__refuse(call, GMM_E_NULL, "db", "and linear.d_bias_scale are both NULL: nothing is wanted");
         if ((s = gmm__read_grad(call, GMM__DB, "db", d->db, 0, 1, N)) != GMM_OK) return s;
     }
 
@@ -2550,9 +2552,9 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
             return s;
     }
     if ((s = gmm__check_array(call, "alpha", d->alpha, 0, d->alpha_per_group ? G : 1)) != GMM_OK ||
-        (s = gmm__check_array(call, "row_scale", d->row_scale, 0, call->rows)) != GMM_OK)
+        (s = gmm__check_array(call, "bias_scale", d->bias_scale, 0, call->rows)) != GMM_OK)
         return s;
-    return gmm__check_output(call, "d_row_scale", d->d_row_scale, 0, call->rows);
+    return gmm__check_output(call, "d_bias_scale", d->d_bias_scale, 0, call->rows);
 }
 
 GMMDEF gmm_status gmm_linear_query(gmm_context *ctx, gmm_op op, const gmm_linear *linear, gmm_info *info) {
@@ -2881,7 +2883,7 @@ typedef struct gmm__cpu_linear {
     const int64_t *offsets; /* [G + 1] rows */
     const int64_t *starts;  /* [G + 1] row blocks before each group */
     const int64_t *padded;  /* [G + 1] rows before each group in padded copies */
-    const float *row_scale; /* bias gradient; NULL = ones */
+    const float *bias_scale; /* bias gradient; NULL = ones */
     void *scratch;
     gmm__cpu_extent extent;
     int64_t col_blocks, row_blocks;
@@ -2948,7 +2950,7 @@ static void gmm__cpu_rows_task(const void *arg, int64_t index, int32_t thread) {
         gmm__cpu_outer_row(s.c + i * GMM__NC, n, gmm__alpha(d, g), &A, i, &B);
     for (i = 0; i < m; i++)
         gmm__cpu_finish_row(s.c + i * GMM__NC, n, alpha, bias->dtype != GMM_NONE ? addend : NULL,
-                            d->row_scale ? d->row_scale[r0 + i] : 1.0f, d->y_add ? 1.0f : 0.0f, out->dtype,
+                            d->bias_scale ? d->bias_scale[r0 + i] : 1.0f, d->y_add ? 1.0f : 0.0f, out->dtype,
                             gmm__at(out, 0, r0 + i, c0));
 }
 
@@ -3060,7 +3062,7 @@ static void gmm__cpu_bgrad_task(const void *arg, int64_t index, int32_t thread) 
     const gmm__call *call = job->call;
     const gmm_mat *dy = &call->mat[GMM__DY], *db = &call->mat[GMM__DB];
     const gmm_grad *grad = &call->grad[GMM__DB];
-    const float *scale = job->row_scale;
+    const float *scale = job->bias_scale;
     const int64_t g = index / job->col_blocks, c0 = index % job->col_blocks * GMM__CHUNK;
     const int64_t n = gmm__min_i64(call->out - c0, GMM__CHUNK);
     const float beta = gmm__grad_beta(grad, g);
@@ -3077,12 +3079,12 @@ static void gmm__cpu_bgrad_task(const void *arg, int64_t index, int32_t thread) 
     gmm__cpu_finish_row(sum, n, 1.0f, NULL, 0.0f, beta, db->dtype, gmm__at(db, g, 0, c0));
 }
 
-/* A chunk of rows of d_row_scale. Each row sums in lanes, an order that N alone decides. */
-static void gmm__cpu_row_scale_task(const void *arg, int64_t index, int32_t thread) {
+/* A chunk of rows of d_bias_scale. Each row sums in lanes, an order that N alone decides. */
+static void gmm__cpu_bias_scale_task(const void *arg, int64_t index, int32_t thread) {
     const gmm__cpu_linear *job = (const gmm__cpu_linear *)arg;
     const gmm__call *call = job->call;
     const gmm_mat *dy = &call->mat[GMM__DY], *bias = &call->mat[GMM__BIAS];
-    float *out = call->d.linear.d_row_scale;
+    float *out = call->d.linear.d_bias_scale;
     const int64_t G = call->groups.count, live = job->offsets[G], r1 = (index + 1) * GMM__CHUNK;
     int64_t r, c;
     (void)thread;
@@ -3096,17 +3098,17 @@ static void gmm__cpu_row_scale_task(const void *arg, int64_t index, int32_t thre
             gmm__lanes_add(lane, row, b, n);
         }
         sum = gmm__lanes_fold(lane);
-        out[r] = call->d.linear.d_row_scale_add ? out[r] + sum : sum;
+        out[r] = call->d.linear.d_bias_scale_add ? out[r] + sum : sum;
     }
 }
 
 /* db of a call from its dy. */
-static void gmm__cpu_bgrad(const gmm__call *call, const int64_t *offsets, const float *row_scale) {
+static void gmm__cpu_bgrad(const gmm__call *call, const int64_t *offsets, const float *bias_scale) {
     gmm__cpu_linear job;
     memset(&job, 0, sizeof job);
     job.call = call;
     job.offsets = offsets;
-    job.row_scale = row_scale;
+    job.bias_scale = bias_scale;
     job.col_blocks = gmm__ceil_div(call->out, GMM__CHUNK);
     gmm__cpu_for(call->ctx, call->groups.count * job.col_blocks,
                  (double)call->out * (double)(call->groups.count + offsets[call->groups.count]), gmm__cpu_bgrad_task,
@@ -3128,12 +3130,12 @@ static gmm_status gmm__cpu_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
     memset(&job, 0, sizeof job);
     job.call = call;
     job.offsets = offsets;
-    if (call->mat[GMM__DB].dtype != GMM_NONE) gmm__cpu_bgrad(call, offsets, call->d.linear.row_scale);
-    if (call->d.linear.d_row_scale) {
+    if (call->mat[GMM__DB].dtype != GMM_NONE) gmm__cpu_bgrad(call, offsets, call->d.linear.bias_scale);
+    if (call->d.linear.d_bias_scale) {
         gmm__cpu_for(call->ctx, gmm__ceil_div(live, GMM__CHUNK), (double)live * (double)call->out,
-                     gmm__cpu_row_scale_task, &job);
+                     gmm__cpu_bias_scale_task, &job);
         if (call->groups.tail == GMM_TAIL_ZERO)
-            for (r = live; r < call->rows; r++) call->d.linear.d_row_scale[r] = 0.0f;
+            for (r = live; r < call->rows; r++) call->d.linear.d_bias_scale[r] = 0.0f;
     }
     return GMM_OK;
 }
@@ -3156,7 +3158,7 @@ GMMDEF gmm_act gmm_act_of(gmm_act_preset preset) {
         a.beta1 = 4.0f;
         a.beta2 = 25.0f;
         break;
-    case GMM_ACT_PRESET_NEMOTRON: a.kind = GMM_ACT_SRELU; break;
+    case GMM_ACT_PRESET_NEMOTRON: a.kind = GMM_ACT_RELU2; break;
     default: break;
     }
     return a;
@@ -4267,7 +4269,7 @@ static void gmm__mlp_fill(gmm__mlp_steps *t, const gmm__plan *plan, void *offset
     t->fc2.x = &t->h;
     t->fc2.w = &call->mat[GMM__W2];
     t->fc2.bias = c->bias2 ? &call->mat[GMM__BIAS2] : NULL;
-    t->fc2.row_scale = c->prob_on_bias2 ? d->prob : NULL;
+    t->fc2.bias_scale = c->prob_on_bias2 ? d->prob : NULL;
     t->fc2.y = &call->mat[GMM__Y];
 
     t->dgrad2 = gmm__mlp_linear(t, c->ffn, call->out);
@@ -4277,12 +4279,12 @@ static void gmm__mlp_fill(gmm__mlp_steps *t, const gmm__plan *plan, void *offset
 
     t->bgrad2 = gmm__mlp_linear(t, c->ffn, call->out);
     t->bgrad2.dy = &call->mat[GMM__DY];
-    t->bgrad2.row_scale = c->prob_on_bias2 ? d->prob : NULL;
+    t->bgrad2.bias_scale = c->prob_on_bias2 ? d->prob : NULL;
     t->bgrad2.db = d->db2 ? &call->grad[GMM__DB2] : NULL;
     if (c->prob_on_bias2 && d->dprob) {
         t->bgrad2.bias = &call->mat[GMM__BIAS2];
-        t->bgrad2.d_row_scale = d->dprob;
-        t->bgrad2.d_row_scale_add = 1;
+        t->bgrad2.d_bias_scale = d->dprob;
+        t->bgrad2.d_bias_scale_add = 1;
     }
 
     t->wgrad2 = gmm__mlp_linear(t, c->ffn, call->out);
@@ -4553,7 +4555,8 @@ static int gmm__compose_plan_mlp_bwd(const gmm__call *call, gmm__plan *plan) {
         (need.dh && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad2, &sub, plan)) ||
         (need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_BWD, &t.act, &sub, plan)) ||
         (need.h && !need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_FWD, &t.act, &sub, plan)) ||
-        ((d->db2 || t.bgrad2.d_row_scale) && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad2, &sub, plan)) ||
+        ((d->db2 || t.bgrad2.d_bias_scale) && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad2, &sub,
+                                                                    plan)) ||
         (d->db1 && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad1, &sub, plan)) ||
         (d->dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad2, &sub, plan)) ||
         (d->dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad1, &sub, plan)) ||
@@ -4714,7 +4717,7 @@ static gmm_status gmm__compose_launch_mlp_bwd(const gmm__plan *plan, gmm_stream 
     if (d->dw2 && !need.defer)
         if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad2, stream)) != GMM_OK) return s;
     gmm__mlp_fire(call->ctx, d->hooks, GMM_PARAM_W2, d->dw2 && !need.defer, stream);
-    if (d->db2 || t.bgrad2.d_row_scale)
+    if (d->db2 || t.bgrad2.d_bias_scale)
         if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad2, stream)) != GMM_OK) return s;
     gmm__mlp_fire(call->ctx, d->hooks, GMM_PARAM_B2, d->db2 != NULL, stream);
     if (d->dw1 && !need.defer)
@@ -6924,7 +6927,7 @@ static gmm_status gmm__mma_product_args(const gmm__plan *plan, gmm_gemm_op op, g
     args->alpha = d->alpha;
     args->alpha_per_group = d->alpha_per_group;
     args->zero_tail = call->groups.tail == GMM_TAIL_ZERO;
-    if (fwd) args->row_scale = d->row_scale;
+    if (fwd) args->bias_scale = d->bias_scale;
     args->beta_all = d->y_add ? 1.0f : 0.0f;
     if (wgrad) {
         args->beta = call->grad[GMM__DW].beta;
@@ -7038,9 +7041,9 @@ static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
     args.groups = call->groups.count;
     args.n = (int32_t)call->out;
     args.capacity = call->rows;
-    args.row_scale = d->row_scale;
-    args.d_row_scale = d->d_row_scale;
-    args.row_add = d->d_row_scale_add;
+    args.bias_scale = d->bias_scale;
+    args.d_bias_scale = d->d_bias_scale;
+    args.row_add = d->d_bias_scale_add;
     args.zero_tail = call->groups.tail == GMM_TAIL_ZERO;
     return gmm__cuda_status(call, gmm_launch_bgrad(args.dy.dtype, plan->grid[0], &args, stream));
 }
@@ -8814,11 +8817,11 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
       "linear.alpha_per_group") \
     X(BIAS, LINEAR_FWD, LINEAR_FWD, call->mat[GMM__BIAS].dtype != GMM_NONE, 1, 1, 1, 1, "linear.bias") \
     X(BIAS_SCALE, LINEAR_FWD, LINEAR_BGRAD, \
-      linear->row_scale && (call->mat[GMM__BIAS].dtype != GMM_NONE || call->op == GMM_OP_LINEAR_BGRAD), 1, 1, 1, 0, \
-      "linear.row_scale") \
-    X(D_ROW_SCALE, LINEAR_BGRAD, LINEAR_BGRAD, linear->d_row_scale, 1, 0, 1, 0, "linear.d_row_scale") \
-    X(D_ROW_SCALE_ADD, LINEAR_BGRAD, LINEAR_BGRAD, linear->d_row_scale && linear->d_row_scale_add, 1, 0, 1, 0, \
-      "linear.d_row_scale_add") \
+      linear->bias_scale && (call->mat[GMM__BIAS].dtype != GMM_NONE || call->op == GMM_OP_LINEAR_BGRAD), 1, 1, 1, 0, \
+      "linear.bias_scale") \
+    X(D_BIAS_SCALE, LINEAR_BGRAD, LINEAR_BGRAD, linear->d_bias_scale, 1, 0, 1, 0, "linear.d_bias_scale") \
+    X(D_BIAS_SCALE_ADD, LINEAR_BGRAD, LINEAR_BGRAD, linear->d_bias_scale && linear->d_bias_scale_add, 1, 0, 1, 0, \
+      "linear.d_bias_scale_add") \
     X(Y_ADD, LINEAR_FWD, LINEAR_DGRAD, linear->y_add, 1, 1, 1, 1, "linear.y_add") \
     X(MAIN_GRAD, QUANTIZE, CONVERT, gmm__any_grad(call, GMM__GRAD_MAIN), 1, 1, 1, 1, "grad.main_grad") \
     X(GRAD_BETA, QUANTIZE, CONVERT, gmm__any_grad(call, GMM__GRAD_BETA), 1, 1, 1, 0, "grad.beta") \
@@ -9148,7 +9151,8 @@ static gmm_status gmm__check_overlap(gmm__call *call) {
                 continue;
             gmm__span_name(a, found[0], 0, first, sizeof first);
             gmm__span_name(b, found[1], i == j && found[0] == found[1], second, sizeof second);
-            return gmm__refuse(call, GMM_E_ARG, first, "%p overlaps %s%s%s, %p: what is written must share no byte with "
+            return gmm__refuse(call, GMM_E_ARG, first,
+                               "%p overlaps %s%s%s, %p: what is written must share no byte with "
                                "other memory of the call", (void *)found[0],
                                gmm__is_field(call, second) ? call->path : "",
                                gmm__is_field(call, second) ? "." : "", second, (void *)found[1]);

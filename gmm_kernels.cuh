@@ -743,7 +743,7 @@ typedef struct gmm_gemm_args {
     const float *alpha;     /* [G] or [1]; NULL: 1 */
     int32_t alpha_per_group;
     int32_t zero_tail;      /* fwd, dgrad: rows of D behind the last group become 0 */
-    const float *row_scale; /* [T] factor of the bias; NULL: 1 */
+    const float *bias_scale; /* [T] factor of the bias; NULL: 1 */
     const float *beta;      /* [G]; NULL = beta_all */
     const uint8_t *frozen;  /* [G]; NULL: no group is frozen */
     float beta_all;
@@ -865,7 +865,7 @@ GMM__DEVICE int gmm_gemm_next_tile(const gmm_gemm_args *args, int ragged_k, int 
 typedef struct gmm_gemm_epilogue {
     char *d; /* first row of the group in D */
     const char *bias;
-    const float *row_scale;
+    const float *bias_scale;
     float alpha, beta;
     int vec4, bias_vec4;
 } gmm_gemm_epilogue;
@@ -876,7 +876,7 @@ GMM__DEVICE gmm_gemm_epilogue gmm_gemm_epilogue_begin(const gmm_gemm_args *args,
     o.vec4 = gmm_vec4_aligned(args->d.dtype, o.d, args->d.ld);
     o.bias = !ragged_k && args->bias.dtype != GMM_NONE ? gmm_kmat_data(&args->bias, t->g) : NULL;
     o.bias_vec4 = gmm_vec4_aligned(args->bias.dtype, o.bias, 4);
-    o.row_scale = !ragged_k && args->row_scale ? args->row_scale + t->row : NULL;
+    o.bias_scale = !ragged_k && args->bias_scale ? args->bias_scale + t->row : NULL;
     o.alpha = args->alpha && t->k > 0 ? args->alpha[args->alpha_per_group ? t->g : 0] : 1.0f; /* an empty sum is +0 */
     o.beta = gmm_gemm_beta(args, t->g);
     return o;
@@ -893,7 +893,7 @@ GMM__DEVICE void gmm_gemm_store(const gmm_gemm_args *args, const gmm_gemm_epilog
 #pragma unroll
     for (i = 0; i < 4; i++) v[i] = __fmul_rn(v[i], o->alpha);
     if (o->bias) {
-        const float s = o->row_scale ? o->row_scale[row] : 1.0f;
+        const float s = o->bias_scale ? o->bias_scale[row] : 1.0f;
 #pragma unroll
         for (i = 0; i < 4; i++) v[i] = __fmaf_rn(bias[i], s, v[i]);
     }
@@ -910,7 +910,7 @@ GMM__DEVICE void gmm_gemm_store(const gmm_gemm_args *args, const gmm_gemm_epilog
    store. The accumulators are in shared memory. `dst_stride`: bytes between the rows in D; `src_stride`: floats
    between the rows in shared memory. */
 GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_epilogue *o, int rows, char *dst,
-                                     int64_t dst_stride, const float *row_scale, int row_scale_step, const float *src,
+                                     int64_t dst_stride, const float *bias_scale, int bias_scale_step, const float *src,
                                      int src_stride, const float bias[4]) {
     float v[4][4];
     uint4 old_bits[4];
@@ -933,7 +933,7 @@ GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_e
     if (o->bias) {
 #pragma unroll
         for (r = 0; r < rows; r++) {
-            const float s = row_scale ? row_scale[r * row_scale_step] : 1.0f;
+            const float s = bias_scale ? bias_scale[r * bias_scale_step] : 1.0f;
 #pragma unroll
             for (i = 0; i < 4; i++) v[r][i] = __fmaf_rn(bias[i], s, v[r][i]);
         }
@@ -3856,7 +3856,7 @@ static GMM__UNUSED cudaError_t gmm_launch_expand(int columns, int32_t grid, int 
 /* ......................................................................................... Bias gradient ... */
 
 /* db_g[n] = sum over the group's rows of s[r] dy[r][n]. Chunks of GMM_BGRAD_ROWS rows, counted from the start of the
-   group, are summed in a fixed order; then their partial sums are added in order of the chunks. d_row_scale[r] = sum
+   group, are summed in a fixed order; then their partial sums are added in order of the chunks. d_bias_scale[r] = sum
    over n of dy[r][n] bias_g[n]. */
 enum { GMM_BGRAD_ROWS = 512, GMM_BGRAD_COLS = 256, GMM_BGRAD_THREADS = 256 };
 typedef struct gmm_bgrad_args {
@@ -3866,12 +3866,12 @@ typedef struct gmm_bgrad_args {
     float *partials;        /* [chunks][n] partial sums */
     int32_t groups, n;
     int64_t capacity;
-    const float *row_scale; /* NULL: ones */
+    const float *bias_scale; /* NULL: ones */
     const float *beta;      /* [G]; NULL = beta_all */
     const uint8_t *frozen;  /* [G]; NULL: no group is frozen */
     float beta_all;
     int32_t row_add, zero_tail;
-    float *d_row_scale;     /* NULL: not written */
+    float *d_bias_scale;     /* NULL: not written */
 } gmm_bgrad_args;
 
 #define GMM__BODY 3
@@ -3983,7 +3983,7 @@ static GMM__UNUSED cudaError_t gmm_launch_bgrad(gmm_dtype dtype, int32_t grid, c
             e = cudaLaunchKernel((const void *)gmm_linear_bgrad_sum, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS),
                                  params, 0, stream);
     }
-    if (e == cudaSuccess && args->d_row_scale)
+    if (e == cudaSuccess && args->d_bias_scale)
         e = cudaLaunchKernel(row->rows, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS), params, 0, stream);
     return e;
 }
@@ -6778,7 +6778,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
                     gmm_gemm_store_rows(&args, &epilogue, 8 / STORE_ROWS,
                                         epilogue.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.d),
                                         pitch * STORE_ROWS,
-                                        epilogue.row_scale ? epilogue.row_scale + row : NULL, STORE_ROWS, src,
+                                        epilogue.bias_scale ? epilogue.bias_scale + row : NULL, STORE_ROWS, src,
                                         STORE_ROWS * STORE_LD, bias);
                 } else {
 #pragma unroll 1
@@ -7198,8 +7198,10 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __gri
                         for (j = 0; j < NT; j++) {
                             const float *v = BLOCK_SCALED ? &sum[BLOCK_SCALED ? s / 2 : 0][j][s % 2 * 2]
                                                           : &acc[s / 2][j][s % 2 * 2];
-                            const float f0 = in_smem ? 1.0f : gmm__fmul(gmm__fmul(row_scale, col_scale[j][0]), inverse);
-                            const float f1 = in_smem ? 1.0f : gmm__fmul(gmm__fmul(row_scale, col_scale[j][1]), inverse);
+                            const float f0 = in_smem ? 1.0f : gmm__fmul(gmm__fmul(row_scale, col_scale[j][0]),
+                                                                        inverse);
+                            const float f1 = in_smem ? 1.0f : gmm__fmul(gmm__fmul(row_scale, col_scale[j][1]),
+                                                                        inverse);
                             *(float2 *)&store_smem[(lane >> 2) * STORE_LD + j * 8 + (lane & 3) * 2] =
                                 make_float2(gmm__fmul(v[0], f0), gmm__fmul(v[1], f1));
                         }
@@ -7223,7 +7225,7 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __gri
                     gmm_gemm_store_rows(&args.p, &epilogue, 8 / STORE_ROWS,
                                         epilogue.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.p.d),
                                         pitch * STORE_ROWS,
-                                        epilogue.row_scale ? epilogue.row_scale + row : NULL, STORE_ROWS, src,
+                                        epilogue.bias_scale ? epilogue.bias_scale + row : NULL, STORE_ROWS, src,
                                         STORE_ROWS * STORE_LD, bias);
                 } else {
 #pragma unroll 1
@@ -7282,7 +7284,7 @@ GMM__PARTIALS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
         end = args.offsets[g + 1] < row + GMM_BGRAD_ROWS ? args.offsets[g + 1] : row + GMM_BGRAD_ROWS;
 #pragma unroll 8
         for (row += line; row < end; row += LINES) {
-            const float s = args.row_scale ? args.row_scale[row] : 1.0f;
+            const float s = args.bias_scale ? args.bias_scale[row] : 1.0f;
             float v[4];
             gmm_read4(GMM__DTYPE, dy + (row * args.dy.ld + col) * SIZE, args.n - col, vec4, v);
 #pragma unroll
@@ -7299,7 +7301,7 @@ GMM__PARTIALS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
     }
 }
 
-/* d_row_scale[r] = sum over n of dy[r][n] bias_g[n], added to its old value where `row_add` is set. One warp per
+/* d_bias_scale[r] = sum over n of dy[r][n] bias_g[n], added to its old value where `row_add` is set. One warp per
    row. */
 GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS)
 GMM__ROWS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
@@ -7331,7 +7333,7 @@ GMM__ROWS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
             for (i = 16; i > 0; i /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(0xFFFFFFFFu, sum, i));
         }
         if (lane == 0)
-            args.d_row_scale[row] = row < valid_rows && args.row_add ? __fadd_rn(args.d_row_scale[row], sum) : sum;
+            args.d_bias_scale[row] = row < valid_rows && args.row_add ? __fadd_rn(args.d_bias_scale[row], sum) : sum;
     }
 }
 #undef GMM__PARTIALS_KERNEL_NAME
@@ -8100,12 +8102,12 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
                 }
             }
             if (bias) {
-                const float *const row_scale = args.p.row_scale ? args.p.row_scale + t->row + t->m0 : NULL;
+                const float *const bias_scale = args.p.bias_scale ? args.p.bias_scale + t->row + t->m0 : NULL;
                 float bias_low[GMM__CFG(wgmma_m)][4], bias_high[GMM__CFG(wgmma_m)][4],
-                       row_scales[GMM__CFG(m16) / 2 + 1]; /* one lane per row */
+                       bias_scales[GMM__CFG(m16) / 2 + 1]; /* one lane per row */
 #pragma unroll
                 for (x = 0; x < (GMM__CFG(m16) + 1) / 2; x++)
-                    row_scales[x] = row_scale && 32 * x + lane < rows ? row_scale[32 * x + lane] : 1.0f;
+                    bias_scales[x] = bias_scale && 32 * x + lane < rows ? bias_scale[32 * x + lane] : 1.0f;
 #pragma unroll
                 for (j = 0; j < GMM__CFG(wgmma_m); j++) {
                     const int c = t->n0 + col0 + 64 * j + 16 * w + lane / 4, bytes = gmm_kmat_size(&args.p.bias);
@@ -8114,8 +8116,8 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
                 }
 #pragma unroll
                 for (u = 0; u < 8 * GMM__CFG(m16); u += 4) {
-                    const float s0 = __shfl_sync(0xFFFFFFFFu, row_scales[u / 16], u % 16 * 2 + lane % 4 * 2);
-                    const float s1 = __shfl_sync(0xFFFFFFFFu, row_scales[u / 16], u % 16 * 2 + lane % 4 * 2 + 1);
+                    const float s0 = __shfl_sync(0xFFFFFFFFu, bias_scales[u / 16], u % 16 * 2 + lane % 4 * 2);
+                    const float s1 = __shfl_sync(0xFFFFFFFFu, bias_scales[u / 16], u % 16 * 2 + lane % 4 * 2 + 1);
 #pragma unroll
                     for (j = 0; j < GMM__CFG(wgmma_m); j++) {
                         acc[j][u] = __fmaf_rn(bias_low[j][0], s0, acc[j][u]);

@@ -20,12 +20,12 @@ typedef struct lin_spec {
     int64_t pad, gap;        /* of every matrix */
     t_form w, grad, bias_form;
     int alpha;               /* 0 none, 1 one value, 2 per group */
-    int scale;               /* row_scale, with zeros and negatives */
+    int scale;               /* bias_scale, with zeros and negatives */
     int add;                 /* y_add */
     int main_grad, overwrite;
     int beta;                /* per group */
     int frozen;              /* every third group */
-    int dscale;              /* bgrad: 1 store d_row_scale, 2 add to it */
+    int dscale;              /* bgrad: 1 store d_bias_scale, 2 add to it */
     int no_db;
     gmm_tail tail;
     int32_t row_align;
@@ -33,7 +33,7 @@ typedef struct lin_spec {
     t_fill fill;
 } lin_spec;
 
-/* A built call. `out` is y, dx, dw or db; rows of x, dy and row_scale past the sum are NaN; destinations that are not
+/* A built call. `out` is y, dx, dw or db; rows of x, dy and bias_scale past the sum are NaN; destinations that are not
    read before they are written are poison. */
 typedef struct lin_run {
     lin_spec spec;

@@ -136,7 +136,7 @@ double ref_linear_at(const ref_linear *l, gmm_op op, int64_t g, int64_t row, int
     return alpha * sum + bias + start;
 }
 
-double ref_row_scale_at(const ref_linear *l, int64_t g, int64_t row, double *magnitude) {
+double ref_bias_scale_at(const ref_linear *l, int64_t g, int64_t row, double *magnitude) {
     double sum = 0.0, size = 0.0;
     for (int64_t n = 0; n < l->out; n++) {
         const double term = l->dy[row * l->out + n] * l->bias[g * l->out + n];
@@ -212,7 +212,7 @@ static double ref_situ(const gmm_act *act, double a, double *first, double *seco
 const ref_act_row ref_acts[] = {
     { GMM_ACT_NONE, 0, "none", ref_none, 0, 0, 0 },
     { GMM_ACT_RELU, 1, "relu", ref_relu, 0, 0, 0 },
-    { GMM_ACT_SRELU, 2, "srelu", ref_relu2, 0, 0, 0 },
+    { GMM_ACT_RELU2, 2, "relu2", ref_relu2, 0, 0, 0 },
     { GMM_ACT_GELU, 3, "gelu", ref_gelu_tanh, 0, 1, 0 },
     { GMM_ACT_QGELU, 4, "qgelu", ref_qgelu, 0, 1, 0 },
     { GMM_ACT_SILU, 5, "silu", ref_silu, 0, 1, 0 },

@@ -43,7 +43,7 @@ typedef struct ref_linear {
 double ref_linear_at(const ref_linear *l, gmm_op op, int64_t g, int64_t row, int64_t col, double beta,
                      double *magnitude);
 /* sum_n dy[r][n] bias[g][n] */
-double ref_row_scale_at(const ref_linear *l, int64_t g, int64_t row, double *magnitude);
+double ref_bias_scale_at(const ref_linear *l, int64_t g, int64_t row, double *magnitude);
 /* Products that one element sums up. */
 int64_t ref_linear_terms(const ref_linear *l, gmm_op op, int64_t g);
 

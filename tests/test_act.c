@@ -228,7 +228,7 @@ static void presets(int arg) {
     T_CHECK(oss.kind == GMM_ACT_SWIGLU && oss.limit == 7.0f && oss.alpha == 1.702f && oss.offset == 1.0f &&
             oss.interleave == 1, "gpt-oss");
     T_CHECK(kimi.kind == GMM_ACT_SITUGLU && kimi.beta1 == 4.0f && kimi.beta2 == 25.0f, "kimi");
-    T_CHECK(gmm_act_of(GMM_ACT_PRESET_NEMOTRON).kind == GMM_ACT_SRELU, "nemotron");
+    T_CHECK(gmm_act_of(GMM_ACT_PRESET_NEMOTRON).kind == GMM_ACT_RELU2, "nemotron");
     T_CHECK(gmm_act_of((gmm_act_preset)99).kind == GMM_ACT_NONE, "unknown");
 #define ACT(kind_, value, text, gate, gated_, alpha_, betas_) \
     for (int k = 0; k <= ref_act_count; k++) { \

@@ -316,7 +316,7 @@ static void older_descriptors(int arg) {
     r.x.mat.struct_size = (uint32_t)offsetof(gmm_mat, table);
     r.x.mat.table = (void *const *)1;
     r.x.mat.columnwise = (const gmm_mat *)1;
-    r.d.d_row_scale = (float *)1; /* not read by fwd and wgrad */
+    r.d.d_bias_scale = (float *)1; /* not read by fwd and wgrad */
     r.d.struct_size = (uint32_t)(arg ? offsetof(gmm_linear, db) : offsetof(gmm_linear, dy));
     r.d.y_add = 1;
     r.grad.struct_size = (uint32_t)offsetof(gmm_grad, beta);
@@ -343,7 +343,7 @@ static void older_descriptors(int arg) {
     r.x.mat.table = NULL;
     r.x.mat.columnwise = NULL;
     r.d.struct_size = (uint32_t)sizeof r.d;
-    r.d.d_row_scale = NULL;
+    r.d.d_bias_scale = NULL;
     r.d.y_add = 0;
     r.grad.struct_size = (uint32_t)sizeof r.grad;
     r.grad.beta = NULL;

@@ -42,8 +42,8 @@ static void linear_overlaps(int arg) {
     OVERLAP(FWD, "gmm_linear_fwd", "y", "w");
     r.out.mat.data = r.bias.mat.data;
     OVERLAP(FWD, "gmm_linear_fwd", "y", "bias");
-    r.out.mat.data = (void *)(uintptr_t)r.d.row_scale;
-    OVERLAP(FWD, "gmm_linear_fwd", "y", "row_scale");
+    r.out.mat.data = (void *)(uintptr_t)r.d.bias_scale;
+    OVERLAP(FWD, "gmm_linear_fwd", "y", "bias_scale");
     r.out.mat.data = past(r.d.alpha, 2 * 4);
     OVERLAP(FWD, "gmm_linear_fwd", "y", "alpha");
     r.out.mat.data = past(r.groups.splits, 2 * 4);
@@ -72,10 +72,10 @@ static void linear_overlaps(int arg) {
     s.scale = s.dscale = 1;
     lin_build(&r, &s);
     T_OK(gmm_linear_bgrad(T.ctx, &r.d, ws, WS, T.stream));
-    r.d.d_row_scale = (float *)(uintptr_t)r.d.row_scale;
-    OVERLAP(gmm_linear_bgrad(T.ctx, &r.d, ws, WS, T.stream), "gmm_linear_bgrad", "d_row_scale", "row_scale");
-    r.d.d_row_scale = (float *)r.out.mat.data;
-    OVERLAP(gmm_linear_bgrad(T.ctx, &r.d, ws, WS, T.stream), "gmm_linear_bgrad", "db.mat", "d_row_scale");
+    r.d.d_bias_scale = (float *)(uintptr_t)r.d.bias_scale;
+    OVERLAP(gmm_linear_bgrad(T.ctx, &r.d, ws, WS, T.stream), "gmm_linear_bgrad", "d_bias_scale", "bias_scale");
+    r.d.d_bias_scale = (float *)r.out.mat.data;
+    OVERLAP(gmm_linear_bgrad(T.ctx, &r.d, ws, WS, T.stream), "gmm_linear_bgrad", "db.mat", "d_bias_scale");
 }
 
 /* Destinations in tables: equal, cut into one another, and over other memory. */
@@ -378,7 +378,8 @@ static void accumulate_in_place(int arg) {
         T_OK(gmm_accumulate(T.ctx, &d, NULL, 0, T.stream));
         t_same("in place", t_get(place, one), want, one);
         y.data = place + ref_bytes(dtype);
-        T_REFUSED(GMM_E_ARG, gmm_accumulate(T.ctx, &d, NULL, 0, T.stream), "gmm_accumulate: accumulation.y: ", "overlaps accumulation.x", NULL);
+        T_REFUSED(GMM_E_ARG, gmm_accumulate(T.ctx, &d, NULL, 0, T.stream), "gmm_accumulate: accumulation.y: ",
+                  "overlaps accumulation.x", NULL);
     }
 }
 
@@ -590,7 +591,8 @@ static void padded_splits(int arg) {
     p.sizes = (int32_t *)(uintptr_t)t_in(sizes, sizeof sizes);
     p.x = &x;
     p.rows = &y;
-    FAULTY(gmm_permute_fwd(T.ctx, &p, ws, WS, T.stream), "gmm_permute_fwd: permute.sizes: ", "4 of group 1", "capacity 6");
+    FAULTY(gmm_permute_fwd(T.ctx, &p, ws, WS, T.stream), "gmm_permute_fwd: permute.sizes: ", "4 of group 1",
+           "capacity 6");
     p.capacity = 7;
     T_OK(gmm_permute_fwd(T.ctx, &p, ws, WS, T.stream));
 }

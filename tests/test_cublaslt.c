@@ -264,8 +264,9 @@ static void declines(int arg) {
     static const int64_t sizes[5] = {12, 0, 31, 1, 40};
     enum { DEVICE_SIZES, TABLE, SM_LIMIT, DTYPE, BIAS, BIAS_DTYPE, ROW_SCALE, BETA, FROZEN, BGRAD, KINDS };
     static const char *const why[KINDS] = {
-        "needs host sizes", "pointer tables", "options.sm_limit", "no f16 from bf16", "no bias of bf16", "no bias of f16",
-        "linear.row_scale", "grad.beta", "grad.frozen", "does not have this operation"
+        "needs host sizes", "pointer tables", "options.sm_limit", "no f16 from bf16", "no bias of bf16",
+            "no bias of f16",
+        "linear.bias_scale", "grad.beta", "grad.frozen", "does not have this operation"
     };
     (void)arg;
     for (int i = 0; i < KINDS; i++) {

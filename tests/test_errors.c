@@ -196,7 +196,7 @@ static void grad_null(bad_call *b) {
     b->d->dw = b->d->db = NULL;
     expect(b, GMM_E_NULL, 1);
     needle(b, b->op == 2 ? ": linear.dw is NULL: linear_wgrad needs a destination"
-                         : ": linear.db and linear.d_row_scale are both NULL");
+                         : ": linear.db and linear.d_bias_scale are both NULL");
     shapes(b);
 }
 static void grad_mat_null(bad_call *b) {
@@ -206,7 +206,7 @@ static void grad_mat_null(bad_call *b) {
 }
 static void bias_null(bad_call *b) {
     b->d->bias = NULL;
-    b->d->d_row_scale = t_floats_out(b->r.capacity);
+    b->d->d_bias_scale = t_floats_out(b->r.capacity);
     expect(b, GMM_E_NULL, 1);
     needle(b, ": linear.bias is NULL: linear_bgrad needs it");
 }
@@ -366,7 +366,7 @@ static void array(bad_call *b, const void *at, const char *name) {
     needle(b, "%p", (void *)(uintptr_t)at);
 }
 static const float *odd_floats(int64_t n) { return (const float *)odd(t_alloc((size_t)n * 4 + 4)); }
-static void scale_misaligned(bad_call *b) { array(b, b->d->row_scale = odd_floats(29), "row_scale"); }
+static void scale_misaligned(bad_call *b) { array(b, b->d->bias_scale = odd_floats(29), "bias_scale"); }
 static void alpha_misaligned(bad_call *b) { array(b, b->d->alpha = odd_floats(4), "alpha"); }
 static void beta_misaligned(bad_call *b) {
     array(b, b->r.grad.beta = odd_floats(4), b->grad_name);
@@ -374,7 +374,7 @@ static void beta_misaligned(bad_call *b) {
 }
 static void dscale_misaligned(bad_call *b) {
     b->d->bias = &b->r.bias.mat;
-    array(b, b->d->d_row_scale = (float *)(uintptr_t)odd_floats(29), "d_row_scale");
+    array(b, b->d->d_bias_scale = (float *)(uintptr_t)odd_floats(29), "d_bias_scale");
 }
 static void act_overflow(bad_call *b) {
     b->act->ld = INT64_MAX;

@@ -93,8 +93,8 @@ static void split_forms(int arg) {
             run(&r, &s, T.ctx, 1);
             same_output("another form of the split", &first, &r);
             if (s.dscale)
-                t_same("d_row_scale", t_get(first.d.d_row_scale, (size_t)first.capacity * 4),
-                       t_get(r.d.d_row_scale, (size_t)r.capacity * 4), (size_t)first.capacity * 4);
+                t_same("d_bias_scale", t_get(first.d.d_bias_scale, (size_t)first.capacity * 4),
+                       t_get(r.d.d_bias_scale, (size_t)r.capacity * 4), (size_t)first.capacity * 4);
         }
 }
 

@@ -98,7 +98,7 @@ void lin_build(lin_run *r, const lin_spec *spec) {
         for (int64_t i = 0; i < r->capacity; i++)
             r->scale[i] = i >= r->live ? (double)NAN
                           : ints || i % 7 < 2 ? scales[t_int(0, 5)] : ref_round(GMM_F32, t_real());
-        r->d.row_scale = t_floats_in(r->scale, r->capacity);
+        r->d.bias_scale = t_floats_in(r->scale, r->capacity);
     }
     if (s->alpha) {
         r->alpha = (double *)t_host((size_t)G * sizeof *r->alpha);
@@ -150,13 +150,13 @@ void lin_build(lin_run *r, const lin_spec *spec) {
     }
     if (s->dscale) {
         r->dscale_start = (double *)t_host((size_t)r->capacity * sizeof *r->dscale_start);
-        r->d.d_row_scale = t_floats_out(r->capacity);
-        r->d.d_row_scale_add = s->dscale == 2;
+        r->d.d_bias_scale = t_floats_out(r->capacity);
+        r->d.d_bias_scale_add = s->dscale == 2;
         if (s->dscale == 2) {
             for (int64_t i = 0; i < r->capacity; i++) r->dscale_start[i] = (double)t_int(-4, 4);
             {
                 const float *values = t_floats_in(r->dscale_start, r->capacity);
-                t_upload(r->d.d_row_scale, t_get(values, (size_t)r->capacity * 4), (size_t)r->capacity * 4);
+                t_upload(r->d.d_bias_scale, t_get(values, (size_t)r->capacity * 4), (size_t)r->capacity * 4);
             }
         }
     }
@@ -244,23 +244,23 @@ void lin_check(const lin_run *r) {
         else t_same("kept tail", bits + at, before + at, rest);
     }
     if (s->dscale) {
-        const double *got = t_floats_get(r->d.d_row_scale, r->capacity);
-        const unsigned char *raw = (const unsigned char *)t_get(r->d.d_row_scale, (size_t)r->capacity * 4);
+        const double *got = t_floats_get(r->d.d_bias_scale, r->capacity);
+        const unsigned char *raw = (const unsigned char *)t_get(r->d.d_bias_scale, (size_t)r->capacity * 4);
         list = lin_list_of(r->capacity);
         for (int64_t g = 0; g < G; g++)
             for (int64_t row = r->offsets[g]; row < r->offsets[g + 1]; row++) {
                 const double start = s->dscale == 2 ? r->dscale_start[row] : 0.0;
                 double magnitude;
                 list.got[list.n] = got[row];
-                list.want[list.n] = ref_row_scale_at(&l, g, row, &magnitude) + start;
+                list.want[list.n] = ref_bias_scale_at(&l, g, row, &magnitude) + start;
                 list.bound[list.n] = ref_bound(GMM_F32, s->N, magnitude + fabs(start), list.want[list.n]);
                 list.n++;
             }
-        lin_compare("d_row_scale", r, GMM_F32, &list);
+        lin_compare("d_bias_scale", r, GMM_F32, &list);
         for (int64_t row = r->live; row < r->capacity; row++)
-            if (s->tail == GMM_TAIL_ZERO) t_bytes("zeroed tail of d_row_scale", raw + row * 4, 0, 4);
-            else if (s->dscale == 1) t_bytes("kept tail of d_row_scale", raw + row * 4, 0xFF, 4);
-            else T_CHECK(got[row] == r->dscale_start[row], "tail of d_row_scale");
+            if (s->tail == GMM_TAIL_ZERO) t_bytes("zeroed tail of d_bias_scale", raw + row * 4, 0, 4);
+            else if (s->dscale == 1) t_bytes("kept tail of d_bias_scale", raw + row * 4, 0xFF, 4);
+            else T_CHECK(got[row] == r->dscale_start[row], "tail of d_bias_scale");
     }
 }
 
@@ -313,7 +313,7 @@ void lin_alone(const lin_run *r) {
         if (d.dy) dy = lin_shift(&r->dy, row, 0), d.dy = &dy;
         if (d.w) w = lin_shift(&r->w, 0, g), d.w = &w;
         if (d.bias) bias = lin_shift(&r->bias, 0, g), d.bias = &bias;
-        if (d.row_scale) d.row_scale += row;
+        if (d.bias_scale) d.bias_scale += row;
         if (d.alpha && d.alpha_per_group) d.alpha += g;
         result = t_mat_out(r->out.dtype, 1, lin_is_grad(s->op) ? r->out.rows : size, r->out.cols);
         out = result.mat;
@@ -605,7 +605,7 @@ static void bias_grads(int arg) {
         }
 }
 
-static void row_scale_grads(int arg) {
+static void bias_scale_grads(int arg) {
     static const int64_t sizes[] = {1, 0, 280, 1, 17};
     for (int bias = 0; bias < 3; bias++)
         for (int mode = 0; mode < 8; mode++) {
@@ -838,7 +838,7 @@ void tests_linear(void) {
     for (int d = 0; d < 3; d++) t_add(biases, d, "row27 fwd %s bias N=8..3072", name[d]);
     for (int d = 0; d < 3; d++) t_add(bias_scale, d, "row28 fwd %s bias times row scale", name[d]);
     for (int d = 0; d < 3; d++) t_add(bias_grads, d, "row29 bgrad %s beta, dtypes, sizes 0 and 1", name[d]);
-    for (int d = 0; d < 3; d++) t_add(row_scale_grads, d, "row30 bgrad %s d_row_scale", name[d]);
+    for (int d = 0; d < 3; d++) t_add(bias_scale_grads, d, "row30 bgrad %s d_bias_scale", name[d]);
     for (int k = 0; k < 6; k++)
         t_add(frozen_groups, k, "row48 %s %s frozen groups", k / 3 ? "bgrad" : "wgrad", name[k % 3]);
     for (int k = 0; k < 4; k++) {

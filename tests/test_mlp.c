@@ -494,7 +494,7 @@ static void three_calls(int arg) {
     fc.x = &h.mat;
     fc.w = &r.w2.mat;
     fc.bias = &r.b2.mat;
-    fc.row_scale = r.d.prob;
+    fc.bias_scale = r.d.prob;
     fc.y = &y.mat;
     T_OK(t_linear(T.ctx, GMM_OP_LINEAR_FWD, &fc));
     t_same("y", t_mat_bits(&y), t_mat_bits(&r.y), (size_t)(LIVE * r.out * ref_bytes(s.dtype)));
@@ -555,7 +555,7 @@ static void saved_parts(int arg) {
     const gmm_dtype t = (gmm_dtype)arg;
     for (int save = 0; save < 3; save++)
         for (int gated = 0; gated < 2; gated++) {
-            mlp_spec s = spec_make(t, act_make(gated ? GMM_ACT_SWIGLU : GMM_ACT_SRELU, 0, 0, 0, 0, 0, 0), 24, 24);
+            mlp_spec s = spec_make(t, act_make(gated ? GMM_ACT_SWIGLU : GMM_ACT_RELU2, 0, 0, 0, 0, 0, 0), 24, 24);
             const int count = save == GMM_SAVE_PREACT ? 1 : save == GMM_SAVE_PREACT_AND_ACT ? 2 : 0;
             gmm_saved_layout layout = GMM_ZERO, again = GMM_ZERO;
             gmm_info info = GMM_ZERO;

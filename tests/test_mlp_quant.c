@@ -307,7 +307,8 @@ static void refusals(int arg) {
                   "needs quant", NULL);
         T_REFUSED(GMM_E_CONFIG, gmm_mlp_bwd(T.ctx, &c.d, NULL, 0, T.stream), "gmm_mlp_bwd: mlp.config.recipe: 5", NULL);
         for (int op = GMM_OP_MLP_FWD; op <= GMM_OP_MLP_WGRAD; op++)
-            T_REFUSED(GMM_E_CONFIG, gmm_mlp_query(T.ctx, (gmm_op)op, &c.d, &info), "gmm_mlp_query: mlp.config.recipe: 5",
+            T_REFUSED(GMM_E_CONFIG, gmm_mlp_query(T.ctx, (gmm_op)op, &c.d, &info),
+                      "gmm_mlp_query: mlp.config.recipe: 5",
                       NULL);
     }
     c.d.quant = &c.quant;
@@ -337,7 +338,8 @@ static void transform_dtypes(int arg) {
     c.d.w2 = &w2.mat;
     want_gradients(&c);
     for (int op = GMM_OP_MLP_FWD; op <= GMM_OP_MLP_WGRAD; op++)
-        T_REFUSED(GMM_E_DTYPE, gmm_mlp_query(T.ctx, (gmm_op)op, &c.d, &info), op == GMM_OP_MLP_FWD ? " mlp.x: " : " mlp.dy: ",
+        T_REFUSED(GMM_E_DTYPE, gmm_mlp_query(T.ctx, (gmm_op)op, &c.d, &info),
+                  op == GMM_OP_MLP_FWD ? " mlp.x: " : " mlp.dy: ",
                   gmm_dtype_name(dtype), "hadamard", NULL);
     T_REFUSED(GMM_E_DTYPE, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), "gmm_mlp_fwd: mlp.x: dtype", NULL);
     T_REFUSED(GMM_E_DTYPE, gmm_mlp_bwd(T.ctx, &c.d, NULL, 0, T.stream), "gmm_mlp_bwd: mlp.dy: dtype", NULL);

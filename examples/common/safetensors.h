@@ -91,9 +91,9 @@ int st_write_index(const char *path, const char *const *files, const st_tensor *
 
 /* Writing: the header comes from tensors (name, dtype, rank, shape), whose begin and bytes are filled in, in the order
    given; of a dtype that is not known here, bytes must be given. Then their bytes are written in any order, and the
-   commit puts the file in place of `path` in one move, once all its bytes are on the disk. Until then a file that stands
-   there is untouched; st_abandon leaves it so. The writer is gone after either. Neither moves nor removes a file that
-   another program put under the temporary name. */
+   commit puts the file in place of `path` in one move, once all its bytes are on the disk. Until then a file that
+   stands there is untouched; st_abandon leaves it so. The writer is gone after either. Neither moves nor removes a file
+   that another program put under the temporary name. */
 typedef struct st_writer {
     int descriptor;             /* -1: `path` was found finished */
     int resumed;                /* 1: a file of an earlier run goes on */

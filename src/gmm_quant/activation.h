@@ -128,7 +128,7 @@ GMM__HD float gmm_normal_cdf(float x, float *density) {
 /* The functions that gates are made of. */
 typedef enum gmm_gate {
     GMM_GATE_RELU,    /* max(a, 0) */
-    GMM_GATE_SRELU,   /* max(a, 0)^2, also known as relu2 */
+    GMM_GATE_RELU2,   /* max(a, 0)^2 */
     GMM_GATE_GELU,    /* a Phi(u), Phi by its tanh form, u = alpha a */
     GMM_GATE_QGELU,   /* a s(1.702 alpha a), s the sigmoid */
     GMM_GATE_SILU,    /* a s(alpha a) */
@@ -146,13 +146,13 @@ typedef enum gmm_gate {
 #define GMM_ACT_LIST(X) \
     X(GMM_ACT_NONE, 0, none, GMM_GATE_MAX, 0, 0, 0) \
     X(GMM_ACT_RELU, 1, relu, GMM_GATE_RELU, 0, 0, 0) \
-    X(GMM_ACT_SRELU, 2, srelu, GMM_GATE_SRELU, 0, 0, 0) \
+    X(GMM_ACT_RELU2, 2, relu2, GMM_GATE_RELU2, 0, 0, 0) \
     X(GMM_ACT_GELU, 3, gelu, GMM_GATE_GELU, 0, 1, 0) \
     X(GMM_ACT_QGELU, 4, qgelu, GMM_GATE_QGELU, 0, 1, 0) \
     X(GMM_ACT_SILU, 5, silu, GMM_GATE_SILU, 0, 1, 0) \
     X(GMM_ACT_GLU, 6, glu, GMM_GATE_SIGMOID, 1, 1, 0) \
     X(GMM_ACT_REGLU, 7, reglu, GMM_GATE_RELU, 1, 0, 0) \
-    X(GMM_ACT_RELU2_GLU, 8, relu2_glu, GMM_GATE_SRELU, 1, 0, 0) \
+    X(GMM_ACT_RELU2_GLU, 8, relu2_glu, GMM_GATE_RELU2, 1, 0, 0) \
     X(GMM_ACT_GEGLU, 9, geglu, GMM_GATE_GELU, 1, 1, 0) \
     X(GMM_ACT_QGEGLU, 10, qgeglu, GMM_GATE_QGELU, 1, 1, 0) \
     X(GMM_ACT_SWIGLU, 11, swiglu, GMM_GATE_SILU, 1, 1, 0) \
@@ -199,7 +199,7 @@ GMM__HD float gmm_act_point(gmm_gate gate, int gated, gmm_act_coef c, float a, f
     float pass_a = gmm__pick(a > c.limit, 0.0f, 1.0f), ga = gmm__min(a, c.limit), f, fa, s, r, t, u, v;
     switch ((int)gate) {
     case GMM_GATE_RELU: f = gmm__max(ga, 0.0f); fa = gmm__pick(ga <= 0.0f, 0.0f, 1.0f); break;
-    case GMM_GATE_SRELU: u = gmm__max(ga, 0.0f); f = u * u; fa = 2.0f * u; break;
+    case GMM_GATE_RELU2: u = gmm__max(ga, 0.0f); f = u * u; fa = 2.0f * u; break;
     case GMM_GATE_GELU:
         u = c.alpha * ga;
         v = gmm__max(gmm__min(u, 16.0f), -16.0f); /* beyond, s is 0 or 1 in fp32, and the square could overflow */

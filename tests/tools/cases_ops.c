@@ -62,7 +62,7 @@ static int linear_open(case_run *r, gmm_op op) {
         d->x = case_operand(r, &r->recipe.input, GMM_ROWWISE, 0, 0, r->K);
         d->w = case_operand(r, &r->recipe.weight, GMM_ROWWISE, G, r->N, r->K);
         if (r->flags & CASE_BIAS) d->bias = case_tabled(r, case_in(r, r->source, G, 1, r->N), G, 1, r->N);
-        if (r->flags & CASE_SCALE) d->row_scale = case_floats(r, T, -1.0f, 1.0f);
+        if (r->flags & CASE_SCALE) d->bias_scale = case_floats(r, T, -1.0f, 1.0f);
         d->y_add = (r->flags & CASE_ADD) != 0;
         d->y = result(r, "y", r->N);
         break;
@@ -81,9 +81,9 @@ static int linear_open(case_run *r, gmm_op op) {
         d->dy = case_in(r, r->source, 1, T, r->N);
         d->db = gradient(r, 0, "db", 1, r->N);
         if (r->flags & CASE_SCALE) {
-            d->row_scale = case_floats(r, T, -1.0f, 1.0f);
+            d->bias_scale = case_floats(r, T, -1.0f, 1.0f);
             d->bias = case_in(r, r->source, G, 1, r->N);
-            d->d_row_scale = (float *)case_out(r, "d_row_scale", 4 * (size_t)T);
+            d->d_bias_scale = (float *)case_out(r, "d_bias_scale", 4 * (size_t)T);
         }
         break;
     }

@@ -15,7 +15,7 @@ typedef struct gmm_grad {
 } gmm_grad;
 
 /* A grouped linear layer: y[r] = alpha_g w_g x[r] + bias_g s_r for every row r of group g.
-   Shapes: x, dx [T, K]; y, dy [T, N]; w, dw [G][N, K]; bias, db [G][N]; row_scale s, d_row_scale [T].
+   Shapes: x, dx [T, K]; y, dy [T, N]; w, dw [G][N, K]; bias, db [G][N]; bias_scale s, d_bias_scale [T].
    dtypes: x and w share F32, F16 or BF16, and so do dy and w, dy and x. y, dx, bias and gradients are F32, F16 or BF16.
    Quantized factors (bgrad takes none): each product reads the copies whose blocks run along its contraction: fwd the
        rowwise ones of x and w, dgrad dy and w.columnwise, wgrad x.columnwise and dy.columnwise (of x and dy it reads
@@ -42,15 +42,15 @@ typedef struct gmm_linear {
     const gmm_mat *x;
     const gmm_mat *w;
     const gmm_mat *bias;     /* NULL = none */
-    const float *row_scale;  /* fp32, context memory; NULL = ones */
+    const float *bias_scale;  /* fp32, context memory; NULL = ones */
     const float *alpha;      /* fp32, context memory; NULL = 1 */
     const gmm_mat *y;
     const gmm_mat *dy;
     const gmm_mat *dx;
     const gmm_grad *dw;
     const gmm_grad *db;
-    float *d_row_scale;      /* fp32: sum over n of dy[r][n] bias_g[n]; NULL = not wanted */
-    int32_t d_row_scale_add; /* 1: added to what is there */
+    float *d_bias_scale;      /* fp32: sum over n of dy[r][n] bias_g[n]; NULL = not wanted */
+    int32_t d_bias_scale_add; /* 1: added to what is there */
     int32_t y_add;           /* 1: fwd adds to y, dgrad to dx, instead of storing */
 } gmm_linear;
 
@@ -75,7 +75,7 @@ GMMDEF gmm_status gmm_linear_dgrad(gmm_context *ctx, const gmm_linear *linear, v
 GMMDEF gmm_status gmm_linear_wgrad(gmm_context *ctx, const gmm_linear *linear, void *workspace, size_t workspace_bytes,
                                    gmm_stream stream);
 
-/* db_g = sum over rows of s_r dy_r (+ beta db_g), and d_row_scale. Needs dy, and db or (d_row_scale and bias).
+/* db_g = sum over rows of s_r dy_r (+ beta db_g), and d_bias_scale. Needs dy, and db or (d_bias_scale and bias).
    Stream, graph, errors: as gmm_linear_fwd. */
 GMMDEF gmm_status gmm_linear_bgrad(gmm_context *ctx, const gmm_linear *linear, void *workspace, size_t workspace_bytes,
                                    gmm_stream stream);

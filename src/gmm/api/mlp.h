@@ -185,9 +185,9 @@ GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
    dtype, gmm_act_bwd and the other steps, called one after the other.
    Delayed weight gradients are recorded in `queue` with everything they need. The matrices of x, dy, dw1 and dw2,
    `deferred`, the fault word and the arrays of `quant` must stay as they are until gmm_mlp_wgrad has run. All else may
-   be freed or overwritten when this call is done: descriptors, recipe and hooks, which the queue copies; splits, pointer
-   tables, gmm_grad.beta and frozen, which `deferred` keeps copies of. What is in host memory (descriptors and tables of
-   GMM_MAT_TABLE_ON_HOST) may be freed on return.
+   be freed or overwritten when this call is done: descriptors, recipe and hooks, which the queue copies; splits,
+   pointer tables, gmm_grad.beta and frozen, which `deferred` keeps copies of. What is in host memory (descriptors and
+   tables of GMM_MAT_TABLE_ON_HOST) may be freed on return.
    Stream, graph: enqueued; capturable. A captured call fills the queue once, when it is captured; no replay does.
    Errors: as gmm_mlp_fwd; GMM_E_STATE (queue full), GMM_E_ARG (fields of the queue). */
 GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,

@@ -32,9 +32,9 @@ typedef struct gmm_permute {
     const int32_t *indices;
     int32_t *row_of;          /* row of each slot, -1 = dropped */
     int32_t *slot_of;         /* slot t topk + i of each row, -1 = padding; map writes all R */
-    int32_t *sizes;           /* rows of each expert, padding included: the splits of gmm_groups. Their sum never exceeds
-                                 the capacity: the expert that it cuts off has the rows that are left, which may be no
-                                 multiple of align, and the experts after it have 0 */
+    int32_t *sizes;           /* rows of each expert, padding included: the splits of gmm_groups. Their sum never
+                                 exceeds the capacity: the expert that it cuts off has the rows that are left, which
+                                 may be no multiple of align, and the experts after it have 0 */
     const gmm_mat *x;
     const float *probs;       /* NULL = none: fwd writes no row_probs, unpermute adds rows unweighted */
     const gmm_mat *rows;

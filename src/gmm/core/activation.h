@@ -16,7 +16,7 @@ GMMDEF gmm_act gmm_act_of(gmm_act_preset preset) {
         a.beta1 = 4.0f;
         a.beta2 = 25.0f;
         break;
-    case GMM_ACT_PRESET_NEMOTRON: a.kind = GMM_ACT_SRELU; break;
+    case GMM_ACT_PRESET_NEMOTRON: a.kind = GMM_ACT_RELU2; break;
     default: break;
     }
     return a;

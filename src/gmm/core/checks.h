@@ -153,7 +153,8 @@ static void gmm__note_operand(gmm__call *call, int role, const char *name, const
                               void *const *table, int64_t matrices, int64_t stride) {
     const int seen = call->ctx->config.space == GMM_SPACE_CPU ||
                      (call->mat[role].flags & (uint32_t)GMM_MAT_TABLE_ON_HOST);
-    if (table) gmm__add_span(call, name, part[0] ? ".scale_table" : ".table", 0, table, matrices * (int64_t)sizeof *table);
+    if (table) gmm__add_span(call, name, part[0] ? ".scale_table" : ".table", 0, table,
+                             matrices * (int64_t)sizeof *table);
     else if (call->op != GMM_OP_ACCUMULATE) { /* of which one of x may be y */
         gmm__box_repeat(&box, matrices, stride);
         matrices = 1;
@@ -352,7 +353,8 @@ static void gmm__note_copy(gmm__call *call, int role, const char *name, int64_t 
                       m->scale_table, count, l->scale_bytes);
     /* one amax of both copies has one value, unless a transform changes the columnwise one */
     if (role == GMM__DX && m->amax == call->mat[GMM__Y].amax && !call->format.hadamard) return;
-    gmm__add_span(call, name, ".amax", raises && gmm__writes(call->op, role), m->amax, amaxes * (int64_t)sizeof *m->amax);
+    gmm__add_span(call, name, ".amax", raises && gmm__writes(call->op, role), m->amax,
+                  amaxes * (int64_t)sizeof *m->amax);
 }
 
 /* Reads a quantized copy: of activations (matrices 0: `rows` is the capacity) or of `matrices` matrices. */

@@ -209,7 +209,8 @@ static gmm_status gmm__check_overlap(gmm__call *call) {
                 continue;
             gmm__span_name(a, found[0], 0, first, sizeof first);
             gmm__span_name(b, found[1], i == j && found[0] == found[1], second, sizeof second);
-            return gmm__refuse(call, GMM_E_ARG, first, "%p overlaps %s%s%s, %p: what is written must share no byte with "
+            return gmm__refuse(call, GMM_E_ARG, first,
+                               "%p overlaps %s%s%s, %p: what is written must share no byte with "
                                "other memory of the call", (void *)found[0],
                                gmm__is_field(call, second) ? call->path : "",
                                gmm__is_field(call, second) ? "." : "", second, (void *)found[1]);

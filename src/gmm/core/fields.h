@@ -14,11 +14,11 @@
       "linear.alpha_per_group") \
     X(BIAS, LINEAR_FWD, LINEAR_FWD, call->mat[GMM__BIAS].dtype != GMM_NONE, 1, 1, 1, 1, "linear.bias") \
     X(BIAS_SCALE, LINEAR_FWD, LINEAR_BGRAD, \
-      linear->row_scale && (call->mat[GMM__BIAS].dtype != GMM_NONE || call->op == GMM_OP_LINEAR_BGRAD), 1, 1, 1, 0, \
-      "linear.row_scale") \
-    X(D_ROW_SCALE, LINEAR_BGRAD, LINEAR_BGRAD, linear->d_row_scale, 1, 0, 1, 0, "linear.d_row_scale") \
-    X(D_ROW_SCALE_ADD, LINEAR_BGRAD, LINEAR_BGRAD, linear->d_row_scale && linear->d_row_scale_add, 1, 0, 1, 0, \
-      "linear.d_row_scale_add") \
+      linear->bias_scale && (call->mat[GMM__BIAS].dtype != GMM_NONE || call->op == GMM_OP_LINEAR_BGRAD), 1, 1, 1, 0, \
+      "linear.bias_scale") \
+    X(D_BIAS_SCALE, LINEAR_BGRAD, LINEAR_BGRAD, linear->d_bias_scale, 1, 0, 1, 0, "linear.d_bias_scale") \
+    X(D_BIAS_SCALE_ADD, LINEAR_BGRAD, LINEAR_BGRAD, linear->d_bias_scale && linear->d_bias_scale_add, 1, 0, 1, 0, \
+      "linear.d_bias_scale_add") \
     X(Y_ADD, LINEAR_FWD, LINEAR_DGRAD, linear->y_add, 1, 1, 1, 1, "linear.y_add") \
     X(MAIN_GRAD, QUANTIZE, CONVERT, gmm__any_grad(call, GMM__GRAD_MAIN), 1, 1, 1, 1, "grad.main_grad") \
     X(GRAD_BETA, QUANTIZE, CONVERT, gmm__any_grad(call, GMM__GRAD_BETA), 1, 1, 1, 0, "grad.beta") \

@@ -77,10 +77,10 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
     if ((s = gmm__read_options(call, d->options)) != GMM_OK || (s = gmm__read_groups(call, d->groups)) != GMM_OK)
         return s;
     G = call->groups.count;
-    if ((d->alpha_per_group | d->y_add | d->d_row_scale_add) & ~1)
-        return gmm__refuse(call, GMM_E_ARG, "linear", "alpha_per_group %d, y_add %d and d_row_scale_add %d must be 0 "
+    if ((d->alpha_per_group | d->y_add | d->d_bias_scale_add) & ~1)
+        return gmm__refuse(call, GMM_E_ARG, "linear", "alpha_per_group %d, y_add %d and d_bias_scale_add %d must be 0 "
                            "or 1",
-                           d->alpha_per_group, d->y_add, d->d_row_scale_add);
+                           d->alpha_per_group, d->y_add, d->d_bias_scale_add);
     if (K < 1) return gmm__refuse(call, GMM_E_ARG, "in_features", "%lld must be >= 1", (long long)K);
     if (N < 1) return gmm__refuse(call, GMM_E_ARG, "out_features", "%lld must be >= 1", (long long)N);
 
@@ -101,12 +101,12 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
     if (op == GMM_OP_LINEAR_WGRAD)
         if ((s = gmm__read_grad(call, GMM__DW, "dw", d->dw, 1, N, K)) != GMM_OK) return s;
     if (op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_BGRAD)
-        if ((s = gmm__read_mat(call, GMM__BIAS, "bias", d->bias, op == GMM_OP_LINEAR_BGRAD && d->d_row_scale, G, 1, N,
+        if ((s = gmm__read_mat(call, GMM__BIAS, "bias", d->bias, op == GMM_OP_LINEAR_BGRAD && d->d_bias_scale, G, 1, N,
                                GMM__FLOATS)) != GMM_OK)
             return s;
     if (op == GMM_OP_LINEAR_BGRAD) {
-        if (!d->db && !d->d_row_scale)
-            return gmm__refuse(call, GMM_E_NULL, "db", "and linear.d_row_scale are both NULL: nothing is wanted");
+        if (!d->db && !d->d_bias_scale)
+            return gmm__refuse(call, GMM_E_NULL, "db", "and linear.d_bias_scale are both NULL: nothing is wanted");
         if ((s = gmm__read_grad(call, GMM__DB, "db", d->db, 0, 1, N)) != GMM_OK) return s;
     }
 
@@ -121,9 +121,9 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
             return s;
     }
     if ((s = gmm__check_array(call, "alpha", d->alpha, 0, d->alpha_per_group ? G : 1)) != GMM_OK ||
-        (s = gmm__check_array(call, "row_scale", d->row_scale, 0, call->rows)) != GMM_OK)
+        (s = gmm__check_array(call, "bias_scale", d->bias_scale, 0, call->rows)) != GMM_OK)
         return s;
-    return gmm__check_output(call, "d_row_scale", d->d_row_scale, 0, call->rows);
+    return gmm__check_output(call, "d_bias_scale", d->d_bias_scale, 0, call->rows);
 }
 
 GMMDEF gmm_status gmm_linear_query(gmm_context *ctx, gmm_op op, const gmm_linear *linear, gmm_info *info) {

@@ -118,7 +118,7 @@ static void gmm__mlp_fill(gmm__mlp_steps *t, const gmm__plan *plan, void *offset
     t->fc2.x = &t->h;
     t->fc2.w = &call->mat[GMM__W2];
     t->fc2.bias = c->bias2 ? &call->mat[GMM__BIAS2] : NULL;
-    t->fc2.row_scale = c->prob_on_bias2 ? d->prob : NULL;
+    t->fc2.bias_scale = c->prob_on_bias2 ? d->prob : NULL;
     t->fc2.y = &call->mat[GMM__Y];
 
     t->dgrad2 = gmm__mlp_linear(t, c->ffn, call->out);
@@ -128,12 +128,12 @@ static void gmm__mlp_fill(gmm__mlp_steps *t, const gmm__plan *plan, void *offset
 
     t->bgrad2 = gmm__mlp_linear(t, c->ffn, call->out);
     t->bgrad2.dy = &call->mat[GMM__DY];
-    t->bgrad2.row_scale = c->prob_on_bias2 ? d->prob : NULL;
+    t->bgrad2.bias_scale = c->prob_on_bias2 ? d->prob : NULL;
     t->bgrad2.db = d->db2 ? &call->grad[GMM__DB2] : NULL;
     if (c->prob_on_bias2 && d->dprob) {
         t->bgrad2.bias = &call->mat[GMM__BIAS2];
-        t->bgrad2.d_row_scale = d->dprob;
-        t->bgrad2.d_row_scale_add = 1;
+        t->bgrad2.d_bias_scale = d->dprob;
+        t->bgrad2.d_bias_scale_add = 1;
     }
 
     t->wgrad2 = gmm__mlp_linear(t, c->ffn, call->out);

@@ -9,7 +9,7 @@ typedef struct gmm__cpu_linear {
     const int64_t *offsets; /* [G + 1] rows */
     const int64_t *starts;  /* [G + 1] row blocks before each group */
     const int64_t *padded;  /* [G + 1] rows before each group in padded copies */
-    const float *row_scale; /* bias gradient; NULL = ones */
+    const float *bias_scale; /* bias gradient; NULL = ones */
     void *scratch;
     gmm__cpu_extent extent;
     int64_t col_blocks, row_blocks;
@@ -76,7 +76,7 @@ static void gmm__cpu_rows_task(const void *arg, int64_t index, int32_t thread) {
         gmm__cpu_outer_row(s.c + i * GMM__NC, n, gmm__alpha(d, g), &A, i, &B);
     for (i = 0; i < m; i++)
         gmm__cpu_finish_row(s.c + i * GMM__NC, n, alpha, bias->dtype != GMM_NONE ? addend : NULL,
-                            d->row_scale ? d->row_scale[r0 + i] : 1.0f, d->y_add ? 1.0f : 0.0f, out->dtype,
+                            d->bias_scale ? d->bias_scale[r0 + i] : 1.0f, d->y_add ? 1.0f : 0.0f, out->dtype,
                             gmm__at(out, 0, r0 + i, c0));
 }
 
@@ -188,7 +188,7 @@ static void gmm__cpu_bgrad_task(const void *arg, int64_t index, int32_t thread) 
     const gmm__call *call = job->call;
     const gmm_mat *dy = &call->mat[GMM__DY], *db = &call->mat[GMM__DB];
     const gmm_grad *grad = &call->grad[GMM__DB];
-    const float *scale = job->row_scale;
+    const float *scale = job->bias_scale;
     const int64_t g = index / job->col_blocks, c0 = index % job->col_blocks * GMM__CHUNK;
     const int64_t n = gmm__min_i64(call->out - c0, GMM__CHUNK);
     const float beta = gmm__grad_beta(grad, g);
@@ -205,12 +205,12 @@ static void gmm__cpu_bgrad_task(const void *arg, int64_t index, int32_t thread) 
     gmm__cpu_finish_row(sum, n, 1.0f, NULL, 0.0f, beta, db->dtype, gmm__at(db, g, 0, c0));
 }
 
-/* A chunk of rows of d_row_scale. Each row sums in lanes, an order that N alone decides. */
-static void gmm__cpu_row_scale_task(const void *arg, int64_t index, int32_t thread) {
+/* A chunk of rows of d_bias_scale. Each row sums in lanes, an order that N alone decides. */
+static void gmm__cpu_bias_scale_task(const void *arg, int64_t index, int32_t thread) {
     const gmm__cpu_linear *job = (const gmm__cpu_linear *)arg;
     const gmm__call *call = job->call;
     const gmm_mat *dy = &call->mat[GMM__DY], *bias = &call->mat[GMM__BIAS];
-    float *out = call->d.linear.d_row_scale;
+    float *out = call->d.linear.d_bias_scale;
     const int64_t G = call->groups.count, live = job->offsets[G], r1 = (index + 1) * GMM__CHUNK;
     int64_t r, c;
     (void)thread;
@@ -224,17 +224,17 @@ static void gmm__cpu_row_scale_task(const void *arg, int64_t index, int32_t thre
             gmm__lanes_add(lane, row, b, n);
         }
         sum = gmm__lanes_fold(lane);
-        out[r] = call->d.linear.d_row_scale_add ? out[r] + sum : sum;
+        out[r] = call->d.linear.d_bias_scale_add ? out[r] + sum : sum;
     }
 }
 
 /* db of a call from its dy. */
-static void gmm__cpu_bgrad(const gmm__call *call, const int64_t *offsets, const float *row_scale) {
+static void gmm__cpu_bgrad(const gmm__call *call, const int64_t *offsets, const float *bias_scale) {
     gmm__cpu_linear job;
     memset(&job, 0, sizeof job);
     job.call = call;
     job.offsets = offsets;
-    job.row_scale = row_scale;
+    job.bias_scale = bias_scale;
     job.col_blocks = gmm__ceil_div(call->out, GMM__CHUNK);
     gmm__cpu_for(call->ctx, call->groups.count * job.col_blocks,
                  (double)call->out * (double)(call->groups.count + offsets[call->groups.count]), gmm__cpu_bgrad_task,
@@ -256,12 +256,12 @@ static gmm_status gmm__cpu_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
     memset(&job, 0, sizeof job);
     job.call = call;
     job.offsets = offsets;
-    if (call->mat[GMM__DB].dtype != GMM_NONE) gmm__cpu_bgrad(call, offsets, call->d.linear.row_scale);
-    if (call->d.linear.d_row_scale) {
+    if (call->mat[GMM__DB].dtype != GMM_NONE) gmm__cpu_bgrad(call, offsets, call->d.linear.bias_scale);
+    if (call->d.linear.d_bias_scale) {
         gmm__cpu_for(call->ctx, gmm__ceil_div(live, GMM__CHUNK), (double)live * (double)call->out,
-                     gmm__cpu_row_scale_task, &job);
+                     gmm__cpu_bias_scale_task, &job);
         if (call->groups.tail == GMM_TAIL_ZERO)
-            for (r = live; r < call->rows; r++) call->d.linear.d_row_scale[r] = 0.0f;
+            for (r = live; r < call->rows; r++) call->d.linear.d_bias_scale[r] = 0.0f;
     }
     return GMM_OK;
 }

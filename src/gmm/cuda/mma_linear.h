@@ -205,7 +205,7 @@ static gmm_status gmm__mma_product_args(const gmm__plan *plan, gmm_gemm_op op, g
     args->alpha = d->alpha;
     args->alpha_per_group = d->alpha_per_group;
     args->zero_tail = call->groups.tail == GMM_TAIL_ZERO;
-    if (fwd) args->row_scale = d->row_scale;
+    if (fwd) args->bias_scale = d->bias_scale;
     args->beta_all = d->y_add ? 1.0f : 0.0f;
     if (wgrad) {
         args->beta = call->grad[GMM__DW].beta;
@@ -319,9 +319,9 @@ static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
     args.groups = call->groups.count;
     args.n = (int32_t)call->out;
     args.capacity = call->rows;
-    args.row_scale = d->row_scale;
-    args.d_row_scale = d->d_row_scale;
-    args.row_add = d->d_row_scale_add;
+    args.bias_scale = d->bias_scale;
+    args.d_bias_scale = d->d_bias_scale;
+    args.row_add = d->d_bias_scale_add;
     args.zero_tail = call->groups.tail == GMM_TAIL_ZERO;
     return gmm__cuda_status(call, gmm_launch_bgrad(args.dy.dtype, plan->grid[0], &args, stream));
 }

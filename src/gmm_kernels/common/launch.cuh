@@ -55,7 +55,7 @@ static GMM__UNUSED cudaError_t gmm_launch_bgrad(gmm_dtype dtype, int32_t grid, c
             e = cudaLaunchKernel((const void *)gmm_linear_bgrad_sum, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS),
                                  params, 0, stream);
     }
-    if (e == cudaSuccess && args->d_row_scale)
+    if (e == cudaSuccess && args->d_bias_scale)
         e = cudaLaunchKernel(row->rows, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS), params, 0, stream);
     return e;
 }

@@ -254,12 +254,12 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
                 }
             }
             if (bias) {
-                const float *const row_scale = args.p.row_scale ? args.p.row_scale + t->row + t->m0 : NULL;
+                const float *const bias_scale = args.p.bias_scale ? args.p.bias_scale + t->row + t->m0 : NULL;
                 float bias_low[GMM__CFG(wgmma_m)][4], bias_high[GMM__CFG(wgmma_m)][4],
-                       row_scales[GMM__CFG(m16) / 2 + 1]; /* one lane per row */
+                       bias_scales[GMM__CFG(m16) / 2 + 1]; /* one lane per row */
 #pragma unroll
                 for (x = 0; x < (GMM__CFG(m16) + 1) / 2; x++)
-                    row_scales[x] = row_scale && 32 * x + lane < rows ? row_scale[32 * x + lane] : 1.0f;
+                    bias_scales[x] = bias_scale && 32 * x + lane < rows ? bias_scale[32 * x + lane] : 1.0f;
 #pragma unroll
                 for (j = 0; j < GMM__CFG(wgmma_m); j++) {
                     const int c = t->n0 + col0 + 64 * j + 16 * w + lane / 4, bytes = gmm_kmat_size(&args.p.bias);
@@ -268,8 +268,8 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
                 }
 #pragma unroll
                 for (u = 0; u < 8 * GMM__CFG(m16); u += 4) {
-                    const float s0 = __shfl_sync(0xFFFFFFFFu, row_scales[u / 16], u % 16 * 2 + lane % 4 * 2);
-                    const float s1 = __shfl_sync(0xFFFFFFFFu, row_scales[u / 16], u % 16 * 2 + lane % 4 * 2 + 1);
+                    const float s0 = __shfl_sync(0xFFFFFFFFu, bias_scales[u / 16], u % 16 * 2 + lane % 4 * 2);
+                    const float s1 = __shfl_sync(0xFFFFFFFFu, bias_scales[u / 16], u % 16 * 2 + lane % 4 * 2 + 1);
 #pragma unroll
                     for (j = 0; j < GMM__CFG(wgmma_m); j++) {
                         acc[j][u] = __fmaf_rn(bias_low[j][0], s0, acc[j][u]);

@@ -1,7 +1,7 @@
 /* ......................................................................................... Bias gradient ... */
 
 /* db_g[n] = sum over the group's rows of s[r] dy[r][n]. Chunks of GMM_BGRAD_ROWS rows, counted from the start of the
-   group, are summed in a fixed order; then their partial sums are added in order of the chunks. d_row_scale[r] = sum
+   group, are summed in a fixed order; then their partial sums are added in order of the chunks. d_bias_scale[r] = sum
    over n of dy[r][n] bias_g[n]. */
 enum { GMM_BGRAD_ROWS = 512, GMM_BGRAD_COLS = 256, GMM_BGRAD_THREADS = 256 };
 typedef struct gmm_bgrad_args {
@@ -11,12 +11,12 @@ typedef struct gmm_bgrad_args {
     float *partials;        /* [chunks][n] partial sums */
     int32_t groups, n;
     int64_t capacity;
-    const float *row_scale; /* NULL: ones */
+    const float *bias_scale; /* NULL: ones */
     const float *beta;      /* [G]; NULL = beta_all */
     const uint8_t *frozen;  /* [G]; NULL: no group is frozen */
     float beta_all;
     int32_t row_add, zero_tail;
-    float *d_row_scale;     /* NULL: not written */
+    float *d_bias_scale;     /* NULL: not written */
 } gmm_bgrad_args;
 
 #define GMM__BODY 3

@@ -28,7 +28,7 @@ GMM__PARTIALS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
         end = args.offsets[g + 1] < row + GMM_BGRAD_ROWS ? args.offsets[g + 1] : row + GMM_BGRAD_ROWS;
 #pragma unroll 8
         for (row += line; row < end; row += LINES) {
-            const float s = args.row_scale ? args.row_scale[row] : 1.0f;
+            const float s = args.bias_scale ? args.bias_scale[row] : 1.0f;
             float v[4];
             gmm_read4(GMM__DTYPE, dy + (row * args.dy.ld + col) * SIZE, args.n - col, vec4, v);
 #pragma unroll
@@ -45,7 +45,7 @@ GMM__PARTIALS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
     }
 }
 
-/* d_row_scale[r] = sum over n of dy[r][n] bias_g[n], added to its old value where `row_add` is set. One warp per
+/* d_bias_scale[r] = sum over n of dy[r][n] bias_g[n], added to its old value where `row_add` is set. One warp per
    row. */
 GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS)
 GMM__ROWS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
@@ -77,7 +77,7 @@ GMM__ROWS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
             for (i = 16; i > 0; i /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(0xFFFFFFFFu, sum, i));
         }
         if (lane == 0)
-            args.d_row_scale[row] = row < valid_rows && args.row_add ? __fadd_rn(args.d_row_scale[row], sum) : sum;
+            args.d_bias_scale[row] = row < valid_rows && args.row_add ? __fadd_rn(args.d_bias_scale[row], sum) : sum;
     }
 }
 #undef GMM__PARTIALS_KERNEL_NAME

@@ -254,8 +254,10 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __gri
                         for (j = 0; j < NT; j++) {
                             const float *v = BLOCK_SCALED ? &sum[BLOCK_SCALED ? s / 2 : 0][j][s % 2 * 2]
                                                           : &acc[s / 2][j][s % 2 * 2];
-                            const float f0 = in_smem ? 1.0f : gmm__fmul(gmm__fmul(row_scale, col_scale[j][0]), inverse);
-                            const float f1 = in_smem ? 1.0f : gmm__fmul(gmm__fmul(row_scale, col_scale[j][1]), inverse);
+                            const float f0 = in_smem ? 1.0f : gmm__fmul(gmm__fmul(row_scale, col_scale[j][0]),
+                                                                        inverse);
+                            const float f1 = in_smem ? 1.0f : gmm__fmul(gmm__fmul(row_scale, col_scale[j][1]),
+                                                                        inverse);
                             *(float2 *)&store_smem[(lane >> 2) * STORE_LD + j * 8 + (lane & 3) * 2] =
                                 make_float2(gmm__fmul(v[0], f0), gmm__fmul(v[1], f1));
                         }
@@ -279,7 +281,7 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __gri
                     gmm_gemm_store_rows(&args.p, &epilogue, 8 / STORE_ROWS,
                                         epilogue.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.p.d),
                                         pitch * STORE_ROWS,
-                                        epilogue.row_scale ? epilogue.row_scale + row : NULL, STORE_ROWS, src,
+                                        epilogue.bias_scale ? epilogue.bias_scale + row : NULL, STORE_ROWS, src,
                                         STORE_ROWS * STORE_LD, bias);
                 } else {
 #pragma unroll 1

@@ -113,7 +113,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
                     gmm_gemm_store_rows(&args, &epilogue, 8 / STORE_ROWS,
                                         epilogue.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.d),
                                         pitch * STORE_ROWS,
-                                        epilogue.row_scale ? epilogue.row_scale + row : NULL, STORE_ROWS, src,
+                                        epilogue.bias_scale ? epilogue.bias_scale + row : NULL, STORE_ROWS, src,
                                         STORE_ROWS * STORE_LD, bias);
                 } else {
 #pragma unroll 1

@@ -15,7 +15,7 @@ typedef struct gmm_gemm_args {
     const float *alpha;     /* [G] or [1]; NULL: 1 */
     int32_t alpha_per_group;
     int32_t zero_tail;      /* fwd, dgrad: rows of D behind the last group become 0 */
-    const float *row_scale; /* [T] factor of the bias; NULL: 1 */
+    const float *bias_scale; /* [T] factor of the bias; NULL: 1 */
     const float *beta;      /* [G]; NULL = beta_all */
     const uint8_t *frozen;  /* [G]; NULL: no group is frozen */
     float beta_all;
@@ -137,7 +137,7 @@ GMM__DEVICE int gmm_gemm_next_tile(const gmm_gemm_args *args, int ragged_k, int 
 typedef struct gmm_gemm_epilogue {
     char *d; /* first row of the group in D */
     const char *bias;
-    const float *row_scale;
+    const float *bias_scale;
     float alpha, beta;
     int vec4, bias_vec4;
 } gmm_gemm_epilogue;
@@ -148,7 +148,7 @@ GMM__DEVICE gmm_gemm_epilogue gmm_gemm_epilogue_begin(const gmm_gemm_args *args,
     o.vec4 = gmm_vec4_aligned(args->d.dtype, o.d, args->d.ld);
     o.bias = !ragged_k && args->bias.dtype != GMM_NONE ? gmm_kmat_data(&args->bias, t->g) : NULL;
     o.bias_vec4 = gmm_vec4_aligned(args->bias.dtype, o.bias, 4);
-    o.row_scale = !ragged_k && args->row_scale ? args->row_scale + t->row : NULL;
+    o.bias_scale = !ragged_k && args->bias_scale ? args->bias_scale + t->row : NULL;
     o.alpha = args->alpha && t->k > 0 ? args->alpha[args->alpha_per_group ? t->g : 0] : 1.0f; /* an empty sum is +0 */
     o.beta = gmm_gemm_beta(args, t->g);
     return o;
@@ -165,7 +165,7 @@ GMM__DEVICE void gmm_gemm_store(const gmm_gemm_args *args, const gmm_gemm_epilog
 #pragma unroll
     for (i = 0; i < 4; i++) v[i] = __fmul_rn(v[i], o->alpha);
     if (o->bias) {
-        const float s = o->row_scale ? o->row_scale[row] : 1.0f;
+        const float s = o->bias_scale ? o->bias_scale[row] : 1.0f;
 #pragma unroll
         for (i = 0; i < 4; i++) v[i] = __fmaf_rn(bias[i], s, v[i]);
     }
@@ -182,7 +182,7 @@ GMM__DEVICE void gmm_gemm_store(const gmm_gemm_args *args, const gmm_gemm_epilog
    store. The accumulators are in shared memory. `dst_stride`: bytes between the rows in D; `src_stride`: floats
    between the rows in shared memory. */
 GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_epilogue *o, int rows, char *dst,
-                                     int64_t dst_stride, const float *row_scale, int row_scale_step, const float *src,
+                                     int64_t dst_stride, const float *bias_scale, int bias_scale_step, const float *src,
                                      int src_stride, const float bias[4]) {
     float v[4][4];
     uint4 old_bits[4];
@@ -205,7 +205,7 @@ GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_e
     if (o->bias) {
 #pragma unroll
         for (r = 0; r < rows; r++) {
-            const float s = row_scale ? row_scale[r * row_scale_step] : 1.0f;
+            const float s = bias_scale ? bias_scale[r * bias_scale_step] : 1.0f;
 #pragma unroll
             for (i = 0; i < 4; i++) v[r][i] = __fmaf_rn(bias[i], s, v[r][i]);
         }

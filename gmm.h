@@ -1648,7 +1648,7 @@ struct gmm_context {
     gmm__device device;
 #ifdef __CUDACC__
     PFN_cuTensorMapEncodeTiled_v12000 wgmma_encode; /* WGMMA engine: the driver's function that makes tensor maps */
-    const char *wgmma_lacks;                        /* why it serves nothing; NULL = it does */
+    const char *wgmma_unavailable;                        /* why it serves nothing; NULL = it does */
 #endif
 #ifdef GMM__CUBLASLT
     gmm__lt lt;
@@ -4321,9 +4321,9 @@ static int gmm__mlp_size(gmm__call *step, gmm_status prepared, const gmm_error *
         (void)snprintf(plan->note, sizeof plan->note, "products by %s%s", gmm_engine_name(sub.engine),
                        sub.assumes_aligned ? ", for addresses at multiples of 16 bytes" : "");
 #ifdef __CUDACC__
-    else if (step->options.engine == GMM_ENGINE_AUTO && step->ctx->wgmma_lacks)
+    else if (step->options.engine == GMM_ENGINE_AUTO && step->ctx->wgmma_unavailable)
         (void)snprintf(plan->note, sizeof plan->note, "products by %s; wgmma %s", gmm_engine_name(sub.engine),
-                       step->ctx->wgmma_lacks);
+                       step->ctx->wgmma_unavailable);
 #endif
     return 1;
 }
@@ -6724,44 +6724,48 @@ static gmm_status gmm__cpu_launch_shard_cast(const gmm__plan *plan, gmm_stream s
 
 #ifdef __CUDACC__
 
+/* Plans and launches of the MMA engine's linear layers. The WGMMA engine uses the same workspace regions, offsets and
+   arguments. */
+
 /* Regions of the workspace. */
 enum {
-    GMM__MMA_OFFSETS, /* [G + 1] int64 */
-    GMM__MMA_TILES,   /* [G + 1] int32 */
-    GMM__MMA_TABLE,   /* [G] addresses each: tables that stood on the host */
-    GMM__MMA_TABLE2,
-    GMM__MMA_SCALES,
-    GMM__MMA_PIECES,  /* bias gradient; the WGMMA engine's tables of many groups */
-    GMM__WGMMA_A,     /* copies as 16-bit elements */
-    GMM__WGMMA_B,
-    GMM__WGMMA_FACTOR, /* [2][G] float: what multiplies the groups' sums, one after the other */
-    GMM__WGMMA_UNITS,  /* [G + 1] int32: of 16 rows, of groups that are turned */
-    GMM__WGMMA_ENDS    /* [G + 1] int64: 16 times these */
+    GMM__MMA_OFFSETS,         /* [G + 1] int64: row offsets of the groups */
+    GMM__MMA_TILES,           /* [G + 1] int32: prefix sums of the groups' tiles */
+    GMM__MMA_MATRIX_TABLE,    /* [G] device copies of host tables: addresses of w, dw or db */
+    GMM__MMA_BIAS_TABLE,      /* [G] addresses of biases */
+    GMM__MMA_SCALE_TABLE,     /* [G] addresses of the weights' scales */
+    GMM__MMA_BGRAD_PARTIALS,  /* [chunks, out] float: partial sums of the bias gradient */
+    GMM__WGMMA_DEQUANTIZED_A, /* quantized operands as 16-bit elements */
+    GMM__WGMMA_DEQUANTIZED_B,
+    GMM__WGMMA_ALPHA,         /* [2][G] float: two factors of each group's accumulators, applied in this order */
+    GMM__WGMMA_TILES16,       /* [G + 1] int32: prefix sums of the groups' blocks of 16 rows, for transposed tokens */
+    GMM__WGMMA_OFFSETS16,     /* [G + 1] int64: row offsets of groups padded to multiples of 16 rows */
+    GMM__WGMMA_GROUP_TABLES = GMM__MMA_BGRAD_PARTIALS /* group tables of each CTA; no operation needs both regions */
 };
 
 static gmm_status gmm__cuda_status(const gmm__call *call, cudaError_t e) {
     if (e == cudaSuccess) return GMM_OK;
-    (void)cudaGetLastError(); /* reported here, so it is not found again by the next call */
+    (void)cudaGetLastError(); /* clears the error, so that the next call does not report it */
     return gmm__fail(&call->ctx->error, GMM_E_CUDA, "%s: %s", call->function, cudaGetErrorString(e));
 }
 
-/* Room for the offsets, and for a table that stands on the host. */
+/* Reserves the regions of offsets and tiles, and the region of a table that is in host memory. */
 static void gmm__mma_reserve_groups(const gmm__call *call, gmm__plan *plan) {
     const size_t groups = (size_t)call->groups.count;
     gmm__reserve(plan, GMM__MMA_OFFSETS, (groups + 1) * sizeof(int64_t));
     gmm__reserve(plan, GMM__MMA_TILES, (groups + 1) * sizeof(int32_t));
 }
-static void gmm__mma_reserve_table(const gmm__call *call, gmm__plan *plan, int role, int part) {
+static void gmm__mma_reserve_table(const gmm__call *call, gmm__plan *plan, int role, int region) {
     if (call->mat[role].dtype != GMM_NONE && (call->mat[role].flags & (uint32_t)GMM_MAT_TABLE_ON_HOST))
-        gmm__reserve(plan, part, (size_t)call->groups.count * sizeof(void *));
+        gmm__reserve(plan, region, (size_t)call->groups.count * sizeof(void *));
 }
 
-/* Whether a call's kernels may be launched early. Not where multiprocessors are to be left alone: no block of the next
-   launch may wait on those. */
+/* Whether a call's kernels use programmatic dependent launch. Under an SM limit they do not: CTAs of the dependent
+   kernel would wait on multiprocessors that the caller reserves. */
 static int gmm__mma_pdl(const gmm__call *call) { return call->ctx->device.early && call->options.sm_limit == 0; }
 
-/* Enqueues the offsets and tiles of a call. */
-static gmm_status gmm__mma_offsets(const gmm__call *call, int64_t *offsets, int32_t *tiles, int32_t tile_rows,
+/* Enqueues the kernel that writes the row offsets and the prefix sums of tiles of a call. Host sizes are copied. */
+static gmm_status gmm__mma_enqueue_offsets(const gmm__call *call, int64_t *offsets, int32_t *tiles, int32_t tile_rows,
                                    gmm_stream stream) {
     gmm_offsets_args args;
     memset(&args, 0, sizeof args);
@@ -6769,7 +6773,7 @@ static gmm_status gmm__mma_offsets(const gmm__call *call, int64_t *offsets, int3
     args.offsets = offsets;
     args.tiles = tiles;
     args.tile_rows = tile_rows;
-    if (call->groups.on_host) { /* their offsets are known, and right: checked with the arguments */
+    if (call->groups.on_host) { /* the argument checks have validated them */
         const int64_t words = (int64_t)call->groups.count + 1;
         enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
         int64_t values[GMM_COPY_VALUES], first = 0, end = 0, i;
@@ -6797,8 +6801,8 @@ static gmm_status gmm__mma_offsets(const gmm__call *call, int64_t *offsets, int3
     return gmm__cuda_status(call, gmm_launch_offsets(&args, gmm__mma_pdl(call), stream));
 }
 
-/* A call's operand as kernels address it. A host table is copied to `part` of the workspace. */
-static cudaError_t gmm__mma_operand(const gmm__plan *plan, int role, int per_group, int part, gmm_kmat *out,
+/* Describes an operand to kernels. A host table is copied to `region` of the workspace. */
+static cudaError_t gmm__mma_operand(const gmm__plan *plan, int role, int per_group, int region, gmm_kmat *out,
                                     gmm_stream stream) {
     const gmm_mat *m = &plan->call->mat[role];
     memset(out, 0, sizeof *out);
@@ -6808,8 +6812,8 @@ static cudaError_t gmm__mma_operand(const gmm__plan *plan, int role, int per_gro
     out->ld = m->ld;
     out->stride = per_group ? m->group_stride * (gmm_dtype_bits(m->dtype) / 8) : 0;
     if (m->dtype == GMM_NONE || !m->table || !(m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) return cudaSuccess;
-    out->table = (void *const *)gmm__part(plan, part);
-    return gmm_launch_copy(gmm__part(plan, part), m->table, plan->call->groups.count, stream);
+    out->table = (void *const *)gmm__part(plan, region);
+    return gmm_launch_copy(gmm__part(plan, region), m->table, plan->call->groups.count, stream);
 }
 
 static float gmm__mma_beta(const gmm_grad *grad) {
@@ -6819,19 +6823,19 @@ static float gmm__mma_beta(const gmm_grad *grad) {
 }
 
 static gmm_status gmm__mma_launch_offsets(const gmm__plan *plan, gmm_stream stream) {
-    return gmm__mma_offsets(plan->call, (int64_t *)plan->call->output, NULL, 1, stream);
+    return gmm__mma_enqueue_offsets(plan->call, (int64_t *)plan->call->output, NULL, 1, stream);
 }
 
-/* The factors of a product: A's lines are those of the result's rows, B's those of its columns. */
-static int gmm__mma_factor_a(gmm_gemm_op op) { return op == gmm_gemm_fwd ? GMM__X_ : GMM__DY; }
-static int gmm__mma_factor_b(gmm_gemm_op op) { return op == gmm_gemm_wgrad ? GMM__X_ : GMM__W; }
+/* Roles of the operands of D = A B^T: rows of A are rows of D, rows of B are columns of D. */
+static int gmm__mma_role_a(gmm_gemm_op op) { return op == gmm_gemm_fwd ? GMM__X_ : GMM__DY; }
+static int gmm__mma_role_b(gmm_gemm_op op) { return op == gmm_gemm_wgrad ? GMM__X_ : GMM__W; }
 
-/* The kernel of a product of quantized operands. */
+/* Plans a product of quantized operands: kernel, grid, workspace. */
 static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
-    const int ra = gmm__mma_factor_a(op), rb = gmm__mma_factor_b(op);
-    const gmm_mat *a = &call->mat[ra], *b = &call->mat[rb];
+    const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op);
+    const gmm_mat *a = &call->mat[role_a], *b = &call->mat[role_b];
     const int64_t m = op == gmm_gemm_wgrad ? call->out : call->rows, n = op == gmm_gemm_fwd ? call->out : call->in;
-    const int64_t huge = INT32_MAX / 16, bound = op == gmm_gemm_wgrad
+    const int64_t max_extent = INT32_MAX / 16, max_tiles = op == gmm_gemm_wgrad
                                                ? call->groups.count * gmm__ceil_div(m, GMM_QGEMM_TILE_M)
                                                : call->rows / GMM_QGEMM_TILE_M + call->groups.count;
     const int mx = b->scaling == GMM_SCALING_MX32, f16 = a->dtype == GMM_F16;
@@ -6841,38 +6845,38 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
     int64_t tiles_n;
     int32_t i;
     if (a->dtype == GMM_F32) return gmm__decline(plan, "multiplies f32 by no quantized weights");
-    if (call->rows > huge || call->in > huge || call->out > huge)
-        return gmm__decline(plan, "takes at most %lld rows and features of quantized operands", (long long)huge);
+    if (call->rows > max_extent || call->in > max_extent || call->out > max_extent)
+        return gmm__decline(plan, "takes at most %lld rows and features of quantized operands", (long long)max_extent);
     plan->kernel = -1;
     for (i = 0; i < GMM_QGEMM_KERNELS; i++) {
         const gmm_qgemm_kernel *k = &gmm_qgemm_kernels[i];
         if (k->op == op && k->dtype == dtype && k->parts == parts &&
-            k->a == (a->scaling == GMM_SCALING_MX32 && call->direction[ra] == GMM_COLUMNWISE) &&
-            k->b == (mx && call->direction[rb] == GMM_COLUMNWISE)) plan->kernel = i;
+            k->a == (a->scaling == GMM_SCALING_MX32 && call->direction[role_a] == GMM_COLUMNWISE) &&
+            k->b == (mx && call->direction[role_b] == GMM_COLUMNWISE)) plan->kernel = i;
     }
     if (plan->kernel < 0)
         return gmm__decline(plan, "has no kernel for %s %s times %s %s", gmm_dtype_name(a->dtype),
                             gmm_scaling_name(a->scaling), gmm_dtype_name(b->dtype), gmm_scaling_name(b->scaling));
     tiles_n = gmm__ceil_div(n, gmm_qgemm_kernels[plan->kernel].tile_cols);
-    if (bound > INT32_MAX / tiles_n) return gmm__decline(plan, "has no kernel for so many tiles");
-    plan->grid[0] = gmm__grid(processors, call->options.sm_limit, 1, bound * tiles_n);
+    if (max_tiles > INT32_MAX / tiles_n) return gmm__decline(plan, "has no kernel for so many tiles");
+    plan->grid[0] = gmm__grid(processors, call->options.sm_limit, 1, max_tiles * tiles_n);
     gmm__mma_reserve_groups(call, plan);
-    gmm__mma_reserve_table(call, plan, op == gmm_gemm_wgrad ? GMM__DW : GMM__W, GMM__MMA_TABLE);
-    if (op != gmm_gemm_wgrad) gmm__mma_reserve_table(call, plan, GMM__W, GMM__MMA_SCALES);
-    if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_TABLE2);
+    gmm__mma_reserve_table(call, plan, op == gmm_gemm_wgrad ? GMM__DW : GMM__W, GMM__MMA_MATRIX_TABLE);
+    if (op != gmm_gemm_wgrad) gmm__mma_reserve_table(call, plan, GMM__W, GMM__MMA_SCALE_TABLE);
+    if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_BIAS_TABLE);
     (void)snprintf(plan->note, sizeof plan->note, "%s by %s as %s, tile %d x %d, %d blocks", gmm_dtype_name(a->dtype),
                    gmm_dtype_name(b->dtype), gmm_dtype_name(dtype), (int)GMM_QGEMM_TILE_M,
                    (int)gmm_qgemm_kernels[plan->kernel].tile_cols, plan->grid[0]);
     return 1;
 }
 
-/* Chooses the kernel of a product: the one whose tiles take the fewest rounds of multiprocessor time, from what is
-   known on the host. Every kernel gives the same bits. */
+/* Chooses the kernel of a product: the one whose waves of tiles are estimated to cost least, from the average group
+   size. Every kernel gives the same bits. */
 static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
-    const int64_t G = call->groups.count, huge = INT32_MAX - 1024;
+    const int64_t G = call->groups.count, max_extent = INT32_MAX - 1024;
     const int64_t m = op == gmm_gemm_wgrad ? call->out : call->rows;
     const int64_t n = op == gmm_gemm_fwd ? call->out : call->in;
-    const int64_t hint = call->groups.rows_hint > 0 && call->groups.rows_hint < call->rows ? call->groups.rows_hint
+    const int64_t rows = call->groups.rows_hint > 0 && call->groups.rows_hint < call->rows ? call->groups.rows_hint
                                                                                             : call->rows;
     const gmm_dtype dtype = call->mat[op == gmm_gemm_dgrad ? GMM__DY : GMM__X_].dtype;
     const int32_t processors = call->ctx->device.processors;
@@ -6880,45 +6884,48 @@ static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gem
     double best = 0.0;
     int32_t i;
     if (gmm__quantized(call)) return gmm__mma_plan_quantized(call, plan, op);
-    if (call->rows > huge || call->in > huge || call->out > huge)
-        return gmm__decline(plan, "takes at most %lld rows and features", (long long)huge);
+    if (call->rows > max_extent || call->in > max_extent || call->out > max_extent)
+        return gmm__decline(plan, "takes at most %lld rows and features", (long long)max_extent);
     plan->kernel = -1;
     for (i = 0; i < GMM_GEMM_KERNELS; i++) {
         const gmm_gemm_kernel *k = &gmm_gemm_kernels[i];
         const int64_t tiles_n = gmm__ceil_div(n, k->tile_cols), per_group = gmm__ceil_div(m, k->tile_rows);
-        const int64_t bound = op == gmm_gemm_wgrad ? G * per_group : call->rows / k->tile_rows + G;
-        const int64_t likely = op == gmm_gemm_wgrad ? bound : G * gmm__ceil_div(gmm__ceil_div(hint, G), k->tile_rows);
-        double rounds;
+        const int64_t max_tiles = op == gmm_gemm_wgrad ? G * per_group : call->rows / k->tile_rows + G;
+        const int64_t tiles = op == gmm_gemm_wgrad ? max_tiles : G * gmm__ceil_div(gmm__ceil_div(rows, G),
+                                                                                   k->tile_rows);
+        double cost;
         if (k->op != op || k->dtype != dtype || k->shared > shared) continue;
-        if (bound > huge / tiles_n) continue;
-        /* a tile costs its area plus its edges, which stand for moving the operands; more blocks share a processor */
-        rounds = (double)gmm__ceil_div(likely * tiles_n, (int64_t)processors * k->blocks) * k->blocks *
+        if (max_tiles > max_extent / tiles_n) continue;
+        /* waves times the cost of a tile: its area for the products, 64 times its edges for loading the operands */
+        cost = (double)gmm__ceil_div(tiles * tiles_n, (int64_t)processors * k->blocks) * k->blocks *
                  ((double)k->tile_rows * k->tile_cols + 64.0 * (k->tile_rows + k->tile_cols));
-        if (plan->kernel >= 0 && rounds >= best) continue;
-        best = rounds;
+        if (plan->kernel >= 0 && cost >= best) continue;
+        best = cost;
         plan->kernel = i;
-        plan->grid[0] = gmm__grid(processors, call->options.sm_limit, k->blocks, bound * tiles_n);
+        plan->grid[0] = gmm__grid(processors, call->options.sm_limit, k->blocks, max_tiles * tiles_n);
     }
     if (plan->kernel < 0) return gmm__decline(plan, "has no kernel for so many tiles of %s", gmm_dtype_name(dtype));
     gmm__mma_reserve_groups(call, plan);
-    gmm__mma_reserve_table(call, plan, op == gmm_gemm_wgrad ? GMM__DW : GMM__W, GMM__MMA_TABLE);
-    if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_TABLE2);
+    gmm__mma_reserve_table(call, plan, op == gmm_gemm_wgrad ? GMM__DW : GMM__W, GMM__MMA_MATRIX_TABLE);
+    if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_BIAS_TABLE);
     (void)snprintf(plan->note, sizeof plan->note, "tile %d x %d, %d blocks",
                    (int)gmm_gemm_kernels[plan->kernel].tile_rows, (int)gmm_gemm_kernels[plan->kernel].tile_cols,
                    plan->grid[0]);
     return 1;
 }
 
-/* The arguments of a product but for offsets and tiles; copies tables that stand on the host. */
+/* Fills in the arguments of a product except offsets and tiles; copies host tables to the workspace. */
 static gmm_status gmm__mma_product_args(const gmm__plan *plan, gmm_gemm_op op, gmm_gemm_args *args, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_linear *d = &call->d.linear;
     const int fwd = op == gmm_gemm_fwd, wgrad = op == gmm_gemm_wgrad;
-    cudaError_t e = gmm__mma_operand(plan, gmm__mma_factor_a(op), 0, 0, &args->a, stream);
-    if (e == cudaSuccess) e = gmm__mma_operand(plan, gmm__mma_factor_b(op), !wgrad, GMM__MMA_TABLE, &args->b, stream);
+    cudaError_t e = gmm__mma_operand(plan, gmm__mma_role_a(op), 0, 0, &args->a, stream);
+    if (e == cudaSuccess) e = gmm__mma_operand(plan, gmm__mma_role_b(op), !wgrad, GMM__MMA_MATRIX_TABLE, &args->b,
+                                               stream);
     if (e == cudaSuccess)
-        e = gmm__mma_operand(plan, fwd ? GMM__Y : wgrad ? GMM__DW : GMM__DX, wgrad, GMM__MMA_TABLE, &args->d, stream);
-    if (e == cudaSuccess && fwd) e = gmm__mma_operand(plan, GMM__BIAS, 1, GMM__MMA_TABLE2, &args->bias, stream);
+        e = gmm__mma_operand(plan, fwd ? GMM__Y : wgrad ? GMM__DW : GMM__DX, wgrad, GMM__MMA_MATRIX_TABLE, &args->d,
+                             stream);
+    if (e == cudaSuccess && fwd) e = gmm__mma_operand(plan, GMM__BIAS, 1, GMM__MMA_BIAS_TABLE, &args->bias, stream);
     args->groups = call->groups.count;
     args->capacity = call->rows;
     args->m = (int32_t)(wgrad ? call->out : call->rows);
@@ -6937,28 +6944,29 @@ static gmm_status gmm__mma_product_args(const gmm__plan *plan, gmm_gemm_op op, g
     return gmm__cuda_status(call, e);
 }
 
-/* Launches it; `p` holds what is not of its factors, and the table of their elements. */
+/* Launches a product of quantized operands; `p` holds the other arguments and the device table of the weights. */
 static gmm_status gmm__mma_launch_quantized(const gmm__plan *plan, gmm_gemm_op op, const gmm_gemm_args *p,
                                             gmm_stream stream) {
     const gmm__call *call = plan->call;
-    const int ra = gmm__mma_factor_a(op), rb = gmm__mma_factor_b(op), fwd = op == gmm_gemm_fwd;
+    const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op), fwd = op == gmm_gemm_fwd;
     gmm_qgemm_args args;
     cudaError_t e = cudaSuccess;
     memset(&args, 0, sizeof args);
     args.p = *p;
-    args.a = call->mat[ra];
-    args.b = call->mat[rb];
+    args.a = call->mat[role_a];
+    args.b = call->mat[role_b];
     args.b.table = p->b.table;
-    args.a_along = call->direction[ra];
-    args.b_along = call->direction[rb];
+    args.a_along = call->direction[role_a];
+    args.b_along = call->direction[role_b];
     args.a_cols = (int32_t)(fwd ? call->in : call->out);
     args.b_cols = (int32_t)call->in;
     args.b_rows = (int32_t)call->out;
     args.k_round = args.b.hadamard && op == gmm_gemm_wgrad ? 16 : 1;
     args.block = args.b.scaling == GMM_SCALING_MX32 ? 32 : 128;
     if (args.b.scale_table && (args.b.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) {
-        args.b.scale_table = (void *const *)gmm__part(plan, GMM__MMA_SCALES);
-        e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALES), call->mat[rb].scale_table, call->groups.count, stream);
+        args.b.scale_table = (void *const *)gmm__part(plan, GMM__MMA_SCALE_TABLE);
+        e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALE_TABLE), call->mat[role_b].scale_table, call->groups.count,
+                            stream);
     }
     if (e == cudaSuccess) e = gmm_launch_qgemm(plan->kernel, plan->grid[0], &args, stream);
     return gmm__cuda_status(call, e);
@@ -6973,7 +6981,7 @@ static gmm_status gmm__mma_launch_product(const gmm__plan *plan, gmm_gemm_op op,
     memset(&args, 0, sizeof args);
     args.offsets = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
     args.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
-    s = gmm__mma_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
+    s = gmm__mma_enqueue_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
                          (int32_t *)gmm__part(plan, GMM__MMA_TILES),
                          quantized ? (int32_t)GMM_QGEMM_TILE_M : gmm_gemm_kernels[plan->kernel].tile_rows, stream);
     if (s != GMM_OK || (s = gmm__mma_product_args(plan, op, &args, stream)) != GMM_OK) return s;
@@ -7001,16 +7009,18 @@ static gmm_status gmm__mma_launch_linear_wgrad(const gmm__plan *plan, gmm_stream
 }
 
 static int gmm__mma_plan_linear_bgrad(const gmm__call *call, gmm__plan *plan) {
-    const int64_t N = call->out, pieces = call->rows / GMM_BGRAD_ROWS + call->groups.count, huge = INT32_MAX - 1024;
+    const int64_t n = call->out, chunks = call->rows / GMM_BGRAD_ROWS + call->groups.count,
+        max_extent = INT32_MAX - 1024;
     const int32_t processors = call->ctx->device.processors;
     int64_t size;
-    if (call->rows > huge || N > huge || pieces > huge || !gmm__mul(pieces, N * (int64_t)sizeof(float), &size))
-        return gmm__decline(plan, "takes at most %lld rows and features", (long long)huge);
+    if (call->rows > max_extent || n > max_extent || chunks > max_extent ||
+        !gmm__mul(chunks, n * (int64_t)sizeof(float), &size))
+        return gmm__decline(plan, "takes at most %lld rows and features", (long long)max_extent);
     plan->grid[0] = gmm__grid(processors, call->options.sm_limit, 8, INT32_MAX);
     gmm__mma_reserve_groups(call, plan);
-    gmm__mma_reserve_table(call, plan, GMM__DB, GMM__MMA_TABLE);
-    gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_TABLE2);
-    if (call->mat[GMM__DB].dtype != GMM_NONE) gmm__reserve(plan, GMM__MMA_PIECES, (size_t)size);
+    gmm__mma_reserve_table(call, plan, GMM__DB, GMM__MMA_MATRIX_TABLE);
+    gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_BIAS_TABLE);
+    if (call->mat[GMM__DB].dtype != GMM_NONE) gmm__reserve(plan, GMM__MMA_BGRAD_PARTIALS, (size_t)size);
     return 1;
 }
 
@@ -7024,16 +7034,16 @@ static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
     memset(&args, 0, sizeof args);
     args.offsets = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
     args.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
-    s = gmm__mma_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
+    s = gmm__mma_enqueue_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
                          (int32_t *)gmm__part(plan, GMM__MMA_TILES), GMM_BGRAD_ROWS, stream);
     if (s != GMM_OK) return s;
     e = gmm__mma_operand(plan, GMM__DY, 0, 0, &args.dy, stream);
-    if (e == cudaSuccess) e = gmm__mma_operand(plan, GMM__DB, 1, GMM__MMA_TABLE, &args.db, stream);
-    if (e == cudaSuccess) e = gmm__mma_operand(plan, GMM__BIAS, 1, GMM__MMA_TABLE2, &args.bias, stream);
+    if (e == cudaSuccess) e = gmm__mma_operand(plan, GMM__DB, 1, GMM__MMA_MATRIX_TABLE, &args.db, stream);
+    if (e == cudaSuccess) e = gmm__mma_operand(plan, GMM__BIAS, 1, GMM__MMA_BIAS_TABLE, &args.bias, stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
 
     if (args.db.dtype != GMM_NONE) {
-        args.partials = (float *)gmm__part(plan, GMM__MMA_PIECES);
+        args.partials = (float *)gmm__part(plan, GMM__MMA_BGRAD_PARTIALS);
         args.beta = call->grad[GMM__DB].beta;
         args.frozen = call->grad[GMM__DB].frozen;
         args.beta_all = gmm__mma_beta(&call->grad[GMM__DB]);
@@ -7055,11 +7065,12 @@ static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
 #ifdef __CUDACC__
 
 /* Regions of the workspace, by family of operations. */
-enum { GMM__SPLIT_PLAIN, GMM__SPLIT_PADDED };                 /* [G + 1] offsets, int64; padding: blocks, int32 */
-enum { GMM__ROUTE_COUNTS, GMM__ROUTE_SUMS, GMM__ROUTE_SCRATCH }; /* [E] int32; partial losses; rows of experts */
+enum { GMM__SPLIT_OFFSETS, GMM__SPLIT_BLOCKS };                 /* [G + 1] offsets, int64; padding: blocks, int32 */
+enum { GMM__ROUTE_COUNTS, GMM__ROUTE_LOSSES, GMM__ROUTE_SCRATCH }; /* [E] int32; partial losses; rows of experts */
 enum { GMM__SORT_COUNTS, GMM__SORT_STARTS };                  /* [E][chunks] int32; [E] int64 */
-enum { GMM__GLU_SRC, GMM__GLU_DST };                          /* [count] addresses: tables that stood on the host */
-enum { GMM__SMALL_SUM };                                      /* [rows, cols] fp32: addends summed up */
+/* [count] addresses: tables that stood on the host */
+enum { GMM__GLU_SRC_TABLE, GMM__GLU_DST_TABLE };
+enum { GMM__ACCUMULATE_SUM };                                      /* [rows, cols] fp32: addends summed up */
 
 static gmm__launch_limits gmm__mma_launch_limits(const gmm__call *call, int32_t blocks) {
     const int32_t processors = call->ctx->device.processors;
@@ -7070,9 +7081,9 @@ static gmm__launch_limits gmm__mma_launch_limits(const gmm__call *call, int32_t 
     return limits;
 }
 /* What kernels may take, and those that stream rows. */
-static gmm__launch_limits gmm__mma_blocks(const gmm__call *call) { return gmm__mma_launch_limits(call,
+static gmm__launch_limits gmm__mma_elementwise_limits(const gmm__call *call) { return gmm__mma_launch_limits(call,
                                                                                                  GMM__ELEM_PER_SM); }
-static gmm__launch_limits gmm__mma_stream(const gmm__call *call) { return gmm__mma_launch_limits(call,
+static gmm__launch_limits gmm__mma_streaming_limits(const gmm__call *call) { return gmm__mma_launch_limits(call,
                                                                                                  GMM__ELEM_STREAM_PER_SM); }
 
 static gmm__view gmm__mma_view(const gmm__call *call, int role) {
@@ -7088,8 +7099,8 @@ static gmm__view gmm__mma_view(const gmm__call *call, int role) {
 static void gmm__mma_reserve_split(const gmm__call *call, gmm__plan *plan, int part) {
     gmm__reserve(plan, part, ((size_t)call->groups.count + 1) * sizeof(int64_t));
 }
-static gmm_status gmm__mma_read_split(const gmm__plan *plan, gmm_stream stream) {
-    return gmm__mma_offsets(plan->call, (int64_t *)gmm__part(plan, GMM__SPLIT_PLAIN), NULL, 1, stream);
+static gmm_status gmm__mma_enqueue_split(const gmm__plan *plan, gmm_stream stream) {
+    return gmm__mma_enqueue_offsets(plan->call, (int64_t *)gmm__part(plan, GMM__SPLIT_OFFSETS), NULL, 1, stream);
 }
 
 /* --- activation --- */
@@ -7097,7 +7108,7 @@ static gmm_status gmm__mma_read_split(const gmm__plan *plan, gmm_stream stream) 
 static int gmm__mma_plan_act(const gmm__call *call, gmm__plan *plan) {
     if (call->rows > INT32_MAX || call->in > INT32_MAX - 1024)
         return gmm__decline(plan, "takes at most %d rows and columns", INT32_MAX - 1024);
-    gmm__mma_reserve_split(call, plan, GMM__SPLIT_PLAIN);
+    gmm__mma_reserve_split(call, plan, GMM__SPLIT_OFFSETS);
     return 1;
 }
 
@@ -7105,11 +7116,11 @@ static gmm_status gmm__mma_launch_act(const gmm__plan *plan, gmm_stream stream) 
     const gmm__call *call = plan->call;
     const gmm_activation *d = &call->d.act;
     const int forward = call->op == GMM_OP_ACT_FWD;
-    const gmm_status s = gmm__mma_read_split(plan, stream);
+    const gmm_status s = gmm__mma_enqueue_split(plan, stream);
     gmm__act_args a;
     if (s != GMM_OK) return s;
     memset(&a, 0, sizeof a);
-    a.valid_rows = (const int64_t *)gmm__part(plan, GMM__SPLIT_PLAIN) + call->groups.count;
+    a.valid_rows = (const int64_t *)gmm__part(plan, GMM__SPLIT_OFFSETS) + call->groups.count;
     a.rows = call->rows;
     a.ffn = (int32_t)call->out;
     a.interleave = call->act.interleave == call->out ? 0 : call->act.interleave; /* one block is the halves */
@@ -7125,13 +7136,13 @@ static gmm_status gmm__mma_launch_act(const gmm__plan *plan, gmm_stream stream) 
         a.dx = gmm__mma_view(call, GMM__DX);
         a.dprob = d->dprob;
     }
-    return gmm__cuda_status(call, forward ? gmm__k_act_fwd(&a, gmm__mma_stream(call), stream)
-                                          : gmm__k_act_bwd(&a, gmm__mma_stream(call), stream));
+    return gmm__cuda_status(call, forward ? gmm__k_act_fwd(&a, gmm__mma_streaming_limits(call), stream)
+                                          : gmm__k_act_bwd(&a, gmm__mma_streaming_limits(call), stream));
 }
 
 /* --- routing --- */
 
-static gmm__route_args gmm__mma_route(const gmm__plan *plan) {
+static gmm__route_args gmm__mma_route_args(const gmm__plan *plan) {
     const gmm__call *call = plan->call;
     const gmm_route *r = &call->d.route;
     const double tokens = r->tokens > 0 ? (double)r->tokens : 1.0;
@@ -7152,7 +7163,7 @@ static gmm__route_args gmm__mma_route(const gmm__plan *plan) {
 }
 
 /* Losses that are asked for and not zero by their coefficient. */
-static int gmm__mma_route_losses(const gmm__call *call) {
+static int gmm__mma_has_route_losses(const gmm__call *call) {
     const gmm_route *r = &call->d.route;
     if (call->query) return r->aux_coeff != 0.0f || r->z_coeff != 0.0f;
     return (r->aux_loss && r->aux_coeff != 0.0f) || (r->z_loss && r->z_coeff != 0.0f);
@@ -7161,38 +7172,40 @@ static int gmm__mma_route_losses(const gmm__call *call) {
 static int gmm__mma_plan_topk_fwd(const gmm__call *call, gmm__plan *plan) {
     const gmm_route *r = &call->d.route;
     gmm__reserve(plan, GMM__ROUTE_COUNTS, (size_t)r->experts * sizeof(int32_t));
-    gmm__reserve(plan, GMM__ROUTE_SUMS,
-                 gmm__mma_route_losses(call) ? gmm__route_sums_bytes(r->tokens, r->experts) : 0);
-    gmm__reserve(plan, GMM__ROUTE_SCRATCH, gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_blocks(call).max_ctas));
+    gmm__reserve(plan, GMM__ROUTE_LOSSES,
+                 gmm__mma_has_route_losses(call) ? gmm__route_sums_bytes(r->tokens, r->experts) : 0);
+    gmm__reserve(plan, GMM__ROUTE_SCRATCH,
+                 gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_elementwise_limits(call).max_ctas));
     return 1;
 }
 static gmm_status gmm__mma_launch_topk_fwd(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_route *r = &call->d.route;
-    gmm__route_args a = gmm__mma_route(plan);
+    gmm__route_args a = gmm__mma_route_args(plan);
     a.expert_bias = r->expert_bias;
     a.probs = r->probs;
     a.counts = r->counts ? r->counts : (int32_t *)gmm__part(plan, GMM__ROUTE_COUNTS);
     a.offsets = r->offsets;
     a.aux_loss = r->aux_loss;
     a.z_loss = r->z_loss;
-    if (gmm__mma_route_losses(call)) a.sums = (float *)gmm__part(plan, GMM__ROUTE_SUMS);
-    return gmm__cuda_status(call, gmm__k_topk_fwd(&a, gmm__mma_blocks(call), stream));
+    if (gmm__mma_has_route_losses(call)) a.sums = (float *)gmm__part(plan, GMM__ROUTE_LOSSES);
+    return gmm__cuda_status(call, gmm__k_topk_fwd(&a, gmm__mma_elementwise_limits(call), stream));
 }
 
 static int gmm__mma_plan_topk_bwd(const gmm__call *call, gmm__plan *plan) {
     const gmm_route *r = &call->d.route;
-    gmm__reserve(plan, GMM__ROUTE_SCRATCH, gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_blocks(call).max_ctas));
+    gmm__reserve(plan, GMM__ROUTE_SCRATCH,
+                 gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_elementwise_limits(call).max_ctas));
     return 1;
 }
 static gmm_status gmm__mma_launch_topk_bwd(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    gmm__route_args a = gmm__mma_route(plan);
+    gmm__route_args a = gmm__mma_route_args(plan);
     a.dlogits = gmm__mma_view(call, GMM__DX);
     a.counts = call->d.route.counts;
     a.dprobs = call->d.route.dprobs;
     a.dloss = call->d.route.dloss;
-    return gmm__cuda_status(call, gmm__k_topk_bwd(&a, gmm__mma_blocks(call), stream));
+    return gmm__cuda_status(call, gmm__k_topk_bwd(&a, gmm__mma_elementwise_limits(call), stream));
 }
 
 /* --- permute, unpermute --- */
@@ -7219,10 +7232,10 @@ static gmm_status gmm__mma_launch_permute_map(const gmm__plan *plan, gmm_stream 
     a.fault = p->fault;
     a.counts = (int32_t *)gmm__part(plan, GMM__SORT_COUNTS);
     a.starts = (int64_t *)gmm__part(plan, GMM__SORT_STARTS);
-    return gmm__cuda_status(call, gmm__k_permute_map(&a, gmm__mma_blocks(call), stream));
+    return gmm__cuda_status(call, gmm__k_permute_map(&a, gmm__mma_elementwise_limits(call), stream));
 }
 
-static gmm__permute_args gmm__mma_permute(const gmm__call *call, int src, int dst) {
+static gmm__permute_args gmm__mma_permute_args(const gmm__call *call, int src, int dst) {
     const gmm_permute *p = &call->d.permute;
     gmm__permute_args a;
     memset(&a, 0, sizeof a);
@@ -7248,28 +7261,28 @@ static int gmm__mma_plan_permute(const gmm__call *call, gmm__plan *plan) {
 }
 static gmm_status gmm__mma_launch_permute_fwd(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    gmm__permute_args a = gmm__mma_permute(call, GMM__X_, GMM__ROWS);
+    gmm__permute_args a = gmm__mma_permute_args(call, GMM__X_, GMM__ROWS);
     a.probs = call->d.permute.probs;
     a.row_probs = call->d.permute.row_probs;
-    return gmm__cuda_status(call, gmm__k_permute_rows(&a, gmm__mma_stream(call), stream));
+    return gmm__cuda_status(call, gmm__k_permute_rows(&a, gmm__mma_streaming_limits(call), stream));
 }
 
 static gmm_status gmm__mma_launch_permute_bwd(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    gmm__permute_args a = gmm__mma_permute(call, GMM__DROWS, GMM__DX);
+    gmm__permute_args a = gmm__mma_permute_args(call, GMM__DROWS, GMM__DX);
     cudaError_t e = cudaSuccess;
-    if (call->d.permute.dx) e = gmm__k_unpermute_fwd(&a, gmm__mma_blocks(call), stream);
+    if (call->d.permute.dx) e = gmm__k_unpermute_fwd(&a, gmm__mma_elementwise_limits(call), stream);
     a.row_probs_in = call->d.permute.drow_probs;
     a.dprobs = call->d.permute.dprobs;
-    if (e == cudaSuccess && a.dprobs) e = gmm__k_gather_probs(&a, gmm__mma_blocks(call), stream);
+    if (e == cudaSuccess && a.dprobs) e = gmm__k_gather_probs(&a, gmm__mma_elementwise_limits(call), stream);
     return gmm__cuda_status(call, e);
 }
 
 static gmm_status gmm__mma_launch_unpermute_fwd(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    gmm__permute_args a = gmm__mma_permute(call, GMM__ROWS, GMM__OUT);
+    gmm__permute_args a = gmm__mma_permute_args(call, GMM__ROWS, GMM__OUT);
     a.probs = call->d.permute.probs;
-    return gmm__cuda_status(call, gmm__k_unpermute_fwd(&a, gmm__mma_blocks(call), stream));
+    return gmm__cuda_status(call, gmm__k_unpermute_fwd(&a, gmm__mma_elementwise_limits(call), stream));
 }
 
 static gmm_status gmm__mma_launch_unpermute_bwd(const gmm__plan *plan, gmm_stream stream) {
@@ -7277,15 +7290,16 @@ static gmm_status gmm__mma_launch_unpermute_bwd(const gmm__plan *plan, gmm_strea
     const gmm_permute *p = &call->d.permute;
     cudaError_t e = cudaSuccess;
     if (p->drows) {
-        gmm__permute_args a = gmm__mma_permute(call, GMM__DOUT, GMM__DROWS);
+        gmm__permute_args a = gmm__mma_permute_args(call, GMM__DOUT, GMM__DROWS);
         a.probs = p->probs;
-        if (!a.probs && a.src.dtype == a.dst.dtype) e = gmm__k_permute_rows(&a, gmm__mma_stream(call), stream);
-        else e = gmm__k_unpermute_bwd(&a, gmm__mma_blocks(call), stream);
+        if (!a.probs && a.src.dtype == a.dst.dtype) e = gmm__k_permute_rows(&a, gmm__mma_streaming_limits(call),
+                                                                            stream);
+        else e = gmm__k_unpermute_bwd(&a, gmm__mma_elementwise_limits(call), stream);
     }
     if (e == cudaSuccess && p->dprobs) {
-        gmm__permute_args a = gmm__mma_permute(call, GMM__DOUT, GMM__ROWS);
+        gmm__permute_args a = gmm__mma_permute_args(call, GMM__DOUT, GMM__ROWS);
         a.dprobs = p->dprobs;
-        e = gmm__k_unpermute_dots(&a, gmm__mma_blocks(call), stream);
+        e = gmm__k_unpermute_dots(&a, gmm__mma_elementwise_limits(call), stream);
     }
     return gmm__cuda_status(call, e);
 }
@@ -7295,17 +7309,17 @@ static gmm_status gmm__mma_launch_unpermute_bwd(const gmm__plan *plan, gmm_strea
 static int gmm__mma_plan_pad(const gmm__call *call, gmm__plan *plan) {
     if (call->rows > INT32_MAX || call->d.pad.padded_capacity > INT32_MAX)
         return gmm__decline(plan, "takes at most %d rows", INT32_MAX);
-    gmm__mma_reserve_split(call, plan, GMM__SPLIT_PLAIN);
-    gmm__reserve(plan, GMM__SPLIT_PADDED, ((size_t)call->groups.count + 1) * sizeof(int32_t));
+    gmm__mma_reserve_split(call, plan, GMM__SPLIT_OFFSETS);
+    gmm__reserve(plan, GMM__SPLIT_BLOCKS, ((size_t)call->groups.count + 1) * sizeof(int32_t));
     return 1;
 }
 
 static gmm_status gmm__mma_launch_pad(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_padding *d = &call->d.pad;
-    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__SPLIT_PLAIN);
-    int32_t *blocks = (int32_t *)gmm__part(plan, GMM__SPLIT_PADDED);
-    const gmm_status s = gmm__mma_offsets(call, offsets, blocks, d->align, stream);
+    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__SPLIT_OFFSETS);
+    int32_t *blocks = (int32_t *)gmm__part(plan, GMM__SPLIT_BLOCKS);
+    const gmm_status s = gmm__mma_enqueue_offsets(call, offsets, blocks, d->align, stream);
     gmm__pad_args a;
     if (s != GMM_OK) return s;
     memset(&a, 0, sizeof a);
@@ -7324,13 +7338,13 @@ static gmm_status gmm__mma_launch_pad(const gmm__plan *plan, gmm_stream stream) 
     a.tail_zero = call->groups.tail == GMM_TAIL_ZERO;
     a.sizes = a.pad ? d->sizes : NULL;
     a.fault = call->groups.fault;
-    return gmm__cuda_status(call, gmm__k_pad(&a, gmm__mma_stream(call), stream));
+    return gmm__cuda_status(call, gmm__k_pad(&a, gmm__mma_streaming_limits(call), stream));
 }
 
 /* --- GLU interleave --- */
 
 static int gmm__mma_plan_glu_interleave(const gmm__call *call, gmm__plan *plan) {
-    const int role[2] = { GMM__X_, GMM__Y }, part[2] = { GMM__GLU_SRC, GMM__GLU_DST };
+    const int role[2] = { GMM__X_, GMM__Y }, part[2] = { GMM__GLU_SRC_TABLE, GMM__GLU_DST_TABLE };
     const gmm_glu *d = &call->d.glu;
     const int64_t most = INT32_MAX / 16; /* 2 ffn rows or columns of 8 bytes in 32 bits */
     int i;
@@ -7355,7 +7369,7 @@ static cudaError_t gmm__mma_device_table(const gmm__plan *plan, int role, int pa
 static gmm_status gmm__mma_launch_glu_interleave(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_glu *d = &call->d.glu;
-    const gmm__launch_limits limits = gmm__mma_stream(call);
+    const gmm__launch_limits limits = gmm__mma_streaming_limits(call);
     gmm__glu_args a;
     cudaError_t e;
     memset(&a, 0, sizeof a);
@@ -7369,8 +7383,8 @@ static gmm_status gmm__mma_launch_glu_interleave(const gmm__plan *plan, gmm_stre
     a.block = d->block;
     a.inverse = d->inverse;
     if (d->axis == GMM_GLU_COLUMNS) return gmm__cuda_status(call, gmm__k_glu_columns(&a, limits, stream));
-    e = gmm__mma_device_table(plan, GMM__X_, GMM__GLU_SRC, &a.src_table, stream);
-    if (e == cudaSuccess) e = gmm__mma_device_table(plan, GMM__Y, GMM__GLU_DST, &a.dst_table, stream);
+    e = gmm__mma_device_table(plan, GMM__X_, GMM__GLU_SRC_TABLE, &a.src_table, stream);
+    if (e == cudaSuccess) e = gmm__mma_device_table(plan, GMM__Y, GMM__GLU_DST_TABLE, &a.dst_table, stream);
     if (e == cudaSuccess) e = gmm__k_glu_rows(&a, limits, stream);
     return gmm__cuda_status(call, e);
 }
@@ -7383,7 +7397,7 @@ static int gmm__mma_plan_convert(const gmm__call *call, gmm__plan *plan) {
 /* More addends than one launch takes: the fp32 sum goes from launch to launch through the workspace. */
 static int gmm__mma_plan_accumulate(const gmm__call *call, gmm__plan *plan) {
     if (call->d.sum.count > GMM__ELEM_ADDENDS)
-        gmm__reserve(plan, GMM__SMALL_SUM, (size_t)call->rows * (size_t)call->in * sizeof(float));
+        gmm__reserve(plan, GMM__ACCUMULATE_SUM, (size_t)call->rows * (size_t)call->in * sizeof(float));
     return gmm__mma_plan_convert(call, plan);
 }
 
@@ -7409,12 +7423,12 @@ static gmm_status gmm__mma_launch_accumulate(const gmm__plan *plan, gmm_stream s
             a.addends[j] = (const char *)gmm__at(&call->mat[GMM__X_], first + j, 0, 0);
             a.x.vec &= ((uintptr_t)a.addends[j] & 15) == 0;
         }
-        if (d->count > GMM__ELEM_ADDENDS) sum.data = gmm__part(plan, GMM__SMALL_SUM);
+        if (d->count > GMM__ELEM_ADDENDS) sum.data = gmm__part(plan, GMM__ACCUMULATE_SUM);
         if (first > 0) a.start = sum;
         a.y = last ? gmm__mma_view(call, GMM__Y) : sum;
         a.scale = last ? d->scale : 1.0f;
         a.beta = last ? d->beta : 0.0f;
-        e = gmm__k_accumulate(&a, gmm__mma_stream(call), stream);
+        e = gmm__k_accumulate(&a, gmm__mma_streaming_limits(call), stream);
     }
     return gmm__cuda_status(call, e);
 }
@@ -7427,14 +7441,14 @@ static gmm_status gmm__mma_launch_convert(const gmm__plan *plan, gmm_stream stre
     a.dst = gmm__mma_view(call, GMM__Y);
     a.rows = call->rows;
     a.cols = call->in;
-    return gmm__cuda_status(call, gmm__k_convert(&a, gmm__mma_stream(call), stream));
+    return gmm__cuda_status(call, gmm__k_convert(&a, gmm__mma_streaming_limits(call), stream));
 }
 
 /* --- quantization --- */
 
-enum { GMM__MMA_QUANT_AMAX = 2, GMM__MMA_QUANT_TABLES, GMM__MMA_QUANT_SUMS };
+enum { GMM__MMA_QUANT_AMAX = 2, GMM__MMA_QUANT_TABLES, GMM__MMA_QUANT_BGRAD };
 
-static size_t gmm__mma_quant_floats(const gmm__call *call, size_t part[3]) {
+static size_t gmm__mma_quant_amax_count(const gmm__call *call, size_t part[3]) {
     const gmm_format *f = &call->format;
     const size_t units = (size_t)gmm__units(call);
     const size_t rows = (size_t)(gmm__grouped(call) ? call->rows : call->units * call->rows);
@@ -7445,7 +7459,7 @@ static size_t gmm__mma_quant_floats(const gmm__call *call, size_t part[3]) {
     return part[0] + part[1] + part[2];
 }
 /* The bias gradient that a quantizing call asks for. */
-static gmm_linear gmm__mma_quant_sums(const gmm__call *call, gmm_options *options, gmm_grad *grad) {
+static gmm_linear gmm__mma_quant_bgrad(const gmm__call *call, gmm_options *options, gmm_grad *grad) {
     gmm_linear l = GMM_ZERO;
     *options = call->options;
     options->engine = GMM_ENGINE_MMA;
@@ -7472,20 +7486,20 @@ static int gmm__mma_plan_quantize(const gmm__call *call, gmm__plan *plan) {
     const gmm_quantization *d = &call->d.quant;
     size_t part[3], sums = 0;
     if (!gmm__mma_plan_quant_units(call, plan)) return 0;
-    gmm__reserve(plan, GMM__MMA_QUANT_AMAX, gmm__mma_quant_floats(call, part) * sizeof(float));
+    gmm__reserve(plan, GMM__MMA_QUANT_AMAX, gmm__mma_quant_amax_count(call, part) * sizeof(float));
     gmm__reserve(plan, GMM__MMA_QUANT_TABLES, gmm__grouped(call) ? 0 : 6 * (size_t)call->units * sizeof(void *));
     if (d->db) {
         gmm_options options;
         gmm_grad grad;
-        const gmm_linear l = gmm__mma_quant_sums(call, &options, &grad);
+        const gmm_linear l = gmm__mma_quant_bgrad(call, &options, &grad);
         if (!gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &l, &sums, plan)) return 0;
     }
-    gmm__reserve(plan, GMM__MMA_QUANT_SUMS, sums);
+    gmm__reserve(plan, GMM__MMA_QUANT_BGRAD, sums);
     return 1;
 }
 
 /* A copy or source whose tables stand in device memory; slot: the first of two tables in the workspace. */
-static cudaError_t gmm__mma_quant_mat(const gmm__plan *plan, int part, int role, int slot, gmm_mat *out,
+static cudaError_t gmm__mma_quant_operand(const gmm__plan *plan, int part, int role, int slot, gmm_mat *out,
                                       gmm_stream stream) {
     const gmm_mat *m = &plan->call->mat[role];
     void **to = (void **)gmm__part(plan, part) + slot * plan->call->units;
@@ -7499,7 +7513,7 @@ static cudaError_t gmm__mma_quant_mat(const gmm__plan *plan, int part, int role,
     return gmm_launch_copy(to + plan->call->units, m->scale_table, plan->call->units, stream);
 }
 
-static cudaError_t gmm__mma_quant_tail(const gmm__plan *plan, const gmm_mat *m, int64_t bytes, int64_t pitch,
+static cudaError_t gmm__mma_zero_quant_tail(const gmm__plan *plan, const gmm_mat *m, int64_t bytes, int64_t pitch,
                                        const int32_t *skip, gmm_stream stream) {
     gmm__quant_tail_args t;
     memset(&t, 0, sizeof t);
@@ -7564,7 +7578,7 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     const int global = (f->scaling == GMM_SCALING_TENSOR && !f->delayed) ||
                        (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
     const int records = f->delayed && (call->mat[GMM__Y].amax || call->mat[GMM__DX].amax);
-    size_t part[3], floats = gmm__mma_quant_floats(call, part);
+    size_t part[3], floats = gmm__mma_quant_amax_count(call, part);
     float *amax = (float *)gmm__part(plan, GMM__MMA_QUANT_AMAX);
     gmm__quant_args a;
     cudaError_t e;
@@ -7588,12 +7602,12 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     a.scale = d->scale;
     a.skip = d->skip;
     a.random = d->random;
-    e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
-    if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 2, &a.rowwise, stream);
-    if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DX, 4, &a.columnwise, stream);
+    e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
+    if (e == cudaSuccess) e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 2, &a.rowwise, stream);
+    if (e == cudaSuccess) e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__DX, 4, &a.columnwise, stream);
     gmm__mma_quant_vectorized(call, &a);
     if (e == cudaSuccess && a.grouped && !a.warp_split) {
-        const gmm_status s = gmm__mma_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
+        const gmm_status s = gmm__mma_enqueue_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
                                               (int32_t *)gmm__part(plan, GMM__MMA_TILES), GMM_TILE, stream);
         if (s != GMM_OK) return s;
     }
@@ -7604,19 +7618,20 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     e = gmm__k_quantize(&a, d->phase != GMM_QUANT_CAST && (global || (records && !a.record) || a.lines),
                         d->phase != GMM_QUANT_AMAX, gmm__strips(call),
                         gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX),
-                        gmm__mma_stream(call).max_ctas, stream);
+                        gmm__mma_streaming_limits(call).max_ctas, stream);
     for (k = 0; k < 2 && a.grouped && call->groups.tail == GMM_TAIL_ZERO && d->phase != GMM_QUANT_AMAX; k++) {
         const gmm_mat *m = &call->mat[k ? GMM__DX : GMM__Y];
         const int64_t bits = gmm_dtype_bits(m->dtype);
         if (m->dtype == GMM_NONE || (k && f->scaling != GMM_SCALING_MX32) || e != cudaSuccess) continue;
-        e = gmm__mma_quant_tail(plan, m, call->in * bits / 8, m->ld * bits / 8, d->skip, stream);
+        e = gmm__mma_zero_quant_tail(plan, m, call->in * bits / 8, m->ld * bits / 8, d->skip, stream);
     }
     if (e == cudaSuccess && d->db) {
         gmm_options options;
         gmm_grad grad;
-        const gmm_linear l = gmm__mma_quant_sums(call, &options, &grad);
-        return gmm__linear_run(call->ctx, GMM_OP_LINEAR_BGRAD, call->function, &l, gmm__part(plan, GMM__MMA_QUANT_SUMS),
-                               plan->workspace_bytes - plan->part[GMM__MMA_QUANT_SUMS], stream);
+        const gmm_linear l = gmm__mma_quant_bgrad(call, &options, &grad);
+        return gmm__linear_run(call->ctx, GMM_OP_LINEAR_BGRAD, call->function, &l,
+                               gmm__part(plan, GMM__MMA_QUANT_BGRAD),
+                               plan->workspace_bytes - plan->part[GMM__MMA_QUANT_BGRAD], stream);
     }
     return gmm__cuda_status(call, e);
 }
@@ -7642,18 +7657,18 @@ static gmm_status gmm__mma_launch_dequantize(const gmm__plan *plan, gmm_stream s
     a.offsets = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
     a.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
     if (a.grouped) {
-        const gmm_status s = gmm__mma_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
+        const gmm_status s = gmm__mma_enqueue_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
                                               (int32_t *)gmm__part(plan, GMM__MMA_TILES), GMM_TILE, stream);
         if (s != GMM_OK) return s;
     }
-    e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
-    if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 2, &a.dst, stream);
+    e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
+    if (e == cudaSuccess) e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 2, &a.dst, stream);
     if (e == cudaSuccess)
         e = gmm__k_dequantize(&a, gmm__strips(call) * a.col_tiles,
                               gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX), stream);
     if (e == cudaSuccess && a.grouped && call->groups.tail == GMM_TAIL_ZERO) {
         const int64_t size = gmm_dtype_bits(dst->dtype) / 8;
-        e = gmm__mma_quant_tail(plan, dst, call->in * size, dst->ld * size, NULL, stream);
+        e = gmm__mma_zero_quant_tail(plan, dst, call->in * size, dst->ld * size, NULL, stream);
     }
     return gmm__cuda_status(call, e);
 }
@@ -7663,10 +7678,11 @@ static int gmm__mma_plan_transpose(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__MMA_QUANT_TABLES, call->units > 1 ? 4 * (size_t)call->units * sizeof(void *) : 0);
     return 1;
 }
-static cudaError_t gmm__mma_transpose_mat(const gmm__plan *plan, int role, int slot, gmm_mat *out, gmm_stream stream) {
+static cudaError_t gmm__mma_transpose_operand(const gmm__plan *plan, int role, int slot, gmm_mat *out,
+                                              gmm_stream stream) {
     const gmm_mat *m = &plan->call->mat[role];
     if (plan->call->units > 1 || !m->table || !(m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST))
-        return gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, role, slot, out, stream);
+        return gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, role, slot, out, stream);
     *out = *m;
     out->data = m->table[0];
     out->scale = m->scale_table[0];
@@ -7682,8 +7698,8 @@ static gmm_status gmm__mma_launch_transpose(const gmm__plan *plan, gmm_stream st
     a.units = gmm__units(call);
     a.rows = call->rows;
     a.cols = call->in;
-    e = gmm__mma_transpose_mat(plan, GMM__DY, 0, &a.src, stream);
-    if (e == cudaSuccess) e = gmm__mma_transpose_mat(plan, GMM__Y, 2, &a.dst, stream);
+    e = gmm__mma_transpose_operand(plan, GMM__DY, 0, &a.src, stream);
+    if (e == cudaSuccess) e = gmm__mma_transpose_operand(plan, GMM__Y, 2, &a.dst, stream);
     if (e == cudaSuccess)
         e = gmm__k_transpose(&a, gmm__grid(processors, call->options.sm_limit, GMM__TRANSPOSE_PER_SM, INT32_MAX),
                              stream);
@@ -7710,7 +7726,7 @@ static gmm_status gmm__mma_launch_shard_cast(const gmm__plan *plan, gmm_stream s
     const int amax = plan->call->d.shard.phase == GMM_QUANT_AMAX;
     cudaError_t e = cudaSuccess;
     if (amax) e = cudaMemsetAsync(a.amax, 0, (size_t)gmm__shard_floats(&a) * sizeof(float), stream);
-    if (e == cudaSuccess) e = gmm__k_shard_cast(&a, amax, gmm__mma_stream(plan->call).max_ctas, stream);
+    if (e == cudaSuccess) e = gmm__k_shard_cast(&a, amax, gmm__mma_streaming_limits(plan->call).max_ctas, stream);
     return gmm__cuda_status(plan->call, e);
 }
 
@@ -7725,8 +7741,8 @@ static gmm_status gmm__mma_launch_shard_cast(const gmm__plan *plan, gmm_stream s
    group, never by the rows before it, and reduce in fp32 in a fixed order: results are deterministic and do not depend
    on the other groups. */
 
-enum { GMM__LT_BETA, GMM__LT_SCRATCH }; /* regions of the workspace */
-enum { GMM__LT_SCRATCH_BYTES = 32 << 20 };
+enum { GMM__LT_BETA, GMM__LT_WORKSPACE }; /* regions of the workspace */
+enum { GMM__LT_WORKSPACE_BYTES = 32 << 20 };
 
 /* One group's product as cuBLASLt describes it. Descriptors live on the stack: nothing is allocated. */
 typedef struct gmm__lt_problem {
@@ -7737,13 +7753,13 @@ typedef struct gmm__lt_problem {
     uint32_t align_a, align_b, align_d, align_bias; /* bytes */
 } gmm__lt_problem;
 
-static cudaDataType_t gmm__lt_type(gmm_dtype dtype) {
+static cudaDataType_t gmm__lt_data_type(gmm_dtype dtype) {
     return dtype == GMM_BF16 ? CUDA_R_16BF : dtype == GMM_F16 ? CUDA_R_16F : CUDA_R_32F;
 }
 
 /* What an address and the step between rows are surely multiples of, at most 16 bytes: no more is of use, and so rows
    before a group change nothing. */
-static uint32_t gmm__lt_align(const void *at, int64_t row_bytes) {
+static uint32_t gmm__lt_alignment(const void *at, int64_t row_bytes) {
     const uint64_t bits = (uintptr_t)at | (uint64_t)row_bytes | 16u;
     return (uint32_t)(bits & (~bits + 1u));
 }
@@ -7768,23 +7784,24 @@ static void gmm__lt_close(gmm_context *ctx) {
 }
 
 /* Roles of the factors a, b and the result d of an operation. */
-static int gmm__lt_a(gmm_op op) { return op == GMM_OP_LINEAR_WGRAD ? GMM__X_ : GMM__W; }
-static int gmm__lt_b(gmm_op op) { return op == GMM_OP_LINEAR_FWD ? GMM__X_ : GMM__DY; }
-static int gmm__lt_d(gmm_op op) {
+static int gmm__lt_role_a(gmm_op op) { return op == GMM_OP_LINEAR_WGRAD ? GMM__X_ : GMM__W; }
+static int gmm__lt_role_b(gmm_op op) { return op == GMM_OP_LINEAR_FWD ? GMM__X_ : GMM__DY; }
+static int gmm__lt_role_d(gmm_op op) {
     return op == GMM_OP_LINEAR_FWD ? GMM__Y : op == GMM_OP_LINEAR_DGRAD ? GMM__DX : GMM__DW;
 }
 
 static cublasStatus_t gmm__lt_layout(cublasLtMatrixLayoutOpaque_t *layout, const gmm_mat *m, int64_t rows,
                                      int64_t cols) {
-    return cublasLtMatrixLayoutInit(layout, gmm__lt_type(m->dtype), (uint64_t)cols, (uint64_t)rows, m->ld);
+    return cublasLtMatrixLayoutInit(layout, gmm__lt_data_type(m->dtype), (uint64_t)cols, (uint64_t)rows, m->ld);
 }
 
 /* Describes group g, whose rows [row, row + rows) are not none. The bias pointer is set when it is known to stay. */
-static cublasStatus_t gmm__lt_describe(const gmm__call *call, int64_t g, int64_t row, int64_t rows,
+static cublasStatus_t gmm__lt_describe_group(const gmm__call *call, int64_t g, int64_t row, int64_t rows,
                                        gmm__lt_problem *p) {
     const gmm_op op = call->op;
     const int wgrad = op == GMM_OP_LINEAR_WGRAD;
-    const gmm_mat *a = &call->mat[gmm__lt_a(op)], *b = &call->mat[gmm__lt_b(op)], *d = &call->mat[gmm__lt_d(op)];
+    const gmm_mat *a = &call->mat[gmm__lt_role_a(op)], *b = &call->mat[gmm__lt_role_b(op)],
+        *d = &call->mat[gmm__lt_role_d(op)];
     const gmm_mat *bias = &call->mat[GMM__BIAS];
     const int32_t trans_a = op == GMM_OP_LINEAR_FWD ? CUBLAS_OP_T : CUBLAS_OP_N;
     const int32_t trans_b = wgrad ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -7797,9 +7814,9 @@ static cublasStatus_t gmm__lt_describe(const gmm__call *call, int64_t g, int64_t
     p->a = gmm__at(a, wgrad ? 0 : g, wgrad ? row : 0, 0);
     p->b = gmm__at(b, 0, row, 0);
     p->d = gmm__at(d, wgrad ? g : 0, wgrad ? 0 : row, 0);
-    p->align_a = gmm__lt_align(p->a, a->ld * (gmm_dtype_bits(a->dtype) / 8));
-    p->align_b = gmm__lt_align(p->b, b->ld * (gmm_dtype_bits(b->dtype) / 8));
-    p->align_d = gmm__lt_align(p->d, d->ld * (gmm_dtype_bits(d->dtype) / 8));
+    p->align_a = gmm__lt_alignment(p->a, a->ld * (gmm_dtype_bits(a->dtype) / 8));
+    p->align_b = gmm__lt_alignment(p->b, b->ld * (gmm_dtype_bits(b->dtype) / 8));
+    p->align_d = gmm__lt_alignment(p->d, d->ld * (gmm_dtype_bits(d->dtype) / 8));
     s = cublasLtMatmulDescInit(&p->desc, tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
     if (!s) s = cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &trans_a, sizeof trans_a);
     if (!s) s = cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &trans_b, sizeof trans_b);
@@ -7810,7 +7827,7 @@ static cublasStatus_t gmm__lt_describe(const gmm__call *call, int64_t g, int64_t
         s = gmm__lt_layout(&p->d_layout, d, wgrad ? call->out : rows, op == GMM_OP_LINEAR_FWD ? call->out : call->in);
     if (s || bias->dtype == GMM_NONE) return s;
     p->bias = gmm__at(bias, g, 0, 0);
-    p->align_bias = gmm__lt_align(p->bias, 0);
+    p->align_bias = gmm__lt_alignment(p->bias, 0);
     return cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
 }
 
@@ -7821,10 +7838,10 @@ static cublasStatus_t gmm__lt_set_bias(gmm__lt_problem *p, const void *bias) {
 
 /* Asks cuBLASLt for the algorithm of a product. Partial sums may be reduced in fp32 only, so that the store rounds
    once; the bias pointer, which is not followed, stands for its alignment. */
-static cublasStatus_t gmm__lt_ask(gmm_context *ctx, gmm__lt_problem *p, cublasLtMatmulAlgo_t *algo) {
+static cublasStatus_t gmm__lt_query_heuristic(gmm_context *ctx, gmm__lt_problem *p, cublasLtMatmulAlgo_t *algo) {
     cublasLtMatmulPreferenceOpaque_t pref;
     cublasLtMatmulHeuristicResult_t result;
-    const uint64_t scratch = GMM__LT_SCRATCH_BYTES;
+    const uint64_t scratch = GMM__LT_WORKSPACE_BYTES;
     const uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     const cublasLtMatmulPreferenceAttributes_t which[4] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
@@ -7852,9 +7869,9 @@ static cublasStatus_t gmm__lt_ask(gmm_context *ctx, gmm__lt_problem *p, cublasLt
 }
 
 /* The algorithm for `rows` rows of a described group: from the cache, whose entries newer shapes overwrite. */
-static cublasStatus_t gmm__lt_choose(const gmm__call *call, int64_t rows, gmm__lt_problem *p,
+static cublasStatus_t gmm__lt_find_algorithm(const gmm__call *call, int64_t rows, gmm__lt_problem *p,
                                      const cublasLtMatmulAlgo_t **algo) {
-    const gmm_mat *d = &call->mat[gmm__lt_d(call->op)], *a = &call->mat[gmm__lt_a(call->op)];
+    const gmm_mat *d = &call->mat[gmm__lt_role_d(call->op)], *a = &call->mat[gmm__lt_role_a(call->op)];
     gmm__lt_choice *choice;
     int64_t key[GMM__LT_KEY];
     uint64_t hash = 0;
@@ -7868,7 +7885,7 @@ static cublasStatus_t gmm__lt_choose(const gmm__call *call, int64_t rows, gmm__l
     key[5] = call->in;
     key[6] = call->out;
     key[7] = a->ld;
-    key[8] = call->mat[gmm__lt_b(call->op)].ld;
+    key[8] = call->mat[gmm__lt_role_b(call->op)].ld;
     key[9] = d->ld;
     for (i = 0; i < GMM__LT_KEY; i++) {
         hash = (hash ^ (uint64_t)key[i]) * 0x9E3779B97F4A7C15u;
@@ -7878,14 +7895,15 @@ static cublasStatus_t gmm__lt_choose(const gmm__call *call, int64_t rows, gmm__l
     *algo = &choice->algo;
     if (!memcmp(choice->key, key, sizeof key)) return CUBLAS_STATUS_SUCCESS;
     choice->key[0] = 0;
-    s = gmm__lt_ask(call->ctx, p, &choice->algo);
+    s = gmm__lt_query_heuristic(call->ctx, p, &choice->algo);
     if (s == CUBLAS_STATUS_SUCCESS) memcpy(choice->key, key, sizeof key);
     return s;
 }
 
 static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
     const gmm_op op = call->op;
-    const gmm_mat *a = &call->mat[gmm__lt_a(op)], *d = &call->mat[gmm__lt_d(op)], *bias = &call->mat[GMM__BIAS];
+    const gmm_mat *a = &call->mat[gmm__lt_role_a(op)], *d = &call->mat[gmm__lt_role_d(op)],
+        *bias = &call->mat[GMM__BIAS];
     const gmm_mat *table = op == GMM_OP_LINEAR_WGRAD ? d : a;
     if (!call->ctx->lt.handle) return gmm__decline(plan, "could not be opened on this device");
     if (!call->groups.on_host) return gmm__decline(plan, "needs host sizes (groups.on_host)");
@@ -7900,7 +7918,7 @@ static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
         return gmm__decline(plan, "adds no bias of %s to products of %s", gmm_dtype_name(bias->dtype),
                             gmm_dtype_name(a->dtype));
     gmm__reserve(plan, GMM__LT_BETA, sizeof(uint64_t)); /* for alpha, whose address a query need not know */
-    gmm__reserve(plan, GMM__LT_SCRATCH, (size_t)GMM__LT_SCRATCH_BYTES);
+    gmm__reserve(plan, GMM__LT_WORKSPACE, (size_t)GMM__LT_WORKSPACE_BYTES);
     (void)snprintf(plan->note, sizeof plan->note, "one product per group%s; refused where the library has no algorithm "
                    "for a group's rows and addresses",
                    a->dtype != GMM_F32 ? "" : call->options.allow_tf32 ? ", as TF32" : ", in fp32");
@@ -7908,7 +7926,7 @@ static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
 }
 
 /* Zeroes a row-major part of a matrix. */
-static cudaError_t gmm__lt_zero(const gmm_mat *m, void *at, int64_t rows, int64_t cols, gmm_stream stream) {
+static cudaError_t gmm__lt_zero_rows(const gmm_mat *m, void *at, int64_t rows, int64_t cols, gmm_stream stream) {
     const size_t size = (size_t)gmm_dtype_bits(m->dtype) / 8;
     if (rows <= 0) return cudaSuccess;
     return cudaMemset2DAsync(at, (size_t)m->ld * size, 0, (size_t)cols * size, (size_t)rows, stream);
@@ -7918,7 +7936,7 @@ static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream strea
     const gmm__call *call = plan->call;
     const gmm_linear *l = &call->d.linear;
     const int wgrad = call->op == GMM_OP_LINEAR_WGRAD;
-    const gmm_mat *d = &call->mat[gmm__lt_d(call->op)];
+    const gmm_mat *d = &call->mat[gmm__lt_role_d(call->op)];
     const int64_t cols = call->op == GMM_OP_LINEAR_FWD ? call->out : call->in;
     const float one = 1.0f, beta = wgrad ? gmm__mma_beta(&call->grad[GMM__DW]) : l->y_add ? 1.0f : 0.0f;
     const float *beta_at = l->alpha ? (const float *)gmm__part(plan, GMM__LT_BETA) : &beta;
@@ -7946,11 +7964,11 @@ static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream strea
                                 call->groups.row_align, &fault);
             if (begin == end) {
                 if (pass == 1 && wgrad && beta == 0.0f)
-                    e = gmm__lt_zero(d, gmm__at(d, g, 0, 0), call->out, cols, stream);
+                    e = gmm__lt_zero_rows(d, gmm__at(d, g, 0, 0), call->out, cols, stream);
                 continue;
             }
-            s = gmm__lt_describe(call, g, begin, end - begin, &p);
-            if (s == CUBLAS_STATUS_SUCCESS) s = gmm__lt_choose(call, end - begin, &p, &algo);
+            s = gmm__lt_describe_group(call, g, begin, end - begin, &p);
+            if (s == CUBLAS_STATUS_SUCCESS) s = gmm__lt_find_algorithm(call, end - begin, &p, &algo);
             if (s == CUBLAS_STATUS_NOT_SUPPORTED)
                 return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "cublaslt has no algorithm for the %lld "
                                    "rows of group %lld", (long long)(end - begin), (long long)g);
@@ -7959,12 +7977,12 @@ static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream strea
                 s = cublasLtMatmul(call->ctx->lt.handle, &p.desc,
                                    l->alpha ? l->alpha + (l->alpha_per_group ? g : 0) : &one, p.a, &p.a_layout, p.b,
                                    &p.b_layout, beta_at, p.d, &p.d_layout, p.d, &p.d_layout, algo,
-                                   gmm__part(plan, GMM__LT_SCRATCH), (size_t)GMM__LT_SCRATCH_BYTES, stream);
+                                   gmm__part(plan, GMM__LT_WORKSPACE), (size_t)GMM__LT_WORKSPACE_BYTES, stream);
             if (s != CUBLAS_STATUS_SUCCESS) return gmm__lt_status(call, s);
         }
     }
     if (e == cudaSuccess && !wgrad && call->groups.tail == GMM_TAIL_ZERO && end < call->rows)
-        e = gmm__lt_zero(d, gmm__at(d, 0, end, 0), call->rows - end, cols, stream);
+        e = gmm__lt_zero_rows(d, gmm__at(d, 0, end, 0), call->rows - end, cols, stream);
     return gmm__cuda_status(call, e);
 }
 
@@ -7973,7 +7991,7 @@ static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream strea
 /* ........................................................................... 14.14 WGMMA engine: grouped linear ... */
 
 /* Why the engine serves nothing; NULL = it does. */
-static const char *gmm__wgmma_lacks(const gmm_build *build) {
+static const char *gmm__wgmma_unavailable(const gmm_build *build) {
     if (build->capability != 90) return "needs compute capability 9.0";
     if (!build->sm90a) return "is not in this build: compile for sm_90a (-gencode arch=compute_90a,code=sm_90a)";
     return build->tensor_maps ? NULL : "needs a driver with cuTensorMapEncodeTiled";
@@ -7981,7 +7999,7 @@ static const char *gmm__wgmma_lacks(const gmm_build *build) {
 
 /* Whether rows of an operand begin where TMA takes them. Addresses that a query does not know are assumed to; those in
    tables on the device the kernel checks, which sets a fault bit. */
-static GMM__UNUSED int gmm__wgmma_takes(const gmm__call *call, int role, const char *name, gmm__plan *plan) {
+static GMM__UNUSED int gmm__wgmma_check_alignment(const gmm__call *call, int role, const char *name, gmm__plan *plan) {
     const gmm_mat *m = &call->mat[role];
     const int64_t unit = 128 / gmm_dtype_bits(m->dtype);
     const int host_table = (m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST) != 0;
@@ -8024,26 +8042,82 @@ static void gmm__wgmma_open(gmm_context *ctx, gmm_build *build) {
     ctx->wgmma_encode = (PFN_cuTensorMapEncodeTiled_v12000)encode;
     build->sm90a = (int32_t)(built != 0);
     build->tensor_maps = (int32_t)(e == cudaSuccess && found == cudaDriverEntryPointSuccess && encode != NULL);
-    ctx->wgmma_lacks = gmm__wgmma_lacks(build);
+    ctx->wgmma_unavailable = gmm__wgmma_unavailable(build);
 }
 
-/* Clocks of a tile of wgrad, whose stages take `stage` each. D goes by TMA beside the products, and draws on the same
-   memory: what takes less time is hidden in part only. Fitted to 56 rows each of added-to fp32 and of 16 bits. */
-static double gmm__wgmma_wgrad_tile(const gmm_sm90_kernel *k, double deep, double stage, double height, int f32) {
-    const double out = height * (f32 ? 880.0 : 208.0) * (k->m16 > 8 ? 1.05 : 1.0);
-    const double sum = 1.14 * deep * stage + (f32 ? 0.0 : 80.0 * height);
-    return sum > out ? sum + 0.4 * out : out + 0.4 * sum;
+/* Constants of the price models below, fitted on one H200. They order the kernels by speed and never change a result.
+   "Step" is one k_tile of a tile: 64 elements of the contraction, FP8 128. "m16" and "m64" are rows in units of 16 and
+   64; "n128" are columns in units of 128. A clock is one of the multiprocessor. */
+static const double gmm__wgmma_margin = 0.99;             /* share of the lowest cost below which a later kernel wins */
+/* 16-bit operands: a step takes the clocks of its products or of its shared-memory traffic, whichever are more. */
+static const double gmm__wgmma_mma_m16 = 64.0;            /* clocks per step, n128 and m16: wgmma */
+static const double gmm__wgmma_packed_step = 1000.0;      /* clocks per step: instructions that dequantize B */
+static const double gmm__wgmma_packed_m16 = 36.0;         /* clocks per step and m16, with packed B */
+static const double gmm__wgmma_smem_b = 256.0;            /* clocks per step and n128: shared-memory traffic of B */
+static const double gmm__wgmma_smem_a = 16.0;             /* clocks per step and m16, cooperative: traffic of A */
+static const double gmm__wgmma_smem_a_n128 = 32.0;        /* clocks per step, m16 and n128, cooperative */
+static const double gmm__wgmma_smem_a_pingpong = 43.4;    /* clocks per step and m16, ping-pong: traffic of A */
+/* Factors of the mainloop. Few columns share a row of A: the traffic shows in tall tiles and in long contractions.
+   Groups are seldom equal; the last tile of a group is lower. */
+static const double gmm__wgmma_deferred_factor = 1.04;    /* tiles with a deferred store */
+static const double gmm__wgmma_narrow_factor = 1.05;      /* cooperative tiles of 128 columns, few rows per group */
+static const double gmm__wgmma_low_factor = 0.95;         /* ping-pong tiles below gmm__wgmma_low_m16 */
+static const double gmm__wgmma_low_m16 = 10.5;            /* m16 */
+static const double gmm__wgmma_k_tiles_scale = 2500.0;    /* k_tiles that raise the ping-pong factor by 1 */
+/* Store of a tile: hidden behind the mainloop of the next tile, or exposed. */
+static const double gmm__wgmma_store_deferred = 20.0;     /* clocks per m16 and n128, 16 bits: deferred store */
+static const double gmm__wgmma_store_cooperative = 195.0; /* clocks per m16 and n128, 16 bits */
+static const double gmm__wgmma_store_pingpong = 500.0;    /* clocks per m16 and n128, 16 bits */
+static const double gmm__wgmma_store_f32 = 2200.0;        /* clocks per m16 and n128, fp32 */
+static const double gmm__wgmma_store_f32_block = 3200.0;  /* the same, divided by the blocks of a store slot */
+static const double gmm__wgmma_store_exposed = 0.5;       /* ping-pong: share of the store that bounds a tile */
+static const double gmm__wgmma_fixed_cooperative = 400.0; /* clocks per tile */
+static const double gmm__wgmma_fixed_pingpong = 200.0;    /* clocks per tile */
+static const double gmm__wgmma_shared_sm_factor = 1.2;    /* factor of tiles where two CTAs share a multiprocessor */
+/* Memory traffic of the whole product. */
+static const double gmm__wgmma_dequantize_rate = 400.0;   /* elements per clock: weights to 16 bits in the workspace */
+static const double gmm__wgmma_weight_rate = 26.0;        /* bytes per clock and multiprocessor: weights from memory */
+static const double gmm__wgmma_column_bytes = 128.0;      /* bytes of one column of a stage */
+static const double gmm__wgmma_latency_bytes = 11000.0;   /* bytes in flight at which the weight rate is halved */
+/* wgrad: TMA moves D beside the products, through the same memory system; the shorter of the two is hidden in part.
+   Fitted to 56 measurements each of accumulation into fp32 and of 16-bit results. */
+static const double gmm__wgmma_wgrad_store_f32 = 880.0;   /* clocks per m16: D is read, added to and written */
+static const double gmm__wgmma_wgrad_store_half = 208.0;  /* clocks per m16, 16 bits */
+static const double gmm__wgmma_wgrad_tall_factor = 1.05;  /* factor of the store of tiles above 8 m16 */
+static const double gmm__wgmma_wgrad_mainloop = 1.14;     /* factor of the mainloop */
+static const double gmm__wgmma_wgrad_pack = 80.0;         /* clocks per m16: accumulators to 16 bits */
+static const double gmm__wgmma_wgrad_exposed = 0.4;       /* share of the shorter of the two that is not hidden */
+/* FP8 */
+static const double gmm__wgmma_fp8_mma_column = 2.0;      /* clocks per step, column and m64: wgmma */
+static const double gmm__wgmma_fp8_one_factor = 1.5;      /* one consumer alone: nothing overlaps its waits */
+static const double gmm__wgmma_fp8_one_m64 = 1.5;         /* m64 below which a tile has one consumer */
+static const double gmm__wgmma_fp8_three_factor = 1.2;    /* tiles of three consumers */
+static const double gmm__wgmma_fp8_two_factor = 1.3;      /* other tiles */
+static const double gmm__wgmma_fp8_load_column = 7.0;     /* clocks per step and column: weights from device memory */
+static const double gmm__wgmma_fp8_fixed = 2000.0;        /* clocks per tile */
+static const double gmm__wgmma_fp8_prefetch_limit = 230e3; /* clocks of a product below which prefetch pays */
+enum {
+    GMM__WGMMA_CHOICE_ROWS = 256,  /* rows per group from which the device chooses between the tiles of a kernel */
+    GMM__WGMMA_NARROW_ROWS = 2048  /* rows per group below which gmm__wgmma_narrow_factor applies */
+};
+
+/* Clocks of a tile of wgrad: k_tiles steps of `step` clocks, and the store. */
+static double gmm__wgmma_wgrad_tile_clocks(const gmm_sm90_kernel *k, double k_tiles, double step, double m16, int f32) {
+    const double store = m16 * (f32 ? gmm__wgmma_wgrad_store_f32 : gmm__wgmma_wgrad_store_half) *
+                         (k->m16 > 8 ? gmm__wgmma_wgrad_tall_factor : 1.0);
+    const double mainloop = gmm__wgmma_wgrad_mainloop * k_tiles * step + (f32 ? 0.0 : gmm__wgmma_wgrad_pack * m16);
+    return mainloop > store ? mainloop + gmm__wgmma_wgrad_exposed * store : store + gmm__wgmma_wgrad_exposed * mainloop;
 }
 
 /* Tokens per group, as far as the host knows. */
-static int64_t gmm__wgmma_rows(const gmm__call *call) {
+static int64_t gmm__wgmma_rows_per_group(const gmm__call *call) {
     const int64_t hint = call->groups.rows_hint > 0 && call->groups.rows_hint < call->rows ? call->groups.rows_hint
                                                                                             : call->rows;
     return gmm__ceil_div(hint, call->groups.count);
 }
 
 /* What a kernel's tiles are, for notes. */
-static const char *gmm__wgmma_tile(int32_t kernel, char text[64]) {
+static const char *gmm__wgmma_tile_note(int32_t kernel, char text[64]) {
     const gmm_sm90_kernel *k = &gmm_sm90_kernels[kernel], *one = gmm_sm90_kernels;
     if (k->tile_choice == 2) {
         while (one->function != k->function || one->tile_choice != 1) one++;
@@ -8054,60 +8128,72 @@ static const char *gmm__wgmma_tile(int32_t kernel, char text[64]) {
     return text;
 }
 
-/* Of the kernels for `kernel` the one that is likely to be fastest for groups of equal size, or -1. All give the same
-   bits. Of two tiles in one kernel the device chooses, by the groups' sizes, unless groups are so small that memory
-   bounds them. A stage costs the clocks of its products or of its shared memory, whichever are more; a tile also costs
-   its way out. Weights as codes are taken by kernels for `factor`, or cost their conversion. */
+/* Index of the kernel for operation `kernel` that is estimated to be fastest for groups of equal size, or -1. All give
+   the same bits. Between the two tiles of one kernel the device chooses by the group sizes, unless groups are so small
+   that memory bandwidth bounds them. Packed weights are read by kernels of `b_format`, or cost their conversion. */
 static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm_op kernel, gmm_dtype dtype,
-                                 int32_t factor, int32_t processors) {
+                                 int32_t b_format, int32_t processors) {
     const int64_t G = call->groups.count, n = op == gmm_gemm_fwd ? call->out : call->in;
-    const int64_t rows = gmm__wgmma_rows(call), m = op == gmm_gemm_wgrad ? call->out : rows;
-    const int64_t depths = gmm__ceil_div(op == gmm_gemm_wgrad ? rows : op == gmm_gemm_fwd ? call->in : call->out, 64);
+    const int64_t rows = gmm__wgmma_rows_per_group(call), m = op == gmm_gemm_wgrad ? call->out : rows;
+    const int64_t steps = gmm__ceil_div(op == gmm_gemm_wgrad ? rows : op == gmm_gemm_fwd ? call->in : call->out, 64);
+    const double k_tiles = (double)steps;
     const int f32 = call->mat[op == gmm_gemm_fwd ? GMM__Y : op == gmm_gemm_dgrad ? GMM__DX : GMM__DW].dtype == GMM_F32;
-    double best = 0.0;
-    int32_t choice = -1, nth = 0, i, u;
+    double min_cost = 0.0;
+    int32_t choice = -1, index = 0, i, max_m16;
     for (i = 0; i < GMM_SM90_KERNELS; i++) {
         const gmm_sm90_kernel *k = &gmm_sm90_kernels[i];
-        const int32_t least = op == gmm_gemm_wgrad ? k->m16 : k->m16 / 2 + 1; /* tiles of wgrad are all as tall */
-        if (k->op != kernel || k->dtype != dtype || (k->b_format && k->b_format != factor)) continue;
-        if (++nth == call->options.tile) return i;
+        /* lowest height that the device may choose; tiles of wgrad have one height */
+        const int32_t min_m16 = op == gmm_gemm_wgrad ? k->m16 : k->m16 / 2 + 1;
+        if (k->op != kernel || k->dtype != dtype || (k->b_format && k->b_format != b_format)) continue;
+        if (++index == call->options.tile) return i;
         if (k->tile_choice == 2) {
-            if (rows >= 256 && choice >= 0 && gmm_sm90_kernels[choice].function == k->function) choice = i;
+            if (rows >= GMM__WGMMA_CHOICE_ROWS && choice >= 0 && gmm_sm90_kernels[choice].function == k->function)
+                choice = i;
             continue;
         }
-        for (u = k->m16; u >= least; u--) { /* the heights that the device chooses among */
-            const int64_t tiles = gmm__ceil_div(m > 0 ? m : 1, 16 * u);
-            const double height = (double)gmm__ceil_div(m > 0 ? m : 1, 16) / (double)tiles, wide = k->tile_n / 128.0;
-            const int both = k->consumers == 2;
-            /* codes wait for instructions */
-            const double multiply = k->b_format ? 1000.0 + 36.0 * height : 64.0 * wide * height;
-            const double move = 256.0 * wide + (both ? 16.0 + 32.0 * wide : 43.4) * height;
-            /* half the columns share a row of A: more bytes, which show alone, in tall tiles and in deep sums most;
-               groups are seldom of equal size, and what the tallest tile leaves over is the lowest */
-            const double more = both ? (k->deferred ? 1.04 : k->tile_n == 128 && rows < 2048 ? 1.05 : 1.0)
-                                     : (height < 10.5 ? 0.95 : 1.0) + (double)depths / 2500.0;
-            const double stage = multiply > move ? multiply : move, deep = (double)depths, sum = deep * stage;
-            /* out to D: behind the products, or beside those of the next tile, or beside those of the other group of
-               threads, which goes out as well */
-            const double half = k->deferred ? 20.0 : both ? 195.0 : 500.0;
-            const double out = wide * height * (f32 ? 2200.0 + 3200.0 / k->store_blocks : half);
-            const double tile = op == gmm_gemm_wgrad ? gmm__wgmma_wgrad_tile(k, deep, stage, height, f32)
-                              : both ? sum * more + out + 400.0
-                                     : (sum * more > 0.5 * out ? sum * more : 0.5 * out) + 200.0;
-            const double convert = factor && !k->b_format ? (double)(G * call->in) * (double)call->out / 400.0 : 0.0;
-            const int64_t columns = gmm__ceil_div(n, k->tile_n);
-            const int64_t rounds = gmm__ceil_div(G * tiles * columns, processors * k->ctas_per_sm);
-            const double sums = (double)rounds * tile * (k->ctas_per_sm > 1 ? 1.2 : 1.0) + convert;
-            /* weights come at 26 bytes a clock, and the faster, the more bytes are under way; low tiles become so
-               narrow that their last round is full */
-            const int64_t full = tiles == 1 ? rounds * processors / G / 2 * 2 : 0;
-            const int64_t across = full > columns ? full : columns;
-            const double ahead = 128.0 * k->stages * (double)n / (double)across;
-            const double weights = 2.0 * (double)(G * call->in) * (double)call->out / (26.0 * processors);
-            const double read = op == gmm_gemm_wgrad || factor ? 0.0 : weights * (1.0 + 11000.0 / ahead);
-            const double cost = sums > read ? sums : read;
-            if (choice >= 0 && cost >= 0.99 * best) continue;
-            best = cost;
+        for (max_m16 = k->m16; max_m16 >= min_m16; max_m16--) {
+            const int64_t tiles_m = gmm__ceil_div(m > 0 ? m : 1, 16 * max_m16);
+            const double m16 = (double)gmm__ceil_div(m > 0 ? m : 1, 16) / (double)tiles_m, n128 = k->tile_n / 128.0;
+            const int cooperative = k->consumers == 2;
+            const double mma = k->b_format ? gmm__wgmma_packed_step + gmm__wgmma_packed_m16 * m16
+                                           : gmm__wgmma_mma_m16 * n128 * m16;
+            const double smem = gmm__wgmma_smem_b * n128 +
+                                (cooperative ? gmm__wgmma_smem_a + gmm__wgmma_smem_a_n128 * n128
+                                             : gmm__wgmma_smem_a_pingpong) * m16;
+            const double factor = cooperative ? (k->deferred ? gmm__wgmma_deferred_factor
+                                                 : k->tile_n == 128 && rows < GMM__WGMMA_NARROW_ROWS
+                                                     ? gmm__wgmma_narrow_factor : 1.0)
+                                              : (m16 < gmm__wgmma_low_m16 ? gmm__wgmma_low_factor : 1.0) +
+                                                    k_tiles / gmm__wgmma_k_tiles_scale;
+            const double step = mma > smem ? mma : smem, mainloop = k_tiles * step;
+            const double store_half = k->deferred ? gmm__wgmma_store_deferred
+                                    : cooperative ? gmm__wgmma_store_cooperative : gmm__wgmma_store_pingpong;
+            const double store = n128 * m16 * (f32 ? gmm__wgmma_store_f32 + gmm__wgmma_store_f32_block / k->store_blocks
+                                                   : store_half);
+            const double exposed = gmm__wgmma_store_exposed * store;
+            const double tile = op == gmm_gemm_wgrad ? gmm__wgmma_wgrad_tile_clocks(k, k_tiles, step, m16, f32)
+                              : cooperative ? mainloop * factor + store + gmm__wgmma_fixed_cooperative
+                                            : (mainloop * factor > exposed ? mainloop * factor : exposed) +
+                                                  gmm__wgmma_fixed_pingpong;
+            const double dequantize = b_format && !k->b_format
+                                          ? (double)(G * call->in) * (double)call->out / gmm__wgmma_dequantize_rate
+                                              : 0.0;
+            const int64_t min_tiles_n = gmm__ceil_div(n, k->tile_n);
+            const int64_t waves = gmm__ceil_div(G * tiles_m * min_tiles_n, processors * k->ctas_per_sm);
+            const double compute = (double)waves * tile * (k->ctas_per_sm > 1 ? gmm__wgmma_shared_sm_factor : 1.0) +
+                                   dequantize;
+            /* where a group fits one tile, tiles are narrowed until the last wave is full (gmm_sm90_tiles_n); the rate
+               of weights grows with the bytes in flight */
+            const int64_t filling = tiles_m == 1 ? waves * processors / G / 2 * 2 : 0;
+            const int64_t tiles_n = filling > min_tiles_n ? filling : min_tiles_n;
+            const double in_flight = gmm__wgmma_column_bytes * k->stages * (double)n / (double)tiles_n;
+            const double stream =
+                2.0 * (double)(G * call->in) * (double)call->out / (gmm__wgmma_weight_rate * processors);
+            const double weights = op == gmm_gemm_wgrad || b_format
+                                       ? 0.0 : stream * (1.0 + gmm__wgmma_latency_bytes / in_flight);
+            const double cost = compute > weights ? compute : weights;
+            if (choice >= 0 && cost >= gmm__wgmma_margin * min_cost) continue;
+            min_cost = cost;
             choice = i;
         }
     }
@@ -8118,37 +8204,40 @@ static gmm_gemm_op gmm__wgmma_op(gmm_op op) {
     return op == GMM_OP_LINEAR_FWD ? gmm_gemm_fwd : op == GMM_OP_LINEAR_DGRAD ? gmm_gemm_dgrad : gmm_gemm_wgrad;
 }
 
-/* The FP8 kernel that is likely to be fastest for groups of equal size, or -1. All that promote give the same bits. A
-   stage costs the clocks of its products, or of its bytes where few rows share them. */
-static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_dtype dtype, int32_t sums,
+/* Index of the FP8 kernel that is estimated to be fastest for groups of equal size, or -1. All that promote give the
+   same bits. A step takes the clocks of its products, or of loading its weights where few rows share them. */
+static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_dtype dtype, int32_t scaling,
                                      int32_t processors) {
     const int64_t G = call->groups.count, n = op == gmm_gemm_fwd ? call->out : call->in;
-    const int64_t rows = gmm__wgmma_rows(call), m = op == gmm_gemm_wgrad ? call->out : rows;
-    const int64_t depths = gmm__ceil_div(op == gmm_gemm_wgrad ? rows : op == gmm_gemm_fwd ? call->in : call->out, 128);
-    const int64_t units = gmm__ceil_div(m > 0 ? m : 1, GMM_FP8_BLOCK_ROWS);
-    double best = 0.0;
-    int32_t choice = -1, nth = 0, i;
+    const int64_t rows = gmm__wgmma_rows_per_group(call), m = op == gmm_gemm_wgrad ? call->out : rows;
+    const int64_t k_tiles = gmm__ceil_div(op == gmm_gemm_wgrad ? rows : op == gmm_gemm_fwd ? call->in : call->out, 128);
+    const int64_t blocks = gmm__ceil_div(m > 0 ? m : 1, GMM_FP8_BLOCK_ROWS);
+    double min_cost = 0.0;
+    int32_t choice = -1, index = 0, i;
     for (i = 0; i < GMM_FP8_KERNELS; i++) {
         const gmm_fp8_kernel *k = &gmm_fp8_kernels[i];
-        const int64_t tiles = gmm__ceil_div(units, k->consumers);
-        const double height = (double)units / (double)tiles;
-        const int64_t least = gmm__ceil_div(n, k->tile_n), rounds = gmm__ceil_div(G * tiles * least, processors);
-        /* low tiles of 192 columns become so narrow that their last round is full */
-        const int64_t full = op != gmm_gemm_wgrad && tiles == 1 && k->tile_n == 192 ? rounds * processors / G / 2 * 2 : 0;
-        const int64_t across = full > least ? full : least;
-        const double cols = (double)n / (double)across;
-        /* a group of threads alone takes half as long again for what it waits for */
-        const double multiply = 2.0 * k->tile_n * height * (height < 1.5 ? 1.5 : k->consumers == 3 ? 1.2 : 1.3);
-        const double move = 7.0 * cols / (double)tiles; /* weights from device memory; tiles below find them in L2 */
-        const double sum = (double)depths * (multiply > move ? multiply : move);
-        const double cost = (double)rounds * (sum + 2000.0);
-        /* 192 x 128 that guesses its first tile saves 4 us of a launch, and loses up to 4% where products take long */
-        const int guess = op != gmm_gemm_wgrad && (cost < 230e3 || multiply < move);
-        const int twin = k->consumers == 3 && k->prefetch_tile != guess; /* the other of the two serves */
-        if (k->dtype != dtype || k->scaling != sums) continue;
-        if (++nth == call->options.tile) return i;
-        if (twin || (choice >= 0 && cost >= 0.99 * best)) continue;
-        best = cost;
+        const int64_t tiles_m = gmm__ceil_div(blocks, k->consumers);
+        const double m64 = (double)blocks / (double)tiles_m;
+        const int64_t min_tiles_n = gmm__ceil_div(n, k->tile_n), waves = gmm__ceil_div(G * tiles_m * min_tiles_n,
+                                                                                       processors);
+        /* where a group fits one tile, tiles of 192 columns are narrowed until the last wave is full */
+        const int64_t filling = op != gmm_gemm_wgrad && tiles_m == 1 && k->tile_n == 192
+                                    ? waves * processors / G / 2 * 2 : 0;
+        const int64_t tiles_n = filling > min_tiles_n ? filling : min_tiles_n;
+        const double cols = (double)n / (double)tiles_n;
+        const double mma = gmm__wgmma_fp8_mma_column * k->tile_n * m64 *
+                           (m64 < gmm__wgmma_fp8_one_m64 ? gmm__wgmma_fp8_one_factor
+                            : k->consumers == 3 ? gmm__wgmma_fp8_three_factor : gmm__wgmma_fp8_two_factor);
+        const double load = gmm__wgmma_fp8_load_column * cols / (double)tiles_m; /* other row tiles hit L2 */
+        const double mainloop = (double)k_tiles * (mma > load ? mma : load);
+        const double cost = (double)waves * (mainloop + gmm__wgmma_fp8_fixed);
+        /* 192 x 128 with prefetch of the first tile saves 4 us per launch, and loses up to 4% of long products */
+        const int prefetch = op != gmm_gemm_wgrad && (cost < gmm__wgmma_fp8_prefetch_limit || mma < load);
+        const int skip = k->consumers == 3 && k->prefetch_tile != prefetch; /* the other of the two instances serves */
+        if (k->dtype != dtype || k->scaling != scaling) continue;
+        if (++index == call->options.tile) return i;
+        if (skip || (choice >= 0 && cost >= gmm__wgmma_margin * min_cost)) continue;
+        min_cost = cost;
         choice = i;
     }
     return choice;
@@ -8157,7 +8246,7 @@ static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_
 /* The FP8 kernel: sums are promoted every 128, or not where scales are outside of the sum and the caller allows it; in
    wgrad always, where that is no slower. */
 static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
-    const int ra = gmm__mma_factor_a(op), rb = gmm__mma_factor_b(op), wgrad = op == gmm_gemm_wgrad;
+    const int ra = gmm__mma_role_a(op), rb = gmm__mma_role_b(op), wgrad = op == gmm_gemm_wgrad;
     const gmm_mat *a = &call->mat[ra], *b = &call->mat[rb];
     const int64_t G = call->groups.count, m = wgrad ? call->out : call->rows;
     const int64_t n = op == gmm_gemm_fwd ? call->out : call->in, huge = INT32_MAX - 1024;
@@ -8174,19 +8263,20 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
                             gmm_scaling_name(a->scaling), gmm_dtype_name(b->dtype), gmm_scaling_name(b->scaling));
     k = &gmm_fp8_kernels[plan->kernel];
     if (call->rows > GMM_SM90_RAGGED_ROWS || call->in > huge || call->out > huge)
-        return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED_ROWS, (long long)huge);
+        return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED_ROWS,
+                            (long long)huge);
     tiles = wgrad ? G * gmm__ceil_div(m, GMM_FP8_BLOCK_ROWS) : m / GMM_FP8_BLOCK_ROWS + G;
     if (tiles > huge / gmm__ceil_div(n, k->tile_n)) return gmm__decline(plan, "takes no so many tiles");
-    if (!gmm__wgmma_takes(call, ra, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
-        !gmm__wgmma_takes(call, rb, wgrad ? "x" : "w", plan))
+    if (!gmm__wgmma_check_alignment(call, ra, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
+        !gmm__wgmma_check_alignment(call, rb, wgrad ? "x" : "w", plan))
         return 0;
     plan->grid[0] = gmm__grid(processors, call->options.sm_limit, 1, INT32_MAX);
     if (plan->grid[0] > 1) plan->grid[0] -= plan->grid[0] % 2; /* pairs of blocks share operands */
-    if (G > k->smem_groups) gmm__reserve(plan, GMM__MMA_PIECES, (size_t)plan->grid[0] * gmm_fp8_table_bytes(G));
+    if (G > k->smem_groups) gmm__reserve(plan, GMM__WGMMA_GROUP_TABLES, (size_t)plan->grid[0] * gmm_fp8_table_bytes(G));
     gmm__mma_reserve_groups(call, plan);
-    gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__MMA_TABLE);
-    if (!wgrad) gmm__mma_reserve_table(call, plan, GMM__W, GMM__MMA_SCALES);
-    if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_TABLE2);
+    gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__MMA_MATRIX_TABLE);
+    if (!wgrad) gmm__mma_reserve_table(call, plan, GMM__W, GMM__MMA_SCALE_TABLE);
+    if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_BIAS_TABLE);
     (void)snprintf(plan->note, sizeof plan->note, "%s by %s, %s, tile %d x %d, %d blocks", gmm_dtype_name(a->dtype),
                    gmm_dtype_name(b->dtype), sums == GMM_FP8_FAST ? "fast accumulation" : "promoted every 128",
                    GMM_FP8_BLOCK_ROWS * k->consumers, (int)k->tile_n, plan->grid[0]);
@@ -8198,7 +8288,7 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
 static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op, gmm_gemm_op kernel,
                                  gmm_dtype dtype, int32_t factor) {
     const int fwd = op == gmm_gemm_fwd, wgrad = op == gmm_gemm_wgrad;
-    const int a = gmm__mma_factor_a(op), b = gmm__mma_factor_b(op), d = fwd ? GMM__Y : wgrad ? GMM__DW : GMM__DX;
+    const int a = gmm__mma_role_a(op), b = gmm__mma_role_b(op), d = fwd ? GMM__Y : wgrad ? GMM__DW : GMM__DX;
     const int64_t G = call->groups.count, m = wgrad ? call->out : call->rows, n = fwd ? call->out : call->in;
     const int64_t huge = INT32_MAX - 1024;
     const int32_t processors = call->ctx->device.processors;
@@ -8207,7 +8297,8 @@ static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gem
     if (call->mat[d].dtype != GMM_F32 && call->mat[d].dtype != dtype)
         return gmm__decline(plan, "makes no %s from %s", gmm_dtype_name(call->mat[d].dtype), gmm_dtype_name(dtype));
     if (call->rows > GMM_SM90_RAGGED_ROWS || call->in > huge || call->out > huge)
-        return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED_ROWS, (long long)huge);
+        return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED_ROWS,
+                            (long long)huge);
     if (call->mat[a].ld > huge || call->mat[b].ld > huge || call->mat[d].ld > huge)
         return gmm__decline(plan, "takes ld up to %lld", (long long)huge);
     plan->kernel = gmm__wgmma_choose(call, op, kernel, dtype, factor, processors);
@@ -8218,26 +8309,27 @@ static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gem
     if (tiles > huge / gmm__ceil_div(n, k->tile_n)) return gmm__decline(plan, "takes no so many tiles");
     plan->grid[0] = gmm__grid(processors, call->options.sm_limit, k->ctas_per_sm, INT32_MAX);
     if (plan->grid[0] > 1) plan->grid[0] -= plan->grid[0] % 2; /* pairs of blocks share operands */
-    if (G > k->smem_groups) gmm__reserve(plan, GMM__MMA_PIECES, (size_t)plan->grid[0] * gmm_sm90_table_bytes(G));
+    if (G > k->smem_groups) gmm__reserve(plan, GMM__WGMMA_GROUP_TABLES,
+                                         (size_t)plan->grid[0] * gmm_sm90_table_bytes(G));
     gmm__mma_reserve_groups(call, plan);
-    gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__MMA_TABLE);
-    if (fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_TABLE2);
+    gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__MMA_MATRIX_TABLE);
+    if (fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_BIAS_TABLE);
     return 1;
 }
 
 /* MX32 and NV16: copies become 16-bit elements in the workspace, which are multiplied. */
-static int gmm__wgmma_expands(const gmm__call *call, gmm_gemm_op op) {
-    const gmm_scaling scaling = call->mat[gmm__mma_factor_b(op)].scaling;
+static int gmm__wgmma_dequantizes(const gmm__call *call, gmm_gemm_op op) {
+    const gmm_scaling scaling = call->mat[gmm__mma_role_b(op)].scaling;
     return scaling == GMM_SCALING_MX32 || scaling == GMM_SCALING_NV16;
 }
 /* Columnwise NV16 has its lines along the contraction: tokens are turned, and weights are those of another fwd. */
-static int gmm__wgmma_turns(const gmm__call *call, gmm_gemm_op op) {
+static int gmm__wgmma_transposes(const gmm__call *call, gmm_gemm_op op) {
     return op == gmm_gemm_wgrad && call->mat[GMM__X_].scaling == GMM_SCALING_NV16;
 }
 /* The kernels that take the weights as codes, if any: lines run along the contraction, and TMA can read them. Addresses
    are left to the plan: it must come to the same workspace while they are not known. */
-static int32_t gmm__wgmma_factor(const gmm__call *call, gmm_gemm_op op) {
-    const gmm_mat *b = &call->mat[gmm__mma_factor_b(op)];
+static int32_t gmm__wgmma_packed_format(const gmm__call *call, gmm_gemm_op op) {
+    const gmm_mat *b = &call->mat[gmm__mma_role_b(op)];
     const int64_t unit = 128 / gmm_dtype_bits(b->dtype);
     const int mx = b->scaling == GMM_SCALING_MX32;
     if (op == gmm_gemm_wgrad || (op == gmm_gemm_dgrad && mx) || b->dtype == GMM_E5M2 || b->ld % unit ||
@@ -8246,19 +8338,19 @@ static int32_t gmm__wgmma_factor(const gmm__call *call, gmm_gemm_op op) {
     return !mx ? gmm_sm90_b_format_nv4 : b->dtype == GMM_E2M1 ? gmm_sm90_b_format_mx4 : gmm_sm90_b_format_mx8;
 }
 /* Rows and columns of what side 0 (A) or 1 (B) becomes; none if it is multiplied as it stands. */
-static int64_t gmm__wgmma_expanded(const gmm__call *call, gmm_gemm_op op, int side, int64_t *cols) {
+static int64_t gmm__wgmma_dequantized_rows(const gmm__call *call, gmm_gemm_op op, int side, int64_t *cols) {
     const int64_t G = call->groups.count;
-    const int role = side ? gmm__mma_factor_b(op) : gmm__mma_factor_a(op);
+    const int role = side ? gmm__mma_role_b(op) : gmm__mma_role_a(op);
     const int weight = role == GMM__W, turned_weight = call->mat[role].scaling == GMM_SCALING_NV16 &&
                                                       call->direction[role] == GMM_COLUMNWISE;
     *cols = weight ? (turned_weight ? call->out : call->in) : role == GMM__X_ ? call->in : call->out;
     if (call->mat[role].scaling == GMM_SCALING_NONE) return 0;
     return weight ? G * (turned_weight ? call->in : call->out)
-                  : call->rows + (gmm__wgmma_turns(call, op) ? 15 * G : 0);
+                  : call->rows + (gmm__wgmma_transposes(call, op) ? 15 * G : 0);
 }
 
-static int gmm__wgmma_plan_expanded(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
-    const gmm_mat *a = &call->mat[gmm__mma_factor_a(op)], *b = &call->mat[gmm__mma_factor_b(op)];
+static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
+    const gmm_mat *a = &call->mat[gmm__mma_role_a(op)], *b = &call->mat[gmm__mma_role_b(op)];
     const int64_t G = call->groups.count;
     const int nv = b->scaling == GMM_SCALING_NV16;
     const gmm_dtype out = call->mat[op == gmm_gemm_fwd ? GMM__Y : op == gmm_gemm_wgrad ? GMM__DW : GMM__DX].dtype;
@@ -8270,53 +8362,54 @@ static int gmm__wgmma_plan_expanded(const gmm__call *call, gmm__plan *plan, gmm_
         return gmm__decline(plan, "multiplies no %s by %s weights", gmm_dtype_name(a->dtype),
                             gmm_scaling_name(b->scaling));
     if (!gmm__wgmma_plan_tiles(call, plan, op, op == gmm_gemm_dgrad && nv ? gmm_gemm_fwd : op, dtype,
-                               gmm__wgmma_factor(call, op)))
+                               gmm__wgmma_packed_format(call, op)))
         return 0;
     if (a->scaling == GMM_SCALING_NONE &&
-        !gmm__wgmma_takes(call, gmm__mma_factor_a(op), op == gmm_gemm_fwd ? "x" : "dy", plan))
+        !gmm__wgmma_check_alignment(call, gmm__mma_role_a(op), op == gmm_gemm_fwd ? "x" : "dy", plan))
         return 0;
-    if (gmm_sm90_kernels[plan->kernel].b_format && !gmm__wgmma_takes(call, gmm__mma_factor_b(op), "w", plan)) return 0;
+    if (gmm_sm90_kernels[plan->kernel].b_format &&
+        !gmm__wgmma_check_alignment(call, gmm__mma_role_b(op), "w", plan)) return 0;
     for (side = 0; side < 2; side++) {
         int64_t cols;
         const int64_t rows = side && gmm_sm90_kernels[plan->kernel].b_format
-                                 ? 0 : gmm__wgmma_expanded(call, op, side, &cols);
+                                 ? 0 : gmm__wgmma_dequantized_rows(call, op, side, &cols);
         if (!rows) continue;
         if (rows + G * GMM_GROUP_ROWS > INT32_MAX / gmm__ceil_div(cols, 64))
             return gmm__decline(plan, "converts no so many rows");
         blocks += gmm__ceil_div(rows + G * GMM_GROUP_ROWS, 32) * gmm__ceil_div(cols, GMM_EXPAND_SPAN);
         elements += rows * cols;
-        gmm__reserve(plan, side ? GMM__WGMMA_B : GMM__WGMMA_A, (size_t)(rows * cols) * 2);
+        gmm__reserve(plan, side ? GMM__WGMMA_DEQUANTIZED_B : GMM__WGMMA_DEQUANTIZED_A, (size_t)(rows * cols) * 2);
     }
-    if (nv) gmm__reserve(plan, GMM__WGMMA_FACTOR, 2 * (size_t)G * sizeof(float));
-    if (gmm__wgmma_turns(call, op)) {
-        gmm__reserve(plan, GMM__WGMMA_UNITS, (size_t)(G + 1) * sizeof(int32_t));
-        gmm__reserve(plan, GMM__WGMMA_ENDS, (size_t)(G + 1) * sizeof(int64_t));
+    if (nv) gmm__reserve(plan, GMM__WGMMA_ALPHA, 2 * (size_t)G * sizeof(float));
+    if (gmm__wgmma_transposes(call, op)) {
+        gmm__reserve(plan, GMM__WGMMA_TILES16, (size_t)(G + 1) * sizeof(int32_t));
+        gmm__reserve(plan, GMM__WGMMA_OFFSETS16, (size_t)(G + 1) * sizeof(int64_t));
     }
-    if (op != gmm_gemm_wgrad) gmm__mma_reserve_table(call, plan, GMM__W, GMM__MMA_SCALES);
+    if (op != gmm_gemm_wgrad) gmm__mma_reserve_table(call, plan, GMM__W, GMM__MMA_SCALE_TABLE);
     if (call->options.workspace_limit && plan->workspace_bytes > (uint64_t)call->options.workspace_limit)
         return gmm__decline(plan, "needs %lld bytes of workspace, not options.workspace_limit %lld",
                             (long long)plan->workspace_bytes, (long long)call->options.workspace_limit);
     plan->grid[1] = gmm__grid(call->ctx->device.processors, call->options.sm_limit, 64, blocks);
     (void)snprintf(plan->note, sizeof plan->note, "%s by %s as %s in %lld MiB of workspace, %s, %d blocks",
                    gmm_dtype_name(a->dtype), gmm_dtype_name(b->dtype), gmm_dtype_name(dtype),
-                   (long long)(elements >> 19), gmm__wgmma_tile(plan->kernel, tile), plan->grid[0]);
+                   (long long)(elements >> 19), gmm__wgmma_tile_note(plan->kernel, tile), plan->grid[0]);
     return 1;
 }
 
 static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
-    const int ra = gmm__mma_factor_a(op), rb = gmm__mma_factor_b(op);
+    const int ra = gmm__mma_role_a(op), rb = gmm__mma_role_b(op);
     const gmm_dtype dtype = call->mat[ra].dtype;
     char tile[64];
-    if (call->ctx->wgmma_lacks) return gmm__decline(plan, "%s", call->ctx->wgmma_lacks);
-    if (gmm__wgmma_expands(call, op)) return gmm__wgmma_plan_expanded(call, plan, op);
+    if (call->ctx->wgmma_unavailable) return gmm__decline(plan, "%s", call->ctx->wgmma_unavailable);
+    if (gmm__wgmma_dequantizes(call, op)) return gmm__wgmma_plan_dequantized(call, plan, op);
     if (gmm__quantized(call)) return gmm__wgmma_plan_fp8(call, plan, op);
     if (dtype != GMM_BF16 && dtype != GMM_F16) return gmm__decline(plan, "multiplies no %s", gmm_dtype_name(dtype));
     if (!gmm__wgmma_plan_tiles(call, plan, op, op, dtype, 0) ||
-        !gmm__wgmma_takes(call, ra, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
-        !gmm__wgmma_takes(call, rb, op == gmm_gemm_wgrad ? "x" : "w", plan))
+        !gmm__wgmma_check_alignment(call, ra, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
+        !gmm__wgmma_check_alignment(call, rb, op == gmm_gemm_wgrad ? "x" : "w", plan))
         return 0;
-    (void)snprintf(plan->note, sizeof plan->note, "%s, %d blocks", gmm__wgmma_tile(plan->kernel, tile),
+    (void)snprintf(plan->note, sizeof plan->note, "%s, %d blocks", gmm__wgmma_tile_note(plan->kernel, tile),
                    plan->grid[0]);
     return 1;
 }
@@ -8325,22 +8418,23 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
 static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_args *product, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
-    const int rb = gmm__mma_factor_b(op);
+    const int rb = gmm__mma_role_b(op);
     const gmm_fp8_kernel *k = &gmm_fp8_kernels[plan->kernel];
     gmm_fp8_args args;
     cudaError_t e = cudaSuccess;
     memset(&args, 0, sizeof args);
     args.p = product->p;
     args.groups = product->groups;
-    args.a_scale = call->mat[gmm__mma_factor_a(op)];
+    args.a_scale = call->mat[gmm__mma_role_a(op)];
     args.b_scale = call->mat[rb];
     args.b_scale.table = product->p.b.table;
     args.wgrad = op == gmm_gemm_wgrad;
     args.b_columnwise = op == gmm_gemm_dgrad;
-    if (call->groups.count > k->smem_groups) args.tables = (int32_t *)gmm__part(plan, GMM__MMA_PIECES);
+    if (call->groups.count > k->smem_groups) args.tables = (int32_t *)gmm__part(plan, GMM__WGMMA_GROUP_TABLES);
     if (args.b_scale.scale_table && (args.b_scale.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) {
-        args.b_scale.scale_table = (void *const *)gmm__part(plan, GMM__MMA_SCALES);
-        e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALES), call->mat[rb].scale_table, call->groups.count, stream);
+        args.b_scale.scale_table = (void *const *)gmm__part(plan, GMM__MMA_SCALE_TABLE);
+        e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALE_TABLE), call->mat[rb].scale_table, call->groups.count,
+                            stream);
     }
     if (e == cudaSuccess) e = gmm_launch_fp8(call->ctx->wgmma_encode, plan->kernel, plan->grid[0], &args, stream);
     return gmm__cuda_status(call, e);
@@ -8348,10 +8442,10 @@ static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_ar
 
 /* Converts the copies of a product and puts what they become in their place. `product` holds the rest, and the split:
    offsets, where tokens are converted. */
-static gmm_status gmm__wgmma_expand(const gmm__plan *plan, gmm_sm90_args *product, gmm_stream stream) {
+static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, gmm_sm90_args *product, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
-    const int turns = gmm__wgmma_turns(call, op);
+    const int turns = gmm__wgmma_transposes(call, op);
     const int64_t G = call->groups.count;
     gmm_expand_args args;
     cudaError_t e = cudaSuccess;
@@ -8362,17 +8456,17 @@ static gmm_status gmm__wgmma_expand(const gmm__plan *plan, gmm_sm90_args *produc
     args.offsets = (const int64_t *)product->groups.splits;
     args.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
     for (side = 0; side < 2; side++) {
-        const int role = side ? gmm__mma_factor_b(op) : gmm__mma_factor_a(op);
+        const int role = side ? gmm__mma_role_b(op) : gmm__mma_role_a(op);
         gmm_expand_operand *s = &args.operand[side];
         gmm_kmat *m = side ? &product->p.b : &product->p.a;
         int64_t cols;
         if (call->mat[role].scaling == GMM_SCALING_NONE) continue;
-        (void)gmm__wgmma_expanded(call, op, side, &cols);
+        (void)gmm__wgmma_dequantized_rows(call, op, side, &cols);
         s->src = call->mat[role];
         s->src.table = m->table;
         if (role == GMM__W && s->src.scale_table && (s->src.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) {
-            s->src.scale_table = (void *const *)gmm__part(plan, GMM__MMA_SCALES);
-            e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALES), call->mat[role].scale_table, G, stream);
+            s->src.scale_table = (void *const *)gmm__part(plan, GMM__MMA_SCALE_TABLE);
+            e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALE_TABLE), call->mat[role].scale_table, G, stream);
             if (e != cudaSuccess) return gmm__cuda_status(call, e);
         }
         if (side && gmm_sm90_kernels[plan->kernel].b_format) { /* as they stand, to the kernel */
@@ -8384,7 +8478,7 @@ static gmm_status gmm__wgmma_expand(const gmm__plan *plan, gmm_sm90_args *produc
             s->src.dtype = GMM_NONE;
             continue;
         }
-        s->dst = (uint16_t *)gmm__part(plan, side ? GMM__WGMMA_B : GMM__WGMMA_A);
+        s->dst = (uint16_t *)gmm__part(plan, side ? GMM__WGMMA_DEQUANTIZED_B : GMM__WGMMA_DEQUANTIZED_A);
         s->direction = call->direction[role];
         s->grouped = role != GMM__W;
         s->rows = (int32_t)(role == GMM__W ? call->out : call->rows);
@@ -8395,17 +8489,17 @@ static gmm_status gmm__wgmma_expand(const gmm__plan *plan, gmm_sm90_args *produc
         m->ld = cols;
         m->stride = role == GMM__W ? call->in * call->out * 2 : 0;
     }
-    if (call->mat[gmm__mma_factor_b(op)].scaling == GMM_SCALING_NV16) {
+    if (call->mat[gmm__mma_role_b(op)].scaling == GMM_SCALING_NV16) {
         args.alpha = product->p.alpha;
         args.alpha_per_group = product->p.alpha_per_group;
-        args.factor = (float *)gmm__part(plan, GMM__WGMMA_FACTOR);
+        args.factor = (float *)gmm__part(plan, GMM__WGMMA_ALPHA);
         product->p.alpha = args.factor;
         product->alpha2 = args.factor + G;
         product->p.alpha_per_group = 1;
     }
     if (turns) {
-        args.units = (const int32_t *)gmm__part(plan, GMM__WGMMA_UNITS);
-        args.ends = (int64_t *)gmm__part(plan, GMM__WGMMA_ENDS);
+        args.units = (const int32_t *)gmm__part(plan, GMM__WGMMA_TILES16);
+        args.ends = (int64_t *)gmm__part(plan, GMM__WGMMA_OFFSETS16);
         product->groups.splits = args.ends;
         product->groups.capacity = product->p.capacity = call->rows + 15 * G;
     }
@@ -8417,9 +8511,9 @@ static gmm_status gmm__wgmma_expand(const gmm__plan *plan, gmm_sm90_args *produc
 static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
-    const int wgrad = op == gmm_gemm_wgrad, expands = gmm__wgmma_expands(call, op);
+    const int wgrad = op == gmm_gemm_wgrad, expands = gmm__wgmma_dequantizes(call, op);
     const int fp8 = gmm__quantized(call) && !expands;
-    const int tokens = expands && call->mat[gmm__mma_factor_a(op)].scaling != GMM_SCALING_NONE;
+    const int tokens = expands && call->mat[gmm__mma_role_a(op)].scaling != GMM_SCALING_NONE;
     gmm_sm90_args args;
     gmm_status s = GMM_OK;
     cudaError_t e = cudaSuccess;
@@ -8428,10 +8522,10 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
     args.groups = call->groups;
     if (call->groups.on_host || tokens) {
         int64_t *offsets = (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
-        if (expands && gmm__wgmma_turns(call, op)) /* first: tiles of 16 rows, to another place */
-            s = gmm__mma_offsets(call, offsets, (int32_t *)gmm__part(plan, GMM__WGMMA_UNITS), 16, stream);
+        if (expands && gmm__wgmma_transposes(call, op)) /* first: tiles of 16 rows, to another place */
+            s = gmm__mma_enqueue_offsets(call, offsets, (int32_t *)gmm__part(plan, GMM__WGMMA_TILES16), 16, stream);
         if (s == GMM_OK)
-            s = gmm__mma_offsets(call, offsets, tokens ? (int32_t *)gmm__part(plan, GMM__MMA_TILES) : NULL,
+            s = gmm__mma_enqueue_offsets(call, offsets, tokens ? (int32_t *)gmm__part(plan, GMM__MMA_TILES) : NULL,
                                  GMM_GROUP_ROWS, stream);
         if (s != GMM_OK) return s;
         args.groups.splits = offsets;
@@ -8448,7 +8542,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
         e = gmm_launch_tail(plan->grid[0], &tail, stream);
         if (e != cudaSuccess) return gmm__cuda_status(call, e);
     }
-    if (expands && (s = gmm__wgmma_expand(plan, &args, stream)) != GMM_OK) return s;
+    if (expands && (s = gmm__wgmma_dequantize(plan, &args, stream)) != GMM_OK) return s;
     if (call->rows == 0) { /* token matrices may have no address then, and maps need one */
         args.p.a.data = plan->workspace;
         if (wgrad) args.p.b.data = plan->workspace;
@@ -8456,7 +8550,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
     }
     if (fp8) return gmm__wgmma_launch_fp8(plan, &args, stream);
     if (call->groups.count > gmm_sm90_kernels[plan->kernel].smem_groups)
-        args.tables = (int32_t *)gmm__part(plan, GMM__MMA_PIECES);
+        args.tables = (int32_t *)gmm__part(plan, GMM__WGMMA_GROUP_TABLES);
     return gmm__cuda_status(call, gmm_launch_sm90(call->ctx->wgmma_encode, plan->kernel, plan->grid[0], &args, stream));
 }
 
@@ -8652,7 +8746,7 @@ static gmm_status gmm__cuda_leave(void *self, const char *function, int current,
 }
 
 /* Carries out one call on the context's device: the end of a function whose checks have passed. */
-#define GMM__ON_DEVICE(function, call) \
+#define GMM__DEVICE_CALL(function, call) \
     int current; \
     cudaError_t e = gmm__cuda_enter(self, &current); \
     if (e == cudaSuccess) e = (call); \
@@ -8662,18 +8756,18 @@ static gmm_status gmm__cuda_rt_stream_create(void *self, int32_t priority, gmm_s
     const gmm_status s = gmm__rt_open(self, "stream_create", NULL, out, "out");
     if (s != GMM_OK) return s;
     *out = NULL;
-    GMM__ON_DEVICE("stream_create", cudaStreamCreateWithPriority(out, cudaStreamNonBlocking, priority));
+    GMM__DEVICE_CALL("stream_create", cudaStreamCreateWithPriority(out, cudaStreamNonBlocking, priority));
 }
 static gmm_status gmm__cuda_rt_stream_destroy(void *self, gmm_stream stream) {
     const gmm_status s = gmm__rt_open(self, "stream_destroy", stream, self, "self");
     if (s != GMM_OK || !stream) return s;
-    GMM__ON_DEVICE("stream_destroy", cudaStreamDestroy(stream));
+    GMM__DEVICE_CALL("stream_destroy", cudaStreamDestroy(stream));
 }
 static gmm_status gmm__cuda_rt_stream_wait(void *self, gmm_stream stream, gmm_event event, uint32_t flags) {
     const gmm_status s = gmm__rt_open_flags(self, "stream_wait", stream, event, flags);
     const int node = s == GMM_OK && flags && gmm__capturing((const gmm_context *)self, stream);
     if (s != GMM_OK) return s;
-    GMM__ON_DEVICE("stream_wait", cudaStreamWaitEvent(stream, event, node ? cudaEventWaitExternal
+    GMM__DEVICE_CALL("stream_wait", cudaStreamWaitEvent(stream, event, node ? cudaEventWaitExternal
                                                                           : cudaEventWaitDefault));
 }
 static gmm_status gmm__cuda_rt_stream_sync(void *self, gmm_stream stream) {
@@ -8683,25 +8777,25 @@ static gmm_status gmm__cuda_rt_stream_sync(void *self, gmm_stream stream) {
     if (gmm__capturing(ctx, stream))
         return gmm__fail(&ctx->error, GMM_E_CAPTURE, "gmm_runtime.stream_sync: stream: %p is capturing",
                          (void *)stream);
-    GMM__ON_DEVICE("stream_sync", cudaStreamSynchronize(stream));
+    GMM__DEVICE_CALL("stream_sync", cudaStreamSynchronize(stream));
 }
 
 static gmm_status gmm__cuda_rt_event_create(void *self, gmm_event *out) {
     const gmm_status s = gmm__rt_open(self, "event_create", NULL, out, "out");
     if (s != GMM_OK) return s;
     *out = NULL;
-    GMM__ON_DEVICE("event_create", cudaEventCreateWithFlags(out, cudaEventDisableTiming));
+    GMM__DEVICE_CALL("event_create", cudaEventCreateWithFlags(out, cudaEventDisableTiming));
 }
 static gmm_status gmm__cuda_rt_event_destroy(void *self, gmm_event event) {
     const gmm_status s = gmm__rt_open(self, "event_destroy", NULL, self, "self");
     if (s != GMM_OK || !event) return s;
-    GMM__ON_DEVICE("event_destroy", cudaEventDestroy(event));
+    GMM__DEVICE_CALL("event_destroy", cudaEventDestroy(event));
 }
 static gmm_status gmm__cuda_rt_event_record(void *self, gmm_event event, gmm_stream stream, uint32_t flags) {
     const gmm_status s = gmm__rt_open_flags(self, "event_record", stream, event, flags);
     const int node = s == GMM_OK && flags && gmm__capturing((const gmm_context *)self, stream);
     if (s != GMM_OK) return s;
-    GMM__ON_DEVICE("event_record", cudaEventRecordWithFlags(event, stream, node ? cudaEventRecordExternal
+    GMM__DEVICE_CALL("event_record", cudaEventRecordWithFlags(event, stream, node ? cudaEventRecordExternal
                                                                                 : cudaEventRecordDefault));
 }
 static gmm_status gmm__cuda_rt_event_query(void *self, gmm_event event, int32_t *done) {
@@ -8721,7 +8815,7 @@ static gmm_status gmm__cuda_rt_event_query(void *self, gmm_event event, int32_t 
 static gmm_status gmm__cuda_rt_event_sync(void *self, gmm_event event) {
     const gmm_status s = gmm__rt_open(self, "event_sync", NULL, event, "event");
     if (s != GMM_OK) return s;
-    GMM__ON_DEVICE("event_sync", cudaEventSynchronize(event));
+    GMM__DEVICE_CALL("event_sync", cudaEventSynchronize(event));
 }
 
 /* Rows without gaps are one row: 2-D calls limit the pitch. */
@@ -8730,27 +8824,27 @@ static gmm_status gmm__cuda_rt_copy2d(void *self, void *dst, size_t dst_pitch, c
     const gmm_status s = gmm__rt_open_copy(self, "copy2d", dst, dst_pitch, src, src_pitch, width, height, stream);
     const int dense = height == 1 || (dst_pitch == width && src_pitch == width);
     if (s != GMM_OK || !width || !height) return s;
-    GMM__ON_DEVICE("copy2d", dense ? cudaMemcpyAsync(dst, src, width * height, cudaMemcpyDefault, stream)
+    GMM__DEVICE_CALL("copy2d", dense ? cudaMemcpyAsync(dst, src, width * height, cudaMemcpyDefault, stream)
                                    : cudaMemcpy2DAsync(dst, dst_pitch, src, src_pitch, width, height, cudaMemcpyDefault,
                                                        stream));
 }
 static gmm_status gmm__cuda_rt_copy(void *self, void *dst, const void *src, size_t bytes, gmm_stream stream) {
     const gmm_status s = gmm__rt_open_copy(self, "copy", dst, bytes, src, bytes, bytes, 1, stream);
     if (s != GMM_OK || !bytes) return s;
-    GMM__ON_DEVICE("copy", cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, stream));
+    GMM__DEVICE_CALL("copy", cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, stream));
 }
 static gmm_status gmm__cuda_rt_fill2d(void *self, void *dst, size_t pitch, int32_t value, size_t width, size_t height,
                                       gmm_stream stream) {
     const gmm_status s = gmm__rt_open_fill(self, "fill2d", dst, pitch, value, width, height, stream);
     if (s != GMM_OK || !width || !height) return s;
-    GMM__ON_DEVICE("fill2d", height == 1 || pitch == width
+    GMM__DEVICE_CALL("fill2d", height == 1 || pitch == width
                                  ? cudaMemsetAsync(dst, value, width * height, stream)
                                  : cudaMemset2DAsync(dst, pitch, value, width, height, stream));
 }
 static gmm_status gmm__cuda_rt_fill(void *self, void *dst, int32_t value, size_t bytes, gmm_stream stream) {
     const gmm_status s = gmm__rt_open_fill(self, "fill", dst, bytes, value, bytes, 1, stream);
     if (s != GMM_OK || !bytes) return s;
-    GMM__ON_DEVICE("fill", cudaMemsetAsync(dst, value, bytes, stream));
+    GMM__DEVICE_CALL("fill", cudaMemsetAsync(dst, value, bytes, stream));
 }
 static gmm_status gmm__cuda_rt_is_capturing(void *self, gmm_stream stream, int32_t *capturing) {
     enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -8764,7 +8858,7 @@ static gmm_status gmm__cuda_rt_is_capturing(void *self, gmm_stream stream, int32
     return gmm__cuda_leave(self, "is_capturing", current, e);
 }
 
-#undef GMM__ON_DEVICE
+#undef GMM__DEVICE_CALL
 #endif /* __CUDACC__ */
 
 #define GMM__RT(row, entry) gmm__##row##_rt_##entry
@@ -9408,7 +9502,7 @@ GMMDEF const char *gmm_build_warning(const gmm_build *build, int32_t i) {
     int32_t count = 0;
     gmm_build b;
     if (!build || !gmm__copy_sized(&b, sizeof b, build)) return NULL;
-    if (b.space == GMM_SPACE_CUDA && b.capability == 90 && gmm__wgmma_lacks(&b))
+    if (b.space == GMM_SPACE_CUDA && b.capability == 90 && gmm__wgmma_unavailable(&b))
         texts[count++] = b.sm90a ? "engine wgmma needs a driver with cuTensorMapEncodeTiled; engine mma serves its "
                                    "products, more slowly"
                                  : "engine wgmma is not in this build, and engine mma serves its products, more "
@@ -9441,7 +9535,7 @@ static gmm_status gmm__open_engines(gmm_context *ctx, gmm_build *build, gmm_erro
     build->capability = ctx->device.capability;
     gmm__wgmma_open(ctx, build);
     if (engine == GMM_ENGINE_WGMMA) {
-        lacks = ctx->wgmma_lacks;
+        lacks = ctx->wgmma_unavailable;
         if (build->capability == 90 && !build->sm90a) status = GMM_E_BUILD;
     }
 #ifdef GMM__CUBLASLT
@@ -9531,8 +9625,8 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
     if (c.space == GMM_SPACE_CUDA)
         gmm__log(ctx, GMM_LOG_INFO, "gmm %s: CUDA device %d, compute capability %d.%d%s%s", GMM_VERSION_STRING,
                  c.device, device.capability / 10, device.capability % 10,
-                 ctx->wgmma_lacks ? "; wgmma " : ", wgmma",
-                 ctx->wgmma_lacks ? ctx->wgmma_lacks : "");
+                 ctx->wgmma_unavailable ? "; wgmma " : ", wgmma",
+                 ctx->wgmma_unavailable ? ctx->wgmma_unavailable : "");
 #endif
     if (c.space == GMM_SPACE_CPU)
         gmm__log(ctx, GMM_LOG_INFO, "gmm %s: CPU engine, %d thread%s, %s", GMM_VERSION_STRING, threads,

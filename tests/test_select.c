@@ -9,7 +9,7 @@
 /* An engine that needs x at a multiple of 16 bytes, as WGMMA does, and one that takes all addresses. */
 enum { PICKY_BYTES = 1024, GENERAL_BYTES = 4096 };
 static int picky_plan(const gmm__call *call, gmm__plan *plan) {
-    if (!gmm__wgmma_takes(call, GMM__X_, "x", plan)) return 0;
+    if (!gmm__wgmma_check_alignment(call, GMM__X_, "x", plan)) return 0;
     gmm__reserve(plan, 0, PICKY_BYTES);
     return 1;
 }

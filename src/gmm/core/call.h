@@ -30,7 +30,7 @@ struct gmm_context {
     gmm__device device;
 #ifdef __CUDACC__
     PFN_cuTensorMapEncodeTiled_v12000 wgmma_encode; /* WGMMA engine: the driver's function that makes tensor maps */
-    const char *wgmma_lacks;                        /* why it serves nothing; NULL = it does */
+    const char *wgmma_unavailable;                        /* why it serves nothing; NULL = it does */
 #endif
 #ifdef GMM__CUBLASLT
     gmm__lt lt;

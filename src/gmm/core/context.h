@@ -90,7 +90,7 @@ GMMDEF const char *gmm_build_warning(const gmm_build *build, int32_t i) {
     int32_t count = 0;
     gmm_build b;
     if (!build || !gmm__copy_sized(&b, sizeof b, build)) return NULL;
-    if (b.space == GMM_SPACE_CUDA && b.capability == 90 && gmm__wgmma_lacks(&b))
+    if (b.space == GMM_SPACE_CUDA && b.capability == 90 && gmm__wgmma_unavailable(&b))
         texts[count++] = b.sm90a ? "engine wgmma needs a driver with cuTensorMapEncodeTiled; engine mma serves its "
                                    "products, more slowly"
                                  : "engine wgmma is not in this build, and engine mma serves its products, more "
@@ -123,7 +123,7 @@ static gmm_status gmm__open_engines(gmm_context *ctx, gmm_build *build, gmm_erro
     build->capability = ctx->device.capability;
     gmm__wgmma_open(ctx, build);
     if (engine == GMM_ENGINE_WGMMA) {
-        lacks = ctx->wgmma_lacks;
+        lacks = ctx->wgmma_unavailable;
         if (build->capability == 90 && !build->sm90a) status = GMM_E_BUILD;
     }
 #ifdef GMM__CUBLASLT
@@ -213,8 +213,8 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
     if (c.space == GMM_SPACE_CUDA)
         gmm__log(ctx, GMM_LOG_INFO, "gmm %s: CUDA device %d, compute capability %d.%d%s%s", GMM_VERSION_STRING,
                  c.device, device.capability / 10, device.capability % 10,
-                 ctx->wgmma_lacks ? "; wgmma " : ", wgmma",
-                 ctx->wgmma_lacks ? ctx->wgmma_lacks : "");
+                 ctx->wgmma_unavailable ? "; wgmma " : ", wgmma",
+                 ctx->wgmma_unavailable ? ctx->wgmma_unavailable : "");
 #endif
     if (c.space == GMM_SPACE_CPU)
         gmm__log(ctx, GMM_LOG_INFO, "gmm %s: CPU engine, %d thread%s, %s", GMM_VERSION_STRING, threads,

@@ -170,9 +170,9 @@ static int gmm__mlp_size(gmm__call *step, gmm_status prepared, const gmm_error *
         (void)snprintf(plan->note, sizeof plan->note, "products by %s%s", gmm_engine_name(sub.engine),
                        sub.assumes_aligned ? ", for addresses at multiples of 16 bytes" : "");
 #ifdef __CUDACC__
-    else if (step->options.engine == GMM_ENGINE_AUTO && step->ctx->wgmma_lacks)
+    else if (step->options.engine == GMM_ENGINE_AUTO && step->ctx->wgmma_unavailable)
         (void)snprintf(plan->note, sizeof plan->note, "products by %s; wgmma %s", gmm_engine_name(sub.engine),
-                       step->ctx->wgmma_lacks);
+                       step->ctx->wgmma_unavailable);
 #endif
     return 1;
 }

@@ -7,8 +7,8 @@
    group, never by the rows before it, and reduce in fp32 in a fixed order: results are deterministic and do not depend
    on the other groups. */
 
-enum { GMM__LT_BETA, GMM__LT_SCRATCH }; /* regions of the workspace */
-enum { GMM__LT_SCRATCH_BYTES = 32 << 20 };
+enum { GMM__LT_BETA, GMM__LT_WORKSPACE }; /* regions of the workspace */
+enum { GMM__LT_WORKSPACE_BYTES = 32 << 20 };
 
 /* One group's product as cuBLASLt describes it. Descriptors live on the stack: nothing is allocated. */
 typedef struct gmm__lt_problem {
@@ -19,13 +19,13 @@ typedef struct gmm__lt_problem {
     uint32_t align_a, align_b, align_d, align_bias; /* bytes */
 } gmm__lt_problem;
 
-static cudaDataType_t gmm__lt_type(gmm_dtype dtype) {
+static cudaDataType_t gmm__lt_data_type(gmm_dtype dtype) {
     return dtype == GMM_BF16 ? CUDA_R_16BF : dtype == GMM_F16 ? CUDA_R_16F : CUDA_R_32F;
 }
 
 /* What an address and the step between rows are surely multiples of, at most 16 bytes: no more is of use, and so rows
    before a group change nothing. */
-static uint32_t gmm__lt_align(const void *at, int64_t row_bytes) {
+static uint32_t gmm__lt_alignment(const void *at, int64_t row_bytes) {
     const uint64_t bits = (uintptr_t)at | (uint64_t)row_bytes | 16u;
     return (uint32_t)(bits & (~bits + 1u));
 }
@@ -50,23 +50,24 @@ static void gmm__lt_close(gmm_context *ctx) {
 }
 
 /* Roles of the factors a, b and the result d of an operation. */
-static int gmm__lt_a(gmm_op op) { return op == GMM_OP_LINEAR_WGRAD ? GMM__X_ : GMM__W; }
-static int gmm__lt_b(gmm_op op) { return op == GMM_OP_LINEAR_FWD ? GMM__X_ : GMM__DY; }
-static int gmm__lt_d(gmm_op op) {
+static int gmm__lt_role_a(gmm_op op) { return op == GMM_OP_LINEAR_WGRAD ? GMM__X_ : GMM__W; }
+static int gmm__lt_role_b(gmm_op op) { return op == GMM_OP_LINEAR_FWD ? GMM__X_ : GMM__DY; }
+static int gmm__lt_role_d(gmm_op op) {
     return op == GMM_OP_LINEAR_FWD ? GMM__Y : op == GMM_OP_LINEAR_DGRAD ? GMM__DX : GMM__DW;
 }
 
 static cublasStatus_t gmm__lt_layout(cublasLtMatrixLayoutOpaque_t *layout, const gmm_mat *m, int64_t rows,
                                      int64_t cols) {
-    return cublasLtMatrixLayoutInit(layout, gmm__lt_type(m->dtype), (uint64_t)cols, (uint64_t)rows, m->ld);
+    return cublasLtMatrixLayoutInit(layout, gmm__lt_data_type(m->dtype), (uint64_t)cols, (uint64_t)rows, m->ld);
 }
 
 /* Describes group g, whose rows [row, row + rows) are not none. The bias pointer is set when it is known to stay. */
-static cublasStatus_t gmm__lt_describe(const gmm__call *call, int64_t g, int64_t row, int64_t rows,
+static cublasStatus_t gmm__lt_describe_group(const gmm__call *call, int64_t g, int64_t row, int64_t rows,
                                        gmm__lt_problem *p) {
     const gmm_op op = call->op;
     const int wgrad = op == GMM_OP_LINEAR_WGRAD;
-    const gmm_mat *a = &call->mat[gmm__lt_a(op)], *b = &call->mat[gmm__lt_b(op)], *d = &call->mat[gmm__lt_d(op)];
+    const gmm_mat *a = &call->mat[gmm__lt_role_a(op)], *b = &call->mat[gmm__lt_role_b(op)],
+        *d = &call->mat[gmm__lt_role_d(op)];
     const gmm_mat *bias = &call->mat[GMM__BIAS];
     const int32_t trans_a = op == GMM_OP_LINEAR_FWD ? CUBLAS_OP_T : CUBLAS_OP_N;
     const int32_t trans_b = wgrad ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -79,9 +80,9 @@ static cublasStatus_t gmm__lt_describe(const gmm__call *call, int64_t g, int64_t
     p->a = gmm__at(a, wgrad ? 0 : g, wgrad ? row : 0, 0);
     p->b = gmm__at(b, 0, row, 0);
     p->d = gmm__at(d, wgrad ? g : 0, wgrad ? 0 : row, 0);
-    p->align_a = gmm__lt_align(p->a, a->ld * (gmm_dtype_bits(a->dtype) / 8));
-    p->align_b = gmm__lt_align(p->b, b->ld * (gmm_dtype_bits(b->dtype) / 8));
-    p->align_d = gmm__lt_align(p->d, d->ld * (gmm_dtype_bits(d->dtype) / 8));
+    p->align_a = gmm__lt_alignment(p->a, a->ld * (gmm_dtype_bits(a->dtype) / 8));
+    p->align_b = gmm__lt_alignment(p->b, b->ld * (gmm_dtype_bits(b->dtype) / 8));
+    p->align_d = gmm__lt_alignment(p->d, d->ld * (gmm_dtype_bits(d->dtype) / 8));
     s = cublasLtMatmulDescInit(&p->desc, tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
     if (!s) s = cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &trans_a, sizeof trans_a);
     if (!s) s = cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &trans_b, sizeof trans_b);
@@ -92,7 +93,7 @@ static cublasStatus_t gmm__lt_describe(const gmm__call *call, int64_t g, int64_t
         s = gmm__lt_layout(&p->d_layout, d, wgrad ? call->out : rows, op == GMM_OP_LINEAR_FWD ? call->out : call->in);
     if (s || bias->dtype == GMM_NONE) return s;
     p->bias = gmm__at(bias, g, 0, 0);
-    p->align_bias = gmm__lt_align(p->bias, 0);
+    p->align_bias = gmm__lt_alignment(p->bias, 0);
     return cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
 }
 
@@ -103,10 +104,10 @@ static cublasStatus_t gmm__lt_set_bias(gmm__lt_problem *p, const void *bias) {
 
 /* Asks cuBLASLt for the algorithm of a product. Partial sums may be reduced in fp32 only, so that the store rounds
    once; the bias pointer, which is not followed, stands for its alignment. */
-static cublasStatus_t gmm__lt_ask(gmm_context *ctx, gmm__lt_problem *p, cublasLtMatmulAlgo_t *algo) {
+static cublasStatus_t gmm__lt_query_heuristic(gmm_context *ctx, gmm__lt_problem *p, cublasLtMatmulAlgo_t *algo) {
     cublasLtMatmulPreferenceOpaque_t pref;
     cublasLtMatmulHeuristicResult_t result;
-    const uint64_t scratch = GMM__LT_SCRATCH_BYTES;
+    const uint64_t scratch = GMM__LT_WORKSPACE_BYTES;
     const uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     const cublasLtMatmulPreferenceAttributes_t which[4] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
@@ -134,9 +135,9 @@ static cublasStatus_t gmm__lt_ask(gmm_context *ctx, gmm__lt_problem *p, cublasLt
 }
 
 /* The algorithm for `rows` rows of a described group: from the cache, whose entries newer shapes overwrite. */
-static cublasStatus_t gmm__lt_choose(const gmm__call *call, int64_t rows, gmm__lt_problem *p,
+static cublasStatus_t gmm__lt_find_algorithm(const gmm__call *call, int64_t rows, gmm__lt_problem *p,
                                      const cublasLtMatmulAlgo_t **algo) {
-    const gmm_mat *d = &call->mat[gmm__lt_d(call->op)], *a = &call->mat[gmm__lt_a(call->op)];
+    const gmm_mat *d = &call->mat[gmm__lt_role_d(call->op)], *a = &call->mat[gmm__lt_role_a(call->op)];
     gmm__lt_choice *choice;
     int64_t key[GMM__LT_KEY];
     uint64_t hash = 0;
@@ -150,7 +151,7 @@ static cublasStatus_t gmm__lt_choose(const gmm__call *call, int64_t rows, gmm__l
     key[5] = call->in;
     key[6] = call->out;
     key[7] = a->ld;
-    key[8] = call->mat[gmm__lt_b(call->op)].ld;
+    key[8] = call->mat[gmm__lt_role_b(call->op)].ld;
     key[9] = d->ld;
     for (i = 0; i < GMM__LT_KEY; i++) {
         hash = (hash ^ (uint64_t)key[i]) * 0x9E3779B97F4A7C15u;
@@ -160,14 +161,15 @@ static cublasStatus_t gmm__lt_choose(const gmm__call *call, int64_t rows, gmm__l
     *algo = &choice->algo;
     if (!memcmp(choice->key, key, sizeof key)) return CUBLAS_STATUS_SUCCESS;
     choice->key[0] = 0;
-    s = gmm__lt_ask(call->ctx, p, &choice->algo);
+    s = gmm__lt_query_heuristic(call->ctx, p, &choice->algo);
     if (s == CUBLAS_STATUS_SUCCESS) memcpy(choice->key, key, sizeof key);
     return s;
 }
 
 static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
     const gmm_op op = call->op;
-    const gmm_mat *a = &call->mat[gmm__lt_a(op)], *d = &call->mat[gmm__lt_d(op)], *bias = &call->mat[GMM__BIAS];
+    const gmm_mat *a = &call->mat[gmm__lt_role_a(op)], *d = &call->mat[gmm__lt_role_d(op)],
+        *bias = &call->mat[GMM__BIAS];
     const gmm_mat *table = op == GMM_OP_LINEAR_WGRAD ? d : a;
     if (!call->ctx->lt.handle) return gmm__decline(plan, "could not be opened on this device");
     if (!call->groups.on_host) return gmm__decline(plan, "needs host sizes (groups.on_host)");
@@ -182,7 +184,7 @@ static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
         return gmm__decline(plan, "adds no bias of %s to products of %s", gmm_dtype_name(bias->dtype),
                             gmm_dtype_name(a->dtype));
     gmm__reserve(plan, GMM__LT_BETA, sizeof(uint64_t)); /* for alpha, whose address a query need not know */
-    gmm__reserve(plan, GMM__LT_SCRATCH, (size_t)GMM__LT_SCRATCH_BYTES);
+    gmm__reserve(plan, GMM__LT_WORKSPACE, (size_t)GMM__LT_WORKSPACE_BYTES);
     (void)snprintf(plan->note, sizeof plan->note, "one product per group%s; refused where the library has no algorithm "
                    "for a group's rows and addresses",
                    a->dtype != GMM_F32 ? "" : call->options.allow_tf32 ? ", as TF32" : ", in fp32");
@@ -190,7 +192,7 @@ static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
 }
 
 /* Zeroes a row-major part of a matrix. */
-static cudaError_t gmm__lt_zero(const gmm_mat *m, void *at, int64_t rows, int64_t cols, gmm_stream stream) {
+static cudaError_t gmm__lt_zero_rows(const gmm_mat *m, void *at, int64_t rows, int64_t cols, gmm_stream stream) {
     const size_t size = (size_t)gmm_dtype_bits(m->dtype) / 8;
     if (rows <= 0) return cudaSuccess;
     return cudaMemset2DAsync(at, (size_t)m->ld * size, 0, (size_t)cols * size, (size_t)rows, stream);
@@ -200,7 +202,7 @@ static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream strea
     const gmm__call *call = plan->call;
     const gmm_linear *l = &call->d.linear;
     const int wgrad = call->op == GMM_OP_LINEAR_WGRAD;
-    const gmm_mat *d = &call->mat[gmm__lt_d(call->op)];
+    const gmm_mat *d = &call->mat[gmm__lt_role_d(call->op)];
     const int64_t cols = call->op == GMM_OP_LINEAR_FWD ? call->out : call->in;
     const float one = 1.0f, beta = wgrad ? gmm__mma_beta(&call->grad[GMM__DW]) : l->y_add ? 1.0f : 0.0f;
     const float *beta_at = l->alpha ? (const float *)gmm__part(plan, GMM__LT_BETA) : &beta;
@@ -228,11 +230,11 @@ static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream strea
                                 call->groups.row_align, &fault);
             if (begin == end) {
                 if (pass == 1 && wgrad && beta == 0.0f)
-                    e = gmm__lt_zero(d, gmm__at(d, g, 0, 0), call->out, cols, stream);
+                    e = gmm__lt_zero_rows(d, gmm__at(d, g, 0, 0), call->out, cols, stream);
                 continue;
             }
-            s = gmm__lt_describe(call, g, begin, end - begin, &p);
-            if (s == CUBLAS_STATUS_SUCCESS) s = gmm__lt_choose(call, end - begin, &p, &algo);
+            s = gmm__lt_describe_group(call, g, begin, end - begin, &p);
+            if (s == CUBLAS_STATUS_SUCCESS) s = gmm__lt_find_algorithm(call, end - begin, &p, &algo);
             if (s == CUBLAS_STATUS_NOT_SUPPORTED)
                 return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "cublaslt has no algorithm for the %lld "
                                    "rows of group %lld", (long long)(end - begin), (long long)g);
@@ -241,12 +243,12 @@ static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream strea
                 s = cublasLtMatmul(call->ctx->lt.handle, &p.desc,
                                    l->alpha ? l->alpha + (l->alpha_per_group ? g : 0) : &one, p.a, &p.a_layout, p.b,
                                    &p.b_layout, beta_at, p.d, &p.d_layout, p.d, &p.d_layout, algo,
-                                   gmm__part(plan, GMM__LT_SCRATCH), (size_t)GMM__LT_SCRATCH_BYTES, stream);
+                                   gmm__part(plan, GMM__LT_WORKSPACE), (size_t)GMM__LT_WORKSPACE_BYTES, stream);
             if (s != CUBLAS_STATUS_SUCCESS) return gmm__lt_status(call, s);
         }
     }
     if (e == cudaSuccess && !wgrad && call->groups.tail == GMM_TAIL_ZERO && end < call->rows)
-        e = gmm__lt_zero(d, gmm__at(d, 0, end, 0), call->rows - end, cols, stream);
+        e = gmm__lt_zero_rows(d, gmm__at(d, 0, end, 0), call->rows - end, cols, stream);
     return gmm__cuda_status(call, e);
 }
 

@@ -2,44 +2,48 @@
 
 #ifdef __CUDACC__
 
+/* Plans and launches of the MMA engine's linear layers. The WGMMA engine uses the same workspace regions, offsets and
+   arguments. */
+
 /* Regions of the workspace. */
 enum {
-    GMM__MMA_OFFSETS, /* [G + 1] int64 */
-    GMM__MMA_TILES,   /* [G + 1] int32 */
-    GMM__MMA_TABLE,   /* [G] addresses each: tables that stood on the host */
-    GMM__MMA_TABLE2,
-    GMM__MMA_SCALES,
-    GMM__MMA_PIECES,  /* bias gradient; the WGMMA engine's tables of many groups */
-    GMM__WGMMA_A,     /* copies as 16-bit elements */
-    GMM__WGMMA_B,
-    GMM__WGMMA_FACTOR, /* [2][G] float: what multiplies the groups' sums, one after the other */
-    GMM__WGMMA_UNITS,  /* [G + 1] int32: of 16 rows, of groups that are turned */
-    GMM__WGMMA_ENDS    /* [G + 1] int64: 16 times these */
+    GMM__MMA_OFFSETS,         /* [G + 1] int64: row offsets of the groups */
+    GMM__MMA_TILES,           /* [G + 1] int32: prefix sums of the groups' tiles */
+    GMM__MMA_MATRIX_TABLE,    /* [G] device copies of host tables: addresses of w, dw or db */
+    GMM__MMA_BIAS_TABLE,      /* [G] addresses of biases */
+    GMM__MMA_SCALE_TABLE,     /* [G] addresses of the weights' scales */
+    GMM__MMA_BGRAD_PARTIALS,  /* [chunks, out] float: partial sums of the bias gradient */
+    GMM__WGMMA_DEQUANTIZED_A, /* quantized operands as 16-bit elements */
+    GMM__WGMMA_DEQUANTIZED_B,
+    GMM__WGMMA_ALPHA,         /* [2][G] float: two factors of each group's accumulators, applied in this order */
+    GMM__WGMMA_TILES16,       /* [G + 1] int32: prefix sums of the groups' blocks of 16 rows, for transposed tokens */
+    GMM__WGMMA_OFFSETS16,     /* [G + 1] int64: row offsets of groups padded to multiples of 16 rows */
+    GMM__WGMMA_GROUP_TABLES = GMM__MMA_BGRAD_PARTIALS /* group tables of each CTA; no operation needs both regions */
 };
 
 static gmm_status gmm__cuda_status(const gmm__call *call, cudaError_t e) {
     if (e == cudaSuccess) return GMM_OK;
-    (void)cudaGetLastError(); /* reported here, so it is not found again by the next call */
+    (void)cudaGetLastError(); /* clears the error, so that the next call does not report it */
     return gmm__fail(&call->ctx->error, GMM_E_CUDA, "%s: %s", call->function, cudaGetErrorString(e));
 }
 
-/* Room for the offsets, and for a table that stands on the host. */
+/* Reserves the regions of offsets and tiles, and the region of a table that is in host memory. */
 static void gmm__mma_reserve_groups(const gmm__call *call, gmm__plan *plan) {
     const size_t groups = (size_t)call->groups.count;
     gmm__reserve(plan, GMM__MMA_OFFSETS, (groups + 1) * sizeof(int64_t));
     gmm__reserve(plan, GMM__MMA_TILES, (groups + 1) * sizeof(int32_t));
 }
-static void gmm__mma_reserve_table(const gmm__call *call, gmm__plan *plan, int role, int part) {
+static void gmm__mma_reserve_table(const gmm__call *call, gmm__plan *plan, int role, int region) {
     if (call->mat[role].dtype != GMM_NONE && (call->mat[role].flags & (uint32_t)GMM_MAT_TABLE_ON_HOST))
-        gmm__reserve(plan, part, (size_t)call->groups.count * sizeof(void *));
+        gmm__reserve(plan, region, (size_t)call->groups.count * sizeof(void *));
 }
 
-/* Whether a call's kernels may be launched early. Not where multiprocessors are to be left alone: no block of the next
-   launch may wait on those. */
+/* Whether a call's kernels use programmatic dependent launch. Under an SM limit they do not: CTAs of the dependent
+   kernel would wait on multiprocessors that the caller reserves. */
 static int gmm__mma_pdl(const gmm__call *call) { return call->ctx->device.early && call->options.sm_limit == 0; }
 
-/* Enqueues the offsets and tiles of a call. */
-static gmm_status gmm__mma_offsets(const gmm__call *call, int64_t *offsets, int32_t *tiles, int32_t tile_rows,
+/* Enqueues the kernel that writes the row offsets and the prefix sums of tiles of a call. Host sizes are copied. */
+static gmm_status gmm__mma_enqueue_offsets(const gmm__call *call, int64_t *offsets, int32_t *tiles, int32_t tile_rows,
                                    gmm_stream stream) {
     gmm_offsets_args args;
     memset(&args, 0, sizeof args);
@@ -47,7 +51,7 @@ static gmm_status gmm__mma_offsets(const gmm__call *call, int64_t *offsets, int3
     args.offsets = offsets;
     args.tiles = tiles;
     args.tile_rows = tile_rows;
-    if (call->groups.on_host) { /* their offsets are known, and right: checked with the arguments */
+    if (call->groups.on_host) { /* the argument checks have validated them */
         const int64_t words = (int64_t)call->groups.count + 1;
         enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
         int64_t values[GMM_COPY_VALUES], first = 0, end = 0, i;
@@ -75,8 +79,8 @@ static gmm_status gmm__mma_offsets(const gmm__call *call, int64_t *offsets, int3
     return gmm__cuda_status(call, gmm_launch_offsets(&args, gmm__mma_pdl(call), stream));
 }
 
-/* A call's operand as kernels address it. A host table is copied to `part` of the workspace. */
-static cudaError_t gmm__mma_operand(const gmm__plan *plan, int role, int per_group, int part, gmm_kmat *out,
+/* Describes an operand to kernels. A host table is copied to `region` of the workspace. */
+static cudaError_t gmm__mma_operand(const gmm__plan *plan, int role, int per_group, int region, gmm_kmat *out,
                                     gmm_stream stream) {
     const gmm_mat *m = &plan->call->mat[role];
     memset(out, 0, sizeof *out);
@@ -86,8 +90,8 @@ static cudaError_t gmm__mma_operand(const gmm__plan *plan, int role, int per_gro
     out->ld = m->ld;
     out->stride = per_group ? m->group_stride * (gmm_dtype_bits(m->dtype) / 8) : 0;
     if (m->dtype == GMM_NONE || !m->table || !(m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) return cudaSuccess;
-    out->table = (void *const *)gmm__part(plan, part);
-    return gmm_launch_copy(gmm__part(plan, part), m->table, plan->call->groups.count, stream);
+    out->table = (void *const *)gmm__part(plan, region);
+    return gmm_launch_copy(gmm__part(plan, region), m->table, plan->call->groups.count, stream);
 }
 
 static float gmm__mma_beta(const gmm_grad *grad) {
@@ -97,19 +101,19 @@ static float gmm__mma_beta(const gmm_grad *grad) {
 }
 
 static gmm_status gmm__mma_launch_offsets(const gmm__plan *plan, gmm_stream stream) {
-    return gmm__mma_offsets(plan->call, (int64_t *)plan->call->output, NULL, 1, stream);
+    return gmm__mma_enqueue_offsets(plan->call, (int64_t *)plan->call->output, NULL, 1, stream);
 }
 
-/* The factors of a product: A's lines are those of the result's rows, B's those of its columns. */
-static int gmm__mma_factor_a(gmm_gemm_op op) { return op == gmm_gemm_fwd ? GMM__X_ : GMM__DY; }
-static int gmm__mma_factor_b(gmm_gemm_op op) { return op == gmm_gemm_wgrad ? GMM__X_ : GMM__W; }
+/* Roles of the operands of D = A B^T: rows of A are rows of D, rows of B are columns of D. */
+static int gmm__mma_role_a(gmm_gemm_op op) { return op == gmm_gemm_fwd ? GMM__X_ : GMM__DY; }
+static int gmm__mma_role_b(gmm_gemm_op op) { return op == gmm_gemm_wgrad ? GMM__X_ : GMM__W; }
 
-/* The kernel of a product of quantized operands. */
+/* Plans a product of quantized operands: kernel, grid, workspace. */
 static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
-    const int ra = gmm__mma_factor_a(op), rb = gmm__mma_factor_b(op);
-    const gmm_mat *a = &call->mat[ra], *b = &call->mat[rb];
+    const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op);
+    const gmm_mat *a = &call->mat[role_a], *b = &call->mat[role_b];
     const int64_t m = op == gmm_gemm_wgrad ? call->out : call->rows, n = op == gmm_gemm_fwd ? call->out : call->in;
-    const int64_t huge = INT32_MAX / 16, bound = op == gmm_gemm_wgrad
+    const int64_t max_extent = INT32_MAX / 16, max_tiles = op == gmm_gemm_wgrad
                                                ? call->groups.count * gmm__ceil_div(m, GMM_QGEMM_TILE_M)
                                                : call->rows / GMM_QGEMM_TILE_M + call->groups.count;
     const int mx = b->scaling == GMM_SCALING_MX32, f16 = a->dtype == GMM_F16;
@@ -119,38 +123,38 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
     int64_t tiles_n;
     int32_t i;
     if (a->dtype == GMM_F32) return gmm__decline(plan, "multiplies f32 by no quantized weights");
-    if (call->rows > huge || call->in > huge || call->out > huge)
-        return gmm__decline(plan, "takes at most %lld rows and features of quantized operands", (long long)huge);
+    if (call->rows > max_extent || call->in > max_extent || call->out > max_extent)
+        return gmm__decline(plan, "takes at most %lld rows and features of quantized operands", (long long)max_extent);
     plan->kernel = -1;
     for (i = 0; i < GMM_QGEMM_KERNELS; i++) {
         const gmm_qgemm_kernel *k = &gmm_qgemm_kernels[i];
         if (k->op == op && k->dtype == dtype && k->parts == parts &&
-            k->a == (a->scaling == GMM_SCALING_MX32 && call->direction[ra] == GMM_COLUMNWISE) &&
-            k->b == (mx && call->direction[rb] == GMM_COLUMNWISE)) plan->kernel = i;
+            k->a == (a->scaling == GMM_SCALING_MX32 && call->direction[role_a] == GMM_COLUMNWISE) &&
+            k->b == (mx && call->direction[role_b] == GMM_COLUMNWISE)) plan->kernel = i;
     }
     if (plan->kernel < 0)
         return gmm__decline(plan, "has no kernel for %s %s times %s %s", gmm_dtype_name(a->dtype),
                             gmm_scaling_name(a->scaling), gmm_dtype_name(b->dtype), gmm_scaling_name(b->scaling));
     tiles_n = gmm__ceil_div(n, gmm_qgemm_kernels[plan->kernel].tile_cols);
-    if (bound > INT32_MAX / tiles_n) return gmm__decline(plan, "has no kernel for so many tiles");
-    plan->grid[0] = gmm__grid(processors, call->options.sm_limit, 1, bound * tiles_n);
+    if (max_tiles > INT32_MAX / tiles_n) return gmm__decline(plan, "has no kernel for so many tiles");
+    plan->grid[0] = gmm__grid(processors, call->options.sm_limit, 1, max_tiles * tiles_n);
     gmm__mma_reserve_groups(call, plan);
-    gmm__mma_reserve_table(call, plan, op == gmm_gemm_wgrad ? GMM__DW : GMM__W, GMM__MMA_TABLE);
-    if (op != gmm_gemm_wgrad) gmm__mma_reserve_table(call, plan, GMM__W, GMM__MMA_SCALES);
-    if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_TABLE2);
+    gmm__mma_reserve_table(call, plan, op == gmm_gemm_wgrad ? GMM__DW : GMM__W, GMM__MMA_MATRIX_TABLE);
+    if (op != gmm_gemm_wgrad) gmm__mma_reserve_table(call, plan, GMM__W, GMM__MMA_SCALE_TABLE);
+    if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_BIAS_TABLE);
     (void)snprintf(plan->note, sizeof plan->note, "%s by %s as %s, tile %d x %d, %d blocks", gmm_dtype_name(a->dtype),
                    gmm_dtype_name(b->dtype), gmm_dtype_name(dtype), (int)GMM_QGEMM_TILE_M,
                    (int)gmm_qgemm_kernels[plan->kernel].tile_cols, plan->grid[0]);
     return 1;
 }
 
-/* Chooses the kernel of a product: the one whose tiles take the fewest rounds of multiprocessor time, from what is
-   known on the host. Every kernel gives the same bits. */
+/* Chooses the kernel of a product: the one whose waves of tiles are estimated to cost least, from the average group
+   size. Every kernel gives the same bits. */
 static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
-    const int64_t G = call->groups.count, huge = INT32_MAX - 1024;
+    const int64_t G = call->groups.count, max_extent = INT32_MAX - 1024;
     const int64_t m = op == gmm_gemm_wgrad ? call->out : call->rows;
     const int64_t n = op == gmm_gemm_fwd ? call->out : call->in;
-    const int64_t hint = call->groups.rows_hint > 0 && call->groups.rows_hint < call->rows ? call->groups.rows_hint
+    const int64_t rows = call->groups.rows_hint > 0 && call->groups.rows_hint < call->rows ? call->groups.rows_hint
                                                                                             : call->rows;
     const gmm_dtype dtype = call->mat[op == gmm_gemm_dgrad ? GMM__DY : GMM__X_].dtype;
     const int32_t processors = call->ctx->device.processors;
@@ -158,45 +162,48 @@ static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gem
     double best = 0.0;
     int32_t i;
     if (gmm__quantized(call)) return gmm__mma_plan_quantized(call, plan, op);
-    if (call->rows > huge || call->in > huge || call->out > huge)
-        return gmm__decline(plan, "takes at most %lld rows and features", (long long)huge);
+    if (call->rows > max_extent || call->in > max_extent || call->out > max_extent)
+        return gmm__decline(plan, "takes at most %lld rows and features", (long long)max_extent);
     plan->kernel = -1;
     for (i = 0; i < GMM_GEMM_KERNELS; i++) {
         const gmm_gemm_kernel *k = &gmm_gemm_kernels[i];
         const int64_t tiles_n = gmm__ceil_div(n, k->tile_cols), per_group = gmm__ceil_div(m, k->tile_rows);
-        const int64_t bound = op == gmm_gemm_wgrad ? G * per_group : call->rows / k->tile_rows + G;
-        const int64_t likely = op == gmm_gemm_wgrad ? bound : G * gmm__ceil_div(gmm__ceil_div(hint, G), k->tile_rows);
-        double rounds;
+        const int64_t max_tiles = op == gmm_gemm_wgrad ? G * per_group : call->rows / k->tile_rows + G;
+        const int64_t tiles = op == gmm_gemm_wgrad ? max_tiles : G * gmm__ceil_div(gmm__ceil_div(rows, G),
+                                                                                   k->tile_rows);
+        double cost;
         if (k->op != op || k->dtype != dtype || k->shared > shared) continue;
-        if (bound > huge / tiles_n) continue;
-        /* a tile costs its area plus its edges, which stand for moving the operands; more blocks share a processor */
-        rounds = (double)gmm__ceil_div(likely * tiles_n, (int64_t)processors * k->blocks) * k->blocks *
+        if (max_tiles > max_extent / tiles_n) continue;
+        /* waves times the cost of a tile: its area for the products, 64 times its edges for loading the operands */
+        cost = (double)gmm__ceil_div(tiles * tiles_n, (int64_t)processors * k->blocks) * k->blocks *
                  ((double)k->tile_rows * k->tile_cols + 64.0 * (k->tile_rows + k->tile_cols));
-        if (plan->kernel >= 0 && rounds >= best) continue;
-        best = rounds;
+        if (plan->kernel >= 0 && cost >= best) continue;
+        best = cost;
         plan->kernel = i;
-        plan->grid[0] = gmm__grid(processors, call->options.sm_limit, k->blocks, bound * tiles_n);
+        plan->grid[0] = gmm__grid(processors, call->options.sm_limit, k->blocks, max_tiles * tiles_n);
     }
     if (plan->kernel < 0) return gmm__decline(plan, "has no kernel for so many tiles of %s", gmm_dtype_name(dtype));
     gmm__mma_reserve_groups(call, plan);
-    gmm__mma_reserve_table(call, plan, op == gmm_gemm_wgrad ? GMM__DW : GMM__W, GMM__MMA_TABLE);
-    if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_TABLE2);
+    gmm__mma_reserve_table(call, plan, op == gmm_gemm_wgrad ? GMM__DW : GMM__W, GMM__MMA_MATRIX_TABLE);
+    if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_BIAS_TABLE);
     (void)snprintf(plan->note, sizeof plan->note, "tile %d x %d, %d blocks",
                    (int)gmm_gemm_kernels[plan->kernel].tile_rows, (int)gmm_gemm_kernels[plan->kernel].tile_cols,
                    plan->grid[0]);
     return 1;
 }
 
-/* The arguments of a product but for offsets and tiles; copies tables that stand on the host. */
+/* Fills in the arguments of a product except offsets and tiles; copies host tables to the workspace. */
 static gmm_status gmm__mma_product_args(const gmm__plan *plan, gmm_gemm_op op, gmm_gemm_args *args, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_linear *d = &call->d.linear;
     const int fwd = op == gmm_gemm_fwd, wgrad = op == gmm_gemm_wgrad;
-    cudaError_t e = gmm__mma_operand(plan, gmm__mma_factor_a(op), 0, 0, &args->a, stream);
-    if (e == cudaSuccess) e = gmm__mma_operand(plan, gmm__mma_factor_b(op), !wgrad, GMM__MMA_TABLE, &args->b, stream);
+    cudaError_t e = gmm__mma_operand(plan, gmm__mma_role_a(op), 0, 0, &args->a, stream);
+    if (e == cudaSuccess) e = gmm__mma_operand(plan, gmm__mma_role_b(op), !wgrad, GMM__MMA_MATRIX_TABLE, &args->b,
+                                               stream);
     if (e == cudaSuccess)
-        e = gmm__mma_operand(plan, fwd ? GMM__Y : wgrad ? GMM__DW : GMM__DX, wgrad, GMM__MMA_TABLE, &args->d, stream);
-    if (e == cudaSuccess && fwd) e = gmm__mma_operand(plan, GMM__BIAS, 1, GMM__MMA_TABLE2, &args->bias, stream);
+        e = gmm__mma_operand(plan, fwd ? GMM__Y : wgrad ? GMM__DW : GMM__DX, wgrad, GMM__MMA_MATRIX_TABLE, &args->d,
+                             stream);
+    if (e == cudaSuccess && fwd) e = gmm__mma_operand(plan, GMM__BIAS, 1, GMM__MMA_BIAS_TABLE, &args->bias, stream);
     args->groups = call->groups.count;
     args->capacity = call->rows;
     args->m = (int32_t)(wgrad ? call->out : call->rows);
@@ -215,28 +222,29 @@ static gmm_status gmm__mma_product_args(const gmm__plan *plan, gmm_gemm_op op, g
     return gmm__cuda_status(call, e);
 }
 
-/* Launches it; `p` holds what is not of its factors, and the table of their elements. */
+/* Launches a product of quantized operands; `p` holds the other arguments and the device table of the weights. */
 static gmm_status gmm__mma_launch_quantized(const gmm__plan *plan, gmm_gemm_op op, const gmm_gemm_args *p,
                                             gmm_stream stream) {
     const gmm__call *call = plan->call;
-    const int ra = gmm__mma_factor_a(op), rb = gmm__mma_factor_b(op), fwd = op == gmm_gemm_fwd;
+    const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op), fwd = op == gmm_gemm_fwd;
     gmm_qgemm_args args;
     cudaError_t e = cudaSuccess;
     memset(&args, 0, sizeof args);
     args.p = *p;
-    args.a = call->mat[ra];
-    args.b = call->mat[rb];
+    args.a = call->mat[role_a];
+    args.b = call->mat[role_b];
     args.b.table = p->b.table;
-    args.a_along = call->direction[ra];
-    args.b_along = call->direction[rb];
+    args.a_along = call->direction[role_a];
+    args.b_along = call->direction[role_b];
     args.a_cols = (int32_t)(fwd ? call->in : call->out);
     args.b_cols = (int32_t)call->in;
     args.b_rows = (int32_t)call->out;
     args.k_round = args.b.hadamard && op == gmm_gemm_wgrad ? 16 : 1;
     args.block = args.b.scaling == GMM_SCALING_MX32 ? 32 : 128;
     if (args.b.scale_table && (args.b.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) {
-        args.b.scale_table = (void *const *)gmm__part(plan, GMM__MMA_SCALES);
-        e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALES), call->mat[rb].scale_table, call->groups.count, stream);
+        args.b.scale_table = (void *const *)gmm__part(plan, GMM__MMA_SCALE_TABLE);
+        e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALE_TABLE), call->mat[role_b].scale_table, call->groups.count,
+                            stream);
     }
     if (e == cudaSuccess) e = gmm_launch_qgemm(plan->kernel, plan->grid[0], &args, stream);
     return gmm__cuda_status(call, e);
@@ -251,7 +259,7 @@ static gmm_status gmm__mma_launch_product(const gmm__plan *plan, gmm_gemm_op op,
     memset(&args, 0, sizeof args);
     args.offsets = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
     args.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
-    s = gmm__mma_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
+    s = gmm__mma_enqueue_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
                          (int32_t *)gmm__part(plan, GMM__MMA_TILES),
                          quantized ? (int32_t)GMM_QGEMM_TILE_M : gmm_gemm_kernels[plan->kernel].tile_rows, stream);
     if (s != GMM_OK || (s = gmm__mma_product_args(plan, op, &args, stream)) != GMM_OK) return s;
@@ -279,16 +287,18 @@ static gmm_status gmm__mma_launch_linear_wgrad(const gmm__plan *plan, gmm_stream
 }
 
 static int gmm__mma_plan_linear_bgrad(const gmm__call *call, gmm__plan *plan) {
-    const int64_t N = call->out, pieces = call->rows / GMM_BGRAD_ROWS + call->groups.count, huge = INT32_MAX - 1024;
+    const int64_t n = call->out, chunks = call->rows / GMM_BGRAD_ROWS + call->groups.count,
+        max_extent = INT32_MAX - 1024;
     const int32_t processors = call->ctx->device.processors;
     int64_t size;
-    if (call->rows > huge || N > huge || pieces > huge || !gmm__mul(pieces, N * (int64_t)sizeof(float), &size))
-        return gmm__decline(plan, "takes at most %lld rows and features", (long long)huge);
+    if (call->rows > max_extent || n > max_extent || chunks > max_extent ||
+        !gmm__mul(chunks, n * (int64_t)sizeof(float), &size))
+        return gmm__decline(plan, "takes at most %lld rows and features", (long long)max_extent);
     plan->grid[0] = gmm__grid(processors, call->options.sm_limit, 8, INT32_MAX);
     gmm__mma_reserve_groups(call, plan);
-    gmm__mma_reserve_table(call, plan, GMM__DB, GMM__MMA_TABLE);
-    gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_TABLE2);
-    if (call->mat[GMM__DB].dtype != GMM_NONE) gmm__reserve(plan, GMM__MMA_PIECES, (size_t)size);
+    gmm__mma_reserve_table(call, plan, GMM__DB, GMM__MMA_MATRIX_TABLE);
+    gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_BIAS_TABLE);
+    if (call->mat[GMM__DB].dtype != GMM_NONE) gmm__reserve(plan, GMM__MMA_BGRAD_PARTIALS, (size_t)size);
     return 1;
 }
 
@@ -302,16 +312,16 @@ static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
     memset(&args, 0, sizeof args);
     args.offsets = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
     args.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
-    s = gmm__mma_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
+    s = gmm__mma_enqueue_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
                          (int32_t *)gmm__part(plan, GMM__MMA_TILES), GMM_BGRAD_ROWS, stream);
     if (s != GMM_OK) return s;
     e = gmm__mma_operand(plan, GMM__DY, 0, 0, &args.dy, stream);
-    if (e == cudaSuccess) e = gmm__mma_operand(plan, GMM__DB, 1, GMM__MMA_TABLE, &args.db, stream);
-    if (e == cudaSuccess) e = gmm__mma_operand(plan, GMM__BIAS, 1, GMM__MMA_TABLE2, &args.bias, stream);
+    if (e == cudaSuccess) e = gmm__mma_operand(plan, GMM__DB, 1, GMM__MMA_MATRIX_TABLE, &args.db, stream);
+    if (e == cudaSuccess) e = gmm__mma_operand(plan, GMM__BIAS, 1, GMM__MMA_BIAS_TABLE, &args.bias, stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
 
     if (args.db.dtype != GMM_NONE) {
-        args.partials = (float *)gmm__part(plan, GMM__MMA_PIECES);
+        args.partials = (float *)gmm__part(plan, GMM__MMA_BGRAD_PARTIALS);
         args.beta = call->grad[GMM__DB].beta;
         args.frozen = call->grad[GMM__DB].frozen;
         args.beta_all = gmm__mma_beta(&call->grad[GMM__DB]);

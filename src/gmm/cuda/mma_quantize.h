@@ -1,8 +1,8 @@
 /* --- quantization --- */
 
-enum { GMM__MMA_QUANT_AMAX = 2, GMM__MMA_QUANT_TABLES, GMM__MMA_QUANT_SUMS };
+enum { GMM__MMA_QUANT_AMAX = 2, GMM__MMA_QUANT_TABLES, GMM__MMA_QUANT_BGRAD };
 
-static size_t gmm__mma_quant_floats(const gmm__call *call, size_t part[3]) {
+static size_t gmm__mma_quant_amax_count(const gmm__call *call, size_t part[3]) {
     const gmm_format *f = &call->format;
     const size_t units = (size_t)gmm__units(call);
     const size_t rows = (size_t)(gmm__grouped(call) ? call->rows : call->units * call->rows);
@@ -13,7 +13,7 @@ static size_t gmm__mma_quant_floats(const gmm__call *call, size_t part[3]) {
     return part[0] + part[1] + part[2];
 }
 /* The bias gradient that a quantizing call asks for. */
-static gmm_linear gmm__mma_quant_sums(const gmm__call *call, gmm_options *options, gmm_grad *grad) {
+static gmm_linear gmm__mma_quant_bgrad(const gmm__call *call, gmm_options *options, gmm_grad *grad) {
     gmm_linear l = GMM_ZERO;
     *options = call->options;
     options->engine = GMM_ENGINE_MMA;
@@ -40,20 +40,20 @@ static int gmm__mma_plan_quantize(const gmm__call *call, gmm__plan *plan) {
     const gmm_quantization *d = &call->d.quant;
     size_t part[3], sums = 0;
     if (!gmm__mma_plan_quant_units(call, plan)) return 0;
-    gmm__reserve(plan, GMM__MMA_QUANT_AMAX, gmm__mma_quant_floats(call, part) * sizeof(float));
+    gmm__reserve(plan, GMM__MMA_QUANT_AMAX, gmm__mma_quant_amax_count(call, part) * sizeof(float));
     gmm__reserve(plan, GMM__MMA_QUANT_TABLES, gmm__grouped(call) ? 0 : 6 * (size_t)call->units * sizeof(void *));
     if (d->db) {
         gmm_options options;
         gmm_grad grad;
-        const gmm_linear l = gmm__mma_quant_sums(call, &options, &grad);
+        const gmm_linear l = gmm__mma_quant_bgrad(call, &options, &grad);
         if (!gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &l, &sums, plan)) return 0;
     }
-    gmm__reserve(plan, GMM__MMA_QUANT_SUMS, sums);
+    gmm__reserve(plan, GMM__MMA_QUANT_BGRAD, sums);
     return 1;
 }
 
 /* A copy or source whose tables stand in device memory; slot: the first of two tables in the workspace. */
-static cudaError_t gmm__mma_quant_mat(const gmm__plan *plan, int part, int role, int slot, gmm_mat *out,
+static cudaError_t gmm__mma_quant_operand(const gmm__plan *plan, int part, int role, int slot, gmm_mat *out,
                                       gmm_stream stream) {
     const gmm_mat *m = &plan->call->mat[role];
     void **to = (void **)gmm__part(plan, part) + slot * plan->call->units;
@@ -67,7 +67,7 @@ static cudaError_t gmm__mma_quant_mat(const gmm__plan *plan, int part, int role,
     return gmm_launch_copy(to + plan->call->units, m->scale_table, plan->call->units, stream);
 }
 
-static cudaError_t gmm__mma_quant_tail(const gmm__plan *plan, const gmm_mat *m, int64_t bytes, int64_t pitch,
+static cudaError_t gmm__mma_zero_quant_tail(const gmm__plan *plan, const gmm_mat *m, int64_t bytes, int64_t pitch,
                                        const int32_t *skip, gmm_stream stream) {
     gmm__quant_tail_args t;
     memset(&t, 0, sizeof t);
@@ -132,7 +132,7 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     const int global = (f->scaling == GMM_SCALING_TENSOR && !f->delayed) ||
                        (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
     const int records = f->delayed && (call->mat[GMM__Y].amax || call->mat[GMM__DX].amax);
-    size_t part[3], floats = gmm__mma_quant_floats(call, part);
+    size_t part[3], floats = gmm__mma_quant_amax_count(call, part);
     float *amax = (float *)gmm__part(plan, GMM__MMA_QUANT_AMAX);
     gmm__quant_args a;
     cudaError_t e;
@@ -156,12 +156,12 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     a.scale = d->scale;
     a.skip = d->skip;
     a.random = d->random;
-    e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
-    if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 2, &a.rowwise, stream);
-    if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DX, 4, &a.columnwise, stream);
+    e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
+    if (e == cudaSuccess) e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 2, &a.rowwise, stream);
+    if (e == cudaSuccess) e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__DX, 4, &a.columnwise, stream);
     gmm__mma_quant_vectorized(call, &a);
     if (e == cudaSuccess && a.grouped && !a.warp_split) {
-        const gmm_status s = gmm__mma_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
+        const gmm_status s = gmm__mma_enqueue_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
                                               (int32_t *)gmm__part(plan, GMM__MMA_TILES), GMM_TILE, stream);
         if (s != GMM_OK) return s;
     }
@@ -172,19 +172,20 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     e = gmm__k_quantize(&a, d->phase != GMM_QUANT_CAST && (global || (records && !a.record) || a.lines),
                         d->phase != GMM_QUANT_AMAX, gmm__strips(call),
                         gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX),
-                        gmm__mma_stream(call).max_ctas, stream);
+                        gmm__mma_streaming_limits(call).max_ctas, stream);
     for (k = 0; k < 2 && a.grouped && call->groups.tail == GMM_TAIL_ZERO && d->phase != GMM_QUANT_AMAX; k++) {
         const gmm_mat *m = &call->mat[k ? GMM__DX : GMM__Y];
         const int64_t bits = gmm_dtype_bits(m->dtype);
         if (m->dtype == GMM_NONE || (k && f->scaling != GMM_SCALING_MX32) || e != cudaSuccess) continue;
-        e = gmm__mma_quant_tail(plan, m, call->in * bits / 8, m->ld * bits / 8, d->skip, stream);
+        e = gmm__mma_zero_quant_tail(plan, m, call->in * bits / 8, m->ld * bits / 8, d->skip, stream);
     }
     if (e == cudaSuccess && d->db) {
         gmm_options options;
         gmm_grad grad;
-        const gmm_linear l = gmm__mma_quant_sums(call, &options, &grad);
-        return gmm__linear_run(call->ctx, GMM_OP_LINEAR_BGRAD, call->function, &l, gmm__part(plan, GMM__MMA_QUANT_SUMS),
-                               plan->workspace_bytes - plan->part[GMM__MMA_QUANT_SUMS], stream);
+        const gmm_linear l = gmm__mma_quant_bgrad(call, &options, &grad);
+        return gmm__linear_run(call->ctx, GMM_OP_LINEAR_BGRAD, call->function, &l,
+                               gmm__part(plan, GMM__MMA_QUANT_BGRAD),
+                               plan->workspace_bytes - plan->part[GMM__MMA_QUANT_BGRAD], stream);
     }
     return gmm__cuda_status(call, e);
 }
@@ -210,18 +211,18 @@ static gmm_status gmm__mma_launch_dequantize(const gmm__plan *plan, gmm_stream s
     a.offsets = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
     a.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
     if (a.grouped) {
-        const gmm_status s = gmm__mma_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
+        const gmm_status s = gmm__mma_enqueue_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
                                               (int32_t *)gmm__part(plan, GMM__MMA_TILES), GMM_TILE, stream);
         if (s != GMM_OK) return s;
     }
-    e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
-    if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 2, &a.dst, stream);
+    e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
+    if (e == cudaSuccess) e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 2, &a.dst, stream);
     if (e == cudaSuccess)
         e = gmm__k_dequantize(&a, gmm__strips(call) * a.col_tiles,
                               gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX), stream);
     if (e == cudaSuccess && a.grouped && call->groups.tail == GMM_TAIL_ZERO) {
         const int64_t size = gmm_dtype_bits(dst->dtype) / 8;
-        e = gmm__mma_quant_tail(plan, dst, call->in * size, dst->ld * size, NULL, stream);
+        e = gmm__mma_zero_quant_tail(plan, dst, call->in * size, dst->ld * size, NULL, stream);
     }
     return gmm__cuda_status(call, e);
 }
@@ -231,10 +232,11 @@ static int gmm__mma_plan_transpose(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__MMA_QUANT_TABLES, call->units > 1 ? 4 * (size_t)call->units * sizeof(void *) : 0);
     return 1;
 }
-static cudaError_t gmm__mma_transpose_mat(const gmm__plan *plan, int role, int slot, gmm_mat *out, gmm_stream stream) {
+static cudaError_t gmm__mma_transpose_operand(const gmm__plan *plan, int role, int slot, gmm_mat *out,
+                                              gmm_stream stream) {
     const gmm_mat *m = &plan->call->mat[role];
     if (plan->call->units > 1 || !m->table || !(m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST))
-        return gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, role, slot, out, stream);
+        return gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, role, slot, out, stream);
     *out = *m;
     out->data = m->table[0];
     out->scale = m->scale_table[0];
@@ -250,8 +252,8 @@ static gmm_status gmm__mma_launch_transpose(const gmm__plan *plan, gmm_stream st
     a.units = gmm__units(call);
     a.rows = call->rows;
     a.cols = call->in;
-    e = gmm__mma_transpose_mat(plan, GMM__DY, 0, &a.src, stream);
-    if (e == cudaSuccess) e = gmm__mma_transpose_mat(plan, GMM__Y, 2, &a.dst, stream);
+    e = gmm__mma_transpose_operand(plan, GMM__DY, 0, &a.src, stream);
+    if (e == cudaSuccess) e = gmm__mma_transpose_operand(plan, GMM__Y, 2, &a.dst, stream);
     if (e == cudaSuccess)
         e = gmm__k_transpose(&a, gmm__grid(processors, call->options.sm_limit, GMM__TRANSPOSE_PER_SM, INT32_MAX),
                              stream);
@@ -278,7 +280,7 @@ static gmm_status gmm__mma_launch_shard_cast(const gmm__plan *plan, gmm_stream s
     const int amax = plan->call->d.shard.phase == GMM_QUANT_AMAX;
     cudaError_t e = cudaSuccess;
     if (amax) e = cudaMemsetAsync(a.amax, 0, (size_t)gmm__shard_floats(&a) * sizeof(float), stream);
-    if (e == cudaSuccess) e = gmm__k_shard_cast(&a, amax, gmm__mma_stream(plan->call).max_ctas, stream);
+    if (e == cudaSuccess) e = gmm__k_shard_cast(&a, amax, gmm__mma_streaming_limits(plan->call).max_ctas, stream);
     return gmm__cuda_status(plan->call, e);
 }
 

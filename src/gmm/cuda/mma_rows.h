@@ -3,11 +3,12 @@
 #ifdef __CUDACC__
 
 /* Regions of the workspace, by family of operations. */
-enum { GMM__SPLIT_PLAIN, GMM__SPLIT_PADDED };                 /* [G + 1] offsets, int64; padding: blocks, int32 */
-enum { GMM__ROUTE_COUNTS, GMM__ROUTE_SUMS, GMM__ROUTE_SCRATCH }; /* [E] int32; partial losses; rows of experts */
+enum { GMM__SPLIT_OFFSETS, GMM__SPLIT_BLOCKS };                 /* [G + 1] offsets, int64; padding: blocks, int32 */
+enum { GMM__ROUTE_COUNTS, GMM__ROUTE_LOSSES, GMM__ROUTE_SCRATCH }; /* [E] int32; partial losses; rows of experts */
 enum { GMM__SORT_COUNTS, GMM__SORT_STARTS };                  /* [E][chunks] int32; [E] int64 */
-enum { GMM__GLU_SRC, GMM__GLU_DST };                          /* [count] addresses: tables that stood on the host */
-enum { GMM__SMALL_SUM };                                      /* [rows, cols] fp32: addends summed up */
+/* [count] addresses: tables that stood on the host */
+enum { GMM__GLU_SRC_TABLE, GMM__GLU_DST_TABLE };
+enum { GMM__ACCUMULATE_SUM };                                      /* [rows, cols] fp32: addends summed up */
 
 static gmm__launch_limits gmm__mma_launch_limits(const gmm__call *call, int32_t blocks) {
     const int32_t processors = call->ctx->device.processors;
@@ -18,9 +19,9 @@ static gmm__launch_limits gmm__mma_launch_limits(const gmm__call *call, int32_t 
     return limits;
 }
 /* What kernels may take, and those that stream rows. */
-static gmm__launch_limits gmm__mma_blocks(const gmm__call *call) { return gmm__mma_launch_limits(call,
+static gmm__launch_limits gmm__mma_elementwise_limits(const gmm__call *call) { return gmm__mma_launch_limits(call,
                                                                                                  GMM__ELEM_PER_SM); }
-static gmm__launch_limits gmm__mma_stream(const gmm__call *call) { return gmm__mma_launch_limits(call,
+static gmm__launch_limits gmm__mma_streaming_limits(const gmm__call *call) { return gmm__mma_launch_limits(call,
                                                                                                  GMM__ELEM_STREAM_PER_SM); }
 
 static gmm__view gmm__mma_view(const gmm__call *call, int role) {
@@ -36,8 +37,8 @@ static gmm__view gmm__mma_view(const gmm__call *call, int role) {
 static void gmm__mma_reserve_split(const gmm__call *call, gmm__plan *plan, int part) {
     gmm__reserve(plan, part, ((size_t)call->groups.count + 1) * sizeof(int64_t));
 }
-static gmm_status gmm__mma_read_split(const gmm__plan *plan, gmm_stream stream) {
-    return gmm__mma_offsets(plan->call, (int64_t *)gmm__part(plan, GMM__SPLIT_PLAIN), NULL, 1, stream);
+static gmm_status gmm__mma_enqueue_split(const gmm__plan *plan, gmm_stream stream) {
+    return gmm__mma_enqueue_offsets(plan->call, (int64_t *)gmm__part(plan, GMM__SPLIT_OFFSETS), NULL, 1, stream);
 }
 
 /* --- activation --- */
@@ -45,7 +46,7 @@ static gmm_status gmm__mma_read_split(const gmm__plan *plan, gmm_stream stream) 
 static int gmm__mma_plan_act(const gmm__call *call, gmm__plan *plan) {
     if (call->rows > INT32_MAX || call->in > INT32_MAX - 1024)
         return gmm__decline(plan, "takes at most %d rows and columns", INT32_MAX - 1024);
-    gmm__mma_reserve_split(call, plan, GMM__SPLIT_PLAIN);
+    gmm__mma_reserve_split(call, plan, GMM__SPLIT_OFFSETS);
     return 1;
 }
 
@@ -53,11 +54,11 @@ static gmm_status gmm__mma_launch_act(const gmm__plan *plan, gmm_stream stream) 
     const gmm__call *call = plan->call;
     const gmm_activation *d = &call->d.act;
     const int forward = call->op == GMM_OP_ACT_FWD;
-    const gmm_status s = gmm__mma_read_split(plan, stream);
+    const gmm_status s = gmm__mma_enqueue_split(plan, stream);
     gmm__act_args a;
     if (s != GMM_OK) return s;
     memset(&a, 0, sizeof a);
-    a.valid_rows = (const int64_t *)gmm__part(plan, GMM__SPLIT_PLAIN) + call->groups.count;
+    a.valid_rows = (const int64_t *)gmm__part(plan, GMM__SPLIT_OFFSETS) + call->groups.count;
     a.rows = call->rows;
     a.ffn = (int32_t)call->out;
     a.interleave = call->act.interleave == call->out ? 0 : call->act.interleave; /* one block is the halves */
@@ -73,13 +74,13 @@ static gmm_status gmm__mma_launch_act(const gmm__plan *plan, gmm_stream stream) 
         a.dx = gmm__mma_view(call, GMM__DX);
         a.dprob = d->dprob;
     }
-    return gmm__cuda_status(call, forward ? gmm__k_act_fwd(&a, gmm__mma_stream(call), stream)
-                                          : gmm__k_act_bwd(&a, gmm__mma_stream(call), stream));
+    return gmm__cuda_status(call, forward ? gmm__k_act_fwd(&a, gmm__mma_streaming_limits(call), stream)
+                                          : gmm__k_act_bwd(&a, gmm__mma_streaming_limits(call), stream));
 }
 
 /* --- routing --- */
 
-static gmm__route_args gmm__mma_route(const gmm__plan *plan) {
+static gmm__route_args gmm__mma_route_args(const gmm__plan *plan) {
     const gmm__call *call = plan->call;
     const gmm_route *r = &call->d.route;
     const double tokens = r->tokens > 0 ? (double)r->tokens : 1.0;
@@ -100,7 +101,7 @@ static gmm__route_args gmm__mma_route(const gmm__plan *plan) {
 }
 
 /* Losses that are asked for and not zero by their coefficient. */
-static int gmm__mma_route_losses(const gmm__call *call) {
+static int gmm__mma_has_route_losses(const gmm__call *call) {
     const gmm_route *r = &call->d.route;
     if (call->query) return r->aux_coeff != 0.0f || r->z_coeff != 0.0f;
     return (r->aux_loss && r->aux_coeff != 0.0f) || (r->z_loss && r->z_coeff != 0.0f);
@@ -109,38 +110,40 @@ static int gmm__mma_route_losses(const gmm__call *call) {
 static int gmm__mma_plan_topk_fwd(const gmm__call *call, gmm__plan *plan) {
     const gmm_route *r = &call->d.route;
     gmm__reserve(plan, GMM__ROUTE_COUNTS, (size_t)r->experts * sizeof(int32_t));
-    gmm__reserve(plan, GMM__ROUTE_SUMS,
-                 gmm__mma_route_losses(call) ? gmm__route_sums_bytes(r->tokens, r->experts) : 0);
-    gmm__reserve(plan, GMM__ROUTE_SCRATCH, gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_blocks(call).max_ctas));
+    gmm__reserve(plan, GMM__ROUTE_LOSSES,
+                 gmm__mma_has_route_losses(call) ? gmm__route_sums_bytes(r->tokens, r->experts) : 0);
+    gmm__reserve(plan, GMM__ROUTE_SCRATCH,
+                 gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_elementwise_limits(call).max_ctas));
     return 1;
 }
 static gmm_status gmm__mma_launch_topk_fwd(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_route *r = &call->d.route;
-    gmm__route_args a = gmm__mma_route(plan);
+    gmm__route_args a = gmm__mma_route_args(plan);
     a.expert_bias = r->expert_bias;
     a.probs = r->probs;
     a.counts = r->counts ? r->counts : (int32_t *)gmm__part(plan, GMM__ROUTE_COUNTS);
     a.offsets = r->offsets;
     a.aux_loss = r->aux_loss;
     a.z_loss = r->z_loss;
-    if (gmm__mma_route_losses(call)) a.sums = (float *)gmm__part(plan, GMM__ROUTE_SUMS);
-    return gmm__cuda_status(call, gmm__k_topk_fwd(&a, gmm__mma_blocks(call), stream));
+    if (gmm__mma_has_route_losses(call)) a.sums = (float *)gmm__part(plan, GMM__ROUTE_LOSSES);
+    return gmm__cuda_status(call, gmm__k_topk_fwd(&a, gmm__mma_elementwise_limits(call), stream));
 }
 
 static int gmm__mma_plan_topk_bwd(const gmm__call *call, gmm__plan *plan) {
     const gmm_route *r = &call->d.route;
-    gmm__reserve(plan, GMM__ROUTE_SCRATCH, gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_blocks(call).max_ctas));
+    gmm__reserve(plan, GMM__ROUTE_SCRATCH,
+                 gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_elementwise_limits(call).max_ctas));
     return 1;
 }
 static gmm_status gmm__mma_launch_topk_bwd(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    gmm__route_args a = gmm__mma_route(plan);
+    gmm__route_args a = gmm__mma_route_args(plan);
     a.dlogits = gmm__mma_view(call, GMM__DX);
     a.counts = call->d.route.counts;
     a.dprobs = call->d.route.dprobs;
     a.dloss = call->d.route.dloss;
-    return gmm__cuda_status(call, gmm__k_topk_bwd(&a, gmm__mma_blocks(call), stream));
+    return gmm__cuda_status(call, gmm__k_topk_bwd(&a, gmm__mma_elementwise_limits(call), stream));
 }
 
 /* --- permute, unpermute --- */
@@ -167,10 +170,10 @@ static gmm_status gmm__mma_launch_permute_map(const gmm__plan *plan, gmm_stream 
     a.fault = p->fault;
     a.counts = (int32_t *)gmm__part(plan, GMM__SORT_COUNTS);
     a.starts = (int64_t *)gmm__part(plan, GMM__SORT_STARTS);
-    return gmm__cuda_status(call, gmm__k_permute_map(&a, gmm__mma_blocks(call), stream));
+    return gmm__cuda_status(call, gmm__k_permute_map(&a, gmm__mma_elementwise_limits(call), stream));
 }
 
-static gmm__permute_args gmm__mma_permute(const gmm__call *call, int src, int dst) {
+static gmm__permute_args gmm__mma_permute_args(const gmm__call *call, int src, int dst) {
     const gmm_permute *p = &call->d.permute;
     gmm__permute_args a;
     memset(&a, 0, sizeof a);
@@ -196,28 +199,28 @@ static int gmm__mma_plan_permute(const gmm__call *call, gmm__plan *plan) {
 }
 static gmm_status gmm__mma_launch_permute_fwd(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    gmm__permute_args a = gmm__mma_permute(call, GMM__X_, GMM__ROWS);
+    gmm__permute_args a = gmm__mma_permute_args(call, GMM__X_, GMM__ROWS);
     a.probs = call->d.permute.probs;
     a.row_probs = call->d.permute.row_probs;
-    return gmm__cuda_status(call, gmm__k_permute_rows(&a, gmm__mma_stream(call), stream));
+    return gmm__cuda_status(call, gmm__k_permute_rows(&a, gmm__mma_streaming_limits(call), stream));
 }
 
 static gmm_status gmm__mma_launch_permute_bwd(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    gmm__permute_args a = gmm__mma_permute(call, GMM__DROWS, GMM__DX);
+    gmm__permute_args a = gmm__mma_permute_args(call, GMM__DROWS, GMM__DX);
     cudaError_t e = cudaSuccess;
-    if (call->d.permute.dx) e = gmm__k_unpermute_fwd(&a, gmm__mma_blocks(call), stream);
+    if (call->d.permute.dx) e = gmm__k_unpermute_fwd(&a, gmm__mma_elementwise_limits(call), stream);
     a.row_probs_in = call->d.permute.drow_probs;
     a.dprobs = call->d.permute.dprobs;
-    if (e == cudaSuccess && a.dprobs) e = gmm__k_gather_probs(&a, gmm__mma_blocks(call), stream);
+    if (e == cudaSuccess && a.dprobs) e = gmm__k_gather_probs(&a, gmm__mma_elementwise_limits(call), stream);
     return gmm__cuda_status(call, e);
 }
 
 static gmm_status gmm__mma_launch_unpermute_fwd(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    gmm__permute_args a = gmm__mma_permute(call, GMM__ROWS, GMM__OUT);
+    gmm__permute_args a = gmm__mma_permute_args(call, GMM__ROWS, GMM__OUT);
     a.probs = call->d.permute.probs;
-    return gmm__cuda_status(call, gmm__k_unpermute_fwd(&a, gmm__mma_blocks(call), stream));
+    return gmm__cuda_status(call, gmm__k_unpermute_fwd(&a, gmm__mma_elementwise_limits(call), stream));
 }
 
 static gmm_status gmm__mma_launch_unpermute_bwd(const gmm__plan *plan, gmm_stream stream) {
@@ -225,15 +228,16 @@ static gmm_status gmm__mma_launch_unpermute_bwd(const gmm__plan *plan, gmm_strea
     const gmm_permute *p = &call->d.permute;
     cudaError_t e = cudaSuccess;
     if (p->drows) {
-        gmm__permute_args a = gmm__mma_permute(call, GMM__DOUT, GMM__DROWS);
+        gmm__permute_args a = gmm__mma_permute_args(call, GMM__DOUT, GMM__DROWS);
         a.probs = p->probs;
-        if (!a.probs && a.src.dtype == a.dst.dtype) e = gmm__k_permute_rows(&a, gmm__mma_stream(call), stream);
-        else e = gmm__k_unpermute_bwd(&a, gmm__mma_blocks(call), stream);
+        if (!a.probs && a.src.dtype == a.dst.dtype) e = gmm__k_permute_rows(&a, gmm__mma_streaming_limits(call),
+                                                                            stream);
+        else e = gmm__k_unpermute_bwd(&a, gmm__mma_elementwise_limits(call), stream);
     }
     if (e == cudaSuccess && p->dprobs) {
-        gmm__permute_args a = gmm__mma_permute(call, GMM__DOUT, GMM__ROWS);
+        gmm__permute_args a = gmm__mma_permute_args(call, GMM__DOUT, GMM__ROWS);
         a.dprobs = p->dprobs;
-        e = gmm__k_unpermute_dots(&a, gmm__mma_blocks(call), stream);
+        e = gmm__k_unpermute_dots(&a, gmm__mma_elementwise_limits(call), stream);
     }
     return gmm__cuda_status(call, e);
 }
@@ -243,17 +247,17 @@ static gmm_status gmm__mma_launch_unpermute_bwd(const gmm__plan *plan, gmm_strea
 static int gmm__mma_plan_pad(const gmm__call *call, gmm__plan *plan) {
     if (call->rows > INT32_MAX || call->d.pad.padded_capacity > INT32_MAX)
         return gmm__decline(plan, "takes at most %d rows", INT32_MAX);
-    gmm__mma_reserve_split(call, plan, GMM__SPLIT_PLAIN);
-    gmm__reserve(plan, GMM__SPLIT_PADDED, ((size_t)call->groups.count + 1) * sizeof(int32_t));
+    gmm__mma_reserve_split(call, plan, GMM__SPLIT_OFFSETS);
+    gmm__reserve(plan, GMM__SPLIT_BLOCKS, ((size_t)call->groups.count + 1) * sizeof(int32_t));
     return 1;
 }
 
 static gmm_status gmm__mma_launch_pad(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_padding *d = &call->d.pad;
-    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__SPLIT_PLAIN);
-    int32_t *blocks = (int32_t *)gmm__part(plan, GMM__SPLIT_PADDED);
-    const gmm_status s = gmm__mma_offsets(call, offsets, blocks, d->align, stream);
+    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__SPLIT_OFFSETS);
+    int32_t *blocks = (int32_t *)gmm__part(plan, GMM__SPLIT_BLOCKS);
+    const gmm_status s = gmm__mma_enqueue_offsets(call, offsets, blocks, d->align, stream);
     gmm__pad_args a;
     if (s != GMM_OK) return s;
     memset(&a, 0, sizeof a);
@@ -272,13 +276,13 @@ static gmm_status gmm__mma_launch_pad(const gmm__plan *plan, gmm_stream stream) 
     a.tail_zero = call->groups.tail == GMM_TAIL_ZERO;
     a.sizes = a.pad ? d->sizes : NULL;
     a.fault = call->groups.fault;
-    return gmm__cuda_status(call, gmm__k_pad(&a, gmm__mma_stream(call), stream));
+    return gmm__cuda_status(call, gmm__k_pad(&a, gmm__mma_streaming_limits(call), stream));
 }
 
 /* --- GLU interleave --- */
 
 static int gmm__mma_plan_glu_interleave(const gmm__call *call, gmm__plan *plan) {
-    const int role[2] = { GMM__X_, GMM__Y }, part[2] = { GMM__GLU_SRC, GMM__GLU_DST };
+    const int role[2] = { GMM__X_, GMM__Y }, part[2] = { GMM__GLU_SRC_TABLE, GMM__GLU_DST_TABLE };
     const gmm_glu *d = &call->d.glu;
     const int64_t most = INT32_MAX / 16; /* 2 ffn rows or columns of 8 bytes in 32 bits */
     int i;
@@ -303,7 +307,7 @@ static cudaError_t gmm__mma_device_table(const gmm__plan *plan, int role, int pa
 static gmm_status gmm__mma_launch_glu_interleave(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_glu *d = &call->d.glu;
-    const gmm__launch_limits limits = gmm__mma_stream(call);
+    const gmm__launch_limits limits = gmm__mma_streaming_limits(call);
     gmm__glu_args a;
     cudaError_t e;
     memset(&a, 0, sizeof a);
@@ -317,8 +321,8 @@ static gmm_status gmm__mma_launch_glu_interleave(const gmm__plan *plan, gmm_stre
     a.block = d->block;
     a.inverse = d->inverse;
     if (d->axis == GMM_GLU_COLUMNS) return gmm__cuda_status(call, gmm__k_glu_columns(&a, limits, stream));
-    e = gmm__mma_device_table(plan, GMM__X_, GMM__GLU_SRC, &a.src_table, stream);
-    if (e == cudaSuccess) e = gmm__mma_device_table(plan, GMM__Y, GMM__GLU_DST, &a.dst_table, stream);
+    e = gmm__mma_device_table(plan, GMM__X_, GMM__GLU_SRC_TABLE, &a.src_table, stream);
+    if (e == cudaSuccess) e = gmm__mma_device_table(plan, GMM__Y, GMM__GLU_DST_TABLE, &a.dst_table, stream);
     if (e == cudaSuccess) e = gmm__k_glu_rows(&a, limits, stream);
     return gmm__cuda_status(call, e);
 }

@@ -18,7 +18,7 @@ static gmm_status gmm__cuda_leave(void *self, const char *function, int current,
 }
 
 /* Carries out one call on the context's device: the end of a function whose checks have passed. */
-#define GMM__ON_DEVICE(function, call) \
+#define GMM__DEVICE_CALL(function, call) \
     int current; \
     cudaError_t e = gmm__cuda_enter(self, &current); \
     if (e == cudaSuccess) e = (call); \
@@ -28,18 +28,18 @@ static gmm_status gmm__cuda_rt_stream_create(void *self, int32_t priority, gmm_s
     const gmm_status s = gmm__rt_open(self, "stream_create", NULL, out, "out");
     if (s != GMM_OK) return s;
     *out = NULL;
-    GMM__ON_DEVICE("stream_create", cudaStreamCreateWithPriority(out, cudaStreamNonBlocking, priority));
+    GMM__DEVICE_CALL("stream_create", cudaStreamCreateWithPriority(out, cudaStreamNonBlocking, priority));
 }
 static gmm_status gmm__cuda_rt_stream_destroy(void *self, gmm_stream stream) {
     const gmm_status s = gmm__rt_open(self, "stream_destroy", stream, self, "self");
     if (s != GMM_OK || !stream) return s;
-    GMM__ON_DEVICE("stream_destroy", cudaStreamDestroy(stream));
+    GMM__DEVICE_CALL("stream_destroy", cudaStreamDestroy(stream));
 }
 static gmm_status gmm__cuda_rt_stream_wait(void *self, gmm_stream stream, gmm_event event, uint32_t flags) {
     const gmm_status s = gmm__rt_open_flags(self, "stream_wait", stream, event, flags);
     const int node = s == GMM_OK && flags && gmm__capturing((const gmm_context *)self, stream);
     if (s != GMM_OK) return s;
-    GMM__ON_DEVICE("stream_wait", cudaStreamWaitEvent(stream, event, node ? cudaEventWaitExternal
+    GMM__DEVICE_CALL("stream_wait", cudaStreamWaitEvent(stream, event, node ? cudaEventWaitExternal
                                                                           : cudaEventWaitDefault));
 }
 static gmm_status gmm__cuda_rt_stream_sync(void *self, gmm_stream stream) {
@@ -49,25 +49,25 @@ static gmm_status gmm__cuda_rt_stream_sync(void *self, gmm_stream stream) {
     if (gmm__capturing(ctx, stream))
         return gmm__fail(&ctx->error, GMM_E_CAPTURE, "gmm_runtime.stream_sync: stream: %p is capturing",
                          (void *)stream);
-    GMM__ON_DEVICE("stream_sync", cudaStreamSynchronize(stream));
+    GMM__DEVICE_CALL("stream_sync", cudaStreamSynchronize(stream));
 }
 
 static gmm_status gmm__cuda_rt_event_create(void *self, gmm_event *out) {
     const gmm_status s = gmm__rt_open(self, "event_create", NULL, out, "out");
     if (s != GMM_OK) return s;
     *out = NULL;
-    GMM__ON_DEVICE("event_create", cudaEventCreateWithFlags(out, cudaEventDisableTiming));
+    GMM__DEVICE_CALL("event_create", cudaEventCreateWithFlags(out, cudaEventDisableTiming));
 }
 static gmm_status gmm__cuda_rt_event_destroy(void *self, gmm_event event) {
     const gmm_status s = gmm__rt_open(self, "event_destroy", NULL, self, "self");
     if (s != GMM_OK || !event) return s;
-    GMM__ON_DEVICE("event_destroy", cudaEventDestroy(event));
+    GMM__DEVICE_CALL("event_destroy", cudaEventDestroy(event));
 }
 static gmm_status gmm__cuda_rt_event_record(void *self, gmm_event event, gmm_stream stream, uint32_t flags) {
     const gmm_status s = gmm__rt_open_flags(self, "event_record", stream, event, flags);
     const int node = s == GMM_OK && flags && gmm__capturing((const gmm_context *)self, stream);
     if (s != GMM_OK) return s;
-    GMM__ON_DEVICE("event_record", cudaEventRecordWithFlags(event, stream, node ? cudaEventRecordExternal
+    GMM__DEVICE_CALL("event_record", cudaEventRecordWithFlags(event, stream, node ? cudaEventRecordExternal
                                                                                 : cudaEventRecordDefault));
 }
 static gmm_status gmm__cuda_rt_event_query(void *self, gmm_event event, int32_t *done) {
@@ -87,7 +87,7 @@ static gmm_status gmm__cuda_rt_event_query(void *self, gmm_event event, int32_t 
 static gmm_status gmm__cuda_rt_event_sync(void *self, gmm_event event) {
     const gmm_status s = gmm__rt_open(self, "event_sync", NULL, event, "event");
     if (s != GMM_OK) return s;
-    GMM__ON_DEVICE("event_sync", cudaEventSynchronize(event));
+    GMM__DEVICE_CALL("event_sync", cudaEventSynchronize(event));
 }
 
 /* Rows without gaps are one row: 2-D calls limit the pitch. */
@@ -96,27 +96,27 @@ static gmm_status gmm__cuda_rt_copy2d(void *self, void *dst, size_t dst_pitch, c
     const gmm_status s = gmm__rt_open_copy(self, "copy2d", dst, dst_pitch, src, src_pitch, width, height, stream);
     const int dense = height == 1 || (dst_pitch == width && src_pitch == width);
     if (s != GMM_OK || !width || !height) return s;
-    GMM__ON_DEVICE("copy2d", dense ? cudaMemcpyAsync(dst, src, width * height, cudaMemcpyDefault, stream)
+    GMM__DEVICE_CALL("copy2d", dense ? cudaMemcpyAsync(dst, src, width * height, cudaMemcpyDefault, stream)
                                    : cudaMemcpy2DAsync(dst, dst_pitch, src, src_pitch, width, height, cudaMemcpyDefault,
                                                        stream));
 }
 static gmm_status gmm__cuda_rt_copy(void *self, void *dst, const void *src, size_t bytes, gmm_stream stream) {
     const gmm_status s = gmm__rt_open_copy(self, "copy", dst, bytes, src, bytes, bytes, 1, stream);
     if (s != GMM_OK || !bytes) return s;
-    GMM__ON_DEVICE("copy", cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, stream));
+    GMM__DEVICE_CALL("copy", cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, stream));
 }
 static gmm_status gmm__cuda_rt_fill2d(void *self, void *dst, size_t pitch, int32_t value, size_t width, size_t height,
                                       gmm_stream stream) {
     const gmm_status s = gmm__rt_open_fill(self, "fill2d", dst, pitch, value, width, height, stream);
     if (s != GMM_OK || !width || !height) return s;
-    GMM__ON_DEVICE("fill2d", height == 1 || pitch == width
+    GMM__DEVICE_CALL("fill2d", height == 1 || pitch == width
                                  ? cudaMemsetAsync(dst, value, width * height, stream)
                                  : cudaMemset2DAsync(dst, pitch, value, width, height, stream));
 }
 static gmm_status gmm__cuda_rt_fill(void *self, void *dst, int32_t value, size_t bytes, gmm_stream stream) {
     const gmm_status s = gmm__rt_open_fill(self, "fill", dst, bytes, value, bytes, 1, stream);
     if (s != GMM_OK || !bytes) return s;
-    GMM__ON_DEVICE("fill", cudaMemsetAsync(dst, value, bytes, stream));
+    GMM__DEVICE_CALL("fill", cudaMemsetAsync(dst, value, bytes, stream));
 }
 static gmm_status gmm__cuda_rt_is_capturing(void *self, gmm_stream stream, int32_t *capturing) {
     enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -130,6 +130,6 @@ static gmm_status gmm__cuda_rt_is_capturing(void *self, gmm_stream stream, int32
     return gmm__cuda_leave(self, "is_capturing", current, e);
 }
 
-#undef GMM__ON_DEVICE
+#undef GMM__DEVICE_CALL
 #endif /* __CUDACC__ */
 

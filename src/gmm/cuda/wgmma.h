@@ -1,7 +1,7 @@
 /* ........................................................................... 14.14 WGMMA engine: grouped linear ... */
 
 /* Why the engine serves nothing; NULL = it does. */
-static const char *gmm__wgmma_lacks(const gmm_build *build) {
+static const char *gmm__wgmma_unavailable(const gmm_build *build) {
     if (build->capability != 90) return "needs compute capability 9.0";
     if (!build->sm90a) return "is not in this build: compile for sm_90a (-gencode arch=compute_90a,code=sm_90a)";
     return build->tensor_maps ? NULL : "needs a driver with cuTensorMapEncodeTiled";
@@ -9,7 +9,7 @@ static const char *gmm__wgmma_lacks(const gmm_build *build) {
 
 /* Whether rows of an operand begin where TMA takes them. Addresses that a query does not know are assumed to; those in
    tables on the device the kernel checks, which sets a fault bit. */
-static GMM__UNUSED int gmm__wgmma_takes(const gmm__call *call, int role, const char *name, gmm__plan *plan) {
+static GMM__UNUSED int gmm__wgmma_check_alignment(const gmm__call *call, int role, const char *name, gmm__plan *plan) {
     const gmm_mat *m = &call->mat[role];
     const int64_t unit = 128 / gmm_dtype_bits(m->dtype);
     const int host_table = (m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST) != 0;
@@ -52,26 +52,82 @@ static void gmm__wgmma_open(gmm_context *ctx, gmm_build *build) {
     ctx->wgmma_encode = (PFN_cuTensorMapEncodeTiled_v12000)encode;
     build->sm90a = (int32_t)(built != 0);
     build->tensor_maps = (int32_t)(e == cudaSuccess && found == cudaDriverEntryPointSuccess && encode != NULL);
-    ctx->wgmma_lacks = gmm__wgmma_lacks(build);
+    ctx->wgmma_unavailable = gmm__wgmma_unavailable(build);
 }
 
-/* Clocks of a tile of wgrad, whose stages take `stage` each. D goes by TMA beside the products, and draws on the same
-   memory: what takes less time is hidden in part only. Fitted to 56 rows each of added-to fp32 and of 16 bits. */
-static double gmm__wgmma_wgrad_tile(const gmm_sm90_kernel *k, double deep, double stage, double height, int f32) {
-    const double out = height * (f32 ? 880.0 : 208.0) * (k->m16 > 8 ? 1.05 : 1.0);
-    const double sum = 1.14 * deep * stage + (f32 ? 0.0 : 80.0 * height);
-    return sum > out ? sum + 0.4 * out : out + 0.4 * sum;
+/* Constants of the price models below, fitted on one H200. They order the kernels by speed and never change a result.
+   "Step" is one k_tile of a tile: 64 elements of the contraction, FP8 128. "m16" and "m64" are rows in units of 16 and
+   64; "n128" are columns in units of 128. A clock is one of the multiprocessor. */
+static const double gmm__wgmma_margin = 0.99;             /* share of the lowest cost below which a later kernel wins */
+/* 16-bit operands: a step takes the clocks of its products or of its shared-memory traffic, whichever are more. */
+static const double gmm__wgmma_mma_m16 = 64.0;            /* clocks per step, n128 and m16: wgmma */
+static const double gmm__wgmma_packed_step = 1000.0;      /* clocks per step: instructions that dequantize B */
+static const double gmm__wgmma_packed_m16 = 36.0;         /* clocks per step and m16, with packed B */
+static const double gmm__wgmma_smem_b = 256.0;            /* clocks per step and n128: shared-memory traffic of B */
+static const double gmm__wgmma_smem_a = 16.0;             /* clocks per step and m16, cooperative: traffic of A */
+static const double gmm__wgmma_smem_a_n128 = 32.0;        /* clocks per step, m16 and n128, cooperative */
+static const double gmm__wgmma_smem_a_pingpong = 43.4;    /* clocks per step and m16, ping-pong: traffic of A */
+/* Factors of the mainloop. Few columns share a row of A: the traffic shows in tall tiles and in long contractions.
+   Groups are seldom equal; the last tile of a group is lower. */
+static const double gmm__wgmma_deferred_factor = 1.04;    /* tiles with a deferred store */
+static const double gmm__wgmma_narrow_factor = 1.05;      /* cooperative tiles of 128 columns, few rows per group */
+static const double gmm__wgmma_low_factor = 0.95;         /* ping-pong tiles below gmm__wgmma_low_m16 */
+static const double gmm__wgmma_low_m16 = 10.5;            /* m16 */
+static const double gmm__wgmma_k_tiles_scale = 2500.0;    /* k_tiles that raise the ping-pong factor by 1 */
+/* Store of a tile: hidden behind the mainloop of the next tile, or exposed. */
+static const double gmm__wgmma_store_deferred = 20.0;     /* clocks per m16 and n128, 16 bits: deferred store */
+static const double gmm__wgmma_store_cooperative = 195.0; /* clocks per m16 and n128, 16 bits */
+static const double gmm__wgmma_store_pingpong = 500.0;    /* clocks per m16 and n128, 16 bits */
+static const double gmm__wgmma_store_f32 = 2200.0;        /* clocks per m16 and n128, fp32 */
+static const double gmm__wgmma_store_f32_block = 3200.0;  /* the same, divided by the blocks of a store slot */
+static const double gmm__wgmma_store_exposed = 0.5;       /* ping-pong: share of the store that bounds a tile */
+static const double gmm__wgmma_fixed_cooperative = 400.0; /* clocks per tile */
+static const double gmm__wgmma_fixed_pingpong = 200.0;    /* clocks per tile */
+static const double gmm__wgmma_shared_sm_factor = 1.2;    /* factor of tiles where two CTAs share a multiprocessor */
+/* Memory traffic of the whole product. */
+static const double gmm__wgmma_dequantize_rate = 400.0;   /* elements per clock: weights to 16 bits in the workspace */
+static const double gmm__wgmma_weight_rate = 26.0;        /* bytes per clock and multiprocessor: weights from memory */
+static const double gmm__wgmma_column_bytes = 128.0;      /* bytes of one column of a stage */
+static const double gmm__wgmma_latency_bytes = 11000.0;   /* bytes in flight at which the weight rate is halved */
+/* wgrad: TMA moves D beside the products, through the same memory system; the shorter of the two is hidden in part.
+   Fitted to 56 measurements each of accumulation into fp32 and of 16-bit results. */
+static const double gmm__wgmma_wgrad_store_f32 = 880.0;   /* clocks per m16: D is read, added to and written */
+static const double gmm__wgmma_wgrad_store_half = 208.0;  /* clocks per m16, 16 bits */
+static const double gmm__wgmma_wgrad_tall_factor = 1.05;  /* factor of the store of tiles above 8 m16 */
+static const double gmm__wgmma_wgrad_mainloop = 1.14;     /* factor of the mainloop */
+static const double gmm__wgmma_wgrad_pack = 80.0;         /* clocks per m16: accumulators to 16 bits */
+static const double gmm__wgmma_wgrad_exposed = 0.4;       /* share of the shorter of the two that is not hidden */
+/* FP8 */
+static const double gmm__wgmma_fp8_mma_column = 2.0;      /* clocks per step, column and m64: wgmma */
+static const double gmm__wgmma_fp8_one_factor = 1.5;      /* one consumer alone: nothing overlaps its waits */
+static const double gmm__wgmma_fp8_one_m64 = 1.5;         /* m64 below which a tile has one consumer */
+static const double gmm__wgmma_fp8_three_factor = 1.2;    /* tiles of three consumers */
+static const double gmm__wgmma_fp8_two_factor = 1.3;      /* other tiles */
+static const double gmm__wgmma_fp8_load_column = 7.0;     /* clocks per step and column: weights from device memory */
+static const double gmm__wgmma_fp8_fixed = 2000.0;        /* clocks per tile */
+static const double gmm__wgmma_fp8_prefetch_limit = 230e3; /* clocks of a product below which prefetch pays */
+enum {
+    GMM__WGMMA_CHOICE_ROWS = 256,  /* rows per group from which the device chooses between the tiles of a kernel */
+    GMM__WGMMA_NARROW_ROWS = 2048  /* rows per group below which gmm__wgmma_narrow_factor applies */
+};
+
+/* Clocks of a tile of wgrad: k_tiles steps of `step` clocks, and the store. */
+static double gmm__wgmma_wgrad_tile_clocks(const gmm_sm90_kernel *k, double k_tiles, double step, double m16, int f32) {
+    const double store = m16 * (f32 ? gmm__wgmma_wgrad_store_f32 : gmm__wgmma_wgrad_store_half) *
+                         (k->m16 > 8 ? gmm__wgmma_wgrad_tall_factor : 1.0);
+    const double mainloop = gmm__wgmma_wgrad_mainloop * k_tiles * step + (f32 ? 0.0 : gmm__wgmma_wgrad_pack * m16);
+    return mainloop > store ? mainloop + gmm__wgmma_wgrad_exposed * store : store + gmm__wgmma_wgrad_exposed * mainloop;
 }
 
 /* Tokens per group, as far as the host knows. */
-static int64_t gmm__wgmma_rows(const gmm__call *call) {
+static int64_t gmm__wgmma_rows_per_group(const gmm__call *call) {
     const int64_t hint = call->groups.rows_hint > 0 && call->groups.rows_hint < call->rows ? call->groups.rows_hint
                                                                                             : call->rows;
     return gmm__ceil_div(hint, call->groups.count);
 }
 
 /* What a kernel's tiles are, for notes. */
-static const char *gmm__wgmma_tile(int32_t kernel, char text[64]) {
+static const char *gmm__wgmma_tile_note(int32_t kernel, char text[64]) {
     const gmm_sm90_kernel *k = &gmm_sm90_kernels[kernel], *one = gmm_sm90_kernels;
     if (k->tile_choice == 2) {
         while (one->function != k->function || one->tile_choice != 1) one++;
@@ -82,60 +138,72 @@ static const char *gmm__wgmma_tile(int32_t kernel, char text[64]) {
     return text;
 }
 
-/* Of the kernels for `kernel` the one that is likely to be fastest for groups of equal size, or -1. All give the same
-   bits. Of two tiles in one kernel the device chooses, by the groups' sizes, unless groups are so small that memory
-   bounds them. A stage costs the clocks of its products or of its shared memory, whichever are more; a tile also costs
-   its way out. Weights as codes are taken by kernels for `factor`, or cost their conversion. */
+/* Index of the kernel for operation `kernel` that is estimated to be fastest for groups of equal size, or -1. All give
+   the same bits. Between the two tiles of one kernel the device chooses by the group sizes, unless groups are so small
+   that memory bandwidth bounds them. Packed weights are read by kernels of `b_format`, or cost their conversion. */
 static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm_op kernel, gmm_dtype dtype,
-                                 int32_t factor, int32_t processors) {
+                                 int32_t b_format, int32_t processors) {
     const int64_t G = call->groups.count, n = op == gmm_gemm_fwd ? call->out : call->in;
-    const int64_t rows = gmm__wgmma_rows(call), m = op == gmm_gemm_wgrad ? call->out : rows;
-    const int64_t depths = gmm__ceil_div(op == gmm_gemm_wgrad ? rows : op == gmm_gemm_fwd ? call->in : call->out, 64);
+    const int64_t rows = gmm__wgmma_rows_per_group(call), m = op == gmm_gemm_wgrad ? call->out : rows;
+    const int64_t steps = gmm__ceil_div(op == gmm_gemm_wgrad ? rows : op == gmm_gemm_fwd ? call->in : call->out, 64);
+    const double k_tiles = (double)steps;
     const int f32 = call->mat[op == gmm_gemm_fwd ? GMM__Y : op == gmm_gemm_dgrad ? GMM__DX : GMM__DW].dtype == GMM_F32;
-    double best = 0.0;
-    int32_t choice = -1, nth = 0, i, u;
+    double min_cost = 0.0;
+    int32_t choice = -1, index = 0, i, max_m16;
     for (i = 0; i < GMM_SM90_KERNELS; i++) {
         const gmm_sm90_kernel *k = &gmm_sm90_kernels[i];
-        const int32_t least = op == gmm_gemm_wgrad ? k->m16 : k->m16 / 2 + 1; /* tiles of wgrad are all as tall */
-        if (k->op != kernel || k->dtype != dtype || (k->b_format && k->b_format != factor)) continue;
-        if (++nth == call->options.tile) return i;
+        /* lowest height that the device may choose; tiles of wgrad have one height */
+        const int32_t min_m16 = op == gmm_gemm_wgrad ? k->m16 : k->m16 / 2 + 1;
+        if (k->op != kernel || k->dtype != dtype || (k->b_format && k->b_format != b_format)) continue;
+        if (++index == call->options.tile) return i;
         if (k->tile_choice == 2) {
-            if (rows >= 256 && choice >= 0 && gmm_sm90_kernels[choice].function == k->function) choice = i;
+            if (rows >= GMM__WGMMA_CHOICE_ROWS && choice >= 0 && gmm_sm90_kernels[choice].function == k->function)
+                choice = i;
             continue;
         }
-        for (u = k->m16; u >= least; u--) { /* the heights that the device chooses among */
-            const int64_t tiles = gmm__ceil_div(m > 0 ? m : 1, 16 * u);
-            const double height = (double)gmm__ceil_div(m > 0 ? m : 1, 16) / (double)tiles, wide = k->tile_n / 128.0;
-            const int both = k->consumers == 2;
-            /* codes wait for instructions */
-            const double multiply = k->b_format ? 1000.0 + 36.0 * height : 64.0 * wide * height;
-            const double move = 256.0 * wide + (both ? 16.0 + 32.0 * wide : 43.4) * height;
-            /* half the columns share a row of A: more bytes, which show alone, in tall tiles and in deep sums most;
-               groups are seldom of equal size, and what the tallest tile leaves over is the lowest */
-            const double more = both ? (k->deferred ? 1.04 : k->tile_n == 128 && rows < 2048 ? 1.05 : 1.0)
-                                     : (height < 10.5 ? 0.95 : 1.0) + (double)depths / 2500.0;
-            const double stage = multiply > move ? multiply : move, deep = (double)depths, sum = deep * stage;
-            /* out to D: behind the products, or beside those of the next tile, or beside those of the other group of
-               threads, which goes out as well */
-            const double half = k->deferred ? 20.0 : both ? 195.0 : 500.0;
-            const double out = wide * height * (f32 ? 2200.0 + 3200.0 / k->store_blocks : half);
-            const double tile = op == gmm_gemm_wgrad ? gmm__wgmma_wgrad_tile(k, deep, stage, height, f32)
-                              : both ? sum * more + out + 400.0
-                                     : (sum * more > 0.5 * out ? sum * more : 0.5 * out) + 200.0;
-            const double convert = factor && !k->b_format ? (double)(G * call->in) * (double)call->out / 400.0 : 0.0;
-            const int64_t columns = gmm__ceil_div(n, k->tile_n);
-            const int64_t rounds = gmm__ceil_div(G * tiles * columns, processors * k->ctas_per_sm);
-            const double sums = (double)rounds * tile * (k->ctas_per_sm > 1 ? 1.2 : 1.0) + convert;
-            /* weights come at 26 bytes a clock, and the faster, the more bytes are under way; low tiles become so
-               narrow that their last round is full */
-            const int64_t full = tiles == 1 ? rounds * processors / G / 2 * 2 : 0;
-            const int64_t across = full > columns ? full : columns;
-            const double ahead = 128.0 * k->stages * (double)n / (double)across;
-            const double weights = 2.0 * (double)(G * call->in) * (double)call->out / (26.0 * processors);
-            const double read = op == gmm_gemm_wgrad || factor ? 0.0 : weights * (1.0 + 11000.0 / ahead);
-            const double cost = sums > read ? sums : read;
-            if (choice >= 0 && cost >= 0.99 * best) continue;
-            best = cost;
+        for (max_m16 = k->m16; max_m16 >= min_m16; max_m16--) {
+            const int64_t tiles_m = gmm__ceil_div(m > 0 ? m : 1, 16 * max_m16);
+            const double m16 = (double)gmm__ceil_div(m > 0 ? m : 1, 16) / (double)tiles_m, n128 = k->tile_n / 128.0;
+            const int cooperative = k->consumers == 2;
+            const double mma = k->b_format ? gmm__wgmma_packed_step + gmm__wgmma_packed_m16 * m16
+                                           : gmm__wgmma_mma_m16 * n128 * m16;
+            const double smem = gmm__wgmma_smem_b * n128 +
+                                (cooperative ? gmm__wgmma_smem_a + gmm__wgmma_smem_a_n128 * n128
+                                             : gmm__wgmma_smem_a_pingpong) * m16;
+            const double factor = cooperative ? (k->deferred ? gmm__wgmma_deferred_factor
+                                                 : k->tile_n == 128 && rows < GMM__WGMMA_NARROW_ROWS
+                                                     ? gmm__wgmma_narrow_factor : 1.0)
+                                              : (m16 < gmm__wgmma_low_m16 ? gmm__wgmma_low_factor : 1.0) +
+                                                    k_tiles / gmm__wgmma_k_tiles_scale;
+            const double step = mma > smem ? mma : smem, mainloop = k_tiles * step;
+            const double store_half = k->deferred ? gmm__wgmma_store_deferred
+                                    : cooperative ? gmm__wgmma_store_cooperative : gmm__wgmma_store_pingpong;
+            const double store = n128 * m16 * (f32 ? gmm__wgmma_store_f32 + gmm__wgmma_store_f32_block / k->store_blocks
+                                                   : store_half);
+            const double exposed = gmm__wgmma_store_exposed * store;
+            const double tile = op == gmm_gemm_wgrad ? gmm__wgmma_wgrad_tile_clocks(k, k_tiles, step, m16, f32)
+                              : cooperative ? mainloop * factor + store + gmm__wgmma_fixed_cooperative
+                                            : (mainloop * factor > exposed ? mainloop * factor : exposed) +
+                                                  gmm__wgmma_fixed_pingpong;
+            const double dequantize = b_format && !k->b_format
+                                          ? (double)(G * call->in) * (double)call->out / gmm__wgmma_dequantize_rate
+                                              : 0.0;
+            const int64_t min_tiles_n = gmm__ceil_div(n, k->tile_n);
+            const int64_t waves = gmm__ceil_div(G * tiles_m * min_tiles_n, processors * k->ctas_per_sm);
+            const double compute = (double)waves * tile * (k->ctas_per_sm > 1 ? gmm__wgmma_shared_sm_factor : 1.0) +
+                                   dequantize;
+            /* where a group fits one tile, tiles are narrowed until the last wave is full (gmm_sm90_tiles_n); the rate
+               of weights grows with the bytes in flight */
+            const int64_t filling = tiles_m == 1 ? waves * processors / G / 2 * 2 : 0;
+            const int64_t tiles_n = filling > min_tiles_n ? filling : min_tiles_n;
+            const double in_flight = gmm__wgmma_column_bytes * k->stages * (double)n / (double)tiles_n;
+            const double stream =
+                2.0 * (double)(G * call->in) * (double)call->out / (gmm__wgmma_weight_rate * processors);
+            const double weights = op == gmm_gemm_wgrad || b_format
+                                       ? 0.0 : stream * (1.0 + gmm__wgmma_latency_bytes / in_flight);
+            const double cost = compute > weights ? compute : weights;
+            if (choice >= 0 && cost >= gmm__wgmma_margin * min_cost) continue;
+            min_cost = cost;
             choice = i;
         }
     }
@@ -146,37 +214,40 @@ static gmm_gemm_op gmm__wgmma_op(gmm_op op) {
     return op == GMM_OP_LINEAR_FWD ? gmm_gemm_fwd : op == GMM_OP_LINEAR_DGRAD ? gmm_gemm_dgrad : gmm_gemm_wgrad;
 }
 
-/* The FP8 kernel that is likely to be fastest for groups of equal size, or -1. All that promote give the same bits. A
-   stage costs the clocks of its products, or of its bytes where few rows share them. */
-static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_dtype dtype, int32_t sums,
+/* Index of the FP8 kernel that is estimated to be fastest for groups of equal size, or -1. All that promote give the
+   same bits. A step takes the clocks of its products, or of loading its weights where few rows share them. */
+static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_dtype dtype, int32_t scaling,
                                      int32_t processors) {
     const int64_t G = call->groups.count, n = op == gmm_gemm_fwd ? call->out : call->in;
-    const int64_t rows = gmm__wgmma_rows(call), m = op == gmm_gemm_wgrad ? call->out : rows;
-    const int64_t depths = gmm__ceil_div(op == gmm_gemm_wgrad ? rows : op == gmm_gemm_fwd ? call->in : call->out, 128);
-    const int64_t units = gmm__ceil_div(m > 0 ? m : 1, GMM_FP8_BLOCK_ROWS);
-    double best = 0.0;
-    int32_t choice = -1, nth = 0, i;
+    const int64_t rows = gmm__wgmma_rows_per_group(call), m = op == gmm_gemm_wgrad ? call->out : rows;
+    const int64_t k_tiles = gmm__ceil_div(op == gmm_gemm_wgrad ? rows : op == gmm_gemm_fwd ? call->in : call->out, 128);
+    const int64_t blocks = gmm__ceil_div(m > 0 ? m : 1, GMM_FP8_BLOCK_ROWS);
+    double min_cost = 0.0;
+    int32_t choice = -1, index = 0, i;
     for (i = 0; i < GMM_FP8_KERNELS; i++) {
         const gmm_fp8_kernel *k = &gmm_fp8_kernels[i];
-        const int64_t tiles = gmm__ceil_div(units, k->consumers);
-        const double height = (double)units / (double)tiles;
-        const int64_t least = gmm__ceil_div(n, k->tile_n), rounds = gmm__ceil_div(G * tiles * least, processors);
-        /* low tiles of 192 columns become so narrow that their last round is full */
-        const int64_t full = op != gmm_gemm_wgrad && tiles == 1 && k->tile_n == 192 ? rounds * processors / G / 2 * 2 : 0;
-        const int64_t across = full > least ? full : least;
-        const double cols = (double)n / (double)across;
-        /* a group of threads alone takes half as long again for what it waits for */
-        const double multiply = 2.0 * k->tile_n * height * (height < 1.5 ? 1.5 : k->consumers == 3 ? 1.2 : 1.3);
-        const double move = 7.0 * cols / (double)tiles; /* weights from device memory; tiles below find them in L2 */
-        const double sum = (double)depths * (multiply > move ? multiply : move);
-        const double cost = (double)rounds * (sum + 2000.0);
-        /* 192 x 128 that guesses its first tile saves 4 us of a launch, and loses up to 4% where products take long */
-        const int guess = op != gmm_gemm_wgrad && (cost < 230e3 || multiply < move);
-        const int twin = k->consumers == 3 && k->prefetch_tile != guess; /* the other of the two serves */
-        if (k->dtype != dtype || k->scaling != sums) continue;
-        if (++nth == call->options.tile) return i;
-        if (twin || (choice >= 0 && cost >= 0.99 * best)) continue;
-        best = cost;
+        const int64_t tiles_m = gmm__ceil_div(blocks, k->consumers);
+        const double m64 = (double)blocks / (double)tiles_m;
+        const int64_t min_tiles_n = gmm__ceil_div(n, k->tile_n), waves = gmm__ceil_div(G * tiles_m * min_tiles_n,
+                                                                                       processors);
+        /* where a group fits one tile, tiles of 192 columns are narrowed until the last wave is full */
+        const int64_t filling = op != gmm_gemm_wgrad && tiles_m == 1 && k->tile_n == 192
+                                    ? waves * processors / G / 2 * 2 : 0;
+        const int64_t tiles_n = filling > min_tiles_n ? filling : min_tiles_n;
+        const double cols = (double)n / (double)tiles_n;
+        const double mma = gmm__wgmma_fp8_mma_column * k->tile_n * m64 *
+                           (m64 < gmm__wgmma_fp8_one_m64 ? gmm__wgmma_fp8_one_factor
+                            : k->consumers == 3 ? gmm__wgmma_fp8_three_factor : gmm__wgmma_fp8_two_factor);
+        const double load = gmm__wgmma_fp8_load_column * cols / (double)tiles_m; /* other row tiles hit L2 */
+        const double mainloop = (double)k_tiles * (mma > load ? mma : load);
+        const double cost = (double)waves * (mainloop + gmm__wgmma_fp8_fixed);
+        /* 192 x 128 with prefetch of the first tile saves 4 us per launch, and loses up to 4% of long products */
+        const int prefetch = op != gmm_gemm_wgrad && (cost < gmm__wgmma_fp8_prefetch_limit || mma < load);
+        const int skip = k->consumers == 3 && k->prefetch_tile != prefetch; /* the other of the two instances serves */
+        if (k->dtype != dtype || k->scaling != scaling) continue;
+        if (++index == call->options.tile) return i;
+        if (skip || (choice >= 0 && cost >= gmm__wgmma_margin * min_cost)) continue;
+        min_cost = cost;
         choice = i;
     }
     return choice;
@@ -185,7 +256,7 @@ static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_
 /* The FP8 kernel: sums are promoted every 128, or not where scales are outside of the sum and the caller allows it; in
    wgrad always, where that is no slower. */
 static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
-    const int ra = gmm__mma_factor_a(op), rb = gmm__mma_factor_b(op), wgrad = op == gmm_gemm_wgrad;
+    const int ra = gmm__mma_role_a(op), rb = gmm__mma_role_b(op), wgrad = op == gmm_gemm_wgrad;
     const gmm_mat *a = &call->mat[ra], *b = &call->mat[rb];
     const int64_t G = call->groups.count, m = wgrad ? call->out : call->rows;
     const int64_t n = op == gmm_gemm_fwd ? call->out : call->in, huge = INT32_MAX - 1024;
@@ -202,19 +273,20 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
                             gmm_scaling_name(a->scaling), gmm_dtype_name(b->dtype), gmm_scaling_name(b->scaling));
     k = &gmm_fp8_kernels[plan->kernel];
     if (call->rows > GMM_SM90_RAGGED_ROWS || call->in > huge || call->out > huge)
-        return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED_ROWS, (long long)huge);
+        return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED_ROWS,
+                            (long long)huge);
     tiles = wgrad ? G * gmm__ceil_div(m, GMM_FP8_BLOCK_ROWS) : m / GMM_FP8_BLOCK_ROWS + G;
     if (tiles > huge / gmm__ceil_div(n, k->tile_n)) return gmm__decline(plan, "takes no so many tiles");
-    if (!gmm__wgmma_takes(call, ra, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
-        !gmm__wgmma_takes(call, rb, wgrad ? "x" : "w", plan))
+    if (!gmm__wgmma_check_alignment(call, ra, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
+        !gmm__wgmma_check_alignment(call, rb, wgrad ? "x" : "w", plan))
         return 0;
     plan->grid[0] = gmm__grid(processors, call->options.sm_limit, 1, INT32_MAX);
     if (plan->grid[0] > 1) plan->grid[0] -= plan->grid[0] % 2; /* pairs of blocks share operands */
-    if (G > k->smem_groups) gmm__reserve(plan, GMM__MMA_PIECES, (size_t)plan->grid[0] * gmm_fp8_table_bytes(G));
+    if (G > k->smem_groups) gmm__reserve(plan, GMM__WGMMA_GROUP_TABLES, (size_t)plan->grid[0] * gmm_fp8_table_bytes(G));
     gmm__mma_reserve_groups(call, plan);
-    gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__MMA_TABLE);
-    if (!wgrad) gmm__mma_reserve_table(call, plan, GMM__W, GMM__MMA_SCALES);
-    if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_TABLE2);
+    gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__MMA_MATRIX_TABLE);
+    if (!wgrad) gmm__mma_reserve_table(call, plan, GMM__W, GMM__MMA_SCALE_TABLE);
+    if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_BIAS_TABLE);
     (void)snprintf(plan->note, sizeof plan->note, "%s by %s, %s, tile %d x %d, %d blocks", gmm_dtype_name(a->dtype),
                    gmm_dtype_name(b->dtype), sums == GMM_FP8_FAST ? "fast accumulation" : "promoted every 128",
                    GMM_FP8_BLOCK_ROWS * k->consumers, (int)k->tile_n, plan->grid[0]);
@@ -226,7 +298,7 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
 static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op, gmm_gemm_op kernel,
                                  gmm_dtype dtype, int32_t factor) {
     const int fwd = op == gmm_gemm_fwd, wgrad = op == gmm_gemm_wgrad;
-    const int a = gmm__mma_factor_a(op), b = gmm__mma_factor_b(op), d = fwd ? GMM__Y : wgrad ? GMM__DW : GMM__DX;
+    const int a = gmm__mma_role_a(op), b = gmm__mma_role_b(op), d = fwd ? GMM__Y : wgrad ? GMM__DW : GMM__DX;
     const int64_t G = call->groups.count, m = wgrad ? call->out : call->rows, n = fwd ? call->out : call->in;
     const int64_t huge = INT32_MAX - 1024;
     const int32_t processors = call->ctx->device.processors;
@@ -235,7 +307,8 @@ static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gem
     if (call->mat[d].dtype != GMM_F32 && call->mat[d].dtype != dtype)
         return gmm__decline(plan, "makes no %s from %s", gmm_dtype_name(call->mat[d].dtype), gmm_dtype_name(dtype));
     if (call->rows > GMM_SM90_RAGGED_ROWS || call->in > huge || call->out > huge)
-        return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED_ROWS, (long long)huge);
+        return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED_ROWS,
+                            (long long)huge);
     if (call->mat[a].ld > huge || call->mat[b].ld > huge || call->mat[d].ld > huge)
         return gmm__decline(plan, "takes ld up to %lld", (long long)huge);
     plan->kernel = gmm__wgmma_choose(call, op, kernel, dtype, factor, processors);
@@ -246,26 +319,27 @@ static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gem
     if (tiles > huge / gmm__ceil_div(n, k->tile_n)) return gmm__decline(plan, "takes no so many tiles");
     plan->grid[0] = gmm__grid(processors, call->options.sm_limit, k->ctas_per_sm, INT32_MAX);
     if (plan->grid[0] > 1) plan->grid[0] -= plan->grid[0] % 2; /* pairs of blocks share operands */
-    if (G > k->smem_groups) gmm__reserve(plan, GMM__MMA_PIECES, (size_t)plan->grid[0] * gmm_sm90_table_bytes(G));
+    if (G > k->smem_groups) gmm__reserve(plan, GMM__WGMMA_GROUP_TABLES,
+                                         (size_t)plan->grid[0] * gmm_sm90_table_bytes(G));
     gmm__mma_reserve_groups(call, plan);
-    gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__MMA_TABLE);
-    if (fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_TABLE2);
+    gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__MMA_MATRIX_TABLE);
+    if (fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_BIAS_TABLE);
     return 1;
 }
 
 /* MX32 and NV16: copies become 16-bit elements in the workspace, which are multiplied. */
-static int gmm__wgmma_expands(const gmm__call *call, gmm_gemm_op op) {
-    const gmm_scaling scaling = call->mat[gmm__mma_factor_b(op)].scaling;
+static int gmm__wgmma_dequantizes(const gmm__call *call, gmm_gemm_op op) {
+    const gmm_scaling scaling = call->mat[gmm__mma_role_b(op)].scaling;
     return scaling == GMM_SCALING_MX32 || scaling == GMM_SCALING_NV16;
 }
 /* Columnwise NV16 has its lines along the contraction: tokens are turned, and weights are those of another fwd. */
-static int gmm__wgmma_turns(const gmm__call *call, gmm_gemm_op op) {
+static int gmm__wgmma_transposes(const gmm__call *call, gmm_gemm_op op) {
     return op == gmm_gemm_wgrad && call->mat[GMM__X_].scaling == GMM_SCALING_NV16;
 }
 /* The kernels that take the weights as codes, if any: lines run along the contraction, and TMA can read them. Addresses
    are left to the plan: it must come to the same workspace while they are not known. */
-static int32_t gmm__wgmma_factor(const gmm__call *call, gmm_gemm_op op) {
-    const gmm_mat *b = &call->mat[gmm__mma_factor_b(op)];
+static int32_t gmm__wgmma_packed_format(const gmm__call *call, gmm_gemm_op op) {
+    const gmm_mat *b = &call->mat[gmm__mma_role_b(op)];
     const int64_t unit = 128 / gmm_dtype_bits(b->dtype);
     const int mx = b->scaling == GMM_SCALING_MX32;
     if (op == gmm_gemm_wgrad || (op == gmm_gemm_dgrad && mx) || b->dtype == GMM_E5M2 || b->ld % unit ||
@@ -274,19 +348,19 @@ static int32_t gmm__wgmma_factor(const gmm__call *call, gmm_gemm_op op) {
     return !mx ? gmm_sm90_b_format_nv4 : b->dtype == GMM_E2M1 ? gmm_sm90_b_format_mx4 : gmm_sm90_b_format_mx8;
 }
 /* Rows and columns of what side 0 (A) or 1 (B) becomes; none if it is multiplied as it stands. */
-static int64_t gmm__wgmma_expanded(const gmm__call *call, gmm_gemm_op op, int side, int64_t *cols) {
+static int64_t gmm__wgmma_dequantized_rows(const gmm__call *call, gmm_gemm_op op, int side, int64_t *cols) {
     const int64_t G = call->groups.count;
-    const int role = side ? gmm__mma_factor_b(op) : gmm__mma_factor_a(op);
+    const int role = side ? gmm__mma_role_b(op) : gmm__mma_role_a(op);
     const int weight = role == GMM__W, turned_weight = call->mat[role].scaling == GMM_SCALING_NV16 &&
                                                       call->direction[role] == GMM_COLUMNWISE;
     *cols = weight ? (turned_weight ? call->out : call->in) : role == GMM__X_ ? call->in : call->out;
     if (call->mat[role].scaling == GMM_SCALING_NONE) return 0;
     return weight ? G * (turned_weight ? call->in : call->out)
-                  : call->rows + (gmm__wgmma_turns(call, op) ? 15 * G : 0);
+                  : call->rows + (gmm__wgmma_transposes(call, op) ? 15 * G : 0);
 }
 
-static int gmm__wgmma_plan_expanded(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
-    const gmm_mat *a = &call->mat[gmm__mma_factor_a(op)], *b = &call->mat[gmm__mma_factor_b(op)];
+static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
+    const gmm_mat *a = &call->mat[gmm__mma_role_a(op)], *b = &call->mat[gmm__mma_role_b(op)];
     const int64_t G = call->groups.count;
     const int nv = b->scaling == GMM_SCALING_NV16;
     const gmm_dtype out = call->mat[op == gmm_gemm_fwd ? GMM__Y : op == gmm_gemm_wgrad ? GMM__DW : GMM__DX].dtype;
@@ -298,53 +372,54 @@ static int gmm__wgmma_plan_expanded(const gmm__call *call, gmm__plan *plan, gmm_
         return gmm__decline(plan, "multiplies no %s by %s weights", gmm_dtype_name(a->dtype),
                             gmm_scaling_name(b->scaling));
     if (!gmm__wgmma_plan_tiles(call, plan, op, op == gmm_gemm_dgrad && nv ? gmm_gemm_fwd : op, dtype,
-                               gmm__wgmma_factor(call, op)))
+                               gmm__wgmma_packed_format(call, op)))
         return 0;
     if (a->scaling == GMM_SCALING_NONE &&
-        !gmm__wgmma_takes(call, gmm__mma_factor_a(op), op == gmm_gemm_fwd ? "x" : "dy", plan))
+        !gmm__wgmma_check_alignment(call, gmm__mma_role_a(op), op == gmm_gemm_fwd ? "x" : "dy", plan))
         return 0;
-    if (gmm_sm90_kernels[plan->kernel].b_format && !gmm__wgmma_takes(call, gmm__mma_factor_b(op), "w", plan)) return 0;
+    if (gmm_sm90_kernels[plan->kernel].b_format &&
+        !gmm__wgmma_check_alignment(call, gmm__mma_role_b(op), "w", plan)) return 0;
     for (side = 0; side < 2; side++) {
         int64_t cols;
         const int64_t rows = side && gmm_sm90_kernels[plan->kernel].b_format
-                                 ? 0 : gmm__wgmma_expanded(call, op, side, &cols);
+                                 ? 0 : gmm__wgmma_dequantized_rows(call, op, side, &cols);
         if (!rows) continue;
         if (rows + G * GMM_GROUP_ROWS > INT32_MAX / gmm__ceil_div(cols, 64))
             return gmm__decline(plan, "converts no so many rows");
         blocks += gmm__ceil_div(rows + G * GMM_GROUP_ROWS, 32) * gmm__ceil_div(cols, GMM_EXPAND_SPAN);
         elements += rows * cols;
-        gmm__reserve(plan, side ? GMM__WGMMA_B : GMM__WGMMA_A, (size_t)(rows * cols) * 2);
+        gmm__reserve(plan, side ? GMM__WGMMA_DEQUANTIZED_B : GMM__WGMMA_DEQUANTIZED_A, (size_t)(rows * cols) * 2);
     }
-    if (nv) gmm__reserve(plan, GMM__WGMMA_FACTOR, 2 * (size_t)G * sizeof(float));
-    if (gmm__wgmma_turns(call, op)) {
-        gmm__reserve(plan, GMM__WGMMA_UNITS, (size_t)(G + 1) * sizeof(int32_t));
-        gmm__reserve(plan, GMM__WGMMA_ENDS, (size_t)(G + 1) * sizeof(int64_t));
+    if (nv) gmm__reserve(plan, GMM__WGMMA_ALPHA, 2 * (size_t)G * sizeof(float));
+    if (gmm__wgmma_transposes(call, op)) {
+        gmm__reserve(plan, GMM__WGMMA_TILES16, (size_t)(G + 1) * sizeof(int32_t));
+        gmm__reserve(plan, GMM__WGMMA_OFFSETS16, (size_t)(G + 1) * sizeof(int64_t));
     }
-    if (op != gmm_gemm_wgrad) gmm__mma_reserve_table(call, plan, GMM__W, GMM__MMA_SCALES);
+    if (op != gmm_gemm_wgrad) gmm__mma_reserve_table(call, plan, GMM__W, GMM__MMA_SCALE_TABLE);
     if (call->options.workspace_limit && plan->workspace_bytes > (uint64_t)call->options.workspace_limit)
         return gmm__decline(plan, "needs %lld bytes of workspace, not options.workspace_limit %lld",
                             (long long)plan->workspace_bytes, (long long)call->options.workspace_limit);
     plan->grid[1] = gmm__grid(call->ctx->device.processors, call->options.sm_limit, 64, blocks);
     (void)snprintf(plan->note, sizeof plan->note, "%s by %s as %s in %lld MiB of workspace, %s, %d blocks",
                    gmm_dtype_name(a->dtype), gmm_dtype_name(b->dtype), gmm_dtype_name(dtype),
-                   (long long)(elements >> 19), gmm__wgmma_tile(plan->kernel, tile), plan->grid[0]);
+                   (long long)(elements >> 19), gmm__wgmma_tile_note(plan->kernel, tile), plan->grid[0]);
     return 1;
 }
 
 static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
-    const int ra = gmm__mma_factor_a(op), rb = gmm__mma_factor_b(op);
+    const int ra = gmm__mma_role_a(op), rb = gmm__mma_role_b(op);
     const gmm_dtype dtype = call->mat[ra].dtype;
     char tile[64];
-    if (call->ctx->wgmma_lacks) return gmm__decline(plan, "%s", call->ctx->wgmma_lacks);
-    if (gmm__wgmma_expands(call, op)) return gmm__wgmma_plan_expanded(call, plan, op);
+    if (call->ctx->wgmma_unavailable) return gmm__decline(plan, "%s", call->ctx->wgmma_unavailable);
+    if (gmm__wgmma_dequantizes(call, op)) return gmm__wgmma_plan_dequantized(call, plan, op);
     if (gmm__quantized(call)) return gmm__wgmma_plan_fp8(call, plan, op);
     if (dtype != GMM_BF16 && dtype != GMM_F16) return gmm__decline(plan, "multiplies no %s", gmm_dtype_name(dtype));
     if (!gmm__wgmma_plan_tiles(call, plan, op, op, dtype, 0) ||
-        !gmm__wgmma_takes(call, ra, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
-        !gmm__wgmma_takes(call, rb, op == gmm_gemm_wgrad ? "x" : "w", plan))
+        !gmm__wgmma_check_alignment(call, ra, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
+        !gmm__wgmma_check_alignment(call, rb, op == gmm_gemm_wgrad ? "x" : "w", plan))
         return 0;
-    (void)snprintf(plan->note, sizeof plan->note, "%s, %d blocks", gmm__wgmma_tile(plan->kernel, tile),
+    (void)snprintf(plan->note, sizeof plan->note, "%s, %d blocks", gmm__wgmma_tile_note(plan->kernel, tile),
                    plan->grid[0]);
     return 1;
 }
@@ -353,22 +428,23 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
 static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_args *product, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
-    const int rb = gmm__mma_factor_b(op);
+    const int rb = gmm__mma_role_b(op);
     const gmm_fp8_kernel *k = &gmm_fp8_kernels[plan->kernel];
     gmm_fp8_args args;
     cudaError_t e = cudaSuccess;
     memset(&args, 0, sizeof args);
     args.p = product->p;
     args.groups = product->groups;
-    args.a_scale = call->mat[gmm__mma_factor_a(op)];
+    args.a_scale = call->mat[gmm__mma_role_a(op)];
     args.b_scale = call->mat[rb];
     args.b_scale.table = product->p.b.table;
     args.wgrad = op == gmm_gemm_wgrad;
     args.b_columnwise = op == gmm_gemm_dgrad;
-    if (call->groups.count > k->smem_groups) args.tables = (int32_t *)gmm__part(plan, GMM__MMA_PIECES);
+    if (call->groups.count > k->smem_groups) args.tables = (int32_t *)gmm__part(plan, GMM__WGMMA_GROUP_TABLES);
     if (args.b_scale.scale_table && (args.b_scale.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) {
-        args.b_scale.scale_table = (void *const *)gmm__part(plan, GMM__MMA_SCALES);
-        e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALES), call->mat[rb].scale_table, call->groups.count, stream);
+        args.b_scale.scale_table = (void *const *)gmm__part(plan, GMM__MMA_SCALE_TABLE);
+        e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALE_TABLE), call->mat[rb].scale_table, call->groups.count,
+                            stream);
     }
     if (e == cudaSuccess) e = gmm_launch_fp8(call->ctx->wgmma_encode, plan->kernel, plan->grid[0], &args, stream);
     return gmm__cuda_status(call, e);
@@ -376,10 +452,10 @@ static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_ar
 
 /* Converts the copies of a product and puts what they become in their place. `product` holds the rest, and the split:
    offsets, where tokens are converted. */
-static gmm_status gmm__wgmma_expand(const gmm__plan *plan, gmm_sm90_args *product, gmm_stream stream) {
+static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, gmm_sm90_args *product, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
-    const int turns = gmm__wgmma_turns(call, op);
+    const int turns = gmm__wgmma_transposes(call, op);
     const int64_t G = call->groups.count;
     gmm_expand_args args;
     cudaError_t e = cudaSuccess;
@@ -390,17 +466,17 @@ static gmm_status gmm__wgmma_expand(const gmm__plan *plan, gmm_sm90_args *produc
     args.offsets = (const int64_t *)product->groups.splits;
     args.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
     for (side = 0; side < 2; side++) {
-        const int role = side ? gmm__mma_factor_b(op) : gmm__mma_factor_a(op);
+        const int role = side ? gmm__mma_role_b(op) : gmm__mma_role_a(op);
         gmm_expand_operand *s = &args.operand[side];
         gmm_kmat *m = side ? &product->p.b : &product->p.a;
         int64_t cols;
         if (call->mat[role].scaling == GMM_SCALING_NONE) continue;
-        (void)gmm__wgmma_expanded(call, op, side, &cols);
+        (void)gmm__wgmma_dequantized_rows(call, op, side, &cols);
         s->src = call->mat[role];
         s->src.table = m->table;
         if (role == GMM__W && s->src.scale_table && (s->src.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) {
-            s->src.scale_table = (void *const *)gmm__part(plan, GMM__MMA_SCALES);
-            e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALES), call->mat[role].scale_table, G, stream);
+            s->src.scale_table = (void *const *)gmm__part(plan, GMM__MMA_SCALE_TABLE);
+            e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALE_TABLE), call->mat[role].scale_table, G, stream);
             if (e != cudaSuccess) return gmm__cuda_status(call, e);
         }
         if (side && gmm_sm90_kernels[plan->kernel].b_format) { /* as they stand, to the kernel */
@@ -412,7 +488,7 @@ static gmm_status gmm__wgmma_expand(const gmm__plan *plan, gmm_sm90_args *produc
             s->src.dtype = GMM_NONE;
             continue;
         }
-        s->dst = (uint16_t *)gmm__part(plan, side ? GMM__WGMMA_B : GMM__WGMMA_A);
+        s->dst = (uint16_t *)gmm__part(plan, side ? GMM__WGMMA_DEQUANTIZED_B : GMM__WGMMA_DEQUANTIZED_A);
         s->direction = call->direction[role];
         s->grouped = role != GMM__W;
         s->rows = (int32_t)(role == GMM__W ? call->out : call->rows);
@@ -423,17 +499,17 @@ static gmm_status gmm__wgmma_expand(const gmm__plan *plan, gmm_sm90_args *produc
         m->ld = cols;
         m->stride = role == GMM__W ? call->in * call->out * 2 : 0;
     }
-    if (call->mat[gmm__mma_factor_b(op)].scaling == GMM_SCALING_NV16) {
+    if (call->mat[gmm__mma_role_b(op)].scaling == GMM_SCALING_NV16) {
         args.alpha = product->p.alpha;
         args.alpha_per_group = product->p.alpha_per_group;
-        args.factor = (float *)gmm__part(plan, GMM__WGMMA_FACTOR);
+        args.factor = (float *)gmm__part(plan, GMM__WGMMA_ALPHA);
         product->p.alpha = args.factor;
         product->alpha2 = args.factor + G;
         product->p.alpha_per_group = 1;
     }
     if (turns) {
-        args.units = (const int32_t *)gmm__part(plan, GMM__WGMMA_UNITS);
-        args.ends = (int64_t *)gmm__part(plan, GMM__WGMMA_ENDS);
+        args.units = (const int32_t *)gmm__part(plan, GMM__WGMMA_TILES16);
+        args.ends = (int64_t *)gmm__part(plan, GMM__WGMMA_OFFSETS16);
         product->groups.splits = args.ends;
         product->groups.capacity = product->p.capacity = call->rows + 15 * G;
     }
@@ -445,9 +521,9 @@ static gmm_status gmm__wgmma_expand(const gmm__plan *plan, gmm_sm90_args *produc
 static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
-    const int wgrad = op == gmm_gemm_wgrad, expands = gmm__wgmma_expands(call, op);
+    const int wgrad = op == gmm_gemm_wgrad, expands = gmm__wgmma_dequantizes(call, op);
     const int fp8 = gmm__quantized(call) && !expands;
-    const int tokens = expands && call->mat[gmm__mma_factor_a(op)].scaling != GMM_SCALING_NONE;
+    const int tokens = expands && call->mat[gmm__mma_role_a(op)].scaling != GMM_SCALING_NONE;
     gmm_sm90_args args;
     gmm_status s = GMM_OK;
     cudaError_t e = cudaSuccess;
@@ -456,10 +532,10 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
     args.groups = call->groups;
     if (call->groups.on_host || tokens) {
         int64_t *offsets = (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
-        if (expands && gmm__wgmma_turns(call, op)) /* first: tiles of 16 rows, to another place */
-            s = gmm__mma_offsets(call, offsets, (int32_t *)gmm__part(plan, GMM__WGMMA_UNITS), 16, stream);
+        if (expands && gmm__wgmma_transposes(call, op)) /* first: tiles of 16 rows, to another place */
+            s = gmm__mma_enqueue_offsets(call, offsets, (int32_t *)gmm__part(plan, GMM__WGMMA_TILES16), 16, stream);
         if (s == GMM_OK)
-            s = gmm__mma_offsets(call, offsets, tokens ? (int32_t *)gmm__part(plan, GMM__MMA_TILES) : NULL,
+            s = gmm__mma_enqueue_offsets(call, offsets, tokens ? (int32_t *)gmm__part(plan, GMM__MMA_TILES) : NULL,
                                  GMM_GROUP_ROWS, stream);
         if (s != GMM_OK) return s;
         args.groups.splits = offsets;
@@ -476,7 +552,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
         e = gmm_launch_tail(plan->grid[0], &tail, stream);
         if (e != cudaSuccess) return gmm__cuda_status(call, e);
     }
-    if (expands && (s = gmm__wgmma_expand(plan, &args, stream)) != GMM_OK) return s;
+    if (expands && (s = gmm__wgmma_dequantize(plan, &args, stream)) != GMM_OK) return s;
     if (call->rows == 0) { /* token matrices may have no address then, and maps need one */
         args.p.a.data = plan->workspace;
         if (wgrad) args.p.b.data = plan->workspace;
@@ -484,7 +560,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
     }
     if (fp8) return gmm__wgmma_launch_fp8(plan, &args, stream);
     if (call->groups.count > gmm_sm90_kernels[plan->kernel].smem_groups)
-        args.tables = (int32_t *)gmm__part(plan, GMM__MMA_PIECES);
+        args.tables = (int32_t *)gmm__part(plan, GMM__WGMMA_GROUP_TABLES);
     return gmm__cuda_status(call, gmm_launch_sm90(call->ctx->wgmma_encode, plan->kernel, plan->grid[0], &args, stream));
 }
 

@@ -6,7 +6,7 @@ static int gmm__mma_plan_convert(const gmm__call *call, gmm__plan *plan) {
 /* More addends than one launch takes: the fp32 sum goes from launch to launch through the workspace. */
 static int gmm__mma_plan_accumulate(const gmm__call *call, gmm__plan *plan) {
     if (call->d.sum.count > GMM__ELEM_ADDENDS)
-        gmm__reserve(plan, GMM__SMALL_SUM, (size_t)call->rows * (size_t)call->in * sizeof(float));
+        gmm__reserve(plan, GMM__ACCUMULATE_SUM, (size_t)call->rows * (size_t)call->in * sizeof(float));
     return gmm__mma_plan_convert(call, plan);
 }
 
@@ -32,12 +32,12 @@ static gmm_status gmm__mma_launch_accumulate(const gmm__plan *plan, gmm_stream s
             a.addends[j] = (const char *)gmm__at(&call->mat[GMM__X_], first + j, 0, 0);
             a.x.vec &= ((uintptr_t)a.addends[j] & 15) == 0;
         }
-        if (d->count > GMM__ELEM_ADDENDS) sum.data = gmm__part(plan, GMM__SMALL_SUM);
+        if (d->count > GMM__ELEM_ADDENDS) sum.data = gmm__part(plan, GMM__ACCUMULATE_SUM);
         if (first > 0) a.start = sum;
         a.y = last ? gmm__mma_view(call, GMM__Y) : sum;
         a.scale = last ? d->scale : 1.0f;
         a.beta = last ? d->beta : 0.0f;
-        e = gmm__k_accumulate(&a, gmm__mma_stream(call), stream);
+        e = gmm__k_accumulate(&a, gmm__mma_streaming_limits(call), stream);
     }
     return gmm__cuda_status(call, e);
 }
@@ -50,6 +50,6 @@ static gmm_status gmm__mma_launch_convert(const gmm__plan *plan, gmm_stream stre
     a.dst = gmm__mma_view(call, GMM__Y);
     a.rows = call->rows;
     a.cols = call->in;
-    return gmm__cuda_status(call, gmm__k_convert(&a, gmm__mma_stream(call), stream));
+    return gmm__cuda_status(call, gmm__k_convert(&a, gmm__mma_streaming_limits(call), stream));
 }
 

@@ -7081,10 +7081,12 @@ static gmm__launch_limits gmm__mma_launch_limits(const gmm__call *call, int32_t 
     return limits;
 }
 /* What kernels may take, and those that stream rows. */
-static gmm__launch_limits gmm__mma_elementwise_limits(const gmm__call *call) { return gmm__mma_launch_limits(call,
-                                                                                                 GMM__ELEM_PER_SM); }
-static gmm__launch_limits gmm__mma_streaming_limits(const gmm__call *call) { return gmm__mma_launch_limits(call,
-                                                                                                 GMM__ELEM_STREAM_PER_SM); }
+static gmm__launch_limits gmm__mma_elementwise_limits(const gmm__call *call) {
+    return gmm__mma_launch_limits(call, GMM__ELEM_PER_SM);
+}
+static gmm__launch_limits gmm__mma_streaming_limits(const gmm__call *call) {
+    return gmm__mma_launch_limits(call, GMM__ELEM_STREAM_PER_SM);
+}
 
 static gmm__view gmm__mma_view(const gmm__call *call, int role) {
     const gmm_mat *m = &call->mat[role];

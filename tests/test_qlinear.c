@@ -4,6 +4,7 @@
 #include "test.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #ifdef HAVE_CUDA

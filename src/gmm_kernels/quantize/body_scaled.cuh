@@ -109,7 +109,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                     if (q == 0)
 #pragma unroll
                         for (j = 0; j < 8; j++)
-                            smem_scales[1][(col0 + j) * GMM__COL_STEP + (row0 >> 5)] = 
+                            smem_scales[1][(col0 + j) * GMM__COL_STEP + (row0 >> 5)] =
                                 GMM__CFG(gmm__word_value)(col, j);
                 }
             }

@@ -9073,11 +9073,11 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                 }
                 if (!args.wgrad && args.p.bias.dtype != GMM_NONE) {
                     const char *const bias = gmm_kmat_data(&args.p.bias, t->g);
-                    const float *const row_scale = args.p.row_scale + t->row + t->m0 + 64 * wg;
-                    const int scaled_rows = args.p.row_scale ? rows : 0, bytes = gmm_kmat_size(&args.p.bias);
+                    const float *const bias_scale = args.p.bias_scale + t->row + t->m0 + 64 * wg;
+                    const int scaled_rows = args.p.bias_scale ? rows : 0, bytes = gmm_kmat_size(&args.p.bias);
                     const int rows_left = t->cols;
-                    const float s0 = row < scaled_rows ? row_scale[row] : 1.0f;
-                    const float s1 = row + 8 < scaled_rows ? row_scale[row + 8] : 1.0f;
+                    const float s0 = row < scaled_rows ? bias_scale[row] : 1.0f;
+                    const float s1 = row + 8 < scaled_rows ? bias_scale[row + 8] : 1.0f;
 #pragma unroll
                     for (u = 0; u < GMM__ACC; u += 4) {
                         const int c = 2 * u + tid % 4 * 2;

@@ -32,10 +32,13 @@ library() {
             ${o:+-Xcompiler=$o} -I"$1" $(cat "$P/cublaslt") -c -o "$2.new" "$1/examples/vendoring/gmm.cu"
     fi && mv "$2.new" "$2"
 }
-# plugin TREE LIBRARY-OBJECT SHARED: the rows of this tree, compiled against the headers of that one
+# plugin TREE LIBRARY-OBJECT SHARED: the rows of this tree, compiled against the headers of that one, whose fields may
+# still have their former names
 plugin() {
+    former=
+    grep -qw bias_scale "$1/gmm.h" || former="-Dbias_scale=row_scale -Dd_bias_scale=d_row_scale"
     for f in cases cases_ops; do
-        $CC -std=c11 -O2 -fPIC -I"$1" -Itests/tools -c -o "${3%.so}.$f.o" tests/tools/$f.c || return 1
+        $CC -std=c11 -O2 -fPIC $former -I"$1" -Itests/tools -c -o "${3%.so}.$f.o" tests/tools/$f.c || return 1
     done
     $CC -shared -Wl,-Bsymbolic -Wl,--exclude-libs,ALL -o "$3" "${3%.so}.cases.o" "${3%.so}.cases_ops.o" "$2" \
         @"$P/openmp" $([ -n "$cpu" ] || cat "$P/cuda.link") -lm

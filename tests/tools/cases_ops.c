@@ -83,7 +83,7 @@ static int linear_open(case_run *r, gmm_op op) {
         if (r->flags & CASE_SCALE) {
             d->bias_scale = case_floats(r, T, -1.0f, 1.0f);
             d->bias = case_in(r, r->source, G, 1, r->N);
-            d->d_bias_scale = (float *)case_out(r, "d_bias_scale", 4 * (size_t)T);
+            d->d_bias_scale = (float *)case_out(r, "d_row_scale", 4 * (size_t)T);
         }
         break;
     }

@@ -7064,6 +7064,8 @@ static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
 
 #ifdef __CUDACC__
 
+/* Plans and launches of the MMA engine's activation, routing, permute, pad and gated layout. */
+
 /* Regions of the workspace, by family of operations. */
 enum { GMM__SPLIT_OFFSETS, GMM__SPLIT_BLOCKS };                 /* [G + 1] offsets, int64; padding: blocks, int32 */
 enum { GMM__ROUTE_COUNTS, GMM__ROUTE_LOSSES, GMM__ROUTE_SCRATCH }; /* [E] int32; partial losses; rows of experts */
@@ -7080,7 +7082,7 @@ static gmm__launch_limits gmm__mma_launch_limits(const gmm__call *call, int32_t 
     limits.sm_limit = call->options.sm_limit;
     return limits;
 }
-/* What kernels may take, and those that stream rows. */
+/* Launch limits of elementwise kernels, and of kernels that stream rows. */
 static gmm__launch_limits gmm__mma_elementwise_limits(const gmm__call *call) {
     return gmm__mma_launch_limits(call, GMM__ELEM_PER_SM);
 }
@@ -7098,8 +7100,8 @@ static gmm__view gmm__mma_view(const gmm__call *call, int role) {
     return v;
 }
 
-static void gmm__mma_reserve_split(const gmm__call *call, gmm__plan *plan, int part) {
-    gmm__reserve(plan, part, ((size_t)call->groups.count + 1) * sizeof(int64_t));
+static void gmm__mma_reserve_split(const gmm__call *call, gmm__plan *plan, int region) {
+    gmm__reserve(plan, region, ((size_t)call->groups.count + 1) * sizeof(int64_t));
 }
 static gmm_status gmm__mma_enqueue_split(const gmm__plan *plan, gmm_stream stream) {
     return gmm__mma_enqueue_offsets(plan->call, (int64_t *)gmm__part(plan, GMM__SPLIT_OFFSETS), NULL, 1, stream);
@@ -7125,7 +7127,8 @@ static gmm_status gmm__mma_launch_act(const gmm__plan *plan, gmm_stream stream) 
     a.valid_rows = (const int64_t *)gmm__part(plan, GMM__SPLIT_OFFSETS) + call->groups.count;
     a.rows = call->rows;
     a.ffn = (int32_t)call->out;
-    a.interleave = call->act.interleave == call->out ? 0 : call->act.interleave; /* one block is the halves */
+    /* one block: the two halves are not interleaved */
+    a.interleave = call->act.interleave == call->out ? 0 : call->act.interleave;
     a.tail_zero = call->groups.tail == GMM_TAIL_ZERO;
     a.gated = gmm_act_gated(call->act.kind);
     a.kind = call->act.kind;
@@ -7164,7 +7167,7 @@ static gmm__route_args gmm__mma_route_args(const gmm__plan *plan) {
     return a;
 }
 
-/* Losses that are asked for and not zero by their coefficient. */
+/* Whether a loss is requested and its coefficient is not 0. A query counts every loss as requested. */
 static int gmm__mma_has_route_losses(const gmm__call *call) {
     const gmm_route *r = &call->d.route;
     if (call->query) return r->aux_coeff != 0.0f || r->z_coeff != 0.0f;
@@ -7346,26 +7349,26 @@ static gmm_status gmm__mma_launch_pad(const gmm__plan *plan, gmm_stream stream) 
 /* --- GLU interleave --- */
 
 static int gmm__mma_plan_glu_interleave(const gmm__call *call, gmm__plan *plan) {
-    const int role[2] = { GMM__X_, GMM__Y }, part[2] = { GMM__GLU_SRC_TABLE, GMM__GLU_DST_TABLE };
+    const int role[2] = { GMM__X_, GMM__Y }, region[2] = { GMM__GLU_SRC_TABLE, GMM__GLU_DST_TABLE };
     const gmm_glu *d = &call->d.glu;
-    const int64_t most = INT32_MAX / 16; /* 2 ffn rows or columns of 8 bytes in 32 bits */
+    const int64_t max_ffn = INT32_MAX / 16; /* 2 ffn rows or columns of 8 bytes in 32 bits */
     int i;
-    if (d->ffn > most || d->count > (d->axis == GMM_GLU_ROWS ? INT32_MAX / (2 * d->ffn) : INT32_MAX))
-        return gmm__decline(plan, "takes at most %lld pairs, and %d rows in all", (long long)most, INT32_MAX);
+    if (d->ffn > max_ffn || d->count > (d->axis == GMM_GLU_ROWS ? INT32_MAX / (2 * d->ffn) : INT32_MAX))
+        return gmm__decline(plan, "takes at most %lld pairs, and %d rows in all", (long long)max_ffn, INT32_MAX);
     for (i = 0; i < 2; i++)
         if (call->mat[role[i]].flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)
-            gmm__reserve(plan, part[i], (size_t)call->d.glu.count * sizeof(void *));
+            gmm__reserve(plan, region[i], (size_t)call->d.glu.count * sizeof(void *));
     return 1;
 }
 
-/* A table in device memory; one on the host is copied to the workspace. */
-static cudaError_t gmm__mma_device_table(const gmm__plan *plan, int role, int part, void *const **table,
+/* Sets *table to a table in device memory; a host table is copied to the workspace. */
+static cudaError_t gmm__mma_device_table(const gmm__plan *plan, int role, int region, void *const **table,
                                          gmm_stream stream) {
     const gmm_mat *m = &plan->call->mat[role];
     *table = m->table;
     if (!m->table || !(m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) return cudaSuccess;
-    *table = (void *const *)gmm__part(plan, part);
-    return gmm_launch_copy(gmm__part(plan, part), m->table, plan->call->d.glu.count, stream);
+    *table = (void *const *)gmm__part(plan, region);
+    return gmm_launch_copy(gmm__part(plan, region), m->table, plan->call->d.glu.count, stream);
 }
 
 static gmm_status gmm__mma_launch_glu_interleave(const gmm__plan *plan, gmm_stream stream) {
@@ -7391,12 +7394,12 @@ static gmm_status gmm__mma_launch_glu_interleave(const gmm__plan *plan, gmm_stre
     return gmm__cuda_status(call, e);
 }
 
-/* --- accumulate, convert --- */
+/* --- accumulate, convert: plans and launches of the MMA engine --- */
 
 static int gmm__mma_plan_convert(const gmm__call *call, gmm__plan *plan) {
     return call->rows <= INT32_MAX ? 1 : gmm__decline(plan, "takes at most %d rows", INT32_MAX);
 }
-/* More addends than one launch takes: the fp32 sum goes from launch to launch through the workspace. */
+/* Calls with more addends than one launch reads keep the fp32 sum in the workspace between launches. */
 static int gmm__mma_plan_accumulate(const gmm__call *call, gmm__plan *plan) {
     if (call->d.sum.count > GMM__ELEM_ADDENDS)
         gmm__reserve(plan, GMM__ACCUMULATE_SUM, (size_t)call->rows * (size_t)call->in * sizeof(float));
@@ -7421,7 +7424,7 @@ static gmm_status gmm__mma_launch_accumulate(const gmm__plan *plan, gmm_stream s
         const int last = d->count - first <= GMM__ELEM_ADDENDS;
         a.count = last ? d->count - first : (int32_t)GMM__ELEM_ADDENDS;
         a.x = gmm__mma_view(call, GMM__X_);
-        for (j = 0; j < a.count; j++) { /* a table stands on the host */
+        for (j = 0; j < a.count; j++) { /* tables of addends are in host memory */
             a.addends[j] = (const char *)gmm__at(&call->mat[GMM__X_], first + j, 0, 0);
             a.x.vec &= ((uintptr_t)a.addends[j] & 15) == 0;
         }
@@ -7446,21 +7449,22 @@ static gmm_status gmm__mma_launch_convert(const gmm__plan *plan, gmm_stream stre
     return gmm__cuda_status(call, gmm__k_convert(&a, gmm__mma_streaming_limits(call), stream));
 }
 
-/* --- quantization --- */
+/* --- quantization: plans and launches of the MMA engine --- */
 
 enum { GMM__MMA_QUANT_AMAX = 2, GMM__MMA_QUANT_TABLES, GMM__MMA_QUANT_BGRAD };
 
-static size_t gmm__mma_quant_amax_count(const gmm__call *call, size_t part[3]) {
+/* Number of amaxes in the workspace; counts: of copies, of rows and of columns. */
+static size_t gmm__mma_quant_amax_count(const gmm__call *call, size_t counts[3]) {
     const gmm_format *f = &call->format;
     const size_t units = (size_t)gmm__units(call);
     const size_t rows = (size_t)(gmm__grouped(call) ? call->rows : call->units * call->rows);
     const int by_row = f->scaling == GMM_SCALING_ROW;
-    part[0] = 2 * units;
-    part[1] = by_row || f->row_amax ? rows : 0;
-    part[2] = by_row && call->mat[GMM__DX].dtype != GMM_NONE ? units * (size_t)call->in : 0;
-    return part[0] + part[1] + part[2];
+    counts[0] = 2 * units;
+    counts[1] = by_row || f->row_amax ? rows : 0;
+    counts[2] = by_row && call->mat[GMM__DX].dtype != GMM_NONE ? units * (size_t)call->in : 0;
+    return counts[0] + counts[1] + counts[2];
 }
-/* The bias gradient that a quantizing call asks for. */
+/* Describes the bias gradient of a quantization call (quantization.db) as a linear layer. */
 static gmm_linear gmm__mma_quant_bgrad(const gmm__call *call, gmm_options *options, gmm_grad *grad) {
     gmm_linear l = GMM_ZERO;
     *options = call->options;
@@ -7486,33 +7490,33 @@ static int gmm__mma_plan_quant_units(const gmm__call *call, gmm__plan *plan) {
 }
 static int gmm__mma_plan_quantize(const gmm__call *call, gmm__plan *plan) {
     const gmm_quantization *d = &call->d.quant;
-    size_t part[3], sums = 0;
+    size_t counts[3], bgrad_bytes = 0;
     if (!gmm__mma_plan_quant_units(call, plan)) return 0;
-    gmm__reserve(plan, GMM__MMA_QUANT_AMAX, gmm__mma_quant_amax_count(call, part) * sizeof(float));
+    gmm__reserve(plan, GMM__MMA_QUANT_AMAX, gmm__mma_quant_amax_count(call, counts) * sizeof(float));
     gmm__reserve(plan, GMM__MMA_QUANT_TABLES, gmm__grouped(call) ? 0 : 6 * (size_t)call->units * sizeof(void *));
     if (d->db) {
         gmm_options options;
         gmm_grad grad;
         const gmm_linear l = gmm__mma_quant_bgrad(call, &options, &grad);
-        if (!gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &l, &sums, plan)) return 0;
+        if (!gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &l, &bgrad_bytes, plan)) return 0;
     }
-    gmm__reserve(plan, GMM__MMA_QUANT_BGRAD, sums);
+    gmm__reserve(plan, GMM__MMA_QUANT_BGRAD, bgrad_bytes);
     return 1;
 }
 
-/* A copy or source whose tables stand in device memory; slot: the first of two tables in the workspace. */
-static cudaError_t gmm__mma_quant_operand(const gmm__plan *plan, int part, int role, int slot, gmm_mat *out,
+/* Describes an operand with its tables in device memory. Host tables are copied to workspace tables slot, slot + 1. */
+static cudaError_t gmm__mma_quant_operand(const gmm__plan *plan, int region, int role, int slot, gmm_mat *out,
                                       gmm_stream stream) {
     const gmm_mat *m = &plan->call->mat[role];
-    void **to = (void **)gmm__part(plan, part) + slot * plan->call->units;
+    void **table = (void **)gmm__part(plan, region) + slot * plan->call->units;
     cudaError_t e = cudaSuccess;
     *out = *m;
     if (m->dtype == GMM_NONE || !m->table || !(m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) return e;
-    out->table = (void *const *)to;
-    e = gmm_launch_copy(to, m->table, plan->call->units, stream);
+    out->table = (void *const *)table;
+    e = gmm_launch_copy(table, m->table, plan->call->units, stream);
     if (!m->scale_table || e != cudaSuccess) return e;
-    out->scale_table = (void *const *)(to + plan->call->units);
-    return gmm_launch_copy(to + plan->call->units, m->scale_table, plan->call->units, stream);
+    out->scale_table = (void *const *)(table + plan->call->units);
+    return gmm_launch_copy(table + plan->call->units, m->scale_table, plan->call->units, stream);
 }
 
 static cudaError_t gmm__mma_zero_quant_tail(const gmm__plan *plan, const gmm_mat *m, int64_t bytes, int64_t pitch,
@@ -7528,12 +7532,14 @@ static cudaError_t gmm__mma_zero_quant_tail(const gmm__plan *plan, const gmm_mat
     return gmm__k_quantize_tail(&t, stream);
 }
 
-/* Whether the kernels that move whole vectors serve the call, and what they want to know. */
+/* Decides whether the vectorized kernels serve the call, and fills in their arguments. */
 static void gmm__mma_quant_vectorized(const gmm__call *call, gmm__quant_args *a) {
     const gmm_format *f = &call->format;
-    const int transformed = f->hadamard && a->columnwise.dtype != GMM_NONE, turned = transformed || f->stochastic;
+    const int transformed = f->hadamard && a->columnwise.dtype != GMM_NONE;
+    /* served by the GMM__HADAMARD instances */
+    const int special_cast = transformed || f->stochastic;
     const gmm_mat *mat[3];
-    uint64_t odd = (uint64_t)a->cols % 8; /* address bits that would have to be 0 */
+    uint64_t misaligned = (uint64_t)a->cols % 8; /* the vectorized kernels serve if every bit is 0 */
     int k;
     mat[0] = &a->rowwise;
     mat[1] = &a->columnwise;
@@ -7541,25 +7547,26 @@ static void gmm__mma_quant_vectorized(const gmm__call *call, gmm__quant_args *a)
     for (k = 0; k < 3; k++) {
         const gmm_mat *m = mat[k];
         const int64_t bits = gmm_dtype_bits(m->dtype);
-        /* a row of eight elements, or of a transposed copy a run of 16 bytes, is one access */
-        const int64_t whole = k == 2 || (k == 1 && f->scaling != GMM_SCALING_MX32) ? 16 : bits;
+        /* one access: eight elements of a row, or 16 bytes of a transposed copy or of the source */
+        const int64_t access_bytes = k == 2 || (k == 1 && f->scaling != GMM_SCALING_MX32) ? 16 : bits;
         if (m->dtype == GMM_NONE) continue;
         a->step[k] = a->grouped ? 0 : m->group_stride * bits / 8;
         if (k < 2 && !a->grouped)
             a->scale_step[k] = gmm__scale_count(m->scaling, k ? a->cols : a->rows, k ? a->rows : a->cols) *
                                (f->scaling == GMM_SCALING_MX32 || f->scaling == GMM_SCALING_NV16 ? 1 : 4);
         else if (k < 2 && f->scaling == GMM_SCALING_TENSOR) a->scale_step[k] = 4;
-        odd |= (uint64_t)(m->table != NULL) | ((uintptr_t)m->data & (uint64_t)(whole - 1)) |
-               ((uint64_t)(m->ld * bits / 8) & (uint64_t)(whole - 1)) |
-               ((uint64_t)a->step[k] & (uint64_t)(whole - 1)) | (uint64_t)(m->scaling != GMM_SCALING_NONE && k == 2) |
-               ((uintptr_t)m->scale & 3);
+        misaligned |= (uint64_t)(m->table != NULL) | ((uintptr_t)m->data & (uint64_t)(access_bytes - 1)) |
+                      ((uint64_t)(m->ld * bits / 8) & (uint64_t)(access_bytes - 1)) |
+                      ((uint64_t)a->step[k] & (uint64_t)(access_bytes - 1)) |
+                      (uint64_t)(m->scaling != GMM_SCALING_NONE && k == 2) | ((uintptr_t)m->scale & 3);
         if (k == 1 && !a->grouped && f->scaling != GMM_SCALING_MX32)
-            odd |= (uint64_t)a->rows % (f->dtype == GMM_E2M1 ? 32 : 16);
+            misaligned |= (uint64_t)a->rows % (f->dtype == GMM_E2M1 ? 32 : 16);
     }
-    a->vectorized = !odd && a->cols <= INT32_MAX / 2 && a->rows <= INT32_MAX / 2 && !f->four_over_six && !f->row_amax &&
-               !(turned && a->src.dtype != GMM_BF16) && !(f->dtype == GMM_E2M1 && f->scaling == GMM_SCALING_MX32);
+    a->vectorized = !misaligned && a->cols <= INT32_MAX / 2 && a->rows <= INT32_MAX / 2 && !f->four_over_six &&
+                    !f->row_amax && !(special_cast && a->src.dtype != GMM_BF16) &&
+                    !(f->dtype == GMM_E2M1 && f->scaling == GMM_SCALING_MX32);
     if (!a->vectorized) return;
-    a->vectorized += turned;
+    a->vectorized += special_cast;
     a->groups = call->groups;
     a->warp_split = a->grouped && call->groups.count <= 32 && !call->groups.on_host &&
         call->groups.tail == GMM_TAIL_KEEP;
@@ -7577,10 +7584,10 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     const gmm_quantization *d = &call->d.quant;
     const gmm_format *f = &call->format;
     const int32_t processors = call->ctx->device.processors;
-    const int global = (f->scaling == GMM_SCALING_TENSOR && !f->delayed) ||
+    const int tensor_amax = (f->scaling == GMM_SCALING_TENSOR && !f->delayed) ||
                        (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
-    const int records = f->delayed && (call->mat[GMM__Y].amax || call->mat[GMM__DX].amax);
-    size_t part[3], floats = gmm__mma_quant_amax_count(call, part);
+    const int records_amax = f->delayed && (call->mat[GMM__Y].amax || call->mat[GMM__DX].amax);
+    size_t counts[3], floats = gmm__mma_quant_amax_count(call, counts);
     float *amax = (float *)gmm__part(plan, GMM__MMA_QUANT_AMAX);
     gmm__quant_args a;
     cudaError_t e;
@@ -7599,8 +7606,8 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     a.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
     a.amax[0] = amax;
     a.amax[1] = amax + a.units;
-    if (part[1]) a.lines = amax + part[0];
-    if (part[2]) a.columns = amax + part[0] + part[1];
+    if (counts[1]) a.lines = amax + counts[0];
+    if (counts[2]) a.columns = amax + counts[0] + counts[1];
     a.scale = d->scale;
     a.skip = d->skip;
     a.random = d->random;
@@ -7613,11 +7620,11 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
                                               (int32_t *)gmm__part(plan, GMM__MMA_TILES), GMM_TILE, stream);
         if (s != GMM_OK) return s;
     }
-    if (e == cudaSuccess && d->phase != GMM_QUANT_CAST && (global || records || a.lines))
+    if (e == cudaSuccess && d->phase != GMM_QUANT_CAST && (tensor_amax || records_amax || a.lines))
         e = cudaMemsetAsync(amax, 0, floats * sizeof(float), stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     a.source = a.src.scaling == GMM_SCALING_NONE ? a.src.dtype : GMM_F32;
-    e = gmm__k_quantize(&a, d->phase != GMM_QUANT_CAST && (global || (records && !a.record) || a.lines),
+    e = gmm__k_quantize(&a, d->phase != GMM_QUANT_CAST && (tensor_amax || (records_amax && !a.record) || a.lines),
                         d->phase != GMM_QUANT_AMAX, gmm__strips(call),
                         gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX),
                         gmm__mma_streaming_limits(call).max_ctas, stream);
@@ -7675,7 +7682,7 @@ static gmm_status gmm__mma_launch_dequantize(const gmm__plan *plan, gmm_stream s
     return gmm__cuda_status(call, e);
 }
 
-/* One matrix takes no workspace: its table is an address. */
+/* One matrix needs no workspace: its host table is one address. */
 static int gmm__mma_plan_transpose(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__MMA_QUANT_TABLES, call->units > 1 ? 4 * (size_t)call->units * sizeof(void *) : 0);
     return 1;
@@ -7738,9 +7745,9 @@ static gmm_status gmm__mma_launch_shard_cast(const gmm__plan *plan, gmm_stream s
 
 #ifdef GMM__CUBLASLT
 
-/* One cublasLtMatmul per group, for calls whose sizes the host knows: what the other engines are compared with.
-   Row-major matrices are described as their column-major transposes. Algorithms are chosen by what belongs to one
-   group, never by the rows before it, and reduce in fp32 in a fixed order: results are deterministic and do not depend
+/* The CUBLASLT engine: one cublasLtMatmul per group, for host sizes. It is the reference for the other engines.
+   Row-major matrices are described as their column-major transposes. The algorithm of a group depends on that group
+   alone, never on the rows before it, and reduces in fp32 in a fixed order: results are deterministic and do not depend
    on the other groups. */
 
 enum { GMM__LT_BETA, GMM__LT_WORKSPACE }; /* regions of the workspace */
@@ -7759,8 +7766,8 @@ static cudaDataType_t gmm__lt_data_type(gmm_dtype dtype) {
     return dtype == GMM_BF16 ? CUDA_R_16BF : dtype == GMM_F16 ? CUDA_R_16F : CUDA_R_32F;
 }
 
-/* What an address and the step between rows are surely multiples of, at most 16 bytes: no more is of use, and so rows
-   before a group change nothing. */
+/* Common alignment of an address and a row pitch, at most 16 bytes. No algorithm gains from more, and the limit makes
+   the choice independent of the rows before a group. */
 static uint32_t gmm__lt_alignment(const void *at, int64_t row_bytes) {
     const uint64_t bits = (uintptr_t)at | (uint64_t)row_bytes | 16u;
     return (uint32_t)(bits & (~bits + 1u));
@@ -7772,7 +7779,7 @@ static gmm_status gmm__lt_status(const gmm__call *call, cublasStatus_t status) {
                      cublasLtGetStatusString(status), call->shapes);
 }
 
-/* The handle of a context, on its device; without one the engine declines. */
+/* Creates the handle on the context's device. Without a handle the engine declines every call. */
 static void gmm__lt_open(gmm_context *ctx) {
     int current = 0;
     cudaError_t e = cudaGetDevice(&current);
@@ -7785,7 +7792,7 @@ static void gmm__lt_close(gmm_context *ctx) {
     if (ctx->lt.handle) (void)cublasLtDestroy(ctx->lt.handle);
 }
 
-/* Roles of the factors a, b and the result d of an operation. */
+/* Roles of the operands a, b and the result d of an operation. */
 static int gmm__lt_role_a(gmm_op op) { return op == GMM_OP_LINEAR_WGRAD ? GMM__X_ : GMM__W; }
 static int gmm__lt_role_b(gmm_op op) { return op == GMM_OP_LINEAR_FWD ? GMM__X_ : GMM__DY; }
 static int gmm__lt_role_d(gmm_op op) {
@@ -7797,7 +7804,8 @@ static cublasStatus_t gmm__lt_layout(cublasLtMatrixLayoutOpaque_t *layout, const
     return cublasLtMatrixLayoutInit(layout, gmm__lt_data_type(m->dtype), (uint64_t)cols, (uint64_t)rows, m->ld);
 }
 
-/* Describes group g, whose rows [row, row + rows) are not none. The bias pointer is set when it is known to stay. */
+/* Describes the product of group g with rows [row, row + rows), rows > 0. The caller sets the bias pointer before
+   launch. */
 static cublasStatus_t gmm__lt_describe_group(const gmm__call *call, int64_t g, int64_t row, int64_t rows,
                                        gmm__lt_problem *p) {
     const gmm_op op = call->op;
@@ -7838,14 +7846,14 @@ static cublasStatus_t gmm__lt_set_bias(gmm__lt_problem *p, const void *bias) {
     return cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
 }
 
-/* Asks cuBLASLt for the algorithm of a product. Partial sums may be reduced in fp32 only, so that the store rounds
-   once; the bias pointer, which is not followed, stands for its alignment. */
+/* Queries the heuristic for the algorithm of a product. Partial sums are reduced in fp32 only, so that the store rounds
+   once. The bias pointer is a value with the alignment of the bias; the heuristic does not dereference it. */
 static cublasStatus_t gmm__lt_query_heuristic(gmm_context *ctx, gmm__lt_problem *p, cublasLtMatmulAlgo_t *algo) {
     cublasLtMatmulPreferenceOpaque_t pref;
     cublasLtMatmulHeuristicResult_t result;
-    const uint64_t scratch = GMM__LT_WORKSPACE_BYTES;
+    const uint64_t max_bytes = GMM__LT_WORKSPACE_BYTES;
     const uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    const cublasLtMatmulPreferenceAttributes_t which[4] = {
+    const cublasLtMatmulPreferenceAttributes_t attributes[4] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES
     };
@@ -7857,11 +7865,12 @@ static cublasStatus_t gmm__lt_query_heuristic(gmm_context *ctx, gmm__lt_problem 
     align[2] = align[3] = p->align_d;
     s = gmm__lt_set_bias(p, (const void *)(uintptr_t)p->align_bias);
     if (!s) s = cublasLtMatmulPreferenceInit(&pref);
-    if (!s) s = cublasLtMatmulPreferenceSetAttribute(&pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &scratch,
-                                                     sizeof scratch);
+    if (!s) s = cublasLtMatmulPreferenceSetAttribute(&pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &max_bytes,
+                                                     sizeof max_bytes);
     if (!s) s = cublasLtMatmulPreferenceSetAttribute(&pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction,
                                                      sizeof reduction);
-    for (i = 0; i < 4 && !s; i++) s = cublasLtMatmulPreferenceSetAttribute(&pref, which[i], &align[i], sizeof align[i]);
+    for (i = 0; i < 4 && !s; i++) s = cublasLtMatmulPreferenceSetAttribute(&pref, attributes[i], &align[i],
+                                                                           sizeof align[i]);
     memset(&result, 0, sizeof result);
     if (!s) s = cublasLtMatmulAlgoGetHeuristic(ctx->lt.handle, &p->desc, &p->a_layout, &p->b_layout, &p->d_layout,
                                                &p->d_layout, &pref, 1, &result, &found);
@@ -7870,7 +7879,7 @@ static cublasStatus_t gmm__lt_query_heuristic(gmm_context *ctx, gmm__lt_problem 
     return s;
 }
 
-/* The algorithm for `rows` rows of a described group: from the cache, whose entries newer shapes overwrite. */
+/* Algorithm for `rows` rows of a described group: from a direct-mapped cache, or from the heuristic. */
 static cublasStatus_t gmm__lt_find_algorithm(const gmm__call *call, int64_t rows, gmm__lt_problem *p,
                                      const cublasLtMatmulAlgo_t **algo) {
     const gmm_mat *d = &call->mat[gmm__lt_role_d(call->op)], *a = &call->mat[gmm__lt_role_a(call->op)];
@@ -7919,7 +7928,7 @@ static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
     if (bias->dtype != GMM_NONE && (a->dtype != GMM_F32 || bias->dtype != GMM_F32)) /* 16-bit sums are rounded first */
         return gmm__decline(plan, "adds no bias of %s to products of %s", gmm_dtype_name(bias->dtype),
                             gmm_dtype_name(a->dtype));
-    gmm__reserve(plan, GMM__LT_BETA, sizeof(uint64_t)); /* for alpha, whose address a query need not know */
+    gmm__reserve(plan, GMM__LT_BETA, sizeof(uint64_t)); /* reserved always, since a query may have no alpha yet */
     gmm__reserve(plan, GMM__LT_WORKSPACE, (size_t)GMM__LT_WORKSPACE_BYTES);
     (void)snprintf(plan->note, sizeof plan->note, "one product per group%s; refused where the library has no algorithm "
                    "for a group's rows and addresses",
@@ -7927,7 +7936,7 @@ static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
     return 1;
 }
 
-/* Zeroes a row-major part of a matrix. */
+/* Zeroes rows of a matrix. */
 static cudaError_t gmm__lt_zero_rows(const gmm_mat *m, void *at, int64_t rows, int64_t cols, gmm_stream stream) {
     const size_t size = (size_t)gmm_dtype_bits(m->dtype) / 8;
     if (rows <= 0) return cudaSuccess;
@@ -7941,7 +7950,7 @@ static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream strea
     const gmm_mat *d = &call->mat[gmm__lt_role_d(call->op)];
     const int64_t cols = call->op == GMM_OP_LINEAR_FWD ? call->out : call->in;
     const float one = 1.0f, beta = wgrad ? gmm__mma_beta(&call->grad[GMM__DW]) : l->y_add ? 1.0f : 0.0f;
-    const float *beta_at = l->alpha ? (const float *)gmm__part(plan, GMM__LT_BETA) : &beta;
+    const float *beta_address = l->alpha ? (const float *)gmm__part(plan, GMM__LT_BETA) : &beta;
     const cublasLtMatmulAlgo_t *algo = NULL;
     gmm__lt_problem p;
     cudaError_t e = cudaSuccess;
@@ -7953,9 +7962,9 @@ static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream strea
     if (gmm__capturing(call->ctx, stream))
         return gmm__refuse(call, GMM_E_CAPTURE, "groups.on_host", "host sizes cannot be captured, since every replay "
                            "would use them, and cublaslt serves no others");
-    /* the first pass finds what cannot be served before anything is launched */
+    /* pass 0 finds groups without an algorithm, pass 1 launches */
     for (pass = 0; pass < 2; pass++) {
-        if (pass == 1 && l->alpha) { /* alpha stands in device memory, and beta must stand there too */
+        if (pass == 1 && l->alpha) { /* alpha is in device memory, so beta must be too */
             uint64_t word = 0;
             memcpy(&word, &beta, sizeof beta);
             e = gmm_launch_copy(gmm__part(plan, GMM__LT_BETA), &word, 1, stream);
@@ -7978,7 +7987,7 @@ static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream strea
             if (s == CUBLAS_STATUS_SUCCESS && pass == 1)
                 s = cublasLtMatmul(call->ctx->lt.handle, &p.desc,
                                    l->alpha ? l->alpha + (l->alpha_per_group ? g : 0) : &one, p.a, &p.a_layout, p.b,
-                                   &p.b_layout, beta_at, p.d, &p.d_layout, p.d, &p.d_layout, algo,
+                                   &p.b_layout, beta_address, p.d, &p.d_layout, p.d, &p.d_layout, algo,
                                    gmm__part(plan, GMM__LT_WORKSPACE), (size_t)GMM__LT_WORKSPACE_BYTES, stream);
             if (s != CUBLAS_STATUS_SUCCESS) return gmm__lt_status(call, s);
         }
@@ -7992,23 +8001,26 @@ static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream strea
 
 /* ........................................................................... 14.14 WGMMA engine: grouped linear ... */
 
-/* Why the engine serves nothing; NULL = it does. */
+/* The WGMMA engine's grouped linear layers: availability, alignment rules, choice of the kernel, plans, launches. */
+
+/* Reason why the engine is unavailable; NULL: it is available. */
 static const char *gmm__wgmma_unavailable(const gmm_build *build) {
     if (build->capability != 90) return "needs compute capability 9.0";
     if (!build->sm90a) return "is not in this build: compile for sm_90a (-gencode arch=compute_90a,code=sm_90a)";
     return build->tensor_maps ? NULL : "needs a driver with cuTensorMapEncodeTiled";
 }
 
-/* Whether rows of an operand begin where TMA takes them. Addresses that a query does not know are assumed to; those in
-   tables on the device the kernel checks, which sets a fault bit. */
+/* Whether the rows of an operand begin at multiples of 16 bytes, as TMA requires; declines the call if not. A query
+   assumes aligned addresses where it has none. Addresses in device tables are checked by the kernel, which sets a fault
+   bit. */
 static GMM__UNUSED int gmm__wgmma_check_alignment(const gmm__call *call, int role, const char *name, gmm__plan *plan) {
     const gmm_mat *m = &call->mat[role];
-    const int64_t unit = 128 / gmm_dtype_bits(m->dtype);
+    const int64_t alignment = 128 / gmm_dtype_bits(m->dtype);
     const int host_table = (m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST) != 0;
     int64_t g;
-    if (m->ld % unit)
+    if (m->ld % alignment)
         return gmm__decline(plan, "needs rows of %s at multiples of 16 bytes, not ld %lld", name, (long long)m->ld);
-    if (call->groups.count > 1 && m->group_stride % unit)
+    if (call->groups.count > 1 && m->group_stride % alignment)
         return gmm__decline(plan, "needs matrices of %s at multiples of 16 bytes, not group_stride %lld", name,
                             (long long)m->group_stride);
     if ((uintptr_t)m->data % 16)
@@ -8023,27 +8035,27 @@ static GMM__UNUSED int gmm__wgmma_check_alignment(const gmm__call *call, int rol
 
 #ifdef __CUDACC__
 
-/* The products of 16-bit matrices by TMA and wgmma; FP8; and MX32 and NV16, converted to 16-bit elements by the kernel
-   or ahead of it in the workspace. The kernels read the split themselves; else they use the workspace for what stands
-   on the host, laid out as the MMA engine's, which serves calls with other addresses. A query that leaves addresses
-   open asks for the larger workspace of the two. */
+/* The engine multiplies 16-bit operands and FP8 by TMA and wgmma. MX32 and NV16 are dequantized to 16 bits, by the GEMM
+   kernel in registers or by a kernel before it in the workspace. The kernels read device splits without offsets in the
+   workspace; host splits and host tables are copied to the regions of the MMA engine, which serves unaligned calls. A
+   query without addresses reports the larger workspace of the two engines. */
 
-/* What the engine needs, looked for once per context and told to `build`. */
+/* Looks for the sm_90a code and the driver's tensor map encoder once per context, and records both in `build`. */
 static void gmm__wgmma_open(gmm_context *ctx, gmm_build *build) {
-    enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    enum cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
     void *encode = NULL;
     int current = 0, built = 0;
     cudaError_t e = cudaGetDevice(&current);
     if (e == cudaSuccess) e = cudaSetDevice(ctx->config.device);
     if (e == cudaSuccess) {
         built = gmm_sm90_present();
-        e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &found);
+        e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &result);
         (void)cudaSetDevice(current);
     }
     (void)cudaGetLastError();
     ctx->wgmma_encode = (PFN_cuTensorMapEncodeTiled_v12000)encode;
     build->sm90a = (int32_t)(built != 0);
-    build->tensor_maps = (int32_t)(e == cudaSuccess && found == cudaDriverEntryPointSuccess && encode != NULL);
+    build->tensor_maps = (int32_t)(e == cudaSuccess && result == cudaDriverEntryPointSuccess && encode != NULL);
     ctx->wgmma_unavailable = gmm__wgmma_unavailable(build);
 }
 
@@ -8111,19 +8123,19 @@ static double gmm__wgmma_wgrad_tile_clocks(const gmm_sm90_kernel *k, double k_ti
     return mainloop > store ? mainloop + gmm__wgmma_wgrad_exposed * store : store + gmm__wgmma_wgrad_exposed * mainloop;
 }
 
-/* Tokens per group, as far as the host knows. */
+/* Average rows per group: of groups.rows_hint, or else of the capacity. */
 static int64_t gmm__wgmma_rows_per_group(const gmm__call *call) {
     const int64_t hint = call->groups.rows_hint > 0 && call->groups.rows_hint < call->rows ? call->groups.rows_hint
                                                                                             : call->rows;
     return gmm__ceil_div(hint, call->groups.count);
 }
 
-/* What a kernel's tiles are, for notes. */
+/* Writes the tiles of a kernel for plan->note. */
 static const char *gmm__wgmma_tile_note(int32_t kernel, char text[64]) {
-    const gmm_sm90_kernel *k = &gmm_sm90_kernels[kernel], *one = gmm_sm90_kernels;
+    const gmm_sm90_kernel *k = &gmm_sm90_kernels[kernel], *first = gmm_sm90_kernels;
     if (k->tile_choice == 2) {
-        while (one->function != k->function || one->tile_choice != 1) one++;
-        (void)snprintf(text, 64, "tile %d x %d or %d x %d, by the split", (int)one->m16 * 16, (int)one->tile_n,
+        while (first->function != k->function || first->tile_choice != 1) first++;
+        (void)snprintf(text, 64, "tile %d x %d or %d x %d, by the split", (int)first->m16 * 16, (int)first->tile_n,
                        (int)k->m16 * 16, (int)k->tile_n);
     } else
         (void)snprintf(text, 64, "tile %d x %d", (int)k->m16 * 16, (int)k->tile_n);
@@ -8245,72 +8257,72 @@ static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_
     return choice;
 }
 
-/* The FP8 kernel: sums are promoted every 128, or not where scales are outside of the sum and the caller allows it; in
-   wgrad always, where that is no slower. */
+/* Plans an FP8 product. Partial sums are promoted to fp32 every 128 elements of the contraction. They are not where no
+   scale varies along it and options.fp8_fast_accum is set, except in wgrad, where promotion is no slower. */
 static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
-    const int ra = gmm__mma_role_a(op), rb = gmm__mma_role_b(op), wgrad = op == gmm_gemm_wgrad;
-    const gmm_mat *a = &call->mat[ra], *b = &call->mat[rb];
+    const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op), wgrad = op == gmm_gemm_wgrad;
+    const gmm_mat *a = &call->mat[role_a], *b = &call->mat[role_b];
     const int64_t G = call->groups.count, m = wgrad ? call->out : call->rows;
-    const int64_t n = op == gmm_gemm_fwd ? call->out : call->in, huge = INT32_MAX - 1024;
+    const int64_t n = op == gmm_gemm_fwd ? call->out : call->in, max_extent = INT32_MAX - 1024;
     const int32_t processors = call->ctx->device.processors;
-    const int blocks = gmm_block_along(b->scaling) == 128;
-    const int32_t sums = blocks ? (b->scaling == GMM_SCALING_1X128 ? GMM_FP8_1D1D : GMM_FP8_1D2D)
+    const int block_scaled = gmm_block_along(b->scaling) == 128;
+    const int32_t scaling = block_scaled ? (b->scaling == GMM_SCALING_1X128 ? GMM_FP8_1D1D : GMM_FP8_1D2D)
                                 : call->options.fp8_fast_accum && !wgrad ? GMM_FP8_FAST : GMM_FP8_1D2D;
     const gmm_fp8_kernel *k;
     int64_t tiles;
-    plan->kernel = gmm__wgmma_choose_fp8(call, op, a->dtype, sums, processors);
+    plan->kernel = gmm__wgmma_choose_fp8(call, op, a->dtype, scaling, processors);
     if (plan->kernel < 0 || b->dtype != GMM_E4M3 || a->scaling == GMM_SCALING_128X128 ||
         (gmm_block_along(b->scaling) != 128 && gmm_block_along(b->scaling) != 0))
         return gmm__decline(plan, "has no kernel for %s %s times %s %s", gmm_dtype_name(a->dtype),
                             gmm_scaling_name(a->scaling), gmm_dtype_name(b->dtype), gmm_scaling_name(b->scaling));
     k = &gmm_fp8_kernels[plan->kernel];
-    if (call->rows > GMM_SM90_RAGGED_ROWS || call->in > huge || call->out > huge)
+    if (call->rows > GMM_SM90_RAGGED_ROWS || call->in > max_extent || call->out > max_extent)
         return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED_ROWS,
-                            (long long)huge);
+                            (long long)max_extent);
     tiles = wgrad ? G * gmm__ceil_div(m, GMM_FP8_BLOCK_ROWS) : m / GMM_FP8_BLOCK_ROWS + G;
-    if (tiles > huge / gmm__ceil_div(n, k->tile_n)) return gmm__decline(plan, "takes no so many tiles");
-    if (!gmm__wgmma_check_alignment(call, ra, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
-        !gmm__wgmma_check_alignment(call, rb, wgrad ? "x" : "w", plan))
+    if (tiles > max_extent / gmm__ceil_div(n, k->tile_n)) return gmm__decline(plan, "takes no so many tiles");
+    if (!gmm__wgmma_check_alignment(call, role_a, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
+        !gmm__wgmma_check_alignment(call, role_b, wgrad ? "x" : "w", plan))
         return 0;
     plan->grid[0] = gmm__grid(processors, call->options.sm_limit, 1, INT32_MAX);
-    if (plan->grid[0] > 1) plan->grid[0] -= plan->grid[0] % 2; /* pairs of blocks share operands */
+    if (plan->grid[0] > 1) plan->grid[0] -= plan->grid[0] % 2; /* clusters of two CTAs */
     if (G > k->smem_groups) gmm__reserve(plan, GMM__WGMMA_GROUP_TABLES, (size_t)plan->grid[0] * gmm_fp8_table_bytes(G));
     gmm__mma_reserve_groups(call, plan);
     gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__MMA_MATRIX_TABLE);
     if (!wgrad) gmm__mma_reserve_table(call, plan, GMM__W, GMM__MMA_SCALE_TABLE);
     if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_BIAS_TABLE);
     (void)snprintf(plan->note, sizeof plan->note, "%s by %s, %s, tile %d x %d, %d blocks", gmm_dtype_name(a->dtype),
-                   gmm_dtype_name(b->dtype), sums == GMM_FP8_FAST ? "fast accumulation" : "promoted every 128",
+                   gmm_dtype_name(b->dtype), scaling == GMM_FP8_FAST ? "fast accumulation" : "promoted every 128",
                    GMM_FP8_BLOCK_ROWS * k->consumers, (int)k->tile_n, plan->grid[0]);
     return 1;
 }
 
-/* What products of 16-bit operands come to: tile, blocks, workspace. `kernel` is the kernel's operation: dgrad by
-   weights that stand as those of fwd is one. `factor`: kernels that take weights as codes may serve. */
+/* Plans a product of 16-bit operands: kernel, grid, workspace. `kernel` is the operation of the kernel: dgrad with
+   transposed weights runs as fwd. `b_format`: format of packed weights that kernels may read, or 0. */
 static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op, gmm_gemm_op kernel,
-                                 gmm_dtype dtype, int32_t factor) {
+                                 gmm_dtype dtype, int32_t b_format) {
     const int fwd = op == gmm_gemm_fwd, wgrad = op == gmm_gemm_wgrad;
     const int a = gmm__mma_role_a(op), b = gmm__mma_role_b(op), d = fwd ? GMM__Y : wgrad ? GMM__DW : GMM__DX;
     const int64_t G = call->groups.count, m = wgrad ? call->out : call->rows, n = fwd ? call->out : call->in;
-    const int64_t huge = INT32_MAX - 1024;
+    const int64_t max_extent = INT32_MAX - 1024;
     const int32_t processors = call->ctx->device.processors;
     const gmm_sm90_kernel *k;
     int64_t tiles;
     if (call->mat[d].dtype != GMM_F32 && call->mat[d].dtype != dtype)
         return gmm__decline(plan, "makes no %s from %s", gmm_dtype_name(call->mat[d].dtype), gmm_dtype_name(dtype));
-    if (call->rows > GMM_SM90_RAGGED_ROWS || call->in > huge || call->out > huge)
+    if (call->rows > GMM_SM90_RAGGED_ROWS || call->in > max_extent || call->out > max_extent)
         return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED_ROWS,
-                            (long long)huge);
-    if (call->mat[a].ld > huge || call->mat[b].ld > huge || call->mat[d].ld > huge)
-        return gmm__decline(plan, "takes ld up to %lld", (long long)huge);
-    plan->kernel = gmm__wgmma_choose(call, op, kernel, dtype, factor, processors);
+                            (long long)max_extent);
+    if (call->mat[a].ld > max_extent || call->mat[b].ld > max_extent || call->mat[d].ld > max_extent)
+        return gmm__decline(plan, "takes ld up to %lld", (long long)max_extent);
+    plan->kernel = gmm__wgmma_choose(call, op, kernel, dtype, b_format, processors);
     if (plan->kernel < 0) return gmm__decline(plan, "has no kernel for these types");
     k = &gmm_sm90_kernels[plan->kernel];
-    /* where the device chooses, tiles have more than half the height */
+    /* upper bound: the device may choose tiles of little more than half the height */
     tiles = wgrad ? G * gmm__ceil_div(m, 16 * k->m16) : m / (8 * k->m16) + G;
-    if (tiles > huge / gmm__ceil_div(n, k->tile_n)) return gmm__decline(plan, "takes no so many tiles");
+    if (tiles > max_extent / gmm__ceil_div(n, k->tile_n)) return gmm__decline(plan, "takes no so many tiles");
     plan->grid[0] = gmm__grid(processors, call->options.sm_limit, k->ctas_per_sm, INT32_MAX);
-    if (plan->grid[0] > 1) plan->grid[0] -= plan->grid[0] % 2; /* pairs of blocks share operands */
+    if (plan->grid[0] > 1) plan->grid[0] -= plan->grid[0] % 2; /* clusters of two CTAs */
     if (G > k->smem_groups) gmm__reserve(plan, GMM__WGMMA_GROUP_TABLES,
                                          (size_t)plan->grid[0] * gmm_sm90_table_bytes(G));
     gmm__mma_reserve_groups(call, plan);
@@ -8319,35 +8331,36 @@ static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gem
     return 1;
 }
 
-/* MX32 and NV16: copies become 16-bit elements in the workspace, which are multiplied. */
+/* Whether operands are MX32 or NV16, which are dequantized to 16 bits before they are multiplied. */
 static int gmm__wgmma_dequantizes(const gmm__call *call, gmm_gemm_op op) {
     const gmm_scaling scaling = call->mat[gmm__mma_role_b(op)].scaling;
     return scaling == GMM_SCALING_MX32 || scaling == GMM_SCALING_NV16;
 }
-/* Columnwise NV16 has its lines along the contraction: tokens are turned, and weights are those of another fwd. */
+/* Whether tokens are transposed while they are dequantized: wgrad of NV16, whose columnwise lines run along the
+   contraction. */
 static int gmm__wgmma_transposes(const gmm__call *call, gmm_gemm_op op) {
     return op == gmm_gemm_wgrad && call->mat[GMM__X_].scaling == GMM_SCALING_NV16;
 }
-/* The kernels that take the weights as codes, if any: lines run along the contraction, and TMA can read them. Addresses
-   are left to the plan: it must come to the same workspace while they are not known. */
+/* Format (b_format) of packed weights that kernels read directly, or 0: lines run along the contraction, and TMA can
+   read them. Addresses are checked by the plan, so that a query without addresses reports the same workspace. */
 static int32_t gmm__wgmma_packed_format(const gmm__call *call, gmm_gemm_op op) {
     const gmm_mat *b = &call->mat[gmm__mma_role_b(op)];
-    const int64_t unit = 128 / gmm_dtype_bits(b->dtype);
+    const int64_t alignment = 128 / gmm_dtype_bits(b->dtype);
     const int mx = b->scaling == GMM_SCALING_MX32;
-    if (op == gmm_gemm_wgrad || (op == gmm_gemm_dgrad && mx) || b->dtype == GMM_E5M2 || b->ld % unit ||
-        (call->groups.count > 1 && b->group_stride % unit))
+    if (op == gmm_gemm_wgrad || (op == gmm_gemm_dgrad && mx) || b->dtype == GMM_E5M2 || b->ld % alignment ||
+        (call->groups.count > 1 && b->group_stride % alignment))
         return 0;
     return !mx ? gmm_sm90_b_format_nv4 : b->dtype == GMM_E2M1 ? gmm_sm90_b_format_mx4 : gmm_sm90_b_format_mx8;
 }
-/* Rows and columns of what side 0 (A) or 1 (B) becomes; none if it is multiplied as it stands. */
-static int64_t gmm__wgmma_dequantized_rows(const gmm__call *call, gmm_gemm_op op, int side, int64_t *cols) {
+/* Rows and columns of operand 0 (A) or 1 (B) after dequantization into the workspace; 0 rows if it is not quantized. */
+static int64_t gmm__wgmma_dequantized_rows(const gmm__call *call, gmm_gemm_op op, int operand, int64_t *cols) {
     const int64_t G = call->groups.count;
-    const int role = side ? gmm__mma_role_b(op) : gmm__mma_role_a(op);
-    const int weight = role == GMM__W, turned_weight = call->mat[role].scaling == GMM_SCALING_NV16 &&
+    const int role = operand ? gmm__mma_role_b(op) : gmm__mma_role_a(op);
+    const int weight = role == GMM__W, transposed = call->mat[role].scaling == GMM_SCALING_NV16 &&
                                                       call->direction[role] == GMM_COLUMNWISE;
-    *cols = weight ? (turned_weight ? call->out : call->in) : role == GMM__X_ ? call->in : call->out;
+    *cols = weight ? (transposed ? call->out : call->in) : role == GMM__X_ ? call->in : call->out;
     if (call->mat[role].scaling == GMM_SCALING_NONE) return 0;
-    return weight ? G * (turned_weight ? call->in : call->out)
+    return weight ? G * (transposed ? call->in : call->out)
                   : call->rows + (gmm__wgmma_transposes(call, op) ? 15 * G : 0);
 }
 
@@ -8359,7 +8372,7 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
     const gmm_dtype dtype = a->scaling == GMM_SCALING_NONE ? a->dtype : nv && out == GMM_F16 ? GMM_F16 : GMM_BF16;
     int64_t blocks = 0, elements = 0;
     char tile[64];
-    int side;
+    int operand;
     if (a->dtype == GMM_F32 || (a->dtype == GMM_F16 && !nv))
         return gmm__decline(plan, "multiplies no %s by %s weights", gmm_dtype_name(a->dtype),
                             gmm_scaling_name(b->scaling));
@@ -8371,16 +8384,16 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
         return 0;
     if (gmm_sm90_kernels[plan->kernel].b_format &&
         !gmm__wgmma_check_alignment(call, gmm__mma_role_b(op), "w", plan)) return 0;
-    for (side = 0; side < 2; side++) {
+    for (operand = 0; operand < 2; operand++) {
         int64_t cols;
-        const int64_t rows = side && gmm_sm90_kernels[plan->kernel].b_format
-                                 ? 0 : gmm__wgmma_dequantized_rows(call, op, side, &cols);
+        const int64_t rows = operand && gmm_sm90_kernels[plan->kernel].b_format
+                                 ? 0 : gmm__wgmma_dequantized_rows(call, op, operand, &cols);
         if (!rows) continue;
         if (rows + G * GMM_GROUP_ROWS > INT32_MAX / gmm__ceil_div(cols, 64))
             return gmm__decline(plan, "converts no so many rows");
         blocks += gmm__ceil_div(rows + G * GMM_GROUP_ROWS, 32) * gmm__ceil_div(cols, GMM_EXPAND_SPAN);
         elements += rows * cols;
-        gmm__reserve(plan, side ? GMM__WGMMA_DEQUANTIZED_B : GMM__WGMMA_DEQUANTIZED_A, (size_t)(rows * cols) * 2);
+        gmm__reserve(plan, operand ? GMM__WGMMA_DEQUANTIZED_B : GMM__WGMMA_DEQUANTIZED_A, (size_t)(rows * cols) * 2);
     }
     if (nv) gmm__reserve(plan, GMM__WGMMA_ALPHA, 2 * (size_t)G * sizeof(float));
     if (gmm__wgmma_transposes(call, op)) {
@@ -8400,27 +8413,27 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
 
 static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
-    const int ra = gmm__mma_role_a(op), rb = gmm__mma_role_b(op);
-    const gmm_dtype dtype = call->mat[ra].dtype;
+    const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op);
+    const gmm_dtype dtype = call->mat[role_a].dtype;
     char tile[64];
     if (call->ctx->wgmma_unavailable) return gmm__decline(plan, "%s", call->ctx->wgmma_unavailable);
     if (gmm__wgmma_dequantizes(call, op)) return gmm__wgmma_plan_dequantized(call, plan, op);
     if (gmm__quantized(call)) return gmm__wgmma_plan_fp8(call, plan, op);
     if (dtype != GMM_BF16 && dtype != GMM_F16) return gmm__decline(plan, "multiplies no %s", gmm_dtype_name(dtype));
     if (!gmm__wgmma_plan_tiles(call, plan, op, op, dtype, 0) ||
-        !gmm__wgmma_check_alignment(call, ra, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
-        !gmm__wgmma_check_alignment(call, rb, op == gmm_gemm_wgrad ? "x" : "w", plan))
+        !gmm__wgmma_check_alignment(call, role_a, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
+        !gmm__wgmma_check_alignment(call, role_b, op == gmm_gemm_wgrad ? "x" : "w", plan))
         return 0;
     (void)snprintf(plan->note, sizeof plan->note, "%s, %d blocks", gmm__wgmma_tile_note(plan->kernel, tile),
                    plan->grid[0]);
     return 1;
 }
 
-/* Launches an FP8 product; `product` holds the split and what is not of the scales. */
+/* Launches an FP8 product; `product` holds the split and every argument except the scales. */
 static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_args *product, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
-    const int rb = gmm__mma_role_b(op);
+    const int role_b = gmm__mma_role_b(op);
     const gmm_fp8_kernel *k = &gmm_fp8_kernels[plan->kernel];
     gmm_fp8_args args;
     cudaError_t e = cudaSuccess;
@@ -8428,42 +8441,42 @@ static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_ar
     args.p = product->p;
     args.groups = product->groups;
     args.a_scale = call->mat[gmm__mma_role_a(op)];
-    args.b_scale = call->mat[rb];
+    args.b_scale = call->mat[role_b];
     args.b_scale.table = product->p.b.table;
     args.wgrad = op == gmm_gemm_wgrad;
     args.b_columnwise = op == gmm_gemm_dgrad;
     if (call->groups.count > k->smem_groups) args.tables = (int32_t *)gmm__part(plan, GMM__WGMMA_GROUP_TABLES);
     if (args.b_scale.scale_table && (args.b_scale.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) {
         args.b_scale.scale_table = (void *const *)gmm__part(plan, GMM__MMA_SCALE_TABLE);
-        e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALE_TABLE), call->mat[rb].scale_table, call->groups.count,
+        e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALE_TABLE), call->mat[role_b].scale_table, call->groups.count,
                             stream);
     }
     if (e == cudaSuccess) e = gmm_launch_fp8(call->ctx->wgmma_encode, plan->kernel, plan->grid[0], &args, stream);
     return gmm__cuda_status(call, e);
 }
 
-/* Converts the copies of a product and puts what they become in their place. `product` holds the rest, and the split:
-   offsets, where tokens are converted. */
+/* Enqueues the dequantization of a product's operands and makes `product` address the results. Where tokens are
+   dequantized, the split of `product` has row offsets. */
 static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, gmm_sm90_args *product, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
-    const int turns = gmm__wgmma_transposes(call, op);
+    const int transposes = gmm__wgmma_transposes(call, op);
     const int64_t G = call->groups.count;
     gmm_expand_args args;
     cudaError_t e = cudaSuccess;
-    int side;
+    int operand;
     memset(&args, 0, sizeof args);
     args.dtype = gmm_sm90_kernels[plan->kernel].dtype;
     args.groups = call->groups.count;
     args.offsets = (const int64_t *)product->groups.splits;
     args.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
-    for (side = 0; side < 2; side++) {
-        const int role = side ? gmm__mma_role_b(op) : gmm__mma_role_a(op);
-        gmm_expand_operand *s = &args.operand[side];
-        gmm_kmat *m = side ? &product->p.b : &product->p.a;
+    for (operand = 0; operand < 2; operand++) {
+        const int role = operand ? gmm__mma_role_b(op) : gmm__mma_role_a(op);
+        gmm_expand_operand *s = &args.operand[operand];
+        gmm_kmat *m = operand ? &product->p.b : &product->p.a;
         int64_t cols;
         if (call->mat[role].scaling == GMM_SCALING_NONE) continue;
-        (void)gmm__wgmma_dequantized_rows(call, op, side, &cols);
+        (void)gmm__wgmma_dequantized_rows(call, op, operand, &cols);
         s->src = call->mat[role];
         s->src.table = m->table;
         if (role == GMM__W && s->src.scale_table && (s->src.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) {
@@ -8471,7 +8484,7 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, gmm_sm90_args *pr
             e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALE_TABLE), call->mat[role].scale_table, G, stream);
             if (e != cudaSuccess) return gmm__cuda_status(call, e);
         }
-        if (side && gmm_sm90_kernels[plan->kernel].b_format) { /* as they stand, to the kernel */
+        if (operand && gmm_sm90_kernels[plan->kernel].b_format) { /* the GEMM kernel dequantizes them */
             product->codes = s->src;
             product->along = call->direction[role];
             product->rows = (int32_t)call->out;
@@ -8480,7 +8493,7 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, gmm_sm90_args *pr
             s->src.dtype = GMM_NONE;
             continue;
         }
-        s->dst = (uint16_t *)gmm__part(plan, side ? GMM__WGMMA_DEQUANTIZED_B : GMM__WGMMA_DEQUANTIZED_A);
+        s->dst = (uint16_t *)gmm__part(plan, operand ? GMM__WGMMA_DEQUANTIZED_B : GMM__WGMMA_DEQUANTIZED_A);
         s->direction = call->direction[role];
         s->grouped = role != GMM__W;
         s->rows = (int32_t)(role == GMM__W ? call->out : call->rows);
@@ -8499,35 +8512,36 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, gmm_sm90_args *pr
         product->alpha2 = args.factor + G;
         product->p.alpha_per_group = 1;
     }
-    if (turns) {
+    if (transposes) {
         args.units = (const int32_t *)gmm__part(plan, GMM__WGMMA_TILES16);
         args.ends = (int64_t *)gmm__part(plan, GMM__WGMMA_OFFSETS16);
         product->groups.splits = args.ends;
         product->groups.capacity = product->p.capacity = call->rows + 15 * G;
     }
     if (args.operand[0].src.dtype == GMM_NONE && args.operand[1].src.dtype == GMM_NONE && !args.factor) return GMM_OK;
-    return gmm__cuda_status(call, gmm_launch_expand(turns, plan->grid[1], call->options.sm_limit > 0,
+    return gmm__cuda_status(call, gmm_launch_expand(transposes, plan->grid[1], call->options.sm_limit > 0,
                                                     gmm__mma_pdl(call), &args, stream));
 }
 
 static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
-    const int wgrad = op == gmm_gemm_wgrad, expands = gmm__wgmma_dequantizes(call, op);
-    const int fp8 = gmm__quantized(call) && !expands;
-    const int tokens = expands && call->mat[gmm__mma_role_a(op)].scaling != GMM_SCALING_NONE;
+    const int wgrad = op == gmm_gemm_wgrad, dequantizes = gmm__wgmma_dequantizes(call, op);
+    const int fp8 = gmm__quantized(call) && !dequantizes;
+    const int quantized_tokens = dequantizes && call->mat[gmm__mma_role_a(op)].scaling != GMM_SCALING_NONE;
     gmm_sm90_args args;
     gmm_status s = GMM_OK;
     cudaError_t e = cudaSuccess;
 
     memset(&args, 0, sizeof args);
     args.groups = call->groups;
-    if (call->groups.on_host || tokens) {
+    if (call->groups.on_host || quantized_tokens) {
         int64_t *offsets = (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
-        if (expands && gmm__wgmma_transposes(call, op)) /* first: tiles of 16 rows, to another place */
+        if (dequantizes && gmm__wgmma_transposes(call, op)) /* prefix sums of blocks of 16 rows */
             s = gmm__mma_enqueue_offsets(call, offsets, (int32_t *)gmm__part(plan, GMM__WGMMA_TILES16), 16, stream);
         if (s == GMM_OK)
-            s = gmm__mma_enqueue_offsets(call, offsets, tokens ? (int32_t *)gmm__part(plan, GMM__MMA_TILES) : NULL,
+            s = gmm__mma_enqueue_offsets(call, offsets,
+                                         quantized_tokens ? (int32_t *)gmm__part(plan, GMM__MMA_TILES) : NULL,
                                  GMM_GROUP_ROWS, stream);
         if (s != GMM_OK) return s;
         args.groups.splits = offsets;
@@ -8544,8 +8558,8 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
         e = gmm_launch_tail(plan->grid[0], &tail, stream);
         if (e != cudaSuccess) return gmm__cuda_status(call, e);
     }
-    if (expands && (s = gmm__wgmma_dequantize(plan, &args, stream)) != GMM_OK) return s;
-    if (call->rows == 0) { /* token matrices may have no address then, and maps need one */
+    if (dequantizes && (s = gmm__wgmma_dequantize(plan, &args, stream)) != GMM_OK) return s;
+    if (call->rows == 0) { /* token matrices may have no address; tensor maps need one */
         args.p.a.data = plan->workspace;
         if (wgrad) args.p.b.data = plan->workspace;
         else args.p.d.data = plan->workspace;
@@ -8747,7 +8761,7 @@ static gmm_status gmm__cuda_leave(void *self, const char *function, int current,
     return gmm__fail(&ctx->error, GMM_E_CUDA, "gmm_runtime.%s: %s", function, cudaGetErrorString(e));
 }
 
-/* Carries out one call on the context's device: the end of a function whose checks have passed. */
+/* Makes one CUDA call on the context's device and returns its status; ends a function after its checks. */
 #define GMM__DEVICE_CALL(function, call) \
     int current; \
     cudaError_t e = gmm__cuda_enter(self, &current); \
@@ -8809,7 +8823,7 @@ static gmm_status gmm__cuda_rt_event_query(void *self, gmm_event event, int32_t 
     if (e == cudaSuccess) e = cudaEventQuery(event);
     *done = e == cudaSuccess;
     if (e == cudaErrorNotReady) {
-        (void)cudaGetLastError(); /* an answer, not an error */
+        (void)cudaGetLastError(); /* the event is not complete: no error */
         e = cudaSuccess;
     }
     return gmm__cuda_leave(self, "event_query", current, e);

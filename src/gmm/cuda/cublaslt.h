@@ -2,9 +2,9 @@
 
 #ifdef GMM__CUBLASLT
 
-/* One cublasLtMatmul per group, for calls whose sizes the host knows: what the other engines are compared with.
-   Row-major matrices are described as their column-major transposes. Algorithms are chosen by what belongs to one
-   group, never by the rows before it, and reduce in fp32 in a fixed order: results are deterministic and do not depend
+/* The CUBLASLT engine: one cublasLtMatmul per group, for host sizes. It is the reference for the other engines.
+   Row-major matrices are described as their column-major transposes. The algorithm of a group depends on that group
+   alone, never on the rows before it, and reduces in fp32 in a fixed order: results are deterministic and do not depend
    on the other groups. */
 
 enum { GMM__LT_BETA, GMM__LT_WORKSPACE }; /* regions of the workspace */
@@ -23,8 +23,8 @@ static cudaDataType_t gmm__lt_data_type(gmm_dtype dtype) {
     return dtype == GMM_BF16 ? CUDA_R_16BF : dtype == GMM_F16 ? CUDA_R_16F : CUDA_R_32F;
 }
 
-/* What an address and the step between rows are surely multiples of, at most 16 bytes: no more is of use, and so rows
-   before a group change nothing. */
+/* Common alignment of an address and a row pitch, at most 16 bytes. No algorithm gains from more, and the limit makes
+   the choice independent of the rows before a group. */
 static uint32_t gmm__lt_alignment(const void *at, int64_t row_bytes) {
     const uint64_t bits = (uintptr_t)at | (uint64_t)row_bytes | 16u;
     return (uint32_t)(bits & (~bits + 1u));
@@ -36,7 +36,7 @@ static gmm_status gmm__lt_status(const gmm__call *call, cublasStatus_t status) {
                      cublasLtGetStatusString(status), call->shapes);
 }
 
-/* The handle of a context, on its device; without one the engine declines. */
+/* Creates the handle on the context's device. Without a handle the engine declines every call. */
 static void gmm__lt_open(gmm_context *ctx) {
     int current = 0;
     cudaError_t e = cudaGetDevice(&current);
@@ -49,7 +49,7 @@ static void gmm__lt_close(gmm_context *ctx) {
     if (ctx->lt.handle) (void)cublasLtDestroy(ctx->lt.handle);
 }
 
-/* Roles of the factors a, b and the result d of an operation. */
+/* Roles of the operands a, b and the result d of an operation. */
 static int gmm__lt_role_a(gmm_op op) { return op == GMM_OP_LINEAR_WGRAD ? GMM__X_ : GMM__W; }
 static int gmm__lt_role_b(gmm_op op) { return op == GMM_OP_LINEAR_FWD ? GMM__X_ : GMM__DY; }
 static int gmm__lt_role_d(gmm_op op) {
@@ -61,7 +61,8 @@ static cublasStatus_t gmm__lt_layout(cublasLtMatrixLayoutOpaque_t *layout, const
     return cublasLtMatrixLayoutInit(layout, gmm__lt_data_type(m->dtype), (uint64_t)cols, (uint64_t)rows, m->ld);
 }
 
-/* Describes group g, whose rows [row, row + rows) are not none. The bias pointer is set when it is known to stay. */
+/* Describes the product of group g with rows [row, row + rows), rows > 0. The caller sets the bias pointer before
+   launch. */
 static cublasStatus_t gmm__lt_describe_group(const gmm__call *call, int64_t g, int64_t row, int64_t rows,
                                        gmm__lt_problem *p) {
     const gmm_op op = call->op;
@@ -102,14 +103,14 @@ static cublasStatus_t gmm__lt_set_bias(gmm__lt_problem *p, const void *bias) {
     return cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
 }
 
-/* Asks cuBLASLt for the algorithm of a product. Partial sums may be reduced in fp32 only, so that the store rounds
-   once; the bias pointer, which is not followed, stands for its alignment. */
+/* Queries the heuristic for the algorithm of a product. Partial sums are reduced in fp32 only, so that the store rounds
+   once. The bias pointer is a value with the alignment of the bias; the heuristic does not dereference it. */
 static cublasStatus_t gmm__lt_query_heuristic(gmm_context *ctx, gmm__lt_problem *p, cublasLtMatmulAlgo_t *algo) {
     cublasLtMatmulPreferenceOpaque_t pref;
     cublasLtMatmulHeuristicResult_t result;
-    const uint64_t scratch = GMM__LT_WORKSPACE_BYTES;
+    const uint64_t max_bytes = GMM__LT_WORKSPACE_BYTES;
     const uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    const cublasLtMatmulPreferenceAttributes_t which[4] = {
+    const cublasLtMatmulPreferenceAttributes_t attributes[4] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES
     };
@@ -121,11 +122,12 @@ static cublasStatus_t gmm__lt_query_heuristic(gmm_context *ctx, gmm__lt_problem 
     align[2] = align[3] = p->align_d;
     s = gmm__lt_set_bias(p, (const void *)(uintptr_t)p->align_bias);
     if (!s) s = cublasLtMatmulPreferenceInit(&pref);
-    if (!s) s = cublasLtMatmulPreferenceSetAttribute(&pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &scratch,
-                                                     sizeof scratch);
+    if (!s) s = cublasLtMatmulPreferenceSetAttribute(&pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &max_bytes,
+                                                     sizeof max_bytes);
     if (!s) s = cublasLtMatmulPreferenceSetAttribute(&pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction,
                                                      sizeof reduction);
-    for (i = 0; i < 4 && !s; i++) s = cublasLtMatmulPreferenceSetAttribute(&pref, which[i], &align[i], sizeof align[i]);
+    for (i = 0; i < 4 && !s; i++) s = cublasLtMatmulPreferenceSetAttribute(&pref, attributes[i], &align[i],
+                                                                           sizeof align[i]);
     memset(&result, 0, sizeof result);
     if (!s) s = cublasLtMatmulAlgoGetHeuristic(ctx->lt.handle, &p->desc, &p->a_layout, &p->b_layout, &p->d_layout,
                                                &p->d_layout, &pref, 1, &result, &found);
@@ -134,7 +136,7 @@ static cublasStatus_t gmm__lt_query_heuristic(gmm_context *ctx, gmm__lt_problem 
     return s;
 }
 
-/* The algorithm for `rows` rows of a described group: from the cache, whose entries newer shapes overwrite. */
+/* Algorithm for `rows` rows of a described group: from a direct-mapped cache, or from the heuristic. */
 static cublasStatus_t gmm__lt_find_algorithm(const gmm__call *call, int64_t rows, gmm__lt_problem *p,
                                      const cublasLtMatmulAlgo_t **algo) {
     const gmm_mat *d = &call->mat[gmm__lt_role_d(call->op)], *a = &call->mat[gmm__lt_role_a(call->op)];
@@ -183,7 +185,7 @@ static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
     if (bias->dtype != GMM_NONE && (a->dtype != GMM_F32 || bias->dtype != GMM_F32)) /* 16-bit sums are rounded first */
         return gmm__decline(plan, "adds no bias of %s to products of %s", gmm_dtype_name(bias->dtype),
                             gmm_dtype_name(a->dtype));
-    gmm__reserve(plan, GMM__LT_BETA, sizeof(uint64_t)); /* for alpha, whose address a query need not know */
+    gmm__reserve(plan, GMM__LT_BETA, sizeof(uint64_t)); /* reserved always, since a query may have no alpha yet */
     gmm__reserve(plan, GMM__LT_WORKSPACE, (size_t)GMM__LT_WORKSPACE_BYTES);
     (void)snprintf(plan->note, sizeof plan->note, "one product per group%s; refused where the library has no algorithm "
                    "for a group's rows and addresses",
@@ -191,7 +193,7 @@ static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
     return 1;
 }
 
-/* Zeroes a row-major part of a matrix. */
+/* Zeroes rows of a matrix. */
 static cudaError_t gmm__lt_zero_rows(const gmm_mat *m, void *at, int64_t rows, int64_t cols, gmm_stream stream) {
     const size_t size = (size_t)gmm_dtype_bits(m->dtype) / 8;
     if (rows <= 0) return cudaSuccess;
@@ -205,7 +207,7 @@ static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream strea
     const gmm_mat *d = &call->mat[gmm__lt_role_d(call->op)];
     const int64_t cols = call->op == GMM_OP_LINEAR_FWD ? call->out : call->in;
     const float one = 1.0f, beta = wgrad ? gmm__mma_beta(&call->grad[GMM__DW]) : l->y_add ? 1.0f : 0.0f;
-    const float *beta_at = l->alpha ? (const float *)gmm__part(plan, GMM__LT_BETA) : &beta;
+    const float *beta_address = l->alpha ? (const float *)gmm__part(plan, GMM__LT_BETA) : &beta;
     const cublasLtMatmulAlgo_t *algo = NULL;
     gmm__lt_problem p;
     cudaError_t e = cudaSuccess;
@@ -217,9 +219,9 @@ static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream strea
     if (gmm__capturing(call->ctx, stream))
         return gmm__refuse(call, GMM_E_CAPTURE, "groups.on_host", "host sizes cannot be captured, since every replay "
                            "would use them, and cublaslt serves no others");
-    /* the first pass finds what cannot be served before anything is launched */
+    /* pass 0 finds groups without an algorithm, pass 1 launches */
     for (pass = 0; pass < 2; pass++) {
-        if (pass == 1 && l->alpha) { /* alpha stands in device memory, and beta must stand there too */
+        if (pass == 1 && l->alpha) { /* alpha is in device memory, so beta must be too */
             uint64_t word = 0;
             memcpy(&word, &beta, sizeof beta);
             e = gmm_launch_copy(gmm__part(plan, GMM__LT_BETA), &word, 1, stream);
@@ -242,7 +244,7 @@ static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream strea
             if (s == CUBLAS_STATUS_SUCCESS && pass == 1)
                 s = cublasLtMatmul(call->ctx->lt.handle, &p.desc,
                                    l->alpha ? l->alpha + (l->alpha_per_group ? g : 0) : &one, p.a, &p.a_layout, p.b,
-                                   &p.b_layout, beta_at, p.d, &p.d_layout, p.d, &p.d_layout, algo,
+                                   &p.b_layout, beta_address, p.d, &p.d_layout, p.d, &p.d_layout, algo,
                                    gmm__part(plan, GMM__LT_WORKSPACE), (size_t)GMM__LT_WORKSPACE_BYTES, stream);
             if (s != CUBLAS_STATUS_SUCCESS) return gmm__lt_status(call, s);
         }

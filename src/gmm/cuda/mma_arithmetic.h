@@ -1,9 +1,9 @@
-/* --- accumulate, convert --- */
+/* --- accumulate, convert: plans and launches of the MMA engine --- */
 
 static int gmm__mma_plan_convert(const gmm__call *call, gmm__plan *plan) {
     return call->rows <= INT32_MAX ? 1 : gmm__decline(plan, "takes at most %d rows", INT32_MAX);
 }
-/* More addends than one launch takes: the fp32 sum goes from launch to launch through the workspace. */
+/* Calls with more addends than one launch reads keep the fp32 sum in the workspace between launches. */
 static int gmm__mma_plan_accumulate(const gmm__call *call, gmm__plan *plan) {
     if (call->d.sum.count > GMM__ELEM_ADDENDS)
         gmm__reserve(plan, GMM__ACCUMULATE_SUM, (size_t)call->rows * (size_t)call->in * sizeof(float));
@@ -28,7 +28,7 @@ static gmm_status gmm__mma_launch_accumulate(const gmm__plan *plan, gmm_stream s
         const int last = d->count - first <= GMM__ELEM_ADDENDS;
         a.count = last ? d->count - first : (int32_t)GMM__ELEM_ADDENDS;
         a.x = gmm__mma_view(call, GMM__X_);
-        for (j = 0; j < a.count; j++) { /* a table stands on the host */
+        for (j = 0; j < a.count; j++) { /* tables of addends are in host memory */
             a.addends[j] = (const char *)gmm__at(&call->mat[GMM__X_], first + j, 0, 0);
             a.x.vec &= ((uintptr_t)a.addends[j] & 15) == 0;
         }

@@ -1,18 +1,19 @@
-/* --- quantization --- */
+/* --- quantization: plans and launches of the MMA engine --- */
 
 enum { GMM__MMA_QUANT_AMAX = 2, GMM__MMA_QUANT_TABLES, GMM__MMA_QUANT_BGRAD };
 
-static size_t gmm__mma_quant_amax_count(const gmm__call *call, size_t part[3]) {
+/* Number of amaxes in the workspace; counts: of copies, of rows and of columns. */
+static size_t gmm__mma_quant_amax_count(const gmm__call *call, size_t counts[3]) {
     const gmm_format *f = &call->format;
     const size_t units = (size_t)gmm__units(call);
     const size_t rows = (size_t)(gmm__grouped(call) ? call->rows : call->units * call->rows);
     const int by_row = f->scaling == GMM_SCALING_ROW;
-    part[0] = 2 * units;
-    part[1] = by_row || f->row_amax ? rows : 0;
-    part[2] = by_row && call->mat[GMM__DX].dtype != GMM_NONE ? units * (size_t)call->in : 0;
-    return part[0] + part[1] + part[2];
+    counts[0] = 2 * units;
+    counts[1] = by_row || f->row_amax ? rows : 0;
+    counts[2] = by_row && call->mat[GMM__DX].dtype != GMM_NONE ? units * (size_t)call->in : 0;
+    return counts[0] + counts[1] + counts[2];
 }
-/* The bias gradient that a quantizing call asks for. */
+/* Describes the bias gradient of a quantization call (quantization.db) as a linear layer. */
 static gmm_linear gmm__mma_quant_bgrad(const gmm__call *call, gmm_options *options, gmm_grad *grad) {
     gmm_linear l = GMM_ZERO;
     *options = call->options;
@@ -38,33 +39,33 @@ static int gmm__mma_plan_quant_units(const gmm__call *call, gmm__plan *plan) {
 }
 static int gmm__mma_plan_quantize(const gmm__call *call, gmm__plan *plan) {
     const gmm_quantization *d = &call->d.quant;
-    size_t part[3], sums = 0;
+    size_t counts[3], bgrad_bytes = 0;
     if (!gmm__mma_plan_quant_units(call, plan)) return 0;
-    gmm__reserve(plan, GMM__MMA_QUANT_AMAX, gmm__mma_quant_amax_count(call, part) * sizeof(float));
+    gmm__reserve(plan, GMM__MMA_QUANT_AMAX, gmm__mma_quant_amax_count(call, counts) * sizeof(float));
     gmm__reserve(plan, GMM__MMA_QUANT_TABLES, gmm__grouped(call) ? 0 : 6 * (size_t)call->units * sizeof(void *));
     if (d->db) {
         gmm_options options;
         gmm_grad grad;
         const gmm_linear l = gmm__mma_quant_bgrad(call, &options, &grad);
-        if (!gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &l, &sums, plan)) return 0;
+        if (!gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &l, &bgrad_bytes, plan)) return 0;
     }
-    gmm__reserve(plan, GMM__MMA_QUANT_BGRAD, sums);
+    gmm__reserve(plan, GMM__MMA_QUANT_BGRAD, bgrad_bytes);
     return 1;
 }
 
-/* A copy or source whose tables stand in device memory; slot: the first of two tables in the workspace. */
-static cudaError_t gmm__mma_quant_operand(const gmm__plan *plan, int part, int role, int slot, gmm_mat *out,
+/* Describes an operand with its tables in device memory. Host tables are copied to workspace tables slot, slot + 1. */
+static cudaError_t gmm__mma_quant_operand(const gmm__plan *plan, int region, int role, int slot, gmm_mat *out,
                                       gmm_stream stream) {
     const gmm_mat *m = &plan->call->mat[role];
-    void **to = (void **)gmm__part(plan, part) + slot * plan->call->units;
+    void **table = (void **)gmm__part(plan, region) + slot * plan->call->units;
     cudaError_t e = cudaSuccess;
     *out = *m;
     if (m->dtype == GMM_NONE || !m->table || !(m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) return e;
-    out->table = (void *const *)to;
-    e = gmm_launch_copy(to, m->table, plan->call->units, stream);
+    out->table = (void *const *)table;
+    e = gmm_launch_copy(table, m->table, plan->call->units, stream);
     if (!m->scale_table || e != cudaSuccess) return e;
-    out->scale_table = (void *const *)(to + plan->call->units);
-    return gmm_launch_copy(to + plan->call->units, m->scale_table, plan->call->units, stream);
+    out->scale_table = (void *const *)(table + plan->call->units);
+    return gmm_launch_copy(table + plan->call->units, m->scale_table, plan->call->units, stream);
 }
 
 static cudaError_t gmm__mma_zero_quant_tail(const gmm__plan *plan, const gmm_mat *m, int64_t bytes, int64_t pitch,
@@ -80,12 +81,14 @@ static cudaError_t gmm__mma_zero_quant_tail(const gmm__plan *plan, const gmm_mat
     return gmm__k_quantize_tail(&t, stream);
 }
 
-/* Whether the kernels that move whole vectors serve the call, and what they want to know. */
+/* Decides whether the vectorized kernels serve the call, and fills in their arguments. */
 static void gmm__mma_quant_vectorized(const gmm__call *call, gmm__quant_args *a) {
     const gmm_format *f = &call->format;
-    const int transformed = f->hadamard && a->columnwise.dtype != GMM_NONE, turned = transformed || f->stochastic;
+    const int transformed = f->hadamard && a->columnwise.dtype != GMM_NONE;
+    /* served by the GMM__HADAMARD instances */
+    const int special_cast = transformed || f->stochastic;
     const gmm_mat *mat[3];
-    uint64_t odd = (uint64_t)a->cols % 8; /* address bits that would have to be 0 */
+    uint64_t misaligned = (uint64_t)a->cols % 8; /* the vectorized kernels serve if every bit is 0 */
     int k;
     mat[0] = &a->rowwise;
     mat[1] = &a->columnwise;
@@ -93,25 +96,26 @@ static void gmm__mma_quant_vectorized(const gmm__call *call, gmm__quant_args *a)
     for (k = 0; k < 3; k++) {
         const gmm_mat *m = mat[k];
         const int64_t bits = gmm_dtype_bits(m->dtype);
-        /* a row of eight elements, or of a transposed copy a run of 16 bytes, is one access */
-        const int64_t whole = k == 2 || (k == 1 && f->scaling != GMM_SCALING_MX32) ? 16 : bits;
+        /* one access: eight elements of a row, or 16 bytes of a transposed copy or of the source */
+        const int64_t access_bytes = k == 2 || (k == 1 && f->scaling != GMM_SCALING_MX32) ? 16 : bits;
         if (m->dtype == GMM_NONE) continue;
         a->step[k] = a->grouped ? 0 : m->group_stride * bits / 8;
         if (k < 2 && !a->grouped)
             a->scale_step[k] = gmm__scale_count(m->scaling, k ? a->cols : a->rows, k ? a->rows : a->cols) *
                                (f->scaling == GMM_SCALING_MX32 || f->scaling == GMM_SCALING_NV16 ? 1 : 4);
         else if (k < 2 && f->scaling == GMM_SCALING_TENSOR) a->scale_step[k] = 4;
-        odd |= (uint64_t)(m->table != NULL) | ((uintptr_t)m->data & (uint64_t)(whole - 1)) |
-               ((uint64_t)(m->ld * bits / 8) & (uint64_t)(whole - 1)) |
-               ((uint64_t)a->step[k] & (uint64_t)(whole - 1)) | (uint64_t)(m->scaling != GMM_SCALING_NONE && k == 2) |
-               ((uintptr_t)m->scale & 3);
+        misaligned |= (uint64_t)(m->table != NULL) | ((uintptr_t)m->data & (uint64_t)(access_bytes - 1)) |
+                      ((uint64_t)(m->ld * bits / 8) & (uint64_t)(access_bytes - 1)) |
+                      ((uint64_t)a->step[k] & (uint64_t)(access_bytes - 1)) |
+                      (uint64_t)(m->scaling != GMM_SCALING_NONE && k == 2) | ((uintptr_t)m->scale & 3);
         if (k == 1 && !a->grouped && f->scaling != GMM_SCALING_MX32)
-            odd |= (uint64_t)a->rows % (f->dtype == GMM_E2M1 ? 32 : 16);
+            misaligned |= (uint64_t)a->rows % (f->dtype == GMM_E2M1 ? 32 : 16);
     }
-    a->vectorized = !odd && a->cols <= INT32_MAX / 2 && a->rows <= INT32_MAX / 2 && !f->four_over_six && !f->row_amax &&
-               !(turned && a->src.dtype != GMM_BF16) && !(f->dtype == GMM_E2M1 && f->scaling == GMM_SCALING_MX32);
+    a->vectorized = !misaligned && a->cols <= INT32_MAX / 2 && a->rows <= INT32_MAX / 2 && !f->four_over_six &&
+                    !f->row_amax && !(special_cast && a->src.dtype != GMM_BF16) &&
+                    !(f->dtype == GMM_E2M1 && f->scaling == GMM_SCALING_MX32);
     if (!a->vectorized) return;
-    a->vectorized += turned;
+    a->vectorized += special_cast;
     a->groups = call->groups;
     a->warp_split = a->grouped && call->groups.count <= 32 && !call->groups.on_host &&
         call->groups.tail == GMM_TAIL_KEEP;
@@ -129,10 +133,10 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     const gmm_quantization *d = &call->d.quant;
     const gmm_format *f = &call->format;
     const int32_t processors = call->ctx->device.processors;
-    const int global = (f->scaling == GMM_SCALING_TENSOR && !f->delayed) ||
+    const int tensor_amax = (f->scaling == GMM_SCALING_TENSOR && !f->delayed) ||
                        (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
-    const int records = f->delayed && (call->mat[GMM__Y].amax || call->mat[GMM__DX].amax);
-    size_t part[3], floats = gmm__mma_quant_amax_count(call, part);
+    const int records_amax = f->delayed && (call->mat[GMM__Y].amax || call->mat[GMM__DX].amax);
+    size_t counts[3], floats = gmm__mma_quant_amax_count(call, counts);
     float *amax = (float *)gmm__part(plan, GMM__MMA_QUANT_AMAX);
     gmm__quant_args a;
     cudaError_t e;
@@ -151,8 +155,8 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     a.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
     a.amax[0] = amax;
     a.amax[1] = amax + a.units;
-    if (part[1]) a.lines = amax + part[0];
-    if (part[2]) a.columns = amax + part[0] + part[1];
+    if (counts[1]) a.lines = amax + counts[0];
+    if (counts[2]) a.columns = amax + counts[0] + counts[1];
     a.scale = d->scale;
     a.skip = d->skip;
     a.random = d->random;
@@ -165,11 +169,11 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
                                               (int32_t *)gmm__part(plan, GMM__MMA_TILES), GMM_TILE, stream);
         if (s != GMM_OK) return s;
     }
-    if (e == cudaSuccess && d->phase != GMM_QUANT_CAST && (global || records || a.lines))
+    if (e == cudaSuccess && d->phase != GMM_QUANT_CAST && (tensor_amax || records_amax || a.lines))
         e = cudaMemsetAsync(amax, 0, floats * sizeof(float), stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     a.source = a.src.scaling == GMM_SCALING_NONE ? a.src.dtype : GMM_F32;
-    e = gmm__k_quantize(&a, d->phase != GMM_QUANT_CAST && (global || (records && !a.record) || a.lines),
+    e = gmm__k_quantize(&a, d->phase != GMM_QUANT_CAST && (tensor_amax || (records_amax && !a.record) || a.lines),
                         d->phase != GMM_QUANT_AMAX, gmm__strips(call),
                         gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX),
                         gmm__mma_streaming_limits(call).max_ctas, stream);
@@ -227,7 +231,7 @@ static gmm_status gmm__mma_launch_dequantize(const gmm__plan *plan, gmm_stream s
     return gmm__cuda_status(call, e);
 }
 
-/* One matrix takes no workspace: its table is an address. */
+/* One matrix needs no workspace: its host table is one address. */
 static int gmm__mma_plan_transpose(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__MMA_QUANT_TABLES, call->units > 1 ? 4 * (size_t)call->units * sizeof(void *) : 0);
     return 1;

@@ -2,6 +2,8 @@
 
 #ifdef __CUDACC__
 
+/* Plans and launches of the MMA engine's activation, routing, permute, pad and gated layout. */
+
 /* Regions of the workspace, by family of operations. */
 enum { GMM__SPLIT_OFFSETS, GMM__SPLIT_BLOCKS };                 /* [G + 1] offsets, int64; padding: blocks, int32 */
 enum { GMM__ROUTE_COUNTS, GMM__ROUTE_LOSSES, GMM__ROUTE_SCRATCH }; /* [E] int32; partial losses; rows of experts */
@@ -18,7 +20,7 @@ static gmm__launch_limits gmm__mma_launch_limits(const gmm__call *call, int32_t 
     limits.sm_limit = call->options.sm_limit;
     return limits;
 }
-/* What kernels may take, and those that stream rows. */
+/* Launch limits of elementwise kernels, and of kernels that stream rows. */
 static gmm__launch_limits gmm__mma_elementwise_limits(const gmm__call *call) {
     return gmm__mma_launch_limits(call, GMM__ELEM_PER_SM);
 }
@@ -36,8 +38,8 @@ static gmm__view gmm__mma_view(const gmm__call *call, int role) {
     return v;
 }
 
-static void gmm__mma_reserve_split(const gmm__call *call, gmm__plan *plan, int part) {
-    gmm__reserve(plan, part, ((size_t)call->groups.count + 1) * sizeof(int64_t));
+static void gmm__mma_reserve_split(const gmm__call *call, gmm__plan *plan, int region) {
+    gmm__reserve(plan, region, ((size_t)call->groups.count + 1) * sizeof(int64_t));
 }
 static gmm_status gmm__mma_enqueue_split(const gmm__plan *plan, gmm_stream stream) {
     return gmm__mma_enqueue_offsets(plan->call, (int64_t *)gmm__part(plan, GMM__SPLIT_OFFSETS), NULL, 1, stream);
@@ -63,7 +65,8 @@ static gmm_status gmm__mma_launch_act(const gmm__plan *plan, gmm_stream stream) 
     a.valid_rows = (const int64_t *)gmm__part(plan, GMM__SPLIT_OFFSETS) + call->groups.count;
     a.rows = call->rows;
     a.ffn = (int32_t)call->out;
-    a.interleave = call->act.interleave == call->out ? 0 : call->act.interleave; /* one block is the halves */
+    /* one block: the two halves are not interleaved */
+    a.interleave = call->act.interleave == call->out ? 0 : call->act.interleave;
     a.tail_zero = call->groups.tail == GMM_TAIL_ZERO;
     a.gated = gmm_act_gated(call->act.kind);
     a.kind = call->act.kind;
@@ -102,7 +105,7 @@ static gmm__route_args gmm__mma_route_args(const gmm__plan *plan) {
     return a;
 }
 
-/* Losses that are asked for and not zero by their coefficient. */
+/* Whether a loss is requested and its coefficient is not 0. A query counts every loss as requested. */
 static int gmm__mma_has_route_losses(const gmm__call *call) {
     const gmm_route *r = &call->d.route;
     if (call->query) return r->aux_coeff != 0.0f || r->z_coeff != 0.0f;
@@ -284,26 +287,26 @@ static gmm_status gmm__mma_launch_pad(const gmm__plan *plan, gmm_stream stream) 
 /* --- GLU interleave --- */
 
 static int gmm__mma_plan_glu_interleave(const gmm__call *call, gmm__plan *plan) {
-    const int role[2] = { GMM__X_, GMM__Y }, part[2] = { GMM__GLU_SRC_TABLE, GMM__GLU_DST_TABLE };
+    const int role[2] = { GMM__X_, GMM__Y }, region[2] = { GMM__GLU_SRC_TABLE, GMM__GLU_DST_TABLE };
     const gmm_glu *d = &call->d.glu;
-    const int64_t most = INT32_MAX / 16; /* 2 ffn rows or columns of 8 bytes in 32 bits */
+    const int64_t max_ffn = INT32_MAX / 16; /* 2 ffn rows or columns of 8 bytes in 32 bits */
     int i;
-    if (d->ffn > most || d->count > (d->axis == GMM_GLU_ROWS ? INT32_MAX / (2 * d->ffn) : INT32_MAX))
-        return gmm__decline(plan, "takes at most %lld pairs, and %d rows in all", (long long)most, INT32_MAX);
+    if (d->ffn > max_ffn || d->count > (d->axis == GMM_GLU_ROWS ? INT32_MAX / (2 * d->ffn) : INT32_MAX))
+        return gmm__decline(plan, "takes at most %lld pairs, and %d rows in all", (long long)max_ffn, INT32_MAX);
     for (i = 0; i < 2; i++)
         if (call->mat[role[i]].flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)
-            gmm__reserve(plan, part[i], (size_t)call->d.glu.count * sizeof(void *));
+            gmm__reserve(plan, region[i], (size_t)call->d.glu.count * sizeof(void *));
     return 1;
 }
 
-/* A table in device memory; one on the host is copied to the workspace. */
-static cudaError_t gmm__mma_device_table(const gmm__plan *plan, int role, int part, void *const **table,
+/* Sets *table to a table in device memory; a host table is copied to the workspace. */
+static cudaError_t gmm__mma_device_table(const gmm__plan *plan, int role, int region, void *const **table,
                                          gmm_stream stream) {
     const gmm_mat *m = &plan->call->mat[role];
     *table = m->table;
     if (!m->table || !(m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) return cudaSuccess;
-    *table = (void *const *)gmm__part(plan, part);
-    return gmm_launch_copy(gmm__part(plan, part), m->table, plan->call->d.glu.count, stream);
+    *table = (void *const *)gmm__part(plan, region);
+    return gmm_launch_copy(gmm__part(plan, region), m->table, plan->call->d.glu.count, stream);
 }
 
 static gmm_status gmm__mma_launch_glu_interleave(const gmm__plan *plan, gmm_stream stream) {

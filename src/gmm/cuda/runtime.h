@@ -17,7 +17,7 @@ static gmm_status gmm__cuda_leave(void *self, const char *function, int current,
     return gmm__fail(&ctx->error, GMM_E_CUDA, "gmm_runtime.%s: %s", function, cudaGetErrorString(e));
 }
 
-/* Carries out one call on the context's device: the end of a function whose checks have passed. */
+/* Makes one CUDA call on the context's device and returns its status; ends a function after its checks. */
 #define GMM__DEVICE_CALL(function, call) \
     int current; \
     cudaError_t e = gmm__cuda_enter(self, &current); \
@@ -79,7 +79,7 @@ static gmm_status gmm__cuda_rt_event_query(void *self, gmm_event event, int32_t 
     if (e == cudaSuccess) e = cudaEventQuery(event);
     *done = e == cudaSuccess;
     if (e == cudaErrorNotReady) {
-        (void)cudaGetLastError(); /* an answer, not an error */
+        (void)cudaGetLastError(); /* the event is not complete: no error */
         e = cudaSuccess;
     }
     return gmm__cuda_leave(self, "event_query", current, e);

@@ -1,22 +1,25 @@
 /* ........................................................................... 14.14 WGMMA engine: grouped linear ... */
 
-/* Why the engine serves nothing; NULL = it does. */
+/* The WGMMA engine's grouped linear layers: availability, alignment rules, choice of the kernel, plans, launches. */
+
+/* Reason why the engine is unavailable; NULL: it is available. */
 static const char *gmm__wgmma_unavailable(const gmm_build *build) {
     if (build->capability != 90) return "needs compute capability 9.0";
     if (!build->sm90a) return "is not in this build: compile for sm_90a (-gencode arch=compute_90a,code=sm_90a)";
     return build->tensor_maps ? NULL : "needs a driver with cuTensorMapEncodeTiled";
 }
 
-/* Whether rows of an operand begin where TMA takes them. Addresses that a query does not know are assumed to; those in
-   tables on the device the kernel checks, which sets a fault bit. */
+/* Whether the rows of an operand begin at multiples of 16 bytes, as TMA requires; declines the call if not. A query
+   assumes aligned addresses where it has none. Addresses in device tables are checked by the kernel, which sets a fault
+   bit. */
 static GMM__UNUSED int gmm__wgmma_check_alignment(const gmm__call *call, int role, const char *name, gmm__plan *plan) {
     const gmm_mat *m = &call->mat[role];
-    const int64_t unit = 128 / gmm_dtype_bits(m->dtype);
+    const int64_t alignment = 128 / gmm_dtype_bits(m->dtype);
     const int host_table = (m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST) != 0;
     int64_t g;
-    if (m->ld % unit)
+    if (m->ld % alignment)
         return gmm__decline(plan, "needs rows of %s at multiples of 16 bytes, not ld %lld", name, (long long)m->ld);
-    if (call->groups.count > 1 && m->group_stride % unit)
+    if (call->groups.count > 1 && m->group_stride % alignment)
         return gmm__decline(plan, "needs matrices of %s at multiples of 16 bytes, not group_stride %lld", name,
                             (long long)m->group_stride);
     if ((uintptr_t)m->data % 16)
@@ -31,27 +34,27 @@ static GMM__UNUSED int gmm__wgmma_check_alignment(const gmm__call *call, int rol
 
 #ifdef __CUDACC__
 
-/* The products of 16-bit matrices by TMA and wgmma; FP8; and MX32 and NV16, converted to 16-bit elements by the kernel
-   or ahead of it in the workspace. The kernels read the split themselves; else they use the workspace for what stands
-   on the host, laid out as the MMA engine's, which serves calls with other addresses. A query that leaves addresses
-   open asks for the larger workspace of the two. */
+/* The engine multiplies 16-bit operands and FP8 by TMA and wgmma. MX32 and NV16 are dequantized to 16 bits, by the GEMM
+   kernel in registers or by a kernel before it in the workspace. The kernels read device splits without offsets in the
+   workspace; host splits and host tables are copied to the regions of the MMA engine, which serves unaligned calls. A
+   query without addresses reports the larger workspace of the two engines. */
 
-/* What the engine needs, looked for once per context and told to `build`. */
+/* Looks for the sm_90a code and the driver's tensor map encoder once per context, and records both in `build`. */
 static void gmm__wgmma_open(gmm_context *ctx, gmm_build *build) {
-    enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    enum cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
     void *encode = NULL;
     int current = 0, built = 0;
     cudaError_t e = cudaGetDevice(&current);
     if (e == cudaSuccess) e = cudaSetDevice(ctx->config.device);
     if (e == cudaSuccess) {
         built = gmm_sm90_present();
-        e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &found);
+        e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &result);
         (void)cudaSetDevice(current);
     }
     (void)cudaGetLastError();
     ctx->wgmma_encode = (PFN_cuTensorMapEncodeTiled_v12000)encode;
     build->sm90a = (int32_t)(built != 0);
-    build->tensor_maps = (int32_t)(e == cudaSuccess && found == cudaDriverEntryPointSuccess && encode != NULL);
+    build->tensor_maps = (int32_t)(e == cudaSuccess && result == cudaDriverEntryPointSuccess && encode != NULL);
     ctx->wgmma_unavailable = gmm__wgmma_unavailable(build);
 }
 
@@ -119,19 +122,19 @@ static double gmm__wgmma_wgrad_tile_clocks(const gmm_sm90_kernel *k, double k_ti
     return mainloop > store ? mainloop + gmm__wgmma_wgrad_exposed * store : store + gmm__wgmma_wgrad_exposed * mainloop;
 }
 
-/* Tokens per group, as far as the host knows. */
+/* Average rows per group: of groups.rows_hint, or else of the capacity. */
 static int64_t gmm__wgmma_rows_per_group(const gmm__call *call) {
     const int64_t hint = call->groups.rows_hint > 0 && call->groups.rows_hint < call->rows ? call->groups.rows_hint
                                                                                             : call->rows;
     return gmm__ceil_div(hint, call->groups.count);
 }
 
-/* What a kernel's tiles are, for notes. */
+/* Writes the tiles of a kernel for plan->note. */
 static const char *gmm__wgmma_tile_note(int32_t kernel, char text[64]) {
-    const gmm_sm90_kernel *k = &gmm_sm90_kernels[kernel], *one = gmm_sm90_kernels;
+    const gmm_sm90_kernel *k = &gmm_sm90_kernels[kernel], *first = gmm_sm90_kernels;
     if (k->tile_choice == 2) {
-        while (one->function != k->function || one->tile_choice != 1) one++;
-        (void)snprintf(text, 64, "tile %d x %d or %d x %d, by the split", (int)one->m16 * 16, (int)one->tile_n,
+        while (first->function != k->function || first->tile_choice != 1) first++;
+        (void)snprintf(text, 64, "tile %d x %d or %d x %d, by the split", (int)first->m16 * 16, (int)first->tile_n,
                        (int)k->m16 * 16, (int)k->tile_n);
     } else
         (void)snprintf(text, 64, "tile %d x %d", (int)k->m16 * 16, (int)k->tile_n);
@@ -253,72 +256,72 @@ static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_
     return choice;
 }
 
-/* The FP8 kernel: sums are promoted every 128, or not where scales are outside of the sum and the caller allows it; in
-   wgrad always, where that is no slower. */
+/* Plans an FP8 product. Partial sums are promoted to fp32 every 128 elements of the contraction. They are not where no
+   scale varies along it and options.fp8_fast_accum is set, except in wgrad, where promotion is no slower. */
 static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
-    const int ra = gmm__mma_role_a(op), rb = gmm__mma_role_b(op), wgrad = op == gmm_gemm_wgrad;
-    const gmm_mat *a = &call->mat[ra], *b = &call->mat[rb];
+    const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op), wgrad = op == gmm_gemm_wgrad;
+    const gmm_mat *a = &call->mat[role_a], *b = &call->mat[role_b];
     const int64_t G = call->groups.count, m = wgrad ? call->out : call->rows;
-    const int64_t n = op == gmm_gemm_fwd ? call->out : call->in, huge = INT32_MAX - 1024;
+    const int64_t n = op == gmm_gemm_fwd ? call->out : call->in, max_extent = INT32_MAX - 1024;
     const int32_t processors = call->ctx->device.processors;
-    const int blocks = gmm_block_along(b->scaling) == 128;
-    const int32_t sums = blocks ? (b->scaling == GMM_SCALING_1X128 ? GMM_FP8_1D1D : GMM_FP8_1D2D)
+    const int block_scaled = gmm_block_along(b->scaling) == 128;
+    const int32_t scaling = block_scaled ? (b->scaling == GMM_SCALING_1X128 ? GMM_FP8_1D1D : GMM_FP8_1D2D)
                                 : call->options.fp8_fast_accum && !wgrad ? GMM_FP8_FAST : GMM_FP8_1D2D;
     const gmm_fp8_kernel *k;
     int64_t tiles;
-    plan->kernel = gmm__wgmma_choose_fp8(call, op, a->dtype, sums, processors);
+    plan->kernel = gmm__wgmma_choose_fp8(call, op, a->dtype, scaling, processors);
     if (plan->kernel < 0 || b->dtype != GMM_E4M3 || a->scaling == GMM_SCALING_128X128 ||
         (gmm_block_along(b->scaling) != 128 && gmm_block_along(b->scaling) != 0))
         return gmm__decline(plan, "has no kernel for %s %s times %s %s", gmm_dtype_name(a->dtype),
                             gmm_scaling_name(a->scaling), gmm_dtype_name(b->dtype), gmm_scaling_name(b->scaling));
     k = &gmm_fp8_kernels[plan->kernel];
-    if (call->rows > GMM_SM90_RAGGED_ROWS || call->in > huge || call->out > huge)
+    if (call->rows > GMM_SM90_RAGGED_ROWS || call->in > max_extent || call->out > max_extent)
         return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED_ROWS,
-                            (long long)huge);
+                            (long long)max_extent);
     tiles = wgrad ? G * gmm__ceil_div(m, GMM_FP8_BLOCK_ROWS) : m / GMM_FP8_BLOCK_ROWS + G;
-    if (tiles > huge / gmm__ceil_div(n, k->tile_n)) return gmm__decline(plan, "takes no so many tiles");
-    if (!gmm__wgmma_check_alignment(call, ra, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
-        !gmm__wgmma_check_alignment(call, rb, wgrad ? "x" : "w", plan))
+    if (tiles > max_extent / gmm__ceil_div(n, k->tile_n)) return gmm__decline(plan, "takes no so many tiles");
+    if (!gmm__wgmma_check_alignment(call, role_a, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
+        !gmm__wgmma_check_alignment(call, role_b, wgrad ? "x" : "w", plan))
         return 0;
     plan->grid[0] = gmm__grid(processors, call->options.sm_limit, 1, INT32_MAX);
-    if (plan->grid[0] > 1) plan->grid[0] -= plan->grid[0] % 2; /* pairs of blocks share operands */
+    if (plan->grid[0] > 1) plan->grid[0] -= plan->grid[0] % 2; /* clusters of two CTAs */
     if (G > k->smem_groups) gmm__reserve(plan, GMM__WGMMA_GROUP_TABLES, (size_t)plan->grid[0] * gmm_fp8_table_bytes(G));
     gmm__mma_reserve_groups(call, plan);
     gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__MMA_MATRIX_TABLE);
     if (!wgrad) gmm__mma_reserve_table(call, plan, GMM__W, GMM__MMA_SCALE_TABLE);
     if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_BIAS_TABLE);
     (void)snprintf(plan->note, sizeof plan->note, "%s by %s, %s, tile %d x %d, %d blocks", gmm_dtype_name(a->dtype),
-                   gmm_dtype_name(b->dtype), sums == GMM_FP8_FAST ? "fast accumulation" : "promoted every 128",
+                   gmm_dtype_name(b->dtype), scaling == GMM_FP8_FAST ? "fast accumulation" : "promoted every 128",
                    GMM_FP8_BLOCK_ROWS * k->consumers, (int)k->tile_n, plan->grid[0]);
     return 1;
 }
 
-/* What products of 16-bit operands come to: tile, blocks, workspace. `kernel` is the kernel's operation: dgrad by
-   weights that stand as those of fwd is one. `factor`: kernels that take weights as codes may serve. */
+/* Plans a product of 16-bit operands: kernel, grid, workspace. `kernel` is the operation of the kernel: dgrad with
+   transposed weights runs as fwd. `b_format`: format of packed weights that kernels may read, or 0. */
 static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op, gmm_gemm_op kernel,
-                                 gmm_dtype dtype, int32_t factor) {
+                                 gmm_dtype dtype, int32_t b_format) {
     const int fwd = op == gmm_gemm_fwd, wgrad = op == gmm_gemm_wgrad;
     const int a = gmm__mma_role_a(op), b = gmm__mma_role_b(op), d = fwd ? GMM__Y : wgrad ? GMM__DW : GMM__DX;
     const int64_t G = call->groups.count, m = wgrad ? call->out : call->rows, n = fwd ? call->out : call->in;
-    const int64_t huge = INT32_MAX - 1024;
+    const int64_t max_extent = INT32_MAX - 1024;
     const int32_t processors = call->ctx->device.processors;
     const gmm_sm90_kernel *k;
     int64_t tiles;
     if (call->mat[d].dtype != GMM_F32 && call->mat[d].dtype != dtype)
         return gmm__decline(plan, "makes no %s from %s", gmm_dtype_name(call->mat[d].dtype), gmm_dtype_name(dtype));
-    if (call->rows > GMM_SM90_RAGGED_ROWS || call->in > huge || call->out > huge)
+    if (call->rows > GMM_SM90_RAGGED_ROWS || call->in > max_extent || call->out > max_extent)
         return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED_ROWS,
-                            (long long)huge);
-    if (call->mat[a].ld > huge || call->mat[b].ld > huge || call->mat[d].ld > huge)
-        return gmm__decline(plan, "takes ld up to %lld", (long long)huge);
-    plan->kernel = gmm__wgmma_choose(call, op, kernel, dtype, factor, processors);
+                            (long long)max_extent);
+    if (call->mat[a].ld > max_extent || call->mat[b].ld > max_extent || call->mat[d].ld > max_extent)
+        return gmm__decline(plan, "takes ld up to %lld", (long long)max_extent);
+    plan->kernel = gmm__wgmma_choose(call, op, kernel, dtype, b_format, processors);
     if (plan->kernel < 0) return gmm__decline(plan, "has no kernel for these types");
     k = &gmm_sm90_kernels[plan->kernel];
-    /* where the device chooses, tiles have more than half the height */
+    /* upper bound: the device may choose tiles of little more than half the height */
     tiles = wgrad ? G * gmm__ceil_div(m, 16 * k->m16) : m / (8 * k->m16) + G;
-    if (tiles > huge / gmm__ceil_div(n, k->tile_n)) return gmm__decline(plan, "takes no so many tiles");
+    if (tiles > max_extent / gmm__ceil_div(n, k->tile_n)) return gmm__decline(plan, "takes no so many tiles");
     plan->grid[0] = gmm__grid(processors, call->options.sm_limit, k->ctas_per_sm, INT32_MAX);
-    if (plan->grid[0] > 1) plan->grid[0] -= plan->grid[0] % 2; /* pairs of blocks share operands */
+    if (plan->grid[0] > 1) plan->grid[0] -= plan->grid[0] % 2; /* clusters of two CTAs */
     if (G > k->smem_groups) gmm__reserve(plan, GMM__WGMMA_GROUP_TABLES,
                                          (size_t)plan->grid[0] * gmm_sm90_table_bytes(G));
     gmm__mma_reserve_groups(call, plan);
@@ -327,35 +330,36 @@ static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gem
     return 1;
 }
 
-/* MX32 and NV16: copies become 16-bit elements in the workspace, which are multiplied. */
+/* Whether operands are MX32 or NV16, which are dequantized to 16 bits before they are multiplied. */
 static int gmm__wgmma_dequantizes(const gmm__call *call, gmm_gemm_op op) {
     const gmm_scaling scaling = call->mat[gmm__mma_role_b(op)].scaling;
     return scaling == GMM_SCALING_MX32 || scaling == GMM_SCALING_NV16;
 }
-/* Columnwise NV16 has its lines along the contraction: tokens are turned, and weights are those of another fwd. */
+/* Whether tokens are transposed while they are dequantized: wgrad of NV16, whose columnwise lines run along the
+   contraction. */
 static int gmm__wgmma_transposes(const gmm__call *call, gmm_gemm_op op) {
     return op == gmm_gemm_wgrad && call->mat[GMM__X_].scaling == GMM_SCALING_NV16;
 }
-/* The kernels that take the weights as codes, if any: lines run along the contraction, and TMA can read them. Addresses
-   are left to the plan: it must come to the same workspace while they are not known. */
+/* Format (b_format) of packed weights that kernels read directly, or 0: lines run along the contraction, and TMA can
+   read them. Addresses are checked by the plan, so that a query without addresses reports the same workspace. */
 static int32_t gmm__wgmma_packed_format(const gmm__call *call, gmm_gemm_op op) {
     const gmm_mat *b = &call->mat[gmm__mma_role_b(op)];
-    const int64_t unit = 128 / gmm_dtype_bits(b->dtype);
+    const int64_t alignment = 128 / gmm_dtype_bits(b->dtype);
     const int mx = b->scaling == GMM_SCALING_MX32;
-    if (op == gmm_gemm_wgrad || (op == gmm_gemm_dgrad && mx) || b->dtype == GMM_E5M2 || b->ld % unit ||
-        (call->groups.count > 1 && b->group_stride % unit))
+    if (op == gmm_gemm_wgrad || (op == gmm_gemm_dgrad && mx) || b->dtype == GMM_E5M2 || b->ld % alignment ||
+        (call->groups.count > 1 && b->group_stride % alignment))
         return 0;
     return !mx ? gmm_sm90_b_format_nv4 : b->dtype == GMM_E2M1 ? gmm_sm90_b_format_mx4 : gmm_sm90_b_format_mx8;
 }
-/* Rows and columns of what side 0 (A) or 1 (B) becomes; none if it is multiplied as it stands. */
-static int64_t gmm__wgmma_dequantized_rows(const gmm__call *call, gmm_gemm_op op, int side, int64_t *cols) {
+/* Rows and columns of operand 0 (A) or 1 (B) after dequantization into the workspace; 0 rows if it is not quantized. */
+static int64_t gmm__wgmma_dequantized_rows(const gmm__call *call, gmm_gemm_op op, int operand, int64_t *cols) {
     const int64_t G = call->groups.count;
-    const int role = side ? gmm__mma_role_b(op) : gmm__mma_role_a(op);
-    const int weight = role == GMM__W, turned_weight = call->mat[role].scaling == GMM_SCALING_NV16 &&
+    const int role = operand ? gmm__mma_role_b(op) : gmm__mma_role_a(op);
+    const int weight = role == GMM__W, transposed = call->mat[role].scaling == GMM_SCALING_NV16 &&
                                                       call->direction[role] == GMM_COLUMNWISE;
-    *cols = weight ? (turned_weight ? call->out : call->in) : role == GMM__X_ ? call->in : call->out;
+    *cols = weight ? (transposed ? call->out : call->in) : role == GMM__X_ ? call->in : call->out;
     if (call->mat[role].scaling == GMM_SCALING_NONE) return 0;
-    return weight ? G * (turned_weight ? call->in : call->out)
+    return weight ? G * (transposed ? call->in : call->out)
                   : call->rows + (gmm__wgmma_transposes(call, op) ? 15 * G : 0);
 }
 
@@ -367,7 +371,7 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
     const gmm_dtype dtype = a->scaling == GMM_SCALING_NONE ? a->dtype : nv && out == GMM_F16 ? GMM_F16 : GMM_BF16;
     int64_t blocks = 0, elements = 0;
     char tile[64];
-    int side;
+    int operand;
     if (a->dtype == GMM_F32 || (a->dtype == GMM_F16 && !nv))
         return gmm__decline(plan, "multiplies no %s by %s weights", gmm_dtype_name(a->dtype),
                             gmm_scaling_name(b->scaling));
@@ -379,16 +383,16 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
         return 0;
     if (gmm_sm90_kernels[plan->kernel].b_format &&
         !gmm__wgmma_check_alignment(call, gmm__mma_role_b(op), "w", plan)) return 0;
-    for (side = 0; side < 2; side++) {
+    for (operand = 0; operand < 2; operand++) {
         int64_t cols;
-        const int64_t rows = side && gmm_sm90_kernels[plan->kernel].b_format
-                                 ? 0 : gmm__wgmma_dequantized_rows(call, op, side, &cols);
+        const int64_t rows = operand && gmm_sm90_kernels[plan->kernel].b_format
+                                 ? 0 : gmm__wgmma_dequantized_rows(call, op, operand, &cols);
         if (!rows) continue;
         if (rows + G * GMM_GROUP_ROWS > INT32_MAX / gmm__ceil_div(cols, 64))
             return gmm__decline(plan, "converts no so many rows");
         blocks += gmm__ceil_div(rows + G * GMM_GROUP_ROWS, 32) * gmm__ceil_div(cols, GMM_EXPAND_SPAN);
         elements += rows * cols;
-        gmm__reserve(plan, side ? GMM__WGMMA_DEQUANTIZED_B : GMM__WGMMA_DEQUANTIZED_A, (size_t)(rows * cols) * 2);
+        gmm__reserve(plan, operand ? GMM__WGMMA_DEQUANTIZED_B : GMM__WGMMA_DEQUANTIZED_A, (size_t)(rows * cols) * 2);
     }
     if (nv) gmm__reserve(plan, GMM__WGMMA_ALPHA, 2 * (size_t)G * sizeof(float));
     if (gmm__wgmma_transposes(call, op)) {
@@ -408,27 +412,27 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
 
 static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
-    const int ra = gmm__mma_role_a(op), rb = gmm__mma_role_b(op);
-    const gmm_dtype dtype = call->mat[ra].dtype;
+    const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op);
+    const gmm_dtype dtype = call->mat[role_a].dtype;
     char tile[64];
     if (call->ctx->wgmma_unavailable) return gmm__decline(plan, "%s", call->ctx->wgmma_unavailable);
     if (gmm__wgmma_dequantizes(call, op)) return gmm__wgmma_plan_dequantized(call, plan, op);
     if (gmm__quantized(call)) return gmm__wgmma_plan_fp8(call, plan, op);
     if (dtype != GMM_BF16 && dtype != GMM_F16) return gmm__decline(plan, "multiplies no %s", gmm_dtype_name(dtype));
     if (!gmm__wgmma_plan_tiles(call, plan, op, op, dtype, 0) ||
-        !gmm__wgmma_check_alignment(call, ra, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
-        !gmm__wgmma_check_alignment(call, rb, op == gmm_gemm_wgrad ? "x" : "w", plan))
+        !gmm__wgmma_check_alignment(call, role_a, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
+        !gmm__wgmma_check_alignment(call, role_b, op == gmm_gemm_wgrad ? "x" : "w", plan))
         return 0;
     (void)snprintf(plan->note, sizeof plan->note, "%s, %d blocks", gmm__wgmma_tile_note(plan->kernel, tile),
                    plan->grid[0]);
     return 1;
 }
 
-/* Launches an FP8 product; `product` holds the split and what is not of the scales. */
+/* Launches an FP8 product; `product` holds the split and every argument except the scales. */
 static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_args *product, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
-    const int rb = gmm__mma_role_b(op);
+    const int role_b = gmm__mma_role_b(op);
     const gmm_fp8_kernel *k = &gmm_fp8_kernels[plan->kernel];
     gmm_fp8_args args;
     cudaError_t e = cudaSuccess;
@@ -436,42 +440,42 @@ static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_ar
     args.p = product->p;
     args.groups = product->groups;
     args.a_scale = call->mat[gmm__mma_role_a(op)];
-    args.b_scale = call->mat[rb];
+    args.b_scale = call->mat[role_b];
     args.b_scale.table = product->p.b.table;
     args.wgrad = op == gmm_gemm_wgrad;
     args.b_columnwise = op == gmm_gemm_dgrad;
     if (call->groups.count > k->smem_groups) args.tables = (int32_t *)gmm__part(plan, GMM__WGMMA_GROUP_TABLES);
     if (args.b_scale.scale_table && (args.b_scale.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) {
         args.b_scale.scale_table = (void *const *)gmm__part(plan, GMM__MMA_SCALE_TABLE);
-        e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALE_TABLE), call->mat[rb].scale_table, call->groups.count,
+        e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALE_TABLE), call->mat[role_b].scale_table, call->groups.count,
                             stream);
     }
     if (e == cudaSuccess) e = gmm_launch_fp8(call->ctx->wgmma_encode, plan->kernel, plan->grid[0], &args, stream);
     return gmm__cuda_status(call, e);
 }
 
-/* Converts the copies of a product and puts what they become in their place. `product` holds the rest, and the split:
-   offsets, where tokens are converted. */
+/* Enqueues the dequantization of a product's operands and makes `product` address the results. Where tokens are
+   dequantized, the split of `product` has row offsets. */
 static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, gmm_sm90_args *product, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
-    const int turns = gmm__wgmma_transposes(call, op);
+    const int transposes = gmm__wgmma_transposes(call, op);
     const int64_t G = call->groups.count;
     gmm_expand_args args;
     cudaError_t e = cudaSuccess;
-    int side;
+    int operand;
     memset(&args, 0, sizeof args);
     args.dtype = gmm_sm90_kernels[plan->kernel].dtype;
     args.groups = call->groups.count;
     args.offsets = (const int64_t *)product->groups.splits;
     args.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
-    for (side = 0; side < 2; side++) {
-        const int role = side ? gmm__mma_role_b(op) : gmm__mma_role_a(op);
-        gmm_expand_operand *s = &args.operand[side];
-        gmm_kmat *m = side ? &product->p.b : &product->p.a;
+    for (operand = 0; operand < 2; operand++) {
+        const int role = operand ? gmm__mma_role_b(op) : gmm__mma_role_a(op);
+        gmm_expand_operand *s = &args.operand[operand];
+        gmm_kmat *m = operand ? &product->p.b : &product->p.a;
         int64_t cols;
         if (call->mat[role].scaling == GMM_SCALING_NONE) continue;
-        (void)gmm__wgmma_dequantized_rows(call, op, side, &cols);
+        (void)gmm__wgmma_dequantized_rows(call, op, operand, &cols);
         s->src = call->mat[role];
         s->src.table = m->table;
         if (role == GMM__W && s->src.scale_table && (s->src.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) {
@@ -479,7 +483,7 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, gmm_sm90_args *pr
             e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALE_TABLE), call->mat[role].scale_table, G, stream);
             if (e != cudaSuccess) return gmm__cuda_status(call, e);
         }
-        if (side && gmm_sm90_kernels[plan->kernel].b_format) { /* as they stand, to the kernel */
+        if (operand && gmm_sm90_kernels[plan->kernel].b_format) { /* the GEMM kernel dequantizes them */
             product->codes = s->src;
             product->along = call->direction[role];
             product->rows = (int32_t)call->out;
@@ -488,7 +492,7 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, gmm_sm90_args *pr
             s->src.dtype = GMM_NONE;
             continue;
         }
-        s->dst = (uint16_t *)gmm__part(plan, side ? GMM__WGMMA_DEQUANTIZED_B : GMM__WGMMA_DEQUANTIZED_A);
+        s->dst = (uint16_t *)gmm__part(plan, operand ? GMM__WGMMA_DEQUANTIZED_B : GMM__WGMMA_DEQUANTIZED_A);
         s->direction = call->direction[role];
         s->grouped = role != GMM__W;
         s->rows = (int32_t)(role == GMM__W ? call->out : call->rows);
@@ -507,35 +511,36 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, gmm_sm90_args *pr
         product->alpha2 = args.factor + G;
         product->p.alpha_per_group = 1;
     }
-    if (turns) {
+    if (transposes) {
         args.units = (const int32_t *)gmm__part(plan, GMM__WGMMA_TILES16);
         args.ends = (int64_t *)gmm__part(plan, GMM__WGMMA_OFFSETS16);
         product->groups.splits = args.ends;
         product->groups.capacity = product->p.capacity = call->rows + 15 * G;
     }
     if (args.operand[0].src.dtype == GMM_NONE && args.operand[1].src.dtype == GMM_NONE && !args.factor) return GMM_OK;
-    return gmm__cuda_status(call, gmm_launch_expand(turns, plan->grid[1], call->options.sm_limit > 0,
+    return gmm__cuda_status(call, gmm_launch_expand(transposes, plan->grid[1], call->options.sm_limit > 0,
                                                     gmm__mma_pdl(call), &args, stream));
 }
 
 static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
-    const int wgrad = op == gmm_gemm_wgrad, expands = gmm__wgmma_dequantizes(call, op);
-    const int fp8 = gmm__quantized(call) && !expands;
-    const int tokens = expands && call->mat[gmm__mma_role_a(op)].scaling != GMM_SCALING_NONE;
+    const int wgrad = op == gmm_gemm_wgrad, dequantizes = gmm__wgmma_dequantizes(call, op);
+    const int fp8 = gmm__quantized(call) && !dequantizes;
+    const int quantized_tokens = dequantizes && call->mat[gmm__mma_role_a(op)].scaling != GMM_SCALING_NONE;
     gmm_sm90_args args;
     gmm_status s = GMM_OK;
     cudaError_t e = cudaSuccess;
 
     memset(&args, 0, sizeof args);
     args.groups = call->groups;
-    if (call->groups.on_host || tokens) {
+    if (call->groups.on_host || quantized_tokens) {
         int64_t *offsets = (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
-        if (expands && gmm__wgmma_transposes(call, op)) /* first: tiles of 16 rows, to another place */
+        if (dequantizes && gmm__wgmma_transposes(call, op)) /* prefix sums of blocks of 16 rows */
             s = gmm__mma_enqueue_offsets(call, offsets, (int32_t *)gmm__part(plan, GMM__WGMMA_TILES16), 16, stream);
         if (s == GMM_OK)
-            s = gmm__mma_enqueue_offsets(call, offsets, tokens ? (int32_t *)gmm__part(plan, GMM__MMA_TILES) : NULL,
+            s = gmm__mma_enqueue_offsets(call, offsets,
+                                         quantized_tokens ? (int32_t *)gmm__part(plan, GMM__MMA_TILES) : NULL,
                                  GMM_GROUP_ROWS, stream);
         if (s != GMM_OK) return s;
         args.groups.splits = offsets;
@@ -552,8 +557,8 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
         e = gmm_launch_tail(plan->grid[0], &tail, stream);
         if (e != cudaSuccess) return gmm__cuda_status(call, e);
     }
-    if (expands && (s = gmm__wgmma_dequantize(plan, &args, stream)) != GMM_OK) return s;
-    if (call->rows == 0) { /* token matrices may have no address then, and maps need one */
+    if (dequantizes && (s = gmm__wgmma_dequantize(plan, &args, stream)) != GMM_OK) return s;
+    if (call->rows == 0) { /* token matrices may have no address; tensor maps need one */
         args.p.a.data = plan->workspace;
         if (wgrad) args.p.b.data = plan->workspace;
         else args.p.d.data = plan->workspace;

@@ -223,7 +223,7 @@ static void required_engine(int arg) {
     if (got == GMM_OK) gmm_destroy(ctx);
     if (gmm_linear_query(T.ctx, s.op, &r.d, &info) == GMM_OK) T_CHECK(got == GMM_OK, "\"%s\"", error.text);
     else if (engine == GMM_ENGINE_CUBLASLT && got == GMM_OK) /* is there, and wants splits on the host */
-        T_CHECK(strstr(gmm_last_error(T.ctx), "splits"), "\"%s\"", gmm_last_error(T.ctx));
+        T_CHECK(strstr(gmm_last_error(T.ctx), "groups.on_host"), "\"%s\"", gmm_last_error(T.ctx));
     else refused(&c, strstr(error.text, "not in this build") ? GMM_E_BUILD : GMM_E_DEVICE, "config.require_engine",
                  gmm_engine_name(engine));
     c.struct_size = (uint32_t)offsetof(gmm_config, require_engine); /* an older version requires none */

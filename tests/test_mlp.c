@@ -814,7 +814,7 @@ static void delayed_copies(int arg) {
                 g->dw[k].table = g->table[k];
             } else if (s.form == T_TABLE) {
                 void *const table = t_alloc(sizeof g->table[k]);
-                t_download(g->table[k], dw[k]->table, sizeof g->table[k]);
+                memcpy(g->table[k], dw[k]->table, sizeof g->table[k]);
                 t_upload(table, g->table[k], sizeof g->table[k]);
                 g->dw[k].table = (void *const *)table;
             }

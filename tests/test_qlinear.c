@@ -3,6 +3,7 @@
    test_quantize.c checks. */
 #include "test.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -524,7 +525,7 @@ static void odd_addresses(int arg) {
         move_odd(&r.w, c.groups, c.N, c.K);
         move_odd(&r.dy, c.groups, r.capacity, c.N);
         workspace = t_workspace(info.workspace_bytes);
-        if (T.engine == GMM_ENGINE_WGMMA) { /* demanded, and the query said what it depends on */
+        if (r.options.engine == GMM_ENGINE_WGMMA) { /* demanded, and the query said what it depends on */
             T_CHECK(strstr(info.note, "only for addresses at multiples of 16 bytes"), "note \"%s\"", info.note);
             T_REFUSED(GMM_E_UNSUPPORTED, run_with(&r.d, c.op, workspace, info.workspace_bytes), "16 bytes", NULL);
             continue;
@@ -1326,8 +1327,10 @@ static void check_shifted(const qrun *r, const float *before, int power, const c
     const float *const got = (const float *)t_mat_bits(&r->out);
     for (int64_t j = 0; j < r->out.count * r->out.rows * r->out.cols; j++) {
         const float want = ldexpf(before[j], power);
-        T_CHECK(memcmp(&got[j], &want, 4) == 0, "op %d, %s %d, element %d: %a, want %a", op, what, i, (int)j,
-                (double)got[j], (double)want);
+        /* a result that is no normal number may be rounded once more on its way */
+        const double apart = fabsf(want) < FLT_MIN ? ldexp(1.0, -149) : 0.0;
+        T_CHECK(memcmp(&got[j], &want, 4) == 0 || fabs((double)got[j] - (double)want) <= apart,
+                "op %d, %s %d, element %d: %a, want %a", op, what, i, (int)j, (double)got[j], (double)want);
     }
 }
 

@@ -525,7 +525,7 @@ static void odd_addresses(int arg) {
         move_odd(&r.w, c.groups, c.N, c.K);
         move_odd(&r.dy, c.groups, r.capacity, c.N);
         workspace = t_workspace(info.workspace_bytes);
-        if (strstr(info.note, "only for addresses at multiples of 16 bytes")) { /* a demanded engine, whose query says so */
+        if (strstr(info.note, "only for addresses at multiples of 16 bytes")) { /* of a demanded engine */
             T_REFUSED(GMM_E_UNSUPPORTED, run_with(&r.d, c.op, workspace, info.workspace_bytes), "16 bytes", NULL);
             continue;
         }

@@ -64,23 +64,28 @@ int main() try {
     route.counts = counts.data();
     run(ctx, gmm_topk_query, GMM_OP_TOPK_FWD, gmm_topk_fwd, route);
 
-    gmm_permute move = GMM_ZERO;
-    move.experts = experts;
-    move.tokens = tokens;
-    move.capacity = tokens * topk;
-    move.hidden = hidden;
-    move.topk = topk;
-    move.indices = indices.data();
-    move.row_of = row_of.data();
-    move.slot_of = slot_of.data();
-    move.sizes = sizes.data();
-    move.x = &mx;
-    move.probs = probs.data();
-    move.rows = &mrows;
-    move.out = &mout;
-    run(ctx, gmm_permute_query, GMM_OP_PERMUTE_MAP, gmm_permute_map, move);
-    run(ctx, gmm_permute_query, GMM_OP_PERMUTE_FWD, gmm_permute_fwd, move);
-    run(ctx, gmm_permute_query, GMM_OP_UNPERMUTE_FWD, gmm_unpermute_fwd, move);
+    gmm_permute map = GMM_ZERO; // what all calls share; each takes the operands that its contract lists, and no others
+    map.experts = experts;
+    map.tokens = tokens;
+    map.capacity = tokens * topk;
+    map.hidden = hidden;
+    map.topk = topk;
+    map.indices = indices.data();
+    map.row_of = row_of.data();
+    map.slot_of = slot_of.data();
+    map.sizes = sizes.data();
+    run(ctx, gmm_permute_query, GMM_OP_PERMUTE_MAP, gmm_permute_map, map);
+
+    gmm_permute permute = map;
+    permute.x = &mx;
+    permute.rows = &mrows;
+    run(ctx, gmm_permute_query, GMM_OP_PERMUTE_FWD, gmm_permute_fwd, permute);
+
+    gmm_permute combine = map;
+    combine.probs = probs.data();
+    combine.rows = &mrows;
+    combine.out = &mout;
+    run(ctx, gmm_permute_query, GMM_OP_UNPERMUTE_FWD, gmm_unpermute_fwd, combine);
 
     float worst = 0.0f;
     for (size_t i = 0; i < x.size(); i++) worst = std::fmax(worst, std::fabs(out[i] - x[i]));

@@ -191,7 +191,7 @@ def legends_inside(t):
 
 @case
 def planner_explains(t):
-    """Every column has its meaning below the table; moments are told to whoever does not know them."""
+    """Every column has its meaning below the table; the term "moments" is explained."""
     out = t.run("gtp_planner", "--gpus", "4", "--svg", "")
     for column in "weights", "gradient", "moments", "gathered", "wgrad", "received", "gathers", "reduce", "step":
         assert re.search(r"^ +%s  \w" % column, out, re.M), column

@@ -183,10 +183,10 @@ typedef struct input {
 static char *path_of(const char *pattern, const gmm_ckpt_rank *r) {
     const struct { const char *name; int32_t rank; } fields[] = {
         {"{ep}", r->ep_rank}, {"{etp}", r->etp_rank}, {"{gtp}", r->gtp_rank}};
-    const size_t room = strlen(pattern) + 64;
-    char *path = (char *)get(room);
+    const size_t capacity = strlen(pattern) + 64;
+    char *path = (char *)get(capacity);
     size_t n = 0;
-    while (*pattern && n + 16 < room) {
+    while (*pattern && n + 16 < capacity) {
         int i;
         for (i = 0; i < 3; i++)
             if (!strncmp(pattern, fields[i].name, strlen(fields[i].name))) break;
@@ -194,7 +194,7 @@ static char *path_of(const char *pattern, const gmm_ckpt_rank *r) {
             path[n++] = *pattern++;
             continue;
         }
-        n += (size_t)snprintf(path + n, room - n, "%d", (int)fields[i].rank);
+        n += (size_t)snprintf(path + n, capacity - n, "%d", (int)fields[i].rank);
         pattern += strlen(fields[i].name);
     }
     return path;
@@ -351,7 +351,7 @@ static void check_complete(input *in, const gmm_ckpt_source *source) {
 
 /* The scheme that has most keys of the input, NULL if none has any; of equals one that reads without an error and finds
    gate rows, then the one with the fewest rows. `others` gets the names of those that fit as well. */
-static const gmm_ckpt_scheme *find_scheme(gmm_ckpt_source *source, char *others, size_t room) {
+static const gmm_ckpt_scheme *find_scheme(gmm_ckpt_source *source, char *others, size_t capacity) {
     const gmm_ckpt_scheme *best = NULL, *scheme;
     int64_t best_score = 0;
     *others = 0;
@@ -373,7 +373,7 @@ static const gmm_ckpt_scheme *find_scheme(gmm_ckpt_source *source, char *others,
         if (score == best_score) {
             const gmm_ckpt_scheme *more = scheme->count < best->count ? best : scheme;
             const size_t used = strlen(others);
-            snprintf(others + used, room - used, "%s%s", used ? ", " : "", more->name);
+            snprintf(others + used, capacity - used, "%s%s", used ? ", " : "", more->name);
             if (more == scheme) continue;
         }
         best = scheme;
@@ -747,11 +747,11 @@ static void lock_output(const output *o) {
 
 enum { WIDEST = 80 }; /* characters of a pattern in a table */
 
-static const char *size_text(double bytes, char *text, size_t room) {
+static const char *size_text(double bytes, char *text, size_t capacity) {
     const char *const units[] = {"B", "KB", "MB", "GB", "TB", "PB"};
     int u = 0;
     for (; bytes >= 1000 && u < 5; u++) bytes /= 1000;
-    snprintf(text, room, u ? "%.2f %s" : "%.0f %s", bytes, units[u]);
+    snprintf(text, capacity, u ? "%.2f %s" : "%.0f %s", bytes, units[u]);
     return text;
 }
 

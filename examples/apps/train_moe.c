@@ -243,13 +243,13 @@ static int stop_code(void) { return 128 + (stop_signal ? (int)stop_signal : SIGT
 
 typedef struct text {
     unsigned char *bytes;
-    int64_t size, room;
+    int64_t size, capacity;
     int64_t train; /* the bytes before are learned, those from here on are held out */
     int64_t files;
     char from[4096]; /* the file, or the folder of the files */
 } text;
 
-typedef struct paths { char **items; size_t count, room; } paths;
+typedef struct paths { char **items; size_t count, capacity; } paths;
 
 static int is_source(const char *name) {
     static const char *const endings[] = {".h", ".cuh", ".c", ".cu", ".py", ".md"};
@@ -269,19 +269,19 @@ static void find_sources(const char *root, const char *folder, int below, paths 
     open = opendir(path);
     if (!open) return;
     while ((entry = readdir(open)) != NULL) {
-        size_t room = strlen(folder) + strlen(entry->d_name) + 2;
+        size_t capacity = strlen(folder) + strlen(entry->d_name) + 2;
         struct stat about;
         char *name;
         if (entry->d_name[0] == '.') continue;
-        name = (char *)get(room);
-        snprintf(name, room, "%s%s%s", folder, *folder ? "/" : "", entry->d_name);
+        name = (char *)get(capacity);
+        snprintf(name, capacity, "%s%s%s", folder, *folder ? "/" : "", entry->d_name);
         if (snprintf(path, sizeof path, "%s/%s", root, name) >= (int)sizeof path) die("%s: the path is too long", root);
         if (lstat(path, &about) == 0 && S_ISDIR(about.st_mode)) {
             if (below) find_sources(root, name, 1, list);
         } else if (S_ISREG(about.st_mode) && is_source(entry->d_name)) {
-            if (list->count == list->room) {
-                list->room = list->room * 2 + 64;
-                list->items = (char **)realloc(list->items, list->room * sizeof *list->items);
+            if (list->count == list->capacity) {
+                list->capacity = list->capacity * 2 + 64;
+                list->items = (char **)realloc(list->items, list->capacity * sizeof *list->items);
                 if (!list->items) die("out of memory");
             }
             list->items[list->count++] = name;
@@ -332,9 +332,9 @@ static void append_file(text *t, const char *path) {
     size_t n;
     if (!in) die("cannot open %s: %s", path, strerror(errno));
     do {
-        if (t->room - t->size < 65536) {
-            t->room = t->room * 2 + (1 << 20);
-            t->bytes = (unsigned char *)realloc(t->bytes, (size_t)t->room);
+        if (t->capacity - t->size < 65536) {
+            t->capacity = t->capacity * 2 + (1 << 20);
+            t->bytes = (unsigned char *)realloc(t->bytes, (size_t)t->capacity);
             if (!t->bytes) die("out of memory");
         }
         n = fread(t->bytes + t->size, 1, 65536, in);
@@ -503,17 +503,17 @@ typedef struct team {
 } team;
 
 #ifdef GMM_WITH_CPU_RANKS
-enum { MEETING_ROOM = 1 << 20 };
+enum { MEETING_BYTES = 1 << 20 };
 struct meeting {
     pthread_barrier_t barrier;
-    char room[64][MEETING_ROOM];
+    char bytes[64][MEETING_BYTES];
 };
 static void meeting_gather(meeting *m, int size, int rank, const char *from, char *out, size_t bytes) {
-    for (size_t at = 0; at < bytes; at += MEETING_ROOM) {
-        const size_t n = bytes - at < MEETING_ROOM ? bytes - at : MEETING_ROOM;
-        memcpy(m->room[rank], from + at, n);
+    for (size_t at = 0; at < bytes; at += MEETING_BYTES) {
+        const size_t n = bytes - at < MEETING_BYTES ? bytes - at : MEETING_BYTES;
+        memcpy(m->bytes[rank], from + at, n);
         (void)pthread_barrier_wait(&m->barrier);
-        for (int i = 0; i < size; i++) memcpy(out + (size_t)i * bytes + at, m->room[i], n);
+        for (int i = 0; i < size; i++) memcpy(out + (size_t)i * bytes + at, m->bytes[i], n);
         (void)pthread_barrier_wait(&m->barrier);
     }
 }
@@ -542,7 +542,7 @@ static int meeting_begin(int size, meeting **out) {
     for (int left = size; left > 0;) {
         const pid_t done = wait(&status);
         int ends;
-        if (done < 0) { /* a stop; ranks that the terminal has told do not mind to be told again */
+        if (done < 0) { /* a stop; ranks that the terminal has signalled too may get the signal twice */
             for (int i = 0; i < size; i++)
                 if (pids[i] > 0) (void)kill(pids[i], SIGTERM);
             continue;
@@ -1919,15 +1919,15 @@ static void print_sample(model *m, const text *t) {
 /* Masters under Megatron-like names ("decoder.layers.0.mlp.experts.linear_fc1.weight3" is expert 3), all fp32, with
    AdamW's moments as optimizer.exp_avg.NAME and optimizer.exp_avg_sq.NAME; the state of delayed scaling; step, random
    state, the options that make the model, and the text's size and hash as metadata. */
-enum { SETS = 3, NAME_ROOM = 160 };
+enum { SETS = 3, NAME_CAPACITY = 160 };
 
 static const char *const set_names[SETS] = {"", "optimizer.exp_avg.", "optimizer.exp_avg_sq."};
 
 static float *set_values(const param *p, int set) { return set == 0 ? p->master : set == 1 ? p->first : p->second; }
 
 static void tensor_name(char *name, const param *p, int set, int e) {
-    if (p->indexed) snprintf(name, NAME_ROOM, "%s%s%d", set_names[set], p->name, e);
-    else snprintf(name, NAME_ROOM, "%s%s", set_names[set], p->name);
+    if (p->indexed) snprintf(name, NAME_CAPACITY, "%s%s%d", set_names[set], p->name, e);
+    else snprintf(name, NAME_CAPACITY, "%s%s", set_names[set], p->name);
 }
 
 static int64_t tensor_count(const model *m) {
@@ -1952,7 +1952,7 @@ static void delayed_tensor(st_tensor *t, char *name, int64_t i) {
     const struct delayed_row *r = &delayed_rows[i % DELAYED / 2];
     const int64_t length = i & 1 ? SCALE_HISTORY : 1;
     memset(t, 0, sizeof *t);
-    snprintf(name, NAME_ROOM, "decoder.layers.%d.mlp.experts.%s._extra_state.%s_%s", (int)(i / DELAYED), r->linear,
+    snprintf(name, NAME_CAPACITY, "decoder.layers.%d.mlp.experts.%s._extra_state.%s_%s", (int)(i / DELAYED), r->linear,
              i & 1 ? "amax_history" : "scale", r->way);
     t->name = name;
     strcpy(t->dtype, "F32");
@@ -2029,12 +2029,12 @@ static const void *rows_as_held(const param *p, const char *from) {
    whole. 0 = failed, for to->error. */
 static int move_shards(const model *m, const st_file *file, places *to) {
     enum { SCRATCH = 1 << 20 };
-    const int64_t room = tensor_count(m);
-    gmm_gtp_item *items = (gmm_gtp_item *)get((size_t)room * sizeof *items);
-    gmm_gtp_stored *stored = (gmm_gtp_stored *)get((size_t)room * sizeof *stored);
+    const int64_t capacity = tensor_count(m);
+    gmm_gtp_item *items = (gmm_gtp_item *)get((size_t)capacity * sizeof *items);
+    gmm_gtp_stored *stored = (gmm_gtp_stored *)get((size_t)capacity * sizeof *stored);
     gmm_shard *shards = (gmm_shard *)get((size_t)m->param_count * 2 * sizeof *shards);
-    char (*names)[NAME_ROOM] = (char (*)[NAME_ROOM])get((size_t)room * sizeof *names);
-    void **owned = (void **)get((size_t)room * sizeof *owned);
+    char (*names)[NAME_CAPACITY] = (char (*)[NAME_CAPACITY])get((size_t)capacity * sizeof *names);
+    void **owned = (void **)get((size_t)capacity * sizeof *owned);
     gmm_ckpt_part part = GMM_ZERO;
     gmm_ckpt_table *table;
     gmm_ckpt_plan *plan = NULL;
@@ -2102,7 +2102,7 @@ static int move_shards(const model *m, const st_file *file, places *to) {
 static void save_checkpoint(const model *m, const text *t, const char *path) {
     int64_t count = tensor_count(m) + delayed_count(m), n = 0, at = 0, sharded = 0;
     st_tensor *tensors = (st_tensor *)get((size_t)count * sizeof *tensors);
-    char (*names)[NAME_ROOM] = (char (*)[NAME_ROOM])get((size_t)count * sizeof *names);
+    char (*names)[NAME_CAPACITY] = (char (*)[NAME_CAPACITY])get((size_t)count * sizeof *names);
     places to = {NULL, NULL, NULL, NULL, {""}};
     notebook notes;
     st_writer writer, *shared[64];
@@ -2231,7 +2231,7 @@ static uint64_t metadata_number(const st_file *file, const char *path, const cha
 }
 
 static void load_checkpoint(model *m, const text *t, st_file *file, const char *path) {
-    char name[NAME_ROOM];
+    char name[NAME_CAPACITY];
     places to = {NULL, NULL, NULL, NULL, {""}};
     int64_t sharded = 0;
     if (metadata_number(file, path, "text.bytes", 10) != (uint64_t)t->size ||
@@ -2293,15 +2293,15 @@ static void load_checkpoint(model *m, const text *t, st_file *file, const char *
 
 typedef struct history {
     double *step, *train, *held_out;
-    int count, room;
+    int count, capacity;
 } history;
 
 static void history_add(history *h, double step, double train, double held_out) {
-    if (h->count == h->room) {
-        h->room = h->room * 2 + 64;
-        h->step = (double *)realloc(h->step, (size_t)h->room * sizeof(double));
-        h->train = (double *)realloc(h->train, (size_t)h->room * sizeof(double));
-        h->held_out = (double *)realloc(h->held_out, (size_t)h->room * sizeof(double));
+    if (h->count == h->capacity) {
+        h->capacity = h->capacity * 2 + 64;
+        h->step = (double *)realloc(h->step, (size_t)h->capacity * sizeof(double));
+        h->train = (double *)realloc(h->train, (size_t)h->capacity * sizeof(double));
+        h->held_out = (double *)realloc(h->held_out, (size_t)h->capacity * sizeof(double));
         if (!h->step || !h->train || !h->held_out) die("out of memory");
     }
     h->step[h->count] = step;

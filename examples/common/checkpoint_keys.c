@@ -99,15 +99,15 @@ typedef struct search {
     int failed;                /* no memory */
 } search;
 
-static void *grown(search *s, void *array, int64_t count, int64_t *room, size_t size) {
+static void *grown(search *s, void *array, int64_t count, int64_t *capacity, size_t size) {
     void *larger;
-    if (count < *room) return array;
+    if (count < *capacity) return array;
     larger = realloc(array, (size_t)(count * 2 + 64) * size);
     if (!larger) {
         s->failed = 1;
         return array;
     }
-    *room = count * 2 + 64;
+    *capacity = count * 2 + 64;
     return larger;
 }
 
@@ -364,19 +364,19 @@ static void count_experts(search *s, int64_t stated) {
 /* The name that a row gives, with N for the expert where `expert` is -1. */
 static char *name_of(search *s, const hit *h, int32_t row, int64_t expert) {
     const char *pattern = s->scheme->rows[row].pattern, *state = s->source->states ? s->source->states[h->state] : "";
-    const size_t room = strlen(pattern) + strlen(state) + strlen(s->prefix) + 48;
-    char *text = (char *)malloc(room);
+    const size_t capacity = strlen(pattern) + strlen(state) + strlen(s->prefix) + 48;
+    char *text = (char *)malloc(capacity);
     size_t n;
     s->failed |= !text;
     if (!text) return NULL;
-    n = (size_t)snprintf(text, room, "%s%s", state, s->prefix);
+    n = (size_t)snprintf(text, capacity, "%s%s", state, s->prefix);
     while (*pattern) {
         if (*pattern != '{') {
             text[n++] = *pattern++;
             continue;
         }
         if (pattern[1] == 'e' && expert < 0) text[n++] = 'N';
-        else n += (size_t)snprintf(text + n, room - n, "%lld", (long long)(pattern[1] == 'L' ? h->layer : expert));
+        else n += (size_t)snprintf(text + n, capacity - n, "%lld", (long long)(pattern[1] == 'L' ? h->layer : expert));
         pattern += 3;
     }
     text[n] = 0;

@@ -26,14 +26,14 @@ int file_place_of(file_place *place, const char *path) {
     const size_t length = strlen(path);
     char *folder = (char *)malloc(length + 2), *real = NULL;
     struct stat about;
-    size_t room;
+    size_t capacity;
     memset(place, 0, sizeof *place);
     if (!folder) return 0;
     snprintf(folder, length + 2, "%.*s", slash ? (int)(slash - path) + 1 : 1, slash ? path : ".");
     real = realpath(folder, NULL);
-    room = (real ? strlen(real) : strlen(folder)) + strlen(name) + 2;
-    place->entry = (char *)malloc(room);
-    if (place->entry) snprintf(place->entry, room, "%s/%s", real ? real : folder, name);
+    capacity = (real ? strlen(real) : strlen(folder)) + strlen(name) + 2;
+    place->entry = (char *)malloc(capacity);
+    if (place->entry) snprintf(place->entry, capacity, "%s/%s", real ? real : folder, name);
     free(real);
     free(folder);
     place->exists = !stat(path, &about);

@@ -36,7 +36,7 @@ void progress_update(progress *p, int64_t done, const char *text) {
     enum { BAR = 20 };
     double now = progress_seconds(), share, left;
     int64_t span = p->total - p->first;
-    int filled, room, shown = 0;
+    int filled, capacity, shown = 0;
     const char *end = text;
     if (!p->terminal || (now - p->drawn < 0.1 && done < p->total)) return;
     p->drawn = now;
@@ -45,8 +45,8 @@ void progress_update(progress *p, int64_t done, const char *text) {
     filled = (int)(share * BAR + 0.5);
     fprintf(p->out, "\r\033[K[%.*s%.*s] %3d%% %2d:%02d left  ", filled, "####################", BAR - filled,
             "....................", (int)(share * 100), (int)left / 60, (int)left % 60);
-    room = columns(p->out) - BAR - 21; /* a line that wraps could not be rewritten */
-    for (; *end && shown < room; end++) shown += ((unsigned char)end[1] & 0xC0) != 0x80; /* characters, not bytes */
+    capacity = columns(p->out) - BAR - 21; /* a line that wraps could not be rewritten */
+    for (; *end && shown < capacity; end++) shown += ((unsigned char)end[1] & 0xC0) != 0x80; /* characters, not bytes */
     fprintf(p->out, "%.*s", (int)(end - text), text);
     fflush(p->out);
     p->shown = 1;

@@ -267,7 +267,7 @@ static int64_t header_length(const unsigned char *bytes, int64_t size, st_error 
 static int read_header(struct st_inside *in, st_file *file, const unsigned char *header, int64_t length,
                        int64_t data_bytes, st_error *error) {
     const cJSON *item;
-    int64_t next = 0, room;
+    int64_t next = 0, capacity;
     int seen_metadata = 0;
     char *text;
     if (!scan_header(header, (size_t)length, error)) return 0;
@@ -281,8 +281,8 @@ static int read_header(struct st_inside *in, st_file *file, const unsigned char 
     if (!in->json) return fail(error, "the header is not valid JSON");
     if (!cJSON_IsObject((cJSON *)in->json)) return fail(error, "the header is no JSON object");
 
-    room = cJSON_GetArraySize((cJSON *)in->json);
-    in->tensors = (st_tensor *)malloc(((size_t)room + 1) * sizeof *in->tensors);
+    capacity = cJSON_GetArraySize((cJSON *)in->json);
+    in->tensors = (st_tensor *)malloc(((size_t)capacity + 1) * sizeof *in->tensors);
     if (!in->tensors) return fail(error, "out of memory");
     cJSON_ArrayForEach(item, (const cJSON *)in->json) {
         if (!strcmp(item->string, "__metadata__")) {
@@ -418,9 +418,9 @@ static entry *index_entries(const cJSON *json, int64_t *count, st_error *error) 
 
 static char *beside(const char *path, const char *name) {
     const char *slash = strrchr(path, '/');
-    const size_t folder = slash ? (size_t)(slash - path) + 1 : 0, room = folder + strlen(name) + 1;
-    char *joined = (char *)malloc(room);
-    if (joined) snprintf(joined, room, "%.*s%s", (int)folder, path, name);
+    const size_t folder = slash ? (size_t)(slash - path) + 1 : 0, capacity = folder + strlen(name) + 1;
+    char *joined = (char *)malloc(capacity);
+    if (joined) snprintf(joined, capacity, "%.*s%s", (int)folder, path, name);
     return joined;
 }
 
@@ -620,19 +620,19 @@ int st_read(const st_file *file, int64_t at, void *to, int64_t bytes, st_error *
 
 /* ---------------------------------------------------------------------------------------------------- Writing --- */
 
-typedef struct text { char *bytes; size_t size, room; int failed; } text;
+typedef struct text { char *bytes; size_t size, capacity; int failed; } text;
 
 static void put(text *t, const char *bytes, size_t size) {
     if (t->failed) return;
-    if (t->size + size > t->room) {
-        size_t room = (t->size + size) * 2 + 4096;
-        char *grown = (char *)realloc(t->bytes, room);
+    if (t->size + size > t->capacity) {
+        size_t capacity = (t->size + size) * 2 + 4096;
+        char *grown = (char *)realloc(t->bytes, capacity);
         if (!grown) {
             t->failed = 1;
             return;
         }
         t->bytes = grown;
-        t->room = room;
+        t->capacity = capacity;
     }
     memcpy(t->bytes + t->size, bytes, size);
     t->size += size;
@@ -730,7 +730,7 @@ static int begins_with(int descriptor, const text *header, int64_t size) {
     return 1;
 }
 
-/* Takes the disk's room at once, where the system can. */
+/* Reserves the file's blocks on the disk at once, where the system can. */
 static int reserve(int descriptor, int64_t size, st_error *error) {
     if (ftruncate(descriptor, (off_t)size)) return fail(error, "cannot write: %s", strerror(errno));
 #ifdef __linux__
@@ -790,16 +790,16 @@ int st_create_resumable(st_writer *writer, const char *path, const st_resume *re
     free(names);
     ok = put_header(&header, tensors, count, metadata, metadata_count, error);
     if (ok) {
-        const size_t room = strlen(path) + (temporary ? strlen(temporary) : 0) + 32;
+        const size_t capacity = strlen(path) + (temporary ? strlen(temporary) : 0) + 32;
         const int64_t size = (int64_t)header.size + writer->data_bytes;
         writer->data_at = (int64_t)header.size;
-        writer->path = (char *)malloc(room);
-        writer->temporary = (char *)malloc(room);
+        writer->path = (char *)malloc(capacity);
+        writer->temporary = (char *)malloc(capacity);
         if (!writer->path || !writer->temporary) ok = fail(error, "out of memory");
         if (ok) {
             strcpy(writer->path, path);
             if (temporary) strcpy(writer->temporary, temporary);
-            else snprintf(writer->temporary, room, "%s.%ld.tmp", path, (long)getpid());
+            else snprintf(writer->temporary, capacity, "%s.%ld.tmp", path, (long)getpid());
         }
         writer->header = hash(header.bytes + 8, (int64_t)header.size - 8);
         if (ok && resume && resume->earlier) reopen(writer, resume, &header, size);
@@ -921,8 +921,8 @@ void st_abandon(st_writer *writer) {
 
 int st_write_index(const char *path, const char *const *files, const st_tensor *tensors, const int64_t *owner,
                    int64_t count, st_error *error) {
-    const size_t room = strlen(path) + 32;
-    char *temporary = (char *)malloc(room);
+    const size_t capacity = strlen(path) + 32;
+    char *temporary = (char *)malloc(capacity);
     text t = {NULL, 0, 0, 0};
     int64_t bytes = 0;
     int ok = temporary || fail(error, "out of memory"), descriptor;
@@ -939,7 +939,7 @@ int st_write_index(const char *path, const char *const *files, const st_tensor *
     put_text(&t, "}}\n");
     if (ok && t.failed) ok = fail(error, "out of memory");
     if (ok) {
-        snprintf(temporary, room, "%s.%ld.tmp", path, (long)getpid());
+        snprintf(temporary, capacity, "%s.%ld.tmp", path, (long)getpid());
         descriptor = open(temporary, O_WRONLY | O_CREAT | O_EXCL, 0666);
         ok = descriptor >= 0 || fail(error, "cannot create %.300s: %s", temporary, strerror(errno));
         if (ok) ok = write_at(descriptor, 0, t.bytes, (int64_t)t.size, error);

@@ -397,7 +397,7 @@ static int self_test(void) {
     options o;
     int failed = 0;
     rows.id = ids;
-    rows.count = rows.room = 3;
+    rows.count = rows.capacity = 3;
     for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++)
         failed += report(&rows, tests[i].m, 1.0) != tests[i].want;
     failed += median(odd, 3) != 2.0 || median(even, 4) != 2.5;

@@ -12,9 +12,9 @@ static void *need(void *p) {
 }
 
 static void add(case_ids *list, const char *text) {
-    if (list->count == list->room) {
-        list->room = list->room ? 2 * list->room : 1024;
-        list->id = (char **)need(realloc(list->id, (size_t)list->room * sizeof *list->id));
+    if (list->count == list->capacity) {
+        list->capacity = list->capacity ? 2 * list->capacity : 1024;
+        list->id = (char **)need(realloc(list->id, (size_t)list->capacity * sizeof *list->id));
     }
     list->id[list->count] = (char *)need(malloc(strlen(text) + 1));
     strcpy(list->id[list->count++], text);

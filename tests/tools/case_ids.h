@@ -3,7 +3,7 @@
 #ifndef GMM_TOOLS_CASE_IDS_H
 #define GMM_TOOLS_CASE_IDS_H
 
-typedef struct case_ids { char **id; int count, room; } case_ids;
+typedef struct case_ids { char **id; int count, capacity; } case_ids;
 
 /* Adds what `pattern` stands for. Ends the program if memory is used up. */
 void case_ids_expand(case_ids *list, const char *pattern);

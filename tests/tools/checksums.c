@@ -207,7 +207,7 @@ static int run_space(const options *o, int gpu, table *t) {
             if (!wanted(id, o->filter)) continue;
             if (!o->list) failed += run_case(id, gpu, hash);
             case_ids_expand(&t->ids, id);
-            t->hash = (char(*)[24])need(realloc(t->hash, (size_t)t->ids.room * sizeof *t->hash));
+            t->hash = (char(*)[24])need(realloc(t->hash, (size_t)t->ids.capacity * sizeof *t->hash));
             strcpy(t->hash[t->ids.count - 1], hash);
             printf("%s %s\n", id, o->list ? "" : hash);
         }

@@ -193,7 +193,7 @@ check: all $(B)/checksums $(P)/nvcc $(P)/cublaslt $(EMPTY) compile_commands.json
 checksums: $(B)/checksums
 	$(Q)s=0; $< $(if $(BASE),--base $(BASE)) $(ARGS) > $<.new || s=$$?; mv $<.new $<.txt; exit $$s
 ##   pairs                  BASE=COMMIT beside this tree on one GPU, alternating, in one process; SEED=N draws 20 of the rows
-pairs: $(RESPONSES) $(CUDA_LINK) $(P)/cublaslt
+pairs: $(P)/openmp $(P)/cuda.cflags $(P)/cuda.link $(P)/cublaslt
 	$(Q)B=$(B) P=$(P) CC="$(CC)" NVCC_FLAGS="$(NVCC_FLAGS)" BASE="$(BASE)" SEED="$(SEED)" sh tests/bench/pairs.sh $(ARGS)
 ##   sass-diff              machine code of each kernel beside BASE=COMMIT's; ARCH="sm_90a sm_80", NAMES=FILE of `old new`
 sass-diff: $(P)/nvcc

@@ -3054,6 +3054,9 @@ GMM__DEVICE uint64_t gmm_wgmma_desc_k_major(uint32_t low) { return (uint64_t)(1u
 /* How a tile is stored: as 16-bit elements; by TMA; added to what TMA has loaded into the slot; later parts added to D
    by TMA. */
 enum { GMM_FP8_D_16BIT = 1, GMM_FP8_D_TMA = 2, GMM_FP8_D_LOAD = 4, GMM_FP8_D_REDUCE = 8 };
+/* Where the outer scale is two factors, d_flags holds from this bit on the biased exponent of the second, a power of
+   two; else 0. */
+enum { GMM_FP8_SECOND_SCALE_SHIFT = 8 };
 enum { GMM_FP8_REDUCE_K = 768 }; /* contractions from this length on hide TMA's additions to D */
 
 /* A work tile of the FP8 products. */
@@ -3061,7 +3064,7 @@ typedef struct gmm_fp8_tile {
     gmm_sm90_tile t;
     int32_t padded_row;   /* where its group starts in padded copies */
     float outer_scale;    /* what all of its sums are multiplied by */
-    int32_t d_flags;      /* how it is stored: GMM_FP8_D_* */
+    int32_t d_flags;      /* how it is stored: GMM_FP8_D_*, and the second factor of outer_scale */
     int32_t d_y, d_z, d_w; /* the last three TMA coordinates of its first row in D */
 } gmm_fp8_tile;
 
@@ -3101,39 +3104,12 @@ GMM__DEVICE const float *gmm_fp8_scales_b(const gmm_fp8_args *args, const gmm_fp
     return (const float *)(const void *)v.scale;
 }
 
-/* Factor of all sums of a group: alpha and per-tensor scales. An empty sum stays +0 whatever the sign of alpha. Returns
-   GMM_FP8_EXTREME, a NaN that no product is, where a partial product leaves the range of normal numbers:
-   gmm_fp8_outer_factors then has the factor. */
-enum { GMM_FP8_EXTREME = 0x7FC0E001 };
-GMM__DEVICE float gmm_fp8_outer_scale(const gmm_fp8_args *args, const gmm_sm90_tile *t) {
-    float scale = 1.0f;
-    int extreme;
-    if (t->k == 0) return scale;
-    if (args->p.alpha) scale = args->p.alpha[args->p.alpha_per_group ? t->g : 0];
-    if (args->a_scale.scaling == GMM_SCALING_TENSOR)
-        scale = __fmul_rn(scale, ((const float *)args->a_scale.scale)[t->g]);
-    extreme = !gmm__scale_normal(scale);
-    if (args->b_scale.scaling == GMM_SCALING_TENSOR)
-        scale = __fmul_rn(scale, args->b_scale.scale_table ? *(const float *)args->b_scale.scale_table[t->g]
-                                                       : ((const float *)args->b_scale.scale)[t->g]);
-    return extreme || !gmm__scale_normal(scale) ? gmm_f32_from_bits(GMM_FP8_EXTREME) : scale;
-}
-/* The same factor as two, to be multiplied by one after the other. */
-GMM__DEVICE float gmm_fp8_outer_factors(const gmm_fp8_args *args, const gmm_sm90_tile *t, float *second) {
-    gmm__scale scale = gmm__scale_of(args->p.alpha ? args->p.alpha[args->p.alpha_per_group ? t->g : 0] : 1.0f);
-    if (args->a_scale.scaling == GMM_SCALING_TENSOR)
-        scale = gmm__scale_times(scale, ((const float *)args->a_scale.scale)[t->g]);
-    if (args->b_scale.scaling == GMM_SCALING_TENSOR)
-        scale = gmm__scale_times(scale, args->b_scale.scale_table ? *(const float *)args->b_scale.scale_table[t->g]
-                                                                  : ((const float *)args->b_scale.scale)[t->g]);
-    return gmm__scale_split(scale, second);
-}
-
 /* Decides how a tile is stored. */
 GMM__DEVICE void gmm_fp8_plan_store(const gmm_fp8_args *args, gmm_fp8_tile *f) {
     const uint64_t d = (uint64_t)(uintptr_t)gmm_kmat_data(&args->p.d, f->t.g), to = d - GMM_SM90_MAP_BASE;
     const int size = gmm_kmat_size(&args->p.d);
     const float beta = gmm_gemm_beta(&args->p, f->t.g);
+    f->outer_scale = 1.0f; /* gmm_fp8_plan_outer_scale sets it where there is one */
     f->d_flags = size == 2 && beta == 0.0f ? GMM_FP8_D_16BIT : 0;
     if (((d | (uint64_t)(args->p.d.ld * size)) & 15) == 0 && (beta == 0.0f || size == 4)) {
         f->d_flags |= GMM_FP8_D_TMA | (beta == 0.0f ? 0 : GMM_FP8_D_LOAD);
@@ -3142,6 +3118,41 @@ GMM__DEVICE void gmm_fp8_plan_store(const gmm_fp8_args *args, gmm_fp8_tile *f) {
     f->d_y = f->t.m0 + (args->wgrad ? 0 : GMM_SM90_RAGGED_ROWS - (f->t.end - f->t.row));
     f->d_z = args->wgrad ? (int32_t)(to >> 4 & 0x3FFF) : f->t.end;
     f->d_w = args->wgrad ? (int32_t)(to >> 18) : GMM_SM90_RAGGED_ROWS;
+}
+
+/* Per-tensor scale of a group in A and in B; 1 where the operand has none. */
+GMM__DEVICE float gmm_fp8_tensor_scale_a(const gmm_fp8_args *args, int32_t g) {
+    return args->a_scale.scaling == GMM_SCALING_TENSOR ? ((const float *)args->a_scale.scale)[g] : 1.0f;
+}
+GMM__DEVICE float gmm_fp8_tensor_scale_b(const gmm_fp8_args *args, int32_t g) {
+    if (args->b_scale.scaling != GMM_SCALING_TENSOR) return 1.0f;
+    return args->b_scale.scale_table ? *(const float *)args->b_scale.scale_table[g]
+                                     : ((const float *)args->b_scale.scale)[g];
+}
+
+/* Whether sums have an outer scale: alpha, or a scale per tensor. */
+GMM__DEVICE int gmm_fp8_has_outer_scale(const gmm_fp8_args *args) {
+    return args->p.alpha || args->a_scale.scaling == GMM_SCALING_TENSOR || args->b_scale.scaling == GMM_SCALING_TENSOR;
+}
+
+/* Sets the outer scale of a tile in the ring: the factor of all sums of its group, that is alpha times per-tensor
+   scales. An empty sum stays +0 whatever the sign of alpha. Where a partial product leaves the range of normal numbers,
+   the scale becomes two factors, the second a power of two; the scheduler warp finds them, so that consumers spend
+   nothing. It works on the ring itself, as the scheduler warp has no registers left for it beside the tile. */
+GMM__DEVICE void gmm_fp8_plan_outer_scale(const gmm_fp8_args *args, gmm_fp8_tile *f) {
+    const int32_t g = f->t.g;
+    float alpha = 1.0f, alpha_a, scale;
+    if (f->t.row_blocks == 0 || f->t.cols <= 0 || f->t.k == 0) return;
+    if (args->p.alpha) alpha = args->p.alpha[args->p.alpha_per_group ? g : 0];
+    alpha_a = __fmul_rn(alpha, gmm_fp8_tensor_scale_a(args, g));
+    scale = __fmul_rn(alpha_a, gmm_fp8_tensor_scale_b(args, g));
+    if (__builtin_expect(!gmm__scale_normal(alpha_a) || !gmm__scale_normal(scale), 0)) {
+        const gmm__scale product = gmm__scale_times(gmm__scale_of(alpha), gmm_fp8_tensor_scale_a(args, g));
+        float second;
+        scale = gmm__scale_split(gmm__scale_times(product, gmm_fp8_tensor_scale_b(args, g)), &second);
+        f->d_flags |= (int32_t)(gmm_f32_bits(second) >> 23) << GMM_FP8_SECOND_SCALE_SHIFT;
+    }
+    f->outer_scale = scale;
 }
 
 /* Predicted first tile. The scheduler chooses the CTA's first tile by the split as it is before griddepcontrol.wait;
@@ -8821,7 +8832,6 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                                            GMM_FP8_BLOCK_ROWS, (int32_t)gmm_cluster_nctarank(),
                                            (int32_t)gmm_cluster_ctarank(), &f.t);
                     f.padded_row = starts[f.t.g];
-                    f.outer_scale = gmm_fp8_outer_scale(&args, &f.t);
                     gmm_fp8_plan_store(&args, &f);
                     if (prefetch_tile && !unresolved) f.t.multicast = 0;
                 }
@@ -8838,6 +8848,8 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                     gmm_mbarrier_wait(tile_empty + 8 * (oldest % GMM_SM90_TILE_RING), oldest / GMM_SM90_TILE_RING & 1);
                 if (lane == 0) {
                     ring[tile_index % GMM_SM90_TILE_RING] = f;
+                    if (gmm_fp8_has_outer_scale(&args))
+                        gmm_fp8_plan_outer_scale(&args, &ring[tile_index % GMM_SM90_TILE_RING]);
                     gmm_mbarrier_arrive(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING));
                 }
                 if (f.t.row_blocks == 0) break;
@@ -8978,7 +8990,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
             const uint32_t desc_b = (uint32_t)gmm_wgmma_desc(base, 0);
             uint32_t slot;
             int rows, tid, row, d_flags, box_cols;
-            float outer_scale, second_scale = 1.0f;
+            float outer_scale;
             /* all lanes have read the previous tile before one of them releases its stages, and with them its place in
                the ring */
             __syncwarp();
@@ -9040,18 +9052,17 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
             rows = t->rows - 64 * wg;
             outer_scale = f->outer_scale;
             d_flags = f->d_flags;
-            if (gmm_f32_bits(outer_scale) == GMM_FP8_EXTREME) outer_scale = gmm_fp8_outer_factors(&args, t,
-                                                                                                  &second_scale);
             { /* epilogue: scales of tensors and lines, bias */
                 const uint32_t scales = base + GMM__CFG(line_scales_offset) + GMM__LINE_SCALE_BYTES * wg;
-                const int by_row = args.a_scale.scaling == GMM_SCALING_ROW;
-                const int by_col = args.b_scale.scaling == GMM_SCALING_ROW;
-                if (by_row || by_col) {
+                const int second_exponent = d_flags >> GMM_FP8_SECOND_SCALE_SHIFT;
+                const int by_line = args.a_scale.scaling == GMM_SCALING_ROW || args.b_scale.scaling == GMM_SCALING_ROW;
+                if (by_line || second_exponent) { /* line scales that the call does not have are 1 */
+                    const float second = gmm_f32_from_bits((uint32_t)(second_exponent ? second_exponent : 127) << 23);
+                    float s0, s1;
                     gmm_cp_async_wait_all();
                     gmm_fp8_consumer_sync(wg);
-                }
-                if (by_row || by_col) {
-                    const float s0 = gmm_ld_shared_f32(scales + 4 * row), s1 = gmm_ld_shared_f32(scales + 4 * row + 32);
+                    s0 = gmm_ld_shared_f32(scales + 4 * row) * second;
+                    s1 = gmm_ld_shared_f32(scales + 4 * row + 32) * second;
 #pragma unroll
                     for (u = 0; u < GMM__ACC; u += 4) {
                         float c[2];
@@ -9066,10 +9077,6 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                 } else if (outer_scale != 1.0f) {
 #pragma unroll
                     for (u = 0; u < GMM__ACC; u++) acc[u] = __fmul_rn(acc[u], outer_scale);
-                }
-                if (second_scale != 1.0f) {
-#pragma unroll
-                    for (u = 0; u < GMM__ACC; u++) acc[u] = __fmul_rn(acc[u], second_scale);
                 }
                 if (!args.wgrad && args.p.bias.dtype != GMM_NONE) {
                     const char *const bias = gmm_kmat_data(&args.p.bias, t->g);

@@ -259,7 +259,6 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                                            GMM_FP8_BLOCK_ROWS, (int32_t)gmm_cluster_nctarank(),
                                            (int32_t)gmm_cluster_ctarank(), &f.t);
                     f.padded_row = starts[f.t.g];
-                    f.outer_scale = gmm_fp8_outer_scale(&args, &f.t);
                     gmm_fp8_plan_store(&args, &f);
                     if (prefetch_tile && !unresolved) f.t.multicast = 0;
                 }
@@ -276,6 +275,8 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                     gmm_mbarrier_wait(tile_empty + 8 * (oldest % GMM_SM90_TILE_RING), oldest / GMM_SM90_TILE_RING & 1);
                 if (lane == 0) {
                     ring[tile_index % GMM_SM90_TILE_RING] = f;
+                    if (gmm_fp8_has_outer_scale(&args))
+                        gmm_fp8_plan_outer_scale(&args, &ring[tile_index % GMM_SM90_TILE_RING]);
                     gmm_mbarrier_arrive(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING));
                 }
                 if (f.t.row_blocks == 0) break;
@@ -416,7 +417,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
             const uint32_t desc_b = (uint32_t)gmm_wgmma_desc(base, 0);
             uint32_t slot;
             int rows, tid, row, d_flags, box_cols;
-            float outer_scale, second_scale = 1.0f;
+            float outer_scale;
             /* all lanes have read the previous tile before one of them releases its stages, and with them its place in
                the ring */
             __syncwarp();
@@ -478,18 +479,17 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
             rows = t->rows - 64 * wg;
             outer_scale = f->outer_scale;
             d_flags = f->d_flags;
-            if (gmm_f32_bits(outer_scale) == GMM_FP8_EXTREME) outer_scale = gmm_fp8_outer_factors(&args, t,
-                                                                                                  &second_scale);
             { /* epilogue: scales of tensors and lines, bias */
                 const uint32_t scales = base + GMM__CFG(line_scales_offset) + GMM__LINE_SCALE_BYTES * wg;
-                const int by_row = args.a_scale.scaling == GMM_SCALING_ROW;
-                const int by_col = args.b_scale.scaling == GMM_SCALING_ROW;
-                if (by_row || by_col) {
+                const int second_exponent = d_flags >> GMM_FP8_SECOND_SCALE_SHIFT;
+                const int by_line = args.a_scale.scaling == GMM_SCALING_ROW || args.b_scale.scaling == GMM_SCALING_ROW;
+                if (by_line || second_exponent) { /* line scales that the call does not have are 1 */
+                    const float second = gmm_f32_from_bits((uint32_t)(second_exponent ? second_exponent : 127) << 23);
+                    float s0, s1;
                     gmm_cp_async_wait_all();
                     gmm_fp8_consumer_sync(wg);
-                }
-                if (by_row || by_col) {
-                    const float s0 = gmm_ld_shared_f32(scales + 4 * row), s1 = gmm_ld_shared_f32(scales + 4 * row + 32);
+                    s0 = gmm_ld_shared_f32(scales + 4 * row) * second;
+                    s1 = gmm_ld_shared_f32(scales + 4 * row + 32) * second;
 #pragma unroll
                     for (u = 0; u < GMM__ACC; u += 4) {
                         float c[2];
@@ -504,10 +504,6 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                 } else if (outer_scale != 1.0f) {
 #pragma unroll
                     for (u = 0; u < GMM__ACC; u++) acc[u] = __fmul_rn(acc[u], outer_scale);
-                }
-                if (second_scale != 1.0f) {
-#pragma unroll
-                    for (u = 0; u < GMM__ACC; u++) acc[u] = __fmul_rn(acc[u], second_scale);
                 }
                 if (!args.wgrad && args.p.bias.dtype != GMM_NONE) {
                     const char *const bias = gmm_kmat_data(&args.p.bias, t->g);

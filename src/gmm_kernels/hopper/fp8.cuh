@@ -124,6 +124,9 @@ GMM__DEVICE uint64_t gmm_wgmma_desc_k_major(uint32_t low) { return (uint64_t)(1u
 /* How a tile is stored: as 16-bit elements; by TMA; added to what TMA has loaded into the slot; later parts added to D
    by TMA. */
 enum { GMM_FP8_D_16BIT = 1, GMM_FP8_D_TMA = 2, GMM_FP8_D_LOAD = 4, GMM_FP8_D_REDUCE = 8 };
+/* Where the outer scale is two factors, d_flags holds from this bit on the biased exponent of the second, a power of
+   two; else 0. */
+enum { GMM_FP8_SECOND_SCALE_SHIFT = 8 };
 enum { GMM_FP8_REDUCE_K = 768 }; /* contractions from this length on hide TMA's additions to D */
 
 /* A work tile of the FP8 products. */
@@ -131,7 +134,7 @@ typedef struct gmm_fp8_tile {
     gmm_sm90_tile t;
     int32_t padded_row;   /* where its group starts in padded copies */
     float outer_scale;    /* what all of its sums are multiplied by */
-    int32_t d_flags;      /* how it is stored: GMM_FP8_D_* */
+    int32_t d_flags;      /* how it is stored: GMM_FP8_D_*, and the second factor of outer_scale */
     int32_t d_y, d_z, d_w; /* the last three TMA coordinates of its first row in D */
 } gmm_fp8_tile;
 
@@ -171,39 +174,12 @@ GMM__DEVICE const float *gmm_fp8_scales_b(const gmm_fp8_args *args, const gmm_fp
     return (const float *)(const void *)v.scale;
 }
 
-/* Factor of all sums of a group: alpha and per-tensor scales. An empty sum stays +0 whatever the sign of alpha. Returns
-   GMM_FP8_EXTREME, a NaN that no product is, where a partial product leaves the range of normal numbers:
-   gmm_fp8_outer_factors then has the factor. */
-enum { GMM_FP8_EXTREME = 0x7FC0E001 };
-GMM__DEVICE float gmm_fp8_outer_scale(const gmm_fp8_args *args, const gmm_sm90_tile *t) {
-    float scale = 1.0f;
-    int extreme;
-    if (t->k == 0) return scale;
-    if (args->p.alpha) scale = args->p.alpha[args->p.alpha_per_group ? t->g : 0];
-    if (args->a_scale.scaling == GMM_SCALING_TENSOR)
-        scale = __fmul_rn(scale, ((const float *)args->a_scale.scale)[t->g]);
-    extreme = !gmm__scale_normal(scale);
-    if (args->b_scale.scaling == GMM_SCALING_TENSOR)
-        scale = __fmul_rn(scale, args->b_scale.scale_table ? *(const float *)args->b_scale.scale_table[t->g]
-                                                       : ((const float *)args->b_scale.scale)[t->g]);
-    return extreme || !gmm__scale_normal(scale) ? gmm_f32_from_bits(GMM_FP8_EXTREME) : scale;
-}
-/* The same factor as two, to be multiplied by one after the other. */
-GMM__DEVICE float gmm_fp8_outer_factors(const gmm_fp8_args *args, const gmm_sm90_tile *t, float *second) {
-    gmm__scale scale = gmm__scale_of(args->p.alpha ? args->p.alpha[args->p.alpha_per_group ? t->g : 0] : 1.0f);
-    if (args->a_scale.scaling == GMM_SCALING_TENSOR)
-        scale = gmm__scale_times(scale, ((const float *)args->a_scale.scale)[t->g]);
-    if (args->b_scale.scaling == GMM_SCALING_TENSOR)
-        scale = gmm__scale_times(scale, args->b_scale.scale_table ? *(const float *)args->b_scale.scale_table[t->g]
-                                                                  : ((const float *)args->b_scale.scale)[t->g]);
-    return gmm__scale_split(scale, second);
-}
-
 /* Decides how a tile is stored. */
 GMM__DEVICE void gmm_fp8_plan_store(const gmm_fp8_args *args, gmm_fp8_tile *f) {
     const uint64_t d = (uint64_t)(uintptr_t)gmm_kmat_data(&args->p.d, f->t.g), to = d - GMM_SM90_MAP_BASE;
     const int size = gmm_kmat_size(&args->p.d);
     const float beta = gmm_gemm_beta(&args->p, f->t.g);
+    f->outer_scale = 1.0f; /* gmm_fp8_plan_outer_scale sets it where there is one */
     f->d_flags = size == 2 && beta == 0.0f ? GMM_FP8_D_16BIT : 0;
     if (((d | (uint64_t)(args->p.d.ld * size)) & 15) == 0 && (beta == 0.0f || size == 4)) {
         f->d_flags |= GMM_FP8_D_TMA | (beta == 0.0f ? 0 : GMM_FP8_D_LOAD);
@@ -212,6 +188,41 @@ GMM__DEVICE void gmm_fp8_plan_store(const gmm_fp8_args *args, gmm_fp8_tile *f) {
     f->d_y = f->t.m0 + (args->wgrad ? 0 : GMM_SM90_RAGGED_ROWS - (f->t.end - f->t.row));
     f->d_z = args->wgrad ? (int32_t)(to >> 4 & 0x3FFF) : f->t.end;
     f->d_w = args->wgrad ? (int32_t)(to >> 18) : GMM_SM90_RAGGED_ROWS;
+}
+
+/* Per-tensor scale of a group in A and in B; 1 where the operand has none. */
+GMM__DEVICE float gmm_fp8_tensor_scale_a(const gmm_fp8_args *args, int32_t g) {
+    return args->a_scale.scaling == GMM_SCALING_TENSOR ? ((const float *)args->a_scale.scale)[g] : 1.0f;
+}
+GMM__DEVICE float gmm_fp8_tensor_scale_b(const gmm_fp8_args *args, int32_t g) {
+    if (args->b_scale.scaling != GMM_SCALING_TENSOR) return 1.0f;
+    return args->b_scale.scale_table ? *(const float *)args->b_scale.scale_table[g]
+                                     : ((const float *)args->b_scale.scale)[g];
+}
+
+/* Whether sums have an outer scale: alpha, or a scale per tensor. */
+GMM__DEVICE int gmm_fp8_has_outer_scale(const gmm_fp8_args *args) {
+    return args->p.alpha || args->a_scale.scaling == GMM_SCALING_TENSOR || args->b_scale.scaling == GMM_SCALING_TENSOR;
+}
+
+/* Sets the outer scale of a tile in the ring: the factor of all sums of its group, that is alpha times per-tensor
+   scales. An empty sum stays +0 whatever the sign of alpha. Where a partial product leaves the range of normal numbers,
+   the scale becomes two factors, the second a power of two; the scheduler warp finds them, so that consumers spend
+   nothing. It works on the ring itself, as the scheduler warp has no registers left for it beside the tile. */
+GMM__DEVICE void gmm_fp8_plan_outer_scale(const gmm_fp8_args *args, gmm_fp8_tile *f) {
+    const int32_t g = f->t.g;
+    float alpha = 1.0f, alpha_a, scale;
+    if (f->t.row_blocks == 0 || f->t.cols <= 0 || f->t.k == 0) return;
+    if (args->p.alpha) alpha = args->p.alpha[args->p.alpha_per_group ? g : 0];
+    alpha_a = __fmul_rn(alpha, gmm_fp8_tensor_scale_a(args, g));
+    scale = __fmul_rn(alpha_a, gmm_fp8_tensor_scale_b(args, g));
+    if (__builtin_expect(!gmm__scale_normal(alpha_a) || !gmm__scale_normal(scale), 0)) {
+        const gmm__scale product = gmm__scale_times(gmm__scale_of(alpha), gmm_fp8_tensor_scale_a(args, g));
+        float second;
+        scale = gmm__scale_split(gmm__scale_times(product, gmm_fp8_tensor_scale_b(args, g)), &second);
+        f->d_flags |= (int32_t)(gmm_f32_bits(second) >> 23) << GMM_FP8_SECOND_SCALE_SHIFT;
+    }
+    f->outer_scale = scale;
 }
 
 /* Predicted first tile. The scheduler chooses the CTA's first tile by the split as it is before griddepcontrol.wait;

@@ -148,27 +148,14 @@ bench-gtp: $(B)/gtp_bench $(P)/matplotlib
 
 ##   gpu-report             the tests and the GPU benchmark on this GPU, written to tests/results/<GPU>.txt
 gpu-report: $(B)/gmm_tests $(B)/gpu_bench.run
-	$(Q)test -s $(B)/gpu_bench.run || { echo 'gpu-report: no GPU, or no cuBLAS'; exit 1; }
-	$(Q)mkdir -p tests/results; name=$$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1); \
-	file=tests/results/$$(echo "$$name" | tr 'A-Z ' 'a-z-').txt; status=0; \
-	sh $(B)/gpu_bench.run --json=$(B)/gpu-report.json $(REPORT_ARGS) $(ARGS) > $(B)/gpu-report.bench || status=1; \
-	{ echo "# gmm on one $$name: make gpu-report"; echo; echo 'Headers (SHA-256)'; sha256sum $(HEADERS); \
-	echo; echo 'Versions'; $$(cat $(P)/nvcc) --version | tail -n 2 | head -n 1; $(CC) --version | head -n 1; \
-	echo "built for $$(cat $(P)/gpu)"; \
-	nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,clocks.max.memory,power.limit --format=csv; \
-	} > $$file; \
-	$(B)/gmm_tests --jobs 16 --rounds 10000 > $(B)/gpu-report.tests || status=1; \
-	{ echo; echo 'Tests'; grep -E '^ *FAIL|not tested' $(B)/gpu-report.tests; tail -n 1 $(B)/gpu-report.tests; \
-	echo; echo 'Benchmark'; } >> $$file; \
-	cat $(B)/gpu-report.bench >> $$file; cat $$file; exit $$status
+	$(Q)B=$(B) P=$(P) CC="$(CC)" sh tests/tools/gpu_report.sh $(REPORT_ARGS) $(ARGS)
+REPORT_ARGS := --ms=50 --rows=/64/,/512/,/zipf512/,dense,sm_limit,permute,act,pad
 
 ##   sanitize               GPU operations under memcheck, racecheck, initcheck and synccheck of compute-sanitizer;
 ##                          ARGS="memcheck" names the tools
 sanitize: $(B)/gmm_tests
 	$(Q)test -s $(P)/gpu || { echo 'sanitize: no GPU'; exit 1; }
 	$(Q)B=$(B) sh tests/sanitize.sh $(ARGS)
-
-REPORT_ARGS := --ms=50 --rows=/64/,/512/,/zipf512/,dense,sm_limit,permute,act,pad
 
 ##   headers                assemble the four headers from their parts in src/ (src/README.md)
 headers:
@@ -258,88 +245,22 @@ endif
 $(B)/flags:
 	@mkdir -p $(@D) && printf '%s\n' '$(FLAGS)' > $@
 
-# $(call probe,name,program,compiler,flags to try,flags to keep)
-probe = @if printf '%b' '$(2)' | $(3) -Werror $(4) -o $@.try >/dev/null 2>&1; \
-	then echo '$(5)' > $@; echo '  probe  $(1): yes'; \
-	else : > $@; echo '  probe  $(1): no'; fi; rm -f $@.try
-
-$(P)/openmp: $(P)/tools
-	$(call probe,OpenMP,#include <omp.h>\nint main(void) { return omp_get_max_threads() < 1; }\n,$(CC) -x c -,-fopenmp,-fopenmp)
-$(P)/openmp++: $(P)/tools
-	$(call probe,C++ compiler with OpenMP,#include <omp.h>\nint main() { return omp_get_max_threads() < 1; }\n,$(CXX) -x c++ -,-fopenmp,-fopenmp)
-$(P)/c++: $(P)/tools
-	$(call probe,C++ compiler,#include <vector>\nint main() { return 0; }\n,$(CXX) -x c++ -,-std=c++17,yes)
-$(P)/pthread: $(P)/tools
-	$(call probe,pthread,#include <pthread.h>\nint main(void) { return !pthread_self(); }\n,$(CC) -x c -,-pthread,-pthread)
-$(P)/cjson: $(P)/tools
-	$(call probe,cJSON (saving and resuming models),#include <cjson/cJSON.h>\nint main(void) { return !cJSON_Version(); }\n,$(CC) -x c -,-lcjson,-lcjson)
-$(P)/openblas: $(P)/tools
-	$(call probe,OpenBLAS (peer of the benchmark),#include <cblas.h>\nint main(void) { return !openblas_get_config(); }\n,$(CC) -x c -,-lopenblas,-lopenblas)
-$(P)/cjson.cflags: $(P)/cjson
-	@if test -s $<; then echo '-DHAVE_CJSON'; fi > $@
+PROBES := openmp openmp++ c++ pthread pthread.cflags cjson cjson.cflags openblas openblas.cflags nvcc cudaheaders gpu \
+	cuda.cflags cublaslt nccl cuda.link cublas torch matplotlib none
+$(PROBES:%=$(P)/%): $(P)/tools tests/tools/probe.sh
+	@CC="$(CC)" CXX="$(CXX)" NVCC="$(NVCC)" CUDA_HOME="$(CUDA_HOME)" GPU="$(GPU)" NCCL_HOME="$(NCCL_HOME)" \
+	sh tests/tools/probe.sh $(@F) $@
 $(P)/pthread.cflags: $(P)/pthread
-	@if test -s $<; then echo '-DGMM_WITH_CPU_RANKS'; fi > $@
-$(P)/cudaheaders: $(P)/tools $(P)/nvcc
-	@: > $@; if test -s $(P)/nvcc; then d=$$(dirname $$(dirname $$(readlink -f $$(command -v $$(cat $(P)/nvcc)))))/include; \
-	if printf '#include <cuda_fp4.h>\n#include <cuda_fp8.h>\nint main(void) { return 0; }\n' | \
-	$(CC) -x c -isystem $$d -o $@.try - >/dev/null 2>&1; then echo "-DHAVE_CUDA_HEADERS -isystem $$d" > $@; fi; rm -f $@.try; fi; \
-	if test -s $@; then echo '  probe  CUDA host conversions (oracle of the codecs): yes'; \
-	else echo '  probe  CUDA host conversions (oracle of the codecs): no'; fi
+$(P)/cjson.cflags: $(P)/cjson
 $(P)/openblas.cflags: $(P)/openblas
-	@if test -s $<; then echo '-DHAVE_OPENBLAS'; fi > $@
-$(P)/nvcc: $(P)/tools
-	@: > $@; : > $@.flags; mkdir -p $@.try; echo '__global__ void probe() {}' > $@.try/probe.cu; \
-	for n in "$(NVCC)" "$(if $(CUDA_HOME),$(CUDA_HOME)/bin/nvcc)" nvcc /usr/local/cuda/bin/nvcc; do \
-	if test -n "$$n" && "$$n" -c -o $@.try/probe.o $@.try/probe.cu >/dev/null 2>&1; \
-	then echo "$$n" > $@; "$$n" --split-compile=0 -c -o $@.try/probe.o $@.try/probe.cu >/dev/null 2>&1 && \
-	echo --split-compile=0 > $@.flags; break; fi; done; rm -rf $@.try; \
-	if test -s $@; then echo "  probe  CUDA compiler: $$(cat $@)"; else echo '  probe  CUDA compiler: no'; fi
-
-# The GPU of this machine as an nvcc architecture; GPU=none builds the CPU engine alone, GPU=sm_90a names one.
-$(P)/gpu: $(P)/tools $(P)/nvcc
-	@a='$(GPU)'; test -n "$$a" || a=$$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
-	grep -E '^[0-9]+\.[0-9]+$$' | sort -V | head -n 1 | tr -d . | sed 's/^/sm_/; s/^sm_\(90\|100\|103\)$$/sm_\1a/'); \
-	if test -s $(P)/nvcc && test -n "$$a" && test "$$a" != none; then echo "$$a"; fi > $@; \
-	if test -s $@; then echo "  probe  GPU: $$(cat $@)"; else echo '  probe  GPU: no'; fi
-$(P)/cuda.cflags: $(P)/gpu
-	@if test -s $<; then echo "-DHAVE_CUDA -isystem $$(dirname $$(dirname $$(readlink -f $$(command -v $$(cat $(P)/nvcc)))))/include"; \
-	fi > $@
-$(P)/cublaslt: $(P)/nvcc
-	@: > $@; if test -s $<; then printf '#include <cublasLt.h>\nint main() { return !cublasLtGetVersion(); }\n' > $@.cu; \
-	if "$$(cat $<)" -o $@.try $@.cu -lcublasLt >/dev/null 2>&1; then echo '-lcublasLt' > $@; echo '  probe  cuBLASLt: yes'; \
-	else echo '-DGMM_NO_CUBLASLT' > $@; echo '  probe  cuBLASLt: no'; fi; rm -f $@.try $@.cu; fi
-# NCCL, for communicators between GPUs: what the linker takes, and in .cflags what the compilers do.
-NCCL_INCLUDE := $(if $(NCCL_HOME),-isystem $(NCCL_HOME)/include)
-NCCL_LIBRARY := $(if $(NCCL_HOME),-L$(NCCL_HOME)/lib -Wl$(comma)-rpath$(comma)$(NCCL_HOME)/lib) -lnccl
-$(P)/nccl: $(P)/gpu
-	@: > $@; : > $@.cflags; if test -s $<; then i=$$(dirname $$(dirname $$(readlink -f $$(command -v $$(cat $(P)/nvcc)))))/include; \
-	if printf '#include <nccl.h>\nint main(void) { int v; return ncclGetVersion(&v); }\n' | \
-	$(CC) -x c -isystem $$i $(NCCL_INCLUDE) -o $@.try - $(NCCL_LIBRARY) -Wl,--allow-shlib-undefined >/dev/null 2>&1; then \
-	echo '$(NCCL_LIBRARY)' > $@; echo '-DHAVE_NCCL $(NCCL_INCLUDE)' > $@.cflags; fi; rm -f $@.try; \
-	if test -s $@; then echo '  probe  NCCL: yes'; else echo '  probe  NCCL: no'; fi; fi
+$(P)/cudaheaders $(P)/gpu $(P)/cublaslt: $(P)/nvcc
+$(P)/cuda.cflags $(P)/nccl $(P)/torch $(P)/matplotlib: $(P)/gpu
+$(P)/cuda.link: $(P)/gpu $(P)/cublaslt $(P)/nccl
+$(P)/cublas: $(P)/cuda.link
+$(P)/nvcc.flags: $(P)/nvcc
+	@:
 $(P)/nccl.cflags: $(P)/nccl
 	@:
-$(P)/cuda.link: $(P)/gpu $(P)/cublaslt $(P)/nccl
-	@if test -s $<; then d=$$(dirname $$(dirname $$(readlink -f $$(command -v $$(cat $(P)/nvcc)))))/lib64; \
-	l=; if grep -q lcublasLt $(P)/cublaslt; then l="-lcublasLt -Wl,-rpath,$$d "; fi; \
-	echo "-L$$d $$l$$(cat $(P)/nccl) -lcudart_static -ldl -lrt -lpthread -lstdc++"; fi > $@
-$(P)/cublas: $(P)/cuda.link
-	@: > $@; if test -s $<; then d=$$(sed 's/^-L\([^ ]*\).*/\1/' $<); \
-	f="-L$$d -Wl,-rpath,$$d -lcublas -lcublasLt"; \
-	if echo 'int cublasCreate_v2(void **); int main(void) { return !cublasCreate_v2; }' | \
-	$(CC) -x c - $$f -o $@.try >/dev/null 2>&1; then echo "$$f" > $@; fi; rm -f $@.try; \
-	if test -s $@; then echo '  probe  cuBLAS (peer of the benchmark): yes'; \
-	else echo '  probe  cuBLAS (peer of the benchmark): no'; fi; fi
-$(P)/torch: $(P)/gpu
-	@: > $@; if test -s $<; then if python3 -c 'import torch; torch._grouped_mm, torch.cuda.init()' >/dev/null 2>&1; \
-	then echo yes > $@; echo '  probe  torch._grouped_mm (peer of the benchmark): yes'; \
-	else echo '  probe  torch._grouped_mm (peer of the benchmark): no'; fi; fi
-$(P)/matplotlib: $(P)/gpu
-	@: > $@; if test -s $<; then if python3 -c 'import matplotlib' >/dev/null 2>&1; \
-	then echo yes > $@; echo '  probe  matplotlib (plots of the benchmark): yes'; \
-	else echo '  probe  matplotlib (plots of the benchmark): no'; fi; fi
-$(P)/none: $(P)/tools
-	@: > $@
 
 # The sanitized build holds the CPU engine alone.
 CUDA_CFLAGS := $(if $(filter sanitize,$(CONFIG)),$(P)/none,$(P)/cuda.cflags)
@@ -355,15 +276,11 @@ say = @printf '  %-5s  %s\n' $(1) $(2)
 
 # The library: with the CUDA engines where there is a GPU, and cuBLASLt where the toolkit has it.
 NVCC_FLAGS := -std=c++17 -O3 -lineinfo -Xcompiler=-Wall,-Wextra,-fPIC
+NVCC_COMPILE := P=$(P) NVCC_FLAGS="$(NVCC_FLAGS)" sh tests/tools/nvcc.sh
 $(B)/gmm.o: examples/vendoring/gmm.c examples/vendoring/gmm.cu $(B)/flags $(RESPONSES) $(CUDA_LINK)
+	@if test -s $(CUDA_LINK); then echo "  NVCC   $(word 2,$^) for $$(cat $(P)/gpu)"; else echo '  CC     $<'; fi
 	$(Q)mkdir -p $(@D)
-	@if test -s $(CUDA_LINK); then printf '  %-5s  %s for %s\n' NVCC examples/vendoring/gmm.cu $$(cat $(P)/gpu); \
-	else printf '  %-5s  %s\n' CC $<; fi
-	$(Q)if test -s $(CUDA_LINK); then g=$$(cat $(P)/gpu); o=$$(cat $(P)/openmp); \
-	$$(cat $(P)/nvcc $(P)/nvcc.flags) $(NVCC_FLAGS) -gencode arch=compute_$${g#sm_},code=$$g $${o:+-Xcompiler=$$o} -I$(SRC_DIR) -I. \
-	-MMD -MP -MF $(@:.o=.d) \
-	$$(cat $(P)/cublaslt $(P)/pthread.cflags) $$(sed 's/HAVE_NCCL/GMM_WITH_NCCL/' $(P)/nccl.cflags) \
-	-c -o $@ examples/vendoring/gmm.cu; \
+	$(Q)if test -s $(CUDA_LINK); then $(NVCC_COMPILE) $@ $(word 2,$^) -I$(SRC_DIR) -I. -MMD -MP -MF $(@:.o=.d); \
 	else $(CC) $(ALL_CFLAGS) $(C_RESPONSES) -MMD -MP -c -o $@ $<; fi
 
 $(B)/obj/%.o: %.c $(B)/flags $(RESPONSES)
@@ -390,36 +307,22 @@ $(B)/cpu_gemm: $(B)/obj/tests/bench/cpu_gemm.o $(B)/gmm.o $(P)/openblas
 $(B)/checksums: $(TOOL_SRC:%.c=$(B)/obj/%.o) $(B)/obj/tests/device.o $(B)/gmm.o
 	$(call say,LINK,$@)
 	$(LINK_C) -lm
-# The GPU benchmark: a program, or with torch a library that peers.py loads; gpu_bench.run is the command, or empty.
+# Programs for GPUs, or empty files where the machine lacks what they need. gpu_bench.run is the command that runs the
+# benchmark: a program, or with torch a library that peers.py loads.
+GPU_PROGRAM = $(Q)B=$(B) P=$(P) CC="$(CC)" LDFLAGS="$(LDFLAGS)" NVCC_FLAGS="$(NVCC_FLAGS)" sh tests/bench/build.sh $(@F) $@
 $(B)/gpu_bench.run: tests/bench/gpu_bench.cu tests/bench/peers.py $(B)/gmm.o $(P)/cublas $(P)/torch
-	@: > $@; if test -s $(P)/cublas && test -s $(CUDA_LINK); then printf '  %-5s  %s\n' NVCC $<; fi
-	$(Q)if test -s $(P)/cublas && test -s $(CUDA_LINK); then g=$$(cat $(P)/gpu); $$(cat $(P)/nvcc) $(NVCC_FLAGS) \
-	-gencode arch=compute_$${g#sm_},code=$$g -I. -c -o $(B)/gpu_bench.o $< && \
-	$(CC) $(LDFLAGS) -o $(B)/gpu_bench $(B)/gpu_bench.o $(B)/gmm.o @$(P)/openmp @$(P)/cublas @$(P)/cuda.link -lm && \
-	echo '$(B)/gpu_bench "$$@"' > $@; fi
-	$(Q)if test -s $@ && test -s $(P)/torch; then \
-	$(CC) -shared $(LDFLAGS) -o $(B)/libgmm_bench.so $(B)/gpu_bench.o $(B)/gmm.o @$(P)/openmp @$(P)/cublas \
-	@$(P)/cuda.link -lm && echo 'python3 tests/bench/peers.py $(B)/libgmm_bench.so "$$@"' > $@; fi
+	$(GPU_PROGRAM)
 $(B)/probes: tests/bench/probes.cu $(CUDA_LINK)
-	@mkdir -p $(@D); : > $@; if test -s $(CUDA_LINK); then printf '  %-5s  %s\n' NVCC $<; fi
-	$(Q)if test -s $(CUDA_LINK); then g=$$(cat $(P)/gpu); \
-	$$(cat $(P)/nvcc) $(NVCC_FLAGS) -gencode arch=compute_$${g#sm_},code=$$g -o $@ $<; fi
-# A kernel that the library does not have: its body from the header itself, all other kernels empty.
+	$(GPU_PROGRAM)
+$(B)/gtp_bench: tests/bench/gtp_bench.cu $(B)/gmm.o $(P)/nccl
+	$(GPU_PROGRAM)
+# gated has a kernel that the library does not have: its body from the header itself, all other kernels empty.
+$(B)/gated: tests/bench/gated.cu tests/bench/gated_kernel.cu tests/bench/gated.h $(EMPTY) $(B)/gmm.o $(P)/gpu
+	$(GPU_PROGRAM)
 $(B)/empty/%.h: %.h
 	@mkdir -p $(@D) && cp $< $@
 $(B)/empty/gmm_kernels.cuh: gmm_kernels.cuh tests/bench/empty.awk
 	@mkdir -p $(@D) && awk -f tests/bench/empty.awk $< > $@
-$(B)/gated: tests/bench/gated.cu tests/bench/gated_kernel.cu tests/bench/gated.h $(EMPTY) $(B)/gmm.o $(P)/gpu
-	@: > $@; if grep -q sm_90a $(P)/gpu; then printf '  %-5s  %s\n' NVCC $<; fi
-	$(Q)if grep -q sm_90a $(P)/gpu; then n="$$(cat $(P)/nvcc) $(NVCC_FLAGS) $$(cat $(P)/cublaslt)"; \
-	n="$$n -gencode arch=compute_90a,code=sm_90a"; $$n -I. -c -o $@.o $< && \
-	$$n -I$(B)/empty -c -o $@_kernel.o tests/bench/gated_kernel.cu && \
-	$(CC) $(LDFLAGS) -o $@ $@.o $@_kernel.o $(B)/gmm.o @$(P)/openmp @$(P)/cuda.link -lm; fi
-$(B)/gtp_bench: tests/bench/gtp_bench.cu $(B)/gmm.o $(P)/nccl
-	@: > $@; if test -s $(P)/nccl; then printf '  %-5s  %s\n' NVCC $<; fi
-	$(Q)if test -s $(P)/nccl; then g=$$(cat $(P)/gpu); $$(cat $(P)/nvcc) $(NVCC_FLAGS) $$(cat $(P)/nccl.cflags) \
-	-gencode arch=compute_$${g#sm_},code=$$g -I. -c -o $@.o $< && \
-	$(CC) $(LDFLAGS) -o $@ $@.o $(B)/gmm.o @$(P)/openmp @$(P)/cuda.link -lm; fi
 $(EXAMPLES): $(B)/%: $(B)/obj/%.o $(B)/gmm.o
 	$(call say,LINK,$@)
 	$(LINK_C) -lm
@@ -439,12 +342,8 @@ $(B)/fuzz_%: $(HEADERS) tests/fuzz/fuzz.c tests/fuzz/target.h examples/common/sa
 
 # The flags of our own rules; responses are written out.
 compile_commands.json: Makefile $(B)/flags $(RESPONSES) $(P)/openmp++
-	@c='$(CC) $(ALL_CFLAGS)'" $$(cat $(RESPONSES) | tr '\n' ' ')"; \
-	x='$(CXX) $(ALL_CXXFLAGS)'" $$(cat $(P)/openmp++)"; comma=; \
-	{ echo '['; for f in examples/vendoring/gmm.c $(C_SRC) $(EXAMPLE_CXX); do \
-	case $$f in *.cpp) k=$$x;; *) k=$$c;; esac; \
-	printf '%s  {"directory": "%s", "file": "%s", "command": "%s -c %s"}' "$$comma" "$(CURDIR)" "$$f" "$$k" "$$f"; \
-	comma=$$(printf ',\n_'); comma=$${comma%_}; done; printf '\n]\n'; } > $@
+	@C='$(CC) $(ALL_CFLAGS)'" $$(cat $(RESPONSES) | tr '\n' ' ')" CXX='$(CXX) $(ALL_CXXFLAGS)'" $$(cat $(P)/openmp++)" \
+	sh tests/tools/compile_commands.sh examples/vendoring/gmm.c $(C_SRC) $(EXAMPLE_CXX) > $@
 	$(call say,JSON,$@)
 
 -include $(wildcard $(B)/*.d $(B)/obj/*/*.d $(B)/obj/*/*/*.d $(B)/examples/*.d)

@@ -90,8 +90,8 @@ const char *device_wait(void) {
     return text(e);
 }
 
-void device_look(void) { device_get(D.image, D.base, D.used); }
-const unsigned char *device_seen(const void *device) {
+void device_fetch(void) { device_get(D.image, D.base, D.used); }
+const unsigned char *device_host_bytes(const void *device) {
     return (const unsigned char *)D.image + ((const char *)device - D.base);
 }
 

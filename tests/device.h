@@ -28,8 +28,8 @@ void device_set(void *device, int byte, size_t bytes);
 const char *device_wait(void);
 
 /* Host copy of a place in the arena as of the last device_look, which copies all that is in use. */
-void device_look(void);
-const unsigned char *device_seen(const void *device);
+void device_fetch(void);
+const unsigned char *device_host_bytes(const void *device);
 
 /* Captures what is enqueued in between as a graph; enqueues it again. NULL, or the text of an error. */
 const char *device_begin_capture(void);

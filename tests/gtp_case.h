@@ -21,10 +21,10 @@ typedef struct gtp_case {
     int delayed;             /* gradients are submitted behind the whole backward */
     int shuffled;            /* backward in another order than its chain's; layers is no multiple of 3 */
     int unchained, wrap;     /* no chains; forward follows backward within a step */
-    int needy;               /* shards are published by the callback */
-    int stray;               /* a prefetch that nobody wants, before the fence */
+    int publish_on_need;               /* shards are published by the callback */
+    int unused_prefetch;               /* a prefetch that nobody wants, before the fence */
     int two_streams;         /* 1: layers take turns on two streams; 2: and each reads backward on the other one */
-    int foreign;             /* gradients come from the caller's memory */
+    int caller_gradients;             /* gradients come from the caller's memory */
     int permuted, other_ids; /* ranks stand in another order in their group; ids differ from rank to rank */
     int threads;             /* a thread per rank, all compute on stream NULL */
     gmm_dtype wire, main_grad;

@@ -84,7 +84,7 @@ static const unsigned char *source_bytes(const gmm_ckpt_table *t, const char *na
 }
 
 /* What applying a plan made: every target's bytes, by one of several ways. */
-typedef struct made {
+typedef struct plan_run {
     gmm_ckpt_plan *plan;
     const gmm_ckpt_table *targets;
     unsigned char *memory;   /* storage 0 */
@@ -94,10 +94,10 @@ typedef struct made {
     long reads, writes, done;
     int64_t bytes_read;
     long fail_at;            /* the call that fails; 0 = none */
-} made;
+} plan_run;
 
-static int made_read(void *user, int32_t part, int32_t storage, int64_t offset, void *to, int64_t bytes) {
-    made *m = (made *)user;
+static int io_read(void *user, int32_t part, int32_t storage, int64_t offset, void *to, int64_t bytes) {
+    plan_run *m = (plan_run *)user;
     if (m->fail_at && ++m->reads + m->writes == m->fail_at) return 7;
     m->reads += !m->fail_at;
     m->bytes_read += bytes;
@@ -105,8 +105,8 @@ static int made_read(void *user, int32_t part, int32_t storage, int64_t offset, 
     return 0;
 }
 
-static int made_write(void *user, int64_t target, int64_t offset, const void *from, int64_t bytes) {
-    made *m = (made *)user;
+static int io_write(void *user, int64_t target, int64_t offset, const void *from, int64_t bytes) {
+    plan_run *m = (plan_run *)user;
     const int64_t at = gmm_ckpt_table_tensors(m->targets, NULL)[target].offset + offset;
     if (m->fail_at && m->reads + ++m->writes == m->fail_at) return 8;
     m->writes += !m->fail_at;
@@ -115,12 +115,12 @@ static int made_write(void *user, int64_t target, int64_t offset, const void *fr
     return 0;
 }
 
-static void made_done(void *user, int64_t target) {
+static void io_done(void *user, int64_t target) {
     (void)target;
-    ((made *)user)->done++;
+    ((plan_run *)user)->done++;
 }
 
-static void made_room(made *m) {
+static void alloc_targets(plan_run *m) {
     gmm_ckpt_cost cost = GMM_ZERO;
     gmm_error error;
     T_OK_TEXT(gmm_ckpt_cost_of(m->plan, &cost, &error), error.text);
@@ -130,18 +130,18 @@ static void made_room(made *m) {
 }
 
 /* Through memory where scratch is 0, else through callbacks with so many bytes; -1 = the least. */
-static void apply(made *m, int64_t scratch) {
+static void apply(plan_run *m, int64_t scratch) {
     gmm_ckpt_run run = GMM_ZERO;
     gmm_ckpt_cost cost = GMM_ZERO;
     gmm_error error;
     int64_t cursor = 0;
     T_OK_TEXT(gmm_ckpt_verify(m->plan, NULL, 0, &error), error.text);
     T_OK_TEXT(gmm_ckpt_cost_of(m->plan, &cost, &error), error.text);
-    made_room(m);
+    alloc_targets(m);
     run.io.user = m;
-    run.io.read = made_read;
-    run.io.write = made_write;
-    run.io.done = made_done;
+    run.io.read = io_read;
+    run.io.write = io_write;
+    run.io.done = io_done;
     if (scratch == 0) run.memory = m->memory;
     run.scratch_bytes = (size_t)(scratch > cost.scratch_min ? scratch : cost.scratch_min);
     run.scratch = t_alloc_aligned(run.scratch_bytes, 1);
@@ -169,9 +169,9 @@ static gmm_ckpt_linear linear_of(const char *path, int64_t experts, int64_t out,
     return l;
 }
 
-static made normalize(const gmm_ckpt_table *t, const char *prefix, const gmm_ckpt_linear *l, int64_t n,
-                      gmm_ckpt_parity parity) {
-    made m;
+static plan_run normalize(const gmm_ckpt_table *t, const char *prefix, const gmm_ckpt_linear *l, int64_t n,
+                          gmm_ckpt_parity parity) {
+    plan_run m;
     gmm_ckpt_report report;
     memset(&m, 0, sizeof m);
     if (prefix) T_OK_TEXT(gmm_ckpt_normalize_hook(&m.plan, t, prefix, l, parity, NULL, &report), report.error.text);
@@ -194,7 +194,7 @@ static void refused(const gmm_ckpt_table *t, const char *prefix, const gmm_ckpt_
 }
 
 /* Bytes of a target of a plan of views and copies, wherever they are. */
-static const unsigned char *target_bytes(made *m, const char *name) {
+static const unsigned char *target_bytes(plan_run *m, const char *name) {
     const gmm_ckpt_table *targets = m->targets;
     const int64_t i = gmm_ckpt_table_find(targets, name);
     int64_t n, v;
@@ -205,7 +205,7 @@ static const unsigned char *target_bytes(made *m, const char *name) {
         int64_t cursor = 0;
         gmm_error error;
         T_OK_TEXT(gmm_ckpt_verify(m->plan, NULL, 0, &error), error.text);
-        made_room(m);
+        alloc_targets(m);
         run.memory = m->memory;
         T_OK_TEXT(gmm_ckpt_apply(m->plan, &run, &cursor, &error), error.text);
     }
@@ -218,7 +218,7 @@ static const unsigned char *target_bytes(made *m, const char *name) {
 }
 
 /* The target's shape and its bytes: those of pieces of source tensors one behind the other. */
-static void is(made *m, const char *name, const int64_t *shape, const char *first, int64_t part, ...) {
+static void expect_tensor(plan_run *m, const char *name, const int64_t *shape, const char *first, int64_t part, ...) {
     const gmm_ckpt_tensor want = shaped(name, GMM_BF16, shape), *got = get(m->targets, name);
     const unsigned char *bytes = target_bytes(m, name);
     int64_t at = 0;
@@ -234,7 +234,7 @@ static void is(made *m, const char *name, const int64_t *shape, const char *firs
     va_end(list);
     T_CHECK(at == want.bytes, "%s has %lld bytes", name, (long long)at);
 }
-#define IS(m, name, shape, ...) is(m, name, shape, __VA_ARGS__, (const char *)NULL)
+#define EXPECT_TENSOR(m, name, shape, ...) expect_tensor(m, name, shape, __VA_ARGS__, (const char *)NULL)
 
 static void hook(int row) {
     gmm_ckpt_table *t = table_new();
@@ -242,7 +242,7 @@ static void hook(int row) {
     gmm_ckpt_linear l = linear_of(NULL, 3, 3, 0, 1, 0);
     part.table = t;
     for (int parity = 0; parity < 2; parity++) {
-        made m;
+        plan_run m;
         gmm_ckpt_table_destroy(t);
         part.table = t = table_new();
         switch (row) {
@@ -252,7 +252,7 @@ static void hook(int row) {
             m = normalize(t, "layer.", &l, 1, (gmm_ckpt_parity)parity);
             m.parts = &part;
             MUST(count(m.targets) == 1);
-            IS(&m, "layer.weight", SHAPE(3, 3), "layer.weight0", -1, "layer.weight1", "layer.weight2");
+            EXPECT_TENSOR(&m, "layer.weight", SHAPE(3, 3), "layer.weight0", -1, "layer.weight1", "layer.weight2");
             break;
         case 2:
             l = linear_of(NULL, 2, 2, 4, 1, 1);
@@ -263,8 +263,8 @@ static void hook(int row) {
             m = normalize(t, "layer.", &l, 1, (gmm_ckpt_parity)parity);
             m.parts = &part;
             MUST(count(m.targets) == 2);
-            IS(&m, "layer.weight", SHAPE(2, 2, 4), "layer.weight0", -1, "layer.weight1");
-            IS(&m, "layer.bias", SHAPE(2, 2), "layer.bias0", -1, "layer.bias1");
+            EXPECT_TENSOR(&m, "layer.weight", SHAPE(2, 2, 4), "layer.weight0", -1, "layer.weight1");
+            EXPECT_TENSOR(&m, "layer.bias", SHAPE(2, 2), "layer.bias0", -1, "layer.bias1");
             break;
         case 3:
             l.grouped_weight = 0;
@@ -272,9 +272,9 @@ static void hook(int row) {
             m = normalize(t, "layer.", &l, 1, (gmm_ckpt_parity)parity);
             m.parts = &part;
             MUST(count(m.targets) == 3);
-            IS(&m, "layer.weight0", SHAPE(3), "layer.weight", 0);
-            IS(&m, "layer.weight1", SHAPE(3), "layer.weight", 1);
-            IS(&m, "layer.weight2", SHAPE(3), "layer.weight", 2);
+            EXPECT_TENSOR(&m, "layer.weight0", SHAPE(3), "layer.weight", 0);
+            EXPECT_TENSOR(&m, "layer.weight1", SHAPE(3), "layer.weight", 1);
+            EXPECT_TENSOR(&m, "layer.weight2", SHAPE(3), "layer.weight", 2);
             break;
         case 4:
             l = linear_of(NULL, 2, 4, 0, 0, 1);
@@ -283,9 +283,9 @@ static void hook(int row) {
             m = normalize(t, "layer.", &l, 1, (gmm_ckpt_parity)parity);
             m.parts = &part;
             MUST(count(m.targets) == 4);
-            IS(&m, "layer.weight1", SHAPE(4), "layer.weight", 1);
-            IS(&m, "layer.bias0", parity ? SHAPE(2) : SHAPE(4), "layer.bias", 0);
-            IS(&m, "layer.bias1", parity ? SHAPE(2) : SHAPE(4), "layer.bias", 1);
+            EXPECT_TENSOR(&m, "layer.weight1", SHAPE(4), "layer.weight", 1);
+            EXPECT_TENSOR(&m, "layer.bias0", parity ? SHAPE(2) : SHAPE(4), "layer.bias", 0);
+            EXPECT_TENSOR(&m, "layer.bias1", parity ? SHAPE(2) : SHAPE(4), "layer.bias", 1);
             break;
         case 5:
             l = linear_of(NULL, 2, 4, 0, 1, 0);
@@ -295,9 +295,9 @@ static void hook(int row) {
             m = normalize(t, "layer.", &l, 1, (gmm_ckpt_parity)parity);
             m.parts = &part;
             MUST(count(m.targets) == 3);
-            IS(&m, "layer.weight", SHAPE(2, 4), "layer.weight0", -1, "layer.weight1");
-            IS(&m, "layer.bias0", SHAPE(4), "layer.bias0", -1);
-            IS(&m, "layer.bias1", SHAPE(4), "layer.bias1", -1);
+            EXPECT_TENSOR(&m, "layer.weight", SHAPE(2, 4), "layer.weight0", -1, "layer.weight1");
+            EXPECT_TENSOR(&m, "layer.bias0", SHAPE(4), "layer.bias0", -1);
+            EXPECT_TENSOR(&m, "layer.bias1", SHAPE(4), "layer.bias1", -1);
             break;
         case 6:
             for (int grouped = 0; grouped < 2; grouped++) {
@@ -313,8 +313,8 @@ static void hook(int row) {
                 m = normalize(t, "layer.", &l, 1, GMM_CKPT_UPSTREAM);
                 m.parts = &part;
                 MUST(count(m.targets) == 2);
-                IS(&m, "layer.weight", SHAPE(2, 4), "layer.weight", -1);
-                IS(&m, "layer.weight0", SHAPE(4), "layer.weight0", -1);
+                EXPECT_TENSOR(&m, "layer.weight", SHAPE(2, 4), "layer.weight", -1);
+                EXPECT_TENSOR(&m, "layer.weight0", SHAPE(4), "layer.weight0", -1);
                 if (!grouped) gmm_ckpt_plan_destroy(m.plan);
             }
             if (!parity) continue;
@@ -329,11 +329,11 @@ static void hook(int row) {
             m = normalize(t, "layer.", &l, 1, GMM_CKPT_UPSTREAM);
             m.parts = &part;
             MUST(count(m.targets) == 2 && gmm_ckpt_table_find(m.targets, "layer.weight") < 0);
-            IS(&m, "layer.weight0", SHAPE(3), "layer.weight0", -1);
-            IS(&m, "layer.weight2", SHAPE(3), "layer.weight2", -1);
+            EXPECT_TENSOR(&m, "layer.weight0", SHAPE(3), "layer.weight0", -1);
+            EXPECT_TENSOR(&m, "layer.weight2", SHAPE(3), "layer.weight2", -1);
             break;
         default: { /* 8: there and back */
-            made first;
+            plan_run first;
             gmm_ckpt_table *stacked = table_new();
             gmm_ckpt_part back = GMM_ZERO;
             l = linear_of(NULL, 2, 3, 5, 1, 0);
@@ -449,7 +449,7 @@ static void map(int index) {
     const struct map_case *c = &map_cases[index];
     gmm_ckpt_table *t = keys(c->in);
     gmm_ckpt_linear l = linear_of(c->path, c->experts, 4, 0, c->grouped, c->bias);
-    made m = normalize(t, NULL, &l, 1, GMM_CKPT_UPSTREAM);
+    plan_run m = normalize(t, NULL, &l, 1, GMM_CKPT_UPSTREAM);
     gmm_error error;
     same_keys(m.targets, c->upstream);
     T_OK_TEXT(gmm_ckpt_verify(m.plan, NULL, 0, &error), error.text);
@@ -470,13 +470,13 @@ static void map_bytes(int parity) {
     gmm_ckpt_table *t = KEYS(FC1 ".weight0", FC1 ".weight1", "plain.weight0", "plain.weight1");
     gmm_ckpt_linear l = linear_of(FC1, 2, 4, 0, 1, 0);
     gmm_ckpt_part part = GMM_ZERO;
-    made m = normalize(t, NULL, &l, 1, (gmm_ckpt_parity)parity);
+    plan_run m = normalize(t, NULL, &l, 1, (gmm_ckpt_parity)parity);
     part.table = t;
     m.parts = &part;
     MUST(count(m.targets) == 3);
-    IS(&m, FC1 ".weight", SHAPE(2, 4), FC1 ".weight0", -1, FC1 ".weight1");
-    IS(&m, "plain.weight0", SHAPE(4), "plain.weight0", -1);
-    IS(&m, "plain.weight1", SHAPE(4), "plain.weight1", -1);
+    EXPECT_TENSOR(&m, FC1 ".weight", SHAPE(2, 4), FC1 ".weight0", -1, FC1 ".weight1");
+    EXPECT_TENSOR(&m, "plain.weight0", SHAPE(4), "plain.weight0", -1);
+    EXPECT_TENSOR(&m, "plain.weight1", SHAPE(4), "plain.weight1", -1);
     gmm_ckpt_plan_destroy(m.plan);
     gmm_ckpt_table_destroy(t);
 }
@@ -517,7 +517,7 @@ static void flags(int arg) {
     gmm_ckpt_table *t = table_new(), *again = table_new();
     gmm_ckpt_part part = GMM_ZERO;
     gmm_ckpt_linear l = linear_of("fc", 12, 1, 3, 1, 1);
-    made m;
+    plan_run m;
     (void)arg;
     part.table = t;
     l.grouped_bias = 0;
@@ -574,8 +574,8 @@ static void call_begin(call *c, const gmm_ckpt_table *t, const char *from, const
     MUST(c->source.scheme && c->target.scheme);
 }
 
-static made plan_ok(const call *c, const gmm_ckpt_linear *l, int64_t n) {
-    made m;
+static plan_run plan_ok(const call *c, const gmm_ckpt_linear *l, int64_t n) {
+    plan_run m;
     gmm_ckpt_report report;
     memset(&m, 0, sizeof m);
     T_OK_TEXT(gmm_ckpt_plan_create(&m.plan, &c->source, &c->target, l, n, NULL, &report), report.error.text);
@@ -598,14 +598,14 @@ static void packed(int arg) { /* a packed [E out, in] key serves a grouped targe
     gmm_ckpt_table *t = table_new();
     gmm_ckpt_linear l = linear_of("fc", 3, 2, 4, 1, 0);
     call c;
-    made m;
+    plan_run m;
     int64_t n;
     (void)arg;
     add(t, "fc.weight", GMM_BF16, SHAPE(6, 4), NULL);
     call_begin(&c, t, "module", "module");
     c.target.views = 1;
     m = plan_ok(&c, &l, 1);
-    IS(&m, "fc.weight", SHAPE(3, 2, 4), "fc.weight", -1);
+    EXPECT_TENSOR(&m, "fc.weight", SHAPE(3, 2, 4), "fc.weight", -1);
     MUST(gmm_ckpt_plan_moves(m.plan, &n)->kind == GMM_CKPT_VIEW && n == 1);
     gmm_ckpt_plan_destroy(m.plan);
     gmm_ckpt_table_destroy(t);
@@ -616,21 +616,21 @@ static void ranks(int arg) {
     gmm_ckpt_linear l = linear_of("fc", 4, 4, 0, 0, 0);
     gmm_ckpt_scheme global = *gmm_ckpt_scheme_of("module");
     call c;
-    made m;
+    plan_run m;
     call_begin(&c, t, "module", "module");
     if (arg == 33) {
         c.target.rank.ep_rank = 1;
         c.target.rank.ep_size = 2;
         m = plan_ok(&c, &l, 1);
         MUST(count(m.targets) == 2);
-        IS(&m, "fc.weight0", SHAPE(4), "fc.weight2", -1);
-        IS(&m, "fc.weight1", SHAPE(4), "fc.weight3", -1);
+        EXPECT_TENSOR(&m, "fc.weight0", SHAPE(4), "fc.weight2", -1);
+        EXPECT_TENSOR(&m, "fc.weight1", SHAPE(4), "fc.weight3", -1);
         gmm_ckpt_plan_destroy(m.plan);
         global.global_index = 1; /* the same with names that count all experts, on both sides */
         c.source.scheme = c.target.scheme = &global;
         m = plan_ok(&c, &l, 1);
-        IS(&m, "fc.weight2", SHAPE(4), "fc.weight2", -1);
-        IS(&m, "fc.weight3", SHAPE(4), "fc.weight3", -1);
+        EXPECT_TENSOR(&m, "fc.weight2", SHAPE(4), "fc.weight2", -1);
+        EXPECT_TENSOR(&m, "fc.weight3", SHAPE(4), "fc.weight3", -1);
         gmm_ckpt_plan_destroy(m.plan);
     } else {
         l.experts = 2;
@@ -651,19 +651,19 @@ static void both_layouts(int arg) {
     gmm_ckpt_table *t = KEYS("fc.weight0", "fc.weight1", "fc.weight:2");
     gmm_ckpt_linear l = linear_of("fc", 2, 4, 0, 1, 0);
     call c;
-    made m;
+    plan_run m;
     (void)arg;
     call_begin(&c, t, "module", "module");
     plan_refused(&c, &l, 1, GMM_CKPT_BOTH_LAYOUTS, "fc.weight");
     c.source.prefer_target = 1;
     m = plan_ok(&c, &l, 1);
     MUST(count(m.targets) == 1);
-    IS(&m, "fc.weight", SHAPE(2, 4), "fc.weight", -1);
+    EXPECT_TENSOR(&m, "fc.weight", SHAPE(2, 4), "fc.weight", -1);
     gmm_ckpt_plan_destroy(m.plan);
     l.grouped_weight = 0;
     m = plan_ok(&c, &l, 1);
     MUST(count(m.targets) == 2);
-    IS(&m, "fc.weight1", SHAPE(4), "fc.weight1", -1);
+    EXPECT_TENSOR(&m, "fc.weight1", SHAPE(4), "fc.weight1", -1);
     gmm_ckpt_plan_destroy(m.plan);
     gmm_ckpt_table_destroy(t);
 }
@@ -691,7 +691,7 @@ static void mixed_dtypes(int arg) {
     gmm_ckpt_linear l = linear_of("fc", 2, 4, 0, 1, 0);
     uint16_t want[8];
     call c;
-    made m;
+    plan_run m;
     (void)arg;
     for (int i = 0; i < 4; i++) want[i] = want[4 + i] = gmm_f32_to_bf16(v[i]);
     add(t, "fc.weight0", GMM_F32, SHAPE(4), v);
@@ -774,10 +774,10 @@ static const layout layouts[2][9] = {
      {"fused-transposed", {HL "mlp.experts.down_proj"}, 1, 1, 0, 0, 0, 0},
      {"gpt-oss", {HL "mlp.experts.down_proj"}, 1, 1, 0, 0, 0, 0}}};
 
-typedef struct where { int64_t ep, eps, etp, etps; int64_t row0, rows, stored; } where; /* rows < 0: all */
+typedef struct rank_slice { int64_t ep, eps, etp, etps; int64_t row0, rows, stored; } rank_slice; /* rows < 0: all */
 
 /* The tensors of a rank, by name, shape and codes: calls `each` on every one. */
-static void tensors(const layout *y, int fc2, const logical *x, const where *w, int64_t block,
+static void tensors(const layout *y, int fc2, const logical *x, const rank_slice *w, int64_t block,
                     void (*each)(void *user, const char *name, const int64_t *shape, const uint32_t *codes, int64_t n),
                     void *user) {
     const int64_t held = x->experts / w->eps, fn = fc2 ? x->f : x->f / w->etps, kn = fc2 ? x->k / w->etps : x->k;
@@ -810,10 +810,15 @@ static void tensors(const layout *y, int fc2, const logical *x, const where *w, 
     }
 }
 
-typedef struct filler { gmm_ckpt_table *t; const unsigned char **bytes; int n; int io; gmm_dtype dtype; } filler;
+typedef struct table_filler {
+    gmm_ckpt_table *t;
+    const unsigned char **bytes;
+    int n, io;
+    gmm_dtype dtype;
+} table_filler;
 
 static void fill(void *user, const char *name, const int64_t *shape, const uint32_t *codes, int64_t n) {
-    filler *f = (filler *)user;
+    table_filler *f = (table_filler *)user;
     gmm_ckpt_tensor x = shaped(name, f->dtype, shape);
     gmm_ckpt_report report;
     gmm_error error;
@@ -829,10 +834,10 @@ static void fill(void *user, const char *name, const int64_t *shape, const uint3
     T_OK_TEXT(gmm_ckpt_table_add(f->t, &x, &report), report.error.text);
 }
 
-typedef struct checker { made *m; int n; gmm_dtype dtype; const char *from, *to; } checker;
+typedef struct target_checker { plan_run *m; int n; gmm_dtype dtype; const char *from, *to; } target_checker;
 
 static void check(void *user, const char *name, const int64_t *shape, const uint32_t *codes, int64_t n) {
-    checker *c = (checker *)user;
+    target_checker *c = (target_checker *)user;
     const gmm_ckpt_tensor *t = get(c->m->targets, name), want = shaped(name, c->dtype, shape);
     T_CHECK(t->dtype == c->dtype && t->rank == want.rank, "%s: rank %d", name, t->rank);
     for (int d = 0; d < t->rank; d++)
@@ -851,17 +856,17 @@ static void check(void *user, const char *name, const int64_t *shape, const uint
 enum { RANKS = 16 };
 
 /* Converts FC1 or FC2 from all ranks of one grid to one rank of another, by every way of applying. */
-static void convert(int fc2, int from, int to, logical x, where src, where dst, int64_t src_block, int64_t dst_block,
-                    int64_t scratch) {
+static void convert(int fc2, int from, int to, logical x, rank_slice src, rank_slice dst, int64_t src_block,
+                    int64_t dst_block, int64_t scratch) {
     const layout *a = &layouts[fc2][from], *b = &layouts[fc2][to];
     const int64_t parts = src.eps * src.etps;
     const unsigned char **bytes[RANKS];
     gmm_ckpt_linear l = GMM_ZERO;
     gmm_ckpt_cut cut = GMM_ZERO;
-    filler f;
-    checker check_all;
+    table_filler f;
+    target_checker check_all;
     call c;
-    made m;
+    plan_run m;
     if (fc2) x.halves = 1;
     call_begin(&c, NULL, a->scheme, b->scheme);
     c.source.part_count = (int32_t)parts;
@@ -913,10 +918,10 @@ static void convert(int fc2, int from, int to, logical x, where src, where dst, 
     for (int64_t p = 0; p < parts; p++) gmm_ckpt_table_destroy((gmm_ckpt_table *)(uintptr_t)c.part[p].table);
 }
 
-static const where whole = {0, 1, 0, 1, 0, -1, 0};
+static const rank_slice whole = {0, 1, 0, 1, 0, -1, 0};
 
-static where at(int64_t ep, int64_t eps, int64_t etp, int64_t etps) {
-    where w = whole;
+static rank_slice slice_of(int64_t ep, int64_t eps, int64_t etp, int64_t etps) {
+    rank_slice w = whole;
     w.ep = ep;
     w.eps = eps;
     w.etp = etp;
@@ -930,7 +935,7 @@ static void interleave_values(int arg) { /* 1..8 in blocks of 2, weight and bias
     gmm_ckpt_table *t = table_new();
     gmm_ckpt_linear l = linear_of("fc", 1, 8, 1, 0, 1);
     call c;
-    made m;
+    plan_run m;
     l.gated = 1;
     add(t, "fc.weight0", GMM_F32, SHAPE(8, 1), in);
     add(t, "fc.bias0", GMM_F32, SHAPE(8), in);
@@ -988,8 +993,8 @@ static void large_matrices(int arg) { /* transpositions and rows of more than a 
         const int64_t scratch = way == 0 ? 0 : way == 1 ? 3000 : 40000;
         convert(0, 1, 7, (logical){2, 2, 70, 101}, whole, whole, 0, 0, scratch);
         convert(0, 8, 0, (logical){1, 2, 66, 67}, whole, whole, 0, 33, scratch);
-        convert(1, 3, 4, (logical){2, 1, 97, 65}, whole, at(1, 2, 0, 5), 0, 0, scratch);
-        convert(1, 5, 7, (logical){1, 1, 64, 129}, at(0, 1, 0, 3), whole, 0, 0, scratch);
+        convert(1, 3, 4, (logical){2, 1, 97, 65}, whole, slice_of(1, 2, 0, 5), 0, 0, scratch);
+        convert(1, 5, 7, (logical){1, 1, 64, 129}, slice_of(0, 1, 0, 3), whole, 0, 0, scratch);
     }
 }
 
@@ -999,24 +1004,24 @@ static void every_rank(int fc2) { /* grids of EP and ETP into one another, one t
         const int64_t eps = sizes[t_int(0, 3)], etps = sizes[t_int(0, 3)], eps2 = sizes[t_int(0, 3)];
         const int64_t etps2 = sizes[t_int(0, 3)], unit = fc2 ? 1 : divisor(6), unit2 = fc2 ? 1 : divisor(6);
         const logical x = {4, 2, fc2 ? 5 : 24, fc2 ? 8 : 3};
-        where dst = at(t_int(0, eps2 - 1), eps2, t_int(0, etps2 - 1), etps2);
-        convert(fc2, (int)t_int(0, 8), (int)t_int(0, 8), x, at(0, eps, 0, etps), dst, i % 4 ? unit : 0,
+        rank_slice dst = slice_of(t_int(0, eps2 - 1), eps2, t_int(0, etps2 - 1), etps2);
+        convert(fc2, (int)t_int(0, 8), (int)t_int(0, 8), x, slice_of(0, eps, 0, etps), dst, i % 4 ? unit : 0,
                 i % 5 ? unit2 : 0, i & 1 ? t_int(64, 600) : 0);
     }
 }
 
 static void etp_merge(int arg) { /* ETP 2 to 1 of interleaved rows; 2 to 1 of halves; slices */
     (void)arg;
-    convert(0, 0, 0, (logical){2, 2, 8, 3}, at(0, 1, 0, 2), whole, 2, 2, 0);
-    convert(0, 1, 1, (logical){2, 2, 8, 3}, at(0, 1, 0, 2), whole, 0, 2, -1);
-    for (int r = 0; r < 4; r++) convert(0, 1, 0, (logical){2, 2, 16, 3}, whole, at(0, 1, r, 4), 4, 2, 0);
+    convert(0, 0, 0, (logical){2, 2, 8, 3}, slice_of(0, 1, 0, 2), whole, 2, 2, 0);
+    convert(0, 1, 1, (logical){2, 2, 8, 3}, slice_of(0, 1, 0, 2), whole, 0, 2, -1);
+    for (int r = 0; r < 4; r++) convert(0, 1, 0, (logical){2, 2, 16, 3}, whole, slice_of(0, 1, r, 4), 4, 2, 0);
 }
 
 static void gtp_cuts(int arg) { /* every start and length of rows, padded or not, in blocks and halves */
     (void)arg;
     for (int64_t row0 = 0; row0 <= 12; row0++)
         for (int64_t rows = 0; row0 + rows <= 12; rows += 1 + row0 % 2) {
-            where dst = at(0, 1, 0, 2);
+            rank_slice dst = slice_of(0, 1, 0, 2);
             dst.row0 = row0;
             dst.rows = rows;
             dst.stored = rows + (row0 + rows == 12 ? 3 : 0);
@@ -1061,7 +1066,7 @@ static void glu_stated(int arg) {
     gmm_ckpt_table *t = table_new();
     gmm_ckpt_linear l = linear_of(NULL, 2, 12, 4, 0, 0);
     call c;
-    made m;
+    plan_run m;
     l.gated = 1;
     add(t, ML "linear_fc1.weight", GMM_BF16, SHAPE(2, 12, 4), NULL);
     call_begin(&c, t, "megatron", "megatron");
@@ -1100,7 +1105,7 @@ static void same_extent(int arg) { /* [E, 2F, H] and [E, H, 2F] with 2F = H: onl
 static void mixtral_ep(int arg) { /* row 49: every rank of EP 4 */
     (void)arg;
     for (int fc2 = 0; fc2 < 2; fc2++)
-        for (int r = 0; r < 4; r++) convert(fc2, 4, 1, (logical){8, 2, 14, 5}, whole, at(r, 4, 0, 1), 0, 0,
+        for (int r = 0; r < 4; r++) convert(fc2, 4, 1, (logical){8, 2, 14, 5}, whole, slice_of(r, 4, 0, 1), 0, 0,
                                             r & 1 ? -1 : 0);
 }
 
@@ -1114,7 +1119,7 @@ static void gpt_oss_bias(int arg) { /* row 54: even and odd rows, and the biases
     gmm_ckpt_table *t = table_new();
     gmm_ckpt_linear l = linear_of(NULL, 2, 8, 3, 1, 1);
     call c;
-    made m;
+    plan_run m;
     (void)arg;
     l.gated = 1;
     for (int e = 0; e < 2; e++)
@@ -1161,7 +1166,7 @@ static void fp8_blocks(int arg) { /* row 51: gate and up with tail blocks, dequa
     const unsigned char *const *all[1];
     int stored = 0;
     call c;
-    made m;
+    plan_run m;
     l.gated = 1;
     for (int h = 0; h < 2; h++) w[h] = (unsigned char *)t_host(2 * F * K);
     for (int h = 0; h < 2; h++)
@@ -1222,7 +1227,7 @@ static void fp8_stacked(int arg) {
             gmm_ckpt_table *t = table_new();
             gmm_ckpt_linear l = linear_of("fc", 2, rows, K, 0, 0);
             call c;
-            made m;
+            plan_run m;
             if (rank == 2) add(t, "fc.weight", GMM_E4M3, SHAPE(2 * rows, K), w);
             else add(t, "fc.weight", GMM_E4M3, SHAPE(2, rows, K), w);
             add(t, "fc.weight_scale_inv", GMM_F32, SHAPE(2, 1), scale);
@@ -1254,7 +1259,7 @@ static void fp8_mixed_forms(int arg) {
     gmm_ckpt_table *t = table_new();
     gmm_ckpt_linear l = linear_of("fc", 2, R, K, 0, 0);
     call c;
-    made m;
+    plan_run m;
     memset(w, 0x38, sizeof w);
     for (int e = 0; e < 2; e++) {
         char name[40];
@@ -1286,7 +1291,7 @@ static void fp8_plain(int arg) {
     gmm_ckpt_linear l = linear_of(NULL, 2, F, K, 1, 0);
     gmm_ckpt_report report = GMM_ZERO;
     call c;
-    made m;
+    plan_run m;
     l.slot = GMM_CKPT_FC2;
     for (int e = 0; e < 2; e++) {
         char name[80];
@@ -1316,7 +1321,7 @@ static void fp8_kept(int arg) { /* scales move as their weights: joined, cut by 
     unsigned char *w = (unsigned char *)t_host(2 * F * K);
     float scale[12], want[6];
     call c;
-    made m;
+    plan_run m;
     (void)arg;
     l.gated = 1;
     for (int i = 0; i < 2 * F * K; i++) w[i] = (unsigned char)t_rand();
@@ -1355,7 +1360,7 @@ static void few_moves(int arg) { /* stacks move as one: a loop over the experts,
     gmm_ckpt_linear l = linear_of("fc", 6, 8, 3, 1, 0);
     int64_t n;
     call c;
-    made m;
+    plan_run m;
     (void)arg;
     l.gated = 1;
     add(t, "fc.weight", GMM_BF16, SHAPE(6, 8, 3), NULL);
@@ -1387,7 +1392,7 @@ static void mxfp4(int arg) { /* gpt-oss blocks and scales: dequantized exactly, 
     gmm_error error;
     gmm_ckpt_report report;
     call c;
-    made m;
+    plan_run m;
     l.gated = 1;
     for (size_t i = 0; i < sizeof blocks; i++) blocks[i] = (unsigned char)t_rand();
     for (size_t i = 0; i < sizeof scales; i++) scales[i] = (unsigned char)t_int(100, 150);
@@ -1502,7 +1507,7 @@ static void states(int arg) { /* row 58: moments move as their weight */
     const gmm_ckpt_move *first[2] = {NULL, NULL};
     int64_t n;
     call c;
-    made m;
+    plan_run m;
     (void)arg;
     l.gated = 1;
     for (int s = 0; s < 3; s++)
@@ -1605,7 +1610,7 @@ static void views(int arg) { /* row 62: nothing is read or written, addresses al
     int64_t n, cursor = 0;
     const gmm_ckpt_move *moves;
     call c;
-    made m;
+    plan_run m;
     (void)arg;
     T_OK_TEXT(gmm_ckpt_table_add_storage(t, data, sizeof data, &x.storage, &error), error.text);
     x.offset = 8;
@@ -1665,7 +1670,7 @@ static void extra_state(int arg) { /* row 70 */
     gmm_ckpt_linear l = linear_of("fc", 2, 4, 0, 1, 0);
     gmm_ckpt_report report;
     call c;
-    made m;
+    plan_run m;
     (void)arg;
     add(t, "pickled", GMM_U8, SHAPE(0), NULL);
     call_begin(&c, t, "module", "module");
@@ -1673,7 +1678,7 @@ static void extra_state(int arg) { /* row 70 */
     c.source.extra = GMM_CKPT_EXTRA_KEEP;
     m = plan_ok(&c, &l, 1);
     MUST(count(m.targets) == 10);
-    IS(&m, "fc._extra_state", SHAPE(4), "fc._extra_state", -1);
+    EXPECT_TENSOR(&m, "fc._extra_state", SHAPE(4), "fc._extra_state", -1);
     gmm_ckpt_plan_destroy(m.plan);
     c.source.drop_extra_state = 1;
     m = plan_ok(&c, &l, 1);
@@ -1693,10 +1698,10 @@ static void extra_state(int arg) { /* row 70 */
 /* ------------------------------------------------------------------------- Verify, resume, faults: rows 64-69 --- */
 
 /* A conversion that has moves of many kinds: splits, folds, a transposition, kept tensors. */
-typedef struct scene { gmm_ckpt_table *t; call c; gmm_ckpt_linear l[2]; const unsigned char *bytes[64];
-                       const unsigned char *const *all[1]; } scene;
+typedef struct fixture { gmm_ckpt_table *t; call c; gmm_ckpt_linear l[2]; const unsigned char *bytes[64];
+                       const unsigned char *const *all[1]; } fixture;
 
-static void scene_add(scene *s, const char *name, const int64_t *shape) {
+static void fixture_add(fixture *s, const char *name, const int64_t *shape) {
     gmm_ckpt_tensor x = shaped(name, GMM_F32, shape);
     gmm_error error;
     gmm_ckpt_report report;
@@ -1707,20 +1712,20 @@ static void scene_add(scene *s, const char *name, const int64_t *shape) {
     T_OK_TEXT(gmm_ckpt_table_add(s->t, &x, &report), report.error.text);
 }
 
-static void scene_begin(scene *s) {
+static void fixture_begin(fixture *s) {
     char name[80];
     memset(s, 0, sizeof *s);
     s->t = table_new();
     for (int e = 0; e < 3; e++) {
         snprintf(name, sizeof name, HL "mlp.experts.%d.gate_proj.weight", e);
-        scene_add(s, name, SHAPE(8, 5));
+        fixture_add(s, name, SHAPE(8, 5));
         snprintf(name, sizeof name, HL "mlp.experts.%d.up_proj.weight", e);
-        scene_add(s, name, SHAPE(8, 5));
+        fixture_add(s, name, SHAPE(8, 5));
         snprintf(name, sizeof name, HL "mlp.experts.%d.down_proj.weight", e);
-        scene_add(s, name, SHAPE(5, 8));
+        fixture_add(s, name, SHAPE(5, 8));
     }
-    scene_add(s, "model.norm.weight", SHAPE(7));
-    scene_add(s, HL "mlp.gate.weight", SHAPE(3, 5));
+    fixture_add(s, "model.norm.weight", SHAPE(7));
+    fixture_add(s, HL "mlp.gate.weight", SHAPE(3, 5));
     call_begin(&s->c, s->t, "qwen3-moe", "legacy");
     s->c.source.extra = GMM_CKPT_EXTRA_KEEP;
     s->c.target.glu_block = 2;
@@ -1732,13 +1737,13 @@ static void scene_begin(scene *s) {
 }
 
 static void verify_finds(int arg) { /* moves that were tampered with never pass */
-    scene s;
-    made m;
+    fixture s;
+    plan_run m;
     int64_t n, tried = 0;
     gmm_ckpt_move *moves;
     gmm_error error;
     (void)arg;
-    scene_begin(&s);
+    fixture_begin(&s);
     m = plan_ok(&s.c, s.l, 2);
     T_OK_TEXT(gmm_ckpt_verify(m.plan, NULL, 0, &error), error.text);
     (void)gmm_ckpt_plan_moves(m.plan, &n);
@@ -1818,13 +1823,13 @@ static void verify_finds(int arg) { /* moves that were tampered with never pass 
 }
 
 static void resume(int arg) { /* rows 64, 65: stopped after any move, or in ranges in any order, the bytes are equal */
-    scene s;
-    made whole_run, m;
+    fixture s;
+    plan_run whole_run, m;
     gmm_ckpt_run run = GMM_ZERO;
     gmm_error error;
     char scratch[512];
     int64_t n, cursor;
-    scene_begin(&s);
+    fixture_begin(&s);
     whole_run = plan_ok(&s.c, s.l, 2);
     whole_run.storages = s.all;
     apply(&whole_run, -1);
@@ -1832,12 +1837,12 @@ static void resume(int arg) { /* rows 64, 65: stopped after any move, or in rang
     (void)gmm_ckpt_plan_moves(whole_run.plan, &n);
     m = whole_run;
     run.io.user = &m;
-    run.io.read = made_read;
-    run.io.write = made_write;
+    run.io.read = io_read;
+    run.io.write = io_write;
     run.scratch = scratch;
     run.scratch_bytes = sizeof scratch;
     for (int64_t k = 1; k < n; k++) {
-        made_room(&m);
+        alloc_targets(&m);
         m.done = 0;
         if (arg == 64) {
             cursor = 0;
@@ -1866,19 +1871,19 @@ static void resume(int arg) { /* rows 64, 65: stopped after any move, or in rang
 }
 
 static void io_faults(int arg) { /* every callback fails once: a status that names the key, a cursor to go on from */
-    scene s;
-    made good, m;
+    fixture s;
+    plan_run good, m;
     gmm_ckpt_run run = GMM_ZERO;
     gmm_error error;
     char scratch[512];
     long fail_at = 1, failures = 0;
     (void)arg;
-    scene_begin(&s);
+    fixture_begin(&s);
     good = plan_ok(&s.c, s.l, 2);
     good.storages = s.all;
     apply(&good, -1);
-    run.io.read = made_read;
-    run.io.write = made_write;
+    run.io.read = io_read;
+    run.io.write = io_write;
     run.scratch = scratch;
     run.scratch_bytes = sizeof scratch;
     for (;; fail_at++) {
@@ -1887,7 +1892,7 @@ static void io_faults(int arg) { /* every callback fails once: a status that nam
         m = good;
         m.reads = m.writes = 0;
         m.fail_at = fail_at;
-        made_room(&m);
+        alloc_targets(&m);
         run.io.user = &m;
         status = gmm_ckpt_apply(m.plan, &run, &cursor, &error);
         if (status == GMM_OK) break;
@@ -1922,7 +1927,7 @@ static void heap_release(void *user, void *memory) {
 }
 
 /* Builds, plans, verifies with the counted allocator; the first failure ends it. Everything is freed. */
-static gmm_status memory_run(const scene *s, int what, gmm_ckpt_report *report) {
+static gmm_status memory_run(const fixture *s, int what, gmm_ckpt_report *report) {
     gmm_allocator a;
     gmm_ckpt_table *t = NULL;
     gmm_ckpt_plan *plan = NULL;
@@ -1959,15 +1964,15 @@ static gmm_status memory_run(const scene *s, int what, gmm_ckpt_report *report) 
 }
 
 static void no_memory(int what) { /* row 69 */
-    scene s;
+    fixture s;
     long fail = 0;
-    scene_begin(&s);
+    fixture_begin(&s);
     for (int i = 0; i < 400; i++) { /* enough keys for several blocks */
         char name[300];
         memset(name, 'x', sizeof name);
         snprintf(name + 200, 100, ".%d", i);
         if (i >= 40) break;
-        scene_add(&s, name, SHAPE(2));
+        fixture_add(&s, name, SHAPE(2));
     }
     for (;; fail++) {
         gmm_ckpt_report report;
@@ -2053,7 +2058,7 @@ static void arguments(int arg) { /* descriptors out of range */
     c.source.skip_missing = 1;
     c.source.extra = GMM_CKPT_EXTRA_KEEP;
     {
-        made m = plan_ok(&c, &l, 1);
+        plan_run m = plan_ok(&c, &l, 1);
         MUST(count(m.targets) == 2);
         gmm_ckpt_plan_destroy(m.plan);
     }
@@ -2074,7 +2079,7 @@ static void scan(int arg) { /* extents from names and shapes */
     for (int i = 0; i < T_COUNT(want); i++) {
         const int y = (int[]){0, 5, 3, 7, 8}[i];
         const logical x = {4, 2, 6, 5}, x2 = {4, 1, 5, 6};
-        filler f;
+        table_filler f;
         gmm_ckpt_source source = GMM_ZERO;
         gmm_ckpt_part part[2] = {GMM_ZERO, GMM_ZERO};
         gmm_ckpt_linear *l;
@@ -2085,7 +2090,7 @@ static void scan(int arg) { /* extents from names and shapes */
             f.n = f.io = 0;
             f.dtype = GMM_F32;
             f.bytes = (const unsigned char **)t_host(64 * sizeof *f.bytes);
-            where w = at(p, 2, 0, 1);
+            rank_slice w = slice_of(p, 2, 0, 1);
             tensors(&layouts[0][y], 0, &x, &w, 0, fill, &f);
             tensors(&layouts[1][y], 1, &x2, &w, 0, fill, &f);
             part[p].table = f.t;
@@ -2118,16 +2123,16 @@ static void gtp_sources(int arg) { /* shards of all ranks, unpadded or padded, c
         for (int y = 0; y < 9; y++) {
             const int64_t stored[3] = {4, 4, padded ? 4 : 2}, valid[3] = {4, 4, 2};
             call c;
-            made m;
-            checker k;
+            plan_run m;
+            target_checker k;
             gmm_ckpt_linear l = linear_of(NULL, 2, 10, 3, 1, 0);
             if (layouts[0][y].split) continue;
             l.gated = 1;
             call_begin(&c, NULL, layouts[0][y].scheme, "megatron");
             c.source.part_count = 3;
             for (int r = 0; r < 3; r++) {
-                filler f;
-                where w = at(0, 1, 0, 1);
+                table_filler f;
+                rank_slice w = slice_of(0, 1, 0, 1);
                 w.row0 = 4 * r;
                 w.rows = valid[r];
                 w.stored = stored[r];
@@ -2168,7 +2173,7 @@ static void shared_and_router(int arg) { /* what stands beside the experts moves
     gmm_ckpt_linear *found;
     int64_t n;
     call c;
-    made m;
+    plan_run m;
     (void)arg;
     add(t, HL "mlp.experts.0.gate_proj.weight", GMM_BF16, SHAPE(2, 3), NULL);
     add(t, HL "mlp.experts.0.up_proj.weight", GMM_BF16, SHAPE(2, 3), NULL);
@@ -2499,7 +2504,7 @@ static void inner_wrappers(int arg) { /* a wrapper stays where the names in fron
     gmm_ckpt_table *t = table_new();
     gmm_ckpt_linear l = linear_of(NULL, 2, 4, 3, 0, 0);
     call c;
-    made m;
+    plan_run m;
     (void)arg;
     l.layer = 7;
     for (int e = 0; e < 2; e++)
@@ -2546,7 +2551,7 @@ static void legacy_shapes(int arg) { /* as Megatron declares them; what stood as
     gmm_ckpt_table *t = table_new();
     gmm_ckpt_linear l = linear_of(NULL, E, H, F, 0, 0);
     call c;
-    made m;
+    plan_run m;
     l.slot = GMM_CKPT_FC2;
     for (int i = 0; i < E * F * H; i++) w[i] = (float)i; /* expert, feature in, feature out */
     if (arg) add(t, ML "weight2", GMM_F32, SHAPE(E, F, H), w);
@@ -2586,15 +2591,15 @@ static void upstream_chains(int arg) { /* a later module meets the keys that an 
         gmm_ckpt_table *t = keys(cases[i].in);
         gmm_ckpt_part part = GMM_ZERO;
         gmm_ckpt_linear l[2];
-        made m;
+        plan_run m;
         part.table = t;
         for (int k = 0; k < 2; k++) l[k] = linear_of(cases[i].path[k], 2, 4, 0, cases[i].grouped[k], 0);
         m = normalize(t, NULL, l, 2, GMM_CKPT_UPSTREAM);
         m.parts = &part;
         same_keys(m.targets, cases[i].out);
-        if (i == 0) IS(&m, "a.fc.weight", SHAPE(2, 4), "a.fc.weight0", -1, "a.fc.weight1");
+        if (i == 0) EXPECT_TENSOR(&m, "a.fc.weight", SHAPE(2, 4), "a.fc.weight0", -1, "a.fc.weight1");
         if (i == 3) t_same("folded again", target_bytes(&m, "a.fc.weight"), source_bytes(t, "a.fc.weight"), 16);
-        if (i == 4) IS(&m, "a.fc.weight1", SHAPE(4), "a.fc.weight1", -1);
+        if (i == 4) EXPECT_TENSOR(&m, "a.fc.weight1", SHAPE(4), "a.fc.weight1", -1);
         gmm_ckpt_plan_destroy(m.plan);
         gmm_ckpt_table_destroy(t);
     }

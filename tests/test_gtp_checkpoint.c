@@ -83,13 +83,13 @@ static void *shard_make(const kind *k, gmm_dtype dtype, int tp, int g, int rank,
 
 /* --------------------------------------------------------------------------------------------- Tables and plans --- */
 
-typedef struct book {
+typedef struct table_set {
     gmm_ckpt_table *table;
     gmm_ckpt_part part;
-} book;
-static book opened[4];
+} table_set;
+static table_set opened[4];
 
-static book *book_open(int i) {
+static table_set *table_set_open(int i) {
     gmm_error e = GMM_ZERO;
     gmm_ckpt_table_destroy(opened[i].table);
     memset(&opened[i], 0, sizeof opened[i]);
@@ -97,7 +97,7 @@ static book *book_open(int i) {
     opened[i].part.table = opened[i].table;
     return &opened[i];
 }
-static void books_close(void) {
+static void table_sets_close(void) {
     for (int i = 0; i < 4; i++) {
         gmm_ckpt_table_destroy(opened[i].table);
         opened[i].table = NULL;
@@ -105,7 +105,8 @@ static void books_close(void) {
 }
 
 /* Adds a tensor in memory of its own, or without memory; its index. */
-static int32_t book_add(book *b, const char *name, gmm_dtype dtype, int64_t rows, int64_t cols, const void *data) {
+static int32_t table_set_add(table_set *b, const char *name, gmm_dtype dtype, int64_t rows, int64_t cols,
+                             const void *data) {
     gmm_ckpt_tensor t = GMM_ZERO;
     gmm_ckpt_report report = GMM_ZERO;
     gmm_error e = GMM_ZERO;
@@ -120,17 +121,17 @@ static int32_t book_add(book *b, const char *name, gmm_dtype dtype, int64_t rows
     return (int32_t)gmm_ckpt_table_find(b->table, name);
 }
 
-static gmm_ckpt_plan *made; /* the plan at work, freed when the next is made */
+static gmm_ckpt_plan *current_plan; /* the plan at work, freed when the next is made */
 
-static gmm_ckpt_plan *plan_make(int exports, const book *b, const gmm_gtp_item *items, int64_t count) {
+static gmm_ckpt_plan *plan_make(int exports, const table_set *b, const gmm_gtp_item *items, int64_t count) {
     gmm_ckpt_report report = GMM_ZERO;
     gmm_error e = GMM_ZERO;
-    gmm_ckpt_plan_destroy(made);
-    made = NULL;
-    T_OK_TEXT((exports ? gmm_gtp_export : gmm_gtp_import)(&made, &b->part, 1, items, count, NULL, &report),
+    gmm_ckpt_plan_destroy(current_plan);
+    current_plan = NULL;
+    T_OK_TEXT((exports ? gmm_gtp_export : gmm_gtp_import)(&current_plan, &b->part, 1, items, count, NULL, &report),
               report.error.text);
-    T_OK_TEXT(gmm_ckpt_verify(made, NULL, 0, &e), e.text);
-    return made;
+    T_OK_TEXT(gmm_ckpt_verify(current_plan, NULL, 0, &e), e.text);
+    return current_plan;
 }
 
 /* Applies it into memory that was poison before. */
@@ -152,7 +153,7 @@ static const gmm_ckpt_tensor *target_of(const gmm_ckpt_plan *plan, int64_t i) {
 /* --------------------------------------------------------------------------------------------------- Resharding --- */
 
 /* Shards of every rank of (tp, g) as parts of one table. */
-static int32_t hold_all(book *b, const kind *k, gmm_dtype dtype, int tp, int g, double pad, gmm_shard *shards,
+static int32_t hold_all(table_set *b, const kind *k, gmm_dtype dtype, int tp, int g, double pad, gmm_shard *shards,
                         gmm_gtp_stored *stored) {
     for (int r = 0; r < tp * g; r++) {
         char name[32];
@@ -162,7 +163,7 @@ static int32_t hold_all(book *b, const kind *k, gmm_dtype dtype, int tp, int g, 
         snprintf(name, sizeof name, "shard %d", r);
         memset(&stored[r], 0, sizeof stored[r]);
         stored[r].shard = &shards[r];
-        stored[r].data = book_add(b, name, dtype, p.shard_rows, p.local_cols, shard_make(k, dtype, tp, g, r, pad));
+        stored[r].data = table_set_add(b, name, dtype, p.shard_rows, p.local_cols, shard_make(k, dtype, tp, g, r, pad));
         stored[r].scale = -1;
     }
     return (int32_t)(tp * g);
@@ -180,7 +181,7 @@ static void reshard(int arg) {
         gmm_gtp_item item = GMM_ZERO;
         gmm_ckpt_plan *plan;
         char *file;
-        book *b = book_open(0), *f = book_open(1);
+        table_set *b = table_set_open(0), *f = table_set_open(1);
         item.name = "w";
         item.shard = &shards[tp * g - 1]; /* any rank */
         item.stored_count = hold_all(b, k, GMM_BF16, tp, g, 12345, shards, stored);
@@ -193,7 +194,7 @@ static void reshard(int arg) {
                     k->name, tp, g, (long long)i);
         memset(&one, 0, sizeof one);
         one.shard = &whole;
-        one.data = book_add(f, "w", GMM_BF16, k->rows, k->cols, file);
+        one.data = table_set_add(f, "w", GMM_BF16, k->rows, k->cols, file);
         one.scale = -1;
         for (int c = 0; c < 8; c++)
             for (int r = 0; r < (1 + c / 4) * sizes[c % 4]; r++)
@@ -209,7 +210,7 @@ static void reshard(int arg) {
                            (size_t)plan_of(&want).shard_data_bytes[0]);
                 }
     }
-    books_close();
+    table_sets_close();
 }
 
 /* Every rank exports what it holds alone, in any order, into one file: no two write the same byte and together all.
@@ -227,11 +228,11 @@ static void each_alone(int arg) {
         gmm_gtp_item item = GMM_ZERO;
         gmm_ckpt_cost cost = GMM_ZERO;
         gmm_ckpt_plan *plan;
-        book *b = book_open(0);
+        table_set *b = table_set_open(0);
         float *values = (float *)shard_make(k, GMM_F32, tp, g, r, 777);
         void *before = memcpy(t_host((size_t)p.shard_data_bytes[0] + 1), values, (size_t)p.shard_data_bytes[0]);
         stored.shard = &held;
-        stored.data = book_add(b, "mine", GMM_F32, p.shard_rows, p.local_cols, values);
+        stored.data = table_set_add(b, "mine", GMM_F32, p.shard_rows, p.local_cols, values);
         stored.scale = -1;
         item.name = "w";
         item.shard = &in_file;
@@ -246,7 +247,7 @@ static void each_alone(int arg) {
     }
     for (int64_t i = 0; i < k->rows * k->cols; i++)
         T_CHECK(gmm_load(GMM_BF16, file, i) == value_at(k, i / k->cols, i % k->cols), "element %lld", (long long)i);
-    books_close();
+    table_sets_close();
 }
 
 /* ---------------------------------------------------------------------------------------------------- Quantized --- */
@@ -338,7 +339,7 @@ static void import_quantized(int arg) {
         gmm_ckpt_plan *plan;
         array parts[2];
         char *file;
-        book *b = book_open(0), *file_book = book_open(1);
+        table_set *b = table_set_open(0), *file_book = table_set_open(1);
         for (int r = 0; r < tp * g; r++) {
             memset(&stored[r], 0, sizeof stored[r]);
             shards[r] = shard_of(&k, f->dtype, f->scaling, tp, g, r);
@@ -347,7 +348,7 @@ static void import_quantized(int arg) {
                 char name[32];
                 const array x = render(f, &k, part, 1, tp, g, r, 0xEE);
                 snprintf(name, sizeof name, "%d.%d", r, part);
-                *(part ? &stored[r].scale : &stored[r].data) = book_add(b, name, x.dtype, x.rows, x.cols, x.data);
+                *(part ? &stored[r].scale : &stored[r].data) = table_set_add(b, name, x.dtype, x.rows, x.cols, x.data);
             }
         }
         item.name = "w";
@@ -365,8 +366,8 @@ static void import_quantized(int arg) {
             T_CHECK(t->shape[0] == parts[part].rows && t->shape[1] == parts[part].cols, "%lld x %lld",
                     (long long)t->shape[0], (long long)t->shape[1]);
             t_same(part ? "scales" : "elements", file + t->offset, parts[part].data, parts[part].bytes);
-            *(part ? &one.scale : &one.data) = book_add(file_book, part ? "w_scale" : "w", parts[part].dtype,
-                                                        parts[part].rows, parts[part].cols, parts[part].data);
+            *(part ? &one.scale : &one.data) = table_set_add(file_book, part ? "w_scale" : "w", parts[part].dtype,
+                                                             parts[part].rows, parts[part].cols, parts[part].data);
         }
         one.shard = &whole;
         for (int c = 0; c < 6; c++)
@@ -387,7 +388,7 @@ static void import_quantized(int arg) {
                     }
                 }
     }
-    books_close();
+    table_sets_close();
 }
 
 /* Row 64, the other way: what cuts blocks is refused, and imported into 16 bits; each value is its code times the scale
@@ -401,12 +402,12 @@ static void import_floats(int arg) {
     gmm_ckpt_report report = GMM_ZERO;
     unsigned char *codes = (unsigned char *)t_host(200 * 150);
     float *grid = (float *)t_host(4 * sizeof *grid);
-    book *b = book_open(0);
+    table_set *b = table_set_open(0);
     for (int i = 0; i < 200 * 150; i++) codes[i] = (unsigned char)(mix((uint64_t)i) % 127 | (i % 2 << 7));
     for (int i = 0; i < 4; i++) grid[i] = scales[i + arg];
     one.shard = &whole;
-    one.data = book_add(b, "w", GMM_E4M3, 200, 150, codes);
-    one.scale = book_add(b, "w_scale_inv", GMM_F32, 2, 2, grid);
+    one.data = table_set_add(b, "w", GMM_E4M3, 200, 150, codes);
+    one.scale = table_set_add(b, "w_scale_inv", GMM_F32, 2, 2, grid);
     item.name = "w";
     item.stored = &one;
     item.stored_count = 1;
@@ -438,7 +439,7 @@ static void import_floats(int arg) {
                         "rank %d row %lld column %lld", r, (long long)i, (long long)j);
             }
     }
-    books_close();
+    table_sets_close();
 }
 
 /* ------------------------------------------------------------------------------------------ Through the runtime --- */
@@ -514,14 +515,14 @@ static void through_runtime(int arg) {
             gmm_gtp_stored stored[MOST], one = GMM_ZERO;
             gmm_gtp_item item = GMM_ZERO;
             gmm_ckpt_plan *plan;
-            book *b = book_open(0);
+            table_set *b = table_set_open(0);
             item.name = "fc1";
             item.shard = &want;
             item.stored_count = round ? 1 : hold_all(b, k, GMM_BF16, 2, 2, 99, shards, stored);
             item.stored = round ? &one : stored;
             one.shard = &whole;
             one.scale = -1;
-            if (round) one.data = book_add(b, "fc1", GMM_BF16, k->rows, k->cols, file);
+            if (round) one.data = table_set_add(b, "fc1", GMM_BF16, k->rows, k->cols, file);
             plan = plan_make(0, b, &item, 1);
             memset(shard[i], 0xA5, (size_t)plan_of(&want).shard_data_bytes[0]);
             memcpy(shard[i], plan_apply(plan, NULL), (size_t)plan_of(&want).shard_data_bytes[0]);
@@ -538,9 +539,9 @@ static void through_runtime(int arg) {
             const gmm_shard_plan p = plan_of(&mine);
             gmm_gtp_stored stored = GMM_ZERO;
             gmm_gtp_item item = GMM_ZERO;
-            book *b = book_open(1);
+            table_set *b = table_set_open(1);
             stored.shard = &mine;
-            stored.data = book_add(b, "mine", GMM_BF16, p.shard_rows, p.local_cols, shard[i]);
+            stored.data = table_set_add(b, "mine", GMM_BF16, p.shard_rows, p.local_cols, shard[i]);
             stored.scale = -1;
             item.name = "fc1";
             item.shard = &mine;
@@ -573,7 +574,7 @@ static void through_runtime(int arg) {
     for (int i = 0; i < g; i++) T_OK_TEXT(gmm_gtp_fini(gtp[i]), "");
     gmm_ranks_destroy(ranks);
     for (int i = 0; i < g; i++) gmm_destroy(ctx[i]);
-    books_close();
+    table_sets_close();
 }
 
 /* ------------------------------------------------------------------------------------------------------- Errors --- */
@@ -604,7 +605,7 @@ static void refusals(int arg) {
     counter c = {0, 0, 0};
     gmm_allocator allocator = GMM_ZERO;
     gmm_ckpt_part nothing = GMM_ZERO;
-    book *b = book_open(0);
+    table_set *b = table_set_open(0);
     (void)arg;
     allocator.user = &c;
     allocator.alloc = counted_alloc;
@@ -695,27 +696,27 @@ static void refusals(int arg) {
                    "part_count 0", NULL);
 #undef REFUSED
 #undef IMPORT
-    books_close();
+    table_sets_close();
 }
 
 /* Moves of the caller's: checked like those of any plan, complete unless they say that they are partial. */
-static void own_moves(int arg) {
-    book *b = book_open(0);
+static void caller_moves(int arg) {
+    table_set *b = table_set_open(0);
     float values[6] = {1, 2, 3, 4, 5, 6};
     const float want[6] = {1, 4, 2, 5, 3, 6};
     gmm_ckpt_tensor t = GMM_ZERO;
     gmm_ckpt_move m = GMM_ZERO, twice[2];
     gmm_ckpt_report report = GMM_ZERO;
     (void)arg;
-    gmm_ckpt_plan_destroy(made);
-    made = NULL;
+    gmm_ckpt_plan_destroy(current_plan);
+    current_plan = NULL;
     t.name = "turned";
     t.dtype = GMM_F32;
     t.rank = 2;
     t.shape[0] = 3;
     t.shape[1] = 2;
     m.kind = GMM_CKPT_COPY;
-    m.src = book_add(b, "x", GMM_F32, 2, 3, values);
+    m.src = table_set_add(b, "x", GMM_F32, 2, 3, values);
     m.scale = -1;
     m.loops = 2;
     m.count[0] = 2; /* the slow loop of the source first: plans order loops by the target */
@@ -725,16 +726,16 @@ static void own_moves(int arg) {
     m.dst_step[0] = 1;
     m.dst_step[1] = 2;
 #define PLAN(moves, count, partial) \
-    gmm_ckpt_plan_of_moves(&made, &b->part, 1, &t, 1, moves, count, partial, NULL, &report)
+    gmm_ckpt_plan_of_moves(&current_plan, &b->part, 1, &t, 1, moves, count, partial, NULL, &report)
     T_OK_TEXT(PLAN(&m, 1, 0), report.error.text);
-    t_same("turned", plan_apply(made, NULL), want, sizeof want);
-    gmm_ckpt_plan_destroy(made);
+    t_same("turned", plan_apply(current_plan, NULL), want, sizeof want);
+    gmm_ckpt_plan_destroy(current_plan);
     twice[0] = twice[1] = m;
     T_REFUSED_TEXT(GMM_E_STATE, PLAN(twice, 2, 1), report.error.text, "gmm_ckpt_plan_of_moves", "turned", NULL);
     m.count[1] = 2;
     T_REFUSED_TEXT(GMM_E_STATE, PLAN(&m, 1, 0), report.error.text, "4 of its 6", NULL);
     T_OK_TEXT(PLAN(&m, 1, 1), report.error.text);
-    gmm_ckpt_plan_destroy(made);
+    gmm_ckpt_plan_destroy(current_plan);
     m.count[1] = 4;
     T_REFUSED_TEXT(GMM_E_STATE, PLAN(&m, 1, 1), report.error.text, "past the target's end", NULL);
     m.count[1] = 3;
@@ -749,11 +750,11 @@ static void own_moves(int arg) {
     T_REFUSED_TEXT(GMM_E_ARG, PLAN(&m, 1, 2), report.error.text, "partial 2", NULL);
     t.dtype = GMM_NONE;
     T_REFUSED_TEXT(GMM_E_ARG, PLAN(&m, 0, 1), report.error.text, "targets[0]", NULL);
-    T_REFUSED_TEXT(GMM_E_NULL, gmm_ckpt_plan_of_moves(&made, NULL, 1, &t, 1, &m, 1, 0, NULL, &report),
+    T_REFUSED_TEXT(GMM_E_NULL, gmm_ckpt_plan_of_moves(&current_plan, NULL, 1, &t, 1, &m, 1, 0, NULL, &report),
                    report.error.text, "parts", NULL);
 #undef PLAN
-    made = NULL;
-    books_close();
+    current_plan = NULL;
+    table_sets_close();
 }
 
 void tests_gtp_checkpoint(void) {
@@ -770,5 +771,5 @@ void tests_gtp_checkpoint(void) {
     for (int i = 2; i <= 8; i *= 2)
         t_add_host(through_runtime, i, "gtp row60 B38 row63 checkpoint within a step, g=%d", i);
     t_add_host(refusals, 0, "gtp checkpoint errors");
-    t_add_host(own_moves, 0, "gtp plans of the caller's moves");
+    t_add_host(caller_moves, 0, "gtp plans of the caller's moves");
 }

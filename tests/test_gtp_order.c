@@ -92,7 +92,7 @@ static void b7(int arg) { /* B7; arg 2: B8, one block ahead */
     a.prefetch = arg;
     a.wrap = 1;
     b = a;
-    b.needy = 1;
+    b.publish_on_need = 1;
     same(&a, &b, &out);
     /* once per bundle and forward, and the wrap's prefetches were those of the next forward */
     T_CHECK(out.asked == (int64_t)a.steps * a.micro * a.layers * a.experts, "%lld asked", (long long)out.asked);
@@ -102,7 +102,7 @@ static void b9(int arg) {
     gtp_case a = plain(2), b;
     gtp_result out;
     (void)arg;
-    a.needy = 1;
+    a.publish_on_need = 1;
     b = a;
     b.recompute = 15;
     same(&a, &b, &out);
@@ -172,7 +172,7 @@ static void b23(int arg) { /* a gather that nobody asked for is under way at the
     gtp_result out;
     (void)arg;
     b = a;
-    b.stray = 1;
+    b.unused_prefetch = 1;
     same(&a, &b, &out);
     T_CHECK(out.stats[0].outdated > 0, "the stray prefetch is not used");
 }
@@ -281,12 +281,12 @@ static void b19(int experts) {
             (long long)out.reported);
 }
 
-static void foreign(int arg) {
+static void caller_gradients(int arg) {
     gtp_case a = plain(2), b;
     gtp_result out;
     (void)arg;
     b = a;
-    b.foreign = 1;
+    b.caller_gradients = 1;
     b.two_streams = 1;
     same(&a, &b, &out);
 }
@@ -316,10 +316,10 @@ static void random_schedules(int arg) {
         c.shuffled = t_int(0, 3) == 0;
         c.unchained = t_int(0, 5) == 0;
         c.wrap = !c.unchained && t_int(0, 1);
-        c.needy = (int)t_int(0, 1);
-        c.stray = t_int(0, 3) == 0;
+        c.publish_on_need = (int)t_int(0, 1);
+        c.unused_prefetch = t_int(0, 3) == 0;
         c.two_streams = (int)t_int(0, 2);
-        c.foreign = t_int(0, 3) == 0;
+        c.caller_gradients = t_int(0, 3) == 0;
         c.permuted = (int)t_int(0, 1);
         c.other_ids = (int)t_int(0, 1);
         c.wire = t_int(0, 1) ? GMM_F32 : GMM_BF16;
@@ -353,7 +353,7 @@ static void mutation(int arg) {
     gtp_case c = plain(2);
     gtp_result whole, out;
     int64_t needed = 0;
-    c.stray = 1;
+    c.unused_prefetch = 1;
     c.steps = 2;
     c.layers = 3;
     c.two_streams = arg & 1;
@@ -473,7 +473,7 @@ void tests_gtp_order(void) {
     t_add_host(frozen, 15, "gtp S8 all layers frozen");
     for (int i = 1; i <= 4; i += 3) t_add_host(zero_tokens, i, "gtp row30 rank %d without tokens", i - 1);
     t_add_host(turnaround, 0, "gtp turnaround, head and tail");
-    t_add_host(foreign, 0, "gtp gradients from other memory");
+    t_add_host(caller_gradients, 0, "gtp gradients from other memory");
     for (int i = 0; i < 20; i++) t_add_host(random_schedules, i, "gtp row43 500 random schedules, %d", i);
     for (int i = 0; i < (int)T_COUNT(sizes); i++) t_add_host(threads, sizes[i], "gtp threads g=%d", sizes[i]);
     for (int i = 0; i < (int)T_COUNT(variants); i++)

@@ -163,7 +163,7 @@ static int differs(const format *f, const gmm_gtp_view *v, gmm_gtp_pass pass, in
 /* ----------------------------------------------------------------------------------------------- Ranks, watched --- */
 
 /* Which work of each stream the others know to be done, counted apart from the library. */
-typedef struct knowledge { gmm_event event; int of[STREAMS]; } knowledge;
+typedef struct event_clock { gmm_event event; int of[STREAMS]; } event_clock;
 
 typedef struct rank {
     gmm_runtime rt, inner;
@@ -175,13 +175,13 @@ typedef struct rank {
     int32_t weight[WEIGHTS], bundle[LAYERS], chain[3];
     gmm_gtp_need need;
     gmm_gtp_view view[LAYERS][3];
-    knowledge event[EVENTS];
-    int events, knows[STREAMS][STREAMS];
+    event_clock event[EVENTS];
+    int events, clock[STREAMS][STREAMS];
     int waits;
     unsigned char implied[WAITS];
 } rank;
 
-typedef struct scene {
+typedef struct training {
     const format *f;
     int g, layers, prefetch, steps, drop_wait;
     unsigned recompute, captured;
@@ -191,7 +191,7 @@ typedef struct scene {
     int64_t wrong;
     char text[200];
     copies *want;               /* [VERSIONS][weights] */
-} scene;
+} training;
 
 static struct world {
     gmm_ranks *ranks;
@@ -211,7 +211,7 @@ static int index_of(const rank *r, gmm_stream s) {
     while (i < STREAMS - 1 && r->stream[i] != s) i++;
     return i;
 }
-static knowledge *event_of(rank *r, gmm_event event) {
+static event_clock *event_of(rank *r, gmm_event event) {
     int i = 0;
     while (i < r->events && r->event[i].event != event) i++;
     if (i == EVENTS) abort();
@@ -219,52 +219,52 @@ static knowledge *event_of(rank *r, gmm_event event) {
     return &r->event[i];
 }
 static int drop_wait; /* of rank 0, counted from 1 */
-static gmm_status watched_wait(void *self, gmm_stream stream, gmm_event event, uint32_t flags) {
+static gmm_status traced_wait(void *self, gmm_stream stream, gmm_event event, uint32_t flags) {
     rank *r = rank_of(self);
-    const knowledge *k = event_of(r, event);
-    int *knows = r->knows[index_of(r, stream)], news = 0;
+    const event_clock *k = event_of(r, event);
+    int *clock = r->clock[index_of(r, stream)], advanced = 0;
     if (++r->waits == drop_wait && r == W.r) return GMM_OK;
     for (int i = 0; i < STREAMS; i++) {
-        news |= k->of[i] > knows[i];
-        knows[i] = k->of[i] > knows[i] ? k->of[i] : knows[i];
+        advanced |= k->of[i] > clock[i];
+        clock[i] = k->of[i] > clock[i] ? k->of[i] : clock[i];
     }
-    if (r->waits < WAITS) r->implied[r->waits] = !news;
+    if (r->waits < WAITS) r->implied[r->waits] = !advanced;
     return r->inner.stream_wait(self, stream, event, flags);
 }
-static gmm_status watched_record(void *self, gmm_event event, gmm_stream stream, uint32_t flags) {
+static gmm_status traced_record(void *self, gmm_event event, gmm_stream stream, uint32_t flags) {
     rank *r = rank_of(self);
     const int i = index_of(r, stream);
-    memcpy(event_of(r, event)->of, r->knows[i], sizeof r->knows[i]);
+    memcpy(event_of(r, event)->of, r->clock[i], sizeof r->clock[i]);
     return r->inner.event_record(self, event, stream, flags);
 }
-static rank *worked(void *self, gmm_stream s) {
+static rank *advance_clock(void *self, gmm_stream s) {
     rank *r = rank_of(self);
     const int i = index_of(r, s);
-    r->knows[i][i]++;
+    r->clock[i][i]++;
     return r;
 }
-static gmm_status watched_run(void *self, const gmm_work *w, gmm_stream s) {
-    return worked(self, s)->inner.run(self, w, s);
+static gmm_status traced_run(void *self, const gmm_work *w, gmm_stream s) {
+    return advance_clock(self, s)->inner.run(self, w, s);
 }
-static gmm_status watched_copy(void *self, void *d, const void *f, size_t n, gmm_stream s) {
-    return worked(self, s)->inner.copy(self, d, f, n, s);
+static gmm_status traced_copy(void *self, void *d, const void *f, size_t n, gmm_stream s) {
+    return advance_clock(self, s)->inner.copy(self, d, f, n, s);
 }
-static gmm_status watched_copy2d(void *self, void *d, size_t dp, const void *f, size_t fp, size_t w, size_t h,
-                                 gmm_stream s) {
-    return worked(self, s)->inner.copy2d(self, d, dp, f, fp, w, h, s);
+static gmm_status traced_copy2d(void *self, void *d, size_t dp, const void *f, size_t fp, size_t w, size_t h,
+                                gmm_stream s) {
+    return advance_clock(self, s)->inner.copy2d(self, d, dp, f, fp, w, h, s);
 }
 static const gmm_comm *collective(void *self, gmm_stream s) {
     for (int k = 0;; k++)
         for (int i = 0; i < W.n; i++)
             if (W.plain[k][i].self == self) {
-                (void)worked(W.r[i].inner.self, s);
+                (void)advance_clock(W.r[i].inner.self, s);
                 return &W.plain[k][i];
             }
 }
-static gmm_status watched_gather(void *self, const void *send, void *recv, size_t bytes, gmm_stream s) {
+static gmm_status traced_gather(void *self, const void *send, void *recv, size_t bytes, gmm_stream s) {
     return collective(self, s)->all_gather(self, send, recv, bytes, s);
 }
-static gmm_status watched_max(void *self, float *values, size_t count, gmm_stream s) {
+static gmm_status traced_max(void *self, float *values, size_t count, gmm_stream s) {
     return collective(self, s)->all_reduce_max(self, values, count, s);
 }
 
@@ -302,8 +302,8 @@ static void open_world(int n, uint64_t seed) {
     memcpy(W.plain, W.comm, sizeof W.plain);
     for (int k = 0; k < 3; k++)
         for (int i = 0; i < n; i++) {
-            W.comm[k][i].all_gather = watched_gather;
-            W.comm[k][i].all_reduce_max = watched_max;
+            W.comm[k][i].all_gather = traced_gather;
+            W.comm[k][i].all_reduce_max = traced_max;
         }
     for (int i = 0; i < n; i++) {
         rank *r = &W.r[i];
@@ -313,11 +313,11 @@ static void open_world(int n, uint64_t seed) {
         W.n = i + 1;
         T_OK_TEXT(gmm_ranks_runtime(W.ranks, i, &r->inner), "");
         r->rt = r->inner;
-        r->rt.stream_wait = watched_wait;
-        r->rt.event_record = watched_record;
-        r->rt.run = watched_run;
-        r->rt.copy = watched_copy;
-        r->rt.copy2d = watched_copy2d;
+        r->rt.stream_wait = traced_wait;
+        r->rt.event_record = traced_record;
+        r->rt.run = traced_run;
+        r->rt.copy = traced_copy;
+        r->rt.copy2d = traced_copy2d;
         for (int k = 0; k < STREAMS; k++) T_OK_TEXT(r->inner.stream_create(r->inner.self, 0, &r->stream[k]), "");
     }
 }
@@ -391,7 +391,7 @@ static void bind(rank *r) {
     GTP_OK(r, gmm_gtp_bind(r->gtp, 0, gather, r->need.gather_bytes, reduce, r->need.reduce_bytes));
 }
 
-static void declare(const scene *c, int i) {
+static void declare(const training *c, int i) {
     rank *r = &W.r[i];
     gmm_gtp_domain d = GMM_ZERO;
     float *amax = (float *)t_host(WEIGHTS * sizeof *amax);
@@ -435,9 +435,15 @@ static void declare(const scene *c, int i) {
 
 /* --- work on the streams --- */
 
-typedef struct look { scene *c; int rank, layer, version; gmm_gtp_pass pass; gmm_gtp_view v; gmm_mat columnwise; } look;
-static gmm_status look_run(const void *argument, gmm_stream stream) {
-    look a = *(const look *)argument;
+typedef struct view_check {
+    training *c;
+    int rank, layer, version;
+    gmm_gtp_pass pass;
+    gmm_gtp_view v;
+    gmm_mat columnwise;
+} view_check;
+static gmm_status view_check_run(const void *argument, gmm_stream stream) {
+    view_check a = *(const view_check *)argument;
     char text[160] = "";
     (void)stream;
     if (a.v.mat.columnwise) a.v.mat.columnwise = &a.columnwise; /* as it was when it was acquired */
@@ -454,14 +460,14 @@ static int range(gmm_range *r, const void *data, size_t bytes, int writes) {
     r->writes = writes;
     return 1;
 }
-static void give_look(scene *c, int i, int layer, gmm_gtp_pass pass, int version, gmm_stream stream) {
+static void enqueue_view_check(training *c, int i, int layer, gmm_gtp_pass pass, int version, gmm_stream stream) {
     rank *r = &W.r[i];
     const int d = pass == GMM_GTP_BACKWARD && c->f->f.dtype != GMM_NONE;
     const gmm_mat *m = d ? r->view[layer][pass].mat.columnwise : &r->view[layer][pass].mat;
     const copies *want = c->want;
     gmm_range ranges[3 * EXPERTS];
     gmm_work w = GMM_ZERO;
-    look a;
+    view_check a;
     int n = 0;
     memset(&a, 0, sizeof a);
     a.c = c;
@@ -482,7 +488,7 @@ static void give_look(scene *c, int i, int layer, gmm_gtp_pass pass, int version
         if (c->f->f.scaling == GMM_SCALING_NV16) n += range(&ranges[n], m->amax + e, sizeof(float), 0);
     }
     w.name = "read weights";
-    w.function = look_run;
+    w.function = view_check_run;
     w.argument = &a;
     w.argument_bytes = sizeof a;
     w.ranges = ranges;
@@ -490,7 +496,7 @@ static void give_look(scene *c, int i, int layer, gmm_gtp_pass pass, int version
     T_OK_TEXT(r->rt.run(r->rt.self, &w, stream), "");
 }
 
-typedef struct train { scene *c; int rank, version; } train;
+typedef struct train { training *c; int rank, version; } train;
 static gmm_status train_run(const void *argument, gmm_stream stream) {
     const train *a = (const train *)argument;
     rank *r = &W.r[a->rank];
@@ -506,7 +512,7 @@ static gmm_status history_run(const void *argument, gmm_stream stream) {
     return GMM_OK;
 }
 /* The optimizer's new weights, and the shards made of them. */
-static void update(scene *c, int i, int version) {
+static void update(training *c, int i, int version) {
     rank *r = &W.r[i];
     gmm_range ranges[WEIGHTS];
     gmm_gtp_quantization q = GMM_ZERO;
@@ -538,19 +544,19 @@ static void update(scene *c, int i, int version) {
     T_OK_TEXT(r->rt.run(r->rt.self, &w, r->stream[0]), "");
 }
 
-static void read_all(scene *c, int layer, gmm_gtp_pass pass, int version) {
+static void read_all(training *c, int layer, gmm_gtp_pass pass, int version) {
     for (int i = 0; i < c->g; i++) {
         rank *r = &W.r[i];
         const gmm_stream stream = r->stream[pass && c->other_stream ? 3 : 0];
         memset(&r->view[layer][pass], 0, sizeof r->view[layer][pass]);
         GTP_OK(r, gmm_gtp_acquire(r->gtp, r->bundle[layer], pass, stream, &r->view[layer][pass]));
-        give_look(c, i, layer, pass, version, stream);
+        enqueue_view_check(c, i, layer, pass, version, stream);
         GTP_OK(r, gmm_gtp_release(r->gtp, r->bundle[layer], pass, stream));
     }
 }
 
-static scene scene_of(const format *f, int g, int layers) {
-    scene c;
+static training training_of(const format *f, int g, int layers) {
+    training c;
     memset(&c, 0, sizeof c);
     c.f = f;
     c.g = g;
@@ -559,7 +565,7 @@ static scene scene_of(const format *f, int g, int layers) {
     c.source = GMM_F32;
     return c;
 }
-static void expect(scene *c) {
+static void expect(training *c) {
     c->want = (copies *)t_host((size_t)(VERSIONS * c->layers * EXPERTS) * sizeof *c->want);
     for (int v = 0; v < c->steps; v++)
         for (int w = 0; w < c->layers * EXPERTS; w++)
@@ -567,7 +573,7 @@ static void expect(scene *c) {
 }
 
 /* Steps of forward, recompute and backward behind new weights, with and without a fault. */
-static void run_scene(scene *c) {
+static void run_training(training *c) {
     c->wrong = 0;
     drop_wait = c->drop_wait;
     open_world(c->g, c->seed);
@@ -578,7 +584,7 @@ static void run_scene(scene *c) {
         for (int i = 0; c->other_stream && i < c->g; i++) { /* the caller orders his own streams */
             gmm_event e;
             T_OK_TEXT(W.r[i].inner.event_create(W.r[i].inner.self, &e), "");
-            T_OK_TEXT(watched_record(W.r[i].inner.self, e, W.r[i].stream[0], 0), "");
+            T_OK_TEXT(traced_record(W.r[i].inner.self, e, W.r[i].stream[0], 0), "");
             T_OK_TEXT(W.r[i].inner.stream_wait(W.r[i].inner.self, W.r[i].stream[3], e, 0), "");
             T_OK_TEXT(W.r[i].inner.event_destroy(W.r[i].inner.self, e), "");
         }
@@ -596,14 +602,14 @@ static void arrives(int arg) {
     const int g = arg / 64;
     gmm_gtp_statistics stats = GMM_ZERO;
     for (int seed = 0; seed < 2; seed++) {
-        scene c = scene_of(f, g, 2);
+        training c = training_of(f, g, 2);
         c.steps = 3;
         c.recompute = 1;
         c.source = seed ? GMM_BF16 : GMM_F32;
         c.seed = seed ? t_rand() | 1 : 0;
         c.prefetch = seed;
         expect(&c);
-        run_scene(&c);
+        run_training(&c);
         finish();
         T_CHECK(c.wrong == 0, "%lld differ; %s", (long long)c.wrong, c.text);
         for (int i = 0; i < g; i++) {
@@ -627,11 +633,11 @@ static void arrives(int arg) {
 /* row 16, B3: asked for again, nothing is done again. */
 static void again(int arg) {
     const format *f = &formats[arg];
-    scene c = scene_of(f, 2, 1);
+    training c = training_of(f, 2, 1);
     gmm_gtp_statistics before = GMM_ZERO, after = GMM_ZERO;
     c.steps = 1;
     expect(&c);
-    run_scene(&c);
+    run_training(&c);
     GTP_OK(&W.r[0], gmm_gtp_statistics_of(W.r[0].gtp, &before));
     for (int k = 0; k < 3; k++) {
         read_all(&c, 0, GMM_GTP_BACKWARD, 0);
@@ -649,14 +655,14 @@ static void again(int arg) {
 /* row 43: schedules. */
 static void schedules(int arg) {
     const format *f = &formats[arg % 64];
-    scene c = scene_of(f, arg / 64, 3);
+    training c = training_of(f, arg / 64, 3);
     expect(&c);
     for (int k = 0; k < 24; k++) {
         c.prefetch = k % 3;
         c.recompute = k % 4 == 3 ? 5 : 0;
         c.other_stream = k % 5 == 4;
         c.seed = t_rand() | 1;
-        run_scene(&c);
+        run_training(&c);
         finish();
         T_CHECK(c.wrong == 0, "seed %llu: %s", (unsigned long long)c.seed, c.text);
         close_world();
@@ -665,13 +671,13 @@ static void schedules(int arg) {
 
 /* row 44: every wait that tells something new is left out in turn. */
 static void mutation(int arg) {
-    scene c = scene_of(&formats[arg], 2, 3);
+    training c = training_of(&formats[arg], 2, 3);
     unsigned char implied[WAITS];
     int waits, silent = 0, needed = 0;
     c.prefetch = 1;
     c.seed = 1;
     expect(&c);
-    run_scene(&c);
+    run_training(&c);
     finish();
     waits = W.r[0].waits;
     memcpy(implied, W.r[0].implied, sizeof implied);
@@ -680,7 +686,7 @@ static void mutation(int arg) {
     for (c.drop_wait = 1; c.drop_wait <= waits; c.drop_wait++) {
         int64_t fired = 0;
         for (c.seed = 1; c.seed <= 3; c.seed++) {
-            run_scene(&c);
+            run_training(&c);
             (void)gmm_ranks_run(W.ranks);
             fired += gmm_ranks_races(W.ranks, NULL) > 0;
             end_objects();
@@ -1052,7 +1058,7 @@ static void memory(int arg) {
     const int tensor = kinds[arg % 64].scaling == GMM_SCALING_TENSOR;
     const format f = {"", {.dtype = kinds[arg % 64].dtype, .scaling = kinds[arg % 64].scaling}, 2048, 8192};
     for (int prefetch = 0; prefetch < 3; prefetch++) {
-        scene c = scene_of(&f, g, 3);
+        training c = training_of(&f, g, 3);
         gmm_gtp_memory m = GMM_ZERO;
         gmm_gtp_use use = GMM_ZERO;
         const gmm_shard s = shard_of(&f, g, 0);
@@ -1147,7 +1153,7 @@ static void forecast(int arg) {
 static void graph(int arg) {
     const format *f = &formats[arg % 64];
     const int graphs = arg / 64; /* 2: forward and backward apart */
-    scene c = scene_of(f, 2, 2);
+    training c = training_of(f, 2, 2);
     gmm_ranks_graph *made[2][2];
     const void *at[2] = {NULL, NULL};
     int32_t id[2][2];
@@ -1194,7 +1200,7 @@ static void graph(int arg) {
             }
             /* all slots still hold what the graph gathered: two of each direction */
             for (int pass = 0; pass < 2; pass++)
-                for (int l = 0; l < 2; l++) give_look(&c, i, l, (gmm_gtp_pass)pass, v, r->stream[0]);
+                for (int l = 0; l < 2; l++) enqueue_view_check(&c, i, l, (gmm_gtp_pass)pass, v, r->stream[0]);
             T_CHECK(!at[i] || at[i] == (m->table ? m->table[0] : m->data), "an address moved");
             at[i] = m->table ? m->table[0] : m->data;
         }

@@ -256,14 +256,14 @@ static void *t_guarded(size_t bytes, size_t alignment, int sparse, int fill) {
 }
 
 /* Where the host sees the bytes of a block; t_look comes first. */
-static void t_look(void) {
+static void t_fetch(void) {
 #ifdef HAVE_CUDA
-    if (T.gpu) device_look();
+    if (T.gpu) device_fetch();
 #endif
 }
-static const unsigned char *t_seen(const t_block *b) {
+static const unsigned char *t_host_bytes(const t_block *b) {
 #ifdef HAVE_CUDA
-    if (b->device) return device_seen(b->user);
+    if (b->device) return device_host_bytes(b->user);
 #endif
     return b->user;
 }
@@ -360,12 +360,12 @@ void *t_get(const void *device, size_t bytes) {
 }
 
 void t_check_guards(void) {
-    t_look();
+    t_fetch();
     for (size_t i = 0; i < blocks.count; i++) {
         const t_block *b = &blocks.item[i];
         const unsigned char *seen;
         if (b->sparse || b->host) continue;
-        seen = t_seen(b);
+        seen = t_host_bytes(b);
         for (size_t k = 0; k < b->front; k++)
             if (seen[-1 - (ptrdiff_t)k] != T_CANARY)
                 T_FAIL("a byte %zu before a buffer of %zu bytes was written", k + 1, b->bytes);
@@ -410,10 +410,10 @@ static void t_free_all(void) {
 void t_before(int hash) {
     H.allocations = T.allocations;
     if (!hash) return;
-    t_look();
+    t_fetch();
     for (size_t i = 0; i < blocks.count; i++) {
         t_block *b = &blocks.item[i];
-        if (!b->sparse && !b->host) b->hash = t_hash(t_seen(b), b->bytes, 1);
+        if (!b->sparse && !b->host) b->hash = t_hash(t_host_bytes(b), b->bytes, 1);
     }
 }
 
@@ -442,10 +442,10 @@ void t_refused(gmm_status want, gmm_status got, const char *text, const char *ca
         t_fail(file, line, "%s gave %s (%s) instead of %s", call, gmm_status_name(got), text, gmm_status_name(want));
     for (; *needles; needles++)
         if (!strstr(text, *needles)) t_fail(file, line, "%s: \"%s\" lacks \"%s\"", call, text, *needles);
-    t_look();
+    t_fetch();
     for (size_t i = 0; i < blocks.count; i++) {
         const t_block *b = &blocks.item[i];
-        if (!b->sparse && !b->host && b->hash != t_hash(t_seen(b), b->bytes, 1))
+        if (!b->sparse && !b->host && b->hash != t_hash(t_host_bytes(b), b->bytes, 1))
             t_fail(file, line, "%s failed, but wrote to a buffer of %zu bytes", call, b->bytes);
     }
     t_check_guards();

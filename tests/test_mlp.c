@@ -167,23 +167,23 @@ static void outputs_same(const outputs *a, const outputs *b) {
 
 /* A value and a bound of the error with which the library may have it. Bounds propagate to first order; functions take
    the largest deviation over the interval's ends, which also covers kinks; 1.25 covers what is beyond first order. */
-typedef struct num { double v, e; } num;
+typedef struct bounded { double v, e; } bounded;
 
 static double u_of(gmm_dtype t) { return ref_roundoff(t); }
 /* Stored once in dtype t. */
-static num stored(num a, gmm_dtype t) {
+static bounded stored(bounded a, gmm_dtype t) {
     a.e = a.e * 1.25 + (fabs(a.v) + a.e) * u_of(t) + ref_tiny(t);
     return a;
 }
 /* A sum of n products: exact value, propagated error, magnitude. fp32 accumulation adds (n + 8) 2^-24 of magnitude. */
-static num summed(double v, double e, double magnitude, int64_t n) {
-    num r = { v, e + magnitude * (double)(n + 8) * 0x1p-24 };
+static bounded summed(double v, double e, double magnitude, int64_t n) {
+    bounded r = { v, e + magnitude * (double)(n + 8) * 0x1p-24 };
     return r;
 }
 
-typedef struct act_num { num y, da, db; } act_num;
-static act_num act_bounded(const gmm_act *act, num a, num b) {
-    act_num r;
+typedef struct bounded_act { bounded y, da, db; } bounded_act;
+static bounded_act act_bounded(const gmm_act *act, bounded a, bounded b) {
+    bounded_act r;
     ref_point p = ref_act(act, a.v, b.v);
     r.y.v = p.y;
     r.da.v = p.da;
@@ -210,8 +210,8 @@ static int64_t line_col(const mlp_spec *s, int64_t j) {
     return gate_col(s, j) + (s->act.interleave ? s->act.interleave : s->ffn);
 }
 
-static num *nums(int64_t n) { return (num *)t_host((size_t)(n > 0 ? n : 1) * sizeof(num)); }
-static void compare(const char *what, const double *got, const num *want, int64_t n) {
+static bounded *bounded_array(int64_t n) { return (bounded *)t_host((size_t)(n > 0 ? n : 1) * sizeof(bounded)); }
+static void compare(const char *what, const double *got, const bounded *want, int64_t n) {
     double *v = (double *)t_host((size_t)(n + 1) * sizeof *v), *e = (double *)t_host((size_t)(n + 1) * sizeof *e);
     for (int64_t i = 0; i < n; i++) { v[i] = want[i].v; e[i] = want[i].e * 1.25 + 1e-30; }
     t_near(what, got, v, e, n);
@@ -223,9 +223,10 @@ static void check(const mlp_run *r, int with_bwd) {
     const int64_t H = s->hidden, F = s->ffn, F1 = r->F1, O = r->out;
     const int gated = gmm_act_gated(s->act.kind);
     const gmm_dtype t = s->dtype;
-    num *z = nums(LIVE * F1), *h = nums(LIVE * F), *dz = nums(LIVE * F1), *y = nums(LIVE * O), *dx = nums(LIVE * H);
-    num *dp = nums(LIVE), *dw1 = nums(GROUPS * F1 * H), *dw2 = nums(GROUPS * O * F);
-    num *db1 = nums(GROUPS * F1), *db2 = nums(GROUPS * O);
+    bounded *z = bounded_array(LIVE * F1), *h = bounded_array(LIVE * F), *dz = bounded_array(LIVE * F1);
+    bounded *y = bounded_array(LIVE * O), *dx = bounded_array(LIVE * H);
+    bounded *dp = bounded_array(LIVE), *dw1 = bounded_array(GROUPS * F1 * H), *dw2 = bounded_array(GROUPS * O * F);
+    bounded *db1 = bounded_array(GROUPS * F1), *db2 = bounded_array(GROUPS * O);
     const double *x = r->x.v, *dy = r->dy.v;
 
     for (int g = 0; g < GROUPS; g++) {
@@ -243,9 +244,9 @@ static void check(const mlp_run *r, int with_bwd) {
             }
             for (int64_t j = 0; j < F; j++) {
                 const int64_t ca = gated ? gate_col(s, j) : j, cb = gated ? line_col(s, j) : j;
-                const act_num f = act_bounded(&s->act, z[i * F1 + ca], z[i * F1 + cb]);
+                const bounded_act f = act_bounded(&s->act, z[i * F1 + ca], z[i * F1 + cb]);
                 double v = 0, m = 0;
-                num G, ha = { p * f.y.v, fabs(p) * f.y.e };
+                bounded G, ha = { p * f.y.v, fabs(p) * f.y.e };
                 h[i * F + j] = stored(ha, t);
                 for (int64_t n = 0; n < O; n++) {
                     v += dy[i * O + n] * w2[n * F + j];
@@ -286,18 +287,18 @@ static void check(const mlp_run *r, int with_bwd) {
                 dx[i * H + k] = stored(summed(v, e, m, F1), t);
             }
             for (int64_t n = 0; n < F1; n++) {
-                const num d = dz[i * F1 + n];
+                const bounded d = dz[i * F1 + n];
                 db1[g * F1 + n].v += d.v;
                 db1[g * F1 + n].e += d.e + fabs(d.v) * 80 * 0x1p-24;
                 for (int64_t k = 0; k < H; k++) {
-                    num *o = &dw1[(g * F1 + n) * H + k];
+                    bounded *o = &dw1[(g * F1 + n) * H + k];
                     o->v += d.v * x[i * H + k];
                     o->e += (d.e + fabs(d.v) * 80 * 0x1p-24) * fabs(x[i * H + k]);
                 }
             }
             for (int64_t n = 0; n < O; n++)
                 for (int64_t j = 0; j < F; j++) {
-                    num *o = &dw2[(g * O + n) * F + j];
+                    bounded *o = &dw2[(g * O + n) * F + j];
                     o->v += dy[i * O + n] * h[i * F + j].v;
                     o->e += fabs(dy[i * O + n]) * (h[i * F + j].e + fabs(h[i * F + j].v) * 80 * 0x1p-24);
                 }
@@ -674,16 +675,16 @@ static void subsets(int arg) {
 }
 
 /* Hooks write down what they were told. */
-typedef struct diary { int count; gmm_param param[16]; gmm_stream stream[16]; } diary;
+typedef struct hook_log { int count; gmm_param param[16]; gmm_stream stream[16]; } hook_log;
 static void note(void *user, gmm_param param, gmm_stream stream) {
-    diary *d = (diary *)user;
+    hook_log *d = (hook_log *)user;
     if (d->count < 16) {
         d->param[d->count] = param;
         d->stream[d->count] = stream;
     }
     d->count++;
 }
-static void diary_is(const diary *d, const char *want) {
+static void hook_log_is(const hook_log *d, const char *want) {
     const char letters[] = "1a2b"; /* W1 B1 W2 B2 */
     T_CHECK(d->count == (int)strlen(want), "%d callbacks, want %s", d->count, want);
     for (int i = 0; want[i]; i++)
@@ -700,7 +701,7 @@ static void delayed(int arg) {
         gmm_wgrad_entry entries[2];
         gmm_wgrad_queue queue = gmm_wgrad_queue_over(entries, 2);
         gmm_grad_hooks hooks;
-        diary log;
+        hook_log log;
         mlp_run r, r2;
         gmm_info info = GMM_ZERO;
         int32_t other[GROUPS] = { 50, 50, 50, 50 }, *splits;
@@ -726,10 +727,10 @@ static void delayed(int arg) {
         r.d.queue = r2.d.queue = &queue;
         run_fwd(&r, 0);
         run_bwd(&r);
-        diary_is(&log, delay ? "ba" : "2b1a");
+        hook_log_is(&log, delay ? "ba" : "2b1a");
         run_fwd(&r2, 0);
         run_bwd(&r2);
-        diary_is(&log, delay ? "baba" : "2b1a2b1a");
+        hook_log_is(&log, delay ? "baba" : "2b1a2b1a");
         T_CHECK(queue.count == 2 * delay, "queue holds %d", queue.count);
         if (delay) {
             void *ws = t_workspace(1 << 22);
@@ -741,13 +742,13 @@ static void delayed(int arg) {
                       "gmm_mlp_wgrad", NULL);
             for (int i = 0; i < 2; i++)
                 T_OK(gmm_mlp_wgrad(T.ctx, &queue, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
-            diary_is(&log, "baba2121");
+            hook_log_is(&log, "baba2121");
             T_REFUSED(GMM_E_STATE, gmm_mlp_wgrad(T.ctx, &queue, ws, 1 << 22, T.stream), "gmm_mlp_wgrad", "queue",
                       "empty", NULL);
             /* for a replayed graph */
             T_OK(gmm_mlp_fire_hooks(T.ctx, GMM_OP_MLP_BWD, &r.d, T.stream));
             T_OK(gmm_mlp_fire_hooks(T.ctx, GMM_OP_MLP_WGRAD, &r.d, T.stream));
-            diary_is(&log, "baba2121ba21");
+            hook_log_is(&log, "baba2121ba21");
         }
         if (delay) later = outputs_of(&r);
         else now = outputs_of(&r);
@@ -756,7 +757,7 @@ static void delayed(int arg) {
 }
 
 /* Everything of a backward that a queue must not point at, in one piece of host memory. */
-typedef struct given {
+typedef struct caller_memory {
     gmm_mlp d;
     gmm_mlp_config config;
     gmm_groups groups;
@@ -765,7 +766,7 @@ typedef struct given {
     gmm_grad grad[2];
     gmm_mat x, dy, dw[2];
     void *table[2][GROUPS];
-} given;
+} caller_memory;
 
 /* row 49: the caller's descriptors and host tables are overwritten and freed right after the backward, its tables and
    arrays in context memory overwritten; delayed gradients equal those computed at once, bit by bit */
@@ -779,10 +780,10 @@ static void delayed_copies(int arg) {
         uint8_t *ice = (uint8_t *)t_alloc(sizeof frozen);
         gmm_wgrad_entry entries[2];
         gmm_wgrad_queue queue = gmm_wgrad_queue_over(entries, 2);
-        given *g = (given *)calloc(1, sizeof *g);
+        caller_memory *g = (caller_memory *)calloc(1, sizeof *g);
         t_mat *dw[2];
         gmm_info info = GMM_ZERO;
-        diary log;
+        hook_log log;
         mlp_run r;
         T_CHECK(g != NULL, "no memory");
         memset(&log, 0, sizeof log);
@@ -846,7 +847,7 @@ static void delayed_copies(int arg) {
         t_poison(ice, 0xA5, sizeof frozen);
         if (delay)
             T_OK(gmm_mlp_wgrad(T.ctx, &queue, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
-        diary_is(&log, delay ? "ba21" : "2b1a");
+        hook_log_is(&log, delay ? "ba21" : "2b1a");
         if (delay) later = outputs_of(&r);
         else now = outputs_of(&r);
     }

@@ -10,7 +10,7 @@ typedef struct permute_case {
     int64_t tokens, hidden;
     int32_t experts, used, topk, align; /* indices are below `used`: the experts behind are empty */
     int32_t dropped;                    /* per cent of the slots */
-    int64_t room;                       /* capacity beyond the rows; below 0: too small */
+    int64_t capacity_extra;                       /* capacity beyond the rows; below 0: too small */
     gmm_tail tail;
     int64_t pad;                        /* unused columns behind each row */
 } permute_case;
@@ -99,7 +99,7 @@ static plan plan_of(const permute_case *c) {
     for (int64_t i = 0; i < m.slots; i++)
         if (m.indices[i] >= 0) counts[m.indices[i]]++;
     for (int32_t e = 0; e < c->experts; e++) rows += (counts[e] + align - 1) / align * align;
-    m.capacity = rows + c->room > 0 ? rows + c->room : 0;
+    m.capacity = rows + c->capacity_extra > 0 ? rows + c->capacity_extra : 0;
     construct(c, &m);
     m.p.experts = c->experts;
     m.p.tokens = c->tokens;
@@ -173,7 +173,7 @@ static void map(int arg) {
     t_same("slot_of", ints_get(m.p.slot_of, m.capacity), m.slot_of, (size_t)m.capacity * 4);
     t_same("sizes", ints_get(m.p.sizes, c->experts), m.sizes, (size_t)c->experts * 4);
     T_CHECK(word_get(m.p.fault) == m.fault, "fault %u instead of %u", word_get(m.p.fault), m.fault);
-    T_CHECK((c->room < 0) == (m.fault != 0), "the case is what its name says");
+    T_CHECK((c->capacity_extra < 0) == (m.fault != 0), "the case is what its name says");
 }
 
 /* Each output alone is what it is with the others. */
@@ -226,7 +226,7 @@ static void map_splits(int arg) {
     groups.capacity = m.capacity;
     groups.splits = m.p.sizes;
     groups.dtype = GMM_I32;
-    groups.row_align = c->room < 0 ? 0 : c->align;
+    groups.row_align = c->capacity_extra < 0 ? 0 : c->align;
     groups.fault = word(0);
     T_OK(gmm_offsets(T.ctx, &groups, offsets, T.stream));
     got = (int64_t *)t_get(offsets, (size_t)(c->experts + 1) * sizeof *offsets);
@@ -817,7 +817,7 @@ void tests_permute(void) {
             const permute_case *c = &cases[i];
             t_add(all[f].run, i, "permute %s %s %s T%lld H%lld E%d k%d align%d%s%s%s", all[f].name,
                   gmm_dtype_name(c->dtype), gmm_dtype_name(c->other), (long long)c->tokens, (long long)c->hidden,
-                  c->experts, c->topk, c->align, c->dropped ? " dropped" : "", c->room < 0 ? " overflow" : "",
+                  c->experts, c->topk, c->align, c->dropped ? " dropped" : "", c->capacity_extra < 0 ? " overflow" : "",
                   c->tail == GMM_TAIL_ZERO ? " zero tail" : "");
         }
     t_add(map_optional, 0, "row48 permute map, one output each");

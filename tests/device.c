@@ -60,7 +60,7 @@ void *device_alloc(size_t bytes, size_t alignment, int huge) {
         return D.huge[D.huge_count++] = p;
     }
     if (at + bytes > D.bytes) return NULL;
-    device_set(D.base + D.used, 0, at - D.used); /* what device_look copies is all initialised */
+    device_set(D.base + D.used, 0, at - D.used); /* so that device_fetch copies no uninitialised memory */
     D.used = at + bytes;
     return D.base + at;
 }
@@ -221,5 +221,5 @@ int device_processors(void) {
     return n;
 }
 #else
-typedef int device_needs_cuda; /* C wants a declaration in every unit */
+typedef int device_needs_cuda; /* ISO C requires a declaration in every translation unit */
 #endif

@@ -1,4 +1,4 @@
-/* test_gtp_case.c - the training that the GTP tests vary; see gtp_case.h */
+/* test_gtp_case.c - the training run that the GTP tests share; see gtp_case.h */
 #include "gtp_case.h"
 
 #include <math.h>
@@ -39,14 +39,14 @@ typedef struct rank {
     gmm_shard_plan plan[CASE_LAYERS];
     int32_t weight[CASE_LAYERS][CASE_EXPERTS], bundle[CASE_LAYERS], chain[GMM_GTP_PASSES];
     gmm_gtp_view view[CASE_LAYERS][GMM_GTP_PASSES], wgrad[CASE_LAYERS];
-    int version, due[CASE_LAYERS]; /* due: the optimizer has new shards that nobody has published */
+    int version, due[CASE_LAYERS]; /* due: new shards of the optimizer are not yet published */
     int64_t waits, asked, reported, communications, groups;
     int clock[STREAMS][STREAMS], events;
     event_clock event[EVENTS];
     unsigned char implied[CASE_WAITS];
     const void *first[CASE_LAYERS][GMM_GTP_PASSES + 1];
     size_t gather_bytes, reduce_bytes;
-    uint64_t last;                 /* of all the rank's memory, when its object broke */
+    uint64_t last;                 /* hash of the rank's memory when its runtime object failed */
     gmm_status status;
     char text[512];
 } rank;
@@ -154,7 +154,7 @@ static gmm_status write_run(const void *argument, gmm_stream stream) {
     return GMM_OK;
 }
 
-/* Checks main_grad, and makes new shards of it. */
+/* Optimizer: checks main_grad, and computes new shards from it. */
 static gmm_status optimize_run(const void *argument, gmm_stream stream) {
     const work_argument *a = (const work_argument *)argument;
     const gtp_case *c = a->run->c;
@@ -216,7 +216,7 @@ static gmm_status publish(rank *r, int layer, gmm_stream stream) {
     return gmm_gtp_publish(r->gtp, r->weight[layer], r->run->c->experts, stream);
 }
 
-/* The shards are new since the last optimizer; with `needy` nobody has said so yet. */
+/* on_need callback: publishes shards that the optimizer has changed, where the case leaves that to the callback. */
 static void on_need(void *user, gmm_gtp *gtp, const int32_t *weights, int32_t count) {
     rank *r = (rank *)user;
     (void)gtp;
@@ -225,7 +225,7 @@ static void on_need(void *user, gmm_gtp *gtp, const int32_t *weights, int32_t co
         if (r->weight[l][0] == weights[0] && r->due[l]) (void)publish(r, l, r->compute[0]);
 }
 
-/* What the callback's stream sees of a layer's main_grads: everything up to this submit. */
+/* The main_grads of a layer as read on the callback's stream: they include everything up to this submit. */
 static gmm_status snapshot_run(const void *argument, gmm_stream stream) {
     const work_argument *a = (const work_argument *)argument;
     const gtp_case *c = a->run->c;
@@ -262,7 +262,7 @@ static void on_ready(void *user, gmm_gtp *gtp, const int32_t *weights, int32_t c
     (void)enqueue(r, "snapshot", snapshot_run, o, NULL, ranges, c->experts, stream);
 }
 
-/* Addresses stay for ever. */
+/* Views and gradient buffers keep their addresses for the whole run. */
 static void check_address(rank *r, const void **first, const gmm_mat *m, int layer) {
     const void *now = m->table ? m->table[0] : m->data;
     if (*first && *first != now) wrong(r->run, "an address", r->index, layer, 0, 0, 0, 0);
@@ -339,7 +339,7 @@ static gmm_status execute(rank *r, const op *o) {
             else s = publish(r, l, r->compute[0]);
         }
         return s;
-    default: /* FOLLOW: chains stand for layer and pass */
+    default: /* FOLLOW: layer and pass are chain numbers */
         return c->unchained ? GMM_OK
                             : gmm_gtp_follow(r->gtp, r->chain[o->layer], o->pass < 0 ? -1 : r->chain[o->pass]);
     }
@@ -402,8 +402,8 @@ static void write_program(run *r) {
 
 /* -------------------------------------------------------------------------- Runtime and communicators, watched --- */
 
-/* Which work of each stream the others know to be done, counted apart from the library: a wait that tells nothing new
-   is implied by those before it. */
+/* Vector clocks, kept apart from the library: clock[s][t] is the number of operations of stream t that stream s is
+   ordered after. A wait that advances no entry is implied by earlier ones. */
 static int stream_index(const rank *r, gmm_stream stream) {
     const gmm_stream all[STREAMS] = {r->compute[0], r->compute[1], r->side[0], r->side[1]};
     int i = 0;
@@ -435,7 +435,7 @@ static gmm_status traced_wait(void *self, gmm_stream stream, gmm_event event, ui
     if (r->index == 0 && r->waits < CASE_WAITS) r->implied[r->waits] = !advanced;
     return r->inner.stream_wait(r->inner.self, stream, event, flags);
 }
-/* The other functions of a table whose `self` is a rank. */
+/* The other functions of the runtime table, forwarded to the table that it wraps. */
 static gmm_status w_stream_create(void *s, int32_t p, gmm_stream *o) {
     return ((rank *)s)->inner.stream_create(((rank *)s)->inner.self, p, o);
 }
@@ -481,7 +481,7 @@ static const gmm_runtime traced_runtime = {0, GMM_SPACE_CPU, NULL, w_stream_crea
     w_stream_sync, w_event_create, w_event_destroy, traced_record, w_event_query, w_event_sync, w_copy, w_copy2d,
     w_fill, w_fill2d, w_is_capturing, w_run};
 
-/* Communicators whose n-th call of a collective may fail. */
+/* Wrapped communicators: calls of collectives are counted, and the n-th may fail. */
 static gmm_status counted(traced_comm *w, gmm_stream stream) {
     rank *r = w->rank;
     const int i = stream_index(r, stream);
@@ -522,7 +522,7 @@ static void c_give_up(void *s, const char *why) {
 
 /* ----------------------------------------------------------------------------------------------------- The run --- */
 
-static gmm_context *context_of(int i) { /* kept for all cases: making one takes longer than a case */
+static gmm_context *context_of(int i) { /* shared by all cases, since creating a context takes longer than a case */
     static gmm_context *made[CASE_RANKS];
     gmm_config config = GMM_ZERO;
     config.threads = 1;
@@ -536,7 +536,7 @@ static void *blank(size_t bytes, int byte) {
     return memset(p, byte, (bytes + 511) / 256 * 256);
 }
 
-/* Hash of all memory that the rank has given to the runtime. */
+/* Hash of all memory that the rank has bound to the runtime object. */
 static uint64_t memory_of(const rank *r) {
     const gtp_case *c = r->run->c;
     const void *block[2 + 3 * CASE_LAYERS * CASE_EXPERTS];
@@ -657,7 +657,7 @@ static void declare(rank *r) {
     if (s) fail(r, s, gmm_gtp_last_error(r->gtp));
 }
 
-/* What went wrong; where it was the caller's own work, the runtime knows. */
+/* Text of the last error. Errors of the caller's own work are in the ranks' runtime. */
 static const char *error_text(const rank *r) {
     const char *text = gmm_gtp_last_error(r->gtp);
     return *text ? text : gmm_ranks_error(r->run->ranks, r->index);
@@ -675,7 +675,7 @@ static void *thread_main(void *argument) {
     return NULL;
 }
 
-/* One thread for all ranks: whose turn it is is drawn, too. */
+/* One thread runs all ranks and interleaves their programs in random order. */
 static void interleave_ranks(run *r) {
     const gtp_case *c = r->c;
     int left = c->ranks;
@@ -775,7 +775,7 @@ void gtp_case_run(const gtp_case *c, gtp_result *out) {
         for (int i = 0; i < c->ranks; i++) (void)pthread_join(threads[i], NULL);
     } else interleave_ranks(&r);
     out->run = gmm_ranks_run(r.ranks);
-    for (int i = 0; i < c->ranks; i++) /* a broken object writes nothing any more, whatever was enqueued */
+    for (int i = 0; i < c->ranks; i++) /* after a failure nothing that was enqueued writes memory */
         if (r.rank[i].last && r.rank[i].last != memory_of(&r.rank[i]))
             wrong(&r, "memory behind an error", i, 0, 0, 0, 0, 0);
     {

@@ -1,5 +1,5 @@
-/* test_gtp_gpu.c - the GTP runtime on several GPUs: a thread per GPU trains a chain of grouped linear layers over NCCL
-   or peer copies, and must get what one GPU gets that is given all micro-batches. Needs two GPUs. */
+/* test_gtp_gpu.c - the GTP runtime on several GPUs: one thread per GPU trains a chain of grouped linear layers over
+   NCCL or peer copies. Results must equal those of one GPU that processes all micro-batches. Needs two GPUs. */
 #ifndef _POSIX_C_SOURCE
 #define _POSIX_C_SOURCE 200809L /* nanosleep */
 #endif
@@ -9,7 +9,8 @@
 
 #include <string.h>
 
-/* A build says what it lacks; one that lacks nothing looks at its arguments. */
+/* Without NCCL or CUDA the functions return an error that names what the build lacks; with them they check their
+   arguments. */
 static void arguments(int arg) {
     gmm_nccl_config nccl = GMM_ZERO;
     gmm_peers_config peers = GMM_ZERO;
@@ -39,7 +40,8 @@ static void arguments(int arg) {
     gmm_peers_close(NULL);
 }
 
-/* What views tell a GEMM to leave: to the gather of the followers in forward, to reductions and their sums behind. */
+/* gmm_gtp_view.leave: SMs that a GEMM leaves free for the following gather in forward, and for reductions and their
+   sums in backward. */
 static void leaves(int arg) {
     static const int32_t members[2] = {0, 1};
     gmm_ranks_config world = GMM_ZERO;
@@ -142,30 +144,30 @@ typedef struct gpu_case {
     int layers, experts, rows, tokens; /* layers are rows x rows */
     int prefetch, steps;
     int synchronous, recompute, zero_rank; /* zero_rank: 1 + the rank without tokens */
-    int replay;             /* 1: a graph of forward and backward, 2: one of each */
-    int silent;             /* rank 1 stops in the second step */
+    int replay;             /* 1: one graph of forward and backward, 2: a graph for each */
+    int silent;             /* rank 1 stops in the second step and leaves its collectives unmatched */
     int halves;             /* every other layer is sharded over either half of the ranks alone: two domains */
     int integers;           /* tokens and gradients are -1, 0 or 1: sums of one layer's gradient are exact */
     int mlp;                /* the two layers are FC1 and FC2 of an MLP */
-    int poison;             /* what gathers and reductions use is NaN again before every step */
-    int formats;            /* no training: a gather of quantized weights and a maximum, byte by byte */
-    int sums;               /* no training: a reduction of random gradients */
-    int fault;              /* no training: one of enum fault happens to communicators */
+    int poison;             /* buffers of gathers and reductions are filled with NaN */
+    int formats;            /* no training: gathers quantized weights and reduces amaxes, compared byte by byte */
+    int sums;               /* no training: reduces random gradients */
+    int fault;              /* no training: communicators fail as enum fault says */
     int cast;               /* no training: 1 + the format that weights are quantized to, for both passes */
-    const unsigned char *want; /* what the views then hold; NULL = the result keeps it */
+    const unsigned char *want; /* expected bytes of the views; NULL = store them in the result */
     float scale;            /* of gradients; 0 = 1 */
     float rate;             /* of learning; 0 = 0.0005 */
     gmm_dtype wire;
     gmm_gtp_reduction reduction;
 } gpu_case;
 
-/* What a run leaves: logical weights and gradients, and every rank's last output. */
+/* Results of a run: logical weights and gradients, and every rank's last output. */
 typedef struct gpu_result {
     uint16_t *weights, *outputs; /* [layers][experts][rows][rows], [ranks][tokens][rows] */
-    float *grads, *others;       /* others: what the second half of the ranks has of its layers' gradients */
+    float *grads, *others;       /* others: gradients of the layers that the second half of the ranks shards */
     unsigned char *bytes;   /* of a cast case: [CAST_BYTES] */
     gmm_gtp_statistics stats;
-    double off;             /* of a sums case: relative to the norm of the sum in fp64 */
+    double off;             /* of a sums case: error relative to the norm of the sum in fp64 */
     int rounded_once;
     gmm_status status[RANKS];
     char text[RANKS][512];
@@ -216,8 +218,8 @@ typedef struct rank {
     gmm_context *ctx;
     gmm_runtime rt;
     gmm_stream compute, side[2];
-    seat half_seat;               /* in its half */
-    gmm_comm comm[4];        /* gathers, reductions; the same of its half */
+    seat half_seat;               /* of its half of the ranks */
+    gmm_comm comm[4];        /* gather, reduce; the same of its half */
     gmm_gtp *gtp;
     void *memory, *blocks[BLOCKS];
     int block_count;
@@ -225,20 +227,20 @@ typedef struct rank {
     gmm_shard_plan plan, half_plan;
     uint16_t *shards, *first;    /* [layers][experts][shard_rows][rows]; first: those that training begins with */
     float *grads;
-    uint16_t *y[RANKS][LAYERS + 1], *dy[RANKS][LAYERS + 1], *recomputed; /* by micro-batch */
+    uint16_t *y[RANKS][LAYERS + 1], *dy[RANKS][LAYERS + 1], *recomputed; /* [micro-batch] */
     int32_t *sizes[RANKS];
     void *workspace, *saved[RANKS];
     size_t workspace_bytes, saved_bytes;
     int32_t bundle[LAYERS], ids[LAYERS][EXPERTS], chain[GMM_GTP_PASSES], domain, half_domain;
-    int domains, rounded_once; /* of a reduction: every value is rounded once */
-    double off, all;         /* its squared error, its squares */
-    void *bound[4];          /* what gmm_gtp_bind has got: [domain][gather, reduce] */
+    int domains, rounded_once; /* rounded_once: every value of the reduction is the fp64 sum rounded to bf16 once */
+    double off, all;         /* squared error of the reduction, sum of squares */
+    void *bound[4];          /* memory that gmm_gtp_bind has received */
     size_t bound_bytes[4];
     cudaGraphExec_t graph[2];
     int32_t graph_id[2];
-    const void *place[GMM_GTP_PASSES + 1][LAYERS]; /* of views and gradient buffers: they never move */
+    const void *place[GMM_GTP_PASSES + 1][LAYERS]; /* addresses of views and gradient buffers, which must not change */
     long allocations;       /* of the context */
-    int out_of_memory;            /* 1: there are none any more */
+    int out_of_memory;            /* 1: allocations fail */
     gmm_status status;
     char text[512];
     double seconds;
@@ -274,7 +276,7 @@ static int failed(rank *r, gmm_status s, const char *call, const char *text) {
     return 1;
 }
 
-/* Counted: once its memory is bound, the runtime allocates nothing. */
+/* Counts allocations: after gmm_gtp_bind the runtime makes none. */
 static void *counted(void *user, size_t bytes) {
     rank *r = (rank *)user;
     r->allocations++;
@@ -298,7 +300,7 @@ static uint16_t token(const gpu_case *c, uint64_t key) {
     return c->integers ? gmm_f32_to_bf16((float)(mix(key) % 3) - 1.0f) : value(key, 1.0f);
 }
 
-/* Device memory of the case; what NCCL's windows take comes from NCCL. */
+/* Device memory of the case; memory for NCCL windows comes from ncclMemAlloc. */
 static void *case_alloc(rank *r, size_t bytes, int byte) {
     void *p = NULL;
     cudaError_t e;
@@ -337,7 +339,7 @@ static size_t values_before(const rank *r, int layer) { /* of all experts */
     return n;
 }
 
-/* Tokens, gradients of the last output, splits, and weights: functions of rank, layer and place alone. */
+/* Tokens, output gradients, splits and weights: functions of rank, layer and element index alone. */
 static int fill(rank *r) {
     const gpu_case *c = r->c;
     const size_t values = (size_t)c->tokens * (size_t)c->rows;
@@ -358,7 +360,7 @@ static int fill(rank *r) {
         CUDA(r, cudaMemcpy(r->y[m][0], host, values * 2, cudaMemcpyHostToDevice));
         for (size_t i = 0; i < values; i++) host[i] = token(c, i * 64 + 32 + (size_t)who);
         CUDA(r, cudaMemcpy(r->dy[m][c->layers], host, values * 2, cudaMemcpyHostToDevice));
-        for (int e = 0; e < c->experts; e++) { /* uneven, the second without tokens */
+        for (int e = 0; e < c->experts; e++) { /* uneven splits, no tokens for the second expert */
             sizes[e] = e == c->experts - 1 ? left : e == 1 ? 0 : (left + who) / 3;
             if (c->zero_rank == who + 1) sizes[e] = 0;
             left -= sizes[e];
@@ -418,7 +420,7 @@ static gmm_status product(rank *r, int op, int m, const gmm_mat *w, uint16_t *x,
     return gmm_linear_wgrad(r->ctx, &d, r->workspace, r->workspace_bytes, r->compute);
 }
 
-/* The layers as one MLP, with what its descriptor points to. */
+/* The two layers as one MLP, and the operands of its descriptor. */
 typedef struct mlp_call {
     gmm_mlp_config config;
     gmm_groups groups;
@@ -445,7 +447,7 @@ static void mlp_of(const rank *r, int m, const gmm_mat *const w[2], const gmm_ma
     c->mlp.saved_bytes = r->saved_bytes;
 }
 
-/* The runtime's object, with a domain of all ranks, and one of this rank's half if the case has halves. */
+/* Creates the runtime object with a domain of all ranks and, if the case has halves, one of this rank's half. */
 static int open_object(rank *r, int weights, int bundles) {
     const gpu_case *c = r->c;
     gmm_gtp_config config = GMM_ZERO;
@@ -475,7 +477,7 @@ static int open_object(rank *r, int weights, int bundles) {
     }
     return 0;
 }
-/* Memory for the sealed object. */
+/* Allocates and binds the memory of the sealed object. */
 static int bind_memory(rank *r) {
     for (int k = 0; k < r->domains; k++) {
         const int32_t id = k ? r->half_domain : r->domain;
@@ -543,7 +545,7 @@ static int declare(rank *r) {
     GO(r, gmm_gtp_follow(r->gtp, r->chain[GMM_GTP_FORWARD], r->chain[GMM_GTP_BACKWARD]));
     {
         gmm_groups g;
-        void *table[EXPERTS] = {NULL}; /* what one rank has: its shards where they are */
+        void *table[EXPERTS] = {NULL}; /* a single rank reads its shards in place */
         gmm_mat x = gmm_mat_packed(GMM_BF16, NULL), f = gmm_mat_packed(c->wire ? c->wire : GMM_F32, NULL);
         const gmm_mat w = r->size > 1 ? x : gmm_mat_table(GMM_BF16, table, (uint32_t)GMM_MAT_TABLE_ON_HOST);
         gmm_grad grad = GMM_ZERO;
@@ -570,14 +572,14 @@ static int declare(rank *r) {
         r->workspace = case_alloc(r, r->workspace_bytes + 256, 0xFF);
     }
     if (r->status) return 1;
-    if (c->transport == NCCL_ENGINES) { /* copy engines take windows on both sides */
+    if (c->transport == NCCL_ENGINES) { /* copies by copy engines need windows on both sides */
         const size_t size = values_before(r, c->layers) * 2;
         GO(r, r->comm[0].window_add(r->comm[0].self, r->shards, (size + 4095) / 4096 * 4096, &r->window[0]));
     }
     return bind_memory(r);
 }
 
-/* Waits as a program should: with a look at the collectives. */
+/* Synchronizes the stream while polling the collectives, as a program should. */
 static int wait_polled(rank *r) {
     const struct timespec pause = {0, 50000};
     const double begin = now();
@@ -591,7 +593,7 @@ static int wait_polled(rank *r) {
     }
 }
 
-/* Whether a view is where it has always been: graphs read it there. */
+/* Checks that a view has the address that it had before, since graphs read it there. */
 static int check_address(rank *r, int what, int l, const gmm_gtp_view *v) {
     const void *at = v->mat.table ? v->mat.table[0] : v->mat.data;
     if (r->place[what][l] && r->place[what][l] != at) return failed(r, GMM_E_STATE, "view", "its address has changed");
@@ -637,7 +639,7 @@ static int backward(rank *r, int m) {
     }
     return 0;
 }
-/* Forward and backward of the MLP: both of its weights are held at a time. */
+/* Forward and backward of the MLP; both weights are acquired at a time. */
 static int through_mlp(rank *r, int m) {
     for (int pass = GMM_GTP_FORWARD; pass <= GMM_GTP_BACKWARD; pass++) {
         gmm_gtp_view v[2], dw[2];
@@ -663,8 +665,8 @@ static int through_mlp(rank *r, int m) {
     }
     return 0;
 }
-/* main_grad goes into the shards, which are published. They are drawn back to where they began, so that after thousands
-   of steps they are neither infinite nor zero. */
+/* Subtracts main_grad from the shards and publishes them. Weights decay towards their initial values, so that after
+   thousands of steps they are neither infinite nor zero. */
 static int optimize(rank *r) {
     const gpu_case *c = r->c;
     GO(r, gmm_gtp_fence(r->gtp, GMM_GTP_ALL, r->compute));
@@ -705,7 +707,7 @@ static int captured(rank *r, int which, int parts) {
     CUDA(r, cudaGraphDestroy(graph));
     return 0;
 }
-/* main_grad is as fill left it: neither a warm-up nor a capture adds to it. */
+/* main_grad is unchanged: neither a warm-up nor a capture adds to it. */
 static int main_grad_unchanged(rank *r) {
     const size_t bytes = values_before(r, r->c->layers) * sizeof *r->grads;
     unsigned char *host = (unsigned char *)malloc(bytes);
@@ -719,7 +721,7 @@ static int main_grad_unchanged(rank *r) {
 static int train(rank *r) {
     const gpu_case *c = r->c;
     const long before = r->allocations;
-    if (c->replay) { /* warm up without a trace, then capture */
+    if (c->replay) { /* a dry run, which changes no gradient, then the capture */
         GO(r, gmm_gtp_dry_run(r->gtp, 1));
         if (forward(r, 0) || backward(r, 0) || wait_polled(r)) return 1;
         GO(r, gmm_gtp_dry_run(r->gtp, 0));
@@ -743,8 +745,8 @@ static int train(rank *r) {
     return wait_polled(r);
 }
 
-/* Bytes of a quantized bundle of c->experts, by their place in the whole; and the largest of values that ranks have by
-   turns. Few shards are allocations of their own, many are parts of one. */
+/* Bytes of a quantized bundle of c->experts weights, as functions of their position, and the maximum of values whose
+   largest is on a different rank for each. Few shards are separate allocations, many are parts of one. */
 enum { F_FEW = 3, F_MOST = 70, F_ROWS = 640, F_COLS = 384, F_VALUES = 3000 };
 static unsigned char byte_of(int e, int64_t row, int64_t i) {
     return (unsigned char)mix((uint64_t)(e * 8192 + row) * 8192 + (uint64_t)i);
@@ -754,7 +756,7 @@ static int formats(rank *r) {
     gmm_gtp_view v = GMM_ZERO;
     gmm_shard shard = GMM_ZERO;
     gmm_error error = GMM_ZERO;
-    int64_t line, part[2]; /* bytes of scales for 128 rows; of a shard's codes and scales */
+    int64_t line, part[2]; /* bytes of scales of 128 rows; of a shard's codes and scales */
     unsigned char *host = (unsigned char *)calloc(1, 1 << 21);
     float *values = (float *)case_alloc(r, F_VALUES * sizeof *values, 0);
     char *block[2] = {NULL, NULL};
@@ -814,8 +816,8 @@ static int formats(rank *r) {
     return 0;
 }
 
-/* One reduction of random bf16 gradients, beside their sum in fp64: what it is off by, and whether every value is that
-   sum rounded to bf16 once. */
+/* One reduction of random bf16 gradients, compared with their sum in fp64: the relative error, and whether every value
+   is that sum rounded to bf16 once. */
 enum { SUM_COUNT = 2, SUM_ROWS = 240, SUM_COLS = 128 };
 static int sums(rank *r) {
     const int64_t values = (int64_t)SUM_ROWS * SUM_COLS;
@@ -879,8 +881,9 @@ static int sums(rank *r) {
     return e == cudaSuccess ? 0 : failed(r, GMM_E_CUDA, "sums", cudaGetErrorString(e));
 }
 
-/* Quantizes two weights, whose last rows are a hundred times as large as the first, to a format that is sharded without
-   padding, and reads them as either pass has them: codes, scales, amaxes are those that one GPU makes of the whole. */
+/* Quantizes two weights, whose last rows are a hundred times as large as the first, to a format whose shards need no
+   padding, and reads the gathered views of both passes: codes, scales and amaxes equal those that one GPU computes from
+   the whole weight. */
 enum { CAST_COUNT = 2, CAST_ROWS = 1024, CAST_COLS = 384 };
 #define F(dtype_, scaling_, ...) {.dtype = GMM_##dtype_, .scaling = GMM_SCALING_##scaling_, __VA_ARGS__}
 static const gmm_format cast_to[] = {F(E4M3, TENSOR, .pow2 = 0), F(E4M3, 128X128, .pow2 = 1), F(E4M3, 1X128, .pow2 = 1),
@@ -975,7 +978,7 @@ static int cast(rank *r) {
     return wait_polled(r);
 }
 
-/* Logical rows of this rank into the result. */
+/* Copies this rank's logical rows into the result. */
 static int report(rank *r) {
     const gpu_case *c = r->c;
     const size_t whole = (size_t)c->rows * (size_t)c->rows, values = (size_t)c->tokens * (size_t)c->rows;
@@ -1002,10 +1005,12 @@ static int report(rank *r) {
 
 /* -------------------------------------------------------------------------------------------- Communicators --- */
 
-/* NCCL's take seconds to make, so all cases share them: a pair for each way and rank, and one for each half. */
+/* NCCL communicators take seconds to create, so all cases share them: two for each transport and rank, and two for each
+   half. */
 #ifdef HAVE_NCCL
 static ncclComm_t nccl[VIAS][4][RANKS];
-static int nccl_made[VIAS], nccl_halved[VIAS]; /* of how many ranks, 0 = none; 1: the halves too */
+/* number of ranks, 0 = none; nccl_halved: 1 if those of the halves exist too */
+static int nccl_made[VIAS], nccl_halved[VIAS];
 
 static int nccl_start(rank *r, const ncclUniqueId *id) {
     for (int k = 0; k < 2; k++) {
@@ -1051,7 +1056,8 @@ static int connect_ranks(rank *r) {
     return s ? failed(r, s, "communicator", error.text) : 0;
 }
 
-/* One rank's communicator fails, or gives up beside a slow rank: all ranks learn it, and no stream hangs. */
+/* One rank's communicator fails, or times out while another rank is slow: all ranks get the error, and no stream
+   hangs. */
 enum { FAULT_BYTES = 4 << 20 };
 static int drained(rank *r) {
     const double begin = now();
@@ -1092,7 +1098,7 @@ static int faults(rank *r) {
     return host_allgather(&r->seat, &mine, all, 1) ? failed(r, GMM_E_COMM, "meet", "") : 0;
 }
 
-/* The rank that stops in a case of a silent one. */
+/* Whether this is the silent rank of the case. */
 static int is_silent_rank(const rank *r) { return r->c->silent && r->index == 1; }
 static int program(rank *r) {
     if (r->c->formats) return formats(r);
@@ -1123,9 +1129,9 @@ static void *thread_main(void *argument) {
     r->out_of_memory = r->c->fault == NO_MEMORY && r->index == 1;
     if (!bad) bad = connect_ranks(r) || program(r);
     if (bad && r->gtp && !r->c->silent) (void)fprintf(stderr, "        rank %d: %s\n", r->index, r->text);
-    (void)cudaDeviceSynchronize(); /* whatever has failed: nothing may hang */
+    (void)cudaDeviceSynchronize(); /* also after a failure the device must finish */
     (void)host_allgather(&r->seat, &mine, all, 1);
-    if (is_silent_rank(r)) { /* the rank that left looks after itself at the end */
+    if (is_silent_rank(r)) { /* the silent rank aborts its communicators itself */
         for (int k = 0; k < 2; k++)
             if (r->comm[k].give_up) r->comm[k].give_up(r->comm[k].self, "gone");
         (void)cudaDeviceSynchronize();
@@ -1159,7 +1165,7 @@ static int gpus(void) {
     return count >= 8 ? 8 : count >= 4 ? 4 : count >= 2 ? 2 : count;
 }
 
-/* Runs a case on `size` GPUs; `shares` is how many ranks' tokens there are. */
+/* Runs a case on `size` GPUs; the tokens are those of `shares` ranks. */
 static void run_case(const gpu_case *c, int size, int shares, gpu_result *out) {
     static run w; /* large */
     pthread_t threads[RANKS];
@@ -1213,7 +1219,7 @@ static void run_case(const gpu_case *c, int size, int shares, gpu_result *out) {
     if (c->transport != ALONE && c->transport != PEERS) {
         nccl_halved[c->transport] = nccl_made[c->transport] == size ? nccl_halved[c->transport] || c->halves
                                                                     : c->halves;
-        nccl_made[c->transport] = size; /* those of another size are left to the end of the process */
+        nccl_made[c->transport] = size; /* communicators of another size stay until the process ends */
     }
     for (int i = 0; i < size; i++)
         if (c->silent || out->status[i]) /* aborted communicators are destroyed */
@@ -1223,7 +1229,7 @@ static void run_case(const gpu_case *c, int size, int shares, gpu_result *out) {
 }
 
 #ifdef HAVE_NCCL
-/* What NCCL says of its communicators goes to a file, unless the caller wants it elsewhere. */
+/* NCCL's debug log goes to a file, unless the environment sets NCCL_DEBUG. */
 static char nccl_log[32];
 static void forget_nccl_log(void) { (void)remove(nccl_log); }
 static void keep_nccl_log(void) {
@@ -1280,9 +1286,9 @@ static double distance(const float *a, const float *b, size_t n) {
     return s > 0 ? d / s : d;
 }
 
-/* Whether ranks add as one GPU does: of two, a sum is one addition; peer copies and exchanged parts are added in fp32
-   in the order of ranks, which is that of one GPU's micro-batches; sums of small integers are exact in any order. What
-   is left: a sum in NCCL's own order, or one that is rounded to the wire's bf16. */
+/* Whether the reduction adds in the order of one GPU, so that bits are equal: two ranks need one addition; peer copies
+   and exchanged parts are added in fp32 in rank order, which is the order of one GPU's micro-batches; sums of small
+   integers are exact in any order. Otherwise NCCL chooses the order, or values are rounded to bf16 on the wire. */
 static int adds_alike(const gpu_case *c, int n) {
     const int exchange = c->reduction == GMM_GTP_REDUCE_EXCHANGE ||
                          (c->reduction == GMM_GTP_REDUCE_AUTO &&
@@ -1290,7 +1296,7 @@ static int adds_alike(const gpu_case *c, int n) {
     return c->integers || exchange || (c->wire != GMM_BF16 && (n == 2 || c->transport == PEERS));
 }
 
-/* g ranks against one that has all micro-batches: bit for bit wherever they add alike. */
+/* Compares g ranks with one GPU that has all micro-batches: bit for bit if the reduction adds in the same order. */
 static void compare(gpu_case *c) {
     const int n = need_gpus(c->transport);
     const size_t whole = (size_t)(c->layers * c->experts) * (size_t)c->rows * (size_t)c->rows;
@@ -1318,7 +1324,7 @@ static void compare(gpu_case *c) {
                (long long)got.stats.resident, (long long)got.stats.exposed);
 }
 
-/* One GPU, no communicator: nothing is gathered or reduced, and graphs compute what runs without them do. */
+/* One GPU without communicator: nothing is gathered or reduced, and graphs give the results of eager execution. */
 static void one_gpu(int arg) {
     gpu_result out[3];
     (void)arg;
@@ -1359,7 +1365,7 @@ static void reductions(int arg) {
         compare(&c);
     }
 }
-/* One layer of small integers: every wire and every way to reduce gives the same bits, whatever the number of ranks,
+/* One layer of small integers: every wire dtype and reduction algorithm gives the same bits with any number of ranks,
    also scaled by a power of two. */
 static void integers(int arg) {
     for (int i = 0; i < 8; i++) {
@@ -1374,8 +1380,8 @@ static void integers(int arg) {
         compare(&c);
     }
 }
-/* Two domains of different sizes: every other layer is sharded over either half of the ranks, and what the halves have
-   of its gradient adds up to that of one GPU. */
+/* Two domains of different size: every other layer is sharded over either half of the ranks, and the sum of both
+   halves' gradients is that of one GPU. */
 static void two_domains(int arg) {
     gpu_case c = plain(), alone;
     gpu_result want, got;
@@ -1384,7 +1390,7 @@ static void two_domains(int arg) {
     if (n < 4) t_skip("needs four GPUs"); /* halves of two */
     c.transport = (transport)arg;
     c.halves = 1;
-    c.steps = 1; /* nobody adds the halves up for a second */
+    c.steps = 1; /* the test does not add up the halves' gradients, which a second step would need */
     alone = c;
     alone.transport = ALONE;
     run_case(&alone, 1, n, &want);
@@ -1409,11 +1415,11 @@ static void variants(int arg) { /* synchronous, recomputed, a rank without token
     }
 }
 static void replays(int arg) {
-    for (int i = 0; i < 4; i++) { /* a graph of forward and backward, or one of each; or more layers than wgrad slots */
+    for (int i = 0; i < 4; i++) { /* one graph of forward and backward or one each; or more layers than wgrad slots */
         gpu_case c = plain();
         c.transport = (transport)arg;
         c.replay = 1 + i % 2;
-        c.layers = i < 2 ? 2 : 4; /* small enough for this training to stay finite */
+        c.layers = i < 2 ? 2 : 4; /* few enough for finite values */
         c.rate = i < 2 ? 0 : 0.00005f;
         c.experts = 2;
         c.rows = 64;
@@ -1444,7 +1450,7 @@ static void large_layers(int arg) { /* square layers larger than a copy engine's
     compare(&c);
 }
 static void quantized(int arg) {
-    static const int counts[] = {F_FEW, 1, 2, 8, 64, F_MOST}; /* more than peer copies enqueue at a time */
+    static const int counts[] = {F_FEW, 1, 2, 8, 64, F_MOST}; /* more weights than peer copies enqueue at a time */
     for (int k = 0; k < (int)T_COUNT(counts); k++) {
         gpu_case c = plain();
         gpu_result out;
@@ -1458,8 +1464,8 @@ static void quantized(int arg) {
             T_CHECK(out.status[i] == GMM_OK, "%d experts, rank %d: %s", counts[k], i, out.text[i]);
     }
 }
-/* Random gradients beside fp64: a ring that rounds to bf16 at every rank, a sum in fp32 that is rounded once or not at
-   all, two ranks' one addition, a scale that is no power of two; also among numbers of ranks that are none. */
+/* Random gradients compared with fp64: a ring that rounds to bf16 at every rank, a sum in fp32 that is rounded once or
+   not at all, a single addition of two ranks, a scale that is no power of two, rank counts that are no power of two. */
 static void random_sums(int arg) {
     const int n = need_gpus((transport)arg), sizes[] = {3, 6, n};
     for (int k = 0; k < 3; k++) {
@@ -1492,7 +1498,7 @@ static void mlps(int arg) { /* ten steps of SGD on FC1 and FC2 */
     c.steps = 10;
     compare(&c);
 }
-static void poisoned(int arg) { /* slots, stages and buffers of reductions are NaN before every step */
+static void poisoned(int arg) { /* gather slots, staging and reduction buffers are filled with NaN before every step */
     for (int i = 0; i < 2; i++) {
         gpu_case c = plain();
         c.transport = (transport)arg;
@@ -1501,7 +1507,7 @@ static void poisoned(int arg) { /* slots, stages and buffers of reductions are N
         compare(&c);
     }
 }
-/* NCCL's own word: no communicator has channels over multicast, with windows or without. */
+/* NCCL's log shows that no communicator uses NVLink multicast (NVLS), with windows or without. */
 static void no_multicast(int arg) {
 #ifdef HAVE_NCCL
     char line[1024];
@@ -1545,7 +1551,7 @@ static void casts(int arg) {
         for (int k = 0; k < n; k++) T_CHECK(got.status[k] == GMM_OK, "%s, rank %d: %s", cast_name[i], k, got.text[k]);
     }
 }
-static void one_fails(int arg) { /* what fails on one rank fails on all, at once */
+static void one_fails(int arg) { /* a failure on one rank is an error on all ranks, without waiting for a timeout */
     static const int kinds[] = {NO_MEMORY, FAILED_WINDOW, OTHER_SIZE, GIVEN_UP};
     for (int k = 0; k < (int)T_COUNT(kinds); k++) {
         gpu_case c = plain();

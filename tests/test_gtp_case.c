@@ -400,7 +400,7 @@ static void write_program(run *r) {
     }
 }
 
-/* -------------------------------------------------------------------------- Runtime and communicators, watched --- */
+/* ----------------------------------------------------------------------------- Traced runtime and communicators --- */
 
 /* Vector clocks, kept apart from the library: clock[s][t] is the number of operations of stream t that stream s is
    ordered after. A wait that advances no entry is implied by earlier ones. */

@@ -174,7 +174,7 @@ typedef struct gpu_result {
     double seconds[RANKS];  /* from the first wait for the silent rank to the error */
 } gpu_result;
 
-/* ------------------------------------------------------------------------------- Threads and their meetings --- */
+/* --------------------------------------------------------------------------------- Exchange between the threads --- */
 
 typedef struct rendezvous {
     pthread_mutex_t mutex;
@@ -966,8 +966,8 @@ static int cast(rank *r) {
         for (int e = 0; e < CAST_COUNT; e++) {
             const int64_t data = whole.gather_data_bytes[pass], scales = whole.gather_scale_bytes[pass];
             if (append_bytes(r, m->table ? (const char *)m->table[e]
-                                         : (const char *)m->data + e * m->group_stride * gmm_dtype_bits(f->dtype) / 8, data,
-                             pass ? "codes of backward" : "codes of forward", &at) ||
+                                         : (const char *)m->data + e * m->group_stride * gmm_dtype_bits(f->dtype) / 8,
+                             data, pass ? "codes of backward" : "codes of forward", &at) ||
                 append_bytes(r, m->scale_table ? (const char *)m->scale_table[e] : (const char *)m->scale + e * scales,
                              scales, pass ? "scales of backward" : "scales of forward", &at))
                 return 1;

@@ -160,7 +160,7 @@ static int differs(const format *f, const gmm_gtp_view *v, gmm_gtp_pass pass, in
     return 1;
 }
 
-/* ----------------------------------------------------------------------------------------------- Ranks, watched --- */
+/* ------------------------------------------------------------------------------------------------- Traced ranks --- */
 
 /* Vector clocks, kept apart from the library: clock[s][t] is the number of operations of stream t that stream s is
    ordered after. */

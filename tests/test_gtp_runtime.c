@@ -596,10 +596,10 @@ enum { PROBES = 8192 };
 static struct dropped {
     gmm_runtime beneath;
     int64_t waits, drop;
-    int probes, places, events;
+    int probes, slots, events;
     gmm_event event[256], awaited[64];
     /* newest: last slot of each stream, -1 = none; busy: the stream has work since then */
-    int place[256], pending, newest[8], busy[8];
+    int slot[256], pending, newest[8], busy[8];
     gmm_stream waiter[64], stream[8];
     counting comm[2];
     char memory[PROBES];
@@ -627,17 +627,17 @@ static gmm_status probe(void *self, gmm_event event, gmm_stream stream, int writ
     int i = 0;
     while (i < dropped.events && dropped.event[i] != event) i++;
     if (i == dropped.events && !writes) return GMM_OK; /* never recorded */
-    if (i == T_COUNT(dropped.event) || dropped.places == PROBES) abort();
+    if (i == T_COUNT(dropped.event) || dropped.slots == PROBES) abort();
     if (i == dropped.events) dropped.event[dropped.events++] = event;
     if (writes) {
         const int fresh = dropped.busy[at];
-        if (fresh) dropped.newest[at] = dropped.places++;
+        if (fresh) dropped.newest[at] = dropped.slots++;
         dropped.busy[at] = 0;
-        dropped.place[i] = dropped.newest[at];
+        dropped.slot[i] = dropped.newest[at];
         if (!fresh) return GMM_OK;
     }
-    if (dropped.place[i] < 0) return GMM_OK;
-    range.data = &dropped.memory[dropped.place[i]];
+    if (dropped.slot[i] < 0) return GMM_OK;
+    range.data = &dropped.memory[dropped.slot[i]];
     range.bytes = 1;
     range.writes = writes;
     w.name = "probe";
@@ -646,7 +646,7 @@ static gmm_status probe(void *self, gmm_event event, gmm_stream stream, int writ
     w.range_count = 1;
     return dropped.beneath.run(self, &w, stream);
 }
-static gmm_status read_places(void *self, gmm_stream stream) {
+static gmm_status read_slots(void *self, gmm_stream stream) {
     gmm_status s = GMM_OK;
     int left = 0;
     for (int i = 0; i < dropped.pending; i++)
@@ -667,12 +667,12 @@ static gmm_status d_wait(void *self, gmm_stream stream, gmm_event event, uint32_
     return ++dropped.waits == dropped.drop ? GMM_OK : dropped.beneath.stream_wait(self, stream, event, flags);
 }
 static gmm_status d_record(void *self, gmm_event event, gmm_stream stream, uint32_t flags) {
-    gmm_status s = read_places(self, stream);
+    gmm_status s = read_slots(self, stream);
     if (!s && dropped.probes) s = probe(self, event, stream, 1);
     return s ? s : dropped.beneath.event_record(self, event, stream, flags);
 }
 static gmm_status d_run(void *self, const gmm_work *work, gmm_stream stream) {
-    const gmm_status s = read_places(self, stream);
+    const gmm_status s = read_slots(self, stream);
     worked(stream);
     return s ? s : dropped.beneath.run(self, work, stream);
 }
@@ -2188,7 +2188,7 @@ static double graph_steps(int mode, int prefetch, uint64_t seed) {
     open_world(2, seed, 300);
     for (int i = 0; i < 2; i++) model_make(&W.r[i], 1, prefetch);
     finish();
-    dropped.waits = dropped.events = dropped.places = dropped.pending = 0;
+    dropped.waits = dropped.events = dropped.slots = dropped.pending = 0;
     memset(dropped.stream, 0, sizeof dropped.stream);
     memset(dropped.busy, 0, sizeof dropped.busy);
     for (int i = 0; i < 2 && !s; i++) {
@@ -2201,7 +2201,7 @@ static double graph_steps(int mode, int prefetch, uint64_t seed) {
             if (!s && part == 0) s = graph_forward(r);
             if (!s && (part == 1 || mode == 1)) s = graph_backward(r);
             if (!s) s = gmm_gtp_capture_end(r->gtp, r->compute);
-            if (!s && i == 0) s = read_places(r->rt.self, r->compute);
+            if (!s && i == 0) s = read_slots(r->rt.self, r->compute);
             if (!s) s = gmm_ranks_capture_end(W.ranks, i, r->compute, &graph[i][part]);
         }
     }

@@ -43,7 +43,7 @@ int main(void) {
     linear.w = &mw;
     linear.y = &my;
 
-    /* memory is the caller's: ask how much, hand it in */
+    /* the caller provides the workspace: query its size, then pass it */
     gmm_info info = GMM_ZERO;
     if (failed(gmm_linear_query(ctx, GMM_OP_LINEAR_FWD, &linear, &info), ctx)) return 1;
     void *workspace = aligned_alloc(256, (info.workspace_bytes + 255) / 256 * 256 + 256);

@@ -48,7 +48,7 @@ int main(void) {
     groups.capacity = ROWS;
     groups.splits = sizes;
     groups.dtype = GMM_I32;
-    gmm_mlp_config config = GMM_ZERO; /* zero means default: no biases, save what FC1 gave */
+    gmm_mlp_config config = GMM_ZERO; /* zero means default: no biases, FC1's output is saved */
     config.hidden = HIDDEN;
     config.ffn = FFN;
     config.prob = 1;

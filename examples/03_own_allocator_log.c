@@ -1,5 +1,5 @@
-/* Own host memory and own log for a context: both are functions in its configuration, with a pointer of yours.
-   The allocator serves contexts; operations allocate nothing, they work in the workspace they are handed. */
+/* Own host memory and own log for a context: both are functions in its configuration, with a user pointer. The
+   allocator serves contexts; operations allocate nothing, they use the workspace that they are given. */
 #include "gmm.h"
 
 #include <stdio.h>
@@ -34,7 +34,7 @@ int main(void) {
     config.allocator.alloc = count_alloc;
     config.allocator.release = count_release;
     config.log.user = stdout;
-    config.log.level = GMM_LOG_TRACE; /* contexts, and the engine of every operation */
+    config.log.level = GMM_LOG_TRACE; /* logs contexts, and the engine of every operation */
     config.log.write = write_log;
     if (gmm_create(&ctx, &config, &error) != GMM_OK) {
         fprintf(stderr, "%s\n", error.text);
@@ -66,7 +66,7 @@ int main(void) {
     if (status != GMM_OK) fprintf(stderr, "%s\n", gmm_last_error(ctx));
     int during = memory.calls - before;
 
-    /* a mistake, to show how it is reported */
+    /* an error, to show how it is reported */
     linear.out_features = 0;
     gmm_status refused = gmm_linear_fwd(ctx, &linear, workspace, info.workspace_bytes, NULL);
     printf("refused with %s: %s\n", gmm_status_name(refused), gmm_last_error(ctx));

@@ -49,7 +49,7 @@ int main(void) {
     float *dev_y = (float *)device(sizeof y, NULL);
     gmm_groups groups = GMM_ZERO;
     groups.count = GROUPS;
-    groups.capacity = ROWS; /* what a replay may need at most: it decides the shape of the launch, the sizes do not */
+    groups.capacity = ROWS; /* the most rows of a replay: it determines the shape of the launch, the sizes do not */
     groups.splits = splits;
     groups.dtype = GMM_I32;
     groups.tail = GMM_TAIL_ZERO;

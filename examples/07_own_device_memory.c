@@ -17,7 +17,7 @@ int main(void) {
 
 enum { GROUPS = 3, ROWS = 48, HIDDEN = 40, FFN = 24, W = GROUPS * HIDDEN * FFN, X = ROWS * HIDDEN };
 
-typedef struct arena { char *base; size_t used; } arena; /* base NULL: only counts */
+typedef struct arena { char *base; size_t used; } arena; /* base NULL: only counts bytes */
 
 static void *take(arena *a, size_t bytes) {
     void *p = a->base ? a->base + a->used : NULL;

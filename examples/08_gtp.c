@@ -16,7 +16,7 @@ typedef struct rank {
     float weight[LAYERS][HALF], main_grad[LAYERS][HALF], read[LAYERS];
 } rank;
 
-static gmm_gtp *current; /* whose message to print */
+static gmm_gtp *current; /* rank whose error message is printed */
 static void check(gmm_status s) {
     if (s) exit((fprintf(stderr, "%s: %s\n", gmm_status_name(s), gmm_gtp_last_error(current)), 1));
 }
@@ -57,7 +57,7 @@ static void declare(rank *r, int index, gmm_ranks *ranks, const gmm_comm *gather
                        aligned_alloc(256, need.reduce_bytes), need.reduce_bytes));
 }
 
-/* A layer's work: reads the gathered weights, and writes this rank's gradient. */
+/* The work of a layer: reads the gathered weights and writes this rank's gradient. */
 typedef struct work { const float *w; float *dw, *sum; } work;
 static gmm_status layer(const void *argument, gmm_stream stream) {
     const work *a = (const work *)argument;

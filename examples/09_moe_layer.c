@@ -12,7 +12,7 @@ static float probs[SLOTS], rows[SLOTS * HIDDEN], row_probs[SLOTS], y[SLOTS * HID
 static float dy[SLOTS * HIDDEN], drows[SLOTS * HIDDEN], drow_probs[SLOTS], dprobs[SLOTS];
 static float dx[TOKENS * HIDDEN], dlogits[TOKENS * EXPERTS], dw1[2 * W], dw2[W];
 static int32_t indices[SLOTS], row_of[SLOTS], slot_of[SLOTS], sizes[EXPERTS];
-static uint32_t fault; /* bits of what is wrong with indices, maps or splits, which only the device can see on a GPU */
+static uint32_t fault; /* fault bits for invalid indices, maps or splits, which only the device can see on a GPU */
 static gmm_context *ctx;
 
 static void check(gmm_status status) {
@@ -21,7 +21,7 @@ static void check(gmm_status status) {
     exit(1);
 }
 
-/* Enough here. gmm_mlp_query and its like tell how much a call takes, and a call refuses what is less. */
+/* Large enough here. gmm_mlp_query and the other queries return the size that a call needs; a call refuses less. */
 static _Alignas(256) char workspace[4 << 20], saved[1 << 14];
 #define WORK workspace, sizeof workspace, NULL
 #define M(name) const gmm_mat m##name = gmm_mat_packed(GMM_F32, name)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Files of convert_checkpoint and train_moe beside the safetensors package: read, written, lied to, interrupted.
+"""Tests the files of convert_checkpoint and train_moe against the safetensors package: valid, corrupt, interrupted.
 
     python3 tests/checkpoint_files.py [--build build] [--filter TEXT]
 
@@ -23,7 +23,7 @@ def case(function):
 
 
 def read(path):
-    """name: (dtype, shape, bytes), by the package."""
+    """{name: (dtype, shape, bytes)} as the package reads a file."""
     with open(path, "rb") as f:
         return {n: (t["dtype"], tuple(t["shape"]), bytes(t["data"])) for n, t in safetensors.deserialize(f.read())}
 
@@ -80,13 +80,13 @@ class Run:
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def faulty(self, fault, *arguments):
-        """The exit status of a run with that fault, and what it said."""
+        """Exit status and output of a run with that fault."""
         process = self.start(*arguments, fault=fault)
         out, err = process.communicate()
         return process.returncode, err
 
     def stopped(self, fault, *arguments):
-        """A run that has stopped itself there."""
+        """A run that the fault has stopped."""
         process = self.start(*arguments, fault=fault)
         _, status = os.waitpid(process.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status), "it ended without the fault"
@@ -111,7 +111,7 @@ class Run:
         return r.stdout
 
     def refused(self, *arguments, needles=(), out=None, limit=None):
-        """Fails in words that hold every needle; nothing stands under the output's name."""
+        """The run must fail with a message that contains every needle, and leave no file under the output's name."""
         r = self.convert(*arguments, limit=limit)
         assert r.returncode == 1, "%s ended with %d\n%s%s" % (" ".join(arguments), r.returncode, r.stdout, r.stderr)
         for n in needles:
@@ -128,7 +128,7 @@ class Run:
         return path
 
     def resume(self, name, source, *arguments):
-        """The file that a resumed run saved; without a name, what it said when it refused."""
+        """The file that a resumed run saved; without a name, the message with which it refused."""
         path = self.path(name or "never.safetensors")
         r = subprocess.run([os.path.join(self.build, "train_moe"), "--eval-tokens", "64", "--sample", "0", "--svg", "",
                             "--quiet", "--engine", "cpu", "--resume", source, "--save", path] + list(arguments),
@@ -145,7 +145,7 @@ LAYOUTS = ["indexed", "grouped", "sequential", "legacy", "mixtral", "qwen2-moe",
 
 @case
 def every_layout_and_back(t):
-    """Also tests that what comes between is laid out as the name says, by the package's reading."""
+    """Also tests that the intermediate file has the layout that its name says, as the package reads it."""
     source = t.train("m.safetensors")
     before = read(source)
     assert len(before) > 3 * 2 * 2 * 4
@@ -208,7 +208,7 @@ def shards_save_and_resume(t):
 
 @case
 def sharded_recipes(t):
-    """Ranks that keep and gather experts as a recipe quantizes them train what one rank trains, to the bit."""
+    """Ranks that hold and gather quantized experts train the same model as one rank, bit for bit."""
     for recipe, ranks in ("fp8-delayed", "2"), ("fp8-current", "4"), ("fp8-block", "2"), ("mxfp8", "4"), ("nvfp4", "2"):
         same = ["--recipe", recipe, "--micro-batches", ranks, "--threads", "1"]
         if ranks == "4":
@@ -420,7 +420,7 @@ def shards_in_and_out(t):
 
 @case
 def sources_of_fewer_members(t):
-    """What lacks experts or layers is not taken for a smaller model; --experts says that a router has spare rows."""
+    """Input that lacks experts or layers is not taken for a smaller model; --experts allows spare router rows."""
     path, out = t.path("lacking.safetensors"), t.path("out.safetensors")
     whole, at = mixtral(3, 4, f=8, h=6, router=True, norm=True), "model.layers.%d.block_sparse_moe.experts.%d.%s.weight"
     arguments = ["--in", path, "--from", "mixtral", "--out", out]
@@ -444,7 +444,7 @@ def sources_of_fewer_members(t):
 
 @case
 def wrapped_keys(t):
-    """Keys in a data-parallel wrapper stay one tree, or leave it together."""
+    """Keys in a data-parallel wrapper all keep the wrapper's prefix, or all lose it."""
     path, out = t.path("wrapped.safetensors"), t.path("out.safetensors")
     whole = mixtral(2, 2, f=8, h=6, router=True, norm=True)
     for wrapper in "module.", "module.module.", "_orig_mod.module.", "_fsdp_wrapped_module.":
@@ -462,7 +462,7 @@ def wrapped_keys(t):
 
 @case
 def other_dtypes(t):
-    """Tensors of dtypes that nobody here knows are kept byte by byte; FP8 ones do not change how experts are cut."""
+    """Tensors of unknown dtypes are copied byte by byte; FP8 ones do not change how experts are sliced."""
     path, out = t.path("odd.safetensors"), t.path("out.safetensors")
     whole = {"decoder.layers.0.mlp.experts.linear_fc1.weight0": filled("BF16", [128, 16]),
              "decoder.layers.0.mlp.experts.linear_fc2.weight0": filled("BF16", [16, 64])}
@@ -489,7 +489,7 @@ def other_dtypes(t):
         assert got["decoder.layers.0.mlp.experts.linear_fc1.weight0"]["shape"] == [64, 16], rank
 
 
-# ------------------------------------------------------------------------------------------------- Files that lie
+# ------------------------------------------------------------------------------------------------- Corrupt files
 
 @case
 def hostile_files(t):
@@ -605,7 +605,7 @@ def disk_full_and_short_sources(t):
 
 @case
 def killed_and_resumed(t):
-    """Killed at many moments, and started again: the bytes are those of an undisturbed run, the source as before."""
+    """Killed at random moments and restarted: the bytes are those of an undisturbed run, the source is unchanged."""
     experts = 24
     tensors = {}
     for e in range(experts):
@@ -628,7 +628,7 @@ def killed_and_resumed(t):
             return -1
 
     def kill_after(path, moves):
-        """Whether the program was killed, once it had noted so many moves."""
+        """Whether the program was killed after it had recorded so many moves."""
         process = subprocess.Popen([os.path.join(t.build, "convert_checkpoint"), *arguments, "--out", path],
                                    stdout=subprocess.DEVNULL)
         while process.poll() is None and noted(path) < moves:
@@ -657,7 +657,7 @@ def killed_and_resumed(t):
 
 @case
 def memory_and_dry_run(t):
-    """A sparse 40 GB file: planned, and one rank of it written, within the scratch and 16 MiB; row 63."""
+    """A sparse 40 GB file: planned, and one rank of it written, in the scratch plus 16 MiB of memory; row 63."""
     path, out = t.path("sparse.safetensors"), t.path("rank.safetensors")
     header, at = {}, 0
     for l in range(26):
@@ -690,7 +690,7 @@ def memory_and_dry_run(t):
 # ------------------------------------------------------------------------------------- Files of other runs, and faults
 
 def mixtral(layers, experts, f=6, h=4, router=False, norm=False):
-    """A model: its experts, its router, and a tensor that is no expert's."""
+    """A model: its experts, its router, and a tensor that belongs to no expert."""
     tensors = {}
     for l in range(layers):
         at = "model.layers.%d.block_sparse_moe." % l
@@ -830,7 +830,7 @@ def two_runs_with_one_output(t):
 
 @case
 def outputs_never_replace_inputs(t):
-    """Every name that a run may write or remove, given as its input, also through links: refused, and left as it is."""
+    """Every path that a run may write or remove is refused as its input, also through links, and stays unchanged."""
     tensors = mixtral(1, 4)
     names = sorted(tensors)
 
@@ -885,7 +885,7 @@ def killed_while_shards_are_put_in_place(t):
     arguments = ["--in", source, "--from", "mixtral", "--to", "qwen3-moe", "--shard-size", "300"]
 
     def merged():
-        """The tensors that the index leads to; None without an index."""
+        """The tensors of the index's files; None without an index."""
         if not os.path.exists(out + ".index.json"):
             return None
         with open(out + ".index.json") as f:
@@ -914,7 +914,7 @@ def killed_while_shards_are_put_in_place(t):
         assert number > (6 if call == "rename" else 3), (call, number)
 
 
-# ---------------------------------------------------------------------------------------------- What a source lacks
+# ---------------------------------------------------------------------------------------------- Incomplete sources
 
 @case
 def incomplete_sources(t):
@@ -922,7 +922,7 @@ def incomplete_sources(t):
     at = "model.layers.%d.block_sparse_moe.%s"
 
     def lacks(tensors, *needles, partial=(), arguments=()):
-        """Refused with these words; with --partial the layers that are whole come out."""
+        """Refused with these words; with --partial the complete layers are converted."""
         write(source, tensors)
         said = t.refused("--in", source, "--from", "mixtral", "--out", out, *arguments, out=out,
                          needles=("lacks:", "--partial") + needles)
@@ -1039,7 +1039,7 @@ def passed_through_and_plan_table(t):
 
 @case
 def inspects_without_from(t):
-    """The layout is found from the keys, and where several fit they are named."""
+    """The layout is found from the keys; if several fit, all are named."""
     source, middle = t.path("in.safetensors"), t.path("middle.safetensors")
     write(source, mixtral(2, 4, f=8, router=True))
     seen = set()

@@ -60,7 +60,7 @@ void *device_alloc(size_t bytes, size_t alignment, int huge) {
         return D.huge[D.huge_count++] = p;
     }
     if (at + bytes > D.bytes) return NULL;
-    device_set(D.base + D.used, 0, at - D.used); /* what device_look copies is all initialised */
+    device_set(D.base + D.used, 0, at - D.used); /* so that device_fetch copies no uninitialised memory */
     D.used = at + bytes;
     return D.base + at;
 }
@@ -90,8 +90,8 @@ const char *device_wait(void) {
     return text(e);
 }
 
-void device_look(void) { device_get(D.image, D.base, D.used); }
-const unsigned char *device_seen(const void *device) {
+void device_fetch(void) { device_get(D.image, D.base, D.used); }
+const unsigned char *device_host_bytes(const void *device) {
     return (const unsigned char *)D.image + ((const char *)device - D.base);
 }
 
@@ -221,5 +221,5 @@ int device_processors(void) {
     return n;
 }
 #else
-typedef int device_needs_cuda; /* C wants a declaration in every unit */
+typedef int device_needs_cuda; /* ISO C requires a declaration in every translation unit */
 #endif

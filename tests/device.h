@@ -1,5 +1,5 @@
-/* device.h - GPU memory of the test harness: one arena, so that all of it is looked at with one copy. Linked only into
-   builds that hold the CUDA engines (HAVE_CUDA). */
+/* device.h - GPU memory of the test harness: one arena, so that one copy downloads all buffers. Linked only into builds
+   with the CUDA engines (HAVE_CUDA). */
 #ifndef GMM_TESTS_DEVICE_H
 #define GMM_TESTS_DEVICE_H
 
@@ -17,8 +17,8 @@ size_t device_memory(size_t *total);
 void *device_alloc(size_t bytes, size_t alignment, int huge);
 void device_reset(void);
 
-/* Put, copy and set come before what the stream takes later, and for another stream after device_wait; the host's
-   memory is free for other use on return. Get waits for the stream. */
+/* Put, copy and set complete before work that is enqueued on the stream later, and for other streams after device_wait;
+   the host buffer may be reused on return. Get waits for the stream. */
 void device_put(void *device, const void *host, size_t bytes);
 void device_get(void *host, const void *device, size_t bytes);
 void device_copy(void *to, const void *from, size_t bytes);
@@ -27,29 +27,29 @@ void device_set(void *device, int byte, size_t bytes);
 /* Waits for the stream; NULL, or the text of the error it found. */
 const char *device_wait(void);
 
-/* Host copy of a place in the arena as of the last device_look, which copies all that is in use. */
-void device_look(void);
-const unsigned char *device_seen(const void *device);
+/* Host copy of an address of the arena as of the last device_fetch, which downloads the used part of the arena. */
+void device_fetch(void);
+const unsigned char *device_host_bytes(const void *device);
 
-/* Captures what is enqueued in between as a graph; enqueues it again. NULL, or the text of an error. */
+/* Captures what is enqueued between begin and end as a graph; replay launches it. NULL, or the text of an error. */
 const char *device_begin_capture(void);
 const char *device_end_capture(void **graph);
 const char *device_replay(void *graph);
 void device_graph_free(void *graph);
 
-/* Seconds that what is enqueued between both calls takes on the GPU; stop waits for it. NULL, or an error's text. */
+/* GPU seconds of what is enqueued between start and stop, which waits for it. NULL, or the text of an error. */
 const char *device_clock_start(void);
 const char *device_clock_stop(double *seconds);
 
-/* What a block of device_stamp's kernel saw: the GPU's clock in nanoseconds, and its multiprocessor. */
+/* Written by each thread block of device_stamps: the GPU's clock in nanoseconds at its begin and end, and its SM. */
 typedef struct device_stamp { uint64_t begin, end, processor; } device_stamp;
-/* Enqueues `blocks` blocks that each take a multiprocessor's whole shared memory if `whole`, stay for `nanoseconds`,
-   and then write their stamps. NULL, or the text of an error. */
+/* Enqueues `blocks` thread blocks that stay for `nanoseconds` and then write their stamps; with `whole` each takes all
+   shared memory of an SM. NULL, or the text of an error. */
 const char *device_stamps(gmm_stream stream, device_stamp *to, int blocks, int whole, uint64_t nanoseconds);
 int device_processors(void);
 
-/* Enqueues a kernel that lets the next one start at once and copies `words` of 4 bytes of device memory `nanoseconds`
-   after it has begun itself. Needs compute capability 9.0. NULL, or the text of an error. */
+/* Enqueues a kernel that triggers its programmatic dependent launch at once, and copies `words` words of 4 bytes of
+   device memory `nanoseconds` after its start. Needs compute capability 9.0. NULL, or the text of an error. */
 const char *device_late_copy(void *to, const void *from, int words, uint64_t nanoseconds);
 
 #endif

@@ -9,7 +9,7 @@ typedef enum lin_split { LIN_I32, LIN_I64, LIN_OFFSETS32, LIN_OFFSETS64 } lin_sp
 
 typedef struct lin_spec {
     gmm_op op;
-    gmm_dtype in, out;       /* of the two factors; of y, dx, dw or db. 0 = F32 */
+    gmm_dtype in, out;       /* dtype of the two operands; of the result (y, dx, dw or db). 0 = F32 */
     gmm_dtype bias;          /* GMM_NONE = no bias */
     int32_t groups;
     int64_t K, N;
@@ -24,7 +24,7 @@ typedef struct lin_spec {
     int add;                 /* y_add */
     int main_grad, overwrite;
     int beta;                /* per group */
-    int frozen;              /* every third group */
+    int frozen;              /* every third group is frozen */
     int dscale;              /* bgrad: 1 store d_bias_scale, 2 add to it */
     int no_db;
     gmm_tail tail;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""train_moe stopped by signals and started from anywhere, what programs say, and where their pictures have the legend.
+"""Tests train_moe stopped by signals and started from any folder, messages of programs, and legends of charts.
 
     python3 tests/programs.py [--build build] [--filter TEXT]
 
@@ -73,8 +73,8 @@ class Run:
 
 @case
 def stopped_and_continued(t):
-    """SIGINT and SIGTERM, one rank and two: the step is finished and saved; what continues by the command that was
-    printed saves, to the bit, what a run saves that was never stopped."""
+    """SIGINT and SIGTERM, one rank and two: the step is finished and saved; a run continued by the printed
+    command saves the bits of a run that was never stopped."""
     t.can_save()
     for number, ranks in (signal.SIGINT, []), (signal.SIGTERM, []), (signal.SIGTERM, ["--gtp", "2"]):
         saved = t.path("stopped.safetensors")
@@ -107,7 +107,7 @@ def stopped_without_a_name(t):
 
 @case
 def second_signal_ends_at_once(t):
-    """A step that takes long does not hold up who asks twice, and what was saved stays whole."""
+    """A second signal ends the program during a long step, and the saved file stays complete."""
     process = t.start("train_moe", *SMALL, "--steps", "4000", "--batch", "262144", "--svg", "", "--quiet")
     time.sleep(1)
     os.kill(process.pid, signal.SIGINT)
@@ -145,7 +145,7 @@ def text_from_anywhere(t):
 
 @case
 def batches_that_do_not_divide(t):
-    """Which of the numbers does not divide by which, and what would."""
+    """Messages name the numbers that do not divide, and values that would."""
     few = ["--steps", "1", "--sample", "0", "--svg", "", "--eval-tokens", "64", "--engine", "cpu"]
     for arguments, words in [
         (["--gtp", "3"], ["--gtp 3: --batch 1024 is not divisible by 3", "try --batch 1026", "Layers, experts"]),
@@ -160,7 +160,7 @@ def batches_that_do_not_divide(t):
 
 
 def legends(path):
-    """Of each chart with curves: the frame's right edge, and (left, right, text) of what names its curves."""
+    """Of each chart with curves: the frame's right edge, and (left, right, text) of its legend."""
     root = xml.parse(path).getroot()
     space = "{http://www.w3.org/2000/svg}"
     frames, found = [], []
@@ -176,7 +176,7 @@ def legends(path):
 
 @case
 def legends_inside(t):
-    """What names the curves lies inside the frame, with short names and long ones."""
+    """Legends lie inside the frame, with short names and long ones."""
     t.run("train_moe", *SMALL, "--steps", "3", "--svg", t.path("train.svg"))
     t.run("gtp_planner", "--gpus", "8", "--svg", t.path("plan.svg"))
     with open(t.path("log"), "w") as f:

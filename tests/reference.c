@@ -36,13 +36,13 @@ uint32_t ref_encode(double v, int exponent, int mantissa) {
     int e;
     if (isnan(v)) return (1u << (exponent + mantissa)) - 1u;
     if (a >= ref_pow2(bias + 1)) return sign | infinity;
-    if (a < ref_pow2(-300)) return sign; /* far below half of any smallest subnormal here */
+    if (a < ref_pow2(-300)) return sign; /* far below half of the smallest subnormal of every format */
     (void)frexp(a, &e);
     e -= 1; /* a = 1.xxx * 2^e */
     if (e < 1 - bias) e = 1 - bias;
-    steps = a * ref_pow2(mantissa - e);      /* in units of the last place: exact */
-    steps = (steps + 0x1p52) - 0x1p52;       /* to an integer, ties to even */
-    /* a carry into the next power of two moves on to the next exponent by itself, as does the first normal value */
+    steps = a * ref_pow2(mantissa - e);      /* in units in the last place; exact */
+    steps = (steps + 0x1p52) - 0x1p52;       /* rounded to an integer, ties to even */
+    /* a carry into the next power of two increments the exponent field, as does the first normal value */
     steps += (double)(e + bias - 1) * ref_pow2(mantissa);
     return sign | (steps >= (double)infinity ? infinity : (uint32_t)steps);
 }
@@ -75,7 +75,7 @@ void ref_store(gmm_dtype dtype, void *base, int64_t i, double v) {
     unsigned char *at = (unsigned char *)base + i * ref_bytes(dtype);
     int exponent, mantissa;
     uint16_t half;
-    const float single = (float)v; /* the processor rounds to nearest even */
+    const float single = (float)v; /* the conversion rounds to nearest even */
     if (dtype == GMM_F32) {
         memcpy(at, &single, sizeof single);
         return;

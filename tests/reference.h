@@ -4,7 +4,7 @@
 
 #include "gmm.h"
 
-/* Bytes of one element of a dtype of whole bytes. */
+/* Bytes of one element, for dtypes of at least 8 bits. */
 int64_t ref_bytes(gmm_dtype dtype);
 
 /* Element i of an array of F32, F16, BF16, and back (rounded once, to nearest even). */
@@ -52,14 +52,14 @@ int64_t ref_linear_terms(const ref_linear *l, gmm_op op, int64_t g);
 typedef struct ref_point { double y, da, db, y_size, da_size, db_size; } ref_point;
 ref_point ref_act(const gmm_act *act, double a, double b);
 
-/* What the tests know of each activation: one row, which every case about activations runs on. `gate` is F(a); it
-   leaves the terms of its derivative in first and second. */
+/* What the tests know of an activation; every case about activations iterates over these rows. `gate` returns F(a) and
+   stores the terms of its derivative in *first and *second. */
 typedef struct ref_act_row {
     gmm_act_kind kind;
-    int value; /* of the enumerator: files and callers may hold it */
+    int value; /* value of the enumerator, which is part of the ABI and of checkpoints */
     const char *name;
     double (*gate)(const gmm_act *act, double a, double *first, double *second);
-    int gated, alpha, betas; /* is gated; takes alpha; takes beta1 and beta2 */
+    int gated, alpha, betas; /* whether it is gated, takes alpha, takes beta1 and beta2 */
 } ref_act_row;
 extern const ref_act_row ref_acts[];
 extern const int ref_act_count;

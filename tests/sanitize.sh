@@ -89,7 +89,7 @@ part() {
     for engine in mma wgmma; do
         set --
         while read -r word name; do
-            case "$tool $name" in "racecheck gtp"*) continue ;; esac # takes a rank as slow as that for a dead one
+            case "$tool $name" in "racecheck gtp"*) continue ;; esac # racecheck is so slow that a rank times out
             [ "$word" != $engine ] || set -- "$@" --filter "$name"
         done << END
 $(cases | awk "NR % $each == $number % $each")

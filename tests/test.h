@@ -51,18 +51,18 @@ typedef struct t_state {
 } t_state;
 extern t_state T;
 
-/* Adds a case for every engine, for none, for every GPU engine, or once on a GPU (for what demands engines itself);
-   `arg` is handed to it, the rest is its name. */
+/* Adds a case that runs for every engine, once without a context (_host), for every GPU engine (_gpu), or once on a GPU
+   (_gpu_once, for cases that demand engines themselves). `arg` is passed to it; the rest is its name. */
 void t_add(void (*run)(int arg), int arg, const char *name, ...) __attribute__((format(printf, 3, 4)));
 void t_add_host(void (*run)(int arg), int arg, const char *name, ...) __attribute__((format(printf, 3, 4)));
 void t_add_gpu(void (*run)(int arg), int arg, const char *name, ...) __attribute__((format(printf, 3, 4)));
 void t_add_gpu_once(void (*run)(int arg), int arg, const char *name, ...) __attribute__((format(printf, 3, 4)));
 
-/* Says of the case added last how many bytes t_sparse gives it. One that needs more than the GPU has free is skipped;
-   one that needs more than a quarter of it runs when all other cases have ended. */
+/* Declares how many bytes of t_sparse the case added last needs. A case that needs more than the free GPU memory is
+   skipped; one that needs more than a quarter of it runs after all other cases. */
 void t_needs(size_t bytes);
 
-/* Leaves the case as failed, or as skipped (only for what this machine lacks). */
+/* Ends the case as failed, or as skipped (only for what this machine lacks). */
 _Noreturn void t_fail(const char *file, int line, const char *format, ...) __attribute__((format(printf, 3, 4)));
 _Noreturn void t_failed(const char *file, int line, const char *condition, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
@@ -72,9 +72,10 @@ _Noreturn void t_skip(const char *format, ...) __attribute__((format(printf, 1, 
 #define T_CHECK(condition, ...) \
     do { if (!(condition)) t_failed(__FILE__, __LINE__, #condition, " " __VA_ARGS__); } while (0)
 
-/* A call on T.ctx that must succeed, in bounds and without allocating. On a GPU the stream is waited for. */
+/* A call on T.ctx that must succeed, write only to its outputs, and allocate nothing. On a GPU, the macro waits for the
+   stream. */
 #define T_OK(call) T_OK_TEXT(call, T.ctx ? gmm_last_error(T.ctx) : "")
-/* The same for any text: another context's gmm_last_error, or gmm_error.text. */
+/* The same with another error text: that of another context's gmm_last_error, or gmm_error.text. */
 #define T_OK_TEXT(call, text) \
     do { \
         gmm_status t_status_; \
@@ -99,7 +100,7 @@ void t_ok(gmm_status got, const char *text, const char *call, const char *file, 
 void t_refused(gmm_status want, gmm_status got, const char *text, const char *call, const char *file, int line,
                const char *const *needles);
 void t_check_guards(void);
-/* Waits for what was enqueued outside T_OK; the case fails if the device reports an error. */
+/* Waits for work that was enqueued outside of T_OK; the case fails if the device reports an error. */
 void t_wait(void);
 
 /* ----------------------------------------------------------------------------------------------------- Random --- */
@@ -116,7 +117,7 @@ void t_reseed(uint64_t seed);             /* to make the same data twice */
 void *t_host(size_t bytes);                            /* host scratch, zeroed */
 void *t_alloc(size_t bytes);                           /* device memory, every byte 0xFF (NaN in any float) */
 void *t_alloc_aligned(size_t bytes, size_t alignment); /* else only aligned as far as bytes is divisible */
-void *t_workspace(size_t bytes);                       /* exactly this size at 256; 0xFF and 0xA5 by turns */
+void *t_workspace(size_t bytes); /* exactly this size, aligned to 256; filled with 0xFF and 0xA5 alternately */
 void t_done(void *workspace);                          /* checks canaries; frees it if no buffer was made after it */
 void *t_in(const void *host, size_t bytes);            /* device copy that the library must not write */
 void t_upload(void *device, const void *host, size_t bytes);
@@ -139,9 +140,10 @@ typedef enum t_fill {
 
 typedef enum t_form { T_PACKED, T_TABLE, T_TABLE_HOST } t_form;
 
-/* `count` matrices of rows x cols (activations: count 1). Each row has `pad` unused elements behind it, each matrix
-   `gap` more; unused elements are NaN in inputs and poison in outputs, and t_mat_get checks that they stay. Memory ends
-   with the last used element. In the table forms every matrix has its own buffer, allocated in shuffled order. */
+/* `count` matrices of rows x cols (activations: count 1). Each row is followed by `pad` unused elements, each matrix by
+   `gap` more. Unused elements are NaN in inputs and poison in outputs, and t_mat_get checks that they are unchanged.
+   The buffer ends with the last used element. In the table forms every matrix has its own buffer, allocated in random
+   order. */
 typedef struct t_mat {
     gmm_mat mat;        /* for the library: &m.mat */
     gmm_dtype dtype;
@@ -172,7 +174,8 @@ double *t_floats_get(const float *device, int64_t n);
 
 /* got equals want rounded once to dtype; NaN equals NaN, -0 equals 0. */
 void t_exact(const char *what, gmm_dtype dtype, const double *got, const double *want, int64_t n);
-/* |got - want| <= bound[i]; with --verbose the largest share of the bound is printed. NaN only where want is NaN. */
+/* |got - want| <= bound[i]; --verbose prints the largest error as a fraction of its bound. NaN only where want is
+   NaN. */
 void t_near(const char *what, const double *got, const double *want, const double *bound, int64_t n);
 /* Bytes equal. */
 void t_same(const char *what, const void *a, const void *b, size_t bytes);

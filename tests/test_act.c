@@ -6,11 +6,11 @@
 
 /* ------------------------------------------------------------------------------------------------- Reference --- */
 
-/* Part of a result's size that fp32 may lose: an argument of the exponential of up to about 60 carries its own rounding
-   into the result. Row 39 allows 5e-5. */
+/* Relative error that fp32 arithmetic may add: the rounded argument of the exponential, up to about 60 in size, is
+   relative error of its result. Row 39 allows 5e-5. */
 static const double lost = 2e-5;
 
-/* Where exponentials are subnormal, they lose digits on the host and become 0 on GPUs. */
+/* Subnormal exponentials lose precision on the host and are flushed to 0 on GPUs. */
 static double bound_of(gmm_dtype dtype, double want, double size, double factor) {
     const double error = lost * size + (T.gpu ? 0x1p-120 : 0x1p-140) * (1.0 + factor);
     return error + ref_roundoff(dtype) * (fabs(want) + error) + ref_tiny(dtype);
@@ -32,7 +32,7 @@ typedef struct act_run {
     gmm_activation d;
 } act_run;
 
-/* Sizes with empty groups in front, between and behind, that add up to live. */
+/* Group sizes that add up to `live`, with empty groups at the beginning, middle and end. */
 static const void *split(int64_t live, int32_t *count) {
     int32_t sizes[7] = { 0 };
     sizes[1] = (int32_t)(live / 3);
@@ -72,7 +72,7 @@ static act_run make(gmm_act act, int64_t T_, int64_t live, int64_t ffn, gmm_dtyp
     r.d.y = &r.y.mat;
     return r;
 }
-/* Pointers into the run itself, which a copy would carry along. */
+/* Sets the pointers into `r` itself; they would dangle if a copy of the struct kept them. */
 static const gmm_activation *bind(act_run *r, int backward) {
     r->d.groups = &r->groups;
     r->d.act = &r->act;
@@ -184,9 +184,9 @@ static gmm_dtype dtype_of(int arg) { return dtypes[arg / ref_act_count]; }
 
 static void act_17x64(int arg) { values_of(kind_of(arg), dtype_of(arg), 17, 64, 0, 0); }
 static void act_13x100(int arg) { values_of(kind_of(arg), dtype_of(arg), 13, 100, 3, 1); }
-/* several chunks, and blocks that end inside of them */
+/* several chunks of columns, and interleave blocks that end inside of a chunk */
 static void act_5x600(int arg) { values_of(kind_of(arg), dtype_of(arg), 5, 600, 1, 1); }
-/* rows that a block shares on a GPU, the last round of its warps not full */
+/* several rows per thread block on a GPU; the last round of warps is partly idle */
 static void act_21x1160(int arg) { values_of(kind_of(arg), dtype_of(arg), 21, 1160, 0, 0); }
 static void act_1024x2048(int arg) {
     const gmm_dtype dtype = dtype_of(arg);
@@ -195,7 +195,7 @@ static void act_1024x2048(int arg) {
     run_both(&r);
 }
 
-/* Every operand may have its own dtype, and all settings together. */
+/* Every operand has its own dtype; all settings at once. */
 static void act_mixed(int arg) {
     gmm_act a = arg % 2 ? gmm_act_of(GMM_ACT_PRESET_GPT_OSS) : gmm_act_of(GMM_ACT_PRESET_KIMI_SITU);
     act_run r;
@@ -304,7 +304,7 @@ static void act_faults(int arg) {
     T_CHECK(seen == ((uint32_t)GMM_FAULT_NEGATIVE | (uint32_t)GMM_FAULT_CAPACITY), "fault word is %u", seen);
 }
 
-/* What is not asked for is not computed, and the rest does not change by a bit. */
+/* Outputs that are NULL are not computed, and the other outputs keep every bit. */
 static void act_wanted(int arg) {
     act_run r = make(settings(GMM_ACT_SWIGLU, arg), 21, 19, 300, GMM_BF16, GMM_BF16, GMM_BF16, GMM_BF16, 0);
     const void *y, *dx, *dprob;
@@ -371,7 +371,7 @@ static void act_threads(int arg) {
     }
 }
 
-/* Each set of vector instructions that the processor has. */
+/* Every SIMD level that the processor has. */
 static void act_levels(int arg) {
     for (int level = 1; level <= 3; level++) {
         gmm_context *ctx = NULL;
@@ -472,7 +472,7 @@ static void limits(int arg) {
     T_OK(launch(T.ctx, GMM_OP_ACT_BWD, &r.d));
     {
         const double *dx = t_mat_get(&r.dx);
-        for (int64_t j = 0; j < ffn; j++) { /* the gradient is that of the inside at the limit itself */
+        for (int64_t j = 0; j < ffn; j++) { /* at the limit itself the gradient is that of the range inside */
             const double ea = (double)edge[j / n], eb = (double)edge[j % n], dy = r.dy.v[j];
             const ref_point p = ref_act(&a, ea, eb);
             const double want[2] = { dy * p.da, dy * p.db };
@@ -528,7 +528,7 @@ static void differences(int arg) {
             const double da = (ref_act(&act, x + h, z).y - ref_act(&act, x - h, z).y) / (2.0 * h);
             const double db = (ref_act(&act, x, z + h).y - ref_act(&act, x, z - h).y) / (2.0 * h);
             float got_da, got_db, y = 0.0f;
-            /* at the corners of ReLU and of the limits there is no derivative */
+            /* the derivative does not exist where ReLU and the limits have a kink */
             if (fabs(x) > 2.0 * h && fabs(x - limit) > 2.0 * h)
                 T_CHECK(fabs(da - p.da) <= 1e-6 * (1.0 + p.da_size), "%s variant %d: d/da at (%g, %g): %.9g, %.9g",
                         gmm_act_name(act.kind), variant, x, z, p.da, da);

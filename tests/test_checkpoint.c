@@ -17,7 +17,7 @@ static gmm_ckpt_table *table_new(void) {
     return t;
 }
 
-/* Extents until a negative one. */
+/* A dense tensor descriptor without data; `shape` ends with a negative extent. */
 static gmm_ckpt_tensor shaped(const char *name, gmm_dtype dtype, const int64_t *shape) {
     gmm_ckpt_tensor t = GMM_ZERO;
     t.name = name;
@@ -33,7 +33,7 @@ static gmm_ckpt_tensor shaped(const char *name, gmm_dtype dtype, const int64_t *
 #define SHAPE(...) ((const int64_t[]){__VA_ARGS__, -1})
 #define SCALAR ((const int64_t[]){-1})
 
-/* Adds a tensor in memory of its own, read-only, with these bytes (NULL: random ones). */
+/* Adds a tensor with a read-only buffer of its own that holds these bytes (NULL: random bytes). */
 static void add(gmm_ckpt_table *t, const char *name, gmm_dtype dtype, const int64_t *shape, const void *data) {
     gmm_ckpt_tensor x = shaped(name, dtype, shape);
     gmm_ckpt_report report;
@@ -57,7 +57,7 @@ static int64_t count(const gmm_ckpt_table *t) {
     return n;
 }
 
-/* Address of a source tensor's bytes: what add() was given. */
+/* Address of a source tensor's bytes, which add() has copied. */
 static const unsigned char *source_bytes(const gmm_ckpt_table *t, const char *name) {
     gmm_ckpt_source source = GMM_ZERO;
     gmm_ckpt_target target = GMM_ZERO;
@@ -83,21 +83,21 @@ static const unsigned char *source_bytes(const gmm_ckpt_table *t, const char *na
     }
 }
 
-/* What applying a plan made: every target's bytes, by one of several ways. */
-typedef struct made {
+/* A plan, its targets, and what gmm_ckpt_apply has written for them. */
+typedef struct plan_run {
     gmm_ckpt_plan *plan;
     const gmm_ckpt_table *targets;
-    unsigned char *memory;   /* storage 0 */
-    unsigned char *written;  /* per byte: how often io.write did */
+    unsigned char *memory;   /* storage 0 of the targets */
+    unsigned char *written;  /* per byte: the number of writes by io.write */
     const gmm_ckpt_part *parts;
-    const unsigned char *const *const *storages; /* [parts][storages], where the tables have none */
+    const unsigned char *const *const *storages; /* [parts][storages], for tables without storage addresses */
     long reads, writes, done;
     int64_t bytes_read;
-    long fail_at;            /* the call that fails; 0 = none */
-} made;
+    long fail_at;            /* number of the I/O call that fails, from 1; 0 = none */
+} plan_run;
 
-static int made_read(void *user, int32_t part, int32_t storage, int64_t offset, void *to, int64_t bytes) {
-    made *m = (made *)user;
+static int io_read(void *user, int32_t part, int32_t storage, int64_t offset, void *to, int64_t bytes) {
+    plan_run *m = (plan_run *)user;
     if (m->fail_at && ++m->reads + m->writes == m->fail_at) return 7;
     m->reads += !m->fail_at;
     m->bytes_read += bytes;
@@ -105,8 +105,8 @@ static int made_read(void *user, int32_t part, int32_t storage, int64_t offset, 
     return 0;
 }
 
-static int made_write(void *user, int64_t target, int64_t offset, const void *from, int64_t bytes) {
-    made *m = (made *)user;
+static int io_write(void *user, int64_t target, int64_t offset, const void *from, int64_t bytes) {
+    plan_run *m = (plan_run *)user;
     const int64_t at = gmm_ckpt_table_tensors(m->targets, NULL)[target].offset + offset;
     if (m->fail_at && m->reads + ++m->writes == m->fail_at) return 8;
     m->writes += !m->fail_at;
@@ -115,12 +115,12 @@ static int made_write(void *user, int64_t target, int64_t offset, const void *fr
     return 0;
 }
 
-static void made_done(void *user, int64_t target) {
+static void io_done(void *user, int64_t target) {
     (void)target;
-    ((made *)user)->done++;
+    ((plan_run *)user)->done++;
 }
 
-static void made_room(made *m) {
+static void alloc_targets(plan_run *m) {
     gmm_ckpt_cost cost = GMM_ZERO;
     gmm_error error;
     T_OK_TEXT(gmm_ckpt_cost_of(m->plan, &cost, &error), error.text);
@@ -129,19 +129,20 @@ static void made_room(made *m) {
     m->written = (unsigned char *)t_host((size_t)cost.target_bytes + 1);
 }
 
-/* Through memory where scratch is 0, else through callbacks with so many bytes; -1 = the least. */
-static void apply(made *m, int64_t scratch) {
+/* Verifies and applies the plan: into run.memory if `scratch` is 0, else by the I/O callbacks with `scratch` bytes of
+   scratch (-1: the minimum that the plan needs). Every target byte must be written exactly once. */
+static void apply(plan_run *m, int64_t scratch) {
     gmm_ckpt_run run = GMM_ZERO;
     gmm_ckpt_cost cost = GMM_ZERO;
     gmm_error error;
     int64_t cursor = 0;
     T_OK_TEXT(gmm_ckpt_verify(m->plan, NULL, 0, &error), error.text);
     T_OK_TEXT(gmm_ckpt_cost_of(m->plan, &cost, &error), error.text);
-    made_room(m);
+    alloc_targets(m);
     run.io.user = m;
-    run.io.read = made_read;
-    run.io.write = made_write;
-    run.io.done = made_done;
+    run.io.read = io_read;
+    run.io.write = io_write;
+    run.io.done = io_done;
     if (scratch == 0) run.memory = m->memory;
     run.scratch_bytes = (size_t)(scratch > cost.scratch_min ? scratch : cost.scratch_min);
     run.scratch = t_alloc_aligned(run.scratch_bytes, 1);
@@ -169,9 +170,9 @@ static gmm_ckpt_linear linear_of(const char *path, int64_t experts, int64_t out,
     return l;
 }
 
-static made normalize(const gmm_ckpt_table *t, const char *prefix, const gmm_ckpt_linear *l, int64_t n,
-                      gmm_ckpt_parity parity) {
-    made m;
+static plan_run normalize(const gmm_ckpt_table *t, const char *prefix, const gmm_ckpt_linear *l, int64_t n,
+                          gmm_ckpt_parity parity) {
+    plan_run m;
     gmm_ckpt_report report;
     memset(&m, 0, sizeof m);
     if (prefix) T_OK_TEXT(gmm_ckpt_normalize_hook(&m.plan, t, prefix, l, parity, NULL, &report), report.error.text);
@@ -193,8 +194,8 @@ static void refused(const gmm_ckpt_table *t, const char *prefix, const gmm_ckpt_
     T_CHECK(strstr(report.error.text, key), "\"%s\" lacks \"%s\"", report.error.text, key);
 }
 
-/* Bytes of a target of a plan of views and copies, wherever they are. */
-static const unsigned char *target_bytes(made *m, const char *name) {
+/* Bytes of a target of a plan that has only views and copies. A view's bytes are those of its source tensor. */
+static const unsigned char *target_bytes(plan_run *m, const char *name) {
     const gmm_ckpt_table *targets = m->targets;
     const int64_t i = gmm_ckpt_table_find(targets, name);
     int64_t n, v;
@@ -205,7 +206,7 @@ static const unsigned char *target_bytes(made *m, const char *name) {
         int64_t cursor = 0;
         gmm_error error;
         T_OK_TEXT(gmm_ckpt_verify(m->plan, NULL, 0, &error), error.text);
-        made_room(m);
+        alloc_targets(m);
         run.memory = m->memory;
         T_OK_TEXT(gmm_ckpt_apply(m->plan, &run, &cursor, &error), error.text);
     }
@@ -217,8 +218,9 @@ static const unsigned char *target_bytes(made *m, const char *name) {
     return m->memory + gmm_ckpt_table_tensors(targets, NULL)[i].offset;
 }
 
-/* The target's shape and its bytes: those of pieces of source tensors one behind the other. */
-static void is(made *m, const char *name, const int64_t *shape, const char *first, int64_t part, ...) {
+/* Checks the shape of a target and its bytes: those of the named source tensors one after another or, with part >= 0,
+   slice number `part` of one source tensor. */
+static void expect_tensor(plan_run *m, const char *name, const int64_t *shape, const char *first, int64_t part, ...) {
     const gmm_ckpt_tensor want = shaped(name, GMM_BF16, shape), *got = get(m->targets, name);
     const unsigned char *bytes = target_bytes(m, name);
     int64_t at = 0;
@@ -234,7 +236,7 @@ static void is(made *m, const char *name, const int64_t *shape, const char *firs
     va_end(list);
     T_CHECK(at == want.bytes, "%s has %lld bytes", name, (long long)at);
 }
-#define IS(m, name, shape, ...) is(m, name, shape, __VA_ARGS__, (const char *)NULL)
+#define EXPECT_TENSOR(m, name, shape, ...) expect_tensor(m, name, shape, __VA_ARGS__, (const char *)NULL)
 
 static void hook(int row) {
     gmm_ckpt_table *t = table_new();
@@ -242,7 +244,7 @@ static void hook(int row) {
     gmm_ckpt_linear l = linear_of(NULL, 3, 3, 0, 1, 0);
     part.table = t;
     for (int parity = 0; parity < 2; parity++) {
-        made m;
+        plan_run m;
         gmm_ckpt_table_destroy(t);
         part.table = t = table_new();
         switch (row) {
@@ -252,7 +254,7 @@ static void hook(int row) {
             m = normalize(t, "layer.", &l, 1, (gmm_ckpt_parity)parity);
             m.parts = &part;
             MUST(count(m.targets) == 1);
-            IS(&m, "layer.weight", SHAPE(3, 3), "layer.weight0", -1, "layer.weight1", "layer.weight2");
+            EXPECT_TENSOR(&m, "layer.weight", SHAPE(3, 3), "layer.weight0", -1, "layer.weight1", "layer.weight2");
             break;
         case 2:
             l = linear_of(NULL, 2, 2, 4, 1, 1);
@@ -263,8 +265,8 @@ static void hook(int row) {
             m = normalize(t, "layer.", &l, 1, (gmm_ckpt_parity)parity);
             m.parts = &part;
             MUST(count(m.targets) == 2);
-            IS(&m, "layer.weight", SHAPE(2, 2, 4), "layer.weight0", -1, "layer.weight1");
-            IS(&m, "layer.bias", SHAPE(2, 2), "layer.bias0", -1, "layer.bias1");
+            EXPECT_TENSOR(&m, "layer.weight", SHAPE(2, 2, 4), "layer.weight0", -1, "layer.weight1");
+            EXPECT_TENSOR(&m, "layer.bias", SHAPE(2, 2), "layer.bias0", -1, "layer.bias1");
             break;
         case 3:
             l.grouped_weight = 0;
@@ -272,9 +274,9 @@ static void hook(int row) {
             m = normalize(t, "layer.", &l, 1, (gmm_ckpt_parity)parity);
             m.parts = &part;
             MUST(count(m.targets) == 3);
-            IS(&m, "layer.weight0", SHAPE(3), "layer.weight", 0);
-            IS(&m, "layer.weight1", SHAPE(3), "layer.weight", 1);
-            IS(&m, "layer.weight2", SHAPE(3), "layer.weight", 2);
+            EXPECT_TENSOR(&m, "layer.weight0", SHAPE(3), "layer.weight", 0);
+            EXPECT_TENSOR(&m, "layer.weight1", SHAPE(3), "layer.weight", 1);
+            EXPECT_TENSOR(&m, "layer.weight2", SHAPE(3), "layer.weight", 2);
             break;
         case 4:
             l = linear_of(NULL, 2, 4, 0, 0, 1);
@@ -283,9 +285,9 @@ static void hook(int row) {
             m = normalize(t, "layer.", &l, 1, (gmm_ckpt_parity)parity);
             m.parts = &part;
             MUST(count(m.targets) == 4);
-            IS(&m, "layer.weight1", SHAPE(4), "layer.weight", 1);
-            IS(&m, "layer.bias0", parity ? SHAPE(2) : SHAPE(4), "layer.bias", 0);
-            IS(&m, "layer.bias1", parity ? SHAPE(2) : SHAPE(4), "layer.bias", 1);
+            EXPECT_TENSOR(&m, "layer.weight1", SHAPE(4), "layer.weight", 1);
+            EXPECT_TENSOR(&m, "layer.bias0", parity ? SHAPE(2) : SHAPE(4), "layer.bias", 0);
+            EXPECT_TENSOR(&m, "layer.bias1", parity ? SHAPE(2) : SHAPE(4), "layer.bias", 1);
             break;
         case 5:
             l = linear_of(NULL, 2, 4, 0, 1, 0);
@@ -295,9 +297,9 @@ static void hook(int row) {
             m = normalize(t, "layer.", &l, 1, (gmm_ckpt_parity)parity);
             m.parts = &part;
             MUST(count(m.targets) == 3);
-            IS(&m, "layer.weight", SHAPE(2, 4), "layer.weight0", -1, "layer.weight1");
-            IS(&m, "layer.bias0", SHAPE(4), "layer.bias0", -1);
-            IS(&m, "layer.bias1", SHAPE(4), "layer.bias1", -1);
+            EXPECT_TENSOR(&m, "layer.weight", SHAPE(2, 4), "layer.weight0", -1, "layer.weight1");
+            EXPECT_TENSOR(&m, "layer.bias0", SHAPE(4), "layer.bias0", -1);
+            EXPECT_TENSOR(&m, "layer.bias1", SHAPE(4), "layer.bias1", -1);
             break;
         case 6:
             for (int grouped = 0; grouped < 2; grouped++) {
@@ -313,8 +315,8 @@ static void hook(int row) {
                 m = normalize(t, "layer.", &l, 1, GMM_CKPT_UPSTREAM);
                 m.parts = &part;
                 MUST(count(m.targets) == 2);
-                IS(&m, "layer.weight", SHAPE(2, 4), "layer.weight", -1);
-                IS(&m, "layer.weight0", SHAPE(4), "layer.weight0", -1);
+                EXPECT_TENSOR(&m, "layer.weight", SHAPE(2, 4), "layer.weight", -1);
+                EXPECT_TENSOR(&m, "layer.weight0", SHAPE(4), "layer.weight0", -1);
                 if (!grouped) gmm_ckpt_plan_destroy(m.plan);
             }
             if (!parity) continue;
@@ -329,11 +331,11 @@ static void hook(int row) {
             m = normalize(t, "layer.", &l, 1, GMM_CKPT_UPSTREAM);
             m.parts = &part;
             MUST(count(m.targets) == 2 && gmm_ckpt_table_find(m.targets, "layer.weight") < 0);
-            IS(&m, "layer.weight0", SHAPE(3), "layer.weight0", -1);
-            IS(&m, "layer.weight2", SHAPE(3), "layer.weight2", -1);
+            EXPECT_TENSOR(&m, "layer.weight0", SHAPE(3), "layer.weight0", -1);
+            EXPECT_TENSOR(&m, "layer.weight2", SHAPE(3), "layer.weight2", -1);
             break;
-        default: { /* 8: there and back */
-            made first;
+        default: { /* 8: stacked, then split again */
+            plan_run first;
             gmm_ckpt_table *stacked = table_new();
             gmm_ckpt_part back = GMM_ZERO;
             l = linear_of(NULL, 2, 3, 5, 1, 0);
@@ -362,7 +364,7 @@ static void hook(int row) {
 
 #define FC1 "experts.linear_fc1"
 
-/* Tables of vectors of 4 under these names; "name:2" has two of them. */
+/* A table of bf16 tensors with these names: vectors of 4 elements; "name:2" is a matrix of 2 x 4. */
 static gmm_ckpt_table *keys(const char *const *names) {
     gmm_ckpt_table *t = table_new();
     for (; *names; names++) {
@@ -375,7 +377,8 @@ static gmm_ckpt_table *keys(const char *const *names) {
 }
 #define KEYS(...) keys((const char *const[]){__VA_ARGS__, NULL})
 
-/* Cases of the map for reloading masters: keys, upstream's outcome (NULL: as before), and the safe reason or FINE. */
+/* Cases of gmm_ckpt_normalize_map: source keys, the keys that GMM_CKPT_UPSTREAM leaves (NULL ends the list), and the
+   reason that GMM_CKPT_SAFE refuses with, or FINE and the keys that it leaves. */
 static const struct map_case {
     int row;
     const char *path;
@@ -449,7 +452,7 @@ static void map(int index) {
     const struct map_case *c = &map_cases[index];
     gmm_ckpt_table *t = keys(c->in);
     gmm_ckpt_linear l = linear_of(c->path, c->experts, 4, 0, c->grouped, c->bias);
-    made m = normalize(t, NULL, &l, 1, GMM_CKPT_UPSTREAM);
+    plan_run m = normalize(t, NULL, &l, 1, GMM_CKPT_UPSTREAM);
     gmm_error error;
     same_keys(m.targets, c->upstream);
     T_OK_TEXT(gmm_ckpt_verify(m.plan, NULL, 0, &error), error.text);
@@ -465,18 +468,18 @@ static void map(int index) {
     gmm_ckpt_table_destroy(t);
 }
 
-/* The bytes of folds and splits by the map, and that an unknown module is left alone (O9). */
+/* Bytes that stacking and splitting by the map give; a module that no linear names stays as it is (O9). */
 static void map_bytes(int parity) {
     gmm_ckpt_table *t = KEYS(FC1 ".weight0", FC1 ".weight1", "plain.weight0", "plain.weight1");
     gmm_ckpt_linear l = linear_of(FC1, 2, 4, 0, 1, 0);
     gmm_ckpt_part part = GMM_ZERO;
-    made m = normalize(t, NULL, &l, 1, (gmm_ckpt_parity)parity);
+    plan_run m = normalize(t, NULL, &l, 1, (gmm_ckpt_parity)parity);
     part.table = t;
     m.parts = &part;
     MUST(count(m.targets) == 3);
-    IS(&m, FC1 ".weight", SHAPE(2, 4), FC1 ".weight0", -1, FC1 ".weight1");
-    IS(&m, "plain.weight0", SHAPE(4), "plain.weight0", -1);
-    IS(&m, "plain.weight1", SHAPE(4), "plain.weight1", -1);
+    EXPECT_TENSOR(&m, FC1 ".weight", SHAPE(2, 4), FC1 ".weight0", -1, FC1 ".weight1");
+    EXPECT_TENSOR(&m, "plain.weight0", SHAPE(4), "plain.weight0", -1);
+    EXPECT_TENSOR(&m, "plain.weight1", SHAPE(4), "plain.weight1", -1);
     gmm_ckpt_plan_destroy(m.plan);
     gmm_ckpt_table_destroy(t);
 }
@@ -511,13 +514,14 @@ static void splitter(int arg) {
     }
 }
 
-/* Weight and bias by flags of their own (21); again is a no-op (22); numeric order (30); [E] bias with out 1 (38). */
+/* Weight and bias have separate grouped flags (21); normalizing twice changes nothing (22); indices sort as numbers
+   (30); a bias [E] has out = 1 (38). */
 static void flags(int arg) {
     char name[64];
     gmm_ckpt_table *t = table_new(), *again = table_new();
     gmm_ckpt_part part = GMM_ZERO;
     gmm_ckpt_linear l = linear_of("fc", 12, 1, 3, 1, 1);
-    made m;
+    plan_run m;
     (void)arg;
     part.table = t;
     l.grouped_bias = 0;
@@ -574,8 +578,8 @@ static void call_begin(call *c, const gmm_ckpt_table *t, const char *from, const
     MUST(c->source.scheme && c->target.scheme);
 }
 
-static made plan_ok(const call *c, const gmm_ckpt_linear *l, int64_t n) {
-    made m;
+static plan_run plan_ok(const call *c, const gmm_ckpt_linear *l, int64_t n) {
+    plan_run m;
     gmm_ckpt_report report;
     memset(&m, 0, sizeof m);
     T_OK_TEXT(gmm_ckpt_plan_create(&m.plan, &c->source, &c->target, l, n, NULL, &report), report.error.text);
@@ -594,18 +598,18 @@ static void plan_refused(const call *c, const gmm_ckpt_linear *l, int64_t n, gmm
     T_CHECK(strstr(report.error.text, key), "\"%s\" lacks \"%s\"", report.error.text, key);
 }
 
-static void packed(int arg) { /* a packed [E out, in] key serves a grouped target as it is */
+static void packed(int arg) { /* a packed [E out, in] key serves a grouped target without a copy */
     gmm_ckpt_table *t = table_new();
     gmm_ckpt_linear l = linear_of("fc", 3, 2, 4, 1, 0);
     call c;
-    made m;
+    plan_run m;
     int64_t n;
     (void)arg;
     add(t, "fc.weight", GMM_BF16, SHAPE(6, 4), NULL);
     call_begin(&c, t, "module", "module");
     c.target.views = 1;
     m = plan_ok(&c, &l, 1);
-    IS(&m, "fc.weight", SHAPE(3, 2, 4), "fc.weight", -1);
+    EXPECT_TENSOR(&m, "fc.weight", SHAPE(3, 2, 4), "fc.weight", -1);
     MUST(gmm_ckpt_plan_moves(m.plan, &n)->kind == GMM_CKPT_VIEW && n == 1);
     gmm_ckpt_plan_destroy(m.plan);
     gmm_ckpt_table_destroy(t);
@@ -616,21 +620,21 @@ static void ranks(int arg) {
     gmm_ckpt_linear l = linear_of("fc", 4, 4, 0, 0, 0);
     gmm_ckpt_scheme global = *gmm_ckpt_scheme_of("module");
     call c;
-    made m;
+    plan_run m;
     call_begin(&c, t, "module", "module");
     if (arg == 33) {
         c.target.rank.ep_rank = 1;
         c.target.rank.ep_size = 2;
         m = plan_ok(&c, &l, 1);
         MUST(count(m.targets) == 2);
-        IS(&m, "fc.weight0", SHAPE(4), "fc.weight2", -1);
-        IS(&m, "fc.weight1", SHAPE(4), "fc.weight3", -1);
+        EXPECT_TENSOR(&m, "fc.weight0", SHAPE(4), "fc.weight2", -1);
+        EXPECT_TENSOR(&m, "fc.weight1", SHAPE(4), "fc.weight3", -1);
         gmm_ckpt_plan_destroy(m.plan);
-        global.global_index = 1; /* the same with names that count all experts, on both sides */
+        global.global_index = 1; /* the same with global expert indices in names on both sides */
         c.source.scheme = c.target.scheme = &global;
         m = plan_ok(&c, &l, 1);
-        IS(&m, "fc.weight2", SHAPE(4), "fc.weight2", -1);
-        IS(&m, "fc.weight3", SHAPE(4), "fc.weight3", -1);
+        EXPECT_TENSOR(&m, "fc.weight2", SHAPE(4), "fc.weight2", -1);
+        EXPECT_TENSOR(&m, "fc.weight3", SHAPE(4), "fc.weight3", -1);
         gmm_ckpt_plan_destroy(m.plan);
     } else {
         l.experts = 2;
@@ -651,24 +655,24 @@ static void both_layouts(int arg) {
     gmm_ckpt_table *t = KEYS("fc.weight0", "fc.weight1", "fc.weight:2");
     gmm_ckpt_linear l = linear_of("fc", 2, 4, 0, 1, 0);
     call c;
-    made m;
+    plan_run m;
     (void)arg;
     call_begin(&c, t, "module", "module");
     plan_refused(&c, &l, 1, GMM_CKPT_BOTH_LAYOUTS, "fc.weight");
     c.source.prefer_target = 1;
     m = plan_ok(&c, &l, 1);
     MUST(count(m.targets) == 1);
-    IS(&m, "fc.weight", SHAPE(2, 4), "fc.weight", -1);
+    EXPECT_TENSOR(&m, "fc.weight", SHAPE(2, 4), "fc.weight", -1);
     gmm_ckpt_plan_destroy(m.plan);
     l.grouped_weight = 0;
     m = plan_ok(&c, &l, 1);
     MUST(count(m.targets) == 2);
-    IS(&m, "fc.weight1", SHAPE(4), "fc.weight1", -1);
+    EXPECT_TENSOR(&m, "fc.weight1", SHAPE(4), "fc.weight1", -1);
     gmm_ckpt_plan_destroy(m.plan);
     gmm_ckpt_table_destroy(t);
 }
 
-static void split_failure(int arg) { /* what cannot be split leaves the table as it was */
+static void split_failure(int arg) { /* a split that is refused leaves the table unchanged */
     gmm_ckpt_table *t = table_new();
     gmm_ckpt_linear l = linear_of("fc", 3, 4, 0, 0, 0);
     gmm_ckpt_plan *plan;
@@ -691,7 +695,7 @@ static void mixed_dtypes(int arg) {
     gmm_ckpt_linear l = linear_of("fc", 2, 4, 0, 1, 0);
     uint16_t want[8];
     call c;
-    made m;
+    plan_run m;
     (void)arg;
     for (int i = 0; i < 4; i++) want[i] = want[4 + i] = gmm_f32_to_bf16(v[i]);
     add(t, "fc.weight0", GMM_F32, SHAPE(4), v);
@@ -708,15 +712,16 @@ static void mixed_dtypes(int arg) {
 
 /* -------------------------------------------------------------------------------------- Geometry: rows 40-55 --- */
 
-/* A stored tensor as a list: entry i of the tensor is the logical element order[i]. Written without the library's
-   arithmetic: rows are pushed one by one in the order that the layout says. */
+/* The element order of a stored tensor: entry i is the code of its logical element. It is written without the library's
+   arithmetic: rows are appended one by one in the order of the layout. */
 typedef struct logical { int64_t experts, halves, f, k; } logical;
 
 static uint32_t code(const logical *x, int64_t e, int64_t h, int64_t f, int64_t k) {
     return (uint32_t)(((e * x->halves + h) * x->f + f) * x->k + k + 1);
 }
 
-/* Elements of one expert's matrix. half: 0 both, 1 gate, 2 up; block 0: halves; rows [f0, f0 + fn), columns alike. */
+/* Codes of one expert's matrix. half: 0 both, 1 gate, 2 up. block: rows per interleaved block, 0 = gate rows before up
+   rows. Rows [f0, f0 + fn) of each half, columns [k0, k0 + kn). */
 static int64_t matrix(const logical *x, int64_t e, int half, int64_t block, int64_t f0, int64_t fn, int64_t k0,
                       int64_t kn, int transposed, int64_t row0, int64_t rows, uint32_t *out) {
     int64_t (*list)[2] = (int64_t (*)[2])t_host((size_t)(fn * 2) * sizeof *list), n = 0, at = 0;
@@ -743,10 +748,11 @@ static int64_t matrix(const logical *x, int64_t e, int half, int64_t block, int6
     return at;
 }
 
-/* One way to lay out FC1 or FC2 of layer 0. */
+/* One storage layout of FC1 or FC2 of layer 0. */
 typedef struct layout {
-    const char *scheme, *name[3]; /* BOTH or GATE, UP; printf with the expert */
-    int stacked, transposed, split, wide, glu; /* wide: 2 = tall. glu: blocks may be chosen */
+    const char *scheme, *name[3]; /* one name for both halves, or gate and up; printf formats of the expert index */
+    /* wide: experts side by side in one matrix (2: below one another). glu: the interleave block is a parameter */
+    int stacked, transposed, split, wide, glu;
     int64_t block;
 } layout;
 
@@ -774,10 +780,11 @@ static const layout layouts[2][9] = {
      {"fused-transposed", {HL "mlp.experts.down_proj"}, 1, 1, 0, 0, 0, 0},
      {"gpt-oss", {HL "mlp.experts.down_proj"}, 1, 1, 0, 0, 0, 0}}};
 
-typedef struct where { int64_t ep, eps, etp, etps; int64_t row0, rows, stored; } where; /* rows < 0: all */
+/* part of a layer that an (EP, ETP) rank stores, and of its rows those of a GTP shard (rows < 0: all) */
+typedef struct rank_slice { int64_t ep, eps, etp, etps; int64_t row0, rows, stored; } rank_slice;
 
-/* The tensors of a rank, by name, shape and codes: calls `each` on every one. */
-static void tensors(const layout *y, int fc2, const logical *x, const where *w, int64_t block,
+/* Calls `each` with the name, shape and element codes of every tensor that a rank stores. */
+static void tensors(const layout *y, int fc2, const logical *x, const rank_slice *w, int64_t block,
                     void (*each)(void *user, const char *name, const int64_t *shape, const uint32_t *codes, int64_t n),
                     void *user) {
     const int64_t held = x->experts / w->eps, fn = fc2 ? x->f : x->f / w->etps, kn = fc2 ? x->k / w->etps : x->k;
@@ -810,10 +817,15 @@ static void tensors(const layout *y, int fc2, const logical *x, const where *w, 
     }
 }
 
-typedef struct filler { gmm_ckpt_table *t; const unsigned char **bytes; int n; int io; gmm_dtype dtype; } filler;
+typedef struct table_filler {
+    gmm_ckpt_table *t;
+    const unsigned char **bytes;
+    int n, io;
+    gmm_dtype dtype;
+} table_filler;
 
 static void fill(void *user, const char *name, const int64_t *shape, const uint32_t *codes, int64_t n) {
-    filler *f = (filler *)user;
+    table_filler *f = (table_filler *)user;
     gmm_ckpt_tensor x = shaped(name, f->dtype, shape);
     gmm_ckpt_report report;
     gmm_error error;
@@ -829,10 +841,10 @@ static void fill(void *user, const char *name, const int64_t *shape, const uint3
     T_OK_TEXT(gmm_ckpt_table_add(f->t, &x, &report), report.error.text);
 }
 
-typedef struct checker { made *m; int n; gmm_dtype dtype; const char *from, *to; } checker;
+typedef struct target_checker { plan_run *m; int n; gmm_dtype dtype; const char *from, *to; } target_checker;
 
 static void check(void *user, const char *name, const int64_t *shape, const uint32_t *codes, int64_t n) {
-    checker *c = (checker *)user;
+    target_checker *c = (target_checker *)user;
     const gmm_ckpt_tensor *t = get(c->m->targets, name), want = shaped(name, c->dtype, shape);
     T_CHECK(t->dtype == c->dtype && t->rank == want.rank, "%s: rank %d", name, t->rank);
     for (int d = 0; d < t->rank; d++)
@@ -850,18 +862,19 @@ static void check(void *user, const char *name, const int64_t *shape, const uint
 
 enum { RANKS = 16 };
 
-/* Converts FC1 or FC2 from all ranks of one grid to one rank of another, by every way of applying. */
-static void convert(int fc2, int from, int to, logical x, where src, where dst, int64_t src_block, int64_t dst_block,
-                    int64_t scratch) {
+/* Converts FC1 or FC2 from all ranks of one process grid to one rank of another, through memory and through I/O
+   callbacks. */
+static void convert(int fc2, int from, int to, logical x, rank_slice src, rank_slice dst, int64_t src_block,
+                    int64_t dst_block, int64_t scratch) {
     const layout *a = &layouts[fc2][from], *b = &layouts[fc2][to];
     const int64_t parts = src.eps * src.etps;
     const unsigned char **bytes[RANKS];
     gmm_ckpt_linear l = GMM_ZERO;
     gmm_ckpt_cut cut = GMM_ZERO;
-    filler f;
-    checker check_all;
+    table_filler f;
+    target_checker check_all;
     call c;
-    made m;
+    plan_run m;
     if (fc2) x.halves = 1;
     call_begin(&c, NULL, a->scheme, b->scheme);
     c.source.part_count = (int32_t)parts;
@@ -913,10 +926,10 @@ static void convert(int fc2, int from, int to, logical x, where src, where dst, 
     for (int64_t p = 0; p < parts; p++) gmm_ckpt_table_destroy((gmm_ckpt_table *)(uintptr_t)c.part[p].table);
 }
 
-static const where whole = {0, 1, 0, 1, 0, -1, 0};
+static const rank_slice whole = {0, 1, 0, 1, 0, -1, 0};
 
-static where at(int64_t ep, int64_t eps, int64_t etp, int64_t etps) {
-    where w = whole;
+static rank_slice slice_of(int64_t ep, int64_t eps, int64_t etp, int64_t etps) {
+    rank_slice w = whole;
     w.ep = ep;
     w.eps = eps;
     w.etp = etp;
@@ -924,13 +937,14 @@ static where at(int64_t ep, int64_t eps, int64_t etp, int64_t etps) {
     return w;
 }
 
-static void interleave_values(int arg) { /* 1..8 in blocks of 2, weight and bias (row 43), there and back */
+/* values 1 to 8 in interleave blocks of 2, weight and bias, and back (row 43) */
+static void interleave_values(int arg) {
     static const float halves[8] = {1, 2, 3, 4, 5, 6, 7, 8}, blocks[8] = {1, 2, 5, 6, 3, 4, 7, 8};
     const float *in = arg ? blocks : halves, *want = arg ? halves : blocks;
     gmm_ckpt_table *t = table_new();
     gmm_ckpt_linear l = linear_of("fc", 1, 8, 1, 0, 1);
     call c;
-    made m;
+    plan_run m;
     l.gated = 1;
     add(t, "fc.weight0", GMM_F32, SHAPE(8, 1), in);
     add(t, "fc.bias0", GMM_F32, SHAPE(8), in);
@@ -952,7 +966,7 @@ static int64_t divisor(int64_t n) {
     return d;
 }
 
-static void interleave_random(int arg) { /* blocks of every kind into one another, 1 and F included */
+static void interleave_random(int arg) { /* random interleave blocks into one another, 1 and F included */
     (void)arg;
     for (int i = 0; i < 60; i++) {
         logical x = {t_int(1, 3), 2, t_int(1, 24), t_int(1, 5)};
@@ -972,7 +986,7 @@ static void interleave_random(int arg) { /* blocks of every kind into one anothe
     convert(0, 0, 1, (logical){2, 2, 64, 3}, whole, whole, 32, 1, 0);
 }
 
-static void every_pair(int fc2) { /* all layouts into all, with small odd extents */
+static void every_pair(int fc2) { /* every pair of layouts, small odd extents */
     for (int from = 0; from < 9; from++)
         for (int to = 0; to < 9; to++) {
             const logical x = {3, 2, 6, 5};
@@ -982,41 +996,42 @@ static void every_pair(int fc2) { /* all layouts into all, with small odd extent
         }
 }
 
-static void large_matrices(int arg) { /* transpositions and rows of more than a tile, through little scratch */
+static void large_matrices(int arg) { /* transposes and rows larger than a tile, with a small scratch */
     (void)arg;
     for (int way = 0; way < 3; way++) {
         const int64_t scratch = way == 0 ? 0 : way == 1 ? 3000 : 40000;
         convert(0, 1, 7, (logical){2, 2, 70, 101}, whole, whole, 0, 0, scratch);
         convert(0, 8, 0, (logical){1, 2, 66, 67}, whole, whole, 0, 33, scratch);
-        convert(1, 3, 4, (logical){2, 1, 97, 65}, whole, at(1, 2, 0, 5), 0, 0, scratch);
-        convert(1, 5, 7, (logical){1, 1, 64, 129}, at(0, 1, 0, 3), whole, 0, 0, scratch);
+        convert(1, 3, 4, (logical){2, 1, 97, 65}, whole, slice_of(1, 2, 0, 5), 0, 0, scratch);
+        convert(1, 5, 7, (logical){1, 1, 64, 129}, slice_of(0, 1, 0, 3), whole, 0, 0, scratch);
     }
 }
 
-static void every_rank(int fc2) { /* grids of EP and ETP into one another, one target rank at a time */
+static void every_rank(int fc2) { /* random EP and ETP grids into one another, one target rank at a time */
     for (int i = 0; i < 120; i++) {
         static const int64_t sizes[4] = {1, 2, 4, 1};
         const int64_t eps = sizes[t_int(0, 3)], etps = sizes[t_int(0, 3)], eps2 = sizes[t_int(0, 3)];
         const int64_t etps2 = sizes[t_int(0, 3)], unit = fc2 ? 1 : divisor(6), unit2 = fc2 ? 1 : divisor(6);
         const logical x = {4, 2, fc2 ? 5 : 24, fc2 ? 8 : 3};
-        where dst = at(t_int(0, eps2 - 1), eps2, t_int(0, etps2 - 1), etps2);
-        convert(fc2, (int)t_int(0, 8), (int)t_int(0, 8), x, at(0, eps, 0, etps), dst, i % 4 ? unit : 0,
+        rank_slice dst = slice_of(t_int(0, eps2 - 1), eps2, t_int(0, etps2 - 1), etps2);
+        convert(fc2, (int)t_int(0, 8), (int)t_int(0, 8), x, slice_of(0, eps, 0, etps), dst, i % 4 ? unit : 0,
                 i % 5 ? unit2 : 0, i & 1 ? t_int(64, 600) : 0);
     }
 }
 
-static void etp_merge(int arg) { /* ETP 2 to 1 of interleaved rows; 2 to 1 of halves; slices */
+static void etp_merge(int arg) { /* merges and splits of interleaved rows and of halves over ETP ranks */
     (void)arg;
-    convert(0, 0, 0, (logical){2, 2, 8, 3}, at(0, 1, 0, 2), whole, 2, 2, 0);
-    convert(0, 1, 1, (logical){2, 2, 8, 3}, at(0, 1, 0, 2), whole, 0, 2, -1);
-    for (int r = 0; r < 4; r++) convert(0, 1, 0, (logical){2, 2, 16, 3}, whole, at(0, 1, r, 4), 4, 2, 0);
+    convert(0, 0, 0, (logical){2, 2, 8, 3}, slice_of(0, 1, 0, 2), whole, 2, 2, 0);
+    convert(0, 1, 1, (logical){2, 2, 8, 3}, slice_of(0, 1, 0, 2), whole, 0, 2, -1);
+    for (int r = 0; r < 4; r++) convert(0, 1, 0, (logical){2, 2, 16, 3}, whole, slice_of(0, 1, r, 4), 4, 2, 0);
 }
 
-static void gtp_cuts(int arg) { /* every start and length of rows, padded or not, in blocks and halves */
+/* GTP shards: every first row and row count, with and without padding, interleaved or in halves */
+static void gtp_cuts(int arg) {
     (void)arg;
     for (int64_t row0 = 0; row0 <= 12; row0++)
         for (int64_t rows = 0; row0 + rows <= 12; rows += 1 + row0 % 2) {
-            where dst = at(0, 1, 0, 2);
+            rank_slice dst = slice_of(0, 1, 0, 2);
             dst.row0 = row0;
             dst.rows = rows;
             dst.stored = rows + (row0 + rows == 12 ? 3 : 0);
@@ -1061,7 +1076,7 @@ static void glu_stated(int arg) {
     gmm_ckpt_table *t = table_new();
     gmm_ckpt_linear l = linear_of(NULL, 2, 12, 4, 0, 0);
     call c;
-    made m;
+    plan_run m;
     l.gated = 1;
     add(t, ML "linear_fc1.weight", GMM_BF16, SHAPE(2, 12, 4), NULL);
     call_begin(&c, t, "megatron", "megatron");
@@ -1069,13 +1084,13 @@ static void glu_stated(int arg) {
         c.target.glu_block = 2;
         plan_refused(&c, &l, 1, GMM_CKPT_GLU_UNKNOWN, "layer 0");
         c.target.glu_block = 0;
-        c.target.rank.etp_size = 2; /* a slice of an unknown layout would scramble it */
+        c.target.rank.etp_size = 2; /* a row slice needs the GLU layout, which is unknown here */
         plan_refused(&c, &l, 1, GMM_CKPT_GLU_UNKNOWN, "layer 0");
         c.target.rank.etp_size = 1;
-        c.target.scheme = gmm_ckpt_scheme_of("mixtral"); /* and so would gate and up by themselves */
+        c.target.scheme = gmm_ckpt_scheme_of("mixtral"); /* so do separate gate and up tensors */
         plan_refused(&c, &l, 1, GMM_CKPT_GLU_UNKNOWN, "layer 0");
         c.target.scheme = c.source.scheme;
-        m = plan_ok(&c, &l, 1); /* rows that stay in place need no layout */
+        m = plan_ok(&c, &l, 1); /* rows that are not moved need no layout */
         gmm_ckpt_plan_destroy(m.plan);
     } else {
         c.source.recorded.known = c.source.stated.known = 1;
@@ -1089,7 +1104,8 @@ static void glu_stated(int arg) {
     gmm_ckpt_table_destroy(t);
 }
 
-static void same_extent(int arg) { /* [E, 2F, H] and [E, H, 2F] with 2F = H: only the scheme tells which */
+/* [E, 2F, H] and [E, H, 2F] with 2F = H: shapes are equal, only the scheme tells which it is */
+static void same_extent(int arg) {
     const logical x = {2, 2, 3, 6};
     (void)arg;
     convert(0, 6, 1, x, whole, whole, 0, 0, 0);
@@ -1100,7 +1116,7 @@ static void same_extent(int arg) { /* [E, 2F, H] and [E, H, 2F] with 2F = H: onl
 static void mixtral_ep(int arg) { /* row 49: every rank of EP 4 */
     (void)arg;
     for (int fc2 = 0; fc2 < 2; fc2++)
-        for (int r = 0; r < 4; r++) convert(fc2, 4, 1, (logical){8, 2, 14, 5}, whole, at(r, 4, 0, 1), 0, 0,
+        for (int r = 0; r < 4; r++) convert(fc2, 4, 1, (logical){8, 2, 14, 5}, whole, slice_of(r, 4, 0, 1), 0, 0,
                                             r & 1 ? -1 : 0);
 }
 
@@ -1109,12 +1125,13 @@ static void qwen_indexed(int arg) { /* row 50 */
     for (int fc2 = 0; fc2 < 2; fc2++) convert(fc2, 5, 0, (logical){5, 2, 7, 9}, whole, whole, 0, fc2 ? 0 : 7, 0);
 }
 
-static void gpt_oss_bias(int arg) { /* row 54: even and odd rows, and the biases alike; MXFP4 below */
+/* row 54: gate and up rows alternate, in weights and biases; MXFP4 is tested below */
+static void gpt_oss_bias(int arg) {
     float w[2 * 3 * 8], bias[16], want[16];
     gmm_ckpt_table *t = table_new();
     gmm_ckpt_linear l = linear_of(NULL, 2, 8, 3, 1, 1);
     call c;
-    made m;
+    plan_run m;
     (void)arg;
     l.gated = 1;
     for (int e = 0; e < 2; e++)
@@ -1139,7 +1156,7 @@ static void gpt_oss_bias(int arg) { /* row 54: even and odd rows, and the biases
     gmm_ckpt_table_destroy(t);
 }
 
-/* Decoders of the test's own: by arithmetic, in double. */
+/* Decodes an FP8 code by the definition of the format, in double. */
 static double fp8_value(int code, int mantissa_bits, int bias) {
     const int m = code & ((1 << mantissa_bits) - 1), e = (code & 127) >> mantissa_bits;
     double v = e ? 1.0 + (double)m / (1 << mantissa_bits) : (double)m / (1 << mantissa_bits) * 2;
@@ -1148,7 +1165,7 @@ static double fp8_value(int code, int mantissa_bits, int bias) {
     return code & 128 ? -v : v;
 }
 
-static void fp8_blocks(int arg) { /* row 51: gate and up with tail blocks, dequantized into one FC1 */
+static void fp8_blocks(int arg) { /* row 51: gate and up with partial 128 x 128 blocks, dequantized into one FC1 */
     enum { F = 200, K = 300, FB = 2, KB = 3 };
     unsigned char *w[2];
     float scale[2][FB * KB];
@@ -1161,13 +1178,13 @@ static void fp8_blocks(int arg) { /* row 51: gate and up with tail blocks, dequa
     const unsigned char *const *all[1];
     int stored = 0;
     call c;
-    made m;
+    plan_run m;
     l.gated = 1;
     for (int h = 0; h < 2; h++) w[h] = (unsigned char *)t_host(2 * F * K);
     for (int h = 0; h < 2; h++)
         for (int i = 0; i < 2 * F * K; i++) {
             int v = (int)(t_rand() & 255);
-            if ((v & 0x7C) == 0x7C) v &= 0x3F; /* finite in either format */
+            if ((v & 0x7C) == 0x7C) v &= 0x3F; /* neither Inf nor NaN in E4M3 and E5M2 */
             w[h][i] = (unsigned char)v;
         }
     for (int h = 0; h < 2; h++)
@@ -1210,7 +1227,7 @@ static void fp8_blocks(int arg) { /* row 51: gate and up with tail blocks, dequa
     gmm_ckpt_table_destroy(t);
 }
 
-/* Two experts in one matrix: blocks of 128 rows would span both where an expert has 64. */
+/* Two experts stacked in one matrix: with 64 rows each, a scale block of 128 rows would span both, which is refused. */
 static void fp8_stacked(int arg) {
     enum { K = 128, MOST = 128 };
     static unsigned char w[2 * MOST * K];
@@ -1222,7 +1239,7 @@ static void fp8_stacked(int arg) {
             gmm_ckpt_table *t = table_new();
             gmm_ckpt_linear l = linear_of("fc", 2, rows, K, 0, 0);
             call c;
-            made m;
+            plan_run m;
             if (rank == 2) add(t, "fc.weight", GMM_E4M3, SHAPE(2 * rows, K), w);
             else add(t, "fc.weight", GMM_E4M3, SHAPE(2, rows, K), w);
             add(t, "fc.weight_scale_inv", GMM_F32, SHAPE(2, 1), scale);
@@ -1246,7 +1263,8 @@ static void fp8_stacked(int arg) {
         }
 }
 
-/* Scales of all experts beside a weight of each, and the other way round: kept they move, but none dequantizes. */
+/* One stacked scale tensor with one weight tensor per expert, and the reverse: copied as they are, but not
+   dequantized. */
 static void fp8_mixed_forms(int arg) {
     enum { R = 128, K = 128 };
     static unsigned char w[2 * R * K];
@@ -1254,7 +1272,7 @@ static void fp8_mixed_forms(int arg) {
     gmm_ckpt_table *t = table_new();
     gmm_ckpt_linear l = linear_of("fc", 2, R, K, 0, 0);
     call c;
-    made m;
+    plan_run m;
     memset(w, 0x38, sizeof w);
     for (int e = 0; e < 2; e++) {
         char name[40];
@@ -1276,17 +1294,17 @@ static void fp8_mixed_forms(int arg) {
     gmm_ckpt_table_destroy(t);
 }
 
-/* Scales of a weight that is not quantized are extra: refused, kept or dropped; those beside it are used. */
+/* Scales beside a 16-bit weight are extra keys (refused, kept or dropped); scales of a quantized weight are used. */
 static void fp8_plain(int arg) {
     enum { F = 128, K = 128 };
     static unsigned char w[2][2 * F * K];
     static const float scale[2] = { 2.0f, 4.0f };
-    const gmm_dtype second = arg ? GMM_E4M3 : GMM_BF16; /* of expert 1; expert 0 is in 16 bits */
+    const gmm_dtype second = arg ? GMM_E4M3 : GMM_BF16; /* dtype of expert 1; expert 0 is bf16 */
     gmm_ckpt_table *t = table_new();
     gmm_ckpt_linear l = linear_of(NULL, 2, F, K, 1, 0);
     gmm_ckpt_report report = GMM_ZERO;
     call c;
-    made m;
+    plan_run m;
     l.slot = GMM_CKPT_FC2;
     for (int e = 0; e < 2; e++) {
         char name[80];
@@ -1309,14 +1327,15 @@ static void fp8_plain(int arg) {
     gmm_ckpt_table_destroy(t);
 }
 
-static void fp8_kept(int arg) { /* scales move as their weights: joined, cut by ETP, stacked; else an error */
+/* scales are joined, sliced by ETP and stacked as their weights are; otherwise an error */
+static void fp8_kept(int arg) {
     enum { F = 256, K = 384 };
     gmm_ckpt_table *t = table_new();
     gmm_ckpt_linear l = linear_of(NULL, 1, 2 * F, K, 1, 0);
     unsigned char *w = (unsigned char *)t_host(2 * F * K);
     float scale[12], want[6];
     call c;
-    made m;
+    plan_run m;
     (void)arg;
     l.gated = 1;
     for (int i = 0; i < 2 * F * K; i++) w[i] = (unsigned char)t_rand();
@@ -1350,12 +1369,12 @@ static void fp8_kept(int arg) { /* scales move as their weights: joined, cut by 
     gmm_ckpt_table_destroy(t);
 }
 
-static void few_moves(int arg) { /* stacks move as one: a loop over the experts, not a move for each */
+static void few_moves(int arg) { /* a stacked tensor is one move that loops over the experts */
     gmm_ckpt_table *t = table_new();
     gmm_ckpt_linear l = linear_of("fc", 6, 8, 3, 1, 0);
     int64_t n;
     call c;
-    made m;
+    plan_run m;
     (void)arg;
     l.gated = 1;
     add(t, "fc.weight", GMM_BF16, SHAPE(6, 8, 3), NULL);
@@ -1375,7 +1394,7 @@ static void few_moves(int arg) { /* stacks move as one: a loop over the experts,
     gmm_ckpt_table_destroy(t);
 }
 
-static void mxfp4(int arg) { /* gpt-oss blocks and scales: dequantized exactly, or kept and sliced */
+static void mxfp4(int arg) { /* gpt-oss MXFP4 blocks and scales: dequantized exactly, or kept and sliced */
     enum { E = 2, F = 3, K = 64 };
     static const double fp4[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
     unsigned char blocks[E * 2 * F * K / 2], scales[E * 2 * F * 2];
@@ -1387,7 +1406,7 @@ static void mxfp4(int arg) { /* gpt-oss blocks and scales: dequantized exactly, 
     gmm_error error;
     gmm_ckpt_report report;
     call c;
-    made m;
+    plan_run m;
     l.gated = 1;
     for (size_t i = 0; i < sizeof blocks; i++) blocks[i] = (unsigned char)t_rand();
     for (size_t i = 0; i < sizeof scales; i++) scales[i] = (unsigned char)t_int(100, 150);
@@ -1398,7 +1417,7 @@ static void mxfp4(int arg) { /* gpt-oss blocks and scales: dequantized exactly, 
         T_OK_TEXT(gmm_ckpt_table_add(t, &x, &report), report.error.text);
     }
     call_begin(&c, t, "gpt-oss", "megatron");
-    plan_refused(&c, &l, 1, GMM_CKPT_EXTRA_KEY, "megatron"); /* which has no names for blocks */
+    plan_refused(&c, &l, 1, GMM_CKPT_EXTRA_KEY, "megatron"); /* megatron has no names for MXFP4 blocks */
     c.target.dtype = GMM_F32;
     m = plan_ok(&c, &l, 1);
     m.storages = all;
@@ -1493,7 +1512,7 @@ static void stored_keys(int arg) {
     }
 }
 
-static void states(int arg) { /* row 58: moments move as their weight */
+static void states(int arg) { /* row 58: optimizer moments are converted as their weight is */
     static const char *const prefixes[] = {"", "optimizer.exp_avg.", "optimizer.exp_avg_sq."};
     static const char *const renamed[] = {"", "exp_avg/", "exp_avg_sq/"};
     gmm_ckpt_table *t = table_new();
@@ -1502,7 +1521,7 @@ static void states(int arg) { /* row 58: moments move as their weight */
     const gmm_ckpt_move *first[2] = {NULL, NULL};
     int64_t n;
     call c;
-    made m;
+    plan_run m;
     (void)arg;
     l.gated = 1;
     for (int s = 0; s < 3; s++)
@@ -1546,7 +1565,7 @@ static void states(int arg) { /* row 58: moments move as their weight */
     apply(&m, 0);
     gmm_ckpt_plan_destroy(m.plan);
     gmm_ckpt_table_destroy(t);
-    t = KEYS("fc.weight0", "up.weight0", "optimizer.exp_avg.fc.weight0"); /* a state of one linear only */
+    t = KEYS("fc.weight0", "up.weight0", "optimizer.exp_avg.fc.weight0"); /* optimizer state of one linear only */
     {
         gmm_ckpt_linear two[2];
         two[0] = linear_of("fc", 1, 4, 0, 1, 0);
@@ -1557,7 +1576,7 @@ static void states(int arg) { /* row 58: moments move as their weight */
         plan_refused(&c, two, 2, GMM_CKPT_MISSING_INDEX, "optimizer.exp_avg.up.weight");
     }
     gmm_ckpt_table_destroy(t);
-    t = KEYS("fc.weight0", "fc.weight1", "optimizer.exp_avg.fc.weight0"); /* half a state */
+    t = KEYS("fc.weight0", "fc.weight1", "optimizer.exp_avg.fc.weight0"); /* optimizer state of one expert only */
     l = linear_of("fc", 2, 4, 0, 1, 0);
     call_begin(&c, t, "module", "module");
     c.source.states = prefixes;
@@ -1593,7 +1612,7 @@ static void shard_members(int arg) {
     }
 }
 
-static void views(int arg) { /* row 62: nothing is read or written, addresses alias */
+static void views(int arg) { /* row 62: views: nothing is read or written, target addresses alias source addresses */
     gmm_ckpt_table *t = table_new();
     gmm_ckpt_linear l = linear_of("fc", 2, 3, 4, 0, 0);
     uint16_t data[48];
@@ -1605,7 +1624,7 @@ static void views(int arg) { /* row 62: nothing is read or written, addresses al
     int64_t n, cursor = 0;
     const gmm_ckpt_move *moves;
     call c;
-    made m;
+    plan_run m;
     (void)arg;
     T_OK_TEXT(gmm_ckpt_table_add_storage(t, data, sizeof data, &x.storage, &error), error.text);
     x.offset = 8;
@@ -1625,7 +1644,7 @@ static void views(int arg) { /* row 62: nothing is read or written, addresses al
     gmm_ckpt_plan_destroy(m.plan);
     gmm_ckpt_table_destroy(t);
 
-    t = table_new(); /* neighbours in one storage are a stack already; apart they are copied */
+    t = table_new(); /* adjacent tensors of one storage are a stack without copies; others are copied */
     T_OK_TEXT(gmm_ckpt_table_add_storage(t, data, sizeof data, &x.storage, &error), error.text);
     for (int e = 0; e < 2; e++) {
         x = shaped(e ? "fc.weight1" : "fc.weight0", GMM_BF16, SHAPE(3, 4));
@@ -1651,7 +1670,7 @@ static void views(int arg) { /* row 62: nothing is read or written, addresses al
     m = plan_ok(&c, &l, 1);
     moves = gmm_ckpt_plan_moves(m.plan, &n);
     MUST(n == 2 && moves[0].kind == GMM_CKPT_COPY && moves[1].kind == GMM_CKPT_COPY);
-    run.memory = data; /* in place is refused */
+    run.memory = data; /* the target may not be the source's memory */
     cursor = 0;
     T_REFUSED_TEXT(GMM_E_ARG, gmm_ckpt_apply(m.plan, &run, &cursor, &error), error.text, "overlaps", NULL);
     gmm_ckpt_plan_destroy(m.plan);
@@ -1665,7 +1684,7 @@ static void extra_state(int arg) { /* row 70 */
     gmm_ckpt_linear l = linear_of("fc", 2, 4, 0, 1, 0);
     gmm_ckpt_report report;
     call c;
-    made m;
+    plan_run m;
     (void)arg;
     add(t, "pickled", GMM_U8, SHAPE(0), NULL);
     call_begin(&c, t, "module", "module");
@@ -1673,7 +1692,7 @@ static void extra_state(int arg) { /* row 70 */
     c.source.extra = GMM_CKPT_EXTRA_KEEP;
     m = plan_ok(&c, &l, 1);
     MUST(count(m.targets) == 10);
-    IS(&m, "fc._extra_state", SHAPE(4), "fc._extra_state", -1);
+    EXPECT_TENSOR(&m, "fc._extra_state", SHAPE(4), "fc._extra_state", -1);
     gmm_ckpt_plan_destroy(m.plan);
     c.source.drop_extra_state = 1;
     m = plan_ok(&c, &l, 1);
@@ -1692,11 +1711,11 @@ static void extra_state(int arg) { /* row 70 */
 
 /* ------------------------------------------------------------------------- Verify, resume, faults: rows 64-69 --- */
 
-/* A conversion that has moves of many kinds: splits, folds, a transposition, kept tensors. */
-typedef struct scene { gmm_ckpt_table *t; call c; gmm_ckpt_linear l[2]; const unsigned char *bytes[64];
-                       const unsigned char *const *all[1]; } scene;
+/* A conversion with every kind of move: splits, stacks, a transpose, kept tensors. */
+typedef struct fixture { gmm_ckpt_table *t; call c; gmm_ckpt_linear l[2]; const unsigned char *bytes[64];
+                       const unsigned char *const *all[1]; } fixture;
 
-static void scene_add(scene *s, const char *name, const int64_t *shape) {
+static void fixture_add(fixture *s, const char *name, const int64_t *shape) {
     gmm_ckpt_tensor x = shaped(name, GMM_F32, shape);
     gmm_error error;
     gmm_ckpt_report report;
@@ -1707,20 +1726,20 @@ static void scene_add(scene *s, const char *name, const int64_t *shape) {
     T_OK_TEXT(gmm_ckpt_table_add(s->t, &x, &report), report.error.text);
 }
 
-static void scene_begin(scene *s) {
+static void fixture_begin(fixture *s) {
     char name[80];
     memset(s, 0, sizeof *s);
     s->t = table_new();
     for (int e = 0; e < 3; e++) {
         snprintf(name, sizeof name, HL "mlp.experts.%d.gate_proj.weight", e);
-        scene_add(s, name, SHAPE(8, 5));
+        fixture_add(s, name, SHAPE(8, 5));
         snprintf(name, sizeof name, HL "mlp.experts.%d.up_proj.weight", e);
-        scene_add(s, name, SHAPE(8, 5));
+        fixture_add(s, name, SHAPE(8, 5));
         snprintf(name, sizeof name, HL "mlp.experts.%d.down_proj.weight", e);
-        scene_add(s, name, SHAPE(5, 8));
+        fixture_add(s, name, SHAPE(5, 8));
     }
-    scene_add(s, "model.norm.weight", SHAPE(7));
-    scene_add(s, HL "mlp.gate.weight", SHAPE(3, 5));
+    fixture_add(s, "model.norm.weight", SHAPE(7));
+    fixture_add(s, HL "mlp.gate.weight", SHAPE(3, 5));
     call_begin(&s->c, s->t, "qwen3-moe", "legacy");
     s->c.source.extra = GMM_CKPT_EXTRA_KEEP;
     s->c.target.glu_block = 2;
@@ -1731,14 +1750,14 @@ static void scene_begin(scene *s) {
     s->all[0] = s->bytes;
 }
 
-static void verify_finds(int arg) { /* moves that were tampered with never pass */
-    scene s;
-    made m;
+static void verify_finds(int arg) { /* gmm_ckpt_verify rejects every change to a plan's moves */
+    fixture s;
+    plan_run m;
     int64_t n, tried = 0;
     gmm_ckpt_move *moves;
     gmm_error error;
     (void)arg;
-    scene_begin(&s);
+    fixture_begin(&s);
     m = plan_ok(&s.c, s.l, 2);
     T_OK_TEXT(gmm_ckpt_verify(m.plan, NULL, 0, &error), error.text);
     (void)gmm_ckpt_plan_moves(m.plan, &n);
@@ -1757,8 +1776,8 @@ static void verify_finds(int arg) { /* moves that were tampered with never pass 
             case 6: moves[i].dst = -1; break;
             case 7: moves[i].loops = 9; break;
             case 8: moves[i].dst_step[moves[i].loops - 1] = 0; break;
-            case 9: moves[i] = moves[--count_now]; break; /* one is missing */
-            case 10: moves[count_now++] = moves[i]; break; /* one is there twice */
+            case 9: moves[i] = moves[--count_now]; break; /* a move is missing */
+            case 10: moves[count_now++] = moves[i]; break; /* a move is there twice */
             case 11: moves[i].src_step[0] = INT64_MAX / 2; moves[i].count[0] = 4; break;
             case 12: moves[i].part = 1; break;
             default: moves[i].kind = GMM_CKPT_DEQUANT; break;
@@ -1767,7 +1786,7 @@ static void verify_finds(int arg) { /* moves that were tampered with never pass 
             T_CHECK(gmm_ckpt_verify(m.plan, moves, count_now, &error) == GMM_E_STATE, "move %lld, change %d passed",
                     (long long)i, what);
         }
-    for (int trial = 0; trial < 4000; trial++) { /* and agrees with counting every element */
+    for (int trial = 0; trial < 4000; trial++) { /* and agrees with a count of the writes to every element */
         unsigned char hit[64] = {0};
         gmm_ckpt_move two[2];
         int64_t wanted = 0, bad = 0;
@@ -1817,14 +1836,15 @@ static void verify_finds(int arg) { /* moves that were tampered with never pass 
     gmm_ckpt_table_destroy(s.t);
 }
 
-static void resume(int arg) { /* rows 64, 65: stopped after any move, or in ranges in any order, the bytes are equal */
-    scene s;
-    made whole_run, m;
+/* rows 64, 65: stopped after any move, or applied in ranges in any order, the bytes are equal */
+static void resume(int arg) {
+    fixture s;
+    plan_run whole_run, m;
     gmm_ckpt_run run = GMM_ZERO;
     gmm_error error;
     char scratch[512];
     int64_t n, cursor;
-    scene_begin(&s);
+    fixture_begin(&s);
     whole_run = plan_ok(&s.c, s.l, 2);
     whole_run.storages = s.all;
     apply(&whole_run, -1);
@@ -1832,25 +1852,25 @@ static void resume(int arg) { /* rows 64, 65: stopped after any move, or in rang
     (void)gmm_ckpt_plan_moves(whole_run.plan, &n);
     m = whole_run;
     run.io.user = &m;
-    run.io.read = made_read;
-    run.io.write = made_write;
+    run.io.read = io_read;
+    run.io.write = io_write;
     run.scratch = scratch;
     run.scratch_bytes = sizeof scratch;
     for (int64_t k = 1; k < n; k++) {
-        made_room(&m);
+        alloc_targets(&m);
         m.done = 0;
         if (arg == 64) {
             cursor = 0;
             run.end = k;
             T_OK_TEXT(gmm_ckpt_apply(m.plan, &run, &cursor, &error), error.text);
             MUST(cursor == k);
-            cursor -= k % 2; /* a move done again changes nothing */
+            cursor -= k % 2; /* repeats the previous move, which must change nothing */
             run.end = 0;
             T_OK_TEXT(gmm_ckpt_apply(m.plan, &run, &cursor, &error), error.text);
             MUST(cursor == n);
         } else {
             for (int64_t i = 0; i < n; i++) {
-                cursor = i % 2 ? i - 1 : i + 1 < n ? i + 1 : i; /* pairs in reverse */
+                cursor = i % 2 ? i - 1 : i + 1 < n ? i + 1 : i; /* neighbouring moves exchanged */
                 run.end = cursor + 1;
                 T_OK_TEXT(gmm_ckpt_apply(m.plan, &run, &cursor, &error), error.text);
             }
@@ -1865,20 +1885,21 @@ static void resume(int arg) { /* rows 64, 65: stopped after any move, or in rang
     gmm_ckpt_table_destroy(s.t);
 }
 
-static void io_faults(int arg) { /* every callback fails once: a status that names the key, a cursor to go on from */
-    scene s;
-    made good, m;
+/* each callback call fails once: the status names the key, and the cursor allows to continue */
+static void io_faults(int arg) {
+    fixture s;
+    plan_run good, m;
     gmm_ckpt_run run = GMM_ZERO;
     gmm_error error;
     char scratch[512];
     long fail_at = 1, failures = 0;
     (void)arg;
-    scene_begin(&s);
+    fixture_begin(&s);
     good = plan_ok(&s.c, s.l, 2);
     good.storages = s.all;
     apply(&good, -1);
-    run.io.read = made_read;
-    run.io.write = made_write;
+    run.io.read = io_read;
+    run.io.write = io_write;
     run.scratch = scratch;
     run.scratch_bytes = sizeof scratch;
     for (;; fail_at++) {
@@ -1887,7 +1908,7 @@ static void io_faults(int arg) { /* every callback fails once: a status that nam
         m = good;
         m.reads = m.writes = 0;
         m.fail_at = fail_at;
-        made_room(&m);
+        alloc_targets(&m);
         run.io.user = &m;
         status = gmm_ckpt_apply(m.plan, &run, &cursor, &error);
         if (status == GMM_OK) break;
@@ -1921,8 +1942,8 @@ static void heap_release(void *user, void *memory) {
     free(memory);
 }
 
-/* Builds, plans, verifies with the counted allocator; the first failure ends it. Everything is freed. */
-static gmm_status memory_run(const scene *s, int what, gmm_ckpt_report *report) {
+/* Builds, plans and verifies with the counted allocator, up to the first failure. Everything is freed. */
+static gmm_status memory_run(const fixture *s, int what, gmm_ckpt_report *report) {
     gmm_allocator a;
     gmm_ckpt_table *t = NULL;
     gmm_ckpt_plan *plan = NULL;
@@ -1959,15 +1980,15 @@ static gmm_status memory_run(const scene *s, int what, gmm_ckpt_report *report) 
 }
 
 static void no_memory(int what) { /* row 69 */
-    scene s;
+    fixture s;
     long fail = 0;
-    scene_begin(&s);
+    fixture_begin(&s);
     for (int i = 0; i < 400; i++) { /* enough keys for several blocks */
         char name[300];
         memset(name, 'x', sizeof name);
         snprintf(name + 200, 100, ".%d", i);
         if (i >= 40) break;
-        scene_add(&s, name, SHAPE(2));
+        fixture_add(&s, name, SHAPE(2));
     }
     for (;; fail++) {
         gmm_ckpt_report report;
@@ -1984,7 +2005,7 @@ static void no_memory(int what) { /* row 69 */
     gmm_ckpt_table_destroy(s.t);
 }
 
-static void table_rules(int arg) { /* what tables refuse; they stay as they were (row 66's part) */
+static void table_rules(int arg) { /* what tables refuse, without a change to the table (part of row 66) */
     gmm_ckpt_table *t = table_new();
     gmm_ckpt_tensor x = shaped("a\xC3\xA9\".\\w", GMM_BF16, SHAPE(2, 3)), bad;
     gmm_ckpt_report report;
@@ -2053,7 +2074,7 @@ static void arguments(int arg) { /* descriptors out of range */
     c.source.skip_missing = 1;
     c.source.extra = GMM_CKPT_EXTRA_KEEP;
     {
-        made m = plan_ok(&c, &l, 1);
+        plan_run m = plan_ok(&c, &l, 1);
         MUST(count(m.targets) == 2);
         gmm_ckpt_plan_destroy(m.plan);
     }
@@ -2074,7 +2095,7 @@ static void scan(int arg) { /* extents from names and shapes */
     for (int i = 0; i < T_COUNT(want); i++) {
         const int y = (int[]){0, 5, 3, 7, 8}[i];
         const logical x = {4, 2, 6, 5}, x2 = {4, 1, 5, 6};
-        filler f;
+        table_filler f;
         gmm_ckpt_source source = GMM_ZERO;
         gmm_ckpt_part part[2] = {GMM_ZERO, GMM_ZERO};
         gmm_ckpt_linear *l;
@@ -2085,7 +2106,7 @@ static void scan(int arg) { /* extents from names and shapes */
             f.n = f.io = 0;
             f.dtype = GMM_F32;
             f.bytes = (const unsigned char **)t_host(64 * sizeof *f.bytes);
-            where w = at(p, 2, 0, 1);
+            rank_slice w = slice_of(p, 2, 0, 1);
             tensors(&layouts[0][y], 0, &x, &w, 0, fill, &f);
             tensors(&layouts[1][y], 1, &x2, &w, 0, fill, &f);
             part[p].table = f.t;
@@ -2111,23 +2132,23 @@ static void scan(int arg) { /* extents from names and shapes */
     }
 }
 
-static void gtp_sources(int arg) { /* shards of all ranks, unpadded or padded, come together */
+static void gtp_sources(int arg) { /* GTP shards of all ranks, with and without padding, are joined */
     const logical x = {2, 2, 5, 3};
     (void)arg;
     for (int padded = 0; padded < 2; padded++)
         for (int y = 0; y < 9; y++) {
             const int64_t stored[3] = {4, 4, padded ? 4 : 2}, valid[3] = {4, 4, 2};
             call c;
-            made m;
-            checker k;
+            plan_run m;
+            target_checker k;
             gmm_ckpt_linear l = linear_of(NULL, 2, 10, 3, 1, 0);
             if (layouts[0][y].split) continue;
             l.gated = 1;
             call_begin(&c, NULL, layouts[0][y].scheme, "megatron");
             c.source.part_count = 3;
             for (int r = 0; r < 3; r++) {
-                filler f;
-                where w = at(0, 1, 0, 1);
+                table_filler f;
+                rank_slice w = slice_of(0, 1, 0, 1);
                 w.row0 = 4 * r;
                 w.rows = valid[r];
                 w.stored = stored[r];
@@ -2157,7 +2178,7 @@ static void gtp_sources(int arg) { /* shards of all ranks, unpadded or padded, c
         }
 }
 
-static void shared_and_router(int arg) { /* what stands beside the experts moves with the plan */
+static void shared_and_router(int arg) { /* shared experts and the router are part of the plan */
     static const char *const names[] = {
         ML "linear_fc1.weight0", ML "linear_fc2.weight0", "decoder.layers.0.mlp.router.weight",
         "decoder.layers.0.mlp.router.expert_bias", "decoder.layers.0.mlp.shared_experts.linear_fc1.weight",
@@ -2168,7 +2189,7 @@ static void shared_and_router(int arg) { /* what stands beside the experts moves
     gmm_ckpt_linear *found;
     int64_t n;
     call c;
-    made m;
+    plan_run m;
     (void)arg;
     add(t, HL "mlp.experts.0.gate_proj.weight", GMM_BF16, SHAPE(2, 3), NULL);
     add(t, HL "mlp.experts.0.up_proj.weight", GMM_BF16, SHAPE(2, 3), NULL);
@@ -2195,7 +2216,7 @@ static void shared_and_router(int arg) { /* what stands beside the experts moves
         t_same("shared gate", fc1, source_bytes(t, HL "mlp.shared_experts.gate_proj.weight"), 24);
         t_same("shared up", fc1 + 24, source_bytes(t, HL "mlp.shared_experts.up_proj.weight"), 24);
     }
-    c.target.scheme = gmm_ckpt_scheme_of("mixtral"); /* which names no shared experts */
+    c.target.scheme = gmm_ckpt_scheme_of("mixtral"); /* the mixtral scheme has no names for shared experts */
     plan_refused(&c, found, n, GMM_CKPT_EXTRA_KEY, "mixtral");
     gmm_ckpt_plan_destroy(m.plan);
     gmm_ckpt_linears_release(found, NULL);
@@ -2204,7 +2225,7 @@ static void shared_and_router(int arg) { /* what stands beside the experts moves
 
 /* ------------------------------------------------------------------------------------------------ Whole sources --- */
 
-/* A model of two layers in one layout: rows of a scheme that have this form for the experts, and this scaling. */
+/* A source model of two layers: the rows of a scheme that have this expert form and this scaling. */
 typedef struct model_kind { const char *scheme; gmm_ckpt_form form; gmm_scaling scaling; int fp8; } model_kind;
 static const model_kind model_kinds[] = {
     {"megatron", GMM_CKPT_EACH, GMM_SCALING_128X128, 0}, {"megatron", GMM_CKPT_EACH, GMM_SCALING_128X128, 1},
@@ -2221,7 +2242,7 @@ typedef struct model_tensor { char name[120]; gmm_dtype dtype; int64_t shape[GMM
                               int layer, expert; } model_tensor;
 typedef struct model { const model_kind *kind; model_tensor t[MODEL_TENSORS]; int n; } model;
 
-/* Whether a row is one of the layout's. Rows of linears that are not experts' are in every one. */
+/* Whether the layout has this row of the scheme. Rows of linears that are not experts belong to every layout. */
 static int model_has(const model_kind *k, const gmm_ckpt_row *row) {
     const int expert = row->slot == GMM_CKPT_FC1 || row->slot == GMM_CKPT_FC2;
     if (row->kind == GMM_CKPT_SCALE && !k->fp8 && k->scaling != GMM_SCALING_MX32) return 0;
@@ -2274,7 +2295,7 @@ static void model_begin(model *m, const model_kind *k) {
                 *d = -1;
             }
         }
-    for (int l = 0; l < 2; l++) { /* something that is no expert's */
+    for (int l = 0; l < 2; l++) { /* a tensor that belongs to no expert */
         sprintf(m->t[m->n].name, "%slayers.%d.norm.weight", strstr(m->t[0].name, "decoder") ? "decoder." : "model.", l);
         m->t[m->n].shape[0] = MODEL_H;
         m->t[m->n].shape[1] = -1;
@@ -2285,7 +2306,7 @@ static void model_begin(model *m, const model_kind *k) {
     }
 }
 
-/* A table without the bytes: tensors without a name are left out. */
+/* A table of names and shapes without data; tensors without a name are left out. */
 static gmm_ckpt_table *model_table(const model *m, const char *front) {
     gmm_ckpt_table *t = table_new();
     for (int i = 0; i < m->n; i++) {
@@ -2303,7 +2324,7 @@ static gmm_ckpt_table *model_table(const model *m, const char *front) {
 
 typedef struct model_way { int64_t experts; int skip, grouped, drop_wrappers; const char *prefix, *front; } model_way;
 
-/* Scans and plans as a converter does. *plan, where wanted, is the caller's to destroy. */
+/* Scans and plans as convert_checkpoint does. *plan, if wanted, is destroyed by the caller. */
 static gmm_status model_plan(const model *m, const model_way *way, gmm_ckpt_plan **plan, gmm_ckpt_report *report) {
     static const char *const wrappers[] = {"module", "_orig_mod"};
     gmm_ckpt_table *t = model_table(m, way->front ? way->front : "");
@@ -2350,7 +2371,7 @@ static void model_refused(const model *m, const model_way *way, const char *what
             m->kind->scheme, what, report.error.text, report.key, name);
 }
 
-static void model_missing(int kind) { /* any one tensor gone, except what is no expert's, is an error that names it */
+static void model_missing(int kind) { /* removing any tensor of an expert is an error that names it */
     static model m;
     const model_way way = {0};
     gmm_ckpt_report report;
@@ -2368,7 +2389,7 @@ static void model_missing(int kind) { /* any one tensor gone, except what is no 
     }
 }
 
-static void model_experts(int kind) { /* experts and layers that are gone from some tensors or from all */
+static void model_experts(int kind) { /* experts or layers that some or all tensors lack */
     static model m, whole_model;
     const model_way way = {0};
     model_way stated = {0};
@@ -2386,10 +2407,10 @@ static void model_experts(int kind) { /* experts and layers that are gone from s
             if (row->form == GMM_CKPT_TALL) m.t[i].shape[0] = m.t[i].shape[0] / MODEL_E * (MODEL_E - 1);
             if (row->form == GMM_CKPT_WIDE) m.t[i].shape[1] = m.t[i].shape[1] / MODEL_E * (MODEL_E - 1);
         }
-        if (model_kinds[kind].form != GMM_CKPT_WIDE || which < 3) /* that no shape tells */
+        if (model_kinds[kind].form != GMM_CKPT_WIDE || which < 3) /* the shape does not tell the number of experts */
             model_refused(&m, &way, which == 1 ? "fc1's last expert" : which == 2 ? "fc2's last expert" : "an expert",
                           each ? "3" : "layers.1.");
-        if (each && which == 3) { /* as many rows of the router as there are experts elsewhere */
+        if (each && which == 3) { /* the router has one row per expert of the other tensors */
             T_OK_TEXT(model_plan(&m, &(model_way){.skip = 1}, NULL, &report), report.error.text);
             MUST(report.missing > 0);
         }
@@ -2405,7 +2426,7 @@ static void model_experts(int kind) { /* experts and layers that are gone from s
         if (by > 0) T_OK_TEXT(model_plan(&m, &stated, NULL, &report), report.error.text);
         else MUST(model_plan(&m, &stated, NULL, &report) != GMM_OK);
     }
-    for (int slot = 0; slot < 2; slot++) { /* other features than the partner's: rows, then columns */
+    for (int slot = 0; slot < 2; slot++) { /* feature counts that differ from the other linear's: rows, then columns */
         for (int side = 0; side < 2; side++) {
             m = whole_model;
             for (int i = 0; i < m.n; i++) {
@@ -2434,7 +2455,7 @@ static void model_experts(int kind) { /* experts and layers that are gone from s
     model_refused(&m, &way, "two experts of two layers", "layers.{0-1}.");
 }
 
-static void model_partial(int kind) { /* what is not there is left out, and counted; stacks need everything */
+static void model_partial(int kind) { /* missing tensors are skipped and counted; stacked tensors must be complete */
     static model m;
     model_way way = {0};
     gmm_ckpt_report report;
@@ -2463,7 +2484,7 @@ static void model_partial(int kind) { /* what is not there is left out, and coun
     model_refused(&m, &way, "a stack without its last expert", "3");
 }
 
-static void model_wrapped(int kind) { /* one tree: wrappers stay on all names or leave all */
+static void model_wrapped(int kind) { /* wrapper prefixes are removed from all names or from none */
     static const struct { const char *front, *prefix, *want; int drop; } ways[] = {
         {"module.", NULL, "module.", 0}, {"module.", "module.", "module.", 0}, {"module.", "", "module.", 0},
         {"module.", NULL, "", 1}, {"module.module.", "module.", "module.module.", 0},
@@ -2494,12 +2515,13 @@ static void model_wrapped(int kind) { /* one tree: wrappers stay on all names or
     MUST(strstr(report.error.text, "end with a dot"));
 }
 
-static void inner_wrappers(int arg) { /* a wrapper stays where the names in front of it stay, also by state */
+/* an inner wrapper segment stays if the segments before it stay, also in optimizer state */
+static void inner_wrappers(int arg) {
     static const char *const wrappers[] = {"module"}, *const states_of[] = {"", "optimizer.exp_avg."};
     gmm_ckpt_table *t = table_new();
     gmm_ckpt_linear l = linear_of(NULL, 2, 4, 3, 0, 0);
     call c;
-    made m;
+    plan_run m;
     (void)arg;
     l.layer = 7;
     for (int e = 0; e < 2; e++)
@@ -2523,7 +2545,8 @@ static void inner_wrappers(int arg) { /* a wrapper stays where the names in fron
     (void)get(m.targets, "optimizer.exp_avg.decoder.layers.7.mlp.experts.linear_fc1.weight0");
     gmm_ckpt_plan_destroy(m.plan);
     c.target.drop_wrappers = 0;
-    c.target.scheme = gmm_ckpt_scheme_of("fused"); /* "model" is not "decoder": the inner one has no place */
+    /* the prefix changes from "model" to "decoder", so an inner wrapper cannot be kept */
+    c.target.scheme = gmm_ckpt_scheme_of("fused");
     m = plan_ok(&c, &l, 1);
     (void)get(m.targets, "model.layers.7.mlp.experts.gate_up_proj");
     (void)get(m.targets, "optimizer.exp_avg.module.model.layers.7.mlp.experts.gate_up_proj");
@@ -2540,15 +2563,15 @@ static void inner_wrappers(int arg) { /* a wrapper stays where the names in fron
     gmm_ckpt_table_destroy(t);
 }
 
-static void legacy_shapes(int arg) { /* as Megatron declares them; what stood as [E, F, H] is read too */
+static void legacy_shapes(int arg) { /* shapes as Megatron declares them; [E, F, H] is read as well */
     enum { E = 3, F = 4, H = 5 };
     float w[E * F * H];
     gmm_ckpt_table *t = table_new();
     gmm_ckpt_linear l = linear_of(NULL, E, H, F, 0, 0);
     call c;
-    made m;
+    plan_run m;
     l.slot = GMM_CKPT_FC2;
-    for (int i = 0; i < E * F * H; i++) w[i] = (float)i; /* expert, feature in, feature out */
+    for (int i = 0; i < E * F * H; i++) w[i] = (float)i; /* [expert][in][out] */
     if (arg) add(t, ML "weight2", GMM_F32, SHAPE(E, F, H), w);
     else add(t, ML "weight2", GMM_F32, SHAPE(E * F, H), w);
     call_begin(&c, t, "legacy", "legacy");
@@ -2573,7 +2596,7 @@ static void legacy_shapes(int arg) { /* as Megatron declares them; what stood as
     gmm_ckpt_table_destroy(t);
 }
 
-static void upstream_chains(int arg) { /* a later module meets the keys that an earlier one made */
+static void upstream_chains(int arg) { /* upstream applies modules in turn, each to the keys that earlier ones left */
     static const struct { const char *path[2]; int grouped[2]; const char *in[6], *out[6]; } cases[] = {
         {{"a.fc", "fc"}, {1, 1}, {"a.fc.weight0", "a.fc.weight1", "fc.weight0", "fc.weight1"},
          {"a.fc.weight", "fc.weight0", "fc.weight1"}}, /* "a.fc.weight" ends with "fc.weight" too */
@@ -2586,21 +2609,21 @@ static void upstream_chains(int arg) { /* a later module meets the keys that an 
         gmm_ckpt_table *t = keys(cases[i].in);
         gmm_ckpt_part part = GMM_ZERO;
         gmm_ckpt_linear l[2];
-        made m;
+        plan_run m;
         part.table = t;
         for (int k = 0; k < 2; k++) l[k] = linear_of(cases[i].path[k], 2, 4, 0, cases[i].grouped[k], 0);
         m = normalize(t, NULL, l, 2, GMM_CKPT_UPSTREAM);
         m.parts = &part;
         same_keys(m.targets, cases[i].out);
-        if (i == 0) IS(&m, "a.fc.weight", SHAPE(2, 4), "a.fc.weight0", -1, "a.fc.weight1");
+        if (i == 0) EXPECT_TENSOR(&m, "a.fc.weight", SHAPE(2, 4), "a.fc.weight0", -1, "a.fc.weight1");
         if (i == 3) t_same("folded again", target_bytes(&m, "a.fc.weight"), source_bytes(t, "a.fc.weight"), 16);
-        if (i == 4) IS(&m, "a.fc.weight1", SHAPE(4), "a.fc.weight1", -1);
+        if (i == 4) EXPECT_TENSOR(&m, "a.fc.weight1", SHAPE(4), "a.fc.weight1", -1);
         gmm_ckpt_plan_destroy(m.plan);
         gmm_ckpt_table_destroy(t);
     }
 }
 
-static void true_reasons(int arg) { /* what messages advise can be done */
+static void true_reasons(int arg) { /* following the advice of an error message succeeds */
     gmm_ckpt_table *t = KEYS("layer.weight0", "layer.weight1", "a.fc.weight0", "b.fc.weight0");
     gmm_ckpt_linear l = linear_of("", 2, 4, 0, 1, 0), fc = linear_of("fc", 1, 4, 0, 1, 0);
     gmm_ckpt_cut cut = GMM_ZERO;

@@ -1,5 +1,5 @@
-/* test_checkpoint_files.c - the reader of safetensors files: rows 66 to 68, and
-   the inputs that fuzzing kept. tests/checkpoint_files.py tests whole programs on files. */
+/* test_checkpoint_files.c - the reader of safetensors files: rows 66 to 68, and the corpus of the fuzzer.
+   tests/checkpoint_files.py tests whole programs on files. */
 #ifndef _POSIX_C_SOURCE
 #define _POSIX_C_SOURCE 200809L
 #endif
@@ -18,14 +18,14 @@ static void need_cjson(void) {
     if (st_missing()) t_skip("no cJSON");
 }
 
-/* A file beside the tests' program, gone after the case unless it fails. */
+/* A temporary file next to the test program, removed after the case unless the case fails. */
 static char *file_of(const char *name) {
     char *path = (char *)t_host(200);
     snprintf(path, 200, "/tmp/gmm-tests-%ld-%s", (long)getpid(), name);
     return path;
 }
 
-static void replay(int plan) { /* every kept input runs through, and some of them are accepted */
+static void replay(int plan) { /* every input of the corpus runs without a failure, and some are accepted */
     const char *const folder = plan ? "tests/fuzz/plan" : "tests/fuzz/header";
     DIR *open = opendir(folder);
     struct dirent *entry;
@@ -99,7 +99,7 @@ static void missing_shard(int arg) {
             error.text);
 }
 
-static void missing_shards(int arg) { /* noted, and the others opened, where that is asked for */
+static void missing_shards(int arg) { /* st_set_open_partial notes missing files and opens the others */
     char *path = file_of("y.safetensors.index.json"), *there = file_of("there.safetensors");
     const char *name = strrchr(there, '/') + 1;
     FILE *out = fopen(path, "w");
@@ -132,7 +132,8 @@ static void missing_shards(int arg) { /* noted, and the others opened, where tha
     T_CHECK(ok, "the files of the index were sorted wrongly");
 }
 
-static void names(int arg) { /* quotes, backslashes, control characters, UTF-8; and through a resumed writer */
+/* names with quotes, backslashes, control characters and UTF-8, also through a resumed writer */
+static void names(int arg) {
     static const char *const list[3] = {"a\"b\\c\n\t\x01", "\xC3\xA9\xF0\x9F\x98\x80", ""};
     char *path = file_of("names.safetensors"), *temporary = file_of("names.partial");
     st_identity identity;
@@ -163,7 +164,7 @@ static void names(int arg) { /* quotes, backslashes, control characters, UTF-8; 
     T_CHECK(ok && resumed && access(temporary, F_OK), "%s", error.text);
     resume.finished = 1;
     ok = st_create_resumable(&w, path, &resume, t, 3, NULL, 0, &error) && w.resumed && w.descriptor < 0 &&
-         st_commit(&w, &error); /* it is finished already */
+         st_commit(&w, &error); /* the file is already complete */
     T_CHECK(ok, "%s", error.text);
     ok = st_open(&file, path, &error);
     unlink(path);
@@ -183,8 +184,8 @@ static void names(int arg) { /* quotes, backslashes, control characters, UTF-8; 
     T_CHECK(!st_create(&w, path, t, 3, NULL, 0, &error) && strstr(error.text, "UTF-8"), "%s", error.text);
 }
 
-/* A finished file of other bytes and equal header is not taken for the one that a run wrote, in any order of what was
-   removed; nor is a file moved that another program put under the temporary name. */
+/* A complete file with other bytes and the same header is not mistaken for the one that a run wrote, whichever files
+   were removed; a file of another program under the temporary name is not renamed. */
 static void identities(int arg) {
     char *path = file_of("same.safetensors"), *temporary = file_of("same.partial"), *other = file_of("same.other");
     st_identity identity, earlier;
@@ -204,11 +205,11 @@ static void identities(int arg) {
     strcpy(t.dtype, "U8");
     ok = st_create(&w, path, &t, 1, NULL, 0, &error) && st_write(&w, 0, "o", 1, &error) && st_commit(&w, &error);
     T_CHECK(ok, "%s", error.text);
-    for (int finished = 0; finished < 2; finished++) { /* the temporary file is gone, the older output there */
+    for (int finished = 0; finished < 2; finished++) { /* the temporary file is removed, an older output exists */
         resume.earlier = NULL;
         ok = st_create_resumable(&w, path, &resume, &t, 1, NULL, 0, &error) && st_write(&w, 0, "n", 1, &error) &&
              st_flush(&w, &error) && st_writer_identify(&w, &identity, &error);
-        T_CHECK(ok && link(temporary, other) == 0, "%s", error.text); /* so that its inode is not given anew */
+        T_CHECK(ok && link(temporary, other) == 0, "%s", error.text); /* so that its inode is not reused */
         st_suspend(&w);
         unlink(temporary);
         resume.earlier = &identity;
@@ -229,7 +230,7 @@ static void identities(int arg) {
     ok = st_create_resumable(&w, path, &resume, &t, 1, NULL, 0, &error) && w.resumed && w.descriptor < 0;
     st_suspend(&w);
     T_CHECK(ok, "the file itself was not found");
-    earlier.nanoseconds ^= 1; /* an inode used again */
+    earlier.nanoseconds ^= 1; /* as if the inode had been reused */
     ok = st_create_resumable(&w, path, &resume, &t, 1, NULL, 0, &error);
     T_CHECK(ok && !w.resumed, "a file changed at another time was taken for a finished one");
     unlink(temporary);
@@ -245,7 +246,8 @@ static void identities(int arg) {
     T_CHECK(ok && got == 'o', "the older file is gone");
 }
 
-static void locks(int arg) { /* of two processes one has it; it ends with its process, or when it is given back */
+/* only one of two processes holds the lock; it is released when its process ends or gives it back */
+static void locks(int arg) {
     char *path = file_of("lock");
     file_lock lock;
     file_error error;
@@ -266,12 +268,12 @@ static void locks(int arg) { /* of two processes one has it; it ends with its pr
         T_CHECK(WEXITSTATUS(status) == (held ? 2 : 1), "held %d: %d", held, WEXITSTATUS(status));
     }
     T_CHECK(!access(path, F_OK), "the child left its file");
-    T_CHECK(file_lock_take(&lock, path, &error), "%s", error.text); /* what an ended process left */
+    T_CHECK(file_lock_take(&lock, path, &error), "%s", error.text); /* the lock file of a process that has ended */
     file_lock_release(&lock);
     T_CHECK(access(path, F_OK), "the lock file is still there");
 }
 
-static void places(int arg) { /* one file by many paths, existing or not */
+static void places(int arg) { /* one file by several paths, existing or not */
     char *a = file_of("a"), *hard = file_of("hard"), *soft = file_of("soft"), *folder = file_of("link");
     const char *const name = strrchr(a, '/') + 1;
     char through[400], absent[400], absent_through[400];

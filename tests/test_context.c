@@ -46,7 +46,7 @@ static void allocator(int arg) {
         gmm_status status;
         lin_build(&r, &s);
         status = t_linear(ctx, s.op, &r.d);
-        r.d.in_features = 0; /* nor does a refusal allocate */
+        r.d.in_features = 0; /* a refused call allocates nothing either */
         if (status == GMM_OK && t_linear(ctx, s.op, &r.d) != GMM_E_ARG) status = GMM_E_ARG;
         if (status != GMM_OK || h.allocated != made || h.released != 0) {
             gmm_destroy(ctx);
@@ -55,7 +55,7 @@ static void allocator(int arg) {
     }
     gmm_destroy(ctx);
     T_CHECK(h.released == h.allocated, "%ld allocations, %ld releases", h.allocated, h.released);
-    /* memory runs out */
+    /* the allocator fails */
     h.fail = 1;
     h.allocated = h.released = 0;
     ctx = (gmm_context *)&h;
@@ -116,7 +116,7 @@ static void log_hook(int arg) {
     lin_check(&r);
 }
 
-/* What a build lacks for a machine, for every combination of facts. */
+/* The warnings about what a build lacks on a machine, for every combination of build and machine. */
 static void build_warnings(int arg) {
     gmm_build b;
     (void)arg;
@@ -198,7 +198,7 @@ static void create_errors(int arg) {
     T_CHECK(gmm_version_number() == (uint32_t)GMM_VERSION_NUMBER, "gmm_version_number");
 }
 
-/* A context has the engine that is required of it, or is refused with the reason. */
+/* gmm_config.require_engine: the context has that engine, or creation fails with the reason. */
 static void required_engine(int arg) {
     static const int64_t sizes[] = {64};
     const lin_spec s = {.op = GMM_OP_LINEAR_FWD, .in = GMM_BF16, .out = GMM_BF16, .groups = 1, .K = 64, .N = 64,
@@ -222,7 +222,7 @@ static void required_engine(int arg) {
     got = gmm_create(&ctx, &c, &error);
     if (got == GMM_OK) gmm_destroy(ctx);
     if (gmm_linear_query(T.ctx, s.op, &r.d, &info) == GMM_OK) T_CHECK(got == GMM_OK, "\"%s\"", error.text);
-    else if (engine == GMM_ENGINE_CUBLASLT && got == GMM_OK) /* is there, and wants splits on the host */
+    else if (engine == GMM_ENGINE_CUBLASLT && got == GMM_OK) /* the engine exists, but needs splits on the host */
         T_CHECK(strstr(gmm_last_error(T.ctx), "groups.on_host"), "\"%s\"", gmm_last_error(T.ctx));
     else refused(&c, strstr(error.text, "not in this build") ? GMM_E_BUILD : GMM_E_DEVICE, "config.require_engine",
                  gmm_engine_name(engine));
@@ -230,7 +230,7 @@ static void required_engine(int arg) {
     (void)t_context(&c);
 }
 
-/* A build or machine without a GPU says so; with one, an ordinal far too large is refused. */
+/* Without a GPU in the build or machine the error says so; with one, an ordinal that is too large is refused. */
 static void no_gpu(int arg) {
     gmm_config c;
     gmm_error error = GMM_ZERO;
@@ -271,7 +271,7 @@ static void defaults(int arg) {
 
 /* ---------------------------------------------------------------------------------------------------- Messages --- */
 
-/* The text of the last failure stays through successes, until the next failure. */
+/* gmm_last_error keeps the text of the last failure through successful calls. */
 static void last_error(int arg) {
     static const int64_t sizes[] = {3, 0, 5};
     const lin_spec s = {.op = GMM_OP_LINEAR_FWD, .groups = 3, .K = 20, .N = 30, .sizes = sizes};
@@ -297,7 +297,7 @@ static void last_error(int arg) {
     lin_check(&r);
 }
 
-/* Descriptors of an older version: what lies behind struct_size reads as 0. */
+/* Descriptors of an older version: fields beyond struct_size read as 0. */
 static void older_descriptors(int arg) {
     static const int64_t sizes[] = {3, 0, 5};
     lin_spec s = {.op = arg ? GMM_OP_LINEAR_WGRAD : GMM_OP_LINEAR_FWD, .groups = 3, .K = 20, .N = 30, .sizes = sizes,
@@ -305,7 +305,8 @@ static void older_descriptors(int arg) {
     gmm_info info, before;
     lin_run r;
     lin_build(&r, &s);
-    r.groups.struct_size = (uint32_t)offsetof(gmm_groups, on_host); /* a device split, no promise, no hint, tail kept */
+    /* defaults: device split, no row_align, no hint, tail kept */
+    r.groups.struct_size = (uint32_t)offsetof(gmm_groups, on_host);
     r.groups.on_host = 77;
     r.groups.row_align = -5;
     r.groups.tail = (gmm_tail)99;
@@ -332,7 +333,7 @@ static void older_descriptors(int arg) {
     T_CHECK(info.workspace_bytes != before.workspace_bytes, "query");
     t_same("gmm_info behind struct_size", (char *)&info + info.struct_size, (char *)&before + info.struct_size,
            sizeof info - info.struct_size);
-    /* and of this version */
+    /* the same call with the current struct_size */
     r.groups.struct_size = (uint32_t)sizeof r.groups;
     r.groups.on_host = r.groups.row_align = 0;
     r.groups.tail = GMM_TAIL_KEEP;
@@ -352,7 +353,7 @@ static void older_descriptors(int arg) {
     lin_check(&r);
 }
 
-/* What a query tells: engine, workspace, demands on K and N; the same with and without addresses. */
+/* Results of a query: engine, workspace, alignment of K and N; equal with and without addresses. */
 static void queries(int arg) {
     static const int64_t sizes[] = {3, 0, 5};
     const lin_spec s = {.op = (gmm_op)(GMM_OP_LINEAR_FWD + arg), .in = GMM_BF16, .out = GMM_BF16, .groups = 3, .K = 21,

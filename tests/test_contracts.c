@@ -1,5 +1,6 @@
-/* test_contracts.c - what a call may be given: memory that overlaps is refused for every operation before anything is
-   written, views that share no byte are taken, and a faulty split is a status where nobody else would report it. */
+/* test_contracts.c - rules about operands of a call: overlapping memory is refused for every operation before anything
+   is written, interleaved views that share no byte are accepted, and a faulty split is an error status where no fault
+   word would report it. */
 #include "linear_case.h"
 
 #include <stdio.h>
@@ -12,8 +13,8 @@ static gmm_mat view(gmm_dtype dtype, const void *data, int64_t ld) {
 }
 static void *past(const void *p, int64_t bytes) { return (void *)((uintptr_t)p + (uintptr_t)bytes); }
 
-/* Expects the call to be refused for two named places. On a GPU, where buffers have no gaps, another buffer may come
-   before the second one. */
+/* Expects the call to be refused with a message that names both overlapping operands. On a GPU, where buffers have no
+   gaps, another operand may be named in place of the second. */
 #define OVERLAP(call, function, first, second) \
     T_REFUSED(GMM_E_ARG, call, function ": ", first ": 0x", "overlaps ", T.gpu ? "0x" : second ", 0x", NULL)
 
@@ -58,7 +59,7 @@ static void linear_overlaps(int arg) {
     r.groups.fault = r.fault;
     {
         gmm_mat x = r.x.mat;
-        r.x.mat.data = ws; /* the workspace is written too */
+        r.x.mat.data = ws; /* the workspace counts as an output */
         OVERLAP(FWD, "gmm_linear_fwd", "workspace", "x");
         r.x.mat = x;
     }
@@ -78,7 +79,7 @@ static void linear_overlaps(int arg) {
     OVERLAP(gmm_linear_bgrad(T.ctx, &r.d, ws, WS, T.stream), "gmm_linear_bgrad", "db.mat", "d_bias_scale");
 }
 
-/* Destinations in tables: equal, cut into one another, and over other memory. */
+/* Destinations in tables: equal, partly overlapping, and over other operands. */
 static void table_overlaps(int arg) {
     enum { WS = 1 << 22, SIZE = 16 * 16 * 4 };
     lin_spec s = { .op = GMM_OP_LINEAR_WGRAD, .groups = 3, .K = 16, .N = 16, .sizes = sizes3, .beta = 1, .frozen = 1 };
@@ -89,7 +90,7 @@ static void table_overlaps(int arg) {
     memory = t_alloc(4 * SIZE);
     r.out.mat = gmm_mat_table(GMM_F32, table, (uint32_t)GMM_MAT_TABLE_ON_HOST);
 #define WGRAD gmm_linear_wgrad(T.ctx, &r.d, ws, WS, T.stream)
-    for (int g = 0; g < 3; g++) table[g] = past(memory, (2 - g) * SIZE); /* side by side, in falling order */
+    for (int g = 0; g < 3; g++) table[g] = past(memory, (2 - g) * SIZE); /* adjacent, at descending addresses */
     T_OK(WGRAD);
     table[0] = table[2];
     OVERLAP(WGRAD, "gmm_linear_wgrad", "dw.mat.table[0]", "dw.mat.table[2]");
@@ -111,8 +112,8 @@ static void table_overlaps(int arg) {
 #undef WGRAD
 }
 
-/* As many experts as need several sorted pieces, in any order: found wherever it is, and nothing found where every
-   matrix touches two others. */
+/* So many experts that addresses are sorted in several pieces, in any order: an overlap is found wherever it is, and
+   none is reported where every matrix is adjacent to two others. */
 static void many_experts(int arg) {
     enum { G = 2600, K = 4, N = 2, SIZE = K * N * 4, WS = 1 << 24 };
     int64_t *sizes = (int64_t *)t_host(G * sizeof *sizes);
@@ -173,7 +174,8 @@ static void column_views(int arg) {
 
 /* -------------------------------------------------------------------------------------------- Against byte maps --- */
 
-/* `count` matrices of rows x cols elements at random distances in a small buffer, and the bytes they have. */
+/* `count` matrices of rows x cols elements with random strides in a small buffer, and a map of the bytes that they
+   cover. */
 typedef struct boxes {
     gmm_mat mat;
     unsigned char byte[4096];
@@ -196,7 +198,7 @@ static int share(const boxes *a, const boxes *b) {
     return 0;
 }
 
-/* Refused exactly where a byte is shared: rows at two distances, matrices at two more, and tables of them. */
+/* Refused exactly if a byte is shared: two random row strides, two random matrix strides, and tables. */
 static void exact(int arg) {
     enum { TRIALS = 4000, WS = 1 << 16 };
     char *base = (char *)t_alloc(4096);
@@ -221,7 +223,7 @@ static void exact(int arg) {
             gmm_glu d = GMM_ZERO;
             draw(&a, GMM_U8, base, count, 2 * rows, cols);
             draw(&b, GMM_U8, base, count, 2 * rows, cols);
-            for (int i = 0; arg == 2 && i < 2; i++) { /* the same boxes by their addresses */
+            for (int i = 0; arg == 2 && i < 2; i++) { /* the same matrices as tables of addresses */
                 gmm_mat *m = i ? &b.mat : &a.mat;
                 const int64_t turn = t_int(0, 3);
                 for (int64_t g = 0; g < count; g++)
@@ -329,9 +331,9 @@ static void move_overlaps(int arg) {
         d.scale = d.beta = 1.0f;
         d.x = &x;
         d.y = &a;
-        table[0] = table[1] = floats(2 * COLS); /* one matrix twice is read twice */
+        table[0] = table[1] = floats(2 * COLS); /* an input table may name a matrix twice */
         T_OK(gmm_accumulate(T.ctx, &d, ws, WS, T.stream));
-        table[1] = a.data; /* y is one of x */
+        table[1] = a.data; /* y is one of the inputs */
         T_OK(gmm_accumulate(T.ctx, &d, ws, WS, T.stream));
         a.ld = COLS + 1;
         OVERLAP(gmm_accumulate(T.ctx, &d, ws, WS, T.stream), "gmm_accumulate", "y", "x.table[1]");
@@ -351,7 +353,7 @@ static void move_overlaps(int arg) {
                         T.stream), "gmm_offsets", "offsets", "groups.splits");
 }
 
-/* gmm_accumulate alone may write over one of its inputs: the same bits as beside them. */
+/* gmm_accumulate may write over one of its inputs: the same bits as with a separate output. */
 static void accumulate_in_place(int arg) {
     enum { COUNT = 3, R = 7, C = 300 };
     const gmm_dtype dtype = lin_dtype(arg);
@@ -425,7 +427,7 @@ static void route_overlaps(int arg) {
         T_OK(gmm_permute_map(T.ctx, &d, ws, WS, T.stream));
         d.x = d.rows = &rows;
         OVERLAP(gmm_permute_fwd(T.ctx, &d, ws, WS, T.stream), "gmm_permute_fwd", "rows", "x");
-        d.x = NULL; /* each call refuses the others' operands */
+        d.x = NULL; /* each call refuses operands of the other calls */
         d.out = &rows;
         OVERLAP(gmm_unpermute_fwd(T.ctx, &d, ws, WS, T.stream), "gmm_unpermute_fwd", "out", "rows");
         d.out = d.rows = NULL;

@@ -1,4 +1,5 @@
-/* test_cublaslt.c - the CUBLASLT engine, demanded per call: linear products against fp64, and what it declines. GPU. */
+/* test_cublaslt.c - the CUBLASLT engine, demanded by gmm_options.engine: linear products against fp64, and what it
+   declines. GPU. */
 #include "linear_case.h"
 
 #include <math.h>
@@ -24,7 +25,8 @@ static void build(lin_run *r, const lin_spec *s) {
         t_skip("the GPU engines were built without cuBLASLt");
 }
 
-/* Integers exactly, reals within the bound of fp32 accumulation; twice, for equal bits. */
+/* Integer operands give exact results, real ones within the bound of fp32 accumulation; a second run gives equal
+   bits. */
 static void both(lin_spec s) {
     lin_run r;
     for (int i = 0; i < 2; i++) {
@@ -105,7 +107,7 @@ static void adds(int arg) {
     both(s);
 }
 
-/* A query before alpha is there tells what a call with it takes. */
+/* A query without the address of alpha returns the workspace of a call with it. */
 static void alphas(int arg) {
     static const int64_t sizes[5] = {12, 0, 31, 1, 40};
     lin_spec s = spec_of(arg, sizes);
@@ -183,7 +185,7 @@ static void alone(int arg) {
     }
 }
 
-/* More shapes than the cache of algorithms holds, and all of them again. */
+/* More shapes than the algorithm cache holds, each twice. */
 static void many_shapes(int arg) {
     enum { GROUPS = 300 };
     int64_t *sizes = (int64_t *)t_host(GROUPS * sizeof *sizes);
@@ -236,7 +238,7 @@ static void tf32(int arg) {
     T_CHECK(error_of(&r) == exact, "after TF32 the same call in fp32 differs");
 }
 
-/* A context whose default is this engine; queries tell the engine, and AUTO never takes it. */
+/* A context with this engine as default: queries return it; AUTO never takes it. */
 static void context(int arg) {
     static const int64_t sizes[5] = {12, 0, 31, 1, 40};
     lin_spec s = spec_of(arg, sizes);
@@ -259,7 +261,7 @@ static void context(int arg) {
     lin_check(&r);
 }
 
-/* What it declines, each with its reason, before anything is written. */
+/* Calls that the engine declines, each with its reason, before anything is written. */
 static void declines(int arg) {
     static const int64_t sizes[5] = {12, 0, 31, 1, 40};
     enum { DEVICE_SIZES, TABLE, SM_LIMIT, DTYPE, BIAS, BIAS_DTYPE, ROW_SCALE, BETA, FROZEN, BGRAD, KINDS };
@@ -289,7 +291,7 @@ static void declines(int arg) {
     }
 }
 
-/* While capturing: an error, and the capture goes on. */
+/* A call during a stream capture returns an error and leaves the capture valid. */
 static void capture(int arg) {
     static const int64_t sizes[5] = {12, 0, 31, 1, 40};
     lin_spec s = spec_of(arg, sizes);

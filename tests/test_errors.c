@@ -1,6 +1,5 @@
-/* test_errors.c - every rule of a linear call violated on purpose (rows 22, 52, 59 and the issue's list): each gives
-   its status and a message with function, argument (the field, behind the descriptor's name in the declaration) and
-   value, runs nothing and writes nothing. */
+/* test_errors.c - violates every rule of a linear call (rows 22, 52, 59): each call returns its status and a message
+   with function, argument (descriptor name and field, as declared) and value; it enqueues and writes nothing. */
 #include "linear_case.h"
 
 #include <stdarg.h>
@@ -14,17 +13,17 @@ static const char *const functions[] = {"gmm_linear_fwd", "gmm_linear_dgrad", "g
 static gmm_status (*const calls[])(gmm_context *, const gmm_linear *, void *, size_t, gmm_stream) = {
     gmm_linear_fwd, gmm_linear_dgrad, gmm_linear_wgrad, gmm_linear_bgrad};
 
-/* A valid call that a violation then spoils. */
+/* A valid call, which a violation changes. */
 typedef struct bad_call {
     lin_run r;
     int op;               /* 0 to 3 */
     gmm_linear *d;
-    gmm_linear *linear;   /* handed over: d or NULL */
+    gmm_linear *linear;   /* the argument of the call: d or NULL */
     void *workspace;
     size_t bytes;
     gmm_stream stream;
     gmm_context *ctx;
-    gmm_mat *act, *weight; /* an activation that the operation reads; w or the gradient's matrix */
+    gmm_mat *act, *weight; /* an activation that the operation reads, and w or the gradient's matrix */
     const char *act_name, *weight_name, *grad_name;
     int64_t act_cols;
     /* what is expected */
@@ -46,11 +45,11 @@ static void needle(bad_call *b, const char *format, ...) {
     (void)vsnprintf(b->needle[b->needles++], sizeof b->needle[0], format, list);
     va_end(list);
 }
-static void shapes(bad_call *b) { /* the shapes of the call are named too */
+static void shapes(bad_call *b) { /* the message must contain the shapes of the call */
     needle(b, "K=17");
 }
 
-/* Each violation changes the call, says which status must come, and what the message must hold. */
+/* Each violation changes the call, and sets the expected status and strings of the message. */
 #define VIOLATIONS(X) \
     X(linear_null, ALL) X(context_null, ALL) X(groups_null, ALL) X(in_zero, ALL) X(in_negative, ALL) X(out_zero, ALL) \
     X(out_negative, ALL) X(count_zero, ALL) X(count_negative, ALL) X(capacity_negative, ALL) X(splits_null, ALL) \
@@ -235,7 +234,7 @@ static void weight_both(bad_call *b) {
     expect(b, GMM_E_ARG, 1);
     needle(b, ": linear.%s has both data and table", b->weight_name);
 }
-static void **entries(bad_call *b) { /* makes the weight or gradient a host table */
+static void **entries(bad_call *b) { /* turns the weight or gradient into a host table */
     void **table = (void **)t_host(4 * sizeof *table);
     for (int g = 0; g < 4; g++) table[g] = b->op < 2 ? b->r.w.table[g] : b->r.out.table[g];
     b->weight->data = NULL;
@@ -291,7 +290,7 @@ static void weight_flags(bad_call *b) {
     needle(b, ": linear.%s:", b->weight_name);
     needle(b, "4000");
 }
-static void weight_amax_flag(bad_call *b) { /* of quantized copies */
+static void weight_amax_flag(bad_call *b) { /* a flag of quantized operands */
     b->weight->flags = GMM_MAT_ROW_AMAX;
     expect(b, GMM_E_ARG, 1);
     needle(b, ": linear.%s:", b->weight_name);
@@ -580,14 +579,14 @@ static void violate(int arg) {
         t_skip("a rule of CPU contexts");
     if (b.ctx) needles[n++] = functions[b.op];
     for (int i = 0; i < b.needles; i++) needles[n++] = b.needle[i];
-    if (b.ctx && b.linear && !b.linear->struct_size) needles[n++] = "(G="; /* shapes, as soon as they can be read */
+    if (b.ctx && b.linear && !b.linear->struct_size) needles[n++] = "(G="; /* shapes, if the descriptor can be read */
     needles[n] = NULL;
     t_before(1);
     got = calls[b.op](b.ctx, b.linear, b.workspace, b.bytes, b.stream);
     t_refused(b.want, got, gmm_last_error(b.ctx), violations[arg / 4].name, __FILE__, __LINE__, needles);
     if (b.ctx && strlen(gmm_last_error(b.ctx)) > 500) T_FAIL("the message is cut off: %s", gmm_last_error(b.ctx));
 
-    /* the query says the same, or takes what concerns only addresses and workspace */
+    /* the query returns the same error, except for errors of addresses and workspace */
     if (b.ctx) needles[0] = "gmm_linear_query";
     t_before(1);
     got = gmm_linear_query(b.ctx, (gmm_op)(GMM_OP_LINEAR_FWD + b.op), b.linear, &info);
@@ -597,7 +596,7 @@ static void violate(int arg) {
     } else T_CHECK(got == GMM_OK, "query: %s: %s", gmm_status_name(got), gmm_last_error(b.ctx));
 }
 
-/* The call that every violation starts from is valid, and stays so with the exact workspace. */
+/* The unchanged call is valid, also with a workspace of exactly the queried size. */
 static void valid(int arg) {
     bad_call b;
     prepare(&b, arg);
@@ -620,7 +619,7 @@ static void query_errors(int arg) {
     (void)snprintf(size, sizeof size, "%u", (unsigned)info.struct_size);
     T_REFUSED(GMM_E_VERSION, gmm_linear_query(T.ctx, GMM_OP_LINEAR_FWD, b.d, &info), "gmm_linear_query", "info",
               size, NULL);
-    /* nothing is read of operands that the operation does not use */
+    /* operands that the operation does not use are not read */
     info.struct_size = 0;
     b.d->dy = b.d->dx = (const gmm_mat *)1;
     b.d->dw = b.d->db = (const gmm_grad *)1;
@@ -660,8 +659,8 @@ static void offsets_errors(int arg) {
     T_REFUSED(GMM_E_VERSION, gmm_offsets(T.ctx, &groups, out, T.stream), "gmm_offsets", "4096", NULL);
 }
 
-/* The codes that no linear call gives. GMM_E_BUILD, GMM_E_DEVICE and GMM_E_MEMORY are in test_context.c; CAPTURE, CUDA
-   and COMM need a GPU or a communicator. */
+/* Status codes that no linear call returns. GMM_E_BUILD, GMM_E_DEVICE and GMM_E_MEMORY are in test_context.c; CAPTURE,
+   CUDA and COMM need a GPU or a communicator. */
 static void other_codes(int arg) {
     gmm_pad_in in = GMM_ZERO;
     gmm_wgrad_in decide = GMM_ZERO;

@@ -1,4 +1,4 @@
-/* test_graph.c - captured graphs replayed with other splits, whole layers included; multiprocessor limits. GPU only. */
+/* test_graph.c - captured graphs replayed with other splits, whole layers included; SM limits. GPU only. */
 #include "test.h"
 
 #include <stdio.h>
@@ -9,7 +9,7 @@
 
 enum { TOKENS = 96, EXPERTS = 12, TOPK = 3, ROWS = TOKENS * TOPK, SLOTS = TOKENS * TOPK };
 
-/* A mixture-of-experts layer, forward and backward, over buffers that stay where they are. */
+/* A mixture-of-experts layer, forward and backward, in buffers at fixed addresses. */
 typedef struct layer {
     int64_t hidden, ffn;
     gmm_recipe recipe;
@@ -18,7 +18,7 @@ typedef struct layer {
     gmm_options options;
     gmm_mlp_config config;
     gmm_route route;
-    gmm_permute permute, dispatch; /* the map alone, and with the operands of permute_fwd */
+    gmm_permute permute, dispatch; /* permute_map's descriptor; permute_fwd's with its operands */
     gmm_mlp mlp;
     t_mat logits, dlogits, x, rows, w1, w2, b1, b2, y, out, dout, drows_y, drows_x, dx, dw1, dw2, db1, db2;
     gmm_grad gw1, gw2, gb1, gb2;
@@ -150,16 +150,16 @@ static void layer_build(layer *l, gmm_dtype dtype, gmm_recipe_kind recipe, int32
     grow(l, &info);
     T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &l->mlp, &info));
     grow(l, &info);
-    l->workspace_bytes += 1 << 16; /* the permutes between them need little */
+    l->workspace_bytes += 1 << 16; /* the permutes need little more */
     l->workspace = t_workspace(l->workspace_bytes);
 }
 
-/* Enqueues the whole layer; every operation shares one workspace. The first status that is no success. */
+/* Enqueues the whole layer; all operations share one workspace. Returns the first error status. */
 static gmm_status layer_run(layer *l) {
 #define STEP(call) do { const gmm_status s_ = (call); if (s_ != GMM_OK) return s_; } while (0)
 #define WS l->workspace, l->workspace_bytes, T.stream
     gmm_permute combine = l->permute, back = l->permute, scatter = l->permute;
-    combine.rows = &l->y.mat; /* weighted by the MLP: no probs */
+    combine.rows = &l->y.mat; /* no probs: the MLP has weighted the rows */
     combine.out = &l->out.mat;
     scatter.dout = &l->dout.mat;
     scatter.drows = &l->drows_y.mat;
@@ -196,7 +196,7 @@ static bits layer_bits(const layer *l) {
     b.at[8] = t_get(l->route.aux_loss, b.bytes[8] = sizeof(float));
     return b;
 }
-/* The same copied to `to` in device memory, without waiting; the number of bytes. */
+/* Copies the outputs to `to` in device memory asynchronously; returns the number of bytes. */
 static size_t layer_keep(const layer *l, unsigned char *to, bits *b) {
     const t_mat *mats[7] = { &l->out, &l->dx, &l->dlogits, &l->dw1, &l->dw2, &l->db1, &l->db2 };
     const size_t sizes[2] = { ROWS * sizeof(float), sizeof(float) };
@@ -233,7 +233,7 @@ static void layer_same(const char *what, const bits *a, const bits *b) {
     }
 }
 
-/* New logits: usual ones, ones that leave most experts empty, or NaN-free ones that favour one expert. */
+/* New logits: random, random with most experts empty, or all tokens in favour of one expert. */
 static void layer_reroute(layer *l, int kind) {
     for (int64_t i = 0; i < TOKENS * EXPERTS; i++)
         l->logits.v[i] = (double)(float)(t_real() + (kind == 1 && i % EXPERTS < TOPK ? 8.0 : 0.0) +
@@ -285,7 +285,7 @@ static void replay_layer(int arg) {
     device_graph_free(graph);
 }
 
-/* row 56: the number of multiprocessors changes nothing */
+/* row 56: gmm_options.sm_limit changes no bit */
 static void limits(int arg) {
     static const int32_t limit[] = { 0, 132, 100, 33, 1 };
     bits first, b;
@@ -301,9 +301,9 @@ static void limits(int arg) {
     }
 }
 
-/* row 56: multiprocessors beyond the limit are free. While the product runs, another stream gets a block onto each of
-   them, several times after one another, all of which ends before the product does. A block takes a multiprocessor's
-   whole shared memory, so that it finds no place beside the product's blocks. */
+/* row 56: SMs beyond the limit stay free. While the product runs, another stream launches blocks, several times in a
+   row, which all end before the product does. Each block takes the whole shared memory of an SM, so it cannot share one
+   with a block of the product. */
 enum { FREED_ROWS = 24576, FREED_WIDE = 4096 };
 static void freed(int arg) {
     enum { ROWS_ = FREED_ROWS, WIDE = FREED_WIDE, TURNS = 8 };
@@ -356,7 +356,7 @@ static void freed(int arg) {
     status[3] = run[arg](T.ctx, &d, ws, info.workspace_bytes, T.stream);
     why[1] = device_stamps(T.stream, stamps + 1, 1, 0, 0);
     status[4] = rt.stream_wait(rt.self, other, began, 0);
-    for (int t = 0; t < TURNS; t++) /* the first turn is there to let the product begin */
+    for (int t = 0; t < TURNS; t++) /* the first round only lets the product begin */
         why[2 + t] = device_stamps(other, stamps + 2 + t * beside, t ? beside : 1, t != 0, t ? 10000 : 100000);
     t_wait();
     status[5] = rt.stream_sync(rt.self, other);
@@ -380,7 +380,7 @@ static void freed(int arg) {
     }
 }
 
-/* row 53: linear operations alone, with splits from all empty to full, faulty ones between good ones */
+/* row 53: linear operations, with splits from all empty to full, faulty splits between valid ones */
 static void replay_linear(int arg) {
     enum { G = 5, CAPACITY = 300, K = 72, N = 56 };
     static const int64_t splits[][G] = {
@@ -458,7 +458,7 @@ static void replay_linear(int arg) {
     device_graph_free(graph);
 }
 
-/* row 55: host sizes cannot be captured; the capture goes on */
+/* row 55: host sizes cannot be captured; the capture stays valid */
 static void host_sizes(int arg) {
     enum { G = 3, K = 16, N = 24 };
     const int32_t sizes[G] = { 4, 0, 9 };
@@ -523,5 +523,5 @@ void tests_graph(void) {
     t_add_gpu(host_sizes, 0, "row55 host sizes while capturing");
 }
 #else
-void tests_graph(void) {} /* graphs need the CUDA engines */
+void tests_graph(void) {} /* graphs need CUDA */
 #endif

@@ -13,7 +13,7 @@ static const char *const dtype_names[] = {"f32", "f16", "bf16"};
 
 __extension__ typedef __int128 wide;
 
-/* The rule in the words of its contract, in wider arithmetic. */
+/* The rule of gmm_groups for faulty splits, as its contract states it, in wider arithmetic. */
 static int64_t split_model(int64_t begin, int64_t value, gmm_split_form form, int64_t capacity, int32_t row_align,
                            uint32_t *fault) {
     wide size = value;
@@ -43,7 +43,7 @@ static void split_rule(int arg) {
                     for (int b = 0; b < 4; b++) {
                         const int64_t begin = b == 0 ? 0 : b == 1 ? capacities[c] / 2 : b == 2 ? capacities[c] - 1
                                                                                              : capacities[c];
-                        uint32_t want = 0x80u, got = 0x80u; /* bits are OR-ed: what is set stays */
+                        uint32_t want = 0x80u, got = 0x80u; /* bits are OR-ed into the fault word */
                         int64_t end, model;
                         if (begin < 0) continue;
                         model = split_model(begin, values[v], (gmm_split_form)form, capacities[c], aligns[a], &want);
@@ -98,7 +98,7 @@ static void split_forms(int arg) {
         }
 }
 
-/* Hints and true promises change nothing, nor do sm_limit, the options that allow more, and a larger capacity. */
+/* Hints, valid promises (row_align), sm_limit, further options and a larger capacity change no bit. */
 static void hints(int arg) {
     static const int64_t sizes[] = {16, 0, 48, 256};
     static const int64_t rows[] = {1, 320, 100000, INT64_MAX};
@@ -132,7 +132,7 @@ static void capacities(int arg) {
     for (int64_t extra = 1; extra < 700; extra += 233) {
         s.extra = extra;
         t_reseed(1);
-        lin_build(&r, &s); /* other random numbers are drawn: take the data over */
+        lin_build(&r, &s); /* the second build draws other random numbers, so copy the data */
         for (int64_t i = 0; i < first.live * s.K && r.x.v; i++) r.x.v[i] = first.x.v[i];
         for (int64_t i = 0; i < first.live * s.N && r.dy.v; i++) r.dy.v[i] = first.dy.v[i];
         if (r.x.v) t_mat_put(&r.x);
@@ -148,7 +148,7 @@ static void capacities(int arg) {
 }
 
 static void threads(int arg) {
-    static const int64_t sizes[] = {5, 1500, 0, 33, 2}; /* work enough for three threads in every operation */
+    static const int64_t sizes[] = {5, 1500, 0, 33, 2}; /* enough work for three threads in every operation */
     lin_spec s = real_spec(arg, sizes, 5);
     lin_run first, r;
     run(&first, &s, T.ctx, 1);
@@ -160,7 +160,7 @@ static void threads(int arg) {
     }
 }
 
-/* Threads of this process, 0 where the system does not say. */
+/* Threads of this process, 0 if unknown. */
 static int process_threads(void) {
     FILE *file = fopen("/proc/self/status", "r");
     char line[256];
@@ -176,8 +176,8 @@ static size_t workspace_of(gmm_context *ctx, const lin_run *r) {
     return info.workspace_bytes;
 }
 
-/* A call too small for threads takes one, and workspace for one, whatever the context may take; a large one takes more.
-   Bits are the same. */
+/* A small call uses one thread, and workspace for one, whatever the context allows; a large call uses more. Bits are
+   equal. */
 static void few_threads(int arg) {
     static const int64_t one[] = {1}, some[] = {3, 0, 5}, many[] = {5, 1500, 0, 33, 2};
     const lin_spec specs[] = {
@@ -214,7 +214,7 @@ static void few_threads(int arg) {
     }
 }
 
-/* The same of the other operations that keep workspace per thread. */
+/* The same for the other operations with workspace per thread. */
 static void small_workspaces(int arg) {
     gmm_config config = T.config;
     gmm_info info[2][2];
@@ -259,7 +259,7 @@ static void repeats(int arg) {
     }
 }
 
-/* Group 2 of one call moves to another place among other groups. */
+/* Group 2 of one call has the same bits at another index among other groups. */
 static void shuffled(int arg) {
     static const int64_t before[] = {31, 0, 37, 5}, after[][4] = {{37, 100, 0, 2}, {1, 1, 1, 37}, {0, 37, 0, 0}};
     static const int64_t place[] = {0, 3, 1};
@@ -312,7 +312,7 @@ static void alone_512(int arg) {
 
 /* ------------------------------------------------------------------------------------------------------ Faults --- */
 
-/* Faulty device splits of 5 groups at capacity 30, and what they count as. */
+/* Faulty device splits of 5 groups at capacity 30, and the sizes that they are clamped to. */
 typedef struct fault_case {
     const char *what;
     lin_split split;
@@ -379,7 +379,7 @@ static void fault_bits(int arg) {
             T_CHECK(fault == (f->fault | other), "fault bits %x instead of %x", fault, f->fault | other);
             t_upload(r.fault, &zero, sizeof zero);
             lin_check(&r);
-            /* nobody asks for the bits: what a GPU context does not see, a CPU context refuses */
+            /* without a fault word a CPU context refuses the call; a GPU context cannot see the fault */
             r.groups.fault = NULL;
             if (is_status(f)) T_REFUSED(GMM_E_SPLIT, t_linear(T.ctx, s.op, &r.d), "groups.splits", "T=30", NULL);
             else if (!s.add && !s.main_grad) T_OK(t_linear(T.ctx, s.op, &r.d));
@@ -424,7 +424,7 @@ static void offsets_op(int arg) {
 
 /* ---------------------------------------------------------------------------------------------------- Contexts --- */
 
-/* Row 58: a context per thread, all at work at once. */
+/* Row 58: one context per thread, all threads at once. */
 typedef struct worker {
     gmm_context *ctx;
     lin_run r[4];
@@ -481,7 +481,7 @@ static void context_per_thread(int arg) {
     }
 }
 
-/* Every vector code that this processor has gives right results. */
+/* Every SIMD level of this processor gives correct results. */
 static void cpu_levels(int arg) {
     static const int64_t sizes[] = {13, 0, 30, 1};
     if (T.gpu) t_skip("CPU engine only");
@@ -492,7 +492,7 @@ static void cpu_levels(int arg) {
         gmm_status status;
         config.cpu_level = level;
         status = gmm_create(&ctx, &config, &error);
-        if (status == GMM_E_DEVICE && level > 1) { /* must say so, with the level */
+        if (status == GMM_E_DEVICE && level > 1) { /* the error text names the level */
             char digit[2] = {(char)('0' + level), 0};
             T_CHECK(strstr(error.text, "cpu_level") && strstr(error.text, digit) && !ctx, "\"%s\"", error.text);
             continue;

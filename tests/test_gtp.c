@@ -47,7 +47,7 @@ static void row1_2(int arg) {
         }
 }
 
-/* Padding may exceed a shard: the ranks behind the first then hold nothing else. */
+/* Padding may be larger than a shard: the last ranks then hold nothing but padding. */
 static void row3(int arg) {
     static const int64_t valid[4] = {8, 0, 0, 0};
     (void)arg;
@@ -102,7 +102,7 @@ static void units(int arg) {
     T_CHECK(gmm_gtp_recipe_unit(GMM_RECIPE_FP8_CURRENT) == 16 && gmm_gtp_recipe_unit(GMM_RECIPE_FP8_BLOCK) == 128, "");
     T_CHECK(gmm_gtp_recipe_unit(GMM_RECIPE_MXFP8) == 32 && gmm_gtp_recipe_unit(GMM_RECIPE_NVFP4) == 16, "32, 16");
     T_CHECK(gmm_gtp_recipe_unit((gmm_recipe_kind)99) == 0, "unknown");
-    {   /* the format's own unit, and a GTP size of 1, which pads nothing */
+    {   /* the row alignment of the format, and a GTP size of 1, which pads nothing */
         gmm_shard s = weight(1000, 256, 2, 1, 0);
         T_CHECK(plan_of(&s).pad == 24, "bf16");
         s.dtype = GMM_E4M3;
@@ -154,8 +154,8 @@ static void bytes(int arg) {
 
 #define MAX_ROWS 1024
 
-/* logical[i]: the whole weight's row that stands in row i of the padded local matrix, -1 for padding. Written from the
-   definition: sections in turn, of each the TP rank's slice. */
+/* logical[i]: row of the whole weight at row i of the padded local matrix, -1 for padding. Written from the definition:
+   for each section in turn, the TP rank's slice. */
 static int64_t local_matrix(const gmm_shard *s, const int64_t *sections, int32_t count, int64_t *logical) {
     int64_t n = 0, start = 0;
     for (int32_t k = 0; k < count; k++) {
@@ -230,7 +230,7 @@ static void random_weight(void) {
         T_CHECK(seen[i] == (s.tp_cut == GMM_TP_ROWS ? 1 : tp), "row %lld is held %d times", (long long)i, (int)seen[i]);
 }
 
-/* Sizes no matrix can be marked for: the identities alone, in 64 bits. */
+/* Sizes too large to mark every element: checks the arithmetic identities alone, in 64 bits. */
 static void random_large(void) {
     const int32_t g = (int32_t)t_int(2, 4096), tp = (int32_t)t_int(1, 64);
     const int64_t unit = t_int(1, 512), local = t_int(1, (int64_t)1 << t_int(1, 40));
@@ -349,7 +349,7 @@ static void row67(int arg) {
 
 static const int64_t bad_sum[2] = {100, 101}, bad_long[2] = {300, 1}, bad_zero[2] = {192, 0}, odd_two[2] = {95, 97};
 
-/* `change` breaks one rule of a good shard (192 x 256 bf16, TP 2 by rows, GTP 2). */
+/* Breaks rule number `change` of a valid shard (192 x 256 bf16, TP 2 by rows, GTP 2). */
 static const char *spoil(int change, gmm_shard *s, gmm_status *want) {
     *want = GMM_E_ARG;
     switch (change) {
@@ -451,7 +451,8 @@ static void errors(int arg) {
     }
 }
 
-/* Callers of an older version: fields that they lack are zeros, and of the plan they get what they know. */
+/* Callers compiled against an older version: fields that their structs lack read as 0, and a plan is filled up to their
+   struct_size. */
 static void versions(int arg) {
     gmm_shard s = weight(100, 4, 2, 1, 50);
     gmm_shard_plan p;
@@ -512,8 +513,8 @@ static void check_bijection(const gmm_grid *grid, int32_t world) {
     T_CHECK(rank == world, "%d ranks", (int)rank);
 }
 
-/* Row 62: whatever axes cut a tensor, of the ranks that hold one part exactly one writes it, and groups along the other
-   axes are exactly the ranks that hold the same part. */
+/* Row 62: of the ranks that hold the same part of a tensor exactly one writes it, and the groups along the axes that do
+   not shard the tensor are exactly the ranks with the same part. */
 static void check_writers(const gmm_grid *grid, int32_t world) {
     const uint32_t all = (1u << GMM_AXIS_COUNT) - 1;
     int32_t c[16][GMM_AXIS_COUNT] = {{0}};
@@ -662,7 +663,8 @@ static void memory(int arg) {
     T_CHECK(m.gather == 3 * 3 * 128 * 64 * 2, "gather %lld", (long long)m.gather);
     T_CHECK(m.wgrad == 2 * 3 * 128 * 64 * 2 && m.reduce == 3 * 32 * 64 * 2, "reduce %lld", (long long)m.reduce);
 
-    memset(&m, 0, sizeof m); /* parts received whole; own sum, wire in main_grad's dtype; SGD with momentum in bf16 */
+    /* all parts received before one sum; reduction in main_grad's dtype on the wire; SGD with momentum in bf16 */
+    memset(&m, 0, sizeof m);
     use.all_to_all = 1;
     use.wire = GMM_NONE;
     use.optimizer_bytes = 2;
@@ -670,7 +672,7 @@ static void memory(int arg) {
     T_CHECK(m.reduce == 3 * 128 * 64 * 4 && m.wgrad == 2 * 3 * 128 * 64 * 4, "reduce %lld", (long long)m.reduce);
     T_CHECK(m.optimizer == (30 * 32 * 64 + 6) / 7 * 2, "optimizer %lld", (long long)m.optimizer);
 
-    memset(&m, 0, sizeof m); /* two directions stored and gathered; recompute gathers one */
+    memset(&m, 0, sizeof m); /* rowwise and columnwise copies stored and gathered; recompute gathers one of them */
     s.dtype = GMM_E4M3;
     s.scaling = GMM_SCALING_MX32;
     T_OK_TEXT(gmm_gtp_memory_add(&use, &m, &e), e.text);
@@ -733,8 +735,8 @@ static void memory_errors(int arg) {
     T_REFUSED_TEXT(GMM_E_VERSION, gmm_gtp_memory_add(&good, &m, &e), e.text, "memory->struct_size", NULL);
 }
 
-/* The tokens at which a gather takes as long as the GEMM before it: there nothing but the head is
-   exposed, below it is. Then a step by hand. */
+/* At this number of tokens a gather takes as long as the GEMM that hides it: only the chain's head is exposed; with
+   fewer tokens every gather is. Then one step is computed by hand. */
 static void foresee(int arg) {
     static const struct row { double tokens; int32_t g; double link; } rows[] = {
         {878, 2, 450e9}, {1317, 4, 450e9}, {1536, 8, 450e9}, {1162, 2, 340e9}, {1743, 4, 340e9}, {2033, 8, 340e9}};
@@ -801,8 +803,8 @@ static void foresee(int arg) {
     T_REFUSED_TEXT(GMM_E_NULL, gmm_gtp_foresee(&f, NULL, &e), e.text, "stages", NULL);
 }
 
-/* B32: the ones of a model's gradients, each counted by the rank that writes it and over its valid rows, add up over
-   the whole world, GTP and EGTP included, to the number of logical parameters, and no smaller group holds them all. */
+/* B32: gradients of ones, each counted by the rank that writes it and over its valid rows, sum up over the whole world
+   (GTP and EGTP included) to the number of logical parameters; no smaller group gives that sum. */
 static void norm_group(int arg) {
     int32_t world = 0;
     int64_t all = 0, logical = 0, without_gtp = 0;
@@ -856,7 +858,8 @@ static void router_counts(int arg) {
             gmm_grid_group mine, other;
             int64_t tokens = 0;
             T_OK_TEXT(gmm_grid_group_of(&grid, r, axes, &mine, NULL), "");
-            for (int32_t q = 0; q < 24; q++) { /* tokens of q for the expert: other ones for every data rank */
+            /* tokens of rank q for the expert; they differ between data-parallel ranks */
+            for (int32_t q = 0; q < 24; q++) {
                 int32_t c[GMM_AXIS_COUNT];
                 T_OK_TEXT(gmm_grid_group_of(&grid, q, axes, &other, NULL), "");
                 T_OK_TEXT(gmm_grid_coords(&grid, q, c, NULL), "");

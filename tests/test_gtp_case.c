@@ -1,4 +1,4 @@
-/* test_gtp_case.c - the training that the GTP tests vary; see gtp_case.h */
+/* test_gtp_case.c - the training run that the GTP tests share; see gtp_case.h */
 #include "gtp_case.h"
 
 #include <math.h>
@@ -11,17 +11,17 @@ typedef enum kind { ACQUIRE, USE, RELEASE, WGRAD, WRITE, SUBMIT, STRAY, FENCE, O
 typedef struct op { kind kind; int layer, pass, micro, consume, step; } op;
 
 enum { SIDE = 2, STREAMS = 4, EVENTS = 4096 };
-typedef struct knowledge {
+typedef struct event_clock {
     gmm_event event;
     int of[STREAMS];
-} knowledge;
+} event_clock;
 
 struct run;
 struct rank;
-typedef struct watched_comm {
+typedef struct traced_comm {
     struct rank *rank;
     gmm_comm inner;
-} watched_comm;
+} traced_comm;
 
 typedef struct rank {
     struct run *run;
@@ -29,37 +29,37 @@ typedef struct rank {
     gmm_context *ctx;
     gmm_runtime rt, inner;
     gmm_comm comm[2];
-    watched_comm watch[2];
+    traced_comm watch[2];
     gmm_gtp *gtp;
     void *memory, *gather, *reduce;
     gmm_stream compute[2], side[2];
     uint16_t *shard[CASE_LAYERS][CASE_EXPERTS];
     void *grad[CASE_LAYERS][CASE_EXPERTS];
-    uint16_t *foreign[CASE_LAYERS];
+    uint16_t *caller_gradients[CASE_LAYERS];
     gmm_shard_plan plan[CASE_LAYERS];
     int32_t weight[CASE_LAYERS][CASE_EXPERTS], bundle[CASE_LAYERS], chain[GMM_GTP_PASSES];
     gmm_gtp_view view[CASE_LAYERS][GMM_GTP_PASSES], wgrad[CASE_LAYERS];
-    int version, due[CASE_LAYERS]; /* due: the optimizer has new shards that nobody has published */
+    int version, due[CASE_LAYERS]; /* due: new shards of the optimizer are not yet published */
     int64_t waits, asked, reported, communications, groups;
-    int knows[STREAMS][STREAMS], events;
-    knowledge event[EVENTS];
+    int clock[STREAMS][STREAMS], events;
+    event_clock event[EVENTS];
     unsigned char implied[CASE_WAITS];
     const void *first[CASE_LAYERS][GMM_GTP_PASSES + 1];
     size_t gather_bytes, reduce_bytes;
-    uint64_t last;                 /* of all the rank's memory, when its object broke */
+    uint64_t last;                 /* hash of the rank's memory when its runtime object failed */
     gmm_status status;
     char text[512];
 } rank;
 
-static gmm_status give(rank *r, const char *name, gmm_status (*function)(const void *, gmm_stream), const op *o,
-                       const gmm_mat *mat, const gmm_range *ranges, int count, gmm_stream stream);
+static gmm_status enqueue(rank *r, const char *name, gmm_status (*function)(const void *, gmm_stream), const op *o,
+                          const gmm_mat *mat, const gmm_range *ranges, int count, gmm_stream stream);
 
 typedef struct run {
     const gtp_case *c;
     gmm_ranks *ranks;
     rank rank[CASE_RANKS];
     op *program;
-    int ops, room;
+    int ops, op_capacity;
     int64_t *reference;          /* [steps + 1][layers][experts][most rows][cols] */
     atomic_llong wrong;
     char first_wrong[200];
@@ -154,7 +154,7 @@ static gmm_status write_run(const void *argument, gmm_stream stream) {
     return GMM_OK;
 }
 
-/* Checks main_grad, and makes new shards of it. */
+/* Optimizer: checks main_grad, and computes new shards from it. */
 static gmm_status optimize_run(const void *argument, gmm_stream stream) {
     const work_argument *a = (const work_argument *)argument;
     const gtp_case *c = a->run->c;
@@ -177,8 +177,8 @@ static gmm_status optimize_run(const void *argument, gmm_stream stream) {
     return GMM_OK;
 }
 
-static gmm_status give(rank *r, const char *name, gmm_status (*function)(const void *, gmm_stream), const op *o,
-                       const gmm_mat *mat, const gmm_range *ranges, int count, gmm_stream stream) {
+static gmm_status enqueue(rank *r, const char *name, gmm_status (*function)(const void *, gmm_stream), const op *o,
+                          const gmm_mat *mat, const gmm_range *ranges, int count, gmm_stream stream) {
     work_argument a;
     gmm_work w = GMM_ZERO;
     memset(&a, 0, sizeof a);
@@ -216,8 +216,8 @@ static gmm_status publish(rank *r, int layer, gmm_stream stream) {
     return gmm_gtp_publish(r->gtp, r->weight[layer], r->run->c->experts, stream);
 }
 
-/* The shards are new since the last optimizer; with `needy` nobody has said so yet. */
-static void need(void *user, gmm_gtp *gtp, const int32_t *weights, int32_t count) {
+/* on_need callback: publishes shards that the optimizer has changed, where the case leaves that to the callback. */
+static void on_need(void *user, gmm_gtp *gtp, const int32_t *weights, int32_t count) {
     rank *r = (rank *)user;
     (void)gtp;
     r->asked += count;
@@ -225,7 +225,7 @@ static void need(void *user, gmm_gtp *gtp, const int32_t *weights, int32_t count
         if (r->weight[l][0] == weights[0] && r->due[l]) (void)publish(r, l, r->compute[0]);
 }
 
-/* What the callback's stream sees of a layer's main_grads: everything up to this submit. */
+/* The main_grads of a layer as read on the callback's stream: they include everything up to this submit. */
 static gmm_status snapshot_run(const void *argument, gmm_stream stream) {
     const work_argument *a = (const work_argument *)argument;
     const gtp_case *c = a->run->c;
@@ -244,7 +244,7 @@ static gmm_status snapshot_run(const void *argument, gmm_stream stream) {
         }
     return GMM_OK;
 }
-static void ready(void *user, gmm_gtp *gtp, const int32_t *weights, int32_t count, gmm_stream stream) {
+static void on_ready(void *user, gmm_gtp *gtp, const int32_t *weights, int32_t count, gmm_stream stream) {
     rank *r = (rank *)user;
     const gtp_case *c = r->run->c;
     const op *o = &r->run->program[r->at];
@@ -259,11 +259,11 @@ static void ready(void *user, gmm_gtp *gtp, const int32_t *weights, int32_t coun
         ranges[e].bytes = (size_t)(r->plan[o->layer].shard_rows * c->cols * 4);
         if (c->main_grad == GMM_BF16) ranges[e].bytes /= 2;
     }
-    (void)give(r, "snapshot", snapshot_run, o, NULL, ranges, c->experts, stream);
+    (void)enqueue(r, "snapshot", snapshot_run, o, NULL, ranges, c->experts, stream);
 }
 
-/* Addresses stay for ever. */
-static void stays(rank *r, const void **first, const gmm_mat *m, int layer) {
+/* Views and gradient buffers keep their addresses for the whole run. */
+static void check_address(rank *r, const void **first, const gmm_mat *m, int layer) {
     const void *now = m->table ? m->table[0] : m->data;
     if (*first && *first != now) wrong(r->run, "an address", r->index, layer, 0, 0, 0, 0);
     *first = now;
@@ -285,32 +285,33 @@ static gmm_status execute(rank *r, const op *o) {
     case ACQUIRE:
         memset(v, 0, sizeof *v);
         s = gmm_gtp_acquire(r->gtp, b, pass, stream, v);
-        if (!s) stays(r, &r->first[o->layer][o->pass], &v->mat, o->layer);
+        if (!s) check_address(r, &r->first[o->layer][o->pass], &v->mat, o->layer);
         if (!s && c->ranks > 1 && (char *)matrix(&v->mat, 0) < (char *)r->gather)
             wrong(r->run, "a view outside of the gathered", r->index, o->layer, 0, 0, 0, 0);
         return s;
     case USE:
         n = ranges_of(r, &v->mat, r->plan[o->layer].padded_rows, 0, ranges);
-        return give(r, "read weights", use_run, o, &v->mat, ranges, n, stream);
+        return enqueue(r, "read weights", use_run, o, &v->mat, ranges, n, stream);
     case RELEASE: return gmm_gtp_release(r->gtp, b, pass, stream);
     case WGRAD:
-        if (c->foreign || c->zero_rank == r->index + 1) return GMM_OK;
+        if (c->caller_gradients || c->zero_rank == r->index + 1) return GMM_OK;
         memset(&r->wgrad[o->layer], 0, sizeof r->wgrad[o->layer]);
         s = gmm_gtp_wgrad(r->gtp, b, stream, &r->wgrad[o->layer]);
-        if (!s) stays(r, &r->first[o->layer][GMM_GTP_PASSES], &r->wgrad[o->layer].mat, o->layer);
+        if (!s) check_address(r, &r->first[o->layer][GMM_GTP_PASSES], &r->wgrad[o->layer].mat, o->layer);
         return s;
     case WRITE:
         if (c->zero_rank == r->index + 1) return GMM_OK;
-        if (c->foreign) from = gmm_mat_packed(GMM_BF16, r->foreign[o->layer]);
-        if (c->foreign) from.group_stride = (int64_t)rows_of(c, o->layer) * c->cols;
-        n = ranges_of(r, c->foreign ? &from : &r->wgrad[o->layer].mat, rows_of(c, o->layer), 1, ranges);
-        return give(r, "write gradient", write_run, o, c->foreign ? &from : &r->wgrad[o->layer].mat, ranges, n, stream);
+        if (c->caller_gradients) from = gmm_mat_packed(GMM_BF16, r->caller_gradients[o->layer]);
+        if (c->caller_gradients) from.group_stride = (int64_t)rows_of(c, o->layer) * c->cols;
+        n = ranges_of(r, c->caller_gradients ? &from : &r->wgrad[o->layer].mat, rows_of(c, o->layer), 1, ranges);
+        return enqueue(r, "write gradient", write_run, o, c->caller_gradients ? &from : &r->wgrad[o->layer].mat, ranges,
+                       n, stream);
     case SUBMIT:
         g.scale = 1;
         g.add = o->micro == 0 && o->consume == 0 ? GMM_GTP_SET : GMM_GTP_ADD;
         g.zero = c->zero_rank == r->index + 1;
-        from = gmm_mat_packed(GMM_BF16, r->foreign[o->layer]);
-        if (c->foreign && !g.zero) g.from = &from;
+        from = gmm_mat_packed(GMM_BF16, r->caller_gradients[o->layer]);
+        if (c->caller_gradients && !g.zero) g.from = &from;
         return gmm_gtp_submit(r->gtp, b, &g, stream);
     case STRAY: return gmm_gtp_prefetch(r->gtp, b, pass);
     case FENCE: return gmm_gtp_fence(r->gtp, GMM_GTP_ALL, r->compute[0]);
@@ -328,17 +329,17 @@ static gmm_status execute(rank *r, const op *o) {
                 w->writes = 1;
                 n += 2;
             }
-        s = give(r, "optimizer", optimize_run, o, NULL, ranges, n, r->compute[0]);
+        s = enqueue(r, "optimizer", optimize_run, o, NULL, ranges, n, r->compute[0]);
         r->version++;
         return s;
     case PUBLISH:
         for (int l = 0; l < c->layers && !s; l++) {
             if (c->frozen >> l & 1) continue;
-            if (c->needy) r->due[l] = 1;
+            if (c->publish_on_need) r->due[l] = 1;
             else s = publish(r, l, r->compute[0]);
         }
         return s;
-    default: /* FOLLOW: chains stand for layer and pass */
+    default: /* FOLLOW: layer and pass are chain numbers */
         return c->unchained ? GMM_OK
                             : gmm_gtp_follow(r->gtp, r->chain[o->layer], o->pass < 0 ? -1 : r->chain[o->pass]);
     }
@@ -352,9 +353,9 @@ static void put(run *r, kind kind, int layer, int pass, int step, int micro, int
     o.step = step;
     o.micro = micro;
     o.consume = consume;
-    if (r->ops == r->room) {
-        r->room = 2 * r->room + 256;
-        r->program = (op *)realloc(r->program, (size_t)r->room * sizeof o);
+    if (r->ops == r->op_capacity) {
+        r->op_capacity = 2 * r->op_capacity + 256;
+        r->program = (op *)realloc(r->program, (size_t)r->op_capacity * sizeof o);
     }
     r->program[r->ops++] = o;
 }
@@ -392,49 +393,49 @@ static void write_program(run *r) {
             for (int l = c->layers - 1; l >= 0 && c->delayed; l--)
                 if (!(c->frozen >> l & 1)) put(r, SUBMIT, l, 0, s, m, 0);
         }
-        if (c->stray) put(r, STRAY, c->layers - 1, GMM_GTP_FORWARD, s, 0, 0);
+        if (c->unused_prefetch) put(r, STRAY, c->layers - 1, GMM_GTP_FORWARD, s, 0, 0);
         put(r, FENCE, 0, 0, s, 0, 0);
         put(r, OPTIMIZE, 0, 0, s, 0, 0);
         put(r, PUBLISH, 0, 0, s, 0, 0);
     }
 }
 
-/* -------------------------------------------------------------------------- Runtime and communicators, watched --- */
+/* ----------------------------------------------------------------------------- Traced runtime and communicators --- */
 
-/* Which work of each stream the others know to be done, counted apart from the library: a wait that tells nothing new
-   is implied by those before it. */
+/* Vector clocks, kept apart from the library: clock[s][t] is the number of operations of stream t that stream s is
+   ordered after. A wait that advances no entry is implied by earlier ones. */
 static int stream_index(const rank *r, gmm_stream stream) {
     const gmm_stream all[STREAMS] = {r->compute[0], r->compute[1], r->side[0], r->side[1]};
     int i = 0;
     while (i < STREAMS - 1 && all[i] != stream) i++;
     return i;
 }
-static knowledge *event_of(rank *r, gmm_event event) {
+static event_clock *event_of(rank *r, gmm_event event) {
     int i = 0;
     while (i < r->events && r->event[i].event != event) i++;
     if (i == EVENTS) abort();
     if (i == r->events) r->event[r->events++].event = event;
     return &r->event[i];
 }
-static gmm_status watched_record(void *self, gmm_event event, gmm_stream stream, uint32_t flags) {
+static gmm_status traced_record(void *self, gmm_event event, gmm_stream stream, uint32_t flags) {
     rank *r = (rank *)self;
     const int i = stream_index(r, stream);
-    memcpy(event_of(r, event)->of, r->knows[i], sizeof r->knows[i]);
+    memcpy(event_of(r, event)->of, r->clock[i], sizeof r->clock[i]);
     return r->inner.event_record(r->inner.self, event, stream, flags);
 }
-static gmm_status watched_wait(void *self, gmm_stream stream, gmm_event event, uint32_t flags) {
+static gmm_status traced_wait(void *self, gmm_stream stream, gmm_event event, uint32_t flags) {
     rank *r = (rank *)self;
-    const knowledge *k = event_of(r, event);
-    int *knows = r->knows[stream_index(r, stream)], news = 0;
+    const event_clock *k = event_of(r, event);
+    int *clock = r->clock[stream_index(r, stream)], advanced = 0;
     if (++r->waits == r->run->c->drop_wait && r->index == 0) return GMM_OK;
     for (int i = 0; i < STREAMS; i++) {
-        news |= k->of[i] > knows[i];
-        knows[i] = k->of[i] > knows[i] ? k->of[i] : knows[i];
+        advanced |= k->of[i] > clock[i];
+        clock[i] = k->of[i] > clock[i] ? k->of[i] : clock[i];
     }
-    if (r->index == 0 && r->waits < CASE_WAITS) r->implied[r->waits] = !news;
+    if (r->index == 0 && r->waits < CASE_WAITS) r->implied[r->waits] = !advanced;
     return r->inner.stream_wait(r->inner.self, stream, event, flags);
 }
-/* The other functions of a table whose `self` is a rank. */
+/* The other functions of the runtime table, forwarded to the table that it wraps. */
 static gmm_status w_stream_create(void *s, int32_t p, gmm_stream *o) {
     return ((rank *)s)->inner.stream_create(((rank *)s)->inner.self, p, o);
 }
@@ -473,55 +474,55 @@ static gmm_status w_is_capturing(void *s, gmm_stream t, int32_t *o) {
 }
 static gmm_status w_run(void *s, const gmm_work *w, gmm_stream t) {
     rank *r = (rank *)s;
-    r->knows[stream_index(r, t)][stream_index(r, t)]++;
+    r->clock[stream_index(r, t)][stream_index(r, t)]++;
     return ((rank *)s)->inner.run(((rank *)s)->inner.self, w, t);
 }
-static const gmm_runtime watched = {0, GMM_SPACE_CPU, NULL, w_stream_create, w_stream_destroy, watched_wait,
-    w_stream_sync, w_event_create, w_event_destroy, watched_record, w_event_query, w_event_sync, w_copy, w_copy2d,
+static const gmm_runtime traced_runtime = {0, GMM_SPACE_CPU, NULL, w_stream_create, w_stream_destroy, traced_wait,
+    w_stream_sync, w_event_create, w_event_destroy, traced_record, w_event_query, w_event_sync, w_copy, w_copy2d,
     w_fill, w_fill2d, w_is_capturing, w_run};
 
-/* Communicators whose n-th call of a collective may fail. */
-static gmm_status counted(watched_comm *w, gmm_stream stream) {
+/* Wrapped communicators: calls of collectives are counted, and the n-th may fail. */
+static gmm_status counted(traced_comm *w, gmm_stream stream) {
     rank *r = w->rank;
     const int i = stream_index(r, stream);
-    r->knows[i][i]++;
+    r->clock[i][i]++;
     return ++r->communications == r->run->c->fail_call && r->index == 0 ? GMM_E_COMM : GMM_OK;
 }
 static gmm_status c_begin(void *s, const char *what) {
-    ((watched_comm *)s)->rank->groups++;
-    return ((watched_comm *)s)->inner.group_begin(((watched_comm *)s)->inner.self, what);
+    ((traced_comm *)s)->rank->groups++;
+    return ((traced_comm *)s)->inner.group_begin(((traced_comm *)s)->inner.self, what);
 }
-static gmm_status c_end(void *s) { return ((watched_comm *)s)->inner.group_end(((watched_comm *)s)->inner.self); }
+static gmm_status c_end(void *s) { return ((traced_comm *)s)->inner.group_end(((traced_comm *)s)->inner.self); }
 static gmm_status c_gather(void *s, const void *a, void *b, size_t n, gmm_stream t) {
-    watched_comm *w = (watched_comm *)s;
+    traced_comm *w = (traced_comm *)s;
     const gmm_status e = counted(w, t);
     return e ? e : w->inner.all_gather(w->inner.self, a, b, n, t);
 }
 static gmm_status c_scatter(void *s, const void *a, void *b, size_t n, gmm_dtype d, gmm_stream t) {
-    watched_comm *w = (watched_comm *)s;
+    traced_comm *w = (traced_comm *)s;
     const gmm_status e = counted(w, t);
     return e ? e : w->inner.reduce_scatter(w->inner.self, a, b, n, d, t);
 }
 static gmm_status c_exchange(void *s, const void *a, void *b, size_t n, gmm_stream t) {
-    watched_comm *w = (watched_comm *)s;
+    traced_comm *w = (traced_comm *)s;
     const gmm_status e = counted(w, t);
     return e ? e : w->inner.all_to_all(w->inner.self, a, b, n, t);
 }
 static gmm_status c_max(void *s, float *v, size_t n, gmm_stream t) {
-    watched_comm *w = (watched_comm *)s;
+    traced_comm *w = (traced_comm *)s;
     const gmm_status e = counted(w, t);
     return e ? e : w->inner.all_reduce_max(w->inner.self, v, n, t);
 }
 static gmm_status c_poll(void *s, gmm_error *e) {
-    return ((watched_comm *)s)->inner.poll(((watched_comm *)s)->inner.self, e);
+    return ((traced_comm *)s)->inner.poll(((traced_comm *)s)->inner.self, e);
 }
 static void c_give_up(void *s, const char *why) {
-    ((watched_comm *)s)->inner.give_up(((watched_comm *)s)->inner.self, why);
+    ((traced_comm *)s)->inner.give_up(((traced_comm *)s)->inner.self, why);
 }
 
 /* ----------------------------------------------------------------------------------------------------- The run --- */
 
-static gmm_context *context_of(int i) { /* kept for all cases: making one takes longer than a case */
+static gmm_context *context_of(int i) { /* shared by all cases, since creating a context takes longer than a case */
     static gmm_context *made[CASE_RANKS];
     gmm_config config = GMM_ZERO;
     config.threads = 1;
@@ -535,7 +536,7 @@ static void *blank(size_t bytes, int byte) {
     return memset(p, byte, (bytes + 511) / 256 * 256);
 }
 
-/* Hash of all memory that the rank has given to the runtime. */
+/* Hash of all memory that the rank has bound to the runtime object. */
 static uint64_t memory_of(const rank *r) {
     const gtp_case *c = r->run->c;
     const void *block[2 + 3 * CASE_LAYERS * CASE_EXPERTS];
@@ -548,7 +549,7 @@ static uint64_t memory_of(const rank *r) {
     bytes[n++] = r->reduce_bytes;
     for (int l = 0; l < c->layers; l++) {
         const size_t values = (size_t)(r->plan[l].shard_rows * c->cols);
-        block[n] = r->foreign[l];
+        block[n] = r->caller_gradients[l];
         bytes[n++] = (size_t)(rows_of(c, l) * c->cols * c->experts) * 2;
         for (int e = 0; e < c->experts; e++) {
             block[n] = r->shard[l][e];
@@ -585,8 +586,8 @@ static void declare(rank *r) {
     config.ctx = r->ctx;
     config.runtime = &r->rt;
     config.hooks.user = r;
-    config.hooks.need = need;
-    config.hooks.ready = ready;
+    config.hooks.need = on_need;
+    config.hooks.ready = on_ready;
     s = gmm_gtp_query(&config, &bytes, &error);
     r->memory = blank(bytes, 0xFF);
     if (!s) s = gmm_gtp_init(r->memory, bytes, &config, &r->gtp, &error);
@@ -629,7 +630,7 @@ static void declare(rank *r) {
             s = gmm_gtp_add_weight(r->gtp, &w, &r->weight[l][e]);
         }
         if (!s) s = gmm_gtp_add_bundle(r->gtp, domain, r->weight[l], c->experts, "layer", &r->bundle[l]);
-        r->foreign[l] = (uint16_t *)blank((size_t)(rows_of(c, l) * c->cols * c->experts) * 2, 0xFF);
+        r->caller_gradients[l] = (uint16_t *)blank((size_t)(rows_of(c, l) * c->cols * c->experts) * 2, 0xFF);
     }
     for (int pass = c->unchained ? GMM_GTP_RECOMPUTE : 0; pass < GMM_GTP_PASSES && !s; pass++) {
         gmm_gtp_chain chain = GMM_ZERO;
@@ -656,8 +657,8 @@ static void declare(rank *r) {
     if (s) fail(r, s, gmm_gtp_last_error(r->gtp));
 }
 
-/* What went wrong; where it was the caller's own work, the runtime knows. */
-static const char *reason(const rank *r) {
+/* Text of the last error. Errors of the caller's own work are in the ranks' runtime. */
+static const char *error_text(const rank *r) {
     const char *text = gmm_gtp_last_error(r->gtp);
     return *text ? text : gmm_ranks_error(r->run->ranks, r->index);
 }
@@ -669,13 +670,13 @@ static void *thread_main(void *argument) {
         gmm_status s;
         if (c->silent_rank == r->index + 1 && r->at == r->run->ops / 2) return NULL;
         s = execute(r, &r->run->program[r->at]);
-        if (s) fail(r, s, reason(r));
+        if (s) fail(r, s, error_text(r));
     }
     return NULL;
 }
 
-/* One thread for all ranks: whose turn it is is drawn, too. */
-static void take_turns(run *r) {
+/* One thread runs all ranks and interleaves their programs in random order. */
+static void interleave_ranks(run *r) {
     const gtp_case *c = r->c;
     int left = c->ranks;
     while (left > 0) {
@@ -689,7 +690,7 @@ static void take_turns(run *r) {
                 break;
             }
             s = execute(k, &r->program[k->at]);
-            if (s) fail(k, s, reason(k));
+            if (s) fail(k, s, error_text(k));
         }
         left -= k->at >= r->ops || k->status;
     }
@@ -746,7 +747,7 @@ void gtp_case_run(const gtp_case *c, gtp_result *out) {
         k->index = i;
         k->ctx = context_of(i);
         if (gmm_ranks_runtime(r.ranks, i, &k->inner)) abort();
-        k->rt = watched;
+        k->rt = traced_runtime;
         k->rt.self = k;
         for (int j = 0; j < 2; j++) {
             gmm_comm *comm = &k->comm[j];
@@ -772,9 +773,9 @@ void gtp_case_run(const gtp_case *c, gtp_result *out) {
         for (int i = 0; i < c->ranks; i++)
             if (pthread_create(&threads[i], NULL, thread_main, &r.rank[i])) abort();
         for (int i = 0; i < c->ranks; i++) (void)pthread_join(threads[i], NULL);
-    } else take_turns(&r);
+    } else interleave_ranks(&r);
     out->run = gmm_ranks_run(r.ranks);
-    for (int i = 0; i < c->ranks; i++) /* a broken object writes nothing any more, whatever was enqueued */
+    for (int i = 0; i < c->ranks; i++) /* after a failure nothing that was enqueued writes memory */
         if (r.rank[i].last && r.rank[i].last != memory_of(&r.rank[i]))
             wrong(&r, "memory behind an error", i, 0, 0, 0, 0, 0);
     {
@@ -793,7 +794,7 @@ void gtp_case_run(const gtp_case *c, gtp_result *out) {
         if (k->gtp && i == 0) (void)gmm_gtp_memory_need(k->gtp, 0, &out->need);
         (void)gmm_gtp_fini(k->gtp);
         for (int l = 0; l < c->layers; l++) {
-            free(k->foreign[l]);
+            free(k->caller_gradients[l]);
             for (int e = 0; e < c->experts; e++) {
                 free(k->shard[l][e]);
                 free(k->grad[l][e]);

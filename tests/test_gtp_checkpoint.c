@@ -48,13 +48,13 @@ static gmm_shard_plan plan_of(const gmm_shard *s) {
     return p;
 }
 
-/* The element of a logical weight: told from all others, exact in bf16. */
+/* A distinct value for every element of a logical weight, exact in bf16. */
 static float value_at(const kind *k, int64_t row, int64_t col) {
     const int64_t i = row * k->cols + col;
     return (float)(1 + i % 120) * (float)(1 << i / 120 % 15);
 }
 
-/* The logical row in row i of the padded local matrix, -1 for padding; written from the rule, apart from the library:
+/* Logical row at row i of the padded local matrix, -1 for padding. Written from the definition, apart from the library:
    the TP slice of the first section, then that of the second. */
 static int64_t logical_row(const kind *k, int tp, int tp_rank, int64_t i) {
     int64_t first = 0;
@@ -67,7 +67,7 @@ static int64_t logical_row(const kind *k, int tp, int tp_rank, int64_t i) {
     return -1;
 }
 
-/* A shard as its rank holds it; padding rows hold `pad`. */
+/* The shard of one rank; padding rows are filled with `pad`. */
 static void *shard_make(const kind *k, gmm_dtype dtype, int tp, int g, int rank, double pad) {
     const gmm_shard s = shard_of(k, dtype, GMM_SCALING_NONE, tp, g, rank);
     const gmm_shard_plan p = plan_of(&s);
@@ -83,13 +83,13 @@ static void *shard_make(const kind *k, gmm_dtype dtype, int tp, int g, int rank,
 
 /* --------------------------------------------------------------------------------------------- Tables and plans --- */
 
-typedef struct book {
+typedef struct table_set {
     gmm_ckpt_table *table;
     gmm_ckpt_part part;
-} book;
-static book opened[4];
+} table_set;
+static table_set opened[4];
 
-static book *book_open(int i) {
+static table_set *table_set_open(int i) {
     gmm_error e = GMM_ZERO;
     gmm_ckpt_table_destroy(opened[i].table);
     memset(&opened[i], 0, sizeof opened[i]);
@@ -97,15 +97,16 @@ static book *book_open(int i) {
     opened[i].part.table = opened[i].table;
     return &opened[i];
 }
-static void books_close(void) {
+static void table_sets_close(void) {
     for (int i = 0; i < 4; i++) {
         gmm_ckpt_table_destroy(opened[i].table);
         opened[i].table = NULL;
     }
 }
 
-/* Adds a tensor in memory of its own, or without memory; its index. */
-static int32_t book_add(book *b, const char *name, gmm_dtype dtype, int64_t rows, int64_t cols, const void *data) {
+/* Adds a tensor with a buffer of its own, or without data, and returns its index. */
+static int32_t table_set_add(table_set *b, const char *name, gmm_dtype dtype, int64_t rows, int64_t cols,
+                             const void *data) {
     gmm_ckpt_tensor t = GMM_ZERO;
     gmm_ckpt_report report = GMM_ZERO;
     gmm_error e = GMM_ZERO;
@@ -120,20 +121,20 @@ static int32_t book_add(book *b, const char *name, gmm_dtype dtype, int64_t rows
     return (int32_t)gmm_ckpt_table_find(b->table, name);
 }
 
-static gmm_ckpt_plan *made; /* the plan at work, freed when the next is made */
+static gmm_ckpt_plan *current_plan; /* the current plan, destroyed when the next one is created */
 
-static gmm_ckpt_plan *plan_make(int exports, const book *b, const gmm_gtp_item *items, int64_t count) {
+static gmm_ckpt_plan *plan_make(int exports, const table_set *b, const gmm_gtp_item *items, int64_t count) {
     gmm_ckpt_report report = GMM_ZERO;
     gmm_error e = GMM_ZERO;
-    gmm_ckpt_plan_destroy(made);
-    made = NULL;
-    T_OK_TEXT((exports ? gmm_gtp_export : gmm_gtp_import)(&made, &b->part, 1, items, count, NULL, &report),
+    gmm_ckpt_plan_destroy(current_plan);
+    current_plan = NULL;
+    T_OK_TEXT((exports ? gmm_gtp_export : gmm_gtp_import)(&current_plan, &b->part, 1, items, count, NULL, &report),
               report.error.text);
-    T_OK_TEXT(gmm_ckpt_verify(made, NULL, 0, &e), e.text);
-    return made;
+    T_OK_TEXT(gmm_ckpt_verify(current_plan, NULL, 0, &e), e.text);
+    return current_plan;
 }
 
-/* Applies it into memory that was poison before. */
+/* Applies the plan into poisoned memory. */
 static char *plan_apply(gmm_ckpt_plan *plan, char *memory) {
     gmm_ckpt_cost cost = GMM_ZERO;
     gmm_ckpt_run run = GMM_ZERO;
@@ -151,8 +152,8 @@ static const gmm_ckpt_tensor *target_of(const gmm_ckpt_plan *plan, int64_t i) {
 
 /* --------------------------------------------------------------------------------------------------- Resharding --- */
 
-/* Shards of every rank of (tp, g) as parts of one table. */
-static int32_t hold_all(book *b, const kind *k, gmm_dtype dtype, int tp, int g, double pad, gmm_shard *shards,
+/* Adds the shards of all ranks of (tp, g) to one table. */
+static int32_t hold_all(table_set *b, const kind *k, gmm_dtype dtype, int tp, int g, double pad, gmm_shard *shards,
                         gmm_gtp_stored *stored) {
     for (int r = 0; r < tp * g; r++) {
         char name[32];
@@ -162,14 +163,15 @@ static int32_t hold_all(book *b, const kind *k, gmm_dtype dtype, int tp, int g, 
         snprintf(name, sizeof name, "shard %d", r);
         memset(&stored[r], 0, sizeof stored[r]);
         stored[r].shard = &shards[r];
-        stored[r].data = book_add(b, name, dtype, p.shard_rows, p.local_cols, shard_make(k, dtype, tp, g, r, pad));
+        stored[r].data = table_set_add(b, name, dtype, p.shard_rows, p.local_cols, shard_make(k, dtype, tp, g, r, pad));
         stored[r].scale = -1;
     }
     return (int32_t)(tp * g);
 }
 
-/* Rows 60 and 61, S7, B37: shards of every TP and GTP size become the one logical weight, whatever their padding holds;
-   of that, and of one another directly, shards of every size are made as their ranks would have them, padding zero. */
+/* Rows 60 and 61, S7, B37: shards of every TP and GTP size are imported into the one logical weight, whatever their
+   padding holds; from it, and directly from shards of other sizes, shards of every size are made, equal to those of
+   their ranks, with zeros as padding. */
 static void reshard(int arg) {
     static const int sizes[] = {1, 2, 4, 8};
     const kind *k = &kinds[arg];
@@ -180,9 +182,9 @@ static void reshard(int arg) {
         gmm_gtp_item item = GMM_ZERO;
         gmm_ckpt_plan *plan;
         char *file;
-        book *b = book_open(0), *f = book_open(1);
+        table_set *b = table_set_open(0), *f = table_set_open(1);
         item.name = "w";
-        item.shard = &shards[tp * g - 1]; /* any rank */
+        item.shard = &shards[tp * g - 1]; /* any rank serves */
         item.stored_count = hold_all(b, k, GMM_BF16, tp, g, 12345, shards, stored);
         item.stored = stored;
         plan = plan_make(1, b, &item, 1);
@@ -193,7 +195,7 @@ static void reshard(int arg) {
                     k->name, tp, g, (long long)i);
         memset(&one, 0, sizeof one);
         one.shard = &whole;
-        one.data = book_add(f, "w", GMM_BF16, k->rows, k->cols, file);
+        one.data = table_set_add(f, "w", GMM_BF16, k->rows, k->cols, file);
         one.scale = -1;
         for (int c = 0; c < 8; c++)
             for (int r = 0; r < (1 + c / 4) * sizes[c % 4]; r++)
@@ -209,11 +211,12 @@ static void reshard(int arg) {
                            (size_t)plan_of(&want).shard_data_bytes[0]);
                 }
     }
-    books_close();
+    table_sets_close();
 }
 
-/* Every rank exports what it holds alone, in any order, into one file: no two write the same byte and together all.
-   Moments and main weights are arrays of the same shards in fp32; converted where the file wants another dtype. */
+/* Every rank exports its own shard into one file, in any order: no two ranks write the same byte, and together they
+   write all. Moments and main weights are fp32 arrays of the same shards, converted where the file has another
+   dtype. */
 static void each_alone(int arg) {
     const kind *k = &kinds[arg];
     const int tp = 2, g = 4;
@@ -227,11 +230,11 @@ static void each_alone(int arg) {
         gmm_gtp_item item = GMM_ZERO;
         gmm_ckpt_cost cost = GMM_ZERO;
         gmm_ckpt_plan *plan;
-        book *b = book_open(0);
+        table_set *b = table_set_open(0);
         float *values = (float *)shard_make(k, GMM_F32, tp, g, r, 777);
         void *before = memcpy(t_host((size_t)p.shard_data_bytes[0] + 1), values, (size_t)p.shard_data_bytes[0]);
         stored.shard = &held;
-        stored.data = book_add(b, "mine", GMM_F32, p.shard_rows, p.local_cols, values);
+        stored.data = table_set_add(b, "mine", GMM_F32, p.shard_rows, p.local_cols, values);
         stored.scale = -1;
         item.name = "w";
         item.shard = &in_file;
@@ -246,7 +249,7 @@ static void each_alone(int arg) {
     }
     for (int64_t i = 0; i < k->rows * k->cols; i++)
         T_CHECK(gmm_load(GMM_BF16, file, i) == value_at(k, i / k->cols, i % k->cols), "element %lld", (long long)i);
-    books_close();
+    table_sets_close();
 }
 
 /* ---------------------------------------------------------------------------------------------------- Quantized --- */
@@ -261,7 +264,7 @@ static const format formats[] = {
     {GMM_E4M3, GMM_SCALING_128X128, 384, GMM_COLUMNWISE}, {GMM_E2M1, GMM_SCALING_MX32, 96, GMM_COLUMNWISE},
     {GMM_E5M2, GMM_SCALING_TENSOR, 40, GMM_COLUMNWISE}};
 
-/* Weights whose boundaries fall on blocks of 128 rows at every size but for the last, which is cut short. */
+/* Weights whose shard boundaries are multiples of 128 rows at every size; in the last one they are not. */
 static const kind quantized[] = {
     {"whole", GMM_TP_WHOLE, 912, 0, {0}, 0, 0}, {"gated", GMM_TP_ROWS, 1024, 0, {512, 512}, 2, 0},
     {"row-parallel", GMM_TP_COLS, 304, 0, {0}, 0, 0}};
@@ -273,15 +276,15 @@ static uint64_t mix(uint64_t x) {
     return x ^ (x >> 32);
 }
 
-/* Rows and columns to a scale. */
+/* Rows and columns of the block that shares a scale. */
 static void blocks_of(const format *f, int64_t *rows, int64_t *cols) {
     const int64_t n = f->scaling == GMM_SCALING_MX32 ? 32 : f->scaling == GMM_SCALING_NV16 ? 16 : 128;
     *rows = f->scaling == GMM_SCALING_128X128 || f->direction == GMM_COLUMNWISE ? n : 1;
     *cols = f->scaling == GMM_SCALING_128X128 || f->direction == GMM_ROWWISE ? n : 1;
 }
 
-/* A shard's elements (part 0) or scales (1) as its layout has them, in elements: codes are told by logical place. What
-   is padding holds the byte `pad`. Without `padded` scales have no padding of their own. */
+/* The elements (part 0) or scales (1) of a shard in its storage layout; codes depend on the logical position. Padding
+   holds the byte `pad`. Without `padded`, scales have no padding of their own. */
 typedef struct array { gmm_dtype dtype; int64_t rows, cols; unsigned char *data; size_t bytes; } array;
 static array render(const format *f, const kind *k, int part, int padded, int tp, int g, int rank, int pad) {
     const gmm_shard s = shard_of(k, f->dtype, f->scaling, tp, g, rank);
@@ -322,8 +325,8 @@ static array render(const format *f, const kind *k, int part, int padded, int tp
     return a;
 }
 
-/* Row 64: elements and scales of every format move between shards of every size and the logical weight as bytes, and
-   nothing of their padding comes along. */
+/* Row 64: elements and scales of every format are copied as bytes between shards of every size and the logical weight;
+   padding is not copied. */
 static void import_quantized(int arg) {
     static const int sizes[] = {1, 2, 4};
     const format *f = &formats[arg % 16];
@@ -338,7 +341,7 @@ static void import_quantized(int arg) {
         gmm_ckpt_plan *plan;
         array parts[2];
         char *file;
-        book *b = book_open(0), *file_book = book_open(1);
+        table_set *b = table_set_open(0), *file_book = table_set_open(1);
         for (int r = 0; r < tp * g; r++) {
             memset(&stored[r], 0, sizeof stored[r]);
             shards[r] = shard_of(&k, f->dtype, f->scaling, tp, g, r);
@@ -347,7 +350,7 @@ static void import_quantized(int arg) {
                 char name[32];
                 const array x = render(f, &k, part, 1, tp, g, r, 0xEE);
                 snprintf(name, sizeof name, "%d.%d", r, part);
-                *(part ? &stored[r].scale : &stored[r].data) = book_add(b, name, x.dtype, x.rows, x.cols, x.data);
+                *(part ? &stored[r].scale : &stored[r].data) = table_set_add(b, name, x.dtype, x.rows, x.cols, x.data);
             }
         }
         item.name = "w";
@@ -365,8 +368,8 @@ static void import_quantized(int arg) {
             T_CHECK(t->shape[0] == parts[part].rows && t->shape[1] == parts[part].cols, "%lld x %lld",
                     (long long)t->shape[0], (long long)t->shape[1]);
             t_same(part ? "scales" : "elements", file + t->offset, parts[part].data, parts[part].bytes);
-            *(part ? &one.scale : &one.data) = book_add(file_book, part ? "w_scale" : "w", parts[part].dtype,
-                                                        parts[part].rows, parts[part].cols, parts[part].data);
+            *(part ? &one.scale : &one.data) = table_set_add(file_book, part ? "w_scale" : "w", parts[part].dtype,
+                                                             parts[part].rows, parts[part].cols, parts[part].data);
         }
         one.shard = &whole;
         for (int c = 0; c < 6; c++)
@@ -387,11 +390,11 @@ static void import_quantized(int arg) {
                     }
                 }
     }
-    books_close();
+    table_sets_close();
 }
 
-/* Row 64, the other way: what cuts blocks is refused, and imported into 16 bits; each value is its code times the scale
-   of its block, rounded once. */
+/* Row 64, dequantized: a shard that would cut a scale block is refused as quantized bytes, and is imported as 16-bit
+   values: each is its code times the scale of its block, rounded once. */
 static void import_floats(int arg) {
     static const float scales[] = {0.5f, 3, 0.001f, 1e4f, 1, 7};
     const kind k = {"cut", GMM_TP_ROWS, 200, 150, {120, 80}, 2, 8};
@@ -401,12 +404,12 @@ static void import_floats(int arg) {
     gmm_ckpt_report report = GMM_ZERO;
     unsigned char *codes = (unsigned char *)t_host(200 * 150);
     float *grid = (float *)t_host(4 * sizeof *grid);
-    book *b = book_open(0);
+    table_set *b = table_set_open(0);
     for (int i = 0; i < 200 * 150; i++) codes[i] = (unsigned char)(mix((uint64_t)i) % 127 | (i % 2 << 7));
     for (int i = 0; i < 4; i++) grid[i] = scales[i + arg];
     one.shard = &whole;
-    one.data = book_add(b, "w", GMM_E4M3, 200, 150, codes);
-    one.scale = book_add(b, "w_scale_inv", GMM_F32, 2, 2, grid);
+    one.data = table_set_add(b, "w", GMM_E4M3, 200, 150, codes);
+    one.scale = table_set_add(b, "w_scale_inv", GMM_F32, 2, 2, grid);
     item.name = "w";
     item.stored = &one;
     item.stored_count = 1;
@@ -417,7 +420,7 @@ static void import_floats(int arg) {
         gmm_ckpt_plan *refused = (gmm_ckpt_plan *)(void *)&report;
         whole.unit = want.unit = 0;
         p = plan_of(&want);
-        if (r == 0) { /* the slices of TP 2 cut blocks */
+        if (r == 0) { /* the slices of TP 2 cut scale blocks */
             gmm_shard cut = want;
             cut.dtype = GMM_E4M3;
             cut.scaling = GMM_SCALING_128X128;
@@ -438,13 +441,13 @@ static void import_floats(int arg) {
                         "rank %d row %lld column %lld", r, (long long)i, (long long)j);
             }
     }
-    books_close();
+    table_sets_close();
 }
 
 /* ------------------------------------------------------------------------------------------ Through the runtime --- */
 
-/* Rows 60 and 63, B38: shards of another size are loaded and published, and every rank gathers the weight. Exported in
-   the middle of a step, with views held and a gradient open, they stay what they were, and load again. */
+/* Rows 60 and 63, B38: shards of another GTP size are loaded and published, and every rank gathers the weight. An
+   export in the middle of a step, while views are held and a gradient is open, changes nothing and loads again. */
 static void through_runtime(int arg) {
     const kind *k = &kinds[3];
     const int g = arg;
@@ -491,7 +494,7 @@ static void through_runtime(int arg) {
         T_OK_TEXT(gmm_gtp_query(&config, &bytes, &e), e.text);
         T_OK_TEXT(gmm_gtp_init(t_alloc_aligned(bytes, 256), bytes, &config, &gtp[i], &e), e.text);
         T_OK_TEXT(gmm_gtp_add_domain(gtp[i], &domain, &id), gmm_gtp_last_error(gtp[i]));
-        shard[i] = (uint16_t *)t_host((size_t)p.shard_data_bytes[0]); /* zeros: nothing is there yet */
+        shard[i] = (uint16_t *)t_host((size_t)p.shard_data_bytes[0]); /* zeros, to be overwritten by the import */
         w.name = "fc1";
         w.shard = &s;
         w.data[0] = shard[i];
@@ -507,21 +510,21 @@ static void through_runtime(int arg) {
                   gmm_gtp_last_error(gtp[i]));
     }
     for (int round = 0; round < 3; round++) {
-        /* round 0 loads shards of 4 ranks of TP 2, round 1 what was exported then, round 2 reads on */
+        /* round 0 loads shards of 4 ranks of TP 2, round 1 those that were exported then, round 2 only reads */
         for (int i = 0; i < g && round < 2; i++) {
             const gmm_shard want = shard_of(k, GMM_BF16, GMM_SCALING_NONE, 1, g, i);
             gmm_shard shards[MOST], whole = shard_of(k, GMM_BF16, GMM_SCALING_NONE, 1, 1, 0);
             gmm_gtp_stored stored[MOST], one = GMM_ZERO;
             gmm_gtp_item item = GMM_ZERO;
             gmm_ckpt_plan *plan;
-            book *b = book_open(0);
+            table_set *b = table_set_open(0);
             item.name = "fc1";
             item.shard = &want;
             item.stored_count = round ? 1 : hold_all(b, k, GMM_BF16, 2, 2, 99, shards, stored);
             item.stored = round ? &one : stored;
             one.shard = &whole;
             one.scale = -1;
-            if (round) one.data = book_add(b, "fc1", GMM_BF16, k->rows, k->cols, file);
+            if (round) one.data = table_set_add(b, "fc1", GMM_BF16, k->rows, k->cols, file);
             plan = plan_make(0, b, &item, 1);
             memset(shard[i], 0xA5, (size_t)plan_of(&want).shard_data_bytes[0]);
             memcpy(shard[i], plan_apply(plan, NULL), (size_t)plan_of(&want).shard_data_bytes[0]);
@@ -533,14 +536,14 @@ static void through_runtime(int arg) {
             T_OK_TEXT(gmm_gtp_acquire(gtp[i], 0, GMM_GTP_FORWARD, stream[i], &view[i]), gmm_gtp_last_error(gtp[i]));
             T_OK_TEXT(gmm_gtp_wgrad(gtp[i], 0, stream[i], &grad[i]), gmm_gtp_last_error(gtp[i]));
         }
-        for (int i = 0; i < g; i++) { /* a checkpoint in the middle of all that */
+        for (int i = 0; i < g; i++) { /* an export in the middle of the step */
             const gmm_shard mine = shard_of(k, GMM_BF16, GMM_SCALING_NONE, 1, g, i);
             const gmm_shard_plan p = plan_of(&mine);
             gmm_gtp_stored stored = GMM_ZERO;
             gmm_gtp_item item = GMM_ZERO;
-            book *b = book_open(1);
+            table_set *b = table_set_open(1);
             stored.shard = &mine;
-            stored.data = book_add(b, "mine", GMM_BF16, p.shard_rows, p.local_cols, shard[i]);
+            stored.data = table_set_add(b, "mine", GMM_BF16, p.shard_rows, p.local_cols, shard[i]);
             stored.scale = -1;
             item.name = "fc1";
             item.shard = &mine;
@@ -573,7 +576,7 @@ static void through_runtime(int arg) {
     for (int i = 0; i < g; i++) T_OK_TEXT(gmm_gtp_fini(gtp[i]), "");
     gmm_ranks_destroy(ranks);
     for (int i = 0; i < g; i++) gmm_destroy(ctx[i]);
-    books_close();
+    table_sets_close();
 }
 
 /* ------------------------------------------------------------------------------------------------------- Errors --- */
@@ -592,7 +595,8 @@ static void counted_release(void *user, void *memory) {
     free(memory);
 }
 
-/* Each error is found while planning, in words that name the item and the rule; no plan is made, no memory kept. */
+/* Each error is found while planning; the message names the item and the rule. No plan is created, and no memory
+   leaks. */
 static void refusals(int arg) {
     const kind *k = &kinds[3];
     gmm_shard shards[MOST], want = shard_of(k, GMM_BF16, GMM_SCALING_NONE, 2, 2, 3), other, quantized_want;
@@ -604,7 +608,7 @@ static void refusals(int arg) {
     counter c = {0, 0, 0};
     gmm_allocator allocator = GMM_ZERO;
     gmm_ckpt_part nothing = GMM_ZERO;
-    book *b = book_open(0);
+    table_set *b = table_set_open(0);
     (void)arg;
     allocator.user = &c;
     allocator.alloc = counted_alloc;
@@ -624,7 +628,7 @@ static void refusals(int arg) {
     T_CHECK(c.live == 0 && c.calls > 3, "%ld blocks left", c.live);
     {
         const long calls = c.calls;
-        for (c.fail = 1; c.fail <= calls; c.fail++) { /* no memory, wherever it is asked for */
+        for (c.fail = 1; c.fail <= calls; c.fail++) { /* every allocation fails in turn */
             c.calls = 0;
             T_CHECK(IMPORT() == GMM_E_MEMORY && !plan && c.live == 0, "allocation %ld", c.fail);
         }
@@ -634,7 +638,7 @@ static void refusals(int arg) {
     REFUSED(GMM_E_KEY, GMM_CKPT_MISSING_INDEX, "\"layer.fc1\"", "a rank's part is missing");
     item.stored_count = 4;
     saved = stored[2];
-    stored[2] = stored[3]; /* the same twice is not the one that lacks */
+    stored[2] = stored[3]; /* one part twice does not replace the missing one */
     REFUSED(GMM_E_KEY, GMM_CKPT_MISSING_INDEX, "a rank's part is missing");
     stored[2] = saved;
     saved = stored[1];
@@ -649,7 +653,7 @@ static void refusals(int arg) {
     stored[1].shard = &other;
     REFUSED(GMM_E_KEY, GMM_CKPT_SHAPE, "stored[1]", "shard 1 of 2");
     other = shards[1];
-    other.section_rows = moved; /* a gate of 64 rows in a weight of the same size */
+    other.section_rows = moved; /* a gate section of 64 rows in a weight of the same size */
     REFUSED(GMM_E_KEY, GMM_CKPT_SHAPE, "stored[1] is of a weight of 120 x 4");
     other = shards[1];
     other.dtype = GMM_F32;
@@ -695,46 +699,46 @@ static void refusals(int arg) {
                    "part_count 0", NULL);
 #undef REFUSED
 #undef IMPORT
-    books_close();
+    table_sets_close();
 }
 
-/* Moves of the caller's: checked like those of any plan, complete unless they say that they are partial. */
-static void own_moves(int arg) {
-    book *b = book_open(0);
+/* Moves written by the caller are checked like those of a plan: they must be complete unless marked as partial. */
+static void caller_moves(int arg) {
+    table_set *b = table_set_open(0);
     float values[6] = {1, 2, 3, 4, 5, 6};
     const float want[6] = {1, 4, 2, 5, 3, 6};
     gmm_ckpt_tensor t = GMM_ZERO;
     gmm_ckpt_move m = GMM_ZERO, twice[2];
     gmm_ckpt_report report = GMM_ZERO;
     (void)arg;
-    gmm_ckpt_plan_destroy(made);
-    made = NULL;
+    gmm_ckpt_plan_destroy(current_plan);
+    current_plan = NULL;
     t.name = "turned";
     t.dtype = GMM_F32;
     t.rank = 2;
     t.shape[0] = 3;
     t.shape[1] = 2;
     m.kind = GMM_CKPT_COPY;
-    m.src = book_add(b, "x", GMM_F32, 2, 3, values);
+    m.src = table_set_add(b, "x", GMM_F32, 2, 3, values);
     m.scale = -1;
     m.loops = 2;
-    m.count[0] = 2; /* the slow loop of the source first: plans order loops by the target */
+    m.count[0] = 2; /* loops in the order of the source, although plans order them by the target */
     m.count[1] = 3;
     m.src_step[0] = 3;
     m.src_step[1] = 1;
     m.dst_step[0] = 1;
     m.dst_step[1] = 2;
 #define PLAN(moves, count, partial) \
-    gmm_ckpt_plan_of_moves(&made, &b->part, 1, &t, 1, moves, count, partial, NULL, &report)
+    gmm_ckpt_plan_of_moves(&current_plan, &b->part, 1, &t, 1, moves, count, partial, NULL, &report)
     T_OK_TEXT(PLAN(&m, 1, 0), report.error.text);
-    t_same("turned", plan_apply(made, NULL), want, sizeof want);
-    gmm_ckpt_plan_destroy(made);
+    t_same("turned", plan_apply(current_plan, NULL), want, sizeof want);
+    gmm_ckpt_plan_destroy(current_plan);
     twice[0] = twice[1] = m;
     T_REFUSED_TEXT(GMM_E_STATE, PLAN(twice, 2, 1), report.error.text, "gmm_ckpt_plan_of_moves", "turned", NULL);
     m.count[1] = 2;
     T_REFUSED_TEXT(GMM_E_STATE, PLAN(&m, 1, 0), report.error.text, "4 of its 6", NULL);
     T_OK_TEXT(PLAN(&m, 1, 1), report.error.text);
-    gmm_ckpt_plan_destroy(made);
+    gmm_ckpt_plan_destroy(current_plan);
     m.count[1] = 4;
     T_REFUSED_TEXT(GMM_E_STATE, PLAN(&m, 1, 1), report.error.text, "past the target's end", NULL);
     m.count[1] = 3;
@@ -749,11 +753,11 @@ static void own_moves(int arg) {
     T_REFUSED_TEXT(GMM_E_ARG, PLAN(&m, 1, 2), report.error.text, "partial 2", NULL);
     t.dtype = GMM_NONE;
     T_REFUSED_TEXT(GMM_E_ARG, PLAN(&m, 0, 1), report.error.text, "targets[0]", NULL);
-    T_REFUSED_TEXT(GMM_E_NULL, gmm_ckpt_plan_of_moves(&made, NULL, 1, &t, 1, &m, 1, 0, NULL, &report),
+    T_REFUSED_TEXT(GMM_E_NULL, gmm_ckpt_plan_of_moves(&current_plan, NULL, 1, &t, 1, &m, 1, 0, NULL, &report),
                    report.error.text, "parts", NULL);
 #undef PLAN
-    made = NULL;
-    books_close();
+    current_plan = NULL;
+    table_sets_close();
 }
 
 void tests_gtp_checkpoint(void) {
@@ -770,5 +774,5 @@ void tests_gtp_checkpoint(void) {
     for (int i = 2; i <= 8; i *= 2)
         t_add_host(through_runtime, i, "gtp row60 B38 row63 checkpoint within a step, g=%d", i);
     t_add_host(refusals, 0, "gtp checkpoint errors");
-    t_add_host(own_moves, 0, "gtp plans of the caller's moves");
+    t_add_host(caller_moves, 0, "gtp plans of the caller's moves");
 }

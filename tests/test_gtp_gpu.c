@@ -1,5 +1,5 @@
-/* test_gtp_gpu.c - the GTP runtime on several GPUs: a thread per GPU trains a chain of grouped linear layers over NCCL
-   or peer copies, and must get what one GPU gets that is given all micro-batches. Needs two GPUs. */
+/* test_gtp_gpu.c - the GTP runtime on several GPUs: one thread per GPU trains a chain of grouped linear layers over
+   NCCL or peer copies. Results must equal those of one GPU that processes all micro-batches. Needs two GPUs. */
 #ifndef _POSIX_C_SOURCE
 #define _POSIX_C_SOURCE 200809L /* nanosleep */
 #endif
@@ -9,7 +9,8 @@
 
 #include <string.h>
 
-/* A build says what it lacks; one that lacks nothing looks at its arguments. */
+/* Without NCCL or CUDA the functions return an error that names what the build lacks; with them they check their
+   arguments. */
 static void arguments(int arg) {
     gmm_nccl_config nccl = GMM_ZERO;
     gmm_peers_config peers = GMM_ZERO;
@@ -39,7 +40,8 @@ static void arguments(int arg) {
     gmm_peers_close(NULL);
 }
 
-/* What views tell a GEMM to leave: to the gather of the followers in forward, to reductions and their sums behind. */
+/* gmm_gtp_view.leave: SMs that a GEMM leaves free for the following gather in forward, and for reductions and their
+   sums in backward. */
 static void leaves(int arg) {
     static const int32_t members[2] = {0, 1};
     gmm_ranks_config world = GMM_ZERO;
@@ -133,73 +135,73 @@ static void leaves(int arg) {
 
 enum { RANKS = 8, LAYERS = 6, EXPERTS = 4, CAST_BYTES = 8 << 20, BLOCKS = 256 };
 /* ALONE: one GPU without a communicator. */
-typedef enum via { ALONE, NCCL, NCCL_WINDOWS, NCCL_ENGINES, PEERS, VIAS } via;
+typedef enum transport { ALONE, NCCL, NCCL_WINDOWS, NCCL_ENGINES, PEERS, VIAS } transport;
 enum fault { NO_FAULT, NO_MEMORY, FAILED_WINDOW, OTHER_SIZE, GIVEN_UP };
-static const char *const via_name[] = {"alone", "nccl", "nccl windows", "nccl copy engines", "peers"};
+static const char *const transport_name[] = {"alone", "nccl", "nccl windows", "nccl copy engines", "peers"};
 
 typedef struct gpu_case {
-    via via;
+    transport transport;
     int layers, experts, rows, tokens; /* layers are rows x rows */
     int prefetch, steps;
     int synchronous, recompute, zero_rank; /* zero_rank: 1 + the rank without tokens */
-    int replay;             /* 1: a graph of forward and backward, 2: one of each */
-    int silent;             /* rank 1 stops in the second step */
+    int replay;             /* 1: one graph of forward and backward, 2: a graph for each */
+    int silent;             /* rank 1 stops in the second step and leaves its collectives unmatched */
     int halves;             /* every other layer is sharded over either half of the ranks alone: two domains */
     int integers;           /* tokens and gradients are -1, 0 or 1: sums of one layer's gradient are exact */
     int mlp;                /* the two layers are FC1 and FC2 of an MLP */
-    int poison;             /* what gathers and reductions use is NaN again before every step */
-    int formats;            /* no training: a gather of quantized weights and a maximum, byte by byte */
-    int sums;               /* no training: a reduction of random gradients */
-    int fault;              /* no training: one of enum fault happens to communicators */
+    int poison;             /* buffers of gathers and reductions are filled with NaN */
+    int formats;            /* no training: gathers quantized weights and reduces amaxes, compared byte by byte */
+    int sums;               /* no training: reduces random gradients */
+    int fault;              /* no training: communicators fail as enum fault says */
     int cast;               /* no training: 1 + the format that weights are quantized to, for both passes */
-    const unsigned char *want; /* what the views then hold; NULL = the result keeps it */
+    const unsigned char *want; /* expected bytes of the views; NULL = store them in the result */
     float scale;            /* of gradients; 0 = 1 */
     float rate;             /* of learning; 0 = 0.0005 */
     gmm_dtype wire;
     gmm_gtp_reduction reduction;
 } gpu_case;
 
-/* What a run leaves: logical weights and gradients, and every rank's last output. */
+/* Results of a run: logical weights and gradients, and every rank's last output. */
 typedef struct gpu_result {
     uint16_t *weights, *outputs; /* [layers][experts][rows][rows], [ranks][tokens][rows] */
-    float *grads, *others;       /* others: what the second half of the ranks has of its layers' gradients */
+    float *grads, *others;       /* others: gradients of the layers that the second half of the ranks shards */
     unsigned char *bytes;   /* of a cast case: [CAST_BYTES] */
     gmm_gtp_statistics stats;
-    double off;             /* of a sums case: relative to the norm of the sum in fp64 */
+    double off;             /* of a sums case: error relative to the norm of the sum in fp64 */
     int rounded_once;
     gmm_status status[RANKS];
     char text[RANKS][512];
     double seconds[RANKS];  /* from the first wait for the silent rank to the error */
 } gpu_result;
 
-/* ------------------------------------------------------------------------------- Threads and their meetings --- */
+/* --------------------------------------------------------------------------------- Exchange between the threads --- */
 
-typedef struct hub {
+typedef struct rendezvous {
     pthread_mutex_t mutex;
     pthread_cond_t changed;
-    int size, came, turn, broken;
+    int size, arrived, generation, broken;
     char slots[RANKS][256], all[RANKS][256];
-} hub;
-typedef struct seat { hub *hub; int rank; } seat;
+} rendezvous;
+typedef struct seat { rendezvous *rendezvous; int rank; } seat;
 
-static gmm_status meet(void *user, const void *mine, void *all, size_t bytes) {
+static gmm_status host_allgather(void *user, const void *mine, void *all, size_t bytes) {
     const seat *s = (const seat *)user;
-    hub *h = s->hub;
+    rendezvous *h = s->rendezvous;
     struct timespec until;
-    int turn;
+    int generation;
     if (bytes > sizeof h->slots[0]) return GMM_E_COMM;
     (void)timespec_get(&until, TIME_UTC);
     until.tv_sec += 20;
     (void)pthread_mutex_lock(&h->mutex);
     memcpy(h->slots[s->rank], mine, bytes);
-    turn = h->turn;
-    if (++h->came == h->size) {
+    generation = h->generation;
+    if (++h->arrived == h->size) {
         memcpy(h->all, h->slots, sizeof h->all);
-        h->came = 0;
-        h->turn++;
+        h->arrived = 0;
+        h->generation++;
         (void)pthread_cond_broadcast(&h->changed);
     }
-    while (turn == h->turn && !h->broken)
+    while (generation == h->generation && !h->broken)
         if (pthread_cond_timedwait(&h->changed, &h->mutex, &until)) h->broken = 1;
     for (int i = 0; i < h->size; i++) memcpy((char *)all + (size_t)i * bytes, h->all[i], bytes);
     (void)pthread_mutex_unlock(&h->mutex);
@@ -216,29 +218,29 @@ typedef struct rank {
     gmm_context *ctx;
     gmm_runtime rt;
     gmm_stream compute, side[2];
-    seat near;               /* in its half */
-    gmm_comm comm[4];        /* gathers, reductions; the same of its half */
+    seat half_seat;               /* of its half of the ranks */
+    gmm_comm comm[4];        /* gather, reduce; the same of its half */
     gmm_gtp *gtp;
     void *memory, *blocks[BLOCKS];
     int block_count;
     void *window[2];
-    gmm_shard_plan plan, near_plan;
+    gmm_shard_plan plan, half_plan;
     uint16_t *shards, *first;    /* [layers][experts][shard_rows][rows]; first: those that training begins with */
     float *grads;
-    uint16_t *y[RANKS][LAYERS + 1], *dy[RANKS][LAYERS + 1], *again; /* by micro-batch */
+    uint16_t *y[RANKS][LAYERS + 1], *dy[RANKS][LAYERS + 1], *recomputed; /* [micro-batch] */
     int32_t *sizes[RANKS];
     void *workspace, *saved[RANKS];
     size_t workspace_bytes, saved_bytes;
-    int32_t bundle[LAYERS], ids[LAYERS][EXPERTS], chain[GMM_GTP_PASSES], domain, near_domain;
-    int domains, rounded_once; /* of a reduction: every value is rounded once */
-    double off, all;         /* its squared error, its squares */
-    void *bound[4];          /* what gmm_gtp_bind has got: [domain][gather, reduce] */
+    int32_t bundle[LAYERS], ids[LAYERS][EXPERTS], chain[GMM_GTP_PASSES], domain, half_domain;
+    int domains, rounded_once; /* rounded_once: every value of the reduction is the fp64 sum rounded to bf16 once */
+    double off, all;         /* squared error of the reduction, sum of squares */
+    void *bound[4];          /* memory that gmm_gtp_bind has received */
     size_t bound_bytes[4];
     cudaGraphExec_t graph[2];
     int32_t graph_id[2];
-    const void *place[GMM_GTP_PASSES + 1][LAYERS]; /* of views and gradient buffers: they never move */
+    const void *place[GMM_GTP_PASSES + 1][LAYERS]; /* addresses of views and gradient buffers, which must not change */
     long allocations;       /* of the context */
-    int starved;            /* 1: there are none any more */
+    int out_of_memory;            /* 1: allocations fail */
     gmm_status status;
     char text[512];
     double seconds;
@@ -247,7 +249,7 @@ typedef struct rank {
 typedef struct run {
     const gpu_case *c;
     gpu_result *out;
-    hub hub, half[2];
+    rendezvous rendezvous, half[2];
     int size;
     rank rank[RANKS];
 } run;
@@ -258,12 +260,12 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static const char *said(const rank *r) {
+static const char *error_text(const rank *r) {
     const char *text = gmm_gtp_last_error(r->gtp);
     return *text ? text : gmm_last_error(r->ctx);
 }
 #define GO(r, call) \
-    do { const gmm_status s_ = (call); if (s_) return failed(r, s_, #call, said(r)); } while (0)
+    do { const gmm_status s_ = (call); if (s_) return failed(r, s_, #call, error_text(r)); } while (0)
 #define CUDA(r, call) \
     do { const cudaError_t e_ = (call); if (e_) return failed(r, GMM_E_CUDA, #call, cudaGetErrorString(e_)); } while (0)
 static int failed(rank *r, gmm_status s, const char *call, const char *text) {
@@ -274,11 +276,11 @@ static int failed(rank *r, gmm_status s, const char *call, const char *text) {
     return 1;
 }
 
-/* Counted: once its memory is bound, the runtime allocates nothing. */
+/* Counts allocations: after gmm_gtp_bind the runtime makes none. */
 static void *counted(void *user, size_t bytes) {
     rank *r = (rank *)user;
     r->allocations++;
-    return r->starved ? NULL : malloc(bytes);
+    return r->out_of_memory ? NULL : malloc(bytes);
 }
 static void release(void *user, void *memory) {
     (void)user;
@@ -298,13 +300,13 @@ static uint16_t token(const gpu_case *c, uint64_t key) {
     return c->integers ? gmm_f32_to_bf16((float)(mix(key) % 3) - 1.0f) : value(key, 1.0f);
 }
 
-/* Device memory of the case; what NCCL's windows take comes from NCCL. */
-static void *take(rank *r, size_t bytes, int byte) {
+/* Device memory of the case; memory for NCCL windows comes from ncclMemAlloc. */
+static void *case_alloc(rank *r, size_t bytes, int byte) {
     void *p = NULL;
     cudaError_t e;
     bytes = (bytes + 4095) / 4096 * 4096;
 #ifdef HAVE_NCCL
-    if (r->c->via == NCCL_WINDOWS || r->c->via == NCCL_ENGINES)
+    if (r->c->transport == NCCL_WINDOWS || r->c->transport == NCCL_ENGINES)
         e = ncclMemAlloc(&p, bytes) == ncclSuccess ? cudaSuccess : cudaErrorMemoryAllocation;
     else
 #endif
@@ -315,19 +317,19 @@ static void *take(rank *r, size_t bytes, int byte) {
     if (r->block_count < BLOCKS) r->blocks[r->block_count++] = p;
     return p;
 }
-static void untake(rank *r) {
+static void case_free(rank *r) {
     while (r->block_count > 0) {
         void *p = r->blocks[--r->block_count];
 #ifdef HAVE_NCCL
-        if (r->c->via == NCCL_WINDOWS || r->c->via == NCCL_ENGINES) (void)ncclMemFree(p);
+        if (r->c->transport == NCCL_WINDOWS || r->c->transport == NCCL_ENGINES) (void)ncclMemFree(p);
         else
 #endif
             (void)cudaFree(p);
     }
 }
 
-static int is_near(const rank *r, int l) { return r->c->halves && r->size > 1 && l % 2; }
-static const gmm_shard_plan *plan_of(const rank *r, int l) { return is_near(r, l) ? &r->near_plan : &r->plan; }
+static int in_half(const rank *r, int l) { return r->c->halves && r->size > 1 && l % 2; }
+static const gmm_shard_plan *plan_of(const rank *r, int l) { return in_half(r, l) ? &r->half_plan : &r->plan; }
 static size_t shard_values(const rank *r, int l) {
     return (size_t)plan_of(r, l)->shard_rows * (size_t)r->c->rows;
 }
@@ -337,33 +339,33 @@ static size_t values_before(const rank *r, int layer) { /* of all experts */
     return n;
 }
 
-/* Tokens, gradients of the last output, splits, and weights: functions of rank, layer and place alone. */
+/* Tokens, output gradients, splits and weights: functions of rank, layer and element index alone. */
 static int fill(rank *r) {
     const gpu_case *c = r->c;
     const size_t values = (size_t)c->tokens * (size_t)c->rows;
     uint16_t *host = (uint16_t *)malloc((values + values_before(r, c->layers)) * sizeof *host);
-    r->shards = (uint16_t *)take(r, values_before(r, c->layers) * 2, 0);
-    r->first = (uint16_t *)take(r, values_before(r, c->layers) * 2, 0);
-    r->grads = (float *)take(r, values_before(r, c->layers) * 4, 0xFF);
-    r->again = (uint16_t *)take(r, values * 2, 0xFF);
+    r->shards = (uint16_t *)case_alloc(r, values_before(r, c->layers) * 2, 0);
+    r->first = (uint16_t *)case_alloc(r, values_before(r, c->layers) * 2, 0);
+    r->grads = (float *)case_alloc(r, values_before(r, c->layers) * 4, 0xFF);
+    r->recomputed = (uint16_t *)case_alloc(r, values * 2, 0xFF);
     for (int m = 0; m < r->micro; m++) {
         const int who = r->size == 1 ? m : r->index;
         int32_t sizes[EXPERTS] = {0}, left = c->tokens;
         for (int l = 0; l <= c->layers; l++) {
-            r->y[m][l] = (uint16_t *)take(r, values * 2, 0xFF);
-            r->dy[m][l] = (uint16_t *)take(r, values * 2, 0xFF);
+            r->y[m][l] = (uint16_t *)case_alloc(r, values * 2, 0xFF);
+            r->dy[m][l] = (uint16_t *)case_alloc(r, values * 2, 0xFF);
         }
         if (r->status) return 1;
         for (size_t i = 0; i < values; i++) host[i] = token(c, i * 64 + (size_t)who);
         CUDA(r, cudaMemcpy(r->y[m][0], host, values * 2, cudaMemcpyHostToDevice));
         for (size_t i = 0; i < values; i++) host[i] = token(c, i * 64 + 32 + (size_t)who);
         CUDA(r, cudaMemcpy(r->dy[m][c->layers], host, values * 2, cudaMemcpyHostToDevice));
-        for (int e = 0; e < c->experts; e++) { /* uneven, the second without tokens */
+        for (int e = 0; e < c->experts; e++) { /* uneven splits, no tokens for the second expert */
             sizes[e] = e == c->experts - 1 ? left : e == 1 ? 0 : (left + who) / 3;
             if (c->zero_rank == who + 1) sizes[e] = 0;
             left -= sizes[e];
         }
-        r->sizes[m] = (int32_t *)take(r, sizeof sizes, 0);
+        r->sizes[m] = (int32_t *)case_alloc(r, sizeof sizes, 0);
         CUDA(r, cudaMemcpy(r->sizes[m], sizes, sizeof sizes, cudaMemcpyHostToDevice));
     }
     for (int b = 0; b < c->layers * c->experts; b++) {
@@ -418,7 +420,7 @@ static gmm_status product(rank *r, int op, int m, const gmm_mat *w, uint16_t *x,
     return gmm_linear_wgrad(r->ctx, &d, r->workspace, r->workspace_bytes, r->compute);
 }
 
-/* The layers as one MLP, with what its descriptor points to. */
+/* The two layers as one MLP, and the operands of its descriptor. */
 typedef struct mlp_call {
     gmm_mlp_config config;
     gmm_groups groups;
@@ -445,7 +447,7 @@ static void mlp_of(const rank *r, int m, const gmm_mat *const w[2], const gmm_ma
     c->mlp.saved_bytes = r->saved_bytes;
 }
 
-/* The runtime's object, with a domain of all ranks, and one of this rank's half if the case has halves. */
+/* Creates the runtime object with a domain of all ranks and, if the case has halves, one of this rank's half. */
 static int open_object(rank *r, int weights, int bundles) {
     const gpu_case *c = r->c;
     gmm_gtp_config config = GMM_ZERO;
@@ -471,21 +473,21 @@ static int open_object(rank *r, int weights, int bundles) {
     GO(r, gmm_gtp_add_domain(r->gtp, &d, &r->domain));
     if (r->domains == 2) {
         d.gather = &r->comm[2], d.reduce = &r->comm[3];
-        GO(r, gmm_gtp_add_domain(r->gtp, &d, &r->near_domain));
+        GO(r, gmm_gtp_add_domain(r->gtp, &d, &r->half_domain));
     }
     return 0;
 }
-/* Memory for the sealed object. */
+/* Allocates and binds the memory of the sealed object. */
 static int bind_memory(rank *r) {
     for (int k = 0; k < r->domains; k++) {
-        const int32_t id = k ? r->near_domain : r->domain;
+        const int32_t id = k ? r->half_domain : r->domain;
         gmm_gtp_need need = GMM_ZERO;
         size_t bytes[2];
         void *block[2];
         GO(r, gmm_gtp_memory_need(r->gtp, id, &need));
         bytes[0] = (need.gather_bytes + 4095) / 4096 * 4096;
         bytes[1] = (need.reduce_bytes + 4095) / 4096 * 4096;
-        for (int i = 0; i < 2; i++) block[i] = bytes[i] ? take(r, bytes[i], 0xFF) : NULL;
+        for (int i = 0; i < 2; i++) block[i] = bytes[i] ? case_alloc(r, bytes[i], 0xFF) : NULL;
         if (r->status) return 1;
         GO(r, gmm_gtp_bind(r->gtp, id, block[0], bytes[0], block[1], bytes[1]));
         for (int i = 0; i < 2; i++) {
@@ -498,17 +500,17 @@ static int bind_memory(rank *r) {
 
 static int declare(rank *r) {
     const gpu_case *c = r->c;
-    gmm_shard shard = GMM_ZERO, near;
+    gmm_shard shard = GMM_ZERO, half_seat;
     gmm_error error = GMM_ZERO;
     if (open_object(r, c->layers * c->experts, c->layers)) return 1;
     shard.dtype = GMM_BF16;
     shard.rows = shard.cols = c->rows;
     shard.gtp_size = r->size;
     shard.gtp_rank = r->index;
-    near = shard;
-    near.gtp_size = r->size > 1 ? r->size / 2 : 1;
-    near.gtp_rank = r->near.rank;
-    if (gmm_gtp_plan(&shard, &r->plan, &error) || gmm_gtp_plan(&near, &r->near_plan, &error))
+    half_seat = shard;
+    half_seat.gtp_size = r->size > 1 ? r->size / 2 : 1;
+    half_seat.gtp_rank = r->half_seat.rank;
+    if (gmm_gtp_plan(&shard, &r->plan, &error) || gmm_gtp_plan(&half_seat, &r->half_plan, &error))
         return failed(r, error.status, "plan", error.text);
     if (fill(r)) return 1;
     for (int l = 0; l < c->layers; l++) {
@@ -517,13 +519,13 @@ static int declare(rank *r) {
             gmm_gtp_weight w = GMM_ZERO;
             w.expert = e;
             w.name = "weight";
-            w.shard = is_near(r, l) ? &near : &shard;
+            w.shard = in_half(r, l) ? &half_seat : &shard;
             w.data[0] = r->shards + at;
             w.main_grad = r->grads + at;
             w.main_grad_dtype = GMM_F32;
             GO(r, gmm_gtp_add_weight(r->gtp, &w, &r->ids[l][e]));
         }
-        GO(r, gmm_gtp_add_bundle(r->gtp, is_near(r, l) ? r->near_domain : r->domain, r->ids[l], c->experts, "layer",
+        GO(r, gmm_gtp_add_bundle(r->gtp, in_half(r, l) ? r->half_domain : r->domain, r->ids[l], c->experts, "layer",
                                  &r->bundle[l]));
     }
     for (int pass = 0; pass < GMM_GTP_PASSES; pass++) {
@@ -543,7 +545,7 @@ static int declare(rank *r) {
     GO(r, gmm_gtp_follow(r->gtp, r->chain[GMM_GTP_FORWARD], r->chain[GMM_GTP_BACKWARD]));
     {
         gmm_groups g;
-        void *table[EXPERTS] = {NULL}; /* what one rank has: its shards where they are */
+        void *table[EXPERTS] = {NULL}; /* a single rank reads its shards in place */
         gmm_mat x = gmm_mat_packed(GMM_BF16, NULL), f = gmm_mat_packed(c->wire ? c->wire : GMM_F32, NULL);
         const gmm_mat w = r->size > 1 ? x : gmm_mat_table(GMM_BF16, table, (uint32_t)GMM_MAT_TABLE_ON_HOST);
         gmm_grad grad = GMM_ZERO;
@@ -566,19 +568,19 @@ static int declare(rank *r) {
             r->workspace_bytes = info.workspace_bytes > r->workspace_bytes ? info.workspace_bytes : r->workspace_bytes;
             r->saved_bytes = info.saved_bytes > r->saved_bytes ? info.saved_bytes : r->saved_bytes;
         }
-        for (int m = 0; m < r->micro && r->saved_bytes; m++) r->saved[m] = take(r, r->saved_bytes, 0xFF);
-        r->workspace = take(r, r->workspace_bytes + 256, 0xFF);
+        for (int m = 0; m < r->micro && r->saved_bytes; m++) r->saved[m] = case_alloc(r, r->saved_bytes, 0xFF);
+        r->workspace = case_alloc(r, r->workspace_bytes + 256, 0xFF);
     }
     if (r->status) return 1;
-    if (c->via == NCCL_ENGINES) { /* copy engines take windows on both sides */
+    if (c->transport == NCCL_ENGINES) { /* copies by copy engines need windows on both sides */
         const size_t size = values_before(r, c->layers) * 2;
         GO(r, r->comm[0].window_add(r->comm[0].self, r->shards, (size + 4095) / 4096 * 4096, &r->window[0]));
     }
     return bind_memory(r);
 }
 
-/* Waits as a program should: with a look at the collectives. */
-static int settle(rank *r) {
+/* Synchronizes the stream while polling the collectives, as a program should. */
+static int wait_polled(rank *r) {
     const struct timespec pause = {0, 50000};
     const double begin = now();
     for (;;) {
@@ -591,8 +593,8 @@ static int settle(rank *r) {
     }
 }
 
-/* Whether a view is where it has always been: graphs read it there. */
-static int stays(rank *r, int what, int l, const gmm_gtp_view *v) {
+/* Checks that a view has the address that it had before, since graphs read it there. */
+static int check_address(rank *r, int what, int l, const gmm_gtp_view *v) {
     const void *at = v->mat.table ? v->mat.table[0] : v->mat.data;
     if (r->place[what][l] && r->place[what][l] != at) return failed(r, GMM_E_STATE, "view", "its address has changed");
     r->place[what][l] = at;
@@ -603,7 +605,7 @@ static int forward(rank *r, int m) {
     for (int l = 0; l < r->c->layers; l++) {
         gmm_gtp_view v = GMM_ZERO;
         GO(r, gmm_gtp_acquire(r->gtp, r->bundle[l], GMM_GTP_FORWARD, r->compute, &v));
-        if (stays(r, GMM_GTP_FORWARD, l, &v)) return 1;
+        if (check_address(r, GMM_GTP_FORWARD, l, &v)) return 1;
         GO(r, product(r, FWD, m, &v.mat, r->y[m][l], NULL, r->y[m][l + 1]));
         GO(r, gmm_gtp_release(r->gtp, r->bundle[l], GMM_GTP_FORWARD, r->compute));
     }
@@ -617,17 +619,17 @@ static int backward(rank *r, int m) {
         gmm_gtp_view v = GMM_ZERO, dw = GMM_ZERO;
         if (c->recompute) {
             GO(r, gmm_gtp_acquire(r->gtp, r->bundle[l], GMM_GTP_RECOMPUTE, r->compute, &v));
-            GO(r, product(r, FWD, m, &v.mat, r->y[m][l], NULL, r->again));
+            GO(r, product(r, FWD, m, &v.mat, r->y[m][l], NULL, r->recomputed));
             GO(r, gmm_gtp_release(r->gtp, r->bundle[l], GMM_GTP_RECOMPUTE, r->compute));
             memset(&v, 0, sizeof v);
         }
         GO(r, gmm_gtp_acquire(r->gtp, r->bundle[l], GMM_GTP_BACKWARD, r->compute, &v));
-        if (stays(r, GMM_GTP_BACKWARD, l, &v)) return 1;
+        if (check_address(r, GMM_GTP_BACKWARD, l, &v)) return 1;
         GO(r, product(r, DGRAD, m, &v.mat, NULL, r->dy[m][l + 1], r->dy[m][l]));
         GO(r, gmm_gtp_release(r->gtp, r->bundle[l], GMM_GTP_BACKWARD, r->compute));
         if (!idle) {
             GO(r, gmm_gtp_wgrad(r->gtp, r->bundle[l], r->compute, &dw));
-            if (stays(r, GMM_GTP_PASSES, l, &dw)) return 1;
+            if (check_address(r, GMM_GTP_PASSES, l, &dw)) return 1;
             GO(r, product(r, WGRAD, m, &dw.mat, r->y[m][l], r->dy[m][l + 1], NULL));
         }
         g.scale = c->scale != 0 ? c->scale : 1;
@@ -637,7 +639,7 @@ static int backward(rank *r, int m) {
     }
     return 0;
 }
-/* Forward and backward of the MLP: both of its weights are held at a time. */
+/* Forward and backward of the MLP; both weights are acquired at a time. */
 static int through_mlp(rank *r, int m) {
     for (int pass = GMM_GTP_FORWARD; pass <= GMM_GTP_BACKWARD; pass++) {
         gmm_gtp_view v[2], dw[2];
@@ -663,8 +665,8 @@ static int through_mlp(rank *r, int m) {
     }
     return 0;
 }
-/* main_grad goes into the shards, which are published. They are drawn back to where they began, so that after thousands
-   of steps they are neither infinite nor zero. */
+/* Subtracts main_grad from the shards and publishes them. Weights decay towards their initial values, so that after
+   thousands of steps they are neither infinite nor zero. */
 static int optimize(rank *r) {
     const gpu_case *c = r->c;
     GO(r, gmm_gtp_fence(r->gtp, GMM_GTP_ALL, r->compute));
@@ -705,8 +707,8 @@ static int captured(rank *r, int which, int parts) {
     CUDA(r, cudaGraphDestroy(graph));
     return 0;
 }
-/* main_grad is as fill left it: neither a warm-up nor a capture adds to it. */
-static int untouched(rank *r) {
+/* main_grad is unchanged: neither a warm-up nor a capture adds to it. */
+static int main_grad_unchanged(rank *r) {
     const size_t bytes = values_before(r, r->c->layers) * sizeof *r->grads;
     unsigned char *host = (unsigned char *)malloc(bytes);
     const cudaError_t e = cudaMemcpy(host, r->grads, bytes, cudaMemcpyDeviceToHost);
@@ -719,12 +721,12 @@ static int untouched(rank *r) {
 static int train(rank *r) {
     const gpu_case *c = r->c;
     const long before = r->allocations;
-    if (c->replay) { /* warm up without a trace, then capture */
+    if (c->replay) { /* a dry run, which changes no gradient, then the capture */
         GO(r, gmm_gtp_dry_run(r->gtp, 1));
-        if (forward(r, 0) || backward(r, 0) || settle(r)) return 1;
+        if (forward(r, 0) || backward(r, 0) || wait_polled(r)) return 1;
         GO(r, gmm_gtp_dry_run(r->gtp, 0));
         if (c->replay == 1 ? captured(r, 0, 3) : captured(r, 0, 1) || captured(r, 1, 2)) return 1;
-        if (untouched(r)) return 1;
+        if (main_grad_unchanged(r)) return 1;
     }
     for (int s = 0; s < c->steps; s++) {
         if (c->silent && r->index == 1 && s == 1) return 0;
@@ -737,14 +739,14 @@ static int train(rank *r) {
             if (c->mlp ? through_mlp(r, m) : forward(r, m) || backward(r, m)) return 1;
         if (optimize(r)) return 1;
         if (s % 50 == 49 || c->silent)
-            if (settle(r)) return 1;
+            if (wait_polled(r)) return 1;
     }
     if (r->allocations != before) return failed(r, GMM_E_MEMORY, "train", "something was allocated");
-    return settle(r);
+    return wait_polled(r);
 }
 
-/* Bytes of a quantized bundle of c->experts, by their place in the whole; and the largest of values that ranks have by
-   turns. Few shards are allocations of their own, many are parts of one. */
+/* Bytes of a quantized bundle of c->experts weights, as functions of their position, and the maximum of values whose
+   largest is on a different rank for each. Few shards are separate allocations, many are parts of one. */
 enum { F_FEW = 3, F_MOST = 70, F_ROWS = 640, F_COLS = 384, F_VALUES = 3000 };
 static unsigned char byte_of(int e, int64_t row, int64_t i) {
     return (unsigned char)mix((uint64_t)(e * 8192 + row) * 8192 + (uint64_t)i);
@@ -754,9 +756,9 @@ static int formats(rank *r) {
     gmm_gtp_view v = GMM_ZERO;
     gmm_shard shard = GMM_ZERO;
     gmm_error error = GMM_ZERO;
-    int64_t line, part[2]; /* bytes of scales for 128 rows; of a shard's codes and scales */
+    int64_t line, part[2]; /* bytes of scales of 128 rows; of a shard's codes and scales */
     unsigned char *host = (unsigned char *)calloc(1, 1 << 21);
-    float *values = (float *)take(r, F_VALUES * sizeof *values, 0);
+    float *values = (float *)case_alloc(r, F_VALUES * sizeof *values, 0);
     char *block[2] = {NULL, NULL};
     int32_t ids[F_MOST], bundle;
     if (open_object(r, count, 1)) return 1;
@@ -770,13 +772,13 @@ static int formats(rank *r) {
     part[0] = r->plan.shard_data_bytes[0];
     part[1] = r->plan.shard_scale_bytes[0];
     line = part[1] / (r->plan.shard_rows / 128);
-    for (int k = 0; k < 2 && count > F_FEW; k++) block[k] = (char *)take(r, (size_t)(count * part[k]), 0xFF);
+    for (int k = 0; k < 2 && count > F_FEW; k++) block[k] = (char *)case_alloc(r, (size_t)(count * part[k]), 0xFF);
     for (int e = 0; e < count; e++) {
         gmm_gtp_weight w = GMM_ZERO;
         w.expert = e;
         w.shard = &shard;
-        w.data[0] = count > F_FEW ? block[0] + e * part[0] : take(r, (size_t)part[0], 0xFF);
-        w.scale[0] = count > F_FEW ? block[1] + e * part[1] : take(r, (size_t)part[1], 0xFF);
+        w.data[0] = count > F_FEW ? block[0] + e * part[0] : case_alloc(r, (size_t)part[0], 0xFF);
+        w.scale[0] = count > F_FEW ? block[1] + e * part[1] : case_alloc(r, (size_t)part[1], 0xFF);
         if (r->status) return 1;
         for (int64_t i = 0; i < part[0]; i++) host[i] = byte_of(e, r->plan.row0 + i / F_COLS, i % F_COLS);
         CUDA(r, cudaMemcpy(w.data[0], host, (size_t)part[0], cudaMemcpyHostToDevice));
@@ -792,7 +794,7 @@ static int formats(rank *r) {
     GO(r, gmm_gtp_amax(r->gtp, r->domain, values, F_VALUES, r->compute));
     GO(r, gmm_gtp_acquire(r->gtp, bundle, GMM_GTP_FORWARD, r->compute, &v));
     GO(r, gmm_gtp_release(r->gtp, bundle, GMM_GTP_FORWARD, r->compute));
-    if (settle(r)) return 1;
+    if (wait_polled(r)) return 1;
     CUDA(r, cudaMemcpy(host, values, F_VALUES * sizeof *values, cudaMemcpyDeviceToHost));
     for (int i = 0; i < F_VALUES; i++)
         if (((float *)(void *)host)[i] != (float)i) return failed(r, GMM_E_ARG, "formats", "a maximum is wrong");
@@ -814,13 +816,13 @@ static int formats(rank *r) {
     return 0;
 }
 
-/* One reduction of random bf16 gradients, beside their sum in fp64: what it is off by, and whether every value is that
-   sum rounded to bf16 once. */
+/* One reduction of random bf16 gradients, compared with their sum in fp64: the relative error, and whether every value
+   is that sum rounded to bf16 once. */
 enum { SUM_COUNT = 2, SUM_ROWS = 240, SUM_COLS = 128 };
 static int sums(rank *r) {
     const int64_t values = (int64_t)SUM_ROWS * SUM_COLS;
     uint16_t *host = (uint16_t *)malloc((size_t)values * sizeof *host);
-    uint16_t *from = (uint16_t *)take(r, SUM_COUNT * (size_t)values * sizeof *from, 0xFF);
+    uint16_t *from = (uint16_t *)case_alloc(r, SUM_COUNT * (size_t)values * sizeof *from, 0xFF);
     float *got = (float *)malloc((size_t)values * sizeof *got), *grads;
     const gmm_mat mat = gmm_mat_packed(GMM_BF16, from);
     gmm_gtp_gradient g = GMM_ZERO;
@@ -837,12 +839,12 @@ static int sums(rank *r) {
     shard.gtp_rank = r->index;
     if (gmm_gtp_plan(&shard, &r->plan, &error)) return failed(r, error.status, "plan", error.text);
     part = r->plan.shard_rows * SUM_COLS;
-    grads = (float *)take(r, SUM_COUNT * (size_t)part * sizeof *grads, 0xFF);
+    grads = (float *)case_alloc(r, SUM_COUNT * (size_t)part * sizeof *grads, 0xFF);
     for (int k = 0; k < SUM_COUNT; k++) {
         gmm_gtp_weight w = GMM_ZERO;
         w.expert = k;
         w.shard = &shard;
-        w.data[0] = take(r, (size_t)part * 2, 0);
+        w.data[0] = case_alloc(r, (size_t)part * 2, 0);
         w.main_grad = grads + k * part;
         w.main_grad_dtype = GMM_F32;
         for (int64_t i = 0; i < values; i++)
@@ -859,7 +861,7 @@ static int sums(rank *r) {
     g.from = &mat;
     GO(r, gmm_gtp_submit(r->gtp, bundle, &g, r->compute));
     GO(r, gmm_gtp_fence(r->gtp, GMM_GTP_GRADIENTS, r->compute));
-    if (settle(r)) return 1;
+    if (wait_polled(r)) return 1;
     r->rounded_once = 1;
     for (int k = 0; k < SUM_COUNT && e == cudaSuccess; k++) {
         const int64_t valid = r->plan.valid_rows * SUM_COLS, first = r->plan.row0 * SUM_COLS;
@@ -879,15 +881,16 @@ static int sums(rank *r) {
     return e == cudaSuccess ? 0 : failed(r, GMM_E_CUDA, "sums", cudaGetErrorString(e));
 }
 
-/* Quantizes two weights, whose last rows are a hundred times as large as the first, to a format that is sharded without
-   padding, and reads them as either pass has them: codes, scales, amaxes are those that one GPU makes of the whole. */
+/* Quantizes two weights, whose last rows are a hundred times as large as the first, to a format whose shards need no
+   padding, and reads the gathered views of both passes: codes, scales and amaxes equal those that one GPU computes from
+   the whole weight. */
 enum { CAST_COUNT = 2, CAST_ROWS = 1024, CAST_COLS = 384 };
 #define F(dtype_, scaling_, ...) {.dtype = GMM_##dtype_, .scaling = GMM_SCALING_##scaling_, __VA_ARGS__}
 static const gmm_format cast_to[] = {F(E4M3, TENSOR, .pow2 = 0), F(E4M3, 128X128, .pow2 = 1), F(E4M3, 1X128, .pow2 = 1),
                                      F(E4M3, MX32, .pow2 = 0), F(E2M1, NV16, .pow2 = 0)};
 static const char *const cast_name[] = {"fp8", "128x128", "1x128", "mxfp8", "nvfp4"};
 #undef F
-static int keep(rank *r, const void *device, int64_t bytes, const char *what, int64_t *at) {
+static int append_bytes(rank *r, const void *device, int64_t bytes, const char *what, int64_t *at) {
     unsigned char *host = (unsigned char *)malloc((size_t)bytes);
     const unsigned char *want = r->c->want;
     int64_t i = 0;
@@ -910,7 +913,7 @@ static int cast(rank *r) {
     gmm_error error = GMM_ZERO;
     uint16_t *host;
     void *from[CAST_COUNT];
-    float *amax = (float *)take(r, CAST_COUNT * sizeof *amax, 0xFF);
+    float *amax = (float *)case_alloc(r, CAST_COUNT * sizeof *amax, 0xFF);
     int32_t ids[CAST_COUNT], bundle;
     int64_t at = 0;
     if (open_object(r, CAST_COUNT, 1)) return 1;
@@ -932,14 +935,14 @@ static int cast(rank *r) {
             const uint64_t place = (uint64_t)(r->plan.row0 * CAST_COLS) + i;
             host[i] = value(place * 8 + (uint64_t)e, place / CAST_COLS >= CAST_ROWS * 7 / 8 ? 100.0f : 1.0f);
         }
-        from[e] = take(r, values * 2, 0);
+        from[e] = case_alloc(r, values * 2, 0);
         w.expert = e;
         w.shard = &shard;
         w.format = f;
         if (f->scaling == GMM_SCALING_NV16) w.amax = amax + e;
         for (int k = 0; k < 2; k++) {
-            if (r->plan.shard_data_bytes[k]) w.data[k] = take(r, (size_t)r->plan.shard_data_bytes[k], 0xFF);
-            if (r->plan.shard_scale_bytes[k]) w.scale[k] = take(r, (size_t)r->plan.shard_scale_bytes[k], 0xFF);
+            if (r->plan.shard_data_bytes[k]) w.data[k] = case_alloc(r, (size_t)r->plan.shard_data_bytes[k], 0xFF);
+            if (r->plan.shard_scale_bytes[k]) w.scale[k] = case_alloc(r, (size_t)r->plan.shard_scale_bytes[k], 0xFF);
         }
         if (r->status || cudaMemcpy(from[e], host, values * 2, cudaMemcpyHostToDevice) != cudaSuccess) {
             free(host);
@@ -959,23 +962,23 @@ static int cast(rank *r) {
         const gmm_mat *m = pass == GMM_GTP_BACKWARD ? NULL : &v.mat;
         GO(r, gmm_gtp_acquire(r->gtp, bundle, (gmm_gtp_pass)pass, r->compute, &v));
         if (!m) m = v.mat.columnwise;
-        if (settle(r)) return 1;
+        if (wait_polled(r)) return 1;
         for (int e = 0; e < CAST_COUNT; e++) {
             const int64_t data = whole.gather_data_bytes[pass], scales = whole.gather_scale_bytes[pass];
-            if (keep(r, m->table ? (const char *)m->table[e]
-                                 : (const char *)m->data + e * m->group_stride * gmm_dtype_bits(f->dtype) / 8, data,
-                     pass ? "codes of backward" : "codes of forward", &at) ||
-                keep(r, m->scale_table ? (const char *)m->scale_table[e] : (const char *)m->scale + e * scales, scales,
-                     pass ? "scales of backward" : "scales of forward", &at))
+            if (append_bytes(r, m->table ? (const char *)m->table[e]
+                                         : (const char *)m->data + e * m->group_stride * gmm_dtype_bits(f->dtype) / 8,
+                             data, pass ? "codes of backward" : "codes of forward", &at) ||
+                append_bytes(r, m->scale_table ? (const char *)m->scale_table[e] : (const char *)m->scale + e * scales,
+                             scales, pass ? "scales of backward" : "scales of forward", &at))
                 return 1;
         }
-        if (m->amax && keep(r, m->amax, CAST_COUNT * (int64_t)sizeof(float), "amaxes", &at)) return 1;
+        if (m->amax && append_bytes(r, m->amax, CAST_COUNT * (int64_t)sizeof(float), "amaxes", &at)) return 1;
         GO(r, gmm_gtp_release(r->gtp, bundle, (gmm_gtp_pass)pass, r->compute));
     }
-    return settle(r);
+    return wait_polled(r);
 }
 
-/* Logical rows of this rank into the result. */
+/* Copies this rank's logical rows into the result. */
 static int report(rank *r) {
     const gpu_case *c = r->c;
     const size_t whole = (size_t)c->rows * (size_t)c->rows, values = (size_t)c->tokens * (size_t)c->rows;
@@ -985,7 +988,7 @@ static int report(rank *r) {
         const size_t valid = (size_t)plan_of(r, l)->valid_rows * (size_t)c->rows, rest = shard_values(r, l) - valid;
         const size_t shard = values_before(r, l) + (size_t)(b % c->experts) * shard_values(r, l);
         const size_t to = (size_t)b * whole + (size_t)(plan_of(r, l)->row0 * c->rows);
-        float pad[4096], *grads = is_near(r, l) && r->index >= r->size / 2 ? out->others : out->grads;
+        float pad[4096], *grads = in_half(r, l) && r->index >= r->size / 2 ? out->others : out->grads;
         CUDA(r, cudaMemcpy(out->weights + to, r->shards + shard, valid * 2, cudaMemcpyDeviceToHost));
         CUDA(r, cudaMemcpy(grads + to, r->grads + shard, valid * 4, cudaMemcpyDeviceToHost));
         if (rest > 4096) return failed(r, GMM_E_ARG, "report", "much padding");
@@ -1002,17 +1005,19 @@ static int report(rank *r) {
 
 /* -------------------------------------------------------------------------------------------- Communicators --- */
 
-/* NCCL's take seconds to make, so all cases share them: a pair for each way and rank, and one for each half. */
+/* NCCL communicators take seconds to create, so all cases share them: two for each transport and rank, and two for each
+   half. */
 #ifdef HAVE_NCCL
 static ncclComm_t nccl[VIAS][4][RANKS];
-static int nccl_made[VIAS], nccl_halved[VIAS]; /* of how many ranks, 0 = none; 1: the halves too */
+/* number of ranks, 0 = none; nccl_halved: 1 if those of the halves exist too */
+static int nccl_made[VIAS], nccl_halved[VIAS];
 
 static int nccl_start(rank *r, const ncclUniqueId *id) {
     for (int k = 0; k < 2; k++) {
         ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
         ncclResult_t e;
-        config.CTAPolicy = r->c->via == NCCL_ENGINES ? NCCL_CTA_POLICY_ZERO : NCCL_CTA_POLICY_DEFAULT;
-        e = ncclCommInitRankConfig(&nccl[r->c->via][k][r->index], r->size, id[k], r->index, &config);
+        config.CTAPolicy = r->c->transport == NCCL_ENGINES ? NCCL_CTA_POLICY_ZERO : NCCL_CTA_POLICY_DEFAULT;
+        e = ncclCommInitRankConfig(&nccl[r->c->transport][k][r->index], r->size, id[k], r->index, &config);
         if (e != ncclSuccess) return failed(r, GMM_E_COMM, "ncclCommInitRankConfig", ncclGetErrorString(e));
     }
     return 0;
@@ -1023,27 +1028,27 @@ static ncclUniqueId nccl_id[2];
 static int connect_ranks(rank *r) {
     gmm_error error = GMM_ZERO;
     gmm_status s = GMM_OK;
-    for (int k = 0; k < (r->c->halves ? 4 : 2) && !s && r->c->via != ALONE; k++) {
-        if (r->c->via == PEERS) {
+    for (int k = 0; k < (r->c->halves ? 4 : 2) && !s && r->c->transport != ALONE; k++) {
+        if (r->c->transport == PEERS) {
             gmm_peers_config config = GMM_ZERO;
-            seat *at = k < 2 ? &r->seat : &r->near;
+            seat *at = k < 2 ? &r->seat : &r->half_seat;
             config.rank = at->rank;
-            config.size = at->hub->size;
+            config.size = at->rendezvous->size;
             config.ctx = r->ctx;
-            config.exchange = meet;
+            config.exchange = host_allgather;
             config.user = at;
             s = gmm_peers_open(&config, &r->comm[k], &error);
         } else {
 #ifdef HAVE_NCCL
             gmm_nccl_config config = GMM_ZERO;
-            ncclComm_t *comm = &nccl[r->c->via][k][r->index];
-            if (k == 0 && nccl_made[r->c->via] != r->size && nccl_start(r, nccl_id)) return 1;
-            if (k >= 2 && !nccl_halved[r->c->via] &&
-                ncclCommSplit(nccl[r->c->via][k - 2][r->index], r->index / (r->size / 2), r->index, comm, NULL))
+            ncclComm_t *comm = &nccl[r->c->transport][k][r->index];
+            if (k == 0 && nccl_made[r->c->transport] != r->size && nccl_start(r, nccl_id)) return 1;
+            if (k >= 2 && !nccl_halved[r->c->transport] &&
+                ncclCommSplit(nccl[r->c->transport][k - 2][r->index], r->index / (r->size / 2), r->index, comm, NULL))
                 return failed(r, GMM_E_COMM, "ncclCommSplit", "failed");
             config.comm = *comm;
             config.ctx = r->ctx;
-            config.windows = r->c->via != NCCL && (k == 0 || r->c->reduction == GMM_GTP_REDUCE_EXCHANGE);
+            config.windows = r->c->transport != NCCL && (k == 0 || r->c->reduction == GMM_GTP_REDUCE_EXCHANGE);
             s = gmm_nccl_open(&config, &r->comm[k], &error);
 #endif
         }
@@ -1051,7 +1056,8 @@ static int connect_ranks(rank *r) {
     return s ? failed(r, s, "communicator", error.text) : 0;
 }
 
-/* One rank's communicator fails, or gives up beside a slow rank: all ranks learn it, and no stream hangs. */
+/* One rank's communicator fails, or times out while another rank is slow: all ranks get the error, and no stream
+   hangs. */
 enum { FAULT_BYTES = 4 << 20 };
 static int drained(rank *r) {
     const double begin = now();
@@ -1059,7 +1065,7 @@ static int drained(rank *r) {
     while ((e = cudaStreamQuery(r->compute)) == cudaErrorNotReady && now() - begin < 8) { }
     return e == cudaSuccess ? 0 : failed(r, GMM_E_CUDA, "a stream hangs", cudaGetErrorString(e));
 }
-static int learns(rank *r, gmm_status status, const char *text) {
+static int expect_error(rank *r, gmm_status status, const char *text) {
     gmm_error error = GMM_ZERO;
     const gmm_status s = r->comm[0].poll(r->comm[0].self, &error);
     if (s == status && strstr(error.text, text)) return 0;
@@ -1069,7 +1075,8 @@ static int faults(rank *r) {
     const int late = r->index == 1;
     const struct timespec pause = {0, 300000000};
     gmm_comm *c = &r->comm[0];
-    char mine = 0, all[RANKS], *recv = (char *)take(r, FAULT_BYTES, 0), *send = (char *)take(r, FAULT_BYTES, r->index);
+    char mine = 0, all[RANKS], *recv = (char *)case_alloc(r, FAULT_BYTES, 0);
+    char *send = (char *)case_alloc(r, FAULT_BYTES, r->index);
     void *window = NULL;
     gmm_status s;
     if (r->status) return 1;
@@ -1077,28 +1084,28 @@ static int faults(rank *r) {
     s = c->window_add(c->self, recv, FAULT_BYTES - (late && r->c->fault == OTHER_SIZE ? 4096 : 0), &window);
     if (r->c->fault != GIVEN_UP) {
         if (s != GMM_E_COMM || window) return failed(r, GMM_E_STATE, "window_add", gmm_status_name(s));
-        return learns(r, GMM_E_COMM, r->c->fault == OTHER_SIZE ? "size" : late ? "on trial" : "rank 1 of");
+        return expect_error(r, GMM_E_COMM, r->c->fault == OTHER_SIZE ? "size" : late ? "on trial" : "rank 1 of");
     }
     if (s) return failed(r, s, "window_add", "failed");
     for (int i = 0; i < 4 && late; i++) (void)nanosleep(&pause, NULL);
     if (c->all_gather(c->self, send, recv, FAULT_BYTES / RANKS, r->compute)) return failed(r, GMM_E_COMM, "gather", "");
     if (r->index == 0) {
         (void)nanosleep(&pause, NULL);
-        if (learns(r, GMM_OK, "")) return 1;
+        if (expect_error(r, GMM_OK, "")) return 1;
         c->give_up(c->self, "on trial");
     }
-    if (drained(r) || learns(r, GMM_E_COMM, r->index ? "rank 0 of" : "on trial")) return 1;
-    return meet(&r->seat, &mine, all, 1) ? failed(r, GMM_E_COMM, "meet", "") : 0;
+    if (drained(r) || expect_error(r, GMM_E_COMM, r->index ? "rank 0 of" : "on trial")) return 1;
+    return host_allgather(&r->seat, &mine, all, 1) ? failed(r, GMM_E_COMM, "meet", "") : 0;
 }
 
-/* The rank that stops in a case of a silent one. */
-static int stops(const rank *r) { return r->c->silent && r->index == 1; }
+/* Whether this is the silent rank of the case. */
+static int is_silent_rank(const rank *r) { return r->c->silent && r->index == 1; }
 static int program(rank *r) {
     if (r->c->formats) return formats(r);
     if (r->c->sums) return sums(r);
     if (r->c->cast) return cast(r);
     if (r->c->fault) return faults(r);
-    return declare(r) || train(r) || (!stops(r) && report(r));
+    return declare(r) || train(r) || (!is_silent_rank(r) && report(r));
 }
 
 static void *thread_main(void *argument) {
@@ -1118,27 +1125,28 @@ static void *thread_main(void *argument) {
     if (!bad && (r->rt.stream_create(r->rt.self, 0, &r->compute) || r->rt.stream_create(r->rt.self, -5, &r->side[0]) ||
                  r->rt.stream_create(r->rt.self, -5, &r->side[1])))
         bad = failed(r, GMM_E_CUDA, "streams", gmm_last_error(r->ctx));
-    if (meet(&r->seat, &mine, all, 1)) bad = failed(r, GMM_E_COMM, "meet", "a rank is missing");
-    r->starved = r->c->fault == NO_MEMORY && r->index == 1;
+    if (host_allgather(&r->seat, &mine, all, 1)) bad = failed(r, GMM_E_COMM, "meet", "a rank is missing");
+    r->out_of_memory = r->c->fault == NO_MEMORY && r->index == 1;
     if (!bad) bad = connect_ranks(r) || program(r);
     if (bad && r->gtp && !r->c->silent) (void)fprintf(stderr, "        rank %d: %s\n", r->index, r->text);
-    (void)cudaDeviceSynchronize(); /* whatever has failed: nothing may hang */
-    (void)meet(&r->seat, &mine, all, 1);
-    if (stops(r)) { /* the rank that left looks after itself at the end */
+    (void)cudaDeviceSynchronize(); /* also after a failure the device must finish */
+    (void)host_allgather(&r->seat, &mine, all, 1);
+    if (is_silent_rank(r)) { /* the silent rank aborts its communicators itself */
         for (int k = 0; k < 2; k++)
             if (r->comm[k].give_up) r->comm[k].give_up(r->comm[k].self, "gone");
         (void)cudaDeviceSynchronize();
     }
-    if (r->c->silent) (void)meet(&r->seat, &mine, all, 1); /* it tells the others, whose communicators must be there */
+    /* the communicators of the others must exist until here */
+    if (r->c->silent) (void)host_allgather(&r->seat, &mine, all, 1);
     for (int i = 0; i < 2; i++)
         if (r->graph[i]) (void)cudaGraphExecDestroy(r->graph[i]);
     if (r->window[0] && !r->status) (void)r->comm[0].window_remove(r->comm[0].self, r->window[0]);
-    if (!stops(r)) (void)gmm_gtp_fini(r->gtp);
+    if (!is_silent_rank(r)) (void)gmm_gtp_fini(r->gtp);
     for (int k = 0; k < 4; k++) {
-        if (r->c->via == PEERS) gmm_peers_close(&r->comm[k]);
+        if (r->c->transport == PEERS) gmm_peers_close(&r->comm[k]);
         else gmm_nccl_close(&r->comm[k]);
     }
-    untake(r);
+    case_free(r);
     free(r->memory);
     if (r->ctx) {
         (void)r->rt.stream_destroy(r->rt.self, r->compute);
@@ -1157,7 +1165,7 @@ static int gpus(void) {
     return count >= 8 ? 8 : count >= 4 ? 4 : count >= 2 ? 2 : count;
 }
 
-/* Runs a case on `size` GPUs; `shares` is how many ranks' tokens there are. */
+/* Runs a case on `size` GPUs; the tokens are those of `shares` ranks. */
 static void run_case(const gpu_case *c, int size, int shares, gpu_result *out) {
     static run w; /* large */
     pthread_t threads[RANKS];
@@ -1172,26 +1180,26 @@ static void run_case(const gpu_case *c, int size, int shares, gpu_result *out) {
     out->outputs = (uint16_t *)t_host((size_t)(shares * c->tokens * c->rows) * 2);
     w.c = c;
     w.out = out;
-    w.size = w.hub.size = size;
+    w.size = w.rendezvous.size = size;
     w.half[0].size = w.half[1].size = size / 2;
     for (int i = 0; i < 3; i++) {
-        hub *h = i < 2 ? &w.half[i] : &w.hub;
+        rendezvous *h = i < 2 ? &w.half[i] : &w.rendezvous;
         (void)pthread_mutex_init(&h->mutex, NULL);
         (void)pthread_cond_init(&h->changed, NULL);
     }
 #ifdef HAVE_NCCL
     for (int k = 0; k < 2; k++)
-        if (c->via != ALONE && c->via != PEERS && nccl_made[c->via] != size)
+        if (c->transport != ALONE && c->transport != PEERS && nccl_made[c->transport] != size)
             T_CHECK(ncclGetUniqueId(&nccl_id[k]) == ncclSuccess, "ncclGetUniqueId");
 #endif
     for (int i = 0; i < size; i++) {
         rank *r = &w.rank[i];
         r->c = c;
         r->run = &w;
-        r->seat.hub = &w.hub;
+        r->seat.rendezvous = &w.rendezvous;
         r->index = r->seat.rank = r->device = i;
-        r->near.hub = &w.half[size > 1 && i >= size / 2];
-        r->near.rank = size > 1 ? i % (size / 2) : 0;
+        r->half_seat.rendezvous = &w.half[size > 1 && i >= size / 2];
+        r->half_seat.rank = size > 1 ? i % (size / 2) : 0;
         r->size = size;
         r->micro = shares / size;
         T_CHECK(pthread_create(&threads[i], NULL, thread_main, r) == 0, "no thread");
@@ -1208,18 +1216,20 @@ static void run_case(const gpu_case *c, int size, int shares, gpu_result *out) {
     }
     out->off = all > 0 ? sqrt(off / all) : off;
 #ifdef HAVE_NCCL
-    if (c->via != ALONE && c->via != PEERS) {
-        nccl_halved[c->via] = nccl_made[c->via] == size ? nccl_halved[c->via] || c->halves : c->halves;
-        nccl_made[c->via] = size; /* those of another size are left to the end of the process */
+    if (c->transport != ALONE && c->transport != PEERS) {
+        nccl_halved[c->transport] = nccl_made[c->transport] == size ? nccl_halved[c->transport] || c->halves
+                                                                    : c->halves;
+        nccl_made[c->transport] = size; /* communicators of another size stay until the process ends */
     }
     for (int i = 0; i < size; i++)
-        if (c->silent || out->status[i]) nccl_made[c->via] = nccl_halved[c->via] = 0; /* given up, they are gone */
+        if (c->silent || out->status[i]) /* aborted communicators are destroyed */
+            nccl_made[c->transport] = nccl_halved[c->transport] = 0;
 #endif
     (void)cudaSetDevice(0);
 }
 
 #ifdef HAVE_NCCL
-/* What NCCL says of its communicators goes to a file, unless the caller wants it elsewhere. */
+/* NCCL's debug log goes to a file, unless the environment sets NCCL_DEBUG. */
 static char nccl_log[32];
 static void forget_nccl_log(void) { (void)remove(nccl_log); }
 static void keep_nccl_log(void) {
@@ -1240,16 +1250,16 @@ static void keep_nccl_log(void) {
 }
 #endif
 
-static int need_gpus(via via) {
+static int need_gpus(transport transport) {
     const int n = gpus();
     if (n < 2) t_skip("needs two GPUs");
 #ifndef HAVE_NCCL
-    if (via != PEERS) t_skip("needs NCCL");
+    if (transport != PEERS) t_skip("needs NCCL");
 #else
     keep_nccl_log();
     T_CHECK(getenv("NCCL_NVLS_ENABLE") && !strcmp(getenv("NCCL_NVLS_ENABLE"), "0"), "NCCL_NVLS_ENABLE must be 0");
 #endif
-    (void)via;
+    (void)transport;
     return n;
 }
 
@@ -1276,23 +1286,24 @@ static double distance(const float *a, const float *b, size_t n) {
     return s > 0 ? d / s : d;
 }
 
-/* Whether ranks add as one GPU does: of two, a sum is one addition; peer copies and exchanged parts are added in fp32
-   in the order of ranks, which is that of one GPU's micro-batches; sums of small integers are exact in any order. What
-   is left: a sum in NCCL's own order, or one that is rounded to the wire's bf16. */
+/* Whether the reduction adds in the order of one GPU, so that bits are equal: two ranks need one addition; peer copies
+   and exchanged parts are added in fp32 in rank order, which is the order of one GPU's micro-batches; sums of small
+   integers are exact in any order. Otherwise NCCL chooses the order, or values are rounded to bf16 on the wire. */
 static int adds_alike(const gpu_case *c, int n) {
     const int exchange = c->reduction == GMM_GTP_REDUCE_EXCHANGE ||
-                         (c->reduction == GMM_GTP_REDUCE_AUTO && (c->via == PEERS || (c->wire == GMM_BF16 && n > 2)));
-    return c->integers || exchange || (c->wire != GMM_BF16 && (n == 2 || c->via == PEERS));
+                         (c->reduction == GMM_GTP_REDUCE_AUTO &&
+                          (c->transport == PEERS || (c->wire == GMM_BF16 && n > 2)));
+    return c->integers || exchange || (c->wire != GMM_BF16 && (n == 2 || c->transport == PEERS));
 }
 
-/* g ranks against one that has all micro-batches: bit for bit wherever they add alike. */
+/* Compares g ranks with one GPU that has all micro-batches: bit for bit if the reduction adds in the same order. */
 static void compare(gpu_case *c) {
-    const int n = need_gpus(c->via);
+    const int n = need_gpus(c->transport);
     const size_t whole = (size_t)(c->layers * c->experts) * (size_t)c->rows * (size_t)c->rows;
     gpu_case alone = *c;
     gpu_result want, got;
     const double begin = now();
-    alone.via = ALONE;
+    alone.transport = ALONE;
     alone.replay = alone.synchronous = alone.recompute = 0;
     run_case(&alone, 1, n, &want);
     T_CHECK(want.status[0] == GMM_OK, "alone: %s", want.text[0]);
@@ -1307,19 +1318,20 @@ static void compare(gpu_case *c) {
                    distance(got.grads, want.grads, whole));
     T_CHECK(got.stats.acquires == got.stats.prefetched + got.stats.resident + got.stats.exposed, "counts");
     if (T.verbose)
-        printf("        %s: %.1f s; %lld acquires, %lld prefetched, %lld resident, %lld exposed\n", via_name[c->via],
+        printf("        %s: %.1f s; %lld acquires, %lld prefetched, %lld resident, %lld exposed\n",
+               transport_name[c->transport],
                now() - begin, (long long)got.stats.acquires, (long long)got.stats.prefetched,
                (long long)got.stats.resident, (long long)got.stats.exposed);
 }
 
-/* One GPU, no communicator: nothing is gathered or reduced, and graphs compute what runs without them do. */
+/* One GPU without communicator: nothing is gathered or reduced, and graphs give the results of eager execution. */
 static void one_gpu(int arg) {
     gpu_result out[3];
     (void)arg;
     for (int i = 0; i < 3; i++) {
         gpu_case c = plain();
         const size_t whole = (size_t)(c.layers * c.experts) * (size_t)c.rows * (size_t)c.rows;
-        c.via = ALONE;
+        c.transport = ALONE;
         c.replay = i;
         run_case(&c, 1, 1, &out[i]);
         T_CHECK(out[i].status[0] == GMM_OK, "replay %d: %s", i, out[i].text[0]);
@@ -1333,13 +1345,13 @@ static void one_gpu(int arg) {
 }
 static void trains(int arg) {
     gpu_case c = plain();
-    c.via = (via)arg;
+    c.transport = (transport)arg;
     compare(&c);
 }
 static void depths(int arg) {
     for (int depth = 0; depth <= 3; depth++) {
         gpu_case c = plain();
-        c.via = (via)arg;
+        c.transport = (transport)arg;
         c.prefetch = depth;
         compare(&c);
     }
@@ -1347,18 +1359,18 @@ static void depths(int arg) {
 static void reductions(int arg) {
     for (int i = 0; i < 4; i++) {
         gpu_case c = plain();
-        c.via = (via)arg;
+        c.transport = (transport)arg;
         c.wire = i & 1 ? GMM_BF16 : GMM_F32;
         c.reduction = i & 2 ? GMM_GTP_REDUCE_EXCHANGE : GMM_GTP_REDUCE_SCATTER;
         compare(&c);
     }
 }
-/* One layer of small integers: every wire and every way to reduce gives the same bits, whatever the number of ranks,
+/* One layer of small integers: every wire dtype and reduction algorithm gives the same bits with any number of ranks,
    also scaled by a power of two. */
 static void integers(int arg) {
     for (int i = 0; i < 8; i++) {
         gpu_case c = plain();
-        c.via = (via)arg;
+        c.transport = (transport)arg;
         c.layers = 1;
         c.integers = 1;
         c.wire = i & 1 ? GMM_BF16 : GMM_F32;
@@ -1368,19 +1380,19 @@ static void integers(int arg) {
         compare(&c);
     }
 }
-/* Two domains of different sizes: every other layer is sharded over either half of the ranks, and what the halves have
-   of its gradient adds up to that of one GPU. */
+/* Two domains of different size: every other layer is sharded over either half of the ranks, and the sum of both
+   halves' gradients is that of one GPU. */
 static void two_domains(int arg) {
     gpu_case c = plain(), alone;
     gpu_result want, got;
-    const int n = need_gpus((via)arg);
+    const int n = need_gpus((transport)arg);
     const size_t whole = (size_t)(c.layers * c.experts) * (size_t)c.rows * (size_t)c.rows;
     if (n < 4) t_skip("needs four GPUs"); /* halves of two */
-    c.via = (via)arg;
+    c.transport = (transport)arg;
     c.halves = 1;
-    c.steps = 1; /* nobody adds the halves up for a second */
+    c.steps = 1; /* the test does not add up the halves' gradients, which a second step would need */
     alone = c;
-    alone.via = ALONE;
+    alone.transport = ALONE;
     run_case(&alone, 1, n, &want);
     T_CHECK(want.status[0] == GMM_OK, "alone: %s", want.text[0]);
     run_case(&c, n, n, &got);
@@ -1393,7 +1405,7 @@ static void two_domains(int arg) {
 static void variants(int arg) { /* synchronous, recomputed, a rank without tokens, one expert */
     for (int i = 0; i < 4; i++) {
         gpu_case c = plain();
-        c.via = (via)arg;
+        c.transport = (transport)arg;
         c.synchronous = i == 0;
         c.recompute = i == 1;
         c.zero_rank = i == 2 ? 2 : 0;
@@ -1403,11 +1415,11 @@ static void variants(int arg) { /* synchronous, recomputed, a rank without token
     }
 }
 static void replays(int arg) {
-    for (int i = 0; i < 4; i++) { /* a graph of forward and backward, or one of each; or more layers than wgrad slots */
+    for (int i = 0; i < 4; i++) { /* one graph of forward and backward or one each; or more layers than wgrad slots */
         gpu_case c = plain();
-        c.via = (via)arg;
+        c.transport = (transport)arg;
         c.replay = 1 + i % 2;
-        c.layers = i < 2 ? 2 : 4; /* small enough for this training to stay finite */
+        c.layers = i < 2 ? 2 : 4; /* few enough for finite values */
         c.rate = i < 2 ? 0 : 0.00005f;
         c.experts = 2;
         c.rows = 64;
@@ -1418,7 +1430,7 @@ static void replays(int arg) {
 }
 static void many_steps(int arg) {
     gpu_case c = plain();
-    c.via = (via)arg;
+    c.transport = (transport)arg;
     c.layers = 2;
     c.experts = 2;
     c.rows = 64;
@@ -1429,7 +1441,7 @@ static void many_steps(int arg) {
 }
 static void large_layers(int arg) { /* square layers larger than a copy engine's smallest piece, prefetch 2 */
     gpu_case c = plain();
-    c.via = (via)arg;
+    c.transport = (transport)arg;
     c.layers = 3;
     c.experts = 2;
     c.rows = 1024;
@@ -1438,36 +1450,36 @@ static void large_layers(int arg) { /* square layers larger than a copy engine's
     compare(&c);
 }
 static void quantized(int arg) {
-    static const int counts[] = {F_FEW, 1, 2, 8, 64, F_MOST}; /* more than peer copies enqueue at a time */
+    static const int counts[] = {F_FEW, 1, 2, 8, 64, F_MOST}; /* more weights than peer copies enqueue at a time */
     for (int k = 0; k < (int)T_COUNT(counts); k++) {
         gpu_case c = plain();
         gpu_result out;
         int n;
-        c.via = (via)arg;
+        c.transport = (transport)arg;
         c.formats = 1;
         c.experts = counts[k];
-        n = need_gpus(c.via);
+        n = need_gpus(c.transport);
         run_case(&c, n, n, &out);
         for (int i = 0; i < n; i++)
             T_CHECK(out.status[i] == GMM_OK, "%d experts, rank %d: %s", counts[k], i, out.text[i]);
     }
 }
-/* Random gradients beside fp64: a ring that rounds to bf16 at every rank, a sum in fp32 that is rounded once or not at
-   all, two ranks' one addition, a scale that is no power of two; also among numbers of ranks that are none. */
+/* Random gradients compared with fp64: a ring that rounds to bf16 at every rank, a sum in fp32 that is rounded once or
+   not at all, a single addition of two ranks, a scale that is no power of two, rank counts that are no power of two. */
 static void random_sums(int arg) {
-    const int n = need_gpus((via)arg), sizes[] = {3, 6, n};
+    const int n = need_gpus((transport)arg), sizes[] = {3, 6, n};
     for (int k = 0; k < 3; k++) {
         double scattered = 0;
         for (int i = 0; i < 4 && sizes[k] <= devices(); i++) {
             gpu_case c = plain();
             gpu_result out;
             double most;
-            c.via = (via)arg;
+            c.transport = (transport)arg;
             c.sums = 1;
             c.wire = i & 1 ? GMM_F32 : GMM_BF16;
             c.reduction = i & 2 ? GMM_GTP_REDUCE_EXCHANGE : GMM_GTP_REDUCE_SCATTER;
             c.scale = c.wire == GMM_BF16 ? 1.0f : 1.0f / (float)(sizes[k] % 3 ? 3 : sizes[k]);
-            most = c.wire == GMM_F32 ? 1e-6 : c.via == PEERS || i & 2 ? 4e-3 : 1e-2;
+            most = c.wire == GMM_F32 ? 1e-6 : c.transport == PEERS || i & 2 ? 4e-3 : 1e-2;
             run_case(&c, sizes[k], sizes[k], &out);
             for (int q = 0; q < sizes[k]; q++) T_CHECK(out.status[q] == GMM_OK, "rank %d: %s", q, out.text[q]);
             T_CHECK(out.off <= most, "%d ranks, case %d: off by %g, more than %g", sizes[k], i, out.off, most);
@@ -1480,22 +1492,22 @@ static void random_sums(int arg) {
 }
 static void mlps(int arg) { /* ten steps of SGD on FC1 and FC2 */
     gpu_case c = plain();
-    c.via = (via)arg;
+    c.transport = (transport)arg;
     c.mlp = 1;
     c.layers = 2;
     c.steps = 10;
     compare(&c);
 }
-static void poisoned(int arg) { /* slots, stages and buffers of reductions are NaN before every step */
+static void poisoned(int arg) { /* gather slots, staging and reduction buffers are filled with NaN before every step */
     for (int i = 0; i < 2; i++) {
         gpu_case c = plain();
-        c.via = (via)arg;
+        c.transport = (transport)arg;
         c.poison = 1;
         c.reduction = i ? GMM_GTP_REDUCE_EXCHANGE : GMM_GTP_REDUCE_SCATTER;
         compare(&c);
     }
 }
-/* NCCL's own word: no communicator has channels over multicast, with windows or without. */
+/* NCCL's log shows that no communicator uses NVLink multicast (NVLS), with windows or without. */
 static void no_multicast(int arg) {
 #ifdef HAVE_NCCL
     char line[1024];
@@ -1520,18 +1532,18 @@ static void no_multicast(int arg) {
     (void)fclose(file);
     if (T.verbose) printf("        %d communicators without multicast\n", told);
 #endif
-    (void)need_gpus((via)arg);
+    (void)need_gpus((transport)arg);
 }
 static void casts(int arg) {
     for (int i = 0; i < (int)T_COUNT(cast_to); i++) {
         gpu_case c = plain(), alone;
         gpu_result want, got;
         int n;
-        c.via = (via)arg;
+        c.transport = (transport)arg;
         c.cast = 1 + i;
         alone = c;
-        alone.via = ALONE;
-        n = need_gpus(c.via);
+        alone.transport = ALONE;
+        n = need_gpus(c.transport);
         run_case(&alone, 1, n, &want);
         T_CHECK(want.status[0] == GMM_OK, "%s alone: %s", cast_name[i], want.text[0]);
         c.want = want.bytes;
@@ -1539,14 +1551,14 @@ static void casts(int arg) {
         for (int k = 0; k < n; k++) T_CHECK(got.status[k] == GMM_OK, "%s, rank %d: %s", cast_name[i], k, got.text[k]);
     }
 }
-static void one_fails(int arg) { /* what fails on one rank fails on all, at once */
+static void one_fails(int arg) { /* a failure on one rank is an error on all ranks, without waiting for a timeout */
     static const int kinds[] = {NO_MEMORY, FAILED_WINDOW, OTHER_SIZE, GIVEN_UP};
     for (int k = 0; k < (int)T_COUNT(kinds); k++) {
         gpu_case c = plain();
         gpu_result out;
         const double begin = now();
-        const int n = need_gpus((via)arg);
-        c.via = (via)arg;
+        const int n = need_gpus((transport)arg);
+        c.transport = (transport)arg;
         c.fault = kinds[k];
         run_case(&c, n, n, &out);
         for (int i = 0; i < n; i++) {
@@ -1562,9 +1574,9 @@ static void silence(int arg) {
     gpu_result out;
     const double begin = now();
     int n;
-    c.via = (via)arg;
+    c.transport = (transport)arg;
     c.silent = 1;
-    n = need_gpus(c.via);
+    n = need_gpus(c.transport);
     run_case(&c, n, n, &out);
     for (int i = 0; i < n; i++) {
         if (i == 1) continue;
@@ -1580,24 +1592,24 @@ void tests_gtp_gpu(void) {
     for (int i = 0; i < 2; i++) t_add_host(leaves, i, "gtp on GPUs: what a GEMM leaves, %s", i ? "asked" : "sums");
     t_add_gpu_once(one_gpu, 0, "row46 row49 row53 row54 row66 gtp on GPUs: one, with graphs and without");
     for (int v = NCCL; v <= PEERS; v++) {
-        t_add_gpu_once(trains, v, "row19 row20 row56 row57 gtp on GPUs: %s equals one GPU", via_name[v]);
-        t_add_gpu_once(quantized, v, "row8 row11 row17 gtp on GPUs: %s, quantized bytes, maxima", via_name[v]);
-        t_add_gpu_once(casts, v, "row9 row10 row12 gtp on GPUs: %s, quantized, then gathered", via_name[v]);
-        t_add_gpu_once(integers, v, "row21 row25 gtp on GPUs: %s, integers", via_name[v]);
-        t_add_gpu_once(large_layers, v, "row7 row17 gtp on GPUs: %s, layers of 1024 x 1024", via_name[v]);
-        t_add_gpu_once(random_sums, v, "row22 row23 row24 row26 gtp on GPUs: %s, sums beside fp64", via_name[v]);
-        t_add_gpu_once(mlps, v, "row68 gtp on GPUs: %s, an MLP", via_name[v]);
-        t_add_gpu_once(poisoned, v, "row46 gtp on GPUs: %s, poisoned between steps", via_name[v]);
-        t_add_gpu_once(depths, v, "row31 gtp on GPUs: %s, prefetch 0 to 3", via_name[v]);
-        t_add_gpu_once(reductions, v, "row28 gtp on GPUs: %s, wires and reductions", via_name[v]);
-        t_add_gpu_once(variants, v, "row30 row32 row35 gtp on GPUs: %s, variants", via_name[v]);
-        t_add_gpu_once(replays, v, "row49 row50 row52 row53 row54 gtp on GPUs: %s, graphs", via_name[v]);
+        t_add_gpu_once(trains, v, "row19 row20 row56 row57 gtp on GPUs: %s equals one GPU", transport_name[v]);
+        t_add_gpu_once(quantized, v, "row8 row11 row17 gtp on GPUs: %s, quantized bytes, maxima", transport_name[v]);
+        t_add_gpu_once(casts, v, "row9 row10 row12 gtp on GPUs: %s, quantized, then gathered", transport_name[v]);
+        t_add_gpu_once(integers, v, "row21 row25 gtp on GPUs: %s, integers", transport_name[v]);
+        t_add_gpu_once(large_layers, v, "row7 row17 gtp on GPUs: %s, layers of 1024 x 1024", transport_name[v]);
+        t_add_gpu_once(random_sums, v, "row22 row23 row24 row26 gtp on GPUs: %s, sums beside fp64", transport_name[v]);
+        t_add_gpu_once(mlps, v, "row68 gtp on GPUs: %s, an MLP", transport_name[v]);
+        t_add_gpu_once(poisoned, v, "row46 gtp on GPUs: %s, poisoned between steps", transport_name[v]);
+        t_add_gpu_once(depths, v, "row31 gtp on GPUs: %s, prefetch 0 to 3", transport_name[v]);
+        t_add_gpu_once(reductions, v, "row28 gtp on GPUs: %s, wires and reductions", transport_name[v]);
+        t_add_gpu_once(variants, v, "row30 row32 row35 gtp on GPUs: %s, variants", transport_name[v]);
+        t_add_gpu_once(replays, v, "row49 row50 row52 row53 row54 gtp on GPUs: %s, graphs", transport_name[v]);
     }
     t_add_gpu_once(no_multicast, NCCL, "row55 gtp on GPUs: nccl, with windows and without, no multicast");
     for (int v = NCCL; v <= PEERS; v += PEERS - NCCL)
-        t_add_gpu_once(two_domains, v, "row59 gtp on GPUs: %s, two domains", via_name[v]);
+        t_add_gpu_once(two_domains, v, "row59 gtp on GPUs: %s, two domains", transport_name[v]);
     for (int v = PEERS; v >= NCCL; v--)
-        t_add_gpu_once(many_steps, v, "row58 gtp on GPUs: %s, 10000 steps", via_name[v]);
+        t_add_gpu_once(many_steps, v, "row58 gtp on GPUs: %s, 10000 steps", transport_name[v]);
     t_add_gpu_once(one_fails, PEERS, "row70 gtp on GPUs: peers, one rank fails");
     t_add_gpu_once(silence, PEERS, "row70 gtp on GPUs: peers, a rank is gone");
     t_add_gpu_once(silence, NCCL, "row70 gtp on GPUs: nccl, a rank is gone");

@@ -1,5 +1,5 @@
-/* test_gtp_order.c - the order of work in the GTP runtime, on CPU ranks: every schedule, every wait. Cases are called
-   after the rows of the test matrix and the defects that they guard against. */
+/* test_gtp_order.c - the order of work in the GTP runtime, on CPU ranks: random schedules, and each stream wait left
+   out. Case names begin with the rows of the test matrix and the defects that they guard against. */
 #include "gtp_case.h"
 
 #include <stdio.h>
@@ -22,7 +22,7 @@ static gtp_case plain(int ranks) {
     return c;
 }
 
-/* Runs a case under `seeds` schedules; what they compute is the same. */
+/* Runs a case under `seeds` random schedules; all results must be equal. */
 static void schedules(gtp_case c, int seeds, gtp_result *out) {
     uint64_t hash = 0;
     for (int i = 0; i < seeds; i++) {
@@ -33,7 +33,7 @@ static void schedules(gtp_case c, int seeds, gtp_result *out) {
     }
 }
 
-/* One setting changed in the plain case: all schedules of the two compute the same. */
+/* Changes one setting of the plain case; all schedules of both give the same results. */
 static void same(const gtp_case *a, const gtp_case *b, gtp_result *out) {
     gtp_result other;
     schedules(*a, 6, &other);
@@ -92,9 +92,9 @@ static void b7(int arg) { /* B7; arg 2: B8, one block ahead */
     a.prefetch = arg;
     a.wrap = 1;
     b = a;
-    b.needy = 1;
+    b.publish_on_need = 1;
     same(&a, &b, &out);
-    /* once per bundle and forward, and the wrap's prefetches were those of the next forward */
+    /* once per bundle and forward; the prefetches at the end of a step were those of the next forward */
     T_CHECK(out.asked == (int64_t)a.steps * a.micro * a.layers * a.experts, "%lld asked", (long long)out.asked);
 }
 
@@ -102,7 +102,7 @@ static void b9(int arg) {
     gtp_case a = plain(2), b;
     gtp_result out;
     (void)arg;
-    a.needy = 1;
+    a.publish_on_need = 1;
     b = a;
     b.recompute = 15;
     same(&a, &b, &out);
@@ -110,7 +110,8 @@ static void b9(int arg) {
             (long long)out.asked);
 }
 
-static void b10(int arg) { /* B10: neighbours of different shapes forward, of one shape in recompute; B13: a subset */
+/* B10: neighbouring layers of different shapes in forward, of one shape in recompute; B13: a subset of layers */
+static void b10(int arg) {
     gtp_case a = plain(2 + 2 * (arg & 1)), b;
     gtp_result out;
     a.taller = arg & 2 ? 0 : 10;
@@ -167,17 +168,17 @@ static void b16(int arg) {
     same(&a, &b, &out);
 }
 
-static void b23(int arg) { /* a gather that nobody asked for is under way at the fence; row 42: and then outdated */
+static void b23(int arg) { /* a gather without acquire is in flight at the fence; row 42: its data is then outdated */
     gtp_case a = plain(2), b;
     gtp_result out;
     (void)arg;
     b = a;
-    b.stray = 1;
+    b.unused_prefetch = 1;
     same(&a, &b, &out);
     T_CHECK(out.stats[0].outdated > 0, "the stray prefetch is not used");
 }
 
-static void b30(int arg) { /* wire and main_grad, each in two dtypes */
+static void b30(int arg) { /* wire dtype and main_grad dtype, each fp32 and bf16 */
     gtp_case a = plain(4), b;
     gtp_result out;
     b = a;
@@ -227,7 +228,7 @@ static void s4(int arg) {
     b = a;
     b.delayed = 1;
     same(&a, &b, &out);
-    b.wgrad_slots = 2; /* too few for four gradients at a time: said, not overwritten */
+    b.wgrad_slots = 2; /* too few slots for four open gradients: an error, nothing is overwritten */
     b.seed = 5;
     gtp_case_run(&b, &out);
     T_CHECK(out.status[0] == GMM_E_STATE && strstr(out.text[0], "wgrad_slots"), "%s", out.text[0]);
@@ -251,7 +252,7 @@ static void zero_tokens(int rank) { /* row 30 */
     schedules(a, 20, &out);
 }
 
-static void turnaround(int arg) { /* heads and tails that need no gather of their own */
+static void turnaround(int arg) { /* chain heads and tails whose weights are still in a slot */
     gtp_case c = plain(2);
     gtp_result out;
     int64_t exposed;
@@ -262,14 +263,14 @@ static void turnaround(int arg) { /* heads and tails that need no gather of thei
     exposed = out.stats[0].exposed;
     T_CHECK(exposed == 1, "%lld exposed: the very first alone, since heads are still there", (long long)exposed);
     T_CHECK(out.stats[0].resident >= c.micro, "the tail of forward is the head of backward");
-    c.layers = 5; /* an odd number over two slots: the head of the next forward has to be gathered */
+    c.layers = 5; /* an odd number of layers over two slots: the head of the next forward has to be gathered */
     c.wrap = 1;
     gtp_case_check(&c, &out);
     T_CHECK(out.stats[0].exposed == 1, "%lld exposed", (long long)out.stats[0].exposed);
 }
 
-/* B19, B20: what the callback's stream reads of every expert of the bundle has this submit's sum in it, whatever the
-   schedule; gtp_case_check compares it. Row 47. */
+/* B19, B20, row 47: main_grad of every expert of the bundle, read on the callback's stream, includes the sum of this
+   submit under every schedule; gtp_case_check compares it. */
 static void b19(int experts) {
     gtp_case c = plain(2);
     gtp_result out;
@@ -281,17 +282,17 @@ static void b19(int experts) {
             (long long)out.reported);
 }
 
-static void foreign(int arg) {
+static void caller_gradients(int arg) {
     gtp_case a = plain(2), b;
     gtp_result out;
     (void)arg;
     b = a;
-    b.foreign = 1;
+    b.caller_gradients = 1;
     b.two_streams = 1;
     same(&a, &b, &out);
 }
 
-/* Everything at random. */
+/* Random settings of every field. */
 static void random_schedules(int arg) {
     gtp_result out;
     (void)arg;
@@ -316,10 +317,10 @@ static void random_schedules(int arg) {
         c.shuffled = t_int(0, 3) == 0;
         c.unchained = t_int(0, 5) == 0;
         c.wrap = !c.unchained && t_int(0, 1);
-        c.needy = (int)t_int(0, 1);
-        c.stray = t_int(0, 3) == 0;
+        c.publish_on_need = (int)t_int(0, 1);
+        c.unused_prefetch = t_int(0, 3) == 0;
         c.two_streams = (int)t_int(0, 2);
-        c.foreign = t_int(0, 3) == 0;
+        c.caller_gradients = t_int(0, 3) == 0;
         c.permuted = (int)t_int(0, 1);
         c.other_ids = (int)t_int(0, 1);
         c.wire = t_int(0, 1) ? GMM_F32 : GMM_BF16;
@@ -331,7 +332,7 @@ static void random_schedules(int arg) {
     }
 }
 
-/* A thread per rank, all compute on the threads themselves. */
+/* One thread per rank; compute runs on the threads themselves (stream NULL). */
 static void threads(int arg) {
     gtp_case a = plain(arg & 15), b;
     gtp_result one, out;
@@ -347,13 +348,13 @@ static void threads(int arg) {
     }
 }
 
-/* Every wait of rank 0 is left out in turn: the checker notices, whatever the schedule, unless the waits before it say
-   the same already. */
+/* Every stream wait of rank 0 is left out in turn: the race checker reports it under every schedule, unless earlier
+   waits imply it. */
 static void mutation(int arg) {
     gtp_case c = plain(2);
     gtp_result whole, out;
     int64_t needed = 0;
-    c.stray = 1;
+    c.unused_prefetch = 1;
     c.steps = 2;
     c.layers = 3;
     c.two_streams = arg & 1;
@@ -382,14 +383,14 @@ static double seconds(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* What a rank says of a collective that hung or failed: which, for what, and who. */
+/* Checks that the error text of a hung or failed collective names the operation, the bundle and the peer. */
 static void names(const char *text, const char *peer) {
     T_CHECK(strstr(text, "'layer'") && strstr(text, peer), "no '%s': %s", peer, text);
     T_CHECK(strstr(text, "all_gather") || strstr(text, "reduce_scatter") || strstr(text, "all_to_all"), "%s", text);
 }
 
-/* A rank stops: the others say what and who, in time; the same with a thread for each. From then on nothing that was
-   enqueued touches their memory (gtp_case_run compares it). */
+/* A rank stops: the others report the collective and the rank before the timeout ends; also with one thread per rank.
+   After that nothing that was enqueued touches their memory (gtp_case_run compares it). */
 static void stopped_rank(int arg) {
     gtp_case c = plain(4);
     gtp_result out;
@@ -415,8 +416,8 @@ static void stopped_rank(int arg) {
     T_CHECK(told == (arg ? 12 : 0), "%d", told);
 }
 
-/* Every collective call fails in turn: that rank's object is broken, the others are told, no memory is touched out of
-   order, nor behind the error. */
+/* Every collective call fails in turn: that rank's object is unusable, the others get the error, and no memory is
+   touched out of order or after the error. */
 static void failed_call(int arg) {
     gtp_case c = plain(2);
     gtp_result whole, out;
@@ -473,7 +474,7 @@ void tests_gtp_order(void) {
     t_add_host(frozen, 15, "gtp S8 all layers frozen");
     for (int i = 1; i <= 4; i += 3) t_add_host(zero_tokens, i, "gtp row30 rank %d without tokens", i - 1);
     t_add_host(turnaround, 0, "gtp turnaround, head and tail");
-    t_add_host(foreign, 0, "gtp gradients from other memory");
+    t_add_host(caller_gradients, 0, "gtp gradients from other memory");
     for (int i = 0; i < 20; i++) t_add_host(random_schedules, i, "gtp row43 500 random schedules, %d", i);
     for (int i = 0; i < (int)T_COUNT(sizes); i++) t_add_host(threads, sizes[i], "gtp threads g=%d", sizes[i]);
     for (int i = 0; i < (int)T_COUNT(variants); i++)

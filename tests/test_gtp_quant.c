@@ -1,5 +1,5 @@
-/* test_gtp_quant.c - quantize-then-gather on CPU ranks: what arrives is, bit for bit, what one rank makes of the whole
-   matrix. */
+/* test_gtp_quant.c - quantize-then-gather on CPU ranks: gathered weights equal, bit for bit, those that one rank
+   quantizes from the whole matrix. */
 #include "test.h"
 
 #include "gmm_gtp.h"
@@ -41,15 +41,15 @@ static uint64_t mix(uint64_t x) {
     x = (x ^ (x >> 29)) * 0xBF58476D1CE4E5B9u;
     return x ^ (x >> 32);
 }
-/* The master weights. The last rows are up to a hundred times as large as the first ones: shards differ in their amax
-   (S2), and some blocks are all zeros. */
+/* Master weights. The last rows are up to a hundred times as large as the first ones, so that shards differ in their
+   amax (S2); some blocks are all zeros. */
 static float value(const format *f, int version, int weight, int64_t row, int64_t col) {
     const uint64_t h = mix((uint64_t)(row * 8192 + col) * 64 + (uint64_t)(weight * VERSIONS + version) + 1);
     if (mix((uint64_t)(row / 32 * 999 + col / 64 + 7 * version)) % 11 == 0) return 0;
     return (float)((double)(h >> 11) * 0x1p-52 - 1.0) * (row >= f->rows * 7 / 8 ? 100.0f : row < 16 ? 1.0f : 3.0f);
 }
 
-/* What one rank makes of a whole matrix: codes, scales, amax of both directions. */
+/* The result of quantizing the whole matrix on one rank: codes, scales and amax of both directions. */
 typedef struct copies { void *data[2], *scale[2]; float amax, largest; gmm_layout l[2]; } copies;
 
 static gmm_context *plain_context(void) {
@@ -107,7 +107,7 @@ static copies whole(const format *f, gmm_dtype source, int version, int weight, 
     T_OK_TEXT(gmm_quantize(ctx, &q, t_workspace(info.workspace_bytes), info.workspace_bytes, NULL),
               gmm_last_error(ctx));
     c.largest = amax[0];
-    if (amax_of_others > amax[0]) { /* a tensor whose other part is elsewhere */
+    if (amax_of_others > amax[0]) { /* the amax of the tensor's part on other TP ranks */
         amax[0] = amax[1] = amax_of_others;
         q.phase = GMM_QUANT_CAST;
         T_OK_TEXT(gmm_quantize(ctx, &q, t_workspace(info.workspace_bytes), info.workspace_bytes, NULL),
@@ -123,7 +123,7 @@ static unsigned code_at(gmm_dtype dtype, const void *data, int64_t i) {
     return dtype == GMM_BF16 ? p[2 * i] | (unsigned)p[2 * i + 1] << 8 : p[i];
 }
 
-/* Holds matrix e of a view against the whole; what differs goes into `text`. */
+/* Compares matrix e of a view with the one-rank result; the first difference goes into `text`. */
 static int differs(const format *f, const gmm_gtp_view *v, gmm_gtp_pass pass, int e, const copies *want, char *text,
                    size_t room) {
     const int d = pass == GMM_GTP_BACKWARD && f->f.dtype != GMM_NONE;
@@ -160,10 +160,11 @@ static int differs(const format *f, const gmm_gtp_view *v, gmm_gtp_pass pass, in
     return 1;
 }
 
-/* ----------------------------------------------------------------------------------------------- Ranks, watched --- */
+/* ------------------------------------------------------------------------------------------------- Traced ranks --- */
 
-/* Which work of each stream the others know to be done, counted apart from the library. */
-typedef struct knowledge { gmm_event event; int of[STREAMS]; } knowledge;
+/* Vector clocks, kept apart from the library: clock[s][t] is the number of operations of stream t that stream s is
+   ordered after. */
+typedef struct event_clock { gmm_event event; int of[STREAMS]; } event_clock;
 
 typedef struct rank {
     gmm_runtime rt, inner;
@@ -171,17 +172,17 @@ typedef struct rank {
     gmm_gtp *gtp;
     gmm_shard_plan plan[WEIGHTS];
     void *master[WEIGHTS];
-    float *amaxes, *scales;     /* delayed */
+    float *amaxes, *scales;     /* of delayed scaling */
     int32_t weight[WEIGHTS], bundle[LAYERS], chain[3];
     gmm_gtp_need need;
     gmm_gtp_view view[LAYERS][3];
-    knowledge event[EVENTS];
-    int events, knows[STREAMS][STREAMS];
+    event_clock event[EVENTS];
+    int events, clock[STREAMS][STREAMS];
     int waits;
     unsigned char implied[WAITS];
 } rank;
 
-typedef struct scene {
+typedef struct training {
     const format *f;
     int g, layers, prefetch, steps, drop_wait;
     unsigned recompute, captured;
@@ -191,7 +192,7 @@ typedef struct scene {
     int64_t wrong;
     char text[200];
     copies *want;               /* [VERSIONS][weights] */
-} scene;
+} training;
 
 static struct world {
     gmm_ranks *ranks;
@@ -211,60 +212,60 @@ static int index_of(const rank *r, gmm_stream s) {
     while (i < STREAMS - 1 && r->stream[i] != s) i++;
     return i;
 }
-static knowledge *event_of(rank *r, gmm_event event) {
+static event_clock *event_of(rank *r, gmm_event event) {
     int i = 0;
     while (i < r->events && r->event[i].event != event) i++;
     if (i == EVENTS) abort();
     if (i == r->events) r->event[r->events++].event = event;
     return &r->event[i];
 }
-static int drop_wait; /* of rank 0, counted from 1 */
-static gmm_status watched_wait(void *self, gmm_stream stream, gmm_event event, uint32_t flags) {
+static int drop_wait; /* number of rank 0's wait that is left out, from 1 */
+static gmm_status traced_wait(void *self, gmm_stream stream, gmm_event event, uint32_t flags) {
     rank *r = rank_of(self);
-    const knowledge *k = event_of(r, event);
-    int *knows = r->knows[index_of(r, stream)], news = 0;
+    const event_clock *k = event_of(r, event);
+    int *clock = r->clock[index_of(r, stream)], advanced = 0;
     if (++r->waits == drop_wait && r == W.r) return GMM_OK;
     for (int i = 0; i < STREAMS; i++) {
-        news |= k->of[i] > knows[i];
-        knows[i] = k->of[i] > knows[i] ? k->of[i] : knows[i];
+        advanced |= k->of[i] > clock[i];
+        clock[i] = k->of[i] > clock[i] ? k->of[i] : clock[i];
     }
-    if (r->waits < WAITS) r->implied[r->waits] = !news;
+    if (r->waits < WAITS) r->implied[r->waits] = !advanced;
     return r->inner.stream_wait(self, stream, event, flags);
 }
-static gmm_status watched_record(void *self, gmm_event event, gmm_stream stream, uint32_t flags) {
+static gmm_status traced_record(void *self, gmm_event event, gmm_stream stream, uint32_t flags) {
     rank *r = rank_of(self);
     const int i = index_of(r, stream);
-    memcpy(event_of(r, event)->of, r->knows[i], sizeof r->knows[i]);
+    memcpy(event_of(r, event)->of, r->clock[i], sizeof r->clock[i]);
     return r->inner.event_record(self, event, stream, flags);
 }
-static rank *worked(void *self, gmm_stream s) {
+static rank *advance_clock(void *self, gmm_stream s) {
     rank *r = rank_of(self);
     const int i = index_of(r, s);
-    r->knows[i][i]++;
+    r->clock[i][i]++;
     return r;
 }
-static gmm_status watched_run(void *self, const gmm_work *w, gmm_stream s) {
-    return worked(self, s)->inner.run(self, w, s);
+static gmm_status traced_run(void *self, const gmm_work *w, gmm_stream s) {
+    return advance_clock(self, s)->inner.run(self, w, s);
 }
-static gmm_status watched_copy(void *self, void *d, const void *f, size_t n, gmm_stream s) {
-    return worked(self, s)->inner.copy(self, d, f, n, s);
+static gmm_status traced_copy(void *self, void *d, const void *f, size_t n, gmm_stream s) {
+    return advance_clock(self, s)->inner.copy(self, d, f, n, s);
 }
-static gmm_status watched_copy2d(void *self, void *d, size_t dp, const void *f, size_t fp, size_t w, size_t h,
-                                 gmm_stream s) {
-    return worked(self, s)->inner.copy2d(self, d, dp, f, fp, w, h, s);
+static gmm_status traced_copy2d(void *self, void *d, size_t dp, const void *f, size_t fp, size_t w, size_t h,
+                                gmm_stream s) {
+    return advance_clock(self, s)->inner.copy2d(self, d, dp, f, fp, w, h, s);
 }
 static const gmm_comm *collective(void *self, gmm_stream s) {
     for (int k = 0;; k++)
         for (int i = 0; i < W.n; i++)
             if (W.plain[k][i].self == self) {
-                (void)worked(W.r[i].inner.self, s);
+                (void)advance_clock(W.r[i].inner.self, s);
                 return &W.plain[k][i];
             }
 }
-static gmm_status watched_gather(void *self, const void *send, void *recv, size_t bytes, gmm_stream s) {
+static gmm_status traced_gather(void *self, const void *send, void *recv, size_t bytes, gmm_stream s) {
     return collective(self, s)->all_gather(self, send, recv, bytes, s);
 }
-static gmm_status watched_max(void *self, float *values, size_t count, gmm_stream s) {
+static gmm_status traced_max(void *self, float *values, size_t count, gmm_stream s) {
     return collective(self, s)->all_reduce_max(self, values, count, s);
 }
 
@@ -274,7 +275,7 @@ static void *aligned(size_t bytes, int byte) {
     return memset(p, byte, bytes);
 }
 
-/* A world of n ranks; the one before is taken down (its objects are gone with the memory of a case that failed).
+/* Creates n ranks, after destroying those of the previous case (whose objects were freed with its memory if it failed).
    Communicators: all ranks, pairs of neighbours, ranks that are congruent modulo 2. */
 static void open_world(int n, uint64_t seed) {
     static const int32_t all[MOST] = {0, 1, 2, 3, 4, 5, 6, 7};
@@ -282,7 +283,7 @@ static void open_world(int n, uint64_t seed) {
     gmm_error e = GMM_ZERO;
     gmm_context *kept[MOST];
     gmm_ranks_destroy(W.ranks);
-    memcpy(kept, W.ctx, sizeof kept); /* making one takes longer than a case */
+    memcpy(kept, W.ctx, sizeof kept); /* creating a context takes longer than a case */
     memset(&W, 0, sizeof W);
     memcpy(W.ctx, kept, sizeof kept);
     c.ranks = n;
@@ -302,8 +303,8 @@ static void open_world(int n, uint64_t seed) {
     memcpy(W.plain, W.comm, sizeof W.plain);
     for (int k = 0; k < 3; k++)
         for (int i = 0; i < n; i++) {
-            W.comm[k][i].all_gather = watched_gather;
-            W.comm[k][i].all_reduce_max = watched_max;
+            W.comm[k][i].all_gather = traced_gather;
+            W.comm[k][i].all_reduce_max = traced_max;
         }
     for (int i = 0; i < n; i++) {
         rank *r = &W.r[i];
@@ -313,11 +314,11 @@ static void open_world(int n, uint64_t seed) {
         W.n = i + 1;
         T_OK_TEXT(gmm_ranks_runtime(W.ranks, i, &r->inner), "");
         r->rt = r->inner;
-        r->rt.stream_wait = watched_wait;
-        r->rt.event_record = watched_record;
-        r->rt.run = watched_run;
-        r->rt.copy = watched_copy;
-        r->rt.copy2d = watched_copy2d;
+        r->rt.stream_wait = traced_wait;
+        r->rt.event_record = traced_record;
+        r->rt.run = traced_run;
+        r->rt.copy = traced_copy;
+        r->rt.copy2d = traced_copy2d;
         for (int k = 0; k < STREAMS; k++) T_OK_TEXT(r->inner.stream_create(r->inner.self, 0, &r->stream[k]), "");
     }
 }
@@ -391,7 +392,7 @@ static void bind(rank *r) {
     GTP_OK(r, gmm_gtp_bind(r->gtp, 0, gather, r->need.gather_bytes, reduce, r->need.reduce_bytes));
 }
 
-static void declare(const scene *c, int i) {
+static void declare(const training *c, int i) {
     rank *r = &W.r[i];
     gmm_gtp_domain d = GMM_ZERO;
     float *amax = (float *)t_host(WEIGHTS * sizeof *amax);
@@ -435,12 +436,18 @@ static void declare(const scene *c, int i) {
 
 /* --- work on the streams --- */
 
-typedef struct look { scene *c; int rank, layer, version; gmm_gtp_pass pass; gmm_gtp_view v; gmm_mat columnwise; } look;
-static gmm_status look_run(const void *argument, gmm_stream stream) {
-    look a = *(const look *)argument;
+typedef struct view_check {
+    training *c;
+    int rank, layer, version;
+    gmm_gtp_pass pass;
+    gmm_gtp_view v;
+    gmm_mat columnwise;
+} view_check;
+static gmm_status view_check_run(const void *argument, gmm_stream stream) {
+    view_check a = *(const view_check *)argument;
     char text[160] = "";
     (void)stream;
-    if (a.v.mat.columnwise) a.v.mat.columnwise = &a.columnwise; /* as it was when it was acquired */
+    if (a.v.mat.columnwise) a.v.mat.columnwise = &a.columnwise; /* the descriptor as of the acquire */
     for (int e = 0; e < EXPERTS; e++)
         if (differs(a.c->f, &a.v, a.pass, e, &a.c->want[a.version * a.c->layers * EXPERTS + a.layer * EXPERTS + e],
                     text, sizeof text) && a.c->wrong++ == 0)
@@ -454,14 +461,14 @@ static int range(gmm_range *r, const void *data, size_t bytes, int writes) {
     r->writes = writes;
     return 1;
 }
-static void give_look(scene *c, int i, int layer, gmm_gtp_pass pass, int version, gmm_stream stream) {
+static void enqueue_view_check(training *c, int i, int layer, gmm_gtp_pass pass, int version, gmm_stream stream) {
     rank *r = &W.r[i];
     const int d = pass == GMM_GTP_BACKWARD && c->f->f.dtype != GMM_NONE;
     const gmm_mat *m = d ? r->view[layer][pass].mat.columnwise : &r->view[layer][pass].mat;
     const copies *want = c->want;
     gmm_range ranges[3 * EXPERTS];
     gmm_work w = GMM_ZERO;
-    look a;
+    view_check a;
     int n = 0;
     memset(&a, 0, sizeof a);
     a.c = c;
@@ -482,7 +489,7 @@ static void give_look(scene *c, int i, int layer, gmm_gtp_pass pass, int version
         if (c->f->f.scaling == GMM_SCALING_NV16) n += range(&ranges[n], m->amax + e, sizeof(float), 0);
     }
     w.name = "read weights";
-    w.function = look_run;
+    w.function = view_check_run;
     w.argument = &a;
     w.argument_bytes = sizeof a;
     w.ranges = ranges;
@@ -490,7 +497,7 @@ static void give_look(scene *c, int i, int layer, gmm_gtp_pass pass, int version
     T_OK_TEXT(r->rt.run(r->rt.self, &w, stream), "");
 }
 
-typedef struct train { scene *c; int rank, version; } train;
+typedef struct train { training *c; int rank, version; } train;
 static gmm_status train_run(const void *argument, gmm_stream stream) {
     const train *a = (const train *)argument;
     rank *r = &W.r[a->rank];
@@ -505,8 +512,8 @@ static gmm_status history_run(const void *argument, gmm_stream stream) {
     (void)argument, (void)stream;
     return GMM_OK;
 }
-/* The optimizer's new weights, and the shards made of them. */
-static void update(scene *c, int i, int version) {
+/* Writes new master weights and quantizes this rank's shards from them. */
+static void update(training *c, int i, int version) {
     rank *r = &W.r[i];
     gmm_range ranges[WEIGHTS];
     gmm_gtp_quantization q = GMM_ZERO;
@@ -531,26 +538,26 @@ static void update(scene *c, int i, int version) {
     q.amax = c->f->f.delayed ? r->amaxes : NULL;
     GTP_OK(r, gmm_gtp_quantize(r->gtp, r->weight, c->layers * EXPERTS, &q, r->stream[0]));
     if (!q.amax) return;
-    (void)range(ranges, q.amax, sizeof(float) * (size_t)(c->layers * EXPERTS), 0); /* the history takes them */
+    (void)range(ranges, q.amax, sizeof(float) * (size_t)(c->layers * EXPERTS), 0); /* the amax history receives them */
     w.name = "history";
     w.function = history_run;
     w.range_count = 1;
     T_OK_TEXT(r->rt.run(r->rt.self, &w, r->stream[0]), "");
 }
 
-static void read_all(scene *c, int layer, gmm_gtp_pass pass, int version) {
+static void read_all(training *c, int layer, gmm_gtp_pass pass, int version) {
     for (int i = 0; i < c->g; i++) {
         rank *r = &W.r[i];
         const gmm_stream stream = r->stream[pass && c->other_stream ? 3 : 0];
         memset(&r->view[layer][pass], 0, sizeof r->view[layer][pass]);
         GTP_OK(r, gmm_gtp_acquire(r->gtp, r->bundle[layer], pass, stream, &r->view[layer][pass]));
-        give_look(c, i, layer, pass, version, stream);
+        enqueue_view_check(c, i, layer, pass, version, stream);
         GTP_OK(r, gmm_gtp_release(r->gtp, r->bundle[layer], pass, stream));
     }
 }
 
-static scene scene_of(const format *f, int g, int layers) {
-    scene c;
+static training training_of(const format *f, int g, int layers) {
+    training c;
     memset(&c, 0, sizeof c);
     c.f = f;
     c.g = g;
@@ -559,15 +566,15 @@ static scene scene_of(const format *f, int g, int layers) {
     c.source = GMM_F32;
     return c;
 }
-static void expect(scene *c) {
+static void expect(training *c) {
     c->want = (copies *)t_host((size_t)(VERSIONS * c->layers * EXPERTS) * sizeof *c->want);
     for (int v = 0; v < c->steps; v++)
         for (int w = 0; w < c->layers * EXPERTS; w++)
             c->want[v * c->layers * EXPERTS + w] = whole(c->f, c->source, v, w, 0);
 }
 
-/* Steps of forward, recompute and backward behind new weights, with and without a fault. */
-static void run_scene(scene *c) {
+/* Steps of forward, recompute and backward, each after new weights, with and without a left-out wait. */
+static void run_training(training *c) {
     c->wrong = 0;
     drop_wait = c->drop_wait;
     open_world(c->g, c->seed);
@@ -575,10 +582,10 @@ static void run_scene(scene *c) {
     for (int s = 0; s < c->steps; s++) {
         for (int i = 0; i < c->g; i++) update(c, i, s);
         for (int l = 0; l < c->layers; l++) read_all(c, l, GMM_GTP_FORWARD, s);
-        for (int i = 0; c->other_stream && i < c->g; i++) { /* the caller orders his own streams */
+        for (int i = 0; c->other_stream && i < c->g; i++) { /* the caller orders its own two streams */
             gmm_event e;
             T_OK_TEXT(W.r[i].inner.event_create(W.r[i].inner.self, &e), "");
-            T_OK_TEXT(watched_record(W.r[i].inner.self, e, W.r[i].stream[0], 0), "");
+            T_OK_TEXT(traced_record(W.r[i].inner.self, e, W.r[i].stream[0], 0), "");
             T_OK_TEXT(W.r[i].inner.stream_wait(W.r[i].inner.self, W.r[i].stream[3], e, 0), "");
             T_OK_TEXT(W.r[i].inner.event_destroy(W.r[i].inner.self, e), "");
         }
@@ -596,14 +603,14 @@ static void arrives(int arg) {
     const int g = arg / 64;
     gmm_gtp_statistics stats = GMM_ZERO;
     for (int seed = 0; seed < 2; seed++) {
-        scene c = scene_of(f, g, 2);
+        training c = training_of(f, g, 2);
         c.steps = 3;
         c.recompute = 1;
         c.source = seed ? GMM_BF16 : GMM_F32;
         c.seed = seed ? t_rand() | 1 : 0;
         c.prefetch = seed;
         expect(&c);
-        run_scene(&c);
+        run_training(&c);
         finish();
         T_CHECK(c.wrong == 0, "%lld differ; %s", (long long)c.wrong, c.text);
         for (int i = 0; i < g; i++) {
@@ -624,14 +631,14 @@ static void arrives(int arg) {
     }
 }
 
-/* row 16, B3: asked for again, nothing is done again. */
+/* row 16, B3: a second acquire of a resident view gathers nothing. */
 static void again(int arg) {
     const format *f = &formats[arg];
-    scene c = scene_of(f, 2, 1);
+    training c = training_of(f, 2, 1);
     gmm_gtp_statistics before = GMM_ZERO, after = GMM_ZERO;
     c.steps = 1;
     expect(&c);
-    run_scene(&c);
+    run_training(&c);
     GTP_OK(&W.r[0], gmm_gtp_statistics_of(W.r[0].gtp, &before));
     for (int k = 0; k < 3; k++) {
         read_all(&c, 0, GMM_GTP_BACKWARD, 0);
@@ -649,29 +656,29 @@ static void again(int arg) {
 /* row 43: schedules. */
 static void schedules(int arg) {
     const format *f = &formats[arg % 64];
-    scene c = scene_of(f, arg / 64, 3);
+    training c = training_of(f, arg / 64, 3);
     expect(&c);
     for (int k = 0; k < 24; k++) {
         c.prefetch = k % 3;
         c.recompute = k % 4 == 3 ? 5 : 0;
         c.other_stream = k % 5 == 4;
         c.seed = t_rand() | 1;
-        run_scene(&c);
+        run_training(&c);
         finish();
         T_CHECK(c.wrong == 0, "seed %llu: %s", (unsigned long long)c.seed, c.text);
         close_world();
     }
 }
 
-/* row 44: every wait that tells something new is left out in turn. */
+/* row 44: every wait that is not implied by others is left out in turn. */
 static void mutation(int arg) {
-    scene c = scene_of(&formats[arg], 2, 3);
+    training c = training_of(&formats[arg], 2, 3);
     unsigned char implied[WAITS];
     int waits, silent = 0, needed = 0;
     c.prefetch = 1;
     c.seed = 1;
     expect(&c);
-    run_scene(&c);
+    run_training(&c);
     finish();
     waits = W.r[0].waits;
     memcpy(implied, W.r[0].implied, sizeof implied);
@@ -680,7 +687,7 @@ static void mutation(int arg) {
     for (c.drop_wait = 1; c.drop_wait <= waits; c.drop_wait++) {
         int64_t fired = 0;
         for (c.seed = 1; c.seed <= 3; c.seed++) {
-            run_scene(&c);
+            run_training(&c);
             (void)gmm_ranks_run(W.ranks);
             fired += gmm_ranks_races(W.ranks, NULL) > 0;
             end_objects();
@@ -697,7 +704,7 @@ static void mutation(int arg) {
 
 /* ------------------------------------------------------------------------------------------ Views in operations --- */
 
-/* A weight of each format on g ranks, or as one rank has it whole. */
+/* Two weights of different formats on g ranks, or whole on one rank. */
 typedef struct pair { const format *f[2]; gmm_gtp_view view[2][2]; } pair; /* [weight][pass] */
 
 /* Two bundles of EXPERTS weights each, one per format, gathered in both passes; weight w is number w * EXPERTS + e. */
@@ -725,7 +732,7 @@ static void gather_pair(const format *const *f, int g, uint64_t seed, pair *out)
         }
         for (int b = 0; b < 2; b++)
             GTP_OK(r, gmm_gtp_add_bundle(r->gtp, id, &r->weight[b * EXPERTS], EXPERTS, "pair", &r->bundle[b]));
-        for (int pass = 0; pass < 2; pass++) { /* both are held at a time */
+        for (int pass = 0; pass < 2; pass++) { /* both views are held at a time */
             gmm_gtp_chain chain = GMM_ZERO;
             chain.pass = (gmm_gtp_pass)pass;
             chain.bundles = r->bundle;
@@ -774,7 +781,7 @@ static gmm_mat tokens(int64_t cols) {
     for (int64_t i = 0; i < TOKENS * cols; i++) y[i] = gmm_f32_to_bf16(x[i] = (float)t_real());
     return gmm_mat_packed(GMM_BF16, y);
 }
-/* A rowwise copy of activations, in the format that multiplies f. */
+/* Rowwise quantized activations, in a format that may be multiplied with weights of format f. */
 static gmm_mat copy_of(const format *f, const gmm_mat *src, int64_t cols) {
     gmm_context *ctx = plain_context();
     const gmm_groups groups = groups_of();
@@ -818,7 +825,7 @@ static uint16_t *product(gmm_op op, const format *f, const gmm_mat *w, const gmm
     return y;
 }
 
-/* What one rank quantizes, as an operand of tables. */
+/* The weights as one rank quantizes them, as an operand in table form. */
 static gmm_mat whole_mat(const format *f, int first, gmm_mat *columnwise) {
     void **table = (void **)t_host(4 * EXPERTS * sizeof *table);
     float *amax = (float *)t_host(EXPERTS * sizeof *amax);
@@ -877,7 +884,7 @@ static void linear(int arg) {
     release_pair(g);
 }
 
-/* One forward and backward of an MLP; everything that comes out, in one buffer. */
+/* One forward and backward of an MLP; all outputs in one buffer. */
 static uint16_t *mlp_run(gmm_recipe_kind kind, int64_t hidden, int64_t ffn, gmm_save save, const gmm_mat *fwd1,
                          const gmm_mat *fwd2, const gmm_mat *bwd1, const gmm_mat *bwd2, const gmm_mat *x,
                          const gmm_mat *dy, size_t *bytes) {
@@ -928,7 +935,7 @@ static uint16_t *mlp_run(gmm_recipe_kind kind, int64_t hidden, int64_t ffn, gmm_
     *bytes = (2 * n + n1 + n2) * 2;
     return out;
 }
-/* rows 19, 20: an MLP whose weights are acquired views computes what it computes of the weights themselves. */
+/* rows 19, 20: an MLP with acquired views as weights gives the bits of an MLP with the weights themselves. */
 static void mlp(int arg) {
     const gmm_recipe_kind kind = (gmm_recipe_kind)(arg % 64);
     const int g = arg / 64;
@@ -951,7 +958,7 @@ static void mlp(int arg) {
     }
     want = mlp_run(kind, hidden, ffn, GMM_SAVE_PREACT, &w[0], &w[1], &w[0], &w[1], &x, &dy, &bytes);
     gather_pair(f, g, t_rand() | 1, &p);
-    {   /* its shards are made of fp32 rows: give them those that the MLP had */
+    {   /* its shards are quantized from fp32 rows: those of the MLP above */
         gmm_gtp_quantization q = GMM_ZERO;
         for (int i = 0; i < g; i++) {
             rank *r = &W.r[i];
@@ -979,7 +986,7 @@ static void mlp(int arg) {
     }
     t_same("an MLP", mlp_run(kind, hidden, ffn, GMM_SAVE_PREACT, &p.view[0][0].mat, &p.view[1][0].mat,
                              &p.view[0][1].mat, &p.view[1][1].mat, &x, &dy, &again), want, bytes);
-    both = p.view[0][0].mat; /* FC1 again: both copies of its weights */
+    both = p.view[0][0].mat; /* FC1: both copies of its weights */
     both.columnwise = p.view[0][1].mat.columnwise;
     t_same("an MLP that keeps nothing", mlp_run(kind, hidden, ffn, GMM_SAVE_NOTHING, &p.view[0][0].mat,
                                                 &p.view[1][0].mat, &both, &p.view[1][1].mat, &x, &dy, &again), want,
@@ -1043,7 +1050,7 @@ static void shared_amax(int arg) {
     close_world();
 }
 
-/* What seal asks for is what the forecast says, and acquired views lie in it. */
+/* The memory that gmm_gtp_seal requires equals the forecast, and acquired views lie in it. */
 static void memory(int arg) {
     static const struct { gmm_dtype dtype; gmm_scaling scaling; } kinds[] = {
         {GMM_BF16, GMM_SCALING_NONE}, {GMM_E4M3, GMM_SCALING_TENSOR}, {GMM_E4M3, GMM_SCALING_128X128},
@@ -1052,7 +1059,7 @@ static void memory(int arg) {
     const int tensor = kinds[arg % 64].scaling == GMM_SCALING_TENSOR;
     const format f = {"", {.dtype = kinds[arg % 64].dtype, .scaling = kinds[arg % 64].scaling}, 2048, 8192};
     for (int prefetch = 0; prefetch < 3; prefetch++) {
-        scene c = scene_of(&f, g, 3);
+        training c = training_of(&f, g, 3);
         gmm_gtp_memory m = GMM_ZERO;
         gmm_gtp_use use = GMM_ZERO;
         const gmm_shard s = shard_of(&f, g, 0);
@@ -1067,7 +1074,7 @@ static void memory(int arg) {
             d.gather = g > 1 ? &W.comm[0][0] : NULL;
             GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d, &id));
         }
-        for (int w = 0; w < c.layers * EXPERTS; w++) { /* addresses that nobody follows */
+        for (int w = 0; w < c.layers * EXPERTS; w++) { /* addresses that are not dereferenced */
             gmm_gtp_weight desc = GMM_ZERO;
             desc.expert = w % EXPERTS;
             desc.shard = &s;
@@ -1098,12 +1105,12 @@ static void memory(int arg) {
         T_CHECK((int64_t)r->need.gather_bytes == m.gather + m.stage + spare, "%lld bytes needed, %lld and %lld "
                 "foreseen, %lld spare", (long long)r->need.gather_bytes, (long long)m.gather, (long long)m.stage,
                 (long long)spare);
-        r->gtp = NULL; /* not bound: nothing to end */
+        r->gtp = NULL; /* not bound, so gmm_gtp_fini is not needed */
         close_world();
     }
 }
 
-/* The forecast knows which pass reads what: gathers are counted by a latency of a second over an endless link. */
+/* The forecast counts the gathers of each pass, with a latency of one second per gather and infinite bandwidth. */
 static void forecast(int arg) {
     enum { N = 5, SLOTS = 2 };
     static const struct { gmm_dtype dtype; gmm_scaling scaling; int gathers, wrapped, turned; } kinds[] = {
@@ -1143,11 +1150,11 @@ static void forecast(int arg) {
 
 /* ------------------------------------------------------------------------------------------------------- Graphs --- */
 
-/* Forward and backward in one graph, replayed behind new shards each time; rule 5.1, B6: addresses stay. */
+/* Forward and backward in one graph, replayed after new shards each time; rule 5.1, B6: addresses stay. */
 static void graph(int arg) {
     const format *f = &formats[arg % 64];
-    const int graphs = arg / 64; /* 2: forward and backward apart */
-    scene c = scene_of(f, 2, 2);
+    const int graphs = arg / 64; /* 2: forward and backward in separate graphs */
+    training c = training_of(f, 2, 2);
     gmm_ranks_graph *made[2][2];
     const void *at[2] = {NULL, NULL};
     int32_t id[2][2];
@@ -1158,8 +1165,9 @@ static void graph(int arg) {
     expect(&c);
     open_world(2, c.seed);
     for (int i = 0; i < 2; i++) declare(&c, i);
-    for (int i = 0; i < 2; i++) update(&c, i, 0); /* the graph is captured over the first version, and looks are given
-                                                     behind each replay, at what its slots hold */
+    /* the graph is captured with the first version; view checks are enqueued after each replay, on the contents of
+       its slots */
+    for (int i = 0; i < 2; i++) update(&c, i, 0);
     for (int i = 0; i < 2; i++) {
         rank *r = &W.r[i];
         for (int pass = 0; pass < 2; pass++) {
@@ -1192,9 +1200,9 @@ static void graph(int arg) {
                 T_OK_TEXT(gmm_ranks_launch(made[i][n], r->stream[0]), gmm_ranks_error(W.ranks, i));
                 GTP_OK(r, gmm_gtp_post_replay(r->gtp, id[i][n], r->stream[0]));
             }
-            /* all slots still hold what the graph gathered: two of each direction */
+            /* all slots still hold the data that the graph gathered: two per direction */
             for (int pass = 0; pass < 2; pass++)
-                for (int l = 0; l < 2; l++) give_look(&c, i, l, (gmm_gtp_pass)pass, v, r->stream[0]);
+                for (int l = 0; l < 2; l++) enqueue_view_check(&c, i, l, (gmm_gtp_pass)pass, v, r->stream[0]);
             T_CHECK(!at[i] || at[i] == (m->table ? m->table[0] : m->data), "an address moved");
             at[i] = m->table ? m->table[0] : m->data;
         }
@@ -1254,14 +1262,14 @@ static void errors(int arg) {
     w.format = NULL;
     w.name = "third";
     GTP_OK(r, gmm_gtp_add_weight(r->gtp, &w, &id[2]));
-    for (int i = 0; i < 3; i++) { /* the second stays alone as well, with the index of one */
+    for (int i = 0; i < 3; i++) { /* the second one alone as well */
         if (i != 1) GTP_OK(r, gmm_gtp_add_bundle(r->gtp, domain, &id[i], 1, "b", &bundle));
     }
     q.dtype = GMM_F32;
     q.from = (const void *const *)rows;
     GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_quantize(r->gtp, id, 1, &q, r->stream[0]), "seal", NULL);
     r->gtp = NULL;
-    make(0, 0); /* once more, complete */
+    make(0, 0); /* valid again */
     GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d, &domain));
     w = weight_of(f, &s, 0, amax, &p);
     for (int i = 0; i < 2; i++) {
@@ -1307,7 +1315,8 @@ static void errors(int arg) {
 
 /* ---------------------------------------------------------------------------------------------------- Transpose --- */
 
-/* row 12: of the rowwise copy the columnwise one that quantization makes; any extents, ld and form, every engine. */
+/* row 12: gmm transposes a rowwise copy into the columnwise copy that quantization gives; any extents, ld and form,
+   every engine. */
 static void transposes(int arg) {
     const int block = arg & 1, table = arg >> 1 & 1;
     gmm_format f = GMM_ZERO;
@@ -1315,7 +1324,7 @@ static void transposes(int arg) {
     f.scaling = block ? GMM_SCALING_128X128 : GMM_SCALING_TENSOR;
     f.pow2 = arg >> 3 & 1;
     for (int k = 0; k < 6; k++) {
-        const int count = k == 3 ? 1 : 3; /* one takes no workspace */
+        const int count = k == 3 ? 1 : 3; /* a single matrix needs no workspace */
         const int64_t rows = k < 2 ? 256 : t_int(1, 300), cols = k == 0 ? 384 : t_int(1, 300);
         const int64_t spare = k % 3 == 1 ? t_int(1, 40) : k % 3 == 2 ? 4 * t_int(0, 9) : 0;
         t_mat src = t_mat_in(GMM_F32, count, rows, cols, T_REALS);

@@ -1,4 +1,4 @@
-/* test_gtp_runtime.c - formats on the wire, scales, domains, graphs, failures and errors of the GTP runtime */
+/* test_gtp_runtime.c - gathered formats, gradient scales, domains, graphs, failures and errors of the GTP runtime */
 #include "test.h"
 
 #include "gmm_gtp.h"
@@ -27,7 +27,7 @@ static struct world {
     gmm_ranks *ranks;
     int n, timeout_ms;
     rank r[MOST];
-    gmm_comm comm[3][MOST]; /* by rank: of all ranks twice, and of groups of two */
+    gmm_comm comm[3][MOST]; /* [..][rank]: two of all ranks, one of groups of two */
 } W;
 
 static void *aligned(size_t bytes, int byte) {
@@ -42,7 +42,7 @@ static uint64_t mix(uint64_t x) {
     return x ^ (x >> 32);
 }
 
-/* A world of n ranks; the one before is taken down, whichever way its case ended. */
+/* Creates n ranks, after destroying those of the previous case, however it ended. */
 static void open_world(int n, uint64_t seed, int timeout_ms) {
     static const int32_t all[MOST] = {0, 1, 2, 3, 4, 5, 6, 7};
     gmm_ranks_config c = GMM_ZERO;
@@ -142,7 +142,7 @@ static const format formats[] = {
 
 static int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
 
-/* What rows [row0, row0 + rows) of a matrix of codes look like in storage, element by element: `data`, then scales. */
+/* Storage of rows [row0, row0 + rows) of a quantized matrix, written element by element: `data`, then scales. */
 static size_t render_data(const format *f, int columnwise, int64_t row0, int64_t rows, unsigned salt,
                           unsigned char *to) {
     const int bits = gmm_dtype_bits(f->dtype);
@@ -160,7 +160,7 @@ static size_t render_data(const format *f, int columnwise, int64_t row0, int64_t
 }
 static size_t render_scale(const format *f, int columnwise, int64_t row0, int64_t rows, unsigned salt,
                            unsigned char *to) {
-    int64_t per_row = 1, per_col = 1, h, w; /* matrix rows and columns to a scale */
+    int64_t per_row = 1, per_col = 1, h, w; /* matrix rows and columns that share a scale */
     int by_rows = 1; /* scale rows follow matrix rows */
     const int64_t size = f->scaling == GMM_SCALING_1X128 || f->scaling == GMM_SCALING_128X128 ? 4 : 1;
     switch (f->scaling) {
@@ -190,7 +190,7 @@ static size_t render_scale(const format *f, int columnwise, int64_t row0, int64_
     }
 }
 
-/* The columnwise copy that is made of a rowwise one, of logical rows: elements with zeros up to `padded`, or scales. */
+/* The columnwise copy of a rowwise one, of logical rows: elements with zeros up to `padded`, or scales. */
 static size_t render_turned(const format *f, int scales, int64_t padded, unsigned salt, unsigned char *to) {
     unsigned char *from = (unsigned char *)t_host((size_t)(up(f->rows, 128) * up(f->cols, 128)));
     const int64_t lines = scales ? up(f->cols, 128) / 128 : f->cols, size = scales ? 4 : 1;
@@ -230,8 +230,8 @@ static void render_shards(const format *f, int g, int rank, unsigned salt, gmm_g
         }
 }
 
-/* Two weights of a format over g ranks: what arrives is the whole matrix as its layout has it, whatever was in the
-   buffers before, however often it is asked for, in alternating directions and after new shards were published. */
+/* Two weights of a format over g ranks: the gathered views are the whole matrix in its layout, whatever the buffers
+   held before, for repeated acquires, in alternating directions, and after new shards were published. */
 static void transport(int arg) {
     const format *f = &formats[arg % 64];
     const int g = arg / 64;
@@ -270,7 +270,7 @@ static void transport(int arg) {
         const int tensor = f->scaling == GMM_SCALING_TENSOR;
         const int kind = pass == GMM_GTP_BACKWARD && f->scaling != GMM_SCALING_NONE;
         const int turned = kind && (tensor || f->scaling == GMM_SCALING_128X128);
-        /* scales whose pitch depends on the rows have that of the logical ones */
+        /* scales whose row pitch depends on the number of rows have the pitch of the logical rows */
         const int pitched = f->scaling == (kind ? GMM_SCALING_NV16 : GMM_SCALING_1X128);
         gmm_gtp_view v[MOST];
         const unsigned salt = round >= 4 ? 7 : 0;
@@ -371,8 +371,9 @@ static void declare(rank *r, int domains, const gmm_gtp_domain *d, float **main_
     bind(r, domains);
 }
 
-/* S1, row 59: a dense weight over four ranks, an expert over two of them, whose copies the caller adds up: both means
-   are those of data parallelism, since scales are said and never derived. Row 26, B33: other scales. */
+/* S1, row 59: a dense weight over four ranks, and an expert over two of them, whose two copies' gradients the caller
+   adds: both results are the mean over data-parallel ranks, since the caller gives the scales and nothing derives them.
+   Row 26, B33: other scales. */
 static void scales(int arg) {
     static const float factor[] = {0.25f, 1.0f, 1.0f / 3, 0.0f};
     float *main_grad[MOST][2], *gradient[MOST];
@@ -444,12 +445,13 @@ static void amax(int arg) { /* S2 */
 
 enum { LAYERS = 4, SIDE = 12, ELEMENTS = SIDE * 4 };
 
-/* A model of four sharded layers and an unsharded one; what is read and added depends on a counter in memory. */
+/* A model of four sharded layers and an unsharded one; the values that are read and added depend on a counter in
+   memory. */
 typedef struct model {
     float *shard[LAYERS + 1], *main_grad[LAYERS + 1];
     gmm_shard_plan plan[LAYERS + 1];
     int64_t *counter;           /* of micro-batches */
-    double *seen;               /* [2]: weighted sums of all that was read */
+    double *seen;               /* [2]: weighted sums of all values read from views */
     int64_t asked, reported;
     int32_t forward, backward;  /* chains */
 } model;
@@ -535,10 +537,10 @@ static void ready(void *user, gmm_gtp *gtp, const int32_t *weights, int32_t coun
     ((model *)((rank *)user)->user)->reported += count;
 }
 
-/* A communicator that counts, and tells on which streams it works. */
+/* A communicator that counts its calls and records the streams that it uses. */
 typedef struct counting {
     gmm_comm inner;
-    int64_t groups, gathers, scatters, turns; /* turns: gathers of another size than the one before */
+    int64_t groups, gathers, scatters, turns; /* turns: gathers whose size differs from the previous one */
     size_t last;
 } counting;
 static void worked(gmm_stream stream);
@@ -587,16 +589,17 @@ static gmm_comm counting_of(counting *c, const gmm_comm *inner) {
     return out;
 }
 
-/* Rank 0's waits, counted from 1, of which one is left out (-1 = none). With `probes` a record behind work or behind a
-   wait writes a place of its own, which whoever waits for it reads before his stream's next work or record: the checker
-   then tells whether other waits imply it. */
+/* Leaves out one of rank 0's stream waits, counted from 1 (-1 = none). With `probes`, a record after work or after a
+   wait writes a memory slot of its own, and whoever waits for that record reads the slot before its stream's next work
+   or record: the race checker then shows whether other waits imply the one that was left out. */
 enum { PROBES = 8192 };
 static struct dropped {
     gmm_runtime beneath;
     int64_t waits, drop;
-    int probes, places, events;
+    int probes, slots, events;
     gmm_event event[256], awaited[64];
-    int place[256], pending, newest[8], busy[8]; /* of streams: the last place, -1 = none; something to record */
+    /* newest: last slot of each stream, -1 = none; busy: the stream has work since then */
+    int slot[256], pending, newest[8], busy[8];
     gmm_stream waiter[64], stream[8];
     counting comm[2];
     char memory[PROBES];
@@ -624,17 +627,17 @@ static gmm_status probe(void *self, gmm_event event, gmm_stream stream, int writ
     int i = 0;
     while (i < dropped.events && dropped.event[i] != event) i++;
     if (i == dropped.events && !writes) return GMM_OK; /* never recorded */
-    if (i == T_COUNT(dropped.event) || dropped.places == PROBES) abort();
+    if (i == T_COUNT(dropped.event) || dropped.slots == PROBES) abort();
     if (i == dropped.events) dropped.event[dropped.events++] = event;
     if (writes) {
         const int fresh = dropped.busy[at];
-        if (fresh) dropped.newest[at] = dropped.places++;
+        if (fresh) dropped.newest[at] = dropped.slots++;
         dropped.busy[at] = 0;
-        dropped.place[i] = dropped.newest[at];
+        dropped.slot[i] = dropped.newest[at];
         if (!fresh) return GMM_OK;
     }
-    if (dropped.place[i] < 0) return GMM_OK;
-    range.data = &dropped.memory[dropped.place[i]];
+    if (dropped.slot[i] < 0) return GMM_OK;
+    range.data = &dropped.memory[dropped.slot[i]];
     range.bytes = 1;
     range.writes = writes;
     w.name = "probe";
@@ -643,7 +646,7 @@ static gmm_status probe(void *self, gmm_event event, gmm_stream stream, int writ
     w.range_count = 1;
     return dropped.beneath.run(self, &w, stream);
 }
-static gmm_status read_places(void *self, gmm_stream stream) {
+static gmm_status read_slots(void *self, gmm_stream stream) {
     gmm_status s = GMM_OK;
     int left = 0;
     for (int i = 0; i < dropped.pending; i++)
@@ -664,12 +667,12 @@ static gmm_status d_wait(void *self, gmm_stream stream, gmm_event event, uint32_
     return ++dropped.waits == dropped.drop ? GMM_OK : dropped.beneath.stream_wait(self, stream, event, flags);
 }
 static gmm_status d_record(void *self, gmm_event event, gmm_stream stream, uint32_t flags) {
-    gmm_status s = read_places(self, stream);
+    gmm_status s = read_slots(self, stream);
     if (!s && dropped.probes) s = probe(self, event, stream, 1);
     return s ? s : dropped.beneath.event_record(self, event, stream, flags);
 }
 static gmm_status d_run(void *self, const gmm_work *work, gmm_stream stream) {
-    const gmm_status s = read_places(self, stream);
+    const gmm_status s = read_slots(self, stream);
     worked(stream);
     return s ? s : dropped.beneath.run(self, work, stream);
 }
@@ -760,8 +763,9 @@ static void run_backward(rank *r) {
     }
 }
 
-/* Three steps of three micro-batches: eagerly; in one graph; in a forward and a backward graph that hand a gather on;
-   or forward in a graph and backward not. What was read, added and reported is the same. */
+/* Three steps of three micro-batches: eagerly; in one graph; in a forward and a backward graph, where one hands a
+   prefetched gather to the other; or forward in a graph and backward eagerly. Values read, added and reported are
+   equal. */
 static void graphs(int arg) {
     const int mode = arg % 4, g = arg / 4;
     double seen[2][MOST][2];
@@ -777,7 +781,7 @@ static void graphs(int arg) {
             model_make(r, captured, 1);
             m = (model *)r->user;
             if (!captured) continue;
-            GTP_OK(r, gmm_gtp_dry_run(r->gtp, 1)); /* B21, B22: a warm-up leaves main_grad alone */
+            GTP_OK(r, gmm_gtp_dry_run(r->gtp, 1)); /* B21, B22: a dry run leaves main_grad unchanged */
             run_forward(r);
             run_backward(r);
             GTP_OK(r, gmm_gtp_dry_run(r->gtp, 0));
@@ -810,7 +814,8 @@ static void graphs(int arg) {
                 for (int i = 0; i < g; i++) {
                     rank *r = &W.r[i];
                     give(r, count_run, 0, 0, NULL, 1);
-                    for (int turn = 0; turn < (mode == 3 ? 4 : 2); turn++) { /* mode 3: and forward, both ways */
+                    /* mode 3: forward in the graph and eagerly */
+                    for (int turn = 0; turn < (mode == 3 ? 4 : 2); turn++) {
                         const int part = turn % 2 && turn < 3;
                         if (!captured || (mode == 3 && turn % 2)) {
                             if (part == 0) run_forward(r);
@@ -866,7 +871,7 @@ static void capture_rules(int arg) { /* B24, B25, B27, rows 51 and 45 */
     GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_capture_begin(r->gtp, r->compute, &id), "graph 0", NULL);
     GTP_REFUSED(r, GMM_E_CAPTURE, gmm_gtp_dry_run(r->gtp, 1), "gmm_gtp_dry_run", NULL);
     GTP_REFUSED(r, GMM_E_CAPTURE, gmm_gtp_poll(r->gtp), "gmm_gtp_poll", NULL);
-    for (int l = 0; l < 2; l++) { /* gradients that the next graph submits: two slots hold two of them */
+    for (int l = 0; l < 2; l++) { /* two open gradients in two slots, which the next graph submits */
         memset(&v, 0, sizeof v);
         GTP_OK(r, gmm_gtp_wgrad(r->gtp, r->bundle[l], r->compute, &v));
     }
@@ -876,7 +881,7 @@ static void capture_rules(int arg) { /* B24, B25, B27, rows 51 and 45 */
     T_OK_TEXT(gmm_ranks_capture_end(W.ranks, 0, r->compute, &graph), gmm_ranks_error(W.ranks, 0));
     gmm_ranks_graph_destroy(graph);
 
-    for (int i = 0; i < 2; i++) { /* B25: what a dry run leaves behind is said, and forgotten */
+    for (int i = 0; i < 2; i++) { /* B25: a dry run reports unfinished passes and then discards them */
         memset(&v, 0, sizeof v);
         GTP_OK(&W.r[i], gmm_gtp_dry_run(W.r[i].gtp, 1));
         GTP_OK(&W.r[i], gmm_gtp_acquire(W.r[i].gtp, W.r[i].bundle[0], GMM_GTP_FORWARD, W.r[i].compute, &v));
@@ -891,7 +896,7 @@ static void capture_rules(int arg) { /* B24, B25, B27, rows 51 and 45 */
     finish();
     close_world();
 
-    open_world(2, 0, 200); /* B27: a bundle of eager chains has no place in a graph */
+    open_world(2, 0, 200); /* B27: a bundle of an eager chain may not be used in a graph */
     for (int i = 0; i < 2; i++) model_make(&W.r[i], 0, 1);
     r = &W.r[0];
     T_OK_TEXT(gmm_ranks_capture_begin(W.ranks, 0, r->compute), "");
@@ -904,7 +909,7 @@ static void capture_rules(int arg) { /* B24, B25, B27, rows 51 and 45 */
     gmm_ranks_graph_destroy(graph);
     close_world();
 
-    open_world(2, 0, 200); /* a refused replay leaves what was gathered ahead where it is */
+    open_world(2, 0, 200); /* a refused replay keeps the prefetched gathers */
     for (int i = 0; i < 2; i++) model_make(&W.r[i], 1, 1);
     r = &W.r[0];
     T_OK_TEXT(gmm_ranks_capture_begin(W.ranks, 0, r->compute), "");
@@ -933,7 +938,8 @@ static void capture_rules(int arg) { /* B24, B25, B27, rows 51 and 45 */
 
 /* ----------------------------------------------------------------------------------------- Failures and errors --- */
 
-/* Without a thread that waits, poll finds what hangs, a gather or (1) an amax; then nothing that is queued is done. */
+/* Without a thread that waits, gmm_gtp_poll finds the collective that hangs, a gather or (1) an amax reduction;
+   afterwards no queued work runs. */
 static void poll(int arg) {
     const char *const what = arg ? "all_reduce_max" : "all_gather", *const name = arg ? "'amax'" : "'dense'";
     float value = 1;
@@ -968,7 +974,7 @@ static void poll(int arg) {
     T_CHECK(gmm_gtp_release(r->gtp, 0, GMM_GTP_FORWARD, r->compute) == GMM_E_COMM, "broken for good");
     T_CHECK(!strcmp(text, gmm_gtp_last_error(r->gtp)), "nothing is tried any more: %s", gmm_gtp_last_error(r->gtp));
     memset(&v, 0, sizeof v);
-    r = &W.r[1]; /* the late rank is told too, and its copy arrives nowhere */
+    r = &W.r[1]; /* the late rank gets the error too, and its data is not copied */
     T_CHECK(gmm_gtp_acquire(r->gtp, 0, GMM_GTP_FORWARD, r->compute, &v) == GMM_E_COMM, "the late rank");
     (void)gmm_ranks_run(W.ranks);
     for (int i = 0; i < 2; i++) t_bytes("gathered", W.r[i].gather[0], 0xFF, W.r[i].need[0].gather_bytes);
@@ -1082,7 +1088,7 @@ static void declarations(int arg) { /* B2, row 18 */
     GTP_REFUSED(r, GMM_E_DTYPE, gmm_gtp_add_bundle(r->gtp, domain, list, 2, "fc1", &bundle), "'in f16'", NULL);
     list[0] = 99;
     GTP_REFUSED(r, GMM_E_ARG, gmm_gtp_add_bundle(r->gtp, domain, list, 1, "fc1", &bundle), "99", NULL);
-    s.dtype = GMM_E2M1; /* whose amaxes are compared: of weights that exist */
+    s.dtype = GMM_E2M1; /* weights with a common amax must exist */
     s.scaling = GMM_SCALING_NV16;
     s.cols = 32;
     w = weight_of(&s, 0, "in nv16");
@@ -1093,7 +1099,7 @@ static void declarations(int arg) { /* B2, row 18 */
     list[1] = 1 << 24;
     GTP_REFUSED(r, GMM_E_ARG, gmm_gtp_add_bundle(r->gtp, domain, list, 2, "fc1", &bundle), "weights[1] is 16777216",
                 NULL);
-    s.dtype = GMM_E4M3; /* whose transposed copies have one ld: 64 rows padded to 64, and to 96 */
+    s.dtype = GMM_E4M3; /* weights of a bundle must have transposed copies of one ld: here 64 and 96 padded rows */
     s.scaling = GMM_SCALING_TENSOR;
     for (int i = 0; i < 2; i++) {
         s.unit = i ? 48 : 16;
@@ -1152,7 +1158,8 @@ static void states(int arg) { /* row 45, B42: refused calls leave the state as i
         GTP_OK(r, gmm_gtp_acquire(r->gtp, 0, GMM_GTP_FORWARD, r->compute, &v));
         GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_acquire(r->gtp, 0, GMM_GTP_FORWARD, r->compute, &v), "acquired already",
                     NULL);
-        GTP_OK(r, gmm_gtp_acquire(r->gtp, 0, GMM_GTP_BACKWARD, r->compute, &v)); /* another pass over the same slot */
+        /* another pass that needs the same slot */
+        GTP_OK(r, gmm_gtp_acquire(r->gtp, 0, GMM_GTP_BACKWARD, r->compute, &v));
         GTP_OK(r, gmm_gtp_release(r->gtp, 0, GMM_GTP_FORWARD, r->compute));
         GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_release(r->gtp, 0, GMM_GTP_FORWARD, r->compute), "not acquired", NULL);
         GTP_OK(r, gmm_gtp_release(r->gtp, 0, GMM_GTP_BACKWARD, r->compute));
@@ -1192,7 +1199,7 @@ static void states(int arg) { /* row 45, B42: refused calls leave the state as i
     close_world();
 }
 
-/* What the functions of a rank's runtime refuse, they refuse alone: the rank goes on. */
+/* Errors of the CPU ranks' runtime functions are returned by that call only: the rank continues. */
 static void table_errors(int arg) {
     unsigned char a[16] = { 0 }, b[16] = { 0 };
     const gmm_runtime *rt;
@@ -1240,8 +1247,8 @@ static void table_errors(int arg) {
     open_world(1, 0, 0);
 }
 
-/* A launch that is refused changes nothing: neither what events stand for, nor the numbers of collectives. A capture
-   that cannot begin leaves none behind. */
+/* A refused graph launch changes nothing: neither the records of events nor the numbers of collectives. A capture that
+   cannot begin leaves no capture active. */
 static void refused_captures(int arg) {
     float values[2] = { 1, 2 };
     gmm_ranks_graph *graph[2], *empty;
@@ -1263,7 +1270,8 @@ static void refused_captures(int arg) {
     T_CHECK(gmm_ranks_launch(graph[0], W.r[0].side[0]) == GMM_E_CAPTURE, "a launch in a capture");
     T_OK_TEXT(gmm_ranks_capture_end(W.ranks, 0, W.r[0].side[0], &empty), gmm_ranks_error(W.ranks, 0));
     gmm_ranks_graph_destroy(empty);
-    T_OK_TEXT(W.r[0].rt.event_sync(W.r[0].rt.self, event[0]), gmm_ranks_error(W.ranks, 0)); /* not recorded yet */
+    /* an event without a record */
+    T_OK_TEXT(W.r[0].rt.event_sync(W.r[0].rt.self, event[0]), gmm_ranks_error(W.ranks, 0));
     for (int i = 0; i < 2; i++)
         T_OK_TEXT(gmm_ranks_launch(graph[i], W.r[i].compute), gmm_ranks_error(W.ranks, i));
     finish();
@@ -1279,9 +1287,9 @@ static void refused_captures(int arg) {
     open_world(1, 0, 0);
 }
 
-/* A record that finds no memory leaves the event as it was: never recorded, which nobody waits for. A collective that
-   finds none is not counted: the next one has its number. */
-static int spare = -1; /* allocations that still succeed; -1 = all */
+/* An event_record that fails for lack of memory leaves the event without a record, so that waits for it return at once.
+   A collective that fails so is not counted: the next one gets its number. */
+static int spare = -1; /* number of allocations that still succeed; -1 = all */
 static void *spare_alloc(void *user, size_t bytes) {
     (void)user;
     if (spare == 0) return NULL;
@@ -1335,7 +1343,7 @@ static void failed_records(int arg) {
     gmm_ranks_destroy(ranks);
 }
 
-/* What was bound of an object that never came to life is given back. */
+/* Windows of an object whose bind failed are removed again. */
 static struct windows { int added, removed; } windows;
 static gmm_status window_add(void *self, void *base, size_t bytes, void **window) {
     (void)self, (void)bytes;
@@ -1388,14 +1396,14 @@ static void half_bound(int arg) {
     close_world();
 }
 
-/* A rank out of step is told from one that is late. */
+/* The error text distinguishes a rank in another collective from one that is late. */
 static void out_of_step(int arg) {
     float *main_grad[2][2];
     gmm_shard_plan plan[2][2];
     (void)arg;
     open_world(2, 0, 500);
     for (int i = 0; i < 2; i++) {
-        const gmm_gtp_domain d = domain_of(&W.r[i], 0, -1); /* one communicator for both */
+        const gmm_gtp_domain d = domain_of(&W.r[i], 0, -1); /* one communicator for gathers and reductions */
         declare(&W.r[i], 1, &d, main_grad[i], plan[i]);
     }
     {
@@ -1412,8 +1420,8 @@ static void out_of_step(int arg) {
     open_world(1, 0, 0);
 }
 
-/* Two bundles of one size whose order one rank has swapped, in gathers, or in reductions by either collective: both
-   ranks are told which bundles they wait for, and nothing is gathered. */
+/* Two bundles of equal size that one rank gathers (or reduces, by either algorithm) in swapped order: both ranks get an
+   error that names the bundles, and nothing is gathered. */
 static void swapped_bundles(int arg) {
     static const char *const names[2] = {"up projection", "down projection"};
     const char *collective = arg == 0 ? "all_gather" : arg == 1 ? "reduce_scatter" : "all_to_all";
@@ -1476,7 +1484,7 @@ static void swapped_bundles(int arg) {
 /* ----------------------------------------------------------------------------------------- Views in operations --- */
 
 /* Rows 19 and 20, S6: a linear layer and an expert MLP read acquired views, packed and in tables, and write gradient
-   views: bit for bit what they do with whole weights; main_grad is the sum of what each rank alone would get. */
+   views: the same bits as with whole weights; main_grad is the sum of the gradients of each rank alone. */
 static void operations(int arg) {
     enum { G = 2, HIDDEN = 24, FFN = 20, TOKENS = 17, EXPERTS = 3 };
     const int g = arg;
@@ -1531,7 +1539,7 @@ static void operations(int arg) {
         gmm_gtp_view v[G][2], w[G][2];
         memset(v, 0, sizeof v);
         memset(w, 0, sizeof w);
-        for (int i = 0; i < g && way; i++) /* all ranks gather before one of them waits for it */
+        for (int i = 0; i < g && way; i++) /* all ranks enqueue the gather before one of them waits for it */
             for (int k = 0; k < 2; k++) {
                 GTP_OK(&W.r[i], gmm_gtp_acquire(W.r[i].gtp, W.r[i].bundle[k], GMM_GTP_FORWARD, W.r[i].compute,
                                                 &v[i][k]));
@@ -1620,8 +1628,9 @@ static void operations(int arg) {
 
 /* ------------------------------------------------------------------------------- Defects and rows on their own --- */
 
-/* B5: products read acquired views alone. When the views are there, the shards become NaN, and end at an unreadable
-   page: dgrad of a linear layer and of an expert MLP, packed and single, is that of whole weights, bit for bit. */
+/* B5: products read acquired views and never the shards. After the acquire, the shards are overwritten with NaN, and
+   they end at an unreadable page: dgrad of a linear layer and of an expert MLP, packed and single, has the bits of
+   whole weights. */
 static void acquired_only(int arg) {
     enum { G = 2, HIDDEN = 24, FFN = 20, TOKENS = 11 };
     const int experts = arg;
@@ -1751,8 +1760,8 @@ static void acquired_only(int arg) {
     close_world();
 }
 
-/* B18: before every gradient all scratch holds 12345; a weight consumed three times, a rank without tokens and padding
-   rows: main_grad is the sum of what was written, to the bit. */
+/* B18: all scratch holds 12345 before every gradient; with a weight used three times, a rank without tokens and padding
+   rows, main_grad is exactly the sum of the gradients that were written. */
 static void poisoned(int arg) {
     float *main_grad[MOST][2], *gradient[MOST], want[60];
     gmm_shard_plan plan[MOST][2];
@@ -1855,13 +1864,13 @@ static void no_sharing(int arg) {
     close_world();
 }
 
-/* A counter-based draw: a function of logical row and column. */
+/* A counter-based random value: a function of seed, logical row and column. */
 static float drawn(uint64_t seed, int64_t row, int64_t col) {
     return (float)(mix(seed + (uint64_t)row * 4096 + (uint64_t)col) % 100003) / 100003.0f;
 }
 
-/* B45, row 65: shards drawn over the logical rows of their extents gather to the weight of one rank, all rows distinct;
-   shards drawn from gmm_gtp_seed have no row in common either. */
+/* B45, row 65: shards initialised by logical row gather to the weight that one rank initialises, and all rows differ;
+   shards initialised with a seed of gmm_gtp_seed per rank have no row in common either. */
 static void drawn_shards(int arg) {
     enum { ROWS = 72, COLS = 6 };
     static const int64_t sections[2] = {40, 32};
@@ -1902,7 +1911,7 @@ static void drawn_shards(int arg) {
         bind(r, 1);
     }
     for (int way = 0; way < 2; way++) {
-        for (int i = 0; i < g && way; i++) { /* each from its own seed, rows counted from 0 */
+        for (int i = 0; i < g && way; i++) { /* each rank with its own seed and local row numbers */
             const int32_t id = 0;
             for (int64_t k = 0; k < plan[i].valid_rows * COLS; k++)
                 shard[i][k] = drawn(mix(gmm_gtp_seed(5, GMM_GRID_DENSE, (uint32_t)i)), k / COLS, k % COLS);
@@ -1929,7 +1938,7 @@ static void drawn_shards(int arg) {
     close_world();
 }
 
-/* Row 17: n experts are one group call each way, in distinct places of one packed operand. */
+/* Row 17: n experts are one collective group per direction, at distinct offsets of one packed operand. */
 static void many_experts(int n) {
     static counting count[2];
     float **main_grad = (float **)t_host(2 * 64 * sizeof *main_grad);
@@ -2004,7 +2013,7 @@ static void many_experts(int n) {
     close_world();
 }
 
-/* Row 54: after bind nothing is allocated: no memory of the context, no stream, no event. */
+/* Row 54: after gmm_gtp_bind nothing is allocated: no context memory, no stream, no event. */
 static struct made { long allocations, events, streams; } made;
 static void *made_alloc(void *user, size_t bytes) {
     (void)user;
@@ -2080,8 +2089,8 @@ static void no_allocations(int arg) {
     close_world();
 }
 
-/* B6, row 53: views have the addresses of before in every pass: eagerly, in a capture, in a second capture, and behind
-   a hundred replays, which read what the eager run does. */
+/* B6, row 53: views keep their addresses in every pass: eagerly, in a capture, in a second capture, and after a hundred
+   replays, which read the values of the eager run. */
 static void stable_addresses(int arg) {
     const void *first[2][2][LAYERS + 1];
     gmm_ranks_graph *graph[2][2];
@@ -2128,7 +2137,7 @@ static void stable_addresses(int arg) {
                     GTP_OK(r, gmm_gtp_post_replay(r->gtp, n & 1, r->compute));
                 }
         finish();
-        for (int i = 0; i < 2; i++) { /* sums of all that was read: once per eager round and replay */
+        for (int i = 0; i < 2; i++) { /* sums of all values read, one per eager round and replay */
             const model *m = (const model *)W.r[i].user;
             static double once[2];
             const double times = round < 2 ? 1 : round == 2 ? 101 : 102;
@@ -2142,8 +2151,8 @@ static void stable_addresses(int arg) {
     close_world();
 }
 
-/* Every wait of rank 0 in captures and around replays is left out in turn: the checker, the capture or what was read
-   notices. An eager prefetch goes before, which nobody acquires; what a graph prefetches for the next is handed on. */
+/* Every stream wait of rank 0 in captures and around replays is left out in turn: the race checker, the capture or the
+   values read show it. One eager prefetch before has no acquire; a graph hands its prefetched gather to the next. */
 static gmm_status graph_forward(rank *r) {
     gmm_status s = GMM_OK;
     for (int l = 0; l <= LAYERS && !s; l++) {
@@ -2169,8 +2178,8 @@ static gmm_status graph_backward(rank *r) {
     }
     return s;
 }
-/* Two steps of two micro-batches in graphs; mode 1: one, 2: two, 3: forward in one, backward eager. What both ranks
-   have read, or NAN where something was noticed. */
+/* Two steps of two micro-batches in graphs; mode 1: one graph, 2: two, 3: forward in one, backward eager. Returns the
+   sum of the values that both ranks have read, or NAN if an error was reported. */
 static double graph_steps(int mode, int prefetch, uint64_t seed) {
     gmm_ranks_graph *graph[2][2];
     gmm_status s = GMM_OK;
@@ -2179,7 +2188,7 @@ static double graph_steps(int mode, int prefetch, uint64_t seed) {
     open_world(2, seed, 300);
     for (int i = 0; i < 2; i++) model_make(&W.r[i], 1, prefetch);
     finish();
-    dropped.waits = dropped.events = dropped.places = dropped.pending = 0;
+    dropped.waits = dropped.events = dropped.slots = dropped.pending = 0;
     memset(dropped.stream, 0, sizeof dropped.stream);
     memset(dropped.busy, 0, sizeof dropped.busy);
     for (int i = 0; i < 2 && !s; i++) {
@@ -2192,7 +2201,7 @@ static double graph_steps(int mode, int prefetch, uint64_t seed) {
             if (!s && part == 0) s = graph_forward(r);
             if (!s && (part == 1 || mode == 1)) s = graph_backward(r);
             if (!s) s = gmm_gtp_capture_end(r->gtp, r->compute);
-            if (!s && i == 0) s = read_places(r->rt.self, r->compute);
+            if (!s && i == 0) s = read_slots(r->rt.self, r->compute);
             if (!s) s = gmm_ranks_capture_end(W.ranks, i, r->compute, &graph[i][part]);
         }
     }
@@ -2256,8 +2265,8 @@ static void graph_mutation(int arg) {
     open_world(1, 0, 0);
 }
 
-/* Experts of a bundle published from two streams: the gather waits for both. A submit that is synchronous orders the
-   caller's stream behind the sum; the largest amax is ordered with what wrote and reads it. */
+/* Experts of a bundle are published from two streams, and the gather waits for both. A synchronous submit orders the
+   caller's stream after the sum; the amax reduction is ordered with the work that writes and reads the amaxes. */
 static void ordered_callers(int arg) {
     float *main_grad[2][2];
     static const float values[60] = {1};
@@ -2308,7 +2317,8 @@ static void ordered_callers(int arg) {
             in.scale = 1;
             in.add = GMM_GTP_SET;
             GTP_OK(r, gmm_gtp_submit(r->gtp, 0, &in, r->compute));
-            give_floats(r, main_grad[i][0], values, (size_t)(plan[i][0].shard_rows * 5)); /* no fence */
+            /* deliberately without a fence */
+            give_floats(r, main_grad[i][0], values, (size_t)(plan[i][0].shard_rows * 5));
         } else {
             give_floats(r, amax, values, 60);
             GTP_OK(r, gmm_gtp_amax(r->gtp, 0, amax, 60, r->compute));
@@ -2319,7 +2329,8 @@ static void ordered_callers(int arg) {
     close_world();
 }
 
-/* A communicator gets all codes of a quantized bundle, then all scales, so that it can send neighbours together. */
+/* The communicator receives all codes of a quantized bundle, then all scales, so that it can send adjacent buffers
+   together. */
 static void codes_then_scales(int arg) {
     static counting count[2];
     (void)arg;
@@ -2362,9 +2373,9 @@ static void codes_then_scales(int arg) {
     close_world();
 }
 
-/* A forward chain that follows itself: every gather but the first is ahead of its reader, in as many slots as a window
-   of neighbours and what is left over where the circle closes. Closed late (arg < 0), when slots are given, a head that
-   shares the tail's slot is gathered when it is asked for. */
+/* A forward chain that is its own successor: every gather but the first is prefetched. It needs as many slots as the
+   prefetch window, and one more where the number of layers leaves a remainder. If the chain is closed after the seal
+   (arg < 0), when slots are fixed, a head that shares the tail's slot is gathered at its acquire. */
 enum { ROUNDS = 5 };
 static void circles(int arg) {
     const int late = arg < 0, layers = abs(arg) / 4, ahead = abs(arg) % 4, window = ahead + 1;

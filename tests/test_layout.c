@@ -35,7 +35,7 @@ static void swizzle_bijection(int arg) {
                         "(%lld, %lld) of %lld x %lld lands on %lld", (long long)r, (long long)c,
                         (long long)rows, (long long)cols, (long long)o);
                 seen[o] = 1;
-                /* and back, by the inverse's own formula */
+                /* and the inverse formula */
                 T_CHECK(t / tiles * 128 + in % 16 / 4 * 32 + in / 16 == r && t % tiles * 4 + in % 4 == c, "inverse");
             }
     }
@@ -62,7 +62,7 @@ static void shapes_2880(int arg) {
             "bf16");
 }
 
-/* Scale offsets of groups that follow one another. */
+/* Scale offsets of consecutive groups. */
 static void group_offsets(int arg) {
     static const int64_t rows[] = {0, 128, 256, 0, 384};
     static const int64_t mx[] = {0, 0, 1024, 3072, 3072, 6144}, fp8[] = {0, 0, 256, 768, 768, 1536};
@@ -85,7 +85,7 @@ static void random_shapes(int arg) {
     for (int i = 0; i < 4000; i++) {
         const int64_t M = 2 * t_int(0, 700), K = 2 * t_int(0, 700);
         const gmm_direction direction = i % 2 ? GMM_COLUMNWISE : GMM_ROWWISE;
-        const int64_t a = direction ? K : M, b = direction ? M : K; /* across the blocks, along them */
+        const int64_t a = direction ? K : M, b = direction ? M : K; /* extents across and along the scale blocks */
         gmm_layout l;
         switch (i / 2 % 7) {
         case 0:
@@ -130,7 +130,7 @@ static void random_shapes(int arg) {
     }
 }
 
-/* Copies of activations at their largest, against the same table. */
+/* Quantized activations at full capacity, against the same table. */
 static void random_groups(int arg) {
     static const struct { gmm_dtype dtype; gmm_scaling scaling; } formats[] = {
         { GMM_BF16, GMM_SCALING_NONE }, { GMM_E5M2, GMM_SCALING_TENSOR }, { GMM_E4M3, GMM_SCALING_ROW },

@@ -8,7 +8,7 @@
 
 gmm_dtype lin_dtype(int i) { return i == 0 ? GMM_F32 : i == 1 ? GMM_F16 : GMM_BF16; }
 
-static const char *lin_op(gmm_op op) { return gmm_op_name(op) + 7; /* behind "linear_" */ }
+static const char *lin_op(gmm_op op) { return gmm_op_name(op) + 7; /* the name after "linear_" */ }
 
 static int lin_is_grad(gmm_op op) { return op == GMM_OP_LINEAR_WGRAD || op == GMM_OP_LINEAR_BGRAD; }
 
@@ -25,7 +25,7 @@ static void lin_nan_tail(t_mat *m, int64_t live) {
     t_mat_put(m);
 }
 
-/* The split in the form that the specification asks for. */
+/* Writes the split in the form of the specification. */
 static void lin_splits(lin_run *r) {
     const lin_spec *s = &r->spec;
     const int offsets = s->split == LIN_OFFSETS32 || s->split == LIN_OFFSETS64;
@@ -125,7 +125,7 @@ void lin_build(lin_run *r, const lin_spec *spec) {
         const int64_t count = lin_is_grad(s->op) ? G * per_group : r->live * row;
         for (int64_t i = 0; i < count; i++) {
             const int64_t g = lin_is_grad(s->op) ? i / per_group : 0;
-            /* destinations of groups that must not be read or changed hold what arithmetic would not keep */
+            /* destinations that must not be read or changed hold values that arithmetic would not preserve */
             if (r->frozen && r->frozen[g])
                 r->out.v[i] = i % 3 == 0 ? -0.0 : i % 3 == 1 ? (double)NAN : (double)INFINITY;
             else if (lin_is_grad(s->op) && s->sizes[g] == 0 && lin_beta(r, g) == 1.0)
@@ -162,7 +162,7 @@ void lin_build(lin_run *r, const lin_spec *spec) {
     }
 }
 
-/* Elements that were checked, in order. */
+/* Elements to compare, in order. */
 typedef struct lin_list {
     double *got, *want, *bound;
     int64_t n;
@@ -238,7 +238,7 @@ void lin_check(const lin_run *r) {
             }
     }
     lin_compare(lin_op(s->op), r, s->out, &list);
-    if (!grads) { /* rows past the sum */
+    if (!grads) { /* rows beyond the sum of the sizes */
         const size_t at = (size_t)(r->live * cols * size), rest = (size_t)((r->capacity - r->live) * cols * size);
         if (s->tail == GMM_TAIL_ZERO) t_bytes("zeroed tail", bits + at, 0, rest);
         else t_same("kept tail", bits + at, before + at, rest);
@@ -331,10 +331,11 @@ void lin_alone(const lin_run *r) {
 
 static const gmm_op ops[] = {GMM_OP_LINEAR_FWD, GMM_OP_LINEAR_DGRAD, GMM_OP_LINEAR_WGRAD, GMM_OP_LINEAR_BGRAD};
 
-/* Rows 1 to 5: shapes, with the one-group call beside them. Spread = rows shared out at random. */
+/* Rows 1 to 5: shapes, compared with one-group calls. spread: rows are distributed over the groups at random. */
 static const struct { int row; int32_t groups; int64_t rows, K, N; int last_empty; const int64_t *sizes; } shapes[] = {
     {1, 3, 768, 128, 128, 0, (const int64_t[]){128, 256, 384}},
-    {2, 3, 520, 300, 1040, 1, NULL}, {2, 6, 520, 300, 1040, 1, NULL}, /* crosses every cache block of the CPU engine */
+    /* larger than every cache block of the CPU engine */
+    {2, 3, 520, 300, 1040, 1, NULL}, {2, 6, 520, 300, 1040, 1, NULL},
     {3, 8, 15, 128, 512, 0, NULL}, {3, 1, 127, 128, 512, 0, NULL}, {3, 8, 1027, 128, 512, 0, NULL},
     {3, 16, 10027, 128, 512, 0, NULL},
 };
@@ -365,7 +366,7 @@ static void shape_case(int arg) {
     lin_alone(&r);
 }
 
-/* Both kinds of data for a description that is filled by the case. */
+/* Runs the case with integer and with real data. */
 static void both(lin_spec s) {
     s.fill = T_INTS;
     lin_test(&s);
@@ -393,7 +394,7 @@ static void overwrite_nan(int arg) {
     static const int64_t sizes[] = {3, 0, 20};
     lin_spec s = {.op = GMM_OP_LINEAR_WGRAD, .in = lin_dtype(arg), .out = GMM_F32, .groups = 3, .K = 40, .N = 33,
                   .sizes = sizes, .main_grad = 1, .overwrite = 1};
-    both(s); /* the destination is poison, all NaN, and the reference finite */
+    both(s); /* the destination is poison (NaN), the reference is finite */
     s.op = GMM_OP_LINEAR_BGRAD;
     both(s);
 }
@@ -408,14 +409,15 @@ static void empty_groups(int arg) {
         s.extra = i;
         both(s);
     }
-    /* a negative alpha turns no zero of an empty group into -0 */
+    /* a negative alpha must not give -0 in empty groups */
     s.alpha = 2;
     both(s);
 }
 
 static void no_rows(int arg) {
     static const int64_t sizes[4] = {0, 0, 0, 0};
-    const int op = arg % 4, kind = arg / 4; /* kind: 0 capacity 0, 1 capacity 256 kept, 2 zeroed, 3 one group */
+    /* kind: 0 capacity 0, 1 capacity 256 with the tail kept, 2 zeroed, 3 one group */
+    const int op = arg % 4, kind = arg / 4;
     for (int d = 0; d < 3; d++) {
         lin_spec s = {.op = ops[op], .in = lin_dtype(d), .out = lin_dtype(d), .groups = kind == 3 ? 1 : 4, .K = 20,
                       .N = 9, .sizes = sizes, .extra = kind == 0 ? 0 : kind == 3 ? d * 5 : 256,
@@ -428,7 +430,7 @@ static void no_rows(int arg) {
     }
 }
 
-/* Capacity 0 needs no activation memory at all. */
+/* Capacity 0 needs no activation buffers. */
 static void no_memory(int arg) {
     static const int64_t sizes[2] = {0, 0};
     lin_spec s = {.op = ops[arg], .groups = 2, .K = 5, .N = 7, .sizes = sizes, .fill = T_INTS};
@@ -444,7 +446,7 @@ static void keep_bits(int arg) {
     static const int64_t sizes[] = {4, 0, 7, 0, 0};
     lin_spec s = {.op = arg / 3 ? GMM_OP_LINEAR_BGRAD : GMM_OP_LINEAR_WGRAD, .in = lin_dtype(arg % 3), .groups = 5,
                   .K = 12, .N = 10, .sizes = sizes, .main_grad = 1};
-    for (int d = 0; d < 3; d++) { /* lin_build puts -0.0, NaN and -Inf where the groups are empty */
+    for (int d = 0; d < 3; d++) { /* lin_build fills destinations of empty groups with -0.0, NaN and -Inf */
         s.out = lin_dtype(d);
         s.beta = 0;
         both(s);
@@ -499,7 +501,7 @@ static void odd_shapes(int arg) {
         for (int j = 0; j < 6; j++) {
             lin_spec s = {.op = ops[arg / 3], .in = lin_dtype(arg % 3), .out = lin_dtype(arg % 3), .groups = 4,
                           .K = dims[i], .N = dims[j], .sizes = sizes};
-            if ((i == 5 && j > 3) || (j == 5 && i > 3)) continue; /* millions of weights, no new code path */
+            if ((i == 5 && j > 3) || (j == 5 && i > 3)) continue; /* the largest take no other code path */
             s.fill = (i + j) % 2 ? T_INTS : T_REALS;
             lin_test(&s);
         }
@@ -529,7 +531,7 @@ static void tables(int arg) {
     }
 }
 
-/* Two experts that share one weight. */
+/* Two experts with the same weight matrix. */
 static void shared_weight(int arg) {
     static const int64_t sizes[] = {3, 6, 4};
     lin_spec s = {.op = ops[arg / 3], .in = lin_dtype(arg % 3), .out = GMM_F32, .groups = 3, .K = 9, .N = 12,
@@ -550,7 +552,7 @@ static void alpha_beta(int arg) {
                           .groups = 8, .K = 22, .N = 17, .sizes = sizes, .alpha = alpha, .add = beta, .main_grad = 1};
             s.beta = beta && lin_is_grad(s.op);
             both(s);
-            s.main_grad = 0; /* beta per group holds whatever main_grad and overwrite say */
+            s.main_grad = 0; /* beta per group takes precedence over main_grad and overwrite */
             both(s);
         }
 }
@@ -588,7 +590,7 @@ static void bias_scale(int arg) {
     lin_spec s = {.op = GMM_OP_LINEAR_FWD, .in = lin_dtype(arg), .out = lin_dtype(arg), .bias = GMM_F32, .groups = 3,
                   .K = 16, .N = 20, .sizes = sizes, .scale = 1, .extra = 5, .tail = GMM_TAIL_ZERO};
     both(s);
-    s.bias = GMM_NONE; /* a row scale without a bias scales nothing */
+    s.bias = GMM_NONE; /* bias_scale without a bias has no effect */
     both(s);
 }
 
@@ -616,7 +618,7 @@ static void bias_scale_grads(int arg) {
         }
 }
 
-/* Row 48 for a linear layer: frozen groups, and outputs that are not asked for. */
+/* Row 48 for a linear layer: frozen groups, and outputs that are NULL. */
 static void frozen_groups(int arg) {
     static const int64_t sizes[] = {3, 4, 0, 0, 8, 9, 1};
     for (int mode = 0; mode < 4; mode++) {
@@ -628,7 +630,7 @@ static void frozen_groups(int arg) {
     }
 }
 
-/* Row 61: element indices beyond 2^31 in x, w, y, dy, dx and dw, in memory that is backed only where it is used. */
+/* Row 61: element indices beyond 2^31 in x, w, y, dy, dx and dw, in memory of which only the used pages are backed. */
 enum { BIG_ROWS = 5, BIG_K = 6, BIG_N = 5 };
 static const int64_t big_ld = (int64_t)1 << 29;           /* row 4 begins at element 2^31 */
 static const int64_t big_gap = ((int64_t)1 << 32) + 64;   /* group 1 of a packed operand, in elements */
@@ -697,7 +699,7 @@ static void big(int arg) {
             }
 }
 
-/* Row 64: NaN and Inf of one group stay there. */
+/* Row 64: NaN and Inf in one group change no other group. */
 static void contained(int arg) {
     static const int64_t sizes[] = {4, 7, 3, 8};
     const int kind = arg / 12; /* 0: in x or dy, 1: in w */
@@ -727,7 +729,7 @@ static void contained(int arg) {
     lin_check(&r);
 }
 
-/* Moves an input to the address behind the first element of a block of 16 bytes. */
+/* Moves an input to one element past an address that is a multiple of 16 bytes. */
 static void lin_move_odd(t_mat *m) {
     const int64_t size = ref_bytes(m->dtype), elements = (m->count - 1) * m->stride + (m->rows - 1) * m->ld + m->cols;
     const size_t bytes = (size_t)(elements * size);
@@ -737,8 +739,8 @@ static void lin_move_odd(t_mat *m) {
     m->mat.data = m->data = moved;
 }
 
-/* A query that knows no address promises workspace for every engine that may serve: a call whose inputs stand at odd
-   addresses is served in exactly that, and is right. */
+/* A query without addresses returns workspace for every engine that may serve the call: a call with misaligned inputs
+   is served in exactly that workspace, and its result is correct. */
 static void odd_addresses(int arg) {
     static const int64_t sizes[] = {40, 0, 75, 1};
     const lin_spec s = {.op = ops[arg / 3], .in = lin_dtype(arg % 3), .out = lin_dtype(arg % 3), .groups = 4, .K = 96,
@@ -789,7 +791,7 @@ static void odd_addresses(int arg) {
         }
         lin_check(&r);
         if (info.engine != GMM_ENGINE_WGMMA || !(odd & (r.d.x ? 1 : 4))) continue;
-        /* demanded, the engine is promised on a condition, and refuses what breaks it */
+        /* a demanded engine is promised under a condition on addresses; a call that breaks it is refused */
         r.options.engine = GMM_ENGINE_WGMMA;
         r.d.options = d.options = &r.options;
         T_OK(gmm_linear_query(T.ctx, s.op, &d, &info));

@@ -23,7 +23,7 @@ t_state T;
 typedef struct t_case {
     void (*run)(int arg);
     int arg, where;
-    size_t bytes; /* t_needs */
+    size_t bytes; /* bytes given to t_needs */
     char name[160];
 } t_case;
 enum { T_ANY_ENGINE, T_HOST_ONLY, T_GPU_ENGINE, T_GPU_ONCE };
@@ -35,18 +35,18 @@ static struct {
     char message[1024];
     const char *running, *engine_name;
     uint64_t seed, random;
-    double worst; /* largest share of a bound in the running case */
+    double worst; /* largest error of the running case, as a fraction of its bound */
     long allocations;
-    size_t memory;        /* bytes of the engine's memory, where it may be too little; 0: that of the host */
-    size_t needs, sparse; /* the running case: what it was added with, and what t_sparse has given it */
-    int times, jobs, last; /* last: of the processes, it runs the cases that must be alone */
-    long place, mine; /* of the next case in the order that all processes go by; of the next that this one runs */
+    size_t memory;        /* size of the memory of the engine, where cases may exceed it; 0: host memory, not limited */
+    size_t needs, sparse; /* the running case: its t_needs, and the bytes that t_sparse has handed out */
+    int times, jobs, last; /* last: this process runs the cases that must run alone */
+    long place, mine; /* index of the next case in the common order; index of the next one that this process runs */
 } H;
 
-/* What the processes of --jobs have in common. */
+/* Memory that the processes of --jobs share. */
 static struct t_tally {
     atomic_long taken, passed, failed, skipped;
-    atomic_long alone; /* the process whose case needs much GPU memory; 0: none */
+    atomic_long alone; /* id of the process whose case needs most of the GPU memory; 0: none */
 } *tally;
 
 /* ------------------------------------------------------------------------------------------------------ Cases --- */
@@ -213,7 +213,7 @@ static void *t_guarded_host(size_t bytes, size_t alignment, int sparse, int fill
 }
 
 #ifdef HAVE_CUDA
-/* Waits until no other process's case has GPU memory beside its buffers' share, up to the end of this case. */
+/* Waits until no case of another process holds GPU memory beyond its arena; holds for the rest of this case. */
 static void t_alone(void) {
     const struct timespec pause = {0, 10000000};
     long none = 0;
@@ -255,15 +255,15 @@ static void *t_guarded(size_t bytes, size_t alignment, int sparse, int fill) {
     return t_guarded_host(bytes, alignment, sparse, fill);
 }
 
-/* Where the host sees the bytes of a block; t_look comes first. */
-static void t_look(void) {
+/* Host address of a block's bytes; on a GPU, t_fetch has to copy them first. */
+static void t_fetch(void) {
 #ifdef HAVE_CUDA
-    if (T.gpu) device_look();
+    if (T.gpu) device_fetch();
 #endif
 }
-static const unsigned char *t_seen(const t_block *b) {
+static const unsigned char *t_host_bytes(const t_block *b) {
 #ifdef HAVE_CUDA
-    if (b->device) return device_seen(b->user);
+    if (b->device) return device_host_bytes(b->user);
 #endif
     return b->user;
 }
@@ -283,7 +283,7 @@ static void t_protect(const t_block *b, int protection) {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     if (!b->device && b->map_bytes > 2 * page && mprotect(b->map + page, b->map_bytes - 2 * page, protection)) abort();
 }
-/* From here on `b` is one; `whole` holds all that it holds, or is NULL. */
+/* Makes `b` an input; `whole` holds its bytes if the host has them, else NULL. */
 static void t_freeze(t_block *b, const void *whole) {
     b->readonly = 1;
     t_protect(b, PROT_READ);
@@ -360,12 +360,12 @@ void *t_get(const void *device, size_t bytes) {
 }
 
 void t_check_guards(void) {
-    t_look();
+    t_fetch();
     for (size_t i = 0; i < blocks.count; i++) {
         const t_block *b = &blocks.item[i];
         const unsigned char *seen;
         if (b->sparse || b->host) continue;
-        seen = t_seen(b);
+        seen = t_host_bytes(b);
         for (size_t k = 0; k < b->front; k++)
             if (seen[-1 - (ptrdiff_t)k] != T_CANARY)
                 T_FAIL("a byte %zu before a buffer of %zu bytes was written", k + 1, b->bytes);
@@ -410,10 +410,10 @@ static void t_free_all(void) {
 void t_before(int hash) {
     H.allocations = T.allocations;
     if (!hash) return;
-    t_look();
+    t_fetch();
     for (size_t i = 0; i < blocks.count; i++) {
         t_block *b = &blocks.item[i];
-        if (!b->sparse && !b->host) b->hash = t_hash(t_seen(b), b->bytes, 1);
+        if (!b->sparse && !b->host) b->hash = t_hash(t_host_bytes(b), b->bytes, 1);
     }
 }
 
@@ -442,10 +442,10 @@ void t_refused(gmm_status want, gmm_status got, const char *text, const char *ca
         t_fail(file, line, "%s gave %s (%s) instead of %s", call, gmm_status_name(got), text, gmm_status_name(want));
     for (; *needles; needles++)
         if (!strstr(text, *needles)) t_fail(file, line, "%s: \"%s\" lacks \"%s\"", call, text, *needles);
-    t_look();
+    t_fetch();
     for (size_t i = 0; i < blocks.count; i++) {
         const t_block *b = &blocks.item[i];
-        if (!b->sparse && !b->host && b->hash != t_hash(t_seen(b), b->bytes, 1))
+        if (!b->sparse && !b->host && b->hash != t_hash(t_host_bytes(b), b->bytes, 1))
             t_fail(file, line, "%s failed, but wrote to a buffer of %zu bytes", call, b->bytes);
     }
     t_check_guards();
@@ -480,7 +480,7 @@ void t_mat_put(t_mat *m) {
     const int64_t elements = whole > 0 ? (whole - 1) * m->stride + t_span(m) : 0;
     unsigned char *image = (unsigned char *)malloc((size_t)(elements * size) + 1);
     if (!image) abort();
-    for (int64_t g = 0; g < m->count; g++) { /* packed ones go as one, so that their gaps are written, too */
+    for (int64_t g = 0; g < m->count; g++) { /* packed matrices are uploaded at once, so that gaps are written too */
         const int64_t first = whole > 1 ? g * m->stride : 0;
         if (first == 0) memset(image, 0xFF, (size_t)(elements * size));
         for (int64_t r = 0; r < m->rows; r++)
@@ -492,7 +492,8 @@ void t_mat_put(t_mat *m) {
     free(image);
 }
 
-/* As far as the size is divisible; addresses in a table on a GPU are multiples of 16 bytes. */
+/* Alignment of a buffer: the largest power of two that divides its size; at least 16 bytes for table entries on a
+   GPU. */
 static size_t t_alignment(int64_t bytes, t_form form) {
     size_t alignment = T.gpu && form == T_TABLE ? 16 : 1;
     while (alignment < 64 && (size_t)bytes % (2 * alignment) == 0) alignment *= 2;
@@ -518,7 +519,7 @@ t_mat t_mat_make(gmm_dtype dtype, int64_t count, int64_t rows, int64_t cols, int
         m.data = t_alloc((size_t)(((count - 1) * m.stride + t_span(&m)) * size));
         for (int64_t g = 0; g < count; g++) m.table[g] = (char *)m.data + g * m.stride * size;
         if (fill != T_POISON) blocks.item[blocks.count - 1].readonly = 1;
-    } else { /* a random order of allocation makes a random order of addresses */
+    } else { /* allocated in random order, so that addresses are in random order */
         for (int64_t i = 0; i < count; i++) {
             int64_t g = t_int(0, count - 1);
             while (m.table[g]) g = (g + 1) % count;
@@ -555,7 +556,7 @@ void *t_mat_bits(const t_mat *m) {
     const int64_t size = ref_bytes(m->dtype), span = t_span(m) * size;
     unsigned char *bits = (unsigned char *)t_host((size_t)(m->count * m->rows * m->cols * size));
     unsigned char *image;
-    if (m->form == T_PACKED) { /* whole, with what lies between the matrices */
+    if (m->form == T_PACKED) { /* downloaded at once, with the gaps between matrices */
         image = (unsigned char *)t_get(m->data, (size_t)((m->count - 1) * m->stride * size + span));
         for (int64_t g = 0; g + 1 < m->count; g++)
             t_check_gap(image + g * m->stride * size + span, m->stride * size - span, g, m->rows - 1);
@@ -664,7 +665,7 @@ static void t_register(void) {
 #undef X
 }
 
-/* After t_alone. */
+/* Ends what t_alone began. */
 static void t_together(void) {
     long mine = (long)getpid();
     (void)atomic_compare_exchange_strong(&tally->alone, &mine, 0);
@@ -676,7 +677,7 @@ static void t_total(void) {
 }
 
 #if !defined(__SANITIZE_ADDRESS__)
-/* A read or write outside a buffer, or a write to an input: nothing can be trusted after it. */
+/* Signal handler: a read or write outside of a buffer, or a write to an input; the process cannot continue. */
 static void t_crashed(int signal_number) {
     printf("FAIL [%s] %s: %s, after: %s\n", H.engine_name, H.running,
            signal_number == SIGSEGV ? "memory outside a buffer was touched, or an input was written" : "crashed",
@@ -694,7 +695,7 @@ static void t_injected(int arg) {
     t_exact("injected", GMM_F32, &got, &want, 1);
 }
 
-/* What the command line says. */
+/* Options of the command line. */
 enum { T_FILTERS = 64 };
 static struct {
     const char *filters[T_FILTERS], *engine;
@@ -702,7 +703,7 @@ static struct {
     int filter_count, list, inject;
 } O;
 
-/* Bytes of the engine's memory that are free beside the arena; 0: unknown. */
+/* Free bytes of the engine's memory that the arena does not hold; 0: unknown. */
 static size_t t_memory_free(size_t *total) {
     size_t free_bytes = 0;
     *total = 0;
@@ -713,15 +714,15 @@ static size_t t_memory_free(size_t *total) {
     return free_bytes;
 }
 
-/* Whether a case runs after all others, when the other processes have given their memory back: it needs more than a
-   quarter of all, or more than their arenas and CUDA contexts leave. */
+/* Whether a case runs after all others, when the other processes have freed their memory: it needs more than a quarter
+   of all memory, or more than their arenas and CUDA contexts leave. */
 static int t_apart(const t_case *c) {
     const size_t context = (size_t)1 << 30, taken = T.gpu ? (size_t)H.jobs * (((size_t)O.arena << 20) + context) : 0;
     if (H.jobs == 1 || !H.memory || !c->bytes) return 0;
     return c->bytes > H.memory / 4 || taken > H.memory - c->bytes;
 }
 
-/* Leaves a case that needs more memory than there is. */
+/* Skips a case that needs more memory than there is. */
 static void t_fits(const t_case *c) {
     size_t total;
     const size_t free_bytes = t_memory_free(&total);
@@ -767,15 +768,16 @@ static void t_run(const t_case *c) {
     fflush(stdout);
 }
 
-/* Contexts that the cases run on: one row per engine. An engine that holds a part of the operations is tested as AUTO
-   takes it: what it declines, others serve. */
+/* Contexts that the cases run on, one row per engine. An engine that implements some operations only is tested under
+   AUTO, so that other engines serve the calls that it declines. */
 static const struct { gmm_engine name, engine; gmm_space space; } t_engines[] = {
     {GMM_ENGINE_CPU, GMM_ENGINE_CPU, GMM_SPACE_CPU},
     {GMM_ENGINE_MMA, GMM_ENGINE_MMA, GMM_SPACE_CUDA},
     {GMM_ENGINE_WGMMA, GMM_ENGINE_AUTO, GMM_SPACE_CUDA},
 };
 
-/* Whether T.ctx has the engine: asked for a product that every engine serves. Else gmm_last_error says why. */
+/* Whether the engine is available in T.ctx, by a query for a product that every engine serves. If not, gmm_last_error
+   has the reason. */
 static int t_has(gmm_engine engine) {
     gmm_groups groups = GMM_ZERO;
     gmm_options options = GMM_ZERO;
@@ -826,15 +828,15 @@ static int t_wanted(const char *name) {
     return O.filter_count == 0;
 }
 
-/* The next case in the order: run, if it is this process's turn. */
+/* Runs the next case in the order if it is assigned to this process. */
 static void t_turn(const t_case *c) {
     if (H.place++ != H.mine) return;
     t_run(c);
     H.mine = atomic_fetch_add(&tally->taken, 1);
 }
 
-/* Goes by all wanted cases on all engines, and runs its share; the last process those that must be alone. Returns 0, or
-   2 where an engine has no context. */
+/* Runs this process's share of the selected cases on all engines; the last process runs those that must run alone.
+   Returns 0, or 2 where an engine has no context. */
 static int t_process(int first) {
     static const t_case injected = {t_injected, 1, T_HOST_ONLY, 0, "injected failure"};
     int gpu = 0;
@@ -905,7 +907,7 @@ static int t_process(int first) {
     return 0;
 }
 
-/* `count` processes, until all have ended. */
+/* Forks `count` processes and waits for them. */
 static int t_forked(int count) {
     int status, worst = 0;
     fflush(stdout);
@@ -928,8 +930,8 @@ static int t_forked(int count) {
     return worst;
 }
 
-/* The processes of --jobs: begun before anything that a fork does not keep, as CUDA and OpenMP. Behind them, one for
-   the cases that must be alone. */
+/* Starts the processes of --jobs, before CUDA and OpenMP are initialised, which a fork does not inherit; then one more
+   for the cases that must run alone. */
 static int t_processes(void) {
     int large = 0, worst = t_forked(H.jobs);
     for (size_t i = 0; i < H.count; i++) large |= H.cases[i].bytes > 0 && t_wanted(H.cases[i].name);

@@ -11,7 +11,7 @@
 typedef struct mlp_spec {
     gmm_dtype dtype;
     gmm_act act;
-    int64_t hidden, ffn, hidden_out; /* hidden_out 0 = hidden */
+    int64_t hidden, ffn, hidden_out; /* output width; 0 = hidden */
     int bias, prob, on_bias2;
     t_form form;
     gmm_save save;
@@ -43,7 +43,7 @@ static gmm_grad grad_of(const t_mat *m, int main_grad) {
     return g;
 }
 
-/* Rows past the live ones hold NaN in every input. */
+/* Rows beyond the sum of the sizes are NaN in every input. */
 static t_mat activations(gmm_dtype dtype, int64_t cols, double size) {
     t_mat m = t_mat_make(dtype, 1, ROWS, cols, 3, 0, T_PACKED, T_REALS);
     for (int64_t i = 0; i < ROWS * cols; i++) m.v[i] = i < LIVE * cols ? ref_round(dtype, m.v[i] * size) : NAN;
@@ -145,7 +145,7 @@ static void run_bwd(mlp_run *r) {
     T_OK(gmm_mlp_bwd(T.ctx, &r->d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
 }
 
-/* Bits of every output of a backward, for comparison. */
+/* Bits of every output of a backward pass. */
 typedef struct outputs { void *bits[7]; size_t bytes[7]; } outputs;
 static outputs outputs_of(const mlp_run *r) {
     const t_mat *mats[6] = { &r->y, &r->dx, &r->dw1, &r->dw2, &r->db1, &r->db2 };
@@ -165,25 +165,25 @@ static void outputs_same(const outputs *a, const outputs *b) {
 
 /* --------------------------------------------------------------------------------------------------- Reference --- */
 
-/* A value and a bound of the error with which the library may have it. Bounds propagate to first order; functions take
-   the largest deviation over the interval's ends, which also covers kinks; 1.25 covers what is beyond first order. */
-typedef struct num { double v, e; } num;
+/* A value v and a bound e of the library's error. Bounds propagate to first order; functions take the largest deviation
+   at the ends of the interval, which also covers kinks; the factor 1.25 covers higher orders. */
+typedef struct bounded { double v, e; } bounded;
 
 static double u_of(gmm_dtype t) { return ref_roundoff(t); }
 /* Stored once in dtype t. */
-static num stored(num a, gmm_dtype t) {
+static bounded stored(bounded a, gmm_dtype t) {
     a.e = a.e * 1.25 + (fabs(a.v) + a.e) * u_of(t) + ref_tiny(t);
     return a;
 }
 /* A sum of n products: exact value, propagated error, magnitude. fp32 accumulation adds (n + 8) 2^-24 of magnitude. */
-static num summed(double v, double e, double magnitude, int64_t n) {
-    num r = { v, e + magnitude * (double)(n + 8) * 0x1p-24 };
+static bounded summed(double v, double e, double magnitude, int64_t n) {
+    bounded r = { v, e + magnitude * (double)(n + 8) * 0x1p-24 };
     return r;
 }
 
-typedef struct act_num { num y, da, db; } act_num;
-static act_num act_bounded(const gmm_act *act, num a, num b) {
-    act_num r;
+typedef struct bounded_act { bounded y, da, db; } bounded_act;
+static bounded_act act_bounded(const gmm_act *act, bounded a, bounded b) {
+    bounded_act r;
     ref_point p = ref_act(act, a.v, b.v);
     r.y.v = p.y;
     r.da.v = p.da;
@@ -195,7 +195,7 @@ static act_num act_bounded(const gmm_act *act, num a, num b) {
         r.da.e = fmax(r.da.e, fabs(p.da - r.da.v));
         r.db.e = fmax(r.db.e, fabs(p.db - r.db.v));
     }
-    /* the library's own fp32 arithmetic: a dozen roundings, some of them relative to the factors */
+    /* the library's own fp32 arithmetic: a dozen roundings, some of them relative to intermediate values */
     r.y.e += 2e-6 * (fabs(r.y.v) + 0.1);
     r.da.e += 2e-6 * (fabs(r.da.v) + 1.0) * (1.0 + fabs(b.v));
     r.db.e += 2e-6 * (fabs(r.db.v) + 0.1);
@@ -210,22 +210,23 @@ static int64_t line_col(const mlp_spec *s, int64_t j) {
     return gate_col(s, j) + (s->act.interleave ? s->act.interleave : s->ffn);
 }
 
-static num *nums(int64_t n) { return (num *)t_host((size_t)(n > 0 ? n : 1) * sizeof(num)); }
-static void compare(const char *what, const double *got, const num *want, int64_t n) {
+static bounded *bounded_array(int64_t n) { return (bounded *)t_host((size_t)(n > 0 ? n : 1) * sizeof(bounded)); }
+static void compare(const char *what, const double *got, const bounded *want, int64_t n) {
     double *v = (double *)t_host((size_t)(n + 1) * sizeof *v), *e = (double *)t_host((size_t)(n + 1) * sizeof *e);
     for (int64_t i = 0; i < n; i++) { v[i] = want[i].v; e[i] = want[i].e * 1.25 + 1e-30; }
     t_near(what, got, v, e, n);
 }
 
-/* Checks all outputs of a forward and backward. Every gradient started as poison and was stored. */
+/* Checks all outputs of a forward and backward. Gradients are poison before they are stored. */
 static void check(const mlp_run *r, int with_bwd) {
     const mlp_spec *s = &r->spec;
     const int64_t H = s->hidden, F = s->ffn, F1 = r->F1, O = r->out;
     const int gated = gmm_act_gated(s->act.kind);
     const gmm_dtype t = s->dtype;
-    num *z = nums(LIVE * F1), *h = nums(LIVE * F), *dz = nums(LIVE * F1), *y = nums(LIVE * O), *dx = nums(LIVE * H);
-    num *dp = nums(LIVE), *dw1 = nums(GROUPS * F1 * H), *dw2 = nums(GROUPS * O * F);
-    num *db1 = nums(GROUPS * F1), *db2 = nums(GROUPS * O);
+    bounded *z = bounded_array(LIVE * F1), *h = bounded_array(LIVE * F), *dz = bounded_array(LIVE * F1);
+    bounded *y = bounded_array(LIVE * O), *dx = bounded_array(LIVE * H);
+    bounded *dp = bounded_array(LIVE), *dw1 = bounded_array(GROUPS * F1 * H), *dw2 = bounded_array(GROUPS * O * F);
+    bounded *db1 = bounded_array(GROUPS * F1), *db2 = bounded_array(GROUPS * O);
     const double *x = r->x.v, *dy = r->dy.v;
 
     for (int g = 0; g < GROUPS; g++) {
@@ -243,9 +244,9 @@ static void check(const mlp_run *r, int with_bwd) {
             }
             for (int64_t j = 0; j < F; j++) {
                 const int64_t ca = gated ? gate_col(s, j) : j, cb = gated ? line_col(s, j) : j;
-                const act_num f = act_bounded(&s->act, z[i * F1 + ca], z[i * F1 + cb]);
+                const bounded_act f = act_bounded(&s->act, z[i * F1 + ca], z[i * F1 + cb]);
                 double v = 0, m = 0;
-                num G, ha = { p * f.y.v, fabs(p) * f.y.e };
+                bounded G, ha = { p * f.y.v, fabs(p) * f.y.e };
                 h[i * F + j] = stored(ha, t);
                 for (int64_t n = 0; n < O; n++) {
                     v += dy[i * O + n] * w2[n * F + j];
@@ -286,18 +287,18 @@ static void check(const mlp_run *r, int with_bwd) {
                 dx[i * H + k] = stored(summed(v, e, m, F1), t);
             }
             for (int64_t n = 0; n < F1; n++) {
-                const num d = dz[i * F1 + n];
+                const bounded d = dz[i * F1 + n];
                 db1[g * F1 + n].v += d.v;
                 db1[g * F1 + n].e += d.e + fabs(d.v) * 80 * 0x1p-24;
                 for (int64_t k = 0; k < H; k++) {
-                    num *o = &dw1[(g * F1 + n) * H + k];
+                    bounded *o = &dw1[(g * F1 + n) * H + k];
                     o->v += d.v * x[i * H + k];
                     o->e += (d.e + fabs(d.v) * 80 * 0x1p-24) * fabs(x[i * H + k]);
                 }
             }
             for (int64_t n = 0; n < O; n++)
                 for (int64_t j = 0; j < F; j++) {
-                    num *o = &dw2[(g * O + n) * F + j];
+                    bounded *o = &dw2[(g * O + n) * F + j];
                     o->v += dy[i * O + n] * h[i * F + j].v;
                     o->e += fabs(dy[i * O + n]) * (h[i * F + j].e + fabs(h[i * F + j].v) * 80 * 0x1p-24);
                 }
@@ -354,7 +355,8 @@ static mlp_spec spec_make(gmm_dtype dtype, gmm_act act, int64_t hidden, int64_t 
 }
 
 static mlp_spec table[64];
-static int table_count, table_kinds; /* the first ones, of each activation */
+/* number of configurations, of which the first table_kinds are one per activation */
+static int table_count, table_kinds;
 static void table_fill(void) {
     table_count = 0;
     for (int i = 0; i < ref_act_count; i++) {
@@ -405,7 +407,7 @@ static mlp_spec usual(gmm_dtype dtype) {
     return spec_make(dtype, act_make(GMM_ACT_SWIGLU, 8, 7.0f, 1.702f, 1.0f, 0, 0), 24, 16);
 }
 
-/* The sizes that queries without addresses give serve a call whose inputs stand at odd addresses. */
+/* Workspace sizes of queries without addresses suffice for a call with misaligned inputs. */
 static void odd_inputs(int arg) {
     const mlp_spec s = usual((gmm_dtype)arg);
     const size_t element = (size_t)ref_bytes(s.dtype);
@@ -419,7 +421,7 @@ static void odd_inputs(int arg) {
     inputs[1] = &r.dy;
     inputs[2] = &r.w1;
     inputs[3] = &r.w2;
-    for (int i = 0; i < 4; i++) { /* dense, so that nothing but the address is in the way of an engine */
+    for (int i = 0; i < 4; i++) { /* dense, so that only the addresses keep an engine from serving the call */
         t_mat *m = inputs[i], dense = t_mat_make(m->dtype, m->count, m->rows, m->cols, 0, 0, T_PACKED, T_REALS);
         const size_t bytes = (size_t)(m->count * m->rows * m->cols) * element;
         char *moved = (char *)t_alloc_aligned(bytes + 16, 16) + element;
@@ -463,7 +465,7 @@ static void save_policies(int arg) {
     }
 }
 
-/* row 46: the same as FC1, activation and FC2 called one by one */
+/* row 46: equals FC1, activation and FC2 as separate calls */
 static void three_calls(int arg) {
     const mlp_spec s = usual((gmm_dtype)arg);
     mlp_run r;
@@ -500,7 +502,8 @@ static void three_calls(int arg) {
     t_same("y", t_mat_bits(&y), t_mat_bits(&r.y), (size_t)(LIVE * r.out * ref_bytes(s.dtype)));
 }
 
-/* The backward in steps: FC2's dgrad is rounded to the operands' dtype before the activation and dprob read it. */
+/* The backward as separate calls: FC2's dgrad is rounded to the operands' dtype before the activation and dprob read
+   it. */
 static void backward_steps(int arg) {
     mlp_spec s = usual((gmm_dtype)arg);
     mlp_run r;
@@ -517,7 +520,7 @@ static void backward_steps(int arg) {
     z = gmm_mat_packed(layout.part[0].dtype, (char *)r.d.saved + layout.part[0].offset);
     dz = t_mat_out(s.dtype, 1, ROWS, r.F1);
     dx = t_mat_out(s.dtype, 1, ROWS, s.hidden);
-    for (int wide = 0; wide < 2; wide++) { /* 1: not rounded in between */
+    for (int wide = 0; wide < 2; wide++) { /* 1: without that rounding */
         t_mat dh = t_mat_out(wide ? GMM_F32 : s.dtype, 1, ROWS, s.ffn);
         gmm_linear fc = GMM_ZERO;
         gmm_activation a = GMM_ZERO;
@@ -550,7 +553,7 @@ static void backward_steps(int arg) {
         T_CHECK(memcmp(t_get(dprob[1], LIVE * 4), t_get(r.dprob, LIVE * 4), LIVE * 4) != 0, "dprob is not rounded");
 }
 
-/* The parts of `saved` by name, against FC1 and the activation called one by one. */
+/* The named parts of `saved`, compared with FC1 and the activation as separate calls. */
 static void saved_parts(int arg) {
     const gmm_dtype t = (gmm_dtype)arg;
     for (int save = 0; save < 3; save++)
@@ -615,7 +618,7 @@ static void saved_parts(int arg) {
         }
 }
 
-/* GMM_SAVE_NOTHING: nothing is asked of `saved` but that an address is aligned. */
+/* GMM_SAVE_NOTHING: `saved` may have any size; only its alignment is checked. */
 static void saved_nothing(int arg) {
     mlp_spec s = usual(GMM_BF16);
     gmm_info info = GMM_ZERO;
@@ -635,7 +638,7 @@ static void saved_nothing(int arg) {
     T_OK(gmm_mlp_fwd(T.ctx, &r.d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
 }
 
-/* row 48: every subset of the outputs gives the same bits, and what is not wanted stays as it was */
+/* row 48: every subset of the outputs gives the same bits, and outputs that are NULL stay untouched */
 static void subsets(int arg) {
     outputs all, o, untouched;
     for (int mask = 63; mask >= 0; mask--) {
@@ -673,17 +676,17 @@ static void subsets(int arg) {
     }
 }
 
-/* Hooks write down what they were told. */
-typedef struct diary { int count; gmm_param param[16]; gmm_stream stream[16]; } diary;
+/* Calls of the gradient hooks, in order. */
+typedef struct hook_log { int count; gmm_param param[16]; gmm_stream stream[16]; } hook_log;
 static void note(void *user, gmm_param param, gmm_stream stream) {
-    diary *d = (diary *)user;
+    hook_log *d = (hook_log *)user;
     if (d->count < 16) {
         d->param[d->count] = param;
         d->stream[d->count] = stream;
     }
     d->count++;
 }
-static void diary_is(const diary *d, const char *want) {
+static void hook_log_is(const hook_log *d, const char *want) {
     const char letters[] = "1a2b"; /* W1 B1 W2 B2 */
     T_CHECK(d->count == (int)strlen(want), "%d callbacks, want %s", d->count, want);
     for (int i = 0; want[i]; i++)
@@ -691,8 +694,8 @@ static void diary_is(const diary *d, const char *want) {
                 letters[d->param[i]], want);
 }
 
-/* row 49: two micro-batches, queued and run later, equal to the same two run at once, bit by bit; the splits may be
-   overwritten in between; FC2's callbacks come first */
+/* row 49: two micro-batches with queued weight gradients, run later, give the bits of immediate ones; the splits may be
+   overwritten in between; hooks of FC2 come first */
 static void delayed(int arg) {
     outputs now, later;
     for (int delay = 0; delay < 2; delay++) {
@@ -700,7 +703,7 @@ static void delayed(int arg) {
         gmm_wgrad_entry entries[2];
         gmm_wgrad_queue queue = gmm_wgrad_queue_over(entries, 2);
         gmm_grad_hooks hooks;
-        diary log;
+        hook_log log;
         mlp_run r, r2;
         gmm_info info = GMM_ZERO;
         int32_t other[GROUPS] = { 50, 50, 50, 50 }, *splits;
@@ -726,10 +729,10 @@ static void delayed(int arg) {
         r.d.queue = r2.d.queue = &queue;
         run_fwd(&r, 0);
         run_bwd(&r);
-        diary_is(&log, delay ? "ba" : "2b1a");
+        hook_log_is(&log, delay ? "ba" : "2b1a");
         run_fwd(&r2, 0);
         run_bwd(&r2);
-        diary_is(&log, delay ? "baba" : "2b1a2b1a");
+        hook_log_is(&log, delay ? "baba" : "2b1a2b1a");
         T_CHECK(queue.count == 2 * delay, "queue holds %d", queue.count);
         if (delay) {
             void *ws = t_workspace(1 << 22);
@@ -741,13 +744,13 @@ static void delayed(int arg) {
                       "gmm_mlp_wgrad", NULL);
             for (int i = 0; i < 2; i++)
                 T_OK(gmm_mlp_wgrad(T.ctx, &queue, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
-            diary_is(&log, "baba2121");
+            hook_log_is(&log, "baba2121");
             T_REFUSED(GMM_E_STATE, gmm_mlp_wgrad(T.ctx, &queue, ws, 1 << 22, T.stream), "gmm_mlp_wgrad", "queue",
                       "empty", NULL);
-            /* for a replayed graph */
+            /* as after the replay of a graph */
             T_OK(gmm_mlp_fire_hooks(T.ctx, GMM_OP_MLP_BWD, &r.d, T.stream));
             T_OK(gmm_mlp_fire_hooks(T.ctx, GMM_OP_MLP_WGRAD, &r.d, T.stream));
-            diary_is(&log, "baba2121ba21");
+            hook_log_is(&log, "baba2121ba21");
         }
         if (delay) later = outputs_of(&r);
         else now = outputs_of(&r);
@@ -755,8 +758,8 @@ static void delayed(int arg) {
     outputs_same(&now, &later);
 }
 
-/* Everything of a backward that a queue must not point at, in one piece of host memory. */
-typedef struct given {
+/* All descriptors and tables of a backward, to which a queue must not keep pointers, in one host allocation. */
+typedef struct caller_memory {
     gmm_mlp d;
     gmm_mlp_config config;
     gmm_groups groups;
@@ -765,10 +768,10 @@ typedef struct given {
     gmm_grad grad[2];
     gmm_mat x, dy, dw[2];
     void *table[2][GROUPS];
-} given;
+} caller_memory;
 
-/* row 49: the caller's descriptors and host tables are overwritten and freed right after the backward, its tables and
-   arrays in context memory overwritten; delayed gradients equal those computed at once, bit by bit */
+/* row 49: right after the backward the caller's descriptors and host tables are overwritten and freed, and its tables
+   and arrays in context memory overwritten; the queued gradients have the bits of immediate ones */
 static void delayed_copies(int arg) {
     static const float betas[GROUPS] = { 0.0f, 1.0f, 0.5f, 2.0f };
     static const uint8_t frozen[GROUPS] = { 0, 0, 1, 0 };
@@ -779,10 +782,10 @@ static void delayed_copies(int arg) {
         uint8_t *ice = (uint8_t *)t_alloc(sizeof frozen);
         gmm_wgrad_entry entries[2];
         gmm_wgrad_queue queue = gmm_wgrad_queue_over(entries, 2);
-        given *g = (given *)calloc(1, sizeof *g);
+        caller_memory *g = (caller_memory *)calloc(1, sizeof *g);
         t_mat *dw[2];
         gmm_info info = GMM_ZERO;
-        diary log;
+        hook_log log;
         mlp_run r;
         T_CHECK(g != NULL, "no memory");
         memset(&log, 0, sizeof log);
@@ -792,7 +795,7 @@ static void delayed_copies(int arg) {
         run_fwd(&r, 0);
         dw[0] = &r.dw1;
         dw[1] = &r.dw2;
-        for (int k = 0; k < 2; k++) { /* destinations with values */
+        for (int k = 0; k < 2; k++) { /* destinations that are added to */
             for (int64_t i = 0; i < GROUPS * dw[k]->rows * dw[k]->cols; i++) dw[k]->v[i] = (double)t_int(-4, 4);
             t_mat_put(dw[k]);
         }
@@ -846,14 +849,15 @@ static void delayed_copies(int arg) {
         t_poison(ice, 0xA5, sizeof frozen);
         if (delay)
             T_OK(gmm_mlp_wgrad(T.ctx, &queue, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
-        diary_is(&log, delay ? "ba21" : "2b1a");
+        hook_log_is(&log, delay ? "ba21" : "2b1a");
         if (delay) later = outputs_of(&r);
         else now = outputs_of(&r);
     }
     outputs_same(&now, &later);
 }
 
-/* row 49: a queue whose fields were spoiled is refused by both calls that use it, and serves again when repaired */
+/* row 49: a queue with an invalid field is refused by both functions that read it, and works again when the field is
+   restored */
 static void queue_fields(int arg) {
     enum { WS = 1 << 22, CAPACITY = 3 };
     const mlp_spec s = usual(GMM_F32);
@@ -890,17 +894,18 @@ static void queue_fields(int arg) {
     SPOILED(GMM_E_ARG, queue.count = INT32_MIN, ".count: -2147483648 ", "capacity 3");
     SPOILED(GMM_E_ARG, queue.reserved = 1, ".reserved: 1 ", "0");
 #undef SPOILED
-    queue.head = 2; /* an entry that nothing was recorded in */
+    queue.head = 2; /* an entry that was never recorded */
     T_REFUSED(GMM_E_STATE, gmm_mlp_wgrad(T.ctx, &queue, ws, WS, T.stream), "gmm_mlp_wgrad: queue.entries: [2]", NULL);
     queue = good;
     T_REFUSED(GMM_E_ARG, gmm_mlp_wgrad(T.ctx, &queue, r.d.deferred, WS, T.stream), "gmm_mlp_wgrad",
               "overlaps", NULL);
     T_OK(gmm_mlp_wgrad(T.ctx, &queue, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
-    queue = good; /* and one that was served already */
+    queue = good; /* and one that has already run */
     T_REFUSED(GMM_E_STATE, gmm_mlp_wgrad(T.ctx, &queue, ws, WS, T.stream), "gmm_mlp_wgrad: queue.entries: [0]", NULL);
 }
 
-/* Memory that calls on an MLP must not share; two weights' gradients in turns in one buffer share none. */
+/* Operands of an MLP that must not overlap; gradients of two weights that are interleaved expert by expert in one
+   buffer do not overlap. */
 static void mlp_overlaps(int arg) {
     enum { WS = 1 << 22 };
     const mlp_spec s = usual(GMM_F32);
@@ -948,7 +953,7 @@ static void mlp_overlaps(int arg) {
 #undef SHARED
 #undef FWD
 #undef BWD
-    { /* [dw1 | dw2] of one expert behind those of another */
+    { /* [dw1 | dw2] of one expert after those of another */
         const int64_t n1 = r.F1 * s.hidden, n2 = r.out * s.ffn, all = GROUPS * (n1 + n2);
         const float *w1 = (const float *)t_mat_bits(&r.dw1), *w2 = (const float *)t_mat_bits(&r.dw2);
         float *memory = (float *)t_alloc((size_t)all * 4), *want = (float *)t_host((size_t)all * 4);
@@ -965,7 +970,7 @@ static void mlp_overlaps(int arg) {
     }
 }
 
-/* rows 50, 57: a group's results are those of an MLP with that expert alone */
+/* rows 50, 57: a group's results are those of an MLP with only that expert */
 static void one_expert(int arg) {
     const mlp_spec s = usual((gmm_dtype)arg);
     const int64_t size = ref_bytes(s.dtype);
@@ -1004,7 +1009,7 @@ static void one_expert(int arg) {
         d.d.dprob = t_floats_out(rows);
         run_fwd(&d, 0);
         run_bwd(&d);
-        one = outputs_of(&r); /* the weights' gradients went over those of the first call */
+        one = outputs_of(&r); /* the weight gradients have overwritten those of the first call */
         for (int i = 2; i < 6; i++) t_same(output_names[i], all.bits[i], one.bits[i], all.bytes[i]);
         t_same("y", t_mat_bits(&y), (char *)all.bits[0] + r0 * r.out * size, (size_t)(rows * r.out * size));
         t_same("dx", t_mat_bits(&dx), (char *)all.bits[1] + r0 * s.hidden * size, (size_t)(rows * s.hidden * size));
@@ -1012,7 +1017,7 @@ static void one_expert(int arg) {
     }
 }
 
-/* Weights stored in blocks give the bits of weights stored in halves; dw1 comes back in the same order. */
+/* Weights stored with GLU interleave give the bits of weights stored in halves; dw1 has the order of w1. */
 static void interleaved(int arg) {
     mlp_run a, b;
     mlp_spec s = usual((gmm_dtype)arg);
@@ -1056,7 +1061,7 @@ static void interleaved(int arg) {
     t_same("dw1", oa.bits[2], t_mat_bits(&back), oa.bytes[2]);
 }
 
-/* All groups empty, with and without capacity: stored gradients are zeros, added ones keep their bits. */
+/* All groups empty, with and without capacity: stored gradients are zero, accumulated ones keep their bits. */
 static void all_empty(int arg) {
     const mlp_spec s = usual(GMM_BF16);
     const int32_t zeros[GROUPS] = { 0 };
@@ -1077,7 +1082,7 @@ static void all_empty(int arg) {
 
 /* ------------------------------------------------------------------------------------------------------ Errors --- */
 
-/* A refused call gets a large workspace that exists before it: nothing may be written there. */
+/* A workspace large enough for any call, to which refused calls must not write. */
 static void *large;
 #define WS large, 1 << 22, T.stream
 
@@ -1236,7 +1241,7 @@ static void configurations(int arg) {
                 "%s: the text is: %s", #change, e.text); } while (0)
     GOOD((void)0);
     GOOD(c.act.interleave = 8; c.source_interleave = 8);
-    GOOD(c.act.interleave = 32; c.source_interleave = 32); /* one block of ffn is the same as halves */
+    GOOD(c.act.interleave = 32; c.source_interleave = 32); /* one block of ffn rows is the halves layout */
     GOOD(c.source_interleave = 32);
     GOOD(c.act = gmm_act_of(GMM_ACT_PRESET_GPT_OSS); c.bias1 = c.bias2 = c.prob = c.prob_on_bias2 = 1; c.topk = 4);
     GOOD(c.act = gmm_act_of(GMM_ACT_PRESET_NEMOTRON));

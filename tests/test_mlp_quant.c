@@ -1,5 +1,5 @@
-/* test_mlp_quant.c - the expert MLP under every recipe equals its steps called one by one, bit for bit. The steps make
-   both copies of an operand in one call, the MLP makes each where it is needed. */
+/* test_mlp_quant.c - the expert MLP under every recipe equals its steps as separate calls, bit for bit. The separate
+   calls quantize both copies of an operand at once, the MLP quantizes each when it needs it. */
 #include "test.h"
 
 #include <string.h>
@@ -220,7 +220,7 @@ static void equals_steps(int arg) {
         t_same("dw1", t_mat_bits(&c.dw1), t_mat_bits(&DW1), sizeof(float) * G * 2 * FFN * HIDDEN);
         t_same("dw2", t_mat_bits(&c.dw2), t_mat_bits(&DW2), sizeof(float) * G * FFN * HIDDEN);
         t_same("dprob", t_get(c.dprob, LIVE * 4), t_get(dprob, LIVE * 4), LIVE * 4);
-        if (c.recipe.input.delayed) { /* every slot saw its operand */
+        if (c.recipe.input.delayed) { /* every slot recorded the amax of its operand */
             const float *seen = (const float *)t_get(c.amax, sizeof(float) * GMM_SLOTS * G);
             const pair *pairs[GMM_SLOTS] = { &x, &w1, &h, &w2, &dy, &dz };
             for (int k = 0; k < GMM_SLOTS; k++)
@@ -229,7 +229,7 @@ static void equals_steps(int arg) {
     }
 }
 
-/* Queued weight gradients are those of the immediate backward. */
+/* Queued weight gradients have the bits of immediate ones. */
 static void delayed_wgrad(int arg) {
     mlp_case now, later;
     gmm_wgrad_entry entries[2];
@@ -273,7 +273,7 @@ static void refusals(int arg) {
     c.quant.reserved = 1;
     T_REFUSED(GMM_E_ARG, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), ": mlp.quant.reserved: 1", NULL);
     c.quant.reserved = 0;
-    { /* refused before anything is enqueued: nothing of deferred is written */
+    { /* refused before anything is enqueued, so `deferred` is not written */
         gmm_wgrad_entry entry[1];
         gmm_wgrad_queue queue = gmm_wgrad_queue_over(entry, 1);
         gmm_info info = GMM_ZERO;
@@ -322,8 +322,8 @@ static void refusals(int arg) {
     }
 }
 
-/* The transform takes BF16 alone. Other dtypes are refused by forward and backward alike; without the transform both
-   take them. */
+/* The Hadamard transform supports BF16 only. Other dtypes are refused by forward and backward; without the transform
+   both accept them. */
 static void transform_dtypes(int arg) {
     const gmm_dtype dtype = (gmm_dtype)arg;
     gmm_info info = GMM_ZERO;

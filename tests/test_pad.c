@@ -20,8 +20,8 @@ typedef struct pad_run {
     gmm_groups groups;
     gmm_padding d;
     gmm_mat src, dst;
-    int64_t size, src_rows, dst_rows, src_ld, dst_ld; /* of elements, in bytes */
-    unsigned char *from;      /* host image of src */
+    int64_t size, src_rows, dst_rows, src_ld, dst_ld; /* element size, in bytes */
+    unsigned char *from;      /* host copy of src */
     float *from_prob;
     uint32_t *fault;
 } pad_run;
@@ -71,8 +71,8 @@ static const gmm_padding *pad_bind(pad_run *r) {
     return &r->d;
 }
 
-/* Compares with a walk over the groups, written apart: `live[g]` rows copied, then zeros up to `span[g]`; the sources
-   of group g start at row `start[g]`. Gaps keep their poison. */
+/* Compares with a loop over the groups, written apart from the library: live[g] rows are copied from row start[g] of
+   the source, then zeros up to span[g] rows. Gaps keep their poison. */
 static void pad_check(const pad_run *r, const int64_t *start, const int64_t *live, const int64_t *span) {
     const int64_t row = r->d.cols * r->size;
     const unsigned char *got = (const unsigned char *)t_get(
@@ -144,7 +144,7 @@ static void pad_round_trip(int arg) {
     }
 }
 
-/* The library's own output goes back to the library: bytes in, the same bytes out. Splits in all forms. */
+/* Pad, then unpad with the result: the original bytes. Splits in all forms. */
 static void pad_inverse(int arg) {
     const int64_t offsets64[4] = { 0, 3, 3, 8 };
     const int32_t offsets32[4] = { 0, 3, 3, 8 }, sizes32[3] = { 3, 0, 5 };
@@ -177,12 +177,13 @@ static void pad_edges(int arg) {
     int64_t start[3], live[3], span[3];
     pad_run r = pad_make(GMM_OP_PAD, GMM_F32, 16, 16, 5, 4, 0, none, 3);
     (void)arg;
-    r.groups.tail = GMM_TAIL_ZERO; /* all empty: nothing is padding, everything is tail */
+    r.groups.tail = GMM_TAIL_ZERO; /* all empty: no padding, every row is tail */
     T_OK(pad_launch(GMM_OP_PAD, pad_bind(&r)));
     pad_sizes(3, none, 4, start, live, span);
     pad_check(&r, start, live, span);
     t_bytes("sizes", t_get(r.d.sizes, 12), 0, 12);
-    r = pad_make(GMM_OP_PAD, GMM_F32, 16, 16, 5, 4, 0, full, 3); /* aligned already, no room to spare, no sizes */
+    /* already aligned, no spare capacity, no sizes output */
+    r = pad_make(GMM_OP_PAD, GMM_F32, 16, 16, 5, 4, 0, full, 3);
     r.d.sizes = NULL;
     T_OK(pad_launch(GMM_OP_PAD, pad_bind(&r)));
     pad_sizes(3, full, 4, start, live, span);
@@ -196,7 +197,7 @@ static void pad_edges(int arg) {
     T_OK(pad_launch(GMM_OP_UNPAD, pad_bind(&r)));
 }
 
-/* Too small a destination: cut off at its end, reported, in bounds. */
+/* A destination that is too small: the excess is cut off and reported as a fault; nothing is written out of bounds. */
 static void pad_overflow(int arg) {
     const int32_t sizes[4] = { 5, 6, 7, 2 }, cut[4] = { 8, 6, 0, 0 };
     const int64_t start[4] = { 0, 5, 11, 18 }, live[4] = { 5, 6, 0, 0 }, span[4] = { 8, 6, 0, 0 };
@@ -206,14 +207,14 @@ static void pad_overflow(int arg) {
     pad_check(&r, start, live, span);
     t_same("sizes", t_get(r.d.sizes, sizeof cut), cut, sizeof cut);
     T_CHECK(*(uint32_t *)t_get(r.fault, 4) == (uint32_t)GMM_FAULT_CAPACITY, "fault word");
-    { /* rows that the padded buffer lacks come back as zeros */
+    { /* unpad writes zeros for rows that the padded buffer lacks */
         const int64_t padded_start[4] = { 0, 8, 14, 14 }, there[4] = { 5, 6, 0, 0 }, all[4] = { 5, 6, 7, 2 };
         r = pad_make(GMM_OP_UNPAD, GMM_BF16, 20, 14, 6, 8, 0, sizes, 4);
         T_OK(pad_launch(GMM_OP_UNPAD, pad_bind(&r)));
         pad_check(&r, padded_start, there, all);
         T_CHECK(*(uint32_t *)t_get(r.fault, 4) == (uint32_t)GMM_FAULT_CAPACITY, "fault word");
     }
-    { /* faulty sizes are clamped as everywhere */
+    { /* faulty sizes are clamped */
         const int32_t bad[4] = { 5, -6, 700, 2 };
         const int64_t s[4] = { 0, 5, 5, 20 }, l[4] = { 5, 0, 15, 0 }, p[4] = { 8, 0, 16, 0 };
         r = pad_make(GMM_OP_PAD, GMM_BF16, 20, 48, 6, 8, 0, bad, 4);
@@ -302,7 +303,7 @@ static void align_table(int arg) {
     T_CHECK(gmm_pad_align((gmm_recipe_kind)6, 0) == 1, "unknown recipe");
 }
 
-/* All 6 x 5 x 16 inputs against the rule in words. */
+/* All 6 x 5 x 16 inputs against the rule as documented. */
 static void decide_table(int arg) {
     gmm_error error;
     int32_t align = 0;
@@ -324,14 +325,14 @@ static void decide_table(int arg) {
         T_OK_TEXT(gmm_pad_decide(&in, &align, &error), error.text);
         T_CHECK(align == (already ? 1 : gmm_pad_align(in.recipe, grouped)), "input %d: align %d", i, (int)align);
     }
-    /* DeepEP with too few tokens: the router was asked to pad and could not, so the experts must */
+    /* DeepEP with too few tokens: the router could not pad as requested, so the experts must */
     memset(&in, 0, sizeof in);
     in.recipe = GMM_RECIPE_MXFP8;
     in.dispatcher = GMM_DISPATCH_DEEPEP;
     in.router_padding = 1;
     T_OK_TEXT(gmm_pad_decide(&in, &align, &error), error.text);
     T_CHECK(align == 32, "DeepEP fallback: align %d", (int)align);
-    /* any dispatcher: an unaligned count left by the router is padded; a reached multiple is not */
+    /* any dispatcher: an unaligned count from the router is padded; an aligned one is not */
     in.dispatcher = GMM_DISPATCH_ALLTOALL;
     in.recipe = GMM_RECIPE_FP8_BLOCK;
     T_OK_TEXT(gmm_pad_decide(&in, &align, &error), error.text);
@@ -364,7 +365,7 @@ static gmm_status glu_launch(const gmm_glu *d) {
     return gmm_glu_interleave(T.ctx, d, workspace, info.workspace_bytes, T.stream);
 }
 
-/* Where row or column r of the blocked order stands in the halves. */
+/* Index in the halves layout of row or column r of the interleaved layout. */
 static int64_t halves_of(int64_t r, int64_t ffn, int64_t B) {
     const int64_t j = r / (2 * B), h = r / B - 2 * j, t = r - (2 * j + h) * B;
     return h * ffn + j * B + t;
@@ -374,7 +375,7 @@ typedef struct glu_buffer {
     gmm_mat mat;
     void *data;
     void **table;
-    unsigned char *host; /* image of inputs, [count][stride] elements */
+    unsigned char *host; /* host copy of inputs, [count][stride] elements */
     int64_t ld, stride;
 } glu_buffer;
 
@@ -432,7 +433,7 @@ static void glu_case(gmm_glu_axis axis, gmm_dtype dtype, int64_t ffn, int64_t B,
         const unsigned char *got = glu_get(&dst, g, rows, width, size), *from = src.host + g * src.stride * size;
         for (int64_t r = 0; r < rows; r++) {
             for (int64_t c = 0; c < width; c++) {
-                /* the position in blocks, and the one in halves, of the same element */
+                /* index of the same element in the interleaved layout and in halves */
                 const int64_t blocked = r * (inverse ? src.ld : dst.ld) + c;
                 const int64_t half = columns ? r * (inverse ? dst.ld : src.ld) + halves_of(c, ffn, B)
                                              : halves_of(r, ffn, B) * (inverse ? dst.ld : src.ld) + c;
@@ -463,8 +464,8 @@ static void glu_forms(int arg) {
     glu_case(GMM_GLU_ROWS, GMM_F32, 6, 6, 1, 1, 0, from, to, 0);
 }
 
-/* There and back is the identity; B = ffn is too; the published example 1..8 with B = 2; agreement with the columns
-   that the activation reads. */
+/* Interleaving and its inverse are the identity; B = ffn is, too; the published example 1..8 with B = 2; agreement with
+   the columns that the activation reads. */
 static void glu_identities(int arg) {
     static const uint8_t counting[8] = { 1, 2, 3, 4, 5, 6, 7, 8 }, blocked[8] = { 1, 2, 5, 6, 3, 4, 7, 8 };
     gmm_mat src = gmm_mat_packed(GMM_U8, t_in(counting, 8)), dst = gmm_mat_packed(GMM_U8, t_alloc(8));

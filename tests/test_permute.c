@@ -8,11 +8,11 @@
 typedef struct permute_case {
     gmm_dtype dtype, other; /* of x and rows; of out and gradients */
     int64_t tokens, hidden;
-    int32_t experts, used, topk, align; /* indices are below `used`: the experts behind are empty */
+    int32_t experts, used, topk, align; /* indices are below `used`; further experts are empty */
     int32_t dropped;                    /* per cent of the slots */
-    int64_t room;                       /* capacity beyond the rows; below 0: too small */
+    int64_t capacity_extra;                       /* capacity minus the number of rows; negative: too small */
     gmm_tail tail;
-    int64_t pad;                        /* unused columns behind each row */
+    int64_t pad;                        /* unused elements after each row */
 } permute_case;
 
 static const permute_case cases[] = {
@@ -35,12 +35,12 @@ static const permute_case cases[] = {
 
 /* ------------------------------------------------------------------------------------------------- Reference --- */
 
-/* A permutation and what it must be, made by walking the tokens once per expert. */
+/* A permutation and its expected maps, made by a loop over the tokens for each expert. */
 typedef struct plan {
     int64_t slots, capacity, live;
     int32_t *indices, *row_of, *slot_of, *sizes; /* host */
     uint32_t fault;
-    gmm_permute p; /* device arrays: indices; maps not yet written */
+    gmm_permute p; /* device operands: indices; maps are not yet written */
 } plan;
 
 static int32_t *ints(int64_t n) { return (int32_t *)t_host((size_t)n * sizeof(int32_t)); }
@@ -99,7 +99,7 @@ static plan plan_of(const permute_case *c) {
     for (int64_t i = 0; i < m.slots; i++)
         if (m.indices[i] >= 0) counts[m.indices[i]]++;
     for (int32_t e = 0; e < c->experts; e++) rows += (counts[e] + align - 1) / align * align;
-    m.capacity = rows + c->room > 0 ? rows + c->room : 0;
+    m.capacity = rows + c->capacity_extra > 0 ? rows + c->capacity_extra : 0;
     construct(c, &m);
     m.p.experts = c->experts;
     m.p.tokens = c->tokens;
@@ -115,7 +115,7 @@ static plan plan_of(const permute_case *c) {
 
 typedef gmm_status (*operation)(gmm_context *, const gmm_permute *, void *, size_t, gmm_stream);
 
-/* The descriptor of one of the five calls: what it neither reads nor writes is NULL. */
+/* The descriptor of one of the five calls, with NULL for operands that it does not use. */
 static gmm_permute operands_of(gmm_op op, const gmm_permute *all) {
     const int fwd = op == GMM_OP_PERMUTE_FWD, bwd = op == GMM_OP_PERMUTE_BWD;
     const int back_fwd = op == GMM_OP_UNPERMUTE_FWD, back_bwd = op == GMM_OP_UNPERMUTE_BWD;
@@ -141,7 +141,7 @@ static void call(gmm_context *ctx, gmm_op op, const gmm_permute *all) {
     T_OK_TEXT(run(ctx, &p, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream), gmm_last_error(ctx));
 }
 
-/* The maps of the reference as inputs. */
+/* Uses the reference's maps as inputs. */
 static void use_maps(plan *m) {
     m->p.row_of = ints_in(m->row_of, m->slots);
     m->p.slot_of = ints_in(m->slot_of, m->capacity);
@@ -152,7 +152,7 @@ static t_mat matrix(const permute_case *c, gmm_dtype dtype, int64_t rows, t_fill
     return t_mat_make(dtype, 1, rows, c->hidden, c->pad, 0, T_PACKED, fill);
 }
 
-/* Rows past the live ones are unset, as they were (poison) or zero. */
+/* Rows beyond the sum of the sizes keep their poison, or are zero if the tail is to be zeroed. */
 static void check_tail(const plan *m, const t_mat *rows) {
     const size_t size = (size_t)(rows->cols * ref_bytes(rows->dtype));
     const char *bits = (const char *)t_mat_bits(rows);
@@ -173,10 +173,10 @@ static void map(int arg) {
     t_same("slot_of", ints_get(m.p.slot_of, m.capacity), m.slot_of, (size_t)m.capacity * 4);
     t_same("sizes", ints_get(m.p.sizes, c->experts), m.sizes, (size_t)c->experts * 4);
     T_CHECK(word_get(m.p.fault) == m.fault, "fault %u instead of %u", word_get(m.p.fault), m.fault);
-    T_CHECK((c->room < 0) == (m.fault != 0), "the case is what its name says");
+    T_CHECK((c->capacity_extra < 0) == (m.fault != 0), "the case is what its name says");
 }
 
-/* Each output alone is what it is with the others. */
+/* Every output has the same bits with and without the other outputs. */
 static void map_optional(int arg) {
     const permute_case *c = &cases[2];
     (void)arg;
@@ -193,7 +193,7 @@ static void map_optional(int arg) {
     }
 }
 
-/* Indices outside [-1, experts) are dropped and told; the fault word keeps its other bits. */
+/* Indices outside of [-1, experts) are dropped and reported; other bits of the fault word stay. */
 static void map_index(int arg) {
     static const int32_t bad[4] = {8, -2, INT32_MAX, INT32_MIN};
     const permute_case *c = &cases[0];
@@ -214,7 +214,7 @@ static void map_index(int arg) {
                 word_get(m.p.fault));
 }
 
-/* The sizes are right splits of the group operations. */
+/* The sizes are valid splits for the grouped operations. */
 static void map_splits(int arg) {
     const permute_case *c = &cases[arg];
     plan m = plan_of(c);
@@ -226,7 +226,7 @@ static void map_splits(int arg) {
     groups.capacity = m.capacity;
     groups.splits = m.p.sizes;
     groups.dtype = GMM_I32;
-    groups.row_align = c->room < 0 ? 0 : c->align;
+    groups.row_align = c->capacity_extra < 0 ? 0 : c->align;
     groups.fault = word(0);
     T_OK(gmm_offsets(T.ctx, &groups, offsets, T.stream));
     got = (int64_t *)t_get(offsets, (size_t)(c->experts + 1) * sizeof *offsets);
@@ -274,8 +274,8 @@ static void forward(int arg) {
     t_exact("rows again", c->dtype, t_mat_get(&rows), got, m.live * c->hidden);
 }
 
-/* row_of never shows in the rows: the right one, none, slots that name one another's rows, and the same row for all.
-   Nor do sizes that end before the last row, but for what lies behind them. */
+/* The rows do not depend on row_of: the correct one, NULL, slots that are permuted, and the same row for all. Sizes
+   that end before the last row change only the tail. */
 static void forward_maps(int arg) {
     const permute_case *c = &cases[arg];
     plan m = plan_of(c);
@@ -320,7 +320,7 @@ static void forward_maps(int arg) {
     }
 }
 
-/* One-byte elements: moved as they are. */
+/* Elements of one byte are copied as they are. */
 static void forward_bytes(int arg) {
     const gmm_dtype dtype = (gmm_dtype)arg;
     const permute_case *c = &cases[2];
@@ -373,7 +373,8 @@ static void back(int arg) {
     T_CHECK(word_get(m.p.fault) == 0, "fault %u", word_get(m.p.fault));
 }
 
-/* Integers go there and back exactly: every token returns as often as it kept a slot. */
+/* Permute and unpermute of integers: every token is returned exactly as many times as it has slots that were not
+   dropped. */
 static void round_trip(int arg) {
     const permute_case *c = &cases[arg];
     plan m = plan_of(c);
@@ -504,7 +505,8 @@ static void adjoint(int arg) {
 
 /* ---------------------------------------------------------------------------------------- Faults and threads --- */
 
-/* Maps and sizes that no map call wrote: everything stays in bounds, wrong entries count as -1 and are told. */
+/* Maps and sizes with invalid entries: nothing is accessed out of bounds, invalid entries count as -1 and are
+   reported. */
 static void faults(int arg) {
     static const int32_t bad[4] = {-2, INT32_MIN, INT32_MAX, 1000000};
     const permute_case *c = &cases[1];
@@ -563,7 +565,7 @@ static void faults(int arg) {
     call(T.ctx, GMM_OP_PERMUTE_BWD, &m.p);
 }
 
-/* NaN in rows past the live ones, and in rows of padding, reaches no token. */
+/* NaN in rows beyond the sum of the sizes and in padding rows reaches no token. */
 static void tail_nan(int arg) {
     const permute_case *c = &cases[2];
     plan m = plan_of(c);
@@ -646,7 +648,7 @@ static void errors(int arg) {
         {GMM_OP_UNPERMUTE_FWD, gmm_unpermute_fwd, "gmm_unpermute_fwd"},
         {GMM_OP_UNPERMUTE_BWD, gmm_unpermute_bwd, "gmm_unpermute_bwd"},
     };
-    static const int others[5] = {10, 6, 6, 7, 5}; /* of 10 operands, those that the call has no use for */
+    static const int others[5] = {10, 6, 6, 7, 5}; /* number of the 10 operands that the call does not use */
     const permute_case c = {GMM_F32, GMM_F32, 6, 5, 4, 4, 2, 4, 10, 3, GMM_TAIL_KEEP, 0};
     const gmm_op op = table[arg].op;
     const char *name = table[arg].name;
@@ -765,7 +767,7 @@ static void errors(int arg) {
         BAD(row_of, NULL); REFUSED(GMM_E_NULL, "row_of");
         ODD(dprobs, float);
     }
-    /* every operand that belongs to other calls only */
+    /* every operand that only other calls use */
 #define OTHERS(field, calls) \
     if (!good.field) { \
         p.field = all.field; \
@@ -817,7 +819,7 @@ void tests_permute(void) {
             const permute_case *c = &cases[i];
             t_add(all[f].run, i, "permute %s %s %s T%lld H%lld E%d k%d align%d%s%s%s", all[f].name,
                   gmm_dtype_name(c->dtype), gmm_dtype_name(c->other), (long long)c->tokens, (long long)c->hidden,
-                  c->experts, c->topk, c->align, c->dropped ? " dropped" : "", c->room < 0 ? " overflow" : "",
+                  c->experts, c->topk, c->align, c->dropped ? " dropped" : "", c->capacity_extra < 0 ? " overflow" : "",
                   c->tail == GMM_TAIL_ZERO ? " zero tail" : "");
         }
     t_add(map_optional, 0, "row48 permute map, one output each");

@@ -14,7 +14,7 @@
 
 static int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
 
-/* What each operand becomes. */
+/* The format of each operand. */
 typedef struct setup { const char *name; gmm_dtype source; gmm_format x, w, dy; } setup;
 enum { SETUPS = 14 };
 static setup setup_of(int i) {
@@ -54,15 +54,15 @@ static setup setup_of(int i) {
     return s;
 }
 
-/* A source and its copies. */
+/* A source and its quantized copies. */
 typedef struct operand {
     t_mat src;
-    int quantized, grouped, odd; /* odd: at an odd address, with gaps */
+    int quantized, grouped, odd; /* odd: at a misaligned address, with gaps */
     gmm_mat rowwise, columnwise; /* rowwise.columnwise points at the other */
     gmm_format f;
 } operand;
 
-/* Elements from row to row of a copy's storage; odd: more than there are. */
+/* Leading dimension of a copy's storage; odd: larger than needed. */
 static int64_t ld_of(const gmm_layout *l, int odd) { return l->data_cols + 2 * odd; }
 static int64_t bytes_of(const gmm_layout *l, int odd, gmm_dtype dtype) {
     return odd ? l->data_rows * ld_of(l, odd) * gmm_dtype_bits(dtype) / 8 : l->data_bytes;
@@ -104,7 +104,7 @@ static void make(operand *o, const gmm_format *f, const gmm_groups *groups, int3
         gmm_mat *m = k ? &o->columnwise : &o->rowwise;
         int64_t bytes;
         int shift;
-        if (k) plain.row_amax = 0; /* a copy for the weight gradient has one amax per group */
+        if (k) plain.row_amax = 0; /* a copy that the weight gradient reads has one amax per group */
         T_CHECK((groups ? gmm_layout_of_groups(f->dtype, f->scaling, f->order, direction, groups->count,
                                                groups->capacity, cols, &l, NULL)
                         : gmm_layout_of(f->dtype, f->scaling, f->order, direction, rows, cols, &l, NULL)) == GMM_OK,
@@ -116,7 +116,7 @@ static void make(operand *o, const gmm_format *f, const gmm_groups *groups, int3
         if (odd) m->ld = ld_of(&l, 1);
         m->amax = (float *)t_alloc(4 * (size_t)(plain.row_amax ? groups->capacity : units) + 4);
         if (f->delayed) t_poison(m->amax, 0, 4 * (size_t)units + 4);
-        if (f->row_amax) { /* two calls, since a copy per row has no columnwise one */
+        if (f->row_amax) { /* two calls, since a copy with one amax per row has no columnwise partner */
             d.format = &plain;
             d.rowwise = k ? NULL : m;
             d.columnwise = k ? m : NULL;
@@ -145,7 +145,7 @@ static void make(operand *o, const gmm_format *f, const gmm_groups *groups, int3
     if (table) o->rowwise.data = o->rowwise.scale = o->columnwise.data = o->columnwise.scale = NULL;
 }
 
-/* Host image of a copy, to read values from. */
+/* Host copy of a quantized copy, to decode values from. */
 typedef struct image {
     const operand *o;
     const gmm_mat *m;
@@ -179,8 +179,8 @@ static image image_of(const operand *o, gmm_direction direction, int32_t units, 
     return r;
 }
 
-/* Element (line, along) of unit g in double; row and start as gmm_scale_base takes them; n rows in the unit. Of NV16
-   what the amax leaves if `whole` is 0: code times scale. */
+/* Element (line, along) of unit g in double; row and start as in gmm_scale_base; n rows in the unit. With `whole` 0 the
+   NV16 amax is left out: code times block scale. */
 static double element(const image *r, int whole, int64_t g, int64_t row, int64_t start, int64_t n, int64_t cols,
                       int64_t line, int64_t along) {
     const operand *o = r->o;
@@ -229,7 +229,7 @@ typedef struct qcase {
     int alpha;              /* one per group */
     int32_t row_align;      /* a promise */
     int positive;           /* no element below 0 */
-    int wrong;              /* 1: a negative size, 2: more rows than the capacity */
+    int wrong;              /* faulty split. 1: a negative size, 2: more rows than the capacity */
     t_fill fill;
 } qcase;
 
@@ -320,7 +320,8 @@ static void build(qrun *r, const qcase *c) {
                    : t_mat_out(out, 1, r->capacity, fwd ? c->N : c->K);
     if ((wgrad && c->main_grad) || c->add) {
         for (int64_t i = 0; i < r->out.count * r->out.rows * r->out.cols; i++) r->out.v[i] = i % 3 ? 0.5 : -0.0;
-        for (int64_t i = 0; wgrad && i < c->groups * c->N * c->K; i++) /* what nothing is added to may be anything */
+        /* destinations that are only stored may hold anything */
+        for (int64_t i = 0; wgrad && i < c->groups * c->N * c->K; i++)
             if (c->sizes[i / (c->N * c->K)] == 0 && i % 5 < 2) r->out.v[i] = i % 5 ? (double)NAN : -(double)INFINITY;
         t_mat_put(&r->out);
     }
@@ -349,15 +350,15 @@ static void build(qrun *r, const qcase *c) {
         r->bias = t_mat_in(GMM_BF16, c->groups, 1, c->N, c->fill);
         r->d.bias = &r->bias.mat;
     }
-    if (T.engine == GMM_ENGINE_AUTO) { /* the engine that these contexts are there for, whatever is faster */
+    if (T.engine == GMM_ENGINE_AUTO) { /* these contexts test this engine, even where another one is faster */
         gmm_info info = GMM_ZERO;
         r->options.engine = GMM_ENGINE_WGMMA;
         if (gmm_linear_query(T.ctx, c->op, &r->d, &info) != GMM_OK) r->options.engine = GMM_ENGINE_AUTO;
     }
 }
 
-/* Hopper's FP8 instruction keeps 14 bits of a sum: what it may lose of the sum of magnitudes, random data, per 128
-   along the contraction if sums are promoted, over 4 of its steps; else over all of them. */
+/* Hopper's FP8 wgmma keeps 14 bits of a sum: the error relative to the sum of magnitudes, for random data. Per 4
+   instructions of 32 along K if sums are promoted every 128; otherwise over all of K. */
 static double fp8_share(const qrun *r, gmm_op op) {
     const gmm_mat *b = op == GMM_OP_LINEAR_WGRAD ? &r->x.rowwise : &r->w.rowwise;
     gmm_info info = GMM_ZERO;
@@ -420,7 +421,7 @@ static void check(const qrun *r, const qcase *c) {
     }
     got = t_mat_get(&r->out);
     for (int64_t i = 0; wgrad && c->main_grad && i < n; i++)
-        if (c->sizes[i / (c->N * c->K)] == 0) got[i] = want[i] = 0.0; /* compared above, by bits */
+        if (c->sizes[i / (c->N * c->K)] == 0) got[i] = want[i] = 0.0; /* compared above, bit by bit */
     if (wgrad) t_near("dw", got, want, bound, n);
     else {
         t_near(fwd ? "y" : "dx", got, want, bound, r->live * cols);
@@ -470,7 +471,7 @@ static void products(int arg) { /* rows 31 to 34 */
     }
 }
 
-/* The copies of an operand, or its source, one byte or element further than a block of 16 bytes. */
+/* Moves an operand's copies, or its source, to one byte or element past a multiple of 16 bytes. */
 static void move_odd(operand *o, int32_t units, int64_t rows, int64_t cols) {
     for (int k = 0; k < 1 + o->quantized; k++) {
         gmm_mat *m = k ? &o->columnwise : &o->rowwise;
@@ -498,7 +499,7 @@ static gmm_status run_with(const gmm_linear *d, gmm_op op, void *workspace, size
                                        : gmm_linear_wgrad(T.ctx, d, workspace, bytes, T.stream);
 }
 
-/* The workspace that a query without addresses asks for serves a call whose operands stand at odd addresses. */
+/* The workspace of a query without addresses suffices for a call with misaligned operands. */
 static void odd_addresses(int arg) {
     EACH_OP(i, arg) {
         const qcase c = { .op = ops[i], .setup = arg, .groups = 5, .sizes = ragged, .K = 96, .N = 288,
@@ -525,7 +526,7 @@ static void odd_addresses(int arg) {
         move_odd(&r.w, c.groups, c.N, c.K);
         move_odd(&r.dy, c.groups, r.capacity, c.N);
         workspace = t_workspace(info.workspace_bytes);
-        if (strstr(info.note, "only for addresses at multiples of 16 bytes")) { /* of a demanded engine */
+        if (strstr(info.note, "only for addresses at multiples of 16 bytes")) { /* for a demanded engine */
             T_REFUSED(GMM_E_UNSUPPORTED, run_with(&r.d, c.op, workspace, info.workspace_bytes), "16 bytes", NULL);
             continue;
         }
@@ -554,7 +555,7 @@ static void empties(int arg) { /* rows 8 to 12 */
         }
 }
 
-/* wgrad of empty groups in a row, each of more tiles than a block of two can have told ahead. */
+/* wgrad of consecutive empty groups, each with more tiles than the tile ring of a cluster holds ahead. */
 static void idle(int arg) {
     static const int64_t sizes[7] = { 3, 0, 0, 0, 0, 20, 0 };
     qcase c = { .op = GMM_OP_LINEAR_WGRAD, .setup = arg, .groups = 7, .sizes = sizes, .K = 1024, .N = 768,
@@ -569,8 +570,8 @@ static void idle(int arg) {
     }
 }
 
-/* beta per group, frozen groups, D of 16 bits and with rows anywhere: what the sums alone come to, added to so many
-   times what stands there, to the bit. */
+/* beta per group, frozen groups, 16-bit D and D at any address: bit for bit, the result is the sum alone plus beta
+   times the old value. */
 static void added(int arg) {
     static const int64_t sizes[7] = { 800, 0, 130, 5, 0, 33, 64 };
     static const double betas[7] = { 1.0, 1.0, -1.0, 0.0, 2.0, 4.0, 1.0 };
@@ -605,7 +606,7 @@ static void added(int arg) {
     }
 }
 
-static void tails(int arg) { /* rows 13 to 15: what is past the sum is NaN in sources and copies */
+static void tails(int arg) { /* rows 13 to 15: rows beyond the sum of the sizes are NaN in sources and copies */
     EACH_OP(i, arg)
         for (int tail = 0; tail < 2; tail++) {
             const qcase c = { .op = ops[i], .setup = arg, .groups = 5, .sizes = ragged, .K = 64, .N = 64, .extra = 80,
@@ -622,7 +623,7 @@ static void split_forms(int arg) { /* row 16: bitwise equal */
         for (int k = 0; k < 5; k++) {
             qcase c = { .op = ops[i], .setup = arg, .groups = 5, .sizes = ragged, .K = 64, .N = 64, .fill = T_REALS,
                         .splits = k & 1 ? GMM_I32 : GMM_I64, .offsets = k / 2 == 1, .on_host = k == 4,
-                        .table = k & 1 }; /* and packed or pointers */
+                        .table = k & 1 }; /* packed, or in tables */
             qrun r;
             t_reseed(77);
             build(&r, &c);
@@ -653,7 +654,7 @@ static void faults(int arg) { /* row 17: reported, clamped, in bounds */
         }
 }
 
-/* A group's result is that of a call with this group alone, from its own copies. */
+/* A group's result has the bits of a call with this group alone, from its own copies. */
 static void alone(int arg) {
     EACH_OP(i, arg) {
         const qcase c = { .op = ops[i], .setup = arg, .groups = 5, .sizes = ragged, .K = 64, .N = 96, .fill = T_REALS };
@@ -715,8 +716,8 @@ static t_mat values_of(const qrun *r, const qcase *c, const operand *o, gmm_dtyp
     return values;
 }
 
-/* Against the product of the dequantized operands: the same bits where these are exact, and sums too if codes are
-   multiplied alone. */
+/* Compared with the product of the dequantized operands: the same bits where these are exact; sums too, if codes are
+   multiplied without scales. */
 static void exact(int arg) {
     static const int64_t sizes[3] = { 33, 0, 20 };
     EACH_OP(i, arg) {
@@ -750,8 +751,8 @@ static void exact(int arg) {
     }
 }
 
-/* Row 35: fast accumulation over a long contraction. Positive operands show what sums that are never promoted lose; an
-   engine that always promotes, or sums in fp32, gives the same bits. */
+/* Row 35: fast accumulation over a large K. Positive operands show the error of sums without promotion; an engine that
+   always promotes, or accumulates in fp32, gives the same bits. */
 static void fast(int arg) {
     for (int i = 0; i < 2; i++) {
         qcase c = { .op = ops[i], .setup = arg, .groups = 1, .sizes = aligned, .K = i ? 32 : 8192, .N = i ? 8192 : 32,
@@ -776,7 +777,7 @@ static void fast(int arg) {
     }
 }
 
-/* A tensor of codes times scales, which are exact in BF16. */
+/* Codes times block scales, which are exact in BF16. */
 static t_mat of_codes(const qrun *r, const qcase *c, const operand *o, gmm_direction direction) {
     const int weight = o == &r->w, along_rows = direction == GMM_COLUMNWISE;
     const int64_t cols = o->src.cols;
@@ -795,7 +796,7 @@ static t_mat of_codes(const qrun *r, const qcase *c, const operand *o, gmm_direc
     return m;
 }
 
-/* NVFP4 against the product of codes times scales, to the bit: amaxes multiply its sums. */
+/* NVFP4 against the product of codes times block scales, bit for bit: amaxes multiply the sums. */
 static void exact_nv(int arg) {
     EACH_OP(i, arg) {
         const qcase c = { .op = ops[i], .setup = arg, .groups = 3, .sizes = aligned, .K = 160, .N = 96,
@@ -847,7 +848,7 @@ static void exact_nv(int arg) {
     }
 }
 
-/* Sets everything of a copy that holds no element and no scale of one to 0xFF: NaN, or the largest FP4 code. */
+/* Sets all padding of a copy's elements and scales to 0xFF: NaN, or the largest FP4 code. */
 static void poison_padding(const qrun *r, const qcase *c, const operand *o, gmm_direction direction) {
     const int weight = o == &r->w, k = direction == GMM_COLUMNWISE;
     const image im = image_of(o, direction, c->groups, weight ? c->N : r->capacity, o->src.cols);
@@ -875,7 +876,8 @@ static void poison_padding(const qrun *r, const qcase *c, const operand *o, gmm_
         const int apart = k && im.m->scaling == GMM_SCALING_MX32;
         const int64_t lines = k ? cols : n, along = k ? (im.m->hadamard ? up(n, 16) : n) : cols;
         for (int64_t i = 0; i < lines; i++)
-            for (int64_t a = 0; a < (k && !apart ? P : along); a++) { /* zeros up to the next group belong to a copy */
+            /* the zeros up to the next group are part of a copy */
+            for (int64_t a = 0; a < (k && !apart ? P : along); a++) {
                 const int64_t e = apart ? (row + a) * im.ld + i
                                   : k ? i * im.ld + (weight ? 0 : start) + a : (row + i) * im.ld + a;
                 const int64_t j = gmm_scale_index(im.m->scaling, im.m->scale_order, direction, k ? cols : P,
@@ -894,7 +896,7 @@ static void poison_padding(const qrun *r, const qcase *c, const operand *o, gmm_
     t_upload(im.m->scale, scale, scale_bytes);
 }
 
-/* Vector 120: what pads elements and scales reaches no result. */
+/* Vector 120: padding of elements and scales has no effect on results. */
 static void padding(int arg) {
     EACH_OP(i, arg) {
         const qcase c = { .op = ops[i], .setup = arg, .groups = 5, .sizes = ragged, .K = 96, .N = 160, .extra = 30,
@@ -905,7 +907,7 @@ static void padding(int arg) {
         build(&r, &c);
         T_OK(run(&r.d, c.op));
         clean = t_mat_bits(&r.out);
-        for (int k = 0; k < 6; k++) { /* also of what dequantizes */
+        for (int k = 0; k < 6; k++) { /* also padding of what dequantization reads */
             const operand *o = k < 2 ? &r.x : k < 4 ? &r.w : &r.dy;
             const gmm_direction direction = (gmm_direction)(k % 2);
             t_mat before, after;
@@ -923,7 +925,7 @@ static void padding(int arg) {
 }
 
 #ifdef HAVE_CUDA
-/* Puts what was there before the first call back. */
+/* Restores the destination's bytes of before the first call. */
 static void restore(qrun *r, const qcase *c) {
     if (c->add || (c->op == GMM_OP_LINEAR_WGRAD && c->main_grad)) t_mat_put(&r->out);
     else
@@ -947,7 +949,7 @@ static void *captured(const gmm_linear *d, gmm_op op, void *workspace, size_t by
     return graph;
 }
 
-/* Whether WGMMA, from here on demanded, takes the call; skips where there is none. */
+/* Demands WGMMA, and returns whether it serves the call; skips the case if there is no such engine. */
 static int wgmma_takes(qrun *r, gmm_op op, gmm_info *info) {
     const char *why;
     r->options.engine = GMM_ENGINE_WGMMA;
@@ -958,8 +960,8 @@ static int wgmma_takes(qrun *r, gmm_op op, gmm_info *info) {
     return 0;
 }
 
-/* WGMMA on copies that became 16-bit elements: right, and in every bit what MMA computes, with every tile, in graphs
-   and on few multiprocessors. */
+/* WGMMA on copies that are converted to 16-bit elements: correct, with the bits of MMA, with every tile, in graphs and
+   on few SMs. */
 static void converted(int arg) {
     static const int64_t tall[4] = { 70, 0, 209, 64 }, none[2] = { 0, 0 };
     EACH_OP(i, arg) {
@@ -1008,7 +1010,7 @@ static void converted(int arg) {
                       "options.workspace_limit", NULL);
             r.options.workspace_limit = 0;
             if (c.on_host) continue;
-            { /* a graph over a workspace of poison */
+            { /* a graph with a poisoned workspace */
                 void *graph, *workspace;
                 T_OK(gmm_linear_query(T.ctx, c.op, &r.d, &info));
                 workspace = t_workspace(info.workspace_bytes);
@@ -1025,8 +1027,8 @@ static void converted(int arg) {
     }
 }
 
-/* WGMMA on FP8 copies, sums deeper than its stages: right, and the same bits with every tile that promotes, on few
-   multiprocessors, which multiply many tiles one after another. */
+/* WGMMA on FP8 copies, K larger than all its stages: correct, with the same bits for every tile that promotes, and on
+   few SMs, where a CTA computes many tiles. */
 static void multiplied(int arg) {
     static const int64_t tall[4] = { 70, 0, 520, 64 };
     EACH_OP(i, arg) {
@@ -1060,8 +1062,8 @@ static void multiplied(int arg) {
     }
 }
 
-/* Splits that the kernel right before changes while blocks already read them, so that each sees the change or not: in
-   every bit what the split gives that stands in the end. */
+/* Splits that the preceding kernel changes while CTAs already read them (programmatic dependent launch), so that each
+   CTA may see either: the result has the bits of the final split. */
 static void late_splits(int arg) {
     static const int64_t sizes[4][5] = { { 100, 3, 50, 40, 7 }, { 20, 90, 0, 43, 47 }, { 0, 128, 64, 7, 1 },
                                          { 1, 1, 1, 1, 196 } };
@@ -1074,7 +1076,7 @@ static void late_splits(int arg) {
         int64_t *each;
         void *workspace;
         int number = 0;
-        if (c.op == GMM_OP_LINEAR_WGRAD) continue; /* reads no split before */
+        if (c.op == GMM_OP_LINEAR_WGRAD) continue; /* wgrad does not read the split before the dependency wait */
         build(&r, &c);
         T_CHECK(wgmma_takes(&r, c.op, &info), "%s", gmm_last_error(T.ctx));
         workspace = t_workspace(info.workspace_bytes);
@@ -1086,7 +1088,7 @@ static void late_splits(int arg) {
                     const void *want = NULL;
                     r.options.tile = tile;
                     r.options.sm_limit = limits[l];
-                    for (int n = 0; n < 8; n++, number++) { /* the first time nothing changes */
+                    for (int n = 0; n < 8; n++, number++) { /* the first round changes nothing */
                         const int from = n ? (to + 1 + n % 3) % 4 : to;
                         const char *why;
                         t_upload((void *)(uintptr_t)r.groups.splits, sizes[from], sizeof sizes[from]);
@@ -1104,7 +1106,7 @@ static void late_splits(int arg) {
     }
 }
 
-/* Sizes that change between replays, where rows start and scales lie alike: groups of whole tiles. */
+/* Sizes that change between replays while row starts and scale offsets stay: groups of whole tiles. */
 static void resized(int arg) {
     static const int64_t sizes[2][3] = { { 128, 384, 128 }, { 384, 0, 256 } };
     const qcase c = { .op = GMM_OP_LINEAR_FWD, .setup = arg, .groups = 3, .sizes = sizes[0], .K = 224, .N = 160,
@@ -1129,8 +1131,8 @@ static void resized(int arg) {
     t_same("MMA after a change of sizes", got, t_mat_bits(&r.out), out_bytes(&r));
 }
 
-/* Weights at an address that TMA cannot read: declined, and served by MMA in the workspace of a query that knew no
-   addresses. */
+/* Weights at an address that TMA cannot load: WGMMA declines, and MMA serves the call in the workspace of a query
+   without addresses. */
 static void misplaced(int arg) {
     const qcase c = { .op = GMM_OP_LINEAR_FWD, .setup = arg, .groups = 3, .sizes = aligned, .K = 160, .N = 96,
                       .fill = T_REALS };
@@ -1148,7 +1150,7 @@ static void misplaced(int arg) {
     build(&r, &c);
     w = &r.w.rowwise;
     r.options.engine = GMM_ENGINE_WGMMA;
-    r.options.tile = 4; /* takes the weights as codes */
+    r.options.tile = 4; /* reads the weights as codes */
     if (gmm_linear_query(T.ctx, c.op, &r.d, &info) != GMM_OK) t_skip("%s", gmm_last_error(T.ctx));
     T_OK(run(&r.d, c.op));
     first = t_mat_bits(&r.out);
@@ -1169,7 +1171,7 @@ static void misplaced(int arg) {
               "options.engine", "needs w at a multiple of 16 bytes", NULL);
 }
 
-/* Elements that leave BF16's range: both engines make the same of them. */
+/* Elements outside of BF16's range: both engines give the same bits. */
 static void ranges(int arg) {
     static const uint8_t codes[8] = { 0, 1, 2, 3, 118, 127, 246, 254 };
     EACH_OP(i, arg) {
@@ -1210,7 +1212,8 @@ static void ranges(int arg) {
 }
 #endif
 
-/* Weights with one amax per row: each column of y is that of the same codes under its row's amax alone, to the bit. */
+/* Weights with one amax per row: each column of y has the bits of a product with the same codes under its row's amax
+   alone. */
 static void row_amaxes(int arg) {
     const qcase c = { .op = GMM_OP_LINEAR_FWD, .setup = arg, .groups = 3, .sizes = aligned, .K = 160, .N = 96,
                       .fill = T_REALS };
@@ -1219,7 +1222,7 @@ static void row_amaxes(int arg) {
     qrun r;
     gmm_mat w;
     build(&r, &c);
-    if (T.gpu) r.options.engine = GMM_ENGINE_MMA; /* WGMMA applies none */
+    if (T.gpu) r.options.engine = GMM_ENGINE_MMA; /* WGMMA does not support row amaxes */
     for (int i = 0; i < 3 * 96; i++) amax[i] = (float)(2.0 + t_real());
     w = r.w.rowwise;
     w.flags |= (uint32_t)GMM_MAT_ROW_AMAX;
@@ -1241,14 +1244,14 @@ static void row_amaxes(int arg) {
     }
 }
 
-/* Writes the fp32 scales of a copy: of line `line`, or of all if that is -1, `some` of them in turn, block after block;
-   without any, random powers of two. */
+/* Writes the fp32 scales of a copy, of line `line` or of all lines (-1): the values `some` in turn, block after block;
+   without them random powers of two. */
 static void put_scales(const qrun *r, const qcase *c, const operand *o, gmm_direction direction, int64_t line,
                        const float *some, int n_some) {
     const int weight = o == &r->w, k = direction == GMM_COLUMNWISE;
     const int64_t cols = o->src.cols;
     const image im = image_of(o, direction, c->groups, weight ? c->N : r->capacity, cols);
-    float *const scale = (float *)(uintptr_t)im.scale; /* a copy on the host */
+    float *const scale = (float *)(uintptr_t)im.scale; /* in a host copy */
     int64_t base = 0, end = 0;
     for (int64_t g = 0, start = 0; g < c->groups; start += up(c->sizes[g++], 128)) {
         const int64_t row = weight ? 0 : r->first[g], n = weight ? c->N : c->sizes[g], P = o->grouped ? up(n, 128) : n;
@@ -1265,8 +1268,8 @@ static void put_scales(const qrun *r, const qcase *c, const operand *o, gmm_dire
     t_upload(im.m->scale, scale, (size_t)end * 4);
 }
 
-/* Scales 1x128 on both sides, unlike those that a quantizer finds in random data far apart from line to line and from
-   block to block. Others change the row or the column of D that they belong to, and no other bit. */
+/* 1x128 scales on both sides that vary far more from line to line and from block to block than those of quantized
+   random data. A changed scale changes its row or column of D and no other bit. */
 static void mixed_scales(int arg) {
     static const int64_t sizes[4] = { 70, 0, 520, 64 };
     static const struct { int of_rows, n; float v[4]; } some[] = {
@@ -1309,7 +1312,7 @@ static void mixed_scales(int arg) {
     }
 }
 
-/* Multiplies what dequantizes a copy as a whole by a power of two: its fp32 scales, or NV16's amaxes. */
+/* Multiplies the outer scales of a copy by a power of two: its fp32 scales, or NV16's amaxes. */
 static void shift_scales(const qrun *r, const qcase *c, const operand *o, gmm_direction direction, int power) {
     const int weight = o == &r->w;
     const int64_t rows = weight ? c->N : r->capacity;
@@ -1326,15 +1329,15 @@ static void check_shifted(const qrun *r, const float *before, int power, const c
     const float *const got = (const float *)t_mat_bits(&r->out);
     for (int64_t j = 0; j < r->out.count * r->out.rows * r->out.cols; j++) {
         const float want = ldexpf(before[j], power);
-        /* a result that is no normal number may be rounded once more on its way */
+        /* a subnormal result may be rounded once more */
         const double apart = fabsf(want) < FLT_MIN ? ldexp(1.0, -149) : 0.0;
         T_CHECK(memcmp(&got[j], &want, 4) == 0 || fabs((double)got[j] - (double)want) <= apart,
                 "op %d, %s %d, element %d: %a, want %a", op, what, i, (int)j, (double)got[j], (double)want);
     }
 }
 
-/* Scales of tensors and rows, and amaxes, whose products with one another or with alpha are no normal numbers: powers
-   of two in the scales move results by their product, and no bit of them. */
+/* Tensor scales, row scales and amaxes whose products with each other or with alpha are not normal numbers: powers of
+   two in the scales multiply the results by their product and change no other bit. */
 static void far_scales(int arg) {
     static const struct { int a, b, alpha; } some[] = {
         { 0, 0, 0 }, { 70, -70, 70 }, { -70, 70, -70 }, { -60, -55, 0 }, { 60, -55, -100 }, { -70, 60, 110 },
@@ -1352,11 +1355,12 @@ static void far_scales(int arg) {
             const operand *A = fwd ? &r.x : &r.dy, *B = wgrad ? &r.x : &r.w;
             const float *before = NULL;
             for (int k = 0; k < (int)T_COUNT(some); k++) {
-                /* floats beside NV16 weights stay as they are: the weights' amax goes where its share is subnormal */
+                /* 16-bit operands of NV16 weights stay as they are: the weights' amax alone is moved to where its scale
+                   is subnormal */
                 const int a = A->quantized ? some[k].a : 0, b = A->quantized ? some[k].b : some[k].b + some[k].a;
                 const double alpha = ldexp(0.75, some[k].alpha);
                 const int rows = A->quantized && A->rowwise.scaling == GMM_SCALING_ROW;
-                /* the contract's range of two ROW operands on WGMMA: scales of B times alpha are normal numbers */
+                /* the contract for two ROW operands on WGMMA: scales of B times alpha are normal numbers */
                 if (rows && (T.engine == GMM_ENGINE_WGMMA || (T.gpu && T.engine == GMM_ENGINE_AUTO)) &&
                     abs(some[k].b + some[k].alpha) > 110)
                     continue;
@@ -1373,11 +1377,11 @@ static void far_scales(int arg) {
     }
 }
 
-/* Scales of blocks up to the edge of what the contract allows: their product is the least normal number, or 2^127. */
+/* Block scales at the limits of the contract: their product is the smallest normal number, or 2^127. */
 static void far_blocks(int arg) {
     static const struct { int a, b; } some[] = {
         { 0, 0 }, { 120, -120 }, { -120, 120 }, { -63, -63 }, { 120, -20 }, { -100, -26 }, { 60, 40 }, { 127, -126 },
-        { 0, 0 }, { 127, 0 }, { 0, 127 }, { 64, 63 } /* of the least codes */
+        { 0, 0 }, { 127, 0 }, { 0, 127 }, { 64, 63 } /* of the smallest codes */
     };
     EACH_OP(i, arg) {
         const qcase c = { .op = ops[i], .setup = arg, .groups = 3, .sizes = aligned, .K = 160, .N = 96,
@@ -1457,7 +1461,7 @@ static void refusals(int arg) {
     LREFUSED(GMM_E_ARG, fwd, d.in_features = 144, "in_features", "144", "32");
     LREFUSED(GMM_E_DTYPE, bgrad, (d.db = &r.grad, d.dy = &r.dy.rowwise), "dy: ", "e2m1");
     LREFUSED(GMM_E_NULL, fwd, (m = r.x.rowwise, m.amax = NULL, d.x = &m), ": linear.x lacks amax");
-    { /* tables with addresses that host code can check */
+    { /* tables in host memory, whose addresses are checked */
         qcase tables = c;
         void *data[3], *scale[3];
         qrun p;
@@ -1483,7 +1487,7 @@ static void refusals(int arg) {
         m.scale_table = NULL;
         T_REFUSED(GMM_E_ARG, gmm_linear_fwd(T.ctx, &d, NULL, 0, T.stream), "w: ", "scale_table", NULL);
     }
-    { /* tiles of both operands */
+    { /* both operands with 128x128 scales */
         gmm_mat w = q.w.rowwise;
         w.data = t_alloc(1 << 16);
         d = q.d;

@@ -1,6 +1,6 @@
-/* test_quant.c - codecs of 8 and 4 bits, scale rules, recipes and the host quantizer to the bit: test vectors
-   by their numbers. Oracles: values in double, and NVIDIA's own host conversions
-   where the CUDA headers are installed. */
+/* test_quant.c - codecs of 8 and 4 bits, scale rules, recipes and the host quantizer, bit for bit; numbers in comments
+   are those of the test vectors. References: values in double, and NVIDIA's host conversions where the CUDA headers are
+   installed. */
 #include "test.h"
 
 #include <math.h>
@@ -44,7 +44,7 @@ static const small_format formats[] = {
     { "e2m1", 16, 2, 1, 1, 0x7, e2m1_out, e2m1_in, NULL }
 };
 
-/* The value of a code by the definition of the formats; NaN and infinities where the format has them. */
+/* Value of a code by the definition of its format; NaN and infinities where the format has them. */
 static double value_of(const small_format *f, int code) {
     const int half = f->codes / 2, a = code % half, e = a >> f->mantissa, m = a & ((1 << f->mantissa) - 1);
     double v = e ? ldexp((double)((1 << f->mantissa) + m), e - f->bias - f->mantissa)
@@ -208,7 +208,7 @@ static void vectors_codecs(int arg) {
         T_CHECK(gmm_nibble(&pair, 0) == gmm_f32_to_e2m1(1.0f) && gmm_nibble(&pair, 1) == gmm_f32_to_e2m1(6.0f), "45");
     }
     T_CHECK(bits_of(gmm_e8m0_to_f32(0)) == 0x00400000u && bits_of(gmm_e8m0_reciprocal(254)) == 0x00400000u, "58, 59");
-    { /* 48: a cast by strict comparison alone goes down at the ties of odd codes, and drops the sign of zero */
+    { /* 48: a cast by strict comparisons would round ties of odd codes down and drop the sign of zero */
         static const float limit[7] = { 0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f };
         for (int i = 0; i < 7; i++)
             for (int sign = 0; sign < 2; sign++)
@@ -225,11 +225,11 @@ static void vectors_codecs(int arg) {
                 }
         T_CHECK(gmm_f32_to_e2m1(float_of(0x80000000u)) == 8, "48: -0");
     }
-    { /* 115: the word of four exponents; 2^-127 is 0 */
+    { /* 115: a word of four exponents; 2^-127 becomes 0 */
         const float scale[4] = { 1.0f, 2.0f, 0.5f, float_of(0x77u << 23) }, least[4] = { float_of(0x00400000u), 1.0f };
         T_CHECK(gmm_scale_exponents(scale) == 0x777E807Fu, "115: %08x", (unsigned)gmm_scale_exponents(scale));
         T_CHECK(gmm_scale_exponents(least) == 0x00007F00u, "115: %08x", (unsigned)gmm_scale_exponents(least));
-        for (uint32_t e = 0; e < 4 * 255; e++) { /* every exponent in every place */
+        for (uint32_t e = 0; e < 4 * 255; e++) { /* every exponent at every byte */
             float one[4] = { 1.0f, 1.0f, 1.0f, 1.0f };
             const uint32_t place = e % 4, k = e / 4;
             one[place] = gmm_e8m0_to_f32((uint8_t)k);
@@ -239,7 +239,8 @@ static void vectors_codecs(int arg) {
     }
 }
 
-/* 47: packed codes turned, and turned back. The library turns where both copies of a square format hold the same. */
+/* 47: packed codes transposed, and transposed back. The library transposes codes where both copies of a square format
+   hold the same ones. */
 static void packed_turn(int arg) {
     enum { N = 32 };
     static float x[GMM_TILE * GMM_TILE];
@@ -269,7 +270,7 @@ static void packed_turn(int arg) {
         t.amax = &amax;
         gmm_quantize_tile(&t, code[k], scale);
     }
-    for (int k = 0; k < 3; k++) /* rowwise codes, turned, and turned back */
+    for (int k = 0; k < 3; k++) /* rowwise codes, transposed, and transposed back */
         for (int i = 0; i < N * N; i += 2) {
             uint8_t low, high;
             const int j = i + 1;
@@ -305,7 +306,7 @@ static void scales_mx(int arg) { /* 60 */
         T_CHECK(rows[i].e5m2 < 0 || gmm_mx_scale(amax, GMM_E5M2) == rows[i].e5m2, "amax %08x: %02x", rows[i].amax,
                 gmm_mx_scale(amax, GMM_E5M2));
     }
-    for (uint32_t u = 1; u < 0x7F80u; u++) { /* all bf16: the least power that fits, and 77 */
+    for (uint32_t u = 1; u < 0x7F80u; u++) { /* all bf16: the smallest power of two that fits, and vector 77 */
         const float amax = float_of(u << 16);
         for (int d = 0; d < 3; d++) {
             const gmm_dtype dtype = d == 0 ? GMM_E4M3 : d == 1 ? GMM_E5M2 : GMM_E2M1;
@@ -319,8 +320,8 @@ static void scales_mx(int arg) { /* 60 */
     }
 }
 
-/* 60 for fp32: amaxes around the largest value times every power of two, and samples of all, get the least power that
-   fits; but for the one of each dtype whose product is subnormal. */
+/* 60 for fp32: amaxes around the largest value times every power of two, and random ones, get the smallest power of two
+   that fits, except for one per dtype whose product is subnormal. */
 static void scales_mx_floats(int arg) {
     static const gmm_dtype dtypes[3] = { GMM_E4M3, GMM_E5M2, GMM_E2M1 };
     static const uint32_t largest[3] = { 0x43E00000u, 0x47600000u, 0x40C00000u };
@@ -407,10 +408,10 @@ static void scales_nv(int arg) { /* 86 to 92, 96, 97 */
     T_CHECK(gmm_nv_decode(0, 1.0f, 448.0f) == 0.0f && gmm_nv_decode(0, 3e38f, 448.0f) == 0.0f, "94: decoded 0");
     T_CHECK(bits_of(gmm_nv_decode(0x38, 1.0f, 448.0f)) == 0x39C30C31u, "96");
     T_CHECK(bits_of(gmm_nv_decode(0x38, 1.0f, 256.0f)) == bits_of(1.0f / 1536.0f), "96 of 256");
-    T_CHECK(bits_of(1.0f / (2688.0f * 2688.0f)) == 0x34149B93u, "96: what products are multiplied by"); /* exact_nv */
+    T_CHECK(bits_of(1.0f / (2688.0f * 2688.0f)) == 0x34149B93u, "96: the factor of products"); /* exact_nv */
     {
         int64_t pairs = 0;
-        for (uint32_t m = 0; m < 128; m++) { /* 97: every mantissa of the whole, every BF16 amax of a block */
+        for (uint32_t m = 0; m < 128; m++) { /* 97: every mantissa of the tensor's amax, every BF16 amax of a block */
             const uint32_t top = 0x3F80u + m;
             n = gmm_nv_global_of(float_of(top << 16), 448.0f);
             for (uint32_t u = 1; u <= top; u++, pairs++) {
@@ -423,7 +424,7 @@ static void scales_nv(int arg) { /* 86 to 92, 96, 97 */
         }
         T_CHECK(pairs > 2080000, "%lld pairs", (long long)pairs);
     }
-    for (uint32_t u = 1; u < 0x7F80u; u++) { /* the whole as its own block: code 6 unless 2688 / amax is Inf */
+    for (uint32_t u = 1; u < 0x7F80u; u++) { /* a block with the tensor's amax: code 6 unless 2688 / amax is Inf */
         const float amax = float_of(u << 16);
         uint8_t sf;
         n = gmm_nv_global_of(amax, 448.0f);
@@ -485,7 +486,9 @@ static void philox(int arg) { /* 103 */
         gmm_philox(rows[i].counter, rows[i].key, out);
         t_same("philox", out, rows[i].want, sizeof out);
     }
-    { /* every bit of every argument of a draw matters, and no two alike; the direction is the last bit of the offset */
+    /* every bit of every argument changes the random word, and no two words are equal; the direction is the last bit of
+       the offset */
+    {
         static const int bits[4] = { 64, 63, 24, 40 };
         uint32_t draw[64 + 63 + 24 + 40 + 2][4];
         int n = 0;
@@ -501,7 +504,7 @@ static void philox(int arg) { /* 103 */
         for (int i = 0; i < n; i++)
             for (int j = 0; j < i; j++) T_CHECK(memcmp(draw[i], draw[j], 16), "draws %d and %d are equal", i, j);
     }
-    for (int i = 0; i < 1000; i++) { /* and the counter is the one that checkpoints and other programs count on */
+    for (int i = 0; i < 1000; i++) { /* the counter layout is fixed: checkpoints and other programs depend on it */
         const uint64_t seed = t_rand(), offset = t_rand() >> 1;
         const int64_t group = t_int(0, (1 << 24) - 1), block = t_int(0, ((int64_t)1 << 40) - 1);
         const uint32_t direction = (uint32_t)i & 1u;
@@ -514,7 +517,7 @@ static void philox(int arg) { /* 103 */
     }
 }
 
-/* The stochastic rounding as the specification writes it, in double. */
+/* Stochastic rounding as specified, in double. */
 static int random_code(double v, unsigned byte) {
     const double a = fabs(v), step = a < 2.0 ? 0.5 : a < 4.0 ? 1.0 : 2.0;
     double t = (double)(float)(a + (double)byte / 256.0 * step), q;
@@ -540,7 +543,8 @@ static void stochastic(int arg) { /* 104 to 109 */
             T_CHECK(gmm_f32_to_e2m1_random(v, u) == random_code((double)v, u), "%g at %u", (double)v, u);
         }
     }
-    for (int i = 0; i < 2 * (1024 + 512 + 257); i++) { /* 109: exact mean on the grid of steps / 256, both signs */
+    /* 109: the mean is exact for multiples of step / 256, both signs */
+    for (int i = 0; i < 2 * (1024 + 512 + 257); i++) {
         const int j = i / 2;
         const double a = j < 1024 ? j / 512.0 : j < 1536 ? 2.0 + (j - 1024) / 256.0 : 4.0 + (j - 1536) / 128.0;
         const double v = i & 1 ? -a : a;
@@ -548,7 +552,7 @@ static void stochastic(int arg) { /* 104 to 109 */
         for (unsigned u = 0; u < 256; u++) sum += (double)gmm_e2m1_to_f32(gmm_f32_to_e2m1_random((float)v, u));
         T_CHECK(sum / 256.0 == v, "109: mean %g of %g", sum / 256.0, v);
     }
-    for (uint32_t b = 1; b <= 0x40C0u; b++) { /* off the grid it is low, by at most step / 256 */
+    for (uint32_t b = 1; b <= 0x40C0u; b++) { /* between these it is low by at most step / 256 */
         const float v = float_of(b << 16);
         const double unit = v < 2.0f ? 0.5 : v < 4.0f ? 1.0 : 2.0;
         double sum = 0.0;
@@ -586,8 +590,8 @@ static void delayed(int arg) { /* 78 to 84 */
     T_CHECK(gmm_delayed_scale(h, 1, 4, 448.0f, 0, 0, 0.0f, 3.0f) == 3.0f, "NaN keeps the scale");
 }
 
-/* Against a list that is searched and shifted as the text says it: largest and last amax, margins, ranks' maxima, and
-   histories whose entries stand apart. */
+/* Compared with a list that is searched and shifted as documented: largest and last amax, margins, maxima over ranks,
+   and histories with strided entries. */
 static void delayed_machine(int arg) {
     for (int way = 0; way < 4; way++) {
         const int len = arg, recent = way == 1, margin = way == 2 ? 3 : 0, stride = way == 3 ? 3 : 1;
@@ -691,7 +695,7 @@ static void recipes(int arg) {
 
 /* ----------------------------------------------------------------------------------------------- Host quantizer --- */
 
-/* One line of values through the tile quantizer. */
+/* Quantizes one line of values by the tile quantizer. */
 typedef struct line_result { uint8_t code[GMM_TILE]; uint32_t scale[GMM_TILE_BLOCKS]; } line_result;
 static line_result line(const gmm_format *f, const float *x, int n, float amax) {
     static float values[GMM_TILE * GMM_TILE];
@@ -710,7 +714,7 @@ static line_result line(const gmm_format *f, const float *x, int n, float amax) 
     return r;
 }
 
-static void tile_vectors(int arg) { /* 61 to 63, 76, 93, 94, 110 */
+static void tile_vectors(int arg) { /* vectors 61 to 63, 76, 93, 94, 110 */
     gmm_format f = gmm_recipe_of(GMM_RECIPE_MXFP8).input;
     float x[160] = { 0 };
     line_result r;
@@ -726,7 +730,7 @@ static void tile_vectors(int arg) { /* 61 to 63, 76, 93, 94, 110 */
     for (int i = 0; i < 32; i++) x[i] = i == 7 ? NAN : 1.0f;
     r = line(&f, x, 32, 0.0f);
     T_CHECK(r.scale[0] == 0x77 && r.code[7] == 0x7F && r.code[6] == 0x78, "63");
-    for (int i = 0; i < 32; i++) x[i] = i == 7 ? -INFINITY : 1.0f; /* 2.8: Inf saturates, the others vanish */
+    for (int i = 0; i < 32; i++) x[i] = i == 7 ? -INFINITY : 1.0f; /* 2.8: Inf saturates, the others become 0 */
     r = line(&f, x, 32, 0.0f);
     T_CHECK(r.scale[0] == 254 && r.code[7] == 0xFE && r.code[6] == 0x00, "Inf in MXFP8");
 
@@ -771,7 +775,7 @@ static void tile_vectors(int arg) { /* 61 to 63, 76, 93, 94, 110 */
     T_CHECK(r.scale[0] == 0x44, "110: [12, 9, 9]");
 }
 
-/* 4-over-6 against both choices tried out in double. */
+/* 4-over-6 compared with both choices, computed in double. */
 static double step(float base, int which) { return (double)(float)((double)base * (which ? 1.5 : 1.0)); }
 static void four_over_six(int arg) {
     gmm_format f = GMM_ZERO;
@@ -799,7 +803,8 @@ static void four_over_six(int arg) {
                 error[which] += arg == 2 ? miss * miss : fabs(miss);
             }
         }
-        if (fabs(error[0] - error[1]) < 1e-4 * (error[0] + error[1])) continue; /* the order of sums decides */
+        /* nearly a tie, decided by the order of additions */
+        if (fabs(error[0] - error[1]) < 1e-4 * (error[0] + error[1])) continue;
         which = error[1] < error[0];
         fours += which;
         T_CHECK(r.scale[0] == (uint32_t)nearest_of(&formats[0], step(amax / 6.0f, which)),
@@ -808,9 +813,9 @@ static void four_over_six(int arg) {
     T_CHECK(fours > 1000, "only %d blocks chose 4", fours);
 }
 
-/* The same to the bit, by the steps that the rule has in fp32, where both choices miss alike but for their roundings:
-   the second value lies in the middle between what it becomes by the one and by the other. `order` 1: with the two
-   factors of a value multiplied first, which other libraries might do. */
+/* The same bit for bit, by the fp32 steps of the rule, where both choices have nearly the same error: the second value
+   is halfway between its two results. `order` 1: the two factors of a value are multiplied first, as other libraries
+   might do. */
 static float four_over_six_error(const float x[16], float sf, float amax, float most, int squared, int order) {
     const float S = 6.0f * most / amax, Sd = 1.0f / S, enc = 1.0f / (sf * Sd);
     float sum = 0.0f;
@@ -887,7 +892,8 @@ static void tile_properties(int arg) {
             const double unit = f.scaling == GMM_SCALING_MX32 ? (double)gmm_e8m0_to_f32((uint8_t)s)
                                 : f.scaling == GMM_SCALING_NV16 ? (double)gmm_nv_decode((uint8_t)s, amax, 448.0f)
                                                                 : (double)float_of(s);
-            /* half a step of the format, a whole one where rounding is random; E2M1's largest step is 2 of 6 */
+            /* half a unit in the last place of the format, a whole one with stochastic rounding; E2M1's largest step is
+               2 of 6 */
             const double relative = f.dtype == GMM_E4M3 ? 0x1p-4 : f.dtype == GMM_E5M2 ? 0x1p-3 : 0.25;
             const double tiny = f.dtype == GMM_E4M3 ? 0x1p-10 : f.dtype == GMM_E5M2 ? 0x1p-17 : 0.25;
             const double bound = fmax(relative * fabs(v), tiny * unit) * (f.stochastic ? 2.01 : 1.0);
@@ -895,7 +901,7 @@ static void tile_properties(int arg) {
             T_CHECK(fabs(back * unit - v) <= bound * (1.0 + 0x1p-20 + 0x1p-3 * (f.scaling == GMM_SCALING_NV16)),
                     "line %d element %d: %g comes back as %g, unit %g", l, i, v, back * unit, unit);
         }
-    /* blocks do not see one another: change one line and only its own square changes */
+    /* blocks are independent: a changed line changes only its own square */
     if (gmm_block_along(f.scaling) && f.scaling != GMM_SCALING_128X128) {
         const int height = f.square ? width : 1, hit = 20 / height;
         memcpy(other, code, sizeof code);
@@ -909,7 +915,7 @@ static void tile_properties(int arg) {
                             scale[l * GMM_TILE_BLOCKS + i / width] == scale2[l * GMM_TILE_BLOCKS + i / width],
                             "line %d element %d changed", l, i);
     }
-    /* -x gives the same codes but for the sign (random bits do not depend on values) */
+    /* -x gives the same codes with the opposite sign (random bits do not depend on values) */
     for (int i = 0; i < GMM_TILE * GMM_TILE; i++) x[i] = -x[i];
     gmm_quantize_tile(&t, other, scale2);
     for (int l = 0; l < L; l++)
@@ -937,7 +943,7 @@ static float power_unit(const gmm_format *f, uint32_t scale) {
     return f->scaling == GMM_SCALING_MX32 ? gmm_e8m0_to_f32((uint8_t)scale) : float_of(scale);
 }
 
-/* A tile of fp32 values by its own amaxes, and what it decodes to. */
+/* Quantizes a tile of fp32 values by its own amaxes, and decodes it. */
 static void power_tile(const gmm_format *f, const float *x, uint8_t *code, uint32_t *scale, float *back) {
     const int width = gmm_block_along(f->scaling) ? gmm_block_along(f->scaling) : GMM_TILE;
     float amax[GMM_TILE] = { 0 };
@@ -958,9 +964,8 @@ static void power_tile(const gmm_format *f, const float *x, uint8_t *code, uint3
                   power_unit(f, scale[i / GMM_TILE * GMM_TILE_BLOCKS + i % GMM_TILE / width]);
 }
 
-/* 75: what a tile decodes to gives the same values again, by codes that may stand one power of two higher. Values times
-   a power of two shift the scales and leave the codes alone; values that change places in a block take their codes
-   along. */
+/* 75: quantizing the decoded values again gives the same values, by codes that may be one power of two larger. Values
+   times a power of two shift the scales and keep the codes; values exchanged within a block exchange their codes. */
 static void powers(int arg) {
     static float x[GMM_TILE * GMM_TILE], y[GMM_TILE * GMM_TILE], back[GMM_TILE * GMM_TILE], again[GMM_TILE * GMM_TILE];
     static uint8_t code[GMM_TILE * GMM_TILE], other[GMM_TILE * GMM_TILE];
@@ -972,7 +977,8 @@ static void powers(int arg) {
         const int spread = n % 4 * 4, shift = (int)t_int(-20, 20);
         for (int i = 0; i < GMM_TILE * GMM_TILE; i++)
             x[i] = (float)ref_round(GMM_BF16, t_real() * ldexp(1.0, (int)t_int(-spread, spread)));
-        for (int i = 0; i < GMM_TILE * GMM_TILE && n % 8 == 0; i++) /* an amax that rounds down to half the largest */
+        /* an amax that rounds down to half of the largest value */
+        for (int i = 0; i < GMM_TILE * GMM_TILE && n % 8 == 0; i++)
             x[i] = i % 16 == 0 ? 225.0f / 256.0f : x[i] * 0.5f;
         power_tile(&f, x, code, scale, back);
         power_tile(&f, back, other, scale2, again);

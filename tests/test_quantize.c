@@ -1,7 +1,7 @@
-/* test_quantize.c - quantize, requantize, dequantize and the scale update as operations (rows 36
-   to 38). Every byte of every copy is compared: elements, scales, padding, and what must stay untouched.
-   The reference walks whole matrices by the definitions; only scalar codecs and scale rules are shared with the
-   library, which test_quant.c holds against oracles. */
+/* test_quantize.c - quantize, requantize, dequantize and the scale update as operations (rows 36 to 38). Every byte of
+   every copy is compared: elements, scales, padding, and bytes that must stay untouched. The reference processes whole
+   matrices by the definitions; it shares only scalar codecs and scale rules with the library, which test_quant.c
+   checks. */
 #include "test.h"
 
 #include <math.h>
@@ -28,7 +28,7 @@ static gmm_format named(gmm_dtype dtype, gmm_scaling scaling) {
     return f;
 }
 
-/* Every kind of copy, by number. */
+/* Every kind of quantized copy. */
 typedef struct variant { const char *name; gmm_format format; } variant;
 static int variants(variant *v) {
     int n = 0, i;
@@ -70,18 +70,18 @@ enum { VARIANTS = 19 };
 
 /* -------------------------------------------------------------------------------------------------- Reference --- */
 
-/* One matrix or group seen as lines: values, and afterwards codes and scales of every block. */
+/* One matrix or group as lines along its blocks: values, then codes and scales of every block. */
 typedef struct ref_copy {
     const gmm_format *f;
     gmm_dtype source;
     gmm_direction direction;
-    int64_t lines, along;     /* of values (along: padded in columnwise copies of groups) */
+    int64_t lines, along;     /* extents of the values (along: padded in columnwise copies of groups) */
     int64_t live;             /* rows of the group or matrix */
     float *x;                 /* [lines][along] */
     uint8_t *code;            /* the same shape */
     int64_t per_line;         /* blocks */
     uint32_t *scale;          /* [lines][per_line] */
-    float amax;               /* of the whole */
+    float amax;               /* of the whole matrix or group */
     float *line_amax;
     float quant_scale;        /* delayed */
     uint64_t seed, offset;
@@ -90,7 +90,7 @@ typedef struct ref_copy {
 
 static float max_abs(const float *x, int64_t n, int64_t step, float amax) {
     for (int64_t i = 0; i < n; i++)
-        if (fabsf(x[i * step]) > amax) amax = fabsf(x[i * step]); /* false for NaN */
+        if (fabsf(x[i * step]) > amax) amax = fabsf(x[i * step]); /* ignores NaN */
     return amax;
 }
 
@@ -122,7 +122,7 @@ static void ref_quantize(ref_copy *c) {
                 const gmm_nv_global g = gmm_nv_global_of(f->row_amax ? c->line_amax[l] : c->amax,
                                                          f->e4m3_256 ? 256.0f : 448.0f);
                 stored = gmm_nv_scale(&g, amax);
-                if (f->four_over_six) { /* the two candidates, tried out through the tile quantizer of one block */
+                if (f->four_over_six) { /* both candidates, by the tile quantizer on one block */
                     float tile[GMM_TILE * GMM_TILE];
                     uint8_t code[GMM_TILE * 16];
                     uint32_t scale[GMM_TILE_BLOCKS * 16];
@@ -155,7 +155,7 @@ static void ref_quantize(ref_copy *c) {
                 const float v = c->x[l * c->along + b * w + i] * factor;
                 uint8_t *to = &c->code[l * c->along + b * w + i];
                 if (f->stochastic) {
-                    /* blocks are counted over the live rows */
+                    /* blocks are numbered over the valid rows */
                     const int64_t per = c->direction == GMM_ROWWISE ? c->per_line : blocks(c->live, 16);
                     uint32_t word[4];
                     gmm_draw_block(c->seed, c->offset, c->group, l * per + b, c->direction, word);
@@ -166,7 +166,7 @@ static void ref_quantize(ref_copy *c) {
         }
 }
 
-/* 16 values by the definition of the transform. */
+/* Transforms 16 values by the definition. */
 static void ref_hadamard(float *x, int64_t step, unsigned signs) {
     double y[16];
     for (int i = 0; i < 16; i++) {
@@ -178,7 +178,7 @@ static void ref_hadamard(float *x, int64_t step, unsigned signs) {
     for (int i = 0; i < 16; i++) x[i * step] = (float)ref_round(GMM_BF16, y[i] * 0.25);
 }
 
-/* Expected bytes of a copy. Elements and scales are set where the layout puts them. */
+/* Expected bytes of a copy, with elements and scales at the offsets of its layout. */
 typedef struct ref_bytes_of { uint8_t *data, *scale; float *amax; int64_t data_bytes, scale_bytes, amaxes; } ref_image;
 
 static void put_code(uint8_t *data, gmm_dtype dtype, int64_t i, uint8_t code) {
@@ -193,11 +193,11 @@ typedef struct quant_case {
     gmm_dtype source;
     int grouped;
     int32_t units;
-    const int64_t *sizes;    /* grouped: rows of each; else all rows0 */
+    const int64_t *sizes;    /* grouped: rows of each group; else every matrix has rows0 */
     int64_t rows0, cols, extra, pad;
     int specials;            /* NaN, Inf and zeros among the values */
     int table;
-    int loose;               /* bytes of scales stand at any address; else as far aligned as their number allows */
+    int loose;               /* byte-sized scales at any address; otherwise as aligned as their number allows */
     int first_group;
     gmm_tail tail;
 } quant_case;
@@ -214,7 +214,7 @@ typedef struct quant_run {
     gmm_quantization d;
 } quant_run;
 
-/* Builds source, destinations (poison) and expected bytes. */
+/* Builds the source, poisoned destinations and the expected bytes. */
 static void build(quant_run *r, const quant_case *c) {
     const gmm_format *f = &c->f;
     memset(r, 0, sizeof *r);
@@ -231,7 +231,7 @@ static void build(quant_run *r, const quant_case *c) {
         double v = ref_round(c->source, r->src.v[i] * ldexp(1.0, (int)t_int(-4, 4)));
         if (c->specials && t_int(0, 40) == 0) v = t_int(0, 3) ? 0.0 : t_int(0, 1) ? (double)NAN : -(double)INFINITY;
         if (c->specials == 2) v = 0.0;
-        if (c->grouped && i / c->cols >= r->live) /* values that an amax would show, and one that it would not */
+        if (c->grouped && i / c->cols >= r->live) /* values that would change an amax, and NaN, which would not */
             v = i % 3 == 0 ? (double)NAN : i % 3 == 1 ? 1e4 : -(double)INFINITY;
         r->src.v[i] = v;
     }
@@ -276,7 +276,7 @@ static void build(quant_run *r, const quant_case *c) {
         r->copy[k].ld = ld == l.data_cols ? 0 : ld;
         r->copy[k].group_stride = c->grouped || ld == l.data_cols ? 0 : stride;
         if (!c->grouped && ld == l.data_cols) stride = l.data_rows * ld;
-        if (f->delayed) { /* amaxes are raised */
+        if (f->delayed) { /* amaxes are updated by maximum */
             for (int64_t i = 0; i < w->amaxes; i++) w->amax[i] = i % 2 ? 1e6f : 0.0f;
             t_upload(r->copy[k].amax, w->amax, (size_t)w->amaxes * 4);
         }
@@ -311,11 +311,11 @@ static void build(quant_run *r, const quant_case *c) {
             if (f->row_amax) memcpy(w->amax + (c->grouped ? row : u * m), q.line_amax, (size_t)m * 4);
             for (int64_t i = 0; i < q.lines; i++)
                 for (int64_t j = 0; j < q.along; j++) {
-                    if (k && !turned && j >= m) continue; /* in the source's order, nothing is padded */
+                    if (k && !turned && j >= m) continue; /* columns in the order of the source are not padded */
                     put_code(w->data, f->dtype, data0 + (k && !turned ? j * ld + i : i * ld + j),
                              q.code[i * q.along + j]);
                 }
-            /* scales, by the table of 3.1 */
+            /* scales, by the layout table */
             width = f->scaling == GMM_SCALING_MX32 ? 32 : f->scaling == GMM_SCALING_NV16 ? 16 : 128;
             J = up(blocks(k ? P : cols, width), 4);
             switch (f->scaling) {
@@ -429,12 +429,12 @@ static void activations(int arg) {
     }
     for (int i = 0; i < 12; i++) {
         quant_case c = { .f = v[arg].format, .grouped = 1, .units = 6, .sizes = splits[i % 5],
-                         .cols = widths[(i + 1) % 6], /* 130 meets several groups */
+                         .cols = widths[(i + 1) % 6], /* 130 takes several tiles */
                          .extra = i % 3 * 5, .pad = i % 2 * 4, .specials = i % 4 == 3 ? 1 + i / 8 : 0,
                          .first_group = i % 2 * 3, .tail = i % 2 ? GMM_TAIL_ZERO : GMM_TAIL_KEEP };
         c.source = c.f.hadamard ? GMM_BF16 : floats[i % 3];
-        if (i % 4 == 1 && c.f.dtype != GMM_E2M1) c.cols++; /* rows at odd addresses */
-        if (c.f.hadamard) c.specials = 0; /* an infinity makes NaN of its 16 neighbours: their order is free */
+        if (i % 4 == 1 && c.f.dtype != GMM_E2M1) c.cols++; /* rows at misaligned addresses */
+        if (c.f.hadamard) c.specials = 0; /* an infinity becomes NaNs in its run of 16, whose order is not specified */
         run_case(&c);
     }
 }
@@ -448,7 +448,7 @@ static void matrices(int arg) {
         quant_case c = { .f = v[arg].format, .units = 1 + (i == 6 ? 2 : i % 3), .rows0 = shapes[i][0],
                          .cols = shapes[i][1], .pad = i % 2 * 4, .table = i % 2, .specials = i == 3 };
         c.source = c.f.hadamard ? GMM_BF16 : floats[i % 3];
-        if (c.f.hadamard) { /* whole runs of 16 rows: weights that are cut short would mix in rows that are not there */
+        if (c.f.hadamard) { /* whole runs of 16 rows: in others the transform would include rows that do not exist */
             c.rows0 = up(c.rows0, 16);
             c.specials = 0;
         }
@@ -459,7 +459,7 @@ static void matrices(int arg) {
 
 /* ------------------------------------------------------------------------------------------------- Properties --- */
 
-/* One copy alone, groups one by one, and phases apart give the bytes of the call for all. */
+/* One copy alone, one group at a time, and the phases as separate calls give the bytes of the call for all. */
 static void apart(int arg) {
     static const int64_t sizes[4] = { 70, 0, 33, 150 };
     variant v[VARIANTS];
@@ -543,7 +543,7 @@ static void apart(int arg) {
         }
 }
 
-/* 65, 74, 95: copies that share codes; and what re-quantizes on its own. */
+/* 65, 74, 95: copies with equal codes, and re-quantization of decoded values. */
 static void shared_codes(int arg) {
     variant v[VARIANTS];
     (void)variants(v);
@@ -576,7 +576,7 @@ static gmm_status dequantize(const gmm_dequantization *d) {
     return s != GMM_OK ? s : gmm_dequantize(T.ctx, d, workspace, info.workspace_bytes, T.stream);
 }
 
-/* Values come back by the definitions, from both copies. */
+/* Dequantizes both copies to the values of the definitions. */
 static void dequantizes(int arg) {
     static const int64_t sizes[5] = { 70, 0, 33, 150, 128 };
     variant v[VARIANTS];
@@ -656,7 +656,7 @@ static void dequantizes(int arg) {
     }
 }
 
-/* A columnwise copy from a rowwise one equals the one from the dequantized values. */
+/* A columnwise copy from a rowwise one equals the copy from the dequantized values. */
 static void requantizes(int arg) {
     static const int64_t sizes[3] = { 40, 0, 129 };
     variant v[VARIANTS];
@@ -676,7 +676,7 @@ static void requantizes(int arg) {
     dq.src = &r.copy[0];
     dq.dst = &values.mat;
     T_OK(dequantize(&dq));
-    build(&again, &c); /* fresh destinations; their expected bytes are not used */
+    build(&again, &c); /* new destinations; their expected bytes are not used */
     d = again.d;
     d.src = &values.mat;
     d.rowwise = NULL;
@@ -692,7 +692,7 @@ static void requantizes(int arg) {
            t_get(again.copy[1].scale, (size_t)r.want[1].scale_bytes), (size_t)r.want[1].scale_bytes);
 }
 
-/* Matrices in tables on either side, on the host (0) or not (1), are as packed ones: quantized, and requantized. */
+/* Matrices in tables, in host memory (0) or not (1), give the bytes of packed ones: quantized and requantized. */
 enum { TABLED = 3 };
 typedef struct tabled { gmm_mat mat; gmm_layout l; void *data[TABLED], *scale[TABLED]; } tabled;
 static tabled tabled_make(const gmm_format *f, gmm_direction direction, int64_t rows, int64_t cols, int form) {
@@ -721,7 +721,7 @@ static void tables(int arg) {
     const gmm_format first = gmm_recipe_of(GMM_RECIPE_FP8_CURRENT).input;
     const gmm_format second = gmm_recipe_of(GMM_RECIPE_MXFP8).input;
     const t_mat src = t_mat_in(GMM_BF16, TABLED, ROWS, COLS, T_REALS);
-    tabled t[2][3]; /* in tables, packed; first format, and both copies of the second */
+    tabled t[2][3]; /* [in tables, packed][first format, both copies of the second] */
     for (int form = 0; form < 2; form++) {
         gmm_quantization d = GMM_ZERO;
         t[form][0] = tabled_make(&first, GMM_ROWWISE, ROWS, COLS, form ? 2 : arg);
@@ -748,7 +748,7 @@ static void tables(int arg) {
         }
 }
 
-/* One rowwise copy of a matrix of `rows` x `cols` floats, each rounded to BF16; scales as words or bytes. */
+/* A rowwise copy of a matrix of `rows` x `cols` floats, each rounded to BF16; scales as words or bytes. */
 typedef struct one_copy { gmm_mat mat; uint8_t *code; void *scale; float *amax; } one_copy;
 static one_copy copy_of(const gmm_format *f, gmm_direction direction, const float *x, int64_t rows, int64_t cols,
                         const float *scale) {
@@ -777,8 +777,8 @@ static one_copy copy_of(const gmm_format *f, gmm_direction direction, const floa
     return r;
 }
 
-/* What zero, Inf, NaN, the smallest and the largest value give, as the formats' rules say it: in the first row that
-   value in front of a 2, in the second a 3; else zeros. (Zero and the smallest: alone.) */
+/* Results of zero, Inf, NaN, the smallest and the largest value by the formats' rules: the first row begins with that
+   value and a 2, the second has a 3 in place of the 2; the rest is zero. (Zero and the smallest value stand alone.) */
 static void special_values(int arg) {
     enum { KINDS = 8, CASES = 6, NONE = 1 };
     typedef struct expected { uint8_t first, two, three; uint32_t scale[2], amax; } expected;
@@ -870,7 +870,7 @@ static void special_values(int arg) {
 
 static void layout_vectors(int arg) { /* 74, 85, 114 */
     (void)arg;
-    { /* 74: tiles of 128 x 128 that have one amax in every row and column: both copies hold the same codes */
+    { /* 74: tiles of 128 x 128 with the same amax in every row and column: both copies hold the same codes */
         gmm_format f = named(GMM_E4M3, GMM_SCALING_1X128);
         float *x = (float *)t_host(256 * 128 * sizeof(float));
         one_copy a, b;
@@ -882,7 +882,7 @@ static void layout_vectors(int arg) { /* 74, 85, 114 */
             for (int j = 0; j < 128; j++)
                 T_CHECK(a.code[i * 128 + j] == b.code[j * 256 + i], "74: row %d column %d", i, j);
     }
-    { /* 85: before the first update elements are quantized as they are */
+    { /* 85: before the first scale update elements are quantized by a scale of 1 */
         gmm_format f = named(GMM_E4M3, GMM_SCALING_TENSOR);
         float x[32];
         one_copy r;
@@ -893,7 +893,7 @@ static void layout_vectors(int arg) { /* 74, 85, 114 */
         T_CHECK(*(float *)r.scale == 1.0f && *r.amax == max_abs(x, 32, 1, 0.0f), "85: scale %g amax %g",
                 (double)*(float *)r.scale, (double)*r.amax);
     }
-    for (int k = 0; k < 4; k++) { /* 114: what pads the scales of 2880 x 2880 is zero, and nothing else is */
+    for (int k = 0; k < 4; k++) { /* 114: the padding of the scales of 2880 x 2880 is zero, and nothing else is */
         enum { N = 2880 };
         gmm_format f = named(k & 1 ? GMM_E2M1 : GMM_E4M3, k & 1 ? GMM_SCALING_NV16 : GMM_SCALING_MX32);
         float *x = (float *)t_host((size_t)N * N * sizeof(float));
@@ -914,7 +914,7 @@ static void layout_vectors(int arg) { /* 74, 85, 114 */
     }
 }
 
-/* 119: groups that gmm_pad rounded up have the amaxes, scales and codes that they had, and codes 0 behind them. */
+/* 119: groups padded by gmm_pad have the same amaxes, scales and codes as before, and codes 0 in their padding. */
 static void padded(int arg) {
     static const int64_t sizes[5] = { 70, 0, 33, 1, 128 };
     static const int32_t aligns[3] = { 16, 32, 128 };
@@ -974,7 +974,7 @@ static void padded(int arg) {
     }
 }
 
-/* The skip word; column sums; over-allocated poison; thread counts. */
+/* The skip word; column sums; poison beyond the used part of a buffer; thread counts. */
 static void skip_and_sums(int arg) {
     static const int64_t sizes[4] = { 70, 0, 33, 150 };
     const gmm_recipe_kind kind = (gmm_recipe_kind)(arg + 1);
@@ -1095,10 +1095,10 @@ static void update_reduces(int arg) {
     T_REFUSED(GMM_E_ARG, gmm_update_scales(T.ctx, &u, T.stream), "history_length", NULL);
 }
 
-/* Copies whose values stand at the end of fp32: NV16 of large amaxes comes back finite, MX32 that rounds to 2^128 as
+/* Values at the upper end of fp32: NV16 of large amaxes is dequantized to finite values, MX32 that rounds to 2^128 to
    Inf. */
 static void largest_values(int arg) {
-    static const struct { gmm_dtype dtype; float last; } mx[3] = { /* the last bf16 value that stays finite */
+    static const struct { gmm_dtype dtype; float last; } mx[3] = { /* the largest bf16 value that stays finite */
         { GMM_E4M3, 0x1.eep127f }, { GMM_E5M2, 0x1.dep127f }, { GMM_E2M1, 0x1.bep127f }
     };
     float x[32] = { 0 };
@@ -1132,8 +1132,8 @@ static void largest_values(int arg) {
     }
 }
 
-/* Columns behind a group's rows in a transformed copy: to the end of the run of 16 the transform of the rows and of
-   zeros, to the next start zeros. Sizes that fill their runs leave zeros alone. */
+/* Columns after a group's rows in a transformed copy: up to the end of the run of 16 they hold the transform of the
+   rows and zeros, then zeros up to the next group. Sizes that are multiples of 16 need only zeros. */
 static void transformed_padding(int arg) {
     static const int64_t sizes[5] = { 5, 0, 33, 16, 129 };
     quant_case c = { .grouped = 1, .units = 5, .sizes = sizes, .cols = 96, .source = GMM_BF16 };
@@ -1158,7 +1158,7 @@ static void transformed_padding(int arg) {
     T_CHECK(spread > 0, "nothing behind the rows");
 }
 
-/* ld 0 of a transposed copy of groups is the padded capacity, whatever the sizes are. */
+/* ld 0 of a columnwise copy of groups means the padded capacity, whatever the sizes are. */
 static void packed_columns(int arg) {
     static const int64_t sizes[3] = { 40, 0, 20 };
     quant_case c = { .grouped = 1, .units = 3, .sizes = sizes, .cols = 96, .extra = 100, .source = GMM_BF16 };
@@ -1179,7 +1179,7 @@ static void packed_columns(int arg) {
     }
 }
 
-/* 4 over 6 by the words of the contract. */
+/* 4-over-6 as its contract states it. */
 static void four_over_six(int arg) {
     for (int i = 0; i < 400; i++) {
         gmm_format f = named(GMM_E2M1, GMM_SCALING_NV16);
@@ -1196,7 +1196,7 @@ static void four_over_six(int arg) {
         f.square = lines == 16;
         for (int l = 0; l < lines; l++)
             for (int j = 0; j < 16; j++) {
-                const float v = i % 5 ? A * (float)t_real() : A * (float)t_int(-6, 6) / 6.0f; /* and ties */
+                const float v = i % 5 ? A * (float)t_real() : A * (float)t_int(-6, 6) / 6.0f; /* some are ties */
                 x[l * GMM_TILE + j] = v;
                 if (fabsf(v) > amax) amax = fabsf(v);
             }
@@ -1280,7 +1280,7 @@ static void refusals(int arg) {
     QREFUSED(GMM_E_VERSION, d.struct_size = 4096, "struct_size");
     QREFUSED(GMM_E_WORKSPACE, (void)0, "workspace");
     {
-        gmm_groups none = r.groups; /* no rows: tensors, and columns, have scales all the same */
+        gmm_groups none = r.groups; /* no rows: copies with one scale per tensor or column still have scales */
         none.capacity = 0;
         none.splits = t_alloc(64);
         t_poison((void *)(uintptr_t)none.splits, 0, 64);
@@ -1310,7 +1310,7 @@ static void refusals(int arg) {
         T_REFUSED(GMM_E_DTYPE, gmm_dequantize(T.ctx, &q, NULL, 0, T.stream), "src", "none", NULL);
     }
 #undef QREFUSED
-    { /* vector 116 as gmm_scale_base, and 115's neighbour: how many rows a split can need */
+    { /* vector 116 by gmm_scale_base, and 115: how many scale rows a split can need */
         static const int64_t rows[] = { 0, 128, 256, 0, 384 }, mx[] = { 0, 0, 1024, 3072, 3072 };
         static const int64_t nv[] = { 0, 0, 2048, 6144, 6144 }, fp8[] = { 0, 0, 256, 768, 768 };
         int64_t start = 0;
@@ -1336,8 +1336,8 @@ static void refusals(int arg) {
     }
 }
 
-/* Sharded masters: what ranks cast of their shards, with amaxes reduced between the phases, is what one quantizer makes
-   of the masters rounded to the model's dtype. Cuts fall inside blocks and bytes; one rank has nothing. */
+/* Sharded masters: the casts of all ranks' shards, with amaxes reduced between the phases, equal the cast of the
+   masters rounded to the model's dtype. Shard boundaries cut blocks and bytes; one rank has no rows. */
 static void shards(int arg) {
     static const int64_t shapes[3][2] = { { 96, 64 }, { 40, 34 }, { 130, 160 } };
     variant v[VARIANTS];
@@ -1357,7 +1357,7 @@ static void shards(int arg) {
         gmm_sharding d = GMM_ZERO;
         cut[2] = cut[1];
         build(&r, &c);
-        for (int64_t i = 0; i < all; i++) { /* masters that are not of the model's dtype */
+        for (int64_t i = 0; i < all; i++) { /* masters that the model's dtype cannot represent exactly */
             master[i] = (float)(t_real() * ldexp(1.0, (int)t_int(-4, 4)));
             r.src.v[i] = ref_round(model, (double)master[i]);
         }
@@ -1396,7 +1396,7 @@ static void shards(int arg) {
             d.start = cut[k + 1] > cut[k] ? cut[k] : -1;
             d.length = cut[k + 1] - cut[k];
             d.master = d.length ? (const float *)t_in(master + cut[k], (size_t)d.length * 4) : NULL;
-            if (k == 1) { /* nothing: codes stay */
+            if (k == 1) { /* an empty shard: codes stay untouched */
                 void *before = t_get(r.copy[0].data, (size_t)r.want[0].data_bytes);
                 T_OK(gmm_shard_cast(T.ctx, &d, T.stream));
                 t_same("codes of others", t_get(r.copy[0].data, (size_t)r.want[0].data_bytes), before,
@@ -1447,8 +1447,8 @@ static void shards(int arg) {
 }
 
 #ifdef HAVE_CUDA
-/* Row 53: a captured call, replayed with other splits, scales, random words and the skip word, writes what a call
-   writes; nothing where it is told to skip. Widths that whole vectors fit, and one that they do not. */
+/* Row 53: a captured call, replayed with other splits, scales, random words and skip word, writes the bytes of a call;
+   nothing if the skip word is set. Widths with and without vector accesses. */
 static void replays(int arg) {
     static const int64_t first[5] = { 70, 0, 33, 150, 127 }, widths[3] = { 128, 288, 34 };
     static const int64_t splits[][5] = { { 0, 0, 0, 0, 0 }, { 128, 129, 1, 0, 32 }, { 0, 400, 0, 0, 0 },

@@ -11,7 +11,7 @@ typedef struct route_case {
     gmm_score score;
     int32_t normalize, bias;
     float scale, aux, z;
-    int64_t pad; /* unused columns behind each row of logits and dlogits */
+    int64_t pad; /* unused elements after each row of logits and dlogits */
 } route_case;
 
 static const route_case cases[] = {
@@ -33,7 +33,7 @@ static const route_case cases[] = {
 
 /* ------------------------------------------------------------------------------------------------- Reference --- */
 
-/* Scores, the share q that the auxiliary loss sums, and logsumexp of one row. */
+/* Scores, the probabilities q that the auxiliary loss sums, and logsumexp of one row. */
 static double scores(const route_case *c, const double *logits, double *s, double *q) {
     double top = -INFINITY, sum = 0.0, all = 0.0;
     for (int32_t e = 0; e < c->experts; e++) top = fmax(top, logits[e]);
@@ -152,7 +152,7 @@ static void forward(int arg) {
         unsigned char *taken = (unsigned char *)t_host((size_t)c->experts);
         const double lse = scores(c, logits.v + t * c->experts, s, q), close = relative(c);
         double last = INFINITY;
-        for (int32_t i = 0; i < c->topk; i++) { /* in falling order, where fp32 can tell the values apart */
+        for (int32_t i = 0; i < c->topk; i++) { /* in descending order, unless the values are equal in fp32 */
             double value;
             T_CHECK(chosen[i] >= 0 && chosen[i] < c->experts && !taken[chosen[i]], "token %lld slot %d: expert %d",
                     (long long)t, i, chosen[i]);
@@ -228,7 +228,7 @@ static void backward(int arg) {
         lse = scores(c, row, s, q);
         for (int32_t i = 0; i < c->topk; i++) size += fabs(scale_of(c) * g[i]);
         for (int32_t e = 0; e < c->experts; e++) most = fmax(most, counts[e]);
-        /* the largest terms whose sum a gradient is: each is a product of shares of at most 1 */
+        /* the sum of the magnitudes of a gradient's terms: each is a product of probabilities of at most 1 */
         size = 2.0 * size + 2.0 * fabs(dloss[0] * aux_factor(c)) * most +
                2.0 * fabs(dloss[1] * (double)c->z / (double)c->tokens) * (fabs(lse) + 1.0);
         for (int32_t e = 0; e < c->experts; e++) {
@@ -249,7 +249,8 @@ static void backward(int arg) {
     t_near("dlogits", got, want, bound, total);
 }
 
-/* Gradients do not depend on each other: all at once is the sum of each alone, and NULL means zeros and ones. */
+/* The gradient of all inputs is the sum of the gradients of each alone; NULL means zeros for gradients and ones for
+   losses. */
 static void backward_parts(int arg) {
     const route_case c = {GMM_F32, GMM_F32, 19, 12, 3, (gmm_score)arg, 1, 0, 0.0f, 0.5f, 0.25f, 0};
     const int64_t slots = c.tokens * c.topk, total = c.tokens * c.experts;
@@ -286,7 +287,7 @@ static void backward_parts(int arg) {
     t_exact("no gradient", GMM_F32, t_mat_get(&d), none, total);
 }
 
-/* Indices that no forward wrote are passed over. */
+/* Indices out of range are ignored. */
 static void backward_wild(int arg) {
     const route_case c = {GMM_F32, GMM_F32, 5, 6, 3, (gmm_score)arg, 0, 0, 0.0f, 0.0f, 0.0f, 0};
     const t_mat logits = logits_of(&c, 3.0);
@@ -314,8 +315,8 @@ static void backward_wild(int arg) {
 
 /* -------------------------------------------------------------------------------------------- Order and ties --- */
 
-/* Few distinct values: the choice must be the stable order. Some logits are NaN or infinite, where sigmoid leaves
-   the others alone. */
+/* Few distinct values: ties are resolved by the lower index. Some logits are NaN or infinite; with sigmoid they do not
+   affect other experts. */
 static void ties(int arg) {
     const int32_t experts = 1 + arg;
     for (int32_t topk = 1; topk <= experts; topk += 1 + experts / 6)
@@ -349,8 +350,8 @@ static void ties(int arg) {
         }
 }
 
-/* A NaN in a softmax makes all scores of its token NaN: then the lower indices win; other tokens do not notice. A NaN
-   bias ranks its expert last, behind one of -infinity. */
+/* A NaN logit makes all softmax scores of its token NaN, so that the lower indices are chosen; other tokens are
+   unaffected. A NaN bias ranks its expert last, after a bias of -infinity. */
 static void nan_rows(int arg) {
     const route_case c = {GMM_F32, GMM_F32, 3, 5, 5, GMM_SCORE_SOFTMAX, 0, 0, 0.0f, 0.0f, 0.0f, 0};
     const double bias[5] = {0.0, NAN, -INFINITY, 0.0, NAN};
@@ -377,7 +378,7 @@ static void nan_rows(int arg) {
     t_same("indices with bias", ints_get(r.indices, 15), biased, sizeof biased);
 }
 
-/* Logits whose exponentials leave fp32. */
+/* Logits whose exponentials overflow or underflow fp32. */
 static void extreme(int arg) {
     const route_case c = {GMM_F32, GMM_F32, 4, 4, 4, (gmm_score)arg, 1, 0, 0.0f, 1.0f, 1e-6f, 0};
     static const double v[16] = {1e4, 9999.0, -1e4, -INFINITY, 3e38, -3e38, 0.0, 1.0,
@@ -397,8 +398,8 @@ static void extreme(int arg) {
         (void)scores(&c, logits.v + 4 * t, s, q);
         probabilities(&c, s, indices + 4 * t, want + 4 * t);
     }
-    /* the third token's sigmoids are subnormal: their digits end at 2^-149, or they are 0 on a GPU, which the 1e-20
-       below them blows up */
+    /* the third token's sigmoids are subnormal: multiples of 2^-149, or 0 on a GPU; the denominator 1e-20 magnifies
+       their error */
     for (int i = 0; i < 16; i++)
         bound[i] = 1e-5 * fabs(want[i]) +
                    (arg == GMM_SCORE_SIGMOID && i / 4 == 2 ? (T.gpu ? 0x1p-126 : 0x1p-149) / 1e-20 : 1e-37);
@@ -433,7 +434,7 @@ static void no_tokens(int arg) {
     call(T.ctx, GMM_OP_TOPK_BWD, &r);
 }
 
-/* Outputs that are not asked for change nothing in those that are; coefficients of 0 give losses of 0. */
+/* Outputs that are NULL do not change the others; coefficients of 0 give losses of 0. */
 static void optional(int arg) {
     const route_case c = {GMM_BF16, GMM_F32, 50, 11, 3, (gmm_score)arg, 1, 0, 0.0f, 0.5f, 0.5f, 0};
     const t_mat logits = logits_of(&c, 3.0);

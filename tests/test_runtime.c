@@ -94,14 +94,15 @@ static void ordering(int arg) {
     OK(rt.event_create(rt.self, &empty));
     OK(rt.event_query(rt.self, full, &done));
     T_CHECK(done == 1, "an event without a record is reached");
-    OK(rt.stream_wait(rt.self, a, empty, 0)); /* no record: waits for nothing */
+    OK(rt.stream_wait(rt.self, a, empty, 0)); /* an event without a record: no wait */
     for (int i = 0; i < ROUNDS; i++) {
         OK(rt.stream_wait(rt.self, a, empty, 0));
         OK(rt.fill(rt.self, shared, 200, N, a));
         OK(rt.fill(rt.self, shared, i, N, a));
-        OK(rt.event_record(rt.self, full, a, i % 2 ? (uint32_t)GMM_EVENT_EXTERNAL : 0)); /* no capture: no difference */
+        /* outside of a capture the flag has no effect */
+        OK(rt.event_record(rt.self, full, a, i % 2 ? (uint32_t)GMM_EVENT_EXTERNAL : 0));
         OK(rt.stream_wait(rt.self, b, full, i % 2 ? (uint32_t)GMM_EVENT_EXTERNAL : 0));
-        OK(rt.copy2d(rt.self, kept + i * KEPT, 1, shared, N / KEPT, 1, KEPT, b)); /* from all over the buffer */
+        OK(rt.copy2d(rt.self, kept + i * KEPT, 1, shared, N / KEPT, 1, KEPT, b)); /* samples of the whole buffer */
         OK(rt.event_record(rt.self, empty, b, 0));
     }
     OK(rt.event_sync(rt.self, empty));
@@ -161,7 +162,7 @@ static void allocations(int arg) {
     T_OK(rt.event_sync(rt.self, event));
     OK(rt.event_destroy(rt.self, event));
     if (!T.gpu) {
-        int left = 1; /* the context itself */
+        int left = 1; /* an allocation for the context itself */
         gmm_config config = T.config;
         gmm_context *ctx;
         gmm_runtime poor = GMM_ZERO;
@@ -233,8 +234,8 @@ static void errors(int arg) {
 #ifdef HAVE_CUDA
 static void went(const char *what, const char *why) { T_CHECK(!why, "%s: %s", what, why); }
 
-/* A graph of copies, fills and external events: each replay waits for what another stream did, and tells it back. The
-   host cannot wait for a capturing stream, and asking to leaves the capture intact. */
+/* A graph of copies, fills and external events: each replay waits for work of another stream, and signals that stream.
+   The host cannot wait for a capturing stream, and trying to leaves the capture valid. */
 static void capture(int arg) {
     enum { N = 3 << 19 };
     const gmm_runtime rt = runtime();

@@ -1,12 +1,12 @@
-/* test_select.c - how an engine is chosen where a query knows no addresses, on an engine table of its own: the rule of
-   the GPU engines, without a GPU. Holds a second, static copy of the implementation. */
+/* test_select.c - how an engine is chosen for a query without addresses, with an engine table of its own: the rule of
+   the GPU engines, without a GPU. Contains a second, static copy of the implementation. */
 #define GMM_STATIC
 #define GMM_IMPLEMENTATION
 #include "test.h"
 
 #include <string.h>
 
-/* An engine that needs x at a multiple of 16 bytes, as WGMMA does, and one that takes all addresses. */
+/* An engine that needs x at a multiple of 16 bytes, as WGMMA does, and one that accepts all addresses. */
 enum { PICKY_BYTES = 1024, GENERAL_BYTES = 4096 };
 static int picky_plan(const gmm__call *call, gmm__plan *plan) {
     if (!gmm__wgmma_check_alignment(call, GMM__X_, "x", plan)) return 0;
@@ -30,11 +30,11 @@ static gmm__engine_row row_of(gmm_engine engine, int (*plan)(const gmm__call *ca
     return row;
 }
 
-/* A call or query whose x stands at `x`, or has no address. */
+/* A call or query with x at `address`, or without an address. */
 typedef struct select_case {
     gmm_engine wanted;
     int query, known;
-    int64_t address; /* of x, where it is known */
+    int64_t address; /* of x, if `known` */
     gmm_engine want; /* AUTO: refused */
     size_t bytes;
     const char *says, *says_not;
@@ -85,16 +85,16 @@ static void open_addresses(int arg) {
         { GMM_ENGINE_AUTO, 1, 0, 0, GMM_ENGINE_WGMMA, GENERAL_BYTES, "multiples of 16 bytes, else mma", NULL },
         { GMM_ENGINE_AUTO, 0, 1, 0, GMM_ENGINE_WGMMA, PICKY_BYTES, NULL, "16 bytes" },
         { GMM_ENGINE_AUTO, 0, 1, 2, GMM_ENGINE_MMA, GENERAL_BYTES, "wgmma needs x at a multiple of 16 bytes", NULL },
-        /* one with addresses knows */
+        /* a query with addresses is exact */
         { GMM_ENGINE_AUTO, 1, 1, 32, GMM_ENGINE_WGMMA, PICKY_BYTES, NULL, "16 bytes" },
         { GMM_ENGINE_AUTO, 1, 1, 6, GMM_ENGINE_MMA, GENERAL_BYTES, "wgmma needs x", NULL },
-        /* a demand holds on what the query said it depends */
+        /* a demanded engine is promised under the condition that the query reports */
         { GMM_ENGINE_WGMMA, 1, 0, 0, GMM_ENGINE_WGMMA, PICKY_BYTES, "only for addresses at multiples of", NULL },
         { GMM_ENGINE_WGMMA, 0, 1, 16, GMM_ENGINE_WGMMA, PICKY_BYTES, NULL, "16 bytes" },
         { GMM_ENGINE_WGMMA, 0, 1, 8, GMM_ENGINE_AUTO, 0, "needs x at a multiple of 16 bytes", NULL },
         { GMM_ENGINE_MMA, 1, 0, 0, GMM_ENGINE_MMA, GENERAL_BYTES, NULL, "16 bytes" },
     };
-    const select_case alone[] = { /* no other engine has the operation, and the query says so */
+    const select_case alone[] = { /* no other engine serves the operation; the query names the condition */
         { GMM_ENGINE_AUTO, 1, 0, 0, GMM_ENGINE_WGMMA, PICKY_BYTES, "only for addresses at multiples of", NULL },
         { GMM_ENGINE_AUTO, 0, 1, 2, GMM_ENGINE_AUTO, 0, "needs x at a multiple of 16 bytes", NULL },
     };
@@ -106,7 +106,7 @@ static void open_addresses(int arg) {
     gmm_destroy(ctx);
 }
 
-/* Optional fields of a forward or of a weight gradient, and what the reason of an engine without them says. */
+/* Optional fields of a forward or of a weight gradient, and the reason with which an engine without them declines. */
 typedef struct field_case {
     int field;
     gmm_op op;
@@ -128,7 +128,7 @@ static const field_case field_cases[] = {
     { GMM__FIELD_GRAD_FROZEN, GMM_OP_LINEAR_WGRAD, "grad.frozen" },
 };
 
-/* The call of a case: it asks for the case's field, and for those that the field needs. */
+/* The call of a case: it sets the case's field, and those that the field needs. */
 static gmm_status field_call(gmm_context *ctx, const field_case *c, gmm_engine wanted, int query, gmm__call *call) {
     static float memory[2048], values[8];
     static uint32_t fault;
@@ -171,8 +171,9 @@ static gmm_status field_call(gmm_context *ctx, const field_case *c, gmm_engine w
     return gmm__linear_prepare(call, ctx, c->op, "gmm_linear_call", &d, query);
 }
 
-/* An engine that does not honour a field is declined in words, in calls and queries; the next one serves, and a demand
-   is refused. An engine that honours the field serves, and so does one without it where no call asks for it. */
+/* An engine that does not honour a field declines with a reason, in calls and queries; the next engine serves, and a
+   demand is refused. An engine that honours the field serves, and so does one without it if the call leaves the field
+   unset. */
 static void optional_fields(int arg) {
     gmm_context *ctx = NULL;
     (void)arg;

@@ -28,7 +28,7 @@ static gmm_accumulation accumulation(const t_mat *x, const t_mat *y, float scale
     return d;
 }
 
-/* y with values that a call may replace. */
+/* y with initial values. */
 static t_mat filled(gmm_dtype dtype, int64_t rows, int64_t cols, int64_t pad, t_fill fill) {
     t_mat y = t_mat_make(dtype, 1, rows, cols, pad, 0, T_PACKED, T_POISON);
     for (int64_t i = 0; i < rows * cols; i++)
@@ -37,8 +37,8 @@ static t_mat filled(gmm_dtype dtype, int64_t rows, int64_t cols, int64_t pad, t_
     return y;
 }
 
-/* The fp32 arithmetic that the contract states, in double: every step is rounded to fp32 (which is right for sums and
-   products of two fp32 values), the last one to the dtype of y by t_exact. */
+/* The fp32 arithmetic of the contract, in double: every step is rounded to fp32 (which is correct for sums and products
+   of two fp32 values), the last one to the dtype of y by t_exact. */
 static double step(double v) { return (double)(float)v; }
 static double stated(const t_mat *x, const t_mat *y, int64_t i, float scale, float beta) {
     const int64_t n = x->rows * x->cols;
@@ -48,7 +48,7 @@ static double stated(const t_mat *x, const t_mat *y, int64_t i, float scale, flo
     return beta == 0.0f ? sum : step(step((double)beta * y->v[i]) + sum);
 }
 
-/* Integers give exact sums; reals give the bits of the stated order, and are near the sum in fp64. */
+/* Integers give exact sums; reals give the bits of the documented order, and are close to the sum in fp64. */
 static void accumulates(int arg) {
     static const int64_t shape[][4] = { /* rows, cols, gap in x, gap in y */
         { 1, 1, 0, 0 }, { 3, 7, 0, 0 }, { 5, 64, 0, 0 }, { 2, 33, 3, 5 }, { 9, 8, 8, 0 }, { 4, 2050, 0, 1 },
@@ -88,8 +88,8 @@ static void accumulates(int arg) {
             }
 }
 
-/* Few multiprocessors leave every bit: the stated order, over several rounds of few blocks, with and without what the
-   kernel for them takes: whole vectors, rows without gaps, addresses at 16 bytes. */
+/* A small sm_limit changes no bit: the documented order, over several rounds of few CTAs, with and without the
+   conditions of the kernel for few SMs: 16-byte vectors, rows without gaps, 16-byte aligned addresses. */
 static void accumulate_limited(int arg) {
     static const int64_t shape[][4] = { { 1, 70004, 0, 0 }, { 1, 70003, 0, 0 }, { 40, 300, 0, 0 }, { 40, 300, 4, 0 },
                                         { 2, 4096, 0, 0 }, { 1, 4, 0, 0 } };
@@ -115,7 +115,7 @@ static void accumulate_limited(int arg) {
         }
 }
 
-/* beta 0 does not read y; a NaN in an addend arrives, also through a scale of 0; a NaN in y arrives at beta 1 */
+/* beta 0 does not read y; a NaN in an addend propagates, also with a scale of 0; a NaN in y propagates at beta 1 */
 static void accumulate_nan(int arg) {
     enum { R = 3, C = 20 };
     const gmm_dtype dtype = floats[arg];
@@ -135,12 +135,12 @@ static void accumulate_nan(int arg) {
         d.beta = 1.0f;
         x.v[7] = 1.0;
         t_mat_put(&x);
-        T_OK(accumulate(&d)); /* the NaN of before is still there */
+        T_OK(accumulate(&d)); /* the NaN of the previous call is still there */
         t_exact("y", dtype, t_mat_get(&y), want, R * C);
     }
 }
 
-/* One call over several addends has the bits of the sum over fp32 steps: accumulating one by one into an fp32 y. */
+/* One call with several addends has the bits of accumulating them one by one into an fp32 y. */
 static void accumulate_order(int arg) {
     enum { N = 5, R = 11, C = 129 };
     const t_mat x = t_mat_in(floats[arg], N, R, C, T_REALS);
@@ -159,7 +159,7 @@ static void accumulate_order(int arg) {
     t_same("y", t_mat_bits(&all), t_mat_bits(&each), R * C * sizeof(float));
 }
 
-/* Hundreds of addends, from a table and packed: the fp32 sum has the stated order from the first to the last. */
+/* Hundreds of addends, in a table and packed: the fp32 sum follows the documented order from the first to the last. */
 static void accumulate_many(int arg) {
     enum { R = 3, C = 24 };
     static const int counts[] = { 255, 256, 257, 513 };
@@ -282,7 +282,7 @@ static void converts(int arg) {
     }
 }
 
-/* The same dtype moves bytes, whatever they are, between matrices of other ld and alignment. */
+/* Conversion to the same dtype copies bytes unchanged, between matrices of different ld and alignment. */
 static void copies(int arg) {
     static const gmm_dtype dtypes[] = { GMM_F32, GMM_F16, GMM_BF16, GMM_E4M3, GMM_E5M2, GMM_E8M0,
                                         GMM_U8, GMM_I32, GMM_I64 };

@@ -1,5 +1,5 @@
-/* test_wgmma.c - the WGMMA engine, demanded per call: linear products against fp64 and against the MMA engine, that
-   nothing but a group's own rows touches its bits, and what it declines. GPU. */
+/* test_wgmma.c - the WGMMA engine, demanded by gmm_options.engine: linear products against fp64 and against the MMA
+   engine, independence of groups, and what it declines. GPU. */
 #include "linear_case.h"
 
 #include <math.h>
@@ -18,7 +18,7 @@ static void demand(lin_run *r, gmm_engine engine) {
     r->d.options = &r->options;
 }
 
-/* A context that takes the best engine. */
+/* A context that chooses the engine (AUTO). */
 static gmm_context *any_engine(void) {
     gmm_config config = T.config;
     config.engine = GMM_ENGINE_AUTO;
@@ -29,7 +29,7 @@ static const gmm_linear *demand_none(lin_run *r) {
     return &r->d;
 }
 
-/* Builds a call that demands the engine, or leaves the case where the GPU or the build does not have it. */
+/* Builds a call that demands the engine; skips the case if the GPU or the build lacks it. */
 static void build(lin_run *r, const lin_spec *s) {
     gmm_info info = GMM_ZERO;
     lin_build(r, s);
@@ -43,7 +43,7 @@ static size_t out_bytes(const lin_run *r) {
     return (size_t)(r->out.count * r->out.rows * r->out.cols * ref_bytes(r->out.dtype));
 }
 
-/* Puts what was there before the first call back. */
+/* Restores the destination's bytes of before the first call. */
 static void restore(lin_run *r) {
     const lin_spec *s = &r->spec;
     if (s->op == GMM_OP_LINEAR_WGRAD ? s->beta || (s->main_grad && !s->overwrite) : s->add) t_mat_put(&r->out);
@@ -55,8 +55,8 @@ static void restore(lin_run *r) {
         }
 }
 
-/* Integers: exact. Reals: within the bound. Both: the same bits with every tile, and in every bit what MMA computes,
-   which adds up in the same steps. */
+/* Integers: exact. Reals: within the bound. Both: the same bits with every tile, and the bits of MMA, which accumulates
+   in the same steps. */
 static void both_on(lin_spec s, int32_t sm_limit) {
     for (int i = 0; i < 2; i++) {
         lin_run r;
@@ -105,8 +105,8 @@ static void shapes(int arg) {
         }
 }
 
-/* Groups so small that forward asks for two stages at a time: of odd numbers of stages the last one comes alone, and a
-   block's next tile begins in the middle of the ring. */
+/* Groups so small that forward loads two stages at a time (small-M mode): with an odd number of stages the last one is
+   loaded alone, and the next tile of a CTA begins at an odd stage of the pipeline. */
 static void small_groups(int arg) {
     static const int64_t sizes[][6] = {{64, 1, 40, 0, 33, 16}, {128, 120, 127, 100, 97, 128}};
     for (int i = 0; i < 2; i++)
@@ -118,7 +118,8 @@ static void small_groups(int arg) {
         }
 }
 
-/* Groups of every size from an edge of a tile on, over poison; the extent that is ragged is rows or the contraction. */
+/* Groups of every size around a tile boundary, with poisoned destinations; the ragged extent is M (rows) or, in wgrad,
+   K. */
 static void edges(int arg) {
     static const int64_t edge[] = {0, 96, 176, 192, 352, 384};
     int64_t *sizes = (int64_t *)t_host(131 * sizeof *sizes);
@@ -130,7 +131,7 @@ static void edges(int arg) {
     both(s);
 }
 
-/* The same for the extents that every group shares. */
+/* The same for the extents that all groups have in common. */
 static void feature_edges(int arg) {
     static const int64_t sizes[] = {33, 0, 190};
     for (int64_t n = 8; n <= 136; n += 8)
@@ -171,8 +172,8 @@ static void forms(int arg) {
     }
 }
 
-/* D may stand anywhere: rows, matrices and addresses at no multiple of 16 bytes, or only some of the matrices, which
-   few blocks take one after another. */
+/* D at any address: rows, matrices and base addresses that are not multiples of 16 bytes, or only some of the matrices,
+   computed by few CTAs one after another. */
 static void odd_d(int arg) {
     static const int64_t sizes[] = {12, 0, 231, 1, 40};
     for (int out = 0; out < 2; out++)
@@ -239,7 +240,7 @@ static void biases(int arg) {
     }
 }
 
-/* More groups than a block's shared memory has room for. */
+/* More groups than the group tables in shared memory hold. */
 static void many_groups(int arg) {
     static const int32_t counts[] = {2, 33, 256, 257, 1024, 3001};
     for (int i = 0; i < 6; i++) {
@@ -252,7 +253,7 @@ static void many_groups(int arg) {
     }
 }
 
-/* NaN in one group and behind the last one stays there. */
+/* NaN in one group and in rows after the last one changes no other group. */
 static void contained(int arg) {
     static const int64_t sizes[] = {100, 37, 130, 8};
     lin_spec s = spec_of(arg, 4, sizes);
@@ -278,8 +279,8 @@ static void contained(int arg) {
 
 /* ----------------------------------------------------------------------------------------------- Independence --- */
 
-/* A group's bits are those of the call with it alone, whose tiles have other heights, and the same in a call of many
-   groups, with any sm_limit and capacity, and with hints that choose other tiles. */
+/* A group has the bits of a call with this group alone, whose tiles have other heights, and the same bits in a call of
+   many groups, with any sm_limit and capacity, and with hints that choose other tiles. */
 static void alone(int arg) {
     static const int64_t few[] = {177, 64, 0, 1, 200, 1000};
     static const int32_t limits[] = {1, 2, 3, 57, 100, 132, 1000};
@@ -342,7 +343,7 @@ static void replays(int arg) {
     gmm_status s = GMM_OK;
     size_t workspace_bytes = 0, bytes[3], all = 0;
     int64_t splits[G];
-    unsigned char *kept, *seen; /* outputs of a batch: eager, replayed, by turns */
+    unsigned char *kept, *seen; /* outputs of a batch of calls: eager and replayed */
     void *workspace, *graph = NULL;
     const char *why;
     groups.count = G;
@@ -411,8 +412,8 @@ static void replays(int arg) {
     device_graph_free(graph);
 }
 
-/* Two tiles, between which the device chooses by the split: one graph with splits that suit either (groups of 256 rows
-   the flat one, of 300 rows the wide one), in every bit what each tile gives alone. */
+/* A kernel with two tiles chooses one on the device by the split: one graph with splits that suit either tile (groups
+   of 256 rows 256x128, of 300 rows 160x256), with the bits that each tile alone gives. */
 static void two_tiles(int arg) {
     static const int64_t first[] = {300, 300, 300, 300};
     static const int32_t sizes[][4] = {{300, 300, 300, 300}, {256, 256, 256, 256}, {3, 700, 0, 151}, {1, 1, 1, 1},
@@ -443,7 +444,7 @@ static void two_tiles(int arg) {
     for (int i = 0; i < 2 * (int)T_COUNT(sizes); i++) {
         const void *want = NULL;
         t_upload((void *)(uintptr_t)r.groups.splits, sizes[i % T_COUNT(sizes)], sizeof sizes[0]);
-        for (int way = 0; way < 4; way++) { /* each tile, either, and either by the graph */
+        for (int way = 0; way < 4; way++) { /* each tile alone, the choice, and the choice in a graph */
             restore(&r);
             r.options.tile = way == 0 ? 1 : way == 1 ? 2 : 4;
             if (way < 3) T_OK(t_linear(T.ctx, s.op, &r.d));
@@ -469,7 +470,8 @@ static void write_line(void *user, gmm_log_level level, const char *message) {
                    sizeof l->last, "%s", message);
 }
 
-/* On compute capability 9.0 AUTO takes the engine; elsewhere, and where it declines, query and log name the reason. */
+/* On compute capability 9.0 AUTO chooses the engine; elsewhere, and where it declines, query and log name the
+   reason. */
 static void choice(int arg) {
     static const int64_t sizes[] = {30, 0, 50};
     lin_spec s = {.op = products[arg], .in = GMM_BF16, .out = GMM_BF16, .groups = 3, .K = 64, .N = 72, .sizes = sizes};
@@ -515,7 +517,7 @@ static void choice(int arg) {
     T_CHECK(strstr(l.last, "served by mma") && strstr(l.last, "wgmma multiplies no f32"), "\"%s\"", l.last);
 }
 
-/* options.tile names the tiles of the table one after another, and none beyond it. */
+/* options.tile numbers the tiles of the table, and rejects larger numbers. */
 static void tiles(int arg) {
     static const int64_t sizes[] = {177, 0, 50};
     lin_spec s = spec_of(arg, 3, sizes);
@@ -543,7 +545,7 @@ static void tiles(int arg) {
     T_REFUSED_TEXT(GMM_E_ARG, t_linear(T.ctx, s.op, &r.d), gmm_last_error(T.ctx), "options.tile", "-3", NULL);
 }
 
-/* An MLP under AUTO is composed of what AUTO picks for each part. */
+/* An MLP under AUTO is composed of the engines that AUTO chooses for its parts. */
 static void mlp_choice(int arg) {
     const gmm_mat mat = gmm_mat_packed(GMM_BF16, NULL);
     gmm_groups groups = GMM_ZERO;
@@ -578,8 +580,8 @@ static void mlp_choice(int arg) {
     }
 }
 
-/* What it declines, each with its reason, before anything is written; AUTO serves all of them by MMA, in the workspace
-   of a query that knew no addresses. */
+/* Calls that the engine declines, each with its reason, before anything is written; AUTO serves all of them by MMA, in
+   the workspace of a query without addresses. */
 static void declines(int arg) {
     static const int64_t sizes[] = {12, 0, 31, 1, 40};
     enum { F32, CROSS, LD_X, LD_W, ADDRESS, STRIDE, HOST_TABLE, BGRAD, KINDS };
@@ -603,7 +605,7 @@ static void declines(int arg) {
         if (i == BGRAD) s.op = GMM_OP_LINEAR_BGRAD;
         s.fill = T_INTS;
         build(&r, &s);
-        if (i == ADDRESS || i == HOST_TABLE) { /* the same rows, 2 bytes further */
+        if (i == ADDRESS || i == HOST_TABLE) { /* the same rows at an address 2 bytes higher */
             t_mat *m = i == ADDRESS ? &r.x : &r.w;
             const int64_t group = i == ADDRESS ? 0 : 1, bytes = m->rows * m->cols * 2;
             char *moved = (char *)t_alloc_aligned((size_t)bytes + 16, 16) + 2;
@@ -622,7 +624,7 @@ static void declines(int arg) {
             T_OK_TEXT(gmm_linear_query(ctx, s.op, &r.d, &info), gmm_last_error(ctx));
             r.x.mat = x;
             r.w.mat = w;
-            if (i == HOST_TABLE) { /* a query of a table is one of a table */
+            if (i == HOST_TABLE) { /* the query gets the table as well */
                 T_OK_TEXT(gmm_linear_query(ctx, s.op, &r.d, &info), gmm_last_error(ctx));
                 T_CHECK(info.engine == GMM_ENGINE_WGMMA, "a query does not read tables");
             }
@@ -635,7 +637,8 @@ static void declines(int arg) {
     }
 }
 
-/* Of a table in device memory only the kernel can tell: a fault bit, and every other group is right. */
+/* A misaligned address in a device table is found by the kernel: it sets a fault bit, and every other group is
+   correct. */
 static void device_table(int arg) {
     static const int64_t sizes[] = {120, 64, 31};
     lin_spec s = spec_of(arg, 3, sizes);

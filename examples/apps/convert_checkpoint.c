@@ -1,10 +1,11 @@
-/* convert_checkpoint.c - expert weights from any layout into any other, over safetensors files of any size.
+/* convert_checkpoint.c - converts expert weights from any layout into any other, in safetensors files of any size.
  * SPDX-License-Identifier: MIT
  *
- * Names, layouts and slices are gmm's checkpoint plans (gmm.h, section 13); this program brings the files: it lists the
+ * Names, layouts and slices are gmm's checkpoint plans (gmm.h, section 13); this program adds the files: it lists the
  * tensors of the input, lets gmm plan, verify and cost the conversion, and applies the moves from file to file through
- * a scratch of fixed size. Nothing stands under the output's name before it is whole. A run that was stopped goes on
- * where it was: OUT.resume names the input, what was written of each file (FILE.partial), and how far it went.
+ * a scratch buffer of fixed size. No file has the output's name before it is complete. A run that was stopped
+ * continues where it stopped: OUT.resume records the input, the bytes written of each file (FILE.partial), and the next
+ * move.
  *
  *     convert_checkpoint --help
  *
@@ -116,7 +117,7 @@ static void print_help(void) {
     printf("\nindexed and grouped are megatron with weight0... and with one stacked weight; olmoe is qwen3-moe.\n");
 }
 
-/* indexed and grouped are one scheme with a choice; others have no choice. */
+/* The scheme of a name; "indexed" and "grouped" are one scheme with an option, which others lack. */
 static const gmm_ckpt_scheme *scheme_of(const char *name) {
     if (!strcmp(name, "indexed") || !strcmp(name, "grouped")) name = "megatron";
     if (!strcmp(name, "olmoe")) name = "qwen3-moe";
@@ -149,7 +150,7 @@ static int64_t bytes_of(const char *name, const char *text) {
 
 /* ---------------------------------------------------------------------------------------------------- 2 Input --- */
 
-/* dtypes that gmm knows; the others can be kept only. */
+/* Dtypes that gmm knows; tensors of others can only be copied. */
 static const struct { const char *file; gmm_dtype dtype; } dtypes[] = {
     {"F32", GMM_F32}, {"F16", GMM_F16}, {"BF16", GMM_BF16}, {"F8_E4M3", GMM_E4M3}, {"F8_E5M2", GMM_E5M2},
     {"F8_E8M0", GMM_E8M0}, {"F4", GMM_E2M1}, {"U8", GMM_U8}, {"I32", GMM_I32}, {"I64", GMM_I64}};
@@ -167,7 +168,7 @@ static const char *dtype_out(gmm_dtype dtype) {
     return "?";
 }
 
-enum { LISTED = 100 }; /* lines of a list; the others are counted */
+enum { LISTED = 100 }; /* longest list that is printed; further lines are only counted */
 
 typedef struct input {
     st_set *sets;                /* one for each rank */
@@ -200,7 +201,7 @@ static char *path_of(const char *pattern, const gmm_ckpt_rank *r) {
     return path;
 }
 
-/* What a file records of its layout must agree with the command line. */
+/* Checks that the layout that a file records agrees with the command line. */
 static void check_metadata(input *in, const st_file *file, const char *path, const gmm_ckpt_rank *r) {
     const struct { const char *key; int32_t rank, size; } ranks[] = {
         {"gmm.ep", r->ep_rank, r->ep_size}, {"gmm.etp", r->etp_rank, r->etp_size},
@@ -228,7 +229,7 @@ static void check_metadata(input *in, const st_file *file, const char *path, con
     }
 }
 
-/* Ends the run where files of ranks are not there. */
+/* Ends the program if files of ranks are missing. */
 static void check_ranks(const input *in) {
     int64_t missing = 0;
     for (int32_t p = 0; p < in->count && in->count > 1; p++) {
@@ -301,8 +302,8 @@ static input read_input(void) {
     return in;
 }
 
-/* Makes the tables anew without the tensors of layers that lack something. */
-static void leave_out(input *in, const key_inventory *found) {
+/* Rebuilds the tables without the tensors of incomplete layers. */
+static void remove_incomplete_layers(input *in, const key_inventory *found) {
     gmm_ckpt_report report;
     for (int32_t p = 0; p < in->count; p++) {
         int64_t count;
@@ -320,8 +321,8 @@ static void leave_out(input *in, const key_inventory *found) {
     }
 }
 
-/* Lists what the input lacks. Without --partial that ends the run; with it, or where the input is inspected alone,
-   layers that lack something are left out. */
+/* Lists what the input lacks. Without --partial that ends the program; with it, or if the input is only inspected,
+   incomplete layers are left out. */
 static void check_complete(input *in, const gmm_ckpt_source *source) {
     FILE *to = opt.partial || (opt.inspect && !*opt.out && !opt.dry_run) ? stdout : stderr;
     key_inventory found;
@@ -345,12 +346,12 @@ static void check_complete(input *in, const gmm_ckpt_source *source) {
         die("the input is incomplete. --partial converts the layers that lack nothing%s",
             found.missing_count && !opt.experts ? "; --experts N states their number where routers have more rows"
                                                 : "");
-    if (found.left_out_count) leave_out(in, &found);
+    if (found.left_out_count) remove_incomplete_layers(in, &found);
     key_inventory_free(&found);
 }
 
-/* The scheme that has most keys of the input, NULL if none has any; of equals one that reads without an error and finds
-   gate rows, then the one with the fewest rows. `others` gets the names of those that fit as well. */
+/* The scheme with the most keys of the input, NULL if none has any; among equals, one that scans without error and
+   finds gate rows, then the one with the fewest rows. `others` gets the names of those that fit as well. */
 static const gmm_ckpt_scheme *find_scheme(gmm_ckpt_source *source, char *others, size_t capacity) {
     const gmm_ckpt_scheme *best = NULL, *scheme;
     int64_t best_score = 0;
@@ -360,7 +361,7 @@ static const gmm_ckpt_scheme *find_scheme(gmm_ckpt_source *source, char *others,
         gmm_ckpt_report report;
         key_inventory found;
         int64_t score, count = 0;
-        if (!strcmp(scheme->name, "module")) continue; /* it knows no layers */
+        if (!strcmp(scheme->name, "module")) continue; /* it has no layer numbers */
         source->scheme = scheme;
         if (!key_inventory_of(&found, source, opt.experts)) die("out of memory");
         score = found.matched * 4;
@@ -407,7 +408,7 @@ typedef struct output {
     int64_t tensor_count;
     char *index;               /* NULL for one file */
     char *resume_path, *lock_path;
-    char *made_of;             /* what the output is made of: the plan and the identities of the input's files */
+    char *made_of;             /* identity of the run: its plan, and the identities of the input's files */
 } output;
 
 static char *format_path(const char *format, ...) {
@@ -447,7 +448,7 @@ static file_place place_of(const char *path) {
     return place;
 }
 
-/* The first lines of OUT.resume. They must agree for a run to go on, and at the end with what they were. */
+/* The first lines of OUT.resume. A run continues only if they agree, and at the end they must be unchanged. */
 static char *describe_source(const input *in, const gmm_ckpt_plan *plan) {
     char *text = NULL;
     size_t size = 0;
@@ -469,8 +470,7 @@ static char *describe_source(const input *in, const gmm_ckpt_plan *plan) {
     return text;
 }
 
-/* The move that an earlier run of the same plan and input stopped before, and the identities of its files; -1 if there
-   is none. */
+/* The next move of an earlier run of the same plan and input, and the identities of its files; -1 if there was none. */
 static int64_t read_record(output *o) {
     FILE *file = fopen(o->resume_path, "r");
     const size_t size = strlen(o->made_of);
@@ -494,8 +494,8 @@ static int64_t read_record(output *o) {
     return ok ? cursor : -1;
 }
 
-/* Records how far the run is. What was written so far reaches the disk first, so that the record never says more than
-   is there. */
+/* Records the next move. Written data is flushed to the disk first, so that the record never claims more than the files
+   hold. */
 static int write_record(output *o, int64_t cursor, st_error *error) {
     char *temporary = format_path("%s.tmp", o->resume_path);
     FILE *file = NULL;
@@ -521,7 +521,7 @@ static int write_record(output *o, int64_t cursor, st_error *error) {
     return ok;
 }
 
-/* Spreads the targets over files of at most `limit` bytes, in order. */
+/* Assigns the targets, in order, to files of at most `limit` bytes. */
 static void lay_out(output *o, const input *in, const gmm_ckpt_plan *plan, int64_t limit) {
     const gmm_ckpt_tensor *t = gmm_ckpt_table_tensors(gmm_ckpt_plan_targets(plan), &o->tensor_count);
     const char *slash = strrchr(opt.out, '/'), *name = slash ? slash + 1 : opt.out;
@@ -586,7 +586,7 @@ static void check_apart(const input *in, const output *o) {
     if (o->index) w = add_place(writes, w, o->index);
     for (int32_t p = 0; p < in->count; p++) {
         char *path = path_of(opt.in, &in->parts[p].rank);
-        r = add_place(reads, r, path); /* the index itself, where there is one */
+        r = add_place(reads, r, path); /* the index itself, if there is one */
         for (int64_t f = 0; f < in->sets[p].count; f++) r = add_place(reads, r, in->sets[p].paths[f]);
         for (int64_t f = 0; f < in->sets[p].missing_count; f++) r = add_place(reads, r, in->sets[p].missing[f]);
         free(path);
@@ -626,9 +626,9 @@ static void abandon_output(output *o) {
     (void)unlink(o->resume_path);
 }
 
-/* Opens all files: anew with cursor -1, else those of the run that stopped before that move. Returns 0, with nothing
-   open, where one of those is not there: only files that the record identifies are taken for it, and only after the
-   last move for finished. */
+/* Opens all files: new ones with cursor -1, else those of the run that stopped before that move. Returns 0, with
+   nothing open, if one of those is missing: only files that the record identifies are accepted, and as finished only
+   after the last move. */
 static int open_output(output *o, const input *in, int64_t cursor, int64_t moves) {
     char text[1][32];
     int64_t count, first = 0;
@@ -655,7 +655,7 @@ static int open_output(output *o, const input *in, int64_t cursor, int64_t moves
     return ok;
 }
 
-/* Opens the output where an earlier run stopped, or anew, and returns the move to begin with. */
+/* Opens the output where an earlier run stopped, or a new one, and returns the first move. */
 static int64_t begin_output(output *o, const input *in, const gmm_ckpt_plan *plan, int64_t moves) {
     int64_t cursor = -1;
     st_error error;
@@ -674,8 +674,8 @@ static int64_t begin_output(output *o, const input *in, const gmm_ckpt_plan *pla
     return 0;
 }
 
-/* Puts the written files in place. Killed at any moment, it leaves files that are whole, and no index that names some
-   of an older output; the same command then finishes it. */
+/* Renames the written files to their final names. If the program is killed at any moment, all files under final names
+   are complete, and no index names files of an older output; the same command then finishes. */
 static void finish_output(output *o, const input *in, const gmm_ckpt_plan *plan, int64_t moves) {
     char *now = describe_source(in, plan);
     st_error error;
@@ -684,7 +684,7 @@ static void finish_output(output *o, const input *in, const gmm_ckpt_plan *plan,
         die("%s: it changed while it was read: nothing is written", opt.in);
     }
     for (int64_t i = 0; i < o->count; i++)
-        if (!st_flush(&o->writers[i], &error)) { /* what did not reach the disk may not pass for finished later */
+        if (!st_flush(&o->writers[i], &error)) { /* a file that was not flushed must not be taken for finished later */
             abandon_output(o);
             die("cannot finish %s: %s", o->paths[i], error.text);
         }
@@ -720,7 +720,7 @@ static void free_output(output *o) {
     free(o->made_of);
 }
 
-/* A dry run finds what a run would refuse of its paths. */
+/* A dry run reports the path errors that a run would report. */
 static void check_output(const input *in, const gmm_ckpt_plan *plan) {
     output o;
     if (!*opt.out) return;
@@ -818,16 +818,16 @@ static int64_t bytes_of_moves(const gmm_ckpt_plan *plan, int64_t begin, int64_t 
     return sum;
 }
 
-/* What moves of one pattern of sources into one pattern of targets, of one kind and dtypes, do. */
-typedef struct passage {
+/* Moves from one pattern of sources to one pattern of targets, of one kind and dtype pair, and their totals. */
+typedef struct move_group {
     int64_t from, to; /* patterns; from -1: zeros */
     int64_t target, bytes;
     const char *from_dtype, *to_dtype;
     int kind;
-} passage;
+} move_group;
 
-static int compare_passages(const void *a, const void *b) {
-    const passage *x = (const passage *)a, *y = (const passage *)b;
+static int compare_move_groups(const void *a, const void *b) {
+    const move_group *x = (const move_group *)a, *y = (const move_group *)b;
     int order;
     if (x->from != y->from) return x->from < y->from ? -1 : 1;
     if (x->to != y->to) return x->to < y->to ? -1 : 1;
@@ -837,18 +837,19 @@ static int compare_passages(const void *a, const void *b) {
     return x->target < y->target ? -1 : x->target > y->target;
 }
 
-static int same_row(const passage *a, const passage *b) {
-    passage x = *a, y = *b;
+static int same_row(const move_group *a, const move_group *b) {
+    move_group x = *a, y = *b;
     x.target = y.target = 0;
-    return !compare_passages(&x, &y);
+    return !compare_move_groups(&x, &y);
 }
 
-/* The moves as passages, sorted. from_of and to_of: patterns of the sources by tag - 1, and of the targets. */
-static passage *passages_of(const input *in, const gmm_ckpt_plan *plan, const int64_t *from_of, const int64_t *to_of) {
+/* The moves in groups, sorted. from_of: source patterns by tag - 1; to_of: patterns of the targets. */
+static move_group *move_groups_of(const input *in, const gmm_ckpt_plan *plan, const int64_t *from_of,
+                                  const int64_t *to_of) {
     int64_t moves;
     const gmm_ckpt_tensor *targets = gmm_ckpt_table_tensors(gmm_ckpt_plan_targets(plan), NULL);
     const gmm_ckpt_move *m = gmm_ckpt_plan_moves(plan, &moves);
-    passage *list = (passage *)get((size_t)moves * sizeof *list);
+    move_group *list = (move_group *)get((size_t)moves * sizeof *list);
     for (int64_t i = 0; i < moves; i++) {
         const gmm_ckpt_tensor *d = &targets[m[i].dst];
         const int64_t tag = m[i].src < 0 ? 0 : gmm_ckpt_table_tensors(in->tables[m[i].part], NULL)[m[i].src].tag;
@@ -860,11 +861,11 @@ static passage *passages_of(const input *in, const gmm_ckpt_plan *plan, const in
         list[i].from_dtype = tag ? in->tensors[tag - 1]->dtype : "";
         list[i].to_dtype = d->tag ? in->tensors[d->tag - 1]->dtype : dtype_out(d->dtype);
     }
-    if (moves) qsort(list, (size_t)moves, sizeof *list, compare_passages);
+    if (moves) qsort(list, (size_t)moves, sizeof *list, compare_move_groups);
     return list;
 }
 
-/* The plan, a line for each pattern of keys and what becomes of it. */
+/* Prints the plan, one line for each group of moves. */
 static void print_plan(const input *in, const gmm_ckpt_plan *plan) {
     static const char *const kinds[] = {"view", "copy", "convert", "dequantize", "zeros"};
     int64_t count, moves, wide[2] = {4, 2};
@@ -874,7 +875,7 @@ static void print_plan(const input *in, const gmm_ckpt_plan *plan) {
     int64_t *from_of = (int64_t *)get((size_t)in->tensor_count * sizeof *from_of);
     int64_t *to_of = (int64_t *)get((size_t)count * sizeof *to_of);
     key_patterns p[2];
-    passage *list;
+    move_group *list;
     (void)gmm_ckpt_plan_moves(plan, &moves);
     for (int64_t i = 0; i < in->tensor_count; i++) from[i] = in->tensors[i]->name;
     for (int64_t i = 0; i < count; i++) to[i] = targets[i].name;
@@ -885,7 +886,7 @@ static void print_plan(const input *in, const gmm_ckpt_plan *plan) {
             const int64_t n = (int64_t)strlen(p[k].texts[i]);
             if (n > wide[k]) wide[k] = n < WIDEST ? n : WIDEST;
         }
-    list = passages_of(in, plan, from_of, to_of);
+    list = move_groups_of(in, plan, from_of, to_of);
     printf("%-*s  %-*s  %7s  %-10s  %-18s %10s\n", (int)wide[0], "from (N: a number)", (int)wide[1], "to", "tensors",
            "how", "dtype", "bytes");
     for (int64_t i = 0, end; i < moves; i = end) {
@@ -911,7 +912,7 @@ static void print_plan(const input *in, const gmm_ckpt_plan *plan) {
     free(to_of);
 }
 
-/* Keys that come out as they went in, and those that do not come out. */
+/* Prints the keys that are copied unchanged, and those that are dropped. */
 static void print_kept(const gmm_ckpt_plan *plan, const gmm_ckpt_report *report) {
     int64_t count, kept = 0;
     const gmm_ckpt_tensor *t = gmm_ckpt_table_tensors(gmm_ckpt_plan_targets(plan), &count);
@@ -1038,7 +1039,7 @@ static void convert(const input *in, const gmm_ckpt_plan *plan) {
 
 /* ----------------------------------------------------------------------------------------------------- 6 main --- */
 
-/* The rows that the rank keeps of every linear; NULL without generalized tensor parallelism. */
+/* The rows of every linear that the rank's GTP shard holds; NULL without generalized tensor parallelism. */
 static gmm_ckpt_cut *cuts_of(const gmm_ckpt_linear *l, int64_t n, const gmm_ckpt_rank *rank, int32_t block) {
     gmm_ckpt_cut *cuts = (gmm_ckpt_cut *)get((size_t)n * sizeof *cuts);
     gmm_error error;
@@ -1107,7 +1108,8 @@ int main(int argc, char **argv) {
     rank_of("gtp", opt.gtp, &target.rank.gtp_rank, &target.rank.gtp_size);
     (void)bytes_of("shard-size", opt.shard_size);
     if (opt.in_ep * opt.in_etp * opt.in_gtp > 65536) die("--in-ep, --in-etp, --in-gtp: more than 65536 ranks");
-    if (opt.in_ep > 1 && !strstr(opt.in, "{ep}")) die("--in lacks {ep}, which --in-ep counts"); /* one file twice */
+    /* every rank would read the same file */
+    if (opt.in_ep > 1 && !strstr(opt.in, "{ep}")) die("--in lacks {ep}, which --in-ep counts");
     if (opt.in_etp > 1 && !strstr(opt.in, "{etp}")) die("--in lacks {etp}, which --in-etp counts");
     if (opt.in_gtp > 1 && !strstr(opt.in, "{gtp}")) die("--in lacks {gtp}, which --in-gtp counts");
     in = read_input();
@@ -1126,7 +1128,7 @@ int main(int argc, char **argv) {
     source.extra = !strcmp(opt.extra, "keep") ? GMM_CKPT_EXTRA_KEEP
                  : !strcmp(opt.extra, "drop") ? GMM_CKPT_EXTRA_DROP : GMM_CKPT_EXTRA_REFUSE;
     source.drop_extra_state = (int32_t)opt.drop_extra_state;
-    /* check_complete has listed what is missing; where the input is inspected alone, that is all that is asked */
+    /* check_complete has listed what is missing; a plan is not needed if the input is only inspected */
     source.skip_missing = opt.partial || (opt.inspect && !*opt.out && !opt.dry_run);
     if (opt.inspect) inspect_files(&in);
     if (opt.inspect && !given(&opt.from) && !st_metadata(&in.sets[0].files[0], "gmm.layout") &&

@@ -67,22 +67,22 @@ static const struct format { const char *name; gmm_dtype dtype; gmm_scaling scal
     {"fp8-block", GMM_E4M3, GMM_SCALING_128X128}, {"mxfp8", GMM_E4M3, GMM_SCALING_MX32},
     {"nvfp4", GMM_E2M1, GMM_SCALING_NV16}};
 
-/* One number of GPUs. */
-typedef struct outlook {
+/* Results for one number of GPUs. */
+typedef struct estimate {
     int gpus;
     gmm_gtp_memory memory;
     gmm_gtp_forecast step;
-    gmm_gtp_stage fc[2]; /* of a layer in the middle */
-} outlook;
+    gmm_gtp_stage fc[2]; /* of a middle layer */
+} estimate;
 
-static outlook look(int gpus) {
+static estimate estimate_of(int gpus) {
     const struct format *f = formats;
     const int64_t rows[2] = {opt.ffn * (1 + opt.gated), opt.hidden}, cols[2] = {opt.hidden, opt.ffn};
     const int n = (int)opt.layers * 2;
     gmm_gtp_stage *stages = (gmm_gtp_stage *)calloc((size_t)n, sizeof *stages);
     gmm_shard shards[2];
     gmm_error error;
-    outlook o;
+    estimate o;
     if (!stages) die("out of memory");
     while (strcmp(f->name, opt.format)) f++;
     memset(&o, 0, sizeof o);
@@ -120,7 +120,7 @@ static outlook look(int gpus) {
     o.step.memory_rate = opt.memory * 1e9;
     o.step.prefetch = (int32_t)(opt.block ? 3 : opt.prefetch);
     o.step.prefetch = o.step.prefetch < n ? o.step.prefetch : n;
-    o.step.wgrad_slots = (int32_t)opt.slots * 2; /* of either shape */
+    o.step.wgrad_slots = (int32_t)opt.slots * 2; /* slots for both shapes */
     o.step.wrap = (int32_t)opt.wrap;
     if (gmm_gtp_foresee(&o.step, stages, &error)) die("%s", error.text);
     o.fc[0] = stages[n / 2 - n / 2 % 2];
@@ -133,7 +133,7 @@ static const char *hides(double exposed, double whole) {
     return whole == 0 ? "-" : exposed <= 1e-3 * whole ? "hidden" : exposed >= 0.999 * whole ? "exposed" : "partly";
 }
 
-/* What the columns of the tables are. */
+/* Legends of the table columns. */
 typedef struct legend { const char *column, *meaning; } legend;
 static const legend memory_legend[] = {
     {"weights", "the shards of the weights that this GPU holds"},
@@ -161,7 +161,7 @@ static void print_legend(const legend *list, size_t count) {
     for (size_t i = 0; i < count; i++) printf("%9s  %s\n", list[i].column, list[i].meaning);
 }
 
-static void print_table(const outlook *o, int count) {
+static void print_table(const estimate *o, int count) {
     const double gb = 1e-9, us = 1e6, ms = 1e3;
     printf("%lld layers of %lld experts, FC1 %lld x %lld, FC2 %lld x %lld, %s; %lld tokens a layer\n",
            (long long)opt.layers, (long long)opt.experts, (long long)(opt.ffn * (1 + opt.gated)), (long long)opt.hidden,
@@ -199,7 +199,7 @@ static void print_table(const outlook *o, int count) {
     print_legend(step_legend, sizeof step_legend / sizeof step_legend[0]);
 }
 
-static void write_svg(const outlook *o, int count, const char *path) {
+static void write_svg(const estimate *o, int count, const char *path) {
     double x[ROWS], compute[ROWS], gather[ROWS], step[ROWS], total[ROWS], buffers[ROWS], shards[ROWS];
     svg_box times = {0, 0, 760, 360}, memory = {0, 360, 760, 360};
     const svg_series lines[] = {{"GEMMs", "#4477aa", 0, count, x, compute},
@@ -229,7 +229,7 @@ static void write_svg(const outlook *o, int count, const char *path) {
 }
 
 int main(int argc, char **argv) {
-    static outlook rows[ROWS];
+    static estimate rows[ROWS];
     option_error error;
     int count = 0;
     if (!options_parse(options, OPTIONS, argc, argv, &error)) die("%s", error.text);
@@ -238,7 +238,7 @@ int main(int argc, char **argv) {
         options_print(options, OPTIONS);
         return 0;
     }
-    for (int64_t g = 1; g <= opt.gpus && count < ROWS; g *= 2) rows[count++] = look((int)g);
+    for (int64_t g = 1; g <= opt.gpus && count < ROWS; g *= 2) rows[count++] = estimate_of((int)g);
     print_table(rows, count);
     if (*opt.svg && count > 1) write_svg(rows, count, opt.svg);
     return 0;

@@ -98,7 +98,7 @@ static struct settings {
 /* An MLP has an activation: all of the list but "none", which opens it. */
 #define ACT_CHOICES &(GMM_ACT_LIST(ACT_CHOICE) "gpt-oss|kimi-situ|nemotron")[sizeof "none|" - 1]
 
-/* Marked (1 in the third column): what a checkpoint records, and a resumed run takes from it. */
+/* Marked options (1 in the third column) are recorded in checkpoints, and a resumed run takes them from there. */
 static option options[] = {
     {"data", OPTION_TEXT, 0, &opt.data, "", 0, 0, "", "text to learn; default: the sources of gmm's repository", 0},
     {"seed", OPTION_INTEGER, 1, &opt.seed, "1", 0, 4e15, "", "of the initial weights and the batches", 0},
@@ -153,7 +153,7 @@ static option *option_of(const void *value) {
     return NULL;
 }
 
-/* Defaults on a GPU, where they differ. */
+/* Defaults on a GPU that differ from those on the CPU. */
 static const struct gpu_default { const void *value; const char *text; } gpu_defaults[] = {
     {&opt.context, "32"}, {&opt.embed, "32"},   {&opt.hidden, "256"}, {&opt.ffn, "256"},
     {&opt.layers, "3"},   {&opt.experts, "16"}, {&opt.batch, "8192"}, {&opt.dropout, "0.2"},
@@ -168,7 +168,7 @@ static void take_gpu_defaults(void) {
     }
 }
 
-/* Where training that is stopped is saved without --save. */
+/* Checkpoint of a training run that is stopped without --save. */
 static const char stopped_file[] = "build/train_moe.safetensors";
 
 static void print_help(void) {
@@ -226,8 +226,8 @@ static gmm_engine engine_of(const char *name) {
 static volatile sig_atomic_t stop_signal;
 static void note_stop(int number) { stop_signal = number; }
 
-/* Ctrl-C and SIGTERM ask for a stop; or, not `taken`, end the program as they do by default. */
-static void take_stops(int taken, int flags) {
+/* With `taken`, Ctrl-C and SIGTERM request a stop; otherwise they end the program as by default. */
+static void catch_stop_signals(int taken, int flags) {
     const int numbers[2] = {SIGINT, SIGTERM};
     struct sigaction action;
     memset(&action, 0, sizeof action);
@@ -236,7 +236,7 @@ static void take_stops(int taken, int flags) {
     for (int i = 0; i < 2; i++) (void)sigaction(numbers[i], &action, NULL);
 }
 
-/* What the program ends with where training was stopped: as shells count a signal. */
+/* Exit status of a stopped run: 128 + signal, as in a shell. */
 static int stop_code(void) { return 128 + (stop_signal ? (int)stop_signal : SIGTERM); }
 
 /* ----------------------------------------------------------------------------------------------------- 2 Text --- */
@@ -244,7 +244,7 @@ static int stop_code(void) { return 128 + (stop_signal ? (int)stop_signal : SIGT
 typedef struct text {
     unsigned char *bytes;
     int64_t size, capacity;
-    int64_t train; /* the bytes before are learned, those from here on are held out */
+    int64_t train; /* bytes of the training text; the rest is held out */
     int64_t files;
     char from[4096]; /* the file, or the folder of the files */
 } text;
@@ -260,7 +260,7 @@ static int is_source(const char *name) {
     return 0;
 }
 
-/* Adds the sources in root/folder and, with `below`, in the folders there; names are those behind root. */
+/* Adds the source files in root/folder and, with `below`, in its folders; names are relative to root. */
 static void find_sources(const char *root, const char *folder, int below, paths *list) {
     char path[4096];
     DIR *open;
@@ -292,7 +292,7 @@ static void find_sources(const char *root, const char *folder, int below, paths 
     closedir(open);
 }
 
-/* Shortens `folder` to the nearest folder above it, or itself, that is gmm's repository. 0 = there is none. */
+/* Shortens `folder` to the nearest folder that is gmm's repository: itself or one above it. 0 = there is none. */
 static int find_repository(char folder[4096]) {
     static const char *const marks[] = {"gmm.h", "gmm_gtp.h", "Makefile", "examples/apps/train_moe.c"};
     enum { MARKS = sizeof marks / sizeof marks[0] };
@@ -382,7 +382,7 @@ static uint64_t hash_text(const text *t) {
 
 /* --------------------------------------------------------------------------------------------------- 3 Memory --- */
 
-/* Where gmm's operands live. Host code reads and writes them only through a buffer's host side. */
+/* The memory space of gmm's operands. Host code reads and writes them only through the host side of a buffer. */
 typedef struct memory {
     gmm_space space;
     int on_host; /* 1: host code may use the addresses as they are */
@@ -398,7 +398,7 @@ static void *cpu_alloc(size_t bytes) { return aligned_alloc(256, (bytes + 255) /
 static void cpu_copy(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
 static void cpu_zero(void *address, size_t bytes) { memset(address, 0, bytes); }
 static const memory cpu_memory = {GMM_SPACE_CPU, 1, cpu_alloc, get, free, cpu_copy, cpu_copy, cpu_zero};
-/* With the host's side apart, as on a GPU. */
+/* CPU memory with separate host sides, as on a GPU. */
 static const memory cpu_memory_apart = {GMM_SPACE_CPU, 0, cpu_alloc, get, free, cpu_copy, cpu_copy, cpu_zero};
 
 #ifdef HAVE_CUDA
@@ -409,26 +409,26 @@ static void *cuda_alloc(size_t bytes) {
     void *p = NULL;
     return cudaMalloc(&p, bytes) == cudaSuccess ? p : NULL;
 }
-static void *cuda_alloc_host(size_t bytes) { /* page-locked: copies run at the speed of the bus */
+static void *cuda_alloc_host(size_t bytes) { /* page-locked memory, for copies at full PCIe bandwidth */
     void *p = NULL;
     if (cudaMallocHost(&p, bytes) != cudaSuccess) return NULL;
     return memset(p, 0, bytes);
 }
 static void cuda_release(void *address) { cuda_check(cudaFree(address)); }
-static _Thread_local gmm_gtp *watched; /* whose collectives are looked after while a rank waits */
-/* Waits for the work so far outside of CUDA: a copy that waits keeps other threads from enqueuing what it waits for. A
-   rank that is gone ends the program; the look behind the work tells whether what came is good. */
+static _Thread_local gmm_gtp *polled_gtp; /* runtime object whose collectives are polled while the rank waits */
+/* Waits for the enqueued work by polling: a blocking CUDA call would keep other threads from enqueuing the work that it
+   waits for. If a rank is gone, the program ends; the last poll tells whether the collectives succeeded. */
 static void cuda_wait(void) {
     const struct timespec pause = {0, 20000};
     cudaError_t e = cudaErrorNotReady;
-    while (watched && e == cudaErrorNotReady) {
+    while (polled_gtp && e == cudaErrorNotReady) {
         gmm_status s;
         e = cudaStreamQuery(NULL);
-        s = gmm_gtp_poll(watched);
-        if (s) die("%s: %s", gmm_status_name(s), gmm_gtp_last_error(watched));
+        s = gmm_gtp_poll(polled_gtp);
+        if (s) die("%s: %s", gmm_status_name(s), gmm_gtp_last_error(polled_gtp));
         if (e == cudaErrorNotReady) (void)nanosleep(&pause, NULL);
     }
-    if (watched) cuda_check(e);
+    if (polled_gtp) cuda_check(e);
 }
 static void cuda_upload(void *to, const void *from, size_t bytes) {
     cuda_wait();
@@ -443,7 +443,7 @@ static const memory cuda_memory = {GMM_SPACE_CUDA, 0, cuda_alloc, cuda_alloc_hos
                                    cuda_download, cuda_zero};
 #endif
 
-/* Where an engine's operands live; `auto` takes a GPU if this build and this machine have one. */
+/* The memory of an engine's operands; `auto` takes a GPU if this build and this machine have one. */
 static memory memory_of(gmm_engine engine) {
     memory m = cpu_memory;
 #ifdef HAVE_CUDA
@@ -451,7 +451,8 @@ static memory memory_of(gmm_engine engine) {
     if (engine == GMM_ENGINE_AUTO && (cudaGetDeviceCount(&devices) != cudaSuccess || !devices)) return m;
     if (engine != GMM_ENGINE_CPU) m = cuda_memory;
 #endif
-    if (engine != GMM_ENGINE_AUTO && engine != GMM_ENGINE_CPU) m.space = GMM_SPACE_CUDA; /* or be told why not */
+    /* so that creating the context reports why there is none */
+    if (engine != GMM_ENGINE_AUTO && engine != GMM_ENGINE_CPU) m.space = GMM_SPACE_CUDA;
     return m;
 }
 
@@ -491,26 +492,26 @@ static float *floats(const buffer *b) { return (float *)b->host; }
 
 /* ----------------------------------------------------------------------------------------------------- 4 Ranks --- */
 
-/* Where ranks that are processes meet. */
-typedef struct meeting meeting;
+/* Barrier and exchange buffer of ranks that are processes, in shared memory. */
+typedef struct rendezvous rendezvous;
 
-/* What the ranks share. */
-typedef struct team {
+/* State that all ranks share. */
+typedef struct rank_group {
     gmm_ranks *ranks;
-    meeting *meeting;        /* NULL = ranks are threads */
-    int size, gpus;          /* gpus: a rank computes on the GPU of its number, gather and reduce go between GPUs */
-    gmm_comm gather[64], reduce[64], control[64]; /* by rank; control: what the program itself exchanges */
-} team;
+    rendezvous *rendezvous;        /* NULL = ranks are threads */
+    int size, gpus;          /* gpus: rank i computes on GPU i, and gather and reduce go between GPUs */
+    gmm_comm gather[64], reduce[64], control[64]; /* [rank]; control: for the program's own exchanges on the host */
+} rank_group;
 
 #ifdef GMM_WITH_CPU_RANKS
-enum { MEETING_BYTES = 1 << 20 };
-struct meeting {
+enum { RENDEZVOUS_BYTES = 1 << 20 };
+struct rendezvous {
     pthread_barrier_t barrier;
-    char bytes[64][MEETING_BYTES];
+    char bytes[64][RENDEZVOUS_BYTES];
 };
-static void meeting_gather(meeting *m, int size, int rank, const char *from, char *out, size_t bytes) {
-    for (size_t at = 0; at < bytes; at += MEETING_BYTES) {
-        const size_t n = bytes - at < MEETING_BYTES ? bytes - at : MEETING_BYTES;
+static void rendezvous_gather(rendezvous *m, int size, int rank, const char *from, char *out, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += RENDEZVOUS_BYTES) {
+        const size_t n = bytes - at < RENDEZVOUS_BYTES ? bytes - at : RENDEZVOUS_BYTES;
         memcpy(m->bytes[rank], from + at, n);
         (void)pthread_barrier_wait(&m->barrier);
         for (int i = 0; i < size; i++) memcpy(out + (size_t)i * bytes + at, m->bytes[i], n);
@@ -518,13 +519,14 @@ static void meeting_gather(meeting *m, int size, int rank, const char *from, cha
     }
 }
 
-/* Makes a process per rank, and returns its rank in each. The calling one waits for them, hands a stop on to them, and
-   ends the others when one has failed. To be called before anything that a child may not inherit: CUDA, threads. */
-static int meeting_begin(int size, meeting **out) {
+/* Forks a process per rank and returns the rank in each. The calling process waits for them, forwards a stop request to
+   them, and ends the others when one has failed. Must be called before CUDA and threads are used, which a child may not
+   inherit. */
+static int rendezvous_begin(int size, rendezvous **out) {
     pthread_barrierattr_t a;
     pid_t pids[64];
     int failed = 0, stopped = 0, status;
-    meeting *m = (meeting *)mmap(NULL, sizeof *m, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    rendezvous *m = (rendezvous *)mmap(NULL, sizeof *m, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (m == MAP_FAILED || pthread_barrierattr_init(&a) || pthread_barrierattr_setpshared(&a, PTHREAD_PROCESS_SHARED) ||
         pthread_barrier_init(&m->barrier, &a, (unsigned)size))
         die("--processes: no shared memory");
@@ -538,11 +540,11 @@ static int meeting_begin(int size, meeting **out) {
 #endif
         if (pids[i] == 0) return i;
     }
-    take_stops(1, 0); /* no SA_RESTART: a signal ends wait */
+    catch_stop_signals(1, 0); /* no SA_RESTART: a signal ends wait */
     for (int left = size; left > 0;) {
         const pid_t done = wait(&status);
         int ends;
-        if (done < 0) { /* a stop; ranks that the terminal has signalled too may get the signal twice */
+        if (done < 0) { /* a stop request; ranks that the terminal has signalled may get it twice */
             for (int i = 0; i < size; i++)
                 if (pids[i] > 0) (void)kill(pids[i], SIGTERM);
             continue;
@@ -559,24 +561,24 @@ static int meeting_begin(int size, meeting **out) {
     exit(failed ? 1 : stopped ? stop_code() : 0);
 }
 #else
-static void meeting_gather(meeting *m, int size, int rank, const char *from, char *out, size_t bytes) {
+static void rendezvous_gather(rendezvous *m, int size, int rank, const char *from, char *out, size_t bytes) {
     (void)m, (void)size, (void)rank, (void)from, (void)out, (void)bytes;
 }
 #endif
 
-static team team_make(int size, int gpus, meeting *meeting_here) {
+static rank_group rank_group_make(int size, int gpus, rendezvous *own_rendezvous) {
     gmm_ranks_config config = GMM_ZERO;
     gmm_error error = GMM_ZERO;
     int32_t all[64];
-    team t;
+    rank_group t;
     memset(&t, 0, sizeof t);
     t.size = size;
     t.gpus = gpus;
     for (int i = 0; i < size; i++) all[i] = i;
     config.ranks = size;
     config.timeout_ms = 600000; /* ranks share the processors, and one may evaluate for long */
-    if (meeting_here) {
-        t.meeting = meeting_here;
+    if (own_rendezvous) {
+        t.rendezvous = own_rendezvous;
         return t;
     }
     if (gmm_ranks_create(&config, &t.ranks, &error)) die("--gtp: %s", error.text);
@@ -586,25 +588,25 @@ static team team_make(int size, int gpus, meeting *meeting_here) {
     return t;
 }
 
-/* out [size][bytes]: what every rank gives. */
-static void team_gather(const team *t, int rank, const void *from, void *out, size_t bytes) {
+/* All-gather on the host: out [size][bytes]. */
+static void rank_group_gather(const rank_group *t, int rank, const void *from, void *out, size_t bytes) {
     const gmm_comm *c = &t->control[rank];
-    if (t->meeting) meeting_gather(t->meeting, t->size, rank, (const char *)from, (char *)out, bytes);
+    if (t->rendezvous) rendezvous_gather(t->rendezvous, t->size, rank, (const char *)from, (char *)out, bytes);
     else if (c->all_gather(c->self, from, out, bytes, NULL)) die("rank %d: %s", rank, gmm_ranks_error(t->ranks, rank));
 }
-/* Sums over ranks, in their order. */
-static void team_sum_floats(const team *t, int rank, float *x, int64_t n) {
+/* Sums over ranks, in rank order. */
+static void rank_group_sum_floats(const rank_group *t, int rank, float *x, int64_t n) {
     float *all = (float *)get((size_t)(n * t->size) * sizeof *all);
-    team_gather(t, rank, x, all, (size_t)n * sizeof *x);
+    rank_group_gather(t, rank, x, all, (size_t)n * sizeof *x);
     for (int64_t i = 0; i < n; i++) {
         x[i] = all[i];
         for (int r = 1; r < t->size; r++) x[i] += all[r * n + i];
     }
     free(all);
 }
-static void team_sum(const team *t, int rank, double *x, int64_t n) {
+static void rank_group_sum(const rank_group *t, int rank, double *x, int64_t n) {
     double *all = (double *)get((size_t)(n * t->size) * sizeof *all);
-    team_gather(t, rank, x, all, (size_t)n * sizeof *x);
+    rank_group_gather(t, rank, x, all, (size_t)n * sizeof *x);
     for (int64_t i = 0; i < n; i++) {
         x[i] = all[i];
         for (int r = 1; r < t->size; r++) x[i] += all[r * n + i];
@@ -624,20 +626,20 @@ static uint64_t random_next(uint64_t *state) {
 
 static double random_unit(uint64_t *state) { return (double)(random_next(state) >> 11) * 0x1p-53; }
 
-/* `count` matrices of rows x cols, one per expert or one alone. Masters, moments and checkpoints hold the gated rows of
-   FC1 as halves; interleaving touches only the copies that gmm computes with. */
+/* A parameter: `count` matrices of rows x cols, one per expert, or one. Masters, moments and checkpoints hold FC1's
+   gate rows before its linear rows; interleaving is applied only to the copies that gmm computes with. */
 typedef struct param {
     char name[96];
-    int count, indexed;      /* indexed: the names of the matrices end in their index */
-    int packed;              /* the matrices stand in one block */
-    int decay, glu, sharded, opens; /* opens: the micro-batch is this rank's first of a step */
-    int by_host;             /* the host accumulates the gradient, on the host's side; else gmm does, on its own */
+    int count, indexed;      /* indexed: the matrices' names end with their index */
+    int packed;              /* the matrices are in one allocation */
+    int decay, glu, sharded, opens; /* opens: this is the rank's first micro-batch of a step */
+    int by_host; /* the host accumulates the gradient in host memory; otherwise gmm does, in its own memory */
     int64_t rows, cols;
-    int64_t row0, held;      /* rows of each matrix that this rank holds, padding included; all but in a shard */
-    int64_t block;           /* sharded FC1: gate and linear rows are held in blocks of so many; 0 = as halves */
-    int32_t bundle, *ids;    /* sharded: what the GTP runtime calls it */
-    const gmm_format *format;/* sharded, and quantized where it is: how; NULL = not */
-    const float *scale;      /* delayed: [count] quantization scales, and where amaxes are recorded */
+    int64_t row0, held;      /* rows of each matrix that this rank holds, with padding; all rows unless sharded */
+    int64_t block;           /* sharded FC1: interleave block of its gate and linear rows; 0 = gate rows first */
+    int32_t bundle, *ids;    /* sharded: its ids in the GTP runtime */
+    const gmm_format *format;/* format of a shard that is held quantized; NULL = not quantized */
+    const float *scale;      /* delayed scaling: [count] quantization scales, and where amaxes are recorded */
     float *amax;
     gmm_dtype dtype;         /* of weight; grad is fp32 */
     float *master, *first, *second;
@@ -658,35 +660,35 @@ typedef struct layer {
 typedef struct model {
     memory mem;
     gmm_context *ctx;
-    gmm_engine engine;        /* that serves the experts; without layers the output layer */
-    char place[160];          /* what gmm says it runs on */
+    gmm_engine engine;        /* engine that serves the experts; without layers, the output layer */
+    char place[160];          /* gmm's description of the device */
     buffer workspace;
     gmm_dtype dtype;
     gmm_mlp_config mlp;
-    gmm_recipe recipe;        /* kind NONE: products of the operands as they are */
+    gmm_recipe recipe;        /* kind NONE: products without quantization */
     int64_t tokens;           /* capacity: of a micro-batch */
     param *params[4096];
     int param_count;
     param *embedding, *input_w, *input_b, *final_norm, *head_w, *head_b;
     layer *layers;
-    buffer one_group, dloss;                       /* the split of plain linears; gradient of the aux loss */
+    buffer one_group, dloss; /* split of linears without experts; gradient of the auxiliary loss */
     buffer x0, h0, dx0, normed, logits, dlogits;
     buffer dh, dh_low, dn, dexpert, drow_probs, dprobs, drouter;
-    float *h, *inverse_rms;   /* behind the last block */
+    float *h, *inverse_rms;   /* after the last block */
     double *losses;
-    unsigned char *hide;      /* [tokens][context] 1: the micro-batch does not see this byte */
+    unsigned char *hide;      /* [tokens][context] 1: the byte is hidden from the micro-batch (dropout) */
     gmm_wgrad_entry *entries;
     gmm_wgrad_queue queue;
     int64_t step;
     uint64_t random;
-    const team *team;         /* NULL = one rank, nothing sharded */
+    const rank_group *rank_group;         /* NULL = one rank, nothing sharded */
     int rank, ranks;
-    gmm_context *gtp_ctx;     /* CPU ranks: of the runtime's sums, which run on any rank's thread */
+    gmm_context *gtp_ctx;     /* CPU ranks: context of the runtime's sums, which run on any rank's thread */
     gmm_comm peers[2];        /* GPUs: for gathers and reductions */
     gmm_gtp *gtp;
 } model;
 
-/* Copies what `tokens` tokens have in a buffer made for m->tokens. */
+/* The first `tokens` rows of a buffer of m->tokens rows. */
 static buffer rows_of(const model *m, const buffer *b, int64_t tokens) {
     buffer rows = *b;
     rows.bytes = b->bytes / (size_t)m->tokens * (size_t)tokens;
@@ -705,20 +707,20 @@ static void check(const model *m, gmm_status status) {
     if (status) die("%s: %s", gmm_status_name(status), gmm_last_error(m->ctx));
 }
 
-/* Ranks that are threads with a GPU each, all of them here and with nothing left to do: to free or allocate waits for
-   every GPU of the process, and one of those might wait for a rank that waits for this. */
+/* For ranks that are threads with a GPU each: a barrier after which no GPU has work. Allocating and freeing device
+   memory waits for every GPU of the process, one of which might wait for a rank that waits for this one. */
 static void pause_ranks(const model *m) {
 #ifdef HAVE_CUDA
     char mine = 0, all[64];
-    if (!m->team || !m->team->gpus || m->team->meeting) return;
+    if (!m->rank_group || !m->rank_group->gpus || m->rank_group->rendezvous) return;
     cuda_check(cudaDeviceSynchronize());
-    team_gather(m->team, m->rank, &mine, all, 1);
+    rank_group_gather(m->rank_group, m->rank, &mine, all, 1);
 #else
     (void)m;
 #endif
 }
 
-/* Grows the workspace where a call wants more: on all ranks alike, which compute the same shapes. */
+/* Grows the workspace if a call needs more; on all ranks at once, since they compute the same shapes. */
 static void need_workspace(model *m, size_t bytes) {
     if (bytes <= m->workspace.bytes) return;
     pause_ranks(m);
@@ -727,7 +729,7 @@ static void need_workspace(model *m, size_t bytes) {
     pause_ranks(m);
 }
 
-/* [count] buffers: parts of one block, or each on its own. */
+/* [count] buffers: parts of one allocation, or each one of its own. */
 static buffer *parts_make(const memory *mem, int count, size_t bytes, int packed) {
     buffer *parts = (buffer *)get((size_t)count * sizeof *parts), whole;
     if (packed) {
@@ -743,7 +745,7 @@ static buffer *parts_make(const memory *mem, int count, size_t bytes, int packed
     return parts;
 }
 
-/* Copies between the two sides of [count] buffers: a block at once, or each on its own. */
+/* Copies between device and host sides of [count] buffers: one allocation at once, or each alone. */
 static void parts_copy(const memory *mem, const buffer *parts, int count, int packed,
                        void (*copy)(const memory *, const buffer *)) {
     buffer whole = parts[0];
@@ -771,19 +773,21 @@ static gmm_shard shard_of(const model *m, const param *p) {
     return s;
 }
 
-/* Where a shard's matrix has row `row` of the whole, which has FC1's gated rows as halves; and the other way round. */
-static int64_t row_held(const param *p, int64_t row) {
-    const int64_t half = p->rows / 2, in = p->block ? row % half : 0; /* without a block there may be one row */
+/* Row of a shard's matrix that holds row `row` of the whole matrix, which has FC1's gate rows first; and the
+   inverse. */
+static int64_t held_row(const param *p, int64_t row) {
+    /* without an interleave block there may be a single row */
+    const int64_t half = p->rows / 2, in = p->block ? row % half : 0;
     return p->block ? in / p->block * 2 * p->block + row / half * p->block + in % p->block : row;
 }
-static int64_t row_whole(const param *p, int64_t row) {
+static int64_t logical_row(const param *p, int64_t row) {
     const int64_t in = p->block ? row % (2 * p->block) : 0;
     return p->block ? in / p->block * (p->rows / 2) + row / (2 * p->block) * p->block + in % p->block : row;
 }
 
-/* A parameter drawn uniformly with the given standard deviation around `mean`; GTP shards it where it is a large
-   matrix. Shards are drawn as part of the whole, so that it does not depend on the number of ranks. Those of experts
-   are kept and gathered as the recipe quantizes weights. */
+/* Adds a parameter with uniform random values of the given mean and standard deviation; GTP shards large matrices.
+   Shards are drawn as parts of the whole matrix, so that values do not depend on the number of ranks. Shards of experts
+   are held and gathered as the recipe quantizes weights. */
 enum { ON_HOST, REPLICATED, SHARDED, EXPERTS_FC1, EXPERTS_FC2 };
 static param *param_add(model *m, const char *name, int count, int indexed, int64_t rows, int64_t cols,
                         gmm_dtype dtype, double mean, double deviation, int kind) {
@@ -802,7 +806,7 @@ static param *param_add(model *m, const char *name, int count, int indexed, int6
     p->decay = rows > 1;
     p->held = rows;
     p->by_host = kind == ON_HOST;
-    p->sharded = kind >= SHARDED && m->team;
+    p->sharded = kind >= SHARDED && m->rank_group;
     if (p->sharded && kind >= EXPERTS_FC1 && m->recipe.weight.dtype) p->format = &m->recipe.weight;
     if (p->sharded && kind == EXPERTS_FC1) p->block = m->mlp.act.interleave;
     if (p->sharded) {
@@ -820,7 +824,7 @@ static param *param_add(model *m, const char *name, int count, int indexed, int6
     if (deviation > 0 || mean != 0)
         for (int64_t i = 0; i < count * rows; i++)
             for (int64_t j = 0; j < cols; j++) {
-                const int64_t row = row_held(p, i % rows) - p->row0;
+                const int64_t row = held_row(p, i % rows) - p->row0;
                 const float drawn = (float)(mean + deviation * 1.7320508 * (2 * random_unit(&m->random) - 1));
                 if (row >= 0 && row < p->held) p->master[(i / rows * p->held + row) * cols + j] = drawn;
             }
@@ -833,7 +837,7 @@ static param *param_add(model *m, const char *name, int count, int indexed, int6
     return p;
 }
 
-/* Gives FC1's weight or bias a second set of buffers in halves. */
+/* Adds a second set of buffers to FC1's weight or bias, in the order of the masters. */
 static void param_interleave(model *m, param *p) {
     size_t n = (size_t)(p->rows * p->cols);
     if (m->mlp.act.interleave == 0 || p->sharded) return;
@@ -847,7 +851,7 @@ static void param_interleave(model *m, param *p) {
 static void glu_move(model *m, const param *p, int inverse, gmm_mat src, gmm_mat dst) {
     gmm_glu glu = GMM_ZERO;
     gmm_info info = GMM_ZERO;
-    int vector = p->rows == 1; /* a bias: its entries are the rows */
+    int vector = p->rows == 1; /* a bias: its elements are interleaved like rows */
     glu.axis = GMM_GLU_ROWS;
     glu.inverse = inverse;
     glu.block = m->mlp.act.interleave;
@@ -871,14 +875,14 @@ static void store_row(gmm_dtype dtype, void *to, const float *from, int64_t n) {
         for (int64_t i = 0; i < n; i++) ((uint16_t *)to)[i] = gmm_f32_to_f16(from[i]);
 }
 
-enum { CHUNK = 8192 }; /* values per piece of work: a fixed size, so that sums do not depend on the thread count */
+enum { CHUNK = 8192 }; /* values per work item: a fixed size, so that sums do not depend on the thread count */
 
-/* A call of the GTP runtime. */
+/* Checks the status of a call of the GTP runtime. */
 static void check_gtp(const model *m, gmm_status status) {
     if (status) die("rank %d: %s: %s", m->rank, gmm_status_name(status), gmm_gtp_last_error(m->gtp));
 }
 
-/* Has a parameter's weights where they can be read until the release; gathered first, where they are shards. */
+/* Makes a parameter's weights readable until the release; sharded ones are gathered first. */
 static void weights_acquire(model *m, param *p, gmm_gtp_pass pass) {
     gmm_gtp_view view = GMM_ZERO;
     if (!p->sharded) return;
@@ -888,21 +892,21 @@ static void weights_acquire(model *m, param *p, gmm_gtp_pass pass) {
 static void weights_release(model *m, const param *p, gmm_gtp_pass pass) {
     if (p->sharded) check_gtp(m, gmm_gtp_release(m->gtp, p->bundle, pass, NULL));
 }
-/* The same for a backward that runs FC1 again, from a copy of its own where backward reads another one. */
-static int runs_again(const param *p) { return p->format && !strcmp(opt.save_policy, "nothing"); }
+/* The same for a backward that recomputes FC1: it needs a view of its own if backward reads another quantized copy. */
+static int reads_recompute_view(const param *p) { return p->format && !strcmp(opt.save_policy, "nothing"); }
 static void weights_acquire_again(model *m, param *p) {
     gmm_mat backward;
     weights_acquire(m, p, GMM_GTP_BACKWARD);
-    if (!runs_again(p)) return;
+    if (!reads_recompute_view(p)) return;
     backward = p->w;
     weights_acquire(m, p, GMM_GTP_RECOMPUTE);
     p->w.columnwise = backward.columnwise;
 }
 static void weights_release_again(model *m, const param *p) {
     weights_release(m, p, GMM_GTP_BACKWARD);
-    if (runs_again(p)) weights_release(m, p, GMM_GTP_RECOMPUTE);
+    if (reads_recompute_view(p)) weights_release(m, p, GMM_GTP_RECOMPUTE);
 }
-/* Has dw where a gradient can be stored, and then reduced. */
+/* Provides the buffer of dw, which is then stored and reduced. */
 static void gradient_begin(model *m, param *p) {
     gmm_gtp_view view = GMM_ZERO;
     if (!p->sharded) return;
@@ -918,7 +922,7 @@ static void gradient_end(model *m, const param *p) {
     check_gtp(m, gmm_gtp_submit(m->gtp, p->bundle, &gradient, NULL));
 }
 
-/* Rounds the masters into the copies that gmm computes with. */
+/* Rounds the masters to the weights that gmm computes with. */
 static void params_publish(model *m) {
     for (int i = 0; i < m->param_count; i++) {
         param *p = m->params[i];
@@ -934,7 +938,7 @@ static void params_publish(model *m) {
         if (p->sharded && !p->format) check_gtp(m, gmm_gtp_publish(m->gtp, p->ids, p->count, NULL));
     }
 }
-/* Quantizes the copies that are sharded so; behind the update of delayed scales. */
+/* Quantizes shards that are held quantized; runs after the update of delayed scales. */
 static void shards_publish(model *m) {
     for (int i = 0; i < m->param_count; i++) {
         const param *p = m->params[i];
@@ -983,7 +987,7 @@ static double learning_rate(int64_t step) {
     return opt.lr * (0.05 + 0.95 * 0.5 * (1 + cos(3.14159265358979 * (at > 1 ? 1 : at))));
 }
 
-/* Sum of squares of a parameter's gradient: that of its rows, in their order, wherever they are held. */
+/* Sum of squares of a parameter's gradient: over its rows, in row order, on whichever rank they are held. */
 static double gradient_squares(const model *m, const param *p) {
     const int64_t rows = p->count * p->held;
     const int ranks = p->sharded ? m->ranks : 1;
@@ -993,12 +997,12 @@ static double gradient_squares(const model *m, const param *p) {
         own[i] = sum_of_squares(floats(&p->grad_halves[i / p->held]) + i % p->held * p->cols, p->cols);
     if (p->sharded) {
         all = (double *)get((size_t)(rows * ranks) * sizeof *all);
-        team_gather(m->team, m->rank, own, all, (size_t)rows * sizeof *own);
+        rank_group_gather(m->rank_group, m->rank, own, all, (size_t)rows * sizeof *own);
         free(own);
     }
     for (int e = 0; e < p->count; e++)
         for (int64_t row = 0; row < p->rows; row++) {
-            const int64_t at = row_held(p, row);
+            const int64_t at = held_row(p, row);
             sum += all[at / p->held * rows + e * p->held + at % p->held];
         }
     free(all);
@@ -1015,8 +1019,8 @@ static void params_update(model *m) {
         param *p = m->params[i];
         if (p->glu) glu_move(m, p, 1, p->g, p->g_halves);
         if (!p->by_host) parts_copy(&m->mem, p->grad_halves, p->count, p->packed, buffer_pull);
-        for (int e = 0; m->team && !p->sharded && e < p->count; e++)
-            team_sum_floats(m->team, m->rank, floats(&p->grad_halves[e]), p->rows * p->cols);
+        for (int e = 0; m->rank_group && !p->sharded && e < p->count; e++)
+            rank_group_sum_floats(m->rank_group, m->rank, floats(&p->grad_halves[e]), p->rows * p->cols);
         squares += gradient_squares(m, p);
     }
     norm = sqrt(squares) / (double)opt.batch;
@@ -1044,7 +1048,7 @@ static void params_update(model *m) {
 
 /* ---------------------------------------------------------------------------------------- 6 Layers on the host --- */
 
-/* Draws the bytes that a micro-batch does not see. */
+/* Draws the bytes that are hidden from a micro-batch. */
 static void draw_dropout(model *m) {
     const unsigned limit = (unsigned)(opt.dropout * 256);
     uint64_t random = 0;
@@ -1073,7 +1077,8 @@ static void embed_backward(const model *m, const unsigned char *bytes, const int
     const int64_t n = BYTES * opt.embed;
     float *grad = floats(&m->embedding->grad[0]), *own = (float *)get((size_t)n * sizeof *own);
     PARALLEL_FOR
-    for (int share = 0; share < 32; share++) /* of the vocabulary: each byte's sum keeps the order of the tokens */
+    /* threads share the vocabulary, so that each byte's sum has the order of the tokens */
+    for (int share = 0; share < 32; share++)
         for (int64_t t = 0; t < tokens; t++)
             for (int64_t j = 0; j < opt.context; j++) {
                 int byte = bytes[positions[t] - opt.context + j];
@@ -1082,7 +1087,7 @@ static void embed_backward(const model *m, const unsigned char *bytes, const int
                 if (byte % 32 != share || m->hide[t * opt.context + j]) continue;
                 for (int64_t i = 0; i < opt.embed; i++) g[i] += dx[i];
             }
-    for (int64_t i = 0; i < n; i++) grad[i] += own[i]; /* a micro-batch's sum is one addend, as in gmm */
+    for (int64_t i = 0; i < n; i++) grad[i] += own[i]; /* one addition per micro-batch, as in gmm */
     free(own);
 }
 
@@ -1103,7 +1108,7 @@ static void norm_forward(const model *m, const float *x, const param *gain, floa
     }
 }
 
-/* dx = or += the gradient of x; the gain's gradient is added to its own. */
+/* Stores or adds dx; adds the gain's gradient. */
 static void norm_backward(const float *x, const param *gain, const float *inverse, const float *dy, float *dx, int add,
                           int64_t tokens) {
     int64_t width = opt.hidden;
@@ -1171,7 +1176,7 @@ static void linear_run(model *m, gmm_op op, const gmm_linear *linear) {
     check(m, run(m->ctx, linear, m->workspace.at, m->workspace.bytes, NULL));
 }
 
-/* The one group of plain linears: all tokens. */
+/* The single group of a linear without experts: all tokens. */
 static gmm_groups whole_batch(model *m, int64_t tokens) {
     gmm_groups groups = GMM_ZERO;
     if (*(int32_t *)m->one_group.host != (int32_t)tokens) {
@@ -1311,7 +1316,7 @@ static void moe_describe(model *m, layer *l, moe_call *c, int64_t tokens, int tr
         c->quant.recipe = &m->recipe;
         c->quant.random = (const uint64_t *)l->random.at;
         c->quant.scale = (const float *)l->scale.at;
-        c->quant.amax = train ? (float *)l->history.at : NULL; /* its first row is where amaxes are recorded */
+        c->quant.amax = train ? (float *)l->history.at : NULL; /* its first row receives the amaxes */
     }
     if (!train) return;
     c->mlp.saved = l->saved.at;
@@ -1329,7 +1334,7 @@ static void moe_describe(model *m, layer *l, moe_call *c, int64_t tokens, int tr
     c->mlp.queue = &m->queue;
 }
 
-enum { SCALE_HISTORY = 16 }; /* steps whose amaxes count in delayed scaling */
+enum { SCALE_HISTORY = 16 }; /* length of the amax history of delayed scaling, in steps */
 
 typedef gmm_status permute_operation(gmm_context *, const gmm_permute *, void *, size_t, gmm_stream);
 
@@ -1378,7 +1383,7 @@ static void moe_forward(model *m, layer *l, float *out, int64_t tokens, int trai
     residual_add(l->h, floats(&l->out), out, tokens * opt.hidden);
 }
 
-/* New random bits for the gradients of a micro-batch: a state of its own for each of a block's two. */
+/* New random words for stochastic rounding in a micro-batch: one state for each of a block's two gradients. */
 static void moe_draw(model *m) {
     for (int i = (int)opt.layers - 1; i >= 0 && m->recipe.grad.stochastic; i--) {
         uint64_t *state = (uint64_t *)m->layers[i].random.host;
@@ -1389,14 +1394,14 @@ static void moe_draw(model *m) {
     }
 }
 
-/* Amaxes of all ranks. */
+/* Reduces amaxes over all ranks. */
 static gmm_status moe_reduce(void *user, float *amax, int32_t slots, gmm_stream stream) {
     const model *m = (const model *)user;
-    const gmm_comm *c = &m->team->control[m->rank];
+    const gmm_comm *c = &m->rank_group->control[m->rank];
     return c->all_reduce_max(c->self, amax, (size_t)slots, stream);
 }
 
-/* Scales of the next step from the amaxes of this one: forward's four operands, then the gradients. */
+/* Updates delayed scales from this step's amaxes: of forward's four operands, then of the gradients. */
 static void moe_scales(model *m, layer *l) {
     const int32_t experts = (int32_t)opt.experts, forward = GMM_SLOT_DY * experts;
     gmm_scale_update u = GMM_ZERO;
@@ -1405,7 +1410,7 @@ static void moe_scales(model *m, layer *l) {
     u.margin = m->recipe.margin;
     u.stride = (int64_t)GMM_SLOTS * experts;
     u.user = m;
-    u.reduce = m->team ? moe_reduce : NULL;
+    u.reduce = m->rank_group ? moe_reduce : NULL;
     u.history = (float *)l->history.at;
     u.scale = (float *)l->scale.at;
     u.slots = forward;
@@ -1418,7 +1423,7 @@ static void moe_scales(model *m, layer *l) {
     check(m, gmm_update_scales(m->ctx, &u, NULL));
 }
 
-/* Turns the gradient dh of the block's output into that of its input. */
+/* Replaces the gradient dh of the block's output by that of its input. */
 static void moe_backward(model *m, layer *l, int64_t tokens) {
     gmm_info info = GMM_ZERO;
     gmm_permute permute;
@@ -1533,7 +1538,7 @@ static void layer_make(model *m, layer *l, int index) {
         }
     }
     moe_describe(m, l, &call, tokens, 1);
-    check(m, gmm_topk_query(m->ctx, GMM_OP_TOPK_FWD, &call.route, &info)); /* refuses bad combinations early */
+    check(m, gmm_topk_query(m->ctx, GMM_OP_TOPK_FWD, &call.route, &info)); /* reports invalid combinations early */
     check(m, gmm_mlp_query(m->ctx, GMM_OP_MLP_FWD, &call.mlp, &info));
     l->saved = buffer_make(&m->mem, info.saved_bytes, AT_ONLY);
     check(m, gmm_mlp_query(m->ctx, GMM_OP_MLP_BWD, &call.mlp, &info));
@@ -1547,7 +1552,7 @@ static void configure_mlp(model *m) {
     c->hidden = opt.hidden;
     c->ffn = opt.ffn;
     c->act = act_of(opt.act);
-    if (option_of(&opt.interleave)->given) c->act.interleave = (int32_t)opt.interleave; /* else as the preset has it */
+    if (option_of(&opt.interleave)->given) c->act.interleave = (int32_t)opt.interleave; /* otherwise the preset's */
     c->save = !strcmp(opt.save_policy, "act") ? GMM_SAVE_PREACT_AND_ACT
             : !strcmp(opt.save_policy, "nothing") ? GMM_SAVE_NOTHING : GMM_SAVE_PREACT;
     c->bias1 = c->bias2 = c->prob_on_bias2 = (int32_t)opt.bias;
@@ -1566,10 +1571,10 @@ static void write_log(void *user, gmm_log_level level, const char *message) {
     else snprintf(m->place, sizeof m->place, "%s", message);
 }
 
-/* The host's all-gather, by which GPUs find each other's memory. */
+/* All-gather on the host, with which GPUs exchange addresses of their memory. */
 static gmm_status exchange(void *user, const void *mine, void *all, size_t bytes) {
     const model *m = (const model *)user;
-    team_gather(m->team, m->rank, mine, all, bytes);
+    rank_group_gather(m->rank_group, m->rank, mine, all, bytes);
     return GMM_OK;
 }
 static void peers_open(model *m) {
@@ -1578,14 +1583,14 @@ static void peers_open(model *m) {
     config.rank = m->rank;
     config.size = m->ranks;
     config.ctx = m->ctx;
-    config.processes = m->team->meeting != NULL;
+    config.processes = m->rank_group->rendezvous != NULL;
     config.exchange = exchange;
     config.user = m;
     for (int i = 0; i < 2; i++)
         if (gmm_peers_open(&config, &m->peers[i], &error)) die("--gtp: %s", error.text);
 }
 
-/* Declares the sharded parameters to the GTP runtime: a bundle each, read in the order of the model. */
+/* Declares the sharded parameters to the GTP runtime: one bundle each, in chains in the order of the model. */
 static void model_shard(model *m) {
     gmm_config plain = GMM_ZERO;
     gmm_gtp_config config = GMM_ZERO;
@@ -1596,25 +1601,26 @@ static void model_shard(model *m) {
     int32_t id, bundles[GMM_GTP_PASSES][4096], count[GMM_GTP_PASSES] = {0}, chain[GMM_GTP_PASSES];
     size_t bytes = 0;
     plain.threads = 1;
-    if (m->team->gpus) peers_open(m);
+    if (m->rank_group->gpus) peers_open(m);
     else if (gmm_create(&m->gtp_ctx, &plain, &error)) die("--gtp: %s", error.text);
-    if (m->team->gpus ? gmm_runtime_of(m->ctx, &runtime) : gmm_ranks_runtime(m->team->ranks, m->rank, &runtime))
+    if (m->rank_group->gpus ? gmm_runtime_of(m->ctx, &runtime)
+                            : gmm_ranks_runtime(m->rank_group->ranks, m->rank, &runtime))
         die("--gtp: no runtime");
     if (runtime.stream_create(runtime.self, 0, &domain.gather_stream) ||
         runtime.stream_create(runtime.self, 0, &domain.reduce_stream))
-        die("--gtp: %s", gmm_ranks_error(m->team->ranks, m->rank));
+        die("--gtp: %s", gmm_ranks_error(m->rank_group->ranks, m->rank));
     for (int i = 0; i < m->param_count; i++) {
         config.bundles += m->params[i]->sharded;
         config.weights += m->params[i]->sharded ? m->params[i]->count : 0;
     }
     config.chains = GMM_GTP_PASSES;
-    config.timeout_ms = 60000; /* one may save or evaluate for long */
-    config.ctx = m->team->gpus ? m->ctx : m->gtp_ctx;
+    config.timeout_ms = 60000; /* a rank may save or evaluate for long */
+    config.ctx = m->rank_group->gpus ? m->ctx : m->gtp_ctx;
     config.runtime = &runtime;
     if (gmm_gtp_query(&config, &bytes, &error) || gmm_gtp_init(get(bytes), bytes, &config, &m->gtp, &error))
         die("--gtp: %s", error.text);
-    domain.gather = m->team->gpus ? &m->peers[0] : &m->team->gather[m->rank];
-    domain.reduce = m->team->gpus ? &m->peers[1] : &m->team->reduce[m->rank];
+    domain.gather = m->rank_group->gpus ? &m->peers[0] : &m->rank_group->gather[m->rank];
+    domain.reduce = m->rank_group->gpus ? &m->peers[1] : &m->rank_group->reduce[m->rank];
     domain.wgrad_slots = opt.delay_wgrad ? 2 * (int32_t)opt.layers + 2 : 2;
     check_gtp(m, gmm_gtp_add_domain(m->gtp, &domain, &id));
     for (int i = 0; i < m->param_count; i++) {
@@ -1654,7 +1660,7 @@ static void model_shard(model *m) {
     count[GMM_GTP_BACKWARD] = count[GMM_GTP_FORWARD];
     for (int i = 0; i < count[0]; i++) bundles[GMM_GTP_BACKWARD][i] = bundles[GMM_GTP_FORWARD][count[0] - 1 - i];
     for (int i = (int)opt.layers - 1; i >= 0; i--)
-        if (runs_again(m->layers[i].w1))
+        if (reads_recompute_view(m->layers[i].w1))
             bundles[GMM_GTP_RECOMPUTE][count[GMM_GTP_RECOMPUTE]++] = m->layers[i].w1->bundle;
     for (int pass = GMM_GTP_FORWARD; pass <= GMM_GTP_RECOMPUTE; pass++) {
         gmm_gtp_chain c = GMM_ZERO;
@@ -1662,8 +1668,8 @@ static void model_shard(model *m) {
         c.pass = (gmm_gtp_pass)pass;
         c.bundles = bundles[pass];
         c.count = count[pass];
-        c.prefetch = pass == GMM_GTP_RECOMPUTE ? 1 : 2; /* the next block's pair, or its FC1, */
-        c.held = pass == GMM_GTP_RECOMPUTE ? 1 : 2;     /* while this one's is read */
+        c.prefetch = pass == GMM_GTP_RECOMPUTE ? 1 : 2; /* prefetches both weights of the next block, or its FC1, */
+        c.held = pass == GMM_GTP_RECOMPUTE ? 1 : 2;     /* while those of this block are read */
         check_gtp(m, gmm_gtp_add_chain(m->gtp, &c, &chain[pass]));
     }
     check_gtp(m, gmm_gtp_seal(m->gtp));
@@ -1672,18 +1678,18 @@ static void model_shard(model *m) {
     check_gtp(m, gmm_gtp_bind(m->gtp, id, buffer_make(&m->mem, need.gather_bytes, AT_ONLY).at, need.gather_bytes,
                               buffer_make(&m->mem, need.reduce_bytes, AT_ONLY).at, need.reduce_bytes));
 #ifdef HAVE_CUDA
-    if (m->team->gpus) watched = m->gtp;
+    if (m->rank_group->gpus) polled_gtp = m->gtp;
 #endif
 }
 
-static void model_make(model *m, const team *t, int rank, gmm_engine engine, memory mem) {
+static void model_make(model *m, const rank_group *t, int rank, gmm_engine engine, memory mem) {
     int64_t tokens, hidden = opt.hidden, inputs = opt.context * opt.embed;
     gmm_config config = GMM_ZERO;
     gmm_error error;
     size_t low;
     if (opt.topk > opt.experts) die("--topk %d exceeds --experts %d", (int)opt.topk, (int)opt.experts);
     memset(m, 0, sizeof *m);
-    m->team = t;
+    m->rank_group = t;
     m->rank = rank;
     m->ranks = t ? t->size : 1;
     m->mem = mem;
@@ -1716,7 +1722,8 @@ static void model_make(model *m, const team *t, int rank, gmm_engine engine, mem
 
     m->one_group = buffer_make(&m->mem, sizeof(int32_t), BOTH);
     m->dloss = buffer_make(&m->mem, 2 * sizeof(float), BOTH);
-    floats(&m->dloss)[0] = floats(&m->dloss)[1] = (float)tokens; /* gradients are sums over tokens, the loss a mean */
+    /* gradients are sums over tokens, the auxiliary loss is a mean */
+    floats(&m->dloss)[0] = floats(&m->dloss)[1] = (float)tokens;
     buffer_push(&m->mem, &m->dloss);
     m->x0 = buffer_make(&m->mem, (size_t)(tokens * inputs) * low, BOTH);
     m->dx0 = buffer_make(&m->mem, (size_t)(tokens * inputs) * sizeof(float), BOTH);
@@ -1742,7 +1749,7 @@ static void model_make(model *m, const team *t, int rank, gmm_engine engine, mem
     m->head_w = param_add(m, "output_layer.weight", 1, 0, BYTES, hidden, m->dtype, 0, 0.5 / sqrt(hidden), SHARDED);
     m->head_b = param_add(m, "output_layer.bias", 1, 0, 1, BYTES, GMM_F32, 0, 0, REPLICATED);
     if (!opt.layers) m->engine = linear_engine(m, m->head_w);
-    if (m->team) model_shard(m);
+    if (m->rank_group) model_shard(m);
     params_publish(m);
     shards_publish(m);
 }
@@ -1796,12 +1803,12 @@ static double sum_losses(const model *m, int64_t tokens) {
     return sum;
 }
 
-/* What is counted between two reports. */
+/* Sums between two reports. */
 typedef struct tally {
     double loss, aux;
     double *load; /* [layers][experts] tokens */
     int64_t steps;
-    int stop; /* a rank was asked to stop: all stop behind this step */
+    int stop; /* a rank got a stop request: all ranks stop after this step */
 } tally;
 
 /* One optimizer step on a batch drawn from the training text. */
@@ -1812,7 +1819,7 @@ static void train_step(model *m, const text *t, int64_t *positions, tally *now) 
             positions[i] = opt.context + (int64_t)(random_next(&m->random) % (uint64_t)(t->train - opt.context));
         draw_dropout(m);
         moe_draw(m);
-        if (part % m->ranks != m->rank) continue; /* another rank's */
+        if (part % m->ranks != m->rank) continue; /* belongs to another rank */
         begin_gradients(m, part == m->rank);
         forward(m, t->bytes, positions, m->tokens, 1);
         cross_entropy(m, t->bytes, positions, m->tokens, 1);
@@ -1828,10 +1835,10 @@ static void train_step(model *m, const text *t, int64_t *positions, tally *now) 
     }
     params_update(m);
     now->stop = stop_signal != 0;
-    if (m->team) {
+    if (m->rank_group) {
         double sums[3] = {loss, aux, now->stop};
-        team_sum(m->team, m->rank, sums, 3);
-        team_sum(m->team, m->rank, load, opt.layers * opt.experts);
+        rank_group_sum(m->rank_group, m->rank, sums, 3);
+        rank_group_sum(m->rank_group, m->rank, load, opt.layers * opt.experts);
         loss = sums[0];
         aux = sums[1];
         now->stop = sums[2] > 0;
@@ -1848,7 +1855,7 @@ static void train_step(model *m, const text *t, int64_t *positions, tally *now) 
 
 /* -------------------------------------------------------------------------------- 9 Evaluation, sample, bigram --- */
 
-/* Position i of n that spread evenly over the held-out text. */
+/* Position i of n evenly spaced positions in the held-out text. */
 static int64_t held_out_position(const text *t, int64_t i, int64_t n) {
     int64_t held = t->size - t->train;
     return t->train + i * (held / n) + i * (held % n) / n;
@@ -1857,7 +1864,7 @@ static int64_t held_out_position(const text *t, int64_t i, int64_t n) {
 static double evaluate(model *m, const text *t, int64_t n) {
     int64_t *positions = (int64_t *)get((size_t)m->tokens * sizeof *positions);
     double sum = 0;
-    for (int64_t from = 0; from < n; from += m->tokens * m->ranks) { /* all ranks run equally often */
+    for (int64_t from = 0; from < n; from += m->tokens * m->ranks) { /* all ranks run the same number of batches */
         int64_t mine = from + m->rank * m->tokens, at = mine < n ? mine : 0;
         int64_t tokens = n - at < m->tokens ? n - at : m->tokens;
         for (int64_t i = 0; i < tokens; i++) positions[i] = held_out_position(t, at + i, n);
@@ -1866,7 +1873,7 @@ static double evaluate(model *m, const text *t, int64_t n) {
         if (mine < n) sum += sum_losses(m, tokens);
     }
     free(positions);
-    if (m->team) team_sum(m->team, m->rank, &sum, 1);
+    if (m->rank_group) rank_group_sum(m->rank_group, m->rank, &sum, 1);
     return sum / (double)n;
 }
 
@@ -1896,7 +1903,7 @@ static void print_sample(model *m, const text *t) {
     while (from > opt.context && from > 1 && (t->bytes[from - 1] != '\n' || t->bytes[from - 2] != '\n')) from--;
     if (from <= opt.context) from = t->train;
     memcpy(bytes, t->bytes + from - opt.context, (size_t)opt.context);
-    if (m->rank == 0) printf("\nsample:\n"); /* all ranks draw it */
+    if (m->rank == 0) printf("\nsample:\n"); /* all ranks compute it */
     for (int64_t i = 0; i < opt.sample; i++) {
         int64_t position = opt.context + i;
         const float *z;
@@ -1936,18 +1943,19 @@ static int64_t tensor_count(const model *m) {
     return n * SETS;
 }
 
-/* What delayed scaling carries from step to step, named and shaped per linear as Transformer Engine's _extra_state has
-   it: scales [slots E] and amax histories [length, slots E], forward of input, weight and output, backward of the
-   gradients of output and input. The last slot of each is never quantized here: ones and zeros stand there. */
+/* State of delayed scaling, named and shaped per linear as Transformer Engine's _extra_state: scales [slots E] and amax
+   histories [length, slots E], forward of input, weight and output, backward of the gradients of output and input. The
+   last slot of each is never quantized here: it holds ones and zeros. */
 static const struct delayed_row { const char *linear, *way; int slot, used, slots; } delayed_rows[] = {
     {"linear_fc1", "fwd", GMM_SLOT_X, 2, 3}, {"linear_fc1", "bwd", GMM_SLOT_DZ, 1, 2},
     {"linear_fc2", "fwd", GMM_SLOT_H, 2, 3}, {"linear_fc2", "bwd", GMM_SLOT_DY, 1, 2}
 };
-enum { DELAYED_ROWS = sizeof delayed_rows / sizeof delayed_rows[0], DELAYED = 2 * DELAYED_ROWS }; /* of a layer */
+/* tensors per layer */
+enum { DELAYED_ROWS = sizeof delayed_rows / sizeof delayed_rows[0], DELAYED = 2 * DELAYED_ROWS };
 
 static int64_t delayed_count(const model *m) { return m->recipe.input.delayed ? opt.layers * DELAYED : 0; }
 
-/* Tensor i of all layers: even ones are scales, odd ones histories. */
+/* Tensor i of all layers: even i are scales, odd i are histories. */
 static void delayed_tensor(st_tensor *t, char *name, int64_t i) {
     const struct delayed_row *r = &delayed_rows[i % DELAYED / 2];
     const int64_t length = i & 1 ? SCALE_HISTORY : 1;
@@ -1961,8 +1969,8 @@ static void delayed_tensor(st_tensor *t, char *name, int64_t i) {
     t->bytes = length * r->slots * opt.experts * (int64_t)sizeof(float);
 }
 
-/* Copies such a tensor from or (load) to the layer's host side. The first row of a history holds what was seen since
-   the last update: between steps nothing but amaxes of weights, which loading a checkpoint finds again. */
+/* Copies such a tensor from or (load) to the layer's host side. The first row of a history holds the amaxes since the
+   last update: between steps these are of weights only, and loading a checkpoint computes them again. */
 static void delayed_move(const model *m, int64_t i, float *values, int load) {
     const struct delayed_row *r = &delayed_rows[i % DELAYED / 2];
     const layer *l = &m->layers[i / DELAYED];
@@ -1975,13 +1983,13 @@ static void delayed_move(const model *m, int64_t i, float *values, int load) {
         }
 }
 
-typedef struct notebook {
+typedef struct metadata_builder {
     st_pair pairs[OPTIONS + 8];
     char keys[OPTIONS + 8][48], values[OPTIONS + 8][48];
     int count;
-} notebook;
+} metadata_builder;
 
-static void add_pair(notebook *notes, const char *key, const char *format, ...) {
+static void add_pair(metadata_builder *notes, const char *key, const char *format, ...) {
     va_list list;
     int i = notes->count++;
     snprintf(notes->keys[i], sizeof notes->keys[i], "%s", key);
@@ -1992,7 +2000,7 @@ static void add_pair(notebook *notes, const char *key, const char *format, ...) 
     notes->pairs[i].value = notes->values[i];
 }
 
-/* Where the targets of a plan go: places in a file that is being written, or in memory. */
+/* Destinations of a plan's targets: offsets of a file that is being written, or memory. */
 typedef struct places {
     st_writer *writer;
     int64_t *begin;
@@ -2007,7 +2015,7 @@ static int place(void *user, int64_t target, int64_t offset, const void *from, i
     for (; to->writer && done < bytes; done += n) {
         const param *p = to->of[target];
         const int64_t row = p->cols * (int64_t)sizeof(float), in = (offset + done) % row;
-        const int64_t at = p->block ? row_whole(p, (offset + done) / row) * row + in : offset + done;
+        const int64_t at = p->block ? logical_row(p, (offset + done) / row) * row + in : offset + done;
         n = p->block && row - in < bytes - done ? row - in : bytes - done;
         if (!st_write(to->writer, to->begin[target] + at, (const char *)from + done, n, &to->error)) return 1;
     }
@@ -2015,18 +2023,18 @@ static int place(void *user, int64_t target, int64_t offset, const void *from, i
     return 0;
 }
 
-/* A tensor of a file with its rows where shards have them. */
+/* A tensor of a file with its rows in the order of shards. */
 static const void *rows_as_held(const param *p, const char *from) {
     const size_t row = (size_t)p->cols * sizeof(float);
     char *to;
     if (!p->block) return from;
     to = (char *)get((size_t)p->rows * row);
-    for (int64_t i = 0; i < p->rows; i++) memcpy(to + (size_t)row_held(p, i) * row, from + (size_t)i * row, row);
+    for (int64_t i = 0; i < p->rows; i++) memcpy(to + (size_t)held_row(p, i) * row, from + (size_t)i * row, row);
     return to;
 }
 
-/* Moves this rank's shards of all sharded tensors into the places (`file` NULL), or out of a file that holds them
-   whole. 0 = failed, for to->error. */
+/* Copies this rank's shards of all sharded tensors to the destinations (`file` NULL), or out of a file that holds whole
+   tensors. 0 = failed, with to->error. */
 static int move_shards(const model *m, const st_file *file, places *to) {
     enum { SCRATCH = 1 << 20 };
     const int64_t capacity = tensor_count(m);
@@ -2098,13 +2106,13 @@ static int move_shards(const model *m, const st_file *file, places *to) {
     return status == GMM_OK;
 }
 
-/* Every rank writes the rows that it holds, rank 0 what all hold alike. */
+/* Every rank writes the rows of its shards; rank 0 also writes replicated tensors. */
 static void save_checkpoint(const model *m, const text *t, const char *path) {
     int64_t count = tensor_count(m) + delayed_count(m), n = 0, at = 0, sharded = 0;
     st_tensor *tensors = (st_tensor *)get((size_t)count * sizeof *tensors);
     char (*names)[NAME_CAPACITY] = (char (*)[NAME_CAPACITY])get((size_t)count * sizeof *names);
     places to = {NULL, NULL, NULL, NULL, {""}};
-    notebook notes;
+    metadata_builder notes;
     st_writer writer, *shared[64];
     st_error error;
     int ok, created;
@@ -2112,7 +2120,7 @@ static void save_checkpoint(const model *m, const text *t, const char *path) {
     add_pair(&notes, "format", "pt");
     add_pair(&notes, "producer", "train_moe 1");
     add_pair(&notes, "gmm.layout", "megatron");
-    add_pair(&notes, "gmm.glu_block", "0"); /* gate rows, then linear rows */
+    add_pair(&notes, "gmm.glu_block", "0"); /* gate rows before linear rows */
     add_pair(&notes, "step", "%lld", (long long)m->step);
     add_pair(&notes, "random", "%016llx", (unsigned long long)m->random);
     add_pair(&notes, "text.bytes", "%lld", (long long)t->size);
@@ -2138,7 +2146,7 @@ static void save_checkpoint(const model *m, const text *t, const char *path) {
     to.of = (const param **)get((size_t)count * sizeof *to.of);
     ok = created = m->rank > 0 || st_create(&writer, path, tensors, count, notes.pairs, notes.count, &error);
     for (int set = 0; ok && set < SETS; set++)
-        for (int i = 0; ok && i < m->param_count; i++) { /* a parameter's tensors follow one another */
+        for (int i = 0; ok && i < m->param_count; i++) { /* the tensors of a parameter are consecutive */
             const param *p = m->params[i];
             const int64_t bytes = p->rows * p->cols * (int64_t)sizeof(float);
             for (int e = 0; ok && e < p->count; e++, at += bytes) {
@@ -2161,14 +2169,14 @@ static void save_checkpoint(const model *m, const text *t, const char *path) {
         at += bytes;
         free(values);
     }
-    if (m->team) {
+    if (m->rank_group) {
         st_writer *own = ok ? &writer : NULL;
         char done, all[64];
-        team_gather(m->team, m->rank, &own, shared, sizeof own);
+        rank_group_gather(m->rank_group, m->rank, &own, shared, sizeof own);
         to.writer = shared[0];
         if (m->rank == 0 && !ok) to.error = error;
         done = (char)(to.writer && move_shards(m, NULL, &to));
-        team_gather(m->team, m->rank, &done, all, sizeof done); /* nobody is still writing */
+        rank_group_gather(m->rank_group, m->rank, &done, all, sizeof done); /* all ranks have finished writing */
         for (int r = 0; r < m->ranks; r++) ok = ok && all[r];
         if (!done) error = to.error; /* each rank knows its own reason */
         else if (!ok) snprintf(error.text, sizeof error.text, "another rank failed");
@@ -2182,7 +2190,7 @@ static void save_checkpoint(const model *m, const text *t, const char *path) {
     free(tensors);
 }
 
-/* Says before training, rather than after, that a checkpoint could not be written there. */
+/* Reports before training that a checkpoint cannot be written there. */
 static void try_saving(const char *path) {
     st_writer writer;
     st_error error;
@@ -2259,7 +2267,7 @@ static void load_checkpoint(model *m, const text *t, st_file *file, const char *
                     memcpy(set_values(p, set) + e * p->rows * p->cols, file->data + found->begin,
                            (size_t)(p->rows * p->cols) * sizeof(float));
             }
-    if (m->team && !move_shards(m, file, &to)) die("%s: %s", path, to.error.text);
+    if (m->rank_group && !move_shards(m, file, &to)) die("%s: %s", path, to.error.text);
     free(to.memory);
     for (int64_t i = 0; i < delayed_count(m); i++) {
         const layer *l = &m->layers[i / DELAYED];
@@ -2309,7 +2317,7 @@ static void history_add(history *h, double step, double train, double held_out) 
     h->held_out[h->count++] = held_out;
 }
 
-/* Shares of the experts of a layer, and the smallest and largest. */
+/* Smallest and largest fraction of a layer's tokens that an expert gets. */
 static void load_range(const double *load, double *low, double *high) {
     *low = 1;
     *high = 0;
@@ -2324,7 +2332,7 @@ static void load_range(const double *load, double *low, double *high) {
     }
 }
 
-/* One bar per expert, its height the share over an even one (half height), layers apart. */
+/* One bar per expert: its fraction of tokens relative to an even split (half height); layers are separated. */
 static void load_bars(const double *load, char *to, size_t size) {
     static const char *const bars[] = {"\u2581", "\u2582", "\u2583", "\u2584", "\u2585", "\u2586", "\u2587", "\u2588"};
     size_t used = 0;
@@ -2351,7 +2359,7 @@ static void print_load(const double *load) {
     }
 }
 
-/* Makes the folder of a file; where it exists already, or cannot be made, opening the file has the last word. */
+/* Creates the folder of a file; if it cannot be created, opening the file reports the error. */
 static void make_folder_of(const char *path) {
     char *folder = (char *)get(strlen(path) + 1), *slash;
     strcpy(folder, path);
@@ -2413,11 +2421,11 @@ static void describe(const model *m, const text *t) {
     printf("model: %.0f parameters, %.0f per token; %lld layers of %lld experts, top %lld, %s, %s\n", all, active,
            (long long)opt.layers, (long long)opt.experts, (long long)opt.topk, opt.act, opt.dtype);
     printf("engine: %s; %s\n", gmm_engine_name(m->engine), m->place);
-    if (m->team) {
+    if (m->rank_group) {
         gmm_gtp_need need = GMM_ZERO;
         (void)gmm_gtp_memory_need(m->gtp, 0, &need);
         printf("gtp: %d ranks on %s; %.0f kB of gather buffers and %.0f kB of gradient buffers each\n", m->ranks,
-               m->team->gpus ? "GPUs" : "the CPU",
+               m->rank_group->gpus ? "GPUs" : "the CPU",
                1e-3 * (double)need.gather_bytes, 1e-3 * (double)need.reduce_bytes);
     }
     printf("training: %lld steps of %lld tokens in %lld micro-batches\n", (long long)opt.steps, (long long)opt.batch,
@@ -2426,7 +2434,7 @@ static void describe(const model *m, const text *t) {
 
 /* ----------------------------------------------------------------------------------------------------- 12 main --- */
 
-/* Returns 1 where it was stopped before its last step, else 0. */
+/* Returns 1 if training was stopped before its last step, else 0. */
 static int train(model *m, const text *t, history *h, double *load_all) {
     int64_t last = opt.stop_at && opt.stop_at < opt.steps ? opt.stop_at : opt.steps, every = opt.steps / 20;
     int64_t loads = opt.layers * opt.experts, held = t->size - t->train, subset = held < 4096 ? held : 4096;
@@ -2484,7 +2492,7 @@ static int train(model *m, const text *t, history *h, double *load_all) {
     return m->step < last;
 }
 
-/* The command that continues from a checkpoint: what the checkpoint records is left out. */
+/* Prints the command that continues from a checkpoint, without the options that the checkpoint records. */
 static void print_command(const char *program, const char *path) {
     printf("%s --resume '%s'", program, path);
     for (int i = 0; i < OPTIONS; i++) {
@@ -2499,7 +2507,7 @@ static void print_command(const char *program, const char *path) {
     printf("\n");
 }
 
-/* Saves what was trained when it was stopped, and says how to go on. */
+/* Saves a stopped run, and prints the command that continues it. */
 static void save_stopped(model *m, const text *t, const char *program) {
     const char *path = *opt.save ? opt.save : stopped_file, *lacks = st_missing();
     if (!lacks && m->rank == 0) make_folder_of(path);
@@ -2514,9 +2522,9 @@ static void save_stopped(model *m, const text *t, const char *program) {
     print_command(program, path);
 }
 
-/* How far the gradients of m's last step are from those of the reference: the largest norm of a parameter's
-   difference, as a share of its norm in the reference. */
-static double gradients_apart(const model *m, const model *reference, const param **worst) {
+/* Distance of the gradients of m's last step from the reference: the largest norm of a parameter's difference, relative
+   to its norm in the reference. */
+static double gradient_distance(const model *m, const model *reference, const param **worst) {
     double most = -1;
     for (int i = 0; i < m->param_count; i++) {
         const param *p = m->params[i], *r = reference->params[i];
@@ -2531,7 +2539,7 @@ static double gradients_apart(const model *m, const model *reference, const para
         if (share <= most) continue;
         most = share;
         *worst = p;
-        if (share != share) break; /* not a number is most */
+        if (share != share) break; /* NaN counts as the largest distance */
     }
     return most;
 }
@@ -2561,7 +2569,7 @@ static void compare(const text *t) {
         was.load = (double *)get(loads * sizeof *was.load);
         train_step(m, t, positions, &is);
         train_step(reference, t, positions, &was);
-        gradients = gradients_apart(m, reference, &worst);
+        gradients = gradient_distance(m, reference, &worst);
         for (int i = 0; i < m->param_count; i++)
             for (int set = 0; set < SETS; set++) {
                 const param *p = m->params[i];
@@ -2586,12 +2594,12 @@ static void compare(const text *t) {
     gmm_destroy(reference->ctx);
 }
 
-/* What every rank does. */
+/* Arguments of a rank's thread or process. */
 typedef struct job {
     const text *text;
-    const team *team; /* NULL = one rank, nothing sharded */
+    const rank_group *rank_group; /* NULL = one rank, nothing sharded */
     st_file *checkpoint;
-    const char *program; /* how it was called */
+    const char *program; /* argv[0] */
     int rank;
     int stopped;         /* out: training was stopped before its end */
 } job;
@@ -2606,9 +2614,10 @@ static void *work(void *argument) {
     const int quiet = opt.quiet || j->rank > 0;
     const gmm_engine engine = engine_of(opt.engine);
 #ifdef HAVE_CUDA
-    if (j->team && j->team->gpus) cuda_check(cudaSetDevice(j->rank));
+    if (j->rank_group && j->rank_group->gpus) cuda_check(cudaSetDevice(j->rank));
 #endif
-    model_make(m, j->team, j->rank, engine, j->team && !j->team->gpus ? cpu_memory : memory_of(engine));
+    model_make(m, j->rank_group, j->rank, engine,
+               j->rank_group && !j->rank_group->gpus ? cpu_memory : memory_of(engine));
     if (*opt.resume) load_checkpoint(m, t, j->checkpoint, opt.resume);
     if (!quiet) describe(m, t);
     if (!quiet && *opt.resume)
@@ -2616,7 +2625,7 @@ static void *work(void *argument) {
     j->stopped = train(m, t, &h, load);
     if (j->stopped) save_stopped(m, t, j->program);
     else if (*opt.save) save_checkpoint(m, t, opt.save);
-    if (j->rank == 0) take_stops(0, 0); /* nothing is left to save */
+    if (j->rank == 0) catch_stop_signals(0, 0); /* nothing is left to save, so signals end the program again */
 
     if (opt.eval_tokens && opt.eval_tokens < n) n = opt.eval_tokens;
     held_out = j->stopped ? 0 : evaluate(m, t, n);
@@ -2624,7 +2633,7 @@ static void *work(void *argument) {
     if (!opt.quiet && !j->stopped && opt.sample) print_sample(m, t);
     if (j->rank == 0 && !j->stopped) {
         bigram_loss = bigram(t, n);
-        if (m->team && !quiet) {
+        if (m->rank_group && !quiet) {
             gmm_gtp_statistics s = GMM_ZERO;
             check_gtp(m, gmm_gtp_statistics_of(m->gtp, &s));
             printf("gtp: %.1f%% of %lld acquires found their weights gathered ahead, %.1f%% still there; each rank "
@@ -2640,7 +2649,7 @@ static void *work(void *argument) {
         printf("held-out %.4f nats/byte, bigram %.4f nats/byte\n", held_out, bigram_loss);
     }
 #ifdef HAVE_CUDA
-    watched = NULL;
+    polled_gtp = NULL;
 #endif
     if (m->gtp) check_gtp(m, gmm_gtp_fini(m->gtp));
     for (int i = 0; i < 2; i++) gmm_peers_close(&m->peers[i]);
@@ -2649,7 +2658,7 @@ static void *work(void *argument) {
     return NULL;
 }
 
-/* CPU threads of a rank: one where ranks compute on the CPU, else its share for AdamW. */
+/* CPU threads of a rank: one if ranks compute on the CPU, otherwise its share of the processors, for AdamW. */
 static int threads_of_rank(void) {
     int threads = 1;
 #ifdef _OPENMP
@@ -2658,14 +2667,15 @@ static int threads_of_rank(void) {
     return threads > 1 ? threads : 1;
 }
 
-/* A thread per rank, or rank `first.rank` in a process of its own. Returns whether training was stopped. */
-static int work_together(job first, meeting *meeting_here) {
+/* Runs one thread per rank, or rank `first.rank` in a process of its own. Returns whether training was stopped. */
+static int run_ranks(job first, rendezvous *own_rendezvous) {
 #ifdef GMM_WITH_CPU_RANKS
-    team together = team_make((int)opt.gtp, memory_of(engine_of(opt.engine)).space == GMM_SPACE_CUDA, meeting_here);
+    rank_group together = rank_group_make((int)opt.gtp, memory_of(engine_of(opt.engine)).space == GMM_SPACE_CUDA,
+                                          own_rendezvous);
     pthread_t threads[64];
     job jobs[64];
-    first.team = &together;
-    if (meeting_here) {
+    first.rank_group = &together;
+    if (own_rendezvous) {
         (void)work(&first);
         return first.stopped;
     }
@@ -2678,13 +2688,13 @@ static int work_together(job first, meeting *meeting_here) {
     gmm_ranks_destroy(together.ranks);
     return jobs[0].stopped;
 #else
-    (void)first, (void)meeting_here;
+    (void)first, (void)own_rendezvous;
     die("--gtp: this build has no CPU ranks (GMM_WITH_CPU_RANKS)");
     return 0;
 #endif
 }
 
-/* Whether a step divides into micro-batches, and these among ranks; nothing else has to divide. */
+/* Checks that a step divides into micro-batches, and these into ranks; nothing else has to divide. */
 static void check_batch(void) {
     const long long batch = (long long)opt.batch, parts = (long long)opt.micro_batches, ranks = (long long)opt.gtp;
     const long long more = (batch / parts + 1) * parts;
@@ -2698,10 +2708,10 @@ static void check_batch(void) {
 }
 
 int main(int argc, char **argv) {
-    st_file checkpoint; /* stays open: options taken from it point into it */
+    st_file checkpoint; /* stays open, since options point into it */
     option_error error;
     text t;
-    meeting *meeting_here = NULL;
+    rendezvous *own_rendezvous = NULL;
     job whole;
     int rank = 0;
     if (!options_parse(options, OPTIONS, argc, argv, &error)) die("%s", error.text);
@@ -2709,11 +2719,12 @@ int main(int argc, char **argv) {
         print_help();
         return 0;
     }
-    if (!opt.compare) take_stops(1, SA_RESTART);
+    if (!opt.compare) catch_stop_signals(1, SA_RESTART);
 #ifdef GMM_WITH_CPU_RANKS
-    if (opt.gtp && opt.processes) rank = meeting_begin((int)opt.gtp, &meeting_here);
+    if (opt.gtp && opt.processes) rank = rendezvous_begin((int)opt.gtp, &own_rendezvous);
 #endif
-    /* Threads with a GPU each: to load a kernel at its first launch may wait as allocations do, see pause_ranks. */
+    /* Threads with a GPU each: lazy loading of a kernel at its first launch may wait for other GPUs, as allocations do;
+       see pause_ranks. */
     if (opt.gtp && !opt.processes) (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     if (opt.gtp) {
         const int gpus = gpu_count();
@@ -2746,7 +2757,7 @@ int main(int argc, char **argv) {
     whole.program = argv[0];
     whole.rank = rank;
     if (opt.compare) compare(&t);
-    else if (opt.gtp) whole.stopped = work_together(whole, meeting_here);
+    else if (opt.gtp) whole.stopped = run_ranks(whole, own_rendezvous);
     else (void)work(&whole);
     if (*opt.resume) st_close(&checkpoint);
     free(t.bytes);

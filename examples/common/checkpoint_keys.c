@@ -75,7 +75,7 @@ void key_patterns_free(key_patterns *patterns) {
 
 enum { PREFIXES = 3 };
 
-/* A key of the scheme. Keys of one state and one group form a tree that ought to be whole. */
+/* A key that matches the scheme. Keys of one optimizer state and one prefix form a tree, which should be complete. */
 typedef struct hit {
     int64_t layer, expert, tensor, rows;
     int32_t state, group, part, row, prefix;
@@ -87,13 +87,13 @@ typedef struct search {
     key_inventory *out;
     hit *hits;
     int64_t hit_count, hit_room;
-    char *prefixes[PREFIXES];  /* of keys that are no state's; ambiguous from PREFIXES on */
+    char *prefixes[PREFIXES];  /* prefixes of keys without optimizer state; ambiguous if there are PREFIXES */
     const char *prefix;
     int32_t prefix_count;
-    int64_t *layers;           /* numbers that any key has, then sorted */
+    int64_t *layers;           /* layer numbers of all keys, then sorted */
     int64_t layer_count, layer_room;
     int64_t *moe, moe_count;   /* layers with experts or a router, ascending */
-    int64_t *experts;          /* [moe_count] as the layer's trees count them */
+    int64_t *experts;          /* [moe_count] number of experts of each layer */
     char *lacking;             /* [moe_count] */
     int32_t groups;
     int failed;                /* no memory */
@@ -150,7 +150,7 @@ static int matches(const char *pattern, const char *text, int64_t *layer, int64_
     return !*text;
 }
 
-/* The key behind its state's prefix, without wrapper segments; NULL where it belongs to no state. */
+/* The key after its state's prefix, without wrapper segments; NULL if it belongs to no state. */
 static const char *plain_key(const search *s, const char *name, char *text, int32_t *state) {
     const gmm_ckpt_source *source = s->source;
     size_t skip = 0;
@@ -182,7 +182,7 @@ static const char *plain_key(const search *s, const char *name, char *text, int3
     return text;
 }
 
-/* Where the last segments begin, as many as the pattern has. */
+/* The end of the key with as many segments as the pattern. */
 static const char *tail_of(const char *key, const char *pattern) {
     const char *at = key + strlen(key);
     int dots = 0;
@@ -242,7 +242,7 @@ static int compare_numbers(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* Sorts and drops what stands twice; returns how many are left. */
+/* Sorts and removes duplicates; returns the new count. */
 static int64_t unique(int64_t *list, int64_t count) {
     int64_t n = 0;
     if (count) qsort(list, (size_t)count, sizeof *list, compare_numbers);
@@ -260,7 +260,8 @@ static int64_t moe_index(const search *s, int64_t layer) {
     return at ? at - s->moe : -1;
 }
 
-/* Reads all keys and keeps those of the model's prefix. Returns 0 where there are none, or none that are certain. */
+/* Reads all keys and keeps those with the model's prefix. Returns 0 if there are none, or if the prefix is
+   ambiguous. */
 static int collect(search *s) {
     const gmm_ckpt_source *source = s->source;
     int64_t n = 0;
@@ -298,7 +299,7 @@ static int collect(search *s) {
     return !s->failed && s->moe_count > 0;
 }
 
-/* Numbers that no key of any layer has, in the middle. */
+/* Reports numbers between the first and the last layer that no key has. */
 static void find_layers(search *s) {
     const char *pattern = s->scheme->rows[0].pattern, *number = strstr(pattern, "{L}");
     const size_t stem = number ? (size_t)(number - pattern) : 0, prefix = strlen(s->prefix);
@@ -337,7 +338,7 @@ static int64_t end_of_layer(const search *s, int64_t begin) {
     return end;
 }
 
-/* Experts of each layer: of its own keys and its router, or of all layers where it has none. */
+/* Number of experts of each layer: by its own keys and its router, or by all layers if it has neither. */
 static void count_experts(search *s, int64_t stated) {
     const int32_t size = s->source->parts[0].rank.ep_size, ep = s->scheme->global_index || size < 1 ? 1 : size;
     char *router = (char *)calloc((size_t)s->moe_count + 1, 1);
@@ -361,7 +362,7 @@ static void count_experts(search *s, int64_t stated) {
     free(router);
 }
 
-/* The name that a row gives, with N for the expert where `expert` is -1. */
+/* The name of a row of the scheme, with N for the expert if `expert` is -1. */
 static char *name_of(search *s, const hit *h, int32_t row, int64_t expert) {
     const char *pattern = s->scheme->rows[row].pattern, *state = s->source->states ? s->source->states[h->state] : "";
     const size_t capacity = strlen(pattern) + strlen(state) + strlen(s->prefix) + 48;
@@ -383,7 +384,7 @@ static char *name_of(search *s, const hit *h, int32_t row, int64_t expert) {
     return text;
 }
 
-/* What of a row with experts is not among the hits [begin, end) of a layer. */
+/* Reports experts of a row that are not among the hits [begin, end) of a layer. */
 static int find_experts(search *s, int64_t begin, int64_t end, int32_t row, int64_t experts) {
     char ranges[200] = "";
     size_t used = 0;
@@ -417,8 +418,8 @@ static int find_experts(search *s, int64_t begin, int64_t end, int32_t row, int6
     return missing > 0;
 }
 
-/* Whether a row must be there in a layer: rows of FC1, FC2 and routers that its tree has anywhere; of experts by
-   themselves, all that the scheme has for the halves that are there; biases that the layer has itself. */
+/* Whether a layer must have a row of the scheme: FC1, FC2 and routers that its tree has in any layer; for separate
+   experts, all rows that the scheme has for the halves that are present; biases that the layer has itself. */
 static int expects(const search *s, const int *layer_has, const int *tree_has, int32_t row) {
     const gmm_ckpt_row *r = &s->scheme->rows[row];
     int slot_in_layer = 0, like_in_layer = 0, slot_in_tree = 0, same_form = 0;
@@ -449,7 +450,7 @@ static void lacks_layers(search *s, const hit *h, int64_t *next, int64_t end) {
     }
 }
 
-/* Goes through the layers of every tree. */
+/* Checks the layers of every tree. */
 static void find_members(search *s) {
     int64_t next = 0;
     int *has = (int *)calloc((size_t)s->scheme->count * 2 + 1, sizeof *has), *tree = has;

@@ -89,7 +89,7 @@ int file_lock_take(file_lock *lock, const char *path, file_error *error) {
             close(descriptor);
             return 0;
         }
-        /* Who held it before may have removed the file between the two calls. */
+        /* The previous holder may have removed the file between open and lock. */
         if (stat(path, &there) || there.st_dev != mine.st_dev || there.st_ino != mine.st_ino) {
             close(descriptor);
             continue;

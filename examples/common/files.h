@@ -8,9 +8,9 @@
 
 typedef struct file_error { char text[768]; } file_error;
 
-/* What a path names: the file, if there is one, and the entry of its folder, which may not exist yet. */
+/* The file that a path names, if it exists, and its directory entry, which may not exist yet. */
 typedef struct file_place {
-    char *entry;            /* the folder without links, and the last name */
+    char *entry;            /* the folder with links resolved, and the last name */
     uint64_t device, inode; /* of the file, links followed */
     int exists;
 } file_place;
@@ -22,12 +22,12 @@ void file_place_free(file_place *place);
 /* Whether writing or removing one would change the other. */
 int file_place_same(const file_place *a, const file_place *b);
 
-/* A lock between processes: an empty file that exists while it is held, and the system's record lock on it, which ends
-   with its process. A lock file that an ended process left is taken over. */
+/* A lock between processes: an empty file that exists while it is held, and a record lock of the system on it, which
+   ends with its process. A lock file that an ended process left is reused. */
 typedef struct file_lock {
     char *path;
     int descriptor;
-    int held; /* 0: the file system knows no locks */
+    int held; /* 0: the file system supports no locks */
 } file_lock;
 
 /* Returns 1, or 0 with an error where another process holds the lock or the file cannot be made. */

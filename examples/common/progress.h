@@ -13,16 +13,16 @@ typedef struct progress {
     double began, drawn;
 } progress;
 
-/* Seconds of a clock that never jumps. */
+/* Seconds of a monotonic clock. */
 double progress_seconds(void);
 
-/* Counting from `first` to `total`. With `quiet`, the status line is never drawn. */
+/* Counts from `first` to `total`. With `quiet`, the status line is never drawn. */
 progress progress_begin(FILE *out, int64_t first, int64_t total, int quiet);
 
 /* Draws bar, share, time left and `text`, at most ten times a second; nothing where out is no terminal. */
 void progress_update(progress *p, int64_t done, const char *text);
 
-/* Takes the status line away, so that ordinary output can follow. */
+/* Removes the status line, so that ordinary output can follow. */
 void progress_clear(progress *p);
 
 #endif

@@ -81,7 +81,7 @@ static size_t utf8_length(const unsigned char *s, size_t left) {
     if (n == 0 || n > left) return 0;
     for (size_t i = 1; i < n; i++)
         if ((s[i] & 0xC0) != 0x80) return 0;
-    if (c == 0xE0 && s[1] < 0xA0) return 0; /* longer than needed */
+    if (c == 0xE0 && s[1] < 0xA0) return 0; /* overlong encoding */
     if (c == 0xED && s[1] > 0x9F) return 0; /* surrogates */
     if (c == 0xF0 && s[1] < 0x90) return 0;
     if (c == 0xF4 && s[1] > 0x8F) return 0; /* above U+10FFFF */
@@ -92,7 +92,7 @@ static int compare_names(const void *a, const void *b) {
     return strcmp((*(const st_tensor *const *)a)->name, (*(const st_tensor *const *)b)->name);
 }
 
-/* Pointers to the tensors in name order; NULL with an error where a name stands twice. */
+/* Pointers to the tensors in name order; NULL with an error if a name occurs twice. */
 static const st_tensor **sort_names(const st_tensor *tensors, int64_t count, st_error *error) {
     const st_tensor **names = (const st_tensor **)malloc(((size_t)count + 1) * sizeof *names);
     if (!names) {
@@ -143,8 +143,8 @@ const char *st_metadata(const st_file *file, const char *key) {
 
 #ifdef HAVE_CJSON
 
-/* What cJSON lets pass: bad UTF-8, control characters, NUL escapes, numbers that are not integers or lose digits as a
-   double, literals. The grammar itself is cJSON's to check. */
+/* Rejects what cJSON accepts: invalid UTF-8, control characters, NUL escapes, numbers that are not integers or that a
+   double cannot represent, literals. cJSON checks the grammar. */
 static int scan_header(const unsigned char *s, size_t size, st_error *error) {
     int in_string = 0;
     for (size_t i = 0; i < size;) {
@@ -156,7 +156,7 @@ static int scan_header(const unsigned char *s, size_t size, st_error *error) {
             if (s[i] == '\\') {
                 if (size - i >= 6 && !memcmp(s + i + 1, "u0000", 5))
                     return fail(error, "the header has a NUL escape at byte %zu", i);
-                n = 2; /* what follows a backslash does not end the string */
+                n = 2; /* an escaped character does not end the string */
             }
         } else if (s[i] >= '0' && s[i] <= '9') {
             uint64_t value = 0;
@@ -740,7 +740,7 @@ static int reserve(int descriptor, int64_t size, st_error *error) {
     return 1;
 }
 
-/* Whether the open file is what an earlier run left. */
+/* Whether the open file is the one that an earlier run wrote. */
 static int is_earlier(int descriptor, const st_resume *resume, const text *header, int64_t size) {
     const st_identity *e = resume->earlier;
     st_identity found;
@@ -750,7 +750,7 @@ static int is_earlier(int descriptor, const st_resume *resume, const text *heade
            (!resume->finished || (found.seconds == e->seconds && found.nanoseconds == e->nanoseconds));
 }
 
-/* Opens what an earlier run left, as the temporary file or, finished, under the path. */
+/* Opens the file of an earlier run: the temporary file or, if it was finished, the one under the path. */
 static void reopen(st_writer *writer, const st_resume *resume, const text *header, int64_t size) {
     writer->descriptor = open(writer->temporary, O_RDWR | O_NONBLOCK);
     writer->resumed = writer->descriptor >= 0 && is_earlier(writer->descriptor, resume, header, size);
@@ -839,7 +839,7 @@ int st_write(st_writer *writer, int64_t at, const void *data, int64_t bytes, st_
     if (writer->descriptor < 0) return 1;
     ok = write_at(writer->descriptor, writer->data_at + at, data, bytes, error);
 #ifdef __linux__
-    if (ok && bytes >= 1 << 20) /* the disk writes while the next bytes are read */
+    if (ok && bytes >= 1 << 20) /* starts writing to the disk while the next bytes are read */
         (void)sync_file_range(writer->descriptor, (off_t)(writer->data_at + at), (off_t)bytes, SYNC_FILE_RANGE_WRITE);
 #endif
     return ok;
@@ -864,7 +864,7 @@ int st_sync_folder(const char *path, st_error *error) {
     if (!folder) return fail(error, "out of memory");
     snprintf(folder, strlen(path) + 2, "%.*s", slash ? (int)(slash - path) + 1 : 1, slash ? path : ".");
     descriptor = open(folder, O_RDONLY);
-    /* Some file systems sync no folders, and some folders may be written but not read: neither is a failure. */
+    /* Some file systems cannot sync folders, and some folders may be written but not read: neither is an error. */
     ok = descriptor < 0 ? errno == EACCES : fsync(descriptor) == 0 || errno == EINVAL || errno == ENOTSUP;
     if (!ok) fail(error, "cannot bring the folder %.300s to the disk: %s", folder, strerror(errno));
     if (descriptor >= 0) close(descriptor);
@@ -872,7 +872,7 @@ int st_sync_folder(const char *path, st_error *error) {
     return ok;
 }
 
-/* Whether the open file is what stands under a name. */
+/* Whether the open file is the one under this name. */
 static int stands_at(int descriptor, const char *path) {
     struct stat open_one, named;
     return !fstat(descriptor, &open_one) && !lstat(path, &named) && open_one.st_dev == named.st_dev &&
@@ -885,7 +885,7 @@ static void remove_temporary(const st_writer *writer) {
 
 int st_commit(st_writer *writer, st_error *error) {
     int ok = 1;
-    if (writer->descriptor >= 0) { /* while it is open, no other file can have its inode */
+    if (writer->descriptor >= 0) { /* while the file is open, its inode is not reused */
         if (fsync(writer->descriptor)) {
             ok = fail(error, "cannot finish %.300s: %s", writer->path, strerror(errno));
             remove_temporary(writer);

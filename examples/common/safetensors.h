@@ -32,7 +32,7 @@ typedef struct st_pair { const char *key, *value; } st_pair;
 
 typedef struct st_file {
     const st_tensor *tensors;   /* in the order of their data */
-    const st_pair *metadata;    /* what stands under "__metadata__" */
+    const st_pair *metadata;    /* entries of "__metadata__" */
     int64_t count, metadata_count;
     const unsigned char *data;  /* the data section, mapped; tensors may be unaligned */
     int64_t data_bytes;
@@ -52,22 +52,22 @@ void st_close(st_file *file);
 /* Checks a header of `bytes` bytes in memory, as of a file with `data_bytes` behind it: file->data is NULL. */
 int st_open_header(st_file *file, const void *header, int64_t bytes, int64_t data_bytes, st_error *error);
 
-/* Reads bytes of the data section by a call instead of through the mapping: what lacks since the file was opened is an
-   error here, but would be a signal there. */
+/* Reads bytes of the data section by pread instead of through the mapping: bytes that were cut off since the file was
+   opened are an error here, but would raise SIGBUS there. */
 int st_read(const st_file *file, int64_t at, void *to, int64_t bytes, st_error *error);
 
 /* NULL where there is no such name or key. */
 const st_tensor *st_find(const st_file *file, const char *name);
 const char *st_metadata(const st_file *file, const char *key);
 
-/* Tells one state of a file from another. */
+/* Identifies the state of a file. */
 typedef struct st_identity {
     uint64_t inode;
     int64_t size, seconds, nanoseconds; /* of the last change of its bytes, since 1970 */
     uint64_t header;                    /* a hash of the JSON header */
 } st_identity;
 
-/* Of the opened file itself, also after another file took its name. */
+/* Identity of the opened file, also if another file has its name now. */
 int st_identify(const st_file *file, st_identity *identity, st_error *error);
 
 /* A checkpoint: one file, or the files that an index names ("weight_map" of NAME.safetensors.index.json). Every tensor
@@ -118,7 +118,7 @@ typedef struct st_resume {
 int st_create_resumable(st_writer *writer, const char *path, const st_resume *resume, st_tensor *tensors, int64_t count,
                         const st_pair *metadata, int64_t metadata_count, st_error *error);
 int st_writer_identify(const st_writer *writer, st_identity *identity, st_error *error);
-/* Brings what was written to the disk; the temporary file then survives a crash of the machine. */
+/* Flushes written bytes to the disk; the temporary file then survives a crash of the machine. */
 int st_flush(st_writer *writer, st_error *error);
 void st_suspend(st_writer *writer);
 int st_write(st_writer *writer, int64_t at, const void *data, int64_t bytes, st_error *error);
@@ -127,7 +127,7 @@ int st_write(st_writer *writer, int64_t at, const void *data, int64_t bytes, st_
 int st_commit(st_writer *writer, st_error *error);
 void st_abandon(st_writer *writer);
 
-/* Brings the entries of the folder that `path` stands in to the disk. */
+/* Flushes the entries of path's folder to the disk. */
 int st_sync_folder(const char *path, st_error *error);
 
 #endif

@@ -69,8 +69,8 @@ static svg_box inside(svg_box box) {
     return inner;
 }
 
-/* Names the series in the upper right corner of the frame, on a ground of its own. The texts are as wide as it is said
-   here, whatever the viewer's font, and shrink where the frame has no room for them. */
+/* Draws the legend in the upper right corner of the frame, with a background. Text widths are estimated here,
+   independent of the viewer's font, and the text shrinks if the frame is too narrow. */
 static void draw_legend(FILE *out, const frame *f, const svg_series *series, int count) {
     const double line = 18, stroke = 30, gap = 8, most = f->inner.width - stroke - 4 * gap;
     double x = 0, y = f->inner.y + gap, width = 0;

@@ -1,6 +1,6 @@
 /* cpu_gemm - GFLOP/s of gmm_linear_fwd on the CPU beside OpenBLAS sgemm, on one problem y[S][S] = x[S][S] w[S][S]^T.
-   Contenders take turns within every round, so that clock changes hit all alike. A contender's figure is the median of
-   its rounds. Every result is compared with fp64 in sampled elements. What the numbers mean: NOTES.md. */
+   Contenders alternate within every round, so that clock changes affect all of them. The result of a contender is the
+   median of its rounds. Sampled elements of every result are compared with fp64. What the numbers mean: NOTES.md. */
 #include "gmm.h"
 
 #include <math.h>
@@ -33,7 +33,7 @@ static void die(const char *what) {
     exit(1);
 }
 
-static void *room(size_t bytes) {
+static void *aligned_buffer(size_t bytes) {
     void *p = aligned_alloc(256, (bytes + 511) / 256 * 256);
     if (!p) die("out of memory");
     return p;
@@ -51,16 +51,16 @@ static int ascending(const void *a, const void *b) {
 }
 
 /* One field of /proc/cpuinfo, of the first processor. */
-static void cpuinfo(const char *field, char *out, size_t room_bytes) {
+static void cpuinfo(const char *field, char *out, size_t out_bytes) {
     char line[512];
     FILE *f = fopen("/proc/cpuinfo", "r");
-    snprintf(out, room_bytes, "unknown");
+    snprintf(out, out_bytes, "unknown");
     if (!f) return;
     while (fgets(line, sizeof line, f)) {
         char *value = strchr(line, ':');
         if (strncmp(line, field, strlen(field)) || !value) continue;
         value[strcspn(value, "\n")] = 0;
-        snprintf(out, room_bytes, "%.*s", (int)room_bytes - 1, value + 2);
+        snprintf(out, out_bytes, "%.*s", (int)out_bytes - 1, value + 2);
         break;
     }
     fclose(f);
@@ -91,7 +91,7 @@ static void linear(contender *c, int query) {
         if (gmm_create(&c->ctx, &config, &error) != GMM_OK) die(error.text);
         if (gmm_linear_query(c->ctx, GMM_OP_LINEAR_FWD, &call, &info) != GMM_OK) die(gmm_last_error(c->ctx));
         c->bytes = info.workspace_bytes;
-        c->workspace = room(c->bytes);
+        c->workspace = aligned_buffer(c->bytes);
     } else if (gmm_linear_fwd(c->ctx, &call, c->workspace, c->bytes, NULL) != GMM_OK) {
         die(gmm_last_error(c->ctx));
     }
@@ -111,7 +111,7 @@ static void once(contender *c) {
     else linear(c, 0);
 }
 
-/* Largest |y - fp64| over sampled elements, as a share of sum |x w|. */
+/* Largest |y - fp64| over sampled elements, divided by sum |x w|. */
 static double sampled_error(const contender *c) {
     double worst = 0.0;
     int s, k;
@@ -155,7 +155,7 @@ static void measure(contender *c, int count) {
     }
 }
 
-/* Ratio to the contender of the same thread count that is OpenBLAS; 0 if there is none. */
+/* Rate divided by OpenBLAS's with the same number of threads; 0 if there is none. */
 static double share(const contender *c, const contender *all, int count) {
     int i;
     for (i = 0; i < count; i++)
@@ -185,8 +185,8 @@ int main(int argc, char **argv) {
     {
         const size_t n = (size_t)size * (size_t)size;
         size_t e;
-        x32 = (float *)room(n * 4), w32 = (float *)room(n * 4), y = (float *)room(n * 4);
-        x16 = (uint16_t *)room(n * 2), w16 = (uint16_t *)room(n * 2);
+        x32 = (float *)aligned_buffer(n * 4), w32 = (float *)aligned_buffer(n * 4), y = (float *)aligned_buffer(n * 4);
+        x16 = (uint16_t *)aligned_buffer(n * 2), w16 = (uint16_t *)aligned_buffer(n * 2);
         for (e = 0; e < n; e++) {
             seed = seed * 1664525u + 1013904223u;
             x32[e] = (float)(seed >> 8) / 8388608.0f - 1.0f;
@@ -206,7 +206,7 @@ int main(int argc, char **argv) {
 #endif
     }
     for (i = 0; i < count; i++) {
-        all[i].seconds = (double *)room(sizeof(double) * (size_t)rounds);
+        all[i].seconds = (double *)aligned_buffer(sizeof(double) * (size_t)rounds);
         if (all[i].dtype != GMM_NONE) linear(&all[i], 1);
     }
     cpuinfo("model name", cpu, sizeof cpu);

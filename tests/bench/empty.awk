@@ -1,4 +1,4 @@
-# The kernels of a header with empty bodies: for units that need what stands around them, and soon.
+# Empties the bodies of a header's kernels, for units that need only the code around them, so that they compile fast.
 /^GMM__KERNEL/ { head = 1 }
 body { if (/^}/) body = 0; else next }
 { print }

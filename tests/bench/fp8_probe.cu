@@ -1,7 +1,8 @@
-/* fp8_probe - what Hopper's tensor cores keep of a sum: wgmma on E4M3 and on BF16, and mma.sync on E4M3.
+/* fp8_probe - the precision of sums in Hopper's tensor cores: wgmma on E4M3 and on BF16, and mma.sync on E4M3.
    Build: nvcc -gencode arch=compute_90a,code=sm_90a -I. -o build/fp8_probe tests/bench/fp8_probe.cu
-   Terms: in one step the addends (products and the sum so far) are cut to F bits behind the point relative to the
-   largest one's exponent, added, and the result is cut to the width of the output. NOTES.md has the results. */
+   Model: in one instruction the addends (products and the accumulator) are truncated to F fraction bits relative to the
+   exponent of the largest one, added, and the result is truncated to the output's precision. NOTES.md has the
+   results. */
 #include <cuda_runtime.h>
 #include <math.h>
 #include <stdint.h>
@@ -12,18 +13,19 @@
 #define GMM_IMPLEMENTATION
 #include "gmm_quant.h"
 
-enum { M = 64, N = 16, STEPS = 4, LINE = 32 }; /* a step takes 32 bytes of every line */
+enum { M = 64, N = 16, STEPS = 4, LINE = 32 }; /* a step (instruction) reads 32 bytes of every line */
 enum { WGMMA_E4M3, WGMMA_BF16, MMA_E4M3, KINDS };
 static const char *const NAMES[KINDS] = { "wgmma e4m3", "wgmma bf16", "mma.sync e4m3" };
 
-/* Operands as the instruction without swizzle wants them: blocks of 8 lines by 16 bytes. */
+/* Writes operands in the layout without swizzle: core matrices of 8 lines by 16 bytes. */
 static __device__ void stage(const uint8_t *from, uint8_t *to, int lines) {
     for (int i = threadIdx.x; i < lines * LINE; i += blockDim.x) {
         const int line = i / LINE, byte = i % LINE;
         to[(line / 8 * 2 + byte / 16) * 128 + line % 8 * 16 + byte % 16] = from[i];
     }
 }
-static __device__ uint64_t describe(const void *at) { /* 128 bytes along the line, 256 across lines */
+/* leading byte offset 128 along K, stride byte offset 256 across lines */
+static __device__ uint64_t describe(const void *at) {
     const uint32_t from = (uint32_t)__cvta_generic_to_shared(at) & 0x3FFFF;
     return (uint64_t)(256 >> 4) << 32 | (uint64_t)(128 >> 4) << 16 | from >> 4;
 }
@@ -89,7 +91,8 @@ static void put(int kind, uint8_t *line, int k, float v) {
 static uint8_t A[STEPS * M * LINE], B[STEPS * N * LINE];
 static float D[M * N];
 
-/* 2^top (in step 0) and sign 2^(top - r - n) (in step `at`): the most r + n that shows in D[r][n]; bits: D is short. */
+/* Adds 2^top (in step 0) and sign 2^(top - r - n) (in step `at`): returns the largest r + n that still changes D[r][n];
+   bits: D is below 2^top. */
 static int kept(int kind, int at, float sign, int *below) {
     const int top = 16, rows = kind == WGMMA_BF16 ? 40 : 17;
     int most = -1;
@@ -110,7 +113,8 @@ static int kept(int kind, int at, float sign, int *below) {
     return most;
 }
 
-/* 2 products of 2^16 and three of 2^(17 - bits - 1): 1.5 units in the last of `bits` places, what is left of them. */
+/* Adds 2 products of 2^16 and three of 2^(17 - bits - 1), together 1.5 units of the last of `bits` fraction bits;
+   returns what the sum keeps of them. */
 static double rounded(int kind, int bits) {
     memset(A, 0, sizeof A);
     memset(B, 0, sizeof B);
@@ -122,7 +126,8 @@ static double rounded(int kind, int bits) {
     return (D[0] - ldexp(1.0, 17)) / ldexp(1.0, 17 - bits);
 }
 
-/* The model: addends cut to `F` bits relative to the largest exponent, the sum cut to `bits` bits of mantissa. */
+/* The model: addends truncated to `F` bits relative to the largest exponent, the sum truncated to `bits` bits of
+   mantissa. */
 static double model(double c, const double *p, const int *exponents, int count, int F, int bits) {
     double sum = 0.0;
     int E = c != 0.0 ? ilogb(c) : INT32_MIN;

@@ -1,5 +1,6 @@
-/* gated - runs gated_kernel.cu on a Hopper GPU: its bits beside the library's linear and activation in two launches, on
-   ragged groups, then microseconds of both by turns. What it means: NOTES.md. --bits: no times. */
+/* gated - runs gated_kernel.cu on a Hopper GPU: compares its bits with the library's linear and activation in two
+   launches, on ragged groups, then prints microseconds of both, alternating. What it means: NOTES.md. --bits: no
+   times. */
 #include "gated.h"
 
 #include <math.h>
@@ -8,10 +9,10 @@
 #include <string.h>
 
 enum { MOST_GROUPS = 128, TURNS = 21 };
-/* Contenders: the library's product, and the activation with it; per tile the proof with D alone, with all that comes
-   out, without D. */
+/* Contenders: the library's product; the product and the activation; then for each tile the fused kernel with D alone
+   (no epilogue), with all outputs, without D. */
 enum { LINEAR, LINEAR_ACT, PROOF, D_ALONE = 0, ALL, WITHOUT_D, WHATS, WAYS = PROOF + WHATS * gated_tiles };
-enum { D, E, H, OUTS }; /* forward z, h, none; backward dh, dz, h */
+enum { D, E, H, OUTS }; /* forward: z, h, none; backward: dh, dz, h */
 
 static struct {
     gmm_context *ctx;
@@ -38,7 +39,7 @@ static void ok(gmm_status s) {
     fprintf(stderr, "gated: %s\n", gmm_last_error(P.ctx));
     exit(1);
 }
-static void *room(int64_t bytes) {
+static void *device_alloc(int64_t bytes) {
     void *p;
     cuda(cudaMalloc(&p, (size_t)bytes + 256), "memory");
     return p;
@@ -58,18 +59,18 @@ static __global__ void fill(void *to, int64_t count, float size, uint64_t seed, 
     }
 }
 static void *random_bf16(int64_t count, float size, uint64_t seed) {
-    void *p = room(2 * count);
+    void *p = device_alloc(2 * count);
     fill<<<1056, 256, 0, P.stream>>>(p, count, size, seed, 0);
     return p;
 }
 
-/* A problem of P.size: `spare` rows more than groups have. */
+/* Sets up the problem P.size, with a capacity of `spare` rows beyond the sum of the sizes. */
 static void set_up(int backward, int groups, int32_t k, int32_t ffn, int64_t spare, int bias, int prob, gmm_act act) {
     const int32_t n = backward ? ffn : 2 * ffn;
     const gmm_op op = backward ? GMM_OP_LINEAR_DGRAD : GMM_OP_LINEAR_FWD;
     gmm_info info = GMM_ZERO, info2 = GMM_ZERO;
     int32_t sizes[MOST_GROUPS];
-    void *splits = room(4 * groups), *p = NULL;
+    void *splits = device_alloc(4 * groups), *p = NULL;
     P.rows = spare;
     for (int g = 0; g < groups; g++) P.rows += sizes[g] = (int32_t)P.size[g];
     cuda(cudaMemcpy(splits, sizes, sizeof *sizes * (size_t)groups, cudaMemcpyHostToDevice), "copy");
@@ -90,7 +91,7 @@ static void set_up(int backward, int groups, int32_t k, int32_t ffn, int64_t spa
     P.call.w = random_bf16((int64_t)groups * n * k, 3.0f / sqrtf((float)k), 2);
     if (bias) P.call.bias = random_bf16((int64_t)groups * n, 1.0f, 3);
     if (prob) {
-        fill<<<1056, 256, 0, P.stream>>>(p = room(4 * P.rows), P.rows, 1.0f, 4, 1);
+        fill<<<1056, 256, 0, P.stream>>>(p = device_alloc(4 * P.rows), P.rows, 1.0f, 4, 1);
         P.call.prob = (const float *)p;
     }
     if (backward) P.call.z = random_bf16(P.rows * 2 * ffn, 3.0f, 5);
@@ -98,8 +99,8 @@ static void set_up(int backward, int groups, int32_t k, int32_t ffn, int64_t spa
     P.cols[E] = 3 * ffn - n;
     P.cols[H] = backward ? ffn : 0;
     for (int i = 0; i < OUTS; i++) {
-        P.own[i] = room(2 * P.rows * P.cols[i]);
-        P.out[i] = gmm_mat_packed(GMM_BF16, room(2 * P.rows * P.cols[i]));
+        P.own[i] = device_alloc(2 * P.rows * P.cols[i]);
+        P.out[i] = gmm_mat_packed(GMM_BF16, device_alloc(2 * P.rows * P.cols[i]));
     }
     P.x = gmm_mat_packed(GMM_BF16, P.call.x);
     P.w = gmm_mat_packed(GMM_BF16, P.call.w);
@@ -127,7 +128,7 @@ static void set_up(int backward, int groups, int32_t k, int32_t ffn, int64_t spa
     ok(gmm_linear_query(P.ctx, op, &P.lin, &info));
     ok(gmm_act_query(P.ctx, backward ? GMM_OP_ACT_BWD : GMM_OP_ACT_FWD, &P.act, &info2));
     P.bytes = info.workspace_bytes > info2.workspace_bytes ? info.workspace_bytes : info2.workspace_bytes;
-    P.workspace = room((int64_t)P.bytes);
+    P.workspace = device_alloc((int64_t)P.bytes);
     printf("# %s, %d groups, %lld rows, k %d, ffn %d; the library's product: %s\n", backward ? "backward" : "forward",
            groups, (long long)P.rows, (int)k, (int)ffn, info.note);
 }
@@ -159,7 +160,7 @@ static void run(int way) {
 
 /* ------------------------------------------------------------------------------------------------- Results --- */
 
-/* Elements that differ; `b` NULL: from what was there before. */
+/* Number of elements of a that differ from b, or from the poison if b is NULL. */
 static int64_t differ(const void *a, const void *b, int64_t count) {
     uint16_t *mine = (uint16_t *)malloc((size_t)(2 * count)), *other = (uint16_t *)malloc((size_t)(2 * count));
     int64_t n = 0;
@@ -184,7 +185,7 @@ static void check(const char *what, int64_t live) {
     poison(out);
     run(LINEAR_ACT);
     cuda(cudaStreamSynchronize(P.stream), "the library");
-    for (int i = 0; i < OUTS; i++) { /* all rows, and those of groups alone */
+    for (int i = 0; i < OUTS; i++) { /* all rows, then only rows of groups */
         written = differ(out[i], NULL, live * P.cols[i]);
         wrong |= written != live * P.cols[i] || differ(out[i], NULL, P.rows * P.cols[i]) != written;
     }

@@ -9,9 +9,9 @@
        x [T, k], w [G][2 ffn, k], bias [G][2 ffn]; d = z [T, 2 ffn], e = h [T, ffn]
    backward  dh = x w, dz = prob dh d(silu(gate) linear)/dz, h as above
        x [T, k], w [G][k, ffn], z [T, 2 ffn]; d = dh [T, ffn], e = dz [T, 2 ffn], h [T, ffn]
-   Output j reads columns 16 (j / 8) + j % 8 of z (gate) and 8 more (linear). bf16, packed, rows at multiples of 16
-   bytes; prob [T] fp32. bias, prob and what comes out may be NULL. ffn a multiple of 8, 256 groups at most, splits in
-   device memory. */
+   Output j reads columns 16 (j / 8) + j % 8 of z (gate) and 8 more (linear). bf16, packed, rows 16-byte aligned;
+   prob [T] fp32. bias, prob and outputs may be NULL. ffn is a multiple of 8, there are at most 256 groups, and splits
+   are in device memory. */
 typedef struct gated_call {
     int tile, backward;
     gmm_groups groups;

@@ -1,106 +1,107 @@
-/* gated_kernel - proves that the body of Hopper's 16-bit products takes the epilogues of a gated MLP, which the library
-   does not have: SwiGLU behind FC1, its derivative behind FC2's dgrad. They take the rows of D in their room on the way
-   out, in 16 bits: so h is what the activation makes of z to the bit, whether z is kept or not. Gate and linear part
-   stand in blocks of 8 columns by turns: in neighbouring pieces of 16 bytes. gated.cu runs it. */
+/* gated_kernel - shows that the kernel body of Hopper's 16-bit products accepts the epilogues of a gated MLP, which the
+   library does not have: SwiGLU after FC1, its derivative after FC2's dgrad. An epilogue reads rows of D from a store
+   slot, rounded to 16 bits, so that h has the bits of the activation of z, whether z is stored or not. Gate and linear
+   columns alternate in blocks of 8, that is in neighbouring 16-byte vectors. gated.cu runs it. */
 #define GMM_IMPLEMENTATION
 #define GMM_STATIC
-#include "gmm.h" /* from a folder where kernels are empty: empty.awk */
+#include "gmm.h" /* copy of the headers whose kernels are empty, made by empty.awk */
 
 #include "gated.h"
 
-/* What instances with these epilogues take: data NULL = not wanted; of p.d, too. */
+/* Kernel arguments of instances with these epilogues. An operand with data NULL is not written; the same holds for
+   p.d. */
 typedef struct gated_args : gmm_sm90_args {
     gmm_kmat e, h, z;
     const float *prob;
     gmm_act_coef coef;
 } gated_args;
 
-/* Where a thread's pieces of eight columns go: rows line, line + hop, ... of those in the room. */
-typedef struct gated_place {
-    int piece, line, hop;
-    int64_t row, col; /* of the tile's first row; of the piece, in h */
-    int live;         /* rows of the tile, 0 where the matrix has no such column */
-} gated_place;
+/* The 16-byte vectors (8 columns) of a thread: in rows line, line + row_step, ... of the store slot. */
+typedef struct gated_vectors {
+    int vec, line, row_step;
+    int64_t row, col; /* first row of the tile; first column of the vector in h */
+    int live;         /* rows of the tile, 0 if the column is beyond the matrix */
+} gated_vectors;
 
-GMM__DEVICE gated_place gated_at(const gated_args *args, const gmm_sm90_tile *t, const int bytes, const int fold,
-                                 int row, int first) {
+GMM__DEVICE gated_vectors gated_vectors_of(const gated_args *args, const gmm_sm90_tile *t, const int bytes,
+                                           const int fold, int row, int first) {
     const int tid = gmm_tid_x() & 127;
-    gated_place at;
-    at.piece = tid % (bytes / 16);
+    gated_vectors at;
+    at.vec = tid % (bytes / 16);
     at.line = tid / (bytes / 16);
-    at.hop = 128 / (bytes / 16);
+    at.row_step = 128 / (bytes / 16);
     at.row = t->row + t->m0;
-    at.col = (t->n0 + first) / fold + 8 * at.piece;
-    at.live = (t->cols - first) / fold > 8 * at.piece ? t->rows : 0;
-    if (args->prob && row == 0 && 32 * (tid % 8) < t->rows) /* each warp those of the whole tile */
+    at.col = (t->n0 + first) / fold + 8 * at.vec;
+    at.live = (t->cols - first) / fold > 8 * at.vec ? t->rows : 0;
+    if (args->prob && row == 0 && 32 * (tid % 8) < t->rows) /* each warp prefetches those of the whole tile */
         asm volatile("prefetch.global.L1 [%0];"
                      : : "l"(__cvta_generic_to_global(args->prob + at.row + 32 * (tid % 8))));
     return at;
 }
-GMM__DEVICE uint4 *gated_to(const gmm_kmat *m, int64_t row, int64_t col) {
+GMM__DEVICE uint4 *gated_address(const gmm_kmat *m, int64_t row, int64_t col) {
     return (uint4 *)((char *)m->data + (row * m->ld + col) * 2);
 }
-GMM__DEVICE void gated_decode(uint4 v, float f[8]) {
+GMM__DEVICE void gated_unpack(uint4 v, float f[8]) {
     const uint32_t w[4] = {v.x, v.y, v.z, v.w};
     int i;
 #pragma unroll
     for (i = 0; i < 8; i++) f[i] = gmm_widen(GMM_BF16, (uint16_t)(w[i / 2] >> 16 * (i % 2)));
 }
-GMM__DEVICE uint4 gated_encode(const float f[8]) {
+GMM__DEVICE uint4 gated_pack(const float f[8]) {
     return make_uint4(gmm_pack2(GMM_BF16, f[0], f[1]), gmm_pack2(GMM_BF16, f[2], f[3]),
                       gmm_pack2(GMM_BF16, f[4], f[5]), gmm_pack2(GMM_BF16, f[6], f[7]));
 }
 
-/* Epilogues: `count` rows of D, from row `row` of the tile on, stand in the room at `d`, in lines of `wide` bytes whose
-   16-byte pieces are swizzled by the line, from the tile's column `first` on. They return whether D is wanted, too. */
+/* Epilogues: `d` is a store slot with `count` rows of D from row `row` of the tile on, from its column `first` on. Rows
+   are `wide` bytes apart, and their 16-byte vectors are swizzled by the row. They return whether D is stored, too. */
 GMM__DEVICE int gated_forward(const gated_args *args, const gmm_sm90_tile *t, const char *d, const int wide, int row,
                               const int count, int first) {
-    const gated_place at = gated_at(args, t, wide / 2, 2, row, first);
+    const gated_vectors at = gated_vectors_of(args, t, wide / 2, 2, row, first);
     int x, i;
     if (!args->e.data) return 1;
 #pragma unroll
-    for (x = 0; x < count; x += at.hop) {
+    for (x = 0; x < count; x += at.row_step) {
         const int line = at.line + x, live = row + line < at.live;
         const float p = args->prob && live ? args->prob[at.row + row + line] : 1.0f;
         float a[8], b[8], da, db;
-        gated_decode(*(const uint4 *)(d + line * wide + (((2 * at.piece) ^ (line & 7)) << 4)), a);
-        gated_decode(*(const uint4 *)(d + line * wide + (((2 * at.piece + 1) ^ (line & 7)) << 4)), b);
+        gated_unpack(*(const uint4 *)(d + line * wide + (((2 * at.vec) ^ (line & 7)) << 4)), a);
+        gated_unpack(*(const uint4 *)(d + line * wide + (((2 * at.vec + 1) ^ (line & 7)) << 4)), b);
 #pragma unroll
         for (i = 0; i < 8; i++) a[i] = p * gmm_act_point(GMM_GATE_SILU, 1, args->coef, a[i], b[i], &da, &db);
-        if (live) *gated_to(&args->e, at.row + row + line, at.col) = gated_encode(a);
+        if (live) *gated_address(&args->e, at.row + row + line, at.col) = gated_pack(a);
     }
     return args->p.d.data != NULL;
 }
 GMM__DEVICE int gated_backward(const gated_args *args, const gmm_sm90_tile *t, const char *d, const int wide, int row,
                                const int count, int first) {
-    const gated_place at = gated_at(args, t, wide, 1, row, first);
-    uint4 gate[4], linear[4]; /* all asked for at once */
+    const gated_vectors at = gated_vectors_of(args, t, wide, 1, row, first);
+    uint4 gate[4], linear[4]; /* loaded together, so that all loads are in flight */
     int x, i;
     if (!args->e.data) return 1;
-    if (row == 0) /* the tile's z, in lines of 128 bytes, on its way to the L2 */
+    if (row == 0) /* prefetches the tile's z to the L2, in lines of 128 bytes */
         for (i = gmm_tid_x() & 127; i < t->rows * (wide / 64); i += 128)
             if (i % (wide / 64) * 32 < t->cols - first)
                 asm volatile("prefetch.global.L2 [%0];" : : "l"(__cvta_generic_to_global(
-                    gated_to(&args->z, at.row + i / (wide / 64), 2 * (t->n0 + first) + i % (wide / 64) * 64))));
+                    gated_address(&args->z, at.row + i / (wide / 64), 2 * (t->n0 + first) + i % (wide / 64) * 64))));
 #pragma unroll
-    for (x = 0; x < count; x += at.hop) {
-        gate[x / at.hop] = linear[x / at.hop] = make_uint4(0, 0, 0, 0);
+    for (x = 0; x < count; x += at.row_step) {
+        gate[x / at.row_step] = linear[x / at.row_step] = make_uint4(0, 0, 0, 0);
         if (row + at.line + x < at.live) {
-            const uint4 *const z = gated_to(&args->z, at.row + row + at.line + x, 2 * at.col);
-            gate[x / at.hop] = z[0];
-            linear[x / at.hop] = z[1];
+            const uint4 *const z = gated_address(&args->z, at.row + row + at.line + x, 2 * at.col);
+            gate[x / at.row_step] = z[0];
+            linear[x / at.row_step] = z[1];
         }
     }
 #pragma unroll
-    for (x = 0; x < count; x += at.hop) {
+    for (x = 0; x < count; x += at.row_step) {
         const int line = at.line + x;
         const int64_t to = at.row + row + line;
         if (row + line < at.live) {
             const float p = args->prob ? args->prob[to] : 1.0f;
             float a[8], b[8], g[8], f[8];
-            gated_decode(gate[x / at.hop], a);
-            gated_decode(linear[x / at.hop], b);
-            gated_decode(*(const uint4 *)(d + line * wide + ((at.piece ^ (line & 7)) << 4)), g);
+            gated_unpack(gate[x / at.row_step], a);
+            gated_unpack(linear[x / at.row_step], b);
+            gated_unpack(*(const uint4 *)(d + line * wide + ((at.vec ^ (line & 7)) << 4)), g);
 #pragma unroll
             for (i = 0; i < 8; i++) {
                 float da, db;
@@ -108,15 +109,15 @@ GMM__DEVICE int gated_backward(const gated_args *args, const gmm_sm90_tile *t, c
                 a[i] = da * (p * g[i]);
                 b[i] = db * (p * g[i]);
             }
-            gated_to(&args->e, to, 2 * at.col)[0] = gated_encode(a);
-            gated_to(&args->e, to, 2 * at.col)[1] = gated_encode(b);
-            if (args->h.data) *gated_to(&args->h, to, at.col) = gated_encode(f);
+            gated_address(&args->e, to, 2 * at.col)[0] = gated_pack(a);
+            gated_address(&args->e, to, 2 * at.col)[1] = gated_pack(b);
+            if (args->h.data) *gated_address(&args->h, to, at.col) = gated_pack(f);
         }
     }
     return args->p.d.data != NULL;
 }
 
-/* The operations as rows of the tables: operands as in fwd and dgrad. */
+/* Table entries of the two operations: operands as in fwd and dgrad. */
 enum { gmm_ta_swiglu = gmm_ta_fwd, gmm_tb_swiglu = gmm_tb_fwd, gmm_ragged_k_swiglu = gmm_ragged_k_fwd };
 enum { gmm_ta_dswiglu = gmm_ta_dgrad, gmm_tb_dswiglu = gmm_tb_dgrad, gmm_ragged_k_dswiglu = gmm_ragged_k_dgrad };
 #define gmm_wgmma_bf16_swiglu gmm_wgmma_bf16_fwd

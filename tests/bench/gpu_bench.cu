@@ -1,7 +1,7 @@
 /* gpu_bench - TFLOP/s of gmm's grouped linear, in bf16 and quantized, on the GPU beside cuBLAS and torch, and the
-   bandwidth of the operations that only move rows or quantize. All contenders of a row take turns in one process on the
-   same random data. peers.py loads this file as a shared library and lends torch._grouped_mm and
-   torch._scaled_grouped_mm as more contenders. What it means: NOTES.md. */
+   bandwidth of the operations that only move rows or quantize. All contenders of a row alternate in one process on the
+   same random data. peers.py loads this file as a shared library and provides torch._grouped_mm and
+   torch._scaled_grouped_mm as further contenders. What it means: NOTES.md. */
 #include "gmm.h"
 
 #include <cublasLt.h>
@@ -18,7 +18,7 @@ typedef struct bench_call {
     int32_t op;     /* 0 fwd, 1 dgrad, 2 wgrad */
     int32_t f32;    /* wgrad: added into fp32 */
     int32_t first;  /* the first call on this row */
-    int32_t check;  /* the result must go to out */
+    int32_t check;  /* the result is compared: write it to out */
     int32_t groups;
     int32_t fp8;    /* 0: bf16 x, w, dy; else a, b in E4M3 with a scale per row: 1, 2 = with fast accumulation */
     int64_t rows, n, k, padded; /* padded: wgrad in FP8: length of the rows of a and b */
@@ -28,7 +28,7 @@ typedef struct bench_call {
     cudaStream_t stream;
 } bench_call;
 typedef int (*bench_peer)(const bench_call *call); /* 0 = enqueued */
-/* Told before each contender's first call of a row, and (NULL, NULL) when the GPU has done it. */
+/* Called before each contender's first call of a row, and with (NULL, NULL) when the GPU has finished it. */
 typedef void (*bench_watch)(const char *row, const char *contender);
 
 extern "C" __attribute__((visibility("default"))) int gmm_bench(int argc, char **argv, bench_peer torch,
@@ -43,14 +43,15 @@ static const shape SHAPES[] = {{"dsv3", 8, 8, 32768, 7168, 2048},
                                {"mixtral", 8, 2, 16384, 4096, 14336},
                                {"qwen3", 128, 8, 65536, 2048, 768},
                                {"gptoss", 32, 4, 32768, 2880, 2880},
-                               {"dense", 1, 1, 8192, 8192, 4096}}; /* 8192^3; no model */
+                               {"dense", 1, 1, 8192, 8192, 4096}}; /* 8192^3, not a model's shape */
 enum { SHAPE_COUNT = 4, DENSE_SHAPE = 4 };
-enum { NEVER, ALWAYS, ASKED }; /* ASKED: only where --rows is given */
-/* Tokens per expert: the same for all, or on average, shared out as 1/rank with every fifth expert empty. */
+enum { NEVER, ALWAYS, ASKED }; /* ASKED: only if --rows is given */
+/* Tokens per expert: the same for all or, with zipf, on average, in proportion to 1/rank with every fifth expert
+   empty. */
 typedef struct routing {
     const char *name;
     int64_t tokens;
-    int zipf, plain, quantized; /* when products of bf16, of quantized operands run at it */
+    int zipf, plain, quantized; /* when bf16 products and quantized products run with this routing */
 } routing;
 static const routing ROUTINGS[] = {{"1", 1, 0, ALWAYS, ALWAYS},          {"16", 16, 0, ALWAYS, ALWAYS},
                                    {"64", 64, 0, ALWAYS, ALWAYS},        {"128", 128, 0, ALWAYS, ASKED},
@@ -67,8 +68,9 @@ static const char *const KIND_LETTER[KINDS] = {"f", "d", "w", "w"};
 enum { GMM_RUN, DENSE, LOOP1, LOOP4, GROUPED, STRIDED, TORCH, READ, CONTENDERS };
 static const char *const NAMES[CONTENDERS] = {"gmm",     "dense",   "loop1", "loop4",
                                               "grouped", "strided", "torch", "read"};
-/* Quantized products: what operands are, and who multiplies them. row: a scale per row, E4M3 throughout; tensor, block,
-   mxfp8 and nvfp4: the recipes; + : with fast accumulation. cublas is one group of 8192^3 with a scale per tensor. */
+/* Quantized products: formats of operands, and the library that multiplies. row: a scale per row, E4M3 throughout;
+   tensor, block, mxfp8 and nvfp4: the recipes; +: with fast accumulation. cublas is one group of 8192^3 with a scale
+   per tensor. */
 enum { GMM_PRODUCT, TORCH_PRODUCT, CUBLAS_ANCHOR, MEMORY };
 enum { Q_BF16, Q_ROW, Q_ROW_FAST, Q_TORCH, Q_TORCH_FAST, Q_TENSOR, Q_BLOCK, Q_MXFP8, Q_NVFP4, Q_CUBLAS, Q_CUBLAS_FAST,
        Q_READ, Q_CONTENDERS };
@@ -82,7 +84,7 @@ static const struct { const char *name; int who; gmm_recipe_kind recipe; int row
 enum { TURNS = Q_CONTENDERS, ANCHOR = 8192 };
 static const size_t LT_WORKSPACE = (size_t)32 << 20;
 
-/* What cuBLASLt multiplies: C [m, n] = op(A) op(B), column-major. FP8 has a scale of 1 per tensor. */
+/* A cuBLASLt product: C [m, n] = op(A) op(B), column-major. FP8 has a scale of 1 per tensor. */
 typedef struct lt_product {
     cudaDataType_t type, type_c;
     cublasOperation_t op_a, op_b;
@@ -110,16 +112,16 @@ typedef struct product { /* column-major, as cuBLAS wants it */
 typedef struct quantized_product {
     gmm_linear lin;
     gmm_options options;
-    gmm_mat operand[2], copy[2]; /* what the descriptor holds, and what its product reads */
+    gmm_mat operand[2], copy[2]; /* operands of the descriptor, and the copies that the product reads */
     gmm_engine engine;
-    double bytes;                /* that must move */
+    double bytes;                /* minimum memory traffic */
     int64_t padded;              /* elements from row to row of the last copy */
-    bench_call call;             /* of torch */
+    bench_call call;             /* arguments of torch's call */
 } quantized_product;
 
 static struct {
     gmm_context *ctx;
-    gmm_engine engine, served; /* asked for; that served the last row */
+    gmm_engine engine, served; /* demanded; the one that served the last row */
     cudaStream_t stream, side[STREAMS];
     cudaEvent_t fork, join[STREAMS], begin[BLOCKS * TURNS], end[BLOCKS * TURNS];
     cublasHandle_t blas;
@@ -154,7 +156,7 @@ static struct {
     const void **pointers; /* device [3][MAX_GROUPS] */
     bench_call call;
     int peer_failed;
-    void (*beside)(void); /* what takes turns with a copy */
+    void (*beside)(void); /* the operation that alternates with a copy */
 
     /* a row of quantized products */
     quantized_product q[Q_CONTENDERS];
@@ -190,13 +192,13 @@ static void cuda(cudaError_t e, const char *what) {
 static void ok(gmm_status s) {
     if (s != GMM_OK) die("gmm", gmm_last_error(B.ctx));
 }
-static char *room(size_t bytes) {
+static char *device_alloc(size_t bytes) {
     void *p = NULL;
     cuda(cudaMalloc(&p, bytes ? bytes : 256), "cudaMalloc");
     return (char *)p;
 }
 static void *upload(const void *host, size_t bytes) {
-    char *p = room(bytes);
+    char *p = device_alloc(bytes);
     cuda(cudaMemcpy(p, host, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
     return p;
 }
@@ -217,7 +219,7 @@ static __global__ void fill_bf16(uint16_t *to, int64_t count, uint64_t seed) {
     }
 }
 static uint16_t *random_bf16(int64_t count, uint64_t seed) {
-    uint16_t *p = (uint16_t *)room((size_t)count * 2);
+    uint16_t *p = (uint16_t *)device_alloc((size_t)count * 2);
     fill_bf16<<<1056, 256, 0, B.stream>>>(p, count, seed);
     cuda(cudaGetLastError(), "fill");
     return p;
@@ -225,7 +227,7 @@ static uint16_t *random_bf16(int64_t count, uint64_t seed) {
 
 typedef struct sample { int64_t a, b, c, length, stride_a, stride_b; } sample;
 
-/* share[s] = |c - fp64| over the error that one rounding to bf16, fp32 accumulation and `loss` of the sum of
+/* share[s] = |c - fp64| divided by the error that one rounding to bf16, fp32 accumulation and `loss` times the sum of
    magnitudes allow. */
 static __global__ void compare(const void *a, const void *b, gmm_dtype dtype, const void *c, int f32, double loss,
                                const sample *samples, double *share) {
@@ -249,10 +251,10 @@ static __global__ void compare(const void *a, const void *b, gmm_dtype dtype, co
                         (fabs(sum) * 0x1p-8 + all * (1e-5 + loss) + 1e-30);
 }
 
-/* Runs a contender on a poisoned destination and compares sampled elements with fp64. a, b: the factors, x before w,
-   dy before w, or x before dy. */
-static int right(void (*run)(int), int contender, const char *name, const void *a, const void *b, gmm_dtype dtype,
-                 double loss) {
+/* Runs a contender on a poisoned destination and compares sampled elements with fp64. a, b: the operands in the order
+   x, w or dy, w or dy, x. */
+static int check_contender(void (*run)(int), int contender, const char *name, const void *a, const void *b,
+                           gmm_dtype dtype, double loss) {
     static sample s[SAMPLES];
     double share[SAMPLES];
     const int wgrad = B.kind >= WGRAD;
@@ -295,7 +297,7 @@ static int right(void (*run)(int), int contender, const char *name, const void *
     cuda(cudaStreamSynchronize(B.stream), "a contender");
     {
         sample *samples = (sample *)upload(s, sizeof s);
-        double *shares = (double *)room(sizeof share);
+        double *shares = (double *)device_alloc(sizeof share);
         compare<<<SAMPLES, 128, 0, B.stream>>>(a, b, dtype, c, B.kind == WGRAD_F32, loss, samples, shares);
         cuda(cudaStreamSynchronize(B.stream), "compare");
         cuda(cudaMemcpy(share, shares, sizeof share, cudaMemcpyDeviceToHost), "compare");
@@ -308,7 +310,7 @@ static int right(void (*run)(int), int contender, const char *name, const void *
 
 /* ------------------------------------------------------------------------------------------------ Contenders --- */
 
-static product part(int64_t group, int64_t row, int64_t rows) {
+static product device_part(int64_t group, int64_t row, int64_t rows) {
     product p;
     if (B.kind >= WGRAD) {
         p.m = B.k, p.n = B.n, p.k = rows;
@@ -375,7 +377,7 @@ static void lt_run(const lt_plan *plan, const void *a, const void *b, void *c, f
 }
 /* The row's product, of `rows` rows of tokens. */
 static int lt_make_part(lt_plan *plan, int64_t rows) {
-    const product p = part(0, 0, rows);
+    const product p = device_part(0, 0, rows);
     const lt_product l = {CUDA_R_16BF, type_c(), op_a(), op_b(), p.m, p.n, p.k, B.k, ld_b(), ld_c(), 0};
     const int found = lt_make(plan, &l);
     plan->rows = rows;
@@ -394,7 +396,7 @@ static void multiply(const gmm_linear *lin) {
 }
 static void run_gmm(void) { multiply(&B.lin); }
 static void run_dense(void) {
-    const product p = part(0, 0, B.rows);
+    const product p = device_part(0, 0, B.rows);
     lt_run_part(&B.dense, &p, 0);
 }
 static void loop_over(int streams) {
@@ -404,7 +406,7 @@ static void loop_over(int streams) {
         for (s = 1; s < streams; s++) cudaStreamWaitEvent(B.side[s], B.fork, 0);
     }
     for (g = 0; g < B.groups; g++) {
-        const product p = part(g, B.start[g], B.size[g]);
+        const product p = device_part(g, B.start[g], B.size[g]);
         if (B.size[g]) lt_run_part(&B.plan[B.plan_of[g]], &p, g % streams);
         else if (B.kind == WGRAD) cudaMemsetAsync(p.c, 0, (size_t)(B.n * B.k) * 2, B.stream);
     }
@@ -427,7 +429,7 @@ static void run_grouped(void) {
 }
 static void run_strided(void) {
     const float one = 1.0f, add = beta();
-    const product p = part(0, 0, B.size[0]), q = part(1, B.size[0], B.size[0]);
+    const product p = device_part(0, 0, B.size[0]), q = device_part(1, B.size[0], B.size[0]);
     if (cublasGemmStridedBatchedEx(B.blas, op_a(), op_b(), (int)p.m, (int)p.n, (int)p.k, &one, p.a, CUDA_R_16BF,
                                    (int)B.k, q.a - p.a, p.b, CUDA_R_16BF, (int)ld_b(), q.b - p.b, &add, p.c, type_c(),
                                    (int)ld_c(), (q.c - p.c) / (type_c() == CUDA_R_32F ? 4 : 2), B.groups,
@@ -439,7 +441,7 @@ static void ask_torch(bench_call *call) {
     call->first = 0;
 }
 static void run_torch(void) { ask_torch(&B.call); }
-/* Reads a buffer that no cache holds: the bandwidth that few rows are measured by. */
+/* Reads a buffer larger than the L2: the bandwidth to which rows with few tokens are compared. */
 static __global__ void read_all(const uint4 *from, uint32_t *to) {
     const uint4 *p = from + (int64_t)blockIdx.x * 8 * blockDim.x + threadIdx.x;
     uint4 v[8];
@@ -448,7 +450,7 @@ static __global__ void read_all(const uint4 *from, uint32_t *to) {
     for (int i = 0; i < 8; i++) v[i] = __ldcs(p + i * blockDim.x);
 #pragma unroll
     for (int i = 0; i < 8; i++) x ^= v[i].x ^ v[i].y ^ v[i].z ^ v[i].w;
-    if (x == 0x9E3779B9u) *to = x; /* so that the loads are needed */
+    if (x == 0x9E3779B9u) *to = x; /* keeps the compiler from removing the loads */
 }
 static void run_read(void) {
     read_all<<<(unsigned)(B.copy_bytes / (8 * 256 * 16)), 256, 0, B.stream>>>((const uint4 *)B.copy_from,
@@ -470,8 +472,8 @@ static unsigned sm_clock(void) {
     return mhz;
 }
 
-/* Median seconds of a call of each contender. The contenders take turns in blocks; a turn is as many calls as fill its
-   share of the time, so that all load the GPU alike and gaps between launches are those of a busy stream. */
+/* Median seconds of a call of each contender. The contenders alternate in blocks; a turn has as many calls as fill its
+   share of the time, so that all load the GPU alike and launches follow one another as in a busy stream. */
 static void measure(void (*run)(int), const int *present, int count, double *seconds, double *mhz) {
     int calls[TURNS], c, b, i, clocks = 0;
     double clock = 0.0;
@@ -563,7 +565,7 @@ static void split(const shape *s, const routing *r) {
 static void workspace(size_t bytes) {
     if (bytes <= B.workspace_bytes) return;
     cudaFree(B.workspace);
-    B.workspace = room(bytes);
+    B.workspace = device_alloc(bytes);
     B.workspace_bytes = bytes;
 }
 
@@ -576,7 +578,7 @@ static gmm_engine plan(const gmm_linear *lin) {
     return info.engine;
 }
 
-/* The row's descriptor in bf16, and the call that torch gets. */
+/* Fills the row's bf16 descriptor, and the arguments of torch's call. */
 static void describe(int kind) {
     B.kind = kind;
     memset(&B.lin, 0, sizeof B.lin);
@@ -607,13 +609,13 @@ static void describe(int kind) {
     B.call.ends = B.ends;
     B.call.stream = B.stream;
 }
-/* Whether few enough rows are multiplied that a row is measured by the bytes that must move. */
+/* Whether the row has so few tokens that it is compared with the minimum memory traffic. */
 static int few_rows(void) {
     return B.kind >= WGRAD ? B.rows < (int64_t)WGRAD_TOKENS * B.live : B.uniform && B.size[0] <= FEW_TOKENS;
 }
 static double operations(void) { return 2.0 * (double)(B.rows * B.n) * (double)B.k; }
 
-/* Everything that a user would do once per shape. present[] says who can run the row. */
+/* Sets up what a user would set up once per shape. present[] says which contenders run the row. */
 static void prepare(int kind, int *present) {
     const cublasOperation_t ta = (B.kind = kind, op_a()), tb = op_b();
     const void *pointers[3][MAX_GROUPS];
@@ -625,7 +627,7 @@ static void prepare(int kind, int *present) {
     present[DENSE] = lt_make_part(&B.dense, B.rows);
     present[LOOP1] = 1;
     for (g = 0; g < B.groups; g++) {
-        const product p = part(g, B.start[g], B.size[g]);
+        const product p = device_part(g, B.start[g], B.size[g]);
         if (!B.size[g]) continue;
         for (i = 0; i < B.plans && B.plan[i].rows != B.size[g]; i++) {}
         if (i == B.plans && !lt_make_part(&B.plan[B.plans++], B.size[g])) present[LOOP1] = 0;
@@ -646,9 +648,11 @@ static void prepare(int kind, int *present) {
     present[READ] = few_rows();
     present[TORCH] = B.torch != NULL;
     for (i = 0; i < CONTENDERS; i++) {
-        if (!present[i] || i == DENSE || i == READ) continue; /* dense multiplies all rows by one weight */
+        /* dense multiplies all rows by one weight, so its result differs */
+        if (!present[i] || i == DENSE || i == READ) continue;
         B.peer_failed = 0;
-        if (!right(run_one, i, NAMES[i], kind == DGRAD ? B.dy : B.x, kind >= WGRAD ? B.dy : B.w, GMM_BF16, 0.0)) {
+        if (!check_contender(run_one, i, NAMES[i], kind == DGRAD ? B.dy : B.x, kind >= WGRAD ? B.dy : B.w, GMM_BF16,
+                             0.0)) {
             if (i == GMM_RUN) die("gmm", "a sampled result is wrong");
             if (!B.peer_failed) fprintf(stderr, "gpu_bench: %s: a sampled result is wrong; left out\n", NAMES[i]);
             present[i] = 0;
@@ -666,7 +670,7 @@ static void finish(void) {
 
 static void *keep(int64_t bytes) {
     if (B.held == (int)(sizeof B.hold / sizeof *B.hold)) die("quantized row", "holds too much");
-    return B.hold[B.held++] = room((size_t)bytes);
+    return B.hold[B.held++] = device_alloc((size_t)bytes);
 }
 static __global__ void convert_codes(uint8_t *to, const uint16_t *from, int64_t count) {
     for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < count; i += (int64_t)gridDim.x * blockDim.x)
@@ -675,7 +679,7 @@ static __global__ void convert_codes(uint8_t *to, const uint16_t *from, int64_t 
 
 /* E4M3 codes of bf16 values. */
 static uint8_t *codes_of(const uint16_t *values, int64_t count) {
-    uint8_t *codes = (uint8_t *)room((size_t)count);
+    uint8_t *codes = (uint8_t *)device_alloc((size_t)count);
     convert_codes<<<1056, 256, 0, B.stream>>>(codes, values, count);
     cuda(cudaGetLastError(), "codes");
     return codes;
@@ -685,11 +689,11 @@ static int lt_make_fp8(lt_plan *plan, int64_t rows, int64_t n, int64_t k, int fa
     return lt_make(plan, &p);
 }
 
-/* The anchor: one FP8 product of 8192^3 with a scale per tensor, without and with fast accumulation. */
+/* The anchor row: one FP8 product of 8192^3 with a scale per tensor, without and with fast accumulation. */
 static void make_anchor(void) {
     const int64_t count = (int64_t)ANCHOR * ANCHOR;
     int i;
-    B.anchor_d = (uint16_t *)room((size_t)count * 2);
+    B.anchor_d = (uint16_t *)device_alloc((size_t)count * 2);
     fill_bf16<<<1056, 256, 0, B.stream>>>(B.anchor_d, count, 4);
     B.anchor_a = codes_of(B.anchor_d, count);
     fill_bf16<<<1056, 256, 0, B.stream>>>(B.anchor_d, count, 5);
@@ -711,11 +715,11 @@ static void run_quantized(int contender) {
     }
 }
 
-/* A factor: the tokens' rows of `cols` features, or weights. */
-typedef struct factor { int weights; int64_t cols; const uint16_t *values; } factor;
+/* An operand: the tokens' rows of `cols` features, or weights. */
+typedef struct product_operand { int weights; int64_t cols; const uint16_t *values; } product_operand;
 
-/* Quantizes factor i of a product, and adds what must be read of it. */
-static void quantize_factor(quantized_product *p, int i, const factor *x, const gmm_format *f,
+/* Quantizes operand i of a product, and adds its bytes to the minimum traffic. */
+static void quantize_operand(quantized_product *p, int i, const product_operand *x, const gmm_format *f,
                             gmm_direction direction) {
     const int64_t count = x->weights ? B.groups : 1;
     const gmm_mat source = gmm_mat_packed(GMM_BF16, x->values);
@@ -745,9 +749,9 @@ static void quantize_factor(quantized_product *p, int i, const factor *x, const 
     p->bytes += x->weights ? (double)(l.data_bytes + l.scale_bytes) * B.live
                            : (double)(B.rows * x->cols) * gmm_dtype_bits(f->dtype) / 8.0;
 }
-/* The factor's values as its copy holds them, in fp32. */
-static float *dequantize_factor(const factor *x, gmm_direction direction, const gmm_mat *copy) {
-    float *values = (float *)room((size_t)(x->weights ? B.groups * B.n : B.rows) * (size_t)x->cols * 4);
+/* The dequantized values of an operand's copy, in fp32. */
+static float *dequantize_operand(const product_operand *x, gmm_direction direction, const gmm_mat *copy) {
+    float *values = (float *)device_alloc((size_t)(x->weights ? B.groups * B.n : B.rows) * (size_t)x->cols * 4);
     const gmm_mat to = gmm_mat_packed(GMM_F32, values);
     gmm_dequantization d = GMM_ZERO;
     gmm_info info = GMM_ZERO;
@@ -764,15 +768,15 @@ static float *dequantize_factor(const factor *x, gmm_direction direction, const 
     return values;
 }
 
-/* Hopper's FP8 sums keep 14 bits: what they may lose of the sum of magnitudes, promoted or not. */
+/* Hopper's FP8 sums keep 14 bits: allowed error relative to the sum of magnitudes, with and without promotion. */
 static double loss_of(int contender) {
     const gmm_recipe_kind r = QUANTIZED[contender].recipe;
     if (QUANTIZED[contender].fast) return 1e-2;
     return r == GMM_RECIPE_MXFP8 || r == GMM_RECIPE_NVFP4 ? 0.0 : 2e-3;
 }
 
-/* What gmm or torch multiplies in the row. */
-static void describe_quantized(int c, const factor *const factors[2], const gmm_direction way[2]) {
+/* Sets up the product of gmm or torch for the row. */
+static void describe_quantized(int c, const product_operand *const operands[2], const gmm_direction way[2]) {
     const int wgrad = B.kind >= WGRAD;
     quantized_product *q = &B.q[c];
     const quantized_product *row = &B.q[Q_ROW];
@@ -787,13 +791,13 @@ static void describe_quantized(int c, const factor *const factors[2], const gmm_
                      : 2.0 * (double)B.rows * (double)(B.kind == FWD ? B.n : B.k);
     if (c == Q_BF16)
         for (i = 0; i < 2; i++)
-            q->bytes += 2.0 * (double)factors[i]->cols * (double)(factors[i]->weights ? B.live * B.n : B.rows);
+            q->bytes += 2.0 * (double)operands[i]->cols * (double)(operands[i]->weights ? B.live * B.n : B.rows);
     else if (QUANTIZED[c].who == TORCH_PRODUCT) {
         q->call = B.call;
         q->call.fp8 = 1 + QUANTIZED[c].fast;
         q->call.a = row->copy[0].data, q->call.a_scale = row->copy[0].scale;
         q->call.b = row->copy[1].data, q->call.b_scale = row->copy[1].scale;
-        if (wgrad) { /* rows of groups are padded there */
+        if (wgrad) { /* torch needs groups padded to a multiple of 128 rows */
             int32_t ends[MAX_GROUPS];
             for (g = 0; g < B.groups; g++) ends[g] = (g ? ends[g - 1] : 0) + (int32_t)((B.size[g] + 127) / 128 * 128);
             q->call.padded = row->padded;
@@ -802,9 +806,9 @@ static void describe_quantized(int c, const factor *const factors[2], const gmm_
         }
     } else {
         for (i = 0; i < 2; i++) {
-            f[i].hadamard = f[i].stochastic = 0; /* products take no longer for either */
+            f[i].hadamard = f[i].stochastic = 0; /* neither changes the time of products */
             if (QUANTIZED[c].row) f[i].scaling = GMM_SCALING_ROW, f[i].dtype = GMM_E4M3;
-            if (c != Q_ROW_FAST) quantize_factor(q, i, factors[i], &f[i], way[i]);
+            if (c != Q_ROW_FAST) quantize_operand(q, i, operands[i], &f[i], way[i]);
             else q->operand[i] = row->operand[i];
         }
         if (c == Q_ROW_FAST) q->bytes = row->bytes;
@@ -816,8 +820,8 @@ static void describe_quantized(int c, const factor *const factors[2], const gmm_
 
 static void prepare_quantized(int kind, int *present) {
     const int wgrad = kind >= WGRAD;
-    const factor x = {0, B.k, B.x}, w = {1, B.k, B.w}, dy = {0, B.n, B.dy};
-    const factor *const factors[2] = {kind == FWD ? &x : &dy, wgrad ? &x : &w};
+    const product_operand x = {0, B.k, B.x}, w = {1, B.k, B.w}, dy = {0, B.n, B.dy};
+    const product_operand *const operands[2] = {kind == FWD ? &x : &dy, wgrad ? &x : &w};
     const gmm_direction way[2] = {wgrad ? GMM_COLUMNWISE : GMM_ROWWISE, kind == FWD ? GMM_ROWWISE : GMM_COLUMNWISE};
     float *values[2] = {NULL, NULL};
     int c, i;
@@ -829,16 +833,18 @@ static void prepare_quantized(int kind, int *present) {
         present[c] = peer ? B.torch != NULL : QUANTIZED[c].who != MEMORY || few_rows();
         if (!present[c] || !(peer || QUANTIZED[c].who == GMM_PRODUCT)) continue;
         B.peer_failed = 0;
-        describe_quantized(c, factors, way);
-        if (QUANTIZED[c].recipe != GMM_RECIPE_NONE && c != Q_ROW_FAST) /* these and torch read the copies of row */
+        describe_quantized(c, operands, way);
+        /* these and torch read the copies of contender `row` */
+        if (QUANTIZED[c].recipe != GMM_RECIPE_NONE && c != Q_ROW_FAST)
             for (i = 0; i < 2; i++) {
                 cudaFree(values[i]);
-                values[i] = dequantize_factor(factors[i], way[i], &B.q[c].copy[i]);
+                values[i] = dequantize_operand(operands[i], way[i], &B.q[c].copy[i]);
             }
         if (c == Q_BF16)
-            good = right(run_quantized, c, QUANTIZED[c].name, factors[wgrad]->values, factors[!wgrad]->values, GMM_BF16,
-                         0.0);
-        else good = right(run_quantized, c, QUANTIZED[c].name, values[wgrad], values[!wgrad], GMM_F32, loss_of(c));
+            good = check_contender(run_quantized, c, QUANTIZED[c].name, operands[wgrad]->values,
+                                   operands[!wgrad]->values, GMM_BF16, 0.0);
+        else good = check_contender(run_quantized, c, QUANTIZED[c].name, values[wgrad], values[!wgrad], GMM_F32,
+                                    loss_of(c));
         if (good) continue;
         if (!peer) die(QUANTIZED[c].name, "a sampled result is wrong");
         if (!B.peer_failed) fprintf(stderr, "gpu_bench: %s: a sampled result is wrong; left out\n", QUANTIZED[c].name);
@@ -868,7 +874,7 @@ static void run_beside(int copy) {
     else B.beside();
 }
 
-/* GB/s of one operation and of a copy in turns with it; fewest bytes: every input and output once. */
+/* GB/s of one operation and of a copy that alternates with it; fewest bytes: every input and output once. */
 static void bandwidth(const shape *s, int what, double *gbs, double *copy, double *mhz) {
     const int64_t tokens = s->tokens / s->topk, rows = s->tokens, h = s->hidden, ffn = s->ffn;
     const int present[2] = {1, 1};
@@ -907,19 +913,20 @@ static void bandwidth(const shape *s, int what, double *gbs, double *copy, doubl
         B.perm.topk = s->topk;
         B.perm.options = &B.options;
         B.perm.indices = (int32_t *)(hold[held++] = upload(indices, sizeof *indices * (size_t)rows));
-        B.perm.row_of = (int32_t *)(hold[held++] = room(4 * (size_t)rows));
-        B.perm.slot_of = (int32_t *)(hold[held++] = room(4 * (size_t)rows));
+        B.perm.row_of = (int32_t *)(hold[held++] = device_alloc(4 * (size_t)rows));
+        B.perm.slot_of = (int32_t *)(hold[held++] = device_alloc(4 * (size_t)rows));
         B.perm.sizes = B.sizes;
         in = gmm_mat_packed(GMM_BF16, hold[held++] = random_bf16(what == PERMUTE ? tokens * h : rows * h, 1));
-        out = gmm_mat_packed(GMM_BF16, hold[held++] = room((size_t)(what == PERMUTE ? rows : tokens) * (size_t)h * 2));
-        for (i = 0; i < 2; i++) { /* the map, and what is timed */
+        hold[held] = device_alloc((size_t)(what == PERMUTE ? rows : tokens) * (size_t)h * 2);
+        out = gmm_mat_packed(GMM_BF16, hold[held++]);
+        for (i = 0; i < 2; i++) { /* the map, and the operation that is timed */
             const gmm_op op = i ? (what == PERMUTE ? GMM_OP_PERMUTE_FWD : GMM_OP_UNPERMUTE_FWD) : GMM_OP_PERMUTE_MAP;
             if (i) {
                 B.perm.probs = (float *)(hold[held++] = upload(probs, sizeof *probs * (size_t)rows));
                 B.perm.rows = what == PERMUTE ? &out : &in;
                 if (what == PERMUTE) {
                     B.perm.x = &in;
-                    B.perm.row_probs = (float *)(hold[held++] = room(4 * (size_t)rows));
+                    B.perm.row_probs = (float *)(hold[held++] = device_alloc(4 * (size_t)rows));
                 } else {
                     B.perm.out = &out;
                 }
@@ -938,17 +945,17 @@ static void bandwidth(const shape *s, int what, double *gbs, double *copy, doubl
         B.act.options = &B.options;
         B.act.act = &act;
         in = gmm_mat_packed(GMM_BF16, hold[held++] = random_bf16(rows * 2 * ffn, 1));
-        out = gmm_mat_packed(GMM_BF16, hold[held++] = room((size_t)(rows * ffn) * 2));
+        out = gmm_mat_packed(GMM_BF16, hold[held++] = device_alloc((size_t)(rows * ffn) * 2));
         B.act.x = &in;
         B.act.y = &out;
-        B.act.prob = (float *)(hold[held++] = room(4 * (size_t)rows));
+        B.act.prob = (float *)(hold[held++] = device_alloc(4 * (size_t)rows));
         cuda(cudaMemset((void *)B.act.prob, 0x3F, 4 * (size_t)rows), "memset"); /* 0.747 */
         if (what == ACT_BWD) {
             third = gmm_mat_packed(GMM_BF16, hold[held++] = random_bf16(rows * ffn, 2));
-            fourth = gmm_mat_packed(GMM_BF16, hold[held++] = room((size_t)(rows * 2 * ffn) * 2));
+            fourth = gmm_mat_packed(GMM_BF16, hold[held++] = device_alloc((size_t)(rows * 2 * ffn) * 2));
             B.act.dy = &third;
             B.act.dx = &fourth;
-            B.act.dprob = (float *)(hold[held++] = room(4 * (size_t)rows));
+            B.act.dprob = (float *)(hold[held++] = device_alloc(4 * (size_t)rows));
         }
         ok(gmm_act_query(B.ctx, what == ACT_FWD ? GMM_OP_ACT_FWD : GMM_OP_ACT_BWD, &B.act, &info));
         bytes = (double)rows * (what == ACT_FWD ? 6.0 * (double)ffn + 4.0 : 12.0 * (double)ffn + 8.0);
@@ -962,7 +969,7 @@ static void bandwidth(const shape *s, int what, double *gbs, double *copy, doubl
         B.pad.groups = &B.g;
         B.pad.options = &B.options;
         in = gmm_mat_packed(GMM_BF16, hold[held++] = random_bf16(B.pad.padded_capacity * h, 1));
-        out = gmm_mat_packed(GMM_BF16, hold[held++] = room((size_t)(B.pad.padded_capacity * h) * 2));
+        out = gmm_mat_packed(GMM_BF16, hold[held++] = device_alloc((size_t)(B.pad.padded_capacity * h) * 2));
         B.pad.src = &in;
         B.pad.dst = &out;
         ok(gmm_pad_query(B.ctx, what == PAD ? GMM_OP_PAD : GMM_OP_UNPAD, &B.pad, &info));
@@ -994,7 +1001,8 @@ static void open_nvml(int device) {
 
 /* ------------------------------------------------------------------------------------------------------ Report --- */
 
-/* What the geometric means are taken of: the ratio of rates, or the share of the least time that bytes take. */
+/* The geometric means of the report: of ratios of rates, or of the least time that memory traffic takes over the
+   measured time. */
 enum { EVEN, ZIPF, MIDDLE, MIDDLE_STRIDED, WGRAD_MAIN, WGRAD_BYTES, WGRAD_PEERS, FEW, ONE_GROUP, MEANS };
 typedef struct mean {
     const char *what;
@@ -1021,7 +1029,7 @@ static void count_in(mean *m, double ratio, const char *name) {
 }
 
 static struct {
-    const char *rows; /* substrings, separated by commas: any of them selects a row, or leaves it out (-) */
+    const char *rows; /* substrings, separated by commas: a row that contains one is selected, or left out (-) */
     FILE *json;
     int csv, entries, limits, quantized;
     double ms;
@@ -1051,8 +1059,8 @@ static void print_mean(const mean *m) {
         printf("%-52s %4d %6.3f  %.3f %s\n", m->what, m->rows, exp(m->logs / m->rows), m->worst, m->name);
 }
 
-/* Times the row that B holds, prints it, and counts it into the means. *peer: best rate of a peer that writes bf16
-   gradients; set by the bf16 row, read by the fp32 row behind it. */
+/* Times the row in B, prints it, and adds it to the means. *peer: best rate of a peer that writes bf16 gradients; set
+   by the bf16 row, read by the fp32 row after it. */
 static void linear_row(const shape *p, const routing *r, int fc, int kind, const char *name, double *peer) {
     const int wgrad = kind >= WGRAD;
     const double weights = (double)B.live * (double)B.n * (double)B.k;
@@ -1123,7 +1131,8 @@ static void linear_row(const shape *p, const routing *r, int fc, int kind, const
     }
 }
 
-/* Ratios of quantized products: rates of two contenders, or the share of the byte floor (over Q_READ). */
+/* Ratios of quantized products: rates of two contenders, or the least time of the memory traffic over the time (against
+   Q_READ). */
 enum { F = 1, D = 2, W = 4, W32 = 8 }; /* 1 << kind */
 static struct { int kinds, contender, over; int64_t least, most; mean m; } RATIOS[] = {
     {F | D, Q_ROW, Q_TORCH, 512, 4096, {"fp8 row, fwd, dgrad, 512 tokens and more / torch", 0, 0, 0, ""}},
@@ -1144,7 +1153,8 @@ static struct { int kinds, contender, over; int64_t least, most; mean m; } RATIO
     {F, Q_NVFP4, Q_READ, 1, 64, {"nvfp4, fwd, up to 64, share of the floor", 0, 0, 0, ""}}};
 enum { RATIO_COUNT = (int)(sizeof RATIOS / sizeof RATIOS[0]) };
 
-/* Times the products of quantized operands; a second line has the shares of the byte floor where that counts. */
+/* Times the products of quantized operands; a second line has the ratios to the least time of the memory traffic, for
+   rows with few tokens. */
 static void quantized_row(const shape *p, const routing *r, int fc, int kind, const char *name) {
     const double flops = operations();
     const char *comma = "";
@@ -1198,7 +1208,7 @@ static void quantized_row(const shape *p, const routing *r, int fc, int kind, co
     fprintf(R.json, "}, \"sm_mhz\": %.0f}", mhz);
 }
 
-/* The same call with fewer multiprocessors, by turns. */
+/* The same call with sm_limit set, alternating. */
 static const int32_t LIMITS[] = {132, 124, 116, 100};
 static void run_limit(int i) {
     B.options.sm_limit = LIMITS[i];
@@ -1233,7 +1243,7 @@ static void row_name(char name[64], const shape *p, const routing *r, int fc, in
              kind == WGRAD_F32 ? "f32" : "bf16", more);
 }
 
-/* All rows of one linear layer in bf16, or those with fewer multiprocessors, or with quantized operands. */
+/* All rows of one linear layer in bf16, or with sm_limit, or with quantized operands. */
 enum { PLAIN, LIMITED, WITH_CODES };
 static void layer_rows(const shape *p, int fc, int rows) {
     const int dense = p == &SHAPES[DENSE_SHAPE], count = dense ? 1 : ROUTING_COUNT;
@@ -1255,8 +1265,8 @@ static void layer_rows(const shape *p, int fc, int rows) {
                 B.x = random_bf16(most * B.k, 1);
                 B.w = random_bf16(p->groups * B.n * B.k, 2);
                 B.dy = random_bf16(most * B.n, 3);
-                B.out = (uint16_t *)room((size_t)(most * wide) * 2);
-                B.dw = room((size_t)(p->groups * B.n * B.k) * 4);
+                B.out = (uint16_t *)device_alloc((size_t)(most * wide) * 2);
+                B.dw = device_alloc((size_t)(p->groups * B.n * B.k) * 4);
                 ready = 1;
             }
             B.row = name;
@@ -1269,7 +1279,7 @@ static void layer_rows(const shape *p, int fc, int rows) {
     if (ready) cudaFree(B.x), cudaFree(B.w), cudaFree(B.dy), cudaFree(B.out), cudaFree(B.dw);
 }
 
-/* What one dense product of a layer's N and K reaches at many rows of tokens, by cuBLASLt. */
+/* One dense product of a layer's N and K with many rows of tokens, by cuBLASLt. */
 static void run_lt_dense(int c) { lt_run(&B.lt_dense[c], B.lt_a[c], B.lt_b[c], B.out, 0.0f, 0); }
 static void dense_rows(const shape *p, int fc) {
     static int any;
@@ -1288,7 +1298,7 @@ static void dense_rows(const shape *p, int fc) {
         if (!x) {
             x = random_bf16(most * k, 1);
             w = random_bf16(n * k, 2);
-            B.out = (uint16_t *)room((size_t)(most * n) * 2);
+            B.out = (uint16_t *)device_alloc((size_t)(most * n) * 2);
             B.lt_a[D_BF16] = w, B.lt_b[D_BF16] = x;
             B.lt_a[D_FP8] = B.lt_a[D_FP8_FAST] = codes_of(w, n * k);
             B.lt_b[D_FP8] = B.lt_b[D_FP8_FAST] = codes_of(x, most * k);
@@ -1337,7 +1347,7 @@ static void move_rows(void) {
             snprintf(name, sizeof name, "%s/%s", SHAPES[s].name, MOVE_NAMES[i]);
             if (!wanted(name)) continue;
             if (i != PERMUTE_ROWS) bandwidth(&SHAPES[s], i, &rate[i][s], &copy[i][s], &mhz);
-            else if (rate[PERMUTE][s] > 0.0) { /* the same run, other bytes */
+            else if (rate[PERMUTE][s] > 0.0) { /* the same run, other bytes counted */
                 const double h = 2.0 * (double)SHAPES[s].hidden, tokens = 1.0 / SHAPES[s].topk;
                 rate[i][s] = rate[PERMUTE][s] * (2.0 * h + 12.0) / (h * (1.0 + tokens) + 12.0);
                 copy[i][s] = copy[PERMUTE][s];
@@ -1462,12 +1472,12 @@ static void quantize_rows(void) {
         } else quantization.groups = &B.g;
         source = gmm_mat_packed(GMM_BF16, hold[held++] = random_bf16(all, 1));
         if (q->source != GMM_BF16) {
-            source = gmm_mat_packed(q->source, hold[held++] = room((size_t)all * 4));
+            source = gmm_mat_packed(q->source, hold[held++] = device_alloc((size_t)all * 4));
             convert_bf16<<<1056, 256, 0, B.stream>>>(source.data, q->source, (const uint16_t *)hold[0], all);
         }
         quantization.src = &source;
         quantization.scale = q->delayed ? (float *)(hold[held++] = upload(scale, sizeof scale)) : NULL;
-        quantization.random = (uint64_t *)(hold[held++] = room(16));
+        quantization.random = (uint64_t *)(hold[held++] = device_alloc(16));
         cuda(cudaMemset(hold[held - 1], 7, 16), "memset");
         for (k = 0; k < 2; k++) {
             const gmm_direction direction = k ? GMM_COLUMNWISE : GMM_ROWWISE;
@@ -1477,11 +1487,11 @@ static void quantize_rows(void) {
                             : gmm_layout_of_groups(f.dtype, f.scaling, f.order, direction, GROUPS, rows, cols, &l,
                                                    NULL)) != GMM_OK)
                 die(name, "has no layout");
-            to[k] = gmm_mat_quantized(&f, direction, hold[held] = room((size_t)(l.data_bytes * count)),
-                                      hold[held + 1] = room((size_t)(l.scale_bytes * count)), NULL);
+            to[k] = gmm_mat_quantized(&f, direction, hold[held] = device_alloc((size_t)(l.data_bytes * count)),
+                                      hold[held + 1] = device_alloc((size_t)(l.scale_bytes * count)), NULL);
             held += 2;
-            if (f.scaling == GMM_SCALING_NV16 || q->delayed) { /* delayed: recorded in the same pass */
-                to[k].amax = (float *)(hold[held++] = room(4 * GROUPS));
+            if (f.scaling == GMM_SCALING_NV16 || q->delayed) { /* delayed: the amax is recorded in the same pass */
+                to[k].amax = (float *)(hold[held++] = device_alloc(4 * GROUPS));
                 cuda(cudaMemset(to[k].amax, 0, 4 * GROUPS), "memset");
             }
             bytes += (double)(all * gmm_dtype_bits(f.dtype) / 8 + l.scale_bytes * count);
@@ -1553,7 +1563,7 @@ extern "C" int gmm_bench(int argc, char **argv, bench_peer torch, const char *to
     for (i = 0; i < STREAMS; i++) {
         cuda(cudaStreamCreateWithFlags(&B.side[i], cudaStreamNonBlocking), "stream");
         cuda(cudaEventCreateWithFlags(&B.join[i], cudaEventDisableTiming), "event");
-        B.lt_workspace[i] = room(LT_WORKSPACE);
+        B.lt_workspace[i] = device_alloc(LT_WORKSPACE);
     }
     for (i = 0; i < BLOCKS * TURNS; i++) {
         cuda(cudaEventCreate(&B.begin[i]), "event");
@@ -1567,12 +1577,12 @@ extern "C" int gmm_bench(int argc, char **argv, bench_peer torch, const char *to
     config.space = GMM_SPACE_CUDA;
     if (gmm_create(&B.ctx, &config, &error) != GMM_OK) die("gmm_create", error.text);
     B.one = (float *)upload(&one, sizeof one);
-    B.sizes = (int32_t *)room(4 * MAX_GROUPS);
-    B.ends = (int32_t *)room(4 * MAX_GROUPS);
-    B.pointers = (const void **)room(3 * MAX_GROUPS * sizeof(void *));
+    B.sizes = (int32_t *)device_alloc(4 * MAX_GROUPS);
+    B.ends = (int32_t *)device_alloc(4 * MAX_GROUPS);
+    B.pointers = (const void **)device_alloc(3 * MAX_GROUPS * sizeof(void *));
     B.copy_bytes = (size_t)1 << 30;
     B.copy_from = (char *)random_bf16((int64_t)(B.copy_bytes / 2), 9);
-    B.copy_to = room(B.copy_bytes);
+    B.copy_to = device_alloc(B.copy_bytes);
     open_nvml(0);
     if (json_path && !(R.json = fopen(json_path, "w"))) die(json_path, "cannot be written");
     if (R.json)

@@ -1,8 +1,8 @@
-/* gtp_bench - what gathers and reductions of weights cost beside the GEMMs that they serve, on the GPUs of one host: a
-   thread per GPU runs a chain of grouped linear layers through the GTP runtime over NCCL and peer copies. Exposed is
-   the time of a layer minus that of the same layer with communicators that do nothing, in the steady state, where the
-   first layer's gather hides behind the last layer like all others; as a share of t_ref, NCCL's time of that
-   collective alone in one plain call. What the numbers mean: NOTES.md. */
+/* gtp_bench - the cost of weight gathers and gradient reductions beside the GEMMs, on the GPUs of one host: one thread
+   per GPU runs a chain of grouped linear layers through the GTP runtime over NCCL and peer copies. Exposed time is the
+   time of a layer minus that of the same layer with communicators that do nothing, in the steady state, where the first
+   layer's gather is hidden by the last layer; it is given as a fraction of t_ref, the time of that collective alone in
+   one plain NCCL call. What the numbers mean: NOTES.md. */
 #include "gmm_gtp.h"
 
 #include <cuda_runtime.h>
@@ -13,10 +13,10 @@
 #include <string.h>
 
 enum { RANKS = 8, LAYERS = 8, EXPERTS = 8, STEPS = 24, SPANS = 512 };
-enum { AUTO = -1 }; /* multiprocessors of a GEMM: all but gmm_gtp_view.leave */
+enum { AUTO = -1 }; /* SMs of a GEMM: all but gmm_gtp_view.leave */
 enum { K_GEMM, K_GATHER, K_REDUCE, KINDS };
-enum { FORWARD = 1, BACKWARD = 2, FENCE = 4 }; /* what a step does */
-/* What is left of a kind of collective: everything, nothing, the copy of a rank's own part, all but that. */
+enum { FORWARD = 1, BACKWARD = 2, FENCE = 4 }; /* phases of a step */
+/* The part of a collective that runs: all of it, nothing, the copy of a rank's own part, all but that copy. */
 typedef enum part { WHOLE, NOTHING, OWN, OTHERS } part;
 typedef struct variant { const char *name; part gather, reduce; int sums; } variant;
 static const variant ALL = {"gather, reduce", WHOLE, WHOLE, 1}, NO_REDUCE = {"gather", WHOLE, NOTHING, 1},
@@ -103,7 +103,7 @@ typedef struct rank {
     int span_count;
     cudaEvent_t step[STEPS + 1];
     unsigned long long *clock;   /* [STEPS + 1][multiprocessors][cycles, nanoseconds], on the host */
-    float rates[2];              /* bytes/s of a gather alone and of a sum */
+    float rates[2];              /* bytes/s of a gather alone, and of a sum */
 } rank;
 
 static void gtp(rank *r, gmm_status s, const char *call) {
@@ -139,7 +139,7 @@ static void untake(rank *r, void *p) {
 }
 static size_t shard_values(const rank *r) { return (size_t)r->plan.shard_rows * (size_t)r->shape->k; }
 
-/* Communicators that may do nothing, and that note when they begin and end. */
+/* Communicators that may skip their work, and that record when they begin and end. */
 static span *open_span(rank *r, int kind, int op, cudaStream_t stream) {
     span *s = &r->spans[r->span_count % SPANS];
     r->span_count++;
@@ -153,7 +153,7 @@ static span *open_span(rank *r, int kind, int op, cudaStream_t stream) {
 static span *last_of[RANKS][KINDS];
 static part left(const muted *m) { return m->kind == K_GATHER ? m->rank->now.gather : m->rank->now.reduce; }
 static int silent(const muted *m) { return left(m) == NOTHING || left(m) == OWN; }
-/* The copy of a rank's own part alone. */
+/* Only the copy of a rank's own part. */
 static gmm_status own(const muted *m, const void *send, void *recv, size_t n, int parts, gmm_stream t) {
     char *to = (char *)recv + (size_t)m->rank->index * n;
     if (left(m) == OWN)
@@ -235,7 +235,8 @@ static void connect_rank(rank *r) {
             gmm_nccl_config config = GMM_ZERO;
             config.comm = r->nccl[r->way == ENGINES][k];
             config.ctx = r->ctx;
-            config.windows = r->way != PLAIN && (k == 0 || r->way == ENGINES); /* which exchange, for the sums */
+            /* which communicator exchanges the parts for the sums */
+            config.windows = r->way != PLAIN && (k == 0 || r->way == ENGINES);
             if (gmm_nccl_open(&config, c, &error)) die("nccl", error.text);
         }
         r->muted[k].rank = r;
@@ -325,7 +326,8 @@ static void declare(rank *r) {
         chain.count = r->layers;
         chain.prefetch = r->depth;
         GT(gmm_gtp_add_chain(r->gtp, &chain, &r->chain[pass]));
-        GT(gmm_gtp_follow(r->gtp, r->chain[pass], r->chain[pass])); /* slots for a circle */
+        /* the chain follows itself, which may need one more slot */
+        GT(gmm_gtp_follow(r->gtp, r->chain[pass], r->chain[pass]));
     }
     GT(gmm_gtp_seal(r->gtp));
     GT(gmm_gtp_memory_need(r->gtp, r->domain, &r->need));
@@ -419,7 +421,7 @@ static float median(float *v, int n) {
     return n ? v[n / 2] : 0;
 }
 
-/* Cycles and nanoseconds of the multiprocessors that a block lands on. */
+/* Clock cycles and nanoseconds of every SM that runs a block. */
 static __global__ void read_clocks(unsigned long long *to) {
     unsigned sm;
     unsigned long long ns;
@@ -433,7 +435,7 @@ static void mark(rank *r, int i) {
     read_clocks<<<r->processors, 1, 0, r->compute>>>(r->clock + (size_t)(i * r->processors) * 2);
     CU(cudaEventRecord(r->step[i], r->compute));
 }
-/* MHz over steps: of every multiprocessor from where it was read first to where it was read last. */
+/* MHz over the steps: for every SM from its first reading to its last. */
 static float clock_rate(const rank *r) {
     double sum = 0;
     int n = 0;
@@ -450,7 +452,7 @@ static float clock_rate(const rank *r) {
     return n ? (float)(sum / n) : 0;
 }
 static void set(rank *r, const variant *v) {
-    if (r->now.sums != v->sums) GT(gmm_gtp_dry_run(r->gtp, !v->sums)); /* a dry run leaves the sums out */
+    if (r->now.sums != v->sums) GT(gmm_gtp_dry_run(r->gtp, !v->sums)); /* a dry run does no sums */
     r->now = *v;
 }
 static void chain_on(rank *r, int what) {
@@ -499,7 +501,7 @@ static timing measure(rank *r, int what, const variant *v) {
     return worst;
 }
 
-/* The same of several variants, there and back again twice, so that a drift of the clock is on nobody's bill. */
+/* Times several variants, forwards and backwards twice, so that a drift of the clock affects all alike. */
 static void contend(rank *r, int what, const variant *const *v, int count, timing *t) {
     enum { TURNS = 4 };
     memset(t, 0, (size_t)count * sizeof *t);
@@ -512,8 +514,8 @@ static void contend(rank *r, int what, const variant *const *v, int count, timin
             for (int g = 0; g < 3; g++) t[k].gemm[g] += one.gemm[g] / TURNS;
         }
 }
-/* What `with` takes longer than `without`, and what of it is not the clock's: the GPU runs at its power limit, and what
-   moves bytes takes power from the rest. */
+/* Time of `with` minus that of `without`, and the same at equal clocks: the GPU runs at its power limit, and
+   communication takes power from the rest. */
 typedef struct exposed { float ms, steady; } exposed;
 static exposed expose(const timing *with, const timing *without) {
     exposed x;
@@ -543,7 +545,8 @@ static float alone(rank *r, collective *run, void *argument) {
     return worst;
 }
 
-typedef struct buffers { char *send, *recv; size_t bytes; int parts; } buffers; /* bytes: of a rank, in all parts */
+/* bytes: of a rank, all parts together */
+typedef struct buffers { char *send, *recv; size_t bytes; int parts; } buffers;
 static void plain_gather(rank *r, void *argument, cudaStream_t stream) {
     const buffers *b = (const buffers *)argument;
     NC(ncclAllGather(b->send, b->recv, b->bytes, ncclInt8, r->nccl[0][0], stream));
@@ -622,7 +625,7 @@ static void collectives(rank *r) {
             ms[0] = alone(r, w < 0 ? plain_gather : our_gather, &b);
             b.parts = 8;
             if (w >= 0) ms[1] = alone(r, our_gather, &b);
-            b.bytes *= (size_t)H.size; /* of an exchange: what a rank sends in all */
+            b.bytes *= (size_t)H.size; /* in an exchange: all that a rank sends */
             if (w >= 0) ms[2] = alone(r, our_exchange, &b);
             b.bytes /= (size_t)H.size;
             ms[3] = alone(r, w < 0 ? plain_scatter : our_scatter, &b);
@@ -698,7 +701,7 @@ static void sums(rank *r) {
     sync_all(r);
 }
 
-/* NCCL as one uses it without the runtime: a second stream, gathers issued at the GEMM boundary before, whole GPU. */
+/* NCCL without the runtime: a second stream, the next gather enqueued when a GEMM begins, no SM limit. */
 static float by_hand(rank *r) {
     const shape *s = r->shape;
     const size_t whole = (size_t)s->experts * (size_t)s->n * (size_t)s->k, part = whole / (size_t)H.size;
@@ -745,7 +748,7 @@ static float by_hand(rank *r) {
     return worst;
 }
 
-/* One step, span by span. */
+/* Records the begin and end of every operation of one step. */
 static void timeline(rank *r) {
     cudaEvent_t zero;
     CU(cudaEventCreate(&zero));
@@ -771,10 +774,10 @@ static void timeline(rank *r) {
     CU(cudaEventDestroy(zero));
 }
 
-/* NCCL's times of a layer's collectives, each in one plain call. */
+/* Times of a layer's collectives, each in one plain NCCL call. */
 typedef struct reference { float gather, scatter[2]; } reference; /* scatter: of f32, of bf16 */
 
-/* A layer with more and more communication beside it. */
+/* A layer with more and more of the communication enabled. */
 static void explain(rank *r) {
     static const variant backward[] = {
         {"no comm, no sums", NOTHING, NOTHING, 0}, {"no communication", NOTHING, NOTHING, 1},
@@ -794,7 +797,7 @@ static void explain(rank *r) {
     }
 }
 
-/* A whole step, beside what the forecast makes of the rates that were measured here. */
+/* A whole step, compared with the forecast from the rates that were measured here. */
 static void foreseen(rank *r) {
     const shape *s = r->shape;
     const timing f = measure(r, FORWARD, &NONE), b = measure(r, BACKWARD, &BARE);
@@ -831,7 +834,7 @@ static void foreseen(rank *r) {
                c.exposed_gather * 1e3, c.exposed_reduce * 1e3, c.link_rate * 1e-9);
 }
 
-/* One communicator, depth and wire, at every number of multiprocessors. */
+/* One communicator, prefetch depth and wire dtype, with every SM limit. */
 static void chain(rank *r, const reference *ref) {
     const shape *s = r->shape;
     const int narrow = r->wire == GMM_BF16;

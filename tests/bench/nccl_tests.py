@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""nccl-tests' figures beside those of gtp_bench, of collectives alone.
+"""Prints results of nccl-tests beside those of gtp_bench for the collectives alone.
 
 usage: nccl_tests.py RUN.json [FOLDER]     the programs are in FOLDER, or in PATH; what is not there is left out
 """
@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 
-# nccl-tests' program, our column of RUN.json
+# program of nccl-tests, column of RUN.json
 PROGRAMS = (("all_gather", "gather"), ("reduce_scatter", "scatter"), ("alltoall", "exchange"))
 
 

@@ -1,13 +1,13 @@
 /* pairs - two versions of the library in one process, alternating, row by row.
- *     pairs BASE.so BASE_COPY.so NEW.so [--seed N] [--rows WORDS] [--seconds S] [--out FILE] [--list] [--cpu]
- *           [--self-test]
- * Each plug-in holds one version and the functions of tests/tools/cases.h. A row is a case id. All three open a row at
- * the same addresses, one after another, so that no placement in memory favours one: what the last version writes when
- * it opens a row, the others read too, which supposes that they lay operands out alike. Then batches of launches
- * (captured as a graph) are timed by events in rotating order. A round gives the ratio of the base to its copy (A/A,
- * the noise) and of both to the new version (A/B; above 1: the new version is faster); a row's ratios are medians over
- * rounds. Rows that fail are measured once more. The run passes if no row's A/B is under 0.985 and their mean is at
- * least 0.997 of the mean of A/A. --cpu: a few tiny rows on the CPU engine, which tries the program itself. */
+       pairs BASE.so BASE_COPY.so NEW.so [--seed N] [--rows WORDS] [--seconds S] [--out FILE] [--list] [--cpu]
+             [--self-test]
+   Each plug-in holds one version and the functions of tests/tools/cases.h. A row is a case id. All three versions open
+   a row at the same addresses, one after another, so that memory placement favours none: the last one initialises the
+   operands that all read, which assumes equal layouts of operands. Then batches of launches (captured as a graph) are
+   timed by events in rotating order. A round gives the ratio of the base to its copy (A/A, the noise) and of both to
+   the new version (A/B; above 1: the new version is faster); a row's ratios are medians over rounds. Rows that fail are
+   measured once more. The run passes if no row's A/B is under 0.985 and their mean is at least 0.997 of the mean of
+   A/A. --cpu: a few tiny rows on the CPU engine, which tests the program itself. */
 #include "case_ids.h"
 #include "cases.h"
 
@@ -42,7 +42,7 @@ typedef struct plugin {
     void (*close)(case_run *);
 } plugin;
 
-/* A pointer to data that dlsym gives, as the pointer to a function which it is. */
+/* Converts the data pointer of dlsym to a function pointer. */
 static void symbol(void *library, const char *name, void *function, size_t size) {
     void *p = need(dlsym(library, name), name);
     memcpy(function, &p, size);
@@ -89,7 +89,7 @@ static double now(void) {
 
 /* --------------------------------------------------------------------------------------------------------- Rows --- */
 
-/* Experts, hidden and intermediate size, as in the table of bench; odd is no model. */
+/* Experts, hidden and intermediate size of the models of gpu_bench; `odd` is no model. */
 static const struct { char letter; int groups, hidden, ffn; } SHAPES[] = {
     { 'd', 8, 7168, 2048 }, { 'm', 8, 4096, 14336 }, { 'q', 128, 2048, 768 }, { 'g', 32, 2880, 2880 },
     { 'o', 24, 3072, 1408 }
@@ -172,7 +172,7 @@ static int64_t draw(uint64_t seed, uint64_t *i, int64_t low, int64_t high) {
     return low + (int64_t)(drawn_bits(seed, (*i)++) % (uint64_t)(high - low + 1));
 }
 
-/* A row that nobody chose: its operation, format, shape and split come from the seed. */
+/* A random row: operation, format, shape and split come from the seed. */
 static void draw_row(case_ids *rows, uint64_t seed, uint64_t *i) {
     static const char *const ops[] = { "fwd", "dgrad", "wgrad", "wgrad" };
     static const char *const formats[] = { "bf16", "bf16", "f16", "fp8-tensor", "fp8-row", "fp8-1x128", "mx8", "nv4" };
@@ -288,7 +288,7 @@ static int open_row(const char *id, case_run **run) {
         if (got == CASE_OK) got = plugins[p].launch(run[p]);
         if (got != CASE_OK && (p == NEW || got == CASE_FAILED))
             fprintf(stderr, "pairs: %s: %s\n", p == NEW ? "new version" : "base", plugins[p].error());
-        /* a row that the base declines, and the new version serves, has nothing to be compared with */
+        /* a row that the base declines and the new version serves cannot be compared */
         if (p == NEW && got == CASE_DECLINED && result == CASE_OK) got = CASE_FAILED;
         if (got > result) result = got;
     }
@@ -380,7 +380,7 @@ static int report(const case_ids *rows, const measured *m, double seconds) {
     return failed != 0;
 }
 
-/* What a run concludes from made-up measurements. */
+/* Checks the verdict on made-up measurements. */
 static int self_test(void) {
     static const struct { measured m[3]; int want; } tests[] = {
         { { { CASE_OK, 1.0, 1.0, 0, 0, 5 }, { CASE_OK, 1.0, 0.99, 0, 0, 5 }, { CASE_DECLINED, 0, 0, 0, 0, 0 } }, 1 },

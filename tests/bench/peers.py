@@ -25,7 +25,7 @@ class Memory:
 
 
 def tensor(address, shape, dtype):
-    """A tensor over memory of the benchmark. The array interface has no bf16 and no FP8, so they travel as integers."""
+    """A tensor over memory of the benchmark. bf16 and FP8, which the array interface lacks, are passed as integers."""
     typestr = {torch.bfloat16: "<i2", torch.float8_e4m3fn: "|i1", torch.float32: "<f4", torch.int32: "<i4"}[dtype]
     t = torch.as_tensor(Memory(address, shape, typestr), device="cuda")
     assert t.data_ptr() == address
@@ -53,7 +53,7 @@ def scaled_contender(c):
 
 
 def contender(c):
-    """What a torch user would call for this row."""
+    """The call that a torch user would make for this row."""
     bf16, g, t, n, k = torch.bfloat16, c.groups, c.rows, c.n, c.k
     ends = tensor(c.ends, (g,), torch.int32)
     if c.op == 0:
@@ -70,7 +70,7 @@ def contender(c):
 
 
 def watcher():
-    """What the benchmark calls before a contender and behind it: prints the kernels that a profiler saw in between."""
+    """Callback before and after a contender's first call: prints the kernels that the profiler saw in between."""
     seen = {}
 
     def watch(row, contender):

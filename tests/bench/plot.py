@@ -24,7 +24,7 @@ def best(row):
 
 
 def roofline(run, rows, path):
-    """Rate over the operations per byte that must move, below what the machine reads and what cuBLASLt multiplies."""
+    """Roofline: rate over operations per byte, with the bounds by memory bandwidth and by cuBLASLt."""
     read = max((r["read_gbs"] for r in rows if "read_gbs" in r), default=None)
     top = max(r["dense"] for r in rows if "dense" in r)
     figure, panels = plt.subplots(2, 2, figsize=(11, 8), sharex=True, sharey=True)
@@ -59,7 +59,7 @@ def roofline(run, rows, path):
 
 
 def skew(run, rows, path):
-    """What Zipf's routing leaves of the rate at the same number of tokens, evenly split."""
+    """Rate with Zipf's routing, relative to an even split of the same number of tokens."""
     even = {(r["shape"], r["row"].split("/")[2], r["op"], r["tokens"]): r for r in rows if not r["zipf"]}
     pairs = []
     for r in (r for r in rows if r["zipf"]):
@@ -91,7 +91,7 @@ def skew(run, rows, path):
 
 
 def timelines(run, rows, path):
-    """What rank 0 does when: GEMMs, gathers, reductions, in a panel for each way."""
+    """Timeline of rank 0: GEMMs, gathers, reductions, with a panel for each communicator."""
     titles = list(dict.fromkeys(r["timeline"] for r in rows))
     kinds = (("compute", "tab:blue"), ("gather", "tab:green"), ("reduce", "tab:orange"))
     figure, panels = plt.subplots(len(titles), 1, figsize=(11, 1.6 * len(titles)), sharex=True, squeeze=False)

@@ -1,5 +1,5 @@
-/* probes - what the hardware under the kernels does: one row per question, with what it was predicted to be on an H200
-   and what this GPU gives. Each is the median of several turns. What follows from the answers: NOTES.md. */
+/* probes - measures properties of the hardware that the kernels depend on: one row per question, with the prediction
+   for an H200 and the result on this GPU, the median of several turns. Conclusions: NOTES.md. */
 #include <cuda.h>
 #include <cudaTypedefs.h>
 #include <cuda_runtime.h>
@@ -9,17 +9,18 @@
 #include <string.h>
 
 enum { TURNS = 9, STEPS = 512, CHASE = 4096 };
-static const size_t ROOM = (size_t)1 << 30;
+static const size_t BUFFER_BYTES = (size_t)1 << 30;
 
-/* Boxes of 64 lines and `width` bytes that lie one after another: `rows` of a box are inside, the others outside. */
+/* TMA boxes of 64 lines by `width` bytes at consecutive addresses: `rows` lines of a box are inside of the tensor, the
+   others out of bounds. */
 typedef struct boxes {
-    int width, rows, across, count; /* across: boxes side by side */
-    const char *anywhere;           /* a map over all of memory, the boxes from here on; NULL = a ragged map */
+    int width, rows, boxes_per_row, count; /* boxes_per_row: boxes side by side */
+    const char *whole_memory;           /* first box under a tensor map that spans all of memory; NULL = a ragged map */
 } boxes;
 
 static struct {
     char *a, *b;
-    int64_t *ticks; /* device [2]: clocks of block 0; a place for results nobody wants */
+    int64_t *ticks; /* device [2]: clock cycles of block 0; a sink for unused results */
     cudaStream_t stream;
     cudaEvent_t begin, end;
     cudaGraphExec_t chain;
@@ -48,7 +49,7 @@ static void fetch(int64_t ticks[2]) {
     cuda(cudaStreamSynchronize(P.stream), "a probe");
 }
 
-/* Median seconds of `calls` calls that one event pair encloses. */
+/* Median seconds per call of `calls` calls between two events. */
 static double seconds(void (*run)(void), int calls) {
     double t[TURNS];
     run();
@@ -65,7 +66,7 @@ static double seconds(void (*run)(void), int calls) {
     qsort(t, TURNS, sizeof *t, ascending);
     return t[TURNS / 2];
 }
-/* Median clocks that block 0 counted. */
+/* Median clock cycles of block 0. */
 static double clocks(void (*run)(void)) {
     double t[TURNS];
     for (int i = 0; i < TURNS; i++) {
@@ -80,7 +81,7 @@ static double clocks(void (*run)(void)) {
 
 /* ---------------------------------------------------------------------------------------------------- Memory --- */
 
-/* A block moves 16 KiB: 256 threads, 4 loads of 16 bytes under way per thread. */
+/* A block copies 16 KiB: 256 threads with 4 loads of 16 bytes in flight each. */
 static __global__ void copy_blocks(const uint4 *from, uint4 *to) {
     const int64_t first = (int64_t)blockIdx.x * 1024 + threadIdx.x;
     uint4 v[4];
@@ -97,14 +98,14 @@ static __global__ void read_blocks(const uint4 *from, int64_t *unwanted) {
         const uint4 v = __ldcs(from + first + 256 * i);
         x ^= v.x ^ v.y ^ v.z ^ v.w;
     }
-    if (x == 0x9E3779B9u) unwanted[1] = x; /* so that the loads are needed */
+    if (x == 0x9E3779B9u) unwanted[1] = x; /* keeps the compiler from removing the loads */
 }
 static __global__ void write_blocks(uint4 *to) {
     const int64_t first = (int64_t)blockIdx.x * 1024 + threadIdx.x;
 #pragma unroll
     for (int i = 0; i < 4; i++) __stcs(to + first + 256 * i, make_uint4(1, 2, 3, blockIdx.x));
 }
-/* Reads once and writes eight times, as a permute to eight experts does. */
+/* Reads once and writes eight times, as a permute with top-8 routing does. */
 static __global__ void spread_blocks(const uint4 *from, uint4 *to, int64_t apart) {
     const int64_t first = (int64_t)blockIdx.x * 1024 + threadIdx.x;
     uint4 v[4];
@@ -114,97 +115,101 @@ static __global__ void spread_blocks(const uint4 *from, uint4 *to, int64_t apart
 #pragma unroll
         for (int i = 0; i < 4; i++) __stcs(to + k * apart + first + 256 * i, v[i]);
 }
-/* Sums kept in memory: read, added to and written, by blocks of 128 threads, `loads` of 16 bytes under way in each. */
+/* Accumulation in memory: read, added to and written by blocks of 128 threads with `loads` loads of 16 bytes in flight
+   each. */
 template <int loads> static __global__ __launch_bounds__(128) void add_blocks(float4 *sums, int64_t count, float by) {
     for (int64_t at = (int64_t)blockIdx.x * 128 * loads + threadIdx.x; at < count;
          at += (int64_t)gridDim.x * 128 * loads) {
         float4 v[loads];
 #pragma unroll
         for (int i = 0; i < loads; i++) v[i] = sums[at + 128 * i];
-        __syncthreads(); /* all are asked for before one is written: ptxas would save registers */
+        /* all loads are issued before the first store; otherwise ptxas would reorder them to save registers */
+        __syncthreads();
 #pragma unroll
         for (int i = 0; i < loads; i++)
             sums[at + 128 * i] = make_float4(v[i].x + by, v[i].y + by, v[i].z + by, v[i].w + by);
     }
 }
 template <int loads> static void run_add_blocks(void) {
-    add_blocks<loads><<<(unsigned)P.processors * 2, 128, 0, P.stream>>>((float4 *)P.b, (int64_t)(ROOM / 16), 1.0f);
+    add_blocks<loads><<<(unsigned)P.processors * 2, 128, 0, P.stream>>>((float4 *)P.b, (int64_t)(BUFFER_BYTES / 16),
+                                                                         1.0f);
 }
 enum { UNIT = 16384 };
 static void run_copy(void) {
-    copy_blocks<<<(unsigned)(ROOM / UNIT), 256, 0, P.stream>>>((const uint4 *)P.a, (uint4 *)P.b);
+    copy_blocks<<<(unsigned)(BUFFER_BYTES / UNIT), 256, 0, P.stream>>>((const uint4 *)P.a, (uint4 *)P.b);
 }
 static void run_memcpy(void) {
-    cuda(cudaMemcpyAsync(P.b, P.a, ROOM, cudaMemcpyDeviceToDevice, P.stream), "copy");
+    cuda(cudaMemcpyAsync(P.b, P.a, BUFFER_BYTES, cudaMemcpyDeviceToDevice, P.stream), "copy");
 }
 static void run_read(void) {
-    read_blocks<<<(unsigned)(ROOM / UNIT), 256, 0, P.stream>>>((const uint4 *)P.a, P.ticks);
+    read_blocks<<<(unsigned)(BUFFER_BYTES / UNIT), 256, 0, P.stream>>>((const uint4 *)P.a, P.ticks);
 }
-static void run_write(void) { write_blocks<<<(unsigned)(ROOM / UNIT), 256, 0, P.stream>>>((uint4 *)P.b); }
+static void run_write(void) { write_blocks<<<(unsigned)(BUFFER_BYTES / UNIT), 256, 0, P.stream>>>((uint4 *)P.b); }
 static void run_spread(void) {
-    spread_blocks<<<(unsigned)(ROOM / 8 / UNIT), 256, 0, P.stream>>>((const uint4 *)P.a, (uint4 *)P.b,
-                                                                   (int64_t)(ROOM / 8 / 16));
+    spread_blocks<<<(unsigned)(BUFFER_BYTES / 8 / UNIT), 256, 0, P.stream>>>((const uint4 *)P.a, (uint4 *)P.b,
+                                                                   (int64_t)(BUFFER_BYTES / 8 / 16));
 }
 
-/* A chain of loads, each at the address that the one before it gave. */
+/* Pointer chasing: the address of each load is the result of the previous one. */
 static __global__ void chase_links(char *links, int64_t *ticks) {
     int64_t begin = clock64(), at = 0;
     for (int i = 0; i < CHASE; i++) at = __ldcg((const long long *)(links + at));
     ticks[0] = clock64() - begin;
     ticks[1] = at;
 }
-/* A link to the next one or, with hop 0, to itself. */
-static __global__ void make_links(char *links, int64_t step, int64_t bytes, int hop) {
+/* Links each element to the next one or, with advance 0, to itself. */
+static __global__ void make_links(char *links, int64_t step, int64_t bytes, int advance) {
     for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < bytes / step; i += gridDim.x * blockDim.x)
-        *(int64_t *)(links + i * step) = (i + hop) * step % bytes;
+        *(int64_t *)(links + i * step) = (i + advance) * step % bytes;
 }
 static void run_chase(void) { chase_links<<<1, 1, 0, P.stream>>>(P.a, P.ticks); }
-static void run_cold_chase(void) { /* what the L2 held has gone */
+static void run_cold_chase(void) { /* evicts the links from the L2 */
     run_write();
     run_chase();
 }
 
-/* Which parts of the L2 are near: a thread of every multiprocessor loads the same place again and again, then the next
-   place. took [multiprocessor][place], clocks of a load. */
-enum { PLACES = 512, AGAIN = 16, APART = (1 << 21) - 4096 + 128 };
-static __global__ void map_places(const char *links, float *took) {
-    for (int place = 0; place < PLACES; place++) {
-        const int64_t here = (int64_t)place * APART;
+/* L2 latency by SM and address: one thread per SM loads one line repeatedly, then the next line. took [SM][line], clock
+   cycles per load. */
+enum { LATENCY_LINES = 512, LATENCY_LOADS = 16, LATENCY_STRIDE = (1 << 21) - 4096 + 128 };
+static __global__ void map_l2_latency(const char *links, float *took) {
+    for (int place = 0; place < LATENCY_LINES; place++) {
+        const int64_t here = (int64_t)place * LATENCY_STRIDE;
         int64_t at = here, begin;
-        for (int i = 0; i < 2; i++) at = __ldcg((const long long *)(links + at)); /* now the L2 holds it */
-        if (at != here) return; /* both clocks are read behind a load's end */
+        for (int i = 0; i < 2; i++) at = __ldcg((const long long *)(links + at)); /* brings the line into the L2 */
+        if (at != here) return; /* orders the clock reads after the loads */
         begin = clock64();
-        for (int i = 0; i < AGAIN; i++) at = __ldcg((const long long *)(links + at));
+        for (int i = 0; i < LATENCY_LOADS; i++) at = __ldcg((const long long *)(links + at));
         if (at != here) return;
-        took[blockIdx.x * PLACES + place] = (float)(clock64() - begin) / AGAIN;
+        took[blockIdx.x * LATENCY_LINES + place] = (float)(clock64() - begin) / LATENCY_LOADS;
     }
 }
-static void map_rows(void) {
-    const int all = P.processors * PLACES;
+static void l2_latency_rows(void) {
+    const int all = P.processors * LATENCY_LINES;
     float *took = (float *)malloc(sizeof *took * (size_t)all);
-    double *sorted = (double *)malloc(sizeof *sorted * (size_t)all), spread[PLACES];
+    double *sorted = (double *)malloc(sizeof *sorted * (size_t)all), spread[LATENCY_LINES];
     if (!took || !sorted) exit(1);
-    make_links<<<256, 256, 0, P.stream>>>(P.a, APART, (int64_t)APART * PLACES, 0);
-    map_places<<<(unsigned)P.processors, 1, 0, P.stream>>>(P.a, (float *)P.b);
+    make_links<<<256, 256, 0, P.stream>>>(P.a, LATENCY_STRIDE, (int64_t)LATENCY_STRIDE * LATENCY_LINES, 0);
+    map_l2_latency<<<(unsigned)P.processors, 1, 0, P.stream>>>(P.a, (float *)P.b);
     cuda(cudaMemcpyAsync(took, P.b, sizeof *took * (size_t)all, cudaMemcpyDeviceToHost, P.stream), "places");
     cuda(cudaStreamSynchronize(P.stream), "places");
     for (int i = 0; i < all; i++) sorted[i] = took[i];
     qsort(sorted, (size_t)all, sizeof *sorted, ascending);
-    for (int place = 0; place < PLACES; place++) {
+    for (int place = 0; place < LATENCY_LINES; place++) {
         float least = took[place], most = least;
-        for (int i = place; i < all; i += PLACES) {
+        for (int i = place; i < all; i += LATENCY_LINES) {
             if (took[i] < least) least = took[i];
             if (took[i] > most) most = took[i];
         }
         spread[place] = most - least;
     }
-    qsort(spread, PLACES, sizeof *spread, ascending);
+    qsort(spread, LATENCY_LINES, sizeof *spread, ascending);
     row("such loads, by every multiprocessor from 512 places: the least", "200 clocks", sorted[0], "clocks");
     row("  a tenth take less", "215 clocks", sorted[all / 10], "clocks");
     row("  the median", "265 clocks", sorted[all / 2], "clocks");
     row("  a tenth take more", "320 clocks", sorted[all - 1 - all / 10], "clocks");
     row("  the most", "400 clocks", sorted[all - 1], "clocks");
-    row("  of one place, the slowest less the fastest one, the median", "130 clocks", spread[PLACES / 2], "clocks");
+    row("  of one place, the slowest less the fastest one, the median", "130 clocks",
+        spread[LATENCY_LINES / 2], "clocks");
     free(took);
     free(sorted);
 }
@@ -230,7 +235,7 @@ static void launch_nothing(unsigned blocks, int early) {
     config.numAttrs = early ? 1 : 0;
     cuda(cudaLaunchKernelExC(&config, (const void *)nothing, NULL), "a launch");
 }
-/* Launches in a graph, so that the host is not what takes the time. */
+/* Launches in a graph, so that the host does not limit the rate. */
 enum { LINKS = 400 };
 static cudaGraphExec_t chain_of(int early) {
     cudaGraph_t graph;
@@ -247,7 +252,7 @@ static void run_many(void) { launch_nothing((unsigned)P.processors * 1024, 0); }
 
 /* ------------------------------------------------------------------------------------------------- Products --- */
 
-/* mma.sync on registers alone: eight chains per warp. */
+/* mma.sync on registers only: eight independent accumulators per warp. */
 static __global__ void mma_rate(int64_t *ticks) {
     float d[8][4], sum = 0.0f;
     int64_t begin;
@@ -261,12 +266,12 @@ static __global__ void mma_rate(int64_t *ticks) {
                          "{%0,%1,%2,%3};" : "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3]) : "r"(s));
     __syncthreads();
     if (threadIdx.x == 0) ticks[0] = clock64() - begin;
-    for (int i = 0; i < 32; i++) sum += d[i / 4][i % 4]; /* so that none of it is left out */
+    for (int i = 0; i < 32; i++) sum += d[i / 4][i % 4]; /* keeps the compiler from removing the products */
     if (sum == 42.0f) ticks[1] = 1;
 }
 static void run_mma(void) { mma_rate<<<(unsigned)P.processors, 256, 0, P.stream>>>(P.ticks); }
 
-/* wgmma on zeros in shared memory, both operands there, two groups of threads with one A each and one B. */
+/* wgmma on zeros, both operands in shared memory: two warp groups, each with an A of its own, and one B. */
 enum { WGMMA_SHARED = 49152 };
 #define D8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
     "+f"(d[i + 6]), "+f"(d[i + 7])
@@ -281,11 +286,11 @@ enum { WGMMA_SHARED = 49152 };
 #define WGMMA(n, text, a, b, ...) \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" text "}, " a ", " b ", 1, 1, 1, 0, 0;" \
                  : __VA_ARGS__ : "l"(left), "l"(right))
-/* Inlined with a constant n, so that one of the three instructions is left. */
+/* Inlined with a constant n, so that one of the three instructions remains. */
 static __device__ __forceinline__ void wgmma_loop(int n, int64_t *ticks) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char shared[];
-    const uint64_t lines = (uint64_t)1 << 62 | (uint64_t)64 << 32 | (uint64_t)1 << 16; /* of 128 bytes, swizzled */
+    const uint64_t lines = (uint64_t)1 << 62 | (uint64_t)64 << 32 | (uint64_t)1 << 16; /* 128-byte swizzle */
     const uint32_t at = (uint32_t)__cvta_generic_to_shared(shared);
     float d[128];
     int64_t begin;
@@ -329,12 +334,13 @@ static void run_wgmma_256(void) {
 
 /* ---------------------------------------------------------------------------------- Sums added by the memory --- */
 
-/* TMA adds 16 KiB of fp32 after another to memory. */
+/* TMA reduce-adds blocks of 16 KiB of fp32 to memory. */
 static __global__ void add_bulk(char *to, int64_t bytes) {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(1024) char shared[];
     const uint32_t from = (uint32_t)__cvta_generic_to_shared(shared);
-    for (int i = threadIdx.x; i < UNIT / 4; i += blockDim.x) ((uint32_t *)shared)[i] = 1; /* the least subnormal */
+    /* the smallest subnormal number */
+    for (int i = threadIdx.x; i < UNIT / 4; i += blockDim.x) ((uint32_t *)shared)[i] = 1;
     asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
     __syncthreads();
     if (threadIdx.x > 0) return;
@@ -350,7 +356,7 @@ static __global__ void add_bulk(char *to, int64_t bytes) {
 #endif
 }
 static void run_add(void) {
-    add_bulk<<<(unsigned)P.processors * 4, 128, UNIT, P.stream>>>(P.b, (int64_t)ROOM);
+    add_bulk<<<(unsigned)P.processors * 4, 128, UNIT, P.stream>>>(P.b, (int64_t)BUFFER_BYTES);
 }
 
 static const struct { const char *what, *predicted; void (*run)(void); } ADDS[] = {
@@ -361,31 +367,32 @@ static const struct { const char *what, *predicted; void (*run)(void); } ADDS[] 
 
 /* ------------------------------------------------------------------------------------- Barriers, boxes by TMA --- */
 
-/* Elsewhere than on Hopper these are empty, and the kernels that call them are never launched. */
+/* For other architectures than Hopper these are empty, and the kernels that call them are never launched. */
 static __device__ __forceinline__ uint32_t shared_at(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
-static __device__ __forceinline__ void bar_init(uint32_t bar, uint32_t count) {
+static __device__ __forceinline__ void mbarrier_init(uint32_t bar, uint32_t count) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 #endif
 }
-/* Makes barriers and shared memory written by threads known to TMA and to wgmma; __syncthreads follows. */
+/* Makes mbarriers, and shared memory that threads have written, visible to the async proxy (TMA, wgmma); __syncthreads
+   follows. */
 static __device__ __forceinline__ void fence_shared(void) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
     asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
 #endif
 }
-static __device__ __forceinline__ void bar_expect(uint32_t bar, uint32_t bytes) {
+static __device__ __forceinline__ void mbarrier_expect_tx(uint32_t bar, uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 #endif
 }
-[[maybe_unused]] static __device__ __forceinline__ void bar_arrive(uint32_t bar) {
+[[maybe_unused]] static __device__ __forceinline__ void mbarrier_arrive(uint32_t bar) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
 #endif
 }
-static __device__ __forceinline__ int bar_passed(uint32_t bar, uint32_t parity) {
+static __device__ __forceinline__ int mbarrier_test_wait(uint32_t bar, uint32_t parity) {
     uint32_t done = 1;
 #if __CUDA_ARCH__ >= 900
     asm volatile("{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.b32 %0, 1, 0, p;\n}"
@@ -393,10 +400,10 @@ static __device__ __forceinline__ int bar_passed(uint32_t bar, uint32_t parity) 
 #endif
     return (int)done;
 }
-/* A wait of more than two seconds is a mistake, and ends the program. */
-static __device__ __forceinline__ void bar_wait(uint32_t bar, uint32_t parity) {
-    if (bar_passed(bar, parity)) return;
-    for (const int64_t begin = clock64(); !bar_passed(bar, parity);)
+/* Waits for a phase; after two seconds it traps, which ends the program. */
+static __device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t parity) {
+    if (mbarrier_test_wait(bar, parity)) return;
+    for (const int64_t begin = clock64(); !mbarrier_test_wait(bar, parity);)
         if (clock64() - begin > (int64_t)1 << 32) __trap();
 }
 static __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap *map, uint32_t bar, int4 at) {
@@ -413,7 +420,7 @@ static __device__ __forceinline__ void tma_store(const CUtensorMap *map, uint32_
     asm volatile("cp.async.bulk.commit_group;" : : : "memory");
 #endif
 }
-/* At most `left` stores have still to be read from shared memory; or (-1) all have been written. */
+/* Waits until at most `left` stores still read shared memory or, with -1, until all have been written. */
 template <int left> static __device__ __forceinline__ void tma_wait(void) {
 #if __CUDA_ARCH__ >= 900
     if (left < 0) asm volatile("cp.async.bulk.wait_group 0;" : : : "memory");
@@ -421,9 +428,9 @@ template <int left> static __device__ __forceinline__ void tma_wait(void) {
 #endif
 }
 
-/* Maps of 16-bit elements, boxes of 64 lines. Ragged: dimensions {features, 2^30, ends, wraps}, strides {s, s,
-   2^34 - s}: coordinates {x, 2^30 - rows + r, end, 2^30} are row end - rows + r, and outside from r = rows on.
-   Anywhere: {features, 64, 2^14, 2^31 - 1}, strides {s, 16, 2^18}, from address 256 on. */
+/* Tensor maps of 16-bit elements with boxes of 64 lines. Ragged: dimensions {features, 2^30, ends, wraps}, strides {s,
+   s, 2^34 - s}: coordinates {x, 2^30 - rows + r, end, 2^30} address row end - rows + r, and are out of bounds from r =
+   rows on. Whole memory: {features, 64, 2^14, 2^31 - 1}, strides {s, 16, 2^18}, from address 256 on. */
 enum { LINES = 64, OUTSIDE = 1 << 30, LOWEST = 256, PITCH = 8192 };
 static CUtensorMap make_map(void *base, int64_t pitch, cuuint64_t features, int width, int swizzled,
                             cuuint64_t rows, cuuint64_t third, cuuint64_t fourth, cuuint64_t s2, cuuint64_t s3) {
@@ -448,39 +455,39 @@ static void open_maps(void) {
     P.encode = (PFN_cuTensorMapEncodeTiled_v12000)encode;
 }
 
-/* Box `i`: those side by side first. */
+/* Coordinates of box `i`; boxes side by side are consecutive. */
 static __device__ __forceinline__ int4 box_at(const boxes *b, int i) {
-    const int line = i >> (__ffs(b->across) - 1), x = (i & (b->across - 1)) * (b->width / 2);
-    if (b->anywhere) {
-        const uint64_t from = (uint64_t)(uintptr_t)b->anywhere + (uint64_t)line * LINES * PITCH - LOWEST;
+    const int line = i >> (__ffs(b->boxes_per_row) - 1), x = (i & (b->boxes_per_row - 1)) * (b->width / 2);
+    if (b->whole_memory) {
+        const uint64_t from = (uint64_t)(uintptr_t)b->whole_memory + (uint64_t)line * LINES * PITCH - LOWEST;
         return make_int4(x, 0, (int)(from >> 4 & 0x3FFF), (int)(from >> 18));
     }
     return make_int4(x, OUTSIDE - b->rows, (line + 1) * b->rows, OUTSIDE);
 }
-/* A lane of each warp has `BOX_STAGES` boxes under way. Nobody looks at what comes in. */
-enum { BOX_WARPS = 4, BOX_STAGES = 3, BOX_ROOM = 16384 };
-enum { BOX_SHARED = BOX_WARPS * BOX_STAGES * (BOX_ROOM + 8) };
+/* One lane of each warp keeps `BOX_STAGES` boxes in flight. The data is not read. */
+enum { BOX_WARPS = 4, BOX_STAGES = 3, BOX_BYTES = 16384 };
+enum { BOX_SHARED = BOX_WARPS * BOX_STAGES * (BOX_BYTES + 8) };
 static __global__ void load_boxes(const __grid_constant__ CUtensorMap map, const boxes b) {
     extern __shared__ __align__(1024) char shared[];
     const int warp = threadIdx.x / 32;
-    const uint32_t room = shared_at(shared) + BOX_STAGES * BOX_ROOM * warp;
-    const uint32_t bars = shared_at(shared) + BOX_WARPS * BOX_STAGES * BOX_ROOM + 8 * BOX_STAGES * warp;
+    const uint32_t box_smem = shared_at(shared) + BOX_STAGES * BOX_BYTES * warp;
+    const uint32_t bars = shared_at(shared) + BOX_WARPS * BOX_STAGES * BOX_BYTES + 8 * BOX_STAGES * warp;
     int turn = 0;
     if (threadIdx.x % 32) return;
-    for (int s = 0; s < BOX_STAGES; s++) bar_init(bars + 8 * s, 1);
+    for (int s = 0; s < BOX_STAGES; s++) mbarrier_init(bars + 8 * s, 1);
     fence_shared();
     for (int i = blockIdx.x * BOX_WARPS + warp; i < b.count; i += gridDim.x * BOX_WARPS, turn++) {
         const uint32_t s = turn % BOX_STAGES, bar = bars + 8 * s;
-        if (turn >= BOX_STAGES) bar_wait(bar, (turn / BOX_STAGES & 1) ^ 1);
-        bar_expect(bar, LINES * b.width); /* what is outside counts, too: it comes as zeros */
-        tma_load(room + s * BOX_ROOM, &map, bar, box_at(&b, i));
+        if (turn >= BOX_STAGES) mbarrier_wait(bar, (turn / BOX_STAGES & 1) ^ 1);
+        mbarrier_expect_tx(bar, LINES * b.width); /* bytes out of bounds count too: TMA fills them with zeros */
+        tma_load(box_smem + s * BOX_BYTES, &map, bar, box_at(&b, i));
     }
     for (int i = turn < BOX_STAGES ? 0 : turn - BOX_STAGES; i < turn; i++)
-        bar_wait(bars + 8 * (i % BOX_STAGES), i / BOX_STAGES & 1);
+        mbarrier_wait(bars + 8 * (i % BOX_STAGES), i / BOX_STAGES & 1);
 }
 static __global__ void store_boxes(const __grid_constant__ CUtensorMap map, const boxes b) {
     extern __shared__ __align__(1024) char shared[];
-    for (int i = threadIdx.x; i < BOX_ROOM / 4; i += blockDim.x) ((uint32_t *)shared)[i] = i;
+    for (int i = threadIdx.x; i < BOX_BYTES / 4; i += blockDim.x) ((uint32_t *)shared)[i] = i;
     fence_shared();
     __syncthreads();
     if (threadIdx.x % 32) return;
@@ -494,11 +501,11 @@ static void run_load_boxes(void) {
     load_boxes<<<(unsigned)P.processors, 32 * BOX_WARPS, BOX_SHARED, P.stream>>>(P.map, P.boxes);
 }
 static void run_store_boxes(void) {
-    store_boxes<<<(unsigned)P.processors, 32 * BOX_WARPS, BOX_ROOM, P.stream>>>(P.map, P.boxes);
+    store_boxes<<<(unsigned)P.processors, 32 * BOX_WARPS, BOX_BYTES, P.stream>>>(P.map, P.boxes);
 }
 
-/* A block for every number of rows from 0 to 64: loads a box and compares it, then stores one whose lines are all
-   filled. Matrices have 192 rows for each block, of 128 elements; boxes begin at row 64, element 64. */
+/* One block for every number of rows from 0 to 64: loads a box and compares it, then stores a box whose lines are all
+   filled. A matrix has 192 rows of 128 elements for each block; boxes begin at row 64, element 64. */
 enum { TAILS = 65, TAIL_ROWS = 192, TAIL_COLS = 128, EMPTY = 0xFFFF };
 static __device__ __forceinline__ uint16_t tail_value(int row, int col) {
     return (uint16_t)((row * TAIL_COLS + col) % 65521 + 1); /* not 0, and not EMPTY */
@@ -508,30 +515,30 @@ static __global__ void fill_tails(uint16_t *to) {
 }
 static __global__ void move_tails(const __grid_constant__ CUtensorMap from, const __grid_constant__ CUtensorMap to,
                                   int64_t *right) {
-    __shared__ __align__(1024) uint16_t room[LINES * 64];
+    __shared__ __align__(1024) uint16_t box_smem[LINES * 64];
     __shared__ __align__(8) uint64_t bars[1];
     const int rows = (int)blockIdx.x, first = TAIL_ROWS * rows + 64;
     const int4 at = make_int4(64, OUTSIDE - rows, first + rows, OUTSIDE);
     const uint32_t bar = shared_at(bars);
-    for (int i = threadIdx.x; i < LINES * 64; i += blockDim.x) room[i] = EMPTY;
-    if (threadIdx.x == 0) bar_init(bar, 1);
+    for (int i = threadIdx.x; i < LINES * 64; i += blockDim.x) box_smem[i] = EMPTY;
+    if (threadIdx.x == 0) mbarrier_init(bar, 1);
     fence_shared();
     __syncthreads();
     if (threadIdx.x == 0) {
-        bar_expect(bar, sizeof room);
-        tma_load(shared_at(room), &from, bar, at);
+        mbarrier_expect_tx(bar, sizeof box_smem);
+        tma_load(shared_at(box_smem), &from, bar, at);
     }
-    bar_wait(bar, 0);
+    mbarrier_wait(bar, 0);
     for (int i = threadIdx.x; i < LINES * 64; i += blockDim.x) {
         const int r = i / 64, c = i % 64;
-        uint16_t *const e = &room[r * 64 + (((c / 8) ^ (r % 8)) * 8) + c % 8];
+        uint16_t *const e = &box_smem[r * 64 + (((c / 8) ^ (r % 8)) * 8) + c % 8];
         if (*e == (r < rows ? tail_value(first + r, 64 + c) : 0)) atomicAdd((unsigned long long *)&right[0], 1ull);
         *e = tail_value(first + r, 64 + c);
     }
     fence_shared();
     __syncthreads();
     if (threadIdx.x == 0) {
-        tma_store(&to, shared_at(room), at);
+        tma_store(&to, shared_at(box_smem), at);
         tma_wait<-1>();
     }
 }
@@ -560,7 +567,7 @@ static void box_rows(void) {
         {256, 64, "4.4 TB/s", "4.2 TB/s"}, {128, 64, "4.4 TB/s", "3.6 TB/s"}, {64, 64, "4.2 TB/s", "2.8 TB/s"},
         {128, 63, "4.4 TB/s", "3.6 TB/s"}, {128, 33, "4.4 TB/s", "3.6 TB/s"}, {128, 32, "4.4 TB/s", "3.6 TB/s"},
         {128, 16, "4.3 TB/s", "3.4 TB/s"}, {128, 8, "3.4 TB/s", "2.8 TB/s"},  {128, 1, "0.45 TB/s", "0.6 TB/s"}};
-    const int lines = (int)(ROOM / PITCH);
+    const int lines = (int)(BUFFER_BYTES / PITCH);
     char what[80];
     tail_rows();
     cuda(cudaFuncSetAttribute((const void *)load_boxes, cudaFuncAttributeMaxDynamicSharedMemorySize, BOX_SHARED),
@@ -578,28 +585,29 @@ static void box_rows(void) {
     P.boxes = {128, LINES, PITCH / 128, lines / LINES * (PITCH / 128), P.a};
     P.map = make_map((void *)(uintptr_t)LOWEST, PITCH, PITCH / 2, 128, 1, LINES, 1 << 14, 0x7FFFFFFF, 16, 1 << 18);
     row("1 GiB loaded by boxes of a map over all of memory", "4.4 TB/s",
-        1e-12 * (double)ROOM / seconds(run_load_boxes, 2), "TB/s");
+        1e-12 * (double)BUFFER_BYTES / seconds(run_load_boxes, 2), "TB/s");
 }
 
 /* ------------------------------------------------------------------------------- Maps that change on the way --- */
 
-/* A warp loads boxes of 8 KiB, which the L2 holds, one after another: by a map that stands ready as a parameter or in
-   device memory, with an acquire before each box, or by one whose address it replaces each time, in device memory or
-   in a copy in shared memory. ticks: clocks of all boxes; how many are those that were meant. */
+/* A warp loads boxes of 8 KiB, which are in the L2, one after another: by a tensor map that is a kernel parameter or in
+   device memory, with an acquire fence before each box, or by a map whose address field it replaces each time, in
+   device memory or in a copy in shared memory. ticks: clock cycles of all boxes; the number of boxes with the right
+   data. */
 enum { READY, IN_MEMORY, ACQUIRED, REPLACED, REPLACED_SHARED, WAYS };
 enum { SWITCHES = 64, BOX = LINES * 128 };
 template <int way> static __global__ void switch_maps(const __grid_constant__ CUtensorMap given, CUtensorMap *map,
                                                       char *from, int64_t *ticks) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define ACQUIRE asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" : : "l"(map) : "memory")
-    __shared__ __align__(1024) char room[BOX];
+    __shared__ __align__(1024) char box_smem[BOX];
     __shared__ __align__(128) CUtensorMap copy;
     __shared__ __align__(8) uint64_t bars[1];
     const uint32_t bar = shared_at(bars);
     const int lane = (int)threadIdx.x;
     int64_t took = 0, right = 0;
     ((uint32_t *)&copy)[lane] = ((const uint32_t *)map)[lane];
-    if (lane == 0) bar_init(bar, 1);
+    if (lane == 0) mbarrier_init(bar, 1);
     fence_shared();
     __syncwarp();
     if (way != READY) ACQUIRE;
@@ -621,13 +629,13 @@ template <int way> static __global__ void switch_maps(const __grid_constant__ CU
         }
         if (way >= ACQUIRED) ACQUIRE;
         if (lane == 0) {
-            bar_expect(bar, BOX);
-            if (way == READY) tma_load(shared_at(room), &given, bar, make_int4(0, LINES * i, 0, 0));
-            else tma_load(shared_at(room), map, bar, make_int4(0, way < REPLACED ? LINES * i : 0, 0, 0));
+            mbarrier_expect_tx(bar, BOX);
+            if (way == READY) tma_load(shared_at(box_smem), &given, bar, make_int4(0, LINES * i, 0, 0));
+            else tma_load(shared_at(box_smem), map, bar, make_int4(0, way < REPLACED ? LINES * i : 0, 0, 0));
         }
-        bar_wait(bar, i & 1);
+        mbarrier_wait(bar, i & 1);
         took += clock64() - begin;
-        right += *(volatile int *)room == i * BOX; /* the link to itself that a box begins with */
+        right += *(volatile int *)box_smem == i * BOX; /* a box begins with a link to itself */
         __syncwarp();
     }
     if (lane == 0) ticks[0] = took, ticks[1] = right;
@@ -659,9 +667,9 @@ static void switch_rows(void) {
 
 /* ------------------------------------------------------------------------------------ Promoted sums of FP8 --- */
 
-/* Groups of 128 threads multiply 64 x 128 by E4M3 zeros in shared memory, 128 deep, and add the product, times scales
-   of its rows, to their sums; or (FAST) the tensor cores do. The scales: two numbers that stay, or two per thread and
-   product, asked of memory a product ahead, or written to shared memory by a warp behind the groups. */
+/* Warp groups multiply 64 x 128 of E4M3 zeros in shared memory, K = 128, and add the product times scales of its rows
+   to their accumulators; with FAST the tensor cores accumulate. The scales: two constants; or two per thread and
+   product, loaded from memory one product ahead, or written to shared memory by a warp beside the consumers. */
 enum { FAST, CONSTANT, FROM_MEMORY, FROM_SHARED, KINDS };
 enum { DEEP = 256, GROUPS = 3, SCALE_ROWS = 64 * GROUPS, SLOTS = 4 };
 enum { FP8_B = GROUPS * 8192, FP8_SCALES = FP8_B + 16384, FP8_BARS = FP8_SCALES + SLOTS * SCALE_ROWS * 4,
@@ -674,15 +682,15 @@ template <int kind> static __global__ __launch_bounds__(128 * GROUPS + 128, 1)
 void promote(const float *scales, int64_t *ticks) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char shared[];
-    const uint32_t at = shared_at(shared), bars = at + FP8_BARS; /* of a slot: filled, empty */
+    const uint32_t at = shared_at(shared), bars = at + FP8_BARS; /* of a slot: full, empty */
     const int group = __shfl_sync(0xFFFFFFFFu, (int)threadIdx.x / 128, 0), groups = (int)blockDim.x / 128 - 1;
     const int lane = (int)threadIdx.x % 32;
     int64_t begin;
     for (int i = threadIdx.x; i < FP8_SCALES / 4; i += blockDim.x) ((uint32_t *)shared)[i] = 0;
     if (threadIdx.x == 0)
         for (int s = 0; s < SLOTS; s++) {
-            bar_init(bars + 16 * s, 1);
-            bar_init(bars + 16 * s + 8, 4 * groups); /* warps */
+            mbarrier_init(bars + 16 * s, 1);
+            mbarrier_init(bars + 16 * s + 8, 4 * groups); /* arrivals of all consumer warps */
         }
     fence_shared();
     __syncthreads();
@@ -703,7 +711,7 @@ void promote(const float *scales, int64_t *ticks) {
                 high_next = __ldg(scales + (s + 1) * SCALE_ROWS + line + 8);
                 asm volatile("" : : : "memory");
             }
-            if (kind == FROM_SHARED) bar_wait(bars + 16 * slot, s / SLOTS & 1);
+            if (kind == FROM_SHARED) mbarrier_wait(bars + 16 * slot, s / SLOTS & 1);
 #pragma unroll
             for (int i = 0; i < 64; i++) asm volatile("" : "+f"(d[i]) : : "memory");
             asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
@@ -725,9 +733,9 @@ void promote(const float *scales, int64_t *ticks) {
             }
             if (kind == FROM_MEMORY) low = low_next, high = high_next;
             if (kind == FROM_SHARED) __syncwarp();
-            if (kind == FROM_SHARED && lane == 0) bar_arrive(bars + 16 * slot + 8);
+            if (kind == FROM_SHARED && lane == 0) mbarrier_arrive(bars + 16 * slot + 8);
         }
-        for (int i = 0; i < 64; i++) total += sum[i] + d[i]; /* so that none of it is left out */
+        for (int i = 0; i < 64; i++) total += sum[i] + d[i]; /* keeps the compiler from removing the products */
         if (total == 42.0f) ticks[1] = 1;
     } else {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
@@ -737,11 +745,11 @@ void promote(const float *scales, int64_t *ticks) {
             float v[SCALE_ROWS / 32];
 #pragma unroll
             for (int i = 0; i < SCALE_ROWS / 32; i++) v[i] = __ldg(scales + s * SCALE_ROWS + lane + 32 * i);
-            bar_wait(bars + 16 * slot + 8, (s / SLOTS & 1) ^ 1);
+            mbarrier_wait(bars + 16 * slot + 8, (s / SLOTS & 1) ^ 1);
 #pragma unroll
             for (int i = 0; i < SCALE_ROWS / 32; i++) put[32 * i] = v[i];
             __syncwarp();
-            if (lane == 0) bar_arrive(bars + 16 * slot);
+            if (lane == 0) mbarrier_arrive(bars + 16 * slot);
         }
     }
     __syncthreads();
@@ -778,31 +786,31 @@ int main(void) {
     cuda(cudaStreamCreateWithFlags(&P.stream, cudaStreamNonBlocking), "stream");
     cuda(cudaEventCreate(&P.begin), "event");
     cuda(cudaEventCreate(&P.end), "event");
-    cuda(cudaMalloc(&P.a, ROOM), "memory");
-    cuda(cudaMalloc(&P.b, ROOM), "memory");
+    cuda(cudaMalloc(&P.a, BUFFER_BYTES), "memory");
+    cuda(cudaMalloc(&P.b, BUFFER_BYTES), "memory");
     cuda(cudaMalloc(&P.ticks, 2 * sizeof *P.ticks), "memory");
-    cuda(cudaMemset(P.a, 0, ROOM), "memset");
-    cuda(cudaMemset(P.b, 0, ROOM), "memset");
+    cuda(cudaMemset(P.a, 0, BUFFER_BYTES), "memset");
+    cuda(cudaMemset(P.b, 0, BUFFER_BYTES), "memset");
     cuda(cudaDeviceSynchronize(), "memset");
     P.processors = prop.multiProcessorCount;
     P.hopper = prop.major == 9;
     printf("# %s, %d multiprocessors\n%-66s  %-18s  %s\n", prop.name, P.processors, "probe", "predicted (H200)",
            "here");
-    row("copy of 1 GiB by cudaMemcpyAsync", "4.2 TB/s", 2e-12 * (double)ROOM / seconds(run_memcpy, 8), "TB/s");
+    row("copy of 1 GiB by cudaMemcpyAsync", "4.2 TB/s", 2e-12 * (double)BUFFER_BYTES / seconds(run_memcpy, 8), "TB/s");
     row("copy of 1 GiB, blocks of 16 KiB in the order of addresses", "4.1 TB/s",
-        2e-12 * (double)ROOM / seconds(run_copy, 8), "TB/s");
-    row("read of 1 GiB", "4.6 TB/s", 1e-12 * (double)ROOM / seconds(run_read, 8), "TB/s");
-    row("write of 1 GiB", "4.0 TB/s", 1e-12 * (double)ROOM / seconds(run_write, 8), "TB/s");
+        2e-12 * (double)BUFFER_BYTES / seconds(run_copy, 8), "TB/s");
+    row("read of 1 GiB", "4.6 TB/s", 1e-12 * (double)BUFFER_BYTES / seconds(run_read, 8), "TB/s");
+    row("write of 1 GiB", "4.0 TB/s", 1e-12 * (double)BUFFER_BYTES / seconds(run_write, 8), "TB/s");
     row("128 MiB read, written to eight places", "4.0 TB/s",
-        1.125e-12 * (double)ROOM / seconds(run_spread, 8), "TB/s");
+        1.125e-12 * (double)BUFFER_BYTES / seconds(run_spread, 8), "TB/s");
     for (size_t i = 0; i < sizeof ADDS / sizeof *ADDS; i++)
-        row(ADDS[i].what, ADDS[i].predicted, 2e-12 * (double)ROOM / seconds(ADDS[i].run, 4), "TB/s");
+        row(ADDS[i].what, ADDS[i].predicted, 2e-12 * (double)BUFFER_BYTES / seconds(ADDS[i].run, 4), "TB/s");
     make_links<<<256, 256, 0, P.stream>>>(P.a, 4224, (int64_t)4224 << 10, 1);
     row("a load that the L2 holds, after the one before it", "270 clocks", clocks(run_chase) / CHASE, "clocks");
     make_links<<<256, 256, 0, P.stream>>>(P.a, 131200, (int64_t)131200 << 13, 1);
     row("a load from memory, after the one before it", "800 clocks", clocks(run_cold_chase) / CHASE, "clocks");
-    map_rows();
-    cuda(cudaMemsetAsync(P.a, 0, ROOM, P.stream), "memset");
+    l2_latency_rows();
+    cuda(cudaMemsetAsync(P.a, 0, BUFFER_BYTES, P.stream), "memset");
     P.chain = chain_of(0);
     row("an empty kernel behind another, in a graph", "1.5 us", 1e6 * seconds(run_chain, 4) / LINKS, "us");
     P.chain = chain_of(1);
@@ -814,13 +822,14 @@ int main(void) {
             clocks(run_wgmma_64) / (STEPS * 2.0), "clocks");
         row("wgmma m64n128k16", "64 clocks", clocks(run_wgmma_128) / (STEPS * 2.0), "clocks");
         row("wgmma m64n256k16", "128 clocks", clocks(run_wgmma_256) / (STEPS * 2.0), "clocks");
-        cuda(cudaMemset(P.b, 0, ROOM), "memset");
+        cuda(cudaMemset(P.b, 0, BUFFER_BYTES), "memset");
         run_add();
         run_add();
-        cuda(cudaMemcpyAsync(&bits, P.b + ROOM - 4, 4, cudaMemcpyDeviceToHost, P.stream), "copy");
+        cuda(cudaMemcpyAsync(&bits, P.b + BUFFER_BYTES - 4, 4, cudaMemcpyDeviceToHost, P.stream), "copy");
         cuda(cudaStreamSynchronize(P.stream), "adding");
         row("the least fp32 number added twice to 0 by TMA, in such numbers", "2", (double)bits, "");
-        row("fp32 sums that TMA adds to memory", "1.3 TB/s", 1e-12 * (double)ROOM / seconds(run_add, 4), "TB/s");
+        row("fp32 sums that TMA adds to memory", "1.3 TB/s", 1e-12 * (double)BUFFER_BYTES / seconds(run_add, 4),
+            "TB/s");
         fp8_rows();
         open_maps();
         box_rows();

@@ -1,6 +1,6 @@
-/* target.h - what is fuzzed: the reader of safetensors headers, and plans of checkpoints. Each function takes any bytes
-   and returns 1 if they were accepted; what must never happen ends in abort. tests/fuzz/fuzz.c hands them to libFuzzer,
-   and the tests replay the files of tests/fuzz/header and tests/fuzz/plan. */
+/* target.h - fuzz targets: the reader of safetensors headers, and plans of checkpoints. Each function accepts any bytes
+   and returns 1 if the library accepted them; a violated invariant calls abort. tests/fuzz/fuzz.c passes libFuzzer's
+   inputs; the tests replay the corpus in tests/fuzz/header and tests/fuzz/plan. */
 #ifndef GMM_TESTS_FUZZ_TARGET_H
 #define GMM_TESTS_FUZZ_TARGET_H
 
@@ -11,7 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* 2 bytes: the size of the data section; then the header. What is accepted must keep the format's rules. */
+/* Input: 2 bytes with the size of the data section, then the header. An accepted header must keep the format's
+   rules. */
 static inline int fuzz_header(const uint8_t *data, size_t size) {
     st_file file;
     st_error error;
@@ -19,7 +20,7 @@ static inline int fuzz_header(const uint8_t *data, size_t size) {
     void *copy;
     if (size < 2) return 0;
     bytes = data[0] | data[1] << 8;
-    copy = malloc(size - 1); /* exactly so many bytes, so that reading past them shows */
+    copy = malloc(size - 1); /* an allocation of exactly this size, so that sanitizers see reads beyond it */
     if (!copy) abort();
     memcpy(copy, data + 2, size - 2);
     error.text[0] = 0;
@@ -39,8 +40,8 @@ static inline int fuzz_header(const uint8_t *data, size_t size) {
     return 1;
 }
 
-/* 8 bytes of settings, then tensors: dtype, rank, extents, name up to a line's end. Plans that are made must verify,
-   and apply within bounds. */
+/* Input: 8 bytes of settings, then tensors: dtype, rank, extents, and a name up to the end of the line. Plans that are
+   created must verify, and apply within bounds. */
 static inline int fuzz_plan(const uint8_t *data, size_t size) {
     static const char *const states[2] = {"", "m."};
     static const char *const wrappers[1] = {"module"};
@@ -105,7 +106,7 @@ static inline int fuzz_plan(const uint8_t *data, size_t size) {
     target.rank.etp_size = 1 + s[6] % 4;
     target.rank.etp_rank = s[6] / 4 % target.rank.etp_size;
     target.dtype = (gmm_dtype)(s[7] % 4);
-    if (source.scheme == gmm_ckpt_scheme_at(0)) { /* by paths */
+    if (source.scheme == gmm_ckpt_scheme_at(0)) { /* a scheme that takes the linears' paths */
         gmm_ckpt_linear l[2] = {GMM_ZERO, GMM_ZERO};
         l[0].path = "a.fc";
         l[1].path = "fc";

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Checks of the headers, the built library, the build and the papers. `make check` runs it from the root of the
+# Checks of the headers, the built library, the build and the documentation. `make check` runs it from the root of the
 # repository with CC, CXX, CUDA_COMPILER (or empty), MAKE_PROGRAM and B (the build folder) set. One line per check: ok,
 # FAIL with the reason, or skip with what this machine lacks.
 

@@ -1,5 +1,5 @@
-/* no_rows.c - linear operations of calls without rows, whose token matrices are NULL, and of quantized factors, whose
-   elements are not addressed as floats: check.sh runs it under clang's sanitizer of undefined behaviour. */
+/* no_rows.c - linear operations without rows, whose token matrices are NULL, and with quantized operands, whose
+   elements are not addressed as floats: check.sh runs it under clang's UndefinedBehaviorSanitizer. */
 #define GMM_IMPLEMENTATION
 #include "gmm.h"
 

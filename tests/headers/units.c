@@ -1,4 +1,4 @@
-/* Two units of one program. FIRST has main; the other hands over what its own copy of the header says. */
+/* Two translation units of one program. FIRST has main; the other returns what its own copy of the header contains. */
 #include "gmm.h"
 
 #include "gmm_gtp.h"

@@ -5,7 +5,7 @@
 
 typedef struct case_ids { char **id; int count, capacity; } case_ids;
 
-/* Adds what `pattern` stands for. Ends the program if memory is used up. */
+/* Adds the ids of `pattern`. Ends the program if memory is exhausted. */
 void case_ids_expand(case_ids *list, const char *pattern);
 void case_ids_free(case_ids *list);
 

@@ -74,7 +74,7 @@ static int look(const word *table, const char *text, int *value) {
     return 0;
 }
 
-/* A number behind the name of a size: g5, past3. */
+/* A number after the name of a size: g5, past3. */
 static int number(case_run *r, const char *token) {
     const struct { const char *name; int64_t *to; } sizes[] = {
         { "g", &r->groups }, { "t", &r->rows }, { "k", &r->K }, { "n", &r->N }, { "past", &r->past },
@@ -129,7 +129,7 @@ static int parse(case_run *r, const char *id) {
     while ((token = strtok(NULL, ".")) != NULL) {
         int engine;
         if (!token_of(r, token)) return case_fail(r, GMM_E_ARG, token);
-        if (look(ENGINES, token, &engine)) continue; /* every engine gets the same data */
+        if (look(ENGINES, token, &engine)) continue; /* the engine does not change the random data */
         for (const char *c = token; *c; c++) r->seed = case_hash(r->seed, (uint64_t)(unsigned char)*c);
     }
     return 0;
@@ -312,7 +312,7 @@ const gmm_mat *case_operand(case_run *r, const gmm_format *f, gmm_direction dire
     d.rows = count ? rows : 0;
     d.cols = cols;
     d.groups = count ? NULL : &r->g;
-    d.options = NULL; /* the engine under test is the operation's; copies come from the best one */
+    d.options = NULL; /* the engine under test serves the operation; operands are quantized by the best engine */
     d.format = &format;
     d.src = src;
     if (direction == GMM_ROWWISE) d.rowwise = &at;
@@ -325,7 +325,7 @@ const gmm_mat *case_operand(case_run *r, const gmm_format *f, gmm_direction dire
         case_check(r, gmm_quantize(case_context, &d, r->workspace, r->workspace_bytes, case_stream)))
         return src;
     if (direction == GMM_ROWWISE) return copy;
-    root = case_mat(r); /* a columnwise copy hangs on a descriptor whose own elements are not read */
+    root = case_mat(r); /* a columnwise copy is a member of a descriptor whose own elements are not read */
     *root = *copy;
     root->hadamard = 0;
     root->columnwise = copy;

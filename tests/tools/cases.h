@@ -26,7 +26,7 @@ extern "C" {
 #endif
 
 /* The memory space of the context. `alloc` returns 256-byte aligned memory that lives until the case is closed, or
-   NULL. `put`, `copy` and `set` come before what the stream takes later. */
+   NULL. `put`, `copy` and `set` complete before work that is enqueued on the stream later. */
 typedef struct case_memory {
     void *(*alloc)(size_t bytes);
     void (*put)(void *to, const void *host, size_t bytes);

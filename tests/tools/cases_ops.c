@@ -165,7 +165,7 @@ static void mlp_config(case_run *r) {
     c->recipe = r->quantized ? r->recipe.kind : GMM_RECIPE_NONE;
 }
 
-/* A weight as it is, or quantized beforehand in both directions. */
+/* A weight without quantization, or quantized beforehand in both directions. */
 static const gmm_mat *mlp_weight(case_run *r, int64_t rows, int64_t cols) {
     const gmm_mat *columnwise;
     gmm_mat *rowwise;
@@ -516,7 +516,7 @@ static gmm_status transpose(case_run *r, gmm_stream s) {
     return gmm_transpose(case_context, &r->d.transpose, r->workspace, r->workspace_bytes, s);
 }
 
-/* t slots with a history of n. */
+/* t scale slots with an amax history of n steps. */
 static int update_open(case_run *r) {
     gmm_scale_update *d = &r->d.update;
     d->slots = (int32_t)r->rows;

@@ -106,10 +106,10 @@ gmm_mat *case_tabled(case_run *r, gmm_mat *m, int64_t count, int64_t rows, int64
 /* A quantized copy's storage, as an output if `name` is set; activations if count is 0. */
 gmm_mat *case_storage(case_run *r, const char *name, const gmm_format *f, gmm_direction direction, int64_t count,
                       int64_t rows, int64_t cols);
-/* An operand: as it is, or its copy with blocks along `direction`, made by the library. */
+/* An operand without quantization, or its copy with blocks along `direction`, made by the library. */
 const gmm_mat *case_operand(case_run *r, const gmm_format *f, gmm_direction direction, int64_t count, int64_t rows,
                             int64_t cols);
-void *case_workspace(case_run *r, size_t bytes); /* grows what the case holds; one for all its calls */
+void *case_workspace(case_run *r, size_t bytes); /* one workspace for all calls of the case; it grows */
 int64_t case_bytes(gmm_dtype dtype);
 uint64_t case_hash(uint64_t seed, uint64_t i);
 

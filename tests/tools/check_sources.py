@@ -5,7 +5,7 @@
 
 Counted, over the files given, or the parts below src/, or else the headers at the top:
     lines per part; lines and parameters per function; inline PTX (asm) outside common/ptx.cuh; the words of words.txt,
-    in identifiers, comments and strings.
+    in identifiers, comments and strings, outside of the contexts that words.txt excepts.
 limits.txt holds one limit per count. --lower rewrites it with the counts that are below theirs; it raises none.
 """
 import bisect
@@ -111,22 +111,38 @@ def functions(text):
 
 
 def words_of(path):
-    """[(name, expression, the field's word, only files that contain this)]"""
+    """[[name, expression, the field's word, only files that contain this, [contexts that do not count]]]"""
     rows = []
     for line in open(path, encoding="utf-8"):
         if not line.strip() or line.startswith("#"):
             continue
         cells = line.rstrip("\n").split("\t")
-        if len(cells) < 2:
-            raise SystemExit("%s: a row is expression, tab, word: %s" % (path, line.rstrip()))
-        rows.append((cells[0], re.compile(r"(?<![A-Za-z])(?:%s)(?![A-Za-z])" % cells[0]), cells[1],
-                     cells[2] if len(cells) > 2 else ""))
+        if len(cells) < 2 or (not cells[0] and not rows):
+            raise SystemExit("%s: a row is expression, tab, word; an exception tab, expression, tab, what it is: %s"
+                             % (path, line.rstrip()))
+        if not cells[0]:
+            rows[-1][4].append(re.compile(cells[1]))
+            continue
+        rows.append([cells[0], re.compile(r"(?<![A-Za-z])(?:%s)(?![A-Za-z])" % cells[0]), cells[1],
+                     cells[2] if len(cells) > 2 else "", []])
     return rows
 
 
+def count_word(text, expression, exceptions, used):
+    """How often the expression matches outside of every match of an exception; `used` receives the exceptions that a
+    match of the expression lies in."""
+    spans = [(m.start(), m.end(), e) for e in exceptions for m in e.finditer(text)]
+    n = 0
+    for m in expression.finditer(text):
+        inside = [e for a, b, e in spans if a <= m.start() and m.end() <= b]
+        used.update(inside)
+        n += not inside
+    return n
+
+
 def measure(files, words):
-    counts, lists = {}, {"part": [], "lines": [], "parameters": [], "asm": [], "word": []}
-    per_word = {w[0]: [0, w[2], {}] for w in words}
+    counts, lists = {}, {"part": [], "lines": [], "parameters": [], "asm": [], "word": [], "exception": []}
+    per_word, used = {w[0]: [0, w[2], {}] for w in words}, set()
     for path in files:
         text = open(path, encoding="utf-8").read()
         code = blank(text)
@@ -139,14 +155,15 @@ def measure(files, words):
         asm = len(re.findall(r"\basm\b|\b__asm__\b|\b__asm\b", code))
         if asm and not path.endswith("common/ptx.cuh"):
             lists["asm"].append((asm, path))
-        for name, expression, _, only in words:
+        for name, expression, _, only, exceptions in words:
             if only in path:
-                n = len(expression.findall(text))
+                n = count_word(text, expression, exceptions, used)
                 per_word[name][0] += n
                 if n:
                     per_word[name][2][path] = n
     lists["word"] = [(n, "%s -> %s   (%s)" % (name, word, ", ".join("%s %d" % x for x in sorted(where.items()))))
                      for name, (n, word, where) in per_word.items() if n]
+    lists["exception"] = [(0, "%s: %s" % (w[0], e.pattern)) for w in words for e in w[4] if e not in used]
     for key in lists:
         lists[key].sort(key=lambda x: (-x[0], x[1]))
     counts["longest part, lines"] = max([n for n, _ in lists["part"]], default=0)
@@ -187,7 +204,8 @@ def sources():
 
 def report(lists, worst, out):
     titles = (("part", "lines, part"), ("lines", "lines, function"), ("parameters", "parameters, function"),
-              ("asm", "inline PTX, part"), ("word", "times, word -> the field's word"))
+              ("asm", "inline PTX, part"), ("word", "times, word -> the field's word"),
+              ("exception", "times, exceptions of words.txt that nothing needs"))
     for key, title in titles:
         out.write("%s\n" % title)
         for n, what in lists[key][:worst]:
@@ -232,7 +250,15 @@ def self_test():
     with tempfile.TemporaryDirectory() as folder:
         part, table, limits = (os.path.join(folder, n) for n in ("gmm_x.h", "words.txt", "limits.txt"))
         open(part, "w").write(SELF_TEST)
-        open(table, "w").write("# comment\ntold\ttile_full\nwhole vectors?\tvectorised path\tkernels\n")
+        open(table, "w").write("# comment\ntold\ttile_full\n\tnobody\\s+is told\tEnglish\n\tnever\tneedless\n"
+                               "whole vectors?\tvectorised path\tkernels\n")
+        words = words_of(table)
+        lists = measure([part], words)[1]
+        assert [n for n, _ in lists["word"]] == [3], lists["word"]
+        needless = [what for _, what in lists["exception"]]
+        assert needless == ["told: never", "told: nobody\\s+is told"], needless
+        for text, n in (("nobody\n is told", 0), ("nobody is told, told", 1), ("is told", 1), ("told nobody", 1)):
+            assert count_word(text, words[0][1], words[0][4], set()) == n, text
         run = ["--words", table, "--limits", limits, part]
         assert main(["--lower"] + run, open(os.devnull, "w")) == 0
         assert main(run, open(os.devnull, "w")) == 0

@@ -173,7 +173,7 @@ static int run_case(const char *id, int gpu, char hash[24]) {
         const char *text = device_wait();
         if (text) {
             fprintf(stderr, "checksums: %s: %s\n", id, text);
-            exit(1); /* the device is lost to this process */
+            exit(1); /* the process cannot use the device any more */
         }
     }
 #endif
@@ -255,7 +255,7 @@ static int run_all(const options *o, table *t) {
 
 static int order(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
-/* Compares the table with a file of an earlier run. Engines that this machine lacks are not missing. */
+/* Compares the table with a file of an earlier run. Rows of engines that this machine lacks do not count as missing. */
 static int compare(const table *t, const options *o) {
     FILE *f = fopen(o->base, "r");
     char id[256], hash[64], engines[256] = "";
@@ -271,7 +271,7 @@ static int compare(const table *t, const options *o) {
         index[i] = t->ids.id[i];
         if (!strstr(engines, e) && strlen(engines) + strlen(e) + 2 < sizeof engines) strcat(strcat(engines, e), " ");
     }
-    /* `index` is sorted by id; hashes are found by position in t */
+    /* `index` is sorted by id; hashes are at the same positions as in t */
     qsort(index, (size_t)t->ids.count, sizeof *index, order);
     while (fscanf(f, "%255s %63s", id, hash) == 2) {
         char *key = id, **hit;

@@ -25,7 +25,7 @@ static const word SPLITS[] = { { "even", SPLIT_EVEN }, { "skew", SPLIT_SKEW }, {
 /* Values of gmm_act_kind. */
 static const word ACTS[] = { { "relu", 1 }, { "relu2", 2 }, { "gelu", 3 }, { "qgelu", 4 }, { "silu", 5 }, { "glu", 6 },
                              { "reglu", 7 }, { "relu2glu", 8 }, { "geglu", 9 }, { "qgeglu", 10 }, { "swiglu", 11 },
-                             { "situglu", 12 }, { NULL, 0 } };
+                             { "situglu", 12 }, { "gelu_erf", 13 }, { "geglu_erf", 14 }, { NULL, 0 } };
 static const word FLAGS[] = {
 #define CASE_WORD(name, text) { text, CASE_BIT_##name },
     CASE_FLAGS(CASE_WORD)

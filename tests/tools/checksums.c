@@ -43,6 +43,7 @@ static const char *const PATTERNS[] = {
     /* activations */
     "act.{fwd,bwd}.{relu,relu2,gelu,qgelu,silu,glu,reglu,relu2glu,geglu,qgeglu,swiglu,situglu}.{f32,bf16}.g4.n72.t99."
         "skew.prob",
+    "act.{fwd,bwd}.{gelu_erf,geglu_erf}.{f32,bf16}.g4.n72.t99.skew.prob",
     "act.{fwd,bwd}.{glu,reglu,relu2glu,geglu,qgeglu,swiglu,situglu}.f16.g4.n72.t99.skew.block8.past2.zerotail",
     "act.{fwd,bwd}.{swiglu.limit,gptoss,swiglu.block32,swiglu.to32}.bf16.g4.n96.t133.odd.prob",
     "act.{fwd,bwd}.{f32,bf16}.g4.n40.t57.odd.prob",

@@ -47,6 +47,7 @@ typedef struct t_state {
     int threads;         /* --threads, 0 = default */
     int verbose;
     int rounds;          /* --rounds: replays of a graph; of a whole layer's a tenth */
+    long checks;         /* that the running case has made; a case that makes none fails */
     long allocations;    /* calls of the counted allocator so far; T_OK requires that operations make none */
 } t_state;
 extern t_state T;
@@ -70,7 +71,7 @@ _Noreturn void t_skip(const char *format, ...) __attribute__((format(printf, 1, 
 
 #define T_FAIL(...) t_fail(__FILE__, __LINE__, __VA_ARGS__)
 #define T_CHECK(condition, ...) \
-    do { if (!(condition)) t_failed(__FILE__, __LINE__, #condition, " " __VA_ARGS__); } while (0)
+    do { T.checks++; if (!(condition)) t_failed(__FILE__, __LINE__, #condition, " " __VA_ARGS__); } while (0)
 
 /* A call on T.ctx that must succeed, write only to its outputs, and allocate nothing. On a GPU, the macro waits for the
    stream. */

@@ -429,6 +429,7 @@ static void t_wait_at(const char *what, const char *file, int line) {
 void t_wait(void) { t_wait_at("waiting for the stream", __FILE__, __LINE__); }
 
 void t_ok(gmm_status got, const char *text, const char *call, const char *file, int line) {
+    T.checks++;
     if (got != GMM_OK) t_fail(file, line, "%s gave %s: %s", call, gmm_status_name(got), text);
     t_wait_at(call, file, line);
     if (T.allocations != H.allocations)
@@ -438,6 +439,7 @@ void t_ok(gmm_status got, const char *text, const char *call, const char *file, 
 
 void t_refused(gmm_status want, gmm_status got, const char *text, const char *call, const char *file, int line,
                const char *const *needles) {
+    T.checks++;
     if (got != want)
         t_fail(file, line, "%s gave %s (%s) instead of %s", call, gmm_status_name(got), text, gmm_status_name(want));
     for (; *needles; needles++)
@@ -742,11 +744,13 @@ static void t_run(const t_case *c) {
     H.worst = 0.0;
     t_reseed(t_hash(c->name, strlen(c->name), 7));
     (void)timespec_get(&start, TIME_UTC);
+    T.checks = 0;
     left = setjmp(H.leave);
     if (left == 0) {
         t_fits(c);
         c->run(c->arg);
         t_check_guards();
+        if (T.checks == 0) T_FAIL("the case made no check");
         tally->passed++;
     } else if (left == 2) {
         tally->skipped++;

@@ -2040,11 +2040,25 @@ enum {
     GMM__BYTES = GMM__FLOATS | 1 << GMM_E4M3 | 1 << GMM_E5M2 | 1 << GMM_E8M0 | 1 << GMM_U8 | 1 << GMM_I32 | 1 << GMM_I64
 };
 
-/* Reads one operand of `matrices` matrices (0: one matrix, which has no table) of rows x cols and checks all that can
-   be checked; mat may be NULL if the operand is optional. */
+/* Extents that an operation expects of an operand: `matrices` matrices of rows x cols, packed or in a table. 0 matrices
+   stand for a single one, which takes no table. */
+typedef struct gmm__extents {
+    int64_t matrices, rows, cols;
+} gmm__extents;
+static GMM__UNUSED gmm__extents gmm__matrices(int64_t matrices, int64_t rows, int64_t cols) {
+    gmm__extents e;
+    e.matrices = matrices;
+    e.rows = rows;
+    e.cols = cols;
+    return e;
+}
+static GMM__UNUSED gmm__extents gmm__matrix(int64_t rows, int64_t cols) { return gmm__matrices(0, rows, cols); }
+
+/* Reads an operand without scaling into call->mat[role] and checks it: its dtype against the set `dtypes`, strides,
+   and outside of queries addresses and alignment. `mat` may be NULL where the operand is not required. */
 static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
-                                            int required, int64_t matrices, int64_t rows, int64_t cols,
-                                            uint32_t dtypes) {
+                                            int required, gmm__extents extents, uint32_t dtypes) {
+    const int64_t matrices = extents.matrices, rows = extents.rows, cols = extents.cols;
     gmm_mat *m = &call->mat[role];
     gmm_status s;
     int64_t bytes, size;
@@ -2107,13 +2121,12 @@ static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const cha
     return GMM_OK;
 }
 
-/* Notes the elements, scales and amaxes of a quantized copy. */
-static void gmm__note_copy(gmm__call *call, int role, const char *name, int64_t matrices, int64_t rows,
-                           const gmm_layout *l) {
+/* Records the elements, scales and amaxes of a quantized operand for gmm__check_overlap. */
+static void gmm__note_quant(gmm__call *call, int role, const char *name, gmm__extents extents, const gmm_layout *l) {
     const gmm_mat *m = &call->mat[role];
-    const int64_t bits = gmm_dtype_bits(m->dtype), count = matrices ? matrices : 1;
-    const int64_t amaxes = m->flags & (uint32_t)GMM_MAT_ROW_AMAX ? count * rows
-                           : matrices ? matrices : (int64_t)call->groups.count;
+    const int64_t bits = gmm_dtype_bits(m->dtype), count = extents.matrices ? extents.matrices : 1;
+    const int64_t amaxes = m->flags & (uint32_t)GMM_MAT_ROW_AMAX ? count * extents.rows
+                           : extents.matrices ? extents.matrices : (int64_t)call->groups.count;
     const int raises = call->op == GMM_OP_QUANTIZE || call->op == GMM_OP_REQUANTIZE || call->op == GMM_OP_SHARD_CAST;
     gmm__note_operand(call, role, name, "",
                       gmm__rows_box(m->data, l->data_rows, (l->data_cols * bits + 7) / 8, m->ld * bits / 8), m->table,
@@ -2126,9 +2139,11 @@ static void gmm__note_copy(gmm__call *call, int role, const char *name, int64_t 
                   amaxes * (int64_t)sizeof *m->amax);
 }
 
-/* Reads a quantized copy: of activations (matrices 0: `rows` is the capacity) or of `matrices` matrices. */
+/* Reads a quantized operand into call->mat[role] and checks it. A single matrix holds the rows of all groups, and its
+   extents have the capacity of the groups as rows. */
 static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
-                                              int64_t matrices, int64_t rows, int64_t cols, gmm_direction direction) {
+                                              gmm__extents extents, gmm_direction direction) {
+    const int64_t matrices = extents.matrices, rows = extents.rows, cols = extents.cols;
     gmm_mat *m = &call->mat[role];
     gmm_layout l = GMM_ZERO;
     gmm_error why = GMM_ZERO;
@@ -2201,7 +2216,7 @@ static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const c
                 return gmm__refuse(call, GMM_E_ALIGN, argument, "scale_table[%lld] %p is not aligned to 4 bytes",
                                    (long long)g, m->scale_table[g]);
         }
-    gmm__note_copy(call, role, argument, matrices, rows, &l);
+    gmm__note_quant(call, role, argument, extents, &l);
     return GMM_OK;
 }
 
@@ -2227,7 +2242,7 @@ static GMM__UNUSED gmm_status gmm__read_grad(gmm__call *call, int role, const ch
     gmm__add_span(call, argument, ".beta", 0, g->beta, call->groups.count * (int64_t)sizeof *g->beta);
     gmm__add_span(call, argument, ".frozen", 0, g->frozen, call->groups.count);
     (void)snprintf(name, sizeof name, "%s.mat", argument);
-    return gmm__read_mat(call, role, name, g->mat, 1, call->groups.count, rows, cols, GMM__FLOATS);
+    return gmm__read_mat(call, role, name, g->mat, 1, gmm__matrices(call->groups.count, rows, cols), GMM__FLOATS);
 }
 
 /* An array of 4-byte values that a call reads. */
@@ -2433,21 +2448,21 @@ static gmm_status gmm__cpu_launch_offsets(const gmm__plan *plan, gmm_stream stre
 
 /* Reads an operand of a product: floats, or the quantized copy whose blocks run along the contraction. */
 static gmm_status gmm__read_operand(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
-                                   int64_t matrices, int64_t rows, int64_t cols, gmm_direction direction) {
+                                    gmm__extents extents, gmm_direction direction) {
     gmm_mat m;
     gmm_layout layout;
     gmm_error why = GMM_ZERO;
     char name[32];
     if (!mat || !gmm__copy_sized(&m, sizeof m, mat) || m.scaling == GMM_SCALING_NONE)
-        return gmm__read_mat(call, role, argument, mat, 1, matrices, rows, cols, GMM__FLOATS);
-    if (direction == GMM_ROWWISE) return gmm__read_quant(call, role, argument, mat, matrices, rows, cols, direction);
+        return gmm__read_mat(call, role, argument, mat, 1, extents, GMM__FLOATS);
+    if (direction == GMM_ROWWISE) return gmm__read_quant(call, role, argument, mat, extents, direction);
     if (gmm_layout_of(m.dtype, m.scaling, m.scale_order, direction, 0, 0, &layout, &why) != GMM_OK)
         return gmm__refuse(call, why.status, argument, "%s", why.text);
     (void)snprintf(name, sizeof name, "%s.columnwise", argument);
     if (!m.columnwise)
         return gmm__refuse(call, GMM_E_NULL, name, "is NULL; %s contracts along the rows, and so do its blocks",
                            gmm_op_name(call->op));
-    return gmm__read_quant(call, role, name, m.columnwise, matrices, rows, cols, direction);
+    return gmm__read_quant(call, role, name, m.columnwise, extents, direction);
 }
 
 /* Checks that two operands can be multiplied: their scales must apply to the whole sum, or to whole blocks of it. */
@@ -2494,6 +2509,7 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
     gmm_linear *d = &call->d.linear;
     gmm_status s = gmm__open(call, ctx, op, function, query);
     const gmm_direction along_tokens = op == GMM_OP_LINEAR_WGRAD ? GMM_COLUMNWISE : GMM_ROWWISE;
+    gmm__extents x, y; /* of the token matrices */
     gmm_groups g;
     int64_t G, K, N;
 
@@ -2514,26 +2530,28 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
                            d->alpha_per_group, d->y_add, d->d_bias_scale_add);
     if (K < 1) return gmm__refuse(call, GMM_E_ARG, "in_features", "%lld must be >= 1", (long long)K);
     if (N < 1) return gmm__refuse(call, GMM_E_ARG, "out_features", "%lld must be >= 1", (long long)N);
+    x = gmm__matrix(call->rows, K);
+    y = gmm__matrix(call->rows, N);
 
     if (op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_WGRAD)
-        if ((s = gmm__read_operand(call, GMM__X_, "x", d->x, 0, call->rows, K, along_tokens)) != GMM_OK) return s;
+        if ((s = gmm__read_operand(call, GMM__X_, "x", d->x, x, along_tokens)) != GMM_OK) return s;
     if (op == GMM_OP_LINEAR_BGRAD) {
-        if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, 0, call->rows, N, GMM__FLOATS)) != GMM_OK) return s;
+        if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, y, GMM__FLOATS)) != GMM_OK) return s;
     } else if (op != GMM_OP_LINEAR_FWD)
-        if ((s = gmm__read_operand(call, GMM__DY, "dy", d->dy, 0, call->rows, N, along_tokens)) != GMM_OK) return s;
+        if ((s = gmm__read_operand(call, GMM__DY, "dy", d->dy, y, along_tokens)) != GMM_OK) return s;
     if (op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_DGRAD)
-        if ((s = gmm__read_operand(call, GMM__W, "w", d->w, G, N, K,
-                                  op == GMM_OP_LINEAR_FWD ? GMM_ROWWISE : GMM_COLUMNWISE)) != GMM_OK)
+        if ((s = gmm__read_operand(call, GMM__W, "w", d->w, gmm__matrices(G, N, K),
+                                   op == GMM_OP_LINEAR_FWD ? GMM_ROWWISE : GMM_COLUMNWISE)) != GMM_OK)
             return s;
     if (op == GMM_OP_LINEAR_FWD)
-        if ((s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, 0, call->rows, N, GMM__FLOATS)) != GMM_OK) return s;
+        if ((s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, y, GMM__FLOATS)) != GMM_OK) return s;
     if (op == GMM_OP_LINEAR_DGRAD)
-        if ((s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 1, 0, call->rows, K, GMM__FLOATS)) != GMM_OK) return s;
+        if ((s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 1, x, GMM__FLOATS)) != GMM_OK) return s;
     if (op == GMM_OP_LINEAR_WGRAD)
         if ((s = gmm__read_grad(call, GMM__DW, "dw", d->dw, 1, N, K)) != GMM_OK) return s;
     if (op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_BGRAD)
-        if ((s = gmm__read_mat(call, GMM__BIAS, "bias", d->bias, op == GMM_OP_LINEAR_BGRAD && d->d_bias_scale, G, 1, N,
-                               GMM__FLOATS)) != GMM_OK)
+        if ((s = gmm__read_mat(call, GMM__BIAS, "bias", d->bias, op == GMM_OP_LINEAR_BGRAD && d->d_bias_scale,
+                               gmm__matrices(G, 1, N), GMM__FLOATS)) != GMM_OK)
             return s;
     if (op == GMM_OP_LINEAR_BGRAD) {
         if (!d->db && !d->d_bias_scale)
@@ -2792,18 +2810,37 @@ static gmm__cpu_scratch gmm__cpu_scratch_at(void *base, gmm__cpu_extent e, int32
     return s;
 }
 
-/* One register tile of one block of 128 along k: its own sum, times the scales of both factors, is added to c. */
-static void gmm__cpu_promote(const gmm__cpu_tile *tile, const gmm__cpu_operand *A, int64_t i, int64_t m,
-                             const gmm__cpu_operand *B, int64_t j, int64_t n, int64_t k, int64_t kc, const float *a,
-                             const float *b, float *c) {
-    float part[GMM__MR_512 * GMM__NR_512] = { 0 }, scale[GMM__NR_512];
-    int64_t r, q;
-    tile->run(kc, a, b, part, tile->nr);
-    for (q = 0; q < n; q++) scale[q] = gmm__qview_factor(&B->view, B->line + j + q, k / 128, 1);
-    for (r = 0; r < m; r++) {
-        const float whole = gmm__qview_factor(&A->view, A->line + i + r, k / 128, 1), lift = gmm__scale_lift(whole);
-        const float row = whole * (1.0f / lift);
-        for (q = 0; q < n; q++) c[r * GMM__NC + q] += part[r * tile->nr + q] * row * (scale[q] * lift);
+/* Rows [first, first + count) of an operand, packed as a panel. */
+typedef struct gmm__cpu_panel {
+    const gmm__cpu_operand *operand;
+    int64_t first, count;
+    const float *packed;
+} gmm__cpu_panel;
+static gmm__cpu_panel gmm__cpu_panel_of(const gmm__cpu_operand *operand, int64_t first, int64_t rows, int width,
+                                        const float *packed) {
+    gmm__cpu_panel p;
+    p.operand = operand;
+    p.first = first;
+    p.count = gmm__min_i64(rows - first, width);
+    p.packed = packed;
+    return p;
+}
+static float gmm__cpu_panel_scale(const gmm__cpu_panel *p, int64_t row, int64_t k) {
+    return gmm__qview_factor(&p->operand->view, p->operand->line + p->first + row, k / 128, 1);
+}
+
+/* Promotes a register tile of one block of 128 elements along k, which begins at k: its accumulators times the scales
+   of A and of B are added to c. */
+static void gmm__cpu_promote(const gmm__cpu_tile *tile, const gmm__cpu_panel *a, const gmm__cpu_panel *b, int64_t k,
+                             int64_t kc, float *c) {
+    float acc[GMM__MR_512 * GMM__NR_512] = { 0 }, scale_b[GMM__NR_512];
+    int64_t i, j;
+    tile->run(kc, a->packed, b->packed, acc, tile->nr);
+    for (j = 0; j < b->count; j++) scale_b[j] = gmm__cpu_panel_scale(b, j, k);
+    for (i = 0; i < a->count; i++) {
+        const float scale = gmm__cpu_panel_scale(a, i, k), lift = gmm__scale_lift(scale);
+        const float scale_a = scale * (1.0f / lift);
+        for (j = 0; j < b->count; j++) c[i * GMM__NC + j] += acc[i * tile->nr + j] * scale_a * (scale_b[j] * lift);
     }
 }
 
@@ -2820,12 +2857,11 @@ static void gmm__cpu_block(const gmm__cpu_tile *tile, const gmm__cpu_scratch *s,
         gmm__cpu_pack(B, n, k, kc, tile->nr, s->b);
         for (j = 0; j < np; j += tile->nr)
             for (i = 0; i < mp; i += tile->mr) {
-                const float *a = s->a + i * kc, *b = s->b + j * kc;
+                const gmm__cpu_panel a = gmm__cpu_panel_of(A, i, m, tile->mr, s->a + i * kc);
+                const gmm__cpu_panel b = gmm__cpu_panel_of(B, j, n, tile->nr, s->b + j * kc);
                 float *c = s->c + i * GMM__NC + j;
-                if (promote)
-                    gmm__cpu_promote(tile, A, i, gmm__min_i64(m - i, tile->mr), B, j, gmm__min_i64(n - j, tile->nr), k,
-                                     kc, a, b, c);
-                else tile->run(kc, a, b, c, GMM__NC);
+                if (promote) gmm__cpu_promote(tile, &a, &b, k, kc, c);
+                else tile->run(kc, a.packed, b.packed, c, GMM__NC);
             }
     }
 }
@@ -3268,14 +3304,14 @@ static gmm_status gmm__act_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
         return gmm__refuse(call, GMM_E_OVERFLOW, "ffn", "%lld does not fit 64 bits twice", (long long)d->ffn);
     call->out = d->ffn;
     call->in = gmm_act_gated(call->act.kind) ? 2 * d->ffn : d->ffn;
-    if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, 1, 0, call->rows, call->in, GMM__FLOATS)) != GMM_OK ||
-        (s = gmm__read_mat(call, GMM__Y, "y", d->y, op == GMM_OP_ACT_FWD, 0, call->rows, call->out, GMM__FLOATS)) !=
-            GMM_OK ||
+    if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, 1, gmm__matrix(call->rows, call->in), GMM__FLOATS)) != GMM_OK ||
+        (s = gmm__read_mat(call, GMM__Y, "y", d->y, op == GMM_OP_ACT_FWD, gmm__matrix(call->rows, call->out),
+                           GMM__FLOATS)) != GMM_OK ||
         (s = gmm__check_array(call, "prob", d->prob, 0, call->rows)) != GMM_OK)
         return s;
     if (op == GMM_OP_ACT_FWD) return GMM_OK;
-    if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, 0, call->rows, call->out, GMM__FLOATS)) != GMM_OK ||
-        (s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 0, 0, call->rows, call->in, GMM__FLOATS)) != GMM_OK ||
+    if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, gmm__matrix(call->rows, call->out), GMM__FLOATS)) != GMM_OK ||
+        (s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 0, gmm__matrix(call->rows, call->in), GMM__FLOATS)) != GMM_OK ||
         (s = gmm__check_output(call, "dprob", d->dprob, 0, call->rows)) != GMM_OK)
         return s;
     if (!query && !d->dx && !d->dprob && !d->y)
@@ -3403,17 +3439,22 @@ static GMM__FORCE_INLINE void gmm__act_write(const gmm__act_job *job, const gmm_
     }
 }
 
-/* f, df/da and df/db of n pre-activations, and f alone: one loop per gate, so that each has no branch. */
-static GMM__FORCE_INLINE void gmm__act_slopes(gmm_gate gate, int gated, gmm_act_coef c, int64_t n, const float *a,
-                                              const float *b, float *f, float *fa, float *fb) {
+/* One chunk of a row: pre-activations a and b, the activation f, and its derivatives df/da and df/db. */
+typedef struct gmm__act_chunk {
+    float a[GMM__ACT_CHUNK], b[GMM__ACT_CHUNK], f[GMM__ACT_CHUNK], fa[GMM__ACT_CHUNK], fb[GMM__ACT_CHUNK];
+} gmm__act_chunk;
+
+/* The first n elements of f, with derivatives or without. Each gate has its own loop, which then has no branch. */
+static GMM__FORCE_INLINE void gmm__act_derivatives(gmm_gate gate, int gated, gmm_act_coef coef, int64_t n,
+                                                   gmm__act_chunk *c) {
     int64_t i;
-    for (i = 0; i < n; i++) f[i] = gmm_act_point(gate, gated, c, a[i], b[i], &fa[i], &fb[i]);
+    for (i = 0; i < n; i++) c->f[i] = gmm_act_point(gate, gated, coef, c->a[i], c->b[i], &c->fa[i], &c->fb[i]);
 }
-static GMM__FORCE_INLINE void gmm__act_values(gmm_gate gate, int gated, gmm_act_coef c, int64_t n, const float *a,
-                                              const float *b, float *f) {
+static GMM__FORCE_INLINE void gmm__act_values(gmm_gate gate, int gated, gmm_act_coef coef, int64_t n,
+                                              gmm__act_chunk *c) {
     float da, db;
     int64_t i;
-    for (i = 0; i < n; i++) f[i] = gmm_act_point(gate, gated, c, a[i], b[i], &da, &db);
+    for (i = 0; i < n; i++) c->f[i] = gmm_act_point(gate, gated, coef, c->a[i], c->b[i], &da, &db);
 }
 
 /* Rows [begin, end), forward or backward. */
@@ -3422,24 +3463,25 @@ static GMM__FORCE_INLINE void gmm__act_rows(const gmm__act_job *job, int64_t beg
     const gmm_activation *d = &call->d.act;
     const gmm_mat *x = &call->mat[GMM__X_], *y = &call->mat[GMM__Y], *dy = &call->mat[GMM__DY];
     const gmm_mat *dx = &call->mat[GMM__DX];
-    const int backward = call->op == GMM_OP_ACT_BWD, slopes = backward && dx->dtype != GMM_NONE;
-    float a[GMM__ACT_CHUNK], b[GMM__ACT_CHUNK], f[GMM__ACT_CHUNK], fa[GMM__ACT_CHUNK], fb[GMM__ACT_CHUNK];
+    const int backward = call->op == GMM_OP_ACT_BWD, derivatives = backward && dx->dtype != GMM_NONE;
+    gmm__act_chunk c;
     float g[GMM__ACT_CHUNK], out[GMM__ACT_CHUNK];
     int64_t r, j, i;
-    memset(b, 0, sizeof b);
+    memset(c.b, 0, sizeof c.b);
     for (r = begin; r < end; r++) {
         const void *x_row = gmm__at(x, 0, r, 0), *dy_row = backward ? gmm__at(dy, 0, r, 0) : NULL;
         const float p = d->prob ? d->prob[r] : 1.0f;
         float sum[GMM__ACT_LANES] = GMM_ZERO;
         for (j = 0; j < call->out; j += job->chunk) {
             const int64_t left = call->out - j, n = left < job->chunk ? left : job->chunk;
-            const int64_t full = (n + GMM__ACT_LANES - 1) / GMM__ACT_LANES * GMM__ACT_LANES; /* whole vectors */
-            gmm__act_read(job, x, x_row, j, n, a, b);
-            for (i = n; i < full; i++) a[i] = b[i] = 0.0f;
-            if (slopes) {
+            /* loops run over a multiple of the lanes, so that they vectorise without a remainder */
+            const int64_t full = (n + GMM__ACT_LANES - 1) / GMM__ACT_LANES * GMM__ACT_LANES;
+            gmm__act_read(job, x, x_row, j, n, c.a, c.b);
+            for (i = n; i < full; i++) c.a[i] = c.b[i] = 0.0f;
+            if (derivatives) {
                 switch (call->act.kind) {
 #define GMM__X(name, value, text, gate, gated, alpha, betas) \
-                case name: gmm__act_slopes(gate, gated, job->coef, full, a, b, f, fa, fb); break;
+                case name: gmm__act_derivatives(gate, gated, job->coef, full, &c); break;
                     GMM_ACT_LIST(GMM__X)
 #undef GMM__X
                 default: break;
@@ -3447,27 +3489,27 @@ static GMM__FORCE_INLINE void gmm__act_rows(const gmm__act_job *job, int64_t beg
             } else {
                 switch (call->act.kind) {
 #define GMM__X(name, value, text, gate, gated, alpha, betas) \
-                case name: gmm__act_values(gate, gated, job->coef, full, a, b, f); break;
+                case name: gmm__act_values(gate, gated, job->coef, full, &c); break;
                     GMM_ACT_LIST(GMM__X)
 #undef GMM__X
                 default: break;
                 }
             }
             if (y->dtype != GMM_NONE) {
-                for (i = 0; i < full; i++) out[i] = p * f[i];
+                for (i = 0; i < full; i++) out[i] = p * c.f[i];
                 gmm__act_store(y->dtype, gmm__at(y, 0, r, 0), j, n, out);
             }
             if (!backward) continue;
             gmm__act_load(dy->dtype, dy_row, j, n, g);
             for (i = n; i < full; i++) g[i] = 0.0f;
             if (d->dprob)
-                for (i = 0; i < full; i++) sum[i % GMM__ACT_LANES] += g[i] * f[i];
-            if (slopes) {
+                for (i = 0; i < full; i++) sum[i % GMM__ACT_LANES] += g[i] * c.f[i];
+            if (derivatives) {
                 for (i = 0; i < full; i++) {
-                    a[i] = p * g[i] * fa[i];
-                    b[i] = p * g[i] * fb[i];
+                    c.a[i] = p * g[i] * c.fa[i];
+                    c.b[i] = p * g[i] * c.fb[i];
                 }
-                gmm__act_write(job, dx, gmm__at(dx, 0, r, 0), j, n, a, b);
+                gmm__act_write(job, dx, gmm__at(dx, 0, r, 0), j, n, c.a, c.b);
             }
         }
         if (backward && d->dprob) {
@@ -3620,8 +3662,8 @@ static gmm_status gmm__pad_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     call->in = call->out = d->cols;
     src_rows = pad ? call->rows : d->padded_capacity;
     dst_rows = pad ? d->padded_capacity : call->rows;
-    if ((s = gmm__read_mat(call, GMM__X_, "src", d->src, 1, 0, src_rows, d->cols, GMM__BYTES)) != GMM_OK ||
-        (s = gmm__read_mat(call, GMM__Y, "dst", d->dst, 1, 0, dst_rows, d->cols, GMM__BYTES)) != GMM_OK)
+    if ((s = gmm__read_mat(call, GMM__X_, "src", d->src, 1, gmm__matrix(src_rows, d->cols), GMM__BYTES)) != GMM_OK ||
+        (s = gmm__read_mat(call, GMM__Y, "dst", d->dst, 1, gmm__matrix(dst_rows, d->cols), GMM__BYTES)) != GMM_OK)
         return s;
     if (call->mat[GMM__Y].dtype != call->mat[GMM__X_].dtype)
         return gmm__refuse(call, GMM_E_DTYPE, "dst", "dtype %s must be that of %s.src, %s",
@@ -3731,14 +3773,14 @@ static gmm_status gmm__glu_read(gmm__call *call, int role, const char *argument,
     const gmm_glu *d = &call->d.glu;
     gmm_mat m;
     if (d->count > 0 && d->axis == GMM_GLU_ROWS)
-        return gmm__read_mat(call, role, argument, mat, 1, d->count, 2 * d->ffn, d->cols, GMM__BYTES);
+        return gmm__read_mat(call, role, argument, mat, 1, gmm__matrices(d->count, 2 * d->ffn, d->cols), GMM__BYTES);
     if (d->count > 0 || !mat || !gmm__copy_sized(&m, sizeof m, mat))
-        return gmm__read_mat(call, role, argument, mat, 1, 0, d->count, 2 * d->ffn, GMM__BYTES);
+        return gmm__read_mat(call, role, argument, mat, 1, gmm__matrix(d->count, 2 * d->ffn), GMM__BYTES);
     m.struct_size = 0;
     m.data = NULL;
     m.table = NULL;
     m.ld = m.group_stride = 0;
-    return gmm__read_mat(call, role, argument, &m, 1, 0, 0, 1, GMM__BYTES);
+    return gmm__read_mat(call, role, argument, &m, 1, gmm__matrix(0, 1), GMM__BYTES);
 }
 
 static gmm_status gmm__glu_prepare(gmm__call *call, gmm_context *ctx, const char *function, const gmm_glu *glu,
@@ -3991,8 +4033,8 @@ static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, const char *ar
     gmm_mat m;
     int way;
     if (!mat || !gmm__copy_sized(&m, sizeof m, mat) || m.scaling == GMM_SCALING_NONE)
-        return gmm__read_mat(call, role, argument, mat, rowwise || columnwise, call->groups.count, rows, cols,
-                             GMM__FLOATS);
+        return gmm__read_mat(call, role, argument, mat, rowwise || columnwise,
+                             gmm__matrices(call->groups.count, rows, cols), GMM__FLOATS);
     if (call->recipe.kind == GMM_RECIPE_NONE || m.dtype != f->dtype || m.scaling != f->scaling)
         return gmm__refuse(call, GMM_E_DTYPE, argument, "%s scaled %s: must be floats, or what mlp.quant.recipe "
                            "makes of weights, %s scaled %s", gmm_dtype_name(m.dtype), gmm_scaling_name(m.scaling),
@@ -4001,8 +4043,8 @@ static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, const char *ar
     for (way = 0; way < 2 && s == GMM_OK; way++) {
         if (!(way ? columnwise : rowwise)) continue;
         if (way && !m.columnwise) return gmm__refuse(call, GMM_E_NULL, name, "is NULL");
-        s = gmm__read_quant(call, role, way ? name : argument, way ? m.columnwise : mat, call->groups.count, rows, cols,
-                            way ? GMM_COLUMNWISE : GMM_ROWWISE);
+        s = gmm__read_quant(call, role, way ? name : argument, way ? m.columnwise : mat,
+                            gmm__matrices(call->groups.count, rows, cols), way ? GMM_COLUMNWISE : GMM_ROWWISE);
         if (s == GMM_OK && (call->mat[role].dtype != f->dtype || call->mat[role].scaling != f->scaling))
             return gmm__refuse(call, GMM_E_DTYPE, way ? name : argument, "%s scaled %s: must be as the rowwise copy",
                                gmm_dtype_name(call->mat[role].dtype), gmm_scaling_name(call->mat[role].scaling));
@@ -4114,19 +4156,22 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
                            (long long)call->rows, (long long)F1);
     /* bwd runs FC1 again where fwd kept nothing */
     again = !fwd && c->save == GMM_SAVE_NOTHING;
-    if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, fwd || again || d->dw1, 0, call->rows, c->hidden, GMM__FLOATS)) ||
+    if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, fwd || again || d->dw1, gmm__matrix(call->rows, c->hidden),
+                           GMM__FLOATS)) ||
         (s = gmm__mlp_read_weight(call, GMM__W, "w1", d->w1, fwd || again, !fwd && d->dx, F1, c->hidden)) ||
-        (s = gmm__read_mat(call, GMM__BIAS, "b1", d->b1, (fwd || again) && c->bias1, G, 1, F1, GMM__FLOATS)) ||
+        (s = gmm__read_mat(call, GMM__BIAS, "b1", d->b1, (fwd || again) && c->bias1, gmm__matrices(G, 1, F1),
+                           GMM__FLOATS)) ||
         (s = gmm__mlp_read_weight(call, GMM__W2, "w2", d->w2, fwd, !fwd, out, c->ffn)) ||
-        (s = gmm__read_mat(call, GMM__BIAS2, "b2", d->b2, c->bias2 && (fwd || (c->prob_on_bias2 && d->dprob)), G, 1,
-                           out, GMM__FLOATS)) ||
+        (s = gmm__read_mat(call, GMM__BIAS2, "b2", d->b2, c->bias2 && (fwd || (c->prob_on_bias2 && d->dprob)),
+                           gmm__matrices(G, 1, out), GMM__FLOATS)) ||
         (s = gmm__check_array(call, "prob", d->prob, c->prob, call->rows)))
         return s;
     if (fwd) {
-        if ((s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, 0, call->rows, out, GMM__FLOATS)) != GMM_OK) return s;
+        s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, gmm__matrix(call->rows, out), GMM__FLOATS);
+        if (s != GMM_OK) return s;
     } else {
-        if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, 0, call->rows, out, GMM__FLOATS)) ||
-            (s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 0, 0, call->rows, c->hidden, GMM__FLOATS)) ||
+        if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, gmm__matrix(call->rows, out), GMM__FLOATS)) ||
+            (s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 0, gmm__matrix(call->rows, c->hidden), GMM__FLOATS)) ||
             (s = gmm__read_grad(call, GMM__DW, "dw1", d->dw1, 0, F1, c->hidden)) ||
             (s = gmm__read_grad(call, GMM__DW2, "dw2", d->dw2, 0, out, c->ffn)) ||
             (s = gmm__read_grad(call, GMM__DB, "db1", d->db1, 0, 1, F1)) ||
@@ -4334,116 +4379,168 @@ static int gmm__mlp_size_linear(const gmm__plan *plan, gmm_op op, const gmm_line
     return gmm__mlp_size(&step, s, &before, bytes, out);
 }
 
-/* --- a product whose factors a recipe quantizes first --- */
+/* --- products whose operands a recipe quantizes first --- */
 
 static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
                                         const gmm_quantization *quantization, int query);
 
-/* What such a product needs beside its descriptor; kept with delayed weight gradients. */
+/* The recipe of an MLP and the arrays that quantizing its operands reads and writes. */
 typedef struct gmm__mlp_recipe {
     gmm_recipe recipe;
     gmm_mlp_quant quant;
 } gmm__mlp_recipe;
 
-/* One factor: where the descriptor points at it, what it becomes, and its slot. */
-typedef struct gmm__mlp_factor {
-    const gmm_mat **place;
-    const gmm_format *role;
+/* One linear operation of FC1 (layer 1) or FC2 (layer 2). */
+typedef struct gmm__mlp_product {
+    gmm_context *ctx;
+    const char *function; /* for messages */
+    const gmm__mlp_recipe *recipe;
+    gmm_op op;
+    int layer;
+    const gmm_linear *linear;
+} gmm__mlp_product;
+
+/* An operand of a product: its field in the linear descriptor, the format that the recipe gives it, and its slot in the
+   arrays of gmm_mlp_quant. Token matrices have rows 0. */
+typedef struct gmm__mlp_operand {
+    const gmm_mat **field;
+    const gmm_format *format;
     gmm_direction direction;
     int32_t slot;
-    int64_t rows, cols; /* of a weight; activations: rows 0 */
-} gmm__mlp_factor;
+    int64_t rows, cols;
+} gmm__mlp_operand;
 
-static void *gmm__mlp_take(void *memory, size_t *used, int64_t bytes) {
-    void *at = memory ? (char *)memory + *used : NULL;
+/* A product over quantized operands: `count` quantizations, then `linear`, which reads what they write. The descriptors
+   point into this structure. `bytes` is the workspace that holds the quantized operands. */
+typedef struct gmm__mlp_quantized {
+    gmm_linear linear;
+    gmm_quantization quantization[2];
+    gmm_format format[2];
+    gmm_mat operand[2];    /* as the quantization writes it */
+    gmm_mat columnwise[2]; /* its view in the linear descriptor, where the product reads the columnwise copy */
+    int count;
+    size_t bytes;
+} gmm__mlp_quantized;
+
+/* Reserves `bytes` of the workspace; NULL without a workspace, which then only counts. */
+static void *gmm__mlp_reserve(void *workspace, size_t *used, int64_t bytes) {
+    void *address = workspace ? (char *)workspace + *used : NULL;
     *used += gmm__round256((size_t)bytes);
-    return at;
+    return address;
 }
 
-/* Quantizes the factors of a linear operation of layer 1 or 2 into `memory` and multiplies the copies. Without memory
-   it only counts: *need is raised to the bytes that the call takes. */
-static gmm_status gmm__mlp_product(gmm_context *ctx, const char *function, const gmm__mlp_recipe *q, gmm_op op,
-                                   int layer, const gmm_linear *linear, void *memory, size_t bytes, size_t *need,
-                                   gmm_stream stream) {
-    const int fwd = op == GMM_OP_LINEAR_FWD, wgrad = op == GMM_OP_LINEAR_WGRAD, query = memory == NULL;
-    const gmm_direction tokens = wgrad ? GMM_COLUMNWISE : GMM_ROWWISE;
-    const int64_t G = linear->groups->count;
-    const int32_t slot_x = layer == 1 ? GMM_SLOT_X : GMM_SLOT_H, slot_w = layer == 1 ? GMM_SLOT_W1 : GMM_SLOT_W2;
-    const int32_t slot_dy = layer == 1 ? GMM_SLOT_DZ : GMM_SLOT_DY;
-    gmm_linear l = *linear;
-    gmm__mlp_factor factor[2];
-    gmm_quantization step[2];
-    gmm_format format[2];
-    gmm_mat copy[2], shell[2];
-    gmm__call call;
-    gmm__plan plan;
+/* The two operands of a product; l is the descriptor whose fields they are. */
+static void gmm__mlp_operands(const gmm__mlp_product *p, gmm_linear *l, gmm__mlp_operand operand[2]) {
+    const gmm_recipe *r = &p->recipe->recipe;
+    const int fwd = p->op == GMM_OP_LINEAR_FWD, wgrad = p->op == GMM_OP_LINEAR_WGRAD, reads_x = fwd || wgrad;
+    const int32_t slot_x = p->layer == 1 ? GMM_SLOT_X : GMM_SLOT_H, slot_w = p->layer == 1 ? GMM_SLOT_W1 : GMM_SLOT_W2;
+    const int32_t slot_dy = p->layer == 1 ? GMM_SLOT_DZ : GMM_SLOT_DY;
+    operand[0].field = reads_x ? &l->x : &l->dy;
+    operand[0].format = reads_x ? &r->input : &r->grad;
+    operand[0].direction = wgrad ? GMM_COLUMNWISE : GMM_ROWWISE;
+    operand[0].slot = reads_x ? slot_x : slot_dy;
+    operand[0].rows = 0;
+    operand[0].cols = reads_x ? l->in_features : l->out_features;
+    operand[1].field = wgrad ? &l->dy : &l->w;
+    operand[1].format = wgrad ? &r->grad : &r->weight;
+    operand[1].direction = fwd ? GMM_ROWWISE : GMM_COLUMNWISE;
+    operand[1].slot = wgrad ? slot_dy : slot_w;
+    operand[1].rows = wgrad ? 0 : l->out_features;
+    operand[1].cols = wgrad ? l->out_features : l->in_features;
+}
+
+/* Adds the quantization of operand i, unless the recipe leaves it as it is or the caller has quantized it. */
+static gmm_status gmm__mlp_add_quantization(const gmm__mlp_product *p, const gmm__mlp_operand *o, int i,
+                                            void *workspace, gmm__mlp_quantized *q) {
+    const gmm_groups *groups = q->linear.groups;
+    const int64_t G = groups->count;
+    const gmm_mlp_quant *quant = &p->recipe->quant;
+    gmm_quantization *d = &q->quantization[q->count];
+    gmm_format *format = &q->format[q->count];
+    gmm_mat *m = &q->operand[i];
+    gmm_layout layout;
+    gmm_error why = GMM_ZERO;
     gmm_status s;
-    size_t used = 0, sub = 0;
-    int i, count = 0;
-
-    memset(factor, 0, sizeof factor);
-    factor[0].place = fwd || wgrad ? &l.x : &l.dy;
-    factor[0].role = fwd || wgrad ? &q->recipe.input : &q->recipe.grad;
-    factor[0].direction = tokens;
-    factor[0].slot = fwd || wgrad ? slot_x : slot_dy;
-    factor[0].cols = fwd || wgrad ? l.in_features : l.out_features;
-    factor[1].place = wgrad ? &l.dy : &l.w;
-    factor[1].role = wgrad ? &q->recipe.grad : &q->recipe.weight;
-    factor[1].direction = fwd ? GMM_ROWWISE : GMM_COLUMNWISE;
-    factor[1].slot = wgrad ? slot_dy : slot_w;
-    factor[1].rows = wgrad ? 0 : l.out_features;
-    factor[1].cols = wgrad ? l.out_features : l.in_features;
-
-    memset(step, 0, sizeof step);
-    for (i = 0; i < 2; i++) {
-        const gmm__mlp_factor *f = &factor[i];
-        gmm_quantization *d = &step[count];
-        gmm_format *to = &format[count];
-        gmm_layout layout;
-        gmm_error why = GMM_ZERO;
-        if (f->role->dtype == GMM_NONE || (*f->place)->scaling != GMM_SCALING_NONE) continue;
-        *to = *f->role;
-        to->struct_size = 0;
-        if (f->direction == GMM_COLUMNWISE) to->row_amax = 0; /* sums run over the rows */
-        s = f->rows ? gmm_layout_of(to->dtype, to->scaling, to->order, f->direction, f->rows, f->cols, &layout, &why)
-                    : gmm_layout_of_groups(to->dtype, to->scaling, to->order, f->direction, (int32_t)G,
-                                           l.groups->capacity, f->cols, &layout, &why);
-        if (s != GMM_OK) return gmm__fail(&ctx->error, s, "%s: %.400s", function, why.text);
-        copy[i] = gmm_mat_quantized(to, f->direction, NULL, NULL, NULL);
-        copy[i].data = gmm__mlp_take(memory, &used, f->rows ? G * layout.data_bytes : layout.data_bytes);
-        copy[i].scale = gmm__mlp_take(memory, &used, f->rows ? G * layout.scale_bytes : layout.scale_bytes);
-        if (to->delayed) copy[i].amax = q->quant.amax ? q->quant.amax + f->slot * G : NULL;
-        else copy[i].amax = (float *)gmm__mlp_take(memory, &used, 4 * (to->row_amax ? l.groups->capacity : G));
-        d->count = f->rows ? (int32_t)G : 0;
-        d->rows = f->rows;
-        d->cols = f->cols;
-        d->groups = f->rows ? NULL : l.groups;
-        d->options = l.options;
-        d->format = to;
-        d->src = *f->place;
-        if (f->direction == GMM_ROWWISE) d->rowwise = &copy[i];
-        else d->columnwise = &copy[i];
-        d->scale = to->delayed && q->quant.scale ? q->quant.scale + f->slot * G : NULL;
-        if (to->stochastic && q->quant.random) d->random = q->quant.random + (f->slot == GMM_SLOT_DZ ? 2 : 0);
-        count++;
-        shell[i] = copy[i];
-        shell[i].columnwise = &copy[i];
-        *f->place = f->direction == GMM_ROWWISE ? &copy[i] : &shell[i];
-    }
-    for (i = 0; i < count; i++) {
-        s = gmm__quantize_prepare(&call, ctx, GMM_OP_QUANTIZE, function, &step[i], query);
-        if (s == GMM_OK) s = query ? gmm__select(&call, &plan)
-                                   : gmm__serve(&call, NULL, (char *)memory + used, bytes - used, stream);
-        if (s != GMM_OK) return s;
-        if (query && plan.workspace_bytes > sub) sub = plan.workspace_bytes;
-    }
-    s = gmm__linear_prepare(&call, ctx, op, function, &l, query);
-    if (s == GMM_OK) s = query ? gmm__select(&call, &plan)
-                               : gmm__serve(&call, NULL, (char *)memory + used, bytes - used, stream);
-    if (s != GMM_OK) return s;
-    if (query && plan.workspace_bytes > sub) sub = plan.workspace_bytes;
-    if (need && used + sub > *need) *need = used + sub;
+    if (o->format->dtype == GMM_NONE || (*o->field)->scaling != GMM_SCALING_NONE) return GMM_OK;
+    *format = *o->format;
+    format->struct_size = 0;
+    if (o->direction == GMM_COLUMNWISE) format->row_amax = 0; /* the product contracts along the rows */
+    s = o->rows ? gmm_layout_of(format->dtype, format->scaling, format->order, o->direction, o->rows, o->cols, &layout,
+                                &why)
+                : gmm_layout_of_groups(format->dtype, format->scaling, format->order, o->direction, (int32_t)G,
+                                       groups->capacity, o->cols, &layout, &why);
+    if (s != GMM_OK) return gmm__fail(&p->ctx->error, s, "%s: %.400s", p->function, why.text);
+    *m = gmm_mat_quantized(format, o->direction, NULL, NULL, NULL);
+    m->data = gmm__mlp_reserve(workspace, &q->bytes, o->rows ? G * layout.data_bytes : layout.data_bytes);
+    m->scale = gmm__mlp_reserve(workspace, &q->bytes, o->rows ? G * layout.scale_bytes : layout.scale_bytes);
+    if (format->delayed) m->amax = quant->amax ? quant->amax + o->slot * G : NULL;
+    else
+        m->amax = (float *)gmm__mlp_reserve(workspace, &q->bytes, 4 * (format->row_amax ? groups->capacity : G));
+    d->count = o->rows ? (int32_t)G : 0;
+    d->rows = o->rows;
+    d->cols = o->cols;
+    d->groups = o->rows ? NULL : groups;
+    d->options = q->linear.options;
+    d->format = format;
+    d->src = *o->field;
+    if (o->direction == GMM_ROWWISE) d->rowwise = m;
+    else d->columnwise = m;
+    d->scale = format->delayed && quant->scale ? quant->scale + o->slot * G : NULL;
+    if (format->stochastic && quant->random) d->random = quant->random + (o->slot == GMM_SLOT_DZ ? 2 : 0);
+    q->count++;
+    q->columnwise[i] = *m;
+    q->columnwise[i].columnwise = m;
+    *o->field = o->direction == GMM_ROWWISE ? m : &q->columnwise[i];
     return GMM_OK;
+}
+
+/* Describes a product over quantized operands. Without a workspace their addresses are NULL, as in queries. */
+static gmm_status gmm__mlp_quantized_of(const gmm__mlp_product *p, void *workspace, gmm__mlp_quantized *q) {
+    gmm__mlp_operand operand[2];
+    gmm_status s = GMM_OK;
+    int i;
+    memset(q, 0, sizeof *q);
+    q->linear = *p->linear;
+    gmm__mlp_operands(p, &q->linear, operand);
+    for (i = 0; i < 2 && s == GMM_OK; i++) s = gmm__mlp_add_quantization(p, &operand[i], i, workspace, q);
+    return s;
+}
+
+/* Checks step i of a product: quantization i, or the linear operation behind the last one. */
+static gmm_status gmm__mlp_prepare_product(const gmm__mlp_product *p, const gmm__mlp_quantized *q, int i, int query,
+                                           gmm__call *call) {
+    return i < q->count ? gmm__quantize_prepare(call, p->ctx, GMM_OP_QUANTIZE, p->function, &q->quantization[i], query)
+                        : gmm__linear_prepare(call, p->ctx, p->op, p->function, &q->linear, query);
+}
+
+/* Raises *bytes to the workspace of a product: the quantized operands, and the most that one of its steps takes. */
+static gmm_status gmm__mlp_measure_product(const gmm__mlp_product *p, size_t *bytes) {
+    gmm__mlp_quantized q;
+    size_t most = 0;
+    int i;
+    gmm_status s = gmm__mlp_quantized_of(p, NULL, &q);
+    for (i = 0; s == GMM_OK && i <= q.count; i++) {
+        gmm__call call;
+        gmm__plan plan;
+        s = gmm__mlp_prepare_product(p, &q, i, 1, &call);
+        if (s == GMM_OK) s = gmm__select(&call, &plan);
+        if (s == GMM_OK && plan.workspace_bytes > most) most = plan.workspace_bytes;
+    }
+    if (s == GMM_OK && q.bytes + most > *bytes) *bytes = q.bytes + most;
+    return s;
+}
+
+/* Enqueues the quantizations and the product. */
+static gmm_status gmm__mlp_run_product(const gmm__mlp_product *p, void *workspace, size_t bytes, gmm_stream stream) {
+    gmm__mlp_quantized q;
+    int i;
+    gmm_status s = gmm__mlp_quantized_of(p, workspace, &q);
+    for (i = 0; s == GMM_OK && i <= q.count; i++) {
+        gmm__call call;
+        s = gmm__mlp_prepare_product(p, &q, i, 0, &call);
+        if (s == GMM_OK) s = gmm__serve(&call, NULL, (char *)workspace + q.bytes, bytes - q.bytes, stream);
+    }
+    return s;
 }
 
 static gmm__mlp_recipe gmm__mlp_recipe_of(const gmm__call *call) {
@@ -4452,18 +4549,26 @@ static gmm__mlp_recipe gmm__mlp_recipe_of(const gmm__call *call) {
     q.quant = call->quant;
     return q;
 }
-/* The layer that a step of this call belongs to. */
-static int gmm__mlp_layer(const gmm__call *call, const gmm_linear *l) {
-    return l->dy == &call->mat[GMM__DY] || l->w == &call->mat[GMM__W2] ? 2 : 1;
+/* The product of a step of this call. FC2's steps read dy or w2. */
+static gmm__mlp_product gmm__mlp_product_of(const gmm__call *call, const gmm__mlp_recipe *recipe, gmm_op op,
+                                            const gmm_linear *l) {
+    gmm__mlp_product p;
+    p.ctx = call->ctx;
+    p.function = call->function;
+    p.recipe = recipe;
+    p.op = op;
+    p.layer = l->dy == &call->mat[GMM__DY] || l->w == &call->mat[GMM__W2] ? 2 : 1;
+    p.linear = l;
+    return p;
 }
 /* Raises *bytes to the workspace of one product. Returns 0 if the engine declines it. */
 static int gmm__mlp_size_product(const gmm__plan *plan, gmm_op op, const gmm_linear *l, size_t *bytes, gmm__plan *out) {
     const gmm__call *call = plan->call;
-    const gmm__mlp_recipe q = gmm__mlp_recipe_of(call);
+    const gmm__mlp_recipe recipe = gmm__mlp_recipe_of(call);
+    const gmm__mlp_product product = gmm__mlp_product_of(call, &recipe, op, l);
     const gmm_error before = call->ctx->error;
-    if (q.recipe.kind == GMM_RECIPE_NONE) return gmm__mlp_size_linear(plan, op, l, bytes, out);
-    if (gmm__mlp_product(call->ctx, call->function, &q, op, gmm__mlp_layer(call, l), l, NULL, 0, bytes, NULL) == GMM_OK)
-        return 1;
+    if (recipe.recipe.kind == GMM_RECIPE_NONE) return gmm__mlp_size_linear(plan, op, l, bytes, out);
+    if (gmm__mlp_measure_product(&product, bytes) == GMM_OK) return 1;
     (void)gmm__decline(out, "%.180s", call->ctx->error.text);
     call->ctx->error = before;
     return 0;
@@ -4505,13 +4610,13 @@ static gmm_status gmm__mlp_offsets(const gmm__plan *plan, void *offsets, gmm_str
 }
 static gmm_status gmm__mlp_step(const gmm__plan *plan, gmm_op op, const gmm_linear *l, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    const gmm__mlp_recipe q = gmm__mlp_recipe_of(call);
-    if (q.recipe.kind != GMM_RECIPE_NONE && op != GMM_OP_LINEAR_BGRAD)
-        return gmm__mlp_product(call->ctx, call->function, &q, op, gmm__mlp_layer(call, l), l,
-                                gmm__part(plan, GMM__PART_MLP_SUB),
-                                plan->workspace_bytes - plan->part[GMM__PART_MLP_SUB], NULL, stream);
-    return gmm__linear_run(plan->call->ctx, op, plan->call->function, l, gmm__part(plan, GMM__PART_MLP_SUB),
-                           plan->workspace_bytes - plan->part[GMM__PART_MLP_SUB], stream);
+    const gmm__mlp_recipe recipe = gmm__mlp_recipe_of(call);
+    const gmm__mlp_product product = gmm__mlp_product_of(call, &recipe, op, l);
+    void *workspace = gmm__part(plan, GMM__PART_MLP_SUB);
+    const size_t bytes = plan->workspace_bytes - plan->part[GMM__PART_MLP_SUB];
+    return recipe.recipe.kind != GMM_RECIPE_NONE && op != GMM_OP_LINEAR_BGRAD
+               ? gmm__mlp_run_product(&product, workspace, bytes, stream)
+               : gmm__linear_run(call->ctx, op, call->function, l, workspace, bytes, stream);
 }
 static gmm_status gmm__mlp_act_step(const gmm__plan *plan, gmm_op op, const gmm_activation *a, gmm_stream stream) {
     gmm__call step;
@@ -4582,7 +4687,7 @@ typedef struct gmm__wgrad_record {
     int64_t in[2], out[2];
     gmm_mat x[2], dy[2], dw[2];
     gmm_grad grad[2];
-    gmm__mlp_recipe quantized;
+    gmm__mlp_recipe recipe;
     int32_t wanted[2];
     int32_t tag; /* GMM__WGRAD_TAG while queued */
 } gmm__wgrad_record;
@@ -4662,8 +4767,8 @@ static gmm_status gmm__mlp_record(const gmm__mlp_steps *t, const gmm__call *call
     r.groups = t->groups;
     r.options = t->options;
     if (d->hooks) r.hooks = *d->hooks;
-    r.quantized = gmm__mlp_recipe_of(call);
-    r.quantized.quant.recipe = NULL;
+    r.recipe = gmm__mlp_recipe_of(call);
+    r.recipe.quant.recipe = NULL;
     r.wanted[0] = d->dw2 != NULL;
     r.wanted[1] = d->dw1 != NULL;
     for (i = 0; i < 2; i++) {
@@ -4731,33 +4836,41 @@ static gmm_status gmm__compose_launch_mlp_bwd(const gmm__plan *plan, gmm_stream 
     return need.defer ? gmm__mlp_record(&t, call, stream) : GMM_OK;
 }
 
-/* The linear wgrad of part i of a record. */
-static void gmm__mlp_replay(gmm__wgrad_record *r, int i, gmm_linear *l) {
-    memset(l, 0, sizeof *l);
+/* The weight gradient i of a record as a linear descriptor: 0 is FC2's, 1 is FC1's. */
+static gmm_linear gmm__mlp_recorded_linear(gmm__wgrad_record *r, int i) {
+    gmm_linear l = GMM_ZERO;
     r->grad[i].mat = &r->dw[i];
-    l->groups = &r->groups;
-    l->options = &r->options;
-    l->in_features = r->in[i];
-    l->out_features = r->out[i];
-    l->x = &r->x[i];
-    l->dy = &r->dy[i];
-    l->dw = &r->grad[i];
+    l.groups = &r->groups;
+    l.options = &r->options;
+    l.in_features = r->in[i];
+    l.out_features = r->out[i];
+    l.x = &r->x[i];
+    l.dy = &r->dy[i];
+    l.dw = &r->grad[i];
+    return l;
+}
+static gmm__mlp_product gmm__mlp_recorded_product(const gmm__call *call, const gmm__wgrad_record *r, int i,
+                                                  const gmm_linear *l) {
+    gmm__mlp_product p = gmm__mlp_product_of(call, &r->recipe, GMM_OP_LINEAR_WGRAD, l);
+    p.layer = 2 - i;
+    return p;
 }
 
-/* call->input, output: the record; NULL for a query, which sizes from the MLP's descriptor instead. */
+/* call->input and call->output are the record. They are NULL in a query, which measures the MLP's own descriptor. */
 static int gmm__compose_plan_mlp_wgrad(const gmm__call *call, gmm__plan *plan) {
     size_t sub = 0;
     int i;
     if (call->input) {
         gmm__wgrad_record r = *(const gmm__wgrad_record *)call->input;
+        gmm__mlp_product product;
         gmm_linear l;
         for (i = 0; i < 2; i++) {
             if (!r.wanted[i]) continue;
-            gmm__mlp_replay(&r, i, &l);
-            if (r.quantized.recipe.kind == GMM_RECIPE_NONE) {
+            l = gmm__mlp_recorded_linear(&r, i);
+            product = gmm__mlp_recorded_product(call, &r, i, &l);
+            if (r.recipe.recipe.kind == GMM_RECIPE_NONE) {
                 if (!gmm__mlp_size_linear(plan, GMM_OP_LINEAR_WGRAD, &l, &sub, plan)) return 0;
-            } else if (gmm__mlp_product(call->ctx, call->function, &r.quantized, GMM_OP_LINEAR_WGRAD, 2 - i, &l, NULL,
-                                        0, &sub, NULL) != GMM_OK)
+            } else if (gmm__mlp_measure_product(&product, &sub) != GMM_OK)
                 return gmm__decline(plan, "%.180s", call->ctx->error.text);
         }
     } else {
@@ -4774,21 +4887,23 @@ static int gmm__compose_plan_mlp_wgrad(const gmm__call *call, gmm__plan *plan) {
 
 static gmm_status gmm__compose_launch_mlp_wgrad(const gmm__plan *plan, gmm_stream stream) {
     const gmm_param params[2] = { GMM_PARAM_W2, GMM_PARAM_W1 };
+    const gmm__call *call = plan->call;
     gmm__wgrad_record *r = (gmm__wgrad_record *)plan->call->output;
     int i;
     for (i = 0; i < 2; i++) {
+        gmm__mlp_product product;
         gmm_linear l;
         gmm_status s;
         if (!r->wanted[i]) continue;
-        gmm__mlp_replay(r, i, &l);
-        s = r->quantized.recipe.kind == GMM_RECIPE_NONE
-                ? gmm__linear_run(plan->call->ctx, GMM_OP_LINEAR_WGRAD, plan->call->function, &l, plan->workspace,
+        l = gmm__mlp_recorded_linear(r, i);
+        product = gmm__mlp_recorded_product(call, r, i, &l);
+        s = r->recipe.recipe.kind == GMM_RECIPE_NONE
+                ? gmm__linear_run(call->ctx, GMM_OP_LINEAR_WGRAD, call->function, &l, plan->workspace,
                                   plan->workspace_bytes, stream)
-                : gmm__mlp_product(plan->call->ctx, plan->call->function, &r->quantized, GMM_OP_LINEAR_WGRAD, 2 - i, &l,
-                                   plan->workspace, plan->workspace_bytes, NULL, stream);
+                : gmm__mlp_run_product(&product, plan->workspace, plan->workspace_bytes, stream);
         if (s != GMM_OK) return s;
-        r->wanted[i] = 0; /* should the other one fail, a second try leaves this one alone */
-        gmm__mlp_fire(plan->call->ctx, &r->hooks, params[i], 1, stream);
+        r->wanted[i] = 0; /* should the other gradient fail, a second call does not add this one twice */
+        gmm__mlp_fire(call->ctx, &r->hooks, params[i], 1, stream);
     }
     return GMM_OK;
 }
@@ -4889,9 +5004,11 @@ static gmm_status gmm__mlp_read_record(gmm__call *call, gmm__wgrad_record *r) {
     gmm__add_span(call, "groups.fault", "", 1, r->groups.fault, (int64_t)sizeof *r->groups.fault);
     for (i = 0; i < 2; i++) {
         if (!r->wanted[i]) continue;
-        gmm__mlp_replay(r, i, &l);
-        if ((s = gmm__read_mat(call, GMM__X_, "x", l.x, 1, 0, call->rows, l.in_features, GMM__FLOATS)) != GMM_OK ||
-            (s = gmm__read_mat(call, GMM__DY, "dy", l.dy, 1, 0, call->rows, l.out_features, GMM__FLOATS)) != GMM_OK ||
+        l = gmm__mlp_recorded_linear(r, i);
+        s = gmm__read_mat(call, GMM__X_, "x", l.x, 1, gmm__matrix(call->rows, l.in_features), GMM__FLOATS);
+        if (s == GMM_OK)
+            s = gmm__read_mat(call, GMM__DY, "dy", l.dy, 1, gmm__matrix(call->rows, l.out_features), GMM__FLOATS);
+        if (s != GMM_OK ||
             (s = gmm__read_grad(call, roles[i], names[i], l.dw, 1, l.out_features, l.in_features)) != GMM_OK)
             return s;
     }
@@ -5251,10 +5368,10 @@ static gmm_status gmm__read_route(gmm__call *call, const gmm_route *route) {
     if (!gmm__is_finite(r->z_coeff))
         return gmm__refuse(call, GMM_E_ARG, "z_coeff", "%g must be finite", (double)r->z_coeff);
     if (r->scale == 0.0f) r->scale = 1.0f;
-    if ((s = gmm__read_mat(call, GMM__X_, "logits", r->logits, 1, 0, r->tokens, r->experts, GMM__FLOATS)) != GMM_OK)
-        return s;
+    s = gmm__read_mat(call, GMM__X_, "logits", r->logits, 1, gmm__matrix(r->tokens, r->experts), GMM__FLOATS);
+    if (s != GMM_OK) return s;
     if (bwd) {
-        s = gmm__read_mat(call, GMM__DX, "dlogits", r->dlogits, 1, 0, r->tokens, r->experts, GMM__FLOATS);
+        s = gmm__read_mat(call, GMM__DX, "dlogits", r->dlogits, 1, gmm__matrix(r->tokens, r->experts), GMM__FLOATS);
         if (s != GMM_OK || (s = gmm__check_array(call, "dprobs", r->dprobs, 0, slots)) != GMM_OK ||
             (s = gmm__check_array(call, "indices", r->indices, r->dprobs != NULL, slots)) != GMM_OK ||
             (s = gmm__check_array(call, "counts", r->counts, r->aux_coeff != 0.0f, r->experts)) != GMM_OK)
@@ -5271,29 +5388,31 @@ static gmm_status gmm__read_route(gmm__call *call, const gmm_route *route) {
     return gmm__check_output(call, "z_loss", r->z_loss, 0, 1);
 }
 
-static gmm_status gmm__topk(gmm_context *ctx, gmm_op op, const char *function, const gmm_route *route, int query,
-                            gmm_info *info, void *workspace, size_t workspace_bytes, gmm_stream stream) {
-    gmm__call call;
-    gmm_status s = gmm__open(&call, ctx, op, function, query);
+static gmm_status gmm__topk_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
+                                    const gmm_route *route, int query) {
+    const gmm_status s = gmm__open(call, ctx, op, function, query);
     if (s != GMM_OK) return s;
     if (op != GMM_OP_TOPK_FWD && op != GMM_OP_TOPK_BWD)
-        return gmm__refuse(&call, GMM_E_ARG, "op", "%s is neither topk_fwd nor topk_bwd", gmm_op_name(op));
-    if ((s = gmm__read_route(&call, route)) != GMM_OK) return s;
-    return gmm__serve(&call, info, workspace, workspace_bytes, stream);
+        return gmm__refuse(call, GMM_E_ARG, "op", "%s is neither topk_fwd nor topk_bwd", gmm_op_name(op));
+    return gmm__read_route(call, route);
 }
 
 GMMDEF gmm_status gmm_topk_query(gmm_context *ctx, gmm_op op, const gmm_route *route, gmm_info *info) {
-    return gmm__topk(ctx, op, "gmm_topk_query", route, 1, info, NULL, 0, NULL);
+    gmm__call call;
+    const gmm_status s = gmm__topk_prepare(&call, ctx, op, "gmm_topk_query", route, 1);
+    return s != GMM_OK ? s : gmm__serve(&call, info, NULL, 0, NULL);
 }
-
 GMMDEF gmm_status gmm_topk_fwd(gmm_context *ctx, const gmm_route *route, void *workspace, size_t workspace_bytes,
                                gmm_stream stream) {
-    return gmm__topk(ctx, GMM_OP_TOPK_FWD, "gmm_topk_fwd", route, 0, NULL, workspace, workspace_bytes, stream);
+    gmm__call call;
+    const gmm_status s = gmm__topk_prepare(&call, ctx, GMM_OP_TOPK_FWD, "gmm_topk_fwd", route, 0);
+    return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
-
 GMMDEF gmm_status gmm_topk_bwd(gmm_context *ctx, const gmm_route *route, void *workspace, size_t workspace_bytes,
                                gmm_stream stream) {
-    return gmm__topk(ctx, GMM_OP_TOPK_BWD, "gmm_topk_bwd", route, 0, NULL, workspace, workspace_bytes, stream);
+    gmm__call call;
+    const gmm_status s = gmm__topk_prepare(&call, ctx, GMM_OP_TOPK_BWD, "gmm_topk_bwd", route, 0);
+    return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
 
 /* ...................................................................................... 14.8 Permute, unpermute ... */
@@ -5620,11 +5739,11 @@ static gmm_status gmm__read_permute(gmm__call *call, const gmm_permute *permute)
 
 static gmm_status gmm__permute_mat(gmm__call *call, int role, const char *argument, const gmm_mat *mat, int64_t rows,
                                    uint32_t dtypes) {
-    return gmm__read_mat(call, role, argument, mat, 1, 0, rows, call->d.permute.hidden, dtypes);
+    return gmm__read_mat(call, role, argument, mat, 1, gmm__matrix(rows, call->d.permute.hidden), dtypes);
 }
 
-/* Refuses an operand that the call would leave out: the caller has mixed up two of the five. */
-static gmm_status gmm__permute_operands(gmm__call *call) {
+/* Refuses an operand that belongs to another of the five operations: the caller has called the wrong one. */
+static gmm_status gmm__refuse_foreign_operands(gmm__call *call) {
     enum { FWD = 1, BWD = 2, UNPERMUTE_FWD = 4, UNPERMUTE_BWD = 8 };
     static const gmm_op ops[] = { GMM_OP_PERMUTE_FWD, GMM_OP_PERMUTE_BWD, GMM_OP_UNPERMUTE_FWD, GMM_OP_UNPERMUTE_BWD };
     const gmm_permute *p = &call->d.permute;
@@ -5714,51 +5833,54 @@ static gmm_status gmm__read_permute_operands(gmm__call *call) {
     }
 }
 
-static gmm_status gmm__permute(gmm_context *ctx, gmm_op op, const char *function, const gmm_permute *permute, int query,
-                               gmm_info *info, void *workspace, size_t workspace_bytes, gmm_stream stream) {
+static gmm_status gmm__permute_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
+                                       const gmm_permute *permute, int query) {
+    gmm_status s = gmm__open(call, ctx, op, function, query);
+    if (s != GMM_OK || (s = gmm__read_permute(call, permute)) != GMM_OK ||
+        (s = gmm__read_permute_operands(call)) != GMM_OK || (s = gmm__refuse_foreign_operands(call)) != GMM_OK)
+        return s;
+    if (query || (op != GMM_OP_PERMUTE_FWD && (op != GMM_OP_UNPERMUTE_BWD || !permute->drows))) return GMM_OK;
+    return gmm__check_split(call, "sizes");
+}
+
+static gmm_status gmm__permute_run(gmm_context *ctx, gmm_op op, const char *function, const gmm_permute *permute,
+                                   void *workspace, size_t workspace_bytes, gmm_stream stream) {
     gmm__call call;
-    gmm_status s = gmm__open(&call, ctx, op, function, query);
-    if (s != GMM_OK || (s = gmm__read_permute(&call, permute)) != GMM_OK ||
-        (s = gmm__read_permute_operands(&call)) != GMM_OK || (s = gmm__permute_operands(&call)) != GMM_OK)
-        return s;
-    if (!query && (op == GMM_OP_PERMUTE_FWD || (op == GMM_OP_UNPERMUTE_BWD && permute->drows)) &&
-        (s = gmm__check_split(&call, "sizes")) != GMM_OK)
-        return s;
-    return gmm__serve(&call, info, workspace, workspace_bytes, stream);
+    const gmm_status s = gmm__permute_prepare(&call, ctx, op, function, permute, 0);
+    return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
 
 GMMDEF gmm_status gmm_permute_query(gmm_context *ctx, gmm_op op, const gmm_permute *permute, gmm_info *info) {
-    return gmm__permute(ctx, op, "gmm_permute_query", permute, 1, info, NULL, 0, NULL);
+    gmm__call call;
+    const gmm_status s = gmm__permute_prepare(&call, ctx, op, "gmm_permute_query", permute, 1);
+    return s != GMM_OK ? s : gmm__serve(&call, info, NULL, 0, NULL);
 }
 
 GMMDEF gmm_status gmm_permute_map(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                   size_t workspace_bytes, gmm_stream stream) {
-    return gmm__permute(ctx, GMM_OP_PERMUTE_MAP, "gmm_permute_map", permute, 0, NULL, workspace, workspace_bytes,
-                        stream);
+    return gmm__permute_run(ctx, GMM_OP_PERMUTE_MAP, "gmm_permute_map", permute, workspace, workspace_bytes, stream);
 }
 
 GMMDEF gmm_status gmm_permute_fwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                   size_t workspace_bytes, gmm_stream stream) {
-    return gmm__permute(ctx, GMM_OP_PERMUTE_FWD, "gmm_permute_fwd", permute, 0, NULL, workspace, workspace_bytes,
-                        stream);
+    return gmm__permute_run(ctx, GMM_OP_PERMUTE_FWD, "gmm_permute_fwd", permute, workspace, workspace_bytes, stream);
 }
 
 GMMDEF gmm_status gmm_permute_bwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                   size_t workspace_bytes, gmm_stream stream) {
-    return gmm__permute(ctx, GMM_OP_PERMUTE_BWD, "gmm_permute_bwd", permute, 0, NULL, workspace, workspace_bytes,
-                        stream);
+    return gmm__permute_run(ctx, GMM_OP_PERMUTE_BWD, "gmm_permute_bwd", permute, workspace, workspace_bytes, stream);
 }
 
 GMMDEF gmm_status gmm_unpermute_fwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                     size_t workspace_bytes, gmm_stream stream) {
-    return gmm__permute(ctx, GMM_OP_UNPERMUTE_FWD, "gmm_unpermute_fwd", permute, 0, NULL, workspace, workspace_bytes,
-                        stream);
+    return gmm__permute_run(ctx, GMM_OP_UNPERMUTE_FWD, "gmm_unpermute_fwd", permute, workspace, workspace_bytes,
+                            stream);
 }
 
 GMMDEF gmm_status gmm_unpermute_bwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                     size_t workspace_bytes, gmm_stream stream) {
-    return gmm__permute(ctx, GMM_OP_UNPERMUTE_BWD, "gmm_unpermute_bwd", permute, 0, NULL, workspace, workspace_bytes,
-                        stream);
+    return gmm__permute_run(ctx, GMM_OP_UNPERMUTE_BWD, "gmm_unpermute_bwd", permute, workspace, workspace_bytes,
+                            stream);
 }
 
 /* ..................................................................................... 14.9 Accumulate, convert ... */
@@ -5788,8 +5910,9 @@ static gmm_status gmm__accumulate_prepare(gmm__call *call, gmm_context *ctx, con
             !(m.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST))
             return gmm__refuse(call, GMM_E_ARG, "x", "table must stand on the host (GMM_MAT_TABLE_ON_HOST)");
     }
-    if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, 1, d->count, d->rows, d->cols, GMM__FLOATS)) != GMM_OK) return s;
-    s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, 0, d->rows, d->cols, GMM__FLOATS);
+    s = gmm__read_mat(call, GMM__X_, "x", d->x, 1, gmm__matrices(d->count, d->rows, d->cols), GMM__FLOATS);
+    if (s != GMM_OK) return s;
+    s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, gmm__matrix(d->rows, d->cols), GMM__FLOATS);
     call->in_place = call->mat[GMM__X_].dtype == call->mat[GMM__Y].dtype;
     return s;
 }
@@ -5817,8 +5940,8 @@ static gmm_status gmm__convert_prepare(gmm__call *call, gmm_context *ctx, const 
     if ((s = gmm__read_options(call, d->options)) != GMM_OK) return s;
     if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", d->reserved);
     if ((s = gmm__small_extents(call, d->rows, d->cols)) != GMM_OK ||
-        (s = gmm__read_mat(call, GMM__X_, "src", d->src, 1, 0, d->rows, d->cols, GMM__BYTES)) != GMM_OK ||
-        (s = gmm__read_mat(call, GMM__Y, "dst", d->dst, 1, 0, d->rows, d->cols, GMM__BYTES)) != GMM_OK)
+        (s = gmm__read_mat(call, GMM__X_, "src", d->src, 1, gmm__matrix(d->rows, d->cols), GMM__BYTES)) != GMM_OK ||
+        (s = gmm__read_mat(call, GMM__Y, "dst", d->dst, 1, gmm__matrix(d->rows, d->cols), GMM__BYTES)) != GMM_OK)
         return s;
     src = call->mat[GMM__X_].dtype;
     dst = call->mat[GMM__Y].dtype;
@@ -5953,6 +6076,10 @@ static gmm_status gmm__read_units(gmm__call *call, const gmm_groups *groups, int
 }
 static int gmm__grouped(const gmm__call *call) { return call->units == 0; }
 static int64_t gmm__units(const gmm__call *call) { return gmm__grouped(call) ? call->groups.count : call->units; }
+/* Extents of a quantizing call's operands: one matrix of all groups, or the matrices of fixed extents. */
+static gmm__extents gmm__unit_extents(const gmm__call *call) {
+    return gmm__matrices(call->units, call->rows, call->in);
+}
 /* The largest number of strips of GMM_TILE rows. */
 static int64_t gmm__strips(const gmm__call *call) {
     return gmm__grouped(call) ? gmm_padded_capacity(call->groups.count, call->rows) / GMM_TILE
@@ -5969,7 +6096,7 @@ static gmm_status gmm__read_copy(gmm__call *call, int role, const char *argument
         memset(&call->mat[role], 0, sizeof call->mat[role]);
         return GMM_OK;
     }
-    s = gmm__read_quant(call, role, argument, mat, call->units, call->rows, call->in, direction);
+    s = gmm__read_quant(call, role, argument, mat, gmm__unit_extents(call), direction);
     if (s != GMM_OK) return s;
     want = gmm_mat_quantized(f, direction, NULL, NULL, NULL);
     mat = &call->mat[role];
@@ -6017,9 +6144,8 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
     if (f->row_amax && d->columnwise)
         return gmm__refuse(call, GMM_E_CONFIG, "columnwise", "must be NULL with row_amax");
     if (op == GMM_OP_REQUANTIZE)
-        s = gmm__read_quant(call, GMM__DY, "src", d->src, call->units, call->rows, call->in, GMM_ROWWISE);
-    else
-        s = gmm__read_mat(call, GMM__DY, "src", d->src, 1, call->units, call->rows, call->in, GMM__FLOATS);
+        s = gmm__read_quant(call, GMM__DY, "src", d->src, gmm__unit_extents(call), GMM_ROWWISE);
+    else s = gmm__read_mat(call, GMM__DY, "src", d->src, 1, gmm__unit_extents(call), GMM__FLOATS);
     if (s != GMM_OK || (s = gmm__read_copy(call, GMM__Y, "rowwise", d->rowwise, GMM_ROWWISE)) != GMM_OK ||
         (s = gmm__read_copy(call, GMM__DX, "columnwise", d->columnwise, GMM_COLUMNWISE)) != GMM_OK)
         return s;
@@ -6083,9 +6209,9 @@ static gmm_status gmm__dequantize_prepare(gmm__call *call, gmm_context *ctx, con
         return gmm__refuse(call, GMM_E_ARG, "direction", "%d is neither rowwise (0) nor columnwise (1)",
                            (int)d->direction);
     if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", d->reserved);
-    if ((s = gmm__read_quant(call, GMM__DY, "src", d->src, call->units, call->rows, call->in, d->direction)) != GMM_OK)
-        return s;
-    return gmm__read_mat(call, GMM__Y, "dst", d->dst, 1, call->units, call->rows, call->in, GMM__FLOATS);
+    s = gmm__read_quant(call, GMM__DY, "src", d->src, gmm__unit_extents(call), d->direction);
+    if (s != GMM_OK) return s;
+    return gmm__read_mat(call, GMM__Y, "dst", d->dst, 1, gmm__unit_extents(call), GMM__FLOATS);
 }
 
 GMMDEF gmm_status gmm_dequantize_query(gmm_context *ctx, const gmm_dequantization *dequantization, gmm_info *info) {
@@ -6108,12 +6234,12 @@ static gmm_status gmm__transpose_prepare(gmm__call *call, gmm_context *ctx, cons
     if (s != GMM_OK || (s = gmm__read_descriptor(call, "transposition", d, sizeof *d, transposition)) != GMM_OK ||
         (s = gmm__read_options(call, d->options)) != GMM_OK ||
         (s = gmm__read_units(call, NULL, d->count, d->rows, d->cols)) != GMM_OK ||
-        (s = gmm__read_quant(call, GMM__DY, "src", d->src, call->units, call->rows, call->in, GMM_ROWWISE)) != GMM_OK)
+        (s = gmm__read_quant(call, GMM__DY, "src", d->src, gmm__unit_extents(call), GMM_ROWWISE)) != GMM_OK)
         return s;
     if (src->scaling != GMM_SCALING_TENSOR && src->scaling != GMM_SCALING_128X128)
         return gmm__refuse(call, GMM_E_DTYPE, "src", "scaling %s: must be tensor or 128x128, whose blocks are the same "
                            "both ways", gmm_scaling_name(src->scaling));
-    s = gmm__read_quant(call, GMM__Y, "dst", d->dst, call->units, call->rows, call->in, GMM_COLUMNWISE);
+    s = gmm__read_quant(call, GMM__Y, "dst", d->dst, gmm__unit_extents(call), GMM_COLUMNWISE);
     if (s == GMM_OK && (dst->dtype != src->dtype || dst->scaling != src->scaling))
         return gmm__refuse(call, GMM_E_DTYPE, "dst", "%s scaled %s must be as transposition.src, %s scaled %s",
                            gmm_dtype_name(dst->dtype), gmm_scaling_name(dst->scaling), gmm_dtype_name(src->dtype),
@@ -8609,10 +8735,18 @@ static gmm_status gmm__rt_open_rows(void *self, const char *function, gmm_stream
     return GMM_OK;
 }
 
-static gmm_status gmm__rt_open_copy(void *self, const char *function, void *dst, size_t dst_pitch, const void *src,
-                                    size_t src_pitch, size_t width, size_t height, gmm_stream stream) {
-    const gmm_status s = gmm__rt_open_rows(self, function, stream, "dst", dst, dst_pitch, width, height);
-    return s != GMM_OK ? s : gmm__rt_open_rows(self, function, stream, "src", src, src_pitch, width, height);
+/* A copy of `height` rows of `width` bytes; the pitches are the distances between rows, in bytes. */
+typedef struct gmm__rt_copy {
+    void *dst;
+    size_t dst_pitch;
+    const void *src;
+    size_t src_pitch, width, height;
+} gmm__rt_copy;
+
+static gmm_status gmm__rt_open_copy(void *self, const char *function, const gmm__rt_copy *c, gmm_stream stream) {
+    const gmm_status s = gmm__rt_open_rows(self, function, stream, "dst", c->dst, c->dst_pitch, c->width, c->height);
+    if (s != GMM_OK) return s;
+    return gmm__rt_open_rows(self, function, stream, "src", c->src, c->src_pitch, c->width, c->height);
 }
 
 static gmm_status gmm__rt_open_fill(void *self, const char *function, void *dst, size_t pitch, int32_t value,
@@ -8712,14 +8846,16 @@ static gmm_status gmm__cpu_rt_event_sync(void *self, gmm_event event) {
 
 static gmm_status gmm__cpu_rt_copy2d(void *self, void *dst, size_t dst_pitch, const void *src, size_t src_pitch,
                                      size_t width, size_t height, gmm_stream stream) {
-    const gmm_status s = gmm__rt_open_copy(self, "copy2d", dst, dst_pitch, src, src_pitch, width, height, stream);
+    const gmm__rt_copy copy = { dst, dst_pitch, src, src_pitch, width, height };
+    const gmm_status s = gmm__rt_open_copy(self, "copy2d", &copy, stream);
     size_t i;
     if (s != GMM_OK || !width) return s;
     for (i = 0; i < height; i++) memcpy((char *)dst + i * dst_pitch, (const char *)src + i * src_pitch, width);
     return GMM_OK;
 }
 static gmm_status gmm__cpu_rt_copy(void *self, void *dst, const void *src, size_t bytes, gmm_stream stream) {
-    const gmm_status s = gmm__rt_open_copy(self, "copy", dst, bytes, src, bytes, bytes, 1, stream);
+    const gmm__rt_copy copy = { dst, bytes, src, bytes, bytes, 1 };
+    const gmm_status s = gmm__rt_open_copy(self, "copy", &copy, stream);
     if (s == GMM_OK && bytes) memcpy(dst, src, bytes);
     return s;
 }
@@ -8837,7 +8973,8 @@ static gmm_status gmm__cuda_rt_event_sync(void *self, gmm_event event) {
 /* Rows without gaps are one row: 2-D calls limit the pitch. */
 static gmm_status gmm__cuda_rt_copy2d(void *self, void *dst, size_t dst_pitch, const void *src, size_t src_pitch,
                                       size_t width, size_t height, gmm_stream stream) {
-    const gmm_status s = gmm__rt_open_copy(self, "copy2d", dst, dst_pitch, src, src_pitch, width, height, stream);
+    const gmm__rt_copy copy = { dst, dst_pitch, src, src_pitch, width, height };
+    const gmm_status s = gmm__rt_open_copy(self, "copy2d", &copy, stream);
     const int dense = height == 1 || (dst_pitch == width && src_pitch == width);
     if (s != GMM_OK || !width || !height) return s;
     GMM__DEVICE_CALL("copy2d", dense ? cudaMemcpyAsync(dst, src, width * height, cudaMemcpyDefault, stream)
@@ -8845,7 +8982,8 @@ static gmm_status gmm__cuda_rt_copy2d(void *self, void *dst, size_t dst_pitch, c
                                                        stream));
 }
 static gmm_status gmm__cuda_rt_copy(void *self, void *dst, const void *src, size_t bytes, gmm_stream stream) {
-    const gmm_status s = gmm__rt_open_copy(self, "copy", dst, bytes, src, bytes, bytes, 1, stream);
+    const gmm__rt_copy copy = { dst, bytes, src, bytes, bytes, 1 };
+    const gmm_status s = gmm__rt_open_copy(self, "copy", &copy, stream);
     if (s != GMM_OK || !bytes) return s;
     GMM__DEVICE_CALL("copy", cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, stream));
 }

@@ -25,8 +25,9 @@ static gmm_status gmm__accumulate_prepare(gmm__call *call, gmm_context *ctx, con
             !(m.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST))
             return gmm__refuse(call, GMM_E_ARG, "x", "table must stand on the host (GMM_MAT_TABLE_ON_HOST)");
     }
-    if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, 1, d->count, d->rows, d->cols, GMM__FLOATS)) != GMM_OK) return s;
-    s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, 0, d->rows, d->cols, GMM__FLOATS);
+    s = gmm__read_mat(call, GMM__X_, "x", d->x, 1, gmm__matrices(d->count, d->rows, d->cols), GMM__FLOATS);
+    if (s != GMM_OK) return s;
+    s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, gmm__matrix(d->rows, d->cols), GMM__FLOATS);
     call->in_place = call->mat[GMM__X_].dtype == call->mat[GMM__Y].dtype;
     return s;
 }
@@ -54,8 +55,8 @@ static gmm_status gmm__convert_prepare(gmm__call *call, gmm_context *ctx, const 
     if ((s = gmm__read_options(call, d->options)) != GMM_OK) return s;
     if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", d->reserved);
     if ((s = gmm__small_extents(call, d->rows, d->cols)) != GMM_OK ||
-        (s = gmm__read_mat(call, GMM__X_, "src", d->src, 1, 0, d->rows, d->cols, GMM__BYTES)) != GMM_OK ||
-        (s = gmm__read_mat(call, GMM__Y, "dst", d->dst, 1, 0, d->rows, d->cols, GMM__BYTES)) != GMM_OK)
+        (s = gmm__read_mat(call, GMM__X_, "src", d->src, 1, gmm__matrix(d->rows, d->cols), GMM__BYTES)) != GMM_OK ||
+        (s = gmm__read_mat(call, GMM__Y, "dst", d->dst, 1, gmm__matrix(d->rows, d->cols), GMM__BYTES)) != GMM_OK)
         return s;
     src = call->mat[GMM__X_].dtype;
     dst = call->mat[GMM__Y].dtype;

@@ -271,11 +271,25 @@ enum {
     GMM__BYTES = GMM__FLOATS | 1 << GMM_E4M3 | 1 << GMM_E5M2 | 1 << GMM_E8M0 | 1 << GMM_U8 | 1 << GMM_I32 | 1 << GMM_I64
 };
 
-/* Reads one operand of `matrices` matrices (0: one matrix, which has no table) of rows x cols and checks all that can
-   be checked; mat may be NULL if the operand is optional. */
+/* Extents that an operation expects of an operand: `matrices` matrices of rows x cols, packed or in a table. 0 matrices
+   stand for a single one, which takes no table. */
+typedef struct gmm__extents {
+    int64_t matrices, rows, cols;
+} gmm__extents;
+static GMM__UNUSED gmm__extents gmm__matrices(int64_t matrices, int64_t rows, int64_t cols) {
+    gmm__extents e;
+    e.matrices = matrices;
+    e.rows = rows;
+    e.cols = cols;
+    return e;
+}
+static GMM__UNUSED gmm__extents gmm__matrix(int64_t rows, int64_t cols) { return gmm__matrices(0, rows, cols); }
+
+/* Reads an operand without scaling into call->mat[role] and checks it: its dtype against the set `dtypes`, strides,
+   and outside of queries addresses and alignment. `mat` may be NULL where the operand is not required. */
 static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
-                                            int required, int64_t matrices, int64_t rows, int64_t cols,
-                                            uint32_t dtypes) {
+                                            int required, gmm__extents extents, uint32_t dtypes) {
+    const int64_t matrices = extents.matrices, rows = extents.rows, cols = extents.cols;
     gmm_mat *m = &call->mat[role];
     gmm_status s;
     int64_t bytes, size;
@@ -338,13 +352,12 @@ static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const cha
     return GMM_OK;
 }
 
-/* Notes the elements, scales and amaxes of a quantized copy. */
-static void gmm__note_copy(gmm__call *call, int role, const char *name, int64_t matrices, int64_t rows,
-                           const gmm_layout *l) {
+/* Records the elements, scales and amaxes of a quantized operand for gmm__check_overlap. */
+static void gmm__note_quant(gmm__call *call, int role, const char *name, gmm__extents extents, const gmm_layout *l) {
     const gmm_mat *m = &call->mat[role];
-    const int64_t bits = gmm_dtype_bits(m->dtype), count = matrices ? matrices : 1;
-    const int64_t amaxes = m->flags & (uint32_t)GMM_MAT_ROW_AMAX ? count * rows
-                           : matrices ? matrices : (int64_t)call->groups.count;
+    const int64_t bits = gmm_dtype_bits(m->dtype), count = extents.matrices ? extents.matrices : 1;
+    const int64_t amaxes = m->flags & (uint32_t)GMM_MAT_ROW_AMAX ? count * extents.rows
+                           : extents.matrices ? extents.matrices : (int64_t)call->groups.count;
     const int raises = call->op == GMM_OP_QUANTIZE || call->op == GMM_OP_REQUANTIZE || call->op == GMM_OP_SHARD_CAST;
     gmm__note_operand(call, role, name, "",
                       gmm__rows_box(m->data, l->data_rows, (l->data_cols * bits + 7) / 8, m->ld * bits / 8), m->table,
@@ -357,9 +370,11 @@ static void gmm__note_copy(gmm__call *call, int role, const char *name, int64_t 
                   amaxes * (int64_t)sizeof *m->amax);
 }
 
-/* Reads a quantized copy: of activations (matrices 0: `rows` is the capacity) or of `matrices` matrices. */
+/* Reads a quantized operand into call->mat[role] and checks it. A single matrix holds the rows of all groups, and its
+   extents have the capacity of the groups as rows. */
 static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
-                                              int64_t matrices, int64_t rows, int64_t cols, gmm_direction direction) {
+                                              gmm__extents extents, gmm_direction direction) {
+    const int64_t matrices = extents.matrices, rows = extents.rows, cols = extents.cols;
     gmm_mat *m = &call->mat[role];
     gmm_layout l = GMM_ZERO;
     gmm_error why = GMM_ZERO;
@@ -432,7 +447,7 @@ static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const c
                 return gmm__refuse(call, GMM_E_ALIGN, argument, "scale_table[%lld] %p is not aligned to 4 bytes",
                                    (long long)g, m->scale_table[g]);
         }
-    gmm__note_copy(call, role, argument, matrices, rows, &l);
+    gmm__note_quant(call, role, argument, extents, &l);
     return GMM_OK;
 }
 
@@ -458,7 +473,7 @@ static GMM__UNUSED gmm_status gmm__read_grad(gmm__call *call, int role, const ch
     gmm__add_span(call, argument, ".beta", 0, g->beta, call->groups.count * (int64_t)sizeof *g->beta);
     gmm__add_span(call, argument, ".frozen", 0, g->frozen, call->groups.count);
     (void)snprintf(name, sizeof name, "%s.mat", argument);
-    return gmm__read_mat(call, role, name, g->mat, 1, call->groups.count, rows, cols, GMM__FLOATS);
+    return gmm__read_mat(call, role, name, g->mat, 1, gmm__matrices(call->groups.count, rows, cols), GMM__FLOATS);
 }
 
 /* An array of 4-byte values that a call reads. */

@@ -28,13 +28,13 @@ static gmm_status gmm__mlp_offsets(const gmm__plan *plan, void *offsets, gmm_str
 }
 static gmm_status gmm__mlp_step(const gmm__plan *plan, gmm_op op, const gmm_linear *l, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    const gmm__mlp_recipe q = gmm__mlp_recipe_of(call);
-    if (q.recipe.kind != GMM_RECIPE_NONE && op != GMM_OP_LINEAR_BGRAD)
-        return gmm__mlp_product(call->ctx, call->function, &q, op, gmm__mlp_layer(call, l), l,
-                                gmm__part(plan, GMM__PART_MLP_SUB),
-                                plan->workspace_bytes - plan->part[GMM__PART_MLP_SUB], NULL, stream);
-    return gmm__linear_run(plan->call->ctx, op, plan->call->function, l, gmm__part(plan, GMM__PART_MLP_SUB),
-                           plan->workspace_bytes - plan->part[GMM__PART_MLP_SUB], stream);
+    const gmm__mlp_recipe recipe = gmm__mlp_recipe_of(call);
+    const gmm__mlp_product product = gmm__mlp_product_of(call, &recipe, op, l);
+    void *workspace = gmm__part(plan, GMM__PART_MLP_SUB);
+    const size_t bytes = plan->workspace_bytes - plan->part[GMM__PART_MLP_SUB];
+    return recipe.recipe.kind != GMM_RECIPE_NONE && op != GMM_OP_LINEAR_BGRAD
+               ? gmm__mlp_run_product(&product, workspace, bytes, stream)
+               : gmm__linear_run(call->ctx, op, call->function, l, workspace, bytes, stream);
 }
 static gmm_status gmm__mlp_act_step(const gmm__plan *plan, gmm_op op, const gmm_activation *a, gmm_stream stream) {
     gmm__call step;
@@ -105,7 +105,7 @@ typedef struct gmm__wgrad_record {
     int64_t in[2], out[2];
     gmm_mat x[2], dy[2], dw[2];
     gmm_grad grad[2];
-    gmm__mlp_recipe quantized;
+    gmm__mlp_recipe recipe;
     int32_t wanted[2];
     int32_t tag; /* GMM__WGRAD_TAG while queued */
 } gmm__wgrad_record;
@@ -185,8 +185,8 @@ static gmm_status gmm__mlp_record(const gmm__mlp_steps *t, const gmm__call *call
     r.groups = t->groups;
     r.options = t->options;
     if (d->hooks) r.hooks = *d->hooks;
-    r.quantized = gmm__mlp_recipe_of(call);
-    r.quantized.quant.recipe = NULL;
+    r.recipe = gmm__mlp_recipe_of(call);
+    r.recipe.quant.recipe = NULL;
     r.wanted[0] = d->dw2 != NULL;
     r.wanted[1] = d->dw1 != NULL;
     for (i = 0; i < 2; i++) {
@@ -254,33 +254,41 @@ static gmm_status gmm__compose_launch_mlp_bwd(const gmm__plan *plan, gmm_stream 
     return need.defer ? gmm__mlp_record(&t, call, stream) : GMM_OK;
 }
 
-/* The linear wgrad of part i of a record. */
-static void gmm__mlp_replay(gmm__wgrad_record *r, int i, gmm_linear *l) {
-    memset(l, 0, sizeof *l);
+/* The weight gradient i of a record as a linear descriptor: 0 is FC2's, 1 is FC1's. */
+static gmm_linear gmm__mlp_recorded_linear(gmm__wgrad_record *r, int i) {
+    gmm_linear l = GMM_ZERO;
     r->grad[i].mat = &r->dw[i];
-    l->groups = &r->groups;
-    l->options = &r->options;
-    l->in_features = r->in[i];
-    l->out_features = r->out[i];
-    l->x = &r->x[i];
-    l->dy = &r->dy[i];
-    l->dw = &r->grad[i];
+    l.groups = &r->groups;
+    l.options = &r->options;
+    l.in_features = r->in[i];
+    l.out_features = r->out[i];
+    l.x = &r->x[i];
+    l.dy = &r->dy[i];
+    l.dw = &r->grad[i];
+    return l;
+}
+static gmm__mlp_product gmm__mlp_recorded_product(const gmm__call *call, const gmm__wgrad_record *r, int i,
+                                                  const gmm_linear *l) {
+    gmm__mlp_product p = gmm__mlp_product_of(call, &r->recipe, GMM_OP_LINEAR_WGRAD, l);
+    p.layer = 2 - i;
+    return p;
 }
 
-/* call->input, output: the record; NULL for a query, which sizes from the MLP's descriptor instead. */
+/* call->input and call->output are the record. They are NULL in a query, which measures the MLP's own descriptor. */
 static int gmm__compose_plan_mlp_wgrad(const gmm__call *call, gmm__plan *plan) {
     size_t sub = 0;
     int i;
     if (call->input) {
         gmm__wgrad_record r = *(const gmm__wgrad_record *)call->input;
+        gmm__mlp_product product;
         gmm_linear l;
         for (i = 0; i < 2; i++) {
             if (!r.wanted[i]) continue;
-            gmm__mlp_replay(&r, i, &l);
-            if (r.quantized.recipe.kind == GMM_RECIPE_NONE) {
+            l = gmm__mlp_recorded_linear(&r, i);
+            product = gmm__mlp_recorded_product(call, &r, i, &l);
+            if (r.recipe.recipe.kind == GMM_RECIPE_NONE) {
                 if (!gmm__mlp_size_linear(plan, GMM_OP_LINEAR_WGRAD, &l, &sub, plan)) return 0;
-            } else if (gmm__mlp_product(call->ctx, call->function, &r.quantized, GMM_OP_LINEAR_WGRAD, 2 - i, &l, NULL,
-                                        0, &sub, NULL) != GMM_OK)
+            } else if (gmm__mlp_measure_product(&product, &sub) != GMM_OK)
                 return gmm__decline(plan, "%.180s", call->ctx->error.text);
         }
     } else {
@@ -297,21 +305,23 @@ static int gmm__compose_plan_mlp_wgrad(const gmm__call *call, gmm__plan *plan) {
 
 static gmm_status gmm__compose_launch_mlp_wgrad(const gmm__plan *plan, gmm_stream stream) {
     const gmm_param params[2] = { GMM_PARAM_W2, GMM_PARAM_W1 };
+    const gmm__call *call = plan->call;
     gmm__wgrad_record *r = (gmm__wgrad_record *)plan->call->output;
     int i;
     for (i = 0; i < 2; i++) {
+        gmm__mlp_product product;
         gmm_linear l;
         gmm_status s;
         if (!r->wanted[i]) continue;
-        gmm__mlp_replay(r, i, &l);
-        s = r->quantized.recipe.kind == GMM_RECIPE_NONE
-                ? gmm__linear_run(plan->call->ctx, GMM_OP_LINEAR_WGRAD, plan->call->function, &l, plan->workspace,
+        l = gmm__mlp_recorded_linear(r, i);
+        product = gmm__mlp_recorded_product(call, r, i, &l);
+        s = r->recipe.recipe.kind == GMM_RECIPE_NONE
+                ? gmm__linear_run(call->ctx, GMM_OP_LINEAR_WGRAD, call->function, &l, plan->workspace,
                                   plan->workspace_bytes, stream)
-                : gmm__mlp_product(plan->call->ctx, plan->call->function, &r->quantized, GMM_OP_LINEAR_WGRAD, 2 - i, &l,
-                                   plan->workspace, plan->workspace_bytes, NULL, stream);
+                : gmm__mlp_run_product(&product, plan->workspace, plan->workspace_bytes, stream);
         if (s != GMM_OK) return s;
-        r->wanted[i] = 0; /* should the other one fail, a second try leaves this one alone */
-        gmm__mlp_fire(plan->call->ctx, &r->hooks, params[i], 1, stream);
+        r->wanted[i] = 0; /* should the other gradient fail, a second call does not add this one twice */
+        gmm__mlp_fire(call->ctx, &r->hooks, params[i], 1, stream);
     }
     return GMM_OK;
 }
@@ -412,9 +422,11 @@ static gmm_status gmm__mlp_read_record(gmm__call *call, gmm__wgrad_record *r) {
     gmm__add_span(call, "groups.fault", "", 1, r->groups.fault, (int64_t)sizeof *r->groups.fault);
     for (i = 0; i < 2; i++) {
         if (!r->wanted[i]) continue;
-        gmm__mlp_replay(r, i, &l);
-        if ((s = gmm__read_mat(call, GMM__X_, "x", l.x, 1, 0, call->rows, l.in_features, GMM__FLOATS)) != GMM_OK ||
-            (s = gmm__read_mat(call, GMM__DY, "dy", l.dy, 1, 0, call->rows, l.out_features, GMM__FLOATS)) != GMM_OK ||
+        l = gmm__mlp_recorded_linear(r, i);
+        s = gmm__read_mat(call, GMM__X_, "x", l.x, 1, gmm__matrix(call->rows, l.in_features), GMM__FLOATS);
+        if (s == GMM_OK)
+            s = gmm__read_mat(call, GMM__DY, "dy", l.dy, 1, gmm__matrix(call->rows, l.out_features), GMM__FLOATS);
+        if (s != GMM_OK ||
             (s = gmm__read_grad(call, roles[i], names[i], l.dw, 1, l.out_features, l.in_features)) != GMM_OK)
             return s;
     }

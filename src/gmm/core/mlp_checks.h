@@ -22,8 +22,8 @@ static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, const char *ar
     gmm_mat m;
     int way;
     if (!mat || !gmm__copy_sized(&m, sizeof m, mat) || m.scaling == GMM_SCALING_NONE)
-        return gmm__read_mat(call, role, argument, mat, rowwise || columnwise, call->groups.count, rows, cols,
-                             GMM__FLOATS);
+        return gmm__read_mat(call, role, argument, mat, rowwise || columnwise,
+                             gmm__matrices(call->groups.count, rows, cols), GMM__FLOATS);
     if (call->recipe.kind == GMM_RECIPE_NONE || m.dtype != f->dtype || m.scaling != f->scaling)
         return gmm__refuse(call, GMM_E_DTYPE, argument, "%s scaled %s: must be floats, or what mlp.quant.recipe "
                            "makes of weights, %s scaled %s", gmm_dtype_name(m.dtype), gmm_scaling_name(m.scaling),
@@ -32,8 +32,8 @@ static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, const char *ar
     for (way = 0; way < 2 && s == GMM_OK; way++) {
         if (!(way ? columnwise : rowwise)) continue;
         if (way && !m.columnwise) return gmm__refuse(call, GMM_E_NULL, name, "is NULL");
-        s = gmm__read_quant(call, role, way ? name : argument, way ? m.columnwise : mat, call->groups.count, rows, cols,
-                            way ? GMM_COLUMNWISE : GMM_ROWWISE);
+        s = gmm__read_quant(call, role, way ? name : argument, way ? m.columnwise : mat,
+                            gmm__matrices(call->groups.count, rows, cols), way ? GMM_COLUMNWISE : GMM_ROWWISE);
         if (s == GMM_OK && (call->mat[role].dtype != f->dtype || call->mat[role].scaling != f->scaling))
             return gmm__refuse(call, GMM_E_DTYPE, way ? name : argument, "%s scaled %s: must be as the rowwise copy",
                                gmm_dtype_name(call->mat[role].dtype), gmm_scaling_name(call->mat[role].scaling));
@@ -145,19 +145,22 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
                            (long long)call->rows, (long long)F1);
     /* bwd runs FC1 again where fwd kept nothing */
     again = !fwd && c->save == GMM_SAVE_NOTHING;
-    if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, fwd || again || d->dw1, 0, call->rows, c->hidden, GMM__FLOATS)) ||
+    if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, fwd || again || d->dw1, gmm__matrix(call->rows, c->hidden),
+                           GMM__FLOATS)) ||
         (s = gmm__mlp_read_weight(call, GMM__W, "w1", d->w1, fwd || again, !fwd && d->dx, F1, c->hidden)) ||
-        (s = gmm__read_mat(call, GMM__BIAS, "b1", d->b1, (fwd || again) && c->bias1, G, 1, F1, GMM__FLOATS)) ||
+        (s = gmm__read_mat(call, GMM__BIAS, "b1", d->b1, (fwd || again) && c->bias1, gmm__matrices(G, 1, F1),
+                           GMM__FLOATS)) ||
         (s = gmm__mlp_read_weight(call, GMM__W2, "w2", d->w2, fwd, !fwd, out, c->ffn)) ||
-        (s = gmm__read_mat(call, GMM__BIAS2, "b2", d->b2, c->bias2 && (fwd || (c->prob_on_bias2 && d->dprob)), G, 1,
-                           out, GMM__FLOATS)) ||
+        (s = gmm__read_mat(call, GMM__BIAS2, "b2", d->b2, c->bias2 && (fwd || (c->prob_on_bias2 && d->dprob)),
+                           gmm__matrices(G, 1, out), GMM__FLOATS)) ||
         (s = gmm__check_array(call, "prob", d->prob, c->prob, call->rows)))
         return s;
     if (fwd) {
-        if ((s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, 0, call->rows, out, GMM__FLOATS)) != GMM_OK) return s;
+        s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, gmm__matrix(call->rows, out), GMM__FLOATS);
+        if (s != GMM_OK) return s;
     } else {
-        if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, 0, call->rows, out, GMM__FLOATS)) ||
-            (s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 0, 0, call->rows, c->hidden, GMM__FLOATS)) ||
+        if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, gmm__matrix(call->rows, out), GMM__FLOATS)) ||
+            (s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 0, gmm__matrix(call->rows, c->hidden), GMM__FLOATS)) ||
             (s = gmm__read_grad(call, GMM__DW, "dw1", d->dw1, 0, F1, c->hidden)) ||
             (s = gmm__read_grad(call, GMM__DW2, "dw2", d->dw2, 0, out, c->ffn)) ||
             (s = gmm__read_grad(call, GMM__DB, "db1", d->db1, 0, 1, F1)) ||

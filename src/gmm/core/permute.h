@@ -33,11 +33,11 @@ static gmm_status gmm__read_permute(gmm__call *call, const gmm_permute *permute)
 
 static gmm_status gmm__permute_mat(gmm__call *call, int role, const char *argument, const gmm_mat *mat, int64_t rows,
                                    uint32_t dtypes) {
-    return gmm__read_mat(call, role, argument, mat, 1, 0, rows, call->d.permute.hidden, dtypes);
+    return gmm__read_mat(call, role, argument, mat, 1, gmm__matrix(rows, call->d.permute.hidden), dtypes);
 }
 
-/* Refuses an operand that the call would leave out: the caller has mixed up two of the five. */
-static gmm_status gmm__permute_operands(gmm__call *call) {
+/* Refuses an operand that belongs to another of the five operations: the caller has called the wrong one. */
+static gmm_status gmm__refuse_foreign_operands(gmm__call *call) {
     enum { FWD = 1, BWD = 2, UNPERMUTE_FWD = 4, UNPERMUTE_BWD = 8 };
     static const gmm_op ops[] = { GMM_OP_PERMUTE_FWD, GMM_OP_PERMUTE_BWD, GMM_OP_UNPERMUTE_FWD, GMM_OP_UNPERMUTE_BWD };
     const gmm_permute *p = &call->d.permute;
@@ -127,50 +127,53 @@ static gmm_status gmm__read_permute_operands(gmm__call *call) {
     }
 }
 
-static gmm_status gmm__permute(gmm_context *ctx, gmm_op op, const char *function, const gmm_permute *permute, int query,
-                               gmm_info *info, void *workspace, size_t workspace_bytes, gmm_stream stream) {
+static gmm_status gmm__permute_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
+                                       const gmm_permute *permute, int query) {
+    gmm_status s = gmm__open(call, ctx, op, function, query);
+    if (s != GMM_OK || (s = gmm__read_permute(call, permute)) != GMM_OK ||
+        (s = gmm__read_permute_operands(call)) != GMM_OK || (s = gmm__refuse_foreign_operands(call)) != GMM_OK)
+        return s;
+    if (query || (op != GMM_OP_PERMUTE_FWD && (op != GMM_OP_UNPERMUTE_BWD || !permute->drows))) return GMM_OK;
+    return gmm__check_split(call, "sizes");
+}
+
+static gmm_status gmm__permute_run(gmm_context *ctx, gmm_op op, const char *function, const gmm_permute *permute,
+                                   void *workspace, size_t workspace_bytes, gmm_stream stream) {
     gmm__call call;
-    gmm_status s = gmm__open(&call, ctx, op, function, query);
-    if (s != GMM_OK || (s = gmm__read_permute(&call, permute)) != GMM_OK ||
-        (s = gmm__read_permute_operands(&call)) != GMM_OK || (s = gmm__permute_operands(&call)) != GMM_OK)
-        return s;
-    if (!query && (op == GMM_OP_PERMUTE_FWD || (op == GMM_OP_UNPERMUTE_BWD && permute->drows)) &&
-        (s = gmm__check_split(&call, "sizes")) != GMM_OK)
-        return s;
-    return gmm__serve(&call, info, workspace, workspace_bytes, stream);
+    const gmm_status s = gmm__permute_prepare(&call, ctx, op, function, permute, 0);
+    return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
 
 GMMDEF gmm_status gmm_permute_query(gmm_context *ctx, gmm_op op, const gmm_permute *permute, gmm_info *info) {
-    return gmm__permute(ctx, op, "gmm_permute_query", permute, 1, info, NULL, 0, NULL);
+    gmm__call call;
+    const gmm_status s = gmm__permute_prepare(&call, ctx, op, "gmm_permute_query", permute, 1);
+    return s != GMM_OK ? s : gmm__serve(&call, info, NULL, 0, NULL);
 }
 
 GMMDEF gmm_status gmm_permute_map(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                   size_t workspace_bytes, gmm_stream stream) {
-    return gmm__permute(ctx, GMM_OP_PERMUTE_MAP, "gmm_permute_map", permute, 0, NULL, workspace, workspace_bytes,
-                        stream);
+    return gmm__permute_run(ctx, GMM_OP_PERMUTE_MAP, "gmm_permute_map", permute, workspace, workspace_bytes, stream);
 }
 
 GMMDEF gmm_status gmm_permute_fwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                   size_t workspace_bytes, gmm_stream stream) {
-    return gmm__permute(ctx, GMM_OP_PERMUTE_FWD, "gmm_permute_fwd", permute, 0, NULL, workspace, workspace_bytes,
-                        stream);
+    return gmm__permute_run(ctx, GMM_OP_PERMUTE_FWD, "gmm_permute_fwd", permute, workspace, workspace_bytes, stream);
 }
 
 GMMDEF gmm_status gmm_permute_bwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                   size_t workspace_bytes, gmm_stream stream) {
-    return gmm__permute(ctx, GMM_OP_PERMUTE_BWD, "gmm_permute_bwd", permute, 0, NULL, workspace, workspace_bytes,
-                        stream);
+    return gmm__permute_run(ctx, GMM_OP_PERMUTE_BWD, "gmm_permute_bwd", permute, workspace, workspace_bytes, stream);
 }
 
 GMMDEF gmm_status gmm_unpermute_fwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                     size_t workspace_bytes, gmm_stream stream) {
-    return gmm__permute(ctx, GMM_OP_UNPERMUTE_FWD, "gmm_unpermute_fwd", permute, 0, NULL, workspace, workspace_bytes,
-                        stream);
+    return gmm__permute_run(ctx, GMM_OP_UNPERMUTE_FWD, "gmm_unpermute_fwd", permute, workspace, workspace_bytes,
+                            stream);
 }
 
 GMMDEF gmm_status gmm_unpermute_bwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                     size_t workspace_bytes, gmm_stream stream) {
-    return gmm__permute(ctx, GMM_OP_UNPERMUTE_BWD, "gmm_unpermute_bwd", permute, 0, NULL, workspace, workspace_bytes,
-                        stream);
+    return gmm__permute_run(ctx, GMM_OP_UNPERMUTE_BWD, "gmm_unpermute_bwd", permute, workspace, workspace_bytes,
+                            stream);
 }
 

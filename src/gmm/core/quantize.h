@@ -29,6 +29,10 @@ static gmm_status gmm__read_units(gmm__call *call, const gmm_groups *groups, int
 }
 static int gmm__grouped(const gmm__call *call) { return call->units == 0; }
 static int64_t gmm__units(const gmm__call *call) { return gmm__grouped(call) ? call->groups.count : call->units; }
+/* Extents of a quantizing call's operands: one matrix of all groups, or the matrices of fixed extents. */
+static gmm__extents gmm__unit_extents(const gmm__call *call) {
+    return gmm__matrices(call->units, call->rows, call->in);
+}
 /* The largest number of strips of GMM_TILE rows. */
 static int64_t gmm__strips(const gmm__call *call) {
     return gmm__grouped(call) ? gmm_padded_capacity(call->groups.count, call->rows) / GMM_TILE
@@ -45,7 +49,7 @@ static gmm_status gmm__read_copy(gmm__call *call, int role, const char *argument
         memset(&call->mat[role], 0, sizeof call->mat[role]);
         return GMM_OK;
     }
-    s = gmm__read_quant(call, role, argument, mat, call->units, call->rows, call->in, direction);
+    s = gmm__read_quant(call, role, argument, mat, gmm__unit_extents(call), direction);
     if (s != GMM_OK) return s;
     want = gmm_mat_quantized(f, direction, NULL, NULL, NULL);
     mat = &call->mat[role];
@@ -93,9 +97,8 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
     if (f->row_amax && d->columnwise)
         return gmm__refuse(call, GMM_E_CONFIG, "columnwise", "must be NULL with row_amax");
     if (op == GMM_OP_REQUANTIZE)
-        s = gmm__read_quant(call, GMM__DY, "src", d->src, call->units, call->rows, call->in, GMM_ROWWISE);
-    else
-        s = gmm__read_mat(call, GMM__DY, "src", d->src, 1, call->units, call->rows, call->in, GMM__FLOATS);
+        s = gmm__read_quant(call, GMM__DY, "src", d->src, gmm__unit_extents(call), GMM_ROWWISE);
+    else s = gmm__read_mat(call, GMM__DY, "src", d->src, 1, gmm__unit_extents(call), GMM__FLOATS);
     if (s != GMM_OK || (s = gmm__read_copy(call, GMM__Y, "rowwise", d->rowwise, GMM_ROWWISE)) != GMM_OK ||
         (s = gmm__read_copy(call, GMM__DX, "columnwise", d->columnwise, GMM_COLUMNWISE)) != GMM_OK)
         return s;
@@ -159,9 +162,9 @@ static gmm_status gmm__dequantize_prepare(gmm__call *call, gmm_context *ctx, con
         return gmm__refuse(call, GMM_E_ARG, "direction", "%d is neither rowwise (0) nor columnwise (1)",
                            (int)d->direction);
     if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", d->reserved);
-    if ((s = gmm__read_quant(call, GMM__DY, "src", d->src, call->units, call->rows, call->in, d->direction)) != GMM_OK)
-        return s;
-    return gmm__read_mat(call, GMM__Y, "dst", d->dst, 1, call->units, call->rows, call->in, GMM__FLOATS);
+    s = gmm__read_quant(call, GMM__DY, "src", d->src, gmm__unit_extents(call), d->direction);
+    if (s != GMM_OK) return s;
+    return gmm__read_mat(call, GMM__Y, "dst", d->dst, 1, gmm__unit_extents(call), GMM__FLOATS);
 }
 
 GMMDEF gmm_status gmm_dequantize_query(gmm_context *ctx, const gmm_dequantization *dequantization, gmm_info *info) {
@@ -184,12 +187,12 @@ static gmm_status gmm__transpose_prepare(gmm__call *call, gmm_context *ctx, cons
     if (s != GMM_OK || (s = gmm__read_descriptor(call, "transposition", d, sizeof *d, transposition)) != GMM_OK ||
         (s = gmm__read_options(call, d->options)) != GMM_OK ||
         (s = gmm__read_units(call, NULL, d->count, d->rows, d->cols)) != GMM_OK ||
-        (s = gmm__read_quant(call, GMM__DY, "src", d->src, call->units, call->rows, call->in, GMM_ROWWISE)) != GMM_OK)
+        (s = gmm__read_quant(call, GMM__DY, "src", d->src, gmm__unit_extents(call), GMM_ROWWISE)) != GMM_OK)
         return s;
     if (src->scaling != GMM_SCALING_TENSOR && src->scaling != GMM_SCALING_128X128)
         return gmm__refuse(call, GMM_E_DTYPE, "src", "scaling %s: must be tensor or 128x128, whose blocks are the same "
                            "both ways", gmm_scaling_name(src->scaling));
-    s = gmm__read_quant(call, GMM__Y, "dst", d->dst, call->units, call->rows, call->in, GMM_COLUMNWISE);
+    s = gmm__read_quant(call, GMM__Y, "dst", d->dst, gmm__unit_extents(call), GMM_COLUMNWISE);
     if (s == GMM_OK && (dst->dtype != src->dtype || dst->scaling != src->scaling))
         return gmm__refuse(call, GMM_E_DTYPE, "dst", "%s scaled %s must be as transposition.src, %s scaled %s",
                            gmm_dtype_name(dst->dtype), gmm_scaling_name(dst->scaling), gmm_dtype_name(src->dtype),

@@ -99,17 +99,22 @@ static GMM__FORCE_INLINE void gmm__act_write(const gmm__act_job *job, const gmm_
     }
 }
 
-/* f, df/da and df/db of n pre-activations, and f alone: one loop per gate, so that each has no branch. */
-static GMM__FORCE_INLINE void gmm__act_slopes(gmm_gate gate, int gated, gmm_act_coef c, int64_t n, const float *a,
-                                              const float *b, float *f, float *fa, float *fb) {
+/* One chunk of a row: pre-activations a and b, the activation f, and its derivatives df/da and df/db. */
+typedef struct gmm__act_chunk {
+    float a[GMM__ACT_CHUNK], b[GMM__ACT_CHUNK], f[GMM__ACT_CHUNK], fa[GMM__ACT_CHUNK], fb[GMM__ACT_CHUNK];
+} gmm__act_chunk;
+
+/* The first n elements of f, with derivatives or without. Each gate has its own loop, which then has no branch. */
+static GMM__FORCE_INLINE void gmm__act_derivatives(gmm_gate gate, int gated, gmm_act_coef coef, int64_t n,
+                                                   gmm__act_chunk *c) {
     int64_t i;
-    for (i = 0; i < n; i++) f[i] = gmm_act_point(gate, gated, c, a[i], b[i], &fa[i], &fb[i]);
+    for (i = 0; i < n; i++) c->f[i] = gmm_act_point(gate, gated, coef, c->a[i], c->b[i], &c->fa[i], &c->fb[i]);
 }
-static GMM__FORCE_INLINE void gmm__act_values(gmm_gate gate, int gated, gmm_act_coef c, int64_t n, const float *a,
-                                              const float *b, float *f) {
+static GMM__FORCE_INLINE void gmm__act_values(gmm_gate gate, int gated, gmm_act_coef coef, int64_t n,
+                                              gmm__act_chunk *c) {
     float da, db;
     int64_t i;
-    for (i = 0; i < n; i++) f[i] = gmm_act_point(gate, gated, c, a[i], b[i], &da, &db);
+    for (i = 0; i < n; i++) c->f[i] = gmm_act_point(gate, gated, coef, c->a[i], c->b[i], &da, &db);
 }
 
 /* Rows [begin, end), forward or backward. */
@@ -118,24 +123,25 @@ static GMM__FORCE_INLINE void gmm__act_rows(const gmm__act_job *job, int64_t beg
     const gmm_activation *d = &call->d.act;
     const gmm_mat *x = &call->mat[GMM__X_], *y = &call->mat[GMM__Y], *dy = &call->mat[GMM__DY];
     const gmm_mat *dx = &call->mat[GMM__DX];
-    const int backward = call->op == GMM_OP_ACT_BWD, slopes = backward && dx->dtype != GMM_NONE;
-    float a[GMM__ACT_CHUNK], b[GMM__ACT_CHUNK], f[GMM__ACT_CHUNK], fa[GMM__ACT_CHUNK], fb[GMM__ACT_CHUNK];
+    const int backward = call->op == GMM_OP_ACT_BWD, derivatives = backward && dx->dtype != GMM_NONE;
+    gmm__act_chunk c;
     float g[GMM__ACT_CHUNK], out[GMM__ACT_CHUNK];
     int64_t r, j, i;
-    memset(b, 0, sizeof b);
+    memset(c.b, 0, sizeof c.b);
     for (r = begin; r < end; r++) {
         const void *x_row = gmm__at(x, 0, r, 0), *dy_row = backward ? gmm__at(dy, 0, r, 0) : NULL;
         const float p = d->prob ? d->prob[r] : 1.0f;
         float sum[GMM__ACT_LANES] = GMM_ZERO;
         for (j = 0; j < call->out; j += job->chunk) {
             const int64_t left = call->out - j, n = left < job->chunk ? left : job->chunk;
-            const int64_t full = (n + GMM__ACT_LANES - 1) / GMM__ACT_LANES * GMM__ACT_LANES; /* whole vectors */
-            gmm__act_read(job, x, x_row, j, n, a, b);
-            for (i = n; i < full; i++) a[i] = b[i] = 0.0f;
-            if (slopes) {
+            /* loops run over a multiple of the lanes, so that they vectorise without a remainder */
+            const int64_t full = (n + GMM__ACT_LANES - 1) / GMM__ACT_LANES * GMM__ACT_LANES;
+            gmm__act_read(job, x, x_row, j, n, c.a, c.b);
+            for (i = n; i < full; i++) c.a[i] = c.b[i] = 0.0f;
+            if (derivatives) {
                 switch (call->act.kind) {
 #define GMM__X(name, value, text, gate, gated, alpha, betas) \
-                case name: gmm__act_slopes(gate, gated, job->coef, full, a, b, f, fa, fb); break;
+                case name: gmm__act_derivatives(gate, gated, job->coef, full, &c); break;
                     GMM_ACT_LIST(GMM__X)
 #undef GMM__X
                 default: break;
@@ -143,27 +149,27 @@ static GMM__FORCE_INLINE void gmm__act_rows(const gmm__act_job *job, int64_t beg
             } else {
                 switch (call->act.kind) {
 #define GMM__X(name, value, text, gate, gated, alpha, betas) \
-                case name: gmm__act_values(gate, gated, job->coef, full, a, b, f); break;
+                case name: gmm__act_values(gate, gated, job->coef, full, &c); break;
                     GMM_ACT_LIST(GMM__X)
 #undef GMM__X
                 default: break;
                 }
             }
             if (y->dtype != GMM_NONE) {
-                for (i = 0; i < full; i++) out[i] = p * f[i];
+                for (i = 0; i < full; i++) out[i] = p * c.f[i];
                 gmm__act_store(y->dtype, gmm__at(y, 0, r, 0), j, n, out);
             }
             if (!backward) continue;
             gmm__act_load(dy->dtype, dy_row, j, n, g);
             for (i = n; i < full; i++) g[i] = 0.0f;
             if (d->dprob)
-                for (i = 0; i < full; i++) sum[i % GMM__ACT_LANES] += g[i] * f[i];
-            if (slopes) {
+                for (i = 0; i < full; i++) sum[i % GMM__ACT_LANES] += g[i] * c.f[i];
+            if (derivatives) {
                 for (i = 0; i < full; i++) {
-                    a[i] = p * g[i] * fa[i];
-                    b[i] = p * g[i] * fb[i];
+                    c.a[i] = p * g[i] * c.fa[i];
+                    c.b[i] = p * g[i] * c.fb[i];
                 }
-                gmm__act_write(job, dx, gmm__at(dx, 0, r, 0), j, n, a, b);
+                gmm__act_write(job, dx, gmm__at(dx, 0, r, 0), j, n, c.a, c.b);
             }
         }
         if (backward && d->dprob) {

@@ -203,18 +203,37 @@ static gmm__cpu_scratch gmm__cpu_scratch_at(void *base, gmm__cpu_extent e, int32
     return s;
 }
 
-/* One register tile of one block of 128 along k: its own sum, times the scales of both factors, is added to c. */
-static void gmm__cpu_promote(const gmm__cpu_tile *tile, const gmm__cpu_operand *A, int64_t i, int64_t m,
-                             const gmm__cpu_operand *B, int64_t j, int64_t n, int64_t k, int64_t kc, const float *a,
-                             const float *b, float *c) {
-    float part[GMM__MR_512 * GMM__NR_512] = { 0 }, scale[GMM__NR_512];
-    int64_t r, q;
-    tile->run(kc, a, b, part, tile->nr);
-    for (q = 0; q < n; q++) scale[q] = gmm__qview_factor(&B->view, B->line + j + q, k / 128, 1);
-    for (r = 0; r < m; r++) {
-        const float whole = gmm__qview_factor(&A->view, A->line + i + r, k / 128, 1), lift = gmm__scale_lift(whole);
-        const float row = whole * (1.0f / lift);
-        for (q = 0; q < n; q++) c[r * GMM__NC + q] += part[r * tile->nr + q] * row * (scale[q] * lift);
+/* Rows [first, first + count) of an operand, packed as a panel. */
+typedef struct gmm__cpu_panel {
+    const gmm__cpu_operand *operand;
+    int64_t first, count;
+    const float *packed;
+} gmm__cpu_panel;
+static gmm__cpu_panel gmm__cpu_panel_of(const gmm__cpu_operand *operand, int64_t first, int64_t rows, int width,
+                                        const float *packed) {
+    gmm__cpu_panel p;
+    p.operand = operand;
+    p.first = first;
+    p.count = gmm__min_i64(rows - first, width);
+    p.packed = packed;
+    return p;
+}
+static float gmm__cpu_panel_scale(const gmm__cpu_panel *p, int64_t row, int64_t k) {
+    return gmm__qview_factor(&p->operand->view, p->operand->line + p->first + row, k / 128, 1);
+}
+
+/* Promotes a register tile of one block of 128 elements along k, which begins at k: its accumulators times the scales
+   of A and of B are added to c. */
+static void gmm__cpu_promote(const gmm__cpu_tile *tile, const gmm__cpu_panel *a, const gmm__cpu_panel *b, int64_t k,
+                             int64_t kc, float *c) {
+    float acc[GMM__MR_512 * GMM__NR_512] = { 0 }, scale_b[GMM__NR_512];
+    int64_t i, j;
+    tile->run(kc, a->packed, b->packed, acc, tile->nr);
+    for (j = 0; j < b->count; j++) scale_b[j] = gmm__cpu_panel_scale(b, j, k);
+    for (i = 0; i < a->count; i++) {
+        const float scale = gmm__cpu_panel_scale(a, i, k), lift = gmm__scale_lift(scale);
+        const float scale_a = scale * (1.0f / lift);
+        for (j = 0; j < b->count; j++) c[i * GMM__NC + j] += acc[i * tile->nr + j] * scale_a * (scale_b[j] * lift);
     }
 }
 
@@ -231,12 +250,11 @@ static void gmm__cpu_block(const gmm__cpu_tile *tile, const gmm__cpu_scratch *s,
         gmm__cpu_pack(B, n, k, kc, tile->nr, s->b);
         for (j = 0; j < np; j += tile->nr)
             for (i = 0; i < mp; i += tile->mr) {
-                const float *a = s->a + i * kc, *b = s->b + j * kc;
+                const gmm__cpu_panel a = gmm__cpu_panel_of(A, i, m, tile->mr, s->a + i * kc);
+                const gmm__cpu_panel b = gmm__cpu_panel_of(B, j, n, tile->nr, s->b + j * kc);
                 float *c = s->c + i * GMM__NC + j;
-                if (promote)
-                    gmm__cpu_promote(tile, A, i, gmm__min_i64(m - i, tile->mr), B, j, gmm__min_i64(n - j, tile->nr), k,
-                                     kc, a, b, c);
-                else tile->run(kc, a, b, c, GMM__NC);
+                if (promote) gmm__cpu_promote(tile, &a, &b, k, kc, c);
+                else tile->run(kc, a.packed, b.packed, c, GMM__NC);
             }
     }
 }

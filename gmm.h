@@ -32,30 +32,33 @@
  *     GMM_MALLOC, GMM_FREE   host allocation of contexts where gmm_config has no allocator; both or none; default
  *                            malloc and free. Signatures: void *GMM_MALLOC(size_t), void GMM_FREE(void *)
  *
- * WHAT EVERY OPERATION KEEPS
+ * CONTRACTS OF EVERY OPERATION
  *     Shapes      Matrices are row-major. T is the capacity (rows of activation buffers), G the number of groups, K and
- *                 N the in and out features. Any row count >= 0 per group, any G, K, N that the engine takes (GPUs:
- *                 below about 2^31).
- *     Splits      Group sizes may live on the device; the host reads none of them, so a captured graph can be replayed
- *                 with other sizes. Rows past their sum never influence a result and are kept or zeroed (gmm_tail).
+ *                 N the in and out features. A group has any number of rows >= 0; G, K and N are what the engine takes
+ *                 (GPUs: below about 2^31).
+ *     Splits      Group sizes may be in device memory. The host does not read them there, so that a captured graph can
+ *                 be replayed with other sizes. Rows past their sum never influence a result and are kept or zeroed
+ *                 (gmm_tail).
  *     Arithmetic  fp32 accumulation and one rounding at the store; bias, activation and probabilities in fp32.
  *     Order       The order in which an output element accumulates depends only on operation, dtypes, N, K and its own
  *                 group's rows: results are bitwise equal from run to run, for any thread count, and equal to the call
- *                 with that group alone. Different machines and engines may differ in the last bits; which engine
- *                 serves a call, a query tells.
- *     Memory      The caller's: gmm_*_query tells the workspace's bytes. It is aligned to 256 bytes, its contents are
- *                 undefined before and after, and calls ordered on one stream may share it. Nothing is allocated.
- *     Overlap     What a call writes (outputs, workspace, fault word) shares no byte with anything else that it reads
- *                 or writes (operands at full capacity, splits, arrays, pointer tables), nor one matrix of an output
- *                 with another, unless the function says so. Bytes between rows belong to nobody: x and y may be the
- *                 columns [0, K) and [K, 2K) of one buffer with ld 2K. What addresses on the host show is GMM_E_ARG
- *                 before anything is written; those in tables in device memory are the caller's to keep apart.
+ *                 with that group alone. Different machines and engines may differ in the last bits. A query reports
+ *                 the engine that serves a call.
+ *     Memory      All memory is the caller's; operations allocate nothing. A query reports the bytes of the workspace,
+ *                 which is aligned to 256 bytes. Its contents are undefined before and after a call, and calls ordered
+ *                 on one stream may share it.
+ *     Overlap     Unless a function allows it, memory that a call writes (outputs, workspace, fault word) shares no
+ *                 byte with other memory that it reads or writes (operands at full capacity, splits, arrays, pointer
+ *                 tables), and the matrices of one output share no byte with one another. Bytes between the rows of a
+ *                 matrix are not part of it: x and y may be the columns [0, K) and [K, 2K) of one buffer with ld 2K.
+ *                 An overlap of addresses that the host can read is GMM_E_ARG before anything is written. Addresses in
+ *                 tables in device memory are not checked.
  *     Stream      The last argument. GPU contexts enqueue on it and return; every call can be captured in a CUDA graph.
- *                 CPU contexts take NULL and are done on return.
- *     Errors      What the host can check is checked before anything is launched or written; then a status is returned
- *                 and gmm_last_error(ctx) names function, argument, value, rule and shapes. Faulty device-resident
- *                 values set bits in gmm_groups.fault, and the call stays in bounds; so do those of a CPU context that
- *                 is given a fault word. Without one it refuses a faulty split: GMM_E_SPLIT.
+ *                 CPU contexts take NULL and have completed the work on return.
+ *     Errors      Everything that the host can check is checked before anything is launched or written. On failure a
+ *                 status is returned, and gmm_last_error(ctx) names function, argument, value, rule and shapes. Faulty
+ *                 values in device memory set bits in gmm_groups.fault, and the call stays within bounds; a CPU context
+ *                 does the same where it is given a fault word, and otherwise refuses a faulty split: GMM_E_SPLIT.
  *     Threads     A context serves one thread at a time; contexts are independent and cheap. No global state.
  *
  * REVISIONS (full list: CHANGELOG.md)
@@ -102,13 +105,13 @@ typedef struct gmm_allocator {
 
 typedef enum gmm_log_level {
     GMM_LOG_NONE = 0,
-    GMM_LOG_WARN = 1,  /* contexts: what their build lacks for the speed of their machine (gmm_build_warning) */
-    GMM_LOG_INFO = 2,  /* contexts: what they run on */
+    GMM_LOG_WARN = 1,  /* gmm_create: why the build is slower than the machine allows (gmm_build_warning) */
+    GMM_LOG_INFO = 2,  /* gmm_create: the device or processor that the context uses */
     GMM_LOG_TRACE = 3, /* every operation: the engine that serves it, and why others declined */
     GMM_LOG_LEVEL_MAX = 0x7fffffff
 } gmm_log_level;
 
-/* Called on the calling thread, for messages of `level` and below. `message` lives until the return. */
+/* `write` is called on the calling thread for messages of `level` and below. `message` is valid until it returns. */
 typedef struct gmm_log {
     void *user;
     gmm_log_level level;
@@ -119,21 +122,23 @@ typedef struct gmm_config {
     uint32_t struct_size;
     gmm_space space;
     int32_t device;        /* CUDA ordinal; 0 for the CPU */
-    int32_t threads;       /* CPU engine: the most that a call takes, and workspace is for; small calls take fewer, with
-                              the same bits. 0 = as many as OpenMP gives; without OpenMP 1 is used */
+    int32_t threads;       /* CPU engine: maximum threads of a call, for which workspaces are sized; small calls use
+                              fewer, with the same bits. 0 = OpenMP's maximum. Without OpenMP calls use one thread */
     gmm_engine engine;     /* default of gmm_options.engine for this context */
-    int32_t cpu_level;     /* CPU engine: 0 = best vector code that the processor has; 1 plain, 2 AVX2, 3 AVX-512 */
+    int32_t cpu_level;     /* CPU engine: vector instructions: 0 = the best of the processor; 1 none, 2 AVX2, 3
+                              AVX-512 */
     gmm_allocator allocator;
     gmm_log log;
-    gmm_engine require_engine; /* gmm_create fails where the context would not have it; AUTO: none is required */
+    gmm_engine require_engine; /* gmm_create fails unless the context has this engine; AUTO: none is required */
 } gmm_config;
 
 /* Makes a context. `config` may be NULL: the CPU with all defaults. *out is NULL after a failure.
    Stream, graph: creates nothing on a stream; not while capturing.
-   Errors: GMM_E_NULL (out), GMM_E_VERSION (header versions mixed), GMM_E_ARG (field out of range), GMM_E_BUILD (a GPU
-       asked of a unit that a C compiler built, or of a build without kernels for it; a required engine that is not in
-       this build), GMM_E_DEVICE (no such device, or too old; no device for a required engine), GMM_E_UNSUPPORTED (an
-       engine of the other space), GMM_E_MEMORY, GMM_E_CUDA. */
+   Errors: GMM_E_NULL (out), GMM_E_VERSION (the caller's header and the implementation differ in version), GMM_E_ARG
+       (field out of range), GMM_E_BUILD (CUDA in an implementation that a C compiler built, or that has no kernels for
+       the device; a required engine that is not in this build), GMM_E_DEVICE (no such device, a device below compute
+       capability 8.0, or one that the required engine does not run on), GMM_E_UNSUPPORTED (an engine of the other
+       space), GMM_E_MEMORY, GMM_E_CUDA. */
 GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint32_t version, gmm_error *error);
 static inline gmm_status gmm_create(gmm_context **out, const gmm_config *config, gmm_error *error) {
     return gmm__create(out, config, (uint32_t)GMM_VERSION_NUMBER, error);
@@ -143,19 +148,19 @@ static inline gmm_status gmm_create(gmm_context **out, const gmm_config *config,
 typedef struct gmm_build {
     uint32_t struct_size;
     gmm_space space;
-    int32_t optimised;   /* 1: by the compiler of the host, and nvcc was not told -G */
+    int32_t optimised;   /* 1: the host compiler optimised, and nvcc compiled without -G */
     int32_t openmp;      /* 1: with OpenMP */
     int32_t threads;     /* gmm_config.threads */
-    int32_t processors;  /* of the host that are online; 0 = unknown */
+    int32_t processors;  /* online processors of the host; 0 = unknown */
     int32_t capability;  /* GPU: 90 for compute capability 9.0 */
     int32_t sm90a;       /* GPU: 1: kernels for sm_90a are in the build */
     int32_t tensor_maps; /* GPU: 1: the driver has cuTensorMapEncodeTiled */
 } gmm_build;
 
-/* What makes contexts of such a build slower than their machine: text `i` from 0, which says what to compile with; NULL
-   from the first `i` on that there is nothing to say for. gmm_create writes each once to the log at GMM_LOG_WARN:
+/* Warning `i`, counted from 0, about a build that is slower than its machine allows, with the compiler options that
+   remedy it; NULL past the last warning. gmm_create writes each once to the log at GMM_LOG_WARN. There is one for
        a GPU of compute capability 9.0 without the engine WGMMA
-       an implementation compiled without optimisation, where the compiler tells (gcc, clang, nvcc)
+       an implementation compiled without optimisation, where the compiler reports it (gcc, clang, nvcc)
        a CPU context without OpenMP on more than four processors, unless gmm_config.threads is 1
    Pure. Errors: none; NULL or a struct_size of another version gives NULL. */
 GMMDEF const char *gmm_build_warning(const gmm_build *build, int32_t i);
@@ -164,9 +169,9 @@ GMMDEF const char *gmm_build_warning(const gmm_build *build, int32_t i);
    Stream, graph: a GPU context's destruction may wait for the device (cuBLASLt). Errors: none. */
 GMMDEF void gmm_destroy(gmm_context *ctx);
 
-/* What the last failing call on this context said; "" before any. Lives until the next failing call. A field is named
-   behind the descriptor's name in the declaration: "gmm_linear_wgrad: linear.dw is NULL: linear_wgrad needs a
-   destination (G=4 T=29 K=17 N=23)".
+/* Message of the last failed call on this context; "" before any. Valid until the next failed call. Fields are named
+   as members of the function's parameter: "gmm_linear_wgrad: linear.dw is NULL: linear_wgrad needs a destination (G=4
+   T=29 K=17 N=23)".
    Stream, graph: no effect on either. Errors: none; ctx NULL gives "". */
 GMMDEF const char *gmm_last_error(const gmm_context *ctx);
 
@@ -218,39 +223,41 @@ typedef enum gmm_op {
 GMMDEF const char *gmm_op_name(gmm_op op);
 GMMDEF const char *gmm_engine_name(gmm_engine engine);
 
-/* How a call is carried out. Descriptors take a pointer; NULL means all defaults. */
+/* How a call is carried out. Descriptors point to it; NULL means all defaults. */
 typedef struct gmm_options {
     uint32_t struct_size;
-    gmm_engine engine;           /* AUTO: the context's default, else the best engine whose plan says yes */
-    int32_t sm_limit;            /* GPU: multiprocessors to use, 0 = all. Never changes results */
-    int32_t allow_nondeterminism;/* 0 or 1; no engine makes use of it */
+    gmm_engine engine;           /* AUTO: the context's default, else the first engine that can serve the call */
+    int32_t sm_limit;            /* GPU: maximum number of multiprocessors, 0 = all. Never changes results */
+    int32_t allow_nondeterminism;/* 0 or 1; every engine is deterministic with either */
     int32_t allow_tf32;          /* 1: CUBLASLT may multiply F32 as TF32 */
     int32_t fp8_fast_accum;      /* 1: WGMMA may skip promotion in fwd and dgrad where scales are by tensor or row.
                                     Changes results */
-    int32_t tile;                /* WGMMA: the 1st, 2nd, ... of the tiles that could serve a product, the last perhaps
-                                    two, of which the split decides, for trying them; 0, or more than there are: the
-                                    one expected to be fastest. Never changes results */
-    int64_t workspace_limit;     /* WGMMA declines a product of MX32 or NV16 operands that needs more bytes, since it
-                                    converts them there; AUTO takes MMA then. 0 = none. Never changes results */
+    int32_t tile;                /* WGMMA, for measurements: 1, 2, ... demands that tile of those which can serve the
+                                    product; where the last two differ only in their use by the split, their number
+                                    stands for both. 0 or a higher number: the tile expected to be fastest. Never
+                                    changes results */
+    int64_t workspace_limit;     /* bytes: WGMMA declines a product of MX32 or NV16 operands whose workspace, in which
+                                    it converts them, is larger; AUTO then takes MMA. 0 = no limit. Never changes
+                                    results */
 } gmm_options;
 
-/* What a query tells. */
+/* The result of a query. */
 typedef struct gmm_info {
     uint32_t struct_size;
-    gmm_engine engine;       /* that will serve the call. Addresses that a query is not given count as multiples of 16
-                                bytes; where the engine needs that, the note says so. A call with other addresses is
-                                served by another engine under AUTO, in no more than workspace_bytes, and refused where
-                                the engine was demanded or no other has the operation */
+    gmm_engine engine;       /* serves the call. An address that the query leaves NULL is assumed to be a multiple of 16
+                                bytes; where the engine depends on that, the note says so. A call with other addresses
+                                is then served by another engine under AUTO, in at most workspace_bytes, and refused
+                                where the engine was demanded or no other has the operation */
     size_t workspace_bytes;
     size_t saved_bytes;      /* MLP: gmm_mlp.saved */
     size_t deferred_bytes;   /* MLP: gmm_mlp.deferred */
-    int32_t in_align;        /* in and out features (MLP: hidden, ffn and hidden_out) must be multiples of these; 1 but
-                                for quantized operands */
+    int32_t in_align;        /* in and out features (MLP: hidden, ffn and hidden_out) must be multiples of these; 1
+                                unless operands are quantized */
     int32_t out_align;
-    char note[192];          /* how the engine serves it, on what that depends, and why better ones declined */
+    char note[192];          /* how the engine serves the call, on what that depends, and why preferred ones declined */
 } gmm_info;
 
-/* offsets[g] = first row of group g, offsets[G] = number of live rows, clamped as gmm_groups says.
+/* offsets[g] = first row of group g, offsets[G] = number of live rows, clamped as gmm_groups describes.
    Shapes: offsets [G + 1] int64, context memory.
    Stream, graph: enqueued; capturable. Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_ALIGN, GMM_E_DTYPE, GMM_E_SPLIT,
        GMM_E_VERSION, GMM_E_UNSUPPORTED, GMM_E_CAPTURE (host splits), GMM_E_CUDA. */
@@ -258,38 +265,40 @@ GMMDEF gmm_status gmm_offsets(gmm_context *ctx, const gmm_groups *groups, int64_
 
 /* ------------------------------------------------------------------------------------------ 3 Grouped linear --- */
 
-/* Where the gradient of a weight or bias goes. The descriptor pointer being NULL means: not wanted, not computed.
-   own gradient (main_grad 0): stored. main_grad 1: added, unless overwrite is 1. See gmm_wgrad_decide.
-   An empty group stores zeros, or leaves the destination's bits alone where it would add. */
+/* Destination of the gradient of a weight or bias. A NULL descriptor: the gradient is not wanted and not computed.
+   main_grad 0 stores the gradient. main_grad 1 adds it, unless overwrite is 1. See gmm_wgrad_decide.
+   An empty group stores zeros; where it would add, it keeps the destination's bits. */
 typedef struct gmm_grad {
     uint32_t struct_size;
     int32_t main_grad;
     int32_t overwrite;
     int32_t reserved;      /* 0 */
     const gmm_mat *mat;    /* F32, BF16 or F16, per group; packed or table */
-    const float *beta;     /* [G] context memory: replaces the above per group: dst = grad + beta dst. 0 never reads,
-                              1 adds (bits kept for an empty group). NULL = by main_grad and overwrite */
-    const uint8_t *frozen; /* [G] context memory: nonzero = the group's gradient is not computed and not touched */
+    const float *beta;     /* [G] context memory: dst = grad + beta dst per group, whatever main_grad and overwrite are.
+                              0 does not read dst; 1 adds (an empty group keeps the bits). NULL = by main_grad and
+                              overwrite */
+    const uint8_t *frozen; /* [G] context memory: nonzero = the group's gradient is not computed, and dst keeps it */
 } gmm_grad;
 
 /* A grouped linear layer: y[r] = alpha_g w_g x[r] + bias_g s_r for every row r of group g.
    Shapes: x, dx [T, K]; y, dy [T, N]; w, dw [G][N, K]; bias, db [G][N]; bias_scale s, d_bias_scale [T].
    dtypes: x and w share F32, F16 or BF16, and so do dy and w, dy and x. y, dx, bias and gradients are F32, F16 or BF16.
-   Quantized factors (bgrad takes none): each product reads the copies whose blocks run along its contraction: fwd the
-       rowwise ones of x and w, dgrad dy and w.columnwise, wgrad x.columnwise and dy.columnwise (of x and dy it reads
-       nothing but that pointer). TENSOR and ROW multiply one another; 1X128 multiplies 1X128 and 128X128; MX32
-       multiplies MX32, NV16 NV16, and either as w also floats. Elements of MX32 and NV16 are exact products of code
-       and scale, MX32 from 2^128 on Inf (on GPUs in BF16: MX32 below 2^-126 is rounded to its grid); fp32 scales of
-       blocks multiply the sum of each 128 along the contraction, other scales the whole sum. K and N must be multiples
-       of gmm_info.in_align and out_align.
-       Range: scales may be any finite numbers where the result is finite and normal, whatever their products with one
-       another and with alpha are; but the product of the two scales of blocks that meet must be a normal number, and of
-       two ROW operands on WGMMA the token scales (wgrad: those of dy) must be between 2^-90 and 2^70 and the others
-       times alpha normal. CUBLASLT multiplies in the library's order.
-   Aliasing: none.  Alignment: each base to its element; results leave faster at multiples of 16 bytes. The engine WGMMA
-   needs every matrix and row of x, w and dy at multiples of 16 bytes; what breaks this another engine serves, but for
-   addresses of weights in tables in device memory, which the host cannot see: these must be multiples of 16 (else
-   GMM_FAULT_ADDRESS). */
+   Quantized operands (bgrad takes none): each product reads the copies whose blocks run along its contraction: fwd x
+       and w, dgrad dy and w.columnwise, wgrad x.columnwise and dy.columnwise (wgrad reads no other field of x and dy).
+       TENSOR and ROW multiply one another; 1X128 multiplies 1X128 and 128X128; MX32 multiplies MX32, and NV16 NV16; a w
+       of MX32 or NV16 also multiplies floats. An element of MX32 or NV16 is the exact product of code and scale; MX32
+       is Inf from 2^128 on (on GPUs it is BF16, to whose grid values below 2^-126 are rounded). fp32 scales of blocks
+       multiply the sum of each 128 elements along the contraction, other scales the whole sum. K and N must be
+       multiples of gmm_info.in_align and out_align.
+       Range: where the result is finite and normal, scales may be any finite numbers, whatever their products with one
+       another and with alpha are, with two exceptions: the product of the scales of a block of x or dy and a block of
+       w (wgrad: of dy and x) must be a normal number; and for two ROW operands on WGMMA the token scales (wgrad: those
+       of dy) must be between 2^-90 and 2^70, and the other scales times alpha normal. CUBLASLT multiplies in the
+       library's order.
+   Aliasing: none.  Alignment: each base to its element; stores are faster to multiples of 16 bytes. The engine WGMMA
+   needs every matrix and row of x, w and dy at multiples of 16 bytes; another engine serves operands that are not.
+   Addresses of weights in tables in device memory, which the host cannot see, must be multiples of 16 bytes under WGMMA
+   (else GMM_FAULT_ADDRESS). */
 typedef struct gmm_linear {
     uint32_t struct_size;
     int32_t alpha_per_group; /* 1: alpha is [G], else [1] */
@@ -308,16 +317,16 @@ typedef struct gmm_linear {
     const gmm_grad *dw;
     const gmm_grad *db;
     float *d_bias_scale;      /* fp32: sum over n of dy[r][n] bias_g[n]; NULL = not wanted */
-    int32_t d_bias_scale_add; /* 1: added to what is there */
+    int32_t d_bias_scale_add; /* 1: added to d_bias_scale instead of stored */
     int32_t y_add;           /* 1: fwd adds to y, dgrad to dx, instead of storing */
 } gmm_linear;
 
-/* Engine, workspace and demands of one linear operation (GMM_OP_LINEAR_*). Pointers to data may still be NULL.
-   Stream, graph: no effect on either. Errors: as the operation, but for those about addresses and workspace. */
+/* Engine, workspace and feature alignment of one linear operation (GMM_OP_LINEAR_*). Addresses may still be NULL.
+   Stream, graph: no effect on either. Errors: those of the operation, except about addresses and workspace. */
 GMMDEF gmm_status gmm_linear_query(gmm_context *ctx, gmm_op op, const gmm_linear *linear, gmm_info *info);
 
 /* y = alpha x w^T (+ bias s) (+ y). Needs x, w, y.
-   Stream, graph: enqueued; capturable, replay with other sizes is right.
+   Stream, graph: enqueued; capturable, and a replay may have other group sizes.
    Errors: GMM_E_NULL, GMM_E_ARG (also overlap), GMM_E_DTYPE, GMM_E_STRIDE, GMM_E_ALIGN, GMM_E_OVERFLOW, GMM_E_SPLIT
        (splits on the host, or of a CPU context without a fault word), GMM_E_WORKSPACE, GMM_E_VERSION,
        GMM_E_UNSUPPORTED, GMM_E_CAPTURE (host splits), GMM_E_CUDA. */
@@ -349,7 +358,7 @@ typedef enum gmm_act_preset {
     GMM_ACT_PRESET_MAX = 0x7fffffff
 } gmm_act_preset;
 
-/* The settings a preset names. Pure. Errors: an unknown preset gives GMM_ACT_NONE. */
+/* The settings of a preset. Pure. Errors: an unknown preset gives GMM_ACT_NONE. */
 GMMDEF gmm_act gmm_act_of(gmm_act_preset preset);
 GMMDEF const char *gmm_act_name(gmm_act_kind kind); /* "swiglu"; "?" if unknown */
 
@@ -382,14 +391,14 @@ GMMDEF gmm_status gmm_act_query(gmm_context *ctx, gmm_op op, const gmm_activatio
 GMMDEF gmm_status gmm_act_fwd(gmm_context *ctx, const gmm_activation *activation, void *workspace,
                               size_t workspace_bytes, gmm_stream stream);
 
-/* dx = p dy df/dx, dprob, and y = p f(x) again. Needs x, dy and one of dx, dprob, y; what is NULL is not computed.
+/* dx = p dy df/dx, dprob, and y = p f(x). Needs x, dy and one of dx, dprob, y; outputs that are NULL are not computed.
    Stream, graph, errors: as gmm_act_fwd. */
 GMMDEF gmm_status gmm_act_bwd(gmm_context *ctx, const gmm_activation *activation, void *workspace,
                               size_t workspace_bytes, gmm_stream stream);
 
 /* ---------------------------------------------------------------------------------------------- 5 Expert MLP --- */
 
-/* What fwd keeps for bwd, in gmm_mlp.saved. */
+/* What fwd saves for bwd in gmm_mlp.saved. */
 typedef enum gmm_save {
     GMM_SAVE_PREACT = 0,         /* FC1's output; the activation is computed again */
     GMM_SAVE_PREACT_AND_ACT = 1, /* FC1's output and FC2's input */
@@ -397,7 +406,7 @@ typedef enum gmm_save {
     GMM_SAVE_MAX = 0x7fffffff
 } gmm_save;
 
-/* How tokens reach the experts; decides who pads (gmm_pad_decide). */
+/* The token dispatcher, on which it depends who pads the groups (gmm_pad_decide). */
 typedef enum gmm_dispatcher {
     GMM_DISPATCH_ALLTOALL = 0,
     GMM_DISPATCH_ALLGATHER = 1,
@@ -408,8 +417,8 @@ typedef enum gmm_dispatcher {
 } gmm_dispatcher;
 
 /* The configuration of an expert MLP: y = act(x w1^T + b1) p w2^T + b2 (p). Fields below `save` describe the model
-   around the MLP; they change no result and exist so that gmm_mlp_validate, or an operation that sees its tensors too,
-   can refuse what would train wrong. */
+   around the MLP. Except for delay_wgrad and overlap_dispatch_wgrad they change nothing that is computed:
+   gmm_mlp_validate and the operations refuse combinations that would train a wrong model. */
 typedef struct gmm_mlp_config {
     uint32_t struct_size;
     int32_t bias1, bias2;           /* the linears have biases */
@@ -421,7 +430,7 @@ typedef struct gmm_mlp_config {
     gmm_act act;
     gmm_save save;
     int32_t delay_wgrad;            /* bwd queues the weight gradients */
-    int32_t overlap_dispatch_wgrad; /* the same, asked for by the overlap of dispatch with wgrad; excludes the former */
+    int32_t overlap_dispatch_wgrad; /* the same, for overlapping dispatch with wgrad; excludes delay_wgrad */
     int32_t ddp_expects_delay;      /* 1: the data-parallel hooks wait for the queued gradients */
     int32_t ddp;                    /* 1: data-parallel hooks are installed */
     int32_t topk;                   /* experts per token; 0 = unknown */
@@ -435,16 +444,15 @@ typedef struct gmm_mlp_config {
     int32_t act_recompute;          /* the activation is recomputed in bwd */
 } gmm_mlp_config;
 
-/* One call that checks a configuration; pure. Every operation on an MLP makes it too.
-   Errors: GMM_E_CONFIG, and error->text opens with the field's name. The rules:
+/* Checks a configuration; pure. Every operation on an MLP makes the same checks.
+   Errors: GMM_E_CONFIG, and error->text begins with the field's name. The rules:
        hidden, ffn >= 1; hidden_out >= 0; enumerations in range; switches 0 or 1
-       act.kind: any but GMM_ACT_NONE, which is what a zeroed act holds
+       act.kind: any but GMM_ACT_NONE, the value in a zeroed act
        act: as gmm_act_fwd (interleave >= 0, a divisor of ffn, gated only; limit 0 or finite > 0; offset finite, gated
-           only; alpha finite, and other than 0 or 1 only where the activation takes it; betas 0 or finite > 0, SiTU
-           only)
-       source_interleave >= 0 and, where stated for a gated activation, the layout that act.interleave reads
+           only; alpha finite, and 0 or 1 where the activation has no alpha; betas 0 or finite > 0, SiTU only)
+       source_interleave >= 0; where stated for a gated activation, it is the layout of act.interleave
        delay_wgrad and overlap_dispatch_wgrad exclude each other; with ddp, either needs ddp_expects_delay, and
-           ddp_expects_delay needs either: otherwise hooks fire before, or never after, the gradient
+           ddp_expects_delay needs one of them: otherwise hooks fire before the gradient is complete, or never
        prob_on_bias2 needs prob and bias2; prob_on_input needs topk 1 and excludes prob
        bias2 with prob and topk > 1 needs prob_on_bias2: unweighted biases would add up topk times
        bias1 or bias2 need etp_size 1: every rank would add them
@@ -453,25 +461,26 @@ typedef struct gmm_mlp_config {
        act_recompute excludes save = GMM_SAVE_PREACT_AND_ACT */
 GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *error);
 
-/* Parameters of an MLP, as callbacks name them. */
+/* Parameters of an MLP, for callbacks. */
 typedef enum gmm_param {
     GMM_PARAM_W1 = 0, GMM_PARAM_B1 = 1, GMM_PARAM_W2 = 2, GMM_PARAM_B2 = 3, GMM_PARAM_MAX = 0x7fffffff
 } gmm_param;
 
-/* Gradient callbacks: once per parameter and micro-batch for every parameter whose gradient is wanted, empty groups or
-   not, FC2's before FC1's, on the calling thread, when the work that completes the gradient has been enqueued on
-   `stream`. Biases complete in bwd; weights in bwd or, delayed, in gmm_mlp_wgrad. Not fired while capturing. */
+/* Gradient callbacks. `ready` is called once per micro-batch for every parameter whose gradient is wanted, also where
+   groups are empty, FC2's before FC1's, on the calling thread, when the work that completes the gradient has been
+   enqueued on `stream`. Biases complete in bwd; weights in bwd or, delayed, in gmm_mlp_wgrad. Not called while
+   capturing. */
 typedef struct gmm_grad_hooks {
     void *user;
     void (*ready)(void *user, gmm_param param, gmm_stream stream);
 } gmm_grad_hooks;
 
-/* One queued weight gradient of both linears; its fields are the library's. */
+/* The queued weight gradients of both linears of one bwd; its contents are private to the library. */
 typedef struct gmm_wgrad_entry {
     uint64_t opaque[192];
 } gmm_wgrad_entry;
 
-/* Caller-owned FIFO of delayed weight gradients. Make it with gmm_wgrad_queue_over; `count` may be read. Calls refuse
+/* Caller-owned FIFO of delayed weight gradients, made by gmm_wgrad_queue_over. Callers may read `count`. Calls refuse
    capacity < 1, head outside [0, capacity) and count outside [0, capacity]. */
 typedef struct gmm_wgrad_queue {
     gmm_wgrad_entry *entries;
@@ -487,24 +496,25 @@ static inline gmm_wgrad_queue gmm_wgrad_queue_over(gmm_wgrad_entry *entries, int
     return q;
 }
 
-/* Operands that a recipe quantizes, in the order of their delayed-scaling slots: forward's, then backward's. */
+/* Operands that a recipe quantizes, in the order of their delayed-scaling slots: those of forward, then of backward. */
 typedef enum gmm_mlp_slot {
     GMM_SLOT_X, GMM_SLOT_W1, GMM_SLOT_H, GMM_SLOT_W2, GMM_SLOT_DY, GMM_SLOT_DZ, GMM_SLOTS,
     GMM_SLOT_MAX = 0x7fffffff
 } gmm_mlp_slot;
 
-/* How the products of an MLP are quantized: each quantizes its two factors (x, FC2's input h, w1, w2, dy, FC1's output
-   gradient dz) by the roles of the recipe, along its own contraction, into the workspace. Weights may come quantized
-   already, in the recipe's dtype and scaling: fwd reads them rowwise, bwd w1.columnwise and w2.columnwise (and w1 if
-   FC1 runs again), which is the same to the bit. Everything else stays as without a recipe: saved values are those of
-   the unquantized dtype, and gradients of biases come from them. */
+/* How the products of an MLP are quantized: each product quantizes its two operands (of x, FC2's input h, w1, w2, dy
+   and FC1's output gradient dz) in the format that the recipe has for their role, along its own contraction, into the
+   workspace. Weights may already be quantized, in the recipe's dtype and scaling: fwd reads w1 and w2, bwd
+   w1.columnwise and w2.columnwise (and w1 if FC1 runs again); results are bitwise the same. Nothing else changes with a
+   recipe: saved values have the unquantized dtype, and bias gradients are computed from it. */
 typedef struct gmm_mlp_quant {
     uint32_t struct_size;
     int32_t reserved;        /* 0 */
     const gmm_recipe *recipe;/* its kind must be the configuration's. With hadamard, x, dy and the weights are BF16 in
                                 every operation, though only weight gradients are transformed */
     const float *scale;      /* delayed: [GMM_SLOTS][G] quantization scales, context memory; NULL = ones */
-    float *amax;             /* delayed: [GMM_SLOTS][G], raised to what is seen (history[0]); NULL = not wanted */
+    float *amax;             /* delayed: [GMM_SLOTS][G], raised to the operands' amaxes (history[0]); NULL = not
+                                wanted */
     const uint64_t *random;  /* stochastic: {seed, offset} of dy and of dz, context memory. Delayed weight gradients
                                 read them again in gmm_mlp_wgrad, and scale too */
 } gmm_mlp_quant;
@@ -512,8 +522,8 @@ typedef struct gmm_mlp_quant {
 /* Tensors of one MLP call.
    Shapes: x, dx [T, hidden]; w1 [G][2 ffn or ffn, hidden] and b1 [G][2 ffn or ffn], gated rows in the order of
        act.interleave; w2 [G][hidden_out, ffn], b2 [G][hidden_out]; y, dy [T, hidden_out]; prob, dprob [T] fp32.
-   dtypes: x, w1, w2, dy share F32, F16 or BF16, which is also the dtype of what is saved (with `quant`, weights may
-       be quantized copies instead); the rest is free as in gmm_linear.  Aliasing: none. */
+   dtypes: x, w1, w2 and dy share F32, F16 or BF16, which is also the dtype of saved values (with `quant`, weights may
+       be quantized instead); the others are as in gmm_linear.  Aliasing: none. */
 typedef struct gmm_mlp {
     uint32_t struct_size;
     int32_t reserved;       /* 0 */
@@ -524,21 +534,21 @@ typedef struct gmm_mlp {
     const float *prob;
     const gmm_mat *y;
     void *saved;            /* fwd writes, bwd reads; 256-byte aligned; NULL in fwd = inference. With GMM_SAVE_NOTHING
-                               neither touches it: it may be NULL, and is aligned if not */
+                               neither accesses it, and it may be NULL, or any aligned address */
     size_t saved_bytes;
     const gmm_mat *dy, *dx; /* dx NULL = not wanted */
     const gmm_grad *dw1, *dw2, *db1, *db2; /* each NULL = not wanted */
     float *dprob;           /* with prob_on_bias2 it includes the bias's term; NULL = not wanted */
-    void *deferred;         /* delayed: bwd keeps wgrad operands, tables and arrays by group here until gmm_mlp_wgrad;
+    void *deferred;         /* delayed: bwd stores wgrad operands, tables and arrays by group here for gmm_mlp_wgrad;
                                256-byte aligned */
     size_t deferred_bytes;
-    gmm_wgrad_queue *queue; /* delayed: where bwd records them */
+    gmm_wgrad_queue *queue; /* delayed: bwd appends an entry */
     const gmm_grad_hooks *hooks; /* NULL = none */
-    const gmm_mlp_quant *quant;  /* NULL = products of the operands as they are */
+    const gmm_mlp_quant *quant;  /* NULL = operands are not quantized */
 } gmm_mlp;
 
-/* Engine, sizes and demands of GMM_OP_MLP_FWD, GMM_OP_MLP_BWD or GMM_OP_MLP_WGRAD.  Stream, graph: none.
-   Errors: as the operation, but for those about addresses and buffers. */
+/* Engine, sizes and feature alignment of GMM_OP_MLP_FWD, GMM_OP_MLP_BWD or GMM_OP_MLP_WGRAD.  Stream, graph: none.
+   Errors: those of the operation, except about addresses and buffers. */
 GMMDEF gmm_status gmm_mlp_query(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_info *info);
 
 /* One matrix in gmm_mlp.saved: row-major, rows of ld elements from `offset` on. */
@@ -553,13 +563,13 @@ typedef struct gmm_saved_part {
 
 typedef struct gmm_saved_layout {
     uint32_t struct_size;
-    int32_t count;          /* parts that config.save keeps, 0 to 2, in the order of their offsets */
+    int32_t count;          /* parts that config.save saves, 0 to 2, in the order of their offsets */
     int64_t bytes;          /* gmm_info.saved_bytes */
-    gmm_saved_part part[4]; /* those behind `count` are zeros */
+    gmm_saved_part part[4]; /* zeros from `count` on */
 } gmm_saved_layout;
 
-/* What fwd leaves in `saved` and where, to check an MLP stage by stage: the same for every engine, and for op
-   GMM_OP_MLP_FWD and GMM_OP_MLP_BWD, whichever descriptor is at hand.  Stream, graph: none.
+/* The layout of `saved`, for checking an MLP stage by stage. It is the same for every engine, and for the descriptors
+   of GMM_OP_MLP_FWD and GMM_OP_MLP_BWD.  Stream, graph: none.
    Errors: as gmm_mlp_query; GMM_E_NULL (layout). */
 GMMDEF gmm_status gmm_mlp_saved_query(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_saved_layout *layout);
 
@@ -568,15 +578,15 @@ GMMDEF gmm_status gmm_mlp_saved_query(gmm_context *ctx, gmm_op op, const gmm_mlp
 GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
                               gmm_stream stream);
 
-/* The wanted ones of dx, dw1, dw2, db1, db2, dprob from dy, saved (and x, w1, b1 as the save policy needs). What one
-   step hands to the next is rounded to the dtype of x: FC2's dgrad before the activation's backward and dprob read it,
+/* Those of dx, dw1, dw2, db1, db2 and dprob that are not NULL, from dy and saved (and x, w1, b1 as config.save needs).
+   Intermediate results are rounded to the dtype of x: FC2's dgrad before the activation's backward and dprob read it,
    and FC1's output gradient before dx, dw1 and db1 read it. Results are those of gmm_linear_dgrad with a dx of this
    dtype, gmm_act_bwd and the other steps, called one after the other.
-   Delayed weight gradients are recorded in `queue` with everything they need. The matrices of x, dy, dw1 and dw2,
-   `deferred`, the fault word and the arrays of `quant` must stay as they are until gmm_mlp_wgrad has run. All else may
-   be freed or overwritten when this call is done: descriptors, recipe and hooks, which the queue copies; splits,
-   pointer tables, gmm_grad.beta and frozen, which `deferred` keeps copies of. What is in host memory (descriptors and
-   tables of GMM_MAT_TABLE_ON_HOST) may be freed on return.
+   Delayed weight gradients are recorded in `queue`. The matrices of x, dy, dw1 and dw2, `deferred`, the fault word and
+   the arrays of `quant` must remain unchanged until gmm_mlp_wgrad has run. Everything else may be freed or overwritten
+   once the work of this call is done: the queue has copies of descriptors, recipe and hooks; `deferred` has copies of
+   splits, pointer tables, gmm_grad.beta and frozen. Host memory (descriptors and tables of GMM_MAT_TABLE_ON_HOST) may
+   be freed on return.
    Stream, graph: enqueued; capturable. A captured call fills the queue once, when it is captured; no replay does.
    Errors: as gmm_mlp_fwd; GMM_E_STATE (queue full), GMM_E_ARG (fields of the queue). */
 GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
@@ -589,13 +599,13 @@ GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
 GMMDEF gmm_status gmm_mlp_wgrad(gmm_context *ctx, gmm_wgrad_queue *queue, void *workspace, size_t workspace_bytes,
                                 gmm_stream stream);
 
-/* Fires the hooks that `op` (GMM_OP_MLP_BWD or GMM_OP_MLP_WGRAD) of this MLP fires: to be called after a graph that
-   holds the operation was launched.  Stream, graph: handed to the hooks. Errors: those of gmm_mlp_query. */
+/* Calls the hooks that `op` (GMM_OP_MLP_BWD or GMM_OP_MLP_WGRAD) of this MLP calls outside of a capture; for callers
+   who have launched a graph of the operation.  Stream, graph: passed to the hooks. Errors: those of gmm_mlp_query. */
 GMMDEF gmm_status gmm_mlp_fire_hooks(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_stream stream);
 
 /* -------------------------------------------------------------------------------- 6 Weight-gradient decisions --- */
 
-/* What becomes of one weight's gradient, as data-parallel trainers expect it. All fields are 0 or 1. */
+/* How the gradient of one weight is to be handled by a data-parallel trainer. All fields are 0 or 1. */
 typedef struct gmm_wgrad_in {
     uint8_t want;         /* the weight requires a gradient */
     uint8_t main_grad;    /* its target is main_grad rather than a gradient of its own */
@@ -625,11 +635,12 @@ GMMDEF gmm_status gmm_wgrad_decide(const gmm_wgrad_in *in, gmm_wgrad_out *out, g
 
 typedef enum gmm_score { GMM_SCORE_SOFTMAX = 0, GMM_SCORE_SIGMOID = 1, GMM_SCORE_MAX = 0x7fffffff } gmm_score;
 
-/* Top-k routing. scores s[t] = softmax or sigmoid of logits[t]; the k experts with the largest s + expert_bias are
-   chosen, the lower index at equal values (a NaN score ranks last); indices in falling order of that value.
-       probs[t][i] = scale s[t][e_i] (/ (sum over the chosen of s + 1e-20 for sigmoid) if normalize)
-   Losses, added up over tokens in a fixed order, with c_e the number of times expert e was chosen and q = s, divided
-   for sigmoid by the row's sum over all experts:
+/* Top-k routing. The scores s[t] are the softmax or sigmoid of logits[t]. The k experts with the largest s +
+   expert_bias are chosen, of equal values the lower index (a NaN score ranks last); indices are in falling order of
+   that value.
+       probs[t][i] = scale s[t][e_i]; if normalize, divided by the sum of s over the chosen experts (sigmoid: + 1e-20)
+   Losses are sums over tokens in a fixed order, where c_e is the number of times that expert e was chosen, and q is s,
+   for sigmoid divided by the token's sum of s over all experts:
        aux_loss = aux_coeff E / (topk T^2) sum_e c_e sum_t q[t][e]
        z_loss = z_coeff / T sum_t logsumexp(logits[t])^2
    Shapes: logits, dlogits [T, E]; expert_bias [E]; indices, probs, dprobs [T, topk]; counts [E]; offsets [E + 1];
@@ -649,8 +660,8 @@ typedef struct gmm_route {
     int32_t *indices;        /* fwd writes, bwd reads */
     float *probs;            /* fwd writes */
     int32_t *counts;         /* tokens per expert; fwd writes, bwd reads if aux_coeff is not 0; else may be NULL */
-    int32_t *offsets;        /* their exclusive prefix sums; NULL = not wanted */
-    float aux_coeff, z_coeff;/* 0 = no such loss and no such gradient; finite */
+    int32_t *offsets;        /* exclusive prefix sums of counts; NULL = not wanted */
+    float aux_coeff, z_coeff;/* finite; 0 = the loss is 0 and has no gradient */
     float *aux_loss, *z_loss;/* one value each; NULL = not wanted */
     const float *dprobs;     /* bwd: gradient of probs; NULL = zeros */
     const float *dloss;      /* bwd: [2] gradients of aux_loss and z_loss; NULL = ones */
@@ -665,22 +676,22 @@ GMMDEF gmm_status gmm_topk_query(gmm_context *ctx, gmm_op op, const gmm_route *r
 GMMDEF gmm_status gmm_topk_fwd(gmm_context *ctx, const gmm_route *route, void *workspace, size_t workspace_bytes,
                                gmm_stream stream);
 
-/* dlogits from dprobs, dloss, logits, indices, counts. The choice itself has no gradient, nor has expert_bias.
+/* dlogits from dprobs, dloss, logits, indices, counts. The choice of experts and expert_bias have no gradient.
    Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd. */
 GMMDEF gmm_status gmm_topk_bwd(gmm_context *ctx, const gmm_route *route, void *workspace, size_t workspace_bytes,
                                gmm_stream stream);
 
 /* -------------------------------------------------------------------------------------- 8 Permute, unpermute --- */
 
-/* Moves tokens to expert order and back. One descriptor serves five calls:
+/* Permutes tokens to expert order and back. One descriptor serves five calls:
        call            reads                                            writes
        permute_map     indices                                          row_of, slot_of, sizes
        permute_fwd     slot_of, sizes, row_of, x, probs                 rows, row_probs
        unpermute_fwd   row_of, rows, probs                              out
        unpermute_bwd   row_of, slot_of, sizes, dout, rows, probs        drows, dprobs
        permute_bwd     row_of, drows, drow_probs                        dx, dprobs
-   The fields up to `sizes` describe one permutation and may stay set in all five calls. Of the operands behind them a
-   call refuses those that are not in its row, since it would leave them out (GMM_E_CONFIG).
+   The fields up to `sizes` describe one permutation and may stay set in all five calls. A call refuses operands behind
+   them that are not in its row of this table (GMM_E_CONFIG).
    Slot i of token t (its i-th expert) is dropped where indices[t][i] is -1.
    Rows of one expert keep the order of their tokens (then of their slots); experts follow one another, each segment
    rounded up to `align` rows.
@@ -693,7 +704,7 @@ typedef struct gmm_permute {
     uint32_t struct_size;
     int32_t experts;          /* E >= 1 */
     int64_t tokens;           /* T >= 0; T topk < 2^31 */
-    int64_t capacity;         /* R >= 0, < 2^31: rows of permuted buffers; what does not fit is dropped (-1) */
+    int64_t capacity;         /* R >= 0, < 2^31: rows of permuted buffers; slots that do not fit are dropped (-1) */
     int64_t hidden;           /* H >= 1 */
     int32_t topk;             /* >= 1 */
     int32_t align;            /* 0 = 1 */
@@ -705,8 +716,8 @@ typedef struct gmm_permute {
     int32_t *row_of;          /* row of each slot, -1 = dropped */
     int32_t *slot_of;         /* slot t topk + i of each row, -1 = padding; map writes all R */
     int32_t *sizes;           /* rows of each expert, padding included: the splits of gmm_groups. Their sum never
-                                 exceeds the capacity: the expert that it cuts off has the rows that are left, which
-                                 may be no multiple of align, and the experts after it have 0 */
+                                 exceeds the capacity: the first expert that does not fit gets the remaining rows,
+                                 which may be no multiple of align, and the experts after it get 0 */
     const gmm_mat *x;
     const float *probs;       /* NULL = none: fwd writes no row_probs, unpermute adds rows unweighted */
     const gmm_mat *rows;
@@ -728,8 +739,8 @@ GMMDEF gmm_status gmm_permute_map(gmm_context *ctx, const gmm_permute *permute, 
                                   size_t workspace_bytes, gmm_stream stream);
 
 /* rows[r] = x[token of r], row_probs[r] = probs[slot of r]; padding rows are zeros. Needs slot_of, sizes, x, rows.
-   row_of, if there, spares a GPU reading a token once for each of its rows; the results are those of slot_of, whatever
-   it holds.  Stream, graph: enqueued; capturable. Errors: as gmm_permute_map. */
+   With row_of a GPU reads each token once instead of once per row; results depend on slot_of alone.
+   Stream, graph: enqueued; capturable. Errors: as gmm_permute_map. */
 GMMDEF gmm_status gmm_permute_fwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                   size_t workspace_bytes, gmm_stream stream);
 
@@ -751,8 +762,8 @@ GMMDEF gmm_status gmm_unpermute_bwd(gmm_context *ctx, const gmm_permute *permute
 
 /* ------------------------------------------------------------------------------------ 9 Pad, GLU interleave --- */
 
-/* Rows that recipes of other libraries want each group rounded up to (1 = none): 256 for grouped-tensor kernels, 32
-   MXFP8, 128 NVFP4, 16 other FP8. This library needs no padding for any recipe. Pure. */
+/* Multiple of rows to which the recipes of other libraries pad each group (1 = no padding): 256 for grouped-tensor
+   kernels, else 32 for MXFP8, 128 for NVFP4, 16 for other FP8. This library needs no padding for any recipe. Pure. */
 GMMDEF int32_t gmm_pad_align(gmm_recipe_kind recipe, int32_t grouped_tensor);
 
 typedef struct gmm_pad_in {
@@ -760,12 +771,12 @@ typedef struct gmm_pad_in {
     gmm_dispatcher dispatcher;
     int32_t grouped_tensor;       /* the experts use grouped-tensor kernels */
     int32_t router_padding;       /* the router was asked to round counts up */
-    int32_t router_padding_done;  /* and every count really is a multiple (it cannot always be reached) */
+    int32_t router_padding_done;  /* and every count is a multiple, which too few tokens make impossible */
     int32_t permute_fusion;       /* permutation is fused, by a kernel that pads */
 } gmm_pad_in;
 
-/* Whether the expert MLP must pad, and to what. *align is 1 where it need not: no recipe asks for it, or rows already
-   come padded: by the router (only if router_padding_done), by HybridEP or NCCL-EP, or by DeepEP's fused
+/* The multiple to which the expert MLP must pad. *align is 1 where it need not pad: the recipe does not ask for it, or
+   rows arrive padded from the router (only if router_padding_done), from HybridEP or NCCL-EP, or from DeepEP's fused
    permute-and-pad with grouped tensors. Pure.
    Errors: GMM_E_NULL, GMM_E_CONFIG (unknown recipe or dispatcher). */
 GMMDEF gmm_status gmm_pad_decide(const gmm_pad_in *in, int32_t *align, gmm_error *error);
@@ -795,14 +806,14 @@ GMMDEF gmm_status gmm_pad_query(gmm_context *ctx, gmm_op op, const gmm_padding *
 GMMDEF gmm_status gmm_pad(gmm_context *ctx, const gmm_padding *padding, void *workspace, size_t workspace_bytes,
                           gmm_stream stream);
 
-/* Takes the padding out again: the inverse of gmm_pad on the live rows.
+/* Removes the padding: the inverse of gmm_pad on the live rows.
    Stream, graph: enqueued; capturable. Errors: as gmm_pad. */
 GMMDEF gmm_status gmm_unpad(gmm_context *ctx, const gmm_padding *padding, void *workspace, size_t workspace_bytes,
                             gmm_stream stream);
 
-/* Moves FC1's gate and linear parts between halves [a | b] and blocks [a:B | b:B | a:B ...].
-   Shapes: by axis. GMM_GLU_ROWS: count matrices of [2 ffn, cols], the rows move: weights, biases (cols = 1, ld = 1 and
-       group_stride = 2 ffn). GMM_GLU_COLUMNS: one matrix of [count, 2 ffn], the columns move: activations.
+/* Permutes FC1's gate part a and linear part b between halves [a | b] and blocks [a:B | b:B | a:B ...].
+   Shapes: by axis. GMM_GLU_ROWS permutes the rows of count matrices of [2 ffn, cols]: weights, biases (cols = 1, ld = 1
+       and group_stride = 2 ffn). GMM_GLU_COLUMNS permutes the columns of one matrix of [count, 2 ffn]: activations.
    dtypes: src and dst share any dtype of whole bytes.  Aliasing: none, not in place. */
 typedef enum gmm_glu_axis { GMM_GLU_ROWS = 0, GMM_GLU_COLUMNS = 1, GMM_GLU_AXIS_MAX = 0x7fffffff } gmm_glu_axis;
 
@@ -822,14 +833,15 @@ typedef struct gmm_glu {
 /* Engine and workspace of GMM_OP_GLU_INTERLEAVE.  Stream, graph: none. Errors: as the operation. */
 GMMDEF gmm_status gmm_glu_query(gmm_context *ctx, gmm_op op, const gmm_glu *glu, gmm_info *info);
 
-/* Interleaves, or back. Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd; GMM_E_CONFIG (block). */
+/* Interleaves, or restores the halves.  Stream, graph: enqueued; capturable.
+   Errors: as gmm_linear_fwd; GMM_E_CONFIG (block). */
 GMMDEF gmm_status gmm_glu_interleave(gmm_context *ctx, const gmm_glu *glu, void *workspace, size_t workspace_bytes,
                                      gmm_stream stream);
 
 /* ------------------------------------------------------------------------------------------ 10 Small operations --- */
 
-/* y = beta y + scale (x_0 + x_1 + ... + x_{count - 1}): what reduces gradients into main_grad. fp32 in this order, one
-   rounding at the store. beta 0 never reads y; scale and beta are taken as they are, so a scale of 0 means 0.
+/* y = beta y + scale (x_0 + x_1 + ... + x_{count - 1}), which reduces gradients into main_grad: in fp32, in this order,
+   with one rounding at the store. beta 0 does not read y. A scale of 0 means 0, unlike other fields with a default.
    Shapes: x count matrices of [rows, cols], packed or a table; y [rows, cols].
    dtypes: x and y each F32, F16 or BF16.  Aliasing: y may be one of x, with the same dtype and ld; else none. */
 typedef struct gmm_accumulation {
@@ -838,7 +850,7 @@ typedef struct gmm_accumulation {
     int64_t rows;            /* >= 0 */
     int64_t cols;            /* >= 1 */
     const gmm_options *options;
-    const gmm_mat *x;        /* a table stands on the host (GMM_MAT_TABLE_ON_HOST) and is read during the call */
+    const gmm_mat *x;        /* a table is in host memory (GMM_MAT_TABLE_ON_HOST) and is read during the call */
     const gmm_mat *y;
     float scale;
     float beta;
@@ -847,7 +859,7 @@ typedef struct gmm_accumulation {
 /* Engine and workspace of GMM_OP_ACCUMULATE.  Stream, graph: none. Errors: as the operation. */
 GMMDEF gmm_status gmm_accumulate_query(gmm_context *ctx, const gmm_accumulation *accumulation, gmm_info *info);
 
-/* Accumulates. Stream, graph: enqueued; capturable, with scale, beta and a table's addresses as they are now.
+/* Accumulates. Stream, graph: enqueued; capturable; a graph holds scale, beta and the addresses of a table.
    Errors: as gmm_linear_fwd. */
 GMMDEF gmm_status gmm_accumulate(gmm_context *ctx, const gmm_accumulation *accumulation, void *workspace,
                                  size_t workspace_bytes, gmm_stream stream);
@@ -877,11 +889,12 @@ GMMDEF gmm_status gmm_convert(gmm_context *ctx, const gmm_conversion *conversion
 
 /* Formats, recipes, storage and the order of scales: gmm_quant.h, sections 6 to 8.
    Every operation here takes either activations, split over groups (`groups` set; count and rows 0), or `count`
-   matrices of fixed extents, such as weights (groups NULL). Any row count per group is taken: columnwise copies of
-   activations are padded inside their own buffers, which gmm_layout_of_groups sizes; those of matrices have the size
-   of gmm_layout_of. A group's bits depend on its own rows alone, but for the amax that a caller reduces. */
+   matrices of fixed extents, such as weights (groups NULL). Groups may have any number of rows: the columnwise copy of
+   activations has padding inside its buffer, whose size is that of gmm_layout_of_groups; the copies of matrices have
+   the size of gmm_layout_of. The bits of a group depend on its own rows alone, except where the caller reduces its
+   amax. */
 
-/* A quantized copy over existing memory, as `format` describes it. amax: NV16, and TENSOR where it is wanted. */
+/* A quantized matrix over existing memory, in `format`. amax: NV16, and TENSOR where it is wanted. */
 static inline gmm_mat gmm_mat_quantized(const gmm_format *format, gmm_direction direction, void *data, void *scale,
                                         float *amax) {
     gmm_mat m = GMM_ZERO;
@@ -900,22 +913,22 @@ static inline gmm_mat gmm_mat_quantized(const gmm_format *format, gmm_direction 
 /* Shapes: src [T, cols] or count x [rows, cols]; copies as laid out by gmm_quant.h section 6; scale [G]; db [G][cols].
    dtypes: src F32, F16 or BF16 (Hadamard: BF16), for gmm_requantize any quantized ROWWISE copy; copies as `format`.
    Values are multiplied by fp32 scales and rounded once; the arithmetic is gmm_quant.h's. amax ignores NaN.
-   Aliasing: rowwise.amax and columnwise.amax may be one array, but for formats with a transform; else none. */
+   Aliasing: rowwise.amax and columnwise.amax may be one array, except in formats with a transform; else none. */
 typedef struct gmm_quantization {
     uint32_t struct_size;
     int32_t count;            /* matrices, >= 1; 0 with groups */
     int64_t rows;             /* of each matrix; 0 with groups */
     int64_t cols;             /* >= 1 */
-    const gmm_groups *groups; /* NULL: fixed extents. tail concerns the elements of copies that are not padded */
+    const gmm_groups *groups; /* NULL: fixed extents. tail applies to the elements of copies that are not padded */
     const gmm_options *options;
     const gmm_format *format;
     gmm_quant_phase phase;
-    int32_t first_group;      /* stochastic: what group 0 is to gmm_draw_block, so that one group can be redone */
+    int32_t first_group;      /* stochastic: the number of group 0 in gmm_draw_block, so that one group can be redone */
     const gmm_mat *src;
     const gmm_mat *rowwise;   /* NULL = not wanted. amax: TENSOR [G], only raised if delayed; NV16 [G] or [T] */
     const gmm_mat *columnwise;
     const gmm_grad *db;       /* column sums of src, as gmm_linear_bgrad makes them; with groups, without skip */
-    const int32_t *skip;      /* context memory, read when the call runs: not 0 leaves everything as it is. NULL = go */
+    const int32_t *skip;      /* context memory, read when the work runs: nonzero writes nothing. NULL = 0 */
     const float *scale;       /* delayed: quantization scales, fp32, context memory; NULL = ones */
     const uint64_t *random;   /* stochastic: {seed, offset}, context memory; the caller advances the offset */
 } gmm_quantization;
@@ -923,23 +936,24 @@ typedef struct gmm_quantization {
 /* Engine and workspace of GMM_OP_QUANTIZE or GMM_OP_REQUANTIZE.  Stream, graph: none. Errors: as the operation. */
 GMMDEF gmm_status gmm_quantize_query(gmm_context *ctx, gmm_op op, const gmm_quantization *quantization, gmm_info *info);
 
-/* The wanted copies of src, both from the source's values. Padding of data and scales becomes zeros, but what a
-   Hadamard transform makes of a group's last rows (gmm_quant.h section 6). Matrices of fixed extents that are
-   transformed have rows in multiples of 16. An empty group has scale 1 (TENSOR; delayed: as any other) and amax 0.
-   Stream, graph: enqueued; capturable, replay with other sizes, skip, scale and random is right.
+/* The rowwise and columnwise copies of src that are wanted, both from its own values. Padding of data and scales is
+   zeroed, except in the last 16 rows of a group that a Hadamard transform mixes (gmm_quant.h section 6). Transformed
+   matrices of fixed extents have a multiple of 16 rows. An empty group has scale 1 (TENSOR; delayed: its scale as any
+   other) and amax 0.
+   Stream, graph: enqueued; capturable, and a replay may have other group sizes, skip, scale and random.
    Errors: as gmm_linear_fwd, GMM_E_CONFIG (format, phase). */
 GMMDEF gmm_status gmm_quantize(gmm_context *ctx, const gmm_quantization *quantization, void *workspace,
                                size_t workspace_bytes, gmm_stream stream);
 
-/* Copies made from a quantized ROWWISE copy instead of the source: a second, lossy rounding of its fp32 values.
+/* Quantizes the values of a quantized ROWWISE matrix: a second, lossy rounding of code times scale in fp32.
    Stream, graph, errors: as gmm_quantize. */
 GMMDEF gmm_status gmm_requantize(gmm_context *ctx, const gmm_quantization *quantization, void *workspace,
                                  size_t workspace_bytes, gmm_stream stream);
 
-/* The columnwise copy of matrices from their rowwise one, bit for bit: elements transposed, and the scales of their
-   blocks too. For the scalings whose blocks are the same both ways, TENSOR and 128X128, so that one copy suffices to
-   keep and to send.
-   Shapes: src, dst count x [rows, cols]. Elements of dst between rows and its ld are left alone.  Aliasing: none. */
+/* The columnwise copy of matrices from the rowwise one, bit for bit: transposes the elements and the scales of their
+   blocks. For TENSOR and 128X128, whose blocks are the same in both directions, so that only one copy need be stored
+   and communicated.
+   Shapes: src, dst count x [rows, cols]. Elements of dst between `rows` and its ld are not written.  Aliasing: none. */
 typedef struct gmm_transposition {
     uint32_t struct_size;
     int32_t count;            /* >= 1 */
@@ -956,8 +970,8 @@ GMMDEF gmm_status gmm_transpose_query(gmm_context *ctx, const gmm_transposition 
 GMMDEF gmm_status gmm_transpose(gmm_context *ctx, const gmm_transposition *transposition, void *workspace,
                                 size_t workspace_bytes, gmm_stream stream);
 
-/* dst = the values of a copy, in the order of the source: code times scale in fp32, one rounding at the store. A copy
-   that a Hadamard transform went into gives the transformed values.
+/* dst = the values of a quantized matrix, never transposed: code times scale in fp32, one rounding at the store. A copy
+   of Hadamard-transformed values gives the transformed values.
    Shapes: dst [T, cols] or count x [rows, cols].  dtypes: dst F32, F16 or BF16.  Aliasing: none. */
 typedef struct gmm_dequantization {
     uint32_t struct_size;
@@ -978,9 +992,9 @@ GMMDEF gmm_status gmm_dequantize_query(gmm_context *ctx, const gmm_dequantizatio
 GMMDEF gmm_status gmm_dequantize(gmm_context *ctx, const gmm_dequantization *dequantization, void *workspace,
                                  size_t workspace_bytes, gmm_stream stream);
 
-/* Delayed scaling, once per step and direction, for `slots` tensors (experts and operands) of one dtype:
-   gmm_delayed_scale on each. history[0] is where gmm_quantize recorded the amaxes. Between two steps both arrays are
-   all that delayed scaling remembers: a checkpoint that keeps them goes on to the bit.
+/* Updates the scales of delayed scaling, once per step and direction, for `slots` tensors (experts and operands) of one
+   dtype, by gmm_delayed_scale. gmm_quantize has recorded the amaxes in history[0]. Both arrays together are the state
+   of delayed scaling between steps: training resumed from a checkpoint of them is bitwise the same.
    Shapes: history [length] rows of slots, `stride` apart; scale [slots]; fp32, context memory, initially zeros and
        ones. */
 typedef struct gmm_scale_update {
@@ -994,27 +1008,27 @@ typedef struct gmm_scale_update {
     float *history;
     float *scale;
     void *user;
-    /* Called first, on the calling thread: enqueues the maximum of history[0] over ranks, in place. NULL = none. Ranks
-       must hold the same experts in the same slots. */
+    /* Called first, on the calling thread: enqueues the reduction of history[0] to its maximum over ranks, in place.
+       NULL = none. Ranks must hold the same experts in the same slots. */
     gmm_status (*reduce)(void *user, float *amax, int32_t slots, gmm_stream stream);
 } gmm_scale_update;
 
-/* Updates. No workspace.  Stream, graph: enqueued; capturable if the callback is.
+/* Updates history and scale. No workspace.  Stream, graph: enqueued; capturable if the callback is.
    Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_DTYPE, GMM_E_STRIDE, GMM_E_OVERFLOW, GMM_E_ALIGN, GMM_E_VERSION,
        GMM_E_UNSUPPORTED, GMM_E_CUDA; the callback's. */
 GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *update, gmm_stream stream);
 
-/* Quantized weights whose fp32 masters are sharded over ranks: elements [start, start + length) of `count` matrices,
-   one after another, are this rank's (gmm_ckpt_shard_members gives what it has of each). Every rank calls, with or
-   without a shard:
-       phase AMAX   writes the amaxes of what it has, zeros elsewhere: gmm_shard_amaxes floats in an order that all
-                    ranks share. The caller takes their maximum over ranks, in place
-       phase CAST   writes all scales of the copies (and amaxes), and the codes of its own elements; the others stay,
-                    also the other half of a byte of E2M1
-   Delayed scaling casts by `scale` at once; AMAX then gives what goes into the history.
+/* Quantizes weights whose fp32 masters are sharded over ranks: this rank has elements [start, start + length) of
+   `count` concatenated matrices (gmm_ckpt_shard_members gives its part of each). Every rank calls, with or without a
+   shard:
+       phase AMAX   writes the amaxes of the rank's elements, and zeros for blocks without any: gmm_shard_amaxes floats
+                    in the same order on all ranks. The caller then reduces them to their maximum over ranks, in place
+       phase CAST   writes all scales (and amaxes) of the copies, and the codes of the rank's own elements; other codes
+                    keep their bits, also the other half of a byte of E2M1
+   Delayed scaling needs no phase AMAX before CAST, which multiplies by `scale`; AMAX gives the amaxes for the history.
    Shapes: master [length]; copies count x [rows, cols].  dtypes: copies as `format`: TENSOR, 1X128, 128X128, MX32, NV16
        without transform, stochastic rounding, choice of scales and amaxes per row. Only MX32 has a columnwise copy
-       here: transposed ones are made from gathered codes. cols even.  Aliasing: none. */
+       here; those of other scalings are made from gathered codes. cols even.  Aliasing: none. */
 typedef struct gmm_sharding {
     uint32_t struct_size;
     int32_t count;            /* matrices, >= 1 */
@@ -1022,11 +1036,11 @@ typedef struct gmm_sharding {
     int64_t start, length;    /* of the shard; -1 and 0: none */
     const gmm_options *options;
     const gmm_format *format;
-    gmm_dtype model;          /* masters are rounded to it first: BF16 or F16; F32 = as they are */
+    gmm_dtype model;          /* dtype to which masters are rounded first: BF16 or F16; F32 = no rounding */
     gmm_quant_phase phase;    /* AMAX or CAST */
     const float *master;      /* NULL without a shard */
     float *amax;              /* delayed: phase CAST does not read it */
-    const gmm_mat *rowwise;   /* NULL = not wanted. Phase AMAX looks at which are wanted, and writes neither */
+    const gmm_mat *rowwise;   /* NULL = not wanted. Phase AMAX reads which copies are wanted, and writes neither */
     const gmm_mat *columnwise;
     const float *scale;       /* delayed: [count]; NULL = ones */
 } gmm_sharding;
@@ -1034,7 +1048,7 @@ typedef struct gmm_sharding {
 /* Floats of gmm_sharding.amax; 0 where the format is not one of these. `columnwise`: with a columnwise copy. Pure. */
 GMMDEF int64_t gmm_shard_amaxes(const gmm_format *format, int32_t count, int64_t rows, int64_t cols, int columnwise);
 
-/* One phase. No workspace.  Stream, graph: enqueued; capturable.
+/* Runs one phase. No workspace.  Stream, graph: enqueued; capturable.
    Errors: as gmm_quantize; GMM_E_ARG (start, length), GMM_E_CONFIG (format, phase), GMM_E_NULL (master, amax). */
 GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gmm_stream stream);
 
@@ -1042,18 +1056,19 @@ GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gm
 
 typedef struct CUevent_st *gmm_event; /* a cudaEvent_t; in a CPU context an object of this library */
 
-enum { GMM_EVENT_EXTERNAL = 1u }; /* while capturing, the record or wait becomes a node of the graph and meets the event
-                                     outside of it at every replay; otherwise it changes nothing */
+enum { GMM_EVENT_EXTERNAL = 1u }; /* while capturing, the record or wait becomes a node of the graph, which records or
+                                     waits for the event at every replay (cudaEventRecordExternal,
+                                     cudaEventWaitExternal); otherwise no effect */
 
-/* Memory that work reads, or writes; for runtimes that check the order of accesses. */
+/* A range of memory that work accesses, for runtimes that check the order of accesses. */
 typedef struct gmm_range {
     const void *data;
     size_t bytes;
-    int32_t writes;   /* 1: written, maybe read too */
+    int32_t writes;   /* 1: written, perhaps read too; 0: only read */
     int32_t reserved; /* 0 */
 } gmm_range;
 
-/* Operations for a stream, as a function that gives them to it. */
+/* Operations for a stream: `function` enqueues them. */
 typedef struct gmm_work {
     uint32_t struct_size;
     int32_t range_count;
@@ -1061,33 +1076,36 @@ typedef struct gmm_work {
     gmm_status (*function)(const void *argument, gmm_stream stream);
     const void *argument;
     size_t argument_bytes;
-    const gmm_range *ranges; /* all that the operations touch; may be NULL where nobody checks */
+    const gmm_range *ranges; /* all memory that the operations access; may be NULL for runtimes that do not check it */
 } gmm_work;
 
-/* Streams, events, copies and fills of one memory space, as a table of functions: gmm_runtime_of fills it for a
-   context, and whoever brings streams of his own fills one himself. Every function takes `self` first.
-   Order       What is given to one stream is done in that order; events order streams. The host waits in stream_sync
-               and event_sync only. On the CPU everything is done on return, and the one stream is NULL.
+/* Streams, events, copies and fills of one memory space, as a table of functions. gmm_runtime_of fills it for a
+   context; a caller with its own kind of streams fills one itself. Every function takes `self` first.
+   Order       Operations of one stream run in the order in which they were enqueued; events order streams. The host
+               waits in stream_sync and event_sync only. On the CPU operations are done on return, and the only stream
+               is NULL.
    Stream, graph: record, wait, copies, fills and run are enqueued and capturable; stream_sync on a capturing stream
-               is GMM_E_CAPTURE and leaves the capture intact. The rest is not for captured streams and events.
-   Memory      create and destroy alone may allocate: on the CPU from the context's allocator.
+               is GMM_E_CAPTURE and leaves the capture intact. Other functions do not take captured streams and events.
+   Memory      Only the functions that create and destroy may allocate; on the CPU from the context's allocator.
    Errors: GMM_E_NULL, GMM_E_ARG (pitch below width, value above 255, unknown flags, a stream that is not NULL on the
-               CPU), GMM_E_OVERFLOW, GMM_E_MEMORY, GMM_E_CAPTURE, GMM_E_CUDA; gmm_last_error of the context tells more.
+               CPU), GMM_E_OVERFLOW, GMM_E_MEMORY, GMM_E_CAPTURE, GMM_E_CUDA, with a message in gmm_last_error of the
+               context.
    Threads     As the context; the table lives as long as the context does. */
 typedef struct gmm_runtime {
     uint32_t struct_size;
     gmm_space space;
     void *self;
-    /* A stream that waits for no other. `priority` 0 is usual, smaller is more urgent; cut to what the device has. */
+    /* A stream that does not synchronise with the default stream. `priority` 0 is the default, lower numbers are higher
+       priorities, clamped to the device's range. */
     gmm_status (*stream_create)(void *self, int32_t priority, gmm_stream *out);
-    gmm_status (*stream_destroy)(void *self, gmm_stream stream); /* what it was given is still done; NULL is allowed */
-    /* What the stream is given from now on starts after the event's last record; at once if there was none. */
+    gmm_status (*stream_destroy)(void *self, gmm_stream stream); /* enqueued work still runs; NULL is allowed */
+    /* Work enqueued from now on starts after the event's last record; without a record it does not wait. */
     gmm_status (*stream_wait)(void *self, gmm_stream stream, gmm_event event, uint32_t flags);
     gmm_status (*stream_sync)(void *self, gmm_stream stream);
     gmm_status (*event_create)(void *self, gmm_event *out); /* without time stamps */
     gmm_status (*event_destroy)(void *self, gmm_event event); /* NULL is allowed */
     gmm_status (*event_record)(void *self, gmm_event event, gmm_stream stream, uint32_t flags);
-    gmm_status (*event_query)(void *self, gmm_event event, int32_t *done); /* 1: last record reached, or none */
+    gmm_status (*event_query)(void *self, gmm_event event, int32_t *done); /* 1: last record complete, or no record */
     gmm_status (*event_sync)(void *self, gmm_event event);
     /* Copies `width` bytes of each of `height` rows; either side may be host memory. No overlap. */
     gmm_status (*copy)(void *self, void *dst, const void *src, size_t bytes, gmm_stream stream);
@@ -1098,13 +1116,13 @@ typedef struct gmm_runtime {
     gmm_status (*fill2d)(void *self, void *dst, size_t pitch, int32_t value, size_t width, size_t height,
                          gmm_stream stream);
     gmm_status (*is_capturing)(void *self, gmm_stream stream, int32_t *capturing);
-    /* Has work->function called, and hands on its status. The runtimes of contexts call it at once, with `stream`. One
-       whose streams are queues of its own copies the argument and calls the function with stream NULL when its turn
-       comes, maybe on another thread, so operations in it take a context that nobody else uses at that time. */
+    /* Calls work->function and returns its status. The runtime of a context calls it at once, with `stream`. A runtime
+       whose streams are queues of its own copies the argument and calls the function later with stream NULL, perhaps on
+       another thread: operations in it must use a context that is not used elsewhere at that time. */
     gmm_status (*run)(void *self, const gmm_work *work, gmm_stream stream);
 } gmm_runtime;
 
-/* The runtime of a context's memory space. out->struct_size 0 means this header's.
+/* The runtime of a context's memory space. out->struct_size 0 means the size in this header.
    Stream, graph: no effect on either. Errors: GMM_E_NULL, GMM_E_VERSION. */
 GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out);
 

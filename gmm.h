@@ -1649,7 +1649,7 @@ extern "C" {
 enum { GMM__WORKSPACE_ALIGN = 256 };
 
 #ifdef GMM__CUBLASLT
-/* CUBLASLT engine: cuBLASLt's handle, and algorithms by a hash of what their choice depends on. */
+/* CUBLASLT engine: cuBLASLt's handle, and a cache of algorithms, indexed by a hash of the key that determines them. */
 enum { GMM__LT_KEY = 10, GMM__LT_CACHE = 128 };
 typedef struct gmm__lt_choice {
     int64_t key[GMM__LT_KEY];
@@ -1664,8 +1664,8 @@ typedef struct gmm__lt {
 /* CUDA: the context's device. */
 typedef struct gmm__device {
     int32_t capability; /* 90 for compute capability 9.0 */
-    int32_t early;      /* kernels may be launched before their predecessor has ended */
-    int32_t processors, shared; /* multiprocessors; bytes of shared memory that a block may have */
+    int32_t pdl;        /* programmatic dependent launch: kernels may start before their predecessor has ended */
+    int32_t processors, shared; /* multiprocessors; maximum bytes of shared memory of a block */
 } gmm__device;
 
 struct gmm_context {
@@ -1683,25 +1683,26 @@ struct gmm_context {
 #endif
 };
 
-/* Operands of a call by role. Families share roles, so that checks and engines read alike. */
+/* Operands of a call by role. Families of operations use the same roles for corresponding operands. */
 enum gmm__role {
     GMM__X_, GMM__W, GMM__BIAS, GMM__Y, GMM__DY, GMM__DX, GMM__DW, GMM__DB, /* linear, activation, and the MLP's FC1 */
     GMM__W2, GMM__BIAS2, GMM__DW2, GMM__DB2,                                /* the MLP's FC2 */
     GMM__ROLES
 };
 
-/* Bytes in up to two loops: `width` of them, again count[0] times at a distance of step[0], all that count[1] times. */
+/* Bytes in up to two nested loops: `width` bytes, repeated count[0] times step[0] bytes apart, and these count[1] times
+   step[1] bytes apart. */
 typedef struct gmm__box {
-    uint64_t at;
+    uint64_t address;
     int64_t width, count[2], step[2];
     int32_t loops;
 } gmm__box;
 
 /* Memory that a call reads or writes, for gmm__check_overlap: `count` boxes of one form, `stride` bytes apart or at the
-   addresses of a table that the host can read, each of `size` bytes with its gaps. All of it lies in [low, high). */
+   addresses of a table that the host can read. Each has `size` bytes, gaps included; all lie in [low, high). */
 typedef struct gmm__span {
     char name[24];
-    const char *part; /* what of the operand it is: "", ".scale" */
+    const char *part; /* of the operand: "" = its elements, ".scale" */
     int32_t writes;
     int64_t count, stride;
     void *const *table;
@@ -1709,25 +1710,25 @@ typedef struct gmm__span {
     uint64_t size, low, high;
 } gmm__span;
 
-enum { GMM__SPANS = 64 }; /* more than any operation has */
+enum { GMM__SPANS = 64 }; /* more than any operation needs */
 
-/* A checked call: every descriptor copied, defaults filled in, absent operands with dtype GMM_NONE. Engines read only
-   this. A call made for a query has the same shapes, dtypes and presence, but addresses that may be NULL. */
+/* A checked call: descriptors are copied, defaults filled in, and absent operands have dtype GMM_NONE. Engines read
+   only this. The call of a query has the same shapes, dtypes and operands, but its addresses may be NULL. */
 typedef struct gmm__call {
     gmm_context *ctx;
     gmm_op op;
     int query;
     const char *function; /* for messages */
-    const char *path;     /* for messages: the descriptor's name in the declaration; NULL = the call takes none */
+    const char *path;     /* for messages: the descriptor's parameter name; NULL = the call has no descriptor */
     char shapes[112];
     gmm_options options;
     gmm_groups groups;
     gmm_mat mat[GMM__ROLES];
-    gmm_direction direction[GMM__ROLES]; /* of quantized copies */
-    int32_t in_align, out_align;         /* what in and out must be multiples of; 0 = 1 */
+    gmm_direction direction[GMM__ROLES]; /* of quantized operands */
+    int32_t in_align, out_align;         /* alignment of in and out; 0 = 1 */
     gmm_grad grad[GMM__ROLES]; /* of GMM__DW, GMM__DB, GMM__DW2, GMM__DB2; beta resolved by gmm__grad_beta */
     int64_t rows, in, out;     /* capacity, K, N; MLP: hidden and hidden_out */
-    gmm_mlp_quant quant;    /* MLP with a recipe; recipe.kind NONE = without */
+    gmm_mlp_quant quant;       /* MLP with a recipe; recipe.kind NONE = without */
     gmm_recipe recipe;
     int64_t units;             /* quantization: matrices of fixed extents; 0 = groups */
     gmm_format format;
@@ -1749,15 +1750,15 @@ typedef struct gmm__call {
     } d;
     gmm_act act;            /* activation and MLP */
     gmm_mlp_config config;  /* MLP */
-    const void *input;      /* what else an operation reads and writes: named where it is used */
+    const void *input;      /* further memory that an operation reads or writes, documented where it is used */
     void *output;
-    uint64_t fields;        /* bits of gmm__field: the optional fields that it asks for, set by gmm__select_from */
-    int in_place;           /* an output may be one of the inputs, element upon element */
+    uint64_t fields;        /* bits of gmm__field: the optional fields that the call uses; set by gmm__select_from */
+    int in_place;           /* 1: an output may be one of the inputs, with equal addresses and strides */
     int32_t spans;
     gmm__span span[GMM__SPANS];
 } gmm__call;
 
-/* How an engine serves a call: made by its pure plan function, carried out by its launch function. */
+/* How an engine serves a call: the result of its plan function, which is pure, and the input of its launch function. */
 enum { GMM__PARTS = 11 };
 typedef struct gmm__plan {
     const gmm__call *call;
@@ -1770,7 +1771,7 @@ typedef struct gmm__plan {
     size_t part[GMM__PARTS];     /* offsets of the workspace's regions */
     size_t saved_bytes, deferred_bytes;
     void *workspace;             /* set before launch */
-    char note[192];              /* why not, or how */
+    char note[192];              /* how the engine serves the call, or why it declines */
 } gmm__plan;
 
 typedef struct gmm__engine_op {
@@ -1786,7 +1787,7 @@ typedef struct gmm__engine_row {
     gmm__engine_op ops[GMM_OP_COUNT];
 } gmm__engine_row;
 
-/* Whether a name is that of a field of the call's descriptor, and not of the descriptor or of an argument beside it. */
+/* Whether a name is that of a field of the call's descriptor, rather than of an argument of the function. */
 static GMM__UNUSED int gmm__is_field(const gmm__call *call, const char *name) {
     static const char *const arguments[] = { "op", "info", "workspace", "workspace_bytes", "stream" };
     int field = call->path && strcmp(name, call->path);
@@ -1796,26 +1797,26 @@ static GMM__UNUSED int gmm__is_field(const gmm__call *call, const char *name) {
 }
 
 /* Fails a call: "gmm_linear_fwd: linear.w: <value and rule> (<shapes>)". `argument` is a field of the call's
-   descriptor, and gets the descriptor's name in front, or one of the arguments beside the descriptor. A rule that
-   continues the argument's name ("is NULL", "has both data and table") has no colon before it. */
+   descriptor, whose name the message puts before it, or another argument of the function. The text follows after a
+   colon, unless it is a predicate of the argument ("is NULL", "has both data and table"). */
 static GMM__UNUSED gmm_status gmm__refuse(const gmm__call *call, gmm_status status, const char *argument,
                                           const char *format, ...) {
     static const char *const verbs[] = { "is ", "and ", "has ", "lacks ", "must ", "goes " };
     const int field = gmm__is_field(call, argument);
     int sentence = 0;
-    char what[320];
+    char text[320];
     size_t i;
     va_list list;
     va_start(list, format);
-    (void)vsnprintf(what, sizeof what, format, list);
+    (void)vsnprintf(text, sizeof text, format, list);
     va_end(list);
-    for (i = 0; i < sizeof verbs / sizeof verbs[0]; i++) sentence |= !strncmp(what, verbs[i], strlen(verbs[i]));
+    for (i = 0; i < sizeof verbs / sizeof verbs[0]; i++) sentence |= !strncmp(text, verbs[i], strlen(verbs[i]));
     return gmm__fail(&call->ctx->error, status, "%s: %s%s%s%s %s%s%s%s", call->function, field ? call->path : "",
-                     field ? "." : "", argument, sentence ? "" : ":", what, call->shapes[0] ? " (" : "", call->shapes,
+                     field ? "." : "", argument, sentence ? "" : ":", text, call->shapes[0] ? " (" : "", call->shapes,
                      call->shapes[0] ? ")" : "");
 }
 
-/* Fails a call for what `rule` says of a member of `argument`; the rule opens with the member: "limit: -1 must be". */
+/* Fails a call because of a member of `argument`. `rule` begins with the member's name: "limit: -1 must be". */
 static GMM__UNUSED gmm_status gmm__refuse_member(const gmm__call *call, gmm_status status, const char *argument,
                                                  const char *rule) {
     char path[96];
@@ -1824,28 +1825,29 @@ static GMM__UNUSED gmm_status gmm__refuse_member(const gmm__call *call, gmm_stat
     return gmm__refuse(call, status, path, "%s", rule + name + strspn(rule + name, ": "));
 }
 
-static GMM__UNUSED gmm_status gmm__read(gmm__call *call, const char *argument, void *to, size_t size,
-                                        const void *from) {
-    uint32_t given;
-    if (!from) return gmm__refuse(call, GMM_E_NULL, argument, "is NULL");
-    memcpy(&given, from, sizeof given);
-    if (given && given < 2 * sizeof given)
-        return gmm__refuse(call, GMM_E_ARG, argument, "struct_size %u is too small for any version", given);
-    if (!gmm__copy_sized(to, size, from))
+static GMM__UNUSED gmm_status gmm__read(gmm__call *call, const char *argument, void *dst, size_t size,
+                                        const void *src) {
+    uint32_t struct_size;
+    if (!src) return gmm__refuse(call, GMM_E_NULL, argument, "is NULL");
+    memcpy(&struct_size, src, sizeof struct_size);
+    if (struct_size && struct_size < 2 * sizeof struct_size)
+        return gmm__refuse(call, GMM_E_ARG, argument, "struct_size %u is too small for any version", struct_size);
+    if (!gmm__copy_sized(dst, size, src))
         return gmm__refuse(call, GMM_E_VERSION, argument, "struct_size %u is larger than the %u bytes of version %s",
-                           given, (unsigned)size, GMM_VERSION_STRING);
-    memset(to, 0, sizeof given); /* the copy has this version's size */
+                           struct_size, (unsigned)size, GMM_VERSION_STRING);
+    memset(dst, 0, sizeof struct_size); /* the copy has this version's size */
     return GMM_OK;
 }
 
-/* Reads the call's descriptor. */
-static GMM__UNUSED gmm_status gmm__read_descriptor(gmm__call *call, const char *argument, void *to, size_t size,
-                                                   const void *from) {
+/* Copies the call's descriptor, whose name becomes the path of fields in messages. */
+static GMM__UNUSED gmm_status gmm__read_descriptor(gmm__call *call, const char *argument, void *dst, size_t size,
+                                                   const void *src) {
     call->path = argument;
-    return gmm__read(call, argument, to, size, from);
+    return gmm__read(call, argument, dst, size, src);
 }
 
-/* What messages say about a call before its descriptors are checked: zeros and none where they cannot be read. */
+/* Groups and dtypes for the messages of a call whose descriptors are not checked yet; zeros where they cannot be
+   read. */
 static void gmm__peek_groups(const gmm_groups *groups, gmm_groups *g) {
     memset(g, 0, sizeof *g);
     if (groups) (void)gmm__copy_sized(g, sizeof *g, groups);
@@ -1856,7 +1858,7 @@ static const char *gmm__peek_dtype(const gmm_mat *mat) {
     return gmm_dtype_name(m.dtype);
 }
 
-/* Opens a call: context, function name. */
+/* Begins a call. */
 static GMM__UNUSED gmm_status gmm__open(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function, int query) {
     memset(call, 0, offsetof(gmm__call, span));
     if (!ctx) return GMM_E_NULL;
@@ -1880,59 +1882,60 @@ static void gmm__box_repeat(gmm__box *b, int64_t count, int64_t step) {
     }
 }
 static uint64_t gmm__box_end(const gmm__box *b) {
-    uint64_t end = b->at + (uint64_t)b->width;
+    uint64_t end = b->address + (uint64_t)b->width;
     int32_t i;
     for (i = 0; i < b->loops; i++) end += (uint64_t)((b->count[i] - 1) * b->step[i]);
     return end;
 }
 
 static uint64_t gmm__span_at(const gmm__span *s, int64_t i) {
-    return s->table ? (uintptr_t)s->table[i] : s->box.at + (uint64_t)(i * s->stride);
+    return s->table ? (uintptr_t)s->table[i] : s->box.address + (uint64_t)(i * s->stride);
 }
-static gmm__box gmm__span_box(const gmm__span *s, uint64_t at) {
+static gmm__box gmm__span_box(const gmm__span *s, uint64_t address) {
     gmm__box box = s->box;
-    box.at = at;
+    box.address = address;
     return box;
 }
 
-/* Notes memory of a call: `count` boxes, at the addresses of `table` or `stride` bytes apart. */
-static void gmm__note_boxes(gmm__call *call, const char *name, const char *part, int writes, const gmm__box *box,
+/* Records memory of a call for gmm__check_overlap: `count` boxes, at the addresses of `table` or `stride` bytes
+   apart. */
+static void gmm__add_boxes(gmm__call *call, const char *name, const char *part, int writes, const gmm__box *box,
                             void *const *table, int64_t count, int64_t stride) {
     gmm__span *s = &call->span[call->spans];
-    const size_t length = strlen(name), most = sizeof s->name - 1;
+    const size_t length = strlen(name), max_length = sizeof s->name - 1;
     int64_t i;
-    if (call->query || box->width == 0 || count < 1 || (!table && !box->at) || call->spans == GMM__SPANS) return;
+    if (call->query || box->width == 0 || count < 1 || (!table && !box->address) || call->spans == GMM__SPANS) return;
     call->spans++;
-    memcpy(s->name, name, length < most ? length : most);
-    s->name[length < most ? length : most] = 0;
+    memcpy(s->name, name, length < max_length ? length : max_length);
+    s->name[length < max_length ? length : max_length] = 0;
     s->part = part;
     s->writes = writes;
     s->table = table;
     s->count = count;
     s->stride = stride;
     s->box = *box;
-    s->size = gmm__box_end(box) - box->at;
+    s->size = gmm__box_end(box) - box->address;
     s->low = s->high = gmm__span_at(s, 0);
     for (i = 1; i < count; i++) {
-        const uint64_t at = gmm__span_at(s, i);
-        if (at < s->low) s->low = at;
-        if (at > s->high) s->high = at;
+        const uint64_t address = gmm__span_at(s, i);
+        if (address < s->low) s->low = address;
+        if (address > s->high) s->high = address;
     }
     s->high += s->size;
 }
-static gmm__box gmm__rows_box(const void *at, int64_t rows, int64_t width, int64_t pitch) {
+static gmm__box gmm__rows_box(const void *address, int64_t rows, int64_t width, int64_t pitch) {
     gmm__box box;
     memset(&box, 0, sizeof box);
-    box.at = (uintptr_t)at;
+    box.address = (uintptr_t)address;
     box.width = width;
     gmm__box_repeat(&box, rows, pitch);
     return box;
 }
 
-static GMM__UNUSED void gmm__add_span(gmm__call *call, const char *name, const char *part, int writes, const void *at,
-                                      int64_t bytes) {
-    const gmm__box box = gmm__rows_box(at, 1, bytes, bytes);
-    gmm__note_boxes(call, name, part, writes, &box, NULL, 1, 0);
+static GMM__UNUSED void gmm__add_span(gmm__call *call, const char *name, const char *part, int writes,
+                                      const void *address, int64_t bytes) {
+    const gmm__box box = gmm__rows_box(address, 1, bytes, bytes);
+    gmm__add_boxes(call, name, part, writes, &box, NULL, 1, 0);
 }
 
 /* Whether an operation writes the matrices of a role. */
@@ -1943,21 +1946,20 @@ static int gmm__writes(gmm_op op, int role) {
            role == GMM__DB2;
 }
 
-/* Notes a part of an operand, its elements ("") or its scales: one box for each of `matrices`, packed at a distance of
-   `stride` bytes or at the addresses of a table, which is read too. What a table in device memory points at is
-   unknown. */
-static void gmm__note_operand(gmm__call *call, int role, const char *name, const char *part, gmm__box box,
+/* Records the elements ("") or the scales (".scale") of an operand: one box for each matrix, `stride` bytes apart or at
+   the addresses of a table, which is recorded too. The host cannot read the addresses in a table in device memory. */
+static void gmm__add_operand(gmm__call *call, int role, const char *name, const char *part, gmm__box box,
                               void *const *table, int64_t matrices, int64_t stride) {
-    const int seen = call->ctx->config.space == GMM_SPACE_CPU ||
+    const int readable = call->ctx->config.space == GMM_SPACE_CPU ||
                      (call->mat[role].flags & (uint32_t)GMM_MAT_TABLE_ON_HOST);
     if (table) gmm__add_span(call, name, part[0] ? ".scale_table" : ".table", 0, table,
                              matrices * (int64_t)sizeof *table);
-    else if (call->op != GMM_OP_ACCUMULATE) { /* of which one of x may be y */
+    else if (call->op != GMM_OP_ACCUMULATE) { /* whose y may be one of the matrices of x */
         gmm__box_repeat(&box, matrices, stride);
         matrices = 1;
     }
-    if (!table || seen)
-        gmm__note_boxes(call, name, part, gmm__writes(call->op, role), &box, table, matrices, stride);
+    if (!table || readable)
+        gmm__add_boxes(call, name, part, gmm__writes(call->op, role), &box, table, matrices, stride);
 }
 static GMM__UNUSED gmm_status gmm__read_options(gmm__call *call, const gmm_options *options) {
     gmm_status s = GMM_OK;
@@ -1982,32 +1984,32 @@ static GMM__UNUSED gmm_status gmm__read_options(gmm__call *call, const gmm_optio
     return GMM_OK;
 }
 
-/* The split's value behind group g: its size or its end offset. */
+/* The size or the end offset of group g, as the split has it. */
 static int64_t gmm__split_value(const gmm_groups *groups, int64_t g) {
     const int64_t i = groups->form == GMM_SPLIT_OFFSETS ? g + 1 : g;
     return groups->dtype == GMM_I64 ? ((const int64_t *)groups->splits)[i] : ((const int32_t *)groups->splits)[i];
 }
 
-static uint32_t gmm__split_first(const gmm_groups *groups) {
+static uint32_t gmm__split_first_fault(const gmm_groups *groups) {
     int64_t first;
     if (groups->form != GMM_SPLIT_OFFSETS) return 0;
     first = groups->dtype == GMM_I64 ? ((const int64_t *)groups->splits)[0] : ((const int32_t *)groups->splits)[0];
     return first == 0 ? 0 : (uint32_t)GMM_FAULT_MONOTONIC;
 }
 
-/* Whether a faulty split is a status: where the host can read it and no fault word reports it. */
+/* Whether a faulty split makes the call fail: where the host can read it and no fault word reports it. */
 static int gmm__split_is_status(const gmm__call *call) {
     return call->groups.on_host || (call->ctx->config.space == GMM_SPACE_CPU && !call->groups.fault);
 }
-/* Refuses a faulty split where that is a status. Results are right with a broken row_align promise, so that it is only
-   refused in splits that are stated to be on the host. */
+/* Refuses a faulty split where gmm__split_is_status. Results are correct with a broken promise of row_align, which is
+   therefore refused only in splits that are stated to be on the host. */
 static GMM__UNUSED gmm_status gmm__check_split(gmm__call *call, const char *argument) {
     const gmm_groups *g = &call->groups;
     const int32_t row_align = g->on_host ? g->row_align : 0;
     uint32_t fault;
     int64_t begin = 0, i;
     if (!gmm__split_is_status(call)) return GMM_OK;
-    fault = gmm__split_first(g);
+    fault = gmm__split_first_fault(g);
     if (fault)
         return gmm__refuse(call, GMM_E_SPLIT, argument, "the first offset is %lld, not 0",
                            (long long)gmm__split_value(g, -1));
@@ -2062,7 +2064,7 @@ static GMM__UNUSED gmm_status gmm__read_groups(gmm__call *call, const gmm_groups
     return gmm__check_split(call, "groups.splits");
 }
 
-/* Sets of dtypes an operand may have. */
+/* Sets of dtypes that an operand may have. */
 enum {
     GMM__FLOATS = 1 << GMM_F32 | 1 << GMM_F16 | 1 << GMM_BF16,
     GMM__BYTES = GMM__FLOATS | 1 << GMM_E4M3 | 1 << GMM_E5M2 | 1 << GMM_E8M0 | 1 << GMM_U8 | 1 << GMM_I32 | 1 << GMM_I64
@@ -2144,26 +2146,27 @@ static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const cha
                                    (long long)g, m->table[g], gmm_dtype_name(m->dtype));
         }
     }
-    gmm__note_operand(call, role, argument, "", gmm__rows_box(m->data, rows, cols * size, m->ld * size), m->table,
+    gmm__add_operand(call, role, argument, "", gmm__rows_box(m->data, rows, cols * size, m->ld * size), m->table,
                       matrices ? matrices : 1, m->group_stride * size);
     return GMM_OK;
 }
 
 /* Records the elements, scales and amaxes of a quantized operand for gmm__check_overlap. */
-static void gmm__note_quant(gmm__call *call, int role, const char *name, gmm__extents extents, const gmm_layout *l) {
+static void gmm__add_quant(gmm__call *call, int role, const char *name, gmm__extents extents, const gmm_layout *l) {
     const gmm_mat *m = &call->mat[role];
     const int64_t bits = gmm_dtype_bits(m->dtype), count = extents.matrices ? extents.matrices : 1;
     const int64_t amaxes = m->flags & (uint32_t)GMM_MAT_ROW_AMAX ? count * extents.rows
                            : extents.matrices ? extents.matrices : (int64_t)call->groups.count;
-    const int raises = call->op == GMM_OP_QUANTIZE || call->op == GMM_OP_REQUANTIZE || call->op == GMM_OP_SHARD_CAST;
-    gmm__note_operand(call, role, name, "",
+    const int writes_amax = call->op == GMM_OP_QUANTIZE || call->op == GMM_OP_REQUANTIZE ||
+                            call->op == GMM_OP_SHARD_CAST;
+    gmm__add_operand(call, role, name, "",
                       gmm__rows_box(m->data, l->data_rows, (l->data_cols * bits + 7) / 8, m->ld * bits / 8), m->table,
                       count, m->group_stride * bits / 8);
-    gmm__note_operand(call, role, name, ".scale", gmm__rows_box(m->scale, 1, l->scale_bytes, l->scale_bytes),
+    gmm__add_operand(call, role, name, ".scale", gmm__rows_box(m->scale, 1, l->scale_bytes, l->scale_bytes),
                       m->scale_table, count, l->scale_bytes);
-    /* one amax of both copies has one value, unless a transform changes the columnwise one */
+    /* both copies may share one amax array, except where a transform changes the columnwise values */
     if (role == GMM__DX && m->amax == call->mat[GMM__Y].amax && !call->format.hadamard) return;
-    gmm__add_span(call, name, ".amax", raises && gmm__writes(call->op, role), m->amax,
+    gmm__add_span(call, name, ".amax", writes_amax && gmm__writes(call->op, role), m->amax,
                   amaxes * (int64_t)sizeof *m->amax);
 }
 
@@ -2174,7 +2177,7 @@ static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const c
     const int64_t matrices = extents.matrices, rows = extents.rows, cols = extents.cols;
     gmm_mat *m = &call->mat[role];
     gmm_layout l = GMM_ZERO;
-    gmm_error why = GMM_ZERO;
+    gmm_error error = GMM_ZERO;
     gmm_status s = gmm__read(call, argument, m, sizeof *m, mat);
     int64_t size, all, g;
     int nv;
@@ -2182,9 +2185,9 @@ static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const c
     if (m->scaling == GMM_SCALING_NONE)
         return gmm__refuse(call, GMM_E_DTYPE, argument, "scaling none is not accepted here");
     s = matrices == 0 ? gmm_layout_of_groups(m->dtype, m->scaling, m->scale_order, direction, call->groups.count, rows,
-                                             cols, &l, &why)
-                      : gmm_layout_of(m->dtype, m->scaling, m->scale_order, direction, rows, cols, &l, &why);
-    if (s != GMM_OK) return gmm__refuse(call, s, argument, "%s", why.text);
+                                             cols, &l, &error)
+                      : gmm_layout_of(m->dtype, m->scaling, m->scale_order, direction, rows, cols, &l, &error);
+    if (s != GMM_OK) return gmm__refuse(call, s, argument, "%s", error.text);
     call->direction[role] = direction;
     nv = m->scaling == GMM_SCALING_NV16;
     if (m->flags & ~(uint32_t)(GMM_MAT_TABLE_ON_HOST | GMM_MAT_ROW_AMAX | GMM_MAT_E4M3_256))
@@ -2244,11 +2247,11 @@ static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const c
                 return gmm__refuse(call, GMM_E_ALIGN, argument, "scale_table[%lld] %p is not aligned to 4 bytes",
                                    (long long)g, m->scale_table[g]);
         }
-    gmm__note_quant(call, role, argument, extents, &l);
+    gmm__add_quant(call, role, argument, extents, &l);
     return GMM_OK;
 }
 
-/* Reads a gradient destination: one matrix per group. */
+/* Reads the destination of a gradient: one matrix per group. */
 static GMM__UNUSED gmm_status gmm__read_grad(gmm__call *call, int role, const char *argument, const gmm_grad *grad,
                                              int required, int64_t rows, int64_t cols) {
     gmm_grad *g = &call->grad[role];
@@ -2273,7 +2276,7 @@ static GMM__UNUSED gmm_status gmm__read_grad(gmm__call *call, int role, const ch
     return gmm__read_mat(call, role, name, g->mat, 1, gmm__matrices(call->groups.count, rows, cols), GMM__FLOATS);
 }
 
-/* An array of 4-byte values that a call reads. */
+/* Checks an array of 4-byte values that a call reads. */
 static GMM__UNUSED gmm_status gmm__check_array(gmm__call *call, const char *argument, const void *array, int required,
                                                int64_t count) {
     if (call->query) return GMM_OK;
@@ -2283,7 +2286,7 @@ static GMM__UNUSED gmm_status gmm__check_array(gmm__call *call, const char *argu
     gmm__add_span(call, argument, "", 0, array, count * 4);
     return GMM_OK;
 }
-/* One that it writes. */
+/* Checks an array of 4-byte values that a call writes. */
 static GMM__UNUSED gmm_status gmm__check_output(gmm__call *call, const char *argument, const void *array, int required,
                                                 int64_t count) {
     const int32_t before = call->spans;
@@ -2292,7 +2295,7 @@ static GMM__UNUSED gmm_status gmm__check_output(gmm__call *call, const char *arg
     return s;
 }
 
-/* Address of element (row, col) of group g; as an integer first, since what has no rows may be NULL. */
+/* Address of element (row, col) of matrix g. Integer arithmetic, since a matrix without rows may be NULL. */
 static GMM__UNUSED void *gmm__at(const gmm_mat *m, int64_t g, int64_t row, int64_t col) {
     const uintptr_t base = (uintptr_t)(m->table ? m->table[g] : m->data);
     const int64_t element = (m->table ? 0 : g * m->group_stride) + row * m->ld + col;
@@ -2303,7 +2306,7 @@ static GMM__UNUSED size_t gmm__round256(size_t bytes) {
     return (bytes + GMM__WORKSPACE_ALIGN - 1) / GMM__WORKSPACE_ALIGN * GMM__WORKSPACE_ALIGN;
 }
 
-/* Adds a region to a plan's workspace and remembers where it starts. */
+/* Adds a region to a plan's workspace. */
 static GMM__UNUSED void gmm__reserve(gmm__plan *plan, int part, size_t bytes) {
     plan->part[part] = plan->workspace_bytes;
     plan->workspace_bytes += gmm__round256(bytes);
@@ -2330,7 +2333,7 @@ static GMM__UNUSED void gmm__log(const gmm_context *ctx, gmm_log_level level, co
     ctx->config.log.write(ctx->config.log.user, level, text);
 }
 
-/* Whether `stream` is capturing a graph: then nothing on the host may stand for what a replay does. */
+/* Whether `stream` is capturing a graph: then values on the host are those of the capture, not of a replay. */
 static GMM__UNUSED int gmm__capturing(const gmm_context *ctx, gmm_stream stream) {
 #ifdef __CUDACC__
     enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -2342,7 +2345,8 @@ static GMM__UNUSED int gmm__capturing(const gmm_context *ctx, gmm_stream stream)
     return 0;
 }
 
-/* Chooses the engine of a checked call, and answers its query or launches it. Defined behind the engine table. */
+/* gmm__select chooses the engine of a checked call; gmm__serve also answers its query or launches it. Defined behind
+   the engine table. */
 static gmm_status gmm__select(gmm__call *call, gmm__plan *plan);
 static gmm_status gmm__check_overlap(gmm__call *call);
 static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, size_t workspace_bytes,
@@ -2350,20 +2354,21 @@ static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, s
 
 /* .............................................................................................. 14.2 CPU engine ... */
 
-/* Work is counted in elements that one thread converts or copies, about a nanosecond each. A thread is started for no
-   less than GMM__CPU_GRAIN of them: beside busy processes a team of threads costs milliseconds. */
-enum { GMM__CPU_GRAIN = 32768, GMM__CPU_MULTIPLY_ADDS = 64 }; /* the latter count as one element */
+/* Work is counted in elements that one thread converts or copies, about a nanosecond each. Every thread gets at least
+   GMM__CPU_GRAIN of them: on a busy machine starting threads takes milliseconds. */
+enum { GMM__CPU_GRAIN = 32768, GMM__CPU_MULTIPLY_ADDS = 64 }; /* multiply-adds that count as one element */
 
-/* Threads for `count` tasks that are `work` together. More tasks or more work never mean fewer threads, so the largest
-   of both tell a plan the most that its launch may take. */
+/* Number of threads for `count` tasks of `work` in all. It never decreases with either, so that a plan gets an upper
+   bound from upper bounds of both. */
 static GMM__UNUSED int32_t gmm__cpu_threads(const gmm_context *ctx, int64_t count, double work) {
-    const int64_t most = count < ctx->threads ? count : ctx->threads;
-    const double worth = work / GMM__CPU_GRAIN;
-    return most <= 1 || worth < 2.0 ? 1 : worth < (double)most ? (int32_t)worth : (int32_t)most;
+    const int64_t max_threads = count < ctx->threads ? count : ctx->threads;
+    const double useful_threads = work / GMM__CPU_GRAIN;
+    if (max_threads <= 1 || useful_threads < 2.0) return 1;
+    return useful_threads < (double)max_threads ? (int32_t)useful_threads : (int32_t)max_threads;
 }
 
-/* Runs task(arg, i, thread) for i in [0, count) on gmm__cpu_threads(ctx, count, work) threads, which number from 0.
-   Tasks are independent, so results do not depend on how many. The only place that knows OpenMP. */
+/* Runs task(arg, i, thread) for i in [0, count) on gmm__cpu_threads(ctx, count, work) threads, numbered from 0. Tasks
+   are independent, so that results do not depend on the number of threads. The only use of OpenMP. */
 typedef void (*gmm__task)(const void *arg, int64_t i, int32_t thread);
 static GMM__UNUSED void gmm__cpu_for(const gmm_context *ctx, int64_t count, double work, gmm__task task,
                                      const void *arg) {
@@ -2380,9 +2385,9 @@ static GMM__UNUSED void gmm__cpu_for(const gmm_context *ctx, int64_t count, doub
     for (i = 0; i < count; i++) task(arg, i, 0);
 }
 
-/* Reads the split into offsets [G + 1] (may be NULL), sets fault bits, and returns the number of live rows. */
+/* Converts the split to offsets [G + 1] (may be NULL), sets fault bits, and returns the number of live rows. */
 static GMM__UNUSED int64_t gmm__cpu_offsets(const gmm_groups *groups, int64_t *offsets) {
-    uint32_t fault = gmm__split_first(groups);
+    uint32_t fault = gmm__split_first_fault(groups);
     int64_t begin = 0, g;
     if (offsets) offsets[0] = 0;
     for (g = 0; g < groups->count; g++) {
@@ -2394,73 +2399,74 @@ static GMM__UNUSED int64_t gmm__cpu_offsets(const gmm_groups *groups, int64_t *o
     return begin;
 }
 
-/* Rows as fp32, whatever their dtype: one plain loop per dtype, so that each vectorises. */
-static GMM__UNUSED void gmm__row_load(gmm_dtype dtype, const void *from, float *to, int64_t n) {
+/* Converts n elements of a float dtype to fp32, and back. Each dtype has its own loop, which vectorises. */
+static GMM__UNUSED void gmm__row_load(gmm_dtype dtype, const void *src, float *dst, int64_t n) {
     int64_t i;
-    if (dtype == GMM_F32) memcpy(to, from, (size_t)n * sizeof *to);
+    if (dtype == GMM_F32) memcpy(dst, src, (size_t)n * sizeof *dst);
     else if (dtype == GMM_BF16)
-        for (i = 0; i < n; i++) to[i] = gmm_bf16_to_f32(((const uint16_t *)from)[i]);
+        for (i = 0; i < n; i++) dst[i] = gmm_bf16_to_f32(((const uint16_t *)src)[i]);
     else
-        for (i = 0; i < n; i++) to[i] = gmm_f16_to_f32(((const uint16_t *)from)[i]);
+        for (i = 0; i < n; i++) dst[i] = gmm_f16_to_f32(((const uint16_t *)src)[i]);
 }
 
-static GMM__UNUSED void gmm__row_store(gmm_dtype dtype, void *to, const float *from, int64_t n) {
+static GMM__UNUSED void gmm__row_store(gmm_dtype dtype, void *dst, const float *src, int64_t n) {
     int64_t i;
-    if (dtype == GMM_F32) memcpy(to, from, (size_t)n * sizeof *from);
+    if (dtype == GMM_F32) memcpy(dst, src, (size_t)n * sizeof *src);
     else if (dtype == GMM_BF16)
-        for (i = 0; i < n; i++) ((uint16_t *)to)[i] = gmm_f32_to_bf16(from[i]);
+        for (i = 0; i < n; i++) ((uint16_t *)dst)[i] = gmm_f32_to_bf16(src[i]);
     else
-        for (i = 0; i < n; i++) ((uint16_t *)to)[i] = gmm_f32_to_f16(from[i]);
+        for (i = 0; i < n; i++) ((uint16_t *)dst)[i] = gmm_f32_to_f16(src[i]);
 }
 
-/* n values of line l of a copy from element a: codes times factors (gmm__qview_factor). */
-static GMM__UNUSED void gmm__qview_load(const gmm__qview *v, int64_t l, int64_t a, int64_t n, int whole, float *to) {
+/* Dequantizes n elements of line l of a quantized matrix from element a on. Without `whole` it leaves out the scales
+   that apply to whole sums (gmm__qview_factor). */
+static GMM__UNUSED void gmm__qview_load(const gmm__qview *v, int64_t l, int64_t a, int64_t n, int whole, float *dst) {
     const int64_t width = gmm_block_along(v->scaling) ? gmm_block_along(v->scaling) : v->along;
     const int fixed = !whole && v->scaling != GMM_SCALING_MX32 && v->scaling != GMM_SCALING_NV16;
-    const uint8_t *from = v->data + (v->dtype == GMM_E2M1 ? 0 : v->apart ? l : l * v->ld);
+    const uint8_t *src = v->data + (v->dtype == GMM_E2M1 ? 0 : v->apart ? l : l * v->ld);
     const int64_t step = v->apart ? v->ld : 1;
-    int64_t i, end, done;
+    int64_t i, end, first;
     if (v->dtype == GMM_E4M3)
-        for (i = 0; i < n; i++) to[i] = gmm_e4m3_to_f32(from[(a + i) * step]);
+        for (i = 0; i < n; i++) dst[i] = gmm_e4m3_to_f32(src[(a + i) * step]);
     else if (v->dtype == GMM_E5M2)
-        for (i = 0; i < n; i++) to[i] = gmm_e5m2_to_f32(from[(a + i) * step]);
+        for (i = 0; i < n; i++) dst[i] = gmm_e5m2_to_f32(src[(a + i) * step]);
     else
-        for (i = 0; i < n; i++) to[i] = gmm_e2m1_to_f32(gmm__qview_code(v, l, a + i));
+        for (i = 0; i < n; i++) dst[i] = gmm_e2m1_to_f32(gmm__qview_code(v, l, a + i));
     if (fixed) return;
-    for (done = 0; done < n; done = end) {
-        const int64_t j = (a + done) / width;
+    for (first = 0; first < n; first = end) {
+        const int64_t j = (a + first) / width;
         const float factor = gmm__qview_factor(v, l, j, whole);
         end = gmm__min_i64((j + 1) * width - a, n);
-        for (i = done; i < end; i++) to[i] = gmm__qview_value(to[i], factor);
+        for (i = first; i < end; i++) dst[i] = gmm__qview_value(dst[i], factor);
     }
 }
 
-/* Sums run in 16 lanes, which are then folded in halves: a fixed order that vector units like. */
+/* Sums accumulate in 16 lanes, which are then added pairwise: a fixed order that vectorises. */
 enum { GMM__LANES = 16 };
-static GMM__UNUSED float gmm__lanes_fold(float *lane) {
+static GMM__UNUSED float gmm__lanes_sum(float *lanes) {
     int half, i;
     for (half = GMM__LANES / 2; half > 0; half /= 2)
-        for (i = 0; i < half; i++) lane[i] += lane[i + half];
-    return lane[0];
+        for (i = 0; i < half; i++) lanes[i] += lanes[i + half];
+    return lanes[0];
 }
 
-/* Adds a[i] * b[i] to the lanes; b NULL means ones. n starts at a multiple of the lanes. */
-static GMM__UNUSED void gmm__lanes_add(float *lane, const float *a, const float *b, int64_t n) {
+/* Adds a[i] * b[i] to the lanes; b NULL means ones. Every call but the last has n in multiples of the lanes. */
+static GMM__UNUSED void gmm__lanes_add(float *lanes, const float *a, const float *b, int64_t n) {
     int64_t i, j;
     for (i = 0; i + GMM__LANES <= n; i += GMM__LANES)
-        if (b) for (j = 0; j < GMM__LANES; j++) lane[j] += a[i + j] * b[i + j];
-        else for (j = 0; j < GMM__LANES; j++) lane[j] += a[i + j];
-    for (j = 0; i + j < n; j++) lane[j] += b ? a[i + j] * b[i + j] : a[i + j];
+        if (b) for (j = 0; j < GMM__LANES; j++) lanes[j] += a[i + j] * b[i + j];
+        else for (j = 0; j < GMM__LANES; j++) lanes[j] += a[i + j];
+    for (j = 0; i + j < n; j++) lanes[j] += b ? a[i + j] * b[i + j] : a[i + j];
 }
 
-/* Zeroes rows [begin, end) of a matrix where the caller asked for zero tails. */
+/* Zeroes rows [begin, end) of a matrix if `tail` is GMM_TAIL_ZERO. */
 static GMM__UNUSED void gmm__cpu_tail(const gmm_mat *m, gmm_tail tail, int64_t begin, int64_t end, int64_t cols) {
     int64_t r;
     if (tail != GMM_TAIL_ZERO) return;
     for (r = begin; r < end; r++) memset(gmm__at(m, 0, r, 0), 0, (size_t)(cols * (gmm_dtype_bits(m->dtype) / 8)));
 }
 
-/* The plan of operations that take every call, and no workspace. */
+/* The plan of operations that serve every call and need no workspace. */
 static int gmm__plan_any(const gmm__call *call, gmm__plan *plan) {
     (void)call;
     (void)plan;
@@ -2479,13 +2485,13 @@ static gmm_status gmm__read_operand(gmm__call *call, int role, const char *argum
                                     gmm__extents extents, gmm_direction direction) {
     gmm_mat m;
     gmm_layout layout;
-    gmm_error why = GMM_ZERO;
+    gmm_error error = GMM_ZERO;
     char name[32];
     if (!mat || !gmm__copy_sized(&m, sizeof m, mat) || m.scaling == GMM_SCALING_NONE)
         return gmm__read_mat(call, role, argument, mat, 1, extents, GMM__FLOATS);
     if (direction == GMM_ROWWISE) return gmm__read_quant(call, role, argument, mat, extents, direction);
-    if (gmm_layout_of(m.dtype, m.scaling, m.scale_order, direction, 0, 0, &layout, &why) != GMM_OK)
-        return gmm__refuse(call, why.status, argument, "%s", why.text);
+    if (gmm_layout_of(m.dtype, m.scaling, m.scale_order, direction, 0, 0, &layout, &error) != GMM_OK)
+        return gmm__refuse(call, error.status, argument, "%s", error.text);
     (void)snprintf(name, sizeof name, "%s.columnwise", argument);
     if (!m.columnwise)
         return gmm__refuse(call, GMM_E_NULL, name, "is NULL; %s contracts along the rows, and so do its blocks",
@@ -2493,12 +2499,13 @@ static gmm_status gmm__read_operand(gmm__call *call, int role, const char *argum
     return gmm__read_quant(call, role, name, m.columnwise, extents, direction);
 }
 
-/* Checks that two operands can be multiplied: their scales must apply to the whole sum, or to whole blocks of it. */
+/* Checks that two operands can be multiplied: their scales must apply to the whole sum, or to the sums of whole
+   blocks. */
 static gmm_status gmm__check_operands(gmm__call *call, int first, const char *first_name, int second,
                                      const char *second_name) {
     static const int family[] = { 0, 1, 1, 2, 2, 3, 4 }; /* by gmm_scaling */
     const gmm_mat *a = &call->mat[first], *b = &call->mat[second];
-    const int32_t align = gmm_feature_align(b->scaling); /* the second is quantized if the first one is */
+    const int32_t align = gmm_feature_align(b->scaling); /* if a is quantized, so is b */
     const size_t used = strlen(call->shapes);
     (void)snprintf(call->shapes + used, sizeof call->shapes - used, " %s%s%s", gmm_dtype_name(a->dtype),
                    a->scaling == GMM_SCALING_NONE ? "" : " ", a->scaling == GMM_SCALING_NONE ? ""
@@ -2633,7 +2640,7 @@ GMMDEF gmm_status gmm_linear_bgrad(gmm_context *ctx, const gmm_linear *linear, v
     return gmm__linear_run(ctx, GMM_OP_LINEAR_BGRAD, "gmm_linear_bgrad", linear, workspace, workspace_bytes, stream);
 }
 
-/* What a gradient of group g does to its destination: beta of dst = grad + beta dst. */
+/* beta of group g's gradient in dst = grad + beta dst. */
 static float gmm__grad_beta(const gmm_grad *grad, int64_t g) {
     gmm_wgrad_in in = GMM_ZERO;
     gmm_wgrad_out out = GMM_ZERO;
@@ -2649,8 +2656,8 @@ static float gmm__alpha(const gmm_linear *d, int64_t g) {
     return d->alpha ? d->alpha[d->alpha_per_group ? g : 0] : 1.0f;
 }
 
-/* The accumulators of a tile are registers only if its loops are unrolled, at any optimisation level. */
-#if defined(__CUDACC__) /* nvcc knows neither spelling; its host passes run at -O3, which unrolls */
+/* The loops over a tile are always unrolled, so that its accumulators are in registers at any optimisation level. */
+#if defined(__CUDACC__) /* nvcc accepts neither pragma; it compiles host code at -O3, which unrolls */
 #define GMM__UNROLL
 #elif defined(__clang__)
 #define GMM__UNROLL _Pragma("clang loop unroll(full)")
@@ -2660,10 +2667,10 @@ static float gmm__alpha(const gmm_linear *d, int64_t g) {
 #define GMM__UNROLL
 #endif
 
-/* --- the register tile: c[mr][nr] += sum over k of a[k][mr] b[k][nr], one chain per element in the order of k --- */
+/* --- the register tile: c[mr][nr] += sum over k of a[k][mr] b[k][nr], accumulated in the order of k --- */
 
 enum {
-    GMM__MC = 240, GMM__NC = 512, GMM__KC = 256, /* cache block: A and C and B panels stay in the L2 */
+    GMM__MC = 240, GMM__NC = 512, GMM__KC = 256, /* cache block: panels of A and B and the block of C fit the L2 */
     GMM__MR_512 = 12, GMM__NR_512 = 32, GMM__MR = 6, GMM__NR = 16
 };
 
@@ -2750,19 +2757,19 @@ static const gmm__cpu_tile gmm__cpu_tiles[] = {
 
 /* --- one block of a product: C[m][n] = sum over k of A(i, k) B(j, k), C in fp32, ld GMM__NC --- */
 
-/* A factor: element (i, k) stands at base + i * stride_i + k * stride_k elements; one of the strides is 1. Or,
-   quantized, it is element k of line `line` + i of a copy. */
+/* An operand A or B, in fp32 or 16 bits: element (i, k) is base[i * stride_i + k * stride_k], and one of the strides is
+   1. Quantized: element k of line first_line + i of the view. */
 typedef struct gmm__cpu_operand {
     gmm_dtype dtype;
     int quantized;
     const void *base;
     int64_t stride_i, stride_k;
     gmm__qview view;
-    int64_t line;
+    int64_t first_line;
 } gmm__cpu_operand;
 
-/* Writes rows row[0..n) as columns of a panel: to[k * width + i] = row[i][k]. */
-static void gmm__cpu_transpose(float row[][GMM__KC], int n, int64_t kc, int width, float *to) {
+/* Writes rows row[0..n) as columns of a panel: panel[k * width + i] = row[i][k]. */
+static void gmm__cpu_transpose(float row[][GMM__KC], int n, int64_t kc, int width, float *panel) {
     int64_t k = 0;
     int i;
 #ifdef GMM__X86
@@ -2771,41 +2778,42 @@ static void gmm__cpu_transpose(float row[][GMM__KC], int n, int64_t kc, int widt
             __m128 a = _mm_loadu_ps(row[0] + k), b = _mm_loadu_ps(row[1] + k), c = _mm_loadu_ps(row[2] + k),
                    d = _mm_loadu_ps(row[3] + k);
             _MM_TRANSPOSE4_PS(a, b, c, d);
-            _mm_storeu_ps(to + k * width, a);
-            _mm_storeu_ps(to + (k + 1) * width, b);
-            _mm_storeu_ps(to + (k + 2) * width, c);
-            _mm_storeu_ps(to + (k + 3) * width, d);
+            _mm_storeu_ps(panel + k * width, a);
+            _mm_storeu_ps(panel + (k + 1) * width, b);
+            _mm_storeu_ps(panel + (k + 2) * width, c);
+            _mm_storeu_ps(panel + (k + 3) * width, d);
         }
 #endif
     for (; k < kc; k++)
-        for (i = 0; i < n; i++) to[k * width + i] = row[i][k];
+        for (i = 0; i < n; i++) panel[k * width + i] = row[i][k];
 }
 
-/* Packs `count` rows of a factor as panels [ceil(count / width)][kc][width] of fp32, missing rows as zeros. */
-static void gmm__cpu_pack(const gmm__cpu_operand *f, int64_t count, int64_t k0, int64_t kc, int width, float *to) {
+/* Packs `count` rows of an operand as panels [ceil(count / width)][kc][width] of fp32, and pads the last one with
+   zeros. */
+static void gmm__cpu_pack(const gmm__cpu_operand *f, int64_t count, int64_t k0, int64_t kc, int width, float *panel) {
     const int64_t size = gmm_dtype_bits(f->dtype) / 8;
     int64_t i0, k;
-    for (i0 = 0; i0 < count; i0 += width, to += kc * width) {
-        const int live = count - i0 < width ? (int)(count - i0) : width;
-        const char *from = f->quantized ? NULL : (const char *)f->base + (i0 * f->stride_i + k0 * f->stride_k) * size;
+    for (i0 = 0; i0 < count; i0 += width, panel += kc * width) {
+        const int rows = count - i0 < width ? (int)(count - i0) : width;
+        const char *src = f->quantized ? NULL : (const char *)f->base + (i0 * f->stride_i + k0 * f->stride_k) * size;
         int i;
         if (!f->quantized && f->stride_i == 1) {
-            for (k = 0; k < kc; k++, from += f->stride_k * size) {
-                gmm__row_load(f->dtype, from, to + k * width, live);
-                for (i = live; i < width; i++) to[k * width + i] = 0.0f;
+            for (k = 0; k < kc; k++, src += f->stride_k * size) {
+                gmm__row_load(f->dtype, src, panel + k * width, rows);
+                for (i = rows; i < width; i++) panel[k * width + i] = 0.0f;
             }
         } else {
             float row[4][GMM__KC];
-            for (i = 0; i < live; i += 4) {
-                const int n = live - i < 4 ? live - i : 4;
+            for (i = 0; i < rows; i += 4) {
+                const int n = rows - i < 4 ? rows - i : 4;
                 int r;
                 for (r = 0; r < n; r++)
-                    if (f->quantized) gmm__qview_load(&f->view, f->line + i0 + i + r, k0, kc, 0, row[r]);
-                    else gmm__row_load(f->dtype, from + (i + r) * f->stride_i * size, row[r], kc);
-                gmm__cpu_transpose(row, n, kc, width, to + i);
+                    if (f->quantized) gmm__qview_load(&f->view, f->first_line + i0 + i + r, k0, kc, 0, row[r]);
+                    else gmm__row_load(f->dtype, src + (i + r) * f->stride_i * size, row[r], kc);
+                gmm__cpu_transpose(row, n, kc, width, panel + i);
             }
-            for (i = live; i < width; i++)
-                for (k = 0; k < kc; k++) to[k * width + i] = 0.0f;
+            for (i = rows; i < width; i++)
+                for (k = 0; k < kc; k++) panel[k * width + i] = 0.0f;
         }
     }
 }
@@ -2813,16 +2821,16 @@ static void gmm__cpu_pack(const gmm__cpu_operand *f, int64_t count, int64_t k0, 
 /* One thread's panels of A and of B, and its block of C. */
 typedef struct gmm__cpu_scratch { float *a, *b, *c; } gmm__cpu_scratch;
 
-/* Floats of each, at the most that a call needs; multiples of a cache line. */
+/* Floats of each, an upper bound for a call; multiples of a cache line. */
 typedef struct gmm__cpu_extent { int64_t a, b, c; } gmm__cpu_extent;
 static gmm__cpu_extent gmm__cpu_extent_of(const gmm__call *call, const gmm__cpu_tile *tile) {
     const int fwd = call->op == GMM_OP_LINEAR_FWD, wgrad = call->op == GMM_OP_LINEAR_WGRAD;
     const int64_t rows = gmm__min_i64(wgrad ? call->out : call->rows, GMM__MC);
     const int64_t m = gmm__round_up(rows, tile->mr);
     const int64_t n = gmm__round_up(gmm__min_i64(fwd ? call->out : call->in, GMM__NC), tile->nr);
-    /* a transform of wgrad's operands spreads the last rows over whole runs of 16 */
-    const int64_t depth = wgrad ? gmm__round_up(gmm__min_i64(call->rows, GMM__KC), 16) : fwd ? call->in : call->out;
-    const int64_t k = gmm__min_i64(depth, GMM__KC);
+    /* the Hadamard transform of wgrad's operands mixes 16 rows, and leaves no zeros in the last block */
+    const int64_t max_k = wgrad ? gmm__round_up(gmm__min_i64(call->rows, GMM__KC), 16) : fwd ? call->in : call->out;
+    const int64_t k = gmm__min_i64(max_k, GMM__KC);
     gmm__cpu_extent e;
     e.a = gmm__round_up(m * k, 16);
     e.b = gmm__round_up(k * n, 16);
@@ -2854,7 +2862,7 @@ static gmm__cpu_panel gmm__cpu_panel_of(const gmm__cpu_operand *operand, int64_t
     return p;
 }
 static float gmm__cpu_panel_scale(const gmm__cpu_panel *p, int64_t row, int64_t k) {
-    return gmm__qview_factor(&p->operand->view, p->operand->line + p->first + row, k / 128, 1);
+    return gmm__qview_factor(&p->operand->view, p->operand->first_line + p->first + row, k / 128, 1);
 }
 
 /* Promotes a register tile of one block of 128 elements along k, which begins at k: its accumulators times the scales
@@ -2894,34 +2902,35 @@ static void gmm__cpu_block(const gmm__cpu_tile *tile, const gmm__cpu_scratch *s,
     }
 }
 
-/* What line l of a copy is multiplied by outside of the sum: scales of whole tensors and lines, and NV16's amax. */
-static float gmm__cpu_outer(const gmm__cpu_operand *f, int64_t l) {
+/* The scale of line l that applies to whole sums: that of TENSOR or ROW, or the amax of NV16. */
+static float gmm__cpu_outer_scale(const gmm__cpu_operand *f, int64_t l) {
     const gmm__qview *v = &f->view;
     if (!f->quantized) return 1.0f;
     if (v->scaling == GMM_SCALING_NV16) return v->amax[v->per_line ? l : 0];
     return v->scaling == GMM_SCALING_TENSOR || v->scaling == GMM_SCALING_ROW ? gmm__qview_factor(v, l, 0, 1) : 1.0f;
 }
-/* acc *= alpha outer(A) outer(B), with 1 / (6 e4m3_max) for each NV16 factor, over the sums of line i of A. */
-static void gmm__cpu_outer_row(float *acc, int64_t n, float alpha, const gmm__cpu_operand *A, int64_t i,
+/* Multiplies the accumulators of line i of A by alpha, the outer scales of A and B, and 1 / (6 e4m3_max) for each NV16
+   operand. */
+static void gmm__cpu_scale_row(float *acc, int64_t n, float alpha, const gmm__cpu_operand *A, int64_t i,
                                const gmm__cpu_operand *B) {
     const float a = A->quantized && A->view.scaling == GMM_SCALING_NV16 ? 6.0f * A->view.e4m3_max : 1.0f;
     const float b = B->quantized && B->view.scaling == GMM_SCALING_NV16 ? 6.0f * B->view.e4m3_max : 1.0f;
-    const float outer = gmm__cpu_outer(A, A->line + i), share = 1.0f / (a * b);
+    const float outer = gmm__cpu_outer_scale(A, A->first_line + i), inverse = 1.0f / (a * b);
     const int moderate = gmm__scale_moderate(alpha) && gmm__scale_moderate(outer);
     const int by_line = B->quantized && (B->view.scaling == GMM_SCALING_ROW || B->view.per_line);
     int64_t j;
-    for (j = 0; j < n;) { /* runs of columns that have one scale */
-        const float column = gmm__cpu_outer(B, B->line + j);
+    for (j = 0; j < n;) { /* consecutive columns with the same scale */
+        const float column = gmm__cpu_outer_scale(B, B->first_line + j);
         const int64_t end = by_line ? j + 1 : n;
         if (moderate && gmm__scale_moderate(column))
-            for (; j < end; j++) acc[j] *= alpha * outer * column * share;
+            for (; j < end; j++) acc[j] *= alpha * outer * column * inverse;
         else
-            for (; j < end; j++) acc[j] = gmm__scale_sum(acc[j], alpha, outer, column, share);
+            for (; j < end; j++) acc[j] = gmm__scale_sum(acc[j], alpha, outer, column, inverse);
     }
 }
 
 /* dst = (alpha acc + addend s) + beta dst over one row; beta 0 does not read dst. `addend` may be NULL. */
-static void gmm__cpu_finish_row(float *acc, int64_t n, float alpha, const float *addend, float s, float beta,
+static void gmm__cpu_store_row(float *acc, int64_t n, float alpha, const float *addend, float s, float beta,
                                 gmm_dtype dtype, void *dst) {
     int64_t i;
     if (alpha != 1.0f)
@@ -2929,9 +2938,9 @@ static void gmm__cpu_finish_row(float *acc, int64_t n, float alpha, const float 
     if (addend)
         for (i = 0; i < n; i++) acc[i] += addend[i] * s;
     if (beta != 0.0f) {
-        float old[GMM__NC];
-        gmm__row_load(dtype, dst, old, n);
-        for (i = 0; i < n; i++) acc[i] += beta * old[i];
+        float previous[GMM__NC];
+        gmm__row_load(dtype, dst, previous, n);
+        for (i = 0; i < n; i++) acc[i] += beta * previous[i];
     }
     gmm__row_store(dtype, dst, acc, n);
 }
@@ -2940,7 +2949,7 @@ static void gmm__cpu_finish_row(float *acc, int64_t n, float alpha, const float 
 
 enum { GMM__PART_OFFSETS, GMM__PART_STARTS, GMM__PART_PADDED, GMM__PART_SCRATCH };
 
-/* Everything a task of a linear operation reads. */
+/* Arguments of the tasks of a linear operation. */
 typedef struct gmm__cpu_linear {
     const gmm__call *call;
     const gmm__cpu_tile *tile;
@@ -2954,7 +2963,7 @@ typedef struct gmm__cpu_linear {
 } gmm__cpu_linear;
 
 /* The group g with starts[g] <= i < starts[g + 1]. */
-static int64_t gmm__cpu_find(const int64_t *starts, int64_t groups, int64_t i) {
+static int64_t gmm__cpu_find_group(const int64_t *starts, int64_t groups, int64_t i) {
     int64_t low = 0, high = groups;
     while (high - low > 1) {
         const int64_t mid = low + (high - low) / 2;
@@ -2964,17 +2973,17 @@ static int64_t gmm__cpu_find(const int64_t *starts, int64_t groups, int64_t i) {
     return low;
 }
 
-/* The operand that a role's matrix of group g is: a copy from line `line` on, or floats from (row, col) on, where k
-   runs along the rows or along the columns. */
-static gmm__cpu_operand gmm__cpu_operand_of(const gmm__cpu_linear *job, int role, int64_t g, int64_t line, int64_t row,
-                                          int64_t col, int along_rows) {
+/* The operand in a role for group g: a quantized matrix from line first_line on, or floats from element (row, col) on,
+   with k along the rows (along_rows) or along the columns. */
+static gmm__cpu_operand gmm__cpu_operand_of(const gmm__cpu_linear *job, int role, int64_t g, int64_t first_line,
+                                            int64_t row, int64_t col, int along_rows) {
     const gmm__call *call = job->call;
     const gmm_mat *m = &call->mat[role];
     const int weight = role == GMM__W;
     gmm__cpu_operand f;
     memset(&f, 0, sizeof f);
     f.dtype = m->dtype;
-    f.line = line;
+    f.first_line = first_line;
     f.quantized = m->scaling != GMM_SCALING_NONE;
     if (f.quantized)
         f.view = gmm__qview_of(m, call->direction[role], !weight, g, weight ? 0 : job->offsets[g],
@@ -2996,9 +3005,9 @@ static void gmm__cpu_rows_task(const void *arg, int64_t index, int32_t thread) {
     const int fwd = call->op == GMM_OP_LINEAR_FWD;
     const gmm_mat *bias = &call->mat[GMM__BIAS], *out = &call->mat[fwd ? GMM__Y : GMM__DX];
     const int64_t cols = fwd ? call->out : call->in, K = fwd ? call->in : call->out;
-    const int64_t block = index / job->col_blocks, g = gmm__cpu_find(job->starts, call->groups.count, block);
-    const int64_t r0 = job->offsets[g] + (block - job->starts[g]) * GMM__MC, left = job->offsets[g + 1] - r0;
-    const int64_t m = gmm__min_i64(left, GMM__MC), c0 = (index % job->col_blocks) * GMM__NC;
+    const int64_t block = index / job->col_blocks, g = gmm__cpu_find_group(job->starts, call->groups.count, block);
+    const int64_t r0 = job->offsets[g] + (block - job->starts[g]) * GMM__MC, remaining = job->offsets[g + 1] - r0;
+    const int64_t m = gmm__min_i64(remaining, GMM__MC), c0 = (index % job->col_blocks) * GMM__NC;
     const int64_t n = gmm__min_i64(cols - c0, GMM__NC);
     const gmm__cpu_scratch s = gmm__cpu_scratch_at(job->scratch, job->extent, thread);
     float addend[GMM__NC], alpha = gmm__alpha(d, g);
@@ -3011,9 +3020,9 @@ static void gmm__cpu_rows_task(const void *arg, int64_t index, int32_t thread) {
     if (bias->dtype != GMM_NONE) gmm__row_load(bias->dtype, gmm__at(bias, g, 0, c0), addend, n);
     if (B.quantized) alpha = 1.0f;
     for (i = 0; i < m && B.quantized; i++)
-        gmm__cpu_outer_row(s.c + i * GMM__NC, n, gmm__alpha(d, g), &A, i, &B);
+        gmm__cpu_scale_row(s.c + i * GMM__NC, n, gmm__alpha(d, g), &A, i, &B);
     for (i = 0; i < m; i++)
-        gmm__cpu_finish_row(s.c + i * GMM__NC, n, alpha, bias->dtype != GMM_NONE ? addend : NULL,
+        gmm__cpu_store_row(s.c + i * GMM__NC, n, alpha, bias->dtype != GMM_NONE ? addend : NULL,
                             d->bias_scale ? d->bias_scale[r0 + i] : 1.0f, d->y_add ? 1.0f : 0.0f, out->dtype,
                             gmm__at(out, 0, r0 + i, c0));
 }
@@ -3036,20 +3045,20 @@ static void gmm__cpu_wgrad_task(const void *arg, int64_t index, int32_t thread) 
     int64_t i;
 
     if (grad->frozen && grad->frozen[g]) return;
-    if (rows == 0 && beta == 1.0f) return; /* adding nothing keeps the bits, -0.0 and NaN included */
+    if (rows == 0 && beta == 1.0f) return; /* an empty group keeps all bits, also of -0.0 and NaN */
     A = gmm__cpu_operand_of(job, GMM__DY, g, n0, r0, n0, 1);
     B = gmm__cpu_operand_of(job, GMM__X_, g, k0, r0, k0, 1);
-    /* a transform spreads the last rows over whole runs of 16 */
+    /* the Hadamard transform mixes 16 rows, and leaves no zeros in the last block */
     gmm__cpu_block(job->tile, &s, &A, n, &B, k, x->hadamard ? gmm__round_up(rows, 16) : rows);
     /* an empty sum is +0, whatever the sign of alpha */
     alpha = rows ? gmm__alpha(&call->d.linear, g) : 1.0f;
-    for (i = 0; i < n && rows && B.quantized; i++) gmm__cpu_outer_row(s.c + i * GMM__NC, k, alpha, &A, i, &B);
+    for (i = 0; i < n && rows && B.quantized; i++) gmm__cpu_scale_row(s.c + i * GMM__NC, k, alpha, &A, i, &B);
     if (B.quantized) alpha = 1.0f;
     for (i = 0; i < n; i++)
-        gmm__cpu_finish_row(s.c + i * GMM__NC, k, alpha, NULL, 0.0f, beta, dw->dtype, gmm__at(dw, g, n0 + i, k0));
+        gmm__cpu_store_row(s.c + i * GMM__NC, k, alpha, NULL, 0.0f, beta, dw->dtype, gmm__at(dw, g, n0 + i, k0));
 }
 
-/* Tasks and work of a product of `rows` rows in `blocks` blocks of rows. Each block packs its weights; in wgrad, every
+/* Tasks and work of a product of `rows` rows in `blocks` row blocks. Every block packs the weights; in wgrad every
    group stores its gradient. */
 static int64_t gmm__cpu_product_tasks(const gmm__call *call, int64_t blocks) {
     const int fwd = call->op == GMM_OP_LINEAR_FWD;
@@ -3120,7 +3129,7 @@ static gmm_status gmm__cpu_launch_product(const gmm__plan *plan, gmm_stream stre
 
 enum { GMM__CHUNK = 256 }; /* columns or rows of one task of a streaming operation */
 
-/* A chunk of columns of one group's db. */
+/* A chunk of columns of db of one group. */
 static void gmm__cpu_bgrad_task(const void *arg, int64_t index, int32_t thread) {
     const gmm__cpu_linear *job = (const gmm__cpu_linear *)arg;
     const gmm__call *call = job->call;
@@ -3140,10 +3149,10 @@ static void gmm__cpu_bgrad_task(const void *arg, int64_t index, int32_t thread) 
         gmm__row_load(dy->dtype, gmm__at(dy, 0, r, c0), row, n);
         for (i = 0; i < n; i++) sum[i] += s * row[i];
     }
-    gmm__cpu_finish_row(sum, n, 1.0f, NULL, 0.0f, beta, db->dtype, gmm__at(db, g, 0, c0));
+    gmm__cpu_store_row(sum, n, 1.0f, NULL, 0.0f, beta, db->dtype, gmm__at(db, g, 0, c0));
 }
 
-/* A chunk of rows of d_bias_scale. Each row sums in lanes, an order that N alone decides. */
+/* A chunk of rows of d_bias_scale. Sums accumulate in lanes, in an order that depends on N alone. */
 static void gmm__cpu_bias_scale_task(const void *arg, int64_t index, int32_t thread) {
     const gmm__cpu_linear *job = (const gmm__cpu_linear *)arg;
     const gmm__call *call = job->call;
@@ -3153,7 +3162,7 @@ static void gmm__cpu_bias_scale_task(const void *arg, int64_t index, int32_t thr
     int64_t r, c;
     (void)thread;
     for (r = index * GMM__CHUNK; r < r1 && r < live; r++) {
-        const int64_t g = gmm__cpu_find(job->offsets, G, r);
+        const int64_t g = gmm__cpu_find_group(job->offsets, G, r);
         float lane[GMM__LANES] = { 0 }, row[GMM__CHUNK], b[GMM__CHUNK], sum;
         for (c = 0; c < call->out; c += GMM__CHUNK) {
             const int64_t n = gmm__min_i64(call->out - c, GMM__CHUNK);
@@ -3161,7 +3170,7 @@ static void gmm__cpu_bias_scale_task(const void *arg, int64_t index, int32_t thr
             gmm__row_load(bias->dtype, gmm__at(bias, g, 0, c), b, n);
             gmm__lanes_add(lane, row, b, n);
         }
-        sum = gmm__lanes_fold(lane);
+        sum = gmm__lanes_sum(lane);
         out[r] = call->d.linear.d_bias_scale_add ? out[r] + sum : sum;
     }
 }
@@ -3260,8 +3269,8 @@ GMMDEF int gmm_act_gated(gmm_act_kind kind) { return gmm__act_row_of(kind).gated
 
 static int gmm__is_finite(float v) { return (gmm_f32_bits(v) & 0x7F800000u) != 0x7F800000u; }
 
-/* Checks that the settings of an activation over `ffn` columns agree with one another. If not, `rule` opens with the
-   field's name behind `prefix`: "act.limit: -1 must be 0 or finite and > 0". */
+/* Checks that the settings of an activation over `ffn` columns are consistent. If not, `rule` becomes a message that
+   begins with `prefix` and the field's name: "act.limit: -1 must be 0 or finite and > 0". */
 static gmm_status gmm__check_act(const gmm_act *act, int64_t ffn, const char *prefix, char *rule, size_t size) {
     const gmm__act_row row = gmm__act_row_of(act->kind);
     const double limit = (double)act->limit, alpha = (double)act->alpha, offset = (double)act->offset;
@@ -3303,7 +3312,7 @@ static gmm_status gmm__check_act(const gmm_act *act, int64_t ffn, const char *pr
     return GMM_E_CONFIG;
 }
 
-/* Checks an activation call. Afterwards call->act holds the settings, call->out is ffn, call->in the columns of x. */
+/* Checks an activation call. Sets call->act to the settings, call->out to ffn, and call->in to the columns of x. */
 static gmm_status gmm__act_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
                                    const gmm_activation *activation, int query) {
     gmm_activation *d = &call->d.act;
@@ -3366,7 +3375,7 @@ GMMDEF gmm_status gmm_act_bwd(gmm_context *ctx, const gmm_activation *activation
     return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
 
-/* --- CPU engine: a row goes through fp32 buffers, GMM__ACT_CHUNK outputs at a time --- */
+/* --- CPU engine: rows are processed in fp32 buffers, GMM__ACT_CHUNK outputs at a time --- */
 
 enum { GMM__ACT_CHUNK = 256, GMM__ACT_LANES = 16 };
 
@@ -3375,45 +3384,45 @@ typedef struct gmm__act_job {
     gmm_act_coef coef;
     int64_t live, rows_per_task;
     int64_t block; /* GLU block, 0 = halves */
-    int64_t chunk; /* outputs per step: a multiple of the lanes and, for small blocks, of the block */
+    int64_t chunk; /* outputs per step: a multiple of the lanes and of blocks up to GMM__ACT_LANES */
 } gmm__act_job;
 
-/* Elements i to i + n of a row as fp32, and back. */
-static GMM__FORCE_INLINE void gmm__act_load(gmm_dtype dtype, const void *row, int64_t i, int64_t n, float *to) {
+/* Converts elements [i, i + n) of a row to fp32, and back. */
+static GMM__FORCE_INLINE void gmm__act_load(gmm_dtype dtype, const void *row, int64_t i, int64_t n, float *dst) {
     const uint16_t *half = (const uint16_t *)row + i;
     int64_t k;
-    if (dtype == GMM_BF16) for (k = 0; k < n; k++) to[k] = gmm_bf16_to_f32(half[k]);
-    else if (dtype == GMM_F16) for (k = 0; k < n; k++) to[k] = gmm_f16_to_f32(half[k]);
-    else memcpy(to, (const float *)row + i, (size_t)n * sizeof *to);
+    if (dtype == GMM_BF16) for (k = 0; k < n; k++) dst[k] = gmm_bf16_to_f32(half[k]);
+    else if (dtype == GMM_F16) for (k = 0; k < n; k++) dst[k] = gmm_f16_to_f32(half[k]);
+    else memcpy(dst, (const float *)row + i, (size_t)n * sizeof *dst);
 }
-static GMM__FORCE_INLINE void gmm__act_store(gmm_dtype dtype, void *row, int64_t i, int64_t n, const float *from) {
+static GMM__FORCE_INLINE void gmm__act_store(gmm_dtype dtype, void *row, int64_t i, int64_t n, const float *src) {
     uint16_t *half = (uint16_t *)row + i;
     int64_t k;
-    if (dtype == GMM_BF16) for (k = 0; k < n; k++) half[k] = gmm_f32_to_bf16(from[k]);
-    else if (dtype == GMM_F16) for (k = 0; k < n; k++) half[k] = gmm_f32_to_f16(from[k]);
-    else memcpy((float *)row + i, from, (size_t)n * sizeof *from);
+    if (dtype == GMM_BF16) for (k = 0; k < n; k++) half[k] = gmm_f32_to_bf16(src[k]);
+    else if (dtype == GMM_F16) for (k = 0; k < n; k++) half[k] = gmm_f32_to_f16(src[k]);
+    else memcpy((float *)row + i, src, (size_t)n * sizeof *src);
 }
 
-/* Blocks [a:B | b:B | ...] in `mixed` to and from a and b. Called with constant B for the frequent ones. */
-static GMM__FORCE_INLINE void gmm__act_split(int64_t B, int64_t n, const float *mixed, float *a, float *b) {
+/* Splits blocks [a:B | b:B | ...] into a and b, and merges them. Inlined with constant B for common block sizes. */
+static GMM__FORCE_INLINE void gmm__act_split(int64_t B, int64_t n, const float *interleaved, float *a, float *b) {
     int64_t k, t;
     for (k = 0; k < n / B; k++)
         for (t = 0; t < B; t++) {
-            a[k * B + t] = mixed[2 * k * B + t];
-            b[k * B + t] = mixed[2 * k * B + B + t];
+            a[k * B + t] = interleaved[2 * k * B + t];
+            b[k * B + t] = interleaved[2 * k * B + B + t];
         }
 }
-static GMM__FORCE_INLINE void gmm__act_merge(int64_t B, int64_t n, float *mixed, const float *a, const float *b) {
+static GMM__FORCE_INLINE void gmm__act_merge(int64_t B, int64_t n, float *interleaved, const float *a, const float *b) {
     int64_t k, t;
     for (k = 0; k < n / B; k++)
         for (t = 0; t < B; t++) {
-            mixed[2 * k * B + t] = a[k * B + t];
-            mixed[2 * k * B + B + t] = b[k * B + t];
+            interleaved[2 * k * B + t] = a[k * B + t];
+            interleaved[2 * k * B + B + t] = b[k * B + t];
         }
 }
 
-/* Outputs j0 to j0 + n of the pre-activation, as a and b. Small blocks are converted in one piece, large ones one by
-   one. */
+/* Reads the pre-activations a and b of outputs [j0, j0 + n). Blocks of up to GMM__ACT_LANES are converted together and
+   split, larger ones one by one. */
 static GMM__FORCE_INLINE void gmm__act_read(const gmm__act_job *job, const gmm_mat *x, const void *row, int64_t j0,
                                             int64_t n, float *a, float *b) {
     const int64_t B = job->block, ffn = job->call->out;
@@ -3422,21 +3431,21 @@ static GMM__FORCE_INLINE void gmm__act_read(const gmm__act_job *job, const gmm_m
         gmm__act_load(x->dtype, row, j0, n, a);
         gmm__act_load(x->dtype, row, ffn + j0, n, b);
     } else if (B <= GMM__ACT_LANES) {
-        float mixed[2 * GMM__ACT_CHUNK];
-        gmm__act_load(x->dtype, row, 2 * j0, 2 * n, mixed);
+        float interleaved[2 * GMM__ACT_CHUNK];
+        gmm__act_load(x->dtype, row, 2 * j0, 2 * n, interleaved);
         switch (B) {
-        case 1: gmm__act_split(1, n, mixed, a, b); break;
-        case 8: gmm__act_split(8, n, mixed, a, b); break;
-        case 16: gmm__act_split(16, n, mixed, a, b); break;
-        default: gmm__act_split(B, n, mixed, a, b); break;
+        case 1: gmm__act_split(1, n, interleaved, a, b); break;
+        case 8: gmm__act_split(8, n, interleaved, a, b); break;
+        case 16: gmm__act_split(16, n, interleaved, a, b); break;
+        default: gmm__act_split(B, n, interleaved, a, b); break;
         }
     } else {
-        int64_t i, run;
-        for (i = 0; i < n; i += run) {
-            const int64_t left = B - (j0 + i) % B, column = gmm_glu_gate_column(j0 + i, B);
-            run = left < n - i ? left : n - i;
-            gmm__act_load(x->dtype, row, column, run, a + i);
-            gmm__act_load(x->dtype, row, column + B, run, b + i);
+        int64_t i, count;
+        for (i = 0; i < n; i += count) {
+            const int64_t remaining = B - (j0 + i) % B, column = gmm_glu_gate_column(j0 + i, B);
+            count = remaining < n - i ? remaining : n - i;
+            gmm__act_load(x->dtype, row, column, count, a + i);
+            gmm__act_load(x->dtype, row, column + B, count, b + i);
         }
     }
 }
@@ -3448,21 +3457,21 @@ static GMM__FORCE_INLINE void gmm__act_write(const gmm__act_job *job, const gmm_
         gmm__act_store(dx->dtype, row, j0, n, a);
         gmm__act_store(dx->dtype, row, ffn + j0, n, b);
     } else if (B <= GMM__ACT_LANES) {
-        float mixed[2 * GMM__ACT_CHUNK];
+        float interleaved[2 * GMM__ACT_CHUNK];
         switch (B) {
-        case 1: gmm__act_merge(1, n, mixed, a, b); break;
-        case 8: gmm__act_merge(8, n, mixed, a, b); break;
-        case 16: gmm__act_merge(16, n, mixed, a, b); break;
-        default: gmm__act_merge(B, n, mixed, a, b); break;
+        case 1: gmm__act_merge(1, n, interleaved, a, b); break;
+        case 8: gmm__act_merge(8, n, interleaved, a, b); break;
+        case 16: gmm__act_merge(16, n, interleaved, a, b); break;
+        default: gmm__act_merge(B, n, interleaved, a, b); break;
         }
-        gmm__act_store(dx->dtype, row, 2 * j0, 2 * n, mixed);
+        gmm__act_store(dx->dtype, row, 2 * j0, 2 * n, interleaved);
     } else {
-        int64_t i, run;
-        for (i = 0; i < n; i += run) {
-            const int64_t left = B - (j0 + i) % B, column = gmm_glu_gate_column(j0 + i, B);
-            run = left < n - i ? left : n - i;
-            gmm__act_store(dx->dtype, row, column, run, a + i);
-            gmm__act_store(dx->dtype, row, column + B, run, b + i);
+        int64_t i, count;
+        for (i = 0; i < n; i += count) {
+            const int64_t remaining = B - (j0 + i) % B, column = gmm_glu_gate_column(j0 + i, B);
+            count = remaining < n - i ? remaining : n - i;
+            gmm__act_store(dx->dtype, row, column, count, a + i);
+            gmm__act_store(dx->dtype, row, column + B, count, b + i);
         }
     }
 }
@@ -3501,7 +3510,7 @@ static GMM__FORCE_INLINE void gmm__act_rows(const gmm__act_job *job, int64_t beg
         const float p = d->prob ? d->prob[r] : 1.0f;
         float sum[GMM__ACT_LANES] = GMM_ZERO;
         for (j = 0; j < call->out; j += job->chunk) {
-            const int64_t left = call->out - j, n = left < job->chunk ? left : job->chunk;
+            const int64_t remaining = call->out - j, n = remaining < job->chunk ? remaining : job->chunk;
             /* loops run over a multiple of the lanes, so that they vectorise without a remainder */
             const int64_t full = (n + GMM__ACT_LANES - 1) / GMM__ACT_LANES * GMM__ACT_LANES;
             gmm__act_read(job, x, x_row, j, n, c.a, c.b);
@@ -3541,15 +3550,15 @@ static GMM__FORCE_INLINE void gmm__act_rows(const gmm__act_job *job, int64_t beg
             }
         }
         if (backward && d->dprob) {
-            int64_t w;
-            for (w = GMM__ACT_LANES / 2; w > 0; w /= 2)
-                for (i = 0; i < w; i++) sum[i] += sum[i + w];
+            int64_t width;
+            for (width = GMM__ACT_LANES / 2; width > 0; width /= 2)
+                for (i = 0; i < width; i++) sum[i] += sum[i + width];
             d->dprob[r] = sum[0];
         }
     }
 }
 
-/* The same for every set of vector instructions. */
+/* The same loop compiled for each set of vector instructions. */
 static void gmm__act_rows_plain(const gmm__act_job *job, int64_t begin, int64_t end) { gmm__act_rows(job, begin, end); }
 #ifdef GMM__X86
 __attribute__((target("avx2,fma"))) static void gmm__act_rows_avx2(const gmm__act_job *job, int64_t begin,
@@ -3564,8 +3573,8 @@ __attribute__((target("avx512f"))) static void gmm__act_rows_avx512(const gmm__a
 
 static void gmm__act_task(const void *arg, int64_t index, int32_t thread) {
     const gmm__act_job *job = (const gmm__act_job *)arg;
-    const int64_t begin = index * job->rows_per_task, left = job->live - begin;
-    const int64_t end = begin + (left < job->rows_per_task ? left : job->rows_per_task);
+    const int64_t begin = index * job->rows_per_task, remaining = job->live - begin;
+    const int64_t end = begin + (remaining < job->rows_per_task ? remaining : job->rows_per_task);
     (void)thread;
 #ifdef GMM__X86
     if (job->call->ctx->cpu_level == 3) {
@@ -3580,7 +3589,7 @@ static void gmm__act_task(const void *arg, int64_t index, int32_t thread) {
     gmm__act_rows_plain(job, begin, end);
 }
 
-/* Rows that make one task: enough for about 16 Ki elements of `cols` per row. */
+/* Rows of one task: about 16 Ki elements. */
 static int64_t gmm__rows_per_task(int64_t cols) { return cols < 16384 ? 16384 / cols : 1; }
 
 static gmm_status gmm__cpu_launch_act(const gmm__plan *plan, gmm_stream stream) {
@@ -3633,7 +3642,7 @@ GMMDEF gmm_status gmm_pad_decide(const gmm_pad_in *in, int32_t *align, gmm_error
     if (in->dispatcher < GMM_DISPATCH_ALLTOALL || in->dispatcher > GMM_DISPATCH_NCCLEP)
         return gmm__fail(error, GMM_E_CONFIG, "gmm_pad_decide: in.dispatcher: %d is no dispatcher",
                          (int)in->dispatcher);
-    /* asking the router to pad is not enough: with few tokens it cannot reach the multiple, so its result counts */
+    /* router_padding alone is not enough: with too few tokens the router cannot reach the multiple */
     padded = (in->router_padding && in->router_padding_done) || in->dispatcher == GMM_DISPATCH_HYBRIDEP ||
              in->dispatcher == GMM_DISPATCH_NCCLEP ||
              (in->dispatcher == GMM_DISPATCH_DEEPEP && in->grouped_tensor && in->permute_fusion);
@@ -3722,11 +3731,11 @@ GMMDEF gmm_status gmm_unpad(gmm_context *ctx, const gmm_padding *padding, void *
     return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
 
-/* --- CPU engine: row i of a group moves from from[g] + i to to[g] + i, as far as the group reaches in `from` --- */
+/* --- CPU engine: row i of group g is copied from src_offsets[g] + i to dst_offsets[g] + i; padding is zeroed --- */
 
 typedef struct gmm__pad_job {
     const gmm__call *call;
-    const int64_t *from, *to; /* [G + 1] offsets of both splits, in the workspace */
+    const int64_t *src_offsets, *dst_offsets; /* [G + 1] offsets of both splits, in the workspace */
     int64_t rows_per_task;
 } gmm__pad_job;
 
@@ -3736,17 +3745,17 @@ static void gmm__pad_task(const void *arg, int64_t index, int32_t thread) {
     const gmm_padding *d = &call->d.pad;
     const gmm_mat *src = &call->mat[GMM__X_], *dst = &call->mat[GMM__Y];
     const size_t bytes = (size_t)(d->cols * (gmm_dtype_bits(src->dtype) / 8));
-    const int64_t G = call->groups.count, begin = index * job->rows_per_task, left = job->to[G] - begin;
-    const int64_t end = begin + (left < job->rows_per_task ? left : job->rows_per_task);
-    int64_t g = gmm__cpu_find(job->to, G, begin), r;
+    const int64_t G = call->groups.count, begin = index * job->rows_per_task, remaining = job->dst_offsets[G] - begin;
+    const int64_t end = begin + (remaining < job->rows_per_task ? remaining : job->rows_per_task);
+    int64_t g = gmm__cpu_find_group(job->dst_offsets, G, begin), r;
     (void)thread;
     for (r = begin; r < end; r++) {
         int64_t i;
-        while (job->to[g + 1] <= r) g++;
-        i = r - job->to[g];
-        if (i < job->from[g + 1] - job->from[g]) {
-            memcpy(gmm__at(dst, 0, r, 0), gmm__at(src, 0, job->from[g] + i, 0), bytes);
-            if (d->dst_prob) d->dst_prob[r] = d->src_prob[job->from[g] + i];
+        while (job->dst_offsets[g + 1] <= r) g++;
+        i = r - job->dst_offsets[g];
+        if (i < job->src_offsets[g + 1] - job->src_offsets[g]) {
+            memcpy(gmm__at(dst, 0, r, 0), gmm__at(src, 0, job->src_offsets[g] + i, 0), bytes);
+            if (d->dst_prob) d->dst_prob[r] = d->src_prob[job->src_offsets[g] + i];
         } else {
             memset(gmm__at(dst, 0, r, 0), 0, bytes);
             if (d->dst_prob) d->dst_prob[r] = 0.0f;
@@ -3760,30 +3769,30 @@ static gmm_status gmm__cpu_launch_pad(const gmm__plan *plan, gmm_stream stream) 
     const gmm_mat *dst = &call->mat[GMM__Y];
     const int pad = call->op == GMM_OP_PAD;
     const int64_t G = call->groups.count, dst_rows = pad ? d->padded_capacity : call->rows;
-    int64_t *plain = (int64_t *)gmm__part(plan, 0), *padded = (int64_t *)gmm__part(plan, 1), g;
+    int64_t *unpadded = (int64_t *)gmm__part(plan, 0), *padded = (int64_t *)gmm__part(plan, 1), g;
     gmm__pad_job job;
     (void)stream;
-    (void)gmm__cpu_offsets(&call->groups, plain);
+    (void)gmm__cpu_offsets(&call->groups, unpadded);
     padded[0] = 0;
     for (g = 0; g < G; g++) {
-        const int64_t room = d->padded_capacity - padded[g];
-        int64_t size = gmm__round_up(plain[g + 1] - plain[g], d->align);
-        if (size > room) {
-            size = room;
+        const int64_t remaining = d->padded_capacity - padded[g];
+        int64_t size = gmm__round_up(unpadded[g + 1] - unpadded[g], d->align);
+        if (size > remaining) {
+            size = remaining;
             if (call->groups.fault) *call->groups.fault |= (uint32_t)GMM_FAULT_CAPACITY;
         }
         padded[g + 1] = padded[g] + size;
         if (pad && d->sizes) d->sizes[g] = (int32_t)size;
     }
     job.call = call;
-    job.from = pad ? plain : padded;
-    job.to = pad ? padded : plain;
+    job.src_offsets = pad ? unpadded : padded;
+    job.dst_offsets = pad ? padded : unpadded;
     job.rows_per_task = gmm__rows_per_task(d->cols);
-    gmm__cpu_for(call->ctx, gmm__ceil_div(job.to[G], job.rows_per_task), (double)job.to[G] * (double)d->cols,
-                 gmm__pad_task, &job);
-    gmm__cpu_tail(dst, call->groups.tail, job.to[G], dst_rows, d->cols);
+    gmm__cpu_for(call->ctx, gmm__ceil_div(job.dst_offsets[G], job.rows_per_task),
+                 (double)job.dst_offsets[G] * (double)d->cols, gmm__pad_task, &job);
+    gmm__cpu_tail(dst, call->groups.tail, job.dst_offsets[G], dst_rows, d->cols);
     if (d->dst_prob && call->groups.tail == GMM_TAIL_ZERO)
-        memset(d->dst_prob + job.to[G], 0, (size_t)(dst_rows - job.to[G]) * sizeof *d->dst_prob);
+        memset(d->dst_prob + job.dst_offsets[G], 0, (size_t)(dst_rows - job.dst_offsets[G]) * sizeof *d->dst_prob);
     return GMM_OK;
 }
 
@@ -3795,8 +3804,8 @@ static int gmm__cpu_plan_pad(const gmm__call *call, gmm__plan *plan) {
 
 /* --- GLU interleave --- */
 
-/* One operand: `count` matrices of [2 ffn, cols], or one of [count, 2 ffn]. With count 0 there is nothing to point at,
-   so only the form of the operand is checked. */
+/* Reads an operand: `count` matrices of [2 ffn, cols], or one of [count, 2 ffn]. With count 0 it has no elements, and
+   only its dtype, scaling and flags are checked. */
 static gmm_status gmm__glu_read(gmm__call *call, int role, const char *argument, const gmm_mat *mat) {
     const gmm_glu *d = &call->d.glu;
     gmm_mat m;
@@ -3857,52 +3866,55 @@ GMMDEF gmm_status gmm_glu_interleave(gmm_context *ctx, const gmm_glu *glu, void 
     return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
 
-/* CPU engine. Run k of a row or matrix is B elements at k B in blocks, and at (k mod 2) ffn + (k div 2) B in halves. */
-static int64_t gmm__glu_run(const gmm_glu *d, int64_t k, int blocks) {
-    return blocks ? k * d->block : (k % 2) * d->ffn + (k / 2) * d->block;
+/* CPU engine. Block k of a row or matrix begins at element k B in the blocked layout, and at (k mod 2) ffn + (k div 2)
+   B in halves. */
+static int64_t gmm__glu_block_offset(const gmm_glu *d, int64_t k, int blocked) {
+    return blocked ? k * d->block : (k % 2) * d->ffn + (k / 2) * d->block;
 }
 
-/* n elements of a constant size; the short ones without a call of memcpy. */
-static void gmm__glu_copy(char *to, const char *from, int64_t n, int64_t size) {
+/* Copies n elements of `size` bytes. Short copies are loops of constant size, which the compiler expands inline. */
+static void gmm__glu_copy(char *dst, const char *src, int64_t n, int64_t size) {
     int64_t i;
-    if (n * size >= 32) memcpy(to, from, (size_t)(n * size));
-    else if (size == 1) for (i = 0; i < n; i++) to[i] = from[i];
-    else if (size == 2) for (i = 0; i < n; i++) memcpy(to + 2 * i, from + 2 * i, 2);
-    else if (size == 4) for (i = 0; i < n; i++) memcpy(to + 4 * i, from + 4 * i, 4);
-    else for (i = 0; i < n; i++) memcpy(to + 8 * i, from + 8 * i, 8);
+    if (n * size >= 32) memcpy(dst, src, (size_t)(n * size));
+    else if (size == 1) for (i = 0; i < n; i++) dst[i] = src[i];
+    else if (size == 2) for (i = 0; i < n; i++) memcpy(dst + 2 * i, src + 2 * i, 2);
+    else if (size == 4) for (i = 0; i < n; i++) memcpy(dst + 4 * i, src + 4 * i, 4);
+    else for (i = 0; i < n; i++) memcpy(dst + 8 * i, src + 8 * i, 8);
 }
 
 typedef struct gmm__glu_job {
     const gmm__call *call;
-    int64_t runs;  /* per row (columns) or matrix (rows) */
-    int64_t items; /* rows (columns) or runs of all matrices (rows) */
-    int64_t items_per_task;
+    int64_t blocks;         /* per row (axis COLUMNS) or per matrix (axis ROWS) */
+    int64_t units;          /* rows (axis COLUMNS), or blocks of all matrices (axis ROWS) */
+    int64_t units_per_task;
 } gmm__glu_job;
 
 static void gmm__glu_task(const void *arg, int64_t index, int32_t thread) {
     const gmm__glu_job *job = (const gmm__glu_job *)arg;
     const gmm_glu *d = &job->call->d.glu;
     const gmm_mat *src = &job->call->mat[GMM__X_], *dst = &job->call->mat[GMM__Y];
-    const int64_t size = gmm_dtype_bits(src->dtype) / 8, begin = index * job->items_per_task, left = job->items - begin;
-    const int64_t end = begin + (left < job->items_per_task ? left : job->items_per_task);
-    int64_t item, k, i;
+    const int64_t size = gmm_dtype_bits(src->dtype) / 8, begin = index * job->units_per_task;
+    const int64_t end = gmm__min_i64(begin + job->units_per_task, job->units);
+    int64_t unit, k, i;
     (void)thread;
-    for (item = begin; item < end; item++) {
+    for (unit = begin; unit < end; unit++) {
         if (d->axis == GMM_GLU_COLUMNS) {
-            const char *from = (const char *)gmm__at(src, 0, item, 0);
-            char *to = (char *)gmm__at(dst, 0, item, 0);
-            for (k = 0; k < job->runs; k++)
-                gmm__glu_copy(to + gmm__glu_run(d, k, !d->inverse) * size, from + gmm__glu_run(d, k, d->inverse) * size,
-                              d->block, size);
+            const char *src_row = (const char *)gmm__at(src, 0, unit, 0);
+            char *dst_row = (char *)gmm__at(dst, 0, unit, 0);
+            for (k = 0; k < job->blocks; k++) {
+                const int64_t dst_offset = gmm__glu_block_offset(d, k, !d->inverse);
+                const int64_t src_offset = gmm__glu_block_offset(d, k, d->inverse);
+                gmm__glu_copy(dst_row + dst_offset * size, src_row + src_offset * size, d->block, size);
+            }
         } else {
-            const int64_t matrix = item / job->runs;
-            const int64_t to = gmm__glu_run(d, item % job->runs, !d->inverse);
-            const int64_t from = gmm__glu_run(d, item % job->runs, d->inverse);
+            const int64_t matrix = unit / job->blocks;
+            const int64_t dst_offset = gmm__glu_block_offset(d, unit % job->blocks, !d->inverse);
+            const int64_t src_offset = gmm__glu_block_offset(d, unit % job->blocks, d->inverse);
             const int dense = src->ld == d->cols && dst->ld == d->cols;
             const int64_t rows = dense ? 1 : d->block, n = dense ? d->block * d->cols : d->cols;
             for (i = 0; i < rows; i++)
-                gmm__glu_copy((char *)gmm__at(dst, matrix, to + i, 0),
-                              (const char *)gmm__at(src, matrix, from + i, 0), n, size);
+                gmm__glu_copy((char *)gmm__at(dst, matrix, dst_offset + i, 0),
+                              (const char *)gmm__at(src, matrix, src_offset + i, 0), n, size);
         }
     }
 }
@@ -3912,10 +3924,10 @@ static gmm_status gmm__cpu_launch_glu_interleave(const gmm__plan *plan, gmm_stre
     gmm__glu_job job;
     (void)stream;
     job.call = plan->call;
-    job.runs = 2 * (d->ffn / d->block);
-    job.items = d->axis == GMM_GLU_COLUMNS ? d->count : d->count * job.runs;
-    job.items_per_task = gmm__rows_per_task(d->axis == GMM_GLU_COLUMNS ? 2 * d->ffn : d->block * d->cols);
-    gmm__cpu_for(plan->call->ctx, gmm__ceil_div(job.items, job.items_per_task),
+    job.blocks = 2 * (d->ffn / d->block);
+    job.units = d->axis == GMM_GLU_COLUMNS ? d->count : d->count * job.blocks;
+    job.units_per_task = gmm__rows_per_task(d->axis == GMM_GLU_COLUMNS ? 2 * d->ffn : d->block * d->cols);
+    gmm__cpu_for(plan->call->ctx, gmm__ceil_div(job.units, job.units_per_task),
                  2.0 * (double)d->count * (double)d->ffn * (d->axis == GMM_GLU_COLUMNS ? 1.0 : (double)d->cols),
                  gmm__glu_task, &job);
     return GMM_OK;
@@ -4045,21 +4057,21 @@ static int gmm__mlp_delayed(const gmm__call *call) {
     return call->config.delay_wgrad || call->config.overlap_dispatch_wgrad;
 }
 
-/* Refuses an operand that the configuration does not have. */
-static gmm_status gmm__mlp_match(gmm__call *call, const char *argument, int given, int configured) {
+/* Refuses an operand that is given although the configuration has none. */
+static gmm_status gmm__mlp_check_configured(gmm__call *call, const char *argument, int given, int configured) {
     if (given && !configured)
         return gmm__refuse(call, GMM_E_CONFIG, argument, "is given, but the configuration has none");
     return GMM_OK;
 }
 
-/* Reads a weight: floats, or copies that the recipe's quantization of it would make. */
+/* Reads a weight: floats, or quantized as the recipe would quantize it. */
 static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, const char *argument, const gmm_mat *mat, int rowwise,
                                        int columnwise, int64_t rows, int64_t cols) {
     const gmm_format *f = &call->recipe.weight;
     gmm_status s = GMM_OK;
     char name[32];
     gmm_mat m;
-    int way;
+    int direction;
     if (!mat || !gmm__copy_sized(&m, sizeof m, mat) || m.scaling == GMM_SCALING_NONE)
         return gmm__read_mat(call, role, argument, mat, rowwise || columnwise,
                              gmm__matrices(call->groups.count, rows, cols), GMM__FLOATS);
@@ -4068,26 +4080,28 @@ static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, const char *ar
                            "makes of weights, %s scaled %s", gmm_dtype_name(m.dtype), gmm_scaling_name(m.scaling),
                            gmm_dtype_name(f->dtype), gmm_scaling_name(f->scaling));
     (void)snprintf(name, sizeof name, "%s.columnwise", argument);
-    for (way = 0; way < 2 && s == GMM_OK; way++) {
-        if (!(way ? columnwise : rowwise)) continue;
-        if (way && !m.columnwise) return gmm__refuse(call, GMM_E_NULL, name, "is NULL");
-        s = gmm__read_quant(call, role, way ? name : argument, way ? m.columnwise : mat,
-                            gmm__matrices(call->groups.count, rows, cols), way ? GMM_COLUMNWISE : GMM_ROWWISE);
+    for (direction = 0; direction < 2 && s == GMM_OK; direction++) {
+        if (!(direction ? columnwise : rowwise)) continue;
+        if (direction && !m.columnwise) return gmm__refuse(call, GMM_E_NULL, name, "is NULL");
+        s = gmm__read_quant(call, role, direction ? name : argument, direction ? m.columnwise : mat,
+                            gmm__matrices(call->groups.count, rows, cols), direction ? GMM_COLUMNWISE : GMM_ROWWISE);
         if (s == GMM_OK && (call->mat[role].dtype != f->dtype || call->mat[role].scaling != f->scaling))
-            return gmm__refuse(call, GMM_E_DTYPE, way ? name : argument, "%s scaled %s: must be as the rowwise copy",
-                               gmm_dtype_name(call->mat[role].dtype), gmm_scaling_name(call->mat[role].scaling));
+            return gmm__refuse(call, GMM_E_DTYPE, direction ? name : argument,
+                               "%s scaled %s: must be as the rowwise copy", gmm_dtype_name(call->mat[role].dtype),
+                               gmm_scaling_name(call->mat[role].scaling));
     }
-    call->mat[role] = m; /* each product reads what it contracts along */
+    call->mat[role] = m; /* each product selects the copy of its contraction */
     call->mat[role].struct_size = 0;
     return s;
 }
-/* Dtype of what is not quantized. */
+/* Dtype of the operands that are not quantized, and of the intermediate matrices. */
 static gmm_dtype gmm__mlp_dtype(const gmm__call *call) {
     const gmm_mat *w = &call->mat[GMM__W2];
     return w->scaling == GMM_SCALING_NONE ? w->dtype : call->mat[call->op == GMM_OP_MLP_FWD ? GMM__X_ : GMM__DY].dtype;
 }
 
-/* Every feature count is K of one product and N of another, so what quantizes any role divides them all. */
+/* Every feature count is K of one product and N of another, so that the alignment of any quantized operand applies to
+   all of them. */
 static gmm_status gmm__mlp_check_features(gmm__call *call) {
     const gmm_mlp_config *c = &call->config;
     const struct { const char *name; int64_t value; } features[] = {
@@ -4104,8 +4118,8 @@ static gmm_status gmm__mlp_check_features(gmm__call *call) {
     return GMM_OK;
 }
 
-/* What the call's products want of quant and the operands: checked here, since work is enqueued before the first
-   product. A dtype that the transform of weight gradients does not take is refused in every operation alike. */
+/* Checks gmm_mlp.quant and the operands for the products of the call: here, since other work is enqueued before the
+   first product. A dtype that the transform of weight gradients does not support is refused in every operation. */
 static gmm_status gmm__mlp_check_quant(gmm__call *call) {
     const gmm_recipe *r = &call->recipe;
     const gmm_mlp *d = &call->d.mlp;
@@ -4133,7 +4147,7 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     gmm_status s = gmm__open(call, ctx, op, function, query);
     const int fwd = op == GMM_OP_MLP_FWD;
     int64_t G, F1, out, elements, bytes;
-    int again;
+    int recomputes;
     gmm_error error;
     gmm_groups g;
 
@@ -4171,23 +4185,23 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     F1 = gmm__mlp_fc1_cols(call);
     call->in = c->hidden;
     call->out = out = c->hidden_out;
-    if ((s = gmm__mlp_match(call, "b1", d->b1 != NULL, c->bias1)) != GMM_OK ||
-        (s = gmm__mlp_match(call, "b2", d->b2 != NULL, c->bias2)) != GMM_OK ||
-        (s = gmm__mlp_match(call, "prob", d->prob != NULL, c->prob)) != GMM_OK ||
-        (s = gmm__mlp_match(call, "db1", d->db1 != NULL, c->bias1)) != GMM_OK ||
-        (s = gmm__mlp_match(call, "db2", d->db2 != NULL, c->bias2)) != GMM_OK ||
-        (s = gmm__mlp_match(call, "dprob", d->dprob != NULL, c->prob)) != GMM_OK)
+    if ((s = gmm__mlp_check_configured(call, "b1", d->b1 != NULL, c->bias1)) != GMM_OK ||
+        (s = gmm__mlp_check_configured(call, "b2", d->b2 != NULL, c->bias2)) != GMM_OK ||
+        (s = gmm__mlp_check_configured(call, "prob", d->prob != NULL, c->prob)) != GMM_OK ||
+        (s = gmm__mlp_check_configured(call, "db1", d->db1 != NULL, c->bias1)) != GMM_OK ||
+        (s = gmm__mlp_check_configured(call, "db2", d->db2 != NULL, c->bias2)) != GMM_OK ||
+        (s = gmm__mlp_check_configured(call, "dprob", d->dprob != NULL, c->prob)) != GMM_OK)
         return s;
 
     if (!gmm__mul(call->rows, F1, &elements) || !gmm__mul(elements, 16, &bytes))
         return gmm__refuse(call, GMM_E_OVERFLOW, "config.ffn", "%lld rows of %lld columns do not fit 64 bits",
                            (long long)call->rows, (long long)F1);
-    /* bwd runs FC1 again where fwd kept nothing */
-    again = !fwd && c->save == GMM_SAVE_NOTHING;
-    if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, fwd || again || d->dw1, gmm__matrix(call->rows, c->hidden),
+    /* bwd recomputes FC1 where fwd saved nothing */
+    recomputes = !fwd && c->save == GMM_SAVE_NOTHING;
+    if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, fwd || recomputes || d->dw1, gmm__matrix(call->rows, c->hidden),
                            GMM__FLOATS)) ||
-        (s = gmm__mlp_read_weight(call, GMM__W, "w1", d->w1, fwd || again, !fwd && d->dx, F1, c->hidden)) ||
-        (s = gmm__read_mat(call, GMM__BIAS, "b1", d->b1, (fwd || again) && c->bias1, gmm__matrices(G, 1, F1),
+        (s = gmm__mlp_read_weight(call, GMM__W, "w1", d->w1, fwd || recomputes, !fwd && d->dx, F1, c->hidden)) ||
+        (s = gmm__read_mat(call, GMM__BIAS, "b1", d->b1, (fwd || recomputes) && c->bias1, gmm__matrices(G, 1, F1),
                            GMM__FLOATS)) ||
         (s = gmm__mlp_read_weight(call, GMM__W2, "w2", d->w2, fwd, !fwd, out, c->ffn)) ||
         (s = gmm__read_mat(call, GMM__BIAS2, "b2", d->b2, c->bias2 && (fwd || (c->prob_on_bias2 && d->dprob)),
@@ -4222,20 +4236,23 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     return gmm__mlp_check_quant(call);
 }
 
-/* Which of an MLP's matrices a plan places where. Workspace parts; `saved` and `deferred` hold their own. */
-enum { GMM__PART_MLP_OFFSETS, GMM__PART_MLP_Z, GMM__PART_MLP_H, GMM__PART_MLP_DH, GMM__PART_MLP_DZ, GMM__PART_MLP_SUB };
+/* Regions of the workspace: the MLP's intermediate matrices, and the workspace of its steps. */
+enum {
+    GMM__PART_MLP_OFFSETS, GMM__PART_MLP_Z, GMM__PART_MLP_H, GMM__PART_MLP_DH, GMM__PART_MLP_DZ, GMM__PART_MLP_STEP
+};
 
 typedef struct gmm__mlp_buffers {
-    size_t z_bytes, h_bytes, offsets_bytes;       /* of one such matrix, rounded up */
-    size_t saved_h, deferred_dz, deferred_h;      /* offsets */
-    size_t deferred_kept, kept_bytes;             /* of the arrays by group that come with dw2, and then with dw1 */
+    size_t z_bytes, h_bytes, offsets_bytes;  /* of each matrix, rounded up */
+    size_t saved_h;                          /* offset in gmm_mlp.saved */
+    size_t deferred_dz, deferred_h;          /* offsets in gmm_mlp.deferred */
+    size_t deferred_arrays, arrays_bytes;    /* offset of dw2's arrays by group, then dw1's; bytes of each */
     size_t saved_bytes;
 } gmm__mlp_buffers;
 
-/* The parts of gmm_mlp.saved. */
+/* The layout of gmm_mlp.saved. */
 static gmm_saved_layout gmm__mlp_saved(const gmm__call *call) {
     const gmm_mlp_config *c = &call->config;
-    const struct { const char *name; int64_t cols; int kept; } parts[] = {
+    const struct { const char *name; int64_t cols; int saved; } parts[] = {
         { "preact", gmm__mlp_fc1_cols(call), c->save != GMM_SAVE_NOTHING },
         { "act", c->ffn, c->save == GMM_SAVE_PREACT_AND_ACT }
     };
@@ -4244,7 +4261,7 @@ static gmm_saved_layout gmm__mlp_saved(const gmm__call *call) {
     memset(&l, 0, sizeof l);
     for (i = 0; i < sizeof parts / sizeof parts[0]; i++) {
         gmm_saved_part *p = &l.part[l.count];
-        if (!parts[i].kept) continue;
+        if (!parts[i].saved) continue;
         p->name = parts[i].name;
         p->dtype = gmm__mlp_dtype(call);
         p->rows = call->rows;
@@ -4268,16 +4285,16 @@ static gmm__mlp_buffers gmm__mlp_measure(const gmm__call *call) {
     b.saved_bytes = (size_t)saved.bytes;
     b.deferred_dz = b.offsets_bytes;
     b.deferred_h = b.deferred_dz + b.z_bytes;
-    b.deferred_kept = b.deferred_h + b.h_bytes;
-    b.kept_bytes = gmm__round256((size_t)call->groups.count * (sizeof(void *) + sizeof(float) + 1));
+    b.deferred_arrays = b.deferred_h + b.h_bytes;
+    b.arrays_bytes = gmm__round256((size_t)call->groups.count * (sizeof(void *) + sizeof(float) + 1));
     return b;
 }
 
-/* What the backward of this call computes. */
-typedef struct gmm__mlp_need { int dz, dh, h, z, defer; } gmm__mlp_need;
-static gmm__mlp_need gmm__mlp_needs(const gmm__call *call) {
+/* Intermediate matrices that the backward of a call computes or reads; defer: it queues weight gradients. */
+typedef struct gmm__mlp_gradients { int dz, dh, h, z, defer; } gmm__mlp_gradients;
+static gmm__mlp_gradients gmm__mlp_gradients_of(const gmm__call *call) {
     const gmm_mlp *d = &call->d.mlp;
-    gmm__mlp_need n;
+    gmm__mlp_gradients n;
     n.defer = gmm__mlp_delayed(call) && (d->dw1 || d->dw2);
     n.dz = d->dx || d->dw1 || d->db1;
     n.dh = n.dz || d->dprob;
@@ -4286,7 +4303,7 @@ static gmm__mlp_need gmm__mlp_needs(const gmm__call *call) {
     return n;
 }
 
-/* Descriptors of the operations that an MLP is composed of. One structure, so that plan and launch agree. */
+/* Descriptors of the operations that an MLP consists of, the same for its plan and its launch. */
 typedef struct gmm__mlp_steps {
     gmm_groups groups; /* the split as int64 offsets, computed once */
     gmm_options options;
@@ -4304,7 +4321,7 @@ static gmm_linear gmm__mlp_linear(const gmm__mlp_steps *t, int64_t in, int64_t o
     return l;
 }
 
-/* Fills the steps over the given memory (all of which is NULL for a query). */
+/* Fills in the steps over the given memory, all of which is NULL in a query. */
 static void gmm__mlp_fill(gmm__mlp_steps *t, const gmm__plan *plan, void *offsets, void *z, void *h, void *dh,
                           void *dz) {
     const gmm__call *call = plan->call;
@@ -4381,12 +4398,12 @@ static void gmm__mlp_fill(gmm__mlp_steps *t, const gmm__plan *plan, void *offset
 }
 
 /* Raises *bytes to the workspace of one step. Returns 0 if the engine declines it. */
-static int gmm__mlp_size(gmm__call *step, gmm_status prepared, const gmm_error *before, size_t *bytes,
+static int gmm__mlp_measure_step(gmm__call *step, gmm_status prepared, const gmm_error *last_error, size_t *bytes,
                          gmm__plan *plan) {
     gmm__plan sub;
     if (prepared != GMM_OK || gmm__select(step, &sub) != GMM_OK) {
         (void)gmm__decline(plan, "%.180s", step->ctx->error.text);
-        step->ctx->error = *before; /* a plan that says no is no error of the context yet */
+        step->ctx->error = *last_error; /* declining is no error yet: another engine may serve the call */
         return 0;
     }
     if (sub.workspace_bytes > *bytes) *bytes = sub.workspace_bytes;
@@ -4402,9 +4419,9 @@ static int gmm__mlp_size(gmm__call *step, gmm_status prepared, const gmm_error *
 }
 static int gmm__mlp_size_linear(const gmm__plan *plan, gmm_op op, const gmm_linear *l, size_t *bytes, gmm__plan *out) {
     gmm__call step;
-    const gmm_error before = plan->call->ctx->error;
+    const gmm_error last_error = plan->call->ctx->error;
     const gmm_status s = gmm__linear_prepare(&step, plan->call->ctx, op, plan->call->function, l, 1);
-    return gmm__mlp_size(&step, s, &before, bytes, out);
+    return gmm__mlp_measure_step(&step, s, &last_error, bytes, out);
 }
 
 /* --- products whose operands a recipe quantizes first --- */
@@ -4487,17 +4504,17 @@ static gmm_status gmm__mlp_add_quantization(const gmm__mlp_product *p, const gmm
     gmm_format *format = &q->format[q->count];
     gmm_mat *m = &q->operand[i];
     gmm_layout layout;
-    gmm_error why = GMM_ZERO;
+    gmm_error error = GMM_ZERO;
     gmm_status s;
     if (o->format->dtype == GMM_NONE || (*o->field)->scaling != GMM_SCALING_NONE) return GMM_OK;
     *format = *o->format;
     format->struct_size = 0;
     if (o->direction == GMM_COLUMNWISE) format->row_amax = 0; /* the product contracts along the rows */
     s = o->rows ? gmm_layout_of(format->dtype, format->scaling, format->order, o->direction, o->rows, o->cols, &layout,
-                                &why)
+                                &error)
                 : gmm_layout_of_groups(format->dtype, format->scaling, format->order, o->direction, (int32_t)G,
-                                       groups->capacity, o->cols, &layout, &why);
-    if (s != GMM_OK) return gmm__fail(&p->ctx->error, s, "%s: %.400s", p->function, why.text);
+                                       groups->capacity, o->cols, &layout, &error);
+    if (s != GMM_OK) return gmm__fail(&p->ctx->error, s, "%s: %.400s", p->function, error.text);
     *m = gmm_mat_quantized(format, o->direction, NULL, NULL, NULL);
     m->data = gmm__mlp_reserve(workspace, &q->bytes, o->rows ? G * layout.data_bytes : layout.data_bytes);
     m->scale = gmm__mlp_reserve(workspace, &q->bytes, o->rows ? G * layout.scale_bytes : layout.scale_bytes);
@@ -4594,54 +4611,55 @@ static int gmm__mlp_size_product(const gmm__plan *plan, gmm_op op, const gmm_lin
     const gmm__call *call = plan->call;
     const gmm__mlp_recipe recipe = gmm__mlp_recipe_of(call);
     const gmm__mlp_product product = gmm__mlp_product_of(call, &recipe, op, l);
-    const gmm_error before = call->ctx->error;
+    const gmm_error last_error = call->ctx->error;
     if (recipe.recipe.kind == GMM_RECIPE_NONE) return gmm__mlp_size_linear(plan, op, l, bytes, out);
     if (gmm__mlp_measure_product(&product, bytes) == GMM_OK) return 1;
     (void)gmm__decline(out, "%.180s", call->ctx->error.text);
-    call->ctx->error = before;
+    call->ctx->error = last_error;
     return 0;
 }
 static int gmm__mlp_size_act(const gmm__plan *plan, gmm_op op, const gmm_activation *a, size_t *bytes, gmm__plan *out) {
     gmm__call step;
-    const gmm_error before = plan->call->ctx->error;
+    const gmm_error last_error = plan->call->ctx->error;
     const gmm_status s = gmm__act_prepare(&step, plan->call->ctx, op, plan->call->function, a, 1);
-    return gmm__mlp_size(&step, s, &before, bytes, out);
+    return gmm__mlp_measure_step(&step, s, &last_error, bytes, out);
 }
 
 static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
     const gmm__mlp_buffers b = gmm__mlp_measure(call);
     gmm__mlp_steps t;
-    size_t sub = 0;
+    size_t step_bytes = 0;
     gmm__mlp_fill(&t, plan, NULL, NULL, NULL, NULL, NULL);
     t.act.y = &t.h;
-    if (!gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &t.fc1, &sub, plan) ||
-        !gmm__mlp_size_act(plan, GMM_OP_ACT_FWD, &t.act, &sub, plan) ||
-        !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &t.fc2, &sub, plan))
+    if (!gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &t.fc1, &step_bytes, plan) ||
+        !gmm__mlp_size_act(plan, GMM_OP_ACT_FWD, &t.act, &step_bytes, plan) ||
+        !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &t.fc2, &step_bytes, plan))
         return 0;
     gmm__reserve(plan, GMM__PART_MLP_OFFSETS, b.offsets_bytes);
-    gmm__reserve(plan, GMM__PART_MLP_Z, b.z_bytes); /* inference uses both; a query cannot tell it from training */
+    /* inference stores z and h here, and a query cannot distinguish it from training */
+    gmm__reserve(plan, GMM__PART_MLP_Z, b.z_bytes);
     gmm__reserve(plan, GMM__PART_MLP_H, b.h_bytes);
-    gmm__reserve(plan, GMM__PART_MLP_SUB, sub);
+    gmm__reserve(plan, GMM__PART_MLP_STEP, step_bytes);
     plan->saved_bytes = b.saved_bytes;
     return 1;
 }
 
-/* The split of the call as int64 offsets. */
+/* Computes the split of the call as int64 offsets. */
 static gmm_status gmm__mlp_offsets(const gmm__plan *plan, void *offsets, gmm_stream stream) {
     gmm__call step = *plan->call;
     step.op = GMM_OP_OFFSETS;
     step.query = 0;
     step.options.engine = plan->engine;
     step.output = offsets;
-    step.spans = 0; /* checked with the call */
+    step.spans = 0; /* overlap was checked with the call */
     return gmm__serve(&step, NULL, NULL, 0, stream);
 }
 static gmm_status gmm__mlp_step(const gmm__plan *plan, gmm_op op, const gmm_linear *l, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm__mlp_recipe recipe = gmm__mlp_recipe_of(call);
     const gmm__mlp_product product = gmm__mlp_product_of(call, &recipe, op, l);
-    void *workspace = gmm__part(plan, GMM__PART_MLP_SUB);
-    const size_t bytes = plan->workspace_bytes - plan->part[GMM__PART_MLP_SUB];
+    void *workspace = gmm__part(plan, GMM__PART_MLP_STEP);
+    const size_t bytes = plan->workspace_bytes - plan->part[GMM__PART_MLP_STEP];
     return recipe.recipe.kind != GMM_RECIPE_NONE && op != GMM_OP_LINEAR_BGRAD
                ? gmm__mlp_run_product(&product, workspace, bytes, stream)
                : gmm__linear_run(call->ctx, op, call->function, l, workspace, bytes, stream);
@@ -4649,8 +4667,8 @@ static gmm_status gmm__mlp_step(const gmm__plan *plan, gmm_op op, const gmm_line
 static gmm_status gmm__mlp_act_step(const gmm__plan *plan, gmm_op op, const gmm_activation *a, gmm_stream stream) {
     gmm__call step;
     const gmm_status s = gmm__act_prepare(&step, plan->call->ctx, op, plan->call->function, a, 0);
-    return s != GMM_OK ? s : gmm__serve(&step, NULL, gmm__part(plan, GMM__PART_MLP_SUB),
-                                        plan->workspace_bytes - plan->part[GMM__PART_MLP_SUB], stream);
+    return s != GMM_OK ? s : gmm__serve(&step, NULL, gmm__part(plan, GMM__PART_MLP_STEP),
+                                        plan->workspace_bytes - plan->part[GMM__PART_MLP_STEP], stream);
 }
 
 static gmm_status gmm__compose_launch_mlp_fwd(const gmm__plan *plan, gmm_stream stream) {
@@ -4675,39 +4693,39 @@ static int gmm__compose_plan_mlp_bwd(const gmm__call *call, gmm__plan *plan) {
     const gmm_mlp *d = &call->d.mlp;
     const gmm_mlp_config *c = &call->config;
     const gmm__mlp_buffers b = gmm__mlp_measure(call);
-    const gmm__mlp_need need = gmm__mlp_needs(call);
+    const gmm__mlp_gradients need = gmm__mlp_gradients_of(call);
     gmm__mlp_steps t;
-    size_t sub = 0;
+    size_t step_bytes = 0;
     gmm__mlp_fill(&t, plan, NULL, NULL, NULL, NULL, NULL);
     t.act.dy = &t.dh;
     t.act.dx = need.dz ? &t.dz : NULL;
     t.act.dprob = d->dprob;
     t.act.y = &t.h;
     if ((need.z && c->save == GMM_SAVE_NOTHING &&
-         !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &t.fc1, &sub, plan)) ||
-        (need.dh && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad2, &sub, plan)) ||
-        (need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_BWD, &t.act, &sub, plan)) ||
-        (need.h && !need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_FWD, &t.act, &sub, plan)) ||
-        ((d->db2 || t.bgrad2.d_bias_scale) && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad2, &sub,
+         !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &t.fc1, &step_bytes, plan)) ||
+        (need.dh && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad2, &step_bytes, plan)) ||
+        (need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_BWD, &t.act, &step_bytes, plan)) ||
+        (need.h && !need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_FWD, &t.act, &step_bytes, plan)) ||
+        ((d->db2 || t.bgrad2.d_bias_scale) && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad2, &step_bytes,
                                                                     plan)) ||
-        (d->db1 && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad1, &sub, plan)) ||
-        (d->dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad2, &sub, plan)) ||
-        (d->dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad1, &sub, plan)) ||
-        (d->dx && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad1, &sub, plan)))
+        (d->db1 && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad1, &step_bytes, plan)) ||
+        (d->dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad2, &step_bytes, plan)) ||
+        (d->dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad1, &step_bytes, plan)) ||
+        (d->dx && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad1, &step_bytes, plan)))
         return 0;
     gmm__reserve(plan, GMM__PART_MLP_OFFSETS, b.offsets_bytes);
     gmm__reserve(plan, GMM__PART_MLP_Z, need.z && c->save == GMM_SAVE_NOTHING ? b.z_bytes : 0);
     gmm__reserve(plan, GMM__PART_MLP_H, need.h && !need.defer ? b.h_bytes : 0);
     gmm__reserve(plan, GMM__PART_MLP_DH, need.dh ? b.h_bytes : 0);
     gmm__reserve(plan, GMM__PART_MLP_DZ, need.dz && !need.defer ? b.z_bytes : 0);
-    gmm__reserve(plan, GMM__PART_MLP_SUB, sub);
+    gmm__reserve(plan, GMM__PART_MLP_STEP, step_bytes);
     plan->saved_bytes = b.saved_bytes;
-    plan->deferred_bytes = need.defer ? b.deferred_kept + 2 * b.kept_bytes : 0;
+    plan->deferred_bytes = need.defer ? b.deferred_arrays + 2 * b.arrays_bytes : 0;
     return 1;
 }
 
-/* A queued pair of weight gradients, FC2's first. Kept inside gmm_wgrad_entry. Of the caller's memory it points at
-   matrices, the fault word and what gmm_mlp_quant says, at no descriptor and no array by group. */
+/* The contents of gmm_wgrad_entry: the weight gradients of one backward, FC2's first. It points to the caller's
+   matrices, fault word and arrays of gmm_mlp_quant, but to none of its descriptors and arrays by group. */
 typedef struct gmm__wgrad_record {
     gmm_groups groups;
     gmm_options options;
@@ -4716,17 +4734,18 @@ typedef struct gmm__wgrad_record {
     gmm_mat x[2], dy[2], dw[2];
     gmm_grad grad[2];
     gmm__mlp_recipe recipe;
-    int32_t wanted[2];
-    int32_t tag; /* GMM__WGRAD_TAG while queued */
+    int32_t pending[2]; /* 1: wanted and not computed yet */
+    int32_t tag;        /* GMM__WGRAD_TAG while queued */
 } gmm__wgrad_record;
 
 enum { GMM__WGRAD_TAG = 0x6772616D };
 
 typedef char gmm__wgrad_record_fits[sizeof(gmm__wgrad_record) <= sizeof(gmm_wgrad_entry) ? 1 : -1];
 
-static void gmm__mlp_fire(const gmm_context *ctx, const gmm_grad_hooks *hooks, gmm_param param, int wanted,
-                          gmm_stream stream) {
-    if (wanted && hooks && hooks->ready && !gmm__capturing(ctx, stream)) hooks->ready(hooks->user, param, stream);
+/* Reports the gradient of a parameter if it is `complete`. A capture computes nothing, so that it reports nothing. */
+static void gmm__mlp_call_hook(const gmm_context *ctx, const gmm_grad_hooks *hooks, gmm_param param, int complete,
+                               gmm_stream stream) {
+    if (complete && hooks && hooks->ready && !gmm__capturing(ctx, stream)) hooks->ready(hooks->user, param, stream);
 }
 
 static gmm_status gmm__convert_prepare(gmm__call *call, gmm_context *ctx, const char *function,
@@ -4735,16 +4754,17 @@ static gmm_status gmm__convert_prepare(gmm__call *call, gmm_context *ctx, const 
 static gmm_status gmm__cuda_status(const gmm__call *call, cudaError_t e);
 #endif
 
-/* Copies bytes of the caller's to context memory in stream order; from the host's memory where `host`. */
-static gmm_status gmm__mlp_keep(const gmm__call *call, const void *from, int host, void *to, size_t bytes,
+/* Enqueues a copy of the caller's bytes to context memory. `host`: the source is host memory that may be freed on
+   return. */
+static gmm_status gmm__mlp_copy(const gmm__call *call, const void *src_data, int host, void *dst_data, size_t bytes,
                                 gmm_stream stream) {
-    const gmm_mat src = gmm_mat_packed(GMM_U8, from), dst = gmm_mat_packed(GMM_U8, to);
+    const gmm_mat src = gmm_mat_packed(GMM_U8, src_data), dst = gmm_mat_packed(GMM_U8, dst_data);
     gmm_conversion d = GMM_ZERO;
     gmm__call step;
     gmm_status s;
-#ifdef __CUDACC__ /* the addresses are arguments of a kernel */
+#ifdef __CUDACC__ /* the bytes travel as arguments of a kernel */
     if (host && call->ctx->config.space == GMM_SPACE_CUDA)
-        return gmm__cuda_status(call, gmm_launch_copy(to, from, (int64_t)(bytes / 8), stream));
+        return gmm__cuda_status(call, gmm_launch_copy(dst_data, src_data, (int64_t)(bytes / 8), stream));
 #else
     (void)host;
 #endif
@@ -4757,24 +4777,24 @@ static gmm_status gmm__mlp_keep(const gmm__call *call, const void *from, int hos
     return s != GMM_OK ? s : gmm__serve(&step, NULL, NULL, 0, stream);
 }
 
-/* Copies the arrays by group that come with a destination, and makes the record's descriptors point at the copies. */
-static gmm_status gmm__mlp_keep_grad(const gmm__call *call, char *kept, gmm_mat *dw, gmm_grad *grad,
+/* Copies the arrays by group of a gradient's destination, and makes the record's descriptors point to the copies. */
+static gmm_status gmm__mlp_copy_arrays(const gmm__call *call, char *arrays, gmm_mat *dw, gmm_grad *grad,
                                      gmm_stream stream) {
     const size_t G = (size_t)call->groups.count;
-    char *beta = kept + G * sizeof(void *), *frozen = beta + G * sizeof(float);
+    char *beta = arrays + G * sizeof(void *), *frozen = beta + G * sizeof(float);
     gmm_status s = GMM_OK;
     if (dw->table) {
-        s = gmm__mlp_keep(call, dw->table, (dw->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST) != 0, kept,
+        s = gmm__mlp_copy(call, dw->table, (dw->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST) != 0, arrays,
                           G * sizeof(void *), stream);
-        dw->table = (void *const *)kept;
+        dw->table = (void *const *)arrays;
         dw->flags &= ~(uint32_t)GMM_MAT_TABLE_ON_HOST;
     }
     if (s == GMM_OK && grad->beta) {
-        s = gmm__mlp_keep(call, grad->beta, 0, beta, G * sizeof(float), stream);
+        s = gmm__mlp_copy(call, grad->beta, 0, beta, G * sizeof(float), stream);
         grad->beta = (const float *)beta;
     }
     if (s == GMM_OK && grad->frozen) {
-        s = gmm__mlp_keep(call, grad->frozen, 0, frozen, G, stream);
+        s = gmm__mlp_copy(call, grad->frozen, 0, frozen, G, stream);
         grad->frozen = (const uint8_t *)frozen;
     }
     return s;
@@ -4797,11 +4817,11 @@ static gmm_status gmm__mlp_record(const gmm__mlp_steps *t, const gmm__call *call
     if (d->hooks) r.hooks = *d->hooks;
     r.recipe = gmm__mlp_recipe_of(call);
     r.recipe.quant.recipe = NULL;
-    r.wanted[0] = d->dw2 != NULL;
-    r.wanted[1] = d->dw1 != NULL;
+    r.pending[0] = d->dw2 != NULL;
+    r.pending[1] = d->dw1 != NULL;
     for (i = 0; i < 2; i++) {
         gmm_status s;
-        if (!r.wanted[i]) continue;
+        if (!r.pending[i]) continue;
         r.in[i] = steps[i]->in_features;
         r.out[i] = steps[i]->out_features;
         r.x[i] = *steps[i]->x;
@@ -4809,7 +4829,7 @@ static gmm_status gmm__mlp_record(const gmm__mlp_steps *t, const gmm__call *call
         r.dw[i] = call->mat[roles[i]];
         r.grad[i] = call->grad[roles[i]];
         r.x[i].columnwise = r.dy[i].columnwise = r.dw[i].columnwise = r.grad[i].mat = NULL;
-        s = gmm__mlp_keep_grad(call, (char *)d->deferred + b.deferred_kept + (size_t)i * b.kept_bytes, &r.dw[i],
+        s = gmm__mlp_copy_arrays(call, (char *)d->deferred + b.deferred_arrays + (size_t)i * b.arrays_bytes, &r.dw[i],
                                &r.grad[i], stream);
         if (s != GMM_OK) return s;
     }
@@ -4823,7 +4843,7 @@ static gmm_status gmm__compose_launch_mlp_bwd(const gmm__plan *plan, gmm_stream 
     const gmm_mlp *d = &call->d.mlp;
     const gmm_mlp_config *c = &call->config;
     const gmm__mlp_buffers b = gmm__mlp_measure(call);
-    const gmm__mlp_need need = gmm__mlp_needs(call);
+    const gmm__mlp_gradients need = gmm__mlp_gradients_of(call);
     char *saved = (char *)d->saved, *deferred = (char *)d->deferred;
     const int h_saved = c->save == GMM_SAVE_PREACT_AND_ACT && !need.defer;
     void *offsets = need.defer ? deferred : (char *)gmm__part(plan, GMM__PART_MLP_OFFSETS);
@@ -4849,16 +4869,16 @@ static gmm_status gmm__compose_launch_mlp_bwd(const gmm__plan *plan, gmm_stream 
         if ((s = gmm__mlp_act_step(plan, GMM_OP_ACT_FWD, &t.act, stream)) != GMM_OK) return s;
     if (d->dw2 && !need.defer)
         if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad2, stream)) != GMM_OK) return s;
-    gmm__mlp_fire(call->ctx, d->hooks, GMM_PARAM_W2, d->dw2 && !need.defer, stream);
+    gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_W2, d->dw2 && !need.defer, stream);
     if (d->db2 || t.bgrad2.d_bias_scale)
         if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad2, stream)) != GMM_OK) return s;
-    gmm__mlp_fire(call->ctx, d->hooks, GMM_PARAM_B2, d->db2 != NULL, stream);
+    gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_B2, d->db2 != NULL, stream);
     if (d->dw1 && !need.defer)
         if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad1, stream)) != GMM_OK) return s;
-    gmm__mlp_fire(call->ctx, d->hooks, GMM_PARAM_W1, d->dw1 && !need.defer, stream);
+    gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_W1, d->dw1 && !need.defer, stream);
     if (d->db1)
         if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad1, stream)) != GMM_OK) return s;
-    gmm__mlp_fire(call->ctx, d->hooks, GMM_PARAM_B1, d->db1 != NULL, stream);
+    gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_B1, d->db1 != NULL, stream);
     if (d->dx)
         if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad1, stream)) != GMM_OK) return s;
     return need.defer ? gmm__mlp_record(&t, call, stream) : GMM_OK;
@@ -4886,30 +4906,30 @@ static gmm__mlp_product gmm__mlp_recorded_product(const gmm__call *call, const g
 
 /* call->input and call->output are the record. They are NULL in a query, which measures the MLP's own descriptor. */
 static int gmm__compose_plan_mlp_wgrad(const gmm__call *call, gmm__plan *plan) {
-    size_t sub = 0;
+    size_t step_bytes = 0;
     int i;
     if (call->input) {
         gmm__wgrad_record r = *(const gmm__wgrad_record *)call->input;
         gmm__mlp_product product;
         gmm_linear l;
         for (i = 0; i < 2; i++) {
-            if (!r.wanted[i]) continue;
+            if (!r.pending[i]) continue;
             l = gmm__mlp_recorded_linear(&r, i);
             product = gmm__mlp_recorded_product(call, &r, i, &l);
             if (r.recipe.recipe.kind == GMM_RECIPE_NONE) {
-                if (!gmm__mlp_size_linear(plan, GMM_OP_LINEAR_WGRAD, &l, &sub, plan)) return 0;
-            } else if (gmm__mlp_measure_product(&product, &sub) != GMM_OK)
+                if (!gmm__mlp_size_linear(plan, GMM_OP_LINEAR_WGRAD, &l, &step_bytes, plan)) return 0;
+            } else if (gmm__mlp_measure_product(&product, &step_bytes) != GMM_OK)
                 return gmm__decline(plan, "%.180s", call->ctx->error.text);
         }
     } else {
         gmm__mlp_steps t;
         gmm__mlp_fill(&t, plan, NULL, NULL, NULL, NULL, NULL);
-        if ((call->d.mlp.dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad2, &sub, plan)) ||
-            (call->d.mlp.dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad1, &sub, plan)))
+        if ((call->d.mlp.dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad2, &step_bytes, plan)) ||
+            (call->d.mlp.dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad1, &step_bytes, plan)))
             return 0;
     }
     memset(plan->part, 0, sizeof plan->part);
-    plan->workspace_bytes = sub;
+    plan->workspace_bytes = step_bytes;
     return 1;
 }
 
@@ -4922,7 +4942,7 @@ static gmm_status gmm__compose_launch_mlp_wgrad(const gmm__plan *plan, gmm_strea
         gmm__mlp_product product;
         gmm_linear l;
         gmm_status s;
-        if (!r->wanted[i]) continue;
+        if (!r->pending[i]) continue;
         l = gmm__mlp_recorded_linear(r, i);
         product = gmm__mlp_recorded_product(call, r, i, &l);
         s = r->recipe.recipe.kind == GMM_RECIPE_NONE
@@ -4930,13 +4950,13 @@ static gmm_status gmm__compose_launch_mlp_wgrad(const gmm__plan *plan, gmm_strea
                                   plan->workspace_bytes, stream)
                 : gmm__mlp_run_product(&product, plan->workspace, plan->workspace_bytes, stream);
         if (s != GMM_OK) return s;
-        r->wanted[i] = 0; /* should the other gradient fail, a second call does not add this one twice */
-        gmm__mlp_fire(call->ctx, &r->hooks, params[i], 1, stream);
+        r->pending[i] = 0; /* should the other gradient fail, a second call does not add this one twice */
+        gmm__mlp_call_hook(call->ctx, &r->hooks, params[i], 1, stream);
     }
     return GMM_OK;
 }
 
-/* A buffer beside the workspace that the plan has sized. */
+/* Checks gmm_mlp.saved or gmm_mlp.deferred against the `need` bytes of the plan. */
 static gmm_status gmm__mlp_buffer(gmm__call *call, const char *name, int writes, const void *memory, size_t bytes,
                                   size_t need) {
     if (!memory && need > 0)
@@ -4950,7 +4970,7 @@ static gmm_status gmm__mlp_buffer(gmm__call *call, const char *name, int writes,
     return GMM_OK;
 }
 
-/* The queue's own fields, which callers may have set themselves. */
+/* Checks the fields of the queue, which callers may have set themselves. */
 static gmm_status gmm__mlp_check_queue(gmm__call *call, const gmm_wgrad_queue *q) {
     if (!q || !q->entries) return gmm__refuse(call, GMM_E_NULL, "queue", "is NULL or has no entries");
     if ((uintptr_t)q->entries % sizeof q->entries->opaque[0])
@@ -5012,7 +5032,7 @@ GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
     if ((s = gmm__mlp_buffer(&call, "saved", 0, d->saved, d->saved_bytes, plan.saved_bytes)) != GMM_OK ||
         (s = gmm__mlp_buffer(&call, "deferred", 1, d->deferred, d->deferred_bytes, plan.deferred_bytes)) != GMM_OK)
         return s;
-    if (gmm__mlp_needs(&call).defer) {
+    if (gmm__mlp_gradients_of(&call).defer) {
         if ((s = gmm__mlp_check_queue(&call, d->queue)) != GMM_OK) return s;
         if (d->queue->count >= d->queue->capacity)
             return gmm__refuse(&call, GMM_E_STATE, "queue", "is full with %d of %d entries", d->queue->count,
@@ -5021,7 +5041,7 @@ GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
     return gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
 
-/* Notes the memory of a queued pair, so that an overlap is found before the first of the two is computed. */
+/* Records the memory of both queued weight gradients, so that an overlap is found before the first one is computed. */
 static gmm_status gmm__mlp_read_record(gmm__call *call, gmm__wgrad_record *r) {
     static const char *const names[2] = { "dw2", "dw1" };
     const int roles[2] = { GMM__DW2, GMM__DW };
@@ -5031,7 +5051,7 @@ static gmm_status gmm__mlp_read_record(gmm__call *call, gmm__wgrad_record *r) {
     gmm__add_span(call, "groups.splits", "", 0, r->groups.splits, (r->groups.count + (int64_t)1) * 8);
     gmm__add_span(call, "groups.fault", "", 1, r->groups.fault, (int64_t)sizeof *r->groups.fault);
     for (i = 0; i < 2; i++) {
-        if (!r->wanted[i]) continue;
+        if (!r->pending[i]) continue;
         l = gmm__mlp_recorded_linear(r, i);
         s = gmm__read_mat(call, GMM__X_, "x", l.x, 1, gmm__matrix(call->rows, l.in_features), GMM__FLOATS);
         if (s == GMM_OK)
@@ -5076,14 +5096,14 @@ GMMDEF gmm_status gmm_mlp_fire_hooks(gmm_context *ctx, gmm_op op, const gmm_mlp 
     gmm__call call;
     gmm_status s = gmm__mlp_prepare(&call, ctx, op, "gmm_mlp_fire_hooks", mlp, 1);
     const gmm_mlp *d = &call.d.mlp;
-    int now;
+    int weights_complete;
     if (s != GMM_OK) return s;
     if (op == GMM_OP_MLP_FWD) return gmm__refuse(&call, GMM_E_ARG, "op", "%s fires no hooks", gmm_op_name(op));
-    now = (op == GMM_OP_MLP_WGRAD) == gmm__mlp_delayed(&call); /* weights complete in this operation */
-    gmm__mlp_fire(ctx, d->hooks, GMM_PARAM_W2, now && d->dw2, stream);
-    gmm__mlp_fire(ctx, d->hooks, GMM_PARAM_B2, op == GMM_OP_MLP_BWD && d->db2, stream);
-    gmm__mlp_fire(ctx, d->hooks, GMM_PARAM_W1, now && d->dw1, stream);
-    gmm__mlp_fire(ctx, d->hooks, GMM_PARAM_B1, op == GMM_OP_MLP_BWD && d->db1, stream);
+    weights_complete = (op == GMM_OP_MLP_WGRAD) == gmm__mlp_delayed(&call);
+    gmm__mlp_call_hook(ctx, d->hooks, GMM_PARAM_W2, weights_complete && d->dw2, stream);
+    gmm__mlp_call_hook(ctx, d->hooks, GMM_PARAM_B2, op == GMM_OP_MLP_BWD && d->db2, stream);
+    gmm__mlp_call_hook(ctx, d->hooks, GMM_PARAM_W1, weights_complete && d->dw1, stream);
+    gmm__mlp_call_hook(ctx, d->hooks, GMM_PARAM_B1, op == GMM_OP_MLP_BWD && d->db1, stream);
     return GMM_OK;
 }
 
@@ -5093,7 +5113,7 @@ static float gmm__row_dot(const float *a, const float *b, int64_t n) {
     float lane[GMM__LANES];
     memset(lane, 0, sizeof lane);
     gmm__lanes_add(lane, a, b, n);
-    return gmm__lanes_fold(lane);
+    return gmm__lanes_sum(lane);
 }
 static float gmm__row_sum(const float *a, int64_t n) { return gmm__row_dot(a, NULL, n); }
 
@@ -5111,17 +5131,17 @@ GMM__HD float gmm__ln(float x) {
 
 /* Softmax of a row into s; returns its logsumexp. */
 static float gmm__softmax(const float *logits, float *s, int64_t n) {
-    float top = logits[0], sum;
+    float largest = logits[0], sum;
     int64_t i;
-    for (i = 1; i < n; i++) top = logits[i] > top || top != top ? logits[i] : top;
-    for (i = 0; i < n; i++) s[i] = gmm_exp(logits[i] - top);
+    for (i = 1; i < n; i++) largest = logits[i] > largest || largest != largest ? logits[i] : largest;
+    for (i = 0; i < n; i++) s[i] = gmm_exp(logits[i] - largest);
     sum = gmm__row_sum(s, n);
     for (i = 0; i < n; i++) s[i] /= sum;
-    return top + gmm__ln(sum);
+    return largest + gmm__ln(sum);
 }
 
-/* A candidate as an integer that orders like its rank: the value above (every NaN lowest), ~expert below, so that at
-   equal values the lower index is larger. */
+/* A candidate as an integer that is larger for a better candidate: the value in the high half (NaN is the lowest),
+   ~expert in the low half, so that of equal values the lower index is better. */
 static uint64_t gmm__candidate(float value, int64_t expert) {
     const uint32_t u = gmm_f32_bits(value);
     const uint32_t order = value != value ? 0u : u & 0x80000000u ? ~u : u | 0x80000000u;
@@ -5129,8 +5149,8 @@ static uint64_t gmm__candidate(float value, int64_t expert) {
 }
 static int32_t gmm__candidate_expert(uint64_t candidate) { return (int32_t)~(uint32_t)candidate; }
 
-/* Restores a heap whose least element is at 0, after element i grew. */
-static void gmm__heap_down(uint64_t *heap, int64_t count, int64_t i) {
+/* Restores a min-heap after element i was increased. */
+static void gmm__heap_sift_down(uint64_t *heap, int64_t count, int64_t i) {
     const uint64_t key = heap[i];
     int64_t child;
     while ((child = 2 * i + 1) < count) {
@@ -5142,33 +5162,33 @@ static void gmm__heap_down(uint64_t *heap, int64_t count, int64_t i) {
     heap[i] = key;
 }
 
-/* Sorts into falling order what is such a heap. */
+/* Sorts a min-heap into descending order. */
 static void gmm__heap_sort(uint64_t *heap, int64_t count) {
     int64_t i;
     for (i = count - 1; i > 0; i--) {
         const uint64_t least = heap[0];
         heap[0] = heap[i];
         heap[i] = least;
-        gmm__heap_down(heap, i, 0);
+        gmm__heap_sift_down(heap, i, 0);
     }
 }
 
-/* The k candidates of the largest score + bias, in falling order. */
-static void gmm__choose(const float *score, const float *bias, int64_t experts, uint64_t *best, int64_t k) {
+/* The k candidates with the largest score + bias, in descending order. */
+static void gmm__topk_choose(const float *score, const float *bias, int64_t experts, uint64_t *best, int64_t k) {
     int64_t e, i;
     for (e = 0; e < k; e++) best[e] = gmm__candidate(score[e] + (bias ? bias[e] : 0.0f), e);
-    for (i = k / 2; i-- > 0;) gmm__heap_down(best, k, i);
+    for (i = k / 2; i-- > 0;) gmm__heap_sift_down(best, k, i);
     for (; e < experts; e++) {
         const uint64_t candidate = gmm__candidate(score[e] + (bias ? bias[e] : 0.0f), e);
         if (candidate <= best[0]) continue;
         best[0] = candidate;
-        gmm__heap_down(best, k, 0);
+        gmm__heap_sift_down(best, k, 0);
     }
     gmm__heap_sort(best, k);
 }
 
-/* Tokens are worked on in chunks that depend on T alone. Each chunk has its own counts and sums, which are added up in
-   the order of the chunks: losses do not depend on the threads. */
+/* Tokens are divided into chunks by T alone. Each chunk has its own counts and sums, which are added in the order of
+   the chunks, so that losses do not depend on the number of threads. */
 static int64_t gmm__topk_chunk(int64_t tokens) {
     const int64_t chunk = gmm__ceil_div(tokens, 256);
     return chunk < 16 ? 16 : chunk;
@@ -5176,27 +5196,27 @@ static int64_t gmm__topk_chunk(int64_t tokens) {
 
 enum { GMM__TOPK_SCRATCH, GMM__TOPK_COUNTS, GMM__TOPK_SUMS, GMM__TOPK_Z }; /* regions of the workspace */
 
-/* One thread's rows: logits, scores, weights or a second softmax, candidates. */
+/* The buffers of one thread, each for one token. softmax is score itself where that is a softmax. */
 typedef struct gmm__topk_rows {
-    float *logits, *score, *soft, *weight;
+    float *logits, *score, *softmax, *weight;
     uint64_t *best;
 } gmm__topk_rows;
 
-/* Scores are exponentials, of which one takes as long as a few copies. */
+/* An exponential takes about as long as four copies. */
 static double gmm__topk_work(const gmm_route *r) { return 4.0 * (double)r->tokens * (double)r->experts; }
 static size_t gmm__topk_row_bytes(const gmm_route *r) { return (size_t)gmm__round_up(r->experts, 16) * sizeof(float); }
 static size_t gmm__topk_thread_bytes(const gmm_route *r) {
     return 4 * gmm__topk_row_bytes(r) + (size_t)gmm__round_up(r->topk, 8) * sizeof(uint64_t);
 }
 
-/* Bytes for the rows of all threads that a call takes. */
+/* Bytes of the buffers of all threads of a call. */
 static size_t gmm__topk_scratch(const gmm__call *call) {
     const gmm_route *r = &call->d.route;
     const int64_t chunks = gmm__ceil_div(r->tokens, gmm__topk_chunk(r->tokens));
     return (size_t)gmm__cpu_threads(call->ctx, chunks, gmm__topk_work(r)) * gmm__topk_thread_bytes(r);
 }
 
-/* Scores of token t in `rows`. Returns logsumexp where the softmax was needed, else 0. */
+/* Computes the scores of token t. Returns their logsumexp where a softmax is computed, else 0. */
 static float gmm__topk_scores(const gmm__plan *plan, int64_t t, int32_t thread, gmm__topk_rows *rows) {
     const gmm__call *call = plan->call;
     const gmm_route *r = &call->d.route;
@@ -5207,23 +5227,23 @@ static float gmm__topk_scores(const gmm__plan *plan, int64_t t, int32_t thread, 
     rows->logits = (float *)(void *)((char *)gmm__part(plan, GMM__TOPK_SCRATCH) +
                                      (size_t)thread * gmm__topk_thread_bytes(r));
     rows->score = rows->logits + n;
-    rows->soft = r->score == GMM_SCORE_SOFTMAX ? rows->score : rows->logits + 2 * n;
+    rows->softmax = r->score == GMM_SCORE_SOFTMAX ? rows->score : rows->logits + 2 * n;
     rows->weight = rows->logits + 3 * n;
     rows->best = (uint64_t *)(void *)(rows->logits + 4 * n);
     gmm__row_load(m->dtype, gmm__at(m, 0, t, 0), rows->logits, r->experts);
     if (r->score == GMM_SCORE_SOFTMAX || r->z_coeff != 0.0f)
-        lse = gmm__softmax(rows->logits, rows->soft, r->experts);
+        lse = gmm__softmax(rows->logits, rows->softmax, r->experts);
     if (r->score == GMM_SCORE_SIGMOID)
         for (e = 0; e < r->experts; e++) rows->score[e] = gmm_sigmoid(rows->logits[e]);
     return lse;
 }
 
-/* What the chosen scores are divided by. */
+/* Divisor of the chosen scores, whose sum is `chosen`. */
 static float gmm__topk_divisor(const gmm_route *r, float chosen) {
     return !r->normalize ? 1.0f : r->score == GMM_SCORE_SIGMOID ? chosen + 1e-20f : chosen;
 }
-/* Scores so small that their sum is 0 in fp32 share nothing out. */
-static float gmm__share(float part, float sum) { return sum == 0.0f ? 0.0f : part / sum; }
+/* part / sum; 0 where the sum of all scores underflows to 0. */
+static float gmm__quotient(float part, float sum) { return sum == 0.0f ? 0.0f : part / sum; }
 
 static void gmm__topk_fwd_chunk(const void *arg, int64_t c, int32_t thread) {
     const gmm__plan *plan = (const gmm__plan *)arg;
@@ -5231,18 +5251,18 @@ static void gmm__topk_fwd_chunk(const void *arg, int64_t c, int32_t thread) {
     const int64_t chunk = gmm__topk_chunk(r->tokens), begin = c * chunk;
     const int64_t end = begin + chunk < r->tokens ? begin + chunk : r->tokens;
     int32_t *counts = (int32_t *)gmm__part(plan, GMM__TOPK_COUNTS) + c * r->experts;
-    float *sums = r->aux_coeff != 0.0f ? (float *)gmm__part(plan, GMM__TOPK_SUMS) + c * r->experts : NULL;
+    float *score_sums = r->aux_coeff != 0.0f ? (float *)gmm__part(plan, GMM__TOPK_SUMS) + c * r->experts : NULL;
     float z = 0.0f;
     int64_t t, e;
     int32_t i;
     memset(counts, 0, (size_t)r->experts * sizeof *counts);
-    if (sums) memset(sums, 0, (size_t)r->experts * sizeof *sums);
+    if (score_sums) memset(score_sums, 0, (size_t)r->experts * sizeof *score_sums);
     for (t = begin; t < end; t++) {
         gmm__topk_rows rows;
         const float lse = gmm__topk_scores(plan, t, thread, &rows);
         float *probs = r->probs + t * r->topk, chosen = 0.0f, divisor;
         int32_t *indices = r->indices + t * r->topk;
-        gmm__choose(rows.score, r->expert_bias, r->experts, rows.best, r->topk);
+        gmm__topk_choose(rows.score, r->expert_bias, r->experts, rows.best, r->topk);
         for (i = 0; i < r->topk; i++) {
             indices[i] = gmm__candidate_expert(rows.best[i]);
             probs[i] = rows.score[indices[i]];
@@ -5250,10 +5270,10 @@ static void gmm__topk_fwd_chunk(const void *arg, int64_t c, int32_t thread) {
             counts[indices[i]]++;
         }
         divisor = gmm__topk_divisor(r, chosen);
-        for (i = 0; i < r->topk; i++) probs[i] = r->scale * gmm__share(probs[i], divisor);
-        if (sums) {
+        for (i = 0; i < r->topk; i++) probs[i] = r->scale * gmm__quotient(probs[i], divisor);
+        if (score_sums) {
             const float all = r->score == GMM_SCORE_SIGMOID ? gmm__row_sum(rows.score, r->experts) : 1.0f;
-            for (e = 0; e < r->experts; e++) sums[e] += gmm__share(rows.score[e], all);
+            for (e = 0; e < r->experts; e++) score_sums[e] += gmm__quotient(rows.score[e], all);
         }
         z += lse * lse;
     }
@@ -5274,7 +5294,7 @@ static gmm_status gmm__cpu_launch_topk_fwd(const gmm__plan *plan, gmm_stream str
     const gmm_route *r = &plan->call->d.route;
     const int64_t experts = r->experts, chunks = gmm__ceil_div(r->tokens, gmm__topk_chunk(r->tokens));
     const int32_t *counts = (const int32_t *)gmm__part(plan, GMM__TOPK_COUNTS);
-    const float *sums = (const float *)gmm__part(plan, GMM__TOPK_SUMS);
+    const float *score_sums = (const float *)gmm__part(plan, GMM__TOPK_SUMS);
     const double tokens = (double)r->tokens;
     double aux = 0.0, z = 0.0;
     int64_t c, e;
@@ -5286,7 +5306,7 @@ static gmm_status gmm__cpu_launch_topk_fwd(const gmm__plan *plan, gmm_stream str
         double sum = 0.0;
         for (c = 0; c < chunks; c++) {
             count += counts[c * experts + e];
-            if (r->aux_coeff != 0.0f) sum += sums[c * experts + e];
+            if (r->aux_coeff != 0.0f) sum += score_sums[c * experts + e];
         }
         aux += count * sum;
         if (r->counts) r->counts[e] = count;
@@ -5301,8 +5321,8 @@ static gmm_status gmm__cpu_launch_topk_fwd(const gmm__plan *plan, gmm_stream str
     return GMM_OK;
 }
 
-/* Gradients run through w[e] = score[e] * (gradient of score[e]): no quotient of small numbers is left in it, since
-   every score in a denominator meets one in a numerator. */
+/* Computes w[e] = score[e] * (gradient of score[e]) rather than the gradient itself: it contains scores only as
+   quotients score / sum, which do not overflow where scores are small. */
 static void gmm__topk_bwd_chunk(const void *arg, int64_t c, int32_t thread) {
     const gmm__plan *plan = (const gmm__plan *)arg;
     const gmm_route *r = &plan->call->d.route;
@@ -5329,31 +5349,31 @@ static void gmm__topk_bwd_chunk(const void *arg, int64_t c, int32_t thread) {
                 if (indices[i] >= 0 && indices[i] < r->experts) chosen += s[indices[i]];
             divisor = gmm__topk_divisor(r, chosen);
             for (i = 0; r->normalize && i < r->topk; i++)
-                if (indices[i] >= 0 && indices[i] < r->experts) mean += g[i] * gmm__share(s[indices[i]], divisor);
+                if (indices[i] >= 0 && indices[i] < r->experts) mean += g[i] * gmm__quotient(s[indices[i]], divisor);
             for (i = 0; i < r->topk; i++)
                 if (indices[i] >= 0 && indices[i] < r->experts)
-                    w[indices[i]] += r->scale * gmm__share(s[indices[i]], divisor) * (g[i] - mean);
+                    w[indices[i]] += r->scale * gmm__quotient(s[indices[i]], divisor) * (g[i] - mean);
         }
         if (r->aux_coeff != 0.0f) {
             float all = 1.0f, mean = 0.0f;
             if (r->score == GMM_SCORE_SIGMOID) {
                 all = gmm__row_sum(s, r->experts);
-                for (e = 0; e < r->experts; e++) mean += daux * (float)r->counts[e] * gmm__share(s[e], all);
+                for (e = 0; e < r->experts; e++) mean += daux * (float)r->counts[e] * gmm__quotient(s[e], all);
             }
-            for (e = 0; e < r->experts; e++) w[e] += gmm__share(s[e], all) * (daux * (float)r->counts[e] - mean);
+            for (e = 0; e < r->experts; e++) w[e] += gmm__quotient(s[e], all) * (daux * (float)r->counts[e] - mean);
         }
         if (r->score == GMM_SCORE_SOFTMAX) {
             const float sum = gmm__row_sum(w, r->experts);
             for (e = 0; e < r->experts; e++) w[e] -= s[e] * sum;
         } else {
             for (e = 0; e < r->experts; e++) {
-                float rest; /* 1 - s */
-                (void)gmm_sigmoid_rest(rows.logits[e], &rest);
-                w[e] *= rest;
+                float complement; /* 1 - s */
+                (void)gmm_sigmoid_rest(rows.logits[e], &complement);
+                w[e] *= complement;
             }
         }
         if (r->z_coeff != 0.0f)
-            for (e = 0; e < r->experts; e++) w[e] += dz * lse * rows.soft[e];
+            for (e = 0; e < r->experts; e++) w[e] += dz * lse * rows.softmax[e];
         gmm__row_store(dlogits->dtype, gmm__at(dlogits, 0, t, 0), w, r->experts);
     }
 }
@@ -5448,11 +5468,11 @@ GMMDEF gmm_status gmm_topk_bwd(gmm_context *ctx, const gmm_route *route, void *w
 /* Operands of the permutation among the roles. */
 enum { GMM__OUT = GMM__W, GMM__DOUT = GMM__W2, GMM__ROWS = GMM__Y, GMM__DROWS = GMM__DY };
 
-/* Every slot gets the row behind those of the slots before it that chose the same expert: a counting sort. Chunks of
-   slots count by themselves, then each knows where its rows of each expert start. */
+/* The map is a counting sort of slots by expert. Chunks of slots count their slots per expert in parallel; prefix sums
+   over chunks then give the first row of each chunk and expert. */
 enum { GMM__MAP_NEXT, GMM__MAP_FAULT };
 
-static double gmm__map_work(const gmm__call *call) { /* a slot takes as long as a few copies */
+static double gmm__map_work(const gmm__call *call) { /* a slot takes about as long as eight copies */
     return 8.0 * (double)call->d.permute.tokens * (double)call->d.permute.topk;
 }
 static int64_t gmm__map_chunks(const gmm__call *call) { /* one per thread */
@@ -5482,7 +5502,7 @@ static void gmm__map_count(const void *arg, int64_t c, int32_t thread) {
     ((uint32_t *)gmm__part(plan, GMM__MAP_FAULT))[c] = fault;
 }
 
-static void gmm__map_place(const void *arg, int64_t c, int32_t thread) {
+static void gmm__map_assign(const void *arg, int64_t c, int32_t thread) {
     const gmm__plan *plan = (const gmm__plan *)arg;
     const gmm_permute *p = &plan->call->d.permute;
     int64_t *next = (int64_t *)gmm__part(plan, GMM__MAP_NEXT) + c * p->experts, slot, end;
@@ -5525,45 +5545,45 @@ static gmm_status gmm__cpu_launch_permute_map(const gmm__plan *plan, gmm_stream 
     }
     for (c = 0; c < chunks; c++) fault |= ((const uint32_t *)gmm__part(plan, GMM__MAP_FAULT))[c];
     if (p->slot_of) memset(p->slot_of, 0xFF, (size_t)p->capacity * sizeof *p->slot_of); /* -1 */
-    gmm__cpu_for(call->ctx, chunks, gmm__map_work(call), gmm__map_place, plan);
+    gmm__cpu_for(call->ctx, chunks, gmm__map_work(call), gmm__map_assign, plan);
     if (fault && p->fault) *p->fault |= fault;
     return GMM_OK;
 }
 
-/* A launch over rows or tokens: tasks of a few rows each. */
-typedef struct gmm__move {
+/* A parallel loop over rows or tokens, in chunks. */
+typedef struct gmm__permute_job {
     const gmm__call *call;
     int64_t count, chunk; /* rows or tokens in all, and per task */
-} gmm__move;
+} gmm__permute_job;
 
-static gmm_status gmm__move_all(const gmm__call *call, int64_t count, gmm__task task) {
-    gmm__move move;
-    move.call = call;
-    move.count = count;
-    move.chunk = 1 + 16384 / call->d.permute.hidden;
-    gmm__cpu_for(call->ctx, gmm__ceil_div(count, move.chunk), (double)count * (double)call->d.permute.hidden, task,
-                 &move);
+static gmm_status gmm__permute_for(const gmm__call *call, int64_t count, gmm__task task) {
+    gmm__permute_job job;
+    job.call = call;
+    job.count = count;
+    job.chunk = 1 + 16384 / call->d.permute.hidden;
+    gmm__cpu_for(call->ctx, gmm__ceil_div(count, job.chunk), (double)count * (double)call->d.permute.hidden, task,
+                 &job);
     return GMM_OK;
 }
-static int64_t gmm__move_range(const gmm__move *move, int64_t c, int64_t *begin) {
-    *begin = c * move->chunk;
-    return *begin + move->chunk < move->count ? *begin + move->chunk : move->count;
+static int64_t gmm__permute_range(const gmm__permute_job *job, int64_t c, int64_t *begin) {
+    *begin = c * job->chunk;
+    return *begin + job->chunk < job->count ? *begin + job->chunk : job->count;
 }
 
-/* Entries of a map outside [-1, limit) count as -1 and set GMM_FAULT_INDEX. */
+/* Sets GMM_FAULT_INDEX if an entry of a map is outside of [-1, limit). Such entries are read as -1. */
 static void gmm__map_check(const gmm__call *call, const int32_t *map, int64_t count, int64_t limit) {
     uint32_t *fault = call->d.permute.fault;
     int64_t i;
-    int bad = 0;
+    int invalid = 0;
     if (!fault) return;
-    for (i = 0; i < count; i++) bad |= map[i] < -1 || map[i] >= limit;
-    if (bad) *fault |= (uint32_t)GMM_FAULT_INDEX;
+    for (i = 0; i < count; i++) invalid |= map[i] < -1 || map[i] >= limit;
+    if (invalid) *fault |= (uint32_t)GMM_FAULT_INDEX;
 }
 static int64_t gmm__map_at(const int32_t *map, int64_t i, int64_t limit) {
     return map[i] >= 0 && map[i] < limit ? map[i] : -1;
 }
 
-/* Live rows, from sizes; checks slot_of in front of them. */
+/* Number of live rows, from sizes; checks their entries of slot_of. */
 static int64_t gmm__permute_live(const gmm__call *call) {
     const gmm_permute *p = &call->d.permute;
     const int64_t live = gmm__cpu_offsets(&call->groups, NULL);
@@ -5582,18 +5602,18 @@ static void gmm__row_add(gmm_dtype dtype, const void *from, float scale, float *
         for (i = 0; i < n; i++) acc[i] += scale * gmm_f16_to_f32(((const uint16_t *)from)[i]);
 }
 
-/* Columns worked on at once: their fp32 sums stay in the first-level cache. A multiple of the lanes. */
-enum { GMM__COLUMNS = 512 };
-static int64_t gmm__columns(const gmm_permute *p, int64_t col) {
-    return p->hidden - col < (int64_t)GMM__COLUMNS ? p->hidden - col : (int64_t)GMM__COLUMNS;
+/* Columns per step, whose fp32 sums stay in the L1 cache. A multiple of the lanes. */
+enum { GMM__PERMUTE_COLUMNS = 512 };
+static int64_t gmm__permute_columns(const gmm_permute *p, int64_t col) {
+    return p->hidden - col < (int64_t)GMM__PERMUTE_COLUMNS ? p->hidden - col : (int64_t)GMM__PERMUTE_COLUMNS;
 }
 
-static void gmm__permute_rows(const void *arg, int64_t c, int32_t thread) {
-    const gmm__move *move = (const gmm__move *)arg;
-    const gmm_permute *p = &move->call->d.permute;
-    const gmm_mat *x = &move->call->mat[GMM__X_], *rows = &move->call->mat[GMM__ROWS];
+static void gmm__permute_fwd_rows(const void *arg, int64_t c, int32_t thread) {
+    const gmm__permute_job *job = (const gmm__permute_job *)arg;
+    const gmm_permute *p = &job->call->d.permute;
+    const gmm_mat *x = &job->call->mat[GMM__X_], *rows = &job->call->mat[GMM__ROWS];
     const size_t bytes = (size_t)p->hidden * (size_t)(gmm_dtype_bits(x->dtype) / 8);
-    int64_t r, end = gmm__move_range(move, c, &r);
+    int64_t r, end = gmm__permute_range(job, c, &r);
     (void)thread;
     for (; r < end; r++) {
         const int64_t slot = gmm__map_at(p->slot_of, r, p->tokens * p->topk);
@@ -5612,36 +5632,36 @@ static gmm_status gmm__cpu_launch_permute_fwd(const gmm__plan *plan, gmm_stream 
     gmm__cpu_tail(&call->mat[GMM__ROWS], p->tail, live, p->capacity, p->hidden);
     if (p->row_probs && p->tail == GMM_TAIL_ZERO)
         for (r = live; r < p->capacity; r++) p->row_probs[r] = 0.0f;
-    return gmm__move_all(call, live, gmm__permute_rows);
+    return gmm__permute_for(call, live, gmm__permute_fwd_rows);
 }
 
-/* to[t] = sum over the slots of token t of (probs) from[row] */
-static void gmm__gather_sum(const gmm__move *move, int64_t c, const gmm_mat *from, const float *probs,
-                            const gmm_mat *to) {
-    const gmm_permute *p = &move->call->d.permute;
-    float acc[GMM__COLUMNS];
-    int64_t t, end = gmm__move_range(move, c, &t), col;
+/* dst[t] = sum over the slots of token t of src[row], weighted by probs unless NULL */
+static void gmm__permute_sum(const gmm__permute_job *job, int64_t c, const gmm_mat *src, const float *probs,
+                            const gmm_mat *dst) {
+    const gmm_permute *p = &job->call->d.permute;
+    float acc[GMM__PERMUTE_COLUMNS];
+    int64_t t, end = gmm__permute_range(job, c, &t), col;
     int32_t i;
     for (; t < end; t++)
-        for (col = 0; col < p->hidden; col += GMM__COLUMNS) {
-            const int64_t n = gmm__columns(p, col);
+        for (col = 0; col < p->hidden; col += GMM__PERMUTE_COLUMNS) {
+            const int64_t n = gmm__permute_columns(p, col);
             memset(acc, 0, sizeof acc);
             for (i = 0; i < p->topk; i++) {
                 const int64_t slot = t * p->topk + i, row = gmm__map_at(p->row_of, slot, p->capacity);
                 if (row >= 0)
-                    gmm__row_add(from->dtype, gmm__at(from, 0, row, col), probs ? probs[slot] : 1.0f, acc, n);
+                    gmm__row_add(src->dtype, gmm__at(src, 0, row, col), probs ? probs[slot] : 1.0f, acc, n);
             }
-            gmm__row_store(to->dtype, gmm__at(to, 0, t, col), acc, n);
+            gmm__row_store(dst->dtype, gmm__at(dst, 0, t, col), acc, n);
         }
 }
 
-static void gmm__permute_back(const void *arg, int64_t c, int32_t thread) {
-    const gmm__move *move = (const gmm__move *)arg;
-    const gmm_permute *p = &move->call->d.permute;
+static void gmm__permute_bwd_tokens(const void *arg, int64_t c, int32_t thread) {
+    const gmm__permute_job *job = (const gmm__permute_job *)arg;
+    const gmm_permute *p = &job->call->d.permute;
     (void)thread;
-    if (p->dx) gmm__gather_sum(move, c, &move->call->mat[GMM__DROWS], NULL, &move->call->mat[GMM__DX]);
+    if (p->dx) gmm__permute_sum(job, c, &job->call->mat[GMM__DROWS], NULL, &job->call->mat[GMM__DX]);
     if (p->dprobs) {
-        int64_t t, end = gmm__move_range(move, c, &t), slot;
+        int64_t t, end = gmm__permute_range(job, c, &t), slot;
         for (slot = t * p->topk; slot < end * p->topk; slot++) {
             const int64_t row = gmm__map_at(p->row_of, slot, p->capacity);
             p->dprobs[slot] = row < 0 ? 0.0f : p->drow_probs[row];
@@ -5653,30 +5673,30 @@ static gmm_status gmm__cpu_launch_permute_bwd(const gmm__plan *plan, gmm_stream 
     const gmm_permute *p = &plan->call->d.permute;
     (void)stream;
     gmm__map_check(plan->call, p->row_of, p->tokens * p->topk, p->capacity);
-    return gmm__move_all(plan->call, p->tokens, gmm__permute_back);
+    return gmm__permute_for(plan->call, p->tokens, gmm__permute_bwd_tokens);
 }
 
-static void gmm__unpermute_tokens(const void *arg, int64_t c, int32_t thread) {
-    const gmm__move *move = (const gmm__move *)arg;
+static void gmm__unpermute_fwd_tokens(const void *arg, int64_t c, int32_t thread) {
+    const gmm__permute_job *job = (const gmm__permute_job *)arg;
     (void)thread;
-    gmm__gather_sum(move, c, &move->call->mat[GMM__ROWS], move->call->d.permute.probs, &move->call->mat[GMM__OUT]);
+    gmm__permute_sum(job, c, &job->call->mat[GMM__ROWS], job->call->d.permute.probs, &job->call->mat[GMM__OUT]);
 }
 
 static gmm_status gmm__cpu_launch_unpermute_fwd(const gmm__plan *plan, gmm_stream stream) {
     const gmm_permute *p = &plan->call->d.permute;
     (void)stream;
     gmm__map_check(plan->call, p->row_of, p->tokens * p->topk, p->capacity);
-    return gmm__move_all(plan->call, p->tokens, gmm__unpermute_tokens);
+    return gmm__permute_for(plan->call, p->tokens, gmm__unpermute_fwd_tokens);
 }
 
 /* drows[r] = (probs) dout[token of r] */
-static void gmm__unpermute_rows_back(const void *arg, int64_t c, int32_t thread) {
-    const gmm__move *move = (const gmm__move *)arg;
-    const gmm_permute *p = &move->call->d.permute;
-    const gmm_mat *dout = &move->call->mat[GMM__DOUT], *drows = &move->call->mat[GMM__DROWS];
+static void gmm__unpermute_bwd_rows(const void *arg, int64_t c, int32_t thread) {
+    const gmm__permute_job *job = (const gmm__permute_job *)arg;
+    const gmm_permute *p = &job->call->d.permute;
+    const gmm_mat *dout = &job->call->mat[GMM__DOUT], *drows = &job->call->mat[GMM__DROWS];
     const size_t bytes = (size_t)p->hidden * (size_t)(gmm_dtype_bits(drows->dtype) / 8);
-    float acc[GMM__COLUMNS];
-    int64_t r, end = gmm__move_range(move, c, &r), col, i;
+    float acc[GMM__PERMUTE_COLUMNS];
+    int64_t r, end = gmm__permute_range(job, c, &r), col, i;
     (void)thread;
     for (; r < end; r++) {
         const int64_t slot = gmm__map_at(p->slot_of, r, p->tokens * p->topk), t = slot / p->topk;
@@ -5684,8 +5704,8 @@ static void gmm__unpermute_rows_back(const void *arg, int64_t c, int32_t thread)
         else if (!p->probs && dout->dtype == drows->dtype)
             memcpy(gmm__at(drows, 0, r, 0), gmm__at(dout, 0, t, 0), bytes);
         else
-            for (col = 0; col < p->hidden; col += GMM__COLUMNS) {
-                const int64_t n = gmm__columns(p, col);
+            for (col = 0; col < p->hidden; col += GMM__PERMUTE_COLUMNS) {
+                const int64_t n = gmm__permute_columns(p, col);
                 const float scale = p->probs ? p->probs[slot] : 1.0f;
                 gmm__row_load(dout->dtype, gmm__at(dout, 0, t, col), acc, n);
                 for (i = 0; i < n; i++) acc[i] *= scale;
@@ -5695,24 +5715,24 @@ static void gmm__unpermute_rows_back(const void *arg, int64_t c, int32_t thread)
 }
 
 /* dprobs[slot] = dout[token] . rows[row] */
-static void gmm__unpermute_probs_back(const void *arg, int64_t c, int32_t thread) {
-    const gmm__move *move = (const gmm__move *)arg;
-    const gmm_permute *p = &move->call->d.permute;
-    const gmm_mat *dout = &move->call->mat[GMM__DOUT], *rows = &move->call->mat[GMM__ROWS];
-    float a[GMM__COLUMNS], b[GMM__COLUMNS], lane[GMM__LANES];
-    int64_t t, end = gmm__move_range(move, c, &t), slot, col;
+static void gmm__unpermute_bwd_probs(const void *arg, int64_t c, int32_t thread) {
+    const gmm__permute_job *job = (const gmm__permute_job *)arg;
+    const gmm_permute *p = &job->call->d.permute;
+    const gmm_mat *dout = &job->call->mat[GMM__DOUT], *rows = &job->call->mat[GMM__ROWS];
+    float a[GMM__PERMUTE_COLUMNS], b[GMM__PERMUTE_COLUMNS], lane[GMM__LANES];
+    int64_t t, end = gmm__permute_range(job, c, &t), slot, col;
     (void)thread;
     for (; t < end; t++)
         for (slot = t * p->topk; slot < (t + 1) * p->topk; slot++) {
             const int64_t row = gmm__map_at(p->row_of, slot, p->capacity);
             memset(lane, 0, sizeof lane);
-            for (col = 0; row >= 0 && col < p->hidden; col += GMM__COLUMNS) {
-                const int64_t n = gmm__columns(p, col);
+            for (col = 0; row >= 0 && col < p->hidden; col += GMM__PERMUTE_COLUMNS) {
+                const int64_t n = gmm__permute_columns(p, col);
                 gmm__row_load(dout->dtype, gmm__at(dout, 0, t, col), a, n);
                 gmm__row_load(rows->dtype, gmm__at(rows, 0, row, col), b, n);
                 gmm__lanes_add(lane, a, b, n);
             }
-            p->dprobs[slot] = gmm__lanes_fold(lane);
+            p->dprobs[slot] = gmm__lanes_sum(lane);
         }
 }
 
@@ -5723,16 +5743,16 @@ static gmm_status gmm__cpu_launch_unpermute_bwd(const gmm__plan *plan, gmm_strea
     if (p->drows) {
         const int64_t live = gmm__permute_live(call);
         gmm__cpu_tail(&call->mat[GMM__DROWS], p->tail, live, p->capacity, p->hidden);
-        (void)gmm__move_all(call, live, gmm__unpermute_rows_back);
+        (void)gmm__permute_for(call, live, gmm__unpermute_bwd_rows);
     }
     if (p->dprobs) {
         gmm__map_check(call, p->row_of, p->tokens * p->topk, p->capacity);
-        (void)gmm__move_all(call, p->tokens, gmm__unpermute_probs_back);
+        (void)gmm__permute_for(call, p->tokens, gmm__unpermute_bwd_probs);
     }
     return GMM_OK;
 }
 
-/* The checks that all five share, and the segments as groups. */
+/* Checks what the five calls have in common, and describes the segments as groups. */
 static gmm_status gmm__read_permute(gmm__call *call, const gmm_permute *permute) {
     gmm_permute *p = &call->d.permute;
     int64_t slots;
@@ -5782,28 +5802,28 @@ static gmm_status gmm__refuse_foreign_operands(gmm__call *call) {
         { "drows", p->drows, BWD | UNPERMUTE_BWD }, { "drow_probs", p->drow_probs, BWD }, { "dx", p->dx, BWD },
         { "dprobs", p->dprobs, BWD | UNPERMUTE_BWD }
     };
-    size_t i, k, used;
-    int own = 0;
-    char others[80];
+    size_t i, k, length;
+    int call_bit = 0;
+    char calls_text[80];
     for (k = 0; k < sizeof ops / sizeof ops[0]; k++)
-        if (ops[k] == call->op) own = 1 << k;
+        if (ops[k] == call->op) call_bit = 1 << k;
     for (i = 0; i < sizeof operands / sizeof operands[0]; i++) {
-        if (!operands[i].address || operands[i].calls & own) continue;
-        for (k = used = 0; k < sizeof ops / sizeof ops[0]; k++)
+        if (!operands[i].address || operands[i].calls & call_bit) continue;
+        for (k = length = 0; k < sizeof ops / sizeof ops[0]; k++)
             if (operands[i].calls >> k & 1)
-                used += (size_t)snprintf(others + used, sizeof others - used, "%s%s", used ? ", " : "",
+                length += (size_t)snprintf(calls_text + length, sizeof calls_text - length, "%s%s", length ? ", " : "",
                                          gmm_op_name(ops[k]));
         return gmm__refuse(call, GMM_E_CONFIG, operands[i].name, "is set and must be NULL: %s neither reads nor writes "
-                           "it, only %s", gmm_op_name(call->op), others);
+                           "it, only %s", gmm_op_name(call->op), calls_text);
     }
     return GMM_OK;
 }
 
-/* What one of the five needs: an output that is given needs its inputs. */
+/* Reads the operands of one of the five calls: an output that is wanted requires its inputs. */
 static gmm_status gmm__read_permute_operands(gmm__call *call) {
     const gmm_permute *p = &call->d.permute;
     const int64_t slots = p->tokens * p->topk;
-    const uint32_t plain = (uint32_t)GMM__FLOATS | 1u << GMM_E4M3 | 1u << GMM_E5M2 | 1u << GMM_U8;
+    const uint32_t dtypes = (uint32_t)GMM__FLOATS | 1u << GMM_E4M3 | 1u << GMM_E5M2 | 1u << GMM_U8;
     gmm_status s = GMM_OK;
     switch (call->op) {
     case GMM_OP_PERMUTE_MAP:
@@ -5813,8 +5833,8 @@ static gmm_status gmm__read_permute_operands(gmm__call *call) {
             return s;
         return gmm__check_output(call, "sizes", p->sizes, 0, p->experts);
     case GMM_OP_PERMUTE_FWD:
-        if ((s = gmm__permute_mat(call, GMM__X_, "x", p->x, p->tokens, plain)) != GMM_OK ||
-            (s = gmm__permute_mat(call, GMM__ROWS, "rows", p->rows, p->capacity, plain)) != GMM_OK)
+        if ((s = gmm__permute_mat(call, GMM__X_, "x", p->x, p->tokens, dtypes)) != GMM_OK ||
+            (s = gmm__permute_mat(call, GMM__ROWS, "rows", p->rows, p->capacity, dtypes)) != GMM_OK)
             return s;
         if (call->mat[GMM__X_].dtype != call->mat[GMM__ROWS].dtype)
             return gmm__refuse(call, GMM_E_DTYPE, "rows", "dtype %s must be that of permute.x, %s",
@@ -5913,8 +5933,8 @@ GMMDEF gmm_status gmm_unpermute_bwd(gmm_context *ctx, const gmm_permute *permute
 
 /* ..................................................................................... 14.9 Accumulate, convert ... */
 
-/* The extents that both operations share, named in messages. */
-static gmm_status gmm__small_extents(gmm__call *call, int64_t rows, int64_t cols) {
+/* Checks the extents of both operations. */
+static gmm_status gmm__read_small_extents(gmm__call *call, int64_t rows, int64_t cols) {
     if (rows < 0) return gmm__refuse(call, GMM_E_ARG, "rows", "%lld must be >= 0", (long long)rows);
     if (cols < 1) return gmm__refuse(call, GMM_E_ARG, "cols", "%lld must be >= 1", (long long)cols);
     call->rows = rows;
@@ -5931,8 +5951,8 @@ static gmm_status gmm__accumulate_prepare(gmm__call *call, gmm_context *ctx, con
                    (long long)d->cols, gmm__peek_dtype(d->x));
     if ((s = gmm__read_options(call, d->options)) != GMM_OK) return s;
     if (d->count < 1) return gmm__refuse(call, GMM_E_ARG, "count", "%d must be >= 1", d->count);
-    if ((s = gmm__small_extents(call, d->rows, d->cols)) != GMM_OK) return s;
-    if (d->x) { /* looked at before the addresses in the table are */
+    if ((s = gmm__read_small_extents(call, d->rows, d->cols)) != GMM_OK) return s;
+    if (d->x) { /* checked before gmm__read_mat reads the addresses in the table */
         gmm_mat m;
         if (gmm__copy_sized(&m, sizeof m, d->x) && m.table && ctx->config.space == GMM_SPACE_CUDA &&
             !(m.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST))
@@ -5967,7 +5987,7 @@ static gmm_status gmm__convert_prepare(gmm__call *call, gmm_context *ctx, const 
                    gmm__peek_dtype(d->src));
     if ((s = gmm__read_options(call, d->options)) != GMM_OK) return s;
     if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", d->reserved);
-    if ((s = gmm__small_extents(call, d->rows, d->cols)) != GMM_OK ||
+    if ((s = gmm__read_small_extents(call, d->rows, d->cols)) != GMM_OK ||
         (s = gmm__read_mat(call, GMM__X_, "src", d->src, 1, gmm__matrix(d->rows, d->cols), GMM__BYTES)) != GMM_OK ||
         (s = gmm__read_mat(call, GMM__Y, "dst", d->dst, 1, gmm__matrix(d->rows, d->cols), GMM__BYTES)) != GMM_OK)
         return s;
@@ -5991,7 +6011,8 @@ GMMDEF gmm_status gmm_convert(gmm_context *ctx, const gmm_conversion *conversion
     return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
 
-/* CPU engine. A task is a few whole rows, or a piece of a long one; a piece fits the stack as fp32. */
+/* CPU engine. A task is several rows, or a part of a long row. It converts GMM__SMALL_PIECE elements at a time to fp32
+   on the stack. */
 enum { GMM__SMALL_PIECE = 1024, GMM__SMALL_TASK = 16 * GMM__SMALL_PIECE };
 
 static int64_t gmm__small_tasks_per_row(const gmm__call *call) { return gmm__ceil_div(call->in, GMM__SMALL_TASK); }
@@ -6001,15 +6022,15 @@ static void gmm__small_for(const gmm__call *call, gmm__task task) {
 }
 
 /* Rows [row, row_end) and columns [col, col_end) of a task. */
-typedef struct gmm__small_part {
+typedef struct gmm__small_range {
     int64_t row, row_end, col, col_end;
-} gmm__small_part;
-static gmm__small_part gmm__small_part_of(const gmm__call *call, int64_t task) {
-    const int64_t across = gmm__small_tasks_per_row(call), rows = gmm__rows_per_task(call->in);
-    gmm__small_part p;
-    p.row = task / across * rows;
+} gmm__small_range;
+static gmm__small_range gmm__small_range_of(const gmm__call *call, int64_t task) {
+    const int64_t tasks_per_row = gmm__small_tasks_per_row(call), rows = gmm__rows_per_task(call->in);
+    gmm__small_range p;
+    p.row = task / tasks_per_row * rows;
     p.row_end = call->rows - p.row < rows ? call->rows : p.row + rows;
-    p.col = task % across * GMM__SMALL_TASK;
+    p.col = task % tasks_per_row * GMM__SMALL_TASK;
     p.col_end = call->in - p.col < GMM__SMALL_TASK ? call->in : p.col + GMM__SMALL_TASK;
     return p;
 }
@@ -6018,8 +6039,8 @@ static void gmm__accumulate_task(const void *arg, int64_t task, int32_t thread) 
     const gmm__call *call = (const gmm__call *)arg;
     const gmm_accumulation *d = &call->d.sum;
     const gmm_mat *x = &call->mat[GMM__X_], *y = &call->mat[GMM__Y];
-    const gmm__small_part p = gmm__small_part_of(call, task);
-    float sum[GMM__SMALL_PIECE], other[GMM__SMALL_PIECE];
+    const gmm__small_range p = gmm__small_range_of(call, task);
+    float sum[GMM__SMALL_PIECE], addend[GMM__SMALL_PIECE];
     int64_t row, col, n, i, j;
     (void)thread;
     for (row = p.row; row < p.row_end; row++)
@@ -6027,14 +6048,14 @@ static void gmm__accumulate_task(const void *arg, int64_t task, int32_t thread) 
             n = p.col_end - col < GMM__SMALL_PIECE ? p.col_end - col : (int64_t)GMM__SMALL_PIECE;
             gmm__row_load(x->dtype, gmm__at(x, 0, row, col), sum, n);
             for (j = 1; j < d->count; j++) {
-                gmm__row_load(x->dtype, gmm__at(x, j, row, col), other, n);
-                for (i = 0; i < n; i++) sum[i] += other[i];
+                gmm__row_load(x->dtype, gmm__at(x, j, row, col), addend, n);
+                for (i = 0; i < n; i++) sum[i] += addend[i];
             }
             for (i = 0; i < n; i++) sum[i] *= d->scale;
             if (d->beta != 0.0f) {
-                gmm__row_load(y->dtype, gmm__at(y, 0, row, col), other, n);
-                for (i = 0; i < n; i++) other[i] *= d->beta; /* a loop of its own: every product is rounded */
-                for (i = 0; i < n; i++) sum[i] += other[i];
+                gmm__row_load(y->dtype, gmm__at(y, 0, row, col), addend, n);
+                for (i = 0; i < n; i++) addend[i] *= d->beta; /* a separate loop, so that products are rounded */
+                for (i = 0; i < n; i++) sum[i] += addend[i];
             }
             gmm__row_store(y->dtype, gmm__at(y, 0, row, col), sum, n);
         }
@@ -6050,7 +6071,7 @@ static void gmm__convert_task(const void *arg, int64_t task, int32_t thread) {
     const gmm__call *call = (const gmm__call *)arg;
     const gmm_mat *src = &call->mat[GMM__X_], *dst = &call->mat[GMM__Y];
     const int64_t size = gmm_dtype_bits(src->dtype) / 8;
-    const gmm__small_part p = gmm__small_part_of(call, task);
+    const gmm__small_range p = gmm__small_range_of(call, task);
     float piece[GMM__SMALL_PIECE];
     int64_t row, col, n;
     (void)thread;
@@ -6075,10 +6096,10 @@ static gmm_status gmm__cpu_launch_convert(const gmm__plan *plan, gmm_stream stre
 
 /* ........................................................................................... 14.10 Quantization ... */
 
-/* The rows that a quantizing call covers: groups of a split, or matrices of fixed extents. */
+/* Reads the units of a quantizing call: groups of a split, or matrices of fixed extents. */
 static gmm_status gmm__read_units(gmm__call *call, const gmm_groups *groups, int32_t count, int64_t rows,
                                   int64_t cols) {
-    int64_t all;
+    int64_t elements;
     gmm_groups g;
     gmm__peek_groups(groups, &g);
     if (groups)
@@ -6095,7 +6116,7 @@ static gmm_status gmm__read_units(gmm__call *call, const gmm_groups *groups, int
     if (groups) return gmm__read_groups(call, groups);
     if (count < 1) return gmm__refuse(call, GMM_E_ARG, "count", "%d must be >= 1 without groups", count);
     if (rows < 1) return gmm__refuse(call, GMM_E_ARG, "rows", "%lld must be >= 1 without groups", (long long)rows);
-    if (rows > INT64_MAX - GMM_GROUP_ROWS || !gmm__mul(gmm_group_rows(rows), count, &all))
+    if (rows > INT64_MAX - GMM_GROUP_ROWS || !gmm__mul(gmm_group_rows(rows), count, &elements))
         return gmm__refuse(call, GMM_E_OVERFLOW, "rows", "%d matrices of %lld rows do not fit 64 bits", count,
                            (long long)rows);
     call->rows = rows;
@@ -6108,34 +6129,35 @@ static int64_t gmm__units(const gmm__call *call) { return gmm__grouped(call) ? c
 static gmm__extents gmm__unit_extents(const gmm__call *call) {
     return gmm__matrices(call->units, call->rows, call->in);
 }
-/* The largest number of strips of GMM_TILE rows. */
+/* Upper bound on the number of strips of GMM_TILE rows. */
 static int64_t gmm__strips(const gmm__call *call) {
     return gmm__grouped(call) ? gmm_padded_capacity(call->groups.count, call->rows) / GMM_TILE
                               : call->units * gmm__ceil_div(call->rows, GMM_TILE);
 }
 
-/* Reads a destination and holds it against the format. */
+/* Reads a quantized destination and checks that it has the call's format. */
 static gmm_status gmm__read_copy(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
                                  gmm_direction direction) {
     const gmm_format *f = &call->format;
     gmm_status s;
-    gmm_mat want;
+    gmm_mat expected;
     if (!mat) {
         memset(&call->mat[role], 0, sizeof call->mat[role]);
         return GMM_OK;
     }
     s = gmm__read_quant(call, role, argument, mat, gmm__unit_extents(call), direction);
     if (s != GMM_OK) return s;
-    want = gmm_mat_quantized(f, direction, NULL, NULL, NULL);
+    expected = gmm_mat_quantized(f, direction, NULL, NULL, NULL);
     mat = &call->mat[role];
-    if (mat->dtype != want.dtype || mat->scaling != want.scaling || mat->scale_order != want.scale_order)
+    if (mat->dtype != expected.dtype || mat->scaling != expected.scaling || mat->scale_order != expected.scale_order)
         return gmm__refuse(call, GMM_E_DTYPE, argument, "%s %s order %d must be the format's %s %s order %d",
                            gmm_dtype_name(mat->dtype), gmm_scaling_name(mat->scaling), (int)mat->scale_order,
-                           gmm_dtype_name(want.dtype), gmm_scaling_name(want.scaling), (int)want.scale_order);
-    if ((mat->flags & ~(uint32_t)GMM_MAT_TABLE_ON_HOST) != want.flags || mat->hadamard != want.hadamard)
+                           gmm_dtype_name(expected.dtype), gmm_scaling_name(expected.scaling),
+                           (int)expected.scale_order);
+    if ((mat->flags & ~(uint32_t)GMM_MAT_TABLE_ON_HOST) != expected.flags || mat->hadamard != expected.hadamard)
         return gmm__refuse(call, GMM_E_CONFIG, argument, "flags 0x%x and hadamard 0x%x must be the format's 0x%x and "
-                           "0x%x", (unsigned)mat->flags, (unsigned)mat->hadamard, want.flags,
-                           (unsigned)want.hadamard);
+                           "0x%x", (unsigned)mat->flags, (unsigned)mat->hadamard, expected.flags,
+                           (unsigned)expected.hadamard);
     return GMM_OK;
 }
 
@@ -6144,7 +6166,7 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
     gmm_quantization *d = &call->d.quant;
     gmm_format *f = &call->format;
     gmm_status s = gmm__open(call, ctx, op, function, query);
-    gmm_error why = GMM_ZERO;
+    gmm_error error = GMM_ZERO;
     int by_group;
     if (s != GMM_OK || (s = gmm__read_descriptor(call, "quantization", d, sizeof *d, quantization)) != GMM_OK) return s;
     if (op != GMM_OP_QUANTIZE && op != GMM_OP_REQUANTIZE)
@@ -6153,7 +6175,7 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
         (s = gmm__read_units(call, d->groups, d->count, d->rows, d->cols)) != GMM_OK ||
         (s = gmm__read(call, "format", f, sizeof *f, d->format)) != GMM_OK)
         return s;
-    if ((s = gmm_format_validate(f, &why)) != GMM_OK) return gmm__refuse_member(call, s, "format", why.text);
+    if ((s = gmm_format_validate(f, &error)) != GMM_OK) return gmm__refuse_member(call, s, "format", error.text);
     if (f->dtype == GMM_NONE) return gmm__refuse(call, GMM_E_CONFIG, "format.dtype", "none asks for no copy");
     by_group = (f->scaling == GMM_SCALING_TENSOR && !f->delayed) ||
                (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
@@ -6322,14 +6344,14 @@ GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *up
     return gmm__serve(&call, NULL, NULL, 0, stream);
 }
 
-static int gmm__shard_takes(const gmm_format *f) {
+static int gmm__shard_supports(const gmm_format *f) {
     return f->scaling != GMM_SCALING_NONE && f->scaling != GMM_SCALING_ROW && !f->hadamard && !f->stochastic &&
            !f->four_over_six && !f->row_amax;
 }
 GMMDEF int64_t gmm_shard_amaxes(const gmm_format *format, int32_t count, int64_t rows, int64_t cols, int columnwise) {
     gmm_format f;
     if (!format || !gmm__copy_sized(&f, sizeof f, format) || gmm_format_validate(&f, NULL) != GMM_OK ||
-        !gmm__shard_takes(&f) || count < 1 || rows < 1 || cols < 1)
+        !gmm__shard_supports(&f) || count < 1 || rows < 1 || cols < 1)
         return 0;
     return (f.scaling == GMM_SCALING_NV16 ? count : 0) + gmm__shard_blocks(&f, count, rows, cols, 0) +
            (columnwise && f.scaling == GMM_SCALING_MX32 && !f.square ? gmm__shard_blocks(&f, count, rows, cols, 1) : 0);
@@ -6340,17 +6362,17 @@ GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gm
     gmm__call call;
     gmm_sharding *d = &call.d.shard;
     gmm_format *f = &call.format;
-    gmm_error why = GMM_ZERO;
+    gmm_error error = GMM_ZERO;
     gmm_status s = gmm__open(&call, ctx, GMM_OP_SHARD_CAST, "gmm_shard_cast", 0);
-    int64_t all;
+    int64_t elements;
     int k;
     if (s != GMM_OK || (s = gmm__read_descriptor(&call, "shard", d, sizeof *d, shard)) != GMM_OK ||
         (s = gmm__read_options(&call, d->options)) != GMM_OK ||
         (s = gmm__read_units(&call, NULL, d->count, d->rows, d->cols)) != GMM_OK ||
         (s = gmm__read(&call, "format", f, sizeof *f, d->format)) != GMM_OK)
         return s;
-    if ((s = gmm_format_validate(f, &why)) != GMM_OK) return gmm__refuse_member(&call, s, "format", why.text);
-    if (!gmm__shard_takes(f))
+    if ((s = gmm_format_validate(f, &error)) != GMM_OK) return gmm__refuse_member(&call, s, "format", error.text);
+    if (!gmm__shard_supports(f))
         return gmm__refuse(&call, GMM_E_CONFIG, "format", "%s: must be tensor, 1x128, 128x128, mx32 or nv16, without "
                            "transform, stochastic rounding, choice of scales and amaxes per row",
                            gmm_scaling_name(f->scaling));
@@ -6359,12 +6381,12 @@ GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gm
     if (d->phase != GMM_QUANT_AMAX && d->phase != GMM_QUANT_CAST)
         return gmm__refuse(&call, GMM_E_CONFIG, "phase", "%d must be 1 or 2", (int)d->phase);
     if (d->cols % 2) return gmm__refuse(&call, GMM_E_ARG, "cols", "%lld must be even", (long long)d->cols);
-    if (!gmm__mul(d->rows, d->cols, &all) || !gmm__mul(all, d->count, &all) || all > INT64_MAX / 8)
+    if (!gmm__mul(d->rows, d->cols, &elements) || !gmm__mul(elements, d->count, &elements) || elements > INT64_MAX / 8)
         return gmm__refuse(&call, GMM_E_OVERFLOW, "rows", "%d matrices of %lld x %lld do not fit 64 bits",
                            d->count, (long long)d->rows, (long long)d->cols);
-    if (d->length < 0 || d->start < (d->length ? 0 : -1) || d->start > all - d->length)
+    if (d->length < 0 || d->start < (d->length ? 0 : -1) || d->start > elements - d->length)
         return gmm__refuse(&call, GMM_E_ARG, "start", "%lld and length %lld must lie in the %lld elements; -1 and 0 "
-                           "without a shard", (long long)d->start, (long long)d->length, (long long)all);
+                           "without a shard", (long long)d->start, (long long)d->length, (long long)elements);
     if (!d->rowwise && !d->columnwise)
         return gmm__refuse(&call, GMM_E_NULL, "rowwise", "and %s.columnwise are both NULL: nothing is wanted",
                            call.path);
@@ -6379,10 +6401,10 @@ GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gm
             (call.mat[k ? GMM__DX : GMM__Y].flags & (uint32_t)GMM_MAT_TABLE_ON_HOST))
             return gmm__refuse(&call, GMM_E_CONFIG, names[k], "table must be device memory here");
     }
-    all = gmm_shard_amaxes(f, d->count, d->rows, d->cols, d->columnwise != NULL);
+    elements = gmm_shard_amaxes(f, d->count, d->rows, d->cols, d->columnwise != NULL);
     if ((s = gmm__check_array(&call, "master", d->master, d->length > 0, d->length)) != GMM_OK ||
-        (s = d->phase == GMM_QUANT_AMAX ? gmm__check_output(&call, "amax", d->amax, 1, all)
-                                        : gmm__check_array(&call, "amax", d->amax, !f->delayed, all)) != GMM_OK ||
+        (s = d->phase == GMM_QUANT_AMAX ? gmm__check_output(&call, "amax", d->amax, 1, elements)
+                                        : gmm__check_array(&call, "amax", d->amax, !f->delayed, elements)) != GMM_OK ||
         (s = gmm__check_array(&call, "scale", d->scale, 0, d->count)) != GMM_OK)
         return s;
     return gmm__serve(&call, NULL, NULL, 0, stream);
@@ -6415,7 +6437,7 @@ enum {
     GMM__QUANT_OFFSETS, GMM__QUANT_STARTS, /* [units + 1] rows of the source, and padded rows */
     GMM__QUANT_AMAX,                       /* [2][units]: of the rowwise and of the columnwise copy */
     GMM__QUANT_STRIPS,                     /* [2][strips]: the same by strip */
-    GMM__QUANT_LINES, GMM__QUANT_COLUMNS,  /* amax by row (ROW, row_amax) and by column (ROW) */
+    GMM__QUANT_LINES, GMM__QUANT_COLUMNS,  /* amax of each row (ROW, row_amax) and of each column (ROW) */
     GMM__QUANT_SCRATCH
 };
 
@@ -6428,51 +6450,51 @@ typedef struct gmm__quant_scratch {
 typedef struct gmm__quant_job {
     const gmm__call *call;
     const int64_t *offsets, *starts;
-    float *amax[2], *strips[2], *lines, *columns;
+    float *amax[2], *strips[2], *row_amax, *col_amax;
     gmm__quant_scratch *scratch;
     int64_t units, strip_count, col_tiles;
 } gmm__quant_job;
 
-/* A strip: rows [row, row + m) of a unit, which has `rows`. */
+/* A strip of a unit (a group or a matrix) of `rows` rows: its rows [row, row + m), at most GMM_TILE. */
 typedef struct gmm__strip { int64_t unit, row, m, rows; } gmm__strip;
 
 static gmm__strip gmm__strip_of(const gmm__quant_job *job, int64_t index) {
     gmm__strip s;
-    s.unit = gmm__cpu_find(job->starts, job->units, index * GMM_TILE);
+    s.unit = gmm__cpu_find_group(job->starts, job->units, index * GMM_TILE);
     s.row = index * GMM_TILE - job->starts[s.unit];
     s.rows = job->offsets[s.unit + 1] - job->offsets[s.unit];
     s.m = gmm__min_i64(s.rows - s.row, GMM_TILE);
     return s;
 }
-/* Unit u of a copy. */
+/* View of unit u of a quantized matrix. */
 static gmm__qview gmm__quant_view(const gmm__quant_job *job, const gmm_mat *m, gmm_direction direction, int64_t u) {
     const int grouped = gmm__grouped(job->call);
     return gmm__qview_of(m, direction, grouped, u, grouped ? job->offsets[u] : 0, grouped ? job->starts[u] : 0,
                          job->offsets[u + 1] - job->offsets[u], job->call->in);
 }
 
-/* Rows of the source as fp32, whichever it is. */
+/* n elements of a row of the source as fp32; a quantized source is dequantized. */
 static void gmm__quant_load(const gmm__quant_job *job, const gmm__strip *s, int64_t row, int64_t col, int64_t n,
-                            float *to) {
+                            float *dst) {
     const gmm_mat *m = &job->call->mat[GMM__DY];
     const int grouped = gmm__grouped(job->call);
     if (m->scaling == GMM_SCALING_NONE) {
-        gmm__row_load(m->dtype, gmm__at(m, grouped ? 0 : s->unit, (grouped ? job->offsets[s->unit] : 0) + row, col), to,
-                      n);
+        gmm__row_load(m->dtype, gmm__at(m, grouped ? 0 : s->unit, (grouped ? job->offsets[s->unit] : 0) + row, col),
+                      dst, n);
     } else {
         const gmm__qview v = gmm__quant_view(job, m, GMM_ROWWISE, s->unit);
-        gmm__qview_load(&v, row, col, n, 1, to);
+        gmm__qview_load(&v, row, col, n, 1, dst);
     }
 }
 
-/* A tile of a strip, zeros where the strip or the columns end. */
+/* Loads a tile of a strip, with zeros past the ends of the strip and of the columns. */
 static void gmm__quant_tile_load(const gmm__quant_job *job, const gmm__strip *s, int64_t col, int64_t n, float *x) {
     int64_t r;
     memset(x, 0, sizeof(float) * GMM_TILE * GMM_TILE);
     for (r = 0; r < s->m; r++) gmm__quant_load(job, s, s->row + r, col, n, x + r * GMM_TILE);
 }
-/* The same as lines of columns, transformed if the columnwise copy is. */
-static void gmm__quant_tile_turn(const gmm_format *f, const float *x, int64_t n, float *xt) {
+/* Transposes a tile, and applies the Hadamard transform of the columnwise copy. */
+static void gmm__quant_tile_transpose(const gmm_format *f, const float *x, int64_t n, float *xt) {
     int64_t r, c;
     for (c = 0; c < n; c++) {
         for (r = 0; r < GMM_TILE; r++) xt[c * GMM_TILE + r] = x[r * GMM_TILE + c];
@@ -6486,32 +6508,32 @@ static uint32_t gmm__quant_amax(const float *x, int64_t n, uint32_t amax) {
     return amax;
 }
 
-/* Amax of a strip, for both copies; and of its rows. */
+/* Amaxes of a strip for both copies, and of its rows. */
 static void gmm__quant_strip_amax(const void *arg, int64_t index, int32_t thread) {
     const gmm__quant_job *job = (const gmm__quant_job *)arg;
     const gmm__call *call = job->call;
     const gmm_format *f = &call->format;
     const gmm__strip s = gmm__strip_of(job, index);
     gmm__quant_scratch *w = &job->scratch[thread];
-    uint32_t line[GMM_TILE] = { 0 }, all = 0, turned = 0;
+    uint32_t row_amax[GMM_TILE] = { 0 }, all = 0, columnwise_amax = 0;
     int64_t r, c0;
     for (c0 = 0; c0 < call->in; c0 += GMM_TILE) {
         const int64_t n = gmm__min_i64(call->in - c0, GMM_TILE);
         gmm__quant_tile_load(job, &s, c0, n, w->x);
-        for (r = 0; r < s.m; r++) line[r] = gmm__quant_amax(w->x + r * GMM_TILE, n, line[r]);
+        for (r = 0; r < s.m; r++) row_amax[r] = gmm__quant_amax(w->x + r * GMM_TILE, n, row_amax[r]);
         if (f->hadamard && call->mat[GMM__DX].dtype != GMM_NONE) {
-            gmm__quant_tile_turn(f, w->x, n, w->xt);
-            turned = gmm__quant_amax(w->xt, n * GMM_TILE, turned);
+            gmm__quant_tile_transpose(f, w->x, n, w->xt);
+            columnwise_amax = gmm__quant_amax(w->xt, n * GMM_TILE, columnwise_amax);
         }
     }
     for (r = 0; r < s.m; r++) {
-        if (line[r] > all) all = line[r];
-        if (job->lines)
-            job->lines[(gmm__grouped(call) ? job->offsets[s.unit] : s.unit * s.rows) + s.row + r] =
-                gmm_f32_from_bits(line[r]);
+        if (row_amax[r] > all) all = row_amax[r];
+        if (job->row_amax)
+            job->row_amax[(gmm__grouped(call) ? job->offsets[s.unit] : s.unit * s.rows) + s.row + r] =
+                gmm_f32_from_bits(row_amax[r]);
     }
     job->strips[0][index] = gmm_f32_from_bits(all);
-    job->strips[1][index] = gmm_f32_from_bits(f->hadamard ? turned : all);
+    job->strips[1][index] = gmm_f32_from_bits(f->hadamard ? columnwise_amax : all);
 }
 
 /* Amax of up to 128 columns of one unit. */
@@ -6529,26 +6551,26 @@ static void gmm__quant_column_amax(const void *arg, int64_t index, int32_t threa
         gmm__quant_load(job, &s, r, c0, n, x);
         for (c = 0; c < n; c++) amax[c] = gmm_amax_bits(amax[c], x[c]);
     }
-    for (c = 0; c < n; c++) job->columns[u * job->call->in + c0 + c] = gmm_f32_from_bits(amax[c]);
+    for (c = 0; c < n; c++) job->col_amax[u * job->call->in + c0 + c] = gmm_f32_from_bits(amax[c]);
 }
 
-/* Stores codes of a tile, and the scales of its blocks with the padding behind them. Lines l0 on, elements a0 on. */
+/* Stores the codes of a tile at line l0 and element a0, and the scales of its blocks with their padding. */
 static void gmm__quant_store(const gmm__qview *v, int64_t l0, int64_t a0, int64_t lines, int64_t data_lines,
                              int64_t along, const gmm__quant_scratch *w) {
     const int width = gmm_block_along(v->scaling);
     int64_t l, a, j;
     for (l = 0; l < data_lines && !v->apart; l++) {
         const uint8_t *code = w->code + l * GMM_TILE;
-        uint8_t *to = v->data + (v->dtype == GMM_E2M1 ? ((l0 + l) * v->ld + a0) / 2 : (l0 + l) * v->ld + a0);
-        if (v->dtype != GMM_E2M1) memcpy(to, code, (size_t)along);
-        else for (a = 0; a < along; a += 2) to[a / 2] = (uint8_t)(code[a] | code[a + 1] << 4);
+        uint8_t *dst = v->data + (v->dtype == GMM_E2M1 ? ((l0 + l) * v->ld + a0) / 2 : (l0 + l) * v->ld + a0);
+        if (v->dtype != GMM_E2M1) memcpy(dst, code, (size_t)along);
+        else for (a = 0; a < along; a += 2) dst[a / 2] = (uint8_t)(code[a] | code[a + 1] << 4);
     }
     for (a = 0; a < along && v->apart; a++) {
-        uint8_t *to = v->data + (v->dtype == GMM_E2M1 ? ((a0 + a) * v->ld + l0) / 2 : (a0 + a) * v->ld + l0);
-        if (v->dtype != GMM_E2M1) for (l = 0; l < lines; l++) to[l] = w->code[l * GMM_TILE + a];
+        uint8_t *dst = v->data + (v->dtype == GMM_E2M1 ? ((a0 + a) * v->ld + l0) / 2 : (a0 + a) * v->ld + l0);
+        if (v->dtype != GMM_E2M1) for (l = 0; l < lines; l++) dst[l] = w->code[l * GMM_TILE + a];
         else
             for (l = 0; l < lines; l += 2)
-                to[l / 2] = (uint8_t)(w->code[l * GMM_TILE + a] | w->code[(l + 1) * GMM_TILE + a] << 4);
+                dst[l / 2] = (uint8_t)(w->code[l * GMM_TILE + a] | w->code[(l + 1) * GMM_TILE + a] << 4);
     }
     if (width == 128) {
         float *scale = (float *)(void *)v->scale;
@@ -6570,7 +6592,7 @@ static void gmm__quant_store(const gmm__qview *v, int64_t l0, int64_t a0, int64_
     }
 }
 
-/* One tile: loaded once, quantized along its rows, its columns or both. */
+/* Loads one tile and quantizes it along its rows, its columns or both. */
 static void gmm__quant_task(const void *arg, int64_t index, int32_t thread) {
     const gmm__quant_job *job = (const gmm__quant_job *)arg;
     const gmm__call *call = job->call;
@@ -6600,8 +6622,8 @@ static void gmm__quant_task(const void *arg, int64_t index, int32_t thread) {
         t.lines = (int)s.m;
         t.along = (int)n;
         t.x = w->x;
-        t.amax_per_line = job->lines != NULL;
-        t.amax = job->lines ? job->lines + (grouped ? job->offsets[s.unit] : s.unit * s.rows) + s.row
+        t.amax_per_line = job->row_amax != NULL;
+        t.amax = job->row_amax ? job->row_amax + (grouped ? job->offsets[s.unit] : s.unit * s.rows) + s.row
                             : job->amax[0] + s.unit;
         t.blocks_per_line = width ? gmm__ceil_div(call->in, width) : 1;
         t.first_block = s.row * t.blocks_per_line + (width ? c0 / width : 0);
@@ -6615,17 +6637,17 @@ static void gmm__quant_task(const void *arg, int64_t index, int32_t thread) {
     }
     if (columnwise->dtype != GMM_NONE) {
         const gmm__qview v = gmm__quant_view(job, columnwise, GMM_COLUMNWISE, s.unit);
-        /* a padded copy holds whole tiles: zeros, or what the transform makes of rows beside them */
+        /* a padded copy has whole tiles: rows past the group are zeros, or mixed with its last rows by the transform */
         const int64_t along = grouped ? (int64_t)GMM_TILE : s.m;
         memset(w->code, 0, sizeof w->code);
         memset(w->scale, 0, sizeof w->scale);
-        gmm__quant_tile_turn(f, w->x, n, w->xt);
+        gmm__quant_tile_transpose(f, w->x, n, w->xt);
         t.direction = GMM_COLUMNWISE;
         t.lines = (int)n;
         t.along = (int)along;
         t.x = w->xt;
-        t.amax_per_line = job->columns != NULL;
-        t.amax = job->columns ? job->columns + s.unit * call->in + c0 : job->amax[1] + s.unit;
+        t.amax_per_line = job->col_amax != NULL;
+        t.amax = job->col_amax ? job->col_amax + s.unit * call->in + c0 : job->amax[1] + s.unit;
         t.blocks_per_line = width ? gmm__ceil_div(s.rows, width) : 1;
         t.first_block = c0 * t.blocks_per_line + (width ? s.row / width : 0);
         gmm_quantize_tile(&t, w->code, w->scale);
@@ -6633,13 +6655,13 @@ static void gmm__quant_task(const void *arg, int64_t index, int32_t thread) {
     }
 }
 
-/* Work on `rows` rows that are `strips` strips: padded copies of columns hold whole ones. An element takes as long as a
-   few copies. */
+/* Work of a call over `rows` rows in `strips` strips, all of whose rows a padded columnwise copy has. Quantizing an
+   element takes about as long as four copies. */
 static double gmm__quant_work(const gmm__call *call, int64_t rows, int64_t strips) {
     const int padded = gmm__grouped(call) && call->mat[GMM__DX].dtype != GMM_NONE;
     return 4.0 * (double)call->in * (padded ? (double)strips * GMM_TILE : (double)rows);
 }
-/* Bytes for the tiles of all threads that a call takes. */
+/* Bytes of scratch for all threads of a call. */
 static size_t gmm__quant_scratch_bytes(const gmm__call *call) {
     const int64_t strips = gmm__strips(call), tiles = strips * gmm__ceil_div(call->in, GMM_TILE);
     const int64_t rows = gmm__grouped(call) ? call->rows : call->units * call->rows;
@@ -6661,7 +6683,7 @@ static int gmm__cpu_plan_quantize(const gmm__call *call, gmm__plan *plan) {
     return 1;
 }
 
-/* Offsets of the units: rows of the source, and padded rows. Returns the live rows of a split. */
+/* Computes the offsets of units in rows of the source and in padded rows. Returns the live rows of a split. */
 static int64_t gmm__quant_offsets(const gmm__call *call, int64_t *offsets, int64_t *starts) {
     const int64_t units = gmm__units(call);
     int64_t u, live = 0;
@@ -6712,14 +6734,14 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
         job.amax[k] = (float *)gmm__part(plan, GMM__QUANT_AMAX) + k * job.units;
         job.strips[k] = (float *)gmm__part(plan, GMM__QUANT_STRIPS) + k * gmm__strips(call);
     }
-    if (by_row || f->row_amax) job.lines = (float *)gmm__part(plan, GMM__QUANT_LINES);
-    if (by_row && copy[1]->dtype != GMM_NONE) job.columns = (float *)gmm__part(plan, GMM__QUANT_COLUMNS);
+    if (by_row || f->row_amax) job.row_amax = (float *)gmm__part(plan, GMM__QUANT_LINES);
+    if (by_row && copy[1]->dtype != GMM_NONE) job.col_amax = (float *)gmm__part(plan, GMM__QUANT_COLUMNS);
 
     if (d->phase == GMM_QUANT_CAST) {
         for (k = 0; k < 2; k++)
             if (copy[k]->dtype != GMM_NONE) memcpy(job.amax[k], copy[k]->amax, (size_t)job.units * sizeof(float));
         if (tensor && copy[0]->dtype != GMM_NONE) memcpy(job.amax[1], job.amax[0], (size_t)job.units * sizeof(float));
-    } else if ((global && !(f->delayed && !copy[0]->amax && !copy[1]->amax)) || job.lines) {
+    } else if ((global && !(f->delayed && !copy[0]->amax && !copy[1]->amax)) || job.row_amax) {
         gmm__cpu_for(call->ctx, job.strip_count, work, gmm__quant_strip_amax, &job);
         for (k = 0; k < 2; k++)
             for (u = 0; u < job.units; u++) {
@@ -6731,9 +6753,9 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
                 if (global && copy[k]->dtype != GMM_NONE && copy[k]->amax) copy[k]->amax[u] = job.amax[k][u];
             }
         if (f->row_amax && copy[0]->dtype != GMM_NONE)
-            memcpy(copy[0]->amax, job.lines, (size_t)(gmm__grouped(call) ? live : job.units * call->rows) *
+            memcpy(copy[0]->amax, job.row_amax, (size_t)(gmm__grouped(call) ? live : job.units * call->rows) *
                    sizeof(float));
-        if (job.columns) gmm__cpu_for(call->ctx, job.units * job.col_tiles, work, gmm__quant_column_amax, &job);
+        if (job.col_amax) gmm__cpu_for(call->ctx, job.units * job.col_tiles, work, gmm__quant_column_amax, &job);
         if (d->phase == GMM_QUANT_AMAX) return GMM_OK;
     }
     for (k = 0; k < 2 && tensor; k++)
@@ -6744,10 +6766,10 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
                                                                  gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
             *(float *)(void *)v.scale = gmm_scale_inverse(scale);
         }
-    for (i = 0; job.columns && i < job.units * call->in; i++) {
+    for (i = 0; job.col_amax && i < job.units * call->in; i++) {
         const gmm__qview v = gmm__quant_view(&job, copy[1], GMM_COLUMNWISE, i / call->in);
         ((float *)(void *)v.scale)[i % call->in] = gmm_scale_inverse(gmm_scale_from_amax(
-            job.columns[i], gmm_dtype_largest(f->dtype), gmm_dtype_largest(GMM_F32), f->eps, f->pow2));
+            job.col_amax[i], gmm_dtype_largest(f->dtype), gmm_dtype_largest(GMM_F32), f->eps, f->pow2));
     }
     gmm__cpu_for(call->ctx, job.strip_count * job.col_tiles, work, gmm__quant_task, &job);
     if (gmm__grouped(call) && call->groups.tail == GMM_TAIL_ZERO)
@@ -6758,7 +6780,7 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
     return GMM_OK;
 }
 
-/* A strip of a dequantized matrix. Lines of a columnwise copy are turned back through a tile. */
+/* Dequantizes one tile. A columnwise copy is transposed in the scratch. */
 static void gmm__dequant_task(const void *arg, int64_t index, int32_t thread) {
     const gmm__quant_job *job = (const gmm__quant_job *)arg;
     const gmm__call *call = job->call;
@@ -6810,14 +6832,14 @@ static gmm_status gmm__cpu_launch_dequantize(const gmm__plan *plan, gmm_stream s
     return GMM_OK;
 }
 
-/* A tile of 128 x 128, in squares that stay in the nearest cache. */
+/* Transposes a tile of 128 x 128 in squares that stay in the L1 cache. */
 static void gmm__transpose_task(const void *arg, int64_t index, int32_t thread) {
     enum { SIDE = 32 };
     const gmm__call *call = (const gmm__call *)arg;
-    const int64_t down = gmm__ceil_div(call->rows, GMM_TILE), across = gmm__ceil_div(call->in, GMM_TILE);
-    const int64_t u = index / (down * across), i = index / across % down, j = index % across;
-    const gmm__qview from = gmm__qview_of(&call->mat[GMM__DY], GMM_ROWWISE, 0, u, 0, 0, call->rows, call->in);
-    const gmm__qview to = gmm__qview_of(&call->mat[GMM__Y], GMM_COLUMNWISE, 0, u, 0, 0, call->rows, call->in);
+    const int64_t row_tiles = gmm__ceil_div(call->rows, GMM_TILE), col_tiles = gmm__ceil_div(call->in, GMM_TILE);
+    const int64_t u = index / (row_tiles * col_tiles), i = index / col_tiles % row_tiles, j = index % col_tiles;
+    const gmm__qview src = gmm__qview_of(&call->mat[GMM__DY], GMM_ROWWISE, 0, u, 0, 0, call->rows, call->in);
+    const gmm__qview dst = gmm__qview_of(&call->mat[GMM__Y], GMM_COLUMNWISE, 0, u, 0, 0, call->rows, call->in);
     const int64_t r1 = gmm__min_i64(call->rows, (i + 1) * GMM_TILE), c1 = gmm__min_i64(call->in, (j + 1) * GMM_TILE);
     int64_t r0, c0, r, c;
     (void)thread;
@@ -6825,8 +6847,8 @@ static void gmm__transpose_task(const void *arg, int64_t index, int32_t thread) 
         for (c0 = j * GMM_TILE; c0 < c1; c0 += SIDE)
             for (c = c0; c < gmm__min_i64(c1, c0 + SIDE); c++)
                 for (r = r0; r < gmm__min_i64(r1, r0 + SIDE); r++)
-                    to.data[c * to.ld + r] = from.data[r * from.ld + c];
-    gmm__qview_transpose_scales(&from, &to, i, j);
+                    dst.data[c * dst.ld + r] = src.data[r * src.ld + c];
+    gmm__qview_transpose_scales(&src, &dst, i, j);
 }
 static gmm_status gmm__cpu_launch_transpose(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
@@ -6858,9 +6880,9 @@ static gmm_status gmm__cpu_launch_shard_cast(const gmm__plan *plan, gmm_stream s
             const int64_t e = a.start + i, member = e / (a.rows * a.cols), row = e / a.cols % a.rows, col = e % a.cols;
             const float v = gmm__shard_value(&a, i);
             for (k = 0; k < 2 + nv; k++) {
-                float *to = &a.amax[k == 2 ? member : gmm__shard_amax_at(&a, k, member, row, col)];
+                float *dst = &a.amax[k == 2 ? member : gmm__shard_amax_at(&a, k, member, row, col)];
                 if (k == 2 || a.copy[k].dtype != GMM_NONE)
-                    *to = gmm_f32_from_bits(gmm_amax_bits(gmm_f32_bits(*to), v));
+                    *dst = gmm_f32_from_bits(gmm_amax_bits(gmm_f32_bits(*dst), v));
             }
         }
         return GMM_OK;
@@ -6891,7 +6913,7 @@ enum {
     GMM__MMA_BGRAD_PARTIALS,  /* [chunks, out] float: partial sums of the bias gradient */
     GMM__WGMMA_DEQUANTIZED_A, /* quantized operands as 16-bit elements */
     GMM__WGMMA_DEQUANTIZED_B,
-    GMM__WGMMA_ALPHA,         /* [2][G] float: two factors of each group's accumulators, applied in this order */
+    GMM__WGMMA_ALPHA,         /* [2][G] float: two scales of each group's accumulators, applied in this order */
     GMM__WGMMA_TILES16,       /* [G + 1] int32: prefix sums of the groups' blocks of 16 rows, for transposed tokens */
     GMM__WGMMA_OFFSETS16,     /* [G + 1] int64: row offsets of groups padded to multiples of 16 rows */
     GMM__WGMMA_GROUP_TABLES = GMM__MMA_BGRAD_PARTIALS /* group tables of each CTA; no operation needs both regions */
@@ -6916,7 +6938,7 @@ static void gmm__mma_reserve_table(const gmm__call *call, gmm__plan *plan, int r
 
 /* Whether a call's kernels use programmatic dependent launch. Under an SM limit they do not: CTAs of the dependent
    kernel would wait on multiprocessors that the caller reserves. */
-static int gmm__mma_pdl(const gmm__call *call) { return call->ctx->device.early && call->options.sm_limit == 0; }
+static int gmm__mma_pdl(const gmm__call *call) { return call->ctx->device.pdl && call->options.sm_limit == 0; }
 
 /* Enqueues the kernel that writes the row offsets and the prefix sums of tiles of a call. Host sizes are copied. */
 static gmm_status gmm__mma_enqueue_offsets(const gmm__call *call, int64_t *offsets, int32_t *tiles, int32_t tile_rows,
@@ -8225,13 +8247,13 @@ static const double gmm__wgmma_smem_b = 256.0;            /* clocks per step and
 static const double gmm__wgmma_smem_a = 16.0;             /* clocks per step and m16, cooperative: traffic of A */
 static const double gmm__wgmma_smem_a_n128 = 32.0;        /* clocks per step, m16 and n128, cooperative */
 static const double gmm__wgmma_smem_a_pingpong = 43.4;    /* clocks per step and m16, ping-pong: traffic of A */
-/* Factors of the mainloop. Few columns share a row of A: the traffic shows in tall tiles and in long contractions.
-   Groups are seldom equal; the last tile of a group is lower. */
-static const double gmm__wgmma_deferred_factor = 1.04;    /* tiles with a deferred store */
-static const double gmm__wgmma_narrow_factor = 1.05;      /* cooperative tiles of 128 columns, few rows per group */
-static const double gmm__wgmma_low_factor = 0.95;         /* ping-pong tiles below gmm__wgmma_low_m16 */
+/* Slowdowns multiply the clocks of the mainloop. In ping-pong tiles few columns share a row of A, so that its traffic
+   slows down tall tiles and long contractions. Groups are seldom equal, and the last tile of a group is lower. */
+static const double gmm__wgmma_deferred_slowdown = 1.04;    /* tiles with a deferred store */
+static const double gmm__wgmma_narrow_slowdown = 1.05;      /* cooperative tiles of 128 columns, few rows per group */
+static const double gmm__wgmma_low_slowdown = 0.95;         /* ping-pong tiles below gmm__wgmma_low_m16 */
 static const double gmm__wgmma_low_m16 = 10.5;            /* m16 */
-static const double gmm__wgmma_k_tiles_scale = 2500.0;    /* k_tiles that raise the ping-pong factor by 1 */
+static const double gmm__wgmma_k_tiles_scale = 2500.0;    /* k_tiles that raise the ping-pong slowdown by 1 */
 /* Store of a tile: hidden behind the mainloop of the next tile, or exposed. */
 static const double gmm__wgmma_store_deferred = 20.0;     /* clocks per m16 and n128, 16 bits: deferred store */
 static const double gmm__wgmma_store_cooperative = 195.0; /* clocks per m16 and n128, 16 bits */
@@ -8241,38 +8263,38 @@ static const double gmm__wgmma_store_f32_block = 3200.0;  /* the same, divided b
 static const double gmm__wgmma_store_exposed = 0.5;       /* ping-pong: share of the store that bounds a tile */
 static const double gmm__wgmma_fixed_cooperative = 400.0; /* clocks per tile */
 static const double gmm__wgmma_fixed_pingpong = 200.0;    /* clocks per tile */
-static const double gmm__wgmma_shared_sm_factor = 1.2;    /* factor of tiles where two CTAs share a multiprocessor */
+static const double gmm__wgmma_shared_sm_slowdown = 1.2;    /* of tiles where two CTAs share a multiprocessor */
 /* Memory traffic of the whole product. */
 static const double gmm__wgmma_dequantize_rate = 400.0;   /* elements per clock: weights to 16 bits in the workspace */
 static const double gmm__wgmma_weight_rate = 26.0;        /* bytes per clock and multiprocessor: weights from memory */
 static const double gmm__wgmma_column_bytes = 128.0;      /* bytes of one column of a stage */
 static const double gmm__wgmma_latency_bytes = 11000.0;   /* bytes in flight at which the weight rate is halved */
-/* wgrad: TMA moves D beside the products, through the same memory system; the shorter of the two is hidden in part.
+/* wgrad: TMA transfers D while wgmma runs, through the same memory system; the shorter of the two is partly hidden.
    Fitted to 56 measurements each of accumulation into fp32 and of 16-bit results. */
 static const double gmm__wgmma_wgrad_store_f32 = 880.0;   /* clocks per m16: D is read, added to and written */
 static const double gmm__wgmma_wgrad_store_half = 208.0;  /* clocks per m16, 16 bits */
-static const double gmm__wgmma_wgrad_tall_factor = 1.05;  /* factor of the store of tiles above 8 m16 */
-static const double gmm__wgmma_wgrad_mainloop = 1.14;     /* factor of the mainloop */
+static const double gmm__wgmma_wgrad_tall_slowdown = 1.05;  /* of the store of tiles above 8 m16 */
+static const double gmm__wgmma_wgrad_mainloop = 1.14;     /* slowdown of the mainloop */
 static const double gmm__wgmma_wgrad_pack = 80.0;         /* clocks per m16: accumulators to 16 bits */
 static const double gmm__wgmma_wgrad_exposed = 0.4;       /* share of the shorter of the two that is not hidden */
 /* FP8 */
 static const double gmm__wgmma_fp8_mma_column = 2.0;      /* clocks per step, column and m64: wgmma */
-static const double gmm__wgmma_fp8_one_factor = 1.5;      /* one consumer alone: nothing overlaps its waits */
+static const double gmm__wgmma_fp8_one_slowdown = 1.5;      /* one consumer alone: nothing overlaps its waits */
 static const double gmm__wgmma_fp8_one_m64 = 1.5;         /* m64 below which a tile has one consumer */
-static const double gmm__wgmma_fp8_three_factor = 1.2;    /* tiles of three consumers */
-static const double gmm__wgmma_fp8_two_factor = 1.3;      /* other tiles */
+static const double gmm__wgmma_fp8_three_slowdown = 1.2;    /* tiles of three consumers */
+static const double gmm__wgmma_fp8_two_slowdown = 1.3;      /* other tiles */
 static const double gmm__wgmma_fp8_load_column = 7.0;     /* clocks per step and column: weights from device memory */
 static const double gmm__wgmma_fp8_fixed = 2000.0;        /* clocks per tile */
 static const double gmm__wgmma_fp8_prefetch_limit = 230e3; /* clocks of a product below which prefetch pays */
 enum {
     GMM__WGMMA_CHOICE_ROWS = 256,  /* rows per group from which the device chooses between the tiles of a kernel */
-    GMM__WGMMA_NARROW_ROWS = 2048  /* rows per group below which gmm__wgmma_narrow_factor applies */
+    GMM__WGMMA_NARROW_ROWS = 2048  /* rows per group below which gmm__wgmma_narrow_slowdown applies */
 };
 
 /* Clocks of a tile of wgrad: k_tiles steps of `step` clocks, and the store. */
 static double gmm__wgmma_wgrad_tile_clocks(const gmm_sm90_kernel *k, double k_tiles, double step, double m16, int f32) {
     const double store = m16 * (f32 ? gmm__wgmma_wgrad_store_f32 : gmm__wgmma_wgrad_store_half) *
-                         (k->m16 > 8 ? gmm__wgmma_wgrad_tall_factor : 1.0);
+                         (k->m16 > 8 ? gmm__wgmma_wgrad_tall_slowdown : 1.0);
     const double mainloop = gmm__wgmma_wgrad_mainloop * k_tiles * step + (f32 ? 0.0 : gmm__wgmma_wgrad_pack * m16);
     return mainloop > store ? mainloop + gmm__wgmma_wgrad_exposed * store : store + gmm__wgmma_wgrad_exposed * mainloop;
 }
@@ -8328,10 +8350,10 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
             const double smem = gmm__wgmma_smem_b * n128 +
                                 (cooperative ? gmm__wgmma_smem_a + gmm__wgmma_smem_a_n128 * n128
                                              : gmm__wgmma_smem_a_pingpong) * m16;
-            const double factor = cooperative ? (k->deferred ? gmm__wgmma_deferred_factor
+            const double slowdown = cooperative ? (k->deferred ? gmm__wgmma_deferred_slowdown
                                                  : k->tile_n == 128 && rows < GMM__WGMMA_NARROW_ROWS
-                                                     ? gmm__wgmma_narrow_factor : 1.0)
-                                              : (m16 < gmm__wgmma_low_m16 ? gmm__wgmma_low_factor : 1.0) +
+                                                     ? gmm__wgmma_narrow_slowdown : 1.0)
+                                              : (m16 < gmm__wgmma_low_m16 ? gmm__wgmma_low_slowdown : 1.0) +
                                                     k_tiles / gmm__wgmma_k_tiles_scale;
             const double step = mma > smem ? mma : smem, mainloop = k_tiles * step;
             const double store_half = k->deferred ? gmm__wgmma_store_deferred
@@ -8340,15 +8362,15 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
                                                    : store_half);
             const double exposed = gmm__wgmma_store_exposed * store;
             const double tile = op == gmm_gemm_wgrad ? gmm__wgmma_wgrad_tile_clocks(k, k_tiles, step, m16, f32)
-                              : cooperative ? mainloop * factor + store + gmm__wgmma_fixed_cooperative
-                                            : (mainloop * factor > exposed ? mainloop * factor : exposed) +
+                              : cooperative ? mainloop * slowdown + store + gmm__wgmma_fixed_cooperative
+                                            : (mainloop * slowdown > exposed ? mainloop * slowdown : exposed) +
                                                   gmm__wgmma_fixed_pingpong;
             const double dequantize = b_format && !k->b_format
                                           ? (double)(G * call->in) * (double)call->out / gmm__wgmma_dequantize_rate
                                               : 0.0;
             const int64_t min_tiles_n = gmm__ceil_div(n, k->tile_n);
             const int64_t waves = gmm__ceil_div(G * tiles_m * min_tiles_n, processors * k->ctas_per_sm);
-            const double compute = (double)waves * tile * (k->ctas_per_sm > 1 ? gmm__wgmma_shared_sm_factor : 1.0) +
+            const double compute = (double)waves * tile * (k->ctas_per_sm > 1 ? gmm__wgmma_shared_sm_slowdown : 1.0) +
                                    dequantize;
             /* where a group fits one tile, tiles are narrowed until the last wave is full (gmm_sm90_tiles_n); the rate
                of weights grows with the bytes in flight */
@@ -8394,8 +8416,8 @@ static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_
         const int64_t tiles_n = filling > min_tiles_n ? filling : min_tiles_n;
         const double cols = (double)n / (double)tiles_n;
         const double mma = gmm__wgmma_fp8_mma_column * k->tile_n * m64 *
-                           (m64 < gmm__wgmma_fp8_one_m64 ? gmm__wgmma_fp8_one_factor
-                            : k->consumers == 3 ? gmm__wgmma_fp8_three_factor : gmm__wgmma_fp8_two_factor);
+                           (m64 < gmm__wgmma_fp8_one_m64 ? gmm__wgmma_fp8_one_slowdown
+                            : k->consumers == 3 ? gmm__wgmma_fp8_three_slowdown : gmm__wgmma_fp8_two_slowdown);
         const double load = gmm__wgmma_fp8_load_column * cols / (double)tiles_m; /* other row tiles hit L2 */
         const double mainloop = (double)k_tiles * (mma > load ? mma : load);
         const double cost = (double)waves * (mainloop + gmm__wgmma_fp8_fixed);
@@ -8728,7 +8750,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
 
 /* ................................................................................................ 14.15 Runtime ... */
 
-/* What a function of the table starts with: its context, and the checks that both rows share. */
+/* Begins a function of the runtime table: the checks that the CPU and the CUDA runtime have in common. */
 static gmm_status gmm__rt_open(void *self, const char *function, gmm_stream stream, const void *needed,
                                const char *argument) {
     gmm_context *ctx = (gmm_context *)self;
@@ -8748,7 +8770,7 @@ static gmm_status gmm__rt_open_flags(void *self, const char *function, gmm_strea
                      flags);
 }
 
-/* One side of a copy or fill of `height` rows; nothing of it is looked at where no byte is touched. */
+/* Checks the source or destination of a copy or fill of `height` rows. An empty copy may have any address and pitch. */
 static gmm_status gmm__rt_open_rows(void *self, const char *function, gmm_stream stream, const char *argument,
                                     const void *memory, size_t pitch, size_t width, size_t height) {
     gmm_context *ctx = (gmm_context *)self;
@@ -8793,8 +8815,8 @@ static gmm_status gmm__rt_run(void *self, const gmm_work *work, gmm_stream strea
     return work->function(work->argument, stream);
 }
 
-/* --- CPU: one stream, whose work is done when it is given. What an event records is reached at once, so all that it
-   holds is whose it is. --- */
+/* --- CPU: the only stream runs work when it is enqueued. Recorded work is always complete, so that an event only holds
+   its context --- */
 
 typedef struct gmm__cpu_event {
     gmm_context *ctx;
@@ -9079,12 +9101,17 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
 
 /* .............................................................................. 14.16 Optional fields of calls ... */
 
-/* One row per optional field, option or flag of a call: the operations whose descriptors have it, when a call asks for
-   it, and which engines honour it. gmm__select_from declines an engine that does not honour a field which the call asks
-   for, so that no engine ignores a field in silence: a field that is added to a descriptor gets a row here. Permissions
-   (allow_*, fp8_fast_accum) and settings of one engine (tile, workspace_limit) are honoured by engines that make no use
-   of them. On the CPU engine sm_limit and groups.rows_hint concern nothing. cuBLASLt chooses among algorithms with
-   different results when multiprocessors are reserved, so that it does not honour sm_limit.
+/* The optional fields, options and flags of calls, one per row. A row gives the operations whose descriptors have the
+   field (a range of GMM_OP_LIST), the condition under which a call uses it, and for each engine 1 if it honours the
+   field. gmm__select_from declines an engine that does not honour a field which the call uses, so that no engine
+   silently ignores one. Whoever adds a field to a descriptor adds a row here, with 1 for the engines that implement it.
+   Also 1     permissions (allow_*, fp8_fast_accum) and settings of one engine (tile, workspace_limit), which other
+              engines may ignore; on the CPU engine sm_limit and groups.rows_hint, which never change results. CUBLASLT
+              has 0 for sm_limit: with fewer multiprocessors cuBLASLt may choose algorithms with other bits.
+   No row     required operands, and the results that an operation exists for, of which a call may want only some
+              (linear.db, activation.dx, gradients of an MLP, route.counts, row_of, slot_of, sizes, dx and drows of
+              permute, rowwise and columnwise of quantization). An engine is in the engine table for an operation only
+              if it computes all of these.
    X(field, first operation, last operation, condition, CPU, WGMMA, MMA, CUBLASLT, name in messages) */
 #define GMM__FIELD_LIST(X) \
     X(QUANTIZED, LINEAR_FWD, LINEAR_WGRAD, gmm__quantized(call), 1, 1, 1, 0, "quantized operands") \
@@ -9123,6 +9150,7 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
     X(ACT_BETAS, ACT_FWD, MLP_WGRAD, call->act.beta1 != 0.0f || call->act.beta2 != 0.0f, 1, 0, 1, 0, "act.beta1") \
     X(MLP_PROB, MLP_FWD, MLP_BWD, call->d.mlp.prob, 1, 0, 1, 0, "mlp.prob") \
     X(MLP_DPROB, MLP_BWD, MLP_BWD, call->d.mlp.dprob, 1, 0, 1, 0, "mlp.dprob") \
+    X(MLP_SAVED, MLP_FWD, MLP_FWD, call->d.mlp.saved, 1, 0, 1, 0, "mlp.saved") \
     X(MLP_HOOKS, MLP_FWD, MLP_WGRAD, call->d.mlp.hooks, 1, 0, 1, 0, "mlp.hooks") \
     X(MLP_QUANT, MLP_FWD, MLP_WGRAD, call->d.mlp.quant, 1, 0, 1, 0, "mlp.quant") \
     X(EXPERT_BIAS, TOPK_FWD, TOPK_BWD, call->d.route.expert_bias, 1, 0, 1, 0, "route.expert_bias") \
@@ -9136,6 +9164,7 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
     X(PERMUTE_TAIL, PERMUTE_MAP, UNPERMUTE_BWD, call->d.permute.tail != GMM_TAIL_KEEP, 1, 0, 1, 0, "permute.tail") \
     X(PERMUTE_FAULT, PERMUTE_MAP, UNPERMUTE_BWD, call->d.permute.fault, 1, 0, 1, 0, "permute.fault") \
     X(PERMUTE_PROBS, PERMUTE_FWD, UNPERMUTE_BWD, call->d.permute.probs, 1, 0, 1, 0, "permute.probs") \
+    X(PERMUTE_ROW_PROBS, PERMUTE_FWD, PERMUTE_FWD, call->d.permute.row_probs, 1, 0, 1, 0, "permute.row_probs") \
     X(PERMUTE_DPROBS, PERMUTE_BWD, UNPERMUTE_BWD, call->d.permute.dprobs, 1, 0, 1, 0, "permute.dprobs") \
     X(PAD_PROB, PAD, UNPAD, call->d.pad.src_prob, 1, 0, 1, 0, "padding.src_prob") \
     X(PAD_SIZES, PAD, PAD, call->d.pad.sizes, 1, 0, 1, 0, "padding.sizes") \
@@ -9161,9 +9190,9 @@ enum gmm__field {
 #undef GMM__X
     GMM__FIELDS
 };
-typedef char gmm__fields_fit[GMM__FIELDS <= 64 ? 1 : -1];
+typedef char gmm__fields_fit[GMM__FIELDS <= 64 ? 1 : -1]; /* gmm__call.fields and gmm__engine_row.honours are 64 bits */
 
-/* The columns of the list as sets of bits, for the engine table. */
+/* The engines' columns of the list as sets of bits, for the engine table. */
 #define GMM__HONOURS_CPU(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) \
     | ((uint64_t)(cpu) << GMM__FIELD_##field)
 #define GMM__HONOURS_WGMMA(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) \
@@ -9193,7 +9222,7 @@ static int gmm__any_grad(const gmm__call *call, enum gmm__grad_property property
     return 0;
 }
 
-/* Whether an operand of the call has a global amax per row. */
+/* Whether an operand of the call has a global amax per row (GMM_MAT_ROW_AMAX). */
 static int gmm__any_row_amax(const gmm__call *call) {
     uint32_t flags = 0;
     int role;
@@ -9204,7 +9233,7 @@ static int gmm__any_row_amax(const gmm__call *call) {
 /* Whether gmm__call.d is a gmm_quantization. */
 static int gmm__casts(gmm_op op) { return op == GMM_OP_QUANTIZE || op == GMM_OP_REQUANTIZE; }
 
-/* The set of fields that a checked call asks for. */
+/* The set of fields that a checked call uses. */
 static uint64_t gmm__requested_fields(const gmm__call *call) {
     const gmm_linear *linear = &call->d.linear;
     const gmm_op op = call->op;
@@ -9218,7 +9247,7 @@ static uint64_t gmm__requested_fields(const gmm__call *call) {
 
 /* ......................................................................... 14.17 Engine table, public functions ... */
 
-/* One row per engine, in the order in which AUTO asks; the columns follow GMM_OP_LIST. */
+/* One row per engine, in the order in which AUTO tries them; the columns follow GMM_OP_LIST. */
 #define GMM__OP(engine, op) GMM__OP_BY(engine, op, op)
 #define GMM__OP_BY(engine, plan, op) { gmm__##engine##_plan_##plan, gmm__##engine##_launch_##op }
 #define GMM__OP_ANY(engine, op) { gmm__plan_any, gmm__##engine##_launch_##op }
@@ -9295,24 +9324,25 @@ static const gmm__engine_row gmm__engines[] = {
 #undef GMM__OP_ANY
 #undef GMM__NO_OP
 
-/* --- overlap: what a call writes shares no byte with the rest of its memory --- */
+/* --- overlap: memory that a call writes shares no byte with its other memory --- */
 
-/* Whether rows i of a and j of b, which stand at the same pitch, have a byte in common for any i and j. */
+/* Whether any row i of a and any row j of b, which have the same pitch, have a byte in common. */
 static int gmm__rows_overlap(const gmm__box *a, const gmm__box *b) {
-    const int64_t pitch = a->step[0], apart = (int64_t)(b->at - a->at);
-    const int64_t above = apart - a->width, most = apart + b->width - 1; /* above < (i - j) pitch <= most */
-    int64_t low = above / pitch - (above % pitch < 0) + 1, high = most / pitch - (most % pitch < 0);
+    const int64_t pitch = a->step[0], distance = (int64_t)(b->address - a->address);
+    const int64_t lower = distance - a->width, upper = distance + b->width - 1; /* lower < (i - j) pitch <= upper */
+    int64_t low = lower / pitch - (lower % pitch < 0) + 1, high = upper / pitch - (upper % pitch < 0);
     if (low < 1 - b->count[0]) low = 1 - b->count[0];
     if (high > a->count[0] - 1) high = a->count[0] - 1;
     return low <= high;
 }
 
-/* Whether two boxes have a byte in common. Exact; walks only those steps of a loop that reach into the other box. */
+/* Whether two boxes have a byte in common. Exact; visits only those iterations of a loop whose span overlaps the other
+   box. */
 static int gmm__boxes_overlap(gmm__box a, gmm__box b) {
     const uint64_t end = gmm__box_end(&b);
-    uint64_t size, step, start = a.at;
+    uint64_t size, step, start = a.address;
     int64_t i, count;
-    if (gmm__box_end(&a) <= b.at || end <= a.at) return 0;
+    if (gmm__box_end(&a) <= b.address || end <= a.address) return 0;
     if (a.loops + b.loops == 0) return 1;
     if (a.loops == 1 && b.loops == 1 && a.step[0] == b.step[0]) return gmm__rows_overlap(&a, &b);
     if (a.loops == 0 || (b.loops > 0 && b.step[b.loops - 1] > a.step[a.loops - 1])) return gmm__boxes_overlap(b, a);
@@ -9320,43 +9350,44 @@ static int gmm__boxes_overlap(gmm__box a, gmm__box b) {
     count = a.count[a.loops];
     step = (uint64_t)a.step[a.loops];
     size = gmm__box_end(&a) - start;
-    i = start + size <= b.at ? (int64_t)((b.at - start - size) / step) + 1 : 0;
+    i = start + size <= b.address ? (int64_t)((b.address - start - size) / step) + 1 : 0;
     for (; i < count && start + (uint64_t)i * step < end; i++) {
-        a.at = start + (uint64_t)i * step;
+        a.address = start + (uint64_t)i * step;
         if (gmm__boxes_overlap(a, b)) return 1;
     }
     return 0;
 }
 
-/* The addresses of a span from `first` on, at most GMM__SORTED of them, in rising order. Tables mostly are in it. */
+/* The addresses of a span from index `first` on, at most GMM__SORTED of them, in ascending order, which most tables
+   already have. */
 enum { GMM__SORTED = 1024 };
-static int64_t gmm__span_sorted(const gmm__span *s, int64_t first, uint64_t *to) {
+static int64_t gmm__span_sorted(const gmm__span *s, int64_t first, uint64_t *addresses) {
     const int64_t n = s->count - first < GMM__SORTED ? s->count - first : (int64_t)GMM__SORTED;
     int64_t i;
-    int rises = 1;
+    int sorted = 1;
     for (i = 0; i < n; i++) {
-        to[i] = gmm__span_at(s, first + i);
-        rises &= i == 0 || to[i - 1] <= to[i];
+        addresses[i] = gmm__span_at(s, first + i);
+        sorted &= i == 0 || addresses[i - 1] <= addresses[i];
     }
-    if (rises) return n;
-    for (i = 0; i < n; i++) to[i] = ~to[i];
-    for (i = n / 2; i-- > 0;) gmm__heap_down(to, n, i);
-    gmm__heap_sort(to, n);
-    for (i = 0; i < n; i++) to[i] = ~to[i];
+    if (sorted) return n;
+    for (i = 0; i < n; i++) addresses[i] = ~addresses[i];
+    for (i = n / 2; i-- > 0;) gmm__heap_sift_down(addresses, n, i);
+    gmm__heap_sort(addresses, n);
+    for (i = 0; i < n; i++) addresses[i] = ~addresses[i];
     return n;
 }
 
-/* Two boxes that overlap, one of each list of addresses in rising order; the lists may be one. Within a list the boxes
-   have one size, so that their ends rise too. */
+/* Finds two boxes that overlap, one from each ascending list of addresses; both may be the same list. The boxes of a
+   list have one size, so that their ends ascend too. */
 static int gmm__sorted_overlap(const gmm__span *a, const uint64_t *x, int64_t n, const gmm__span *b, const uint64_t *y,
-                            int64_t m, uint64_t found[2]) {
+                            int64_t m, uint64_t overlap[2]) {
     int64_t i, j, first = 0;
     if (x[n - 1] + a->size <= y[0] || y[m - 1] + b->size <= x[0]) return 0;
     for (i = 0; i < n; i++) {
         while (first < m && y[first] + b->size <= x[i]) first++;
         for (j = x == y ? i + 1 : first; j < m && y[j] < x[i] + a->size; j++) {
-            found[0] = x[i];
-            found[1] = y[j];
+            overlap[0] = x[i];
+            overlap[1] = y[j];
             if (gmm__boxes_overlap(gmm__span_box(a, x[i]), gmm__span_box(b, y[j]))) return 1;
         }
     }
@@ -9371,47 +9402,47 @@ static int gmm__same_form(const gmm__box *a, const gmm__box *b) {
     return 1;
 }
 
-/* Two boxes that overlap, one of each span, or two of one span. Nothing is allocated: two tables of n addresses
-   in rising order take some n steps, in any order n log n, and above GMM__SORTED addresses n / GMM__SORTED times as
+/* Finds two boxes that overlap, one from each span, or two of one span. Without allocations: two tables of n ascending
+   addresses take O(n) steps, unsorted ones O(n log n), and above GMM__SORTED addresses n / GMM__SORTED times as
    many. */
-static int gmm__tables_overlap(const gmm__span *a, const gmm__span *b, uint64_t found[2]) {
+static int gmm__tables_overlap(const gmm__span *a, const gmm__span *b, uint64_t overlap[2]) {
     uint64_t x[GMM__SORTED], y[GMM__SORTED];
     int64_t i, j, n, m;
     for (i = 0; i < a->count; i += GMM__SORTED) {
         n = gmm__span_sorted(a, i, x);
-        if (a == b && gmm__sorted_overlap(a, x, n, a, x, n, found)) return 1;
+        if (a == b && gmm__sorted_overlap(a, x, n, a, x, n, overlap)) return 1;
         for (j = a == b ? i + GMM__SORTED : 0; j < b->count; j += GMM__SORTED) {
             m = gmm__span_sorted(b, j, y);
-            if (gmm__sorted_overlap(a, x, n, b, y, m, found)) return 1;
+            if (gmm__sorted_overlap(a, x, n, b, y, m, overlap)) return 1;
         }
     }
     return 0;
 }
-static int gmm__spans_overlap(const gmm__span *a, const gmm__span *b, int in_place, uint64_t found[2]) {
+static int gmm__spans_overlap(const gmm__span *a, const gmm__span *b, int in_place, uint64_t overlap[2]) {
     int64_t i, j;
     if (a->high <= b->low || b->high <= a->low) return 0;
-    if (a->count > 1 && b->count > 1) return gmm__tables_overlap(a, b, found);
+    if (a->count > 1 && b->count > 1) return gmm__tables_overlap(a, b, overlap);
     for (i = 0; i < a->count; i++)
         for (j = 0; j < b->count; j++) {
-            found[0] = gmm__span_at(a, i);
-            found[1] = gmm__span_at(b, j);
-            if (found[0] + a->size <= found[1] || found[1] + b->size <= found[0] ||
-                (in_place && found[0] == found[1] && gmm__same_form(&a->box, &b->box)))
+            overlap[0] = gmm__span_at(a, i);
+            overlap[1] = gmm__span_at(b, j);
+            if (overlap[0] + a->size <= overlap[1] || overlap[1] + b->size <= overlap[0] ||
+                (in_place && overlap[0] == overlap[1] && gmm__same_form(&a->box, &b->box)))
                 continue;
-            if (gmm__boxes_overlap(gmm__span_box(a, found[0]), gmm__span_box(b, found[1]))) return 1;
+            if (gmm__boxes_overlap(gmm__span_box(a, overlap[0]), gmm__span_box(b, overlap[1]))) return 1;
         }
     return 0;
 }
 
-/* "dw.table[3]": what stands at this address; `again`: at its second place in the table. */
-static void gmm__span_name(const gmm__span *s, uint64_t at, int again, char *text, size_t size) {
+/* Writes the name of the memory at an address: "dw.table[3]". `repeated`: its second entry in the table. */
+static void gmm__span_name(const gmm__span *s, uint64_t address, int repeated, char *text, size_t size) {
     int64_t i = 0;
     if (!s->table) {
         (void)snprintf(text, size, "%s%s", s->name, s->part);
         return;
     }
-    for (; i < s->count && (gmm__span_at(s, i) != at || again); i++)
-        if (gmm__span_at(s, i) == at) again = 0;
+    for (; i < s->count && (gmm__span_at(s, i) != address || repeated); i++)
+        if (gmm__span_at(s, i) == address) repeated = 0;
     (void)snprintf(text, size, "%s%s[%lld]", s->name, s->part[0] ? ".scale_table" : ".table", (long long)i);
 }
 
@@ -9420,38 +9451,38 @@ static gmm_status gmm__check_overlap(gmm__call *call) {
     for (i = 0; i < call->spans; i++)
         for (j = 0; j < call->spans; j++) {
             const gmm__span *a = &call->span[i], *b = &call->span[j];
-            uint64_t found[2];
+            uint64_t overlap[2];
             char first[64], second[64];
             if (!a->writes || (b->writes && j < i) || (i == j && a->count == 1) ||
-                !gmm__spans_overlap(a, b, call->in_place, found))
+                !gmm__spans_overlap(a, b, call->in_place, overlap))
                 continue;
-            gmm__span_name(a, found[0], 0, first, sizeof first);
-            gmm__span_name(b, found[1], i == j && found[0] == found[1], second, sizeof second);
+            gmm__span_name(a, overlap[0], 0, first, sizeof first);
+            gmm__span_name(b, overlap[1], i == j && overlap[0] == overlap[1], second, sizeof second);
             return gmm__refuse(call, GMM_E_ARG, first,
                                "%p overlaps %s%s%s, %p: what is written must share no byte with "
-                               "other memory of the call", (void *)found[0],
+                               "other memory of the call", (void *)overlap[0],
                                gmm__is_field(call, second) ? call->path : "",
-                               gmm__is_field(call, second) ? "." : "", second, (void *)found[1]);
+                               gmm__is_field(call, second) ? "." : "", second, (void *)overlap[1]);
         }
     return GMM_OK;
 }
 
-/* Appends to a note, as far as it fits. */
+/* Appends to a plan's note, truncated to fit. */
 static void gmm__note(gmm__plan *plan, const char *format, ...) {
-    const size_t used = strlen(plan->note);
+    const size_t length = strlen(plan->note);
     va_list list;
     va_start(list, format);
-    (void)vsnprintf(plan->note + used, sizeof plan->note - used, format, list);
+    (void)vsnprintf(plan->note + length, sizeof plan->note - length, format, list);
     va_end(list);
 }
 
-/* Whether AUTO may ask a row for a call. */
+/* Whether AUTO tries an engine for a call. */
 static int gmm__automatic(const gmm__engine_row *row, const gmm__call *call) {
     return row->automatic && row->space == call->ctx->config.space && row->ops[call->op].plan;
 }
 
-/* Makes the plan of an engine for a call; the note says why it has none. Of several fields that the
-   engine does not honour, the note names the first one of GMM__FIELD_LIST. */
+/* Makes the plan of an engine for a call. Returns 0 if the engine declines it, for the reason in the note: of several
+   fields that the engine does not honour, the note names the first one of GMM__FIELD_LIST. */
 static int gmm__plan_row(const gmm__engine_row *row, const gmm__call *call, gmm__plan *plan) {
     const uint64_t missing = call->fields & ~row->honours;
     int field = 0;
@@ -9465,8 +9496,8 @@ static int gmm__plan_row(const gmm__engine_row *row, const gmm__call *call, gmm_
     return gmm__decline(plan, "does not honour %s", gmm__field_name(field));
 }
 
-/* Completes the plan of a query that left addresses open, made by rows[i]: the note says what it assumes of them, and
-   the workspace is enough for the engine that AUTO asks next, which serves a call where that does not hold. */
+/* Completes the plan by rows[i] of a query without addresses. The note states the alignment that the plan assumes, and
+   the workspace is enlarged for the engine that AUTO tries next, which serves calls with other addresses. */
 static void gmm__cover_unaligned(const gmm__engine_row *rows, size_t count, size_t i, const gmm__call *call,
                                  gmm__plan *plan) {
     gmm__plan other;
@@ -9483,24 +9514,24 @@ static void gmm__cover_unaligned(const gmm__engine_row *rows, size_t count, size
 
 /* gmm__select over the given engine table. */
 static gmm_status gmm__select_from(const gmm__engine_row *rows, size_t count, gmm__call *call, gmm__plan *plan) {
-    const gmm_engine wanted = call->options.engine;
-    char declined[160] = "";
-    size_t i, used = 0;
+    const gmm_engine demanded = call->options.engine;
+    char reasons[160] = "";
+    size_t i, length = 0;
     call->fields = gmm__requested_fields(call);
     for (i = 0; i < count; i++) {
         const gmm__engine_row *row = &rows[i];
-        if (wanted != GMM_ENGINE_AUTO ? row->engine != wanted : !gmm__automatic(row, call)) continue;
+        if (demanded != GMM_ENGINE_AUTO ? row->engine != demanded : !gmm__automatic(row, call)) continue;
         if (gmm__plan_row(row, call, plan)) {
             if (plan->assumes_aligned) gmm__cover_unaligned(rows, count, i, call, plan);
-            if (declined[0]) gmm__note(plan, "%s%s", plan->note[0] ? "; " : "", declined);
+            if (reasons[0]) gmm__note(plan, "%s%s", plan->note[0] ? "; " : "", reasons);
             return GMM_OK;
         }
-        used += (size_t)snprintf(declined + used, sizeof declined - used, "%s%s %.120s", used ? "; " : "",
+        length += (size_t)snprintf(reasons + length, sizeof reasons - length, "%s%s %.120s", length ? "; " : "",
                                  gmm_engine_name(row->engine), plan->note);
-        if (used >= sizeof declined) used = sizeof declined - 1;
+        if (length >= sizeof reasons) length = sizeof reasons - 1;
     }
-    return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "%s cannot serve %s: %s", gmm_engine_name(wanted),
-                       gmm_op_name(call->op), declined[0] ? declined : wanted == GMM_ENGINE_AUTO
+    return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "%s cannot serve %s: %s", gmm_engine_name(demanded),
+                       gmm_op_name(call->op), reasons[0] ? reasons : demanded == GMM_ENGINE_AUTO
                        ? "no engine of this build has it" : "this build does not hold that engine");
 }
 
@@ -9515,7 +9546,7 @@ static gmm_status gmm__launch_on(const gmm__plan *plan, gmm_stream stream) {
     return GMM_E_UNSUPPORTED;
 }
 
-/* Launches on the context's device, whichever is current, and leaves that one current. */
+/* Launches on the context's device, and restores the current device. */
 static gmm_status gmm__launch(const gmm__plan *plan, gmm_stream stream) {
 #ifdef __CUDACC__
     const gmm_context *ctx = plan->call->ctx;
@@ -9624,14 +9655,14 @@ static int32_t gmm__cpu_best_level(void) {
 }
 
 #ifdef __CUDACC__
-/* Whether a device is there and runs this build's kernels. */
+/* Checks that a device exists and runs this build's kernels. */
 static gmm_status gmm__cuda_probe(const gmm_config *c, gmm__device *device, gmm_error *error) {
     struct cudaFuncAttributes attributes;
     int count = 0, major = 0, minor = 0, processors = 0, shared = 0;
     cudaError_t e = cudaGetDeviceCount(&count);
     if (e != cudaSuccess) {
         count = 0;
-        (void)cudaGetLastError(); /* reported here, so it is not found again by the next call */
+        (void)cudaGetLastError(); /* reported here, and therefore cleared */
     }
     if (c->device < 0 || c->device >= count)
         return gmm__fail(error, GMM_E_DEVICE, "gmm_create: config.device: %d asked, %d CUDA device%s found%s%s",
@@ -9659,12 +9690,12 @@ static gmm_status gmm__cuda_probe(const gmm_config *c, gmm__device *device, gmm_
     if (e != cudaSuccess)
         return gmm__fail(error, GMM_E_BUILD, "gmm_create: config.device: %d has compute capability %d.%d, and this "
                          "build holds no kernel for it: %s", (int)c->device, major, minor, cudaGetErrorString(e));
-    device->early = attributes.ptxVersion >= 90; /* kernels that were compiled for less cannot wait */
+    device->pdl = attributes.ptxVersion >= 90; /* griddepcontrol needs kernels compiled for compute capability 9.0 */
     return GMM_OK;
 }
 #endif
 
-/* What is known of a build before its device is. */
+/* Describes the build, without its device. */
 static void gmm__describe_build(const gmm_config *c, gmm_build *build) {
     memset(build, 0, sizeof *build);
     build->space = c->space;
@@ -9697,7 +9728,7 @@ GMMDEF const char *gmm_build_warning(const gmm_build *build, int32_t i) {
     return i >= 0 && i < count ? texts[i] : NULL;
 }
 
-/* Whether a context of this space can have an engine of that name. */
+/* Checks that a context of this space can have this engine. */
 static gmm_status gmm__check_engine(gmm_space space, gmm_engine engine, const char *field, gmm_error *error) {
     if (engine < GMM_ENGINE_AUTO || engine > GMM_ENGINE_CUBLASLT)
         return gmm__fail(error, GMM_E_ARG, "gmm_create: %s: %d is no engine", field, (int)engine);
@@ -9709,7 +9740,7 @@ static gmm_status gmm__check_engine(gmm_space space, gmm_engine engine, const ch
 }
 
 #ifdef __CUDACC__
-/* Opens the engines of a GPU context and refuses where it would not have the required one. */
+/* Opens the engines of a GPU context, and fails if the required one is missing. */
 static gmm_status gmm__open_engines(gmm_context *ctx, gmm_build *build, gmm_error *error) {
     const gmm_engine engine = ctx->config.require_engine;
     const char *lacks = NULL;

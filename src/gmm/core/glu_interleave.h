@@ -1,7 +1,7 @@
 /* --- GLU interleave --- */
 
-/* One operand: `count` matrices of [2 ffn, cols], or one of [count, 2 ffn]. With count 0 there is nothing to point at,
-   so only the form of the operand is checked. */
+/* Reads an operand: `count` matrices of [2 ffn, cols], or one of [count, 2 ffn]. With count 0 it has no elements, and
+   only its dtype, scaling and flags are checked. */
 static gmm_status gmm__glu_read(gmm__call *call, int role, const char *argument, const gmm_mat *mat) {
     const gmm_glu *d = &call->d.glu;
     gmm_mat m;

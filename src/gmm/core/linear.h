@@ -5,13 +5,13 @@ static gmm_status gmm__read_operand(gmm__call *call, int role, const char *argum
                                     gmm__extents extents, gmm_direction direction) {
     gmm_mat m;
     gmm_layout layout;
-    gmm_error why = GMM_ZERO;
+    gmm_error error = GMM_ZERO;
     char name[32];
     if (!mat || !gmm__copy_sized(&m, sizeof m, mat) || m.scaling == GMM_SCALING_NONE)
         return gmm__read_mat(call, role, argument, mat, 1, extents, GMM__FLOATS);
     if (direction == GMM_ROWWISE) return gmm__read_quant(call, role, argument, mat, extents, direction);
-    if (gmm_layout_of(m.dtype, m.scaling, m.scale_order, direction, 0, 0, &layout, &why) != GMM_OK)
-        return gmm__refuse(call, why.status, argument, "%s", why.text);
+    if (gmm_layout_of(m.dtype, m.scaling, m.scale_order, direction, 0, 0, &layout, &error) != GMM_OK)
+        return gmm__refuse(call, error.status, argument, "%s", error.text);
     (void)snprintf(name, sizeof name, "%s.columnwise", argument);
     if (!m.columnwise)
         return gmm__refuse(call, GMM_E_NULL, name, "is NULL; %s contracts along the rows, and so do its blocks",
@@ -19,12 +19,13 @@ static gmm_status gmm__read_operand(gmm__call *call, int role, const char *argum
     return gmm__read_quant(call, role, name, m.columnwise, extents, direction);
 }
 
-/* Checks that two operands can be multiplied: their scales must apply to the whole sum, or to whole blocks of it. */
+/* Checks that two operands can be multiplied: their scales must apply to the whole sum, or to the sums of whole
+   blocks. */
 static gmm_status gmm__check_operands(gmm__call *call, int first, const char *first_name, int second,
                                      const char *second_name) {
     static const int family[] = { 0, 1, 1, 2, 2, 3, 4 }; /* by gmm_scaling */
     const gmm_mat *a = &call->mat[first], *b = &call->mat[second];
-    const int32_t align = gmm_feature_align(b->scaling); /* the second is quantized if the first one is */
+    const int32_t align = gmm_feature_align(b->scaling); /* if a is quantized, so is b */
     const size_t used = strlen(call->shapes);
     (void)snprintf(call->shapes + used, sizeof call->shapes - used, " %s%s%s", gmm_dtype_name(a->dtype),
                    a->scaling == GMM_SCALING_NONE ? "" : " ", a->scaling == GMM_SCALING_NONE ? ""

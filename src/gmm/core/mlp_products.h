@@ -78,17 +78,17 @@ static gmm_status gmm__mlp_add_quantization(const gmm__mlp_product *p, const gmm
     gmm_format *format = &q->format[q->count];
     gmm_mat *m = &q->operand[i];
     gmm_layout layout;
-    gmm_error why = GMM_ZERO;
+    gmm_error error = GMM_ZERO;
     gmm_status s;
     if (o->format->dtype == GMM_NONE || (*o->field)->scaling != GMM_SCALING_NONE) return GMM_OK;
     *format = *o->format;
     format->struct_size = 0;
     if (o->direction == GMM_COLUMNWISE) format->row_amax = 0; /* the product contracts along the rows */
     s = o->rows ? gmm_layout_of(format->dtype, format->scaling, format->order, o->direction, o->rows, o->cols, &layout,
-                                &why)
+                                &error)
                 : gmm_layout_of_groups(format->dtype, format->scaling, format->order, o->direction, (int32_t)G,
-                                       groups->capacity, o->cols, &layout, &why);
-    if (s != GMM_OK) return gmm__fail(&p->ctx->error, s, "%s: %.400s", p->function, why.text);
+                                       groups->capacity, o->cols, &layout, &error);
+    if (s != GMM_OK) return gmm__fail(&p->ctx->error, s, "%s: %.400s", p->function, error.text);
     *m = gmm_mat_quantized(format, o->direction, NULL, NULL, NULL);
     m->data = gmm__mlp_reserve(workspace, &q->bytes, o->rows ? G * layout.data_bytes : layout.data_bytes);
     m->scale = gmm__mlp_reserve(workspace, &q->bytes, o->rows ? G * layout.scale_bytes : layout.scale_bytes);
@@ -185,17 +185,17 @@ static int gmm__mlp_size_product(const gmm__plan *plan, gmm_op op, const gmm_lin
     const gmm__call *call = plan->call;
     const gmm__mlp_recipe recipe = gmm__mlp_recipe_of(call);
     const gmm__mlp_product product = gmm__mlp_product_of(call, &recipe, op, l);
-    const gmm_error before = call->ctx->error;
+    const gmm_error last_error = call->ctx->error;
     if (recipe.recipe.kind == GMM_RECIPE_NONE) return gmm__mlp_size_linear(plan, op, l, bytes, out);
     if (gmm__mlp_measure_product(&product, bytes) == GMM_OK) return 1;
     (void)gmm__decline(out, "%.180s", call->ctx->error.text);
-    call->ctx->error = before;
+    call->ctx->error = last_error;
     return 0;
 }
 static int gmm__mlp_size_act(const gmm__plan *plan, gmm_op op, const gmm_activation *a, size_t *bytes, gmm__plan *out) {
     gmm__call step;
-    const gmm_error before = plan->call->ctx->error;
+    const gmm_error last_error = plan->call->ctx->error;
     const gmm_status s = gmm__act_prepare(&step, plan->call->ctx, op, plan->call->function, a, 1);
-    return gmm__mlp_size(&step, s, &before, bytes, out);
+    return gmm__mlp_measure_step(&step, s, &last_error, bytes, out);
 }
 

@@ -1,4 +1,4 @@
-/* The checks that all five share, and the segments as groups. */
+/* Checks what the five calls have in common, and describes the segments as groups. */
 static gmm_status gmm__read_permute(gmm__call *call, const gmm_permute *permute) {
     gmm_permute *p = &call->d.permute;
     int64_t slots;
@@ -48,28 +48,28 @@ static gmm_status gmm__refuse_foreign_operands(gmm__call *call) {
         { "drows", p->drows, BWD | UNPERMUTE_BWD }, { "drow_probs", p->drow_probs, BWD }, { "dx", p->dx, BWD },
         { "dprobs", p->dprobs, BWD | UNPERMUTE_BWD }
     };
-    size_t i, k, used;
-    int own = 0;
-    char others[80];
+    size_t i, k, length;
+    int call_bit = 0;
+    char calls_text[80];
     for (k = 0; k < sizeof ops / sizeof ops[0]; k++)
-        if (ops[k] == call->op) own = 1 << k;
+        if (ops[k] == call->op) call_bit = 1 << k;
     for (i = 0; i < sizeof operands / sizeof operands[0]; i++) {
-        if (!operands[i].address || operands[i].calls & own) continue;
-        for (k = used = 0; k < sizeof ops / sizeof ops[0]; k++)
+        if (!operands[i].address || operands[i].calls & call_bit) continue;
+        for (k = length = 0; k < sizeof ops / sizeof ops[0]; k++)
             if (operands[i].calls >> k & 1)
-                used += (size_t)snprintf(others + used, sizeof others - used, "%s%s", used ? ", " : "",
+                length += (size_t)snprintf(calls_text + length, sizeof calls_text - length, "%s%s", length ? ", " : "",
                                          gmm_op_name(ops[k]));
         return gmm__refuse(call, GMM_E_CONFIG, operands[i].name, "is set and must be NULL: %s neither reads nor writes "
-                           "it, only %s", gmm_op_name(call->op), others);
+                           "it, only %s", gmm_op_name(call->op), calls_text);
     }
     return GMM_OK;
 }
 
-/* What one of the five needs: an output that is given needs its inputs. */
+/* Reads the operands of one of the five calls: an output that is wanted requires its inputs. */
 static gmm_status gmm__read_permute_operands(gmm__call *call) {
     const gmm_permute *p = &call->d.permute;
     const int64_t slots = p->tokens * p->topk;
-    const uint32_t plain = (uint32_t)GMM__FLOATS | 1u << GMM_E4M3 | 1u << GMM_E5M2 | 1u << GMM_U8;
+    const uint32_t dtypes = (uint32_t)GMM__FLOATS | 1u << GMM_E4M3 | 1u << GMM_E5M2 | 1u << GMM_U8;
     gmm_status s = GMM_OK;
     switch (call->op) {
     case GMM_OP_PERMUTE_MAP:
@@ -79,8 +79,8 @@ static gmm_status gmm__read_permute_operands(gmm__call *call) {
             return s;
         return gmm__check_output(call, "sizes", p->sizes, 0, p->experts);
     case GMM_OP_PERMUTE_FWD:
-        if ((s = gmm__permute_mat(call, GMM__X_, "x", p->x, p->tokens, plain)) != GMM_OK ||
-            (s = gmm__permute_mat(call, GMM__ROWS, "rows", p->rows, p->capacity, plain)) != GMM_OK)
+        if ((s = gmm__permute_mat(call, GMM__X_, "x", p->x, p->tokens, dtypes)) != GMM_OK ||
+            (s = gmm__permute_mat(call, GMM__ROWS, "rows", p->rows, p->capacity, dtypes)) != GMM_OK)
             return s;
         if (call->mat[GMM__X_].dtype != call->mat[GMM__ROWS].dtype)
             return gmm__refuse(call, GMM_E_DTYPE, "rows", "dtype %s must be that of permute.x, %s",

@@ -1,6 +1,6 @@
 /* ................................................................................................ 14.15 Runtime ... */
 
-/* What a function of the table starts with: its context, and the checks that both rows share. */
+/* Begins a function of the runtime table: the checks that the CPU and the CUDA runtime have in common. */
 static gmm_status gmm__rt_open(void *self, const char *function, gmm_stream stream, const void *needed,
                                const char *argument) {
     gmm_context *ctx = (gmm_context *)self;
@@ -20,7 +20,7 @@ static gmm_status gmm__rt_open_flags(void *self, const char *function, gmm_strea
                      flags);
 }
 
-/* One side of a copy or fill of `height` rows; nothing of it is looked at where no byte is touched. */
+/* Checks the source or destination of a copy or fill of `height` rows. An empty copy may have any address and pitch. */
 static gmm_status gmm__rt_open_rows(void *self, const char *function, gmm_stream stream, const char *argument,
                                     const void *memory, size_t pitch, size_t width, size_t height) {
     gmm_context *ctx = (gmm_context *)self;

@@ -1,4 +1,4 @@
-/* --- CPU engine: a row goes through fp32 buffers, GMM__ACT_CHUNK outputs at a time --- */
+/* --- CPU engine: rows are processed in fp32 buffers, GMM__ACT_CHUNK outputs at a time --- */
 
 enum { GMM__ACT_CHUNK = 256, GMM__ACT_LANES = 16 };
 
@@ -7,45 +7,45 @@ typedef struct gmm__act_job {
     gmm_act_coef coef;
     int64_t live, rows_per_task;
     int64_t block; /* GLU block, 0 = halves */
-    int64_t chunk; /* outputs per step: a multiple of the lanes and, for small blocks, of the block */
+    int64_t chunk; /* outputs per step: a multiple of the lanes and of blocks up to GMM__ACT_LANES */
 } gmm__act_job;
 
-/* Elements i to i + n of a row as fp32, and back. */
-static GMM__FORCE_INLINE void gmm__act_load(gmm_dtype dtype, const void *row, int64_t i, int64_t n, float *to) {
+/* Converts elements [i, i + n) of a row to fp32, and back. */
+static GMM__FORCE_INLINE void gmm__act_load(gmm_dtype dtype, const void *row, int64_t i, int64_t n, float *dst) {
     const uint16_t *half = (const uint16_t *)row + i;
     int64_t k;
-    if (dtype == GMM_BF16) for (k = 0; k < n; k++) to[k] = gmm_bf16_to_f32(half[k]);
-    else if (dtype == GMM_F16) for (k = 0; k < n; k++) to[k] = gmm_f16_to_f32(half[k]);
-    else memcpy(to, (const float *)row + i, (size_t)n * sizeof *to);
+    if (dtype == GMM_BF16) for (k = 0; k < n; k++) dst[k] = gmm_bf16_to_f32(half[k]);
+    else if (dtype == GMM_F16) for (k = 0; k < n; k++) dst[k] = gmm_f16_to_f32(half[k]);
+    else memcpy(dst, (const float *)row + i, (size_t)n * sizeof *dst);
 }
-static GMM__FORCE_INLINE void gmm__act_store(gmm_dtype dtype, void *row, int64_t i, int64_t n, const float *from) {
+static GMM__FORCE_INLINE void gmm__act_store(gmm_dtype dtype, void *row, int64_t i, int64_t n, const float *src) {
     uint16_t *half = (uint16_t *)row + i;
     int64_t k;
-    if (dtype == GMM_BF16) for (k = 0; k < n; k++) half[k] = gmm_f32_to_bf16(from[k]);
-    else if (dtype == GMM_F16) for (k = 0; k < n; k++) half[k] = gmm_f32_to_f16(from[k]);
-    else memcpy((float *)row + i, from, (size_t)n * sizeof *from);
+    if (dtype == GMM_BF16) for (k = 0; k < n; k++) half[k] = gmm_f32_to_bf16(src[k]);
+    else if (dtype == GMM_F16) for (k = 0; k < n; k++) half[k] = gmm_f32_to_f16(src[k]);
+    else memcpy((float *)row + i, src, (size_t)n * sizeof *src);
 }
 
-/* Blocks [a:B | b:B | ...] in `mixed` to and from a and b. Called with constant B for the frequent ones. */
-static GMM__FORCE_INLINE void gmm__act_split(int64_t B, int64_t n, const float *mixed, float *a, float *b) {
+/* Splits blocks [a:B | b:B | ...] into a and b, and merges them. Inlined with constant B for common block sizes. */
+static GMM__FORCE_INLINE void gmm__act_split(int64_t B, int64_t n, const float *interleaved, float *a, float *b) {
     int64_t k, t;
     for (k = 0; k < n / B; k++)
         for (t = 0; t < B; t++) {
-            a[k * B + t] = mixed[2 * k * B + t];
-            b[k * B + t] = mixed[2 * k * B + B + t];
+            a[k * B + t] = interleaved[2 * k * B + t];
+            b[k * B + t] = interleaved[2 * k * B + B + t];
         }
 }
-static GMM__FORCE_INLINE void gmm__act_merge(int64_t B, int64_t n, float *mixed, const float *a, const float *b) {
+static GMM__FORCE_INLINE void gmm__act_merge(int64_t B, int64_t n, float *interleaved, const float *a, const float *b) {
     int64_t k, t;
     for (k = 0; k < n / B; k++)
         for (t = 0; t < B; t++) {
-            mixed[2 * k * B + t] = a[k * B + t];
-            mixed[2 * k * B + B + t] = b[k * B + t];
+            interleaved[2 * k * B + t] = a[k * B + t];
+            interleaved[2 * k * B + B + t] = b[k * B + t];
         }
 }
 
-/* Outputs j0 to j0 + n of the pre-activation, as a and b. Small blocks are converted in one piece, large ones one by
-   one. */
+/* Reads the pre-activations a and b of outputs [j0, j0 + n). Blocks of up to GMM__ACT_LANES are converted together and
+   split, larger ones one by one. */
 static GMM__FORCE_INLINE void gmm__act_read(const gmm__act_job *job, const gmm_mat *x, const void *row, int64_t j0,
                                             int64_t n, float *a, float *b) {
     const int64_t B = job->block, ffn = job->call->out;
@@ -54,21 +54,21 @@ static GMM__FORCE_INLINE void gmm__act_read(const gmm__act_job *job, const gmm_m
         gmm__act_load(x->dtype, row, j0, n, a);
         gmm__act_load(x->dtype, row, ffn + j0, n, b);
     } else if (B <= GMM__ACT_LANES) {
-        float mixed[2 * GMM__ACT_CHUNK];
-        gmm__act_load(x->dtype, row, 2 * j0, 2 * n, mixed);
+        float interleaved[2 * GMM__ACT_CHUNK];
+        gmm__act_load(x->dtype, row, 2 * j0, 2 * n, interleaved);
         switch (B) {
-        case 1: gmm__act_split(1, n, mixed, a, b); break;
-        case 8: gmm__act_split(8, n, mixed, a, b); break;
-        case 16: gmm__act_split(16, n, mixed, a, b); break;
-        default: gmm__act_split(B, n, mixed, a, b); break;
+        case 1: gmm__act_split(1, n, interleaved, a, b); break;
+        case 8: gmm__act_split(8, n, interleaved, a, b); break;
+        case 16: gmm__act_split(16, n, interleaved, a, b); break;
+        default: gmm__act_split(B, n, interleaved, a, b); break;
         }
     } else {
-        int64_t i, run;
-        for (i = 0; i < n; i += run) {
-            const int64_t left = B - (j0 + i) % B, column = gmm_glu_gate_column(j0 + i, B);
-            run = left < n - i ? left : n - i;
-            gmm__act_load(x->dtype, row, column, run, a + i);
-            gmm__act_load(x->dtype, row, column + B, run, b + i);
+        int64_t i, count;
+        for (i = 0; i < n; i += count) {
+            const int64_t remaining = B - (j0 + i) % B, column = gmm_glu_gate_column(j0 + i, B);
+            count = remaining < n - i ? remaining : n - i;
+            gmm__act_load(x->dtype, row, column, count, a + i);
+            gmm__act_load(x->dtype, row, column + B, count, b + i);
         }
     }
 }
@@ -80,21 +80,21 @@ static GMM__FORCE_INLINE void gmm__act_write(const gmm__act_job *job, const gmm_
         gmm__act_store(dx->dtype, row, j0, n, a);
         gmm__act_store(dx->dtype, row, ffn + j0, n, b);
     } else if (B <= GMM__ACT_LANES) {
-        float mixed[2 * GMM__ACT_CHUNK];
+        float interleaved[2 * GMM__ACT_CHUNK];
         switch (B) {
-        case 1: gmm__act_merge(1, n, mixed, a, b); break;
-        case 8: gmm__act_merge(8, n, mixed, a, b); break;
-        case 16: gmm__act_merge(16, n, mixed, a, b); break;
-        default: gmm__act_merge(B, n, mixed, a, b); break;
+        case 1: gmm__act_merge(1, n, interleaved, a, b); break;
+        case 8: gmm__act_merge(8, n, interleaved, a, b); break;
+        case 16: gmm__act_merge(16, n, interleaved, a, b); break;
+        default: gmm__act_merge(B, n, interleaved, a, b); break;
         }
-        gmm__act_store(dx->dtype, row, 2 * j0, 2 * n, mixed);
+        gmm__act_store(dx->dtype, row, 2 * j0, 2 * n, interleaved);
     } else {
-        int64_t i, run;
-        for (i = 0; i < n; i += run) {
-            const int64_t left = B - (j0 + i) % B, column = gmm_glu_gate_column(j0 + i, B);
-            run = left < n - i ? left : n - i;
-            gmm__act_store(dx->dtype, row, column, run, a + i);
-            gmm__act_store(dx->dtype, row, column + B, run, b + i);
+        int64_t i, count;
+        for (i = 0; i < n; i += count) {
+            const int64_t remaining = B - (j0 + i) % B, column = gmm_glu_gate_column(j0 + i, B);
+            count = remaining < n - i ? remaining : n - i;
+            gmm__act_store(dx->dtype, row, column, count, a + i);
+            gmm__act_store(dx->dtype, row, column + B, count, b + i);
         }
     }
 }
@@ -133,7 +133,7 @@ static GMM__FORCE_INLINE void gmm__act_rows(const gmm__act_job *job, int64_t beg
         const float p = d->prob ? d->prob[r] : 1.0f;
         float sum[GMM__ACT_LANES] = GMM_ZERO;
         for (j = 0; j < call->out; j += job->chunk) {
-            const int64_t left = call->out - j, n = left < job->chunk ? left : job->chunk;
+            const int64_t remaining = call->out - j, n = remaining < job->chunk ? remaining : job->chunk;
             /* loops run over a multiple of the lanes, so that they vectorise without a remainder */
             const int64_t full = (n + GMM__ACT_LANES - 1) / GMM__ACT_LANES * GMM__ACT_LANES;
             gmm__act_read(job, x, x_row, j, n, c.a, c.b);
@@ -173,15 +173,15 @@ static GMM__FORCE_INLINE void gmm__act_rows(const gmm__act_job *job, int64_t beg
             }
         }
         if (backward && d->dprob) {
-            int64_t w;
-            for (w = GMM__ACT_LANES / 2; w > 0; w /= 2)
-                for (i = 0; i < w; i++) sum[i] += sum[i + w];
+            int64_t width;
+            for (width = GMM__ACT_LANES / 2; width > 0; width /= 2)
+                for (i = 0; i < width; i++) sum[i] += sum[i + width];
             d->dprob[r] = sum[0];
         }
     }
 }
 
-/* The same for every set of vector instructions. */
+/* The same loop compiled for each set of vector instructions. */
 static void gmm__act_rows_plain(const gmm__act_job *job, int64_t begin, int64_t end) { gmm__act_rows(job, begin, end); }
 #ifdef GMM__X86
 __attribute__((target("avx2,fma"))) static void gmm__act_rows_avx2(const gmm__act_job *job, int64_t begin,
@@ -196,8 +196,8 @@ __attribute__((target("avx512f"))) static void gmm__act_rows_avx512(const gmm__a
 
 static void gmm__act_task(const void *arg, int64_t index, int32_t thread) {
     const gmm__act_job *job = (const gmm__act_job *)arg;
-    const int64_t begin = index * job->rows_per_task, left = job->live - begin;
-    const int64_t end = begin + (left < job->rows_per_task ? left : job->rows_per_task);
+    const int64_t begin = index * job->rows_per_task, remaining = job->live - begin;
+    const int64_t end = begin + (remaining < job->rows_per_task ? remaining : job->rows_per_task);
     (void)thread;
 #ifdef GMM__X86
     if (job->call->ctx->cpu_level == 3) {
@@ -212,7 +212,7 @@ static void gmm__act_task(const void *arg, int64_t index, int32_t thread) {
     gmm__act_rows_plain(job, begin, end);
 }
 
-/* Rows that make one task: enough for about 16 Ki elements of `cols` per row. */
+/* Rows of one task: about 16 Ki elements. */
 static int64_t gmm__rows_per_task(int64_t cols) { return cols < 16384 ? 16384 / cols : 1; }
 
 static gmm_status gmm__cpu_launch_act(const gmm__plan *plan, gmm_stream stream) {

@@ -1,5 +1,5 @@
-/* --- CPU: one stream, whose work is done when it is given. What an event records is reached at once, so all that it
-   holds is whose it is. --- */
+/* --- CPU: the only stream runs work when it is enqueued. Recorded work is always complete, so that an event only holds
+   its context --- */
 
 typedef struct gmm__cpu_event {
     gmm_context *ctx;

@@ -1685,7 +1685,7 @@ struct gmm_context {
 
 /* Operands of a call by role. Families of operations use the same roles for corresponding operands. */
 enum gmm__role {
-    GMM__X_, GMM__W, GMM__BIAS, GMM__Y, GMM__DY, GMM__DX, GMM__DW, GMM__DB, /* linear, activation, and the MLP's FC1 */
+    GMM__X_, GMM__W, GMM__BIAS, GMM__Y, GMM__DY, GMM__DX, GMM__DW, GMM__DB, /* linear, activation, the MLP's FC1 */
     GMM__W2, GMM__BIAS2, GMM__DW2, GMM__DB2,                                /* the MLP's FC2 */
     GMM__ROLES
 };
@@ -5472,7 +5472,7 @@ enum { GMM__OUT = GMM__W, GMM__DOUT = GMM__W2, GMM__ROWS = GMM__Y, GMM__DROWS = 
    over chunks then give the first row of each chunk and expert. */
 enum { GMM__MAP_NEXT, GMM__MAP_FAULT };
 
-static double gmm__map_work(const gmm__call *call) { /* a slot takes about as long as eight copies */
+static double gmm__map_work(const gmm__call *call) { /* a slot takes about as long as 8 copies */
     return 8.0 * (double)call->d.permute.tokens * (double)call->d.permute.topk;
 }
 static int64_t gmm__map_chunks(const gmm__call *call) { /* one per thread */
@@ -7944,8 +7944,8 @@ static cudaDataType_t gmm__lt_data_type(gmm_dtype dtype) {
 
 /* Common alignment of an address and a row pitch, at most 16 bytes. No algorithm gains from more, and the limit makes
    the choice independent of the rows before a group. */
-static uint32_t gmm__lt_alignment(const void *at, int64_t row_bytes) {
-    const uint64_t bits = (uintptr_t)at | (uint64_t)row_bytes | 16u;
+static uint32_t gmm__lt_alignment(const void *address, int64_t row_bytes) {
+    const uint64_t bits = (uintptr_t)address | (uint64_t)row_bytes | 16u;
     return (uint32_t)(bits & (~bits + 1u));
 }
 
@@ -8113,10 +8113,10 @@ static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
 }
 
 /* Zeroes rows of a matrix. */
-static cudaError_t gmm__lt_zero_rows(const gmm_mat *m, void *at, int64_t rows, int64_t cols, gmm_stream stream) {
+static cudaError_t gmm__lt_zero_rows(const gmm_mat *m, void *address, int64_t rows, int64_t cols, gmm_stream stream) {
     const size_t size = (size_t)gmm_dtype_bits(m->dtype) / 8;
     if (rows <= 0) return cudaSuccess;
-    return cudaMemset2DAsync(at, (size_t)m->ld * size, 0, (size_t)cols * size, (size_t)rows, stream);
+    return cudaMemset2DAsync(address, (size_t)m->ld * size, 0, (size_t)cols * size, (size_t)rows, stream);
 }
 
 static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream stream) {
@@ -9883,12 +9883,12 @@ extern "C" {
 static void *gmm__ck_malloc(void *user, size_t bytes) { (void)user; return GMM_MALLOC(bytes); }
 static void gmm__ck_free(void *user, void *memory) { (void)user; GMM_FREE(memory); }
 
-static gmm_allocator gmm__ck_allocator(const gmm_allocator *given) {
+static gmm_allocator gmm__ck_allocator(const gmm_allocator *caller) {
     gmm_allocator a;
     a.user = NULL;
     a.alloc = gmm__ck_malloc;
     a.release = gmm__ck_free;
-    return given && given->alloc ? *given : a;
+    return caller && caller->alloc ? *caller : a;
 }
 
 /* A block of an arena, whose memory is all released together. */
@@ -9907,20 +9907,20 @@ enum { GMM__CK_BLOCK_BYTES = 1 << 16 };
 /* Allocates zeroed memory for `count` elements; NULL without memory. */
 static void *gmm__ck_alloc(gmm__ck_arena *arena, int64_t count, size_t size) {
     gmm__ck_arena_block *b = arena->top;
-    int64_t wanted = 0;
+    int64_t bytes_needed = 0;
     size_t bytes, capacity;
-    char *at;
-    if (!gmm__mul(count, (int64_t)size, &wanted) || wanted > INT64_MAX / 2 ||
-        (uint64_t)wanted > SIZE_MAX / 2)
+    char *memory;
+    if (!gmm__mul(count, (int64_t)size, &bytes_needed) || bytes_needed > INT64_MAX / 2 ||
+        (uint64_t)bytes_needed > SIZE_MAX / 2)
         return NULL;
-    bytes = ((size_t)wanted + 15) / 16 * 16;
+    bytes = ((size_t)bytes_needed + 15) / 16 * 16;
     if (!b || bytes > b->capacity - b->used) {
         capacity = bytes > GMM__CK_BLOCK_BYTES / 4 ? bytes : (size_t)GMM__CK_BLOCK_BYTES;
         b = (gmm__ck_arena_block *)arena->allocator.alloc(arena->allocator.user, sizeof *b + capacity);
         if (!b) return NULL;
         b->used = 0;
         b->capacity = capacity;
-        if (arena->top && capacity == bytes) { /* the block in use stays on top */
+        if (arena->top && capacity == bytes) { /* a block of its own; the block with free bytes stays on top */
             b->next = arena->top->next;
             arena->top->next = b;
         } else {
@@ -9928,9 +9928,9 @@ static void *gmm__ck_alloc(gmm__ck_arena *arena, int64_t count, size_t size) {
             arena->top = b;
         }
     }
-    at = (char *)(b + 1) + b->used;
+    memory = (char *)(b + 1) + b->used;
     b->used += bytes;
-    return memset(at, 0, bytes);
+    return memset(memory, 0, bytes);
 }
 
 static void gmm__ck_arena_release(gmm__ck_arena *arena) {
@@ -9978,14 +9978,14 @@ static gmm_status gmm__ck_status(gmm_ckpt_reason reason) {
 }
 
 /* Copies as many whole UTF-8 characters as fit. */
-static void gmm__ck_truncate(char *to, size_t capacity, const char *from) {
-    size_t n = strlen(from);
+static void gmm__ck_truncate(char *dst, size_t capacity, const char *src) {
+    size_t n = strlen(src);
     if (n >= capacity) {
         n = capacity - 1;
-        while (n && ((unsigned char)from[n] & 0xC0u) == 0x80u) n--;
+        while (n && ((unsigned char)src[n] & 0xC0u) == 0x80u) n--;
     }
-    memcpy(to, from, n);
-    to[n] = 0;
+    memcpy(dst, src, n);
+    dst[n] = 0;
 }
 
 static gmm_status gmm__ck_vfail(gmm_ckpt_report *report, gmm_ckpt_reason reason, const char *key, const char *fn,
@@ -10502,39 +10502,40 @@ static int gmm__ck_is_wrapper(const gmm_ckpt_source *source, const char *segment
     return 0;
 }
 
-/* Copies a key without its wrapper segments; `to` may be the key itself. Returns the length. */
-static size_t gmm__ck_strip_wrappers(const gmm_ckpt_source *source, const char *from, char *to) {
+/* Copies a key without its wrapper segments; `dst` may be the key itself. Returns the length. */
+static size_t gmm__ck_strip_wrappers(const gmm_ckpt_source *source, const char *key, char *dst) {
     size_t n = 0;
     for (;;) {
-        const size_t length = strcspn(from, ".");
-        const int wrapper = gmm__ck_is_wrapper(source, from, length);
+        const size_t length = strcspn(key, ".");
+        const int wrapper = gmm__ck_is_wrapper(source, key, length);
         if (!wrapper) {
-            memmove(to + n, from, length);
+            memmove(dst + n, key, length);
             n += length;
         }
-        if (!from[length]) break;
-        if (!wrapper) to[n++] = '.';
-        from += length + 1;
+        if (!key[length]) break;
+        if (!wrapper) dst[n++] = '.';
+        key += length + 1;
     }
-    to[n] = 0;
+    dst[n] = 0;
     return n;
 }
 
 /* The same for a key without its state's prefix; wrapper segments of the stated model prefix stay. */
-static size_t gmm__ck_strip_key_wrappers(const gmm_ckpt_source *source, const char *key, char *to) {
+static size_t gmm__ck_strip_key_wrappers(const gmm_ckpt_source *source, const char *key, char *dst) {
     const size_t n = source->prefix ? strlen(source->prefix) : 0;
-    if (!n || strncmp(key, source->prefix, n)) return gmm__ck_strip_wrappers(source, key, to);
-    memcpy(to, source->prefix, n);
-    return n + gmm__ck_strip_wrappers(source, key + n, to + n);
+    if (!n || strncmp(key, source->prefix, n)) return gmm__ck_strip_wrappers(source, key, dst);
+    memcpy(dst, source->prefix, n);
+    return n + gmm__ck_strip_wrappers(source, key + n, dst + n);
 }
 
-/* Finds the first wrapper segment from *at on, its length, and how many segments precede it; NULL if there is none.
-   *at moves to the segment after it. */
-static const char *gmm__ck_next_wrapper(const gmm_ckpt_source *source, const char **at, size_t *length, int *follows) {
-    for (*follows = 0; **at; ++*follows) {
-        const char *segment = *at;
+/* Finds the first wrapper segment from *text on, its length, and how many segments precede it; NULL if there is none.
+   *text moves to the segment after it. */
+static const char *gmm__ck_next_wrapper(const gmm_ckpt_source *source, const char **text, size_t *length,
+                                        int *follows) {
+    for (*follows = 0; **text; ++*follows) {
+        const char *segment = *text;
         *length = strcspn(segment, ".");
-        *at += *length + (segment[*length] == '.');
+        *text += *length + (segment[*length] == '.');
         if (gmm__ck_is_wrapper(source, segment, *length)) return segment;
     }
     return NULL;
@@ -10556,23 +10557,23 @@ static int gmm__ck_same_wrappers(const gmm_ckpt_source *source, const char *a, c
 static char *gmm__ck_wrapped_name(gmm__ck_builder *b, const char *key, const char *state, const char *name) {
     static const char digits[] = "0123456789";
     const size_t capacity = strlen(state) + strlen(key) + strlen(name) + 2;
-    char *to = (char *)gmm__ck_alloc(&b->arena, (int64_t)capacity, 1);
+    char *wrapped = (char *)gmm__ck_alloc(&b->arena, (int64_t)capacity, 1);
     size_t n = strlen(state);
-    if (!to) return NULL;
-    memcpy(to, state, n);
+    if (!wrapped) return NULL;
+    memcpy(wrapped, state, n);
     for (;;) {
         const size_t k = strcspn(key, "."), m = strcspn(name, ".");
-        const int same = (k == m && !memcmp(key, name, k)) ||
+        const int equal = (k == m && !memcmp(key, name, k)) ||
                          (k && m && strspn(key, digits) == k && strspn(name, digits) == m);
-        const char *from = same ? name : key;
-        if (!key[k] || (same ? !name[m] : !gmm__ck_is_wrapper(&b->source, key, k))) break;
-        memcpy(to + n, from, (same ? m : k) + 1);
-        n += (same ? m : k) + 1;
+        const char *source = equal ? name : key;
+        if (!key[k] || (equal ? !name[m] : !gmm__ck_is_wrapper(&b->source, key, k))) break;
+        memcpy(wrapped + n, source, (equal ? m : k) + 1);
+        n += (equal ? m : k) + 1;
         key += k + 1;
-        if (same) name += m + 1;
+        if (equal) name += m + 1;
     }
-    memcpy(to + n, name, strlen(name) + 1);
-    return to;
+    memcpy(wrapped + n, name, strlen(name) + 1);
+    return wrapped;
 }
 
 /* The state of a key, -1 = none, and the length of its prefix: the longest wins. */
@@ -10592,37 +10593,37 @@ static uint64_t gmm__ck_linear_hash(const char *path, size_t length, gmm_ckpt_sl
     return path ? gmm__ck_hash(path, length, 1) : gmm__ck_hash((const char *)&layer, sizeof layer, (uint64_t)slot + 2);
 }
 
-/* Index of a linear, by path or by slot and layer; -1 if there is none. *at is its slot in the hash table. */
+/* Index of a linear, by path or by slot and layer; -1 if there is none. *slot_index is its slot in the hash table. */
 static int64_t gmm__ck_find_linear(const gmm__ck_builder *b, const char *path, size_t length, gmm_ckpt_slot slot,
-                                   int64_t layer, int64_t *at) {
+                                   int64_t layer, int64_t *slot_index) {
     int64_t i = (int64_t)(gmm__ck_linear_hash(path, length, slot, layer) & (uint64_t)(b->slot_count - 1));
     for (; b->slots[i]; i = (i + 1) & (b->slot_count - 1)) {
         const gmm_ckpt_linear *l = &b->linears[b->slots[i] - 1];
         if (path ? l->path && strlen(l->path) == length && !memcmp(l->path, path, length)
                  : !l->path && l->slot == slot && l->layer == layer) {
-            *at = i;
+            *slot_index = i;
             return b->slots[i] - 1;
         }
     }
-    *at = i;
+    *slot_index = i;
     return -1;
 }
 
 static gmm_status gmm__ck_add_linear(gmm__ck_builder *b, const gmm_ckpt_linear *linear) {
     void *array = b->linears;
-    int64_t at = 0, i;
+    int64_t slot_index = 0, i;
     if (2 * (b->linear_count + 1) > b->slot_count) {
         b->slot_count = b->slot_count ? b->slot_count * 2 : 64;
         b->slots = (int32_t *)gmm__ck_alloc(&b->arena, b->slot_count, sizeof *b->slots);
         if (!b->slots) return gmm__ck_no_memory(b);
         for (i = 0; i < b->linear_count; i++) {
             const gmm_ckpt_linear *l = &b->linears[i];
-            (void)gmm__ck_find_linear(b, l->path, l->path ? strlen(l->path) : 0, l->slot, l->layer, &at);
-            b->slots[at] = (int32_t)(i + 1);
+            (void)gmm__ck_find_linear(b, l->path, l->path ? strlen(l->path) : 0, l->slot, l->layer, &slot_index);
+            b->slots[slot_index] = (int32_t)(i + 1);
         }
     }
     if (gmm__ck_find_linear(b, linear->path, linear->path ? strlen(linear->path) : 0, linear->slot, linear->layer,
-                            &at) >= 0)
+                            &slot_index) >= 0)
         return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, linear->path, "linears: the same path, or slot %d of layer %lld, "
                               "stands twice", (int)linear->slot, (long long)linear->layer);
     if (b->linear_count == INT32_MAX - 1) return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, NULL, "linears: too many");
@@ -10630,7 +10631,7 @@ static gmm_status gmm__ck_add_linear(gmm__ck_builder *b, const gmm_ckpt_linear *
         return gmm__ck_no_memory(b);
     b->linears = (gmm_ckpt_linear *)array;
     b->linears[b->linear_count] = *linear;
-    b->slots[at] = (int32_t)++b->linear_count;
+    b->slots[slot_index] = (int32_t)++b->linear_count;
     return GMM_OK;
 }
 
@@ -10641,7 +10642,7 @@ static int64_t gmm__ck_match_row(gmm__ck_builder *b, const gmm_ckpt_row *row, co
     const int has_path = !strncmp(row->pattern, "{p}.", 4);
     const char *tail = row->pattern + (has_path ? 4 : 0);
     const size_t stated = b->source.prefix ? strlen(b->source.prefix) : 0;
-    int64_t layer = -1, linear, at = 0;
+    int64_t layer = -1, linear, slot_index = 0;
     size_t i, begin = length;
     int dots = 0;
     for (i = 0; tail[i]; i++) dots += tail[i] == '.';
@@ -10653,7 +10654,7 @@ static int64_t gmm__ck_match_row(gmm__ck_builder *b, const gmm_ckpt_row *row, co
         gmm_ckpt_linear fresh = GMM_ZERO;
         *start = begin;
         if (b->source.prefix && begin != stated) return -1;
-        linear = b->slot_count ? gmm__ck_find_linear(b, NULL, 0, row->slot, layer, &at) : -1;
+        linear = b->slot_count ? gmm__ck_find_linear(b, NULL, 0, row->slot, layer, &slot_index) : -1;
         if (linear >= 0 || !b->scan) return linear;
         fresh.slot = row->slot;
         fresh.layer = layer;
@@ -10663,11 +10664,12 @@ static int64_t gmm__ck_match_row(gmm__ck_builder *b, const gmm_ckpt_row *row, co
     if (!b->slot_count || begin < stated) return -1;
     if (b->source.prefix) {
         *start = stated;
-        return gmm__ck_find_linear(b, key + stated, begin > stated ? begin - 1 - stated : 0, GMM_CKPT_SLOT_ANY, 0, &at);
+        return gmm__ck_find_linear(b, key + stated, begin > stated ? begin - 1 - stated : 0, GMM_CKPT_SLOT_ANY, 0,
+                                   &slot_index);
     }
     for (i = 0; i < begin; i++) { /* the longest path wins */
         if (i && key[i - 1] != '.') continue;
-        linear = gmm__ck_find_linear(b, key + i, begin - 1 - i, GMM_CKPT_SLOT_ANY, 0, &at);
+        linear = gmm__ck_find_linear(b, key + i, begin - 1 - i, GMM_CKPT_SLOT_ANY, 0, &slot_index);
         *start = i;
         if (linear >= 0) return linear;
     }
@@ -10723,14 +10725,16 @@ static gmm_status gmm__ck_read_keys(gmm__ck_builder *b) {
             if (h.kind == GMM_CKPT_BIAS && !b->scan && !b->linears[h.linear].bias) continue;
             if (!b->source.prefix && start) {
                 for (h.prefix_class = 1; h.prefix_class < 3; h.prefix_class++) {
-                    const char *other = b->other_prefixes[h.prefix_class - 1];
-                    if (!other) {
-                        other = gmm__ck_copy_text(&b->arena, b->key_buffer, start);
-                        if (!other) return gmm__ck_no_memory(b);
-                        b->other_prefixes[h.prefix_class - 1] = other;
+                    const char *other_prefix = b->other_prefixes[h.prefix_class - 1];
+                    if (!other_prefix) {
+                        other_prefix = gmm__ck_copy_text(&b->arena, b->key_buffer, start);
+                        if (!other_prefix) return gmm__ck_no_memory(b);
+                        b->other_prefixes[h.prefix_class - 1] = other_prefix;
                         b->other_keys[h.prefix_class - 1] = name;
                     }
-                    if ((strlen(other) == start && !memcmp(other, b->key_buffer, start)) || h.prefix_class == 2) break;
+                    if ((strlen(other_prefix) == start && !memcmp(other_prefix, b->key_buffer, start)) ||
+                        h.prefix_class == 2)
+                        break;
                 }
             } else {
                 empty = 1;
@@ -10983,26 +10987,27 @@ static gmm_status gmm__ck_move_rows(gmm__ck_builder *b, const gmm__ck_overlap *o
                                     int64_t repeat, int64_t period) {
     const gmm__ck_shard *s = o->src, *d = o->dst;
     const int64_t sb = gmm__ck_row_block(s, f0, f1), db = gmm__ck_row_block(d, f0, f1);
-    const int64_t big = sb > db ? sb : db, fine = sb && db ? (sb < db ? sb : db) : 0;
+    const int64_t coarse = sb > db ? sb : db, fine = sb && db ? (sb < db ? sb : db) : 0;
     gmm_ckpt_move m = GMM_ZERO;
-    if (big) { /* blocks start at multiples of their size, from a first row that is one */
-        const int64_t first = big == sb ? s->f0 : d->f0;
-        const int64_t up = gmm__min_i64(first + gmm__round_up(f0 - first, big), f1);
-        const int64_t down = first + (f1 - first) / big * big;
+    if (coarse) { /* blocks start at multiples of their size, from a first row that is one */
+        const int64_t first = coarse == sb ? s->f0 : d->f0;
+        const int64_t up = gmm__min_i64(first + gmm__round_up(f0 - first, coarse), f1);
+        const int64_t aligned = first + (f1 - first) / coarse * coarse;
         int64_t lcm = fine, f;
         gmm_status status = GMM_OK;
         if (f0 < up) status = gmm__ck_move_rows(b, o, f0, up, repeat, period);
         if (!status && f0 < up && up < f1) return gmm__ck_move_rows(b, o, up, f1, repeat, period);
         if (status || f0 < up) return status;
-        if (down < f1) {
-            status = gmm__ck_move_rows(b, o, f0, down, repeat, period);
-            return status ? status : gmm__ck_move_rows(b, o, down, f1, repeat, period);
+        if (aligned < f1) {
+            status = gmm__ck_move_rows(b, o, f0, aligned, repeat, period);
+            return status ? status : gmm__ck_move_rows(b, o, aligned, f1, repeat, period);
         }
-        while (fine && lcm % big) lcm += fine;
-        if (fine && lcm != big) { /* neither block divides the other */
+        while (fine && lcm % coarse) lcm += fine;
+        if (fine && lcm != coarse) { /* neither block divides the other */
             if (repeat == 1 && f1 - f0 > lcm && (f1 - f0) % lcm == 0)
                 return gmm__ck_move_rows(b, o, f0, f0 + lcm, (f1 - f0) / lcm, lcm);
-            for (f = f0; !status && f < f1; f += big) status = gmm__ck_move_rows(b, o, f, f + big, repeat, period);
+            for (f = f0; !status && f < f1; f += coarse)
+                status = gmm__ck_move_rows(b, o, f, f + coarse, repeat, period);
             return status;
         }
     }
@@ -11016,14 +11021,14 @@ static gmm_status gmm__ck_move_rows(gmm__ck_builder *b, const gmm__ck_overlap *o
     m.dst_at = gmm__ck_element_offset(d, o->expert, o->h0, f0, o->k0);
     gmm__ck_add_loop(&m, o->h1 - o->h0, s->block * s->row_step, d->block * d->row_step);
     gmm__ck_add_loop(&m, repeat, 2 * period * s->row_step, 2 * period * d->row_step);
-    if (big) {
-        gmm__ck_add_loop(&m, (f1 - f0) / big, gmm__ck_row_distance(s, big, !sb) * s->row_step,
-                     gmm__ck_row_distance(d, big, !db) * d->row_step);
+    if (coarse) {
+        gmm__ck_add_loop(&m, (f1 - f0) / coarse, gmm__ck_row_distance(s, coarse, !sb) * s->row_step,
+                     gmm__ck_row_distance(d, coarse, !db) * d->row_step);
         if (fine)
-            gmm__ck_add_loop(&m, big / fine, gmm__ck_row_distance(s, fine, sb == big && sb != fine) * s->row_step,
-                         gmm__ck_row_distance(d, fine, db == big && db != fine) * d->row_step);
+            gmm__ck_add_loop(&m, coarse / fine, gmm__ck_row_distance(s, fine, sb == coarse && sb != fine) * s->row_step,
+                         gmm__ck_row_distance(d, fine, db == coarse && db != fine) * d->row_step);
     }
-    gmm__ck_add_loop(&m, fine ? fine : big ? big : f1 - f0, gmm__ck_row_distance(s, 1, 1) * s->row_step,
+    gmm__ck_add_loop(&m, fine ? fine : coarse ? coarse : f1 - f0, gmm__ck_row_distance(s, 1, 1) * s->row_step,
                  gmm__ck_row_distance(d, 1, 1) * d->row_step);
     gmm__ck_add_loop(&m, o->k1 - o->k0, s->col_step, d->col_step);
     return gmm__ck_add_move(b, &m);
@@ -11080,7 +11085,7 @@ static gmm_status gmm__ck_check_shape(gmm__ck_builder *b, const gmm_ckpt_row *ro
     int64_t shape[2][GMM_CKPT_RANK], r = *rows;
     int32_t rank[2], d;
     int i, n;
-    char have[160], want[160];
+    char actual[160], expected[160];
     if (r < 0) {
         const int split = t->rank > gmm__ck_dimensions(row, vector), transposed = row->transposed && !vector;
         d = split + transposed;
@@ -11090,16 +11095,16 @@ static gmm_status gmm__ck_check_shape(gmm__ck_builder *b, const gmm_ckpt_row *ro
     }
     n = gmm__ck_row_shapes(row, experts, r, cols, vector, shape, rank);
     for (i = 0; i < n; i++) {
-        int same = rank[i] == t->rank;
-        for (d = 0; same && d < rank[i]; d++) same = shape[i][d] == t->shape[d];
-        if (!same) continue;
+        int equal = rank[i] == t->rank;
+        for (d = 0; equal && d < rank[i]; d++) equal = shape[i][d] == t->shape[d];
+        if (!equal) continue;
         *rows = r;
         return GMM_OK;
     }
-    gmm__ck_shape_text(have, sizeof have, t->rank, t->shape);
-    gmm__ck_shape_text(want, sizeof want, rank[0], shape[0]);
+    gmm__ck_shape_text(actual, sizeof actual, t->rank, t->shape);
+    gmm__ck_shape_text(expected, sizeof expected, rank[0], shape[0]);
     return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "its shape %s is not %s, as %lld x %lld of %lld experts%s ask",
-                          have, want, (long long)r, (long long)cols, (long long)experts,
+                          actual, expected, (long long)r, (long long)cols, (long long)experts,
                           row->transposed ? ", transposed," : "");
 }
 
@@ -11133,7 +11138,7 @@ static gmm_status gmm__ck_group_matches(gmm__ck_builder *b, const gmm__ck_array 
         gmm__ck_row_tensors *h = &holder[row->half];
         const gmm_ckpt_tensor *t = &b->parts[matches[i].part].table->tensors[matches[i].tensor];
         const int64_t base = b->source.scheme->global_index ? b->parts[matches[i].part].rank.ep_rank * part_experts : 0;
-        int64_t at;
+        int64_t index;
         if (h->row && h->row != row && b->source.prefer_target &&
             (h->row->form == GMM_CKPT_EACH) != (row->form == GMM_CKPT_EACH)) {
             const int fresh = (row->form != GMM_CKPT_EACH) == (grouped != 0);
@@ -11153,15 +11158,15 @@ static gmm_status gmm__ck_group_matches(gmm__ck_builder *b, const gmm__ck_array 
             if (!h->tensor) return gmm__ck_no_memory(b);
             for (k = 0; k < b->source.part_count * part_experts; k++) h->tensor[k] = -1;
         }
-        at = row->form == GMM_CKPT_EACH && x->grouped ? matches[i].expert - base : 0;
-        if (at < 0 || at >= part_experts)
+        index = row->form == GMM_CKPT_EACH && x->grouped ? matches[i].expert - base : 0;
+        if (index < 0 || index >= part_experts)
             return gmm__ck_refuse(b, GMM_CKPT_EXTRA_INDEX, t->name, "expert %lld is none of the declared %lld",
                                   (long long)matches[i].expert, (long long)part_experts);
-        at += matches[i].part * part_experts;
-        if (h->tensor[at] >= 0)
+        index += matches[i].part * part_experts;
+        if (h->tensor[index] >= 0)
             return gmm__ck_refuse(b, GMM_CKPT_AMBIGUOUS, t->name, "\"%.100s\" names the same tensor",
-                                  b->parts[matches[i].part].table->tensors[h->tensor[at]].name);
-        h->tensor[at] = matches[i].tensor;
+                                  b->parts[matches[i].part].table->tensors[h->tensor[index]].name);
+        h->tensor[index] = matches[i].tensor;
     }
     return GMM_OK;
 }
@@ -11235,9 +11240,9 @@ static gmm_status gmm__ck_source_shard(gmm__ck_builder *b, const gmm__ck_array *
     if (gmm__ck_is_gtp_sharded(b, x)) {
         int64_t sum = 0;
         for (q = 0; q < b->source.part_count; q++) {
-            const gmm_ckpt_rank *other = &b->parts[q].rank;
+            const gmm_ckpt_rank *other_rank = &b->parts[q].rank;
             int64_t r = -1;
-            if (other->ep_rank != rank->ep_rank || other->etp_rank != rank->etp_rank) continue;
+            if (other_rank->ep_rank != rank->ep_rank || other_rank->etp_rank != rank->etp_rank) continue;
             i = h->tensor[q * part_experts + local];
             if (i < 0)
                 return gmm__ck_refuse_missing_tensor(b, x, h->row, g->state,
@@ -11245,7 +11250,7 @@ static gmm_status gmm__ck_source_shard(gmm__ck_builder *b, const gmm__ck_array *
             status = gmm__ck_check_shape(b, h->row, &b->parts[q].table->tensors[i], part_experts, &r, shape_cols,
                                          x->vector);
             if (status) return status;
-            if (other->gtp_rank < rank->gtp_rank) p->row0 += r;
+            if (other_rank->gtp_rank < rank->gtp_rank) p->row0 += r;
             sum += r;
         }
         if (sum < full || (sum > full && sum != stored * rank->gtp_size))
@@ -11286,16 +11291,16 @@ static gmm_status gmm__ck_move_overlap(gmm__ck_builder *b, const gmm__ck_shard *
     return GMM_OK;
 }
 
-/* Folds the moves of the last expert, [at, ...), into those of the experts before it, [first, at), as one more step of
-   an outer loop; `experts` were folded so far. Returns 1 if that was possible. */
-static int gmm__ck_merge_expert_moves(gmm__ck_builder *b, int64_t first, int64_t at, int64_t experts) {
-    const int64_t n = at - first;
+/* Merges the moves of the last expert, [second, ...), into those of the experts before it, [first, second), as one more
+   iteration of an outer loop, which has `experts` iterations so far. Returns 1 if that was possible. */
+static int gmm__ck_merge_expert_moves(gmm__ck_builder *b, int64_t first, int64_t second, int64_t experts) {
+    const int64_t n = second - first;
     int64_t i;
     int pass;
-    if (n == 0 || b->move_count - at != n) return 0;
+    if (n == 0 || b->move_count - second != n) return 0;
     for (pass = 0; pass < 2; pass++)
         for (i = 0; i < n; i++) {
-            gmm_ckpt_move *m = &b->moves[first + i], e = b->moves[at + i];
+            gmm_ckpt_move *m = &b->moves[first + i], e = b->moves[second + i];
             const int outer = experts > 1;
             const int64_t src = e.src_at - m->src_at, dst = e.dst_at - m->dst_at;
             int l;
@@ -11322,7 +11327,7 @@ static int gmm__ck_merge_expert_moves(gmm__ck_builder *b, int64_t first, int64_t
                     m->dst_step[l + outer] != e.dst_step[l])
                     return 0;
         }
-    b->move_count = at;
+    b->move_count = second;
     return 1;
 }
 
@@ -11351,12 +11356,12 @@ static gmm_status gmm__ck_add_target(gmm__ck_builder *b, gmm_ckpt_tensor *t, int
 /* Writes the first rank without a part of the source, as "EP 1, ETP 0, GTP 2"; "" if every rank has one. */
 static void gmm__ck_missing_rank(const gmm__ck_builder *b, char *text, size_t capacity) {
     const gmm_ckpt_rank size = b->parts[0].rank;
-    int64_t at, all = (int64_t)size.ep_size * size.etp_size;
+    int64_t index, all = (int64_t)size.ep_size * size.etp_size;
     *text = 0;
     if (!gmm__mul(all, size.gtp_size, &all)) return;
-    for (at = 0; at < all && at <= b->source.part_count; at++) {
-        const int32_t gtp = (int32_t)(at % size.gtp_size), etp = (int32_t)(at / size.gtp_size % size.etp_size);
-        const int32_t ep = (int32_t)(at / size.gtp_size / size.etp_size);
+    for (index = 0; index < all && index <= b->source.part_count; index++) {
+        const int32_t gtp = (int32_t)(index % size.gtp_size), etp = (int32_t)(index / size.gtp_size % size.etp_size);
+        const int32_t ep = (int32_t)(index / size.gtp_size / size.etp_size);
         int32_t p;
         for (p = 0; p < b->source.part_count; p++) {
             const gmm_ckpt_rank *r = &b->parts[p].rank;
@@ -11375,22 +11380,22 @@ static gmm_status gmm__ck_finish_target(gmm__ck_builder *b, int32_t target, int6
     const int64_t unit = gmm__ck_unit_bytes(t->dtype), units = gmm__ck_unit_count(t);
     int64_t sum = 0, begin = 0, i;
     int view = b->target.views;
-    gmm_ckpt_move whole = GMM_ZERO;
+    gmm_ckpt_move view_move = GMM_ZERO;
     for (i = first; i < b->move_count; i++) {
         const gmm_ckpt_move *m = &b->moves[i];
         const gmm_ckpt_tensor *s = m->src >= 0 ? &b->parts[m->part].table->tensors[m->src] : NULL;
-        int64_t here;
+        int64_t position;
         sum += gmm__ck_move_elements(m);
         view = view && s && m->kind == GMM_CKPT_COPY && m->loops == 1 && m->src_step[0] == 1 && m->dst_step[0] == 1;
         if (!view) continue;
-        here = s->offset + (m->src_at - m->dst_at) * unit;
+        position = s->offset + (m->src_at - m->dst_at) * unit;
         if (i == first) {
-            whole = *m;
-            begin = here;
+            view_move = *m;
+            begin = position;
         } else {
-            view = m->part == whole.part && here == begin &&
-                   s->storage == b->parts[m->part].table->tensors[whole.src].storage;
-            if (m->dst_at < whole.dst_at) whole = *m;
+            view = m->part == view_move.part && position == begin &&
+                   s->storage == b->parts[m->part].table->tensors[view_move.src].storage;
+            if (m->dst_at < view_move.dst_at) view_move = *m;
         }
     }
     if (sum != units) {
@@ -11400,9 +11405,9 @@ static gmm_status gmm__ck_finish_target(gmm__ck_builder *b, int32_t target, int6
                               "rank's part is missing%s", (long long)sum, (long long)units, rank);
     }
     if (view && units) {
-        whole.kind = GMM_CKPT_VIEW;
-        whole.count[0] = units;
-        b->moves[first] = whole;
+        view_move.kind = GMM_CKPT_VIEW;
+        view_move.count[0] = units;
+        b->moves[first] = view_move;
         b->move_count = first + 1;
     }
     return GMM_OK;
@@ -11427,7 +11432,7 @@ static const gmm_ckpt_row *gmm__ck_target_row(const gmm__ck_builder *b, const gm
 static int gmm__ck_missing_state(const gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g, int half,
                                  int64_t e) {
     const int64_t part_experts = gmm__ck_part_experts(b, x);
-    int64_t found = 0, wanted = 0;
+    int64_t found = 0, needed = 0;
     int32_t p;
     int s;
     for (p = 0; p < b->source.part_count; p++) {
@@ -11435,11 +11440,11 @@ static int gmm__ck_missing_state(const gmm__ck_builder *b, const gmm__ck_array *
         for (s = 0; s < 3; s++) {
             const gmm__ck_row_tensors *h = &g->presence[s];
             if (!h->row || (half != GMM_CKPT_BOTH && s != GMM_CKPT_BOTH && s != half)) continue;
-            wanted++;
+            needed++;
             found += h->tensor[p * part_experts + (h->row->form == GMM_CKPT_EACH ? e % part_experts : 0)] >= 0;
         }
     }
-    return !found ? 1 : found < wanted ? 2 : 0;
+    return !found ? 1 : found < needed ? 2 : 0;
 }
 
 /* Whether skip_missing omits a target. Scales of it that the source has are then dropped. */
@@ -11511,14 +11516,14 @@ static gmm_status gmm__ck_source_scales(gmm__ck_builder *b, const gmm__ck_array 
     const gmm_ckpt_tensor *t;
     int64_t rows = src->expert_step / src->k;
     const int64_t local = h->row && h->row->form == GMM_CKPT_EACH ? expert % part_experts : 0;
-    const int32_t at = h->row ? h->tensor[part * part_experts + local] : -1;
+    const int32_t index = h->row ? h->tensor[part * part_experts + local] : -1;
     gmm_status status;
-    if (at < 0)
+    if (index < 0)
         return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING,
                               b->parts[part].table->tensors[src->tensor].name, "its scales are missing");
     if (part_experts > 1 &&
         (h->row->form == GMM_CKPT_EACH) != (g->weight[half].row->form == GMM_CKPT_EACH))
-        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, b->parts[part].table->tensors[at].name, "scales of %s "
+        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, b->parts[part].table->tensors[index].name, "scales of %s "
                               "cannot dequantize weights of %s: keep them quantized, or give both "
                               "alike", h->row->form == GMM_CKPT_EACH ? "one expert" : "all experts",
                               h->row->form == GMM_CKPT_EACH ? "all experts" : "one expert");
@@ -11527,7 +11532,7 @@ static gmm_status gmm__ck_source_scales(gmm__ck_builder *b, const gmm__ck_array 
         return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "%lld experts of %lld rows one below another "
                               "cannot be dequantized in blocks of 128 rows: give it an extent of "
                               "experts", (long long)src->experts, (long long)rows);
-    t = &b->parts[part].table->tensors[at];
+    t = &b->parts[part].table->tensors[index];
     if (!mx) rows = gmm__ceil_div(rows, 128);
     status = gmm__ck_check_shape(b, h->row, t, part_experts, &rows,
                                  mx ? src->k / 32 : gmm__ceil_div(src->k, 128), 0);
@@ -11536,7 +11541,7 @@ static gmm_status gmm__ck_source_scales(gmm__ck_builder *b, const gmm__ck_array 
         return gmm__ck_refuse(b, GMM_CKPT_DTYPE, t->name, "scales of %s must be %s, not %s",
                               mx ? "MX32 blocks" : "128x128 blocks", mx ? "u8 or e8m0" : "f32",
                               gmm_dtype_name(t->dtype));
-    src->scale = at;
+    src->scale = index;
     src->scaling = mx ? GMM_SCALING_MX32 : GMM_SCALING_128X128;
     return GMM_OK;
 }
@@ -11706,8 +11711,8 @@ static const char *gmm__ck_slot_name(gmm_ckpt_slot slot) {
 }
 
 static int64_t gmm__ck_find_slot(const gmm__ck_builder *b, gmm_ckpt_slot slot, int64_t layer) {
-    int64_t at = 0;
-    return b->slot_count ? gmm__ck_find_linear(b, NULL, 0, slot, layer, &at) : -1;
+    int64_t slot_index = 0;
+    return b->slot_count ? gmm__ck_find_linear(b, NULL, 0, slot, layer, &slot_index) : -1;
 }
 
 /* Name of the first tensor that the source has of a linear, or NULL. */
@@ -11742,22 +11747,22 @@ static gmm_status gmm__ck_check_layers(gmm__ck_builder *b) {
     for (i = 0; i < b->linear_count; i++) {
         const gmm_ckpt_linear *l = &b->linears[i];
         gmm_status status = GMM_OK;
-        int64_t other;
+        int64_t second;
         if (l->path || !l->out) continue;
         if (l->slot == GMM_CKPT_FC1 || l->slot == GMM_CKPT_SHARED_FC1) {
-            other = gmm__ck_find_slot(b, l->slot == GMM_CKPT_FC1 ? GMM_CKPT_FC2 : GMM_CKPT_SHARED_FC2, l->layer);
-            if (other >= 0 && b->linears[other].out) status = gmm__ck_check_pair(b, i, other);
+            second = gmm__ck_find_slot(b, l->slot == GMM_CKPT_FC1 ? GMM_CKPT_FC2 : GMM_CKPT_SHARED_FC2, l->layer);
+            if (second >= 0 && b->linears[second].out) status = gmm__ck_check_pair(b, i, second);
         }
         if (status) return status;
         if (l->slot != GMM_CKPT_ROUTER && l->slot != GMM_CKPT_ROUTER_CORRECTION) continue;
-        other = gmm__ck_find_slot(b, GMM_CKPT_FC1, l->layer);
-        if (other < 0 || !b->linears[other].out) other = gmm__ck_find_slot(b, GMM_CKPT_FC2, l->layer);
-        if (other < 0 || !b->linears[other].out || l->out - l->spare == b->linears[other].experts) continue;
+        second = gmm__ck_find_slot(b, GMM_CKPT_FC1, l->layer);
+        if (second < 0 || !b->linears[second].out) second = gmm__ck_find_slot(b, GMM_CKPT_FC2, l->layer);
+        if (second < 0 || !b->linears[second].out || l->out - l->spare == b->linears[second].experts) continue;
         return gmm__ck_refuse(b, GMM_CKPT_SHAPE, gmm__ck_first_key(b, i), "layer %lld: %s has %lld rows%s, %s %lld "
                               "experts%s", (long long)l->layer, gmm__ck_slot_name(l->slot), (long long)l->out,
-                              l->spare ? ", some of them spare" : "", gmm__ck_slot_name(b->linears[other].slot),
-                              (long long)b->linears[other].experts,
-                              l->out > b->linears[other].experts ? ": state their number if the other rows are spare"
+                              l->spare ? ", some of them spare" : "", gmm__ck_slot_name(b->linears[second].slot),
+                              (long long)b->linears[second].experts,
+                              l->out > b->linears[second].experts ? ": state their number if the other rows are spare"
                                                                  : "");
     }
     return GMM_OK;
@@ -11791,15 +11796,15 @@ static gmm_status gmm__ck_find_missing_tensors(gmm__ck_builder *b, const gmm__ck
                                                int32_t state, const gmm__ck_match *matches, int64_t count) {
     const int several = b->source.scheme->rows[row].form == GMM_CKPT_EACH && x->grouped;
     const int64_t part_experts = several ? gmm__ck_part_experts(b, x) : 1;
-    int64_t at = 0;
+    int64_t match = 0;
     int32_t p;
     for (p = 0; p < b->source.part_count; p++) {
         const int64_t base = several && b->source.scheme->global_index ? b->parts[p].rank.ep_rank * part_experts : 0;
         int64_t next = base;
         const int reads = gmm__ck_part_is_read(b, x, p);
         gmm_status status = GMM_OK;
-        for (; at < count && matches[at].part == p; at++) {
-            const int64_t e = several ? matches[at].expert : 0;
+        for (; match < count && matches[match].part == p; match++) {
+            const int64_t e = several ? matches[match].expert : 0;
             if (reads && !status && e > next && next < base + part_experts)
                 status = gmm__ck_add_missing(b, linear, row, state, p, next, gmm__min_i64(e, base + part_experts) - 1);
             if (e >= next) next = e + 1;
@@ -11814,22 +11819,23 @@ static gmm_status gmm__ck_find_missing_tensors(gmm__ck_builder *b, const gmm__ck
 /* The row that is assumed for a linear without any key: its form and scaling follow those of other weights. */
 static const gmm_ckpt_row *gmm__ck_default_row(const gmm__ck_builder *b, const gmm_ckpt_linear *l, gmm_ckpt_kind kind) {
     const gmm_ckpt_scheme *scheme = b->source.scheme;
-    const gmm_ckpt_row *other = NULL, *best = NULL;
-    int score = -1;
+    const gmm_ckpt_row *similar = NULL, *best = NULL;
+    int best_score = -1;
     int64_t i;
     int32_t r;
-    for (i = 0; i < b->match_count && !other; i++) {
+    for (i = 0; i < b->match_count && !similar; i++) {
         const gmm_ckpt_row *row = &scheme->rows[b->matches[i].row];
-        if (row->kind == GMM_CKPT_WEIGHT && (row->slot <= GMM_CKPT_FC2 || row->slot == GMM_CKPT_SLOT_ANY)) other = row;
+        if (row->kind == GMM_CKPT_WEIGHT && (row->slot <= GMM_CKPT_FC2 || row->slot == GMM_CKPT_SLOT_ANY))
+            similar = row;
     }
     for (r = 0; r < scheme->count; r++) {
         const gmm_ckpt_row *row = &scheme->rows[r];
-        int now;
+        int score;
         if (row->kind != kind || (row->slot != l->slot && (row->slot != GMM_CKPT_SLOT_ANY || !l->path))) continue;
-        now = !other ? 0 : 2 * ((row->form == GMM_CKPT_EACH) == (other->form == GMM_CKPT_EACH)) +
-                           (row->scaling == other->scaling);
-        if (now > score) best = row;
-        if (now > score) score = now;
+        score = !similar ? 0 : 2 * ((row->form == GMM_CKPT_EACH) == (similar->form == GMM_CKPT_EACH)) +
+                           (row->scaling == similar->scaling);
+        if (score > best_score) best = row;
+        if (score > best_score) best_score = score;
     }
     return best;
 }
@@ -11908,17 +11914,17 @@ static const char *gmm__ck_end_numbers(char *text) {
 
 enum { GMM__CK_SET_CHARS = 120 };
 
-/* Names the missing ranges from *at on that differ in layer only by one pattern with number sets. *at moves past them.
-   */
-static char *gmm__ck_missing_set_name(gmm__ck_builder *b, const gmm_ckpt_row *layer_row, int64_t *at,
+/* Names the missing ranges from *position on that differ in layer only by one pattern with number sets. *position moves
+   past them. */
+static char *gmm__ck_missing_set_name(gmm__ck_builder *b, const gmm_ckpt_row *layer_row, int64_t *position,
                                       int64_t *tensors) {
-    const gmm__ck_missing_range *m = &b->missing_ranges[*at], *next = m,
+    const gmm__ck_missing_range *m = &b->missing_ranges[*position], *next = m,
         *end = b->missing_ranges + b->missing_range_count;
     const gmm_ckpt_row *row = m->row < 0 ? layer_row : &b->source.scheme->rows[m->row];
     const gmm_ckpt_rank *rank = &b->parts[m->part].rank, *size = &b->parts[0].rank;
     const gmm_ckpt_linear *l = m->row < 0 ? NULL : &b->linears[m->linear];
-    char layers[GMM__CK_SET_CHARS] = "{", experts[GMM__CK_SET_CHARS] = "{", *name, *to;
-    int64_t n = 0, i, from = m->layer, to_layer = m->layer;
+    char layers[GMM__CK_SET_CHARS] = "{", experts[GMM__CK_SET_CHARS] = "{", *name, *text;
+    int64_t n = 0, i, from_layer = m->layer, to_layer = m->layer;
     *tensors = 0;
     for (; m + n < end && m[n].layer == m->layer && m[n].row == m->row && m[n].state == m->state &&
          m[n].part == m->part; n++)
@@ -11933,36 +11939,36 @@ static char *gmm__ck_missing_set_name(gmm__ck_builder *b, const gmm_ckpt_row *la
                                         next[n].state == m->state && next[n].part == m->part))
             break;
         if (next->layer != to_layer + 1) {
-            gmm__ck_add_numbers(layers, sizeof layers, from, to_layer);
-            from = next->layer;
+            gmm__ck_add_numbers(layers, sizeof layers, from_layer, to_layer);
+            from_layer = next->layer;
         }
         to_layer = next->layer;
     }
-    gmm__ck_add_numbers(layers, sizeof layers, from, to_layer);
-    *at = next - b->missing_ranges;
+    gmm__ck_add_numbers(layers, sizeof layers, from_layer, to_layer);
+    *position = next - b->missing_ranges;
     name = gmm__ck_missing_name(b, row, m->state, l, gmm__ck_end_numbers(layers), gmm__ck_end_numbers(experts));
     if (!name || b->source.part_count == 1) return name;
-    to = (char *)gmm__ck_alloc(&b->arena, (int64_t)strlen(name) + 64, 1);
-    if (!to) return NULL;
-    n = snprintf(to, strlen(name) + 64, "%s", name);
-    if (size->ep_size > 1) n += snprintf(to + n, 20, " of EP %d", (int)rank->ep_rank);
-    if (size->etp_size > 1) n += snprintf(to + n, 20, " of ETP %d", (int)rank->etp_rank);
-    if (size->gtp_size > 1) (void)snprintf(to + n, 20, " of GTP %d", (int)rank->gtp_rank);
-    return to;
+    text = (char *)gmm__ck_alloc(&b->arena, (int64_t)strlen(name) + 64, 1);
+    if (!text) return NULL;
+    n = snprintf(text, strlen(name) + 64, "%s", name);
+    if (size->ep_size > 1) n += snprintf(text + n, 20, " of EP %d", (int)rank->ep_rank);
+    if (size->etp_size > 1) n += snprintf(text + n, 20, " of ETP %d", (int)rank->etp_rank);
+    if (size->gtp_size > 1) (void)snprintf(text + n, 20, " of GTP %d", (int)rank->gtp_rank);
+    return text;
 }
 
 /* Fails with the list of missing tensors, unless skip_missing allows them. */
 static gmm_status gmm__ck_refuse_incomplete(gmm__ck_builder *b, const gmm_ckpt_row *layer_row) {
     char text[340] = "", hint[100] = "", layer[24], expert[24], *name;
-    int64_t at = 0, listed = 0, tensors = 0;
+    int64_t position = 0, listed = 0, tensors = 0;
     const gmm__ck_missing_range *m = b->missing_ranges;
     size_t n = 0;
     if (b->report) b->report->missing = b->missing;
     if (!b->missing_range_count || b->source.skip_missing) return GMM_OK;
     if (!b->report) return GMM_E_KEY;
     qsort(b->missing_ranges, (size_t)b->missing_range_count, sizeof *b->missing_ranges, gmm__ck_compare_missing);
-    while (at < b->missing_range_count) {
-        name = gmm__ck_missing_set_name(b, layer_row, &at, &tensors);
+    while (position < b->missing_range_count) {
+        name = gmm__ck_missing_set_name(b, layer_row, &position, &tensors);
         if (!name) return gmm__ck_no_memory(b);
         if (n && n + strlen(name) > sizeof text - 60) break;
         gmm__ck_truncate(text + n, sizeof text - 60 - n, n ? ", " : "");
@@ -11988,15 +11994,15 @@ static gmm_status gmm__ck_refuse_incomplete(gmm__ck_builder *b, const gmm_ckpt_r
 
 /* Records what the source lacks of all linears. */
 static gmm_status gmm__ck_find_missing(gmm__ck_builder *b) {
-    int64_t at = 0, i;
+    int64_t match = 0, i;
     int32_t s;
     for (i = 0; i < b->linear_count; i++)
         for (s = 0; s < b->source.state_count; s++) {
-            const int64_t begin = at;
+            const int64_t begin = match;
             gmm_status status;
-            while (at < b->match_count && b->matches[at].linear == i && b->matches[at].state == s) at++;
+            while (match < b->match_count && b->matches[match].linear == i && b->matches[match].state == s) match++;
             if (!b->state_present[s] && s > 0) continue;
-            status = gmm__ck_find_missing_rows(b, i, s, b->matches ? b->matches + begin : NULL, at - begin);
+            status = gmm__ck_find_missing_rows(b, i, s, b->matches ? b->matches + begin : NULL, match - begin);
             if (status) return status;
         }
     return GMM_OK;
@@ -12011,7 +12017,7 @@ static gmm_status gmm__ck_check_multiple(gmm__ck_builder *b, const gmm_ckpt_line
                           "%lld", (int)l->slot, (long long)l->layer, what, (long long)extent, unit, (long long)by);
 }
 
-/* Determines the blocks of gate and up rows of a gated FC1 in the source and in the target. */
+/* Determines the block sizes of gate and up rows of a gated FC1 in source and target. */
 static gmm_status gmm__ck_glu_blocks(gmm__ck_builder *b, const gmm_ckpt_linear *l, const gmm__ck_row_tensors *weight,
                                      int64_t *src_block, int64_t *dst_block) {
     const gmm_ckpt_source *s = &b->source;
@@ -12284,18 +12290,18 @@ static gmm_status gmm__ck_plan_state(gmm__ck_builder *b, int64_t index, int32_t 
 }
 
 static gmm_status gmm__ck_plan_linears(gmm__ck_builder *b) {
-    int64_t at = 0, i;
+    int64_t match = 0, i;
     int32_t s;
     for (i = 0; i < b->linear_count; i++) {
-        int64_t end = at;
+        int64_t end = match;
         while (end < b->match_count && b->matches[end].linear == i) end++;
-        if (at == end && b->source.skip_missing) continue;
+        if (match == end && b->source.skip_missing) continue;
         for (s = 0; s < b->source.state_count; s++) {
-            const int64_t begin = at;
+            const int64_t begin = match;
             gmm_status status;
-            while (at < end && b->matches[at].state == s) at++;
+            while (match < end && b->matches[match].state == s) match++;
             if (!b->state_present[s] && s > 0) continue;
-            status = gmm__ck_plan_state(b, i, s, begin < at ? b->matches + begin : NULL, at - begin);
+            status = gmm__ck_plan_state(b, i, s, begin < match ? b->matches + begin : NULL, match - begin);
             if (status) return status;
         }
     }
@@ -12306,14 +12312,14 @@ static gmm_status gmm__ck_plan_linears(gmm__ck_builder *b) {
 
 /* Whether a segment is "_extra_state" or "_extra_state12": a pickle, or with further segments a tensor from one. */
 static int gmm__ck_extra_state(const char *name) {
-    const char *at, *dot;
+    const char *segment, *dot;
     int64_t number;
     for (; name; name = dot ? dot + 1 : NULL) {
         dot = strchr(name, '.');
         if (strncmp(name, "_extra_state", 12)) continue;
-        at = name + 12;
-        if (*at && at != dot && !gmm__ck_parse_number(&at, &number)) continue;
-        if (!*at || at == dot) return 1;
+        segment = name + 12;
+        if (*segment && segment != dot && !gmm__ck_parse_number(&segment, &number)) continue;
+        if (!*segment || segment == dot) return 1;
     }
     return 0;
 }
@@ -12344,7 +12350,7 @@ static gmm_status gmm__ck_plan_extra(gmm__ck_builder *b) {
         for (i = 0; i < table->count; i++) {
             gmm_ckpt_tensor t = table->tensors[i];
             const int64_t first = b->move_count;
-            int64_t same;
+            int64_t twin;
             int32_t target = -1;
             gmm_status status;
             if (b->uses[p][i] == GMM__CK_USED) {
@@ -12368,9 +12374,9 @@ static gmm_status gmm__ck_plan_extra(gmm__ck_builder *b) {
                 (void)gmm__ck_strip_wrappers(&b->source, t.name + n, name + n);
                 t.name = name;
             }
-            same = gmm_ckpt_table_find(b->targets, t.name);
-            if (same >= before) { /* several ranks hold the same tensor */
-                const gmm_ckpt_tensor *k = &b->targets->tensors[same];
+            twin = gmm_ckpt_table_find(b->targets, t.name);
+            if (twin >= before) { /* several ranks hold the same tensor */
+                const gmm_ckpt_tensor *k = &b->targets->tensors[twin];
                 if (k->dtype == t.dtype && k->rank == t.rank && k->bytes == t.bytes &&
                     !memcmp(k->shape, t.shape, (size_t)t.rank * sizeof t.shape[0]))
                     continue;
@@ -12535,10 +12541,10 @@ static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_so
     if (!b->target.scheme) b->target.scheme = b->source.scheme;
     b->states = b->source.states;
     if (!b->source.states || !b->source.state_count) {
-        const char **one = (const char **)gmm__ck_alloc(&b->arena, 1, sizeof *one);
-        if (!one) return gmm__ck_no_memory(b);
-        one[0] = all;
-        b->states = one;
+        const char **state = (const char **)gmm__ck_alloc(&b->arena, 1, sizeof *state);
+        if (!state) return gmm__ck_no_memory(b);
+        state[0] = all;
+        b->states = state;
         b->source.state_count = 1;
     }
     if (b->target.state_count && (b->target.state_count != b->source.state_count || !b->target.states))
@@ -12740,12 +12746,12 @@ static int64_t gmm__ck_count_experts(const gmm__ck_builder *b, const gmm__ck_mat
    expert has a tensor of its own, a router may have rows for more experts than have keys. */
 static int64_t gmm__ck_layer_experts(gmm__ck_builder *b, const gmm_ckpt_linear *l, const gmm_ckpt_row *row,
                                      const gmm_ckpt_tensor *t, int64_t stated) {
-    const int64_t other = gmm__ck_find_slot(b, l->slot == GMM_CKPT_FC1 ? GMM_CKPT_FC2 : GMM_CKPT_FC1, l->layer);
+    const int64_t partner = gmm__ck_find_slot(b, l->slot == GMM_CKPT_FC1 ? GMM_CKPT_FC2 : GMM_CKPT_FC1, l->layer);
     const int64_t router = gmm__ck_find_slot(b, GMM_CKPT_ROUTER, l->layer);
     int64_t n = l->experts;
     if (stated) return stated;
     if (gmm__ck_has_expert_extent(row, t)) return n;
-    if (other >= 0 && b->linears[other].experts > n) n = b->linears[other].experts;
+    if (partner >= 0 && b->linears[partner].experts > n) n = b->linears[partner].experts;
     if (row->form != GMM_CKPT_EACH || router < 0 || b->linears[router].out <= n) return n;
     if (!b->extra_router_rows) b->extra_router_layer = l->layer;
     if (!b->extra_router_rows) b->extra_router_rows = b->linears[router].out;
@@ -12805,12 +12811,12 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
         int32_t found = 0;
         l->out = 0;
         for (i = 0; i < count; i++) {
-            const gmm_ckpt_rank *other = &b->parts[matches[i].part].rank;
+            const gmm_ckpt_rank *other_rank = &b->parts[matches[i].part].rank;
             const gmm_ckpt_tensor *o = &b->parts[matches[i].part].table->tensors[matches[i].tensor];
             const int32_t d = o->rank - (row->transposed ? 1 : 2);
             if (matches[i].kind != GMM_CKPT_WEIGHT || matches[i].state != match->state || d < 0 ||
                 matches[i].row != match->row ||
-                other->ep_rank != rank->ep_rank || other->etp_rank != rank->etp_rank ||
+                other_rank->ep_rank != rank->ep_rank || other_rank->etp_rank != rank->etp_rank ||
                     matches[i].expert != match->expert)
                 continue;
             l->out += o->shape[d];
@@ -12830,17 +12836,17 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
 
 /* Extents of all linears, and which FC1 are gated. */
 static gmm_status gmm__ck_scan_extents(gmm__ck_builder *b, int64_t experts) {
-    int64_t i, at, pass;
+    int64_t i, match, pass;
     gmm_status status = GMM_OK;
     for (pass = 0; pass < 3; pass++) /* the experts that names imply, then routers, which may have rows for more */
-        for (i = 0, at = 0; i < b->linear_count; i++) {
+        for (i = 0, match = 0; i < b->linear_count; i++) {
             gmm_ckpt_linear *l = &b->linears[i];
             const int grouped = l->slot == GMM_CKPT_FC1 || l->slot == GMM_CKPT_FC2;
-            const int64_t begin = at;
-            while (at < b->match_count && b->matches[at].linear == i) at++;
-            if (pass == 0 && grouped) l->experts = gmm__ck_count_experts(b, b->matches + begin, at - begin);
+            const int64_t begin = match;
+            while (match < b->match_count && b->matches[match].linear == i) match++;
+            if (pass == 0 && grouped) l->experts = gmm__ck_count_experts(b, b->matches + begin, match - begin);
             if (pass != (grouped ? 2 : 1)) continue;
-            status = gmm__ck_scan_linear(b, l, b->matches + begin, at - begin, experts);
+            status = gmm__ck_scan_linear(b, l, b->matches + begin, match - begin, experts);
             if (status) return status;
         }
     for (i = 0; i < b->linear_count; i++) {
@@ -12869,7 +12875,7 @@ static gmm_status gmm__ck_scan_layers(gmm__ck_builder *b, const char *head) {
     int32_t p;
     for (p = 0; p < b->source.part_count; p++)
         for (i = 0; i < b->parts[p].table->count; i++) {
-            const char *key = b->parts[p].table->tensors[i].name, *at;
+            const char *key = b->parts[p].table->tensors[i].name, *layer_text;
             void *array = layers;
             size_t skipped;
             int64_t layer;
@@ -12877,8 +12883,8 @@ static gmm_status gmm__ck_scan_layers(gmm__ck_builder *b, const char *head) {
             (void)gmm__ck_strip_key_wrappers(&b->source, key + skipped, b->key_buffer);
             if (strncmp(b->key_buffer, b->source_prefix, prefix) ||
                 strncmp(b->key_buffer + prefix, head, length)) continue;
-            at = b->key_buffer + prefix + length;
-            if (!gmm__ck_parse_number(&at, &layer) || (*at && *at != '.') ||
+            layer_text = b->key_buffer + prefix + length;
+            if (!gmm__ck_parse_number(&layer_text, &layer) || (*layer_text && *layer_text != '.') ||
                 (count && layers[count - 1] == layer)) continue;
             if (!gmm__ck_reserve(&b->arena, &array, count, &capacity, sizeof *layers)) return gmm__ck_no_memory(b);
             layers = (int64_t *)array;
@@ -12936,14 +12942,14 @@ static gmm_status gmm__ck_scan_missing(gmm__ck_builder *b) {
     gmm_status status = GMM_OK;
     int32_t r;
     for (r = 0; r < b->source.scheme->count && !layer.pattern; r++) {
-        const char *pattern = b->source.scheme->rows[r].pattern, *at = strstr(pattern, "{L}");
+        const char *pattern = b->source.scheme->rows[r].pattern, *placeholder = strstr(pattern, "{L}");
         char *head;
-        if (!at) continue;
-        head = (char *)gmm__ck_alloc(&b->arena, at - pattern + 4, 1);
+        if (!placeholder) continue;
+        head = (char *)gmm__ck_alloc(&b->arena, placeholder - pattern + 4, 1);
         if (!head) return gmm__ck_no_memory(b);
-        memcpy(head, pattern, (size_t)(at - pattern));
+        memcpy(head, pattern, (size_t)(placeholder - pattern));
         status = gmm__ck_scan_layers(b, head);
-        memcpy(head + (at - pattern), "{e}", 4); /* the range of a missing layer is stored like one of experts */
+        memcpy(head + (placeholder - pattern), "{e}", 4); /* missing layers are stored like missing experts */
         layer.pattern = head;
     }
     if (!status && !b->source.skip_missing) status = gmm__ck_scan_members(b);
@@ -12959,7 +12965,7 @@ GMMDEF gmm_status gmm_ckpt_scan(const gmm_ckpt_source *source, int64_t experts, 
     const gmm_ckpt_target nothing = GMM_ZERO;
     gmm__ck_builder b;
     gmm_status status;
-    int64_t i, at;
+    int64_t i, remaining;
     if (!source || !linears || !count)
         return gmm__ck_fail_null(fn, !source ? "source" : !linears ? "linears" : "count", report);
     *linears = NULL;
@@ -12973,9 +12979,9 @@ GMMDEF gmm_status gmm_ckpt_scan(const gmm_ckpt_source *source, int64_t experts, 
     if (!status) status = gmm__ck_scan_extents(&b, experts);
     if (!status) status = gmm__ck_check_layers(&b);
     if (!status && b.linear_count) status = gmm__ck_scan_missing(&b);
-    for (i = at = 0; !status && i < b.linear_count; i++) /* linears without a weight are removed */
-        if (b.linears[i].out) b.linears[at++] = b.linears[i];
-    if (!status) b.linear_count = at;
+    for (i = remaining = 0; !status && i < b.linear_count; i++) /* linears without a weight are removed */
+        if (b.linears[i].out) b.linears[remaining++] = b.linears[i];
+    if (!status) b.linear_count = remaining;
     if (!status && b.linear_count) {
         qsort(b.linears, (size_t)b.linear_count, sizeof *b.linears, gmm__ck_compare_linears);
         *linears = (gmm_ckpt_linear *)b.arena.allocator.alloc(b.arena.allocator.user,
@@ -13000,7 +13006,7 @@ GMMDEF void gmm_ckpt_linears_release(gmm_ckpt_linear *linears, const gmm_allocat
 GMMDEF gmm_status gmm_ckpt_split(const gmm_ckpt_tensor *tensor, int32_t members, int32_t experts,
                                  gmm_ckpt_tensor *parts, gmm_ckpt_report *report) {
     static const char fn[] = "gmm_ckpt_split";
-    gmm_ckpt_tensor one;
+    gmm_ckpt_tensor part;
     int32_t e, d;
     char shape[160];
     if (!tensor || !parts) return gmm__ck_fail_null(fn, tensor ? "parts" : "tensor", report);
@@ -13016,18 +13022,18 @@ GMMDEF gmm_status gmm_ckpt_split(const gmm_ckpt_tensor *tensor, int32_t members,
     if (tensor->rank == 0 || tensor->shape[0] % experts || tensor->bytes % experts)
         return gmm__ck_fail(report, GMM_CKPT_NOT_DIVISIBLE, tensor->name, fn, "shape %s does not split into %d experts",
                             shape, experts);
-    one = *tensor;
-    one.bytes = tensor->bytes / experts;
+    part = *tensor;
+    part.bytes = tensor->bytes / experts;
     if (tensor->shape[0] == experts) {
-        one.rank--;
-        for (d = 0; d < one.rank; d++) one.shape[d] = tensor->shape[d + 1];
-        one.shape[one.rank] = 0;
+        part.rank--;
+        for (d = 0; d < part.rank; d++) part.shape[d] = tensor->shape[d + 1];
+        part.shape[part.rank] = 0;
     } else {
-        one.shape[0] /= experts;
+        part.shape[0] /= experts;
     }
     for (e = 0; e < experts; e++) {
-        parts[e] = one;
-        parts[e].offset = tensor->offset + e * one.bytes;
+        parts[e] = part;
+        parts[e].offset = tensor->offset + e * part.bytes;
     }
     return GMM_OK;
 }
@@ -13074,12 +13080,12 @@ static gmm__ck_key_entry *gmm__ck_add_entry(gmm__ck_builder *b, gmm__ck_key_list
 /* "weight12": the length before the digits and the index; -1 where no index stands at the end. */
 static size_t gmm__ck_split_index(const char *name, int64_t *index) {
     const size_t length = strlen(name);
-    size_t at = length;
+    size_t first_digit = length;
     const char *digits;
-    while (at && name[at - 1] >= '0' && name[at - 1] <= '9') at--;
-    while (name[at] == '0' && name[at + 1]) at++; /* "weight01" is "weight0" and 1 */
-    digits = name + at;
-    if (gmm__ck_parse_number(&digits, index)) return at;
+    while (first_digit && name[first_digit - 1] >= '0' && name[first_digit - 1] <= '9') first_digit--;
+    while (name[first_digit] == '0' && name[first_digit + 1]) first_digit++; /* "weight01" is "weight0" and 1 */
+    digits = name + first_digit;
+    if (gmm__ck_parse_number(&digits, index)) return first_digit;
     *index = -1;
     return length;
 }
@@ -13111,10 +13117,10 @@ static gmm_status gmm__ck_stack_keys(gmm__ck_builder *b, gmm__ck_key_list *keys,
     stack = gmm__ck_add_entry(b, keys, &t, runs);
     if (!stack) return gmm__ck_no_memory(b);
     for (e = 0; e < experts; e++) {
-        gmm__ck_key_entry *one = &keys->entries[f->index[e]];
-        memcpy(stack->runs + stack->count, one->runs, (size_t)one->count * sizeof *one->runs);
-        stack->count += one->count;
-        one->replaced = 1;
+        gmm__ck_key_entry *member = &keys->entries[f->index[e]];
+        memcpy(stack->runs + stack->count, member->runs, (size_t)member->count * sizeof *member->runs);
+        stack->count += member->count;
+        member->replaced = 1;
     }
     return GMM_OK;
 }
@@ -13122,34 +13128,34 @@ static gmm_status gmm__ck_stack_keys(gmm__ck_builder *b, gmm__ck_key_list *keys,
 /* Splits the grouped key into one key per expert, named `name` and its index. */
 static gmm_status gmm__ck_split_key(gmm__ck_builder *b, gmm__ck_key_list *keys, const gmm__ck_key_group *f,
                                     int64_t experts, const char *name, size_t length) {
-    const gmm__ck_key_entry whole = keys->entries[f->grouped];
+    const gmm__ck_key_entry grouped = keys->entries[f->grouped];
     gmm_ckpt_tensor *parts = (gmm_ckpt_tensor *)gmm__ck_alloc(&b->arena, experts, sizeof *parts);
-    int64_t e, run = 0, used = 0;
+    int64_t e, run = 0, run_offset = 0;
     gmm_status status;
     if (!parts) return gmm__ck_no_memory(b);
     if (experts > INT32_MAX)
         return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "experts is %lld", (long long)experts);
-    status = gmm_ckpt_split(&whole.tensor, 0, (int32_t)experts, parts, b->report);
+    status = gmm_ckpt_split(&grouped.tensor, 0, (int32_t)experts, parts, b->report);
     if (status) return status;
     keys->entries[f->grouped].replaced = 1;
     for (e = 0; e < experts; e++) {
         int64_t remaining = gmm__ck_unit_count(&parts[e]);
         char *name_copy = (char *)gmm__ck_alloc(&b->arena, (int64_t)length + 24, 1);
-        gmm__ck_key_entry *one;
+        gmm__ck_key_entry *member;
         if (!name_copy) return gmm__ck_no_memory(b);
         (void)snprintf(name_copy, length + 24, "%s%lld", name, (long long)e);
         parts[e].name = name_copy;
-        one = gmm__ck_add_entry(b, keys, &parts[e], whole.count);
-        if (!one) return gmm__ck_no_memory(b);
+        member = gmm__ck_add_entry(b, keys, &parts[e], grouped.count);
+        if (!member) return gmm__ck_no_memory(b);
         while (remaining > 0) {
-            gmm__ck_key_run *piece = &one->runs[one->count++];
-            *piece = whole.runs[run];
-            piece->at += used;
-            piece->units = gmm__min_i64(remaining, piece->units - used);
-            used += piece->units;
+            gmm__ck_key_run *piece = &member->runs[member->count++];
+            *piece = grouped.runs[run];
+            piece->at += run_offset;
+            piece->units = gmm__min_i64(remaining, piece->units - run_offset);
+            run_offset += piece->units;
             remaining -= piece->units;
-            if (used == whole.runs[run].units) {
-                used = 0;
+            if (run_offset == grouped.runs[run].units) {
+                run_offset = 0;
                 run++;
             }
         }
@@ -13226,15 +13232,15 @@ static gmm_status gmm__ck_plan_keys(gmm__ck_builder *b, const gmm__ck_key_list *
         const gmm__ck_key_entry *e = &keys->entries[i];
         const int64_t first = b->move_count;
         gmm_ckpt_tensor t = e->tensor;
-        int64_t at = 0;
+        int64_t offset = 0;
         int32_t target = -1;
         gmm_status status;
         if (i < b->parts[0].table->count) b->uses[0][i] = e->replaced ? GMM__CK_USED : GMM__CK_UNUSED;
         if (i < b->parts[0].table->count || e->replaced) continue;
         status = gmm__ck_add_target(b, &t, &target);
         for (r = 0; !status && r < e->count; r++) {
-            status = gmm__ck_plan_copy(b, 0, e->runs[r].src, e->runs[r].at, target, at, e->runs[r].units);
-            at += e->runs[r].units;
+            status = gmm__ck_plan_copy(b, 0, e->runs[r].src, e->runs[r].at, target, offset, e->runs[r].units);
+            offset += e->runs[r].units;
         }
         if (!status) status = gmm__ck_finish_target(b, target, first);
         if (status) return status;
@@ -13348,7 +13354,7 @@ GMMDEF gmm_status gmm_ckpt_normalize_map(gmm_ckpt_plan **out, const gmm_ckpt_tab
 GMMDEF gmm_status gmm_ckpt_shard_members(const int64_t *numel, int32_t members, int64_t start, int64_t length,
                                          gmm_ckpt_interval *out, gmm_error *error) {
     static const char fn[] = "gmm_ckpt_shard_members";
-    int64_t total = 0, at = 0;
+    int64_t total = 0, member_begin = 0;
     int32_t i;
     if (!out || (!numel && members > 0)) return gmm__fail(error, GMM_E_NULL, "%s: %s is NULL", fn,
                                                           out ? "numel" : "out");
@@ -13367,12 +13373,13 @@ GMMDEF gmm_status gmm_ckpt_shard_members(const int64_t *numel, int32_t members, 
         return gmm__fail(error, GMM_E_ARG, "%s: the shard of %lld at %lld passes the end of %lld elements", fn,
                          (long long)length, (long long)start, (long long)total);
     for (i = 0; i < members; i++) {
-        const int64_t begin = start > at ? start : at, end = gmm__min_i64(start + length, at + numel[i]);
-        const int none = start < 0 || begin >= end;
-        out[i].shard_at = none ? -1 : begin - start;
-        out[i].member_at = none ? -1 : begin - at;
-        out[i].length = none ? 0 : end - begin;
-        at += numel[i];
+        const int64_t begin = start > member_begin ? start : member_begin;
+        const int64_t end = gmm__min_i64(start + length, member_begin + numel[i]);
+        const int empty = start < 0 || begin >= end;
+        out[i].shard_at = empty ? -1 : begin - start;
+        out[i].member_at = empty ? -1 : begin - member_begin;
+        out[i].length = empty ? 0 : end - begin;
+        member_begin += numel[i];
     }
     return GMM_OK;
 }
@@ -13381,7 +13388,7 @@ GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, 
                                       gmm_error *error) {
     static const char fn[] = "gmm_ckpt_stored_key";
     gmm_ckpt_stored s;
-    gmm_ckpt_place at = GMM_ZERO;
+    gmm_ckpt_place result = GMM_ZERO;
     char number[32];
     int n;
     if (!stored || !key || !place)
@@ -13402,19 +13409,19 @@ GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, 
                          "of range, or a gated FC1 without its half", fn, (int)s.slot, (int)s.kind, (int)s.half,
                          (long long)s.index, (long long)s.experts_local, s.ep_rank, s.ep_size,
                          s.etp_rank, s.etp_size);
-    at.expert = s.ep_rank * s.experts_local + s.index;
-    at.experts = s.ep_size * s.experts_local;
-    at.axis = s.slot == GMM_CKPT_FC1 ? 0 : s.kind == GMM_CKPT_WEIGHT ? 1 : -1;
-    at.fragment = at.axis < 0 ? 0 : s.etp_rank + (s.half == GMM_CKPT_UP && !s.singleton ? s.etp_size : 0);
-    at.fragments = at.axis < 0 ? 1 : s.etp_size * (s.half != GMM_CKPT_BOTH && !s.singleton ? 2 : 1);
-    (void)snprintf(number, sizeof number, "%lld.", (long long)at.expert);
+    result.expert = s.ep_rank * s.experts_local + s.index;
+    result.experts = s.ep_size * s.experts_local;
+    result.axis = s.slot == GMM_CKPT_FC1 ? 0 : s.kind == GMM_CKPT_WEIGHT ? 1 : -1;
+    result.fragment = result.axis < 0 ? 0 : s.etp_rank + (s.half == GMM_CKPT_UP && !s.singleton ? s.etp_size : 0);
+    result.fragments = result.axis < 0 ? 1 : s.etp_size * (s.half != GMM_CKPT_BOTH && !s.singleton ? 2 : 1);
+    (void)snprintf(number, sizeof number, "%lld.", (long long)result.expert);
     n = snprintf(key, room, "%sexperts.experts.%slinear_fc%d.%s%s", s.prefix, s.singleton ? number : "",
                  s.slot == GMM_CKPT_FC1 ? 1 : 2, s.kind == GMM_CKPT_WEIGHT ? "weight" : "bias",
                  !s.singleton || s.half == GMM_CKPT_BOTH ? "" : s.half == GMM_CKPT_GATE ? "_w" : "_v");
     if (n < 0 || (size_t)n >= room)
         return gmm__fail(error, GMM_E_WORKSPACE, "%s: room is %llu: the key takes %d bytes", fn,
                          (unsigned long long)room, n + 1);
-    *place = at;
+    *place = result;
     return GMM_OK;
 }
 
@@ -13495,8 +13502,8 @@ static gmm__ck_element_set gmm__ck_write_set(const gmm_ckpt_move *m) {
     return s;
 }
 
-/* Elements that a move may read of its source tensor: 4-bit ones count singly. A view may extend
-   past the tensor, up to its storage's end. */
+/* Number of elements that a move may read of its source tensor, 4-bit elements counted singly. A view may extend past
+   the tensor, up to the end of its storage. */
 static int64_t gmm__ck_readable_elements(const gmm_ckpt_plan *plan, const gmm_ckpt_move *m) {
     const gmm_ckpt_table *table = plan->parts[m->part].table;
     const gmm_ckpt_tensor *t = &table->tensors[m->src];
@@ -13562,7 +13569,7 @@ GMMDEF gmm_status gmm_ckpt_verify(const gmm_ckpt_plan *plan, const gmm_ckpt_move
     static const char fn[] = "gmm_ckpt_verify";
     gmm__ck_arena arena;
     gmm__ck_order *order;
-    int64_t i, at = 0;
+    int64_t i, next = 0;
     int32_t t;
     gmm_status status = GMM_OK;
     if (!plan) return gmm__fail(error, GMM_E_NULL, "%s: plan is NULL", fn);
@@ -13587,10 +13594,10 @@ GMMDEF gmm_status gmm_ckpt_verify(const gmm_ckpt_plan *plan, const gmm_ckpt_move
     if (!status && count) qsort(order, (size_t)count, sizeof *order, gmm__ck_compare_writes);
     for (t = 0; !status && t < plan->targets->count; t++) {
         const gmm_ckpt_tensor *d = &plan->targets->tensors[t];
-        const int64_t begin = at;
+        const int64_t begin = next;
         int64_t sum = 0, j;
-        for (; at < count && order[at].part == t; at++) {
-            const gmm_ckpt_move *m = &moves[order[at].index];
+        for (; next < count && order[next].part == t; next++) {
+            const gmm_ckpt_move *m = &moves[order[next].index];
             const gmm__ck_element_set written = gmm__ck_write_set(m);
             const int64_t n = gmm__ck_move_elements(m);
             if (n > gmm__ck_unit_count(d) - sum) {
@@ -13600,14 +13607,15 @@ GMMDEF gmm_status gmm_ckpt_verify(const gmm_ckpt_plan *plan, const gmm_ckpt_move
             }
             sum += n;
             /* replaced by the end of all writes up to here */
-            order[at].offset = written.offset + gmm__ck_set_span(&written);
-            if (at > begin && order[at - 1].offset > order[at].offset) order[at].offset = order[at - 1].offset;
-            for (j = at - 1; !status && j >= begin && order[j].offset > written.offset; j--) {
+            order[next].offset = written.offset + gmm__ck_set_span(&written);
+            if (next > begin && order[next - 1].offset > order[next].offset)
+                order[next].offset = order[next - 1].offset;
+            for (j = next - 1; !status && j >= begin && order[j].offset > written.offset; j--) {
                 const gmm__ck_element_set other = gmm__ck_write_set(&moves[order[j].index]);
                 if (!gmm__ck_disjoint(&written, &other))
                     status = gmm__fail(error, GMM_E_STATE, "%s: target %.160s: moves[%lld] and moves[%lld] write the "
                                        "same element", fn, d->name, (long long)order[j].index,
-                                       (long long)order[at].index);
+                                       (long long)order[next].index);
             }
             if (status) break;
         }
@@ -13626,7 +13634,7 @@ GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_par
                                          const gmm_allocator *allocator, gmm_ckpt_report *report) {
     static const char fn[] = "gmm_ckpt_plan_of_moves";
     gmm__ck_builder b;
-    gmm_error why = GMM_ZERO;
+    gmm_error error = GMM_ZERO;
     gmm_status status;
     int64_t i;
     if (!out) return gmm__ck_fail_null(fn, "out", report);
@@ -13680,9 +13688,9 @@ GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_par
     }
     if (!status) status = gmm__ck_build_plan(&b, *out);
     if (!status) {
-        status = gmm_ckpt_verify(*out, NULL, 0, &why);
+        status = gmm_ckpt_verify(*out, NULL, 0, &error);
         if (status) {
-            (void)gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "%.400s", why.text);
+            (void)gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "%.400s", error.text);
             if (report) report->error.status = status;
         }
     }
@@ -13705,18 +13713,18 @@ GMMDEF gmm_status gmm_ckpt_cost_of(const gmm_ckpt_plan *plan, gmm_ckpt_cost *cos
 /* ............................................................................................... 15.10 Applying ... */
 /* Applies the moves of a plan to memory or through callbacks. */
 
-static float gmm__ck_load_float(gmm_dtype dtype, const char *at) { /* any alignment */
-    uint32_t u = 0;
-    memcpy(&u, at, dtype == GMM_F32 ? 4 : 2);
-    return dtype == GMM_F32 ? gmm_f32_from_bits(u) : dtype == GMM_BF16 ? gmm_bf16_to_f32((uint16_t)u)
-                                                                       : gmm_f16_to_f32((uint16_t)u);
+static float gmm__ck_load_float(gmm_dtype dtype, const char *src) { /* any alignment */
+    uint32_t bits = 0;
+    memcpy(&bits, src, dtype == GMM_F32 ? 4 : 2);
+    return dtype == GMM_F32 ? gmm_f32_from_bits(bits) : dtype == GMM_BF16 ? gmm_bf16_to_f32((uint16_t)bits)
+                                                                       : gmm_f16_to_f32((uint16_t)bits);
 }
 
-static void gmm__ck_store_float(gmm_dtype dtype, char *at, float v) {
-    const uint32_t w = gmm_f32_bits(v);
-    const uint16_t h = dtype == GMM_BF16 ? gmm_f32_to_bf16(v) : gmm_f32_to_f16(v);
-    if (dtype == GMM_F32) memcpy(at, &w, 4);
-    else memcpy(at, &h, 2);
+static void gmm__ck_store_float(gmm_dtype dtype, char *dst, float value) {
+    const uint32_t w = gmm_f32_bits(value);
+    const uint16_t h = dtype == GMM_BF16 ? gmm_f32_to_bf16(value) : gmm_f32_to_f16(value);
+    if (dtype == GMM_F32) memcpy(dst, &w, 4);
+    else memcpy(dst, &h, 2);
 }
 
 /* One tile of a move. Strides and steps count elements. */
@@ -13778,8 +13786,8 @@ static void gmm__ck_move_run(const gmm__ck_tile_args *t, int64_t src, int64_t ds
     }
 }
 
-/* Moves a tile, from source element `src` to the start of the destination. Where the source is contiguous along the
-   last loop but one, the last two loops run in square tiles, so that source and destination stay in the cache. */
+/* Moves a tile, from source element `src` to the start of the destination. Where the source's step is smaller in the
+   last loop but one than in the last, these two loops run in square tiles, so that both sides stay in the cache. */
 static void gmm__ck_move_tile(const gmm__ck_tile_args *t, int64_t src) {
     enum { TILE = 32 };
     const gmm_ckpt_move *m = t->move;
@@ -13829,57 +13837,61 @@ typedef struct gmm__ck_apply_call {
 static const char gmm__ck_apply_name[] = "gmm_ckpt_apply";
 
 static gmm_status gmm__ck_read(const gmm__ck_apply_call *c, const gmm_ckpt_move *m, const gmm_ckpt_tensor *t,
-                               int64_t at, void *to, int64_t bytes) {
-    const int code = c->run->io.read(c->run->io.user, m->part, t->storage, t->offset + at, to, bytes);
+                               int64_t offset, void *dst, int64_t bytes) {
+    const int code = c->run->io.read(c->run->io.user, m->part, t->storage, t->offset + offset, dst, bytes);
     if (!code) return GMM_OK;
     return gmm__fail(c->error, GMM_E_IO, "%s: io.read gave %d for %lld bytes at %lld of \"%.160s\" (part %d, storage "
                      "%d)",
-                     gmm__ck_apply_name, code, (long long)bytes, (long long)at, t->name, (int)m->part, (int)t->storage);
+                     gmm__ck_apply_name, code, (long long)bytes, (long long)offset, t->name, (int)m->part,
+                     (int)t->storage);
 }
 
-static gmm_status gmm__ck_write(const gmm__ck_apply_call *c, const gmm_ckpt_move *m, int64_t at, const void *from,
+static gmm_status gmm__ck_write(const gmm__ck_apply_call *c, const gmm_ckpt_move *m, int64_t offset, const void *src,
                                 int64_t bytes) {
-    const int code = c->run->io.write(c->run->io.user, m->dst, at, from, bytes);
+    const int code = c->run->io.write(c->run->io.user, m->dst, offset, src, bytes);
     if (!code) return GMM_OK;
     return gmm__fail(c->error, GMM_E_IO, "%s: io.write gave %d for %lld bytes at %lld of \"%.160s\"",
                      gmm__ck_apply_name,
-                     code, (long long)bytes, (long long)at, c->plan->targets->tensors[m->dst].name);
+                     code, (long long)bytes, (long long)offset, c->plan->targets->tensors[m->dst].name);
 }
 
-/* Bytes: the most that one contiguous copy moves at once; span from which a sparse loop gets reads of its own. */
+/* Bytes that a contiguous copy reads or writes at a time; span from which the iterations of a sparse loop are read one
+   by one. */
 enum { GMM__CK_CHUNK_BYTES = 4 << 20, GMM__CK_GAP_BYTES = 4096 };
 
 /* Applies a move that copies contiguous bytes, or writes contiguous zeros. */
-static gmm_status gmm__ck_apply_contiguous(const gmm__ck_apply_call *c, const gmm_ckpt_move *m, const char *from,
-                                           char *to) {
+static gmm_status gmm__ck_apply_contiguous(const gmm__ck_apply_call *c, const gmm_ckpt_move *m, const char *src_memory,
+                                           char *dst_memory) {
     const gmm_ckpt_tensor *s = m->kind == GMM_CKPT_ZERO ? NULL : &c->plan->parts[m->part].table->tensors[m->src];
     const int64_t unit = gmm__ck_unit_bytes(c->plan->targets->tensors[m->dst].dtype), bytes = m->count[0] * unit;
     const int64_t chunk = gmm__min_i64((int64_t)(c->run->scratch_bytes < GMM__CK_CHUNK_BYTES ? c->run->scratch_bytes
                                                                                       : (size_t)GMM__CK_CHUNK_BYTES),
                                                                                           bytes);
     const int64_t src = m->src_at * unit, dst = m->dst_at * unit;
-    int64_t at, n;
+    int64_t done, n;
     gmm_status status = GMM_OK;
-    if (to && !s) {
-        memset(to + dst, 0, (size_t)bytes);
+    if (dst_memory && !s) {
+        memset(dst_memory + dst, 0, (size_t)bytes);
         return GMM_OK;
     }
-    if (to && from) {
-        memcpy(to + dst, from + src, (size_t)bytes);
+    if (dst_memory && src_memory) {
+        memcpy(dst_memory + dst, src_memory + src, (size_t)bytes);
         return GMM_OK;
     }
-    if (to) return gmm__ck_read(c, m, s, src, to + dst, bytes);
+    if (dst_memory) return gmm__ck_read(c, m, s, src, dst_memory + dst, bytes);
     if (!s) memset(c->run->scratch, 0, (size_t)chunk);
-    for (at = 0; !status && at < bytes; at += n) {
-        n = gmm__min_i64(chunk, bytes - at);
-        if (s && !from) status = gmm__ck_read(c, m, s, src + at, c->run->scratch, n);
-        if (!status) status = gmm__ck_write(c, m, dst + at, from ? from + src + at : (const char *)c->run->scratch, n);
+    for (done = 0; !status && done < bytes; done += n) {
+        n = gmm__min_i64(chunk, bytes - done);
+        if (s && !src_memory) status = gmm__ck_read(c, m, s, src + done, c->run->scratch, n);
+        if (!status)
+            status = gmm__ck_write(c, m, dst + done,
+                                   src_memory ? src_memory + src + done : (const char *)c->run->scratch, n);
     }
     return status;
 }
 
-/* Chooses how much of each loop is done at once, from the loop with the smallest step outwards: at most `in` source
-   elements from first to last, and `out` elements altogether. Sparse loops are not spanned. */
+/* Chooses the iterations of each loop in a tile, beginning with the loop of the smallest step. A tile spans at most
+   `in` source elements and has at most `out` elements. It does not span iterations of a sparse loop (dense > 0). */
 static void gmm__ck_choose_tile(const gmm_ckpt_move *m, const int64_t *step, int64_t in, int64_t out, int64_t dense,
                                 int64_t *tile) {
     int64_t span = 1, volume = 1;
@@ -13904,12 +13916,12 @@ static void gmm__ck_choose_tile(const gmm_ckpt_move *m, const int64_t *step, int
 /* Length, in rows, of a run of elements that overlaps at most `scales` rows of 128x128 scales. A run as long as n - 1
    rows overlaps n of them, and with that at most n rows of scales, or 3 + n / 128 + n / rows of them. */
 static int64_t gmm__ck_scaled_rows(int64_t scales, int64_t rows) {
-    const int64_t many = 1 + (scales - 3) * gmm__min_i64(rows, 128) / 2;
-    return (many > scales ? many : scales) - 1;
+    const int64_t rows_of_scales = 1 + (scales - 3) * gmm__min_i64(rows, 128) / 2;
+    return (rows_of_scales > scales ? rows_of_scales : scales) - 1;
 }
 
 /* Writes zeros in several contiguous runs. */
-static gmm_status gmm__ck_apply_zeros(const gmm__ck_apply_call *c, const gmm_ckpt_move *m, char *to) {
+static gmm_status gmm__ck_apply_zeros(const gmm__ck_apply_call *c, const gmm_ckpt_move *m, char *dst_memory) {
     const int last = m->loops - 1, contiguous = m->dst_step[last] == 1;
     const int outer = contiguous ? last : m->loops;
     int64_t index[GMM_CKPT_LOOPS] = {0};
@@ -13922,7 +13934,7 @@ static gmm_status gmm__ck_apply_zeros(const gmm__ck_apply_call *c, const gmm_ckp
         gmm_status status;
         run.dst_at = m->dst_at;
         for (l = 0; l < outer; l++) run.dst_at += index[l] * m->dst_step[l];
-        status = gmm__ck_apply_contiguous(c, &run, NULL, to);
+        status = gmm__ck_apply_contiguous(c, &run, NULL, dst_memory);
         if (status) return status;
         for (l = outer - 1; l >= 0 && ++index[l] == m->count[l]; l--) index[l] = 0;
     } while (l >= 0);

@@ -962,23 +962,23 @@ static int64_t gmm__gtp_tp_rows(const gmm_shard *s, int64_t n) {
 /* Checks the sections of a shard. */
 static gmm_status gmm__gtp_check_sections(const char *fn, const gmm_shard *s, gmm_error *error) {
     const int32_t n = s->sections ? s->sections : 1;
-    int64_t left = s->rows;
+    int64_t remaining = s->rows;
     int32_t i;
     for (i = 0; i < n; i++) {
         const int64_t rows = s->sections ? s->section_rows[i] : s->rows;
         if (rows < 1)
             return gmm__fail(error, GMM_E_ARG, "%s: section_rows[%d] is %lld: must be >= 1", fn, i,
                              (long long)rows);
-        if (rows > left || (i == n - 1 && rows < left))
+        if (rows > remaining || (i == n - 1 && rows < remaining))
             return gmm__fail(error, GMM_E_ARG, "%s: section_rows[%d] is %lld with %lld of rows %lld left: the sections "
-                             "must add up to rows", fn, i, (long long)rows, (long long)left, (long long)s->rows);
+                             "must add up to rows", fn, i, (long long)rows, (long long)remaining, (long long)s->rows);
         if (s->tp_cut == GMM_TP_ROWS && rows % s->tp_size != 0)
             return gmm__fail(error, GMM_E_ARG, "%s: section %d has %lld rows: must be a multiple of tp_size %d", fn,
                              i, (long long)rows, (int)s->tp_size);
         if (s->tp_cut == GMM_TP_ROWS && s->tp_multiple > 1 && rows / s->tp_size % s->tp_multiple != 0)
             return gmm__fail(error, GMM_E_CONFIG, "%s: section %d has %lld rows per TP rank: must be a multiple of "
                              "tp_multiple %d", fn, i, (long long)(rows / s->tp_size), (int)s->tp_multiple);
-        left -= rows;
+        remaining -= rows;
     }
     return GMM_OK;
 }
@@ -1031,14 +1031,14 @@ static gmm_status gmm__gtp_plan_shard(const char *fn, const gmm_shard *desc, gmm
         const int columnwise = direction == GMM_COLUMNWISE;
         const int stored = !columnwise || (gmm__gtp_block_rows(s->scaling) > 1 && s->scaling != GMM_SCALING_128X128);
         gmm_layout whole = GMM_ZERO, shard = GMM_ZERO;
-        gmm_error why = GMM_ZERO;
+        gmm_error layout_error = GMM_ZERO;
         if (columnwise && s->scaling == GMM_SCALING_NONE) continue;
         status = gmm_layout_of(s->dtype, s->scaling, GMM_SCALES_COMPACT, (gmm_direction)direction, p->padded_rows,
-                               p->local_cols, &whole, &why);
+                               p->local_cols, &whole, &layout_error);
         if (!status && stored)
             status = gmm_layout_of(s->dtype, s->scaling, GMM_SCALES_COMPACT, (gmm_direction)direction, p->shard_rows,
-                                   p->local_cols, &shard, &why);
-        if (status) return gmm__fail(error, status, "%s: %.400s", fn, why.text);
+                                   p->local_cols, &shard, &layout_error);
+        if (status) return gmm__fail(error, status, "%s: %.400s", fn, layout_error.text);
         p->gather_data_bytes[direction] = whole.data_bytes;
         p->gather_scale_bytes[direction] = whole.scale_bytes;
         p->shard_data_bytes[direction] = shard.data_bytes;
@@ -1383,26 +1383,26 @@ static gmm_status gmm__gtp_stage_cost(const char *fn, const gmm_gtp_forecast *f,
                                       gmm__gtp_gather_cost *a, gmm_error *error) {
     gmm_shard s;
     gmm_shard_plan p;
-    double share, count, elements;
+    double seconds_per_byte, count, elements;
     int pass;
     gmm_status status = gmm__gtp_plan_shard(fn, x->shard, &s, &p, error);
     if (status) return status;
     if (x->bundle < 0 || !(x->tokens >= 0))
         return gmm__fail(error, GMM_E_ARG, "%s: bundle is %d, tokens %g: must be >= 0", fn, x->bundle, x->tokens);
     count = x->bundle ? x->bundle : 1;
-    share = (double)(s.gtp_size - 1) / s.gtp_size / f->link_rate;
+    seconds_per_byte = (double)(s.gtp_size - 1) / s.gtp_size / f->link_rate;
     elements = (double)p.padded_rows * (double)p.local_cols * count;
     for (pass = 0; pass < 2; pass++) {
         const int d = pass && p.shard_data_bytes[GMM_COLUMNWISE] ? GMM_COLUMNWISE : GMM_ROWWISE;
         const double bytes = count * s.gtp_size * ((double)p.shard_data_bytes[d] + (double)p.shard_scale_bytes[d]);
-        a->gather[pass] = s.gtp_size > 1 ? f->latency + bytes * share : 0;
+        a->gather[pass] = s.gtp_size > 1 ? f->latency + bytes * seconds_per_byte : 0;
     }
     a->shared = p.gather_data_bytes[GMM_COLUMNWISE] == 0;
     a->transposed = !a->shared && p.shard_data_bytes[GMM_COLUMNWISE] == 0;
     a->transpose = a->transposed && f->memory_rate > 0
                   ? 2 * count * (double)p.gather_data_bytes[GMM_COLUMNWISE] / f->memory_rate : 0;
     x->gather = a->gather[0];
-    x->reduce = s.gtp_size > 1 ? f->latency + elements * (gmm_dtype_bits(f->wire) / 8) * share : 0;
+    x->reduce = s.gtp_size > 1 ? f->latency + elements * (gmm_dtype_bits(f->wire) / 8) * seconds_per_byte : 0;
     x->sum = 0;
     if (f->memory_rate > 0) { /* the sum reads the parts, and reads and writes main_grad */
         const double parts = f->wire == GMM_BF16 && s.gtp_size > 2 ? s.gtp_size : 1;
@@ -1931,12 +1931,12 @@ static void gmm__graph_start(gmm__rank_queue *q, gmm__rank_op *op) {
     gmm__replay *replay = (gmm__replay *)op->memory;
     int32_t i;
     for (i = 0; i < op->graph->queue_count; i++) {
-        gmm__rank_queue *to = r->queues[op->graph->queues[i]];
-        gmm__clock_merge(to->clock, q->clock);
-        gmm__ranks_free(r->world, to->ops);
-        to->ops = replay->ops[i];
-        to->count = to->capacity = replay->count[i];
-        to->head = 0;
+        gmm__rank_queue *queue = r->queues[op->graph->queues[i]];
+        gmm__clock_merge(queue->clock, q->clock);
+        gmm__ranks_free(r->world, queue->ops);
+        queue->ops = replay->ops[i];
+        queue->count = queue->capacity = replay->count[i];
+        queue->head = 0;
     }
     gmm__ranks_free(r->world, replay);
     op->memory = NULL;
@@ -2717,22 +2717,22 @@ GMMDEF gmm_status gmm_ranks_capture_end(gmm_ranks *ranks, int32_t rank, gmm_stre
 
 /* Copies a captured operation for one launch; 0 = no memory. External waits wait for the last record before the launch.
    */
-static int gmm__graph_copy_op(gmm_ranks_graph *g, gmm__token **tokens, const gmm__rank_op *from, gmm__rank_op *op) {
+static int gmm__graph_copy_op(gmm_ranks_graph *g, gmm__token **tokens, const gmm__rank_op *src, gmm__rank_op *op) {
     gmm_ranks *w = g->rank->world;
-    *op = *from;
+    *op = *src;
     op->memory = NULL;
-    if (from->kind == GMM__RANK_WAIT) {
-        op->token = gmm__token_retain(from->event ? from->event->last : tokens[from->record_index]);
+    if (src->kind == GMM__RANK_WAIT) {
+        op->token = gmm__token_retain(src->event ? src->event->last : tokens[src->record_index]);
         /* the event was never recorded */
         if (!op->token && (op->token = gmm__token_create(w)) != NULL) op->token->done = 1;
         return op->token != NULL;
     }
-    if (from->kind == GMM__RANK_RECORD) {
-        op->token = from->event ? gmm__token_create(w) : gmm__token_retain(tokens[from->record_index]);
+    if (src->kind == GMM__RANK_RECORD) {
+        op->token = src->event ? gmm__token_create(w) : gmm__token_retain(tokens[src->record_index]);
         return op->token != NULL;
     }
-    op->memory = gmm__ranks_alloc(w, from->bytes);
-    if (op->memory) memcpy(op->memory, from->memory, from->bytes);
+    op->memory = gmm__ranks_alloc(w, src->bytes);
+    if (op->memory) memcpy(op->memory, src->memory, src->bytes);
     return op->memory != NULL;
 }
 
@@ -3193,7 +3193,7 @@ typedef struct gmm__peers {
     cudaEvent_t fork, join, last;
     gmm_stream stream;          /* of the open operation */
     int32_t active, push_count;
-    int32_t notified, reserved; /* notified: a peer gave up, and has set the ABORTED flags of all ranks */
+    int32_t notified, reserved; /* notified: a peer has called give_up and set the ABORTED flags of all ranks */
     gmm__peers_push pushes[GMM__PEERS_MAX_PUSHES]; /* not enqueued yet */
 } gmm__peers;
 
@@ -3292,19 +3292,19 @@ static cudaError_t gmm__peers_flush(gmm__peers *p) {
         for (k = 0; k < p->push_count && e == cudaSuccess; k += n) {
             const gmm__peers_push *q = &p->pushes[k];
             const int32_t peer = (rank + i) % size;
-            const char *from = q->source + (q->parts ? (size_t)peer * q->bytes : 0);
-            char *to = q->window->base[peer] + q->offset + (size_t)rank * q->bytes;
+            const char *src = q->source + (q->parts ? (size_t)peer * q->bytes : 0);
+            char *dst = q->window->base[peer] + q->offset + (size_t)rank * q->bytes;
             n = i == 0 ? 1 : gmm__peers_count_2d(p, q, p->push_count - k);
-            if (i == 0 && (q->parts || to == from)) continue;
+            if (i == 0 && (q->parts || dst == src)) continue;
             if (i == 0 && !forked) {
                 e = cudaEventRecord(p->fork, p->stream);
                 if (e == cudaSuccess) e = cudaStreamWaitEvent(p->copy_stream, p->fork, 0);
                 forked = 1;
             }
             if (e != cudaSuccess) break;
-            e = n == 1 ? cudaMemcpyAsync(to, from, q->bytes, cudaMemcpyDeviceToDevice,
+            e = n == 1 ? cudaMemcpyAsync(dst, src, q->bytes, cudaMemcpyDeviceToDevice,
                                          i == 0 ? p->copy_stream : p->stream)
-                       : cudaMemcpy2DAsync(to, q[1].offset - q->offset, from, (size_t)(q[1].source - q->source),
+                       : cudaMemcpy2DAsync(dst, q[1].offset - q->offset, src, (size_t)(q[1].source - q->source),
                                            q->bytes,
                                            (size_t)n, cudaMemcpyDeviceToDevice, p->stream);
         }
@@ -3894,7 +3894,7 @@ typedef struct gmm__gtp_domain {
     gmm_event fork[2], join[2];
     gmm__watch watch[2][GMM__MAX_WATCHES];
     gmm_event watch_end[2][GMM__MAX_WATCHES];
-    uint32_t oldest[2], next[2]; /* of the rings; they count on without bound */
+    uint32_t oldest[2], next[2]; /* of the rings: counters that are taken modulo the ring's size */
 } gmm__gtp_domain;
 
 enum { GMM__GRAPH_NEEDS = 1, GMM__GRAPH_READS = 2, GMM__GRAPH_REDUCES = 4 }; /* how a graph uses a bundle */
@@ -4162,15 +4162,15 @@ static gmm_status gmm__gtp_gather_layouts(const gmm_shard *s, const gmm_shard_pl
 /* Copies and checks the format in which gmm_gtp_quantize writes a weight. */
 static gmm_status gmm__gtp_read_format(const char *fn, gmm__gtp_weight *w, gmm_error *error) {
     gmm_format *f = &w->format;
-    gmm_error why = GMM_ZERO;
+    gmm_error format_error = GMM_ZERO;
     gmm_status s;
     if (!w->desc.format) return GMM_OK;
     s = gmm__gtp_read(fn, "weight->format", w->desc.format, f, sizeof *f, error);
     w->desc.format = NULL; /* w->format is used from here on */
     if (s) return s;
     f->struct_size = 0;
-    s = gmm_format_validate(f, &why);
-    if (s) return gmm__fail(error, s, "%s: '%s': format: %.300s", fn, w->desc.name, why.text);
+    s = gmm_format_validate(f, &format_error);
+    if (s) return gmm__fail(error, s, "%s: '%s': format: %.300s", fn, w->desc.name, format_error.text);
     if (w->shard.scaling == GMM_SCALING_NONE && f->dtype == GMM_NONE) return GMM_OK;
     if (f->dtype != w->shard.dtype || f->scaling != w->shard.scaling)
         return gmm__fail(error, GMM_E_DTYPE, "%s: '%s': format is %s scaled %s, the shard %s scaled %s", fn,
@@ -4964,9 +4964,9 @@ GMMDEF gmm_status gmm_gtp_bind(gmm_gtp *gtp, int32_t domain, void *gather, size_
     return s;
 }
 
-/* Checks at the begin of public calls, and the hash of calls that all ranks must make alike. */
+/* Checks at the beginning of public calls, and the hash of calls that must be the same on all ranks. */
 
-/* Where a call is allowed although most are not: in a callback; only outside of captures. */
+/* Where a call is allowed: also in a callback; only outside of captures. */
 enum { GMM__GTP_IN_CALLBACK = 1, GMM__GTP_NO_CAPTURE = 2 };
 static gmm_status gmm__gtp_check_call(gmm_gtp *g, const char *fn, int32_t allowed) {
     if (!g) return GMM_E_NULL;
@@ -5663,8 +5663,8 @@ static gmm_status gmm__gtp_copy_gradient(gmm_gtp *g, const gmm__gtp_bundle *b, c
 }
 
 /* Multiprocessors for the sum of a weight: those that the GEMMs of the backward chain leave free. 0 = all: behind the
-   last bundle of the chain, and where gmm_accumulate needs all of them, since main_grad is not fp32 or not in whole
-   vectors. */
+   last bundle of the chain, and where gmm_accumulate needs all of them, since main_grad is not fp32 or does not admit
+   vector accesses. */
 static int32_t gmm__gtp_sum_processors(gmm_gtp *g, const gmm__gtp_bundle *b, const gmm__gtp_weight *w) {
     gmm_gtp_pass pass = GMM_GTP_FORWARD;
     const int32_t chain = b->chain[GMM_GTP_BACKWARD];
@@ -6257,13 +6257,13 @@ static gmm_status gmm__gtp_arrays(gmm__gtp_planner *p, gmm__gtp_side *side, gmm_
     const gmm_direction d = s->scaling == GMM_SCALING_NONE ? GMM_ROWWISE : direction;
     gmm__gtp_array *data = &side->array[GMM__GTP_DATA], *scale = &side->array[GMM__GTP_SCALE];
     gmm_layout l = GMM_ZERO;
-    gmm_error why = GMM_ZERO;
+    gmm_error error = GMM_ZERO;
     const gmm_status status = gmm_layout_of(s->dtype, s->scaling, GMM_SCALES_COMPACT, d, side->plan.shard_rows,
-                                            side->plan.local_cols, &l, &why);
+                                            side->plan.local_cols, &l, &error);
     const int64_t pack = gmm_dtype_bits(s->dtype) < 8 ? 8 / gmm_dtype_bits(s->dtype) : 1;
     int64_t unused = 0;
     int major;
-    if (status) return gmm__gtp_ckpt_fail(p, status, GMM_CKPT_DTYPE, "%.300s", why.text);
+    if (status) return gmm__gtp_ckpt_fail(p, status, GMM_CKPT_DTYPE, "%.300s", error.text);
     memset(side->array, 0, sizeof side->array);
     data->dtype = s->dtype;
     data->shape[0] = l.data_rows;
@@ -6302,25 +6302,25 @@ static void gmm__gtp_unpad(const gmm__gtp_side *side, gmm__gtp_array *a) {
 }
 
 /* Describes a side; its extents are stored in p->extents[which]. */
-static gmm_status gmm__gtp_read_side(gmm__gtp_planner *p, const gmm_shard *shard, gmm_direction direction, int which,
+static gmm_status gmm__gtp_read_side(gmm__gtp_planner *p, const gmm_shard *shard, gmm_direction direction, int buffer,
                                      gmm__gtp_side *side) {
-    gmm_error why = GMM_ZERO;
-    gmm_status status = gmm__gtp_plan_shard(p->fn, shard, &side->shard, &side->plan, &why);
+    gmm_error error = GMM_ZERO;
+    gmm_status status = gmm__gtp_plan_shard(p->fn, shard, &side->shard, &side->plan, &error);
     if (status) {
         const size_t skip = strlen(p->fn) + 2; /* gmm__gtp_ckpt_fail writes the name again */
         return gmm__gtp_ckpt_fail(p, status, GMM_CKPT_ARGUMENT, "%.300s",
-                                  strlen(why.text) > skip ? why.text + skip : "");
+                                  strlen(error.text) > skip ? error.text + skip : "");
     }
     side->shard.struct_size = 0;
     status = gmm_gtp_extents(&side->shard, NULL, 0, &side->count, NULL);
-    if (!status && side->count > p->capacity[which]) {
-        gmm__gtp_free(p, p->extents[which]);
-        p->capacity[which] = 0;
-        p->extents[which] = (gmm_extent *)gmm__gtp_alloc(p, (size_t)side->count * sizeof *side->extents);
-        if (!p->extents[which]) return gmm__gtp_ckpt_fail(p, GMM_E_MEMORY, GMM_CKPT_NO_MEMORY, "no memory");
-        p->capacity[which] = side->count;
+    if (!status && side->count > p->capacity[buffer]) {
+        gmm__gtp_free(p, p->extents[buffer]);
+        p->capacity[buffer] = 0;
+        p->extents[buffer] = (gmm_extent *)gmm__gtp_alloc(p, (size_t)side->count * sizeof *side->extents);
+        if (!p->extents[buffer]) return gmm__gtp_ckpt_fail(p, GMM_E_MEMORY, GMM_CKPT_NO_MEMORY, "no memory");
+        p->capacity[buffer] = side->count;
     }
-    side->extents = p->extents[which];
+    side->extents = p->extents[buffer];
     if (!status && side->count)
         status = gmm_gtp_extents(&side->shard, side->extents, side->count, &side->count, NULL);
     return status ? status : gmm__gtp_arrays(p, side, direction);
@@ -6522,7 +6522,7 @@ static gmm_status gmm__gtp_move_overlap(gmm__gtp_planner *p, const gmm_gtp_store
 
 static gmm_status gmm__gtp_plan_item(gmm__gtp_planner *p, const gmm_gtp_item *item, int64_t index) {
     gmm__gtp_side d, s, first;
-    gmm_shard whole;
+    gmm_shard logical;
     gmm_status status;
     int32_t j, k, target = (int32_t)p->target_count;
     int64_t moved = 0;
@@ -6537,10 +6537,10 @@ static gmm_status gmm__gtp_plan_item(gmm__gtp_planner *p, const gmm_gtp_item *it
                                   (int)item->stored_count, (int)item->direction);
     status = gmm__gtp_read_side(p, item->shard, item->direction, 0, &d);
     if (!status && p->exports) { /* the target is the logical weight */
-        whole = d.shard;
-        whole.tp_size = whole.gtp_size = 1;
-        whole.tp_rank = whole.gtp_rank = 0;
-        status = gmm__gtp_read_side(p, &whole, item->direction, 0, &d);
+        logical = d.shard;
+        logical.tp_size = logical.gtp_size = 1;
+        logical.tp_rank = logical.gtp_rank = 0;
+        status = gmm__gtp_read_side(p, &logical, item->direction, 0, &d);
         if (!status && d.shard.scaling > GMM_SCALING_TENSOR) gmm__gtp_unpad(&d, &d.array[GMM__GTP_SCALE]);
     }
     if (status) return status;

@@ -1,18 +1,18 @@
 /* ............................................................................................... 15.10 Applying ... */
 /* Applies the moves of a plan to memory or through callbacks. */
 
-static float gmm__ck_load_float(gmm_dtype dtype, const char *at) { /* any alignment */
-    uint32_t u = 0;
-    memcpy(&u, at, dtype == GMM_F32 ? 4 : 2);
-    return dtype == GMM_F32 ? gmm_f32_from_bits(u) : dtype == GMM_BF16 ? gmm_bf16_to_f32((uint16_t)u)
-                                                                       : gmm_f16_to_f32((uint16_t)u);
+static float gmm__ck_load_float(gmm_dtype dtype, const char *src) { /* any alignment */
+    uint32_t bits = 0;
+    memcpy(&bits, src, dtype == GMM_F32 ? 4 : 2);
+    return dtype == GMM_F32 ? gmm_f32_from_bits(bits) : dtype == GMM_BF16 ? gmm_bf16_to_f32((uint16_t)bits)
+                                                                       : gmm_f16_to_f32((uint16_t)bits);
 }
 
-static void gmm__ck_store_float(gmm_dtype dtype, char *at, float v) {
-    const uint32_t w = gmm_f32_bits(v);
-    const uint16_t h = dtype == GMM_BF16 ? gmm_f32_to_bf16(v) : gmm_f32_to_f16(v);
-    if (dtype == GMM_F32) memcpy(at, &w, 4);
-    else memcpy(at, &h, 2);
+static void gmm__ck_store_float(gmm_dtype dtype, char *dst, float value) {
+    const uint32_t w = gmm_f32_bits(value);
+    const uint16_t h = dtype == GMM_BF16 ? gmm_f32_to_bf16(value) : gmm_f32_to_f16(value);
+    if (dtype == GMM_F32) memcpy(dst, &w, 4);
+    else memcpy(dst, &h, 2);
 }
 
 /* One tile of a move. Strides and steps count elements. */
@@ -74,8 +74,8 @@ static void gmm__ck_move_run(const gmm__ck_tile_args *t, int64_t src, int64_t ds
     }
 }
 
-/* Moves a tile, from source element `src` to the start of the destination. Where the source is contiguous along the
-   last loop but one, the last two loops run in square tiles, so that source and destination stay in the cache. */
+/* Moves a tile, from source element `src` to the start of the destination. Where the source's step is smaller in the
+   last loop but one than in the last, these two loops run in square tiles, so that both sides stay in the cache. */
 static void gmm__ck_move_tile(const gmm__ck_tile_args *t, int64_t src) {
     enum { TILE = 32 };
     const gmm_ckpt_move *m = t->move;
@@ -125,57 +125,61 @@ typedef struct gmm__ck_apply_call {
 static const char gmm__ck_apply_name[] = "gmm_ckpt_apply";
 
 static gmm_status gmm__ck_read(const gmm__ck_apply_call *c, const gmm_ckpt_move *m, const gmm_ckpt_tensor *t,
-                               int64_t at, void *to, int64_t bytes) {
-    const int code = c->run->io.read(c->run->io.user, m->part, t->storage, t->offset + at, to, bytes);
+                               int64_t offset, void *dst, int64_t bytes) {
+    const int code = c->run->io.read(c->run->io.user, m->part, t->storage, t->offset + offset, dst, bytes);
     if (!code) return GMM_OK;
     return gmm__fail(c->error, GMM_E_IO, "%s: io.read gave %d for %lld bytes at %lld of \"%.160s\" (part %d, storage "
                      "%d)",
-                     gmm__ck_apply_name, code, (long long)bytes, (long long)at, t->name, (int)m->part, (int)t->storage);
+                     gmm__ck_apply_name, code, (long long)bytes, (long long)offset, t->name, (int)m->part,
+                     (int)t->storage);
 }
 
-static gmm_status gmm__ck_write(const gmm__ck_apply_call *c, const gmm_ckpt_move *m, int64_t at, const void *from,
+static gmm_status gmm__ck_write(const gmm__ck_apply_call *c, const gmm_ckpt_move *m, int64_t offset, const void *src,
                                 int64_t bytes) {
-    const int code = c->run->io.write(c->run->io.user, m->dst, at, from, bytes);
+    const int code = c->run->io.write(c->run->io.user, m->dst, offset, src, bytes);
     if (!code) return GMM_OK;
     return gmm__fail(c->error, GMM_E_IO, "%s: io.write gave %d for %lld bytes at %lld of \"%.160s\"",
                      gmm__ck_apply_name,
-                     code, (long long)bytes, (long long)at, c->plan->targets->tensors[m->dst].name);
+                     code, (long long)bytes, (long long)offset, c->plan->targets->tensors[m->dst].name);
 }
 
-/* Bytes: the most that one contiguous copy moves at once; span from which a sparse loop gets reads of its own. */
+/* Bytes that a contiguous copy reads or writes at a time; span from which the iterations of a sparse loop are read one
+   by one. */
 enum { GMM__CK_CHUNK_BYTES = 4 << 20, GMM__CK_GAP_BYTES = 4096 };
 
 /* Applies a move that copies contiguous bytes, or writes contiguous zeros. */
-static gmm_status gmm__ck_apply_contiguous(const gmm__ck_apply_call *c, const gmm_ckpt_move *m, const char *from,
-                                           char *to) {
+static gmm_status gmm__ck_apply_contiguous(const gmm__ck_apply_call *c, const gmm_ckpt_move *m, const char *src_memory,
+                                           char *dst_memory) {
     const gmm_ckpt_tensor *s = m->kind == GMM_CKPT_ZERO ? NULL : &c->plan->parts[m->part].table->tensors[m->src];
     const int64_t unit = gmm__ck_unit_bytes(c->plan->targets->tensors[m->dst].dtype), bytes = m->count[0] * unit;
     const int64_t chunk = gmm__min_i64((int64_t)(c->run->scratch_bytes < GMM__CK_CHUNK_BYTES ? c->run->scratch_bytes
                                                                                       : (size_t)GMM__CK_CHUNK_BYTES),
                                                                                           bytes);
     const int64_t src = m->src_at * unit, dst = m->dst_at * unit;
-    int64_t at, n;
+    int64_t done, n;
     gmm_status status = GMM_OK;
-    if (to && !s) {
-        memset(to + dst, 0, (size_t)bytes);
+    if (dst_memory && !s) {
+        memset(dst_memory + dst, 0, (size_t)bytes);
         return GMM_OK;
     }
-    if (to && from) {
-        memcpy(to + dst, from + src, (size_t)bytes);
+    if (dst_memory && src_memory) {
+        memcpy(dst_memory + dst, src_memory + src, (size_t)bytes);
         return GMM_OK;
     }
-    if (to) return gmm__ck_read(c, m, s, src, to + dst, bytes);
+    if (dst_memory) return gmm__ck_read(c, m, s, src, dst_memory + dst, bytes);
     if (!s) memset(c->run->scratch, 0, (size_t)chunk);
-    for (at = 0; !status && at < bytes; at += n) {
-        n = gmm__min_i64(chunk, bytes - at);
-        if (s && !from) status = gmm__ck_read(c, m, s, src + at, c->run->scratch, n);
-        if (!status) status = gmm__ck_write(c, m, dst + at, from ? from + src + at : (const char *)c->run->scratch, n);
+    for (done = 0; !status && done < bytes; done += n) {
+        n = gmm__min_i64(chunk, bytes - done);
+        if (s && !src_memory) status = gmm__ck_read(c, m, s, src + done, c->run->scratch, n);
+        if (!status)
+            status = gmm__ck_write(c, m, dst + done,
+                                   src_memory ? src_memory + src + done : (const char *)c->run->scratch, n);
     }
     return status;
 }
 
-/* Chooses how much of each loop is done at once, from the loop with the smallest step outwards: at most `in` source
-   elements from first to last, and `out` elements altogether. Sparse loops are not spanned. */
+/* Chooses the iterations of each loop in a tile, beginning with the loop of the smallest step. A tile spans at most
+   `in` source elements and has at most `out` elements. It does not span iterations of a sparse loop (dense > 0). */
 static void gmm__ck_choose_tile(const gmm_ckpt_move *m, const int64_t *step, int64_t in, int64_t out, int64_t dense,
                                 int64_t *tile) {
     int64_t span = 1, volume = 1;
@@ -200,12 +204,12 @@ static void gmm__ck_choose_tile(const gmm_ckpt_move *m, const int64_t *step, int
 /* Length, in rows, of a run of elements that overlaps at most `scales` rows of 128x128 scales. A run as long as n - 1
    rows overlaps n of them, and with that at most n rows of scales, or 3 + n / 128 + n / rows of them. */
 static int64_t gmm__ck_scaled_rows(int64_t scales, int64_t rows) {
-    const int64_t many = 1 + (scales - 3) * gmm__min_i64(rows, 128) / 2;
-    return (many > scales ? many : scales) - 1;
+    const int64_t rows_of_scales = 1 + (scales - 3) * gmm__min_i64(rows, 128) / 2;
+    return (rows_of_scales > scales ? rows_of_scales : scales) - 1;
 }
 
 /* Writes zeros in several contiguous runs. */
-static gmm_status gmm__ck_apply_zeros(const gmm__ck_apply_call *c, const gmm_ckpt_move *m, char *to) {
+static gmm_status gmm__ck_apply_zeros(const gmm__ck_apply_call *c, const gmm_ckpt_move *m, char *dst_memory) {
     const int last = m->loops - 1, contiguous = m->dst_step[last] == 1;
     const int outer = contiguous ? last : m->loops;
     int64_t index[GMM_CKPT_LOOPS] = {0};
@@ -218,7 +222,7 @@ static gmm_status gmm__ck_apply_zeros(const gmm__ck_apply_call *c, const gmm_ckp
         gmm_status status;
         run.dst_at = m->dst_at;
         for (l = 0; l < outer; l++) run.dst_at += index[l] * m->dst_step[l];
-        status = gmm__ck_apply_contiguous(c, &run, NULL, to);
+        status = gmm__ck_apply_contiguous(c, &run, NULL, dst_memory);
         if (status) return status;
         for (l = outer - 1; l >= 0 && ++index[l] == m->count[l]; l--) index[l] = 0;
     } while (l >= 0);

@@ -39,7 +39,7 @@ struct gmm_context {
 
 /* Operands of a call by role. Families of operations use the same roles for corresponding operands. */
 enum gmm__role {
-    GMM__X_, GMM__W, GMM__BIAS, GMM__Y, GMM__DY, GMM__DX, GMM__DW, GMM__DB, /* linear, activation, and the MLP's FC1 */
+    GMM__X_, GMM__W, GMM__BIAS, GMM__Y, GMM__DY, GMM__DX, GMM__DW, GMM__DB, /* linear, activation, the MLP's FC1 */
     GMM__W2, GMM__BIAS2, GMM__DW2, GMM__DB2,                                /* the MLP's FC2 */
     GMM__ROLES
 };

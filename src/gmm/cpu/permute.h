@@ -7,7 +7,7 @@ enum { GMM__OUT = GMM__W, GMM__DOUT = GMM__W2, GMM__ROWS = GMM__Y, GMM__DROWS = 
    over chunks then give the first row of each chunk and expert. */
 enum { GMM__MAP_NEXT, GMM__MAP_FAULT };
 
-static double gmm__map_work(const gmm__call *call) { /* a slot takes about as long as eight copies */
+static double gmm__map_work(const gmm__call *call) { /* a slot takes about as long as 8 copies */
     return 8.0 * (double)call->d.permute.tokens * (double)call->d.permute.topk;
 }
 static int64_t gmm__map_chunks(const gmm__call *call) { /* one per thread */

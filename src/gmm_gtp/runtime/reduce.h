@@ -104,8 +104,8 @@ static gmm_status gmm__gtp_copy_gradient(gmm_gtp *g, const gmm__gtp_bundle *b, c
 }
 
 /* Multiprocessors for the sum of a weight: those that the GEMMs of the backward chain leave free. 0 = all: behind the
-   last bundle of the chain, and where gmm_accumulate needs all of them, since main_grad is not fp32 or not in whole
-   vectors. */
+   last bundle of the chain, and where gmm_accumulate needs all of them, since main_grad is not fp32 or does not admit
+   vector accesses. */
 static int32_t gmm__gtp_sum_processors(gmm_gtp *g, const gmm__gtp_bundle *b, const gmm__gtp_weight *w) {
     gmm_gtp_pass pass = GMM_GTP_FORWARD;
     const int32_t chain = b->chain[GMM_GTP_BACKWARD];

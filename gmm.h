@@ -2435,9 +2435,9 @@ static GMM__UNUSED void gmm__qview_load(const gmm__qview *v, int64_t l, int64_t 
     if (fixed) return;
     for (first = 0; first < n; first = end) {
         const int64_t j = (a + first) / width;
-        const float factor = gmm__qview_factor(v, l, j, whole);
+        const float scale = gmm__qview_factor(v, l, j, whole);
         end = gmm__min_i64((j + 1) * width - a, n);
-        for (i = first; i < end; i++) dst[i] = gmm__qview_value(dst[i], factor);
+        for (i = first; i < end; i++) dst[i] = gmm__qview_value(dst[i], scale);
     }
 }
 
@@ -2560,8 +2560,8 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
         return s;
     G = call->groups.count;
     if ((d->alpha_per_group | d->y_add | d->d_bias_scale_add) & ~1)
-        return gmm__refuse(call, GMM_E_ARG, "linear", "alpha_per_group %d, y_add %d and d_bias_scale_add %d must be 0 "
-                           "or 1",
+        return gmm__refuse(call, GMM_E_ARG, "linear",
+                           "alpha_per_group %d, y_add %d and d_bias_scale_add %d must be 0 or 1",
                            d->alpha_per_group, d->y_add, d->d_bias_scale_add);
     if (K < 1) return gmm__refuse(call, GMM_E_ARG, "in_features", "%lld must be >= 1", (long long)K);
     if (N < 1) return gmm__refuse(call, GMM_E_ARG, "out_features", "%lld must be >= 1", (long long)N);
@@ -10073,8 +10073,8 @@ GMMDEF gmm_status gmm_ckpt_table_create(gmm_ckpt_table **out, const gmm_allocato
     if (!out) return gmm__fail(error, GMM_E_NULL, "gmm_ckpt_table_create: out is NULL");
     *out = NULL;
     if (allocator && !allocator->alloc != !allocator->release)
-        return gmm__fail(error, GMM_E_ARG, "gmm_ckpt_table_create: allocator: 1 of 2 functions is set; set both or "
-                         "none");
+        return gmm__fail(error, GMM_E_ARG,
+                         "gmm_ckpt_table_create: allocator: 1 of 2 functions is set; set both or none");
     a = gmm__ck_allocator(allocator);
     t = (gmm_ckpt_table *)a.alloc(a.user, sizeof *t);
     if (!t) return gmm__fail(error, GMM_E_MEMORY, "gmm_ckpt_table_create: no memory");
@@ -10202,7 +10202,7 @@ GMMDEF int64_t gmm_ckpt_table_find(const gmm_ckpt_table *table, const char *name
 }
 
 /* ................................................................................................ 15.3 Schemes ... */
-/* The shipped schemes: the patterns, slots, forms and scalings of each family of checkpoints. */
+/* The schemes of this library: patterns, slots, forms and scalings of each family of checkpoints. */
 
 #define GMM__CK_L "decoder.layers.{L}.mlp."
 #define GMM__CK_H "model.layers.{L}."
@@ -10272,7 +10272,7 @@ static const gmm_ckpt_row gmm__ck_legacy[] = { /* [E, in, out], declared as matr
     GMM__CK_MEGATRON_LIST,
 };
 
-/* Gate, up and down weights of each expert in tensors of their own. */
+/* Every expert's gate, up and down weights are separate tensors. */
 #define GMM__CK_EACH(pattern, slot, kind, half, scaling) \
     GMM__CK_ROW(GMM__CK_H pattern, slot, kind, half, GMM_CKPT_EACH, 0, scaling)
 
@@ -10386,7 +10386,7 @@ GMMDEF const gmm_ckpt_scheme *gmm_ckpt_scheme_of(const char *name) {
 }
 
 /* .................................................................................... 15.4 Keys to linears ... */
-/* Parses keys of the source and matches them to linears; spells the names of targets. */
+/* Parses the keys of the source, matches them to linears, and composes the names of targets. */
 
 /* A source tensor whose key matches a row of the scheme for a linear. */
 typedef struct gmm__ck_match {
@@ -12171,7 +12171,7 @@ static gmm_status gmm__ck_check_scale_blocks(gmm__ck_builder *b, const gmm__ck_a
     return status;
 }
 
-/* Plans quantized weights that stay quantized, and their scales: blocks and scales move alike. `last` names the weight
+/* Plans quantized weights that stay quantized, and their scales, with the same moves for both. `last` names the weight
    in the message about missing scales. */
 static gmm_status gmm__ck_plan_quantized(gmm__ck_builder *b, gmm__ck_array x, gmm__ck_transfer g,
                                          gmm__ck_row_tensors *scale, int mx, const gmm_ckpt_tensor *last) {
@@ -12518,9 +12518,9 @@ static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_so
             return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s: struct_size %u is too small for any version",
                                   i ? "target" : "source", size);
         if (!gmm__copy_sized(copies[i], sizes[i], descriptors[i])) {
-            (void)gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s: struct_size %u is larger than the %u bytes of "
-                                 "version "
-                                 "%s", i ? "target" : "source", size, (unsigned)sizes[i], GMM_VERSION_STRING);
+            (void)gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL,
+                                 "%s: struct_size %u is larger than the %u bytes of version %s",
+                                 i ? "target" : "source", size, (unsigned)sizes[i], GMM_VERSION_STRING);
             if (b->report) b->report->error.status = GMM_E_VERSION;
             return GMM_E_VERSION;
         }
@@ -12528,10 +12528,9 @@ static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_so
     if (!b->source.scheme || !b->source.parts || b->source.part_count < 1 || b->source.wrapper_count < 0 ||
         b->source.state_count < 0 || (b->source.wrapper_count && !b->source.wrappers) ||
         (b->source.state_count && !b->source.states))
-        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "source: scheme, %d parts, %d wrappers or %d states are "
-                              "NULL or "
-                              "out of range", b->source.part_count, b->source.wrapper_count,
-                              b->source.state_count);
+        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL,
+                              "source: scheme, %d parts, %d wrappers or %d states are NULL or out of range",
+                              b->source.part_count, b->source.wrapper_count, b->source.state_count);
     if (b->source.prefix && *b->source.prefix && b->source.prefix[strlen(b->source.prefix) - 1] != '.')
         return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "prefix is \"%.100s\": must be empty or end with a dot",
                               b->source.prefix);
@@ -13012,9 +13011,8 @@ GMMDEF gmm_status gmm_ckpt_split(const gmm_ckpt_tensor *tensor, int32_t members,
     if (!tensor || !parts) return gmm__ck_fail_null(fn, tensor ? "parts" : "tensor", report);
     gmm__ck_reset_report(report);
     if (tensor->rank < 0 || tensor->rank > GMM_CKPT_RANK || experts < 1 || members < 0)
-        return gmm__ck_fail(report, GMM_CKPT_ARGUMENT, tensor->name, fn, "rank %d, %d members, %d experts: out of "
-                            "range",
-                            (int)tensor->rank, members, experts);
+        return gmm__ck_fail(report, GMM_CKPT_ARGUMENT, tensor->name, fn,
+                            "rank %d, %d members, %d experts: out of range", (int)tensor->rank, members, experts);
     if (members && members != experts)
         return gmm__ck_fail(report, GMM_CKPT_GROUP_COUNT, tensor->name, fn, "it has %d groups, %d experts are expected",
                             members, experts);
@@ -13248,7 +13246,7 @@ static gmm_status gmm__ck_plan_keys(gmm__ck_builder *b, const gmm__ck_key_list *
     return GMM_OK;
 }
 
-/* What the two normalizers differ in. */
+/* Arguments in which the two normalizers differ. */
 typedef struct gmm__ck_normalize_args {
     const char *fn;
     const gmm_ckpt_table *table;
@@ -13404,11 +13402,10 @@ GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, 
         s.index >= s.experts_local || s.ep_rank < 0 || s.ep_rank >= s.ep_size || s.etp_rank < 0 ||
         s.etp_rank >= s.etp_size || s.experts_local > INT64_MAX / s.ep_size || s.half < GMM_CKPT_BOTH ||
         s.half > GMM_CKPT_UP || (s.half != GMM_CKPT_BOTH) != (s.slot == GMM_CKPT_FC1 && s.gated))
-        return gmm__fail(error, GMM_E_ARG, "%s: slot %d, kind %d, half %d, expert %lld of %lld, EP %d/%d, ETP %d/%d: "
-                         "out "
-                         "of range, or a gated FC1 without its half", fn, (int)s.slot, (int)s.kind, (int)s.half,
-                         (long long)s.index, (long long)s.experts_local, s.ep_rank, s.ep_size,
-                         s.etp_rank, s.etp_size);
+        return gmm__fail(error, GMM_E_ARG,
+                         "%s: slot %d, kind %d, half %d, expert %lld of %lld, EP %d/%d, ETP %d/%d: out of range, or a "
+                         "gated FC1 without its half", fn, (int)s.slot, (int)s.kind, (int)s.half, (long long)s.index,
+                         (long long)s.experts_local, s.ep_rank, s.ep_size, s.etp_rank, s.etp_size);
     result.expert = s.ep_rank * s.experts_local + s.index;
     result.experts = s.ep_size * s.experts_local;
     result.axis = s.slot == GMM_CKPT_FC1 ? 0 : s.kind == GMM_CKPT_WEIGHT ? 1 : -1;
@@ -13520,8 +13517,8 @@ static const char *gmm__ck_move_fault(const gmm_ckpt_plan *plan, const gmm_ckpt_
     if (m->loops < 1 || m->loops > GMM_CKPT_LOOPS) return "loops out of range";
     if (m->kind < GMM_CKPT_VIEW || m->kind > GMM_CKPT_ZERO) return "no such kind";
     if (m->part < 0 || m->part >= plan->part_count) return "no such part";
-    if (m->kind != GMM_CKPT_ZERO && (m->src < 0 || m->src >= plan->parts[m->part].table->count)) return "no such "
-        "source";
+    if (m->kind != GMM_CKPT_ZERO && (m->src < 0 || m->src >= plan->parts[m->part].table->count))
+        return "no such source";
     if (m->kind == GMM_CKPT_DEQUANT && (m->scale < 0 || m->scale >= plan->parts[m->part].table->count))
         return "no such scale";
     d = &plan->targets->tensors[m->dst];
@@ -13549,8 +13546,8 @@ static const char *gmm__ck_move_fault(const gmm_ckpt_plan *plan, const gmm_ckpt_
         const gmm_ckpt_tensor *sc = &plan->parts[m->part].table->tensors[m->scale];
         int64_t rows, cols, scale_rows, scale_cols;
         if (!(GMM__FLOATS >> d->dtype & 1)) return "it dequantizes into no float";
-        if (s->rank < 2 || (m->scaling != GMM_SCALING_128X128 && m->scaling != GMM_SCALING_MX32)) return "no such "
-            "blocks";
+        if (s->rank < 2 || (m->scaling != GMM_SCALING_128X128 && m->scaling != GMM_SCALING_MX32))
+            return "no such blocks";
         gmm__ck_scale_shape(s, m->scaling, &rows, &cols, &scale_rows, &scale_cols);
         src = src / cols / rows * scale_rows + (src / cols % rows) / (m->scaling == GMM_SCALING_MX32 ? 1 : 128) + 1;
         if (src * scale_cols > gmm__ck_unit_count(sc)) return "it reads past the scales' end";
@@ -13621,8 +13618,7 @@ GMMDEF gmm_status gmm_ckpt_verify(const gmm_ckpt_plan *plan, const gmm_ckpt_move
         }
         if (!status && sum != gmm__ck_unit_count(d) && !plan->partial)
             status = gmm__fail(error, GMM_E_STATE, "%s: target %.160s: %lld of its %lld elements are written", fn,
-                               d->name,
-                               (long long)sum, (long long)gmm__ck_unit_count(d));
+                               d->name, (long long)sum, (long long)gmm__ck_unit_count(d));
     }
     gmm__ck_arena_release(&arena);
     return status;
@@ -13702,9 +13698,9 @@ GMMDEF gmm_status gmm_ckpt_cost_of(const gmm_ckpt_plan *plan, gmm_ckpt_cost *cos
     if (!plan || !cost) return gmm__fail(error, GMM_E_NULL, "gmm_ckpt_cost_of: %s is NULL", plan ? "cost" : "plan");
     size = cost->struct_size;
     if (size > sizeof *cost || (size && size < 2 * sizeof size))
-        return gmm__fail(error, GMM_E_VERSION, "gmm_ckpt_cost_of: cost: struct_size %u is not one of a version up to "
-                         "%s",
-                         size, GMM_VERSION_STRING);
+        return gmm__fail(error, GMM_E_VERSION,
+                         "gmm_ckpt_cost_of: cost: struct_size %u is not one of a version up to %s", size,
+                         GMM_VERSION_STRING);
     memcpy(cost, &plan->cost, size ? size : sizeof *cost);
     cost->struct_size = size;
     return GMM_OK;
@@ -13840,8 +13836,8 @@ static gmm_status gmm__ck_read(const gmm__ck_apply_call *c, const gmm_ckpt_move 
                                int64_t offset, void *dst, int64_t bytes) {
     const int code = c->run->io.read(c->run->io.user, m->part, t->storage, t->offset + offset, dst, bytes);
     if (!code) return GMM_OK;
-    return gmm__fail(c->error, GMM_E_IO, "%s: io.read gave %d for %lld bytes at %lld of \"%.160s\" (part %d, storage "
-                     "%d)",
+    return gmm__fail(c->error, GMM_E_IO,
+                     "%s: io.read gave %d for %lld bytes at %lld of \"%.160s\" (part %d, storage %d)",
                      gmm__ck_apply_name, code, (long long)bytes, (long long)offset, t->name, (int)m->part,
                      (int)t->storage);
 }
@@ -13851,8 +13847,8 @@ static gmm_status gmm__ck_write(const gmm__ck_apply_call *c, const gmm_ckpt_move
     const int code = c->run->io.write(c->run->io.user, m->dst, offset, src, bytes);
     if (!code) return GMM_OK;
     return gmm__fail(c->error, GMM_E_IO, "%s: io.write gave %d for %lld bytes at %lld of \"%.160s\"",
-                     gmm__ck_apply_name,
-                     code, (long long)bytes, (long long)offset, c->plan->targets->tensors[m->dst].name);
+                     gmm__ck_apply_name, code, (long long)bytes, (long long)offset,
+                     c->plan->targets->tensors[m->dst].name);
 }
 
 /* Bytes that a contiguous copy reads or writes at a time; span from which the iterations of a sparse loop are read one
@@ -14123,9 +14119,9 @@ GMMDEF gmm_status gmm_ckpt_apply(const gmm_ckpt_plan *plan, const gmm_ckpt_run *
                  (m->scale >= 0 && !table->storages[table->tensors[m->scale].storage].base);
     }
     if ((reads && !r.io.read) || (!r.memory && !r.io.write && plan->cost.bytes_written))
-        return gmm__fail(error, GMM_E_NULL, "%s: %s is NULL", fn, reads && !r.io.read ? "io.read, with storages that "
-                         "are "
-                         "not in memory," : "io.write, without memory,");
+        return gmm__fail(error, GMM_E_NULL, "%s: %s is NULL", fn,
+                         reads && !r.io.read ? "io.read, with storages that are not in memory,"
+                                             : "io.write, without memory,");
     if ((!r.memory || reads) && plan->cost.bytes_written &&
         (!r.scratch || r.scratch_bytes < (size_t)plan->cost.scratch_min))
         return gmm__fail(error, r.scratch ? GMM_E_WORKSPACE : GMM_E_NULL, "%s: scratch of %llu bytes: at least %lld "

@@ -814,7 +814,7 @@ typedef struct gmm_gtp_item {
     const char *name;             /* of the target's elements, */
     const char *scale_name;       /* and of its scales; NULL where the format has none */
     const gmm_shard *shard;       /* import: the target. export: the weight and its stored format, of any rank */
-    gmm_direction direction;      /* of quantized copies, on both sides */
+    gmm_direction direction;      /* of quantized arrays, in source and target */
     int32_t stored_count;
     const gmm_gtp_stored *stored; /* import: shards that together contain the target. export: the shards that this
                                      process writes. All have the same sections; rows that several contain are read
@@ -1495,7 +1495,7 @@ static GMM__UNUSED int gmm__comm_supports_sum(gmm_dtype dtype) {
     return dtype == GMM_F32 || dtype == GMM_BF16 || dtype == GMM_F16;
 }
 
-/* Seconds of the host's clock. */
+/* Time of the host's monotonic clock in seconds. */
 static GMM__UNUSED double gmm__gtp_now(void) {
     struct timespec t;
     (void)timespec_get(&t, TIME_UTC);
@@ -6301,7 +6301,7 @@ static void gmm__gtp_unpad(const gmm__gtp_side *side, gmm__gtp_array *a) {
     a->shape[1] = a->stride[a->major] = a->extent[!a->major];
 }
 
-/* Describes a side; its extents are stored in p->extents[which]. */
+/* Describes a side; its extents are stored in p->extents[buffer]. */
 static gmm_status gmm__gtp_read_side(gmm__gtp_planner *p, const gmm_shard *shard, gmm_direction direction, int buffer,
                                      gmm__gtp_side *side) {
     gmm_error error = GMM_ZERO;

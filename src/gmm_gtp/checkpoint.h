@@ -115,7 +115,7 @@ static void gmm__gtp_unpad(const gmm__gtp_side *side, gmm__gtp_array *a) {
     a->shape[1] = a->stride[a->major] = a->extent[!a->major];
 }
 
-/* Describes a side; its extents are stored in p->extents[which]. */
+/* Describes a side; its extents are stored in p->extents[buffer]. */
 static gmm_status gmm__gtp_read_side(gmm__gtp_planner *p, const gmm_shard *shard, gmm_direction direction, int buffer,
                                      gmm__gtp_side *side) {
     gmm_error error = GMM_ZERO;

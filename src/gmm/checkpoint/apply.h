@@ -128,8 +128,8 @@ static gmm_status gmm__ck_read(const gmm__ck_apply_call *c, const gmm_ckpt_move 
                                int64_t offset, void *dst, int64_t bytes) {
     const int code = c->run->io.read(c->run->io.user, m->part, t->storage, t->offset + offset, dst, bytes);
     if (!code) return GMM_OK;
-    return gmm__fail(c->error, GMM_E_IO, "%s: io.read gave %d for %lld bytes at %lld of \"%.160s\" (part %d, storage "
-                     "%d)",
+    return gmm__fail(c->error, GMM_E_IO,
+                     "%s: io.read gave %d for %lld bytes at %lld of \"%.160s\" (part %d, storage %d)",
                      gmm__ck_apply_name, code, (long long)bytes, (long long)offset, t->name, (int)m->part,
                      (int)t->storage);
 }
@@ -139,8 +139,8 @@ static gmm_status gmm__ck_write(const gmm__ck_apply_call *c, const gmm_ckpt_move
     const int code = c->run->io.write(c->run->io.user, m->dst, offset, src, bytes);
     if (!code) return GMM_OK;
     return gmm__fail(c->error, GMM_E_IO, "%s: io.write gave %d for %lld bytes at %lld of \"%.160s\"",
-                     gmm__ck_apply_name,
-                     code, (long long)bytes, (long long)offset, c->plan->targets->tensors[m->dst].name);
+                     gmm__ck_apply_name, code, (long long)bytes, (long long)offset,
+                     c->plan->targets->tensors[m->dst].name);
 }
 
 /* Bytes that a contiguous copy reads or writes at a time; span from which the iterations of a sparse loop are read one
@@ -411,9 +411,9 @@ GMMDEF gmm_status gmm_ckpt_apply(const gmm_ckpt_plan *plan, const gmm_ckpt_run *
                  (m->scale >= 0 && !table->storages[table->tensors[m->scale].storage].base);
     }
     if ((reads && !r.io.read) || (!r.memory && !r.io.write && plan->cost.bytes_written))
-        return gmm__fail(error, GMM_E_NULL, "%s: %s is NULL", fn, reads && !r.io.read ? "io.read, with storages that "
-                         "are "
-                         "not in memory," : "io.write, without memory,");
+        return gmm__fail(error, GMM_E_NULL, "%s: %s is NULL", fn,
+                         reads && !r.io.read ? "io.read, with storages that are not in memory,"
+                                             : "io.write, without memory,");
     if ((!r.memory || reads) && plan->cost.bytes_written &&
         (!r.scratch || r.scratch_bytes < (size_t)plan->cost.scratch_min))
         return gmm__fail(error, r.scratch ? GMM_E_WORKSPACE : GMM_E_NULL, "%s: scratch of %llu bytes: at least %lld "

@@ -1,5 +1,5 @@
 /* .................................................................................... 15.4 Keys to linears ... */
-/* Parses keys of the source and matches them to linears; spells the names of targets. */
+/* Parses the keys of the source, matches them to linears, and composes the names of targets. */
 
 /* A source tensor whose key matches a row of the scheme for a linear. */
 typedef struct gmm__ck_match {

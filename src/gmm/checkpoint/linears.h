@@ -161,7 +161,7 @@ static gmm_status gmm__ck_check_scale_blocks(gmm__ck_builder *b, const gmm__ck_a
     return status;
 }
 
-/* Plans quantized weights that stay quantized, and their scales: blocks and scales move alike. `last` names the weight
+/* Plans quantized weights that stay quantized, and their scales, with the same moves for both. `last` names the weight
    in the message about missing scales. */
 static gmm_status gmm__ck_plan_quantized(gmm__ck_builder *b, gmm__ck_array x, gmm__ck_transfer g,
                                          gmm__ck_row_tensors *scale, int mx, const gmm_ckpt_tensor *last) {

@@ -10,9 +10,8 @@ GMMDEF gmm_status gmm_ckpt_split(const gmm_ckpt_tensor *tensor, int32_t members,
     if (!tensor || !parts) return gmm__ck_fail_null(fn, tensor ? "parts" : "tensor", report);
     gmm__ck_reset_report(report);
     if (tensor->rank < 0 || tensor->rank > GMM_CKPT_RANK || experts < 1 || members < 0)
-        return gmm__ck_fail(report, GMM_CKPT_ARGUMENT, tensor->name, fn, "rank %d, %d members, %d experts: out of "
-                            "range",
-                            (int)tensor->rank, members, experts);
+        return gmm__ck_fail(report, GMM_CKPT_ARGUMENT, tensor->name, fn,
+                            "rank %d, %d members, %d experts: out of range", (int)tensor->rank, members, experts);
     if (members && members != experts)
         return gmm__ck_fail(report, GMM_CKPT_GROUP_COUNT, tensor->name, fn, "it has %d groups, %d experts are expected",
                             members, experts);
@@ -246,7 +245,7 @@ static gmm_status gmm__ck_plan_keys(gmm__ck_builder *b, const gmm__ck_key_list *
     return GMM_OK;
 }
 
-/* What the two normalizers differ in. */
+/* Arguments in which the two normalizers differ. */
 typedef struct gmm__ck_normalize_args {
     const char *fn;
     const gmm_ckpt_table *table;
@@ -402,11 +401,10 @@ GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, 
         s.index >= s.experts_local || s.ep_rank < 0 || s.ep_rank >= s.ep_size || s.etp_rank < 0 ||
         s.etp_rank >= s.etp_size || s.experts_local > INT64_MAX / s.ep_size || s.half < GMM_CKPT_BOTH ||
         s.half > GMM_CKPT_UP || (s.half != GMM_CKPT_BOTH) != (s.slot == GMM_CKPT_FC1 && s.gated))
-        return gmm__fail(error, GMM_E_ARG, "%s: slot %d, kind %d, half %d, expert %lld of %lld, EP %d/%d, ETP %d/%d: "
-                         "out "
-                         "of range, or a gated FC1 without its half", fn, (int)s.slot, (int)s.kind, (int)s.half,
-                         (long long)s.index, (long long)s.experts_local, s.ep_rank, s.ep_size,
-                         s.etp_rank, s.etp_size);
+        return gmm__fail(error, GMM_E_ARG,
+                         "%s: slot %d, kind %d, half %d, expert %lld of %lld, EP %d/%d, ETP %d/%d: out of range, or a "
+                         "gated FC1 without its half", fn, (int)s.slot, (int)s.kind, (int)s.half, (long long)s.index,
+                         (long long)s.experts_local, s.ep_rank, s.ep_size, s.etp_rank, s.etp_size);
     result.expert = s.ep_rank * s.experts_local + s.index;
     result.experts = s.ep_size * s.experts_local;
     result.axis = s.slot == GMM_CKPT_FC1 ? 0 : s.kind == GMM_CKPT_WEIGHT ? 1 : -1;

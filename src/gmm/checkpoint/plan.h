@@ -208,9 +208,9 @@ static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_so
             return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s: struct_size %u is too small for any version",
                                   i ? "target" : "source", size);
         if (!gmm__copy_sized(copies[i], sizes[i], descriptors[i])) {
-            (void)gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s: struct_size %u is larger than the %u bytes of "
-                                 "version "
-                                 "%s", i ? "target" : "source", size, (unsigned)sizes[i], GMM_VERSION_STRING);
+            (void)gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL,
+                                 "%s: struct_size %u is larger than the %u bytes of version %s",
+                                 i ? "target" : "source", size, (unsigned)sizes[i], GMM_VERSION_STRING);
             if (b->report) b->report->error.status = GMM_E_VERSION;
             return GMM_E_VERSION;
         }
@@ -218,10 +218,9 @@ static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_so
     if (!b->source.scheme || !b->source.parts || b->source.part_count < 1 || b->source.wrapper_count < 0 ||
         b->source.state_count < 0 || (b->source.wrapper_count && !b->source.wrappers) ||
         (b->source.state_count && !b->source.states))
-        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "source: scheme, %d parts, %d wrappers or %d states are "
-                              "NULL or "
-                              "out of range", b->source.part_count, b->source.wrapper_count,
-                              b->source.state_count);
+        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL,
+                              "source: scheme, %d parts, %d wrappers or %d states are NULL or out of range",
+                              b->source.part_count, b->source.wrapper_count, b->source.state_count);
     if (b->source.prefix && *b->source.prefix && b->source.prefix[strlen(b->source.prefix) - 1] != '.')
         return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "prefix is \"%.100s\": must be empty or end with a dot",
                               b->source.prefix);

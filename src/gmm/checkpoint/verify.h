@@ -93,8 +93,8 @@ static const char *gmm__ck_move_fault(const gmm_ckpt_plan *plan, const gmm_ckpt_
     if (m->loops < 1 || m->loops > GMM_CKPT_LOOPS) return "loops out of range";
     if (m->kind < GMM_CKPT_VIEW || m->kind > GMM_CKPT_ZERO) return "no such kind";
     if (m->part < 0 || m->part >= plan->part_count) return "no such part";
-    if (m->kind != GMM_CKPT_ZERO && (m->src < 0 || m->src >= plan->parts[m->part].table->count)) return "no such "
-        "source";
+    if (m->kind != GMM_CKPT_ZERO && (m->src < 0 || m->src >= plan->parts[m->part].table->count))
+        return "no such source";
     if (m->kind == GMM_CKPT_DEQUANT && (m->scale < 0 || m->scale >= plan->parts[m->part].table->count))
         return "no such scale";
     d = &plan->targets->tensors[m->dst];
@@ -122,8 +122,8 @@ static const char *gmm__ck_move_fault(const gmm_ckpt_plan *plan, const gmm_ckpt_
         const gmm_ckpt_tensor *sc = &plan->parts[m->part].table->tensors[m->scale];
         int64_t rows, cols, scale_rows, scale_cols;
         if (!(GMM__FLOATS >> d->dtype & 1)) return "it dequantizes into no float";
-        if (s->rank < 2 || (m->scaling != GMM_SCALING_128X128 && m->scaling != GMM_SCALING_MX32)) return "no such "
-            "blocks";
+        if (s->rank < 2 || (m->scaling != GMM_SCALING_128X128 && m->scaling != GMM_SCALING_MX32))
+            return "no such blocks";
         gmm__ck_scale_shape(s, m->scaling, &rows, &cols, &scale_rows, &scale_cols);
         src = src / cols / rows * scale_rows + (src / cols % rows) / (m->scaling == GMM_SCALING_MX32 ? 1 : 128) + 1;
         if (src * scale_cols > gmm__ck_unit_count(sc)) return "it reads past the scales' end";
@@ -194,8 +194,7 @@ GMMDEF gmm_status gmm_ckpt_verify(const gmm_ckpt_plan *plan, const gmm_ckpt_move
         }
         if (!status && sum != gmm__ck_unit_count(d) && !plan->partial)
             status = gmm__fail(error, GMM_E_STATE, "%s: target %.160s: %lld of its %lld elements are written", fn,
-                               d->name,
-                               (long long)sum, (long long)gmm__ck_unit_count(d));
+                               d->name, (long long)sum, (long long)gmm__ck_unit_count(d));
     }
     gmm__ck_arena_release(&arena);
     return status;
@@ -275,9 +274,9 @@ GMMDEF gmm_status gmm_ckpt_cost_of(const gmm_ckpt_plan *plan, gmm_ckpt_cost *cos
     if (!plan || !cost) return gmm__fail(error, GMM_E_NULL, "gmm_ckpt_cost_of: %s is NULL", plan ? "cost" : "plan");
     size = cost->struct_size;
     if (size > sizeof *cost || (size && size < 2 * sizeof size))
-        return gmm__fail(error, GMM_E_VERSION, "gmm_ckpt_cost_of: cost: struct_size %u is not one of a version up to "
-                         "%s",
-                         size, GMM_VERSION_STRING);
+        return gmm__fail(error, GMM_E_VERSION,
+                         "gmm_ckpt_cost_of: cost: struct_size %u is not one of a version up to %s", size,
+                         GMM_VERSION_STRING);
     memcpy(cost, &plan->cost, size ? size : sizeof *cost);
     cost->struct_size = size;
     return GMM_OK;

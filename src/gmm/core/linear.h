@@ -80,8 +80,8 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
         return s;
     G = call->groups.count;
     if ((d->alpha_per_group | d->y_add | d->d_bias_scale_add) & ~1)
-        return gmm__refuse(call, GMM_E_ARG, "linear", "alpha_per_group %d, y_add %d and d_bias_scale_add %d must be 0 "
-                           "or 1",
+        return gmm__refuse(call, GMM_E_ARG, "linear",
+                           "alpha_per_group %d, y_add %d and d_bias_scale_add %d must be 0 or 1",
                            d->alpha_per_group, d->y_add, d->d_bias_scale_add);
     if (K < 1) return gmm__refuse(call, GMM_E_ARG, "in_features", "%lld must be >= 1", (long long)K);
     if (N < 1) return gmm__refuse(call, GMM_E_ARG, "out_features", "%lld must be >= 1", (long long)N);

@@ -81,9 +81,9 @@ static GMM__UNUSED void gmm__qview_load(const gmm__qview *v, int64_t l, int64_t 
     if (fixed) return;
     for (first = 0; first < n; first = end) {
         const int64_t j = (a + first) / width;
-        const float factor = gmm__qview_factor(v, l, j, whole);
+        const float scale = gmm__qview_factor(v, l, j, whole);
         end = gmm__min_i64((j + 1) * width - a, n);
-        for (i = first; i < end; i++) dst[i] = gmm__qview_value(dst[i], factor);
+        for (i = first; i < end; i++) dst[i] = gmm__qview_value(dst[i], scale);
     }
 }
 

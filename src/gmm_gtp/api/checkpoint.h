@@ -33,7 +33,7 @@ typedef struct gmm_gtp_item {
     const char *name;             /* of the target's elements, */
     const char *scale_name;       /* and of its scales; NULL where the format has none */
     const gmm_shard *shard;       /* import: the target. export: the weight and its stored format, of any rank */
-    gmm_direction direction;      /* of quantized copies, on both sides */
+    gmm_direction direction;      /* of quantized arrays, in source and target */
     int32_t stored_count;
     const gmm_gtp_stored *stored; /* import: shards that together contain the target. export: the shards that this
                                      process writes. All have the same sections; rows that several contain are read

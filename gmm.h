@@ -1900,7 +1900,7 @@ static gmm__box gmm__span_box(const gmm__span *s, uint64_t address) {
 /* Records memory of a call for gmm__check_overlap: `count` boxes, at the addresses of `table` or `stride` bytes
    apart. */
 static void gmm__add_boxes(gmm__call *call, const char *name, const char *part, int writes, const gmm__box *box,
-                            void *const *table, int64_t count, int64_t stride) {
+                           void *const *table, int64_t count, int64_t stride) {
     gmm__span *s = &call->span[call->spans];
     const size_t length = strlen(name), max_length = sizeof s->name - 1;
     int64_t i;
@@ -1949,7 +1949,7 @@ static int gmm__writes(gmm_op op, int role) {
 /* Records the elements ("") or the scales (".scale") of an operand: one box for each matrix, `stride` bytes apart or at
    the addresses of a table, which is recorded too. The host cannot read the addresses in a table in device memory. */
 static void gmm__add_operand(gmm__call *call, int role, const char *name, const char *part, gmm__box box,
-                              void *const *table, int64_t matrices, int64_t stride) {
+                             void *const *table, int64_t matrices, int64_t stride) {
     const int readable = call->ctx->config.space == GMM_SPACE_CPU ||
                      (call->mat[role].flags & (uint32_t)GMM_MAT_TABLE_ON_HOST);
     if (table) gmm__add_span(call, name, part[0] ? ".scale_table" : ".table", 0, table,
@@ -2147,7 +2147,7 @@ static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const cha
         }
     }
     gmm__add_operand(call, role, argument, "", gmm__rows_box(m->data, rows, cols * size, m->ld * size), m->table,
-                      matrices ? matrices : 1, m->group_stride * size);
+                     matrices ? matrices : 1, m->group_stride * size);
     return GMM_OK;
 }
 
@@ -2160,10 +2160,10 @@ static void gmm__add_quant(gmm__call *call, int role, const char *name, gmm__ext
     const int writes_amax = call->op == GMM_OP_QUANTIZE || call->op == GMM_OP_REQUANTIZE ||
                             call->op == GMM_OP_SHARD_CAST;
     gmm__add_operand(call, role, name, "",
-                      gmm__rows_box(m->data, l->data_rows, (l->data_cols * bits + 7) / 8, m->ld * bits / 8), m->table,
-                      count, m->group_stride * bits / 8);
+                     gmm__rows_box(m->data, l->data_rows, (l->data_cols * bits + 7) / 8, m->ld * bits / 8), m->table,
+                     count, m->group_stride * bits / 8);
     gmm__add_operand(call, role, name, ".scale", gmm__rows_box(m->scale, 1, l->scale_bytes, l->scale_bytes),
-                      m->scale_table, count, l->scale_bytes);
+                     m->scale_table, count, l->scale_bytes);
     /* both copies may share one amax array, except where a transform changes the columnwise values */
     if (role == GMM__DX && m->amax == call->mat[GMM__Y].amax && !call->format.hadamard) return;
     gmm__add_span(call, name, ".amax", writes_amax && gmm__writes(call->op, role), m->amax,
@@ -2931,7 +2931,7 @@ static void gmm__cpu_scale_row(float *acc, int64_t n, float alpha, const gmm__cp
 
 /* dst = (alpha acc + addend s) + beta dst over one row; beta 0 does not read dst. `addend` may be NULL. */
 static void gmm__cpu_store_row(float *acc, int64_t n, float alpha, const float *addend, float s, float beta,
-                                gmm_dtype dtype, void *dst) {
+                               gmm_dtype dtype, void *dst) {
     int64_t i;
     if (alpha != 1.0f)
         for (i = 0; i < n; i++) acc[i] *= alpha;
@@ -3023,8 +3023,8 @@ static void gmm__cpu_rows_task(const void *arg, int64_t index, int32_t thread) {
         gmm__cpu_scale_row(s.c + i * GMM__NC, n, gmm__alpha(d, g), &A, i, &B);
     for (i = 0; i < m; i++)
         gmm__cpu_store_row(s.c + i * GMM__NC, n, alpha, bias->dtype != GMM_NONE ? addend : NULL,
-                            d->bias_scale ? d->bias_scale[r0 + i] : 1.0f, d->y_add ? 1.0f : 0.0f, out->dtype,
-                            gmm__at(out, 0, r0 + i, c0));
+                           d->bias_scale ? d->bias_scale[r0 + i] : 1.0f, d->y_add ? 1.0f : 0.0f, out->dtype,
+                           gmm__at(out, 0, r0 + i, c0));
 }
 
 /* One block of dw: out features by in features of one group, summed over the group's rows. */
@@ -4399,7 +4399,7 @@ static void gmm__mlp_fill(gmm__mlp_steps *t, const gmm__plan *plan, void *offset
 
 /* Raises *bytes to the workspace of one step. Returns 0 if the engine declines it. */
 static int gmm__mlp_measure_step(gmm__call *step, gmm_status prepared, const gmm_error *last_error, size_t *bytes,
-                         gmm__plan *plan) {
+                                 gmm__plan *plan) {
     gmm__plan sub;
     if (prepared != GMM_OK || gmm__select(step, &sub) != GMM_OK) {
         (void)gmm__decline(plan, "%.180s", step->ctx->error.text);
@@ -4430,16 +4430,16 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
                                         const gmm_quantization *quantization, int query);
 
 /* The recipe of an MLP and the arrays that quantizing its operands reads and writes. */
-typedef struct gmm__mlp_recipe {
+typedef struct gmm__mlp_quantization {
     gmm_recipe recipe;
     gmm_mlp_quant quant;
-} gmm__mlp_recipe;
+} gmm__mlp_quantization;
 
 /* One linear operation of FC1 (layer 1) or FC2 (layer 2). */
 typedef struct gmm__mlp_product {
     gmm_context *ctx;
     const char *function; /* for messages */
-    const gmm__mlp_recipe *recipe;
+    const gmm__mlp_quantization *quantization;
     gmm_op op;
     int layer;
     const gmm_linear *linear;
@@ -4476,7 +4476,7 @@ static void *gmm__mlp_reserve(void *workspace, size_t *used, int64_t bytes) {
 
 /* The two operands of a product; l is the descriptor whose fields they are. */
 static void gmm__mlp_operands(const gmm__mlp_product *p, gmm_linear *l, gmm__mlp_operand operand[2]) {
-    const gmm_recipe *r = &p->recipe->recipe;
+    const gmm_recipe *r = &p->quantization->recipe;
     const int fwd = p->op == GMM_OP_LINEAR_FWD, wgrad = p->op == GMM_OP_LINEAR_WGRAD, reads_x = fwd || wgrad;
     const int32_t slot_x = p->layer == 1 ? GMM_SLOT_X : GMM_SLOT_H, slot_w = p->layer == 1 ? GMM_SLOT_W1 : GMM_SLOT_W2;
     const int32_t slot_dy = p->layer == 1 ? GMM_SLOT_DZ : GMM_SLOT_DY;
@@ -4499,7 +4499,7 @@ static gmm_status gmm__mlp_add_quantization(const gmm__mlp_product *p, const gmm
                                             void *workspace, gmm__mlp_quantized *q) {
     const gmm_groups *groups = q->linear.groups;
     const int64_t G = groups->count;
-    const gmm_mlp_quant *quant = &p->recipe->quant;
+    const gmm_mlp_quant *quant = &p->quantization->quant;
     gmm_quantization *d = &q->quantization[q->count];
     gmm_format *format = &q->format[q->count];
     gmm_mat *m = &q->operand[i];
@@ -4588,19 +4588,19 @@ static gmm_status gmm__mlp_run_product(const gmm__mlp_product *p, void *workspac
     return s;
 }
 
-static gmm__mlp_recipe gmm__mlp_recipe_of(const gmm__call *call) {
-    gmm__mlp_recipe q;
+static gmm__mlp_quantization gmm__mlp_quantization_of(const gmm__call *call) {
+    gmm__mlp_quantization q;
     q.recipe = call->recipe;
     q.quant = call->quant;
     return q;
 }
 /* The product of a step of this call. FC2's steps read dy or w2. */
-static gmm__mlp_product gmm__mlp_product_of(const gmm__call *call, const gmm__mlp_recipe *recipe, gmm_op op,
+static gmm__mlp_product gmm__mlp_product_of(const gmm__call *call, const gmm__mlp_quantization *quantization, gmm_op op,
                                             const gmm_linear *l) {
     gmm__mlp_product p;
     p.ctx = call->ctx;
     p.function = call->function;
-    p.recipe = recipe;
+    p.quantization = quantization;
     p.op = op;
     p.layer = l->dy == &call->mat[GMM__DY] || l->w == &call->mat[GMM__W2] ? 2 : 1;
     p.linear = l;
@@ -4609,10 +4609,10 @@ static gmm__mlp_product gmm__mlp_product_of(const gmm__call *call, const gmm__ml
 /* Raises *bytes to the workspace of one product. Returns 0 if the engine declines it. */
 static int gmm__mlp_size_product(const gmm__plan *plan, gmm_op op, const gmm_linear *l, size_t *bytes, gmm__plan *out) {
     const gmm__call *call = plan->call;
-    const gmm__mlp_recipe recipe = gmm__mlp_recipe_of(call);
-    const gmm__mlp_product product = gmm__mlp_product_of(call, &recipe, op, l);
+    const gmm__mlp_quantization quantization = gmm__mlp_quantization_of(call);
+    const gmm__mlp_product product = gmm__mlp_product_of(call, &quantization, op, l);
     const gmm_error last_error = call->ctx->error;
-    if (recipe.recipe.kind == GMM_RECIPE_NONE) return gmm__mlp_size_linear(plan, op, l, bytes, out);
+    if (quantization.recipe.kind == GMM_RECIPE_NONE) return gmm__mlp_size_linear(plan, op, l, bytes, out);
     if (gmm__mlp_measure_product(&product, bytes) == GMM_OK) return 1;
     (void)gmm__decline(out, "%.180s", call->ctx->error.text);
     call->ctx->error = last_error;
@@ -4656,11 +4656,11 @@ static gmm_status gmm__mlp_offsets(const gmm__plan *plan, void *offsets, gmm_str
 }
 static gmm_status gmm__mlp_step(const gmm__plan *plan, gmm_op op, const gmm_linear *l, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    const gmm__mlp_recipe recipe = gmm__mlp_recipe_of(call);
-    const gmm__mlp_product product = gmm__mlp_product_of(call, &recipe, op, l);
+    const gmm__mlp_quantization quantization = gmm__mlp_quantization_of(call);
+    const gmm__mlp_product product = gmm__mlp_product_of(call, &quantization, op, l);
     void *workspace = gmm__part(plan, GMM__PART_MLP_STEP);
     const size_t bytes = plan->workspace_bytes - plan->part[GMM__PART_MLP_STEP];
-    return recipe.recipe.kind != GMM_RECIPE_NONE && op != GMM_OP_LINEAR_BGRAD
+    return quantization.recipe.kind != GMM_RECIPE_NONE && op != GMM_OP_LINEAR_BGRAD
                ? gmm__mlp_run_product(&product, workspace, bytes, stream)
                : gmm__linear_run(call->ctx, op, call->function, l, workspace, bytes, stream);
 }
@@ -4733,7 +4733,7 @@ typedef struct gmm__wgrad_record {
     int64_t in[2], out[2];
     gmm_mat x[2], dy[2], dw[2];
     gmm_grad grad[2];
-    gmm__mlp_recipe recipe;
+    gmm__mlp_quantization quantization;
     int32_t pending[2]; /* 1: wanted and not computed yet */
     int32_t tag;        /* GMM__WGRAD_TAG while queued */
 } gmm__wgrad_record;
@@ -4779,7 +4779,7 @@ static gmm_status gmm__mlp_copy(const gmm__call *call, const void *src_data, int
 
 /* Copies the arrays by group of a gradient's destination, and makes the record's descriptors point to the copies. */
 static gmm_status gmm__mlp_copy_arrays(const gmm__call *call, char *arrays, gmm_mat *dw, gmm_grad *grad,
-                                     gmm_stream stream) {
+                                       gmm_stream stream) {
     const size_t G = (size_t)call->groups.count;
     char *beta = arrays + G * sizeof(void *), *frozen = beta + G * sizeof(float);
     gmm_status s = GMM_OK;
@@ -4815,8 +4815,8 @@ static gmm_status gmm__mlp_record(const gmm__mlp_steps *t, const gmm__call *call
     r.groups = t->groups;
     r.options = t->options;
     if (d->hooks) r.hooks = *d->hooks;
-    r.recipe = gmm__mlp_recipe_of(call);
-    r.recipe.quant.recipe = NULL;
+    r.quantization = gmm__mlp_quantization_of(call);
+    r.quantization.quant.recipe = NULL;
     r.pending[0] = d->dw2 != NULL;
     r.pending[1] = d->dw1 != NULL;
     for (i = 0; i < 2; i++) {
@@ -4830,7 +4830,7 @@ static gmm_status gmm__mlp_record(const gmm__mlp_steps *t, const gmm__call *call
         r.grad[i] = call->grad[roles[i]];
         r.x[i].columnwise = r.dy[i].columnwise = r.dw[i].columnwise = r.grad[i].mat = NULL;
         s = gmm__mlp_copy_arrays(call, (char *)d->deferred + b.deferred_arrays + (size_t)i * b.arrays_bytes, &r.dw[i],
-                               &r.grad[i], stream);
+                                 &r.grad[i], stream);
         if (s != GMM_OK) return s;
     }
     memcpy(&q->entries[(q->head + q->count) % q->capacity], &r, sizeof r);
@@ -4899,7 +4899,7 @@ static gmm_linear gmm__mlp_recorded_linear(gmm__wgrad_record *r, int i) {
 }
 static gmm__mlp_product gmm__mlp_recorded_product(const gmm__call *call, const gmm__wgrad_record *r, int i,
                                                   const gmm_linear *l) {
-    gmm__mlp_product p = gmm__mlp_product_of(call, &r->recipe, GMM_OP_LINEAR_WGRAD, l);
+    gmm__mlp_product p = gmm__mlp_product_of(call, &r->quantization, GMM_OP_LINEAR_WGRAD, l);
     p.layer = 2 - i;
     return p;
 }
@@ -4916,7 +4916,7 @@ static int gmm__compose_plan_mlp_wgrad(const gmm__call *call, gmm__plan *plan) {
             if (!r.pending[i]) continue;
             l = gmm__mlp_recorded_linear(&r, i);
             product = gmm__mlp_recorded_product(call, &r, i, &l);
-            if (r.recipe.recipe.kind == GMM_RECIPE_NONE) {
+            if (r.quantization.recipe.kind == GMM_RECIPE_NONE) {
                 if (!gmm__mlp_size_linear(plan, GMM_OP_LINEAR_WGRAD, &l, &step_bytes, plan)) return 0;
             } else if (gmm__mlp_measure_product(&product, &step_bytes) != GMM_OK)
                 return gmm__decline(plan, "%.180s", call->ctx->error.text);
@@ -4945,7 +4945,7 @@ static gmm_status gmm__compose_launch_mlp_wgrad(const gmm__plan *plan, gmm_strea
         if (!r->pending[i]) continue;
         l = gmm__mlp_recorded_linear(r, i);
         product = gmm__mlp_recorded_product(call, r, i, &l);
-        s = r->recipe.recipe.kind == GMM_RECIPE_NONE
+        s = r->quantization.recipe.kind == GMM_RECIPE_NONE
                 ? gmm__linear_run(call->ctx, GMM_OP_LINEAR_WGRAD, call->function, &l, plan->workspace,
                                   plan->workspace_bytes, stream)
                 : gmm__mlp_run_product(&product, plan->workspace, plan->workspace_bytes, stream);
@@ -5637,7 +5637,7 @@ static gmm_status gmm__cpu_launch_permute_fwd(const gmm__plan *plan, gmm_stream 
 
 /* dst[t] = sum over the slots of token t of src[row], weighted by probs unless NULL */
 static void gmm__permute_sum(const gmm__permute_job *job, int64_t c, const gmm_mat *src, const float *probs,
-                            const gmm_mat *dst) {
+                             const gmm_mat *dst) {
     const gmm_permute *p = &job->call->d.permute;
     float acc[GMM__PERMUTE_COLUMNS];
     int64_t t, end = gmm__permute_range(job, c, &t), col;
@@ -5812,7 +5812,7 @@ static gmm_status gmm__refuse_foreign_operands(gmm__call *call) {
         for (k = length = 0; k < sizeof ops / sizeof ops[0]; k++)
             if (operands[i].calls >> k & 1)
                 length += (size_t)snprintf(calls_text + length, sizeof calls_text - length, "%s%s", length ? ", " : "",
-                                         gmm_op_name(ops[k]));
+                                           gmm_op_name(ops[k]));
         return gmm__refuse(call, GMM_E_CONFIG, operands[i].name, "is set and must be NULL: %s neither reads nor writes "
                            "it, only %s", gmm_op_name(call->op), calls_text);
     }
@@ -8350,11 +8350,11 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
             const double smem = gmm__wgmma_smem_b * n128 +
                                 (cooperative ? gmm__wgmma_smem_a + gmm__wgmma_smem_a_n128 * n128
                                              : gmm__wgmma_smem_a_pingpong) * m16;
-            const double slowdown = cooperative ? (k->deferred ? gmm__wgmma_deferred_slowdown
-                                                 : k->tile_n == 128 && rows < GMM__WGMMA_NARROW_ROWS
-                                                     ? gmm__wgmma_narrow_slowdown : 1.0)
-                                              : (m16 < gmm__wgmma_low_m16 ? gmm__wgmma_low_slowdown : 1.0) +
-                                                    k_tiles / gmm__wgmma_k_tiles_scale;
+            const double slowdown =
+                !cooperative ? (m16 < gmm__wgmma_low_m16 ? gmm__wgmma_low_slowdown : 1.0) +
+                                   k_tiles / gmm__wgmma_k_tiles_scale
+                : k->deferred ? gmm__wgmma_deferred_slowdown
+                : k->tile_n == 128 && rows < GMM__WGMMA_NARROW_ROWS ? gmm__wgmma_narrow_slowdown : 1.0;
             const double step = mma > smem ? mma : smem, mainloop = k_tiles * step;
             const double store_half = k->deferred ? gmm__wgmma_store_deferred
                                     : cooperative ? gmm__wgmma_store_cooperative : gmm__wgmma_store_pingpong;
@@ -9380,7 +9380,7 @@ static int64_t gmm__span_sorted(const gmm__span *s, int64_t first, uint64_t *add
 /* Finds two boxes that overlap, one from each ascending list of addresses; both may be the same list. The boxes of a
    list have one size, so that their ends ascend too. */
 static int gmm__sorted_overlap(const gmm__span *a, const uint64_t *x, int64_t n, const gmm__span *b, const uint64_t *y,
-                            int64_t m, uint64_t overlap[2]) {
+                               int64_t m, uint64_t overlap[2]) {
     int64_t i, j, first = 0;
     if (x[n - 1] + a->size <= y[0] || y[m - 1] + b->size <= x[0]) return 0;
     for (i = 0; i < n; i++) {
@@ -9527,7 +9527,7 @@ static gmm_status gmm__select_from(const gmm__engine_row *rows, size_t count, gm
             return GMM_OK;
         }
         length += (size_t)snprintf(reasons + length, sizeof reasons - length, "%s%s %.120s", length ? "; " : "",
-                                 gmm_engine_name(row->engine), plan->note);
+                                   gmm_engine_name(row->engine), plan->note);
         if (length >= sizeof reasons) length = sizeof reasons - 1;
     }
     return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "%s cannot serve %s: %s", gmm_engine_name(demanded),
@@ -11023,13 +11023,13 @@ static gmm_status gmm__ck_move_rows(gmm__ck_builder *b, const gmm__ck_overlap *o
     gmm__ck_add_loop(&m, repeat, 2 * period * s->row_step, 2 * period * d->row_step);
     if (coarse) {
         gmm__ck_add_loop(&m, (f1 - f0) / coarse, gmm__ck_row_distance(s, coarse, !sb) * s->row_step,
-                     gmm__ck_row_distance(d, coarse, !db) * d->row_step);
+                         gmm__ck_row_distance(d, coarse, !db) * d->row_step);
         if (fine)
             gmm__ck_add_loop(&m, coarse / fine, gmm__ck_row_distance(s, fine, sb == coarse && sb != fine) * s->row_step,
-                         gmm__ck_row_distance(d, fine, db == coarse && db != fine) * d->row_step);
+                             gmm__ck_row_distance(d, fine, db == coarse && db != fine) * d->row_step);
     }
     gmm__ck_add_loop(&m, fine ? fine : coarse ? coarse : f1 - f0, gmm__ck_row_distance(s, 1, 1) * s->row_step,
-                 gmm__ck_row_distance(d, 1, 1) * d->row_step);
+                     gmm__ck_row_distance(d, 1, 1) * d->row_step);
     gmm__ck_add_loop(&m, o->k1 - o->k0, s->col_step, d->col_step);
     return gmm__ck_add_move(b, &m);
 }

@@ -203,13 +203,13 @@ static gmm_status gmm__ck_move_rows(gmm__ck_builder *b, const gmm__ck_overlap *o
     gmm__ck_add_loop(&m, repeat, 2 * period * s->row_step, 2 * period * d->row_step);
     if (coarse) {
         gmm__ck_add_loop(&m, (f1 - f0) / coarse, gmm__ck_row_distance(s, coarse, !sb) * s->row_step,
-                     gmm__ck_row_distance(d, coarse, !db) * d->row_step);
+                         gmm__ck_row_distance(d, coarse, !db) * d->row_step);
         if (fine)
             gmm__ck_add_loop(&m, coarse / fine, gmm__ck_row_distance(s, fine, sb == coarse && sb != fine) * s->row_step,
-                         gmm__ck_row_distance(d, fine, db == coarse && db != fine) * d->row_step);
+                             gmm__ck_row_distance(d, fine, db == coarse && db != fine) * d->row_step);
     }
     gmm__ck_add_loop(&m, fine ? fine : coarse ? coarse : f1 - f0, gmm__ck_row_distance(s, 1, 1) * s->row_step,
-                 gmm__ck_row_distance(d, 1, 1) * d->row_step);
+                     gmm__ck_row_distance(d, 1, 1) * d->row_step);
     gmm__ck_add_loop(&m, o->k1 - o->k0, s->col_step, d->col_step);
     return gmm__ck_add_move(b, &m);
 }

@@ -102,7 +102,7 @@ static gmm__box gmm__span_box(const gmm__span *s, uint64_t address) {
 /* Records memory of a call for gmm__check_overlap: `count` boxes, at the addresses of `table` or `stride` bytes
    apart. */
 static void gmm__add_boxes(gmm__call *call, const char *name, const char *part, int writes, const gmm__box *box,
-                            void *const *table, int64_t count, int64_t stride) {
+                           void *const *table, int64_t count, int64_t stride) {
     gmm__span *s = &call->span[call->spans];
     const size_t length = strlen(name), max_length = sizeof s->name - 1;
     int64_t i;
@@ -151,7 +151,7 @@ static int gmm__writes(gmm_op op, int role) {
 /* Records the elements ("") or the scales (".scale") of an operand: one box for each matrix, `stride` bytes apart or at
    the addresses of a table, which is recorded too. The host cannot read the addresses in a table in device memory. */
 static void gmm__add_operand(gmm__call *call, int role, const char *name, const char *part, gmm__box box,
-                              void *const *table, int64_t matrices, int64_t stride) {
+                             void *const *table, int64_t matrices, int64_t stride) {
     const int readable = call->ctx->config.space == GMM_SPACE_CPU ||
                      (call->mat[role].flags & (uint32_t)GMM_MAT_TABLE_ON_HOST);
     if (table) gmm__add_span(call, name, part[0] ? ".scale_table" : ".table", 0, table,
@@ -349,7 +349,7 @@ static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const cha
         }
     }
     gmm__add_operand(call, role, argument, "", gmm__rows_box(m->data, rows, cols * size, m->ld * size), m->table,
-                      matrices ? matrices : 1, m->group_stride * size);
+                     matrices ? matrices : 1, m->group_stride * size);
     return GMM_OK;
 }
 
@@ -362,10 +362,10 @@ static void gmm__add_quant(gmm__call *call, int role, const char *name, gmm__ext
     const int writes_amax = call->op == GMM_OP_QUANTIZE || call->op == GMM_OP_REQUANTIZE ||
                             call->op == GMM_OP_SHARD_CAST;
     gmm__add_operand(call, role, name, "",
-                      gmm__rows_box(m->data, l->data_rows, (l->data_cols * bits + 7) / 8, m->ld * bits / 8), m->table,
-                      count, m->group_stride * bits / 8);
+                     gmm__rows_box(m->data, l->data_rows, (l->data_cols * bits + 7) / 8, m->ld * bits / 8), m->table,
+                     count, m->group_stride * bits / 8);
     gmm__add_operand(call, role, name, ".scale", gmm__rows_box(m->scale, 1, l->scale_bytes, l->scale_bytes),
-                      m->scale_table, count, l->scale_bytes);
+                     m->scale_table, count, l->scale_bytes);
     /* both copies may share one amax array, except where a transform changes the columnwise values */
     if (role == GMM__DX && m->amax == call->mat[GMM__Y].amax && !call->format.hadamard) return;
     gmm__add_span(call, name, ".amax", writes_amax && gmm__writes(call->op, role), m->amax,

@@ -133,7 +133,7 @@ static int64_t gmm__span_sorted(const gmm__span *s, int64_t first, uint64_t *add
 /* Finds two boxes that overlap, one from each ascending list of addresses; both may be the same list. The boxes of a
    list have one size, so that their ends ascend too. */
 static int gmm__sorted_overlap(const gmm__span *a, const uint64_t *x, int64_t n, const gmm__span *b, const uint64_t *y,
-                            int64_t m, uint64_t overlap[2]) {
+                               int64_t m, uint64_t overlap[2]) {
     int64_t i, j, first = 0;
     if (x[n - 1] + a->size <= y[0] || y[m - 1] + b->size <= x[0]) return 0;
     for (i = 0; i < n; i++) {
@@ -280,7 +280,7 @@ static gmm_status gmm__select_from(const gmm__engine_row *rows, size_t count, gm
             return GMM_OK;
         }
         length += (size_t)snprintf(reasons + length, sizeof reasons - length, "%s%s %.120s", length ? "; " : "",
-                                 gmm_engine_name(row->engine), plan->note);
+                                   gmm_engine_name(row->engine), plan->note);
         if (length >= sizeof reasons) length = sizeof reasons - 1;
     }
     return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "%s cannot serve %s: %s", gmm_engine_name(demanded),

@@ -29,11 +29,11 @@ static gmm_status gmm__mlp_offsets(const gmm__plan *plan, void *offsets, gmm_str
 }
 static gmm_status gmm__mlp_step(const gmm__plan *plan, gmm_op op, const gmm_linear *l, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    const gmm__mlp_recipe recipe = gmm__mlp_recipe_of(call);
-    const gmm__mlp_product product = gmm__mlp_product_of(call, &recipe, op, l);
+    const gmm__mlp_quantization quantization = gmm__mlp_quantization_of(call);
+    const gmm__mlp_product product = gmm__mlp_product_of(call, &quantization, op, l);
     void *workspace = gmm__part(plan, GMM__PART_MLP_STEP);
     const size_t bytes = plan->workspace_bytes - plan->part[GMM__PART_MLP_STEP];
-    return recipe.recipe.kind != GMM_RECIPE_NONE && op != GMM_OP_LINEAR_BGRAD
+    return quantization.recipe.kind != GMM_RECIPE_NONE && op != GMM_OP_LINEAR_BGRAD
                ? gmm__mlp_run_product(&product, workspace, bytes, stream)
                : gmm__linear_run(call->ctx, op, call->function, l, workspace, bytes, stream);
 }
@@ -106,7 +106,7 @@ typedef struct gmm__wgrad_record {
     int64_t in[2], out[2];
     gmm_mat x[2], dy[2], dw[2];
     gmm_grad grad[2];
-    gmm__mlp_recipe recipe;
+    gmm__mlp_quantization quantization;
     int32_t pending[2]; /* 1: wanted and not computed yet */
     int32_t tag;        /* GMM__WGRAD_TAG while queued */
 } gmm__wgrad_record;
@@ -152,7 +152,7 @@ static gmm_status gmm__mlp_copy(const gmm__call *call, const void *src_data, int
 
 /* Copies the arrays by group of a gradient's destination, and makes the record's descriptors point to the copies. */
 static gmm_status gmm__mlp_copy_arrays(const gmm__call *call, char *arrays, gmm_mat *dw, gmm_grad *grad,
-                                     gmm_stream stream) {
+                                       gmm_stream stream) {
     const size_t G = (size_t)call->groups.count;
     char *beta = arrays + G * sizeof(void *), *frozen = beta + G * sizeof(float);
     gmm_status s = GMM_OK;
@@ -188,8 +188,8 @@ static gmm_status gmm__mlp_record(const gmm__mlp_steps *t, const gmm__call *call
     r.groups = t->groups;
     r.options = t->options;
     if (d->hooks) r.hooks = *d->hooks;
-    r.recipe = gmm__mlp_recipe_of(call);
-    r.recipe.quant.recipe = NULL;
+    r.quantization = gmm__mlp_quantization_of(call);
+    r.quantization.quant.recipe = NULL;
     r.pending[0] = d->dw2 != NULL;
     r.pending[1] = d->dw1 != NULL;
     for (i = 0; i < 2; i++) {
@@ -203,7 +203,7 @@ static gmm_status gmm__mlp_record(const gmm__mlp_steps *t, const gmm__call *call
         r.grad[i] = call->grad[roles[i]];
         r.x[i].columnwise = r.dy[i].columnwise = r.dw[i].columnwise = r.grad[i].mat = NULL;
         s = gmm__mlp_copy_arrays(call, (char *)d->deferred + b.deferred_arrays + (size_t)i * b.arrays_bytes, &r.dw[i],
-                               &r.grad[i], stream);
+                                 &r.grad[i], stream);
         if (s != GMM_OK) return s;
     }
     memcpy(&q->entries[(q->head + q->count) % q->capacity], &r, sizeof r);
@@ -272,7 +272,7 @@ static gmm_linear gmm__mlp_recorded_linear(gmm__wgrad_record *r, int i) {
 }
 static gmm__mlp_product gmm__mlp_recorded_product(const gmm__call *call, const gmm__wgrad_record *r, int i,
                                                   const gmm_linear *l) {
-    gmm__mlp_product p = gmm__mlp_product_of(call, &r->recipe, GMM_OP_LINEAR_WGRAD, l);
+    gmm__mlp_product p = gmm__mlp_product_of(call, &r->quantization, GMM_OP_LINEAR_WGRAD, l);
     p.layer = 2 - i;
     return p;
 }
@@ -289,7 +289,7 @@ static int gmm__compose_plan_mlp_wgrad(const gmm__call *call, gmm__plan *plan) {
             if (!r.pending[i]) continue;
             l = gmm__mlp_recorded_linear(&r, i);
             product = gmm__mlp_recorded_product(call, &r, i, &l);
-            if (r.recipe.recipe.kind == GMM_RECIPE_NONE) {
+            if (r.quantization.recipe.kind == GMM_RECIPE_NONE) {
                 if (!gmm__mlp_size_linear(plan, GMM_OP_LINEAR_WGRAD, &l, &step_bytes, plan)) return 0;
             } else if (gmm__mlp_measure_product(&product, &step_bytes) != GMM_OK)
                 return gmm__decline(plan, "%.180s", call->ctx->error.text);
@@ -318,7 +318,7 @@ static gmm_status gmm__compose_launch_mlp_wgrad(const gmm__plan *plan, gmm_strea
         if (!r->pending[i]) continue;
         l = gmm__mlp_recorded_linear(r, i);
         product = gmm__mlp_recorded_product(call, r, i, &l);
-        s = r->recipe.recipe.kind == GMM_RECIPE_NONE
+        s = r->quantization.recipe.kind == GMM_RECIPE_NONE
                 ? gmm__linear_run(call->ctx, GMM_OP_LINEAR_WGRAD, call->function, &l, plan->workspace,
                                   plan->workspace_bytes, stream)
                 : gmm__mlp_run_product(&product, plan->workspace, plan->workspace_bytes, stream);

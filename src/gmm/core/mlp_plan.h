@@ -161,7 +161,7 @@ static void gmm__mlp_fill(gmm__mlp_steps *t, const gmm__plan *plan, void *offset
 
 /* Raises *bytes to the workspace of one step. Returns 0 if the engine declines it. */
 static int gmm__mlp_measure_step(gmm__call *step, gmm_status prepared, const gmm_error *last_error, size_t *bytes,
-                         gmm__plan *plan) {
+                                 gmm__plan *plan) {
     gmm__plan sub;
     if (prepared != GMM_OK || gmm__select(step, &sub) != GMM_OK) {
         (void)gmm__decline(plan, "%.180s", step->ctx->error.text);

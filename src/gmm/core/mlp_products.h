@@ -4,16 +4,16 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
                                         const gmm_quantization *quantization, int query);
 
 /* The recipe of an MLP and the arrays that quantizing its operands reads and writes. */
-typedef struct gmm__mlp_recipe {
+typedef struct gmm__mlp_quantization {
     gmm_recipe recipe;
     gmm_mlp_quant quant;
-} gmm__mlp_recipe;
+} gmm__mlp_quantization;
 
 /* One linear operation of FC1 (layer 1) or FC2 (layer 2). */
 typedef struct gmm__mlp_product {
     gmm_context *ctx;
     const char *function; /* for messages */
-    const gmm__mlp_recipe *recipe;
+    const gmm__mlp_quantization *quantization;
     gmm_op op;
     int layer;
     const gmm_linear *linear;
@@ -50,7 +50,7 @@ static void *gmm__mlp_reserve(void *workspace, size_t *used, int64_t bytes) {
 
 /* The two operands of a product; l is the descriptor whose fields they are. */
 static void gmm__mlp_operands(const gmm__mlp_product *p, gmm_linear *l, gmm__mlp_operand operand[2]) {
-    const gmm_recipe *r = &p->recipe->recipe;
+    const gmm_recipe *r = &p->quantization->recipe;
     const int fwd = p->op == GMM_OP_LINEAR_FWD, wgrad = p->op == GMM_OP_LINEAR_WGRAD, reads_x = fwd || wgrad;
     const int32_t slot_x = p->layer == 1 ? GMM_SLOT_X : GMM_SLOT_H, slot_w = p->layer == 1 ? GMM_SLOT_W1 : GMM_SLOT_W2;
     const int32_t slot_dy = p->layer == 1 ? GMM_SLOT_DZ : GMM_SLOT_DY;
@@ -73,7 +73,7 @@ static gmm_status gmm__mlp_add_quantization(const gmm__mlp_product *p, const gmm
                                             void *workspace, gmm__mlp_quantized *q) {
     const gmm_groups *groups = q->linear.groups;
     const int64_t G = groups->count;
-    const gmm_mlp_quant *quant = &p->recipe->quant;
+    const gmm_mlp_quant *quant = &p->quantization->quant;
     gmm_quantization *d = &q->quantization[q->count];
     gmm_format *format = &q->format[q->count];
     gmm_mat *m = &q->operand[i];
@@ -162,19 +162,19 @@ static gmm_status gmm__mlp_run_product(const gmm__mlp_product *p, void *workspac
     return s;
 }
 
-static gmm__mlp_recipe gmm__mlp_recipe_of(const gmm__call *call) {
-    gmm__mlp_recipe q;
+static gmm__mlp_quantization gmm__mlp_quantization_of(const gmm__call *call) {
+    gmm__mlp_quantization q;
     q.recipe = call->recipe;
     q.quant = call->quant;
     return q;
 }
 /* The product of a step of this call. FC2's steps read dy or w2. */
-static gmm__mlp_product gmm__mlp_product_of(const gmm__call *call, const gmm__mlp_recipe *recipe, gmm_op op,
+static gmm__mlp_product gmm__mlp_product_of(const gmm__call *call, const gmm__mlp_quantization *quantization, gmm_op op,
                                             const gmm_linear *l) {
     gmm__mlp_product p;
     p.ctx = call->ctx;
     p.function = call->function;
-    p.recipe = recipe;
+    p.quantization = quantization;
     p.op = op;
     p.layer = l->dy == &call->mat[GMM__DY] || l->w == &call->mat[GMM__W2] ? 2 : 1;
     p.linear = l;
@@ -183,10 +183,10 @@ static gmm__mlp_product gmm__mlp_product_of(const gmm__call *call, const gmm__ml
 /* Raises *bytes to the workspace of one product. Returns 0 if the engine declines it. */
 static int gmm__mlp_size_product(const gmm__plan *plan, gmm_op op, const gmm_linear *l, size_t *bytes, gmm__plan *out) {
     const gmm__call *call = plan->call;
-    const gmm__mlp_recipe recipe = gmm__mlp_recipe_of(call);
-    const gmm__mlp_product product = gmm__mlp_product_of(call, &recipe, op, l);
+    const gmm__mlp_quantization quantization = gmm__mlp_quantization_of(call);
+    const gmm__mlp_product product = gmm__mlp_product_of(call, &quantization, op, l);
     const gmm_error last_error = call->ctx->error;
-    if (recipe.recipe.kind == GMM_RECIPE_NONE) return gmm__mlp_size_linear(plan, op, l, bytes, out);
+    if (quantization.recipe.kind == GMM_RECIPE_NONE) return gmm__mlp_size_linear(plan, op, l, bytes, out);
     if (gmm__mlp_measure_product(&product, bytes) == GMM_OK) return 1;
     (void)gmm__decline(out, "%.180s", call->ctx->error.text);
     call->ctx->error = last_error;

@@ -58,7 +58,7 @@ static gmm_status gmm__refuse_foreign_operands(gmm__call *call) {
         for (k = length = 0; k < sizeof ops / sizeof ops[0]; k++)
             if (operands[i].calls >> k & 1)
                 length += (size_t)snprintf(calls_text + length, sizeof calls_text - length, "%s%s", length ? ", " : "",
-                                         gmm_op_name(ops[k]));
+                                           gmm_op_name(ops[k]));
         return gmm__refuse(call, GMM_E_CONFIG, operands[i].name, "is set and must be NULL: %s neither reads nor writes "
                            "it, only %s", gmm_op_name(call->op), calls_text);
     }

@@ -289,7 +289,7 @@ static void gmm__cpu_scale_row(float *acc, int64_t n, float alpha, const gmm__cp
 
 /* dst = (alpha acc + addend s) + beta dst over one row; beta 0 does not read dst. `addend` may be NULL. */
 static void gmm__cpu_store_row(float *acc, int64_t n, float alpha, const float *addend, float s, float beta,
-                                gmm_dtype dtype, void *dst) {
+                               gmm_dtype dtype, void *dst) {
     int64_t i;
     if (alpha != 1.0f)
         for (i = 0; i < n; i++) acc[i] *= alpha;

@@ -172,7 +172,7 @@ static gmm_status gmm__cpu_launch_permute_fwd(const gmm__plan *plan, gmm_stream 
 
 /* dst[t] = sum over the slots of token t of src[row], weighted by probs unless NULL */
 static void gmm__permute_sum(const gmm__permute_job *job, int64_t c, const gmm_mat *src, const float *probs,
-                            const gmm_mat *dst) {
+                             const gmm_mat *dst) {
     const gmm_permute *p = &job->call->d.permute;
     float acc[GMM__PERMUTE_COLUMNS];
     int64_t t, end = gmm__permute_range(job, c, &t), col;

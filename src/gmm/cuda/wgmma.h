@@ -173,11 +173,11 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
             const double smem = gmm__wgmma_smem_b * n128 +
                                 (cooperative ? gmm__wgmma_smem_a + gmm__wgmma_smem_a_n128 * n128
                                              : gmm__wgmma_smem_a_pingpong) * m16;
-            const double slowdown = cooperative ? (k->deferred ? gmm__wgmma_deferred_slowdown
-                                                 : k->tile_n == 128 && rows < GMM__WGMMA_NARROW_ROWS
-                                                     ? gmm__wgmma_narrow_slowdown : 1.0)
-                                              : (m16 < gmm__wgmma_low_m16 ? gmm__wgmma_low_slowdown : 1.0) +
-                                                    k_tiles / gmm__wgmma_k_tiles_scale;
+            const double slowdown =
+                !cooperative ? (m16 < gmm__wgmma_low_m16 ? gmm__wgmma_low_slowdown : 1.0) +
+                                   k_tiles / gmm__wgmma_k_tiles_scale
+                : k->deferred ? gmm__wgmma_deferred_slowdown
+                : k->tile_n == 128 && rows < GMM__WGMMA_NARROW_ROWS ? gmm__wgmma_narrow_slowdown : 1.0;
             const double step = mma > smem ? mma : smem, mainloop = k_tiles * step;
             const double store_half = k->deferred ? gmm__wgmma_store_deferred
                                     : cooperative ? gmm__wgmma_store_cooperative : gmm__wgmma_store_pingpong;

@@ -32,30 +32,33 @@
  *     GMM_MALLOC, GMM_FREE   host allocation of contexts where gmm_config has no allocator; both or none; default
  *                            malloc and free. Signatures: void *GMM_MALLOC(size_t), void GMM_FREE(void *)
  *
- * WHAT EVERY OPERATION KEEPS
+ * CONTRACTS OF EVERY OPERATION
  *     Shapes      Matrices are row-major. T is the capacity (rows of activation buffers), G the number of groups, K and
- *                 N the in and out features. Any row count >= 0 per group, any G, K, N that the engine takes (GPUs:
- *                 below about 2^31).
- *     Splits      Group sizes may live on the device; the host reads none of them, so a captured graph can be replayed
- *                 with other sizes. Rows past their sum never influence a result and are kept or zeroed (gmm_tail).
+ *                 N the in and out features. A group has any number of rows >= 0; G, K and N are what the engine takes
+ *                 (GPUs: below about 2^31).
+ *     Splits      Group sizes may be in device memory. The host does not read them there, so that a captured graph can
+ *                 be replayed with other sizes. Rows past their sum never influence a result and are kept or zeroed
+ *                 (gmm_tail).
  *     Arithmetic  fp32 accumulation and one rounding at the store; bias, activation and probabilities in fp32.
  *     Order       The order in which an output element accumulates depends only on operation, dtypes, N, K and its own
  *                 group's rows: results are bitwise equal from run to run, for any thread count, and equal to the call
- *                 with that group alone. Different machines and engines may differ in the last bits; which engine
- *                 serves a call, a query tells.
- *     Memory      The caller's: gmm_*_query tells the workspace's bytes. It is aligned to 256 bytes, its contents are
- *                 undefined before and after, and calls ordered on one stream may share it. Nothing is allocated.
- *     Overlap     What a call writes (outputs, workspace, fault word) shares no byte with anything else that it reads
- *                 or writes (operands at full capacity, splits, arrays, pointer tables), nor one matrix of an output
- *                 with another, unless the function says so. Bytes between rows belong to nobody: x and y may be the
- *                 columns [0, K) and [K, 2K) of one buffer with ld 2K. What addresses on the host show is GMM_E_ARG
- *                 before anything is written; those in tables in device memory are the caller's to keep apart.
+ *                 with that group alone. Different machines and engines may differ in the last bits. A query reports
+ *                 the engine that serves a call.
+ *     Memory      All memory is the caller's; operations allocate nothing. A query reports the bytes of the workspace,
+ *                 which is aligned to 256 bytes. Its contents are undefined before and after a call, and calls ordered
+ *                 on one stream may share it.
+ *     Overlap     Unless a function allows it, memory that a call writes (outputs, workspace, fault word) shares no
+ *                 byte with other memory that it reads or writes (operands at full capacity, splits, arrays, pointer
+ *                 tables), and the matrices of one output share no byte with one another. Bytes between the rows of a
+ *                 matrix are not part of it: x and y may be the columns [0, K) and [K, 2K) of one buffer with ld 2K.
+ *                 An overlap of addresses that the host can read is GMM_E_ARG before anything is written. Addresses in
+ *                 tables in device memory are not checked.
  *     Stream      The last argument. GPU contexts enqueue on it and return; every call can be captured in a CUDA graph.
- *                 CPU contexts take NULL and are done on return.
- *     Errors      What the host can check is checked before anything is launched or written; then a status is returned
- *                 and gmm_last_error(ctx) names function, argument, value, rule and shapes. Faulty device-resident
- *                 values set bits in gmm_groups.fault, and the call stays in bounds; so do those of a CPU context that
- *                 is given a fault word. Without one it refuses a faulty split: GMM_E_SPLIT.
+ *                 CPU contexts take NULL and have completed the work on return.
+ *     Errors      Everything that the host can check is checked before anything is launched or written. On failure a
+ *                 status is returned, and gmm_last_error(ctx) names function, argument, value, rule and shapes. Faulty
+ *                 values in device memory set bits in gmm_groups.fault, and the call stays within bounds; a CPU context
+ *                 does the same where it is given a fault word, and otherwise refuses a faulty split: GMM_E_SPLIT.
  *     Threads     A context serves one thread at a time; contexts are independent and cheap. No global state.
  *
  * REVISIONS (full list: CHANGELOG.md)
@@ -102,13 +105,13 @@ typedef struct gmm_allocator {
 
 typedef enum gmm_log_level {
     GMM_LOG_NONE = 0,
-    GMM_LOG_WARN = 1,  /* contexts: what their build lacks for the speed of their machine (gmm_build_warning) */
-    GMM_LOG_INFO = 2,  /* contexts: what they run on */
+    GMM_LOG_WARN = 1,  /* gmm_create: why the build is slower than the machine allows (gmm_build_warning) */
+    GMM_LOG_INFO = 2,  /* gmm_create: the device or processor that the context uses */
     GMM_LOG_TRACE = 3, /* every operation: the engine that serves it, and why others declined */
     GMM_LOG_LEVEL_MAX = 0x7fffffff
 } gmm_log_level;
 
-/* Called on the calling thread, for messages of `level` and below. `message` lives until the return. */
+/* `write` is called on the calling thread for messages of `level` and below. `message` is valid until it returns. */
 typedef struct gmm_log {
     void *user;
     gmm_log_level level;
@@ -119,21 +122,23 @@ typedef struct gmm_config {
     uint32_t struct_size;
     gmm_space space;
     int32_t device;        /* CUDA ordinal; 0 for the CPU */
-    int32_t threads;       /* CPU engine: the most that a call takes, and workspace is for; small calls take fewer, with
-                              the same bits. 0 = as many as OpenMP gives; without OpenMP 1 is used */
+    int32_t threads;       /* CPU engine: maximum threads of a call, for which workspaces are sized; small calls use
+                              fewer, with the same bits. 0 = OpenMP's maximum. Without OpenMP calls use one thread */
     gmm_engine engine;     /* default of gmm_options.engine for this context */
-    int32_t cpu_level;     /* CPU engine: 0 = best vector code that the processor has; 1 plain, 2 AVX2, 3 AVX-512 */
+    int32_t cpu_level;     /* CPU engine: vector instructions: 0 = the best of the processor; 1 none, 2 AVX2, 3
+                              AVX-512 */
     gmm_allocator allocator;
     gmm_log log;
-    gmm_engine require_engine; /* gmm_create fails where the context would not have it; AUTO: none is required */
+    gmm_engine require_engine; /* gmm_create fails unless the context has this engine; AUTO: none is required */
 } gmm_config;
 
 /* Makes a context. `config` may be NULL: the CPU with all defaults. *out is NULL after a failure.
    Stream, graph: creates nothing on a stream; not while capturing.
-   Errors: GMM_E_NULL (out), GMM_E_VERSION (header versions mixed), GMM_E_ARG (field out of range), GMM_E_BUILD (a GPU
-       asked of a unit that a C compiler built, or of a build without kernels for it; a required engine that is not in
-       this build), GMM_E_DEVICE (no such device, or too old; no device for a required engine), GMM_E_UNSUPPORTED (an
-       engine of the other space), GMM_E_MEMORY, GMM_E_CUDA. */
+   Errors: GMM_E_NULL (out), GMM_E_VERSION (the caller's header and the implementation differ in version), GMM_E_ARG
+       (field out of range), GMM_E_BUILD (CUDA in an implementation that a C compiler built, or that has no kernels for
+       the device; a required engine that is not in this build), GMM_E_DEVICE (no such device, a device below compute
+       capability 8.0, or one that the required engine does not run on), GMM_E_UNSUPPORTED (an engine of the other
+       space), GMM_E_MEMORY, GMM_E_CUDA. */
 GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint32_t version, gmm_error *error);
 static inline gmm_status gmm_create(gmm_context **out, const gmm_config *config, gmm_error *error) {
     return gmm__create(out, config, (uint32_t)GMM_VERSION_NUMBER, error);
@@ -143,19 +148,19 @@ static inline gmm_status gmm_create(gmm_context **out, const gmm_config *config,
 typedef struct gmm_build {
     uint32_t struct_size;
     gmm_space space;
-    int32_t optimised;   /* 1: by the compiler of the host, and nvcc was not told -G */
+    int32_t optimised;   /* 1: the host compiler optimised, and nvcc compiled without -G */
     int32_t openmp;      /* 1: with OpenMP */
     int32_t threads;     /* gmm_config.threads */
-    int32_t processors;  /* of the host that are online; 0 = unknown */
+    int32_t processors;  /* online processors of the host; 0 = unknown */
     int32_t capability;  /* GPU: 90 for compute capability 9.0 */
     int32_t sm90a;       /* GPU: 1: kernels for sm_90a are in the build */
     int32_t tensor_maps; /* GPU: 1: the driver has cuTensorMapEncodeTiled */
 } gmm_build;
 
-/* What makes contexts of such a build slower than their machine: text `i` from 0, which says what to compile with; NULL
-   from the first `i` on that there is nothing to say for. gmm_create writes each once to the log at GMM_LOG_WARN:
+/* Warning `i`, counted from 0, about a build that is slower than its machine allows, with the compiler options that
+   remedy it; NULL past the last warning. gmm_create writes each once to the log at GMM_LOG_WARN. There is one for
        a GPU of compute capability 9.0 without the engine WGMMA
-       an implementation compiled without optimisation, where the compiler tells (gcc, clang, nvcc)
+       an implementation compiled without optimisation, where the compiler reports it (gcc, clang, nvcc)
        a CPU context without OpenMP on more than four processors, unless gmm_config.threads is 1
    Pure. Errors: none; NULL or a struct_size of another version gives NULL. */
 GMMDEF const char *gmm_build_warning(const gmm_build *build, int32_t i);
@@ -164,9 +169,9 @@ GMMDEF const char *gmm_build_warning(const gmm_build *build, int32_t i);
    Stream, graph: a GPU context's destruction may wait for the device (cuBLASLt). Errors: none. */
 GMMDEF void gmm_destroy(gmm_context *ctx);
 
-/* What the last failing call on this context said; "" before any. Lives until the next failing call. A field is named
-   behind the descriptor's name in the declaration: "gmm_linear_wgrad: linear.dw is NULL: linear_wgrad needs a
-   destination (G=4 T=29 K=17 N=23)".
+/* Message of the last failed call on this context; "" before any. Valid until the next failed call. Fields are named
+   as members of the function's parameter: "gmm_linear_wgrad: linear.dw is NULL: linear_wgrad needs a destination (G=4
+   T=29 K=17 N=23)".
    Stream, graph: no effect on either. Errors: none; ctx NULL gives "". */
 GMMDEF const char *gmm_last_error(const gmm_context *ctx);
 
@@ -218,39 +223,41 @@ typedef enum gmm_op {
 GMMDEF const char *gmm_op_name(gmm_op op);
 GMMDEF const char *gmm_engine_name(gmm_engine engine);
 
-/* How a call is carried out. Descriptors take a pointer; NULL means all defaults. */
+/* How a call is carried out. Descriptors point to it; NULL means all defaults. */
 typedef struct gmm_options {
     uint32_t struct_size;
-    gmm_engine engine;           /* AUTO: the context's default, else the best engine whose plan says yes */
-    int32_t sm_limit;            /* GPU: multiprocessors to use, 0 = all. Never changes results */
-    int32_t allow_nondeterminism;/* 0 or 1; no engine makes use of it */
+    gmm_engine engine;           /* AUTO: the context's default, else the first engine that can serve the call */
+    int32_t sm_limit;            /* GPU: maximum number of multiprocessors, 0 = all. Never changes results */
+    int32_t allow_nondeterminism;/* 0 or 1; every engine is deterministic with either */
     int32_t allow_tf32;          /* 1: CUBLASLT may multiply F32 as TF32 */
     int32_t fp8_fast_accum;      /* 1: WGMMA may skip promotion in fwd and dgrad where scales are by tensor or row.
                                     Changes results */
-    int32_t tile;                /* WGMMA: the 1st, 2nd, ... of the tiles that could serve a product, the last perhaps
-                                    two, of which the split decides, for trying them; 0, or more than there are: the
-                                    one expected to be fastest. Never changes results */
-    int64_t workspace_limit;     /* WGMMA declines a product of MX32 or NV16 operands that needs more bytes, since it
-                                    converts them there; AUTO takes MMA then. 0 = none. Never changes results */
+    int32_t tile;                /* WGMMA, for measurements: 1, 2, ... demands that tile of those which can serve the
+                                    product; where the last two differ only in their use by the split, their number
+                                    stands for both. 0 or a higher number: the tile expected to be fastest. Never
+                                    changes results */
+    int64_t workspace_limit;     /* bytes: WGMMA declines a product of MX32 or NV16 operands whose workspace, in which
+                                    it converts them, is larger; AUTO then takes MMA. 0 = no limit. Never changes
+                                    results */
 } gmm_options;
 
-/* What a query tells. */
+/* The result of a query. */
 typedef struct gmm_info {
     uint32_t struct_size;
-    gmm_engine engine;       /* that will serve the call. Addresses that a query is not given count as multiples of 16
-                                bytes; where the engine needs that, the note says so. A call with other addresses is
-                                served by another engine under AUTO, in no more than workspace_bytes, and refused where
-                                the engine was demanded or no other has the operation */
+    gmm_engine engine;       /* serves the call. An address that the query leaves NULL is assumed to be a multiple of 16
+                                bytes; where the engine depends on that, the note says so. A call with other addresses
+                                is then served by another engine under AUTO, in at most workspace_bytes, and refused
+                                where the engine was demanded or no other has the operation */
     size_t workspace_bytes;
     size_t saved_bytes;      /* MLP: gmm_mlp.saved */
     size_t deferred_bytes;   /* MLP: gmm_mlp.deferred */
-    int32_t in_align;        /* in and out features (MLP: hidden, ffn and hidden_out) must be multiples of these; 1 but
-                                for quantized operands */
+    int32_t in_align;        /* in and out features (MLP: hidden, ffn and hidden_out) must be multiples of these; 1
+                                unless operands are quantized */
     int32_t out_align;
-    char note[192];          /* how the engine serves it, on what that depends, and why better ones declined */
+    char note[192];          /* how the engine serves the call, on what that depends, and why preferred ones declined */
 } gmm_info;
 
-/* offsets[g] = first row of group g, offsets[G] = number of live rows, clamped as gmm_groups says.
+/* offsets[g] = first row of group g, offsets[G] = number of live rows, clamped as gmm_groups describes.
    Shapes: offsets [G + 1] int64, context memory.
    Stream, graph: enqueued; capturable. Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_ALIGN, GMM_E_DTYPE, GMM_E_SPLIT,
        GMM_E_VERSION, GMM_E_UNSUPPORTED, GMM_E_CAPTURE (host splits), GMM_E_CUDA. */
@@ -258,38 +265,40 @@ GMMDEF gmm_status gmm_offsets(gmm_context *ctx, const gmm_groups *groups, int64_
 
 /* ------------------------------------------------------------------------------------------ 3 Grouped linear --- */
 
-/* Where the gradient of a weight or bias goes. The descriptor pointer being NULL means: not wanted, not computed.
-   own gradient (main_grad 0): stored. main_grad 1: added, unless overwrite is 1. See gmm_wgrad_decide.
-   An empty group stores zeros, or leaves the destination's bits alone where it would add. */
+/* Destination of the gradient of a weight or bias. A NULL descriptor: the gradient is not wanted and not computed.
+   main_grad 0 stores the gradient. main_grad 1 adds it, unless overwrite is 1. See gmm_wgrad_decide.
+   An empty group stores zeros; where it would add, it keeps the destination's bits. */
 typedef struct gmm_grad {
     uint32_t struct_size;
     int32_t main_grad;
     int32_t overwrite;
     int32_t reserved;      /* 0 */
     const gmm_mat *mat;    /* F32, BF16 or F16, per group; packed or table */
-    const float *beta;     /* [G] context memory: replaces the above per group: dst = grad + beta dst. 0 never reads,
-                              1 adds (bits kept for an empty group). NULL = by main_grad and overwrite */
-    const uint8_t *frozen; /* [G] context memory: nonzero = the group's gradient is not computed and not touched */
+    const float *beta;     /* [G] context memory: dst = grad + beta dst per group, whatever main_grad and overwrite are.
+                              0 does not read dst; 1 adds (an empty group keeps the bits). NULL = by main_grad and
+                              overwrite */
+    const uint8_t *frozen; /* [G] context memory: nonzero = the group's gradient is not computed, and dst keeps it */
 } gmm_grad;
 
 /* A grouped linear layer: y[r] = alpha_g w_g x[r] + bias_g s_r for every row r of group g.
    Shapes: x, dx [T, K]; y, dy [T, N]; w, dw [G][N, K]; bias, db [G][N]; bias_scale s, d_bias_scale [T].
    dtypes: x and w share F32, F16 or BF16, and so do dy and w, dy and x. y, dx, bias and gradients are F32, F16 or BF16.
-   Quantized factors (bgrad takes none): each product reads the copies whose blocks run along its contraction: fwd the
-       rowwise ones of x and w, dgrad dy and w.columnwise, wgrad x.columnwise and dy.columnwise (of x and dy it reads
-       nothing but that pointer). TENSOR and ROW multiply one another; 1X128 multiplies 1X128 and 128X128; MX32
-       multiplies MX32, NV16 NV16, and either as w also floats. Elements of MX32 and NV16 are exact products of code
-       and scale, MX32 from 2^128 on Inf (on GPUs in BF16: MX32 below 2^-126 is rounded to its grid); fp32 scales of
-       blocks multiply the sum of each 128 along the contraction, other scales the whole sum. K and N must be multiples
-       of gmm_info.in_align and out_align.
-       Range: scales may be any finite numbers where the result is finite and normal, whatever their products with one
-       another and with alpha are; but the product of the two scales of blocks that meet must be a normal number, and of
-       two ROW operands on WGMMA the token scales (wgrad: those of dy) must be between 2^-90 and 2^70 and the others
-       times alpha normal. CUBLASLT multiplies in the library's order.
-   Aliasing: none.  Alignment: each base to its element; results leave faster at multiples of 16 bytes. The engine WGMMA
-   needs every matrix and row of x, w and dy at multiples of 16 bytes; what breaks this another engine serves, but for
-   addresses of weights in tables in device memory, which the host cannot see: these must be multiples of 16 (else
-   GMM_FAULT_ADDRESS). */
+   Quantized operands (bgrad takes none): each product reads the copies whose blocks run along its contraction: fwd x
+       and w, dgrad dy and w.columnwise, wgrad x.columnwise and dy.columnwise (wgrad reads no other field of x and dy).
+       TENSOR and ROW multiply one another; 1X128 multiplies 1X128 and 128X128; MX32 multiplies MX32, and NV16 NV16; a w
+       of MX32 or NV16 also multiplies floats. An element of MX32 or NV16 is the exact product of code and scale; MX32
+       is Inf from 2^128 on (on GPUs it is BF16, to whose grid values below 2^-126 are rounded). fp32 scales of blocks
+       multiply the sum of each 128 elements along the contraction, other scales the whole sum. K and N must be
+       multiples of gmm_info.in_align and out_align.
+       Range: where the result is finite and normal, scales may be any finite numbers, whatever their products with one
+       another and with alpha are, with two exceptions: the product of the scales of a block of x or dy and a block of
+       w (wgrad: of dy and x) must be a normal number; and for two ROW operands on WGMMA the token scales (wgrad: those
+       of dy) must be between 2^-90 and 2^70, and the other scales times alpha normal. CUBLASLT multiplies in the
+       library's order.
+   Aliasing: none.  Alignment: each base to its element; stores are faster to multiples of 16 bytes. The engine WGMMA
+   needs every matrix and row of x, w and dy at multiples of 16 bytes; another engine serves operands that are not.
+   Addresses of weights in tables in device memory, which the host cannot see, must be multiples of 16 bytes under WGMMA
+   (else GMM_FAULT_ADDRESS). */
 typedef struct gmm_linear {
     uint32_t struct_size;
     int32_t alpha_per_group; /* 1: alpha is [G], else [1] */
@@ -308,16 +317,16 @@ typedef struct gmm_linear {
     const gmm_grad *dw;
     const gmm_grad *db;
     float *d_bias_scale;      /* fp32: sum over n of dy[r][n] bias_g[n]; NULL = not wanted */
-    int32_t d_bias_scale_add; /* 1: added to what is there */
+    int32_t d_bias_scale_add; /* 1: added to d_bias_scale instead of stored */
     int32_t y_add;           /* 1: fwd adds to y, dgrad to dx, instead of storing */
 } gmm_linear;
 
-/* Engine, workspace and demands of one linear operation (GMM_OP_LINEAR_*). Pointers to data may still be NULL.
-   Stream, graph: no effect on either. Errors: as the operation, but for those about addresses and workspace. */
+/* Engine, workspace and feature alignment of one linear operation (GMM_OP_LINEAR_*). Addresses may still be NULL.
+   Stream, graph: no effect on either. Errors: those of the operation, except about addresses and workspace. */
 GMMDEF gmm_status gmm_linear_query(gmm_context *ctx, gmm_op op, const gmm_linear *linear, gmm_info *info);
 
 /* y = alpha x w^T (+ bias s) (+ y). Needs x, w, y.
-   Stream, graph: enqueued; capturable, replay with other sizes is right.
+   Stream, graph: enqueued; capturable, and a replay may have other group sizes.
    Errors: GMM_E_NULL, GMM_E_ARG (also overlap), GMM_E_DTYPE, GMM_E_STRIDE, GMM_E_ALIGN, GMM_E_OVERFLOW, GMM_E_SPLIT
        (splits on the host, or of a CPU context without a fault word), GMM_E_WORKSPACE, GMM_E_VERSION,
        GMM_E_UNSUPPORTED, GMM_E_CAPTURE (host splits), GMM_E_CUDA. */
@@ -349,7 +358,7 @@ typedef enum gmm_act_preset {
     GMM_ACT_PRESET_MAX = 0x7fffffff
 } gmm_act_preset;
 
-/* The settings a preset names. Pure. Errors: an unknown preset gives GMM_ACT_NONE. */
+/* The settings of a preset. Pure. Errors: an unknown preset gives GMM_ACT_NONE. */
 GMMDEF gmm_act gmm_act_of(gmm_act_preset preset);
 GMMDEF const char *gmm_act_name(gmm_act_kind kind); /* "swiglu"; "?" if unknown */
 
@@ -382,14 +391,14 @@ GMMDEF gmm_status gmm_act_query(gmm_context *ctx, gmm_op op, const gmm_activatio
 GMMDEF gmm_status gmm_act_fwd(gmm_context *ctx, const gmm_activation *activation, void *workspace,
                               size_t workspace_bytes, gmm_stream stream);
 
-/* dx = p dy df/dx, dprob, and y = p f(x) again. Needs x, dy and one of dx, dprob, y; what is NULL is not computed.
+/* dx = p dy df/dx, dprob, and y = p f(x). Needs x, dy and one of dx, dprob, y; outputs that are NULL are not computed.
    Stream, graph, errors: as gmm_act_fwd. */
 GMMDEF gmm_status gmm_act_bwd(gmm_context *ctx, const gmm_activation *activation, void *workspace,
                               size_t workspace_bytes, gmm_stream stream);
 
 /* ---------------------------------------------------------------------------------------------- 5 Expert MLP --- */
 
-/* What fwd keeps for bwd, in gmm_mlp.saved. */
+/* What fwd saves for bwd in gmm_mlp.saved. */
 typedef enum gmm_save {
     GMM_SAVE_PREACT = 0,         /* FC1's output; the activation is computed again */
     GMM_SAVE_PREACT_AND_ACT = 1, /* FC1's output and FC2's input */
@@ -397,7 +406,7 @@ typedef enum gmm_save {
     GMM_SAVE_MAX = 0x7fffffff
 } gmm_save;
 
-/* How tokens reach the experts; decides who pads (gmm_pad_decide). */
+/* The token dispatcher, on which it depends who pads the groups (gmm_pad_decide). */
 typedef enum gmm_dispatcher {
     GMM_DISPATCH_ALLTOALL = 0,
     GMM_DISPATCH_ALLGATHER = 1,
@@ -408,8 +417,8 @@ typedef enum gmm_dispatcher {
 } gmm_dispatcher;
 
 /* The configuration of an expert MLP: y = act(x w1^T + b1) p w2^T + b2 (p). Fields below `save` describe the model
-   around the MLP; they change no result and exist so that gmm_mlp_validate, or an operation that sees its tensors too,
-   can refuse what would train wrong. */
+   around the MLP. Except for delay_wgrad and overlap_dispatch_wgrad they change nothing that is computed:
+   gmm_mlp_validate and the operations refuse combinations that would train a wrong model. */
 typedef struct gmm_mlp_config {
     uint32_t struct_size;
     int32_t bias1, bias2;           /* the linears have biases */
@@ -421,7 +430,7 @@ typedef struct gmm_mlp_config {
     gmm_act act;
     gmm_save save;
     int32_t delay_wgrad;            /* bwd queues the weight gradients */
-    int32_t overlap_dispatch_wgrad; /* the same, asked for by the overlap of dispatch with wgrad; excludes the former */
+    int32_t overlap_dispatch_wgrad; /* the same, for overlapping dispatch with wgrad; excludes delay_wgrad */
     int32_t ddp_expects_delay;      /* 1: the data-parallel hooks wait for the queued gradients */
     int32_t ddp;                    /* 1: data-parallel hooks are installed */
     int32_t topk;                   /* experts per token; 0 = unknown */
@@ -435,16 +444,15 @@ typedef struct gmm_mlp_config {
     int32_t act_recompute;          /* the activation is recomputed in bwd */
 } gmm_mlp_config;
 
-/* One call that checks a configuration; pure. Every operation on an MLP makes it too.
-   Errors: GMM_E_CONFIG, and error->text opens with the field's name. The rules:
+/* Checks a configuration; pure. Every operation on an MLP makes the same checks.
+   Errors: GMM_E_CONFIG, and error->text begins with the field's name. The rules:
        hidden, ffn >= 1; hidden_out >= 0; enumerations in range; switches 0 or 1
-       act.kind: any but GMM_ACT_NONE, which is what a zeroed act holds
+       act.kind: any but GMM_ACT_NONE, the value in a zeroed act
        act: as gmm_act_fwd (interleave >= 0, a divisor of ffn, gated only; limit 0 or finite > 0; offset finite, gated
-           only; alpha finite, and other than 0 or 1 only where the activation takes it; betas 0 or finite > 0, SiTU
-           only)
-       source_interleave >= 0 and, where stated for a gated activation, the layout that act.interleave reads
+           only; alpha finite, and 0 or 1 where the activation has no alpha; betas 0 or finite > 0, SiTU only)
+       source_interleave >= 0; where stated for a gated activation, it is the layout of act.interleave
        delay_wgrad and overlap_dispatch_wgrad exclude each other; with ddp, either needs ddp_expects_delay, and
-           ddp_expects_delay needs either: otherwise hooks fire before, or never after, the gradient
+           ddp_expects_delay needs one of them: otherwise hooks fire before the gradient is complete, or never
        prob_on_bias2 needs prob and bias2; prob_on_input needs topk 1 and excludes prob
        bias2 with prob and topk > 1 needs prob_on_bias2: unweighted biases would add up topk times
        bias1 or bias2 need etp_size 1: every rank would add them
@@ -453,25 +461,26 @@ typedef struct gmm_mlp_config {
        act_recompute excludes save = GMM_SAVE_PREACT_AND_ACT */
 GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *error);
 
-/* Parameters of an MLP, as callbacks name them. */
+/* Parameters of an MLP, for callbacks. */
 typedef enum gmm_param {
     GMM_PARAM_W1 = 0, GMM_PARAM_B1 = 1, GMM_PARAM_W2 = 2, GMM_PARAM_B2 = 3, GMM_PARAM_MAX = 0x7fffffff
 } gmm_param;
 
-/* Gradient callbacks: once per parameter and micro-batch for every parameter whose gradient is wanted, empty groups or
-   not, FC2's before FC1's, on the calling thread, when the work that completes the gradient has been enqueued on
-   `stream`. Biases complete in bwd; weights in bwd or, delayed, in gmm_mlp_wgrad. Not fired while capturing. */
+/* Gradient callbacks. `ready` is called once per micro-batch for every parameter whose gradient is wanted, also where
+   groups are empty, FC2's before FC1's, on the calling thread, when the work that completes the gradient has been
+   enqueued on `stream`. Biases complete in bwd; weights in bwd or, delayed, in gmm_mlp_wgrad. Not called while
+   capturing. */
 typedef struct gmm_grad_hooks {
     void *user;
     void (*ready)(void *user, gmm_param param, gmm_stream stream);
 } gmm_grad_hooks;
 
-/* One queued weight gradient of both linears; its fields are the library's. */
+/* The queued weight gradients of both linears of one bwd; its contents are private to the library. */
 typedef struct gmm_wgrad_entry {
     uint64_t opaque[192];
 } gmm_wgrad_entry;
 
-/* Caller-owned FIFO of delayed weight gradients. Make it with gmm_wgrad_queue_over; `count` may be read. Calls refuse
+/* Caller-owned FIFO of delayed weight gradients, made by gmm_wgrad_queue_over. Callers may read `count`. Calls refuse
    capacity < 1, head outside [0, capacity) and count outside [0, capacity]. */
 typedef struct gmm_wgrad_queue {
     gmm_wgrad_entry *entries;
@@ -487,24 +496,25 @@ static inline gmm_wgrad_queue gmm_wgrad_queue_over(gmm_wgrad_entry *entries, int
     return q;
 }
 
-/* Operands that a recipe quantizes, in the order of their delayed-scaling slots: forward's, then backward's. */
+/* Operands that a recipe quantizes, in the order of their delayed-scaling slots: those of forward, then of backward. */
 typedef enum gmm_mlp_slot {
     GMM_SLOT_X, GMM_SLOT_W1, GMM_SLOT_H, GMM_SLOT_W2, GMM_SLOT_DY, GMM_SLOT_DZ, GMM_SLOTS,
     GMM_SLOT_MAX = 0x7fffffff
 } gmm_mlp_slot;
 
-/* How the products of an MLP are quantized: each quantizes its two factors (x, FC2's input h, w1, w2, dy, FC1's output
-   gradient dz) by the roles of the recipe, along its own contraction, into the workspace. Weights may come quantized
-   already, in the recipe's dtype and scaling: fwd reads them rowwise, bwd w1.columnwise and w2.columnwise (and w1 if
-   FC1 runs again), which is the same to the bit. Everything else stays as without a recipe: saved values are those of
-   the unquantized dtype, and gradients of biases come from them. */
+/* How the products of an MLP are quantized: each product quantizes its two operands (of x, FC2's input h, w1, w2, dy
+   and FC1's output gradient dz) in the format that the recipe has for their role, along its own contraction, into the
+   workspace. Weights may already be quantized, in the recipe's dtype and scaling: fwd reads w1 and w2, bwd
+   w1.columnwise and w2.columnwise (and w1 if FC1 runs again); results are bitwise the same. Nothing else changes with a
+   recipe: saved values have the unquantized dtype, and bias gradients are computed from it. */
 typedef struct gmm_mlp_quant {
     uint32_t struct_size;
     int32_t reserved;        /* 0 */
     const gmm_recipe *recipe;/* its kind must be the configuration's. With hadamard, x, dy and the weights are BF16 in
                                 every operation, though only weight gradients are transformed */
     const float *scale;      /* delayed: [GMM_SLOTS][G] quantization scales, context memory; NULL = ones */
-    float *amax;             /* delayed: [GMM_SLOTS][G], raised to what is seen (history[0]); NULL = not wanted */
+    float *amax;             /* delayed: [GMM_SLOTS][G], raised to the operands' amaxes (history[0]); NULL = not
+                                wanted */
     const uint64_t *random;  /* stochastic: {seed, offset} of dy and of dz, context memory. Delayed weight gradients
                                 read them again in gmm_mlp_wgrad, and scale too */
 } gmm_mlp_quant;
@@ -512,8 +522,8 @@ typedef struct gmm_mlp_quant {
 /* Tensors of one MLP call.
    Shapes: x, dx [T, hidden]; w1 [G][2 ffn or ffn, hidden] and b1 [G][2 ffn or ffn], gated rows in the order of
        act.interleave; w2 [G][hidden_out, ffn], b2 [G][hidden_out]; y, dy [T, hidden_out]; prob, dprob [T] fp32.
-   dtypes: x, w1, w2, dy share F32, F16 or BF16, which is also the dtype of what is saved (with `quant`, weights may
-       be quantized copies instead); the rest is free as in gmm_linear.  Aliasing: none. */
+   dtypes: x, w1, w2 and dy share F32, F16 or BF16, which is also the dtype of saved values (with `quant`, weights may
+       be quantized instead); the others are as in gmm_linear.  Aliasing: none. */
 typedef struct gmm_mlp {
     uint32_t struct_size;
     int32_t reserved;       /* 0 */
@@ -524,21 +534,21 @@ typedef struct gmm_mlp {
     const float *prob;
     const gmm_mat *y;
     void *saved;            /* fwd writes, bwd reads; 256-byte aligned; NULL in fwd = inference. With GMM_SAVE_NOTHING
-                               neither touches it: it may be NULL, and is aligned if not */
+                               neither accesses it, and it may be NULL, or any aligned address */
     size_t saved_bytes;
     const gmm_mat *dy, *dx; /* dx NULL = not wanted */
     const gmm_grad *dw1, *dw2, *db1, *db2; /* each NULL = not wanted */
     float *dprob;           /* with prob_on_bias2 it includes the bias's term; NULL = not wanted */
-    void *deferred;         /* delayed: bwd keeps wgrad operands, tables and arrays by group here until gmm_mlp_wgrad;
+    void *deferred;         /* delayed: bwd stores wgrad operands, tables and arrays by group here for gmm_mlp_wgrad;
                                256-byte aligned */
     size_t deferred_bytes;
-    gmm_wgrad_queue *queue; /* delayed: where bwd records them */
+    gmm_wgrad_queue *queue; /* delayed: bwd appends an entry */
     const gmm_grad_hooks *hooks; /* NULL = none */
-    const gmm_mlp_quant *quant;  /* NULL = products of the operands as they are */
+    const gmm_mlp_quant *quant;  /* NULL = operands are not quantized */
 } gmm_mlp;
 
-/* Engine, sizes and demands of GMM_OP_MLP_FWD, GMM_OP_MLP_BWD or GMM_OP_MLP_WGRAD.  Stream, graph: none.
-   Errors: as the operation, but for those about addresses and buffers. */
+/* Engine, sizes and feature alignment of GMM_OP_MLP_FWD, GMM_OP_MLP_BWD or GMM_OP_MLP_WGRAD.  Stream, graph: none.
+   Errors: those of the operation, except about addresses and buffers. */
 GMMDEF gmm_status gmm_mlp_query(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_info *info);
 
 /* One matrix in gmm_mlp.saved: row-major, rows of ld elements from `offset` on. */
@@ -553,13 +563,13 @@ typedef struct gmm_saved_part {
 
 typedef struct gmm_saved_layout {
     uint32_t struct_size;
-    int32_t count;          /* parts that config.save keeps, 0 to 2, in the order of their offsets */
+    int32_t count;          /* parts that config.save saves, 0 to 2, in the order of their offsets */
     int64_t bytes;          /* gmm_info.saved_bytes */
-    gmm_saved_part part[4]; /* those behind `count` are zeros */
+    gmm_saved_part part[4]; /* zeros from `count` on */
 } gmm_saved_layout;
 
-/* What fwd leaves in `saved` and where, to check an MLP stage by stage: the same for every engine, and for op
-   GMM_OP_MLP_FWD and GMM_OP_MLP_BWD, whichever descriptor is at hand.  Stream, graph: none.
+/* The layout of `saved`, for checking an MLP stage by stage. It is the same for every engine, and for the descriptors
+   of GMM_OP_MLP_FWD and GMM_OP_MLP_BWD.  Stream, graph: none.
    Errors: as gmm_mlp_query; GMM_E_NULL (layout). */
 GMMDEF gmm_status gmm_mlp_saved_query(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_saved_layout *layout);
 
@@ -568,15 +578,15 @@ GMMDEF gmm_status gmm_mlp_saved_query(gmm_context *ctx, gmm_op op, const gmm_mlp
 GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
                               gmm_stream stream);
 
-/* The wanted ones of dx, dw1, dw2, db1, db2, dprob from dy, saved (and x, w1, b1 as the save policy needs). What one
-   step hands to the next is rounded to the dtype of x: FC2's dgrad before the activation's backward and dprob read it,
+/* Those of dx, dw1, dw2, db1, db2 and dprob that are not NULL, from dy and saved (and x, w1, b1 as config.save needs).
+   Intermediate results are rounded to the dtype of x: FC2's dgrad before the activation's backward and dprob read it,
    and FC1's output gradient before dx, dw1 and db1 read it. Results are those of gmm_linear_dgrad with a dx of this
    dtype, gmm_act_bwd and the other steps, called one after the other.
-   Delayed weight gradients are recorded in `queue` with everything they need. The matrices of x, dy, dw1 and dw2,
-   `deferred`, the fault word and the arrays of `quant` must stay as they are until gmm_mlp_wgrad has run. All else may
-   be freed or overwritten when this call is done: descriptors, recipe and hooks, which the queue copies; splits,
-   pointer tables, gmm_grad.beta and frozen, which `deferred` keeps copies of. What is in host memory (descriptors and
-   tables of GMM_MAT_TABLE_ON_HOST) may be freed on return.
+   Delayed weight gradients are recorded in `queue`. The matrices of x, dy, dw1 and dw2, `deferred`, the fault word and
+   the arrays of `quant` must remain unchanged until gmm_mlp_wgrad has run. Everything else may be freed or overwritten
+   once the work of this call is done: the queue has copies of descriptors, recipe and hooks; `deferred` has copies of
+   splits, pointer tables, gmm_grad.beta and frozen. Host memory (descriptors and tables of GMM_MAT_TABLE_ON_HOST) may
+   be freed on return.
    Stream, graph: enqueued; capturable. A captured call fills the queue once, when it is captured; no replay does.
    Errors: as gmm_mlp_fwd; GMM_E_STATE (queue full), GMM_E_ARG (fields of the queue). */
 GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
@@ -589,13 +599,13 @@ GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
 GMMDEF gmm_status gmm_mlp_wgrad(gmm_context *ctx, gmm_wgrad_queue *queue, void *workspace, size_t workspace_bytes,
                                 gmm_stream stream);
 
-/* Fires the hooks that `op` (GMM_OP_MLP_BWD or GMM_OP_MLP_WGRAD) of this MLP fires: to be called after a graph that
-   holds the operation was launched.  Stream, graph: handed to the hooks. Errors: those of gmm_mlp_query. */
+/* Calls the hooks that `op` (GMM_OP_MLP_BWD or GMM_OP_MLP_WGRAD) of this MLP calls outside of a capture; for callers
+   who have launched a graph of the operation.  Stream, graph: passed to the hooks. Errors: those of gmm_mlp_query. */
 GMMDEF gmm_status gmm_mlp_fire_hooks(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_stream stream);
 
 /* -------------------------------------------------------------------------------- 6 Weight-gradient decisions --- */
 
-/* What becomes of one weight's gradient, as data-parallel trainers expect it. All fields are 0 or 1. */
+/* How the gradient of one weight is to be handled by a data-parallel trainer. All fields are 0 or 1. */
 typedef struct gmm_wgrad_in {
     uint8_t want;         /* the weight requires a gradient */
     uint8_t main_grad;    /* its target is main_grad rather than a gradient of its own */
@@ -625,11 +635,12 @@ GMMDEF gmm_status gmm_wgrad_decide(const gmm_wgrad_in *in, gmm_wgrad_out *out, g
 
 typedef enum gmm_score { GMM_SCORE_SOFTMAX = 0, GMM_SCORE_SIGMOID = 1, GMM_SCORE_MAX = 0x7fffffff } gmm_score;
 
-/* Top-k routing. scores s[t] = softmax or sigmoid of logits[t]; the k experts with the largest s + expert_bias are
-   chosen, the lower index at equal values (a NaN score ranks last); indices in falling order of that value.
-       probs[t][i] = scale s[t][e_i] (/ (sum over the chosen of s + 1e-20 for sigmoid) if normalize)
-   Losses, added up over tokens in a fixed order, with c_e the number of times expert e was chosen and q = s, divided
-   for sigmoid by the row's sum over all experts:
+/* Top-k routing. The scores s[t] are the softmax or sigmoid of logits[t]. The k experts with the largest s +
+   expert_bias are chosen, of equal values the lower index (a NaN score ranks last); indices are in falling order of
+   that value.
+       probs[t][i] = scale s[t][e_i]; if normalize, divided by the sum of s over the chosen experts (sigmoid: + 1e-20)
+   Losses are sums over tokens in a fixed order, where c_e is the number of times that expert e was chosen, and q is s,
+   for sigmoid divided by the token's sum of s over all experts:
        aux_loss = aux_coeff E / (topk T^2) sum_e c_e sum_t q[t][e]
        z_loss = z_coeff / T sum_t logsumexp(logits[t])^2
    Shapes: logits, dlogits [T, E]; expert_bias [E]; indices, probs, dprobs [T, topk]; counts [E]; offsets [E + 1];
@@ -649,8 +660,8 @@ typedef struct gmm_route {
     int32_t *indices;        /* fwd writes, bwd reads */
     float *probs;            /* fwd writes */
     int32_t *counts;         /* tokens per expert; fwd writes, bwd reads if aux_coeff is not 0; else may be NULL */
-    int32_t *offsets;        /* their exclusive prefix sums; NULL = not wanted */
-    float aux_coeff, z_coeff;/* 0 = no such loss and no such gradient; finite */
+    int32_t *offsets;        /* exclusive prefix sums of counts; NULL = not wanted */
+    float aux_coeff, z_coeff;/* finite; 0 = the loss is 0 and has no gradient */
     float *aux_loss, *z_loss;/* one value each; NULL = not wanted */
     const float *dprobs;     /* bwd: gradient of probs; NULL = zeros */
     const float *dloss;      /* bwd: [2] gradients of aux_loss and z_loss; NULL = ones */
@@ -665,22 +676,22 @@ GMMDEF gmm_status gmm_topk_query(gmm_context *ctx, gmm_op op, const gmm_route *r
 GMMDEF gmm_status gmm_topk_fwd(gmm_context *ctx, const gmm_route *route, void *workspace, size_t workspace_bytes,
                                gmm_stream stream);
 
-/* dlogits from dprobs, dloss, logits, indices, counts. The choice itself has no gradient, nor has expert_bias.
+/* dlogits from dprobs, dloss, logits, indices, counts. The choice of experts and expert_bias have no gradient.
    Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd. */
 GMMDEF gmm_status gmm_topk_bwd(gmm_context *ctx, const gmm_route *route, void *workspace, size_t workspace_bytes,
                                gmm_stream stream);
 
 /* -------------------------------------------------------------------------------------- 8 Permute, unpermute --- */
 
-/* Moves tokens to expert order and back. One descriptor serves five calls:
+/* Permutes tokens to expert order and back. One descriptor serves five calls:
        call            reads                                            writes
        permute_map     indices                                          row_of, slot_of, sizes
        permute_fwd     slot_of, sizes, row_of, x, probs                 rows, row_probs
        unpermute_fwd   row_of, rows, probs                              out
        unpermute_bwd   row_of, slot_of, sizes, dout, rows, probs        drows, dprobs
        permute_bwd     row_of, drows, drow_probs                        dx, dprobs
-   The fields up to `sizes` describe one permutation and may stay set in all five calls. Of the operands behind them a
-   call refuses those that are not in its row, since it would leave them out (GMM_E_CONFIG).
+   The fields up to `sizes` describe one permutation and may stay set in all five calls. A call refuses operands behind
+   them that are not in its row of this table (GMM_E_CONFIG).
    Slot i of token t (its i-th expert) is dropped where indices[t][i] is -1.
    Rows of one expert keep the order of their tokens (then of their slots); experts follow one another, each segment
    rounded up to `align` rows.
@@ -693,7 +704,7 @@ typedef struct gmm_permute {
     uint32_t struct_size;
     int32_t experts;          /* E >= 1 */
     int64_t tokens;           /* T >= 0; T topk < 2^31 */
-    int64_t capacity;         /* R >= 0, < 2^31: rows of permuted buffers; what does not fit is dropped (-1) */
+    int64_t capacity;         /* R >= 0, < 2^31: rows of permuted buffers; slots that do not fit are dropped (-1) */
     int64_t hidden;           /* H >= 1 */
     int32_t topk;             /* >= 1 */
     int32_t align;            /* 0 = 1 */
@@ -705,8 +716,8 @@ typedef struct gmm_permute {
     int32_t *row_of;          /* row of each slot, -1 = dropped */
     int32_t *slot_of;         /* slot t topk + i of each row, -1 = padding; map writes all R */
     int32_t *sizes;           /* rows of each expert, padding included: the splits of gmm_groups. Their sum never
-                                 exceeds the capacity: the expert that it cuts off has the rows that are left, which
-                                 may be no multiple of align, and the experts after it have 0 */
+                                 exceeds the capacity: the first expert that does not fit gets the remaining rows,
+                                 which may be no multiple of align, and the experts after it get 0 */
     const gmm_mat *x;
     const float *probs;       /* NULL = none: fwd writes no row_probs, unpermute adds rows unweighted */
     const gmm_mat *rows;
@@ -728,8 +739,8 @@ GMMDEF gmm_status gmm_permute_map(gmm_context *ctx, const gmm_permute *permute, 
                                   size_t workspace_bytes, gmm_stream stream);
 
 /* rows[r] = x[token of r], row_probs[r] = probs[slot of r]; padding rows are zeros. Needs slot_of, sizes, x, rows.
-   row_of, if there, spares a GPU reading a token once for each of its rows; the results are those of slot_of, whatever
-   it holds.  Stream, graph: enqueued; capturable. Errors: as gmm_permute_map. */
+   With row_of a GPU reads each token once instead of once per row; results depend on slot_of alone.
+   Stream, graph: enqueued; capturable. Errors: as gmm_permute_map. */
 GMMDEF gmm_status gmm_permute_fwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                   size_t workspace_bytes, gmm_stream stream);
 
@@ -751,8 +762,8 @@ GMMDEF gmm_status gmm_unpermute_bwd(gmm_context *ctx, const gmm_permute *permute
 
 /* ------------------------------------------------------------------------------------ 9 Pad, GLU interleave --- */
 
-/* Rows that recipes of other libraries want each group rounded up to (1 = none): 256 for grouped-tensor kernels, 32
-   MXFP8, 128 NVFP4, 16 other FP8. This library needs no padding for any recipe. Pure. */
+/* Multiple of rows to which the recipes of other libraries pad each group (1 = no padding): 256 for grouped-tensor
+   kernels, else 32 for MXFP8, 128 for NVFP4, 16 for other FP8. This library needs no padding for any recipe. Pure. */
 GMMDEF int32_t gmm_pad_align(gmm_recipe_kind recipe, int32_t grouped_tensor);
 
 typedef struct gmm_pad_in {
@@ -760,12 +771,12 @@ typedef struct gmm_pad_in {
     gmm_dispatcher dispatcher;
     int32_t grouped_tensor;       /* the experts use grouped-tensor kernels */
     int32_t router_padding;       /* the router was asked to round counts up */
-    int32_t router_padding_done;  /* and every count really is a multiple (it cannot always be reached) */
+    int32_t router_padding_done;  /* and every count is a multiple, which too few tokens make impossible */
     int32_t permute_fusion;       /* permutation is fused, by a kernel that pads */
 } gmm_pad_in;
 
-/* Whether the expert MLP must pad, and to what. *align is 1 where it need not: no recipe asks for it, or rows already
-   come padded: by the router (only if router_padding_done), by HybridEP or NCCL-EP, or by DeepEP's fused
+/* The multiple to which the expert MLP must pad. *align is 1 where it need not pad: the recipe does not ask for it, or
+   rows arrive padded from the router (only if router_padding_done), from HybridEP or NCCL-EP, or from DeepEP's fused
    permute-and-pad with grouped tensors. Pure.
    Errors: GMM_E_NULL, GMM_E_CONFIG (unknown recipe or dispatcher). */
 GMMDEF gmm_status gmm_pad_decide(const gmm_pad_in *in, int32_t *align, gmm_error *error);
@@ -795,14 +806,14 @@ GMMDEF gmm_status gmm_pad_query(gmm_context *ctx, gmm_op op, const gmm_padding *
 GMMDEF gmm_status gmm_pad(gmm_context *ctx, const gmm_padding *padding, void *workspace, size_t workspace_bytes,
                           gmm_stream stream);
 
-/* Takes the padding out again: the inverse of gmm_pad on the live rows.
+/* Removes the padding: the inverse of gmm_pad on the live rows.
    Stream, graph: enqueued; capturable. Errors: as gmm_pad. */
 GMMDEF gmm_status gmm_unpad(gmm_context *ctx, const gmm_padding *padding, void *workspace, size_t workspace_bytes,
                             gmm_stream stream);
 
-/* Moves FC1's gate and linear parts between halves [a | b] and blocks [a:B | b:B | a:B ...].
-   Shapes: by axis. GMM_GLU_ROWS: count matrices of [2 ffn, cols], the rows move: weights, biases (cols = 1, ld = 1 and
-       group_stride = 2 ffn). GMM_GLU_COLUMNS: one matrix of [count, 2 ffn], the columns move: activations.
+/* Permutes FC1's gate part a and linear part b between halves [a | b] and blocks [a:B | b:B | a:B ...].
+   Shapes: by axis. GMM_GLU_ROWS permutes the rows of count matrices of [2 ffn, cols]: weights, biases (cols = 1, ld = 1
+       and group_stride = 2 ffn). GMM_GLU_COLUMNS permutes the columns of one matrix of [count, 2 ffn]: activations.
    dtypes: src and dst share any dtype of whole bytes.  Aliasing: none, not in place. */
 typedef enum gmm_glu_axis { GMM_GLU_ROWS = 0, GMM_GLU_COLUMNS = 1, GMM_GLU_AXIS_MAX = 0x7fffffff } gmm_glu_axis;
 
@@ -822,14 +833,15 @@ typedef struct gmm_glu {
 /* Engine and workspace of GMM_OP_GLU_INTERLEAVE.  Stream, graph: none. Errors: as the operation. */
 GMMDEF gmm_status gmm_glu_query(gmm_context *ctx, gmm_op op, const gmm_glu *glu, gmm_info *info);
 
-/* Interleaves, or back. Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd; GMM_E_CONFIG (block). */
+/* Interleaves, or restores the halves.  Stream, graph: enqueued; capturable.
+   Errors: as gmm_linear_fwd; GMM_E_CONFIG (block). */
 GMMDEF gmm_status gmm_glu_interleave(gmm_context *ctx, const gmm_glu *glu, void *workspace, size_t workspace_bytes,
                                      gmm_stream stream);
 
 /* ------------------------------------------------------------------------------------------ 10 Small operations --- */
 
-/* y = beta y + scale (x_0 + x_1 + ... + x_{count - 1}): what reduces gradients into main_grad. fp32 in this order, one
-   rounding at the store. beta 0 never reads y; scale and beta are taken as they are, so a scale of 0 means 0.
+/* y = beta y + scale (x_0 + x_1 + ... + x_{count - 1}), which reduces gradients into main_grad: in fp32, in this order,
+   with one rounding at the store. beta 0 does not read y. A scale of 0 means 0, unlike other fields with a default.
    Shapes: x count matrices of [rows, cols], packed or a table; y [rows, cols].
    dtypes: x and y each F32, F16 or BF16.  Aliasing: y may be one of x, with the same dtype and ld; else none. */
 typedef struct gmm_accumulation {
@@ -838,7 +850,7 @@ typedef struct gmm_accumulation {
     int64_t rows;            /* >= 0 */
     int64_t cols;            /* >= 1 */
     const gmm_options *options;
-    const gmm_mat *x;        /* a table stands on the host (GMM_MAT_TABLE_ON_HOST) and is read during the call */
+    const gmm_mat *x;        /* a table is in host memory (GMM_MAT_TABLE_ON_HOST) and is read during the call */
     const gmm_mat *y;
     float scale;
     float beta;
@@ -847,7 +859,7 @@ typedef struct gmm_accumulation {
 /* Engine and workspace of GMM_OP_ACCUMULATE.  Stream, graph: none. Errors: as the operation. */
 GMMDEF gmm_status gmm_accumulate_query(gmm_context *ctx, const gmm_accumulation *accumulation, gmm_info *info);
 
-/* Accumulates. Stream, graph: enqueued; capturable, with scale, beta and a table's addresses as they are now.
+/* Accumulates. Stream, graph: enqueued; capturable; a graph holds scale, beta and the addresses of a table.
    Errors: as gmm_linear_fwd. */
 GMMDEF gmm_status gmm_accumulate(gmm_context *ctx, const gmm_accumulation *accumulation, void *workspace,
                                  size_t workspace_bytes, gmm_stream stream);
@@ -877,11 +889,12 @@ GMMDEF gmm_status gmm_convert(gmm_context *ctx, const gmm_conversion *conversion
 
 /* Formats, recipes, storage and the order of scales: gmm_quant.h, sections 6 to 8.
    Every operation here takes either activations, split over groups (`groups` set; count and rows 0), or `count`
-   matrices of fixed extents, such as weights (groups NULL). Any row count per group is taken: columnwise copies of
-   activations are padded inside their own buffers, which gmm_layout_of_groups sizes; those of matrices have the size
-   of gmm_layout_of. A group's bits depend on its own rows alone, but for the amax that a caller reduces. */
+   matrices of fixed extents, such as weights (groups NULL). Groups may have any number of rows: the columnwise copy of
+   activations has padding inside its buffer, whose size is that of gmm_layout_of_groups; the copies of matrices have
+   the size of gmm_layout_of. The bits of a group depend on its own rows alone, except where the caller reduces its
+   amax. */
 
-/* A quantized copy over existing memory, as `format` describes it. amax: NV16, and TENSOR where it is wanted. */
+/* A quantized matrix over existing memory, in `format`. amax: NV16, and TENSOR where it is wanted. */
 static inline gmm_mat gmm_mat_quantized(const gmm_format *format, gmm_direction direction, void *data, void *scale,
                                         float *amax) {
     gmm_mat m = GMM_ZERO;
@@ -900,22 +913,22 @@ static inline gmm_mat gmm_mat_quantized(const gmm_format *format, gmm_direction 
 /* Shapes: src [T, cols] or count x [rows, cols]; copies as laid out by gmm_quant.h section 6; scale [G]; db [G][cols].
    dtypes: src F32, F16 or BF16 (Hadamard: BF16), for gmm_requantize any quantized ROWWISE copy; copies as `format`.
    Values are multiplied by fp32 scales and rounded once; the arithmetic is gmm_quant.h's. amax ignores NaN.
-   Aliasing: rowwise.amax and columnwise.amax may be one array, but for formats with a transform; else none. */
+   Aliasing: rowwise.amax and columnwise.amax may be one array, except in formats with a transform; else none. */
 typedef struct gmm_quantization {
     uint32_t struct_size;
     int32_t count;            /* matrices, >= 1; 0 with groups */
     int64_t rows;             /* of each matrix; 0 with groups */
     int64_t cols;             /* >= 1 */
-    const gmm_groups *groups; /* NULL: fixed extents. tail concerns the elements of copies that are not padded */
+    const gmm_groups *groups; /* NULL: fixed extents. tail applies to the elements of copies that are not padded */
     const gmm_options *options;
     const gmm_format *format;
     gmm_quant_phase phase;
-    int32_t first_group;      /* stochastic: what group 0 is to gmm_draw_block, so that one group can be redone */
+    int32_t first_group;      /* stochastic: the number of group 0 in gmm_draw_block, so that one group can be redone */
     const gmm_mat *src;
     const gmm_mat *rowwise;   /* NULL = not wanted. amax: TENSOR [G], only raised if delayed; NV16 [G] or [T] */
     const gmm_mat *columnwise;
     const gmm_grad *db;       /* column sums of src, as gmm_linear_bgrad makes them; with groups, without skip */
-    const int32_t *skip;      /* context memory, read when the call runs: not 0 leaves everything as it is. NULL = go */
+    const int32_t *skip;      /* context memory, read when the work runs: nonzero writes nothing. NULL = 0 */
     const float *scale;       /* delayed: quantization scales, fp32, context memory; NULL = ones */
     const uint64_t *random;   /* stochastic: {seed, offset}, context memory; the caller advances the offset */
 } gmm_quantization;
@@ -923,23 +936,24 @@ typedef struct gmm_quantization {
 /* Engine and workspace of GMM_OP_QUANTIZE or GMM_OP_REQUANTIZE.  Stream, graph: none. Errors: as the operation. */
 GMMDEF gmm_status gmm_quantize_query(gmm_context *ctx, gmm_op op, const gmm_quantization *quantization, gmm_info *info);
 
-/* The wanted copies of src, both from the source's values. Padding of data and scales becomes zeros, but what a
-   Hadamard transform makes of a group's last rows (gmm_quant.h section 6). Matrices of fixed extents that are
-   transformed have rows in multiples of 16. An empty group has scale 1 (TENSOR; delayed: as any other) and amax 0.
-   Stream, graph: enqueued; capturable, replay with other sizes, skip, scale and random is right.
+/* The rowwise and columnwise copies of src that are wanted, both from its own values. Padding of data and scales is
+   zeroed, except in the last 16 rows of a group that a Hadamard transform mixes (gmm_quant.h section 6). Transformed
+   matrices of fixed extents have a multiple of 16 rows. An empty group has scale 1 (TENSOR; delayed: its scale as any
+   other) and amax 0.
+   Stream, graph: enqueued; capturable, and a replay may have other group sizes, skip, scale and random.
    Errors: as gmm_linear_fwd, GMM_E_CONFIG (format, phase). */
 GMMDEF gmm_status gmm_quantize(gmm_context *ctx, const gmm_quantization *quantization, void *workspace,
                                size_t workspace_bytes, gmm_stream stream);
 
-/* Copies made from a quantized ROWWISE copy instead of the source: a second, lossy rounding of its fp32 values.
+/* Quantizes the values of a quantized ROWWISE matrix: a second, lossy rounding of code times scale in fp32.
    Stream, graph, errors: as gmm_quantize. */
 GMMDEF gmm_status gmm_requantize(gmm_context *ctx, const gmm_quantization *quantization, void *workspace,
                                  size_t workspace_bytes, gmm_stream stream);
 
-/* The columnwise copy of matrices from their rowwise one, bit for bit: elements transposed, and the scales of their
-   blocks too. For the scalings whose blocks are the same both ways, TENSOR and 128X128, so that one copy suffices to
-   keep and to send.
-   Shapes: src, dst count x [rows, cols]. Elements of dst between rows and its ld are left alone.  Aliasing: none. */
+/* The columnwise copy of matrices from the rowwise one, bit for bit: transposes the elements and the scales of their
+   blocks. For TENSOR and 128X128, whose blocks are the same in both directions, so that only one copy need be stored
+   and communicated.
+   Shapes: src, dst count x [rows, cols]. Elements of dst between `rows` and its ld are not written.  Aliasing: none. */
 typedef struct gmm_transposition {
     uint32_t struct_size;
     int32_t count;            /* >= 1 */
@@ -956,8 +970,8 @@ GMMDEF gmm_status gmm_transpose_query(gmm_context *ctx, const gmm_transposition 
 GMMDEF gmm_status gmm_transpose(gmm_context *ctx, const gmm_transposition *transposition, void *workspace,
                                 size_t workspace_bytes, gmm_stream stream);
 
-/* dst = the values of a copy, in the order of the source: code times scale in fp32, one rounding at the store. A copy
-   that a Hadamard transform went into gives the transformed values.
+/* dst = the values of a quantized matrix, never transposed: code times scale in fp32, one rounding at the store. A copy
+   of Hadamard-transformed values gives the transformed values.
    Shapes: dst [T, cols] or count x [rows, cols].  dtypes: dst F32, F16 or BF16.  Aliasing: none. */
 typedef struct gmm_dequantization {
     uint32_t struct_size;
@@ -978,9 +992,9 @@ GMMDEF gmm_status gmm_dequantize_query(gmm_context *ctx, const gmm_dequantizatio
 GMMDEF gmm_status gmm_dequantize(gmm_context *ctx, const gmm_dequantization *dequantization, void *workspace,
                                  size_t workspace_bytes, gmm_stream stream);
 
-/* Delayed scaling, once per step and direction, for `slots` tensors (experts and operands) of one dtype:
-   gmm_delayed_scale on each. history[0] is where gmm_quantize recorded the amaxes. Between two steps both arrays are
-   all that delayed scaling remembers: a checkpoint that keeps them goes on to the bit.
+/* Updates the scales of delayed scaling, once per step and direction, for `slots` tensors (experts and operands) of one
+   dtype, by gmm_delayed_scale. gmm_quantize has recorded the amaxes in history[0]. Both arrays together are the state
+   of delayed scaling between steps: training resumed from a checkpoint of them is bitwise the same.
    Shapes: history [length] rows of slots, `stride` apart; scale [slots]; fp32, context memory, initially zeros and
        ones. */
 typedef struct gmm_scale_update {
@@ -994,27 +1008,27 @@ typedef struct gmm_scale_update {
     float *history;
     float *scale;
     void *user;
-    /* Called first, on the calling thread: enqueues the maximum of history[0] over ranks, in place. NULL = none. Ranks
-       must hold the same experts in the same slots. */
+    /* Called first, on the calling thread: enqueues the reduction of history[0] to its maximum over ranks, in place.
+       NULL = none. Ranks must hold the same experts in the same slots. */
     gmm_status (*reduce)(void *user, float *amax, int32_t slots, gmm_stream stream);
 } gmm_scale_update;
 
-/* Updates. No workspace.  Stream, graph: enqueued; capturable if the callback is.
+/* Updates history and scale. No workspace.  Stream, graph: enqueued; capturable if the callback is.
    Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_DTYPE, GMM_E_STRIDE, GMM_E_OVERFLOW, GMM_E_ALIGN, GMM_E_VERSION,
        GMM_E_UNSUPPORTED, GMM_E_CUDA; the callback's. */
 GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *update, gmm_stream stream);
 
-/* Quantized weights whose fp32 masters are sharded over ranks: elements [start, start + length) of `count` matrices,
-   one after another, are this rank's (gmm_ckpt_shard_members gives what it has of each). Every rank calls, with or
-   without a shard:
-       phase AMAX   writes the amaxes of what it has, zeros elsewhere: gmm_shard_amaxes floats in an order that all
-                    ranks share. The caller takes their maximum over ranks, in place
-       phase CAST   writes all scales of the copies (and amaxes), and the codes of its own elements; the others stay,
-                    also the other half of a byte of E2M1
-   Delayed scaling casts by `scale` at once; AMAX then gives what goes into the history.
+/* Quantizes weights whose fp32 masters are sharded over ranks: this rank has elements [start, start + length) of
+   `count` concatenated matrices (gmm_ckpt_shard_members gives its part of each). Every rank calls, with or without a
+   shard:
+       phase AMAX   writes the amaxes of the rank's elements, and zeros for blocks without any: gmm_shard_amaxes floats
+                    in the same order on all ranks. The caller then reduces them to their maximum over ranks, in place
+       phase CAST   writes all scales (and amaxes) of the copies, and the codes of the rank's own elements; other codes
+                    keep their bits, also the other half of a byte of E2M1
+   Delayed scaling needs no phase AMAX before CAST, which multiplies by `scale`; AMAX gives the amaxes for the history.
    Shapes: master [length]; copies count x [rows, cols].  dtypes: copies as `format`: TENSOR, 1X128, 128X128, MX32, NV16
        without transform, stochastic rounding, choice of scales and amaxes per row. Only MX32 has a columnwise copy
-       here: transposed ones are made from gathered codes. cols even.  Aliasing: none. */
+       here; those of other scalings are made from gathered codes. cols even.  Aliasing: none. */
 typedef struct gmm_sharding {
     uint32_t struct_size;
     int32_t count;            /* matrices, >= 1 */
@@ -1022,11 +1036,11 @@ typedef struct gmm_sharding {
     int64_t start, length;    /* of the shard; -1 and 0: none */
     const gmm_options *options;
     const gmm_format *format;
-    gmm_dtype model;          /* masters are rounded to it first: BF16 or F16; F32 = as they are */
+    gmm_dtype model;          /* dtype to which masters are rounded first: BF16 or F16; F32 = no rounding */
     gmm_quant_phase phase;    /* AMAX or CAST */
     const float *master;      /* NULL without a shard */
     float *amax;              /* delayed: phase CAST does not read it */
-    const gmm_mat *rowwise;   /* NULL = not wanted. Phase AMAX looks at which are wanted, and writes neither */
+    const gmm_mat *rowwise;   /* NULL = not wanted. Phase AMAX reads which copies are wanted, and writes neither */
     const gmm_mat *columnwise;
     const float *scale;       /* delayed: [count]; NULL = ones */
 } gmm_sharding;
@@ -1034,7 +1048,7 @@ typedef struct gmm_sharding {
 /* Floats of gmm_sharding.amax; 0 where the format is not one of these. `columnwise`: with a columnwise copy. Pure. */
 GMMDEF int64_t gmm_shard_amaxes(const gmm_format *format, int32_t count, int64_t rows, int64_t cols, int columnwise);
 
-/* One phase. No workspace.  Stream, graph: enqueued; capturable.
+/* Runs one phase. No workspace.  Stream, graph: enqueued; capturable.
    Errors: as gmm_quantize; GMM_E_ARG (start, length), GMM_E_CONFIG (format, phase), GMM_E_NULL (master, amax). */
 GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gmm_stream stream);
 
@@ -1042,18 +1056,19 @@ GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gm
 
 typedef struct CUevent_st *gmm_event; /* a cudaEvent_t; in a CPU context an object of this library */
 
-enum { GMM_EVENT_EXTERNAL = 1u }; /* while capturing, the record or wait becomes a node of the graph and meets the event
-                                     outside of it at every replay; otherwise it changes nothing */
+enum { GMM_EVENT_EXTERNAL = 1u }; /* while capturing, the record or wait becomes a node of the graph, which records or
+                                     waits for the event at every replay (cudaEventRecordExternal,
+                                     cudaEventWaitExternal); otherwise no effect */
 
-/* Memory that work reads, or writes; for runtimes that check the order of accesses. */
+/* A range of memory that work accesses, for runtimes that check the order of accesses. */
 typedef struct gmm_range {
     const void *data;
     size_t bytes;
-    int32_t writes;   /* 1: written, maybe read too */
+    int32_t writes;   /* 1: written, perhaps read too; 0: only read */
     int32_t reserved; /* 0 */
 } gmm_range;
 
-/* Operations for a stream, as a function that gives them to it. */
+/* Operations for a stream: `function` enqueues them. */
 typedef struct gmm_work {
     uint32_t struct_size;
     int32_t range_count;
@@ -1061,33 +1076,36 @@ typedef struct gmm_work {
     gmm_status (*function)(const void *argument, gmm_stream stream);
     const void *argument;
     size_t argument_bytes;
-    const gmm_range *ranges; /* all that the operations touch; may be NULL where nobody checks */
+    const gmm_range *ranges; /* all memory that the operations access; may be NULL for runtimes that do not check it */
 } gmm_work;
 
-/* Streams, events, copies and fills of one memory space, as a table of functions: gmm_runtime_of fills it for a
-   context, and whoever brings streams of his own fills one himself. Every function takes `self` first.
-   Order       What is given to one stream is done in that order; events order streams. The host waits in stream_sync
-               and event_sync only. On the CPU everything is done on return, and the one stream is NULL.
+/* Streams, events, copies and fills of one memory space, as a table of functions. gmm_runtime_of fills it for a
+   context; a caller with its own kind of streams fills one itself. Every function takes `self` first.
+   Order       Operations of one stream run in the order in which they were enqueued; events order streams. The host
+               waits in stream_sync and event_sync only. On the CPU operations are done on return, and the only stream
+               is NULL.
    Stream, graph: record, wait, copies, fills and run are enqueued and capturable; stream_sync on a capturing stream
-               is GMM_E_CAPTURE and leaves the capture intact. The rest is not for captured streams and events.
-   Memory      create and destroy alone may allocate: on the CPU from the context's allocator.
+               is GMM_E_CAPTURE and leaves the capture intact. Other functions do not take captured streams and events.
+   Memory      Only the functions that create and destroy may allocate; on the CPU from the context's allocator.
    Errors: GMM_E_NULL, GMM_E_ARG (pitch below width, value above 255, unknown flags, a stream that is not NULL on the
-               CPU), GMM_E_OVERFLOW, GMM_E_MEMORY, GMM_E_CAPTURE, GMM_E_CUDA; gmm_last_error of the context tells more.
+               CPU), GMM_E_OVERFLOW, GMM_E_MEMORY, GMM_E_CAPTURE, GMM_E_CUDA, with a message in gmm_last_error of the
+               context.
    Threads     As the context; the table lives as long as the context does. */
 typedef struct gmm_runtime {
     uint32_t struct_size;
     gmm_space space;
     void *self;
-    /* A stream that waits for no other. `priority` 0 is usual, smaller is more urgent; cut to what the device has. */
+    /* A stream that does not synchronise with the default stream. `priority` 0 is the default, lower numbers are higher
+       priorities, clamped to the device's range. */
     gmm_status (*stream_create)(void *self, int32_t priority, gmm_stream *out);
-    gmm_status (*stream_destroy)(void *self, gmm_stream stream); /* what it was given is still done; NULL is allowed */
-    /* What the stream is given from now on starts after the event's last record; at once if there was none. */
+    gmm_status (*stream_destroy)(void *self, gmm_stream stream); /* enqueued work still runs; NULL is allowed */
+    /* Work enqueued from now on starts after the event's last record; without a record it does not wait. */
     gmm_status (*stream_wait)(void *self, gmm_stream stream, gmm_event event, uint32_t flags);
     gmm_status (*stream_sync)(void *self, gmm_stream stream);
     gmm_status (*event_create)(void *self, gmm_event *out); /* without time stamps */
     gmm_status (*event_destroy)(void *self, gmm_event event); /* NULL is allowed */
     gmm_status (*event_record)(void *self, gmm_event event, gmm_stream stream, uint32_t flags);
-    gmm_status (*event_query)(void *self, gmm_event event, int32_t *done); /* 1: last record reached, or none */
+    gmm_status (*event_query)(void *self, gmm_event event, int32_t *done); /* 1: last record complete, or no record */
     gmm_status (*event_sync)(void *self, gmm_event event);
     /* Copies `width` bytes of each of `height` rows; either side may be host memory. No overlap. */
     gmm_status (*copy)(void *self, void *dst, const void *src, size_t bytes, gmm_stream stream);
@@ -1098,13 +1116,13 @@ typedef struct gmm_runtime {
     gmm_status (*fill2d)(void *self, void *dst, size_t pitch, int32_t value, size_t width, size_t height,
                          gmm_stream stream);
     gmm_status (*is_capturing)(void *self, gmm_stream stream, int32_t *capturing);
-    /* Has work->function called, and hands on its status. The runtimes of contexts call it at once, with `stream`. One
-       whose streams are queues of its own copies the argument and calls the function with stream NULL when its turn
-       comes, maybe on another thread, so operations in it take a context that nobody else uses at that time. */
+    /* Calls work->function and returns its status. The runtime of a context calls it at once, with `stream`. A runtime
+       whose streams are queues of its own copies the argument and calls the function later with stream NULL, perhaps on
+       another thread: operations in it must use a context that is not used elsewhere at that time. */
     gmm_status (*run)(void *self, const gmm_work *work, gmm_stream stream);
 } gmm_runtime;
 
-/* The runtime of a context's memory space. out->struct_size 0 means this header's.
+/* The runtime of a context's memory space. out->struct_size 0 means the size in this header.
    Stream, graph: no effect on either. Errors: GMM_E_NULL, GMM_E_VERSION. */
 GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out);
 
@@ -1116,17 +1134,18 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out);
        gmm_ckpt_scheme   how a family of checkpoints names and lays out its tensors
        gmm_ckpt_plan     strided moves from the source's tensors to the targets'
 
-   The logical weight of a grouped linear is [experts][out][in], whole: before expert parallelism (EP) and expert tensor
-   parallelism (ETP) cut it; of a gated FC1, `out` is its gate rows and then as many up rows. Each stored tensor is a
-   box of it, laid out by its scheme. A plan intersects the boxes of the source with those of the target.
-   Pure        Building reads names, shapes and dtypes, never data; every error that the data does not cause is found
-               there, with its reason and key, and nothing is changed. Applying can then fail by io alone.
-   Exact       Every byte of a target is written once; every key of the source is used, kept, dropped by rule, or named
-               in an error. gmm_ckpt_verify proves the former from the moves.
-   Memory      Tables and plans allocate from the allocator they were made with (NULL: GMM_MALLOC); applying allocates
-               nothing and uses the caller's scratch. Tables must outlive plans that read them.
-   Threads     Tables and plans do not change after they were built: they may be shared, and disjoint ranges of moves
-               applied at once. Hosts are little-endian.
+   The logical weight of a grouped linear is [experts][out][in], before expert parallelism (EP) and expert tensor
+   parallelism (ETP) shard it; the `out` rows of a gated FC1 are its gate rows and then as many up rows. Each stored
+   tensor is a box (a range of experts, rows and columns) of the logical weight, in the layout of its scheme. A plan
+   intersects the boxes of the source with those of the target.
+   Pure        Building a plan reads names, shapes and dtypes, never data. It reports every error that these can cause,
+               with its reason and key, and changes nothing. Afterwards only input and output can fail.
+   Exact       Every byte of a target is written once: gmm_ckpt_verify proves it from the moves. Every key of the source
+               is used, kept, dropped by a rule, or named in an error.
+   Memory      Tables and plans allocate from the allocator with which they were made (NULL: GMM_MALLOC); applying
+               allocates nothing and uses the caller's scratch. Tables must outlive plans that read them.
+   Threads     Tables and plans are not changed once they are complete: threads may share them, and apply disjoint
+               ranges of moves at the same time. Hosts are little-endian.
    In functions below, `report` and `error` may be NULL. */
 
 /* Why a checkpoint was refused. X(name, value, lower-case name, status) */
@@ -1180,8 +1199,8 @@ typedef struct gmm_ckpt_tensor {
     int64_t shape[GMM_CKPT_RANK]; /* >= 0; with E2M1, elements */
     int32_t storage;              /* of the table */
     int32_t reserved;             /* 0 */
-    int64_t offset, bytes;        /* inside the storage; bytes is shape times dtype, and free for GMM_NONE */
-    int64_t tag;                  /* the caller's; a kept tensor carries it on */
+    int64_t offset, bytes;        /* in the storage; bytes is shape times dtype size, and any number for GMM_NONE */
+    int64_t tag;                  /* the caller's; copied to the target of a kept tensor */
 } gmm_ckpt_tensor;
 
 typedef struct gmm_ckpt_table gmm_ckpt_table;
@@ -1192,17 +1211,19 @@ GMMDEF gmm_status gmm_ckpt_table_create(gmm_ckpt_table **out, const gmm_allocato
 /* Frees a table; NULL is allowed. */
 GMMDEF void gmm_ckpt_table_destroy(gmm_ckpt_table *table);
 
-/* Adds a storage of `bytes`: host memory at `base`, which must stay, or with NULL what gmm_ckpt_io.read reads.
+/* Adds a storage of `bytes`: host memory at `base`, which must outlive the table, or with NULL one that
+   gmm_ckpt_io.read reads.
    Errors: GMM_E_NULL, GMM_E_ARG (bytes < 0), GMM_E_MEMORY. */
 GMMDEF gmm_status gmm_ckpt_table_add_storage(gmm_ckpt_table *table, const void *base, int64_t bytes, int32_t *storage,
                                              gmm_error *error);
 
-/* Adds a tensor; tensors may share bytes.  Errors (reason): GMM_E_NULL, GMM_E_ARG (argument: rank, storage, negative
-   extent, bytes that shape and dtype do not make, outside of the storage), GMM_E_DTYPE (dtype), GMM_E_KEY
-   (duplicate_key), GMM_E_OVERFLOW, GMM_E_MEMORY. The table is then as before. */
+/* Adds a tensor; tensors may share bytes. A failure leaves the table unchanged.  Errors (reason): GMM_E_NULL, GMM_E_ARG
+   (argument: rank, storage, a negative extent, bytes that contradict shape and dtype, bytes outside of the storage),
+   GMM_E_DTYPE (dtype), GMM_E_KEY (duplicate_key), GMM_E_OVERFLOW, GMM_E_MEMORY. */
 GMMDEF gmm_status gmm_ckpt_table_add(gmm_ckpt_table *table, const gmm_ckpt_tensor *tensor, gmm_ckpt_report *report);
 
-/* The tensors in the order they were added; valid until the next is added. Index of a name, -1 if there is none. */
+/* The tensors in the order in which they were added, valid until another is added. The index of a name, -1 if there is
+   none. */
 GMMDEF const gmm_ckpt_tensor *gmm_ckpt_table_tensors(const gmm_ckpt_table *table, int64_t *count);
 GMMDEF int64_t gmm_ckpt_table_find(const gmm_ckpt_table *table, const char *name);
 
@@ -1241,17 +1262,17 @@ typedef enum gmm_ckpt_half {
     GMM_CKPT_HALF_MAX = 0x7fffffff
 } gmm_ckpt_half;
 
-/* How a tensor holds matrices of r x c: out x in, or in x out if the row says transposed. */
+/* How a tensor stores matrices of r x c: out x in, or in x out in a transposed row. */
 typedef enum gmm_ckpt_form {
     GMM_CKPT_EACH = 0,    /* one expert: [r, c], a vector [r] */
     GMM_CKPT_STACKED = 1, /* all experts: [E, r, c] or [E r, c], vectors [E, r] or [E r] */
-    GMM_CKPT_WIDE = 2,    /* all experts: declared [r, E c], but the bytes of [E, r, c] */
-    GMM_CKPT_TALL = 3,    /* all experts, as STACKED, but targets are declared [E r, c] */
+    GMM_CKPT_WIDE = 2,    /* all experts: the shape is [r, E c], the bytes are those of [E, r, c] */
+    GMM_CKPT_TALL = 3,    /* all experts, as STACKED, but targets have the shape [E r, c] */
     GMM_CKPT_FORM_MAX = 0x7fffffff
 } gmm_ckpt_form;
 
-/* One kind of tensor. Patterns are whole dotted segments with {p} (the linear's path; only in front), {L} (its layer)
-   and {e} (the expert): integers without leading zeros. */
+/* One kind of tensor in a scheme. Patterns consist of dotted segments; {p} at the front is the linear's path, {L} its
+   layer and {e} the expert, both integers without leading zeros. */
 typedef struct gmm_ckpt_row {
     const char *pattern;
     gmm_ckpt_slot slot;
@@ -1259,25 +1280,26 @@ typedef struct gmm_ckpt_row {
     gmm_ckpt_half half;
     gmm_ckpt_form form;
     int32_t transposed;
-    gmm_scaling scaling; /* of a quantized weight, and of its scales: 128X128 (the weight may also come unquantized) or
-                            MX32: U8 blocks [..., r, c / 32, 16] of two 4-bit elements per byte, low half first. To be
-                            dequantized, several experts and their scales come both in EACH or both in another form */
+    gmm_scaling scaling; /* of a quantized weight and of its scales: 128X128 (the weight may also be unquantized) or
+                            MX32: U8 blocks [..., r, c / 32, 16] of two 4-bit elements per byte, low half first. To
+                            dequantize several experts, their weights and scales must both be EACH or both not EACH */
 } gmm_ckpt_row;
 
 typedef struct gmm_ckpt_scheme {
     const char *name;
     const gmm_ckpt_row *rows;
     int32_t count;
-    int32_t glu_known;    /* 1: BOTH rows have gate and up in blocks of glu_block (0 = halves); 0: it must be stated */
+    int32_t glu_known;    /* 1: BOTH rows have gate and up in blocks of glu_block (0 = halves); 0: the caller states
+                             it */
     int32_t glu_block;
     int32_t global_index; /* 1: {e} counts the experts of all EP ranks; 0: those of the rank */
 } gmm_ckpt_scheme;
 
-/* A shipped scheme; NULL for an unknown name. gmm_ckpt_scheme_at lists them: NULL past the last. Pure.
-       module       {p}.weight0.. or {p}.weight, biases alike, of linears that are given by path
+/* A scheme of this library; NULL for an unknown name. gmm_ckpt_scheme_at enumerates them: NULL past the last. Pure.
+       module       {p}.weight0.. or {p}.weight, and biases likewise, of linears that have a path
        megatron     Megatron's grouped linears, indexed or grouped, with router and shared experts
        sequential   Megatron's SequentialMLP
-       legacy       Megatron's old GroupedMLP: weight1 [H, E 2F] (E F ungated), weight2 [E F, H]; [E, F, H] is read too
+       legacy       Megatron's old GroupedMLP: weight1 [H, E 2F] (E F ungated), weight2 [E F, H]; reads [E, F, H] too
        mixtral, qwen2-moe, qwen3-moe (also OLMoE), deepseek-v3 (FP8 blocks or 16-bit)
        fused, fused-transposed   Hugging Face's stacked gate_up_proj [E, 2F, H] or [E, H, 2F]
        gpt-oss      interleaved by 1, biases, MXFP4 blocks or 16-bit [E, H, 2F] */
@@ -1286,7 +1308,7 @@ GMMDEF const gmm_ckpt_scheme *gmm_ckpt_scheme_at(int32_t index);
 
 /* ---- Plans */
 
-/* One linear, whole. Arrays of these have no struct_size. */
+/* One linear before sharding. Arrays of these have no struct_size. */
 typedef struct gmm_ckpt_linear {
     gmm_ckpt_slot slot;
     int32_t gated;         /* FC1: out is 2F, gate rows and then up rows */
@@ -1294,40 +1316,40 @@ typedef struct gmm_ckpt_linear {
     int64_t layer;         /* {L} */
     int64_t experts;       /* of all EP ranks; slots that are not grouped: 1 (0 means 1) */
     int64_t out, in;       /* in 0: the weight is a vector */
-    int32_t bias;          /* 1: it has a bias; 0: keys of one are extra */
-    int32_t grouped_weight, grouped_bias; /* targets, where the scheme has both: 1 STACKED, 0 EACH */
+    int32_t bias;          /* 1: it has a bias; 0: keys of a bias are extra */
+    int32_t grouped_weight, grouped_bias; /* targets, where the scheme has both forms: 1 STACKED, 0 EACH */
     int32_t spare;         /* ROUTER, ROUTER_CORRECTION: rows of `out` behind those of the layer's experts */
-    gmm_scaling scaling;   /* gmm_ckpt_scan: 128X128 or MX32 where weights of it are quantized. Plans do not read it */
+    gmm_scaling scaling;   /* set by gmm_ckpt_scan: 128X128 or MX32 where its weights are quantized. Plans ignore it */
 } gmm_ckpt_linear;
 
-/* The rows that a rank of generalized tensor parallelism keeps of the matrix that EP and ETP leave: what gmm_gtp_plan
-   gives as row0, valid_rows and shard_rows. Rows that do not lie in the matrix are an argument error; rows that cut
-   blocks of scales, and gate and up rows in tensors of their own, are not_divisible. */
+/* The rows that a rank of generalized tensor parallelism (GTP) has of the local matrix of its EP and ETP rank: row0,
+   valid_rows and shard_rows of gmm_gtp_plan. Rows outside of the matrix are an argument error; a boundary inside a
+   block of scales, and gate and up rows in separate tensors, are not_divisible. */
 typedef struct gmm_ckpt_cut {
     int64_t row0, rows;
     int64_t stored_rows; /* rows of the tensor; those past `rows` are written as zeros */
 } gmm_ckpt_cut;
 
-/* Coordinates of what a table holds or a target wants. Sizes of 0 mean 1. */
+/* Coordinates of the rank whose shards a table contains or a target is. Sizes of 0 mean 1. */
 typedef struct gmm_ckpt_rank {
     int32_t ep_rank, ep_size;
     int32_t etp_rank, etp_size;
-    int32_t gtp_rank, gtp_size; /* sources: ranks stack their weights' rows in this order. Targets: see cuts */
+    int32_t gtp_rank, gtp_size; /* sources: the weight's rows are those of the ranks in this order. Targets: see cuts */
 } gmm_ckpt_rank;
 
-/* A whole checkpoint, or what one rank wrote of it. Arrays of these have no struct_size. */
+/* A whole checkpoint, or the file of one rank. Arrays of these have no struct_size. */
 typedef struct gmm_ckpt_part {
     const gmm_ckpt_table *table;
     gmm_ckpt_rank rank;
 } gmm_ckpt_part;
 
-/* Something that may be known of gate and up rows in one tensor: the block B in [gate:B | up:B | gate:B ...]. */
+/* The layout of gate and up rows in one tensor, if known: the block B in [gate:B | up:B | gate:B ...]. */
 typedef struct gmm_ckpt_glu {
     int32_t known;
     int32_t block; /* 0 = halves */
 } gmm_ckpt_glu;
 
-/* What becomes of keys that no linear uses, scales of weights that are not quantized among them. */
+/* What to do with extra keys, which no linear uses; scales of weights that are not quantized are extra too. */
 typedef enum gmm_ckpt_extra {
     GMM_CKPT_EXTRA_REFUSE = 0,
     GMM_CKPT_EXTRA_KEEP = 1, /* they become targets of the same name, shape and bytes */
@@ -1335,36 +1357,39 @@ typedef enum gmm_ckpt_extra {
     GMM_CKPT_EXTRA_MAX = 0x7fffffff
 } gmm_ckpt_extra;
 
-/* How to read the source; nothing is guessed.
-   Keys are matched by whole segments, as a state's prefix, the model's prefix and a row's pattern, wrapper segments
-   left out. Where linears have paths, a key belongs to the longest path that its module ends with. The model's prefix
-   is one for all keys: the stated one, which is empty or ends with a dot, and whose wrapper segments keys must have;
-   else the empty one if any key has it; else the only one found, or the key is ambiguous. Keys with other prefixes are
-   extra.
-   Linears of one layer must agree: FC1 and FC2 in experts and features, a router's rows (less gmm_ckpt_linear.spare)
-   with the experts. Every part holds all experts of its rank, and every state that has a key all of its linears.
-   The GLU layout is the scheme's, or what was stated or recorded (in the file's metadata); if several are known they
-   must agree. Unknown is allowed only where gate and up rows stay together and in place. */
+/* How to read the source. Nothing is inferred beyond these rules.
+   Keys       A key is matched segment by segment, without its wrapper segments: a state's prefix, the model's prefix, a
+              row's pattern. Where linears have paths, a key belongs to the longest path with which its module ends.
+   Prefix     All keys have the same model prefix: the stated one, which is empty or ends with a dot, and whose wrapper
+              segments keys must have; else the empty one if any key has it; else the only one found (of several, keys
+              are ambiguous). Keys with other prefixes are extra.
+   Linears    The linears of a layer must agree: FC1 and FC2 in experts and features, a router's rows (less
+              gmm_ckpt_linear.spare) with the experts. Every part has all experts of its rank, and every state that has
+              any key has all linears.
+   GLU        The GLU layout is that of the scheme, the stated one, or the one recorded in the file's metadata; where
+              several are known they must agree. It may be unknown only where gate and up rows stay together and in
+              place. */
 typedef struct gmm_ckpt_source {
     uint32_t struct_size;
-    int32_t part_count;            /* >= 1; what several parts hold alike is read from the first */
+    int32_t part_count;            /* >= 1; bytes that several parts contain are read from the first */
     const gmm_ckpt_part *parts;
     const gmm_ckpt_scheme *scheme;
-    const char *prefix;            /* "model." or ""; NULL = found */
-    const char *const *wrappers;   /* [wrapper_count] segments left out of keys and paths, such as "module" */
+    const char *prefix;            /* "model." or ""; NULL = found by the rule above */
+    const char *const *wrappers;   /* [wrapper_count] segments ignored in keys and paths, such as "module" */
     const char *const *states;     /* [state_count] prefixes of equal trees, such as "" and "optimizer.exp_avg."; NULL =
                                       "" alone. A state without any key is absent */
     int32_t wrapper_count, state_count;
     gmm_ckpt_glu stated, recorded;
     gmm_ckpt_extra extra;
-    int32_t skip_missing;          /* 1: layers, linears and EACH targets of experts that the source lacks are left
-                                      out, and a stack needs all of its experts; 0: they are errors */
-    int32_t prefer_target;         /* 1: of EACH and STACKED both present, the target's is taken, the other dropped */
+    int32_t skip_missing;          /* 1: layers, linears and EACH experts that the source lacks are no targets, and a
+                                      stack needs all of its experts; 0: they are errors */
+    int32_t prefer_target;         /* 1: where EACH and STACKED are both present, the form of the target is read and the
+                                      other dropped */
     int32_t drop_extra_state;      /* 1: keys with a segment `_extra_state` or, numbered, `_extra_state3` are dropped;
-                                      else extra. Never read */
+                                      0: they are extra. Their data is never read */
 } gmm_ckpt_source;
 
-/* What the model wants. */
+/* The tensors that the model needs. */
 typedef struct gmm_ckpt_target {
     uint32_t struct_size;
     int32_t state_count;           /* 0: the source's states */
@@ -1373,26 +1398,26 @@ typedef struct gmm_ckpt_target {
     const char *const *states;     /* one name for each of the source's */
     gmm_ckpt_rank rank;            /* gtp_rank and gtp_size are not read */
     const gmm_ckpt_cut *cuts;      /* [linears] GTP, of grouped weights; NULL = whole */
-    int32_t glu_block;             /* of BOTH rows of FC1; 0 = halves, or the scheme's. Shared experts have halves on
-                                      both sides, whatever was stated or recorded */
+    int32_t glu_block;             /* of BOTH rows of FC1; 0 = the scheme's, or halves. Shared experts have halves in
+                                      source and target, whatever is stated or recorded */
     gmm_dtype dtype, bias_dtype;   /* F32, F16, BF16: of experts, converted or dequantized. NONE: as in the source.
-                                      States, routers and kept tensors always stay as they are */
-    int32_t views;                 /* 1: a target whose bytes lie in the source as they must become a view of it */
-    int32_t drop_wrappers;         /* 0: a wrapper segment stays where it is, if the target's name begins with the
-                                      segments in front of it; keys of one linear that are wrapped differently are
-                                      ambiguous. 1: names come without wrappers, those of kept tensors too */
+                                      States, routers and kept tensors keep the dtype of the source */
+    int32_t views;                 /* 1: a target whose bytes are contiguous in the source becomes a view of it */
+    int32_t drop_wrappers;         /* 0: a wrapper segment keeps its place where the target's name begins with the
+                                      segments in front of it; keys of one linear with different wrappers are
+                                      ambiguous. 1: names have no wrappers, also those of kept tensors */
     int32_t reserved;              /* 0 */
 } gmm_ckpt_target;
 
 typedef struct gmm_ckpt_plan gmm_ckpt_plan;
 
-/* Finds the linears of a source whose patterns name layers, and their extents, for gmm_ckpt_plan_create.
-   Experts     `experts` states their number in every layer. 0: names and shapes of FC1 and FC2 tell it (two-dimensional
-               tensors of all experts do not), and the router's rows say the same; stated, more rows of a router are
-               spare.
+/* Finds the linears of a source whose patterns have layers, and their extents, for gmm_ckpt_plan_create.
+   Experts     `experts` is their number in every layer; further rows of a router are then spare. 0: the number follows
+               from names and shapes of FC1 and FC2 (two-dimensional tensors of all experts do not give it), and the
+               router must have as many rows.
    Gated       Whether a BOTH row of FC1 is gated follows from FC2's in.
-   Complete    Unless skip_missing is 1, the source has layers from 0 on without a gap (a layer is there if any key
-               names it), and what one layer of experts has, FC1, FC2, router, shared experts or a bias, all have.
+   Complete    Unless skip_missing is 1, layers are numbered from 0 without a gap (a layer is present if any key names
+               it), and all layers of experts have the same linears: FC1, FC2, router, shared experts, biases.
    *linears is allocated from the allocator, and freed by gmm_ckpt_linears_release.
    Errors (reason): as gmm_ckpt_plan_create. */
 GMMDEF gmm_status gmm_ckpt_scan(const gmm_ckpt_source *source, int64_t experts, gmm_ckpt_linear **linears,
@@ -1407,25 +1432,26 @@ GMMDEF gmm_status gmm_ckpt_plan_create(gmm_ckpt_plan **out, const gmm_ckpt_sourc
                                        const gmm_ckpt_target *target, const gmm_ckpt_linear *linears, int64_t count,
                                        const gmm_allocator *allocator, gmm_ckpt_report *report);
 
-/* How gmm_ckpt_normalize_* treat doubtful keys. */
+/* How gmm_ckpt_normalize_* treat keys that are inconsistent or ambiguous. */
 typedef enum gmm_ckpt_parity {
-    GMM_CKPT_SAFE = 0,     /* doubtful keys are errors */
-    GMM_CKPT_UPSTREAM = 1, /* as Megatron-LM does: what does not fit is left alone, keys match by their last characters,
-                              shapes are not checked against the declared ones, and a later module meets the keys that
-                              an earlier one made. Errors here, where Megatron-LM says nothing: two tensors of one name
+    GMM_CKPT_SAFE = 0,     /* as errors */
+    GMM_CKPT_UPSTREAM = 1, /* as Megatron-LM does: keys that do not fit are copied unchanged, keys match by their last
+                              characters, shapes are not checked against the declared ones, and a later module sees the
+                              keys that an earlier one made. Errors here but not in Megatron-LM: two tensors of one name
                               (duplicate_key), and a stack of several dtypes (dtype) or shapes (shape) */
     GMM_CKPT_PARITY_MAX = 0x7fffffff
 } gmm_ckpt_parity;
 
-/* Megatron-LM's load hook of one module: its parameters between indexed and grouped keys, as linear->grouped_weight and
-   grouped_bias say. Keys are prefix, and then weight, weight0, bias...; linear->path is not read. SAFE wants a prefix
-   that is empty or ends with a dot; UPSTREAM takes any.
-   And its map for reloading fp32 masters: the same for many modules by their paths, under any one prefix, which cannot
-   be stated: where keys of two prefixes match, give longer paths. SAFE leaves the segments `module` and `_orig_mod`
-   out when it matches and keeps them in names; a key belongs to the longest path that its module ends with.
-   The plan's targets are the whole new table: what is not concerned stays as it is. Plans consist of views and copies.
-   SAFE wants the scales of E4M3 and E5M2 weights (weight_scale_inv, alike indexed or grouped) even where these are only
-   copied, and moves them along.
+/* gmm_ckpt_normalize_hook is Megatron-LM's load hook of one module: it converts the module's parameters between indexed
+   and grouped keys, as linear->grouped_weight and grouped_bias say. Keys are prefix, and then weight, weight0, bias...;
+   linear->path is not read. SAFE requires a prefix that is empty or ends with a dot; UPSTREAM takes any.
+   gmm_ckpt_normalize_map is its map for reloading fp32 masters: the same conversion for many modules by their paths,
+   under one common prefix. The prefix is not an argument: where keys of two prefixes match, the caller must give longer
+   paths. SAFE ignores the segments `module` and `_orig_mod` in matching, and keeps them in names; a key belongs to the
+   longest path with which its module ends.
+   The plan's targets are the whole new table, including unchanged tensors. Plans consist of views and copies.
+   SAFE requires the scales of E4M3 and E5M2 weights (weight_scale_inv, indexed or grouped like the weights), also where
+   the weights are only copied, and converts them likewise.
    Errors (reason): as gmm_ckpt_plan_create. */
 GMMDEF gmm_status gmm_ckpt_normalize_hook(gmm_ckpt_plan **out, const gmm_ckpt_table *table, const char *prefix,
                                           const gmm_ckpt_linear *linear, gmm_ckpt_parity parity,
@@ -1437,12 +1463,12 @@ GMMDEF gmm_status gmm_ckpt_normalize_map(gmm_ckpt_plan **out, const gmm_ckpt_tab
 /* Frees a plan; NULL is allowed. */
 GMMDEF void gmm_ckpt_plan_destroy(gmm_ckpt_plan *plan);
 
-/* The targets. All lie in storage 0, one behind the other at 64-byte boundaries; views lie there too, but no byte of
-   them is written. Lives as long as the plan. */
+/* The targets. All have a place in storage 0, one after another at 64-byte boundaries; the bytes of views there are not
+   written. Valid as long as the plan. */
 GMMDEF const gmm_ckpt_table *gmm_ckpt_plan_targets(const gmm_ckpt_plan *plan);
 
 typedef enum gmm_ckpt_move_kind {
-    GMM_CKPT_VIEW = 0,    /* the whole target is bytes of the source from src_at on: nothing moves */
+    GMM_CKPT_VIEW = 0,    /* the whole target is the source from element src_at on: nothing is copied */
     GMM_CKPT_COPY = 1,
     GMM_CKPT_CONVERT = 2, /* between F32, F16 and BF16, rounded once */
     GMM_CKPT_DEQUANT = 3, /* element times the scale of its block in fp32, rounded once */
@@ -1451,8 +1477,8 @@ typedef enum gmm_ckpt_move_kind {
 } gmm_ckpt_move_kind;
 
 /* One strided copy: for all 0 <= i_l < count[l]:
-       dst[dst_at + sum i_l dst_step[l]] = src[src_at + sum i_l src_step[l]], in elements; dst_step falls from loop to
-   loop. */
+       dst[dst_at + sum i_l dst_step[l]] = src[src_at + sum i_l src_step[l]], in elements. dst_step decreases from loop
+   to loop. */
 typedef struct gmm_ckpt_move {
     gmm_ckpt_move_kind kind;
     gmm_scaling scaling;  /* DEQUANT */
@@ -1464,19 +1490,20 @@ typedef struct gmm_ckpt_move {
     int64_t count[GMM_CKPT_LOOPS], src_step[GMM_CKPT_LOOPS], dst_step[GMM_CKPT_LOOPS];
 } gmm_ckpt_move;
 
-/* The moves, ordered by part, storage and offset of what they read. Live as long as the plan. */
+/* The moves, in the order of part, storage and offset of the bytes that they read. Valid as long as the plan. */
 GMMDEF const gmm_ckpt_move *gmm_ckpt_plan_moves(const gmm_ckpt_plan *plan, int64_t *count);
 
 /* Proves that `count` moves (NULL: the plan's own) read and write within bounds and write every byte of every target
-   exactly once (of a partial plan: at most once), views counting as written.
-   Errors: GMM_E_NULL, GMM_E_STATE (not so; names the target), GMM_E_MEMORY. */
+   exactly once (of a partial plan: at most once), where views count as written.
+   Errors: GMM_E_NULL, GMM_E_STATE (the moves do not; the message names the target), GMM_E_MEMORY. */
 GMMDEF gmm_status gmm_ckpt_verify(const gmm_ckpt_plan *plan, const gmm_ckpt_move *moves, int64_t count,
                                   gmm_error *error);
 
-/* A plan of the caller's own moves: what gmm_gtp_export and gmm_gtp_import are made of. Targets get the storage and
-   offsets that plans give; of each tensor name, dtype, rank and shape are read. Moves are copied, tidied and ordered.
-   They may be COPY, CONVERT, DEQUANT and ZERO, and are checked as gmm_ckpt_verify does. partial 1: bytes of targets may
-   be left to others, and gmm_ckpt_verify asks for none twice only. Of parts, only tables are read.
+/* A plan of the caller's own moves, which gmm_gtp_export and gmm_gtp_import use. Name, dtype, rank and shape of targets
+   are read; their storage and offsets are those that any plan gives. Moves are copied, their loops merged where they
+   are contiguous, and sorted. They may be COPY, CONVERT, DEQUANT and ZERO, and are checked as gmm_ckpt_verify does.
+   partial 1: other processes may write some bytes of the targets, and gmm_ckpt_verify only checks that none is written
+   twice. Of parts, only tables are read.
    Errors (reason): GMM_E_NULL, GMM_E_ARG (argument), GMM_E_KEY (duplicate_key), GMM_E_DTYPE, GMM_E_OVERFLOW,
        GMM_E_MEMORY; GMM_E_STATE (argument: what gmm_ckpt_verify finds). */
 GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_part *parts, int32_t part_count,
@@ -1495,7 +1522,7 @@ typedef struct gmm_ckpt_cost {
 
 enum { GMM_CKPT_SCRATCH = 64 << 20 }; /* recommended gmm_ckpt_run.scratch_bytes */
 
-/* What applying takes. Pure.  Errors: GMM_E_NULL, GMM_E_VERSION. */
+/* The cost of applying all moves. Pure.  Errors: GMM_E_NULL, GMM_E_VERSION. */
 GMMDEF gmm_status gmm_ckpt_cost_of(const gmm_ckpt_plan *plan, gmm_ckpt_cost *cost, gmm_error *error);
 
 /* Callbacks return 0, or anything else to fail the call with GMM_E_IO. Offsets are bytes. */
@@ -1516,17 +1543,18 @@ typedef struct gmm_ckpt_run {
     int64_t end;           /* the move to stop before; 0 = all */
 } gmm_ckpt_run;
 
-/* Applies the moves from *cursor on, which is then the next move to do, also after a failure: what was done need not be
-   done again, and doing it again changes nothing. Targets must not overlap the source's memory.
+/* Applies the moves from *cursor on. *cursor is advanced to the next move that is not done, also by a call that fails,
+   so that a later call can continue; applying a move twice gives the same bytes. Targets must not overlap the source's
+   memory.
    Errors: GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG (cursor or end out of range, overlap), GMM_E_WORKSPACE (scratch below
        scratch_min), GMM_E_IO. */
 GMMDEF gmm_status gmm_ckpt_apply(const gmm_ckpt_plan *plan, const gmm_ckpt_run *run, int64_t *cursor, gmm_error *error);
 
 /* ---- Small rules of Megatron-LM's checkpoints, as pure functions. */
 
-/* Splits one tensor into E: a first extent of E is unbound, else a multiple of it is cut into equal chunks. `members`
-   is that of a quantized group, which has no other split; 0 = a plain tensor. parts [E] get shape, offset and bytes;
-   their names are the tensor's.
+/* Splits one tensor into those of E experts: a first extent of E is removed, and one that is a multiple of E is divided
+   into equal chunks. `members` is the number of tensors in a quantized group, which must be E; 0 = a plain tensor.
+   parts [E] get shape, offset and bytes, and the tensor's name.
    Errors (reason): GMM_E_NULL, GMM_E_ARG, GMM_E_KEY (group_count), GMM_E_CONFIG (not_divisible). */
 GMMDEF gmm_status gmm_ckpt_split(const gmm_ckpt_tensor *tensor, int32_t members, int32_t experts,
                                  gmm_ckpt_tensor *parts, gmm_ckpt_report *report);
@@ -1537,13 +1565,13 @@ typedef struct gmm_ckpt_interval {
     int64_t length;
 } gmm_ckpt_interval;
 
-/* What a flat shard [start, start + length) of consecutive members has of each: every member gets an entry, so that
-   ranks agree on their number. start -1 with length 0: no shard.
+/* Intersects a flat shard [start, start + length) with each of the consecutive members. Every member gets an entry, so
+   that all ranks have equally many. start -1 with length 0: no shard.
    Errors: GMM_E_NULL, GMM_E_ARG (negative or missing start, shard past the end), GMM_E_OVERFLOW. */
 GMMDEF gmm_status gmm_ckpt_shard_members(const int64_t *numel, int32_t members, int64_t start, int64_t length,
                                          gmm_ckpt_interval *out, gmm_error *error);
 
-/* Where Megatron's sharded checkpoints store one expert's parameter. */
+/* One expert's parameter in Megatron's sharded checkpoints. */
 typedef struct gmm_ckpt_stored {
     uint32_t struct_size;
     int32_t singleton;      /* 1: a key per expert, 0: one key for all with an expert axis */
@@ -1552,13 +1580,13 @@ typedef struct gmm_ckpt_stored {
     gmm_ckpt_kind kind;     /* WEIGHT or BIAS */
     int32_t gated;
     gmm_ckpt_half half;     /* of a gated FC1: GATE or UP */
-    int64_t experts_local, index; /* of the rank; the expert's number there */
+    int64_t experts_local, index; /* experts of the rank; the expert's index among them */
     int32_t ep_rank, ep_size, etp_rank, etp_size; /* sizes of 0 mean 1 */
 } gmm_ckpt_stored;
 
 typedef struct gmm_ckpt_place {
-    int64_t expert, experts;  /* offset and extent of the expert axis (singleton: in the key instead) */
-    int32_t axis;             /* of the matrix that is cut into fragments; -1 = whole */
+    int64_t expert, experts;  /* offset on the expert axis and its extent (singleton: the key has the expert instead) */
+    int32_t axis;             /* axis of the matrix that is divided into fragments; -1 = none */
     int32_t fragment, fragments;
 } gmm_ckpt_place;
 
@@ -1621,7 +1649,7 @@ extern "C" {
 enum { GMM__WORKSPACE_ALIGN = 256 };
 
 #ifdef GMM__CUBLASLT
-/* CUBLASLT engine: cuBLASLt's handle, and algorithms by a hash of what their choice depends on. */
+/* CUBLASLT engine: cuBLASLt's handle, and a cache of algorithms, indexed by a hash of the key that determines them. */
 enum { GMM__LT_KEY = 10, GMM__LT_CACHE = 128 };
 typedef struct gmm__lt_choice {
     int64_t key[GMM__LT_KEY];
@@ -1636,8 +1664,8 @@ typedef struct gmm__lt {
 /* CUDA: the context's device. */
 typedef struct gmm__device {
     int32_t capability; /* 90 for compute capability 9.0 */
-    int32_t early;      /* kernels may be launched before their predecessor has ended */
-    int32_t processors, shared; /* multiprocessors; bytes of shared memory that a block may have */
+    int32_t pdl;        /* programmatic dependent launch: kernels may start before their predecessor has ended */
+    int32_t processors, shared; /* multiprocessors; maximum bytes of shared memory of a block */
 } gmm__device;
 
 struct gmm_context {
@@ -1655,25 +1683,26 @@ struct gmm_context {
 #endif
 };
 
-/* Operands of a call by role. Families share roles, so that checks and engines read alike. */
+/* Operands of a call by role. Families of operations use the same roles for corresponding operands. */
 enum gmm__role {
-    GMM__X_, GMM__W, GMM__BIAS, GMM__Y, GMM__DY, GMM__DX, GMM__DW, GMM__DB, /* linear, activation, and the MLP's FC1 */
+    GMM__X_, GMM__W, GMM__BIAS, GMM__Y, GMM__DY, GMM__DX, GMM__DW, GMM__DB, /* linear, activation, the MLP's FC1 */
     GMM__W2, GMM__BIAS2, GMM__DW2, GMM__DB2,                                /* the MLP's FC2 */
     GMM__ROLES
 };
 
-/* Bytes in up to two loops: `width` of them, again count[0] times at a distance of step[0], all that count[1] times. */
+/* Bytes in up to two nested loops: `width` bytes, repeated count[0] times step[0] bytes apart, and these count[1] times
+   step[1] bytes apart. */
 typedef struct gmm__box {
-    uint64_t at;
+    uint64_t address;
     int64_t width, count[2], step[2];
     int32_t loops;
 } gmm__box;
 
 /* Memory that a call reads or writes, for gmm__check_overlap: `count` boxes of one form, `stride` bytes apart or at the
-   addresses of a table that the host can read, each of `size` bytes with its gaps. All of it lies in [low, high). */
+   addresses of a table that the host can read. Each has `size` bytes, gaps included; all lie in [low, high). */
 typedef struct gmm__span {
     char name[24];
-    const char *part; /* what of the operand it is: "", ".scale" */
+    const char *part; /* of the operand: "" = its elements, ".scale" */
     int32_t writes;
     int64_t count, stride;
     void *const *table;
@@ -1681,25 +1710,25 @@ typedef struct gmm__span {
     uint64_t size, low, high;
 } gmm__span;
 
-enum { GMM__SPANS = 64 }; /* more than any operation has */
+enum { GMM__SPANS = 64 }; /* more than any operation needs */
 
-/* A checked call: every descriptor copied, defaults filled in, absent operands with dtype GMM_NONE. Engines read only
-   this. A call made for a query has the same shapes, dtypes and presence, but addresses that may be NULL. */
+/* A checked call: descriptors are copied, defaults filled in, and absent operands have dtype GMM_NONE. Engines read
+   only this. The call of a query has the same shapes, dtypes and operands, but its addresses may be NULL. */
 typedef struct gmm__call {
     gmm_context *ctx;
     gmm_op op;
     int query;
     const char *function; /* for messages */
-    const char *path;     /* for messages: the descriptor's name in the declaration; NULL = the call takes none */
+    const char *path;     /* for messages: the descriptor's parameter name; NULL = the call has no descriptor */
     char shapes[112];
     gmm_options options;
     gmm_groups groups;
     gmm_mat mat[GMM__ROLES];
-    gmm_direction direction[GMM__ROLES]; /* of quantized copies */
-    int32_t in_align, out_align;         /* what in and out must be multiples of; 0 = 1 */
+    gmm_direction direction[GMM__ROLES]; /* of quantized operands */
+    int32_t in_align, out_align;         /* alignment of in and out; 0 = 1 */
     gmm_grad grad[GMM__ROLES]; /* of GMM__DW, GMM__DB, GMM__DW2, GMM__DB2; beta resolved by gmm__grad_beta */
     int64_t rows, in, out;     /* capacity, K, N; MLP: hidden and hidden_out */
-    gmm_mlp_quant quant;    /* MLP with a recipe; recipe.kind NONE = without */
+    gmm_mlp_quant quant;       /* MLP with a recipe; recipe.kind NONE = without */
     gmm_recipe recipe;
     int64_t units;             /* quantization: matrices of fixed extents; 0 = groups */
     gmm_format format;
@@ -1721,15 +1750,15 @@ typedef struct gmm__call {
     } d;
     gmm_act act;            /* activation and MLP */
     gmm_mlp_config config;  /* MLP */
-    const void *input;      /* what else an operation reads and writes: named where it is used */
+    const void *input;      /* further memory that an operation reads or writes, documented where it is used */
     void *output;
-    uint64_t fields;        /* bits of gmm__field: the optional fields that it asks for, set by gmm__select_from */
-    int in_place;           /* an output may be one of the inputs, element upon element */
+    uint64_t fields;        /* bits of gmm__field: the optional fields that the call uses; set by gmm__select_from */
+    int in_place;           /* 1: an output may be one of the inputs, with equal addresses and strides */
     int32_t spans;
     gmm__span span[GMM__SPANS];
 } gmm__call;
 
-/* How an engine serves a call: made by its pure plan function, carried out by its launch function. */
+/* How an engine serves a call: the result of its plan function, which is pure, and the input of its launch function. */
 enum { GMM__PARTS = 11 };
 typedef struct gmm__plan {
     const gmm__call *call;
@@ -1742,7 +1771,7 @@ typedef struct gmm__plan {
     size_t part[GMM__PARTS];     /* offsets of the workspace's regions */
     size_t saved_bytes, deferred_bytes;
     void *workspace;             /* set before launch */
-    char note[192];              /* why not, or how */
+    char note[192];              /* how the engine serves the call, or why it declines */
 } gmm__plan;
 
 typedef struct gmm__engine_op {
@@ -1758,7 +1787,7 @@ typedef struct gmm__engine_row {
     gmm__engine_op ops[GMM_OP_COUNT];
 } gmm__engine_row;
 
-/* Whether a name is that of a field of the call's descriptor, and not of the descriptor or of an argument beside it. */
+/* Whether a name is that of a field of the call's descriptor, rather than of an argument of the function. */
 static GMM__UNUSED int gmm__is_field(const gmm__call *call, const char *name) {
     static const char *const arguments[] = { "op", "info", "workspace", "workspace_bytes", "stream" };
     int field = call->path && strcmp(name, call->path);
@@ -1768,26 +1797,26 @@ static GMM__UNUSED int gmm__is_field(const gmm__call *call, const char *name) {
 }
 
 /* Fails a call: "gmm_linear_fwd: linear.w: <value and rule> (<shapes>)". `argument` is a field of the call's
-   descriptor, and gets the descriptor's name in front, or one of the arguments beside the descriptor. A rule that
-   continues the argument's name ("is NULL", "has both data and table") has no colon before it. */
+   descriptor, whose name the message puts before it, or another argument of the function. The text follows after a
+   colon, unless it is a predicate of the argument ("is NULL", "has both data and table"). */
 static GMM__UNUSED gmm_status gmm__refuse(const gmm__call *call, gmm_status status, const char *argument,
                                           const char *format, ...) {
     static const char *const verbs[] = { "is ", "and ", "has ", "lacks ", "must ", "goes " };
     const int field = gmm__is_field(call, argument);
     int sentence = 0;
-    char what[320];
+    char text[320];
     size_t i;
     va_list list;
     va_start(list, format);
-    (void)vsnprintf(what, sizeof what, format, list);
+    (void)vsnprintf(text, sizeof text, format, list);
     va_end(list);
-    for (i = 0; i < sizeof verbs / sizeof verbs[0]; i++) sentence |= !strncmp(what, verbs[i], strlen(verbs[i]));
+    for (i = 0; i < sizeof verbs / sizeof verbs[0]; i++) sentence |= !strncmp(text, verbs[i], strlen(verbs[i]));
     return gmm__fail(&call->ctx->error, status, "%s: %s%s%s%s %s%s%s%s", call->function, field ? call->path : "",
-                     field ? "." : "", argument, sentence ? "" : ":", what, call->shapes[0] ? " (" : "", call->shapes,
+                     field ? "." : "", argument, sentence ? "" : ":", text, call->shapes[0] ? " (" : "", call->shapes,
                      call->shapes[0] ? ")" : "");
 }
 
-/* Fails a call for what `rule` says of a member of `argument`; the rule opens with the member: "limit: -1 must be". */
+/* Fails a call because of a member of `argument`. `rule` begins with the member's name: "limit: -1 must be". */
 static GMM__UNUSED gmm_status gmm__refuse_member(const gmm__call *call, gmm_status status, const char *argument,
                                                  const char *rule) {
     char path[96];
@@ -1796,28 +1825,29 @@ static GMM__UNUSED gmm_status gmm__refuse_member(const gmm__call *call, gmm_stat
     return gmm__refuse(call, status, path, "%s", rule + name + strspn(rule + name, ": "));
 }
 
-static GMM__UNUSED gmm_status gmm__read(gmm__call *call, const char *argument, void *to, size_t size,
-                                        const void *from) {
-    uint32_t given;
-    if (!from) return gmm__refuse(call, GMM_E_NULL, argument, "is NULL");
-    memcpy(&given, from, sizeof given);
-    if (given && given < 2 * sizeof given)
-        return gmm__refuse(call, GMM_E_ARG, argument, "struct_size %u is too small for any version", given);
-    if (!gmm__copy_sized(to, size, from))
+static GMM__UNUSED gmm_status gmm__read(gmm__call *call, const char *argument, void *dst, size_t size,
+                                        const void *src) {
+    uint32_t struct_size;
+    if (!src) return gmm__refuse(call, GMM_E_NULL, argument, "is NULL");
+    memcpy(&struct_size, src, sizeof struct_size);
+    if (struct_size && struct_size < 2 * sizeof struct_size)
+        return gmm__refuse(call, GMM_E_ARG, argument, "struct_size %u is too small for any version", struct_size);
+    if (!gmm__copy_sized(dst, size, src))
         return gmm__refuse(call, GMM_E_VERSION, argument, "struct_size %u is larger than the %u bytes of version %s",
-                           given, (unsigned)size, GMM_VERSION_STRING);
-    memset(to, 0, sizeof given); /* the copy has this version's size */
+                           struct_size, (unsigned)size, GMM_VERSION_STRING);
+    memset(dst, 0, sizeof struct_size); /* the copy has this version's size */
     return GMM_OK;
 }
 
-/* Reads the call's descriptor. */
-static GMM__UNUSED gmm_status gmm__read_descriptor(gmm__call *call, const char *argument, void *to, size_t size,
-                                                   const void *from) {
+/* Copies the call's descriptor, whose name becomes the path of fields in messages. */
+static GMM__UNUSED gmm_status gmm__read_descriptor(gmm__call *call, const char *argument, void *dst, size_t size,
+                                                   const void *src) {
     call->path = argument;
-    return gmm__read(call, argument, to, size, from);
+    return gmm__read(call, argument, dst, size, src);
 }
 
-/* What messages say about a call before its descriptors are checked: zeros and none where they cannot be read. */
+/* Groups and dtypes for the messages of a call whose descriptors are not checked yet; zeros where they cannot be
+   read. */
 static void gmm__peek_groups(const gmm_groups *groups, gmm_groups *g) {
     memset(g, 0, sizeof *g);
     if (groups) (void)gmm__copy_sized(g, sizeof *g, groups);
@@ -1828,7 +1858,7 @@ static const char *gmm__peek_dtype(const gmm_mat *mat) {
     return gmm_dtype_name(m.dtype);
 }
 
-/* Opens a call: context, function name. */
+/* Begins a call. */
 static GMM__UNUSED gmm_status gmm__open(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function, int query) {
     memset(call, 0, offsetof(gmm__call, span));
     if (!ctx) return GMM_E_NULL;
@@ -1852,59 +1882,60 @@ static void gmm__box_repeat(gmm__box *b, int64_t count, int64_t step) {
     }
 }
 static uint64_t gmm__box_end(const gmm__box *b) {
-    uint64_t end = b->at + (uint64_t)b->width;
+    uint64_t end = b->address + (uint64_t)b->width;
     int32_t i;
     for (i = 0; i < b->loops; i++) end += (uint64_t)((b->count[i] - 1) * b->step[i]);
     return end;
 }
 
 static uint64_t gmm__span_at(const gmm__span *s, int64_t i) {
-    return s->table ? (uintptr_t)s->table[i] : s->box.at + (uint64_t)(i * s->stride);
+    return s->table ? (uintptr_t)s->table[i] : s->box.address + (uint64_t)(i * s->stride);
 }
-static gmm__box gmm__span_box(const gmm__span *s, uint64_t at) {
+static gmm__box gmm__span_box(const gmm__span *s, uint64_t address) {
     gmm__box box = s->box;
-    box.at = at;
+    box.address = address;
     return box;
 }
 
-/* Notes memory of a call: `count` boxes, at the addresses of `table` or `stride` bytes apart. */
-static void gmm__note_boxes(gmm__call *call, const char *name, const char *part, int writes, const gmm__box *box,
-                            void *const *table, int64_t count, int64_t stride) {
+/* Records memory of a call for gmm__check_overlap: `count` boxes, at the addresses of `table` or `stride` bytes
+   apart. */
+static void gmm__add_boxes(gmm__call *call, const char *name, const char *part, int writes, const gmm__box *box,
+                           void *const *table, int64_t count, int64_t stride) {
     gmm__span *s = &call->span[call->spans];
-    const size_t length = strlen(name), most = sizeof s->name - 1;
+    const size_t length = strlen(name), max_length = sizeof s->name - 1;
     int64_t i;
-    if (call->query || box->width == 0 || count < 1 || (!table && !box->at) || call->spans == GMM__SPANS) return;
+    if (call->query || box->width == 0 || count < 1 || (!table && !box->address) || call->spans == GMM__SPANS) return;
     call->spans++;
-    memcpy(s->name, name, length < most ? length : most);
-    s->name[length < most ? length : most] = 0;
+    memcpy(s->name, name, length < max_length ? length : max_length);
+    s->name[length < max_length ? length : max_length] = 0;
     s->part = part;
     s->writes = writes;
     s->table = table;
     s->count = count;
     s->stride = stride;
     s->box = *box;
-    s->size = gmm__box_end(box) - box->at;
+    s->size = gmm__box_end(box) - box->address;
     s->low = s->high = gmm__span_at(s, 0);
     for (i = 1; i < count; i++) {
-        const uint64_t at = gmm__span_at(s, i);
-        if (at < s->low) s->low = at;
-        if (at > s->high) s->high = at;
+        const uint64_t address = gmm__span_at(s, i);
+        if (address < s->low) s->low = address;
+        if (address > s->high) s->high = address;
     }
     s->high += s->size;
 }
-static gmm__box gmm__rows_box(const void *at, int64_t rows, int64_t width, int64_t pitch) {
+static gmm__box gmm__rows_box(const void *address, int64_t rows, int64_t width, int64_t pitch) {
     gmm__box box;
     memset(&box, 0, sizeof box);
-    box.at = (uintptr_t)at;
+    box.address = (uintptr_t)address;
     box.width = width;
     gmm__box_repeat(&box, rows, pitch);
     return box;
 }
 
-static GMM__UNUSED void gmm__add_span(gmm__call *call, const char *name, const char *part, int writes, const void *at,
-                                      int64_t bytes) {
-    const gmm__box box = gmm__rows_box(at, 1, bytes, bytes);
-    gmm__note_boxes(call, name, part, writes, &box, NULL, 1, 0);
+static GMM__UNUSED void gmm__add_span(gmm__call *call, const char *name, const char *part, int writes,
+                                      const void *address, int64_t bytes) {
+    const gmm__box box = gmm__rows_box(address, 1, bytes, bytes);
+    gmm__add_boxes(call, name, part, writes, &box, NULL, 1, 0);
 }
 
 /* Whether an operation writes the matrices of a role. */
@@ -1915,21 +1946,20 @@ static int gmm__writes(gmm_op op, int role) {
            role == GMM__DB2;
 }
 
-/* Notes a part of an operand, its elements ("") or its scales: one box for each of `matrices`, packed at a distance of
-   `stride` bytes or at the addresses of a table, which is read too. What a table in device memory points at is
-   unknown. */
-static void gmm__note_operand(gmm__call *call, int role, const char *name, const char *part, gmm__box box,
-                              void *const *table, int64_t matrices, int64_t stride) {
-    const int seen = call->ctx->config.space == GMM_SPACE_CPU ||
+/* Records the elements ("") or the scales (".scale") of an operand: one box for each matrix, `stride` bytes apart or at
+   the addresses of a table, which is recorded too. The host cannot read the addresses in a table in device memory. */
+static void gmm__add_operand(gmm__call *call, int role, const char *name, const char *part, gmm__box box,
+                             void *const *table, int64_t matrices, int64_t stride) {
+    const int readable = call->ctx->config.space == GMM_SPACE_CPU ||
                      (call->mat[role].flags & (uint32_t)GMM_MAT_TABLE_ON_HOST);
     if (table) gmm__add_span(call, name, part[0] ? ".scale_table" : ".table", 0, table,
                              matrices * (int64_t)sizeof *table);
-    else if (call->op != GMM_OP_ACCUMULATE) { /* of which one of x may be y */
+    else if (call->op != GMM_OP_ACCUMULATE) { /* whose y may be one of the matrices of x */
         gmm__box_repeat(&box, matrices, stride);
         matrices = 1;
     }
-    if (!table || seen)
-        gmm__note_boxes(call, name, part, gmm__writes(call->op, role), &box, table, matrices, stride);
+    if (!table || readable)
+        gmm__add_boxes(call, name, part, gmm__writes(call->op, role), &box, table, matrices, stride);
 }
 static GMM__UNUSED gmm_status gmm__read_options(gmm__call *call, const gmm_options *options) {
     gmm_status s = GMM_OK;
@@ -1954,32 +1984,32 @@ static GMM__UNUSED gmm_status gmm__read_options(gmm__call *call, const gmm_optio
     return GMM_OK;
 }
 
-/* The split's value behind group g: its size or its end offset. */
+/* The size or the end offset of group g, as the split has it. */
 static int64_t gmm__split_value(const gmm_groups *groups, int64_t g) {
     const int64_t i = groups->form == GMM_SPLIT_OFFSETS ? g + 1 : g;
     return groups->dtype == GMM_I64 ? ((const int64_t *)groups->splits)[i] : ((const int32_t *)groups->splits)[i];
 }
 
-static uint32_t gmm__split_first(const gmm_groups *groups) {
+static uint32_t gmm__split_first_fault(const gmm_groups *groups) {
     int64_t first;
     if (groups->form != GMM_SPLIT_OFFSETS) return 0;
     first = groups->dtype == GMM_I64 ? ((const int64_t *)groups->splits)[0] : ((const int32_t *)groups->splits)[0];
     return first == 0 ? 0 : (uint32_t)GMM_FAULT_MONOTONIC;
 }
 
-/* Whether a faulty split is a status: where the host can read it and no fault word reports it. */
+/* Whether a faulty split makes the call fail: where the host can read it and no fault word reports it. */
 static int gmm__split_is_status(const gmm__call *call) {
     return call->groups.on_host || (call->ctx->config.space == GMM_SPACE_CPU && !call->groups.fault);
 }
-/* Refuses a faulty split where that is a status. Results are right with a broken row_align promise, so that it is only
-   refused in splits that are stated to be on the host. */
+/* Refuses a faulty split where gmm__split_is_status. Results are correct with a broken promise of row_align, which is
+   therefore refused only in splits that are stated to be on the host. */
 static GMM__UNUSED gmm_status gmm__check_split(gmm__call *call, const char *argument) {
     const gmm_groups *g = &call->groups;
     const int32_t row_align = g->on_host ? g->row_align : 0;
     uint32_t fault;
     int64_t begin = 0, i;
     if (!gmm__split_is_status(call)) return GMM_OK;
-    fault = gmm__split_first(g);
+    fault = gmm__split_first_fault(g);
     if (fault)
         return gmm__refuse(call, GMM_E_SPLIT, argument, "the first offset is %lld, not 0",
                            (long long)gmm__split_value(g, -1));
@@ -2034,17 +2064,31 @@ static GMM__UNUSED gmm_status gmm__read_groups(gmm__call *call, const gmm_groups
     return gmm__check_split(call, "groups.splits");
 }
 
-/* Sets of dtypes an operand may have. */
+/* Sets of dtypes that an operand may have. */
 enum {
     GMM__FLOATS = 1 << GMM_F32 | 1 << GMM_F16 | 1 << GMM_BF16,
     GMM__BYTES = GMM__FLOATS | 1 << GMM_E4M3 | 1 << GMM_E5M2 | 1 << GMM_E8M0 | 1 << GMM_U8 | 1 << GMM_I32 | 1 << GMM_I64
 };
 
-/* Reads one operand of `matrices` matrices (0: one matrix, which has no table) of rows x cols and checks all that can
-   be checked; mat may be NULL if the operand is optional. */
+/* Extents that an operation expects of an operand: `matrices` matrices of rows x cols, packed or in a table. 0 matrices
+   stand for a single one, which takes no table. */
+typedef struct gmm__extents {
+    int64_t matrices, rows, cols;
+} gmm__extents;
+static GMM__UNUSED gmm__extents gmm__matrices(int64_t matrices, int64_t rows, int64_t cols) {
+    gmm__extents e;
+    e.matrices = matrices;
+    e.rows = rows;
+    e.cols = cols;
+    return e;
+}
+static GMM__UNUSED gmm__extents gmm__matrix(int64_t rows, int64_t cols) { return gmm__matrices(0, rows, cols); }
+
+/* Reads an operand without scaling into call->mat[role] and checks it: its dtype against the set `dtypes`, strides,
+   and outside of queries addresses and alignment. `mat` may be NULL where the operand is not required. */
 static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
-                                            int required, int64_t matrices, int64_t rows, int64_t cols,
-                                            uint32_t dtypes) {
+                                            int required, gmm__extents extents, uint32_t dtypes) {
+    const int64_t matrices = extents.matrices, rows = extents.rows, cols = extents.cols;
     gmm_mat *m = &call->mat[role];
     gmm_status s;
     int64_t bytes, size;
@@ -2102,36 +2146,38 @@ static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const cha
                                    (long long)g, m->table[g], gmm_dtype_name(m->dtype));
         }
     }
-    gmm__note_operand(call, role, argument, "", gmm__rows_box(m->data, rows, cols * size, m->ld * size), m->table,
-                      matrices ? matrices : 1, m->group_stride * size);
+    gmm__add_operand(call, role, argument, "", gmm__rows_box(m->data, rows, cols * size, m->ld * size), m->table,
+                     matrices ? matrices : 1, m->group_stride * size);
     return GMM_OK;
 }
 
-/* Notes the elements, scales and amaxes of a quantized copy. */
-static void gmm__note_copy(gmm__call *call, int role, const char *name, int64_t matrices, int64_t rows,
-                           const gmm_layout *l) {
+/* Records the elements, scales and amaxes of a quantized operand for gmm__check_overlap. */
+static void gmm__add_quant(gmm__call *call, int role, const char *name, gmm__extents extents, const gmm_layout *l) {
     const gmm_mat *m = &call->mat[role];
-    const int64_t bits = gmm_dtype_bits(m->dtype), count = matrices ? matrices : 1;
-    const int64_t amaxes = m->flags & (uint32_t)GMM_MAT_ROW_AMAX ? count * rows
-                           : matrices ? matrices : (int64_t)call->groups.count;
-    const int raises = call->op == GMM_OP_QUANTIZE || call->op == GMM_OP_REQUANTIZE || call->op == GMM_OP_SHARD_CAST;
-    gmm__note_operand(call, role, name, "",
-                      gmm__rows_box(m->data, l->data_rows, (l->data_cols * bits + 7) / 8, m->ld * bits / 8), m->table,
-                      count, m->group_stride * bits / 8);
-    gmm__note_operand(call, role, name, ".scale", gmm__rows_box(m->scale, 1, l->scale_bytes, l->scale_bytes),
-                      m->scale_table, count, l->scale_bytes);
-    /* one amax of both copies has one value, unless a transform changes the columnwise one */
+    const int64_t bits = gmm_dtype_bits(m->dtype), count = extents.matrices ? extents.matrices : 1;
+    const int64_t amaxes = m->flags & (uint32_t)GMM_MAT_ROW_AMAX ? count * extents.rows
+                           : extents.matrices ? extents.matrices : (int64_t)call->groups.count;
+    const int writes_amax = call->op == GMM_OP_QUANTIZE || call->op == GMM_OP_REQUANTIZE ||
+                            call->op == GMM_OP_SHARD_CAST;
+    gmm__add_operand(call, role, name, "",
+                     gmm__rows_box(m->data, l->data_rows, (l->data_cols * bits + 7) / 8, m->ld * bits / 8), m->table,
+                     count, m->group_stride * bits / 8);
+    gmm__add_operand(call, role, name, ".scale", gmm__rows_box(m->scale, 1, l->scale_bytes, l->scale_bytes),
+                     m->scale_table, count, l->scale_bytes);
+    /* both copies may share one amax array, except where a transform changes the columnwise values */
     if (role == GMM__DX && m->amax == call->mat[GMM__Y].amax && !call->format.hadamard) return;
-    gmm__add_span(call, name, ".amax", raises && gmm__writes(call->op, role), m->amax,
+    gmm__add_span(call, name, ".amax", writes_amax && gmm__writes(call->op, role), m->amax,
                   amaxes * (int64_t)sizeof *m->amax);
 }
 
-/* Reads a quantized copy: of activations (matrices 0: `rows` is the capacity) or of `matrices` matrices. */
+/* Reads a quantized operand into call->mat[role] and checks it. A single matrix holds the rows of all groups, and its
+   extents have the capacity of the groups as rows. */
 static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
-                                              int64_t matrices, int64_t rows, int64_t cols, gmm_direction direction) {
+                                              gmm__extents extents, gmm_direction direction) {
+    const int64_t matrices = extents.matrices, rows = extents.rows, cols = extents.cols;
     gmm_mat *m = &call->mat[role];
     gmm_layout l = GMM_ZERO;
-    gmm_error why = GMM_ZERO;
+    gmm_error error = GMM_ZERO;
     gmm_status s = gmm__read(call, argument, m, sizeof *m, mat);
     int64_t size, all, g;
     int nv;
@@ -2139,9 +2185,9 @@ static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const c
     if (m->scaling == GMM_SCALING_NONE)
         return gmm__refuse(call, GMM_E_DTYPE, argument, "scaling none is not accepted here");
     s = matrices == 0 ? gmm_layout_of_groups(m->dtype, m->scaling, m->scale_order, direction, call->groups.count, rows,
-                                             cols, &l, &why)
-                      : gmm_layout_of(m->dtype, m->scaling, m->scale_order, direction, rows, cols, &l, &why);
-    if (s != GMM_OK) return gmm__refuse(call, s, argument, "%s", why.text);
+                                             cols, &l, &error)
+                      : gmm_layout_of(m->dtype, m->scaling, m->scale_order, direction, rows, cols, &l, &error);
+    if (s != GMM_OK) return gmm__refuse(call, s, argument, "%s", error.text);
     call->direction[role] = direction;
     nv = m->scaling == GMM_SCALING_NV16;
     if (m->flags & ~(uint32_t)(GMM_MAT_TABLE_ON_HOST | GMM_MAT_ROW_AMAX | GMM_MAT_E4M3_256))
@@ -2201,11 +2247,11 @@ static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const c
                 return gmm__refuse(call, GMM_E_ALIGN, argument, "scale_table[%lld] %p is not aligned to 4 bytes",
                                    (long long)g, m->scale_table[g]);
         }
-    gmm__note_copy(call, role, argument, matrices, rows, &l);
+    gmm__add_quant(call, role, argument, extents, &l);
     return GMM_OK;
 }
 
-/* Reads a gradient destination: one matrix per group. */
+/* Reads the destination of a gradient: one matrix per group. */
 static GMM__UNUSED gmm_status gmm__read_grad(gmm__call *call, int role, const char *argument, const gmm_grad *grad,
                                              int required, int64_t rows, int64_t cols) {
     gmm_grad *g = &call->grad[role];
@@ -2227,10 +2273,10 @@ static GMM__UNUSED gmm_status gmm__read_grad(gmm__call *call, int role, const ch
     gmm__add_span(call, argument, ".beta", 0, g->beta, call->groups.count * (int64_t)sizeof *g->beta);
     gmm__add_span(call, argument, ".frozen", 0, g->frozen, call->groups.count);
     (void)snprintf(name, sizeof name, "%s.mat", argument);
-    return gmm__read_mat(call, role, name, g->mat, 1, call->groups.count, rows, cols, GMM__FLOATS);
+    return gmm__read_mat(call, role, name, g->mat, 1, gmm__matrices(call->groups.count, rows, cols), GMM__FLOATS);
 }
 
-/* An array of 4-byte values that a call reads. */
+/* Checks an array of 4-byte values that a call reads. */
 static GMM__UNUSED gmm_status gmm__check_array(gmm__call *call, const char *argument, const void *array, int required,
                                                int64_t count) {
     if (call->query) return GMM_OK;
@@ -2240,7 +2286,7 @@ static GMM__UNUSED gmm_status gmm__check_array(gmm__call *call, const char *argu
     gmm__add_span(call, argument, "", 0, array, count * 4);
     return GMM_OK;
 }
-/* One that it writes. */
+/* Checks an array of 4-byte values that a call writes. */
 static GMM__UNUSED gmm_status gmm__check_output(gmm__call *call, const char *argument, const void *array, int required,
                                                 int64_t count) {
     const int32_t before = call->spans;
@@ -2249,7 +2295,7 @@ static GMM__UNUSED gmm_status gmm__check_output(gmm__call *call, const char *arg
     return s;
 }
 
-/* Address of element (row, col) of group g; as an integer first, since what has no rows may be NULL. */
+/* Address of element (row, col) of matrix g. Integer arithmetic, since a matrix without rows may be NULL. */
 static GMM__UNUSED void *gmm__at(const gmm_mat *m, int64_t g, int64_t row, int64_t col) {
     const uintptr_t base = (uintptr_t)(m->table ? m->table[g] : m->data);
     const int64_t element = (m->table ? 0 : g * m->group_stride) + row * m->ld + col;
@@ -2260,7 +2306,7 @@ static GMM__UNUSED size_t gmm__round256(size_t bytes) {
     return (bytes + GMM__WORKSPACE_ALIGN - 1) / GMM__WORKSPACE_ALIGN * GMM__WORKSPACE_ALIGN;
 }
 
-/* Adds a region to a plan's workspace and remembers where it starts. */
+/* Adds a region to a plan's workspace. */
 static GMM__UNUSED void gmm__reserve(gmm__plan *plan, int part, size_t bytes) {
     plan->part[part] = plan->workspace_bytes;
     plan->workspace_bytes += gmm__round256(bytes);
@@ -2287,7 +2333,7 @@ static GMM__UNUSED void gmm__log(const gmm_context *ctx, gmm_log_level level, co
     ctx->config.log.write(ctx->config.log.user, level, text);
 }
 
-/* Whether `stream` is capturing a graph: then nothing on the host may stand for what a replay does. */
+/* Whether `stream` is capturing a graph: then values on the host are those of the capture, not of a replay. */
 static GMM__UNUSED int gmm__capturing(const gmm_context *ctx, gmm_stream stream) {
 #ifdef __CUDACC__
     enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -2299,7 +2345,8 @@ static GMM__UNUSED int gmm__capturing(const gmm_context *ctx, gmm_stream stream)
     return 0;
 }
 
-/* Chooses the engine of a checked call, and answers its query or launches it. Defined behind the engine table. */
+/* gmm__select chooses the engine of a checked call; gmm__serve also answers its query or launches it. Defined behind
+   the engine table. */
 static gmm_status gmm__select(gmm__call *call, gmm__plan *plan);
 static gmm_status gmm__check_overlap(gmm__call *call);
 static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, size_t workspace_bytes,
@@ -2307,20 +2354,21 @@ static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, s
 
 /* .............................................................................................. 14.2 CPU engine ... */
 
-/* Work is counted in elements that one thread converts or copies, about a nanosecond each. A thread is started for no
-   less than GMM__CPU_GRAIN of them: beside busy processes a team of threads costs milliseconds. */
-enum { GMM__CPU_GRAIN = 32768, GMM__CPU_MULTIPLY_ADDS = 64 }; /* the latter count as one element */
+/* Work is counted in elements that one thread converts or copies, about a nanosecond each. Every thread gets at least
+   GMM__CPU_GRAIN of them: on a busy machine starting threads takes milliseconds. */
+enum { GMM__CPU_GRAIN = 32768, GMM__CPU_MULTIPLY_ADDS = 64 }; /* multiply-adds that count as one element */
 
-/* Threads for `count` tasks that are `work` together. More tasks or more work never mean fewer threads, so the largest
-   of both tell a plan the most that its launch may take. */
+/* Number of threads for `count` tasks of `work` in all. It never decreases with either, so that a plan gets an upper
+   bound from upper bounds of both. */
 static GMM__UNUSED int32_t gmm__cpu_threads(const gmm_context *ctx, int64_t count, double work) {
-    const int64_t most = count < ctx->threads ? count : ctx->threads;
-    const double worth = work / GMM__CPU_GRAIN;
-    return most <= 1 || worth < 2.0 ? 1 : worth < (double)most ? (int32_t)worth : (int32_t)most;
+    const int64_t max_threads = count < ctx->threads ? count : ctx->threads;
+    const double useful_threads = work / GMM__CPU_GRAIN;
+    if (max_threads <= 1 || useful_threads < 2.0) return 1;
+    return useful_threads < (double)max_threads ? (int32_t)useful_threads : (int32_t)max_threads;
 }
 
-/* Runs task(arg, i, thread) for i in [0, count) on gmm__cpu_threads(ctx, count, work) threads, which number from 0.
-   Tasks are independent, so results do not depend on how many. The only place that knows OpenMP. */
+/* Runs task(arg, i, thread) for i in [0, count) on gmm__cpu_threads(ctx, count, work) threads, numbered from 0. Tasks
+   are independent, so that results do not depend on the number of threads. The only use of OpenMP. */
 typedef void (*gmm__task)(const void *arg, int64_t i, int32_t thread);
 static GMM__UNUSED void gmm__cpu_for(const gmm_context *ctx, int64_t count, double work, gmm__task task,
                                      const void *arg) {
@@ -2337,9 +2385,9 @@ static GMM__UNUSED void gmm__cpu_for(const gmm_context *ctx, int64_t count, doub
     for (i = 0; i < count; i++) task(arg, i, 0);
 }
 
-/* Reads the split into offsets [G + 1] (may be NULL), sets fault bits, and returns the number of live rows. */
+/* Converts the split to offsets [G + 1] (may be NULL), sets fault bits, and returns the number of live rows. */
 static GMM__UNUSED int64_t gmm__cpu_offsets(const gmm_groups *groups, int64_t *offsets) {
-    uint32_t fault = gmm__split_first(groups);
+    uint32_t fault = gmm__split_first_fault(groups);
     int64_t begin = 0, g;
     if (offsets) offsets[0] = 0;
     for (g = 0; g < groups->count; g++) {
@@ -2351,73 +2399,74 @@ static GMM__UNUSED int64_t gmm__cpu_offsets(const gmm_groups *groups, int64_t *o
     return begin;
 }
 
-/* Rows as fp32, whatever their dtype: one plain loop per dtype, so that each vectorises. */
-static GMM__UNUSED void gmm__row_load(gmm_dtype dtype, const void *from, float *to, int64_t n) {
+/* Converts n elements of a float dtype to fp32, and back. Each dtype has its own loop, which vectorises. */
+static GMM__UNUSED void gmm__row_load(gmm_dtype dtype, const void *src, float *dst, int64_t n) {
     int64_t i;
-    if (dtype == GMM_F32) memcpy(to, from, (size_t)n * sizeof *to);
+    if (dtype == GMM_F32) memcpy(dst, src, (size_t)n * sizeof *dst);
     else if (dtype == GMM_BF16)
-        for (i = 0; i < n; i++) to[i] = gmm_bf16_to_f32(((const uint16_t *)from)[i]);
+        for (i = 0; i < n; i++) dst[i] = gmm_bf16_to_f32(((const uint16_t *)src)[i]);
     else
-        for (i = 0; i < n; i++) to[i] = gmm_f16_to_f32(((const uint16_t *)from)[i]);
+        for (i = 0; i < n; i++) dst[i] = gmm_f16_to_f32(((const uint16_t *)src)[i]);
 }
 
-static GMM__UNUSED void gmm__row_store(gmm_dtype dtype, void *to, const float *from, int64_t n) {
+static GMM__UNUSED void gmm__row_store(gmm_dtype dtype, void *dst, const float *src, int64_t n) {
     int64_t i;
-    if (dtype == GMM_F32) memcpy(to, from, (size_t)n * sizeof *from);
+    if (dtype == GMM_F32) memcpy(dst, src, (size_t)n * sizeof *src);
     else if (dtype == GMM_BF16)
-        for (i = 0; i < n; i++) ((uint16_t *)to)[i] = gmm_f32_to_bf16(from[i]);
+        for (i = 0; i < n; i++) ((uint16_t *)dst)[i] = gmm_f32_to_bf16(src[i]);
     else
-        for (i = 0; i < n; i++) ((uint16_t *)to)[i] = gmm_f32_to_f16(from[i]);
+        for (i = 0; i < n; i++) ((uint16_t *)dst)[i] = gmm_f32_to_f16(src[i]);
 }
 
-/* n values of line l of a copy from element a: codes times factors (gmm__qview_factor). */
-static GMM__UNUSED void gmm__qview_load(const gmm__qview *v, int64_t l, int64_t a, int64_t n, int whole, float *to) {
+/* Dequantizes n elements of line l of a quantized matrix from element a on. Without `whole` it leaves out the scales
+   that apply to whole sums (gmm__qview_factor). */
+static GMM__UNUSED void gmm__qview_load(const gmm__qview *v, int64_t l, int64_t a, int64_t n, int whole, float *dst) {
     const int64_t width = gmm_block_along(v->scaling) ? gmm_block_along(v->scaling) : v->along;
     const int fixed = !whole && v->scaling != GMM_SCALING_MX32 && v->scaling != GMM_SCALING_NV16;
-    const uint8_t *from = v->data + (v->dtype == GMM_E2M1 ? 0 : v->apart ? l : l * v->ld);
+    const uint8_t *src = v->data + (v->dtype == GMM_E2M1 ? 0 : v->apart ? l : l * v->ld);
     const int64_t step = v->apart ? v->ld : 1;
-    int64_t i, end, done;
+    int64_t i, end, first;
     if (v->dtype == GMM_E4M3)
-        for (i = 0; i < n; i++) to[i] = gmm_e4m3_to_f32(from[(a + i) * step]);
+        for (i = 0; i < n; i++) dst[i] = gmm_e4m3_to_f32(src[(a + i) * step]);
     else if (v->dtype == GMM_E5M2)
-        for (i = 0; i < n; i++) to[i] = gmm_e5m2_to_f32(from[(a + i) * step]);
+        for (i = 0; i < n; i++) dst[i] = gmm_e5m2_to_f32(src[(a + i) * step]);
     else
-        for (i = 0; i < n; i++) to[i] = gmm_e2m1_to_f32(gmm__qview_code(v, l, a + i));
+        for (i = 0; i < n; i++) dst[i] = gmm_e2m1_to_f32(gmm__qview_code(v, l, a + i));
     if (fixed) return;
-    for (done = 0; done < n; done = end) {
-        const int64_t j = (a + done) / width;
-        const float factor = gmm__qview_factor(v, l, j, whole);
+    for (first = 0; first < n; first = end) {
+        const int64_t j = (a + first) / width;
+        const float scale = gmm__qview_factor(v, l, j, whole);
         end = gmm__min_i64((j + 1) * width - a, n);
-        for (i = done; i < end; i++) to[i] = gmm__qview_value(to[i], factor);
+        for (i = first; i < end; i++) dst[i] = gmm__qview_value(dst[i], scale);
     }
 }
 
-/* Sums run in 16 lanes, which are then folded in halves: a fixed order that vector units like. */
+/* Sums accumulate in 16 lanes, which are then added pairwise: a fixed order that vectorises. */
 enum { GMM__LANES = 16 };
-static GMM__UNUSED float gmm__lanes_fold(float *lane) {
+static GMM__UNUSED float gmm__lanes_sum(float *lanes) {
     int half, i;
     for (half = GMM__LANES / 2; half > 0; half /= 2)
-        for (i = 0; i < half; i++) lane[i] += lane[i + half];
-    return lane[0];
+        for (i = 0; i < half; i++) lanes[i] += lanes[i + half];
+    return lanes[0];
 }
 
-/* Adds a[i] * b[i] to the lanes; b NULL means ones. n starts at a multiple of the lanes. */
-static GMM__UNUSED void gmm__lanes_add(float *lane, const float *a, const float *b, int64_t n) {
+/* Adds a[i] * b[i] to the lanes; b NULL means ones. Every call but the last has n in multiples of the lanes. */
+static GMM__UNUSED void gmm__lanes_add(float *lanes, const float *a, const float *b, int64_t n) {
     int64_t i, j;
     for (i = 0; i + GMM__LANES <= n; i += GMM__LANES)
-        if (b) for (j = 0; j < GMM__LANES; j++) lane[j] += a[i + j] * b[i + j];
-        else for (j = 0; j < GMM__LANES; j++) lane[j] += a[i + j];
-    for (j = 0; i + j < n; j++) lane[j] += b ? a[i + j] * b[i + j] : a[i + j];
+        if (b) for (j = 0; j < GMM__LANES; j++) lanes[j] += a[i + j] * b[i + j];
+        else for (j = 0; j < GMM__LANES; j++) lanes[j] += a[i + j];
+    for (j = 0; i + j < n; j++) lanes[j] += b ? a[i + j] * b[i + j] : a[i + j];
 }
 
-/* Zeroes rows [begin, end) of a matrix where the caller asked for zero tails. */
+/* Zeroes rows [begin, end) of a matrix if `tail` is GMM_TAIL_ZERO. */
 static GMM__UNUSED void gmm__cpu_tail(const gmm_mat *m, gmm_tail tail, int64_t begin, int64_t end, int64_t cols) {
     int64_t r;
     if (tail != GMM_TAIL_ZERO) return;
     for (r = begin; r < end; r++) memset(gmm__at(m, 0, r, 0), 0, (size_t)(cols * (gmm_dtype_bits(m->dtype) / 8)));
 }
 
-/* The plan of operations that take every call, and no workspace. */
+/* The plan of operations that serve every call and need no workspace. */
 static int gmm__plan_any(const gmm__call *call, gmm__plan *plan) {
     (void)call;
     (void)plan;
@@ -2433,29 +2482,30 @@ static gmm_status gmm__cpu_launch_offsets(const gmm__plan *plan, gmm_stream stre
 
 /* Reads an operand of a product: floats, or the quantized copy whose blocks run along the contraction. */
 static gmm_status gmm__read_operand(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
-                                   int64_t matrices, int64_t rows, int64_t cols, gmm_direction direction) {
+                                    gmm__extents extents, gmm_direction direction) {
     gmm_mat m;
     gmm_layout layout;
-    gmm_error why = GMM_ZERO;
+    gmm_error error = GMM_ZERO;
     char name[32];
     if (!mat || !gmm__copy_sized(&m, sizeof m, mat) || m.scaling == GMM_SCALING_NONE)
-        return gmm__read_mat(call, role, argument, mat, 1, matrices, rows, cols, GMM__FLOATS);
-    if (direction == GMM_ROWWISE) return gmm__read_quant(call, role, argument, mat, matrices, rows, cols, direction);
-    if (gmm_layout_of(m.dtype, m.scaling, m.scale_order, direction, 0, 0, &layout, &why) != GMM_OK)
-        return gmm__refuse(call, why.status, argument, "%s", why.text);
+        return gmm__read_mat(call, role, argument, mat, 1, extents, GMM__FLOATS);
+    if (direction == GMM_ROWWISE) return gmm__read_quant(call, role, argument, mat, extents, direction);
+    if (gmm_layout_of(m.dtype, m.scaling, m.scale_order, direction, 0, 0, &layout, &error) != GMM_OK)
+        return gmm__refuse(call, error.status, argument, "%s", error.text);
     (void)snprintf(name, sizeof name, "%s.columnwise", argument);
     if (!m.columnwise)
         return gmm__refuse(call, GMM_E_NULL, name, "is NULL; %s contracts along the rows, and so do its blocks",
                            gmm_op_name(call->op));
-    return gmm__read_quant(call, role, name, m.columnwise, matrices, rows, cols, direction);
+    return gmm__read_quant(call, role, name, m.columnwise, extents, direction);
 }
 
-/* Checks that two operands can be multiplied: their scales must apply to the whole sum, or to whole blocks of it. */
+/* Checks that two operands can be multiplied: their scales must apply to the whole sum, or to the sums of whole
+   blocks. */
 static gmm_status gmm__check_operands(gmm__call *call, int first, const char *first_name, int second,
                                      const char *second_name) {
     static const int family[] = { 0, 1, 1, 2, 2, 3, 4 }; /* by gmm_scaling */
     const gmm_mat *a = &call->mat[first], *b = &call->mat[second];
-    const int32_t align = gmm_feature_align(b->scaling); /* the second is quantized if the first one is */
+    const int32_t align = gmm_feature_align(b->scaling); /* if a is quantized, so is b */
     const size_t used = strlen(call->shapes);
     (void)snprintf(call->shapes + used, sizeof call->shapes - used, " %s%s%s", gmm_dtype_name(a->dtype),
                    a->scaling == GMM_SCALING_NONE ? "" : " ", a->scaling == GMM_SCALING_NONE ? ""
@@ -2494,6 +2544,7 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
     gmm_linear *d = &call->d.linear;
     gmm_status s = gmm__open(call, ctx, op, function, query);
     const gmm_direction along_tokens = op == GMM_OP_LINEAR_WGRAD ? GMM_COLUMNWISE : GMM_ROWWISE;
+    gmm__extents x, y; /* of the token matrices */
     gmm_groups g;
     int64_t G, K, N;
 
@@ -2509,31 +2560,33 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
         return s;
     G = call->groups.count;
     if ((d->alpha_per_group | d->y_add | d->d_bias_scale_add) & ~1)
-        return gmm__refuse(call, GMM_E_ARG, "linear", "alpha_per_group %d, y_add %d and d_bias_scale_add %d must be 0 "
-                           "or 1",
+        return gmm__refuse(call, GMM_E_ARG, "linear",
+                           "alpha_per_group %d, y_add %d and d_bias_scale_add %d must be 0 or 1",
                            d->alpha_per_group, d->y_add, d->d_bias_scale_add);
     if (K < 1) return gmm__refuse(call, GMM_E_ARG, "in_features", "%lld must be >= 1", (long long)K);
     if (N < 1) return gmm__refuse(call, GMM_E_ARG, "out_features", "%lld must be >= 1", (long long)N);
+    x = gmm__matrix(call->rows, K);
+    y = gmm__matrix(call->rows, N);
 
     if (op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_WGRAD)
-        if ((s = gmm__read_operand(call, GMM__X_, "x", d->x, 0, call->rows, K, along_tokens)) != GMM_OK) return s;
+        if ((s = gmm__read_operand(call, GMM__X_, "x", d->x, x, along_tokens)) != GMM_OK) return s;
     if (op == GMM_OP_LINEAR_BGRAD) {
-        if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, 0, call->rows, N, GMM__FLOATS)) != GMM_OK) return s;
+        if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, y, GMM__FLOATS)) != GMM_OK) return s;
     } else if (op != GMM_OP_LINEAR_FWD)
-        if ((s = gmm__read_operand(call, GMM__DY, "dy", d->dy, 0, call->rows, N, along_tokens)) != GMM_OK) return s;
+        if ((s = gmm__read_operand(call, GMM__DY, "dy", d->dy, y, along_tokens)) != GMM_OK) return s;
     if (op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_DGRAD)
-        if ((s = gmm__read_operand(call, GMM__W, "w", d->w, G, N, K,
-                                  op == GMM_OP_LINEAR_FWD ? GMM_ROWWISE : GMM_COLUMNWISE)) != GMM_OK)
+        if ((s = gmm__read_operand(call, GMM__W, "w", d->w, gmm__matrices(G, N, K),
+                                   op == GMM_OP_LINEAR_FWD ? GMM_ROWWISE : GMM_COLUMNWISE)) != GMM_OK)
             return s;
     if (op == GMM_OP_LINEAR_FWD)
-        if ((s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, 0, call->rows, N, GMM__FLOATS)) != GMM_OK) return s;
+        if ((s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, y, GMM__FLOATS)) != GMM_OK) return s;
     if (op == GMM_OP_LINEAR_DGRAD)
-        if ((s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 1, 0, call->rows, K, GMM__FLOATS)) != GMM_OK) return s;
+        if ((s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 1, x, GMM__FLOATS)) != GMM_OK) return s;
     if (op == GMM_OP_LINEAR_WGRAD)
         if ((s = gmm__read_grad(call, GMM__DW, "dw", d->dw, 1, N, K)) != GMM_OK) return s;
     if (op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_BGRAD)
-        if ((s = gmm__read_mat(call, GMM__BIAS, "bias", d->bias, op == GMM_OP_LINEAR_BGRAD && d->d_bias_scale, G, 1, N,
-                               GMM__FLOATS)) != GMM_OK)
+        if ((s = gmm__read_mat(call, GMM__BIAS, "bias", d->bias, op == GMM_OP_LINEAR_BGRAD && d->d_bias_scale,
+                               gmm__matrices(G, 1, N), GMM__FLOATS)) != GMM_OK)
             return s;
     if (op == GMM_OP_LINEAR_BGRAD) {
         if (!d->db && !d->d_bias_scale)
@@ -2587,7 +2640,7 @@ GMMDEF gmm_status gmm_linear_bgrad(gmm_context *ctx, const gmm_linear *linear, v
     return gmm__linear_run(ctx, GMM_OP_LINEAR_BGRAD, "gmm_linear_bgrad", linear, workspace, workspace_bytes, stream);
 }
 
-/* What a gradient of group g does to its destination: beta of dst = grad + beta dst. */
+/* beta of group g's gradient in dst = grad + beta dst. */
 static float gmm__grad_beta(const gmm_grad *grad, int64_t g) {
     gmm_wgrad_in in = GMM_ZERO;
     gmm_wgrad_out out = GMM_ZERO;
@@ -2603,8 +2656,8 @@ static float gmm__alpha(const gmm_linear *d, int64_t g) {
     return d->alpha ? d->alpha[d->alpha_per_group ? g : 0] : 1.0f;
 }
 
-/* The accumulators of a tile are registers only if its loops are unrolled, at any optimisation level. */
-#if defined(__CUDACC__) /* nvcc knows neither spelling; its host passes run at -O3, which unrolls */
+/* The loops over a tile are always unrolled, so that its accumulators are in registers at any optimisation level. */
+#if defined(__CUDACC__) /* nvcc accepts neither pragma; it compiles host code at -O3, which unrolls */
 #define GMM__UNROLL
 #elif defined(__clang__)
 #define GMM__UNROLL _Pragma("clang loop unroll(full)")
@@ -2614,10 +2667,10 @@ static float gmm__alpha(const gmm_linear *d, int64_t g) {
 #define GMM__UNROLL
 #endif
 
-/* --- the register tile: c[mr][nr] += sum over k of a[k][mr] b[k][nr], one chain per element in the order of k --- */
+/* --- the register tile: c[mr][nr] += sum over k of a[k][mr] b[k][nr], accumulated in the order of k --- */
 
 enum {
-    GMM__MC = 240, GMM__NC = 512, GMM__KC = 256, /* cache block: A and C and B panels stay in the L2 */
+    GMM__MC = 240, GMM__NC = 512, GMM__KC = 256, /* cache block: panels of A and B and the block of C fit the L2 */
     GMM__MR_512 = 12, GMM__NR_512 = 32, GMM__MR = 6, GMM__NR = 16
 };
 
@@ -2704,19 +2757,19 @@ static const gmm__cpu_tile gmm__cpu_tiles[] = {
 
 /* --- one block of a product: C[m][n] = sum over k of A(i, k) B(j, k), C in fp32, ld GMM__NC --- */
 
-/* A factor: element (i, k) stands at base + i * stride_i + k * stride_k elements; one of the strides is 1. Or,
-   quantized, it is element k of line `line` + i of a copy. */
+/* An operand A or B, in fp32 or 16 bits: element (i, k) is base[i * stride_i + k * stride_k], and one of the strides is
+   1. Quantized: element k of line first_line + i of the view. */
 typedef struct gmm__cpu_operand {
     gmm_dtype dtype;
     int quantized;
     const void *base;
     int64_t stride_i, stride_k;
     gmm__qview view;
-    int64_t line;
+    int64_t first_line;
 } gmm__cpu_operand;
 
-/* Writes rows row[0..n) as columns of a panel: to[k * width + i] = row[i][k]. */
-static void gmm__cpu_transpose(float row[][GMM__KC], int n, int64_t kc, int width, float *to) {
+/* Writes rows row[0..n) as columns of a panel: panel[k * width + i] = row[i][k]. */
+static void gmm__cpu_transpose(float row[][GMM__KC], int n, int64_t kc, int width, float *panel) {
     int64_t k = 0;
     int i;
 #ifdef GMM__X86
@@ -2725,41 +2778,42 @@ static void gmm__cpu_transpose(float row[][GMM__KC], int n, int64_t kc, int widt
             __m128 a = _mm_loadu_ps(row[0] + k), b = _mm_loadu_ps(row[1] + k), c = _mm_loadu_ps(row[2] + k),
                    d = _mm_loadu_ps(row[3] + k);
             _MM_TRANSPOSE4_PS(a, b, c, d);
-            _mm_storeu_ps(to + k * width, a);
-            _mm_storeu_ps(to + (k + 1) * width, b);
-            _mm_storeu_ps(to + (k + 2) * width, c);
-            _mm_storeu_ps(to + (k + 3) * width, d);
+            _mm_storeu_ps(panel + k * width, a);
+            _mm_storeu_ps(panel + (k + 1) * width, b);
+            _mm_storeu_ps(panel + (k + 2) * width, c);
+            _mm_storeu_ps(panel + (k + 3) * width, d);
         }
 #endif
     for (; k < kc; k++)
-        for (i = 0; i < n; i++) to[k * width + i] = row[i][k];
+        for (i = 0; i < n; i++) panel[k * width + i] = row[i][k];
 }
 
-/* Packs `count` rows of a factor as panels [ceil(count / width)][kc][width] of fp32, missing rows as zeros. */
-static void gmm__cpu_pack(const gmm__cpu_operand *f, int64_t count, int64_t k0, int64_t kc, int width, float *to) {
+/* Packs `count` rows of an operand as panels [ceil(count / width)][kc][width] of fp32, and pads the last one with
+   zeros. */
+static void gmm__cpu_pack(const gmm__cpu_operand *f, int64_t count, int64_t k0, int64_t kc, int width, float *panel) {
     const int64_t size = gmm_dtype_bits(f->dtype) / 8;
     int64_t i0, k;
-    for (i0 = 0; i0 < count; i0 += width, to += kc * width) {
-        const int live = count - i0 < width ? (int)(count - i0) : width;
-        const char *from = f->quantized ? NULL : (const char *)f->base + (i0 * f->stride_i + k0 * f->stride_k) * size;
+    for (i0 = 0; i0 < count; i0 += width, panel += kc * width) {
+        const int rows = count - i0 < width ? (int)(count - i0) : width;
+        const char *src = f->quantized ? NULL : (const char *)f->base + (i0 * f->stride_i + k0 * f->stride_k) * size;
         int i;
         if (!f->quantized && f->stride_i == 1) {
-            for (k = 0; k < kc; k++, from += f->stride_k * size) {
-                gmm__row_load(f->dtype, from, to + k * width, live);
-                for (i = live; i < width; i++) to[k * width + i] = 0.0f;
+            for (k = 0; k < kc; k++, src += f->stride_k * size) {
+                gmm__row_load(f->dtype, src, panel + k * width, rows);
+                for (i = rows; i < width; i++) panel[k * width + i] = 0.0f;
             }
         } else {
             float row[4][GMM__KC];
-            for (i = 0; i < live; i += 4) {
-                const int n = live - i < 4 ? live - i : 4;
+            for (i = 0; i < rows; i += 4) {
+                const int n = rows - i < 4 ? rows - i : 4;
                 int r;
                 for (r = 0; r < n; r++)
-                    if (f->quantized) gmm__qview_load(&f->view, f->line + i0 + i + r, k0, kc, 0, row[r]);
-                    else gmm__row_load(f->dtype, from + (i + r) * f->stride_i * size, row[r], kc);
-                gmm__cpu_transpose(row, n, kc, width, to + i);
+                    if (f->quantized) gmm__qview_load(&f->view, f->first_line + i0 + i + r, k0, kc, 0, row[r]);
+                    else gmm__row_load(f->dtype, src + (i + r) * f->stride_i * size, row[r], kc);
+                gmm__cpu_transpose(row, n, kc, width, panel + i);
             }
-            for (i = live; i < width; i++)
-                for (k = 0; k < kc; k++) to[k * width + i] = 0.0f;
+            for (i = rows; i < width; i++)
+                for (k = 0; k < kc; k++) panel[k * width + i] = 0.0f;
         }
     }
 }
@@ -2767,16 +2821,16 @@ static void gmm__cpu_pack(const gmm__cpu_operand *f, int64_t count, int64_t k0, 
 /* One thread's panels of A and of B, and its block of C. */
 typedef struct gmm__cpu_scratch { float *a, *b, *c; } gmm__cpu_scratch;
 
-/* Floats of each, at the most that a call needs; multiples of a cache line. */
+/* Floats of each, an upper bound for a call; multiples of a cache line. */
 typedef struct gmm__cpu_extent { int64_t a, b, c; } gmm__cpu_extent;
 static gmm__cpu_extent gmm__cpu_extent_of(const gmm__call *call, const gmm__cpu_tile *tile) {
     const int fwd = call->op == GMM_OP_LINEAR_FWD, wgrad = call->op == GMM_OP_LINEAR_WGRAD;
     const int64_t rows = gmm__min_i64(wgrad ? call->out : call->rows, GMM__MC);
     const int64_t m = gmm__round_up(rows, tile->mr);
     const int64_t n = gmm__round_up(gmm__min_i64(fwd ? call->out : call->in, GMM__NC), tile->nr);
-    /* a transform of wgrad's operands spreads the last rows over whole runs of 16 */
-    const int64_t depth = wgrad ? gmm__round_up(gmm__min_i64(call->rows, GMM__KC), 16) : fwd ? call->in : call->out;
-    const int64_t k = gmm__min_i64(depth, GMM__KC);
+    /* the Hadamard transform of wgrad's operands mixes 16 rows, and leaves no zeros in the last block */
+    const int64_t max_k = wgrad ? gmm__round_up(gmm__min_i64(call->rows, GMM__KC), 16) : fwd ? call->in : call->out;
+    const int64_t k = gmm__min_i64(max_k, GMM__KC);
     gmm__cpu_extent e;
     e.a = gmm__round_up(m * k, 16);
     e.b = gmm__round_up(k * n, 16);
@@ -2792,18 +2846,37 @@ static gmm__cpu_scratch gmm__cpu_scratch_at(void *base, gmm__cpu_extent e, int32
     return s;
 }
 
-/* One register tile of one block of 128 along k: its own sum, times the scales of both factors, is added to c. */
-static void gmm__cpu_promote(const gmm__cpu_tile *tile, const gmm__cpu_operand *A, int64_t i, int64_t m,
-                             const gmm__cpu_operand *B, int64_t j, int64_t n, int64_t k, int64_t kc, const float *a,
-                             const float *b, float *c) {
-    float part[GMM__MR_512 * GMM__NR_512] = { 0 }, scale[GMM__NR_512];
-    int64_t r, q;
-    tile->run(kc, a, b, part, tile->nr);
-    for (q = 0; q < n; q++) scale[q] = gmm__qview_factor(&B->view, B->line + j + q, k / 128, 1);
-    for (r = 0; r < m; r++) {
-        const float whole = gmm__qview_factor(&A->view, A->line + i + r, k / 128, 1), lift = gmm__scale_lift(whole);
-        const float row = whole * (1.0f / lift);
-        for (q = 0; q < n; q++) c[r * GMM__NC + q] += part[r * tile->nr + q] * row * (scale[q] * lift);
+/* Rows [first, first + count) of an operand, packed as a panel. */
+typedef struct gmm__cpu_panel {
+    const gmm__cpu_operand *operand;
+    int64_t first, count;
+    const float *packed;
+} gmm__cpu_panel;
+static gmm__cpu_panel gmm__cpu_panel_of(const gmm__cpu_operand *operand, int64_t first, int64_t rows, int width,
+                                        const float *packed) {
+    gmm__cpu_panel p;
+    p.operand = operand;
+    p.first = first;
+    p.count = gmm__min_i64(rows - first, width);
+    p.packed = packed;
+    return p;
+}
+static float gmm__cpu_panel_scale(const gmm__cpu_panel *p, int64_t row, int64_t k) {
+    return gmm__qview_factor(&p->operand->view, p->operand->first_line + p->first + row, k / 128, 1);
+}
+
+/* Promotes a register tile of one block of 128 elements along k, which begins at k: its accumulators times the scales
+   of A and of B are added to c. */
+static void gmm__cpu_promote(const gmm__cpu_tile *tile, const gmm__cpu_panel *a, const gmm__cpu_panel *b, int64_t k,
+                             int64_t kc, float *c) {
+    float acc[GMM__MR_512 * GMM__NR_512] = { 0 }, scale_b[GMM__NR_512];
+    int64_t i, j;
+    tile->run(kc, a->packed, b->packed, acc, tile->nr);
+    for (j = 0; j < b->count; j++) scale_b[j] = gmm__cpu_panel_scale(b, j, k);
+    for (i = 0; i < a->count; i++) {
+        const float scale = gmm__cpu_panel_scale(a, i, k), lift = gmm__scale_lift(scale);
+        const float scale_a = scale * (1.0f / lift);
+        for (j = 0; j < b->count; j++) c[i * GMM__NC + j] += acc[i * tile->nr + j] * scale_a * (scale_b[j] * lift);
     }
 }
 
@@ -2820,54 +2893,54 @@ static void gmm__cpu_block(const gmm__cpu_tile *tile, const gmm__cpu_scratch *s,
         gmm__cpu_pack(B, n, k, kc, tile->nr, s->b);
         for (j = 0; j < np; j += tile->nr)
             for (i = 0; i < mp; i += tile->mr) {
-                const float *a = s->a + i * kc, *b = s->b + j * kc;
+                const gmm__cpu_panel a = gmm__cpu_panel_of(A, i, m, tile->mr, s->a + i * kc);
+                const gmm__cpu_panel b = gmm__cpu_panel_of(B, j, n, tile->nr, s->b + j * kc);
                 float *c = s->c + i * GMM__NC + j;
-                if (promote)
-                    gmm__cpu_promote(tile, A, i, gmm__min_i64(m - i, tile->mr), B, j, gmm__min_i64(n - j, tile->nr), k,
-                                     kc, a, b, c);
-                else tile->run(kc, a, b, c, GMM__NC);
+                if (promote) gmm__cpu_promote(tile, &a, &b, k, kc, c);
+                else tile->run(kc, a.packed, b.packed, c, GMM__NC);
             }
     }
 }
 
-/* What line l of a copy is multiplied by outside of the sum: scales of whole tensors and lines, and NV16's amax. */
-static float gmm__cpu_outer(const gmm__cpu_operand *f, int64_t l) {
+/* The scale of line l that applies to whole sums: that of TENSOR or ROW, or the amax of NV16. */
+static float gmm__cpu_outer_scale(const gmm__cpu_operand *f, int64_t l) {
     const gmm__qview *v = &f->view;
     if (!f->quantized) return 1.0f;
     if (v->scaling == GMM_SCALING_NV16) return v->amax[v->per_line ? l : 0];
     return v->scaling == GMM_SCALING_TENSOR || v->scaling == GMM_SCALING_ROW ? gmm__qview_factor(v, l, 0, 1) : 1.0f;
 }
-/* acc *= alpha outer(A) outer(B), with 1 / (6 e4m3_max) for each NV16 factor, over the sums of line i of A. */
-static void gmm__cpu_outer_row(float *acc, int64_t n, float alpha, const gmm__cpu_operand *A, int64_t i,
+/* Multiplies the accumulators of line i of A by alpha, the outer scales of A and B, and 1 / (6 e4m3_max) for each NV16
+   operand. */
+static void gmm__cpu_scale_row(float *acc, int64_t n, float alpha, const gmm__cpu_operand *A, int64_t i,
                                const gmm__cpu_operand *B) {
     const float a = A->quantized && A->view.scaling == GMM_SCALING_NV16 ? 6.0f * A->view.e4m3_max : 1.0f;
     const float b = B->quantized && B->view.scaling == GMM_SCALING_NV16 ? 6.0f * B->view.e4m3_max : 1.0f;
-    const float outer = gmm__cpu_outer(A, A->line + i), share = 1.0f / (a * b);
+    const float outer = gmm__cpu_outer_scale(A, A->first_line + i), inverse = 1.0f / (a * b);
     const int moderate = gmm__scale_moderate(alpha) && gmm__scale_moderate(outer);
     const int by_line = B->quantized && (B->view.scaling == GMM_SCALING_ROW || B->view.per_line);
     int64_t j;
-    for (j = 0; j < n;) { /* runs of columns that have one scale */
-        const float column = gmm__cpu_outer(B, B->line + j);
+    for (j = 0; j < n;) { /* consecutive columns with the same scale */
+        const float column = gmm__cpu_outer_scale(B, B->first_line + j);
         const int64_t end = by_line ? j + 1 : n;
         if (moderate && gmm__scale_moderate(column))
-            for (; j < end; j++) acc[j] *= alpha * outer * column * share;
+            for (; j < end; j++) acc[j] *= alpha * outer * column * inverse;
         else
-            for (; j < end; j++) acc[j] = gmm__scale_sum(acc[j], alpha, outer, column, share);
+            for (; j < end; j++) acc[j] = gmm__scale_sum(acc[j], alpha, outer, column, inverse);
     }
 }
 
 /* dst = (alpha acc + addend s) + beta dst over one row; beta 0 does not read dst. `addend` may be NULL. */
-static void gmm__cpu_finish_row(float *acc, int64_t n, float alpha, const float *addend, float s, float beta,
-                                gmm_dtype dtype, void *dst) {
+static void gmm__cpu_store_row(float *acc, int64_t n, float alpha, const float *addend, float s, float beta,
+                               gmm_dtype dtype, void *dst) {
     int64_t i;
     if (alpha != 1.0f)
         for (i = 0; i < n; i++) acc[i] *= alpha;
     if (addend)
         for (i = 0; i < n; i++) acc[i] += addend[i] * s;
     if (beta != 0.0f) {
-        float old[GMM__NC];
-        gmm__row_load(dtype, dst, old, n);
-        for (i = 0; i < n; i++) acc[i] += beta * old[i];
+        float previous[GMM__NC];
+        gmm__row_load(dtype, dst, previous, n);
+        for (i = 0; i < n; i++) acc[i] += beta * previous[i];
     }
     gmm__row_store(dtype, dst, acc, n);
 }
@@ -2876,7 +2949,7 @@ static void gmm__cpu_finish_row(float *acc, int64_t n, float alpha, const float 
 
 enum { GMM__PART_OFFSETS, GMM__PART_STARTS, GMM__PART_PADDED, GMM__PART_SCRATCH };
 
-/* Everything a task of a linear operation reads. */
+/* Arguments of the tasks of a linear operation. */
 typedef struct gmm__cpu_linear {
     const gmm__call *call;
     const gmm__cpu_tile *tile;
@@ -2890,7 +2963,7 @@ typedef struct gmm__cpu_linear {
 } gmm__cpu_linear;
 
 /* The group g with starts[g] <= i < starts[g + 1]. */
-static int64_t gmm__cpu_find(const int64_t *starts, int64_t groups, int64_t i) {
+static int64_t gmm__cpu_find_group(const int64_t *starts, int64_t groups, int64_t i) {
     int64_t low = 0, high = groups;
     while (high - low > 1) {
         const int64_t mid = low + (high - low) / 2;
@@ -2900,17 +2973,17 @@ static int64_t gmm__cpu_find(const int64_t *starts, int64_t groups, int64_t i) {
     return low;
 }
 
-/* The operand that a role's matrix of group g is: a copy from line `line` on, or floats from (row, col) on, where k
-   runs along the rows or along the columns. */
-static gmm__cpu_operand gmm__cpu_operand_of(const gmm__cpu_linear *job, int role, int64_t g, int64_t line, int64_t row,
-                                          int64_t col, int along_rows) {
+/* The operand in a role for group g: a quantized matrix from line first_line on, or floats from element (row, col) on,
+   with k along the rows (along_rows) or along the columns. */
+static gmm__cpu_operand gmm__cpu_operand_of(const gmm__cpu_linear *job, int role, int64_t g, int64_t first_line,
+                                            int64_t row, int64_t col, int along_rows) {
     const gmm__call *call = job->call;
     const gmm_mat *m = &call->mat[role];
     const int weight = role == GMM__W;
     gmm__cpu_operand f;
     memset(&f, 0, sizeof f);
     f.dtype = m->dtype;
-    f.line = line;
+    f.first_line = first_line;
     f.quantized = m->scaling != GMM_SCALING_NONE;
     if (f.quantized)
         f.view = gmm__qview_of(m, call->direction[role], !weight, g, weight ? 0 : job->offsets[g],
@@ -2932,9 +3005,9 @@ static void gmm__cpu_rows_task(const void *arg, int64_t index, int32_t thread) {
     const int fwd = call->op == GMM_OP_LINEAR_FWD;
     const gmm_mat *bias = &call->mat[GMM__BIAS], *out = &call->mat[fwd ? GMM__Y : GMM__DX];
     const int64_t cols = fwd ? call->out : call->in, K = fwd ? call->in : call->out;
-    const int64_t block = index / job->col_blocks, g = gmm__cpu_find(job->starts, call->groups.count, block);
-    const int64_t r0 = job->offsets[g] + (block - job->starts[g]) * GMM__MC, left = job->offsets[g + 1] - r0;
-    const int64_t m = gmm__min_i64(left, GMM__MC), c0 = (index % job->col_blocks) * GMM__NC;
+    const int64_t block = index / job->col_blocks, g = gmm__cpu_find_group(job->starts, call->groups.count, block);
+    const int64_t r0 = job->offsets[g] + (block - job->starts[g]) * GMM__MC, remaining = job->offsets[g + 1] - r0;
+    const int64_t m = gmm__min_i64(remaining, GMM__MC), c0 = (index % job->col_blocks) * GMM__NC;
     const int64_t n = gmm__min_i64(cols - c0, GMM__NC);
     const gmm__cpu_scratch s = gmm__cpu_scratch_at(job->scratch, job->extent, thread);
     float addend[GMM__NC], alpha = gmm__alpha(d, g);
@@ -2947,11 +3020,11 @@ static void gmm__cpu_rows_task(const void *arg, int64_t index, int32_t thread) {
     if (bias->dtype != GMM_NONE) gmm__row_load(bias->dtype, gmm__at(bias, g, 0, c0), addend, n);
     if (B.quantized) alpha = 1.0f;
     for (i = 0; i < m && B.quantized; i++)
-        gmm__cpu_outer_row(s.c + i * GMM__NC, n, gmm__alpha(d, g), &A, i, &B);
+        gmm__cpu_scale_row(s.c + i * GMM__NC, n, gmm__alpha(d, g), &A, i, &B);
     for (i = 0; i < m; i++)
-        gmm__cpu_finish_row(s.c + i * GMM__NC, n, alpha, bias->dtype != GMM_NONE ? addend : NULL,
-                            d->bias_scale ? d->bias_scale[r0 + i] : 1.0f, d->y_add ? 1.0f : 0.0f, out->dtype,
-                            gmm__at(out, 0, r0 + i, c0));
+        gmm__cpu_store_row(s.c + i * GMM__NC, n, alpha, bias->dtype != GMM_NONE ? addend : NULL,
+                           d->bias_scale ? d->bias_scale[r0 + i] : 1.0f, d->y_add ? 1.0f : 0.0f, out->dtype,
+                           gmm__at(out, 0, r0 + i, c0));
 }
 
 /* One block of dw: out features by in features of one group, summed over the group's rows. */
@@ -2972,20 +3045,20 @@ static void gmm__cpu_wgrad_task(const void *arg, int64_t index, int32_t thread) 
     int64_t i;
 
     if (grad->frozen && grad->frozen[g]) return;
-    if (rows == 0 && beta == 1.0f) return; /* adding nothing keeps the bits, -0.0 and NaN included */
+    if (rows == 0 && beta == 1.0f) return; /* an empty group keeps all bits, also of -0.0 and NaN */
     A = gmm__cpu_operand_of(job, GMM__DY, g, n0, r0, n0, 1);
     B = gmm__cpu_operand_of(job, GMM__X_, g, k0, r0, k0, 1);
-    /* a transform spreads the last rows over whole runs of 16 */
+    /* the Hadamard transform mixes 16 rows, and leaves no zeros in the last block */
     gmm__cpu_block(job->tile, &s, &A, n, &B, k, x->hadamard ? gmm__round_up(rows, 16) : rows);
     /* an empty sum is +0, whatever the sign of alpha */
     alpha = rows ? gmm__alpha(&call->d.linear, g) : 1.0f;
-    for (i = 0; i < n && rows && B.quantized; i++) gmm__cpu_outer_row(s.c + i * GMM__NC, k, alpha, &A, i, &B);
+    for (i = 0; i < n && rows && B.quantized; i++) gmm__cpu_scale_row(s.c + i * GMM__NC, k, alpha, &A, i, &B);
     if (B.quantized) alpha = 1.0f;
     for (i = 0; i < n; i++)
-        gmm__cpu_finish_row(s.c + i * GMM__NC, k, alpha, NULL, 0.0f, beta, dw->dtype, gmm__at(dw, g, n0 + i, k0));
+        gmm__cpu_store_row(s.c + i * GMM__NC, k, alpha, NULL, 0.0f, beta, dw->dtype, gmm__at(dw, g, n0 + i, k0));
 }
 
-/* Tasks and work of a product of `rows` rows in `blocks` blocks of rows. Each block packs its weights; in wgrad, every
+/* Tasks and work of a product of `rows` rows in `blocks` row blocks. Every block packs the weights; in wgrad every
    group stores its gradient. */
 static int64_t gmm__cpu_product_tasks(const gmm__call *call, int64_t blocks) {
     const int fwd = call->op == GMM_OP_LINEAR_FWD;
@@ -3056,7 +3129,7 @@ static gmm_status gmm__cpu_launch_product(const gmm__plan *plan, gmm_stream stre
 
 enum { GMM__CHUNK = 256 }; /* columns or rows of one task of a streaming operation */
 
-/* A chunk of columns of one group's db. */
+/* A chunk of columns of db of one group. */
 static void gmm__cpu_bgrad_task(const void *arg, int64_t index, int32_t thread) {
     const gmm__cpu_linear *job = (const gmm__cpu_linear *)arg;
     const gmm__call *call = job->call;
@@ -3076,10 +3149,10 @@ static void gmm__cpu_bgrad_task(const void *arg, int64_t index, int32_t thread) 
         gmm__row_load(dy->dtype, gmm__at(dy, 0, r, c0), row, n);
         for (i = 0; i < n; i++) sum[i] += s * row[i];
     }
-    gmm__cpu_finish_row(sum, n, 1.0f, NULL, 0.0f, beta, db->dtype, gmm__at(db, g, 0, c0));
+    gmm__cpu_store_row(sum, n, 1.0f, NULL, 0.0f, beta, db->dtype, gmm__at(db, g, 0, c0));
 }
 
-/* A chunk of rows of d_bias_scale. Each row sums in lanes, an order that N alone decides. */
+/* A chunk of rows of d_bias_scale. Sums accumulate in lanes, in an order that depends on N alone. */
 static void gmm__cpu_bias_scale_task(const void *arg, int64_t index, int32_t thread) {
     const gmm__cpu_linear *job = (const gmm__cpu_linear *)arg;
     const gmm__call *call = job->call;
@@ -3089,7 +3162,7 @@ static void gmm__cpu_bias_scale_task(const void *arg, int64_t index, int32_t thr
     int64_t r, c;
     (void)thread;
     for (r = index * GMM__CHUNK; r < r1 && r < live; r++) {
-        const int64_t g = gmm__cpu_find(job->offsets, G, r);
+        const int64_t g = gmm__cpu_find_group(job->offsets, G, r);
         float lane[GMM__LANES] = { 0 }, row[GMM__CHUNK], b[GMM__CHUNK], sum;
         for (c = 0; c < call->out; c += GMM__CHUNK) {
             const int64_t n = gmm__min_i64(call->out - c, GMM__CHUNK);
@@ -3097,7 +3170,7 @@ static void gmm__cpu_bias_scale_task(const void *arg, int64_t index, int32_t thr
             gmm__row_load(bias->dtype, gmm__at(bias, g, 0, c), b, n);
             gmm__lanes_add(lane, row, b, n);
         }
-        sum = gmm__lanes_fold(lane);
+        sum = gmm__lanes_sum(lane);
         out[r] = call->d.linear.d_bias_scale_add ? out[r] + sum : sum;
     }
 }
@@ -3196,8 +3269,8 @@ GMMDEF int gmm_act_gated(gmm_act_kind kind) { return gmm__act_row_of(kind).gated
 
 static int gmm__is_finite(float v) { return (gmm_f32_bits(v) & 0x7F800000u) != 0x7F800000u; }
 
-/* Checks that the settings of an activation over `ffn` columns agree with one another. If not, `rule` opens with the
-   field's name behind `prefix`: "act.limit: -1 must be 0 or finite and > 0". */
+/* Checks that the settings of an activation over `ffn` columns are consistent. If not, `rule` becomes a message that
+   begins with `prefix` and the field's name: "act.limit: -1 must be 0 or finite and > 0". */
 static gmm_status gmm__check_act(const gmm_act *act, int64_t ffn, const char *prefix, char *rule, size_t size) {
     const gmm__act_row row = gmm__act_row_of(act->kind);
     const double limit = (double)act->limit, alpha = (double)act->alpha, offset = (double)act->offset;
@@ -3239,7 +3312,7 @@ static gmm_status gmm__check_act(const gmm_act *act, int64_t ffn, const char *pr
     return GMM_E_CONFIG;
 }
 
-/* Checks an activation call. Afterwards call->act holds the settings, call->out is ffn, call->in the columns of x. */
+/* Checks an activation call. Sets call->act to the settings, call->out to ffn, and call->in to the columns of x. */
 static gmm_status gmm__act_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
                                    const gmm_activation *activation, int query) {
     gmm_activation *d = &call->d.act;
@@ -3268,14 +3341,14 @@ static gmm_status gmm__act_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
         return gmm__refuse(call, GMM_E_OVERFLOW, "ffn", "%lld does not fit 64 bits twice", (long long)d->ffn);
     call->out = d->ffn;
     call->in = gmm_act_gated(call->act.kind) ? 2 * d->ffn : d->ffn;
-    if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, 1, 0, call->rows, call->in, GMM__FLOATS)) != GMM_OK ||
-        (s = gmm__read_mat(call, GMM__Y, "y", d->y, op == GMM_OP_ACT_FWD, 0, call->rows, call->out, GMM__FLOATS)) !=
-            GMM_OK ||
+    if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, 1, gmm__matrix(call->rows, call->in), GMM__FLOATS)) != GMM_OK ||
+        (s = gmm__read_mat(call, GMM__Y, "y", d->y, op == GMM_OP_ACT_FWD, gmm__matrix(call->rows, call->out),
+                           GMM__FLOATS)) != GMM_OK ||
         (s = gmm__check_array(call, "prob", d->prob, 0, call->rows)) != GMM_OK)
         return s;
     if (op == GMM_OP_ACT_FWD) return GMM_OK;
-    if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, 0, call->rows, call->out, GMM__FLOATS)) != GMM_OK ||
-        (s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 0, 0, call->rows, call->in, GMM__FLOATS)) != GMM_OK ||
+    if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, gmm__matrix(call->rows, call->out), GMM__FLOATS)) != GMM_OK ||
+        (s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 0, gmm__matrix(call->rows, call->in), GMM__FLOATS)) != GMM_OK ||
         (s = gmm__check_output(call, "dprob", d->dprob, 0, call->rows)) != GMM_OK)
         return s;
     if (!query && !d->dx && !d->dprob && !d->y)
@@ -3302,7 +3375,7 @@ GMMDEF gmm_status gmm_act_bwd(gmm_context *ctx, const gmm_activation *activation
     return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
 
-/* --- CPU engine: a row goes through fp32 buffers, GMM__ACT_CHUNK outputs at a time --- */
+/* --- CPU engine: rows are processed in fp32 buffers, GMM__ACT_CHUNK outputs at a time --- */
 
 enum { GMM__ACT_CHUNK = 256, GMM__ACT_LANES = 16 };
 
@@ -3311,45 +3384,45 @@ typedef struct gmm__act_job {
     gmm_act_coef coef;
     int64_t live, rows_per_task;
     int64_t block; /* GLU block, 0 = halves */
-    int64_t chunk; /* outputs per step: a multiple of the lanes and, for small blocks, of the block */
+    int64_t chunk; /* outputs per step: a multiple of the lanes and of blocks up to GMM__ACT_LANES */
 } gmm__act_job;
 
-/* Elements i to i + n of a row as fp32, and back. */
-static GMM__FORCE_INLINE void gmm__act_load(gmm_dtype dtype, const void *row, int64_t i, int64_t n, float *to) {
+/* Converts elements [i, i + n) of a row to fp32, and back. */
+static GMM__FORCE_INLINE void gmm__act_load(gmm_dtype dtype, const void *row, int64_t i, int64_t n, float *dst) {
     const uint16_t *half = (const uint16_t *)row + i;
     int64_t k;
-    if (dtype == GMM_BF16) for (k = 0; k < n; k++) to[k] = gmm_bf16_to_f32(half[k]);
-    else if (dtype == GMM_F16) for (k = 0; k < n; k++) to[k] = gmm_f16_to_f32(half[k]);
-    else memcpy(to, (const float *)row + i, (size_t)n * sizeof *to);
+    if (dtype == GMM_BF16) for (k = 0; k < n; k++) dst[k] = gmm_bf16_to_f32(half[k]);
+    else if (dtype == GMM_F16) for (k = 0; k < n; k++) dst[k] = gmm_f16_to_f32(half[k]);
+    else memcpy(dst, (const float *)row + i, (size_t)n * sizeof *dst);
 }
-static GMM__FORCE_INLINE void gmm__act_store(gmm_dtype dtype, void *row, int64_t i, int64_t n, const float *from) {
+static GMM__FORCE_INLINE void gmm__act_store(gmm_dtype dtype, void *row, int64_t i, int64_t n, const float *src) {
     uint16_t *half = (uint16_t *)row + i;
     int64_t k;
-    if (dtype == GMM_BF16) for (k = 0; k < n; k++) half[k] = gmm_f32_to_bf16(from[k]);
-    else if (dtype == GMM_F16) for (k = 0; k < n; k++) half[k] = gmm_f32_to_f16(from[k]);
-    else memcpy((float *)row + i, from, (size_t)n * sizeof *from);
+    if (dtype == GMM_BF16) for (k = 0; k < n; k++) half[k] = gmm_f32_to_bf16(src[k]);
+    else if (dtype == GMM_F16) for (k = 0; k < n; k++) half[k] = gmm_f32_to_f16(src[k]);
+    else memcpy((float *)row + i, src, (size_t)n * sizeof *src);
 }
 
-/* Blocks [a:B | b:B | ...] in `mixed` to and from a and b. Called with constant B for the frequent ones. */
-static GMM__FORCE_INLINE void gmm__act_split(int64_t B, int64_t n, const float *mixed, float *a, float *b) {
+/* Splits blocks [a:B | b:B | ...] into a and b, and merges them. Inlined with constant B for common block sizes. */
+static GMM__FORCE_INLINE void gmm__act_split(int64_t B, int64_t n, const float *interleaved, float *a, float *b) {
     int64_t k, t;
     for (k = 0; k < n / B; k++)
         for (t = 0; t < B; t++) {
-            a[k * B + t] = mixed[2 * k * B + t];
-            b[k * B + t] = mixed[2 * k * B + B + t];
+            a[k * B + t] = interleaved[2 * k * B + t];
+            b[k * B + t] = interleaved[2 * k * B + B + t];
         }
 }
-static GMM__FORCE_INLINE void gmm__act_merge(int64_t B, int64_t n, float *mixed, const float *a, const float *b) {
+static GMM__FORCE_INLINE void gmm__act_merge(int64_t B, int64_t n, float *interleaved, const float *a, const float *b) {
     int64_t k, t;
     for (k = 0; k < n / B; k++)
         for (t = 0; t < B; t++) {
-            mixed[2 * k * B + t] = a[k * B + t];
-            mixed[2 * k * B + B + t] = b[k * B + t];
+            interleaved[2 * k * B + t] = a[k * B + t];
+            interleaved[2 * k * B + B + t] = b[k * B + t];
         }
 }
 
-/* Outputs j0 to j0 + n of the pre-activation, as a and b. Small blocks are converted in one piece, large ones one by
-   one. */
+/* Reads the pre-activations a and b of outputs [j0, j0 + n). Blocks of up to GMM__ACT_LANES are converted together and
+   split, larger ones one by one. */
 static GMM__FORCE_INLINE void gmm__act_read(const gmm__act_job *job, const gmm_mat *x, const void *row, int64_t j0,
                                             int64_t n, float *a, float *b) {
     const int64_t B = job->block, ffn = job->call->out;
@@ -3358,21 +3431,21 @@ static GMM__FORCE_INLINE void gmm__act_read(const gmm__act_job *job, const gmm_m
         gmm__act_load(x->dtype, row, j0, n, a);
         gmm__act_load(x->dtype, row, ffn + j0, n, b);
     } else if (B <= GMM__ACT_LANES) {
-        float mixed[2 * GMM__ACT_CHUNK];
-        gmm__act_load(x->dtype, row, 2 * j0, 2 * n, mixed);
+        float interleaved[2 * GMM__ACT_CHUNK];
+        gmm__act_load(x->dtype, row, 2 * j0, 2 * n, interleaved);
         switch (B) {
-        case 1: gmm__act_split(1, n, mixed, a, b); break;
-        case 8: gmm__act_split(8, n, mixed, a, b); break;
-        case 16: gmm__act_split(16, n, mixed, a, b); break;
-        default: gmm__act_split(B, n, mixed, a, b); break;
+        case 1: gmm__act_split(1, n, interleaved, a, b); break;
+        case 8: gmm__act_split(8, n, interleaved, a, b); break;
+        case 16: gmm__act_split(16, n, interleaved, a, b); break;
+        default: gmm__act_split(B, n, interleaved, a, b); break;
         }
     } else {
-        int64_t i, run;
-        for (i = 0; i < n; i += run) {
-            const int64_t left = B - (j0 + i) % B, column = gmm_glu_gate_column(j0 + i, B);
-            run = left < n - i ? left : n - i;
-            gmm__act_load(x->dtype, row, column, run, a + i);
-            gmm__act_load(x->dtype, row, column + B, run, b + i);
+        int64_t i, count;
+        for (i = 0; i < n; i += count) {
+            const int64_t remaining = B - (j0 + i) % B, column = gmm_glu_gate_column(j0 + i, B);
+            count = remaining < n - i ? remaining : n - i;
+            gmm__act_load(x->dtype, row, column, count, a + i);
+            gmm__act_load(x->dtype, row, column + B, count, b + i);
         }
     }
 }
@@ -3384,36 +3457,41 @@ static GMM__FORCE_INLINE void gmm__act_write(const gmm__act_job *job, const gmm_
         gmm__act_store(dx->dtype, row, j0, n, a);
         gmm__act_store(dx->dtype, row, ffn + j0, n, b);
     } else if (B <= GMM__ACT_LANES) {
-        float mixed[2 * GMM__ACT_CHUNK];
+        float interleaved[2 * GMM__ACT_CHUNK];
         switch (B) {
-        case 1: gmm__act_merge(1, n, mixed, a, b); break;
-        case 8: gmm__act_merge(8, n, mixed, a, b); break;
-        case 16: gmm__act_merge(16, n, mixed, a, b); break;
-        default: gmm__act_merge(B, n, mixed, a, b); break;
+        case 1: gmm__act_merge(1, n, interleaved, a, b); break;
+        case 8: gmm__act_merge(8, n, interleaved, a, b); break;
+        case 16: gmm__act_merge(16, n, interleaved, a, b); break;
+        default: gmm__act_merge(B, n, interleaved, a, b); break;
         }
-        gmm__act_store(dx->dtype, row, 2 * j0, 2 * n, mixed);
+        gmm__act_store(dx->dtype, row, 2 * j0, 2 * n, interleaved);
     } else {
-        int64_t i, run;
-        for (i = 0; i < n; i += run) {
-            const int64_t left = B - (j0 + i) % B, column = gmm_glu_gate_column(j0 + i, B);
-            run = left < n - i ? left : n - i;
-            gmm__act_store(dx->dtype, row, column, run, a + i);
-            gmm__act_store(dx->dtype, row, column + B, run, b + i);
+        int64_t i, count;
+        for (i = 0; i < n; i += count) {
+            const int64_t remaining = B - (j0 + i) % B, column = gmm_glu_gate_column(j0 + i, B);
+            count = remaining < n - i ? remaining : n - i;
+            gmm__act_store(dx->dtype, row, column, count, a + i);
+            gmm__act_store(dx->dtype, row, column + B, count, b + i);
         }
     }
 }
 
-/* f, df/da and df/db of n pre-activations, and f alone: one loop per gate, so that each has no branch. */
-static GMM__FORCE_INLINE void gmm__act_slopes(gmm_gate gate, int gated, gmm_act_coef c, int64_t n, const float *a,
-                                              const float *b, float *f, float *fa, float *fb) {
+/* One chunk of a row: pre-activations a and b, the activation f, and its derivatives df/da and df/db. */
+typedef struct gmm__act_chunk {
+    float a[GMM__ACT_CHUNK], b[GMM__ACT_CHUNK], f[GMM__ACT_CHUNK], fa[GMM__ACT_CHUNK], fb[GMM__ACT_CHUNK];
+} gmm__act_chunk;
+
+/* The first n elements of f, with derivatives or without. Each gate has its own loop, which then has no branch. */
+static GMM__FORCE_INLINE void gmm__act_derivatives(gmm_gate gate, int gated, gmm_act_coef coef, int64_t n,
+                                                   gmm__act_chunk *c) {
     int64_t i;
-    for (i = 0; i < n; i++) f[i] = gmm_act_point(gate, gated, c, a[i], b[i], &fa[i], &fb[i]);
+    for (i = 0; i < n; i++) c->f[i] = gmm_act_point(gate, gated, coef, c->a[i], c->b[i], &c->fa[i], &c->fb[i]);
 }
-static GMM__FORCE_INLINE void gmm__act_values(gmm_gate gate, int gated, gmm_act_coef c, int64_t n, const float *a,
-                                              const float *b, float *f) {
+static GMM__FORCE_INLINE void gmm__act_values(gmm_gate gate, int gated, gmm_act_coef coef, int64_t n,
+                                              gmm__act_chunk *c) {
     float da, db;
     int64_t i;
-    for (i = 0; i < n; i++) f[i] = gmm_act_point(gate, gated, c, a[i], b[i], &da, &db);
+    for (i = 0; i < n; i++) c->f[i] = gmm_act_point(gate, gated, coef, c->a[i], c->b[i], &da, &db);
 }
 
 /* Rows [begin, end), forward or backward. */
@@ -3422,24 +3500,25 @@ static GMM__FORCE_INLINE void gmm__act_rows(const gmm__act_job *job, int64_t beg
     const gmm_activation *d = &call->d.act;
     const gmm_mat *x = &call->mat[GMM__X_], *y = &call->mat[GMM__Y], *dy = &call->mat[GMM__DY];
     const gmm_mat *dx = &call->mat[GMM__DX];
-    const int backward = call->op == GMM_OP_ACT_BWD, slopes = backward && dx->dtype != GMM_NONE;
-    float a[GMM__ACT_CHUNK], b[GMM__ACT_CHUNK], f[GMM__ACT_CHUNK], fa[GMM__ACT_CHUNK], fb[GMM__ACT_CHUNK];
+    const int backward = call->op == GMM_OP_ACT_BWD, derivatives = backward && dx->dtype != GMM_NONE;
+    gmm__act_chunk c;
     float g[GMM__ACT_CHUNK], out[GMM__ACT_CHUNK];
     int64_t r, j, i;
-    memset(b, 0, sizeof b);
+    memset(c.b, 0, sizeof c.b);
     for (r = begin; r < end; r++) {
         const void *x_row = gmm__at(x, 0, r, 0), *dy_row = backward ? gmm__at(dy, 0, r, 0) : NULL;
         const float p = d->prob ? d->prob[r] : 1.0f;
         float sum[GMM__ACT_LANES] = GMM_ZERO;
         for (j = 0; j < call->out; j += job->chunk) {
-            const int64_t left = call->out - j, n = left < job->chunk ? left : job->chunk;
-            const int64_t full = (n + GMM__ACT_LANES - 1) / GMM__ACT_LANES * GMM__ACT_LANES; /* whole vectors */
-            gmm__act_read(job, x, x_row, j, n, a, b);
-            for (i = n; i < full; i++) a[i] = b[i] = 0.0f;
-            if (slopes) {
+            const int64_t remaining = call->out - j, n = remaining < job->chunk ? remaining : job->chunk;
+            /* loops run over a multiple of the lanes, so that they vectorise without a remainder */
+            const int64_t full = (n + GMM__ACT_LANES - 1) / GMM__ACT_LANES * GMM__ACT_LANES;
+            gmm__act_read(job, x, x_row, j, n, c.a, c.b);
+            for (i = n; i < full; i++) c.a[i] = c.b[i] = 0.0f;
+            if (derivatives) {
                 switch (call->act.kind) {
 #define GMM__X(name, value, text, gate, gated, alpha, betas) \
-                case name: gmm__act_slopes(gate, gated, job->coef, full, a, b, f, fa, fb); break;
+                case name: gmm__act_derivatives(gate, gated, job->coef, full, &c); break;
                     GMM_ACT_LIST(GMM__X)
 #undef GMM__X
                 default: break;
@@ -3447,39 +3526,39 @@ static GMM__FORCE_INLINE void gmm__act_rows(const gmm__act_job *job, int64_t beg
             } else {
                 switch (call->act.kind) {
 #define GMM__X(name, value, text, gate, gated, alpha, betas) \
-                case name: gmm__act_values(gate, gated, job->coef, full, a, b, f); break;
+                case name: gmm__act_values(gate, gated, job->coef, full, &c); break;
                     GMM_ACT_LIST(GMM__X)
 #undef GMM__X
                 default: break;
                 }
             }
             if (y->dtype != GMM_NONE) {
-                for (i = 0; i < full; i++) out[i] = p * f[i];
+                for (i = 0; i < full; i++) out[i] = p * c.f[i];
                 gmm__act_store(y->dtype, gmm__at(y, 0, r, 0), j, n, out);
             }
             if (!backward) continue;
             gmm__act_load(dy->dtype, dy_row, j, n, g);
             for (i = n; i < full; i++) g[i] = 0.0f;
             if (d->dprob)
-                for (i = 0; i < full; i++) sum[i % GMM__ACT_LANES] += g[i] * f[i];
-            if (slopes) {
+                for (i = 0; i < full; i++) sum[i % GMM__ACT_LANES] += g[i] * c.f[i];
+            if (derivatives) {
                 for (i = 0; i < full; i++) {
-                    a[i] = p * g[i] * fa[i];
-                    b[i] = p * g[i] * fb[i];
+                    c.a[i] = p * g[i] * c.fa[i];
+                    c.b[i] = p * g[i] * c.fb[i];
                 }
-                gmm__act_write(job, dx, gmm__at(dx, 0, r, 0), j, n, a, b);
+                gmm__act_write(job, dx, gmm__at(dx, 0, r, 0), j, n, c.a, c.b);
             }
         }
         if (backward && d->dprob) {
-            int64_t w;
-            for (w = GMM__ACT_LANES / 2; w > 0; w /= 2)
-                for (i = 0; i < w; i++) sum[i] += sum[i + w];
+            int64_t width;
+            for (width = GMM__ACT_LANES / 2; width > 0; width /= 2)
+                for (i = 0; i < width; i++) sum[i] += sum[i + width];
             d->dprob[r] = sum[0];
         }
     }
 }
 
-/* The same for every set of vector instructions. */
+/* The same loop compiled for each set of vector instructions. */
 static void gmm__act_rows_plain(const gmm__act_job *job, int64_t begin, int64_t end) { gmm__act_rows(job, begin, end); }
 #ifdef GMM__X86
 __attribute__((target("avx2,fma"))) static void gmm__act_rows_avx2(const gmm__act_job *job, int64_t begin,
@@ -3494,8 +3573,8 @@ __attribute__((target("avx512f"))) static void gmm__act_rows_avx512(const gmm__a
 
 static void gmm__act_task(const void *arg, int64_t index, int32_t thread) {
     const gmm__act_job *job = (const gmm__act_job *)arg;
-    const int64_t begin = index * job->rows_per_task, left = job->live - begin;
-    const int64_t end = begin + (left < job->rows_per_task ? left : job->rows_per_task);
+    const int64_t begin = index * job->rows_per_task, remaining = job->live - begin;
+    const int64_t end = begin + (remaining < job->rows_per_task ? remaining : job->rows_per_task);
     (void)thread;
 #ifdef GMM__X86
     if (job->call->ctx->cpu_level == 3) {
@@ -3510,7 +3589,7 @@ static void gmm__act_task(const void *arg, int64_t index, int32_t thread) {
     gmm__act_rows_plain(job, begin, end);
 }
 
-/* Rows that make one task: enough for about 16 Ki elements of `cols` per row. */
+/* Rows of one task: about 16 Ki elements. */
 static int64_t gmm__rows_per_task(int64_t cols) { return cols < 16384 ? 16384 / cols : 1; }
 
 static gmm_status gmm__cpu_launch_act(const gmm__plan *plan, gmm_stream stream) {
@@ -3563,7 +3642,7 @@ GMMDEF gmm_status gmm_pad_decide(const gmm_pad_in *in, int32_t *align, gmm_error
     if (in->dispatcher < GMM_DISPATCH_ALLTOALL || in->dispatcher > GMM_DISPATCH_NCCLEP)
         return gmm__fail(error, GMM_E_CONFIG, "gmm_pad_decide: in.dispatcher: %d is no dispatcher",
                          (int)in->dispatcher);
-    /* asking the router to pad is not enough: with few tokens it cannot reach the multiple, so its result counts */
+    /* router_padding alone is not enough: with too few tokens the router cannot reach the multiple */
     padded = (in->router_padding && in->router_padding_done) || in->dispatcher == GMM_DISPATCH_HYBRIDEP ||
              in->dispatcher == GMM_DISPATCH_NCCLEP ||
              (in->dispatcher == GMM_DISPATCH_DEEPEP && in->grouped_tensor && in->permute_fusion);
@@ -3620,8 +3699,8 @@ static gmm_status gmm__pad_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     call->in = call->out = d->cols;
     src_rows = pad ? call->rows : d->padded_capacity;
     dst_rows = pad ? d->padded_capacity : call->rows;
-    if ((s = gmm__read_mat(call, GMM__X_, "src", d->src, 1, 0, src_rows, d->cols, GMM__BYTES)) != GMM_OK ||
-        (s = gmm__read_mat(call, GMM__Y, "dst", d->dst, 1, 0, dst_rows, d->cols, GMM__BYTES)) != GMM_OK)
+    if ((s = gmm__read_mat(call, GMM__X_, "src", d->src, 1, gmm__matrix(src_rows, d->cols), GMM__BYTES)) != GMM_OK ||
+        (s = gmm__read_mat(call, GMM__Y, "dst", d->dst, 1, gmm__matrix(dst_rows, d->cols), GMM__BYTES)) != GMM_OK)
         return s;
     if (call->mat[GMM__Y].dtype != call->mat[GMM__X_].dtype)
         return gmm__refuse(call, GMM_E_DTYPE, "dst", "dtype %s must be that of %s.src, %s",
@@ -3652,11 +3731,11 @@ GMMDEF gmm_status gmm_unpad(gmm_context *ctx, const gmm_padding *padding, void *
     return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
 
-/* --- CPU engine: row i of a group moves from from[g] + i to to[g] + i, as far as the group reaches in `from` --- */
+/* --- CPU engine: row i of group g is copied from src_offsets[g] + i to dst_offsets[g] + i; padding is zeroed --- */
 
 typedef struct gmm__pad_job {
     const gmm__call *call;
-    const int64_t *from, *to; /* [G + 1] offsets of both splits, in the workspace */
+    const int64_t *src_offsets, *dst_offsets; /* [G + 1] offsets of both splits, in the workspace */
     int64_t rows_per_task;
 } gmm__pad_job;
 
@@ -3666,17 +3745,17 @@ static void gmm__pad_task(const void *arg, int64_t index, int32_t thread) {
     const gmm_padding *d = &call->d.pad;
     const gmm_mat *src = &call->mat[GMM__X_], *dst = &call->mat[GMM__Y];
     const size_t bytes = (size_t)(d->cols * (gmm_dtype_bits(src->dtype) / 8));
-    const int64_t G = call->groups.count, begin = index * job->rows_per_task, left = job->to[G] - begin;
-    const int64_t end = begin + (left < job->rows_per_task ? left : job->rows_per_task);
-    int64_t g = gmm__cpu_find(job->to, G, begin), r;
+    const int64_t G = call->groups.count, begin = index * job->rows_per_task, remaining = job->dst_offsets[G] - begin;
+    const int64_t end = begin + (remaining < job->rows_per_task ? remaining : job->rows_per_task);
+    int64_t g = gmm__cpu_find_group(job->dst_offsets, G, begin), r;
     (void)thread;
     for (r = begin; r < end; r++) {
         int64_t i;
-        while (job->to[g + 1] <= r) g++;
-        i = r - job->to[g];
-        if (i < job->from[g + 1] - job->from[g]) {
-            memcpy(gmm__at(dst, 0, r, 0), gmm__at(src, 0, job->from[g] + i, 0), bytes);
-            if (d->dst_prob) d->dst_prob[r] = d->src_prob[job->from[g] + i];
+        while (job->dst_offsets[g + 1] <= r) g++;
+        i = r - job->dst_offsets[g];
+        if (i < job->src_offsets[g + 1] - job->src_offsets[g]) {
+            memcpy(gmm__at(dst, 0, r, 0), gmm__at(src, 0, job->src_offsets[g] + i, 0), bytes);
+            if (d->dst_prob) d->dst_prob[r] = d->src_prob[job->src_offsets[g] + i];
         } else {
             memset(gmm__at(dst, 0, r, 0), 0, bytes);
             if (d->dst_prob) d->dst_prob[r] = 0.0f;
@@ -3690,30 +3769,30 @@ static gmm_status gmm__cpu_launch_pad(const gmm__plan *plan, gmm_stream stream) 
     const gmm_mat *dst = &call->mat[GMM__Y];
     const int pad = call->op == GMM_OP_PAD;
     const int64_t G = call->groups.count, dst_rows = pad ? d->padded_capacity : call->rows;
-    int64_t *plain = (int64_t *)gmm__part(plan, 0), *padded = (int64_t *)gmm__part(plan, 1), g;
+    int64_t *unpadded = (int64_t *)gmm__part(plan, 0), *padded = (int64_t *)gmm__part(plan, 1), g;
     gmm__pad_job job;
     (void)stream;
-    (void)gmm__cpu_offsets(&call->groups, plain);
+    (void)gmm__cpu_offsets(&call->groups, unpadded);
     padded[0] = 0;
     for (g = 0; g < G; g++) {
-        const int64_t room = d->padded_capacity - padded[g];
-        int64_t size = gmm__round_up(plain[g + 1] - plain[g], d->align);
-        if (size > room) {
-            size = room;
+        const int64_t remaining = d->padded_capacity - padded[g];
+        int64_t size = gmm__round_up(unpadded[g + 1] - unpadded[g], d->align);
+        if (size > remaining) {
+            size = remaining;
             if (call->groups.fault) *call->groups.fault |= (uint32_t)GMM_FAULT_CAPACITY;
         }
         padded[g + 1] = padded[g] + size;
         if (pad && d->sizes) d->sizes[g] = (int32_t)size;
     }
     job.call = call;
-    job.from = pad ? plain : padded;
-    job.to = pad ? padded : plain;
+    job.src_offsets = pad ? unpadded : padded;
+    job.dst_offsets = pad ? padded : unpadded;
     job.rows_per_task = gmm__rows_per_task(d->cols);
-    gmm__cpu_for(call->ctx, gmm__ceil_div(job.to[G], job.rows_per_task), (double)job.to[G] * (double)d->cols,
-                 gmm__pad_task, &job);
-    gmm__cpu_tail(dst, call->groups.tail, job.to[G], dst_rows, d->cols);
+    gmm__cpu_for(call->ctx, gmm__ceil_div(job.dst_offsets[G], job.rows_per_task),
+                 (double)job.dst_offsets[G] * (double)d->cols, gmm__pad_task, &job);
+    gmm__cpu_tail(dst, call->groups.tail, job.dst_offsets[G], dst_rows, d->cols);
     if (d->dst_prob && call->groups.tail == GMM_TAIL_ZERO)
-        memset(d->dst_prob + job.to[G], 0, (size_t)(dst_rows - job.to[G]) * sizeof *d->dst_prob);
+        memset(d->dst_prob + job.dst_offsets[G], 0, (size_t)(dst_rows - job.dst_offsets[G]) * sizeof *d->dst_prob);
     return GMM_OK;
 }
 
@@ -3725,20 +3804,20 @@ static int gmm__cpu_plan_pad(const gmm__call *call, gmm__plan *plan) {
 
 /* --- GLU interleave --- */
 
-/* One operand: `count` matrices of [2 ffn, cols], or one of [count, 2 ffn]. With count 0 there is nothing to point at,
-   so only the form of the operand is checked. */
+/* Reads an operand: `count` matrices of [2 ffn, cols], or one of [count, 2 ffn]. With count 0 it has no elements, and
+   only its dtype, scaling and flags are checked. */
 static gmm_status gmm__glu_read(gmm__call *call, int role, const char *argument, const gmm_mat *mat) {
     const gmm_glu *d = &call->d.glu;
     gmm_mat m;
     if (d->count > 0 && d->axis == GMM_GLU_ROWS)
-        return gmm__read_mat(call, role, argument, mat, 1, d->count, 2 * d->ffn, d->cols, GMM__BYTES);
+        return gmm__read_mat(call, role, argument, mat, 1, gmm__matrices(d->count, 2 * d->ffn, d->cols), GMM__BYTES);
     if (d->count > 0 || !mat || !gmm__copy_sized(&m, sizeof m, mat))
-        return gmm__read_mat(call, role, argument, mat, 1, 0, d->count, 2 * d->ffn, GMM__BYTES);
+        return gmm__read_mat(call, role, argument, mat, 1, gmm__matrix(d->count, 2 * d->ffn), GMM__BYTES);
     m.struct_size = 0;
     m.data = NULL;
     m.table = NULL;
     m.ld = m.group_stride = 0;
-    return gmm__read_mat(call, role, argument, &m, 1, 0, 0, 1, GMM__BYTES);
+    return gmm__read_mat(call, role, argument, &m, 1, gmm__matrix(0, 1), GMM__BYTES);
 }
 
 static gmm_status gmm__glu_prepare(gmm__call *call, gmm_context *ctx, const char *function, const gmm_glu *glu,
@@ -3787,52 +3866,55 @@ GMMDEF gmm_status gmm_glu_interleave(gmm_context *ctx, const gmm_glu *glu, void 
     return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
 
-/* CPU engine. Run k of a row or matrix is B elements at k B in blocks, and at (k mod 2) ffn + (k div 2) B in halves. */
-static int64_t gmm__glu_run(const gmm_glu *d, int64_t k, int blocks) {
-    return blocks ? k * d->block : (k % 2) * d->ffn + (k / 2) * d->block;
+/* CPU engine. Block k of a row or matrix begins at element k B in the blocked layout, and at (k mod 2) ffn + (k div 2)
+   B in halves. */
+static int64_t gmm__glu_block_offset(const gmm_glu *d, int64_t k, int blocked) {
+    return blocked ? k * d->block : (k % 2) * d->ffn + (k / 2) * d->block;
 }
 
-/* n elements of a constant size; the short ones without a call of memcpy. */
-static void gmm__glu_copy(char *to, const char *from, int64_t n, int64_t size) {
+/* Copies n elements of `size` bytes. Short copies are loops of constant size, which the compiler expands inline. */
+static void gmm__glu_copy(char *dst, const char *src, int64_t n, int64_t size) {
     int64_t i;
-    if (n * size >= 32) memcpy(to, from, (size_t)(n * size));
-    else if (size == 1) for (i = 0; i < n; i++) to[i] = from[i];
-    else if (size == 2) for (i = 0; i < n; i++) memcpy(to + 2 * i, from + 2 * i, 2);
-    else if (size == 4) for (i = 0; i < n; i++) memcpy(to + 4 * i, from + 4 * i, 4);
-    else for (i = 0; i < n; i++) memcpy(to + 8 * i, from + 8 * i, 8);
+    if (n * size >= 32) memcpy(dst, src, (size_t)(n * size));
+    else if (size == 1) for (i = 0; i < n; i++) dst[i] = src[i];
+    else if (size == 2) for (i = 0; i < n; i++) memcpy(dst + 2 * i, src + 2 * i, 2);
+    else if (size == 4) for (i = 0; i < n; i++) memcpy(dst + 4 * i, src + 4 * i, 4);
+    else for (i = 0; i < n; i++) memcpy(dst + 8 * i, src + 8 * i, 8);
 }
 
 typedef struct gmm__glu_job {
     const gmm__call *call;
-    int64_t runs;  /* per row (columns) or matrix (rows) */
-    int64_t items; /* rows (columns) or runs of all matrices (rows) */
-    int64_t items_per_task;
+    int64_t blocks;         /* per row (axis COLUMNS) or per matrix (axis ROWS) */
+    int64_t units;          /* rows (axis COLUMNS), or blocks of all matrices (axis ROWS) */
+    int64_t units_per_task;
 } gmm__glu_job;
 
 static void gmm__glu_task(const void *arg, int64_t index, int32_t thread) {
     const gmm__glu_job *job = (const gmm__glu_job *)arg;
     const gmm_glu *d = &job->call->d.glu;
     const gmm_mat *src = &job->call->mat[GMM__X_], *dst = &job->call->mat[GMM__Y];
-    const int64_t size = gmm_dtype_bits(src->dtype) / 8, begin = index * job->items_per_task, left = job->items - begin;
-    const int64_t end = begin + (left < job->items_per_task ? left : job->items_per_task);
-    int64_t item, k, i;
+    const int64_t size = gmm_dtype_bits(src->dtype) / 8, begin = index * job->units_per_task;
+    const int64_t end = gmm__min_i64(begin + job->units_per_task, job->units);
+    int64_t unit, k, i;
     (void)thread;
-    for (item = begin; item < end; item++) {
+    for (unit = begin; unit < end; unit++) {
         if (d->axis == GMM_GLU_COLUMNS) {
-            const char *from = (const char *)gmm__at(src, 0, item, 0);
-            char *to = (char *)gmm__at(dst, 0, item, 0);
-            for (k = 0; k < job->runs; k++)
-                gmm__glu_copy(to + gmm__glu_run(d, k, !d->inverse) * size, from + gmm__glu_run(d, k, d->inverse) * size,
-                              d->block, size);
+            const char *src_row = (const char *)gmm__at(src, 0, unit, 0);
+            char *dst_row = (char *)gmm__at(dst, 0, unit, 0);
+            for (k = 0; k < job->blocks; k++) {
+                const int64_t dst_offset = gmm__glu_block_offset(d, k, !d->inverse);
+                const int64_t src_offset = gmm__glu_block_offset(d, k, d->inverse);
+                gmm__glu_copy(dst_row + dst_offset * size, src_row + src_offset * size, d->block, size);
+            }
         } else {
-            const int64_t matrix = item / job->runs;
-            const int64_t to = gmm__glu_run(d, item % job->runs, !d->inverse);
-            const int64_t from = gmm__glu_run(d, item % job->runs, d->inverse);
+            const int64_t matrix = unit / job->blocks;
+            const int64_t dst_offset = gmm__glu_block_offset(d, unit % job->blocks, !d->inverse);
+            const int64_t src_offset = gmm__glu_block_offset(d, unit % job->blocks, d->inverse);
             const int dense = src->ld == d->cols && dst->ld == d->cols;
             const int64_t rows = dense ? 1 : d->block, n = dense ? d->block * d->cols : d->cols;
             for (i = 0; i < rows; i++)
-                gmm__glu_copy((char *)gmm__at(dst, matrix, to + i, 0),
-                              (const char *)gmm__at(src, matrix, from + i, 0), n, size);
+                gmm__glu_copy((char *)gmm__at(dst, matrix, dst_offset + i, 0),
+                              (const char *)gmm__at(src, matrix, src_offset + i, 0), n, size);
         }
     }
 }
@@ -3842,10 +3924,10 @@ static gmm_status gmm__cpu_launch_glu_interleave(const gmm__plan *plan, gmm_stre
     gmm__glu_job job;
     (void)stream;
     job.call = plan->call;
-    job.runs = 2 * (d->ffn / d->block);
-    job.items = d->axis == GMM_GLU_COLUMNS ? d->count : d->count * job.runs;
-    job.items_per_task = gmm__rows_per_task(d->axis == GMM_GLU_COLUMNS ? 2 * d->ffn : d->block * d->cols);
-    gmm__cpu_for(plan->call->ctx, gmm__ceil_div(job.items, job.items_per_task),
+    job.blocks = 2 * (d->ffn / d->block);
+    job.units = d->axis == GMM_GLU_COLUMNS ? d->count : d->count * job.blocks;
+    job.units_per_task = gmm__rows_per_task(d->axis == GMM_GLU_COLUMNS ? 2 * d->ffn : d->block * d->cols);
+    gmm__cpu_for(plan->call->ctx, gmm__ceil_div(job.units, job.units_per_task),
                  2.0 * (double)d->count * (double)d->ffn * (d->axis == GMM_GLU_COLUMNS ? 1.0 : (double)d->cols),
                  gmm__glu_task, &job);
     return GMM_OK;
@@ -3975,49 +4057,51 @@ static int gmm__mlp_delayed(const gmm__call *call) {
     return call->config.delay_wgrad || call->config.overlap_dispatch_wgrad;
 }
 
-/* Refuses an operand that the configuration does not have. */
-static gmm_status gmm__mlp_match(gmm__call *call, const char *argument, int given, int configured) {
+/* Refuses an operand that is given although the configuration has none. */
+static gmm_status gmm__mlp_check_configured(gmm__call *call, const char *argument, int given, int configured) {
     if (given && !configured)
         return gmm__refuse(call, GMM_E_CONFIG, argument, "is given, but the configuration has none");
     return GMM_OK;
 }
 
-/* Reads a weight: floats, or copies that the recipe's quantization of it would make. */
+/* Reads a weight: floats, or quantized as the recipe would quantize it. */
 static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, const char *argument, const gmm_mat *mat, int rowwise,
                                        int columnwise, int64_t rows, int64_t cols) {
     const gmm_format *f = &call->recipe.weight;
     gmm_status s = GMM_OK;
     char name[32];
     gmm_mat m;
-    int way;
+    int direction;
     if (!mat || !gmm__copy_sized(&m, sizeof m, mat) || m.scaling == GMM_SCALING_NONE)
-        return gmm__read_mat(call, role, argument, mat, rowwise || columnwise, call->groups.count, rows, cols,
-                             GMM__FLOATS);
+        return gmm__read_mat(call, role, argument, mat, rowwise || columnwise,
+                             gmm__matrices(call->groups.count, rows, cols), GMM__FLOATS);
     if (call->recipe.kind == GMM_RECIPE_NONE || m.dtype != f->dtype || m.scaling != f->scaling)
         return gmm__refuse(call, GMM_E_DTYPE, argument, "%s scaled %s: must be floats, or what mlp.quant.recipe "
                            "makes of weights, %s scaled %s", gmm_dtype_name(m.dtype), gmm_scaling_name(m.scaling),
                            gmm_dtype_name(f->dtype), gmm_scaling_name(f->scaling));
     (void)snprintf(name, sizeof name, "%s.columnwise", argument);
-    for (way = 0; way < 2 && s == GMM_OK; way++) {
-        if (!(way ? columnwise : rowwise)) continue;
-        if (way && !m.columnwise) return gmm__refuse(call, GMM_E_NULL, name, "is NULL");
-        s = gmm__read_quant(call, role, way ? name : argument, way ? m.columnwise : mat, call->groups.count, rows, cols,
-                            way ? GMM_COLUMNWISE : GMM_ROWWISE);
+    for (direction = 0; direction < 2 && s == GMM_OK; direction++) {
+        if (!(direction ? columnwise : rowwise)) continue;
+        if (direction && !m.columnwise) return gmm__refuse(call, GMM_E_NULL, name, "is NULL");
+        s = gmm__read_quant(call, role, direction ? name : argument, direction ? m.columnwise : mat,
+                            gmm__matrices(call->groups.count, rows, cols), direction ? GMM_COLUMNWISE : GMM_ROWWISE);
         if (s == GMM_OK && (call->mat[role].dtype != f->dtype || call->mat[role].scaling != f->scaling))
-            return gmm__refuse(call, GMM_E_DTYPE, way ? name : argument, "%s scaled %s: must be as the rowwise copy",
-                               gmm_dtype_name(call->mat[role].dtype), gmm_scaling_name(call->mat[role].scaling));
+            return gmm__refuse(call, GMM_E_DTYPE, direction ? name : argument,
+                               "%s scaled %s: must be as the rowwise copy", gmm_dtype_name(call->mat[role].dtype),
+                               gmm_scaling_name(call->mat[role].scaling));
     }
-    call->mat[role] = m; /* each product reads what it contracts along */
+    call->mat[role] = m; /* each product selects the copy of its contraction */
     call->mat[role].struct_size = 0;
     return s;
 }
-/* Dtype of what is not quantized. */
+/* Dtype of the operands that are not quantized, and of the intermediate matrices. */
 static gmm_dtype gmm__mlp_dtype(const gmm__call *call) {
     const gmm_mat *w = &call->mat[GMM__W2];
     return w->scaling == GMM_SCALING_NONE ? w->dtype : call->mat[call->op == GMM_OP_MLP_FWD ? GMM__X_ : GMM__DY].dtype;
 }
 
-/* Every feature count is K of one product and N of another, so what quantizes any role divides them all. */
+/* Every feature count is K of one product and N of another, so that the alignment of any quantized operand applies to
+   all of them. */
 static gmm_status gmm__mlp_check_features(gmm__call *call) {
     const gmm_mlp_config *c = &call->config;
     const struct { const char *name; int64_t value; } features[] = {
@@ -4034,8 +4118,8 @@ static gmm_status gmm__mlp_check_features(gmm__call *call) {
     return GMM_OK;
 }
 
-/* What the call's products want of quant and the operands: checked here, since work is enqueued before the first
-   product. A dtype that the transform of weight gradients does not take is refused in every operation alike. */
+/* Checks gmm_mlp.quant and the operands for the products of the call: here, since other work is enqueued before the
+   first product. A dtype that the transform of weight gradients does not support is refused in every operation. */
 static gmm_status gmm__mlp_check_quant(gmm__call *call) {
     const gmm_recipe *r = &call->recipe;
     const gmm_mlp *d = &call->d.mlp;
@@ -4063,7 +4147,7 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     gmm_status s = gmm__open(call, ctx, op, function, query);
     const int fwd = op == GMM_OP_MLP_FWD;
     int64_t G, F1, out, elements, bytes;
-    int again;
+    int recomputes;
     gmm_error error;
     gmm_groups g;
 
@@ -4101,32 +4185,35 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     F1 = gmm__mlp_fc1_cols(call);
     call->in = c->hidden;
     call->out = out = c->hidden_out;
-    if ((s = gmm__mlp_match(call, "b1", d->b1 != NULL, c->bias1)) != GMM_OK ||
-        (s = gmm__mlp_match(call, "b2", d->b2 != NULL, c->bias2)) != GMM_OK ||
-        (s = gmm__mlp_match(call, "prob", d->prob != NULL, c->prob)) != GMM_OK ||
-        (s = gmm__mlp_match(call, "db1", d->db1 != NULL, c->bias1)) != GMM_OK ||
-        (s = gmm__mlp_match(call, "db2", d->db2 != NULL, c->bias2)) != GMM_OK ||
-        (s = gmm__mlp_match(call, "dprob", d->dprob != NULL, c->prob)) != GMM_OK)
+    if ((s = gmm__mlp_check_configured(call, "b1", d->b1 != NULL, c->bias1)) != GMM_OK ||
+        (s = gmm__mlp_check_configured(call, "b2", d->b2 != NULL, c->bias2)) != GMM_OK ||
+        (s = gmm__mlp_check_configured(call, "prob", d->prob != NULL, c->prob)) != GMM_OK ||
+        (s = gmm__mlp_check_configured(call, "db1", d->db1 != NULL, c->bias1)) != GMM_OK ||
+        (s = gmm__mlp_check_configured(call, "db2", d->db2 != NULL, c->bias2)) != GMM_OK ||
+        (s = gmm__mlp_check_configured(call, "dprob", d->dprob != NULL, c->prob)) != GMM_OK)
         return s;
 
     if (!gmm__mul(call->rows, F1, &elements) || !gmm__mul(elements, 16, &bytes))
         return gmm__refuse(call, GMM_E_OVERFLOW, "config.ffn", "%lld rows of %lld columns do not fit 64 bits",
                            (long long)call->rows, (long long)F1);
-    /* bwd runs FC1 again where fwd kept nothing */
-    again = !fwd && c->save == GMM_SAVE_NOTHING;
-    if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, fwd || again || d->dw1, 0, call->rows, c->hidden, GMM__FLOATS)) ||
-        (s = gmm__mlp_read_weight(call, GMM__W, "w1", d->w1, fwd || again, !fwd && d->dx, F1, c->hidden)) ||
-        (s = gmm__read_mat(call, GMM__BIAS, "b1", d->b1, (fwd || again) && c->bias1, G, 1, F1, GMM__FLOATS)) ||
+    /* bwd recomputes FC1 where fwd saved nothing */
+    recomputes = !fwd && c->save == GMM_SAVE_NOTHING;
+    if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, fwd || recomputes || d->dw1, gmm__matrix(call->rows, c->hidden),
+                           GMM__FLOATS)) ||
+        (s = gmm__mlp_read_weight(call, GMM__W, "w1", d->w1, fwd || recomputes, !fwd && d->dx, F1, c->hidden)) ||
+        (s = gmm__read_mat(call, GMM__BIAS, "b1", d->b1, (fwd || recomputes) && c->bias1, gmm__matrices(G, 1, F1),
+                           GMM__FLOATS)) ||
         (s = gmm__mlp_read_weight(call, GMM__W2, "w2", d->w2, fwd, !fwd, out, c->ffn)) ||
-        (s = gmm__read_mat(call, GMM__BIAS2, "b2", d->b2, c->bias2 && (fwd || (c->prob_on_bias2 && d->dprob)), G, 1,
-                           out, GMM__FLOATS)) ||
+        (s = gmm__read_mat(call, GMM__BIAS2, "b2", d->b2, c->bias2 && (fwd || (c->prob_on_bias2 && d->dprob)),
+                           gmm__matrices(G, 1, out), GMM__FLOATS)) ||
         (s = gmm__check_array(call, "prob", d->prob, c->prob, call->rows)))
         return s;
     if (fwd) {
-        if ((s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, 0, call->rows, out, GMM__FLOATS)) != GMM_OK) return s;
+        s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, gmm__matrix(call->rows, out), GMM__FLOATS);
+        if (s != GMM_OK) return s;
     } else {
-        if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, 0, call->rows, out, GMM__FLOATS)) ||
-            (s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 0, 0, call->rows, c->hidden, GMM__FLOATS)) ||
+        if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, gmm__matrix(call->rows, out), GMM__FLOATS)) ||
+            (s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 0, gmm__matrix(call->rows, c->hidden), GMM__FLOATS)) ||
             (s = gmm__read_grad(call, GMM__DW, "dw1", d->dw1, 0, F1, c->hidden)) ||
             (s = gmm__read_grad(call, GMM__DW2, "dw2", d->dw2, 0, out, c->ffn)) ||
             (s = gmm__read_grad(call, GMM__DB, "db1", d->db1, 0, 1, F1)) ||
@@ -4149,20 +4236,23 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     return gmm__mlp_check_quant(call);
 }
 
-/* Which of an MLP's matrices a plan places where. Workspace parts; `saved` and `deferred` hold their own. */
-enum { GMM__PART_MLP_OFFSETS, GMM__PART_MLP_Z, GMM__PART_MLP_H, GMM__PART_MLP_DH, GMM__PART_MLP_DZ, GMM__PART_MLP_SUB };
+/* Regions of the workspace: the MLP's intermediate matrices, and the workspace of its steps. */
+enum {
+    GMM__PART_MLP_OFFSETS, GMM__PART_MLP_Z, GMM__PART_MLP_H, GMM__PART_MLP_DH, GMM__PART_MLP_DZ, GMM__PART_MLP_STEP
+};
 
 typedef struct gmm__mlp_buffers {
-    size_t z_bytes, h_bytes, offsets_bytes;       /* of one such matrix, rounded up */
-    size_t saved_h, deferred_dz, deferred_h;      /* offsets */
-    size_t deferred_kept, kept_bytes;             /* of the arrays by group that come with dw2, and then with dw1 */
+    size_t z_bytes, h_bytes, offsets_bytes;  /* of each matrix, rounded up */
+    size_t saved_h;                          /* offset in gmm_mlp.saved */
+    size_t deferred_dz, deferred_h;          /* offsets in gmm_mlp.deferred */
+    size_t deferred_arrays, arrays_bytes;    /* offset of dw2's arrays by group, then dw1's; bytes of each */
     size_t saved_bytes;
 } gmm__mlp_buffers;
 
-/* The parts of gmm_mlp.saved. */
+/* The layout of gmm_mlp.saved. */
 static gmm_saved_layout gmm__mlp_saved(const gmm__call *call) {
     const gmm_mlp_config *c = &call->config;
-    const struct { const char *name; int64_t cols; int kept; } parts[] = {
+    const struct { const char *name; int64_t cols; int saved; } parts[] = {
         { "preact", gmm__mlp_fc1_cols(call), c->save != GMM_SAVE_NOTHING },
         { "act", c->ffn, c->save == GMM_SAVE_PREACT_AND_ACT }
     };
@@ -4171,7 +4261,7 @@ static gmm_saved_layout gmm__mlp_saved(const gmm__call *call) {
     memset(&l, 0, sizeof l);
     for (i = 0; i < sizeof parts / sizeof parts[0]; i++) {
         gmm_saved_part *p = &l.part[l.count];
-        if (!parts[i].kept) continue;
+        if (!parts[i].saved) continue;
         p->name = parts[i].name;
         p->dtype = gmm__mlp_dtype(call);
         p->rows = call->rows;
@@ -4195,16 +4285,16 @@ static gmm__mlp_buffers gmm__mlp_measure(const gmm__call *call) {
     b.saved_bytes = (size_t)saved.bytes;
     b.deferred_dz = b.offsets_bytes;
     b.deferred_h = b.deferred_dz + b.z_bytes;
-    b.deferred_kept = b.deferred_h + b.h_bytes;
-    b.kept_bytes = gmm__round256((size_t)call->groups.count * (sizeof(void *) + sizeof(float) + 1));
+    b.deferred_arrays = b.deferred_h + b.h_bytes;
+    b.arrays_bytes = gmm__round256((size_t)call->groups.count * (sizeof(void *) + sizeof(float) + 1));
     return b;
 }
 
-/* What the backward of this call computes. */
-typedef struct gmm__mlp_need { int dz, dh, h, z, defer; } gmm__mlp_need;
-static gmm__mlp_need gmm__mlp_needs(const gmm__call *call) {
+/* Intermediate matrices that the backward of a call computes or reads; defer: it queues weight gradients. */
+typedef struct gmm__mlp_gradients { int dz, dh, h, z, defer; } gmm__mlp_gradients;
+static gmm__mlp_gradients gmm__mlp_gradients_of(const gmm__call *call) {
     const gmm_mlp *d = &call->d.mlp;
-    gmm__mlp_need n;
+    gmm__mlp_gradients n;
     n.defer = gmm__mlp_delayed(call) && (d->dw1 || d->dw2);
     n.dz = d->dx || d->dw1 || d->db1;
     n.dh = n.dz || d->dprob;
@@ -4213,7 +4303,7 @@ static gmm__mlp_need gmm__mlp_needs(const gmm__call *call) {
     return n;
 }
 
-/* Descriptors of the operations that an MLP is composed of. One structure, so that plan and launch agree. */
+/* Descriptors of the operations that an MLP consists of, the same for its plan and its launch. */
 typedef struct gmm__mlp_steps {
     gmm_groups groups; /* the split as int64 offsets, computed once */
     gmm_options options;
@@ -4231,7 +4321,7 @@ static gmm_linear gmm__mlp_linear(const gmm__mlp_steps *t, int64_t in, int64_t o
     return l;
 }
 
-/* Fills the steps over the given memory (all of which is NULL for a query). */
+/* Fills in the steps over the given memory, all of which is NULL in a query. */
 static void gmm__mlp_fill(gmm__mlp_steps *t, const gmm__plan *plan, void *offsets, void *z, void *h, void *dh,
                           void *dz) {
     const gmm__call *call = plan->call;
@@ -4308,12 +4398,12 @@ static void gmm__mlp_fill(gmm__mlp_steps *t, const gmm__plan *plan, void *offset
 }
 
 /* Raises *bytes to the workspace of one step. Returns 0 if the engine declines it. */
-static int gmm__mlp_size(gmm__call *step, gmm_status prepared, const gmm_error *before, size_t *bytes,
-                         gmm__plan *plan) {
+static int gmm__mlp_measure_step(gmm__call *step, gmm_status prepared, const gmm_error *last_error, size_t *bytes,
+                                 gmm__plan *plan) {
     gmm__plan sub;
     if (prepared != GMM_OK || gmm__select(step, &sub) != GMM_OK) {
         (void)gmm__decline(plan, "%.180s", step->ctx->error.text);
-        step->ctx->error = *before; /* a plan that says no is no error of the context yet */
+        step->ctx->error = *last_error; /* declining is no error yet: another engine may serve the call */
         return 0;
     }
     if (sub.workspace_bytes > *bytes) *bytes = sub.workspace_bytes;
@@ -4329,195 +4419,256 @@ static int gmm__mlp_size(gmm__call *step, gmm_status prepared, const gmm_error *
 }
 static int gmm__mlp_size_linear(const gmm__plan *plan, gmm_op op, const gmm_linear *l, size_t *bytes, gmm__plan *out) {
     gmm__call step;
-    const gmm_error before = plan->call->ctx->error;
+    const gmm_error last_error = plan->call->ctx->error;
     const gmm_status s = gmm__linear_prepare(&step, plan->call->ctx, op, plan->call->function, l, 1);
-    return gmm__mlp_size(&step, s, &before, bytes, out);
+    return gmm__mlp_measure_step(&step, s, &last_error, bytes, out);
 }
 
-/* --- a product whose factors a recipe quantizes first --- */
+/* --- products whose operands a recipe quantizes first --- */
 
 static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
                                         const gmm_quantization *quantization, int query);
 
-/* What such a product needs beside its descriptor; kept with delayed weight gradients. */
-typedef struct gmm__mlp_recipe {
+/* The recipe of an MLP and the arrays that quantizing its operands reads and writes. */
+typedef struct gmm__mlp_quantization {
     gmm_recipe recipe;
     gmm_mlp_quant quant;
-} gmm__mlp_recipe;
+} gmm__mlp_quantization;
 
-/* One factor: where the descriptor points at it, what it becomes, and its slot. */
-typedef struct gmm__mlp_factor {
-    const gmm_mat **place;
-    const gmm_format *role;
+/* One linear operation of FC1 (layer 1) or FC2 (layer 2). */
+typedef struct gmm__mlp_product {
+    gmm_context *ctx;
+    const char *function; /* for messages */
+    const gmm__mlp_quantization *quantization;
+    gmm_op op;
+    int layer;
+    const gmm_linear *linear;
+} gmm__mlp_product;
+
+/* An operand of a product: its field in the linear descriptor, the format that the recipe gives it, and its slot in the
+   arrays of gmm_mlp_quant. Token matrices have rows 0. */
+typedef struct gmm__mlp_operand {
+    const gmm_mat **field;
+    const gmm_format *format;
     gmm_direction direction;
     int32_t slot;
-    int64_t rows, cols; /* of a weight; activations: rows 0 */
-} gmm__mlp_factor;
+    int64_t rows, cols;
+} gmm__mlp_operand;
 
-static void *gmm__mlp_take(void *memory, size_t *used, int64_t bytes) {
-    void *at = memory ? (char *)memory + *used : NULL;
+/* A product over quantized operands: `count` quantizations, then `linear`, which reads what they write. The descriptors
+   point into this structure. `bytes` is the workspace that holds the quantized operands. */
+typedef struct gmm__mlp_quantized {
+    gmm_linear linear;
+    gmm_quantization quantization[2];
+    gmm_format format[2];
+    gmm_mat operand[2];    /* as the quantization writes it */
+    gmm_mat columnwise[2]; /* its view in the linear descriptor, where the product reads the columnwise copy */
+    int count;
+    size_t bytes;
+} gmm__mlp_quantized;
+
+/* Reserves `bytes` of the workspace; NULL without a workspace, which then only counts. */
+static void *gmm__mlp_reserve(void *workspace, size_t *used, int64_t bytes) {
+    void *address = workspace ? (char *)workspace + *used : NULL;
     *used += gmm__round256((size_t)bytes);
-    return at;
+    return address;
 }
 
-/* Quantizes the factors of a linear operation of layer 1 or 2 into `memory` and multiplies the copies. Without memory
-   it only counts: *need is raised to the bytes that the call takes. */
-static gmm_status gmm__mlp_product(gmm_context *ctx, const char *function, const gmm__mlp_recipe *q, gmm_op op,
-                                   int layer, const gmm_linear *linear, void *memory, size_t bytes, size_t *need,
-                                   gmm_stream stream) {
-    const int fwd = op == GMM_OP_LINEAR_FWD, wgrad = op == GMM_OP_LINEAR_WGRAD, query = memory == NULL;
-    const gmm_direction tokens = wgrad ? GMM_COLUMNWISE : GMM_ROWWISE;
-    const int64_t G = linear->groups->count;
-    const int32_t slot_x = layer == 1 ? GMM_SLOT_X : GMM_SLOT_H, slot_w = layer == 1 ? GMM_SLOT_W1 : GMM_SLOT_W2;
-    const int32_t slot_dy = layer == 1 ? GMM_SLOT_DZ : GMM_SLOT_DY;
-    gmm_linear l = *linear;
-    gmm__mlp_factor factor[2];
-    gmm_quantization step[2];
-    gmm_format format[2];
-    gmm_mat copy[2], shell[2];
-    gmm__call call;
-    gmm__plan plan;
+/* The two operands of a product; l is the descriptor whose fields they are. */
+static void gmm__mlp_operands(const gmm__mlp_product *p, gmm_linear *l, gmm__mlp_operand operand[2]) {
+    const gmm_recipe *r = &p->quantization->recipe;
+    const int fwd = p->op == GMM_OP_LINEAR_FWD, wgrad = p->op == GMM_OP_LINEAR_WGRAD, reads_x = fwd || wgrad;
+    const int32_t slot_x = p->layer == 1 ? GMM_SLOT_X : GMM_SLOT_H, slot_w = p->layer == 1 ? GMM_SLOT_W1 : GMM_SLOT_W2;
+    const int32_t slot_dy = p->layer == 1 ? GMM_SLOT_DZ : GMM_SLOT_DY;
+    operand[0].field = reads_x ? &l->x : &l->dy;
+    operand[0].format = reads_x ? &r->input : &r->grad;
+    operand[0].direction = wgrad ? GMM_COLUMNWISE : GMM_ROWWISE;
+    operand[0].slot = reads_x ? slot_x : slot_dy;
+    operand[0].rows = 0;
+    operand[0].cols = reads_x ? l->in_features : l->out_features;
+    operand[1].field = wgrad ? &l->dy : &l->w;
+    operand[1].format = wgrad ? &r->grad : &r->weight;
+    operand[1].direction = fwd ? GMM_ROWWISE : GMM_COLUMNWISE;
+    operand[1].slot = wgrad ? slot_dy : slot_w;
+    operand[1].rows = wgrad ? 0 : l->out_features;
+    operand[1].cols = wgrad ? l->out_features : l->in_features;
+}
+
+/* Adds the quantization of operand i, unless the recipe leaves it as it is or the caller has quantized it. */
+static gmm_status gmm__mlp_add_quantization(const gmm__mlp_product *p, const gmm__mlp_operand *o, int i,
+                                            void *workspace, gmm__mlp_quantized *q) {
+    const gmm_groups *groups = q->linear.groups;
+    const int64_t G = groups->count;
+    const gmm_mlp_quant *quant = &p->quantization->quant;
+    gmm_quantization *d = &q->quantization[q->count];
+    gmm_format *format = &q->format[q->count];
+    gmm_mat *m = &q->operand[i];
+    gmm_layout layout;
+    gmm_error error = GMM_ZERO;
     gmm_status s;
-    size_t used = 0, sub = 0;
-    int i, count = 0;
-
-    memset(factor, 0, sizeof factor);
-    factor[0].place = fwd || wgrad ? &l.x : &l.dy;
-    factor[0].role = fwd || wgrad ? &q->recipe.input : &q->recipe.grad;
-    factor[0].direction = tokens;
-    factor[0].slot = fwd || wgrad ? slot_x : slot_dy;
-    factor[0].cols = fwd || wgrad ? l.in_features : l.out_features;
-    factor[1].place = wgrad ? &l.dy : &l.w;
-    factor[1].role = wgrad ? &q->recipe.grad : &q->recipe.weight;
-    factor[1].direction = fwd ? GMM_ROWWISE : GMM_COLUMNWISE;
-    factor[1].slot = wgrad ? slot_dy : slot_w;
-    factor[1].rows = wgrad ? 0 : l.out_features;
-    factor[1].cols = wgrad ? l.out_features : l.in_features;
-
-    memset(step, 0, sizeof step);
-    for (i = 0; i < 2; i++) {
-        const gmm__mlp_factor *f = &factor[i];
-        gmm_quantization *d = &step[count];
-        gmm_format *to = &format[count];
-        gmm_layout layout;
-        gmm_error why = GMM_ZERO;
-        if (f->role->dtype == GMM_NONE || (*f->place)->scaling != GMM_SCALING_NONE) continue;
-        *to = *f->role;
-        to->struct_size = 0;
-        if (f->direction == GMM_COLUMNWISE) to->row_amax = 0; /* sums run over the rows */
-        s = f->rows ? gmm_layout_of(to->dtype, to->scaling, to->order, f->direction, f->rows, f->cols, &layout, &why)
-                    : gmm_layout_of_groups(to->dtype, to->scaling, to->order, f->direction, (int32_t)G,
-                                           l.groups->capacity, f->cols, &layout, &why);
-        if (s != GMM_OK) return gmm__fail(&ctx->error, s, "%s: %.400s", function, why.text);
-        copy[i] = gmm_mat_quantized(to, f->direction, NULL, NULL, NULL);
-        copy[i].data = gmm__mlp_take(memory, &used, f->rows ? G * layout.data_bytes : layout.data_bytes);
-        copy[i].scale = gmm__mlp_take(memory, &used, f->rows ? G * layout.scale_bytes : layout.scale_bytes);
-        if (to->delayed) copy[i].amax = q->quant.amax ? q->quant.amax + f->slot * G : NULL;
-        else copy[i].amax = (float *)gmm__mlp_take(memory, &used, 4 * (to->row_amax ? l.groups->capacity : G));
-        d->count = f->rows ? (int32_t)G : 0;
-        d->rows = f->rows;
-        d->cols = f->cols;
-        d->groups = f->rows ? NULL : l.groups;
-        d->options = l.options;
-        d->format = to;
-        d->src = *f->place;
-        if (f->direction == GMM_ROWWISE) d->rowwise = &copy[i];
-        else d->columnwise = &copy[i];
-        d->scale = to->delayed && q->quant.scale ? q->quant.scale + f->slot * G : NULL;
-        if (to->stochastic && q->quant.random) d->random = q->quant.random + (f->slot == GMM_SLOT_DZ ? 2 : 0);
-        count++;
-        shell[i] = copy[i];
-        shell[i].columnwise = &copy[i];
-        *f->place = f->direction == GMM_ROWWISE ? &copy[i] : &shell[i];
-    }
-    for (i = 0; i < count; i++) {
-        s = gmm__quantize_prepare(&call, ctx, GMM_OP_QUANTIZE, function, &step[i], query);
-        if (s == GMM_OK) s = query ? gmm__select(&call, &plan)
-                                   : gmm__serve(&call, NULL, (char *)memory + used, bytes - used, stream);
-        if (s != GMM_OK) return s;
-        if (query && plan.workspace_bytes > sub) sub = plan.workspace_bytes;
-    }
-    s = gmm__linear_prepare(&call, ctx, op, function, &l, query);
-    if (s == GMM_OK) s = query ? gmm__select(&call, &plan)
-                               : gmm__serve(&call, NULL, (char *)memory + used, bytes - used, stream);
-    if (s != GMM_OK) return s;
-    if (query && plan.workspace_bytes > sub) sub = plan.workspace_bytes;
-    if (need && used + sub > *need) *need = used + sub;
+    if (o->format->dtype == GMM_NONE || (*o->field)->scaling != GMM_SCALING_NONE) return GMM_OK;
+    *format = *o->format;
+    format->struct_size = 0;
+    if (o->direction == GMM_COLUMNWISE) format->row_amax = 0; /* the product contracts along the rows */
+    s = o->rows ? gmm_layout_of(format->dtype, format->scaling, format->order, o->direction, o->rows, o->cols, &layout,
+                                &error)
+                : gmm_layout_of_groups(format->dtype, format->scaling, format->order, o->direction, (int32_t)G,
+                                       groups->capacity, o->cols, &layout, &error);
+    if (s != GMM_OK) return gmm__fail(&p->ctx->error, s, "%s: %.400s", p->function, error.text);
+    *m = gmm_mat_quantized(format, o->direction, NULL, NULL, NULL);
+    m->data = gmm__mlp_reserve(workspace, &q->bytes, o->rows ? G * layout.data_bytes : layout.data_bytes);
+    m->scale = gmm__mlp_reserve(workspace, &q->bytes, o->rows ? G * layout.scale_bytes : layout.scale_bytes);
+    if (format->delayed) m->amax = quant->amax ? quant->amax + o->slot * G : NULL;
+    else
+        m->amax = (float *)gmm__mlp_reserve(workspace, &q->bytes, 4 * (format->row_amax ? groups->capacity : G));
+    d->count = o->rows ? (int32_t)G : 0;
+    d->rows = o->rows;
+    d->cols = o->cols;
+    d->groups = o->rows ? NULL : groups;
+    d->options = q->linear.options;
+    d->format = format;
+    d->src = *o->field;
+    if (o->direction == GMM_ROWWISE) d->rowwise = m;
+    else d->columnwise = m;
+    d->scale = format->delayed && quant->scale ? quant->scale + o->slot * G : NULL;
+    if (format->stochastic && quant->random) d->random = quant->random + (o->slot == GMM_SLOT_DZ ? 2 : 0);
+    q->count++;
+    q->columnwise[i] = *m;
+    q->columnwise[i].columnwise = m;
+    *o->field = o->direction == GMM_ROWWISE ? m : &q->columnwise[i];
     return GMM_OK;
 }
 
-static gmm__mlp_recipe gmm__mlp_recipe_of(const gmm__call *call) {
-    gmm__mlp_recipe q;
+/* Describes a product over quantized operands. Without a workspace their addresses are NULL, as in queries. */
+static gmm_status gmm__mlp_quantized_of(const gmm__mlp_product *p, void *workspace, gmm__mlp_quantized *q) {
+    gmm__mlp_operand operand[2];
+    gmm_status s = GMM_OK;
+    int i;
+    memset(q, 0, sizeof *q);
+    q->linear = *p->linear;
+    gmm__mlp_operands(p, &q->linear, operand);
+    for (i = 0; i < 2 && s == GMM_OK; i++) s = gmm__mlp_add_quantization(p, &operand[i], i, workspace, q);
+    return s;
+}
+
+/* Checks step i of a product: quantization i, or the linear operation behind the last one. */
+static gmm_status gmm__mlp_prepare_product(const gmm__mlp_product *p, const gmm__mlp_quantized *q, int i, int query,
+                                           gmm__call *call) {
+    return i < q->count ? gmm__quantize_prepare(call, p->ctx, GMM_OP_QUANTIZE, p->function, &q->quantization[i], query)
+                        : gmm__linear_prepare(call, p->ctx, p->op, p->function, &q->linear, query);
+}
+
+/* Raises *bytes to the workspace of a product: the quantized operands, and the most that one of its steps takes. */
+static gmm_status gmm__mlp_measure_product(const gmm__mlp_product *p, size_t *bytes) {
+    gmm__mlp_quantized q;
+    size_t most = 0;
+    int i;
+    gmm_status s = gmm__mlp_quantized_of(p, NULL, &q);
+    for (i = 0; s == GMM_OK && i <= q.count; i++) {
+        gmm__call call;
+        gmm__plan plan;
+        s = gmm__mlp_prepare_product(p, &q, i, 1, &call);
+        if (s == GMM_OK) s = gmm__select(&call, &plan);
+        if (s == GMM_OK && plan.workspace_bytes > most) most = plan.workspace_bytes;
+    }
+    if (s == GMM_OK && q.bytes + most > *bytes) *bytes = q.bytes + most;
+    return s;
+}
+
+/* Enqueues the quantizations and the product. */
+static gmm_status gmm__mlp_run_product(const gmm__mlp_product *p, void *workspace, size_t bytes, gmm_stream stream) {
+    gmm__mlp_quantized q;
+    int i;
+    gmm_status s = gmm__mlp_quantized_of(p, workspace, &q);
+    for (i = 0; s == GMM_OK && i <= q.count; i++) {
+        gmm__call call;
+        s = gmm__mlp_prepare_product(p, &q, i, 0, &call);
+        if (s == GMM_OK) s = gmm__serve(&call, NULL, (char *)workspace + q.bytes, bytes - q.bytes, stream);
+    }
+    return s;
+}
+
+static gmm__mlp_quantization gmm__mlp_quantization_of(const gmm__call *call) {
+    gmm__mlp_quantization q;
     q.recipe = call->recipe;
     q.quant = call->quant;
     return q;
 }
-/* The layer that a step of this call belongs to. */
-static int gmm__mlp_layer(const gmm__call *call, const gmm_linear *l) {
-    return l->dy == &call->mat[GMM__DY] || l->w == &call->mat[GMM__W2] ? 2 : 1;
+/* The product of a step of this call. FC2's steps read dy or w2. */
+static gmm__mlp_product gmm__mlp_product_of(const gmm__call *call, const gmm__mlp_quantization *quantization, gmm_op op,
+                                            const gmm_linear *l) {
+    gmm__mlp_product p;
+    p.ctx = call->ctx;
+    p.function = call->function;
+    p.quantization = quantization;
+    p.op = op;
+    p.layer = l->dy == &call->mat[GMM__DY] || l->w == &call->mat[GMM__W2] ? 2 : 1;
+    p.linear = l;
+    return p;
 }
 /* Raises *bytes to the workspace of one product. Returns 0 if the engine declines it. */
 static int gmm__mlp_size_product(const gmm__plan *plan, gmm_op op, const gmm_linear *l, size_t *bytes, gmm__plan *out) {
     const gmm__call *call = plan->call;
-    const gmm__mlp_recipe q = gmm__mlp_recipe_of(call);
-    const gmm_error before = call->ctx->error;
-    if (q.recipe.kind == GMM_RECIPE_NONE) return gmm__mlp_size_linear(plan, op, l, bytes, out);
-    if (gmm__mlp_product(call->ctx, call->function, &q, op, gmm__mlp_layer(call, l), l, NULL, 0, bytes, NULL) == GMM_OK)
-        return 1;
+    const gmm__mlp_quantization quantization = gmm__mlp_quantization_of(call);
+    const gmm__mlp_product product = gmm__mlp_product_of(call, &quantization, op, l);
+    const gmm_error last_error = call->ctx->error;
+    if (quantization.recipe.kind == GMM_RECIPE_NONE) return gmm__mlp_size_linear(plan, op, l, bytes, out);
+    if (gmm__mlp_measure_product(&product, bytes) == GMM_OK) return 1;
     (void)gmm__decline(out, "%.180s", call->ctx->error.text);
-    call->ctx->error = before;
+    call->ctx->error = last_error;
     return 0;
 }
 static int gmm__mlp_size_act(const gmm__plan *plan, gmm_op op, const gmm_activation *a, size_t *bytes, gmm__plan *out) {
     gmm__call step;
-    const gmm_error before = plan->call->ctx->error;
+    const gmm_error last_error = plan->call->ctx->error;
     const gmm_status s = gmm__act_prepare(&step, plan->call->ctx, op, plan->call->function, a, 1);
-    return gmm__mlp_size(&step, s, &before, bytes, out);
+    return gmm__mlp_measure_step(&step, s, &last_error, bytes, out);
 }
 
 static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
     const gmm__mlp_buffers b = gmm__mlp_measure(call);
     gmm__mlp_steps t;
-    size_t sub = 0;
+    size_t step_bytes = 0;
     gmm__mlp_fill(&t, plan, NULL, NULL, NULL, NULL, NULL);
     t.act.y = &t.h;
-    if (!gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &t.fc1, &sub, plan) ||
-        !gmm__mlp_size_act(plan, GMM_OP_ACT_FWD, &t.act, &sub, plan) ||
-        !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &t.fc2, &sub, plan))
+    if (!gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &t.fc1, &step_bytes, plan) ||
+        !gmm__mlp_size_act(plan, GMM_OP_ACT_FWD, &t.act, &step_bytes, plan) ||
+        !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &t.fc2, &step_bytes, plan))
         return 0;
     gmm__reserve(plan, GMM__PART_MLP_OFFSETS, b.offsets_bytes);
-    gmm__reserve(plan, GMM__PART_MLP_Z, b.z_bytes); /* inference uses both; a query cannot tell it from training */
+    /* inference stores z and h here, and a query cannot distinguish it from training */
+    gmm__reserve(plan, GMM__PART_MLP_Z, b.z_bytes);
     gmm__reserve(plan, GMM__PART_MLP_H, b.h_bytes);
-    gmm__reserve(plan, GMM__PART_MLP_SUB, sub);
+    gmm__reserve(plan, GMM__PART_MLP_STEP, step_bytes);
     plan->saved_bytes = b.saved_bytes;
     return 1;
 }
 
-/* The split of the call as int64 offsets. */
+/* Computes the split of the call as int64 offsets. */
 static gmm_status gmm__mlp_offsets(const gmm__plan *plan, void *offsets, gmm_stream stream) {
     gmm__call step = *plan->call;
     step.op = GMM_OP_OFFSETS;
     step.query = 0;
     step.options.engine = plan->engine;
     step.output = offsets;
-    step.spans = 0; /* checked with the call */
+    step.spans = 0; /* overlap was checked with the call */
     return gmm__serve(&step, NULL, NULL, 0, stream);
 }
 static gmm_status gmm__mlp_step(const gmm__plan *plan, gmm_op op, const gmm_linear *l, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    const gmm__mlp_recipe q = gmm__mlp_recipe_of(call);
-    if (q.recipe.kind != GMM_RECIPE_NONE && op != GMM_OP_LINEAR_BGRAD)
-        return gmm__mlp_product(call->ctx, call->function, &q, op, gmm__mlp_layer(call, l), l,
-                                gmm__part(plan, GMM__PART_MLP_SUB),
-                                plan->workspace_bytes - plan->part[GMM__PART_MLP_SUB], NULL, stream);
-    return gmm__linear_run(plan->call->ctx, op, plan->call->function, l, gmm__part(plan, GMM__PART_MLP_SUB),
-                           plan->workspace_bytes - plan->part[GMM__PART_MLP_SUB], stream);
+    const gmm__mlp_quantization quantization = gmm__mlp_quantization_of(call);
+    const gmm__mlp_product product = gmm__mlp_product_of(call, &quantization, op, l);
+    void *workspace = gmm__part(plan, GMM__PART_MLP_STEP);
+    const size_t bytes = plan->workspace_bytes - plan->part[GMM__PART_MLP_STEP];
+    return quantization.recipe.kind != GMM_RECIPE_NONE && op != GMM_OP_LINEAR_BGRAD
+               ? gmm__mlp_run_product(&product, workspace, bytes, stream)
+               : gmm__linear_run(call->ctx, op, call->function, l, workspace, bytes, stream);
 }
 static gmm_status gmm__mlp_act_step(const gmm__plan *plan, gmm_op op, const gmm_activation *a, gmm_stream stream) {
     gmm__call step;
     const gmm_status s = gmm__act_prepare(&step, plan->call->ctx, op, plan->call->function, a, 0);
-    return s != GMM_OK ? s : gmm__serve(&step, NULL, gmm__part(plan, GMM__PART_MLP_SUB),
-                                        plan->workspace_bytes - plan->part[GMM__PART_MLP_SUB], stream);
+    return s != GMM_OK ? s : gmm__serve(&step, NULL, gmm__part(plan, GMM__PART_MLP_STEP),
+                                        plan->workspace_bytes - plan->part[GMM__PART_MLP_STEP], stream);
 }
 
 static gmm_status gmm__compose_launch_mlp_fwd(const gmm__plan *plan, gmm_stream stream) {
@@ -4542,39 +4693,39 @@ static int gmm__compose_plan_mlp_bwd(const gmm__call *call, gmm__plan *plan) {
     const gmm_mlp *d = &call->d.mlp;
     const gmm_mlp_config *c = &call->config;
     const gmm__mlp_buffers b = gmm__mlp_measure(call);
-    const gmm__mlp_need need = gmm__mlp_needs(call);
+    const gmm__mlp_gradients need = gmm__mlp_gradients_of(call);
     gmm__mlp_steps t;
-    size_t sub = 0;
+    size_t step_bytes = 0;
     gmm__mlp_fill(&t, plan, NULL, NULL, NULL, NULL, NULL);
     t.act.dy = &t.dh;
     t.act.dx = need.dz ? &t.dz : NULL;
     t.act.dprob = d->dprob;
     t.act.y = &t.h;
     if ((need.z && c->save == GMM_SAVE_NOTHING &&
-         !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &t.fc1, &sub, plan)) ||
-        (need.dh && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad2, &sub, plan)) ||
-        (need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_BWD, &t.act, &sub, plan)) ||
-        (need.h && !need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_FWD, &t.act, &sub, plan)) ||
-        ((d->db2 || t.bgrad2.d_bias_scale) && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad2, &sub,
+         !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &t.fc1, &step_bytes, plan)) ||
+        (need.dh && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad2, &step_bytes, plan)) ||
+        (need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_BWD, &t.act, &step_bytes, plan)) ||
+        (need.h && !need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_FWD, &t.act, &step_bytes, plan)) ||
+        ((d->db2 || t.bgrad2.d_bias_scale) && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad2, &step_bytes,
                                                                     plan)) ||
-        (d->db1 && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad1, &sub, plan)) ||
-        (d->dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad2, &sub, plan)) ||
-        (d->dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad1, &sub, plan)) ||
-        (d->dx && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad1, &sub, plan)))
+        (d->db1 && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad1, &step_bytes, plan)) ||
+        (d->dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad2, &step_bytes, plan)) ||
+        (d->dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad1, &step_bytes, plan)) ||
+        (d->dx && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad1, &step_bytes, plan)))
         return 0;
     gmm__reserve(plan, GMM__PART_MLP_OFFSETS, b.offsets_bytes);
     gmm__reserve(plan, GMM__PART_MLP_Z, need.z && c->save == GMM_SAVE_NOTHING ? b.z_bytes : 0);
     gmm__reserve(plan, GMM__PART_MLP_H, need.h && !need.defer ? b.h_bytes : 0);
     gmm__reserve(plan, GMM__PART_MLP_DH, need.dh ? b.h_bytes : 0);
     gmm__reserve(plan, GMM__PART_MLP_DZ, need.dz && !need.defer ? b.z_bytes : 0);
-    gmm__reserve(plan, GMM__PART_MLP_SUB, sub);
+    gmm__reserve(plan, GMM__PART_MLP_STEP, step_bytes);
     plan->saved_bytes = b.saved_bytes;
-    plan->deferred_bytes = need.defer ? b.deferred_kept + 2 * b.kept_bytes : 0;
+    plan->deferred_bytes = need.defer ? b.deferred_arrays + 2 * b.arrays_bytes : 0;
     return 1;
 }
 
-/* A queued pair of weight gradients, FC2's first. Kept inside gmm_wgrad_entry. Of the caller's memory it points at
-   matrices, the fault word and what gmm_mlp_quant says, at no descriptor and no array by group. */
+/* The contents of gmm_wgrad_entry: the weight gradients of one backward, FC2's first. It points to the caller's
+   matrices, fault word and arrays of gmm_mlp_quant, but to none of its descriptors and arrays by group. */
 typedef struct gmm__wgrad_record {
     gmm_groups groups;
     gmm_options options;
@@ -4582,18 +4733,19 @@ typedef struct gmm__wgrad_record {
     int64_t in[2], out[2];
     gmm_mat x[2], dy[2], dw[2];
     gmm_grad grad[2];
-    gmm__mlp_recipe quantized;
-    int32_t wanted[2];
-    int32_t tag; /* GMM__WGRAD_TAG while queued */
+    gmm__mlp_quantization quantization;
+    int32_t pending[2]; /* 1: wanted and not computed yet */
+    int32_t tag;        /* GMM__WGRAD_TAG while queued */
 } gmm__wgrad_record;
 
 enum { GMM__WGRAD_TAG = 0x6772616D };
 
 typedef char gmm__wgrad_record_fits[sizeof(gmm__wgrad_record) <= sizeof(gmm_wgrad_entry) ? 1 : -1];
 
-static void gmm__mlp_fire(const gmm_context *ctx, const gmm_grad_hooks *hooks, gmm_param param, int wanted,
-                          gmm_stream stream) {
-    if (wanted && hooks && hooks->ready && !gmm__capturing(ctx, stream)) hooks->ready(hooks->user, param, stream);
+/* Reports the gradient of a parameter if it is `complete`. A capture computes nothing, so that it reports nothing. */
+static void gmm__mlp_call_hook(const gmm_context *ctx, const gmm_grad_hooks *hooks, gmm_param param, int complete,
+                               gmm_stream stream) {
+    if (complete && hooks && hooks->ready && !gmm__capturing(ctx, stream)) hooks->ready(hooks->user, param, stream);
 }
 
 static gmm_status gmm__convert_prepare(gmm__call *call, gmm_context *ctx, const char *function,
@@ -4602,16 +4754,17 @@ static gmm_status gmm__convert_prepare(gmm__call *call, gmm_context *ctx, const 
 static gmm_status gmm__cuda_status(const gmm__call *call, cudaError_t e);
 #endif
 
-/* Copies bytes of the caller's to context memory in stream order; from the host's memory where `host`. */
-static gmm_status gmm__mlp_keep(const gmm__call *call, const void *from, int host, void *to, size_t bytes,
+/* Enqueues a copy of the caller's bytes to context memory. `host`: the source is host memory that may be freed on
+   return. */
+static gmm_status gmm__mlp_copy(const gmm__call *call, const void *src_data, int host, void *dst_data, size_t bytes,
                                 gmm_stream stream) {
-    const gmm_mat src = gmm_mat_packed(GMM_U8, from), dst = gmm_mat_packed(GMM_U8, to);
+    const gmm_mat src = gmm_mat_packed(GMM_U8, src_data), dst = gmm_mat_packed(GMM_U8, dst_data);
     gmm_conversion d = GMM_ZERO;
     gmm__call step;
     gmm_status s;
-#ifdef __CUDACC__ /* the addresses are arguments of a kernel */
+#ifdef __CUDACC__ /* the bytes travel as arguments of a kernel */
     if (host && call->ctx->config.space == GMM_SPACE_CUDA)
-        return gmm__cuda_status(call, gmm_launch_copy(to, from, (int64_t)(bytes / 8), stream));
+        return gmm__cuda_status(call, gmm_launch_copy(dst_data, src_data, (int64_t)(bytes / 8), stream));
 #else
     (void)host;
 #endif
@@ -4624,24 +4777,24 @@ static gmm_status gmm__mlp_keep(const gmm__call *call, const void *from, int hos
     return s != GMM_OK ? s : gmm__serve(&step, NULL, NULL, 0, stream);
 }
 
-/* Copies the arrays by group that come with a destination, and makes the record's descriptors point at the copies. */
-static gmm_status gmm__mlp_keep_grad(const gmm__call *call, char *kept, gmm_mat *dw, gmm_grad *grad,
-                                     gmm_stream stream) {
+/* Copies the arrays by group of a gradient's destination, and makes the record's descriptors point to the copies. */
+static gmm_status gmm__mlp_copy_arrays(const gmm__call *call, char *arrays, gmm_mat *dw, gmm_grad *grad,
+                                       gmm_stream stream) {
     const size_t G = (size_t)call->groups.count;
-    char *beta = kept + G * sizeof(void *), *frozen = beta + G * sizeof(float);
+    char *beta = arrays + G * sizeof(void *), *frozen = beta + G * sizeof(float);
     gmm_status s = GMM_OK;
     if (dw->table) {
-        s = gmm__mlp_keep(call, dw->table, (dw->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST) != 0, kept,
+        s = gmm__mlp_copy(call, dw->table, (dw->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST) != 0, arrays,
                           G * sizeof(void *), stream);
-        dw->table = (void *const *)kept;
+        dw->table = (void *const *)arrays;
         dw->flags &= ~(uint32_t)GMM_MAT_TABLE_ON_HOST;
     }
     if (s == GMM_OK && grad->beta) {
-        s = gmm__mlp_keep(call, grad->beta, 0, beta, G * sizeof(float), stream);
+        s = gmm__mlp_copy(call, grad->beta, 0, beta, G * sizeof(float), stream);
         grad->beta = (const float *)beta;
     }
     if (s == GMM_OK && grad->frozen) {
-        s = gmm__mlp_keep(call, grad->frozen, 0, frozen, G, stream);
+        s = gmm__mlp_copy(call, grad->frozen, 0, frozen, G, stream);
         grad->frozen = (const uint8_t *)frozen;
     }
     return s;
@@ -4662,13 +4815,13 @@ static gmm_status gmm__mlp_record(const gmm__mlp_steps *t, const gmm__call *call
     r.groups = t->groups;
     r.options = t->options;
     if (d->hooks) r.hooks = *d->hooks;
-    r.quantized = gmm__mlp_recipe_of(call);
-    r.quantized.quant.recipe = NULL;
-    r.wanted[0] = d->dw2 != NULL;
-    r.wanted[1] = d->dw1 != NULL;
+    r.quantization = gmm__mlp_quantization_of(call);
+    r.quantization.quant.recipe = NULL;
+    r.pending[0] = d->dw2 != NULL;
+    r.pending[1] = d->dw1 != NULL;
     for (i = 0; i < 2; i++) {
         gmm_status s;
-        if (!r.wanted[i]) continue;
+        if (!r.pending[i]) continue;
         r.in[i] = steps[i]->in_features;
         r.out[i] = steps[i]->out_features;
         r.x[i] = *steps[i]->x;
@@ -4676,8 +4829,8 @@ static gmm_status gmm__mlp_record(const gmm__mlp_steps *t, const gmm__call *call
         r.dw[i] = call->mat[roles[i]];
         r.grad[i] = call->grad[roles[i]];
         r.x[i].columnwise = r.dy[i].columnwise = r.dw[i].columnwise = r.grad[i].mat = NULL;
-        s = gmm__mlp_keep_grad(call, (char *)d->deferred + b.deferred_kept + (size_t)i * b.kept_bytes, &r.dw[i],
-                               &r.grad[i], stream);
+        s = gmm__mlp_copy_arrays(call, (char *)d->deferred + b.deferred_arrays + (size_t)i * b.arrays_bytes, &r.dw[i],
+                                 &r.grad[i], stream);
         if (s != GMM_OK) return s;
     }
     memcpy(&q->entries[(q->head + q->count) % q->capacity], &r, sizeof r);
@@ -4690,7 +4843,7 @@ static gmm_status gmm__compose_launch_mlp_bwd(const gmm__plan *plan, gmm_stream 
     const gmm_mlp *d = &call->d.mlp;
     const gmm_mlp_config *c = &call->config;
     const gmm__mlp_buffers b = gmm__mlp_measure(call);
-    const gmm__mlp_need need = gmm__mlp_needs(call);
+    const gmm__mlp_gradients need = gmm__mlp_gradients_of(call);
     char *saved = (char *)d->saved, *deferred = (char *)d->deferred;
     const int h_saved = c->save == GMM_SAVE_PREACT_AND_ACT && !need.defer;
     void *offsets = need.defer ? deferred : (char *)gmm__part(plan, GMM__PART_MLP_OFFSETS);
@@ -4716,84 +4869,94 @@ static gmm_status gmm__compose_launch_mlp_bwd(const gmm__plan *plan, gmm_stream 
         if ((s = gmm__mlp_act_step(plan, GMM_OP_ACT_FWD, &t.act, stream)) != GMM_OK) return s;
     if (d->dw2 && !need.defer)
         if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad2, stream)) != GMM_OK) return s;
-    gmm__mlp_fire(call->ctx, d->hooks, GMM_PARAM_W2, d->dw2 && !need.defer, stream);
+    gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_W2, d->dw2 && !need.defer, stream);
     if (d->db2 || t.bgrad2.d_bias_scale)
         if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad2, stream)) != GMM_OK) return s;
-    gmm__mlp_fire(call->ctx, d->hooks, GMM_PARAM_B2, d->db2 != NULL, stream);
+    gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_B2, d->db2 != NULL, stream);
     if (d->dw1 && !need.defer)
         if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad1, stream)) != GMM_OK) return s;
-    gmm__mlp_fire(call->ctx, d->hooks, GMM_PARAM_W1, d->dw1 && !need.defer, stream);
+    gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_W1, d->dw1 && !need.defer, stream);
     if (d->db1)
         if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad1, stream)) != GMM_OK) return s;
-    gmm__mlp_fire(call->ctx, d->hooks, GMM_PARAM_B1, d->db1 != NULL, stream);
+    gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_B1, d->db1 != NULL, stream);
     if (d->dx)
         if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad1, stream)) != GMM_OK) return s;
     return need.defer ? gmm__mlp_record(&t, call, stream) : GMM_OK;
 }
 
-/* The linear wgrad of part i of a record. */
-static void gmm__mlp_replay(gmm__wgrad_record *r, int i, gmm_linear *l) {
-    memset(l, 0, sizeof *l);
+/* The weight gradient i of a record as a linear descriptor: 0 is FC2's, 1 is FC1's. */
+static gmm_linear gmm__mlp_recorded_linear(gmm__wgrad_record *r, int i) {
+    gmm_linear l = GMM_ZERO;
     r->grad[i].mat = &r->dw[i];
-    l->groups = &r->groups;
-    l->options = &r->options;
-    l->in_features = r->in[i];
-    l->out_features = r->out[i];
-    l->x = &r->x[i];
-    l->dy = &r->dy[i];
-    l->dw = &r->grad[i];
+    l.groups = &r->groups;
+    l.options = &r->options;
+    l.in_features = r->in[i];
+    l.out_features = r->out[i];
+    l.x = &r->x[i];
+    l.dy = &r->dy[i];
+    l.dw = &r->grad[i];
+    return l;
+}
+static gmm__mlp_product gmm__mlp_recorded_product(const gmm__call *call, const gmm__wgrad_record *r, int i,
+                                                  const gmm_linear *l) {
+    gmm__mlp_product p = gmm__mlp_product_of(call, &r->quantization, GMM_OP_LINEAR_WGRAD, l);
+    p.layer = 2 - i;
+    return p;
 }
 
-/* call->input, output: the record; NULL for a query, which sizes from the MLP's descriptor instead. */
+/* call->input and call->output are the record. They are NULL in a query, which measures the MLP's own descriptor. */
 static int gmm__compose_plan_mlp_wgrad(const gmm__call *call, gmm__plan *plan) {
-    size_t sub = 0;
+    size_t step_bytes = 0;
     int i;
     if (call->input) {
         gmm__wgrad_record r = *(const gmm__wgrad_record *)call->input;
+        gmm__mlp_product product;
         gmm_linear l;
         for (i = 0; i < 2; i++) {
-            if (!r.wanted[i]) continue;
-            gmm__mlp_replay(&r, i, &l);
-            if (r.quantized.recipe.kind == GMM_RECIPE_NONE) {
-                if (!gmm__mlp_size_linear(plan, GMM_OP_LINEAR_WGRAD, &l, &sub, plan)) return 0;
-            } else if (gmm__mlp_product(call->ctx, call->function, &r.quantized, GMM_OP_LINEAR_WGRAD, 2 - i, &l, NULL,
-                                        0, &sub, NULL) != GMM_OK)
+            if (!r.pending[i]) continue;
+            l = gmm__mlp_recorded_linear(&r, i);
+            product = gmm__mlp_recorded_product(call, &r, i, &l);
+            if (r.quantization.recipe.kind == GMM_RECIPE_NONE) {
+                if (!gmm__mlp_size_linear(plan, GMM_OP_LINEAR_WGRAD, &l, &step_bytes, plan)) return 0;
+            } else if (gmm__mlp_measure_product(&product, &step_bytes) != GMM_OK)
                 return gmm__decline(plan, "%.180s", call->ctx->error.text);
         }
     } else {
         gmm__mlp_steps t;
         gmm__mlp_fill(&t, plan, NULL, NULL, NULL, NULL, NULL);
-        if ((call->d.mlp.dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad2, &sub, plan)) ||
-            (call->d.mlp.dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad1, &sub, plan)))
+        if ((call->d.mlp.dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad2, &step_bytes, plan)) ||
+            (call->d.mlp.dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad1, &step_bytes, plan)))
             return 0;
     }
     memset(plan->part, 0, sizeof plan->part);
-    plan->workspace_bytes = sub;
+    plan->workspace_bytes = step_bytes;
     return 1;
 }
 
 static gmm_status gmm__compose_launch_mlp_wgrad(const gmm__plan *plan, gmm_stream stream) {
     const gmm_param params[2] = { GMM_PARAM_W2, GMM_PARAM_W1 };
+    const gmm__call *call = plan->call;
     gmm__wgrad_record *r = (gmm__wgrad_record *)plan->call->output;
     int i;
     for (i = 0; i < 2; i++) {
+        gmm__mlp_product product;
         gmm_linear l;
         gmm_status s;
-        if (!r->wanted[i]) continue;
-        gmm__mlp_replay(r, i, &l);
-        s = r->quantized.recipe.kind == GMM_RECIPE_NONE
-                ? gmm__linear_run(plan->call->ctx, GMM_OP_LINEAR_WGRAD, plan->call->function, &l, plan->workspace,
+        if (!r->pending[i]) continue;
+        l = gmm__mlp_recorded_linear(r, i);
+        product = gmm__mlp_recorded_product(call, r, i, &l);
+        s = r->quantization.recipe.kind == GMM_RECIPE_NONE
+                ? gmm__linear_run(call->ctx, GMM_OP_LINEAR_WGRAD, call->function, &l, plan->workspace,
                                   plan->workspace_bytes, stream)
-                : gmm__mlp_product(plan->call->ctx, plan->call->function, &r->quantized, GMM_OP_LINEAR_WGRAD, 2 - i, &l,
-                                   plan->workspace, plan->workspace_bytes, NULL, stream);
+                : gmm__mlp_run_product(&product, plan->workspace, plan->workspace_bytes, stream);
         if (s != GMM_OK) return s;
-        r->wanted[i] = 0; /* should the other one fail, a second try leaves this one alone */
-        gmm__mlp_fire(plan->call->ctx, &r->hooks, params[i], 1, stream);
+        r->pending[i] = 0; /* should the other gradient fail, a second call does not add this one twice */
+        gmm__mlp_call_hook(call->ctx, &r->hooks, params[i], 1, stream);
     }
     return GMM_OK;
 }
 
-/* A buffer beside the workspace that the plan has sized. */
+/* Checks gmm_mlp.saved or gmm_mlp.deferred against the `need` bytes of the plan. */
 static gmm_status gmm__mlp_buffer(gmm__call *call, const char *name, int writes, const void *memory, size_t bytes,
                                   size_t need) {
     if (!memory && need > 0)
@@ -4807,7 +4970,7 @@ static gmm_status gmm__mlp_buffer(gmm__call *call, const char *name, int writes,
     return GMM_OK;
 }
 
-/* The queue's own fields, which callers may have set themselves. */
+/* Checks the fields of the queue, which callers may have set themselves. */
 static gmm_status gmm__mlp_check_queue(gmm__call *call, const gmm_wgrad_queue *q) {
     if (!q || !q->entries) return gmm__refuse(call, GMM_E_NULL, "queue", "is NULL or has no entries");
     if ((uintptr_t)q->entries % sizeof q->entries->opaque[0])
@@ -4869,7 +5032,7 @@ GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
     if ((s = gmm__mlp_buffer(&call, "saved", 0, d->saved, d->saved_bytes, plan.saved_bytes)) != GMM_OK ||
         (s = gmm__mlp_buffer(&call, "deferred", 1, d->deferred, d->deferred_bytes, plan.deferred_bytes)) != GMM_OK)
         return s;
-    if (gmm__mlp_needs(&call).defer) {
+    if (gmm__mlp_gradients_of(&call).defer) {
         if ((s = gmm__mlp_check_queue(&call, d->queue)) != GMM_OK) return s;
         if (d->queue->count >= d->queue->capacity)
             return gmm__refuse(&call, GMM_E_STATE, "queue", "is full with %d of %d entries", d->queue->count,
@@ -4878,7 +5041,7 @@ GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
     return gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
 
-/* Notes the memory of a queued pair, so that an overlap is found before the first of the two is computed. */
+/* Records the memory of both queued weight gradients, so that an overlap is found before the first one is computed. */
 static gmm_status gmm__mlp_read_record(gmm__call *call, gmm__wgrad_record *r) {
     static const char *const names[2] = { "dw2", "dw1" };
     const int roles[2] = { GMM__DW2, GMM__DW };
@@ -4888,10 +5051,12 @@ static gmm_status gmm__mlp_read_record(gmm__call *call, gmm__wgrad_record *r) {
     gmm__add_span(call, "groups.splits", "", 0, r->groups.splits, (r->groups.count + (int64_t)1) * 8);
     gmm__add_span(call, "groups.fault", "", 1, r->groups.fault, (int64_t)sizeof *r->groups.fault);
     for (i = 0; i < 2; i++) {
-        if (!r->wanted[i]) continue;
-        gmm__mlp_replay(r, i, &l);
-        if ((s = gmm__read_mat(call, GMM__X_, "x", l.x, 1, 0, call->rows, l.in_features, GMM__FLOATS)) != GMM_OK ||
-            (s = gmm__read_mat(call, GMM__DY, "dy", l.dy, 1, 0, call->rows, l.out_features, GMM__FLOATS)) != GMM_OK ||
+        if (!r->pending[i]) continue;
+        l = gmm__mlp_recorded_linear(r, i);
+        s = gmm__read_mat(call, GMM__X_, "x", l.x, 1, gmm__matrix(call->rows, l.in_features), GMM__FLOATS);
+        if (s == GMM_OK)
+            s = gmm__read_mat(call, GMM__DY, "dy", l.dy, 1, gmm__matrix(call->rows, l.out_features), GMM__FLOATS);
+        if (s != GMM_OK ||
             (s = gmm__read_grad(call, roles[i], names[i], l.dw, 1, l.out_features, l.in_features)) != GMM_OK)
             return s;
     }
@@ -4931,14 +5096,14 @@ GMMDEF gmm_status gmm_mlp_fire_hooks(gmm_context *ctx, gmm_op op, const gmm_mlp 
     gmm__call call;
     gmm_status s = gmm__mlp_prepare(&call, ctx, op, "gmm_mlp_fire_hooks", mlp, 1);
     const gmm_mlp *d = &call.d.mlp;
-    int now;
+    int weights_complete;
     if (s != GMM_OK) return s;
     if (op == GMM_OP_MLP_FWD) return gmm__refuse(&call, GMM_E_ARG, "op", "%s fires no hooks", gmm_op_name(op));
-    now = (op == GMM_OP_MLP_WGRAD) == gmm__mlp_delayed(&call); /* weights complete in this operation */
-    gmm__mlp_fire(ctx, d->hooks, GMM_PARAM_W2, now && d->dw2, stream);
-    gmm__mlp_fire(ctx, d->hooks, GMM_PARAM_B2, op == GMM_OP_MLP_BWD && d->db2, stream);
-    gmm__mlp_fire(ctx, d->hooks, GMM_PARAM_W1, now && d->dw1, stream);
-    gmm__mlp_fire(ctx, d->hooks, GMM_PARAM_B1, op == GMM_OP_MLP_BWD && d->db1, stream);
+    weights_complete = (op == GMM_OP_MLP_WGRAD) == gmm__mlp_delayed(&call);
+    gmm__mlp_call_hook(ctx, d->hooks, GMM_PARAM_W2, weights_complete && d->dw2, stream);
+    gmm__mlp_call_hook(ctx, d->hooks, GMM_PARAM_B2, op == GMM_OP_MLP_BWD && d->db2, stream);
+    gmm__mlp_call_hook(ctx, d->hooks, GMM_PARAM_W1, weights_complete && d->dw1, stream);
+    gmm__mlp_call_hook(ctx, d->hooks, GMM_PARAM_B1, op == GMM_OP_MLP_BWD && d->db1, stream);
     return GMM_OK;
 }
 
@@ -4948,7 +5113,7 @@ static float gmm__row_dot(const float *a, const float *b, int64_t n) {
     float lane[GMM__LANES];
     memset(lane, 0, sizeof lane);
     gmm__lanes_add(lane, a, b, n);
-    return gmm__lanes_fold(lane);
+    return gmm__lanes_sum(lane);
 }
 static float gmm__row_sum(const float *a, int64_t n) { return gmm__row_dot(a, NULL, n); }
 
@@ -4966,17 +5131,17 @@ GMM__HD float gmm__ln(float x) {
 
 /* Softmax of a row into s; returns its logsumexp. */
 static float gmm__softmax(const float *logits, float *s, int64_t n) {
-    float top = logits[0], sum;
+    float largest = logits[0], sum;
     int64_t i;
-    for (i = 1; i < n; i++) top = logits[i] > top || top != top ? logits[i] : top;
-    for (i = 0; i < n; i++) s[i] = gmm_exp(logits[i] - top);
+    for (i = 1; i < n; i++) largest = logits[i] > largest || largest != largest ? logits[i] : largest;
+    for (i = 0; i < n; i++) s[i] = gmm_exp(logits[i] - largest);
     sum = gmm__row_sum(s, n);
     for (i = 0; i < n; i++) s[i] /= sum;
-    return top + gmm__ln(sum);
+    return largest + gmm__ln(sum);
 }
 
-/* A candidate as an integer that orders like its rank: the value above (every NaN lowest), ~expert below, so that at
-   equal values the lower index is larger. */
+/* A candidate as an integer that is larger for a better candidate: the value in the high half (NaN is the lowest),
+   ~expert in the low half, so that of equal values the lower index is better. */
 static uint64_t gmm__candidate(float value, int64_t expert) {
     const uint32_t u = gmm_f32_bits(value);
     const uint32_t order = value != value ? 0u : u & 0x80000000u ? ~u : u | 0x80000000u;
@@ -4984,8 +5149,8 @@ static uint64_t gmm__candidate(float value, int64_t expert) {
 }
 static int32_t gmm__candidate_expert(uint64_t candidate) { return (int32_t)~(uint32_t)candidate; }
 
-/* Restores a heap whose least element is at 0, after element i grew. */
-static void gmm__heap_down(uint64_t *heap, int64_t count, int64_t i) {
+/* Restores a min-heap after element i was increased. */
+static void gmm__heap_sift_down(uint64_t *heap, int64_t count, int64_t i) {
     const uint64_t key = heap[i];
     int64_t child;
     while ((child = 2 * i + 1) < count) {
@@ -4997,33 +5162,33 @@ static void gmm__heap_down(uint64_t *heap, int64_t count, int64_t i) {
     heap[i] = key;
 }
 
-/* Sorts into falling order what is such a heap. */
+/* Sorts a min-heap into descending order. */
 static void gmm__heap_sort(uint64_t *heap, int64_t count) {
     int64_t i;
     for (i = count - 1; i > 0; i--) {
         const uint64_t least = heap[0];
         heap[0] = heap[i];
         heap[i] = least;
-        gmm__heap_down(heap, i, 0);
+        gmm__heap_sift_down(heap, i, 0);
     }
 }
 
-/* The k candidates of the largest score + bias, in falling order. */
-static void gmm__choose(const float *score, const float *bias, int64_t experts, uint64_t *best, int64_t k) {
+/* The k candidates with the largest score + bias, in descending order. */
+static void gmm__topk_choose(const float *score, const float *bias, int64_t experts, uint64_t *best, int64_t k) {
     int64_t e, i;
     for (e = 0; e < k; e++) best[e] = gmm__candidate(score[e] + (bias ? bias[e] : 0.0f), e);
-    for (i = k / 2; i-- > 0;) gmm__heap_down(best, k, i);
+    for (i = k / 2; i-- > 0;) gmm__heap_sift_down(best, k, i);
     for (; e < experts; e++) {
         const uint64_t candidate = gmm__candidate(score[e] + (bias ? bias[e] : 0.0f), e);
         if (candidate <= best[0]) continue;
         best[0] = candidate;
-        gmm__heap_down(best, k, 0);
+        gmm__heap_sift_down(best, k, 0);
     }
     gmm__heap_sort(best, k);
 }
 
-/* Tokens are worked on in chunks that depend on T alone. Each chunk has its own counts and sums, which are added up in
-   the order of the chunks: losses do not depend on the threads. */
+/* Tokens are divided into chunks by T alone. Each chunk has its own counts and sums, which are added in the order of
+   the chunks, so that losses do not depend on the number of threads. */
 static int64_t gmm__topk_chunk(int64_t tokens) {
     const int64_t chunk = gmm__ceil_div(tokens, 256);
     return chunk < 16 ? 16 : chunk;
@@ -5031,27 +5196,27 @@ static int64_t gmm__topk_chunk(int64_t tokens) {
 
 enum { GMM__TOPK_SCRATCH, GMM__TOPK_COUNTS, GMM__TOPK_SUMS, GMM__TOPK_Z }; /* regions of the workspace */
 
-/* One thread's rows: logits, scores, weights or a second softmax, candidates. */
+/* The buffers of one thread, each for one token. softmax is score itself where that is a softmax. */
 typedef struct gmm__topk_rows {
-    float *logits, *score, *soft, *weight;
+    float *logits, *score, *softmax, *weight;
     uint64_t *best;
 } gmm__topk_rows;
 
-/* Scores are exponentials, of which one takes as long as a few copies. */
+/* An exponential takes about as long as four copies. */
 static double gmm__topk_work(const gmm_route *r) { return 4.0 * (double)r->tokens * (double)r->experts; }
 static size_t gmm__topk_row_bytes(const gmm_route *r) { return (size_t)gmm__round_up(r->experts, 16) * sizeof(float); }
 static size_t gmm__topk_thread_bytes(const gmm_route *r) {
     return 4 * gmm__topk_row_bytes(r) + (size_t)gmm__round_up(r->topk, 8) * sizeof(uint64_t);
 }
 
-/* Bytes for the rows of all threads that a call takes. */
+/* Bytes of the buffers of all threads of a call. */
 static size_t gmm__topk_scratch(const gmm__call *call) {
     const gmm_route *r = &call->d.route;
     const int64_t chunks = gmm__ceil_div(r->tokens, gmm__topk_chunk(r->tokens));
     return (size_t)gmm__cpu_threads(call->ctx, chunks, gmm__topk_work(r)) * gmm__topk_thread_bytes(r);
 }
 
-/* Scores of token t in `rows`. Returns logsumexp where the softmax was needed, else 0. */
+/* Computes the scores of token t. Returns their logsumexp where a softmax is computed, else 0. */
 static float gmm__topk_scores(const gmm__plan *plan, int64_t t, int32_t thread, gmm__topk_rows *rows) {
     const gmm__call *call = plan->call;
     const gmm_route *r = &call->d.route;
@@ -5062,23 +5227,23 @@ static float gmm__topk_scores(const gmm__plan *plan, int64_t t, int32_t thread, 
     rows->logits = (float *)(void *)((char *)gmm__part(plan, GMM__TOPK_SCRATCH) +
                                      (size_t)thread * gmm__topk_thread_bytes(r));
     rows->score = rows->logits + n;
-    rows->soft = r->score == GMM_SCORE_SOFTMAX ? rows->score : rows->logits + 2 * n;
+    rows->softmax = r->score == GMM_SCORE_SOFTMAX ? rows->score : rows->logits + 2 * n;
     rows->weight = rows->logits + 3 * n;
     rows->best = (uint64_t *)(void *)(rows->logits + 4 * n);
     gmm__row_load(m->dtype, gmm__at(m, 0, t, 0), rows->logits, r->experts);
     if (r->score == GMM_SCORE_SOFTMAX || r->z_coeff != 0.0f)
-        lse = gmm__softmax(rows->logits, rows->soft, r->experts);
+        lse = gmm__softmax(rows->logits, rows->softmax, r->experts);
     if (r->score == GMM_SCORE_SIGMOID)
         for (e = 0; e < r->experts; e++) rows->score[e] = gmm_sigmoid(rows->logits[e]);
     return lse;
 }
 
-/* What the chosen scores are divided by. */
+/* Divisor of the chosen scores, whose sum is `chosen`. */
 static float gmm__topk_divisor(const gmm_route *r, float chosen) {
     return !r->normalize ? 1.0f : r->score == GMM_SCORE_SIGMOID ? chosen + 1e-20f : chosen;
 }
-/* Scores so small that their sum is 0 in fp32 share nothing out. */
-static float gmm__share(float part, float sum) { return sum == 0.0f ? 0.0f : part / sum; }
+/* part / sum; 0 where the sum of all scores underflows to 0. */
+static float gmm__quotient(float part, float sum) { return sum == 0.0f ? 0.0f : part / sum; }
 
 static void gmm__topk_fwd_chunk(const void *arg, int64_t c, int32_t thread) {
     const gmm__plan *plan = (const gmm__plan *)arg;
@@ -5086,18 +5251,18 @@ static void gmm__topk_fwd_chunk(const void *arg, int64_t c, int32_t thread) {
     const int64_t chunk = gmm__topk_chunk(r->tokens), begin = c * chunk;
     const int64_t end = begin + chunk < r->tokens ? begin + chunk : r->tokens;
     int32_t *counts = (int32_t *)gmm__part(plan, GMM__TOPK_COUNTS) + c * r->experts;
-    float *sums = r->aux_coeff != 0.0f ? (float *)gmm__part(plan, GMM__TOPK_SUMS) + c * r->experts : NULL;
+    float *score_sums = r->aux_coeff != 0.0f ? (float *)gmm__part(plan, GMM__TOPK_SUMS) + c * r->experts : NULL;
     float z = 0.0f;
     int64_t t, e;
     int32_t i;
     memset(counts, 0, (size_t)r->experts * sizeof *counts);
-    if (sums) memset(sums, 0, (size_t)r->experts * sizeof *sums);
+    if (score_sums) memset(score_sums, 0, (size_t)r->experts * sizeof *score_sums);
     for (t = begin; t < end; t++) {
         gmm__topk_rows rows;
         const float lse = gmm__topk_scores(plan, t, thread, &rows);
         float *probs = r->probs + t * r->topk, chosen = 0.0f, divisor;
         int32_t *indices = r->indices + t * r->topk;
-        gmm__choose(rows.score, r->expert_bias, r->experts, rows.best, r->topk);
+        gmm__topk_choose(rows.score, r->expert_bias, r->experts, rows.best, r->topk);
         for (i = 0; i < r->topk; i++) {
             indices[i] = gmm__candidate_expert(rows.best[i]);
             probs[i] = rows.score[indices[i]];
@@ -5105,10 +5270,10 @@ static void gmm__topk_fwd_chunk(const void *arg, int64_t c, int32_t thread) {
             counts[indices[i]]++;
         }
         divisor = gmm__topk_divisor(r, chosen);
-        for (i = 0; i < r->topk; i++) probs[i] = r->scale * gmm__share(probs[i], divisor);
-        if (sums) {
+        for (i = 0; i < r->topk; i++) probs[i] = r->scale * gmm__quotient(probs[i], divisor);
+        if (score_sums) {
             const float all = r->score == GMM_SCORE_SIGMOID ? gmm__row_sum(rows.score, r->experts) : 1.0f;
-            for (e = 0; e < r->experts; e++) sums[e] += gmm__share(rows.score[e], all);
+            for (e = 0; e < r->experts; e++) score_sums[e] += gmm__quotient(rows.score[e], all);
         }
         z += lse * lse;
     }
@@ -5129,7 +5294,7 @@ static gmm_status gmm__cpu_launch_topk_fwd(const gmm__plan *plan, gmm_stream str
     const gmm_route *r = &plan->call->d.route;
     const int64_t experts = r->experts, chunks = gmm__ceil_div(r->tokens, gmm__topk_chunk(r->tokens));
     const int32_t *counts = (const int32_t *)gmm__part(plan, GMM__TOPK_COUNTS);
-    const float *sums = (const float *)gmm__part(plan, GMM__TOPK_SUMS);
+    const float *score_sums = (const float *)gmm__part(plan, GMM__TOPK_SUMS);
     const double tokens = (double)r->tokens;
     double aux = 0.0, z = 0.0;
     int64_t c, e;
@@ -5141,7 +5306,7 @@ static gmm_status gmm__cpu_launch_topk_fwd(const gmm__plan *plan, gmm_stream str
         double sum = 0.0;
         for (c = 0; c < chunks; c++) {
             count += counts[c * experts + e];
-            if (r->aux_coeff != 0.0f) sum += sums[c * experts + e];
+            if (r->aux_coeff != 0.0f) sum += score_sums[c * experts + e];
         }
         aux += count * sum;
         if (r->counts) r->counts[e] = count;
@@ -5156,8 +5321,8 @@ static gmm_status gmm__cpu_launch_topk_fwd(const gmm__plan *plan, gmm_stream str
     return GMM_OK;
 }
 
-/* Gradients run through w[e] = score[e] * (gradient of score[e]): no quotient of small numbers is left in it, since
-   every score in a denominator meets one in a numerator. */
+/* Computes w[e] = score[e] * (gradient of score[e]) rather than the gradient itself: it contains scores only as
+   quotients score / sum, which do not overflow where scores are small. */
 static void gmm__topk_bwd_chunk(const void *arg, int64_t c, int32_t thread) {
     const gmm__plan *plan = (const gmm__plan *)arg;
     const gmm_route *r = &plan->call->d.route;
@@ -5184,31 +5349,31 @@ static void gmm__topk_bwd_chunk(const void *arg, int64_t c, int32_t thread) {
                 if (indices[i] >= 0 && indices[i] < r->experts) chosen += s[indices[i]];
             divisor = gmm__topk_divisor(r, chosen);
             for (i = 0; r->normalize && i < r->topk; i++)
-                if (indices[i] >= 0 && indices[i] < r->experts) mean += g[i] * gmm__share(s[indices[i]], divisor);
+                if (indices[i] >= 0 && indices[i] < r->experts) mean += g[i] * gmm__quotient(s[indices[i]], divisor);
             for (i = 0; i < r->topk; i++)
                 if (indices[i] >= 0 && indices[i] < r->experts)
-                    w[indices[i]] += r->scale * gmm__share(s[indices[i]], divisor) * (g[i] - mean);
+                    w[indices[i]] += r->scale * gmm__quotient(s[indices[i]], divisor) * (g[i] - mean);
         }
         if (r->aux_coeff != 0.0f) {
             float all = 1.0f, mean = 0.0f;
             if (r->score == GMM_SCORE_SIGMOID) {
                 all = gmm__row_sum(s, r->experts);
-                for (e = 0; e < r->experts; e++) mean += daux * (float)r->counts[e] * gmm__share(s[e], all);
+                for (e = 0; e < r->experts; e++) mean += daux * (float)r->counts[e] * gmm__quotient(s[e], all);
             }
-            for (e = 0; e < r->experts; e++) w[e] += gmm__share(s[e], all) * (daux * (float)r->counts[e] - mean);
+            for (e = 0; e < r->experts; e++) w[e] += gmm__quotient(s[e], all) * (daux * (float)r->counts[e] - mean);
         }
         if (r->score == GMM_SCORE_SOFTMAX) {
             const float sum = gmm__row_sum(w, r->experts);
             for (e = 0; e < r->experts; e++) w[e] -= s[e] * sum;
         } else {
             for (e = 0; e < r->experts; e++) {
-                float rest; /* 1 - s */
-                (void)gmm_sigmoid_rest(rows.logits[e], &rest);
-                w[e] *= rest;
+                float complement; /* 1 - s */
+                (void)gmm_sigmoid_rest(rows.logits[e], &complement);
+                w[e] *= complement;
             }
         }
         if (r->z_coeff != 0.0f)
-            for (e = 0; e < r->experts; e++) w[e] += dz * lse * rows.soft[e];
+            for (e = 0; e < r->experts; e++) w[e] += dz * lse * rows.softmax[e];
         gmm__row_store(dlogits->dtype, gmm__at(dlogits, 0, t, 0), w, r->experts);
     }
 }
@@ -5251,10 +5416,10 @@ static gmm_status gmm__read_route(gmm__call *call, const gmm_route *route) {
     if (!gmm__is_finite(r->z_coeff))
         return gmm__refuse(call, GMM_E_ARG, "z_coeff", "%g must be finite", (double)r->z_coeff);
     if (r->scale == 0.0f) r->scale = 1.0f;
-    if ((s = gmm__read_mat(call, GMM__X_, "logits", r->logits, 1, 0, r->tokens, r->experts, GMM__FLOATS)) != GMM_OK)
-        return s;
+    s = gmm__read_mat(call, GMM__X_, "logits", r->logits, 1, gmm__matrix(r->tokens, r->experts), GMM__FLOATS);
+    if (s != GMM_OK) return s;
     if (bwd) {
-        s = gmm__read_mat(call, GMM__DX, "dlogits", r->dlogits, 1, 0, r->tokens, r->experts, GMM__FLOATS);
+        s = gmm__read_mat(call, GMM__DX, "dlogits", r->dlogits, 1, gmm__matrix(r->tokens, r->experts), GMM__FLOATS);
         if (s != GMM_OK || (s = gmm__check_array(call, "dprobs", r->dprobs, 0, slots)) != GMM_OK ||
             (s = gmm__check_array(call, "indices", r->indices, r->dprobs != NULL, slots)) != GMM_OK ||
             (s = gmm__check_array(call, "counts", r->counts, r->aux_coeff != 0.0f, r->experts)) != GMM_OK)
@@ -5271,29 +5436,31 @@ static gmm_status gmm__read_route(gmm__call *call, const gmm_route *route) {
     return gmm__check_output(call, "z_loss", r->z_loss, 0, 1);
 }
 
-static gmm_status gmm__topk(gmm_context *ctx, gmm_op op, const char *function, const gmm_route *route, int query,
-                            gmm_info *info, void *workspace, size_t workspace_bytes, gmm_stream stream) {
-    gmm__call call;
-    gmm_status s = gmm__open(&call, ctx, op, function, query);
+static gmm_status gmm__topk_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
+                                    const gmm_route *route, int query) {
+    const gmm_status s = gmm__open(call, ctx, op, function, query);
     if (s != GMM_OK) return s;
     if (op != GMM_OP_TOPK_FWD && op != GMM_OP_TOPK_BWD)
-        return gmm__refuse(&call, GMM_E_ARG, "op", "%s is neither topk_fwd nor topk_bwd", gmm_op_name(op));
-    if ((s = gmm__read_route(&call, route)) != GMM_OK) return s;
-    return gmm__serve(&call, info, workspace, workspace_bytes, stream);
+        return gmm__refuse(call, GMM_E_ARG, "op", "%s is neither topk_fwd nor topk_bwd", gmm_op_name(op));
+    return gmm__read_route(call, route);
 }
 
 GMMDEF gmm_status gmm_topk_query(gmm_context *ctx, gmm_op op, const gmm_route *route, gmm_info *info) {
-    return gmm__topk(ctx, op, "gmm_topk_query", route, 1, info, NULL, 0, NULL);
+    gmm__call call;
+    const gmm_status s = gmm__topk_prepare(&call, ctx, op, "gmm_topk_query", route, 1);
+    return s != GMM_OK ? s : gmm__serve(&call, info, NULL, 0, NULL);
 }
-
 GMMDEF gmm_status gmm_topk_fwd(gmm_context *ctx, const gmm_route *route, void *workspace, size_t workspace_bytes,
                                gmm_stream stream) {
-    return gmm__topk(ctx, GMM_OP_TOPK_FWD, "gmm_topk_fwd", route, 0, NULL, workspace, workspace_bytes, stream);
+    gmm__call call;
+    const gmm_status s = gmm__topk_prepare(&call, ctx, GMM_OP_TOPK_FWD, "gmm_topk_fwd", route, 0);
+    return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
-
 GMMDEF gmm_status gmm_topk_bwd(gmm_context *ctx, const gmm_route *route, void *workspace, size_t workspace_bytes,
                                gmm_stream stream) {
-    return gmm__topk(ctx, GMM_OP_TOPK_BWD, "gmm_topk_bwd", route, 0, NULL, workspace, workspace_bytes, stream);
+    gmm__call call;
+    const gmm_status s = gmm__topk_prepare(&call, ctx, GMM_OP_TOPK_BWD, "gmm_topk_bwd", route, 0);
+    return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
 
 /* ...................................................................................... 14.8 Permute, unpermute ... */
@@ -5301,11 +5468,11 @@ GMMDEF gmm_status gmm_topk_bwd(gmm_context *ctx, const gmm_route *route, void *w
 /* Operands of the permutation among the roles. */
 enum { GMM__OUT = GMM__W, GMM__DOUT = GMM__W2, GMM__ROWS = GMM__Y, GMM__DROWS = GMM__DY };
 
-/* Every slot gets the row behind those of the slots before it that chose the same expert: a counting sort. Chunks of
-   slots count by themselves, then each knows where its rows of each expert start. */
+/* The map is a counting sort of slots by expert. Chunks of slots count their slots per expert in parallel; prefix sums
+   over chunks then give the first row of each chunk and expert. */
 enum { GMM__MAP_NEXT, GMM__MAP_FAULT };
 
-static double gmm__map_work(const gmm__call *call) { /* a slot takes as long as a few copies */
+static double gmm__map_work(const gmm__call *call) { /* a slot takes about as long as 8 copies */
     return 8.0 * (double)call->d.permute.tokens * (double)call->d.permute.topk;
 }
 static int64_t gmm__map_chunks(const gmm__call *call) { /* one per thread */
@@ -5335,7 +5502,7 @@ static void gmm__map_count(const void *arg, int64_t c, int32_t thread) {
     ((uint32_t *)gmm__part(plan, GMM__MAP_FAULT))[c] = fault;
 }
 
-static void gmm__map_place(const void *arg, int64_t c, int32_t thread) {
+static void gmm__map_assign(const void *arg, int64_t c, int32_t thread) {
     const gmm__plan *plan = (const gmm__plan *)arg;
     const gmm_permute *p = &plan->call->d.permute;
     int64_t *next = (int64_t *)gmm__part(plan, GMM__MAP_NEXT) + c * p->experts, slot, end;
@@ -5378,45 +5545,45 @@ static gmm_status gmm__cpu_launch_permute_map(const gmm__plan *plan, gmm_stream 
     }
     for (c = 0; c < chunks; c++) fault |= ((const uint32_t *)gmm__part(plan, GMM__MAP_FAULT))[c];
     if (p->slot_of) memset(p->slot_of, 0xFF, (size_t)p->capacity * sizeof *p->slot_of); /* -1 */
-    gmm__cpu_for(call->ctx, chunks, gmm__map_work(call), gmm__map_place, plan);
+    gmm__cpu_for(call->ctx, chunks, gmm__map_work(call), gmm__map_assign, plan);
     if (fault && p->fault) *p->fault |= fault;
     return GMM_OK;
 }
 
-/* A launch over rows or tokens: tasks of a few rows each. */
-typedef struct gmm__move {
+/* A parallel loop over rows or tokens, in chunks. */
+typedef struct gmm__permute_job {
     const gmm__call *call;
     int64_t count, chunk; /* rows or tokens in all, and per task */
-} gmm__move;
+} gmm__permute_job;
 
-static gmm_status gmm__move_all(const gmm__call *call, int64_t count, gmm__task task) {
-    gmm__move move;
-    move.call = call;
-    move.count = count;
-    move.chunk = 1 + 16384 / call->d.permute.hidden;
-    gmm__cpu_for(call->ctx, gmm__ceil_div(count, move.chunk), (double)count * (double)call->d.permute.hidden, task,
-                 &move);
+static gmm_status gmm__permute_for(const gmm__call *call, int64_t count, gmm__task task) {
+    gmm__permute_job job;
+    job.call = call;
+    job.count = count;
+    job.chunk = 1 + 16384 / call->d.permute.hidden;
+    gmm__cpu_for(call->ctx, gmm__ceil_div(count, job.chunk), (double)count * (double)call->d.permute.hidden, task,
+                 &job);
     return GMM_OK;
 }
-static int64_t gmm__move_range(const gmm__move *move, int64_t c, int64_t *begin) {
-    *begin = c * move->chunk;
-    return *begin + move->chunk < move->count ? *begin + move->chunk : move->count;
+static int64_t gmm__permute_range(const gmm__permute_job *job, int64_t c, int64_t *begin) {
+    *begin = c * job->chunk;
+    return *begin + job->chunk < job->count ? *begin + job->chunk : job->count;
 }
 
-/* Entries of a map outside [-1, limit) count as -1 and set GMM_FAULT_INDEX. */
+/* Sets GMM_FAULT_INDEX if an entry of a map is outside of [-1, limit). Such entries are read as -1. */
 static void gmm__map_check(const gmm__call *call, const int32_t *map, int64_t count, int64_t limit) {
     uint32_t *fault = call->d.permute.fault;
     int64_t i;
-    int bad = 0;
+    int invalid = 0;
     if (!fault) return;
-    for (i = 0; i < count; i++) bad |= map[i] < -1 || map[i] >= limit;
-    if (bad) *fault |= (uint32_t)GMM_FAULT_INDEX;
+    for (i = 0; i < count; i++) invalid |= map[i] < -1 || map[i] >= limit;
+    if (invalid) *fault |= (uint32_t)GMM_FAULT_INDEX;
 }
 static int64_t gmm__map_at(const int32_t *map, int64_t i, int64_t limit) {
     return map[i] >= 0 && map[i] < limit ? map[i] : -1;
 }
 
-/* Live rows, from sizes; checks slot_of in front of them. */
+/* Number of live rows, from sizes; checks their entries of slot_of. */
 static int64_t gmm__permute_live(const gmm__call *call) {
     const gmm_permute *p = &call->d.permute;
     const int64_t live = gmm__cpu_offsets(&call->groups, NULL);
@@ -5435,18 +5602,18 @@ static void gmm__row_add(gmm_dtype dtype, const void *from, float scale, float *
         for (i = 0; i < n; i++) acc[i] += scale * gmm_f16_to_f32(((const uint16_t *)from)[i]);
 }
 
-/* Columns worked on at once: their fp32 sums stay in the first-level cache. A multiple of the lanes. */
-enum { GMM__COLUMNS = 512 };
-static int64_t gmm__columns(const gmm_permute *p, int64_t col) {
-    return p->hidden - col < (int64_t)GMM__COLUMNS ? p->hidden - col : (int64_t)GMM__COLUMNS;
+/* Columns per step, whose fp32 sums stay in the L1 cache. A multiple of the lanes. */
+enum { GMM__PERMUTE_COLUMNS = 512 };
+static int64_t gmm__permute_columns(const gmm_permute *p, int64_t col) {
+    return p->hidden - col < (int64_t)GMM__PERMUTE_COLUMNS ? p->hidden - col : (int64_t)GMM__PERMUTE_COLUMNS;
 }
 
-static void gmm__permute_rows(const void *arg, int64_t c, int32_t thread) {
-    const gmm__move *move = (const gmm__move *)arg;
-    const gmm_permute *p = &move->call->d.permute;
-    const gmm_mat *x = &move->call->mat[GMM__X_], *rows = &move->call->mat[GMM__ROWS];
+static void gmm__permute_fwd_rows(const void *arg, int64_t c, int32_t thread) {
+    const gmm__permute_job *job = (const gmm__permute_job *)arg;
+    const gmm_permute *p = &job->call->d.permute;
+    const gmm_mat *x = &job->call->mat[GMM__X_], *rows = &job->call->mat[GMM__ROWS];
     const size_t bytes = (size_t)p->hidden * (size_t)(gmm_dtype_bits(x->dtype) / 8);
-    int64_t r, end = gmm__move_range(move, c, &r);
+    int64_t r, end = gmm__permute_range(job, c, &r);
     (void)thread;
     for (; r < end; r++) {
         const int64_t slot = gmm__map_at(p->slot_of, r, p->tokens * p->topk);
@@ -5465,36 +5632,36 @@ static gmm_status gmm__cpu_launch_permute_fwd(const gmm__plan *plan, gmm_stream 
     gmm__cpu_tail(&call->mat[GMM__ROWS], p->tail, live, p->capacity, p->hidden);
     if (p->row_probs && p->tail == GMM_TAIL_ZERO)
         for (r = live; r < p->capacity; r++) p->row_probs[r] = 0.0f;
-    return gmm__move_all(call, live, gmm__permute_rows);
+    return gmm__permute_for(call, live, gmm__permute_fwd_rows);
 }
 
-/* to[t] = sum over the slots of token t of (probs) from[row] */
-static void gmm__gather_sum(const gmm__move *move, int64_t c, const gmm_mat *from, const float *probs,
-                            const gmm_mat *to) {
-    const gmm_permute *p = &move->call->d.permute;
-    float acc[GMM__COLUMNS];
-    int64_t t, end = gmm__move_range(move, c, &t), col;
+/* dst[t] = sum over the slots of token t of src[row], weighted by probs unless NULL */
+static void gmm__permute_sum(const gmm__permute_job *job, int64_t c, const gmm_mat *src, const float *probs,
+                             const gmm_mat *dst) {
+    const gmm_permute *p = &job->call->d.permute;
+    float acc[GMM__PERMUTE_COLUMNS];
+    int64_t t, end = gmm__permute_range(job, c, &t), col;
     int32_t i;
     for (; t < end; t++)
-        for (col = 0; col < p->hidden; col += GMM__COLUMNS) {
-            const int64_t n = gmm__columns(p, col);
+        for (col = 0; col < p->hidden; col += GMM__PERMUTE_COLUMNS) {
+            const int64_t n = gmm__permute_columns(p, col);
             memset(acc, 0, sizeof acc);
             for (i = 0; i < p->topk; i++) {
                 const int64_t slot = t * p->topk + i, row = gmm__map_at(p->row_of, slot, p->capacity);
                 if (row >= 0)
-                    gmm__row_add(from->dtype, gmm__at(from, 0, row, col), probs ? probs[slot] : 1.0f, acc, n);
+                    gmm__row_add(src->dtype, gmm__at(src, 0, row, col), probs ? probs[slot] : 1.0f, acc, n);
             }
-            gmm__row_store(to->dtype, gmm__at(to, 0, t, col), acc, n);
+            gmm__row_store(dst->dtype, gmm__at(dst, 0, t, col), acc, n);
         }
 }
 
-static void gmm__permute_back(const void *arg, int64_t c, int32_t thread) {
-    const gmm__move *move = (const gmm__move *)arg;
-    const gmm_permute *p = &move->call->d.permute;
+static void gmm__permute_bwd_tokens(const void *arg, int64_t c, int32_t thread) {
+    const gmm__permute_job *job = (const gmm__permute_job *)arg;
+    const gmm_permute *p = &job->call->d.permute;
     (void)thread;
-    if (p->dx) gmm__gather_sum(move, c, &move->call->mat[GMM__DROWS], NULL, &move->call->mat[GMM__DX]);
+    if (p->dx) gmm__permute_sum(job, c, &job->call->mat[GMM__DROWS], NULL, &job->call->mat[GMM__DX]);
     if (p->dprobs) {
-        int64_t t, end = gmm__move_range(move, c, &t), slot;
+        int64_t t, end = gmm__permute_range(job, c, &t), slot;
         for (slot = t * p->topk; slot < end * p->topk; slot++) {
             const int64_t row = gmm__map_at(p->row_of, slot, p->capacity);
             p->dprobs[slot] = row < 0 ? 0.0f : p->drow_probs[row];
@@ -5506,30 +5673,30 @@ static gmm_status gmm__cpu_launch_permute_bwd(const gmm__plan *plan, gmm_stream 
     const gmm_permute *p = &plan->call->d.permute;
     (void)stream;
     gmm__map_check(plan->call, p->row_of, p->tokens * p->topk, p->capacity);
-    return gmm__move_all(plan->call, p->tokens, gmm__permute_back);
+    return gmm__permute_for(plan->call, p->tokens, gmm__permute_bwd_tokens);
 }
 
-static void gmm__unpermute_tokens(const void *arg, int64_t c, int32_t thread) {
-    const gmm__move *move = (const gmm__move *)arg;
+static void gmm__unpermute_fwd_tokens(const void *arg, int64_t c, int32_t thread) {
+    const gmm__permute_job *job = (const gmm__permute_job *)arg;
     (void)thread;
-    gmm__gather_sum(move, c, &move->call->mat[GMM__ROWS], move->call->d.permute.probs, &move->call->mat[GMM__OUT]);
+    gmm__permute_sum(job, c, &job->call->mat[GMM__ROWS], job->call->d.permute.probs, &job->call->mat[GMM__OUT]);
 }
 
 static gmm_status gmm__cpu_launch_unpermute_fwd(const gmm__plan *plan, gmm_stream stream) {
     const gmm_permute *p = &plan->call->d.permute;
     (void)stream;
     gmm__map_check(plan->call, p->row_of, p->tokens * p->topk, p->capacity);
-    return gmm__move_all(plan->call, p->tokens, gmm__unpermute_tokens);
+    return gmm__permute_for(plan->call, p->tokens, gmm__unpermute_fwd_tokens);
 }
 
 /* drows[r] = (probs) dout[token of r] */
-static void gmm__unpermute_rows_back(const void *arg, int64_t c, int32_t thread) {
-    const gmm__move *move = (const gmm__move *)arg;
-    const gmm_permute *p = &move->call->d.permute;
-    const gmm_mat *dout = &move->call->mat[GMM__DOUT], *drows = &move->call->mat[GMM__DROWS];
+static void gmm__unpermute_bwd_rows(const void *arg, int64_t c, int32_t thread) {
+    const gmm__permute_job *job = (const gmm__permute_job *)arg;
+    const gmm_permute *p = &job->call->d.permute;
+    const gmm_mat *dout = &job->call->mat[GMM__DOUT], *drows = &job->call->mat[GMM__DROWS];
     const size_t bytes = (size_t)p->hidden * (size_t)(gmm_dtype_bits(drows->dtype) / 8);
-    float acc[GMM__COLUMNS];
-    int64_t r, end = gmm__move_range(move, c, &r), col, i;
+    float acc[GMM__PERMUTE_COLUMNS];
+    int64_t r, end = gmm__permute_range(job, c, &r), col, i;
     (void)thread;
     for (; r < end; r++) {
         const int64_t slot = gmm__map_at(p->slot_of, r, p->tokens * p->topk), t = slot / p->topk;
@@ -5537,8 +5704,8 @@ static void gmm__unpermute_rows_back(const void *arg, int64_t c, int32_t thread)
         else if (!p->probs && dout->dtype == drows->dtype)
             memcpy(gmm__at(drows, 0, r, 0), gmm__at(dout, 0, t, 0), bytes);
         else
-            for (col = 0; col < p->hidden; col += GMM__COLUMNS) {
-                const int64_t n = gmm__columns(p, col);
+            for (col = 0; col < p->hidden; col += GMM__PERMUTE_COLUMNS) {
+                const int64_t n = gmm__permute_columns(p, col);
                 const float scale = p->probs ? p->probs[slot] : 1.0f;
                 gmm__row_load(dout->dtype, gmm__at(dout, 0, t, col), acc, n);
                 for (i = 0; i < n; i++) acc[i] *= scale;
@@ -5548,24 +5715,24 @@ static void gmm__unpermute_rows_back(const void *arg, int64_t c, int32_t thread)
 }
 
 /* dprobs[slot] = dout[token] . rows[row] */
-static void gmm__unpermute_probs_back(const void *arg, int64_t c, int32_t thread) {
-    const gmm__move *move = (const gmm__move *)arg;
-    const gmm_permute *p = &move->call->d.permute;
-    const gmm_mat *dout = &move->call->mat[GMM__DOUT], *rows = &move->call->mat[GMM__ROWS];
-    float a[GMM__COLUMNS], b[GMM__COLUMNS], lane[GMM__LANES];
-    int64_t t, end = gmm__move_range(move, c, &t), slot, col;
+static void gmm__unpermute_bwd_probs(const void *arg, int64_t c, int32_t thread) {
+    const gmm__permute_job *job = (const gmm__permute_job *)arg;
+    const gmm_permute *p = &job->call->d.permute;
+    const gmm_mat *dout = &job->call->mat[GMM__DOUT], *rows = &job->call->mat[GMM__ROWS];
+    float a[GMM__PERMUTE_COLUMNS], b[GMM__PERMUTE_COLUMNS], lane[GMM__LANES];
+    int64_t t, end = gmm__permute_range(job, c, &t), slot, col;
     (void)thread;
     for (; t < end; t++)
         for (slot = t * p->topk; slot < (t + 1) * p->topk; slot++) {
             const int64_t row = gmm__map_at(p->row_of, slot, p->capacity);
             memset(lane, 0, sizeof lane);
-            for (col = 0; row >= 0 && col < p->hidden; col += GMM__COLUMNS) {
-                const int64_t n = gmm__columns(p, col);
+            for (col = 0; row >= 0 && col < p->hidden; col += GMM__PERMUTE_COLUMNS) {
+                const int64_t n = gmm__permute_columns(p, col);
                 gmm__row_load(dout->dtype, gmm__at(dout, 0, t, col), a, n);
                 gmm__row_load(rows->dtype, gmm__at(rows, 0, row, col), b, n);
                 gmm__lanes_add(lane, a, b, n);
             }
-            p->dprobs[slot] = gmm__lanes_fold(lane);
+            p->dprobs[slot] = gmm__lanes_sum(lane);
         }
 }
 
@@ -5576,16 +5743,16 @@ static gmm_status gmm__cpu_launch_unpermute_bwd(const gmm__plan *plan, gmm_strea
     if (p->drows) {
         const int64_t live = gmm__permute_live(call);
         gmm__cpu_tail(&call->mat[GMM__DROWS], p->tail, live, p->capacity, p->hidden);
-        (void)gmm__move_all(call, live, gmm__unpermute_rows_back);
+        (void)gmm__permute_for(call, live, gmm__unpermute_bwd_rows);
     }
     if (p->dprobs) {
         gmm__map_check(call, p->row_of, p->tokens * p->topk, p->capacity);
-        (void)gmm__move_all(call, p->tokens, gmm__unpermute_probs_back);
+        (void)gmm__permute_for(call, p->tokens, gmm__unpermute_bwd_probs);
     }
     return GMM_OK;
 }
 
-/* The checks that all five share, and the segments as groups. */
+/* Checks what the five calls have in common, and describes the segments as groups. */
 static gmm_status gmm__read_permute(gmm__call *call, const gmm_permute *permute) {
     gmm_permute *p = &call->d.permute;
     int64_t slots;
@@ -5620,11 +5787,11 @@ static gmm_status gmm__read_permute(gmm__call *call, const gmm_permute *permute)
 
 static gmm_status gmm__permute_mat(gmm__call *call, int role, const char *argument, const gmm_mat *mat, int64_t rows,
                                    uint32_t dtypes) {
-    return gmm__read_mat(call, role, argument, mat, 1, 0, rows, call->d.permute.hidden, dtypes);
+    return gmm__read_mat(call, role, argument, mat, 1, gmm__matrix(rows, call->d.permute.hidden), dtypes);
 }
 
-/* Refuses an operand that the call would leave out: the caller has mixed up two of the five. */
-static gmm_status gmm__permute_operands(gmm__call *call) {
+/* Refuses an operand that belongs to another of the five operations: the caller has called the wrong one. */
+static gmm_status gmm__refuse_foreign_operands(gmm__call *call) {
     enum { FWD = 1, BWD = 2, UNPERMUTE_FWD = 4, UNPERMUTE_BWD = 8 };
     static const gmm_op ops[] = { GMM_OP_PERMUTE_FWD, GMM_OP_PERMUTE_BWD, GMM_OP_UNPERMUTE_FWD, GMM_OP_UNPERMUTE_BWD };
     const gmm_permute *p = &call->d.permute;
@@ -5635,28 +5802,28 @@ static gmm_status gmm__permute_operands(gmm__call *call) {
         { "drows", p->drows, BWD | UNPERMUTE_BWD }, { "drow_probs", p->drow_probs, BWD }, { "dx", p->dx, BWD },
         { "dprobs", p->dprobs, BWD | UNPERMUTE_BWD }
     };
-    size_t i, k, used;
-    int own = 0;
-    char others[80];
+    size_t i, k, length;
+    int call_bit = 0;
+    char calls_text[80];
     for (k = 0; k < sizeof ops / sizeof ops[0]; k++)
-        if (ops[k] == call->op) own = 1 << k;
+        if (ops[k] == call->op) call_bit = 1 << k;
     for (i = 0; i < sizeof operands / sizeof operands[0]; i++) {
-        if (!operands[i].address || operands[i].calls & own) continue;
-        for (k = used = 0; k < sizeof ops / sizeof ops[0]; k++)
+        if (!operands[i].address || operands[i].calls & call_bit) continue;
+        for (k = length = 0; k < sizeof ops / sizeof ops[0]; k++)
             if (operands[i].calls >> k & 1)
-                used += (size_t)snprintf(others + used, sizeof others - used, "%s%s", used ? ", " : "",
-                                         gmm_op_name(ops[k]));
+                length += (size_t)snprintf(calls_text + length, sizeof calls_text - length, "%s%s", length ? ", " : "",
+                                           gmm_op_name(ops[k]));
         return gmm__refuse(call, GMM_E_CONFIG, operands[i].name, "is set and must be NULL: %s neither reads nor writes "
-                           "it, only %s", gmm_op_name(call->op), others);
+                           "it, only %s", gmm_op_name(call->op), calls_text);
     }
     return GMM_OK;
 }
 
-/* What one of the five needs: an output that is given needs its inputs. */
+/* Reads the operands of one of the five calls: an output that is wanted requires its inputs. */
 static gmm_status gmm__read_permute_operands(gmm__call *call) {
     const gmm_permute *p = &call->d.permute;
     const int64_t slots = p->tokens * p->topk;
-    const uint32_t plain = (uint32_t)GMM__FLOATS | 1u << GMM_E4M3 | 1u << GMM_E5M2 | 1u << GMM_U8;
+    const uint32_t dtypes = (uint32_t)GMM__FLOATS | 1u << GMM_E4M3 | 1u << GMM_E5M2 | 1u << GMM_U8;
     gmm_status s = GMM_OK;
     switch (call->op) {
     case GMM_OP_PERMUTE_MAP:
@@ -5666,8 +5833,8 @@ static gmm_status gmm__read_permute_operands(gmm__call *call) {
             return s;
         return gmm__check_output(call, "sizes", p->sizes, 0, p->experts);
     case GMM_OP_PERMUTE_FWD:
-        if ((s = gmm__permute_mat(call, GMM__X_, "x", p->x, p->tokens, plain)) != GMM_OK ||
-            (s = gmm__permute_mat(call, GMM__ROWS, "rows", p->rows, p->capacity, plain)) != GMM_OK)
+        if ((s = gmm__permute_mat(call, GMM__X_, "x", p->x, p->tokens, dtypes)) != GMM_OK ||
+            (s = gmm__permute_mat(call, GMM__ROWS, "rows", p->rows, p->capacity, dtypes)) != GMM_OK)
             return s;
         if (call->mat[GMM__X_].dtype != call->mat[GMM__ROWS].dtype)
             return gmm__refuse(call, GMM_E_DTYPE, "rows", "dtype %s must be that of permute.x, %s",
@@ -5714,57 +5881,60 @@ static gmm_status gmm__read_permute_operands(gmm__call *call) {
     }
 }
 
-static gmm_status gmm__permute(gmm_context *ctx, gmm_op op, const char *function, const gmm_permute *permute, int query,
-                               gmm_info *info, void *workspace, size_t workspace_bytes, gmm_stream stream) {
+static gmm_status gmm__permute_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
+                                       const gmm_permute *permute, int query) {
+    gmm_status s = gmm__open(call, ctx, op, function, query);
+    if (s != GMM_OK || (s = gmm__read_permute(call, permute)) != GMM_OK ||
+        (s = gmm__read_permute_operands(call)) != GMM_OK || (s = gmm__refuse_foreign_operands(call)) != GMM_OK)
+        return s;
+    if (query || (op != GMM_OP_PERMUTE_FWD && (op != GMM_OP_UNPERMUTE_BWD || !permute->drows))) return GMM_OK;
+    return gmm__check_split(call, "sizes");
+}
+
+static gmm_status gmm__permute_run(gmm_context *ctx, gmm_op op, const char *function, const gmm_permute *permute,
+                                   void *workspace, size_t workspace_bytes, gmm_stream stream) {
     gmm__call call;
-    gmm_status s = gmm__open(&call, ctx, op, function, query);
-    if (s != GMM_OK || (s = gmm__read_permute(&call, permute)) != GMM_OK ||
-        (s = gmm__read_permute_operands(&call)) != GMM_OK || (s = gmm__permute_operands(&call)) != GMM_OK)
-        return s;
-    if (!query && (op == GMM_OP_PERMUTE_FWD || (op == GMM_OP_UNPERMUTE_BWD && permute->drows)) &&
-        (s = gmm__check_split(&call, "sizes")) != GMM_OK)
-        return s;
-    return gmm__serve(&call, info, workspace, workspace_bytes, stream);
+    const gmm_status s = gmm__permute_prepare(&call, ctx, op, function, permute, 0);
+    return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
 
 GMMDEF gmm_status gmm_permute_query(gmm_context *ctx, gmm_op op, const gmm_permute *permute, gmm_info *info) {
-    return gmm__permute(ctx, op, "gmm_permute_query", permute, 1, info, NULL, 0, NULL);
+    gmm__call call;
+    const gmm_status s = gmm__permute_prepare(&call, ctx, op, "gmm_permute_query", permute, 1);
+    return s != GMM_OK ? s : gmm__serve(&call, info, NULL, 0, NULL);
 }
 
 GMMDEF gmm_status gmm_permute_map(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                   size_t workspace_bytes, gmm_stream stream) {
-    return gmm__permute(ctx, GMM_OP_PERMUTE_MAP, "gmm_permute_map", permute, 0, NULL, workspace, workspace_bytes,
-                        stream);
+    return gmm__permute_run(ctx, GMM_OP_PERMUTE_MAP, "gmm_permute_map", permute, workspace, workspace_bytes, stream);
 }
 
 GMMDEF gmm_status gmm_permute_fwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                   size_t workspace_bytes, gmm_stream stream) {
-    return gmm__permute(ctx, GMM_OP_PERMUTE_FWD, "gmm_permute_fwd", permute, 0, NULL, workspace, workspace_bytes,
-                        stream);
+    return gmm__permute_run(ctx, GMM_OP_PERMUTE_FWD, "gmm_permute_fwd", permute, workspace, workspace_bytes, stream);
 }
 
 GMMDEF gmm_status gmm_permute_bwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                   size_t workspace_bytes, gmm_stream stream) {
-    return gmm__permute(ctx, GMM_OP_PERMUTE_BWD, "gmm_permute_bwd", permute, 0, NULL, workspace, workspace_bytes,
-                        stream);
+    return gmm__permute_run(ctx, GMM_OP_PERMUTE_BWD, "gmm_permute_bwd", permute, workspace, workspace_bytes, stream);
 }
 
 GMMDEF gmm_status gmm_unpermute_fwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                     size_t workspace_bytes, gmm_stream stream) {
-    return gmm__permute(ctx, GMM_OP_UNPERMUTE_FWD, "gmm_unpermute_fwd", permute, 0, NULL, workspace, workspace_bytes,
-                        stream);
+    return gmm__permute_run(ctx, GMM_OP_UNPERMUTE_FWD, "gmm_unpermute_fwd", permute, workspace, workspace_bytes,
+                            stream);
 }
 
 GMMDEF gmm_status gmm_unpermute_bwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                     size_t workspace_bytes, gmm_stream stream) {
-    return gmm__permute(ctx, GMM_OP_UNPERMUTE_BWD, "gmm_unpermute_bwd", permute, 0, NULL, workspace, workspace_bytes,
-                        stream);
+    return gmm__permute_run(ctx, GMM_OP_UNPERMUTE_BWD, "gmm_unpermute_bwd", permute, workspace, workspace_bytes,
+                            stream);
 }
 
 /* ..................................................................................... 14.9 Accumulate, convert ... */
 
-/* The extents that both operations share, named in messages. */
-static gmm_status gmm__small_extents(gmm__call *call, int64_t rows, int64_t cols) {
+/* Checks the extents of both operations. */
+static gmm_status gmm__read_small_extents(gmm__call *call, int64_t rows, int64_t cols) {
     if (rows < 0) return gmm__refuse(call, GMM_E_ARG, "rows", "%lld must be >= 0", (long long)rows);
     if (cols < 1) return gmm__refuse(call, GMM_E_ARG, "cols", "%lld must be >= 1", (long long)cols);
     call->rows = rows;
@@ -5781,15 +5951,16 @@ static gmm_status gmm__accumulate_prepare(gmm__call *call, gmm_context *ctx, con
                    (long long)d->cols, gmm__peek_dtype(d->x));
     if ((s = gmm__read_options(call, d->options)) != GMM_OK) return s;
     if (d->count < 1) return gmm__refuse(call, GMM_E_ARG, "count", "%d must be >= 1", d->count);
-    if ((s = gmm__small_extents(call, d->rows, d->cols)) != GMM_OK) return s;
-    if (d->x) { /* looked at before the addresses in the table are */
+    if ((s = gmm__read_small_extents(call, d->rows, d->cols)) != GMM_OK) return s;
+    if (d->x) { /* checked before gmm__read_mat reads the addresses in the table */
         gmm_mat m;
         if (gmm__copy_sized(&m, sizeof m, d->x) && m.table && ctx->config.space == GMM_SPACE_CUDA &&
             !(m.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST))
             return gmm__refuse(call, GMM_E_ARG, "x", "table must stand on the host (GMM_MAT_TABLE_ON_HOST)");
     }
-    if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, 1, d->count, d->rows, d->cols, GMM__FLOATS)) != GMM_OK) return s;
-    s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, 0, d->rows, d->cols, GMM__FLOATS);
+    s = gmm__read_mat(call, GMM__X_, "x", d->x, 1, gmm__matrices(d->count, d->rows, d->cols), GMM__FLOATS);
+    if (s != GMM_OK) return s;
+    s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, gmm__matrix(d->rows, d->cols), GMM__FLOATS);
     call->in_place = call->mat[GMM__X_].dtype == call->mat[GMM__Y].dtype;
     return s;
 }
@@ -5816,9 +5987,9 @@ static gmm_status gmm__convert_prepare(gmm__call *call, gmm_context *ctx, const 
                    gmm__peek_dtype(d->src));
     if ((s = gmm__read_options(call, d->options)) != GMM_OK) return s;
     if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", d->reserved);
-    if ((s = gmm__small_extents(call, d->rows, d->cols)) != GMM_OK ||
-        (s = gmm__read_mat(call, GMM__X_, "src", d->src, 1, 0, d->rows, d->cols, GMM__BYTES)) != GMM_OK ||
-        (s = gmm__read_mat(call, GMM__Y, "dst", d->dst, 1, 0, d->rows, d->cols, GMM__BYTES)) != GMM_OK)
+    if ((s = gmm__read_small_extents(call, d->rows, d->cols)) != GMM_OK ||
+        (s = gmm__read_mat(call, GMM__X_, "src", d->src, 1, gmm__matrix(d->rows, d->cols), GMM__BYTES)) != GMM_OK ||
+        (s = gmm__read_mat(call, GMM__Y, "dst", d->dst, 1, gmm__matrix(d->rows, d->cols), GMM__BYTES)) != GMM_OK)
         return s;
     src = call->mat[GMM__X_].dtype;
     dst = call->mat[GMM__Y].dtype;
@@ -5840,7 +6011,8 @@ GMMDEF gmm_status gmm_convert(gmm_context *ctx, const gmm_conversion *conversion
     return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
 
-/* CPU engine. A task is a few whole rows, or a piece of a long one; a piece fits the stack as fp32. */
+/* CPU engine. A task is several rows, or a part of a long row. It converts GMM__SMALL_PIECE elements at a time to fp32
+   on the stack. */
 enum { GMM__SMALL_PIECE = 1024, GMM__SMALL_TASK = 16 * GMM__SMALL_PIECE };
 
 static int64_t gmm__small_tasks_per_row(const gmm__call *call) { return gmm__ceil_div(call->in, GMM__SMALL_TASK); }
@@ -5850,15 +6022,15 @@ static void gmm__small_for(const gmm__call *call, gmm__task task) {
 }
 
 /* Rows [row, row_end) and columns [col, col_end) of a task. */
-typedef struct gmm__small_part {
+typedef struct gmm__small_range {
     int64_t row, row_end, col, col_end;
-} gmm__small_part;
-static gmm__small_part gmm__small_part_of(const gmm__call *call, int64_t task) {
-    const int64_t across = gmm__small_tasks_per_row(call), rows = gmm__rows_per_task(call->in);
-    gmm__small_part p;
-    p.row = task / across * rows;
+} gmm__small_range;
+static gmm__small_range gmm__small_range_of(const gmm__call *call, int64_t task) {
+    const int64_t tasks_per_row = gmm__small_tasks_per_row(call), rows = gmm__rows_per_task(call->in);
+    gmm__small_range p;
+    p.row = task / tasks_per_row * rows;
     p.row_end = call->rows - p.row < rows ? call->rows : p.row + rows;
-    p.col = task % across * GMM__SMALL_TASK;
+    p.col = task % tasks_per_row * GMM__SMALL_TASK;
     p.col_end = call->in - p.col < GMM__SMALL_TASK ? call->in : p.col + GMM__SMALL_TASK;
     return p;
 }
@@ -5867,8 +6039,8 @@ static void gmm__accumulate_task(const void *arg, int64_t task, int32_t thread) 
     const gmm__call *call = (const gmm__call *)arg;
     const gmm_accumulation *d = &call->d.sum;
     const gmm_mat *x = &call->mat[GMM__X_], *y = &call->mat[GMM__Y];
-    const gmm__small_part p = gmm__small_part_of(call, task);
-    float sum[GMM__SMALL_PIECE], other[GMM__SMALL_PIECE];
+    const gmm__small_range p = gmm__small_range_of(call, task);
+    float sum[GMM__SMALL_PIECE], addend[GMM__SMALL_PIECE];
     int64_t row, col, n, i, j;
     (void)thread;
     for (row = p.row; row < p.row_end; row++)
@@ -5876,14 +6048,14 @@ static void gmm__accumulate_task(const void *arg, int64_t task, int32_t thread) 
             n = p.col_end - col < GMM__SMALL_PIECE ? p.col_end - col : (int64_t)GMM__SMALL_PIECE;
             gmm__row_load(x->dtype, gmm__at(x, 0, row, col), sum, n);
             for (j = 1; j < d->count; j++) {
-                gmm__row_load(x->dtype, gmm__at(x, j, row, col), other, n);
-                for (i = 0; i < n; i++) sum[i] += other[i];
+                gmm__row_load(x->dtype, gmm__at(x, j, row, col), addend, n);
+                for (i = 0; i < n; i++) sum[i] += addend[i];
             }
             for (i = 0; i < n; i++) sum[i] *= d->scale;
             if (d->beta != 0.0f) {
-                gmm__row_load(y->dtype, gmm__at(y, 0, row, col), other, n);
-                for (i = 0; i < n; i++) other[i] *= d->beta; /* a loop of its own: every product is rounded */
-                for (i = 0; i < n; i++) sum[i] += other[i];
+                gmm__row_load(y->dtype, gmm__at(y, 0, row, col), addend, n);
+                for (i = 0; i < n; i++) addend[i] *= d->beta; /* a separate loop, so that products are rounded */
+                for (i = 0; i < n; i++) sum[i] += addend[i];
             }
             gmm__row_store(y->dtype, gmm__at(y, 0, row, col), sum, n);
         }
@@ -5899,7 +6071,7 @@ static void gmm__convert_task(const void *arg, int64_t task, int32_t thread) {
     const gmm__call *call = (const gmm__call *)arg;
     const gmm_mat *src = &call->mat[GMM__X_], *dst = &call->mat[GMM__Y];
     const int64_t size = gmm_dtype_bits(src->dtype) / 8;
-    const gmm__small_part p = gmm__small_part_of(call, task);
+    const gmm__small_range p = gmm__small_range_of(call, task);
     float piece[GMM__SMALL_PIECE];
     int64_t row, col, n;
     (void)thread;
@@ -5924,10 +6096,10 @@ static gmm_status gmm__cpu_launch_convert(const gmm__plan *plan, gmm_stream stre
 
 /* ........................................................................................... 14.10 Quantization ... */
 
-/* The rows that a quantizing call covers: groups of a split, or matrices of fixed extents. */
+/* Reads the units of a quantizing call: groups of a split, or matrices of fixed extents. */
 static gmm_status gmm__read_units(gmm__call *call, const gmm_groups *groups, int32_t count, int64_t rows,
                                   int64_t cols) {
-    int64_t all;
+    int64_t elements;
     gmm_groups g;
     gmm__peek_groups(groups, &g);
     if (groups)
@@ -5944,7 +6116,7 @@ static gmm_status gmm__read_units(gmm__call *call, const gmm_groups *groups, int
     if (groups) return gmm__read_groups(call, groups);
     if (count < 1) return gmm__refuse(call, GMM_E_ARG, "count", "%d must be >= 1 without groups", count);
     if (rows < 1) return gmm__refuse(call, GMM_E_ARG, "rows", "%lld must be >= 1 without groups", (long long)rows);
-    if (rows > INT64_MAX - GMM_GROUP_ROWS || !gmm__mul(gmm_group_rows(rows), count, &all))
+    if (rows > INT64_MAX - GMM_GROUP_ROWS || !gmm__mul(gmm_group_rows(rows), count, &elements))
         return gmm__refuse(call, GMM_E_OVERFLOW, "rows", "%d matrices of %lld rows do not fit 64 bits", count,
                            (long long)rows);
     call->rows = rows;
@@ -5953,34 +6125,39 @@ static gmm_status gmm__read_units(gmm__call *call, const gmm_groups *groups, int
 }
 static int gmm__grouped(const gmm__call *call) { return call->units == 0; }
 static int64_t gmm__units(const gmm__call *call) { return gmm__grouped(call) ? call->groups.count : call->units; }
-/* The largest number of strips of GMM_TILE rows. */
+/* Extents of a quantizing call's operands: one matrix of all groups, or the matrices of fixed extents. */
+static gmm__extents gmm__unit_extents(const gmm__call *call) {
+    return gmm__matrices(call->units, call->rows, call->in);
+}
+/* Upper bound on the number of strips of GMM_TILE rows. */
 static int64_t gmm__strips(const gmm__call *call) {
     return gmm__grouped(call) ? gmm_padded_capacity(call->groups.count, call->rows) / GMM_TILE
                               : call->units * gmm__ceil_div(call->rows, GMM_TILE);
 }
 
-/* Reads a destination and holds it against the format. */
+/* Reads a quantized destination and checks that it has the call's format. */
 static gmm_status gmm__read_copy(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
                                  gmm_direction direction) {
     const gmm_format *f = &call->format;
     gmm_status s;
-    gmm_mat want;
+    gmm_mat expected;
     if (!mat) {
         memset(&call->mat[role], 0, sizeof call->mat[role]);
         return GMM_OK;
     }
-    s = gmm__read_quant(call, role, argument, mat, call->units, call->rows, call->in, direction);
+    s = gmm__read_quant(call, role, argument, mat, gmm__unit_extents(call), direction);
     if (s != GMM_OK) return s;
-    want = gmm_mat_quantized(f, direction, NULL, NULL, NULL);
+    expected = gmm_mat_quantized(f, direction, NULL, NULL, NULL);
     mat = &call->mat[role];
-    if (mat->dtype != want.dtype || mat->scaling != want.scaling || mat->scale_order != want.scale_order)
+    if (mat->dtype != expected.dtype || mat->scaling != expected.scaling || mat->scale_order != expected.scale_order)
         return gmm__refuse(call, GMM_E_DTYPE, argument, "%s %s order %d must be the format's %s %s order %d",
                            gmm_dtype_name(mat->dtype), gmm_scaling_name(mat->scaling), (int)mat->scale_order,
-                           gmm_dtype_name(want.dtype), gmm_scaling_name(want.scaling), (int)want.scale_order);
-    if ((mat->flags & ~(uint32_t)GMM_MAT_TABLE_ON_HOST) != want.flags || mat->hadamard != want.hadamard)
+                           gmm_dtype_name(expected.dtype), gmm_scaling_name(expected.scaling),
+                           (int)expected.scale_order);
+    if ((mat->flags & ~(uint32_t)GMM_MAT_TABLE_ON_HOST) != expected.flags || mat->hadamard != expected.hadamard)
         return gmm__refuse(call, GMM_E_CONFIG, argument, "flags 0x%x and hadamard 0x%x must be the format's 0x%x and "
-                           "0x%x", (unsigned)mat->flags, (unsigned)mat->hadamard, want.flags,
-                           (unsigned)want.hadamard);
+                           "0x%x", (unsigned)mat->flags, (unsigned)mat->hadamard, expected.flags,
+                           (unsigned)expected.hadamard);
     return GMM_OK;
 }
 
@@ -5989,7 +6166,7 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
     gmm_quantization *d = &call->d.quant;
     gmm_format *f = &call->format;
     gmm_status s = gmm__open(call, ctx, op, function, query);
-    gmm_error why = GMM_ZERO;
+    gmm_error error = GMM_ZERO;
     int by_group;
     if (s != GMM_OK || (s = gmm__read_descriptor(call, "quantization", d, sizeof *d, quantization)) != GMM_OK) return s;
     if (op != GMM_OP_QUANTIZE && op != GMM_OP_REQUANTIZE)
@@ -5998,7 +6175,7 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
         (s = gmm__read_units(call, d->groups, d->count, d->rows, d->cols)) != GMM_OK ||
         (s = gmm__read(call, "format", f, sizeof *f, d->format)) != GMM_OK)
         return s;
-    if ((s = gmm_format_validate(f, &why)) != GMM_OK) return gmm__refuse_member(call, s, "format", why.text);
+    if ((s = gmm_format_validate(f, &error)) != GMM_OK) return gmm__refuse_member(call, s, "format", error.text);
     if (f->dtype == GMM_NONE) return gmm__refuse(call, GMM_E_CONFIG, "format.dtype", "none asks for no copy");
     by_group = (f->scaling == GMM_SCALING_TENSOR && !f->delayed) ||
                (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
@@ -6017,9 +6194,8 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
     if (f->row_amax && d->columnwise)
         return gmm__refuse(call, GMM_E_CONFIG, "columnwise", "must be NULL with row_amax");
     if (op == GMM_OP_REQUANTIZE)
-        s = gmm__read_quant(call, GMM__DY, "src", d->src, call->units, call->rows, call->in, GMM_ROWWISE);
-    else
-        s = gmm__read_mat(call, GMM__DY, "src", d->src, 1, call->units, call->rows, call->in, GMM__FLOATS);
+        s = gmm__read_quant(call, GMM__DY, "src", d->src, gmm__unit_extents(call), GMM_ROWWISE);
+    else s = gmm__read_mat(call, GMM__DY, "src", d->src, 1, gmm__unit_extents(call), GMM__FLOATS);
     if (s != GMM_OK || (s = gmm__read_copy(call, GMM__Y, "rowwise", d->rowwise, GMM_ROWWISE)) != GMM_OK ||
         (s = gmm__read_copy(call, GMM__DX, "columnwise", d->columnwise, GMM_COLUMNWISE)) != GMM_OK)
         return s;
@@ -6083,9 +6259,9 @@ static gmm_status gmm__dequantize_prepare(gmm__call *call, gmm_context *ctx, con
         return gmm__refuse(call, GMM_E_ARG, "direction", "%d is neither rowwise (0) nor columnwise (1)",
                            (int)d->direction);
     if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", d->reserved);
-    if ((s = gmm__read_quant(call, GMM__DY, "src", d->src, call->units, call->rows, call->in, d->direction)) != GMM_OK)
-        return s;
-    return gmm__read_mat(call, GMM__Y, "dst", d->dst, 1, call->units, call->rows, call->in, GMM__FLOATS);
+    s = gmm__read_quant(call, GMM__DY, "src", d->src, gmm__unit_extents(call), d->direction);
+    if (s != GMM_OK) return s;
+    return gmm__read_mat(call, GMM__Y, "dst", d->dst, 1, gmm__unit_extents(call), GMM__FLOATS);
 }
 
 GMMDEF gmm_status gmm_dequantize_query(gmm_context *ctx, const gmm_dequantization *dequantization, gmm_info *info) {
@@ -6108,12 +6284,12 @@ static gmm_status gmm__transpose_prepare(gmm__call *call, gmm_context *ctx, cons
     if (s != GMM_OK || (s = gmm__read_descriptor(call, "transposition", d, sizeof *d, transposition)) != GMM_OK ||
         (s = gmm__read_options(call, d->options)) != GMM_OK ||
         (s = gmm__read_units(call, NULL, d->count, d->rows, d->cols)) != GMM_OK ||
-        (s = gmm__read_quant(call, GMM__DY, "src", d->src, call->units, call->rows, call->in, GMM_ROWWISE)) != GMM_OK)
+        (s = gmm__read_quant(call, GMM__DY, "src", d->src, gmm__unit_extents(call), GMM_ROWWISE)) != GMM_OK)
         return s;
     if (src->scaling != GMM_SCALING_TENSOR && src->scaling != GMM_SCALING_128X128)
         return gmm__refuse(call, GMM_E_DTYPE, "src", "scaling %s: must be tensor or 128x128, whose blocks are the same "
                            "both ways", gmm_scaling_name(src->scaling));
-    s = gmm__read_quant(call, GMM__Y, "dst", d->dst, call->units, call->rows, call->in, GMM_COLUMNWISE);
+    s = gmm__read_quant(call, GMM__Y, "dst", d->dst, gmm__unit_extents(call), GMM_COLUMNWISE);
     if (s == GMM_OK && (dst->dtype != src->dtype || dst->scaling != src->scaling))
         return gmm__refuse(call, GMM_E_DTYPE, "dst", "%s scaled %s must be as transposition.src, %s scaled %s",
                            gmm_dtype_name(dst->dtype), gmm_scaling_name(dst->scaling), gmm_dtype_name(src->dtype),
@@ -6168,14 +6344,14 @@ GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *up
     return gmm__serve(&call, NULL, NULL, 0, stream);
 }
 
-static int gmm__shard_takes(const gmm_format *f) {
+static int gmm__shard_supports(const gmm_format *f) {
     return f->scaling != GMM_SCALING_NONE && f->scaling != GMM_SCALING_ROW && !f->hadamard && !f->stochastic &&
            !f->four_over_six && !f->row_amax;
 }
 GMMDEF int64_t gmm_shard_amaxes(const gmm_format *format, int32_t count, int64_t rows, int64_t cols, int columnwise) {
     gmm_format f;
     if (!format || !gmm__copy_sized(&f, sizeof f, format) || gmm_format_validate(&f, NULL) != GMM_OK ||
-        !gmm__shard_takes(&f) || count < 1 || rows < 1 || cols < 1)
+        !gmm__shard_supports(&f) || count < 1 || rows < 1 || cols < 1)
         return 0;
     return (f.scaling == GMM_SCALING_NV16 ? count : 0) + gmm__shard_blocks(&f, count, rows, cols, 0) +
            (columnwise && f.scaling == GMM_SCALING_MX32 && !f.square ? gmm__shard_blocks(&f, count, rows, cols, 1) : 0);
@@ -6186,17 +6362,17 @@ GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gm
     gmm__call call;
     gmm_sharding *d = &call.d.shard;
     gmm_format *f = &call.format;
-    gmm_error why = GMM_ZERO;
+    gmm_error error = GMM_ZERO;
     gmm_status s = gmm__open(&call, ctx, GMM_OP_SHARD_CAST, "gmm_shard_cast", 0);
-    int64_t all;
+    int64_t elements;
     int k;
     if (s != GMM_OK || (s = gmm__read_descriptor(&call, "shard", d, sizeof *d, shard)) != GMM_OK ||
         (s = gmm__read_options(&call, d->options)) != GMM_OK ||
         (s = gmm__read_units(&call, NULL, d->count, d->rows, d->cols)) != GMM_OK ||
         (s = gmm__read(&call, "format", f, sizeof *f, d->format)) != GMM_OK)
         return s;
-    if ((s = gmm_format_validate(f, &why)) != GMM_OK) return gmm__refuse_member(&call, s, "format", why.text);
-    if (!gmm__shard_takes(f))
+    if ((s = gmm_format_validate(f, &error)) != GMM_OK) return gmm__refuse_member(&call, s, "format", error.text);
+    if (!gmm__shard_supports(f))
         return gmm__refuse(&call, GMM_E_CONFIG, "format", "%s: must be tensor, 1x128, 128x128, mx32 or nv16, without "
                            "transform, stochastic rounding, choice of scales and amaxes per row",
                            gmm_scaling_name(f->scaling));
@@ -6205,12 +6381,12 @@ GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gm
     if (d->phase != GMM_QUANT_AMAX && d->phase != GMM_QUANT_CAST)
         return gmm__refuse(&call, GMM_E_CONFIG, "phase", "%d must be 1 or 2", (int)d->phase);
     if (d->cols % 2) return gmm__refuse(&call, GMM_E_ARG, "cols", "%lld must be even", (long long)d->cols);
-    if (!gmm__mul(d->rows, d->cols, &all) || !gmm__mul(all, d->count, &all) || all > INT64_MAX / 8)
+    if (!gmm__mul(d->rows, d->cols, &elements) || !gmm__mul(elements, d->count, &elements) || elements > INT64_MAX / 8)
         return gmm__refuse(&call, GMM_E_OVERFLOW, "rows", "%d matrices of %lld x %lld do not fit 64 bits",
                            d->count, (long long)d->rows, (long long)d->cols);
-    if (d->length < 0 || d->start < (d->length ? 0 : -1) || d->start > all - d->length)
+    if (d->length < 0 || d->start < (d->length ? 0 : -1) || d->start > elements - d->length)
         return gmm__refuse(&call, GMM_E_ARG, "start", "%lld and length %lld must lie in the %lld elements; -1 and 0 "
-                           "without a shard", (long long)d->start, (long long)d->length, (long long)all);
+                           "without a shard", (long long)d->start, (long long)d->length, (long long)elements);
     if (!d->rowwise && !d->columnwise)
         return gmm__refuse(&call, GMM_E_NULL, "rowwise", "and %s.columnwise are both NULL: nothing is wanted",
                            call.path);
@@ -6225,10 +6401,10 @@ GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gm
             (call.mat[k ? GMM__DX : GMM__Y].flags & (uint32_t)GMM_MAT_TABLE_ON_HOST))
             return gmm__refuse(&call, GMM_E_CONFIG, names[k], "table must be device memory here");
     }
-    all = gmm_shard_amaxes(f, d->count, d->rows, d->cols, d->columnwise != NULL);
+    elements = gmm_shard_amaxes(f, d->count, d->rows, d->cols, d->columnwise != NULL);
     if ((s = gmm__check_array(&call, "master", d->master, d->length > 0, d->length)) != GMM_OK ||
-        (s = d->phase == GMM_QUANT_AMAX ? gmm__check_output(&call, "amax", d->amax, 1, all)
-                                        : gmm__check_array(&call, "amax", d->amax, !f->delayed, all)) != GMM_OK ||
+        (s = d->phase == GMM_QUANT_AMAX ? gmm__check_output(&call, "amax", d->amax, 1, elements)
+                                        : gmm__check_array(&call, "amax", d->amax, !f->delayed, elements)) != GMM_OK ||
         (s = gmm__check_array(&call, "scale", d->scale, 0, d->count)) != GMM_OK)
         return s;
     return gmm__serve(&call, NULL, NULL, 0, stream);
@@ -6261,7 +6437,7 @@ enum {
     GMM__QUANT_OFFSETS, GMM__QUANT_STARTS, /* [units + 1] rows of the source, and padded rows */
     GMM__QUANT_AMAX,                       /* [2][units]: of the rowwise and of the columnwise copy */
     GMM__QUANT_STRIPS,                     /* [2][strips]: the same by strip */
-    GMM__QUANT_LINES, GMM__QUANT_COLUMNS,  /* amax by row (ROW, row_amax) and by column (ROW) */
+    GMM__QUANT_LINES, GMM__QUANT_COLUMNS,  /* amax of each row (ROW, row_amax) and of each column (ROW) */
     GMM__QUANT_SCRATCH
 };
 
@@ -6274,51 +6450,51 @@ typedef struct gmm__quant_scratch {
 typedef struct gmm__quant_job {
     const gmm__call *call;
     const int64_t *offsets, *starts;
-    float *amax[2], *strips[2], *lines, *columns;
+    float *amax[2], *strips[2], *row_amax, *col_amax;
     gmm__quant_scratch *scratch;
     int64_t units, strip_count, col_tiles;
 } gmm__quant_job;
 
-/* A strip: rows [row, row + m) of a unit, which has `rows`. */
+/* A strip of a unit (a group or a matrix) of `rows` rows: its rows [row, row + m), at most GMM_TILE. */
 typedef struct gmm__strip { int64_t unit, row, m, rows; } gmm__strip;
 
 static gmm__strip gmm__strip_of(const gmm__quant_job *job, int64_t index) {
     gmm__strip s;
-    s.unit = gmm__cpu_find(job->starts, job->units, index * GMM_TILE);
+    s.unit = gmm__cpu_find_group(job->starts, job->units, index * GMM_TILE);
     s.row = index * GMM_TILE - job->starts[s.unit];
     s.rows = job->offsets[s.unit + 1] - job->offsets[s.unit];
     s.m = gmm__min_i64(s.rows - s.row, GMM_TILE);
     return s;
 }
-/* Unit u of a copy. */
+/* View of unit u of a quantized matrix. */
 static gmm__qview gmm__quant_view(const gmm__quant_job *job, const gmm_mat *m, gmm_direction direction, int64_t u) {
     const int grouped = gmm__grouped(job->call);
     return gmm__qview_of(m, direction, grouped, u, grouped ? job->offsets[u] : 0, grouped ? job->starts[u] : 0,
                          job->offsets[u + 1] - job->offsets[u], job->call->in);
 }
 
-/* Rows of the source as fp32, whichever it is. */
+/* n elements of a row of the source as fp32; a quantized source is dequantized. */
 static void gmm__quant_load(const gmm__quant_job *job, const gmm__strip *s, int64_t row, int64_t col, int64_t n,
-                            float *to) {
+                            float *dst) {
     const gmm_mat *m = &job->call->mat[GMM__DY];
     const int grouped = gmm__grouped(job->call);
     if (m->scaling == GMM_SCALING_NONE) {
-        gmm__row_load(m->dtype, gmm__at(m, grouped ? 0 : s->unit, (grouped ? job->offsets[s->unit] : 0) + row, col), to,
-                      n);
+        gmm__row_load(m->dtype, gmm__at(m, grouped ? 0 : s->unit, (grouped ? job->offsets[s->unit] : 0) + row, col),
+                      dst, n);
     } else {
         const gmm__qview v = gmm__quant_view(job, m, GMM_ROWWISE, s->unit);
-        gmm__qview_load(&v, row, col, n, 1, to);
+        gmm__qview_load(&v, row, col, n, 1, dst);
     }
 }
 
-/* A tile of a strip, zeros where the strip or the columns end. */
+/* Loads a tile of a strip, with zeros past the ends of the strip and of the columns. */
 static void gmm__quant_tile_load(const gmm__quant_job *job, const gmm__strip *s, int64_t col, int64_t n, float *x) {
     int64_t r;
     memset(x, 0, sizeof(float) * GMM_TILE * GMM_TILE);
     for (r = 0; r < s->m; r++) gmm__quant_load(job, s, s->row + r, col, n, x + r * GMM_TILE);
 }
-/* The same as lines of columns, transformed if the columnwise copy is. */
-static void gmm__quant_tile_turn(const gmm_format *f, const float *x, int64_t n, float *xt) {
+/* Transposes a tile, and applies the Hadamard transform of the columnwise copy. */
+static void gmm__quant_tile_transpose(const gmm_format *f, const float *x, int64_t n, float *xt) {
     int64_t r, c;
     for (c = 0; c < n; c++) {
         for (r = 0; r < GMM_TILE; r++) xt[c * GMM_TILE + r] = x[r * GMM_TILE + c];
@@ -6332,32 +6508,32 @@ static uint32_t gmm__quant_amax(const float *x, int64_t n, uint32_t amax) {
     return amax;
 }
 
-/* Amax of a strip, for both copies; and of its rows. */
+/* Amaxes of a strip for both copies, and of its rows. */
 static void gmm__quant_strip_amax(const void *arg, int64_t index, int32_t thread) {
     const gmm__quant_job *job = (const gmm__quant_job *)arg;
     const gmm__call *call = job->call;
     const gmm_format *f = &call->format;
     const gmm__strip s = gmm__strip_of(job, index);
     gmm__quant_scratch *w = &job->scratch[thread];
-    uint32_t line[GMM_TILE] = { 0 }, all = 0, turned = 0;
+    uint32_t row_amax[GMM_TILE] = { 0 }, all = 0, columnwise_amax = 0;
     int64_t r, c0;
     for (c0 = 0; c0 < call->in; c0 += GMM_TILE) {
         const int64_t n = gmm__min_i64(call->in - c0, GMM_TILE);
         gmm__quant_tile_load(job, &s, c0, n, w->x);
-        for (r = 0; r < s.m; r++) line[r] = gmm__quant_amax(w->x + r * GMM_TILE, n, line[r]);
+        for (r = 0; r < s.m; r++) row_amax[r] = gmm__quant_amax(w->x + r * GMM_TILE, n, row_amax[r]);
         if (f->hadamard && call->mat[GMM__DX].dtype != GMM_NONE) {
-            gmm__quant_tile_turn(f, w->x, n, w->xt);
-            turned = gmm__quant_amax(w->xt, n * GMM_TILE, turned);
+            gmm__quant_tile_transpose(f, w->x, n, w->xt);
+            columnwise_amax = gmm__quant_amax(w->xt, n * GMM_TILE, columnwise_amax);
         }
     }
     for (r = 0; r < s.m; r++) {
-        if (line[r] > all) all = line[r];
-        if (job->lines)
-            job->lines[(gmm__grouped(call) ? job->offsets[s.unit] : s.unit * s.rows) + s.row + r] =
-                gmm_f32_from_bits(line[r]);
+        if (row_amax[r] > all) all = row_amax[r];
+        if (job->row_amax)
+            job->row_amax[(gmm__grouped(call) ? job->offsets[s.unit] : s.unit * s.rows) + s.row + r] =
+                gmm_f32_from_bits(row_amax[r]);
     }
     job->strips[0][index] = gmm_f32_from_bits(all);
-    job->strips[1][index] = gmm_f32_from_bits(f->hadamard ? turned : all);
+    job->strips[1][index] = gmm_f32_from_bits(f->hadamard ? columnwise_amax : all);
 }
 
 /* Amax of up to 128 columns of one unit. */
@@ -6375,26 +6551,26 @@ static void gmm__quant_column_amax(const void *arg, int64_t index, int32_t threa
         gmm__quant_load(job, &s, r, c0, n, x);
         for (c = 0; c < n; c++) amax[c] = gmm_amax_bits(amax[c], x[c]);
     }
-    for (c = 0; c < n; c++) job->columns[u * job->call->in + c0 + c] = gmm_f32_from_bits(amax[c]);
+    for (c = 0; c < n; c++) job->col_amax[u * job->call->in + c0 + c] = gmm_f32_from_bits(amax[c]);
 }
 
-/* Stores codes of a tile, and the scales of its blocks with the padding behind them. Lines l0 on, elements a0 on. */
+/* Stores the codes of a tile at line l0 and element a0, and the scales of its blocks with their padding. */
 static void gmm__quant_store(const gmm__qview *v, int64_t l0, int64_t a0, int64_t lines, int64_t data_lines,
                              int64_t along, const gmm__quant_scratch *w) {
     const int width = gmm_block_along(v->scaling);
     int64_t l, a, j;
     for (l = 0; l < data_lines && !v->apart; l++) {
         const uint8_t *code = w->code + l * GMM_TILE;
-        uint8_t *to = v->data + (v->dtype == GMM_E2M1 ? ((l0 + l) * v->ld + a0) / 2 : (l0 + l) * v->ld + a0);
-        if (v->dtype != GMM_E2M1) memcpy(to, code, (size_t)along);
-        else for (a = 0; a < along; a += 2) to[a / 2] = (uint8_t)(code[a] | code[a + 1] << 4);
+        uint8_t *dst = v->data + (v->dtype == GMM_E2M1 ? ((l0 + l) * v->ld + a0) / 2 : (l0 + l) * v->ld + a0);
+        if (v->dtype != GMM_E2M1) memcpy(dst, code, (size_t)along);
+        else for (a = 0; a < along; a += 2) dst[a / 2] = (uint8_t)(code[a] | code[a + 1] << 4);
     }
     for (a = 0; a < along && v->apart; a++) {
-        uint8_t *to = v->data + (v->dtype == GMM_E2M1 ? ((a0 + a) * v->ld + l0) / 2 : (a0 + a) * v->ld + l0);
-        if (v->dtype != GMM_E2M1) for (l = 0; l < lines; l++) to[l] = w->code[l * GMM_TILE + a];
+        uint8_t *dst = v->data + (v->dtype == GMM_E2M1 ? ((a0 + a) * v->ld + l0) / 2 : (a0 + a) * v->ld + l0);
+        if (v->dtype != GMM_E2M1) for (l = 0; l < lines; l++) dst[l] = w->code[l * GMM_TILE + a];
         else
             for (l = 0; l < lines; l += 2)
-                to[l / 2] = (uint8_t)(w->code[l * GMM_TILE + a] | w->code[(l + 1) * GMM_TILE + a] << 4);
+                dst[l / 2] = (uint8_t)(w->code[l * GMM_TILE + a] | w->code[(l + 1) * GMM_TILE + a] << 4);
     }
     if (width == 128) {
         float *scale = (float *)(void *)v->scale;
@@ -6416,7 +6592,7 @@ static void gmm__quant_store(const gmm__qview *v, int64_t l0, int64_t a0, int64_
     }
 }
 
-/* One tile: loaded once, quantized along its rows, its columns or both. */
+/* Loads one tile and quantizes it along its rows, its columns or both. */
 static void gmm__quant_task(const void *arg, int64_t index, int32_t thread) {
     const gmm__quant_job *job = (const gmm__quant_job *)arg;
     const gmm__call *call = job->call;
@@ -6446,8 +6622,8 @@ static void gmm__quant_task(const void *arg, int64_t index, int32_t thread) {
         t.lines = (int)s.m;
         t.along = (int)n;
         t.x = w->x;
-        t.amax_per_line = job->lines != NULL;
-        t.amax = job->lines ? job->lines + (grouped ? job->offsets[s.unit] : s.unit * s.rows) + s.row
+        t.amax_per_line = job->row_amax != NULL;
+        t.amax = job->row_amax ? job->row_amax + (grouped ? job->offsets[s.unit] : s.unit * s.rows) + s.row
                             : job->amax[0] + s.unit;
         t.blocks_per_line = width ? gmm__ceil_div(call->in, width) : 1;
         t.first_block = s.row * t.blocks_per_line + (width ? c0 / width : 0);
@@ -6461,17 +6637,17 @@ static void gmm__quant_task(const void *arg, int64_t index, int32_t thread) {
     }
     if (columnwise->dtype != GMM_NONE) {
         const gmm__qview v = gmm__quant_view(job, columnwise, GMM_COLUMNWISE, s.unit);
-        /* a padded copy holds whole tiles: zeros, or what the transform makes of rows beside them */
+        /* a padded copy has whole tiles: rows past the group are zeros, or mixed with its last rows by the transform */
         const int64_t along = grouped ? (int64_t)GMM_TILE : s.m;
         memset(w->code, 0, sizeof w->code);
         memset(w->scale, 0, sizeof w->scale);
-        gmm__quant_tile_turn(f, w->x, n, w->xt);
+        gmm__quant_tile_transpose(f, w->x, n, w->xt);
         t.direction = GMM_COLUMNWISE;
         t.lines = (int)n;
         t.along = (int)along;
         t.x = w->xt;
-        t.amax_per_line = job->columns != NULL;
-        t.amax = job->columns ? job->columns + s.unit * call->in + c0 : job->amax[1] + s.unit;
+        t.amax_per_line = job->col_amax != NULL;
+        t.amax = job->col_amax ? job->col_amax + s.unit * call->in + c0 : job->amax[1] + s.unit;
         t.blocks_per_line = width ? gmm__ceil_div(s.rows, width) : 1;
         t.first_block = c0 * t.blocks_per_line + (width ? s.row / width : 0);
         gmm_quantize_tile(&t, w->code, w->scale);
@@ -6479,13 +6655,13 @@ static void gmm__quant_task(const void *arg, int64_t index, int32_t thread) {
     }
 }
 
-/* Work on `rows` rows that are `strips` strips: padded copies of columns hold whole ones. An element takes as long as a
-   few copies. */
+/* Work of a call over `rows` rows in `strips` strips, all of whose rows a padded columnwise copy has. Quantizing an
+   element takes about as long as four copies. */
 static double gmm__quant_work(const gmm__call *call, int64_t rows, int64_t strips) {
     const int padded = gmm__grouped(call) && call->mat[GMM__DX].dtype != GMM_NONE;
     return 4.0 * (double)call->in * (padded ? (double)strips * GMM_TILE : (double)rows);
 }
-/* Bytes for the tiles of all threads that a call takes. */
+/* Bytes of scratch for all threads of a call. */
 static size_t gmm__quant_scratch_bytes(const gmm__call *call) {
     const int64_t strips = gmm__strips(call), tiles = strips * gmm__ceil_div(call->in, GMM_TILE);
     const int64_t rows = gmm__grouped(call) ? call->rows : call->units * call->rows;
@@ -6507,7 +6683,7 @@ static int gmm__cpu_plan_quantize(const gmm__call *call, gmm__plan *plan) {
     return 1;
 }
 
-/* Offsets of the units: rows of the source, and padded rows. Returns the live rows of a split. */
+/* Computes the offsets of units in rows of the source and in padded rows. Returns the live rows of a split. */
 static int64_t gmm__quant_offsets(const gmm__call *call, int64_t *offsets, int64_t *starts) {
     const int64_t units = gmm__units(call);
     int64_t u, live = 0;
@@ -6558,14 +6734,14 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
         job.amax[k] = (float *)gmm__part(plan, GMM__QUANT_AMAX) + k * job.units;
         job.strips[k] = (float *)gmm__part(plan, GMM__QUANT_STRIPS) + k * gmm__strips(call);
     }
-    if (by_row || f->row_amax) job.lines = (float *)gmm__part(plan, GMM__QUANT_LINES);
-    if (by_row && copy[1]->dtype != GMM_NONE) job.columns = (float *)gmm__part(plan, GMM__QUANT_COLUMNS);
+    if (by_row || f->row_amax) job.row_amax = (float *)gmm__part(plan, GMM__QUANT_LINES);
+    if (by_row && copy[1]->dtype != GMM_NONE) job.col_amax = (float *)gmm__part(plan, GMM__QUANT_COLUMNS);
 
     if (d->phase == GMM_QUANT_CAST) {
         for (k = 0; k < 2; k++)
             if (copy[k]->dtype != GMM_NONE) memcpy(job.amax[k], copy[k]->amax, (size_t)job.units * sizeof(float));
         if (tensor && copy[0]->dtype != GMM_NONE) memcpy(job.amax[1], job.amax[0], (size_t)job.units * sizeof(float));
-    } else if ((global && !(f->delayed && !copy[0]->amax && !copy[1]->amax)) || job.lines) {
+    } else if ((global && !(f->delayed && !copy[0]->amax && !copy[1]->amax)) || job.row_amax) {
         gmm__cpu_for(call->ctx, job.strip_count, work, gmm__quant_strip_amax, &job);
         for (k = 0; k < 2; k++)
             for (u = 0; u < job.units; u++) {
@@ -6577,9 +6753,9 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
                 if (global && copy[k]->dtype != GMM_NONE && copy[k]->amax) copy[k]->amax[u] = job.amax[k][u];
             }
         if (f->row_amax && copy[0]->dtype != GMM_NONE)
-            memcpy(copy[0]->amax, job.lines, (size_t)(gmm__grouped(call) ? live : job.units * call->rows) *
+            memcpy(copy[0]->amax, job.row_amax, (size_t)(gmm__grouped(call) ? live : job.units * call->rows) *
                    sizeof(float));
-        if (job.columns) gmm__cpu_for(call->ctx, job.units * job.col_tiles, work, gmm__quant_column_amax, &job);
+        if (job.col_amax) gmm__cpu_for(call->ctx, job.units * job.col_tiles, work, gmm__quant_column_amax, &job);
         if (d->phase == GMM_QUANT_AMAX) return GMM_OK;
     }
     for (k = 0; k < 2 && tensor; k++)
@@ -6590,10 +6766,10 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
                                                                  gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
             *(float *)(void *)v.scale = gmm_scale_inverse(scale);
         }
-    for (i = 0; job.columns && i < job.units * call->in; i++) {
+    for (i = 0; job.col_amax && i < job.units * call->in; i++) {
         const gmm__qview v = gmm__quant_view(&job, copy[1], GMM_COLUMNWISE, i / call->in);
         ((float *)(void *)v.scale)[i % call->in] = gmm_scale_inverse(gmm_scale_from_amax(
-            job.columns[i], gmm_dtype_largest(f->dtype), gmm_dtype_largest(GMM_F32), f->eps, f->pow2));
+            job.col_amax[i], gmm_dtype_largest(f->dtype), gmm_dtype_largest(GMM_F32), f->eps, f->pow2));
     }
     gmm__cpu_for(call->ctx, job.strip_count * job.col_tiles, work, gmm__quant_task, &job);
     if (gmm__grouped(call) && call->groups.tail == GMM_TAIL_ZERO)
@@ -6604,7 +6780,7 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
     return GMM_OK;
 }
 
-/* A strip of a dequantized matrix. Lines of a columnwise copy are turned back through a tile. */
+/* Dequantizes one tile. A columnwise copy is transposed in the scratch. */
 static void gmm__dequant_task(const void *arg, int64_t index, int32_t thread) {
     const gmm__quant_job *job = (const gmm__quant_job *)arg;
     const gmm__call *call = job->call;
@@ -6656,14 +6832,14 @@ static gmm_status gmm__cpu_launch_dequantize(const gmm__plan *plan, gmm_stream s
     return GMM_OK;
 }
 
-/* A tile of 128 x 128, in squares that stay in the nearest cache. */
+/* Transposes a tile of 128 x 128 in squares that stay in the L1 cache. */
 static void gmm__transpose_task(const void *arg, int64_t index, int32_t thread) {
     enum { SIDE = 32 };
     const gmm__call *call = (const gmm__call *)arg;
-    const int64_t down = gmm__ceil_div(call->rows, GMM_TILE), across = gmm__ceil_div(call->in, GMM_TILE);
-    const int64_t u = index / (down * across), i = index / across % down, j = index % across;
-    const gmm__qview from = gmm__qview_of(&call->mat[GMM__DY], GMM_ROWWISE, 0, u, 0, 0, call->rows, call->in);
-    const gmm__qview to = gmm__qview_of(&call->mat[GMM__Y], GMM_COLUMNWISE, 0, u, 0, 0, call->rows, call->in);
+    const int64_t row_tiles = gmm__ceil_div(call->rows, GMM_TILE), col_tiles = gmm__ceil_div(call->in, GMM_TILE);
+    const int64_t u = index / (row_tiles * col_tiles), i = index / col_tiles % row_tiles, j = index % col_tiles;
+    const gmm__qview src = gmm__qview_of(&call->mat[GMM__DY], GMM_ROWWISE, 0, u, 0, 0, call->rows, call->in);
+    const gmm__qview dst = gmm__qview_of(&call->mat[GMM__Y], GMM_COLUMNWISE, 0, u, 0, 0, call->rows, call->in);
     const int64_t r1 = gmm__min_i64(call->rows, (i + 1) * GMM_TILE), c1 = gmm__min_i64(call->in, (j + 1) * GMM_TILE);
     int64_t r0, c0, r, c;
     (void)thread;
@@ -6671,8 +6847,8 @@ static void gmm__transpose_task(const void *arg, int64_t index, int32_t thread) 
         for (c0 = j * GMM_TILE; c0 < c1; c0 += SIDE)
             for (c = c0; c < gmm__min_i64(c1, c0 + SIDE); c++)
                 for (r = r0; r < gmm__min_i64(r1, r0 + SIDE); r++)
-                    to.data[c * to.ld + r] = from.data[r * from.ld + c];
-    gmm__qview_transpose_scales(&from, &to, i, j);
+                    dst.data[c * dst.ld + r] = src.data[r * src.ld + c];
+    gmm__qview_transpose_scales(&src, &dst, i, j);
 }
 static gmm_status gmm__cpu_launch_transpose(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
@@ -6704,9 +6880,9 @@ static gmm_status gmm__cpu_launch_shard_cast(const gmm__plan *plan, gmm_stream s
             const int64_t e = a.start + i, member = e / (a.rows * a.cols), row = e / a.cols % a.rows, col = e % a.cols;
             const float v = gmm__shard_value(&a, i);
             for (k = 0; k < 2 + nv; k++) {
-                float *to = &a.amax[k == 2 ? member : gmm__shard_amax_at(&a, k, member, row, col)];
+                float *dst = &a.amax[k == 2 ? member : gmm__shard_amax_at(&a, k, member, row, col)];
                 if (k == 2 || a.copy[k].dtype != GMM_NONE)
-                    *to = gmm_f32_from_bits(gmm_amax_bits(gmm_f32_bits(*to), v));
+                    *dst = gmm_f32_from_bits(gmm_amax_bits(gmm_f32_bits(*dst), v));
             }
         }
         return GMM_OK;
@@ -6737,7 +6913,7 @@ enum {
     GMM__MMA_BGRAD_PARTIALS,  /* [chunks, out] float: partial sums of the bias gradient */
     GMM__WGMMA_DEQUANTIZED_A, /* quantized operands as 16-bit elements */
     GMM__WGMMA_DEQUANTIZED_B,
-    GMM__WGMMA_ALPHA,         /* [2][G] float: two factors of each group's accumulators, applied in this order */
+    GMM__WGMMA_ALPHA,         /* [2][G] float: two scales of each group's accumulators, applied in this order */
     GMM__WGMMA_TILES16,       /* [G + 1] int32: prefix sums of the groups' blocks of 16 rows, for transposed tokens */
     GMM__WGMMA_OFFSETS16,     /* [G + 1] int64: row offsets of groups padded to multiples of 16 rows */
     GMM__WGMMA_GROUP_TABLES = GMM__MMA_BGRAD_PARTIALS /* group tables of each CTA; no operation needs both regions */
@@ -6762,7 +6938,7 @@ static void gmm__mma_reserve_table(const gmm__call *call, gmm__plan *plan, int r
 
 /* Whether a call's kernels use programmatic dependent launch. Under an SM limit they do not: CTAs of the dependent
    kernel would wait on multiprocessors that the caller reserves. */
-static int gmm__mma_pdl(const gmm__call *call) { return call->ctx->device.early && call->options.sm_limit == 0; }
+static int gmm__mma_pdl(const gmm__call *call) { return call->ctx->device.pdl && call->options.sm_limit == 0; }
 
 /* Enqueues the kernel that writes the row offsets and the prefix sums of tiles of a call. Host sizes are copied. */
 static gmm_status gmm__mma_enqueue_offsets(const gmm__call *call, int64_t *offsets, int32_t *tiles, int32_t tile_rows,
@@ -7768,8 +7944,8 @@ static cudaDataType_t gmm__lt_data_type(gmm_dtype dtype) {
 
 /* Common alignment of an address and a row pitch, at most 16 bytes. No algorithm gains from more, and the limit makes
    the choice independent of the rows before a group. */
-static uint32_t gmm__lt_alignment(const void *at, int64_t row_bytes) {
-    const uint64_t bits = (uintptr_t)at | (uint64_t)row_bytes | 16u;
+static uint32_t gmm__lt_alignment(const void *address, int64_t row_bytes) {
+    const uint64_t bits = (uintptr_t)address | (uint64_t)row_bytes | 16u;
     return (uint32_t)(bits & (~bits + 1u));
 }
 
@@ -7937,10 +8113,10 @@ static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
 }
 
 /* Zeroes rows of a matrix. */
-static cudaError_t gmm__lt_zero_rows(const gmm_mat *m, void *at, int64_t rows, int64_t cols, gmm_stream stream) {
+static cudaError_t gmm__lt_zero_rows(const gmm_mat *m, void *address, int64_t rows, int64_t cols, gmm_stream stream) {
     const size_t size = (size_t)gmm_dtype_bits(m->dtype) / 8;
     if (rows <= 0) return cudaSuccess;
-    return cudaMemset2DAsync(at, (size_t)m->ld * size, 0, (size_t)cols * size, (size_t)rows, stream);
+    return cudaMemset2DAsync(address, (size_t)m->ld * size, 0, (size_t)cols * size, (size_t)rows, stream);
 }
 
 static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream stream) {
@@ -8071,13 +8247,13 @@ static const double gmm__wgmma_smem_b = 256.0;            /* clocks per step and
 static const double gmm__wgmma_smem_a = 16.0;             /* clocks per step and m16, cooperative: traffic of A */
 static const double gmm__wgmma_smem_a_n128 = 32.0;        /* clocks per step, m16 and n128, cooperative */
 static const double gmm__wgmma_smem_a_pingpong = 43.4;    /* clocks per step and m16, ping-pong: traffic of A */
-/* Factors of the mainloop. Few columns share a row of A: the traffic shows in tall tiles and in long contractions.
-   Groups are seldom equal; the last tile of a group is lower. */
-static const double gmm__wgmma_deferred_factor = 1.04;    /* tiles with a deferred store */
-static const double gmm__wgmma_narrow_factor = 1.05;      /* cooperative tiles of 128 columns, few rows per group */
-static const double gmm__wgmma_low_factor = 0.95;         /* ping-pong tiles below gmm__wgmma_low_m16 */
+/* Slowdowns multiply the clocks of the mainloop. In ping-pong tiles few columns share a row of A, so that its traffic
+   slows down tall tiles and long contractions. Groups are seldom equal, and the last tile of a group is lower. */
+static const double gmm__wgmma_deferred_slowdown = 1.04;    /* tiles with a deferred store */
+static const double gmm__wgmma_narrow_slowdown = 1.05;      /* cooperative tiles of 128 columns, few rows per group */
+static const double gmm__wgmma_low_slowdown = 0.95;         /* ping-pong tiles below gmm__wgmma_low_m16 */
 static const double gmm__wgmma_low_m16 = 10.5;            /* m16 */
-static const double gmm__wgmma_k_tiles_scale = 2500.0;    /* k_tiles that raise the ping-pong factor by 1 */
+static const double gmm__wgmma_k_tiles_scale = 2500.0;    /* k_tiles that raise the ping-pong slowdown by 1 */
 /* Store of a tile: hidden behind the mainloop of the next tile, or exposed. */
 static const double gmm__wgmma_store_deferred = 20.0;     /* clocks per m16 and n128, 16 bits: deferred store */
 static const double gmm__wgmma_store_cooperative = 195.0; /* clocks per m16 and n128, 16 bits */
@@ -8087,38 +8263,38 @@ static const double gmm__wgmma_store_f32_block = 3200.0;  /* the same, divided b
 static const double gmm__wgmma_store_exposed = 0.5;       /* ping-pong: share of the store that bounds a tile */
 static const double gmm__wgmma_fixed_cooperative = 400.0; /* clocks per tile */
 static const double gmm__wgmma_fixed_pingpong = 200.0;    /* clocks per tile */
-static const double gmm__wgmma_shared_sm_factor = 1.2;    /* factor of tiles where two CTAs share a multiprocessor */
+static const double gmm__wgmma_shared_sm_slowdown = 1.2;    /* of tiles where two CTAs share a multiprocessor */
 /* Memory traffic of the whole product. */
 static const double gmm__wgmma_dequantize_rate = 400.0;   /* elements per clock: weights to 16 bits in the workspace */
 static const double gmm__wgmma_weight_rate = 26.0;        /* bytes per clock and multiprocessor: weights from memory */
 static const double gmm__wgmma_column_bytes = 128.0;      /* bytes of one column of a stage */
 static const double gmm__wgmma_latency_bytes = 11000.0;   /* bytes in flight at which the weight rate is halved */
-/* wgrad: TMA moves D beside the products, through the same memory system; the shorter of the two is hidden in part.
+/* wgrad: TMA transfers D while wgmma runs, through the same memory system; the shorter of the two is partly hidden.
    Fitted to 56 measurements each of accumulation into fp32 and of 16-bit results. */
 static const double gmm__wgmma_wgrad_store_f32 = 880.0;   /* clocks per m16: D is read, added to and written */
 static const double gmm__wgmma_wgrad_store_half = 208.0;  /* clocks per m16, 16 bits */
-static const double gmm__wgmma_wgrad_tall_factor = 1.05;  /* factor of the store of tiles above 8 m16 */
-static const double gmm__wgmma_wgrad_mainloop = 1.14;     /* factor of the mainloop */
+static const double gmm__wgmma_wgrad_tall_slowdown = 1.05;  /* of the store of tiles above 8 m16 */
+static const double gmm__wgmma_wgrad_mainloop = 1.14;     /* slowdown of the mainloop */
 static const double gmm__wgmma_wgrad_pack = 80.0;         /* clocks per m16: accumulators to 16 bits */
 static const double gmm__wgmma_wgrad_exposed = 0.4;       /* share of the shorter of the two that is not hidden */
 /* FP8 */
 static const double gmm__wgmma_fp8_mma_column = 2.0;      /* clocks per step, column and m64: wgmma */
-static const double gmm__wgmma_fp8_one_factor = 1.5;      /* one consumer alone: nothing overlaps its waits */
+static const double gmm__wgmma_fp8_one_slowdown = 1.5;      /* one consumer alone: nothing overlaps its waits */
 static const double gmm__wgmma_fp8_one_m64 = 1.5;         /* m64 below which a tile has one consumer */
-static const double gmm__wgmma_fp8_three_factor = 1.2;    /* tiles of three consumers */
-static const double gmm__wgmma_fp8_two_factor = 1.3;      /* other tiles */
+static const double gmm__wgmma_fp8_three_slowdown = 1.2;    /* tiles of three consumers */
+static const double gmm__wgmma_fp8_two_slowdown = 1.3;      /* other tiles */
 static const double gmm__wgmma_fp8_load_column = 7.0;     /* clocks per step and column: weights from device memory */
 static const double gmm__wgmma_fp8_fixed = 2000.0;        /* clocks per tile */
 static const double gmm__wgmma_fp8_prefetch_limit = 230e3; /* clocks of a product below which prefetch pays */
 enum {
     GMM__WGMMA_CHOICE_ROWS = 256,  /* rows per group from which the device chooses between the tiles of a kernel */
-    GMM__WGMMA_NARROW_ROWS = 2048  /* rows per group below which gmm__wgmma_narrow_factor applies */
+    GMM__WGMMA_NARROW_ROWS = 2048  /* rows per group below which gmm__wgmma_narrow_slowdown applies */
 };
 
 /* Clocks of a tile of wgrad: k_tiles steps of `step` clocks, and the store. */
 static double gmm__wgmma_wgrad_tile_clocks(const gmm_sm90_kernel *k, double k_tiles, double step, double m16, int f32) {
     const double store = m16 * (f32 ? gmm__wgmma_wgrad_store_f32 : gmm__wgmma_wgrad_store_half) *
-                         (k->m16 > 8 ? gmm__wgmma_wgrad_tall_factor : 1.0);
+                         (k->m16 > 8 ? gmm__wgmma_wgrad_tall_slowdown : 1.0);
     const double mainloop = gmm__wgmma_wgrad_mainloop * k_tiles * step + (f32 ? 0.0 : gmm__wgmma_wgrad_pack * m16);
     return mainloop > store ? mainloop + gmm__wgmma_wgrad_exposed * store : store + gmm__wgmma_wgrad_exposed * mainloop;
 }
@@ -8174,11 +8350,11 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
             const double smem = gmm__wgmma_smem_b * n128 +
                                 (cooperative ? gmm__wgmma_smem_a + gmm__wgmma_smem_a_n128 * n128
                                              : gmm__wgmma_smem_a_pingpong) * m16;
-            const double factor = cooperative ? (k->deferred ? gmm__wgmma_deferred_factor
-                                                 : k->tile_n == 128 && rows < GMM__WGMMA_NARROW_ROWS
-                                                     ? gmm__wgmma_narrow_factor : 1.0)
-                                              : (m16 < gmm__wgmma_low_m16 ? gmm__wgmma_low_factor : 1.0) +
-                                                    k_tiles / gmm__wgmma_k_tiles_scale;
+            const double slowdown =
+                !cooperative ? (m16 < gmm__wgmma_low_m16 ? gmm__wgmma_low_slowdown : 1.0) +
+                                   k_tiles / gmm__wgmma_k_tiles_scale
+                : k->deferred ? gmm__wgmma_deferred_slowdown
+                : k->tile_n == 128 && rows < GMM__WGMMA_NARROW_ROWS ? gmm__wgmma_narrow_slowdown : 1.0;
             const double step = mma > smem ? mma : smem, mainloop = k_tiles * step;
             const double store_half = k->deferred ? gmm__wgmma_store_deferred
                                     : cooperative ? gmm__wgmma_store_cooperative : gmm__wgmma_store_pingpong;
@@ -8186,15 +8362,15 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
                                                    : store_half);
             const double exposed = gmm__wgmma_store_exposed * store;
             const double tile = op == gmm_gemm_wgrad ? gmm__wgmma_wgrad_tile_clocks(k, k_tiles, step, m16, f32)
-                              : cooperative ? mainloop * factor + store + gmm__wgmma_fixed_cooperative
-                                            : (mainloop * factor > exposed ? mainloop * factor : exposed) +
+                              : cooperative ? mainloop * slowdown + store + gmm__wgmma_fixed_cooperative
+                                            : (mainloop * slowdown > exposed ? mainloop * slowdown : exposed) +
                                                   gmm__wgmma_fixed_pingpong;
             const double dequantize = b_format && !k->b_format
                                           ? (double)(G * call->in) * (double)call->out / gmm__wgmma_dequantize_rate
                                               : 0.0;
             const int64_t min_tiles_n = gmm__ceil_div(n, k->tile_n);
             const int64_t waves = gmm__ceil_div(G * tiles_m * min_tiles_n, processors * k->ctas_per_sm);
-            const double compute = (double)waves * tile * (k->ctas_per_sm > 1 ? gmm__wgmma_shared_sm_factor : 1.0) +
+            const double compute = (double)waves * tile * (k->ctas_per_sm > 1 ? gmm__wgmma_shared_sm_slowdown : 1.0) +
                                    dequantize;
             /* where a group fits one tile, tiles are narrowed until the last wave is full (gmm_sm90_tiles_n); the rate
                of weights grows with the bytes in flight */
@@ -8240,8 +8416,8 @@ static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_
         const int64_t tiles_n = filling > min_tiles_n ? filling : min_tiles_n;
         const double cols = (double)n / (double)tiles_n;
         const double mma = gmm__wgmma_fp8_mma_column * k->tile_n * m64 *
-                           (m64 < gmm__wgmma_fp8_one_m64 ? gmm__wgmma_fp8_one_factor
-                            : k->consumers == 3 ? gmm__wgmma_fp8_three_factor : gmm__wgmma_fp8_two_factor);
+                           (m64 < gmm__wgmma_fp8_one_m64 ? gmm__wgmma_fp8_one_slowdown
+                            : k->consumers == 3 ? gmm__wgmma_fp8_three_slowdown : gmm__wgmma_fp8_two_slowdown);
         const double load = gmm__wgmma_fp8_load_column * cols / (double)tiles_m; /* other row tiles hit L2 */
         const double mainloop = (double)k_tiles * (mma > load ? mma : load);
         const double cost = (double)waves * (mainloop + gmm__wgmma_fp8_fixed);
@@ -8574,7 +8750,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
 
 /* ................................................................................................ 14.15 Runtime ... */
 
-/* What a function of the table starts with: its context, and the checks that both rows share. */
+/* Begins a function of the runtime table: the checks that the CPU and the CUDA runtime have in common. */
 static gmm_status gmm__rt_open(void *self, const char *function, gmm_stream stream, const void *needed,
                                const char *argument) {
     gmm_context *ctx = (gmm_context *)self;
@@ -8594,7 +8770,7 @@ static gmm_status gmm__rt_open_flags(void *self, const char *function, gmm_strea
                      flags);
 }
 
-/* One side of a copy or fill of `height` rows; nothing of it is looked at where no byte is touched. */
+/* Checks the source or destination of a copy or fill of `height` rows. An empty copy may have any address and pitch. */
 static gmm_status gmm__rt_open_rows(void *self, const char *function, gmm_stream stream, const char *argument,
                                     const void *memory, size_t pitch, size_t width, size_t height) {
     gmm_context *ctx = (gmm_context *)self;
@@ -8609,10 +8785,18 @@ static gmm_status gmm__rt_open_rows(void *self, const char *function, gmm_stream
     return GMM_OK;
 }
 
-static gmm_status gmm__rt_open_copy(void *self, const char *function, void *dst, size_t dst_pitch, const void *src,
-                                    size_t src_pitch, size_t width, size_t height, gmm_stream stream) {
-    const gmm_status s = gmm__rt_open_rows(self, function, stream, "dst", dst, dst_pitch, width, height);
-    return s != GMM_OK ? s : gmm__rt_open_rows(self, function, stream, "src", src, src_pitch, width, height);
+/* A copy of `height` rows of `width` bytes; the pitches are the distances between rows, in bytes. */
+typedef struct gmm__rt_copy {
+    void *dst;
+    size_t dst_pitch;
+    const void *src;
+    size_t src_pitch, width, height;
+} gmm__rt_copy;
+
+static gmm_status gmm__rt_open_copy(void *self, const char *function, const gmm__rt_copy *c, gmm_stream stream) {
+    const gmm_status s = gmm__rt_open_rows(self, function, stream, "dst", c->dst, c->dst_pitch, c->width, c->height);
+    if (s != GMM_OK) return s;
+    return gmm__rt_open_rows(self, function, stream, "src", c->src, c->src_pitch, c->width, c->height);
 }
 
 static gmm_status gmm__rt_open_fill(void *self, const char *function, void *dst, size_t pitch, int32_t value,
@@ -8631,8 +8815,8 @@ static gmm_status gmm__rt_run(void *self, const gmm_work *work, gmm_stream strea
     return work->function(work->argument, stream);
 }
 
-/* --- CPU: one stream, whose work is done when it is given. What an event records is reached at once, so all that it
-   holds is whose it is. --- */
+/* --- CPU: the only stream runs work when it is enqueued. Recorded work is always complete, so that an event only holds
+   its context --- */
 
 typedef struct gmm__cpu_event {
     gmm_context *ctx;
@@ -8712,14 +8896,16 @@ static gmm_status gmm__cpu_rt_event_sync(void *self, gmm_event event) {
 
 static gmm_status gmm__cpu_rt_copy2d(void *self, void *dst, size_t dst_pitch, const void *src, size_t src_pitch,
                                      size_t width, size_t height, gmm_stream stream) {
-    const gmm_status s = gmm__rt_open_copy(self, "copy2d", dst, dst_pitch, src, src_pitch, width, height, stream);
+    const gmm__rt_copy copy = { dst, dst_pitch, src, src_pitch, width, height };
+    const gmm_status s = gmm__rt_open_copy(self, "copy2d", &copy, stream);
     size_t i;
     if (s != GMM_OK || !width) return s;
     for (i = 0; i < height; i++) memcpy((char *)dst + i * dst_pitch, (const char *)src + i * src_pitch, width);
     return GMM_OK;
 }
 static gmm_status gmm__cpu_rt_copy(void *self, void *dst, const void *src, size_t bytes, gmm_stream stream) {
-    const gmm_status s = gmm__rt_open_copy(self, "copy", dst, bytes, src, bytes, bytes, 1, stream);
+    const gmm__rt_copy copy = { dst, bytes, src, bytes, bytes, 1 };
+    const gmm_status s = gmm__rt_open_copy(self, "copy", &copy, stream);
     if (s == GMM_OK && bytes) memcpy(dst, src, bytes);
     return s;
 }
@@ -8837,7 +9023,8 @@ static gmm_status gmm__cuda_rt_event_sync(void *self, gmm_event event) {
 /* Rows without gaps are one row: 2-D calls limit the pitch. */
 static gmm_status gmm__cuda_rt_copy2d(void *self, void *dst, size_t dst_pitch, const void *src, size_t src_pitch,
                                       size_t width, size_t height, gmm_stream stream) {
-    const gmm_status s = gmm__rt_open_copy(self, "copy2d", dst, dst_pitch, src, src_pitch, width, height, stream);
+    const gmm__rt_copy copy = { dst, dst_pitch, src, src_pitch, width, height };
+    const gmm_status s = gmm__rt_open_copy(self, "copy2d", &copy, stream);
     const int dense = height == 1 || (dst_pitch == width && src_pitch == width);
     if (s != GMM_OK || !width || !height) return s;
     GMM__DEVICE_CALL("copy2d", dense ? cudaMemcpyAsync(dst, src, width * height, cudaMemcpyDefault, stream)
@@ -8845,7 +9032,8 @@ static gmm_status gmm__cuda_rt_copy2d(void *self, void *dst, size_t dst_pitch, c
                                                        stream));
 }
 static gmm_status gmm__cuda_rt_copy(void *self, void *dst, const void *src, size_t bytes, gmm_stream stream) {
-    const gmm_status s = gmm__rt_open_copy(self, "copy", dst, bytes, src, bytes, bytes, 1, stream);
+    const gmm__rt_copy copy = { dst, bytes, src, bytes, bytes, 1 };
+    const gmm_status s = gmm__rt_open_copy(self, "copy", &copy, stream);
     if (s != GMM_OK || !bytes) return s;
     GMM__DEVICE_CALL("copy", cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, stream));
 }
@@ -8913,12 +9101,17 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
 
 /* .............................................................................. 14.16 Optional fields of calls ... */
 
-/* One row per optional field, option or flag of a call: the operations whose descriptors have it, when a call asks for
-   it, and which engines honour it. gmm__select_from declines an engine that does not honour a field which the call asks
-   for, so that no engine ignores a field in silence: a field that is added to a descriptor gets a row here. Permissions
-   (allow_*, fp8_fast_accum) and settings of one engine (tile, workspace_limit) are honoured by engines that make no use
-   of them. On the CPU engine sm_limit and groups.rows_hint concern nothing. cuBLASLt chooses among algorithms with
-   different results when multiprocessors are reserved, so that it does not honour sm_limit.
+/* The optional fields, options and flags of calls, one per row. A row gives the operations whose descriptors have the
+   field (a range of GMM_OP_LIST), the condition under which a call uses it, and for each engine 1 if it honours the
+   field. gmm__select_from declines an engine that does not honour a field which the call uses, so that no engine
+   silently ignores one. Whoever adds a field to a descriptor adds a row here, with 1 for the engines that implement it.
+   Also 1     permissions (allow_*, fp8_fast_accum) and settings of one engine (tile, workspace_limit), which other
+              engines may ignore; on the CPU engine sm_limit and groups.rows_hint, which never change results. CUBLASLT
+              has 0 for sm_limit: with fewer multiprocessors cuBLASLt may choose algorithms with other bits.
+   No row     required operands, and the results that an operation exists for, of which a call may want only some
+              (linear.db, activation.dx, gradients of an MLP, route.counts, row_of, slot_of, sizes, dx and drows of
+              permute, rowwise and columnwise of quantization). An engine is in the engine table for an operation only
+              if it computes all of these.
    X(field, first operation, last operation, condition, CPU, WGMMA, MMA, CUBLASLT, name in messages) */
 #define GMM__FIELD_LIST(X) \
     X(QUANTIZED, LINEAR_FWD, LINEAR_WGRAD, gmm__quantized(call), 1, 1, 1, 0, "quantized operands") \
@@ -8957,6 +9150,7 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
     X(ACT_BETAS, ACT_FWD, MLP_WGRAD, call->act.beta1 != 0.0f || call->act.beta2 != 0.0f, 1, 0, 1, 0, "act.beta1") \
     X(MLP_PROB, MLP_FWD, MLP_BWD, call->d.mlp.prob, 1, 0, 1, 0, "mlp.prob") \
     X(MLP_DPROB, MLP_BWD, MLP_BWD, call->d.mlp.dprob, 1, 0, 1, 0, "mlp.dprob") \
+    X(MLP_SAVED, MLP_FWD, MLP_FWD, call->d.mlp.saved, 1, 0, 1, 0, "mlp.saved") \
     X(MLP_HOOKS, MLP_FWD, MLP_WGRAD, call->d.mlp.hooks, 1, 0, 1, 0, "mlp.hooks") \
     X(MLP_QUANT, MLP_FWD, MLP_WGRAD, call->d.mlp.quant, 1, 0, 1, 0, "mlp.quant") \
     X(EXPERT_BIAS, TOPK_FWD, TOPK_BWD, call->d.route.expert_bias, 1, 0, 1, 0, "route.expert_bias") \
@@ -8970,6 +9164,7 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
     X(PERMUTE_TAIL, PERMUTE_MAP, UNPERMUTE_BWD, call->d.permute.tail != GMM_TAIL_KEEP, 1, 0, 1, 0, "permute.tail") \
     X(PERMUTE_FAULT, PERMUTE_MAP, UNPERMUTE_BWD, call->d.permute.fault, 1, 0, 1, 0, "permute.fault") \
     X(PERMUTE_PROBS, PERMUTE_FWD, UNPERMUTE_BWD, call->d.permute.probs, 1, 0, 1, 0, "permute.probs") \
+    X(PERMUTE_ROW_PROBS, PERMUTE_FWD, PERMUTE_FWD, call->d.permute.row_probs, 1, 0, 1, 0, "permute.row_probs") \
     X(PERMUTE_DPROBS, PERMUTE_BWD, UNPERMUTE_BWD, call->d.permute.dprobs, 1, 0, 1, 0, "permute.dprobs") \
     X(PAD_PROB, PAD, UNPAD, call->d.pad.src_prob, 1, 0, 1, 0, "padding.src_prob") \
     X(PAD_SIZES, PAD, PAD, call->d.pad.sizes, 1, 0, 1, 0, "padding.sizes") \
@@ -8995,9 +9190,9 @@ enum gmm__field {
 #undef GMM__X
     GMM__FIELDS
 };
-typedef char gmm__fields_fit[GMM__FIELDS <= 64 ? 1 : -1];
+typedef char gmm__fields_fit[GMM__FIELDS <= 64 ? 1 : -1]; /* gmm__call.fields and gmm__engine_row.honours are 64 bits */
 
-/* The columns of the list as sets of bits, for the engine table. */
+/* The engines' columns of the list as sets of bits, for the engine table. */
 #define GMM__HONOURS_CPU(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) \
     | ((uint64_t)(cpu) << GMM__FIELD_##field)
 #define GMM__HONOURS_WGMMA(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) \
@@ -9027,7 +9222,7 @@ static int gmm__any_grad(const gmm__call *call, enum gmm__grad_property property
     return 0;
 }
 
-/* Whether an operand of the call has a global amax per row. */
+/* Whether an operand of the call has a global amax per row (GMM_MAT_ROW_AMAX). */
 static int gmm__any_row_amax(const gmm__call *call) {
     uint32_t flags = 0;
     int role;
@@ -9038,7 +9233,7 @@ static int gmm__any_row_amax(const gmm__call *call) {
 /* Whether gmm__call.d is a gmm_quantization. */
 static int gmm__casts(gmm_op op) { return op == GMM_OP_QUANTIZE || op == GMM_OP_REQUANTIZE; }
 
-/* The set of fields that a checked call asks for. */
+/* The set of fields that a checked call uses. */
 static uint64_t gmm__requested_fields(const gmm__call *call) {
     const gmm_linear *linear = &call->d.linear;
     const gmm_op op = call->op;
@@ -9052,7 +9247,7 @@ static uint64_t gmm__requested_fields(const gmm__call *call) {
 
 /* ......................................................................... 14.17 Engine table, public functions ... */
 
-/* One row per engine, in the order in which AUTO asks; the columns follow GMM_OP_LIST. */
+/* One row per engine, in the order in which AUTO tries them; the columns follow GMM_OP_LIST. */
 #define GMM__OP(engine, op) GMM__OP_BY(engine, op, op)
 #define GMM__OP_BY(engine, plan, op) { gmm__##engine##_plan_##plan, gmm__##engine##_launch_##op }
 #define GMM__OP_ANY(engine, op) { gmm__plan_any, gmm__##engine##_launch_##op }
@@ -9129,24 +9324,25 @@ static const gmm__engine_row gmm__engines[] = {
 #undef GMM__OP_ANY
 #undef GMM__NO_OP
 
-/* --- overlap: what a call writes shares no byte with the rest of its memory --- */
+/* --- overlap: memory that a call writes shares no byte with its other memory --- */
 
-/* Whether rows i of a and j of b, which stand at the same pitch, have a byte in common for any i and j. */
+/* Whether any row i of a and any row j of b, which have the same pitch, have a byte in common. */
 static int gmm__rows_overlap(const gmm__box *a, const gmm__box *b) {
-    const int64_t pitch = a->step[0], apart = (int64_t)(b->at - a->at);
-    const int64_t above = apart - a->width, most = apart + b->width - 1; /* above < (i - j) pitch <= most */
-    int64_t low = above / pitch - (above % pitch < 0) + 1, high = most / pitch - (most % pitch < 0);
+    const int64_t pitch = a->step[0], distance = (int64_t)(b->address - a->address);
+    const int64_t lower = distance - a->width, upper = distance + b->width - 1; /* lower < (i - j) pitch <= upper */
+    int64_t low = lower / pitch - (lower % pitch < 0) + 1, high = upper / pitch - (upper % pitch < 0);
     if (low < 1 - b->count[0]) low = 1 - b->count[0];
     if (high > a->count[0] - 1) high = a->count[0] - 1;
     return low <= high;
 }
 
-/* Whether two boxes have a byte in common. Exact; walks only those steps of a loop that reach into the other box. */
+/* Whether two boxes have a byte in common. Exact; visits only those iterations of a loop whose span overlaps the other
+   box. */
 static int gmm__boxes_overlap(gmm__box a, gmm__box b) {
     const uint64_t end = gmm__box_end(&b);
-    uint64_t size, step, start = a.at;
+    uint64_t size, step, start = a.address;
     int64_t i, count;
-    if (gmm__box_end(&a) <= b.at || end <= a.at) return 0;
+    if (gmm__box_end(&a) <= b.address || end <= a.address) return 0;
     if (a.loops + b.loops == 0) return 1;
     if (a.loops == 1 && b.loops == 1 && a.step[0] == b.step[0]) return gmm__rows_overlap(&a, &b);
     if (a.loops == 0 || (b.loops > 0 && b.step[b.loops - 1] > a.step[a.loops - 1])) return gmm__boxes_overlap(b, a);
@@ -9154,43 +9350,44 @@ static int gmm__boxes_overlap(gmm__box a, gmm__box b) {
     count = a.count[a.loops];
     step = (uint64_t)a.step[a.loops];
     size = gmm__box_end(&a) - start;
-    i = start + size <= b.at ? (int64_t)((b.at - start - size) / step) + 1 : 0;
+    i = start + size <= b.address ? (int64_t)((b.address - start - size) / step) + 1 : 0;
     for (; i < count && start + (uint64_t)i * step < end; i++) {
-        a.at = start + (uint64_t)i * step;
+        a.address = start + (uint64_t)i * step;
         if (gmm__boxes_overlap(a, b)) return 1;
     }
     return 0;
 }
 
-/* The addresses of a span from `first` on, at most GMM__SORTED of them, in rising order. Tables mostly are in it. */
+/* The addresses of a span from index `first` on, at most GMM__SORTED of them, in ascending order, which most tables
+   already have. */
 enum { GMM__SORTED = 1024 };
-static int64_t gmm__span_sorted(const gmm__span *s, int64_t first, uint64_t *to) {
+static int64_t gmm__span_sorted(const gmm__span *s, int64_t first, uint64_t *addresses) {
     const int64_t n = s->count - first < GMM__SORTED ? s->count - first : (int64_t)GMM__SORTED;
     int64_t i;
-    int rises = 1;
+    int sorted = 1;
     for (i = 0; i < n; i++) {
-        to[i] = gmm__span_at(s, first + i);
-        rises &= i == 0 || to[i - 1] <= to[i];
+        addresses[i] = gmm__span_at(s, first + i);
+        sorted &= i == 0 || addresses[i - 1] <= addresses[i];
     }
-    if (rises) return n;
-    for (i = 0; i < n; i++) to[i] = ~to[i];
-    for (i = n / 2; i-- > 0;) gmm__heap_down(to, n, i);
-    gmm__heap_sort(to, n);
-    for (i = 0; i < n; i++) to[i] = ~to[i];
+    if (sorted) return n;
+    for (i = 0; i < n; i++) addresses[i] = ~addresses[i];
+    for (i = n / 2; i-- > 0;) gmm__heap_sift_down(addresses, n, i);
+    gmm__heap_sort(addresses, n);
+    for (i = 0; i < n; i++) addresses[i] = ~addresses[i];
     return n;
 }
 
-/* Two boxes that overlap, one of each list of addresses in rising order; the lists may be one. Within a list the boxes
-   have one size, so that their ends rise too. */
+/* Finds two boxes that overlap, one from each ascending list of addresses; both may be the same list. The boxes of a
+   list have one size, so that their ends ascend too. */
 static int gmm__sorted_overlap(const gmm__span *a, const uint64_t *x, int64_t n, const gmm__span *b, const uint64_t *y,
-                            int64_t m, uint64_t found[2]) {
+                               int64_t m, uint64_t overlap[2]) {
     int64_t i, j, first = 0;
     if (x[n - 1] + a->size <= y[0] || y[m - 1] + b->size <= x[0]) return 0;
     for (i = 0; i < n; i++) {
         while (first < m && y[first] + b->size <= x[i]) first++;
         for (j = x == y ? i + 1 : first; j < m && y[j] < x[i] + a->size; j++) {
-            found[0] = x[i];
-            found[1] = y[j];
+            overlap[0] = x[i];
+            overlap[1] = y[j];
             if (gmm__boxes_overlap(gmm__span_box(a, x[i]), gmm__span_box(b, y[j]))) return 1;
         }
     }
@@ -9205,47 +9402,47 @@ static int gmm__same_form(const gmm__box *a, const gmm__box *b) {
     return 1;
 }
 
-/* Two boxes that overlap, one of each span, or two of one span. Nothing is allocated: two tables of n addresses
-   in rising order take some n steps, in any order n log n, and above GMM__SORTED addresses n / GMM__SORTED times as
+/* Finds two boxes that overlap, one from each span, or two of one span. Without allocations: two tables of n ascending
+   addresses take O(n) steps, unsorted ones O(n log n), and above GMM__SORTED addresses n / GMM__SORTED times as
    many. */
-static int gmm__tables_overlap(const gmm__span *a, const gmm__span *b, uint64_t found[2]) {
+static int gmm__tables_overlap(const gmm__span *a, const gmm__span *b, uint64_t overlap[2]) {
     uint64_t x[GMM__SORTED], y[GMM__SORTED];
     int64_t i, j, n, m;
     for (i = 0; i < a->count; i += GMM__SORTED) {
         n = gmm__span_sorted(a, i, x);
-        if (a == b && gmm__sorted_overlap(a, x, n, a, x, n, found)) return 1;
+        if (a == b && gmm__sorted_overlap(a, x, n, a, x, n, overlap)) return 1;
         for (j = a == b ? i + GMM__SORTED : 0; j < b->count; j += GMM__SORTED) {
             m = gmm__span_sorted(b, j, y);
-            if (gmm__sorted_overlap(a, x, n, b, y, m, found)) return 1;
+            if (gmm__sorted_overlap(a, x, n, b, y, m, overlap)) return 1;
         }
     }
     return 0;
 }
-static int gmm__spans_overlap(const gmm__span *a, const gmm__span *b, int in_place, uint64_t found[2]) {
+static int gmm__spans_overlap(const gmm__span *a, const gmm__span *b, int in_place, uint64_t overlap[2]) {
     int64_t i, j;
     if (a->high <= b->low || b->high <= a->low) return 0;
-    if (a->count > 1 && b->count > 1) return gmm__tables_overlap(a, b, found);
+    if (a->count > 1 && b->count > 1) return gmm__tables_overlap(a, b, overlap);
     for (i = 0; i < a->count; i++)
         for (j = 0; j < b->count; j++) {
-            found[0] = gmm__span_at(a, i);
-            found[1] = gmm__span_at(b, j);
-            if (found[0] + a->size <= found[1] || found[1] + b->size <= found[0] ||
-                (in_place && found[0] == found[1] && gmm__same_form(&a->box, &b->box)))
+            overlap[0] = gmm__span_at(a, i);
+            overlap[1] = gmm__span_at(b, j);
+            if (overlap[0] + a->size <= overlap[1] || overlap[1] + b->size <= overlap[0] ||
+                (in_place && overlap[0] == overlap[1] && gmm__same_form(&a->box, &b->box)))
                 continue;
-            if (gmm__boxes_overlap(gmm__span_box(a, found[0]), gmm__span_box(b, found[1]))) return 1;
+            if (gmm__boxes_overlap(gmm__span_box(a, overlap[0]), gmm__span_box(b, overlap[1]))) return 1;
         }
     return 0;
 }
 
-/* "dw.table[3]": what stands at this address; `again`: at its second place in the table. */
-static void gmm__span_name(const gmm__span *s, uint64_t at, int again, char *text, size_t size) {
+/* Writes the name of the memory at an address: "dw.table[3]". `repeated`: its second entry in the table. */
+static void gmm__span_name(const gmm__span *s, uint64_t address, int repeated, char *text, size_t size) {
     int64_t i = 0;
     if (!s->table) {
         (void)snprintf(text, size, "%s%s", s->name, s->part);
         return;
     }
-    for (; i < s->count && (gmm__span_at(s, i) != at || again); i++)
-        if (gmm__span_at(s, i) == at) again = 0;
+    for (; i < s->count && (gmm__span_at(s, i) != address || repeated); i++)
+        if (gmm__span_at(s, i) == address) repeated = 0;
     (void)snprintf(text, size, "%s%s[%lld]", s->name, s->part[0] ? ".scale_table" : ".table", (long long)i);
 }
 
@@ -9254,38 +9451,38 @@ static gmm_status gmm__check_overlap(gmm__call *call) {
     for (i = 0; i < call->spans; i++)
         for (j = 0; j < call->spans; j++) {
             const gmm__span *a = &call->span[i], *b = &call->span[j];
-            uint64_t found[2];
+            uint64_t overlap[2];
             char first[64], second[64];
             if (!a->writes || (b->writes && j < i) || (i == j && a->count == 1) ||
-                !gmm__spans_overlap(a, b, call->in_place, found))
+                !gmm__spans_overlap(a, b, call->in_place, overlap))
                 continue;
-            gmm__span_name(a, found[0], 0, first, sizeof first);
-            gmm__span_name(b, found[1], i == j && found[0] == found[1], second, sizeof second);
+            gmm__span_name(a, overlap[0], 0, first, sizeof first);
+            gmm__span_name(b, overlap[1], i == j && overlap[0] == overlap[1], second, sizeof second);
             return gmm__refuse(call, GMM_E_ARG, first,
                                "%p overlaps %s%s%s, %p: what is written must share no byte with "
-                               "other memory of the call", (void *)found[0],
+                               "other memory of the call", (void *)overlap[0],
                                gmm__is_field(call, second) ? call->path : "",
-                               gmm__is_field(call, second) ? "." : "", second, (void *)found[1]);
+                               gmm__is_field(call, second) ? "." : "", second, (void *)overlap[1]);
         }
     return GMM_OK;
 }
 
-/* Appends to a note, as far as it fits. */
+/* Appends to a plan's note, truncated to fit. */
 static void gmm__note(gmm__plan *plan, const char *format, ...) {
-    const size_t used = strlen(plan->note);
+    const size_t length = strlen(plan->note);
     va_list list;
     va_start(list, format);
-    (void)vsnprintf(plan->note + used, sizeof plan->note - used, format, list);
+    (void)vsnprintf(plan->note + length, sizeof plan->note - length, format, list);
     va_end(list);
 }
 
-/* Whether AUTO may ask a row for a call. */
+/* Whether AUTO tries an engine for a call. */
 static int gmm__automatic(const gmm__engine_row *row, const gmm__call *call) {
     return row->automatic && row->space == call->ctx->config.space && row->ops[call->op].plan;
 }
 
-/* Makes the plan of an engine for a call; the note says why it has none. Of several fields that the
-   engine does not honour, the note names the first one of GMM__FIELD_LIST. */
+/* Makes the plan of an engine for a call. Returns 0 if the engine declines it, for the reason in the note: of several
+   fields that the engine does not honour, the note names the first one of GMM__FIELD_LIST. */
 static int gmm__plan_row(const gmm__engine_row *row, const gmm__call *call, gmm__plan *plan) {
     const uint64_t missing = call->fields & ~row->honours;
     int field = 0;
@@ -9299,8 +9496,8 @@ static int gmm__plan_row(const gmm__engine_row *row, const gmm__call *call, gmm_
     return gmm__decline(plan, "does not honour %s", gmm__field_name(field));
 }
 
-/* Completes the plan of a query that left addresses open, made by rows[i]: the note says what it assumes of them, and
-   the workspace is enough for the engine that AUTO asks next, which serves a call where that does not hold. */
+/* Completes the plan by rows[i] of a query without addresses. The note states the alignment that the plan assumes, and
+   the workspace is enlarged for the engine that AUTO tries next, which serves calls with other addresses. */
 static void gmm__cover_unaligned(const gmm__engine_row *rows, size_t count, size_t i, const gmm__call *call,
                                  gmm__plan *plan) {
     gmm__plan other;
@@ -9317,24 +9514,24 @@ static void gmm__cover_unaligned(const gmm__engine_row *rows, size_t count, size
 
 /* gmm__select over the given engine table. */
 static gmm_status gmm__select_from(const gmm__engine_row *rows, size_t count, gmm__call *call, gmm__plan *plan) {
-    const gmm_engine wanted = call->options.engine;
-    char declined[160] = "";
-    size_t i, used = 0;
+    const gmm_engine demanded = call->options.engine;
+    char reasons[160] = "";
+    size_t i, length = 0;
     call->fields = gmm__requested_fields(call);
     for (i = 0; i < count; i++) {
         const gmm__engine_row *row = &rows[i];
-        if (wanted != GMM_ENGINE_AUTO ? row->engine != wanted : !gmm__automatic(row, call)) continue;
+        if (demanded != GMM_ENGINE_AUTO ? row->engine != demanded : !gmm__automatic(row, call)) continue;
         if (gmm__plan_row(row, call, plan)) {
             if (plan->assumes_aligned) gmm__cover_unaligned(rows, count, i, call, plan);
-            if (declined[0]) gmm__note(plan, "%s%s", plan->note[0] ? "; " : "", declined);
+            if (reasons[0]) gmm__note(plan, "%s%s", plan->note[0] ? "; " : "", reasons);
             return GMM_OK;
         }
-        used += (size_t)snprintf(declined + used, sizeof declined - used, "%s%s %.120s", used ? "; " : "",
-                                 gmm_engine_name(row->engine), plan->note);
-        if (used >= sizeof declined) used = sizeof declined - 1;
+        length += (size_t)snprintf(reasons + length, sizeof reasons - length, "%s%s %.120s", length ? "; " : "",
+                                   gmm_engine_name(row->engine), plan->note);
+        if (length >= sizeof reasons) length = sizeof reasons - 1;
     }
-    return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "%s cannot serve %s: %s", gmm_engine_name(wanted),
-                       gmm_op_name(call->op), declined[0] ? declined : wanted == GMM_ENGINE_AUTO
+    return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "%s cannot serve %s: %s", gmm_engine_name(demanded),
+                       gmm_op_name(call->op), reasons[0] ? reasons : demanded == GMM_ENGINE_AUTO
                        ? "no engine of this build has it" : "this build does not hold that engine");
 }
 
@@ -9349,7 +9546,7 @@ static gmm_status gmm__launch_on(const gmm__plan *plan, gmm_stream stream) {
     return GMM_E_UNSUPPORTED;
 }
 
-/* Launches on the context's device, whichever is current, and leaves that one current. */
+/* Launches on the context's device, and restores the current device. */
 static gmm_status gmm__launch(const gmm__plan *plan, gmm_stream stream) {
 #ifdef __CUDACC__
     const gmm_context *ctx = plan->call->ctx;
@@ -9458,14 +9655,14 @@ static int32_t gmm__cpu_best_level(void) {
 }
 
 #ifdef __CUDACC__
-/* Whether a device is there and runs this build's kernels. */
+/* Checks that a device exists and runs this build's kernels. */
 static gmm_status gmm__cuda_probe(const gmm_config *c, gmm__device *device, gmm_error *error) {
     struct cudaFuncAttributes attributes;
     int count = 0, major = 0, minor = 0, processors = 0, shared = 0;
     cudaError_t e = cudaGetDeviceCount(&count);
     if (e != cudaSuccess) {
         count = 0;
-        (void)cudaGetLastError(); /* reported here, so it is not found again by the next call */
+        (void)cudaGetLastError(); /* reported here, and therefore cleared */
     }
     if (c->device < 0 || c->device >= count)
         return gmm__fail(error, GMM_E_DEVICE, "gmm_create: config.device: %d asked, %d CUDA device%s found%s%s",
@@ -9493,12 +9690,12 @@ static gmm_status gmm__cuda_probe(const gmm_config *c, gmm__device *device, gmm_
     if (e != cudaSuccess)
         return gmm__fail(error, GMM_E_BUILD, "gmm_create: config.device: %d has compute capability %d.%d, and this "
                          "build holds no kernel for it: %s", (int)c->device, major, minor, cudaGetErrorString(e));
-    device->early = attributes.ptxVersion >= 90; /* kernels that were compiled for less cannot wait */
+    device->pdl = attributes.ptxVersion >= 90; /* griddepcontrol needs kernels compiled for compute capability 9.0 */
     return GMM_OK;
 }
 #endif
 
-/* What is known of a build before its device is. */
+/* Describes the build, without its device. */
 static void gmm__describe_build(const gmm_config *c, gmm_build *build) {
     memset(build, 0, sizeof *build);
     build->space = c->space;
@@ -9531,7 +9728,7 @@ GMMDEF const char *gmm_build_warning(const gmm_build *build, int32_t i) {
     return i >= 0 && i < count ? texts[i] : NULL;
 }
 
-/* Whether a context of this space can have an engine of that name. */
+/* Checks that a context of this space can have this engine. */
 static gmm_status gmm__check_engine(gmm_space space, gmm_engine engine, const char *field, gmm_error *error) {
     if (engine < GMM_ENGINE_AUTO || engine > GMM_ENGINE_CUBLASLT)
         return gmm__fail(error, GMM_E_ARG, "gmm_create: %s: %d is no engine", field, (int)engine);
@@ -9543,7 +9740,7 @@ static gmm_status gmm__check_engine(gmm_space space, gmm_engine engine, const ch
 }
 
 #ifdef __CUDACC__
-/* Opens the engines of a GPU context and refuses where it would not have the required one. */
+/* Opens the engines of a GPU context, and fails if the required one is missing. */
 static gmm_status gmm__open_engines(gmm_context *ctx, gmm_build *build, gmm_error *error) {
     const gmm_engine engine = ctx->config.require_engine;
     const char *lacks = NULL;
@@ -9686,12 +9883,12 @@ extern "C" {
 static void *gmm__ck_malloc(void *user, size_t bytes) { (void)user; return GMM_MALLOC(bytes); }
 static void gmm__ck_free(void *user, void *memory) { (void)user; GMM_FREE(memory); }
 
-static gmm_allocator gmm__ck_allocator(const gmm_allocator *given) {
+static gmm_allocator gmm__ck_allocator(const gmm_allocator *caller) {
     gmm_allocator a;
     a.user = NULL;
     a.alloc = gmm__ck_malloc;
     a.release = gmm__ck_free;
-    return given && given->alloc ? *given : a;
+    return caller && caller->alloc ? *caller : a;
 }
 
 /* A block of an arena, whose memory is all released together. */
@@ -9710,20 +9907,20 @@ enum { GMM__CK_BLOCK_BYTES = 1 << 16 };
 /* Allocates zeroed memory for `count` elements; NULL without memory. */
 static void *gmm__ck_alloc(gmm__ck_arena *arena, int64_t count, size_t size) {
     gmm__ck_arena_block *b = arena->top;
-    int64_t wanted = 0;
+    int64_t bytes_needed = 0;
     size_t bytes, capacity;
-    char *at;
-    if (!gmm__mul(count, (int64_t)size, &wanted) || wanted > INT64_MAX / 2 ||
-        (uint64_t)wanted > SIZE_MAX / 2)
+    char *memory;
+    if (!gmm__mul(count, (int64_t)size, &bytes_needed) || bytes_needed > INT64_MAX / 2 ||
+        (uint64_t)bytes_needed > SIZE_MAX / 2)
         return NULL;
-    bytes = ((size_t)wanted + 15) / 16 * 16;
+    bytes = ((size_t)bytes_needed + 15) / 16 * 16;
     if (!b || bytes > b->capacity - b->used) {
         capacity = bytes > GMM__CK_BLOCK_BYTES / 4 ? bytes : (size_t)GMM__CK_BLOCK_BYTES;
         b = (gmm__ck_arena_block *)arena->allocator.alloc(arena->allocator.user, sizeof *b + capacity);
         if (!b) return NULL;
         b->used = 0;
         b->capacity = capacity;
-        if (arena->top && capacity == bytes) { /* the block in use stays on top */
+        if (arena->top && capacity == bytes) { /* a block of its own; the block with free bytes stays on top */
             b->next = arena->top->next;
             arena->top->next = b;
         } else {
@@ -9731,9 +9928,9 @@ static void *gmm__ck_alloc(gmm__ck_arena *arena, int64_t count, size_t size) {
             arena->top = b;
         }
     }
-    at = (char *)(b + 1) + b->used;
+    memory = (char *)(b + 1) + b->used;
     b->used += bytes;
-    return memset(at, 0, bytes);
+    return memset(memory, 0, bytes);
 }
 
 static void gmm__ck_arena_release(gmm__ck_arena *arena) {
@@ -9781,14 +9978,14 @@ static gmm_status gmm__ck_status(gmm_ckpt_reason reason) {
 }
 
 /* Copies as many whole UTF-8 characters as fit. */
-static void gmm__ck_truncate(char *to, size_t capacity, const char *from) {
-    size_t n = strlen(from);
+static void gmm__ck_truncate(char *dst, size_t capacity, const char *src) {
+    size_t n = strlen(src);
     if (n >= capacity) {
         n = capacity - 1;
-        while (n && ((unsigned char)from[n] & 0xC0u) == 0x80u) n--;
+        while (n && ((unsigned char)src[n] & 0xC0u) == 0x80u) n--;
     }
-    memcpy(to, from, n);
-    to[n] = 0;
+    memcpy(dst, src, n);
+    dst[n] = 0;
 }
 
 static gmm_status gmm__ck_vfail(gmm_ckpt_report *report, gmm_ckpt_reason reason, const char *key, const char *fn,
@@ -9876,8 +10073,8 @@ GMMDEF gmm_status gmm_ckpt_table_create(gmm_ckpt_table **out, const gmm_allocato
     if (!out) return gmm__fail(error, GMM_E_NULL, "gmm_ckpt_table_create: out is NULL");
     *out = NULL;
     if (allocator && !allocator->alloc != !allocator->release)
-        return gmm__fail(error, GMM_E_ARG, "gmm_ckpt_table_create: allocator: 1 of 2 functions is set; set both or "
-                         "none");
+        return gmm__fail(error, GMM_E_ARG,
+                         "gmm_ckpt_table_create: allocator: 1 of 2 functions is set; set both or none");
     a = gmm__ck_allocator(allocator);
     t = (gmm_ckpt_table *)a.alloc(a.user, sizeof *t);
     if (!t) return gmm__fail(error, GMM_E_MEMORY, "gmm_ckpt_table_create: no memory");
@@ -10005,7 +10202,7 @@ GMMDEF int64_t gmm_ckpt_table_find(const gmm_ckpt_table *table, const char *name
 }
 
 /* ................................................................................................ 15.3 Schemes ... */
-/* The shipped schemes: the patterns, slots, forms and scalings of each family of checkpoints. */
+/* The schemes of this library: patterns, slots, forms and scalings of each family of checkpoints. */
 
 #define GMM__CK_L "decoder.layers.{L}.mlp."
 #define GMM__CK_H "model.layers.{L}."
@@ -10075,7 +10272,7 @@ static const gmm_ckpt_row gmm__ck_legacy[] = { /* [E, in, out], declared as matr
     GMM__CK_MEGATRON_LIST,
 };
 
-/* Gate, up and down weights of each expert in tensors of their own. */
+/* Every expert's gate, up and down weights are separate tensors. */
 #define GMM__CK_EACH(pattern, slot, kind, half, scaling) \
     GMM__CK_ROW(GMM__CK_H pattern, slot, kind, half, GMM_CKPT_EACH, 0, scaling)
 
@@ -10189,7 +10386,7 @@ GMMDEF const gmm_ckpt_scheme *gmm_ckpt_scheme_of(const char *name) {
 }
 
 /* .................................................................................... 15.4 Keys to linears ... */
-/* Parses keys of the source and matches them to linears; spells the names of targets. */
+/* Parses the keys of the source, matches them to linears, and composes the names of targets. */
 
 /* A source tensor whose key matches a row of the scheme for a linear. */
 typedef struct gmm__ck_match {
@@ -10305,39 +10502,40 @@ static int gmm__ck_is_wrapper(const gmm_ckpt_source *source, const char *segment
     return 0;
 }
 
-/* Copies a key without its wrapper segments; `to` may be the key itself. Returns the length. */
-static size_t gmm__ck_strip_wrappers(const gmm_ckpt_source *source, const char *from, char *to) {
+/* Copies a key without its wrapper segments; `dst` may be the key itself. Returns the length. */
+static size_t gmm__ck_strip_wrappers(const gmm_ckpt_source *source, const char *key, char *dst) {
     size_t n = 0;
     for (;;) {
-        const size_t length = strcspn(from, ".");
-        const int wrapper = gmm__ck_is_wrapper(source, from, length);
+        const size_t length = strcspn(key, ".");
+        const int wrapper = gmm__ck_is_wrapper(source, key, length);
         if (!wrapper) {
-            memmove(to + n, from, length);
+            memmove(dst + n, key, length);
             n += length;
         }
-        if (!from[length]) break;
-        if (!wrapper) to[n++] = '.';
-        from += length + 1;
+        if (!key[length]) break;
+        if (!wrapper) dst[n++] = '.';
+        key += length + 1;
     }
-    to[n] = 0;
+    dst[n] = 0;
     return n;
 }
 
 /* The same for a key without its state's prefix; wrapper segments of the stated model prefix stay. */
-static size_t gmm__ck_strip_key_wrappers(const gmm_ckpt_source *source, const char *key, char *to) {
+static size_t gmm__ck_strip_key_wrappers(const gmm_ckpt_source *source, const char *key, char *dst) {
     const size_t n = source->prefix ? strlen(source->prefix) : 0;
-    if (!n || strncmp(key, source->prefix, n)) return gmm__ck_strip_wrappers(source, key, to);
-    memcpy(to, source->prefix, n);
-    return n + gmm__ck_strip_wrappers(source, key + n, to + n);
+    if (!n || strncmp(key, source->prefix, n)) return gmm__ck_strip_wrappers(source, key, dst);
+    memcpy(dst, source->prefix, n);
+    return n + gmm__ck_strip_wrappers(source, key + n, dst + n);
 }
 
-/* Finds the first wrapper segment from *at on, its length, and how many segments precede it; NULL if there is none.
-   *at moves to the segment after it. */
-static const char *gmm__ck_next_wrapper(const gmm_ckpt_source *source, const char **at, size_t *length, int *follows) {
-    for (*follows = 0; **at; ++*follows) {
-        const char *segment = *at;
+/* Finds the first wrapper segment from *text on, its length, and how many segments precede it; NULL if there is none.
+   *text moves to the segment after it. */
+static const char *gmm__ck_next_wrapper(const gmm_ckpt_source *source, const char **text, size_t *length,
+                                        int *follows) {
+    for (*follows = 0; **text; ++*follows) {
+        const char *segment = *text;
         *length = strcspn(segment, ".");
-        *at += *length + (segment[*length] == '.');
+        *text += *length + (segment[*length] == '.');
         if (gmm__ck_is_wrapper(source, segment, *length)) return segment;
     }
     return NULL;
@@ -10359,23 +10557,23 @@ static int gmm__ck_same_wrappers(const gmm_ckpt_source *source, const char *a, c
 static char *gmm__ck_wrapped_name(gmm__ck_builder *b, const char *key, const char *state, const char *name) {
     static const char digits[] = "0123456789";
     const size_t capacity = strlen(state) + strlen(key) + strlen(name) + 2;
-    char *to = (char *)gmm__ck_alloc(&b->arena, (int64_t)capacity, 1);
+    char *wrapped = (char *)gmm__ck_alloc(&b->arena, (int64_t)capacity, 1);
     size_t n = strlen(state);
-    if (!to) return NULL;
-    memcpy(to, state, n);
+    if (!wrapped) return NULL;
+    memcpy(wrapped, state, n);
     for (;;) {
         const size_t k = strcspn(key, "."), m = strcspn(name, ".");
-        const int same = (k == m && !memcmp(key, name, k)) ||
+        const int equal = (k == m && !memcmp(key, name, k)) ||
                          (k && m && strspn(key, digits) == k && strspn(name, digits) == m);
-        const char *from = same ? name : key;
-        if (!key[k] || (same ? !name[m] : !gmm__ck_is_wrapper(&b->source, key, k))) break;
-        memcpy(to + n, from, (same ? m : k) + 1);
-        n += (same ? m : k) + 1;
+        const char *source = equal ? name : key;
+        if (!key[k] || (equal ? !name[m] : !gmm__ck_is_wrapper(&b->source, key, k))) break;
+        memcpy(wrapped + n, source, (equal ? m : k) + 1);
+        n += (equal ? m : k) + 1;
         key += k + 1;
-        if (same) name += m + 1;
+        if (equal) name += m + 1;
     }
-    memcpy(to + n, name, strlen(name) + 1);
-    return to;
+    memcpy(wrapped + n, name, strlen(name) + 1);
+    return wrapped;
 }
 
 /* The state of a key, -1 = none, and the length of its prefix: the longest wins. */
@@ -10395,37 +10593,37 @@ static uint64_t gmm__ck_linear_hash(const char *path, size_t length, gmm_ckpt_sl
     return path ? gmm__ck_hash(path, length, 1) : gmm__ck_hash((const char *)&layer, sizeof layer, (uint64_t)slot + 2);
 }
 
-/* Index of a linear, by path or by slot and layer; -1 if there is none. *at is its slot in the hash table. */
+/* Index of a linear, by path or by slot and layer; -1 if there is none. *slot_index is its slot in the hash table. */
 static int64_t gmm__ck_find_linear(const gmm__ck_builder *b, const char *path, size_t length, gmm_ckpt_slot slot,
-                                   int64_t layer, int64_t *at) {
+                                   int64_t layer, int64_t *slot_index) {
     int64_t i = (int64_t)(gmm__ck_linear_hash(path, length, slot, layer) & (uint64_t)(b->slot_count - 1));
     for (; b->slots[i]; i = (i + 1) & (b->slot_count - 1)) {
         const gmm_ckpt_linear *l = &b->linears[b->slots[i] - 1];
         if (path ? l->path && strlen(l->path) == length && !memcmp(l->path, path, length)
                  : !l->path && l->slot == slot && l->layer == layer) {
-            *at = i;
+            *slot_index = i;
             return b->slots[i] - 1;
         }
     }
-    *at = i;
+    *slot_index = i;
     return -1;
 }
 
 static gmm_status gmm__ck_add_linear(gmm__ck_builder *b, const gmm_ckpt_linear *linear) {
     void *array = b->linears;
-    int64_t at = 0, i;
+    int64_t slot_index = 0, i;
     if (2 * (b->linear_count + 1) > b->slot_count) {
         b->slot_count = b->slot_count ? b->slot_count * 2 : 64;
         b->slots = (int32_t *)gmm__ck_alloc(&b->arena, b->slot_count, sizeof *b->slots);
         if (!b->slots) return gmm__ck_no_memory(b);
         for (i = 0; i < b->linear_count; i++) {
             const gmm_ckpt_linear *l = &b->linears[i];
-            (void)gmm__ck_find_linear(b, l->path, l->path ? strlen(l->path) : 0, l->slot, l->layer, &at);
-            b->slots[at] = (int32_t)(i + 1);
+            (void)gmm__ck_find_linear(b, l->path, l->path ? strlen(l->path) : 0, l->slot, l->layer, &slot_index);
+            b->slots[slot_index] = (int32_t)(i + 1);
         }
     }
     if (gmm__ck_find_linear(b, linear->path, linear->path ? strlen(linear->path) : 0, linear->slot, linear->layer,
-                            &at) >= 0)
+                            &slot_index) >= 0)
         return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, linear->path, "linears: the same path, or slot %d of layer %lld, "
                               "stands twice", (int)linear->slot, (long long)linear->layer);
     if (b->linear_count == INT32_MAX - 1) return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, NULL, "linears: too many");
@@ -10433,7 +10631,7 @@ static gmm_status gmm__ck_add_linear(gmm__ck_builder *b, const gmm_ckpt_linear *
         return gmm__ck_no_memory(b);
     b->linears = (gmm_ckpt_linear *)array;
     b->linears[b->linear_count] = *linear;
-    b->slots[at] = (int32_t)++b->linear_count;
+    b->slots[slot_index] = (int32_t)++b->linear_count;
     return GMM_OK;
 }
 
@@ -10444,7 +10642,7 @@ static int64_t gmm__ck_match_row(gmm__ck_builder *b, const gmm_ckpt_row *row, co
     const int has_path = !strncmp(row->pattern, "{p}.", 4);
     const char *tail = row->pattern + (has_path ? 4 : 0);
     const size_t stated = b->source.prefix ? strlen(b->source.prefix) : 0;
-    int64_t layer = -1, linear, at = 0;
+    int64_t layer = -1, linear, slot_index = 0;
     size_t i, begin = length;
     int dots = 0;
     for (i = 0; tail[i]; i++) dots += tail[i] == '.';
@@ -10456,7 +10654,7 @@ static int64_t gmm__ck_match_row(gmm__ck_builder *b, const gmm_ckpt_row *row, co
         gmm_ckpt_linear fresh = GMM_ZERO;
         *start = begin;
         if (b->source.prefix && begin != stated) return -1;
-        linear = b->slot_count ? gmm__ck_find_linear(b, NULL, 0, row->slot, layer, &at) : -1;
+        linear = b->slot_count ? gmm__ck_find_linear(b, NULL, 0, row->slot, layer, &slot_index) : -1;
         if (linear >= 0 || !b->scan) return linear;
         fresh.slot = row->slot;
         fresh.layer = layer;
@@ -10466,11 +10664,12 @@ static int64_t gmm__ck_match_row(gmm__ck_builder *b, const gmm_ckpt_row *row, co
     if (!b->slot_count || begin < stated) return -1;
     if (b->source.prefix) {
         *start = stated;
-        return gmm__ck_find_linear(b, key + stated, begin > stated ? begin - 1 - stated : 0, GMM_CKPT_SLOT_ANY, 0, &at);
+        return gmm__ck_find_linear(b, key + stated, begin > stated ? begin - 1 - stated : 0, GMM_CKPT_SLOT_ANY, 0,
+                                   &slot_index);
     }
     for (i = 0; i < begin; i++) { /* the longest path wins */
         if (i && key[i - 1] != '.') continue;
-        linear = gmm__ck_find_linear(b, key + i, begin - 1 - i, GMM_CKPT_SLOT_ANY, 0, &at);
+        linear = gmm__ck_find_linear(b, key + i, begin - 1 - i, GMM_CKPT_SLOT_ANY, 0, &slot_index);
         *start = i;
         if (linear >= 0) return linear;
     }
@@ -10526,14 +10725,16 @@ static gmm_status gmm__ck_read_keys(gmm__ck_builder *b) {
             if (h.kind == GMM_CKPT_BIAS && !b->scan && !b->linears[h.linear].bias) continue;
             if (!b->source.prefix && start) {
                 for (h.prefix_class = 1; h.prefix_class < 3; h.prefix_class++) {
-                    const char *other = b->other_prefixes[h.prefix_class - 1];
-                    if (!other) {
-                        other = gmm__ck_copy_text(&b->arena, b->key_buffer, start);
-                        if (!other) return gmm__ck_no_memory(b);
-                        b->other_prefixes[h.prefix_class - 1] = other;
+                    const char *other_prefix = b->other_prefixes[h.prefix_class - 1];
+                    if (!other_prefix) {
+                        other_prefix = gmm__ck_copy_text(&b->arena, b->key_buffer, start);
+                        if (!other_prefix) return gmm__ck_no_memory(b);
+                        b->other_prefixes[h.prefix_class - 1] = other_prefix;
                         b->other_keys[h.prefix_class - 1] = name;
                     }
-                    if ((strlen(other) == start && !memcmp(other, b->key_buffer, start)) || h.prefix_class == 2) break;
+                    if ((strlen(other_prefix) == start && !memcmp(other_prefix, b->key_buffer, start)) ||
+                        h.prefix_class == 2)
+                        break;
                 }
             } else {
                 empty = 1;
@@ -10786,26 +10987,27 @@ static gmm_status gmm__ck_move_rows(gmm__ck_builder *b, const gmm__ck_overlap *o
                                     int64_t repeat, int64_t period) {
     const gmm__ck_shard *s = o->src, *d = o->dst;
     const int64_t sb = gmm__ck_row_block(s, f0, f1), db = gmm__ck_row_block(d, f0, f1);
-    const int64_t big = sb > db ? sb : db, fine = sb && db ? (sb < db ? sb : db) : 0;
+    const int64_t coarse = sb > db ? sb : db, fine = sb && db ? (sb < db ? sb : db) : 0;
     gmm_ckpt_move m = GMM_ZERO;
-    if (big) { /* blocks start at multiples of their size, from a first row that is one */
-        const int64_t first = big == sb ? s->f0 : d->f0;
-        const int64_t up = gmm__min_i64(first + gmm__round_up(f0 - first, big), f1);
-        const int64_t down = first + (f1 - first) / big * big;
+    if (coarse) { /* blocks start at multiples of their size, from a first row that is one */
+        const int64_t first = coarse == sb ? s->f0 : d->f0;
+        const int64_t up = gmm__min_i64(first + gmm__round_up(f0 - first, coarse), f1);
+        const int64_t aligned = first + (f1 - first) / coarse * coarse;
         int64_t lcm = fine, f;
         gmm_status status = GMM_OK;
         if (f0 < up) status = gmm__ck_move_rows(b, o, f0, up, repeat, period);
         if (!status && f0 < up && up < f1) return gmm__ck_move_rows(b, o, up, f1, repeat, period);
         if (status || f0 < up) return status;
-        if (down < f1) {
-            status = gmm__ck_move_rows(b, o, f0, down, repeat, period);
-            return status ? status : gmm__ck_move_rows(b, o, down, f1, repeat, period);
+        if (aligned < f1) {
+            status = gmm__ck_move_rows(b, o, f0, aligned, repeat, period);
+            return status ? status : gmm__ck_move_rows(b, o, aligned, f1, repeat, period);
         }
-        while (fine && lcm % big) lcm += fine;
-        if (fine && lcm != big) { /* neither block divides the other */
+        while (fine && lcm % coarse) lcm += fine;
+        if (fine && lcm != coarse) { /* neither block divides the other */
             if (repeat == 1 && f1 - f0 > lcm && (f1 - f0) % lcm == 0)
                 return gmm__ck_move_rows(b, o, f0, f0 + lcm, (f1 - f0) / lcm, lcm);
-            for (f = f0; !status && f < f1; f += big) status = gmm__ck_move_rows(b, o, f, f + big, repeat, period);
+            for (f = f0; !status && f < f1; f += coarse)
+                status = gmm__ck_move_rows(b, o, f, f + coarse, repeat, period);
             return status;
         }
     }
@@ -10819,15 +11021,15 @@ static gmm_status gmm__ck_move_rows(gmm__ck_builder *b, const gmm__ck_overlap *o
     m.dst_at = gmm__ck_element_offset(d, o->expert, o->h0, f0, o->k0);
     gmm__ck_add_loop(&m, o->h1 - o->h0, s->block * s->row_step, d->block * d->row_step);
     gmm__ck_add_loop(&m, repeat, 2 * period * s->row_step, 2 * period * d->row_step);
-    if (big) {
-        gmm__ck_add_loop(&m, (f1 - f0) / big, gmm__ck_row_distance(s, big, !sb) * s->row_step,
-                     gmm__ck_row_distance(d, big, !db) * d->row_step);
+    if (coarse) {
+        gmm__ck_add_loop(&m, (f1 - f0) / coarse, gmm__ck_row_distance(s, coarse, !sb) * s->row_step,
+                         gmm__ck_row_distance(d, coarse, !db) * d->row_step);
         if (fine)
-            gmm__ck_add_loop(&m, big / fine, gmm__ck_row_distance(s, fine, sb == big && sb != fine) * s->row_step,
-                         gmm__ck_row_distance(d, fine, db == big && db != fine) * d->row_step);
+            gmm__ck_add_loop(&m, coarse / fine, gmm__ck_row_distance(s, fine, sb == coarse && sb != fine) * s->row_step,
+                             gmm__ck_row_distance(d, fine, db == coarse && db != fine) * d->row_step);
     }
-    gmm__ck_add_loop(&m, fine ? fine : big ? big : f1 - f0, gmm__ck_row_distance(s, 1, 1) * s->row_step,
-                 gmm__ck_row_distance(d, 1, 1) * d->row_step);
+    gmm__ck_add_loop(&m, fine ? fine : coarse ? coarse : f1 - f0, gmm__ck_row_distance(s, 1, 1) * s->row_step,
+                     gmm__ck_row_distance(d, 1, 1) * d->row_step);
     gmm__ck_add_loop(&m, o->k1 - o->k0, s->col_step, d->col_step);
     return gmm__ck_add_move(b, &m);
 }
@@ -10883,7 +11085,7 @@ static gmm_status gmm__ck_check_shape(gmm__ck_builder *b, const gmm_ckpt_row *ro
     int64_t shape[2][GMM_CKPT_RANK], r = *rows;
     int32_t rank[2], d;
     int i, n;
-    char have[160], want[160];
+    char actual[160], expected[160];
     if (r < 0) {
         const int split = t->rank > gmm__ck_dimensions(row, vector), transposed = row->transposed && !vector;
         d = split + transposed;
@@ -10893,16 +11095,16 @@ static gmm_status gmm__ck_check_shape(gmm__ck_builder *b, const gmm_ckpt_row *ro
     }
     n = gmm__ck_row_shapes(row, experts, r, cols, vector, shape, rank);
     for (i = 0; i < n; i++) {
-        int same = rank[i] == t->rank;
-        for (d = 0; same && d < rank[i]; d++) same = shape[i][d] == t->shape[d];
-        if (!same) continue;
+        int equal = rank[i] == t->rank;
+        for (d = 0; equal && d < rank[i]; d++) equal = shape[i][d] == t->shape[d];
+        if (!equal) continue;
         *rows = r;
         return GMM_OK;
     }
-    gmm__ck_shape_text(have, sizeof have, t->rank, t->shape);
-    gmm__ck_shape_text(want, sizeof want, rank[0], shape[0]);
+    gmm__ck_shape_text(actual, sizeof actual, t->rank, t->shape);
+    gmm__ck_shape_text(expected, sizeof expected, rank[0], shape[0]);
     return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "its shape %s is not %s, as %lld x %lld of %lld experts%s ask",
-                          have, want, (long long)r, (long long)cols, (long long)experts,
+                          actual, expected, (long long)r, (long long)cols, (long long)experts,
                           row->transposed ? ", transposed," : "");
 }
 
@@ -10936,7 +11138,7 @@ static gmm_status gmm__ck_group_matches(gmm__ck_builder *b, const gmm__ck_array 
         gmm__ck_row_tensors *h = &holder[row->half];
         const gmm_ckpt_tensor *t = &b->parts[matches[i].part].table->tensors[matches[i].tensor];
         const int64_t base = b->source.scheme->global_index ? b->parts[matches[i].part].rank.ep_rank * part_experts : 0;
-        int64_t at;
+        int64_t index;
         if (h->row && h->row != row && b->source.prefer_target &&
             (h->row->form == GMM_CKPT_EACH) != (row->form == GMM_CKPT_EACH)) {
             const int fresh = (row->form != GMM_CKPT_EACH) == (grouped != 0);
@@ -10956,15 +11158,15 @@ static gmm_status gmm__ck_group_matches(gmm__ck_builder *b, const gmm__ck_array 
             if (!h->tensor) return gmm__ck_no_memory(b);
             for (k = 0; k < b->source.part_count * part_experts; k++) h->tensor[k] = -1;
         }
-        at = row->form == GMM_CKPT_EACH && x->grouped ? matches[i].expert - base : 0;
-        if (at < 0 || at >= part_experts)
+        index = row->form == GMM_CKPT_EACH && x->grouped ? matches[i].expert - base : 0;
+        if (index < 0 || index >= part_experts)
             return gmm__ck_refuse(b, GMM_CKPT_EXTRA_INDEX, t->name, "expert %lld is none of the declared %lld",
                                   (long long)matches[i].expert, (long long)part_experts);
-        at += matches[i].part * part_experts;
-        if (h->tensor[at] >= 0)
+        index += matches[i].part * part_experts;
+        if (h->tensor[index] >= 0)
             return gmm__ck_refuse(b, GMM_CKPT_AMBIGUOUS, t->name, "\"%.100s\" names the same tensor",
-                                  b->parts[matches[i].part].table->tensors[h->tensor[at]].name);
-        h->tensor[at] = matches[i].tensor;
+                                  b->parts[matches[i].part].table->tensors[h->tensor[index]].name);
+        h->tensor[index] = matches[i].tensor;
     }
     return GMM_OK;
 }
@@ -11038,9 +11240,9 @@ static gmm_status gmm__ck_source_shard(gmm__ck_builder *b, const gmm__ck_array *
     if (gmm__ck_is_gtp_sharded(b, x)) {
         int64_t sum = 0;
         for (q = 0; q < b->source.part_count; q++) {
-            const gmm_ckpt_rank *other = &b->parts[q].rank;
+            const gmm_ckpt_rank *other_rank = &b->parts[q].rank;
             int64_t r = -1;
-            if (other->ep_rank != rank->ep_rank || other->etp_rank != rank->etp_rank) continue;
+            if (other_rank->ep_rank != rank->ep_rank || other_rank->etp_rank != rank->etp_rank) continue;
             i = h->tensor[q * part_experts + local];
             if (i < 0)
                 return gmm__ck_refuse_missing_tensor(b, x, h->row, g->state,
@@ -11048,7 +11250,7 @@ static gmm_status gmm__ck_source_shard(gmm__ck_builder *b, const gmm__ck_array *
             status = gmm__ck_check_shape(b, h->row, &b->parts[q].table->tensors[i], part_experts, &r, shape_cols,
                                          x->vector);
             if (status) return status;
-            if (other->gtp_rank < rank->gtp_rank) p->row0 += r;
+            if (other_rank->gtp_rank < rank->gtp_rank) p->row0 += r;
             sum += r;
         }
         if (sum < full || (sum > full && sum != stored * rank->gtp_size))
@@ -11089,16 +11291,16 @@ static gmm_status gmm__ck_move_overlap(gmm__ck_builder *b, const gmm__ck_shard *
     return GMM_OK;
 }
 
-/* Folds the moves of the last expert, [at, ...), into those of the experts before it, [first, at), as one more step of
-   an outer loop; `experts` were folded so far. Returns 1 if that was possible. */
-static int gmm__ck_merge_expert_moves(gmm__ck_builder *b, int64_t first, int64_t at, int64_t experts) {
-    const int64_t n = at - first;
+/* Merges the moves of the last expert, [second, ...), into those of the experts before it, [first, second), as one more
+   iteration of an outer loop, which has `experts` iterations so far. Returns 1 if that was possible. */
+static int gmm__ck_merge_expert_moves(gmm__ck_builder *b, int64_t first, int64_t second, int64_t experts) {
+    const int64_t n = second - first;
     int64_t i;
     int pass;
-    if (n == 0 || b->move_count - at != n) return 0;
+    if (n == 0 || b->move_count - second != n) return 0;
     for (pass = 0; pass < 2; pass++)
         for (i = 0; i < n; i++) {
-            gmm_ckpt_move *m = &b->moves[first + i], e = b->moves[at + i];
+            gmm_ckpt_move *m = &b->moves[first + i], e = b->moves[second + i];
             const int outer = experts > 1;
             const int64_t src = e.src_at - m->src_at, dst = e.dst_at - m->dst_at;
             int l;
@@ -11125,7 +11327,7 @@ static int gmm__ck_merge_expert_moves(gmm__ck_builder *b, int64_t first, int64_t
                     m->dst_step[l + outer] != e.dst_step[l])
                     return 0;
         }
-    b->move_count = at;
+    b->move_count = second;
     return 1;
 }
 
@@ -11154,12 +11356,12 @@ static gmm_status gmm__ck_add_target(gmm__ck_builder *b, gmm_ckpt_tensor *t, int
 /* Writes the first rank without a part of the source, as "EP 1, ETP 0, GTP 2"; "" if every rank has one. */
 static void gmm__ck_missing_rank(const gmm__ck_builder *b, char *text, size_t capacity) {
     const gmm_ckpt_rank size = b->parts[0].rank;
-    int64_t at, all = (int64_t)size.ep_size * size.etp_size;
+    int64_t index, all = (int64_t)size.ep_size * size.etp_size;
     *text = 0;
     if (!gmm__mul(all, size.gtp_size, &all)) return;
-    for (at = 0; at < all && at <= b->source.part_count; at++) {
-        const int32_t gtp = (int32_t)(at % size.gtp_size), etp = (int32_t)(at / size.gtp_size % size.etp_size);
-        const int32_t ep = (int32_t)(at / size.gtp_size / size.etp_size);
+    for (index = 0; index < all && index <= b->source.part_count; index++) {
+        const int32_t gtp = (int32_t)(index % size.gtp_size), etp = (int32_t)(index / size.gtp_size % size.etp_size);
+        const int32_t ep = (int32_t)(index / size.gtp_size / size.etp_size);
         int32_t p;
         for (p = 0; p < b->source.part_count; p++) {
             const gmm_ckpt_rank *r = &b->parts[p].rank;
@@ -11178,22 +11380,22 @@ static gmm_status gmm__ck_finish_target(gmm__ck_builder *b, int32_t target, int6
     const int64_t unit = gmm__ck_unit_bytes(t->dtype), units = gmm__ck_unit_count(t);
     int64_t sum = 0, begin = 0, i;
     int view = b->target.views;
-    gmm_ckpt_move whole = GMM_ZERO;
+    gmm_ckpt_move view_move = GMM_ZERO;
     for (i = first; i < b->move_count; i++) {
         const gmm_ckpt_move *m = &b->moves[i];
         const gmm_ckpt_tensor *s = m->src >= 0 ? &b->parts[m->part].table->tensors[m->src] : NULL;
-        int64_t here;
+        int64_t position;
         sum += gmm__ck_move_elements(m);
         view = view && s && m->kind == GMM_CKPT_COPY && m->loops == 1 && m->src_step[0] == 1 && m->dst_step[0] == 1;
         if (!view) continue;
-        here = s->offset + (m->src_at - m->dst_at) * unit;
+        position = s->offset + (m->src_at - m->dst_at) * unit;
         if (i == first) {
-            whole = *m;
-            begin = here;
+            view_move = *m;
+            begin = position;
         } else {
-            view = m->part == whole.part && here == begin &&
-                   s->storage == b->parts[m->part].table->tensors[whole.src].storage;
-            if (m->dst_at < whole.dst_at) whole = *m;
+            view = m->part == view_move.part && position == begin &&
+                   s->storage == b->parts[m->part].table->tensors[view_move.src].storage;
+            if (m->dst_at < view_move.dst_at) view_move = *m;
         }
     }
     if (sum != units) {
@@ -11203,9 +11405,9 @@ static gmm_status gmm__ck_finish_target(gmm__ck_builder *b, int32_t target, int6
                               "rank's part is missing%s", (long long)sum, (long long)units, rank);
     }
     if (view && units) {
-        whole.kind = GMM_CKPT_VIEW;
-        whole.count[0] = units;
-        b->moves[first] = whole;
+        view_move.kind = GMM_CKPT_VIEW;
+        view_move.count[0] = units;
+        b->moves[first] = view_move;
         b->move_count = first + 1;
     }
     return GMM_OK;
@@ -11230,7 +11432,7 @@ static const gmm_ckpt_row *gmm__ck_target_row(const gmm__ck_builder *b, const gm
 static int gmm__ck_missing_state(const gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g, int half,
                                  int64_t e) {
     const int64_t part_experts = gmm__ck_part_experts(b, x);
-    int64_t found = 0, wanted = 0;
+    int64_t found = 0, needed = 0;
     int32_t p;
     int s;
     for (p = 0; p < b->source.part_count; p++) {
@@ -11238,11 +11440,11 @@ static int gmm__ck_missing_state(const gmm__ck_builder *b, const gmm__ck_array *
         for (s = 0; s < 3; s++) {
             const gmm__ck_row_tensors *h = &g->presence[s];
             if (!h->row || (half != GMM_CKPT_BOTH && s != GMM_CKPT_BOTH && s != half)) continue;
-            wanted++;
+            needed++;
             found += h->tensor[p * part_experts + (h->row->form == GMM_CKPT_EACH ? e % part_experts : 0)] >= 0;
         }
     }
-    return !found ? 1 : found < wanted ? 2 : 0;
+    return !found ? 1 : found < needed ? 2 : 0;
 }
 
 /* Whether skip_missing omits a target. Scales of it that the source has are then dropped. */
@@ -11314,14 +11516,14 @@ static gmm_status gmm__ck_source_scales(gmm__ck_builder *b, const gmm__ck_array 
     const gmm_ckpt_tensor *t;
     int64_t rows = src->expert_step / src->k;
     const int64_t local = h->row && h->row->form == GMM_CKPT_EACH ? expert % part_experts : 0;
-    const int32_t at = h->row ? h->tensor[part * part_experts + local] : -1;
+    const int32_t index = h->row ? h->tensor[part * part_experts + local] : -1;
     gmm_status status;
-    if (at < 0)
+    if (index < 0)
         return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING,
                               b->parts[part].table->tensors[src->tensor].name, "its scales are missing");
     if (part_experts > 1 &&
         (h->row->form == GMM_CKPT_EACH) != (g->weight[half].row->form == GMM_CKPT_EACH))
-        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, b->parts[part].table->tensors[at].name, "scales of %s "
+        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, b->parts[part].table->tensors[index].name, "scales of %s "
                               "cannot dequantize weights of %s: keep them quantized, or give both "
                               "alike", h->row->form == GMM_CKPT_EACH ? "one expert" : "all experts",
                               h->row->form == GMM_CKPT_EACH ? "all experts" : "one expert");
@@ -11330,7 +11532,7 @@ static gmm_status gmm__ck_source_scales(gmm__ck_builder *b, const gmm__ck_array 
         return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "%lld experts of %lld rows one below another "
                               "cannot be dequantized in blocks of 128 rows: give it an extent of "
                               "experts", (long long)src->experts, (long long)rows);
-    t = &b->parts[part].table->tensors[at];
+    t = &b->parts[part].table->tensors[index];
     if (!mx) rows = gmm__ceil_div(rows, 128);
     status = gmm__ck_check_shape(b, h->row, t, part_experts, &rows,
                                  mx ? src->k / 32 : gmm__ceil_div(src->k, 128), 0);
@@ -11339,7 +11541,7 @@ static gmm_status gmm__ck_source_scales(gmm__ck_builder *b, const gmm__ck_array 
         return gmm__ck_refuse(b, GMM_CKPT_DTYPE, t->name, "scales of %s must be %s, not %s",
                               mx ? "MX32 blocks" : "128x128 blocks", mx ? "u8 or e8m0" : "f32",
                               gmm_dtype_name(t->dtype));
-    src->scale = at;
+    src->scale = index;
     src->scaling = mx ? GMM_SCALING_MX32 : GMM_SCALING_128X128;
     return GMM_OK;
 }
@@ -11509,8 +11711,8 @@ static const char *gmm__ck_slot_name(gmm_ckpt_slot slot) {
 }
 
 static int64_t gmm__ck_find_slot(const gmm__ck_builder *b, gmm_ckpt_slot slot, int64_t layer) {
-    int64_t at = 0;
-    return b->slot_count ? gmm__ck_find_linear(b, NULL, 0, slot, layer, &at) : -1;
+    int64_t slot_index = 0;
+    return b->slot_count ? gmm__ck_find_linear(b, NULL, 0, slot, layer, &slot_index) : -1;
 }
 
 /* Name of the first tensor that the source has of a linear, or NULL. */
@@ -11545,22 +11747,22 @@ static gmm_status gmm__ck_check_layers(gmm__ck_builder *b) {
     for (i = 0; i < b->linear_count; i++) {
         const gmm_ckpt_linear *l = &b->linears[i];
         gmm_status status = GMM_OK;
-        int64_t other;
+        int64_t second;
         if (l->path || !l->out) continue;
         if (l->slot == GMM_CKPT_FC1 || l->slot == GMM_CKPT_SHARED_FC1) {
-            other = gmm__ck_find_slot(b, l->slot == GMM_CKPT_FC1 ? GMM_CKPT_FC2 : GMM_CKPT_SHARED_FC2, l->layer);
-            if (other >= 0 && b->linears[other].out) status = gmm__ck_check_pair(b, i, other);
+            second = gmm__ck_find_slot(b, l->slot == GMM_CKPT_FC1 ? GMM_CKPT_FC2 : GMM_CKPT_SHARED_FC2, l->layer);
+            if (second >= 0 && b->linears[second].out) status = gmm__ck_check_pair(b, i, second);
         }
         if (status) return status;
         if (l->slot != GMM_CKPT_ROUTER && l->slot != GMM_CKPT_ROUTER_CORRECTION) continue;
-        other = gmm__ck_find_slot(b, GMM_CKPT_FC1, l->layer);
-        if (other < 0 || !b->linears[other].out) other = gmm__ck_find_slot(b, GMM_CKPT_FC2, l->layer);
-        if (other < 0 || !b->linears[other].out || l->out - l->spare == b->linears[other].experts) continue;
+        second = gmm__ck_find_slot(b, GMM_CKPT_FC1, l->layer);
+        if (second < 0 || !b->linears[second].out) second = gmm__ck_find_slot(b, GMM_CKPT_FC2, l->layer);
+        if (second < 0 || !b->linears[second].out || l->out - l->spare == b->linears[second].experts) continue;
         return gmm__ck_refuse(b, GMM_CKPT_SHAPE, gmm__ck_first_key(b, i), "layer %lld: %s has %lld rows%s, %s %lld "
                               "experts%s", (long long)l->layer, gmm__ck_slot_name(l->slot), (long long)l->out,
-                              l->spare ? ", some of them spare" : "", gmm__ck_slot_name(b->linears[other].slot),
-                              (long long)b->linears[other].experts,
-                              l->out > b->linears[other].experts ? ": state their number if the other rows are spare"
+                              l->spare ? ", some of them spare" : "", gmm__ck_slot_name(b->linears[second].slot),
+                              (long long)b->linears[second].experts,
+                              l->out > b->linears[second].experts ? ": state their number if the other rows are spare"
                                                                  : "");
     }
     return GMM_OK;
@@ -11594,15 +11796,15 @@ static gmm_status gmm__ck_find_missing_tensors(gmm__ck_builder *b, const gmm__ck
                                                int32_t state, const gmm__ck_match *matches, int64_t count) {
     const int several = b->source.scheme->rows[row].form == GMM_CKPT_EACH && x->grouped;
     const int64_t part_experts = several ? gmm__ck_part_experts(b, x) : 1;
-    int64_t at = 0;
+    int64_t match = 0;
     int32_t p;
     for (p = 0; p < b->source.part_count; p++) {
         const int64_t base = several && b->source.scheme->global_index ? b->parts[p].rank.ep_rank * part_experts : 0;
         int64_t next = base;
         const int reads = gmm__ck_part_is_read(b, x, p);
         gmm_status status = GMM_OK;
-        for (; at < count && matches[at].part == p; at++) {
-            const int64_t e = several ? matches[at].expert : 0;
+        for (; match < count && matches[match].part == p; match++) {
+            const int64_t e = several ? matches[match].expert : 0;
             if (reads && !status && e > next && next < base + part_experts)
                 status = gmm__ck_add_missing(b, linear, row, state, p, next, gmm__min_i64(e, base + part_experts) - 1);
             if (e >= next) next = e + 1;
@@ -11617,22 +11819,23 @@ static gmm_status gmm__ck_find_missing_tensors(gmm__ck_builder *b, const gmm__ck
 /* The row that is assumed for a linear without any key: its form and scaling follow those of other weights. */
 static const gmm_ckpt_row *gmm__ck_default_row(const gmm__ck_builder *b, const gmm_ckpt_linear *l, gmm_ckpt_kind kind) {
     const gmm_ckpt_scheme *scheme = b->source.scheme;
-    const gmm_ckpt_row *other = NULL, *best = NULL;
-    int score = -1;
+    const gmm_ckpt_row *similar = NULL, *best = NULL;
+    int best_score = -1;
     int64_t i;
     int32_t r;
-    for (i = 0; i < b->match_count && !other; i++) {
+    for (i = 0; i < b->match_count && !similar; i++) {
         const gmm_ckpt_row *row = &scheme->rows[b->matches[i].row];
-        if (row->kind == GMM_CKPT_WEIGHT && (row->slot <= GMM_CKPT_FC2 || row->slot == GMM_CKPT_SLOT_ANY)) other = row;
+        if (row->kind == GMM_CKPT_WEIGHT && (row->slot <= GMM_CKPT_FC2 || row->slot == GMM_CKPT_SLOT_ANY))
+            similar = row;
     }
     for (r = 0; r < scheme->count; r++) {
         const gmm_ckpt_row *row = &scheme->rows[r];
-        int now;
+        int score;
         if (row->kind != kind || (row->slot != l->slot && (row->slot != GMM_CKPT_SLOT_ANY || !l->path))) continue;
-        now = !other ? 0 : 2 * ((row->form == GMM_CKPT_EACH) == (other->form == GMM_CKPT_EACH)) +
-                           (row->scaling == other->scaling);
-        if (now > score) best = row;
-        if (now > score) score = now;
+        score = !similar ? 0 : 2 * ((row->form == GMM_CKPT_EACH) == (similar->form == GMM_CKPT_EACH)) +
+                           (row->scaling == similar->scaling);
+        if (score > best_score) best = row;
+        if (score > best_score) best_score = score;
     }
     return best;
 }
@@ -11711,17 +11914,17 @@ static const char *gmm__ck_end_numbers(char *text) {
 
 enum { GMM__CK_SET_CHARS = 120 };
 
-/* Names the missing ranges from *at on that differ in layer only by one pattern with number sets. *at moves past them.
-   */
-static char *gmm__ck_missing_set_name(gmm__ck_builder *b, const gmm_ckpt_row *layer_row, int64_t *at,
+/* Names the missing ranges from *position on that differ in layer only by one pattern with number sets. *position moves
+   past them. */
+static char *gmm__ck_missing_set_name(gmm__ck_builder *b, const gmm_ckpt_row *layer_row, int64_t *position,
                                       int64_t *tensors) {
-    const gmm__ck_missing_range *m = &b->missing_ranges[*at], *next = m,
+    const gmm__ck_missing_range *m = &b->missing_ranges[*position], *next = m,
         *end = b->missing_ranges + b->missing_range_count;
     const gmm_ckpt_row *row = m->row < 0 ? layer_row : &b->source.scheme->rows[m->row];
     const gmm_ckpt_rank *rank = &b->parts[m->part].rank, *size = &b->parts[0].rank;
     const gmm_ckpt_linear *l = m->row < 0 ? NULL : &b->linears[m->linear];
-    char layers[GMM__CK_SET_CHARS] = "{", experts[GMM__CK_SET_CHARS] = "{", *name, *to;
-    int64_t n = 0, i, from = m->layer, to_layer = m->layer;
+    char layers[GMM__CK_SET_CHARS] = "{", experts[GMM__CK_SET_CHARS] = "{", *name, *text;
+    int64_t n = 0, i, from_layer = m->layer, to_layer = m->layer;
     *tensors = 0;
     for (; m + n < end && m[n].layer == m->layer && m[n].row == m->row && m[n].state == m->state &&
          m[n].part == m->part; n++)
@@ -11736,36 +11939,36 @@ static char *gmm__ck_missing_set_name(gmm__ck_builder *b, const gmm_ckpt_row *la
                                         next[n].state == m->state && next[n].part == m->part))
             break;
         if (next->layer != to_layer + 1) {
-            gmm__ck_add_numbers(layers, sizeof layers, from, to_layer);
-            from = next->layer;
+            gmm__ck_add_numbers(layers, sizeof layers, from_layer, to_layer);
+            from_layer = next->layer;
         }
         to_layer = next->layer;
     }
-    gmm__ck_add_numbers(layers, sizeof layers, from, to_layer);
-    *at = next - b->missing_ranges;
+    gmm__ck_add_numbers(layers, sizeof layers, from_layer, to_layer);
+    *position = next - b->missing_ranges;
     name = gmm__ck_missing_name(b, row, m->state, l, gmm__ck_end_numbers(layers), gmm__ck_end_numbers(experts));
     if (!name || b->source.part_count == 1) return name;
-    to = (char *)gmm__ck_alloc(&b->arena, (int64_t)strlen(name) + 64, 1);
-    if (!to) return NULL;
-    n = snprintf(to, strlen(name) + 64, "%s", name);
-    if (size->ep_size > 1) n += snprintf(to + n, 20, " of EP %d", (int)rank->ep_rank);
-    if (size->etp_size > 1) n += snprintf(to + n, 20, " of ETP %d", (int)rank->etp_rank);
-    if (size->gtp_size > 1) (void)snprintf(to + n, 20, " of GTP %d", (int)rank->gtp_rank);
-    return to;
+    text = (char *)gmm__ck_alloc(&b->arena, (int64_t)strlen(name) + 64, 1);
+    if (!text) return NULL;
+    n = snprintf(text, strlen(name) + 64, "%s", name);
+    if (size->ep_size > 1) n += snprintf(text + n, 20, " of EP %d", (int)rank->ep_rank);
+    if (size->etp_size > 1) n += snprintf(text + n, 20, " of ETP %d", (int)rank->etp_rank);
+    if (size->gtp_size > 1) (void)snprintf(text + n, 20, " of GTP %d", (int)rank->gtp_rank);
+    return text;
 }
 
 /* Fails with the list of missing tensors, unless skip_missing allows them. */
 static gmm_status gmm__ck_refuse_incomplete(gmm__ck_builder *b, const gmm_ckpt_row *layer_row) {
     char text[340] = "", hint[100] = "", layer[24], expert[24], *name;
-    int64_t at = 0, listed = 0, tensors = 0;
+    int64_t position = 0, listed = 0, tensors = 0;
     const gmm__ck_missing_range *m = b->missing_ranges;
     size_t n = 0;
     if (b->report) b->report->missing = b->missing;
     if (!b->missing_range_count || b->source.skip_missing) return GMM_OK;
     if (!b->report) return GMM_E_KEY;
     qsort(b->missing_ranges, (size_t)b->missing_range_count, sizeof *b->missing_ranges, gmm__ck_compare_missing);
-    while (at < b->missing_range_count) {
-        name = gmm__ck_missing_set_name(b, layer_row, &at, &tensors);
+    while (position < b->missing_range_count) {
+        name = gmm__ck_missing_set_name(b, layer_row, &position, &tensors);
         if (!name) return gmm__ck_no_memory(b);
         if (n && n + strlen(name) > sizeof text - 60) break;
         gmm__ck_truncate(text + n, sizeof text - 60 - n, n ? ", " : "");
@@ -11791,15 +11994,15 @@ static gmm_status gmm__ck_refuse_incomplete(gmm__ck_builder *b, const gmm_ckpt_r
 
 /* Records what the source lacks of all linears. */
 static gmm_status gmm__ck_find_missing(gmm__ck_builder *b) {
-    int64_t at = 0, i;
+    int64_t match = 0, i;
     int32_t s;
     for (i = 0; i < b->linear_count; i++)
         for (s = 0; s < b->source.state_count; s++) {
-            const int64_t begin = at;
+            const int64_t begin = match;
             gmm_status status;
-            while (at < b->match_count && b->matches[at].linear == i && b->matches[at].state == s) at++;
+            while (match < b->match_count && b->matches[match].linear == i && b->matches[match].state == s) match++;
             if (!b->state_present[s] && s > 0) continue;
-            status = gmm__ck_find_missing_rows(b, i, s, b->matches ? b->matches + begin : NULL, at - begin);
+            status = gmm__ck_find_missing_rows(b, i, s, b->matches ? b->matches + begin : NULL, match - begin);
             if (status) return status;
         }
     return GMM_OK;
@@ -11814,7 +12017,7 @@ static gmm_status gmm__ck_check_multiple(gmm__ck_builder *b, const gmm_ckpt_line
                           "%lld", (int)l->slot, (long long)l->layer, what, (long long)extent, unit, (long long)by);
 }
 
-/* Determines the blocks of gate and up rows of a gated FC1 in the source and in the target. */
+/* Determines the block sizes of gate and up rows of a gated FC1 in source and target. */
 static gmm_status gmm__ck_glu_blocks(gmm__ck_builder *b, const gmm_ckpt_linear *l, const gmm__ck_row_tensors *weight,
                                      int64_t *src_block, int64_t *dst_block) {
     const gmm_ckpt_source *s = &b->source;
@@ -11968,7 +12171,7 @@ static gmm_status gmm__ck_check_scale_blocks(gmm__ck_builder *b, const gmm__ck_a
     return status;
 }
 
-/* Plans quantized weights that stay quantized, and their scales: blocks and scales move alike. `last` names the weight
+/* Plans quantized weights that stay quantized, and their scales, with the same moves for both. `last` names the weight
    in the message about missing scales. */
 static gmm_status gmm__ck_plan_quantized(gmm__ck_builder *b, gmm__ck_array x, gmm__ck_transfer g,
                                          gmm__ck_row_tensors *scale, int mx, const gmm_ckpt_tensor *last) {
@@ -12087,18 +12290,18 @@ static gmm_status gmm__ck_plan_state(gmm__ck_builder *b, int64_t index, int32_t 
 }
 
 static gmm_status gmm__ck_plan_linears(gmm__ck_builder *b) {
-    int64_t at = 0, i;
+    int64_t match = 0, i;
     int32_t s;
     for (i = 0; i < b->linear_count; i++) {
-        int64_t end = at;
+        int64_t end = match;
         while (end < b->match_count && b->matches[end].linear == i) end++;
-        if (at == end && b->source.skip_missing) continue;
+        if (match == end && b->source.skip_missing) continue;
         for (s = 0; s < b->source.state_count; s++) {
-            const int64_t begin = at;
+            const int64_t begin = match;
             gmm_status status;
-            while (at < end && b->matches[at].state == s) at++;
+            while (match < end && b->matches[match].state == s) match++;
             if (!b->state_present[s] && s > 0) continue;
-            status = gmm__ck_plan_state(b, i, s, begin < at ? b->matches + begin : NULL, at - begin);
+            status = gmm__ck_plan_state(b, i, s, begin < match ? b->matches + begin : NULL, match - begin);
             if (status) return status;
         }
     }
@@ -12109,14 +12312,14 @@ static gmm_status gmm__ck_plan_linears(gmm__ck_builder *b) {
 
 /* Whether a segment is "_extra_state" or "_extra_state12": a pickle, or with further segments a tensor from one. */
 static int gmm__ck_extra_state(const char *name) {
-    const char *at, *dot;
+    const char *segment, *dot;
     int64_t number;
     for (; name; name = dot ? dot + 1 : NULL) {
         dot = strchr(name, '.');
         if (strncmp(name, "_extra_state", 12)) continue;
-        at = name + 12;
-        if (*at && at != dot && !gmm__ck_parse_number(&at, &number)) continue;
-        if (!*at || at == dot) return 1;
+        segment = name + 12;
+        if (*segment && segment != dot && !gmm__ck_parse_number(&segment, &number)) continue;
+        if (!*segment || segment == dot) return 1;
     }
     return 0;
 }
@@ -12147,7 +12350,7 @@ static gmm_status gmm__ck_plan_extra(gmm__ck_builder *b) {
         for (i = 0; i < table->count; i++) {
             gmm_ckpt_tensor t = table->tensors[i];
             const int64_t first = b->move_count;
-            int64_t same;
+            int64_t twin;
             int32_t target = -1;
             gmm_status status;
             if (b->uses[p][i] == GMM__CK_USED) {
@@ -12171,9 +12374,9 @@ static gmm_status gmm__ck_plan_extra(gmm__ck_builder *b) {
                 (void)gmm__ck_strip_wrappers(&b->source, t.name + n, name + n);
                 t.name = name;
             }
-            same = gmm_ckpt_table_find(b->targets, t.name);
-            if (same >= before) { /* several ranks hold the same tensor */
-                const gmm_ckpt_tensor *k = &b->targets->tensors[same];
+            twin = gmm_ckpt_table_find(b->targets, t.name);
+            if (twin >= before) { /* several ranks hold the same tensor */
+                const gmm_ckpt_tensor *k = &b->targets->tensors[twin];
                 if (k->dtype == t.dtype && k->rank == t.rank && k->bytes == t.bytes &&
                     !memcmp(k->shape, t.shape, (size_t)t.rank * sizeof t.shape[0]))
                     continue;
@@ -12315,9 +12518,9 @@ static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_so
             return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s: struct_size %u is too small for any version",
                                   i ? "target" : "source", size);
         if (!gmm__copy_sized(copies[i], sizes[i], descriptors[i])) {
-            (void)gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s: struct_size %u is larger than the %u bytes of "
-                                 "version "
-                                 "%s", i ? "target" : "source", size, (unsigned)sizes[i], GMM_VERSION_STRING);
+            (void)gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL,
+                                 "%s: struct_size %u is larger than the %u bytes of version %s",
+                                 i ? "target" : "source", size, (unsigned)sizes[i], GMM_VERSION_STRING);
             if (b->report) b->report->error.status = GMM_E_VERSION;
             return GMM_E_VERSION;
         }
@@ -12325,10 +12528,9 @@ static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_so
     if (!b->source.scheme || !b->source.parts || b->source.part_count < 1 || b->source.wrapper_count < 0 ||
         b->source.state_count < 0 || (b->source.wrapper_count && !b->source.wrappers) ||
         (b->source.state_count && !b->source.states))
-        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "source: scheme, %d parts, %d wrappers or %d states are "
-                              "NULL or "
-                              "out of range", b->source.part_count, b->source.wrapper_count,
-                              b->source.state_count);
+        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL,
+                              "source: scheme, %d parts, %d wrappers or %d states are NULL or out of range",
+                              b->source.part_count, b->source.wrapper_count, b->source.state_count);
     if (b->source.prefix && *b->source.prefix && b->source.prefix[strlen(b->source.prefix) - 1] != '.')
         return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "prefix is \"%.100s\": must be empty or end with a dot",
                               b->source.prefix);
@@ -12338,10 +12540,10 @@ static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_so
     if (!b->target.scheme) b->target.scheme = b->source.scheme;
     b->states = b->source.states;
     if (!b->source.states || !b->source.state_count) {
-        const char **one = (const char **)gmm__ck_alloc(&b->arena, 1, sizeof *one);
-        if (!one) return gmm__ck_no_memory(b);
-        one[0] = all;
-        b->states = one;
+        const char **state = (const char **)gmm__ck_alloc(&b->arena, 1, sizeof *state);
+        if (!state) return gmm__ck_no_memory(b);
+        state[0] = all;
+        b->states = state;
         b->source.state_count = 1;
     }
     if (b->target.state_count && (b->target.state_count != b->source.state_count || !b->target.states))
@@ -12543,12 +12745,12 @@ static int64_t gmm__ck_count_experts(const gmm__ck_builder *b, const gmm__ck_mat
    expert has a tensor of its own, a router may have rows for more experts than have keys. */
 static int64_t gmm__ck_layer_experts(gmm__ck_builder *b, const gmm_ckpt_linear *l, const gmm_ckpt_row *row,
                                      const gmm_ckpt_tensor *t, int64_t stated) {
-    const int64_t other = gmm__ck_find_slot(b, l->slot == GMM_CKPT_FC1 ? GMM_CKPT_FC2 : GMM_CKPT_FC1, l->layer);
+    const int64_t partner = gmm__ck_find_slot(b, l->slot == GMM_CKPT_FC1 ? GMM_CKPT_FC2 : GMM_CKPT_FC1, l->layer);
     const int64_t router = gmm__ck_find_slot(b, GMM_CKPT_ROUTER, l->layer);
     int64_t n = l->experts;
     if (stated) return stated;
     if (gmm__ck_has_expert_extent(row, t)) return n;
-    if (other >= 0 && b->linears[other].experts > n) n = b->linears[other].experts;
+    if (partner >= 0 && b->linears[partner].experts > n) n = b->linears[partner].experts;
     if (row->form != GMM_CKPT_EACH || router < 0 || b->linears[router].out <= n) return n;
     if (!b->extra_router_rows) b->extra_router_layer = l->layer;
     if (!b->extra_router_rows) b->extra_router_rows = b->linears[router].out;
@@ -12608,12 +12810,12 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
         int32_t found = 0;
         l->out = 0;
         for (i = 0; i < count; i++) {
-            const gmm_ckpt_rank *other = &b->parts[matches[i].part].rank;
+            const gmm_ckpt_rank *other_rank = &b->parts[matches[i].part].rank;
             const gmm_ckpt_tensor *o = &b->parts[matches[i].part].table->tensors[matches[i].tensor];
             const int32_t d = o->rank - (row->transposed ? 1 : 2);
             if (matches[i].kind != GMM_CKPT_WEIGHT || matches[i].state != match->state || d < 0 ||
                 matches[i].row != match->row ||
-                other->ep_rank != rank->ep_rank || other->etp_rank != rank->etp_rank ||
+                other_rank->ep_rank != rank->ep_rank || other_rank->etp_rank != rank->etp_rank ||
                     matches[i].expert != match->expert)
                 continue;
             l->out += o->shape[d];
@@ -12633,17 +12835,17 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
 
 /* Extents of all linears, and which FC1 are gated. */
 static gmm_status gmm__ck_scan_extents(gmm__ck_builder *b, int64_t experts) {
-    int64_t i, at, pass;
+    int64_t i, match, pass;
     gmm_status status = GMM_OK;
     for (pass = 0; pass < 3; pass++) /* the experts that names imply, then routers, which may have rows for more */
-        for (i = 0, at = 0; i < b->linear_count; i++) {
+        for (i = 0, match = 0; i < b->linear_count; i++) {
             gmm_ckpt_linear *l = &b->linears[i];
             const int grouped = l->slot == GMM_CKPT_FC1 || l->slot == GMM_CKPT_FC2;
-            const int64_t begin = at;
-            while (at < b->match_count && b->matches[at].linear == i) at++;
-            if (pass == 0 && grouped) l->experts = gmm__ck_count_experts(b, b->matches + begin, at - begin);
+            const int64_t begin = match;
+            while (match < b->match_count && b->matches[match].linear == i) match++;
+            if (pass == 0 && grouped) l->experts = gmm__ck_count_experts(b, b->matches + begin, match - begin);
             if (pass != (grouped ? 2 : 1)) continue;
-            status = gmm__ck_scan_linear(b, l, b->matches + begin, at - begin, experts);
+            status = gmm__ck_scan_linear(b, l, b->matches + begin, match - begin, experts);
             if (status) return status;
         }
     for (i = 0; i < b->linear_count; i++) {
@@ -12672,7 +12874,7 @@ static gmm_status gmm__ck_scan_layers(gmm__ck_builder *b, const char *head) {
     int32_t p;
     for (p = 0; p < b->source.part_count; p++)
         for (i = 0; i < b->parts[p].table->count; i++) {
-            const char *key = b->parts[p].table->tensors[i].name, *at;
+            const char *key = b->parts[p].table->tensors[i].name, *layer_text;
             void *array = layers;
             size_t skipped;
             int64_t layer;
@@ -12680,8 +12882,8 @@ static gmm_status gmm__ck_scan_layers(gmm__ck_builder *b, const char *head) {
             (void)gmm__ck_strip_key_wrappers(&b->source, key + skipped, b->key_buffer);
             if (strncmp(b->key_buffer, b->source_prefix, prefix) ||
                 strncmp(b->key_buffer + prefix, head, length)) continue;
-            at = b->key_buffer + prefix + length;
-            if (!gmm__ck_parse_number(&at, &layer) || (*at && *at != '.') ||
+            layer_text = b->key_buffer + prefix + length;
+            if (!gmm__ck_parse_number(&layer_text, &layer) || (*layer_text && *layer_text != '.') ||
                 (count && layers[count - 1] == layer)) continue;
             if (!gmm__ck_reserve(&b->arena, &array, count, &capacity, sizeof *layers)) return gmm__ck_no_memory(b);
             layers = (int64_t *)array;
@@ -12739,14 +12941,14 @@ static gmm_status gmm__ck_scan_missing(gmm__ck_builder *b) {
     gmm_status status = GMM_OK;
     int32_t r;
     for (r = 0; r < b->source.scheme->count && !layer.pattern; r++) {
-        const char *pattern = b->source.scheme->rows[r].pattern, *at = strstr(pattern, "{L}");
+        const char *pattern = b->source.scheme->rows[r].pattern, *placeholder = strstr(pattern, "{L}");
         char *head;
-        if (!at) continue;
-        head = (char *)gmm__ck_alloc(&b->arena, at - pattern + 4, 1);
+        if (!placeholder) continue;
+        head = (char *)gmm__ck_alloc(&b->arena, placeholder - pattern + 4, 1);
         if (!head) return gmm__ck_no_memory(b);
-        memcpy(head, pattern, (size_t)(at - pattern));
+        memcpy(head, pattern, (size_t)(placeholder - pattern));
         status = gmm__ck_scan_layers(b, head);
-        memcpy(head + (at - pattern), "{e}", 4); /* the range of a missing layer is stored like one of experts */
+        memcpy(head + (placeholder - pattern), "{e}", 4); /* missing layers are stored like missing experts */
         layer.pattern = head;
     }
     if (!status && !b->source.skip_missing) status = gmm__ck_scan_members(b);
@@ -12762,7 +12964,7 @@ GMMDEF gmm_status gmm_ckpt_scan(const gmm_ckpt_source *source, int64_t experts, 
     const gmm_ckpt_target nothing = GMM_ZERO;
     gmm__ck_builder b;
     gmm_status status;
-    int64_t i, at;
+    int64_t i, remaining;
     if (!source || !linears || !count)
         return gmm__ck_fail_null(fn, !source ? "source" : !linears ? "linears" : "count", report);
     *linears = NULL;
@@ -12776,9 +12978,9 @@ GMMDEF gmm_status gmm_ckpt_scan(const gmm_ckpt_source *source, int64_t experts, 
     if (!status) status = gmm__ck_scan_extents(&b, experts);
     if (!status) status = gmm__ck_check_layers(&b);
     if (!status && b.linear_count) status = gmm__ck_scan_missing(&b);
-    for (i = at = 0; !status && i < b.linear_count; i++) /* linears without a weight are removed */
-        if (b.linears[i].out) b.linears[at++] = b.linears[i];
-    if (!status) b.linear_count = at;
+    for (i = remaining = 0; !status && i < b.linear_count; i++) /* linears without a weight are removed */
+        if (b.linears[i].out) b.linears[remaining++] = b.linears[i];
+    if (!status) b.linear_count = remaining;
     if (!status && b.linear_count) {
         qsort(b.linears, (size_t)b.linear_count, sizeof *b.linears, gmm__ck_compare_linears);
         *linears = (gmm_ckpt_linear *)b.arena.allocator.alloc(b.arena.allocator.user,
@@ -12803,15 +13005,14 @@ GMMDEF void gmm_ckpt_linears_release(gmm_ckpt_linear *linears, const gmm_allocat
 GMMDEF gmm_status gmm_ckpt_split(const gmm_ckpt_tensor *tensor, int32_t members, int32_t experts,
                                  gmm_ckpt_tensor *parts, gmm_ckpt_report *report) {
     static const char fn[] = "gmm_ckpt_split";
-    gmm_ckpt_tensor one;
+    gmm_ckpt_tensor part;
     int32_t e, d;
     char shape[160];
     if (!tensor || !parts) return gmm__ck_fail_null(fn, tensor ? "parts" : "tensor", report);
     gmm__ck_reset_report(report);
     if (tensor->rank < 0 || tensor->rank > GMM_CKPT_RANK || experts < 1 || members < 0)
-        return gmm__ck_fail(report, GMM_CKPT_ARGUMENT, tensor->name, fn, "rank %d, %d members, %d experts: out of "
-                            "range",
-                            (int)tensor->rank, members, experts);
+        return gmm__ck_fail(report, GMM_CKPT_ARGUMENT, tensor->name, fn,
+                            "rank %d, %d members, %d experts: out of range", (int)tensor->rank, members, experts);
     if (members && members != experts)
         return gmm__ck_fail(report, GMM_CKPT_GROUP_COUNT, tensor->name, fn, "it has %d groups, %d experts are expected",
                             members, experts);
@@ -12819,18 +13020,18 @@ GMMDEF gmm_status gmm_ckpt_split(const gmm_ckpt_tensor *tensor, int32_t members,
     if (tensor->rank == 0 || tensor->shape[0] % experts || tensor->bytes % experts)
         return gmm__ck_fail(report, GMM_CKPT_NOT_DIVISIBLE, tensor->name, fn, "shape %s does not split into %d experts",
                             shape, experts);
-    one = *tensor;
-    one.bytes = tensor->bytes / experts;
+    part = *tensor;
+    part.bytes = tensor->bytes / experts;
     if (tensor->shape[0] == experts) {
-        one.rank--;
-        for (d = 0; d < one.rank; d++) one.shape[d] = tensor->shape[d + 1];
-        one.shape[one.rank] = 0;
+        part.rank--;
+        for (d = 0; d < part.rank; d++) part.shape[d] = tensor->shape[d + 1];
+        part.shape[part.rank] = 0;
     } else {
-        one.shape[0] /= experts;
+        part.shape[0] /= experts;
     }
     for (e = 0; e < experts; e++) {
-        parts[e] = one;
-        parts[e].offset = tensor->offset + e * one.bytes;
+        parts[e] = part;
+        parts[e].offset = tensor->offset + e * part.bytes;
     }
     return GMM_OK;
 }
@@ -12877,12 +13078,12 @@ static gmm__ck_key_entry *gmm__ck_add_entry(gmm__ck_builder *b, gmm__ck_key_list
 /* "weight12": the length before the digits and the index; -1 where no index stands at the end. */
 static size_t gmm__ck_split_index(const char *name, int64_t *index) {
     const size_t length = strlen(name);
-    size_t at = length;
+    size_t first_digit = length;
     const char *digits;
-    while (at && name[at - 1] >= '0' && name[at - 1] <= '9') at--;
-    while (name[at] == '0' && name[at + 1]) at++; /* "weight01" is "weight0" and 1 */
-    digits = name + at;
-    if (gmm__ck_parse_number(&digits, index)) return at;
+    while (first_digit && name[first_digit - 1] >= '0' && name[first_digit - 1] <= '9') first_digit--;
+    while (name[first_digit] == '0' && name[first_digit + 1]) first_digit++; /* "weight01" is "weight0" and 1 */
+    digits = name + first_digit;
+    if (gmm__ck_parse_number(&digits, index)) return first_digit;
     *index = -1;
     return length;
 }
@@ -12914,10 +13115,10 @@ static gmm_status gmm__ck_stack_keys(gmm__ck_builder *b, gmm__ck_key_list *keys,
     stack = gmm__ck_add_entry(b, keys, &t, runs);
     if (!stack) return gmm__ck_no_memory(b);
     for (e = 0; e < experts; e++) {
-        gmm__ck_key_entry *one = &keys->entries[f->index[e]];
-        memcpy(stack->runs + stack->count, one->runs, (size_t)one->count * sizeof *one->runs);
-        stack->count += one->count;
-        one->replaced = 1;
+        gmm__ck_key_entry *member = &keys->entries[f->index[e]];
+        memcpy(stack->runs + stack->count, member->runs, (size_t)member->count * sizeof *member->runs);
+        stack->count += member->count;
+        member->replaced = 1;
     }
     return GMM_OK;
 }
@@ -12925,34 +13126,34 @@ static gmm_status gmm__ck_stack_keys(gmm__ck_builder *b, gmm__ck_key_list *keys,
 /* Splits the grouped key into one key per expert, named `name` and its index. */
 static gmm_status gmm__ck_split_key(gmm__ck_builder *b, gmm__ck_key_list *keys, const gmm__ck_key_group *f,
                                     int64_t experts, const char *name, size_t length) {
-    const gmm__ck_key_entry whole = keys->entries[f->grouped];
+    const gmm__ck_key_entry grouped = keys->entries[f->grouped];
     gmm_ckpt_tensor *parts = (gmm_ckpt_tensor *)gmm__ck_alloc(&b->arena, experts, sizeof *parts);
-    int64_t e, run = 0, used = 0;
+    int64_t e, run = 0, run_offset = 0;
     gmm_status status;
     if (!parts) return gmm__ck_no_memory(b);
     if (experts > INT32_MAX)
         return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "experts is %lld", (long long)experts);
-    status = gmm_ckpt_split(&whole.tensor, 0, (int32_t)experts, parts, b->report);
+    status = gmm_ckpt_split(&grouped.tensor, 0, (int32_t)experts, parts, b->report);
     if (status) return status;
     keys->entries[f->grouped].replaced = 1;
     for (e = 0; e < experts; e++) {
         int64_t remaining = gmm__ck_unit_count(&parts[e]);
         char *name_copy = (char *)gmm__ck_alloc(&b->arena, (int64_t)length + 24, 1);
-        gmm__ck_key_entry *one;
+        gmm__ck_key_entry *member;
         if (!name_copy) return gmm__ck_no_memory(b);
         (void)snprintf(name_copy, length + 24, "%s%lld", name, (long long)e);
         parts[e].name = name_copy;
-        one = gmm__ck_add_entry(b, keys, &parts[e], whole.count);
-        if (!one) return gmm__ck_no_memory(b);
+        member = gmm__ck_add_entry(b, keys, &parts[e], grouped.count);
+        if (!member) return gmm__ck_no_memory(b);
         while (remaining > 0) {
-            gmm__ck_key_run *piece = &one->runs[one->count++];
-            *piece = whole.runs[run];
-            piece->at += used;
-            piece->units = gmm__min_i64(remaining, piece->units - used);
-            used += piece->units;
+            gmm__ck_key_run *piece = &member->runs[member->count++];
+            *piece = grouped.runs[run];
+            piece->at += run_offset;
+            piece->units = gmm__min_i64(remaining, piece->units - run_offset);
+            run_offset += piece->units;
             remaining -= piece->units;
-            if (used == whole.runs[run].units) {
-                used = 0;
+            if (run_offset == grouped.runs[run].units) {
+                run_offset = 0;
                 run++;
             }
         }
@@ -13029,15 +13230,15 @@ static gmm_status gmm__ck_plan_keys(gmm__ck_builder *b, const gmm__ck_key_list *
         const gmm__ck_key_entry *e = &keys->entries[i];
         const int64_t first = b->move_count;
         gmm_ckpt_tensor t = e->tensor;
-        int64_t at = 0;
+        int64_t offset = 0;
         int32_t target = -1;
         gmm_status status;
         if (i < b->parts[0].table->count) b->uses[0][i] = e->replaced ? GMM__CK_USED : GMM__CK_UNUSED;
         if (i < b->parts[0].table->count || e->replaced) continue;
         status = gmm__ck_add_target(b, &t, &target);
         for (r = 0; !status && r < e->count; r++) {
-            status = gmm__ck_plan_copy(b, 0, e->runs[r].src, e->runs[r].at, target, at, e->runs[r].units);
-            at += e->runs[r].units;
+            status = gmm__ck_plan_copy(b, 0, e->runs[r].src, e->runs[r].at, target, offset, e->runs[r].units);
+            offset += e->runs[r].units;
         }
         if (!status) status = gmm__ck_finish_target(b, target, first);
         if (status) return status;
@@ -13045,7 +13246,7 @@ static gmm_status gmm__ck_plan_keys(gmm__ck_builder *b, const gmm__ck_key_list *
     return GMM_OK;
 }
 
-/* What the two normalizers differ in. */
+/* Arguments in which the two normalizers differ. */
 typedef struct gmm__ck_normalize_args {
     const char *fn;
     const gmm_ckpt_table *table;
@@ -13151,7 +13352,7 @@ GMMDEF gmm_status gmm_ckpt_normalize_map(gmm_ckpt_plan **out, const gmm_ckpt_tab
 GMMDEF gmm_status gmm_ckpt_shard_members(const int64_t *numel, int32_t members, int64_t start, int64_t length,
                                          gmm_ckpt_interval *out, gmm_error *error) {
     static const char fn[] = "gmm_ckpt_shard_members";
-    int64_t total = 0, at = 0;
+    int64_t total = 0, member_begin = 0;
     int32_t i;
     if (!out || (!numel && members > 0)) return gmm__fail(error, GMM_E_NULL, "%s: %s is NULL", fn,
                                                           out ? "numel" : "out");
@@ -13170,12 +13371,13 @@ GMMDEF gmm_status gmm_ckpt_shard_members(const int64_t *numel, int32_t members, 
         return gmm__fail(error, GMM_E_ARG, "%s: the shard of %lld at %lld passes the end of %lld elements", fn,
                          (long long)length, (long long)start, (long long)total);
     for (i = 0; i < members; i++) {
-        const int64_t begin = start > at ? start : at, end = gmm__min_i64(start + length, at + numel[i]);
-        const int none = start < 0 || begin >= end;
-        out[i].shard_at = none ? -1 : begin - start;
-        out[i].member_at = none ? -1 : begin - at;
-        out[i].length = none ? 0 : end - begin;
-        at += numel[i];
+        const int64_t begin = start > member_begin ? start : member_begin;
+        const int64_t end = gmm__min_i64(start + length, member_begin + numel[i]);
+        const int empty = start < 0 || begin >= end;
+        out[i].shard_at = empty ? -1 : begin - start;
+        out[i].member_at = empty ? -1 : begin - member_begin;
+        out[i].length = empty ? 0 : end - begin;
+        member_begin += numel[i];
     }
     return GMM_OK;
 }
@@ -13184,7 +13386,7 @@ GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, 
                                       gmm_error *error) {
     static const char fn[] = "gmm_ckpt_stored_key";
     gmm_ckpt_stored s;
-    gmm_ckpt_place at = GMM_ZERO;
+    gmm_ckpt_place result = GMM_ZERO;
     char number[32];
     int n;
     if (!stored || !key || !place)
@@ -13200,24 +13402,23 @@ GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, 
         s.index >= s.experts_local || s.ep_rank < 0 || s.ep_rank >= s.ep_size || s.etp_rank < 0 ||
         s.etp_rank >= s.etp_size || s.experts_local > INT64_MAX / s.ep_size || s.half < GMM_CKPT_BOTH ||
         s.half > GMM_CKPT_UP || (s.half != GMM_CKPT_BOTH) != (s.slot == GMM_CKPT_FC1 && s.gated))
-        return gmm__fail(error, GMM_E_ARG, "%s: slot %d, kind %d, half %d, expert %lld of %lld, EP %d/%d, ETP %d/%d: "
-                         "out "
-                         "of range, or a gated FC1 without its half", fn, (int)s.slot, (int)s.kind, (int)s.half,
-                         (long long)s.index, (long long)s.experts_local, s.ep_rank, s.ep_size,
-                         s.etp_rank, s.etp_size);
-    at.expert = s.ep_rank * s.experts_local + s.index;
-    at.experts = s.ep_size * s.experts_local;
-    at.axis = s.slot == GMM_CKPT_FC1 ? 0 : s.kind == GMM_CKPT_WEIGHT ? 1 : -1;
-    at.fragment = at.axis < 0 ? 0 : s.etp_rank + (s.half == GMM_CKPT_UP && !s.singleton ? s.etp_size : 0);
-    at.fragments = at.axis < 0 ? 1 : s.etp_size * (s.half != GMM_CKPT_BOTH && !s.singleton ? 2 : 1);
-    (void)snprintf(number, sizeof number, "%lld.", (long long)at.expert);
+        return gmm__fail(error, GMM_E_ARG,
+                         "%s: slot %d, kind %d, half %d, expert %lld of %lld, EP %d/%d, ETP %d/%d: out of range, or a "
+                         "gated FC1 without its half", fn, (int)s.slot, (int)s.kind, (int)s.half, (long long)s.index,
+                         (long long)s.experts_local, s.ep_rank, s.ep_size, s.etp_rank, s.etp_size);
+    result.expert = s.ep_rank * s.experts_local + s.index;
+    result.experts = s.ep_size * s.experts_local;
+    result.axis = s.slot == GMM_CKPT_FC1 ? 0 : s.kind == GMM_CKPT_WEIGHT ? 1 : -1;
+    result.fragment = result.axis < 0 ? 0 : s.etp_rank + (s.half == GMM_CKPT_UP && !s.singleton ? s.etp_size : 0);
+    result.fragments = result.axis < 0 ? 1 : s.etp_size * (s.half != GMM_CKPT_BOTH && !s.singleton ? 2 : 1);
+    (void)snprintf(number, sizeof number, "%lld.", (long long)result.expert);
     n = snprintf(key, room, "%sexperts.experts.%slinear_fc%d.%s%s", s.prefix, s.singleton ? number : "",
                  s.slot == GMM_CKPT_FC1 ? 1 : 2, s.kind == GMM_CKPT_WEIGHT ? "weight" : "bias",
                  !s.singleton || s.half == GMM_CKPT_BOTH ? "" : s.half == GMM_CKPT_GATE ? "_w" : "_v");
     if (n < 0 || (size_t)n >= room)
         return gmm__fail(error, GMM_E_WORKSPACE, "%s: room is %llu: the key takes %d bytes", fn,
                          (unsigned long long)room, n + 1);
-    *place = at;
+    *place = result;
     return GMM_OK;
 }
 
@@ -13298,8 +13499,8 @@ static gmm__ck_element_set gmm__ck_write_set(const gmm_ckpt_move *m) {
     return s;
 }
 
-/* Elements that a move may read of its source tensor: 4-bit ones count singly. A view may extend
-   past the tensor, up to its storage's end. */
+/* Number of elements that a move may read of its source tensor, 4-bit elements counted singly. A view may extend past
+   the tensor, up to the end of its storage. */
 static int64_t gmm__ck_readable_elements(const gmm_ckpt_plan *plan, const gmm_ckpt_move *m) {
     const gmm_ckpt_table *table = plan->parts[m->part].table;
     const gmm_ckpt_tensor *t = &table->tensors[m->src];
@@ -13316,8 +13517,8 @@ static const char *gmm__ck_move_fault(const gmm_ckpt_plan *plan, const gmm_ckpt_
     if (m->loops < 1 || m->loops > GMM_CKPT_LOOPS) return "loops out of range";
     if (m->kind < GMM_CKPT_VIEW || m->kind > GMM_CKPT_ZERO) return "no such kind";
     if (m->part < 0 || m->part >= plan->part_count) return "no such part";
-    if (m->kind != GMM_CKPT_ZERO && (m->src < 0 || m->src >= plan->parts[m->part].table->count)) return "no such "
-        "source";
+    if (m->kind != GMM_CKPT_ZERO && (m->src < 0 || m->src >= plan->parts[m->part].table->count))
+        return "no such source";
     if (m->kind == GMM_CKPT_DEQUANT && (m->scale < 0 || m->scale >= plan->parts[m->part].table->count))
         return "no such scale";
     d = &plan->targets->tensors[m->dst];
@@ -13345,8 +13546,8 @@ static const char *gmm__ck_move_fault(const gmm_ckpt_plan *plan, const gmm_ckpt_
         const gmm_ckpt_tensor *sc = &plan->parts[m->part].table->tensors[m->scale];
         int64_t rows, cols, scale_rows, scale_cols;
         if (!(GMM__FLOATS >> d->dtype & 1)) return "it dequantizes into no float";
-        if (s->rank < 2 || (m->scaling != GMM_SCALING_128X128 && m->scaling != GMM_SCALING_MX32)) return "no such "
-            "blocks";
+        if (s->rank < 2 || (m->scaling != GMM_SCALING_128X128 && m->scaling != GMM_SCALING_MX32))
+            return "no such blocks";
         gmm__ck_scale_shape(s, m->scaling, &rows, &cols, &scale_rows, &scale_cols);
         src = src / cols / rows * scale_rows + (src / cols % rows) / (m->scaling == GMM_SCALING_MX32 ? 1 : 128) + 1;
         if (src * scale_cols > gmm__ck_unit_count(sc)) return "it reads past the scales' end";
@@ -13365,7 +13566,7 @@ GMMDEF gmm_status gmm_ckpt_verify(const gmm_ckpt_plan *plan, const gmm_ckpt_move
     static const char fn[] = "gmm_ckpt_verify";
     gmm__ck_arena arena;
     gmm__ck_order *order;
-    int64_t i, at = 0;
+    int64_t i, next = 0;
     int32_t t;
     gmm_status status = GMM_OK;
     if (!plan) return gmm__fail(error, GMM_E_NULL, "%s: plan is NULL", fn);
@@ -13390,10 +13591,10 @@ GMMDEF gmm_status gmm_ckpt_verify(const gmm_ckpt_plan *plan, const gmm_ckpt_move
     if (!status && count) qsort(order, (size_t)count, sizeof *order, gmm__ck_compare_writes);
     for (t = 0; !status && t < plan->targets->count; t++) {
         const gmm_ckpt_tensor *d = &plan->targets->tensors[t];
-        const int64_t begin = at;
+        const int64_t begin = next;
         int64_t sum = 0, j;
-        for (; at < count && order[at].part == t; at++) {
-            const gmm_ckpt_move *m = &moves[order[at].index];
+        for (; next < count && order[next].part == t; next++) {
+            const gmm_ckpt_move *m = &moves[order[next].index];
             const gmm__ck_element_set written = gmm__ck_write_set(m);
             const int64_t n = gmm__ck_move_elements(m);
             if (n > gmm__ck_unit_count(d) - sum) {
@@ -13403,21 +13604,21 @@ GMMDEF gmm_status gmm_ckpt_verify(const gmm_ckpt_plan *plan, const gmm_ckpt_move
             }
             sum += n;
             /* replaced by the end of all writes up to here */
-            order[at].offset = written.offset + gmm__ck_set_span(&written);
-            if (at > begin && order[at - 1].offset > order[at].offset) order[at].offset = order[at - 1].offset;
-            for (j = at - 1; !status && j >= begin && order[j].offset > written.offset; j--) {
+            order[next].offset = written.offset + gmm__ck_set_span(&written);
+            if (next > begin && order[next - 1].offset > order[next].offset)
+                order[next].offset = order[next - 1].offset;
+            for (j = next - 1; !status && j >= begin && order[j].offset > written.offset; j--) {
                 const gmm__ck_element_set other = gmm__ck_write_set(&moves[order[j].index]);
                 if (!gmm__ck_disjoint(&written, &other))
                     status = gmm__fail(error, GMM_E_STATE, "%s: target %.160s: moves[%lld] and moves[%lld] write the "
                                        "same element", fn, d->name, (long long)order[j].index,
-                                       (long long)order[at].index);
+                                       (long long)order[next].index);
             }
             if (status) break;
         }
         if (!status && sum != gmm__ck_unit_count(d) && !plan->partial)
             status = gmm__fail(error, GMM_E_STATE, "%s: target %.160s: %lld of its %lld elements are written", fn,
-                               d->name,
-                               (long long)sum, (long long)gmm__ck_unit_count(d));
+                               d->name, (long long)sum, (long long)gmm__ck_unit_count(d));
     }
     gmm__ck_arena_release(&arena);
     return status;
@@ -13429,7 +13630,7 @@ GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_par
                                          const gmm_allocator *allocator, gmm_ckpt_report *report) {
     static const char fn[] = "gmm_ckpt_plan_of_moves";
     gmm__ck_builder b;
-    gmm_error why = GMM_ZERO;
+    gmm_error error = GMM_ZERO;
     gmm_status status;
     int64_t i;
     if (!out) return gmm__ck_fail_null(fn, "out", report);
@@ -13483,9 +13684,9 @@ GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_par
     }
     if (!status) status = gmm__ck_build_plan(&b, *out);
     if (!status) {
-        status = gmm_ckpt_verify(*out, NULL, 0, &why);
+        status = gmm_ckpt_verify(*out, NULL, 0, &error);
         if (status) {
-            (void)gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "%.400s", why.text);
+            (void)gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "%.400s", error.text);
             if (report) report->error.status = status;
         }
     }
@@ -13497,9 +13698,9 @@ GMMDEF gmm_status gmm_ckpt_cost_of(const gmm_ckpt_plan *plan, gmm_ckpt_cost *cos
     if (!plan || !cost) return gmm__fail(error, GMM_E_NULL, "gmm_ckpt_cost_of: %s is NULL", plan ? "cost" : "plan");
     size = cost->struct_size;
     if (size > sizeof *cost || (size && size < 2 * sizeof size))
-        return gmm__fail(error, GMM_E_VERSION, "gmm_ckpt_cost_of: cost: struct_size %u is not one of a version up to "
-                         "%s",
-                         size, GMM_VERSION_STRING);
+        return gmm__fail(error, GMM_E_VERSION,
+                         "gmm_ckpt_cost_of: cost: struct_size %u is not one of a version up to %s", size,
+                         GMM_VERSION_STRING);
     memcpy(cost, &plan->cost, size ? size : sizeof *cost);
     cost->struct_size = size;
     return GMM_OK;
@@ -13508,116 +13709,117 @@ GMMDEF gmm_status gmm_ckpt_cost_of(const gmm_ckpt_plan *plan, gmm_ckpt_cost *cos
 /* ............................................................................................... 15.10 Applying ... */
 /* Applies the moves of a plan to memory or through callbacks. */
 
-static float gmm__ck_load_float(gmm_dtype dtype, const char *at) { /* any alignment */
-    uint32_t u = 0;
-    memcpy(&u, at, dtype == GMM_F32 ? 4 : 2);
-    return dtype == GMM_F32 ? gmm_f32_from_bits(u) : dtype == GMM_BF16 ? gmm_bf16_to_f32((uint16_t)u)
-                                                                       : gmm_f16_to_f32((uint16_t)u);
+static float gmm__ck_load_float(gmm_dtype dtype, const char *src) { /* any alignment */
+    uint32_t bits = 0;
+    memcpy(&bits, src, dtype == GMM_F32 ? 4 : 2);
+    return dtype == GMM_F32 ? gmm_f32_from_bits(bits) : dtype == GMM_BF16 ? gmm_bf16_to_f32((uint16_t)bits)
+                                                                       : gmm_f16_to_f32((uint16_t)bits);
 }
 
-static void gmm__ck_store_float(gmm_dtype dtype, char *at, float v) {
-    const uint32_t w = gmm_f32_bits(v);
-    const uint16_t h = dtype == GMM_BF16 ? gmm_f32_to_bf16(v) : gmm_f32_to_f16(v);
-    if (dtype == GMM_F32) memcpy(at, &w, 4);
-    else memcpy(at, &h, 2);
+static void gmm__ck_store_float(gmm_dtype dtype, char *dst, float value) {
+    const uint32_t w = gmm_f32_bits(value);
+    const uint16_t h = dtype == GMM_BF16 ? gmm_f32_to_bf16(value) : gmm_f32_to_f16(value);
+    if (dtype == GMM_F32) memcpy(dst, &w, 4);
+    else memcpy(dst, &h, 2);
 }
 
-/* One tile of a move: its source, its destination and its strides in elements. */
+/* One tile of a move. Strides and steps count elements. */
 typedef struct gmm__ck_tile_args {
     const gmm_ckpt_move *move;
     gmm_dtype src_dtype, dst_dtype;
-    int64_t src_unit, dst_unit;
+    int64_t src_unit, dst_unit;                   /* bytes of an element */
     int64_t count[GMM_CKPT_LOOPS], dst_step[GMM_CKPT_LOOPS];
     const char *src;                              /* address of element src_base */
     char *dst;                                    /* address of the first element */
     const char *scale;                            /* address of scale scale_base */
     int64_t src_base, scale_base;
-    int64_t rows, cols, scale_rows, scale_cols;   /* DEQUANT */
+    int64_t rows, cols, scale_rows, scale_cols;   /* DEQUANT: extents of a matrix and of its scales */
 } gmm__ck_tile_args;
 
-static float gmm__ck_dequant(const gmm__ck_tile_args *w, int64_t i) {
-    const int mx = w->move->scaling == GMM_SCALING_MX32;
-    const int64_t row = i / w->cols, col = i % w->cols;
-    const int64_t matrix = row / w->rows, r = row % w->rows;
-    const int64_t s = (matrix * w->scale_rows + (mx ? r : r / 128)) * w->scale_cols + col / (mx ? 32 : 128) -
-                      w->scale_base;
-    float f;
+/* Value of element i of a quantized tensor. */
+static float gmm__ck_dequant(const gmm__ck_tile_args *t, int64_t i) {
+    const int mx = t->move->scaling == GMM_SCALING_MX32;
+    const int64_t row = i / t->cols, col = i % t->cols;
+    const int64_t matrix = row / t->rows, r = row % t->rows;
+    const int64_t s = (matrix * t->scale_rows + (mx ? r : r / 128)) * t->scale_cols + col / (mx ? 32 : 128) -
+                      t->scale_base;
+    float scale;
     if (mx) {
-        const uint32_t pair = (uint8_t)w->src[i / 2 - w->src_base / 2];
-        return gmm_e2m1_to_f32((uint8_t)(i % 2 ? pair >> 4 : pair & 15u)) * gmm_e8m0_to_f32((uint8_t)w->scale[s]);
+        const uint32_t byte = (uint8_t)t->src[i / 2 - t->src_base / 2]; /* two elements, the even one in the low half */
+        return gmm_e2m1_to_f32((uint8_t)(i % 2 ? byte >> 4 : byte & 15u)) * gmm_e8m0_to_f32((uint8_t)t->scale[s]);
     }
-    memcpy(&f, w->scale + s * 4, sizeof f);
-    return (w->src_dtype == GMM_E5M2 ? gmm_e5m2_to_f32 : gmm_e4m3_to_f32)((uint8_t)w->src[i - w->src_base]) * f;
+    memcpy(&scale, t->scale + s * 4, sizeof scale);
+    return (t->src_dtype == GMM_E5M2 ? gmm_e5m2_to_f32 : gmm_e4m3_to_f32)((uint8_t)t->src[i - t->src_base]) * scale;
 }
 
-/* Moves one innermost loop from source element `src` to destination element `dst`. */
-static void gmm__ck_move_run(const gmm__ck_tile_args *w, int64_t src, int64_t dst, int64_t n, int64_t ss, int64_t ds) {
-    const char *from = w->src + (src - w->src_base) * w->src_unit;
-    char *to = w->dst + dst * w->dst_unit;
+/* Moves n elements of an innermost loop, from source element `src` to destination element `dst`. */
+static void gmm__ck_move_run(const gmm__ck_tile_args *t, int64_t src, int64_t dst, int64_t n, int64_t src_step,
+                             int64_t dst_step) {
+    const char *s = t->src + (src - t->src_base) * t->src_unit;
+    char *d = t->dst + dst * t->dst_unit;
     int64_t i;
-    switch (w->move->kind) {
+    switch (t->move->kind) {
     case GMM_CKPT_COPY:
-        if (ss == 1 && ds == 1) {
-            memcpy(to, from, (size_t)(n * w->dst_unit));
+        if (src_step == 1 && dst_step == 1) {
+            memcpy(d, s, (size_t)(n * t->dst_unit));
             return;
         }
-        switch (w->dst_unit) { /* constant sizes become single instructions */
-        case 1: for (i = 0; i < n; i++) to[i * ds] = from[i * ss]; return;
-        case 2: for (i = 0; i < n; i++) memcpy(to + i * ds * 2, from + i * ss * 2, 2); return;
-        case 4: for (i = 0; i < n; i++) memcpy(to + i * ds * 4, from + i * ss * 4, 4); return;
-        default: for (i = 0; i < n; i++) memcpy(to + i * ds * 8, from + i * ss * 8, 8); return;
+        switch (t->dst_unit) { /* constant sizes become single instructions */
+        case 1: for (i = 0; i < n; i++) d[i * dst_step] = s[i * src_step]; return;
+        case 2: for (i = 0; i < n; i++) memcpy(d + i * dst_step * 2, s + i * src_step * 2, 2); return;
+        case 4: for (i = 0; i < n; i++) memcpy(d + i * dst_step * 4, s + i * src_step * 4, 4); return;
+        default: for (i = 0; i < n; i++) memcpy(d + i * dst_step * 8, s + i * src_step * 8, 8); return;
         }
     case GMM_CKPT_CONVERT:
         for (i = 0; i < n; i++)
-            gmm__ck_store_float(w->dst_dtype, to + i * ds * w->dst_unit, gmm__ck_load_float(w->src_dtype,
-                                                                                from + i * ss * w->src_unit));
+            gmm__ck_store_float(t->dst_dtype, d + i * dst_step * t->dst_unit,
+                                gmm__ck_load_float(t->src_dtype, s + i * src_step * t->src_unit));
         return;
     default:
         for (i = 0; i < n; i++)
-            gmm__ck_store_float(w->dst_dtype, to + i * ds * w->dst_unit, gmm__ck_dequant(w, src + i * ss));
+            gmm__ck_store_float(t->dst_dtype, d + i * dst_step * t->dst_unit, gmm__ck_dequant(t, src + i * src_step));
         return;
     }
 }
 
-/* Moves a whole tile, from source element `src` to the start of the destination. */
-static void gmm__ck_move_tile(const gmm__ck_tile_args *w, int64_t src) {
+/* Moves a tile, from source element `src` to the start of the destination. Where the source's step is smaller in the
+   last loop but one than in the last, these two loops run in square tiles, so that both sides stay in the cache. */
+static void gmm__ck_move_tile(const gmm__ck_tile_args *t, int64_t src) {
     enum { TILE = 32 };
-    const gmm_ckpt_move *m = w->move;
+    const gmm_ckpt_move *m = t->move;
     const int n = m->loops, y = n - 2, x = n - 1;
     const int transposed = n > 1 && m->src_step[n - 1] > m->src_step[n > 1 ? n - 2 : 0];
     const int outer = n - (transposed ? 2 : 1);
     const int gather = transposed && m->kind == GMM_CKPT_COPY && m->src_step[y < 0 ? 0 : y] == 1;
     char square[TILE * (TILE + 8) * 8];
-    gmm__ck_tile_args gathered = *w;
-    int64_t at[GMM_CKPT_LOOPS] = {0}, i, a, b;
+    gmm__ck_tile_args gathered = *t;
+    int64_t index[GMM_CKPT_LOOPS] = {0}, i, a, b;
     int l;
     gathered.src = square;
     gathered.src_base = 0;
     do {
-        int64_t from = src, to = 0;
+        int64_t src0 = src, dst0 = 0;
         for (l = 0; l < outer; l++) {
-            from += at[l] * m->src_step[l];
-            to += at[l] * w->dst_step[l];
+            src0 += index[l] * m->src_step[l];
+            dst0 += index[l] * t->dst_step[l];
         }
-        if (!transposed) gmm__ck_move_run(w, from, to, w->count[x], m->src_step[x], w->dst_step[x]);
-        /* in square tiles, so that both sides stay in the cache */
-        for (a = 0; transposed && a < w->count[y]; a += TILE)
-            for (b = 0; b < w->count[x]; b += TILE) {
-                const int64_t high = gmm__min_i64(TILE, w->count[y] - a), wide = gmm__min_i64(TILE, w->count[x] - b);
-                const int64_t first = from + a * m->src_step[y] + b * m->src_step[x];
+        if (!transposed) gmm__ck_move_run(t, src0, dst0, t->count[x], m->src_step[x], t->dst_step[x]);
+        for (a = 0; transposed && a < t->count[y]; a += TILE)
+            for (b = 0; b < t->count[x]; b += TILE) {
+                const int64_t rows = gmm__min_i64(TILE, t->count[y] - a), cols = gmm__min_i64(TILE, t->count[x] - b);
+                const int64_t first = src0 + a * m->src_step[y] + b * m->src_step[x];
                 if (gather) /* copies source rows, whose stride may map all of them to one cache set */
-                    for (i = 0; i < wide; i++)
-                        memcpy(square + i * (TILE + 8) * w->src_unit,
-                               w->src + (first + i * m->src_step[x] - w->src_base) * w->src_unit,
-                               (size_t)(high * w->src_unit));
-                for (i = 0; i < high; i++) {
-                    const int64_t at_dst = to + (a + i) * w->dst_step[y] + b * w->dst_step[x];
-                    if (gather) gmm__ck_move_run(&gathered, i, at_dst, wide, TILE + 8, w->dst_step[x]);
-                    else
-                        gmm__ck_move_run(w, first + i * m->src_step[y], at_dst, wide, m->src_step[x], w->dst_step[x]);
+                    for (i = 0; i < cols; i++)
+                        memcpy(square + i * (TILE + 8) * t->src_unit,
+                               t->src + (first + i * m->src_step[x] - t->src_base) * t->src_unit,
+                               (size_t)(rows * t->src_unit));
+                for (i = 0; i < rows; i++) {
+                    const int64_t d = dst0 + (a + i) * t->dst_step[y] + b * t->dst_step[x];
+                    if (gather) gmm__ck_move_run(&gathered, i, d, cols, TILE + 8, t->dst_step[x]);
+                    else gmm__ck_move_run(t, first + i * m->src_step[y], d, cols, m->src_step[x], t->dst_step[x]);
                 }
             }
-        for (l = outer - 1; l >= 0 && ++at[l] == w->count[l]; l--) at[l] = 0;
+        for (l = outer - 1; l >= 0 && ++index[l] == t->count[l]; l--) index[l] = 0;
     } while (l >= 0);
 }
 
@@ -13631,57 +13833,61 @@ typedef struct gmm__ck_apply_call {
 static const char gmm__ck_apply_name[] = "gmm_ckpt_apply";
 
 static gmm_status gmm__ck_read(const gmm__ck_apply_call *c, const gmm_ckpt_move *m, const gmm_ckpt_tensor *t,
-                               int64_t at, void *to, int64_t bytes) {
-    const int code = c->run->io.read(c->run->io.user, m->part, t->storage, t->offset + at, to, bytes);
+                               int64_t offset, void *dst, int64_t bytes) {
+    const int code = c->run->io.read(c->run->io.user, m->part, t->storage, t->offset + offset, dst, bytes);
     if (!code) return GMM_OK;
-    return gmm__fail(c->error, GMM_E_IO, "%s: io.read gave %d for %lld bytes at %lld of \"%.160s\" (part %d, storage "
-                     "%d)",
-                     gmm__ck_apply_name, code, (long long)bytes, (long long)at, t->name, (int)m->part, (int)t->storage);
+    return gmm__fail(c->error, GMM_E_IO,
+                     "%s: io.read gave %d for %lld bytes at %lld of \"%.160s\" (part %d, storage %d)",
+                     gmm__ck_apply_name, code, (long long)bytes, (long long)offset, t->name, (int)m->part,
+                     (int)t->storage);
 }
 
-static gmm_status gmm__ck_write(const gmm__ck_apply_call *c, const gmm_ckpt_move *m, int64_t at, const void *from,
+static gmm_status gmm__ck_write(const gmm__ck_apply_call *c, const gmm_ckpt_move *m, int64_t offset, const void *src,
                                 int64_t bytes) {
-    const int code = c->run->io.write(c->run->io.user, m->dst, at, from, bytes);
+    const int code = c->run->io.write(c->run->io.user, m->dst, offset, src, bytes);
     if (!code) return GMM_OK;
     return gmm__fail(c->error, GMM_E_IO, "%s: io.write gave %d for %lld bytes at %lld of \"%.160s\"",
-                     gmm__ck_apply_name,
-                     code, (long long)bytes, (long long)at, c->plan->targets->tensors[m->dst].name);
+                     gmm__ck_apply_name, code, (long long)bytes, (long long)offset,
+                     c->plan->targets->tensors[m->dst].name);
 }
 
-/* Bytes: the most that one contiguous copy moves at once; span from which a sparse loop gets reads of its own. */
+/* Bytes that a contiguous copy reads or writes at a time; span from which the iterations of a sparse loop are read one
+   by one. */
 enum { GMM__CK_CHUNK_BYTES = 4 << 20, GMM__CK_GAP_BYTES = 4096 };
 
 /* Applies a move that copies contiguous bytes, or writes contiguous zeros. */
-static gmm_status gmm__ck_apply_contiguous(const gmm__ck_apply_call *c, const gmm_ckpt_move *m, const char *from,
-                                           char *to) {
+static gmm_status gmm__ck_apply_contiguous(const gmm__ck_apply_call *c, const gmm_ckpt_move *m, const char *src_memory,
+                                           char *dst_memory) {
     const gmm_ckpt_tensor *s = m->kind == GMM_CKPT_ZERO ? NULL : &c->plan->parts[m->part].table->tensors[m->src];
     const int64_t unit = gmm__ck_unit_bytes(c->plan->targets->tensors[m->dst].dtype), bytes = m->count[0] * unit;
     const int64_t chunk = gmm__min_i64((int64_t)(c->run->scratch_bytes < GMM__CK_CHUNK_BYTES ? c->run->scratch_bytes
                                                                                       : (size_t)GMM__CK_CHUNK_BYTES),
                                                                                           bytes);
     const int64_t src = m->src_at * unit, dst = m->dst_at * unit;
-    int64_t at, n;
+    int64_t done, n;
     gmm_status status = GMM_OK;
-    if (to && !s) {
-        memset(to + dst, 0, (size_t)bytes);
+    if (dst_memory && !s) {
+        memset(dst_memory + dst, 0, (size_t)bytes);
         return GMM_OK;
     }
-    if (to && from) {
-        memcpy(to + dst, from + src, (size_t)bytes);
+    if (dst_memory && src_memory) {
+        memcpy(dst_memory + dst, src_memory + src, (size_t)bytes);
         return GMM_OK;
     }
-    if (to) return gmm__ck_read(c, m, s, src, to + dst, bytes);
+    if (dst_memory) return gmm__ck_read(c, m, s, src, dst_memory + dst, bytes);
     if (!s) memset(c->run->scratch, 0, (size_t)chunk);
-    for (at = 0; !status && at < bytes; at += n) {
-        n = gmm__min_i64(chunk, bytes - at);
-        if (s && !from) status = gmm__ck_read(c, m, s, src + at, c->run->scratch, n);
-        if (!status) status = gmm__ck_write(c, m, dst + at, from ? from + src + at : (const char *)c->run->scratch, n);
+    for (done = 0; !status && done < bytes; done += n) {
+        n = gmm__min_i64(chunk, bytes - done);
+        if (s && !src_memory) status = gmm__ck_read(c, m, s, src + done, c->run->scratch, n);
+        if (!status)
+            status = gmm__ck_write(c, m, dst + done,
+                                   src_memory ? src_memory + src + done : (const char *)c->run->scratch, n);
     }
     return status;
 }
 
-/* Chooses how much of each loop is done at once, from the loop with the smallest step outwards: at most `in` source
-   elements from first to last, and `out` elements altogether. Sparse loops are not spanned. */
+/* Chooses the iterations of each loop in a tile, beginning with the loop of the smallest step. A tile spans at most
+   `in` source elements and has at most `out` elements. It does not span iterations of a sparse loop (dense > 0). */
 static void gmm__ck_choose_tile(const gmm_ckpt_move *m, const int64_t *step, int64_t in, int64_t out, int64_t dense,
                                 int64_t *tile) {
     int64_t span = 1, volume = 1;
@@ -13706,130 +13912,187 @@ static void gmm__ck_choose_tile(const gmm_ckpt_move *m, const int64_t *step, int
 /* Length, in rows, of a run of elements that overlaps at most `scales` rows of 128x128 scales. A run as long as n - 1
    rows overlaps n of them, and with that at most n rows of scales, or 3 + n / 128 + n / rows of them. */
 static int64_t gmm__ck_scaled_rows(int64_t scales, int64_t rows) {
-    const int64_t many = 1 + (scales - 3) * gmm__min_i64(rows, 128) / 2;
-    return (many > scales ? many : scales) - 1;
+    const int64_t rows_of_scales = 1 + (scales - 3) * gmm__min_i64(rows, 128) / 2;
+    return (rows_of_scales > scales ? rows_of_scales : scales) - 1;
+}
+
+/* Writes zeros in several contiguous runs. */
+static gmm_status gmm__ck_apply_zeros(const gmm__ck_apply_call *c, const gmm_ckpt_move *m, char *dst_memory) {
+    const int last = m->loops - 1, contiguous = m->dst_step[last] == 1;
+    const int outer = contiguous ? last : m->loops;
+    int64_t index[GMM_CKPT_LOOPS] = {0};
+    gmm_ckpt_move run = *m;
+    int l;
+    run.loops = 1;
+    run.count[0] = contiguous ? m->count[last] : 1;
+    run.dst_step[0] = 1;
+    do {
+        gmm_status status;
+        run.dst_at = m->dst_at;
+        for (l = 0; l < outer; l++) run.dst_at += index[l] * m->dst_step[l];
+        status = gmm__ck_apply_contiguous(c, &run, NULL, dst_memory);
+        if (status) return status;
+        for (l = outer - 1; l >= 0 && ++index[l] == m->count[l]; l--) index[l] = 0;
+    } while (l >= 0);
+    return GMM_OK;
+}
+
+/* How a move is applied in tiles: the addresses of its tensors, and of the parts of the scratch that stand in for those
+   which are not in memory. */
+typedef struct gmm__ck_tiling {
+    const gmm__ck_apply_call *call;
+    const gmm_ckpt_move *move;
+    const gmm_ckpt_tensor *src, *scale;               /* scale: NULL unless the move dequantizes */
+    const char *src_memory, *scale_memory;            /* NULL: read by io.read */
+    char *dst_memory;                                 /* NULL: written by io.write */
+    char *src_scratch, *scale_scratch, *dst_scratch;
+    int64_t count[GMM_CKPT_LOOPS];                    /* iterations of each loop in a tile */
+    gmm__ck_tile_args tile;                           /* of the present tile */
+} gmm__ck_tiling;
+
+static int gmm__ck_is_mx(const gmm_ckpt_move *m) {
+    return m->kind == GMM_CKPT_DEQUANT && m->scaling == GMM_SCALING_MX32;
+}
+static const char *gmm__ck_tensor_memory(const gmm_ckpt_table *table, const gmm_ckpt_tensor *t) {
+    const char *base = table->storages[t->storage].base;
+    return base ? base + t->offset : NULL;
+}
+
+/* Divides the scratch among scales, source and destination, and chooses the tile that fits. */
+static void gmm__ck_choose_tiling(const gmm__ck_apply_call *c, const gmm_ckpt_move *m, char *dst_memory,
+                                  gmm__ck_tiling *g) {
+    const gmm_ckpt_table *table = c->plan->parts[m->part].table;
+    const int mx = gmm__ck_is_mx(m);
+    gmm__ck_tile_args *t = &g->tile;
+    int64_t in_limit = INT64_MAX / 4, out_limit = INT64_MAX / 4; /* elements */
+    int64_t scratch_bytes = (int64_t)c->run->scratch_bytes, scale_bytes = 0, area_bytes;
+    char *scratch = (char *)c->run->scratch;
+    memset(g, 0, sizeof *g);
+    g->call = c;
+    g->move = m;
+    g->src = &table->tensors[m->src];
+    g->src_memory = gmm__ck_tensor_memory(table, g->src);
+    g->dst_memory = dst_memory;
+    t->move = m;
+    t->src_dtype = g->src->dtype;
+    t->dst_dtype = c->plan->targets->tensors[m->dst].dtype;
+    t->src_unit = mx ? 1 : gmm__ck_unit_bytes(t->src_dtype);
+    t->dst_unit = gmm__ck_unit_bytes(t->dst_dtype);
+    if (m->kind == GMM_CKPT_DEQUANT) {
+        gmm__ck_scale_shape(g->src, m->scaling, &t->rows, &t->cols, &t->scale_rows, &t->scale_cols);
+        g->scale = &table->tensors[m->scale];
+        g->scale_memory = gmm__ck_tensor_memory(table, g->scale);
+        if (!g->scale_memory) { /* an eighth of the scratch holds the scales of a tile */
+            scale_bytes = scratch_bytes / 8;
+            in_limit = mx ? (scale_bytes - 2) * 32 : gmm__ck_scaled_rows(scale_bytes / (t->scale_cols * 4), t->rows);
+            if (!mx && !gmm__mul(in_limit, t->cols, &in_limit)) in_limit = INT64_MAX / 4;
+        }
+    }
+    area_bytes = scratch_bytes - scale_bytes;
+    if (!g->dst_memory && !g->src_memory) area_bytes /= 2; /* source and destination have half of the rest each */
+    g->scale_scratch = scratch;
+    g->src_scratch = scratch ? scratch + scale_bytes : NULL; /* all tensors may be in memory, without a scratch */
+    g->dst_scratch = g->src_memory || !scratch ? g->src_scratch : g->src_scratch + area_bytes;
+    if (!g->src_memory) in_limit = gmm__min_i64(in_limit, mx ? (area_bytes - 1) * 2 : area_bytes / t->src_unit);
+    if (!g->dst_memory) out_limit = area_bytes / t->dst_unit;
+    gmm__ck_choose_tile(m, g->src_memory ? m->dst_step : m->src_step, in_limit, out_limit,
+                        g->src_memory ? 0 : GMM__CK_GAP_BYTES / t->src_unit, g->count);
+}
+
+/* Makes source elements [src, src + span) and their scales readable: in memory, or read into the scratch. */
+static gmm_status gmm__ck_read_tile(gmm__ck_tiling *g, int64_t src, int64_t span) {
+    const int mx = gmm__ck_is_mx(g->move);
+    gmm__ck_tile_args *t = &g->tile;
+    gmm_status status = GMM_OK;
+    t->src = g->src_memory;
+    t->src_base = 0;
+    if (!g->src_memory) {
+        const int64_t first = mx ? src / 2 : src * t->src_unit;
+        const int64_t end = mx ? (src + span + 1) / 2 : (src + span) * t->src_unit;
+        status = gmm__ck_read(g->call, g->move, g->src, first, g->src_scratch, end - first);
+        t->src = g->src_scratch;
+        t->src_base = mx ? first * 2 : src;
+    }
+    t->scale = g->scale_memory;
+    if (g->scale && !g->scale_memory && !status) {
+        const int64_t unit = mx ? 1 : 4, row0 = src / t->cols, row1 = (src + span - 1) / t->cols;
+        int64_t first = row0 / t->rows * t->scale_rows + (mx ? row0 % t->rows : row0 % t->rows / 128);
+        int64_t end = row1 / t->rows * t->scale_rows + (mx ? row1 % t->rows : row1 % t->rows / 128);
+        first = first * t->scale_cols + (mx ? src % t->cols / 32 : 0);
+        end = end * t->scale_cols + (mx ? (src + span - 1) % t->cols / 32 + 1 : t->scale_cols);
+        status = gmm__ck_read(g->call, g->move, g->scale, first * unit, g->scale_scratch, (end - first) * unit);
+        t->scale = g->scale_scratch;
+        t->scale_base = first;
+    }
+    return status;
+}
+
+/* Writes the tile in the scratch, which is dense, to destination element `dst` on, as contiguous runs. */
+static gmm_status gmm__ck_write_tile(const gmm__ck_tiling *g, int64_t dst) {
+    const gmm_ckpt_move *m = g->move;
+    const gmm__ck_tile_args *t = &g->tile;
+    int64_t run = 1, runs = 1, i;
+    int outer = m->loops, l;
+    gmm_status status = GMM_OK;
+    for (; outer > 0 && m->dst_step[outer - 1] == run; outer--) run *= t->count[outer - 1];
+    for (l = 0; l < outer; l++) runs *= t->count[l];
+    for (i = 0; !status && i < runs; i++) {
+        int64_t offset = dst, remaining = i;
+        for (l = outer - 1; l >= 0; l--) {
+            offset += remaining % t->count[l] * m->dst_step[l];
+            remaining /= t->count[l];
+        }
+        status = gmm__ck_write(g->call, m, offset * t->dst_unit, g->dst_scratch + i * run * t->dst_unit,
+                               run * t->dst_unit);
+    }
+    return status;
+}
+
+static gmm_status gmm__ck_apply_tiles(gmm__ck_tiling *g) {
+    const gmm_ckpt_move *m = g->move;
+    gmm__ck_tile_args *t = &g->tile;
+    int64_t index[GMM_CKPT_LOOPS] = {0};
+    int l;
+    do {
+        int64_t src = m->src_at, dst = m->dst_at, span = 1, dense = 1;
+        gmm_status status;
+        for (l = 0; l < m->loops; l++) {
+            t->count[l] = gmm__min_i64(g->count[l], m->count[l] - index[l]);
+            src += index[l] * m->src_step[l];
+            dst += index[l] * m->dst_step[l];
+            span += (t->count[l] - 1) * m->src_step[l];
+        }
+        for (l = m->loops - 1; l >= 0; l--) {
+            t->dst_step[l] = g->dst_memory ? m->dst_step[l] : dense;
+            dense *= t->count[l];
+        }
+        status = gmm__ck_read_tile(g, src, span);
+        if (status) return status;
+        t->dst = g->dst_memory ? g->dst_memory + dst * t->dst_unit : g->dst_scratch;
+        gmm__ck_move_tile(t, src);
+        if (!g->dst_memory) status = gmm__ck_write_tile(g, dst);
+        if (status) return status;
+        for (l = m->loops - 1; l >= 0; l--) {
+            index[l] += t->count[l];
+            if (index[l] < m->count[l]) break;
+            index[l] = 0;
+        }
+    } while (l >= 0);
+    return GMM_OK;
 }
 
 static gmm_status gmm__ck_apply_move(const gmm__ck_apply_call *c, const gmm_ckpt_move *m) {
-    const gmm_ckpt_tensor *d = &c->plan->targets->tensors[m->dst], *s = NULL, *sc = NULL;
     const gmm_ckpt_table *table = c->plan->parts[m->part].table;
-    const int mx = m->kind == GMM_CKPT_DEQUANT && m->scaling == GMM_SCALING_MX32;
-    const char *from = NULL, *scale_from = NULL;
-    char *to = c->run->memory ? (char *)c->run->memory + d->offset : NULL, *in_area, *out_area, *scale_area;
-    int64_t scale_unit = 0, scale_bytes = 0, in_limit = INT64_MAX / 4, out_limit = INT64_MAX / 4, half;
-    int64_t tile[GMM_CKPT_LOOPS], at[GMM_CKPT_LOOPS] = {0};
-    gmm__ck_tile_args w;
-    gmm_status status;
-    int l;
+    const gmm_ckpt_tensor *src = m->kind == GMM_CKPT_ZERO ? NULL : &table->tensors[m->src];
+    char *dst_memory = c->run->memory ? (char *)c->run->memory + c->plan->targets->tensors[m->dst].offset : NULL;
+    gmm__ck_tiling tiling;
     if (m->kind == GMM_CKPT_VIEW) return GMM_OK;
-    if (m->kind != GMM_CKPT_ZERO) {
-        s = &table->tensors[m->src];
-        if (table->storages[s->storage].base) from = table->storages[s->storage].base + s->offset;
-    }
     if ((m->kind == GMM_CKPT_COPY || m->kind == GMM_CKPT_ZERO) && m->loops == 1 && m->dst_step[0] == 1 &&
-        (!s || m->src_step[0] == 1))
-        return gmm__ck_apply_contiguous(c, m, from, to);
-    if (!s) { /* zeros in several contiguous runs */
-        gmm_ckpt_move run = *m;
-        run.loops = 1;
-        run.count[0] = m->dst_step[m->loops - 1] == 1 ? m->count[m->loops - 1] : 1;
-        run.dst_step[0] = 1;
-        for (;;) {
-            const int last = m->dst_step[m->loops - 1] == 1 ? m->loops - 1 : m->loops;
-            run.dst_at = m->dst_at;
-            for (l = 0; l < last; l++) run.dst_at += at[l] * m->dst_step[l];
-            status = gmm__ck_apply_contiguous(c, &run, NULL, to);
-            if (status) return status;
-            for (l = last - 1; l >= 0 && ++at[l] == m->count[l]; l--) at[l] = 0;
-            if (l < 0) return GMM_OK;
-        }
-    }
-    memset(&w, 0, sizeof w);
-    w.move = m;
-    w.src_dtype = s->dtype;
-    w.dst_dtype = d->dtype;
-    w.src_unit = mx ? 1 : gmm__ck_unit_bytes(s->dtype);
-    w.dst_unit = gmm__ck_unit_bytes(d->dtype);
-    half = (int64_t)c->run->scratch_bytes;
-    scale_area = (char *)c->run->scratch;
-    if (m->kind == GMM_CKPT_DEQUANT) {
-        gmm__ck_scale_shape(s, m->scaling, &w.rows, &w.cols, &w.scale_rows, &w.scale_cols);
-        sc = &table->tensors[m->scale];
-        scale_unit = mx ? 1 : 4;
-        if (table->storages[sc->storage].base) {
-            scale_from = table->storages[sc->storage].base + sc->offset;
-        } else { /* an eighth of the scratch holds the scales of what is done at once */
-            scale_bytes = half / 8;
-            half -= scale_bytes;
-            in_limit = mx ? (scale_bytes - 2) * 32 : gmm__ck_scaled_rows(scale_bytes / (w.scale_cols * 4), w.rows);
-            if (!mx && !gmm__mul(in_limit, w.cols, &in_limit)) in_limit = INT64_MAX / 4;
-        }
-    }
-    in_area = scale_area ? scale_area + scale_bytes : NULL; /* NULL where all is in memory */
-    half = to || from ? half : half / 2;
-    out_area = from || !in_area ? in_area : in_area + half;
-    if (!from) in_limit = gmm__min_i64(in_limit, mx ? (half - 1) * 2 : half / w.src_unit);
-    if (!to) out_limit = half / w.dst_unit;
-    gmm__ck_choose_tile(m, from ? m->dst_step : m->src_step, in_limit, out_limit,
-                        from ? 0 : GMM__CK_GAP_BYTES / w.src_unit, tile);
-    for (;;) {
-        int64_t src = m->src_at, dst = m->dst_at, span = 1, run = 1, runs = 1, i;
-        int contiguous = m->loops;
-        for (l = 0; l < m->loops; l++) {
-            w.count[l] = gmm__min_i64(tile[l], m->count[l] - at[l]);
-            src += at[l] * m->src_step[l];
-            dst += at[l] * m->dst_step[l];
-            span += (w.count[l] - 1) * m->src_step[l];
-        }
-        for (l = m->loops - 1; l >= 0; l--) { /* strides of the target, or of a dense tile in scratch */
-            w.dst_step[l] = to ? m->dst_step[l] : run;
-            run *= w.count[l];
-        }
-        w.src = from;
-        w.src_base = 0;
-        status = GMM_OK;
-        if (!from) {
-            const int64_t first = mx ? src / 2 : src * w.src_unit;
-            const int64_t end = mx ? (src + span + 1) / 2 : (src + span) * w.src_unit;
-            status = gmm__ck_read(c, m, s, first, in_area, end - first);
-            w.src = in_area;
-            w.src_base = mx ? first * 2 : src;
-        }
-        w.scale = scale_from;
-        if (sc && !scale_from && !status) {
-            const int64_t r0 = src / w.cols, r1 = (src + span - 1) / w.cols;
-            int64_t first = r0 / w.rows * w.scale_rows + (mx ? r0 % w.rows : r0 % w.rows / 128);
-            int64_t end = r1 / w.rows * w.scale_rows + (mx ? r1 % w.rows : r1 % w.rows / 128);
-            first = first * w.scale_cols + (mx ? src % w.cols / 32 : 0);
-            end = end * w.scale_cols + (mx ? (src + span - 1) % w.cols / 32 + 1 : w.scale_cols);
-            status = gmm__ck_read(c, m, sc, first * scale_unit, scale_area, (end - first) * scale_unit);
-            w.scale = scale_area;
-            w.scale_base = first;
-        }
-        if (status) return status;
-        w.dst = to ? to + dst * w.dst_unit : out_area;
-        gmm__ck_move_tile(&w, src);
-        if (!to) { /* the tile is written as contiguous runs */
-            run = 1;
-            for (; contiguous > 0 && m->dst_step[contiguous - 1] == run; contiguous--) run *= w.count[contiguous - 1];
-            for (l = 0; l < contiguous; l++) runs *= w.count[l];
-            for (i = 0; !status && i < runs; i++) {
-                int64_t offset = dst, remaining = i;
-                for (l = contiguous - 1; l >= 0; l--) {
-                    offset += remaining % w.count[l] * m->dst_step[l];
-                    remaining /= w.count[l];
-                }
-                status = gmm__ck_write(c, m, offset * w.dst_unit, out_area + i * run * w.dst_unit, run * w.dst_unit);
-            }
-            if (status) return status;
-        }
-        for (l = m->loops - 1; l >= 0; l--) {
-            at[l] += w.count[l];
-            if (at[l] < m->count[l]) break;
-            at[l] = 0;
-        }
-        if (l < 0) return GMM_OK;
-    }
+        (!src || m->src_step[0] == 1))
+        return gmm__ck_apply_contiguous(c, m, src ? gmm__ck_tensor_memory(table, src) : NULL, dst_memory);
+    if (!src) return gmm__ck_apply_zeros(c, m, dst_memory);
+    gmm__ck_choose_tiling(c, m, dst_memory, &tiling);
+    return gmm__ck_apply_tiles(&tiling);
 }
 
 GMMDEF gmm_status gmm_ckpt_apply(const gmm_ckpt_plan *plan, const gmm_ckpt_run *run, int64_t *cursor,
@@ -13856,9 +14119,9 @@ GMMDEF gmm_status gmm_ckpt_apply(const gmm_ckpt_plan *plan, const gmm_ckpt_run *
                  (m->scale >= 0 && !table->storages[table->tensors[m->scale].storage].base);
     }
     if ((reads && !r.io.read) || (!r.memory && !r.io.write && plan->cost.bytes_written))
-        return gmm__fail(error, GMM_E_NULL, "%s: %s is NULL", fn, reads && !r.io.read ? "io.read, with storages that "
-                         "are "
-                         "not in memory," : "io.write, without memory,");
+        return gmm__fail(error, GMM_E_NULL, "%s: %s is NULL", fn,
+                         reads && !r.io.read ? "io.read, with storages that are not in memory,"
+                                             : "io.write, without memory,");
     if ((!r.memory || reads) && plan->cost.bytes_written &&
         (!r.scratch || r.scratch_bytes < (size_t)plan->cost.scratch_min))
         return gmm__fail(error, r.scratch ? GMM_E_WORKSPACE : GMM_E_NULL, "%s: scratch of %llu bytes: at least %lld "

@@ -25,28 +25,28 @@
  *                          gmm_nccl_open is GMM_E_BUILD.
  *
  * THE SHARDING RULE
- *     Tensor parallelism (TP) cuts a weight [N, K] first: by rows (column-parallel), by columns (row-parallel), or not
- *     at all. What one TP rank has is its local matrix. Generalized tensor parallelism (GTP) cuts that by rows over g
- *     ranks: the local rows are padded at their end to a multiple of unit * g, and rank r keeps the padded rows
- *     [r * shard_rows, (r + 1) * shard_rows). All ranks hold equally many rows, since collectives need equal counts,
- *     and know the same pad; the last ranks may hold padding only. Before a GEMM the g shards are all-gathered
- *     in the order of ranks into padded_rows rows. The first local_rows are the operand: padding is never stripped.
- *     A GTP size of 1 leaves the local matrix as it is: no padding, nothing gathered.
+ *     Tensor parallelism (TP) first shards a weight [N, K]: by rows (column-parallel), by columns (row-parallel), or
+ *     not at all. The shard of one TP rank is its local matrix. Generalized tensor parallelism (GTP) shards the local
+ *     matrix by rows over g ranks: it is padded at its end to a multiple of unit * g rows, and rank r has the padded
+ *     rows [r * shard_rows, (r + 1) * shard_rows). All ranks have equally many rows, since collectives need equal
+ *     counts; the last ranks may have padding only. Before a GEMM the g shards are all-gathered in the order of ranks
+ *     into padded_rows rows, of which the GEMM reads the first local_rows in place. With a GTP size of 1 the local
+ *     matrix is neither padded nor gathered.
  *
- *     Sections are parts of a weight that TP cuts one by one, such as gate and up of a gated FC1: the local matrix is
- *     the TP slice of the first section, then that of the second, and so on. GTP pads and cuts the stack as a whole,
- *     so that the padding stays one tail and a GEMM reads one dense operand. A shard may therefore begin and end inside
- *     any section; its extents name the logical rows that it holds. Logical rows are those of the whole, unpadded
- *     weight: checkpoints are written in them, so that one file loads at every TP and GTP size, and padding leaves no
- *     process.
+ *     Sections are parts of a weight that TP shards separately, such as gate and up of a gated FC1: the local matrix is
+ *     the TP slice of the first section, then that of the second, and so on. GTP pads and shards these together, so
+ *     that all padding is at the end and a GEMM reads one dense operand. A shard may therefore begin and end inside any
+ *     section; its extents are the logical rows that it holds. Logical rows are those of the whole, unpadded weight.
+ *     Checkpoints store logical rows and no padding, so that one file loads at every TP and GTP size.
  *
  *     Padding rows are zeros after initialisation and loading, so are their gradients, and norms skip them: only the
  *     first valid_rows rows of a shard count.
  *
- *     A gradient scale is never derived from a group size: where gradients are reduced, it is an argument in fp32.
+ *     The scale of a gradient is never derived from a group size: reductions take it as an argument in fp32.
  *
  * Thread safety: sections 1 to 5 and 11 are pure or write only through their arguments. Communicators and the runtime
- * serve one thread at a time each. Only what makes CPU ranks, communicators and events, and checkpoint plans allocate.
+ * serve one thread at a time each. Memory is allocated only by functions that make CPU ranks, communicators, events and
+ * checkpoint plans.
  *
  * REVISIONS (full list: CHANGELOG.md)
  *     0.1.0  first version
@@ -63,7 +63,7 @@ extern "C" {
 
 /* -------------------------------------------------------------------------------------------- 1 Shard plans --- */
 
-/* What tensor parallelism cuts. */
+/* How tensor parallelism shards a weight. */
 typedef enum gmm_tp_cut {
     GMM_TP_WHOLE = 0, /* nothing: every TP rank has the same matrix */
     GMM_TP_ROWS = 1,  /* out_features of each section (column-parallel) */
@@ -73,8 +73,8 @@ typedef enum gmm_tp_cut {
 
 enum { GMM_GTP_UNPADDED = -1 }; /* gmm_shard.unit: never pad */
 
-/* What the rows of a shard must be a multiple of: 16 for NONE, TENSOR and NV16, 32 for MX32, 128 for 1X128 and 128X128;
-   0 for a scaling that is not sharded (ROW) or unknown. The second form gives the unit of the weights that a recipe
+/* The unit: rows of a shard are a multiple of it. 16 for NONE, TENSOR and NV16, 32 for MX32, 128 for 1X128 and 128X128;
+   0 for a scaling that is not sharded (ROW) or unknown. gmm_gtp_recipe_unit gives the unit of weights that a recipe
    quantizes. Pure. */
 GMMDEF int64_t gmm_gtp_unit(gmm_scaling scaling);
 GMMDEF int64_t gmm_gtp_recipe_unit(gmm_recipe_kind recipe);
@@ -158,7 +158,8 @@ typedef enum gmm_axis {
     GMM_AXIS_MAX = 0x7fffffff
 } gmm_axis;
 
-/* Order of ranks, fastest axis first. An expert grid puts GTP outside EP, whose all-to-all gets the shorter links. */
+/* Order of ranks, fastest axis first. In an expert grid EP is faster than GTP, so that its all-to-all has nearer
+   peers. */
 typedef enum gmm_grid_kind {
     GMM_GRID_DENSE = 0,  /* TP GTP CP EP DP PP; EP has size 1 */
     GMM_GRID_EXPERT = 1, /* TP CP EP GTP DP PP; CP has size 1 */
@@ -199,24 +200,25 @@ GMMDEF gmm_status gmm_grid_group_of(const gmm_grid *grid, int32_t rank, uint32_t
 GMMDEF gmm_status gmm_grid_match(const gmm_grid *dense, const gmm_grid *expert, gmm_error *error);
 
 /* The replica rule: of all ranks that hold the same part of a tensor, one writes it to a checkpoint and counts it in a
-   norm: the one at 0 along every axis that does not cut the tensor. `cut_axes` names the axes that do (as above): PP
-   unless all stages share the tensor, GTP and mostly TP for a sharded weight, also EP for an expert's, neither GTP nor
-   TP for a norm's weight, also DP for optimizer state. *writes is 1 on that rank and 0 on the others.
+   norm, namely the one with coordinate 0 on every axis that does not shard the tensor. `cut_axes` are the axes that do
+   (as above): PP unless all stages share the tensor; GTP and mostly TP for a sharded weight, neither of them for the
+   weight of a normalization layer; also EP for the weights of experts; also DP for optimizer state. *writes is 1 on
+   that rank and 0 on the others.
    Errors: as gmm_grid_group_of. */
 GMMDEF gmm_status gmm_gtp_writes(const gmm_grid *grid, int32_t rank, uint32_t cut_axes, int32_t *writes,
                                  gmm_error *error);
 
 /* -------------------------------------------------------------------------------------------------- 4 Seeds --- */
 
-/* Seed of a rank that draws its own shard, so that the g shards are not copies of one another: base + 65536 (1 + r),
-   and 32768 more in an expert grid. A counter-based generator needs no such seed: it takes the logical rows of the
-   extents, and then the gathered weight does not depend on g. Pure, modulo 2^64. */
+/* Seed of a rank that initialises its own shard, so that the g shards differ: base + 65536 (1 + r), and 32768 more in
+   an expert grid. With a counter-based generator over the logical rows of the extents no such seed is needed, and the
+   gathered weight does not depend on g. Pure, modulo 2^64. */
 GMMDEF uint64_t gmm_gtp_seed(uint64_t base, gmm_grid_kind kind, uint32_t gtp_rank);
 
 /* ------------------------------------------------------------------------------------------- 5 Memory, forecast --- */
 
-/* Weights of one shape, and the buffers that serve them. Slot counts are of bundles; 0 = none, or the slots counted
-   with another use are shared. With gtp_size 1 weights stay in place and nothing is received. */
+/* Weights of one shape and their buffers. A slot holds one bundle; 0 slots: none, or those of another use are shared.
+   With gtp_size 1 weights stay in place and nothing is received. */
 typedef struct gmm_gtp_use {
     uint32_t struct_size;
     int32_t bundle;           /* weights gathered and reduced together, such as a layer's local experts; 0 = 1 */
@@ -224,10 +226,10 @@ typedef struct gmm_gtp_use {
     int64_t layers;           /* bundles that the rank holds; 0 = 1 */
     int32_t gather_slots;     /* gather buffers of each direction: lookahead + 1 */
     int32_t recompute_slots;  /* rowwise gather buffers of a recompute chain */
-    int32_t wgrad_slots;      /* buffers of whole gradients: the one being written and those being reduced; in captured
-                                 graphs the slots of their ring */
+    int32_t wgrad_slots;      /* buffers of unsharded gradients: the one being written and those being reduced; in
+                                 captured graphs the slots of their ring */
     int32_t reduce_slots;     /* reductions in flight */
-    int32_t all_to_all;       /* a reduction receives 0: its shard; 1: all parts, which it then adds up in fp32 */
+    int32_t all_to_all;       /* a reduction receives 0: its shard; 1: the parts of all ranks, which it adds in fp32 */
     gmm_dtype main_grad;      /* F32 or BF16; NONE: frozen, without gradient and optimizer state */
     gmm_dtype wire;           /* of reductions and of the gradients they read: F32 or BF16; NONE = main_grad's */
     int32_t optimizer_bytes;  /* per parameter; 0 = 12: fp32 master and two moments */
@@ -244,10 +246,10 @@ typedef struct gmm_gtp_memory {
     int64_t main_grads;
     int64_t optimizer;
     int64_t gather;     /* gathered operands; also the local transposes that TENSOR and 128X128 need for backward */
-    int64_t wgrad;      /* whole gradients before their reduction */
+    int64_t wgrad;      /* unsharded gradients before their reduction */
     int64_t reduce;     /* receive buffers of reductions */
-    int64_t total;      /* of the above, and the stage */
-    int64_t whole_weights; /* for comparison: what `weights` would be with gtp_size 1; not in the total */
+    int64_t total;      /* of the above and of the stage */
+    int64_t whole_weights; /* for comparison: `weights` with gtp_size 1; not in the total */
     int64_t stage;      /* receive buffer of parts that 2D copies place side by side (1X128, NV16), or that are
                            transposed (TENSOR, 128X128): the maximum over all uses */
 } gmm_gtp_memory;
@@ -271,9 +273,10 @@ typedef struct gmm_gtp_stage {
     double exposed_reduce;   /* out: time that backward waits for a gradient buffer */
 } gmm_gtp_stage;
 
-/* One micro-batch in the steady state: forward over the stages, backward in their reverse order, then a fence. The host
-   is ahead: a gather starts when the one before it is done and its slot has been read, a reduction when its gradient is
-   there and the one before it is done. Gathers and reductions do not slow each other or the GEMMs down. */
+/* One micro-batch in the steady state: forward over the stages, backward in their reverse order, then a fence. The
+   model assumes that the host never delays work: a gather starts when the one before it is done and its slot has been
+   read, a reduction when its gradient is complete and the one before it is done. Gathers, reductions and GEMMs do not
+   slow each other down. */
 typedef struct gmm_gtp_forecast {
     uint32_t struct_size;
     int32_t stages;
@@ -285,27 +288,27 @@ typedef struct gmm_gtp_forecast {
     gmm_dtype main_grad;     /* F32 or BF16; NONE = F32 */
     int32_t prefetch;        /* bundles gathered ahead; one slot more, of each direction */
     int32_t wgrad_slots;     /* 0 = 2 */
-    int32_t wrap;            /* 1: the head of forward was gathered during the backward before */
+    int32_t wrap;            /* 1: the first bundles of forward were gathered during the previous backward */
     int32_t reserved;        /* 0 */
     double compute;          /* out: GEMMs alone */
-    double step;             /* out: compute and all that is exposed */
-    double exposed_gather, exposed_reduce; /* out: sums over stages; reduce: and the wait of the fence */
-    double gather, reduce;   /* out: on the wire, forward and backward */
+    double step;             /* out: compute and all exposed times */
+    double exposed_gather, exposed_reduce; /* out: sums over stages; reduce: plus the wait of the fence */
+    double gather, reduce;   /* out: communication alone, forward and backward */
 } gmm_gtp_forecast;
 
-/* Plays the step with the given rates. stages [forecast->stages] in the order of forward, at most 4096. Pure.
+/* Simulates the step with the given rates. stages [forecast->stages] in the order of forward, at most 4096. Pure.
    Errors: as gmm_gtp_plan; GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG, GMM_E_DTYPE. Nothing is written on failure. */
 GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *stages, gmm_error *error);
 
 /* ------------------------------------------------------------------------------------------ 6 Communicators --- */
 
 /* Collectives among the ranks of a group, as a table of functions; every function takes `self` first.
-   Order       All ranks make the same calls in the same order. A call is enqueued on the stream. Work behind it on the
-               stream may read what it received and overwrite what it sent.
+   Order       All ranks make the same calls in the same order. A call is enqueued on the stream. Later work on the
+               stream may read what the call received and overwrite what it sent.
    Groups      Calls between group_begin and group_end are one operation with distinct outputs. `what` names it in
-               messages, is the same text on all ranks, and lives until it is done.
-   Failure     GMM_E_COMM, from a call or from poll, whose message names operation and peer. The communicator is then
-               unusable.
+               messages, is the same text on all ranks, and stays valid until the operation is done.
+   Failure     GMM_E_COMM from a call or from poll; the message of poll names operation and peer. The communicator is
+               then unusable.
    Threads     One at a time. */
 typedef struct gmm_comm {
     uint32_t struct_size;
@@ -318,8 +321,8 @@ typedef struct gmm_comm {
     gmm_status (*group_end)(void *self);
     /* recv [size][bytes]: what every rank sends, in the order of ranks. In place: send = recv + rank * bytes. */
     gmm_status (*all_gather)(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream);
-    /* send [size][count], recv [count]: the sum over ranks of send's part `rank`. F32, BF16 or F16. In place: recv is
-       part `rank` of send. */
+    /* send [size][count], recv [count]: the sum of part `rank` of send over all ranks. F32, BF16 or F16. In place: recv
+       is part `rank` of send. */
     gmm_status (*reduce_scatter)(void *self, const void *send, void *recv, size_t count, gmm_dtype dtype,
                                  gmm_stream stream);
     /* send, recv [size][bytes]: part r goes to rank r, part r comes from rank r. Not in place. The part of the
@@ -332,29 +335,30 @@ typedef struct gmm_comm {
     gmm_status (*window_remove)(void *self, void *window);
     /* GMM_OK unless a failure is known; `error` may be NULL. Does not wait. */
     gmm_status (*poll)(void *self, gmm_error *error);
-    /* Gives up: operations under way end as soon as they can, later ones are refused. `why` is copied. */
+    /* Aborts: operations in flight end as soon as possible, later ones are refused. `why` is copied into messages. */
     void (*give_up)(void *self, const char *why);
 } gmm_comm;
 
 /* -------------------------------------------------------------------------------------------------- 7 CPU ranks --- */
 
-/* Ranks in one process, on the CPU: streams are queues, events are counters, communicators copy between the ranks'
-   memory. They train without a GPU, and they test the order of work: which of the ready operations runs next is drawn
-   from a seed, and the race checker reports every two accesses to the same memory, one of them a write, that no event,
-   stream or wait of the host orders (vector clocks over the ranges of gmm_work, copies, fills and collectives).
+/* Ranks of one process on the CPU: streams are queues, events are counters, communicators copy between the ranks'
+   memory. With them a model trains without a GPU, and the order of work is tested: a seed determines which of the ready
+   operations runs next, and the race checker reports any two accesses to the same memory, one of them a write, that no
+   event, stream or wait of the host orders (vector clocks over the ranges of gmm_work, copies, fills and collectives).
    With one host thread the schedule is a function of the seed; with a thread per rank it also depends on the operating
    system. Stream NULL is the calling thread: its operations are done on return. A wait lasts at most timeout_ms without
    progress of its rank; then every rank of the communicator that hangs gets GMM_E_COMM, and its queued operations are
-   dropped. Work runs on any thread that waits or enqueues.
-   Needs GMM_WITH_CPU_RANKS where GMM_IMPLEMENTATION is, and threads of POSIX; otherwise create is GMM_E_BUILD.
-   Threads: calls for different ranks may come from different threads; all but gmm_ranks_destroy. */
+   discarded. Work runs on any thread that waits or enqueues.
+   Needs GMM_WITH_CPU_RANKS where GMM_IMPLEMENTATION is defined, and POSIX threads; otherwise create is GMM_E_BUILD.
+   Threads: different threads may call for different ranks at the same time, except gmm_ranks_destroy. */
 typedef struct gmm_ranks gmm_ranks;
 typedef struct gmm_ranks_graph gmm_ranks_graph;
 
 typedef struct gmm_ranks_config {
     uint32_t struct_size;
     int32_t ranks;           /* 1 to 98 */
-    uint64_t seed;           /* 0: operations run as early as possible; else in an order drawn from it, mostly late */
+    uint64_t seed;           /* 0: operations run as early as possible; else in a random order of this seed, mostly
+                                late */
     int32_t timeout_ms;      /* 0 = 10000 */
     int32_t check_races;     /* 1: the race checker is on */
     gmm_allocator allocator; /* for all memory of the ranks, at any call; zeroed = GMM_MALLOC */
@@ -370,9 +374,9 @@ GMMDEF void gmm_ranks_destroy(gmm_ranks *ranks);
    Errors: GMM_E_NULL, GMM_E_ARG. */
 GMMDEF gmm_status gmm_ranks_runtime(gmm_ranks *ranks, int32_t rank, gmm_runtime *out);
 
-/* A communicator among `count` distinct ranks: out[i] is that of members[i], whose number in it is i. Sums are in fp32
-   in the order of ranks, rounded once. Where the calls, sizes or group names (the names of bundles) of a
-   collective differ among ranks, all ranks get GMM_E_COMM and a message with both names, and no memory is written.
+/* A communicator of `count` distinct ranks: out[i] is for members[i], whose rank in it is i. Sums are in fp32 in the
+   order of ranks, rounded once. Where ranks differ in the call, size or group name (the name of a bundle) of a
+   collective, all ranks get GMM_E_COMM and a message with both names, and no memory is written.
    Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_MEMORY. */
 GMMDEF gmm_status gmm_ranks_comms(gmm_ranks *ranks, const int32_t *members, int32_t count, gmm_comm *out);
 
@@ -387,10 +391,10 @@ GMMDEF const char *gmm_ranks_error(gmm_ranks *ranks, int32_t rank);
 /* Races found so far, and the text of the first; `text` may be NULL. Needs check_races. */
 GMMDEF int64_t gmm_ranks_races(gmm_ranks *ranks, const char **text);
 
-/* Captures the work of a stream, and of streams that wait for its events, as queues that a launch replays: the
-   counterpart of a CUDA graph, with its rules (other streams join the capture by events and must be joined with its
-   origin before the end; waits for events from outside need GMM_EVENT_EXTERNAL; a launch is one operation of its
-   stream). One capture of a rank at a time.
+/* Captures the work of a stream, and of streams that wait for its events, as queues that a launch replays. The rules
+   are those of CUDA graphs: other streams join the capture by events and must be joined with its origin before the end;
+   waits for events from outside need GMM_EVENT_EXTERNAL; a launch is one operation of its stream. A rank has one
+   capture at a time.
    Errors: GMM_E_NULL, GMM_E_CAPTURE, GMM_E_MEMORY. */
 GMMDEF gmm_status gmm_ranks_capture_begin(gmm_ranks *ranks, int32_t rank, gmm_stream stream);
 GMMDEF gmm_status gmm_ranks_capture_end(gmm_ranks *ranks, int32_t rank, gmm_stream stream, gmm_ranks_graph **out);
@@ -408,16 +412,16 @@ GMMDEF void gmm_ranks_graph_destroy(gmm_ranks_graph *graph); /* not while it run
 struct ncclComm;
 typedef struct gmm_nccl_config {
     uint32_t struct_size;
-    int32_t windows;       /* 1: window_add registers symmetric windows, of memory that ncclMemAlloc gave. For gathers
-                              and reductions by GMM_GTP_REDUCE_EXCHANGE: reduce_scatter was slower in them with NCCL
-                              2.28.3, and groups of it wrong */
+    int32_t windows;       /* 1: window_add registers symmetric windows, over memory of ncclMemAlloc. Use it with
+                              GMM_GTP_REDUCE_EXCHANGE only: with NCCL 2.28.3 reduce_scatter in windows was slower, and
+                              groups of it gave wrong results */
     struct ncclComm *comm; /* the ncclComm_t; the caller destroys it, after gmm_nccl_close */
     gmm_context *ctx;      /* of the communicator's device: its memory, its messages */
     int32_t timeout_ms;    /* 0 = 10000 */
     int32_t reserved;
 } gmm_nccl_config;
 
-/* Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_VERSION, GMM_E_MEMORY, GMM_E_COMM (what NCCL says of the communicator),
+/* Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_VERSION, GMM_E_MEMORY, GMM_E_COMM (an error of the NCCL communicator),
        GMM_E_BUILD. *out is zeroed after a failure. */
 GMMDEF gmm_status gmm_nccl_open(const gmm_nccl_config *config, gmm_comm *out, gmm_error *error);
 /* Frees what open made; work must be done. NULL and a zeroed one are allowed. */
@@ -425,32 +429,36 @@ GMMDEF void gmm_nccl_close(gmm_comm *comm);
 
 /* ------------------------------------------------------------------------------------------------ 9 Peer copies --- */
 
-/* Collectives by copies between the GPUs of one host, on their copy engines: no multiprocessor takes part in
-   all_to_all, and in all_gather none but for the own part, since CUDA copies within a device with a kernel. They write
-   to the windows of the peers and synchronise by flags in device memory that the streams set and wait for. Equally
-   spaced matrices, such as those of a bundle, are one copy to each rank. reduce_scatter is a sum over the peers'
-   windows, in the order of ranks and in fp32; all_reduce_max uses a staging buffer of the communicator. Calls are
-   captured like any other work, and replays mix with calls. What all_gather and all_to_all receive, and what
-   reduce_scatter sends, lies in a window, at the same offset on every rank. Windows, and what is sent, are memory of
-   cudaMalloc: two-dimensional copies between GPUs may refuse virtual memory, which ncclMemAlloc gives. A caller that
-   uses several streams orders its calls with events. A stream that waits for a peer blocks the streams that share its
-   hardware queue: with many streams, raise CUDA_DEVICE_MAX_CONNECTIONS above their number.
-   Ranks are threads of one process, or processes: then windows must have 2 MiB or more, which CUDA IPC opens. Between
-   threads, a call of CUDA that waits for a GPU must not stand in the way of the others, whose GPUs that one waits for:
-   cudaMalloc, cudaFree, synchronous copies, and the first launch of a kernel unless CUDA_MODULE_LOADING is EAGER,
-   belong where the GPU has nothing left to do.
-   After a rank has failed, the streams of the others wait until give_up, which gmm_gtp_poll calls: for three seconds it
-   releases every stream that waits or begins to wait. The enqueued work then runs, including copies to slower ranks of
-   data that may not have been received. Therefore give_up first sets a flag of the peers, whose poll is GMM_E_COMM from
-   then on: if the host has waited for a stream and a poll behind that is GMM_OK, what the stream received is valid. */
+/* Collectives by copies between the GPUs of one host, on their copy engines. all_to_all uses no multiprocessor;
+   all_gather uses them only for the rank's own part, since CUDA copies within a device with a kernel. Ranks write to
+   the windows of the peers and synchronise by flags in device memory that the streams set and wait for. Equally spaced
+   matrices, such as those of a bundle, are one copy to each rank. reduce_scatter is a sum over the peers' windows, in
+   the order of ranks and in fp32; all_reduce_max uses a staging buffer of the communicator. Calls can be captured, and
+   replays may alternate with calls.
+   Memory      Receive buffers of all_gather and all_to_all and send buffers of reduce_scatter lie in a window, at the
+               same offset on every rank. Windows and send buffers are memory of cudaMalloc: two-dimensional copies
+               between GPUs may refuse virtual memory, such as that of ncclMemAlloc.
+   Streams     A caller with several streams orders its calls with events. A stream that waits for a peer blocks the
+               streams that share its hardware queue: with many streams, raise CUDA_DEVICE_MAX_CONNECTIONS above their
+               number.
+   Ranks       Ranks are threads of one process, or processes; with processes a window has 2 MiB or more, which CUDA IPC
+               can open. With threads, a CUDA call that waits for a GPU must not block a thread for whose work that GPU
+               waits: call cudaMalloc, cudaFree and synchronous copies, and launch a kernel for the first time (unless
+               CUDA_MODULE_LOADING is EAGER), only while the GPU is idle.
+   Failure     After a rank has failed, the streams of the others wait until give_up, which gmm_gtp_poll calls: for
+   three
+               seconds it releases every stream that waits or begins to wait. The enqueued work then runs, including
+               copies to slower ranks of data that may not have been received. Therefore give_up first sets a flag on
+               the peers, whose poll is GMM_E_COMM from then on: if the host has waited for a stream and a later poll is
+               GMM_OK, the data that the stream received is valid. */
 typedef struct gmm_peers_config {
     uint32_t struct_size;
     int32_t rank, size;    /* size at most 64 */
     int32_t processes;     /* 1: every rank is a process of its own; 0: all are threads of this one */
     gmm_context *ctx;      /* of the rank's device: its memory, its messages */
-    /* The host's all-gather: all [size][bytes] = what every rank gives as mine, at most 128 bytes. Collective, waits;
-       open, window_add and window_remove call it, also to say that they fail: then they fail on all ranks. Other than
-       GMM_OK: GMM_E_COMM. */
+    /* All-gather of the host: all [size][bytes] = `mine` of every rank, at most 128 bytes. Collective, and waits. open,
+       window_add and window_remove call it, also after an error of their own, so that they then fail on all ranks. A
+       result other than GMM_OK makes them fail with GMM_E_COMM. */
     gmm_status (*exchange)(void *user, const void *mine, void *all, size_t bytes);
     void *user;
 } gmm_peers_config;
@@ -459,44 +467,45 @@ typedef struct gmm_peers_config {
    Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_VERSION, GMM_E_MEMORY, GMM_E_COMM (such as a GPU that cannot reach another's
        memory), GMM_E_CUDA, GMM_E_BUILD. *out is zeroed after a failure. */
 GMMDEF gmm_status gmm_peers_open(const gmm_peers_config *config, gmm_comm *out, gmm_error *error);
-/* Frees what open made; the work of all ranks must be done, and none may call give_up later. NULL and a zeroed one are
-   allowed. */
+/* Frees what gmm_peers_open made; the work of all ranks must be done, and none may call give_up afterwards. NULL and a
+   zeroed communicator are allowed. */
 GMMDEF void gmm_peers_close(gmm_comm *comm);
 
 /* --------------------------------------------------------------------------------------------------- 10 Runtime --- */
 
 /* The GTP runtime: all-gathers weights ahead of their use, and reduces gradients while the compute continues.
-   Weights are declared, bound into bundles (gathered and reduced together, such as a layer's local experts) and named
-   in chains (the order in which a pass reads its bundles, so that the next can be gathered meanwhile). Seal, ask for
-   the memory, bind it; then, per step and bundle:
+   Weights are declared and grouped into bundles (gathered and reduced together, such as a layer's local experts).
+   Chains list the bundles in the order in which a pass reads them, so that the next ones are gathered meanwhile. Call
+   seal, query the memory, bind it; then, per step and bundle:
 
        acquire(forward) ... GEMM ... release        a view of the gathered weights, valid between the two
        acquire(backward) ... dgrad ... release
-       wgrad ... GEMM ... submit                    a buffer for the whole gradient, then its reduction into main_grad
-       fence ... optimizer ... publish              main_grad is complete; the shards are new
+       wgrad ... GEMM ... submit                    a buffer for the unsharded gradient, which is reduced into main_grad
+       fence ... optimizer ... publish              main_grad is complete; new shards are declared
 
    Order       Every call enqueues and returns (with CPU ranks and stream NULL it may wait). All ranks make the same
                calls in the same order, also a rank without tokens. Gathers run on the domain's gather stream,
                reductions and their sums on its reduce stream, the caller's work on the streams that it passes.
-   Buffers     Gathered weights and gradients live in slots. Every slot has an event of its last use, for which the next
-               user's stream waits: correct for any order of calls, number of slots, or sharing of streams. The content
-               of a slot is identified by bundle, direction and version, so that a gather that is still valid is used
-               again, and an outdated one never. After bind, addresses depend on bundle and pass alone.
+   Buffers     Gathered weights and gradients are in slots. Every slot has an event of its last use, for which the next
+               stream that uses it waits: any order of calls, number of slots and sharing of streams is correct. The
+               content of a slot is identified by bundle, direction and version: a gather that is still valid is reused,
+               an outdated one never. After bind, addresses depend on bundle and pass alone.
    Shards      Before it writes shards, a stream waits for the gathers that read them (fence); afterwards the caller
                publishes them.
-   Formats     Elements and scales of quantized shards move as they are: quantized once, where they are published
-               (gmm_gtp_quantize), in the directions that the format stores; which one is gathered is a matter of the
-               pass alone. What arrives is what one rank would have made of the whole matrix, bit for bit, and is put
-               where it stays in one step.
+   Formats     Quantized shards are gathered as elements and scales. They are quantized once, before they are published
+               (gmm_gtp_quantize), in the directions that the format stores; the pass alone determines which direction
+               is gathered. Gathered weights are bitwise those that one rank would have quantized from the unsharded
+               matrix.
    g = 1       No communicator is called: views are the shards. Gradients go through the same buffers, since scale and
                accumulation are the same. TENSOR and 128X128 are transposed for backward on the caller's stream.
-   Graphs      Between capture_begin and capture_end acquire, release, wgrad, submit and fence may be called, nothing
-               else; chains say beforehand which bundles are captured. Content of slots passes from one graph to the
-               next only if it was prefetched for it; graphs are then replayed in the order of their capture.
-   Errors      What can be checked is checked before anything is enqueued, and state stays as it was. After
-               a later failure, such as one of a communicator, the object is unusable: every later call returns the same
-               status, nothing more is enqueued, and give_up of its communicators is called. gmm_gtp_last_error names
-               the operation and the rank.
+   Graphs      Between capture_begin and capture_end only acquire, release, wgrad, submit and fence may be called;
+   chains
+               declare beforehand which bundles are captured. A graph uses the slot contents of the graph before it only
+               where that one has prefetched them; such graphs are replayed in the order of their capture.
+   Errors      Everything that can be checked is checked before anything is enqueued, and such an error leaves the state
+               unchanged. After a later failure, such as one of a communicator, the object is unusable: every later call
+               returns the same status, nothing more is enqueued, and give_up of its communicators is called.
+               gmm_gtp_last_error names the operation and the rank.
    Threads     One at a time. Allocates nothing itself: memory is the caller's, events are the runtime's (at bind).
    Callbacks   May call gmm_gtp_publish, nothing else. */
 typedef struct gmm_gtp gmm_gtp;
@@ -509,15 +518,15 @@ typedef enum gmm_gtp_pass {
     GMM_GTP_PASS_MAX = 0x7fffffff
 } gmm_gtp_pass;
 
-/* Data groups: whatever counts tokens, losses or expert load goes over ranks that see different tokens, GTP peers
-   included; see gmm_grid_group_of. */
+/* Callbacks. Reductions of token counts, losses and expert load are the caller's: their group includes the GTP peers,
+   which see different tokens (gmm_grid_group_of). */
 typedef struct gmm_gtp_hooks {
     void *user;
-    /* The shards of these weights are about to be read for a forward: publish them now if they are not yet. Once per
-       bundle and forward; for a graph from gmm_gtp_pre_replay. NULL = not wanted. */
+    /* The shards of these weights are about to be read for a forward: the caller publishes them now if it has not yet.
+       Once per bundle and forward; for a graph from gmm_gtp_pre_replay. NULL = not wanted. */
     void (*need)(void *user, gmm_gtp *gtp, const int32_t *weights, int32_t count);
-    /* main_grad of these weights, a whole bundle, has had its sum: work on `stream` from here on sees it. Once per
-       submit; for a graph from gmm_gtp_post_replay. NULL = not wanted. */
+    /* The sum into main_grad of these weights, a whole bundle, has been enqueued: later work on `stream` reads its
+       result. Once per submit; for a graph from gmm_gtp_post_replay. NULL = not wanted. */
     void (*ready)(void *user, gmm_gtp *gtp, const int32_t *weights, int32_t count, gmm_stream stream);
 } gmm_gtp_hooks;
 
@@ -540,8 +549,8 @@ typedef enum gmm_gtp_reduction {
     GMM_GTP_REDUCTION_MAX = 0x7fffffff
 } gmm_gtp_reduction;
 
-/* Ranks that share shards, and the streams of their traffic. Dense and expert weights are two domains with groups of
-   different sizes. Gathers and reductions run side by side only with two communicators. */
+/* The ranks among which weights are sharded, and the streams of their communication. Dense and expert weights are two
+   domains with groups of different sizes. Gathers and reductions run concurrently only with two communicators. */
 typedef struct gmm_gtp_domain {
     uint32_t struct_size;
     gmm_dtype wire;             /* of reductions and gradient buffers: F32 or BF16; NONE = F32 */
@@ -550,26 +559,26 @@ typedef struct gmm_gtp_domain {
     gmm_stream gather_stream, reduce_stream;
     gmm_gtp_reduction reduction;
     int32_t wgrad_slots;        /* gradient buffers of one size, at most one per bundle; 0 = 2 */
-    int32_t synchronous;        /* 1: submit makes the caller's stream wait for the sum (for comparison) */
+    int32_t synchronous;        /* 1: submit makes the caller's stream wait for the sum, for measuring the overlap */
     int32_t reserved;
 } gmm_gtp_domain;
 
 typedef struct gmm_gtp_weight {
     uint32_t struct_size;
-    int32_t expert;             /* place in its bundle, 0 for a weight of its own */
-    const char *name;           /* for messages; lives as long as the object */
+    int32_t expert;             /* index in its bundle; 0 in a bundle of one weight */
+    const char *name;           /* for messages; valid as long as the object */
     const gmm_shard *shard;     /* copied; its group is the domain's */
     void *data[2];              /* the shard by gmm_direction, as gmm_gtp_plan sizes it; [COLUMNWISE] NULL where the
                                    plan has 0 bytes. Padding rows are zeros */
     void *scale[2];             /* its scales, COMPACT; TENSOR: one value in [ROWWISE], the same on all ranks */
-    float *amax;                /* NV16: global amax, the same on all ranks; those of a bundle stand one behind the
-                                   other in the order of experts. TENSOR: where gmm_gtp_quantize leaves it, or NULL */
+    float *amax;                /* NV16: global amax, the same on all ranks; those of a bundle are contiguous, in the
+                                   order of experts. TENSOR: gmm_gtp_quantize writes it; may be NULL */
     void *main_grad;            /* [shard_rows, local_cols], dense; NULL = frozen, on all ranks alike */
     gmm_dtype main_grad_dtype;  /* F32 or BF16 */
     int32_t reserved;
-    const gmm_format *format;   /* how gmm_gtp_quantize makes a quantized shard, copied; NULL = the caller makes it.
+    const gmm_format *format;   /* of the shards that gmm_gtp_quantize writes, copied; NULL = the caller writes them.
                                    Scales in COMPACT order; not stochastic, hadamard or row_amax, whose bits would
-                                   depend on where shards end */
+                                   depend on the boundaries of shards */
 } gmm_gtp_weight;
 
 typedef struct gmm_gtp_chain {
@@ -579,16 +588,16 @@ typedef struct gmm_gtp_chain {
     int32_t count;              /* >= 1 */
     int32_t prefetch;           /* bundles gathered ahead, 0 to 3 */
     int32_t held;               /* bundles that the caller holds at a time; 0 = 1 */
-    int32_t captured;           /* 1: for graphs; may be run without one before, to warm up */
+    int32_t captured;           /* 1: for graphs; may also run outside of captures before, to warm up */
 } gmm_gtp_chain;
 
-/* Matrices of a bundle in the order of expert indices: a packed operand if all have one shape and lie evenly,
-   otherwise a host table of addresses that stays as it is. `mat` goes into gmm_linear.w, gmm_mlp.w1 or w2, or
-   gmm_grad.mat as it is: rows are logical, padding lies behind them. In backward a quantized mat has its columnwise
-   copy alone, in mat.columnwise, which dgrad reads: of formats that store one (1X128, MX32, NV16) the gathered one, of
-   TENSOR and 128X128 a transpose of the rowwise one, made here. Scales and amaxes of tensors are those that were there
-   when the bundle was gathered. A table of several shapes is for calls with one matrix each: its mat.ld is that of the
-   first; the columnwise copies of the others, but for MX32, have the padded_rows of their plans. */
+/* Matrices of a bundle in the order of expert indices: packed if all have one shape and equal distances, otherwise a
+   host table of addresses that stays valid. `mat` is ready for gmm_linear.w, gmm_mlp.w1 or w2, or gmm_grad.mat: its
+   rows are the logical ones, with padding behind them. In backward a quantized mat has only its columnwise copy, in
+   mat.columnwise, which dgrad reads: gathered in formats that store one (1X128, MX32, NV16), for TENSOR and 128X128 a
+   transpose of the rowwise one. Scales and amaxes of whole tensors have the values that they had when the bundle was
+   gathered. A table of several shapes is for calls with one matrix each: mat.ld is that of the first matrix; the
+   columnwise copies of the others, except of MX32, have as ld the padded_rows of their plans. */
 typedef struct gmm_gtp_view {
     uint32_t struct_size;
     int32_t count;
@@ -596,24 +605,24 @@ typedef struct gmm_gtp_view {
     int64_t rows, cols;         /* of the first matrix */
     int64_t version;            /* how often its shards were published */
     int32_t slot;               /* the buffer; -1 = the shards themselves */
-    int32_t leave;              /* multiprocessors that a GEMM over the view should leave to the gathers and reductions
-                                   beside it: gmm_options.sm_limit = the GPU's less these. 0 = it may have all */
+    int32_t leave;              /* multiprocessors that a GEMM over the view should leave to concurrent gathers and
+                                   reductions: gmm_options.sm_limit = the GPU's number less this. 0 = none */
 } gmm_gtp_view;
 
 typedef enum gmm_gtp_add { GMM_GTP_ADD = 0, GMM_GTP_SET = 1, GMM_GTP_ADD_MAX = 0x7fffffff } gmm_gtp_add;
 
 typedef struct gmm_gtp_gradient {
     uint32_t struct_size;
-    float scale;                /* main_grad = scale * sum (+ main_grad), in fp32; taken as it is, 0 means 0 */
+    float scale;                /* main_grad = scale * sum (+ main_grad), in fp32; 0 means 0, not a default */
     gmm_gtp_add add;
-    int32_t zero;               /* 1: this rank had no tokens, its gradient is zero; no buffer was asked for */
+    int32_t zero;               /* 1: this rank had no tokens and its gradient is zero; gmm_gtp_wgrad was not called */
     const gmm_mat *from;        /* the gradient, [count] matrices of rows x cols in F32, BF16 or F16, instead of the
                                    buffer of gmm_gtp_wgrad; not written. NULL = the buffer. A table is on the host */
 } gmm_gtp_gradient;
 
-/* Bytes of a domain's two memory blocks, for windows of the two communicators. Aligned to 256. The first holds the
-   gather slots, a stage in which the parts of ranks arrive where they must be put side by side or transposed, and what
-   gmm_gtp_quantize needs. */
+/* Bytes of a domain's two memory blocks, one for the windows of each communicator. Aligned to 256. The first contains
+   the gather slots, the stage that receives parts which are then copied side by side or transposed, and the workspace
+   of gmm_gtp_quantize. */
 typedef struct gmm_gtp_need {
     uint32_t struct_size;
     int32_t gather_slots, wgrad_slots;
@@ -626,9 +635,9 @@ typedef struct gmm_gtp_statistics {
     uint32_t struct_size;
     int32_t reserved;
     int64_t acquires;
-    int64_t prefetched;         /* found what a prefetch had gathered */
-    int64_t resident;           /* found it still there from an earlier acquire, or g = 1 */
-    int64_t exposed;            /* had to gather */
+    int64_t prefetched;         /* acquires whose weights a prefetch had gathered */
+    int64_t resident;           /* acquires whose weights were in the slot from an earlier acquire, or g = 1 */
+    int64_t exposed;            /* acquires that gathered */
     int64_t gathers;            /* prefetches and exposed */
     int64_t prefetches;
     int64_t outdated;           /* prefetches discarded because newer shards were published */
@@ -636,7 +645,7 @@ typedef struct gmm_gtp_statistics {
     int64_t transposed;         /* gathers that transposed a resident rowwise copy (g = 1: the shard) */
     int64_t submits;
     int64_t gathered_bytes, reduced_bytes; /* that other ranks sent here */
-    uint64_t calls;             /* hash over all calls so far that ranks must make alike */
+    uint64_t calls;             /* hash of all calls so far that must be the same on all ranks */
 } gmm_gtp_statistics;
 
 /* Bytes of the object for a configuration, and the object in memory aligned to 16 bytes.
@@ -649,10 +658,10 @@ GMMDEF gmm_status gmm_gtp_fini(gmm_gtp *gtp);
 /* Message of the last failed call; "" before any. */
 GMMDEF const char *gmm_gtp_last_error(const gmm_gtp *gtp);
 
-/* Declarations, in any order that names what exists; ids count from 0. Descriptors are copied.
-   A bundle takes its weights in any order: their expert indices must be 0 to count - 1, each once, and they share dtype
-   and scaling; quantized ones of one shape also the unit. Every weight is in one bundle. A bundle's name is the same on
-   all ranks; by it CPU ranks tell bundles of one size apart. NULL is "bundle".
+/* Declarations; ids count from 0, and an id must exist before it is used. Descriptors are copied.
+   The weights of a bundle may be listed in any order: their expert indices must be 0 to count - 1, each once, and they
+   share dtype and scaling; quantized ones of one shape also the unit. Every weight is in one bundle. A bundle's name is
+   the same on all ranks; CPU ranks distinguish bundles of one size by it. NULL is "bundle".
    Errors: GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG, GMM_E_DTYPE, GMM_E_CONFIG, GMM_E_ALIGN, as gmm_gtp_plan;
        GMM_E_WORKSPACE (more than configured); GMM_E_STATE (sealed). */
 GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain, int32_t *id);
@@ -661,8 +670,9 @@ GMMDEF gmm_status gmm_gtp_add_bundle(gmm_gtp *gtp, int32_t domain, const int32_t
                                      const char *name, int32_t *id);
 GMMDEF gmm_status gmm_gtp_add_chain(gmm_gtp *gtp, const gmm_gtp_chain *chain, int32_t *id);
 
-/* Ends the declarations and lays out the memory; then the bytes of a domain; then its memory, which must be the same
-   blocks of it on all ranks if the communicators register windows (collective). Bytes of 0 take NULL.
+/* gmm_gtp_seal ends the declarations and lays out the memory. gmm_gtp_memory_need gives the bytes of a domain.
+   gmm_gtp_bind sets its memory; where the communicators register windows it is collective, and all ranks bind the same
+   blocks of the domain. Bytes of 0 take NULL.
    Errors: GMM_E_STATE, GMM_E_CONFIG (a weight in no bundle; a chain that mixes), GMM_E_WORKSPACE, GMM_E_ALIGN,
        GMM_E_ARG, GMM_E_NULL, GMM_E_VERSION, GMM_E_COMM, those of the runtime. */
 GMMDEF gmm_status gmm_gtp_seal(gmm_gtp *gtp);
@@ -670,11 +680,12 @@ GMMDEF gmm_status gmm_gtp_memory_need(gmm_gtp *gtp, int32_t domain, gmm_gtp_need
 GMMDEF gmm_status gmm_gtp_bind(gmm_gtp *gtp, int32_t domain, void *gather, size_t gather_bytes, void *reduce,
                                size_t reduce_bytes);
 
-/* What comes after a chain: the head of `next` is gathered while the tail of `chain` is computed. Backward after
-   forward, forward after backward within a step; -1 = nothing, the default: before an optimizer step, whose new shards
-   would make the gather useless. Seal counts what follows by then, on all ranks alike: a forward chain that follows
-   itself, as in inference or where a pipeline fills, takes more slots than held + prefetch, by what its count leaves
-   over when divided by that. A head that shares its slot with the tail is not gathered ahead.
+/* Declares the chain that runs after a chain: the first bundles of `next` are gathered while the last ones of `chain`
+   are computed, such as those of backward after forward, or of forward after backward within a step. -1 = none, the
+   default: use it before an optimizer step, whose new shards would make the gather useless. gmm_gtp_seal sizes slots by
+   the calls made until then, the same on all ranks: a forward chain that follows itself, as in inference or while a
+   pipeline fills, takes count % (held + prefetch) more slots than held + prefetch. A first bundle that shares its slot
+   with a last one is not gathered ahead.
    Errors: GMM_E_ARG, GMM_E_CAPTURE. */
 GMMDEF gmm_status gmm_gtp_follow(gmm_gtp *gtp, int32_t chain, int32_t next);
 
@@ -682,22 +693,22 @@ GMMDEF gmm_status gmm_gtp_follow(gmm_gtp *gtp, int32_t chain, int32_t next);
    Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_STATE, GMM_E_CAPTURE, those of the runtime. */
 GMMDEF gmm_status gmm_gtp_publish(gmm_gtp *gtp, const int32_t *weights, int32_t count, gmm_stream stream);
 
-/* Makes quantized shards of rows in a wider dtype, and publishes them: waits for gathers as gmm_gtp_fence does, finds
-   the amax of tensors that have one (TENSOR unless delayed, NV16) over all ranks of the domain in one packed reduction,
-   and writes elements, scales and amax in every direction that the plan stores. Weights without a scaling are
-   converted. Collective: all ranks name the same weights in the same order. The bits are those that one rank would make
-   of the whole matrix, whatever the number of ranks.
+/* Quantizes the rows of shards in a wider dtype, and publishes the shards: waits for gathers as gmm_gtp_fence does,
+   computes the amaxes of tensors that need one (TENSOR unless delayed, NV16) over all ranks of the domain in one packed
+   reduction, and writes elements, scales and amax in every direction that the plan stores. Weights without a scaling
+   are converted. Collective: all ranks pass the same weights in the same order. For any number of ranks the bits are
+   those of quantizing the unsharded matrix.
    Shapes: from [count] matrices [shard_rows, local_cols], dense, padding rows zeros. */
 typedef struct gmm_gtp_quantization {
     uint32_t struct_size;
     gmm_dtype dtype;            /* of the rows: F32, F16 or BF16 */
     const void *const *from;    /* [count] addresses, on the host */
     const float *scale;         /* [count] delayed: quantization scales, in the context's memory; NULL = ones */
-    float *amax;                /* [count] delayed: raised to what any rank sees, in the context's memory; NULL = not
-                                   wanted */
+    float *amax;                /* [count] delayed: raised to the maximum over all ranks, in the context's memory; NULL
+                                   = not wanted */
     const gmm_comm *also;       /* further ranks that share the amaxes, such as tensor-parallel ones; NULL = none. It is
-                                   called on the domain's gather stream, or on `stream` where a domain has one rank,
-                                   which gmm_gtp_poll does not monitor */
+                                   called on the domain's gather stream, or on `stream` where a domain has one rank.
+                                   gmm_gtp_poll does not monitor it */
 } gmm_gtp_quantization;
 
 /* Errors: as gmm_gtp_publish; GMM_E_NULL, GMM_E_VERSION, GMM_E_DTYPE, GMM_E_ALIGN, GMM_E_CONFIG (a quantized weight
@@ -705,12 +716,12 @@ typedef struct gmm_gtp_quantization {
 GMMDEF gmm_status gmm_gtp_quantize(gmm_gtp *gtp, const int32_t *weights, int32_t count,
                                    const gmm_gtp_quantization *quantization, gmm_stream stream);
 
-/* Gathers a bundle before it is asked for, as chains do: the head of the first chain behind an optimizer step. Does
-   nothing while its slot is in use.  Errors: as gmm_gtp_acquire. */
+/* Gathers a bundle before it is acquired, as chains do; for the first bundles after an optimizer step. Does nothing
+   while its slot is in use.  Errors: as gmm_gtp_acquire. */
 GMMDEF gmm_status gmm_gtp_prefetch(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pass);
 
 /* The gathered weights of a bundle: `stream` waits until they are complete, and they stay valid until the release,
-   which declares that the work enqueued on `stream` so far has read them. The next bundles of the chain are gathered
+   which declares that only work enqueued on `stream` so far reads them. The next bundles of the chain are gathered
    ahead.
    Errors: GMM_E_ARG, GMM_E_NULL, GMM_E_VERSION; GMM_E_STATE (not bound; acquired twice, released without; the slot
        holds another bundle that the caller has not released); GMM_E_CAPTURE (a bundle of chains that are not captured);
@@ -719,42 +730,45 @@ GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pas
                                   gmm_gtp_view *view);
 GMMDEF gmm_status gmm_gtp_release(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pass, gmm_stream stream);
 
-/* A buffer for the gradient of a bundle, in the wire dtype, that `stream` may write; its rows are logical, every one of
-   them must be written, and the padding behind them is zero and must stay so. It is the caller's until submit.
-   Errors: as gmm_gtp_acquire; GMM_E_STATE (frozen; asked twice before submit; in use by another bundle: too few slots,
-       in a graph or without). */
+/* A buffer for the gradient of a bundle, in the wire dtype, that `stream` may write. Its rows are the logical ones, all
+   of which must be written; the padding behind them is zero and must remain zero. It is the caller's until submit.
+   Errors: as gmm_gtp_acquire; GMM_E_STATE (frozen; called twice before submit; in use by another bundle: too few slots,
+       in a graph or outside). */
 GMMDEF gmm_status gmm_gtp_wgrad(gmm_gtp *gtp, int32_t bundle, gmm_stream stream, gmm_gtp_view *view);
 
-/* Reduces a gradient that `stream` was given into main_grad, on the reduce stream. May come any time after the GEMM, as
-   delayed weight gradients do, and any number of times for a bundle. Collective: a rank without tokens calls it too.
-   Errors: as gmm_gtp_acquire; GMM_E_STATE (no buffer was asked for), GMM_E_DTYPE, GMM_E_STRIDE, GMM_E_ALIGN. */
+/* Reduces a gradient, which work enqueued on `stream` computes, into main_grad on the reduce stream. It may be called
+   at any time after the GEMM was enqueued, as with delayed weight gradients, and any number of times for a bundle.
+   Collective: a rank without tokens calls it too.
+   Errors: as gmm_gtp_acquire; GMM_E_STATE (gmm_gtp_wgrad was not called), GMM_E_DTYPE, GMM_E_STRIDE, GMM_E_ALIGN. */
 GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gradient *gradient, gmm_stream stream);
 
 enum { GMM_GTP_GATHERS = 1u, GMM_GTP_GRADIENTS = 2u, GMM_GTP_ALL = 3u };
 
-/* `stream` waits: for all gathers so far, so that shards may be written; for all submitted gradients, so that every
-   main_grad is complete; either way for replays that post_replay has seen on other streams.
+/* Makes `stream` wait: GMM_GTP_GATHERS for all gathers so far, so that shards may be written; GMM_GTP_GRADIENTS for all
+   submitted gradients, so that every main_grad is complete; with either for replays that gmm_gtp_post_replay has
+   reported on other streams.
    Errors: GMM_E_ARG, GMM_E_STATE, those of the runtime. */
 GMMDEF gmm_status gmm_gtp_fence(gmm_gtp *gtp, uint32_t what, gmm_stream stream);
 
-/* Raises each value to the largest over a domain's ranks, in the order of `stream`: per-tensor amax, packed, once a
-   step. Ranks that share the tensor otherwise (DP) go through their own communicator's all_reduce_max.
+/* Raises each value to its maximum over a domain's ranks, in the order of `stream`: for packed per-tensor amaxes, once
+   a step. Other ranks that share the tensor (DP) use all_reduce_max of their own communicator.
    Errors: as gmm_gtp_acquire. */
 GMMDEF gmm_status gmm_gtp_amax(gmm_gtp *gtp, int32_t domain, float *values, int32_t count, gmm_stream stream);
 
-/* Checks the collectives in flight (up to 256 of a stream), without waiting: GMM_E_COMM once one that has begun is not
-   done after timeout_ms, or a communicator reports a failure. Call it repeatedly while the host waits for a stream.
+/* Checks the collectives in flight (up to 256 of a stream), without waiting: GMM_E_COMM if one has run longer than
+   timeout_ms, or a communicator reports a failure. Call it repeatedly while the host waits for a stream.
    Errors: GMM_E_COMM, GMM_E_STATE, those of the runtime. */
 GMMDEF gmm_status gmm_gtp_poll(gmm_gtp *gtp);
 
-/* Dry run, to warm up before a capture: everything runs, but main_grad stays as it is and no callback is made. Ending
-   it is GMM_E_STATE if a view is still held or a gradient not submitted, which it then forgets.
+/* Begins (on 1) or ends a dry run, to warm up before a capture: everything runs, but main_grad is not changed and no
+   callback is called. Ending it while a view is held or a gradient not submitted is GMM_E_STATE, and releases them.
    Errors: GMM_E_STATE, GMM_E_CAPTURE. */
 GMMDEF gmm_status gmm_gtp_dry_run(gmm_gtp *gtp, int32_t on);
 
-/* A capture of what follows on `stream`, which has begun capturing; the object's own streams join it when they are
-   first used, and are joined back at the end. Graphs get ids from 0. Before a replay pre_replay makes `stream` wait for
-   shards published since and asks for those that the graph reads; behind it post_replay reports its gradients.
+/* Captures the following calls on `stream`, which has begun capturing; the domains' streams join the capture when they
+   are first used, and are joined back at the end. Graphs get ids from 0. Before a replay, gmm_gtp_pre_replay makes
+   `stream` wait for newly published shards and calls hooks.need for those that the graph reads; after it,
+   gmm_gtp_post_replay calls hooks.ready for its gradients.
    Errors: GMM_E_STATE (nested; captured slots in use), GMM_E_CAPTURE (stream not capturing), GMM_E_WORKSPACE (more
        graphs than configured), GMM_E_ARG, those of the runtime. */
 GMMDEF gmm_status gmm_gtp_capture_begin(gmm_gtp *gtp, gmm_stream stream, int32_t *graph);
@@ -768,23 +782,24 @@ GMMDEF gmm_status gmm_gtp_statistics_of(const gmm_gtp *gtp, gmm_gtp_statistics *
 /* ----------------------------------------------------------------------------------------------- 11 Checkpoints --- */
 
 /* Export and import of shards by logical rows, as plans of strided moves (gmm.h, Checkpoints). Plans are built from
-   shapes alone, report every error before a byte moves, are verified, run through memory or callbacks, and can resume.
+   shapes alone, report every error before a byte is copied, are verified, run through memory or callbacks, and can
+   resume.
 
-       gmm_gtp_export    what ranks hold -> the logical weights, of which every rank writes its own rows
+       gmm_gtp_export    the shards of ranks -> the logical weights, of which every rank writes its own rows
        gmm_gtp_import    logical weights, or the shards of other TP and GTP sizes -> the shards of one rank
 
-   Logical     The logical weight [rows, cols] is the shard of TP size 1 and GTP size 1: its sections one behind the
-               other, without padding. A shard's rows are those of its extents. Padding leaves no process, and is
-               written as zeros.
-   What        Any array in the layout of a shard: the weight, its fp32 main weight, optimizer moments. Those of a
-               quantized weight are described by the same shard with dtype F32, scaling NONE and the weight's unit.
-               Neither a runtime nor main_grad is read or needed; whoever imports publishes.
-   Quantized   From and to one format and direction elements and scales are copied as they are, where every boundary
-               falls on a block: no value is quantized twice. 128X128 blocks may also become floats, at any boundary;
-               what a boundary cuts is imported so, into 16 bits, and quantized again.
+   Logical     The logical weight [rows, cols] is the shard of TP size 1 and GTP size 1: its sections one after another,
+               without padding. A shard's rows are those of its extents. Padding is never exported, and imported as
+               zeros.
+   Arrays      Any array in the layout of a shard: the weight, its fp32 main weight, optimizer moments. The fp32 arrays
+               of a quantized weight are described by its shard with dtype F32, scaling NONE and the weight's unit. No
+               runtime is needed, and main_grad is not read; after an import the caller publishes the weights.
+   Quantized   Within one format and direction, elements and scales are copied unchanged, so that no value is quantized
+               twice; every boundary must then fall between blocks. 128X128 blocks may also be dequantized, at any
+               boundary: shards whose boundaries cut blocks are imported into 16 bits and quantized again.
    Tables      Elements of a shard are [rows, cols] as gmm_layout_of stores them, transposed copies as [cols, rows].
                Scales are COMPACT, with its padding or without it (as export writes them); TENSOR has one value, which
-               rank 0 of TP and GTP exports. The global amax of NV16 is the caller's. */
+               rank 0 of TP and GTP exports. The caller saves and restores the global amax of NV16. */
 
 /* A shard of a weight in a table. Arrays of these have no struct_size. */
 typedef struct gmm_gtp_stored {
@@ -799,19 +814,20 @@ typedef struct gmm_gtp_item {
     const char *name;             /* of the target's elements, */
     const char *scale_name;       /* and of its scales; NULL where the format has none */
     const gmm_shard *shard;       /* import: the target. export: the weight and its stored format, of any rank */
-    gmm_direction direction;      /* of quantized copies, on both sides */
+    gmm_direction direction;      /* of quantized arrays, in source and target */
     int32_t stored_count;
-    const gmm_gtp_stored *stored; /* import: together all that the target wants. export: what this process writes.
-                                     All cut alike; what several hold is read from the first */
+    const gmm_gtp_stored *stored; /* import: shards that together contain the target. export: the shards that this
+                                     process writes. All have the same sections; rows that several contain are read
+                                     from the first */
 } gmm_gtp_item;
 
 /* Plans the items: targets are their elements and scales, in the order of items. Parts (only their tables are read),
    shards and names are read during the call; tables must outlive the plan, which gmm_ckpt_plan_destroy frees. Export
-   plans are partial (gmm_ckpt_plan_of_moves): a single process may give every rank's shards, or each only its own.
+   plans are partial (gmm_ckpt_plan_of_moves): one process may export the shards of all ranks, or each process its own.
    *out is NULL after a failure.
    Errors (reason): GMM_E_NULL; GMM_E_ARG (argument; also of gmm_gtp_plan); GMM_E_KEY (shape: a weight or tensor of
-       other extents; missing_index: rows that nothing holds; duplicate_key), GMM_E_DTYPE (dtype), GMM_E_CONFIG
-       (not_divisible: a boundary that cuts a block), GMM_E_OVERFLOW, GMM_E_MEMORY. */
+       other extents; missing_index: rows that no stored shard contains; duplicate_key), GMM_E_DTYPE (dtype),
+       GMM_E_CONFIG (not_divisible: a boundary that cuts a block), GMM_E_OVERFLOW, GMM_E_MEMORY. */
 GMMDEF gmm_status gmm_gtp_export(gmm_ckpt_plan **out, const gmm_ckpt_part *parts, int32_t part_count,
                                  const gmm_gtp_item *items, int64_t count, const gmm_allocator *allocator,
                                  gmm_ckpt_report *report);
@@ -946,23 +962,23 @@ static int64_t gmm__gtp_tp_rows(const gmm_shard *s, int64_t n) {
 /* Checks the sections of a shard. */
 static gmm_status gmm__gtp_check_sections(const char *fn, const gmm_shard *s, gmm_error *error) {
     const int32_t n = s->sections ? s->sections : 1;
-    int64_t left = s->rows;
+    int64_t remaining = s->rows;
     int32_t i;
     for (i = 0; i < n; i++) {
         const int64_t rows = s->sections ? s->section_rows[i] : s->rows;
         if (rows < 1)
             return gmm__fail(error, GMM_E_ARG, "%s: section_rows[%d] is %lld: must be >= 1", fn, i,
                              (long long)rows);
-        if (rows > left || (i == n - 1 && rows < left))
+        if (rows > remaining || (i == n - 1 && rows < remaining))
             return gmm__fail(error, GMM_E_ARG, "%s: section_rows[%d] is %lld with %lld of rows %lld left: the sections "
-                             "must add up to rows", fn, i, (long long)rows, (long long)left, (long long)s->rows);
+                             "must add up to rows", fn, i, (long long)rows, (long long)remaining, (long long)s->rows);
         if (s->tp_cut == GMM_TP_ROWS && rows % s->tp_size != 0)
             return gmm__fail(error, GMM_E_ARG, "%s: section %d has %lld rows: must be a multiple of tp_size %d", fn,
                              i, (long long)rows, (int)s->tp_size);
         if (s->tp_cut == GMM_TP_ROWS && s->tp_multiple > 1 && rows / s->tp_size % s->tp_multiple != 0)
             return gmm__fail(error, GMM_E_CONFIG, "%s: section %d has %lld rows per TP rank: must be a multiple of "
                              "tp_multiple %d", fn, i, (long long)(rows / s->tp_size), (int)s->tp_multiple);
-        left -= rows;
+        remaining -= rows;
     }
     return GMM_OK;
 }
@@ -1015,14 +1031,14 @@ static gmm_status gmm__gtp_plan_shard(const char *fn, const gmm_shard *desc, gmm
         const int columnwise = direction == GMM_COLUMNWISE;
         const int stored = !columnwise || (gmm__gtp_block_rows(s->scaling) > 1 && s->scaling != GMM_SCALING_128X128);
         gmm_layout whole = GMM_ZERO, shard = GMM_ZERO;
-        gmm_error why = GMM_ZERO;
+        gmm_error layout_error = GMM_ZERO;
         if (columnwise && s->scaling == GMM_SCALING_NONE) continue;
         status = gmm_layout_of(s->dtype, s->scaling, GMM_SCALES_COMPACT, (gmm_direction)direction, p->padded_rows,
-                               p->local_cols, &whole, &why);
+                               p->local_cols, &whole, &layout_error);
         if (!status && stored)
             status = gmm_layout_of(s->dtype, s->scaling, GMM_SCALES_COMPACT, (gmm_direction)direction, p->shard_rows,
-                                   p->local_cols, &shard, &why);
-        if (status) return gmm__fail(error, status, "%s: %.400s", fn, why.text);
+                                   p->local_cols, &shard, &layout_error);
+        if (status) return gmm__fail(error, status, "%s: %.400s", fn, layout_error.text);
         p->gather_data_bytes[direction] = whole.data_bytes;
         p->gather_scale_bytes[direction] = whole.scale_bytes;
         p->shard_data_bytes[direction] = shard.data_bytes;
@@ -1112,7 +1128,7 @@ static gmm_status gmm__grid_read(const char *fn, const gmm_grid *desc, gmm_grid 
         if (a == absent && g->size[a] > 1)
             return gmm__fail(error, GMM_E_CONFIG, "%s: size of %s is %d: %s grid has no such axis", fn, names[a],
                              g->size[a], g->kind == GMM_GRID_EXPERT ? "an expert" : "a dense");
-        ranks *= g->size[a]; /* both factors are below 2^31 */
+        ranks *= g->size[a]; /* both operands are below 2^31 */
         if (ranks > INT32_MAX)
             return gmm__fail(error, GMM_E_OVERFLOW, "%s: the grid has more than 2^31 - 1 ranks", fn);
     }
@@ -1367,26 +1383,26 @@ static gmm_status gmm__gtp_stage_cost(const char *fn, const gmm_gtp_forecast *f,
                                       gmm__gtp_gather_cost *a, gmm_error *error) {
     gmm_shard s;
     gmm_shard_plan p;
-    double share, count, elements;
+    double seconds_per_byte, count, elements;
     int pass;
     gmm_status status = gmm__gtp_plan_shard(fn, x->shard, &s, &p, error);
     if (status) return status;
     if (x->bundle < 0 || !(x->tokens >= 0))
         return gmm__fail(error, GMM_E_ARG, "%s: bundle is %d, tokens %g: must be >= 0", fn, x->bundle, x->tokens);
     count = x->bundle ? x->bundle : 1;
-    share = (double)(s.gtp_size - 1) / s.gtp_size / f->link_rate;
+    seconds_per_byte = (double)(s.gtp_size - 1) / s.gtp_size / f->link_rate;
     elements = (double)p.padded_rows * (double)p.local_cols * count;
     for (pass = 0; pass < 2; pass++) {
         const int d = pass && p.shard_data_bytes[GMM_COLUMNWISE] ? GMM_COLUMNWISE : GMM_ROWWISE;
         const double bytes = count * s.gtp_size * ((double)p.shard_data_bytes[d] + (double)p.shard_scale_bytes[d]);
-        a->gather[pass] = s.gtp_size > 1 ? f->latency + bytes * share : 0;
+        a->gather[pass] = s.gtp_size > 1 ? f->latency + bytes * seconds_per_byte : 0;
     }
     a->shared = p.gather_data_bytes[GMM_COLUMNWISE] == 0;
     a->transposed = !a->shared && p.shard_data_bytes[GMM_COLUMNWISE] == 0;
     a->transpose = a->transposed && f->memory_rate > 0
                   ? 2 * count * (double)p.gather_data_bytes[GMM_COLUMNWISE] / f->memory_rate : 0;
     x->gather = a->gather[0];
-    x->reduce = s.gtp_size > 1 ? f->latency + elements * (gmm_dtype_bits(f->wire) / 8) * share : 0;
+    x->reduce = s.gtp_size > 1 ? f->latency + elements * (gmm_dtype_bits(f->wire) / 8) * seconds_per_byte : 0;
     x->sum = 0;
     if (f->memory_rate > 0) { /* the sum reads the parts, and reads and writes main_grad */
         const double parts = f->wire == GMM_BF16 && s.gtp_size > 2 ? s.gtp_size : 1;
@@ -1479,7 +1495,7 @@ static GMM__UNUSED int gmm__comm_supports_sum(gmm_dtype dtype) {
     return dtype == GMM_F32 || dtype == GMM_BF16 || dtype == GMM_F16;
 }
 
-/* Seconds of the host's clock. */
+/* Time of the host's clock in seconds. */
 static GMM__UNUSED double gmm__gtp_now(void) {
     struct timespec t;
     (void)timespec_get(&t, TIME_UTC);
@@ -1915,12 +1931,12 @@ static void gmm__graph_start(gmm__rank_queue *q, gmm__rank_op *op) {
     gmm__replay *replay = (gmm__replay *)op->memory;
     int32_t i;
     for (i = 0; i < op->graph->queue_count; i++) {
-        gmm__rank_queue *to = r->queues[op->graph->queues[i]];
-        gmm__clock_merge(to->clock, q->clock);
-        gmm__ranks_free(r->world, to->ops);
-        to->ops = replay->ops[i];
-        to->count = to->capacity = replay->count[i];
-        to->head = 0;
+        gmm__rank_queue *queue = r->queues[op->graph->queues[i]];
+        gmm__clock_merge(queue->clock, q->clock);
+        gmm__ranks_free(r->world, queue->ops);
+        queue->ops = replay->ops[i];
+        queue->count = queue->capacity = replay->count[i];
+        queue->head = 0;
     }
     gmm__ranks_free(r->world, replay);
     op->memory = NULL;
@@ -2701,22 +2717,22 @@ GMMDEF gmm_status gmm_ranks_capture_end(gmm_ranks *ranks, int32_t rank, gmm_stre
 
 /* Copies a captured operation for one launch; 0 = no memory. External waits wait for the last record before the launch.
    */
-static int gmm__graph_copy_op(gmm_ranks_graph *g, gmm__token **tokens, const gmm__rank_op *from, gmm__rank_op *op) {
+static int gmm__graph_copy_op(gmm_ranks_graph *g, gmm__token **tokens, const gmm__rank_op *src, gmm__rank_op *op) {
     gmm_ranks *w = g->rank->world;
-    *op = *from;
+    *op = *src;
     op->memory = NULL;
-    if (from->kind == GMM__RANK_WAIT) {
-        op->token = gmm__token_retain(from->event ? from->event->last : tokens[from->record_index]);
+    if (src->kind == GMM__RANK_WAIT) {
+        op->token = gmm__token_retain(src->event ? src->event->last : tokens[src->record_index]);
         /* the event was never recorded */
         if (!op->token && (op->token = gmm__token_create(w)) != NULL) op->token->done = 1;
         return op->token != NULL;
     }
-    if (from->kind == GMM__RANK_RECORD) {
-        op->token = from->event ? gmm__token_create(w) : gmm__token_retain(tokens[from->record_index]);
+    if (src->kind == GMM__RANK_RECORD) {
+        op->token = src->event ? gmm__token_create(w) : gmm__token_retain(tokens[src->record_index]);
         return op->token != NULL;
     }
-    op->memory = gmm__ranks_alloc(w, from->bytes);
-    if (op->memory) memcpy(op->memory, from->memory, from->bytes);
+    op->memory = gmm__ranks_alloc(w, src->bytes);
+    if (op->memory) memcpy(op->memory, src->memory, src->bytes);
     return op->memory != NULL;
 }
 
@@ -3177,7 +3193,7 @@ typedef struct gmm__peers {
     cudaEvent_t fork, join, last;
     gmm_stream stream;          /* of the open operation */
     int32_t active, push_count;
-    int32_t notified, reserved; /* notified: a peer gave up, and has set the ABORTED flags of all ranks */
+    int32_t notified, reserved; /* notified: a peer has called give_up and set the ABORTED flags of all ranks */
     gmm__peers_push pushes[GMM__PEERS_MAX_PUSHES]; /* not enqueued yet */
 } gmm__peers;
 
@@ -3276,19 +3292,19 @@ static cudaError_t gmm__peers_flush(gmm__peers *p) {
         for (k = 0; k < p->push_count && e == cudaSuccess; k += n) {
             const gmm__peers_push *q = &p->pushes[k];
             const int32_t peer = (rank + i) % size;
-            const char *from = q->source + (q->parts ? (size_t)peer * q->bytes : 0);
-            char *to = q->window->base[peer] + q->offset + (size_t)rank * q->bytes;
+            const char *src = q->source + (q->parts ? (size_t)peer * q->bytes : 0);
+            char *dst = q->window->base[peer] + q->offset + (size_t)rank * q->bytes;
             n = i == 0 ? 1 : gmm__peers_count_2d(p, q, p->push_count - k);
-            if (i == 0 && (q->parts || to == from)) continue;
+            if (i == 0 && (q->parts || dst == src)) continue;
             if (i == 0 && !forked) {
                 e = cudaEventRecord(p->fork, p->stream);
                 if (e == cudaSuccess) e = cudaStreamWaitEvent(p->copy_stream, p->fork, 0);
                 forked = 1;
             }
             if (e != cudaSuccess) break;
-            e = n == 1 ? cudaMemcpyAsync(to, from, q->bytes, cudaMemcpyDeviceToDevice,
+            e = n == 1 ? cudaMemcpyAsync(dst, src, q->bytes, cudaMemcpyDeviceToDevice,
                                          i == 0 ? p->copy_stream : p->stream)
-                       : cudaMemcpy2DAsync(to, q[1].offset - q->offset, from, (size_t)(q[1].source - q->source),
+                       : cudaMemcpy2DAsync(dst, q[1].offset - q->offset, src, (size_t)(q[1].source - q->source),
                                            q->bytes,
                                            (size_t)n, cudaMemcpyDeviceToDevice, p->stream);
         }
@@ -3878,7 +3894,7 @@ typedef struct gmm__gtp_domain {
     gmm_event fork[2], join[2];
     gmm__watch watch[2][GMM__MAX_WATCHES];
     gmm_event watch_end[2][GMM__MAX_WATCHES];
-    uint32_t oldest[2], next[2]; /* of the rings; they count on without bound */
+    uint32_t oldest[2], next[2]; /* of the rings: counters that are taken modulo the ring's size */
 } gmm__gtp_domain;
 
 enum { GMM__GRAPH_NEEDS = 1, GMM__GRAPH_READS = 2, GMM__GRAPH_REDUCES = 4 }; /* how a graph uses a bundle */
@@ -4146,15 +4162,15 @@ static gmm_status gmm__gtp_gather_layouts(const gmm_shard *s, const gmm_shard_pl
 /* Copies and checks the format in which gmm_gtp_quantize writes a weight. */
 static gmm_status gmm__gtp_read_format(const char *fn, gmm__gtp_weight *w, gmm_error *error) {
     gmm_format *f = &w->format;
-    gmm_error why = GMM_ZERO;
+    gmm_error format_error = GMM_ZERO;
     gmm_status s;
     if (!w->desc.format) return GMM_OK;
     s = gmm__gtp_read(fn, "weight->format", w->desc.format, f, sizeof *f, error);
     w->desc.format = NULL; /* w->format is used from here on */
     if (s) return s;
     f->struct_size = 0;
-    s = gmm_format_validate(f, &why);
-    if (s) return gmm__fail(error, s, "%s: '%s': format: %.300s", fn, w->desc.name, why.text);
+    s = gmm_format_validate(f, &format_error);
+    if (s) return gmm__fail(error, s, "%s: '%s': format: %.300s", fn, w->desc.name, format_error.text);
     if (w->shard.scaling == GMM_SCALING_NONE && f->dtype == GMM_NONE) return GMM_OK;
     if (f->dtype != w->shard.dtype || f->scaling != w->shard.scaling)
         return gmm__fail(error, GMM_E_DTYPE, "%s: '%s': format is %s scaled %s, the shard %s scaled %s", fn,
@@ -4948,9 +4964,9 @@ GMMDEF gmm_status gmm_gtp_bind(gmm_gtp *gtp, int32_t domain, void *gather, size_
     return s;
 }
 
-/* Checks at the begin of public calls, and the hash of calls that all ranks must make alike. */
+/* Checks at the beginning of public calls, and the hash of calls that must be the same on all ranks. */
 
-/* Where a call is allowed although most are not: in a callback; only outside of captures. */
+/* Where a call is allowed: also in a callback; only outside of captures. */
 enum { GMM__GTP_IN_CALLBACK = 1, GMM__GTP_NO_CAPTURE = 2 };
 static gmm_status gmm__gtp_check_call(gmm_gtp *g, const char *fn, int32_t allowed) {
     if (!g) return GMM_E_NULL;
@@ -5647,13 +5663,13 @@ static gmm_status gmm__gtp_copy_gradient(gmm_gtp *g, const gmm__gtp_bundle *b, c
 }
 
 /* Multiprocessors for the sum of a weight: those that the GEMMs of the backward chain leave free. 0 = all: behind the
-   last bundle of the chain, and where gmm_accumulate needs all of them, since main_grad is not fp32 or not in whole
-   vectors. */
+   last bundle of the chain, and where gmm_accumulate needs all of them, since main_grad is not fp32 or does not admit
+   vector accesses. */
 static int32_t gmm__gtp_sum_processors(gmm_gtp *g, const gmm__gtp_bundle *b, const gmm__gtp_weight *w) {
     gmm_gtp_pass pass = GMM_GTP_FORWARD;
     const int32_t chain = b->chain[GMM_GTP_BACKWARD];
-    const int64_t part = w->plan.shard_rows * w->plan.local_cols;
-    if (g->domains[b->domain].size == 1 || w->desc.main_grad_dtype != GMM_F32 || part % 8 ||
+    const int64_t elements = w->plan.shard_rows * w->plan.local_cols;
+    if (g->domains[b->domain].size == 1 || w->desc.main_grad_dtype != GMM_F32 || elements % 8 ||
         (uintptr_t)w->desc.main_grad % 16)
         return 0;
     if (chain < 0 || !gmm__gtp_successor(g, chain, b->position[GMM_GTP_BACKWARD], 1, &pass)) return 0;
@@ -5676,22 +5692,22 @@ static gmm_status gmm__gtp_reduce_bundle(gmm_gtp *g, int32_t bundle, float scale
     if (!s && d->size > 1) s = c->group_begin(c->self, b->name);
     for (i = 0; i < b->count && d->size > 1 && !s; i++) {
         const gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
-        const size_t part = (size_t)w->plan.shard_rows * (size_t)w->plan.local_cols;
+        const size_t elements = (size_t)w->plan.shard_rows * (size_t)w->plan.local_cols;
         char *send = slot->base + w->grad_offset;
         if (!w->desc.main_grad) continue;
-        g->stats.reduced_bytes += (int64_t)(part * size) * (d->size - 1);
-        s = exchange ? c->all_to_all(c->self, send, d->reduce_base + d->recv_offset + w->grad_offset, part * size,
+        g->stats.reduced_bytes += (int64_t)(elements * size) * (d->size - 1);
+        s = exchange ? c->all_to_all(c->self, send, d->reduce_base + d->recv_offset + w->grad_offset, elements * size,
                                      stream)
-                     : c->reduce_scatter(c->self, send, send + (size_t)d->rank * part * size, part, d->desc.wire,
-                                         stream);
+                     : c->reduce_scatter(c->self, send, send + (size_t)d->rank * elements * size, elements,
+                                         d->desc.wire, stream);
     }
     if (!s && d->size > 1) s = c->group_end(c->self);
     if (!s) g->collective = NULL;
     for (i = 0; i < b->count && !s && !g->dry_run; i++) {
         const gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
-        const size_t part = (size_t)w->plan.shard_rows * (size_t)w->plan.local_cols;
+        const size_t elements = (size_t)w->plan.shard_rows * (size_t)w->plan.local_cols;
         gmm__gtp_sum sum = gmm__gtp_sum_make(g, d, w);
-        char *own = slot->base + w->grad_offset + (size_t)d->rank * part * size,
+        char *own_part = slot->base + w->grad_offset + (size_t)d->rank * elements * size,
             *received = d->reduce_base + d->recv_offset;
         gmm_range ranges[5];
         gmm_work work;
@@ -5701,26 +5717,26 @@ static gmm_status gmm__gtp_reduce_bundle(gmm_gtp *g, int32_t bundle, float scale
         memset(ranges, 0, sizeof ranges);
         received += w->grad_offset;
         for (r = 0; r < sum.d.count && sum.d.count > 1; r++)
-            sum.part[r] = r == d->rank ? own : received + (size_t)r * part * size;
-        sum.x.data = own;
+            sum.part[r] = r == d->rank ? own_part : received + (size_t)r * elements * size;
+        sum.x.data = own_part;
         sum.options.sm_limit = gmm__gtp_sum_processors(g, b, w);
         sum.d.scale = scale;
         sum.d.beta = add == GMM_GTP_SET ? 0.0f : 1.0f;
         sum.workspace = d->reduce_base + d->workspace_offset;
         sum.workspace_bytes = d->workspace_bytes;
-        ranges[0].data = own;
-        ranges[0].bytes = part * size;
+        ranges[0].data = own_part;
+        ranges[0].bytes = elements * size;
         ranges[1].data = w->desc.main_grad;
-        ranges[1].bytes = part * (size_t)gmm_dtype_bits(w->desc.main_grad_dtype) / 8;
+        ranges[1].bytes = elements * (size_t)gmm_dtype_bits(w->desc.main_grad_dtype) / 8;
         ranges[1].writes = 1;
         ranges[2].data = sum.workspace;
         ranges[2].bytes = d->workspace_bytes;
         ranges[2].writes = 1;
         if (sum.d.count > 1) {
             ranges[3].data = received;
-            ranges[3].bytes = (size_t)d->rank * part * size;
-            ranges[4].data = received + (size_t)(d->rank + 1) * part * size;
-            ranges[4].bytes = (size_t)(d->size - 1 - d->rank) * part * size;
+            ranges[3].bytes = (size_t)d->rank * elements * size;
+            ranges[4].data = received + (size_t)(d->rank + 1) * elements * size;
+            ranges[4].bytes = (size_t)(d->size - 1 - d->rank) * elements * size;
         }
         work.name = "add to main_grad";
         work.function = gmm__gtp_sum_run;
@@ -5739,14 +5755,14 @@ static gmm_status gmm__gtp_reduce_bundle(gmm_gtp *g, int32_t bundle, float scale
 GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gradient *gradient, gmm_stream stream) {
     static const char fn[] = "gmm_gtp_submit";
     gmm_gtp_gradient in;
-    gmm_mat from = GMM_ZERO;
+    gmm_mat source = GMM_ZERO;
     gmm__gtp_bundle *b;
     gmm__gtp_domain *d;
     gmm__wgrad_slot *slot;
     int32_t i;
     gmm_status s = gmm__gtp_check_bundle(gtp, fn, bundle);
     if (!s) s = gmm__gtp_read(fn, "gradient", gradient, &in, sizeof in, &gtp->error);
-    if (!s && in.from) s = gmm__gtp_read(fn, "gradient->from", in.from, &from, sizeof from, &gtp->error);
+    if (!s && in.from) s = gmm__gtp_read(fn, "gradient->from", in.from, &source, sizeof source, &gtp->error);
     if (s) return s;
     b = &gtp->bundles[bundle];
     d = &gtp->domains[b->domain];
@@ -5762,26 +5778,27 @@ GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gra
     } else if (slot->writer != bundle)
         return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s': no buffer was asked for", fn, b->name);
     if (in.from) {
-        if ((from.dtype != GMM_F32 && from.dtype != GMM_BF16 && from.dtype != GMM_F16) || from.scaling)
+        if ((source.dtype != GMM_F32 && source.dtype != GMM_BF16 && source.dtype != GMM_F16) || source.scaling)
             return gmm__fail(&gtp->error, GMM_E_DTYPE, "%s: '%s': from is %s: must be f32, bf16 or f16", fn, b->name,
-                             gmm_dtype_name(from.dtype));
-        if (!from.data == !from.table)
+                             gmm_dtype_name(source.dtype));
+        if (!source.data == !source.table)
             return gmm__fail(&gtp->error, GMM_E_NULL, "%s: '%s': from has %s", fn, b->name,
-                             from.data ? "data and a table" : "neither data nor a table");
+                             source.data ? "data and a table" : "neither data nor a table");
         for (i = 0; i < b->count; i++) {
             const gmm_shard_plan *p = &gmm__gtp_member(gtp, b, i)->plan;
-            if (from.table && !from.table[i])
+            if (source.table && !source.table[i])
                 return gmm__fail(&gtp->error, GMM_E_NULL, "%s: '%s': from->table[%d] is NULL", fn, b->name, i);
-            if ((from.ld && from.ld < p->local_cols) || (from.data && b->count > 1 && !b->uniform))
+            if ((source.ld && source.ld < p->local_cols) || (source.data && b->count > 1 && !b->uniform))
                 return gmm__fail(&gtp->error, GMM_E_STRIDE, "%s: '%s': from: ld %lld is below %lld columns, or packed "
-                                 "with different shapes", fn, b->name, (long long)from.ld, (long long)p->local_cols);
-            if (from.data && b->count > 1 && from.group_stride &&
-                from.group_stride < (p->local_rows - 1) * (from.ld ? from.ld : p->local_cols) + p->local_cols)
+                                 "with different shapes", fn, b->name, (long long)source.ld, (long long)p->local_cols);
+            if (source.data && b->count > 1 && source.group_stride &&
+                source.group_stride < (p->local_rows - 1) * (source.ld ? source.ld : p->local_cols) + p->local_cols)
                 return gmm__fail(&gtp->error, GMM_E_STRIDE, "%s: '%s': from: group_stride %lld is less than a matrix",
-                                 fn, b->name, (long long)from.group_stride);
-            if ((uintptr_t)(from.table ? from.table[i] : from.data) % (uintptr_t)(gmm_dtype_bits(from.dtype) / 8))
+                                 fn, b->name, (long long)source.group_stride);
+            if ((uintptr_t)(source.table ? source.table[i] : source.data) %
+                (uintptr_t)(gmm_dtype_bits(source.dtype) / 8))
                 return gmm__fail(&gtp->error, GMM_E_ALIGN, "%s: '%s': from: %p is not aligned to its %s elements", fn,
-                                 b->name, from.table ? from.table[i] : from.data, gmm_dtype_name(from.dtype));
+                                 b->name, source.table ? source.table[i] : source.data, gmm_dtype_name(source.dtype));
         }
     }
     gmm__gtp_hash(gtp, 3, bundle, (int)in.add);
@@ -5789,7 +5806,7 @@ GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gra
     if (in.zero || in.from) {
         gmm_gtp_view unused = GMM_ZERO;
         if ((s = gmm_gtp_wgrad(gtp, bundle, stream, &unused)) != GMM_OK) return s;
-        s = gmm__gtp_copy_gradient(gtp, b, in.from ? &from : NULL, stream);
+        s = gmm__gtp_copy_gradient(gtp, b, in.from ? &source : NULL, stream);
     }
     if (!s) s = gmm__gtp_prepare_stream(gtp, d, GMM__GTP_REDUCE);
     if (!s) s = gtp->runtime.event_record(gtp->runtime.self, d->fork[GMM__GTP_REDUCE], stream, 0);
@@ -6241,13 +6258,13 @@ static gmm_status gmm__gtp_arrays(gmm__gtp_planner *p, gmm__gtp_side *side, gmm_
     const gmm_direction d = s->scaling == GMM_SCALING_NONE ? GMM_ROWWISE : direction;
     gmm__gtp_array *data = &side->array[GMM__GTP_DATA], *scale = &side->array[GMM__GTP_SCALE];
     gmm_layout l = GMM_ZERO;
-    gmm_error why = GMM_ZERO;
+    gmm_error error = GMM_ZERO;
     const gmm_status status = gmm_layout_of(s->dtype, s->scaling, GMM_SCALES_COMPACT, d, side->plan.shard_rows,
-                                            side->plan.local_cols, &l, &why);
+                                            side->plan.local_cols, &l, &error);
     const int64_t pack = gmm_dtype_bits(s->dtype) < 8 ? 8 / gmm_dtype_bits(s->dtype) : 1;
     int64_t unused = 0;
     int major;
-    if (status) return gmm__gtp_ckpt_fail(p, status, GMM_CKPT_DTYPE, "%.300s", why.text);
+    if (status) return gmm__gtp_ckpt_fail(p, status, GMM_CKPT_DTYPE, "%.300s", error.text);
     memset(side->array, 0, sizeof side->array);
     data->dtype = s->dtype;
     data->shape[0] = l.data_rows;
@@ -6285,26 +6302,26 @@ static void gmm__gtp_unpad(const gmm__gtp_side *side, gmm__gtp_array *a) {
     a->shape[1] = a->stride[a->major] = a->extent[!a->major];
 }
 
-/* Describes a side; its extents are stored in p->extents[which]. */
-static gmm_status gmm__gtp_read_side(gmm__gtp_planner *p, const gmm_shard *shard, gmm_direction direction, int which,
+/* Describes a side; its extents are stored in p->extents[buffer]. */
+static gmm_status gmm__gtp_read_side(gmm__gtp_planner *p, const gmm_shard *shard, gmm_direction direction, int buffer,
                                      gmm__gtp_side *side) {
-    gmm_error why = GMM_ZERO;
-    gmm_status status = gmm__gtp_plan_shard(p->fn, shard, &side->shard, &side->plan, &why);
+    gmm_error error = GMM_ZERO;
+    gmm_status status = gmm__gtp_plan_shard(p->fn, shard, &side->shard, &side->plan, &error);
     if (status) {
         const size_t skip = strlen(p->fn) + 2; /* gmm__gtp_ckpt_fail writes the name again */
         return gmm__gtp_ckpt_fail(p, status, GMM_CKPT_ARGUMENT, "%.300s",
-                                  strlen(why.text) > skip ? why.text + skip : "");
+                                  strlen(error.text) > skip ? error.text + skip : "");
     }
     side->shard.struct_size = 0;
     status = gmm_gtp_extents(&side->shard, NULL, 0, &side->count, NULL);
-    if (!status && side->count > p->capacity[which]) {
-        gmm__gtp_free(p, p->extents[which]);
-        p->capacity[which] = 0;
-        p->extents[which] = (gmm_extent *)gmm__gtp_alloc(p, (size_t)side->count * sizeof *side->extents);
-        if (!p->extents[which]) return gmm__gtp_ckpt_fail(p, GMM_E_MEMORY, GMM_CKPT_NO_MEMORY, "no memory");
-        p->capacity[which] = side->count;
+    if (!status && side->count > p->capacity[buffer]) {
+        gmm__gtp_free(p, p->extents[buffer]);
+        p->capacity[buffer] = 0;
+        p->extents[buffer] = (gmm_extent *)gmm__gtp_alloc(p, (size_t)side->count * sizeof *side->extents);
+        if (!p->extents[buffer]) return gmm__gtp_ckpt_fail(p, GMM_E_MEMORY, GMM_CKPT_NO_MEMORY, "no memory");
+        p->capacity[buffer] = side->count;
     }
-    side->extents = p->extents[which];
+    side->extents = p->extents[buffer];
     if (!status && side->count)
         status = gmm_gtp_extents(&side->shard, side->extents, side->count, &side->count, NULL);
     return status ? status : gmm__gtp_arrays(p, side, direction);
@@ -6506,7 +6523,7 @@ static gmm_status gmm__gtp_move_overlap(gmm__gtp_planner *p, const gmm_gtp_store
 
 static gmm_status gmm__gtp_plan_item(gmm__gtp_planner *p, const gmm_gtp_item *item, int64_t index) {
     gmm__gtp_side d, s, first;
-    gmm_shard whole;
+    gmm_shard logical;
     gmm_status status;
     int32_t j, k, target = (int32_t)p->target_count;
     int64_t moved = 0;
@@ -6521,10 +6538,10 @@ static gmm_status gmm__gtp_plan_item(gmm__gtp_planner *p, const gmm_gtp_item *it
                                   (int)item->stored_count, (int)item->direction);
     status = gmm__gtp_read_side(p, item->shard, item->direction, 0, &d);
     if (!status && p->exports) { /* the target is the logical weight */
-        whole = d.shard;
-        whole.tp_size = whole.gtp_size = 1;
-        whole.tp_rank = whole.gtp_rank = 0;
-        status = gmm__gtp_read_side(p, &whole, item->direction, 0, &d);
+        logical = d.shard;
+        logical.tp_size = logical.gtp_size = 1;
+        logical.tp_rank = logical.gtp_rank = 0;
+        status = gmm__gtp_read_side(p, &logical, item->direction, 0, &d);
         if (!status && d.shard.scaling > GMM_SCALING_TENSOR) gmm__gtp_unpad(&d, &d.array[GMM__GTP_SCALE]);
     }
     if (status) return status;

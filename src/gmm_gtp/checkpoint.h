@@ -71,13 +71,13 @@ static gmm_status gmm__gtp_arrays(gmm__gtp_planner *p, gmm__gtp_side *side, gmm_
     const gmm_direction d = s->scaling == GMM_SCALING_NONE ? GMM_ROWWISE : direction;
     gmm__gtp_array *data = &side->array[GMM__GTP_DATA], *scale = &side->array[GMM__GTP_SCALE];
     gmm_layout l = GMM_ZERO;
-    gmm_error why = GMM_ZERO;
+    gmm_error error = GMM_ZERO;
     const gmm_status status = gmm_layout_of(s->dtype, s->scaling, GMM_SCALES_COMPACT, d, side->plan.shard_rows,
-                                            side->plan.local_cols, &l, &why);
+                                            side->plan.local_cols, &l, &error);
     const int64_t pack = gmm_dtype_bits(s->dtype) < 8 ? 8 / gmm_dtype_bits(s->dtype) : 1;
     int64_t unused = 0;
     int major;
-    if (status) return gmm__gtp_ckpt_fail(p, status, GMM_CKPT_DTYPE, "%.300s", why.text);
+    if (status) return gmm__gtp_ckpt_fail(p, status, GMM_CKPT_DTYPE, "%.300s", error.text);
     memset(side->array, 0, sizeof side->array);
     data->dtype = s->dtype;
     data->shape[0] = l.data_rows;
@@ -115,26 +115,26 @@ static void gmm__gtp_unpad(const gmm__gtp_side *side, gmm__gtp_array *a) {
     a->shape[1] = a->stride[a->major] = a->extent[!a->major];
 }
 
-/* Describes a side; its extents are stored in p->extents[which]. */
-static gmm_status gmm__gtp_read_side(gmm__gtp_planner *p, const gmm_shard *shard, gmm_direction direction, int which,
+/* Describes a side; its extents are stored in p->extents[buffer]. */
+static gmm_status gmm__gtp_read_side(gmm__gtp_planner *p, const gmm_shard *shard, gmm_direction direction, int buffer,
                                      gmm__gtp_side *side) {
-    gmm_error why = GMM_ZERO;
-    gmm_status status = gmm__gtp_plan_shard(p->fn, shard, &side->shard, &side->plan, &why);
+    gmm_error error = GMM_ZERO;
+    gmm_status status = gmm__gtp_plan_shard(p->fn, shard, &side->shard, &side->plan, &error);
     if (status) {
         const size_t skip = strlen(p->fn) + 2; /* gmm__gtp_ckpt_fail writes the name again */
         return gmm__gtp_ckpt_fail(p, status, GMM_CKPT_ARGUMENT, "%.300s",
-                                  strlen(why.text) > skip ? why.text + skip : "");
+                                  strlen(error.text) > skip ? error.text + skip : "");
     }
     side->shard.struct_size = 0;
     status = gmm_gtp_extents(&side->shard, NULL, 0, &side->count, NULL);
-    if (!status && side->count > p->capacity[which]) {
-        gmm__gtp_free(p, p->extents[which]);
-        p->capacity[which] = 0;
-        p->extents[which] = (gmm_extent *)gmm__gtp_alloc(p, (size_t)side->count * sizeof *side->extents);
-        if (!p->extents[which]) return gmm__gtp_ckpt_fail(p, GMM_E_MEMORY, GMM_CKPT_NO_MEMORY, "no memory");
-        p->capacity[which] = side->count;
+    if (!status && side->count > p->capacity[buffer]) {
+        gmm__gtp_free(p, p->extents[buffer]);
+        p->capacity[buffer] = 0;
+        p->extents[buffer] = (gmm_extent *)gmm__gtp_alloc(p, (size_t)side->count * sizeof *side->extents);
+        if (!p->extents[buffer]) return gmm__gtp_ckpt_fail(p, GMM_E_MEMORY, GMM_CKPT_NO_MEMORY, "no memory");
+        p->capacity[buffer] = side->count;
     }
-    side->extents = p->extents[which];
+    side->extents = p->extents[buffer];
     if (!status && side->count)
         status = gmm_gtp_extents(&side->shard, side->extents, side->count, &side->count, NULL);
     return status ? status : gmm__gtp_arrays(p, side, direction);
@@ -336,7 +336,7 @@ static gmm_status gmm__gtp_move_overlap(gmm__gtp_planner *p, const gmm_gtp_store
 
 static gmm_status gmm__gtp_plan_item(gmm__gtp_planner *p, const gmm_gtp_item *item, int64_t index) {
     gmm__gtp_side d, s, first;
-    gmm_shard whole;
+    gmm_shard logical;
     gmm_status status;
     int32_t j, k, target = (int32_t)p->target_count;
     int64_t moved = 0;
@@ -351,10 +351,10 @@ static gmm_status gmm__gtp_plan_item(gmm__gtp_planner *p, const gmm_gtp_item *it
                                   (int)item->stored_count, (int)item->direction);
     status = gmm__gtp_read_side(p, item->shard, item->direction, 0, &d);
     if (!status && p->exports) { /* the target is the logical weight */
-        whole = d.shard;
-        whole.tp_size = whole.gtp_size = 1;
-        whole.tp_rank = whole.gtp_rank = 0;
-        status = gmm__gtp_read_side(p, &whole, item->direction, 0, &d);
+        logical = d.shard;
+        logical.tp_size = logical.gtp_size = 1;
+        logical.tp_rank = logical.gtp_rank = 0;
+        status = gmm__gtp_read_side(p, &logical, item->direction, 0, &d);
         if (!status && d.shard.scaling > GMM_SCALING_TENSOR) gmm__gtp_unpad(&d, &d.array[GMM__GTP_SCALE]);
     }
     if (status) return status;

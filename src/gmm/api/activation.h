@@ -9,7 +9,7 @@ typedef enum gmm_act_preset {
     GMM_ACT_PRESET_MAX = 0x7fffffff
 } gmm_act_preset;
 
-/* The settings a preset names. Pure. Errors: an unknown preset gives GMM_ACT_NONE. */
+/* The settings of a preset. Pure. Errors: an unknown preset gives GMM_ACT_NONE. */
 GMMDEF gmm_act gmm_act_of(gmm_act_preset preset);
 GMMDEF const char *gmm_act_name(gmm_act_kind kind); /* "swiglu"; "?" if unknown */
 
@@ -42,7 +42,7 @@ GMMDEF gmm_status gmm_act_query(gmm_context *ctx, gmm_op op, const gmm_activatio
 GMMDEF gmm_status gmm_act_fwd(gmm_context *ctx, const gmm_activation *activation, void *workspace,
                               size_t workspace_bytes, gmm_stream stream);
 
-/* dx = p dy df/dx, dprob, and y = p f(x) again. Needs x, dy and one of dx, dprob, y; what is NULL is not computed.
+/* dx = p dy df/dx, dprob, and y = p f(x). Needs x, dy and one of dx, dprob, y; outputs that are NULL are not computed.
    Stream, graph, errors: as gmm_act_fwd. */
 GMMDEF gmm_status gmm_act_bwd(gmm_context *ctx, const gmm_activation *activation, void *workspace,
                               size_t workspace_bytes, gmm_stream stream);

@@ -1,7 +1,7 @@
 /* ------------------------------------------------------------------------------------------ 10 Small operations --- */
 
-/* y = beta y + scale (x_0 + x_1 + ... + x_{count - 1}): what reduces gradients into main_grad. fp32 in this order, one
-   rounding at the store. beta 0 never reads y; scale and beta are taken as they are, so a scale of 0 means 0.
+/* y = beta y + scale (x_0 + x_1 + ... + x_{count - 1}), which reduces gradients into main_grad: in fp32, in this order,
+   with one rounding at the store. beta 0 does not read y. A scale of 0 means 0, unlike other fields with a default.
    Shapes: x count matrices of [rows, cols], packed or a table; y [rows, cols].
    dtypes: x and y each F32, F16 or BF16.  Aliasing: y may be one of x, with the same dtype and ld; else none. */
 typedef struct gmm_accumulation {
@@ -10,7 +10,7 @@ typedef struct gmm_accumulation {
     int64_t rows;            /* >= 0 */
     int64_t cols;            /* >= 1 */
     const gmm_options *options;
-    const gmm_mat *x;        /* a table stands on the host (GMM_MAT_TABLE_ON_HOST) and is read during the call */
+    const gmm_mat *x;        /* a table is in host memory (GMM_MAT_TABLE_ON_HOST) and is read during the call */
     const gmm_mat *y;
     float scale;
     float beta;
@@ -19,7 +19,7 @@ typedef struct gmm_accumulation {
 /* Engine and workspace of GMM_OP_ACCUMULATE.  Stream, graph: none. Errors: as the operation. */
 GMMDEF gmm_status gmm_accumulate_query(gmm_context *ctx, const gmm_accumulation *accumulation, gmm_info *info);
 
-/* Accumulates. Stream, graph: enqueued; capturable, with scale, beta and a table's addresses as they are now.
+/* Accumulates. Stream, graph: enqueued; capturable; a graph holds scale, beta and the addresses of a table.
    Errors: as gmm_linear_fwd. */
 GMMDEF gmm_status gmm_accumulate(gmm_context *ctx, const gmm_accumulation *accumulation, void *workspace,
                                  size_t workspace_bytes, gmm_stream stream);

@@ -6,17 +6,18 @@
        gmm_ckpt_scheme   how a family of checkpoints names and lays out its tensors
        gmm_ckpt_plan     strided moves from the source's tensors to the targets'
 
-   The logical weight of a grouped linear is [experts][out][in], whole: before expert parallelism (EP) and expert tensor
-   parallelism (ETP) cut it; of a gated FC1, `out` is its gate rows and then as many up rows. Each stored tensor is a
-   box of it, laid out by its scheme. A plan intersects the boxes of the source with those of the target.
-   Pure        Building reads names, shapes and dtypes, never data; every error that the data does not cause is found
-               there, with its reason and key, and nothing is changed. Applying can then fail by io alone.
-   Exact       Every byte of a target is written once; every key of the source is used, kept, dropped by rule, or named
-               in an error. gmm_ckpt_verify proves the former from the moves.
-   Memory      Tables and plans allocate from the allocator they were made with (NULL: GMM_MALLOC); applying allocates
-               nothing and uses the caller's scratch. Tables must outlive plans that read them.
-   Threads     Tables and plans do not change after they were built: they may be shared, and disjoint ranges of moves
-               applied at once. Hosts are little-endian.
+   The logical weight of a grouped linear is [experts][out][in], before expert parallelism (EP) and expert tensor
+   parallelism (ETP) shard it; the `out` rows of a gated FC1 are its gate rows and then as many up rows. Each stored
+   tensor is a box (a range of experts, rows and columns) of the logical weight, in the layout of its scheme. A plan
+   intersects the boxes of the source with those of the target.
+   Pure        Building a plan reads names, shapes and dtypes, never data. It reports every error that these can cause,
+               with its reason and key, and changes nothing. Afterwards only input and output can fail.
+   Exact       Every byte of a target is written once: gmm_ckpt_verify proves it from the moves. Every key of the source
+               is used, kept, dropped by a rule, or named in an error.
+   Memory      Tables and plans allocate from the allocator with which they were made (NULL: GMM_MALLOC); applying
+               allocates nothing and uses the caller's scratch. Tables must outlive plans that read them.
+   Threads     Tables and plans are not changed once they are complete: threads may share them, and apply disjoint
+               ranges of moves at the same time. Hosts are little-endian.
    In functions below, `report` and `error` may be NULL. */
 
 /* Why a checkpoint was refused. X(name, value, lower-case name, status) */
@@ -70,8 +71,8 @@ typedef struct gmm_ckpt_tensor {
     int64_t shape[GMM_CKPT_RANK]; /* >= 0; with E2M1, elements */
     int32_t storage;              /* of the table */
     int32_t reserved;             /* 0 */
-    int64_t offset, bytes;        /* inside the storage; bytes is shape times dtype, and free for GMM_NONE */
-    int64_t tag;                  /* the caller's; a kept tensor carries it on */
+    int64_t offset, bytes;        /* in the storage; bytes is shape times dtype size, and any number for GMM_NONE */
+    int64_t tag;                  /* the caller's; copied to the target of a kept tensor */
 } gmm_ckpt_tensor;
 
 typedef struct gmm_ckpt_table gmm_ckpt_table;
@@ -82,17 +83,19 @@ GMMDEF gmm_status gmm_ckpt_table_create(gmm_ckpt_table **out, const gmm_allocato
 /* Frees a table; NULL is allowed. */
 GMMDEF void gmm_ckpt_table_destroy(gmm_ckpt_table *table);
 
-/* Adds a storage of `bytes`: host memory at `base`, which must stay, or with NULL what gmm_ckpt_io.read reads.
+/* Adds a storage of `bytes`: host memory at `base`, which must outlive the table, or with NULL one that
+   gmm_ckpt_io.read reads.
    Errors: GMM_E_NULL, GMM_E_ARG (bytes < 0), GMM_E_MEMORY. */
 GMMDEF gmm_status gmm_ckpt_table_add_storage(gmm_ckpt_table *table, const void *base, int64_t bytes, int32_t *storage,
                                              gmm_error *error);
 
-/* Adds a tensor; tensors may share bytes.  Errors (reason): GMM_E_NULL, GMM_E_ARG (argument: rank, storage, negative
-   extent, bytes that shape and dtype do not make, outside of the storage), GMM_E_DTYPE (dtype), GMM_E_KEY
-   (duplicate_key), GMM_E_OVERFLOW, GMM_E_MEMORY. The table is then as before. */
+/* Adds a tensor; tensors may share bytes. A failure leaves the table unchanged.  Errors (reason): GMM_E_NULL, GMM_E_ARG
+   (argument: rank, storage, a negative extent, bytes that contradict shape and dtype, bytes outside of the storage),
+   GMM_E_DTYPE (dtype), GMM_E_KEY (duplicate_key), GMM_E_OVERFLOW, GMM_E_MEMORY. */
 GMMDEF gmm_status gmm_ckpt_table_add(gmm_ckpt_table *table, const gmm_ckpt_tensor *tensor, gmm_ckpt_report *report);
 
-/* The tensors in the order they were added; valid until the next is added. Index of a name, -1 if there is none. */
+/* The tensors in the order in which they were added, valid until another is added. The index of a name, -1 if there is
+   none. */
 GMMDEF const gmm_ckpt_tensor *gmm_ckpt_table_tensors(const gmm_ckpt_table *table, int64_t *count);
 GMMDEF int64_t gmm_ckpt_table_find(const gmm_ckpt_table *table, const char *name);
 
@@ -131,17 +134,17 @@ typedef enum gmm_ckpt_half {
     GMM_CKPT_HALF_MAX = 0x7fffffff
 } gmm_ckpt_half;
 
-/* How a tensor holds matrices of r x c: out x in, or in x out if the row says transposed. */
+/* How a tensor stores matrices of r x c: out x in, or in x out in a transposed row. */
 typedef enum gmm_ckpt_form {
     GMM_CKPT_EACH = 0,    /* one expert: [r, c], a vector [r] */
     GMM_CKPT_STACKED = 1, /* all experts: [E, r, c] or [E r, c], vectors [E, r] or [E r] */
-    GMM_CKPT_WIDE = 2,    /* all experts: declared [r, E c], but the bytes of [E, r, c] */
-    GMM_CKPT_TALL = 3,    /* all experts, as STACKED, but targets are declared [E r, c] */
+    GMM_CKPT_WIDE = 2,    /* all experts: the shape is [r, E c], the bytes are those of [E, r, c] */
+    GMM_CKPT_TALL = 3,    /* all experts, as STACKED, but targets have the shape [E r, c] */
     GMM_CKPT_FORM_MAX = 0x7fffffff
 } gmm_ckpt_form;
 
-/* One kind of tensor. Patterns are whole dotted segments with {p} (the linear's path; only in front), {L} (its layer)
-   and {e} (the expert): integers without leading zeros. */
+/* One kind of tensor in a scheme. Patterns consist of dotted segments; {p} at the front is the linear's path, {L} its
+   layer and {e} the expert, both integers without leading zeros. */
 typedef struct gmm_ckpt_row {
     const char *pattern;
     gmm_ckpt_slot slot;
@@ -149,25 +152,26 @@ typedef struct gmm_ckpt_row {
     gmm_ckpt_half half;
     gmm_ckpt_form form;
     int32_t transposed;
-    gmm_scaling scaling; /* of a quantized weight, and of its scales: 128X128 (the weight may also come unquantized) or
-                            MX32: U8 blocks [..., r, c / 32, 16] of two 4-bit elements per byte, low half first. To be
-                            dequantized, several experts and their scales come both in EACH or both in another form */
+    gmm_scaling scaling; /* of a quantized weight and of its scales: 128X128 (the weight may also be unquantized) or
+                            MX32: U8 blocks [..., r, c / 32, 16] of two 4-bit elements per byte, low half first. To
+                            dequantize several experts, their weights and scales must both be EACH or both not EACH */
 } gmm_ckpt_row;
 
 typedef struct gmm_ckpt_scheme {
     const char *name;
     const gmm_ckpt_row *rows;
     int32_t count;
-    int32_t glu_known;    /* 1: BOTH rows have gate and up in blocks of glu_block (0 = halves); 0: it must be stated */
+    int32_t glu_known;    /* 1: BOTH rows have gate and up in blocks of glu_block (0 = halves); 0: the caller states
+                             it */
     int32_t glu_block;
     int32_t global_index; /* 1: {e} counts the experts of all EP ranks; 0: those of the rank */
 } gmm_ckpt_scheme;
 
-/* A shipped scheme; NULL for an unknown name. gmm_ckpt_scheme_at lists them: NULL past the last. Pure.
-       module       {p}.weight0.. or {p}.weight, biases alike, of linears that are given by path
+/* A scheme of this library; NULL for an unknown name. gmm_ckpt_scheme_at enumerates them: NULL past the last. Pure.
+       module       {p}.weight0.. or {p}.weight, and biases likewise, of linears that have a path
        megatron     Megatron's grouped linears, indexed or grouped, with router and shared experts
        sequential   Megatron's SequentialMLP
-       legacy       Megatron's old GroupedMLP: weight1 [H, E 2F] (E F ungated), weight2 [E F, H]; [E, F, H] is read too
+       legacy       Megatron's old GroupedMLP: weight1 [H, E 2F] (E F ungated), weight2 [E F, H]; reads [E, F, H] too
        mixtral, qwen2-moe, qwen3-moe (also OLMoE), deepseek-v3 (FP8 blocks or 16-bit)
        fused, fused-transposed   Hugging Face's stacked gate_up_proj [E, 2F, H] or [E, H, 2F]
        gpt-oss      interleaved by 1, biases, MXFP4 blocks or 16-bit [E, H, 2F] */
@@ -176,7 +180,7 @@ GMMDEF const gmm_ckpt_scheme *gmm_ckpt_scheme_at(int32_t index);
 
 /* ---- Plans */
 
-/* One linear, whole. Arrays of these have no struct_size. */
+/* One linear before sharding. Arrays of these have no struct_size. */
 typedef struct gmm_ckpt_linear {
     gmm_ckpt_slot slot;
     int32_t gated;         /* FC1: out is 2F, gate rows and then up rows */
@@ -184,40 +188,40 @@ typedef struct gmm_ckpt_linear {
     int64_t layer;         /* {L} */
     int64_t experts;       /* of all EP ranks; slots that are not grouped: 1 (0 means 1) */
     int64_t out, in;       /* in 0: the weight is a vector */
-    int32_t bias;          /* 1: it has a bias; 0: keys of one are extra */
-    int32_t grouped_weight, grouped_bias; /* targets, where the scheme has both: 1 STACKED, 0 EACH */
+    int32_t bias;          /* 1: it has a bias; 0: keys of a bias are extra */
+    int32_t grouped_weight, grouped_bias; /* targets, where the scheme has both forms: 1 STACKED, 0 EACH */
     int32_t spare;         /* ROUTER, ROUTER_CORRECTION: rows of `out` behind those of the layer's experts */
-    gmm_scaling scaling;   /* gmm_ckpt_scan: 128X128 or MX32 where weights of it are quantized. Plans do not read it */
+    gmm_scaling scaling;   /* set by gmm_ckpt_scan: 128X128 or MX32 where its weights are quantized. Plans ignore it */
 } gmm_ckpt_linear;
 
-/* The rows that a rank of generalized tensor parallelism keeps of the matrix that EP and ETP leave: what gmm_gtp_plan
-   gives as row0, valid_rows and shard_rows. Rows that do not lie in the matrix are an argument error; rows that cut
-   blocks of scales, and gate and up rows in tensors of their own, are not_divisible. */
+/* The rows that a rank of generalized tensor parallelism (GTP) has of the local matrix of its EP and ETP rank: row0,
+   valid_rows and shard_rows of gmm_gtp_plan. Rows outside of the matrix are an argument error; a boundary inside a
+   block of scales, and gate and up rows in separate tensors, are not_divisible. */
 typedef struct gmm_ckpt_cut {
     int64_t row0, rows;
     int64_t stored_rows; /* rows of the tensor; those past `rows` are written as zeros */
 } gmm_ckpt_cut;
 
-/* Coordinates of what a table holds or a target wants. Sizes of 0 mean 1. */
+/* Coordinates of the rank whose shards a table contains or a target is. Sizes of 0 mean 1. */
 typedef struct gmm_ckpt_rank {
     int32_t ep_rank, ep_size;
     int32_t etp_rank, etp_size;
-    int32_t gtp_rank, gtp_size; /* sources: ranks stack their weights' rows in this order. Targets: see cuts */
+    int32_t gtp_rank, gtp_size; /* sources: the weight's rows are those of the ranks in this order. Targets: see cuts */
 } gmm_ckpt_rank;
 
-/* A whole checkpoint, or what one rank wrote of it. Arrays of these have no struct_size. */
+/* A whole checkpoint, or the file of one rank. Arrays of these have no struct_size. */
 typedef struct gmm_ckpt_part {
     const gmm_ckpt_table *table;
     gmm_ckpt_rank rank;
 } gmm_ckpt_part;
 
-/* Something that may be known of gate and up rows in one tensor: the block B in [gate:B | up:B | gate:B ...]. */
+/* The layout of gate and up rows in one tensor, if known: the block B in [gate:B | up:B | gate:B ...]. */
 typedef struct gmm_ckpt_glu {
     int32_t known;
     int32_t block; /* 0 = halves */
 } gmm_ckpt_glu;
 
-/* What becomes of keys that no linear uses, scales of weights that are not quantized among them. */
+/* What to do with extra keys, which no linear uses; scales of weights that are not quantized are extra too. */
 typedef enum gmm_ckpt_extra {
     GMM_CKPT_EXTRA_REFUSE = 0,
     GMM_CKPT_EXTRA_KEEP = 1, /* they become targets of the same name, shape and bytes */
@@ -225,36 +229,39 @@ typedef enum gmm_ckpt_extra {
     GMM_CKPT_EXTRA_MAX = 0x7fffffff
 } gmm_ckpt_extra;
 
-/* How to read the source; nothing is guessed.
-   Keys are matched by whole segments, as a state's prefix, the model's prefix and a row's pattern, wrapper segments
-   left out. Where linears have paths, a key belongs to the longest path that its module ends with. The model's prefix
-   is one for all keys: the stated one, which is empty or ends with a dot, and whose wrapper segments keys must have;
-   else the empty one if any key has it; else the only one found, or the key is ambiguous. Keys with other prefixes are
-   extra.
-   Linears of one layer must agree: FC1 and FC2 in experts and features, a router's rows (less gmm_ckpt_linear.spare)
-   with the experts. Every part holds all experts of its rank, and every state that has a key all of its linears.
-   The GLU layout is the scheme's, or what was stated or recorded (in the file's metadata); if several are known they
-   must agree. Unknown is allowed only where gate and up rows stay together and in place. */
+/* How to read the source. Nothing is inferred beyond these rules.
+   Keys       A key is matched segment by segment, without its wrapper segments: a state's prefix, the model's prefix, a
+              row's pattern. Where linears have paths, a key belongs to the longest path with which its module ends.
+   Prefix     All keys have the same model prefix: the stated one, which is empty or ends with a dot, and whose wrapper
+              segments keys must have; else the empty one if any key has it; else the only one found (of several, keys
+              are ambiguous). Keys with other prefixes are extra.
+   Linears    The linears of a layer must agree: FC1 and FC2 in experts and features, a router's rows (less
+              gmm_ckpt_linear.spare) with the experts. Every part has all experts of its rank, and every state that has
+              any key has all linears.
+   GLU        The GLU layout is that of the scheme, the stated one, or the one recorded in the file's metadata; where
+              several are known they must agree. It may be unknown only where gate and up rows stay together and in
+              place. */
 typedef struct gmm_ckpt_source {
     uint32_t struct_size;
-    int32_t part_count;            /* >= 1; what several parts hold alike is read from the first */
+    int32_t part_count;            /* >= 1; bytes that several parts contain are read from the first */
     const gmm_ckpt_part *parts;
     const gmm_ckpt_scheme *scheme;
-    const char *prefix;            /* "model." or ""; NULL = found */
-    const char *const *wrappers;   /* [wrapper_count] segments left out of keys and paths, such as "module" */
+    const char *prefix;            /* "model." or ""; NULL = found by the rule above */
+    const char *const *wrappers;   /* [wrapper_count] segments ignored in keys and paths, such as "module" */
     const char *const *states;     /* [state_count] prefixes of equal trees, such as "" and "optimizer.exp_avg."; NULL =
                                       "" alone. A state without any key is absent */
     int32_t wrapper_count, state_count;
     gmm_ckpt_glu stated, recorded;
     gmm_ckpt_extra extra;
-    int32_t skip_missing;          /* 1: layers, linears and EACH targets of experts that the source lacks are left
-                                      out, and a stack needs all of its experts; 0: they are errors */
-    int32_t prefer_target;         /* 1: of EACH and STACKED both present, the target's is taken, the other dropped */
+    int32_t skip_missing;          /* 1: layers, linears and EACH experts that the source lacks are no targets, and a
+                                      stack needs all of its experts; 0: they are errors */
+    int32_t prefer_target;         /* 1: where EACH and STACKED are both present, the form of the target is read and the
+                                      other dropped */
     int32_t drop_extra_state;      /* 1: keys with a segment `_extra_state` or, numbered, `_extra_state3` are dropped;
-                                      else extra. Never read */
+                                      0: they are extra. Their data is never read */
 } gmm_ckpt_source;
 
-/* What the model wants. */
+/* The tensors that the model needs. */
 typedef struct gmm_ckpt_target {
     uint32_t struct_size;
     int32_t state_count;           /* 0: the source's states */
@@ -263,26 +270,26 @@ typedef struct gmm_ckpt_target {
     const char *const *states;     /* one name for each of the source's */
     gmm_ckpt_rank rank;            /* gtp_rank and gtp_size are not read */
     const gmm_ckpt_cut *cuts;      /* [linears] GTP, of grouped weights; NULL = whole */
-    int32_t glu_block;             /* of BOTH rows of FC1; 0 = halves, or the scheme's. Shared experts have halves on
-                                      both sides, whatever was stated or recorded */
+    int32_t glu_block;             /* of BOTH rows of FC1; 0 = the scheme's, or halves. Shared experts have halves in
+                                      source and target, whatever is stated or recorded */
     gmm_dtype dtype, bias_dtype;   /* F32, F16, BF16: of experts, converted or dequantized. NONE: as in the source.
-                                      States, routers and kept tensors always stay as they are */
-    int32_t views;                 /* 1: a target whose bytes lie in the source as they must become a view of it */
-    int32_t drop_wrappers;         /* 0: a wrapper segment stays where it is, if the target's name begins with the
-                                      segments in front of it; keys of one linear that are wrapped differently are
-                                      ambiguous. 1: names come without wrappers, those of kept tensors too */
+                                      States, routers and kept tensors keep the dtype of the source */
+    int32_t views;                 /* 1: a target whose bytes are contiguous in the source becomes a view of it */
+    int32_t drop_wrappers;         /* 0: a wrapper segment keeps its place where the target's name begins with the
+                                      segments in front of it; keys of one linear with different wrappers are
+                                      ambiguous. 1: names have no wrappers, also those of kept tensors */
     int32_t reserved;              /* 0 */
 } gmm_ckpt_target;
 
 typedef struct gmm_ckpt_plan gmm_ckpt_plan;
 
-/* Finds the linears of a source whose patterns name layers, and their extents, for gmm_ckpt_plan_create.
-   Experts     `experts` states their number in every layer. 0: names and shapes of FC1 and FC2 tell it (two-dimensional
-               tensors of all experts do not), and the router's rows say the same; stated, more rows of a router are
-               spare.
+/* Finds the linears of a source whose patterns have layers, and their extents, for gmm_ckpt_plan_create.
+   Experts     `experts` is their number in every layer; further rows of a router are then spare. 0: the number follows
+               from names and shapes of FC1 and FC2 (two-dimensional tensors of all experts do not give it), and the
+               router must have as many rows.
    Gated       Whether a BOTH row of FC1 is gated follows from FC2's in.
-   Complete    Unless skip_missing is 1, the source has layers from 0 on without a gap (a layer is there if any key
-               names it), and what one layer of experts has, FC1, FC2, router, shared experts or a bias, all have.
+   Complete    Unless skip_missing is 1, layers are numbered from 0 without a gap (a layer is present if any key names
+               it), and all layers of experts have the same linears: FC1, FC2, router, shared experts, biases.
    *linears is allocated from the allocator, and freed by gmm_ckpt_linears_release.
    Errors (reason): as gmm_ckpt_plan_create. */
 GMMDEF gmm_status gmm_ckpt_scan(const gmm_ckpt_source *source, int64_t experts, gmm_ckpt_linear **linears,
@@ -297,25 +304,26 @@ GMMDEF gmm_status gmm_ckpt_plan_create(gmm_ckpt_plan **out, const gmm_ckpt_sourc
                                        const gmm_ckpt_target *target, const gmm_ckpt_linear *linears, int64_t count,
                                        const gmm_allocator *allocator, gmm_ckpt_report *report);
 
-/* How gmm_ckpt_normalize_* treat doubtful keys. */
+/* How gmm_ckpt_normalize_* treat keys that are inconsistent or ambiguous. */
 typedef enum gmm_ckpt_parity {
-    GMM_CKPT_SAFE = 0,     /* doubtful keys are errors */
-    GMM_CKPT_UPSTREAM = 1, /* as Megatron-LM does: what does not fit is left alone, keys match by their last characters,
-                              shapes are not checked against the declared ones, and a later module meets the keys that
-                              an earlier one made. Errors here, where Megatron-LM says nothing: two tensors of one name
+    GMM_CKPT_SAFE = 0,     /* as errors */
+    GMM_CKPT_UPSTREAM = 1, /* as Megatron-LM does: keys that do not fit are copied unchanged, keys match by their last
+                              characters, shapes are not checked against the declared ones, and a later module sees the
+                              keys that an earlier one made. Errors here but not in Megatron-LM: two tensors of one name
                               (duplicate_key), and a stack of several dtypes (dtype) or shapes (shape) */
     GMM_CKPT_PARITY_MAX = 0x7fffffff
 } gmm_ckpt_parity;
 
-/* Megatron-LM's load hook of one module: its parameters between indexed and grouped keys, as linear->grouped_weight and
-   grouped_bias say. Keys are prefix, and then weight, weight0, bias...; linear->path is not read. SAFE wants a prefix
-   that is empty or ends with a dot; UPSTREAM takes any.
-   And its map for reloading fp32 masters: the same for many modules by their paths, under any one prefix, which cannot
-   be stated: where keys of two prefixes match, give longer paths. SAFE leaves the segments `module` and `_orig_mod`
-   out when it matches and keeps them in names; a key belongs to the longest path that its module ends with.
-   The plan's targets are the whole new table: what is not concerned stays as it is. Plans consist of views and copies.
-   SAFE wants the scales of E4M3 and E5M2 weights (weight_scale_inv, alike indexed or grouped) even where these are only
-   copied, and moves them along.
+/* gmm_ckpt_normalize_hook is Megatron-LM's load hook of one module: it converts the module's parameters between indexed
+   and grouped keys, as linear->grouped_weight and grouped_bias say. Keys are prefix, and then weight, weight0, bias...;
+   linear->path is not read. SAFE requires a prefix that is empty or ends with a dot; UPSTREAM takes any.
+   gmm_ckpt_normalize_map is its map for reloading fp32 masters: the same conversion for many modules by their paths,
+   under one common prefix. The prefix is not an argument: where keys of two prefixes match, the caller must give longer
+   paths. SAFE ignores the segments `module` and `_orig_mod` in matching, and keeps them in names; a key belongs to the
+   longest path with which its module ends.
+   The plan's targets are the whole new table, including unchanged tensors. Plans consist of views and copies.
+   SAFE requires the scales of E4M3 and E5M2 weights (weight_scale_inv, indexed or grouped like the weights), also where
+   the weights are only copied, and converts them likewise.
    Errors (reason): as gmm_ckpt_plan_create. */
 GMMDEF gmm_status gmm_ckpt_normalize_hook(gmm_ckpt_plan **out, const gmm_ckpt_table *table, const char *prefix,
                                           const gmm_ckpt_linear *linear, gmm_ckpt_parity parity,
@@ -327,12 +335,12 @@ GMMDEF gmm_status gmm_ckpt_normalize_map(gmm_ckpt_plan **out, const gmm_ckpt_tab
 /* Frees a plan; NULL is allowed. */
 GMMDEF void gmm_ckpt_plan_destroy(gmm_ckpt_plan *plan);
 
-/* The targets. All lie in storage 0, one behind the other at 64-byte boundaries; views lie there too, but no byte of
-   them is written. Lives as long as the plan. */
+/* The targets. All have a place in storage 0, one after another at 64-byte boundaries; the bytes of views there are not
+   written. Valid as long as the plan. */
 GMMDEF const gmm_ckpt_table *gmm_ckpt_plan_targets(const gmm_ckpt_plan *plan);
 
 typedef enum gmm_ckpt_move_kind {
-    GMM_CKPT_VIEW = 0,    /* the whole target is bytes of the source from src_at on: nothing moves */
+    GMM_CKPT_VIEW = 0,    /* the whole target is the source from element src_at on: nothing is copied */
     GMM_CKPT_COPY = 1,
     GMM_CKPT_CONVERT = 2, /* between F32, F16 and BF16, rounded once */
     GMM_CKPT_DEQUANT = 3, /* element times the scale of its block in fp32, rounded once */
@@ -341,8 +349,8 @@ typedef enum gmm_ckpt_move_kind {
 } gmm_ckpt_move_kind;
 
 /* One strided copy: for all 0 <= i_l < count[l]:
-       dst[dst_at + sum i_l dst_step[l]] = src[src_at + sum i_l src_step[l]], in elements; dst_step falls from loop to
-   loop. */
+       dst[dst_at + sum i_l dst_step[l]] = src[src_at + sum i_l src_step[l]], in elements. dst_step decreases from loop
+   to loop. */
 typedef struct gmm_ckpt_move {
     gmm_ckpt_move_kind kind;
     gmm_scaling scaling;  /* DEQUANT */
@@ -354,19 +362,20 @@ typedef struct gmm_ckpt_move {
     int64_t count[GMM_CKPT_LOOPS], src_step[GMM_CKPT_LOOPS], dst_step[GMM_CKPT_LOOPS];
 } gmm_ckpt_move;
 
-/* The moves, ordered by part, storage and offset of what they read. Live as long as the plan. */
+/* The moves, in the order of part, storage and offset of the bytes that they read. Valid as long as the plan. */
 GMMDEF const gmm_ckpt_move *gmm_ckpt_plan_moves(const gmm_ckpt_plan *plan, int64_t *count);
 
 /* Proves that `count` moves (NULL: the plan's own) read and write within bounds and write every byte of every target
-   exactly once (of a partial plan: at most once), views counting as written.
-   Errors: GMM_E_NULL, GMM_E_STATE (not so; names the target), GMM_E_MEMORY. */
+   exactly once (of a partial plan: at most once), where views count as written.
+   Errors: GMM_E_NULL, GMM_E_STATE (the moves do not; the message names the target), GMM_E_MEMORY. */
 GMMDEF gmm_status gmm_ckpt_verify(const gmm_ckpt_plan *plan, const gmm_ckpt_move *moves, int64_t count,
                                   gmm_error *error);
 
-/* A plan of the caller's own moves: what gmm_gtp_export and gmm_gtp_import are made of. Targets get the storage and
-   offsets that plans give; of each tensor name, dtype, rank and shape are read. Moves are copied, tidied and ordered.
-   They may be COPY, CONVERT, DEQUANT and ZERO, and are checked as gmm_ckpt_verify does. partial 1: bytes of targets may
-   be left to others, and gmm_ckpt_verify asks for none twice only. Of parts, only tables are read.
+/* A plan of the caller's own moves, which gmm_gtp_export and gmm_gtp_import use. Name, dtype, rank and shape of targets
+   are read; their storage and offsets are those that any plan gives. Moves are copied, their loops merged where they
+   are contiguous, and sorted. They may be COPY, CONVERT, DEQUANT and ZERO, and are checked as gmm_ckpt_verify does.
+   partial 1: other processes may write some bytes of the targets, and gmm_ckpt_verify only checks that none is written
+   twice. Of parts, only tables are read.
    Errors (reason): GMM_E_NULL, GMM_E_ARG (argument), GMM_E_KEY (duplicate_key), GMM_E_DTYPE, GMM_E_OVERFLOW,
        GMM_E_MEMORY; GMM_E_STATE (argument: what gmm_ckpt_verify finds). */
 GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_part *parts, int32_t part_count,
@@ -385,7 +394,7 @@ typedef struct gmm_ckpt_cost {
 
 enum { GMM_CKPT_SCRATCH = 64 << 20 }; /* recommended gmm_ckpt_run.scratch_bytes */
 
-/* What applying takes. Pure.  Errors: GMM_E_NULL, GMM_E_VERSION. */
+/* The cost of applying all moves. Pure.  Errors: GMM_E_NULL, GMM_E_VERSION. */
 GMMDEF gmm_status gmm_ckpt_cost_of(const gmm_ckpt_plan *plan, gmm_ckpt_cost *cost, gmm_error *error);
 
 /* Callbacks return 0, or anything else to fail the call with GMM_E_IO. Offsets are bytes. */
@@ -406,17 +415,18 @@ typedef struct gmm_ckpt_run {
     int64_t end;           /* the move to stop before; 0 = all */
 } gmm_ckpt_run;
 
-/* Applies the moves from *cursor on, which is then the next move to do, also after a failure: what was done need not be
-   done again, and doing it again changes nothing. Targets must not overlap the source's memory.
+/* Applies the moves from *cursor on. *cursor is advanced to the next move that is not done, also by a call that fails,
+   so that a later call can continue; applying a move twice gives the same bytes. Targets must not overlap the source's
+   memory.
    Errors: GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG (cursor or end out of range, overlap), GMM_E_WORKSPACE (scratch below
        scratch_min), GMM_E_IO. */
 GMMDEF gmm_status gmm_ckpt_apply(const gmm_ckpt_plan *plan, const gmm_ckpt_run *run, int64_t *cursor, gmm_error *error);
 
 /* ---- Small rules of Megatron-LM's checkpoints, as pure functions. */
 
-/* Splits one tensor into E: a first extent of E is unbound, else a multiple of it is cut into equal chunks. `members`
-   is that of a quantized group, which has no other split; 0 = a plain tensor. parts [E] get shape, offset and bytes;
-   their names are the tensor's.
+/* Splits one tensor into those of E experts: a first extent of E is removed, and one that is a multiple of E is divided
+   into equal chunks. `members` is the number of tensors in a quantized group, which must be E; 0 = a plain tensor.
+   parts [E] get shape, offset and bytes, and the tensor's name.
    Errors (reason): GMM_E_NULL, GMM_E_ARG, GMM_E_KEY (group_count), GMM_E_CONFIG (not_divisible). */
 GMMDEF gmm_status gmm_ckpt_split(const gmm_ckpt_tensor *tensor, int32_t members, int32_t experts,
                                  gmm_ckpt_tensor *parts, gmm_ckpt_report *report);
@@ -427,13 +437,13 @@ typedef struct gmm_ckpt_interval {
     int64_t length;
 } gmm_ckpt_interval;
 
-/* What a flat shard [start, start + length) of consecutive members has of each: every member gets an entry, so that
-   ranks agree on their number. start -1 with length 0: no shard.
+/* Intersects a flat shard [start, start + length) with each of the consecutive members. Every member gets an entry, so
+   that all ranks have equally many. start -1 with length 0: no shard.
    Errors: GMM_E_NULL, GMM_E_ARG (negative or missing start, shard past the end), GMM_E_OVERFLOW. */
 GMMDEF gmm_status gmm_ckpt_shard_members(const int64_t *numel, int32_t members, int64_t start, int64_t length,
                                          gmm_ckpt_interval *out, gmm_error *error);
 
-/* Where Megatron's sharded checkpoints store one expert's parameter. */
+/* One expert's parameter in Megatron's sharded checkpoints. */
 typedef struct gmm_ckpt_stored {
     uint32_t struct_size;
     int32_t singleton;      /* 1: a key per expert, 0: one key for all with an expert axis */
@@ -442,13 +452,13 @@ typedef struct gmm_ckpt_stored {
     gmm_ckpt_kind kind;     /* WEIGHT or BIAS */
     int32_t gated;
     gmm_ckpt_half half;     /* of a gated FC1: GATE or UP */
-    int64_t experts_local, index; /* of the rank; the expert's number there */
+    int64_t experts_local, index; /* experts of the rank; the expert's index among them */
     int32_t ep_rank, ep_size, etp_rank, etp_size; /* sizes of 0 mean 1 */
 } gmm_ckpt_stored;
 
 typedef struct gmm_ckpt_place {
-    int64_t expert, experts;  /* offset and extent of the expert axis (singleton: in the key instead) */
-    int32_t axis;             /* of the matrix that is cut into fragments; -1 = whole */
+    int64_t expert, experts;  /* offset on the expert axis and its extent (singleton: the key has the expert instead) */
+    int32_t axis;             /* axis of the matrix that is divided into fragments; -1 = none */
     int32_t fragment, fragments;
 } gmm_ckpt_place;
 

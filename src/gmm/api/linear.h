@@ -1,37 +1,39 @@
 /* ------------------------------------------------------------------------------------------ 3 Grouped linear --- */
 
-/* Where the gradient of a weight or bias goes. The descriptor pointer being NULL means: not wanted, not computed.
-   own gradient (main_grad 0): stored. main_grad 1: added, unless overwrite is 1. See gmm_wgrad_decide.
-   An empty group stores zeros, or leaves the destination's bits alone where it would add. */
+/* Destination of the gradient of a weight or bias. A NULL descriptor: the gradient is not wanted and not computed.
+   main_grad 0 stores the gradient. main_grad 1 adds it, unless overwrite is 1. See gmm_wgrad_decide.
+   An empty group stores zeros; where it would add, it keeps the destination's bits. */
 typedef struct gmm_grad {
     uint32_t struct_size;
     int32_t main_grad;
     int32_t overwrite;
     int32_t reserved;      /* 0 */
     const gmm_mat *mat;    /* F32, BF16 or F16, per group; packed or table */
-    const float *beta;     /* [G] context memory: replaces the above per group: dst = grad + beta dst. 0 never reads,
-                              1 adds (bits kept for an empty group). NULL = by main_grad and overwrite */
-    const uint8_t *frozen; /* [G] context memory: nonzero = the group's gradient is not computed and not touched */
+    const float *beta;     /* [G] context memory: dst = grad + beta dst per group, whatever main_grad and overwrite are.
+                              0 does not read dst; 1 adds (an empty group keeps the bits). NULL = by main_grad and
+                              overwrite */
+    const uint8_t *frozen; /* [G] context memory: nonzero = the group's gradient is not computed, and dst keeps it */
 } gmm_grad;
 
 /* A grouped linear layer: y[r] = alpha_g w_g x[r] + bias_g s_r for every row r of group g.
    Shapes: x, dx [T, K]; y, dy [T, N]; w, dw [G][N, K]; bias, db [G][N]; bias_scale s, d_bias_scale [T].
    dtypes: x and w share F32, F16 or BF16, and so do dy and w, dy and x. y, dx, bias and gradients are F32, F16 or BF16.
-   Quantized factors (bgrad takes none): each product reads the copies whose blocks run along its contraction: fwd the
-       rowwise ones of x and w, dgrad dy and w.columnwise, wgrad x.columnwise and dy.columnwise (of x and dy it reads
-       nothing but that pointer). TENSOR and ROW multiply one another; 1X128 multiplies 1X128 and 128X128; MX32
-       multiplies MX32, NV16 NV16, and either as w also floats. Elements of MX32 and NV16 are exact products of code
-       and scale, MX32 from 2^128 on Inf (on GPUs in BF16: MX32 below 2^-126 is rounded to its grid); fp32 scales of
-       blocks multiply the sum of each 128 along the contraction, other scales the whole sum. K and N must be multiples
-       of gmm_info.in_align and out_align.
-       Range: scales may be any finite numbers where the result is finite and normal, whatever their products with one
-       another and with alpha are; but the product of the two scales of blocks that meet must be a normal number, and of
-       two ROW operands on WGMMA the token scales (wgrad: those of dy) must be between 2^-90 and 2^70 and the others
-       times alpha normal. CUBLASLT multiplies in the library's order.
-   Aliasing: none.  Alignment: each base to its element; results leave faster at multiples of 16 bytes. The engine WGMMA
-   needs every matrix and row of x, w and dy at multiples of 16 bytes; what breaks this another engine serves, but for
-   addresses of weights in tables in device memory, which the host cannot see: these must be multiples of 16 (else
-   GMM_FAULT_ADDRESS). */
+   Quantized operands (bgrad takes none): each product reads the copies whose blocks run along its contraction: fwd x
+       and w, dgrad dy and w.columnwise, wgrad x.columnwise and dy.columnwise (wgrad reads no other field of x and dy).
+       TENSOR and ROW multiply one another; 1X128 multiplies 1X128 and 128X128; MX32 multiplies MX32, and NV16 NV16; a w
+       of MX32 or NV16 also multiplies floats. An element of MX32 or NV16 is the exact product of code and scale; MX32
+       is Inf from 2^128 on (on GPUs it is BF16, to whose grid values below 2^-126 are rounded). fp32 scales of blocks
+       multiply the sum of each 128 elements along the contraction, other scales the whole sum. K and N must be
+       multiples of gmm_info.in_align and out_align.
+       Range: where the result is finite and normal, scales may be any finite numbers, whatever their products with one
+       another and with alpha are, with two exceptions: the product of the scales of a block of x or dy and a block of
+       w (wgrad: of dy and x) must be a normal number; and for two ROW operands on WGMMA the token scales (wgrad: those
+       of dy) must be between 2^-90 and 2^70, and the other scales times alpha normal. CUBLASLT multiplies in the
+       library's order.
+   Aliasing: none.  Alignment: each base to its element; stores are faster to multiples of 16 bytes. The engine WGMMA
+   needs every matrix and row of x, w and dy at multiples of 16 bytes; another engine serves operands that are not.
+   Addresses of weights in tables in device memory, which the host cannot see, must be multiples of 16 bytes under WGMMA
+   (else GMM_FAULT_ADDRESS). */
 typedef struct gmm_linear {
     uint32_t struct_size;
     int32_t alpha_per_group; /* 1: alpha is [G], else [1] */
@@ -50,16 +52,16 @@ typedef struct gmm_linear {
     const gmm_grad *dw;
     const gmm_grad *db;
     float *d_bias_scale;      /* fp32: sum over n of dy[r][n] bias_g[n]; NULL = not wanted */
-    int32_t d_bias_scale_add; /* 1: added to what is there */
+    int32_t d_bias_scale_add; /* 1: added to d_bias_scale instead of stored */
     int32_t y_add;           /* 1: fwd adds to y, dgrad to dx, instead of storing */
 } gmm_linear;
 
-/* Engine, workspace and demands of one linear operation (GMM_OP_LINEAR_*). Pointers to data may still be NULL.
-   Stream, graph: no effect on either. Errors: as the operation, but for those about addresses and workspace. */
+/* Engine, workspace and feature alignment of one linear operation (GMM_OP_LINEAR_*). Addresses may still be NULL.
+   Stream, graph: no effect on either. Errors: those of the operation, except about addresses and workspace. */
 GMMDEF gmm_status gmm_linear_query(gmm_context *ctx, gmm_op op, const gmm_linear *linear, gmm_info *info);
 
 /* y = alpha x w^T (+ bias s) (+ y). Needs x, w, y.
-   Stream, graph: enqueued; capturable, replay with other sizes is right.
+   Stream, graph: enqueued; capturable, and a replay may have other group sizes.
    Errors: GMM_E_NULL, GMM_E_ARG (also overlap), GMM_E_DTYPE, GMM_E_STRIDE, GMM_E_ALIGN, GMM_E_OVERFLOW, GMM_E_SPLIT
        (splits on the host, or of a CPU context without a fault word), GMM_E_WORKSPACE, GMM_E_VERSION,
        GMM_E_UNSUPPORTED, GMM_E_CAPTURE (host splits), GMM_E_CUDA. */

@@ -1,6 +1,6 @@
 /* ---------------------------------------------------------------------------------------------- 5 Expert MLP --- */
 
-/* What fwd keeps for bwd, in gmm_mlp.saved. */
+/* What fwd saves for bwd in gmm_mlp.saved. */
 typedef enum gmm_save {
     GMM_SAVE_PREACT = 0,         /* FC1's output; the activation is computed again */
     GMM_SAVE_PREACT_AND_ACT = 1, /* FC1's output and FC2's input */
@@ -8,7 +8,7 @@ typedef enum gmm_save {
     GMM_SAVE_MAX = 0x7fffffff
 } gmm_save;
 
-/* How tokens reach the experts; decides who pads (gmm_pad_decide). */
+/* The token dispatcher, on which it depends who pads the groups (gmm_pad_decide). */
 typedef enum gmm_dispatcher {
     GMM_DISPATCH_ALLTOALL = 0,
     GMM_DISPATCH_ALLGATHER = 1,
@@ -19,8 +19,8 @@ typedef enum gmm_dispatcher {
 } gmm_dispatcher;
 
 /* The configuration of an expert MLP: y = act(x w1^T + b1) p w2^T + b2 (p). Fields below `save` describe the model
-   around the MLP; they change no result and exist so that gmm_mlp_validate, or an operation that sees its tensors too,
-   can refuse what would train wrong. */
+   around the MLP. Except for delay_wgrad and overlap_dispatch_wgrad they change nothing that is computed:
+   gmm_mlp_validate and the operations refuse combinations that would train a wrong model. */
 typedef struct gmm_mlp_config {
     uint32_t struct_size;
     int32_t bias1, bias2;           /* the linears have biases */
@@ -32,7 +32,7 @@ typedef struct gmm_mlp_config {
     gmm_act act;
     gmm_save save;
     int32_t delay_wgrad;            /* bwd queues the weight gradients */
-    int32_t overlap_dispatch_wgrad; /* the same, asked for by the overlap of dispatch with wgrad; excludes the former */
+    int32_t overlap_dispatch_wgrad; /* the same, for overlapping dispatch with wgrad; excludes delay_wgrad */
     int32_t ddp_expects_delay;      /* 1: the data-parallel hooks wait for the queued gradients */
     int32_t ddp;                    /* 1: data-parallel hooks are installed */
     int32_t topk;                   /* experts per token; 0 = unknown */
@@ -46,16 +46,15 @@ typedef struct gmm_mlp_config {
     int32_t act_recompute;          /* the activation is recomputed in bwd */
 } gmm_mlp_config;
 
-/* One call that checks a configuration; pure. Every operation on an MLP makes it too.
-   Errors: GMM_E_CONFIG, and error->text opens with the field's name. The rules:
+/* Checks a configuration; pure. Every operation on an MLP makes the same checks.
+   Errors: GMM_E_CONFIG, and error->text begins with the field's name. The rules:
        hidden, ffn >= 1; hidden_out >= 0; enumerations in range; switches 0 or 1
-       act.kind: any but GMM_ACT_NONE, which is what a zeroed act holds
+       act.kind: any but GMM_ACT_NONE, the value in a zeroed act
        act: as gmm_act_fwd (interleave >= 0, a divisor of ffn, gated only; limit 0 or finite > 0; offset finite, gated
-           only; alpha finite, and other than 0 or 1 only where the activation takes it; betas 0 or finite > 0, SiTU
-           only)
-       source_interleave >= 0 and, where stated for a gated activation, the layout that act.interleave reads
+           only; alpha finite, and 0 or 1 where the activation has no alpha; betas 0 or finite > 0, SiTU only)
+       source_interleave >= 0; where stated for a gated activation, it is the layout of act.interleave
        delay_wgrad and overlap_dispatch_wgrad exclude each other; with ddp, either needs ddp_expects_delay, and
-           ddp_expects_delay needs either: otherwise hooks fire before, or never after, the gradient
+           ddp_expects_delay needs one of them: otherwise hooks fire before the gradient is complete, or never
        prob_on_bias2 needs prob and bias2; prob_on_input needs topk 1 and excludes prob
        bias2 with prob and topk > 1 needs prob_on_bias2: unweighted biases would add up topk times
        bias1 or bias2 need etp_size 1: every rank would add them
@@ -64,25 +63,26 @@ typedef struct gmm_mlp_config {
        act_recompute excludes save = GMM_SAVE_PREACT_AND_ACT */
 GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *error);
 
-/* Parameters of an MLP, as callbacks name them. */
+/* Parameters of an MLP, for callbacks. */
 typedef enum gmm_param {
     GMM_PARAM_W1 = 0, GMM_PARAM_B1 = 1, GMM_PARAM_W2 = 2, GMM_PARAM_B2 = 3, GMM_PARAM_MAX = 0x7fffffff
 } gmm_param;
 
-/* Gradient callbacks: once per parameter and micro-batch for every parameter whose gradient is wanted, empty groups or
-   not, FC2's before FC1's, on the calling thread, when the work that completes the gradient has been enqueued on
-   `stream`. Biases complete in bwd; weights in bwd or, delayed, in gmm_mlp_wgrad. Not fired while capturing. */
+/* Gradient callbacks. `ready` is called once per micro-batch for every parameter whose gradient is wanted, also where
+   groups are empty, FC2's before FC1's, on the calling thread, when the work that completes the gradient has been
+   enqueued on `stream`. Biases complete in bwd; weights in bwd or, delayed, in gmm_mlp_wgrad. Not called while
+   capturing. */
 typedef struct gmm_grad_hooks {
     void *user;
     void (*ready)(void *user, gmm_param param, gmm_stream stream);
 } gmm_grad_hooks;
 
-/* One queued weight gradient of both linears; its fields are the library's. */
+/* The queued weight gradients of both linears of one bwd; its contents are private to the library. */
 typedef struct gmm_wgrad_entry {
     uint64_t opaque[192];
 } gmm_wgrad_entry;
 
-/* Caller-owned FIFO of delayed weight gradients. Make it with gmm_wgrad_queue_over; `count` may be read. Calls refuse
+/* Caller-owned FIFO of delayed weight gradients, made by gmm_wgrad_queue_over. Callers may read `count`. Calls refuse
    capacity < 1, head outside [0, capacity) and count outside [0, capacity]. */
 typedef struct gmm_wgrad_queue {
     gmm_wgrad_entry *entries;
@@ -98,24 +98,25 @@ static inline gmm_wgrad_queue gmm_wgrad_queue_over(gmm_wgrad_entry *entries, int
     return q;
 }
 
-/* Operands that a recipe quantizes, in the order of their delayed-scaling slots: forward's, then backward's. */
+/* Operands that a recipe quantizes, in the order of their delayed-scaling slots: those of forward, then of backward. */
 typedef enum gmm_mlp_slot {
     GMM_SLOT_X, GMM_SLOT_W1, GMM_SLOT_H, GMM_SLOT_W2, GMM_SLOT_DY, GMM_SLOT_DZ, GMM_SLOTS,
     GMM_SLOT_MAX = 0x7fffffff
 } gmm_mlp_slot;
 
-/* How the products of an MLP are quantized: each quantizes its two factors (x, FC2's input h, w1, w2, dy, FC1's output
-   gradient dz) by the roles of the recipe, along its own contraction, into the workspace. Weights may come quantized
-   already, in the recipe's dtype and scaling: fwd reads them rowwise, bwd w1.columnwise and w2.columnwise (and w1 if
-   FC1 runs again), which is the same to the bit. Everything else stays as without a recipe: saved values are those of
-   the unquantized dtype, and gradients of biases come from them. */
+/* How the products of an MLP are quantized: each product quantizes its two operands (of x, FC2's input h, w1, w2, dy
+   and FC1's output gradient dz) in the format that the recipe has for their role, along its own contraction, into the
+   workspace. Weights may already be quantized, in the recipe's dtype and scaling: fwd reads w1 and w2, bwd
+   w1.columnwise and w2.columnwise (and w1 if FC1 runs again); results are bitwise the same. Nothing else changes with a
+   recipe: saved values have the unquantized dtype, and bias gradients are computed from it. */
 typedef struct gmm_mlp_quant {
     uint32_t struct_size;
     int32_t reserved;        /* 0 */
     const gmm_recipe *recipe;/* its kind must be the configuration's. With hadamard, x, dy and the weights are BF16 in
                                 every operation, though only weight gradients are transformed */
     const float *scale;      /* delayed: [GMM_SLOTS][G] quantization scales, context memory; NULL = ones */
-    float *amax;             /* delayed: [GMM_SLOTS][G], raised to what is seen (history[0]); NULL = not wanted */
+    float *amax;             /* delayed: [GMM_SLOTS][G], raised to the operands' amaxes (history[0]); NULL = not
+                                wanted */
     const uint64_t *random;  /* stochastic: {seed, offset} of dy and of dz, context memory. Delayed weight gradients
                                 read them again in gmm_mlp_wgrad, and scale too */
 } gmm_mlp_quant;
@@ -123,8 +124,8 @@ typedef struct gmm_mlp_quant {
 /* Tensors of one MLP call.
    Shapes: x, dx [T, hidden]; w1 [G][2 ffn or ffn, hidden] and b1 [G][2 ffn or ffn], gated rows in the order of
        act.interleave; w2 [G][hidden_out, ffn], b2 [G][hidden_out]; y, dy [T, hidden_out]; prob, dprob [T] fp32.
-   dtypes: x, w1, w2, dy share F32, F16 or BF16, which is also the dtype of what is saved (with `quant`, weights may
-       be quantized copies instead); the rest is free as in gmm_linear.  Aliasing: none. */
+   dtypes: x, w1, w2 and dy share F32, F16 or BF16, which is also the dtype of saved values (with `quant`, weights may
+       be quantized instead); the others are as in gmm_linear.  Aliasing: none. */
 typedef struct gmm_mlp {
     uint32_t struct_size;
     int32_t reserved;       /* 0 */
@@ -135,21 +136,21 @@ typedef struct gmm_mlp {
     const float *prob;
     const gmm_mat *y;
     void *saved;            /* fwd writes, bwd reads; 256-byte aligned; NULL in fwd = inference. With GMM_SAVE_NOTHING
-                               neither touches it: it may be NULL, and is aligned if not */
+                               neither accesses it, and it may be NULL, or any aligned address */
     size_t saved_bytes;
     const gmm_mat *dy, *dx; /* dx NULL = not wanted */
     const gmm_grad *dw1, *dw2, *db1, *db2; /* each NULL = not wanted */
     float *dprob;           /* with prob_on_bias2 it includes the bias's term; NULL = not wanted */
-    void *deferred;         /* delayed: bwd keeps wgrad operands, tables and arrays by group here until gmm_mlp_wgrad;
+    void *deferred;         /* delayed: bwd stores wgrad operands, tables and arrays by group here for gmm_mlp_wgrad;
                                256-byte aligned */
     size_t deferred_bytes;
-    gmm_wgrad_queue *queue; /* delayed: where bwd records them */
+    gmm_wgrad_queue *queue; /* delayed: bwd appends an entry */
     const gmm_grad_hooks *hooks; /* NULL = none */
-    const gmm_mlp_quant *quant;  /* NULL = products of the operands as they are */
+    const gmm_mlp_quant *quant;  /* NULL = operands are not quantized */
 } gmm_mlp;
 
-/* Engine, sizes and demands of GMM_OP_MLP_FWD, GMM_OP_MLP_BWD or GMM_OP_MLP_WGRAD.  Stream, graph: none.
-   Errors: as the operation, but for those about addresses and buffers. */
+/* Engine, sizes and feature alignment of GMM_OP_MLP_FWD, GMM_OP_MLP_BWD or GMM_OP_MLP_WGRAD.  Stream, graph: none.
+   Errors: those of the operation, except about addresses and buffers. */
 GMMDEF gmm_status gmm_mlp_query(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_info *info);
 
 /* One matrix in gmm_mlp.saved: row-major, rows of ld elements from `offset` on. */
@@ -164,13 +165,13 @@ typedef struct gmm_saved_part {
 
 typedef struct gmm_saved_layout {
     uint32_t struct_size;
-    int32_t count;          /* parts that config.save keeps, 0 to 2, in the order of their offsets */
+    int32_t count;          /* parts that config.save saves, 0 to 2, in the order of their offsets */
     int64_t bytes;          /* gmm_info.saved_bytes */
-    gmm_saved_part part[4]; /* those behind `count` are zeros */
+    gmm_saved_part part[4]; /* zeros from `count` on */
 } gmm_saved_layout;
 
-/* What fwd leaves in `saved` and where, to check an MLP stage by stage: the same for every engine, and for op
-   GMM_OP_MLP_FWD and GMM_OP_MLP_BWD, whichever descriptor is at hand.  Stream, graph: none.
+/* The layout of `saved`, for checking an MLP stage by stage. It is the same for every engine, and for the descriptors
+   of GMM_OP_MLP_FWD and GMM_OP_MLP_BWD.  Stream, graph: none.
    Errors: as gmm_mlp_query; GMM_E_NULL (layout). */
 GMMDEF gmm_status gmm_mlp_saved_query(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_saved_layout *layout);
 
@@ -179,15 +180,15 @@ GMMDEF gmm_status gmm_mlp_saved_query(gmm_context *ctx, gmm_op op, const gmm_mlp
 GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
                               gmm_stream stream);
 
-/* The wanted ones of dx, dw1, dw2, db1, db2, dprob from dy, saved (and x, w1, b1 as the save policy needs). What one
-   step hands to the next is rounded to the dtype of x: FC2's dgrad before the activation's backward and dprob read it,
+/* Those of dx, dw1, dw2, db1, db2 and dprob that are not NULL, from dy and saved (and x, w1, b1 as config.save needs).
+   Intermediate results are rounded to the dtype of x: FC2's dgrad before the activation's backward and dprob read it,
    and FC1's output gradient before dx, dw1 and db1 read it. Results are those of gmm_linear_dgrad with a dx of this
    dtype, gmm_act_bwd and the other steps, called one after the other.
-   Delayed weight gradients are recorded in `queue` with everything they need. The matrices of x, dy, dw1 and dw2,
-   `deferred`, the fault word and the arrays of `quant` must stay as they are until gmm_mlp_wgrad has run. All else may
-   be freed or overwritten when this call is done: descriptors, recipe and hooks, which the queue copies; splits,
-   pointer tables, gmm_grad.beta and frozen, which `deferred` keeps copies of. What is in host memory (descriptors and
-   tables of GMM_MAT_TABLE_ON_HOST) may be freed on return.
+   Delayed weight gradients are recorded in `queue`. The matrices of x, dy, dw1 and dw2, `deferred`, the fault word and
+   the arrays of `quant` must remain unchanged until gmm_mlp_wgrad has run. Everything else may be freed or overwritten
+   once the work of this call is done: the queue has copies of descriptors, recipe and hooks; `deferred` has copies of
+   splits, pointer tables, gmm_grad.beta and frozen. Host memory (descriptors and tables of GMM_MAT_TABLE_ON_HOST) may
+   be freed on return.
    Stream, graph: enqueued; capturable. A captured call fills the queue once, when it is captured; no replay does.
    Errors: as gmm_mlp_fwd; GMM_E_STATE (queue full), GMM_E_ARG (fields of the queue). */
 GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
@@ -200,7 +201,7 @@ GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
 GMMDEF gmm_status gmm_mlp_wgrad(gmm_context *ctx, gmm_wgrad_queue *queue, void *workspace, size_t workspace_bytes,
                                 gmm_stream stream);
 
-/* Fires the hooks that `op` (GMM_OP_MLP_BWD or GMM_OP_MLP_WGRAD) of this MLP fires: to be called after a graph that
-   holds the operation was launched.  Stream, graph: handed to the hooks. Errors: those of gmm_mlp_query. */
+/* Calls the hooks that `op` (GMM_OP_MLP_BWD or GMM_OP_MLP_WGRAD) of this MLP calls outside of a capture; for callers
+   who have launched a graph of the operation.  Stream, graph: passed to the hooks. Errors: those of gmm_mlp_query. */
 GMMDEF gmm_status gmm_mlp_fire_hooks(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_stream stream);
 

@@ -43,39 +43,41 @@ typedef enum gmm_op {
 GMMDEF const char *gmm_op_name(gmm_op op);
 GMMDEF const char *gmm_engine_name(gmm_engine engine);
 
-/* How a call is carried out. Descriptors take a pointer; NULL means all defaults. */
+/* How a call is carried out. Descriptors point to it; NULL means all defaults. */
 typedef struct gmm_options {
     uint32_t struct_size;
-    gmm_engine engine;           /* AUTO: the context's default, else the best engine whose plan says yes */
-    int32_t sm_limit;            /* GPU: multiprocessors to use, 0 = all. Never changes results */
-    int32_t allow_nondeterminism;/* 0 or 1; no engine makes use of it */
+    gmm_engine engine;           /* AUTO: the context's default, else the first engine that can serve the call */
+    int32_t sm_limit;            /* GPU: maximum number of multiprocessors, 0 = all. Never changes results */
+    int32_t allow_nondeterminism;/* 0 or 1; every engine is deterministic with either */
     int32_t allow_tf32;          /* 1: CUBLASLT may multiply F32 as TF32 */
     int32_t fp8_fast_accum;      /* 1: WGMMA may skip promotion in fwd and dgrad where scales are by tensor or row.
                                     Changes results */
-    int32_t tile;                /* WGMMA: the 1st, 2nd, ... of the tiles that could serve a product, the last perhaps
-                                    two, of which the split decides, for trying them; 0, or more than there are: the
-                                    one expected to be fastest. Never changes results */
-    int64_t workspace_limit;     /* WGMMA declines a product of MX32 or NV16 operands that needs more bytes, since it
-                                    converts them there; AUTO takes MMA then. 0 = none. Never changes results */
+    int32_t tile;                /* WGMMA, for measurements: 1, 2, ... demands that tile of those which can serve the
+                                    product; where the last two differ only in their use by the split, their number
+                                    stands for both. 0 or a higher number: the tile expected to be fastest. Never
+                                    changes results */
+    int64_t workspace_limit;     /* bytes: WGMMA declines a product of MX32 or NV16 operands whose workspace, in which
+                                    it converts them, is larger; AUTO then takes MMA. 0 = no limit. Never changes
+                                    results */
 } gmm_options;
 
-/* What a query tells. */
+/* The result of a query. */
 typedef struct gmm_info {
     uint32_t struct_size;
-    gmm_engine engine;       /* that will serve the call. Addresses that a query is not given count as multiples of 16
-                                bytes; where the engine needs that, the note says so. A call with other addresses is
-                                served by another engine under AUTO, in no more than workspace_bytes, and refused where
-                                the engine was demanded or no other has the operation */
+    gmm_engine engine;       /* serves the call. An address that the query leaves NULL is assumed to be a multiple of 16
+                                bytes; where the engine depends on that, the note says so. A call with other addresses
+                                is then served by another engine under AUTO, in at most workspace_bytes, and refused
+                                where the engine was demanded or no other has the operation */
     size_t workspace_bytes;
     size_t saved_bytes;      /* MLP: gmm_mlp.saved */
     size_t deferred_bytes;   /* MLP: gmm_mlp.deferred */
-    int32_t in_align;        /* in and out features (MLP: hidden, ffn and hidden_out) must be multiples of these; 1 but
-                                for quantized operands */
+    int32_t in_align;        /* in and out features (MLP: hidden, ffn and hidden_out) must be multiples of these; 1
+                                unless operands are quantized */
     int32_t out_align;
-    char note[192];          /* how the engine serves it, on what that depends, and why better ones declined */
+    char note[192];          /* how the engine serves the call, on what that depends, and why preferred ones declined */
 } gmm_info;
 
-/* offsets[g] = first row of group g, offsets[G] = number of live rows, clamped as gmm_groups says.
+/* offsets[g] = first row of group g, offsets[G] = number of live rows, clamped as gmm_groups describes.
    Shapes: offsets [G + 1] int64, context memory.
    Stream, graph: enqueued; capturable. Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_ALIGN, GMM_E_DTYPE, GMM_E_SPLIT,
        GMM_E_VERSION, GMM_E_UNSUPPORTED, GMM_E_CAPTURE (host splits), GMM_E_CUDA. */

@@ -1,7 +1,7 @@
 /* ------------------------------------------------------------------------------------ 9 Pad, GLU interleave --- */
 
-/* Rows that recipes of other libraries want each group rounded up to (1 = none): 256 for grouped-tensor kernels, 32
-   MXFP8, 128 NVFP4, 16 other FP8. This library needs no padding for any recipe. Pure. */
+/* Multiple of rows to which the recipes of other libraries pad each group (1 = no padding): 256 for grouped-tensor
+   kernels, else 32 for MXFP8, 128 for NVFP4, 16 for other FP8. This library needs no padding for any recipe. Pure. */
 GMMDEF int32_t gmm_pad_align(gmm_recipe_kind recipe, int32_t grouped_tensor);
 
 typedef struct gmm_pad_in {
@@ -9,12 +9,12 @@ typedef struct gmm_pad_in {
     gmm_dispatcher dispatcher;
     int32_t grouped_tensor;       /* the experts use grouped-tensor kernels */
     int32_t router_padding;       /* the router was asked to round counts up */
-    int32_t router_padding_done;  /* and every count really is a multiple (it cannot always be reached) */
+    int32_t router_padding_done;  /* and every count is a multiple, which too few tokens make impossible */
     int32_t permute_fusion;       /* permutation is fused, by a kernel that pads */
 } gmm_pad_in;
 
-/* Whether the expert MLP must pad, and to what. *align is 1 where it need not: no recipe asks for it, or rows already
-   come padded: by the router (only if router_padding_done), by HybridEP or NCCL-EP, or by DeepEP's fused
+/* The multiple to which the expert MLP must pad. *align is 1 where it need not pad: the recipe does not ask for it, or
+   rows arrive padded from the router (only if router_padding_done), from HybridEP or NCCL-EP, or from DeepEP's fused
    permute-and-pad with grouped tensors. Pure.
    Errors: GMM_E_NULL, GMM_E_CONFIG (unknown recipe or dispatcher). */
 GMMDEF gmm_status gmm_pad_decide(const gmm_pad_in *in, int32_t *align, gmm_error *error);
@@ -44,14 +44,14 @@ GMMDEF gmm_status gmm_pad_query(gmm_context *ctx, gmm_op op, const gmm_padding *
 GMMDEF gmm_status gmm_pad(gmm_context *ctx, const gmm_padding *padding, void *workspace, size_t workspace_bytes,
                           gmm_stream stream);
 
-/* Takes the padding out again: the inverse of gmm_pad on the live rows.
+/* Removes the padding: the inverse of gmm_pad on the live rows.
    Stream, graph: enqueued; capturable. Errors: as gmm_pad. */
 GMMDEF gmm_status gmm_unpad(gmm_context *ctx, const gmm_padding *padding, void *workspace, size_t workspace_bytes,
                             gmm_stream stream);
 
-/* Moves FC1's gate and linear parts between halves [a | b] and blocks [a:B | b:B | a:B ...].
-   Shapes: by axis. GMM_GLU_ROWS: count matrices of [2 ffn, cols], the rows move: weights, biases (cols = 1, ld = 1 and
-       group_stride = 2 ffn). GMM_GLU_COLUMNS: one matrix of [count, 2 ffn], the columns move: activations.
+/* Permutes FC1's gate part a and linear part b between halves [a | b] and blocks [a:B | b:B | a:B ...].
+   Shapes: by axis. GMM_GLU_ROWS permutes the rows of count matrices of [2 ffn, cols]: weights, biases (cols = 1, ld = 1
+       and group_stride = 2 ffn). GMM_GLU_COLUMNS permutes the columns of one matrix of [count, 2 ffn]: activations.
    dtypes: src and dst share any dtype of whole bytes.  Aliasing: none, not in place. */
 typedef enum gmm_glu_axis { GMM_GLU_ROWS = 0, GMM_GLU_COLUMNS = 1, GMM_GLU_AXIS_MAX = 0x7fffffff } gmm_glu_axis;
 
@@ -71,7 +71,8 @@ typedef struct gmm_glu {
 /* Engine and workspace of GMM_OP_GLU_INTERLEAVE.  Stream, graph: none. Errors: as the operation. */
 GMMDEF gmm_status gmm_glu_query(gmm_context *ctx, gmm_op op, const gmm_glu *glu, gmm_info *info);
 
-/* Interleaves, or back. Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd; GMM_E_CONFIG (block). */
+/* Interleaves, or restores the halves.  Stream, graph: enqueued; capturable.
+   Errors: as gmm_linear_fwd; GMM_E_CONFIG (block). */
 GMMDEF gmm_status gmm_glu_interleave(gmm_context *ctx, const gmm_glu *glu, void *workspace, size_t workspace_bytes,
                                      gmm_stream stream);
 

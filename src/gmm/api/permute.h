@@ -1,14 +1,14 @@
 /* -------------------------------------------------------------------------------------- 8 Permute, unpermute --- */
 
-/* Moves tokens to expert order and back. One descriptor serves five calls:
+/* Permutes tokens to expert order and back. One descriptor serves five calls:
        call            reads                                            writes
        permute_map     indices                                          row_of, slot_of, sizes
        permute_fwd     slot_of, sizes, row_of, x, probs                 rows, row_probs
        unpermute_fwd   row_of, rows, probs                              out
        unpermute_bwd   row_of, slot_of, sizes, dout, rows, probs        drows, dprobs
        permute_bwd     row_of, drows, drow_probs                        dx, dprobs
-   The fields up to `sizes` describe one permutation and may stay set in all five calls. Of the operands behind them a
-   call refuses those that are not in its row, since it would leave them out (GMM_E_CONFIG).
+   The fields up to `sizes` describe one permutation and may stay set in all five calls. A call refuses operands behind
+   them that are not in its row of this table (GMM_E_CONFIG).
    Slot i of token t (its i-th expert) is dropped where indices[t][i] is -1.
    Rows of one expert keep the order of their tokens (then of their slots); experts follow one another, each segment
    rounded up to `align` rows.
@@ -21,7 +21,7 @@ typedef struct gmm_permute {
     uint32_t struct_size;
     int32_t experts;          /* E >= 1 */
     int64_t tokens;           /* T >= 0; T topk < 2^31 */
-    int64_t capacity;         /* R >= 0, < 2^31: rows of permuted buffers; what does not fit is dropped (-1) */
+    int64_t capacity;         /* R >= 0, < 2^31: rows of permuted buffers; slots that do not fit are dropped (-1) */
     int64_t hidden;           /* H >= 1 */
     int32_t topk;             /* >= 1 */
     int32_t align;            /* 0 = 1 */
@@ -33,8 +33,8 @@ typedef struct gmm_permute {
     int32_t *row_of;          /* row of each slot, -1 = dropped */
     int32_t *slot_of;         /* slot t topk + i of each row, -1 = padding; map writes all R */
     int32_t *sizes;           /* rows of each expert, padding included: the splits of gmm_groups. Their sum never
-                                 exceeds the capacity: the expert that it cuts off has the rows that are left, which
-                                 may be no multiple of align, and the experts after it have 0 */
+                                 exceeds the capacity: the first expert that does not fit gets the remaining rows,
+                                 which may be no multiple of align, and the experts after it get 0 */
     const gmm_mat *x;
     const float *probs;       /* NULL = none: fwd writes no row_probs, unpermute adds rows unweighted */
     const gmm_mat *rows;
@@ -56,8 +56,8 @@ GMMDEF gmm_status gmm_permute_map(gmm_context *ctx, const gmm_permute *permute, 
                                   size_t workspace_bytes, gmm_stream stream);
 
 /* rows[r] = x[token of r], row_probs[r] = probs[slot of r]; padding rows are zeros. Needs slot_of, sizes, x, rows.
-   row_of, if there, spares a GPU reading a token once for each of its rows; the results are those of slot_of, whatever
-   it holds.  Stream, graph: enqueued; capturable. Errors: as gmm_permute_map. */
+   With row_of a GPU reads each token once instead of once per row; results depend on slot_of alone.
+   Stream, graph: enqueued; capturable. Errors: as gmm_permute_map. */
 GMMDEF gmm_status gmm_permute_fwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                   size_t workspace_bytes, gmm_stream stream);
 

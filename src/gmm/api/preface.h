@@ -32,30 +32,33 @@
  *     GMM_MALLOC, GMM_FREE   host allocation of contexts where gmm_config has no allocator; both or none; default
  *                            malloc and free. Signatures: void *GMM_MALLOC(size_t), void GMM_FREE(void *)
  *
- * WHAT EVERY OPERATION KEEPS
+ * CONTRACTS OF EVERY OPERATION
  *     Shapes      Matrices are row-major. T is the capacity (rows of activation buffers), G the number of groups, K and
- *                 N the in and out features. Any row count >= 0 per group, any G, K, N that the engine takes (GPUs:
- *                 below about 2^31).
- *     Splits      Group sizes may live on the device; the host reads none of them, so a captured graph can be replayed
- *                 with other sizes. Rows past their sum never influence a result and are kept or zeroed (gmm_tail).
+ *                 N the in and out features. A group has any number of rows >= 0; G, K and N are what the engine takes
+ *                 (GPUs: below about 2^31).
+ *     Splits      Group sizes may be in device memory. The host does not read them there, so that a captured graph can
+ *                 be replayed with other sizes. Rows past their sum never influence a result and are kept or zeroed
+ *                 (gmm_tail).
  *     Arithmetic  fp32 accumulation and one rounding at the store; bias, activation and probabilities in fp32.
  *     Order       The order in which an output element accumulates depends only on operation, dtypes, N, K and its own
  *                 group's rows: results are bitwise equal from run to run, for any thread count, and equal to the call
- *                 with that group alone. Different machines and engines may differ in the last bits; which engine
- *                 serves a call, a query tells.
- *     Memory      The caller's: gmm_*_query tells the workspace's bytes. It is aligned to 256 bytes, its contents are
- *                 undefined before and after, and calls ordered on one stream may share it. Nothing is allocated.
- *     Overlap     What a call writes (outputs, workspace, fault word) shares no byte with anything else that it reads
- *                 or writes (operands at full capacity, splits, arrays, pointer tables), nor one matrix of an output
- *                 with another, unless the function says so. Bytes between rows belong to nobody: x and y may be the
- *                 columns [0, K) and [K, 2K) of one buffer with ld 2K. What addresses on the host show is GMM_E_ARG
- *                 before anything is written; those in tables in device memory are the caller's to keep apart.
+ *                 with that group alone. Different machines and engines may differ in the last bits. A query reports
+ *                 the engine that serves a call.
+ *     Memory      All memory is the caller's; operations allocate nothing. A query reports the bytes of the workspace,
+ *                 which is aligned to 256 bytes. Its contents are undefined before and after a call, and calls ordered
+ *                 on one stream may share it.
+ *     Overlap     Unless a function allows it, memory that a call writes (outputs, workspace, fault word) shares no
+ *                 byte with other memory that it reads or writes (operands at full capacity, splits, arrays, pointer
+ *                 tables), and the matrices of one output share no byte with one another. Bytes between the rows of a
+ *                 matrix are not part of it: x and y may be the columns [0, K) and [K, 2K) of one buffer with ld 2K.
+ *                 An overlap of addresses that the host can read is GMM_E_ARG before anything is written. Addresses in
+ *                 tables in device memory are not checked.
  *     Stream      The last argument. GPU contexts enqueue on it and return; every call can be captured in a CUDA graph.
- *                 CPU contexts take NULL and are done on return.
- *     Errors      What the host can check is checked before anything is launched or written; then a status is returned
- *                 and gmm_last_error(ctx) names function, argument, value, rule and shapes. Faulty device-resident
- *                 values set bits in gmm_groups.fault, and the call stays in bounds; so do those of a CPU context that
- *                 is given a fault word. Without one it refuses a faulty split: GMM_E_SPLIT.
+ *                 CPU contexts take NULL and have completed the work on return.
+ *     Errors      Everything that the host can check is checked before anything is launched or written. On failure a
+ *                 status is returned, and gmm_last_error(ctx) names function, argument, value, rule and shapes. Faulty
+ *                 values in device memory set bits in gmm_groups.fault, and the call stays within bounds; a CPU context
+ *                 does the same where it is given a fault word, and otherwise refuses a faulty split: GMM_E_SPLIT.
  *     Threads     A context serves one thread at a time; contexts are independent and cheap. No global state.
  *
  * REVISIONS (full list: CHANGELOG.md)

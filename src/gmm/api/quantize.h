@@ -2,11 +2,12 @@
 
 /* Formats, recipes, storage and the order of scales: gmm_quant.h, sections 6 to 8.
    Every operation here takes either activations, split over groups (`groups` set; count and rows 0), or `count`
-   matrices of fixed extents, such as weights (groups NULL). Any row count per group is taken: columnwise copies of
-   activations are padded inside their own buffers, which gmm_layout_of_groups sizes; those of matrices have the size
-   of gmm_layout_of. A group's bits depend on its own rows alone, but for the amax that a caller reduces. */
+   matrices of fixed extents, such as weights (groups NULL). Groups may have any number of rows: the columnwise copy of
+   activations has padding inside its buffer, whose size is that of gmm_layout_of_groups; the copies of matrices have
+   the size of gmm_layout_of. The bits of a group depend on its own rows alone, except where the caller reduces its
+   amax. */
 
-/* A quantized copy over existing memory, as `format` describes it. amax: NV16, and TENSOR where it is wanted. */
+/* A quantized matrix over existing memory, in `format`. amax: NV16, and TENSOR where it is wanted. */
 static inline gmm_mat gmm_mat_quantized(const gmm_format *format, gmm_direction direction, void *data, void *scale,
                                         float *amax) {
     gmm_mat m = GMM_ZERO;
@@ -25,22 +26,22 @@ static inline gmm_mat gmm_mat_quantized(const gmm_format *format, gmm_direction 
 /* Shapes: src [T, cols] or count x [rows, cols]; copies as laid out by gmm_quant.h section 6; scale [G]; db [G][cols].
    dtypes: src F32, F16 or BF16 (Hadamard: BF16), for gmm_requantize any quantized ROWWISE copy; copies as `format`.
    Values are multiplied by fp32 scales and rounded once; the arithmetic is gmm_quant.h's. amax ignores NaN.
-   Aliasing: rowwise.amax and columnwise.amax may be one array, but for formats with a transform; else none. */
+   Aliasing: rowwise.amax and columnwise.amax may be one array, except in formats with a transform; else none. */
 typedef struct gmm_quantization {
     uint32_t struct_size;
     int32_t count;            /* matrices, >= 1; 0 with groups */
     int64_t rows;             /* of each matrix; 0 with groups */
     int64_t cols;             /* >= 1 */
-    const gmm_groups *groups; /* NULL: fixed extents. tail concerns the elements of copies that are not padded */
+    const gmm_groups *groups; /* NULL: fixed extents. tail applies to the elements of copies that are not padded */
     const gmm_options *options;
     const gmm_format *format;
     gmm_quant_phase phase;
-    int32_t first_group;      /* stochastic: what group 0 is to gmm_draw_block, so that one group can be redone */
+    int32_t first_group;      /* stochastic: the number of group 0 in gmm_draw_block, so that one group can be redone */
     const gmm_mat *src;
     const gmm_mat *rowwise;   /* NULL = not wanted. amax: TENSOR [G], only raised if delayed; NV16 [G] or [T] */
     const gmm_mat *columnwise;
     const gmm_grad *db;       /* column sums of src, as gmm_linear_bgrad makes them; with groups, without skip */
-    const int32_t *skip;      /* context memory, read when the call runs: not 0 leaves everything as it is. NULL = go */
+    const int32_t *skip;      /* context memory, read when the work runs: nonzero writes nothing. NULL = 0 */
     const float *scale;       /* delayed: quantization scales, fp32, context memory; NULL = ones */
     const uint64_t *random;   /* stochastic: {seed, offset}, context memory; the caller advances the offset */
 } gmm_quantization;
@@ -48,23 +49,24 @@ typedef struct gmm_quantization {
 /* Engine and workspace of GMM_OP_QUANTIZE or GMM_OP_REQUANTIZE.  Stream, graph: none. Errors: as the operation. */
 GMMDEF gmm_status gmm_quantize_query(gmm_context *ctx, gmm_op op, const gmm_quantization *quantization, gmm_info *info);
 
-/* The wanted copies of src, both from the source's values. Padding of data and scales becomes zeros, but what a
-   Hadamard transform makes of a group's last rows (gmm_quant.h section 6). Matrices of fixed extents that are
-   transformed have rows in multiples of 16. An empty group has scale 1 (TENSOR; delayed: as any other) and amax 0.
-   Stream, graph: enqueued; capturable, replay with other sizes, skip, scale and random is right.
+/* The rowwise and columnwise copies of src that are wanted, both from its own values. Padding of data and scales is
+   zeroed, except in the last 16 rows of a group that a Hadamard transform mixes (gmm_quant.h section 6). Transformed
+   matrices of fixed extents have a multiple of 16 rows. An empty group has scale 1 (TENSOR; delayed: its scale as any
+   other) and amax 0.
+   Stream, graph: enqueued; capturable, and a replay may have other group sizes, skip, scale and random.
    Errors: as gmm_linear_fwd, GMM_E_CONFIG (format, phase). */
 GMMDEF gmm_status gmm_quantize(gmm_context *ctx, const gmm_quantization *quantization, void *workspace,
                                size_t workspace_bytes, gmm_stream stream);
 
-/* Copies made from a quantized ROWWISE copy instead of the source: a second, lossy rounding of its fp32 values.
+/* Quantizes the values of a quantized ROWWISE matrix: a second, lossy rounding of code times scale in fp32.
    Stream, graph, errors: as gmm_quantize. */
 GMMDEF gmm_status gmm_requantize(gmm_context *ctx, const gmm_quantization *quantization, void *workspace,
                                  size_t workspace_bytes, gmm_stream stream);
 
-/* The columnwise copy of matrices from their rowwise one, bit for bit: elements transposed, and the scales of their
-   blocks too. For the scalings whose blocks are the same both ways, TENSOR and 128X128, so that one copy suffices to
-   keep and to send.
-   Shapes: src, dst count x [rows, cols]. Elements of dst between rows and its ld are left alone.  Aliasing: none. */
+/* The columnwise copy of matrices from the rowwise one, bit for bit: transposes the elements and the scales of their
+   blocks. For TENSOR and 128X128, whose blocks are the same in both directions, so that only one copy need be stored
+   and communicated.
+   Shapes: src, dst count x [rows, cols]. Elements of dst between `rows` and its ld are not written.  Aliasing: none. */
 typedef struct gmm_transposition {
     uint32_t struct_size;
     int32_t count;            /* >= 1 */
@@ -81,8 +83,8 @@ GMMDEF gmm_status gmm_transpose_query(gmm_context *ctx, const gmm_transposition 
 GMMDEF gmm_status gmm_transpose(gmm_context *ctx, const gmm_transposition *transposition, void *workspace,
                                 size_t workspace_bytes, gmm_stream stream);
 
-/* dst = the values of a copy, in the order of the source: code times scale in fp32, one rounding at the store. A copy
-   that a Hadamard transform went into gives the transformed values.
+/* dst = the values of a quantized matrix, never transposed: code times scale in fp32, one rounding at the store. A copy
+   of Hadamard-transformed values gives the transformed values.
    Shapes: dst [T, cols] or count x [rows, cols].  dtypes: dst F32, F16 or BF16.  Aliasing: none. */
 typedef struct gmm_dequantization {
     uint32_t struct_size;
@@ -103,9 +105,9 @@ GMMDEF gmm_status gmm_dequantize_query(gmm_context *ctx, const gmm_dequantizatio
 GMMDEF gmm_status gmm_dequantize(gmm_context *ctx, const gmm_dequantization *dequantization, void *workspace,
                                  size_t workspace_bytes, gmm_stream stream);
 
-/* Delayed scaling, once per step and direction, for `slots` tensors (experts and operands) of one dtype:
-   gmm_delayed_scale on each. history[0] is where gmm_quantize recorded the amaxes. Between two steps both arrays are
-   all that delayed scaling remembers: a checkpoint that keeps them goes on to the bit.
+/* Updates the scales of delayed scaling, once per step and direction, for `slots` tensors (experts and operands) of one
+   dtype, by gmm_delayed_scale. gmm_quantize has recorded the amaxes in history[0]. Both arrays together are the state
+   of delayed scaling between steps: training resumed from a checkpoint of them is bitwise the same.
    Shapes: history [length] rows of slots, `stride` apart; scale [slots]; fp32, context memory, initially zeros and
        ones. */
 typedef struct gmm_scale_update {
@@ -119,27 +121,27 @@ typedef struct gmm_scale_update {
     float *history;
     float *scale;
     void *user;
-    /* Called first, on the calling thread: enqueues the maximum of history[0] over ranks, in place. NULL = none. Ranks
-       must hold the same experts in the same slots. */
+    /* Called first, on the calling thread: enqueues the reduction of history[0] to its maximum over ranks, in place.
+       NULL = none. Ranks must hold the same experts in the same slots. */
     gmm_status (*reduce)(void *user, float *amax, int32_t slots, gmm_stream stream);
 } gmm_scale_update;
 
-/* Updates. No workspace.  Stream, graph: enqueued; capturable if the callback is.
+/* Updates history and scale. No workspace.  Stream, graph: enqueued; capturable if the callback is.
    Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_DTYPE, GMM_E_STRIDE, GMM_E_OVERFLOW, GMM_E_ALIGN, GMM_E_VERSION,
        GMM_E_UNSUPPORTED, GMM_E_CUDA; the callback's. */
 GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *update, gmm_stream stream);
 
-/* Quantized weights whose fp32 masters are sharded over ranks: elements [start, start + length) of `count` matrices,
-   one after another, are this rank's (gmm_ckpt_shard_members gives what it has of each). Every rank calls, with or
-   without a shard:
-       phase AMAX   writes the amaxes of what it has, zeros elsewhere: gmm_shard_amaxes floats in an order that all
-                    ranks share. The caller takes their maximum over ranks, in place
-       phase CAST   writes all scales of the copies (and amaxes), and the codes of its own elements; the others stay,
-                    also the other half of a byte of E2M1
-   Delayed scaling casts by `scale` at once; AMAX then gives what goes into the history.
+/* Quantizes weights whose fp32 masters are sharded over ranks: this rank has elements [start, start + length) of
+   `count` concatenated matrices (gmm_ckpt_shard_members gives its part of each). Every rank calls, with or without a
+   shard:
+       phase AMAX   writes the amaxes of the rank's elements, and zeros for blocks without any: gmm_shard_amaxes floats
+                    in the same order on all ranks. The caller then reduces them to their maximum over ranks, in place
+       phase CAST   writes all scales (and amaxes) of the copies, and the codes of the rank's own elements; other codes
+                    keep their bits, also the other half of a byte of E2M1
+   Delayed scaling needs no phase AMAX before CAST, which multiplies by `scale`; AMAX gives the amaxes for the history.
    Shapes: master [length]; copies count x [rows, cols].  dtypes: copies as `format`: TENSOR, 1X128, 128X128, MX32, NV16
        without transform, stochastic rounding, choice of scales and amaxes per row. Only MX32 has a columnwise copy
-       here: transposed ones are made from gathered codes. cols even.  Aliasing: none. */
+       here; those of other scalings are made from gathered codes. cols even.  Aliasing: none. */
 typedef struct gmm_sharding {
     uint32_t struct_size;
     int32_t count;            /* matrices, >= 1 */
@@ -147,11 +149,11 @@ typedef struct gmm_sharding {
     int64_t start, length;    /* of the shard; -1 and 0: none */
     const gmm_options *options;
     const gmm_format *format;
-    gmm_dtype model;          /* masters are rounded to it first: BF16 or F16; F32 = as they are */
+    gmm_dtype model;          /* dtype to which masters are rounded first: BF16 or F16; F32 = no rounding */
     gmm_quant_phase phase;    /* AMAX or CAST */
     const float *master;      /* NULL without a shard */
     float *amax;              /* delayed: phase CAST does not read it */
-    const gmm_mat *rowwise;   /* NULL = not wanted. Phase AMAX looks at which are wanted, and writes neither */
+    const gmm_mat *rowwise;   /* NULL = not wanted. Phase AMAX reads which copies are wanted, and writes neither */
     const gmm_mat *columnwise;
     const float *scale;       /* delayed: [count]; NULL = ones */
 } gmm_sharding;
@@ -159,7 +161,7 @@ typedef struct gmm_sharding {
 /* Floats of gmm_sharding.amax; 0 where the format is not one of these. `columnwise`: with a columnwise copy. Pure. */
 GMMDEF int64_t gmm_shard_amaxes(const gmm_format *format, int32_t count, int64_t rows, int64_t cols, int columnwise);
 
-/* One phase. No workspace.  Stream, graph: enqueued; capturable.
+/* Runs one phase. No workspace.  Stream, graph: enqueued; capturable.
    Errors: as gmm_quantize; GMM_E_ARG (start, length), GMM_E_CONFIG (format, phase), GMM_E_NULL (master, amax). */
 GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gmm_stream stream);
 

@@ -2,11 +2,12 @@
 
 typedef enum gmm_score { GMM_SCORE_SOFTMAX = 0, GMM_SCORE_SIGMOID = 1, GMM_SCORE_MAX = 0x7fffffff } gmm_score;
 
-/* Top-k routing. scores s[t] = softmax or sigmoid of logits[t]; the k experts with the largest s + expert_bias are
-   chosen, the lower index at equal values (a NaN score ranks last); indices in falling order of that value.
-       probs[t][i] = scale s[t][e_i] (/ (sum over the chosen of s + 1e-20 for sigmoid) if normalize)
-   Losses, added up over tokens in a fixed order, with c_e the number of times expert e was chosen and q = s, divided
-   for sigmoid by the row's sum over all experts:
+/* Top-k routing. The scores s[t] are the softmax or sigmoid of logits[t]. The k experts with the largest s +
+   expert_bias are chosen, of equal values the lower index (a NaN score ranks last); indices are in falling order of
+   that value.
+       probs[t][i] = scale s[t][e_i]; if normalize, divided by the sum of s over the chosen experts (sigmoid: + 1e-20)
+   Losses are sums over tokens in a fixed order, where c_e is the number of times that expert e was chosen, and q is s,
+   for sigmoid divided by the token's sum of s over all experts:
        aux_loss = aux_coeff E / (topk T^2) sum_e c_e sum_t q[t][e]
        z_loss = z_coeff / T sum_t logsumexp(logits[t])^2
    Shapes: logits, dlogits [T, E]; expert_bias [E]; indices, probs, dprobs [T, topk]; counts [E]; offsets [E + 1];
@@ -26,8 +27,8 @@ typedef struct gmm_route {
     int32_t *indices;        /* fwd writes, bwd reads */
     float *probs;            /* fwd writes */
     int32_t *counts;         /* tokens per expert; fwd writes, bwd reads if aux_coeff is not 0; else may be NULL */
-    int32_t *offsets;        /* their exclusive prefix sums; NULL = not wanted */
-    float aux_coeff, z_coeff;/* 0 = no such loss and no such gradient; finite */
+    int32_t *offsets;        /* exclusive prefix sums of counts; NULL = not wanted */
+    float aux_coeff, z_coeff;/* finite; 0 = the loss is 0 and has no gradient */
     float *aux_loss, *z_loss;/* one value each; NULL = not wanted */
     const float *dprobs;     /* bwd: gradient of probs; NULL = zeros */
     const float *dloss;      /* bwd: [2] gradients of aux_loss and z_loss; NULL = ones */
@@ -42,7 +43,7 @@ GMMDEF gmm_status gmm_topk_query(gmm_context *ctx, gmm_op op, const gmm_route *r
 GMMDEF gmm_status gmm_topk_fwd(gmm_context *ctx, const gmm_route *route, void *workspace, size_t workspace_bytes,
                                gmm_stream stream);
 
-/* dlogits from dprobs, dloss, logits, indices, counts. The choice itself has no gradient, nor has expert_bias.
+/* dlogits from dprobs, dloss, logits, indices, counts. The choice of experts and expert_bias have no gradient.
    Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd. */
 GMMDEF gmm_status gmm_topk_bwd(gmm_context *ctx, const gmm_route *route, void *workspace, size_t workspace_bytes,
                                gmm_stream stream);

@@ -1,6 +1,6 @@
 /* -------------------------------------------------------------------------------- 6 Weight-gradient decisions --- */
 
-/* What becomes of one weight's gradient, as data-parallel trainers expect it. All fields are 0 or 1. */
+/* How the gradient of one weight is to be handled by a data-parallel trainer. All fields are 0 or 1. */
 typedef struct gmm_wgrad_in {
     uint8_t want;         /* the weight requires a gradient */
     uint8_t main_grad;    /* its target is main_grad rather than a gradient of its own */

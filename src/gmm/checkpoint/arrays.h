@@ -49,7 +49,7 @@ static gmm_status gmm__ck_check_shape(gmm__ck_builder *b, const gmm_ckpt_row *ro
     int64_t shape[2][GMM_CKPT_RANK], r = *rows;
     int32_t rank[2], d;
     int i, n;
-    char have[160], want[160];
+    char actual[160], expected[160];
     if (r < 0) {
         const int split = t->rank > gmm__ck_dimensions(row, vector), transposed = row->transposed && !vector;
         d = split + transposed;
@@ -59,16 +59,16 @@ static gmm_status gmm__ck_check_shape(gmm__ck_builder *b, const gmm_ckpt_row *ro
     }
     n = gmm__ck_row_shapes(row, experts, r, cols, vector, shape, rank);
     for (i = 0; i < n; i++) {
-        int same = rank[i] == t->rank;
-        for (d = 0; same && d < rank[i]; d++) same = shape[i][d] == t->shape[d];
-        if (!same) continue;
+        int equal = rank[i] == t->rank;
+        for (d = 0; equal && d < rank[i]; d++) equal = shape[i][d] == t->shape[d];
+        if (!equal) continue;
         *rows = r;
         return GMM_OK;
     }
-    gmm__ck_shape_text(have, sizeof have, t->rank, t->shape);
-    gmm__ck_shape_text(want, sizeof want, rank[0], shape[0]);
+    gmm__ck_shape_text(actual, sizeof actual, t->rank, t->shape);
+    gmm__ck_shape_text(expected, sizeof expected, rank[0], shape[0]);
     return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "its shape %s is not %s, as %lld x %lld of %lld experts%s ask",
-                          have, want, (long long)r, (long long)cols, (long long)experts,
+                          actual, expected, (long long)r, (long long)cols, (long long)experts,
                           row->transposed ? ", transposed," : "");
 }
 
@@ -102,7 +102,7 @@ static gmm_status gmm__ck_group_matches(gmm__ck_builder *b, const gmm__ck_array 
         gmm__ck_row_tensors *h = &holder[row->half];
         const gmm_ckpt_tensor *t = &b->parts[matches[i].part].table->tensors[matches[i].tensor];
         const int64_t base = b->source.scheme->global_index ? b->parts[matches[i].part].rank.ep_rank * part_experts : 0;
-        int64_t at;
+        int64_t index;
         if (h->row && h->row != row && b->source.prefer_target &&
             (h->row->form == GMM_CKPT_EACH) != (row->form == GMM_CKPT_EACH)) {
             const int fresh = (row->form != GMM_CKPT_EACH) == (grouped != 0);
@@ -122,15 +122,15 @@ static gmm_status gmm__ck_group_matches(gmm__ck_builder *b, const gmm__ck_array 
             if (!h->tensor) return gmm__ck_no_memory(b);
             for (k = 0; k < b->source.part_count * part_experts; k++) h->tensor[k] = -1;
         }
-        at = row->form == GMM_CKPT_EACH && x->grouped ? matches[i].expert - base : 0;
-        if (at < 0 || at >= part_experts)
+        index = row->form == GMM_CKPT_EACH && x->grouped ? matches[i].expert - base : 0;
+        if (index < 0 || index >= part_experts)
             return gmm__ck_refuse(b, GMM_CKPT_EXTRA_INDEX, t->name, "expert %lld is none of the declared %lld",
                                   (long long)matches[i].expert, (long long)part_experts);
-        at += matches[i].part * part_experts;
-        if (h->tensor[at] >= 0)
+        index += matches[i].part * part_experts;
+        if (h->tensor[index] >= 0)
             return gmm__ck_refuse(b, GMM_CKPT_AMBIGUOUS, t->name, "\"%.100s\" names the same tensor",
-                                  b->parts[matches[i].part].table->tensors[h->tensor[at]].name);
-        h->tensor[at] = matches[i].tensor;
+                                  b->parts[matches[i].part].table->tensors[h->tensor[index]].name);
+        h->tensor[index] = matches[i].tensor;
     }
     return GMM_OK;
 }
@@ -204,9 +204,9 @@ static gmm_status gmm__ck_source_shard(gmm__ck_builder *b, const gmm__ck_array *
     if (gmm__ck_is_gtp_sharded(b, x)) {
         int64_t sum = 0;
         for (q = 0; q < b->source.part_count; q++) {
-            const gmm_ckpt_rank *other = &b->parts[q].rank;
+            const gmm_ckpt_rank *other_rank = &b->parts[q].rank;
             int64_t r = -1;
-            if (other->ep_rank != rank->ep_rank || other->etp_rank != rank->etp_rank) continue;
+            if (other_rank->ep_rank != rank->ep_rank || other_rank->etp_rank != rank->etp_rank) continue;
             i = h->tensor[q * part_experts + local];
             if (i < 0)
                 return gmm__ck_refuse_missing_tensor(b, x, h->row, g->state,
@@ -214,7 +214,7 @@ static gmm_status gmm__ck_source_shard(gmm__ck_builder *b, const gmm__ck_array *
             status = gmm__ck_check_shape(b, h->row, &b->parts[q].table->tensors[i], part_experts, &r, shape_cols,
                                          x->vector);
             if (status) return status;
-            if (other->gtp_rank < rank->gtp_rank) p->row0 += r;
+            if (other_rank->gtp_rank < rank->gtp_rank) p->row0 += r;
             sum += r;
         }
         if (sum < full || (sum > full && sum != stored * rank->gtp_size))
@@ -255,16 +255,16 @@ static gmm_status gmm__ck_move_overlap(gmm__ck_builder *b, const gmm__ck_shard *
     return GMM_OK;
 }
 
-/* Folds the moves of the last expert, [at, ...), into those of the experts before it, [first, at), as one more step of
-   an outer loop; `experts` were folded so far. Returns 1 if that was possible. */
-static int gmm__ck_merge_expert_moves(gmm__ck_builder *b, int64_t first, int64_t at, int64_t experts) {
-    const int64_t n = at - first;
+/* Merges the moves of the last expert, [second, ...), into those of the experts before it, [first, second), as one more
+   iteration of an outer loop, which has `experts` iterations so far. Returns 1 if that was possible. */
+static int gmm__ck_merge_expert_moves(gmm__ck_builder *b, int64_t first, int64_t second, int64_t experts) {
+    const int64_t n = second - first;
     int64_t i;
     int pass;
-    if (n == 0 || b->move_count - at != n) return 0;
+    if (n == 0 || b->move_count - second != n) return 0;
     for (pass = 0; pass < 2; pass++)
         for (i = 0; i < n; i++) {
-            gmm_ckpt_move *m = &b->moves[first + i], e = b->moves[at + i];
+            gmm_ckpt_move *m = &b->moves[first + i], e = b->moves[second + i];
             const int outer = experts > 1;
             const int64_t src = e.src_at - m->src_at, dst = e.dst_at - m->dst_at;
             int l;
@@ -291,7 +291,7 @@ static int gmm__ck_merge_expert_moves(gmm__ck_builder *b, int64_t first, int64_t
                     m->dst_step[l + outer] != e.dst_step[l])
                     return 0;
         }
-    b->move_count = at;
+    b->move_count = second;
     return 1;
 }
 

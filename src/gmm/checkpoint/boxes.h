@@ -167,26 +167,27 @@ static gmm_status gmm__ck_move_rows(gmm__ck_builder *b, const gmm__ck_overlap *o
                                     int64_t repeat, int64_t period) {
     const gmm__ck_shard *s = o->src, *d = o->dst;
     const int64_t sb = gmm__ck_row_block(s, f0, f1), db = gmm__ck_row_block(d, f0, f1);
-    const int64_t big = sb > db ? sb : db, fine = sb && db ? (sb < db ? sb : db) : 0;
+    const int64_t coarse = sb > db ? sb : db, fine = sb && db ? (sb < db ? sb : db) : 0;
     gmm_ckpt_move m = GMM_ZERO;
-    if (big) { /* blocks start at multiples of their size, from a first row that is one */
-        const int64_t first = big == sb ? s->f0 : d->f0;
-        const int64_t up = gmm__min_i64(first + gmm__round_up(f0 - first, big), f1);
-        const int64_t down = first + (f1 - first) / big * big;
+    if (coarse) { /* blocks start at multiples of their size, from a first row that is one */
+        const int64_t first = coarse == sb ? s->f0 : d->f0;
+        const int64_t up = gmm__min_i64(first + gmm__round_up(f0 - first, coarse), f1);
+        const int64_t aligned = first + (f1 - first) / coarse * coarse;
         int64_t lcm = fine, f;
         gmm_status status = GMM_OK;
         if (f0 < up) status = gmm__ck_move_rows(b, o, f0, up, repeat, period);
         if (!status && f0 < up && up < f1) return gmm__ck_move_rows(b, o, up, f1, repeat, period);
         if (status || f0 < up) return status;
-        if (down < f1) {
-            status = gmm__ck_move_rows(b, o, f0, down, repeat, period);
-            return status ? status : gmm__ck_move_rows(b, o, down, f1, repeat, period);
+        if (aligned < f1) {
+            status = gmm__ck_move_rows(b, o, f0, aligned, repeat, period);
+            return status ? status : gmm__ck_move_rows(b, o, aligned, f1, repeat, period);
         }
-        while (fine && lcm % big) lcm += fine;
-        if (fine && lcm != big) { /* neither block divides the other */
+        while (fine && lcm % coarse) lcm += fine;
+        if (fine && lcm != coarse) { /* neither block divides the other */
             if (repeat == 1 && f1 - f0 > lcm && (f1 - f0) % lcm == 0)
                 return gmm__ck_move_rows(b, o, f0, f0 + lcm, (f1 - f0) / lcm, lcm);
-            for (f = f0; !status && f < f1; f += big) status = gmm__ck_move_rows(b, o, f, f + big, repeat, period);
+            for (f = f0; !status && f < f1; f += coarse)
+                status = gmm__ck_move_rows(b, o, f, f + coarse, repeat, period);
             return status;
         }
     }
@@ -200,15 +201,15 @@ static gmm_status gmm__ck_move_rows(gmm__ck_builder *b, const gmm__ck_overlap *o
     m.dst_at = gmm__ck_element_offset(d, o->expert, o->h0, f0, o->k0);
     gmm__ck_add_loop(&m, o->h1 - o->h0, s->block * s->row_step, d->block * d->row_step);
     gmm__ck_add_loop(&m, repeat, 2 * period * s->row_step, 2 * period * d->row_step);
-    if (big) {
-        gmm__ck_add_loop(&m, (f1 - f0) / big, gmm__ck_row_distance(s, big, !sb) * s->row_step,
-                     gmm__ck_row_distance(d, big, !db) * d->row_step);
+    if (coarse) {
+        gmm__ck_add_loop(&m, (f1 - f0) / coarse, gmm__ck_row_distance(s, coarse, !sb) * s->row_step,
+                         gmm__ck_row_distance(d, coarse, !db) * d->row_step);
         if (fine)
-            gmm__ck_add_loop(&m, big / fine, gmm__ck_row_distance(s, fine, sb == big && sb != fine) * s->row_step,
-                         gmm__ck_row_distance(d, fine, db == big && db != fine) * d->row_step);
+            gmm__ck_add_loop(&m, coarse / fine, gmm__ck_row_distance(s, fine, sb == coarse && sb != fine) * s->row_step,
+                             gmm__ck_row_distance(d, fine, db == coarse && db != fine) * d->row_step);
     }
-    gmm__ck_add_loop(&m, fine ? fine : big ? big : f1 - f0, gmm__ck_row_distance(s, 1, 1) * s->row_step,
-                 gmm__ck_row_distance(d, 1, 1) * d->row_step);
+    gmm__ck_add_loop(&m, fine ? fine : coarse ? coarse : f1 - f0, gmm__ck_row_distance(s, 1, 1) * s->row_step,
+                     gmm__ck_row_distance(d, 1, 1) * d->row_step);
     gmm__ck_add_loop(&m, o->k1 - o->k0, s->col_step, d->col_step);
     return gmm__ck_add_move(b, &m);
 }

@@ -1,5 +1,5 @@
 /* .................................................................................... 15.4 Keys to linears ... */
-/* Parses keys of the source and matches them to linears; spells the names of targets. */
+/* Parses the keys of the source, matches them to linears, and composes the names of targets. */
 
 /* A source tensor whose key matches a row of the scheme for a linear. */
 typedef struct gmm__ck_match {
@@ -115,39 +115,40 @@ static int gmm__ck_is_wrapper(const gmm_ckpt_source *source, const char *segment
     return 0;
 }
 
-/* Copies a key without its wrapper segments; `to` may be the key itself. Returns the length. */
-static size_t gmm__ck_strip_wrappers(const gmm_ckpt_source *source, const char *from, char *to) {
+/* Copies a key without its wrapper segments; `dst` may be the key itself. Returns the length. */
+static size_t gmm__ck_strip_wrappers(const gmm_ckpt_source *source, const char *key, char *dst) {
     size_t n = 0;
     for (;;) {
-        const size_t length = strcspn(from, ".");
-        const int wrapper = gmm__ck_is_wrapper(source, from, length);
+        const size_t length = strcspn(key, ".");
+        const int wrapper = gmm__ck_is_wrapper(source, key, length);
         if (!wrapper) {
-            memmove(to + n, from, length);
+            memmove(dst + n, key, length);
             n += length;
         }
-        if (!from[length]) break;
-        if (!wrapper) to[n++] = '.';
-        from += length + 1;
+        if (!key[length]) break;
+        if (!wrapper) dst[n++] = '.';
+        key += length + 1;
     }
-    to[n] = 0;
+    dst[n] = 0;
     return n;
 }
 
 /* The same for a key without its state's prefix; wrapper segments of the stated model prefix stay. */
-static size_t gmm__ck_strip_key_wrappers(const gmm_ckpt_source *source, const char *key, char *to) {
+static size_t gmm__ck_strip_key_wrappers(const gmm_ckpt_source *source, const char *key, char *dst) {
     const size_t n = source->prefix ? strlen(source->prefix) : 0;
-    if (!n || strncmp(key, source->prefix, n)) return gmm__ck_strip_wrappers(source, key, to);
-    memcpy(to, source->prefix, n);
-    return n + gmm__ck_strip_wrappers(source, key + n, to + n);
+    if (!n || strncmp(key, source->prefix, n)) return gmm__ck_strip_wrappers(source, key, dst);
+    memcpy(dst, source->prefix, n);
+    return n + gmm__ck_strip_wrappers(source, key + n, dst + n);
 }
 
-/* Finds the first wrapper segment from *at on, its length, and how many segments precede it; NULL if there is none.
-   *at moves to the segment after it. */
-static const char *gmm__ck_next_wrapper(const gmm_ckpt_source *source, const char **at, size_t *length, int *follows) {
-    for (*follows = 0; **at; ++*follows) {
-        const char *segment = *at;
+/* Finds the first wrapper segment from *text on, its length, and how many segments precede it; NULL if there is none.
+   *text moves to the segment after it. */
+static const char *gmm__ck_next_wrapper(const gmm_ckpt_source *source, const char **text, size_t *length,
+                                        int *follows) {
+    for (*follows = 0; **text; ++*follows) {
+        const char *segment = *text;
         *length = strcspn(segment, ".");
-        *at += *length + (segment[*length] == '.');
+        *text += *length + (segment[*length] == '.');
         if (gmm__ck_is_wrapper(source, segment, *length)) return segment;
     }
     return NULL;
@@ -169,23 +170,23 @@ static int gmm__ck_same_wrappers(const gmm_ckpt_source *source, const char *a, c
 static char *gmm__ck_wrapped_name(gmm__ck_builder *b, const char *key, const char *state, const char *name) {
     static const char digits[] = "0123456789";
     const size_t capacity = strlen(state) + strlen(key) + strlen(name) + 2;
-    char *to = (char *)gmm__ck_alloc(&b->arena, (int64_t)capacity, 1);
+    char *wrapped = (char *)gmm__ck_alloc(&b->arena, (int64_t)capacity, 1);
     size_t n = strlen(state);
-    if (!to) return NULL;
-    memcpy(to, state, n);
+    if (!wrapped) return NULL;
+    memcpy(wrapped, state, n);
     for (;;) {
         const size_t k = strcspn(key, "."), m = strcspn(name, ".");
-        const int same = (k == m && !memcmp(key, name, k)) ||
+        const int equal = (k == m && !memcmp(key, name, k)) ||
                          (k && m && strspn(key, digits) == k && strspn(name, digits) == m);
-        const char *from = same ? name : key;
-        if (!key[k] || (same ? !name[m] : !gmm__ck_is_wrapper(&b->source, key, k))) break;
-        memcpy(to + n, from, (same ? m : k) + 1);
-        n += (same ? m : k) + 1;
+        const char *source = equal ? name : key;
+        if (!key[k] || (equal ? !name[m] : !gmm__ck_is_wrapper(&b->source, key, k))) break;
+        memcpy(wrapped + n, source, (equal ? m : k) + 1);
+        n += (equal ? m : k) + 1;
         key += k + 1;
-        if (same) name += m + 1;
+        if (equal) name += m + 1;
     }
-    memcpy(to + n, name, strlen(name) + 1);
-    return to;
+    memcpy(wrapped + n, name, strlen(name) + 1);
+    return wrapped;
 }
 
 /* The state of a key, -1 = none, and the length of its prefix: the longest wins. */
@@ -205,37 +206,37 @@ static uint64_t gmm__ck_linear_hash(const char *path, size_t length, gmm_ckpt_sl
     return path ? gmm__ck_hash(path, length, 1) : gmm__ck_hash((const char *)&layer, sizeof layer, (uint64_t)slot + 2);
 }
 
-/* Index of a linear, by path or by slot and layer; -1 if there is none. *at is its slot in the hash table. */
+/* Index of a linear, by path or by slot and layer; -1 if there is none. *slot_index is its slot in the hash table. */
 static int64_t gmm__ck_find_linear(const gmm__ck_builder *b, const char *path, size_t length, gmm_ckpt_slot slot,
-                                   int64_t layer, int64_t *at) {
+                                   int64_t layer, int64_t *slot_index) {
     int64_t i = (int64_t)(gmm__ck_linear_hash(path, length, slot, layer) & (uint64_t)(b->slot_count - 1));
     for (; b->slots[i]; i = (i + 1) & (b->slot_count - 1)) {
         const gmm_ckpt_linear *l = &b->linears[b->slots[i] - 1];
         if (path ? l->path && strlen(l->path) == length && !memcmp(l->path, path, length)
                  : !l->path && l->slot == slot && l->layer == layer) {
-            *at = i;
+            *slot_index = i;
             return b->slots[i] - 1;
         }
     }
-    *at = i;
+    *slot_index = i;
     return -1;
 }
 
 static gmm_status gmm__ck_add_linear(gmm__ck_builder *b, const gmm_ckpt_linear *linear) {
     void *array = b->linears;
-    int64_t at = 0, i;
+    int64_t slot_index = 0, i;
     if (2 * (b->linear_count + 1) > b->slot_count) {
         b->slot_count = b->slot_count ? b->slot_count * 2 : 64;
         b->slots = (int32_t *)gmm__ck_alloc(&b->arena, b->slot_count, sizeof *b->slots);
         if (!b->slots) return gmm__ck_no_memory(b);
         for (i = 0; i < b->linear_count; i++) {
             const gmm_ckpt_linear *l = &b->linears[i];
-            (void)gmm__ck_find_linear(b, l->path, l->path ? strlen(l->path) : 0, l->slot, l->layer, &at);
-            b->slots[at] = (int32_t)(i + 1);
+            (void)gmm__ck_find_linear(b, l->path, l->path ? strlen(l->path) : 0, l->slot, l->layer, &slot_index);
+            b->slots[slot_index] = (int32_t)(i + 1);
         }
     }
     if (gmm__ck_find_linear(b, linear->path, linear->path ? strlen(linear->path) : 0, linear->slot, linear->layer,
-                            &at) >= 0)
+                            &slot_index) >= 0)
         return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, linear->path, "linears: the same path, or slot %d of layer %lld, "
                               "stands twice", (int)linear->slot, (long long)linear->layer);
     if (b->linear_count == INT32_MAX - 1) return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, NULL, "linears: too many");
@@ -243,7 +244,7 @@ static gmm_status gmm__ck_add_linear(gmm__ck_builder *b, const gmm_ckpt_linear *
         return gmm__ck_no_memory(b);
     b->linears = (gmm_ckpt_linear *)array;
     b->linears[b->linear_count] = *linear;
-    b->slots[at] = (int32_t)++b->linear_count;
+    b->slots[slot_index] = (int32_t)++b->linear_count;
     return GMM_OK;
 }
 
@@ -254,7 +255,7 @@ static int64_t gmm__ck_match_row(gmm__ck_builder *b, const gmm_ckpt_row *row, co
     const int has_path = !strncmp(row->pattern, "{p}.", 4);
     const char *tail = row->pattern + (has_path ? 4 : 0);
     const size_t stated = b->source.prefix ? strlen(b->source.prefix) : 0;
-    int64_t layer = -1, linear, at = 0;
+    int64_t layer = -1, linear, slot_index = 0;
     size_t i, begin = length;
     int dots = 0;
     for (i = 0; tail[i]; i++) dots += tail[i] == '.';
@@ -266,7 +267,7 @@ static int64_t gmm__ck_match_row(gmm__ck_builder *b, const gmm_ckpt_row *row, co
         gmm_ckpt_linear fresh = GMM_ZERO;
         *start = begin;
         if (b->source.prefix && begin != stated) return -1;
-        linear = b->slot_count ? gmm__ck_find_linear(b, NULL, 0, row->slot, layer, &at) : -1;
+        linear = b->slot_count ? gmm__ck_find_linear(b, NULL, 0, row->slot, layer, &slot_index) : -1;
         if (linear >= 0 || !b->scan) return linear;
         fresh.slot = row->slot;
         fresh.layer = layer;
@@ -276,11 +277,12 @@ static int64_t gmm__ck_match_row(gmm__ck_builder *b, const gmm_ckpt_row *row, co
     if (!b->slot_count || begin < stated) return -1;
     if (b->source.prefix) {
         *start = stated;
-        return gmm__ck_find_linear(b, key + stated, begin > stated ? begin - 1 - stated : 0, GMM_CKPT_SLOT_ANY, 0, &at);
+        return gmm__ck_find_linear(b, key + stated, begin > stated ? begin - 1 - stated : 0, GMM_CKPT_SLOT_ANY, 0,
+                                   &slot_index);
     }
     for (i = 0; i < begin; i++) { /* the longest path wins */
         if (i && key[i - 1] != '.') continue;
-        linear = gmm__ck_find_linear(b, key + i, begin - 1 - i, GMM_CKPT_SLOT_ANY, 0, &at);
+        linear = gmm__ck_find_linear(b, key + i, begin - 1 - i, GMM_CKPT_SLOT_ANY, 0, &slot_index);
         *start = i;
         if (linear >= 0) return linear;
     }
@@ -336,14 +338,16 @@ static gmm_status gmm__ck_read_keys(gmm__ck_builder *b) {
             if (h.kind == GMM_CKPT_BIAS && !b->scan && !b->linears[h.linear].bias) continue;
             if (!b->source.prefix && start) {
                 for (h.prefix_class = 1; h.prefix_class < 3; h.prefix_class++) {
-                    const char *other = b->other_prefixes[h.prefix_class - 1];
-                    if (!other) {
-                        other = gmm__ck_copy_text(&b->arena, b->key_buffer, start);
-                        if (!other) return gmm__ck_no_memory(b);
-                        b->other_prefixes[h.prefix_class - 1] = other;
+                    const char *other_prefix = b->other_prefixes[h.prefix_class - 1];
+                    if (!other_prefix) {
+                        other_prefix = gmm__ck_copy_text(&b->arena, b->key_buffer, start);
+                        if (!other_prefix) return gmm__ck_no_memory(b);
+                        b->other_prefixes[h.prefix_class - 1] = other_prefix;
                         b->other_keys[h.prefix_class - 1] = name;
                     }
-                    if ((strlen(other) == start && !memcmp(other, b->key_buffer, start)) || h.prefix_class == 2) break;
+                    if ((strlen(other_prefix) == start && !memcmp(other_prefix, b->key_buffer, start)) ||
+                        h.prefix_class == 2)
+                        break;
                 }
             } else {
                 empty = 1;

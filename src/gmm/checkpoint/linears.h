@@ -7,7 +7,7 @@ static gmm_status gmm__ck_check_multiple(gmm__ck_builder *b, const gmm_ckpt_line
                           "%lld", (int)l->slot, (long long)l->layer, what, (long long)extent, unit, (long long)by);
 }
 
-/* Determines the blocks of gate and up rows of a gated FC1 in the source and in the target. */
+/* Determines the block sizes of gate and up rows of a gated FC1 in source and target. */
 static gmm_status gmm__ck_glu_blocks(gmm__ck_builder *b, const gmm_ckpt_linear *l, const gmm__ck_row_tensors *weight,
                                      int64_t *src_block, int64_t *dst_block) {
     const gmm_ckpt_source *s = &b->source;
@@ -161,7 +161,7 @@ static gmm_status gmm__ck_check_scale_blocks(gmm__ck_builder *b, const gmm__ck_a
     return status;
 }
 
-/* Plans quantized weights that stay quantized, and their scales: blocks and scales move alike. `last` names the weight
+/* Plans quantized weights that stay quantized, and their scales, with the same moves for both. `last` names the weight
    in the message about missing scales. */
 static gmm_status gmm__ck_plan_quantized(gmm__ck_builder *b, gmm__ck_array x, gmm__ck_transfer g,
                                          gmm__ck_row_tensors *scale, int mx, const gmm_ckpt_tensor *last) {
@@ -280,18 +280,18 @@ static gmm_status gmm__ck_plan_state(gmm__ck_builder *b, int64_t index, int32_t 
 }
 
 static gmm_status gmm__ck_plan_linears(gmm__ck_builder *b) {
-    int64_t at = 0, i;
+    int64_t match = 0, i;
     int32_t s;
     for (i = 0; i < b->linear_count; i++) {
-        int64_t end = at;
+        int64_t end = match;
         while (end < b->match_count && b->matches[end].linear == i) end++;
-        if (at == end && b->source.skip_missing) continue;
+        if (match == end && b->source.skip_missing) continue;
         for (s = 0; s < b->source.state_count; s++) {
-            const int64_t begin = at;
+            const int64_t begin = match;
             gmm_status status;
-            while (at < end && b->matches[at].state == s) at++;
+            while (match < end && b->matches[match].state == s) match++;
             if (!b->state_present[s] && s > 0) continue;
-            status = gmm__ck_plan_state(b, i, s, begin < at ? b->matches + begin : NULL, at - begin);
+            status = gmm__ck_plan_state(b, i, s, begin < match ? b->matches + begin : NULL, match - begin);
             if (status) return status;
         }
     }

@@ -12,12 +12,12 @@ extern "C" {
 static void *gmm__ck_malloc(void *user, size_t bytes) { (void)user; return GMM_MALLOC(bytes); }
 static void gmm__ck_free(void *user, void *memory) { (void)user; GMM_FREE(memory); }
 
-static gmm_allocator gmm__ck_allocator(const gmm_allocator *given) {
+static gmm_allocator gmm__ck_allocator(const gmm_allocator *caller) {
     gmm_allocator a;
     a.user = NULL;
     a.alloc = gmm__ck_malloc;
     a.release = gmm__ck_free;
-    return given && given->alloc ? *given : a;
+    return caller && caller->alloc ? *caller : a;
 }
 
 /* A block of an arena, whose memory is all released together. */
@@ -36,20 +36,20 @@ enum { GMM__CK_BLOCK_BYTES = 1 << 16 };
 /* Allocates zeroed memory for `count` elements; NULL without memory. */
 static void *gmm__ck_alloc(gmm__ck_arena *arena, int64_t count, size_t size) {
     gmm__ck_arena_block *b = arena->top;
-    int64_t wanted = 0;
+    int64_t bytes_needed = 0;
     size_t bytes, capacity;
-    char *at;
-    if (!gmm__mul(count, (int64_t)size, &wanted) || wanted > INT64_MAX / 2 ||
-        (uint64_t)wanted > SIZE_MAX / 2)
+    char *memory;
+    if (!gmm__mul(count, (int64_t)size, &bytes_needed) || bytes_needed > INT64_MAX / 2 ||
+        (uint64_t)bytes_needed > SIZE_MAX / 2)
         return NULL;
-    bytes = ((size_t)wanted + 15) / 16 * 16;
+    bytes = ((size_t)bytes_needed + 15) / 16 * 16;
     if (!b || bytes > b->capacity - b->used) {
         capacity = bytes > GMM__CK_BLOCK_BYTES / 4 ? bytes : (size_t)GMM__CK_BLOCK_BYTES;
         b = (gmm__ck_arena_block *)arena->allocator.alloc(arena->allocator.user, sizeof *b + capacity);
         if (!b) return NULL;
         b->used = 0;
         b->capacity = capacity;
-        if (arena->top && capacity == bytes) { /* the block in use stays on top */
+        if (arena->top && capacity == bytes) { /* a block of its own; the block with free bytes stays on top */
             b->next = arena->top->next;
             arena->top->next = b;
         } else {
@@ -57,9 +57,9 @@ static void *gmm__ck_alloc(gmm__ck_arena *arena, int64_t count, size_t size) {
             arena->top = b;
         }
     }
-    at = (char *)(b + 1) + b->used;
+    memory = (char *)(b + 1) + b->used;
     b->used += bytes;
-    return memset(at, 0, bytes);
+    return memset(memory, 0, bytes);
 }
 
 static void gmm__ck_arena_release(gmm__ck_arena *arena) {
@@ -107,14 +107,14 @@ static gmm_status gmm__ck_status(gmm_ckpt_reason reason) {
 }
 
 /* Copies as many whole UTF-8 characters as fit. */
-static void gmm__ck_truncate(char *to, size_t capacity, const char *from) {
-    size_t n = strlen(from);
+static void gmm__ck_truncate(char *dst, size_t capacity, const char *src) {
+    size_t n = strlen(src);
     if (n >= capacity) {
         n = capacity - 1;
-        while (n && ((unsigned char)from[n] & 0xC0u) == 0x80u) n--;
+        while (n && ((unsigned char)src[n] & 0xC0u) == 0x80u) n--;
     }
-    memcpy(to, from, n);
-    to[n] = 0;
+    memcpy(dst, src, n);
+    dst[n] = 0;
 }
 
 static gmm_status gmm__ck_vfail(gmm_ckpt_report *report, gmm_ckpt_reason reason, const char *key, const char *fn,

@@ -23,8 +23,8 @@ static const char *gmm__ck_slot_name(gmm_ckpt_slot slot) {
 }
 
 static int64_t gmm__ck_find_slot(const gmm__ck_builder *b, gmm_ckpt_slot slot, int64_t layer) {
-    int64_t at = 0;
-    return b->slot_count ? gmm__ck_find_linear(b, NULL, 0, slot, layer, &at) : -1;
+    int64_t slot_index = 0;
+    return b->slot_count ? gmm__ck_find_linear(b, NULL, 0, slot, layer, &slot_index) : -1;
 }
 
 /* Name of the first tensor that the source has of a linear, or NULL. */
@@ -59,22 +59,22 @@ static gmm_status gmm__ck_check_layers(gmm__ck_builder *b) {
     for (i = 0; i < b->linear_count; i++) {
         const gmm_ckpt_linear *l = &b->linears[i];
         gmm_status status = GMM_OK;
-        int64_t other;
+        int64_t second;
         if (l->path || !l->out) continue;
         if (l->slot == GMM_CKPT_FC1 || l->slot == GMM_CKPT_SHARED_FC1) {
-            other = gmm__ck_find_slot(b, l->slot == GMM_CKPT_FC1 ? GMM_CKPT_FC2 : GMM_CKPT_SHARED_FC2, l->layer);
-            if (other >= 0 && b->linears[other].out) status = gmm__ck_check_pair(b, i, other);
+            second = gmm__ck_find_slot(b, l->slot == GMM_CKPT_FC1 ? GMM_CKPT_FC2 : GMM_CKPT_SHARED_FC2, l->layer);
+            if (second >= 0 && b->linears[second].out) status = gmm__ck_check_pair(b, i, second);
         }
         if (status) return status;
         if (l->slot != GMM_CKPT_ROUTER && l->slot != GMM_CKPT_ROUTER_CORRECTION) continue;
-        other = gmm__ck_find_slot(b, GMM_CKPT_FC1, l->layer);
-        if (other < 0 || !b->linears[other].out) other = gmm__ck_find_slot(b, GMM_CKPT_FC2, l->layer);
-        if (other < 0 || !b->linears[other].out || l->out - l->spare == b->linears[other].experts) continue;
+        second = gmm__ck_find_slot(b, GMM_CKPT_FC1, l->layer);
+        if (second < 0 || !b->linears[second].out) second = gmm__ck_find_slot(b, GMM_CKPT_FC2, l->layer);
+        if (second < 0 || !b->linears[second].out || l->out - l->spare == b->linears[second].experts) continue;
         return gmm__ck_refuse(b, GMM_CKPT_SHAPE, gmm__ck_first_key(b, i), "layer %lld: %s has %lld rows%s, %s %lld "
                               "experts%s", (long long)l->layer, gmm__ck_slot_name(l->slot), (long long)l->out,
-                              l->spare ? ", some of them spare" : "", gmm__ck_slot_name(b->linears[other].slot),
-                              (long long)b->linears[other].experts,
-                              l->out > b->linears[other].experts ? ": state their number if the other rows are spare"
+                              l->spare ? ", some of them spare" : "", gmm__ck_slot_name(b->linears[second].slot),
+                              (long long)b->linears[second].experts,
+                              l->out > b->linears[second].experts ? ": state their number if the other rows are spare"
                                                                  : "");
     }
     return GMM_OK;
@@ -108,15 +108,15 @@ static gmm_status gmm__ck_find_missing_tensors(gmm__ck_builder *b, const gmm__ck
                                                int32_t state, const gmm__ck_match *matches, int64_t count) {
     const int several = b->source.scheme->rows[row].form == GMM_CKPT_EACH && x->grouped;
     const int64_t part_experts = several ? gmm__ck_part_experts(b, x) : 1;
-    int64_t at = 0;
+    int64_t match = 0;
     int32_t p;
     for (p = 0; p < b->source.part_count; p++) {
         const int64_t base = several && b->source.scheme->global_index ? b->parts[p].rank.ep_rank * part_experts : 0;
         int64_t next = base;
         const int reads = gmm__ck_part_is_read(b, x, p);
         gmm_status status = GMM_OK;
-        for (; at < count && matches[at].part == p; at++) {
-            const int64_t e = several ? matches[at].expert : 0;
+        for (; match < count && matches[match].part == p; match++) {
+            const int64_t e = several ? matches[match].expert : 0;
             if (reads && !status && e > next && next < base + part_experts)
                 status = gmm__ck_add_missing(b, linear, row, state, p, next, gmm__min_i64(e, base + part_experts) - 1);
             if (e >= next) next = e + 1;
@@ -131,22 +131,23 @@ static gmm_status gmm__ck_find_missing_tensors(gmm__ck_builder *b, const gmm__ck
 /* The row that is assumed for a linear without any key: its form and scaling follow those of other weights. */
 static const gmm_ckpt_row *gmm__ck_default_row(const gmm__ck_builder *b, const gmm_ckpt_linear *l, gmm_ckpt_kind kind) {
     const gmm_ckpt_scheme *scheme = b->source.scheme;
-    const gmm_ckpt_row *other = NULL, *best = NULL;
-    int score = -1;
+    const gmm_ckpt_row *similar = NULL, *best = NULL;
+    int best_score = -1;
     int64_t i;
     int32_t r;
-    for (i = 0; i < b->match_count && !other; i++) {
+    for (i = 0; i < b->match_count && !similar; i++) {
         const gmm_ckpt_row *row = &scheme->rows[b->matches[i].row];
-        if (row->kind == GMM_CKPT_WEIGHT && (row->slot <= GMM_CKPT_FC2 || row->slot == GMM_CKPT_SLOT_ANY)) other = row;
+        if (row->kind == GMM_CKPT_WEIGHT && (row->slot <= GMM_CKPT_FC2 || row->slot == GMM_CKPT_SLOT_ANY))
+            similar = row;
     }
     for (r = 0; r < scheme->count; r++) {
         const gmm_ckpt_row *row = &scheme->rows[r];
-        int now;
+        int score;
         if (row->kind != kind || (row->slot != l->slot && (row->slot != GMM_CKPT_SLOT_ANY || !l->path))) continue;
-        now = !other ? 0 : 2 * ((row->form == GMM_CKPT_EACH) == (other->form == GMM_CKPT_EACH)) +
-                           (row->scaling == other->scaling);
-        if (now > score) best = row;
-        if (now > score) score = now;
+        score = !similar ? 0 : 2 * ((row->form == GMM_CKPT_EACH) == (similar->form == GMM_CKPT_EACH)) +
+                           (row->scaling == similar->scaling);
+        if (score > best_score) best = row;
+        if (score > best_score) best_score = score;
     }
     return best;
 }
@@ -225,17 +226,17 @@ static const char *gmm__ck_end_numbers(char *text) {
 
 enum { GMM__CK_SET_CHARS = 120 };
 
-/* Names the missing ranges from *at on that differ in layer only by one pattern with number sets. *at moves past them.
-   */
-static char *gmm__ck_missing_set_name(gmm__ck_builder *b, const gmm_ckpt_row *layer_row, int64_t *at,
+/* Names the missing ranges from *position on that differ in layer only by one pattern with number sets. *position moves
+   past them. */
+static char *gmm__ck_missing_set_name(gmm__ck_builder *b, const gmm_ckpt_row *layer_row, int64_t *position,
                                       int64_t *tensors) {
-    const gmm__ck_missing_range *m = &b->missing_ranges[*at], *next = m,
+    const gmm__ck_missing_range *m = &b->missing_ranges[*position], *next = m,
         *end = b->missing_ranges + b->missing_range_count;
     const gmm_ckpt_row *row = m->row < 0 ? layer_row : &b->source.scheme->rows[m->row];
     const gmm_ckpt_rank *rank = &b->parts[m->part].rank, *size = &b->parts[0].rank;
     const gmm_ckpt_linear *l = m->row < 0 ? NULL : &b->linears[m->linear];
-    char layers[GMM__CK_SET_CHARS] = "{", experts[GMM__CK_SET_CHARS] = "{", *name, *to;
-    int64_t n = 0, i, from = m->layer, to_layer = m->layer;
+    char layers[GMM__CK_SET_CHARS] = "{", experts[GMM__CK_SET_CHARS] = "{", *name, *text;
+    int64_t n = 0, i, from_layer = m->layer, to_layer = m->layer;
     *tensors = 0;
     for (; m + n < end && m[n].layer == m->layer && m[n].row == m->row && m[n].state == m->state &&
          m[n].part == m->part; n++)
@@ -250,36 +251,36 @@ static char *gmm__ck_missing_set_name(gmm__ck_builder *b, const gmm_ckpt_row *la
                                         next[n].state == m->state && next[n].part == m->part))
             break;
         if (next->layer != to_layer + 1) {
-            gmm__ck_add_numbers(layers, sizeof layers, from, to_layer);
-            from = next->layer;
+            gmm__ck_add_numbers(layers, sizeof layers, from_layer, to_layer);
+            from_layer = next->layer;
         }
         to_layer = next->layer;
     }
-    gmm__ck_add_numbers(layers, sizeof layers, from, to_layer);
-    *at = next - b->missing_ranges;
+    gmm__ck_add_numbers(layers, sizeof layers, from_layer, to_layer);
+    *position = next - b->missing_ranges;
     name = gmm__ck_missing_name(b, row, m->state, l, gmm__ck_end_numbers(layers), gmm__ck_end_numbers(experts));
     if (!name || b->source.part_count == 1) return name;
-    to = (char *)gmm__ck_alloc(&b->arena, (int64_t)strlen(name) + 64, 1);
-    if (!to) return NULL;
-    n = snprintf(to, strlen(name) + 64, "%s", name);
-    if (size->ep_size > 1) n += snprintf(to + n, 20, " of EP %d", (int)rank->ep_rank);
-    if (size->etp_size > 1) n += snprintf(to + n, 20, " of ETP %d", (int)rank->etp_rank);
-    if (size->gtp_size > 1) (void)snprintf(to + n, 20, " of GTP %d", (int)rank->gtp_rank);
-    return to;
+    text = (char *)gmm__ck_alloc(&b->arena, (int64_t)strlen(name) + 64, 1);
+    if (!text) return NULL;
+    n = snprintf(text, strlen(name) + 64, "%s", name);
+    if (size->ep_size > 1) n += snprintf(text + n, 20, " of EP %d", (int)rank->ep_rank);
+    if (size->etp_size > 1) n += snprintf(text + n, 20, " of ETP %d", (int)rank->etp_rank);
+    if (size->gtp_size > 1) (void)snprintf(text + n, 20, " of GTP %d", (int)rank->gtp_rank);
+    return text;
 }
 
 /* Fails with the list of missing tensors, unless skip_missing allows them. */
 static gmm_status gmm__ck_refuse_incomplete(gmm__ck_builder *b, const gmm_ckpt_row *layer_row) {
     char text[340] = "", hint[100] = "", layer[24], expert[24], *name;
-    int64_t at = 0, listed = 0, tensors = 0;
+    int64_t position = 0, listed = 0, tensors = 0;
     const gmm__ck_missing_range *m = b->missing_ranges;
     size_t n = 0;
     if (b->report) b->report->missing = b->missing;
     if (!b->missing_range_count || b->source.skip_missing) return GMM_OK;
     if (!b->report) return GMM_E_KEY;
     qsort(b->missing_ranges, (size_t)b->missing_range_count, sizeof *b->missing_ranges, gmm__ck_compare_missing);
-    while (at < b->missing_range_count) {
-        name = gmm__ck_missing_set_name(b, layer_row, &at, &tensors);
+    while (position < b->missing_range_count) {
+        name = gmm__ck_missing_set_name(b, layer_row, &position, &tensors);
         if (!name) return gmm__ck_no_memory(b);
         if (n && n + strlen(name) > sizeof text - 60) break;
         gmm__ck_truncate(text + n, sizeof text - 60 - n, n ? ", " : "");
@@ -305,15 +306,15 @@ static gmm_status gmm__ck_refuse_incomplete(gmm__ck_builder *b, const gmm_ckpt_r
 
 /* Records what the source lacks of all linears. */
 static gmm_status gmm__ck_find_missing(gmm__ck_builder *b) {
-    int64_t at = 0, i;
+    int64_t match = 0, i;
     int32_t s;
     for (i = 0; i < b->linear_count; i++)
         for (s = 0; s < b->source.state_count; s++) {
-            const int64_t begin = at;
+            const int64_t begin = match;
             gmm_status status;
-            while (at < b->match_count && b->matches[at].linear == i && b->matches[at].state == s) at++;
+            while (match < b->match_count && b->matches[match].linear == i && b->matches[match].state == s) match++;
             if (!b->state_present[s] && s > 0) continue;
-            status = gmm__ck_find_missing_rows(b, i, s, b->matches ? b->matches + begin : NULL, at - begin);
+            status = gmm__ck_find_missing_rows(b, i, s, b->matches ? b->matches + begin : NULL, match - begin);
             if (status) return status;
         }
     return GMM_OK;

@@ -4,15 +4,14 @@
 GMMDEF gmm_status gmm_ckpt_split(const gmm_ckpt_tensor *tensor, int32_t members, int32_t experts,
                                  gmm_ckpt_tensor *parts, gmm_ckpt_report *report) {
     static const char fn[] = "gmm_ckpt_split";
-    gmm_ckpt_tensor one;
+    gmm_ckpt_tensor part;
     int32_t e, d;
     char shape[160];
     if (!tensor || !parts) return gmm__ck_fail_null(fn, tensor ? "parts" : "tensor", report);
     gmm__ck_reset_report(report);
     if (tensor->rank < 0 || tensor->rank > GMM_CKPT_RANK || experts < 1 || members < 0)
-        return gmm__ck_fail(report, GMM_CKPT_ARGUMENT, tensor->name, fn, "rank %d, %d members, %d experts: out of "
-                            "range",
-                            (int)tensor->rank, members, experts);
+        return gmm__ck_fail(report, GMM_CKPT_ARGUMENT, tensor->name, fn,
+                            "rank %d, %d members, %d experts: out of range", (int)tensor->rank, members, experts);
     if (members && members != experts)
         return gmm__ck_fail(report, GMM_CKPT_GROUP_COUNT, tensor->name, fn, "it has %d groups, %d experts are expected",
                             members, experts);
@@ -20,18 +19,18 @@ GMMDEF gmm_status gmm_ckpt_split(const gmm_ckpt_tensor *tensor, int32_t members,
     if (tensor->rank == 0 || tensor->shape[0] % experts || tensor->bytes % experts)
         return gmm__ck_fail(report, GMM_CKPT_NOT_DIVISIBLE, tensor->name, fn, "shape %s does not split into %d experts",
                             shape, experts);
-    one = *tensor;
-    one.bytes = tensor->bytes / experts;
+    part = *tensor;
+    part.bytes = tensor->bytes / experts;
     if (tensor->shape[0] == experts) {
-        one.rank--;
-        for (d = 0; d < one.rank; d++) one.shape[d] = tensor->shape[d + 1];
-        one.shape[one.rank] = 0;
+        part.rank--;
+        for (d = 0; d < part.rank; d++) part.shape[d] = tensor->shape[d + 1];
+        part.shape[part.rank] = 0;
     } else {
-        one.shape[0] /= experts;
+        part.shape[0] /= experts;
     }
     for (e = 0; e < experts; e++) {
-        parts[e] = one;
-        parts[e].offset = tensor->offset + e * one.bytes;
+        parts[e] = part;
+        parts[e].offset = tensor->offset + e * part.bytes;
     }
     return GMM_OK;
 }
@@ -78,12 +77,12 @@ static gmm__ck_key_entry *gmm__ck_add_entry(gmm__ck_builder *b, gmm__ck_key_list
 /* "weight12": the length before the digits and the index; -1 where no index stands at the end. */
 static size_t gmm__ck_split_index(const char *name, int64_t *index) {
     const size_t length = strlen(name);
-    size_t at = length;
+    size_t first_digit = length;
     const char *digits;
-    while (at && name[at - 1] >= '0' && name[at - 1] <= '9') at--;
-    while (name[at] == '0' && name[at + 1]) at++; /* "weight01" is "weight0" and 1 */
-    digits = name + at;
-    if (gmm__ck_parse_number(&digits, index)) return at;
+    while (first_digit && name[first_digit - 1] >= '0' && name[first_digit - 1] <= '9') first_digit--;
+    while (name[first_digit] == '0' && name[first_digit + 1]) first_digit++; /* "weight01" is "weight0" and 1 */
+    digits = name + first_digit;
+    if (gmm__ck_parse_number(&digits, index)) return first_digit;
     *index = -1;
     return length;
 }
@@ -115,10 +114,10 @@ static gmm_status gmm__ck_stack_keys(gmm__ck_builder *b, gmm__ck_key_list *keys,
     stack = gmm__ck_add_entry(b, keys, &t, runs);
     if (!stack) return gmm__ck_no_memory(b);
     for (e = 0; e < experts; e++) {
-        gmm__ck_key_entry *one = &keys->entries[f->index[e]];
-        memcpy(stack->runs + stack->count, one->runs, (size_t)one->count * sizeof *one->runs);
-        stack->count += one->count;
-        one->replaced = 1;
+        gmm__ck_key_entry *member = &keys->entries[f->index[e]];
+        memcpy(stack->runs + stack->count, member->runs, (size_t)member->count * sizeof *member->runs);
+        stack->count += member->count;
+        member->replaced = 1;
     }
     return GMM_OK;
 }
@@ -126,34 +125,34 @@ static gmm_status gmm__ck_stack_keys(gmm__ck_builder *b, gmm__ck_key_list *keys,
 /* Splits the grouped key into one key per expert, named `name` and its index. */
 static gmm_status gmm__ck_split_key(gmm__ck_builder *b, gmm__ck_key_list *keys, const gmm__ck_key_group *f,
                                     int64_t experts, const char *name, size_t length) {
-    const gmm__ck_key_entry whole = keys->entries[f->grouped];
+    const gmm__ck_key_entry grouped = keys->entries[f->grouped];
     gmm_ckpt_tensor *parts = (gmm_ckpt_tensor *)gmm__ck_alloc(&b->arena, experts, sizeof *parts);
-    int64_t e, run = 0, used = 0;
+    int64_t e, run = 0, run_offset = 0;
     gmm_status status;
     if (!parts) return gmm__ck_no_memory(b);
     if (experts > INT32_MAX)
         return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "experts is %lld", (long long)experts);
-    status = gmm_ckpt_split(&whole.tensor, 0, (int32_t)experts, parts, b->report);
+    status = gmm_ckpt_split(&grouped.tensor, 0, (int32_t)experts, parts, b->report);
     if (status) return status;
     keys->entries[f->grouped].replaced = 1;
     for (e = 0; e < experts; e++) {
         int64_t remaining = gmm__ck_unit_count(&parts[e]);
         char *name_copy = (char *)gmm__ck_alloc(&b->arena, (int64_t)length + 24, 1);
-        gmm__ck_key_entry *one;
+        gmm__ck_key_entry *member;
         if (!name_copy) return gmm__ck_no_memory(b);
         (void)snprintf(name_copy, length + 24, "%s%lld", name, (long long)e);
         parts[e].name = name_copy;
-        one = gmm__ck_add_entry(b, keys, &parts[e], whole.count);
-        if (!one) return gmm__ck_no_memory(b);
+        member = gmm__ck_add_entry(b, keys, &parts[e], grouped.count);
+        if (!member) return gmm__ck_no_memory(b);
         while (remaining > 0) {
-            gmm__ck_key_run *piece = &one->runs[one->count++];
-            *piece = whole.runs[run];
-            piece->at += used;
-            piece->units = gmm__min_i64(remaining, piece->units - used);
-            used += piece->units;
+            gmm__ck_key_run *piece = &member->runs[member->count++];
+            *piece = grouped.runs[run];
+            piece->at += run_offset;
+            piece->units = gmm__min_i64(remaining, piece->units - run_offset);
+            run_offset += piece->units;
             remaining -= piece->units;
-            if (used == whole.runs[run].units) {
-                used = 0;
+            if (run_offset == grouped.runs[run].units) {
+                run_offset = 0;
                 run++;
             }
         }
@@ -230,15 +229,15 @@ static gmm_status gmm__ck_plan_keys(gmm__ck_builder *b, const gmm__ck_key_list *
         const gmm__ck_key_entry *e = &keys->entries[i];
         const int64_t first = b->move_count;
         gmm_ckpt_tensor t = e->tensor;
-        int64_t at = 0;
+        int64_t offset = 0;
         int32_t target = -1;
         gmm_status status;
         if (i < b->parts[0].table->count) b->uses[0][i] = e->replaced ? GMM__CK_USED : GMM__CK_UNUSED;
         if (i < b->parts[0].table->count || e->replaced) continue;
         status = gmm__ck_add_target(b, &t, &target);
         for (r = 0; !status && r < e->count; r++) {
-            status = gmm__ck_plan_copy(b, 0, e->runs[r].src, e->runs[r].at, target, at, e->runs[r].units);
-            at += e->runs[r].units;
+            status = gmm__ck_plan_copy(b, 0, e->runs[r].src, e->runs[r].at, target, offset, e->runs[r].units);
+            offset += e->runs[r].units;
         }
         if (!status) status = gmm__ck_finish_target(b, target, first);
         if (status) return status;
@@ -246,7 +245,7 @@ static gmm_status gmm__ck_plan_keys(gmm__ck_builder *b, const gmm__ck_key_list *
     return GMM_OK;
 }
 
-/* What the two normalizers differ in. */
+/* Arguments in which the two normalizers differ. */
 typedef struct gmm__ck_normalize_args {
     const char *fn;
     const gmm_ckpt_table *table;
@@ -352,7 +351,7 @@ GMMDEF gmm_status gmm_ckpt_normalize_map(gmm_ckpt_plan **out, const gmm_ckpt_tab
 GMMDEF gmm_status gmm_ckpt_shard_members(const int64_t *numel, int32_t members, int64_t start, int64_t length,
                                          gmm_ckpt_interval *out, gmm_error *error) {
     static const char fn[] = "gmm_ckpt_shard_members";
-    int64_t total = 0, at = 0;
+    int64_t total = 0, member_begin = 0;
     int32_t i;
     if (!out || (!numel && members > 0)) return gmm__fail(error, GMM_E_NULL, "%s: %s is NULL", fn,
                                                           out ? "numel" : "out");
@@ -371,12 +370,13 @@ GMMDEF gmm_status gmm_ckpt_shard_members(const int64_t *numel, int32_t members, 
         return gmm__fail(error, GMM_E_ARG, "%s: the shard of %lld at %lld passes the end of %lld elements", fn,
                          (long long)length, (long long)start, (long long)total);
     for (i = 0; i < members; i++) {
-        const int64_t begin = start > at ? start : at, end = gmm__min_i64(start + length, at + numel[i]);
-        const int none = start < 0 || begin >= end;
-        out[i].shard_at = none ? -1 : begin - start;
-        out[i].member_at = none ? -1 : begin - at;
-        out[i].length = none ? 0 : end - begin;
-        at += numel[i];
+        const int64_t begin = start > member_begin ? start : member_begin;
+        const int64_t end = gmm__min_i64(start + length, member_begin + numel[i]);
+        const int empty = start < 0 || begin >= end;
+        out[i].shard_at = empty ? -1 : begin - start;
+        out[i].member_at = empty ? -1 : begin - member_begin;
+        out[i].length = empty ? 0 : end - begin;
+        member_begin += numel[i];
     }
     return GMM_OK;
 }
@@ -385,7 +385,7 @@ GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, 
                                       gmm_error *error) {
     static const char fn[] = "gmm_ckpt_stored_key";
     gmm_ckpt_stored s;
-    gmm_ckpt_place at = GMM_ZERO;
+    gmm_ckpt_place result = GMM_ZERO;
     char number[32];
     int n;
     if (!stored || !key || !place)
@@ -401,24 +401,23 @@ GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, 
         s.index >= s.experts_local || s.ep_rank < 0 || s.ep_rank >= s.ep_size || s.etp_rank < 0 ||
         s.etp_rank >= s.etp_size || s.experts_local > INT64_MAX / s.ep_size || s.half < GMM_CKPT_BOTH ||
         s.half > GMM_CKPT_UP || (s.half != GMM_CKPT_BOTH) != (s.slot == GMM_CKPT_FC1 && s.gated))
-        return gmm__fail(error, GMM_E_ARG, "%s: slot %d, kind %d, half %d, expert %lld of %lld, EP %d/%d, ETP %d/%d: "
-                         "out "
-                         "of range, or a gated FC1 without its half", fn, (int)s.slot, (int)s.kind, (int)s.half,
-                         (long long)s.index, (long long)s.experts_local, s.ep_rank, s.ep_size,
-                         s.etp_rank, s.etp_size);
-    at.expert = s.ep_rank * s.experts_local + s.index;
-    at.experts = s.ep_size * s.experts_local;
-    at.axis = s.slot == GMM_CKPT_FC1 ? 0 : s.kind == GMM_CKPT_WEIGHT ? 1 : -1;
-    at.fragment = at.axis < 0 ? 0 : s.etp_rank + (s.half == GMM_CKPT_UP && !s.singleton ? s.etp_size : 0);
-    at.fragments = at.axis < 0 ? 1 : s.etp_size * (s.half != GMM_CKPT_BOTH && !s.singleton ? 2 : 1);
-    (void)snprintf(number, sizeof number, "%lld.", (long long)at.expert);
+        return gmm__fail(error, GMM_E_ARG,
+                         "%s: slot %d, kind %d, half %d, expert %lld of %lld, EP %d/%d, ETP %d/%d: out of range, or a "
+                         "gated FC1 without its half", fn, (int)s.slot, (int)s.kind, (int)s.half, (long long)s.index,
+                         (long long)s.experts_local, s.ep_rank, s.ep_size, s.etp_rank, s.etp_size);
+    result.expert = s.ep_rank * s.experts_local + s.index;
+    result.experts = s.ep_size * s.experts_local;
+    result.axis = s.slot == GMM_CKPT_FC1 ? 0 : s.kind == GMM_CKPT_WEIGHT ? 1 : -1;
+    result.fragment = result.axis < 0 ? 0 : s.etp_rank + (s.half == GMM_CKPT_UP && !s.singleton ? s.etp_size : 0);
+    result.fragments = result.axis < 0 ? 1 : s.etp_size * (s.half != GMM_CKPT_BOTH && !s.singleton ? 2 : 1);
+    (void)snprintf(number, sizeof number, "%lld.", (long long)result.expert);
     n = snprintf(key, room, "%sexperts.experts.%slinear_fc%d.%s%s", s.prefix, s.singleton ? number : "",
                  s.slot == GMM_CKPT_FC1 ? 1 : 2, s.kind == GMM_CKPT_WEIGHT ? "weight" : "bias",
                  !s.singleton || s.half == GMM_CKPT_BOTH ? "" : s.half == GMM_CKPT_GATE ? "_w" : "_v");
     if (n < 0 || (size_t)n >= room)
         return gmm__fail(error, GMM_E_WORKSPACE, "%s: room is %llu: the key takes %d bytes", fn,
                          (unsigned long long)room, n + 1);
-    *place = at;
+    *place = result;
     return GMM_OK;
 }
 

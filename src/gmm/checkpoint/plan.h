@@ -2,14 +2,14 @@
 
 /* Whether a segment is "_extra_state" or "_extra_state12": a pickle, or with further segments a tensor from one. */
 static int gmm__ck_extra_state(const char *name) {
-    const char *at, *dot;
+    const char *segment, *dot;
     int64_t number;
     for (; name; name = dot ? dot + 1 : NULL) {
         dot = strchr(name, '.');
         if (strncmp(name, "_extra_state", 12)) continue;
-        at = name + 12;
-        if (*at && at != dot && !gmm__ck_parse_number(&at, &number)) continue;
-        if (!*at || at == dot) return 1;
+        segment = name + 12;
+        if (*segment && segment != dot && !gmm__ck_parse_number(&segment, &number)) continue;
+        if (!*segment || segment == dot) return 1;
     }
     return 0;
 }
@@ -40,7 +40,7 @@ static gmm_status gmm__ck_plan_extra(gmm__ck_builder *b) {
         for (i = 0; i < table->count; i++) {
             gmm_ckpt_tensor t = table->tensors[i];
             const int64_t first = b->move_count;
-            int64_t same;
+            int64_t twin;
             int32_t target = -1;
             gmm_status status;
             if (b->uses[p][i] == GMM__CK_USED) {
@@ -64,9 +64,9 @@ static gmm_status gmm__ck_plan_extra(gmm__ck_builder *b) {
                 (void)gmm__ck_strip_wrappers(&b->source, t.name + n, name + n);
                 t.name = name;
             }
-            same = gmm_ckpt_table_find(b->targets, t.name);
-            if (same >= before) { /* several ranks hold the same tensor */
-                const gmm_ckpt_tensor *k = &b->targets->tensors[same];
+            twin = gmm_ckpt_table_find(b->targets, t.name);
+            if (twin >= before) { /* several ranks hold the same tensor */
+                const gmm_ckpt_tensor *k = &b->targets->tensors[twin];
                 if (k->dtype == t.dtype && k->rank == t.rank && k->bytes == t.bytes &&
                     !memcmp(k->shape, t.shape, (size_t)t.rank * sizeof t.shape[0]))
                     continue;
@@ -208,9 +208,9 @@ static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_so
             return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s: struct_size %u is too small for any version",
                                   i ? "target" : "source", size);
         if (!gmm__copy_sized(copies[i], sizes[i], descriptors[i])) {
-            (void)gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s: struct_size %u is larger than the %u bytes of "
-                                 "version "
-                                 "%s", i ? "target" : "source", size, (unsigned)sizes[i], GMM_VERSION_STRING);
+            (void)gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL,
+                                 "%s: struct_size %u is larger than the %u bytes of version %s",
+                                 i ? "target" : "source", size, (unsigned)sizes[i], GMM_VERSION_STRING);
             if (b->report) b->report->error.status = GMM_E_VERSION;
             return GMM_E_VERSION;
         }
@@ -218,10 +218,9 @@ static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_so
     if (!b->source.scheme || !b->source.parts || b->source.part_count < 1 || b->source.wrapper_count < 0 ||
         b->source.state_count < 0 || (b->source.wrapper_count && !b->source.wrappers) ||
         (b->source.state_count && !b->source.states))
-        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "source: scheme, %d parts, %d wrappers or %d states are "
-                              "NULL or "
-                              "out of range", b->source.part_count, b->source.wrapper_count,
-                              b->source.state_count);
+        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL,
+                              "source: scheme, %d parts, %d wrappers or %d states are NULL or out of range",
+                              b->source.part_count, b->source.wrapper_count, b->source.state_count);
     if (b->source.prefix && *b->source.prefix && b->source.prefix[strlen(b->source.prefix) - 1] != '.')
         return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "prefix is \"%.100s\": must be empty or end with a dot",
                               b->source.prefix);
@@ -231,10 +230,10 @@ static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_so
     if (!b->target.scheme) b->target.scheme = b->source.scheme;
     b->states = b->source.states;
     if (!b->source.states || !b->source.state_count) {
-        const char **one = (const char **)gmm__ck_alloc(&b->arena, 1, sizeof *one);
-        if (!one) return gmm__ck_no_memory(b);
-        one[0] = all;
-        b->states = one;
+        const char **state = (const char **)gmm__ck_alloc(&b->arena, 1, sizeof *state);
+        if (!state) return gmm__ck_no_memory(b);
+        state[0] = all;
+        b->states = state;
         b->source.state_count = 1;
     }
     if (b->target.state_count && (b->target.state_count != b->source.state_count || !b->target.states))

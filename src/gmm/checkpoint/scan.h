@@ -32,12 +32,12 @@ static int64_t gmm__ck_count_experts(const gmm__ck_builder *b, const gmm__ck_mat
    expert has a tensor of its own, a router may have rows for more experts than have keys. */
 static int64_t gmm__ck_layer_experts(gmm__ck_builder *b, const gmm_ckpt_linear *l, const gmm_ckpt_row *row,
                                      const gmm_ckpt_tensor *t, int64_t stated) {
-    const int64_t other = gmm__ck_find_slot(b, l->slot == GMM_CKPT_FC1 ? GMM_CKPT_FC2 : GMM_CKPT_FC1, l->layer);
+    const int64_t partner = gmm__ck_find_slot(b, l->slot == GMM_CKPT_FC1 ? GMM_CKPT_FC2 : GMM_CKPT_FC1, l->layer);
     const int64_t router = gmm__ck_find_slot(b, GMM_CKPT_ROUTER, l->layer);
     int64_t n = l->experts;
     if (stated) return stated;
     if (gmm__ck_has_expert_extent(row, t)) return n;
-    if (other >= 0 && b->linears[other].experts > n) n = b->linears[other].experts;
+    if (partner >= 0 && b->linears[partner].experts > n) n = b->linears[partner].experts;
     if (row->form != GMM_CKPT_EACH || router < 0 || b->linears[router].out <= n) return n;
     if (!b->extra_router_rows) b->extra_router_layer = l->layer;
     if (!b->extra_router_rows) b->extra_router_rows = b->linears[router].out;
@@ -97,12 +97,12 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
         int32_t found = 0;
         l->out = 0;
         for (i = 0; i < count; i++) {
-            const gmm_ckpt_rank *other = &b->parts[matches[i].part].rank;
+            const gmm_ckpt_rank *other_rank = &b->parts[matches[i].part].rank;
             const gmm_ckpt_tensor *o = &b->parts[matches[i].part].table->tensors[matches[i].tensor];
             const int32_t d = o->rank - (row->transposed ? 1 : 2);
             if (matches[i].kind != GMM_CKPT_WEIGHT || matches[i].state != match->state || d < 0 ||
                 matches[i].row != match->row ||
-                other->ep_rank != rank->ep_rank || other->etp_rank != rank->etp_rank ||
+                other_rank->ep_rank != rank->ep_rank || other_rank->etp_rank != rank->etp_rank ||
                     matches[i].expert != match->expert)
                 continue;
             l->out += o->shape[d];
@@ -122,17 +122,17 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
 
 /* Extents of all linears, and which FC1 are gated. */
 static gmm_status gmm__ck_scan_extents(gmm__ck_builder *b, int64_t experts) {
-    int64_t i, at, pass;
+    int64_t i, match, pass;
     gmm_status status = GMM_OK;
     for (pass = 0; pass < 3; pass++) /* the experts that names imply, then routers, which may have rows for more */
-        for (i = 0, at = 0; i < b->linear_count; i++) {
+        for (i = 0, match = 0; i < b->linear_count; i++) {
             gmm_ckpt_linear *l = &b->linears[i];
             const int grouped = l->slot == GMM_CKPT_FC1 || l->slot == GMM_CKPT_FC2;
-            const int64_t begin = at;
-            while (at < b->match_count && b->matches[at].linear == i) at++;
-            if (pass == 0 && grouped) l->experts = gmm__ck_count_experts(b, b->matches + begin, at - begin);
+            const int64_t begin = match;
+            while (match < b->match_count && b->matches[match].linear == i) match++;
+            if (pass == 0 && grouped) l->experts = gmm__ck_count_experts(b, b->matches + begin, match - begin);
             if (pass != (grouped ? 2 : 1)) continue;
-            status = gmm__ck_scan_linear(b, l, b->matches + begin, at - begin, experts);
+            status = gmm__ck_scan_linear(b, l, b->matches + begin, match - begin, experts);
             if (status) return status;
         }
     for (i = 0; i < b->linear_count; i++) {
@@ -161,7 +161,7 @@ static gmm_status gmm__ck_scan_layers(gmm__ck_builder *b, const char *head) {
     int32_t p;
     for (p = 0; p < b->source.part_count; p++)
         for (i = 0; i < b->parts[p].table->count; i++) {
-            const char *key = b->parts[p].table->tensors[i].name, *at;
+            const char *key = b->parts[p].table->tensors[i].name, *layer_text;
             void *array = layers;
             size_t skipped;
             int64_t layer;
@@ -169,8 +169,8 @@ static gmm_status gmm__ck_scan_layers(gmm__ck_builder *b, const char *head) {
             (void)gmm__ck_strip_key_wrappers(&b->source, key + skipped, b->key_buffer);
             if (strncmp(b->key_buffer, b->source_prefix, prefix) ||
                 strncmp(b->key_buffer + prefix, head, length)) continue;
-            at = b->key_buffer + prefix + length;
-            if (!gmm__ck_parse_number(&at, &layer) || (*at && *at != '.') ||
+            layer_text = b->key_buffer + prefix + length;
+            if (!gmm__ck_parse_number(&layer_text, &layer) || (*layer_text && *layer_text != '.') ||
                 (count && layers[count - 1] == layer)) continue;
             if (!gmm__ck_reserve(&b->arena, &array, count, &capacity, sizeof *layers)) return gmm__ck_no_memory(b);
             layers = (int64_t *)array;
@@ -228,14 +228,14 @@ static gmm_status gmm__ck_scan_missing(gmm__ck_builder *b) {
     gmm_status status = GMM_OK;
     int32_t r;
     for (r = 0; r < b->source.scheme->count && !layer.pattern; r++) {
-        const char *pattern = b->source.scheme->rows[r].pattern, *at = strstr(pattern, "{L}");
+        const char *pattern = b->source.scheme->rows[r].pattern, *placeholder = strstr(pattern, "{L}");
         char *head;
-        if (!at) continue;
-        head = (char *)gmm__ck_alloc(&b->arena, at - pattern + 4, 1);
+        if (!placeholder) continue;
+        head = (char *)gmm__ck_alloc(&b->arena, placeholder - pattern + 4, 1);
         if (!head) return gmm__ck_no_memory(b);
-        memcpy(head, pattern, (size_t)(at - pattern));
+        memcpy(head, pattern, (size_t)(placeholder - pattern));
         status = gmm__ck_scan_layers(b, head);
-        memcpy(head + (at - pattern), "{e}", 4); /* the range of a missing layer is stored like one of experts */
+        memcpy(head + (placeholder - pattern), "{e}", 4); /* missing layers are stored like missing experts */
         layer.pattern = head;
     }
     if (!status && !b->source.skip_missing) status = gmm__ck_scan_members(b);
@@ -251,7 +251,7 @@ GMMDEF gmm_status gmm_ckpt_scan(const gmm_ckpt_source *source, int64_t experts, 
     const gmm_ckpt_target nothing = GMM_ZERO;
     gmm__ck_builder b;
     gmm_status status;
-    int64_t i, at;
+    int64_t i, remaining;
     if (!source || !linears || !count)
         return gmm__ck_fail_null(fn, !source ? "source" : !linears ? "linears" : "count", report);
     *linears = NULL;
@@ -265,9 +265,9 @@ GMMDEF gmm_status gmm_ckpt_scan(const gmm_ckpt_source *source, int64_t experts, 
     if (!status) status = gmm__ck_scan_extents(&b, experts);
     if (!status) status = gmm__ck_check_layers(&b);
     if (!status && b.linear_count) status = gmm__ck_scan_missing(&b);
-    for (i = at = 0; !status && i < b.linear_count; i++) /* linears without a weight are removed */
-        if (b.linears[i].out) b.linears[at++] = b.linears[i];
-    if (!status) b.linear_count = at;
+    for (i = remaining = 0; !status && i < b.linear_count; i++) /* linears without a weight are removed */
+        if (b.linears[i].out) b.linears[remaining++] = b.linears[i];
+    if (!status) b.linear_count = remaining;
     if (!status && b.linear_count) {
         qsort(b.linears, (size_t)b.linear_count, sizeof *b.linears, gmm__ck_compare_linears);
         *linears = (gmm_ckpt_linear *)b.arena.allocator.alloc(b.arena.allocator.user,

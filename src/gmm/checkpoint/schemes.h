@@ -1,5 +1,5 @@
 /* ................................................................................................ 15.3 Schemes ... */
-/* The shipped schemes: the patterns, slots, forms and scalings of each family of checkpoints. */
+/* The schemes of this library: patterns, slots, forms and scalings of each family of checkpoints. */
 
 #define GMM__CK_L "decoder.layers.{L}.mlp."
 #define GMM__CK_H "model.layers.{L}."
@@ -69,7 +69,7 @@ static const gmm_ckpt_row gmm__ck_legacy[] = { /* [E, in, out], declared as matr
     GMM__CK_MEGATRON_LIST,
 };
 
-/* Gate, up and down weights of each expert in tensors of their own. */
+/* Every expert's gate, up and down weights are separate tensors. */
 #define GMM__CK_EACH(pattern, slot, kind, half, scaling) \
     GMM__CK_ROW(GMM__CK_H pattern, slot, kind, half, GMM_CKPT_EACH, 0, scaling)
 

@@ -54,8 +54,8 @@ GMMDEF gmm_status gmm_ckpt_table_create(gmm_ckpt_table **out, const gmm_allocato
     if (!out) return gmm__fail(error, GMM_E_NULL, "gmm_ckpt_table_create: out is NULL");
     *out = NULL;
     if (allocator && !allocator->alloc != !allocator->release)
-        return gmm__fail(error, GMM_E_ARG, "gmm_ckpt_table_create: allocator: 1 of 2 functions is set; set both or "
-                         "none");
+        return gmm__fail(error, GMM_E_ARG,
+                         "gmm_ckpt_table_create: allocator: 1 of 2 functions is set; set both or none");
     a = gmm__ck_allocator(allocator);
     t = (gmm_ckpt_table *)a.alloc(a.user, sizeof *t);
     if (!t) return gmm__fail(error, GMM_E_MEMORY, "gmm_ckpt_table_create: no memory");

@@ -16,12 +16,12 @@ static gmm_status gmm__ck_add_target(gmm__ck_builder *b, gmm_ckpt_tensor *t, int
 /* Writes the first rank without a part of the source, as "EP 1, ETP 0, GTP 2"; "" if every rank has one. */
 static void gmm__ck_missing_rank(const gmm__ck_builder *b, char *text, size_t capacity) {
     const gmm_ckpt_rank size = b->parts[0].rank;
-    int64_t at, all = (int64_t)size.ep_size * size.etp_size;
+    int64_t index, all = (int64_t)size.ep_size * size.etp_size;
     *text = 0;
     if (!gmm__mul(all, size.gtp_size, &all)) return;
-    for (at = 0; at < all && at <= b->source.part_count; at++) {
-        const int32_t gtp = (int32_t)(at % size.gtp_size), etp = (int32_t)(at / size.gtp_size % size.etp_size);
-        const int32_t ep = (int32_t)(at / size.gtp_size / size.etp_size);
+    for (index = 0; index < all && index <= b->source.part_count; index++) {
+        const int32_t gtp = (int32_t)(index % size.gtp_size), etp = (int32_t)(index / size.gtp_size % size.etp_size);
+        const int32_t ep = (int32_t)(index / size.gtp_size / size.etp_size);
         int32_t p;
         for (p = 0; p < b->source.part_count; p++) {
             const gmm_ckpt_rank *r = &b->parts[p].rank;
@@ -40,22 +40,22 @@ static gmm_status gmm__ck_finish_target(gmm__ck_builder *b, int32_t target, int6
     const int64_t unit = gmm__ck_unit_bytes(t->dtype), units = gmm__ck_unit_count(t);
     int64_t sum = 0, begin = 0, i;
     int view = b->target.views;
-    gmm_ckpt_move whole = GMM_ZERO;
+    gmm_ckpt_move view_move = GMM_ZERO;
     for (i = first; i < b->move_count; i++) {
         const gmm_ckpt_move *m = &b->moves[i];
         const gmm_ckpt_tensor *s = m->src >= 0 ? &b->parts[m->part].table->tensors[m->src] : NULL;
-        int64_t here;
+        int64_t position;
         sum += gmm__ck_move_elements(m);
         view = view && s && m->kind == GMM_CKPT_COPY && m->loops == 1 && m->src_step[0] == 1 && m->dst_step[0] == 1;
         if (!view) continue;
-        here = s->offset + (m->src_at - m->dst_at) * unit;
+        position = s->offset + (m->src_at - m->dst_at) * unit;
         if (i == first) {
-            whole = *m;
-            begin = here;
+            view_move = *m;
+            begin = position;
         } else {
-            view = m->part == whole.part && here == begin &&
-                   s->storage == b->parts[m->part].table->tensors[whole.src].storage;
-            if (m->dst_at < whole.dst_at) whole = *m;
+            view = m->part == view_move.part && position == begin &&
+                   s->storage == b->parts[m->part].table->tensors[view_move.src].storage;
+            if (m->dst_at < view_move.dst_at) view_move = *m;
         }
     }
     if (sum != units) {
@@ -65,9 +65,9 @@ static gmm_status gmm__ck_finish_target(gmm__ck_builder *b, int32_t target, int6
                               "rank's part is missing%s", (long long)sum, (long long)units, rank);
     }
     if (view && units) {
-        whole.kind = GMM_CKPT_VIEW;
-        whole.count[0] = units;
-        b->moves[first] = whole;
+        view_move.kind = GMM_CKPT_VIEW;
+        view_move.count[0] = units;
+        b->moves[first] = view_move;
         b->move_count = first + 1;
     }
     return GMM_OK;
@@ -92,7 +92,7 @@ static const gmm_ckpt_row *gmm__ck_target_row(const gmm__ck_builder *b, const gm
 static int gmm__ck_missing_state(const gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g, int half,
                                  int64_t e) {
     const int64_t part_experts = gmm__ck_part_experts(b, x);
-    int64_t found = 0, wanted = 0;
+    int64_t found = 0, needed = 0;
     int32_t p;
     int s;
     for (p = 0; p < b->source.part_count; p++) {
@@ -100,11 +100,11 @@ static int gmm__ck_missing_state(const gmm__ck_builder *b, const gmm__ck_array *
         for (s = 0; s < 3; s++) {
             const gmm__ck_row_tensors *h = &g->presence[s];
             if (!h->row || (half != GMM_CKPT_BOTH && s != GMM_CKPT_BOTH && s != half)) continue;
-            wanted++;
+            needed++;
             found += h->tensor[p * part_experts + (h->row->form == GMM_CKPT_EACH ? e % part_experts : 0)] >= 0;
         }
     }
-    return !found ? 1 : found < wanted ? 2 : 0;
+    return !found ? 1 : found < needed ? 2 : 0;
 }
 
 /* Whether skip_missing omits a target. Scales of it that the source has are then dropped. */
@@ -176,14 +176,14 @@ static gmm_status gmm__ck_source_scales(gmm__ck_builder *b, const gmm__ck_array 
     const gmm_ckpt_tensor *t;
     int64_t rows = src->expert_step / src->k;
     const int64_t local = h->row && h->row->form == GMM_CKPT_EACH ? expert % part_experts : 0;
-    const int32_t at = h->row ? h->tensor[part * part_experts + local] : -1;
+    const int32_t index = h->row ? h->tensor[part * part_experts + local] : -1;
     gmm_status status;
-    if (at < 0)
+    if (index < 0)
         return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING,
                               b->parts[part].table->tensors[src->tensor].name, "its scales are missing");
     if (part_experts > 1 &&
         (h->row->form == GMM_CKPT_EACH) != (g->weight[half].row->form == GMM_CKPT_EACH))
-        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, b->parts[part].table->tensors[at].name, "scales of %s "
+        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, b->parts[part].table->tensors[index].name, "scales of %s "
                               "cannot dequantize weights of %s: keep them quantized, or give both "
                               "alike", h->row->form == GMM_CKPT_EACH ? "one expert" : "all experts",
                               h->row->form == GMM_CKPT_EACH ? "all experts" : "one expert");
@@ -192,7 +192,7 @@ static gmm_status gmm__ck_source_scales(gmm__ck_builder *b, const gmm__ck_array 
         return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "%lld experts of %lld rows one below another "
                               "cannot be dequantized in blocks of 128 rows: give it an extent of "
                               "experts", (long long)src->experts, (long long)rows);
-    t = &b->parts[part].table->tensors[at];
+    t = &b->parts[part].table->tensors[index];
     if (!mx) rows = gmm__ceil_div(rows, 128);
     status = gmm__ck_check_shape(b, h->row, t, part_experts, &rows,
                                  mx ? src->k / 32 : gmm__ceil_div(src->k, 128), 0);
@@ -201,7 +201,7 @@ static gmm_status gmm__ck_source_scales(gmm__ck_builder *b, const gmm__ck_array 
         return gmm__ck_refuse(b, GMM_CKPT_DTYPE, t->name, "scales of %s must be %s, not %s",
                               mx ? "MX32 blocks" : "128x128 blocks", mx ? "u8 or e8m0" : "f32",
                               gmm_dtype_name(t->dtype));
-    src->scale = at;
+    src->scale = index;
     src->scaling = mx ? GMM_SCALING_MX32 : GMM_SCALING_128X128;
     return GMM_OK;
 }

@@ -75,8 +75,8 @@ static gmm__ck_element_set gmm__ck_write_set(const gmm_ckpt_move *m) {
     return s;
 }
 
-/* Elements that a move may read of its source tensor: 4-bit ones count singly. A view may extend
-   past the tensor, up to its storage's end. */
+/* Number of elements that a move may read of its source tensor, 4-bit elements counted singly. A view may extend past
+   the tensor, up to the end of its storage. */
 static int64_t gmm__ck_readable_elements(const gmm_ckpt_plan *plan, const gmm_ckpt_move *m) {
     const gmm_ckpt_table *table = plan->parts[m->part].table;
     const gmm_ckpt_tensor *t = &table->tensors[m->src];
@@ -93,8 +93,8 @@ static const char *gmm__ck_move_fault(const gmm_ckpt_plan *plan, const gmm_ckpt_
     if (m->loops < 1 || m->loops > GMM_CKPT_LOOPS) return "loops out of range";
     if (m->kind < GMM_CKPT_VIEW || m->kind > GMM_CKPT_ZERO) return "no such kind";
     if (m->part < 0 || m->part >= plan->part_count) return "no such part";
-    if (m->kind != GMM_CKPT_ZERO && (m->src < 0 || m->src >= plan->parts[m->part].table->count)) return "no such "
-        "source";
+    if (m->kind != GMM_CKPT_ZERO && (m->src < 0 || m->src >= plan->parts[m->part].table->count))
+        return "no such source";
     if (m->kind == GMM_CKPT_DEQUANT && (m->scale < 0 || m->scale >= plan->parts[m->part].table->count))
         return "no such scale";
     d = &plan->targets->tensors[m->dst];
@@ -122,8 +122,8 @@ static const char *gmm__ck_move_fault(const gmm_ckpt_plan *plan, const gmm_ckpt_
         const gmm_ckpt_tensor *sc = &plan->parts[m->part].table->tensors[m->scale];
         int64_t rows, cols, scale_rows, scale_cols;
         if (!(GMM__FLOATS >> d->dtype & 1)) return "it dequantizes into no float";
-        if (s->rank < 2 || (m->scaling != GMM_SCALING_128X128 && m->scaling != GMM_SCALING_MX32)) return "no such "
-            "blocks";
+        if (s->rank < 2 || (m->scaling != GMM_SCALING_128X128 && m->scaling != GMM_SCALING_MX32))
+            return "no such blocks";
         gmm__ck_scale_shape(s, m->scaling, &rows, &cols, &scale_rows, &scale_cols);
         src = src / cols / rows * scale_rows + (src / cols % rows) / (m->scaling == GMM_SCALING_MX32 ? 1 : 128) + 1;
         if (src * scale_cols > gmm__ck_unit_count(sc)) return "it reads past the scales' end";
@@ -142,7 +142,7 @@ GMMDEF gmm_status gmm_ckpt_verify(const gmm_ckpt_plan *plan, const gmm_ckpt_move
     static const char fn[] = "gmm_ckpt_verify";
     gmm__ck_arena arena;
     gmm__ck_order *order;
-    int64_t i, at = 0;
+    int64_t i, next = 0;
     int32_t t;
     gmm_status status = GMM_OK;
     if (!plan) return gmm__fail(error, GMM_E_NULL, "%s: plan is NULL", fn);
@@ -167,10 +167,10 @@ GMMDEF gmm_status gmm_ckpt_verify(const gmm_ckpt_plan *plan, const gmm_ckpt_move
     if (!status && count) qsort(order, (size_t)count, sizeof *order, gmm__ck_compare_writes);
     for (t = 0; !status && t < plan->targets->count; t++) {
         const gmm_ckpt_tensor *d = &plan->targets->tensors[t];
-        const int64_t begin = at;
+        const int64_t begin = next;
         int64_t sum = 0, j;
-        for (; at < count && order[at].part == t; at++) {
-            const gmm_ckpt_move *m = &moves[order[at].index];
+        for (; next < count && order[next].part == t; next++) {
+            const gmm_ckpt_move *m = &moves[order[next].index];
             const gmm__ck_element_set written = gmm__ck_write_set(m);
             const int64_t n = gmm__ck_move_elements(m);
             if (n > gmm__ck_unit_count(d) - sum) {
@@ -180,21 +180,21 @@ GMMDEF gmm_status gmm_ckpt_verify(const gmm_ckpt_plan *plan, const gmm_ckpt_move
             }
             sum += n;
             /* replaced by the end of all writes up to here */
-            order[at].offset = written.offset + gmm__ck_set_span(&written);
-            if (at > begin && order[at - 1].offset > order[at].offset) order[at].offset = order[at - 1].offset;
-            for (j = at - 1; !status && j >= begin && order[j].offset > written.offset; j--) {
+            order[next].offset = written.offset + gmm__ck_set_span(&written);
+            if (next > begin && order[next - 1].offset > order[next].offset)
+                order[next].offset = order[next - 1].offset;
+            for (j = next - 1; !status && j >= begin && order[j].offset > written.offset; j--) {
                 const gmm__ck_element_set other = gmm__ck_write_set(&moves[order[j].index]);
                 if (!gmm__ck_disjoint(&written, &other))
                     status = gmm__fail(error, GMM_E_STATE, "%s: target %.160s: moves[%lld] and moves[%lld] write the "
                                        "same element", fn, d->name, (long long)order[j].index,
-                                       (long long)order[at].index);
+                                       (long long)order[next].index);
             }
             if (status) break;
         }
         if (!status && sum != gmm__ck_unit_count(d) && !plan->partial)
             status = gmm__fail(error, GMM_E_STATE, "%s: target %.160s: %lld of its %lld elements are written", fn,
-                               d->name,
-                               (long long)sum, (long long)gmm__ck_unit_count(d));
+                               d->name, (long long)sum, (long long)gmm__ck_unit_count(d));
     }
     gmm__ck_arena_release(&arena);
     return status;
@@ -206,7 +206,7 @@ GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_par
                                          const gmm_allocator *allocator, gmm_ckpt_report *report) {
     static const char fn[] = "gmm_ckpt_plan_of_moves";
     gmm__ck_builder b;
-    gmm_error why = GMM_ZERO;
+    gmm_error error = GMM_ZERO;
     gmm_status status;
     int64_t i;
     if (!out) return gmm__ck_fail_null(fn, "out", report);
@@ -260,9 +260,9 @@ GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_par
     }
     if (!status) status = gmm__ck_build_plan(&b, *out);
     if (!status) {
-        status = gmm_ckpt_verify(*out, NULL, 0, &why);
+        status = gmm_ckpt_verify(*out, NULL, 0, &error);
         if (status) {
-            (void)gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "%.400s", why.text);
+            (void)gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "%.400s", error.text);
             if (report) report->error.status = status;
         }
     }
@@ -274,9 +274,9 @@ GMMDEF gmm_status gmm_ckpt_cost_of(const gmm_ckpt_plan *plan, gmm_ckpt_cost *cos
     if (!plan || !cost) return gmm__fail(error, GMM_E_NULL, "gmm_ckpt_cost_of: %s is NULL", plan ? "cost" : "plan");
     size = cost->struct_size;
     if (size > sizeof *cost || (size && size < 2 * sizeof size))
-        return gmm__fail(error, GMM_E_VERSION, "gmm_ckpt_cost_of: cost: struct_size %u is not one of a version up to "
-                         "%s",
-                         size, GMM_VERSION_STRING);
+        return gmm__fail(error, GMM_E_VERSION,
+                         "gmm_ckpt_cost_of: cost: struct_size %u is not one of a version up to %s", size,
+                         GMM_VERSION_STRING);
     memcpy(cost, &plan->cost, size ? size : sizeof *cost);
     cost->struct_size = size;
     return GMM_OK;

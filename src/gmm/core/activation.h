@@ -54,8 +54,8 @@ GMMDEF int gmm_act_gated(gmm_act_kind kind) { return gmm__act_row_of(kind).gated
 
 static int gmm__is_finite(float v) { return (gmm_f32_bits(v) & 0x7F800000u) != 0x7F800000u; }
 
-/* Checks that the settings of an activation over `ffn` columns agree with one another. If not, `rule` opens with the
-   field's name behind `prefix`: "act.limit: -1 must be 0 or finite and > 0". */
+/* Checks that the settings of an activation over `ffn` columns are consistent. If not, `rule` becomes a message that
+   begins with `prefix` and the field's name: "act.limit: -1 must be 0 or finite and > 0". */
 static gmm_status gmm__check_act(const gmm_act *act, int64_t ffn, const char *prefix, char *rule, size_t size) {
     const gmm__act_row row = gmm__act_row_of(act->kind);
     const double limit = (double)act->limit, alpha = (double)act->alpha, offset = (double)act->offset;
@@ -97,7 +97,7 @@ static gmm_status gmm__check_act(const gmm_act *act, int64_t ffn, const char *pr
     return GMM_E_CONFIG;
 }
 
-/* Checks an activation call. Afterwards call->act holds the settings, call->out is ffn, call->in the columns of x. */
+/* Checks an activation call. Sets call->act to the settings, call->out to ffn, and call->in to the columns of x. */
 static gmm_status gmm__act_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
                                    const gmm_activation *activation, int query) {
     gmm_activation *d = &call->d.act;
@@ -126,14 +126,14 @@ static gmm_status gmm__act_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
         return gmm__refuse(call, GMM_E_OVERFLOW, "ffn", "%lld does not fit 64 bits twice", (long long)d->ffn);
     call->out = d->ffn;
     call->in = gmm_act_gated(call->act.kind) ? 2 * d->ffn : d->ffn;
-    if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, 1, 0, call->rows, call->in, GMM__FLOATS)) != GMM_OK ||
-        (s = gmm__read_mat(call, GMM__Y, "y", d->y, op == GMM_OP_ACT_FWD, 0, call->rows, call->out, GMM__FLOATS)) !=
-            GMM_OK ||
+    if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, 1, gmm__matrix(call->rows, call->in), GMM__FLOATS)) != GMM_OK ||
+        (s = gmm__read_mat(call, GMM__Y, "y", d->y, op == GMM_OP_ACT_FWD, gmm__matrix(call->rows, call->out),
+                           GMM__FLOATS)) != GMM_OK ||
         (s = gmm__check_array(call, "prob", d->prob, 0, call->rows)) != GMM_OK)
         return s;
     if (op == GMM_OP_ACT_FWD) return GMM_OK;
-    if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, 0, call->rows, call->out, GMM__FLOATS)) != GMM_OK ||
-        (s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 0, 0, call->rows, call->in, GMM__FLOATS)) != GMM_OK ||
+    if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, gmm__matrix(call->rows, call->out), GMM__FLOATS)) != GMM_OK ||
+        (s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 0, gmm__matrix(call->rows, call->in), GMM__FLOATS)) != GMM_OK ||
         (s = gmm__check_output(call, "dprob", d->dprob, 0, call->rows)) != GMM_OK)
         return s;
     if (!query && !d->dx && !d->dprob && !d->y)

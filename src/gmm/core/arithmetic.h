@@ -1,7 +1,7 @@
 /* ..................................................................................... 14.9 Accumulate, convert ... */
 
-/* The extents that both operations share, named in messages. */
-static gmm_status gmm__small_extents(gmm__call *call, int64_t rows, int64_t cols) {
+/* Checks the extents of both operations. */
+static gmm_status gmm__read_small_extents(gmm__call *call, int64_t rows, int64_t cols) {
     if (rows < 0) return gmm__refuse(call, GMM_E_ARG, "rows", "%lld must be >= 0", (long long)rows);
     if (cols < 1) return gmm__refuse(call, GMM_E_ARG, "cols", "%lld must be >= 1", (long long)cols);
     call->rows = rows;
@@ -18,15 +18,16 @@ static gmm_status gmm__accumulate_prepare(gmm__call *call, gmm_context *ctx, con
                    (long long)d->cols, gmm__peek_dtype(d->x));
     if ((s = gmm__read_options(call, d->options)) != GMM_OK) return s;
     if (d->count < 1) return gmm__refuse(call, GMM_E_ARG, "count", "%d must be >= 1", d->count);
-    if ((s = gmm__small_extents(call, d->rows, d->cols)) != GMM_OK) return s;
-    if (d->x) { /* looked at before the addresses in the table are */
+    if ((s = gmm__read_small_extents(call, d->rows, d->cols)) != GMM_OK) return s;
+    if (d->x) { /* checked before gmm__read_mat reads the addresses in the table */
         gmm_mat m;
         if (gmm__copy_sized(&m, sizeof m, d->x) && m.table && ctx->config.space == GMM_SPACE_CUDA &&
             !(m.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST))
             return gmm__refuse(call, GMM_E_ARG, "x", "table must stand on the host (GMM_MAT_TABLE_ON_HOST)");
     }
-    if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, 1, d->count, d->rows, d->cols, GMM__FLOATS)) != GMM_OK) return s;
-    s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, 0, d->rows, d->cols, GMM__FLOATS);
+    s = gmm__read_mat(call, GMM__X_, "x", d->x, 1, gmm__matrices(d->count, d->rows, d->cols), GMM__FLOATS);
+    if (s != GMM_OK) return s;
+    s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, gmm__matrix(d->rows, d->cols), GMM__FLOATS);
     call->in_place = call->mat[GMM__X_].dtype == call->mat[GMM__Y].dtype;
     return s;
 }
@@ -53,9 +54,9 @@ static gmm_status gmm__convert_prepare(gmm__call *call, gmm_context *ctx, const 
                    gmm__peek_dtype(d->src));
     if ((s = gmm__read_options(call, d->options)) != GMM_OK) return s;
     if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", d->reserved);
-    if ((s = gmm__small_extents(call, d->rows, d->cols)) != GMM_OK ||
-        (s = gmm__read_mat(call, GMM__X_, "src", d->src, 1, 0, d->rows, d->cols, GMM__BYTES)) != GMM_OK ||
-        (s = gmm__read_mat(call, GMM__Y, "dst", d->dst, 1, 0, d->rows, d->cols, GMM__BYTES)) != GMM_OK)
+    if ((s = gmm__read_small_extents(call, d->rows, d->cols)) != GMM_OK ||
+        (s = gmm__read_mat(call, GMM__X_, "src", d->src, 1, gmm__matrix(d->rows, d->cols), GMM__BYTES)) != GMM_OK ||
+        (s = gmm__read_mat(call, GMM__Y, "dst", d->dst, 1, gmm__matrix(d->rows, d->cols), GMM__BYTES)) != GMM_OK)
         return s;
     src = call->mat[GMM__X_].dtype;
     dst = call->mat[GMM__Y].dtype;

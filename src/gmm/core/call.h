@@ -3,7 +3,7 @@
 enum { GMM__WORKSPACE_ALIGN = 256 };
 
 #ifdef GMM__CUBLASLT
-/* CUBLASLT engine: cuBLASLt's handle, and algorithms by a hash of what their choice depends on. */
+/* CUBLASLT engine: cuBLASLt's handle, and a cache of algorithms, indexed by a hash of the key that determines them. */
 enum { GMM__LT_KEY = 10, GMM__LT_CACHE = 128 };
 typedef struct gmm__lt_choice {
     int64_t key[GMM__LT_KEY];
@@ -18,8 +18,8 @@ typedef struct gmm__lt {
 /* CUDA: the context's device. */
 typedef struct gmm__device {
     int32_t capability; /* 90 for compute capability 9.0 */
-    int32_t early;      /* kernels may be launched before their predecessor has ended */
-    int32_t processors, shared; /* multiprocessors; bytes of shared memory that a block may have */
+    int32_t pdl;        /* programmatic dependent launch: kernels may start before their predecessor has ended */
+    int32_t processors, shared; /* multiprocessors; maximum bytes of shared memory of a block */
 } gmm__device;
 
 struct gmm_context {
@@ -37,25 +37,26 @@ struct gmm_context {
 #endif
 };
 
-/* Operands of a call by role. Families share roles, so that checks and engines read alike. */
+/* Operands of a call by role. Families of operations use the same roles for corresponding operands. */
 enum gmm__role {
-    GMM__X_, GMM__W, GMM__BIAS, GMM__Y, GMM__DY, GMM__DX, GMM__DW, GMM__DB, /* linear, activation, and the MLP's FC1 */
+    GMM__X_, GMM__W, GMM__BIAS, GMM__Y, GMM__DY, GMM__DX, GMM__DW, GMM__DB, /* linear, activation, the MLP's FC1 */
     GMM__W2, GMM__BIAS2, GMM__DW2, GMM__DB2,                                /* the MLP's FC2 */
     GMM__ROLES
 };
 
-/* Bytes in up to two loops: `width` of them, again count[0] times at a distance of step[0], all that count[1] times. */
+/* Bytes in up to two nested loops: `width` bytes, repeated count[0] times step[0] bytes apart, and these count[1] times
+   step[1] bytes apart. */
 typedef struct gmm__box {
-    uint64_t at;
+    uint64_t address;
     int64_t width, count[2], step[2];
     int32_t loops;
 } gmm__box;
 
 /* Memory that a call reads or writes, for gmm__check_overlap: `count` boxes of one form, `stride` bytes apart or at the
-   addresses of a table that the host can read, each of `size` bytes with its gaps. All of it lies in [low, high). */
+   addresses of a table that the host can read. Each has `size` bytes, gaps included; all lie in [low, high). */
 typedef struct gmm__span {
     char name[24];
-    const char *part; /* what of the operand it is: "", ".scale" */
+    const char *part; /* of the operand: "" = its elements, ".scale" */
     int32_t writes;
     int64_t count, stride;
     void *const *table;
@@ -63,25 +64,25 @@ typedef struct gmm__span {
     uint64_t size, low, high;
 } gmm__span;
 
-enum { GMM__SPANS = 64 }; /* more than any operation has */
+enum { GMM__SPANS = 64 }; /* more than any operation needs */
 
-/* A checked call: every descriptor copied, defaults filled in, absent operands with dtype GMM_NONE. Engines read only
-   this. A call made for a query has the same shapes, dtypes and presence, but addresses that may be NULL. */
+/* A checked call: descriptors are copied, defaults filled in, and absent operands have dtype GMM_NONE. Engines read
+   only this. The call of a query has the same shapes, dtypes and operands, but its addresses may be NULL. */
 typedef struct gmm__call {
     gmm_context *ctx;
     gmm_op op;
     int query;
     const char *function; /* for messages */
-    const char *path;     /* for messages: the descriptor's name in the declaration; NULL = the call takes none */
+    const char *path;     /* for messages: the descriptor's parameter name; NULL = the call has no descriptor */
     char shapes[112];
     gmm_options options;
     gmm_groups groups;
     gmm_mat mat[GMM__ROLES];
-    gmm_direction direction[GMM__ROLES]; /* of quantized copies */
-    int32_t in_align, out_align;         /* what in and out must be multiples of; 0 = 1 */
+    gmm_direction direction[GMM__ROLES]; /* of quantized operands */
+    int32_t in_align, out_align;         /* alignment of in and out; 0 = 1 */
     gmm_grad grad[GMM__ROLES]; /* of GMM__DW, GMM__DB, GMM__DW2, GMM__DB2; beta resolved by gmm__grad_beta */
     int64_t rows, in, out;     /* capacity, K, N; MLP: hidden and hidden_out */
-    gmm_mlp_quant quant;    /* MLP with a recipe; recipe.kind NONE = without */
+    gmm_mlp_quant quant;       /* MLP with a recipe; recipe.kind NONE = without */
     gmm_recipe recipe;
     int64_t units;             /* quantization: matrices of fixed extents; 0 = groups */
     gmm_format format;
@@ -103,15 +104,15 @@ typedef struct gmm__call {
     } d;
     gmm_act act;            /* activation and MLP */
     gmm_mlp_config config;  /* MLP */
-    const void *input;      /* what else an operation reads and writes: named where it is used */
+    const void *input;      /* further memory that an operation reads or writes, documented where it is used */
     void *output;
-    uint64_t fields;        /* bits of gmm__field: the optional fields that it asks for, set by gmm__select_from */
-    int in_place;           /* an output may be one of the inputs, element upon element */
+    uint64_t fields;        /* bits of gmm__field: the optional fields that the call uses; set by gmm__select_from */
+    int in_place;           /* 1: an output may be one of the inputs, with equal addresses and strides */
     int32_t spans;
     gmm__span span[GMM__SPANS];
 } gmm__call;
 
-/* How an engine serves a call: made by its pure plan function, carried out by its launch function. */
+/* How an engine serves a call: the result of its plan function, which is pure, and the input of its launch function. */
 enum { GMM__PARTS = 11 };
 typedef struct gmm__plan {
     const gmm__call *call;
@@ -124,7 +125,7 @@ typedef struct gmm__plan {
     size_t part[GMM__PARTS];     /* offsets of the workspace's regions */
     size_t saved_bytes, deferred_bytes;
     void *workspace;             /* set before launch */
-    char note[192];              /* why not, or how */
+    char note[192];              /* how the engine serves the call, or why it declines */
 } gmm__plan;
 
 typedef struct gmm__engine_op {
@@ -140,7 +141,7 @@ typedef struct gmm__engine_row {
     gmm__engine_op ops[GMM_OP_COUNT];
 } gmm__engine_row;
 
-/* Whether a name is that of a field of the call's descriptor, and not of the descriptor or of an argument beside it. */
+/* Whether a name is that of a field of the call's descriptor, rather than of an argument of the function. */
 static GMM__UNUSED int gmm__is_field(const gmm__call *call, const char *name) {
     static const char *const arguments[] = { "op", "info", "workspace", "workspace_bytes", "stream" };
     int field = call->path && strcmp(name, call->path);

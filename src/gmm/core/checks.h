@@ -1,24 +1,24 @@
 /* Fails a call: "gmm_linear_fwd: linear.w: <value and rule> (<shapes>)". `argument` is a field of the call's
-   descriptor, and gets the descriptor's name in front, or one of the arguments beside the descriptor. A rule that
-   continues the argument's name ("is NULL", "has both data and table") has no colon before it. */
+   descriptor, whose name the message puts before it, or another argument of the function. The text follows after a
+   colon, unless it is a predicate of the argument ("is NULL", "has both data and table"). */
 static GMM__UNUSED gmm_status gmm__refuse(const gmm__call *call, gmm_status status, const char *argument,
                                           const char *format, ...) {
     static const char *const verbs[] = { "is ", "and ", "has ", "lacks ", "must ", "goes " };
     const int field = gmm__is_field(call, argument);
     int sentence = 0;
-    char what[320];
+    char text[320];
     size_t i;
     va_list list;
     va_start(list, format);
-    (void)vsnprintf(what, sizeof what, format, list);
+    (void)vsnprintf(text, sizeof text, format, list);
     va_end(list);
-    for (i = 0; i < sizeof verbs / sizeof verbs[0]; i++) sentence |= !strncmp(what, verbs[i], strlen(verbs[i]));
+    for (i = 0; i < sizeof verbs / sizeof verbs[0]; i++) sentence |= !strncmp(text, verbs[i], strlen(verbs[i]));
     return gmm__fail(&call->ctx->error, status, "%s: %s%s%s%s %s%s%s%s", call->function, field ? call->path : "",
-                     field ? "." : "", argument, sentence ? "" : ":", what, call->shapes[0] ? " (" : "", call->shapes,
+                     field ? "." : "", argument, sentence ? "" : ":", text, call->shapes[0] ? " (" : "", call->shapes,
                      call->shapes[0] ? ")" : "");
 }
 
-/* Fails a call for what `rule` says of a member of `argument`; the rule opens with the member: "limit: -1 must be". */
+/* Fails a call because of a member of `argument`. `rule` begins with the member's name: "limit: -1 must be". */
 static GMM__UNUSED gmm_status gmm__refuse_member(const gmm__call *call, gmm_status status, const char *argument,
                                                  const char *rule) {
     char path[96];
@@ -27,28 +27,29 @@ static GMM__UNUSED gmm_status gmm__refuse_member(const gmm__call *call, gmm_stat
     return gmm__refuse(call, status, path, "%s", rule + name + strspn(rule + name, ": "));
 }
 
-static GMM__UNUSED gmm_status gmm__read(gmm__call *call, const char *argument, void *to, size_t size,
-                                        const void *from) {
-    uint32_t given;
-    if (!from) return gmm__refuse(call, GMM_E_NULL, argument, "is NULL");
-    memcpy(&given, from, sizeof given);
-    if (given && given < 2 * sizeof given)
-        return gmm__refuse(call, GMM_E_ARG, argument, "struct_size %u is too small for any version", given);
-    if (!gmm__copy_sized(to, size, from))
+static GMM__UNUSED gmm_status gmm__read(gmm__call *call, const char *argument, void *dst, size_t size,
+                                        const void *src) {
+    uint32_t struct_size;
+    if (!src) return gmm__refuse(call, GMM_E_NULL, argument, "is NULL");
+    memcpy(&struct_size, src, sizeof struct_size);
+    if (struct_size && struct_size < 2 * sizeof struct_size)
+        return gmm__refuse(call, GMM_E_ARG, argument, "struct_size %u is too small for any version", struct_size);
+    if (!gmm__copy_sized(dst, size, src))
         return gmm__refuse(call, GMM_E_VERSION, argument, "struct_size %u is larger than the %u bytes of version %s",
-                           given, (unsigned)size, GMM_VERSION_STRING);
-    memset(to, 0, sizeof given); /* the copy has this version's size */
+                           struct_size, (unsigned)size, GMM_VERSION_STRING);
+    memset(dst, 0, sizeof struct_size); /* the copy has this version's size */
     return GMM_OK;
 }
 
-/* Reads the call's descriptor. */
-static GMM__UNUSED gmm_status gmm__read_descriptor(gmm__call *call, const char *argument, void *to, size_t size,
-                                                   const void *from) {
+/* Copies the call's descriptor, whose name becomes the path of fields in messages. */
+static GMM__UNUSED gmm_status gmm__read_descriptor(gmm__call *call, const char *argument, void *dst, size_t size,
+                                                   const void *src) {
     call->path = argument;
-    return gmm__read(call, argument, to, size, from);
+    return gmm__read(call, argument, dst, size, src);
 }
 
-/* What messages say about a call before its descriptors are checked: zeros and none where they cannot be read. */
+/* Groups and dtypes for the messages of a call whose descriptors are not checked yet; zeros where they cannot be
+   read. */
 static void gmm__peek_groups(const gmm_groups *groups, gmm_groups *g) {
     memset(g, 0, sizeof *g);
     if (groups) (void)gmm__copy_sized(g, sizeof *g, groups);
@@ -59,7 +60,7 @@ static const char *gmm__peek_dtype(const gmm_mat *mat) {
     return gmm_dtype_name(m.dtype);
 }
 
-/* Opens a call: context, function name. */
+/* Begins a call. */
 static GMM__UNUSED gmm_status gmm__open(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function, int query) {
     memset(call, 0, offsetof(gmm__call, span));
     if (!ctx) return GMM_E_NULL;
@@ -83,59 +84,60 @@ static void gmm__box_repeat(gmm__box *b, int64_t count, int64_t step) {
     }
 }
 static uint64_t gmm__box_end(const gmm__box *b) {
-    uint64_t end = b->at + (uint64_t)b->width;
+    uint64_t end = b->address + (uint64_t)b->width;
     int32_t i;
     for (i = 0; i < b->loops; i++) end += (uint64_t)((b->count[i] - 1) * b->step[i]);
     return end;
 }
 
 static uint64_t gmm__span_at(const gmm__span *s, int64_t i) {
-    return s->table ? (uintptr_t)s->table[i] : s->box.at + (uint64_t)(i * s->stride);
+    return s->table ? (uintptr_t)s->table[i] : s->box.address + (uint64_t)(i * s->stride);
 }
-static gmm__box gmm__span_box(const gmm__span *s, uint64_t at) {
+static gmm__box gmm__span_box(const gmm__span *s, uint64_t address) {
     gmm__box box = s->box;
-    box.at = at;
+    box.address = address;
     return box;
 }
 
-/* Notes memory of a call: `count` boxes, at the addresses of `table` or `stride` bytes apart. */
-static void gmm__note_boxes(gmm__call *call, const char *name, const char *part, int writes, const gmm__box *box,
-                            void *const *table, int64_t count, int64_t stride) {
+/* Records memory of a call for gmm__check_overlap: `count` boxes, at the addresses of `table` or `stride` bytes
+   apart. */
+static void gmm__add_boxes(gmm__call *call, const char *name, const char *part, int writes, const gmm__box *box,
+                           void *const *table, int64_t count, int64_t stride) {
     gmm__span *s = &call->span[call->spans];
-    const size_t length = strlen(name), most = sizeof s->name - 1;
+    const size_t length = strlen(name), max_length = sizeof s->name - 1;
     int64_t i;
-    if (call->query || box->width == 0 || count < 1 || (!table && !box->at) || call->spans == GMM__SPANS) return;
+    if (call->query || box->width == 0 || count < 1 || (!table && !box->address) || call->spans == GMM__SPANS) return;
     call->spans++;
-    memcpy(s->name, name, length < most ? length : most);
-    s->name[length < most ? length : most] = 0;
+    memcpy(s->name, name, length < max_length ? length : max_length);
+    s->name[length < max_length ? length : max_length] = 0;
     s->part = part;
     s->writes = writes;
     s->table = table;
     s->count = count;
     s->stride = stride;
     s->box = *box;
-    s->size = gmm__box_end(box) - box->at;
+    s->size = gmm__box_end(box) - box->address;
     s->low = s->high = gmm__span_at(s, 0);
     for (i = 1; i < count; i++) {
-        const uint64_t at = gmm__span_at(s, i);
-        if (at < s->low) s->low = at;
-        if (at > s->high) s->high = at;
+        const uint64_t address = gmm__span_at(s, i);
+        if (address < s->low) s->low = address;
+        if (address > s->high) s->high = address;
     }
     s->high += s->size;
 }
-static gmm__box gmm__rows_box(const void *at, int64_t rows, int64_t width, int64_t pitch) {
+static gmm__box gmm__rows_box(const void *address, int64_t rows, int64_t width, int64_t pitch) {
     gmm__box box;
     memset(&box, 0, sizeof box);
-    box.at = (uintptr_t)at;
+    box.address = (uintptr_t)address;
     box.width = width;
     gmm__box_repeat(&box, rows, pitch);
     return box;
 }
 
-static GMM__UNUSED void gmm__add_span(gmm__call *call, const char *name, const char *part, int writes, const void *at,
-                                      int64_t bytes) {
-    const gmm__box box = gmm__rows_box(at, 1, bytes, bytes);
-    gmm__note_boxes(call, name, part, writes, &box, NULL, 1, 0);
+static GMM__UNUSED void gmm__add_span(gmm__call *call, const char *name, const char *part, int writes,
+                                      const void *address, int64_t bytes) {
+    const gmm__box box = gmm__rows_box(address, 1, bytes, bytes);
+    gmm__add_boxes(call, name, part, writes, &box, NULL, 1, 0);
 }
 
 /* Whether an operation writes the matrices of a role. */
@@ -146,21 +148,20 @@ static int gmm__writes(gmm_op op, int role) {
            role == GMM__DB2;
 }
 
-/* Notes a part of an operand, its elements ("") or its scales: one box for each of `matrices`, packed at a distance of
-   `stride` bytes or at the addresses of a table, which is read too. What a table in device memory points at is
-   unknown. */
-static void gmm__note_operand(gmm__call *call, int role, const char *name, const char *part, gmm__box box,
-                              void *const *table, int64_t matrices, int64_t stride) {
-    const int seen = call->ctx->config.space == GMM_SPACE_CPU ||
+/* Records the elements ("") or the scales (".scale") of an operand: one box for each matrix, `stride` bytes apart or at
+   the addresses of a table, which is recorded too. The host cannot read the addresses in a table in device memory. */
+static void gmm__add_operand(gmm__call *call, int role, const char *name, const char *part, gmm__box box,
+                             void *const *table, int64_t matrices, int64_t stride) {
+    const int readable = call->ctx->config.space == GMM_SPACE_CPU ||
                      (call->mat[role].flags & (uint32_t)GMM_MAT_TABLE_ON_HOST);
     if (table) gmm__add_span(call, name, part[0] ? ".scale_table" : ".table", 0, table,
                              matrices * (int64_t)sizeof *table);
-    else if (call->op != GMM_OP_ACCUMULATE) { /* of which one of x may be y */
+    else if (call->op != GMM_OP_ACCUMULATE) { /* whose y may be one of the matrices of x */
         gmm__box_repeat(&box, matrices, stride);
         matrices = 1;
     }
-    if (!table || seen)
-        gmm__note_boxes(call, name, part, gmm__writes(call->op, role), &box, table, matrices, stride);
+    if (!table || readable)
+        gmm__add_boxes(call, name, part, gmm__writes(call->op, role), &box, table, matrices, stride);
 }
 static GMM__UNUSED gmm_status gmm__read_options(gmm__call *call, const gmm_options *options) {
     gmm_status s = GMM_OK;
@@ -185,32 +186,32 @@ static GMM__UNUSED gmm_status gmm__read_options(gmm__call *call, const gmm_optio
     return GMM_OK;
 }
 
-/* The split's value behind group g: its size or its end offset. */
+/* The size or the end offset of group g, as the split has it. */
 static int64_t gmm__split_value(const gmm_groups *groups, int64_t g) {
     const int64_t i = groups->form == GMM_SPLIT_OFFSETS ? g + 1 : g;
     return groups->dtype == GMM_I64 ? ((const int64_t *)groups->splits)[i] : ((const int32_t *)groups->splits)[i];
 }
 
-static uint32_t gmm__split_first(const gmm_groups *groups) {
+static uint32_t gmm__split_first_fault(const gmm_groups *groups) {
     int64_t first;
     if (groups->form != GMM_SPLIT_OFFSETS) return 0;
     first = groups->dtype == GMM_I64 ? ((const int64_t *)groups->splits)[0] : ((const int32_t *)groups->splits)[0];
     return first == 0 ? 0 : (uint32_t)GMM_FAULT_MONOTONIC;
 }
 
-/* Whether a faulty split is a status: where the host can read it and no fault word reports it. */
+/* Whether a faulty split makes the call fail: where the host can read it and no fault word reports it. */
 static int gmm__split_is_status(const gmm__call *call) {
     return call->groups.on_host || (call->ctx->config.space == GMM_SPACE_CPU && !call->groups.fault);
 }
-/* Refuses a faulty split where that is a status. Results are right with a broken row_align promise, so that it is only
-   refused in splits that are stated to be on the host. */
+/* Refuses a faulty split where gmm__split_is_status. Results are correct with a broken promise of row_align, which is
+   therefore refused only in splits that are stated to be on the host. */
 static GMM__UNUSED gmm_status gmm__check_split(gmm__call *call, const char *argument) {
     const gmm_groups *g = &call->groups;
     const int32_t row_align = g->on_host ? g->row_align : 0;
     uint32_t fault;
     int64_t begin = 0, i;
     if (!gmm__split_is_status(call)) return GMM_OK;
-    fault = gmm__split_first(g);
+    fault = gmm__split_first_fault(g);
     if (fault)
         return gmm__refuse(call, GMM_E_SPLIT, argument, "the first offset is %lld, not 0",
                            (long long)gmm__split_value(g, -1));
@@ -265,17 +266,31 @@ static GMM__UNUSED gmm_status gmm__read_groups(gmm__call *call, const gmm_groups
     return gmm__check_split(call, "groups.splits");
 }
 
-/* Sets of dtypes an operand may have. */
+/* Sets of dtypes that an operand may have. */
 enum {
     GMM__FLOATS = 1 << GMM_F32 | 1 << GMM_F16 | 1 << GMM_BF16,
     GMM__BYTES = GMM__FLOATS | 1 << GMM_E4M3 | 1 << GMM_E5M2 | 1 << GMM_E8M0 | 1 << GMM_U8 | 1 << GMM_I32 | 1 << GMM_I64
 };
 
-/* Reads one operand of `matrices` matrices (0: one matrix, which has no table) of rows x cols and checks all that can
-   be checked; mat may be NULL if the operand is optional. */
+/* Extents that an operation expects of an operand: `matrices` matrices of rows x cols, packed or in a table. 0 matrices
+   stand for a single one, which takes no table. */
+typedef struct gmm__extents {
+    int64_t matrices, rows, cols;
+} gmm__extents;
+static GMM__UNUSED gmm__extents gmm__matrices(int64_t matrices, int64_t rows, int64_t cols) {
+    gmm__extents e;
+    e.matrices = matrices;
+    e.rows = rows;
+    e.cols = cols;
+    return e;
+}
+static GMM__UNUSED gmm__extents gmm__matrix(int64_t rows, int64_t cols) { return gmm__matrices(0, rows, cols); }
+
+/* Reads an operand without scaling into call->mat[role] and checks it: its dtype against the set `dtypes`, strides,
+   and outside of queries addresses and alignment. `mat` may be NULL where the operand is not required. */
 static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
-                                            int required, int64_t matrices, int64_t rows, int64_t cols,
-                                            uint32_t dtypes) {
+                                            int required, gmm__extents extents, uint32_t dtypes) {
+    const int64_t matrices = extents.matrices, rows = extents.rows, cols = extents.cols;
     gmm_mat *m = &call->mat[role];
     gmm_status s;
     int64_t bytes, size;
@@ -333,36 +348,38 @@ static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const cha
                                    (long long)g, m->table[g], gmm_dtype_name(m->dtype));
         }
     }
-    gmm__note_operand(call, role, argument, "", gmm__rows_box(m->data, rows, cols * size, m->ld * size), m->table,
-                      matrices ? matrices : 1, m->group_stride * size);
+    gmm__add_operand(call, role, argument, "", gmm__rows_box(m->data, rows, cols * size, m->ld * size), m->table,
+                     matrices ? matrices : 1, m->group_stride * size);
     return GMM_OK;
 }
 
-/* Notes the elements, scales and amaxes of a quantized copy. */
-static void gmm__note_copy(gmm__call *call, int role, const char *name, int64_t matrices, int64_t rows,
-                           const gmm_layout *l) {
+/* Records the elements, scales and amaxes of a quantized operand for gmm__check_overlap. */
+static void gmm__add_quant(gmm__call *call, int role, const char *name, gmm__extents extents, const gmm_layout *l) {
     const gmm_mat *m = &call->mat[role];
-    const int64_t bits = gmm_dtype_bits(m->dtype), count = matrices ? matrices : 1;
-    const int64_t amaxes = m->flags & (uint32_t)GMM_MAT_ROW_AMAX ? count * rows
-                           : matrices ? matrices : (int64_t)call->groups.count;
-    const int raises = call->op == GMM_OP_QUANTIZE || call->op == GMM_OP_REQUANTIZE || call->op == GMM_OP_SHARD_CAST;
-    gmm__note_operand(call, role, name, "",
-                      gmm__rows_box(m->data, l->data_rows, (l->data_cols * bits + 7) / 8, m->ld * bits / 8), m->table,
-                      count, m->group_stride * bits / 8);
-    gmm__note_operand(call, role, name, ".scale", gmm__rows_box(m->scale, 1, l->scale_bytes, l->scale_bytes),
-                      m->scale_table, count, l->scale_bytes);
-    /* one amax of both copies has one value, unless a transform changes the columnwise one */
+    const int64_t bits = gmm_dtype_bits(m->dtype), count = extents.matrices ? extents.matrices : 1;
+    const int64_t amaxes = m->flags & (uint32_t)GMM_MAT_ROW_AMAX ? count * extents.rows
+                           : extents.matrices ? extents.matrices : (int64_t)call->groups.count;
+    const int writes_amax = call->op == GMM_OP_QUANTIZE || call->op == GMM_OP_REQUANTIZE ||
+                            call->op == GMM_OP_SHARD_CAST;
+    gmm__add_operand(call, role, name, "",
+                     gmm__rows_box(m->data, l->data_rows, (l->data_cols * bits + 7) / 8, m->ld * bits / 8), m->table,
+                     count, m->group_stride * bits / 8);
+    gmm__add_operand(call, role, name, ".scale", gmm__rows_box(m->scale, 1, l->scale_bytes, l->scale_bytes),
+                     m->scale_table, count, l->scale_bytes);
+    /* both copies may share one amax array, except where a transform changes the columnwise values */
     if (role == GMM__DX && m->amax == call->mat[GMM__Y].amax && !call->format.hadamard) return;
-    gmm__add_span(call, name, ".amax", raises && gmm__writes(call->op, role), m->amax,
+    gmm__add_span(call, name, ".amax", writes_amax && gmm__writes(call->op, role), m->amax,
                   amaxes * (int64_t)sizeof *m->amax);
 }
 
-/* Reads a quantized copy: of activations (matrices 0: `rows` is the capacity) or of `matrices` matrices. */
+/* Reads a quantized operand into call->mat[role] and checks it. A single matrix holds the rows of all groups, and its
+   extents have the capacity of the groups as rows. */
 static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
-                                              int64_t matrices, int64_t rows, int64_t cols, gmm_direction direction) {
+                                              gmm__extents extents, gmm_direction direction) {
+    const int64_t matrices = extents.matrices, rows = extents.rows, cols = extents.cols;
     gmm_mat *m = &call->mat[role];
     gmm_layout l = GMM_ZERO;
-    gmm_error why = GMM_ZERO;
+    gmm_error error = GMM_ZERO;
     gmm_status s = gmm__read(call, argument, m, sizeof *m, mat);
     int64_t size, all, g;
     int nv;
@@ -370,9 +387,9 @@ static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const c
     if (m->scaling == GMM_SCALING_NONE)
         return gmm__refuse(call, GMM_E_DTYPE, argument, "scaling none is not accepted here");
     s = matrices == 0 ? gmm_layout_of_groups(m->dtype, m->scaling, m->scale_order, direction, call->groups.count, rows,
-                                             cols, &l, &why)
-                      : gmm_layout_of(m->dtype, m->scaling, m->scale_order, direction, rows, cols, &l, &why);
-    if (s != GMM_OK) return gmm__refuse(call, s, argument, "%s", why.text);
+                                             cols, &l, &error)
+                      : gmm_layout_of(m->dtype, m->scaling, m->scale_order, direction, rows, cols, &l, &error);
+    if (s != GMM_OK) return gmm__refuse(call, s, argument, "%s", error.text);
     call->direction[role] = direction;
     nv = m->scaling == GMM_SCALING_NV16;
     if (m->flags & ~(uint32_t)(GMM_MAT_TABLE_ON_HOST | GMM_MAT_ROW_AMAX | GMM_MAT_E4M3_256))
@@ -432,11 +449,11 @@ static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const c
                 return gmm__refuse(call, GMM_E_ALIGN, argument, "scale_table[%lld] %p is not aligned to 4 bytes",
                                    (long long)g, m->scale_table[g]);
         }
-    gmm__note_copy(call, role, argument, matrices, rows, &l);
+    gmm__add_quant(call, role, argument, extents, &l);
     return GMM_OK;
 }
 
-/* Reads a gradient destination: one matrix per group. */
+/* Reads the destination of a gradient: one matrix per group. */
 static GMM__UNUSED gmm_status gmm__read_grad(gmm__call *call, int role, const char *argument, const gmm_grad *grad,
                                              int required, int64_t rows, int64_t cols) {
     gmm_grad *g = &call->grad[role];
@@ -458,10 +475,10 @@ static GMM__UNUSED gmm_status gmm__read_grad(gmm__call *call, int role, const ch
     gmm__add_span(call, argument, ".beta", 0, g->beta, call->groups.count * (int64_t)sizeof *g->beta);
     gmm__add_span(call, argument, ".frozen", 0, g->frozen, call->groups.count);
     (void)snprintf(name, sizeof name, "%s.mat", argument);
-    return gmm__read_mat(call, role, name, g->mat, 1, call->groups.count, rows, cols, GMM__FLOATS);
+    return gmm__read_mat(call, role, name, g->mat, 1, gmm__matrices(call->groups.count, rows, cols), GMM__FLOATS);
 }
 
-/* An array of 4-byte values that a call reads. */
+/* Checks an array of 4-byte values that a call reads. */
 static GMM__UNUSED gmm_status gmm__check_array(gmm__call *call, const char *argument, const void *array, int required,
                                                int64_t count) {
     if (call->query) return GMM_OK;
@@ -471,7 +488,7 @@ static GMM__UNUSED gmm_status gmm__check_array(gmm__call *call, const char *argu
     gmm__add_span(call, argument, "", 0, array, count * 4);
     return GMM_OK;
 }
-/* One that it writes. */
+/* Checks an array of 4-byte values that a call writes. */
 static GMM__UNUSED gmm_status gmm__check_output(gmm__call *call, const char *argument, const void *array, int required,
                                                 int64_t count) {
     const int32_t before = call->spans;
@@ -480,7 +497,7 @@ static GMM__UNUSED gmm_status gmm__check_output(gmm__call *call, const char *arg
     return s;
 }
 
-/* Address of element (row, col) of group g; as an integer first, since what has no rows may be NULL. */
+/* Address of element (row, col) of matrix g. Integer arithmetic, since a matrix without rows may be NULL. */
 static GMM__UNUSED void *gmm__at(const gmm_mat *m, int64_t g, int64_t row, int64_t col) {
     const uintptr_t base = (uintptr_t)(m->table ? m->table[g] : m->data);
     const int64_t element = (m->table ? 0 : g * m->group_stride) + row * m->ld + col;
@@ -491,7 +508,7 @@ static GMM__UNUSED size_t gmm__round256(size_t bytes) {
     return (bytes + GMM__WORKSPACE_ALIGN - 1) / GMM__WORKSPACE_ALIGN * GMM__WORKSPACE_ALIGN;
 }
 
-/* Adds a region to a plan's workspace and remembers where it starts. */
+/* Adds a region to a plan's workspace. */
 static GMM__UNUSED void gmm__reserve(gmm__plan *plan, int part, size_t bytes) {
     plan->part[part] = plan->workspace_bytes;
     plan->workspace_bytes += gmm__round256(bytes);
@@ -518,7 +535,7 @@ static GMM__UNUSED void gmm__log(const gmm_context *ctx, gmm_log_level level, co
     ctx->config.log.write(ctx->config.log.user, level, text);
 }
 
-/* Whether `stream` is capturing a graph: then nothing on the host may stand for what a replay does. */
+/* Whether `stream` is capturing a graph: then values on the host are those of the capture, not of a replay. */
 static GMM__UNUSED int gmm__capturing(const gmm_context *ctx, gmm_stream stream) {
 #ifdef __CUDACC__
     enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -530,7 +547,8 @@ static GMM__UNUSED int gmm__capturing(const gmm_context *ctx, gmm_stream stream)
     return 0;
 }
 
-/* Chooses the engine of a checked call, and answers its query or launches it. Defined behind the engine table. */
+/* gmm__select chooses the engine of a checked call; gmm__serve also answers its query or launches it. Defined behind
+   the engine table. */
 static gmm_status gmm__select(gmm__call *call, gmm__plan *plan);
 static gmm_status gmm__check_overlap(gmm__call *call);
 static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, size_t workspace_bytes,

@@ -30,14 +30,14 @@ static int32_t gmm__cpu_best_level(void) {
 }
 
 #ifdef __CUDACC__
-/* Whether a device is there and runs this build's kernels. */
+/* Checks that a device exists and runs this build's kernels. */
 static gmm_status gmm__cuda_probe(const gmm_config *c, gmm__device *device, gmm_error *error) {
     struct cudaFuncAttributes attributes;
     int count = 0, major = 0, minor = 0, processors = 0, shared = 0;
     cudaError_t e = cudaGetDeviceCount(&count);
     if (e != cudaSuccess) {
         count = 0;
-        (void)cudaGetLastError(); /* reported here, so it is not found again by the next call */
+        (void)cudaGetLastError(); /* reported here, and therefore cleared */
     }
     if (c->device < 0 || c->device >= count)
         return gmm__fail(error, GMM_E_DEVICE, "gmm_create: config.device: %d asked, %d CUDA device%s found%s%s",
@@ -65,12 +65,12 @@ static gmm_status gmm__cuda_probe(const gmm_config *c, gmm__device *device, gmm_
     if (e != cudaSuccess)
         return gmm__fail(error, GMM_E_BUILD, "gmm_create: config.device: %d has compute capability %d.%d, and this "
                          "build holds no kernel for it: %s", (int)c->device, major, minor, cudaGetErrorString(e));
-    device->early = attributes.ptxVersion >= 90; /* kernels that were compiled for less cannot wait */
+    device->pdl = attributes.ptxVersion >= 90; /* griddepcontrol needs kernels compiled for compute capability 9.0 */
     return GMM_OK;
 }
 #endif
 
-/* What is known of a build before its device is. */
+/* Describes the build, without its device. */
 static void gmm__describe_build(const gmm_config *c, gmm_build *build) {
     memset(build, 0, sizeof *build);
     build->space = c->space;
@@ -103,7 +103,7 @@ GMMDEF const char *gmm_build_warning(const gmm_build *build, int32_t i) {
     return i >= 0 && i < count ? texts[i] : NULL;
 }
 
-/* Whether a context of this space can have an engine of that name. */
+/* Checks that a context of this space can have this engine. */
 static gmm_status gmm__check_engine(gmm_space space, gmm_engine engine, const char *field, gmm_error *error) {
     if (engine < GMM_ENGINE_AUTO || engine > GMM_ENGINE_CUBLASLT)
         return gmm__fail(error, GMM_E_ARG, "gmm_create: %s: %d is no engine", field, (int)engine);
@@ -115,7 +115,7 @@ static gmm_status gmm__check_engine(gmm_space space, gmm_engine engine, const ch
 }
 
 #ifdef __CUDACC__
-/* Opens the engines of a GPU context and refuses where it would not have the required one. */
+/* Opens the engines of a GPU context, and fails if the required one is missing. */
 static gmm_status gmm__open_engines(gmm_context *ctx, gmm_build *build, gmm_error *error) {
     const gmm_engine engine = ctx->config.require_engine;
     const char *lacks = NULL;

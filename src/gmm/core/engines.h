@@ -1,6 +1,6 @@
 /* ......................................................................... 14.17 Engine table, public functions ... */
 
-/* One row per engine, in the order in which AUTO asks; the columns follow GMM_OP_LIST. */
+/* One row per engine, in the order in which AUTO tries them; the columns follow GMM_OP_LIST. */
 #define GMM__OP(engine, op) GMM__OP_BY(engine, op, op)
 #define GMM__OP_BY(engine, plan, op) { gmm__##engine##_plan_##plan, gmm__##engine##_launch_##op }
 #define GMM__OP_ANY(engine, op) { gmm__plan_any, gmm__##engine##_launch_##op }
@@ -77,24 +77,25 @@ static const gmm__engine_row gmm__engines[] = {
 #undef GMM__OP_ANY
 #undef GMM__NO_OP
 
-/* --- overlap: what a call writes shares no byte with the rest of its memory --- */
+/* --- overlap: memory that a call writes shares no byte with its other memory --- */
 
-/* Whether rows i of a and j of b, which stand at the same pitch, have a byte in common for any i and j. */
+/* Whether any row i of a and any row j of b, which have the same pitch, have a byte in common. */
 static int gmm__rows_overlap(const gmm__box *a, const gmm__box *b) {
-    const int64_t pitch = a->step[0], apart = (int64_t)(b->at - a->at);
-    const int64_t above = apart - a->width, most = apart + b->width - 1; /* above < (i - j) pitch <= most */
-    int64_t low = above / pitch - (above % pitch < 0) + 1, high = most / pitch - (most % pitch < 0);
+    const int64_t pitch = a->step[0], distance = (int64_t)(b->address - a->address);
+    const int64_t lower = distance - a->width, upper = distance + b->width - 1; /* lower < (i - j) pitch <= upper */
+    int64_t low = lower / pitch - (lower % pitch < 0) + 1, high = upper / pitch - (upper % pitch < 0);
     if (low < 1 - b->count[0]) low = 1 - b->count[0];
     if (high > a->count[0] - 1) high = a->count[0] - 1;
     return low <= high;
 }
 
-/* Whether two boxes have a byte in common. Exact; walks only those steps of a loop that reach into the other box. */
+/* Whether two boxes have a byte in common. Exact; visits only those iterations of a loop whose span overlaps the other
+   box. */
 static int gmm__boxes_overlap(gmm__box a, gmm__box b) {
     const uint64_t end = gmm__box_end(&b);
-    uint64_t size, step, start = a.at;
+    uint64_t size, step, start = a.address;
     int64_t i, count;
-    if (gmm__box_end(&a) <= b.at || end <= a.at) return 0;
+    if (gmm__box_end(&a) <= b.address || end <= a.address) return 0;
     if (a.loops + b.loops == 0) return 1;
     if (a.loops == 1 && b.loops == 1 && a.step[0] == b.step[0]) return gmm__rows_overlap(&a, &b);
     if (a.loops == 0 || (b.loops > 0 && b.step[b.loops - 1] > a.step[a.loops - 1])) return gmm__boxes_overlap(b, a);
@@ -102,43 +103,44 @@ static int gmm__boxes_overlap(gmm__box a, gmm__box b) {
     count = a.count[a.loops];
     step = (uint64_t)a.step[a.loops];
     size = gmm__box_end(&a) - start;
-    i = start + size <= b.at ? (int64_t)((b.at - start - size) / step) + 1 : 0;
+    i = start + size <= b.address ? (int64_t)((b.address - start - size) / step) + 1 : 0;
     for (; i < count && start + (uint64_t)i * step < end; i++) {
-        a.at = start + (uint64_t)i * step;
+        a.address = start + (uint64_t)i * step;
         if (gmm__boxes_overlap(a, b)) return 1;
     }
     return 0;
 }
 
-/* The addresses of a span from `first` on, at most GMM__SORTED of them, in rising order. Tables mostly are in it. */
+/* The addresses of a span from index `first` on, at most GMM__SORTED of them, in ascending order, which most tables
+   already have. */
 enum { GMM__SORTED = 1024 };
-static int64_t gmm__span_sorted(const gmm__span *s, int64_t first, uint64_t *to) {
+static int64_t gmm__span_sorted(const gmm__span *s, int64_t first, uint64_t *addresses) {
     const int64_t n = s->count - first < GMM__SORTED ? s->count - first : (int64_t)GMM__SORTED;
     int64_t i;
-    int rises = 1;
+    int sorted = 1;
     for (i = 0; i < n; i++) {
-        to[i] = gmm__span_at(s, first + i);
-        rises &= i == 0 || to[i - 1] <= to[i];
+        addresses[i] = gmm__span_at(s, first + i);
+        sorted &= i == 0 || addresses[i - 1] <= addresses[i];
     }
-    if (rises) return n;
-    for (i = 0; i < n; i++) to[i] = ~to[i];
-    for (i = n / 2; i-- > 0;) gmm__heap_down(to, n, i);
-    gmm__heap_sort(to, n);
-    for (i = 0; i < n; i++) to[i] = ~to[i];
+    if (sorted) return n;
+    for (i = 0; i < n; i++) addresses[i] = ~addresses[i];
+    for (i = n / 2; i-- > 0;) gmm__heap_sift_down(addresses, n, i);
+    gmm__heap_sort(addresses, n);
+    for (i = 0; i < n; i++) addresses[i] = ~addresses[i];
     return n;
 }
 
-/* Two boxes that overlap, one of each list of addresses in rising order; the lists may be one. Within a list the boxes
-   have one size, so that their ends rise too. */
+/* Finds two boxes that overlap, one from each ascending list of addresses; both may be the same list. The boxes of a
+   list have one size, so that their ends ascend too. */
 static int gmm__sorted_overlap(const gmm__span *a, const uint64_t *x, int64_t n, const gmm__span *b, const uint64_t *y,
-                            int64_t m, uint64_t found[2]) {
+                               int64_t m, uint64_t overlap[2]) {
     int64_t i, j, first = 0;
     if (x[n - 1] + a->size <= y[0] || y[m - 1] + b->size <= x[0]) return 0;
     for (i = 0; i < n; i++) {
         while (first < m && y[first] + b->size <= x[i]) first++;
         for (j = x == y ? i + 1 : first; j < m && y[j] < x[i] + a->size; j++) {
-            found[0] = x[i];
-            found[1] = y[j];
+            overlap[0] = x[i];
+            overlap[1] = y[j];
             if (gmm__boxes_overlap(gmm__span_box(a, x[i]), gmm__span_box(b, y[j]))) return 1;
         }
     }
@@ -153,47 +155,47 @@ static int gmm__same_form(const gmm__box *a, const gmm__box *b) {
     return 1;
 }
 
-/* Two boxes that overlap, one of each span, or two of one span. Nothing is allocated: two tables of n addresses
-   in rising order take some n steps, in any order n log n, and above GMM__SORTED addresses n / GMM__SORTED times as
+/* Finds two boxes that overlap, one from each span, or two of one span. Without allocations: two tables of n ascending
+   addresses take O(n) steps, unsorted ones O(n log n), and above GMM__SORTED addresses n / GMM__SORTED times as
    many. */
-static int gmm__tables_overlap(const gmm__span *a, const gmm__span *b, uint64_t found[2]) {
+static int gmm__tables_overlap(const gmm__span *a, const gmm__span *b, uint64_t overlap[2]) {
     uint64_t x[GMM__SORTED], y[GMM__SORTED];
     int64_t i, j, n, m;
     for (i = 0; i < a->count; i += GMM__SORTED) {
         n = gmm__span_sorted(a, i, x);
-        if (a == b && gmm__sorted_overlap(a, x, n, a, x, n, found)) return 1;
+        if (a == b && gmm__sorted_overlap(a, x, n, a, x, n, overlap)) return 1;
         for (j = a == b ? i + GMM__SORTED : 0; j < b->count; j += GMM__SORTED) {
             m = gmm__span_sorted(b, j, y);
-            if (gmm__sorted_overlap(a, x, n, b, y, m, found)) return 1;
+            if (gmm__sorted_overlap(a, x, n, b, y, m, overlap)) return 1;
         }
     }
     return 0;
 }
-static int gmm__spans_overlap(const gmm__span *a, const gmm__span *b, int in_place, uint64_t found[2]) {
+static int gmm__spans_overlap(const gmm__span *a, const gmm__span *b, int in_place, uint64_t overlap[2]) {
     int64_t i, j;
     if (a->high <= b->low || b->high <= a->low) return 0;
-    if (a->count > 1 && b->count > 1) return gmm__tables_overlap(a, b, found);
+    if (a->count > 1 && b->count > 1) return gmm__tables_overlap(a, b, overlap);
     for (i = 0; i < a->count; i++)
         for (j = 0; j < b->count; j++) {
-            found[0] = gmm__span_at(a, i);
-            found[1] = gmm__span_at(b, j);
-            if (found[0] + a->size <= found[1] || found[1] + b->size <= found[0] ||
-                (in_place && found[0] == found[1] && gmm__same_form(&a->box, &b->box)))
+            overlap[0] = gmm__span_at(a, i);
+            overlap[1] = gmm__span_at(b, j);
+            if (overlap[0] + a->size <= overlap[1] || overlap[1] + b->size <= overlap[0] ||
+                (in_place && overlap[0] == overlap[1] && gmm__same_form(&a->box, &b->box)))
                 continue;
-            if (gmm__boxes_overlap(gmm__span_box(a, found[0]), gmm__span_box(b, found[1]))) return 1;
+            if (gmm__boxes_overlap(gmm__span_box(a, overlap[0]), gmm__span_box(b, overlap[1]))) return 1;
         }
     return 0;
 }
 
-/* "dw.table[3]": what stands at this address; `again`: at its second place in the table. */
-static void gmm__span_name(const gmm__span *s, uint64_t at, int again, char *text, size_t size) {
+/* Writes the name of the memory at an address: "dw.table[3]". `repeated`: its second entry in the table. */
+static void gmm__span_name(const gmm__span *s, uint64_t address, int repeated, char *text, size_t size) {
     int64_t i = 0;
     if (!s->table) {
         (void)snprintf(text, size, "%s%s", s->name, s->part);
         return;
     }
-    for (; i < s->count && (gmm__span_at(s, i) != at || again); i++)
-        if (gmm__span_at(s, i) == at) again = 0;
+    for (; i < s->count && (gmm__span_at(s, i) != address || repeated); i++)
+        if (gmm__span_at(s, i) == address) repeated = 0;
     (void)snprintf(text, size, "%s%s[%lld]", s->name, s->part[0] ? ".scale_table" : ".table", (long long)i);
 }
 
@@ -202,38 +204,38 @@ static gmm_status gmm__check_overlap(gmm__call *call) {
     for (i = 0; i < call->spans; i++)
         for (j = 0; j < call->spans; j++) {
             const gmm__span *a = &call->span[i], *b = &call->span[j];
-            uint64_t found[2];
+            uint64_t overlap[2];
             char first[64], second[64];
             if (!a->writes || (b->writes && j < i) || (i == j && a->count == 1) ||
-                !gmm__spans_overlap(a, b, call->in_place, found))
+                !gmm__spans_overlap(a, b, call->in_place, overlap))
                 continue;
-            gmm__span_name(a, found[0], 0, first, sizeof first);
-            gmm__span_name(b, found[1], i == j && found[0] == found[1], second, sizeof second);
+            gmm__span_name(a, overlap[0], 0, first, sizeof first);
+            gmm__span_name(b, overlap[1], i == j && overlap[0] == overlap[1], second, sizeof second);
             return gmm__refuse(call, GMM_E_ARG, first,
                                "%p overlaps %s%s%s, %p: what is written must share no byte with "
-                               "other memory of the call", (void *)found[0],
+                               "other memory of the call", (void *)overlap[0],
                                gmm__is_field(call, second) ? call->path : "",
-                               gmm__is_field(call, second) ? "." : "", second, (void *)found[1]);
+                               gmm__is_field(call, second) ? "." : "", second, (void *)overlap[1]);
         }
     return GMM_OK;
 }
 
-/* Appends to a note, as far as it fits. */
+/* Appends to a plan's note, truncated to fit. */
 static void gmm__note(gmm__plan *plan, const char *format, ...) {
-    const size_t used = strlen(plan->note);
+    const size_t length = strlen(plan->note);
     va_list list;
     va_start(list, format);
-    (void)vsnprintf(plan->note + used, sizeof plan->note - used, format, list);
+    (void)vsnprintf(plan->note + length, sizeof plan->note - length, format, list);
     va_end(list);
 }
 
-/* Whether AUTO may ask a row for a call. */
+/* Whether AUTO tries an engine for a call. */
 static int gmm__automatic(const gmm__engine_row *row, const gmm__call *call) {
     return row->automatic && row->space == call->ctx->config.space && row->ops[call->op].plan;
 }
 
-/* Makes the plan of an engine for a call; the note says why it has none. Of several fields that the
-   engine does not honour, the note names the first one of GMM__FIELD_LIST. */
+/* Makes the plan of an engine for a call. Returns 0 if the engine declines it, for the reason in the note: of several
+   fields that the engine does not honour, the note names the first one of GMM__FIELD_LIST. */
 static int gmm__plan_row(const gmm__engine_row *row, const gmm__call *call, gmm__plan *plan) {
     const uint64_t missing = call->fields & ~row->honours;
     int field = 0;
@@ -247,8 +249,8 @@ static int gmm__plan_row(const gmm__engine_row *row, const gmm__call *call, gmm_
     return gmm__decline(plan, "does not honour %s", gmm__field_name(field));
 }
 
-/* Completes the plan of a query that left addresses open, made by rows[i]: the note says what it assumes of them, and
-   the workspace is enough for the engine that AUTO asks next, which serves a call where that does not hold. */
+/* Completes the plan by rows[i] of a query without addresses. The note states the alignment that the plan assumes, and
+   the workspace is enlarged for the engine that AUTO tries next, which serves calls with other addresses. */
 static void gmm__cover_unaligned(const gmm__engine_row *rows, size_t count, size_t i, const gmm__call *call,
                                  gmm__plan *plan) {
     gmm__plan other;
@@ -265,24 +267,24 @@ static void gmm__cover_unaligned(const gmm__engine_row *rows, size_t count, size
 
 /* gmm__select over the given engine table. */
 static gmm_status gmm__select_from(const gmm__engine_row *rows, size_t count, gmm__call *call, gmm__plan *plan) {
-    const gmm_engine wanted = call->options.engine;
-    char declined[160] = "";
-    size_t i, used = 0;
+    const gmm_engine demanded = call->options.engine;
+    char reasons[160] = "";
+    size_t i, length = 0;
     call->fields = gmm__requested_fields(call);
     for (i = 0; i < count; i++) {
         const gmm__engine_row *row = &rows[i];
-        if (wanted != GMM_ENGINE_AUTO ? row->engine != wanted : !gmm__automatic(row, call)) continue;
+        if (demanded != GMM_ENGINE_AUTO ? row->engine != demanded : !gmm__automatic(row, call)) continue;
         if (gmm__plan_row(row, call, plan)) {
             if (plan->assumes_aligned) gmm__cover_unaligned(rows, count, i, call, plan);
-            if (declined[0]) gmm__note(plan, "%s%s", plan->note[0] ? "; " : "", declined);
+            if (reasons[0]) gmm__note(plan, "%s%s", plan->note[0] ? "; " : "", reasons);
             return GMM_OK;
         }
-        used += (size_t)snprintf(declined + used, sizeof declined - used, "%s%s %.120s", used ? "; " : "",
-                                 gmm_engine_name(row->engine), plan->note);
-        if (used >= sizeof declined) used = sizeof declined - 1;
+        length += (size_t)snprintf(reasons + length, sizeof reasons - length, "%s%s %.120s", length ? "; " : "",
+                                   gmm_engine_name(row->engine), plan->note);
+        if (length >= sizeof reasons) length = sizeof reasons - 1;
     }
-    return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "%s cannot serve %s: %s", gmm_engine_name(wanted),
-                       gmm_op_name(call->op), declined[0] ? declined : wanted == GMM_ENGINE_AUTO
+    return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "%s cannot serve %s: %s", gmm_engine_name(demanded),
+                       gmm_op_name(call->op), reasons[0] ? reasons : demanded == GMM_ENGINE_AUTO
                        ? "no engine of this build has it" : "this build does not hold that engine");
 }
 
@@ -297,7 +299,7 @@ static gmm_status gmm__launch_on(const gmm__plan *plan, gmm_stream stream) {
     return GMM_E_UNSUPPORTED;
 }
 
-/* Launches on the context's device, whichever is current, and leaves that one current. */
+/* Launches on the context's device, and restores the current device. */
 static gmm_status gmm__launch(const gmm__plan *plan, gmm_stream stream) {
 #ifdef __CUDACC__
     const gmm_context *ctx = plan->call->ctx;

@@ -1,11 +1,16 @@
 /* .............................................................................. 14.16 Optional fields of calls ... */
 
-/* One row per optional field, option or flag of a call: the operations whose descriptors have it, when a call asks for
-   it, and which engines honour it. gmm__select_from declines an engine that does not honour a field which the call asks
-   for, so that no engine ignores a field in silence: a field that is added to a descriptor gets a row here. Permissions
-   (allow_*, fp8_fast_accum) and settings of one engine (tile, workspace_limit) are honoured by engines that make no use
-   of them. On the CPU engine sm_limit and groups.rows_hint concern nothing. cuBLASLt chooses among algorithms with
-   different results when multiprocessors are reserved, so that it does not honour sm_limit.
+/* The optional fields, options and flags of calls, one per row. A row gives the operations whose descriptors have the
+   field (a range of GMM_OP_LIST), the condition under which a call uses it, and for each engine 1 if it honours the
+   field. gmm__select_from declines an engine that does not honour a field which the call uses, so that no engine
+   silently ignores one. Whoever adds a field to a descriptor adds a row here, with 1 for the engines that implement it.
+   Also 1     permissions (allow_*, fp8_fast_accum) and settings of one engine (tile, workspace_limit), which other
+              engines may ignore; on the CPU engine sm_limit and groups.rows_hint, which never change results. CUBLASLT
+              has 0 for sm_limit: with fewer multiprocessors cuBLASLt may choose algorithms with other bits.
+   No row     required operands, and the results that an operation exists for, of which a call may want only some
+              (linear.db, activation.dx, gradients of an MLP, route.counts, row_of, slot_of, sizes, dx and drows of
+              permute, rowwise and columnwise of quantization). An engine is in the engine table for an operation only
+              if it computes all of these.
    X(field, first operation, last operation, condition, CPU, WGMMA, MMA, CUBLASLT, name in messages) */
 #define GMM__FIELD_LIST(X) \
     X(QUANTIZED, LINEAR_FWD, LINEAR_WGRAD, gmm__quantized(call), 1, 1, 1, 0, "quantized operands") \
@@ -44,6 +49,7 @@
     X(ACT_BETAS, ACT_FWD, MLP_WGRAD, call->act.beta1 != 0.0f || call->act.beta2 != 0.0f, 1, 0, 1, 0, "act.beta1") \
     X(MLP_PROB, MLP_FWD, MLP_BWD, call->d.mlp.prob, 1, 0, 1, 0, "mlp.prob") \
     X(MLP_DPROB, MLP_BWD, MLP_BWD, call->d.mlp.dprob, 1, 0, 1, 0, "mlp.dprob") \
+    X(MLP_SAVED, MLP_FWD, MLP_FWD, call->d.mlp.saved, 1, 0, 1, 0, "mlp.saved") \
     X(MLP_HOOKS, MLP_FWD, MLP_WGRAD, call->d.mlp.hooks, 1, 0, 1, 0, "mlp.hooks") \
     X(MLP_QUANT, MLP_FWD, MLP_WGRAD, call->d.mlp.quant, 1, 0, 1, 0, "mlp.quant") \
     X(EXPERT_BIAS, TOPK_FWD, TOPK_BWD, call->d.route.expert_bias, 1, 0, 1, 0, "route.expert_bias") \
@@ -57,6 +63,7 @@
     X(PERMUTE_TAIL, PERMUTE_MAP, UNPERMUTE_BWD, call->d.permute.tail != GMM_TAIL_KEEP, 1, 0, 1, 0, "permute.tail") \
     X(PERMUTE_FAULT, PERMUTE_MAP, UNPERMUTE_BWD, call->d.permute.fault, 1, 0, 1, 0, "permute.fault") \
     X(PERMUTE_PROBS, PERMUTE_FWD, UNPERMUTE_BWD, call->d.permute.probs, 1, 0, 1, 0, "permute.probs") \
+    X(PERMUTE_ROW_PROBS, PERMUTE_FWD, PERMUTE_FWD, call->d.permute.row_probs, 1, 0, 1, 0, "permute.row_probs") \
     X(PERMUTE_DPROBS, PERMUTE_BWD, UNPERMUTE_BWD, call->d.permute.dprobs, 1, 0, 1, 0, "permute.dprobs") \
     X(PAD_PROB, PAD, UNPAD, call->d.pad.src_prob, 1, 0, 1, 0, "padding.src_prob") \
     X(PAD_SIZES, PAD, PAD, call->d.pad.sizes, 1, 0, 1, 0, "padding.sizes") \
@@ -82,9 +89,9 @@ enum gmm__field {
 #undef GMM__X
     GMM__FIELDS
 };
-typedef char gmm__fields_fit[GMM__FIELDS <= 64 ? 1 : -1];
+typedef char gmm__fields_fit[GMM__FIELDS <= 64 ? 1 : -1]; /* gmm__call.fields and gmm__engine_row.honours are 64 bits */
 
-/* The columns of the list as sets of bits, for the engine table. */
+/* The engines' columns of the list as sets of bits, for the engine table. */
 #define GMM__HONOURS_CPU(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) \
     | ((uint64_t)(cpu) << GMM__FIELD_##field)
 #define GMM__HONOURS_WGMMA(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) \
@@ -114,7 +121,7 @@ static int gmm__any_grad(const gmm__call *call, enum gmm__grad_property property
     return 0;
 }
 
-/* Whether an operand of the call has a global amax per row. */
+/* Whether an operand of the call has a global amax per row (GMM_MAT_ROW_AMAX). */
 static int gmm__any_row_amax(const gmm__call *call) {
     uint32_t flags = 0;
     int role;
@@ -125,7 +132,7 @@ static int gmm__any_row_amax(const gmm__call *call) {
 /* Whether gmm__call.d is a gmm_quantization. */
 static int gmm__casts(gmm_op op) { return op == GMM_OP_QUANTIZE || op == GMM_OP_REQUANTIZE; }
 
-/* The set of fields that a checked call asks for. */
+/* The set of fields that a checked call uses. */
 static uint64_t gmm__requested_fields(const gmm__call *call) {
     const gmm_linear *linear = &call->d.linear;
     const gmm_op op = call->op;

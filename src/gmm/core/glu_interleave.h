@@ -1,19 +1,19 @@
 /* --- GLU interleave --- */
 
-/* One operand: `count` matrices of [2 ffn, cols], or one of [count, 2 ffn]. With count 0 there is nothing to point at,
-   so only the form of the operand is checked. */
+/* Reads an operand: `count` matrices of [2 ffn, cols], or one of [count, 2 ffn]. With count 0 it has no elements, and
+   only its dtype, scaling and flags are checked. */
 static gmm_status gmm__glu_read(gmm__call *call, int role, const char *argument, const gmm_mat *mat) {
     const gmm_glu *d = &call->d.glu;
     gmm_mat m;
     if (d->count > 0 && d->axis == GMM_GLU_ROWS)
-        return gmm__read_mat(call, role, argument, mat, 1, d->count, 2 * d->ffn, d->cols, GMM__BYTES);
+        return gmm__read_mat(call, role, argument, mat, 1, gmm__matrices(d->count, 2 * d->ffn, d->cols), GMM__BYTES);
     if (d->count > 0 || !mat || !gmm__copy_sized(&m, sizeof m, mat))
-        return gmm__read_mat(call, role, argument, mat, 1, 0, d->count, 2 * d->ffn, GMM__BYTES);
+        return gmm__read_mat(call, role, argument, mat, 1, gmm__matrix(d->count, 2 * d->ffn), GMM__BYTES);
     m.struct_size = 0;
     m.data = NULL;
     m.table = NULL;
     m.ld = m.group_stride = 0;
-    return gmm__read_mat(call, role, argument, &m, 1, 0, 0, 1, GMM__BYTES);
+    return gmm__read_mat(call, role, argument, &m, 1, gmm__matrix(0, 1), GMM__BYTES);
 }
 
 static gmm_status gmm__glu_prepare(gmm__call *call, gmm_context *ctx, const char *function, const gmm_glu *glu,

@@ -2,29 +2,30 @@
 
 /* Reads an operand of a product: floats, or the quantized copy whose blocks run along the contraction. */
 static gmm_status gmm__read_operand(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
-                                   int64_t matrices, int64_t rows, int64_t cols, gmm_direction direction) {
+                                    gmm__extents extents, gmm_direction direction) {
     gmm_mat m;
     gmm_layout layout;
-    gmm_error why = GMM_ZERO;
+    gmm_error error = GMM_ZERO;
     char name[32];
     if (!mat || !gmm__copy_sized(&m, sizeof m, mat) || m.scaling == GMM_SCALING_NONE)
-        return gmm__read_mat(call, role, argument, mat, 1, matrices, rows, cols, GMM__FLOATS);
-    if (direction == GMM_ROWWISE) return gmm__read_quant(call, role, argument, mat, matrices, rows, cols, direction);
-    if (gmm_layout_of(m.dtype, m.scaling, m.scale_order, direction, 0, 0, &layout, &why) != GMM_OK)
-        return gmm__refuse(call, why.status, argument, "%s", why.text);
+        return gmm__read_mat(call, role, argument, mat, 1, extents, GMM__FLOATS);
+    if (direction == GMM_ROWWISE) return gmm__read_quant(call, role, argument, mat, extents, direction);
+    if (gmm_layout_of(m.dtype, m.scaling, m.scale_order, direction, 0, 0, &layout, &error) != GMM_OK)
+        return gmm__refuse(call, error.status, argument, "%s", error.text);
     (void)snprintf(name, sizeof name, "%s.columnwise", argument);
     if (!m.columnwise)
         return gmm__refuse(call, GMM_E_NULL, name, "is NULL; %s contracts along the rows, and so do its blocks",
                            gmm_op_name(call->op));
-    return gmm__read_quant(call, role, name, m.columnwise, matrices, rows, cols, direction);
+    return gmm__read_quant(call, role, name, m.columnwise, extents, direction);
 }
 
-/* Checks that two operands can be multiplied: their scales must apply to the whole sum, or to whole blocks of it. */
+/* Checks that two operands can be multiplied: their scales must apply to the whole sum, or to the sums of whole
+   blocks. */
 static gmm_status gmm__check_operands(gmm__call *call, int first, const char *first_name, int second,
                                      const char *second_name) {
     static const int family[] = { 0, 1, 1, 2, 2, 3, 4 }; /* by gmm_scaling */
     const gmm_mat *a = &call->mat[first], *b = &call->mat[second];
-    const int32_t align = gmm_feature_align(b->scaling); /* the second is quantized if the first one is */
+    const int32_t align = gmm_feature_align(b->scaling); /* if a is quantized, so is b */
     const size_t used = strlen(call->shapes);
     (void)snprintf(call->shapes + used, sizeof call->shapes - used, " %s%s%s", gmm_dtype_name(a->dtype),
                    a->scaling == GMM_SCALING_NONE ? "" : " ", a->scaling == GMM_SCALING_NONE ? ""
@@ -63,6 +64,7 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
     gmm_linear *d = &call->d.linear;
     gmm_status s = gmm__open(call, ctx, op, function, query);
     const gmm_direction along_tokens = op == GMM_OP_LINEAR_WGRAD ? GMM_COLUMNWISE : GMM_ROWWISE;
+    gmm__extents x, y; /* of the token matrices */
     gmm_groups g;
     int64_t G, K, N;
 
@@ -78,31 +80,33 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
         return s;
     G = call->groups.count;
     if ((d->alpha_per_group | d->y_add | d->d_bias_scale_add) & ~1)
-        return gmm__refuse(call, GMM_E_ARG, "linear", "alpha_per_group %d, y_add %d and d_bias_scale_add %d must be 0 "
-                           "or 1",
+        return gmm__refuse(call, GMM_E_ARG, "linear",
+                           "alpha_per_group %d, y_add %d and d_bias_scale_add %d must be 0 or 1",
                            d->alpha_per_group, d->y_add, d->d_bias_scale_add);
     if (K < 1) return gmm__refuse(call, GMM_E_ARG, "in_features", "%lld must be >= 1", (long long)K);
     if (N < 1) return gmm__refuse(call, GMM_E_ARG, "out_features", "%lld must be >= 1", (long long)N);
+    x = gmm__matrix(call->rows, K);
+    y = gmm__matrix(call->rows, N);
 
     if (op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_WGRAD)
-        if ((s = gmm__read_operand(call, GMM__X_, "x", d->x, 0, call->rows, K, along_tokens)) != GMM_OK) return s;
+        if ((s = gmm__read_operand(call, GMM__X_, "x", d->x, x, along_tokens)) != GMM_OK) return s;
     if (op == GMM_OP_LINEAR_BGRAD) {
-        if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, 0, call->rows, N, GMM__FLOATS)) != GMM_OK) return s;
+        if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, y, GMM__FLOATS)) != GMM_OK) return s;
     } else if (op != GMM_OP_LINEAR_FWD)
-        if ((s = gmm__read_operand(call, GMM__DY, "dy", d->dy, 0, call->rows, N, along_tokens)) != GMM_OK) return s;
+        if ((s = gmm__read_operand(call, GMM__DY, "dy", d->dy, y, along_tokens)) != GMM_OK) return s;
     if (op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_DGRAD)
-        if ((s = gmm__read_operand(call, GMM__W, "w", d->w, G, N, K,
-                                  op == GMM_OP_LINEAR_FWD ? GMM_ROWWISE : GMM_COLUMNWISE)) != GMM_OK)
+        if ((s = gmm__read_operand(call, GMM__W, "w", d->w, gmm__matrices(G, N, K),
+                                   op == GMM_OP_LINEAR_FWD ? GMM_ROWWISE : GMM_COLUMNWISE)) != GMM_OK)
             return s;
     if (op == GMM_OP_LINEAR_FWD)
-        if ((s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, 0, call->rows, N, GMM__FLOATS)) != GMM_OK) return s;
+        if ((s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, y, GMM__FLOATS)) != GMM_OK) return s;
     if (op == GMM_OP_LINEAR_DGRAD)
-        if ((s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 1, 0, call->rows, K, GMM__FLOATS)) != GMM_OK) return s;
+        if ((s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 1, x, GMM__FLOATS)) != GMM_OK) return s;
     if (op == GMM_OP_LINEAR_WGRAD)
         if ((s = gmm__read_grad(call, GMM__DW, "dw", d->dw, 1, N, K)) != GMM_OK) return s;
     if (op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_BGRAD)
-        if ((s = gmm__read_mat(call, GMM__BIAS, "bias", d->bias, op == GMM_OP_LINEAR_BGRAD && d->d_bias_scale, G, 1, N,
-                               GMM__FLOATS)) != GMM_OK)
+        if ((s = gmm__read_mat(call, GMM__BIAS, "bias", d->bias, op == GMM_OP_LINEAR_BGRAD && d->d_bias_scale,
+                               gmm__matrices(G, 1, N), GMM__FLOATS)) != GMM_OK)
             return s;
     if (op == GMM_OP_LINEAR_BGRAD) {
         if (!d->db && !d->d_bias_scale)

@@ -1,46 +1,47 @@
 static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
     const gmm__mlp_buffers b = gmm__mlp_measure(call);
     gmm__mlp_steps t;
-    size_t sub = 0;
+    size_t step_bytes = 0;
     gmm__mlp_fill(&t, plan, NULL, NULL, NULL, NULL, NULL);
     t.act.y = &t.h;
-    if (!gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &t.fc1, &sub, plan) ||
-        !gmm__mlp_size_act(plan, GMM_OP_ACT_FWD, &t.act, &sub, plan) ||
-        !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &t.fc2, &sub, plan))
+    if (!gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &t.fc1, &step_bytes, plan) ||
+        !gmm__mlp_size_act(plan, GMM_OP_ACT_FWD, &t.act, &step_bytes, plan) ||
+        !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &t.fc2, &step_bytes, plan))
         return 0;
     gmm__reserve(plan, GMM__PART_MLP_OFFSETS, b.offsets_bytes);
-    gmm__reserve(plan, GMM__PART_MLP_Z, b.z_bytes); /* inference uses both; a query cannot tell it from training */
+    /* inference stores z and h here, and a query cannot distinguish it from training */
+    gmm__reserve(plan, GMM__PART_MLP_Z, b.z_bytes);
     gmm__reserve(plan, GMM__PART_MLP_H, b.h_bytes);
-    gmm__reserve(plan, GMM__PART_MLP_SUB, sub);
+    gmm__reserve(plan, GMM__PART_MLP_STEP, step_bytes);
     plan->saved_bytes = b.saved_bytes;
     return 1;
 }
 
-/* The split of the call as int64 offsets. */
+/* Computes the split of the call as int64 offsets. */
 static gmm_status gmm__mlp_offsets(const gmm__plan *plan, void *offsets, gmm_stream stream) {
     gmm__call step = *plan->call;
     step.op = GMM_OP_OFFSETS;
     step.query = 0;
     step.options.engine = plan->engine;
     step.output = offsets;
-    step.spans = 0; /* checked with the call */
+    step.spans = 0; /* overlap was checked with the call */
     return gmm__serve(&step, NULL, NULL, 0, stream);
 }
 static gmm_status gmm__mlp_step(const gmm__plan *plan, gmm_op op, const gmm_linear *l, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    const gmm__mlp_recipe q = gmm__mlp_recipe_of(call);
-    if (q.recipe.kind != GMM_RECIPE_NONE && op != GMM_OP_LINEAR_BGRAD)
-        return gmm__mlp_product(call->ctx, call->function, &q, op, gmm__mlp_layer(call, l), l,
-                                gmm__part(plan, GMM__PART_MLP_SUB),
-                                plan->workspace_bytes - plan->part[GMM__PART_MLP_SUB], NULL, stream);
-    return gmm__linear_run(plan->call->ctx, op, plan->call->function, l, gmm__part(plan, GMM__PART_MLP_SUB),
-                           plan->workspace_bytes - plan->part[GMM__PART_MLP_SUB], stream);
+    const gmm__mlp_quantization quantization = gmm__mlp_quantization_of(call);
+    const gmm__mlp_product product = gmm__mlp_product_of(call, &quantization, op, l);
+    void *workspace = gmm__part(plan, GMM__PART_MLP_STEP);
+    const size_t bytes = plan->workspace_bytes - plan->part[GMM__PART_MLP_STEP];
+    return quantization.recipe.kind != GMM_RECIPE_NONE && op != GMM_OP_LINEAR_BGRAD
+               ? gmm__mlp_run_product(&product, workspace, bytes, stream)
+               : gmm__linear_run(call->ctx, op, call->function, l, workspace, bytes, stream);
 }
 static gmm_status gmm__mlp_act_step(const gmm__plan *plan, gmm_op op, const gmm_activation *a, gmm_stream stream) {
     gmm__call step;
     const gmm_status s = gmm__act_prepare(&step, plan->call->ctx, op, plan->call->function, a, 0);
-    return s != GMM_OK ? s : gmm__serve(&step, NULL, gmm__part(plan, GMM__PART_MLP_SUB),
-                                        plan->workspace_bytes - plan->part[GMM__PART_MLP_SUB], stream);
+    return s != GMM_OK ? s : gmm__serve(&step, NULL, gmm__part(plan, GMM__PART_MLP_STEP),
+                                        plan->workspace_bytes - plan->part[GMM__PART_MLP_STEP], stream);
 }
 
 static gmm_status gmm__compose_launch_mlp_fwd(const gmm__plan *plan, gmm_stream stream) {
@@ -65,39 +66,39 @@ static int gmm__compose_plan_mlp_bwd(const gmm__call *call, gmm__plan *plan) {
     const gmm_mlp *d = &call->d.mlp;
     const gmm_mlp_config *c = &call->config;
     const gmm__mlp_buffers b = gmm__mlp_measure(call);
-    const gmm__mlp_need need = gmm__mlp_needs(call);
+    const gmm__mlp_gradients need = gmm__mlp_gradients_of(call);
     gmm__mlp_steps t;
-    size_t sub = 0;
+    size_t step_bytes = 0;
     gmm__mlp_fill(&t, plan, NULL, NULL, NULL, NULL, NULL);
     t.act.dy = &t.dh;
     t.act.dx = need.dz ? &t.dz : NULL;
     t.act.dprob = d->dprob;
     t.act.y = &t.h;
     if ((need.z && c->save == GMM_SAVE_NOTHING &&
-         !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &t.fc1, &sub, plan)) ||
-        (need.dh && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad2, &sub, plan)) ||
-        (need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_BWD, &t.act, &sub, plan)) ||
-        (need.h && !need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_FWD, &t.act, &sub, plan)) ||
-        ((d->db2 || t.bgrad2.d_bias_scale) && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad2, &sub,
+         !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &t.fc1, &step_bytes, plan)) ||
+        (need.dh && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad2, &step_bytes, plan)) ||
+        (need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_BWD, &t.act, &step_bytes, plan)) ||
+        (need.h && !need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_FWD, &t.act, &step_bytes, plan)) ||
+        ((d->db2 || t.bgrad2.d_bias_scale) && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad2, &step_bytes,
                                                                     plan)) ||
-        (d->db1 && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad1, &sub, plan)) ||
-        (d->dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad2, &sub, plan)) ||
-        (d->dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad1, &sub, plan)) ||
-        (d->dx && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad1, &sub, plan)))
+        (d->db1 && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad1, &step_bytes, plan)) ||
+        (d->dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad2, &step_bytes, plan)) ||
+        (d->dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad1, &step_bytes, plan)) ||
+        (d->dx && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad1, &step_bytes, plan)))
         return 0;
     gmm__reserve(plan, GMM__PART_MLP_OFFSETS, b.offsets_bytes);
     gmm__reserve(plan, GMM__PART_MLP_Z, need.z && c->save == GMM_SAVE_NOTHING ? b.z_bytes : 0);
     gmm__reserve(plan, GMM__PART_MLP_H, need.h && !need.defer ? b.h_bytes : 0);
     gmm__reserve(plan, GMM__PART_MLP_DH, need.dh ? b.h_bytes : 0);
     gmm__reserve(plan, GMM__PART_MLP_DZ, need.dz && !need.defer ? b.z_bytes : 0);
-    gmm__reserve(plan, GMM__PART_MLP_SUB, sub);
+    gmm__reserve(plan, GMM__PART_MLP_STEP, step_bytes);
     plan->saved_bytes = b.saved_bytes;
-    plan->deferred_bytes = need.defer ? b.deferred_kept + 2 * b.kept_bytes : 0;
+    plan->deferred_bytes = need.defer ? b.deferred_arrays + 2 * b.arrays_bytes : 0;
     return 1;
 }
 
-/* A queued pair of weight gradients, FC2's first. Kept inside gmm_wgrad_entry. Of the caller's memory it points at
-   matrices, the fault word and what gmm_mlp_quant says, at no descriptor and no array by group. */
+/* The contents of gmm_wgrad_entry: the weight gradients of one backward, FC2's first. It points to the caller's
+   matrices, fault word and arrays of gmm_mlp_quant, but to none of its descriptors and arrays by group. */
 typedef struct gmm__wgrad_record {
     gmm_groups groups;
     gmm_options options;
@@ -105,18 +106,19 @@ typedef struct gmm__wgrad_record {
     int64_t in[2], out[2];
     gmm_mat x[2], dy[2], dw[2];
     gmm_grad grad[2];
-    gmm__mlp_recipe quantized;
-    int32_t wanted[2];
-    int32_t tag; /* GMM__WGRAD_TAG while queued */
+    gmm__mlp_quantization quantization;
+    int32_t pending[2]; /* 1: wanted and not computed yet */
+    int32_t tag;        /* GMM__WGRAD_TAG while queued */
 } gmm__wgrad_record;
 
 enum { GMM__WGRAD_TAG = 0x6772616D };
 
 typedef char gmm__wgrad_record_fits[sizeof(gmm__wgrad_record) <= sizeof(gmm_wgrad_entry) ? 1 : -1];
 
-static void gmm__mlp_fire(const gmm_context *ctx, const gmm_grad_hooks *hooks, gmm_param param, int wanted,
-                          gmm_stream stream) {
-    if (wanted && hooks && hooks->ready && !gmm__capturing(ctx, stream)) hooks->ready(hooks->user, param, stream);
+/* Reports the gradient of a parameter if it is `complete`. A capture computes nothing, so that it reports nothing. */
+static void gmm__mlp_call_hook(const gmm_context *ctx, const gmm_grad_hooks *hooks, gmm_param param, int complete,
+                               gmm_stream stream) {
+    if (complete && hooks && hooks->ready && !gmm__capturing(ctx, stream)) hooks->ready(hooks->user, param, stream);
 }
 
 static gmm_status gmm__convert_prepare(gmm__call *call, gmm_context *ctx, const char *function,
@@ -125,16 +127,17 @@ static gmm_status gmm__convert_prepare(gmm__call *call, gmm_context *ctx, const 
 static gmm_status gmm__cuda_status(const gmm__call *call, cudaError_t e);
 #endif
 
-/* Copies bytes of the caller's to context memory in stream order; from the host's memory where `host`. */
-static gmm_status gmm__mlp_keep(const gmm__call *call, const void *from, int host, void *to, size_t bytes,
+/* Enqueues a copy of the caller's bytes to context memory. `host`: the source is host memory that may be freed on
+   return. */
+static gmm_status gmm__mlp_copy(const gmm__call *call, const void *src_data, int host, void *dst_data, size_t bytes,
                                 gmm_stream stream) {
-    const gmm_mat src = gmm_mat_packed(GMM_U8, from), dst = gmm_mat_packed(GMM_U8, to);
+    const gmm_mat src = gmm_mat_packed(GMM_U8, src_data), dst = gmm_mat_packed(GMM_U8, dst_data);
     gmm_conversion d = GMM_ZERO;
     gmm__call step;
     gmm_status s;
-#ifdef __CUDACC__ /* the addresses are arguments of a kernel */
+#ifdef __CUDACC__ /* the bytes travel as arguments of a kernel */
     if (host && call->ctx->config.space == GMM_SPACE_CUDA)
-        return gmm__cuda_status(call, gmm_launch_copy(to, from, (int64_t)(bytes / 8), stream));
+        return gmm__cuda_status(call, gmm_launch_copy(dst_data, src_data, (int64_t)(bytes / 8), stream));
 #else
     (void)host;
 #endif
@@ -147,24 +150,24 @@ static gmm_status gmm__mlp_keep(const gmm__call *call, const void *from, int hos
     return s != GMM_OK ? s : gmm__serve(&step, NULL, NULL, 0, stream);
 }
 
-/* Copies the arrays by group that come with a destination, and makes the record's descriptors point at the copies. */
-static gmm_status gmm__mlp_keep_grad(const gmm__call *call, char *kept, gmm_mat *dw, gmm_grad *grad,
-                                     gmm_stream stream) {
+/* Copies the arrays by group of a gradient's destination, and makes the record's descriptors point to the copies. */
+static gmm_status gmm__mlp_copy_arrays(const gmm__call *call, char *arrays, gmm_mat *dw, gmm_grad *grad,
+                                       gmm_stream stream) {
     const size_t G = (size_t)call->groups.count;
-    char *beta = kept + G * sizeof(void *), *frozen = beta + G * sizeof(float);
+    char *beta = arrays + G * sizeof(void *), *frozen = beta + G * sizeof(float);
     gmm_status s = GMM_OK;
     if (dw->table) {
-        s = gmm__mlp_keep(call, dw->table, (dw->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST) != 0, kept,
+        s = gmm__mlp_copy(call, dw->table, (dw->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST) != 0, arrays,
                           G * sizeof(void *), stream);
-        dw->table = (void *const *)kept;
+        dw->table = (void *const *)arrays;
         dw->flags &= ~(uint32_t)GMM_MAT_TABLE_ON_HOST;
     }
     if (s == GMM_OK && grad->beta) {
-        s = gmm__mlp_keep(call, grad->beta, 0, beta, G * sizeof(float), stream);
+        s = gmm__mlp_copy(call, grad->beta, 0, beta, G * sizeof(float), stream);
         grad->beta = (const float *)beta;
     }
     if (s == GMM_OK && grad->frozen) {
-        s = gmm__mlp_keep(call, grad->frozen, 0, frozen, G, stream);
+        s = gmm__mlp_copy(call, grad->frozen, 0, frozen, G, stream);
         grad->frozen = (const uint8_t *)frozen;
     }
     return s;
@@ -185,13 +188,13 @@ static gmm_status gmm__mlp_record(const gmm__mlp_steps *t, const gmm__call *call
     r.groups = t->groups;
     r.options = t->options;
     if (d->hooks) r.hooks = *d->hooks;
-    r.quantized = gmm__mlp_recipe_of(call);
-    r.quantized.quant.recipe = NULL;
-    r.wanted[0] = d->dw2 != NULL;
-    r.wanted[1] = d->dw1 != NULL;
+    r.quantization = gmm__mlp_quantization_of(call);
+    r.quantization.quant.recipe = NULL;
+    r.pending[0] = d->dw2 != NULL;
+    r.pending[1] = d->dw1 != NULL;
     for (i = 0; i < 2; i++) {
         gmm_status s;
-        if (!r.wanted[i]) continue;
+        if (!r.pending[i]) continue;
         r.in[i] = steps[i]->in_features;
         r.out[i] = steps[i]->out_features;
         r.x[i] = *steps[i]->x;
@@ -199,8 +202,8 @@ static gmm_status gmm__mlp_record(const gmm__mlp_steps *t, const gmm__call *call
         r.dw[i] = call->mat[roles[i]];
         r.grad[i] = call->grad[roles[i]];
         r.x[i].columnwise = r.dy[i].columnwise = r.dw[i].columnwise = r.grad[i].mat = NULL;
-        s = gmm__mlp_keep_grad(call, (char *)d->deferred + b.deferred_kept + (size_t)i * b.kept_bytes, &r.dw[i],
-                               &r.grad[i], stream);
+        s = gmm__mlp_copy_arrays(call, (char *)d->deferred + b.deferred_arrays + (size_t)i * b.arrays_bytes, &r.dw[i],
+                                 &r.grad[i], stream);
         if (s != GMM_OK) return s;
     }
     memcpy(&q->entries[(q->head + q->count) % q->capacity], &r, sizeof r);
@@ -213,7 +216,7 @@ static gmm_status gmm__compose_launch_mlp_bwd(const gmm__plan *plan, gmm_stream 
     const gmm_mlp *d = &call->d.mlp;
     const gmm_mlp_config *c = &call->config;
     const gmm__mlp_buffers b = gmm__mlp_measure(call);
-    const gmm__mlp_need need = gmm__mlp_needs(call);
+    const gmm__mlp_gradients need = gmm__mlp_gradients_of(call);
     char *saved = (char *)d->saved, *deferred = (char *)d->deferred;
     const int h_saved = c->save == GMM_SAVE_PREACT_AND_ACT && !need.defer;
     void *offsets = need.defer ? deferred : (char *)gmm__part(plan, GMM__PART_MLP_OFFSETS);
@@ -239,84 +242,94 @@ static gmm_status gmm__compose_launch_mlp_bwd(const gmm__plan *plan, gmm_stream 
         if ((s = gmm__mlp_act_step(plan, GMM_OP_ACT_FWD, &t.act, stream)) != GMM_OK) return s;
     if (d->dw2 && !need.defer)
         if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad2, stream)) != GMM_OK) return s;
-    gmm__mlp_fire(call->ctx, d->hooks, GMM_PARAM_W2, d->dw2 && !need.defer, stream);
+    gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_W2, d->dw2 && !need.defer, stream);
     if (d->db2 || t.bgrad2.d_bias_scale)
         if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad2, stream)) != GMM_OK) return s;
-    gmm__mlp_fire(call->ctx, d->hooks, GMM_PARAM_B2, d->db2 != NULL, stream);
+    gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_B2, d->db2 != NULL, stream);
     if (d->dw1 && !need.defer)
         if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad1, stream)) != GMM_OK) return s;
-    gmm__mlp_fire(call->ctx, d->hooks, GMM_PARAM_W1, d->dw1 && !need.defer, stream);
+    gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_W1, d->dw1 && !need.defer, stream);
     if (d->db1)
         if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad1, stream)) != GMM_OK) return s;
-    gmm__mlp_fire(call->ctx, d->hooks, GMM_PARAM_B1, d->db1 != NULL, stream);
+    gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_B1, d->db1 != NULL, stream);
     if (d->dx)
         if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad1, stream)) != GMM_OK) return s;
     return need.defer ? gmm__mlp_record(&t, call, stream) : GMM_OK;
 }
 
-/* The linear wgrad of part i of a record. */
-static void gmm__mlp_replay(gmm__wgrad_record *r, int i, gmm_linear *l) {
-    memset(l, 0, sizeof *l);
+/* The weight gradient i of a record as a linear descriptor: 0 is FC2's, 1 is FC1's. */
+static gmm_linear gmm__mlp_recorded_linear(gmm__wgrad_record *r, int i) {
+    gmm_linear l = GMM_ZERO;
     r->grad[i].mat = &r->dw[i];
-    l->groups = &r->groups;
-    l->options = &r->options;
-    l->in_features = r->in[i];
-    l->out_features = r->out[i];
-    l->x = &r->x[i];
-    l->dy = &r->dy[i];
-    l->dw = &r->grad[i];
+    l.groups = &r->groups;
+    l.options = &r->options;
+    l.in_features = r->in[i];
+    l.out_features = r->out[i];
+    l.x = &r->x[i];
+    l.dy = &r->dy[i];
+    l.dw = &r->grad[i];
+    return l;
+}
+static gmm__mlp_product gmm__mlp_recorded_product(const gmm__call *call, const gmm__wgrad_record *r, int i,
+                                                  const gmm_linear *l) {
+    gmm__mlp_product p = gmm__mlp_product_of(call, &r->quantization, GMM_OP_LINEAR_WGRAD, l);
+    p.layer = 2 - i;
+    return p;
 }
 
-/* call->input, output: the record; NULL for a query, which sizes from the MLP's descriptor instead. */
+/* call->input and call->output are the record. They are NULL in a query, which measures the MLP's own descriptor. */
 static int gmm__compose_plan_mlp_wgrad(const gmm__call *call, gmm__plan *plan) {
-    size_t sub = 0;
+    size_t step_bytes = 0;
     int i;
     if (call->input) {
         gmm__wgrad_record r = *(const gmm__wgrad_record *)call->input;
+        gmm__mlp_product product;
         gmm_linear l;
         for (i = 0; i < 2; i++) {
-            if (!r.wanted[i]) continue;
-            gmm__mlp_replay(&r, i, &l);
-            if (r.quantized.recipe.kind == GMM_RECIPE_NONE) {
-                if (!gmm__mlp_size_linear(plan, GMM_OP_LINEAR_WGRAD, &l, &sub, plan)) return 0;
-            } else if (gmm__mlp_product(call->ctx, call->function, &r.quantized, GMM_OP_LINEAR_WGRAD, 2 - i, &l, NULL,
-                                        0, &sub, NULL) != GMM_OK)
+            if (!r.pending[i]) continue;
+            l = gmm__mlp_recorded_linear(&r, i);
+            product = gmm__mlp_recorded_product(call, &r, i, &l);
+            if (r.quantization.recipe.kind == GMM_RECIPE_NONE) {
+                if (!gmm__mlp_size_linear(plan, GMM_OP_LINEAR_WGRAD, &l, &step_bytes, plan)) return 0;
+            } else if (gmm__mlp_measure_product(&product, &step_bytes) != GMM_OK)
                 return gmm__decline(plan, "%.180s", call->ctx->error.text);
         }
     } else {
         gmm__mlp_steps t;
         gmm__mlp_fill(&t, plan, NULL, NULL, NULL, NULL, NULL);
-        if ((call->d.mlp.dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad2, &sub, plan)) ||
-            (call->d.mlp.dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad1, &sub, plan)))
+        if ((call->d.mlp.dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad2, &step_bytes, plan)) ||
+            (call->d.mlp.dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad1, &step_bytes, plan)))
             return 0;
     }
     memset(plan->part, 0, sizeof plan->part);
-    plan->workspace_bytes = sub;
+    plan->workspace_bytes = step_bytes;
     return 1;
 }
 
 static gmm_status gmm__compose_launch_mlp_wgrad(const gmm__plan *plan, gmm_stream stream) {
     const gmm_param params[2] = { GMM_PARAM_W2, GMM_PARAM_W1 };
+    const gmm__call *call = plan->call;
     gmm__wgrad_record *r = (gmm__wgrad_record *)plan->call->output;
     int i;
     for (i = 0; i < 2; i++) {
+        gmm__mlp_product product;
         gmm_linear l;
         gmm_status s;
-        if (!r->wanted[i]) continue;
-        gmm__mlp_replay(r, i, &l);
-        s = r->quantized.recipe.kind == GMM_RECIPE_NONE
-                ? gmm__linear_run(plan->call->ctx, GMM_OP_LINEAR_WGRAD, plan->call->function, &l, plan->workspace,
+        if (!r->pending[i]) continue;
+        l = gmm__mlp_recorded_linear(r, i);
+        product = gmm__mlp_recorded_product(call, r, i, &l);
+        s = r->quantization.recipe.kind == GMM_RECIPE_NONE
+                ? gmm__linear_run(call->ctx, GMM_OP_LINEAR_WGRAD, call->function, &l, plan->workspace,
                                   plan->workspace_bytes, stream)
-                : gmm__mlp_product(plan->call->ctx, plan->call->function, &r->quantized, GMM_OP_LINEAR_WGRAD, 2 - i, &l,
-                                   plan->workspace, plan->workspace_bytes, NULL, stream);
+                : gmm__mlp_run_product(&product, plan->workspace, plan->workspace_bytes, stream);
         if (s != GMM_OK) return s;
-        r->wanted[i] = 0; /* should the other one fail, a second try leaves this one alone */
-        gmm__mlp_fire(plan->call->ctx, &r->hooks, params[i], 1, stream);
+        r->pending[i] = 0; /* should the other gradient fail, a second call does not add this one twice */
+        gmm__mlp_call_hook(call->ctx, &r->hooks, params[i], 1, stream);
     }
     return GMM_OK;
 }
 
-/* A buffer beside the workspace that the plan has sized. */
+/* Checks gmm_mlp.saved or gmm_mlp.deferred against the `need` bytes of the plan. */
 static gmm_status gmm__mlp_buffer(gmm__call *call, const char *name, int writes, const void *memory, size_t bytes,
                                   size_t need) {
     if (!memory && need > 0)
@@ -330,7 +343,7 @@ static gmm_status gmm__mlp_buffer(gmm__call *call, const char *name, int writes,
     return GMM_OK;
 }
 
-/* The queue's own fields, which callers may have set themselves. */
+/* Checks the fields of the queue, which callers may have set themselves. */
 static gmm_status gmm__mlp_check_queue(gmm__call *call, const gmm_wgrad_queue *q) {
     if (!q || !q->entries) return gmm__refuse(call, GMM_E_NULL, "queue", "is NULL or has no entries");
     if ((uintptr_t)q->entries % sizeof q->entries->opaque[0])
@@ -392,7 +405,7 @@ GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
     if ((s = gmm__mlp_buffer(&call, "saved", 0, d->saved, d->saved_bytes, plan.saved_bytes)) != GMM_OK ||
         (s = gmm__mlp_buffer(&call, "deferred", 1, d->deferred, d->deferred_bytes, plan.deferred_bytes)) != GMM_OK)
         return s;
-    if (gmm__mlp_needs(&call).defer) {
+    if (gmm__mlp_gradients_of(&call).defer) {
         if ((s = gmm__mlp_check_queue(&call, d->queue)) != GMM_OK) return s;
         if (d->queue->count >= d->queue->capacity)
             return gmm__refuse(&call, GMM_E_STATE, "queue", "is full with %d of %d entries", d->queue->count,
@@ -401,7 +414,7 @@ GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
     return gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
 
-/* Notes the memory of a queued pair, so that an overlap is found before the first of the two is computed. */
+/* Records the memory of both queued weight gradients, so that an overlap is found before the first one is computed. */
 static gmm_status gmm__mlp_read_record(gmm__call *call, gmm__wgrad_record *r) {
     static const char *const names[2] = { "dw2", "dw1" };
     const int roles[2] = { GMM__DW2, GMM__DW };
@@ -411,10 +424,12 @@ static gmm_status gmm__mlp_read_record(gmm__call *call, gmm__wgrad_record *r) {
     gmm__add_span(call, "groups.splits", "", 0, r->groups.splits, (r->groups.count + (int64_t)1) * 8);
     gmm__add_span(call, "groups.fault", "", 1, r->groups.fault, (int64_t)sizeof *r->groups.fault);
     for (i = 0; i < 2; i++) {
-        if (!r->wanted[i]) continue;
-        gmm__mlp_replay(r, i, &l);
-        if ((s = gmm__read_mat(call, GMM__X_, "x", l.x, 1, 0, call->rows, l.in_features, GMM__FLOATS)) != GMM_OK ||
-            (s = gmm__read_mat(call, GMM__DY, "dy", l.dy, 1, 0, call->rows, l.out_features, GMM__FLOATS)) != GMM_OK ||
+        if (!r->pending[i]) continue;
+        l = gmm__mlp_recorded_linear(r, i);
+        s = gmm__read_mat(call, GMM__X_, "x", l.x, 1, gmm__matrix(call->rows, l.in_features), GMM__FLOATS);
+        if (s == GMM_OK)
+            s = gmm__read_mat(call, GMM__DY, "dy", l.dy, 1, gmm__matrix(call->rows, l.out_features), GMM__FLOATS);
+        if (s != GMM_OK ||
             (s = gmm__read_grad(call, roles[i], names[i], l.dw, 1, l.out_features, l.in_features)) != GMM_OK)
             return s;
     }
@@ -454,14 +469,14 @@ GMMDEF gmm_status gmm_mlp_fire_hooks(gmm_context *ctx, gmm_op op, const gmm_mlp 
     gmm__call call;
     gmm_status s = gmm__mlp_prepare(&call, ctx, op, "gmm_mlp_fire_hooks", mlp, 1);
     const gmm_mlp *d = &call.d.mlp;
-    int now;
+    int weights_complete;
     if (s != GMM_OK) return s;
     if (op == GMM_OP_MLP_FWD) return gmm__refuse(&call, GMM_E_ARG, "op", "%s fires no hooks", gmm_op_name(op));
-    now = (op == GMM_OP_MLP_WGRAD) == gmm__mlp_delayed(&call); /* weights complete in this operation */
-    gmm__mlp_fire(ctx, d->hooks, GMM_PARAM_W2, now && d->dw2, stream);
-    gmm__mlp_fire(ctx, d->hooks, GMM_PARAM_B2, op == GMM_OP_MLP_BWD && d->db2, stream);
-    gmm__mlp_fire(ctx, d->hooks, GMM_PARAM_W1, now && d->dw1, stream);
-    gmm__mlp_fire(ctx, d->hooks, GMM_PARAM_B1, op == GMM_OP_MLP_BWD && d->db1, stream);
+    weights_complete = (op == GMM_OP_MLP_WGRAD) == gmm__mlp_delayed(&call);
+    gmm__mlp_call_hook(ctx, d->hooks, GMM_PARAM_W2, weights_complete && d->dw2, stream);
+    gmm__mlp_call_hook(ctx, d->hooks, GMM_PARAM_B2, op == GMM_OP_MLP_BWD && d->db2, stream);
+    gmm__mlp_call_hook(ctx, d->hooks, GMM_PARAM_W1, weights_complete && d->dw1, stream);
+    gmm__mlp_call_hook(ctx, d->hooks, GMM_PARAM_B1, op == GMM_OP_MLP_BWD && d->db1, stream);
     return GMM_OK;
 }
 

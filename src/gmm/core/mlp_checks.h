@@ -6,49 +6,51 @@ static int gmm__mlp_delayed(const gmm__call *call) {
     return call->config.delay_wgrad || call->config.overlap_dispatch_wgrad;
 }
 
-/* Refuses an operand that the configuration does not have. */
-static gmm_status gmm__mlp_match(gmm__call *call, const char *argument, int given, int configured) {
+/* Refuses an operand that is given although the configuration has none. */
+static gmm_status gmm__mlp_check_configured(gmm__call *call, const char *argument, int given, int configured) {
     if (given && !configured)
         return gmm__refuse(call, GMM_E_CONFIG, argument, "is given, but the configuration has none");
     return GMM_OK;
 }
 
-/* Reads a weight: floats, or copies that the recipe's quantization of it would make. */
+/* Reads a weight: floats, or quantized as the recipe would quantize it. */
 static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, const char *argument, const gmm_mat *mat, int rowwise,
                                        int columnwise, int64_t rows, int64_t cols) {
     const gmm_format *f = &call->recipe.weight;
     gmm_status s = GMM_OK;
     char name[32];
     gmm_mat m;
-    int way;
+    int direction;
     if (!mat || !gmm__copy_sized(&m, sizeof m, mat) || m.scaling == GMM_SCALING_NONE)
-        return gmm__read_mat(call, role, argument, mat, rowwise || columnwise, call->groups.count, rows, cols,
-                             GMM__FLOATS);
+        return gmm__read_mat(call, role, argument, mat, rowwise || columnwise,
+                             gmm__matrices(call->groups.count, rows, cols), GMM__FLOATS);
     if (call->recipe.kind == GMM_RECIPE_NONE || m.dtype != f->dtype || m.scaling != f->scaling)
         return gmm__refuse(call, GMM_E_DTYPE, argument, "%s scaled %s: must be floats, or what mlp.quant.recipe "
                            "makes of weights, %s scaled %s", gmm_dtype_name(m.dtype), gmm_scaling_name(m.scaling),
                            gmm_dtype_name(f->dtype), gmm_scaling_name(f->scaling));
     (void)snprintf(name, sizeof name, "%s.columnwise", argument);
-    for (way = 0; way < 2 && s == GMM_OK; way++) {
-        if (!(way ? columnwise : rowwise)) continue;
-        if (way && !m.columnwise) return gmm__refuse(call, GMM_E_NULL, name, "is NULL");
-        s = gmm__read_quant(call, role, way ? name : argument, way ? m.columnwise : mat, call->groups.count, rows, cols,
-                            way ? GMM_COLUMNWISE : GMM_ROWWISE);
+    for (direction = 0; direction < 2 && s == GMM_OK; direction++) {
+        if (!(direction ? columnwise : rowwise)) continue;
+        if (direction && !m.columnwise) return gmm__refuse(call, GMM_E_NULL, name, "is NULL");
+        s = gmm__read_quant(call, role, direction ? name : argument, direction ? m.columnwise : mat,
+                            gmm__matrices(call->groups.count, rows, cols), direction ? GMM_COLUMNWISE : GMM_ROWWISE);
         if (s == GMM_OK && (call->mat[role].dtype != f->dtype || call->mat[role].scaling != f->scaling))
-            return gmm__refuse(call, GMM_E_DTYPE, way ? name : argument, "%s scaled %s: must be as the rowwise copy",
-                               gmm_dtype_name(call->mat[role].dtype), gmm_scaling_name(call->mat[role].scaling));
+            return gmm__refuse(call, GMM_E_DTYPE, direction ? name : argument,
+                               "%s scaled %s: must be as the rowwise copy", gmm_dtype_name(call->mat[role].dtype),
+                               gmm_scaling_name(call->mat[role].scaling));
     }
-    call->mat[role] = m; /* each product reads what it contracts along */
+    call->mat[role] = m; /* each product selects the copy of its contraction */
     call->mat[role].struct_size = 0;
     return s;
 }
-/* Dtype of what is not quantized. */
+/* Dtype of the operands that are not quantized, and of the intermediate matrices. */
 static gmm_dtype gmm__mlp_dtype(const gmm__call *call) {
     const gmm_mat *w = &call->mat[GMM__W2];
     return w->scaling == GMM_SCALING_NONE ? w->dtype : call->mat[call->op == GMM_OP_MLP_FWD ? GMM__X_ : GMM__DY].dtype;
 }
 
-/* Every feature count is K of one product and N of another, so what quantizes any role divides them all. */
+/* Every feature count is K of one product and N of another, so that the alignment of any quantized operand applies to
+   all of them. */
 static gmm_status gmm__mlp_check_features(gmm__call *call) {
     const gmm_mlp_config *c = &call->config;
     const struct { const char *name; int64_t value; } features[] = {
@@ -65,8 +67,8 @@ static gmm_status gmm__mlp_check_features(gmm__call *call) {
     return GMM_OK;
 }
 
-/* What the call's products want of quant and the operands: checked here, since work is enqueued before the first
-   product. A dtype that the transform of weight gradients does not take is refused in every operation alike. */
+/* Checks gmm_mlp.quant and the operands for the products of the call: here, since other work is enqueued before the
+   first product. A dtype that the transform of weight gradients does not support is refused in every operation. */
 static gmm_status gmm__mlp_check_quant(gmm__call *call) {
     const gmm_recipe *r = &call->recipe;
     const gmm_mlp *d = &call->d.mlp;
@@ -94,7 +96,7 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     gmm_status s = gmm__open(call, ctx, op, function, query);
     const int fwd = op == GMM_OP_MLP_FWD;
     int64_t G, F1, out, elements, bytes;
-    int again;
+    int recomputes;
     gmm_error error;
     gmm_groups g;
 
@@ -132,32 +134,35 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     F1 = gmm__mlp_fc1_cols(call);
     call->in = c->hidden;
     call->out = out = c->hidden_out;
-    if ((s = gmm__mlp_match(call, "b1", d->b1 != NULL, c->bias1)) != GMM_OK ||
-        (s = gmm__mlp_match(call, "b2", d->b2 != NULL, c->bias2)) != GMM_OK ||
-        (s = gmm__mlp_match(call, "prob", d->prob != NULL, c->prob)) != GMM_OK ||
-        (s = gmm__mlp_match(call, "db1", d->db1 != NULL, c->bias1)) != GMM_OK ||
-        (s = gmm__mlp_match(call, "db2", d->db2 != NULL, c->bias2)) != GMM_OK ||
-        (s = gmm__mlp_match(call, "dprob", d->dprob != NULL, c->prob)) != GMM_OK)
+    if ((s = gmm__mlp_check_configured(call, "b1", d->b1 != NULL, c->bias1)) != GMM_OK ||
+        (s = gmm__mlp_check_configured(call, "b2", d->b2 != NULL, c->bias2)) != GMM_OK ||
+        (s = gmm__mlp_check_configured(call, "prob", d->prob != NULL, c->prob)) != GMM_OK ||
+        (s = gmm__mlp_check_configured(call, "db1", d->db1 != NULL, c->bias1)) != GMM_OK ||
+        (s = gmm__mlp_check_configured(call, "db2", d->db2 != NULL, c->bias2)) != GMM_OK ||
+        (s = gmm__mlp_check_configured(call, "dprob", d->dprob != NULL, c->prob)) != GMM_OK)
         return s;
 
     if (!gmm__mul(call->rows, F1, &elements) || !gmm__mul(elements, 16, &bytes))
         return gmm__refuse(call, GMM_E_OVERFLOW, "config.ffn", "%lld rows of %lld columns do not fit 64 bits",
                            (long long)call->rows, (long long)F1);
-    /* bwd runs FC1 again where fwd kept nothing */
-    again = !fwd && c->save == GMM_SAVE_NOTHING;
-    if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, fwd || again || d->dw1, 0, call->rows, c->hidden, GMM__FLOATS)) ||
-        (s = gmm__mlp_read_weight(call, GMM__W, "w1", d->w1, fwd || again, !fwd && d->dx, F1, c->hidden)) ||
-        (s = gmm__read_mat(call, GMM__BIAS, "b1", d->b1, (fwd || again) && c->bias1, G, 1, F1, GMM__FLOATS)) ||
+    /* bwd recomputes FC1 where fwd saved nothing */
+    recomputes = !fwd && c->save == GMM_SAVE_NOTHING;
+    if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, fwd || recomputes || d->dw1, gmm__matrix(call->rows, c->hidden),
+                           GMM__FLOATS)) ||
+        (s = gmm__mlp_read_weight(call, GMM__W, "w1", d->w1, fwd || recomputes, !fwd && d->dx, F1, c->hidden)) ||
+        (s = gmm__read_mat(call, GMM__BIAS, "b1", d->b1, (fwd || recomputes) && c->bias1, gmm__matrices(G, 1, F1),
+                           GMM__FLOATS)) ||
         (s = gmm__mlp_read_weight(call, GMM__W2, "w2", d->w2, fwd, !fwd, out, c->ffn)) ||
-        (s = gmm__read_mat(call, GMM__BIAS2, "b2", d->b2, c->bias2 && (fwd || (c->prob_on_bias2 && d->dprob)), G, 1,
-                           out, GMM__FLOATS)) ||
+        (s = gmm__read_mat(call, GMM__BIAS2, "b2", d->b2, c->bias2 && (fwd || (c->prob_on_bias2 && d->dprob)),
+                           gmm__matrices(G, 1, out), GMM__FLOATS)) ||
         (s = gmm__check_array(call, "prob", d->prob, c->prob, call->rows)))
         return s;
     if (fwd) {
-        if ((s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, 0, call->rows, out, GMM__FLOATS)) != GMM_OK) return s;
+        s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, gmm__matrix(call->rows, out), GMM__FLOATS);
+        if (s != GMM_OK) return s;
     } else {
-        if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, 0, call->rows, out, GMM__FLOATS)) ||
-            (s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 0, 0, call->rows, c->hidden, GMM__FLOATS)) ||
+        if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, gmm__matrix(call->rows, out), GMM__FLOATS)) ||
+            (s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 0, gmm__matrix(call->rows, c->hidden), GMM__FLOATS)) ||
             (s = gmm__read_grad(call, GMM__DW, "dw1", d->dw1, 0, F1, c->hidden)) ||
             (s = gmm__read_grad(call, GMM__DW2, "dw2", d->dw2, 0, out, c->ffn)) ||
             (s = gmm__read_grad(call, GMM__DB, "db1", d->db1, 0, 1, F1)) ||

@@ -1,17 +1,20 @@
-/* Which of an MLP's matrices a plan places where. Workspace parts; `saved` and `deferred` hold their own. */
-enum { GMM__PART_MLP_OFFSETS, GMM__PART_MLP_Z, GMM__PART_MLP_H, GMM__PART_MLP_DH, GMM__PART_MLP_DZ, GMM__PART_MLP_SUB };
+/* Regions of the workspace: the MLP's intermediate matrices, and the workspace of its steps. */
+enum {
+    GMM__PART_MLP_OFFSETS, GMM__PART_MLP_Z, GMM__PART_MLP_H, GMM__PART_MLP_DH, GMM__PART_MLP_DZ, GMM__PART_MLP_STEP
+};
 
 typedef struct gmm__mlp_buffers {
-    size_t z_bytes, h_bytes, offsets_bytes;       /* of one such matrix, rounded up */
-    size_t saved_h, deferred_dz, deferred_h;      /* offsets */
-    size_t deferred_kept, kept_bytes;             /* of the arrays by group that come with dw2, and then with dw1 */
+    size_t z_bytes, h_bytes, offsets_bytes;  /* of each matrix, rounded up */
+    size_t saved_h;                          /* offset in gmm_mlp.saved */
+    size_t deferred_dz, deferred_h;          /* offsets in gmm_mlp.deferred */
+    size_t deferred_arrays, arrays_bytes;    /* offset of dw2's arrays by group, then dw1's; bytes of each */
     size_t saved_bytes;
 } gmm__mlp_buffers;
 
-/* The parts of gmm_mlp.saved. */
+/* The layout of gmm_mlp.saved. */
 static gmm_saved_layout gmm__mlp_saved(const gmm__call *call) {
     const gmm_mlp_config *c = &call->config;
-    const struct { const char *name; int64_t cols; int kept; } parts[] = {
+    const struct { const char *name; int64_t cols; int saved; } parts[] = {
         { "preact", gmm__mlp_fc1_cols(call), c->save != GMM_SAVE_NOTHING },
         { "act", c->ffn, c->save == GMM_SAVE_PREACT_AND_ACT }
     };
@@ -20,7 +23,7 @@ static gmm_saved_layout gmm__mlp_saved(const gmm__call *call) {
     memset(&l, 0, sizeof l);
     for (i = 0; i < sizeof parts / sizeof parts[0]; i++) {
         gmm_saved_part *p = &l.part[l.count];
-        if (!parts[i].kept) continue;
+        if (!parts[i].saved) continue;
         p->name = parts[i].name;
         p->dtype = gmm__mlp_dtype(call);
         p->rows = call->rows;
@@ -44,16 +47,16 @@ static gmm__mlp_buffers gmm__mlp_measure(const gmm__call *call) {
     b.saved_bytes = (size_t)saved.bytes;
     b.deferred_dz = b.offsets_bytes;
     b.deferred_h = b.deferred_dz + b.z_bytes;
-    b.deferred_kept = b.deferred_h + b.h_bytes;
-    b.kept_bytes = gmm__round256((size_t)call->groups.count * (sizeof(void *) + sizeof(float) + 1));
+    b.deferred_arrays = b.deferred_h + b.h_bytes;
+    b.arrays_bytes = gmm__round256((size_t)call->groups.count * (sizeof(void *) + sizeof(float) + 1));
     return b;
 }
 
-/* What the backward of this call computes. */
-typedef struct gmm__mlp_need { int dz, dh, h, z, defer; } gmm__mlp_need;
-static gmm__mlp_need gmm__mlp_needs(const gmm__call *call) {
+/* Intermediate matrices that the backward of a call computes or reads; defer: it queues weight gradients. */
+typedef struct gmm__mlp_gradients { int dz, dh, h, z, defer; } gmm__mlp_gradients;
+static gmm__mlp_gradients gmm__mlp_gradients_of(const gmm__call *call) {
     const gmm_mlp *d = &call->d.mlp;
-    gmm__mlp_need n;
+    gmm__mlp_gradients n;
     n.defer = gmm__mlp_delayed(call) && (d->dw1 || d->dw2);
     n.dz = d->dx || d->dw1 || d->db1;
     n.dh = n.dz || d->dprob;
@@ -62,7 +65,7 @@ static gmm__mlp_need gmm__mlp_needs(const gmm__call *call) {
     return n;
 }
 
-/* Descriptors of the operations that an MLP is composed of. One structure, so that plan and launch agree. */
+/* Descriptors of the operations that an MLP consists of, the same for its plan and its launch. */
 typedef struct gmm__mlp_steps {
     gmm_groups groups; /* the split as int64 offsets, computed once */
     gmm_options options;
@@ -80,7 +83,7 @@ static gmm_linear gmm__mlp_linear(const gmm__mlp_steps *t, int64_t in, int64_t o
     return l;
 }
 
-/* Fills the steps over the given memory (all of which is NULL for a query). */
+/* Fills in the steps over the given memory, all of which is NULL in a query. */
 static void gmm__mlp_fill(gmm__mlp_steps *t, const gmm__plan *plan, void *offsets, void *z, void *h, void *dh,
                           void *dz) {
     const gmm__call *call = plan->call;
@@ -157,12 +160,12 @@ static void gmm__mlp_fill(gmm__mlp_steps *t, const gmm__plan *plan, void *offset
 }
 
 /* Raises *bytes to the workspace of one step. Returns 0 if the engine declines it. */
-static int gmm__mlp_size(gmm__call *step, gmm_status prepared, const gmm_error *before, size_t *bytes,
-                         gmm__plan *plan) {
+static int gmm__mlp_measure_step(gmm__call *step, gmm_status prepared, const gmm_error *last_error, size_t *bytes,
+                                 gmm__plan *plan) {
     gmm__plan sub;
     if (prepared != GMM_OK || gmm__select(step, &sub) != GMM_OK) {
         (void)gmm__decline(plan, "%.180s", step->ctx->error.text);
-        step->ctx->error = *before; /* a plan that says no is no error of the context yet */
+        step->ctx->error = *last_error; /* declining is no error yet: another engine may serve the call */
         return 0;
     }
     if (sub.workspace_bytes > *bytes) *bytes = sub.workspace_bytes;
@@ -178,8 +181,8 @@ static int gmm__mlp_size(gmm__call *step, gmm_status prepared, const gmm_error *
 }
 static int gmm__mlp_size_linear(const gmm__plan *plan, gmm_op op, const gmm_linear *l, size_t *bytes, gmm__plan *out) {
     gmm__call step;
-    const gmm_error before = plan->call->ctx->error;
+    const gmm_error last_error = plan->call->ctx->error;
     const gmm_status s = gmm__linear_prepare(&step, plan->call->ctx, op, plan->call->function, l, 1);
-    return gmm__mlp_size(&step, s, &before, bytes, out);
+    return gmm__mlp_measure_step(&step, s, &last_error, bytes, out);
 }
 

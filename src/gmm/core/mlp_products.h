@@ -1,141 +1,201 @@
-/* --- a product whose factors a recipe quantizes first --- */
+/* --- products whose operands a recipe quantizes first --- */
 
 static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
                                         const gmm_quantization *quantization, int query);
 
-/* What such a product needs beside its descriptor; kept with delayed weight gradients. */
-typedef struct gmm__mlp_recipe {
+/* The recipe of an MLP and the arrays that quantizing its operands reads and writes. */
+typedef struct gmm__mlp_quantization {
     gmm_recipe recipe;
     gmm_mlp_quant quant;
-} gmm__mlp_recipe;
+} gmm__mlp_quantization;
 
-/* One factor: where the descriptor points at it, what it becomes, and its slot. */
-typedef struct gmm__mlp_factor {
-    const gmm_mat **place;
-    const gmm_format *role;
+/* One linear operation of FC1 (layer 1) or FC2 (layer 2). */
+typedef struct gmm__mlp_product {
+    gmm_context *ctx;
+    const char *function; /* for messages */
+    const gmm__mlp_quantization *quantization;
+    gmm_op op;
+    int layer;
+    const gmm_linear *linear;
+} gmm__mlp_product;
+
+/* An operand of a product: its field in the linear descriptor, the format that the recipe gives it, and its slot in the
+   arrays of gmm_mlp_quant. Token matrices have rows 0. */
+typedef struct gmm__mlp_operand {
+    const gmm_mat **field;
+    const gmm_format *format;
     gmm_direction direction;
     int32_t slot;
-    int64_t rows, cols; /* of a weight; activations: rows 0 */
-} gmm__mlp_factor;
+    int64_t rows, cols;
+} gmm__mlp_operand;
 
-static void *gmm__mlp_take(void *memory, size_t *used, int64_t bytes) {
-    void *at = memory ? (char *)memory + *used : NULL;
+/* A product over quantized operands: `count` quantizations, then `linear`, which reads what they write. The descriptors
+   point into this structure. `bytes` is the workspace that holds the quantized operands. */
+typedef struct gmm__mlp_quantized {
+    gmm_linear linear;
+    gmm_quantization quantization[2];
+    gmm_format format[2];
+    gmm_mat operand[2];    /* as the quantization writes it */
+    gmm_mat columnwise[2]; /* its view in the linear descriptor, where the product reads the columnwise copy */
+    int count;
+    size_t bytes;
+} gmm__mlp_quantized;
+
+/* Reserves `bytes` of the workspace; NULL without a workspace, which then only counts. */
+static void *gmm__mlp_reserve(void *workspace, size_t *used, int64_t bytes) {
+    void *address = workspace ? (char *)workspace + *used : NULL;
     *used += gmm__round256((size_t)bytes);
-    return at;
+    return address;
 }
 
-/* Quantizes the factors of a linear operation of layer 1 or 2 into `memory` and multiplies the copies. Without memory
-   it only counts: *need is raised to the bytes that the call takes. */
-static gmm_status gmm__mlp_product(gmm_context *ctx, const char *function, const gmm__mlp_recipe *q, gmm_op op,
-                                   int layer, const gmm_linear *linear, void *memory, size_t bytes, size_t *need,
-                                   gmm_stream stream) {
-    const int fwd = op == GMM_OP_LINEAR_FWD, wgrad = op == GMM_OP_LINEAR_WGRAD, query = memory == NULL;
-    const gmm_direction tokens = wgrad ? GMM_COLUMNWISE : GMM_ROWWISE;
-    const int64_t G = linear->groups->count;
-    const int32_t slot_x = layer == 1 ? GMM_SLOT_X : GMM_SLOT_H, slot_w = layer == 1 ? GMM_SLOT_W1 : GMM_SLOT_W2;
-    const int32_t slot_dy = layer == 1 ? GMM_SLOT_DZ : GMM_SLOT_DY;
-    gmm_linear l = *linear;
-    gmm__mlp_factor factor[2];
-    gmm_quantization step[2];
-    gmm_format format[2];
-    gmm_mat copy[2], shell[2];
-    gmm__call call;
-    gmm__plan plan;
+/* The two operands of a product; l is the descriptor whose fields they are. */
+static void gmm__mlp_operands(const gmm__mlp_product *p, gmm_linear *l, gmm__mlp_operand operand[2]) {
+    const gmm_recipe *r = &p->quantization->recipe;
+    const int fwd = p->op == GMM_OP_LINEAR_FWD, wgrad = p->op == GMM_OP_LINEAR_WGRAD, reads_x = fwd || wgrad;
+    const int32_t slot_x = p->layer == 1 ? GMM_SLOT_X : GMM_SLOT_H, slot_w = p->layer == 1 ? GMM_SLOT_W1 : GMM_SLOT_W2;
+    const int32_t slot_dy = p->layer == 1 ? GMM_SLOT_DZ : GMM_SLOT_DY;
+    operand[0].field = reads_x ? &l->x : &l->dy;
+    operand[0].format = reads_x ? &r->input : &r->grad;
+    operand[0].direction = wgrad ? GMM_COLUMNWISE : GMM_ROWWISE;
+    operand[0].slot = reads_x ? slot_x : slot_dy;
+    operand[0].rows = 0;
+    operand[0].cols = reads_x ? l->in_features : l->out_features;
+    operand[1].field = wgrad ? &l->dy : &l->w;
+    operand[1].format = wgrad ? &r->grad : &r->weight;
+    operand[1].direction = fwd ? GMM_ROWWISE : GMM_COLUMNWISE;
+    operand[1].slot = wgrad ? slot_dy : slot_w;
+    operand[1].rows = wgrad ? 0 : l->out_features;
+    operand[1].cols = wgrad ? l->out_features : l->in_features;
+}
+
+/* Adds the quantization of operand i, unless the recipe leaves it as it is or the caller has quantized it. */
+static gmm_status gmm__mlp_add_quantization(const gmm__mlp_product *p, const gmm__mlp_operand *o, int i,
+                                            void *workspace, gmm__mlp_quantized *q) {
+    const gmm_groups *groups = q->linear.groups;
+    const int64_t G = groups->count;
+    const gmm_mlp_quant *quant = &p->quantization->quant;
+    gmm_quantization *d = &q->quantization[q->count];
+    gmm_format *format = &q->format[q->count];
+    gmm_mat *m = &q->operand[i];
+    gmm_layout layout;
+    gmm_error error = GMM_ZERO;
     gmm_status s;
-    size_t used = 0, sub = 0;
-    int i, count = 0;
-
-    memset(factor, 0, sizeof factor);
-    factor[0].place = fwd || wgrad ? &l.x : &l.dy;
-    factor[0].role = fwd || wgrad ? &q->recipe.input : &q->recipe.grad;
-    factor[0].direction = tokens;
-    factor[0].slot = fwd || wgrad ? slot_x : slot_dy;
-    factor[0].cols = fwd || wgrad ? l.in_features : l.out_features;
-    factor[1].place = wgrad ? &l.dy : &l.w;
-    factor[1].role = wgrad ? &q->recipe.grad : &q->recipe.weight;
-    factor[1].direction = fwd ? GMM_ROWWISE : GMM_COLUMNWISE;
-    factor[1].slot = wgrad ? slot_dy : slot_w;
-    factor[1].rows = wgrad ? 0 : l.out_features;
-    factor[1].cols = wgrad ? l.out_features : l.in_features;
-
-    memset(step, 0, sizeof step);
-    for (i = 0; i < 2; i++) {
-        const gmm__mlp_factor *f = &factor[i];
-        gmm_quantization *d = &step[count];
-        gmm_format *to = &format[count];
-        gmm_layout layout;
-        gmm_error why = GMM_ZERO;
-        if (f->role->dtype == GMM_NONE || (*f->place)->scaling != GMM_SCALING_NONE) continue;
-        *to = *f->role;
-        to->struct_size = 0;
-        if (f->direction == GMM_COLUMNWISE) to->row_amax = 0; /* sums run over the rows */
-        s = f->rows ? gmm_layout_of(to->dtype, to->scaling, to->order, f->direction, f->rows, f->cols, &layout, &why)
-                    : gmm_layout_of_groups(to->dtype, to->scaling, to->order, f->direction, (int32_t)G,
-                                           l.groups->capacity, f->cols, &layout, &why);
-        if (s != GMM_OK) return gmm__fail(&ctx->error, s, "%s: %.400s", function, why.text);
-        copy[i] = gmm_mat_quantized(to, f->direction, NULL, NULL, NULL);
-        copy[i].data = gmm__mlp_take(memory, &used, f->rows ? G * layout.data_bytes : layout.data_bytes);
-        copy[i].scale = gmm__mlp_take(memory, &used, f->rows ? G * layout.scale_bytes : layout.scale_bytes);
-        if (to->delayed) copy[i].amax = q->quant.amax ? q->quant.amax + f->slot * G : NULL;
-        else copy[i].amax = (float *)gmm__mlp_take(memory, &used, 4 * (to->row_amax ? l.groups->capacity : G));
-        d->count = f->rows ? (int32_t)G : 0;
-        d->rows = f->rows;
-        d->cols = f->cols;
-        d->groups = f->rows ? NULL : l.groups;
-        d->options = l.options;
-        d->format = to;
-        d->src = *f->place;
-        if (f->direction == GMM_ROWWISE) d->rowwise = &copy[i];
-        else d->columnwise = &copy[i];
-        d->scale = to->delayed && q->quant.scale ? q->quant.scale + f->slot * G : NULL;
-        if (to->stochastic && q->quant.random) d->random = q->quant.random + (f->slot == GMM_SLOT_DZ ? 2 : 0);
-        count++;
-        shell[i] = copy[i];
-        shell[i].columnwise = &copy[i];
-        *f->place = f->direction == GMM_ROWWISE ? &copy[i] : &shell[i];
-    }
-    for (i = 0; i < count; i++) {
-        s = gmm__quantize_prepare(&call, ctx, GMM_OP_QUANTIZE, function, &step[i], query);
-        if (s == GMM_OK) s = query ? gmm__select(&call, &plan)
-                                   : gmm__serve(&call, NULL, (char *)memory + used, bytes - used, stream);
-        if (s != GMM_OK) return s;
-        if (query && plan.workspace_bytes > sub) sub = plan.workspace_bytes;
-    }
-    s = gmm__linear_prepare(&call, ctx, op, function, &l, query);
-    if (s == GMM_OK) s = query ? gmm__select(&call, &plan)
-                               : gmm__serve(&call, NULL, (char *)memory + used, bytes - used, stream);
-    if (s != GMM_OK) return s;
-    if (query && plan.workspace_bytes > sub) sub = plan.workspace_bytes;
-    if (need && used + sub > *need) *need = used + sub;
+    if (o->format->dtype == GMM_NONE || (*o->field)->scaling != GMM_SCALING_NONE) return GMM_OK;
+    *format = *o->format;
+    format->struct_size = 0;
+    if (o->direction == GMM_COLUMNWISE) format->row_amax = 0; /* the product contracts along the rows */
+    s = o->rows ? gmm_layout_of(format->dtype, format->scaling, format->order, o->direction, o->rows, o->cols, &layout,
+                                &error)
+                : gmm_layout_of_groups(format->dtype, format->scaling, format->order, o->direction, (int32_t)G,
+                                       groups->capacity, o->cols, &layout, &error);
+    if (s != GMM_OK) return gmm__fail(&p->ctx->error, s, "%s: %.400s", p->function, error.text);
+    *m = gmm_mat_quantized(format, o->direction, NULL, NULL, NULL);
+    m->data = gmm__mlp_reserve(workspace, &q->bytes, o->rows ? G * layout.data_bytes : layout.data_bytes);
+    m->scale = gmm__mlp_reserve(workspace, &q->bytes, o->rows ? G * layout.scale_bytes : layout.scale_bytes);
+    if (format->delayed) m->amax = quant->amax ? quant->amax + o->slot * G : NULL;
+    else
+        m->amax = (float *)gmm__mlp_reserve(workspace, &q->bytes, 4 * (format->row_amax ? groups->capacity : G));
+    d->count = o->rows ? (int32_t)G : 0;
+    d->rows = o->rows;
+    d->cols = o->cols;
+    d->groups = o->rows ? NULL : groups;
+    d->options = q->linear.options;
+    d->format = format;
+    d->src = *o->field;
+    if (o->direction == GMM_ROWWISE) d->rowwise = m;
+    else d->columnwise = m;
+    d->scale = format->delayed && quant->scale ? quant->scale + o->slot * G : NULL;
+    if (format->stochastic && quant->random) d->random = quant->random + (o->slot == GMM_SLOT_DZ ? 2 : 0);
+    q->count++;
+    q->columnwise[i] = *m;
+    q->columnwise[i].columnwise = m;
+    *o->field = o->direction == GMM_ROWWISE ? m : &q->columnwise[i];
     return GMM_OK;
 }
 
-static gmm__mlp_recipe gmm__mlp_recipe_of(const gmm__call *call) {
-    gmm__mlp_recipe q;
+/* Describes a product over quantized operands. Without a workspace their addresses are NULL, as in queries. */
+static gmm_status gmm__mlp_quantized_of(const gmm__mlp_product *p, void *workspace, gmm__mlp_quantized *q) {
+    gmm__mlp_operand operand[2];
+    gmm_status s = GMM_OK;
+    int i;
+    memset(q, 0, sizeof *q);
+    q->linear = *p->linear;
+    gmm__mlp_operands(p, &q->linear, operand);
+    for (i = 0; i < 2 && s == GMM_OK; i++) s = gmm__mlp_add_quantization(p, &operand[i], i, workspace, q);
+    return s;
+}
+
+/* Checks step i of a product: quantization i, or the linear operation behind the last one. */
+static gmm_status gmm__mlp_prepare_product(const gmm__mlp_product *p, const gmm__mlp_quantized *q, int i, int query,
+                                           gmm__call *call) {
+    return i < q->count ? gmm__quantize_prepare(call, p->ctx, GMM_OP_QUANTIZE, p->function, &q->quantization[i], query)
+                        : gmm__linear_prepare(call, p->ctx, p->op, p->function, &q->linear, query);
+}
+
+/* Raises *bytes to the workspace of a product: the quantized operands, and the most that one of its steps takes. */
+static gmm_status gmm__mlp_measure_product(const gmm__mlp_product *p, size_t *bytes) {
+    gmm__mlp_quantized q;
+    size_t most = 0;
+    int i;
+    gmm_status s = gmm__mlp_quantized_of(p, NULL, &q);
+    for (i = 0; s == GMM_OK && i <= q.count; i++) {
+        gmm__call call;
+        gmm__plan plan;
+        s = gmm__mlp_prepare_product(p, &q, i, 1, &call);
+        if (s == GMM_OK) s = gmm__select(&call, &plan);
+        if (s == GMM_OK && plan.workspace_bytes > most) most = plan.workspace_bytes;
+    }
+    if (s == GMM_OK && q.bytes + most > *bytes) *bytes = q.bytes + most;
+    return s;
+}
+
+/* Enqueues the quantizations and the product. */
+static gmm_status gmm__mlp_run_product(const gmm__mlp_product *p, void *workspace, size_t bytes, gmm_stream stream) {
+    gmm__mlp_quantized q;
+    int i;
+    gmm_status s = gmm__mlp_quantized_of(p, workspace, &q);
+    for (i = 0; s == GMM_OK && i <= q.count; i++) {
+        gmm__call call;
+        s = gmm__mlp_prepare_product(p, &q, i, 0, &call);
+        if (s == GMM_OK) s = gmm__serve(&call, NULL, (char *)workspace + q.bytes, bytes - q.bytes, stream);
+    }
+    return s;
+}
+
+static gmm__mlp_quantization gmm__mlp_quantization_of(const gmm__call *call) {
+    gmm__mlp_quantization q;
     q.recipe = call->recipe;
     q.quant = call->quant;
     return q;
 }
-/* The layer that a step of this call belongs to. */
-static int gmm__mlp_layer(const gmm__call *call, const gmm_linear *l) {
-    return l->dy == &call->mat[GMM__DY] || l->w == &call->mat[GMM__W2] ? 2 : 1;
+/* The product of a step of this call. FC2's steps read dy or w2. */
+static gmm__mlp_product gmm__mlp_product_of(const gmm__call *call, const gmm__mlp_quantization *quantization, gmm_op op,
+                                            const gmm_linear *l) {
+    gmm__mlp_product p;
+    p.ctx = call->ctx;
+    p.function = call->function;
+    p.quantization = quantization;
+    p.op = op;
+    p.layer = l->dy == &call->mat[GMM__DY] || l->w == &call->mat[GMM__W2] ? 2 : 1;
+    p.linear = l;
+    return p;
 }
 /* Raises *bytes to the workspace of one product. Returns 0 if the engine declines it. */
 static int gmm__mlp_size_product(const gmm__plan *plan, gmm_op op, const gmm_linear *l, size_t *bytes, gmm__plan *out) {
     const gmm__call *call = plan->call;
-    const gmm__mlp_recipe q = gmm__mlp_recipe_of(call);
-    const gmm_error before = call->ctx->error;
-    if (q.recipe.kind == GMM_RECIPE_NONE) return gmm__mlp_size_linear(plan, op, l, bytes, out);
-    if (gmm__mlp_product(call->ctx, call->function, &q, op, gmm__mlp_layer(call, l), l, NULL, 0, bytes, NULL) == GMM_OK)
-        return 1;
+    const gmm__mlp_quantization quantization = gmm__mlp_quantization_of(call);
+    const gmm__mlp_product product = gmm__mlp_product_of(call, &quantization, op, l);
+    const gmm_error last_error = call->ctx->error;
+    if (quantization.recipe.kind == GMM_RECIPE_NONE) return gmm__mlp_size_linear(plan, op, l, bytes, out);
+    if (gmm__mlp_measure_product(&product, bytes) == GMM_OK) return 1;
     (void)gmm__decline(out, "%.180s", call->ctx->error.text);
-    call->ctx->error = before;
+    call->ctx->error = last_error;
     return 0;
 }
 static int gmm__mlp_size_act(const gmm__plan *plan, gmm_op op, const gmm_activation *a, size_t *bytes, gmm__plan *out) {
     gmm__call step;
-    const gmm_error before = plan->call->ctx->error;
+    const gmm_error last_error = plan->call->ctx->error;
     const gmm_status s = gmm__act_prepare(&step, plan->call->ctx, op, plan->call->function, a, 1);
-    return gmm__mlp_size(&step, s, &before, bytes, out);
+    return gmm__mlp_measure_step(&step, s, &last_error, bytes, out);
 }
 

@@ -21,7 +21,7 @@ GMMDEF gmm_status gmm_pad_decide(const gmm_pad_in *in, int32_t *align, gmm_error
     if (in->dispatcher < GMM_DISPATCH_ALLTOALL || in->dispatcher > GMM_DISPATCH_NCCLEP)
         return gmm__fail(error, GMM_E_CONFIG, "gmm_pad_decide: in.dispatcher: %d is no dispatcher",
                          (int)in->dispatcher);
-    /* asking the router to pad is not enough: with few tokens it cannot reach the multiple, so its result counts */
+    /* router_padding alone is not enough: with too few tokens the router cannot reach the multiple */
     padded = (in->router_padding && in->router_padding_done) || in->dispatcher == GMM_DISPATCH_HYBRIDEP ||
              in->dispatcher == GMM_DISPATCH_NCCLEP ||
              (in->dispatcher == GMM_DISPATCH_DEEPEP && in->grouped_tensor && in->permute_fusion);
@@ -78,8 +78,8 @@ static gmm_status gmm__pad_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     call->in = call->out = d->cols;
     src_rows = pad ? call->rows : d->padded_capacity;
     dst_rows = pad ? d->padded_capacity : call->rows;
-    if ((s = gmm__read_mat(call, GMM__X_, "src", d->src, 1, 0, src_rows, d->cols, GMM__BYTES)) != GMM_OK ||
-        (s = gmm__read_mat(call, GMM__Y, "dst", d->dst, 1, 0, dst_rows, d->cols, GMM__BYTES)) != GMM_OK)
+    if ((s = gmm__read_mat(call, GMM__X_, "src", d->src, 1, gmm__matrix(src_rows, d->cols), GMM__BYTES)) != GMM_OK ||
+        (s = gmm__read_mat(call, GMM__Y, "dst", d->dst, 1, gmm__matrix(dst_rows, d->cols), GMM__BYTES)) != GMM_OK)
         return s;
     if (call->mat[GMM__Y].dtype != call->mat[GMM__X_].dtype)
         return gmm__refuse(call, GMM_E_DTYPE, "dst", "dtype %s must be that of %s.src, %s",

@@ -1,4 +1,4 @@
-/* The checks that all five share, and the segments as groups. */
+/* Checks what the five calls have in common, and describes the segments as groups. */
 static gmm_status gmm__read_permute(gmm__call *call, const gmm_permute *permute) {
     gmm_permute *p = &call->d.permute;
     int64_t slots;
@@ -33,11 +33,11 @@ static gmm_status gmm__read_permute(gmm__call *call, const gmm_permute *permute)
 
 static gmm_status gmm__permute_mat(gmm__call *call, int role, const char *argument, const gmm_mat *mat, int64_t rows,
                                    uint32_t dtypes) {
-    return gmm__read_mat(call, role, argument, mat, 1, 0, rows, call->d.permute.hidden, dtypes);
+    return gmm__read_mat(call, role, argument, mat, 1, gmm__matrix(rows, call->d.permute.hidden), dtypes);
 }
 
-/* Refuses an operand that the call would leave out: the caller has mixed up two of the five. */
-static gmm_status gmm__permute_operands(gmm__call *call) {
+/* Refuses an operand that belongs to another of the five operations: the caller has called the wrong one. */
+static gmm_status gmm__refuse_foreign_operands(gmm__call *call) {
     enum { FWD = 1, BWD = 2, UNPERMUTE_FWD = 4, UNPERMUTE_BWD = 8 };
     static const gmm_op ops[] = { GMM_OP_PERMUTE_FWD, GMM_OP_PERMUTE_BWD, GMM_OP_UNPERMUTE_FWD, GMM_OP_UNPERMUTE_BWD };
     const gmm_permute *p = &call->d.permute;
@@ -48,28 +48,28 @@ static gmm_status gmm__permute_operands(gmm__call *call) {
         { "drows", p->drows, BWD | UNPERMUTE_BWD }, { "drow_probs", p->drow_probs, BWD }, { "dx", p->dx, BWD },
         { "dprobs", p->dprobs, BWD | UNPERMUTE_BWD }
     };
-    size_t i, k, used;
-    int own = 0;
-    char others[80];
+    size_t i, k, length;
+    int call_bit = 0;
+    char calls_text[80];
     for (k = 0; k < sizeof ops / sizeof ops[0]; k++)
-        if (ops[k] == call->op) own = 1 << k;
+        if (ops[k] == call->op) call_bit = 1 << k;
     for (i = 0; i < sizeof operands / sizeof operands[0]; i++) {
-        if (!operands[i].address || operands[i].calls & own) continue;
-        for (k = used = 0; k < sizeof ops / sizeof ops[0]; k++)
+        if (!operands[i].address || operands[i].calls & call_bit) continue;
+        for (k = length = 0; k < sizeof ops / sizeof ops[0]; k++)
             if (operands[i].calls >> k & 1)
-                used += (size_t)snprintf(others + used, sizeof others - used, "%s%s", used ? ", " : "",
-                                         gmm_op_name(ops[k]));
+                length += (size_t)snprintf(calls_text + length, sizeof calls_text - length, "%s%s", length ? ", " : "",
+                                           gmm_op_name(ops[k]));
         return gmm__refuse(call, GMM_E_CONFIG, operands[i].name, "is set and must be NULL: %s neither reads nor writes "
-                           "it, only %s", gmm_op_name(call->op), others);
+                           "it, only %s", gmm_op_name(call->op), calls_text);
     }
     return GMM_OK;
 }
 
-/* What one of the five needs: an output that is given needs its inputs. */
+/* Reads the operands of one of the five calls: an output that is wanted requires its inputs. */
 static gmm_status gmm__read_permute_operands(gmm__call *call) {
     const gmm_permute *p = &call->d.permute;
     const int64_t slots = p->tokens * p->topk;
-    const uint32_t plain = (uint32_t)GMM__FLOATS | 1u << GMM_E4M3 | 1u << GMM_E5M2 | 1u << GMM_U8;
+    const uint32_t dtypes = (uint32_t)GMM__FLOATS | 1u << GMM_E4M3 | 1u << GMM_E5M2 | 1u << GMM_U8;
     gmm_status s = GMM_OK;
     switch (call->op) {
     case GMM_OP_PERMUTE_MAP:
@@ -79,8 +79,8 @@ static gmm_status gmm__read_permute_operands(gmm__call *call) {
             return s;
         return gmm__check_output(call, "sizes", p->sizes, 0, p->experts);
     case GMM_OP_PERMUTE_FWD:
-        if ((s = gmm__permute_mat(call, GMM__X_, "x", p->x, p->tokens, plain)) != GMM_OK ||
-            (s = gmm__permute_mat(call, GMM__ROWS, "rows", p->rows, p->capacity, plain)) != GMM_OK)
+        if ((s = gmm__permute_mat(call, GMM__X_, "x", p->x, p->tokens, dtypes)) != GMM_OK ||
+            (s = gmm__permute_mat(call, GMM__ROWS, "rows", p->rows, p->capacity, dtypes)) != GMM_OK)
             return s;
         if (call->mat[GMM__X_].dtype != call->mat[GMM__ROWS].dtype)
             return gmm__refuse(call, GMM_E_DTYPE, "rows", "dtype %s must be that of permute.x, %s",
@@ -127,50 +127,53 @@ static gmm_status gmm__read_permute_operands(gmm__call *call) {
     }
 }
 
-static gmm_status gmm__permute(gmm_context *ctx, gmm_op op, const char *function, const gmm_permute *permute, int query,
-                               gmm_info *info, void *workspace, size_t workspace_bytes, gmm_stream stream) {
+static gmm_status gmm__permute_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
+                                       const gmm_permute *permute, int query) {
+    gmm_status s = gmm__open(call, ctx, op, function, query);
+    if (s != GMM_OK || (s = gmm__read_permute(call, permute)) != GMM_OK ||
+        (s = gmm__read_permute_operands(call)) != GMM_OK || (s = gmm__refuse_foreign_operands(call)) != GMM_OK)
+        return s;
+    if (query || (op != GMM_OP_PERMUTE_FWD && (op != GMM_OP_UNPERMUTE_BWD || !permute->drows))) return GMM_OK;
+    return gmm__check_split(call, "sizes");
+}
+
+static gmm_status gmm__permute_run(gmm_context *ctx, gmm_op op, const char *function, const gmm_permute *permute,
+                                   void *workspace, size_t workspace_bytes, gmm_stream stream) {
     gmm__call call;
-    gmm_status s = gmm__open(&call, ctx, op, function, query);
-    if (s != GMM_OK || (s = gmm__read_permute(&call, permute)) != GMM_OK ||
-        (s = gmm__read_permute_operands(&call)) != GMM_OK || (s = gmm__permute_operands(&call)) != GMM_OK)
-        return s;
-    if (!query && (op == GMM_OP_PERMUTE_FWD || (op == GMM_OP_UNPERMUTE_BWD && permute->drows)) &&
-        (s = gmm__check_split(&call, "sizes")) != GMM_OK)
-        return s;
-    return gmm__serve(&call, info, workspace, workspace_bytes, stream);
+    const gmm_status s = gmm__permute_prepare(&call, ctx, op, function, permute, 0);
+    return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
 
 GMMDEF gmm_status gmm_permute_query(gmm_context *ctx, gmm_op op, const gmm_permute *permute, gmm_info *info) {
-    return gmm__permute(ctx, op, "gmm_permute_query", permute, 1, info, NULL, 0, NULL);
+    gmm__call call;
+    const gmm_status s = gmm__permute_prepare(&call, ctx, op, "gmm_permute_query", permute, 1);
+    return s != GMM_OK ? s : gmm__serve(&call, info, NULL, 0, NULL);
 }
 
 GMMDEF gmm_status gmm_permute_map(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                   size_t workspace_bytes, gmm_stream stream) {
-    return gmm__permute(ctx, GMM_OP_PERMUTE_MAP, "gmm_permute_map", permute, 0, NULL, workspace, workspace_bytes,
-                        stream);
+    return gmm__permute_run(ctx, GMM_OP_PERMUTE_MAP, "gmm_permute_map", permute, workspace, workspace_bytes, stream);
 }
 
 GMMDEF gmm_status gmm_permute_fwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                   size_t workspace_bytes, gmm_stream stream) {
-    return gmm__permute(ctx, GMM_OP_PERMUTE_FWD, "gmm_permute_fwd", permute, 0, NULL, workspace, workspace_bytes,
-                        stream);
+    return gmm__permute_run(ctx, GMM_OP_PERMUTE_FWD, "gmm_permute_fwd", permute, workspace, workspace_bytes, stream);
 }
 
 GMMDEF gmm_status gmm_permute_bwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                   size_t workspace_bytes, gmm_stream stream) {
-    return gmm__permute(ctx, GMM_OP_PERMUTE_BWD, "gmm_permute_bwd", permute, 0, NULL, workspace, workspace_bytes,
-                        stream);
+    return gmm__permute_run(ctx, GMM_OP_PERMUTE_BWD, "gmm_permute_bwd", permute, workspace, workspace_bytes, stream);
 }
 
 GMMDEF gmm_status gmm_unpermute_fwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                     size_t workspace_bytes, gmm_stream stream) {
-    return gmm__permute(ctx, GMM_OP_UNPERMUTE_FWD, "gmm_unpermute_fwd", permute, 0, NULL, workspace, workspace_bytes,
-                        stream);
+    return gmm__permute_run(ctx, GMM_OP_UNPERMUTE_FWD, "gmm_unpermute_fwd", permute, workspace, workspace_bytes,
+                            stream);
 }
 
 GMMDEF gmm_status gmm_unpermute_bwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                     size_t workspace_bytes, gmm_stream stream) {
-    return gmm__permute(ctx, GMM_OP_UNPERMUTE_BWD, "gmm_unpermute_bwd", permute, 0, NULL, workspace, workspace_bytes,
-                        stream);
+    return gmm__permute_run(ctx, GMM_OP_UNPERMUTE_BWD, "gmm_unpermute_bwd", permute, workspace, workspace_bytes,
+                            stream);
 }
 

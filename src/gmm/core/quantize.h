@@ -1,9 +1,9 @@
 /* ........................................................................................... 14.10 Quantization ... */
 
-/* The rows that a quantizing call covers: groups of a split, or matrices of fixed extents. */
+/* Reads the units of a quantizing call: groups of a split, or matrices of fixed extents. */
 static gmm_status gmm__read_units(gmm__call *call, const gmm_groups *groups, int32_t count, int64_t rows,
                                   int64_t cols) {
-    int64_t all;
+    int64_t elements;
     gmm_groups g;
     gmm__peek_groups(groups, &g);
     if (groups)
@@ -20,7 +20,7 @@ static gmm_status gmm__read_units(gmm__call *call, const gmm_groups *groups, int
     if (groups) return gmm__read_groups(call, groups);
     if (count < 1) return gmm__refuse(call, GMM_E_ARG, "count", "%d must be >= 1 without groups", count);
     if (rows < 1) return gmm__refuse(call, GMM_E_ARG, "rows", "%lld must be >= 1 without groups", (long long)rows);
-    if (rows > INT64_MAX - GMM_GROUP_ROWS || !gmm__mul(gmm_group_rows(rows), count, &all))
+    if (rows > INT64_MAX - GMM_GROUP_ROWS || !gmm__mul(gmm_group_rows(rows), count, &elements))
         return gmm__refuse(call, GMM_E_OVERFLOW, "rows", "%d matrices of %lld rows do not fit 64 bits", count,
                            (long long)rows);
     call->rows = rows;
@@ -29,34 +29,39 @@ static gmm_status gmm__read_units(gmm__call *call, const gmm_groups *groups, int
 }
 static int gmm__grouped(const gmm__call *call) { return call->units == 0; }
 static int64_t gmm__units(const gmm__call *call) { return gmm__grouped(call) ? call->groups.count : call->units; }
-/* The largest number of strips of GMM_TILE rows. */
+/* Extents of a quantizing call's operands: one matrix of all groups, or the matrices of fixed extents. */
+static gmm__extents gmm__unit_extents(const gmm__call *call) {
+    return gmm__matrices(call->units, call->rows, call->in);
+}
+/* Upper bound on the number of strips of GMM_TILE rows. */
 static int64_t gmm__strips(const gmm__call *call) {
     return gmm__grouped(call) ? gmm_padded_capacity(call->groups.count, call->rows) / GMM_TILE
                               : call->units * gmm__ceil_div(call->rows, GMM_TILE);
 }
 
-/* Reads a destination and holds it against the format. */
+/* Reads a quantized destination and checks that it has the call's format. */
 static gmm_status gmm__read_copy(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
                                  gmm_direction direction) {
     const gmm_format *f = &call->format;
     gmm_status s;
-    gmm_mat want;
+    gmm_mat expected;
     if (!mat) {
         memset(&call->mat[role], 0, sizeof call->mat[role]);
         return GMM_OK;
     }
-    s = gmm__read_quant(call, role, argument, mat, call->units, call->rows, call->in, direction);
+    s = gmm__read_quant(call, role, argument, mat, gmm__unit_extents(call), direction);
     if (s != GMM_OK) return s;
-    want = gmm_mat_quantized(f, direction, NULL, NULL, NULL);
+    expected = gmm_mat_quantized(f, direction, NULL, NULL, NULL);
     mat = &call->mat[role];
-    if (mat->dtype != want.dtype || mat->scaling != want.scaling || mat->scale_order != want.scale_order)
+    if (mat->dtype != expected.dtype || mat->scaling != expected.scaling || mat->scale_order != expected.scale_order)
         return gmm__refuse(call, GMM_E_DTYPE, argument, "%s %s order %d must be the format's %s %s order %d",
                            gmm_dtype_name(mat->dtype), gmm_scaling_name(mat->scaling), (int)mat->scale_order,
-                           gmm_dtype_name(want.dtype), gmm_scaling_name(want.scaling), (int)want.scale_order);
-    if ((mat->flags & ~(uint32_t)GMM_MAT_TABLE_ON_HOST) != want.flags || mat->hadamard != want.hadamard)
+                           gmm_dtype_name(expected.dtype), gmm_scaling_name(expected.scaling),
+                           (int)expected.scale_order);
+    if ((mat->flags & ~(uint32_t)GMM_MAT_TABLE_ON_HOST) != expected.flags || mat->hadamard != expected.hadamard)
         return gmm__refuse(call, GMM_E_CONFIG, argument, "flags 0x%x and hadamard 0x%x must be the format's 0x%x and "
-                           "0x%x", (unsigned)mat->flags, (unsigned)mat->hadamard, want.flags,
-                           (unsigned)want.hadamard);
+                           "0x%x", (unsigned)mat->flags, (unsigned)mat->hadamard, expected.flags,
+                           (unsigned)expected.hadamard);
     return GMM_OK;
 }
 
@@ -65,7 +70,7 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
     gmm_quantization *d = &call->d.quant;
     gmm_format *f = &call->format;
     gmm_status s = gmm__open(call, ctx, op, function, query);
-    gmm_error why = GMM_ZERO;
+    gmm_error error = GMM_ZERO;
     int by_group;
     if (s != GMM_OK || (s = gmm__read_descriptor(call, "quantization", d, sizeof *d, quantization)) != GMM_OK) return s;
     if (op != GMM_OP_QUANTIZE && op != GMM_OP_REQUANTIZE)
@@ -74,7 +79,7 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
         (s = gmm__read_units(call, d->groups, d->count, d->rows, d->cols)) != GMM_OK ||
         (s = gmm__read(call, "format", f, sizeof *f, d->format)) != GMM_OK)
         return s;
-    if ((s = gmm_format_validate(f, &why)) != GMM_OK) return gmm__refuse_member(call, s, "format", why.text);
+    if ((s = gmm_format_validate(f, &error)) != GMM_OK) return gmm__refuse_member(call, s, "format", error.text);
     if (f->dtype == GMM_NONE) return gmm__refuse(call, GMM_E_CONFIG, "format.dtype", "none asks for no copy");
     by_group = (f->scaling == GMM_SCALING_TENSOR && !f->delayed) ||
                (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
@@ -93,9 +98,8 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
     if (f->row_amax && d->columnwise)
         return gmm__refuse(call, GMM_E_CONFIG, "columnwise", "must be NULL with row_amax");
     if (op == GMM_OP_REQUANTIZE)
-        s = gmm__read_quant(call, GMM__DY, "src", d->src, call->units, call->rows, call->in, GMM_ROWWISE);
-    else
-        s = gmm__read_mat(call, GMM__DY, "src", d->src, 1, call->units, call->rows, call->in, GMM__FLOATS);
+        s = gmm__read_quant(call, GMM__DY, "src", d->src, gmm__unit_extents(call), GMM_ROWWISE);
+    else s = gmm__read_mat(call, GMM__DY, "src", d->src, 1, gmm__unit_extents(call), GMM__FLOATS);
     if (s != GMM_OK || (s = gmm__read_copy(call, GMM__Y, "rowwise", d->rowwise, GMM_ROWWISE)) != GMM_OK ||
         (s = gmm__read_copy(call, GMM__DX, "columnwise", d->columnwise, GMM_COLUMNWISE)) != GMM_OK)
         return s;
@@ -159,9 +163,9 @@ static gmm_status gmm__dequantize_prepare(gmm__call *call, gmm_context *ctx, con
         return gmm__refuse(call, GMM_E_ARG, "direction", "%d is neither rowwise (0) nor columnwise (1)",
                            (int)d->direction);
     if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", d->reserved);
-    if ((s = gmm__read_quant(call, GMM__DY, "src", d->src, call->units, call->rows, call->in, d->direction)) != GMM_OK)
-        return s;
-    return gmm__read_mat(call, GMM__Y, "dst", d->dst, 1, call->units, call->rows, call->in, GMM__FLOATS);
+    s = gmm__read_quant(call, GMM__DY, "src", d->src, gmm__unit_extents(call), d->direction);
+    if (s != GMM_OK) return s;
+    return gmm__read_mat(call, GMM__Y, "dst", d->dst, 1, gmm__unit_extents(call), GMM__FLOATS);
 }
 
 GMMDEF gmm_status gmm_dequantize_query(gmm_context *ctx, const gmm_dequantization *dequantization, gmm_info *info) {
@@ -184,12 +188,12 @@ static gmm_status gmm__transpose_prepare(gmm__call *call, gmm_context *ctx, cons
     if (s != GMM_OK || (s = gmm__read_descriptor(call, "transposition", d, sizeof *d, transposition)) != GMM_OK ||
         (s = gmm__read_options(call, d->options)) != GMM_OK ||
         (s = gmm__read_units(call, NULL, d->count, d->rows, d->cols)) != GMM_OK ||
-        (s = gmm__read_quant(call, GMM__DY, "src", d->src, call->units, call->rows, call->in, GMM_ROWWISE)) != GMM_OK)
+        (s = gmm__read_quant(call, GMM__DY, "src", d->src, gmm__unit_extents(call), GMM_ROWWISE)) != GMM_OK)
         return s;
     if (src->scaling != GMM_SCALING_TENSOR && src->scaling != GMM_SCALING_128X128)
         return gmm__refuse(call, GMM_E_DTYPE, "src", "scaling %s: must be tensor or 128x128, whose blocks are the same "
                            "both ways", gmm_scaling_name(src->scaling));
-    s = gmm__read_quant(call, GMM__Y, "dst", d->dst, call->units, call->rows, call->in, GMM_COLUMNWISE);
+    s = gmm__read_quant(call, GMM__Y, "dst", d->dst, gmm__unit_extents(call), GMM_COLUMNWISE);
     if (s == GMM_OK && (dst->dtype != src->dtype || dst->scaling != src->scaling))
         return gmm__refuse(call, GMM_E_DTYPE, "dst", "%s scaled %s must be as transposition.src, %s scaled %s",
                            gmm_dtype_name(dst->dtype), gmm_scaling_name(dst->scaling), gmm_dtype_name(src->dtype),
@@ -244,14 +248,14 @@ GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *up
     return gmm__serve(&call, NULL, NULL, 0, stream);
 }
 
-static int gmm__shard_takes(const gmm_format *f) {
+static int gmm__shard_supports(const gmm_format *f) {
     return f->scaling != GMM_SCALING_NONE && f->scaling != GMM_SCALING_ROW && !f->hadamard && !f->stochastic &&
            !f->four_over_six && !f->row_amax;
 }
 GMMDEF int64_t gmm_shard_amaxes(const gmm_format *format, int32_t count, int64_t rows, int64_t cols, int columnwise) {
     gmm_format f;
     if (!format || !gmm__copy_sized(&f, sizeof f, format) || gmm_format_validate(&f, NULL) != GMM_OK ||
-        !gmm__shard_takes(&f) || count < 1 || rows < 1 || cols < 1)
+        !gmm__shard_supports(&f) || count < 1 || rows < 1 || cols < 1)
         return 0;
     return (f.scaling == GMM_SCALING_NV16 ? count : 0) + gmm__shard_blocks(&f, count, rows, cols, 0) +
            (columnwise && f.scaling == GMM_SCALING_MX32 && !f.square ? gmm__shard_blocks(&f, count, rows, cols, 1) : 0);
@@ -262,17 +266,17 @@ GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gm
     gmm__call call;
     gmm_sharding *d = &call.d.shard;
     gmm_format *f = &call.format;
-    gmm_error why = GMM_ZERO;
+    gmm_error error = GMM_ZERO;
     gmm_status s = gmm__open(&call, ctx, GMM_OP_SHARD_CAST, "gmm_shard_cast", 0);
-    int64_t all;
+    int64_t elements;
     int k;
     if (s != GMM_OK || (s = gmm__read_descriptor(&call, "shard", d, sizeof *d, shard)) != GMM_OK ||
         (s = gmm__read_options(&call, d->options)) != GMM_OK ||
         (s = gmm__read_units(&call, NULL, d->count, d->rows, d->cols)) != GMM_OK ||
         (s = gmm__read(&call, "format", f, sizeof *f, d->format)) != GMM_OK)
         return s;
-    if ((s = gmm_format_validate(f, &why)) != GMM_OK) return gmm__refuse_member(&call, s, "format", why.text);
-    if (!gmm__shard_takes(f))
+    if ((s = gmm_format_validate(f, &error)) != GMM_OK) return gmm__refuse_member(&call, s, "format", error.text);
+    if (!gmm__shard_supports(f))
         return gmm__refuse(&call, GMM_E_CONFIG, "format", "%s: must be tensor, 1x128, 128x128, mx32 or nv16, without "
                            "transform, stochastic rounding, choice of scales and amaxes per row",
                            gmm_scaling_name(f->scaling));
@@ -281,12 +285,12 @@ GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gm
     if (d->phase != GMM_QUANT_AMAX && d->phase != GMM_QUANT_CAST)
         return gmm__refuse(&call, GMM_E_CONFIG, "phase", "%d must be 1 or 2", (int)d->phase);
     if (d->cols % 2) return gmm__refuse(&call, GMM_E_ARG, "cols", "%lld must be even", (long long)d->cols);
-    if (!gmm__mul(d->rows, d->cols, &all) || !gmm__mul(all, d->count, &all) || all > INT64_MAX / 8)
+    if (!gmm__mul(d->rows, d->cols, &elements) || !gmm__mul(elements, d->count, &elements) || elements > INT64_MAX / 8)
         return gmm__refuse(&call, GMM_E_OVERFLOW, "rows", "%d matrices of %lld x %lld do not fit 64 bits",
                            d->count, (long long)d->rows, (long long)d->cols);
-    if (d->length < 0 || d->start < (d->length ? 0 : -1) || d->start > all - d->length)
+    if (d->length < 0 || d->start < (d->length ? 0 : -1) || d->start > elements - d->length)
         return gmm__refuse(&call, GMM_E_ARG, "start", "%lld and length %lld must lie in the %lld elements; -1 and 0 "
-                           "without a shard", (long long)d->start, (long long)d->length, (long long)all);
+                           "without a shard", (long long)d->start, (long long)d->length, (long long)elements);
     if (!d->rowwise && !d->columnwise)
         return gmm__refuse(&call, GMM_E_NULL, "rowwise", "and %s.columnwise are both NULL: nothing is wanted",
                            call.path);
@@ -301,10 +305,10 @@ GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gm
             (call.mat[k ? GMM__DX : GMM__Y].flags & (uint32_t)GMM_MAT_TABLE_ON_HOST))
             return gmm__refuse(&call, GMM_E_CONFIG, names[k], "table must be device memory here");
     }
-    all = gmm_shard_amaxes(f, d->count, d->rows, d->cols, d->columnwise != NULL);
+    elements = gmm_shard_amaxes(f, d->count, d->rows, d->cols, d->columnwise != NULL);
     if ((s = gmm__check_array(&call, "master", d->master, d->length > 0, d->length)) != GMM_OK ||
-        (s = d->phase == GMM_QUANT_AMAX ? gmm__check_output(&call, "amax", d->amax, 1, all)
-                                        : gmm__check_array(&call, "amax", d->amax, !f->delayed, all)) != GMM_OK ||
+        (s = d->phase == GMM_QUANT_AMAX ? gmm__check_output(&call, "amax", d->amax, 1, elements)
+                                        : gmm__check_array(&call, "amax", d->amax, !f->delayed, elements)) != GMM_OK ||
         (s = gmm__check_array(&call, "scale", d->scale, 0, d->count)) != GMM_OK)
         return s;
     return gmm__serve(&call, NULL, NULL, 0, stream);

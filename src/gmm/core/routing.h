@@ -23,10 +23,10 @@ static gmm_status gmm__read_route(gmm__call *call, const gmm_route *route) {
     if (!gmm__is_finite(r->z_coeff))
         return gmm__refuse(call, GMM_E_ARG, "z_coeff", "%g must be finite", (double)r->z_coeff);
     if (r->scale == 0.0f) r->scale = 1.0f;
-    if ((s = gmm__read_mat(call, GMM__X_, "logits", r->logits, 1, 0, r->tokens, r->experts, GMM__FLOATS)) != GMM_OK)
-        return s;
+    s = gmm__read_mat(call, GMM__X_, "logits", r->logits, 1, gmm__matrix(r->tokens, r->experts), GMM__FLOATS);
+    if (s != GMM_OK) return s;
     if (bwd) {
-        s = gmm__read_mat(call, GMM__DX, "dlogits", r->dlogits, 1, 0, r->tokens, r->experts, GMM__FLOATS);
+        s = gmm__read_mat(call, GMM__DX, "dlogits", r->dlogits, 1, gmm__matrix(r->tokens, r->experts), GMM__FLOATS);
         if (s != GMM_OK || (s = gmm__check_array(call, "dprobs", r->dprobs, 0, slots)) != GMM_OK ||
             (s = gmm__check_array(call, "indices", r->indices, r->dprobs != NULL, slots)) != GMM_OK ||
             (s = gmm__check_array(call, "counts", r->counts, r->aux_coeff != 0.0f, r->experts)) != GMM_OK)
@@ -43,28 +43,30 @@ static gmm_status gmm__read_route(gmm__call *call, const gmm_route *route) {
     return gmm__check_output(call, "z_loss", r->z_loss, 0, 1);
 }
 
-static gmm_status gmm__topk(gmm_context *ctx, gmm_op op, const char *function, const gmm_route *route, int query,
-                            gmm_info *info, void *workspace, size_t workspace_bytes, gmm_stream stream) {
-    gmm__call call;
-    gmm_status s = gmm__open(&call, ctx, op, function, query);
+static gmm_status gmm__topk_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
+                                    const gmm_route *route, int query) {
+    const gmm_status s = gmm__open(call, ctx, op, function, query);
     if (s != GMM_OK) return s;
     if (op != GMM_OP_TOPK_FWD && op != GMM_OP_TOPK_BWD)
-        return gmm__refuse(&call, GMM_E_ARG, "op", "%s is neither topk_fwd nor topk_bwd", gmm_op_name(op));
-    if ((s = gmm__read_route(&call, route)) != GMM_OK) return s;
-    return gmm__serve(&call, info, workspace, workspace_bytes, stream);
+        return gmm__refuse(call, GMM_E_ARG, "op", "%s is neither topk_fwd nor topk_bwd", gmm_op_name(op));
+    return gmm__read_route(call, route);
 }
 
 GMMDEF gmm_status gmm_topk_query(gmm_context *ctx, gmm_op op, const gmm_route *route, gmm_info *info) {
-    return gmm__topk(ctx, op, "gmm_topk_query", route, 1, info, NULL, 0, NULL);
+    gmm__call call;
+    const gmm_status s = gmm__topk_prepare(&call, ctx, op, "gmm_topk_query", route, 1);
+    return s != GMM_OK ? s : gmm__serve(&call, info, NULL, 0, NULL);
 }
-
 GMMDEF gmm_status gmm_topk_fwd(gmm_context *ctx, const gmm_route *route, void *workspace, size_t workspace_bytes,
                                gmm_stream stream) {
-    return gmm__topk(ctx, GMM_OP_TOPK_FWD, "gmm_topk_fwd", route, 0, NULL, workspace, workspace_bytes, stream);
+    gmm__call call;
+    const gmm_status s = gmm__topk_prepare(&call, ctx, GMM_OP_TOPK_FWD, "gmm_topk_fwd", route, 0);
+    return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
-
 GMMDEF gmm_status gmm_topk_bwd(gmm_context *ctx, const gmm_route *route, void *workspace, size_t workspace_bytes,
                                gmm_stream stream) {
-    return gmm__topk(ctx, GMM_OP_TOPK_BWD, "gmm_topk_bwd", route, 0, NULL, workspace, workspace_bytes, stream);
+    gmm__call call;
+    const gmm_status s = gmm__topk_prepare(&call, ctx, GMM_OP_TOPK_BWD, "gmm_topk_bwd", route, 0);
+    return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
 

@@ -1,6 +1,6 @@
 /* ................................................................................................ 14.15 Runtime ... */
 
-/* What a function of the table starts with: its context, and the checks that both rows share. */
+/* Begins a function of the runtime table: the checks that the CPU and the CUDA runtime have in common. */
 static gmm_status gmm__rt_open(void *self, const char *function, gmm_stream stream, const void *needed,
                                const char *argument) {
     gmm_context *ctx = (gmm_context *)self;
@@ -20,7 +20,7 @@ static gmm_status gmm__rt_open_flags(void *self, const char *function, gmm_strea
                      flags);
 }
 
-/* One side of a copy or fill of `height` rows; nothing of it is looked at where no byte is touched. */
+/* Checks the source or destination of a copy or fill of `height` rows. An empty copy may have any address and pitch. */
 static gmm_status gmm__rt_open_rows(void *self, const char *function, gmm_stream stream, const char *argument,
                                     const void *memory, size_t pitch, size_t width, size_t height) {
     gmm_context *ctx = (gmm_context *)self;
@@ -35,10 +35,18 @@ static gmm_status gmm__rt_open_rows(void *self, const char *function, gmm_stream
     return GMM_OK;
 }
 
-static gmm_status gmm__rt_open_copy(void *self, const char *function, void *dst, size_t dst_pitch, const void *src,
-                                    size_t src_pitch, size_t width, size_t height, gmm_stream stream) {
-    const gmm_status s = gmm__rt_open_rows(self, function, stream, "dst", dst, dst_pitch, width, height);
-    return s != GMM_OK ? s : gmm__rt_open_rows(self, function, stream, "src", src, src_pitch, width, height);
+/* A copy of `height` rows of `width` bytes; the pitches are the distances between rows, in bytes. */
+typedef struct gmm__rt_copy {
+    void *dst;
+    size_t dst_pitch;
+    const void *src;
+    size_t src_pitch, width, height;
+} gmm__rt_copy;
+
+static gmm_status gmm__rt_open_copy(void *self, const char *function, const gmm__rt_copy *c, gmm_stream stream) {
+    const gmm_status s = gmm__rt_open_rows(self, function, stream, "dst", c->dst, c->dst_pitch, c->width, c->height);
+    if (s != GMM_OK) return s;
+    return gmm__rt_open_rows(self, function, stream, "src", c->src, c->src_pitch, c->width, c->height);
 }
 
 static gmm_status gmm__rt_open_fill(void *self, const char *function, void *dst, size_t pitch, int32_t value,

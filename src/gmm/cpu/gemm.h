@@ -1,4 +1,4 @@
-/* What a gradient of group g does to its destination: beta of dst = grad + beta dst. */
+/* beta of group g's gradient in dst = grad + beta dst. */
 static float gmm__grad_beta(const gmm_grad *grad, int64_t g) {
     gmm_wgrad_in in = GMM_ZERO;
     gmm_wgrad_out out = GMM_ZERO;
@@ -14,8 +14,8 @@ static float gmm__alpha(const gmm_linear *d, int64_t g) {
     return d->alpha ? d->alpha[d->alpha_per_group ? g : 0] : 1.0f;
 }
 
-/* The accumulators of a tile are registers only if its loops are unrolled, at any optimisation level. */
-#if defined(__CUDACC__) /* nvcc knows neither spelling; its host passes run at -O3, which unrolls */
+/* The loops over a tile are always unrolled, so that its accumulators are in registers at any optimisation level. */
+#if defined(__CUDACC__) /* nvcc accepts neither pragma; it compiles host code at -O3, which unrolls */
 #define GMM__UNROLL
 #elif defined(__clang__)
 #define GMM__UNROLL _Pragma("clang loop unroll(full)")
@@ -25,10 +25,10 @@ static float gmm__alpha(const gmm_linear *d, int64_t g) {
 #define GMM__UNROLL
 #endif
 
-/* --- the register tile: c[mr][nr] += sum over k of a[k][mr] b[k][nr], one chain per element in the order of k --- */
+/* --- the register tile: c[mr][nr] += sum over k of a[k][mr] b[k][nr], accumulated in the order of k --- */
 
 enum {
-    GMM__MC = 240, GMM__NC = 512, GMM__KC = 256, /* cache block: A and C and B panels stay in the L2 */
+    GMM__MC = 240, GMM__NC = 512, GMM__KC = 256, /* cache block: panels of A and B and the block of C fit the L2 */
     GMM__MR_512 = 12, GMM__NR_512 = 32, GMM__MR = 6, GMM__NR = 16
 };
 
@@ -115,19 +115,19 @@ static const gmm__cpu_tile gmm__cpu_tiles[] = {
 
 /* --- one block of a product: C[m][n] = sum over k of A(i, k) B(j, k), C in fp32, ld GMM__NC --- */
 
-/* A factor: element (i, k) stands at base + i * stride_i + k * stride_k elements; one of the strides is 1. Or,
-   quantized, it is element k of line `line` + i of a copy. */
+/* An operand A or B, in fp32 or 16 bits: element (i, k) is base[i * stride_i + k * stride_k], and one of the strides is
+   1. Quantized: element k of line first_line + i of the view. */
 typedef struct gmm__cpu_operand {
     gmm_dtype dtype;
     int quantized;
     const void *base;
     int64_t stride_i, stride_k;
     gmm__qview view;
-    int64_t line;
+    int64_t first_line;
 } gmm__cpu_operand;
 
-/* Writes rows row[0..n) as columns of a panel: to[k * width + i] = row[i][k]. */
-static void gmm__cpu_transpose(float row[][GMM__KC], int n, int64_t kc, int width, float *to) {
+/* Writes rows row[0..n) as columns of a panel: panel[k * width + i] = row[i][k]. */
+static void gmm__cpu_transpose(float row[][GMM__KC], int n, int64_t kc, int width, float *panel) {
     int64_t k = 0;
     int i;
 #ifdef GMM__X86
@@ -136,41 +136,42 @@ static void gmm__cpu_transpose(float row[][GMM__KC], int n, int64_t kc, int widt
             __m128 a = _mm_loadu_ps(row[0] + k), b = _mm_loadu_ps(row[1] + k), c = _mm_loadu_ps(row[2] + k),
                    d = _mm_loadu_ps(row[3] + k);
             _MM_TRANSPOSE4_PS(a, b, c, d);
-            _mm_storeu_ps(to + k * width, a);
-            _mm_storeu_ps(to + (k + 1) * width, b);
-            _mm_storeu_ps(to + (k + 2) * width, c);
-            _mm_storeu_ps(to + (k + 3) * width, d);
+            _mm_storeu_ps(panel + k * width, a);
+            _mm_storeu_ps(panel + (k + 1) * width, b);
+            _mm_storeu_ps(panel + (k + 2) * width, c);
+            _mm_storeu_ps(panel + (k + 3) * width, d);
         }
 #endif
     for (; k < kc; k++)
-        for (i = 0; i < n; i++) to[k * width + i] = row[i][k];
+        for (i = 0; i < n; i++) panel[k * width + i] = row[i][k];
 }
 
-/* Packs `count` rows of a factor as panels [ceil(count / width)][kc][width] of fp32, missing rows as zeros. */
-static void gmm__cpu_pack(const gmm__cpu_operand *f, int64_t count, int64_t k0, int64_t kc, int width, float *to) {
+/* Packs `count` rows of an operand as panels [ceil(count / width)][kc][width] of fp32, and pads the last one with
+   zeros. */
+static void gmm__cpu_pack(const gmm__cpu_operand *f, int64_t count, int64_t k0, int64_t kc, int width, float *panel) {
     const int64_t size = gmm_dtype_bits(f->dtype) / 8;
     int64_t i0, k;
-    for (i0 = 0; i0 < count; i0 += width, to += kc * width) {
-        const int live = count - i0 < width ? (int)(count - i0) : width;
-        const char *from = f->quantized ? NULL : (const char *)f->base + (i0 * f->stride_i + k0 * f->stride_k) * size;
+    for (i0 = 0; i0 < count; i0 += width, panel += kc * width) {
+        const int rows = count - i0 < width ? (int)(count - i0) : width;
+        const char *src = f->quantized ? NULL : (const char *)f->base + (i0 * f->stride_i + k0 * f->stride_k) * size;
         int i;
         if (!f->quantized && f->stride_i == 1) {
-            for (k = 0; k < kc; k++, from += f->stride_k * size) {
-                gmm__row_load(f->dtype, from, to + k * width, live);
-                for (i = live; i < width; i++) to[k * width + i] = 0.0f;
+            for (k = 0; k < kc; k++, src += f->stride_k * size) {
+                gmm__row_load(f->dtype, src, panel + k * width, rows);
+                for (i = rows; i < width; i++) panel[k * width + i] = 0.0f;
             }
         } else {
             float row[4][GMM__KC];
-            for (i = 0; i < live; i += 4) {
-                const int n = live - i < 4 ? live - i : 4;
+            for (i = 0; i < rows; i += 4) {
+                const int n = rows - i < 4 ? rows - i : 4;
                 int r;
                 for (r = 0; r < n; r++)
-                    if (f->quantized) gmm__qview_load(&f->view, f->line + i0 + i + r, k0, kc, 0, row[r]);
-                    else gmm__row_load(f->dtype, from + (i + r) * f->stride_i * size, row[r], kc);
-                gmm__cpu_transpose(row, n, kc, width, to + i);
+                    if (f->quantized) gmm__qview_load(&f->view, f->first_line + i0 + i + r, k0, kc, 0, row[r]);
+                    else gmm__row_load(f->dtype, src + (i + r) * f->stride_i * size, row[r], kc);
+                gmm__cpu_transpose(row, n, kc, width, panel + i);
             }
-            for (i = live; i < width; i++)
-                for (k = 0; k < kc; k++) to[k * width + i] = 0.0f;
+            for (i = rows; i < width; i++)
+                for (k = 0; k < kc; k++) panel[k * width + i] = 0.0f;
         }
     }
 }
@@ -178,16 +179,16 @@ static void gmm__cpu_pack(const gmm__cpu_operand *f, int64_t count, int64_t k0, 
 /* One thread's panels of A and of B, and its block of C. */
 typedef struct gmm__cpu_scratch { float *a, *b, *c; } gmm__cpu_scratch;
 
-/* Floats of each, at the most that a call needs; multiples of a cache line. */
+/* Floats of each, an upper bound for a call; multiples of a cache line. */
 typedef struct gmm__cpu_extent { int64_t a, b, c; } gmm__cpu_extent;
 static gmm__cpu_extent gmm__cpu_extent_of(const gmm__call *call, const gmm__cpu_tile *tile) {
     const int fwd = call->op == GMM_OP_LINEAR_FWD, wgrad = call->op == GMM_OP_LINEAR_WGRAD;
     const int64_t rows = gmm__min_i64(wgrad ? call->out : call->rows, GMM__MC);
     const int64_t m = gmm__round_up(rows, tile->mr);
     const int64_t n = gmm__round_up(gmm__min_i64(fwd ? call->out : call->in, GMM__NC), tile->nr);
-    /* a transform of wgrad's operands spreads the last rows over whole runs of 16 */
-    const int64_t depth = wgrad ? gmm__round_up(gmm__min_i64(call->rows, GMM__KC), 16) : fwd ? call->in : call->out;
-    const int64_t k = gmm__min_i64(depth, GMM__KC);
+    /* the Hadamard transform of wgrad's operands mixes 16 rows, and leaves no zeros in the last block */
+    const int64_t max_k = wgrad ? gmm__round_up(gmm__min_i64(call->rows, GMM__KC), 16) : fwd ? call->in : call->out;
+    const int64_t k = gmm__min_i64(max_k, GMM__KC);
     gmm__cpu_extent e;
     e.a = gmm__round_up(m * k, 16);
     e.b = gmm__round_up(k * n, 16);
@@ -203,18 +204,37 @@ static gmm__cpu_scratch gmm__cpu_scratch_at(void *base, gmm__cpu_extent e, int32
     return s;
 }
 
-/* One register tile of one block of 128 along k: its own sum, times the scales of both factors, is added to c. */
-static void gmm__cpu_promote(const gmm__cpu_tile *tile, const gmm__cpu_operand *A, int64_t i, int64_t m,
-                             const gmm__cpu_operand *B, int64_t j, int64_t n, int64_t k, int64_t kc, const float *a,
-                             const float *b, float *c) {
-    float part[GMM__MR_512 * GMM__NR_512] = { 0 }, scale[GMM__NR_512];
-    int64_t r, q;
-    tile->run(kc, a, b, part, tile->nr);
-    for (q = 0; q < n; q++) scale[q] = gmm__qview_factor(&B->view, B->line + j + q, k / 128, 1);
-    for (r = 0; r < m; r++) {
-        const float whole = gmm__qview_factor(&A->view, A->line + i + r, k / 128, 1), lift = gmm__scale_lift(whole);
-        const float row = whole * (1.0f / lift);
-        for (q = 0; q < n; q++) c[r * GMM__NC + q] += part[r * tile->nr + q] * row * (scale[q] * lift);
+/* Rows [first, first + count) of an operand, packed as a panel. */
+typedef struct gmm__cpu_panel {
+    const gmm__cpu_operand *operand;
+    int64_t first, count;
+    const float *packed;
+} gmm__cpu_panel;
+static gmm__cpu_panel gmm__cpu_panel_of(const gmm__cpu_operand *operand, int64_t first, int64_t rows, int width,
+                                        const float *packed) {
+    gmm__cpu_panel p;
+    p.operand = operand;
+    p.first = first;
+    p.count = gmm__min_i64(rows - first, width);
+    p.packed = packed;
+    return p;
+}
+static float gmm__cpu_panel_scale(const gmm__cpu_panel *p, int64_t row, int64_t k) {
+    return gmm__qview_factor(&p->operand->view, p->operand->first_line + p->first + row, k / 128, 1);
+}
+
+/* Promotes a register tile of one block of 128 elements along k, which begins at k: its accumulators times the scales
+   of A and of B are added to c. */
+static void gmm__cpu_promote(const gmm__cpu_tile *tile, const gmm__cpu_panel *a, const gmm__cpu_panel *b, int64_t k,
+                             int64_t kc, float *c) {
+    float acc[GMM__MR_512 * GMM__NR_512] = { 0 }, scale_b[GMM__NR_512];
+    int64_t i, j;
+    tile->run(kc, a->packed, b->packed, acc, tile->nr);
+    for (j = 0; j < b->count; j++) scale_b[j] = gmm__cpu_panel_scale(b, j, k);
+    for (i = 0; i < a->count; i++) {
+        const float scale = gmm__cpu_panel_scale(a, i, k), lift = gmm__scale_lift(scale);
+        const float scale_a = scale * (1.0f / lift);
+        for (j = 0; j < b->count; j++) c[i * GMM__NC + j] += acc[i * tile->nr + j] * scale_a * (scale_b[j] * lift);
     }
 }
 
@@ -231,54 +251,54 @@ static void gmm__cpu_block(const gmm__cpu_tile *tile, const gmm__cpu_scratch *s,
         gmm__cpu_pack(B, n, k, kc, tile->nr, s->b);
         for (j = 0; j < np; j += tile->nr)
             for (i = 0; i < mp; i += tile->mr) {
-                const float *a = s->a + i * kc, *b = s->b + j * kc;
+                const gmm__cpu_panel a = gmm__cpu_panel_of(A, i, m, tile->mr, s->a + i * kc);
+                const gmm__cpu_panel b = gmm__cpu_panel_of(B, j, n, tile->nr, s->b + j * kc);
                 float *c = s->c + i * GMM__NC + j;
-                if (promote)
-                    gmm__cpu_promote(tile, A, i, gmm__min_i64(m - i, tile->mr), B, j, gmm__min_i64(n - j, tile->nr), k,
-                                     kc, a, b, c);
-                else tile->run(kc, a, b, c, GMM__NC);
+                if (promote) gmm__cpu_promote(tile, &a, &b, k, kc, c);
+                else tile->run(kc, a.packed, b.packed, c, GMM__NC);
             }
     }
 }
 
-/* What line l of a copy is multiplied by outside of the sum: scales of whole tensors and lines, and NV16's amax. */
-static float gmm__cpu_outer(const gmm__cpu_operand *f, int64_t l) {
+/* The scale of line l that applies to whole sums: that of TENSOR or ROW, or the amax of NV16. */
+static float gmm__cpu_outer_scale(const gmm__cpu_operand *f, int64_t l) {
     const gmm__qview *v = &f->view;
     if (!f->quantized) return 1.0f;
     if (v->scaling == GMM_SCALING_NV16) return v->amax[v->per_line ? l : 0];
     return v->scaling == GMM_SCALING_TENSOR || v->scaling == GMM_SCALING_ROW ? gmm__qview_factor(v, l, 0, 1) : 1.0f;
 }
-/* acc *= alpha outer(A) outer(B), with 1 / (6 e4m3_max) for each NV16 factor, over the sums of line i of A. */
-static void gmm__cpu_outer_row(float *acc, int64_t n, float alpha, const gmm__cpu_operand *A, int64_t i,
+/* Multiplies the accumulators of line i of A by alpha, the outer scales of A and B, and 1 / (6 e4m3_max) for each NV16
+   operand. */
+static void gmm__cpu_scale_row(float *acc, int64_t n, float alpha, const gmm__cpu_operand *A, int64_t i,
                                const gmm__cpu_operand *B) {
     const float a = A->quantized && A->view.scaling == GMM_SCALING_NV16 ? 6.0f * A->view.e4m3_max : 1.0f;
     const float b = B->quantized && B->view.scaling == GMM_SCALING_NV16 ? 6.0f * B->view.e4m3_max : 1.0f;
-    const float outer = gmm__cpu_outer(A, A->line + i), share = 1.0f / (a * b);
+    const float outer = gmm__cpu_outer_scale(A, A->first_line + i), inverse = 1.0f / (a * b);
     const int moderate = gmm__scale_moderate(alpha) && gmm__scale_moderate(outer);
     const int by_line = B->quantized && (B->view.scaling == GMM_SCALING_ROW || B->view.per_line);
     int64_t j;
-    for (j = 0; j < n;) { /* runs of columns that have one scale */
-        const float column = gmm__cpu_outer(B, B->line + j);
+    for (j = 0; j < n;) { /* consecutive columns with the same scale */
+        const float column = gmm__cpu_outer_scale(B, B->first_line + j);
         const int64_t end = by_line ? j + 1 : n;
         if (moderate && gmm__scale_moderate(column))
-            for (; j < end; j++) acc[j] *= alpha * outer * column * share;
+            for (; j < end; j++) acc[j] *= alpha * outer * column * inverse;
         else
-            for (; j < end; j++) acc[j] = gmm__scale_sum(acc[j], alpha, outer, column, share);
+            for (; j < end; j++) acc[j] = gmm__scale_sum(acc[j], alpha, outer, column, inverse);
     }
 }
 
 /* dst = (alpha acc + addend s) + beta dst over one row; beta 0 does not read dst. `addend` may be NULL. */
-static void gmm__cpu_finish_row(float *acc, int64_t n, float alpha, const float *addend, float s, float beta,
-                                gmm_dtype dtype, void *dst) {
+static void gmm__cpu_store_row(float *acc, int64_t n, float alpha, const float *addend, float s, float beta,
+                               gmm_dtype dtype, void *dst) {
     int64_t i;
     if (alpha != 1.0f)
         for (i = 0; i < n; i++) acc[i] *= alpha;
     if (addend)
         for (i = 0; i < n; i++) acc[i] += addend[i] * s;
     if (beta != 0.0f) {
-        float old[GMM__NC];
-        gmm__row_load(dtype, dst, old, n);
-        for (i = 0; i < n; i++) acc[i] += beta * old[i];
+        float previous[GMM__NC];
+        gmm__row_load(dtype, dst, previous, n);
+        for (i = 0; i < n; i++) acc[i] += beta * previous[i];
     }
     gmm__row_store(dtype, dst, acc, n);
 }

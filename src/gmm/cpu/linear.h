@@ -2,7 +2,7 @@
 
 enum { GMM__PART_OFFSETS, GMM__PART_STARTS, GMM__PART_PADDED, GMM__PART_SCRATCH };
 
-/* Everything a task of a linear operation reads. */
+/* Arguments of the tasks of a linear operation. */
 typedef struct gmm__cpu_linear {
     const gmm__call *call;
     const gmm__cpu_tile *tile;
@@ -16,7 +16,7 @@ typedef struct gmm__cpu_linear {
 } gmm__cpu_linear;
 
 /* The group g with starts[g] <= i < starts[g + 1]. */
-static int64_t gmm__cpu_find(const int64_t *starts, int64_t groups, int64_t i) {
+static int64_t gmm__cpu_find_group(const int64_t *starts, int64_t groups, int64_t i) {
     int64_t low = 0, high = groups;
     while (high - low > 1) {
         const int64_t mid = low + (high - low) / 2;
@@ -26,17 +26,17 @@ static int64_t gmm__cpu_find(const int64_t *starts, int64_t groups, int64_t i) {
     return low;
 }
 
-/* The operand that a role's matrix of group g is: a copy from line `line` on, or floats from (row, col) on, where k
-   runs along the rows or along the columns. */
-static gmm__cpu_operand gmm__cpu_operand_of(const gmm__cpu_linear *job, int role, int64_t g, int64_t line, int64_t row,
-                                          int64_t col, int along_rows) {
+/* The operand in a role for group g: a quantized matrix from line first_line on, or floats from element (row, col) on,
+   with k along the rows (along_rows) or along the columns. */
+static gmm__cpu_operand gmm__cpu_operand_of(const gmm__cpu_linear *job, int role, int64_t g, int64_t first_line,
+                                            int64_t row, int64_t col, int along_rows) {
     const gmm__call *call = job->call;
     const gmm_mat *m = &call->mat[role];
     const int weight = role == GMM__W;
     gmm__cpu_operand f;
     memset(&f, 0, sizeof f);
     f.dtype = m->dtype;
-    f.line = line;
+    f.first_line = first_line;
     f.quantized = m->scaling != GMM_SCALING_NONE;
     if (f.quantized)
         f.view = gmm__qview_of(m, call->direction[role], !weight, g, weight ? 0 : job->offsets[g],
@@ -58,9 +58,9 @@ static void gmm__cpu_rows_task(const void *arg, int64_t index, int32_t thread) {
     const int fwd = call->op == GMM_OP_LINEAR_FWD;
     const gmm_mat *bias = &call->mat[GMM__BIAS], *out = &call->mat[fwd ? GMM__Y : GMM__DX];
     const int64_t cols = fwd ? call->out : call->in, K = fwd ? call->in : call->out;
-    const int64_t block = index / job->col_blocks, g = gmm__cpu_find(job->starts, call->groups.count, block);
-    const int64_t r0 = job->offsets[g] + (block - job->starts[g]) * GMM__MC, left = job->offsets[g + 1] - r0;
-    const int64_t m = gmm__min_i64(left, GMM__MC), c0 = (index % job->col_blocks) * GMM__NC;
+    const int64_t block = index / job->col_blocks, g = gmm__cpu_find_group(job->starts, call->groups.count, block);
+    const int64_t r0 = job->offsets[g] + (block - job->starts[g]) * GMM__MC, remaining = job->offsets[g + 1] - r0;
+    const int64_t m = gmm__min_i64(remaining, GMM__MC), c0 = (index % job->col_blocks) * GMM__NC;
     const int64_t n = gmm__min_i64(cols - c0, GMM__NC);
     const gmm__cpu_scratch s = gmm__cpu_scratch_at(job->scratch, job->extent, thread);
     float addend[GMM__NC], alpha = gmm__alpha(d, g);
@@ -73,11 +73,11 @@ static void gmm__cpu_rows_task(const void *arg, int64_t index, int32_t thread) {
     if (bias->dtype != GMM_NONE) gmm__row_load(bias->dtype, gmm__at(bias, g, 0, c0), addend, n);
     if (B.quantized) alpha = 1.0f;
     for (i = 0; i < m && B.quantized; i++)
-        gmm__cpu_outer_row(s.c + i * GMM__NC, n, gmm__alpha(d, g), &A, i, &B);
+        gmm__cpu_scale_row(s.c + i * GMM__NC, n, gmm__alpha(d, g), &A, i, &B);
     for (i = 0; i < m; i++)
-        gmm__cpu_finish_row(s.c + i * GMM__NC, n, alpha, bias->dtype != GMM_NONE ? addend : NULL,
-                            d->bias_scale ? d->bias_scale[r0 + i] : 1.0f, d->y_add ? 1.0f : 0.0f, out->dtype,
-                            gmm__at(out, 0, r0 + i, c0));
+        gmm__cpu_store_row(s.c + i * GMM__NC, n, alpha, bias->dtype != GMM_NONE ? addend : NULL,
+                           d->bias_scale ? d->bias_scale[r0 + i] : 1.0f, d->y_add ? 1.0f : 0.0f, out->dtype,
+                           gmm__at(out, 0, r0 + i, c0));
 }
 
 /* One block of dw: out features by in features of one group, summed over the group's rows. */
@@ -98,20 +98,20 @@ static void gmm__cpu_wgrad_task(const void *arg, int64_t index, int32_t thread) 
     int64_t i;
 
     if (grad->frozen && grad->frozen[g]) return;
-    if (rows == 0 && beta == 1.0f) return; /* adding nothing keeps the bits, -0.0 and NaN included */
+    if (rows == 0 && beta == 1.0f) return; /* an empty group keeps all bits, also of -0.0 and NaN */
     A = gmm__cpu_operand_of(job, GMM__DY, g, n0, r0, n0, 1);
     B = gmm__cpu_operand_of(job, GMM__X_, g, k0, r0, k0, 1);
-    /* a transform spreads the last rows over whole runs of 16 */
+    /* the Hadamard transform mixes 16 rows, and leaves no zeros in the last block */
     gmm__cpu_block(job->tile, &s, &A, n, &B, k, x->hadamard ? gmm__round_up(rows, 16) : rows);
     /* an empty sum is +0, whatever the sign of alpha */
     alpha = rows ? gmm__alpha(&call->d.linear, g) : 1.0f;
-    for (i = 0; i < n && rows && B.quantized; i++) gmm__cpu_outer_row(s.c + i * GMM__NC, k, alpha, &A, i, &B);
+    for (i = 0; i < n && rows && B.quantized; i++) gmm__cpu_scale_row(s.c + i * GMM__NC, k, alpha, &A, i, &B);
     if (B.quantized) alpha = 1.0f;
     for (i = 0; i < n; i++)
-        gmm__cpu_finish_row(s.c + i * GMM__NC, k, alpha, NULL, 0.0f, beta, dw->dtype, gmm__at(dw, g, n0 + i, k0));
+        gmm__cpu_store_row(s.c + i * GMM__NC, k, alpha, NULL, 0.0f, beta, dw->dtype, gmm__at(dw, g, n0 + i, k0));
 }
 
-/* Tasks and work of a product of `rows` rows in `blocks` blocks of rows. Each block packs its weights; in wgrad, every
+/* Tasks and work of a product of `rows` rows in `blocks` row blocks. Every block packs the weights; in wgrad every
    group stores its gradient. */
 static int64_t gmm__cpu_product_tasks(const gmm__call *call, int64_t blocks) {
     const int fwd = call->op == GMM_OP_LINEAR_FWD;
@@ -182,7 +182,7 @@ static gmm_status gmm__cpu_launch_product(const gmm__plan *plan, gmm_stream stre
 
 enum { GMM__CHUNK = 256 }; /* columns or rows of one task of a streaming operation */
 
-/* A chunk of columns of one group's db. */
+/* A chunk of columns of db of one group. */
 static void gmm__cpu_bgrad_task(const void *arg, int64_t index, int32_t thread) {
     const gmm__cpu_linear *job = (const gmm__cpu_linear *)arg;
     const gmm__call *call = job->call;
@@ -202,10 +202,10 @@ static void gmm__cpu_bgrad_task(const void *arg, int64_t index, int32_t thread) 
         gmm__row_load(dy->dtype, gmm__at(dy, 0, r, c0), row, n);
         for (i = 0; i < n; i++) sum[i] += s * row[i];
     }
-    gmm__cpu_finish_row(sum, n, 1.0f, NULL, 0.0f, beta, db->dtype, gmm__at(db, g, 0, c0));
+    gmm__cpu_store_row(sum, n, 1.0f, NULL, 0.0f, beta, db->dtype, gmm__at(db, g, 0, c0));
 }
 
-/* A chunk of rows of d_bias_scale. Each row sums in lanes, an order that N alone decides. */
+/* A chunk of rows of d_bias_scale. Sums accumulate in lanes, in an order that depends on N alone. */
 static void gmm__cpu_bias_scale_task(const void *arg, int64_t index, int32_t thread) {
     const gmm__cpu_linear *job = (const gmm__cpu_linear *)arg;
     const gmm__call *call = job->call;
@@ -215,7 +215,7 @@ static void gmm__cpu_bias_scale_task(const void *arg, int64_t index, int32_t thr
     int64_t r, c;
     (void)thread;
     for (r = index * GMM__CHUNK; r < r1 && r < live; r++) {
-        const int64_t g = gmm__cpu_find(job->offsets, G, r);
+        const int64_t g = gmm__cpu_find_group(job->offsets, G, r);
         float lane[GMM__LANES] = { 0 }, row[GMM__CHUNK], b[GMM__CHUNK], sum;
         for (c = 0; c < call->out; c += GMM__CHUNK) {
             const int64_t n = gmm__min_i64(call->out - c, GMM__CHUNK);
@@ -223,7 +223,7 @@ static void gmm__cpu_bias_scale_task(const void *arg, int64_t index, int32_t thr
             gmm__row_load(bias->dtype, gmm__at(bias, g, 0, c), b, n);
             gmm__lanes_add(lane, row, b, n);
         }
-        sum = gmm__lanes_fold(lane);
+        sum = gmm__lanes_sum(lane);
         out[r] = call->d.linear.d_bias_scale_add ? out[r] + sum : sum;
     }
 }

@@ -3,11 +3,11 @@
 /* Operands of the permutation among the roles. */
 enum { GMM__OUT = GMM__W, GMM__DOUT = GMM__W2, GMM__ROWS = GMM__Y, GMM__DROWS = GMM__DY };
 
-/* Every slot gets the row behind those of the slots before it that chose the same expert: a counting sort. Chunks of
-   slots count by themselves, then each knows where its rows of each expert start. */
+/* The map is a counting sort of slots by expert. Chunks of slots count their slots per expert in parallel; prefix sums
+   over chunks then give the first row of each chunk and expert. */
 enum { GMM__MAP_NEXT, GMM__MAP_FAULT };
 
-static double gmm__map_work(const gmm__call *call) { /* a slot takes as long as a few copies */
+static double gmm__map_work(const gmm__call *call) { /* a slot takes about as long as 8 copies */
     return 8.0 * (double)call->d.permute.tokens * (double)call->d.permute.topk;
 }
 static int64_t gmm__map_chunks(const gmm__call *call) { /* one per thread */
@@ -37,7 +37,7 @@ static void gmm__map_count(const void *arg, int64_t c, int32_t thread) {
     ((uint32_t *)gmm__part(plan, GMM__MAP_FAULT))[c] = fault;
 }
 
-static void gmm__map_place(const void *arg, int64_t c, int32_t thread) {
+static void gmm__map_assign(const void *arg, int64_t c, int32_t thread) {
     const gmm__plan *plan = (const gmm__plan *)arg;
     const gmm_permute *p = &plan->call->d.permute;
     int64_t *next = (int64_t *)gmm__part(plan, GMM__MAP_NEXT) + c * p->experts, slot, end;
@@ -80,45 +80,45 @@ static gmm_status gmm__cpu_launch_permute_map(const gmm__plan *plan, gmm_stream 
     }
     for (c = 0; c < chunks; c++) fault |= ((const uint32_t *)gmm__part(plan, GMM__MAP_FAULT))[c];
     if (p->slot_of) memset(p->slot_of, 0xFF, (size_t)p->capacity * sizeof *p->slot_of); /* -1 */
-    gmm__cpu_for(call->ctx, chunks, gmm__map_work(call), gmm__map_place, plan);
+    gmm__cpu_for(call->ctx, chunks, gmm__map_work(call), gmm__map_assign, plan);
     if (fault && p->fault) *p->fault |= fault;
     return GMM_OK;
 }
 
-/* A launch over rows or tokens: tasks of a few rows each. */
-typedef struct gmm__move {
+/* A parallel loop over rows or tokens, in chunks. */
+typedef struct gmm__permute_job {
     const gmm__call *call;
     int64_t count, chunk; /* rows or tokens in all, and per task */
-} gmm__move;
+} gmm__permute_job;
 
-static gmm_status gmm__move_all(const gmm__call *call, int64_t count, gmm__task task) {
-    gmm__move move;
-    move.call = call;
-    move.count = count;
-    move.chunk = 1 + 16384 / call->d.permute.hidden;
-    gmm__cpu_for(call->ctx, gmm__ceil_div(count, move.chunk), (double)count * (double)call->d.permute.hidden, task,
-                 &move);
+static gmm_status gmm__permute_for(const gmm__call *call, int64_t count, gmm__task task) {
+    gmm__permute_job job;
+    job.call = call;
+    job.count = count;
+    job.chunk = 1 + 16384 / call->d.permute.hidden;
+    gmm__cpu_for(call->ctx, gmm__ceil_div(count, job.chunk), (double)count * (double)call->d.permute.hidden, task,
+                 &job);
     return GMM_OK;
 }
-static int64_t gmm__move_range(const gmm__move *move, int64_t c, int64_t *begin) {
-    *begin = c * move->chunk;
-    return *begin + move->chunk < move->count ? *begin + move->chunk : move->count;
+static int64_t gmm__permute_range(const gmm__permute_job *job, int64_t c, int64_t *begin) {
+    *begin = c * job->chunk;
+    return *begin + job->chunk < job->count ? *begin + job->chunk : job->count;
 }
 
-/* Entries of a map outside [-1, limit) count as -1 and set GMM_FAULT_INDEX. */
+/* Sets GMM_FAULT_INDEX if an entry of a map is outside of [-1, limit). Such entries are read as -1. */
 static void gmm__map_check(const gmm__call *call, const int32_t *map, int64_t count, int64_t limit) {
     uint32_t *fault = call->d.permute.fault;
     int64_t i;
-    int bad = 0;
+    int invalid = 0;
     if (!fault) return;
-    for (i = 0; i < count; i++) bad |= map[i] < -1 || map[i] >= limit;
-    if (bad) *fault |= (uint32_t)GMM_FAULT_INDEX;
+    for (i = 0; i < count; i++) invalid |= map[i] < -1 || map[i] >= limit;
+    if (invalid) *fault |= (uint32_t)GMM_FAULT_INDEX;
 }
 static int64_t gmm__map_at(const int32_t *map, int64_t i, int64_t limit) {
     return map[i] >= 0 && map[i] < limit ? map[i] : -1;
 }
 
-/* Live rows, from sizes; checks slot_of in front of them. */
+/* Number of live rows, from sizes; checks their entries of slot_of. */
 static int64_t gmm__permute_live(const gmm__call *call) {
     const gmm_permute *p = &call->d.permute;
     const int64_t live = gmm__cpu_offsets(&call->groups, NULL);
@@ -137,18 +137,18 @@ static void gmm__row_add(gmm_dtype dtype, const void *from, float scale, float *
         for (i = 0; i < n; i++) acc[i] += scale * gmm_f16_to_f32(((const uint16_t *)from)[i]);
 }
 
-/* Columns worked on at once: their fp32 sums stay in the first-level cache. A multiple of the lanes. */
-enum { GMM__COLUMNS = 512 };
-static int64_t gmm__columns(const gmm_permute *p, int64_t col) {
-    return p->hidden - col < (int64_t)GMM__COLUMNS ? p->hidden - col : (int64_t)GMM__COLUMNS;
+/* Columns per step, whose fp32 sums stay in the L1 cache. A multiple of the lanes. */
+enum { GMM__PERMUTE_COLUMNS = 512 };
+static int64_t gmm__permute_columns(const gmm_permute *p, int64_t col) {
+    return p->hidden - col < (int64_t)GMM__PERMUTE_COLUMNS ? p->hidden - col : (int64_t)GMM__PERMUTE_COLUMNS;
 }
 
-static void gmm__permute_rows(const void *arg, int64_t c, int32_t thread) {
-    const gmm__move *move = (const gmm__move *)arg;
-    const gmm_permute *p = &move->call->d.permute;
-    const gmm_mat *x = &move->call->mat[GMM__X_], *rows = &move->call->mat[GMM__ROWS];
+static void gmm__permute_fwd_rows(const void *arg, int64_t c, int32_t thread) {
+    const gmm__permute_job *job = (const gmm__permute_job *)arg;
+    const gmm_permute *p = &job->call->d.permute;
+    const gmm_mat *x = &job->call->mat[GMM__X_], *rows = &job->call->mat[GMM__ROWS];
     const size_t bytes = (size_t)p->hidden * (size_t)(gmm_dtype_bits(x->dtype) / 8);
-    int64_t r, end = gmm__move_range(move, c, &r);
+    int64_t r, end = gmm__permute_range(job, c, &r);
     (void)thread;
     for (; r < end; r++) {
         const int64_t slot = gmm__map_at(p->slot_of, r, p->tokens * p->topk);
@@ -167,36 +167,36 @@ static gmm_status gmm__cpu_launch_permute_fwd(const gmm__plan *plan, gmm_stream 
     gmm__cpu_tail(&call->mat[GMM__ROWS], p->tail, live, p->capacity, p->hidden);
     if (p->row_probs && p->tail == GMM_TAIL_ZERO)
         for (r = live; r < p->capacity; r++) p->row_probs[r] = 0.0f;
-    return gmm__move_all(call, live, gmm__permute_rows);
+    return gmm__permute_for(call, live, gmm__permute_fwd_rows);
 }
 
-/* to[t] = sum over the slots of token t of (probs) from[row] */
-static void gmm__gather_sum(const gmm__move *move, int64_t c, const gmm_mat *from, const float *probs,
-                            const gmm_mat *to) {
-    const gmm_permute *p = &move->call->d.permute;
-    float acc[GMM__COLUMNS];
-    int64_t t, end = gmm__move_range(move, c, &t), col;
+/* dst[t] = sum over the slots of token t of src[row], weighted by probs unless NULL */
+static void gmm__permute_sum(const gmm__permute_job *job, int64_t c, const gmm_mat *src, const float *probs,
+                             const gmm_mat *dst) {
+    const gmm_permute *p = &job->call->d.permute;
+    float acc[GMM__PERMUTE_COLUMNS];
+    int64_t t, end = gmm__permute_range(job, c, &t), col;
     int32_t i;
     for (; t < end; t++)
-        for (col = 0; col < p->hidden; col += GMM__COLUMNS) {
-            const int64_t n = gmm__columns(p, col);
+        for (col = 0; col < p->hidden; col += GMM__PERMUTE_COLUMNS) {
+            const int64_t n = gmm__permute_columns(p, col);
             memset(acc, 0, sizeof acc);
             for (i = 0; i < p->topk; i++) {
                 const int64_t slot = t * p->topk + i, row = gmm__map_at(p->row_of, slot, p->capacity);
                 if (row >= 0)
-                    gmm__row_add(from->dtype, gmm__at(from, 0, row, col), probs ? probs[slot] : 1.0f, acc, n);
+                    gmm__row_add(src->dtype, gmm__at(src, 0, row, col), probs ? probs[slot] : 1.0f, acc, n);
             }
-            gmm__row_store(to->dtype, gmm__at(to, 0, t, col), acc, n);
+            gmm__row_store(dst->dtype, gmm__at(dst, 0, t, col), acc, n);
         }
 }
 
-static void gmm__permute_back(const void *arg, int64_t c, int32_t thread) {
-    const gmm__move *move = (const gmm__move *)arg;
-    const gmm_permute *p = &move->call->d.permute;
+static void gmm__permute_bwd_tokens(const void *arg, int64_t c, int32_t thread) {
+    const gmm__permute_job *job = (const gmm__permute_job *)arg;
+    const gmm_permute *p = &job->call->d.permute;
     (void)thread;
-    if (p->dx) gmm__gather_sum(move, c, &move->call->mat[GMM__DROWS], NULL, &move->call->mat[GMM__DX]);
+    if (p->dx) gmm__permute_sum(job, c, &job->call->mat[GMM__DROWS], NULL, &job->call->mat[GMM__DX]);
     if (p->dprobs) {
-        int64_t t, end = gmm__move_range(move, c, &t), slot;
+        int64_t t, end = gmm__permute_range(job, c, &t), slot;
         for (slot = t * p->topk; slot < end * p->topk; slot++) {
             const int64_t row = gmm__map_at(p->row_of, slot, p->capacity);
             p->dprobs[slot] = row < 0 ? 0.0f : p->drow_probs[row];
@@ -208,30 +208,30 @@ static gmm_status gmm__cpu_launch_permute_bwd(const gmm__plan *plan, gmm_stream 
     const gmm_permute *p = &plan->call->d.permute;
     (void)stream;
     gmm__map_check(plan->call, p->row_of, p->tokens * p->topk, p->capacity);
-    return gmm__move_all(plan->call, p->tokens, gmm__permute_back);
+    return gmm__permute_for(plan->call, p->tokens, gmm__permute_bwd_tokens);
 }
 
-static void gmm__unpermute_tokens(const void *arg, int64_t c, int32_t thread) {
-    const gmm__move *move = (const gmm__move *)arg;
+static void gmm__unpermute_fwd_tokens(const void *arg, int64_t c, int32_t thread) {
+    const gmm__permute_job *job = (const gmm__permute_job *)arg;
     (void)thread;
-    gmm__gather_sum(move, c, &move->call->mat[GMM__ROWS], move->call->d.permute.probs, &move->call->mat[GMM__OUT]);
+    gmm__permute_sum(job, c, &job->call->mat[GMM__ROWS], job->call->d.permute.probs, &job->call->mat[GMM__OUT]);
 }
 
 static gmm_status gmm__cpu_launch_unpermute_fwd(const gmm__plan *plan, gmm_stream stream) {
     const gmm_permute *p = &plan->call->d.permute;
     (void)stream;
     gmm__map_check(plan->call, p->row_of, p->tokens * p->topk, p->capacity);
-    return gmm__move_all(plan->call, p->tokens, gmm__unpermute_tokens);
+    return gmm__permute_for(plan->call, p->tokens, gmm__unpermute_fwd_tokens);
 }
 
 /* drows[r] = (probs) dout[token of r] */
-static void gmm__unpermute_rows_back(const void *arg, int64_t c, int32_t thread) {
-    const gmm__move *move = (const gmm__move *)arg;
-    const gmm_permute *p = &move->call->d.permute;
-    const gmm_mat *dout = &move->call->mat[GMM__DOUT], *drows = &move->call->mat[GMM__DROWS];
+static void gmm__unpermute_bwd_rows(const void *arg, int64_t c, int32_t thread) {
+    const gmm__permute_job *job = (const gmm__permute_job *)arg;
+    const gmm_permute *p = &job->call->d.permute;
+    const gmm_mat *dout = &job->call->mat[GMM__DOUT], *drows = &job->call->mat[GMM__DROWS];
     const size_t bytes = (size_t)p->hidden * (size_t)(gmm_dtype_bits(drows->dtype) / 8);
-    float acc[GMM__COLUMNS];
-    int64_t r, end = gmm__move_range(move, c, &r), col, i;
+    float acc[GMM__PERMUTE_COLUMNS];
+    int64_t r, end = gmm__permute_range(job, c, &r), col, i;
     (void)thread;
     for (; r < end; r++) {
         const int64_t slot = gmm__map_at(p->slot_of, r, p->tokens * p->topk), t = slot / p->topk;
@@ -239,8 +239,8 @@ static void gmm__unpermute_rows_back(const void *arg, int64_t c, int32_t thread)
         else if (!p->probs && dout->dtype == drows->dtype)
             memcpy(gmm__at(drows, 0, r, 0), gmm__at(dout, 0, t, 0), bytes);
         else
-            for (col = 0; col < p->hidden; col += GMM__COLUMNS) {
-                const int64_t n = gmm__columns(p, col);
+            for (col = 0; col < p->hidden; col += GMM__PERMUTE_COLUMNS) {
+                const int64_t n = gmm__permute_columns(p, col);
                 const float scale = p->probs ? p->probs[slot] : 1.0f;
                 gmm__row_load(dout->dtype, gmm__at(dout, 0, t, col), acc, n);
                 for (i = 0; i < n; i++) acc[i] *= scale;
@@ -250,24 +250,24 @@ static void gmm__unpermute_rows_back(const void *arg, int64_t c, int32_t thread)
 }
 
 /* dprobs[slot] = dout[token] . rows[row] */
-static void gmm__unpermute_probs_back(const void *arg, int64_t c, int32_t thread) {
-    const gmm__move *move = (const gmm__move *)arg;
-    const gmm_permute *p = &move->call->d.permute;
-    const gmm_mat *dout = &move->call->mat[GMM__DOUT], *rows = &move->call->mat[GMM__ROWS];
-    float a[GMM__COLUMNS], b[GMM__COLUMNS], lane[GMM__LANES];
-    int64_t t, end = gmm__move_range(move, c, &t), slot, col;
+static void gmm__unpermute_bwd_probs(const void *arg, int64_t c, int32_t thread) {
+    const gmm__permute_job *job = (const gmm__permute_job *)arg;
+    const gmm_permute *p = &job->call->d.permute;
+    const gmm_mat *dout = &job->call->mat[GMM__DOUT], *rows = &job->call->mat[GMM__ROWS];
+    float a[GMM__PERMUTE_COLUMNS], b[GMM__PERMUTE_COLUMNS], lane[GMM__LANES];
+    int64_t t, end = gmm__permute_range(job, c, &t), slot, col;
     (void)thread;
     for (; t < end; t++)
         for (slot = t * p->topk; slot < (t + 1) * p->topk; slot++) {
             const int64_t row = gmm__map_at(p->row_of, slot, p->capacity);
             memset(lane, 0, sizeof lane);
-            for (col = 0; row >= 0 && col < p->hidden; col += GMM__COLUMNS) {
-                const int64_t n = gmm__columns(p, col);
+            for (col = 0; row >= 0 && col < p->hidden; col += GMM__PERMUTE_COLUMNS) {
+                const int64_t n = gmm__permute_columns(p, col);
                 gmm__row_load(dout->dtype, gmm__at(dout, 0, t, col), a, n);
                 gmm__row_load(rows->dtype, gmm__at(rows, 0, row, col), b, n);
                 gmm__lanes_add(lane, a, b, n);
             }
-            p->dprobs[slot] = gmm__lanes_fold(lane);
+            p->dprobs[slot] = gmm__lanes_sum(lane);
         }
 }
 
@@ -278,11 +278,11 @@ static gmm_status gmm__cpu_launch_unpermute_bwd(const gmm__plan *plan, gmm_strea
     if (p->drows) {
         const int64_t live = gmm__permute_live(call);
         gmm__cpu_tail(&call->mat[GMM__DROWS], p->tail, live, p->capacity, p->hidden);
-        (void)gmm__move_all(call, live, gmm__unpermute_rows_back);
+        (void)gmm__permute_for(call, live, gmm__unpermute_bwd_rows);
     }
     if (p->dprobs) {
         gmm__map_check(call, p->row_of, p->tokens * p->topk, p->capacity);
-        (void)gmm__move_all(call, p->tokens, gmm__unpermute_probs_back);
+        (void)gmm__permute_for(call, p->tokens, gmm__unpermute_bwd_probs);
     }
     return GMM_OK;
 }

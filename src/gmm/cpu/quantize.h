@@ -4,7 +4,7 @@ enum {
     GMM__QUANT_OFFSETS, GMM__QUANT_STARTS, /* [units + 1] rows of the source, and padded rows */
     GMM__QUANT_AMAX,                       /* [2][units]: of the rowwise and of the columnwise copy */
     GMM__QUANT_STRIPS,                     /* [2][strips]: the same by strip */
-    GMM__QUANT_LINES, GMM__QUANT_COLUMNS,  /* amax by row (ROW, row_amax) and by column (ROW) */
+    GMM__QUANT_LINES, GMM__QUANT_COLUMNS,  /* amax of each row (ROW, row_amax) and of each column (ROW) */
     GMM__QUANT_SCRATCH
 };
 
@@ -17,51 +17,51 @@ typedef struct gmm__quant_scratch {
 typedef struct gmm__quant_job {
     const gmm__call *call;
     const int64_t *offsets, *starts;
-    float *amax[2], *strips[2], *lines, *columns;
+    float *amax[2], *strips[2], *row_amax, *col_amax;
     gmm__quant_scratch *scratch;
     int64_t units, strip_count, col_tiles;
 } gmm__quant_job;
 
-/* A strip: rows [row, row + m) of a unit, which has `rows`. */
+/* A strip of a unit (a group or a matrix) of `rows` rows: its rows [row, row + m), at most GMM_TILE. */
 typedef struct gmm__strip { int64_t unit, row, m, rows; } gmm__strip;
 
 static gmm__strip gmm__strip_of(const gmm__quant_job *job, int64_t index) {
     gmm__strip s;
-    s.unit = gmm__cpu_find(job->starts, job->units, index * GMM_TILE);
+    s.unit = gmm__cpu_find_group(job->starts, job->units, index * GMM_TILE);
     s.row = index * GMM_TILE - job->starts[s.unit];
     s.rows = job->offsets[s.unit + 1] - job->offsets[s.unit];
     s.m = gmm__min_i64(s.rows - s.row, GMM_TILE);
     return s;
 }
-/* Unit u of a copy. */
+/* View of unit u of a quantized matrix. */
 static gmm__qview gmm__quant_view(const gmm__quant_job *job, const gmm_mat *m, gmm_direction direction, int64_t u) {
     const int grouped = gmm__grouped(job->call);
     return gmm__qview_of(m, direction, grouped, u, grouped ? job->offsets[u] : 0, grouped ? job->starts[u] : 0,
                          job->offsets[u + 1] - job->offsets[u], job->call->in);
 }
 
-/* Rows of the source as fp32, whichever it is. */
+/* n elements of a row of the source as fp32; a quantized source is dequantized. */
 static void gmm__quant_load(const gmm__quant_job *job, const gmm__strip *s, int64_t row, int64_t col, int64_t n,
-                            float *to) {
+                            float *dst) {
     const gmm_mat *m = &job->call->mat[GMM__DY];
     const int grouped = gmm__grouped(job->call);
     if (m->scaling == GMM_SCALING_NONE) {
-        gmm__row_load(m->dtype, gmm__at(m, grouped ? 0 : s->unit, (grouped ? job->offsets[s->unit] : 0) + row, col), to,
-                      n);
+        gmm__row_load(m->dtype, gmm__at(m, grouped ? 0 : s->unit, (grouped ? job->offsets[s->unit] : 0) + row, col),
+                      dst, n);
     } else {
         const gmm__qview v = gmm__quant_view(job, m, GMM_ROWWISE, s->unit);
-        gmm__qview_load(&v, row, col, n, 1, to);
+        gmm__qview_load(&v, row, col, n, 1, dst);
     }
 }
 
-/* A tile of a strip, zeros where the strip or the columns end. */
+/* Loads a tile of a strip, with zeros past the ends of the strip and of the columns. */
 static void gmm__quant_tile_load(const gmm__quant_job *job, const gmm__strip *s, int64_t col, int64_t n, float *x) {
     int64_t r;
     memset(x, 0, sizeof(float) * GMM_TILE * GMM_TILE);
     for (r = 0; r < s->m; r++) gmm__quant_load(job, s, s->row + r, col, n, x + r * GMM_TILE);
 }
-/* The same as lines of columns, transformed if the columnwise copy is. */
-static void gmm__quant_tile_turn(const gmm_format *f, const float *x, int64_t n, float *xt) {
+/* Transposes a tile, and applies the Hadamard transform of the columnwise copy. */
+static void gmm__quant_tile_transpose(const gmm_format *f, const float *x, int64_t n, float *xt) {
     int64_t r, c;
     for (c = 0; c < n; c++) {
         for (r = 0; r < GMM_TILE; r++) xt[c * GMM_TILE + r] = x[r * GMM_TILE + c];
@@ -75,32 +75,32 @@ static uint32_t gmm__quant_amax(const float *x, int64_t n, uint32_t amax) {
     return amax;
 }
 
-/* Amax of a strip, for both copies; and of its rows. */
+/* Amaxes of a strip for both copies, and of its rows. */
 static void gmm__quant_strip_amax(const void *arg, int64_t index, int32_t thread) {
     const gmm__quant_job *job = (const gmm__quant_job *)arg;
     const gmm__call *call = job->call;
     const gmm_format *f = &call->format;
     const gmm__strip s = gmm__strip_of(job, index);
     gmm__quant_scratch *w = &job->scratch[thread];
-    uint32_t line[GMM_TILE] = { 0 }, all = 0, turned = 0;
+    uint32_t row_amax[GMM_TILE] = { 0 }, all = 0, columnwise_amax = 0;
     int64_t r, c0;
     for (c0 = 0; c0 < call->in; c0 += GMM_TILE) {
         const int64_t n = gmm__min_i64(call->in - c0, GMM_TILE);
         gmm__quant_tile_load(job, &s, c0, n, w->x);
-        for (r = 0; r < s.m; r++) line[r] = gmm__quant_amax(w->x + r * GMM_TILE, n, line[r]);
+        for (r = 0; r < s.m; r++) row_amax[r] = gmm__quant_amax(w->x + r * GMM_TILE, n, row_amax[r]);
         if (f->hadamard && call->mat[GMM__DX].dtype != GMM_NONE) {
-            gmm__quant_tile_turn(f, w->x, n, w->xt);
-            turned = gmm__quant_amax(w->xt, n * GMM_TILE, turned);
+            gmm__quant_tile_transpose(f, w->x, n, w->xt);
+            columnwise_amax = gmm__quant_amax(w->xt, n * GMM_TILE, columnwise_amax);
         }
     }
     for (r = 0; r < s.m; r++) {
-        if (line[r] > all) all = line[r];
-        if (job->lines)
-            job->lines[(gmm__grouped(call) ? job->offsets[s.unit] : s.unit * s.rows) + s.row + r] =
-                gmm_f32_from_bits(line[r]);
+        if (row_amax[r] > all) all = row_amax[r];
+        if (job->row_amax)
+            job->row_amax[(gmm__grouped(call) ? job->offsets[s.unit] : s.unit * s.rows) + s.row + r] =
+                gmm_f32_from_bits(row_amax[r]);
     }
     job->strips[0][index] = gmm_f32_from_bits(all);
-    job->strips[1][index] = gmm_f32_from_bits(f->hadamard ? turned : all);
+    job->strips[1][index] = gmm_f32_from_bits(f->hadamard ? columnwise_amax : all);
 }
 
 /* Amax of up to 128 columns of one unit. */
@@ -118,26 +118,26 @@ static void gmm__quant_column_amax(const void *arg, int64_t index, int32_t threa
         gmm__quant_load(job, &s, r, c0, n, x);
         for (c = 0; c < n; c++) amax[c] = gmm_amax_bits(amax[c], x[c]);
     }
-    for (c = 0; c < n; c++) job->columns[u * job->call->in + c0 + c] = gmm_f32_from_bits(amax[c]);
+    for (c = 0; c < n; c++) job->col_amax[u * job->call->in + c0 + c] = gmm_f32_from_bits(amax[c]);
 }
 
-/* Stores codes of a tile, and the scales of its blocks with the padding behind them. Lines l0 on, elements a0 on. */
+/* Stores the codes of a tile at line l0 and element a0, and the scales of its blocks with their padding. */
 static void gmm__quant_store(const gmm__qview *v, int64_t l0, int64_t a0, int64_t lines, int64_t data_lines,
                              int64_t along, const gmm__quant_scratch *w) {
     const int width = gmm_block_along(v->scaling);
     int64_t l, a, j;
     for (l = 0; l < data_lines && !v->apart; l++) {
         const uint8_t *code = w->code + l * GMM_TILE;
-        uint8_t *to = v->data + (v->dtype == GMM_E2M1 ? ((l0 + l) * v->ld + a0) / 2 : (l0 + l) * v->ld + a0);
-        if (v->dtype != GMM_E2M1) memcpy(to, code, (size_t)along);
-        else for (a = 0; a < along; a += 2) to[a / 2] = (uint8_t)(code[a] | code[a + 1] << 4);
+        uint8_t *dst = v->data + (v->dtype == GMM_E2M1 ? ((l0 + l) * v->ld + a0) / 2 : (l0 + l) * v->ld + a0);
+        if (v->dtype != GMM_E2M1) memcpy(dst, code, (size_t)along);
+        else for (a = 0; a < along; a += 2) dst[a / 2] = (uint8_t)(code[a] | code[a + 1] << 4);
     }
     for (a = 0; a < along && v->apart; a++) {
-        uint8_t *to = v->data + (v->dtype == GMM_E2M1 ? ((a0 + a) * v->ld + l0) / 2 : (a0 + a) * v->ld + l0);
-        if (v->dtype != GMM_E2M1) for (l = 0; l < lines; l++) to[l] = w->code[l * GMM_TILE + a];
+        uint8_t *dst = v->data + (v->dtype == GMM_E2M1 ? ((a0 + a) * v->ld + l0) / 2 : (a0 + a) * v->ld + l0);
+        if (v->dtype != GMM_E2M1) for (l = 0; l < lines; l++) dst[l] = w->code[l * GMM_TILE + a];
         else
             for (l = 0; l < lines; l += 2)
-                to[l / 2] = (uint8_t)(w->code[l * GMM_TILE + a] | w->code[(l + 1) * GMM_TILE + a] << 4);
+                dst[l / 2] = (uint8_t)(w->code[l * GMM_TILE + a] | w->code[(l + 1) * GMM_TILE + a] << 4);
     }
     if (width == 128) {
         float *scale = (float *)(void *)v->scale;
@@ -159,7 +159,7 @@ static void gmm__quant_store(const gmm__qview *v, int64_t l0, int64_t a0, int64_
     }
 }
 
-/* One tile: loaded once, quantized along its rows, its columns or both. */
+/* Loads one tile and quantizes it along its rows, its columns or both. */
 static void gmm__quant_task(const void *arg, int64_t index, int32_t thread) {
     const gmm__quant_job *job = (const gmm__quant_job *)arg;
     const gmm__call *call = job->call;
@@ -189,8 +189,8 @@ static void gmm__quant_task(const void *arg, int64_t index, int32_t thread) {
         t.lines = (int)s.m;
         t.along = (int)n;
         t.x = w->x;
-        t.amax_per_line = job->lines != NULL;
-        t.amax = job->lines ? job->lines + (grouped ? job->offsets[s.unit] : s.unit * s.rows) + s.row
+        t.amax_per_line = job->row_amax != NULL;
+        t.amax = job->row_amax ? job->row_amax + (grouped ? job->offsets[s.unit] : s.unit * s.rows) + s.row
                             : job->amax[0] + s.unit;
         t.blocks_per_line = width ? gmm__ceil_div(call->in, width) : 1;
         t.first_block = s.row * t.blocks_per_line + (width ? c0 / width : 0);
@@ -204,17 +204,17 @@ static void gmm__quant_task(const void *arg, int64_t index, int32_t thread) {
     }
     if (columnwise->dtype != GMM_NONE) {
         const gmm__qview v = gmm__quant_view(job, columnwise, GMM_COLUMNWISE, s.unit);
-        /* a padded copy holds whole tiles: zeros, or what the transform makes of rows beside them */
+        /* a padded copy has whole tiles: rows past the group are zeros, or mixed with its last rows by the transform */
         const int64_t along = grouped ? (int64_t)GMM_TILE : s.m;
         memset(w->code, 0, sizeof w->code);
         memset(w->scale, 0, sizeof w->scale);
-        gmm__quant_tile_turn(f, w->x, n, w->xt);
+        gmm__quant_tile_transpose(f, w->x, n, w->xt);
         t.direction = GMM_COLUMNWISE;
         t.lines = (int)n;
         t.along = (int)along;
         t.x = w->xt;
-        t.amax_per_line = job->columns != NULL;
-        t.amax = job->columns ? job->columns + s.unit * call->in + c0 : job->amax[1] + s.unit;
+        t.amax_per_line = job->col_amax != NULL;
+        t.amax = job->col_amax ? job->col_amax + s.unit * call->in + c0 : job->amax[1] + s.unit;
         t.blocks_per_line = width ? gmm__ceil_div(s.rows, width) : 1;
         t.first_block = c0 * t.blocks_per_line + (width ? s.row / width : 0);
         gmm_quantize_tile(&t, w->code, w->scale);
@@ -222,13 +222,13 @@ static void gmm__quant_task(const void *arg, int64_t index, int32_t thread) {
     }
 }
 
-/* Work on `rows` rows that are `strips` strips: padded copies of columns hold whole ones. An element takes as long as a
-   few copies. */
+/* Work of a call over `rows` rows in `strips` strips, all of whose rows a padded columnwise copy has. Quantizing an
+   element takes about as long as four copies. */
 static double gmm__quant_work(const gmm__call *call, int64_t rows, int64_t strips) {
     const int padded = gmm__grouped(call) && call->mat[GMM__DX].dtype != GMM_NONE;
     return 4.0 * (double)call->in * (padded ? (double)strips * GMM_TILE : (double)rows);
 }
-/* Bytes for the tiles of all threads that a call takes. */
+/* Bytes of scratch for all threads of a call. */
 static size_t gmm__quant_scratch_bytes(const gmm__call *call) {
     const int64_t strips = gmm__strips(call), tiles = strips * gmm__ceil_div(call->in, GMM_TILE);
     const int64_t rows = gmm__grouped(call) ? call->rows : call->units * call->rows;
@@ -250,7 +250,7 @@ static int gmm__cpu_plan_quantize(const gmm__call *call, gmm__plan *plan) {
     return 1;
 }
 
-/* Offsets of the units: rows of the source, and padded rows. Returns the live rows of a split. */
+/* Computes the offsets of units in rows of the source and in padded rows. Returns the live rows of a split. */
 static int64_t gmm__quant_offsets(const gmm__call *call, int64_t *offsets, int64_t *starts) {
     const int64_t units = gmm__units(call);
     int64_t u, live = 0;
@@ -301,14 +301,14 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
         job.amax[k] = (float *)gmm__part(plan, GMM__QUANT_AMAX) + k * job.units;
         job.strips[k] = (float *)gmm__part(plan, GMM__QUANT_STRIPS) + k * gmm__strips(call);
     }
-    if (by_row || f->row_amax) job.lines = (float *)gmm__part(plan, GMM__QUANT_LINES);
-    if (by_row && copy[1]->dtype != GMM_NONE) job.columns = (float *)gmm__part(plan, GMM__QUANT_COLUMNS);
+    if (by_row || f->row_amax) job.row_amax = (float *)gmm__part(plan, GMM__QUANT_LINES);
+    if (by_row && copy[1]->dtype != GMM_NONE) job.col_amax = (float *)gmm__part(plan, GMM__QUANT_COLUMNS);
 
     if (d->phase == GMM_QUANT_CAST) {
         for (k = 0; k < 2; k++)
             if (copy[k]->dtype != GMM_NONE) memcpy(job.amax[k], copy[k]->amax, (size_t)job.units * sizeof(float));
         if (tensor && copy[0]->dtype != GMM_NONE) memcpy(job.amax[1], job.amax[0], (size_t)job.units * sizeof(float));
-    } else if ((global && !(f->delayed && !copy[0]->amax && !copy[1]->amax)) || job.lines) {
+    } else if ((global && !(f->delayed && !copy[0]->amax && !copy[1]->amax)) || job.row_amax) {
         gmm__cpu_for(call->ctx, job.strip_count, work, gmm__quant_strip_amax, &job);
         for (k = 0; k < 2; k++)
             for (u = 0; u < job.units; u++) {
@@ -320,9 +320,9 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
                 if (global && copy[k]->dtype != GMM_NONE && copy[k]->amax) copy[k]->amax[u] = job.amax[k][u];
             }
         if (f->row_amax && copy[0]->dtype != GMM_NONE)
-            memcpy(copy[0]->amax, job.lines, (size_t)(gmm__grouped(call) ? live : job.units * call->rows) *
+            memcpy(copy[0]->amax, job.row_amax, (size_t)(gmm__grouped(call) ? live : job.units * call->rows) *
                    sizeof(float));
-        if (job.columns) gmm__cpu_for(call->ctx, job.units * job.col_tiles, work, gmm__quant_column_amax, &job);
+        if (job.col_amax) gmm__cpu_for(call->ctx, job.units * job.col_tiles, work, gmm__quant_column_amax, &job);
         if (d->phase == GMM_QUANT_AMAX) return GMM_OK;
     }
     for (k = 0; k < 2 && tensor; k++)
@@ -333,10 +333,10 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
                                                                  gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
             *(float *)(void *)v.scale = gmm_scale_inverse(scale);
         }
-    for (i = 0; job.columns && i < job.units * call->in; i++) {
+    for (i = 0; job.col_amax && i < job.units * call->in; i++) {
         const gmm__qview v = gmm__quant_view(&job, copy[1], GMM_COLUMNWISE, i / call->in);
         ((float *)(void *)v.scale)[i % call->in] = gmm_scale_inverse(gmm_scale_from_amax(
-            job.columns[i], gmm_dtype_largest(f->dtype), gmm_dtype_largest(GMM_F32), f->eps, f->pow2));
+            job.col_amax[i], gmm_dtype_largest(f->dtype), gmm_dtype_largest(GMM_F32), f->eps, f->pow2));
     }
     gmm__cpu_for(call->ctx, job.strip_count * job.col_tiles, work, gmm__quant_task, &job);
     if (gmm__grouped(call) && call->groups.tail == GMM_TAIL_ZERO)
@@ -347,7 +347,7 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
     return GMM_OK;
 }
 
-/* A strip of a dequantized matrix. Lines of a columnwise copy are turned back through a tile. */
+/* Dequantizes one tile. A columnwise copy is transposed in the scratch. */
 static void gmm__dequant_task(const void *arg, int64_t index, int32_t thread) {
     const gmm__quant_job *job = (const gmm__quant_job *)arg;
     const gmm__call *call = job->call;
@@ -399,14 +399,14 @@ static gmm_status gmm__cpu_launch_dequantize(const gmm__plan *plan, gmm_stream s
     return GMM_OK;
 }
 
-/* A tile of 128 x 128, in squares that stay in the nearest cache. */
+/* Transposes a tile of 128 x 128 in squares that stay in the L1 cache. */
 static void gmm__transpose_task(const void *arg, int64_t index, int32_t thread) {
     enum { SIDE = 32 };
     const gmm__call *call = (const gmm__call *)arg;
-    const int64_t down = gmm__ceil_div(call->rows, GMM_TILE), across = gmm__ceil_div(call->in, GMM_TILE);
-    const int64_t u = index / (down * across), i = index / across % down, j = index % across;
-    const gmm__qview from = gmm__qview_of(&call->mat[GMM__DY], GMM_ROWWISE, 0, u, 0, 0, call->rows, call->in);
-    const gmm__qview to = gmm__qview_of(&call->mat[GMM__Y], GMM_COLUMNWISE, 0, u, 0, 0, call->rows, call->in);
+    const int64_t row_tiles = gmm__ceil_div(call->rows, GMM_TILE), col_tiles = gmm__ceil_div(call->in, GMM_TILE);
+    const int64_t u = index / (row_tiles * col_tiles), i = index / col_tiles % row_tiles, j = index % col_tiles;
+    const gmm__qview src = gmm__qview_of(&call->mat[GMM__DY], GMM_ROWWISE, 0, u, 0, 0, call->rows, call->in);
+    const gmm__qview dst = gmm__qview_of(&call->mat[GMM__Y], GMM_COLUMNWISE, 0, u, 0, 0, call->rows, call->in);
     const int64_t r1 = gmm__min_i64(call->rows, (i + 1) * GMM_TILE), c1 = gmm__min_i64(call->in, (j + 1) * GMM_TILE);
     int64_t r0, c0, r, c;
     (void)thread;
@@ -414,8 +414,8 @@ static void gmm__transpose_task(const void *arg, int64_t index, int32_t thread) 
         for (c0 = j * GMM_TILE; c0 < c1; c0 += SIDE)
             for (c = c0; c < gmm__min_i64(c1, c0 + SIDE); c++)
                 for (r = r0; r < gmm__min_i64(r1, r0 + SIDE); r++)
-                    to.data[c * to.ld + r] = from.data[r * from.ld + c];
-    gmm__qview_transpose_scales(&from, &to, i, j);
+                    dst.data[c * dst.ld + r] = src.data[r * src.ld + c];
+    gmm__qview_transpose_scales(&src, &dst, i, j);
 }
 static gmm_status gmm__cpu_launch_transpose(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
@@ -447,9 +447,9 @@ static gmm_status gmm__cpu_launch_shard_cast(const gmm__plan *plan, gmm_stream s
             const int64_t e = a.start + i, member = e / (a.rows * a.cols), row = e / a.cols % a.rows, col = e % a.cols;
             const float v = gmm__shard_value(&a, i);
             for (k = 0; k < 2 + nv; k++) {
-                float *to = &a.amax[k == 2 ? member : gmm__shard_amax_at(&a, k, member, row, col)];
+                float *dst = &a.amax[k == 2 ? member : gmm__shard_amax_at(&a, k, member, row, col)];
                 if (k == 2 || a.copy[k].dtype != GMM_NONE)
-                    *to = gmm_f32_from_bits(gmm_amax_bits(gmm_f32_bits(*to), v));
+                    *dst = gmm_f32_from_bits(gmm_amax_bits(gmm_f32_bits(*dst), v));
             }
         }
         return GMM_OK;

@@ -4,7 +4,7 @@ static float gmm__row_dot(const float *a, const float *b, int64_t n) {
     float lane[GMM__LANES];
     memset(lane, 0, sizeof lane);
     gmm__lanes_add(lane, a, b, n);
-    return gmm__lanes_fold(lane);
+    return gmm__lanes_sum(lane);
 }
 static float gmm__row_sum(const float *a, int64_t n) { return gmm__row_dot(a, NULL, n); }
 
@@ -22,17 +22,17 @@ GMM__HD float gmm__ln(float x) {
 
 /* Softmax of a row into s; returns its logsumexp. */
 static float gmm__softmax(const float *logits, float *s, int64_t n) {
-    float top = logits[0], sum;
+    float largest = logits[0], sum;
     int64_t i;
-    for (i = 1; i < n; i++) top = logits[i] > top || top != top ? logits[i] : top;
-    for (i = 0; i < n; i++) s[i] = gmm_exp(logits[i] - top);
+    for (i = 1; i < n; i++) largest = logits[i] > largest || largest != largest ? logits[i] : largest;
+    for (i = 0; i < n; i++) s[i] = gmm_exp(logits[i] - largest);
     sum = gmm__row_sum(s, n);
     for (i = 0; i < n; i++) s[i] /= sum;
-    return top + gmm__ln(sum);
+    return largest + gmm__ln(sum);
 }
 
-/* A candidate as an integer that orders like its rank: the value above (every NaN lowest), ~expert below, so that at
-   equal values the lower index is larger. */
+/* A candidate as an integer that is larger for a better candidate: the value in the high half (NaN is the lowest),
+   ~expert in the low half, so that of equal values the lower index is better. */
 static uint64_t gmm__candidate(float value, int64_t expert) {
     const uint32_t u = gmm_f32_bits(value);
     const uint32_t order = value != value ? 0u : u & 0x80000000u ? ~u : u | 0x80000000u;
@@ -40,8 +40,8 @@ static uint64_t gmm__candidate(float value, int64_t expert) {
 }
 static int32_t gmm__candidate_expert(uint64_t candidate) { return (int32_t)~(uint32_t)candidate; }
 
-/* Restores a heap whose least element is at 0, after element i grew. */
-static void gmm__heap_down(uint64_t *heap, int64_t count, int64_t i) {
+/* Restores a min-heap after element i was increased. */
+static void gmm__heap_sift_down(uint64_t *heap, int64_t count, int64_t i) {
     const uint64_t key = heap[i];
     int64_t child;
     while ((child = 2 * i + 1) < count) {
@@ -53,33 +53,33 @@ static void gmm__heap_down(uint64_t *heap, int64_t count, int64_t i) {
     heap[i] = key;
 }
 
-/* Sorts into falling order what is such a heap. */
+/* Sorts a min-heap into descending order. */
 static void gmm__heap_sort(uint64_t *heap, int64_t count) {
     int64_t i;
     for (i = count - 1; i > 0; i--) {
         const uint64_t least = heap[0];
         heap[0] = heap[i];
         heap[i] = least;
-        gmm__heap_down(heap, i, 0);
+        gmm__heap_sift_down(heap, i, 0);
     }
 }
 
-/* The k candidates of the largest score + bias, in falling order. */
-static void gmm__choose(const float *score, const float *bias, int64_t experts, uint64_t *best, int64_t k) {
+/* The k candidates with the largest score + bias, in descending order. */
+static void gmm__topk_choose(const float *score, const float *bias, int64_t experts, uint64_t *best, int64_t k) {
     int64_t e, i;
     for (e = 0; e < k; e++) best[e] = gmm__candidate(score[e] + (bias ? bias[e] : 0.0f), e);
-    for (i = k / 2; i-- > 0;) gmm__heap_down(best, k, i);
+    for (i = k / 2; i-- > 0;) gmm__heap_sift_down(best, k, i);
     for (; e < experts; e++) {
         const uint64_t candidate = gmm__candidate(score[e] + (bias ? bias[e] : 0.0f), e);
         if (candidate <= best[0]) continue;
         best[0] = candidate;
-        gmm__heap_down(best, k, 0);
+        gmm__heap_sift_down(best, k, 0);
     }
     gmm__heap_sort(best, k);
 }
 
-/* Tokens are worked on in chunks that depend on T alone. Each chunk has its own counts and sums, which are added up in
-   the order of the chunks: losses do not depend on the threads. */
+/* Tokens are divided into chunks by T alone. Each chunk has its own counts and sums, which are added in the order of
+   the chunks, so that losses do not depend on the number of threads. */
 static int64_t gmm__topk_chunk(int64_t tokens) {
     const int64_t chunk = gmm__ceil_div(tokens, 256);
     return chunk < 16 ? 16 : chunk;
@@ -87,27 +87,27 @@ static int64_t gmm__topk_chunk(int64_t tokens) {
 
 enum { GMM__TOPK_SCRATCH, GMM__TOPK_COUNTS, GMM__TOPK_SUMS, GMM__TOPK_Z }; /* regions of the workspace */
 
-/* One thread's rows: logits, scores, weights or a second softmax, candidates. */
+/* The buffers of one thread, each for one token. softmax is score itself where that is a softmax. */
 typedef struct gmm__topk_rows {
-    float *logits, *score, *soft, *weight;
+    float *logits, *score, *softmax, *weight;
     uint64_t *best;
 } gmm__topk_rows;
 
-/* Scores are exponentials, of which one takes as long as a few copies. */
+/* An exponential takes about as long as four copies. */
 static double gmm__topk_work(const gmm_route *r) { return 4.0 * (double)r->tokens * (double)r->experts; }
 static size_t gmm__topk_row_bytes(const gmm_route *r) { return (size_t)gmm__round_up(r->experts, 16) * sizeof(float); }
 static size_t gmm__topk_thread_bytes(const gmm_route *r) {
     return 4 * gmm__topk_row_bytes(r) + (size_t)gmm__round_up(r->topk, 8) * sizeof(uint64_t);
 }
 
-/* Bytes for the rows of all threads that a call takes. */
+/* Bytes of the buffers of all threads of a call. */
 static size_t gmm__topk_scratch(const gmm__call *call) {
     const gmm_route *r = &call->d.route;
     const int64_t chunks = gmm__ceil_div(r->tokens, gmm__topk_chunk(r->tokens));
     return (size_t)gmm__cpu_threads(call->ctx, chunks, gmm__topk_work(r)) * gmm__topk_thread_bytes(r);
 }
 
-/* Scores of token t in `rows`. Returns logsumexp where the softmax was needed, else 0. */
+/* Computes the scores of token t. Returns their logsumexp where a softmax is computed, else 0. */
 static float gmm__topk_scores(const gmm__plan *plan, int64_t t, int32_t thread, gmm__topk_rows *rows) {
     const gmm__call *call = plan->call;
     const gmm_route *r = &call->d.route;
@@ -118,23 +118,23 @@ static float gmm__topk_scores(const gmm__plan *plan, int64_t t, int32_t thread, 
     rows->logits = (float *)(void *)((char *)gmm__part(plan, GMM__TOPK_SCRATCH) +
                                      (size_t)thread * gmm__topk_thread_bytes(r));
     rows->score = rows->logits + n;
-    rows->soft = r->score == GMM_SCORE_SOFTMAX ? rows->score : rows->logits + 2 * n;
+    rows->softmax = r->score == GMM_SCORE_SOFTMAX ? rows->score : rows->logits + 2 * n;
     rows->weight = rows->logits + 3 * n;
     rows->best = (uint64_t *)(void *)(rows->logits + 4 * n);
     gmm__row_load(m->dtype, gmm__at(m, 0, t, 0), rows->logits, r->experts);
     if (r->score == GMM_SCORE_SOFTMAX || r->z_coeff != 0.0f)
-        lse = gmm__softmax(rows->logits, rows->soft, r->experts);
+        lse = gmm__softmax(rows->logits, rows->softmax, r->experts);
     if (r->score == GMM_SCORE_SIGMOID)
         for (e = 0; e < r->experts; e++) rows->score[e] = gmm_sigmoid(rows->logits[e]);
     return lse;
 }
 
-/* What the chosen scores are divided by. */
+/* Divisor of the chosen scores, whose sum is `chosen`. */
 static float gmm__topk_divisor(const gmm_route *r, float chosen) {
     return !r->normalize ? 1.0f : r->score == GMM_SCORE_SIGMOID ? chosen + 1e-20f : chosen;
 }
-/* Scores so small that their sum is 0 in fp32 share nothing out. */
-static float gmm__share(float part, float sum) { return sum == 0.0f ? 0.0f : part / sum; }
+/* part / sum; 0 where the sum of all scores underflows to 0. */
+static float gmm__quotient(float part, float sum) { return sum == 0.0f ? 0.0f : part / sum; }
 
 static void gmm__topk_fwd_chunk(const void *arg, int64_t c, int32_t thread) {
     const gmm__plan *plan = (const gmm__plan *)arg;
@@ -142,18 +142,18 @@ static void gmm__topk_fwd_chunk(const void *arg, int64_t c, int32_t thread) {
     const int64_t chunk = gmm__topk_chunk(r->tokens), begin = c * chunk;
     const int64_t end = begin + chunk < r->tokens ? begin + chunk : r->tokens;
     int32_t *counts = (int32_t *)gmm__part(plan, GMM__TOPK_COUNTS) + c * r->experts;
-    float *sums = r->aux_coeff != 0.0f ? (float *)gmm__part(plan, GMM__TOPK_SUMS) + c * r->experts : NULL;
+    float *score_sums = r->aux_coeff != 0.0f ? (float *)gmm__part(plan, GMM__TOPK_SUMS) + c * r->experts : NULL;
     float z = 0.0f;
     int64_t t, e;
     int32_t i;
     memset(counts, 0, (size_t)r->experts * sizeof *counts);
-    if (sums) memset(sums, 0, (size_t)r->experts * sizeof *sums);
+    if (score_sums) memset(score_sums, 0, (size_t)r->experts * sizeof *score_sums);
     for (t = begin; t < end; t++) {
         gmm__topk_rows rows;
         const float lse = gmm__topk_scores(plan, t, thread, &rows);
         float *probs = r->probs + t * r->topk, chosen = 0.0f, divisor;
         int32_t *indices = r->indices + t * r->topk;
-        gmm__choose(rows.score, r->expert_bias, r->experts, rows.best, r->topk);
+        gmm__topk_choose(rows.score, r->expert_bias, r->experts, rows.best, r->topk);
         for (i = 0; i < r->topk; i++) {
             indices[i] = gmm__candidate_expert(rows.best[i]);
             probs[i] = rows.score[indices[i]];
@@ -161,10 +161,10 @@ static void gmm__topk_fwd_chunk(const void *arg, int64_t c, int32_t thread) {
             counts[indices[i]]++;
         }
         divisor = gmm__topk_divisor(r, chosen);
-        for (i = 0; i < r->topk; i++) probs[i] = r->scale * gmm__share(probs[i], divisor);
-        if (sums) {
+        for (i = 0; i < r->topk; i++) probs[i] = r->scale * gmm__quotient(probs[i], divisor);
+        if (score_sums) {
             const float all = r->score == GMM_SCORE_SIGMOID ? gmm__row_sum(rows.score, r->experts) : 1.0f;
-            for (e = 0; e < r->experts; e++) sums[e] += gmm__share(rows.score[e], all);
+            for (e = 0; e < r->experts; e++) score_sums[e] += gmm__quotient(rows.score[e], all);
         }
         z += lse * lse;
     }
@@ -185,7 +185,7 @@ static gmm_status gmm__cpu_launch_topk_fwd(const gmm__plan *plan, gmm_stream str
     const gmm_route *r = &plan->call->d.route;
     const int64_t experts = r->experts, chunks = gmm__ceil_div(r->tokens, gmm__topk_chunk(r->tokens));
     const int32_t *counts = (const int32_t *)gmm__part(plan, GMM__TOPK_COUNTS);
-    const float *sums = (const float *)gmm__part(plan, GMM__TOPK_SUMS);
+    const float *score_sums = (const float *)gmm__part(plan, GMM__TOPK_SUMS);
     const double tokens = (double)r->tokens;
     double aux = 0.0, z = 0.0;
     int64_t c, e;
@@ -197,7 +197,7 @@ static gmm_status gmm__cpu_launch_topk_fwd(const gmm__plan *plan, gmm_stream str
         double sum = 0.0;
         for (c = 0; c < chunks; c++) {
             count += counts[c * experts + e];
-            if (r->aux_coeff != 0.0f) sum += sums[c * experts + e];
+            if (r->aux_coeff != 0.0f) sum += score_sums[c * experts + e];
         }
         aux += count * sum;
         if (r->counts) r->counts[e] = count;
@@ -212,8 +212,8 @@ static gmm_status gmm__cpu_launch_topk_fwd(const gmm__plan *plan, gmm_stream str
     return GMM_OK;
 }
 
-/* Gradients run through w[e] = score[e] * (gradient of score[e]): no quotient of small numbers is left in it, since
-   every score in a denominator meets one in a numerator. */
+/* Computes w[e] = score[e] * (gradient of score[e]) rather than the gradient itself: it contains scores only as
+   quotients score / sum, which do not overflow where scores are small. */
 static void gmm__topk_bwd_chunk(const void *arg, int64_t c, int32_t thread) {
     const gmm__plan *plan = (const gmm__plan *)arg;
     const gmm_route *r = &plan->call->d.route;
@@ -240,31 +240,31 @@ static void gmm__topk_bwd_chunk(const void *arg, int64_t c, int32_t thread) {
                 if (indices[i] >= 0 && indices[i] < r->experts) chosen += s[indices[i]];
             divisor = gmm__topk_divisor(r, chosen);
             for (i = 0; r->normalize && i < r->topk; i++)
-                if (indices[i] >= 0 && indices[i] < r->experts) mean += g[i] * gmm__share(s[indices[i]], divisor);
+                if (indices[i] >= 0 && indices[i] < r->experts) mean += g[i] * gmm__quotient(s[indices[i]], divisor);
             for (i = 0; i < r->topk; i++)
                 if (indices[i] >= 0 && indices[i] < r->experts)
-                    w[indices[i]] += r->scale * gmm__share(s[indices[i]], divisor) * (g[i] - mean);
+                    w[indices[i]] += r->scale * gmm__quotient(s[indices[i]], divisor) * (g[i] - mean);
         }
         if (r->aux_coeff != 0.0f) {
             float all = 1.0f, mean = 0.0f;
             if (r->score == GMM_SCORE_SIGMOID) {
                 all = gmm__row_sum(s, r->experts);
-                for (e = 0; e < r->experts; e++) mean += daux * (float)r->counts[e] * gmm__share(s[e], all);
+                for (e = 0; e < r->experts; e++) mean += daux * (float)r->counts[e] * gmm__quotient(s[e], all);
             }
-            for (e = 0; e < r->experts; e++) w[e] += gmm__share(s[e], all) * (daux * (float)r->counts[e] - mean);
+            for (e = 0; e < r->experts; e++) w[e] += gmm__quotient(s[e], all) * (daux * (float)r->counts[e] - mean);
         }
         if (r->score == GMM_SCORE_SOFTMAX) {
             const float sum = gmm__row_sum(w, r->experts);
             for (e = 0; e < r->experts; e++) w[e] -= s[e] * sum;
         } else {
             for (e = 0; e < r->experts; e++) {
-                float rest; /* 1 - s */
-                (void)gmm_sigmoid_rest(rows.logits[e], &rest);
-                w[e] *= rest;
+                float complement; /* 1 - s */
+                (void)gmm_sigmoid_rest(rows.logits[e], &complement);
+                w[e] *= complement;
             }
         }
         if (r->z_coeff != 0.0f)
-            for (e = 0; e < r->experts; e++) w[e] += dz * lse * rows.soft[e];
+            for (e = 0; e < r->experts; e++) w[e] += dz * lse * rows.softmax[e];
         gmm__row_store(dlogits->dtype, gmm__at(dlogits, 0, t, 0), w, r->experts);
     }
 }

@@ -1,5 +1,5 @@
-/* --- CPU: one stream, whose work is done when it is given. What an event records is reached at once, so all that it
-   holds is whose it is. --- */
+/* --- CPU: the only stream runs work when it is enqueued. Recorded work is always complete, so that an event only holds
+   its context --- */
 
 typedef struct gmm__cpu_event {
     gmm_context *ctx;
@@ -79,14 +79,16 @@ static gmm_status gmm__cpu_rt_event_sync(void *self, gmm_event event) {
 
 static gmm_status gmm__cpu_rt_copy2d(void *self, void *dst, size_t dst_pitch, const void *src, size_t src_pitch,
                                      size_t width, size_t height, gmm_stream stream) {
-    const gmm_status s = gmm__rt_open_copy(self, "copy2d", dst, dst_pitch, src, src_pitch, width, height, stream);
+    const gmm__rt_copy copy = { dst, dst_pitch, src, src_pitch, width, height };
+    const gmm_status s = gmm__rt_open_copy(self, "copy2d", &copy, stream);
     size_t i;
     if (s != GMM_OK || !width) return s;
     for (i = 0; i < height; i++) memcpy((char *)dst + i * dst_pitch, (const char *)src + i * src_pitch, width);
     return GMM_OK;
 }
 static gmm_status gmm__cpu_rt_copy(void *self, void *dst, const void *src, size_t bytes, gmm_stream stream) {
-    const gmm_status s = gmm__rt_open_copy(self, "copy", dst, bytes, src, bytes, bytes, 1, stream);
+    const gmm__rt_copy copy = { dst, bytes, src, bytes, bytes, 1 };
+    const gmm_status s = gmm__rt_open_copy(self, "copy", &copy, stream);
     if (s == GMM_OK && bytes) memcpy(dst, src, bytes);
     return s;
 }

@@ -25,8 +25,8 @@ static cudaDataType_t gmm__lt_data_type(gmm_dtype dtype) {
 
 /* Common alignment of an address and a row pitch, at most 16 bytes. No algorithm gains from more, and the limit makes
    the choice independent of the rows before a group. */
-static uint32_t gmm__lt_alignment(const void *at, int64_t row_bytes) {
-    const uint64_t bits = (uintptr_t)at | (uint64_t)row_bytes | 16u;
+static uint32_t gmm__lt_alignment(const void *address, int64_t row_bytes) {
+    const uint64_t bits = (uintptr_t)address | (uint64_t)row_bytes | 16u;
     return (uint32_t)(bits & (~bits + 1u));
 }
 
@@ -194,10 +194,10 @@ static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
 }
 
 /* Zeroes rows of a matrix. */
-static cudaError_t gmm__lt_zero_rows(const gmm_mat *m, void *at, int64_t rows, int64_t cols, gmm_stream stream) {
+static cudaError_t gmm__lt_zero_rows(const gmm_mat *m, void *address, int64_t rows, int64_t cols, gmm_stream stream) {
     const size_t size = (size_t)gmm_dtype_bits(m->dtype) / 8;
     if (rows <= 0) return cudaSuccess;
-    return cudaMemset2DAsync(at, (size_t)m->ld * size, 0, (size_t)cols * size, (size_t)rows, stream);
+    return cudaMemset2DAsync(address, (size_t)m->ld * size, 0, (size_t)cols * size, (size_t)rows, stream);
 }
 
 static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream stream) {

@@ -15,7 +15,7 @@ enum {
     GMM__MMA_BGRAD_PARTIALS,  /* [chunks, out] float: partial sums of the bias gradient */
     GMM__WGMMA_DEQUANTIZED_A, /* quantized operands as 16-bit elements */
     GMM__WGMMA_DEQUANTIZED_B,
-    GMM__WGMMA_ALPHA,         /* [2][G] float: two factors of each group's accumulators, applied in this order */
+    GMM__WGMMA_ALPHA,         /* [2][G] float: two scales of each group's accumulators, applied in this order */
     GMM__WGMMA_TILES16,       /* [G + 1] int32: prefix sums of the groups' blocks of 16 rows, for transposed tokens */
     GMM__WGMMA_OFFSETS16,     /* [G + 1] int64: row offsets of groups padded to multiples of 16 rows */
     GMM__WGMMA_GROUP_TABLES = GMM__MMA_BGRAD_PARTIALS /* group tables of each CTA; no operation needs both regions */
@@ -40,7 +40,7 @@ static void gmm__mma_reserve_table(const gmm__call *call, gmm__plan *plan, int r
 
 /* Whether a call's kernels use programmatic dependent launch. Under an SM limit they do not: CTAs of the dependent
    kernel would wait on multiprocessors that the caller reserves. */
-static int gmm__mma_pdl(const gmm__call *call) { return call->ctx->device.early && call->options.sm_limit == 0; }
+static int gmm__mma_pdl(const gmm__call *call) { return call->ctx->device.pdl && call->options.sm_limit == 0; }
 
 /* Enqueues the kernel that writes the row offsets and the prefix sums of tiles of a call. Host sizes are copied. */
 static gmm_status gmm__mma_enqueue_offsets(const gmm__call *call, int64_t *offsets, int32_t *tiles, int32_t tile_rows,

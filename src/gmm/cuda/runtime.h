@@ -93,7 +93,8 @@ static gmm_status gmm__cuda_rt_event_sync(void *self, gmm_event event) {
 /* Rows without gaps are one row: 2-D calls limit the pitch. */
 static gmm_status gmm__cuda_rt_copy2d(void *self, void *dst, size_t dst_pitch, const void *src, size_t src_pitch,
                                       size_t width, size_t height, gmm_stream stream) {
-    const gmm_status s = gmm__rt_open_copy(self, "copy2d", dst, dst_pitch, src, src_pitch, width, height, stream);
+    const gmm__rt_copy copy = { dst, dst_pitch, src, src_pitch, width, height };
+    const gmm_status s = gmm__rt_open_copy(self, "copy2d", &copy, stream);
     const int dense = height == 1 || (dst_pitch == width && src_pitch == width);
     if (s != GMM_OK || !width || !height) return s;
     GMM__DEVICE_CALL("copy2d", dense ? cudaMemcpyAsync(dst, src, width * height, cudaMemcpyDefault, stream)
@@ -101,7 +102,8 @@ static gmm_status gmm__cuda_rt_copy2d(void *self, void *dst, size_t dst_pitch, c
                                                        stream));
 }
 static gmm_status gmm__cuda_rt_copy(void *self, void *dst, const void *src, size_t bytes, gmm_stream stream) {
-    const gmm_status s = gmm__rt_open_copy(self, "copy", dst, bytes, src, bytes, bytes, 1, stream);
+    const gmm__rt_copy copy = { dst, bytes, src, bytes, bytes, 1 };
+    const gmm_status s = gmm__rt_open_copy(self, "copy", &copy, stream);
     if (s != GMM_OK || !bytes) return s;
     GMM__DEVICE_CALL("copy", cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, stream));
 }

@@ -70,13 +70,13 @@ static const double gmm__wgmma_smem_b = 256.0;            /* clocks per step and
 static const double gmm__wgmma_smem_a = 16.0;             /* clocks per step and m16, cooperative: traffic of A */
 static const double gmm__wgmma_smem_a_n128 = 32.0;        /* clocks per step, m16 and n128, cooperative */
 static const double gmm__wgmma_smem_a_pingpong = 43.4;    /* clocks per step and m16, ping-pong: traffic of A */
-/* Factors of the mainloop. Few columns share a row of A: the traffic shows in tall tiles and in long contractions.
-   Groups are seldom equal; the last tile of a group is lower. */
-static const double gmm__wgmma_deferred_factor = 1.04;    /* tiles with a deferred store */
-static const double gmm__wgmma_narrow_factor = 1.05;      /* cooperative tiles of 128 columns, few rows per group */
-static const double gmm__wgmma_low_factor = 0.95;         /* ping-pong tiles below gmm__wgmma_low_m16 */
+/* Slowdowns multiply the clocks of the mainloop. In ping-pong tiles few columns share a row of A, so that its traffic
+   slows down tall tiles and long contractions. Groups are seldom equal, and the last tile of a group is lower. */
+static const double gmm__wgmma_deferred_slowdown = 1.04;    /* tiles with a deferred store */
+static const double gmm__wgmma_narrow_slowdown = 1.05;      /* cooperative tiles of 128 columns, few rows per group */
+static const double gmm__wgmma_low_slowdown = 0.95;         /* ping-pong tiles below gmm__wgmma_low_m16 */
 static const double gmm__wgmma_low_m16 = 10.5;            /* m16 */
-static const double gmm__wgmma_k_tiles_scale = 2500.0;    /* k_tiles that raise the ping-pong factor by 1 */
+static const double gmm__wgmma_k_tiles_scale = 2500.0;    /* k_tiles that raise the ping-pong slowdown by 1 */
 /* Store of a tile: hidden behind the mainloop of the next tile, or exposed. */
 static const double gmm__wgmma_store_deferred = 20.0;     /* clocks per m16 and n128, 16 bits: deferred store */
 static const double gmm__wgmma_store_cooperative = 195.0; /* clocks per m16 and n128, 16 bits */
@@ -86,38 +86,38 @@ static const double gmm__wgmma_store_f32_block = 3200.0;  /* the same, divided b
 static const double gmm__wgmma_store_exposed = 0.5;       /* ping-pong: share of the store that bounds a tile */
 static const double gmm__wgmma_fixed_cooperative = 400.0; /* clocks per tile */
 static const double gmm__wgmma_fixed_pingpong = 200.0;    /* clocks per tile */
-static const double gmm__wgmma_shared_sm_factor = 1.2;    /* factor of tiles where two CTAs share a multiprocessor */
+static const double gmm__wgmma_shared_sm_slowdown = 1.2;    /* of tiles where two CTAs share a multiprocessor */
 /* Memory traffic of the whole product. */
 static const double gmm__wgmma_dequantize_rate = 400.0;   /* elements per clock: weights to 16 bits in the workspace */
 static const double gmm__wgmma_weight_rate = 26.0;        /* bytes per clock and multiprocessor: weights from memory */
 static const double gmm__wgmma_column_bytes = 128.0;      /* bytes of one column of a stage */
 static const double gmm__wgmma_latency_bytes = 11000.0;   /* bytes in flight at which the weight rate is halved */
-/* wgrad: TMA moves D beside the products, through the same memory system; the shorter of the two is hidden in part.
+/* wgrad: TMA transfers D while wgmma runs, through the same memory system; the shorter of the two is partly hidden.
    Fitted to 56 measurements each of accumulation into fp32 and of 16-bit results. */
 static const double gmm__wgmma_wgrad_store_f32 = 880.0;   /* clocks per m16: D is read, added to and written */
 static const double gmm__wgmma_wgrad_store_half = 208.0;  /* clocks per m16, 16 bits */
-static const double gmm__wgmma_wgrad_tall_factor = 1.05;  /* factor of the store of tiles above 8 m16 */
-static const double gmm__wgmma_wgrad_mainloop = 1.14;     /* factor of the mainloop */
+static const double gmm__wgmma_wgrad_tall_slowdown = 1.05;  /* of the store of tiles above 8 m16 */
+static const double gmm__wgmma_wgrad_mainloop = 1.14;     /* slowdown of the mainloop */
 static const double gmm__wgmma_wgrad_pack = 80.0;         /* clocks per m16: accumulators to 16 bits */
 static const double gmm__wgmma_wgrad_exposed = 0.4;       /* share of the shorter of the two that is not hidden */
 /* FP8 */
 static const double gmm__wgmma_fp8_mma_column = 2.0;      /* clocks per step, column and m64: wgmma */
-static const double gmm__wgmma_fp8_one_factor = 1.5;      /* one consumer alone: nothing overlaps its waits */
+static const double gmm__wgmma_fp8_one_slowdown = 1.5;      /* one consumer alone: nothing overlaps its waits */
 static const double gmm__wgmma_fp8_one_m64 = 1.5;         /* m64 below which a tile has one consumer */
-static const double gmm__wgmma_fp8_three_factor = 1.2;    /* tiles of three consumers */
-static const double gmm__wgmma_fp8_two_factor = 1.3;      /* other tiles */
+static const double gmm__wgmma_fp8_three_slowdown = 1.2;    /* tiles of three consumers */
+static const double gmm__wgmma_fp8_two_slowdown = 1.3;      /* other tiles */
 static const double gmm__wgmma_fp8_load_column = 7.0;     /* clocks per step and column: weights from device memory */
 static const double gmm__wgmma_fp8_fixed = 2000.0;        /* clocks per tile */
 static const double gmm__wgmma_fp8_prefetch_limit = 230e3; /* clocks of a product below which prefetch pays */
 enum {
     GMM__WGMMA_CHOICE_ROWS = 256,  /* rows per group from which the device chooses between the tiles of a kernel */
-    GMM__WGMMA_NARROW_ROWS = 2048  /* rows per group below which gmm__wgmma_narrow_factor applies */
+    GMM__WGMMA_NARROW_ROWS = 2048  /* rows per group below which gmm__wgmma_narrow_slowdown applies */
 };
 
 /* Clocks of a tile of wgrad: k_tiles steps of `step` clocks, and the store. */
 static double gmm__wgmma_wgrad_tile_clocks(const gmm_sm90_kernel *k, double k_tiles, double step, double m16, int f32) {
     const double store = m16 * (f32 ? gmm__wgmma_wgrad_store_f32 : gmm__wgmma_wgrad_store_half) *
-                         (k->m16 > 8 ? gmm__wgmma_wgrad_tall_factor : 1.0);
+                         (k->m16 > 8 ? gmm__wgmma_wgrad_tall_slowdown : 1.0);
     const double mainloop = gmm__wgmma_wgrad_mainloop * k_tiles * step + (f32 ? 0.0 : gmm__wgmma_wgrad_pack * m16);
     return mainloop > store ? mainloop + gmm__wgmma_wgrad_exposed * store : store + gmm__wgmma_wgrad_exposed * mainloop;
 }
@@ -173,11 +173,11 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
             const double smem = gmm__wgmma_smem_b * n128 +
                                 (cooperative ? gmm__wgmma_smem_a + gmm__wgmma_smem_a_n128 * n128
                                              : gmm__wgmma_smem_a_pingpong) * m16;
-            const double factor = cooperative ? (k->deferred ? gmm__wgmma_deferred_factor
-                                                 : k->tile_n == 128 && rows < GMM__WGMMA_NARROW_ROWS
-                                                     ? gmm__wgmma_narrow_factor : 1.0)
-                                              : (m16 < gmm__wgmma_low_m16 ? gmm__wgmma_low_factor : 1.0) +
-                                                    k_tiles / gmm__wgmma_k_tiles_scale;
+            const double slowdown =
+                !cooperative ? (m16 < gmm__wgmma_low_m16 ? gmm__wgmma_low_slowdown : 1.0) +
+                                   k_tiles / gmm__wgmma_k_tiles_scale
+                : k->deferred ? gmm__wgmma_deferred_slowdown
+                : k->tile_n == 128 && rows < GMM__WGMMA_NARROW_ROWS ? gmm__wgmma_narrow_slowdown : 1.0;
             const double step = mma > smem ? mma : smem, mainloop = k_tiles * step;
             const double store_half = k->deferred ? gmm__wgmma_store_deferred
                                     : cooperative ? gmm__wgmma_store_cooperative : gmm__wgmma_store_pingpong;
@@ -185,15 +185,15 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
                                                    : store_half);
             const double exposed = gmm__wgmma_store_exposed * store;
             const double tile = op == gmm_gemm_wgrad ? gmm__wgmma_wgrad_tile_clocks(k, k_tiles, step, m16, f32)
-                              : cooperative ? mainloop * factor + store + gmm__wgmma_fixed_cooperative
-                                            : (mainloop * factor > exposed ? mainloop * factor : exposed) +
+                              : cooperative ? mainloop * slowdown + store + gmm__wgmma_fixed_cooperative
+                                            : (mainloop * slowdown > exposed ? mainloop * slowdown : exposed) +
                                                   gmm__wgmma_fixed_pingpong;
             const double dequantize = b_format && !k->b_format
                                           ? (double)(G * call->in) * (double)call->out / gmm__wgmma_dequantize_rate
                                               : 0.0;
             const int64_t min_tiles_n = gmm__ceil_div(n, k->tile_n);
             const int64_t waves = gmm__ceil_div(G * tiles_m * min_tiles_n, processors * k->ctas_per_sm);
-            const double compute = (double)waves * tile * (k->ctas_per_sm > 1 ? gmm__wgmma_shared_sm_factor : 1.0) +
+            const double compute = (double)waves * tile * (k->ctas_per_sm > 1 ? gmm__wgmma_shared_sm_slowdown : 1.0) +
                                    dequantize;
             /* where a group fits one tile, tiles are narrowed until the last wave is full (gmm_sm90_tiles_n); the rate
                of weights grows with the bytes in flight */
@@ -239,8 +239,8 @@ static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_
         const int64_t tiles_n = filling > min_tiles_n ? filling : min_tiles_n;
         const double cols = (double)n / (double)tiles_n;
         const double mma = gmm__wgmma_fp8_mma_column * k->tile_n * m64 *
-                           (m64 < gmm__wgmma_fp8_one_m64 ? gmm__wgmma_fp8_one_factor
-                            : k->consumers == 3 ? gmm__wgmma_fp8_three_factor : gmm__wgmma_fp8_two_factor);
+                           (m64 < gmm__wgmma_fp8_one_m64 ? gmm__wgmma_fp8_one_slowdown
+                            : k->consumers == 3 ? gmm__wgmma_fp8_three_slowdown : gmm__wgmma_fp8_two_slowdown);
         const double load = gmm__wgmma_fp8_load_column * cols / (double)tiles_m; /* other row tiles hit L2 */
         const double mainloop = (double)k_tiles * (mma > load ? mma : load);
         const double cost = (double)waves * (mainloop + gmm__wgmma_fp8_fixed);

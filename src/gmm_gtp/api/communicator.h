@@ -1,12 +1,12 @@
 /* ------------------------------------------------------------------------------------------ 6 Communicators --- */
 
 /* Collectives among the ranks of a group, as a table of functions; every function takes `self` first.
-   Order       All ranks make the same calls in the same order. A call is enqueued on the stream. Work behind it on the
-               stream may read what it received and overwrite what it sent.
+   Order       All ranks make the same calls in the same order. A call is enqueued on the stream. Later work on the
+               stream may read what the call received and overwrite what it sent.
    Groups      Calls between group_begin and group_end are one operation with distinct outputs. `what` names it in
-               messages, is the same text on all ranks, and lives until it is done.
-   Failure     GMM_E_COMM, from a call or from poll, whose message names operation and peer. The communicator is then
-               unusable.
+               messages, is the same text on all ranks, and stays valid until the operation is done.
+   Failure     GMM_E_COMM from a call or from poll; the message of poll names operation and peer. The communicator is
+               then unusable.
    Threads     One at a time. */
 typedef struct gmm_comm {
     uint32_t struct_size;
@@ -19,8 +19,8 @@ typedef struct gmm_comm {
     gmm_status (*group_end)(void *self);
     /* recv [size][bytes]: what every rank sends, in the order of ranks. In place: send = recv + rank * bytes. */
     gmm_status (*all_gather)(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream);
-    /* send [size][count], recv [count]: the sum over ranks of send's part `rank`. F32, BF16 or F16. In place: recv is
-       part `rank` of send. */
+    /* send [size][count], recv [count]: the sum of part `rank` of send over all ranks. F32, BF16 or F16. In place: recv
+       is part `rank` of send. */
     gmm_status (*reduce_scatter)(void *self, const void *send, void *recv, size_t count, gmm_dtype dtype,
                                  gmm_stream stream);
     /* send, recv [size][bytes]: part r goes to rank r, part r comes from rank r. Not in place. The part of the
@@ -33,7 +33,7 @@ typedef struct gmm_comm {
     gmm_status (*window_remove)(void *self, void *window);
     /* GMM_OK unless a failure is known; `error` may be NULL. Does not wait. */
     gmm_status (*poll)(void *self, gmm_error *error);
-    /* Gives up: operations under way end as soon as they can, later ones are refused. `why` is copied. */
+    /* Aborts: operations in flight end as soon as possible, later ones are refused. `why` is copied into messages. */
     void (*give_up)(void *self, const char *why);
 } gmm_comm;
 

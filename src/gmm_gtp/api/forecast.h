@@ -1,7 +1,7 @@
 /* ------------------------------------------------------------------------------------------- 5 Memory, forecast --- */
 
-/* Weights of one shape, and the buffers that serve them. Slot counts are of bundles; 0 = none, or the slots counted
-   with another use are shared. With gtp_size 1 weights stay in place and nothing is received. */
+/* Weights of one shape and their buffers. A slot holds one bundle; 0 slots: none, or those of another use are shared.
+   With gtp_size 1 weights stay in place and nothing is received. */
 typedef struct gmm_gtp_use {
     uint32_t struct_size;
     int32_t bundle;           /* weights gathered and reduced together, such as a layer's local experts; 0 = 1 */
@@ -9,10 +9,10 @@ typedef struct gmm_gtp_use {
     int64_t layers;           /* bundles that the rank holds; 0 = 1 */
     int32_t gather_slots;     /* gather buffers of each direction: lookahead + 1 */
     int32_t recompute_slots;  /* rowwise gather buffers of a recompute chain */
-    int32_t wgrad_slots;      /* buffers of whole gradients: the one being written and those being reduced; in captured
-                                 graphs the slots of their ring */
+    int32_t wgrad_slots;      /* buffers of unsharded gradients: the one being written and those being reduced; in
+                                 captured graphs the slots of their ring */
     int32_t reduce_slots;     /* reductions in flight */
-    int32_t all_to_all;       /* a reduction receives 0: its shard; 1: all parts, which it then adds up in fp32 */
+    int32_t all_to_all;       /* a reduction receives 0: its shard; 1: the parts of all ranks, which it adds in fp32 */
     gmm_dtype main_grad;      /* F32 or BF16; NONE: frozen, without gradient and optimizer state */
     gmm_dtype wire;           /* of reductions and of the gradients they read: F32 or BF16; NONE = main_grad's */
     int32_t optimizer_bytes;  /* per parameter; 0 = 12: fp32 master and two moments */
@@ -29,10 +29,10 @@ typedef struct gmm_gtp_memory {
     int64_t main_grads;
     int64_t optimizer;
     int64_t gather;     /* gathered operands; also the local transposes that TENSOR and 128X128 need for backward */
-    int64_t wgrad;      /* whole gradients before their reduction */
+    int64_t wgrad;      /* unsharded gradients before their reduction */
     int64_t reduce;     /* receive buffers of reductions */
-    int64_t total;      /* of the above, and the stage */
-    int64_t whole_weights; /* for comparison: what `weights` would be with gtp_size 1; not in the total */
+    int64_t total;      /* of the above and of the stage */
+    int64_t whole_weights; /* for comparison: `weights` with gtp_size 1; not in the total */
     int64_t stage;      /* receive buffer of parts that 2D copies place side by side (1X128, NV16), or that are
                            transposed (TENSOR, 128X128): the maximum over all uses */
 } gmm_gtp_memory;
@@ -56,9 +56,10 @@ typedef struct gmm_gtp_stage {
     double exposed_reduce;   /* out: time that backward waits for a gradient buffer */
 } gmm_gtp_stage;
 
-/* One micro-batch in the steady state: forward over the stages, backward in their reverse order, then a fence. The host
-   is ahead: a gather starts when the one before it is done and its slot has been read, a reduction when its gradient is
-   there and the one before it is done. Gathers and reductions do not slow each other or the GEMMs down. */
+/* One micro-batch in the steady state: forward over the stages, backward in their reverse order, then a fence. The
+   model assumes that the host never delays work: a gather starts when the one before it is done and its slot has been
+   read, a reduction when its gradient is complete and the one before it is done. Gathers, reductions and GEMMs do not
+   slow each other down. */
 typedef struct gmm_gtp_forecast {
     uint32_t struct_size;
     int32_t stages;
@@ -70,15 +71,15 @@ typedef struct gmm_gtp_forecast {
     gmm_dtype main_grad;     /* F32 or BF16; NONE = F32 */
     int32_t prefetch;        /* bundles gathered ahead; one slot more, of each direction */
     int32_t wgrad_slots;     /* 0 = 2 */
-    int32_t wrap;            /* 1: the head of forward was gathered during the backward before */
+    int32_t wrap;            /* 1: the first bundles of forward were gathered during the previous backward */
     int32_t reserved;        /* 0 */
     double compute;          /* out: GEMMs alone */
-    double step;             /* out: compute and all that is exposed */
-    double exposed_gather, exposed_reduce; /* out: sums over stages; reduce: and the wait of the fence */
-    double gather, reduce;   /* out: on the wire, forward and backward */
+    double step;             /* out: compute and all exposed times */
+    double exposed_gather, exposed_reduce; /* out: sums over stages; reduce: plus the wait of the fence */
+    double gather, reduce;   /* out: communication alone, forward and backward */
 } gmm_gtp_forecast;
 
-/* Plays the step with the given rates. stages [forecast->stages] in the order of forward, at most 4096. Pure.
+/* Simulates the step with the given rates. stages [forecast->stages] in the order of forward, at most 4096. Pure.
    Errors: as gmm_gtp_plan; GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG, GMM_E_DTYPE. Nothing is written on failure. */
 GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *stages, gmm_error *error);
 

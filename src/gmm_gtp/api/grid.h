@@ -12,7 +12,8 @@ typedef enum gmm_axis {
     GMM_AXIS_MAX = 0x7fffffff
 } gmm_axis;
 
-/* Order of ranks, fastest axis first. An expert grid puts GTP outside EP, whose all-to-all gets the shorter links. */
+/* Order of ranks, fastest axis first. In an expert grid EP is faster than GTP, so that its all-to-all has nearer
+   peers. */
 typedef enum gmm_grid_kind {
     GMM_GRID_DENSE = 0,  /* TP GTP CP EP DP PP; EP has size 1 */
     GMM_GRID_EXPERT = 1, /* TP CP EP GTP DP PP; CP has size 1 */
@@ -53,17 +54,18 @@ GMMDEF gmm_status gmm_grid_group_of(const gmm_grid *grid, int32_t rank, uint32_t
 GMMDEF gmm_status gmm_grid_match(const gmm_grid *dense, const gmm_grid *expert, gmm_error *error);
 
 /* The replica rule: of all ranks that hold the same part of a tensor, one writes it to a checkpoint and counts it in a
-   norm: the one at 0 along every axis that does not cut the tensor. `cut_axes` names the axes that do (as above): PP
-   unless all stages share the tensor, GTP and mostly TP for a sharded weight, also EP for an expert's, neither GTP nor
-   TP for a norm's weight, also DP for optimizer state. *writes is 1 on that rank and 0 on the others.
+   norm, namely the one with coordinate 0 on every axis that does not shard the tensor. `cut_axes` are the axes that do
+   (as above): PP unless all stages share the tensor; GTP and mostly TP for a sharded weight, neither of them for the
+   weight of a normalization layer; also EP for the weights of experts; also DP for optimizer state. *writes is 1 on
+   that rank and 0 on the others.
    Errors: as gmm_grid_group_of. */
 GMMDEF gmm_status gmm_gtp_writes(const gmm_grid *grid, int32_t rank, uint32_t cut_axes, int32_t *writes,
                                  gmm_error *error);
 
 /* -------------------------------------------------------------------------------------------------- 4 Seeds --- */
 
-/* Seed of a rank that draws its own shard, so that the g shards are not copies of one another: base + 65536 (1 + r),
-   and 32768 more in an expert grid. A counter-based generator needs no such seed: it takes the logical rows of the
-   extents, and then the gathered weight does not depend on g. Pure, modulo 2^64. */
+/* Seed of a rank that initialises its own shard, so that the g shards differ: base + 65536 (1 + r), and 32768 more in
+   an expert grid. With a counter-based generator over the logical rows of the extents no such seed is needed, and the
+   gathered weight does not depend on g. Pure, modulo 2^64. */
 GMMDEF uint64_t gmm_gtp_seed(uint64_t base, gmm_grid_kind kind, uint32_t gtp_rank);
 

@@ -9,16 +9,16 @@
 struct ncclComm;
 typedef struct gmm_nccl_config {
     uint32_t struct_size;
-    int32_t windows;       /* 1: window_add registers symmetric windows, of memory that ncclMemAlloc gave. For gathers
-                              and reductions by GMM_GTP_REDUCE_EXCHANGE: reduce_scatter was slower in them with NCCL
-                              2.28.3, and groups of it wrong */
+    int32_t windows;       /* 1: window_add registers symmetric windows, over memory of ncclMemAlloc. Use it with
+                              GMM_GTP_REDUCE_EXCHANGE only: with NCCL 2.28.3 reduce_scatter in windows was slower, and
+                              groups of it gave wrong results */
     struct ncclComm *comm; /* the ncclComm_t; the caller destroys it, after gmm_nccl_close */
     gmm_context *ctx;      /* of the communicator's device: its memory, its messages */
     int32_t timeout_ms;    /* 0 = 10000 */
     int32_t reserved;
 } gmm_nccl_config;
 
-/* Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_VERSION, GMM_E_MEMORY, GMM_E_COMM (what NCCL says of the communicator),
+/* Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_VERSION, GMM_E_MEMORY, GMM_E_COMM (an error of the NCCL communicator),
        GMM_E_BUILD. *out is zeroed after a failure. */
 GMMDEF gmm_status gmm_nccl_open(const gmm_nccl_config *config, gmm_comm *out, gmm_error *error);
 /* Frees what open made; work must be done. NULL and a zeroed one are allowed. */

@@ -25,28 +25,28 @@
  *                          gmm_nccl_open is GMM_E_BUILD.
  *
  * THE SHARDING RULE
- *     Tensor parallelism (TP) cuts a weight [N, K] first: by rows (column-parallel), by columns (row-parallel), or not
- *     at all. What one TP rank has is its local matrix. Generalized tensor parallelism (GTP) cuts that by rows over g
- *     ranks: the local rows are padded at their end to a multiple of unit * g, and rank r keeps the padded rows
- *     [r * shard_rows, (r + 1) * shard_rows). All ranks hold equally many rows, since collectives need equal counts,
- *     and know the same pad; the last ranks may hold padding only. Before a GEMM the g shards are all-gathered
- *     in the order of ranks into padded_rows rows. The first local_rows are the operand: padding is never stripped.
- *     A GTP size of 1 leaves the local matrix as it is: no padding, nothing gathered.
+ *     Tensor parallelism (TP) first shards a weight [N, K]: by rows (column-parallel), by columns (row-parallel), or
+ *     not at all. The shard of one TP rank is its local matrix. Generalized tensor parallelism (GTP) shards the local
+ *     matrix by rows over g ranks: it is padded at its end to a multiple of unit * g rows, and rank r has the padded
+ *     rows [r * shard_rows, (r + 1) * shard_rows). All ranks have equally many rows, since collectives need equal
+ *     counts; the last ranks may have padding only. Before a GEMM the g shards are all-gathered in the order of ranks
+ *     into padded_rows rows, of which the GEMM reads the first local_rows in place. With a GTP size of 1 the local
+ *     matrix is neither padded nor gathered.
  *
- *     Sections are parts of a weight that TP cuts one by one, such as gate and up of a gated FC1: the local matrix is
- *     the TP slice of the first section, then that of the second, and so on. GTP pads and cuts the stack as a whole,
- *     so that the padding stays one tail and a GEMM reads one dense operand. A shard may therefore begin and end inside
- *     any section; its extents name the logical rows that it holds. Logical rows are those of the whole, unpadded
- *     weight: checkpoints are written in them, so that one file loads at every TP and GTP size, and padding leaves no
- *     process.
+ *     Sections are parts of a weight that TP shards separately, such as gate and up of a gated FC1: the local matrix is
+ *     the TP slice of the first section, then that of the second, and so on. GTP pads and shards these together, so
+ *     that all padding is at the end and a GEMM reads one dense operand. A shard may therefore begin and end inside any
+ *     section; its extents are the logical rows that it holds. Logical rows are those of the whole, unpadded weight.
+ *     Checkpoints store logical rows and no padding, so that one file loads at every TP and GTP size.
  *
  *     Padding rows are zeros after initialisation and loading, so are their gradients, and norms skip them: only the
  *     first valid_rows rows of a shard count.
  *
- *     A gradient scale is never derived from a group size: where gradients are reduced, it is an argument in fp32.
+ *     The scale of a gradient is never derived from a group size: reductions take it as an argument in fp32.
  *
  * Thread safety: sections 1 to 5 and 11 are pure or write only through their arguments. Communicators and the runtime
- * serve one thread at a time each. Only what makes CPU ranks, communicators and events, and checkpoint plans allocate.
+ * serve one thread at a time each. Memory is allocated only by functions that make CPU ranks, communicators, events and
+ * checkpoint plans.
  *
  * REVISIONS (full list: CHANGELOG.md)
  *     0.1.0  first version

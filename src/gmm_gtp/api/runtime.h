@@ -1,37 +1,38 @@
 /* --------------------------------------------------------------------------------------------------- 10 Runtime --- */
 
 /* The GTP runtime: all-gathers weights ahead of their use, and reduces gradients while the compute continues.
-   Weights are declared, bound into bundles (gathered and reduced together, such as a layer's local experts) and named
-   in chains (the order in which a pass reads its bundles, so that the next can be gathered meanwhile). Seal, ask for
-   the memory, bind it; then, per step and bundle:
+   Weights are declared and grouped into bundles (gathered and reduced together, such as a layer's local experts).
+   Chains list the bundles in the order in which a pass reads them, so that the next ones are gathered meanwhile. Call
+   seal, query the memory, bind it; then, per step and bundle:
 
        acquire(forward) ... GEMM ... release        a view of the gathered weights, valid between the two
        acquire(backward) ... dgrad ... release
-       wgrad ... GEMM ... submit                    a buffer for the whole gradient, then its reduction into main_grad
-       fence ... optimizer ... publish              main_grad is complete; the shards are new
+       wgrad ... GEMM ... submit                    a buffer for the unsharded gradient, which is reduced into main_grad
+       fence ... optimizer ... publish              main_grad is complete; new shards are declared
 
    Order       Every call enqueues and returns (with CPU ranks and stream NULL it may wait). All ranks make the same
                calls in the same order, also a rank without tokens. Gathers run on the domain's gather stream,
                reductions and their sums on its reduce stream, the caller's work on the streams that it passes.
-   Buffers     Gathered weights and gradients live in slots. Every slot has an event of its last use, for which the next
-               user's stream waits: correct for any order of calls, number of slots, or sharing of streams. The content
-               of a slot is identified by bundle, direction and version, so that a gather that is still valid is used
-               again, and an outdated one never. After bind, addresses depend on bundle and pass alone.
+   Buffers     Gathered weights and gradients are in slots. Every slot has an event of its last use, for which the next
+               stream that uses it waits: any order of calls, number of slots and sharing of streams is correct. The
+               content of a slot is identified by bundle, direction and version: a gather that is still valid is reused,
+               an outdated one never. After bind, addresses depend on bundle and pass alone.
    Shards      Before it writes shards, a stream waits for the gathers that read them (fence); afterwards the caller
                publishes them.
-   Formats     Elements and scales of quantized shards move as they are: quantized once, where they are published
-               (gmm_gtp_quantize), in the directions that the format stores; which one is gathered is a matter of the
-               pass alone. What arrives is what one rank would have made of the whole matrix, bit for bit, and is put
-               where it stays in one step.
+   Formats     Quantized shards are gathered as elements and scales. They are quantized once, before they are published
+               (gmm_gtp_quantize), in the directions that the format stores; the pass alone determines which direction
+               is gathered. Gathered weights are bitwise those that one rank would have quantized from the unsharded
+               matrix.
    g = 1       No communicator is called: views are the shards. Gradients go through the same buffers, since scale and
                accumulation are the same. TENSOR and 128X128 are transposed for backward on the caller's stream.
-   Graphs      Between capture_begin and capture_end acquire, release, wgrad, submit and fence may be called, nothing
-               else; chains say beforehand which bundles are captured. Content of slots passes from one graph to the
-               next only if it was prefetched for it; graphs are then replayed in the order of their capture.
-   Errors      What can be checked is checked before anything is enqueued, and state stays as it was. After
-               a later failure, such as one of a communicator, the object is unusable: every later call returns the same
-               status, nothing more is enqueued, and give_up of its communicators is called. gmm_gtp_last_error names
-               the operation and the rank.
+   Graphs      Between capture_begin and capture_end only acquire, release, wgrad, submit and fence may be called;
+   chains
+               declare beforehand which bundles are captured. A graph uses the slot contents of the graph before it only
+               where that one has prefetched them; such graphs are replayed in the order of their capture.
+   Errors      Everything that can be checked is checked before anything is enqueued, and such an error leaves the state
+               unchanged. After a later failure, such as one of a communicator, the object is unusable: every later call
+               returns the same status, nothing more is enqueued, and give_up of its communicators is called.
+               gmm_gtp_last_error names the operation and the rank.
    Threads     One at a time. Allocates nothing itself: memory is the caller's, events are the runtime's (at bind).
    Callbacks   May call gmm_gtp_publish, nothing else. */
 typedef struct gmm_gtp gmm_gtp;
@@ -44,15 +45,15 @@ typedef enum gmm_gtp_pass {
     GMM_GTP_PASS_MAX = 0x7fffffff
 } gmm_gtp_pass;
 
-/* Data groups: whatever counts tokens, losses or expert load goes over ranks that see different tokens, GTP peers
-   included; see gmm_grid_group_of. */
+/* Callbacks. Reductions of token counts, losses and expert load are the caller's: their group includes the GTP peers,
+   which see different tokens (gmm_grid_group_of). */
 typedef struct gmm_gtp_hooks {
     void *user;
-    /* The shards of these weights are about to be read for a forward: publish them now if they are not yet. Once per
-       bundle and forward; for a graph from gmm_gtp_pre_replay. NULL = not wanted. */
+    /* The shards of these weights are about to be read for a forward: the caller publishes them now if it has not yet.
+       Once per bundle and forward; for a graph from gmm_gtp_pre_replay. NULL = not wanted. */
     void (*need)(void *user, gmm_gtp *gtp, const int32_t *weights, int32_t count);
-    /* main_grad of these weights, a whole bundle, has had its sum: work on `stream` from here on sees it. Once per
-       submit; for a graph from gmm_gtp_post_replay. NULL = not wanted. */
+    /* The sum into main_grad of these weights, a whole bundle, has been enqueued: later work on `stream` reads its
+       result. Once per submit; for a graph from gmm_gtp_post_replay. NULL = not wanted. */
     void (*ready)(void *user, gmm_gtp *gtp, const int32_t *weights, int32_t count, gmm_stream stream);
 } gmm_gtp_hooks;
 
@@ -75,8 +76,8 @@ typedef enum gmm_gtp_reduction {
     GMM_GTP_REDUCTION_MAX = 0x7fffffff
 } gmm_gtp_reduction;
 
-/* Ranks that share shards, and the streams of their traffic. Dense and expert weights are two domains with groups of
-   different sizes. Gathers and reductions run side by side only with two communicators. */
+/* The ranks among which weights are sharded, and the streams of their communication. Dense and expert weights are two
+   domains with groups of different sizes. Gathers and reductions run concurrently only with two communicators. */
 typedef struct gmm_gtp_domain {
     uint32_t struct_size;
     gmm_dtype wire;             /* of reductions and gradient buffers: F32 or BF16; NONE = F32 */
@@ -85,26 +86,26 @@ typedef struct gmm_gtp_domain {
     gmm_stream gather_stream, reduce_stream;
     gmm_gtp_reduction reduction;
     int32_t wgrad_slots;        /* gradient buffers of one size, at most one per bundle; 0 = 2 */
-    int32_t synchronous;        /* 1: submit makes the caller's stream wait for the sum (for comparison) */
+    int32_t synchronous;        /* 1: submit makes the caller's stream wait for the sum, for measuring the overlap */
     int32_t reserved;
 } gmm_gtp_domain;
 
 typedef struct gmm_gtp_weight {
     uint32_t struct_size;
-    int32_t expert;             /* place in its bundle, 0 for a weight of its own */
-    const char *name;           /* for messages; lives as long as the object */
+    int32_t expert;             /* index in its bundle; 0 in a bundle of one weight */
+    const char *name;           /* for messages; valid as long as the object */
     const gmm_shard *shard;     /* copied; its group is the domain's */
     void *data[2];              /* the shard by gmm_direction, as gmm_gtp_plan sizes it; [COLUMNWISE] NULL where the
                                    plan has 0 bytes. Padding rows are zeros */
     void *scale[2];             /* its scales, COMPACT; TENSOR: one value in [ROWWISE], the same on all ranks */
-    float *amax;                /* NV16: global amax, the same on all ranks; those of a bundle stand one behind the
-                                   other in the order of experts. TENSOR: where gmm_gtp_quantize leaves it, or NULL */
+    float *amax;                /* NV16: global amax, the same on all ranks; those of a bundle are contiguous, in the
+                                   order of experts. TENSOR: gmm_gtp_quantize writes it; may be NULL */
     void *main_grad;            /* [shard_rows, local_cols], dense; NULL = frozen, on all ranks alike */
     gmm_dtype main_grad_dtype;  /* F32 or BF16 */
     int32_t reserved;
-    const gmm_format *format;   /* how gmm_gtp_quantize makes a quantized shard, copied; NULL = the caller makes it.
+    const gmm_format *format;   /* of the shards that gmm_gtp_quantize writes, copied; NULL = the caller writes them.
                                    Scales in COMPACT order; not stochastic, hadamard or row_amax, whose bits would
-                                   depend on where shards end */
+                                   depend on the boundaries of shards */
 } gmm_gtp_weight;
 
 typedef struct gmm_gtp_chain {
@@ -114,16 +115,16 @@ typedef struct gmm_gtp_chain {
     int32_t count;              /* >= 1 */
     int32_t prefetch;           /* bundles gathered ahead, 0 to 3 */
     int32_t held;               /* bundles that the caller holds at a time; 0 = 1 */
-    int32_t captured;           /* 1: for graphs; may be run without one before, to warm up */
+    int32_t captured;           /* 1: for graphs; may also run outside of captures before, to warm up */
 } gmm_gtp_chain;
 
-/* Matrices of a bundle in the order of expert indices: a packed operand if all have one shape and lie evenly,
-   otherwise a host table of addresses that stays as it is. `mat` goes into gmm_linear.w, gmm_mlp.w1 or w2, or
-   gmm_grad.mat as it is: rows are logical, padding lies behind them. In backward a quantized mat has its columnwise
-   copy alone, in mat.columnwise, which dgrad reads: of formats that store one (1X128, MX32, NV16) the gathered one, of
-   TENSOR and 128X128 a transpose of the rowwise one, made here. Scales and amaxes of tensors are those that were there
-   when the bundle was gathered. A table of several shapes is for calls with one matrix each: its mat.ld is that of the
-   first; the columnwise copies of the others, but for MX32, have the padded_rows of their plans. */
+/* Matrices of a bundle in the order of expert indices: packed if all have one shape and equal distances, otherwise a
+   host table of addresses that stays valid. `mat` is ready for gmm_linear.w, gmm_mlp.w1 or w2, or gmm_grad.mat: its
+   rows are the logical ones, with padding behind them. In backward a quantized mat has only its columnwise copy, in
+   mat.columnwise, which dgrad reads: gathered in formats that store one (1X128, MX32, NV16), for TENSOR and 128X128 a
+   transpose of the rowwise one. Scales and amaxes of whole tensors have the values that they had when the bundle was
+   gathered. A table of several shapes is for calls with one matrix each: mat.ld is that of the first matrix; the
+   columnwise copies of the others, except of MX32, have as ld the padded_rows of their plans. */
 typedef struct gmm_gtp_view {
     uint32_t struct_size;
     int32_t count;
@@ -131,24 +132,24 @@ typedef struct gmm_gtp_view {
     int64_t rows, cols;         /* of the first matrix */
     int64_t version;            /* how often its shards were published */
     int32_t slot;               /* the buffer; -1 = the shards themselves */
-    int32_t leave;              /* multiprocessors that a GEMM over the view should leave to the gathers and reductions
-                                   beside it: gmm_options.sm_limit = the GPU's less these. 0 = it may have all */
+    int32_t leave;              /* multiprocessors that a GEMM over the view should leave to concurrent gathers and
+                                   reductions: gmm_options.sm_limit = the GPU's number less this. 0 = none */
 } gmm_gtp_view;
 
 typedef enum gmm_gtp_add { GMM_GTP_ADD = 0, GMM_GTP_SET = 1, GMM_GTP_ADD_MAX = 0x7fffffff } gmm_gtp_add;
 
 typedef struct gmm_gtp_gradient {
     uint32_t struct_size;
-    float scale;                /* main_grad = scale * sum (+ main_grad), in fp32; taken as it is, 0 means 0 */
+    float scale;                /* main_grad = scale * sum (+ main_grad), in fp32; 0 means 0, not a default */
     gmm_gtp_add add;
-    int32_t zero;               /* 1: this rank had no tokens, its gradient is zero; no buffer was asked for */
+    int32_t zero;               /* 1: this rank had no tokens and its gradient is zero; gmm_gtp_wgrad was not called */
     const gmm_mat *from;        /* the gradient, [count] matrices of rows x cols in F32, BF16 or F16, instead of the
                                    buffer of gmm_gtp_wgrad; not written. NULL = the buffer. A table is on the host */
 } gmm_gtp_gradient;
 
-/* Bytes of a domain's two memory blocks, for windows of the two communicators. Aligned to 256. The first holds the
-   gather slots, a stage in which the parts of ranks arrive where they must be put side by side or transposed, and what
-   gmm_gtp_quantize needs. */
+/* Bytes of a domain's two memory blocks, one for the windows of each communicator. Aligned to 256. The first contains
+   the gather slots, the stage that receives parts which are then copied side by side or transposed, and the workspace
+   of gmm_gtp_quantize. */
 typedef struct gmm_gtp_need {
     uint32_t struct_size;
     int32_t gather_slots, wgrad_slots;
@@ -161,9 +162,9 @@ typedef struct gmm_gtp_statistics {
     uint32_t struct_size;
     int32_t reserved;
     int64_t acquires;
-    int64_t prefetched;         /* found what a prefetch had gathered */
-    int64_t resident;           /* found it still there from an earlier acquire, or g = 1 */
-    int64_t exposed;            /* had to gather */
+    int64_t prefetched;         /* acquires whose weights a prefetch had gathered */
+    int64_t resident;           /* acquires whose weights were in the slot from an earlier acquire, or g = 1 */
+    int64_t exposed;            /* acquires that gathered */
     int64_t gathers;            /* prefetches and exposed */
     int64_t prefetches;
     int64_t outdated;           /* prefetches discarded because newer shards were published */
@@ -171,7 +172,7 @@ typedef struct gmm_gtp_statistics {
     int64_t transposed;         /* gathers that transposed a resident rowwise copy (g = 1: the shard) */
     int64_t submits;
     int64_t gathered_bytes, reduced_bytes; /* that other ranks sent here */
-    uint64_t calls;             /* hash over all calls so far that ranks must make alike */
+    uint64_t calls;             /* hash of all calls so far that must be the same on all ranks */
 } gmm_gtp_statistics;
 
 /* Bytes of the object for a configuration, and the object in memory aligned to 16 bytes.
@@ -184,10 +185,10 @@ GMMDEF gmm_status gmm_gtp_fini(gmm_gtp *gtp);
 /* Message of the last failed call; "" before any. */
 GMMDEF const char *gmm_gtp_last_error(const gmm_gtp *gtp);
 
-/* Declarations, in any order that names what exists; ids count from 0. Descriptors are copied.
-   A bundle takes its weights in any order: their expert indices must be 0 to count - 1, each once, and they share dtype
-   and scaling; quantized ones of one shape also the unit. Every weight is in one bundle. A bundle's name is the same on
-   all ranks; by it CPU ranks tell bundles of one size apart. NULL is "bundle".
+/* Declarations; ids count from 0, and an id must exist before it is used. Descriptors are copied.
+   The weights of a bundle may be listed in any order: their expert indices must be 0 to count - 1, each once, and they
+   share dtype and scaling; quantized ones of one shape also the unit. Every weight is in one bundle. A bundle's name is
+   the same on all ranks; CPU ranks distinguish bundles of one size by it. NULL is "bundle".
    Errors: GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG, GMM_E_DTYPE, GMM_E_CONFIG, GMM_E_ALIGN, as gmm_gtp_plan;
        GMM_E_WORKSPACE (more than configured); GMM_E_STATE (sealed). */
 GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain, int32_t *id);
@@ -196,8 +197,9 @@ GMMDEF gmm_status gmm_gtp_add_bundle(gmm_gtp *gtp, int32_t domain, const int32_t
                                      const char *name, int32_t *id);
 GMMDEF gmm_status gmm_gtp_add_chain(gmm_gtp *gtp, const gmm_gtp_chain *chain, int32_t *id);
 
-/* Ends the declarations and lays out the memory; then the bytes of a domain; then its memory, which must be the same
-   blocks of it on all ranks if the communicators register windows (collective). Bytes of 0 take NULL.
+/* gmm_gtp_seal ends the declarations and lays out the memory. gmm_gtp_memory_need gives the bytes of a domain.
+   gmm_gtp_bind sets its memory; where the communicators register windows it is collective, and all ranks bind the same
+   blocks of the domain. Bytes of 0 take NULL.
    Errors: GMM_E_STATE, GMM_E_CONFIG (a weight in no bundle; a chain that mixes), GMM_E_WORKSPACE, GMM_E_ALIGN,
        GMM_E_ARG, GMM_E_NULL, GMM_E_VERSION, GMM_E_COMM, those of the runtime. */
 GMMDEF gmm_status gmm_gtp_seal(gmm_gtp *gtp);
@@ -205,11 +207,12 @@ GMMDEF gmm_status gmm_gtp_memory_need(gmm_gtp *gtp, int32_t domain, gmm_gtp_need
 GMMDEF gmm_status gmm_gtp_bind(gmm_gtp *gtp, int32_t domain, void *gather, size_t gather_bytes, void *reduce,
                                size_t reduce_bytes);
 
-/* What comes after a chain: the head of `next` is gathered while the tail of `chain` is computed. Backward after
-   forward, forward after backward within a step; -1 = nothing, the default: before an optimizer step, whose new shards
-   would make the gather useless. Seal counts what follows by then, on all ranks alike: a forward chain that follows
-   itself, as in inference or where a pipeline fills, takes more slots than held + prefetch, by what its count leaves
-   over when divided by that. A head that shares its slot with the tail is not gathered ahead.
+/* Declares the chain that runs after a chain: the first bundles of `next` are gathered while the last ones of `chain`
+   are computed, such as those of backward after forward, or of forward after backward within a step. -1 = none, the
+   default: use it before an optimizer step, whose new shards would make the gather useless. gmm_gtp_seal sizes slots by
+   the calls made until then, the same on all ranks: a forward chain that follows itself, as in inference or while a
+   pipeline fills, takes count % (held + prefetch) more slots than held + prefetch. A first bundle that shares its slot
+   with a last one is not gathered ahead.
    Errors: GMM_E_ARG, GMM_E_CAPTURE. */
 GMMDEF gmm_status gmm_gtp_follow(gmm_gtp *gtp, int32_t chain, int32_t next);
 
@@ -217,22 +220,22 @@ GMMDEF gmm_status gmm_gtp_follow(gmm_gtp *gtp, int32_t chain, int32_t next);
    Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_STATE, GMM_E_CAPTURE, those of the runtime. */
 GMMDEF gmm_status gmm_gtp_publish(gmm_gtp *gtp, const int32_t *weights, int32_t count, gmm_stream stream);
 
-/* Makes quantized shards of rows in a wider dtype, and publishes them: waits for gathers as gmm_gtp_fence does, finds
-   the amax of tensors that have one (TENSOR unless delayed, NV16) over all ranks of the domain in one packed reduction,
-   and writes elements, scales and amax in every direction that the plan stores. Weights without a scaling are
-   converted. Collective: all ranks name the same weights in the same order. The bits are those that one rank would make
-   of the whole matrix, whatever the number of ranks.
+/* Quantizes the rows of shards in a wider dtype, and publishes the shards: waits for gathers as gmm_gtp_fence does,
+   computes the amaxes of tensors that need one (TENSOR unless delayed, NV16) over all ranks of the domain in one packed
+   reduction, and writes elements, scales and amax in every direction that the plan stores. Weights without a scaling
+   are converted. Collective: all ranks pass the same weights in the same order. For any number of ranks the bits are
+   those of quantizing the unsharded matrix.
    Shapes: from [count] matrices [shard_rows, local_cols], dense, padding rows zeros. */
 typedef struct gmm_gtp_quantization {
     uint32_t struct_size;
     gmm_dtype dtype;            /* of the rows: F32, F16 or BF16 */
     const void *const *from;    /* [count] addresses, on the host */
     const float *scale;         /* [count] delayed: quantization scales, in the context's memory; NULL = ones */
-    float *amax;                /* [count] delayed: raised to what any rank sees, in the context's memory; NULL = not
-                                   wanted */
+    float *amax;                /* [count] delayed: raised to the maximum over all ranks, in the context's memory; NULL
+                                   = not wanted */
     const gmm_comm *also;       /* further ranks that share the amaxes, such as tensor-parallel ones; NULL = none. It is
-                                   called on the domain's gather stream, or on `stream` where a domain has one rank,
-                                   which gmm_gtp_poll does not monitor */
+                                   called on the domain's gather stream, or on `stream` where a domain has one rank.
+                                   gmm_gtp_poll does not monitor it */
 } gmm_gtp_quantization;
 
 /* Errors: as gmm_gtp_publish; GMM_E_NULL, GMM_E_VERSION, GMM_E_DTYPE, GMM_E_ALIGN, GMM_E_CONFIG (a quantized weight
@@ -240,12 +243,12 @@ typedef struct gmm_gtp_quantization {
 GMMDEF gmm_status gmm_gtp_quantize(gmm_gtp *gtp, const int32_t *weights, int32_t count,
                                    const gmm_gtp_quantization *quantization, gmm_stream stream);
 
-/* Gathers a bundle before it is asked for, as chains do: the head of the first chain behind an optimizer step. Does
-   nothing while its slot is in use.  Errors: as gmm_gtp_acquire. */
+/* Gathers a bundle before it is acquired, as chains do; for the first bundles after an optimizer step. Does nothing
+   while its slot is in use.  Errors: as gmm_gtp_acquire. */
 GMMDEF gmm_status gmm_gtp_prefetch(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pass);
 
 /* The gathered weights of a bundle: `stream` waits until they are complete, and they stay valid until the release,
-   which declares that the work enqueued on `stream` so far has read them. The next bundles of the chain are gathered
+   which declares that only work enqueued on `stream` so far reads them. The next bundles of the chain are gathered
    ahead.
    Errors: GMM_E_ARG, GMM_E_NULL, GMM_E_VERSION; GMM_E_STATE (not bound; acquired twice, released without; the slot
        holds another bundle that the caller has not released); GMM_E_CAPTURE (a bundle of chains that are not captured);
@@ -254,42 +257,45 @@ GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pas
                                   gmm_gtp_view *view);
 GMMDEF gmm_status gmm_gtp_release(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pass, gmm_stream stream);
 
-/* A buffer for the gradient of a bundle, in the wire dtype, that `stream` may write; its rows are logical, every one of
-   them must be written, and the padding behind them is zero and must stay so. It is the caller's until submit.
-   Errors: as gmm_gtp_acquire; GMM_E_STATE (frozen; asked twice before submit; in use by another bundle: too few slots,
-       in a graph or without). */
+/* A buffer for the gradient of a bundle, in the wire dtype, that `stream` may write. Its rows are the logical ones, all
+   of which must be written; the padding behind them is zero and must remain zero. It is the caller's until submit.
+   Errors: as gmm_gtp_acquire; GMM_E_STATE (frozen; called twice before submit; in use by another bundle: too few slots,
+       in a graph or outside). */
 GMMDEF gmm_status gmm_gtp_wgrad(gmm_gtp *gtp, int32_t bundle, gmm_stream stream, gmm_gtp_view *view);
 
-/* Reduces a gradient that `stream` was given into main_grad, on the reduce stream. May come any time after the GEMM, as
-   delayed weight gradients do, and any number of times for a bundle. Collective: a rank without tokens calls it too.
-   Errors: as gmm_gtp_acquire; GMM_E_STATE (no buffer was asked for), GMM_E_DTYPE, GMM_E_STRIDE, GMM_E_ALIGN. */
+/* Reduces a gradient, which work enqueued on `stream` computes, into main_grad on the reduce stream. It may be called
+   at any time after the GEMM was enqueued, as with delayed weight gradients, and any number of times for a bundle.
+   Collective: a rank without tokens calls it too.
+   Errors: as gmm_gtp_acquire; GMM_E_STATE (gmm_gtp_wgrad was not called), GMM_E_DTYPE, GMM_E_STRIDE, GMM_E_ALIGN. */
 GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gradient *gradient, gmm_stream stream);
 
 enum { GMM_GTP_GATHERS = 1u, GMM_GTP_GRADIENTS = 2u, GMM_GTP_ALL = 3u };
 
-/* `stream` waits: for all gathers so far, so that shards may be written; for all submitted gradients, so that every
-   main_grad is complete; either way for replays that post_replay has seen on other streams.
+/* Makes `stream` wait: GMM_GTP_GATHERS for all gathers so far, so that shards may be written; GMM_GTP_GRADIENTS for all
+   submitted gradients, so that every main_grad is complete; with either for replays that gmm_gtp_post_replay has
+   reported on other streams.
    Errors: GMM_E_ARG, GMM_E_STATE, those of the runtime. */
 GMMDEF gmm_status gmm_gtp_fence(gmm_gtp *gtp, uint32_t what, gmm_stream stream);
 
-/* Raises each value to the largest over a domain's ranks, in the order of `stream`: per-tensor amax, packed, once a
-   step. Ranks that share the tensor otherwise (DP) go through their own communicator's all_reduce_max.
+/* Raises each value to its maximum over a domain's ranks, in the order of `stream`: for packed per-tensor amaxes, once
+   a step. Other ranks that share the tensor (DP) use all_reduce_max of their own communicator.
    Errors: as gmm_gtp_acquire. */
 GMMDEF gmm_status gmm_gtp_amax(gmm_gtp *gtp, int32_t domain, float *values, int32_t count, gmm_stream stream);
 
-/* Checks the collectives in flight (up to 256 of a stream), without waiting: GMM_E_COMM once one that has begun is not
-   done after timeout_ms, or a communicator reports a failure. Call it repeatedly while the host waits for a stream.
+/* Checks the collectives in flight (up to 256 of a stream), without waiting: GMM_E_COMM if one has run longer than
+   timeout_ms, or a communicator reports a failure. Call it repeatedly while the host waits for a stream.
    Errors: GMM_E_COMM, GMM_E_STATE, those of the runtime. */
 GMMDEF gmm_status gmm_gtp_poll(gmm_gtp *gtp);
 
-/* Dry run, to warm up before a capture: everything runs, but main_grad stays as it is and no callback is made. Ending
-   it is GMM_E_STATE if a view is still held or a gradient not submitted, which it then forgets.
+/* Begins (on 1) or ends a dry run, to warm up before a capture: everything runs, but main_grad is not changed and no
+   callback is called. Ending it while a view is held or a gradient not submitted is GMM_E_STATE, and releases them.
    Errors: GMM_E_STATE, GMM_E_CAPTURE. */
 GMMDEF gmm_status gmm_gtp_dry_run(gmm_gtp *gtp, int32_t on);
 
-/* A capture of what follows on `stream`, which has begun capturing; the object's own streams join it when they are
-   first used, and are joined back at the end. Graphs get ids from 0. Before a replay pre_replay makes `stream` wait for
-   shards published since and asks for those that the graph reads; behind it post_replay reports its gradients.
+/* Captures the following calls on `stream`, which has begun capturing; the domains' streams join the capture when they
+   are first used, and are joined back at the end. Graphs get ids from 0. Before a replay, gmm_gtp_pre_replay makes
+   `stream` wait for newly published shards and calls hooks.need for those that the graph reads; after it,
+   gmm_gtp_post_replay calls hooks.ready for its gradients.
    Errors: GMM_E_STATE (nested; captured slots in use), GMM_E_CAPTURE (stream not capturing), GMM_E_WORKSPACE (more
        graphs than configured), GMM_E_ARG, those of the runtime. */
 GMMDEF gmm_status gmm_gtp_capture_begin(gmm_gtp *gtp, gmm_stream stream, int32_t *graph);

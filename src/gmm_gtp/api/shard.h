@@ -1,6 +1,6 @@
 /* -------------------------------------------------------------------------------------------- 1 Shard plans --- */
 
-/* What tensor parallelism cuts. */
+/* How tensor parallelism shards a weight. */
 typedef enum gmm_tp_cut {
     GMM_TP_WHOLE = 0, /* nothing: every TP rank has the same matrix */
     GMM_TP_ROWS = 1,  /* out_features of each section (column-parallel) */
@@ -10,8 +10,8 @@ typedef enum gmm_tp_cut {
 
 enum { GMM_GTP_UNPADDED = -1 }; /* gmm_shard.unit: never pad */
 
-/* What the rows of a shard must be a multiple of: 16 for NONE, TENSOR and NV16, 32 for MX32, 128 for 1X128 and 128X128;
-   0 for a scaling that is not sharded (ROW) or unknown. The second form gives the unit of the weights that a recipe
+/* The unit: rows of a shard are a multiple of it. 16 for NONE, TENSOR and NV16, 32 for MX32, 128 for 1X128 and 128X128;
+   0 for a scaling that is not sharded (ROW) or unknown. gmm_gtp_recipe_unit gives the unit of weights that a recipe
    quantizes. Pure. */
 GMMDEF int64_t gmm_gtp_unit(gmm_scaling scaling);
 GMMDEF int64_t gmm_gtp_recipe_unit(gmm_recipe_kind recipe);

@@ -4,7 +4,7 @@ static GMM__UNUSED int gmm__comm_supports_sum(gmm_dtype dtype) {
     return dtype == GMM_F32 || dtype == GMM_BF16 || dtype == GMM_F16;
 }
 
-/* Seconds of the host's clock. */
+/* Time of the host's clock in seconds. */
 static GMM__UNUSED double gmm__gtp_now(void) {
     struct timespec t;
     (void)timespec_get(&t, TIME_UTC);

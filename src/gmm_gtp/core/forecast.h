@@ -123,26 +123,26 @@ static gmm_status gmm__gtp_stage_cost(const char *fn, const gmm_gtp_forecast *f,
                                       gmm__gtp_gather_cost *a, gmm_error *error) {
     gmm_shard s;
     gmm_shard_plan p;
-    double share, count, elements;
+    double seconds_per_byte, count, elements;
     int pass;
     gmm_status status = gmm__gtp_plan_shard(fn, x->shard, &s, &p, error);
     if (status) return status;
     if (x->bundle < 0 || !(x->tokens >= 0))
         return gmm__fail(error, GMM_E_ARG, "%s: bundle is %d, tokens %g: must be >= 0", fn, x->bundle, x->tokens);
     count = x->bundle ? x->bundle : 1;
-    share = (double)(s.gtp_size - 1) / s.gtp_size / f->link_rate;
+    seconds_per_byte = (double)(s.gtp_size - 1) / s.gtp_size / f->link_rate;
     elements = (double)p.padded_rows * (double)p.local_cols * count;
     for (pass = 0; pass < 2; pass++) {
         const int d = pass && p.shard_data_bytes[GMM_COLUMNWISE] ? GMM_COLUMNWISE : GMM_ROWWISE;
         const double bytes = count * s.gtp_size * ((double)p.shard_data_bytes[d] + (double)p.shard_scale_bytes[d]);
-        a->gather[pass] = s.gtp_size > 1 ? f->latency + bytes * share : 0;
+        a->gather[pass] = s.gtp_size > 1 ? f->latency + bytes * seconds_per_byte : 0;
     }
     a->shared = p.gather_data_bytes[GMM_COLUMNWISE] == 0;
     a->transposed = !a->shared && p.shard_data_bytes[GMM_COLUMNWISE] == 0;
     a->transpose = a->transposed && f->memory_rate > 0
                   ? 2 * count * (double)p.gather_data_bytes[GMM_COLUMNWISE] / f->memory_rate : 0;
     x->gather = a->gather[0];
-    x->reduce = s.gtp_size > 1 ? f->latency + elements * (gmm_dtype_bits(f->wire) / 8) * share : 0;
+    x->reduce = s.gtp_size > 1 ? f->latency + elements * (gmm_dtype_bits(f->wire) / 8) * seconds_per_byte : 0;
     x->sum = 0;
     if (f->memory_rate > 0) { /* the sum reads the parts, and reads and writes main_grad */
         const double parts = f->wire == GMM_BF16 && s.gtp_size > 2 ? s.gtp_size : 1;

@@ -23,7 +23,7 @@ static gmm_status gmm__grid_read(const char *fn, const gmm_grid *desc, gmm_grid 
         if (a == absent && g->size[a] > 1)
             return gmm__fail(error, GMM_E_CONFIG, "%s: size of %s is %d: %s grid has no such axis", fn, names[a],
                              g->size[a], g->kind == GMM_GRID_EXPERT ? "an expert" : "a dense");
-        ranks *= g->size[a]; /* both factors are below 2^31 */
+        ranks *= g->size[a]; /* both operands are below 2^31 */
         if (ranks > INT32_MAX)
             return gmm__fail(error, GMM_E_OVERFLOW, "%s: the grid has more than 2^31 - 1 ranks", fn);
     }

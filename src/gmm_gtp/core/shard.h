@@ -71,23 +71,23 @@ static int64_t gmm__gtp_tp_rows(const gmm_shard *s, int64_t n) {
 /* Checks the sections of a shard. */
 static gmm_status gmm__gtp_check_sections(const char *fn, const gmm_shard *s, gmm_error *error) {
     const int32_t n = s->sections ? s->sections : 1;
-    int64_t left = s->rows;
+    int64_t remaining = s->rows;
     int32_t i;
     for (i = 0; i < n; i++) {
         const int64_t rows = s->sections ? s->section_rows[i] : s->rows;
         if (rows < 1)
             return gmm__fail(error, GMM_E_ARG, "%s: section_rows[%d] is %lld: must be >= 1", fn, i,
                              (long long)rows);
-        if (rows > left || (i == n - 1 && rows < left))
+        if (rows > remaining || (i == n - 1 && rows < remaining))
             return gmm__fail(error, GMM_E_ARG, "%s: section_rows[%d] is %lld with %lld of rows %lld left: the sections "
-                             "must add up to rows", fn, i, (long long)rows, (long long)left, (long long)s->rows);
+                             "must add up to rows", fn, i, (long long)rows, (long long)remaining, (long long)s->rows);
         if (s->tp_cut == GMM_TP_ROWS && rows % s->tp_size != 0)
             return gmm__fail(error, GMM_E_ARG, "%s: section %d has %lld rows: must be a multiple of tp_size %d", fn,
                              i, (long long)rows, (int)s->tp_size);
         if (s->tp_cut == GMM_TP_ROWS && s->tp_multiple > 1 && rows / s->tp_size % s->tp_multiple != 0)
             return gmm__fail(error, GMM_E_CONFIG, "%s: section %d has %lld rows per TP rank: must be a multiple of "
                              "tp_multiple %d", fn, i, (long long)(rows / s->tp_size), (int)s->tp_multiple);
-        left -= rows;
+        remaining -= rows;
     }
     return GMM_OK;
 }
@@ -140,14 +140,14 @@ static gmm_status gmm__gtp_plan_shard(const char *fn, const gmm_shard *desc, gmm
         const int columnwise = direction == GMM_COLUMNWISE;
         const int stored = !columnwise || (gmm__gtp_block_rows(s->scaling) > 1 && s->scaling != GMM_SCALING_128X128);
         gmm_layout whole = GMM_ZERO, shard = GMM_ZERO;
-        gmm_error why = GMM_ZERO;
+        gmm_error layout_error = GMM_ZERO;
         if (columnwise && s->scaling == GMM_SCALING_NONE) continue;
         status = gmm_layout_of(s->dtype, s->scaling, GMM_SCALES_COMPACT, (gmm_direction)direction, p->padded_rows,
-                               p->local_cols, &whole, &why);
+                               p->local_cols, &whole, &layout_error);
         if (!status && stored)
             status = gmm_layout_of(s->dtype, s->scaling, GMM_SCALES_COMPACT, (gmm_direction)direction, p->shard_rows,
-                                   p->local_cols, &shard, &why);
-        if (status) return gmm__fail(error, status, "%s: %.400s", fn, why.text);
+                                   p->local_cols, &shard, &layout_error);
+        if (status) return gmm__fail(error, status, "%s: %.400s", fn, layout_error.text);
         p->gather_data_bytes[direction] = whole.data_bytes;
         p->gather_scale_bytes[direction] = whole.scale_bytes;
         p->shard_data_bytes[direction] = shard.data_bytes;

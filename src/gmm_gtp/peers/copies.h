@@ -46,7 +46,7 @@ typedef struct gmm__peers {
     cudaEvent_t fork, join, last;
     gmm_stream stream;          /* of the open operation */
     int32_t active, push_count;
-    int32_t notified, reserved; /* notified: a peer gave up, and has set the ABORTED flags of all ranks */
+    int32_t notified, reserved; /* notified: a peer has called give_up and set the ABORTED flags of all ranks */
     gmm__peers_push pushes[GMM__PEERS_MAX_PUSHES]; /* not enqueued yet */
 } gmm__peers;
 
@@ -145,19 +145,19 @@ static cudaError_t gmm__peers_flush(gmm__peers *p) {
         for (k = 0; k < p->push_count && e == cudaSuccess; k += n) {
             const gmm__peers_push *q = &p->pushes[k];
             const int32_t peer = (rank + i) % size;
-            const char *from = q->source + (q->parts ? (size_t)peer * q->bytes : 0);
-            char *to = q->window->base[peer] + q->offset + (size_t)rank * q->bytes;
+            const char *src = q->source + (q->parts ? (size_t)peer * q->bytes : 0);
+            char *dst = q->window->base[peer] + q->offset + (size_t)rank * q->bytes;
             n = i == 0 ? 1 : gmm__peers_count_2d(p, q, p->push_count - k);
-            if (i == 0 && (q->parts || to == from)) continue;
+            if (i == 0 && (q->parts || dst == src)) continue;
             if (i == 0 && !forked) {
                 e = cudaEventRecord(p->fork, p->stream);
                 if (e == cudaSuccess) e = cudaStreamWaitEvent(p->copy_stream, p->fork, 0);
                 forked = 1;
             }
             if (e != cudaSuccess) break;
-            e = n == 1 ? cudaMemcpyAsync(to, from, q->bytes, cudaMemcpyDeviceToDevice,
+            e = n == 1 ? cudaMemcpyAsync(dst, src, q->bytes, cudaMemcpyDeviceToDevice,
                                          i == 0 ? p->copy_stream : p->stream)
-                       : cudaMemcpy2DAsync(to, q[1].offset - q->offset, from, (size_t)(q[1].source - q->source),
+                       : cudaMemcpy2DAsync(dst, q[1].offset - q->offset, src, (size_t)(q[1].source - q->source),
                                            q->bytes,
                                            (size_t)n, cudaMemcpyDeviceToDevice, p->stream);
         }

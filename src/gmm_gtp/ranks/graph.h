@@ -87,22 +87,22 @@ GMMDEF gmm_status gmm_ranks_capture_end(gmm_ranks *ranks, int32_t rank, gmm_stre
 
 /* Copies a captured operation for one launch; 0 = no memory. External waits wait for the last record before the launch.
    */
-static int gmm__graph_copy_op(gmm_ranks_graph *g, gmm__token **tokens, const gmm__rank_op *from, gmm__rank_op *op) {
+static int gmm__graph_copy_op(gmm_ranks_graph *g, gmm__token **tokens, const gmm__rank_op *src, gmm__rank_op *op) {
     gmm_ranks *w = g->rank->world;
-    *op = *from;
+    *op = *src;
     op->memory = NULL;
-    if (from->kind == GMM__RANK_WAIT) {
-        op->token = gmm__token_retain(from->event ? from->event->last : tokens[from->record_index]);
+    if (src->kind == GMM__RANK_WAIT) {
+        op->token = gmm__token_retain(src->event ? src->event->last : tokens[src->record_index]);
         /* the event was never recorded */
         if (!op->token && (op->token = gmm__token_create(w)) != NULL) op->token->done = 1;
         return op->token != NULL;
     }
-    if (from->kind == GMM__RANK_RECORD) {
-        op->token = from->event ? gmm__token_create(w) : gmm__token_retain(tokens[from->record_index]);
+    if (src->kind == GMM__RANK_RECORD) {
+        op->token = src->event ? gmm__token_create(w) : gmm__token_retain(tokens[src->record_index]);
         return op->token != NULL;
     }
-    op->memory = gmm__ranks_alloc(w, from->bytes);
-    if (op->memory) memcpy(op->memory, from->memory, from->bytes);
+    op->memory = gmm__ranks_alloc(w, src->bytes);
+    if (op->memory) memcpy(op->memory, src->memory, src->bytes);
     return op->memory != NULL;
 }
 

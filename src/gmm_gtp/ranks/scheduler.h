@@ -212,12 +212,12 @@ static void gmm__graph_start(gmm__rank_queue *q, gmm__rank_op *op) {
     gmm__replay *replay = (gmm__replay *)op->memory;
     int32_t i;
     for (i = 0; i < op->graph->queue_count; i++) {
-        gmm__rank_queue *to = r->queues[op->graph->queues[i]];
-        gmm__clock_merge(to->clock, q->clock);
-        gmm__ranks_free(r->world, to->ops);
-        to->ops = replay->ops[i];
-        to->count = to->capacity = replay->count[i];
-        to->head = 0;
+        gmm__rank_queue *queue = r->queues[op->graph->queues[i]];
+        gmm__clock_merge(queue->clock, q->clock);
+        gmm__ranks_free(r->world, queue->ops);
+        queue->ops = replay->ops[i];
+        queue->count = queue->capacity = replay->count[i];
+        queue->head = 0;
     }
     gmm__ranks_free(r->world, replay);
     op->memory = NULL;

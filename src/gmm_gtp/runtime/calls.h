@@ -1,6 +1,6 @@
-/* Checks at the begin of public calls, and the hash of calls that all ranks must make alike. */
+/* Checks at the beginning of public calls, and the hash of calls that must be the same on all ranks. */
 
-/* Where a call is allowed although most are not: in a callback; only outside of captures. */
+/* Where a call is allowed: also in a callback; only outside of captures. */
 enum { GMM__GTP_IN_CALLBACK = 1, GMM__GTP_NO_CAPTURE = 2 };
 static gmm_status gmm__gtp_check_call(gmm_gtp *g, const char *fn, int32_t allowed) {
     if (!g) return GMM_E_NULL;

@@ -234,15 +234,15 @@ static gmm_status gmm__gtp_gather_layouts(const gmm_shard *s, const gmm_shard_pl
 /* Copies and checks the format in which gmm_gtp_quantize writes a weight. */
 static gmm_status gmm__gtp_read_format(const char *fn, gmm__gtp_weight *w, gmm_error *error) {
     gmm_format *f = &w->format;
-    gmm_error why = GMM_ZERO;
+    gmm_error format_error = GMM_ZERO;
     gmm_status s;
     if (!w->desc.format) return GMM_OK;
     s = gmm__gtp_read(fn, "weight->format", w->desc.format, f, sizeof *f, error);
     w->desc.format = NULL; /* w->format is used from here on */
     if (s) return s;
     f->struct_size = 0;
-    s = gmm_format_validate(f, &why);
-    if (s) return gmm__fail(error, s, "%s: '%s': format: %.300s", fn, w->desc.name, why.text);
+    s = gmm_format_validate(f, &format_error);
+    if (s) return gmm__fail(error, s, "%s: '%s': format: %.300s", fn, w->desc.name, format_error.text);
     if (w->shard.scaling == GMM_SCALING_NONE && f->dtype == GMM_NONE) return GMM_OK;
     if (f->dtype != w->shard.dtype || f->scaling != w->shard.scaling)
         return gmm__fail(error, GMM_E_DTYPE, "%s: '%s': format is %s scaled %s, the shard %s scaled %s", fn,

@@ -104,13 +104,13 @@ static gmm_status gmm__gtp_copy_gradient(gmm_gtp *g, const gmm__gtp_bundle *b, c
 }
 
 /* Multiprocessors for the sum of a weight: those that the GEMMs of the backward chain leave free. 0 = all: behind the
-   last bundle of the chain, and where gmm_accumulate needs all of them, since main_grad is not fp32 or not in whole
-   vectors. */
+   last bundle of the chain, and where gmm_accumulate needs all of them, since main_grad is not fp32 or does not admit
+   vector accesses. */
 static int32_t gmm__gtp_sum_processors(gmm_gtp *g, const gmm__gtp_bundle *b, const gmm__gtp_weight *w) {
     gmm_gtp_pass pass = GMM_GTP_FORWARD;
     const int32_t chain = b->chain[GMM_GTP_BACKWARD];
-    const int64_t part = w->plan.shard_rows * w->plan.local_cols;
-    if (g->domains[b->domain].size == 1 || w->desc.main_grad_dtype != GMM_F32 || part % 8 ||
+    const int64_t elements = w->plan.shard_rows * w->plan.local_cols;
+    if (g->domains[b->domain].size == 1 || w->desc.main_grad_dtype != GMM_F32 || elements % 8 ||
         (uintptr_t)w->desc.main_grad % 16)
         return 0;
     if (chain < 0 || !gmm__gtp_successor(g, chain, b->position[GMM_GTP_BACKWARD], 1, &pass)) return 0;
@@ -133,22 +133,22 @@ static gmm_status gmm__gtp_reduce_bundle(gmm_gtp *g, int32_t bundle, float scale
     if (!s && d->size > 1) s = c->group_begin(c->self, b->name);
     for (i = 0; i < b->count && d->size > 1 && !s; i++) {
         const gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
-        const size_t part = (size_t)w->plan.shard_rows * (size_t)w->plan.local_cols;
+        const size_t elements = (size_t)w->plan.shard_rows * (size_t)w->plan.local_cols;
         char *send = slot->base + w->grad_offset;
         if (!w->desc.main_grad) continue;
-        g->stats.reduced_bytes += (int64_t)(part * size) * (d->size - 1);
-        s = exchange ? c->all_to_all(c->self, send, d->reduce_base + d->recv_offset + w->grad_offset, part * size,
+        g->stats.reduced_bytes += (int64_t)(elements * size) * (d->size - 1);
+        s = exchange ? c->all_to_all(c->self, send, d->reduce_base + d->recv_offset + w->grad_offset, elements * size,
                                      stream)
-                     : c->reduce_scatter(c->self, send, send + (size_t)d->rank * part * size, part, d->desc.wire,
-                                         stream);
+                     : c->reduce_scatter(c->self, send, send + (size_t)d->rank * elements * size, elements,
+                                         d->desc.wire, stream);
     }
     if (!s && d->size > 1) s = c->group_end(c->self);
     if (!s) g->collective = NULL;
     for (i = 0; i < b->count && !s && !g->dry_run; i++) {
         const gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
-        const size_t part = (size_t)w->plan.shard_rows * (size_t)w->plan.local_cols;
+        const size_t elements = (size_t)w->plan.shard_rows * (size_t)w->plan.local_cols;
         gmm__gtp_sum sum = gmm__gtp_sum_make(g, d, w);
-        char *own = slot->base + w->grad_offset + (size_t)d->rank * part * size,
+        char *own_part = slot->base + w->grad_offset + (size_t)d->rank * elements * size,
             *received = d->reduce_base + d->recv_offset;
         gmm_range ranges[5];
         gmm_work work;
@@ -158,26 +158,26 @@ static gmm_status gmm__gtp_reduce_bundle(gmm_gtp *g, int32_t bundle, float scale
         memset(ranges, 0, sizeof ranges);
         received += w->grad_offset;
         for (r = 0; r < sum.d.count && sum.d.count > 1; r++)
-            sum.part[r] = r == d->rank ? own : received + (size_t)r * part * size;
-        sum.x.data = own;
+            sum.part[r] = r == d->rank ? own_part : received + (size_t)r * elements * size;
+        sum.x.data = own_part;
         sum.options.sm_limit = gmm__gtp_sum_processors(g, b, w);
         sum.d.scale = scale;
         sum.d.beta = add == GMM_GTP_SET ? 0.0f : 1.0f;
         sum.workspace = d->reduce_base + d->workspace_offset;
         sum.workspace_bytes = d->workspace_bytes;
-        ranges[0].data = own;
-        ranges[0].bytes = part * size;
+        ranges[0].data = own_part;
+        ranges[0].bytes = elements * size;
         ranges[1].data = w->desc.main_grad;
-        ranges[1].bytes = part * (size_t)gmm_dtype_bits(w->desc.main_grad_dtype) / 8;
+        ranges[1].bytes = elements * (size_t)gmm_dtype_bits(w->desc.main_grad_dtype) / 8;
         ranges[1].writes = 1;
         ranges[2].data = sum.workspace;
         ranges[2].bytes = d->workspace_bytes;
         ranges[2].writes = 1;
         if (sum.d.count > 1) {
             ranges[3].data = received;
-            ranges[3].bytes = (size_t)d->rank * part * size;
-            ranges[4].data = received + (size_t)(d->rank + 1) * part * size;
-            ranges[4].bytes = (size_t)(d->size - 1 - d->rank) * part * size;
+            ranges[3].bytes = (size_t)d->rank * elements * size;
+            ranges[4].data = received + (size_t)(d->rank + 1) * elements * size;
+            ranges[4].bytes = (size_t)(d->size - 1 - d->rank) * elements * size;
         }
         work.name = "add to main_grad";
         work.function = gmm__gtp_sum_run;
@@ -196,14 +196,14 @@ static gmm_status gmm__gtp_reduce_bundle(gmm_gtp *g, int32_t bundle, float scale
 GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gradient *gradient, gmm_stream stream) {
     static const char fn[] = "gmm_gtp_submit";
     gmm_gtp_gradient in;
-    gmm_mat from = GMM_ZERO;
+    gmm_mat source = GMM_ZERO;
     gmm__gtp_bundle *b;
     gmm__gtp_domain *d;
     gmm__wgrad_slot *slot;
     int32_t i;
     gmm_status s = gmm__gtp_check_bundle(gtp, fn, bundle);
     if (!s) s = gmm__gtp_read(fn, "gradient", gradient, &in, sizeof in, &gtp->error);
-    if (!s && in.from) s = gmm__gtp_read(fn, "gradient->from", in.from, &from, sizeof from, &gtp->error);
+    if (!s && in.from) s = gmm__gtp_read(fn, "gradient->from", in.from, &source, sizeof source, &gtp->error);
     if (s) return s;
     b = &gtp->bundles[bundle];
     d = &gtp->domains[b->domain];
@@ -219,26 +219,27 @@ GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gra
     } else if (slot->writer != bundle)
         return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s': no buffer was asked for", fn, b->name);
     if (in.from) {
-        if ((from.dtype != GMM_F32 && from.dtype != GMM_BF16 && from.dtype != GMM_F16) || from.scaling)
+        if ((source.dtype != GMM_F32 && source.dtype != GMM_BF16 && source.dtype != GMM_F16) || source.scaling)
             return gmm__fail(&gtp->error, GMM_E_DTYPE, "%s: '%s': from is %s: must be f32, bf16 or f16", fn, b->name,
-                             gmm_dtype_name(from.dtype));
-        if (!from.data == !from.table)
+                             gmm_dtype_name(source.dtype));
+        if (!source.data == !source.table)
             return gmm__fail(&gtp->error, GMM_E_NULL, "%s: '%s': from has %s", fn, b->name,
-                             from.data ? "data and a table" : "neither data nor a table");
+                             source.data ? "data and a table" : "neither data nor a table");
         for (i = 0; i < b->count; i++) {
             const gmm_shard_plan *p = &gmm__gtp_member(gtp, b, i)->plan;
-            if (from.table && !from.table[i])
+            if (source.table && !source.table[i])
                 return gmm__fail(&gtp->error, GMM_E_NULL, "%s: '%s': from->table[%d] is NULL", fn, b->name, i);
-            if ((from.ld && from.ld < p->local_cols) || (from.data && b->count > 1 && !b->uniform))
+            if ((source.ld && source.ld < p->local_cols) || (source.data && b->count > 1 && !b->uniform))
                 return gmm__fail(&gtp->error, GMM_E_STRIDE, "%s: '%s': from: ld %lld is below %lld columns, or packed "
-                                 "with different shapes", fn, b->name, (long long)from.ld, (long long)p->local_cols);
-            if (from.data && b->count > 1 && from.group_stride &&
-                from.group_stride < (p->local_rows - 1) * (from.ld ? from.ld : p->local_cols) + p->local_cols)
+                                 "with different shapes", fn, b->name, (long long)source.ld, (long long)p->local_cols);
+            if (source.data && b->count > 1 && source.group_stride &&
+                source.group_stride < (p->local_rows - 1) * (source.ld ? source.ld : p->local_cols) + p->local_cols)
                 return gmm__fail(&gtp->error, GMM_E_STRIDE, "%s: '%s': from: group_stride %lld is less than a matrix",
-                                 fn, b->name, (long long)from.group_stride);
-            if ((uintptr_t)(from.table ? from.table[i] : from.data) % (uintptr_t)(gmm_dtype_bits(from.dtype) / 8))
+                                 fn, b->name, (long long)source.group_stride);
+            if ((uintptr_t)(source.table ? source.table[i] : source.data) %
+                (uintptr_t)(gmm_dtype_bits(source.dtype) / 8))
                 return gmm__fail(&gtp->error, GMM_E_ALIGN, "%s: '%s': from: %p is not aligned to its %s elements", fn,
-                                 b->name, from.table ? from.table[i] : from.data, gmm_dtype_name(from.dtype));
+                                 b->name, source.table ? source.table[i] : source.data, gmm_dtype_name(source.dtype));
         }
     }
     gmm__gtp_hash(gtp, 3, bundle, (int)in.add);
@@ -246,7 +247,7 @@ GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gra
     if (in.zero || in.from) {
         gmm_gtp_view unused = GMM_ZERO;
         if ((s = gmm_gtp_wgrad(gtp, bundle, stream, &unused)) != GMM_OK) return s;
-        s = gmm__gtp_copy_gradient(gtp, b, in.from ? &from : NULL, stream);
+        s = gmm__gtp_copy_gradient(gtp, b, in.from ? &source : NULL, stream);
     }
     if (!s) s = gmm__gtp_prepare_stream(gtp, d, GMM__GTP_REDUCE);
     if (!s) s = gtp->runtime.event_record(gtp->runtime.self, d->fork[GMM__GTP_REDUCE], stream, 0);

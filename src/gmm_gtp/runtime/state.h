@@ -119,7 +119,7 @@ typedef struct gmm__gtp_domain {
     gmm_event fork[2], join[2];
     gmm__watch watch[2][GMM__MAX_WATCHES];
     gmm_event watch_end[2][GMM__MAX_WATCHES];
-    uint32_t oldest[2], next[2]; /* of the rings; they count on without bound */
+    uint32_t oldest[2], next[2]; /* of the rings: counters that are taken modulo the ring's size */
 } gmm__gtp_domain;
 
 enum { GMM__GRAPH_NEEDS = 1, GMM__GRAPH_READS = 2, GMM__GRAPH_REDUCES = 4 }; /* how a graph uses a bundle */

@@ -1830,20 +1830,29 @@ GMM__DEVICE void gmm_consumer_sync(int wg) {
 }
 /* The same where there are up to three of them. */
 GMM__DEVICE void gmm_fp8_consumer_sync(int wg) { gmm_bar_sync_128(GMM_BAR_CONSUMER + wg); }
-/* Warp group `wg` waits (`wait`) until the other warp group has arrived there (`wait` 0). */
+/* Order barrier of warp group `wg`: that one waits there (`wait` 1) until the other one has arrived (`wait` 0). */
 GMM__DEVICE void gmm_order_barrier(int wg, int wait) {
     if (wait) gmm_bar_sync_256(GMM_BAR_ORDER + wg);
     else gmm_bar_arrive_256(GMM_BAR_ORDER + wg);
 }
 
-/* mbarriers take 8 bytes and stand in pairs. Those of stage s: full (its operands have landed) and empty (all warps
+/* mbarriers take 8 bytes. Stage s has two, one after the other: full (its operands have landed) and empty (all warps
    that read it are done). */
-GMM__DEVICE uint32_t gmm_sm90_full(uint32_t stage_bars, uint32_t s) { return stage_bars + 16 * s; }
-GMM__DEVICE uint32_t gmm_sm90_empty(uint32_t stage_bars, uint32_t s) { return stage_bars + 16 * s + 8; }
-/* Those of the store slot of part `part` of D, which uses the four slots in turn: store_empty (a consumer warp group
-   may write the slot) and store_full (it has been written). */
+GMM__DEVICE uint32_t gmm_sm90_full(uint32_t stage_bars, uint32_t s) { return stage_bars + s * 16; }
+GMM__DEVICE uint32_t gmm_sm90_empty(uint32_t stage_bars, uint32_t s) { return stage_bars + s * 16 + 8; }
+/* Those of the store slot of part `part` of D, which takes the four slots one after the other: store_empty (a consumer
+   warp group may write the slot) and store_full (it has been written). */
 GMM__DEVICE uint32_t gmm_sm90_store_empty(uint32_t slot_bars, uint32_t part) { return slot_bars + part % 4 * 16; }
 GMM__DEVICE uint32_t gmm_sm90_store_full(uint32_t slot_bars, uint32_t part) { return slot_bars + part % 4 * 16 + 8; }
+
+/* The pipeline of stages as one warp sees it. Stage number n lies in stage n % stages of shared memory, whose full
+   barrier then completes phase n / stages. */
+typedef struct gmm_sm90_pipeline {
+    uint32_t bars;         /* full barrier of stage 0 */
+    uint32_t stages, stage_bytes;
+    uint32_t cluster_size; /* a consumer warp releases a stage at the empty barrier of each CTA of the cluster */
+    uint32_t iter;         /* number of the next stage */
+} gmm_sm90_pipeline;
 /* wgmma descriptor of a tile in boxes of 128-byte lines with 128-byte swizzle. K-major tiles are [line][k]; MN-major
    tiles (`mn_major`) are boxes of [k][64 lines] one after another. */
 GMM__DEVICE uint64_t gmm_wgmma_desc(uint32_t smem, int mn_major) {
@@ -2057,22 +2066,23 @@ GMM__DEVICE int gmm_sm90_wgmma_n8(int32_t rows) {
 /* Stages of a tile. An empty contraction takes one stage of zeros, which the ragged maps deliver. */
 GMM__DEVICE uint32_t gmm_sm90_k_tiles(int32_t k) { return k > 0 ? (uint32_t)(k + 63) / 64 : 1; }
 
-/* Work of a group: pairs of tiles, or single tiles without clusters. Wide tiles (256 columns) are paired along the rows
-   and share B; with `raster_n` (128 columns) they are paired along the columns and share A, the larger operand. A tile
-   without a partner is paired along the other axis. */
-GMM__DEVICE int32_t gmm_sm90_group_work(int32_t tiles_m, int32_t tiles_n, int32_t cluster, int raster_n) {
-    const int32_t paired = raster_n ? tiles_n : tiles_m, single = raster_n ? tiles_m : tiles_n;
-    return cluster == 1 ? tiles_m * tiles_n : paired / 2 * single + paired % 2 * ((single + 1) / 2);
+/* Work of a group, in clusters: a cluster of two CTAs takes two tiles at once. Two wide tiles (256 columns) have the
+   same columns, and B is multicast; with `raster_n` (128 columns) they have the same rows, and A, the larger operand,
+   is multicast. Where the number of tiles along that axis is odd, clusters take the last ones two by two along the
+   other axis. */
+GMM__DEVICE int32_t gmm_sm90_group_work(int32_t tiles_m, int32_t tiles_n, int32_t cluster_size, int raster_n) {
+    const int32_t along = raster_n ? tiles_n : tiles_m, other = raster_n ? tiles_m : tiles_n;
+    return cluster_size == 1 ? tiles_m * tiles_n : along / 2 * other + along % 2 * ((other + 1) / 2);
 }
 
-/* A warp shares out the groups in contiguous runs, one per lane: this lane has [*first, returned). */
+/* The lanes of a warp divide the groups into contiguous ranges: this lane has groups [*first, returned). */
 GMM__DEVICE int32_t gmm_sm90_lane_groups(int32_t groups, int32_t *first) {
     const int32_t per_lane = (groups + 31) / 32;
     *first = ((int32_t)threadIdx.x & 31) * per_lane;
     return *first + per_lane < groups ? *first + per_lane : groups;
 }
-/* Turns the prefix sums of each lane's run, whose last one is `total`, into prefix sums [G + 1] over all groups. Whole
-   warp. */
+/* Turns the prefix sums of each lane's range, whose last one is `total`, into prefix sums [G + 1] over all groups.
+   Whole warp. */
 GMM__DEVICE void gmm_sm90_prefix_sums(int32_t groups, int32_t total, int32_t *sums) {
     const int32_t lane = (int32_t)threadIdx.x & 31;
     int32_t offset = total, g, i;
@@ -2089,11 +2099,10 @@ GMM__DEVICE void gmm_sm90_prefix_sums(int32_t groups, int32_t total, int32_t *su
     __syncwarp();
 }
 
-/* Brings the kernel parameters to the constant cache: warp w reads one word of its 64 bytes. Without it the scheduler
-   would miss once per line in sequence. */
+/* Brings the kernel parameters to the constant cache: warp w reads one word of line w, of 64 bytes. Without it the
+   scheduler would miss once per line in sequence. */
 GMM__DEVICE void gmm_sm90_prefetch_params(const uint32_t *words, int bytes, int warp) {
-    if (64 * warp < bytes)
-        gmm_touch(words[16 * warp]);
+    if (64 * warp < bytes) gmm_touch(words[16 * warp]);
 }
 /* Entry i of the split, clamped to [0, capacity]. Read from the L2, because the kernel before may still write it: it is
    read before griddepcontrol.wait and again after it. */
@@ -2168,78 +2177,105 @@ GMM__DEVICE void gmm_sm90_report_faults(const gmm_groups *s, const gmm_gemm_args
     if (fault) atomicOr(s->fault, fault);
 }
 
+/* What the scheduler warp of a CTA knows. Tiles hold at most `max_blocks` blocks of `block_rows` rows, begin at
+   multiples of `row_align` rows and `col_align` columns, and cover the columns of D in `tiles_n` tiles. */
+typedef struct gmm_sm90_scheduler {
+    const gmm_gemm_args *p;
+    int32_t *ends;          /* [G + 1] ends of the groups' rows */
+    int32_t *work_ends;     /* [G + 1] prefix sums of the groups' work (gmm_sm90_count_work) */
+    int32_t *padded_starts; /* [G + 1] where groups start in padded copies; FP8 products alone */
+    int k_grouped;          /* wgrad: the rows of a group are the contraction */
+    int raster_n;           /* rasterization along N: clusters take tiles of the same rows (gmm_sm90_group_work) */
+    int32_t tiles_n, max_blocks;
+    int32_t g;              /* group in which the search for the next tile begins */
+    int32_t block_rows, row_align, col_align;
+} gmm_sm90_scheduler;
+
+/* A CTA's cluster. Functions of the scheduler warp take it by value from gmm_sm90_this_cta, which reads special
+   registers, so that no other register holds it. */
+typedef struct gmm_sm90_cta {
+    int32_t cluster_size, rank;
+} gmm_sm90_cta;
+GMM__DEVICE gmm_sm90_cta gmm_sm90_this_cta(void) {
+    gmm_sm90_cta cta;
+    cta.cluster_size = (int32_t)gmm_cluster_nctarank();
+    cta.rank = (int32_t)gmm_cluster_ctarank();
+    return cta;
+}
+
 /* Tiles along the columns of D for tiles of at most `tile_rows` rows: `min_tiles`, or, where no group has more rows
-   than one tile, as many as fill the last round of the grid. Their widths are nearly equal multiples of `step` columns.
-   */
-GMM__DEVICE int32_t gmm_sm90_tiles_n(const gmm_gemm_args *p, int32_t min_tiles, int32_t step, int32_t tile_rows,
-                                     int32_t cluster,
-                                     gmm_sm90_split_stats stats) {
-    const int32_t max_tiles = (p->n + step - 1) / step, grid = (int32_t)gridDim.x;
+   than one tile, as many as fill the last round of the grid. Their widths are nearly equal multiples of `col_align`
+   columns. */
+GMM__DEVICE int32_t gmm_sm90_tiles_n(const gmm_gemm_args *p, int32_t min_tiles, int32_t col_align, int32_t tile_rows,
+                                     int32_t cluster_size, gmm_sm90_split_stats stats) {
+    const int32_t max_tiles = (p->n + col_align - 1) / col_align, grid = (int32_t)gridDim.x;
     int32_t filling;
     if (stats.max_rows > tile_rows || stats.nonempty == 0) return min_tiles;
-    filling = (stats.nonempty * min_tiles + grid - 1) / grid * grid / stats.nonempty & -cluster;
+    filling = (stats.nonempty * min_tiles + grid - 1) / grid * grid / stats.nonempty & -cluster_size;
     return filling < min_tiles ? min_tiles : filling < max_tiles ? filling : max_tiles;
 }
-/* First of the units of tile i where `tiles` tiles share `count` units as evenly as possible. */
+/* First of the units of tile i where `tiles` tiles divide `count` units as evenly as possible. */
 GMM__DEVICE int32_t gmm_sm90_even_begin(int32_t count, int32_t tiles, int32_t i) {
     const int32_t each = count / tiles, rest = count - tiles * each;
     return i * each + (i < rest ? i : rest);
 }
 
-/* Writes the prefix sums [G + 1] of the groups' work, for tiles of at most `max_blocks` blocks of `block_rows` rows and
-   `tiles_n` tiles along the columns. In wgrad (k_grouped) frozen groups and empty groups with beta 1 have none. Whole
-   warp. */
-GMM__DEVICE void gmm_sm90_count_work(const gmm_gemm_args *p, int k_grouped, int raster_n, int32_t tiles_n,
-                                     int32_t block_rows,
-                                     int32_t max_blocks, int32_t cluster, const int32_t *ends, int32_t *work_ends) {
+/* Writes work_ends. In wgrad frozen groups, and empty groups with beta 1, have no work. Whole warp. */
+GMM__DEVICE void gmm_sm90_count_work(const gmm_sm90_scheduler *s, int32_t cluster_size) {
+    const gmm_gemm_args *p = s->p;
     const int32_t G = p->groups;
     int32_t total = 0, g;
     const int32_t last = gmm_sm90_lane_groups(G, &g);
 #pragma unroll 1
     for (; g < last; g++) {
-        const int32_t m = ends[g + 1] - ends[g];
-        if (!k_grouped || (!(p->frozen && p->frozen[g]) && !(m == 0 && gmm_gemm_beta(p, g) == 1.0f)))
-            total += gmm_sm90_group_work(gmm_sm90_tile_count(k_grouped ? p->m : m, block_rows, max_blocks), tiles_n,
-                                         cluster, raster_n);
-        work_ends[g + 1] = total;
+        const int32_t m = s->ends[g + 1] - s->ends[g];
+        if (!s->k_grouped || (!(p->frozen && p->frozen[g]) && !(m == 0 && gmm_gemm_beta(p, g) == 1.0f)))
+            total += gmm_sm90_group_work(gmm_sm90_tile_count(s->k_grouped ? p->m : m, s->block_rows, s->max_blocks),
+                                         s->tiles_n, cluster_size, s->raster_n);
+        s->work_ends[g + 1] = total;
     }
-    gmm_sm90_prefix_sums(G, total, work_ends);
+    gmm_sm90_prefix_sums(G, total, s->work_ends);
 }
 
-/* The price model of the tile scheduler: chooses the tile (`tile`: 0 the first, 1 the second, 2 either; m16_1 0: there
-   is only one) and its height in blocks of 16 rows that take the least time for the split. Returns the height; *chosen:
-   the tile. Results do not depend on the choice. Clocks of a tile are linear in its height: constants fitted on one
-   H200 (gmm__wgmma_choose prices the same on the host from average sizes). Cooperative tiles run at the power limit, so
-   that CTAs which idle in the last round speed up the others: idle time counts 0.69 of its length. Whole warp; four
-   lanes share each candidate. */
-GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_gemm_args *p, const int32_t *ends, gmm_sm90_split_stats stats,
-                                         int32_t tile,
-                                         const int cooperative, int32_t n0, int32_t m16_0, int32_t n1, int32_t m16_1,
-                                         int32_t *chosen) {
-    const int32_t G = p->groups, heights0 = cooperative ? m16_0 / 4 + 1 : m16_0 - m16_0 / 2;
+/* A tile of a kernel: columns, and the most blocks of 16 rows. m16 is 0 where the kernel has no such tile. */
+typedef struct gmm_sm90_tile_shape {
+    int32_t n, m16;
+} gmm_sm90_tile_shape;
+
+/* The price model of the tile scheduler: chooses the tile (`choice`: 0 `first`, 1 `second`, 2 either) and its height in
+   blocks of 16 rows that take the least time for the split. Returns the height; *chosen: 0 or 1. Results do not depend
+   on the choice. Clocks of a tile are linear in its height: constants fitted on one H200 (gmm__wgmma_choose prices the
+   same on the host from average sizes). Cooperative tiles run at the power limit, so that CTAs which idle in the last
+   round speed up the others: idle time counts 0.69 of its length. Whole warp; four lanes evaluate each candidate. */
+GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_sm90_scheduler *s, gmm_sm90_split_stats stats, int32_t choice,
+                                         const int cooperative, const gmm_sm90_tile_shape first,
+                                         const gmm_sm90_tile_shape second, int32_t *chosen) {
+    const int32_t n0 = first.n, m16_0 = first.m16, n1 = second.n, m16_1 = second.m16;
+    const int32_t G = s->p->groups, heights0 = cooperative ? m16_0 / 4 + 1 : m16_0 - m16_0 / 2;
     const int32_t heights1 = m16_1 ? m16_1 / 4 + 1 : 0;
     float work = 0.0f, count = 0.0f, max_clocks = 0.0f, cost = 0.0f;
     uint32_t min_cost;
-    int32_t i, c, second, valid;
-    if (tile != 2) { /* every group fits one tile, whatever the height */
-        const int32_t tallest = tile ? m16_1 : m16_0, lowest = tallest - (tile ? heights1 : heights0) + 1;
-        *chosen = tile;
+    int32_t i, c, is_second, valid;
+    if (choice != 2) { /* every group fits one tile, whatever the height */
+        const int32_t tallest = choice ? m16_1 : m16_0;
+        const int32_t lowest = tallest - (choice ? heights1 : heights0) + 1;
+        *chosen = choice;
         if (stats.max_rows <= 16 * lowest) return tallest;
     }
     c = ((int32_t)threadIdx.x & 31) / 4;
-    second = c >= heights0;
+    is_second = c >= heights0;
     {
-        const float k_tiles = (float)gmm_sm90_k_tiles(p->k);
-        const float inverse = __fdividef(1.0f, (float)(second ? m16_1 + heights0 - c : m16_0 - c));
-        const int wide = (second ? n1 : n0) == 256;
+        const float k_tiles = (float)gmm_sm90_k_tiles(s->p->k);
+        const float inverse = __fdividef(1.0f, (float)(is_second ? m16_1 + heights0 - c : m16_0 - c));
+        const int wide = (is_second ? n1 : n0) == 256;
         const float fixed = wide ? 48.0f * k_tiles + 2000.0f : 56.0f * k_tiles + 5800.0f;
         const float slope = wide ? 134.5f * k_tiles + 340.0f : 66.3f * k_tiles - 270.0f;
 #pragma unroll 1
         for (i = (int32_t)threadIdx.x & 3; i < G; i += 4) {
-            const float m = (float)(ends[i + 1] - ends[i] + 8) * 0.0625f, t = ceilf((m - 0.5f) * inverse);
+            const float m = (float)(s->ends[i + 1] - s->ends[i] + 8) * 0.0625f, t = ceilf((m - 0.5f) * inverse);
             const float h = __fdividef(m, fmaxf(t, 1.0f));
             const float clocks = cooperative ? fixed + slope * h
-                                      : fmaxf(k_tiles * fmaxf(256.0f + 44.0f * h, 64.0f * h), 330.0f * h) + 200.0f;
+                                 : fmaxf(k_tiles * fmaxf(256.0f + 44.0f * h, 64.0f * h), 330.0f * h) + 200.0f;
             count += t;
             work += t * clocks;
             if (t > 0.0f) max_clocks = fmaxf(max_clocks, clocks);
@@ -2251,16 +2287,18 @@ GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_gemm_args *p, const int32_t *
         max_clocks = fmaxf(max_clocks, __shfl_xor_sync(0xFFFFFFFFu, max_clocks, i));
     }
     c = (gmm_tid_x() & 31) / 4; /* computed again, so that no register holds it during the loop above */
-    second = c >= heights0;
-    valid = c < heights0 + heights1 && (tile == 2 || tile == second);
+    is_second = c >= heights0;
+    valid = c < heights0 + heights1 && (choice == 2 || choice == is_second);
     if (count > 0.0f) {
-        const int32_t cols = second ? n1 : n0;
-        const float share = __fdividef((float)((p->n + cols - 1) / cols), (float)gridDim.x), rounds = count * share;
+        const int32_t cols = is_second ? n1 : n0;
+        const float per_cta = __fdividef((float)((s->p->n + cols - 1) / cols), (float)gridDim.x);
+        const float rounds = count * per_cta;
         cost = __fdividef(ceilf(rounds), rounds);
         /* where heights differ, some CTA gets more of the tall tiles */
-        if (cooperative) cost = 0.31f + 0.69f * cost * (1.0f + 1.26f * (__fdividef(max_clocks * count, work) - 1.0f) *
-                                                        rsqrtf(rounds));
-        cost = fminf(cost * work * share, 3.0e38f);
+        if (cooperative)
+            cost = 0.31f + 0.69f * cost * (1.0f + 1.26f * (__fdividef(max_clocks * count, work) - 1.0f) *
+                                                          rsqrtf(rounds));
+        cost = fminf(cost * work * per_cta, 3.0e38f);
     }
     min_cost = __reduce_min_sync(0xFFFFFFFFu, valid ? __float_as_uint(cost) : 0x7FFFFFFFu);
     c = (__ffs((int)__ballot_sync(0xFFFFFFFFu, valid && __float_as_uint(cost) == min_cost)) - 1) / 4;
@@ -2268,44 +2306,40 @@ GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_gemm_args *p, const int32_t *
     return c >= heights0 ? m16_1 + heights0 - c : m16_0 - c;
 }
 
-/* Fills in work tile `i` of group t->g for CTA `cta_rank` of its cluster: at most `max_blocks` blocks of `block_rows`
-   rows, starting at a multiple of `step` rows; `tiles_n` tiles along the columns, starting at multiples of `step_n`.
-   Rasterization within a group: along the rows first, in bands of 8 pairs, so that tiles in flight share operands.
-   `rotated`: each group starts at another of its tiles (golden ratio), so that a CTA which got a wide tile of one group
-   gets a narrow one of the next. wgrad, whose tiles are nearly equal, rotates only where a CTA would otherwise get the
-   same tile of every group. */
-GMM__DEVICE void gmm_sm90_schedule_tile(const gmm_gemm_args *p, int k_grouped, const int32_t *ends,
-                                        const int32_t *work_ends,
-                                        int32_t i, const int rotated, int raster_n, int32_t tiles_n, int32_t step_n,
-                                        int32_t block_rows,
-                                        int32_t max_blocks, int32_t step, int32_t cluster, int32_t cta_rank,
-                                        gmm_sm90_tile *t) {
-    int32_t m, steps, tiles_m, pairs_m, pairs_n, tm, tn;
+/* Fills in work tile `i` of group t->g for CTA `cta`. Rasterization within a group: along the rows first, in bands of 8
+   clusters, so that tiles in flight read the same operands. raster_n: as s->raster_n. `rotated`: each group starts at
+   another of its tiles (golden ratio), so that a CTA which got a wide tile of one group gets a narrow one of the next.
+   wgrad, whose tiles are nearly equal, rotates only where a CTA would otherwise get the same tile of every group. */
+GMM__DEVICE void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_n, int32_t i, const int rotated,
+                                        const gmm_sm90_cta cta, gmm_sm90_tile *t) {
+    const gmm_gemm_args *p = s->p;
+    const int32_t tiles_n = s->tiles_n, cluster_size = cta.cluster_size, cta_rank = cta.rank;
+    int32_t m, units, tiles_m, clusters_m, clusters_n, tm, tn;
     uint32_t group_work;
-    t->row = ends[t->g];
-    t->end = ends[t->g + 1];
-    m = k_grouped ? p->m : t->end - t->row;
-    t->k = k_grouped ? t->end - t->row : p->k;
-    group_work = (uint32_t)(work_ends[t->g + 1] - work_ends[t->g]);
-    i -= work_ends[t->g];
+    t->row = s->ends[t->g];
+    t->end = s->ends[t->g + 1];
+    m = s->k_grouped ? p->m : t->end - t->row;
+    t->k = s->k_grouped ? t->end - t->row : p->k;
+    group_work = (uint32_t)(s->work_ends[t->g + 1] - s->work_ends[t->g]);
+    i -= s->work_ends[t->g];
     if (rotated) {
         const uint32_t rotated_i = (uint32_t)i + __umulhi((uint32_t)t->g * 2654435769u, group_work);
         i = (int32_t)(rotated_i < group_work ? rotated_i : rotated_i - group_work);
     }
-    tiles_m = gmm_sm90_tile_count(m, block_rows, max_blocks);
-    pairs_m = raster_n ? tiles_m : tiles_m >> (cluster - 1);
-    pairs_n = raster_n ? tiles_n >> (cluster - 1) : tiles_n;
-    t->multicast = cluster == 1 ? 0 : raster_n ? 2 : 1;
-    if (i < pairs_m * pairs_n) {
-        const int32_t band = pairs_m > 8 ? i / (8 * pairs_n) : 0, left = pairs_m - 8 * band;
+    tiles_m = gmm_sm90_tile_count(m, s->block_rows, s->max_blocks);
+    clusters_m = raster_n ? tiles_m : tiles_m >> (cluster_size - 1);
+    clusters_n = raster_n ? tiles_n >> (cluster_size - 1) : tiles_n;
+    t->multicast = cluster_size == 1 ? 0 : raster_n ? 2 : 1;
+    if (i < clusters_m * clusters_n) {
+        const int32_t band = clusters_m > 8 ? i / (8 * clusters_n) : 0, left = clusters_m - 8 * band;
         const int32_t height = left < 8 ? left : 8;
-        i -= 8 * band * pairs_n;
+        i -= 8 * band * clusters_n;
         tn = i / height;
         tm = 8 * band + i - tn * height;
-        if (raster_n) tn = tn * cluster + cta_rank;
-        else tm = tm * cluster + cta_rank;
-    } else { /* without a partner along this axis: paired along the other one */
-        i = 2 * (i - pairs_m * pairs_n);
+        if (raster_n) tn = tn * cluster_size + cta_rank;
+        else tm = tm * cluster_size + cta_rank;
+    } else { /* the last tile along this axis: the cluster takes two of them along the other one */
+        i = 2 * (i - clusters_m * clusters_n);
         t->multicast = i + 1 < (raster_n ? tiles_m : tiles_n) ? 3 - t->multicast : 0;
         tm = raster_n ? i + cta_rank : tiles_m - 1;
         tn = raster_n ? tiles_n - 1 : i + cta_rank;
@@ -2314,14 +2348,14 @@ GMM__DEVICE void gmm_sm90_schedule_tile(const gmm_gemm_args *p, int k_grouped, c
             tn = tiles_n;
         }
     }
-    steps = (m + step - 1) / step;
-    t->m0 = step * gmm_sm90_even_begin(steps, tiles_m, tm);
-    t->rows = step * gmm_sm90_even_begin(steps, tiles_m, tm + 1) - t->m0;
+    units = (m + s->row_align - 1) / s->row_align;
+    t->m0 = s->row_align * gmm_sm90_even_begin(units, tiles_m, tm);
+    t->rows = s->row_align * gmm_sm90_even_begin(units, tiles_m, tm + 1) - t->m0;
     if (t->rows > m - t->m0) t->rows = m - t->m0;
-    t->row_blocks = (t->rows + block_rows - 1) / block_rows;
-    steps = (p->n + step_n - 1) / step_n;
-    t->n0 = step_n * gmm_sm90_even_begin(steps, tiles_n, tn);
-    t->cols = step_n * gmm_sm90_even_begin(steps, tiles_n, tn + 1) - t->n0;
+    t->row_blocks = (t->rows + s->block_rows - 1) / s->block_rows;
+    units = (p->n + s->col_align - 1) / s->col_align;
+    t->n0 = s->col_align * gmm_sm90_even_begin(units, tiles_n, tn);
+    t->cols = s->col_align * gmm_sm90_even_begin(units, tiles_n, tn + 1) - t->n0;
     if (t->cols > p->n - t->n0) t->cols = p->n - t->n0;
 }
 
@@ -2329,9 +2363,10 @@ GMM__DEVICE void gmm_sm90_schedule_tile(const gmm_gemm_args *p, int k_grouped, c
    of 64 codes per column (FP8 swizzled by 64 bytes), then A, then four scale bytes per column: those of the four blocks
    of 16 elements of this stage, or of four blocks of 32 elements, of which an even stage uses the first two. */
 
-/* Scales of a thread's two columns for the stage's four steps of 16, as pairs of bf16; FP8 scales carry 2^120, which
-   the decoded elements lack. smem_at: scales of the warp's 16 columns; odd: the stage uses the upper two scale bytes.
-   Returns whether a product could leave the range of bf16, which takes gmm_sm90_packed_fragment_wide. */
+/* Scales of a thread's two columns for the stage's four steps of 16, as bf16x2 with equal halves; FP8 scales are
+   multiplied by 2^120, since the decoded elements are too small by this factor. smem_at: scales of the warp's 16
+   columns; odd: the stage uses the upper two scale bytes. Returns whether a product could leave the range of bf16: then
+   gmm_sm90_packed_fragment_wide makes the fragments. */
 GMM__DEVICE int gmm_sm90_packed_scales(const int b_format, uint32_t smem_at, int odd, uint32_t scales[2][4]) {
     const uint32_t lane = threadIdx.x & 31;
     int r, j, wide = 0;
@@ -2357,8 +2392,8 @@ GMM__DEVICE int gmm_sm90_packed_scales(const int b_format, uint32_t smem_at, int
     return wide;
 }
 /* Codes of a thread for the stage's four steps: of columns lane / 4 and lane / 4 + 8, elements 2 (lane % 4), + 1, + 8
-   and + 9, as four FP8 codes or as two bytes. smem_at: codes of the warp's 16 columns. Returns whether FP8 has a NaN.
-   */
+   and + 9, as four FP8 codes or as two bytes. smem_at: codes of the warp's 16 columns. Returns whether an FP8 code is
+   NaN. */
 GMM__DEVICE int gmm_sm90_packed_load(const int b_format, uint32_t smem_at, uint32_t codes[4][2]) {
     const uint32_t lane = threadIdx.x & 31, c = lane & 3;
     uint32_t nan = 0;
@@ -2385,16 +2420,15 @@ GMM__DEVICE int gmm_sm90_packed_load(const int b_format, uint32_t smem_at, uint3
             for (r = 0; r < 2; r++) nan |= (codes[j][r] & 0x7F7F7F7Fu) + 0x01010101u;
     return (nan & 0x80808080u) != 0;
 }
-/* A thread's wgmma fragment for one step: codes times scales, as pairs of bf16. */
+/* A thread's wgmma fragment for one step: codes times scales, as bf16x2. */
 GMM__DEVICE void gmm_sm90_packed_fragment(const int b_format, const uint32_t codes[2], uint32_t scales0,
-                                          uint32_t scales1,
-                                          uint32_t fragment[4]) {
+                                          uint32_t scales1, uint32_t fragment[4]) {
     int r;
 #pragma unroll
     for (r = 0; r < 2; r++) {
         const uint32_t u = codes[r], scale = r ? scales1 : scales0;
         uint32_t x, y;
-        if (b_format == gmm_sm90_b_format_mx8) { /* exponent and mantissa moved to bf16's places: 2^-120 of the value */
+        if (b_format == gmm_sm90_b_format_mx8) { /* exponent and mantissa shifted to bf16's bits: 2^-120 of the value */
             x = gmm_prmt(u, 0u, 0x1404u);
             y = gmm_prmt(u, 0u, 0x3424u);
             x = (x & 0x80008000u) | (x >> 4 & 0x07F007F0u);
@@ -2425,40 +2459,39 @@ GMM__DEVICE void gmm_sm90_packed_fragment_wide(const uint32_t codes[2], uint32_t
 }
 
 /* Mainloop of packed weights for a consumer warp group: it dequantizes the fragments of a stage while the other warp
-   group multiplies. packed_at, scales_at: of this warp in stage 0; `stages` stages of `stage` bytes. */
-GMM__DEVICE void gmm_sm90_packed_mainloop(const int b_format, const int m16, const uint32_t stages,
-                                          const uint32_t stage,
-                                          float *acc, uint32_t k_tiles, uint32_t packed_at, uint32_t scales_at,
-                                          uint64_t desc_a,
-                                          uint32_t stage_bars, uint32_t cluster, uint32_t *iter) {
+   group multiplies. packed_at, scales_at: codes and scales of this warp in stage 0. */
+GMM__DEVICE void gmm_sm90_packed_mainloop(const int b_format, const int m16, float *acc, uint32_t k_tiles,
+                                          uint32_t packed_at, uint32_t scales_at, uint64_t desc_a,
+                                          gmm_sm90_pipeline *pipe) {
     const uint32_t lane = threadIdx.x & 31;
-    uint32_t q, s = *iter % stages, parity = *iter / stages & 1, scales[2][4], packed[4][2], fragments[4][4];
+    uint32_t k, s = pipe->iter % pipe->stages, parity = pipe->iter / pipe->stages & 1;
+    uint32_t scales[2][4], codes[4][2], fragments[4][4];
     int j, wide;
 #pragma unroll 1
-    for (q = 0; q < k_tiles; q++) {
-        const uint32_t a = (uint32_t)desc_a + s * (stage >> 4);
-        gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), parity);
-        wide = gmm_sm90_packed_load(b_format, packed_at + s * stage, packed);
-        wide |= gmm_sm90_packed_scales(b_format, scales_at + s * stage, (int)(q & 1), scales);
+    for (k = 0; k < k_tiles; k++) {
+        const uint32_t a = (uint32_t)desc_a + s * (pipe->stage_bytes >> 4);
+        gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), parity);
+        wide = gmm_sm90_packed_load(b_format, packed_at + s * pipe->stage_bytes, codes);
+        wide |= gmm_sm90_packed_scales(b_format, scales_at + s * pipe->stage_bytes, (int)(k & 1), scales);
 #pragma unroll
-        for (j = 0; j < 4; j++) gmm_sm90_packed_fragment(b_format, packed[j], scales[0][j], scales[1][j], fragments[j]);
+        for (j = 0; j < 4; j++) gmm_sm90_packed_fragment(b_format, codes[j], scales[0][j], scales[1][j], fragments[j]);
         if (b_format == gmm_sm90_b_format_mx8 && wide)
 #pragma unroll
-            for (j = 0; j < 4; j++) gmm_sm90_packed_fragment_wide(packed[j], scales[0][j], scales[1][j], fragments[j]);
+            for (j = 0; j < 4; j++) gmm_sm90_packed_fragment_wide(codes[j], scales[0][j], scales[1][j], fragments[j]);
         __syncwarp();
         gmm_wgmma_fence();
 #pragma unroll
         for (j = 0; j < 4; j++)
             gmm_wgmma_rs_bf16(m16, acc, fragments[j], (desc_a & 0xFFFFFFFF00000000u) | (a + j * (32 >> 4)));
         gmm_wgmma_commit();
-        GMM__WGMMA_WAIT(0); /* wgmma would keep its registers from everything else */
-        if (lane < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s), lane);
-        if (++s == stages) {
+        GMM__WGMMA_WAIT(0); /* until then no other instruction may use the registers of the wgmma */
+        if (lane < pipe->cluster_size) gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, s), lane);
+        if (++s == pipe->stages) {
             s = 0;
             parity ^= 1;
         }
     }
-    *iter += k_tiles;
+    pipe->iter += k_tiles;
 }
 
 /* Releases the batch of the tile ring that this warp has read, if tile number `tile` opens the next one. */
@@ -2469,20 +2502,17 @@ GMM__DEVICE void gmm_sm90_release_batch(uint32_t tile_full, uint32_t tile) {
 }
 
 /* The scale loader: one warp copies the scales of every stage to shared memory, lane l those of columns l + 32 i.
-   `scales`: their place in stage 0. */
-GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_format, const int width,
-                                      const uint32_t stages,
-                                      const uint32_t stage, uint32_t scales, uint32_t stage_bars,
-                                      const gmm_sm90_tile *ring,
-                                      uint32_t tile_full) {
+   `width`: elements per scale; `scales`: address of the scales in stage 0. */
+GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_format, const int width, uint32_t scales,
+                                      gmm_sm90_pipeline pipe, const gmm_sm90_tile *ring, uint32_t tile_full) {
     const uint32_t lane = threadIdx.x & 31;
     const gmm_scaling scaling = b_format == gmm_sm90_b_format_nv4 ? GMM_SCALING_NV16 : GMM_SCALING_MX32;
-    uint32_t iter = 0, tile_index = 0;
+    uint32_t tile_index = 0;
     int i, e;
     for (;; tile_index++) {
         const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
         const uint8_t *line[4];
-        uint32_t q, k_tiles;
+        uint32_t k, k_tiles;
         int32_t blocks, word_step, aligned;
         __syncwarp();
         if (lane == 0) gmm_sm90_release_batch(tile_full, tile_index);
@@ -2503,11 +2533,12 @@ GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_for
                 line[i] = v.scale + (c < t->cols ? gmm__qview_scale(&v, t->n0 + c, 0) : 0);
             }
         }
-        for (q = 0; q < k_tiles; q++, iter++) {
-            const uint32_t s = iter % stages, full = gmm_sm90_full(stage_bars, s), to = scales + s * stage + 4 * lane;
-            const int32_t word = (int32_t)(width == 16 ? q : q / 2);
+        for (k = 0; k < k_tiles; k++, pipe.iter++) {
+            const uint32_t s = pipe.iter % pipe.stages, full = gmm_sm90_full(pipe.bars, s);
+            const uint32_t to = scales + s * pipe.stage_bytes + 4 * lane;
+            const int32_t word = (int32_t)(width == 16 ? k : k / 2);
             const int32_t left = blocks - 4 * word < 4 ? blocks - 4 * word : 4;
-            gmm_mbarrier_wait(full + 8, (iter / stages & 1) ^ 1);
+            gmm_mbarrier_wait(full + 8, (pipe.iter / pipe.stages & 1) ^ 1);
 #pragma unroll
             for (i = 0; i < 4; i++) {
                 const int32_t count = (int32_t)lane + 32 * i < t->cols ? left : 0;
@@ -2515,10 +2546,10 @@ GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_for
                 if (aligned) /* bytes past `count` become zeros */
                     gmm_cp_async_4_zfill(to + 128 * i, __cvta_generic_to_global(from), count);
                 else {
-                    uint32_t word = 0;
+                    uint32_t bytes = 0;
 #pragma unroll 1
-                    for (e = 0; e < count; e++) word |= (uint32_t)from[e] << 8 * e;
-                    gmm_st_shared_u32(to + 128 * i, word);
+                    for (e = 0; e < count; e++) bytes |= (uint32_t)from[e] << 8 * e;
+                    gmm_st_shared_u32(to + 128 * i, bytes);
                 }
             }
             if (aligned) gmm_cp_async_mbarrier_arrive(full);
@@ -2528,7 +2559,7 @@ GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_for
     gmm_cp_async_wait_all();
 }
 
-/* The box that a lane of the producer warp loads in every stage of a tile. */
+/* The TMA box that a lane of the producer warp loads in every stage of a tile. */
 typedef struct gmm_sm90_box {
     const CUtensorMap *map;
     int32_t x, y, end, wrap; /* coordinates in stage 0 */
@@ -2538,11 +2569,19 @@ typedef struct gmm_sm90_box {
 
 /* Boxes of 64 columns of B that a tile reads. */
 GMM__DEVICE int32_t gmm_sm90_b_boxes(const gmm_sm90_tile *t) { return (t->cols + 63) / 64; }
-/* Assigns box `index` of a tile to this lane of CTA `cta_rank`: first the boxes of B, then those of A. A stage begins
-   with B, `b_box_bytes` per box. Boxes of a multicast operand alternate between the CTAs. */
-GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, int k_grouped, int ta, int tb, int tile_n,
-                                     uint32_t b_box_bytes,
-                              int32_t index, uint32_t cta_rank, const gmm_sm90_tile *t, gmm_sm90_box *box) {
+/* How the operands of a product lie in memory and in a stage, which holds B, then A. */
+typedef struct gmm_sm90_operand_layout {
+    int k_grouped;        /* wgrad: both operands are token matrices */
+    int ta, tb;           /* the rows of A, of B lie along the contraction (MN-major) */
+    int32_t tile_n;       /* columns of B in a stage */
+    uint32_t b_box_bytes; /* of a box of 64 columns of B */
+} gmm_sm90_operand_layout;
+
+/* Assigns box `index` of a tile to this lane of CTA `cta_rank`: first the boxes of B, then those of A. Boxes of a
+   multicast operand alternate between the CTAs. */
+GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, const gmm_sm90_operand_layout layout,
+                                     const gmm_sm90_tile *t, int32_t index, uint32_t cta_rank, gmm_sm90_box *box) {
+    const int ta = layout.ta, tb = layout.tb;
     const int32_t b_boxes = gmm_sm90_b_boxes(t), boxes64 = t->row_blocks / 4;
     const int32_t a_boxes = ta ? (t->row_blocks + 3) / 4 : boxes64 + t->row_blocks % 4;
     box->active = t->cols > 0 && index < b_boxes + a_boxes;
@@ -2552,10 +2591,10 @@ GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, int k_grouped, i
     if (box->is_b) {
         box->multicast = t->multicast == 1;
         box->map = &args->b;
-        box->offset = (uint32_t)index * b_box_bytes;
+        box->offset = (uint32_t)index * layout.b_box_bytes;
         box->x = tb ? t->n0 + 64 * index : 0;
-        box->y = k_grouped ? GMM_SM90_RAGGED_ROWS - t->k : tb ? 0 : t->n0 + 64 * index;
-        if (!k_grouped) {
+        box->y = layout.k_grouped ? GMM_SM90_RAGGED_ROWS - t->k : tb ? 0 : t->n0 + 64 * index;
+        if (!layout.k_grouped) {
             const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_data(&args->p.b, t->g) - GMM_SM90_MAP_BASE;
             box->end = (int32_t)(from >> 4 & 0x3FFF);
             box->wrap = (int32_t)(from >> 18);
@@ -2566,22 +2605,23 @@ GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, int k_grouped, i
         first = ta || index < boxes64 ? 64 * index : 16 * index + 48 * boxes64;
         box->multicast = t->multicast == 2;
         box->map = ta || index < boxes64 ? &args->a : &args->a16;
-        box->offset = b_box_bytes * (uint32_t)(tile_n / 64) + 128 * (uint32_t)first;
+        box->offset = layout.b_box_bytes * (uint32_t)(layout.tile_n / 64) + 128 * (uint32_t)first;
         box->x = ta ? t->m0 + first : 0;
         box->y = ta ? GMM_SM90_RAGGED_ROWS - t->k : GMM_SM90_RAGGED_ROWS - (t->end - t->row) + t->m0 + first;
     }
     if (box->multicast && (index & 1) != (int)cta_rank) box->active = 0;
 }
 
-/* A box of D: up to 64 rows by 128 bytes. A store slot holds a part of D, two boxes side by side. */
+/* A TMA box of D: up to 64 rows by 128 bytes. A store slot holds a part of D, two boxes side by side. */
 typedef struct gmm_sm90_d_box {
-    int32_t x, y, z, w; /* TMA coordinates: first column, first row, address of the group's D */
-    int active;         /* it is moved by TMA */
-    int evict_first;    /* it leaves the L2 before operands, which are read again */
+    int evict_first;    /* the L2 evicts it before operands, which are read again */
+    int active;         /* TMA stores it */
+    int32_t w, z, y, x; /* TMA coordinates: address of the group's D, first row, first column */
 } gmm_sm90_d_box;
 
-/* A consumer warp group waits until the slot of part number `part` of D is empty, and hands it over full. slot_bars:
-   the barriers of the first slot; which warp group writes a part does not matter for its slot. */
+/* A consumer warp group acquires the slot of part number `part` of D when it is empty, and commits it when it is
+   written. slot_bars: barriers of the first slot. The slot of a part does not depend on the warp group that writes it.
+   */
 GMM__DEVICE void gmm_sm90_acquire_slot(uint32_t slot_bars, uint32_t part) {
     gmm_mbarrier_wait(gmm_sm90_store_empty(slot_bars, part), part / 4 & 1);
 }
@@ -2595,7 +2635,7 @@ GMM__DEVICE uint32_t gmm_sm90_d_parts(const gmm_sm90_tile *t, int32_t size) {
     return t->cols > 0 ? (uint32_t)((t->rows + 63) / 64 * ((t->cols * size + 255) / 256)) : 0;
 }
 
-/* Whether TMA stores a group's D: rows are 16-byte aligned and, for 16-bit D, nothing is added to. */
+/* Whether TMA stores a group's D: rows are 16-byte aligned and, for 16-bit D, beta is 0. */
 GMM__DEVICE int gmm_sm90_d_by_tma(const gmm_gemm_args *p, int32_t g, float beta) {
     const int size = gmm_kmat_size(&p->d);
     return (((uint64_t)(uintptr_t)gmm_kmat_data(&p->d, g) | (uint64_t)(p->d.ld * size)) & 15) == 0 &&
@@ -2604,8 +2644,7 @@ GMM__DEVICE int gmm_sm90_d_by_tma(const gmm_gemm_args *p, int32_t g, float beta)
 
 /* Stores a lane's box of part number `part` as soon as the slot is written. */
 GMM__DEVICE void gmm_sm90_store_part(const gmm_sm90_args *args, const gmm_sm90_d_box *box, uint32_t slot_bars,
-                                     uint32_t slot,
-                               uint32_t part) {
+                                     uint32_t slot, uint32_t part) {
     gmm_mbarrier_wait(gmm_sm90_store_full(slot_bars, part), part / 4 & 1);
     slot += part % 4 * 16384;
     if (box->active && box->evict_first) gmm_tma_store_evict_first(&args->a16, slot, box->x, box->y, box->z, box->w);
@@ -2614,21 +2653,20 @@ GMM__DEVICE void gmm_sm90_store_part(const gmm_sm90_args *args, const gmm_sm90_d
 }
 
 /* The store warps of wgrad: each serves every other part of D, two lanes with a box each. In the order of tiles, and
-   within a tile column block by column block from the first row to the last, it loads what is added to into the slot,
-   hands the slot to the consumers (free), waits for their result (written) and stores it. Tiles that the consumers
-   store themselves pass through the same barriers. slot_bars, slot: of the first slot; part: the first part of this
-   warp. */
+   within a tile column block by column block from the first row to the last, it loads old D into the slot where beta is
+   not 0, passes the slot to the consumers (store_empty), waits for their result (store_full) and stores it. Tiles that
+   the consumers store themselves pass through the same barriers. slot_bars, slots: barriers and address of the first
+   slot; part: the first part of this warp. */
 GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_tile *ring, uint32_t tile_full,
-                                      uint32_t part,
-                               uint32_t slot_bars, uint32_t slots) {
+                                      uint32_t part, uint32_t slot_bars, uint32_t slots) {
     const int32_t lane = (int32_t)threadIdx.x & 31, size = gmm_kmat_size(&args->p.d), cols = 128 / size;
-    /* boxes in the warp's two slots; copied between registers, which is cheaper than memory */
-    gmm_sm90_d_box previous, current;
-    /* of the current tile */
+    /* boxes in the warp's two slots; two variables and a copy, since an array would lie in local memory */
+    gmm_sm90_d_box current, previous;
+    /* of the current tile; x and y are the next box */
     int32_t x = 0, y = 0, m0 = 0, rows = 1, col_end = 0, by_tma = 0, evict_first = 0, done = 0;
     float beta = 0.0f;
     uint64_t from = 0;
-    uint32_t tile_index = 0, part_end = 0; /* tiles opened so far, and the end of their parts */
+    uint32_t tile_index = 0, part_end = 0; /* tiles read so far, and the end of their parts */
     previous.x = previous.y = previous.z = previous.w = previous.active = previous.evict_first = 0;
     current = previous;
     slots += 8192 * (uint32_t)lane;
@@ -2667,8 +2705,8 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
         if (current.active && beta != 0.0f) {
             const uint32_t to = slots + part % 4 * 16384;
             gmm_mbarrier_arrive_expect_tx(slot_bar, 8192);
-            if (evict_first) gmm_tma_load_evict_first(to, &args->a16, slot_bar, current.x, current.y, current.z,
-                                                      current.w);
+            if (evict_first)
+                gmm_tma_load_evict_first(to, &args->a16, slot_bar, current.x, current.y, current.z, current.w);
             else gmm_tma_load(to, &args->a16, slot_bar, 0, current.x, current.y, current.z, current.w);
         } else gmm_mbarrier_arrive(slot_bar);
     }
@@ -3065,6 +3103,16 @@ typedef struct gmm_fp8_tile {
     int32_t d_y, d_z, d_w; /* the last three TMA coordinates of its first row in D */
 } gmm_fp8_tile;
 
+/* Waits for tile number `tile_index` of the ring. predicted: for the predicted first tile, which has the ring's last
+   entry until the scheduler knows the true one. */
+GMM__DEVICE const gmm_fp8_tile *gmm_fp8_wait_tile(const gmm_fp8_tile *ring, uint32_t tile_full, uint32_t prediction,
+                                                  uint32_t tile_index, int predicted) {
+    const gmm_fp8_tile *const f = &ring[predicted ? GMM_SM90_TILE_RING - 1 : tile_index % GMM_SM90_TILE_RING];
+    gmm_mbarrier_wait(predicted ? prediction : tile_full + 8 * (tile_index % GMM_SM90_TILE_RING),
+                      tile_index / GMM_SM90_TILE_RING & 1);
+    return f;
+}
+
 /* Stages of a tile. An empty contraction takes one stage without a load: passing stages is what keeps the scheduler
    from overrunning the tile ring. */
 GMM__DEVICE uint32_t gmm_fp8_k_tiles(int32_t k) { return k > 0 ? (uint32_t)(k + 127) / 128 : 1; }
@@ -3159,25 +3207,26 @@ GMM__DEVICE void gmm_fp8_empty_tile(const gmm_fp8_args *args, gmm_fp8_tile *f) {
 
 /* gmm_sm90_read_split, gmm_sm90_tiles_n, gmm_sm90_count_work and gmm_fp8_padded_starts for fwd and dgrad in one pass: a
    lane loads the entries of its up to `lane_groups` groups at once, so that the latency is paid once. `known`: returns
-   0 if `ends` still describe the split; else returns the tiles along the columns. Whole warp. */
+   0 if s->ends still describe the split; else returns the tiles along the columns. Whole warp. */
 enum { GMM_FP8_LANE_GROUPS = 4 };
-GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const int lane_groups, int known, int raster_n,
-                                       int32_t tile_n,
-                                 int32_t n_align, int32_t consumers, int32_t cluster, int32_t *ends, int32_t *work_ends,
-                                 int32_t *starts) {
+GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const gmm_sm90_scheduler *s,
+                                       const int lane_groups, int known, int32_t tile_n) {
+    int32_t *const ends = s->ends, *const work_ends = s->work_ends, *const starts = s->padded_starts;
+    const int32_t cluster_size = (int32_t)gmm_cluster_nctarank();
     const int by_offsets = args->groups.form == GMM_SPLIT_OFFSETS;
     const int32_t lane = (int32_t)threadIdx.x & 31;
     gmm_sm90_split_stats stats = { 0, 0 };
     int32_t entries[GMM_FP8_LANE_GROUPS], end = 0, work = 0, padded = 0, first = lane, tiles_n, i, j;
-    const int32_t last = lane_groups > 1 ? gmm_sm90_lane_groups(args->p.groups, &first) : min(lane + 1, args->p.groups);
+    const int32_t last = lane_groups > 1 ? gmm_sm90_lane_groups(args->p.groups, &first)
+                                         : min(lane + 1, args->p.groups);
     int changed = !known;
 #pragma unroll
     for (j = 0; j < lane_groups; j++) /* zero past the last group */
         entries[j] = first + j < last ? gmm_sm90_split_entry(&args->groups, first + j + by_offsets) : 0;
 #pragma unroll
     for (j = 0; j < lane_groups; j++)
-        if (known &&
-            first + j < last) changed |= entries[j] != ends[first + j + 1] - (by_offsets ? 0 : ends[first + j]);
+        if (known && first + j < last)
+            changed |= entries[j] != ends[first + j + 1] - (by_offsets ? 0 : ends[first + j]);
     if (!__any_sync(0xFFFFFFFFu, changed)) return 0;
     __syncwarp(); /* all lanes have read the ends */
 #pragma unroll
@@ -3199,14 +3248,14 @@ GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const int lane_
     }
     stats.max_rows = __reduce_max_sync(0xFFFFFFFFu, stats.max_rows);
     stats.nonempty = __reduce_add_sync(0xFFFFFFFFu, stats.nonempty);
-    tiles_n = gmm_sm90_tiles_n(&args->p, (args->p.n + tile_n - 1) / tile_n, n_align, GMM_FP8_BLOCK_ROWS * consumers,
-                               cluster, stats);
+    tiles_n = gmm_sm90_tiles_n(&args->p, (args->p.n + tile_n - 1) / tile_n, s->col_align,
+                               s->block_rows * s->max_blocks, cluster_size, stats);
     __syncwarp();
 #pragma unroll 1
     for (j = first; j < last; j++) {
         const int32_t m = ends[j + 1] - ends[j];
-        work_ends[j + 1] = work += gmm_sm90_group_work(gmm_sm90_tile_count(m, GMM_FP8_BLOCK_ROWS, consumers),
-                                                       tiles_n, cluster, raster_n);
+        work_ends[j + 1] = work += gmm_sm90_group_work(gmm_sm90_tile_count(m, s->block_rows, s->max_blocks),
+                                                       tiles_n, cluster_size, s->raster_n);
         starts[j + 1] = padded += (m + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS * GMM_GROUP_ROWS;
     }
     {
@@ -3231,34 +3280,33 @@ GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const int lane_
 
 /* The predicted first tile of this CTA. CTAs of a cluster may have read different splits, so that it multicasts
    nothing. Whole warp. */
-GMM__DEVICE void gmm_fp8_predict_first_tile(const gmm_fp8_args *args, const int32_t *ends, const int32_t *work_ends,
-                               const int32_t *starts, int raster_n, int32_t tiles_n, int32_t n_align, int32_t consumers,
-                               int32_t cluster, int32_t cta_rank, gmm_fp8_tile *f) {
-    const int32_t work = (int32_t)blockIdx.x / cluster;
+GMM__DEVICE void gmm_fp8_predict_first_tile(const gmm_fp8_args *args, const gmm_sm90_scheduler *s,
+                                            const gmm_sm90_cta cta, gmm_fp8_tile *f) {
+    const int32_t *const ends = s->ends, *const work_ends = s->work_ends;
+    const int32_t work = (int32_t)blockIdx.x / cta.cluster_size;
     int32_t g = 0, m;
     gmm_fp8_empty_tile(args, f);
     if (work >= work_ends[args->p.groups]) return;
     gmm_find_group32(work_ends, args->p.groups, work, &g);
     f->t.g = g;
-    f->padded_row = starts[g];
+    f->padded_row = s->padded_starts[g];
     m = ends[g + 1] - ends[g];
-    if (m <= GMM_FP8_BLOCK_ROWS * consumers) { /* gmm_sm90_schedule_tile for one tile of rows */
-        const int32_t tn = cluster * (work - work_ends[g]) + cta_rank, steps = (args->p.n + n_align - 1) / n_align;
-        if (tn >= tiles_n) { /* the pair has no second tile */
+    if (m <= s->block_rows * s->max_blocks) { /* gmm_sm90_schedule_tile for one tile of rows */
+        const int32_t tn = cta.cluster_size * (work - work_ends[g]) + cta.rank;
+        const int32_t units = (args->p.n + s->col_align - 1) / s->col_align;
+        if (tn >= s->tiles_n) { /* only the other CTA of the cluster has a tile */
             gmm_fp8_empty_tile(args, f);
             return;
         }
         f->t.row = ends[g];
         f->t.end = ends[g + 1];
         f->t.rows = m;
-        f->t.row_blocks = (m + GMM_FP8_BLOCK_ROWS - 1) / GMM_FP8_BLOCK_ROWS;
-        f->t.n0 = n_align * gmm_sm90_even_begin(steps, tiles_n, tn);
-        f->t.cols = n_align * gmm_sm90_even_begin(steps, tiles_n, tn + 1) - f->t.n0;
+        f->t.row_blocks = (m + s->block_rows - 1) / s->block_rows;
+        f->t.n0 = s->col_align * gmm_sm90_even_begin(units, s->tiles_n, tn);
+        f->t.cols = s->col_align * gmm_sm90_even_begin(units, s->tiles_n, tn + 1) - f->t.n0;
         if (f->t.cols > args->p.n - f->t.n0) f->t.cols = args->p.n - f->t.n0;
     } else {
-        gmm_sm90_schedule_tile(&args->p, 0, ends, work_ends, work, 0, raster_n, tiles_n, n_align, GMM_FP8_BLOCK_ROWS,
-                               consumers, GMM_FP8_BLOCK_ROWS, cluster,
-                       cta_rank, &f->t);
+        gmm_sm90_schedule_tile(s, s->raster_n, work, 0, cta, &f->t);
         f->t.multicast = 0;
     }
 }
@@ -3588,11 +3636,19 @@ GMM__DEVICE void gmm_expand_load_step(const gmm_expand_lines_view *p, int mx, in
     }
 }
 
+/* A conversion: dtype of the result, MX32 or NV16, FP4 or FP8 codes. mn_major: columnwise MX32, where the lines here
+   are rows of memory. */
+typedef struct gmm_expand_format {
+    gmm_dtype dtype;
+    int mx, fp4, mn_major;
+} gmm_expand_format;
+
 /* Dequantizes lines [line, line + GMM_EXPAND_LINES) of group or matrix g, elements [c, c + GMM_EXPAND_SPAN) of them.
-   One warp. dtype, mx, fp4 and mn_major are constants. mn_major: columnwise MX32, where the lines here are rows of
-   memory. */
-GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_operand *s, gmm_dtype dtype, int mx,
-                                  int fp4, int mn_major, int32_t g, int32_t line, int32_t c) {
+   One warp. The format is constant. */
+GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_operand *s,
+                                  const gmm_expand_format format, int32_t g, int32_t line, int32_t c) {
+    const gmm_dtype dtype = format.dtype;
+    const int mx = format.mx, fp4 = format.fp4, mn_major = format.mn_major;
     const int transposed = !mx && s->direction == GMM_COLUMNWISE; /* lines are columns of the matrix */
     const int32_t width = transposed ? s->rows : s->cols;
     const int32_t end = width - c < GMM_EXPAND_SPAN ? width : c + GMM_EXPAND_SPAN;
@@ -3783,6 +3839,9 @@ GMM__DEVICE void gmm_expand_groups(const gmm_expand_args *args) {
    grid-stride loop, one warp per task, first all tasks of operand 0, then those of operand 1. */
 GMM__KERNEL __launch_bounds__(GMM_EXPAND_MAX_THREADS, 1) gmm_expand_rows(const __grid_constant__ gmm_expand_args args) {
     enum { LINE_GROUPS = GMM_GROUP_ROWS / GMM_EXPAND_LINES };
+    const gmm_expand_format nv16_f16 = { GMM_F16, 0, 1, 0 }, nv16_bf16 = { GMM_BF16, 0, 1, 0 };
+    const gmm_expand_format mxfp4_rows = { GMM_BF16, 1, 1, 0 }, mxfp4_columns = { GMM_BF16, 1, 1, 1 };
+    const gmm_expand_format mxfp8_rows = { GMM_BF16, 1, 0, 0 }, mxfp8_columns = { GMM_BF16, 1, 0, 1 };
     int32_t task, k;
     gmm_pdl_wait();
     if (blockIdx.x == 0) gmm_expand_groups(&args);
@@ -3809,12 +3868,12 @@ GMM__KERNEL __launch_bounds__(GMM_EXPAND_MAX_THREADS, 1) gmm_expand_rows(const _
                 strip -= g * strips;
             }
             line = strip * GMM_GROUP_ROWS + line_group % LINE_GROUPS * GMM_EXPAND_LINES;
-            if (!mx && args.dtype == GMM_F16) gmm_expand_lines(&args, s, GMM_F16, 0, 1, 0, g, line, c);
-            else if (!mx) gmm_expand_lines(&args, s, GMM_BF16, 0, 1, 0, g, line, c);
-            else if (columnwise && fp4) gmm_expand_lines(&args, s, GMM_BF16, 1, 1, 1, g, line, c);
-            else if (columnwise) gmm_expand_lines(&args, s, GMM_BF16, 1, 0, 1, g, line, c);
-            else if (fp4) gmm_expand_lines(&args, s, GMM_BF16, 1, 1, 0, g, line, c);
-            else gmm_expand_lines(&args, s, GMM_BF16, 1, 0, 0, g, line, c);
+            if (!mx && args.dtype == GMM_F16) gmm_expand_lines(&args, s, nv16_f16, g, line, c);
+            else if (!mx) gmm_expand_lines(&args, s, nv16_bf16, g, line, c);
+            else if (columnwise && fp4) gmm_expand_lines(&args, s, mxfp4_columns, g, line, c);
+            else if (columnwise) gmm_expand_lines(&args, s, mxfp8_columns, g, line, c);
+            else if (fp4) gmm_expand_lines(&args, s, mxfp4_rows, g, line, c);
+            else gmm_expand_lines(&args, s, mxfp8_rows, g, line, c);
         }
         task -= tasks;
     }
@@ -7897,8 +7956,9 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Stores the next rows of tile `t`, whose 16-bit D is pending in registers, through one of the warp group's slots: by
-   TMA where rows are 16-byte aligned. A slot is reused after 3 stages, so that nobody waits for it. *pending: blocks of
-   16 rows that are not stored. Registers are selected by predicates, since shifting them would take as many again. */
+   TMA where rows are 16-byte aligned. A slot is reused after 3 stages, so that no warp stalls on it. *pending: blocks of
+   16 rows that are not stored; *part: number of the next slot. Registers are selected by predicates, since shifting them
+   would take as many again. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(const GMM__ARGS *args, const gmm_sm90_tile *t, int wg, char *slots,
                                                      const uint32_t deferred[GMM__DEFERRED_WORDS], int *pending,
                                                      uint32_t *part) {
@@ -7911,8 +7971,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(const GMM__ARGS *args, cons
 #pragma unroll
     for (x = 0; x + 3 < GMM__DEFERRED_WORDS; x += 4)
         gmm_stmatrix_x4_trans_if(x / GMM__WORDS_PER_STORE * GMM__CFG(deferred) == row / 16,
-                          st_at + x % GMM__WORDS_PER_STORE * 512, deferred[x],
-                          deferred[x + 1], deferred[x + 2], deferred[x + 3]);
+                                 st_at + x % GMM__WORDS_PER_STORE * 512, deferred[x], deferred[x + 1],
+                                 deferred[x + 2], deferred[x + 3]);
     gmm_fence_proxy_async();
     if (tid == 0) /* the next slot may be overwritten */
         GMM__BULK_WAIT_GROUP_READ(GMM__STORE_SLOTS - 2);
@@ -7920,8 +7980,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(const GMM__ARGS *args, cons
     if ((((uint64_t)(uintptr_t)d->data | (uint64_t)(d->ld * 2)) & 15) == 0) {
         if (tid == 0) {
             gmm_tma_store(&args->d, slot_at, 0, t->n0 + 64 * wg, GMM_SM90_RAGGED_ROWS - t->rows + row,
-                          t->row + t->m0 + t->rows,
-                          GMM_SM90_RAGGED_ROWS);
+                          t->row + t->m0 + t->rows, GMM_SM90_RAGGED_ROWS);
             gmm_bulk_commit_group();
         }
     } else {
@@ -7937,18 +7996,17 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(const GMM__ARGS *args, cons
     (*part)++;
 }
 
-/* Mainloop of a consumer warp group: accumulates `k_tiles` stages from number *iter on, for a tile of 8 n8 rows.
-   desc_b: descriptor of the warp group's columns in stage 0; desc_a: of the rows. `order`: barrier that tells the other
-   warp group of a ping-pong tile that the last stage is full. The deferred store of the previous tile runs beside it.
-   small_m: a stage is released when it is multiplied, else one stage later, so that wgmma never pauses. */
+/* Mainloop of a consumer warp group: accumulates `k_tiles` stages for a tile of 8 n8 rows, and stores the previous tile
+   meanwhile (deferred store). desc_b, desc_a: descriptors of the warp group's columns and of the rows in stage 0.
+   `order`: mbarrier at which this warp group of a ping-pong tile arrives when its last stage is full. small_m: a stage is
+   released when it is multiplied, else one stage after it, so that wgmma never pauses. */
 GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
-                                               float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)],
-                                               uint32_t k_tiles, uint64_t desc_b, uint64_t desc_a, uint32_t stage_bars,
-                                               uint32_t order,
+                                               float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)], uint32_t k_tiles,
+                                               uint64_t desc_b, uint64_t desc_a, uint32_t stage_bars, uint32_t order,
                                                uint32_t cluster, uint32_t *iter, const GMM__ARGS *args,
-                                               const gmm_sm90_tile *prev_tile,
-                                               int wg, char *slots, const uint32_t deferred[GMM__DEFERRED_WORDS],
-                                               int *pending, uint32_t *part) {
+                                               const gmm_sm90_tile *prev_tile, int wg, char *slots,
+                                               const uint32_t deferred[GMM__DEFERRED_WORDS], int *pending,
+                                               uint32_t *part) {
     const uint32_t lane = threadIdx.x & 31;
     uint32_t k, s = *iter % GMM__CFG(stages), parity = *iter / GMM__CFG(stages) & 1, prev_stage = 0;
     int kk, j;
@@ -7968,10 +8026,10 @@ GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
         gmm_wgmma_commit();
         if (small_m) GMM__WGMMA_WAIT(0);
         else GMM__WGMMA_WAIT(1);
-        if ((small_m || k > 0) &&
-            lane < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, small_m ? s : prev_stage), lane);
-        if (GMM__DEFERRED && *pending > 0) GMM__PART(gmm_sm90_store_deferred_)(args, prev_tile, wg, slots, deferred,
-                                                                               pending, part);
+        if ((small_m || k > 0) && lane < cluster)
+            gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, small_m ? s : prev_stage), lane);
+        if (GMM__DEFERRED && *pending > 0)
+            GMM__PART(gmm_sm90_store_deferred_)(args, prev_tile, wg, slots, deferred, pending, part);
         prev_stage = s;
         if (k + 1 == k_tiles) break;
         if (++s == GMM__CFG(stages)) {
@@ -7980,7 +8038,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
         }
     }
     GMM__WGMMA_WAIT(0);
-    if (!small_m && lane < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, prev_stage), lane);
+    if (!small_m && lane < cluster)
+        gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, prev_stage), lane);
     *iter += k_tiles;
 }
 
@@ -7989,16 +8048,15 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
                                                     const uint32_t base, const uint32_t stage_bars,
                                                     const uint32_t tile_full) {
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
-    uint32_t cluster;
     const int w = warp & 3;
     const int tid = (int)threadIdx.x & 127;
     const int size = gmm_kmat_size(&args.p.d);
     const int64_t pitch = args.p.d.ld * size;
     float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)];
-    /* the warp groups' last stages are full */
+    /* mbarriers of the ping-pong warp groups: the last stage of a tile is full */
     const uint32_t order = tile_full + 8 * (GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES);
     const volatile int32_t *const small_m = (const volatile int32_t *)(ring + GMM_SM90_TILE_RING + 1) + 1;
-    uint32_t iter = 0, part = 0, tile_index = 0, deferred[GMM__DEFERRED_WORDS];
+    uint32_t cluster, iter = 0, part = 0, tile_index = 0, deferred[GMM__DEFERRED_WORDS];
     int j, u, e, x, pending = 0;
 #pragma unroll
     for (u = 0; u < GMM__DEFERRED_WORDS; u++) deferred[u] = 0;
@@ -8006,10 +8064,10 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
         const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
         /* computed again, so that the epilogue has its register */
         const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid_x() >> 7, 0);
-        char *const slots = GMM__STORE_SLOT(wg, part); /* store slots */
+        char *const slots = GMM__STORE_SLOT(wg, part);
         /* first column of the warp group in the tile */
         const int col0 = GMM__CFG(consumers) == 1 ? 0 : 64 * GMM__CFG(wgmma_m) * wg;
-        /* the warp's packed codes, and its scales */
+        /* packed weights: the warp's codes and scales in stage 0 */
         const uint32_t packed_at = base + GMM__CFG(box) * (uint32_t)(col0 + 16 * w);
         const uint32_t scales_at = base + GMM__CFG(scales) + 4 * (uint32_t)(col0 + 16 * w);
         const gmm_sm90_tile *const prev_tile = &ring[(tile_index - 1) % GMM_SM90_TILE_RING];
@@ -8019,27 +8077,29 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
         /* a deferred store still reads the previous tile */
         if (lane == 0) gmm_sm90_release_batch(tile_full, tile_index - (GMM__DEFERRED != 0));
         gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING), tile_index / GMM_SM90_TILE_RING & 1);
-        while (GMM__DEFERRED && pending > 0 && t->cols <= col0) /* there is no mainloop beside which to store */
+        while (GMM__DEFERRED && pending > 0 && t->cols <= col0) /* no mainloop follows that could store them */
             GMM__PART(gmm_sm90_store_deferred_)(&args, prev_tile, wg, slots, deferred, &pending, &part);
         if (t->row_blocks == 0) {
             if (GMM__K_GROUPED && tile_index > 0 && (int)(tile_index & 1) == wg) gmm_order_barrier(wg, 1);
             break;
         }
         k_tiles = gmm_sm90_k_tiles(t->k);
-        cluster = gmm_cluster_nctarank(); /* computed again, so that the epilogue has its register */
+        cluster = gmm_cluster_nctarank(); /* read again, so that the epilogue has its register */
         if (GMM__CFG(consumers) == 1 && (int)(tile_index & 1) != wg) { /* a tile of the other warp group */
             iter += k_tiles;
             if (GMM__K_GROUPED) part += gmm_sm90_d_parts(t, size);
             continue;
         }
-        /* the other warp group's stages were not waited for, and a parity tells a phase only from the one before */
-        if (GMM__CFG(consumers) == 1 && tile_index > 0) gmm_mbarrier_wait(order + 8 * (wg ^ 1),
-                                                                          (tile_index - 1) / 2 & 1);
+        /* This warp group did not wait for the other one's stages, and a parity only distinguishes a phase from the
+           previous one: wait until those stages are full. */
+        if (GMM__CFG(consumers) == 1 && tile_index > 0)
+            gmm_mbarrier_wait(order + 8 * (wg ^ 1), (tile_index - 1) / 2 & 1);
         if (t->cols <= col0) { /* no columns for this warp group: it releases the stages */
             for (; k_tiles > 0; k_tiles--, iter++) {
                 const uint32_t s = iter % GMM__CFG(stages);
                 gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), iter / GMM__CFG(stages) & 1);
-                if (lane < (int)cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s), (uint32_t)lane);
+                if (lane < (int)cluster)
+                    gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s), (uint32_t)lane);
             }
             if (GMM__CFG(consumers) == 1 && lane == 0) gmm_mbarrier_arrive(order + 8 * wg);
             if (GMM__K_GROUPED) { /* and has nothing to store */
@@ -8057,20 +8117,21 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
 #pragma unroll
             for (u = 0; u < 8 * GMM__CFG(m16); u++) acc[j][u] = 0.0f;
         switch (GMM__K_GROUPED ? (t->rows + 63) / 64 * 8 : gmm_sm90_wgmma_n8(t->rows)) {
-#define GMM__MAINLOOP(n8, low) \
-    GMM__PART(gmm_sm90_mainloop_)(n8, low, acc, k_tiles, desc_b, desc_a, stage_bars, order + 8 * wg, cluster, &iter, \
-                                  &args, prev_tile, wg, slots, deferred, &pending, &part)
+#define GMM__MAINLOOP(n8, small_m) \
+    GMM__PART(gmm_sm90_mainloop_)(n8, small_m, acc, k_tiles, desc_b, desc_a, stage_bars, order + 8 * wg, cluster, \
+                                  &iter, &args, prev_tile, wg, slots, deferred, &pending, &part)
 #define GMM__PACKED_MAINLOOP(m16) \
-    gmm_sm90_packed_mainloop(GMM__CFG(tile_b), m16, GMM__CFG(stages), GMM__CFG(stage_bytes), acc[0], k_tiles, \
-                             packed_at, scales_at, desc_a, stage_bars, cluster, &iter)
+    gmm_sm90_pipeline pipe = { stage_bars, GMM__CFG(stages), GMM__CFG(stage_bytes), cluster, iter }; \
+    gmm_sm90_packed_mainloop(GMM__CFG(tile_b), m16, acc[0], k_tiles, packed_at, scales_at, desc_a, &pipe); \
+    iter = pipe.iter
 #define GMM__X(e, u, n, b, a, c) \
-case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
-            GMM__PACKED_MAINLOOP(e <= 2 * GMM__CFG(m16) ? (e + 1) / 2 : 1); \
-        else if (GMM__HAS_N8(e) && 8 * e <= GMM__SMALL_M(GMM__CFG(tile_n)) && *small_m) \
-            GMM__MAINLOOP(GMM__HAS_N8(e) ? e : 2, 1); \
-        else if (GMM__HAS_N8(e)) \
-            GMM__MAINLOOP(GMM__HAS_N8(e) ? e : 2, 0); \
-        break;
+        case e: \
+            if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) { \
+                GMM__PACKED_MAINLOOP(e <= 2 * GMM__CFG(m16) ? (e + 1) / 2 : 1); \
+            } else if (GMM__HAS_N8(e) && 8 * e <= GMM__SMALL_M(GMM__CFG(tile_n)) && *small_m) \
+                GMM__MAINLOOP(GMM__HAS_N8(e) ? e : 2, 1); \
+            else if (GMM__HAS_N8(e)) GMM__MAINLOOP(GMM__HAS_N8(e) ? e : 2, 0); \
+            break;
         GMM_WGMMA_LIST(GMM__X)
 #undef GMM__X
 #undef GMM__PACKED_MAINLOOP
@@ -8081,13 +8142,13 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
         for (j = 0; j < GMM__CFG(wgmma_m); j++)
 #pragma unroll
             for (u = 0; u < 8 * GMM__CFG(m16); u++) GMM__PIN_F32(acc[j][u]);
-        while (GMM__DEFERRED && pending > 0) GMM__PART(gmm_sm90_store_deferred_)(&args, prev_tile, wg, slots, deferred,
-                                                                                 &pending, &part);
+        while (GMM__DEFERRED && pending > 0)
+            GMM__PART(gmm_sm90_store_deferred_)(&args, prev_tile, wg, slots, deferred, &pending, &part);
 #pragma unroll
         for (u = 0; u < GMM__DEFERRED_WORDS; u++) deferred[u] = 0; /* dead from here on */
         { /* epilogue: accumulators to D, transposed through shared memory */
-            const char *const bias = GMM__K_GROUPED || args.p.bias.dtype == GMM_NONE ? NULL
-                                                                                  : gmm_kmat_data(&args.p.bias, t->g);
+            const char *const bias = GMM__K_GROUPED || args.p.bias.dtype == GMM_NONE
+                                         ? NULL : gmm_kmat_data(&args.p.bias, t->g);
             const int row_blocks = t->row_blocks, rows = t->rows;
             const uint32_t slot_bars = order + 16; /* barriers of the store slots */
 #pragma unroll 1
@@ -8103,16 +8164,16 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
             }
             if (bias) {
                 const float *const bias_scale = args.p.bias_scale ? args.p.bias_scale + t->row + t->m0 : NULL;
-                float bias_low[GMM__CFG(wgmma_m)][4], bias_high[GMM__CFG(wgmma_m)][4],
-                       bias_scales[GMM__CFG(m16) / 2 + 1]; /* one lane per row */
+                /* of the thread's first column and of the one 8 further; scales: one lane per row */
+                float bias0[GMM__CFG(wgmma_m)][4], bias8[GMM__CFG(wgmma_m)][4], bias_scales[GMM__CFG(m16) / 2 + 1];
 #pragma unroll
                 for (x = 0; x < (GMM__CFG(m16) + 1) / 2; x++)
                     bias_scales[x] = bias_scale && 32 * x + lane < rows ? bias_scale[32 * x + lane] : 1.0f;
 #pragma unroll
                 for (j = 0; j < GMM__CFG(wgmma_m); j++) {
                     const int c = t->n0 + col0 + 64 * j + 16 * w + lane / 4, bytes = gmm_kmat_size(&args.p.bias);
-                    gmm_read4(args.p.bias.dtype, bias + (int64_t)c * bytes, c < args.p.n, 0, bias_low[j]);
-                    gmm_read4(args.p.bias.dtype, bias + (int64_t)(c + 8) * bytes, c + 8 < args.p.n, 0, bias_high[j]);
+                    gmm_read4(args.p.bias.dtype, bias + (int64_t)c * bytes, c < args.p.n, 0, bias0[j]);
+                    gmm_read4(args.p.bias.dtype, bias + (int64_t)(c + 8) * bytes, c + 8 < args.p.n, 0, bias8[j]);
                 }
 #pragma unroll
                 for (u = 0; u < 8 * GMM__CFG(m16); u += 4) {
@@ -8120,10 +8181,10 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
                     const float s1 = __shfl_sync(0xFFFFFFFFu, bias_scales[u / 16], u % 16 * 2 + lane % 4 * 2 + 1);
 #pragma unroll
                     for (j = 0; j < GMM__CFG(wgmma_m); j++) {
-                        acc[j][u] = __fmaf_rn(bias_low[j][0], s0, acc[j][u]);
-                        acc[j][u + 1] = __fmaf_rn(bias_low[j][0], s1, acc[j][u + 1]);
-                        acc[j][u + 2] = __fmaf_rn(bias_high[j][0], s0, acc[j][u + 2]);
-                        acc[j][u + 3] = __fmaf_rn(bias_high[j][0], s1, acc[j][u + 3]);
+                        acc[j][u] = __fmaf_rn(bias0[j][0], s0, acc[j][u]);
+                        acc[j][u + 1] = __fmaf_rn(bias0[j][0], s1, acc[j][u + 1]);
+                        acc[j][u + 2] = __fmaf_rn(bias8[j][0], s0, acc[j][u + 2]);
+                        acc[j][u + 3] = __fmaf_rn(bias8[j][0], s1, acc[j][u + 3]);
                     }
                 }
             }
@@ -8134,9 +8195,8 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
             if (GMM__K_GROUPED && tile_index > 0) gmm_order_barrier(wg, 1); /* slots are used in the order of tiles */
             if (by_tma && size == 2) { /* 16-bit D by TMA: slots hold its boxes */
                 const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5;
-                const uint32_t st_at = base + GMM__CFG(slots_offset) +
-                                     (lane / 16 * 8 + lane % 8) * 128 +
-                                     (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
+                const uint32_t st_at = base + GMM__CFG(slots_offset) + (lane / 16 * 8 + lane % 8) * 128 +
+                                       (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
 #pragma unroll
                 for (u = 0; u < GMM__CFG(m16); u++) {
                     if (u % 4 == 0) { /* rows past the end of D stay in the slot */
@@ -8146,9 +8206,10 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
 #pragma unroll
                     for (j = 0; j < GMM__CFG(wgmma_m); j++) {
                         const float *const f = &acc[j][8 * u];
-                        gmm_stmatrix_x4_trans(st_at + part % 4 * GMM__CFG(slot_bytes) + j * 8192 + u % 4 * 2048,
-                                       gmm_pack2(GMM__DTYPE, f[0], f[1]), gmm_pack2(GMM__DTYPE, f[2], f[3]),
-                                       gmm_pack2(GMM__DTYPE, f[4], f[5]), gmm_pack2(GMM__DTYPE, f[6], f[7]));
+                        gmm_stmatrix_x4_trans(st_at + part % 4 * GMM__CFG(slot_bytes) + j * 8192 +
+                                                  u % 4 * 2048,
+                                              gmm_pack2(GMM__DTYPE, f[0], f[1]), gmm_pack2(GMM__DTYPE, f[2], f[3]),
+                                              gmm_pack2(GMM__DTYPE, f[4], f[5]), gmm_pack2(GMM__DTYPE, f[6], f[7]));
                     }
                     if (u % 4 == 3) gmm_sm90_commit_slot(slot_bars, part++);
                 }
@@ -8169,8 +8230,8 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
                                                    (t->cols - col0) % 8 == 0);
                 const int rows_left = cols_left > 0 ? rows - slot_row : 0;
                 const uint32_t st_at = (uint32_t)__cvta_generic_to_shared(slots) +
-                    (lane / 16 * 8 + lane % 8) * row_bytes +
-                                     (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
+                                       (lane / 16 * 8 + lane % 8) * row_bytes +
+                                       (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
                 const char *const ld_at = slots + slot_row * row_bytes + ((chunk ^ (slot_row & 7)) << 4);
                 char *to = d + slot_row * pitch + (t->n0 + col0 + 8 * chunk) * 2;
 #pragma unroll
@@ -8186,9 +8247,10 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
                             if (u + x < GMM__CFG(m16)) {
                                 const float *const f = &acc[j][8 * (u + x)];
                                 gmm_stmatrix_x4_trans(st_at + slot + x * 16 * row_bytes + 128 * j,
-                                               gmm_pack2(GMM__DTYPE, f[0], f[1]), gmm_pack2(GMM__DTYPE, f[2], f[3]),
-                                               gmm_pack2(GMM__DTYPE, f[4], f[5]),
-                                               gmm_pack2(GMM__DTYPE, f[6], f[7]));
+                                                      gmm_pack2(GMM__DTYPE, f[0], f[1]),
+                                                      gmm_pack2(GMM__DTYPE, f[2], f[3]),
+                                                      gmm_pack2(GMM__DTYPE, f[4], f[5]),
+                                                      gmm_pack2(GMM__DTYPE, f[6], f[7]));
                             }
                     gmm_consumer_sync(wg);
 #ifdef GMM__EPILOGUE /* of an instance: reads the rows of D in the slot, and returns whether D is stored as well */
@@ -8251,16 +8313,17 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
 #pragma unroll
                 for (j = 0; j < GMM__CFG(wgmma_m); j++) {
                     const int c0 = col0 + 64 * j;
-                    const int vectorized = aligned && t->cols - c0 >= 64, f4 = w * 4 + lane / 16,
-                                                         rows_left = rows - tid / 16;
+                    const int vectorized = aligned && t->cols - c0 >= 64;
+                    const int f4 = w * 4 + lane / 16; /* the thread's columns in units of 4 */
+                    const int rows_left = rows - tid / 16;
                     char *const st_at = slots + lane % 4 * 512 + lane / 4 % 4 * 4;
                     char *to = d + tid / 16 * pitch + (t->n0 + c0 + 4 * (tid % 16)) * size;
 #pragma unroll
                     for (u = 0; u < GMM__CFG(m16); u += GMM__ROWS_PER_STORE / 16) {
                         const int slot = (next_part & 1) * (GMM__CFG(slot_bytes) >> GMM__K_GROUPED);
                         const char *const ld_at = slots + slot + tid / 16 * 256 +
-                                                (((tid % 16) ^ (tid / 32 % 4 * 2)) << 4);
-                        uint4 old[GMM__ROWS_PER_STORE / 8]; /* what is added to: all loads are issued first */
+                                                  (((tid % 16) ^ (tid / 32 % 4 * 2)) << 4);
+                        uint4 old[GMM__ROWS_PER_STORE / 8]; /* old D: all loads are issued first */
                         if (u >= row_blocks || c0 >= t->cols) break;
                         next_part++;
 #pragma unroll
@@ -8286,10 +8349,10 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
                                 float v[4];
                                 v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
                                 if (GMM__K_GROUPED && beta != 0.0f && 16 * u + 8 * x < rows_left)
-                                         old[x] = gmm_sm90_d_load4(size, to);
+                                    old[x] = gmm_sm90_d_load4(size, to);
                                 if (beta != 0.0f)
 #pragma unroll
-                                         for (e = 0; e < 4; e++)
+                                    for (e = 0; e < 4; e++)
                                         v[e] = __fmaf_rn(beta, gmm_sm90_d_value(args.p.d.dtype, &old[x], e), v[e]);
                                 if (16 * u + 8 * x < rows_left) gmm_write4(args.p.d.dtype, to, 4, 1, v);
                             }
@@ -8323,45 +8386,52 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
 #endif
 
 #ifndef GMM__NO_KERNEL
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+/* Initializes the mbarriers. One thread. */
+GMM__DEVICE void GMM__PART(gmm_sm90_init_barriers_)(uint32_t stage_bars, uint32_t tile_full, uint32_t cluster_size) {
+    uint32_t i;
+#pragma unroll
+    for (i = 0; i < GMM__CFG(stages); i++) {
+        /* full: the producer lane, and the lanes of the scale loader */
+        gmm_mbarrier_init(gmm_sm90_full(stage_bars, i), GMM__CFG(tile_b) ? 33 : 1);
+        /* empty: consumer warps of the CTAs that read the stage */
+        gmm_mbarrier_init(gmm_sm90_empty(stage_bars, i), 4 * GMM__CFG(consumers) * cluster_size);
+    }
+#pragma unroll
+    for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(tile_full + 8 * i, 1);
+    /* readers of the ring: 8 consumer warps, the producer, 2 store warps, the scale loader */
+#pragma unroll
+    for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES; i++)
+        gmm_mbarrier_init(tile_full + 8 * i, 9 + (GMM__K_GROUPED ? 2 : 0) + (GMM__CFG(tile_b) ? 1 : 0));
+#pragma unroll
+    for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 2; i++) /* order barriers: the warps of a warp group */
+        gmm_mbarrier_init(tile_full + 8 * i, 4);
+#pragma unroll
+    for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 10; i++) /* store_empty and store_full of each slot */
+        gmm_mbarrier_init(tile_full + 8 * i, i % 2 ? (GMM__K_GROUPED ? 4 : 128) : GMM__K_GROUPED ? 2 : 1);
+    gmm_fence_mbarrier_init();
+}
+
+#endif
+
 GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __grid_constant__ GMM__ARGS args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char gmm_shared[];
     gmm_sm90_tile *const ring = (gmm_sm90_tile *)(gmm_shared + GMM__CFG(ring_offset));
-    gmm_sm90_tile *const warmup_tile = ring + GMM_SM90_TILE_RING;       /* an empty tile that warms the producer up */
-    /* whether the scheduler has chosen the kernel's second tile */
-    int32_t *const alt_tile = (int32_t *)(warmup_tile + 1);
-    int32_t *const small_m = alt_tile + 1;                         /* whether small-M mode is on: see GMM__SMALL_M */
+    gmm_sm90_tile *const warmup_tile = ring + GMM_SM90_TILE_RING; /* an empty tile that warms the producer up */
+    int32_t *const alt_tile = (int32_t *)(warmup_tile + 1);       /* the scheduler has chosen the second tile */
+    int32_t *const small_m = alt_tile + 1;                        /* small-M mode is on: see GMM__SMALL_M */
     const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
-    const uint32_t stage_bars = base + GMM__CFG(barriers_offset);             /* full and empty barrier of each stage */
-    /* tile_full of each tile of the ring, then released batches */
+    const uint32_t stage_bars = base + GMM__CFG(barriers_offset);
     const uint32_t tile_full = gmm_sm90_full(stage_bars, GMM__CFG(stages));
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
-    uint32_t cluster, cta_rank, i;
+    uint32_t cluster_size, cta_rank, i;
 
     gmm_sm90_prefetch_params((const uint32_t *)&args.p, (int)(sizeof args - offsetof(gmm_sm90_args, p)), warp);
-    cluster = gmm_cluster_nctarank();
+    cluster_size = gmm_cluster_nctarank();
     cta_rank = gmm_cluster_ctarank();
     if (threadIdx.x == 0) {
-#pragma unroll
-        for (i = 0; i < GMM__CFG(stages); i++) {
-            /* full: the producer lane, and the lanes of the scale loader */
-            gmm_mbarrier_init(gmm_sm90_full(stage_bars, i), GMM__CFG(tile_b) ? 33 : 1);
-            /* empty: consumer warps of the CTAs that read the stage */
-            gmm_mbarrier_init(gmm_sm90_empty(stage_bars, i), 4 * GMM__CFG(consumers) * cluster);
-        }
-#pragma unroll
-        for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(tile_full + 8 * i, 1);
-        /* readers of the ring: 8 consumer warps, the producer, 2 store warps, the scale loader */
-#pragma unroll
-        for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES; i++)
-            gmm_mbarrier_init(tile_full + 8 * i, 9 + (GMM__K_GROUPED ? 2 : 0) + (GMM__CFG(tile_b) ? 1 : 0));
-#pragma unroll
-        for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 2; i++) /* order barriers: the warps of a warp group */
-            gmm_mbarrier_init(tile_full + 8 * i, 4);
-#pragma unroll
-        for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 10; i++) /* store slots: free, written */
-            gmm_mbarrier_init(tile_full + 8 * i, i % 2 ? (GMM__K_GROUPED ? 4 : 128) : GMM__K_GROUPED ? 2 : 1);
-        gmm_fence_mbarrier_init();
+        GMM__PART(gmm_sm90_init_barriers_)(stage_bars, tile_full, cluster_size);
         gmm_prefetch_tensormap(&args.a);
         gmm_prefetch_tensormap(&args.b);
     }
@@ -8378,91 +8448,94 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __gri
 
     if (warp >= 8) {
         GMM__SETMAXNREG_DEC(GMM__CFG(ctas_per_sm) == 1 ? 40 : 48);
-        if (warp == GMM__SCHEDULER_WARP) { /* scheduler warp: a batch of tiles at once, one per lane */
+        if (warp == GMM__SCHEDULER_WARP) {
+            /* The scheduler warp writes batches of tiles to the ring, one tile per lane. It plans the first tile by the
+               split as it is before griddepcontrol.wait, writing shared memory alone, and again if the split has
+               changed. */
+            const gmm_sm90_tile_shape shape = { GMM__CFG(tile_n), GMM__CFG(m16) };
+            const gmm_sm90_tile_shape alt_shape = { GMM__ALT_CFG(tile_n), GMM__ALT_CFG(m16) };
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 2 * (args.p.groups + 1)
                                               : small_m + 1;
             int32_t *const work_ends = ends + args.p.groups + 1;
-            int32_t max_blocks = 0, tiles_n = 0, g = 0, batch;
+            gmm_sm90_scheduler s = { &args.p, ends, work_ends, NULL, GMM__K_GROUPED, 0, 0, 0, 0, 16, GMM__STEP,
+                                     GMM__K_GROUPED ? GMM__CFG(tile_n) : 64 };
+            int32_t batch;
             int speculative = !args.tables && (!GMM__K_GROUPED || !(args.p.frozen || args.p.beta));
             uint32_t tile_index;
             for (tile_index = 0;; tile_index += (uint32_t)batch) {
-                const int32_t stride = (int32_t)(gridDim.x / cluster);
+                const int32_t stride = (int32_t)(gridDim.x / cluster_size);
                 gmm_sm90_tile *const tile = &ring[(tile_index + (uint32_t)lane) % GMM_SM90_TILE_RING];
                 int unchanged = 0;
                 batch = tile_index == 0 ? 1 : tile_index == 1 ? GMM_SM90_TILE_BATCH - 1 : GMM_SM90_TILE_BATCH;
-                /* the first tile is planned by the split before griddepcontrol.wait, in shared memory alone */
                 if (tile_index == 0) {
                     if (!speculative) {
                         gmm_cluster_wait_acquire();
                         gmm_griddepcontrol_wait();
                     }
-                    unchanged = !speculative && max_blocks && gmm_sm90_split_unchanged(&args.groups, ends);
+                    unchanged = !speculative && s.max_blocks && gmm_sm90_split_unchanged(&args.groups, ends);
                     if (!unchanged) {
                         const gmm_sm90_split_stats stats = gmm_sm90_read_split(&args.groups, ends);
                         if (lane == 0)
                             *small_m = stats.max_rows <= GMM_SM90_SMALL_M / 2 ||
-                                   (stats.max_rows <= GMM_SM90_SMALL_M &&
-                                    4 * ends[args.p.groups] >= 3 * stats.max_rows * stats.nonempty);
-                        max_blocks = GMM__K_GROUPED ? GMM__CFG(m16)
-                             : gmm_sm90_choose_tile(&args.p, ends, stats, GMM__TILE_CHOICE, GMM__CFG(consumers) == 2 &&
-                                                    !GMM__CFG(tile_b),
-                                                    GMM__CFG(tile_n), GMM__CFG(m16), GMM__ALT_CFG(tile_n),
-                                                    GMM__ALT_CFG(m16),
-                                                    alt_tile);
+                                              (stats.max_rows <= GMM_SM90_SMALL_M &&
+                                               4 * ends[args.p.groups] >= 3 * stats.max_rows * stats.nonempty);
+                        s.max_blocks = GMM__K_GROUPED ? GMM__CFG(m16)
+                                               : gmm_sm90_choose_tile(&s, stats, GMM__TILE_CHOICE,
+                                                              GMM__CFG(consumers) == 2 && !GMM__CFG(tile_b), shape,
+                                                              alt_shape, alt_tile);
                         __syncwarp();
                         /* divisions by constants: a division by a variable would delay the first tile */
-                        tiles_n = GMM__CFG_OF(*alt_tile, tile_n) == 256 ? (args.p.n + 255) / 256
-                               : GMM__CFG_OF(*alt_tile, tile_n) == 128 ? (args.p.n + 127) / 128
-                                                               : (args.p.n + GMM__CFG(tile_n) - 1) / GMM__CFG(tile_n);
+                        s.tiles_n = GMM__CFG_OF(*alt_tile, tile_n) == 256 ? (args.p.n + 255) / 256
+                                    : GMM__CFG_OF(*alt_tile, tile_n) == 128
+                                        ? (args.p.n + 127) / 128 : (args.p.n + GMM__CFG(tile_n) - 1) / GMM__CFG(tile_n);
                         if (!GMM__K_GROUPED)
-                            tiles_n = gmm_sm90_tiles_n(&args.p, tiles_n, 64, 16 * max_blocks,
-                                                       (int32_t)gmm_cluster_nctarank(), stats);
-                        gmm_sm90_count_work(&args.p, GMM__K_GROUPED, GMM__CFG_OF(*alt_tile, tile_n) == 128, tiles_n,
-                                            16, max_blocks,
-                                            (int32_t)cluster, ends, work_ends);
-                        g = 0;
+                            s.tiles_n = gmm_sm90_tiles_n(&args.p, s.tiles_n, 64, 16 * s.max_blocks,
+                                                         (int32_t)gmm_cluster_nctarank(), stats);
+                        s.raster_n = GMM__CFG_OF(*alt_tile, tile_n) == 128;
+                        gmm_sm90_count_work(&s, (int32_t)cluster_size);
+                        s.g = 0;
                     }
                 }
                 if (!unchanged) {
-                    int32_t work = (int32_t)(blockIdx.x / cluster + tile_index * stride), lane_work = 0, n;
+                    int32_t work = (int32_t)(blockIdx.x / cluster_size + tile_index * stride), lane_work = 0, n;
                     if (tile_index >= GMM_SM90_TILE_RING)
-                        gmm_mbarrier_wait(tile_full +
-                                          8 * (GMM_SM90_TILE_RING +
-                                               tile_index / GMM_SM90_TILE_BATCH % GMM_SM90_TILE_BATCHES),
+                        gmm_mbarrier_wait(tile_full + 8 * (GMM_SM90_TILE_RING +
+                                                           tile_index / GMM_SM90_TILE_BATCH % GMM_SM90_TILE_BATCHES),
                                           (tile_index / GMM_SM90_TILE_RING & 1) ^ 1);
                     for (n = 0; n < batch; n++, work += stride) {
-                        gmm_find_group32(work_ends, args.p.groups, work, &g);
-                        if (lane == n) lane_work = work, tile->g = g;
+                        gmm_find_group32(work_ends, args.p.groups, work, &s.g);
+                        if (lane == n) lane_work = work, tile->g = s.g;
                     }
                     if (lane < batch) {
                         tile->k = tile->cols = tile->row_blocks = 0; /* ends the ring */
-                        if (tile->g < args.p.groups)
-                            gmm_sm90_schedule_tile(&args.p, GMM__K_GROUPED, ends, work_ends, lane_work,
-                                                   !GMM__K_GROUPED ||
-                                                   stride % (work_ends[tile->g + 1] - work_ends[tile->g]) == 0,
-                                                   GMM__CFG_OF(*alt_tile, tile_n) == 128, tiles_n,
-                                                   GMM__K_GROUPED ? GMM__CFG(tile_n) : 64, 16,
-                                                   max_blocks, GMM__STEP, (int32_t)gmm_cluster_nctarank(),
-                                                   (int32_t)gmm_cluster_ctarank(),
-                                                   tile);
+                        if (tile->g < args.p.groups) {
+                            const int rotated = !GMM__K_GROUPED ||
+                                                stride % (work_ends[tile->g + 1] - work_ends[tile->g]) == 0;
+                            gmm_sm90_schedule_tile(&s, GMM__CFG_OF(*alt_tile, tile_n) == 128, lane_work, rotated,
+                                                   gmm_sm90_this_cta(), tile);
+                        }
                     }
                     __syncwarp();
                 }
                 if (speculative) speculative = batch = 0;
                 else {
-                    if (lane < batch) gmm_mbarrier_arrive(tile_full +
-                                                          8 * ((tile_index + (uint32_t)lane) % GMM_SM90_TILE_RING));
+                    if (lane < batch)
+                        gmm_mbarrier_arrive(tile_full + 8 * ((tile_index + (uint32_t)lane) % GMM_SM90_TILE_RING));
                     if (__any_sync(0xFFFFFFFFu, lane < batch && tile->row_blocks == 0)) break;
                 }
             }
             if (blockIdx.x == 0) gmm_sm90_report_faults(&args.groups, &args.p, ends);
         }
-        if (warp == 8) { /* producer warp: each lane loads one box of every stage */
+        if (warp == 8) {
+            /* The producer warp: each lane loads one TMA box of every stage. Cooperative tiles begin with a warm-up
+               tile, which only brings code and parameters into the caches. */
+            const uint32_t b_box_bytes = GMM__CFG(b_stage_bytes) / (GMM__CFG(tile_n) / 64);
             uint32_t iter = 0, tile_index;
-            int warmup = GMM__CFG(consumers) == 2; /* the first round only brings code and parameters into the caches */
+            int warmup = GMM__CFG(consumers) == 2;
             if (!warmup) gmm_griddepcontrol_wait();
             for (tile_index = 0;; tile_index += !warmup, warmup = 0) {
                 const gmm_sm90_tile *const t = warmup ? warmup_tile : &ring[tile_index % GMM_SM90_TILE_RING];
+                gmm_sm90_operand_layout layout = { GMM__K_GROUPED, GMM__TA, GMM__TB, 0, b_box_bytes };
                 gmm_sm90_box box;
                 uint32_t k_tiles, bytes, stage_bytes, stages_at_once, second;
                 __syncwarp();
@@ -8475,14 +8548,14 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __gri
                 k_tiles = gmm_sm90_k_tiles(t->k);
                 stage_bytes = (uint32_t)GMM__CFG_OF(!warmup && *alt_tile, stage_bytes);
                 bytes = GMM__TA ? (uint32_t)(t->row_blocks + 3) / 4 * 8192 : (uint32_t)t->row_blocks * 2048;
-                bytes += (uint32_t)gmm_sm90_b_boxes(t) * (GMM__CFG(b_stage_bytes) / (GMM__CFG(tile_n) / 64));
+                bytes += (uint32_t)gmm_sm90_b_boxes(t) * b_box_bytes;
                 if (t->cols <= 0) bytes = 0;
-                stages_at_once = GMM__SMALL_M(GMM__CFG_OF(!warmup && *alt_tile, tile_n)) && !warmup && *small_m ? 2 : 1;
+                stages_at_once = GMM__SMALL_M(GMM__CFG_OF(!warmup && *alt_tile, tile_n)) && !warmup && *small_m
+                                 ? 2 : 1;
                 /* neighbouring lanes load the same lines of two stages */
                 second = (uint32_t)lane & (stages_at_once - 1);
-                gmm_sm90_assign_box(&args, GMM__K_GROUPED, GMM__TA, GMM__TB, GMM__CFG_OF(!warmup && *alt_tile, tile_n),
-                                    GMM__CFG(b_stage_bytes) / (GMM__CFG(tile_n) / 64), lane >> (stages_at_once - 1),
-                                    cta_rank, t, &box);
+                layout.tile_n = GMM__CFG_OF(!warmup && *alt_tile, tile_n);
+                gmm_sm90_assign_box(&args, layout, t, lane >> (stages_at_once - 1), cta_rank, &box);
                 if (second) box.x += 64;
                 if (warmup) {
                     GMM__USE_BOX(box, bytes);
@@ -8490,8 +8563,8 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __gri
                     continue;
                 }
                 for (; k_tiles > 0; k_tiles -= stages_at_once, iter += stages_at_once) {
-                    const uint32_t k_iter = iter + second, s = k_iter % GMM__CFG(stages),
-                        full = gmm_sm90_full(stage_bars, s);
+                    const uint32_t k_iter = iter + second, s = k_iter % GMM__CFG(stages);
+                    const uint32_t full = gmm_sm90_full(stage_bars, s);
                     if (k_tiles < stages_at_once) stages_at_once = 1; /* the last stage is alone */
                     if (second < stages_at_once) {
                         gmm_mbarrier_wait(full + 8, (k_iter / GMM__CFG(stages) & 1) ^ 1);
@@ -8515,17 +8588,18 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __gri
             gmm_sm90_store_tiles(&args, ring, tile_full, (uint32_t)warp - 10,
                                  tile_full + 8 * (GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 2),
                                  base + GMM__CFG(slots_offset));
-        if (GMM__CFG(tile_b) && warp == 9)
-            gmm_sm90_load_scales(&args, GMM__CFG(tile_b), GMM__CFG(scale_width), GMM__CFG(stages),
-                                 GMM__CFG(stage_bytes),
-                                 base + GMM__CFG(scales), stage_bars, ring, tile_full);
+        if (GMM__CFG(tile_b) && warp == 9) {
+            const gmm_sm90_pipeline pipe = { stage_bars, GMM__CFG(stages), GMM__CFG(stage_bytes), 0, 0 };
+            gmm_sm90_load_scales(&args, GMM__CFG(tile_b), GMM__CFG(scale_width), base + GMM__CFG(scales), pipe,
+                                 ring, tile_full);
+        }
     } else {
         if (GMM__CFG(ctas_per_sm) == 1) GMM__SETMAXNREG_INC(232);
         else GMM__SETMAXNREG_INC(96);
 #ifdef GMM__ALT_TILE
         gmm_mbarrier_wait(tile_full, 0);
-        if (*(const volatile int32_t *)alt_tile) GMM__ALT_PART(gmm_sm90_consume_tiles_)(args, gmm_shared, ring, base,
-                                                                                        stage_bars, tile_full);
+        if (*(const volatile int32_t *)alt_tile)
+            GMM__ALT_PART(gmm_sm90_consume_tiles_)(args, gmm_shared, ring, base, stage_bars, tile_full);
         else
 #endif
         GMM__PART(gmm_sm90_consume_tiles_)(args, gmm_shared, ring, base, stage_bars, tile_full);
@@ -8592,16 +8666,15 @@ GMM__DEVICE void GMM__PART(gmm_fp8_issue_stage_)(float *acc, uint32_t desc_a, ui
     gmm_wgmma_commit();
 }
 
-/* Mainloop of a consumer: `k_tiles` stages from number *iter on. desc_a, desc_b: low words of the descriptors of its
-   rows and of the tile's columns in stage 0. row_scales_at: the scale of the thread's first row in stage 0, or 0 where
-   all scales are 1. n0_at_64: the second block of 128 columns begins at the tile's column 64, else at column 128.
-   order: the consumer's number, 0 or 1, where two alternate between wgmma and promotion; else -1. */
+/* Mainloop of a consumer: accumulates `k_tiles` stages. desc_a, desc_b: low words of the descriptors of its rows and of
+   the tile's columns in stage 0. row_scales_at: the scale of the thread's first row in stage 0, or 0 where all scales
+   are 1. n0_at_64: the second block of 128 columns begins at the tile's column 64, else at column 128. order: the
+   consumer's number, 0 or 1, where two consumers alternate between wgmma and promotion; else -1. */
 GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_tiles, uint32_t desc_a, uint32_t desc_b,
-                                              uint32_t stage_bars, uint32_t cluster, uint32_t row_scales_at,
-                                              int n0_at_64, int order,
-                                              uint32_t *iter) {
-    const uint32_t lane = threadIdx.x & 31, end = *iter + k_tiles;
-    uint32_t k = *iter, s;
+                                              uint32_t row_scales_at, int n0_at_64, int order,
+                                              gmm_sm90_pipeline *pipe) {
+    const uint32_t lane = threadIdx.x & 31, end = pipe->iter + k_tiles;
+    uint32_t k = pipe->iter, s;
 #if GMM__FAST
     (void)row_scales_at;
     (void)n0_at_64;
@@ -8609,26 +8682,26 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
 #pragma unroll 1
     for (; k != end; k++) {
         s = __shfl_sync(0xFFFFFFFFu, k % GMM__CFG(stages), 0);
-        gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), k / GMM__CFG(stages) & 1);
+        gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), k / GMM__CFG(stages) & 1);
         GMM__PART(gmm_fp8_issue_stage_)(acc, desc_a, desc_b, s);
         GMM__WGMMA_WAIT(1);
-        if (k != *iter &&
-            lane < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, (k - 1) % GMM__CFG(stages)), lane);
+        if (k != pipe->iter && lane < pipe->cluster_size)
+            gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, (k - 1) % GMM__CFG(stages)), lane);
     }
     GMM__WGMMA_WAIT(0);
-    if (lane < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, (k - 1) % GMM__CFG(stages)), lane);
+    if (lane < pipe->cluster_size)
+        gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, (k - 1) % GMM__CFG(stages)), lane);
 #else
-    const uint32_t column_scales_at = stage_bars - GMM__CFG(barriers_offset) + GMM__CFG(stage_scales_offset) +
-        GMM__ROW_SCALE_BYTES +
-                            (GMM__KIND == GMM_FP8_1D1D ? lane % 4 * 16 : 0);
+    const uint32_t column_scales_at = pipe->bars - GMM__CFG(barriers_offset) + GMM__CFG(stage_scales_offset) +
+                                      GMM__ROW_SCALE_BYTES + (GMM__KIND == GMM_FP8_1D1D ? lane % 4 * 16 : 0);
     float partial[GMM__ACC];
     int u, e;
 #pragma unroll 1
     for (; k != end; k++) {
-        float scales[GMM__CFG(tile_n) == 128 ? 1 : 3][2], b_scales[4][4], a_scales[2] = { 1.0f, 1.0f },
-                           block_scales[2] = { 1.0f, 1.0f };
+        float scales[GMM__CFG(tile_n) == 128 ? 1 : 3][2], b_scales[4][4];
+        float a_scales[2] = { 1.0f, 1.0f }, block_scales[2] = { 1.0f, 1.0f };
         s = __shfl_sync(0xFFFFFFFFu, k % GMM__CFG(stages), 0);
-        gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), k / GMM__CFG(stages) & 1);
+        gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), k / GMM__CFG(stages) & 1);
         if (GMM__KIND == GMM_FP8_1D1D && order >= 0) gmm_order_barrier(order, 1);
         GMM__PART(gmm_fp8_issue_stage_)(partial, desc_a, desc_b, s);
         /* one group is under way: without this ptxas moves the scale loads between the wgmmas, which serializes them */
@@ -8636,21 +8709,20 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
         if (row_scales_at) {
             a_scales[0] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES);
             a_scales[1] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES + 32);
-            if (GMM__KIND == GMM_FP8_1D2D) gmm_ld_shared_v2_f32(column_scales_at + s * GMM__STAGE_SCALE_BYTES,
-                                                                block_scales);
+            if (GMM__KIND == GMM_FP8_1D2D)
+                gmm_ld_shared_v2_f32(column_scales_at + s * GMM__STAGE_SCALE_BYTES, block_scales);
         }
         if (GMM__KIND == GMM_FP8_1D1D) {
 #pragma unroll
-            for (u = 0; u < 4; u++) gmm_ld_shared_v4_f32(column_scales_at + s * GMM__STAGE_SCALE_BYTES + 64 * u,
-                                                         b_scales[u]);
+            for (u = 0; u < 4; u++)
+                gmm_ld_shared_v4_f32(column_scales_at + s * GMM__STAGE_SCALE_BYTES + 64 * u, b_scales[u]);
         }
 #pragma unroll
         for (e = 0; e < 2; e++) {
             scales[0][e] = GMM__KIND == GMM_FP8_1D2D ? __fmul_rn(a_scales[e], block_scales[0]) : a_scales[e];
             if (GMM__CFG(tile_n) != 128) {
-                scales[GMM__CFG(tile_n) / 64 - 1][e] = GMM__KIND == GMM_FP8_1D2D ? __fmul_rn(a_scales[e],
-                                                                                             block_scales[1])
-                                                                                                 : a_scales[e];
+                scales[GMM__CFG(tile_n) / 64 - 1][e] =
+                    GMM__KIND == GMM_FP8_1D2D ? __fmul_rn(a_scales[e], block_scales[1]) : a_scales[e];
                 scales[GMM__CFG(tile_n) / 128][e] = n0_at_64 ? scales[GMM__CFG(tile_n) / 64 - 1][e] : scales[0][e];
             }
         }
@@ -8660,42 +8732,41 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
         for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(partial[u]);
         if (GMM__KIND != GMM_FP8_1D1D) { /* all lanes have read the stage's scales */
             __syncwarp();
-            if (lane < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s), lane);
+            if (lane < pipe->cluster_size) gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, s), lane);
         }
 #pragma unroll
         for (u = 0; u < GMM__ACC / 8; u++) { /* 16 columns */
 #pragma unroll
             for (e = 0; e < 8; e++) {
                 const float row = scales[GMM__CFG(tile_n) == 128 || GMM__KIND == GMM_FP8_1D1D ? 0 : u / 4][e / 2 % 2];
-                acc[8 * u + e] = __fmaf_rn(partial[8 * u + e], GMM__KIND == GMM_FP8_1D2D ? row
-                                           : __fmul_rn(row, b_scales[u % 4][e / 4 * 2 + e % 2]), acc[8 * u + e]);
+                acc[8 * u + e] = __fmaf_rn(partial[8 * u + e],
+                                           GMM__KIND == GMM_FP8_1D2D
+                                               ? row : __fmul_rn(row, b_scales[u % 4][e / 4 * 2 + e % 2]),
+                                           acc[8 * u + e]);
             }
             if (GMM__KIND == GMM_FP8_1D1D && u + 4 < GMM__ACC / 8)
                 gmm_ld_shared_v4_f32(column_scales_at + s * GMM__STAGE_SCALE_BYTES + 64 * (u + 4), b_scales[u % 4]);
         }
         if (GMM__KIND == GMM_FP8_1D1D) {
             __syncwarp();
-            if (lane < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s), lane);
+            if (lane < pipe->cluster_size) gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, s), lane);
         }
     }
 #endif
-    *iter = end;
+    pipe->iter = end;
 }
 #endif
 
 GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_args args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char gmm_shared[];
+    enum { PRODUCER_WARP = 4 * GMM__CFG(consumers), SCALE_WARP, SCHEDULER_WARP, STORE_WARP };
     gmm_fp8_tile *const ring = (gmm_fp8_tile *)(gmm_shared + GMM__CFG(ring_offset));
     const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
-    const uint32_t stage_bars = base + GMM__CFG(barriers_offset);             /* full and empty barrier of each stage */
-    /* tile_full of each tile of the ring */
+    const uint32_t stage_bars = base + GMM__CFG(barriers_offset);
     const uint32_t tile_full = gmm_sm90_full(stage_bars, GMM__CFG(stages));
-    /* tile_empty: the producer has read the tile */
     const uint32_t tile_empty = tile_full + 8 * GMM_SM90_TILE_RING;
-    /* empty and full barrier of each store slot */
     const uint32_t store_empty = tile_empty + 8 * GMM_SM90_TILE_RING;
-    /* the prediction is written; the other CTA's result has arrived */
     const uint32_t prediction = store_empty + 16 * GMM__CFG(consumers);
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
     const int prefetch_tile = GMM__CFG(prefetch_tile) && !args.wgrad && args.p.groups <= 32 * GMM_FP8_LANE_GROUPS;
@@ -8711,16 +8782,16 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
     if (threadIdx.x == 0) {
 #pragma unroll
         for (i = 0; i < GMM__CFG(stages); i++) {
-            /* the producer lane, and the lanes of the scale loader */
+            /* full: the producer lane, and the lanes of the scale loader */
             gmm_mbarrier_init(gmm_sm90_full(stage_bars, i), scaled ? 33 : 1);
-            gmm_mbarrier_init(gmm_sm90_empty(stage_bars, i),
-                              4 * GMM__CFG(consumers) * cluster); /* consumer warps of the CTAs that read the stage */
+            /* empty: consumer warps of the CTAs that read the stage */
+            gmm_mbarrier_init(gmm_sm90_empty(stage_bars, i), 4 * GMM__CFG(consumers) * cluster);
         }
 #pragma unroll
         for (i = 0; i < 2 * GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(tile_full + 8 * i, 1);
 #pragma unroll
-        for (i = 0; i < 2 * GMM__CFG(consumers); i++) gmm_mbarrier_init(store_empty + 8 * i,
-                                                                        i % 2 ? 128 : GMM__CFG(store_boxes));
+        for (i = 0; i < 2 * GMM__CFG(consumers); i++) /* store_empty and store_full of each slot */
+            gmm_mbarrier_init(store_empty + 8 * i, i % 2 ? 128 : GMM__CFG(store_boxes));
         if (GMM__CFG(prefetch_tile)) {
             gmm_mbarrier_init(prediction, 1);
             gmm_mbarrier_init(prediction + 8, 1);
@@ -8730,20 +8801,22 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
         gmm_prefetch_tensormap(&args.b);
     }
     gmm_cluster_arrive_release();
-    if (!prefetch_tile || warp != 4 * GMM__CFG(consumers) + 2)
-        gmm_cluster_wait_acquire();
-    if (warp != 4 * GMM__CFG(consumers) + 2 && !(prefetch_tile && warp == 4 * GMM__CFG(consumers)))
-        gmm_griddepcontrol_wait();
+    if (!prefetch_tile || warp != SCHEDULER_WARP) gmm_cluster_wait_acquire();
+    if (warp != SCHEDULER_WARP && !(prefetch_tile && warp == PRODUCER_WARP)) gmm_griddepcontrol_wait();
     gmm_griddepcontrol_launch_dependents();
 
-    if (warp >= 4 * GMM__CFG(consumers)) {
+    if (warp >= PRODUCER_WARP) {
         GMM__SETMAXNREG_DEC(GMM__CFG(producer_regs));
-        if (warp == 4 * GMM__CFG(consumers) + 2) { /* scheduler warp, up to half a ring ahead of the producer */
+        if (warp == SCHEDULER_WARP) {
+            /* scheduler warp, up to half a ring ahead of the producer */
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 3 * (args.p.groups + 1)
                                               : (int32_t *)(ring + GMM_SM90_TILE_RING);
             int32_t *const work_ends = ends + args.p.groups + 1, *const starts = work_ends + args.p.groups + 1;
             const int32_t stride = (int32_t)(gridDim.x / cluster);
-            int32_t work = (int32_t)(blockIdx.x / cluster), tiles_n = 0, speculative;
+            const int raster_n = GMM__CFG(tile_n) == 128;
+            gmm_sm90_scheduler s = { &args.p, ends, work_ends, starts, 0, raster_n, 0, GMM__CFG(consumers), 0,
+                                     GMM_FP8_BLOCK_ROWS, GMM_FP8_BLOCK_ROWS, GMM__STEP };
+            int32_t work = (int32_t)(blockIdx.x / cluster), speculative;
             int mispredicted = 0, unresolved = prefetch_tile;
             uint32_t tile_index = 0;
             gmm_fp8_tile f;
@@ -8752,74 +8825,65 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
             if (prefetch_tile) {
 #pragma unroll 1
                 for (speculative = 1; speculative >= 0; speculative--) {
-                    int32_t tiles;
-                    if (args.p.groups <= 32)
-                                tiles = gmm_fp8_plan_tiles(&args, 1, !speculative, GMM__CFG(tile_n) == 128,
-                                                           GMM__CFG(tile_n), GMM__STEP,
-                                                           GMM__CFG(consumers), (int32_t)gmm_cluster_nctarank(), ends,
-                                                           work_ends, starts);
+                    int32_t tiles_n;
+                    if (args.p.groups <= 32) tiles_n = gmm_fp8_plan_tiles(&args, &s, 1, !speculative, GMM__CFG(tile_n));
                     else
-                                tiles = gmm_fp8_plan_tiles(&args, GMM_FP8_LANE_GROUPS, !speculative,
-                                                           GMM__CFG(tile_n) == 128, GMM__CFG(tile_n), GMM__STEP,
-                                                           GMM__CFG(consumers), (int32_t)gmm_cluster_nctarank(), ends,
-                                                           work_ends, starts);
-                    if (tiles) tiles_n = tiles;
+                        tiles_n = gmm_fp8_plan_tiles(&args, &s, GMM_FP8_LANE_GROUPS, !speculative, GMM__CFG(tile_n));
+                    if (tiles_n) s.tiles_n = tiles_n;
                     if (!speculative) break;
-                    gmm_fp8_predict_first_tile(&args, ends, work_ends, starts, GMM__CFG(tile_n) == 128, tiles_n,
-                                               GMM__STEP, GMM__CFG(consumers),
-                                               (int32_t)gmm_cluster_nctarank(), (int32_t)gmm_cluster_ctarank(), &f);
+                    gmm_fp8_predict_first_tile(&args, &s, gmm_sm90_this_cta(), &f);
                     gmm_cluster_wait_acquire(); /* the barriers are initialised */
                     if (lane == 0) {
-                                ring[GMM_SM90_TILE_RING - 1] = f;
-                                /* the producer loads its operands right after the wait */
-                                gmm_mbarrier_arrive(prediction);
+                        ring[GMM_SM90_TILE_RING - 1] = f;
+                        gmm_mbarrier_arrive(prediction); /* the producer loads its operands right after the wait */
                     }
                     __syncwarp();
                     gmm_griddepcontrol_wait();
                 }
-            } else for (speculative = !args.tables && (!args.wgrad || !(args.p.frozen || args.p.beta));
-                        speculative >= 0; speculative--) {
-                if (!speculative) gmm_griddepcontrol_wait();
-                if (tiles_n && gmm_sm90_split_unchanged(&args.groups, ends)) break;
-                {
-                    const gmm_sm90_split_stats of = gmm_sm90_read_split(&args.groups, ends);
-                    tiles_n = (args.p.n + GMM__CFG(tile_n) - 1) / GMM__CFG(tile_n);
-                    if (!args.wgrad)
-                        tiles_n = gmm_sm90_tiles_n(&args.p, tiles_n, GMM__STEP,
-                                                   GMM_FP8_BLOCK_ROWS * GMM__CFG(consumers),
-                                                   (int32_t)gmm_cluster_nctarank(), of);
+            } else {
+                speculative = !args.tables && (!args.wgrad || !(args.p.frozen || args.p.beta));
+                for (; speculative >= 0; speculative--) {
+                    if (!speculative) gmm_griddepcontrol_wait();
+                    if (s.tiles_n && gmm_sm90_split_unchanged(&args.groups, ends)) break;
+                    {
+                        const gmm_sm90_split_stats stats = gmm_sm90_read_split(&args.groups, ends);
+                        s.tiles_n = (args.p.n + GMM__CFG(tile_n) - 1) / GMM__CFG(tile_n);
+                        if (!args.wgrad)
+                            s.tiles_n = gmm_sm90_tiles_n(&args.p, s.tiles_n, GMM__STEP,
+                                                         GMM_FP8_BLOCK_ROWS * GMM__CFG(consumers),
+                                                         (int32_t)gmm_cluster_nctarank(), stats);
+                    }
+                    s.k_grouped = args.wgrad;
+                    gmm_sm90_count_work(&s, (int32_t)gmm_cluster_nctarank());
+                    gmm_fp8_padded_starts(args.p.groups, ends, starts);
                 }
-                gmm_sm90_count_work(&args.p, args.wgrad, GMM__CFG(tile_n) == 128, tiles_n, GMM_FP8_BLOCK_ROWS,
-                                    GMM__CFG(consumers),
-                                    (int32_t)gmm_cluster_nctarank(), ends, work_ends);
-                gmm_fp8_padded_starts(args.p.groups, ends, starts);
             }
             f.t.g = 0;
             for (;; work += stride, tile_index++) {
                 const uint32_t oldest = tile_index - GMM_SM90_TILE_RING / 2;
-                int32_t iter = work;
+                int32_t next_work = work;
                 f.t.row_blocks = 0; /* ends the ring */
-                if (unresolved && tile_index > 0 && iter >= work_ends[args.p.groups]) {
+                if (unresolved && tile_index > 0 && next_work >= work_ends[args.p.groups]) {
                     int peer_mispredicted = 0;
                     unresolved = 0;
                     if (gmm_cluster_nctarank() > 1) {
                         gmm_mbarrier_wait(prediction + 8, 0);
                         peer_mispredicted = *(volatile const int32_t *)(gmm_shared + (prediction + 16 - base));
                     }
-                    if (mispredicted || peer_mispredicted) { /* one more tile for both CTAs */
+                    if (mispredicted || peer_mispredicted) { /* one more tile for the CTAs of the cluster */
                         gmm_fp8_empty_tile(&args, &f);
-                        if (mispredicted) iter = (int32_t)(blockIdx.x / cluster);
+                        if (mispredicted) next_work = (int32_t)(blockIdx.x / cluster);
                     }
                 }
-                if (iter < work_ends[args.p.groups]) {
-                    gmm_find_group32(work_ends, args.p.groups, iter, &f.t.g);
-                    gmm_sm90_schedule_tile(&args.p, args.wgrad, ends, work_ends, iter,
-                                           args.wgrad && stride % (work_ends[f.t.g + 1] - work_ends[f.t.g]) == 0,
-                                           GMM__CFG(tile_n) == 128,
-                                           tiles_n, args.wgrad ? GMM__CFG(tile_n) : GMM__STEP, GMM_FP8_BLOCK_ROWS,
-                                           GMM__CFG(consumers),
-                                           GMM_FP8_BLOCK_ROWS, (int32_t)gmm_cluster_nctarank(),
-                                           (int32_t)gmm_cluster_ctarank(), &f.t);
+                if (next_work < work_ends[args.p.groups]) {
+                    gmm_find_group32(work_ends, args.p.groups, next_work, &f.t.g);
+                    {
+                        int rotated;
+                        s.k_grouped = args.wgrad;
+                        rotated = args.wgrad && stride % (work_ends[f.t.g + 1] - work_ends[f.t.g]) == 0;
+                        s.col_align = args.wgrad ? GMM__CFG(tile_n) : GMM__STEP;
+                        gmm_sm90_schedule_tile(&s, raster_n, next_work, rotated, gmm_sm90_this_cta(), &f.t);
+                    }
                     f.padded_row = starts[f.t.g];
                     f.outer_scale = gmm_fp8_outer_scale(&args, &f.t);
                     gmm_fp8_plan_store(&args, &f);
@@ -8843,7 +8907,8 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                 if (f.t.row_blocks == 0) break;
             }
             if (blockIdx.x == 0) gmm_sm90_report_faults(&args.groups, &args.p, ends);
-        } else if (warp == 4 * GMM__CFG(consumers)) { /* producer warp: each lane loads one box of every stage */
+        } else if (warp == PRODUCER_WARP) {
+            /* producer warp: each lane loads one TMA box of every stage */
             uint32_t iter = 0, tile_index = 0;
             for (;; tile_index++) {
                 uint32_t bytes, offset, k_tiles;
@@ -8851,9 +8916,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                 const CUtensorMap *map;
                 int active, multicast;
                 const int first = prefetch_tile && tile_index == 0;
-                const gmm_fp8_tile *const f = &ring[first ? GMM_SM90_TILE_RING - 1 : tile_index % GMM_SM90_TILE_RING];
-                gmm_mbarrier_wait(first ? prediction : tile_full + 8 * (tile_index % GMM_SM90_TILE_RING),
-                                  tile_index / GMM_SM90_TILE_RING & 1);
+                const gmm_fp8_tile *const f = gmm_fp8_wait_tile(ring, tile_full, prediction, tile_index, first);
                 if (f->t.row_blocks == 0) break;
                 if (lane == 0) gmm_mbarrier_arrive(tile_empty + 8 * (tile_index % GMM_SM90_TILE_RING));
                 /* the kernel before may write the table of weights */
@@ -8895,32 +8958,29 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                     const uint32_t s = iter % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s);
                     gmm_mbarrier_wait(full + 8, (iter / GMM__CFG(stages) & 1) ^ 1);
                     if (lane == 0) gmm_mbarrier_arrive_expect_tx(full, bytes);
-                    if (active) gmm_tma_load(base + s * GMM__CFG(stage_bytes) + offset, map, full, multicast, x, y,
-                                             end, wrap);
+                    if (active)
+                        gmm_tma_load(base + s * GMM__CFG(stage_bytes) + offset, map, full, multicast, x, y, end, wrap);
                     x += 128;
                 }
             }
-            /* shared memory must exist until the other CTA of the cluster has arrived at these barriers for the last
-               time;
-                           its multicast data has arrived before, and the scheduler has waited for its prediction */
+            /* Shared memory must exist until the other CTA of the cluster has arrived at these barriers for the last
+               time. Its multicast data has arrived before, and the scheduler has waited for its prediction. */
 #pragma unroll 1
             for (i = 0; i < GMM__CFG(stages); i++, iter++)
                 gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, iter % GMM__CFG(stages)),
                                   (iter / GMM__CFG(stages) & 1) ^ 1);
-        /* scale loader; column scales are permuted to the order of the accumulators */
-        } else if (warp == 4 * GMM__CFG(consumers) + 1 && scaled) {
+        } else if (warp == SCALE_WARP && scaled) {
+            /* scale loader; column scales are permuted to the order of the accumulators */
             const uint32_t scales_at = base + GMM__CFG(stage_scales_offset);
             uint32_t iter = 0, tile_index = 0;
             int32_t x;
             for (;; tile_index++) {
-                const int first = prefetch_tile && tile_index == 0;
-                const gmm_fp8_tile *const f = &ring[first ? GMM_SM90_TILE_RING - 1 : tile_index % GMM_SM90_TILE_RING];
+                const gmm_fp8_tile *const f = gmm_fp8_wait_tile(ring, tile_full, prediction, tile_index,
+                                                                      prefetch_tile && tile_index == 0);
                 const float *rows, *cols;
                 int64_t step, block;
                 uint32_t k_tiles;
                 int32_t rows_left, cols_left, next_row, next_col;
-                gmm_mbarrier_wait(first ? prediction : tile_full + 8 * (tile_index % GMM_SM90_TILE_RING),
-                                  tile_index / GMM_SM90_TILE_RING & 1);
                 if (f->t.row_blocks == 0) break;
                 k_tiles = gmm_fp8_k_tiles(f->t.k);
                 rows_left = f->t.k > 0 && f->t.cols > 0 ? f->t.rows - lane : 0;
@@ -8935,20 +8995,21 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                     cols += (f->t.n0 / 128 + (lane == 1 && f->t.cols > columns_to_128)) * block;
                 }
                 for (; k_tiles > 0; k_tiles--, iter++) {
-                    const uint32_t s = iter % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s),
-                                                        offset = scales_at + s * GMM__STAGE_SCALE_BYTES;
+                    const uint32_t s = iter % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s);
+                    const uint32_t stage_scales = scales_at + s * GMM__STAGE_SCALE_BYTES;
                     gmm_mbarrier_wait(full + 8, (iter / GMM__CFG(stages) & 1) ^ 1);
 #pragma unroll
                     for (x = 0; x < 2 * GMM__CFG(consumers); x++)
-                        gmm_cp_async_f32(offset + 4 * (uint32_t)lane + 128 * x, rows + 32 * x, 32 * x < rows_left);
+                        gmm_cp_async_f32(stage_scales + 4 * (uint32_t)lane + 128 * x, rows + 32 * x,
+                                         32 * x < rows_left);
                     if (GMM__KIND == GMM_FP8_1D2D) {
-                        if (lane < 2) gmm_cp_async_f32(offset + GMM__ROW_SCALE_BYTES + 4 * (uint32_t)lane, cols,
-                                                       cols_left > 0);
+                        if (lane < 2)
+                            gmm_cp_async_f32(stage_scales + GMM__ROW_SCALE_BYTES + 4 * (uint32_t)lane, cols,
+                                             cols_left > 0);
                     } else {
-                        const uint32_t st_at = offset + GMM__ROW_SCALE_BYTES +
-                            (uint32_t)(lane / 16 * 64 + lane % 8 / 2 * 16 +
-                                                                                          lane / 8 % 2 * 8 +
-                                                                                              lane % 2 * 4);
+                        const uint32_t st_at = stage_scales + GMM__ROW_SCALE_BYTES +
+                                               (uint32_t)(lane / 16 * 64 + lane % 8 / 2 * 16 + lane / 8 % 2 * 8 +
+                                                          lane % 2 * 4);
 #pragma unroll
                         for (x = 0; x < GMM__CFG(tile_n) / 32; x++)
                             gmm_cp_async_f32(st_at + 128 * x, cols + 32 * x, 32 * x < cols_left);
@@ -8959,12 +9020,13 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                 }
             }
             gmm_cp_async_wait_all();
-        } else if (warp == 4 * GMM__CFG(consumers) + 3 && lane < GMM__CFG(consumers) * GMM__CFG(store_boxes))
+        } else if (warp == STORE_WARP && lane < GMM__CFG(consumers) * GMM__CFG(store_boxes))
             gmm_fp8_store_tiles(&args, GMM__CFG(store_boxes), ring, tile_full, store_empty,
                                 base + GMM__CFG(slots_offset));
     } else {
         float acc[GMM__ACC];
-        uint32_t iter = 0, tile_index = 0, part = 0;
+        gmm_sm90_pipeline pipe = { stage_bars, GMM__CFG(stages), GMM__CFG(stage_bytes), cluster, 0 };
+        uint32_t tile_index = 0, part = 0;
         int u, x, e;
         if (GMM__KIND == GMM_FP8_1D1D && threadIdx.x >= 128) gmm_order_barrier(0, 0); /* consumer 0 begins */
         GMM__SETMAXNREG_INC(GMM__CFG(consumer_regs));
@@ -8979,7 +9041,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
             uint32_t slot;
             int rows, tid, row, d_flags, box_cols;
             float outer_scale, second_scale = 1.0f;
-            /* all lanes have read the previous tile before one of them releases its stages, and with them its place in
+            /* all lanes have read the previous tile before one of them releases its stages, and with them its entry of
                the ring */
             __syncwarp();
             gmm_mbarrier_wait(first ? prediction : tile_full + 8 * (tile_index % GMM_SM90_TILE_RING),
@@ -8987,11 +9049,11 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
             if (t->row_blocks == 0) break;
             if (t->cols <= 0 || t->row_blocks <= wg || t->k == 0) { /* nothing to multiply: releases the stages */
                 uint32_t k_tiles = gmm_fp8_k_tiles(t->k);
-                for (; k_tiles > 0; k_tiles--, iter++) {
-                    const uint32_t s = iter % GMM__CFG(stages);
-                    gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), iter / GMM__CFG(stages) & 1);
-                    if ((threadIdx.x & 31) < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s),
-                                                                                 threadIdx.x & 31);
+                for (; k_tiles > 0; k_tiles--, pipe.iter++) {
+                    const uint32_t s = pipe.iter % GMM__CFG(stages);
+                    gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), pipe.iter / GMM__CFG(stages) & 1);
+                    if ((threadIdx.x & 31) < cluster)
+                        gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s), threadIdx.x & 31);
                 }
                 __syncwarp();
                 if (t->cols <= 0 || t->row_blocks <= wg) { /* nothing to store either */
@@ -9004,23 +9066,25 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
             if (args.a_scale.scaling == GMM_SCALING_ROW && tid < 64)
                 gmm_cp_async_f32(base + GMM__CFG(line_scales_offset) + GMM__LINE_SCALE_BYTES * wg + 4 * tid,
                                  (const float *)args.a_scale.scale + t->m0 + 64 * wg + tid +
-                               (args.wgrad ? (int64_t)t->g * args.p.m : t->row), 64 * wg + tid < t->rows);
+                                     (args.wgrad ? (int64_t)t->g * args.p.m : t->row),
+                                 64 * wg + tid < t->rows);
             if (args.b_scale.scaling == GMM_SCALING_ROW)
 #pragma unroll 1
                 for (x = tid; x < GMM__CFG(tile_n); x += 128)
                     gmm_cp_async_f32(base + GMM__CFG(line_scales_offset) + GMM__LINE_SCALE_BYTES * wg + 256 + 4 * x,
-                                     (args.b_scale.scale_table ? (const float *)args.b_scale.scale_table[t->g]
-                                                         : (const float *)args.b_scale.scale +
-                                                               (int64_t)t->g * args.p.n) + t->n0 + x, x < t->cols);
+                                     (args.b_scale.scale_table
+                                          ? (const float *)args.b_scale.scale_table[t->g]
+                                          : (const float *)args.b_scale.scale + (int64_t)t->g * args.p.n) + t->n0 + x,
+                                     x < t->cols);
 #pragma unroll
             for (u = 0; u < GMM__ACC; u++) acc[u] = 0.0f;
             if (t->k > 0) {
                 tid = gmm_tid_x();
                 row = 64 * wg + (tid >> 5 & 3) * 16 + (tid & 31) / 4;
-                GMM__PART(gmm_fp8_mainloop_)(acc, gmm_fp8_k_tiles(t->k), desc_a, desc_b, stage_bars, cluster,
+                GMM__PART(gmm_fp8_mainloop_)(acc, gmm_fp8_k_tiles(t->k), desc_a, desc_b,
                                              scaled ? base + GMM__CFG(stage_scales_offset) + 4 * (uint32_t)row : 0,
                                              t->n0 % 128 != 0,
-                                             t->row_blocks > 1 && (f->d_flags & GMM_FP8_D_16BIT) ? wg : -1, &iter);
+                                             t->row_blocks > 1 && (f->d_flags & GMM_FP8_D_16BIT) ? wg : -1, &pipe);
             }
 #pragma unroll
             for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(acc[u]);
@@ -9040,8 +9104,8 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
             rows = t->rows - 64 * wg;
             outer_scale = f->outer_scale;
             d_flags = f->d_flags;
-            if (gmm_f32_bits(outer_scale) == GMM_FP8_EXTREME) outer_scale = gmm_fp8_outer_factors(&args, t,
-                                                                                                  &second_scale);
+            if (gmm_f32_bits(outer_scale) == GMM_FP8_EXTREME)
+                outer_scale = gmm_fp8_outer_factors(&args, t, &second_scale);
             { /* epilogue: scales of tensors and lines, bias */
                 const uint32_t scales = base + GMM__CFG(line_scales_offset) + GMM__LINE_SCALE_BYTES * wg;
                 const int by_row = args.a_scale.scaling == GMM_SCALING_ROW;
@@ -9075,13 +9139,13 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                     const char *const bias = gmm_kmat_data(&args.p.bias, t->g);
                     const float *const bias_scale = args.p.bias_scale + t->row + t->m0 + 64 * wg;
                     const int scaled_rows = args.p.bias_scale ? rows : 0, bytes = gmm_kmat_size(&args.p.bias);
-                    const int rows_left = t->cols;
+                    const int cols = t->cols;
                     const float s0 = row < scaled_rows ? bias_scale[row] : 1.0f;
                     const float s1 = row + 8 < scaled_rows ? bias_scale[row + 8] : 1.0f;
 #pragma unroll
                     for (u = 0; u < GMM__ACC; u += 4) {
                         const int c = 2 * u + tid % 4 * 2;
-                        const int count = rows_left - c > 2 ? 2 : rows_left - c;
+                        const int count = cols - c > 2 ? 2 : cols - c;
                         float v[4];
                         GMM__PIN_MEMORY(); /* keeps the loads from moving up, where registers are short */
                         gmm_read4(args.p.bias.dtype, bias + (int64_t)(t->n0 + c) * bytes, count, 0, v);
@@ -9108,11 +9172,11 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                         const float *const v = &acc[32 * i + 8 * u < GMM__ACC ? 32 * i + 8 * u : 0];
                         if (32 * i + 8 * u >= GMM__ACC) break;
                         gmm_stmatrix_x4(st_at + u / 4 * 8192 + (((u % 4 * 2 + tid % 32 / 16) ^ (tid % 8)) << 4),
-                                     gmm_pack2(dtype, v[0], v[1]), gmm_pack2(dtype, v[2], v[3]),
-                                     gmm_pack2(dtype, v[4], v[5]), gmm_pack2(dtype, v[6], v[7]));
+                                        gmm_pack2(dtype, v[0], v[1]), gmm_pack2(dtype, v[2], v[3]),
+                                        gmm_pack2(dtype, v[4], v[5]), gmm_pack2(dtype, v[6], v[7]));
                     }
                 } else {
-                    /* odd rows write their halves of a box in the other order: no two threads share a bank */
+                    /* odd rows write the halves of a box in the other order, which avoids bank conflicts */
                     const int swapped = row % 2;
                     const uint32_t st_at = slot + row * 128 + tid % 2 * 8;
                     const int loaded = (d_flags & GMM_FP8_D_LOAD) && (i == 0 || !(d_flags & GMM_FP8_D_REDUCE));
@@ -9135,13 +9199,14 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
 #pragma unroll
                         for (u = 0; u < 16; u += 2) /* 8 columns of the thread's two rows: four accumulators */
                             gmm_st_shared_v2_f32(st_at + x * 8192 + u % 4 * 512 +
-                                         (((u / 4 * 2 + tid % 4 / 2) ^ (row % 8) ^ (4 * swapped)) << 4), w[u],
-                                             w[u + 1]);
+                                                 (((u / 4 * 2 + tid % 4 / 2) ^ (row % 8) ^ (4 * swapped)) << 4),
+                                                 w[u], w[u + 1]);
                     }
                 }
                 if (!(d_flags & GMM_FP8_D_TMA)) { /* stored by the threads: 16 bytes of a row each */
                     gmm_fp8_consumer_sync(wg);
-                    const char *const from = gmm_shared + GMM__CFG(slots_offset) + 8192 * GMM__CFG(store_boxes) * wg;
+                    const char *const slot_data = gmm_shared + GMM__CFG(slots_offset) +
+                                                  8192 * GMM__CFG(store_boxes) * wg;
                     const int size = gmm_kmat_size(&args.p.d);
                     const int64_t pitch = args.p.d.ld * size;
                     const float beta = gmm_gemm_beta(&args.p, t->g);
@@ -9150,24 +9215,24 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                     const int columns_to_128 = (((uint32_t)(uintptr_t)d | (uint32_t)pitch) & (size == 2 ? 7 : 15)) == 0;
 #pragma unroll 1
                     for (x = tid; x < 512 * GMM__CFG(store_boxes); x += 128) {
-                        const int r = x / 8 % 64, c = c0 + x / 512 * box_cols + x % 8 * (box_cols / 8),
-                                                                              rows_left = t->cols - c;
-                        const char *const get = from + x / 512 * 8192 + r * 128 + (((x % 8) ^ (r % 8)) << 4);
-                        char *const offset = d + r * pitch + (int64_t)(t->n0 + c) * size;
+                        const int r = x / 8 % 64, c = c0 + x / 512 * box_cols + x % 8 * (box_cols / 8);
+                        const int cols_left = t->cols - c;
+                        const char *const from = slot_data + x / 512 * 8192 + r * 128 + (((x % 8) ^ (r % 8)) << 4);
+                        char *const to = d + r * pitch + (int64_t)(t->n0 + c) * size;
                         if (r >= rows) continue;
                         if (d_flags & GMM_FP8_D_16BIT) {
-                            for (e = 0; e < 8 &&
-                                 e < rows_left; e++) ((uint16_t *)offset)[e] = ((const uint16_t *)get)[e];
+                            for (e = 0; e < 8 && e < cols_left; e++)
+                                ((uint16_t *)to)[e] = ((const uint16_t *)from)[e];
                         } else {
-                            const float4 w = *(const float4 *)get;
+                            const float4 w = *(const float4 *)from;
                             float v[4], was[4];
                             v[0] = w.x; v[1] = w.y; v[2] = w.z; v[3] = w.w;
                             if (beta != 0.0f) {
-                                gmm_read4(args.p.d.dtype, offset, rows_left, columns_to_128, was);
+                                gmm_read4(args.p.d.dtype, to, cols_left, columns_to_128, was);
 #pragma unroll
                                 for (e = 0; e < 4; e++) v[e] = __fmaf_rn(beta, was[e], v[e]);
                             }
-                            gmm_write4(args.p.d.dtype, offset, rows_left, columns_to_128, v);
+                            gmm_write4(args.p.d.dtype, to, cols_left, columns_to_128, v);
                         }
                     }
                 }

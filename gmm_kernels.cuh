@@ -2364,7 +2364,7 @@ GMM__DEVICE void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_
    of 16 elements of this stage, or of four blocks of 32 elements, of which an even stage uses the first two. */
 
 /* Scales of a thread's two columns for the stage's four steps of 16, as bf16x2 with equal halves; FP8 scales are
-   multiplied by 2^120, since the decoded elements are too small by this factor. smem_at: scales of the warp's 16
+   multiplied by 2^120, by which the decoded elements are too small. smem_at: scales of the warp's 16
    columns; odd: the stage uses the upper two scale bytes. Returns whether a product could leave the range of bf16: then
    gmm_sm90_packed_fragment_wide makes the fragments. */
 GMM__DEVICE int gmm_sm90_packed_scales(const int b_format, uint32_t smem_at, int odd, uint32_t scales[2][4]) {
@@ -2574,7 +2574,7 @@ typedef struct gmm_sm90_operand_layout {
     int k_grouped;        /* wgrad: both operands are token matrices */
     int ta, tb;           /* the rows of A, of B lie along the contraction (MN-major) */
     int32_t tile_n;       /* columns of B in a stage */
-    uint32_t b_box_bytes; /* of a box of 64 columns of B */
+    uint32_t b_block_bytes; /* of 64 columns of B in a stage */
 } gmm_sm90_operand_layout;
 
 /* Assigns box `index` of a tile to this lane of CTA `cta_rank`: first the boxes of B, then those of A. Boxes of a
@@ -2591,7 +2591,7 @@ GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, const gmm_sm90_o
     if (box->is_b) {
         box->multicast = t->multicast == 1;
         box->map = &args->b;
-        box->offset = (uint32_t)index * layout.b_box_bytes;
+        box->offset = (uint32_t)index * layout.b_block_bytes;
         box->x = tb ? t->n0 + 64 * index : 0;
         box->y = layout.k_grouped ? GMM_SM90_RAGGED_ROWS - t->k : tb ? 0 : t->n0 + 64 * index;
         if (!layout.k_grouped) {
@@ -2605,7 +2605,7 @@ GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, const gmm_sm90_o
         first = ta || index < boxes64 ? 64 * index : 16 * index + 48 * boxes64;
         box->multicast = t->multicast == 2;
         box->map = ta || index < boxes64 ? &args->a : &args->a16;
-        box->offset = layout.b_box_bytes * (uint32_t)(layout.tile_n / 64) + 128 * (uint32_t)first;
+        box->offset = layout.b_block_bytes * (uint32_t)(layout.tile_n / 64) + 128 * (uint32_t)first;
         box->x = ta ? t->m0 + first : 0;
         box->y = ta ? GMM_SM90_RAGGED_ROWS - t->k : GMM_SM90_RAGGED_ROWS - (t->end - t->row) + t->m0 + first;
     }
@@ -7956,9 +7956,9 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Stores the next rows of tile `t`, whose 16-bit D is pending in registers, through one of the warp group's slots: by
-   TMA where rows are 16-byte aligned. A slot is reused after 3 stages, so that no warp stalls on it. *pending: blocks of
-   16 rows that are not stored; *part: number of the next slot. Registers are selected by predicates, since shifting them
-   would take as many again. */
+   TMA where rows are 16-byte aligned. A slot is reused after 3 stages, so that no warp stalls on it. *pending: blocks
+   of 16 rows that are not stored; *part: number of the next slot. Registers are selected by predicates, since shifting
+   them would take as many again. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(const GMM__ARGS *args, const gmm_sm90_tile *t, int wg, char *slots,
                                                      const uint32_t deferred[GMM__DEFERRED_WORDS], int *pending,
                                                      uint32_t *part) {
@@ -7998,8 +7998,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(const GMM__ARGS *args, cons
 
 /* Mainloop of a consumer warp group: accumulates `k_tiles` stages for a tile of 8 n8 rows, and stores the previous tile
    meanwhile (deferred store). desc_b, desc_a: descriptors of the warp group's columns and of the rows in stage 0.
-   `order`: mbarrier at which this warp group of a ping-pong tile arrives when its last stage is full. small_m: a stage is
-   released when it is multiplied, else one stage after it, so that wgmma never pauses. */
+   `order`: mbarrier at which this warp group of a ping-pong tile arrives when its last stage is full. small_m: a stage
+   is released when it is multiplied, else one stage after it, so that wgmma never pauses. */
 GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
                                                float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)], uint32_t k_tiles,
                                                uint64_t desc_b, uint64_t desc_a, uint32_t stage_bars, uint32_t order,
@@ -8385,6 +8385,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
 }
 #endif
 
+/* The rest of body 9: barriers and the kernel, with the scheduler and producer warps. */
 #ifndef GMM__NO_KERNEL
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Initializes the mbarriers. One thread. */
@@ -8529,13 +8530,13 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __gri
         if (warp == 8) {
             /* The producer warp: each lane loads one TMA box of every stage. Cooperative tiles begin with a warm-up
                tile, which only brings code and parameters into the caches. */
-            const uint32_t b_box_bytes = GMM__CFG(b_stage_bytes) / (GMM__CFG(tile_n) / 64);
+            const uint32_t b_block_bytes = GMM__CFG(b_stage_bytes) / (GMM__CFG(tile_n) / 64);
             uint32_t iter = 0, tile_index;
             int warmup = GMM__CFG(consumers) == 2;
             if (!warmup) gmm_griddepcontrol_wait();
             for (tile_index = 0;; tile_index += !warmup, warmup = 0) {
                 const gmm_sm90_tile *const t = warmup ? warmup_tile : &ring[tile_index % GMM_SM90_TILE_RING];
-                gmm_sm90_operand_layout layout = { GMM__K_GROUPED, GMM__TA, GMM__TB, 0, b_box_bytes };
+                gmm_sm90_operand_layout layout = { GMM__K_GROUPED, GMM__TA, GMM__TB, 0, b_block_bytes };
                 gmm_sm90_box box;
                 uint32_t k_tiles, bytes, stage_bytes, stages_at_once, second;
                 __syncwarp();
@@ -8548,7 +8549,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __gri
                 k_tiles = gmm_sm90_k_tiles(t->k);
                 stage_bytes = (uint32_t)GMM__CFG_OF(!warmup && *alt_tile, stage_bytes);
                 bytes = GMM__TA ? (uint32_t)(t->row_blocks + 3) / 4 * 8192 : (uint32_t)t->row_blocks * 2048;
-                bytes += (uint32_t)gmm_sm90_b_boxes(t) * b_box_bytes;
+                bytes += (uint32_t)gmm_sm90_b_boxes(t) * b_block_bytes;
                 if (t->cols <= 0) bytes = 0;
                 stages_at_once = GMM__SMALL_M(GMM__CFG_OF(!warmup && *alt_tile, tile_n)) && !warmup && *small_m
                                  ? 2 : 1;

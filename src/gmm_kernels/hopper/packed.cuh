@@ -3,7 +3,7 @@
    of 16 elements of this stage, or of four blocks of 32 elements, of which an even stage uses the first two. */
 
 /* Scales of a thread's two columns for the stage's four steps of 16, as bf16x2 with equal halves; FP8 scales are
-   multiplied by 2^120, since the decoded elements are too small by this factor. smem_at: scales of the warp's 16
+   multiplied by 2^120, by which the decoded elements are too small. smem_at: scales of the warp's 16
    columns; odd: the stage uses the upper two scale bytes. Returns whether a product could leave the range of bf16: then
    gmm_sm90_packed_fragment_wide makes the fragments. */
 GMM__DEVICE int gmm_sm90_packed_scales(const int b_format, uint32_t smem_at, int odd, uint32_t scales[2][4]) {

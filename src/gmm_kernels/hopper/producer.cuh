@@ -13,7 +13,7 @@ typedef struct gmm_sm90_operand_layout {
     int k_grouped;        /* wgrad: both operands are token matrices */
     int ta, tb;           /* the rows of A, of B lie along the contraction (MN-major) */
     int32_t tile_n;       /* columns of B in a stage */
-    uint32_t b_box_bytes; /* of a box of 64 columns of B */
+    uint32_t b_block_bytes; /* of 64 columns of B in a stage */
 } gmm_sm90_operand_layout;
 
 /* Assigns box `index` of a tile to this lane of CTA `cta_rank`: first the boxes of B, then those of A. Boxes of a
@@ -30,7 +30,7 @@ GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, const gmm_sm90_o
     if (box->is_b) {
         box->multicast = t->multicast == 1;
         box->map = &args->b;
-        box->offset = (uint32_t)index * layout.b_box_bytes;
+        box->offset = (uint32_t)index * layout.b_block_bytes;
         box->x = tb ? t->n0 + 64 * index : 0;
         box->y = layout.k_grouped ? GMM_SM90_RAGGED_ROWS - t->k : tb ? 0 : t->n0 + 64 * index;
         if (!layout.k_grouped) {
@@ -44,7 +44,7 @@ GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, const gmm_sm90_o
         first = ta || index < boxes64 ? 64 * index : 16 * index + 48 * boxes64;
         box->multicast = t->multicast == 2;
         box->map = ta || index < boxes64 ? &args->a : &args->a16;
-        box->offset = layout.b_box_bytes * (uint32_t)(layout.tile_n / 64) + 128 * (uint32_t)first;
+        box->offset = layout.b_block_bytes * (uint32_t)(layout.tile_n / 64) + 128 * (uint32_t)first;
         box->x = ta ? t->m0 + first : 0;
         box->y = ta ? GMM_SM90_RAGGED_ROWS - t->k : GMM_SM90_RAGGED_ROWS - (t->end - t->row) + t->m0 + first;
     }

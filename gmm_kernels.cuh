@@ -9,7 +9,7 @@
  *                             kernels (activation, routing, permute, pad, gated layout, accumulate, convert),
  *                             quantization
  *     Bodies 1 to 15          kernels that exist in several instances. The file includes itself once per instance, with
- *                             GMM__BODY and the instance's tags defined, so that profilers and debuggers see every
+ *                             GMM__BODY and the instance's GMM__ROW defined, so that profilers and debuggers see every
  *                             line of a kernel:
  *                             1 GEMM on tensor cores (mma.sync), 2 fp32 GEMM, 3 bias gradient, 4 row kernels by
  *                             precision, 5 row kernels by copy unit, 6 amaxes by source, 7 casts by source, 8 wgmma
@@ -1072,58 +1072,31 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
 
 /* GMM__BODY selects the body: 1 product on tensor cores, 2 fp32 product, 3 bias gradient. */
 #define GMM__BODY 1
-#define GMM__TAG bf16
-#define GMM__OP fwd
-#define GMM__KERNEL_NAME gmm_gemm_fwd_bf16_128x256x64_mma
-#define GMM__TILE 128x256
+/* kernel, operation, precision, tile */
+#define GMM__ROW (gmm_gemm_fwd_bf16_128x256x64_mma, fwd, bf16, 128x256)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_fwd_bf16_64x128x32_mma
-#define GMM__TILE 64x128
+#define GMM__ROW (gmm_gemm_fwd_bf16_64x128x32_mma, fwd, bf16, 64x128)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
-#define GMM__OP dgrad
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_bf16_128x256x64_mma
-#define GMM__TILE 128x256
+#define GMM__ROW (gmm_gemm_dgrad_bf16_128x256x64_mma, dgrad, bf16, 128x256)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_bf16_64x128x32_mma
-#define GMM__TILE 64x128
+#define GMM__ROW (gmm_gemm_dgrad_bf16_64x128x32_mma, dgrad, bf16, 64x128)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
-#define GMM__OP wgrad
-#define GMM__KERNEL_NAME gmm_gemm_wgrad_bf16_128x256x64_mma
-#define GMM__TILE 128x256
+#define GMM__ROW (gmm_gemm_wgrad_bf16_128x256x64_mma, wgrad, bf16, 128x256)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_wgrad_bf16_64x128x32_mma
-#define GMM__TILE 64x128
+#define GMM__ROW (gmm_gemm_wgrad_bf16_64x128x32_mma, wgrad, bf16, 64x128)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
-#undef GMM__TAG
-#define GMM__TAG f16
-#define GMM__OP fwd
-#define GMM__KERNEL_NAME gmm_gemm_fwd_f16_128x256x64_mma
-#define GMM__TILE 128x256
+#define GMM__ROW (gmm_gemm_fwd_f16_128x256x64_mma, fwd, f16, 128x256)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_fwd_f16_64x128x32_mma
-#define GMM__TILE 64x128
+#define GMM__ROW (gmm_gemm_fwd_f16_64x128x32_mma, fwd, f16, 64x128)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
-#define GMM__OP dgrad
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_f16_128x256x64_mma
-#define GMM__TILE 128x256
+#define GMM__ROW (gmm_gemm_dgrad_f16_128x256x64_mma, dgrad, f16, 128x256)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_f16_64x128x32_mma
-#define GMM__TILE 64x128
+#define GMM__ROW (gmm_gemm_dgrad_f16_64x128x32_mma, dgrad, f16, 64x128)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
-#define GMM__OP wgrad
-#define GMM__KERNEL_NAME gmm_gemm_wgrad_f16_128x256x64_mma
-#define GMM__TILE 128x256
+#define GMM__ROW (gmm_gemm_wgrad_f16_128x256x64_mma, wgrad, f16, 128x256)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_wgrad_f16_64x128x32_mma
-#define GMM__TILE 64x128
+#define GMM__ROW (gmm_gemm_wgrad_f16_64x128x32_mma, wgrad, f16, 64x128)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
-#undef GMM__TAG
 #undef GMM__BODY
 
 /* One stage of an operand of the fp32 product: each thread loads, twice, 4 values of k of a row or, from an operand
@@ -1154,14 +1127,12 @@ GMM__DEVICE void gmm_f32_store_stage(int transposed, float *smem, const float v[
 }
 
 #define GMM__BODY 2
-#define GMM__KERNEL_NAME gmm_gemm_fwd_f32_128x128x16_mma
-#define GMM__OP fwd
+/* kernel, operation */
+#define GMM__ROW (gmm_gemm_fwd_f32_128x128x16_mma, fwd)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_f32_128x128x16_mma
-#define GMM__OP dgrad
+#define GMM__ROW (gmm_gemm_dgrad_f32_128x128x16_mma, dgrad)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_wgrad_f32_128x128x16_mma
-#define GMM__OP wgrad
+#define GMM__ROW (gmm_gemm_wgrad_f32_128x128x16_mma, wgrad)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
@@ -1505,48 +1476,31 @@ GMM__DEVICE void gmm_qgemm_promote(float sum[4], float part[4], const float row[
 }
 
 #define GMM__BODY 10
-#define GMM__OP fwd
-#define GMM__KERNEL_NAME gmm_gemm_fwd_quant_bf16_128x256x64_mma
-#define GMM__KIND bf16
+/* kernel, operation, kind */
+#define GMM__ROW (gmm_gemm_fwd_quant_bf16_128x256x64_mma, fwd, bf16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_fwd_quant_f16_128x256x64_mma
-#define GMM__KIND f16
+#define GMM__ROW (gmm_gemm_fwd_quant_f16_128x256x64_mma, fwd, f16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_fwd_quant_f16_128x128x64_block_scaled_mma
-#define GMM__KIND f16_block_scaled
+#define GMM__ROW (gmm_gemm_fwd_quant_f16_128x128x64_block_scaled_mma, fwd, f16_block_scaled)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
-#define GMM__OP dgrad
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_quant_bf16_128x256x64_mma
-#define GMM__KIND bf16
+#define GMM__ROW (gmm_gemm_dgrad_quant_bf16_128x256x64_mma, dgrad, bf16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_quant_bf16_128x256x64_nn_mma
-#define GMM__KIND bf16_nn
+#define GMM__ROW (gmm_gemm_dgrad_quant_bf16_128x256x64_nn_mma, dgrad, bf16_nn)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_quant_f16_128x256x64_mma
-#define GMM__KIND f16
+#define GMM__ROW (gmm_gemm_dgrad_quant_f16_128x256x64_mma, dgrad, f16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_quant_f16_128x128x64_block_scaled_mma
-#define GMM__KIND f16_block_scaled
+#define GMM__ROW (gmm_gemm_dgrad_quant_f16_128x128x64_block_scaled_mma, dgrad, f16_block_scaled)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_quant_f16_128x128x64_block_scaled_nn_mma
-#define GMM__KIND f16_block_scaled_nn
+#define GMM__ROW (gmm_gemm_dgrad_quant_f16_128x128x64_block_scaled_nn_mma, dgrad, f16_block_scaled_nn)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
-#define GMM__OP wgrad
-#define GMM__KERNEL_NAME gmm_gemm_wgrad_quant_bf16_128x256x64_mma
-#define GMM__KIND bf16
+#define GMM__ROW (gmm_gemm_wgrad_quant_bf16_128x256x64_mma, wgrad, bf16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_wgrad_quant_bf16_128x256x64_tn_mma
-#define GMM__KIND bf16_tn
+#define GMM__ROW (gmm_gemm_wgrad_quant_bf16_128x256x64_tn_mma, wgrad, bf16_tn)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_wgrad_quant_f16_128x256x64_mma
-#define GMM__KIND f16
+#define GMM__ROW (gmm_gemm_wgrad_quant_f16_128x256x64_mma, wgrad, f16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_wgrad_quant_f16_128x128x64_block_scaled_mma
-#define GMM__KIND f16_block_scaled
+#define GMM__ROW (gmm_gemm_wgrad_quant_f16_128x128x64_block_scaled_mma, wgrad, f16_block_scaled)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
 #undef GMM__BODY
 
 /* One row per kernel. */
@@ -1952,46 +1906,24 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
 #define GMM__BODY 8
 #define GMM__WGMMA_CONSTRAINT "+"
 #define GMM__WGMMA_SCALE_D(c) c
-#define GMM__TAG bf16
-#define GMM__WGMMA_TYPES "k16.f32.bf16.bf16"
-#define GMM__OP fwd
-#define GMM__WGMMA_MAJOR ", 0, 0"
+/* dtype, operation, shape and types of wgmma, major modes of A and B */
+#define GMM__ROW (bf16, fwd, "k16.f32.bf16.bf16", ", 0, 0")
 #include GMM_KERNELS_FILE
-#define GMM__OP dgrad
-#define GMM__WGMMA_MAJOR ", 1, 0"
+#define GMM__ROW (bf16, dgrad, "k16.f32.bf16.bf16", ", 1, 0")
 #include GMM_KERNELS_FILE
-#define GMM__OP wgrad
-#define GMM__WGMMA_MAJOR ", 1, 1"
+#define GMM__ROW (bf16, wgrad, "k16.f32.bf16.bf16", ", 1, 1")
 #include GMM_KERNELS_FILE
-#undef GMM__TAG
-#undef GMM__WGMMA_TYPES
-#define GMM__TAG f16
-#define GMM__WGMMA_TYPES "k16.f32.f16.f16"
-#define GMM__OP fwd
-#define GMM__WGMMA_MAJOR ", 0, 0"
+#define GMM__ROW (f16, fwd, "k16.f32.f16.f16", ", 0, 0")
 #include GMM_KERNELS_FILE
-#define GMM__OP dgrad
-#define GMM__WGMMA_MAJOR ", 1, 0"
+#define GMM__ROW (f16, dgrad, "k16.f32.f16.f16", ", 1, 0")
 #include GMM_KERNELS_FILE
-#define GMM__OP wgrad
-#define GMM__WGMMA_MAJOR ", 1, 1"
+#define GMM__ROW (f16, wgrad, "k16.f32.f16.f16", ", 1, 1")
 #include GMM_KERNELS_FILE
-#undef GMM__TAG
-#undef GMM__WGMMA_TYPES
-#define GMM__WGMMA_MAJOR ""
-#define GMM__TAG e4m3
-#define GMM__WGMMA_TYPES "k32.f32.e4m3.e4m3"
-#define GMM__OP add
+#define GMM__ROW (e4m3, add, "k32.f32.e4m3.e4m3", "")
 #include GMM_KERNELS_FILE
-#undef GMM__TAG
-#undef GMM__WGMMA_TYPES
-#define GMM__WGMMA_MAJOR ""
-#define GMM__TAG e5m2
-#define GMM__WGMMA_TYPES "k32.f32.e5m2.e4m3"
-#define GMM__OP add
+#define GMM__ROW (e5m2, add, "k32.f32.e5m2.e4m3", "")
 #include GMM_KERNELS_FILE
-#undef GMM__TAG
-#undef GMM__WGMMA_TYPES
+
 /* One wgmma of M = 64, N = 16 n16 and K = 16 with register-sourced A (RS): d += A B. swap_ab: A holds columns of the
    weights, `desc_b` describes rows of tokens. */
 GMM__DEVICE void gmm_wgmma_rs_bf16(const int n16, float *d, const uint32_t a_regs[4], uint64_t desc_b) {
@@ -2008,24 +1940,16 @@ GMM__DEVICE void gmm_wgmma_rs_bf16(const int n16, float *d, const uint32_t a_reg
     }
 #endif
 }
+
 #undef GMM__WGMMA_CONSTRAINT
 #undef GMM__WGMMA_SCALE_D
 #define GMM__WGMMA_CONSTRAINT "="
 #define GMM__WGMMA_SCALE_D(c) "0"
-#define GMM__WGMMA_MAJOR ""
-#define GMM__TAG e4m3
-#define GMM__WGMMA_TYPES "k32.f32.e4m3.e4m3"
-#define GMM__OP set
+/* dtype, operation, shape and types of wgmma, major modes of A and B */
+#define GMM__ROW (e4m3, set, "k32.f32.e4m3.e4m3", "")
 #include GMM_KERNELS_FILE
-#undef GMM__TAG
-#undef GMM__WGMMA_TYPES
-#define GMM__WGMMA_MAJOR ""
-#define GMM__TAG e5m2
-#define GMM__WGMMA_TYPES "k32.f32.e5m2.e4m3"
-#define GMM__OP set
+#define GMM__ROW (e5m2, set, "k32.f32.e5m2.e4m3", "")
 #include GMM_KERNELS_FILE
-#undef GMM__TAG
-#undef GMM__WGMMA_TYPES
 #undef GMM__WGMMA_CONSTRAINT
 #undef GMM__WGMMA_SCALE_D
 #undef GMM__BODY
@@ -3888,17 +3812,12 @@ typedef struct gmm_bgrad_args {
 } gmm_bgrad_args;
 
 #define GMM__BODY 3
-#define GMM__PARTIALS_KERNEL_NAME gmm_linear_bgrad_partials_bf16
-#define GMM__ROWS_KERNEL_NAME gmm_linear_bgrad_rows_bf16
-#define GMM__DTYPE GMM_BF16
+/* kernel of the partial sums, kernel of the rows, dtype of dy */
+#define GMM__ROW (gmm_linear_bgrad_partials_bf16, gmm_linear_bgrad_rows_bf16, GMM_BF16)
 #include GMM_KERNELS_FILE
-#define GMM__PARTIALS_KERNEL_NAME gmm_linear_bgrad_partials_f16
-#define GMM__ROWS_KERNEL_NAME gmm_linear_bgrad_rows_f16
-#define GMM__DTYPE GMM_F16
+#define GMM__ROW (gmm_linear_bgrad_partials_f16, gmm_linear_bgrad_rows_f16, GMM_F16)
 #include GMM_KERNELS_FILE
-#define GMM__PARTIALS_KERNEL_NAME gmm_linear_bgrad_partials_f32
-#define GMM__ROWS_KERNEL_NAME gmm_linear_bgrad_rows_f32
-#define GMM__DTYPE GMM_F32
+#define GMM__ROW (gmm_linear_bgrad_partials_f32, gmm_linear_bgrad_rows_f32, GMM_F32)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
@@ -4479,23 +4398,25 @@ GMM__ELEM_UNITS(GMM__X)
 #undef GMM__X
 
 #define GMM__BODY 4
-#define GMM__TAG bf16
+/* precision */
+#define GMM__ROW (bf16)
 #include GMM_KERNELS_FILE
-#define GMM__TAG f16
+#define GMM__ROW (f16)
 #include GMM_KERNELS_FILE
-#define GMM__TAG f32
+#define GMM__ROW (f32)
 #include GMM_KERNELS_FILE
-#define GMM__TAG any
+#define GMM__ROW (any)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 #define GMM__BODY 5
-#define GMM__TAG b16
+/* unit */
+#define GMM__ROW (b16)
 #include GMM_KERNELS_FILE
-#define GMM__TAG b4
+#define GMM__ROW (b4)
 #include GMM_KERNELS_FILE
-#define GMM__TAG b2
+#define GMM__ROW (b2)
 #include GMM_KERNELS_FILE
-#define GMM__TAG b1
+#define GMM__ROW (b1)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
@@ -5515,126 +5436,87 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 }
 
 #define GMM__BODY 6
-#define GMM__KERNEL_NAME gmm_quantize_amax_bf16
-#define GMM__TAG bf16
+/* kernel, dtype of the source */
+#define GMM__ROW (gmm_quantize_amax_bf16, bf16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_quantize_amax_f16
-#define GMM__TAG f16
+#define GMM__ROW (gmm_quantize_amax_f16, f16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_quantize_amax_f32
-#define GMM__TAG f32
+#define GMM__ROW (gmm_quantize_amax_f32, f32)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
 /* Casts to any format, by dtype of the source. */
 #define GMM__BODY 7
-#define GMM__KERNEL_NAME gmm_quantize_bf16
-#define GMM__TAG bf16
+/* kernel, dtype of the source */
+#define GMM__ROW (gmm_quantize_bf16, bf16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_quantize_f16
-#define GMM__TAG f16
+#define GMM__ROW (gmm_quantize_f16, f16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_quantize_f32
-#define GMM__TAG f32
+#define GMM__ROW (gmm_quantize_f32, f32)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
 #define GMM__BODY 12
-#define GMM__HADAMARD 0
-#define GMM__KERNEL_NAME gmm_amax_bf16
-#define GMM__SOURCE bf16
+/* kernel, dtype of the source, transformed columnwise copy */
+#define GMM__ROW (gmm_amax_bf16, bf16, 0)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_amax_f16
-#define GMM__SOURCE f16
+#define GMM__ROW (gmm_amax_f16, f16, 0)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_amax_f32
-#define GMM__SOURCE f32
+#define GMM__ROW (gmm_amax_f32, f32, 0)
 #include GMM_KERNELS_FILE
-#undef GMM__HADAMARD
-#define GMM__HADAMARD 1
-#define GMM__KERNEL_NAME gmm_amax_hadamard_bf16
-#define GMM__SOURCE bf16
+#define GMM__ROW (gmm_amax_hadamard_bf16, bf16, 1)
 #include GMM_KERNELS_FILE
-#undef GMM__HADAMARD
 #undef GMM__BODY
 
 #define GMM__BODY 13
-#define GMM__SCALING GMM_SCALING_TENSOR
-#define GMM__KERNEL_NAME gmm_cast_tensor_bf16
-#define GMM__SOURCE bf16
+/* kernel, dtype of the source, scaling */
+#define GMM__ROW (gmm_cast_tensor_bf16, bf16, GMM_SCALING_TENSOR)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_tensor_f16
-#define GMM__SOURCE f16
+#define GMM__ROW (gmm_cast_tensor_f16, f16, GMM_SCALING_TENSOR)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_tensor_f32
-#define GMM__SOURCE f32
+#define GMM__ROW (gmm_cast_tensor_f32, f32, GMM_SCALING_TENSOR)
 #include GMM_KERNELS_FILE
-#undef GMM__SCALING
-#define GMM__SCALING GMM_SCALING_ROW
-#define GMM__KERNEL_NAME gmm_cast_row_bf16
-#define GMM__SOURCE bf16
+#define GMM__ROW (gmm_cast_row_bf16, bf16, GMM_SCALING_ROW)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_row_f16
-#define GMM__SOURCE f16
+#define GMM__ROW (gmm_cast_row_f16, f16, GMM_SCALING_ROW)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_row_f32
-#define GMM__SOURCE f32
+#define GMM__ROW (gmm_cast_row_f32, f32, GMM_SCALING_ROW)
 #include GMM_KERNELS_FILE
-#undef GMM__SCALING
-#define GMM__SCALING GMM_SCALING_1X128
-#define GMM__KERNEL_NAME gmm_cast_1x128_bf16
-#define GMM__SOURCE bf16
+#define GMM__ROW (gmm_cast_1x128_bf16, bf16, GMM_SCALING_1X128)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_1x128_f16
-#define GMM__SOURCE f16
+#define GMM__ROW (gmm_cast_1x128_f16, f16, GMM_SCALING_1X128)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_1x128_f32
-#define GMM__SOURCE f32
+#define GMM__ROW (gmm_cast_1x128_f32, f32, GMM_SCALING_1X128)
 #include GMM_KERNELS_FILE
-#undef GMM__SCALING
-#define GMM__SCALING GMM_SCALING_128X128
-#define GMM__KERNEL_NAME gmm_cast_128x128_bf16
-#define GMM__SOURCE bf16
+#define GMM__ROW (gmm_cast_128x128_bf16, bf16, GMM_SCALING_128X128)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_128x128_f16
-#define GMM__SOURCE f16
+#define GMM__ROW (gmm_cast_128x128_f16, f16, GMM_SCALING_128X128)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_128x128_f32
-#define GMM__SOURCE f32
+#define GMM__ROW (gmm_cast_128x128_f32, f32, GMM_SCALING_128X128)
 #include GMM_KERNELS_FILE
-#undef GMM__SCALING
 #undef GMM__BODY
 
 #define GMM__BODY 15
-#define GMM__KERNEL_NAME gmm_cast_mx32_bf16
-#define GMM__SOURCE bf16
+/* kernel, dtype of the source */
+#define GMM__ROW (gmm_cast_mx32_bf16, bf16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_mx32_f16
-#define GMM__SOURCE f16
+#define GMM__ROW (gmm_cast_mx32_f16, f16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_mx32_f32
-#define GMM__SOURCE f32
+#define GMM__ROW (gmm_cast_mx32_f32, f32)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
 /* NV16. GMM__HADAMARD 1: BF16 with a Hadamard-transformed columnwise copy or with stochastic rounding. */
 #define GMM__BODY 14
-#define GMM__HADAMARD 0
-#define GMM__KERNEL_NAME gmm_cast_nv16_bf16
-#define GMM__SOURCE bf16
+/* kernel, dtype of the source, transformed columnwise copy or stochastic rounding */
+#define GMM__ROW (gmm_cast_nv16_bf16, bf16, 0)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_nv16_f16
-#define GMM__SOURCE f16
+#define GMM__ROW (gmm_cast_nv16_f16, f16, 0)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_nv16_f32
-#define GMM__SOURCE f32
+#define GMM__ROW (gmm_cast_nv16_f32, f32, 0)
 #include GMM_KERNELS_FILE
-#undef GMM__HADAMARD
-#define GMM__HADAMARD 1
-#define GMM__KERNEL_NAME gmm_cast_nv16_hadamard_bf16
-#define GMM__SOURCE bf16
+#define GMM__ROW (gmm_cast_nv16_hadamard_bf16, bf16, 1)
 #include GMM_KERNELS_FILE
-#undef GMM__HADAMARD
 #undef GMM__BODY
 
 /* The first row that fits a call serves it; scaling NONE fits every format. */
@@ -6679,9 +6561,13 @@ static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, gmm
 /* .............................................................................. Body: product on tensor cores ... */
 #elif GMM__BODY == 1
 
-#if !defined(GMM__TAG) || !defined(GMM__OP) || !defined(GMM__TILE) || !defined(GMM__KERNEL_NAME)
-#error "gmm: this body needs GMM__TAG, GMM__OP, GMM__TILE and GMM__KERNEL_NAME"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__OP GMM__COLUMN(2, GMM__ROW)
+#define GMM__TAG GMM__COLUMN(3, GMM__ROW)
+#define GMM__TILE GMM__COLUMN(4, GMM__ROW)
 #define GMM__CFG(name) (int)GMM__CAT(gmm_##name##_, GMM__TILE)
 
 /* The 16-bit product on tensor cores (mma.sync), persistent: a CTA computes every gridDim.x-th tile. Operands are
@@ -6860,16 +6746,21 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
 #undef GMM__LOAD_STAGE
 #undef GMM__LOAD_A
 #undef GMM__LOAD_B
-#undef GMM__KERNEL_NAME
 #undef GMM__CFG
+#undef GMM__KERNEL_NAME
+#undef GMM__OP
+#undef GMM__TAG
 #undef GMM__TILE
+#undef GMM__ROW
 
 /* .................................................................. Body: fp32 product, one chain per element ... */
 #elif GMM__BODY == 2
 
-#if !defined(GMM__OP) || !defined(GMM__KERNEL_NAME)
-#error "gmm: this body needs GMM__OP and GMM__KERNEL_NAME"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__OP GMM__COLUMN(2, GMM__ROW)
 /* D = A B^T in fp32 on the CUDA cores: every element is one chain of FMAs in the order of k. A CTA of 256 threads
    computes 128 x 128 elements; a thread has 8 x 8 of them, in rows ty and ty + 64 and columns tx and tx + 64, four
    each. Two buffers of 16 values of k: the loads of the next stage are in flight while the present one is
@@ -6952,15 +6843,19 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
     }
     if (!RAGGED_K && args.zero_tail) gmm_gemm_zero_tail(&args.d, args.offsets[args.groups], args.capacity, args.n);
 }
-#undef GMM__OP
 #undef GMM__KERNEL_NAME
+#undef GMM__OP
+#undef GMM__ROW
 
 /* ............................................................... Body: product of quantized operands ... */
 #elif GMM__BODY == 10
 
-#if !defined(GMM__OP) || !defined(GMM__KIND) || !defined(GMM__KERNEL_NAME)
-#error "gmm: this body needs GMM__OP, GMM__KIND and GMM__KERNEL_NAME"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__OP GMM__COLUMN(2, GMM__ROW)
+#define GMM__KIND GMM__COLUMN(3, GMM__ROW)
 
 /* The GEMM of mma/body_tensor.cuh with quantized operands. Pipeline: codes of stage d + 2 are loaded into registers
    while those of stage d + 1 are dequantized into one of two shared buffers and stage d is multiplied from the
@@ -7265,14 +7160,19 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __gri
 #undef GMM__SCALE_STRIDES
 #undef GMM__DEQUANTIZE_CHUNK
 #undef GMM__KERNEL_NAME
+#undef GMM__OP
 #undef GMM__KIND
+#undef GMM__ROW
 
 /* ........................................................................................ Body: bias gradient ... */
 #elif GMM__BODY == 3
 
-#if !defined(GMM__PARTIALS_KERNEL_NAME) || !defined(GMM__ROWS_KERNEL_NAME) || !defined(GMM__DTYPE)
-#error "gmm: this body needs GMM__PARTIALS_KERNEL_NAME, GMM__ROWS_KERNEL_NAME and GMM__DTYPE"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__PARTIALS_KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__ROWS_KERNEL_NAME GMM__COLUMN(2, GMM__ROW)
+#define GMM__DTYPE GMM__COLUMN(3, GMM__ROW)
 /* partials[chunk][n] = sum over the rows of a chunk of s[r] dy[r][n]. A CTA processes GMM_BGRAD_COLS columns of a
    chunk: 64 threads cover the columns, 4 each, and four sets of them take every fourth row. */
 GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS)
@@ -7352,14 +7252,16 @@ GMM__ROWS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
 #undef GMM__PARTIALS_KERNEL_NAME
 #undef GMM__ROWS_KERNEL_NAME
 #undef GMM__DTYPE
+#undef GMM__ROW
 
 
 /* ======================================================================================== Bodies per precision === */
 
 #elif GMM__BODY == 4
-#ifndef GMM__TAG
-#error "gmm: this body needs GMM__TAG"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__TAG GMM__COLUMN(1, GMM__ROW)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__STATIC_DTYPE ((gmm_dtype)GMM__NAME(gmm__static_dtype))
 /* Whether lanes have the column layout of fp32 rows; `dynamic`: the answer where dtypes are read at run time. */
@@ -7655,13 +7557,15 @@ GMM__NAME(gmm_unpermute_dots)(const __grid_constant__ gmm__permute_args a) {
 #undef GMM__STATIC_DTYPE
 #undef GMM__NAME
 #undef GMM__TAG
+#undef GMM__ROW
 
 /* ========================================================================================= Bodies per copy unit === */
 
 #elif GMM__BODY == 5
-#ifndef GMM__TAG
-#error "gmm: this body needs GMM__TAG"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__TAG GMM__COLUMN(1, GMM__ROW)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__UNIT GMM__NAME(gmm__unit)
 
@@ -7835,9 +7739,17 @@ GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
 #undef GMM__UNIT
 #undef GMM__NAME
 #undef GMM__TAG
+#undef GMM__ROW
 
 /* ................................................................................. Body: products on Hopper ... */
 #elif GMM__BODY == 8
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
+#endif
+#define GMM__TAG GMM__COLUMN(1, GMM__ROW)
+#define GMM__OP GMM__COLUMN(2, GMM__ROW)
+#define GMM__WGMMA_TYPES GMM__COLUMN(3, GMM__ROW)
+#define GMM__WGMMA_MAJOR GMM__COLUMN(4, GMM__ROW)
 /* One wgmma of M = 64, N = 8 n8 and 32 bytes of K: d = A B + d, or d = A B where `scale_d` is 0. `desc_a` and
    `desc_b` are the descriptors of the operands in shared memory. */
 GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(const int n8, float *d, uint64_t desc_a,
@@ -7856,8 +7768,11 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
     }
 #endif
 }
+#undef GMM__TAG
 #undef GMM__OP
+#undef GMM__WGMMA_TYPES
 #undef GMM__WGMMA_MAJOR
+#undef GMM__ROW
 
 #elif GMM__BODY == 9
 #define GMM__CFG(name) (int)GMM__CAT(gmm_sm90_##name##_, GMM__TILE)
@@ -9209,9 +9124,11 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
 /* ============================================================================== Bodies per source: quantization === */
 
 #elif GMM__BODY == 6
-#if !defined(GMM__TAG) || !defined(GMM__KERNEL_NAME)
-#error "gmm: this body needs GMM__TAG and GMM__KERNEL_NAME"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__TAG GMM__COLUMN(2, GMM__ROW)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__STATIC_DTYPE ((gmm_dtype)GMM__NAME(gmm__static_dtype))
 
@@ -9297,15 +9214,18 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 
 #undef GMM__STATIC_DTYPE
 #undef GMM__NAME
-#undef GMM__TAG
 #undef GMM__KERNEL_NAME
+#undef GMM__TAG
+#undef GMM__ROW
 
 /* ================================================================================= Bodies per source and format === */
 
 #elif GMM__BODY == 7
-#if !defined(GMM__TAG) || !defined(GMM__KERNEL_NAME)
-#error "gmm: this body needs GMM__TAG and GMM__KERNEL_NAME"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__TAG GMM__COLUMN(2, GMM__ROW)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 
 /* Any format and shape, both copies of a 128 x 128 tile that is loaded into shared memory once. */
@@ -9358,15 +9278,19 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 }
 
 #undef GMM__NAME
-#undef GMM__TAG
 #undef GMM__KERNEL_NAME
+#undef GMM__TAG
+#undef GMM__ROW
 
 /* ======================================================================== Bodies per source: vectorized amaxes === */
 
 #elif GMM__BODY == 12
-#if !defined(GMM__KERNEL_NAME) || !defined(GMM__SOURCE) || !defined(GMM__HADAMARD)
-#error "gmm: this body needs GMM__KERNEL_NAME, GMM__SOURCE and GMM__HADAMARD"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__SOURCE GMM__COLUMN(2, GMM__ROW)
+#define GMM__HADAMARD GMM__COLUMN(3, GMM__ROW)
 #define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
 
 #if !GMM__HADAMARD
@@ -9523,13 +9447,18 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #undef GMM__CFG
 #undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
+#undef GMM__HADAMARD
+#undef GMM__ROW
 
 /* ==================================================================== Bodies per source and scaling: vectorized === */
 
 #elif GMM__BODY == 13
-#if !defined(GMM__KERNEL_NAME) || !defined(GMM__SOURCE) || !defined(GMM__SCALING)
-#error "gmm: this body needs GMM__KERNEL_NAME, GMM__SOURCE and GMM__SCALING"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__SOURCE GMM__COLUMN(2, GMM__ROW)
+#define GMM__SCALING GMM__COLUMN(3, GMM__ROW)
 #define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
 #define GMM__BLOCK_SCALED (GMM__SCALING == GMM_SCALING_1X128 || GMM__SCALING == GMM_SCALING_128X128)
 /* stride of the maxima or scales of a row, which has two halves; odd, so that rows fall into different banks */
@@ -9744,13 +9673,18 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #undef GMM__CFG
 #undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
+#undef GMM__SCALING
+#undef GMM__ROW
 
 /* =========================================================================== Bodies per source: vectorized NV16 === */
 
 #elif GMM__BODY == 14
-#if !defined(GMM__KERNEL_NAME) || !defined(GMM__SOURCE) || !defined(GMM__HADAMARD)
-#error "gmm: this body needs GMM__KERNEL_NAME, GMM__SOURCE and GMM__HADAMARD"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__SOURCE GMM__COLUMN(2, GMM__ROW)
+#define GMM__HADAMARD GMM__COLUMN(3, GMM__ROW)
 #define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
 #define GMM__HALF_WORDS (GMM__CFG(gmm__words) / 2)
 
@@ -10059,13 +9993,17 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #undef GMM__CFG
 #undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
+#undef GMM__HADAMARD
+#undef GMM__ROW
 
 /* =========================================================================== Bodies per source: vectorized MX32 === */
 
 #elif GMM__BODY == 15
-#if !defined(GMM__KERNEL_NAME) || !defined(GMM__SOURCE)
-#error "gmm: this body needs GMM__KERNEL_NAME and GMM__SOURCE"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__SOURCE GMM__COLUMN(2, GMM__ROW)
 #define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
 #define GMM__ELEMS16 GMM__CFG(gmm__elems16)
 /* words of the maxima of sixteen rows; elements of 16 bits have two maxima per word */
@@ -10250,6 +10188,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #undef GMM__CFG
 #undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
+#undef GMM__ROW
 #endif
 
 /* --------------------------------------------------------------------------------------------------- Licence ---

@@ -1,9 +1,11 @@
 /* .................................................................. Body: fp32 product, one chain per element ... */
 #elif GMM__BODY == 2
 
-#if !defined(GMM__OP) || !defined(GMM__KERNEL_NAME)
-#error "gmm: this body needs GMM__OP and GMM__KERNEL_NAME"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__OP GMM__COLUMN(2, GMM__ROW)
 /* D = A B^T in fp32 on the CUDA cores: every element is one chain of FMAs in the order of k. A CTA of 256 threads
    computes 128 x 128 elements; a thread has 8 x 8 of them, in rows ty and ty + 64 and columns tx and tx + 64, four
    each. Two buffers of 16 values of k: the loads of the next stage are in flight while the present one is
@@ -86,6 +88,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
     }
     if (!RAGGED_K && args.zero_tail) gmm_gemm_zero_tail(&args.d, args.offsets[args.groups], args.capacity, args.n);
 }
-#undef GMM__OP
 #undef GMM__KERNEL_NAME
+#undef GMM__OP
+#undef GMM__ROW
 

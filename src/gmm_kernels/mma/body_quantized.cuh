@@ -1,9 +1,12 @@
 /* ............................................................... Body: product of quantized operands ... */
 #elif GMM__BODY == 10
 
-#if !defined(GMM__OP) || !defined(GMM__KIND) || !defined(GMM__KERNEL_NAME)
-#error "gmm: this body needs GMM__OP, GMM__KIND and GMM__KERNEL_NAME"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__OP GMM__COLUMN(2, GMM__ROW)
+#define GMM__KIND GMM__COLUMN(3, GMM__ROW)
 
 /* The GEMM of mma/body_tensor.cuh with quantized operands. Pipeline: codes of stage d + 2 are loaded into registers
    while those of stage d + 1 are dequantized into one of two shared buffers and stage d is multiplied from the
@@ -308,5 +311,7 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __gri
 #undef GMM__SCALE_STRIDES
 #undef GMM__DEQUANTIZE_CHUNK
 #undef GMM__KERNEL_NAME
+#undef GMM__OP
 #undef GMM__KIND
+#undef GMM__ROW
 

@@ -1,9 +1,13 @@
 /* .............................................................................. Body: product on tensor cores ... */
 #elif GMM__BODY == 1
 
-#if !defined(GMM__TAG) || !defined(GMM__OP) || !defined(GMM__TILE) || !defined(GMM__KERNEL_NAME)
-#error "gmm: this body needs GMM__TAG, GMM__OP, GMM__TILE and GMM__KERNEL_NAME"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__OP GMM__COLUMN(2, GMM__ROW)
+#define GMM__TAG GMM__COLUMN(3, GMM__ROW)
+#define GMM__TILE GMM__COLUMN(4, GMM__ROW)
 #define GMM__CFG(name) (int)GMM__CAT(gmm_##name##_, GMM__TILE)
 
 /* The 16-bit product on tensor cores (mma.sync), persistent: a CTA computes every gridDim.x-th tile. Operands are
@@ -182,7 +186,10 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
 #undef GMM__LOAD_STAGE
 #undef GMM__LOAD_A
 #undef GMM__LOAD_B
-#undef GMM__KERNEL_NAME
 #undef GMM__CFG
+#undef GMM__KERNEL_NAME
+#undef GMM__OP
+#undef GMM__TAG
 #undef GMM__TILE
+#undef GMM__ROW
 

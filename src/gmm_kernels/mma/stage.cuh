@@ -68,58 +68,31 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
 
 /* GMM__BODY selects the body: 1 product on tensor cores, 2 fp32 product, 3 bias gradient. */
 #define GMM__BODY 1
-#define GMM__TAG bf16
-#define GMM__OP fwd
-#define GMM__KERNEL_NAME gmm_gemm_fwd_bf16_128x256x64_mma
-#define GMM__TILE 128x256
+/* kernel, operation, precision, tile */
+#define GMM__ROW (gmm_gemm_fwd_bf16_128x256x64_mma, fwd, bf16, 128x256)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_fwd_bf16_64x128x32_mma
-#define GMM__TILE 64x128
+#define GMM__ROW (gmm_gemm_fwd_bf16_64x128x32_mma, fwd, bf16, 64x128)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
-#define GMM__OP dgrad
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_bf16_128x256x64_mma
-#define GMM__TILE 128x256
+#define GMM__ROW (gmm_gemm_dgrad_bf16_128x256x64_mma, dgrad, bf16, 128x256)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_bf16_64x128x32_mma
-#define GMM__TILE 64x128
+#define GMM__ROW (gmm_gemm_dgrad_bf16_64x128x32_mma, dgrad, bf16, 64x128)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
-#define GMM__OP wgrad
-#define GMM__KERNEL_NAME gmm_gemm_wgrad_bf16_128x256x64_mma
-#define GMM__TILE 128x256
+#define GMM__ROW (gmm_gemm_wgrad_bf16_128x256x64_mma, wgrad, bf16, 128x256)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_wgrad_bf16_64x128x32_mma
-#define GMM__TILE 64x128
+#define GMM__ROW (gmm_gemm_wgrad_bf16_64x128x32_mma, wgrad, bf16, 64x128)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
-#undef GMM__TAG
-#define GMM__TAG f16
-#define GMM__OP fwd
-#define GMM__KERNEL_NAME gmm_gemm_fwd_f16_128x256x64_mma
-#define GMM__TILE 128x256
+#define GMM__ROW (gmm_gemm_fwd_f16_128x256x64_mma, fwd, f16, 128x256)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_fwd_f16_64x128x32_mma
-#define GMM__TILE 64x128
+#define GMM__ROW (gmm_gemm_fwd_f16_64x128x32_mma, fwd, f16, 64x128)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
-#define GMM__OP dgrad
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_f16_128x256x64_mma
-#define GMM__TILE 128x256
+#define GMM__ROW (gmm_gemm_dgrad_f16_128x256x64_mma, dgrad, f16, 128x256)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_f16_64x128x32_mma
-#define GMM__TILE 64x128
+#define GMM__ROW (gmm_gemm_dgrad_f16_64x128x32_mma, dgrad, f16, 64x128)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
-#define GMM__OP wgrad
-#define GMM__KERNEL_NAME gmm_gemm_wgrad_f16_128x256x64_mma
-#define GMM__TILE 128x256
+#define GMM__ROW (gmm_gemm_wgrad_f16_128x256x64_mma, wgrad, f16, 128x256)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_wgrad_f16_64x128x32_mma
-#define GMM__TILE 64x128
+#define GMM__ROW (gmm_gemm_wgrad_f16_64x128x32_mma, wgrad, f16, 64x128)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
-#undef GMM__TAG
 #undef GMM__BODY
 
 /* One stage of an operand of the fp32 product: each thread loads, twice, 4 values of k of a row or, from an operand
@@ -150,14 +123,12 @@ GMM__DEVICE void gmm_f32_store_stage(int transposed, float *smem, const float v[
 }
 
 #define GMM__BODY 2
-#define GMM__KERNEL_NAME gmm_gemm_fwd_f32_128x128x16_mma
-#define GMM__OP fwd
+/* kernel, operation */
+#define GMM__ROW (gmm_gemm_fwd_f32_128x128x16_mma, fwd)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_f32_128x128x16_mma
-#define GMM__OP dgrad
+#define GMM__ROW (gmm_gemm_dgrad_f32_128x128x16_mma, dgrad)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_wgrad_f32_128x128x16_mma
-#define GMM__OP wgrad
+#define GMM__ROW (gmm_gemm_wgrad_f32_128x128x16_mma, wgrad)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 

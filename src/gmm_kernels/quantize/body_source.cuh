@@ -1,9 +1,11 @@
 /* ============================================================================== Bodies per source: quantization === */
 
 #elif GMM__BODY == 6
-#if !defined(GMM__TAG) || !defined(GMM__KERNEL_NAME)
-#error "gmm: this body needs GMM__TAG and GMM__KERNEL_NAME"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__TAG GMM__COLUMN(2, GMM__ROW)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__STATIC_DTYPE ((gmm_dtype)GMM__NAME(gmm__static_dtype))
 
@@ -89,15 +91,18 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 
 #undef GMM__STATIC_DTYPE
 #undef GMM__NAME
-#undef GMM__TAG
 #undef GMM__KERNEL_NAME
+#undef GMM__TAG
+#undef GMM__ROW
 
 /* ================================================================================= Bodies per source and format === */
 
 #elif GMM__BODY == 7
-#if !defined(GMM__TAG) || !defined(GMM__KERNEL_NAME)
-#error "gmm: this body needs GMM__TAG and GMM__KERNEL_NAME"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__TAG GMM__COLUMN(2, GMM__ROW)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 
 /* Any format and shape, both copies of a 128 x 128 tile that is loaded into shared memory once. */
@@ -150,6 +155,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 }
 
 #undef GMM__NAME
-#undef GMM__TAG
 #undef GMM__KERNEL_NAME
+#undef GMM__TAG
+#undef GMM__ROW
 

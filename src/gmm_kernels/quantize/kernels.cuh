@@ -154,125 +154,86 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 }
 
 #define GMM__BODY 6
-#define GMM__KERNEL_NAME gmm_quantize_amax_bf16
-#define GMM__TAG bf16
+/* kernel, dtype of the source */
+#define GMM__ROW (gmm_quantize_amax_bf16, bf16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_quantize_amax_f16
-#define GMM__TAG f16
+#define GMM__ROW (gmm_quantize_amax_f16, f16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_quantize_amax_f32
-#define GMM__TAG f32
+#define GMM__ROW (gmm_quantize_amax_f32, f32)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
 /* Casts to any format, by dtype of the source. */
 #define GMM__BODY 7
-#define GMM__KERNEL_NAME gmm_quantize_bf16
-#define GMM__TAG bf16
+/* kernel, dtype of the source */
+#define GMM__ROW (gmm_quantize_bf16, bf16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_quantize_f16
-#define GMM__TAG f16
+#define GMM__ROW (gmm_quantize_f16, f16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_quantize_f32
-#define GMM__TAG f32
+#define GMM__ROW (gmm_quantize_f32, f32)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
 #define GMM__BODY 12
-#define GMM__HADAMARD 0
-#define GMM__KERNEL_NAME gmm_amax_bf16
-#define GMM__SOURCE bf16
+/* kernel, dtype of the source, transformed columnwise copy */
+#define GMM__ROW (gmm_amax_bf16, bf16, 0)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_amax_f16
-#define GMM__SOURCE f16
+#define GMM__ROW (gmm_amax_f16, f16, 0)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_amax_f32
-#define GMM__SOURCE f32
+#define GMM__ROW (gmm_amax_f32, f32, 0)
 #include GMM_KERNELS_FILE
-#undef GMM__HADAMARD
-#define GMM__HADAMARD 1
-#define GMM__KERNEL_NAME gmm_amax_hadamard_bf16
-#define GMM__SOURCE bf16
+#define GMM__ROW (gmm_amax_hadamard_bf16, bf16, 1)
 #include GMM_KERNELS_FILE
-#undef GMM__HADAMARD
 #undef GMM__BODY
 
 #define GMM__BODY 13
-#define GMM__SCALING GMM_SCALING_TENSOR
-#define GMM__KERNEL_NAME gmm_cast_tensor_bf16
-#define GMM__SOURCE bf16
+/* kernel, dtype of the source, scaling */
+#define GMM__ROW (gmm_cast_tensor_bf16, bf16, GMM_SCALING_TENSOR)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_tensor_f16
-#define GMM__SOURCE f16
+#define GMM__ROW (gmm_cast_tensor_f16, f16, GMM_SCALING_TENSOR)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_tensor_f32
-#define GMM__SOURCE f32
+#define GMM__ROW (gmm_cast_tensor_f32, f32, GMM_SCALING_TENSOR)
 #include GMM_KERNELS_FILE
-#undef GMM__SCALING
-#define GMM__SCALING GMM_SCALING_ROW
-#define GMM__KERNEL_NAME gmm_cast_row_bf16
-#define GMM__SOURCE bf16
+#define GMM__ROW (gmm_cast_row_bf16, bf16, GMM_SCALING_ROW)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_row_f16
-#define GMM__SOURCE f16
+#define GMM__ROW (gmm_cast_row_f16, f16, GMM_SCALING_ROW)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_row_f32
-#define GMM__SOURCE f32
+#define GMM__ROW (gmm_cast_row_f32, f32, GMM_SCALING_ROW)
 #include GMM_KERNELS_FILE
-#undef GMM__SCALING
-#define GMM__SCALING GMM_SCALING_1X128
-#define GMM__KERNEL_NAME gmm_cast_1x128_bf16
-#define GMM__SOURCE bf16
+#define GMM__ROW (gmm_cast_1x128_bf16, bf16, GMM_SCALING_1X128)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_1x128_f16
-#define GMM__SOURCE f16
+#define GMM__ROW (gmm_cast_1x128_f16, f16, GMM_SCALING_1X128)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_1x128_f32
-#define GMM__SOURCE f32
+#define GMM__ROW (gmm_cast_1x128_f32, f32, GMM_SCALING_1X128)
 #include GMM_KERNELS_FILE
-#undef GMM__SCALING
-#define GMM__SCALING GMM_SCALING_128X128
-#define GMM__KERNEL_NAME gmm_cast_128x128_bf16
-#define GMM__SOURCE bf16
+#define GMM__ROW (gmm_cast_128x128_bf16, bf16, GMM_SCALING_128X128)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_128x128_f16
-#define GMM__SOURCE f16
+#define GMM__ROW (gmm_cast_128x128_f16, f16, GMM_SCALING_128X128)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_128x128_f32
-#define GMM__SOURCE f32
+#define GMM__ROW (gmm_cast_128x128_f32, f32, GMM_SCALING_128X128)
 #include GMM_KERNELS_FILE
-#undef GMM__SCALING
 #undef GMM__BODY
 
 #define GMM__BODY 15
-#define GMM__KERNEL_NAME gmm_cast_mx32_bf16
-#define GMM__SOURCE bf16
+/* kernel, dtype of the source */
+#define GMM__ROW (gmm_cast_mx32_bf16, bf16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_mx32_f16
-#define GMM__SOURCE f16
+#define GMM__ROW (gmm_cast_mx32_f16, f16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_mx32_f32
-#define GMM__SOURCE f32
+#define GMM__ROW (gmm_cast_mx32_f32, f32)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
 /* NV16. GMM__HADAMARD 1: BF16 with a Hadamard-transformed columnwise copy or with stochastic rounding. */
 #define GMM__BODY 14
-#define GMM__HADAMARD 0
-#define GMM__KERNEL_NAME gmm_cast_nv16_bf16
-#define GMM__SOURCE bf16
+/* kernel, dtype of the source, transformed columnwise copy or stochastic rounding */
+#define GMM__ROW (gmm_cast_nv16_bf16, bf16, 0)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_nv16_f16
-#define GMM__SOURCE f16
+#define GMM__ROW (gmm_cast_nv16_f16, f16, 0)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_nv16_f32
-#define GMM__SOURCE f32
+#define GMM__ROW (gmm_cast_nv16_f32, f32, 0)
 #include GMM_KERNELS_FILE
-#undef GMM__HADAMARD
-#define GMM__HADAMARD 1
-#define GMM__KERNEL_NAME gmm_cast_nv16_hadamard_bf16
-#define GMM__SOURCE bf16
+#define GMM__ROW (gmm_cast_nv16_hadamard_bf16, bf16, 1)
 #include GMM_KERNELS_FILE
-#undef GMM__HADAMARD
 #undef GMM__BODY
 

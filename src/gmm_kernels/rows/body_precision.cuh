@@ -1,9 +1,10 @@
 /* ======================================================================================== Bodies per precision === */
 
 #elif GMM__BODY == 4
-#ifndef GMM__TAG
-#error "gmm: this body needs GMM__TAG"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__TAG GMM__COLUMN(1, GMM__ROW)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__STATIC_DTYPE ((gmm_dtype)GMM__NAME(gmm__static_dtype))
 /* Whether lanes have the column layout of fp32 rows; `dynamic`: the answer where dtypes are read at run time. */
@@ -299,4 +300,5 @@ GMM__NAME(gmm_unpermute_dots)(const __grid_constant__ gmm__permute_args a) {
 #undef GMM__STATIC_DTYPE
 #undef GMM__NAME
 #undef GMM__TAG
+#undef GMM__ROW
 

@@ -1,9 +1,10 @@
 /* ========================================================================================= Bodies per copy unit === */
 
 #elif GMM__BODY == 5
-#ifndef GMM__TAG
-#error "gmm: this body needs GMM__TAG"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__TAG GMM__COLUMN(1, GMM__ROW)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__UNIT GMM__NAME(gmm__unit)
 
@@ -177,4 +178,5 @@ GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
 #undef GMM__UNIT
 #undef GMM__NAME
 #undef GMM__TAG
+#undef GMM__ROW
 

@@ -919,15 +919,17 @@ GMM__DEVICE void gmm_gemm_store(const gmm_gemm_args *args, const gmm_gemm_epilog
     gmm_write4(args->d.dtype, dst, count, o->vec4, v);
 }
 
-/* The same for up to 4 rows that are complete and aligned for vector access: all loads are issued before the first
-   store. The accumulators are in shared memory. `dst_stride`: bytes between the rows in D; `src_stride`: floats
-   between the rows in shared memory. */
-GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_epilogue *o, int rows, char *dst,
-                                     int64_t dst_stride, const float *bias_scale, int bias_scale_step, const float *src,
-                                     int src_stride, const float bias[4]) {
+/* The same for every row_step-th of 8 rows, which are complete and aligned for vector access: all loads are issued
+   before the first store. `row_step` (2 to 8) is also the number of rows that a warp stores at once, so a row has 4 *
+   (32 / row_step) columns and takes 8 more floats in shared memory. `src`: the thread's first row there. `dst`: the
+   same row of D; `dst_stride`: bytes to the next one. `bias_scale`: of the first row, or NULL. */
+GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_epilogue *o, char *dst,
+                                     int64_t dst_stride, const float *bias_scale, int row_step, const float *src,
+                                     const float bias[4]) {
+    const int f32 = args->d.dtype == GMM_F32, rows = 8 / row_step;
+    const int src_stride = row_step * (4 * (32 / row_step) + 8);
     float v[4][4];
     uint4 old_bits[4];
-    const int f32 = args->d.dtype == GMM_F32;
     int r, i;
     if (o->beta != 0.0f) {
 #pragma unroll
@@ -946,7 +948,7 @@ GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_e
     if (o->bias) {
 #pragma unroll
         for (r = 0; r < rows; r++) {
-            const float s = bias_scale ? bias_scale[r * bias_scale_step] : 1.0f;
+            const float s = bias_scale ? bias_scale[r * row_step] : 1.0f;
 #pragma unroll
             for (i = 0; i < 4; i++) v[r][i] = __fmaf_rn(bias[i], s, v[r][i]);
         }
@@ -1002,66 +1004,81 @@ GMM__DEVICE void gmm_gemm_zero_tail(const gmm_kmat *d, int64_t first_row, int64_
             gmm_write4(d->dtype, (char *)d->data + (r * d->ld + c) * size, n - c, vec4, zero);
 }
 
-/* A thread's view of one 16-bit operand that is copied into stages. A stage consists of lines of contiguous
-   elements: rows of an operand stored as [row][k], or values of k of an operand stored as [k][row]. The thread
-   copies the 16-byte chunk at `src` and further chunks, `chunk_stride` bytes apart. `lines` and `cols` are the
-   numbers of lines and elements left from there. */
+/* Shape of one 16-bit operand's stages, constant per kernel. A stage has rows of contiguous elements, as the operand is
+   stored: its rows are rows of A or B where the operand is stored as [mn][k], and values of k where it is stored as
+   [k][mn]. */
+typedef struct gmm_stage_shape {
+    int row_bytes;
+    int mn;             /* rows of A or B in a stage */
+    int k_rows, k_cols; /* extent of a stage along k, in rows where the operand is stored as [k][mn], else in columns;
+                           the other one is 0 */
+    int row_step;       /* rows that the CTA copies at once, 16 bytes per thread */
+    int chunks;         /* 16-byte chunks of a stage per thread */
+} gmm_stage_shape;
+
+/* A thread's part of one operand that is copied into stages: the chunk at `src` and further ones, `chunk_stride` bytes
+   apart. */
 typedef struct gmm_stage_loader {
     const char *src;
     int64_t chunk_stride, stage_stride; /* bytes between chunks of a stage, and between stages */
-    int32_t lines, cols;                /* left in stage 0 */
+    int32_t rows, cols;                 /* of the operand, from the thread's first chunk in stage 0 on */
     int32_t aligned;                    /* chunks are aligned to 16 bytes */
     int32_t full_stages;                /* number of stages that are complete and aligned */
-    uint32_t offset;                    /* offset in the stage */
+    uint32_t offset;                    /* of the thread's first chunk in the stage, in bytes */
 } gmm_stage_loader;
 
-/* Swizzle: chunks are permuted within a line so that 8 adjacent lines fall into different banks. */
-GMM__DEVICE uint32_t gmm_swizzle(uint32_t line, uint32_t chunk, uint32_t line_bytes) {
-    return line * line_bytes + ((chunk ^ (line_bytes == 64 ? (line >> 1) & 3u : line & 7u)) << 4);
+/* Offset of a 16-byte chunk of a row in a stage. The chunks of a row are permuted so that equal chunks of 8 adjacent
+   rows are in different banks. */
+GMM__DEVICE uint32_t gmm_swizzle(uint32_t row, uint32_t chunk, uint32_t row_bytes) {
+    return row * row_bytes + ((chunk ^ (row_bytes == 64 ? (row >> 1) & 3u : row & 7u)) << 4);
 }
 
-GMM__DEVICE gmm_stage_loader gmm_stage_loader_init(const gmm_kmat *m, int32_t g, int64_t row, int64_t col,
-                                                   int32_t lines, int32_t cols, int line_chunks, int threads, int span,
-                                                   int k_lines, int k_cols) {
+/* Loader of the `rows` x `cols` elements from (row0, col0) of the stored matrix of group g on. */
+GMM__DEVICE gmm_stage_loader gmm_stage_loader_init(const gmm_kmat *m, int32_t g, int64_t row0, int64_t col0,
+                                                   int32_t rows, int32_t cols, gmm_stage_shape shape) {
     gmm_stage_loader loader;
     const int64_t pitch = m->ld * 2;
-    const int line = (int)threadIdx.x / line_chunks, chunk = (int)threadIdx.x % line_chunks;
+    const int row_chunks = shape.row_bytes / 16;
+    const int row = (int)threadIdx.x / row_chunks, chunk = (int)threadIdx.x % row_chunks;
     const char *base = gmm_kmat_data(m, g);
-    loader.src = base + (row + line) * pitch + (col + chunk * 8) * 2;
-    loader.chunk_stride = pitch * (threads / line_chunks);
-    loader.stage_stride = pitch * k_lines + 2 * k_cols;
-    loader.lines = lines - line;
+    loader.src = base + (row0 + row) * pitch + (col0 + chunk * 8) * 2;
+    loader.chunk_stride = pitch * shape.row_step;
+    loader.stage_stride = pitch * shape.k_rows + 2 * shape.k_cols;
+    loader.rows = rows - row;
     loader.cols = cols - chunk * 8;
     loader.aligned = (((uint64_t)(uintptr_t)base | (uint64_t)pitch) & 15) == 0;
-    loader.full_stages = k_lines ? (cols >= span ? lines / k_lines : 0) : (lines >= span ? cols / k_cols : 0);
+    loader.full_stages = shape.k_rows ? (cols >= shape.mn ? rows / shape.k_rows : 0)
+                                      : (rows >= shape.mn ? cols / shape.k_cols : 0);
     if (!loader.aligned) loader.full_stages = 0;
-    loader.offset = gmm_swizzle((uint32_t)line, (uint32_t)chunk, (uint32_t)line_chunks * 16);
+    loader.offset = gmm_swizzle((uint32_t)row, (uint32_t)chunk, (uint32_t)shape.row_bytes);
     return loader;
 }
 
 /* Copies stage number `stage_index`, with zeros beyond the operand, and advances to the next stage. */
-GMM__DEVICE void gmm_stage_load(gmm_stage_loader *loader, char *stage, int stage_index, int chunks, int step,
-                                int line_bytes, int k_lines, int k_cols) {
+GMM__DEVICE void gmm_stage_load(gmm_stage_loader *loader, char *stage, int stage_index, gmm_stage_shape shape) {
+    const int step_bytes = shape.row_step * shape.row_bytes;
     const uint32_t smem = (uint32_t)__cvta_generic_to_shared(stage) + loader->offset;
     const char *src = loader->src;
     int i, e;
     if (stage_index < loader->full_stages) {
 #pragma unroll
-        for (i = 0; i < chunks; i++, src += loader->chunk_stride)
-            gmm_cp_async_16(smem + (uint32_t)(i * step * line_bytes), src);
+        for (i = 0; i < shape.chunks; i++, src += loader->chunk_stride)
+            gmm_cp_async_16(smem + (uint32_t)(i * step_bytes), src);
     } else {
-        const int lines = loader->lines - stage_index * k_lines, cols = loader->cols - stage_index * k_cols;
+        const int rows = loader->rows - stage_index * shape.k_rows, cols = loader->cols - stage_index * shape.k_cols;
         const int valid = cols < 0 ? 0 : cols > 8 ? 8 : cols;
         if (loader->aligned) {
 #pragma unroll
-            for (i = 0; i < chunks; i++, src += loader->chunk_stride)
-                gmm_cp_async_16_zfill(smem + (uint32_t)(i * step * line_bytes), src, i * step < lines ? 2 * valid : 0);
+            for (i = 0; i < shape.chunks; i++, src += loader->chunk_stride)
+                gmm_cp_async_16_zfill(smem + (uint32_t)(i * step_bytes), src,
+                                      i * shape.row_step < rows ? 2 * valid : 0);
         } else {
             uint16_t *h = (uint16_t *)(stage + loader->offset);
 #pragma unroll 1
-            for (i = 0; i < chunks; i++, src += loader->chunk_stride, h += step * line_bytes / 2)
+            for (i = 0; i < shape.chunks; i++, src += loader->chunk_stride, h += step_bytes / 2)
 #pragma unroll 1
-                for (e = 0; e < 8; e++) h[e] = i * step < lines && e < valid ? ((const uint16_t *)src)[e] : (uint16_t)0;
+                for (e = 0; e < 8; e++)
+                    h[e] = i * shape.row_step < rows && e < valid ? ((const uint16_t *)src)[e] : (uint16_t)0;
         }
     }
     loader->src += loader->stage_stride;
@@ -1294,16 +1311,19 @@ GMM__DEVICE int gmm_qgemm_element_bits(const gmm_mat *m) {
 
 /* Begins at lines [line, lines) of an operand with k elements each. `row`: first row of the group in the token
    matrix. */
-GMM__DEVICE void gmm_qgemm_operand_init(gmm_qgemm_operand *s, const gmm_mat *m, const gmm__qview *view, int mn_major,
-                                        int log2_n64, int64_t row, int32_t line, int32_t lines, int32_t k) {
+GMM__DEVICE gmm_qgemm_operand gmm_qgemm_operand_init(const gmm_mat *m, const gmm__qview *view, int mn_major,
+                                                     int log2_n64, int64_t row, int32_t line, int32_t lines,
+                                                     int32_t k) {
+    gmm_qgemm_operand s;
     const int bits = gmm_qgemm_element_bits(m), shift = gmm_qgemm_chunk_shift(m, mn_major, log2_n64);
     const int64_t pitch = m->ld * bits / 8;
     const char *base = bits == 16 ? (const char *)m->data + row * pitch : (const char *)view->data;
     const int32_t first = (int32_t)threadIdx.x >> shift, chunk = (int32_t)threadIdx.x & ((1 << shift) - 1);
-    s->aligned = (((uint64_t)(uintptr_t)base | (uint64_t)pitch) & 15) == 0;
-    s->src = base + 16 * chunk + (mn_major ? first * pitch + (int64_t)line * bits / 8 : (line + first) * pitch);
-    s->rows = (mn_major ? k : lines - line) - first;
-    s->bytes = (int32_t)(((int64_t)(mn_major ? lines - line : k) * bits + 7) / 8) - 16 * chunk;
+    s.aligned = (((uint64_t)(uintptr_t)base | (uint64_t)pitch) & 15) == 0;
+    s.src = base + 16 * chunk + (mn_major ? first * pitch + (int64_t)line * bits / 8 : (line + first) * pitch);
+    s.rows = (mn_major ? k : lines - line) - first;
+    s.bytes = (int32_t)(((int64_t)(mn_major ? lines - line : k) * bits + 7) / 8) - 16 * chunk;
+    return s;
 }
 /* Advances to the next stage. */
 GMM__DEVICE void gmm_qgemm_operand_advance(gmm_qgemm_operand *s, const gmm_mat *m, int mn_major) {
@@ -1350,10 +1370,14 @@ GMM__DEVICE void gmm_qgemm_copy_tokens(const gmm_qgemm_operand *s, const gmm_mat
     }
 }
 
-/* Converts chunk i of codes to elements at `dst`. With `scales` each element is multiplied by the scale of its
-   block; scales are elements, [block][lines]. */
+/* Leading dimension of a stage's scales that are applied to elements. Block-scaled kinds have none, so it is that of the
+   wide tile. */
+enum { GMM_QGEMM_SCALE_LD = GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_0 };
+
+/* Converts chunk i of codes to elements at `dst`. With `scales` each element is multiplied by the scale of its block;
+   scales are elements, [block][GMM_QGEMM_SCALE_LD]. */
 GMM__DEVICE void gmm_qgemm_dequantize_chunk(gmm_dtype dtype, const gmm_mat *m, int mn_major, int log2_n64, int i,
-                                            uint4 codes, char *dst, const uint16_t *scales, int lines) {
+                                            uint4 codes, char *dst, const uint16_t *scales) {
     const int fp4 = m->dtype == GMM_E2M1, shift = gmm_qgemm_chunk_shift(m, mn_major, log2_n64);
     const uint32_t row = (threadIdx.x >> shift) + (uint32_t)(i * (GMM_QGEMM_THREADS >> shift));
     const uint32_t chunk = threadIdx.x & ((1u << shift) - 1);
@@ -1362,9 +1386,9 @@ GMM__DEVICE void gmm_qgemm_dequantize_chunk(gmm_dtype dtype, const gmm_mat *m, i
     uint32_t scale_pair[2] = { 0u, 0u };
     int e, j;
     if (scales && !mn_major) {
-        const uint16_t *scale = scales + (fp4 ? pairs ? 2 * chunk : chunk : chunk / 2) * lines + row;
+        const uint16_t *scale = scales + (fp4 ? pairs ? 2 * chunk : chunk : chunk / 2) * GMM_QGEMM_SCALE_LD + row;
         scale_pair[0] = scale[0] * 0x00010001u;
-        scale_pair[1] = pairs ? scale[lines] * 0x00010001u : scale_pair[0];
+        scale_pair[1] = pairs ? scale[GMM_QGEMM_SCALE_LD] * 0x00010001u : scale_pair[0];
     }
 #pragma unroll
     for (e = 0; e < 4; e++) { /* groups of 8 elements of the row */
@@ -1377,7 +1401,7 @@ GMM__DEVICE void gmm_qgemm_dequantize_chunk(gmm_dtype dtype, const gmm_mat *m, i
             gmm_fp8_to_16bit_x4(dtype, m->dtype, w[(2 * e + 1) & 3], v + 2);
         }
         if (scales && mn_major) {
-            const uint4 x = *(const uint4 *)(const void *)&scales[row / 32 * lines + 8 * eighth];
+            const uint4 x = *(const uint4 *)(const void *)&scales[row / 32 * GMM_QGEMM_SCALE_LD + 8 * eighth];
             v[0] = gmm_mul_16bit_x2(dtype, v[0], x.x);
             v[1] = gmm_mul_16bit_x2(dtype, v[1], x.y);
             v[2] = gmm_mul_16bit_x2(dtype, v[2], x.z);
@@ -6583,10 +6607,12 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
         WARPS_N = GMM__CFG(wn), WM = BM / GMM__CFG(wm), WN = BN / WARPS_N, MT = WM / 16, NT = WN / 8, KT = BK / 16,
         A_LINE = TA ? 2 * BM : 2 * BK, B_LINE = TB ? 2 * BN : 2 * BK, /* bytes */
         A_BYTES = 2 * BM * BK, B_BYTES = 2 * BN * BK, STAGE = A_BYTES + B_BYTES,
-        A_STEP = THREADS * 16 / A_LINE, B_STEP = THREADS * 16 / B_LINE, /* lines that the CTA copies at once */
-        A_CHUNKS = BM * BK / 8 / THREADS, B_CHUNKS = BN * BK / 8 / THREADS,
         STORE_LD = GMM__CFG(store_ld), STORE_LANES = WN / 4, STORE_ROWS = 32 / STORE_LANES
     };
+    const gmm_stage_shape a_shape = { A_LINE, BM, TA ? BK : 0, TA ? 0 : BK, THREADS * 16 / A_LINE,
+                                      BM * BK / 8 / THREADS };
+    const gmm_stage_shape b_shape = { B_LINE, BN, TB ? BK : 0, TB ? 0 : BK, THREADS * 16 / B_LINE,
+                                      BN * BK / 8 / THREADS };
     extern __shared__ __align__(1024) char gmm_shared[];
     const uint32_t shared = (uint32_t)__cvta_generic_to_shared(gmm_shared);
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
@@ -6612,8 +6638,8 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
 
 /* Loads stage number q of the tile to byte `offset` of shared memory. */
 #define GMM__LOAD_STAGE(q, offset) \
-    gmm_stage_load(&load_a, gmm_shared + (offset), q, A_CHUNKS, A_STEP, A_LINE, TA ? BK : 0, TA ? 0 : BK); \
-    gmm_stage_load(&load_b, gmm_shared + (offset) + A_BYTES, q, B_CHUNKS, B_STEP, B_LINE, TB ? BK : 0, TB ? 0 : BK); \
+    gmm_stage_load(&load_a, gmm_shared + (offset), q, a_shape); \
+    gmm_stage_load(&load_b, gmm_shared + (offset) + A_BYTES, q, b_shape); \
     gmm_cp_async_commit_group()
 /* ldmatrix of step s of the stage at `base`: the warp's fragments of A and B. */
 #define GMM__LOAD_A(frag, base, s) \
@@ -6633,13 +6659,11 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
         if (has_tile) {
             load_a = gmm_stage_loader_init(&args.a, 0, RAGGED_K ? load_tile.row : load_tile.row + load_tile.m0,
                                            RAGGED_K ? load_tile.m0 : 0, TA ? load_tile.k : load_tile.m - load_tile.m0,
-                                           TA ? load_tile.m - load_tile.m0 : load_tile.k, A_LINE / 16, THREADS, BM,
-                                           TA ? BK : 0, TA ? 0 : BK);
+                                           TA ? load_tile.m - load_tile.m0 : load_tile.k, a_shape);
             load_b = gmm_stage_loader_init(&args.b, RAGGED_K ? 0 : load_tile.g,
                                            RAGGED_K ? load_tile.row : TB ? 0 : load_tile.n0, TB ? load_tile.n0 : 0,
                                            TB ? load_tile.k : args.n - load_tile.n0,
-                                           TB ? args.n - load_tile.n0 : load_tile.k, B_LINE / 16, THREADS, BN,
-                                           TB ? BK : 0, TB ? 0 : BK);
+                                           TB ? args.n - load_tile.n0 : load_tile.k, b_shape);
             /* an empty group multiplies one stage of zeros */
             k_tiles = load_tile.k > 0 ? (load_tile.k + BK - 1) / BK : 1;
 #pragma unroll
@@ -6674,11 +6698,10 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
                 __syncwarp();
                 if (epilogue.vec4 && mma_tile.m - first_row >= 8 && mma_tile.n0 + warp_n + WN <= args.n) {
                     const int64_t pitch = args.d.ld * gmm_kmat_size(&args.d);
-                    gmm_gemm_store_rows(&args, &epilogue, 8 / STORE_ROWS,
+                    gmm_gemm_store_rows(&args, &epilogue,
                                         epilogue.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.d),
-                                        pitch * STORE_ROWS,
-                                        epilogue.bias_scale ? epilogue.bias_scale + row : NULL, STORE_ROWS, src,
-                                        STORE_ROWS * STORE_LD, bias);
+                                        pitch * STORE_ROWS, epilogue.bias_scale ? epilogue.bias_scale + row : NULL,
+                                        STORE_ROWS, src, bias);
                 } else {
 #pragma unroll 1
                     for (d = 0; d < 8; d += STORE_ROWS) {
@@ -6934,15 +6957,14 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __gri
                                         : GMM__SCALE_STRIDES(b), s0, q, k); \
     if (LINES > 256 && tid < 128) scale_bits1 = gmm_qgemm_load_scales(line_scales1, GMM__SCALE_STRIDES(b), sb, q, k)
 #define GMM__SCALE_STRIDES(x) gmm_qgemm_scale_strides_of(&args.x, GMM__CAT(gmm_qgemm_t##x##_, GMM__KIND), args.x##_cols)
+/* Scales of stage t for the operand at byte `offset` of the stage; NULL: its elements are not scaled. */
+#define GMM__ELEMENT_SCALES(t, offset) \
+    (has_scales && !BLOCK_SCALED ? (const uint16_t *)(void *)(slots + ((t) & 3) * SLOT) + ((offset) ? BM : 0) : NULL)
 /* Dequantizes chunk i of stage t into shared memory and loads the same chunk of the following stage into its
    registers. */
 #define GMM__DEQUANTIZE_CHUNK(x, mn_major, log2_n64, i, t, offset) \
     gmm_qgemm_dequantize_chunk(dtype, &args.x, mn_major, log2_n64, i, r##x[i], \
-                               gmm_shared + ((t) & 1) * STAGE + (offset), \
-                               has_scales && !BLOCK_SCALED \
-                               ? (const uint16_t *)(void *)(slots + ((t) & 3) * SLOT) + ((offset) ? BM : 0) \
-                               : NULL, \
-                               LINES); \
+                               gmm_shared + ((t) & 1) * STAGE + (offset), GMM__ELEMENT_SCALES(t, offset)); \
     r##x[i] = gmm_qgemm_load_chunk(&q##x, &args.x, mn_major, log2_n64, i)
 
     for (tile.g = 0; gmm_gemm_next_tile(&args.p, RAGGED_K, BM, BN, &tile_index, &tile); tile_index += gridDim.x) {
@@ -6950,8 +6972,8 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __gri
         const int row_blocks = (tile.m - tile.m0 - warp_m + 15) / 16; /* blocks of 16 rows that this warp has */
         {
             GMM__VIEWS;
-            gmm_qgemm_operand_init(&qa, &args.a, &va, TA, 1, tile.row, tile.m0, tile.m, k);
-            gmm_qgemm_operand_init(&qb, &args.b, &vb, TB, B_LOG2_N64, 0, tile.n0, args.p.n, k);
+            qa = gmm_qgemm_operand_init(&args.a, &va, TA, 1, tile.row, tile.m0, tile.m, k);
+            qb = gmm_qgemm_operand_init(&args.b, &vb, TB, B_LOG2_N64, 0, tile.n0, args.p.n, k);
             line_scales0 = tid < BM ? gmm_qgemm_line_scales(&va, sa, tile.m0 + tid, tile.m)
                              : gmm_qgemm_line_scales(&vb, sb, tile.n0 + tid - BM, args.p.n);
             line_scales1 = gmm_qgemm_line_scales(&vb, sb, tile.n0 + tid + 128, args.p.n);
@@ -7130,11 +7152,10 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __gri
                 }
                 if (epilogue.vec4 && tile.m - first_row >= 8 && tile.n0 + warp_n + WN <= args.p.n) {
                     const int64_t pitch = args.p.d.ld * gmm_kmat_size(&args.p.d);
-                    gmm_gemm_store_rows(&args.p, &epilogue, 8 / STORE_ROWS,
+                    gmm_gemm_store_rows(&args.p, &epilogue,
                                         epilogue.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.p.d),
-                                        pitch * STORE_ROWS,
-                                        epilogue.bias_scale ? epilogue.bias_scale + row : NULL, STORE_ROWS, src,
-                                        STORE_ROWS * STORE_LD, bias);
+                                        pitch * STORE_ROWS, epilogue.bias_scale ? epilogue.bias_scale + row : NULL,
+                                        STORE_ROWS, src, bias);
                 } else {
 #pragma unroll 1
                     for (d = 0; d < 8; d += STORE_ROWS) {
@@ -7159,6 +7180,7 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __gri
 #undef GMM__LOAD_SCALES
 #undef GMM__SCALE_STRIDES
 #undef GMM__DEQUANTIZE_CHUNK
+#undef GMM__ELEMENT_SCALES
 #undef GMM__KERNEL_NAME
 #undef GMM__OP
 #undef GMM__KIND

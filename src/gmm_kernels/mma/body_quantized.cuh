@@ -85,15 +85,14 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __gri
                                         : GMM__SCALE_STRIDES(b), s0, q, k); \
     if (LINES > 256 && tid < 128) scale_bits1 = gmm_qgemm_load_scales(line_scales1, GMM__SCALE_STRIDES(b), sb, q, k)
 #define GMM__SCALE_STRIDES(x) gmm_qgemm_scale_strides_of(&args.x, GMM__CAT(gmm_qgemm_t##x##_, GMM__KIND), args.x##_cols)
+/* Scales of stage t for the operand at byte `offset` of the stage; NULL: its elements are not scaled. */
+#define GMM__ELEMENT_SCALES(t, offset) \
+    (has_scales && !BLOCK_SCALED ? (const uint16_t *)(void *)(slots + ((t) & 3) * SLOT) + ((offset) ? BM : 0) : NULL)
 /* Dequantizes chunk i of stage t into shared memory and loads the same chunk of the following stage into its
    registers. */
 #define GMM__DEQUANTIZE_CHUNK(x, mn_major, log2_n64, i, t, offset) \
     gmm_qgemm_dequantize_chunk(dtype, &args.x, mn_major, log2_n64, i, r##x[i], \
-                               gmm_shared + ((t) & 1) * STAGE + (offset), \
-                               has_scales && !BLOCK_SCALED \
-                               ? (const uint16_t *)(void *)(slots + ((t) & 3) * SLOT) + ((offset) ? BM : 0) \
-                               : NULL, \
-                               LINES); \
+                               gmm_shared + ((t) & 1) * STAGE + (offset), GMM__ELEMENT_SCALES(t, offset)); \
     r##x[i] = gmm_qgemm_load_chunk(&q##x, &args.x, mn_major, log2_n64, i)
 
     for (tile.g = 0; gmm_gemm_next_tile(&args.p, RAGGED_K, BM, BN, &tile_index, &tile); tile_index += gridDim.x) {
@@ -101,8 +100,8 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __gri
         const int row_blocks = (tile.m - tile.m0 - warp_m + 15) / 16; /* blocks of 16 rows that this warp has */
         {
             GMM__VIEWS;
-            gmm_qgemm_operand_init(&qa, &args.a, &va, TA, 1, tile.row, tile.m0, tile.m, k);
-            gmm_qgemm_operand_init(&qb, &args.b, &vb, TB, B_LOG2_N64, 0, tile.n0, args.p.n, k);
+            qa = gmm_qgemm_operand_init(&args.a, &va, TA, 1, tile.row, tile.m0, tile.m, k);
+            qb = gmm_qgemm_operand_init(&args.b, &vb, TB, B_LOG2_N64, 0, tile.n0, args.p.n, k);
             line_scales0 = tid < BM ? gmm_qgemm_line_scales(&va, sa, tile.m0 + tid, tile.m)
                              : gmm_qgemm_line_scales(&vb, sb, tile.n0 + tid - BM, args.p.n);
             line_scales1 = gmm_qgemm_line_scales(&vb, sb, tile.n0 + tid + 128, args.p.n);
@@ -281,11 +280,10 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __gri
                 }
                 if (epilogue.vec4 && tile.m - first_row >= 8 && tile.n0 + warp_n + WN <= args.p.n) {
                     const int64_t pitch = args.p.d.ld * gmm_kmat_size(&args.p.d);
-                    gmm_gemm_store_rows(&args.p, &epilogue, 8 / STORE_ROWS,
+                    gmm_gemm_store_rows(&args.p, &epilogue,
                                         epilogue.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.p.d),
-                                        pitch * STORE_ROWS,
-                                        epilogue.bias_scale ? epilogue.bias_scale + row : NULL, STORE_ROWS, src,
-                                        STORE_ROWS * STORE_LD, bias);
+                                        pitch * STORE_ROWS, epilogue.bias_scale ? epilogue.bias_scale + row : NULL,
+                                        STORE_ROWS, src, bias);
                 } else {
 #pragma unroll 1
                     for (d = 0; d < 8; d += STORE_ROWS) {
@@ -310,6 +308,7 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __gri
 #undef GMM__LOAD_SCALES
 #undef GMM__SCALE_STRIDES
 #undef GMM__DEQUANTIZE_CHUNK
+#undef GMM__ELEMENT_SCALES
 #undef GMM__KERNEL_NAME
 #undef GMM__OP
 #undef GMM__KIND

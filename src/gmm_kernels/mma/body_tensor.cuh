@@ -23,10 +23,12 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
         WARPS_N = GMM__CFG(wn), WM = BM / GMM__CFG(wm), WN = BN / WARPS_N, MT = WM / 16, NT = WN / 8, KT = BK / 16,
         A_LINE = TA ? 2 * BM : 2 * BK, B_LINE = TB ? 2 * BN : 2 * BK, /* bytes */
         A_BYTES = 2 * BM * BK, B_BYTES = 2 * BN * BK, STAGE = A_BYTES + B_BYTES,
-        A_STEP = THREADS * 16 / A_LINE, B_STEP = THREADS * 16 / B_LINE, /* lines that the CTA copies at once */
-        A_CHUNKS = BM * BK / 8 / THREADS, B_CHUNKS = BN * BK / 8 / THREADS,
         STORE_LD = GMM__CFG(store_ld), STORE_LANES = WN / 4, STORE_ROWS = 32 / STORE_LANES
     };
+    const gmm_stage_shape a_shape = { A_LINE, BM, TA ? BK : 0, TA ? 0 : BK, THREADS * 16 / A_LINE,
+                                      BM * BK / 8 / THREADS };
+    const gmm_stage_shape b_shape = { B_LINE, BN, TB ? BK : 0, TB ? 0 : BK, THREADS * 16 / B_LINE,
+                                      BN * BK / 8 / THREADS };
     extern __shared__ __align__(1024) char gmm_shared[];
     const uint32_t shared = (uint32_t)__cvta_generic_to_shared(gmm_shared);
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
@@ -52,8 +54,8 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
 
 /* Loads stage number q of the tile to byte `offset` of shared memory. */
 #define GMM__LOAD_STAGE(q, offset) \
-    gmm_stage_load(&load_a, gmm_shared + (offset), q, A_CHUNKS, A_STEP, A_LINE, TA ? BK : 0, TA ? 0 : BK); \
-    gmm_stage_load(&load_b, gmm_shared + (offset) + A_BYTES, q, B_CHUNKS, B_STEP, B_LINE, TB ? BK : 0, TB ? 0 : BK); \
+    gmm_stage_load(&load_a, gmm_shared + (offset), q, a_shape); \
+    gmm_stage_load(&load_b, gmm_shared + (offset) + A_BYTES, q, b_shape); \
     gmm_cp_async_commit_group()
 /* ldmatrix of step s of the stage at `base`: the warp's fragments of A and B. */
 #define GMM__LOAD_A(frag, base, s) \
@@ -73,13 +75,11 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
         if (has_tile) {
             load_a = gmm_stage_loader_init(&args.a, 0, RAGGED_K ? load_tile.row : load_tile.row + load_tile.m0,
                                            RAGGED_K ? load_tile.m0 : 0, TA ? load_tile.k : load_tile.m - load_tile.m0,
-                                           TA ? load_tile.m - load_tile.m0 : load_tile.k, A_LINE / 16, THREADS, BM,
-                                           TA ? BK : 0, TA ? 0 : BK);
+                                           TA ? load_tile.m - load_tile.m0 : load_tile.k, a_shape);
             load_b = gmm_stage_loader_init(&args.b, RAGGED_K ? 0 : load_tile.g,
                                            RAGGED_K ? load_tile.row : TB ? 0 : load_tile.n0, TB ? load_tile.n0 : 0,
                                            TB ? load_tile.k : args.n - load_tile.n0,
-                                           TB ? args.n - load_tile.n0 : load_tile.k, B_LINE / 16, THREADS, BN,
-                                           TB ? BK : 0, TB ? 0 : BK);
+                                           TB ? args.n - load_tile.n0 : load_tile.k, b_shape);
             /* an empty group multiplies one stage of zeros */
             k_tiles = load_tile.k > 0 ? (load_tile.k + BK - 1) / BK : 1;
 #pragma unroll
@@ -114,11 +114,10 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
                 __syncwarp();
                 if (epilogue.vec4 && mma_tile.m - first_row >= 8 && mma_tile.n0 + warp_n + WN <= args.n) {
                     const int64_t pitch = args.d.ld * gmm_kmat_size(&args.d);
-                    gmm_gemm_store_rows(&args, &epilogue, 8 / STORE_ROWS,
+                    gmm_gemm_store_rows(&args, &epilogue,
                                         epilogue.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.d),
-                                        pitch * STORE_ROWS,
-                                        epilogue.bias_scale ? epilogue.bias_scale + row : NULL, STORE_ROWS, src,
-                                        STORE_ROWS * STORE_LD, bias);
+                                        pitch * STORE_ROWS, epilogue.bias_scale ? epilogue.bias_scale + row : NULL,
+                                        STORE_ROWS, src, bias);
                 } else {
 #pragma unroll 1
                     for (d = 0; d < 8; d += STORE_ROWS) {

@@ -178,15 +178,17 @@ GMM__DEVICE void gmm_gemm_store(const gmm_gemm_args *args, const gmm_gemm_epilog
     gmm_write4(args->d.dtype, dst, count, o->vec4, v);
 }
 
-/* The same for up to 4 rows that are complete and aligned for vector access: all loads are issued before the first
-   store. The accumulators are in shared memory. `dst_stride`: bytes between the rows in D; `src_stride`: floats
-   between the rows in shared memory. */
-GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_epilogue *o, int rows, char *dst,
-                                     int64_t dst_stride, const float *bias_scale, int bias_scale_step, const float *src,
-                                     int src_stride, const float bias[4]) {
+/* The same for every row_step-th of 8 rows, which are complete and aligned for vector access: all loads are issued
+   before the first store. `row_step` (2 to 8) is also the number of rows that a warp stores at once, so a row has 4 *
+   (32 / row_step) columns and takes 8 more floats in shared memory. `src`: the thread's first row there. `dst`: the
+   same row of D; `dst_stride`: bytes to the next one. `bias_scale`: of the first row, or NULL. */
+GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_epilogue *o, char *dst,
+                                     int64_t dst_stride, const float *bias_scale, int row_step, const float *src,
+                                     const float bias[4]) {
+    const int f32 = args->d.dtype == GMM_F32, rows = 8 / row_step;
+    const int src_stride = row_step * (4 * (32 / row_step) + 8);
     float v[4][4];
     uint4 old_bits[4];
-    const int f32 = args->d.dtype == GMM_F32;
     int r, i;
     if (o->beta != 0.0f) {
 #pragma unroll
@@ -205,7 +207,7 @@ GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_e
     if (o->bias) {
 #pragma unroll
         for (r = 0; r < rows; r++) {
-            const float s = bias_scale ? bias_scale[r * bias_scale_step] : 1.0f;
+            const float s = bias_scale ? bias_scale[r * row_step] : 1.0f;
 #pragma unroll
             for (i = 0; i < 4; i++) v[r][i] = __fmaf_rn(bias[i], s, v[r][i]);
         }

@@ -133,16 +133,19 @@ GMM__DEVICE int gmm_qgemm_element_bits(const gmm_mat *m) {
 
 /* Begins at lines [line, lines) of an operand with k elements each. `row`: first row of the group in the token
    matrix. */
-GMM__DEVICE void gmm_qgemm_operand_init(gmm_qgemm_operand *s, const gmm_mat *m, const gmm__qview *view, int mn_major,
-                                        int log2_n64, int64_t row, int32_t line, int32_t lines, int32_t k) {
+GMM__DEVICE gmm_qgemm_operand gmm_qgemm_operand_init(const gmm_mat *m, const gmm__qview *view, int mn_major,
+                                                     int log2_n64, int64_t row, int32_t line, int32_t lines,
+                                                     int32_t k) {
+    gmm_qgemm_operand s;
     const int bits = gmm_qgemm_element_bits(m), shift = gmm_qgemm_chunk_shift(m, mn_major, log2_n64);
     const int64_t pitch = m->ld * bits / 8;
     const char *base = bits == 16 ? (const char *)m->data + row * pitch : (const char *)view->data;
     const int32_t first = (int32_t)threadIdx.x >> shift, chunk = (int32_t)threadIdx.x & ((1 << shift) - 1);
-    s->aligned = (((uint64_t)(uintptr_t)base | (uint64_t)pitch) & 15) == 0;
-    s->src = base + 16 * chunk + (mn_major ? first * pitch + (int64_t)line * bits / 8 : (line + first) * pitch);
-    s->rows = (mn_major ? k : lines - line) - first;
-    s->bytes = (int32_t)(((int64_t)(mn_major ? lines - line : k) * bits + 7) / 8) - 16 * chunk;
+    s.aligned = (((uint64_t)(uintptr_t)base | (uint64_t)pitch) & 15) == 0;
+    s.src = base + 16 * chunk + (mn_major ? first * pitch + (int64_t)line * bits / 8 : (line + first) * pitch);
+    s.rows = (mn_major ? k : lines - line) - first;
+    s.bytes = (int32_t)(((int64_t)(mn_major ? lines - line : k) * bits + 7) / 8) - 16 * chunk;
+    return s;
 }
 /* Advances to the next stage. */
 GMM__DEVICE void gmm_qgemm_operand_advance(gmm_qgemm_operand *s, const gmm_mat *m, int mn_major) {
@@ -189,10 +192,14 @@ GMM__DEVICE void gmm_qgemm_copy_tokens(const gmm_qgemm_operand *s, const gmm_mat
     }
 }
 
-/* Converts chunk i of codes to elements at `dst`. With `scales` each element is multiplied by the scale of its
-   block; scales are elements, [block][lines]. */
+/* Leading dimension of a stage's scales that are applied to elements. Block-scaled kinds have none, so it is that of the
+   wide tile. */
+enum { GMM_QGEMM_SCALE_LD = GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_0 };
+
+/* Converts chunk i of codes to elements at `dst`. With `scales` each element is multiplied by the scale of its block;
+   scales are elements, [block][GMM_QGEMM_SCALE_LD]. */
 GMM__DEVICE void gmm_qgemm_dequantize_chunk(gmm_dtype dtype, const gmm_mat *m, int mn_major, int log2_n64, int i,
-                                            uint4 codes, char *dst, const uint16_t *scales, int lines) {
+                                            uint4 codes, char *dst, const uint16_t *scales) {
     const int fp4 = m->dtype == GMM_E2M1, shift = gmm_qgemm_chunk_shift(m, mn_major, log2_n64);
     const uint32_t row = (threadIdx.x >> shift) + (uint32_t)(i * (GMM_QGEMM_THREADS >> shift));
     const uint32_t chunk = threadIdx.x & ((1u << shift) - 1);
@@ -201,9 +208,9 @@ GMM__DEVICE void gmm_qgemm_dequantize_chunk(gmm_dtype dtype, const gmm_mat *m, i
     uint32_t scale_pair[2] = { 0u, 0u };
     int e, j;
     if (scales && !mn_major) {
-        const uint16_t *scale = scales + (fp4 ? pairs ? 2 * chunk : chunk : chunk / 2) * lines + row;
+        const uint16_t *scale = scales + (fp4 ? pairs ? 2 * chunk : chunk : chunk / 2) * GMM_QGEMM_SCALE_LD + row;
         scale_pair[0] = scale[0] * 0x00010001u;
-        scale_pair[1] = pairs ? scale[lines] * 0x00010001u : scale_pair[0];
+        scale_pair[1] = pairs ? scale[GMM_QGEMM_SCALE_LD] * 0x00010001u : scale_pair[0];
     }
 #pragma unroll
     for (e = 0; e < 4; e++) { /* groups of 8 elements of the row */
@@ -216,7 +223,7 @@ GMM__DEVICE void gmm_qgemm_dequantize_chunk(gmm_dtype dtype, const gmm_mat *m, i
             gmm_fp8_to_16bit_x4(dtype, m->dtype, w[(2 * e + 1) & 3], v + 2);
         }
         if (scales && mn_major) {
-            const uint4 x = *(const uint4 *)(const void *)&scales[row / 32 * lines + 8 * eighth];
+            const uint4 x = *(const uint4 *)(const void *)&scales[row / 32 * GMM_QGEMM_SCALE_LD + 8 * eighth];
             v[0] = gmm_mul_16bit_x2(dtype, v[0], x.x);
             v[1] = gmm_mul_16bit_x2(dtype, v[1], x.y);
             v[2] = gmm_mul_16bit_x2(dtype, v[2], x.z);

@@ -756,7 +756,7 @@ typedef struct gmm_gemm_args {
     const float *alpha;     /* [G] or [1]; NULL: 1 */
     int32_t alpha_per_group;
     int32_t zero_tail;      /* fwd, dgrad: rows of D behind the last group become 0 */
-    const float *bias_scale; /* [T] factor of the bias; NULL: 1 */
+    const float *bias_scale; /* [T] what the bias is multiplied by; NULL: 1 */
     const float *beta;      /* [G]; NULL = beta_all */
     const uint8_t *frozen;  /* [G]; NULL: no group is frozen */
     float beta_all;
@@ -768,9 +768,9 @@ typedef struct gmm_gemm_args {
     X(dgrad, 0, 1, 0) \
     X(wgrad, 1, 1, 1)
 
-/* Tiles: X(tag, rows, columns, depth, stages, warps along rows, warps along columns, CTAs per multiprocessor, skip).
-   skip = 1: blocks of 16 rows beyond the group's last row are not multiplied, for few tokens per group. All tiles
-   accumulate an element in the same order, so results do not depend on the tile. */
+/* Tiles: X(tag, M, N, K, stages, warps along M, warps along N, CTAs per multiprocessor, skip). skip = 1: blocks of 16
+   rows beyond the group's last row are not multiplied, for groups of less than a tile's rows. All tiles accumulate an
+   element in the same order, so results do not depend on the tile. */
 #define GMM_MMA_TILE_LIST(X) \
     X(128x256, 128, 256, 64, 3, 2, 4, 1, 0) \
     X(64x128, 64, 128, 32, 6, 1, 4, 2, 1)
@@ -821,8 +821,8 @@ typedef struct gmm_gemm_tile {
     int64_t row;             /* first row of the group in the token matrices */
 } gmm_gemm_tile;
 
-/* Rasterization of a group's tiles: along the rows first, in bands of 8 tiles, so that concurrent tiles share
-   operands in the L2. */
+/* Rasterization of a group's tiles: along M first, in bands of 8 tiles, so that concurrent tiles read the same operands
+   from the L2. */
 GMM__DEVICE void gmm_tile_rasterize(uint32_t i, uint32_t tiles_m, uint32_t tiles_n, int bm, int bn, gmm_gemm_tile *t) {
     const uint32_t band = i / (8 * tiles_n), first = band * 8, remaining = tiles_m - first;
     const uint32_t height = remaining < 8 ? remaining : 8;
@@ -831,7 +831,7 @@ GMM__DEVICE void gmm_tile_rasterize(uint32_t i, uint32_t tiles_m, uint32_t tiles
     t->n0 = (int32_t)(i / height) * bn;
 }
 
-/* Factor of the previous value of D in group g. */
+/* beta of group g. */
 GMM__DEVICE float gmm_gemm_beta(const gmm_gemm_args *args, int32_t g) {
     return args->beta ? args->beta[g] : args->beta_all;
 }
@@ -979,13 +979,13 @@ GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_e
 
 /* Prefetches the tile's part of D into the L2 if the epilogue will read it. */
 GMM__DEVICE void gmm_gemm_prefetch(const gmm_gemm_args *args, int ragged_k, const gmm_gemm_tile *t, int bm, int bn) {
-    const int size = gmm_kmat_size(&args->d), lines = bn * size / 128;
+    const int size = gmm_kmat_size(&args->d), row_lines = bn * size / 128; /* 128-byte lines of the cache */
     const char *d;
     int i;
     if (gmm_gemm_beta(args, t->g) == 0.0f) return;
     d = gmm_kmat_data(&args->d, t->g) + (ragged_k ? 0 : t->row * args->d.ld * size);
-    for (i = (int)threadIdx.x; i < bm * lines; i += (int)blockDim.x) {
-        const int32_t row = t->m0 + i / lines, col = t->n0 + i % lines * (128 / size);
+    for (i = (int)threadIdx.x; i < bm * row_lines; i += (int)blockDim.x) {
+        const int32_t row = t->m0 + i / row_lines, col = t->n0 + i % row_lines * (128 / size);
         if (row < t->m && col < args->n)
             gmm_prefetch_global_l2(d + ((int64_t)row * args->d.ld + col) * size);
     }
@@ -1124,9 +1124,9 @@ GMM__DEVICE void gmm_f32_load_stage(int transposed, const char *base, int vec4, 
 #pragma unroll
     for (i = 0; i < 2; i++) {
         const int c = (int)threadIdx.x + i * gmm_threads_f32;
-        const int line = transposed ? k0 + c / 32 : c / 4, col = transposed ? c % 32 * 4 : k0 + c % 4 * 4;
-        const int count = line < (transposed ? k : rows) ? (transposed ? rows : k) - col : 0;
-        gmm_read4(GMM_F32, base + 4 * (line * ld + col), count, vec4, v[i]);
+        const int row = transposed ? k0 + c / 32 : c / 4, col = transposed ? c % 32 * 4 : k0 + c % 4 * 4;
+        const int count = row < (transposed ? k : rows) ? (transposed ? rows : k) - col : 0;
+        gmm_read4(GMM_F32, base + 4 * (row * ld + col), count, vec4, v[i]);
     }
 }
 GMM__DEVICE void gmm_f32_store_stage(int transposed, float *smem, const float v[2][4]) {
@@ -1178,8 +1178,8 @@ enum { GMM_GEMM_KERNELS = (int)(sizeof gmm_gemm_kernels / sizeof gmm_gemm_kernel
 
 /* ................................................................................ Grouped products, quantized ... */
 
-/* The same products where both operands are quantized, or the weights alone. An operand is a set of lines along the
-   contraction (gmm_quant.h, section 6). While a stage is multiplied, the codes of the next stage are dequantized into
+/* The same products where both operands are quantized, or the weights alone. The blocks of both run along K; "mn" are
+   the rows of A (M) or of B (N). While a stage is multiplied, the codes of the next stage are dequantized into
    16-bit elements in shared memory, once per tile, and the codes behind them are in flight. Where scales are applied:
        MX32, NV16      to the elements, in BF16, where code times scale is exact: for MX32 with scales of 2^-124 to
          2^119, and with others unless the element leaves the range of BF16; NV16 also in F16, where tokens are F16
@@ -1197,8 +1197,8 @@ typedef struct gmm_qgemm_args {
     int32_t block;                 /* elements along the contraction whose partial sum is scaled (block-scaled kinds) */
 } gmm_qgemm_args;
 
-/* Kinds of products: X(tag, A is stored as [k][lines], B is stored as [k][lines], block-scaled sums, dtype of the
-   elements). Columnwise MX32 is stored as [k][lines]. */
+/* Kinds of products: X(tag, A is stored as [k][m], B is stored as [k][n], block-scaled sums, dtype of the elements).
+   Columnwise MX32 is stored so. */
 #define GMM_QUANT_KIND_LIST(X) \
     X(bf16, 0, 0, 0, GMM_BF16) \
     X(bf16_nn, 0, 1, 0, GMM_BF16) \
@@ -1222,8 +1222,8 @@ typedef struct gmm_qgemm_args {
     X(wgrad, f16, gmm_gemm_wgrad_quant_f16_128x256x64_mma) \
     X(wgrad, f16_block_scaled, gmm_gemm_wgrad_quant_f16_128x128x64_block_scaled_mma)
 
-#define GMM__X(tag, ta, tb, parts, dtype) GMM__CAT(gmm_qgemm_ta_, tag) = ta, GMM__CAT(gmm_qgemm_tb_, tag) = tb, \
-    GMM__CAT(gmm_qgemm_block_scaled_, tag) = parts, GMM__CAT(gmm_qgemm_dtype_, tag) = dtype,
+#define GMM__X(tag, ta, tb, block_scaled, dtype) GMM__CAT(gmm_qgemm_ta_, tag) = ta, GMM__CAT(gmm_qgemm_tb_, tag) = tb, \
+    GMM__CAT(gmm_qgemm_block_scaled_, tag) = block_scaled, GMM__CAT(gmm_qgemm_dtype_, tag) = dtype,
 enum { GMM_QUANT_KIND_LIST(GMM__X) gmm_quant_kinds_end };
 #undef GMM__X
 
@@ -1284,45 +1284,44 @@ GMM__DEVICE void gmm_fp8_to_16bit_x4(gmm_dtype dtype, gmm_dtype format, uint32_t
 /* Converts eight E2M1 codes; each code is first moved to the upper byte of its element. */
 GMM__DEVICE void gmm_fp4_to_16bit_x8(gmm_dtype dtype, uint32_t codes, uint32_t dst[4]) {
     const uint32_t exponent_scale = dtype == GMM_F16 ? 0x74007400u : 0x7E807E80u; /* 2^14; 2^126 */
-    const uint32_t low_codes = codes << 4, field = dtype == GMM_F16 ? 0x0E000E00u : 0x01C001C0u;
+    const uint32_t even_codes = codes << 4, field = dtype == GMM_F16 ? 0x0E000E00u : 0x01C001C0u;
     uint32_t i;
 #pragma unroll
     for (i = 0; i < 4; i++) {
-        const uint32_t z = gmm_prmt(low_codes, codes, 0x4400u + 0x1111u * i);
+        const uint32_t z = gmm_prmt(even_codes, codes, 0x4400u + 0x1111u * i);
         dst[i] = gmm_mul_16bit_x2(dtype, (z & 0x80008000u) | (z >> (dtype == GMM_F16 ? 3 : 6) & field), exponent_scale);
     }
 }
 
-/* A thread's view of one operand of a tile: it loads chunks of 16 bytes, some rows apart. A stage holds 64 elements
-   of each line, or 64 rows of an operand that is stored as [k][lines] (`mn_major`). */
+/* A thread's part of one operand of a tile: chunks of 16 bytes, at equal distances of rows. A stage holds 64 columns of
+   an operand that is stored as [mn][k], or 64 rows of one that is stored as [k][mn] (`mn_major`). */
 typedef struct gmm_qgemm_operand {
     const char *src;     /* first chunk of the thread in the next stage */
-    int32_t rows, bytes; /* what is left from there: rows of memory, and bytes along a row */
+    int32_t rows, bytes; /* rows of memory, and bytes of a row, from there on */
     int32_t aligned;     /* chunks are aligned to 16 bytes */
 } gmm_qgemm_operand;
 
-/* log2 of the chunks in a row of a stage. `log2_n64`: log2 of (lines of the tile / 64). */
-GMM__DEVICE int gmm_qgemm_chunk_shift(const gmm_mat *m, int mn_major, int log2_n64) {
-    return (m->scaling == GMM_SCALING_NONE ? 3 : m->dtype == GMM_E2M1 ? 1 : 2) + (mn_major ? log2_n64 : 0);
+/* log2 of the chunks in a row of a stage. `log2_mn64`: log2 of the tile's mn in units of 64. */
+GMM__DEVICE int gmm_qgemm_chunk_shift(const gmm_mat *m, int mn_major, int log2_mn64) {
+    return (m->scaling == GMM_SCALING_NONE ? 3 : m->dtype == GMM_E2M1 ? 1 : 2) + (mn_major ? log2_mn64 : 0);
 }
 GMM__DEVICE int gmm_qgemm_element_bits(const gmm_mat *m) {
     return m->scaling == GMM_SCALING_NONE ? 16 : m->dtype == GMM_E2M1 ? 4 : 8;
 }
 
-/* Begins at lines [line, lines) of an operand with k elements each. `row`: first row of the group in the token
+/* The operand's first stage, from mn0 on, of a group with extents mn and k. `row`: first row of the group in the token
    matrix. */
 GMM__DEVICE gmm_qgemm_operand gmm_qgemm_operand_init(const gmm_mat *m, const gmm__qview *view, int mn_major,
-                                                     int log2_n64, int64_t row, int32_t line, int32_t lines,
-                                                     int32_t k) {
+                                                     int log2_mn64, int64_t row, int32_t mn0, int32_t mn, int32_t k) {
     gmm_qgemm_operand s;
-    const int bits = gmm_qgemm_element_bits(m), shift = gmm_qgemm_chunk_shift(m, mn_major, log2_n64);
+    const int bits = gmm_qgemm_element_bits(m), shift = gmm_qgemm_chunk_shift(m, mn_major, log2_mn64);
     const int64_t pitch = m->ld * bits / 8;
     const char *base = bits == 16 ? (const char *)m->data + row * pitch : (const char *)view->data;
     const int32_t first = (int32_t)threadIdx.x >> shift, chunk = (int32_t)threadIdx.x & ((1 << shift) - 1);
     s.aligned = (((uint64_t)(uintptr_t)base | (uint64_t)pitch) & 15) == 0;
-    s.src = base + 16 * chunk + (mn_major ? first * pitch + (int64_t)line * bits / 8 : (line + first) * pitch);
-    s.rows = (mn_major ? k : lines - line) - first;
-    s.bytes = (int32_t)(((int64_t)(mn_major ? lines - line : k) * bits + 7) / 8) - 16 * chunk;
+    s.src = base + 16 * chunk + (mn_major ? first * pitch + (int64_t)mn0 * bits / 8 : (mn0 + first) * pitch);
+    s.rows = (mn_major ? k : mn - mn0) - first;
+    s.bytes = (int32_t)(((int64_t)(mn_major ? mn - mn0 : k) * bits + 7) / 8) - 16 * chunk;
     return s;
 }
 /* Advances to the next stage. */
@@ -1333,16 +1332,16 @@ GMM__DEVICE void gmm_qgemm_operand_advance(gmm_qgemm_operand *s, const gmm_mat *
     s->src += mn_major ? GMM_QGEMM_TILE_K * (m->ld * bits / 8) : GMM_QGEMM_TILE_K * bits / 8;
 }
 /* Address of the thread's chunk i, and the number of its bytes that exist. */
-GMM__DEVICE int gmm_qgemm_chunk_bytes(const gmm_qgemm_operand *s, const gmm_mat *m, int mn_major, int log2_n64, int i,
+GMM__DEVICE int gmm_qgemm_chunk_bytes(const gmm_qgemm_operand *s, const gmm_mat *m, int mn_major, int log2_mn64, int i,
                                       const char **src) {
-    const int32_t row_offset = i * (GMM_QGEMM_THREADS >> gmm_qgemm_chunk_shift(m, mn_major, log2_n64));
+    const int32_t row_offset = i * (GMM_QGEMM_THREADS >> gmm_qgemm_chunk_shift(m, mn_major, log2_mn64));
     *src = s->src + row_offset * (m->ld * gmm_qgemm_element_bits(m) / 8);
     return row_offset >= s->rows || s->bytes < 0 ? 0 : s->bytes < 16 ? s->bytes : 16;
 }
-GMM__DEVICE uint4 gmm_qgemm_load_chunk(const gmm_qgemm_operand *s, const gmm_mat *m, int mn_major, int log2_n64,
+GMM__DEVICE uint4 gmm_qgemm_load_chunk(const gmm_qgemm_operand *s, const gmm_mat *m, int mn_major, int log2_mn64,
                                        int i) {
     const char *src;
-    const int count = gmm_qgemm_chunk_bytes(s, m, mn_major, log2_n64, i, &src);
+    const int count = gmm_qgemm_chunk_bytes(s, m, mn_major, log2_mn64, i, &src);
     uint4 v = make_uint4(0u, 0u, 0u, 0u);
     int e;
     if (count == 16 && s->aligned) return *(const uint4 *)(const void *)src;
@@ -1370,29 +1369,29 @@ GMM__DEVICE void gmm_qgemm_copy_tokens(const gmm_qgemm_operand *s, const gmm_mat
     }
 }
 
-/* Leading dimension of a stage's scales that are applied to elements. Block-scaled kinds have none, so it is that of the
-   wide tile. */
+/* Leading dimension of a stage's scales that are applied to elements. Block-scaled kinds have none, so the tile is the
+   wide one. */
 enum { GMM_QGEMM_SCALE_LD = GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_0 };
 
 /* Converts chunk i of codes to elements at `dst`. With `scales` each element is multiplied by the scale of its block;
    scales are elements, [block][GMM_QGEMM_SCALE_LD]. */
-GMM__DEVICE void gmm_qgemm_dequantize_chunk(gmm_dtype dtype, const gmm_mat *m, int mn_major, int log2_n64, int i,
+GMM__DEVICE void gmm_qgemm_dequantize_chunk(gmm_dtype dtype, const gmm_mat *m, int mn_major, int log2_mn64, int i,
                                             uint4 codes, char *dst, const uint16_t *scales) {
-    const int fp4 = m->dtype == GMM_E2M1, shift = gmm_qgemm_chunk_shift(m, mn_major, log2_n64);
+    const int fp4 = m->dtype == GMM_E2M1, shift = gmm_qgemm_chunk_shift(m, mn_major, log2_mn64);
     const uint32_t row = (threadIdx.x >> shift) + (uint32_t)(i * (GMM_QGEMM_THREADS >> shift));
     const uint32_t chunk = threadIdx.x & ((1u << shift) - 1);
     const uint32_t w[4] = { codes.x, codes.y, codes.z, codes.w };
-    const int pairs = fp4 && m->scaling == GMM_SCALING_NV16; /* a chunk holds two scale blocks, else part of one */
+    const int two_blocks = fp4 && m->scaling == GMM_SCALING_NV16; /* else a chunk is one block or part of one */
     uint32_t scale_pair[2] = { 0u, 0u };
     int e, j;
     if (scales && !mn_major) {
-        const uint16_t *scale = scales + (fp4 ? pairs ? 2 * chunk : chunk : chunk / 2) * GMM_QGEMM_SCALE_LD + row;
+        const uint16_t *scale = scales + (fp4 ? two_blocks ? 2 * chunk : chunk : chunk / 2) * GMM_QGEMM_SCALE_LD + row;
         scale_pair[0] = scale[0] * 0x00010001u;
-        scale_pair[1] = pairs ? scale[GMM_QGEMM_SCALE_LD] * 0x00010001u : scale_pair[0];
+        scale_pair[1] = two_blocks ? scale[GMM_QGEMM_SCALE_LD] * 0x00010001u : scale_pair[0];
     }
 #pragma unroll
-    for (e = 0; e < 4; e++) { /* groups of 8 elements of the row */
-        const uint32_t eighth = chunk * (fp4 ? 4 : 2) + e;
+    for (e = 0; e < 4; e++) { /* vectors of 8 elements of the row */
+        const uint32_t vec8 = chunk * (fp4 ? 4 : 2) + e;
         uint32_t v[4];
         if (!fp4 && e >= 2) break;
         if (fp4) gmm_fp4_to_16bit_x8(dtype, w[e], v);
@@ -1401,7 +1400,7 @@ GMM__DEVICE void gmm_qgemm_dequantize_chunk(gmm_dtype dtype, const gmm_mat *m, i
             gmm_fp8_to_16bit_x4(dtype, m->dtype, w[(2 * e + 1) & 3], v + 2);
         }
         if (scales && mn_major) {
-            const uint4 x = *(const uint4 *)(const void *)&scales[row / 32 * GMM_QGEMM_SCALE_LD + 8 * eighth];
+            const uint4 x = *(const uint4 *)(const void *)&scales[row / 32 * GMM_QGEMM_SCALE_LD + 8 * vec8];
             v[0] = gmm_mul_16bit_x2(dtype, v[0], x.x);
             v[1] = gmm_mul_16bit_x2(dtype, v[1], x.y);
             v[2] = gmm_mul_16bit_x2(dtype, v[2], x.z);
@@ -1409,41 +1408,41 @@ GMM__DEVICE void gmm_qgemm_dequantize_chunk(gmm_dtype dtype, const gmm_mat *m, i
         } else if (scales)
 #pragma unroll
             for (j = 0; j < 4; j++) v[j] = gmm_mul_16bit_x2(dtype, v[j], scale_pair[e / 2]);
-        *(uint4 *)(void *)(dst + gmm_swizzle(row, eighth, mn_major ? 128u << log2_n64 : 2 * GMM_QGEMM_TILE_K)) =
+        *(uint4 *)(void *)(dst + gmm_swizzle(row, vec8, mn_major ? 128u << log2_mn64 : 2 * GMM_QGEMM_TILE_K)) =
             make_uint4(v[0], v[1], v[2], v[3]);
     }
 }
 
-/* Strides of a line's scales, in bytes: between blocks within four blocks, and between groups of four blocks. */
+/* Strides of the scales along k, in bytes: between blocks within four blocks, and between groups of four blocks. */
 typedef struct gmm_qgemm_scale_strides {
     int32_t block, block4;
 } gmm_qgemm_scale_strides;
 
-/* Strides for a group whose scales are laid out for `lines` lines. */
-GMM__DEVICE gmm_qgemm_scale_strides gmm_qgemm_scale_strides_of(const gmm_mat *m, int mn_major, int64_t lines) {
+/* Strides for a group whose scales are laid out for the extent `mn`. */
+GMM__DEVICE gmm_qgemm_scale_strides gmm_qgemm_scale_strides_of(const gmm_mat *m, int mn_major, int64_t mn) {
     const int swizzled = m->scale_order == GMM_SCALES_SWIZZLED;
     gmm_qgemm_scale_strides t;
-    t.block = m->scaling == GMM_SCALING_1X128 ? 4 * (int32_t)gmm__round_up(lines, 4)
-              : m->scaling == GMM_SCALING_128X128 ? 4 : mn_major && !swizzled ? (int32_t)gmm__round_up(lines, 128) : 1;
+    t.block = m->scaling == GMM_SCALING_1X128 ? 4 * (int32_t)gmm__round_up(mn, 4)
+              : m->scaling == GMM_SCALING_128X128 ? 4
+              : mn_major && !swizzled ? (int32_t)gmm__round_up(mn, 128) : 1;
     t.block4 = swizzled ? 512 : 4 * t.block;
     return t;
 }
-/* Address of a line's first scale, one thread per line; NULL without scales and beyond the last line. */
-GMM__DEVICE const uint8_t *gmm_qgemm_line_scales(const gmm__qview *v, gmm_scaling scaling, int32_t line,
-                                                 int32_t lines) {
+/* Address of the first scale of row i of A or B, one thread per row; NULL without scales and beyond the last row. */
+GMM__DEVICE const uint8_t *gmm_qgemm_first_scale(const gmm__qview *v, gmm_scaling scaling, int32_t i, int32_t mn) {
     const int32_t width = gmm_block_along(scaling);
-    return width && line < lines ? v->scale + gmm__qview_scale(v, line, 0) * (width == 128 ? 4 : 1) : NULL;
+    return width && i < mn ? v->scale + gmm__qview_scale(v, i, 0) * (width == 128 ? 4 : 1) : NULL;
 }
-/* Loads the scales of a line in stage q: the bytes of its blocks, the first in the lowest bits, or the fp32 scale of
-   a block of 128. Zeros beyond the line's k elements and without scales. */
-GMM__DEVICE uint32_t gmm_qgemm_load_scales(const uint8_t *line, gmm_qgemm_scale_strides t, gmm_scaling scaling, int q,
-                                           int32_t k) {
+/* Loads the scales of a row of A or B in stage q: the bytes of its blocks, the first in the lowest bits, or the fp32
+   scale of a block of 128. `first_scale`: of the row; NULL: no scales. Zeros beyond k and without scales. */
+GMM__DEVICE uint32_t gmm_qgemm_load_scales(const uint8_t *first_scale, gmm_qgemm_scale_strides t, gmm_scaling scaling,
+                                           int q, int32_t k) {
     const int count = scaling == GMM_SCALING_NV16 ? 4 : scaling == GMM_SCALING_MX32 ? 2 : 1;
     const int32_t first = count == 1 ? q / 2 : count * q;
-    const uint8_t *src = line + (first >> 2) * (int64_t)t.block4 + (first & 3) * t.block;
+    const uint8_t *src = first_scale + (first >> 2) * (int64_t)t.block4 + (first & 3) * t.block;
     uint32_t bits = 0;
     int i;
-    if (!line || q * GMM_QGEMM_TILE_K >= k) return 0u;
+    if (!first_scale || q * GMM_QGEMM_TILE_K >= k) return 0u;
     if (count == 1) return *(const uint32_t *)(const void *)src;
 #pragma unroll
     for (i = 0; i < 4; i++)
@@ -1451,15 +1450,15 @@ GMM__DEVICE uint32_t gmm_qgemm_load_scales(const uint8_t *line, gmm_qgemm_scale_
             bits |= (uint32_t)src[i * t.block] << (8 * i);
     return bits;
 }
-/* Stores the loaded scales into `slot` for line `index` of `lines`: as elements or, for block-scaled sums, as fp32,
-   where unquantized tokens have the scale 1. */
+/* Stores the loaded scales of row `index` of A or B into `slot`, [block][ld]: in the dtype of the elements or, for
+   block-scaled sums, as fp32, where unquantized tokens have the scale 1. */
 GMM__DEVICE void gmm_qgemm_store_scales(gmm_dtype dtype, int block_scaled, gmm_scaling scaling, uint32_t bits,
-                                        char *slot, int index, int lines) {
+                                        char *slot, int index, int ld) {
     const int mx = scaling == GMM_SCALING_MX32;
     if (block_scaled) {
         float *dst = (float *)(void *)slot + index;
         dst[0] = scaling == GMM_SCALING_NONE ? 1.0f : mx ? gmm_e8m0_to_f32((uint8_t)bits) : __uint_as_float(bits);
-        dst[lines] = mx ? gmm_e8m0_to_f32((uint8_t)(bits >> 8)) : 1.0f;
+        dst[ld] = mx ? gmm_e8m0_to_f32((uint8_t)(bits >> 8)) : 1.0f;
     } else {
         uint16_t *dst = (uint16_t *)(void *)slot + index;
         uint32_t v[2];
@@ -1467,35 +1466,36 @@ GMM__DEVICE void gmm_qgemm_store_scales(gmm_dtype dtype, int block_scaled, gmm_s
             v[0] = bits & 0xFFu;
             v[1] = bits >> 8;
             dst[0] = (uint16_t)(v[0] == 0 ? 0x0040u : v[0] == 255 ? 0x7FFFu : v[0] << 7);
-            dst[lines] = (uint16_t)(v[1] == 0 ? 0x0040u : v[1] == 255 ? 0x7FFFu : v[1] << 7);
+            dst[ld] = (uint16_t)(v[1] == 0 ? 0x0040u : v[1] == 255 ? 0x7FFFu : v[1] << 7);
         } else {
             gmm_fp8_to_16bit_x4(dtype, GMM_E4M3, bits, v);
             dst[0] = (uint16_t)v[0];
-            dst[lines] = (uint16_t)(v[0] >> 16);
-            dst[2 * lines] = (uint16_t)v[1];
-            dst[3 * lines] = (uint16_t)(v[1] >> 16);
+            dst[ld] = (uint16_t)(v[0] >> 16);
+            dst[2 * ld] = (uint16_t)v[1];
+            dst[3 * ld] = (uint16_t)(v[1] >> 16);
         }
     }
 }
 
-/* Factor of line l that is constant over the contraction, and the divisor of NV16's factor, 6 e4m3_max. */
-GMM__DEVICE float gmm_qgemm_outer_scale(const gmm__qview *v, gmm_scaling scaling, int32_t l) {
-    if (scaling == GMM_SCALING_NV16) return v->amax[v->per_line ? l : 0];
-    return scaling == GMM_SCALING_TENSOR || scaling == GMM_SCALING_ROW ? gmm__qview_factor(v, l, 0, 1) : 1.0f;
+/* The scale of row i of A or B that is constant along k: of NV16 its amax, which gmm_qgemm_outer_divisor, 6 e4m3_max,
+   divides. */
+GMM__DEVICE float gmm_qgemm_outer_scale(const gmm__qview *v, gmm_scaling scaling, int32_t i) {
+    if (scaling == GMM_SCALING_NV16) return v->amax[v->per_line ? i : 0];
+    return scaling == GMM_SCALING_TENSOR || scaling == GMM_SCALING_ROW ? gmm__qview_factor(v, i, 0, 1) : 1.0f;
 }
 GMM__DEVICE float gmm_qgemm_outer_divisor(const gmm__qview *v, gmm_scaling scaling) {
     return scaling == GMM_SCALING_NV16 ? 6.0f * v->e4m3_max : 1.0f;
 }
 
-/* Four sums of a block times the scales of their two rows and two columns are added to `sum`. `lift` is a power of two
-   per row by which `row` was divided and by which the columns' scales are multiplied (gmm__scale_lift). */
-GMM__DEVICE void gmm_qgemm_promote(float sum[4], float part[4], const float row[2], const float column[2],
-                               const float lift[2]) {
+/* Adds a block's four partial sums, times the scales of their two rows and two columns of D, to `sum`. `lift`: powers
+   of two by which the rows' scales were divided and the columns' scales are multiplied (gmm__scale_lift). */
+GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float row_scales[2], const float col_scales[2],
+                                   const float lift[2]) {
     int h;
 #pragma unroll
     for (h = 0; h < 4; h++) {
-        sum[h] = __fmaf_rn(__fmul_rn(part[h], row[h / 2]), column[h % 2] * lift[h / 2], sum[h]);
-        part[h] = 0.0f;
+        sum[h] = __fmaf_rn(__fmul_rn(partial[h], row_scales[h / 2]), col_scales[h % 2] * lift[h / 2], sum[h]);
+        partial[h] = 0.0f;
     }
 }
 
@@ -4507,9 +4507,14 @@ typedef struct gmm__quant_tail_args {
     const int32_t *skip;
 } gmm__quant_tail_args;
 
-/* A strip of GMM_TILE rows: unit, first row in the unit, its rows, rows of the unit, first row of the unit in the
-   source, and first row among padded rows. */
-typedef struct gmm__quant_strip { int64_t unit, row, m, rows, first, start; } gmm__quant_strip;
+/* A strip of GMM_TILE rows of a unit, that is of a group or matrix. */
+typedef struct gmm__quant_strip {
+    int64_t unit;
+    int64_t row, m;     /* first row of the strip in the unit; rows of the strip */
+    int64_t rows;       /* of the unit */
+    int64_t source_row; /* first row of the unit in the source */
+    int64_t padded_row; /* first row of the unit where groups are padded to multiples of GMM_GROUP_ROWS */
+} gmm__quant_strip;
 
 GMM__DEVICE int64_t gmm__quant_strips(int32_t grouped, const int32_t *tiles, int64_t units, int64_t rows) {
     return grouped ? (int64_t)tiles[units] : units * ((rows + GMM_TILE - 1) / GMM_TILE);
@@ -4521,15 +4526,15 @@ GMM__DEVICE gmm__quant_strip gmm__quant_strip_of(int32_t grouped, const int32_t 
         int32_t g = 0;
         gmm_find_group32(tiles, (int32_t)units, strip, &g);
         p.unit = g;
-        p.first = offsets[g];
-        p.rows = offsets[g + 1] - p.first;
-        p.start = (int64_t)tiles[g] * GMM_TILE;
-        p.row = strip * GMM_TILE - p.start;
+        p.source_row = offsets[g];
+        p.rows = offsets[g + 1] - p.source_row;
+        p.padded_row = (int64_t)tiles[g] * GMM_TILE;
+        p.row = strip * GMM_TILE - p.padded_row;
     } else {
         const uint32_t strips_per_unit = (uint32_t)((rows + GMM_TILE - 1) / GMM_TILE), index = (uint32_t)strip;
         p.unit = index / strips_per_unit;
         p.row = (int64_t)(index % strips_per_unit) * GMM_TILE;
-        p.first = p.start = 0;
+        p.source_row = p.padded_row = 0;
         p.rows = rows;
     }
     p.m = p.rows - p.row < GMM_TILE ? p.rows - p.row : (int64_t)GMM_TILE;
@@ -4537,7 +4542,7 @@ GMM__DEVICE gmm__quant_strip gmm__quant_strip_of(int32_t grouped, const int32_t 
 }
 GMM__DEVICE gmm__qview gmm__quant_copy(const gmm_mat *m, gmm_direction direction, int32_t grouped,
                                        const gmm__quant_strip *p, int64_t cols) {
-    return gmm__qview_of(m, direction, grouped, p->unit, p->first, p->start, p->rows, cols);
+    return gmm__qview_of(m, direction, grouped, p->unit, p->source_row, p->padded_row, p->rows, cols);
 }
 
 /* Index of element (r, c) of a tile in shared memory. Columns are permuted so that accesses of four elements per
@@ -4545,13 +4550,12 @@ GMM__DEVICE gmm__qview gmm__quant_copy(const gmm_mat *m, gmm_direction direction
    of their four. */
 GMM__DEVICE int32_t gmm__quant_smem_index(int32_t r, int32_t c) { return r * GMM_TILE + (c ^ ((r >> 2) & 31)); }
 GMM__DEVICE void gmm__quant_rotate4(float v[4], int32_t count) {
-    const float a = v[0], b = v[1];
+    const float a = v[0];
     if (count & 1) { v[0] = v[1]; v[1] = v[2]; v[2] = v[3]; v[3] = a; }
     if (count & 2) {
-        const float c = v[0], d = v[1];
-        v[0] = v[2]; v[1] = v[3]; v[2] = c; v[3] = d;
+        const float b = v[0], c = v[1];
+        v[0] = v[2]; v[1] = v[3]; v[2] = b; v[3] = c;
     }
-    (void)b;
 }
 GMM__DEVICE void gmm__quant_store_row(float *x, int32_t r, const float src[4]) {
     const int32_t lane = gmm__lane(), q = lane >> 3;
@@ -4602,19 +4606,19 @@ GMM__DEVICE uint32_t gmm__quant_amax4(const float v[4]) {
     return gmm_amax_bits(gmm_amax_bits(gmm_amax_bits(gmm_amax_bits(0u, v[0]), v[1]), v[2]), v[3]);
 }
 
-/* Updates the lane's amax, and the row's unless `line` is NULL, by four values. */
-GMM__DEVICE uint32_t gmm__quant_line_amax(uint32_t amax, const float v[4], uint32_t *line) {
+/* Updates the lane's amax, and the row's unless `row_amax` is NULL, by four values. */
+GMM__DEVICE uint32_t gmm__quant_row_amax(uint32_t amax, const float v[4], uint32_t *row_amax) {
     uint32_t bits = gmm__quant_amax4(v);
     amax = bits > amax ? bits : amax;
-    if (!line) return amax;
+    if (!row_amax) return amax;
     bits = __reduce_max_sync(0xFFFFFFFFu, bits);
-    if (gmm__lane() == 0) atomicMax(line, bits);
+    if (gmm__lane() == 0) atomicMax(row_amax, bits);
     return amax;
 }
 
-/* Encodes four products, the first into the lowest bits. The instructions give the same bits as the codecs of
-   gmm_quant.h. */
-GMM__DEVICE uint32_t gmm__quant_codes8(int32_t e5m2, const float p[4]) {
+/* FP8 and E2M1 codes of four values, the first in the lowest bits. The instructions give the same bits as the codecs
+   of gmm_quant.h. */
+GMM__DEVICE uint32_t gmm__quant_fp8x4(int32_t e5m2, const float p[4]) {
 #if __CUDA_ARCH__ >= 890
     uint16_t low, high;
     if (e5m2) {
@@ -4631,16 +4635,17 @@ GMM__DEVICE uint32_t gmm__quant_codes8(int32_t e5m2, const float p[4]) {
            (uint32_t)gmm_encode_small(dtype, p[2]) << 16 | (uint32_t)gmm_encode_small(dtype, p[3]) << 24;
 #endif
 }
-GMM__DEVICE uint32_t gmm__quant_codes4(const float p[4]) {
+GMM__DEVICE uint32_t gmm__quant_e2m1x4(const float p[4]) {
     return (uint32_t)gmm_f32_to_e2m1(p[0]) | (uint32_t)gmm_f32_to_e2m1(p[1]) << 4 |
            (uint32_t)gmm_f32_to_e2m1(p[2]) << 8 | (uint32_t)gmm_f32_to_e2m1(p[3]) << 12;
 }
-GMM__DEVICE uint32_t gmm__quant_codes(gmm_dtype dtype, const float v[4], float factor) {
+/* Codes of four values times the encode scale of their block. */
+GMM__DEVICE uint32_t gmm__quant_codes(gmm_dtype dtype, const float v[4], float encode_scale) {
     float p[4];
     int32_t j;
 #pragma unroll
-    for (j = 0; j < 4; j++) p[j] = gmm__fmul(v[j], factor);
-    return dtype == GMM_E2M1 ? gmm__quant_codes4(p) : gmm__quant_codes8(dtype == GMM_E5M2, p);
+    for (j = 0; j < 4; j++) p[j] = gmm__fmul(v[j], encode_scale);
+    return dtype == GMM_E2M1 ? gmm__quant_e2m1x4(p) : gmm__quant_fp8x4(dtype == GMM_E5M2, p);
 }
 
 /* Maximum over the 4, 8 or 32 lanes that share a block. */
@@ -4653,8 +4658,8 @@ GMM__DEVICE uint32_t gmm__quant_block_max(uint32_t v, int32_t lanes) {
     return v;
 }
 
-/* NV16 with the better of two scales, as on the host: computes both scales, and the error of a block of one line
-   with each, summed in the order of its elements. */
+/* NV16 with four_over_six (gmm_nv_scale): the two candidate scales of a block, and the error of one of its lines with
+   each, summed in the order of its elements. */
 GMM__DEVICE void gmm__quant_four_over_six(const gmm_nv_global *n, const float v[4], float amax, int32_t squared,
                                           uint8_t scale[2], float error[2]) {
     const float base = gmm__fmul(gmm__fdiv(amax, 6.0f), n->scale);
@@ -4663,12 +4668,12 @@ GMM__DEVICE void gmm__quant_four_over_six(const gmm_nv_global *n, const float v[
     scale[1] = gmm_f32_to_e4m3(gmm__fmul(base, 1.5f));
 #pragma unroll
     for (choice = 0; choice < 2; choice++) {
-        const float enc = gmm_nv_encode(n, scale[choice]), sf = gmm_e4m3_to_f32(scale[choice]);
+        const float encode_scale = gmm_nv_encode(n, scale[choice]), block_scale = gmm_e4m3_to_f32(scale[choice]);
         float e[4], sum = 0.0f;
 #pragma unroll
         for (j = 0; j < 4; j++) {
-            const float q = gmm_e2m1_to_f32(gmm_f32_to_e2m1(gmm__fmul(v[j], enc)));
-            const float decoded = gmm__fdiv(gmm__fmul(gmm__fmul(q, sf), n->amax), 6.0f * n->e4m3_max);
+            const float code = gmm_e2m1_to_f32(gmm_f32_to_e2m1(gmm__fmul(v[j], encode_scale)));
+            const float decoded = gmm__fdiv(gmm__fmul(gmm__fmul(code, block_scale), n->amax), 6.0f * n->e4m3_max);
             const float difference = gmm__fadd(decoded, gmm_f32_from_bits(gmm_f32_bits(v[j]) ^ 0x80000000u));
             e[j] = squared ? gmm__fmul(difference, difference)
                            : gmm_f32_from_bits(gmm_f32_bits(difference) & 0x7FFFFFFFu);
@@ -4686,17 +4691,17 @@ GMM__DEVICE void gmm__quant_four_over_six(const gmm_nv_global *n, const float v[
 /* The part of one copy that belongs to one tile. */
 typedef struct gmm__quant_copy_tile {
     gmm__qview view;
-    int64_t l0, a0;                /* first line of the tile, first element along lines */
-    int32_t lines, data;           /* lines with values; elements along a line that are stored */
-    const float *amax;             /* of the unit or, if per_line, of line l0 and the following ones */
+    int64_t line0, along0;         /* first line of the tile; first element along a line */
+    int32_t lines, along;          /* lines with values; elements along a line that are stored */
+    const float *amax;             /* of the unit or, if per_line, of line line0 and the following ones */
     int32_t per_line;
     float scale;
     int64_t group, first_block, blocks_per_line;
     gmm_nv_global global;          /* NV16 with one amax per unit */
-    float factor;                  /* TENSOR */
+    float encode_scale;            /* TENSOR: what elements are multiplied by */
     int64_t line_step, block_step; /* strides of scales between lines and between blocks, except for SWIZZLED */
     int64_t scale_lines;           /* with padding */
-    int32_t used, end;             /* blocks of the tile with values, and with padding */
+    int32_t blocks, padded_blocks; /* blocks of a line in the tile: with values, and with padding */
 } gmm__quant_copy_tile;
 
 /* Initializes what all lines of a copy's tile share. */
@@ -4704,23 +4709,24 @@ GMM__DEVICE void gmm__quant_copy_tile_begin(const gmm__quant_args *a, gmm_scalin
     const gmm_format *f = &a->format;
     const gmm__qview *v = &s->view;
     const int32_t width = gmm_block_along(scaling);
-    s->used = s->end = 0;
+    s->blocks = s->padded_blocks = 0;
     s->line_step = s->block_step = s->scale_lines = 0;
     if (width) {
-        const int64_t used = gmm__ceil_div(v->along, width), end = gmm__round_up(used, 4), first = s->a0 / width;
-        s->used = (int32_t)(used - first < GMM_TILE_BLOCKS ? used - first : (int64_t)GMM_TILE_BLOCKS);
-        s->end = (int32_t)(end - first < GMM_TILE_BLOCKS ? end - first : (int64_t)GMM_TILE_BLOCKS);
+        const int64_t blocks = gmm__ceil_div(v->along, width), padded = gmm__round_up(blocks, 4);
+        const int64_t first = s->along0 / width;
+        s->blocks = (int32_t)(blocks - first < GMM_TILE_BLOCKS ? blocks - first : (int64_t)GMM_TILE_BLOCKS);
+        s->padded_blocks = (int32_t)(padded - first < GMM_TILE_BLOCKS ? padded - first : (int64_t)GMM_TILE_BLOCKS);
         s->line_step = gmm__qview_scale(v, 1, 0); /* 0 for blocks of 128 x 128 */
         s->block_step = gmm__qview_scale(v, 0, 1);
         s->scale_lines = width == 128 ? gmm__round_up(v->lines, 4) : gmm__round_up(v->lines, 128);
     }
-    s->factor = 1.0f;
+    s->encode_scale = 1.0f;
     if (scaling == GMM_SCALING_NV16)
         s->global = gmm_nv_global_of(s->per_line ? 0.0f : s->amax[0], f->e4m3_256 ? 256.0f : 448.0f);
     else if (scaling == GMM_SCALING_TENSOR)
-        s->factor = f->delayed ? s->scale
-                               : gmm_scale_from_amax(s->amax[0], gmm_dtype_largest(f->dtype),
-                                                     gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
+        s->encode_scale = f->delayed ? s->scale
+                                     : gmm_scale_from_amax(s->amax[0], gmm_dtype_largest(f->dtype),
+                                                           gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
 }
 
 /* Computes and stores the scale and codes of a lane's four values of line l. `shared_amax`: amaxes of square blocks.
@@ -4733,10 +4739,10 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy
     const int32_t lane = gmm__lane(), width = gmm_block_along(scaling), lanes = width ? width / 4 : 32;
     const int32_t block = lane / lanes, valid = l < s->lines, is_first_lane = lane % lanes == 0;
     const int32_t height = scaling == GMM_SCALING_128X128 ? GMM_TILE : f->square ? width : 1;
-    const int64_t line = s->l0 + l;
-    const int32_t count = s->data - 4 * lane;
+    const int64_t line = s->line0 + l;
+    const int32_t count = s->along - 4 * lane;
     uint32_t stored = 0, code;
-    float factor = s->factor, amax = 0.0f;
+    float encode_scale = s->encode_scale, amax = 0.0f;
     int32_t i;
     if (width) {
         uint32_t bits = gmm__quant_block_max(gmm__quant_amax4(v), lanes);
@@ -4754,30 +4760,31 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy
             gmm__quant_four_over_six(&global, v, amax, f->four_over_six == 2, scale, error);
             stored = scale[error[1] < error[0]];
         } else stored = gmm_nv_scale(&global, amax);
-        factor = gmm_nv_encode(&global, (uint8_t)stored);
+        encode_scale = gmm_nv_encode(&global, (uint8_t)stored);
     } else if (scaling == GMM_SCALING_MX32) {
         stored = gmm_mx_scale(amax, f->dtype);
-        factor = gmm_e8m0_reciprocal((uint8_t)stored);
+        encode_scale = gmm_e8m0_reciprocal((uint8_t)stored);
     } else if (scaling != GMM_SCALING_TENSOR) {
-        factor = gmm_scale_from_amax(amax, gmm_dtype_largest(f->dtype),
-                                     gmm_dtype_largest(width ? a->source : GMM_F32), f->eps, f->pow2);
-        stored = gmm_f32_bits(gmm_scale_inverse(factor));
+        encode_scale = gmm_scale_from_amax(amax, gmm_dtype_largest(f->dtype),
+                                           gmm_dtype_largest(width ? a->source : GMM_F32), f->eps, f->pow2);
+        stored = gmm_f32_bits(gmm_scale_inverse(encode_scale));
     }
     if (scaling == GMM_SCALING_128X128) {
-        const int64_t first = gmm__qview_scale(view, line, s->a0 / 128);
-        if (l == 0 && (lane == 0 || (s->used == 1 && lane < s->end))) /* the padding is behind the last block */
+        const int64_t first = gmm__qview_scale(view, line, s->along0 / 128);
+        /* the padding is behind the last block */
+        if (l == 0 && (lane == 0 || (s->blocks == 1 && lane < s->padded_blocks)))
             ((float *)(void *)view->scale)[first + lane] = lane == 0 ? gmm_f32_from_bits(stored) : 0.0f;
     } else if (scaling == GMM_SCALING_1X128) {
         if (is_first_lane && line < s->scale_lines)
-            ((uint32_t *)(void *)view->scale)[line + s->a0 / 128 * s->block_step] = valid ? stored : 0u;
+            ((uint32_t *)(void *)view->scale)[line + s->along0 / 128 * s->block_step] = valid ? stored : 0u;
     } else if (width) {
-        if (is_first_lane && block < s->end) {
-            const int64_t j = s->a0 / width + block;
+        if (is_first_lane && block < s->padded_blocks) {
+            const int64_t j = s->along0 / width + block;
             view->scale[view->order == GMM_SCALES_SWIZZLED ? gmm__qview_scale(view, line, j)
                                                            : line * s->line_step + j * s->block_step] =
-                valid && block < s->used ? (uint8_t)stored : (uint8_t)0;
+                valid && block < s->blocks ? (uint8_t)stored : (uint8_t)0;
         }
-    } else if (scaling == GMM_SCALING_ROW && view->direction == GMM_ROWWISE && lane == 0 && s->a0 == 0 && valid)
+    } else if (scaling == GMM_SCALING_ROW && view->direction == GMM_ROWWISE && lane == 0 && s->along0 == 0 && valid)
         ((float *)(void *)view->scale)[line] = gmm_f32_from_bits(stored);
     if (!valid) return;
     if (f->stochastic) {
@@ -4789,22 +4796,22 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy
         code = 0;
 #pragma unroll
         for (i = 0; i < 4; i++)
-            code |= (uint32_t)gmm_f32_to_e2m1_random(gmm__fmul(v[i], factor), (word >> 8 * i) & 0xFFu) << 4 * i;
-    } else code = gmm__quant_codes(f->dtype, v, factor);
+            code |= (uint32_t)gmm_f32_to_e2m1_random(gmm__fmul(v[i], encode_scale), (word >> 8 * i) & 0xFFu) << 4 * i;
+    } else code = gmm__quant_codes(f->dtype, v, encode_scale);
     if (view->apart) {
 #pragma unroll
         for (i = 0; i < 4; i++)
             codes[(4 * lane + i) * GMM__QUANT_CODES + l] =
                 f->dtype == GMM_E2M1 ? (uint8_t)((code >> 4 * i) & 15u) : (uint8_t)(code >> 8 * i);
     } else if (f->dtype == GMM_E2M1) {
-        uint8_t *dst = view->data + (line * view->ld + s->a0) / 2 + 2 * lane;
+        uint8_t *dst = view->data + (line * view->ld + s->along0) / 2 + 2 * lane;
         if (count >= 4 && !((uintptr_t)dst & 1)) *(uint16_t *)dst = (uint16_t)code;
         else {
             if (count > 0) dst[0] = (uint8_t)code;
             if (count > 2) dst[1] = (uint8_t)(code >> 8);
         }
     } else {
-        uint8_t *dst = view->data + line * view->ld + s->a0 + 4 * lane;
+        uint8_t *dst = view->data + line * view->ld + s->along0 + 4 * lane;
         if (count >= 4 && !((uintptr_t)dst & 3)) *(uint32_t *)dst = code;
         else
 #pragma unroll
@@ -4879,14 +4886,14 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
     }
     if (!s->view.apart) return;
     __syncthreads();
-    for (l = gmm__warp(); l < s->data; l += GMM__QUANT_WARPS) { /* stores the codes row by row */
+    for (l = gmm__warp(); l < s->along; l += GMM__QUANT_WARPS) { /* stores the codes row by row */
         const uint8_t *src = codes + l * GMM__QUANT_CODES;
         uint8_t *dst = s->view.data;
         if (f->dtype == GMM_E2M1) {
-            dst += ((s->a0 + l) * s->view.ld + s->l0) / 2;
+            dst += ((s->along0 + l) * s->view.ld + s->line0) / 2;
             for (i = 2 * lane; i < s->lines; i += 64) dst[i / 2] = (uint8_t)(src[i] | src[i + 1] << 4);
         } else {
-            dst += (s->a0 + l) * s->view.ld + s->l0;
+            dst += (s->along0 + l) * s->view.ld + s->line0;
             if (4 * lane + 4 <= s->lines && !((uintptr_t)dst & 3))
                 *(uint32_t *)(dst + 4 * lane) = *(const uint32_t *)(src + 4 * lane);
             else
@@ -4895,8 +4902,8 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
     }
 }
 
-/* Stores what depends on amaxes alone: amaxes for the caller, scales of whole tensors and of columns. Threads
-   `first`, first + step, ... share the work. `store_amax`: amaxes that the caller gave replace those that the casts
+/* Stores what depends on amaxes alone: amaxes for the caller, scales of tensors and of columns. Called by threads
+   `first`, first + step, ... of a sequence. `store_amax`: amaxes that the caller gave replace those that the casts
    read. */
 GMM__DEVICE void gmm__quant_scales(const gmm__quant_args *a, int64_t first, int64_t step, int32_t store_amax) {
     const gmm_format *f = &a->format;
@@ -4961,11 +4968,11 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_tail(const __grid_c
 
 /* --- vectorized casts: the common shapes and alignments, at the speed of memory --- */
 
-/* A CTA processes tiles of 128 x 128, a warp 32 rows by 64 columns: lane 8 q + c holds rows 8 q to 8 q + 7 and
-   columns 8 c to 8 c + 7 in registers, in memory format. A block of 16 or 32 along a row or a column spans 2 or 4
+/* A CTA processes tiles of 128 x 128, a warp 32 rows by 64 columns: lane 8 i + j holds rows 8 i to 8 i + 7 and
+   columns 8 j to 8 j + 7 in registers, in memory format. A block of 16 or 32 along a row or a column spans 2 or 4
    lanes, and a lane has 8 codes of every line of a copy. Columnwise codes are transposed in shared memory. MX32,
-   whose copies both keep the order of the source, has sixteen rows of sixteen bytes per lane, so that sixteen lanes
-   write whole memory lines: half lines cost a fifth of the time. */
+   whose copies are both stored in the order of the source, has sixteen rows of sixteen bytes per lane, so that sixteen
+   lanes write complete lines of memory; stores of half lines are slower. */
 enum {
     GMM__VEC_WARP_ROWS = 32, GMM__VEC_WARP_COLS = 64,
     /* bytes of a column of codes; 16 more after every eight columns */
@@ -5048,21 +5055,21 @@ GMM__DEVICE uint32_t gmm__vec_signs(const float v[8]) {
                                       __byte_perm(gmm_f32_bits(v[4]), gmm_f32_bits(v[6]), 0x0073), 0x5410);
     return (odd & 0x80808080u) | ((even >> 4) & 0x08080808u);
 }
-/* |v multiplier|; saturate: 6 if it is larger or NaN. */
-GMM__DEVICE float gmm__vec_product(float v, float multiplier, int saturate) {
-    const float m = gmm_mul_abs_f32(v, multiplier);
+/* |v encode_scale|; saturate: 6 if it is larger or NaN. */
+GMM__DEVICE float gmm__vec_product(float v, float encode_scale, int saturate) {
+    const float m = gmm_mul_abs_f32(v, encode_scale);
     return saturate ? gmm_min_6_f32(m) : m;
 }
-/* E2M1 codes of eight values times |multiplier|. The code of an absolute value m is 2 m up to 2, m + 2 up to 4, and
+/* E2M1 codes of eight values times |encode_scale|. The code of an absolute value m is 2 m up to 2, m + 2 up to 4, and
    m / 2 + 4 up to 6, each rounded to even once by an addition to 2^23; the smallest of the three is the right one.
    Products either saturate at 6 (`saturate`), or none of them may be NaN or reach 7. */
-GMM__DEVICE uint32_t gmm__vec_e2m1x8(const float v[8], float multiplier, int saturate) {
+GMM__DEVICE uint32_t gmm__vec_e2m1x8(const float v[8], float encode_scale, int saturate) {
     uint32_t codes = 0;
     int32_t j;
 #pragma unroll
     for (j = 7; j >= 0; j--) {
         uint32_t low, middle, high;
-        gmm_e2m1_candidates(gmm__vec_product(v[j], multiplier, saturate), &low, &middle, &high);
+        gmm_e2m1_candidates(gmm__vec_product(v[j], encode_scale, saturate), &low, &middle, &high);
         low = low < middle ? low : middle;
         codes = codes * 16 + (low < high ? low : high);
     }
@@ -5072,12 +5079,12 @@ GMM__DEVICE uint32_t gmm__vec_e2m1x8(const float v[8], float multiplier, int sat
 /* The same with stochastic rounding as in gmm_f32_to_e2m1_random; element j uses byte j % 4 of word j / 4. A product
    is increased by a random fraction of the E2M1 step and truncated: multiplied by 2^-126, bits 22 and up are the
    code. */
-GMM__DEVICE uint32_t gmm__vec_e2m1x8_random(const float v[8], float multiplier, const uint32_t random[2]) {
+GMM__DEVICE uint32_t gmm__vec_e2m1x8_random(const float v[8], float encode_scale, const uint32_t random[2]) {
     uint32_t codes = 0;
     int32_t j;
 #pragma unroll
     for (j = 7; j >= 0; j--) {
-        const float m = gmm__vec_product(v[j], multiplier, 1);
+        const float m = gmm__vec_product(v[j], encode_scale, 1);
         /* 128 plus the byte times 2^-8; twice the step, 1, 2 or 4, is the exponent of m from 1 on */
         const float fraction = gmm_f32_from_bits(__byte_perm(random[j / 4], 0x43000000u, 0x7404 | (j & 3) << 4));
         const uint32_t bits = gmm_e2m1_add_fraction(m, fraction);
@@ -5117,33 +5124,35 @@ GMM__DEVICE gmm_warp_split gmm__vec_split(const gmm__quant_args *a) {
     w.total = (int32_t)gmm__quant_strips(a->grouped, a->tiles, a->units, a->rows);
     return w;
 }
-/* Strip number `index`, and the first column of the `tiles` tiles that the CTA processes of it. */
-typedef struct gmm__vec_strip { int32_t unit, row, m, rows, first, start; } gmm__vec_strip;
+/* Strip number `index`, with the fields of gmm__quant_strip. *c0: first column of the `cta_tiles` tiles that the CTA
+   processes of it. */
+typedef struct gmm__vec_strip { int32_t unit, row, m, rows, source_row, padded_row; } gmm__vec_strip;
 GMM__DEVICE gmm__vec_strip gmm__vec_strip_of(const gmm__quant_args *a, const gmm_warp_split *w, int32_t index,
-                                             int32_t tiles, int32_t *c0) {
+                                             int32_t cta_tiles, int32_t *c0) {
     const int32_t tile = a->backward ? (int32_t)(gridDim.x - 1u - blockIdx.x) : (int32_t)blockIdx.x;
     const int32_t strip = a->backward ? w->total - 1 - index : index;
     gmm__vec_strip p;
-    *c0 = tile * tiles * GMM_TILE;
+    *c0 = tile * cta_tiles * GMM_TILE;
     if (a->warp_split) {
         const int32_t g = __popc(__ballot_sync(0xFFFFFFFFu, w->tiles <= strip));
         const int32_t group_first = w->tiles - (w->rows + GMM_TILE - 1) / GMM_TILE;
         const int32_t first_strip = __shfl_sync(0xFFFFFFFFu, group_first, g);
         const int32_t rows = __shfl_sync(0xFFFFFFFFu, w->rows, g);
         p.unit = g;
-        p.first = __shfl_sync(0xFFFFFFFFu, w->begin, g);
+        p.source_row = __shfl_sync(0xFFFFFFFFu, w->begin, g);
         p.rows = rows;
-        p.start = first_strip * GMM_TILE;
+        p.padded_row = first_strip * GMM_TILE;
         p.row = (strip - first_strip) * GMM_TILE;
         p.m = rows - p.row < GMM_TILE ? rows - p.row : (int32_t)GMM_TILE;
     } else {
-        const gmm__quant_strip w64 = gmm__quant_strip_of(a->grouped, a->tiles, a->offsets, a->units, a->rows, strip);
-        p.unit = (int32_t)w64.unit;
-        p.row = (int32_t)w64.row;
-        p.m = (int32_t)w64.m;
-        p.rows = (int32_t)w64.rows;
-        p.first = (int32_t)w64.first;
-        p.start = (int32_t)w64.start;
+        const gmm__quant_strip strip64 = gmm__quant_strip_of(a->grouped, a->tiles, a->offsets, a->units, a->rows,
+                                                             strip);
+        p.unit = (int32_t)strip64.unit;
+        p.row = (int32_t)strip64.row;
+        p.m = (int32_t)strip64.m;
+        p.rows = (int32_t)strip64.rows;
+        p.source_row = (int32_t)strip64.source_row;
+        p.padded_row = (int32_t)strip64.padded_row;
     }
     return p;
 }
@@ -5155,13 +5164,13 @@ GMM__DEVICE uint8_t *gmm__vec_scales(const gmm_mat *m, int64_t step, int64_t uni
 }
 /* Stores the codes of a lane's part of a row. */
 GMM__DEVICE void gmm__vec_store_codes_bf16(uint8_t *dst, int32_t e5m2, const float v[8]) {
-    gmm_st_global_v2_b32(dst, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
+    gmm_st_global_v2_b32(dst, gmm__quant_fp8x4(e5m2, v), gmm__quant_fp8x4(e5m2, v + 4));
 }
 GMM__DEVICE void gmm__vec_store_codes_f16(uint8_t *dst, int32_t e5m2, const float v[8]) {
     gmm__vec_store_codes_bf16(dst, e5m2, v);
 }
 GMM__DEVICE void gmm__vec_store_codes_f32(uint8_t *dst, int32_t e5m2, const float v[4]) {
-    gmm_st_global_b32(dst, gmm__quant_codes8(e5m2, v));
+    gmm_st_global_b32(dst, gmm__quant_fp8x4(e5m2, v));
 }
 /* gmm_mx_scale of two amaxes that are not NaN, the second in the next byte. `inverse`: reciprocal of the dtype's
    largest value. */
@@ -5200,7 +5209,7 @@ GMM__DEVICE uint32_t gmm__vec_nv_scale4(const float amax[4], const float *encode
     /* infinity saturates to the largest code as well */
 #pragma unroll
     for (i = 0; i < 4; i++) v[i] = gmm__fmul(amax[i], encodes[127]);
-    scales4 = gmm__quant_codes8(0, v);
+    scales4 = gmm__quant_fp8x4(0, v);
 #pragma unroll
     for (i = 0; i < 4 && check; i++) {
         const float m = gmm__fmul(amax[i], encodes[(scales4 >> 8 * i) & 0x7Fu]);
@@ -5208,7 +5217,7 @@ GMM__DEVICE uint32_t gmm__vec_nv_scale4(const float amax[4], const float *encode
     }
     return check && !(maximum < 6.75f) ? scales4 | 0x80u : scales4;
 }
-/* Encode multiplier of block i of eight, whose scale bytes are in two words. */
+/* Encode scale of block i of eight, whose scale bytes are in two words. */
 GMM__DEVICE float gmm__vec_nv_encode(const float *encodes, const uint32_t scales4[2], int32_t i) {
     return encodes[((i & 4 ? scales4[1] : scales4[0]) >> 8 * (i & 3)) & 0x7Fu];
 }
@@ -5220,8 +5229,8 @@ GMM__DEVICE uint32_t gmm__vec_positive_nan(uint32_t w) {
     return w;
 }
 /* BF16: flips the signs of rows selected by bits of `signs`. gmm__vec_gather16 then exchanges words between the two
-   lanes of 16 rows, so that 8 rows by 8 columns become 16 rows by 4 columns: the upper lane keeps its left columns,
-   the lower lane its right ones. */
+   lanes of 16 rows, so that 8 rows by 8 columns become 16 rows by 4 columns: the left columns in the upper lane, the
+   right ones in the lower lane. */
 GMM__DEVICE void gmm__vec_flip_signs(uint32_t x[8][4], uint32_t signs) {
     int32_t i, k;
 #pragma unroll
@@ -5279,18 +5288,18 @@ GMM__DEVICE uint32_t gmm__vec_hadamard_amax(const uint32_t x[8][4], int32_t lowe
     int32_t i, k, half;
 #pragma unroll
     for (k = 0; k < 2; k++) {
-        uint32_t kept[8], received[8];
+        uint32_t own[8], received[8];
 #pragma unroll
         for (i = 0; i < 8; i++) {
             received[i] = __shfl_xor_sync(0xFFFFFFFFu, lower ? x[i][k] : x[i][k + 2], 8);
-            kept[i] = lower ? x[i][k + 2] : x[i][k];
+            own[i] = lower ? x[i][k + 2] : x[i][k];
         }
 #pragma unroll
         for (half = 0; half < 2; half++) {
             float a[8], b[8];
 #pragma unroll
             for (i = 0; i < 8; i++) {
-                a[i] = gmm__word_value_bf16(&kept[i], half);
+                a[i] = gmm__word_value_bf16(&own[i], half);
                 b[i] = gmm__word_value_bf16(&received[i], half);
             }
             gmm__vec_hadamard_stages(a, 8, 4);
@@ -5308,32 +5317,32 @@ GMM__DEVICE uint32_t gmm__vec_hadamard_amax(const uint32_t x[8][4], int32_t lowe
    tile at a time. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_dequantize_tiles(const __grid_constant__ gmm__dequant_args a) {
     extern __shared__ float gmm__dequant_shared[];
-    const int64_t items = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
+    const int64_t tile_count = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
     const int32_t lane = gmm__lane(), columnwise = a.direction == GMM_COLUMNWISE;
     const int64_t size = a.dst.dtype == GMM_F32 ? 4 : 2;
-    int64_t item;
-    for (item = blockIdx.x; item < items; item += gridDim.x) {
+    int64_t tile_index;
+    for (tile_index = blockIdx.x; tile_index < tile_count; tile_index += gridDim.x) {
         const gmm__quant_strip p = gmm__quant_strip_of(a.grouped, a.tiles, a.offsets, a.units, a.rows,
-                                                       item / a.col_tiles);
+                                                       tile_index / a.col_tiles);
         const gmm__qview v = gmm__quant_copy(&a.src, a.direction, a.grouped, &p, a.cols);
-        const int64_t c0 = item % a.col_tiles * GMM_TILE;
+        const int64_t c0 = tile_index % a.col_tiles * GMM_TILE;
         const int32_t n = (int32_t)(a.cols - c0 < GMM_TILE ? a.cols - c0 : (int64_t)GMM_TILE);
         const int32_t width = gmm_block_along(v.scaling), lines = columnwise ? n : (int32_t)p.m;
         const int32_t along = columnwise ? (int32_t)p.m : n;
-        const int64_t l0 = columnwise ? c0 : p.row, a0 = columnwise ? p.row : c0;
+        const int64_t line0 = columnwise ? c0 : p.row, along0 = columnwise ? p.row : c0;
         char *base = a.dst.table ? (char *)a.dst.table[p.unit]
                                  : (char *)a.dst.data + (a.grouped ? 0 : p.unit * a.dst.group_stride) * size;
         int32_t l, i;
         for (l = gmm__warp(); l < lines; l += GMM__QUANT_WARPS)
             for (i = lane; i < along; i += 32) {
-                const float factor = gmm__qview_factor(&v, l0 + l, width ? (a0 + i) / width : 0, 1);
-                const float value = gmm__qview_value(gmm_decode_small(v.dtype, gmm__qview_code(&v, l0 + l, a0 + i)),
-                                                     factor);
+                const float decode_scale = gmm__qview_factor(&v, line0 + l, width ? (along0 + i) / width : 0, 1);
+                const uint8_t code = gmm__qview_code(&v, line0 + l, along0 + i);
+                const float value = gmm__qview_value(gmm_decode_small(v.dtype, code), decode_scale);
                 gmm__dequant_shared[columnwise ? gmm__quant_smem_index(i, l) : gmm__quant_smem_index(l, i)] = value;
             }
         __syncthreads();
         for (l = gmm__warp(); l < p.m; l += GMM__QUANT_WARPS) {
-            char *dst = base + ((p.first + p.row + l) * a.dst.ld + c0) * size;
+            char *dst = base + ((p.source_row + p.row + l) * a.dst.ld + c0) * size;
             float x[4];
             gmm__quant_load_row(gmm__dequant_shared, l, x);
             if (4 * lane < n)
@@ -5366,9 +5375,9 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid
     uint8_t *codes = (uint8_t *)tile;
     const int64_t row_tiles = gmm__ceil_div(a.rows, GMM_TILE), col_tiles = gmm__ceil_div(a.cols, GMM_TILE);
     const int32_t lane = gmm__lane();
-    int64_t item;
-    for (item = blockIdx.x; item < a.units * row_tiles * col_tiles; item += gridDim.x) {
-        const int64_t u = item / (row_tiles * col_tiles), i = item / col_tiles % row_tiles, j = item % col_tiles;
+    int64_t index;
+    for (index = blockIdx.x; index < a.units * row_tiles * col_tiles; index += gridDim.x) {
+        const int64_t u = index / (row_tiles * col_tiles), i = index / col_tiles % row_tiles, j = index % col_tiles;
         const gmm__qview src_view = gmm__qview_of(&a.src, GMM_ROWWISE, 0, u, 0, 0, a.rows, a.cols);
         const gmm__qview dst_view = gmm__qview_of(&a.dst, GMM_COLUMNWISE, 0, u, 0, 0, a.rows, a.cols);
         const uint8_t *src = src_view.data + i * GMM_TILE * src_view.ld + j * GMM_TILE;
@@ -5377,7 +5386,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid
         const int32_t n = (int32_t)(a.cols - j * GMM_TILE < GMM_TILE ? a.cols - j * GMM_TILE : (int64_t)GMM_TILE);
         const int words =
             (((uintptr_t)src | (uintptr_t)src_view.ld | (uintptr_t)dst | (uintptr_t)dst_view.ld) & 3) == 0 &&
-                          (m | n) % 4 == 0;
+            (m | n) % 4 == 0;
         int32_t l, k;
         if (words) {
             uint32_t v[GMM_TILE / 4 / GMM__QUANT_WARPS][4];
@@ -5420,7 +5429,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_update_scale_slots(const __g
                                        a.scale[i]);
 }
 
-/* A rank's part of sharded master weights: gmm_shard_amax takes amaxes of blocks by atomic maxima on their bits,
+/* The shard of master weights that a rank has: gmm_shard_amax computes amaxes of blocks by atomic maxima on their bits,
    gmm_shard_codes writes scales and codes. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_amax(const __grid_constant__ gmm__shard_args a) {
     const int64_t first = (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x;
@@ -5543,7 +5552,7 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
-/* The first row that fits a call serves it; scaling NONE fits every format. */
+/* A call is served by the first row that fits it; scaling NONE fits every format. */
 typedef struct gmm_quantize_kernel {
     gmm_dtype dtype;    /* of the source */
     gmm_scaling scaling;
@@ -5592,10 +5601,10 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
     const int32_t cast_smem = a->vectorized ? 0 : mn_major || errors ? GMM__QUANT_SHARED : GMM__QUANT_TILE;
     const int32_t amax_smem = a->vectorized ? 0 : GMM__QUANT_TILE;
     const int multi_tile = a->format.scaling == GMM_SCALING_NV16 ||
-                        (a->format.scaling == GMM_SCALING_MX32 && dtype != GMM_F32);
+                           (a->format.scaling == GMM_SCALING_MX32 && dtype != GMM_F32);
     const int64_t tiles_per_block = multi_tile ? (int64_t)GMM__VEC_TILES : 1;
-    const int64_t items = strips * a->col_tiles;
-    dim3 grid((unsigned)(items < 1 ? 1 : items < max_blocks ? items : max_blocks)), cast_grid = grid;
+    const int64_t tile_count = strips * a->col_tiles;
+    dim3 grid((unsigned)(tile_count < 1 ? 1 : tile_count < max_blocks ? tile_count : max_blocks)), cast_grid = grid;
     cudaError_t e = cudaSuccess;
     gmm__quant_args forward = *a;
     void *params[1];
@@ -5626,9 +5635,9 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
     return e;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_dequantize(const gmm__dequant_args *a, int64_t items, int64_t max_blocks,
+static GMM__UNUSED cudaError_t gmm__k_dequantize(const gmm__dequant_args *a, int64_t tile_count, int64_t max_blocks,
                                                  cudaStream_t stream) {
-    const int64_t grid = items < 1 ? 1 : items < max_blocks ? items : max_blocks;
+    const int64_t grid = tile_count < 1 ? 1 : tile_count < max_blocks ? tile_count : max_blocks;
     cudaError_t e = cudaFuncSetAttribute((const void *)gmm_dequantize_tiles,
                                          cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_TILE);
     void *params[1];
@@ -5640,8 +5649,8 @@ static GMM__UNUSED cudaError_t gmm__k_dequantize(const gmm__dequant_args *a, int
 }
 
 static GMM__UNUSED cudaError_t gmm__k_transpose(const gmm__transpose_args *a, int64_t max_blocks, cudaStream_t stream) {
-    const int64_t items = a->units * gmm__ceil_div(a->rows, GMM_TILE) * gmm__ceil_div(a->cols, GMM_TILE);
-    const int64_t grid = items < 1 ? 1 : items < max_blocks ? items : max_blocks;
+    const int64_t tile_count = a->units * gmm__ceil_div(a->rows, GMM_TILE) * gmm__ceil_div(a->cols, GMM_TILE);
+    const int64_t grid = tile_count < 1 ? 1 : tile_count < max_blocks ? tile_count : max_blocks;
     void *params[1];
     params[0] = (void *)(uintptr_t)a;
     return cudaLaunchKernel((const void *)gmm_transpose_tiles, dim3((unsigned)grid), dim3(GMM__QUANT_BLOCK), params, 0,
@@ -6595,9 +6604,9 @@ static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, gmm
 #define GMM__CFG(name) (int)GMM__CAT(gmm_##name##_, GMM__TILE)
 
 /* The 16-bit product on tensor cores (mma.sync), persistent: a CTA computes every gridDim.x-th tile. Operands are
-   loaded by cp.async into a ring of STAGES stages; a fragment of the next step is loaded while the present one is
-   multiplied. Epilogue: accumulators pass through 8 rows of shared memory per warp, so that rows of D are stored in
-   whole vectors, while the first stages of the next tile are in flight. */
+   loaded by cp.async into a ring of STAGES stages; the fragments of the next K step are loaded while those of the
+   present one are multiplied. Epilogue: accumulators pass through 8 rows of shared memory per warp, so that rows of D
+   are stored by vector accesses, while the first stages of the next tile are in flight. */
 GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas))
 GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
     enum {
@@ -6605,13 +6614,13 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
         RAGGED_K = (int)GMM__CAT(gmm_ragged_k_, GMM__OP),
         BM = GMM__CFG(bm), BN = GMM__CFG(bn), BK = GMM__CFG(bk), STAGES = GMM__CFG(stages), THREADS = GMM__CFG(threads),
         WARPS_N = GMM__CFG(wn), WM = BM / GMM__CFG(wm), WN = BN / WARPS_N, MT = WM / 16, NT = WN / 8, KT = BK / 16,
-        A_LINE = TA ? 2 * BM : 2 * BK, B_LINE = TB ? 2 * BN : 2 * BK, /* bytes */
+        A_ROW_BYTES = TA ? 2 * BM : 2 * BK, B_ROW_BYTES = TB ? 2 * BN : 2 * BK, /* of a row of a stage */
         A_BYTES = 2 * BM * BK, B_BYTES = 2 * BN * BK, STAGE = A_BYTES + B_BYTES,
         STORE_LD = GMM__CFG(store_ld), STORE_LANES = WN / 4, STORE_ROWS = 32 / STORE_LANES
     };
-    const gmm_stage_shape a_shape = { A_LINE, BM, TA ? BK : 0, TA ? 0 : BK, THREADS * 16 / A_LINE,
+    const gmm_stage_shape a_shape = { A_ROW_BYTES, BM, TA ? BK : 0, TA ? 0 : BK, THREADS * 16 / A_ROW_BYTES,
                                       BM * BK / 8 / THREADS };
-    const gmm_stage_shape b_shape = { B_LINE, BN, TB ? BK : 0, TB ? 0 : BK, THREADS * 16 / B_LINE,
+    const gmm_stage_shape b_shape = { B_ROW_BYTES, BN, TB ? BK : 0, TB ? 0 : BK, THREADS * 16 / B_ROW_BYTES,
                                       BN * BK / 8 / THREADS };
     extern __shared__ __align__(1024) char gmm_shared[];
     const uint32_t shared = (uint32_t)__cvta_generic_to_shared(gmm_shared);
@@ -6624,16 +6633,18 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
     float acc[MT][NT][4];
     uint32_t a[2][MT][4], b[2][NT / 2][4];
     int64_t tile_index = blockIdx.x;
-    int first_tile, i, j, h, d, s, k_tiles = 0, row_blocks, read_offset, write_offset;
+    int first_tile, i, j, h, r, s, k_tile, k_tiles = 0, row_blocks, read_offset, write_offset;
 
     /* Order of the four 8 x 8 blocks of an ldmatrix. A: (m, k), (m + 8, k), (m, k + 8), (m + 8, k + 8). B: (n, k),
        (n, k + 8), (n + 8, k), (n + 8, k + 8). */
     if (TA)
         a_offset = gmm_swizzle((uint32_t)((lane & 7) + (lane >> 4) * 8), (uint32_t)(warp_m / 8 + (lane >> 3 & 1)),
-                               A_LINE);
-    else a_offset = gmm_swizzle((uint32_t)(warp_m + (lane & 15)), (uint32_t)(lane >> 4), A_LINE);
-    if (TB) b_offset = gmm_swizzle((uint32_t)(lane & 15), (uint32_t)(warp_n / 8 + (lane >> 4)), B_LINE);
-    else b_offset = gmm_swizzle((uint32_t)(warp_n + (lane & 7) + (lane >> 4) * 8), (uint32_t)(lane >> 3 & 1), B_LINE);
+                               A_ROW_BYTES);
+    else a_offset = gmm_swizzle((uint32_t)(warp_m + (lane & 15)), (uint32_t)(lane >> 4), A_ROW_BYTES);
+    if (TB) b_offset = gmm_swizzle((uint32_t)(lane & 15), (uint32_t)(warp_n / 8 + (lane >> 4)), B_ROW_BYTES);
+    else
+        b_offset = gmm_swizzle((uint32_t)(warp_n + (lane & 7) + (lane >> 4) * 8), (uint32_t)(lane >> 3 & 1),
+                               B_ROW_BYTES);
     b_offset += A_BYTES;
 
 /* Loads stage number q of the tile to byte `offset` of shared memory. */
@@ -6641,15 +6652,15 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
     gmm_stage_load(&load_a, gmm_shared + (offset), q, a_shape); \
     gmm_stage_load(&load_b, gmm_shared + (offset) + A_BYTES, q, b_shape); \
     gmm_cp_async_commit_group()
-/* ldmatrix of step s of the stage at `base`: the warp's fragments of A and B. */
+/* ldmatrix of K step s of the stage at `base`: the warp's fragments of A and B. */
 #define GMM__LOAD_A(frag, base, s) \
     _Pragma("unroll") for (i = 0; i < MT; i++) \
-        if (TA) gmm_ldmatrix_x4_trans((frag)[i], (base) + (a_offset ^ (uint32_t)(i * 32)) + (s) * 16 * A_LINE); \
-        else gmm_ldmatrix_x4((frag)[i], (base) + (a_offset ^ (uint32_t)((s) * 32)) + i * 16 * A_LINE)
+        if (TA) gmm_ldmatrix_x4_trans((frag)[i], (base) + (a_offset ^ (uint32_t)(i * 32)) + (s) * 16 * A_ROW_BYTES); \
+        else gmm_ldmatrix_x4((frag)[i], (base) + (a_offset ^ (uint32_t)((s) * 32)) + i * 16 * A_ROW_BYTES)
 #define GMM__LOAD_B(frag, base, s) \
     _Pragma("unroll") for (j = 0; j < NT / 2; j++) \
-        if (TB) gmm_ldmatrix_x4_trans((frag)[j], (base) + (b_offset ^ (uint32_t)(j * 32)) + (s) * 16 * B_LINE); \
-        else gmm_ldmatrix_x4((frag)[j], (base) + (b_offset ^ (uint32_t)((s) * 32)) + j * 16 * B_LINE)
+        if (TB) gmm_ldmatrix_x4_trans((frag)[j], (base) + (b_offset ^ (uint32_t)(j * 32)) + (s) * 16 * B_ROW_BYTES); \
+        else gmm_ldmatrix_x4((frag)[j], (base) + (b_offset ^ (uint32_t)((s) * 32)) + j * 16 * B_ROW_BYTES)
 
     load_tile.g = mma_tile.g = 0;
     for (first_tile = 1;; first_tile = 0, tile_index += gridDim.x) {
@@ -6670,11 +6681,10 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
             for (s = 0; s < STAGES - 1; s++) {
                 if (s < k_tiles) {
                     GMM__LOAD_STAGE(s, s * STAGE);
-                /* keeps the number of cp.async groups constant, which wait_group relies on */
-                } else gmm_cp_async_commit_group();
+                } else gmm_cp_async_commit_group(); /* wait_group counts groups: one per stage, empty or not */
             }
         }
-        if (!first_tile) {
+        if (!first_tile) { /* epilogue */
             const gmm_gemm_epilogue epilogue = gmm_gemm_epilogue_begin(&args, RAGGED_K, &mma_tile);
             const int32_t col = mma_tile.n0 + warp_n + lane % STORE_LANES * 4;
             float bias[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
@@ -6704,12 +6714,12 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
                                         STORE_ROWS, src, bias);
                 } else {
 #pragma unroll 1
-                    for (d = 0; d < 8; d += STORE_ROWS) {
-                        const float4 f = *(const float4 *)(src + d * STORE_LD);
+                    for (r = 0; r < 8; r += STORE_ROWS) {
+                        const float4 f = *(const float4 *)(src + r * STORE_LD);
                         float v[4];
                         v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
-                        if (row + d < mma_tile.m && col < args.n)
-                            gmm_gemm_store(&args, &epilogue, row + d, col, bias, v);
+                        if (row + r < mma_tile.m && col < args.n)
+                            gmm_gemm_store(&args, &epilogue, row + r, col, bias, v);
                     }
                 }
                 __syncwarp();
@@ -6732,10 +6742,10 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
         __syncthreads();
         GMM__LOAD_A(a[0], shared, 0);
         GMM__LOAD_B(b[0], shared, 0);
-        for (d = 0; d < k_tiles; d++) {
+        for (k_tile = 0; k_tile < k_tiles; k_tile++) {
 #pragma unroll
             for (s = 0; s < KT; s++) {
-                /* fragments are loaded one step ahead, also across the boundary of two stages */
+                /* fragments are loaded one K step ahead, also those of the next stage */
                 if (s + 1 < KT) {
                     GMM__LOAD_A(a[(s + 1) & 1], shared + (uint32_t)read_offset, s + 1);
                     GMM__LOAD_B(b[(s + 1) & 1], shared + (uint32_t)read_offset, s + 1);
@@ -6743,14 +6753,14 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
                     read_offset = read_offset + STAGE == STAGES * STAGE ? 0 : read_offset + STAGE;
                     GMM__CP_ASYNC_WAIT_GROUP(STAGES - 2);
                     __syncthreads();
-                    if (d + 1 < k_tiles) {
+                    if (k_tile + 1 < k_tiles) {
                         GMM__LOAD_A(a[(s + 1) & 1], shared + (uint32_t)read_offset, 0);
                         GMM__LOAD_B(b[(s + 1) & 1], shared + (uint32_t)read_offset, 0);
                     }
                 }
                 if (s == 0) {
-                    if (d + STAGES - 1 < k_tiles) {
-                        GMM__LOAD_STAGE(d + STAGES - 1, write_offset);
+                    if (k_tile + STAGES - 1 < k_tiles) {
+                        GMM__LOAD_STAGE(k_tile + STAGES - 1, write_offset);
                         write_offset = write_offset + STAGE == STAGES * STAGE ? 0 : write_offset + STAGE;
                     } else gmm_cp_async_commit_group();
                 }
@@ -6776,7 +6786,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
 #undef GMM__TILE
 #undef GMM__ROW
 
-/* .................................................................. Body: fp32 product, one chain per element ... */
+/* ......................................................................................... Body: fp32 product ... */
 #elif GMM__BODY == 2
 
 #ifndef GMM__ROW
@@ -6784,7 +6794,8 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
 #endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__OP GMM__COLUMN(2, GMM__ROW)
-/* D = A B^T in fp32 on the CUDA cores: every element is one chain of FMAs in the order of k. A CTA of 256 threads
+
+/* D = A B^T in fp32 on the CUDA cores: every element is accumulated by FMAs in the order of k. A CTA of 256 threads
    computes 128 x 128 elements; a thread has 8 x 8 of them, in rows ty and ty + 64 and columns tx and tx + 64, four
    each. Two buffers of 16 values of k: the loads of the next stage are in flight while the present one is
    multiplied. */
@@ -6847,19 +6858,20 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
         }
         __syncthreads(); /* the next tile overwrites the first buffer */
         {
-            const gmm_gemm_epilogue o = gmm_gemm_epilogue_begin(&args, RAGGED_K, &tile);
+            const gmm_gemm_epilogue epilogue = gmm_gemm_epilogue_begin(&args, RAGGED_K, &tile);
 #pragma unroll
             for (j = 0; j < 8; j += 4) {
                 const int32_t col = tile.n0 + tx + (j ? 64 : 0);
                 float bias[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
-                if (o.bias) {
+                if (epilogue.bias) {
                     const int size = gmm_kmat_size(&args.bias);
-                    gmm_read4(args.bias.dtype, o.bias + (int64_t)col * size, args.n - col, o.bias_vec4, bias);
+                    gmm_read4(args.bias.dtype, epilogue.bias + (int64_t)col * size, args.n - col, epilogue.bias_vec4,
+                              bias);
                 }
 #pragma unroll
                 for (i = 0; i < 8; i++) {
                     const int32_t row = tile.m0 + ty + i % 4 + (i < 4 ? 0 : 64);
-                    if (row < tile.m && col < args.n) gmm_gemm_store(&args, &o, row, col, bias, &acc[i][j]);
+                    if (row < tile.m && col < args.n) gmm_gemm_store(&args, &epilogue, row, col, bias, &acc[i][j]);
                 }
             }
         }
@@ -6882,127 +6894,132 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
 
 /* The GEMM of mma/body_tensor.cuh with quantized operands. Pipeline: codes of stage d + 2 are loaded into registers
    while those of stage d + 1 are dequantized into one of two shared buffers and stage d is multiplied from the
-   other. Scales are loaded one stage earlier and stored in a ring of four slots. 8 warps, 2 along rows and 4 along
-   columns. */
+   other. Scales are loaded one stage earlier and stored in a ring of four slots. 8 warps, 2 along M and 4 along N. */
 GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __grid_constant__ gmm_qgemm_args args) {
     enum {
         TA = (int)GMM__CAT(gmm_qgemm_ta_, GMM__KIND), TB = (int)GMM__CAT(gmm_qgemm_tb_, GMM__KIND),
         BLOCK_SCALED = (int)GMM__CAT(gmm_qgemm_block_scaled_, GMM__KIND),
         RAGGED_K = (int)GMM__CAT(gmm_ragged_k_, GMM__OP),
         BM = GMM_QGEMM_TILE_M, BN = BLOCK_SCALED ? (int)gmm_qgemm_tile_n_1 : (int)gmm_qgemm_tile_n_0,
-        LINES = BM + BN, B_LOG2_N64 = BLOCK_SCALED ? 1 : 2,
+        MN = BM + BN, B_LOG2_MN64 = BLOCK_SCALED ? 1 : 2,
         WN = BN / 4, MT = 4, NT = WN / 8, KT = GMM_QGEMM_TILE_K / 16, /* 2 x 4 warps */
-        A_LINE = TA ? 2 * BM : 2 * GMM_QGEMM_TILE_K, B_LINE = TB ? 2 * BN : 2 * GMM_QGEMM_TILE_K, /* bytes */
+        /* of a row of a stage */
+        A_ROW_BYTES = TA ? 2 * BM : 2 * GMM_QGEMM_TILE_K, B_ROW_BYTES = TB ? 2 * BN : 2 * GMM_QGEMM_TILE_K,
         A_BYTES = 2 * BM * GMM_QGEMM_TILE_K, STAGE = A_BYTES + 2 * BN * GMM_QGEMM_TILE_K,
-        SLOT = BLOCK_SCALED ? (int)gmm_qgemm_slot_bytes_1 : (int)gmm_qgemm_slot_bytes_0, STORE_LD = WN + 8,
-        STORE_LANES = WN / 4,
-        STORE_ROWS = 32 / STORE_LANES
+        SLOT = BLOCK_SCALED ? (int)gmm_qgemm_slot_bytes_1 : (int)gmm_qgemm_slot_bytes_0, /* of scales */
+        STORE_LD = WN + 8, STORE_LANES = WN / 4, STORE_ROWS = 32 / STORE_LANES
     };
     const gmm_dtype dtype = (gmm_dtype)GMM__CAT(gmm_qgemm_dtype_, GMM__KIND);
     extern __shared__ __align__(1024) char gmm_shared[];
     const uint32_t shared = (uint32_t)__cvta_generic_to_shared(gmm_shared);
     const int tid = (int)threadIdx.x, lane = tid & 31, warp = tid >> 5, warp_m = warp / 4 * 64, warp_n = warp % 4 * WN;
-    const gmm_scaling sa = args.a.scaling, sb = args.b.scaling, s0 = tid < BM ? sa : sb;
-    /* A is 16-bit tokens, which are copied without conversion */
-    const int tokens = !RAGGED_K && sa == GMM_SCALING_NONE;
-    const int has_scales = BLOCK_SCALED || sb == GMM_SCALING_MX32 || sb == GMM_SCALING_NV16;
-    const int a_passes = tokens ? 0 : args.a.dtype == GMM_E2M1 ? 1 : 2;
+    const gmm_scaling scaling_a = args.a.scaling, scaling_b = args.b.scaling;
+    const gmm_scaling scaling0 = tid < BM ? scaling_a : scaling_b;
+    /* A holds 16-bit tokens, which are copied without conversion */
+    const int a_is_16bit = !RAGGED_K && scaling_a == GMM_SCALING_NONE;
+    const int has_scales = BLOCK_SCALED || scaling_b == GMM_SCALING_MX32 || scaling_b == GMM_SCALING_NV16;
+    const int a_passes = a_is_16bit ? 0 : args.a.dtype == GMM_E2M1 ? 1 : 2;
     const int b_passes = (args.b.dtype == GMM_E2M1 ? 1 : 2) * (BN / 128);
     char *const slots = gmm_shared + 2 * STAGE;
     gmm_gemm_tile *const smem_tile = (gmm_gemm_tile *)(void *)(slots + 4 * SLOT);
     float *store_smem = (float *)(void *)gmm_shared + warp * 8 * STORE_LD;
     uint32_t a_offset, b_offset, a[2][4], b[NT / 2][4], scale_bits0, scale_bits1;
-    uint4 ra[2], rb[BN / 64];
+    uint4 codes_a[2], codes_b[BN / 64];
     gmm_gemm_tile tile;
-    gmm_qgemm_operand qa, qb;
-    const uint8_t *line_scales0, *line_scales1;
-    gmm_qgemm_scale_strides steps;
+    gmm_qgemm_operand operand_a, operand_b;
+    /* thread t loads the scales of row t of A and B together and, of the wide tile, of row t + 256 */
+    const uint8_t *first_scale0, *first_scale1;
+    gmm_qgemm_scale_strides strides;
     float acc[MT][NT][4], sum[BLOCK_SCALED ? MT : 1][NT][4];
     int64_t tile_index = blockIdx.x;
-    int i, j, h, d, s, k_tiles;
+    int i, j, h, r, s, k_tile, k_tiles;
 
-    steps.block = steps.block4 = 0;
+    strides.block = strides.block4 = 0;
     if (TA)
         a_offset = gmm_swizzle((uint32_t)((lane & 7) + (lane >> 4) * 8), (uint32_t)(warp_m / 8 + (lane >> 3 & 1)),
-                               A_LINE);
-    else a_offset = gmm_swizzle((uint32_t)(warp_m + (lane & 15)), (uint32_t)(lane >> 4), A_LINE);
-    if (TB) b_offset = gmm_swizzle((uint32_t)(lane & 15), (uint32_t)(warp_n / 8 + (lane >> 4)), B_LINE);
-    else b_offset = gmm_swizzle((uint32_t)(warp_n + (lane & 7) + (lane >> 4) * 8), (uint32_t)(lane >> 3 & 1), B_LINE);
+                               A_ROW_BYTES);
+    else a_offset = gmm_swizzle((uint32_t)(warp_m + (lane & 15)), (uint32_t)(lane >> 4), A_ROW_BYTES);
+    if (TB) b_offset = gmm_swizzle((uint32_t)(lane & 15), (uint32_t)(warp_n / 8 + (lane >> 4)), B_ROW_BYTES);
+    else
+        b_offset = gmm_swizzle((uint32_t)(warp_n + (lane & 7) + (lane >> 4) * 8), (uint32_t)(lane >> 3 & 1),
+                               B_ROW_BYTES);
     b_offset += A_BYTES;
 
 /* ldmatrix of step s of the stage at `base`: fragments of 16 rows of A, and of all columns of B. */
 #define GMM__LOAD_A(base, s, i) \
-    if (TA) gmm_ldmatrix_x4_trans(a[(i) & 1], (base) + (a_offset ^ (uint32_t)((i) * 32)) + (s) * 16 * A_LINE); \
-    else gmm_ldmatrix_x4(a[(i) & 1], (base) + (a_offset ^ (uint32_t)((s) * 32)) + (i) * 16 * A_LINE)
+    if (TA) gmm_ldmatrix_x4_trans(a[(i) & 1], (base) + (a_offset ^ (uint32_t)((i) * 32)) + (s) * 16 * A_ROW_BYTES); \
+    else gmm_ldmatrix_x4(a[(i) & 1], (base) + (a_offset ^ (uint32_t)((s) * 32)) + (i) * 16 * A_ROW_BYTES)
 #define GMM__LOAD_B(base, s) \
     _Pragma("unroll") for (j = 0; j < NT / 2; j++) \
-        if (TB) gmm_ldmatrix_x4_trans(b[j], (base) + (b_offset ^ (uint32_t)(j * 32)) + (s) * 16 * B_LINE); \
-        else gmm_ldmatrix_x4(b[j], (base) + (b_offset ^ (uint32_t)((s) * 32)) + j * 16 * B_LINE)
+        if (TB) gmm_ldmatrix_x4_trans(b[j], (base) + (b_offset ^ (uint32_t)(j * 32)) + (s) * 16 * B_ROW_BYTES); \
+        else gmm_ldmatrix_x4(b[j], (base) + (b_offset ^ (uint32_t)((s) * 32)) + j * 16 * B_ROW_BYTES)
 /* The operands of the tile's group. */
 #define GMM__VIEWS \
     const int64_t start = (int64_t)args.p.tiles[tile.g] * GMM_QGEMM_TILE_M, rows = RAGGED_K ? tile.k : tile.m; \
-    const gmm__qview va = gmm__qview_of(&args.a, args.a_along, 1, tile.g, tile.row, start, rows, args.a_cols); \
-    const gmm__qview vb = gmm__qview_of(&args.b, args.b_along, RAGGED_K, tile.g, RAGGED_K ? tile.row : 0, \
+    const gmm__qview view_a = gmm__qview_of(&args.a, args.a_along, 1, tile.g, tile.row, start, rows, args.a_cols); \
+    const gmm__qview view_b = gmm__qview_of(&args.b, args.b_along, RAGGED_K, tile.g, RAGGED_K ? tile.row : 0, \
                                         RAGGED_K ? start : 0, RAGGED_K ? rows : args.b_rows, args.b_cols)
 /* Stores the scales of stage q, which were loaded into registers before, and loads those of the next stage. */
 #define GMM__STORE_SCALES(q) \
-    gmm_qgemm_store_scales(dtype, BLOCK_SCALED, s0, scale_bits0, slots + ((q) & 3) * SLOT, tid, LINES); \
-    if (LINES > 256 && tid < 128) \
-        gmm_qgemm_store_scales(dtype, BLOCK_SCALED, sb, scale_bits1, slots + ((q) & 3) * SLOT, tid + 256, LINES); \
+    gmm_qgemm_store_scales(dtype, BLOCK_SCALED, scaling0, scale_bits0, slots + ((q) & 3) * SLOT, tid, MN); \
+    if (MN > 256 && tid < 128) \
+        gmm_qgemm_store_scales(dtype, BLOCK_SCALED, scaling_b, scale_bits1, slots + ((q) & 3) * SLOT, tid + 256, MN); \
     GMM__LOAD_SCALES((q) + 1)
 #define GMM__LOAD_SCALES(q) \
-    scale_bits0 = gmm_qgemm_load_scales(line_scales0, \
-                                        BLOCK_SCALED ? steps \
+    scale_bits0 = gmm_qgemm_load_scales(first_scale0, \
+                                        BLOCK_SCALED ? strides \
                                         : tid < BM   ? GMM__SCALE_STRIDES(a) \
-                                        : GMM__SCALE_STRIDES(b), s0, q, k); \
-    if (LINES > 256 && tid < 128) scale_bits1 = gmm_qgemm_load_scales(line_scales1, GMM__SCALE_STRIDES(b), sb, q, k)
+                                                     : GMM__SCALE_STRIDES(b), \
+                                        scaling0, q, k); \
+    if (MN > 256 && tid < 128) \
+        scale_bits1 = gmm_qgemm_load_scales(first_scale1, GMM__SCALE_STRIDES(b), scaling_b, q, k)
 #define GMM__SCALE_STRIDES(x) gmm_qgemm_scale_strides_of(&args.x, GMM__CAT(gmm_qgemm_t##x##_, GMM__KIND), args.x##_cols)
 /* Scales of stage t for the operand at byte `offset` of the stage; NULL: its elements are not scaled. */
 #define GMM__ELEMENT_SCALES(t, offset) \
     (has_scales && !BLOCK_SCALED ? (const uint16_t *)(void *)(slots + ((t) & 3) * SLOT) + ((offset) ? BM : 0) : NULL)
 /* Dequantizes chunk i of stage t into shared memory and loads the same chunk of the following stage into its
    registers. */
-#define GMM__DEQUANTIZE_CHUNK(x, mn_major, log2_n64, i, t, offset) \
-    gmm_qgemm_dequantize_chunk(dtype, &args.x, mn_major, log2_n64, i, r##x[i], \
+#define GMM__DEQUANTIZE_CHUNK(x, mn_major, log2_mn64, i, t, offset) \
+    gmm_qgemm_dequantize_chunk(dtype, &args.x, mn_major, log2_mn64, i, codes_##x[i], \
                                gmm_shared + ((t) & 1) * STAGE + (offset), GMM__ELEMENT_SCALES(t, offset)); \
-    r##x[i] = gmm_qgemm_load_chunk(&q##x, &args.x, mn_major, log2_n64, i)
+    codes_##x[i] = gmm_qgemm_load_chunk(&operand_##x, &args.x, mn_major, log2_mn64, i)
 
     for (tile.g = 0; gmm_gemm_next_tile(&args.p, RAGGED_K, BM, BN, &tile_index, &tile); tile_index += gridDim.x) {
         const int k = RAGGED_K ? (tile.k + args.k_round - 1) / args.k_round * args.k_round : tile.k;
         const int row_blocks = (tile.m - tile.m0 - warp_m + 15) / 16; /* blocks of 16 rows that this warp has */
         {
             GMM__VIEWS;
-            qa = gmm_qgemm_operand_init(&args.a, &va, TA, 1, tile.row, tile.m0, tile.m, k);
-            qb = gmm_qgemm_operand_init(&args.b, &vb, TB, B_LOG2_N64, 0, tile.n0, args.p.n, k);
-            line_scales0 = tid < BM ? gmm_qgemm_line_scales(&va, sa, tile.m0 + tid, tile.m)
-                             : gmm_qgemm_line_scales(&vb, sb, tile.n0 + tid - BM, args.p.n);
-            line_scales1 = gmm_qgemm_line_scales(&vb, sb, tile.n0 + tid + 128, args.p.n);
+            operand_a = gmm_qgemm_operand_init(&args.a, &view_a, TA, 1, tile.row, tile.m0, tile.m, k);
+            operand_b = gmm_qgemm_operand_init(&args.b, &view_b, TB, B_LOG2_MN64, 0, tile.n0, args.p.n, k);
+            first_scale0 = tid < BM ? gmm_qgemm_first_scale(&view_a, scaling_a, tile.m0 + tid, tile.m)
+                                    : gmm_qgemm_first_scale(&view_b, scaling_b, tile.n0 + tid - BM, args.p.n);
+            first_scale1 = gmm_qgemm_first_scale(&view_b, scaling_b, tile.n0 + tid + 128, args.p.n);
             if (BLOCK_SCALED)
-                steps = tid < BM ? gmm_qgemm_scale_strides_of(&args.a, TA, va.lines)
-                    : gmm_qgemm_scale_strides_of(&args.b, TB, vb.lines);
+                strides = tid < BM ? gmm_qgemm_scale_strides_of(&args.a, TA, view_a.lines)
+                                   : gmm_qgemm_scale_strides_of(&args.b, TB, view_b.lines);
         }
         /* an empty group multiplies one stage of zeros */
         k_tiles = k > 0 ? (k + GMM_QGEMM_TILE_K - 1) / GMM_QGEMM_TILE_K : 1;
 #pragma unroll
         for (i = 0; i < 2; i++)
-            if (i < a_passes) ra[i] = gmm_qgemm_load_chunk(&qa, &args.a, TA, 1, i);
+            if (i < a_passes) codes_a[i] = gmm_qgemm_load_chunk(&operand_a, &args.a, TA, 1, i);
 #pragma unroll
         for (i = 0; i < BN / 64; i++)
-            if (i < b_passes) rb[i] = gmm_qgemm_load_chunk(&qb, &args.b, TB, B_LOG2_N64, i);
+            if (i < b_passes) codes_b[i] = gmm_qgemm_load_chunk(&operand_b, &args.b, TB, B_LOG2_MN64, i);
         if (has_scales) {
             scale_bits1 = 0;
             GMM__LOAD_SCALES(0);
             GMM__STORE_SCALES(0);
         }
         __syncthreads(); /* scales are stored, and the epilogue of the previous tile has finished with shared memory */
-        if (tid == 0) *smem_tile = tile; /* kept in shared memory, so that it takes no registers in the mainloop */
+        if (tid == 0) *smem_tile = tile; /* in shared memory, so that it takes no registers in the mainloop */
         if (has_scales) {
             GMM__STORE_SCALES(1);
         }
-        if (tokens) gmm_qgemm_copy_tokens(&qa, &args.a, gmm_shared);
+        if (a_is_16bit) gmm_qgemm_copy_tokens(&operand_a, &args.a, gmm_shared);
         gmm_cp_async_commit_group();
-        gmm_qgemm_operand_advance(&qa, &args.a, TA);
-        gmm_qgemm_operand_advance(&qb, &args.b, TB);
+        gmm_qgemm_operand_advance(&operand_a, &args.a, TA);
+        gmm_qgemm_operand_advance(&operand_b, &args.b, TB);
 #pragma unroll
         for (i = 0; i < 2; i++)
             if (i < a_passes) {
@@ -7011,7 +7028,7 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __gri
 #pragma unroll
         for (i = 0; i < BN / 64; i++)
             if (i < b_passes) {
-                GMM__DEQUANTIZE_CHUNK(b, TB, B_LOG2_N64, i, 0, A_BYTES);
+                GMM__DEQUANTIZE_CHUNK(b, TB, B_LOG2_MN64, i, 0, A_BYTES);
             }
 #pragma unroll
         for (i = 0; i < MT; i++)
@@ -7021,17 +7038,18 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __gri
                 for (h = 0; h < 4; h++) acc[i][j][h] = sum[BLOCK_SCALED ? i : 0][j][h] = 0.0f;
         gmm_gemm_prefetch(&args.p, RAGGED_K, &tile, BM, BN);
 
-        for (d = 0; d < k_tiles; d++) {
-            const uint32_t base = shared + (uint32_t)((d & 1) * STAGE);
-            const int has_next = d + 1 < k_tiles;
+        for (k_tile = 0; k_tile < k_tiles; k_tile++) {
+            const uint32_t base = shared + (uint32_t)((k_tile & 1) * STAGE);
+            const int has_next = k_tile + 1 < k_tiles;
             GMM__CP_ASYNC_WAIT_GROUP(0);
-            __syncthreads(); /* stage d is complete, and stage d - 1 has been read */
-            if (tokens && has_next) gmm_qgemm_copy_tokens(&qa, &args.a, gmm_shared + ((d + 1) & 1) * STAGE);
+            __syncthreads(); /* stage k_tile is complete, and the one before has been read */
+            if (a_is_16bit && has_next)
+                gmm_qgemm_copy_tokens(&operand_a, &args.a, gmm_shared + ((k_tile + 1) & 1) * STAGE);
             gmm_cp_async_commit_group();
-            if (!tokens || has_next) gmm_qgemm_operand_advance(&qa, &args.a, TA);
-            gmm_qgemm_operand_advance(&qb, &args.b, TB);
+            if (!a_is_16bit || has_next) gmm_qgemm_operand_advance(&operand_a, &args.a, TA);
+            gmm_qgemm_operand_advance(&operand_b, &args.b, TB);
             if (has_scales) {
-                GMM__STORE_SCALES(d + 2);
+                GMM__STORE_SCALES(k_tile + 2);
             }
             GMM__LOAD_A(base, 0, 0);
             GMM__LOAD_B(base, 0);
@@ -7053,42 +7071,45 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __gri
                     GMM__LOAD_B(base, s + 1);
                 }
                 if (s < 2 && has_next && s < a_passes) {
-                    GMM__DEQUANTIZE_CHUNK(a, TA, 1, s % 2, d + 1, 0);
+                    GMM__DEQUANTIZE_CHUNK(a, TA, 1, s % 2, k_tile + 1, 0);
                 }
                 if (s < BN / 64 && has_next && s < b_passes) {
-                    GMM__DEQUANTIZE_CHUNK(b, TB, B_LOG2_N64, s % (BN / 64), d + 1, A_BYTES);
+                    GMM__DEQUANTIZE_CHUNK(b, TB, B_LOG2_MN64, s % (BN / 64), k_tile + 1, A_BYTES);
                 }
-                if (BLOCK_SCALED && (s & 1) && (args.block == 32 || (s == KT - 1 && (d & 1 || !has_next)))) {
-                    const float *scale = (const float *)(void *)(slots + (d & 3) * SLOT) +
-                                         (args.block == 32 ? s / 2 * LINES : 0);
-                    const float ones[2] = { 1.0f, 1.0f }, *const column = scale + BM + warp_n + (lane & 3) * 2;
+                if (BLOCK_SCALED && (s & 1) && (args.block == 32 || (s == KT - 1 && (k_tile & 1 || !has_next)))) {
+                    const float *scale = (const float *)(void *)(slots + (k_tile & 3) * SLOT) +
+                                         (args.block == 32 ? s / 2 * MN : 0);
+                    const float ones[2] = { 1.0f, 1.0f }, *const col_scales = scale + BM + warp_n + (lane & 3) * 2;
 #pragma unroll
                     for (i = 0; i < MT; i++) {
                         const float *const first = scale + warp_m + i * 16 + (lane >> 2);
-                        float row[2] = { first[0], first[8] };
-                        const float lift[2] = { gmm__scale_lift(row[0]), gmm__scale_lift(row[1]) };
+                        float row_scales[2] = { first[0], first[8] };
+                        const float lift[2] = { gmm__scale_lift(row_scales[0]), gmm__scale_lift(row_scales[1]) };
                         if (lift[0] == 1.0f && lift[1] == 1.0f) {
 #pragma unroll
                             for (j = 0; j < NT; j++)
-                                gmm_qgemm_promote(sum[BLOCK_SCALED ? i : 0][j], acc[i][j], row, column + 8 * j, ones);
+                                gmm_qgemm_promote(sum[BLOCK_SCALED ? i : 0][j], acc[i][j], row_scales,
+                                                  col_scales + 8 * j, ones);
                         } else {
-                            row[0] *= 1.0f / lift[0];
-                            row[1] *= 1.0f / lift[1];
+                            row_scales[0] *= 1.0f / lift[0];
+                            row_scales[1] *= 1.0f / lift[1];
 #pragma unroll
                             for (j = 0; j < NT; j++)
-                                gmm_qgemm_promote(sum[BLOCK_SCALED ? i : 0][j], acc[i][j], row, column + 8 * j, lift);
+                                gmm_qgemm_promote(sum[BLOCK_SCALED ? i : 0][j], acc[i][j], row_scales,
+                                                  col_scales + 8 * j, lift);
                         }
                     }
                 }
             }
         }
 
-        { /* epilogue: apply the scales that are constant over the contraction, then store as the plain products do */
+        { /* epilogue: applies the scales that are constant along k, then stores as body 1 does */
             gmm_gemm_epilogue epilogue;
             __syncthreads(); /* all stages have been read: their memory is reused for the results */
             tile = *smem_tile;
             GMM__VIEWS;
-            const float divisor = gmm__fmul(gmm_qgemm_outer_divisor(&va, sa), gmm_qgemm_outer_divisor(&vb, sb));
+            const float divisor = gmm__fmul(gmm_qgemm_outer_divisor(&view_a, scaling_a),
+                                            gmm_qgemm_outer_divisor(&view_b, scaling_b));
             const float inverse = gmm__fdiv(1.0f, divisor);
             const int32_t col = tile.n0 + warp_n + lane % STORE_LANES * 4;
             const int empty = tile.k == 0; /* an empty sum is +0 */
@@ -7103,7 +7124,7 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __gri
 #pragma unroll
                 for (h = 0; h < 2; h++) {
                     const int32_t n = tile.n0 + warp_n + j * 8 + (lane & 3) * 2 + h;
-                    col_scale[j][h] = !empty && n < args.p.n ? gmm_qgemm_outer_scale(&vb, sb, n) : 1.0f;
+                    col_scale[j][h] = !empty && n < args.p.n ? gmm_qgemm_outer_scale(&view_b, scaling_b, n) : 1.0f;
                     extreme |= !gmm__scale_moderate(col_scale[j][h]);
                 }
             extreme = __any_sync(0xFFFFFFFFu, extreme);
@@ -7118,7 +7139,7 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __gri
                 float row_scale = 1.0f;
                 int in_smem; /* the accumulators are scaled one by one in shared memory */
                 if (first_row >= tile.m) break;
-                if (!empty && frag_row < tile.m) row_scale = gmm_qgemm_outer_scale(&va, sa, frag_row);
+                if (!empty && frag_row < tile.m) row_scale = gmm_qgemm_outer_scale(&view_a, scaling_a, frag_row);
                 in_smem = extreme || __any_sync(0xFFFFFFFFu, !gmm__scale_moderate(row_scale));
                 if (!empty && frag_row < tile.m) row_scale = gmm__fmul(alpha, row_scale);
 #pragma unroll
@@ -7137,16 +7158,16 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __gri
                         }
                     }
                 __syncwarp();
-                if (in_smem) { /* rare: the views are made again, so that they take no registers elsewhere */
+                if (in_smem) { /* rare; the views are computed again, so that they take no registers elsewhere */
                     const gmm_gemm_tile tile = *smem_tile;
                     GMM__VIEWS;
 #pragma unroll 1
-                    for (d = lane; d < 8 * WN; d += 32) {
-                        const int32_t m = first_row + d / WN, n = tile.n0 + warp_n + d % WN;
-                        float *const v = &store_smem[d / WN * STORE_LD + d % WN];
+                    for (r = lane; r < 8 * WN; r += 32) {
+                        const int32_t m = first_row + r / WN, n = tile.n0 + warp_n + r % WN;
+                        float *const v = &store_smem[r / WN * STORE_LD + r % WN];
                         if (m < tile.m && n < args.p.n)
-                            *v = gmm__scale_sum(*v, alpha, gmm_qgemm_outer_scale(&va, sa, m),
-                                                gmm_qgemm_outer_scale(&vb, sb, n), inverse);
+                            *v = gmm__scale_sum(*v, alpha, gmm_qgemm_outer_scale(&view_a, scaling_a, m),
+                                                gmm_qgemm_outer_scale(&view_b, scaling_b, n), inverse);
                     }
                     __syncwarp();
                 }
@@ -7158,12 +7179,12 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __gri
                                         STORE_ROWS, src, bias);
                 } else {
 #pragma unroll 1
-                    for (d = 0; d < 8; d += STORE_ROWS) {
-                        const float4 f = *(const float4 *)(const void *)(src + d * STORE_LD);
+                    for (r = 0; r < 8; r += STORE_ROWS) {
+                        const float4 f = *(const float4 *)(const void *)(src + r * STORE_LD);
                         float v[4];
                         v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
-                        if (row + d < tile.m && col < args.p.n)
-                            gmm_gemm_store(&args.p, &epilogue, row + d, col, bias, v);
+                        if (row + r < tile.m && col < args.p.n)
+                            gmm_gemm_store(&args.p, &epilogue, row + r, col, bias, v);
                     }
                 }
                 __syncwarp();
@@ -7195,13 +7216,14 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __gri
 #define GMM__PARTIALS_KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__ROWS_KERNEL_NAME GMM__COLUMN(2, GMM__ROW)
 #define GMM__DTYPE GMM__COLUMN(3, GMM__ROW)
+
 /* partials[chunk][n] = sum over the rows of a chunk of s[r] dy[r][n]. A CTA processes GMM_BGRAD_COLS columns of a
-   chunk: 64 threads cover the columns, 4 each, and four sets of them take every fourth row. */
+   chunk: 64 threads cover the columns, 4 each, and ROW_GROUPS groups of 64 threads sum every fourth row each. */
 GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS)
 GMM__PARTIALS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
-    enum { LINES = GMM_BGRAD_THREADS / 64, SIZE = GMM__DTYPE == GMM_F32 ? 4 : 2 };
-    __shared__ float sums[LINES][GMM_BGRAD_COLS];
-    const int tid = (int)threadIdx.x, line = tid / 64;
+    enum { ROW_GROUPS = GMM_BGRAD_THREADS / 64, SIZE = GMM__DTYPE == GMM_F32 ? 4 : 2 };
+    __shared__ float sums[ROW_GROUPS][GMM_BGRAD_COLS];
+    const int tid = (int)threadIdx.x, row_group = tid / 64;
     const uint32_t blocks = (uint32_t)(args.n + GMM_BGRAD_COLS - 1) / GMM_BGRAD_COLS;
     const int64_t count = (int64_t)args.tiles[args.groups] * blocks;
     const char *dy = (const char *)args.dy.data;
@@ -7218,18 +7240,18 @@ GMM__PARTIALS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
         row = args.offsets[g] + (int64_t)(chunk - (uint32_t)args.tiles[g]) * GMM_BGRAD_ROWS;
         end = args.offsets[g + 1] < row + GMM_BGRAD_ROWS ? args.offsets[g + 1] : row + GMM_BGRAD_ROWS;
 #pragma unroll 8
-        for (row += line; row < end; row += LINES) {
+        for (row += row_group; row < end; row += ROW_GROUPS) {
             const float s = args.bias_scale ? args.bias_scale[row] : 1.0f;
             float v[4];
             gmm_read4(GMM__DTYPE, dy + (row * args.dy.ld + col) * SIZE, args.n - col, vec4, v);
 #pragma unroll
             for (i = 0; i < 4; i++) sum[i] = __fmaf_rn(s, v[i], sum[i]);
         }
-        *(float4 *)&sums[line][tid % 64 * 4] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+        *(float4 *)&sums[row_group][tid % 64 * 4] = make_float4(sum[0], sum[1], sum[2], sum[3]);
         __syncthreads();
         if (first + tid < args.n) {
             float total = sums[0][tid];
-            for (i = 1; i < LINES; i++) total = __fadd_rn(total, sums[i][tid]);
+            for (i = 1; i < ROW_GROUPS; i++) total = __fadd_rn(total, sums[i][tid]);
             args.partials[(int64_t)chunk * args.n + first + tid] = total;
         }
         __syncthreads();
@@ -9155,12 +9177,13 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
 #define GMM__STATIC_DTYPE ((gmm_dtype)GMM__NAME(gmm__static_dtype))
 
 /* Loads a tile of a strip into shared memory (unless x is NULL), with zeros beyond the last row and column, and
-   returns the lane's amax of it. A quantized source is dequantized to F32. */
+   returns the lane's amax of it. With `row_amaxes` it raises the amaxes of rows. A quantized source is dequantized to
+   F32. */
 GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const gmm__quant_strip *p, int64_t c0,
-                                                int32_t n, int32_t lines, float *x) {
+                                                int32_t n, int32_t row_amaxes, float *x) {
     const int32_t lane = gmm__lane(), count = n - 4 * lane;
     const int64_t size = GMM__STATIC_DTYPE == GMM_F32 ? 4 : 2;
-    uint32_t *line = (uint32_t *)a->lines + (a->grouped ? p->first : p->unit * p->rows) + p->row, amax = 0;
+    uint32_t *row_amax = (uint32_t *)a->lines + (a->grouped ? p->source_row : p->unit * p->rows) + p->row, amax = 0;
     int32_t r;
     if (GMM__STATIC_DTYPE == GMM_F32 && a->src.scaling != GMM_SCALING_NONE) {
         const gmm__qview v = gmm__quant_copy(&a->src, GMM_ROWWISE, a->grouped, p, a->cols);
@@ -9175,21 +9198,21 @@ GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const 
                     u[j] = gmm__qview_value(gmm_decode_small(v.dtype, gmm__qview_code(&v, l, c)),
                                             gmm__qview_factor(&v, l, width ? c / width : 0, 1));
             }
-            amax = gmm__quant_line_amax(amax, u, lines && r < p->m ? line + r : NULL);
+            amax = gmm__quant_row_amax(amax, u, row_amaxes && r < p->m ? row_amax + r : NULL);
             if (x) gmm__quant_store_row(x, r, u);
         }
     } else {
         const char *base = a->src.table ? (const char *)a->src.table[p->unit]
                                         : (const char *)a->src.data +
                                               (a->grouped ? 0 : p->unit * a->src.group_stride) * size;
-        const char *src = base + ((p->first + p->row) * a->src.ld + c0) * size;
+        const char *src = base + ((p->source_row + p->row) * a->src.ld + c0) * size;
         const int32_t vec4 = gmm_vec4_aligned(GMM__STATIC_DTYPE, src, a->src.ld);
 #pragma unroll 4
         for (r = gmm__warp(); r < GMM_TILE; r += GMM__QUANT_WARPS) {
             float u[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
             if (r < p->m && count > 0)
                 gmm_read4(GMM__STATIC_DTYPE, src + (r * a->src.ld + 4 * lane) * size, count, vec4, u);
-            amax = gmm__quant_line_amax(amax, u, lines && r < p->m ? line + r : NULL);
+            amax = gmm__quant_row_amax(amax, u, row_amaxes && r < p->m ? row_amax + r : NULL);
             if (x) gmm__quant_store_row(x, r, u);
         }
     }
@@ -9201,14 +9224,14 @@ GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const 
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__QUANT_PER_SM)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
-    const int64_t items = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
+    const int64_t tile_count = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
     const int32_t transformed = a.format.hadamard && a.columnwise.dtype != GMM_NONE, lane = gmm__lane();
-    int64_t item;
+    int64_t tile_index;
     if (a.skip && *a.skip) return;
-    for (item = blockIdx.x; item < items; item += gridDim.x) {
+    for (tile_index = blockIdx.x; tile_index < tile_count; tile_index += gridDim.x) {
         const gmm__quant_strip p = gmm__quant_strip_of(a.grouped, a.tiles, a.offsets, a.units, a.rows,
-                                                       item / a.col_tiles);
-        const int64_t c0 = item % a.col_tiles * GMM_TILE;
+                                                       tile_index / a.col_tiles);
+        const int64_t c0 = tile_index % a.col_tiles * GMM_TILE;
         const int32_t n = (int32_t)(a.cols - c0 < GMM_TILE ? a.cols - c0 : (int64_t)GMM_TILE);
         uint32_t amax[2] = { 0, 0 };
         int32_t l;
@@ -9256,14 +9279,14 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
     __shared__ uint32_t square[2 * GMM__QUANT_SQUARES]; /* amaxes of square blocks, then their chosen scales */
     uint8_t *codes = (uint8_t *)gmm__quant_shared + GMM__QUANT_TILE;
-    const int64_t items = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
+    const int64_t tile_count = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
     const int32_t width = gmm_block_along(a.format.scaling);
-    int64_t item;
+    int64_t tile_index;
     if (a.skip && *a.skip) return;
-    for (item = blockIdx.x; item < items; item += gridDim.x) {
+    for (tile_index = blockIdx.x; tile_index < tile_count; tile_index += gridDim.x) {
         const gmm__quant_strip p = gmm__quant_strip_of(a.grouped, a.tiles, a.offsets, a.units, a.rows,
-                                                       item / a.col_tiles);
-        const int64_t c0 = item % a.col_tiles * GMM_TILE;
+                                                       tile_index / a.col_tiles);
+        const int64_t c0 = tile_index % a.col_tiles * GMM_TILE;
         const int32_t n = (int32_t)(a.cols - c0 < GMM_TILE ? a.cols - c0 : (int64_t)GMM_TILE);
         gmm__quant_copy_tile s;
         (void)GMM__NAME(gmm__quant_load)(&a, &p, c0, n, 0, gmm__quant_shared);
@@ -9272,12 +9295,12 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         s.group = a.first_group + p.unit;
         if (a.rowwise.dtype != GMM_NONE) {
             s.view = gmm__quant_copy(&a.rowwise, GMM_ROWWISE, a.grouped, &p, a.cols);
-            s.l0 = p.row;
-            s.a0 = c0;
+            s.line0 = p.row;
+            s.along0 = c0;
             s.lines = (int32_t)p.m;
-            s.data = n;
+            s.along = n;
             s.per_line = a.lines != NULL;
-            s.amax = a.lines ? a.lines + (a.grouped ? p.first : p.unit * p.rows) + p.row : a.amax[0] + p.unit;
+            s.amax = a.lines ? a.lines + (a.grouped ? p.source_row : p.unit * p.rows) + p.row : a.amax[0] + p.unit;
             s.blocks_per_line = width ? gmm__ceil_div(a.cols, width) : 1;
             s.first_block = p.row * s.blocks_per_line + (width ? c0 / width : 0);
             gmm__quant_copy_tile_lines(&a, &s, gmm__quant_shared, square, codes);
@@ -9285,10 +9308,10 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         }
         if (a.columnwise.dtype != GMM_NONE) {
             s.view = gmm__quant_copy(&a.columnwise, GMM_COLUMNWISE, a.grouped, &p, a.cols);
-            s.l0 = c0;
-            s.a0 = p.row;
+            s.line0 = c0;
+            s.along0 = p.row;
             s.lines = n;
-            s.data = a.grouped && !s.view.apart ? GMM_TILE : (int32_t)p.m;
+            s.along = a.grouped && !s.view.apart ? GMM_TILE : (int32_t)p.m;
             s.per_line = a.columns != NULL;
             s.amax = a.columns ? a.columns + p.unit * a.cols + c0 : a.amax[1] + p.unit;
             s.blocks_per_line = width ? gmm__ceil_div(p.rows, width) : 1;
@@ -9320,7 +9343,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 GMM__DEVICE void GMM__CFG(gmm__vec_load)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0, int32_t col0,
                                          int32_t c0, int32_t n, uint32_t x[8][GMM__CFG(gmm__words)]) {
     const int64_t size = GMM__CFG(gmm__words) / 2, pitch = a->src.ld * size;
-    const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
+    const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->source_row + p->row + row0) * pitch +
                           (c0 + col0) * size;
     const int32_t rows = col0 < n ? p->m - row0 : 0;
     int32_t i, k;
@@ -9341,7 +9364,7 @@ GMM__DEVICE void GMM__CFG(gmm__vec_load)(const gmm__quant_args *a, const gmm__ve
 GMM__DEVICE void GMM__CFG(gmm__vec_load16)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0,
                                            int32_t col, uint32_t x[16][4]) {
     const int64_t size = 16 / GMM__CFG(gmm__elems16), pitch = a->src.ld * size;
-    const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
+    const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->source_row + p->row + row0) * pitch +
                           col * size;
     const int32_t rows = col < (int32_t)a->cols ? p->m - row0 : 0;
     int32_t i;
@@ -9366,7 +9389,7 @@ GMM__DEVICE uint32_t GMM__CFG(gmm__vec_uniform_max)(uint32_t maximum, int32_t wo
 GMM__DEVICE float GMM__CFG(gmm__vec_reload)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row,
                                             int32_t col) {
     return gmm_load((gmm_dtype)GMM__CFG(gmm__static_dtype), gmm__vec_data(&a->src, a->step[2], p->unit),
-                    (p->first + p->row + row) * a->src.ld + col);
+                    (p->source_row + p->row + row) * a->src.ld + col);
 }
 #endif
 
@@ -9378,7 +9401,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #if !GMM__HADAMARD
     __shared__ uint32_t partials[2][4][GMM_TILE]; /* partial maxima: rows by halves, columns by quarters of the tile */
 #endif
-    const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
+    const int32_t lane = gmm__lane(), warp = gmm__warp(), lane_row = lane >> 3, lane_col = lane & 7;
     const int32_t row0 = (warp & 3) * GMM__VEC_WARP_ROWS, col0 = (warp >> 2) * GMM__VEC_WARP_COLS;
     const gmm_warp_split split = gmm__vec_split(&a);
     int32_t strip;
@@ -9388,7 +9411,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         int32_t c0, i, k;
         const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, 1, &c0);
         const int32_t n = (int32_t)a.cols - c0;
-        GMM__CFG(gmm__vec_load)(&a, &p, row0 + 8 * q, col0 + 8 * c, c0, n, x);
+        GMM__CFG(gmm__vec_load)(&a, &p, row0 + 8 * lane_row, col0 + 8 * lane_col, c0, n, x);
 #if !GMM__HADAMARD
         if (a.lines) {
             uint32_t row[8];
@@ -9399,14 +9422,15 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                 for (k = 0; k < GMM__CFG(gmm__words); k++) row[i] = GMM__CFG(gmm__word_max)(row[i], x[i][k]);
                 row[i] = GMM__CFG(gmm__word_fold)(row[i]);
             }
-            /* butterfly: lane 8 q + c keeps the maximum of row c of its eight rows */
+            /* butterfly: the lane obtains the maximum of row lane_col of its lane row's eight rows */
 #pragma unroll
             for (k = 4; k >= 1; k >>= 1)
 #pragma unroll
                 for (i = 0; i < k; i++) {
-                    const uint32_t kept = c & k ? row[i + k] : row[i], sent = c & k ? row[i] : row[i + k];
+                    const uint32_t own = lane_col & k ? row[i + k] : row[i];
+                    const uint32_t sent = lane_col & k ? row[i] : row[i + k];
                     const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, sent, k);
-                    row[i] = kept > other ? kept : other;
+                    row[i] = own > other ? own : other;
                 }
             partials[0][warp >> 2][row0 + lane] = row[0];
         }
@@ -9423,13 +9447,14 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             }
 #pragma unroll
             for (k = 0; k < 8; k++)
-                if (k / 2 == q)
-                    partials[1][warp & 3][col0 + 8 * c + k] = gmm_f32_bits(GMM__CFG(gmm__word_value)(col, k));
+                if (k / 2 == lane_row)
+                    partials[1][warp & 3][col0 + 8 * lane_col + k] = gmm_f32_bits(GMM__CFG(gmm__word_value)(col, k));
         }
         if (a.lines || a.columns) { /* amaxes of units are not needed then */
             const int32_t copy = threadIdx.x >= GMM_TILE, l = threadIdx.x & (GMM_TILE - 1);
             uint32_t *dst = copy ? (uint32_t *)a.columns + p.unit * a.cols + c0 + l
-                                : (uint32_t *)a.lines + (a.grouped ? p.first : (int64_t)p.unit * p.rows) + p.row + l;
+                                 : (uint32_t *)a.lines + (a.grouped ? p.source_row : (int64_t)p.unit * p.rows) +
+                                       p.row + l;
             __syncthreads();
             if ((copy ? a.columns : a.lines) && l < (copy ? n : p.m)) {
                 maximum = partials[copy][0][l];
@@ -9449,8 +9474,8 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         if (lane == 0) shared_max[0][warp] = maximum;
 #if GMM__HADAMARD
         if (a.format.hadamard && a.columnwise.dtype != GMM_NONE) {
-            gmm__vec_flip_signs(x, (uint32_t)a.format.hadamard >> 8 * (q & 1));
-            maximum = __reduce_max_sync(0xFFFFFFFFu, gmm__vec_hadamard_amax(x, q & 1));
+            gmm__vec_flip_signs(x, (uint32_t)a.format.hadamard >> 8 * (lane_row & 1));
+            maximum = __reduce_max_sync(0xFFFFFFFFu, gmm__vec_hadamard_amax(x, lane_row & 1));
         }
         if (lane == 0) shared_max[1][warp] = maximum;
 #endif
@@ -9493,8 +9518,10 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 ? 3 : 
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ float smem_scales[2][GMM__COL_STEP * GMM_TILE];
     __shared__ __align__(16) uint8_t codes[GMM__VEC_CODES];
-    const int32_t thread = (int32_t)threadIdx.x, lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
-    const int32_t row0 = warp % 4 * GMM__VEC_WARP_ROWS + 8 * q, col0 = warp / 4 * GMM__VEC_WARP_COLS + 8 * c;
+    const int32_t thread = (int32_t)threadIdx.x, lane = gmm__lane(), warp = gmm__warp();
+    const int32_t lane_row = lane >> 3, lane_col = lane & 7;
+    const int32_t row0 = warp % 4 * GMM__VEC_WARP_ROWS + 8 * lane_row;
+    const int32_t col0 = warp / 4 * GMM__VEC_WARP_COLS + 8 * lane_col;
     const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
     const int32_t e5m2 = a.format.dtype == GMM_E5M2;
     const gmm_format *f = &a.format;
@@ -9517,8 +9544,8 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 
         if (GMM__SCALING == GMM_SCALING_TENSOR) {
             tile_scale = f->delayed ? a.scale ? a.scale[p.unit] : 1.0f
-                               : gmm_scale_from_amax(a.amax[0][p.unit], qmax, gmm_dtype_largest(GMM_F32), f->eps,
-                                                     f->pow2);
+                                    : gmm_scale_from_amax(a.amax[0][p.unit], qmax, gmm_dtype_largest(GMM_F32), f->eps,
+                                                          f->pow2);
             if (a.record) {
 #pragma unroll
                 for (i = 0; i < 8; i++)
@@ -9530,19 +9557,19 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             }
         }
         if (GMM__SCALING == GMM_SCALING_ROW && thread < GMM_TILE && rowwise) {
-            const int64_t line = (a.grouped ? p.first : (int64_t)p.unit * p.rows) + p.row + thread;
-            const float scale = gmm_scale_from_amax(thread < p.m ? a.lines[line] : 0.0f, qmax,
+            const int64_t row = (a.grouped ? p.source_row : (int64_t)p.unit * p.rows) + p.row + thread;
+            const float scale = gmm_scale_from_amax(thread < p.m ? a.lines[row] : 0.0f, qmax,
                                                     gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
             smem_scales[0][thread * GMM__ROW_STEP] = scale;
             if (c0 == 0 && thread < p.m) {
                 uint8_t *dst = gmm__vec_scales(&a.rowwise, a.scale_step[0], p.unit);
-                ((float *)(void *)dst)[(a.grouped ? p.first : 0) + p.row + thread] = gmm_scale_inverse(scale);
+                ((float *)(void *)dst)[(a.grouped ? p.source_row : 0) + p.row + thread] = gmm_scale_inverse(scale);
             }
         }
         if (GMM__SCALING == GMM_SCALING_ROW && thread >= GMM_TILE && columnwise) {
-            const int32_t l = thread - GMM_TILE;
-            smem_scales[1][l * GMM__COL_STEP] =
-                gmm_scale_from_amax(l < n ? a.columns[p.unit * a.cols + c0 + l] : 0.0f, qmax,
+            const int32_t col = thread - GMM_TILE;
+            smem_scales[1][col * GMM__COL_STEP] =
+                gmm_scale_from_amax(col < n ? a.columns[p.unit * a.cols + c0 + col] : 0.0f, qmax,
                                     gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
         }
         if (GMM__BLOCK_SCALED) { /* maxima of the parts of blocks */
@@ -9569,13 +9596,14 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll
                     for (i = 0; i < 8; i++) {
                         const uint32_t bits = gmm__quant_block_max(row[i], 8);
-                        if (c == 0) smem_scales[0][(row0 + i) * GMM__ROW_STEP + (col0 >> 6)] = gmm_f32_from_bits(bits);
+                        if (lane_col == 0)
+                            smem_scales[0][(row0 + i) * GMM__ROW_STEP + (col0 >> 6)] = gmm_f32_from_bits(bits);
                     }
                 }
                 if (columnwise) {
 #pragma unroll
                     for (k = 0; k < GMM__CFG(gmm__words); k++) {
-                        /* 16-bit sources did this above; there F32 sources have no registers left */
+                        /* for 16-bit sources above, where F32 sources would spill registers */
 #pragma unroll
                         for (i = 0; i < 8 && GMM__CFG(gmm__words) != 4; i++)
                             col[k] = GMM__CFG(gmm__word_max)(col[k], x[i][k]);
@@ -9583,7 +9611,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                         for (i = 8; i < 32; i <<= 1)
                             col[k] = GMM__CFG(gmm__word_max)(col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
                     }
-                    if (q == 0)
+                    if (lane_row == 0)
 #pragma unroll
                         for (j = 0; j < 8; j++)
                             smem_scales[1][(col0 + j) * GMM__COL_STEP + (row0 >> 5)] =
@@ -9593,7 +9621,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         }
         if (GMM__SCALING != GMM_SCALING_TENSOR) __syncthreads();
 
-        /* Computes scales from maxima and stores their inverses. */
+        /* scales from maxima; their inverses are stored */
         if (GMM__SCALING == GMM_SCALING_128X128) {
             uint32_t maximum = 0;
             for (i = 0; i < GMM__QUANT_WARPS; i++) {
@@ -9605,10 +9633,11 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             for (k = 0; k < 2; k++) { /* the padding is behind the last block of a line */
                 const gmm_mat *m = k ? &a.columnwise : &a.rowwise;
                 const int32_t line = (int32_t)(k ? c0 : p.row) / 128, block = (int32_t)(k ? p.row : c0) / 128;
-                const int32_t used = (int32_t)(((k ? p.rows : a.cols) + 127) / 128), end = (used + 3) & ~3;
+                const int32_t blocks = (int32_t)(((k ? p.rows : a.cols) + 127) / 128);
+                const int32_t padded_blocks = (blocks + 3) & ~3;
                 uint8_t *dst = gmm__vec_scales(m, a.scale_step[k], p.unit);
-                if (m->dtype != GMM_NONE && (thread == 0 || (block == used - 1 && block + thread < end)))
-                    ((float *)(void *)dst)[(int64_t)line * end + block + thread] =
+                if (m->dtype != GMM_NONE && (thread == 0 || (block == blocks - 1 && block + thread < padded_blocks)))
+                    ((float *)(void *)dst)[(int64_t)line * padded_blocks + block + thread] =
                         thread == 0 ? gmm_scale_inverse(tile_scale) : 0.0f;
             }
         }
@@ -9627,7 +9656,8 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                                             f->pow2);
                 smem[0] = scale;
                 if (a.grouped)
-                    dst += (int64_t)(copy ? p.start >> 7 : p.start) * (copy ? lines : (a.cols + 127) >> 7) * 4;
+                    dst += (int64_t)(copy ? p.padded_row >> 7 : p.padded_row) *
+                           (copy ? lines : (a.cols + 127) >> 7) * 4;
                 if (line < lines)
                     ((float *)(void *)dst)[block * lines + line] = valid_line ? gmm_scale_inverse(scale) : 0.0f;
             }
@@ -9635,36 +9665,37 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         }
         if (rowwise && col0 < n) {
             const int64_t pitch = a.rowwise.ld;
-            uint8_t *dst = gmm__vec_data(&a.rowwise, a.step[0], p.unit) + (p.first + p.row + row0) * pitch + c0 + col0;
-            const float *line_scales = smem_scales[0] + row0 * GMM__ROW_STEP;
+            uint8_t *dst = gmm__vec_data(&a.rowwise, a.step[0], p.unit) + (p.source_row + p.row + row0) * pitch + c0 +
+                           col0;
+            const float *row_scales = smem_scales[0] + row0 * GMM__ROW_STEP;
 #pragma unroll
             for (i = 0; i < 8; i++, dst += pitch) {
                 float v[8];
                 if (GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128)
-                    tile_scale = line_scales[i * GMM__ROW_STEP];
+                    tile_scale = row_scales[i * GMM__ROW_STEP];
 #pragma unroll
                 for (j = 0; j < 8; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), tile_scale);
                 if (i < valid_rows)
-                    gmm_st_global_v2_b32(dst, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
+                    gmm_st_global_v2_b32(dst, gmm__quant_fp8x4(e5m2, v), gmm__quant_fp8x4(e5m2, v + 4));
             }
         }
         if (columnwise) { /* transposed through shared memory */
             const int32_t bytes = GMM__VEC_COLUMN, chunks = bytes / 16;
             const int32_t step = GMM__QUANT_BLOCK / chunks, chunk = thread % chunks, first = thread / chunks;
             const int64_t pitch = a.columnwise.ld;
-            const int64_t begin = (a.grouped ? p.start : 0) + p.row;
+            const int64_t begin = (a.grouped ? p.padded_row : 0) + p.row;
             uint8_t *smem = codes + col0 * bytes + (col0 >> 3) * 16 + row0;
             uint8_t *dst = gmm__vec_data(&a.columnwise, a.step[1], p.unit) + begin + (c0 + first) * pitch + chunk * 16;
-            const float *line_scales = smem_scales[1] + col0 * GMM__COL_STEP;
+            const float *col_scales = smem_scales[1] + col0 * GMM__COL_STEP;
 #pragma unroll
             for (j = 0; j < 8; j++) {
                 float v[8];
                 if (GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128)
-                    tile_scale = line_scales[j * GMM__COL_STEP];
+                    tile_scale = col_scales[j * GMM__COL_STEP];
 #pragma unroll
                 for (i = 0; i < 8; i++) v[i] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), tile_scale);
-                *(uint2 *)(void *)(smem + j * bytes) = make_uint2(gmm__quant_codes8(e5m2, v),
-                                                                  gmm__quant_codes8(e5m2, v + 4));
+                *(uint2 *)(void *)(smem + j * bytes) = make_uint2(gmm__quant_fp8x4(e5m2, v),
+                                                                  gmm__quant_fp8x4(e5m2, v + 4));
             }
             __syncthreads();
             if (chunk * 16 < (a.grouped ? (int32_t)GMM_TILE : p.m))
@@ -9711,17 +9742,19 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #define GMM__HALF_WORDS (GMM__CFG(gmm__words) / 2)
 
 /* NV16 in both directions from tiles that are loaded once. Two lanes share a block; each computes the scales of half
-   of the blocks of both. Scales are bytes, which index a table of all encode multipliers that the unit can have.
+   of the blocks of both. Scales are bytes, which index a table of all encode scales that the unit can have.
    GMM__HADAMARD (BF16): the columnwise copy is transformed, or codes are rounded stochastically; a block of a column
    then lies in one lane. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 && !GMM__HADAMARD ? 3 : 2)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
-    __shared__ float encodes[2][GMM_TILE]; /* multipliers by scale byte; entry 127 is the multiplier of block amaxes */
+    __shared__ float encodes[2][GMM_TILE]; /* by scale byte; entry 127: factor of block amaxes */
     __shared__ __align__(16) uint8_t codes[GMM__NV_CODES];
     __shared__ __align__(16) uint8_t scales[GMM_TILE * GMM_TILE_BLOCKS]; /* scales of the columnwise copy */
-    const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
-    const int32_t row0 = warp % 4 * GMM__VEC_WARP_ROWS + 8 * q, col0 = warp / 4 * GMM__VEC_WARP_COLS + 8 * c;
-    const int32_t second = c & 1, lower = q & 1; /* whether this is the second lane of a block */
+    const int32_t lane = gmm__lane(), warp = gmm__warp(), lane_row = lane >> 3, lane_col = lane & 7;
+    const int32_t row0 = warp % 4 * GMM__VEC_WARP_ROWS + 8 * lane_row;
+    const int32_t col0 = warp / 4 * GMM__VEC_WARP_COLS + 8 * lane_col;
+    /* whether this is the right lane of the two of a row's block, and the lower lane of the two of a column's block */
+    const int32_t right = lane_col & 1, lower = lane_row & 1;
     const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
     const int32_t separate_amax = columnwise && a.amax[1] != a.amax[0];
     const gmm_format *f = &a.format;
@@ -9730,14 +9763,14 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + threadIdx.x,
                       (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
-        /* computed again for each strip, so that it holds no registers in the loop body */
+        /* computed again for each strip, so that it takes no registers in the loop body */
         const gmm_warp_split split = gmm__vec_split(&a);
         uint32_t x[8][GMM__CFG(gmm__words)];
         int32_t c0, i, j, k;
         if (strip >= split.total) break;
         const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, GMM__VEC_TILES, &c0);
-        const int32_t padded_rows = a.grouped ? (p.rows + 127) & ~127 : p.rows, valid_rows = p.m - row0,
-            cols = (int32_t)a.cols;
+        const int32_t padded_rows = a.grouped ? (p.rows + 127) & ~127 : p.rows, valid_rows = p.m - row0;
+        const int32_t cols = (int32_t)a.cols;
         const int32_t row_along = ((cols + 63) >> 6) * 4, col_along = ((padded_rows + 63) >> 6) * 4;
         const int64_t row_pitch = a.rowwise.ld / 2, col_pitch = a.columnwise.ld / 2;
         const int32_t end = cols - c0 < GMM__VEC_TILES * GMM_TILE ? cols : c0 + GMM__VEC_TILES * GMM_TILE;
@@ -9794,44 +9827,44 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #endif
 #pragma unroll
                 for (i = 0; i < 4; i++) {
-                    const uint32_t kept = second ? row[i + 4] : row[i];
-                    other = __shfl_xor_sync(0xFFFFFFFFu, second ? row[i] : row[i + 4], 1);
-                    amax[i] = gmm_f32_from_bits(kept > other ? kept : other);
+                    const uint32_t own = right ? row[i + 4] : row[i];
+                    other = __shfl_xor_sync(0xFFFFFFFFu, right ? row[i] : row[i + 4], 1);
+                    amax[i] = gmm_f32_from_bits(own > other ? own : other);
                 }
                 lane_scales = gmm__vec_nv_scale4(amax, encodes[0], !GMM__HADAMARD);
                 other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 1);
-                scales4[0] = second ? other : lane_scales;
-                scales4[1] = second ? lane_scales : other;
+                scales4[0] = right ? other : lane_scales;
+                scales4[1] = right ? lane_scales : other;
 #if !GMM__HADAMARD
                 if (f->square) { /* both copies hold the same codes */
-                    const float multiplier = gmm__vec_nv_encode(encodes[0], scales4, 0);
+                    const float encode_scale = gmm__vec_nv_encode(encodes[0], scales4, 0);
 #pragma unroll
                     for (i = 0; i < 8; i++) {
                         float v[8];
 #pragma unroll
                         for (j = 0; j < 8; j++) v[j] = GMM__CFG(gmm__word_value)(x[i], j);
-                        nibbles[i] = gmm__vec_e2m1x8(v, multiplier, 0);
+                        nibbles[i] = gmm__vec_e2m1x8(v, encode_scale, 0);
                     }
                 }
 #endif
-                if (rowwise) { /* transpose bytes: a lane receives the scales of four adjacent blocks of a row */
+                if (rowwise) { /* bytes are transposed: a lane receives the scales of four adjacent blocks of a row */
                     uint8_t *dst = gmm__vec_scales(&a.rowwise, a.scale_step[0], p.unit) +
-                                  (a.grouped ? (int64_t)p.start * row_along : 0);
+                                  (a.grouped ? (int64_t)p.padded_row * row_along : 0);
                     lane_scales &= 0x7F7F7F7Fu;
                     other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 2);
-                    lane_scales = __byte_perm(lane_scales, other, c & 2 ? 0x3715 : 0x6240);
+                    lane_scales = __byte_perm(lane_scales, other, lane_col & 2 ? 0x3715 : 0x6240);
                     other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 4);
-                    lane_scales = __byte_perm(lane_scales, other, c & 4 ? 0x3276 : 0x5410);
+                    lane_scales = __byte_perm(lane_scales, other, lane_col & 4 ? 0x3276 : 0x5410);
                     gmm__vec_store_scales4(dst, a.rowwise.scale_order, p.row, c0 / 16, row_along,
-                                           row0 + 4 * second + (c >> 1), col0 >> 6 << 2, lane_scales);
+                                           row0 + 4 * right + (lane_col >> 1), col0 >> 6 << 2, lane_scales);
                 }
 #if GMM__HADAMARD
-                /* rows i and i + 4 at once: each lane draws random bits for one of them, for both lanes of the block */
+                /* rows i and i + 4 at once: each of a block's two lanes draws the random bits of one row for both */
                 if (rowwise) {
                     uint8_t *dst = gmm__vec_data(&a.rowwise, a.step[0], p.unit) + (c0 + col0) / 2 +
-                                  (p.first + p.row + row0) * row_pitch;
+                                  (p.source_row + p.row + row0) * row_pitch;
                     const int64_t blocks_per_row = (cols + 15) >> 4;
-                    const int64_t block = (p.row + row0 + 4 * second) * blocks_per_row + ((c0 + col0) >> 4);
+                    const int64_t block = (p.row + row0 + 4 * right) * blocks_per_row + ((c0 + col0) >> 4);
 #pragma unroll
                     for (i = 0; i < 4; i++, dst += row_pitch) {
                         uint32_t draw[4], random[2][2];
@@ -9840,20 +9873,20 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                                            GMM_ROWWISE, draw);
 #pragma unroll
                             for (k = 0; k < 2; k++) {
-                                other = __shfl_xor_sync(0xFFFFFFFFu, second ? draw[k] : draw[k + 2], 1);
-                                random[0][k] = second ? other : draw[k];
-                                random[1][k] = second ? draw[k + 2] : other;
+                                other = __shfl_xor_sync(0xFFFFFFFFu, right ? draw[k] : draw[k + 2], 1);
+                                random[0][k] = right ? other : draw[k];
+                                random[1][k] = right ? draw[k + 2] : other;
                             }
                         }
 #pragma unroll
                         for (k = 0; k < 2; k++) {
-                            const float multiplier = gmm__vec_nv_encode(encodes[0], scales4, i + 4 * k);
+                            const float encode_scale = gmm__vec_nv_encode(encodes[0], scales4, i + 4 * k);
                             uint32_t code;
                             float v[8];
 #pragma unroll
                             for (j = 0; j < 8; j++) v[j] = gmm__word_value_bf16(x[i + 4 * k], j);
-                            code = f->stochastic ? gmm__vec_e2m1x8_random(v, multiplier, random[k])
-                                                 : gmm__vec_e2m1x8(v, multiplier, 1);
+                            code = f->stochastic ? gmm__vec_e2m1x8_random(v, encode_scale, random[k])
+                                                 : gmm__vec_e2m1x8(v, encode_scale, 1);
                             if (valid_cols && i + 4 * k < valid_rows) gmm_st_global_b32(dst + 4 * k * row_pitch, code);
                         }
                     }
@@ -9861,10 +9894,10 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #else
                 if (rowwise && valid_cols) {
                     uint8_t *dst = gmm__vec_data(&a.rowwise, a.step[0], p.unit) + (c0 + col0) / 2 +
-                                  (p.first + p.row + row0) * row_pitch;
+                                  (p.source_row + p.row + row0) * row_pitch;
 #pragma unroll
                     for (i = 0; i < 8; i++, dst += row_pitch) {
-                        const float multiplier = gmm__vec_nv_encode(encodes[0], scales4, i);
+                        const float encode_scale = gmm__vec_nv_encode(encodes[0], scales4, i);
                         float v[8];
                         if (f->square) {
                             if (i < valid_rows) gmm_st_global_b32(dst, nibbles[i]);
@@ -9872,20 +9905,22 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                         }
 #pragma unroll
                         for (j = 0; j < 8; j++) v[j] = GMM__CFG(gmm__word_value)(x[i], j);
-                        if (i < valid_rows) gmm_st_global_b32(dst, gmm__vec_e2m1x8(v, multiplier, 0));
+                        if (i < valid_rows) gmm_st_global_b32(dst, gmm__vec_e2m1x8(v, encode_scale, 0));
                     }
-                    /* encode again by the scalar codec, from device memory */
+                    /* the scalar codec encodes the values again, from device memory */
                     if (has_nan | ((scales4[0] | scales4[1]) & 0x80u)) {
                         dst -= 8 * row_pitch;
 #pragma unroll 1
                         for (k = 0; k < 64 && k >> 3 < valid_rows; k += 2) {
-                            const float multiplier = gmm__vec_nv_encode(encodes[0], scales4, k >> 3);
-                            uint32_t pair = 0;
+                            const float encode_scale = gmm__vec_nv_encode(encodes[0], scales4, k >> 3);
+                            uint32_t byte = 0;
 #pragma unroll 1
-                            for (j = 0; j < 2; j++)
-                                pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__CFG(gmm__vec_reload)(
-                                            &a, &p, row0 + (k >> 3), c0 + col0 + (k & 7) + j), multiplier)) << 4 * j;
-                            dst[(k >> 3) * row_pitch + (k & 7) / 2] = (uint8_t)pair;
+                            for (j = 0; j < 2; j++) {
+                                const float v = GMM__CFG(gmm__vec_reload)(&a, &p, row0 + (k >> 3),
+                                                                          c0 + col0 + (k & 7) + j);
+                                byte |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(v, encode_scale)) << 4 * j;
+                            }
+                            dst[(k >> 3) * row_pitch + (k & 7) / 2] = (uint8_t)byte;
                         }
                     }
                 }
@@ -9904,14 +9939,14 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll
                 for (j = 0; j < 4; j++) {
                     uint32_t column[8], draw[4], dst[2], maximum = 0;
-                    float multiplier;
+                    float encode_scale;
                     gmm__vec_column16(y, j, f->hadamard, column);
 #pragma unroll
                     for (i = 0; i < 8; i++) maximum = gmm__word_max_bf16(maximum, column[i]);
                     amax[0] = gmm_f32_from_bits(gmm__word_fold_bf16(maximum));
                     amax[1] = amax[2] = amax[3] = 0.0f;
                     k = (int32_t)gmm__vec_nv_scale4(amax, col_encodes, 0);
-                    multiplier = col_encodes[k];
+                    encode_scale = col_encodes[k];
                     lane_scales |= (uint32_t)k << 8 * j;
                     if (f->stochastic)
                         gmm_draw_block(a.random[0], a.random[1], a.first_group + p.unit,
@@ -9922,8 +9957,8 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                         float v[8];
 #pragma unroll
                         for (i = 0; i < 8; i++) v[i] = gmm__word_value_bf16(column + 4 * k, i);
-                        dst[k] = f->stochastic ? gmm__vec_e2m1x8_random(v, multiplier, draw + 2 * k)
-                                              : gmm__vec_e2m1x8(v, multiplier, 1);
+                        dst[k] = f->stochastic ? gmm__vec_e2m1x8_random(v, encode_scale, draw + 2 * k)
+                                              : gmm__vec_e2m1x8(v, encode_scale, 1);
                     }
                     *(uint2 *)(void *)(smem + j * GMM__NV_COLUMN) = make_uint2(dst[0], dst[1]);
                 }
@@ -9953,7 +9988,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                 if (f->square) gmm__vec_transpose_nibbles(nibbles);
 #pragma unroll
                 for (j = 0; j < 8; j++) {
-                    const float multiplier = gmm__vec_nv_encode(col_encodes, scales4, j);
+                    const float encode_scale = gmm__vec_nv_encode(col_encodes, scales4, j);
                     float v[8];
                     if (f->square) {
                         *(uint32_t *)(void *)(smem + j * GMM__NV_COLUMN) = nibbles[j];
@@ -9961,19 +9996,21 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                     }
 #pragma unroll
                     for (i = 0; i < 8; i++) v[i] = GMM__CFG(gmm__word_value)(x[i], j);
-                    *(uint32_t *)(void *)(smem + j * GMM__NV_COLUMN) = gmm__vec_e2m1x8(v, multiplier, 0);
+                    *(uint32_t *)(void *)(smem + j * GMM__NV_COLUMN) = gmm__vec_e2m1x8(v, encode_scale, 0);
                 }
                 if (has_nan | ((scales4[0] | scales4[1]) & 0x80u))
 #pragma unroll 1
                     for (k = 0; k < 64; k += 2) {
-                        const float multiplier = gmm__vec_nv_encode(col_encodes, scales4, k >> 3);
-                        uint32_t pair = 0;
+                        const float encode_scale = gmm__vec_nv_encode(col_encodes, scales4, k >> 3);
+                        uint32_t byte = 0;
 #pragma unroll 1
                         for (j = 0; j < 2; j++)
-                            if ((k & 7) + j < valid_rows && valid_cols)
-                                pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__CFG(gmm__vec_reload)(
-                                            &a, &p, row0 + (k & 7) + j, c0 + col0 + (k >> 3)), multiplier)) << 4 * j;
-                        smem[(k >> 3) * GMM__NV_COLUMN + (k & 7) / 2] = (uint8_t)pair;
+                            if ((k & 7) + j < valid_rows && valid_cols) {
+                                const float v = GMM__CFG(gmm__vec_reload)(&a, &p, row0 + (k & 7) + j,
+                                                                          c0 + col0 + (k >> 3));
+                                byte |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(v, encode_scale)) << 4 * j;
+                            }
+                        smem[(k >> 3) * GMM__NV_COLUMN + (k & 7) / 2] = (uint8_t)byte;
                     }
                 lane_scales &= 0x7F7F7F7Fu;
 #endif
@@ -9984,19 +10021,20 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             if (c0 + GMM_TILE < end) /* the next tile is loaded while codes are stored */
                 GMM__CFG(gmm__vec_load)(&a, &p, row0, col0, c0 + GMM_TILE, cols - c0 - GMM_TILE, x);
             if (columnwise) {
-                /* computed here, so that they hold no registers before */
+                /* computed here, so that they take no registers before */
                 const int32_t thread = gmm_tid_x(), chunks = GMM__NV_COLUMN / 16;
-                const int32_t chunk = thread % chunks, first = thread / chunks, l = thread >> 1;
-                const int32_t quad = 4 * (thread & 1);
-                const int64_t begin = (a.grouped ? p.start : 0) + p.row;
-                const int64_t lines = (cols + 127) & ~127;
+                const int32_t chunk = thread % chunks, first = thread / chunks, scale_col = thread >> 1;
+                const int32_t block0 = 4 * (thread & 1);
+                const int64_t begin = (a.grouped ? p.padded_row : 0) + p.row;
+                const int64_t padded_cols = (cols + 127) & ~127;
                 uint8_t *dst = gmm__vec_data(&a.columnwise, a.step[1], p.unit) + begin / 2 + chunk * 16 +
                               (c0 + first) * col_pitch;
                 uint8_t *scale = gmm__vec_scales(&a.columnwise, a.scale_step[1], p.unit) +
-                                 (a.grouped ? (int64_t)(p.start / 16) * lines : 0);
+                                 (a.grouped ? (int64_t)(p.padded_row / 16) * padded_cols : 0);
                 __syncthreads();
-                gmm__vec_store_scales4(scale, a.columnwise.scale_order, c0, p.row / 16, col_along, l, quad,
-                                       *(const uint32_t *)(const void *)(scales + l * GMM_TILE_BLOCKS + quad));
+                gmm__vec_store_scales4(scale, a.columnwise.scale_order, c0, p.row / 16, col_along, scale_col, block0,
+                                       *(const uint32_t *)(const void *)(scales + scale_col * GMM_TILE_BLOCKS +
+                                                                         block0));
                 if (chunk * 32 < (a.grouped ? (int32_t)GMM_TILE : p.m))
 #pragma unroll
                     for (k = first; k < GMM_TILE; k += GMM__QUANT_BLOCK / chunks,
@@ -10033,29 +10071,28 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 
 /* MX32 in both directions from one load. A CTA quantizes 128 rows by 32 GMM__ELEMS16 columns, a warp 32 rows by 16
    GMM__ELEMS16 columns of them without synchronization with other warps. A lane holds sixteen rows of sixteen bytes,
-   so that sixteen lanes write whole memory lines. 32 / GMM__ELEMS16 lanes share a block of a row and two lanes a
+   so that sixteen lanes write complete lines of memory. 32 / GMM__ELEMS16 lanes share a block of a row and two lanes a
    block of a column; each computes the scales of its part of the blocks. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
-    const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 4, c = lane & 15;
-    const int32_t warp_row = warp % 4 * 32, row0 = warp_row + 16 * q;
+    const int32_t lane = gmm__lane(), warp = gmm__warp(), lane_row = lane >> 4, lane_col = lane & 15;
+    const int32_t warp_row = warp % 4 * 32, row0 = warp_row + 16 * lane_row;
     const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
     const int32_t e5m2 = a.format.dtype == GMM_E5M2, square = a.format.square;
     const float inverse = gmm_f32_from_bits(e5m2 ? 0x37924925u : 0x3B124925u); /* reciprocal of the largest value */
     int32_t strip;
     if (a.skip && *a.skip) return;
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
-        /* computed again for each strip, so that it holds no registers in the loop body */
+        /* computed again for each strip, so that it takes no registers in the loop body */
         const gmm_warp_split split = gmm__vec_split(&a);
         uint32_t x[16][4], square_max = 0, lane_scales, other, scales4[4];
         int32_t c0, i, j, k;
         if (strip >= split.total) break;
         const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, GMM__ELEMS16 / 4, &c0);
-        const int32_t cols = (int32_t)a.cols, valid_rows = p.m - row0,
-            padded_rows = a.grouped ? (p.rows + 127) & ~127 : p.rows;
+        const int32_t cols = (int32_t)a.cols, padded_cols = (cols + 127) & ~127, valid_rows = p.m - row0;
+        const int32_t padded_rows = a.grouped ? (p.rows + 127) & ~127 : p.rows;
         const int32_t row_along = (cols + 127) / 128 * 4, col_along = (padded_rows + 127) / 128 * 4;
-        const int32_t lines = (cols + 127) & ~127, warp_col = c0 + warp / 4 * 16 * GMM__ELEMS16,
-            col = warp_col + GMM__ELEMS16 * c;
+        const int32_t warp_col = c0 + warp / 4 * 16 * GMM__ELEMS16, col = warp_col + GMM__ELEMS16 * lane_col;
         GMM__CFG(gmm__vec_load16)(&a, &p, row0, col, x);
         if (rowwise || square) {
             uint32_t row[GMM__ROW_WORDS];
@@ -10093,10 +10130,10 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll
                 for (i = 0; i < GMM__ROW_WORDS / 2; i++)
                     if (i < k) {
-                        const int32_t lane_stride = GMM__ROW_WORDS / 2 / k, upper = c & lane_stride;
-                        const uint32_t kept = upper ? row[i + k] : row[i];
+                        const int32_t lane_stride = GMM__ROW_WORDS / 2 / k, upper = lane_col & lane_stride;
+                        const uint32_t own = upper ? row[i + k] : row[i];
                         other = __shfl_xor_sync(0xFFFFFFFFu, upper ? row[i] : row[i + k], lane_stride);
-                        row[i] = GMM__CFG(gmm__word_max_signed)(kept, other);
+                        row[i] = GMM__CFG(gmm__word_max_signed)(own, other);
                     }
             row[0] = GMM__CFG(gmm__word_max)(0, row[0]);
             row[1] = GMM__CFG(gmm__word_max)(0, row[1]);
@@ -10108,52 +10145,54 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         }
         if (rowwise) { /* with F32 the scales of a block of four rows are spread over two lanes */
             uint8_t *scale = gmm__vec_scales(&a.rowwise, a.scale_step[0], p.unit) +
-                             (a.grouped ? (int64_t)p.start * row_along : 0);
-            const int32_t l = row0 + 8 * (c & 1) + 2 * (c & 2) + (c >> 1 & 2) + (c >> 3);
+                             (a.grouped ? (int64_t)p.padded_row * row_along : 0);
+            const int32_t scale_row = row0 + 8 * (lane_col & 1) + 2 * (lane_col & 2) + (lane_col >> 1 & 2) +
+                                      (lane_col >> 3);
             uint32_t other2;
             other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 4);
-            scales4[0] = GMM__ELEMS16 == 8 ? lane_scales : c & 4 ? other | lane_scales << 16
-                                                                : lane_scales | other << 16;
-            /* transpose bytes: from scales of several rows to scales of four (F32: two) adjacent blocks of one row */
-            if (GMM__ELEMS16 == 8) lane_scales = __byte_perm(lane_scales, other, c & 4 ? 0x3726 : 0x5140);
+            scales4[0] = GMM__ELEMS16 == 8 ? lane_scales
+                         : lane_col & 4    ? other | lane_scales << 16
+                                           : lane_scales | other << 16;
+            /* bytes are transposed: scales of several rows become scales of four (F32: two) adjacent blocks of a row */
+            if (GMM__ELEMS16 == 8) lane_scales = __byte_perm(lane_scales, other, lane_col & 4 ? 0x3726 : 0x5140);
             other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 8);
             if (GMM__ELEMS16 == 8)
-                lane_scales = __byte_perm(lane_scales, other, c & 8 ? 0x3276 : 0x5410);
+                lane_scales = __byte_perm(lane_scales, other, lane_col & 8 ? 0x3276 : 0x5410);
             if (GMM__ELEMS16 == 8)
-                gmm__vec_store_scales4(scale, a.rowwise.scale_order, p.row, warp_col / 32, row_along, l, 0,
+                gmm__vec_store_scales4(scale, a.rowwise.scale_order, p.row, warp_col / 32, row_along, scale_row, 0,
                                        lane_scales);
             else if (warp_col / 32 < row_along)
                 *(uint16_t *)(void *)(scale + (a.rowwise.scale_order == GMM_SCALES_SWIZZLED
-                                               ? gmm_swizzle_offset(p.row + l, warp_col / 32, row_along)
-                                               : (int64_t)(p.row + l) * row_along + warp_col / 32)) =
-                    (uint16_t)__byte_perm(lane_scales, other, c & 8 ? 0x4415 : 0x4440);
+                                               ? gmm_swizzle_offset(p.row + scale_row, warp_col / 32, row_along)
+                                               : (int64_t)(p.row + scale_row) * row_along + warp_col / 32)) =
+                    (uint16_t)__byte_perm(lane_scales, other, lane_col & 8 ? 0x4415 : 0x4440);
             other = __shfl_xor_sync(0xFFFFFFFFu, scales4[0], 2);
-            scales4[1] = c & 2 ? scales4[0] : other;
-            scales4[0] = c & 2 ? other : scales4[0];
+            scales4[1] = lane_col & 2 ? scales4[0] : other;
+            scales4[0] = lane_col & 2 ? other : scales4[0];
             other = __shfl_xor_sync(0xFFFFFFFFu, scales4[0], 1);
             other2 = __shfl_xor_sync(0xFFFFFFFFu, scales4[1], 1);
-            scales4[2] = c & 1 ? scales4[0] : other;
-            scales4[3] = c & 1 ? scales4[1] : other2;
-            scales4[0] = c & 1 ? other : scales4[0];
-            scales4[1] = c & 1 ? other2 : scales4[1];
+            scales4[2] = lane_col & 1 ? scales4[0] : other;
+            scales4[3] = lane_col & 1 ? scales4[1] : other2;
+            scales4[0] = lane_col & 1 ? other : scales4[0];
+            scales4[1] = lane_col & 1 ? other2 : scales4[1];
         }
         if (rowwise && col < cols) {
             uint8_t *dst = gmm__vec_data(&a.rowwise, a.step[0], p.unit) +
-                          (p.first + p.row + row0) * a.rowwise.ld + col;
+                          (p.source_row + p.row + row0) * a.rowwise.ld + col;
 #pragma unroll
             for (i = 0; i < 16; i++, dst += a.rowwise.ld) {
-                const float multiplier = gmm__vec_mx_reciprocal(scales4, i);
+                const float encode_scale = gmm__vec_mx_reciprocal(scales4, i);
                 float v[GMM__ELEMS16];
 #pragma unroll
-                for (j = 0; j < GMM__ELEMS16; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), multiplier);
+                for (j = 0; j < GMM__ELEMS16; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), encode_scale);
                 if (i < valid_rows) GMM__CFG(gmm__vec_store_codes)(dst, e5m2, v);
             }
         }
         if (columnwise) {
-            /* block of the lane's 32 rows */
-            const int32_t line = col + GMM__ELEMS16 / 2 * q, block = (p.row + warp_row) / 32;
+            /* first column whose scale the lane stores, and the block of its 32 rows */
+            const int32_t scale_col = col + GMM__ELEMS16 / 2 * lane_row, block = (p.row + warp_row) / 32;
             uint8_t *scale = gmm__vec_scales(&a.columnwise, a.scale_step[1], p.unit) +
-                             (a.grouped ? (int64_t)(p.start / 32) * lines : 0);
+                             (a.grouped ? (int64_t)(p.padded_row / 32) * padded_cols : 0);
             uint32_t maximum[4];
 #pragma unroll
             for (k = 0; k < 4; k++) {
@@ -10163,9 +10202,9 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             }
 #pragma unroll
             for (k = 0; k < 2; k++) {
-                const uint32_t kept = q ? maximum[k + 2] : maximum[k];
-                other = __shfl_xor_sync(0xFFFFFFFFu, q ? maximum[k] : maximum[k + 2], 16);
-                other = GMM__CFG(gmm__word_max)(0, GMM__CFG(gmm__word_max_signed)(kept, other));
+                const uint32_t own = lane_row ? maximum[k + 2] : maximum[k];
+                other = __shfl_xor_sync(0xFFFFFFFFu, lane_row ? maximum[k] : maximum[k + 2], 16);
+                other = GMM__CFG(gmm__word_max)(0, GMM__CFG(gmm__word_max_signed)(own, other));
                 maximum[k] = square ? col < cols ? square_max : 0 : other;
             }
             lane_scales = gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(maximum, 0),
@@ -10174,31 +10213,32 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                 lane_scales |= gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(maximum, 2),
                                                   GMM__CFG(gmm__word_value)(maximum, 3),
                                                   inverse) << 16;
-            if (line < lines && a.columnwise.scale_order == GMM_SCALES_SWIZZLED) {
-                scale += gmm_swizzle_offset(line, block, col_along);
+            if (scale_col < padded_cols && a.columnwise.scale_order == GMM_SCALES_SWIZZLED) {
+                scale += gmm_swizzle_offset(scale_col, block, col_along);
 #pragma unroll
                 for (j = 0; j < GMM__ELEMS16 / 2; j++) scale[16 * j] = (uint8_t)(lane_scales >> 8 * j);
-            } else if (line < lines) {
-                scale += (int64_t)block * lines + line;
+            } else if (scale_col < padded_cols) {
+                scale += (int64_t)block * padded_cols + scale_col;
                 if (GMM__ELEMS16 == 8) gmm_st_global_b32(scale, lane_scales);
                 else *(uint16_t *)(void *)scale = (uint16_t)lane_scales;
             }
             other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 16);
-            scales4[0] = q ? other : lane_scales;
-            scales4[1] = q ? lane_scales : other;
+            scales4[0] = lane_row ? other : lane_scales;
+            scales4[1] = lane_row ? lane_scales : other;
             if (GMM__ELEMS16 == 4) scales4[0] |= scales4[1] << 16;
         }
         if (columnwise && col < cols) { /* codes in the order of the source */
             uint8_t *dst = gmm__vec_data(&a.columnwise, a.step[1], p.unit) +
-                          (p.first + p.row + row0) * a.columnwise.ld + col;
-            float multiplier[GMM__ELEMS16];
+                          (p.source_row + p.row + row0) * a.columnwise.ld + col;
+            float encode_scale[GMM__ELEMS16];
 #pragma unroll
-            for (j = 0; j < GMM__ELEMS16; j++) multiplier[j] = gmm__vec_mx_reciprocal(scales4, j);
+            for (j = 0; j < GMM__ELEMS16; j++) encode_scale[j] = gmm__vec_mx_reciprocal(scales4, j);
 #pragma unroll
             for (i = 0; i < 16; i++, dst += a.columnwise.ld) {
                 float v[GMM__ELEMS16];
 #pragma unroll
-                for (j = 0; j < GMM__ELEMS16; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), multiplier[j]);
+                for (j = 0; j < GMM__ELEMS16; j++)
+                    v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), encode_scale[j]);
                 if (i < valid_rows) GMM__CFG(gmm__vec_store_codes)(dst, e5m2, v);
             }
         }

@@ -118,9 +118,9 @@ GMM__DEVICE void gmm_f32_load_stage(int transposed, const char *base, int vec4, 
 #pragma unroll
     for (i = 0; i < 2; i++) {
         const int c = (int)threadIdx.x + i * gmm_threads_f32;
-        const int line = transposed ? k0 + c / 32 : c / 4, col = transposed ? c % 32 * 4 : k0 + c % 4 * 4;
-        const int count = line < (transposed ? k : rows) ? (transposed ? rows : k) - col : 0;
-        gmm_read4(GMM_F32, base + 4 * (line * ld + col), count, vec4, v[i]);
+        const int row = transposed ? k0 + c / 32 : c / 4, col = transposed ? c % 32 * 4 : k0 + c % 4 * 4;
+        const int count = row < (transposed ? k : rows) ? (transposed ? rows : k) - col : 0;
+        gmm_read4(GMM_F32, base + 4 * (row * ld + col), count, vec4, v[i]);
     }
 }
 GMM__DEVICE void gmm_f32_store_stage(int transposed, float *smem, const float v[2][4]) {

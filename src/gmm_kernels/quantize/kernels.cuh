@@ -2,32 +2,32 @@
    tile at a time. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_dequantize_tiles(const __grid_constant__ gmm__dequant_args a) {
     extern __shared__ float gmm__dequant_shared[];
-    const int64_t items = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
+    const int64_t tile_count = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
     const int32_t lane = gmm__lane(), columnwise = a.direction == GMM_COLUMNWISE;
     const int64_t size = a.dst.dtype == GMM_F32 ? 4 : 2;
-    int64_t item;
-    for (item = blockIdx.x; item < items; item += gridDim.x) {
+    int64_t tile_index;
+    for (tile_index = blockIdx.x; tile_index < tile_count; tile_index += gridDim.x) {
         const gmm__quant_strip p = gmm__quant_strip_of(a.grouped, a.tiles, a.offsets, a.units, a.rows,
-                                                       item / a.col_tiles);
+                                                       tile_index / a.col_tiles);
         const gmm__qview v = gmm__quant_copy(&a.src, a.direction, a.grouped, &p, a.cols);
-        const int64_t c0 = item % a.col_tiles * GMM_TILE;
+        const int64_t c0 = tile_index % a.col_tiles * GMM_TILE;
         const int32_t n = (int32_t)(a.cols - c0 < GMM_TILE ? a.cols - c0 : (int64_t)GMM_TILE);
         const int32_t width = gmm_block_along(v.scaling), lines = columnwise ? n : (int32_t)p.m;
         const int32_t along = columnwise ? (int32_t)p.m : n;
-        const int64_t l0 = columnwise ? c0 : p.row, a0 = columnwise ? p.row : c0;
+        const int64_t line0 = columnwise ? c0 : p.row, along0 = columnwise ? p.row : c0;
         char *base = a.dst.table ? (char *)a.dst.table[p.unit]
                                  : (char *)a.dst.data + (a.grouped ? 0 : p.unit * a.dst.group_stride) * size;
         int32_t l, i;
         for (l = gmm__warp(); l < lines; l += GMM__QUANT_WARPS)
             for (i = lane; i < along; i += 32) {
-                const float factor = gmm__qview_factor(&v, l0 + l, width ? (a0 + i) / width : 0, 1);
-                const float value = gmm__qview_value(gmm_decode_small(v.dtype, gmm__qview_code(&v, l0 + l, a0 + i)),
-                                                     factor);
+                const float decode_scale = gmm__qview_factor(&v, line0 + l, width ? (along0 + i) / width : 0, 1);
+                const uint8_t code = gmm__qview_code(&v, line0 + l, along0 + i);
+                const float value = gmm__qview_value(gmm_decode_small(v.dtype, code), decode_scale);
                 gmm__dequant_shared[columnwise ? gmm__quant_smem_index(i, l) : gmm__quant_smem_index(l, i)] = value;
             }
         __syncthreads();
         for (l = gmm__warp(); l < p.m; l += GMM__QUANT_WARPS) {
-            char *dst = base + ((p.first + p.row + l) * a.dst.ld + c0) * size;
+            char *dst = base + ((p.source_row + p.row + l) * a.dst.ld + c0) * size;
             float x[4];
             gmm__quant_load_row(gmm__dequant_shared, l, x);
             if (4 * lane < n)
@@ -60,9 +60,9 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid
     uint8_t *codes = (uint8_t *)tile;
     const int64_t row_tiles = gmm__ceil_div(a.rows, GMM_TILE), col_tiles = gmm__ceil_div(a.cols, GMM_TILE);
     const int32_t lane = gmm__lane();
-    int64_t item;
-    for (item = blockIdx.x; item < a.units * row_tiles * col_tiles; item += gridDim.x) {
-        const int64_t u = item / (row_tiles * col_tiles), i = item / col_tiles % row_tiles, j = item % col_tiles;
+    int64_t index;
+    for (index = blockIdx.x; index < a.units * row_tiles * col_tiles; index += gridDim.x) {
+        const int64_t u = index / (row_tiles * col_tiles), i = index / col_tiles % row_tiles, j = index % col_tiles;
         const gmm__qview src_view = gmm__qview_of(&a.src, GMM_ROWWISE, 0, u, 0, 0, a.rows, a.cols);
         const gmm__qview dst_view = gmm__qview_of(&a.dst, GMM_COLUMNWISE, 0, u, 0, 0, a.rows, a.cols);
         const uint8_t *src = src_view.data + i * GMM_TILE * src_view.ld + j * GMM_TILE;
@@ -71,7 +71,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid
         const int32_t n = (int32_t)(a.cols - j * GMM_TILE < GMM_TILE ? a.cols - j * GMM_TILE : (int64_t)GMM_TILE);
         const int words =
             (((uintptr_t)src | (uintptr_t)src_view.ld | (uintptr_t)dst | (uintptr_t)dst_view.ld) & 3) == 0 &&
-                          (m | n) % 4 == 0;
+            (m | n) % 4 == 0;
         int32_t l, k;
         if (words) {
             uint32_t v[GMM_TILE / 4 / GMM__QUANT_WARPS][4];
@@ -114,7 +114,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_update_scale_slots(const __g
                                        a.scale[i]);
 }
 
-/* A rank's part of sharded master weights: gmm_shard_amax takes amaxes of blocks by atomic maxima on their bits,
+/* The shard of master weights that a rank has: gmm_shard_amax computes amaxes of blocks by atomic maxima on their bits,
    gmm_shard_codes writes scales and codes. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_amax(const __grid_constant__ gmm__shard_args a) {
     const int64_t first = (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x;

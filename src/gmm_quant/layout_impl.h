@@ -52,25 +52,25 @@ static gmm_status gmm__layout(const char *function, const gmm__layout_query *q, 
     l.transposed = columnwise && scaling != GMM_SCALING_NONE && scaling != GMM_SCALING_MX32;
     l.data_rows = l.transposed ? cols : rows;
     l.data_cols = l.transposed ? rows : cols;
-    /* blocks run along `along`, one scale row or column per index of `across` */
+    /* blocks run along the `lines` lines of `along` elements */
     {
-        const int64_t along = columnwise ? rows : cols, across = columnwise ? cols : rows;
+        const int64_t along = columnwise ? rows : cols, lines = columnwise ? cols : rows;
         switch (scaling) {
         case GMM_SCALING_TENSOR: l.scale_dtype = GMM_F32; l.scale_rows = 1; l.scale_cols = 1; break;
-        case GMM_SCALING_ROW: l.scale_dtype = GMM_F32; l.scale_rows = across; l.scale_cols = 1; break;
+        case GMM_SCALING_ROW: l.scale_dtype = GMM_F32; l.scale_rows = lines; l.scale_cols = 1; break;
         case GMM_SCALING_1X128:
             l.scale_dtype = GMM_F32;
             l.scale_rows = gmm__ceil_div(along, 128);
-            l.scale_cols = gmm__round_up(across, 4);
+            l.scale_cols = gmm__round_up(lines, 4);
             break;
         case GMM_SCALING_128X128:
             l.scale_dtype = GMM_F32;
-            l.scale_rows = gmm__ceil_div(across, 128);
+            l.scale_rows = gmm__ceil_div(lines, 128);
             l.scale_cols = gmm__round_up(gmm__ceil_div(along, 128), 4);
             break;
         case GMM_SCALING_MX32:
             l.scale_dtype = GMM_E8M0;
-            l.scale_rows = gmm__round_up(across, 128);
+            l.scale_rows = gmm__round_up(lines, 128);
             l.scale_cols = gmm__round_up(gmm__ceil_div(along, 32), 4);
             if (columnwise && order == GMM_SCALES_COMPACT) { /* stored like the data: blocks of rows by columns */
                 const int64_t swap = l.scale_rows;
@@ -80,7 +80,7 @@ static gmm_status gmm__layout(const char *function, const gmm__layout_query *q, 
             break;
         case GMM_SCALING_NV16:
             l.scale_dtype = GMM_E4M3;
-            l.scale_rows = gmm__round_up(across, 128);
+            l.scale_rows = gmm__round_up(lines, 128);
             l.scale_cols = gmm__round_up(gmm__ceil_div(along, 16), 4);
             break;
         default: break;

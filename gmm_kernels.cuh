@@ -554,8 +554,8 @@ GMM__DEVICE int gmm_vec4_aligned(gmm_dtype dtype, const char *base, int64_t ld) 
     return (((uint64_t)(uintptr_t)base | (uint64_t)ld * (unit / 4)) & (unit - 1)) == 0;
 }
 
-/* Advances *g to the group that contains item `i`, where ends are prefix sums: ends[g] <= i < ends[g + 1]. The whole
-   warp calls it, with equal arguments in all lanes. */
+/* Advances *g to the group that contains index `i`, where ends are prefix sums: ends[g] <= i < ends[g + 1]. All lanes
+   of the warp call it, with equal arguments. */
 GMM__DEVICE void gmm_find_group32(const int32_t *ends, int32_t groups, int64_t i, int32_t *g) {
     int passed;
     do {
@@ -1835,8 +1835,8 @@ GMM__DEVICE uint32_t gmm_sm90_empty(uint32_t stage_bars, uint32_t s) { return st
    may write the slot) and store_full (it has been written). */
 GMM__DEVICE uint32_t gmm_sm90_store_empty(uint32_t slot_bars, uint32_t part) { return slot_bars + part % 4 * 16; }
 GMM__DEVICE uint32_t gmm_sm90_store_full(uint32_t slot_bars, uint32_t part) { return slot_bars + part % 4 * 16 + 8; }
-/* wgmma descriptor of a tile in boxes of 128-byte lines with 128-byte swizzle. K-major tiles are [line][k]; MN-major
-   tiles (`mn_major`) are boxes of [k][64 lines] one after another. */
+/* wgmma descriptor of an operand's tile in boxes of 128-byte rows with 128-byte swizzle. K-major tiles are [mn][k];
+   MN-major tiles (`mn_major`) are boxes of [k][64 mn] one after another. */
 GMM__DEVICE uint64_t gmm_wgmma_desc(uint32_t smem, int mn_major) {
     return (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)(mn_major ? 8192 >> 4 : 1) << 16 |
            (smem & 0x3FFFF) >> 4;
@@ -1846,8 +1846,8 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
 #define GMM__WGMMA_WAIT(groups) asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(groups) : "memory")
 
 /* Shapes of wgmma with operands in shared memory: X(N / 8, tag of the accumulator operand list, N, asm operands of
-   descriptor A, descriptor B and scale_d). Each thread holds N / 2 accumulators. Odd multiples of 8 are listed where
-   tiles of that height save most. */
+   descriptor A, descriptor B and scale_d). Each thread holds N / 2 accumulators. Odd multiples of 8 are listed for
+   the tile heights whose padding would cost most. */
 #define GMM__T1 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define GMM__T2 GMM__T1 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define GMM__T3 GMM__T2 ",%16,%17,%18,%19,%20,%21,%22,%23"
@@ -3884,11 +3884,11 @@ static const gmm_bgrad_kernel gmm_bgrad_kernels[] = {
 
 /* ............................................................................................... Launchers ... */
 
-/* Number of CTAs that a persistent kernel starts. `items` is an upper bound of its work items. An SM limit leaves
+/* Number of CTAs that a persistent kernel starts. `tasks` is an upper bound of its tasks. An SM limit leaves
    the other multiprocessors to other kernels, so it allows one CTA for each multiprocessor. */
-static GMM__UNUSED int32_t gmm__grid(int32_t processors, int32_t limit, int32_t blocks, int64_t items) {
+static GMM__UNUSED int32_t gmm__grid(int32_t processors, int32_t limit, int32_t blocks, int64_t tasks) {
     const int64_t max_blocks = limit > 0 ? (limit < processors ? limit : processors) : (int64_t)processors * blocks;
-    return (int32_t)(items < 1 ? 1 : items < max_blocks ? items : max_blocks);
+    return (int32_t)(tasks < 1 ? 1 : tasks < max_blocks ? tasks : max_blocks);
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_copy(void *dst, const void *src, int64_t words, cudaStream_t stream) {
@@ -4121,12 +4121,12 @@ GMM__DEVICE void gmm__store_f32(const gmm__view *m, int64_t row, int64_t col, fl
 typedef struct gmm__lane_cols { int32_t col[2], n[2]; } gmm__lane_cols;
 
 GMM__DEVICE gmm__lane_cols gmm__lane_cols_at(int32_t first, int32_t second, int32_t cols) {
-    gmm__lane_cols q;
-    q.col[0] = first;
-    q.col[1] = second;
-    q.n[0] = min(cols - first, 4);
-    q.n[1] = min(cols - second, 4);
-    return q;
+    gmm__lane_cols lane_cols;
+    lane_cols.col[0] = first;
+    lane_cols.col[1] = second;
+    lane_cols.n[0] = min(cols - first, 4);
+    lane_cols.n[1] = min(cols - second, 4);
+    return lane_cols;
 }
 /* The columns of this lane in part `part` of a row of `cols` columns. `wide`: the layout of fp32 rows. */
 GMM__DEVICE gmm__lane_cols gmm__lane_cols_of(int wide, int32_t part, int32_t cols) {
@@ -4141,44 +4141,46 @@ typedef struct gmm__raw8 { uint32_t w[8]; } gmm__raw8;
 
 /* Access width of a lane's two vectors: 2 one access for both, 1 one access each (the second may be absent), 0
    element by element. */
-GMM__DEVICE int gmm__vector_access(gmm_dtype static_dtype, const gmm__view *m, const gmm__lane_cols *q) {
+GMM__DEVICE int gmm__vector_access(gmm_dtype static_dtype, const gmm__view *m, const gmm__lane_cols *cols) {
     if (static_dtype != GMM_NONE) return static_dtype == GMM_F32 ? 1 : 2;
-    if (!m->vec || q->n[0] < 4 || (q->n[1] < 4 && q->n[1] > 0) || ((q->col[0] | q->col[1]) & 3)) return 0;
-    return m->dtype != GMM_F32 && q->n[1] == 4 && q->col[1] - q->col[0] == 4 && (q->col[0] & 4) == 0 ? 2 : 1;
+    if (!m->vec || cols->n[0] < 4 || (cols->n[1] < 4 && cols->n[1] > 0) || ((cols->col[0] | cols->col[1]) & 3))
+        return 0;
+    return m->dtype != GMM_F32 && cols->n[1] == 4 && cols->col[1] - cols->col[0] == 4 && (cols->col[0] & 4) == 0 ? 2
+                                                                                                               : 1;
 }
 
-GMM__DEVICE gmm__raw8 gmm__load8(gmm_dtype static_dtype, const gmm__view *m, int64_t row, const gmm__lane_cols *q) {
+GMM__DEVICE gmm__raw8 gmm__load8(gmm_dtype static_dtype, const gmm__view *m, int64_t row, const gmm__lane_cols *cols) {
     const gmm_dtype dtype = static_dtype != GMM_NONE ? static_dtype : m->dtype;
-    const int access = gmm__vector_access(static_dtype, m, q);
+    const int access = gmm__vector_access(static_dtype, m, cols);
     gmm__raw8 r = GMM_ZERO;
     int32_t i, j;
     if (dtype == GMM_F32) {
         const uint32_t *p = (const uint32_t *)m->data + row * m->ld;
 #pragma unroll
         for (j = 0; j < 2; j++)
-            if (access && q->n[j] > 0) {
-                const uint4 v = *(const uint4 *)(p + q->col[j]);
+            if (access && cols->n[j] > 0) {
+                const uint4 v = *(const uint4 *)(p + cols->col[j]);
                 r.w[4 * j] = v.x; r.w[4 * j + 1] = v.y; r.w[4 * j + 2] = v.z; r.w[4 * j + 3] = v.w;
             } else {
 #pragma unroll
-                for (i = 0; i < 4; i++) r.w[4 * j + i] = i < q->n[j] ? p[q->col[j] + i] : 0u;
+                for (i = 0; i < 4; i++) r.w[4 * j + i] = i < cols->n[j] ? p[cols->col[j] + i] : 0u;
             }
     } else {
         const uint16_t *p = (const uint16_t *)m->data + row * m->ld;
         if (access == 2) {
-            const uint4 v = *(const uint4 *)(p + q->col[0]);
+            const uint4 v = *(const uint4 *)(p + cols->col[0]);
             r.w[0] = v.x; r.w[1] = v.y; r.w[2] = v.z; r.w[3] = v.w;
             return r;
         }
 #pragma unroll
         for (j = 0; j < 2; j++)
-            if (access && q->n[j] > 0) {
-                const uint2 v = *(const uint2 *)(p + q->col[j]);
+            if (access && cols->n[j] > 0) {
+                const uint2 v = *(const uint2 *)(p + cols->col[j]);
                 r.w[2 * j] = v.x; r.w[2 * j + 1] = v.y;
             } else {
 #pragma unroll
                 for (i = 0; i < 4; i++)
-                    if (i < q->n[j]) r.w[2 * j + i / 2] |= (uint32_t)p[q->col[j] + i] << (i & 1) * 16;
+                    if (i < cols->n[j]) r.w[2 * j + i / 2] |= (uint32_t)p[cols->col[j] + i] << (i & 1) * 16;
             }
     }
     return r;
@@ -4199,21 +4201,21 @@ GMM__DEVICE void gmm__decode8(gmm_dtype static_dtype, const gmm__view *m, const 
     }
 }
 
-GMM__DEVICE void gmm__store8(gmm_dtype static_dtype, const gmm__view *m, int64_t row, const gmm__lane_cols *q,
+GMM__DEVICE void gmm__store8(gmm_dtype static_dtype, const gmm__view *m, int64_t row, const gmm__lane_cols *cols,
                              const float v[8]) {
     const gmm_dtype dtype = static_dtype != GMM_NONE ? static_dtype : m->dtype;
-    const int access = gmm__vector_access(static_dtype, m, q);
+    const int access = gmm__vector_access(static_dtype, m, cols);
     int32_t i, j;
     if (dtype == GMM_F32) {
         float *p = (float *)m->data + row * m->ld;
 #pragma unroll
         for (j = 0; j < 2; j++)
-            if (access && q->n[j] > 0) {
-                *(float4 *)(p + q->col[j]) = make_float4(v[4 * j], v[4 * j + 1], v[4 * j + 2], v[4 * j + 3]);
+            if (access && cols->n[j] > 0) {
+                *(float4 *)(p + cols->col[j]) = make_float4(v[4 * j], v[4 * j + 1], v[4 * j + 2], v[4 * j + 3]);
             } else {
 #pragma unroll
                 for (i = 0; i < 4; i++)
-                    if (i < q->n[j]) p[q->col[j] + i] = v[4 * j + i];
+                    if (i < cols->n[j]) p[cols->col[j] + i] = v[4 * j + i];
             }
     } else {
         uint16_t *p = (uint16_t *)m->data + row * m->ld;
@@ -4221,16 +4223,16 @@ GMM__DEVICE void gmm__store8(gmm_dtype static_dtype, const gmm__view *m, int64_t
 #pragma unroll
         for (i = 0; i < 4; i++) w[i] = gmm_pack2(dtype, v[2 * i], v[2 * i + 1]);
         if (access == 2) {
-            *(uint4 *)(p + q->col[0]) = make_uint4(w[0], w[1], w[2], w[3]);
+            *(uint4 *)(p + cols->col[0]) = make_uint4(w[0], w[1], w[2], w[3]);
             return;
         }
 #pragma unroll
         for (j = 0; j < 2; j++)
-            if (access && q->n[j] > 0) *(uint2 *)(p + q->col[j]) = make_uint2(w[2 * j], w[2 * j + 1]);
+            if (access && cols->n[j] > 0) *(uint2 *)(p + cols->col[j]) = make_uint2(w[2 * j], w[2 * j + 1]);
             else {
 #pragma unroll
                 for (i = 0; i < 4; i++)
-                    if (i < q->n[j]) p[q->col[j] + i] = (uint16_t)(w[2 * j + i / 2] >> (i & 1) * 16);
+                    if (i < cols->n[j]) p[cols->col[j] + i] = (uint16_t)(w[2 * j + i / 2] >> (i & 1) * 16);
             }
     }
 }
@@ -5679,17 +5681,17 @@ static GMM__UNUSED cudaError_t gmm__k_update_scales(const gmm__update_args *a, c
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6) gmm_accumulate_rows(const __grid_constant__ gmm__accumulate_args a) {
     gmm_pdl_wait();
     const int wide = a.x.dtype == GMM_F32 || a.y.dtype == GMM_F32;
-    gmm__grid_loop w = gmm__grid_loop_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
-    for (; w.row < a.rows; gmm__grid_loop_next(&w)) {
+    gmm__grid_loop loop = gmm__grid_loop_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
+    for (; loop.row < a.rows; gmm__grid_loop_next(&loop)) {
         gmm__raw8 r[2];
-        gmm__lane_cols q[2];
+        gmm__lane_cols cols[2];
         float sum[2][8], v[8];
         int32_t i, j, k;
 #pragma unroll
         for (j = 0; j < 2; j++) {
-            q[j] = gmm__lane_cols_of(wide, (int32_t)(2 * w.part) + j, (int32_t)a.cols);
-            if (a.start.data && q[j].n[0] > 0) {
-                r[j] = gmm__load8(GMM_NONE, &a.start, w.row, &q[j]);
+            cols[j] = gmm__lane_cols_of(wide, (int32_t)(2 * loop.part) + j, (int32_t)a.cols);
+            if (a.start.data && cols[j].n[0] > 0) {
+                r[j] = gmm__load8(GMM_NONE, &a.start, loop.row, &cols[j]);
                 gmm__decode8(GMM_F32, &a.start, &r[j], sum[j]);
             }
         }
@@ -5698,10 +5700,10 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6) gmm_accumulate_rows(const __gr
             x.data = (void *)(uintptr_t)a.addends[i];
 #pragma unroll
             for (j = 0; j < 2; j++)
-                if (q[j].n[0] > 0) r[j] = gmm__load8(GMM_NONE, &x, w.row, &q[j]);
+                if (cols[j].n[0] > 0) r[j] = gmm__load8(GMM_NONE, &x, loop.row, &cols[j]);
 #pragma unroll
             for (j = 0; j < 2; j++)
-                if (q[j].n[0] > 0) {
+                if (cols[j].n[0] > 0) {
                     gmm__decode8(GMM_NONE, &x, &r[j], v);
 #pragma unroll
                     for (k = 0; k < 8; k++) sum[j][k] = i > 0 || a.start.data ? gmm_add_rn_f32(sum[j][k], v[k]) : v[k];
@@ -5709,16 +5711,16 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6) gmm_accumulate_rows(const __gr
         }
 #pragma unroll
         for (j = 0; j < 2; j++)
-            if (q[j].n[0] > 0) {
+            if (cols[j].n[0] > 0) {
 #pragma unroll
                 for (k = 0; k < 8; k++) sum[j][k] = gmm_mul_rn_f32(a.scale, sum[j][k]);
                 if (a.beta != 0.0f) {
-                    r[j] = gmm__load8(GMM_NONE, &a.y, w.row, &q[j]);
+                    r[j] = gmm__load8(GMM_NONE, &a.y, loop.row, &cols[j]);
                     gmm__decode8(GMM_NONE, &a.y, &r[j], v);
 #pragma unroll
                     for (k = 0; k < 8; k++) sum[j][k] = gmm_add_rn_f32(gmm_mul_rn_f32(a.beta, v[k]), sum[j][k]);
                 }
-                gmm__store8(GMM_NONE, &a.y, w.row, &q[j], sum[j]);
+                gmm__store8(GMM_NONE, &a.y, loop.row, &cols[j], sum[j]);
             }
     }
 }
@@ -5741,8 +5743,8 @@ GMM__DEVICE void gmm__add_addends(int wide, int n, const gmm__accumulate_args *a
         }
     }
 }
-/* The same sum for one row in whole vectors, F32 or BF16 into F32, by few CTAs: each occupies a multiprocessor and
-   keeps enough loads in flight for it, so that a concurrent GEMM keeps its own multiprocessors. */
+/* The same sum for one row of aligned vectors, F32 or BF16 into F32, on few multiprocessors: a CTA occupies one and has
+   enough loads in flight for it, so that the other multiprocessors are left to a concurrent GEMM. */
 GMM__DEVICE void gmm__accumulate_few_sms(int wide, const gmm__accumulate_args *a) {
     const int y_vectors = wide ? 1 : 2; /* vectors of y that a thread processes at a time */
     const int64_t count = a->cols / (4 * y_vectors), step = (int64_t)gridDim.x * GMM__SUM_BLOCK;
@@ -5787,22 +5789,22 @@ gmm_accumulate_few_sms_bf16(const __grid_constant__ gmm__accumulate_args a) {
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_convert_rows(const __grid_constant__ gmm__convert_args a) {
     gmm_pdl_wait();
     const int wide = a.src.dtype == GMM_F32 || a.dst.dtype == GMM_F32;
-    gmm__grid_loop w = gmm__grid_loop_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
-    for (; w.row < a.rows; gmm__grid_loop_next(&w)) {
+    gmm__grid_loop loop = gmm__grid_loop_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
+    for (; loop.row < a.rows; gmm__grid_loop_next(&loop)) {
         gmm__raw8 x[2];
-        gmm__lane_cols q[2];
+        gmm__lane_cols cols[2];
         int32_t j;
 #pragma unroll
         for (j = 0; j < 2; j++) {
-            q[j] = gmm__lane_cols_of(wide, (int32_t)(2 * w.part) + j, (int32_t)a.cols);
-            if (q[j].n[0] > 0) x[j] = gmm__load8(GMM_NONE, &a.src, w.row, &q[j]);
+            cols[j] = gmm__lane_cols_of(wide, (int32_t)(2 * loop.part) + j, (int32_t)a.cols);
+            if (cols[j].n[0] > 0) x[j] = gmm__load8(GMM_NONE, &a.src, loop.row, &cols[j]);
         }
 #pragma unroll
         for (j = 0; j < 2; j++)
-            if (q[j].n[0] > 0) {
+            if (cols[j].n[0] > 0) {
                 float v[8];
                 gmm__decode8(GMM_NONE, &a.src, &x[j], v);
-                gmm__store8(GMM_NONE, &a.dst, w.row, &q[j], v);
+                gmm__store8(GMM_NONE, &a.dst, loop.row, &cols[j], v);
             }
     }
 }
@@ -5810,13 +5812,13 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_convert_rows(const __grid_
 /* ...................................................................................................... Routing ... */
 
 /* Sort key of a score: larger scores first, then lower expert indices; NaN is behind all numbers. A key is never 0. */
-GMM__DEVICE uint64_t gmm__rank(float v, int32_t e) {
+GMM__DEVICE uint64_t gmm__sort_key(float v, int32_t e) {
     const uint32_t u = gmm_f32_bits(v);
     const uint32_t key = (u & 0x7FFFFFFFu) > 0x7F800000u ? 0u : u & 0x80000000u ? ~u : u | 0x80000000u;
     return (uint64_t)key << 32 | (0xFFFFFFFFu - (uint32_t)e);
 }
 
-GMM__DEVICE uint64_t gmm__warp_max_rank(uint64_t v) {
+GMM__DEVICE uint64_t gmm__warp_max_key(uint64_t v) {
     const uint32_t hi = __reduce_max_sync(0xFFFFFFFFu, (uint32_t)(v >> 32));
     const uint32_t lo = __reduce_max_sync(0xFFFFFFFFu, (uint32_t)(v >> 32) == hi ? (uint32_t)v : 0u);
     return (uint64_t)hi << 32 | lo;
@@ -5864,7 +5866,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_topk(const __grid_co
         int64_t t;
         for (t = c * chunk; t < last_token; t++) {
             float m = 0.0f, z = 1.0f, total = 1.0f, selected_sum = 0.0f, divisor = 1.0f;
-            uint64_t previous_rank = ~(uint64_t)0;
+            uint64_t previous_key = ~(uint64_t)0;
             int32_t e, i;
             if (!a.sigmoid || (sums && a.z_loss)) gmm__route_softmax(&a, t, &m, &z);
             if (sums && a.sigmoid) {
@@ -5873,19 +5875,21 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_topk(const __grid_co
                 total = gmm__warp_sum(total);
             }
             for (e = lane; e < a.experts; e += 32) {
-                const float s = gmm__route_score(&a, t, e, m, z), q = a.sigmoid ? gmm__safe_quotient(s, total) : s;
+                const float s = gmm__route_score(&a, t, e, m, z);
+                const float normalized = a.sigmoid ? gmm__safe_quotient(s, total) : s;
                 value[e] = a.expert_bias ? s + a.expert_bias[e] : s;
-                if (sums) sums[e] = t == c * chunk ? q : sums[e] + q; /* the same lane always updates expert e */
+                if (sums) /* the same lane always updates expert e */
+                    sums[e] = t == c * chunk ? normalized : sums[e] + normalized;
             }
             if (sums && a.z_loss) z_sum += (m + logf(z)) * (m + logf(z));
             for (i = 0; i < a.topk; i++) {
-                uint64_t max_rank = 0;
+                uint64_t max_key = 0;
                 for (e = lane; e < a.experts; e += 32) {
-                    const uint64_t rank = gmm__rank(value[e], e);
-                    if (rank < previous_rank && rank > max_rank) max_rank = rank;
+                    const uint64_t key = gmm__sort_key(value[e], e);
+                    if (key < previous_key && key > max_key) max_key = key;
                 }
-                previous_rank = gmm__warp_max_rank(max_rank);
-                if (lane == i % 32) a.indices[t * a.topk + i] = (int32_t)(0xFFFFFFFFu - (uint32_t)previous_rank);
+                previous_key = gmm__warp_max_key(max_key);
+                if (lane == i % 32) a.indices[t * a.topk + i] = (int32_t)(0xFFFFFFFFu - (uint32_t)previous_key);
             }
             for (i = lane; i < a.topk; i += 32) { /* each lane reads the indices that it wrote */
                 e = a.indices[t * a.topk + i];
@@ -6549,8 +6553,7 @@ static GMM__UNUSED cudaError_t gmm__k_accumulate(const gmm__accumulate_args *arg
                                    (a.cols / 8 - 1) / GMM__SUM_BLOCK + 1, limits, GMM__SUM_BLOCK, 0, &a, stream);
         else
             status = gmm__k_launch_rows((const void *)gmm_accumulate_rows, a.rows, (gmm__k_parts(a.cols) + 1) / 2,
-                                        limits,
-                                        &a, stream);
+                                        limits, &a, stream);
         for (j = 0; j < a.count; j++) a.addends[j] += a.cols * gmm__k_bytes(a.x.dtype);
         a.y.data = gmm__k_column(&a.y, a.cols);
         if (a.start.data) a.start.data = gmm__k_column(&a.start, a.cols);
@@ -7311,32 +7314,32 @@ GMM__ROWS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
 /* Whether lanes have the column layout of fp32 rows; `dynamic`: the answer where dtypes are read at run time. */
 #define GMM__WIDE(dynamic) (GMM__STATIC_DTYPE == GMM_NONE ? (dynamic) : GMM__STATIC_DTYPE == GMM_F32)
 
-/* Loads the gate and linear inputs of a lane's columns q, and dy if it is given. */
+/* Loads the gate and linear inputs of a lane's columns, and dy if it is given. */
 GMM__DEVICE gmm__act_operands GMM__NAME(gmm__act_load_operands)(const gmm__act_args *a, int64_t row,
-                                                                const gmm__lane_cols *q) {
+                                                                const gmm__lane_cols *cols) {
     gmm__act_operands in = GMM_ZERO;
-    gmm__lane_cols x_cols = *q;
+    gmm__lane_cols x_cols = *cols;
     int32_t i;
-    if (a->dy.data) in.dy = gmm__load8(GMM__STATIC_DTYPE, &a->dy, row, q);
+    if (a->dy.data) in.dy = gmm__load8(GMM__STATIC_DTYPE, &a->dy, row, cols);
     if (a->layout == GMM__GLU_SPLIT) {
-        x_cols.col[0] = gmm__act_gate_column(q->col[0], a->interleave);
-        x_cols.col[1] = gmm__act_gate_column(q->col[1], a->interleave);
+        x_cols.col[0] = gmm__act_gate_column(cols->col[0], a->interleave);
+        x_cols.col[1] = gmm__act_gate_column(cols->col[1], a->interleave);
         in.a = gmm__load8(GMM__STATIC_DTYPE, &a->x, row, &x_cols);
         if (!a->gated) return in;
         x_cols.col[0] += gmm__act_linear_offset(a);
         x_cols.col[1] += gmm__act_linear_offset(a);
         in.b = gmm__load8(GMM__STATIC_DTYPE, &a->x, row, &x_cols);
     } else if (a->layout == GMM__GLU_PAIRS) {
-        x_cols = gmm__lane_cols_at(2 * q->col[0], 2 * q->col[0] + 4, 2 * q->col[0] + 2 * q->n[0]);
+        x_cols = gmm__lane_cols_at(2 * cols->col[0], 2 * cols->col[0] + 4, 2 * cols->col[0] + 2 * cols->n[0]);
         in.a = gmm__load8(GMM__STATIC_DTYPE, &a->x, row, &x_cols);
-        x_cols = gmm__lane_cols_at(2 * q->col[1], 2 * q->col[1] + 4, 2 * q->col[1] + 2 * q->n[1]);
+        x_cols = gmm__lane_cols_at(2 * cols->col[1], 2 * cols->col[1] + 4, 2 * cols->col[1] + 2 * cols->n[1]);
         in.b = gmm__load8(GMM__STATIC_DTYPE, &a->x, row, &x_cols);
     } else if (GMM__STATIC_DTYPE == GMM_NONE) {
 #pragma unroll
         for (i = 0; i < 8; i++) {
-            const int32_t col = gmm__act_gate_column(q->col[i / 4] + i % 4, a->interleave);
-            if (i % 4 < q->n[i / 4]) gmm__load_element(&a->x, row, col, i, &in.a);
-            if (i % 4 < q->n[i / 4]) gmm__load_element(&a->x, row, col + gmm__act_linear_offset(a), i, &in.b);
+            const int32_t col = gmm__act_gate_column(cols->col[i / 4] + i % 4, a->interleave);
+            if (i % 4 < cols->n[i / 4]) gmm__load_element(&a->x, row, col, i, &in.a);
+            if (i % 4 < cols->n[i / 4]) gmm__load_element(&a->x, row, col + gmm__act_linear_offset(a), i, &in.b);
         }
     }
     return in;
@@ -7350,13 +7353,13 @@ GMM__DEVICE void GMM__NAME(gmm__act_decode)(const gmm__act_args *a, gmm__act_ope
 }
 
 /* Stores the gradients of the gate and linear inputs. */
-GMM__DEVICE void GMM__NAME(gmm__act_gradients)(const gmm__act_args *a, int64_t row, const gmm__lane_cols *q,
+GMM__DEVICE void GMM__NAME(gmm__act_gradients)(const gmm__act_args *a, int64_t row, const gmm__lane_cols *cols,
                                                const float va[8], const float vb[8]) {
-    gmm__lane_cols dx_cols = *q;
+    gmm__lane_cols dx_cols = *cols;
     int32_t i, j;
     if (a->layout == GMM__GLU_SPLIT) {
-        dx_cols.col[0] = gmm__act_gate_column(q->col[0], a->interleave);
-        dx_cols.col[1] = gmm__act_gate_column(q->col[1], a->interleave);
+        dx_cols.col[0] = gmm__act_gate_column(cols->col[0], a->interleave);
+        dx_cols.col[1] = gmm__act_gate_column(cols->col[1], a->interleave);
         gmm__store8(GMM__STATIC_DTYPE, &a->dx, row, &dx_cols, va);
         if (!a->gated) return;
         dx_cols.col[0] += gmm__act_linear_offset(a);
@@ -7368,14 +7371,14 @@ GMM__DEVICE void GMM__NAME(gmm__act_gradients)(const gmm__act_args *a, int64_t r
             float u[8];
 #pragma unroll
             for (i = 0; i < 8; i++) u[i] = i & 1 ? vb[4 * j + i / 2] : va[4 * j + i / 2];
-            dx_cols = gmm__lane_cols_at(2 * q->col[j], 2 * q->col[j] + 4, 2 * q->col[j] + 2 * q->n[j]);
-            if (q->n[j] > 0) gmm__store8(GMM__STATIC_DTYPE, &a->dx, row, &dx_cols, u);
+            dx_cols = gmm__lane_cols_at(2 * cols->col[j], 2 * cols->col[j] + 4, 2 * cols->col[j] + 2 * cols->n[j]);
+            if (cols->n[j] > 0) gmm__store8(GMM__STATIC_DTYPE, &a->dx, row, &dx_cols, u);
         }
     } else if (GMM__STATIC_DTYPE == GMM_NONE) {
 #pragma unroll
         for (i = 0; i < 8; i++)
-            if (i % 4 < q->n[i / 4]) {
-                const int32_t col = gmm__act_gate_column(q->col[i / 4] + i % 4, a->interleave);
+            if (i % 4 < cols->n[i / 4]) {
+                const int32_t col = gmm__act_gate_column(cols->col[i / 4] + i % 4, a->interleave);
                 gmm__store_f32(&a->dx, row, col, va[i]);
                 gmm__store_f32(&a->dx, row, col + gmm__act_linear_offset(a), vb[i]);
             }
@@ -7393,27 +7396,27 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
     gmm_pdl_wait();
     const uint32_t valid_rows = (uint32_t)*a.valid_rows, rows = a.tail_zero ? (uint32_t)a.rows : valid_rows;
-    gmm__grid_loop w = gmm__grid_loop_begin((a.ffn - 1) / GMM__ELEM_SPAN + 1, GMM__SPANS);
-    for (; w.row < rows; gmm__grid_loop_next(&w)) {
+    gmm__grid_loop loop = gmm__grid_loop_begin((a.ffn - 1) / GMM__ELEM_SPAN + 1, GMM__SPANS);
+    for (; loop.row < rows; gmm__grid_loop_next(&loop)) {
         gmm__act_operands in[2];
-        gmm__lane_cols q[2];
+        gmm__lane_cols cols[2];
         gmm__grid_loop task[2];
         float p[2];
         int32_t i, j;
-        task[0] = w;
-        task[1] = gmm__grid_loop_successor(w);
+        task[0] = loop;
+        task[1] = gmm__grid_loop_successor(loop);
 #pragma unroll
         for (j = 0; j < GMM__SPANS; j++) {
-            q[j] = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)task[j].part, task[j].row < rows ? a.ffn : 0);
+            cols[j] = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)task[j].part, task[j].row < rows ? a.ffn : 0);
             p[j] = 1.0f;
-            if (q[j].n[0] > 0 && task[j].row < valid_rows) {
+            if (cols[j].n[0] > 0 && task[j].row < valid_rows) {
                 if (a.prob) p[j] = a.prob[task[j].row];
-                in[j] = GMM__NAME(gmm__act_load_operands)(&a, task[j].row, &q[j]);
+                in[j] = GMM__NAME(gmm__act_load_operands)(&a, task[j].row, &cols[j]);
             }
         }
 #pragma unroll
         for (j = 0; j < GMM__SPANS; j++)
-            if (q[j].n[0] > 0) {
+            if (cols[j].n[0] > 0) {
                 float va[8], vb[8], f[8], da[8], db[8];
                 if (task[j].row < valid_rows) {
                     GMM__NAME(gmm__act_decode)(&a, &in[j], va, vb);
@@ -7421,7 +7424,7 @@ GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
                 }
 #pragma unroll
                 for (i = 0; i < 8; i++) f[i] = task[j].row < valid_rows ? p[j] * f[i] : 0.0f;
-                gmm__store8(GMM__STATIC_DTYPE, &a.y, task[j].row, &q[j], f);
+                gmm__store8(GMM__STATIC_DTYPE, &a.y, task[j].row, &cols[j], f);
             }
     }
 }
@@ -7437,24 +7440,24 @@ GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
     const uint32_t parts = (uint32_t)(a.ffn - 1) / GMM__ELEM_SPAN + 1;
     const uint32_t row_warps = a.dprob ? (uint32_t)gmm__act_warps_per_row(a.ffn) : parts; /* warps that share a row */
     __shared__ float sums[GMM__ELEM_WARPS];
-    gmm__grid_loop w = gmm__grid_loop_begin(row_warps, 1);
-    for (; w.row < rows; gmm__grid_loop_next(&w)) {
-        const float p = a.prob && w.row < valid_rows ? a.prob[w.row] : 1.0f;
+    gmm__grid_loop loop = gmm__grid_loop_begin(row_warps, 1);
+    for (; loop.row < rows; gmm__grid_loop_next(&loop)) {
+        const float p = a.prob && loop.row < valid_rows ? a.prob[loop.row] : 1.0f;
         float sum = 0.0f;
         uint32_t part;
-        for (part = w.part; part < parts; part += row_warps) {
-            const gmm__lane_cols q = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)part, a.ffn);
+        for (part = loop.part; part < parts; part += row_warps) {
+            const gmm__lane_cols cols = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)part, a.ffn);
             float va[8], vb[8], f[8], da[8], db[8], g[8];
             int32_t i;
-            if (q.n[0] <= 0) continue;
-            if (w.row < valid_rows) {
-                gmm__act_operands in = GMM__NAME(gmm__act_load_operands)(&a, w.row, &q);
+            if (cols.n[0] <= 0) continue;
+            if (loop.row < valid_rows) {
+                gmm__act_operands in = GMM__NAME(gmm__act_load_operands)(&a, loop.row, &cols);
                 GMM__NAME(gmm__act_decode)(&a, &in, va, vb);
                 gmm__act8(a.kind, a.coef, va, vb, f, da, db);
                 gmm__decode8(GMM__STATIC_DTYPE, &a.dy, &in.dy, g);
 #pragma unroll
                 for (i = 0; i < 8; i++) {
-                    if (i % 4 < q.n[i / 4]) sum = fmaf(g[i], f[i], sum);
+                    if (i % 4 < cols.n[i / 4]) sum = fmaf(g[i], f[i], sum);
                     da[i] *= p * g[i];
                     db[i] *= p * g[i];
                     f[i] *= p;
@@ -7463,8 +7466,8 @@ GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
 #pragma unroll
                 for (i = 0; i < 8; i++) f[i] = da[i] = db[i] = 0.0f;
             }
-            if (a.dx.data) GMM__NAME(gmm__act_gradients)(&a, w.row, &q, da, db);
-            if (a.y.data) gmm__store8(GMM__STATIC_DTYPE, &a.y, w.row, &q, f);
+            if (a.dx.data) GMM__NAME(gmm__act_gradients)(&a, loop.row, &cols, da, db);
+            if (a.y.data) gmm__store8(GMM__STATIC_DTYPE, &a.y, loop.row, &cols, f);
         }
         if (!a.dprob) continue;
         sum = gmm__warp_sum(sum);
@@ -7475,7 +7478,7 @@ GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
             for (i = 0, sum = 0.0f; i < GMM__ELEM_WARPS; i++) sum += sums[i];
             __syncthreads();
         }
-        if (w.part == 0 && gmm__lane() == 0) a.dprob[w.row] = sum;
+        if (loop.part == 0 && gmm__lane() == 0) a.dprob[loop.row] = sum;
     }
 }
 
@@ -7487,42 +7490,42 @@ GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_unpermute_fwd)(const __grid_constant__ gmm__permute_args a) {
     gmm_pdl_wait();
-    gmm__grid_loop w = gmm__grid_loop_begin((a.hidden - 1) / GMM__ELEM_SPAN + 1, 1);
+    gmm__grid_loop loop = gmm__grid_loop_begin((a.hidden - 1) / GMM__ELEM_SPAN + 1, 1);
     float sum[8], p[4], next_p[4];
     int32_t row[4], next_row[4], i = 0, j, k;
 #pragma unroll
     for (k = 0; k < 8; k++) sum[k] = 0.0f;
 #pragma unroll
     for (j = 0; j < GMM__BATCH; j++)
-        next_row[j] = w.row < a.tokens ? gmm__slot_row(&a, w.row, j, &next_p[j]) : -1;
-    while (w.row < a.tokens) {
-        const gmm__lane_cols q = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)w.part, (int32_t)a.hidden);
-        const uint32_t token = w.row;
+        next_row[j] = loop.row < a.tokens ? gmm__slot_row(&a, loop.row, j, &next_p[j]) : -1;
+    while (loop.row < a.tokens) {
+        const gmm__lane_cols cols = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)loop.part, (int32_t)a.hidden);
+        const uint32_t token = loop.row;
         gmm__raw8 r[4];
 #pragma unroll
         for (j = 0; j < GMM__BATCH; j++) {
             row[j] = next_row[j];
             p[j] = next_p[j];
-            if (row[j] >= 0 && q.n[0] > 0) r[j] = gmm__load8(GMM__STATIC_DTYPE, &a.src, row[j], &q);
+            if (row[j] >= 0 && cols.n[0] > 0) r[j] = gmm__load8(GMM__STATIC_DTYPE, &a.src, row[j], &cols);
         }
         i += GMM__BATCH;
         if (i >= a.topk) {
             i = 0;
-            gmm__grid_loop_next(&w);
+            gmm__grid_loop_next(&loop);
         }
 #pragma unroll
         for (j = 0; j < GMM__BATCH; j++)
-            next_row[j] = w.row < a.tokens ? gmm__slot_row(&a, w.row, i + j, &next_p[j]) : -1;
+            next_row[j] = loop.row < a.tokens ? gmm__slot_row(&a, loop.row, i + j, &next_p[j]) : -1;
 #pragma unroll
         for (j = 0; j < GMM__BATCH; j++)
-            if (row[j] >= 0 && q.n[0] > 0) {
+            if (row[j] >= 0 && cols.n[0] > 0) {
                 float v[8];
                 gmm__decode8(GMM__STATIC_DTYPE, &a.src, &r[j], v);
 #pragma unroll
                 for (k = 0; k < 8; k++) sum[k] = fmaf(p[j], v[k], sum[k]);
             }
         if (i == 0) {
-            if (q.n[0] > 0) gmm__store8(GMM__STATIC_DTYPE, &a.dst, token, &q, sum);
+            if (cols.n[0] > 0) gmm__store8(GMM__STATIC_DTYPE, &a.dst, token, &cols, sum);
 #pragma unroll
             for (k = 0; k < 8; k++) sum[k] = 0.0f;
         }
@@ -7536,27 +7539,27 @@ GMM__NAME(gmm_unpermute_bwd)(const __grid_constant__ gmm__permute_args a) {
     gmm_pdl_wait();
     const int64_t valid_rows = gmm__valid_rows(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
     const int64_t rows = a.tail_zero ? a.capacity : valid_rows;
-    gmm__grid_loop w = gmm__grid_loop_begin((a.hidden - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
-    for (; w.row < rows; gmm__grid_loop_next(&w)) {
-        const int32_t slot = w.row < valid_rows ? gmm__map_entry(a.slot_of, w.row, slots, a.fault) : -1;
+    gmm__grid_loop loop = gmm__grid_loop_begin((a.hidden - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
+    for (; loop.row < rows; gmm__grid_loop_next(&loop)) {
+        const int32_t slot = loop.row < valid_rows ? gmm__map_entry(a.slot_of, loop.row, slots, a.fault) : -1;
         const float p = slot >= 0 && a.probs ? a.probs[slot] : 1.0f;
         gmm__raw8 r[2];
-        gmm__lane_cols q[2];
+        gmm__lane_cols cols[2];
         int32_t j, k;
 #pragma unroll
         for (j = 0; j < 2; j++) {
-            q[j] = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)(2 * w.part) + j, (int32_t)a.hidden);
-            if (slot >= 0 && q[j].n[0] > 0)
-                r[j] = gmm__load8(GMM__STATIC_DTYPE, &a.src, (uint32_t)slot / (uint32_t)a.topk, &q[j]);
+            cols[j] = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)(2 * loop.part) + j, (int32_t)a.hidden);
+            if (slot >= 0 && cols[j].n[0] > 0)
+                r[j] = gmm__load8(GMM__STATIC_DTYPE, &a.src, (uint32_t)slot / (uint32_t)a.topk, &cols[j]);
         }
 #pragma unroll
         for (j = 0; j < 2; j++)
-            if (q[j].n[0] > 0) {
+            if (cols[j].n[0] > 0) {
                 float v[8];
                 if (slot >= 0) gmm__decode8(GMM__STATIC_DTYPE, &a.src, &r[j], v);
 #pragma unroll
                 for (k = 0; k < 8; k++) v[k] = slot >= 0 ? p * v[k] : 0.0f;
-                gmm__store8(GMM__STATIC_DTYPE, &a.dst, w.row, &q[j], v);
+                gmm__store8(GMM__STATIC_DTYPE, &a.dst, loop.row, &cols[j], v);
             }
     }
 }
@@ -7565,26 +7568,26 @@ GMM__NAME(gmm_unpermute_bwd)(const __grid_constant__ gmm__permute_args a) {
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6)
 GMM__NAME(gmm_unpermute_dots)(const __grid_constant__ gmm__permute_args a) {
     gmm_pdl_wait();
-    gmm__grid_loop w = gmm__grid_loop_begin(a.topk, 1);
-    for (; w.row < a.tokens; gmm__grid_loop_next(&w)) {
-        const int64_t slot = (int64_t)w.row * a.topk + w.part;
+    gmm__grid_loop loop = gmm__grid_loop_begin(a.topk, 1);
+    for (; loop.row < a.tokens; gmm__grid_loop_next(&loop)) {
+        const int64_t slot = (int64_t)loop.row * a.topk + loop.part;
         const int32_t row = gmm__map_entry(a.row_of, slot, a.capacity, a.fault);
         float sum = 0.0f;
         int32_t part;
         for (part = 0; row >= 0; part += 2) {
             gmm__raw8 r[2], s[2];
-            gmm__lane_cols q[2];
+            gmm__lane_cols cols[2];
             int32_t j, k;
 #pragma unroll
             for (j = 0; j < 2; j++) {
-                q[j] = gmm__lane_cols_of(GMM__WIDE(a.wide), part + j, (int32_t)a.hidden);
-                if (q[j].n[0] > 0) r[j] = gmm__load8(GMM__STATIC_DTYPE, &a.src, w.row, &q[j]);
-                if (q[j].n[0] > 0) s[j] = gmm__load8(GMM__STATIC_DTYPE, &a.dst, row, &q[j]);
+                cols[j] = gmm__lane_cols_of(GMM__WIDE(a.wide), part + j, (int32_t)a.hidden);
+                if (cols[j].n[0] > 0) r[j] = gmm__load8(GMM__STATIC_DTYPE, &a.src, loop.row, &cols[j]);
+                if (cols[j].n[0] > 0) s[j] = gmm__load8(GMM__STATIC_DTYPE, &a.dst, row, &cols[j]);
             }
-            if (q[0].n[0] <= 0) break;
+            if (cols[0].n[0] <= 0) break;
 #pragma unroll
             for (j = 0; j < 2; j++)
-                if (q[j].n[0] > 0) {
+                if (cols[j].n[0] > 0) {
                     float u[8], v[8];
                     gmm__decode8(GMM__STATIC_DTYPE, &a.src, &r[j], u);
                     gmm__decode8(GMM__STATIC_DTYPE, &a.dst, &s[j], v);
@@ -7640,10 +7643,10 @@ GMM__DEVICE void GMM__NAME(gmm__copy_segment)(const GMM__UNIT *src, GMM__UNIT *d
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 12)
 GMM__NAME(gmm_copy)(const __grid_constant__ gmm__copy_args a) {
     gmm_pdl_wait();
-    gmm__grid_loop w = gmm__grid_loop_begin((a.cols + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
-    for (; w.row < a.rows; gmm__grid_loop_next(&w))
-        GMM__NAME(gmm__copy_segment)((const GMM__UNIT *)a.src + w.row * a.src_ld, (GMM__UNIT *)a.dst + w.row * a.dst_ld,
-                                     w.part, a.cols);
+    gmm__grid_loop loop = gmm__grid_loop_begin((a.cols + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
+    for (; loop.row < a.rows; gmm__grid_loop_next(&loop))
+        GMM__NAME(gmm__copy_segment)((const GMM__UNIT *)a.src + loop.row * a.src_ld,
+                                     (GMM__UNIT *)a.dst + loop.row * a.dst_ld, loop.part, a.cols);
 }
 
 /* dst[r] = src[token of slot_of[r]], zeros in padding; row_probs[r] = probs[slot_of[r]]. A task is one segment of a
@@ -7653,44 +7656,44 @@ GMM__NAME(gmm_permute_rows)(const __grid_constant__ gmm__permute_args a) {
     gmm_pdl_wait();
     const int64_t valid_rows = gmm__valid_rows(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
     const int64_t rows = a.tail_zero ? a.capacity : valid_rows;
-    gmm__grid_loop w = gmm__grid_loop_begin((a.hidden + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
-    for (; w.row < rows; gmm__grid_loop_next(&w)) {
-        const int32_t slot = w.row < valid_rows ? gmm__map_entry(a.slot_of, w.row, slots, a.fault) : -1;
+    gmm__grid_loop loop = gmm__grid_loop_begin((a.hidden + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
+    for (; loop.row < rows; gmm__grid_loop_next(&loop)) {
+        const int32_t slot = loop.row < valid_rows ? gmm__map_entry(a.slot_of, loop.row, slots, a.fault) : -1;
         const int64_t token = (uint32_t)slot / (uint32_t)a.topk;
         GMM__NAME(gmm__copy_segment)(slot >= 0 ? (const GMM__UNIT *)a.src.data + token * a.src.ld : NULL,
-                                     (GMM__UNIT *)a.dst.data + w.row * a.dst.ld, w.part, a.hidden);
-        if (a.row_probs && w.part == 0 && gmm__lane() == 0) a.row_probs[w.row] = slot >= 0 ? a.probs[slot] : 0.0f;
+                                     (GMM__UNIT *)a.dst.data + loop.row * a.dst.ld, loop.part, a.hidden);
+        if (a.row_probs && loop.part == 0 && gmm__lane() == 0) a.row_probs[loop.row] = slot >= 0 ? a.probs[slot] : 0.0f;
     }
 }
 
-/* The same where row_of is given too: each token's row is read once and written to all of its rows. slot_of is
-   authoritative and row_of only a hint, so that any two maps give the result of gmm_permute_rows. Rows that no
-   token's entry in row_of leads to, such as padding, are written last: a warp searches 32 rows at a time for them. */
+/* The same where row_of is given too: each token's row is read once and written to all of its rows. An entry
+   of row_of counts only where slot_of agrees, so that any two maps give the result of gmm_permute_rows. Rows without
+   such an entry, for example padding, are written last: a warp checks 32 rows at a time. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_permute_tokens)(const __grid_constant__ gmm__permute_args a) {
     gmm_pdl_wait();
-    const int64_t segments = (a.hidden + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN,
-        stride = (int64_t)gridDim.x * GMM__ELEM_BLOCK;
+    const int64_t segments = (a.hidden + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN;
+    const int64_t stride = (int64_t)gridDim.x * GMM__ELEM_BLOCK;
     const GMM__UNIT *src = (const GMM__UNIT *)a.src.data;
     GMM__UNIT *dst = (GMM__UNIT *)a.dst.data;
     const int32_t slots = (int32_t)(a.tokens * a.topk); /* fits 32 bits, since maps are int32 */
     int64_t base = (int64_t)blockIdx.x * GMM__ELEM_BLOCK + gmm__warp() * 32, valid_rows = -1;
-    gmm__grid_loop w = gmm__grid_loop_begin(segments, 1);
-    for (; w.row < a.tokens; gmm__grid_loop_next(&w)) {
+    gmm__grid_loop loop = gmm__grid_loop_begin(segments, 1);
+    for (; loop.row < a.tokens; gmm__grid_loop_next(&loop)) {
         GMM__UNIT v[4];
         int32_t i;
-        GMM__NAME(gmm__load_segment)(src + w.row * a.src.ld, w.part, a.hidden, v);
+        GMM__NAME(gmm__load_segment)(src + loop.row * a.src.ld, loop.part, a.hidden, v);
         for (i = 0; i < a.topk; i += 32) {
-            const int32_t choice = i + gmm__lane(), slot = (int32_t)w.row * a.topk + choice;
+            const int32_t choice = i + gmm__lane(), slot = (int32_t)loop.row * a.topk + choice;
             int32_t row = choice < a.topk ? a.row_of[slot] : -1;
             uint32_t pending;
             /* read after the first loads are issued */
             if (valid_rows < 0) valid_rows = gmm__valid_rows(a.sizes, a.experts, a.capacity, a.fault);
             if (row < 0 || row >= valid_rows || a.slot_of[row] != slot) row = -1;
-            if (row >= 0 && w.part == 0 && a.row_probs) a.row_probs[row] = a.probs[slot];
+            if (row >= 0 && loop.part == 0 && a.row_probs) a.row_probs[row] = a.probs[slot];
             for (pending = __ballot_sync(0xFFFFFFFFu, row >= 0); pending; pending &= pending - 1) {
                 const int64_t dst_row = __shfl_sync(0xFFFFFFFFu, row, __ffs((int)pending) - 1);
-                GMM__NAME(gmm__store_segment)(dst + dst_row * a.dst.ld, w.part, a.hidden, v);
+                GMM__NAME(gmm__store_segment)(dst + dst_row * a.dst.ld, loop.part, a.hidden, v);
             }
         }
     }
@@ -7708,8 +7711,7 @@ GMM__NAME(gmm_permute_tokens)(const __grid_constant__ gmm__permute_args a) {
             int64_t segment;
             for (segment = 0; segment < segments; segment++)
                 GMM__NAME(gmm__copy_segment)(src_slot >= 0 ? src + token * a.src.ld : NULL,
-                                             dst + (base + lane) * a.dst.ld, segment,
-                                             a.hidden);
+                                             dst + (base + lane) * a.dst.ld, segment, a.hidden);
         }
     }
 }
@@ -7720,7 +7722,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 12)
 GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
     gmm_pdl_wait();
     const int64_t valid_rows = gmm__pad_start(&a, a.groups, a.pad), rows = a.tail_zero ? a.rows : valid_rows;
-    gmm__grid_loop w = gmm__grid_loop_begin((a.cols + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
+    gmm__grid_loop loop = gmm__grid_loop_begin((a.cols + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
     if (blockIdx.x == 0) {
         int64_t g;
         for (g = threadIdx.x; a.sizes && g < a.groups; g += GMM__ELEM_BLOCK)
@@ -7728,17 +7730,17 @@ GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
         if (threadIdx.x == 0 && a.blocks[a.groups] * a.align > a.capacity)
             gmm__fault(a.fault, (uint32_t)GMM_FAULT_CAPACITY);
     }
-    for (; w.row < rows; gmm__grid_loop_next(&w)) {
+    for (; loop.row < rows; gmm__grid_loop_next(&loop)) {
         int64_t src_row = -1;
-        if (w.row < valid_rows) {
-            const int64_t g = gmm__pad_group(&a, w.row);
-            src_row = gmm__pad_start(&a, g, !a.pad) + w.row - gmm__pad_start(&a, g, a.pad);
+        if (loop.row < valid_rows) {
+            const int64_t g = gmm__pad_group(&a, loop.row);
+            src_row = gmm__pad_start(&a, g, !a.pad) + loop.row - gmm__pad_start(&a, g, a.pad);
             if (src_row >= gmm__pad_start(&a, g + 1, !a.pad)) src_row = -1;
         }
         GMM__NAME(gmm__copy_segment)(src_row >= 0 ? (const GMM__UNIT *)a.src.data + src_row * a.src.ld : NULL,
-                                     (GMM__UNIT *)a.dst.data + w.row * a.dst.ld, w.part, a.cols);
-        if (a.dst_prob && w.part == 0 && gmm__lane() == 0)
-            a.dst_prob[w.row] = src_row >= 0 ? a.src_prob[src_row] : 0.0f;
+                                     (GMM__UNIT *)a.dst.data + loop.row * a.dst.ld, loop.part, a.cols);
+        if (a.dst_prob && loop.part == 0 && gmm__lane() == 0)
+            a.dst_prob[loop.row] = src_row >= 0 ? a.src_prob[src_row] : 0.0f;
     }
 }
 
@@ -7746,14 +7748,14 @@ GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_glu_rows)(const __grid_constant__ gmm__glu_args a) {
     gmm_pdl_wait();
-    gmm__grid_loop w = gmm__grid_loop_begin((a.cols + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
-    for (; w.row < a.count * 2 * a.ffn; gmm__grid_loop_next(&w)) {
-        const uint32_t g = w.row / (2 * (uint32_t)a.ffn), dst_row = w.row - g * 2 * (uint32_t)a.ffn;
+    gmm__grid_loop loop = gmm__grid_loop_begin((a.cols + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
+    for (; loop.row < a.count * 2 * a.ffn; gmm__grid_loop_next(&loop)) {
+        const uint32_t g = loop.row / (2 * (uint32_t)a.ffn), dst_row = loop.row - g * 2 * (uint32_t)a.ffn;
         const int64_t src_row = gmm__glu_source(dst_row, (uint32_t)a.ffn, (uint32_t)a.block, a.inverse);
         const GMM__UNIT *src = a.src_table ? (const GMM__UNIT *)a.src_table[g]
                                            : (const GMM__UNIT *)a.src.data + g * a.src_stride;
         GMM__UNIT *dst = a.dst_table ? (GMM__UNIT *)a.dst_table[g] : (GMM__UNIT *)a.dst.data + g * a.dst_stride;
-        GMM__NAME(gmm__copy_segment)(src + src_row * a.src.ld, dst + dst_row * a.dst.ld, w.part, a.cols);
+        GMM__NAME(gmm__copy_segment)(src + src_row * a.src.ld, dst + dst_row * a.dst.ld, loop.part, a.cols);
     }
 }
 
@@ -7762,11 +7764,11 @@ GMM__NAME(gmm_glu_rows)(const __grid_constant__ gmm__glu_args a) {
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
     gmm_pdl_wait();
-    gmm__grid_loop w = gmm__grid_loop_begin((2 * a.ffn + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
-    for (; w.row < a.count; gmm__grid_loop_next(&w)) {
-        const GMM__UNIT *src = (const GMM__UNIT *)a.src.data + w.row * a.src.ld;
-        GMM__UNIT *dst = (GMM__UNIT *)a.dst.data + w.row * a.dst.ld;
-        const int64_t first = w.part * GMM__COPY_SPAN + gmm__lane();
+    gmm__grid_loop loop = gmm__grid_loop_begin((2 * a.ffn + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
+    for (; loop.row < a.count; gmm__grid_loop_next(&loop)) {
+        const GMM__UNIT *src = (const GMM__UNIT *)a.src.data + loop.row * a.src.ld;
+        GMM__UNIT *dst = (GMM__UNIT *)a.dst.data + loop.row * a.dst.ld;
+        const int64_t first = loop.part * GMM__COPY_SPAN + gmm__lane();
         GMM__UNIT v[4];
         int32_t j;
         memset(v, 0, sizeof v);

@@ -1,6 +1,14 @@
 /* ================================================================================== Body: FP8 product on Hopper === */
 
 #elif GMM__BODY == 11
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
+#endif
+#define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__TAG GMM__COLUMN(2, GMM__ROW)
+#define GMM__SCALED GMM__COLUMN(3, GMM__ROW)
+#define GMM__FAST GMM__COLUMN(4, GMM__ROW)
+#define GMM__TILE GMM__COLUMN(5, GMM__ROW)
 #define GMM__CFG(name) (int)GMM__CAT(gmm_fp8_##name##_, GMM__TILE)
 #define GMM__PART(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__TAG), _), GMM__SCALED), _), GMM__TILE)
 #define GMM__KIND (int)GMM__CAT(gmm_fp8_scaling_, GMM__SCALED)
@@ -620,5 +628,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
 #undef GMM__SCALED
 #undef GMM__FAST
 #undef GMM__KERNEL_NAME
+#undef GMM__TAG
+#undef GMM__ROW
 
 

@@ -1,10 +1,19 @@
 #elif GMM__BODY == 9
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
+#endif
+#define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__OP GMM__COLUMN(2, GMM__ROW)
+#define GMM__TAG GMM__COLUMN(3, GMM__ROW)
+#define GMM__DTYPE GMM__COLUMN(4, GMM__ROW)
+#define GMM__TILE GMM__COLUMN(5, GMM__ROW)
+#define GMM__TILES GMM__COLUMN(6, GMM__ROW)
+#define GMM__ALT_TILE GMM__COLUMN(7, GMM__ROW)
 #define GMM__CFG(name) (int)GMM__CAT(gmm_sm90_##name##_, GMM__TILE)
 #define GMM__INSTANCE(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__OP), _), GMM__TAG), _)
 #define GMM__PART(part) GMM__CAT(GMM__INSTANCE(part), GMM__TILE)
-/* A kernel with two tiles calls the functions of both; those of the first are expanded before, without a kernel
-   (GMM__NO_KERNEL). */
-#ifdef GMM__ALT_TILE
+/* A kernel with two tiles calls the functions of both; those of the first are expanded before, without a kernel. */
+#if GMM__TILES == 2
 #define GMM__ALT_PART(part) GMM__CAT(GMM__INSTANCE(part), GMM__ALT_TILE)
 #define GMM__TILE_CHOICE args.tile
 #define GMM__ALT_CFG(name) (int)GMM__CAT(gmm_sm90_##name##_, GMM__ALT_TILE)

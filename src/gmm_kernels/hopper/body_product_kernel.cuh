@@ -1,5 +1,5 @@
 /* The rest of body 9: barriers and the kernel, with the scheduler and producer warps. */
-#ifndef GMM__NO_KERNEL
+#if GMM__TILES > 0
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Initializes the mbarriers. One thread. */
 GMM__DEVICE void GMM__PART(gmm_sm90_init_barriers_)(uint32_t stage_bars, uint32_t tile_full, uint32_t cluster_size) {
@@ -210,7 +210,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __gri
     } else {
         if (GMM__CFG(ctas_per_sm) == 1) GMM__SETMAXNREG_INC(232);
         else GMM__SETMAXNREG_INC(96);
-#ifdef GMM__ALT_TILE
+#if GMM__TILES == 2
         gmm_mbarrier_wait(tile_full, 0);
         if (*(const volatile int32_t *)alt_tile)
             GMM__ALT_PART(gmm_sm90_consume_tiles_)(args, gmm_shared, ring, base, stage_bars, tile_full);
@@ -244,7 +244,11 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __gri
 #undef GMM__CFG
 #undef GMM__TILE
 #undef GMM__ALT_TILE
-#undef GMM__NO_KERNEL
 #undef GMM__KERNEL_NAME
+#undef GMM__TILES
+#undef GMM__OP
+#undef GMM__TAG
+#undef GMM__DTYPE
+#undef GMM__ROW
 
 

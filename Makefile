@@ -173,6 +173,8 @@ tags:
 # The names of kernels that are expanded from bodies stand in definitions of macros and in tables of pointers.
 TAGS_FLAGS := --langmap=C:+.h.cuh.cu -I __launch_bounds__+ --kinddef-C='k,kernel,GPU kernels' \
 	--regex-C='/^\#define GMM__[A-Z_]*KERNEL_NAME (gmm_[a-z0-9_]+)/\1/k/' \
+	--regex-C='/^\#define GMM__ROW \((gmm_[a-z0-9_]+)/\1/k/' \
+	--regex-C='/^\#define GMM__ROW \(gmm_[a-z0-9_]+, (gmm_[a-z0-9_]+)/\1/k/' \
 	--regex-C='/^    \(const void \*\)(gmm_[a-z0-9_]+),?$$/\1/k/'
 
 ##   check                  header and build checks, then the tests under ASan and UBSan

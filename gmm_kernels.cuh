@@ -9,7 +9,7 @@
  *                             kernels (activation, routing, permute, pad, gated layout, accumulate, convert),
  *                             quantization
  *     Bodies 1 to 15          kernels that exist in several instances. The file includes itself once per instance, with
- *                             GMM__BODY and the instance's tags defined, so that profilers and debuggers see every
+ *                             GMM__BODY and the instance's GMM__ROW defined, so that profilers and debuggers see every
  *                             line of a kernel:
  *                             1 GEMM on tensor cores (mma.sync), 2 fp32 GEMM, 3 bias gradient, 4 row kernels by
  *                             precision, 5 row kernels by copy unit, 6 amaxes by source, 7 casts by source, 8 wgmma
@@ -55,6 +55,19 @@
 
 #define GMM__CAT_(a, b) a##b
 #define GMM__CAT(a, b) GMM__CAT_(a, b)
+/* Rows of a table of kernel instances. GMM__ROW holds one row, its columns in parentheses; GMM__COLUMN(i, GMM__ROW) is
+   its i-th column from 1, expanded. The body that reads a row undefines GMM__ROW at its end. */
+#define GMM__COLUMN(i, row) GMM__APPLY(GMM__COLUMN_##i, GMM__COLUMNS_OF row, )
+#define GMM__COLUMNS_OF(...) __VA_ARGS__
+#define GMM__APPLY(f, ...) f(__VA_ARGS__)
+#define GMM__COLUMN_1(a, ...) a
+#define GMM__COLUMN_2(a, b, ...) b
+#define GMM__COLUMN_3(a, b, c, ...) c
+#define GMM__COLUMN_4(a, b, c, d, ...) d
+#define GMM__COLUMN_5(a, b, c, d, e, ...) e
+#define GMM__COLUMN_6(a, b, c, d, e, f, ...) f
+#define GMM__COLUMN_7(a, b, c, d, e, f, g, ...) g
+#define GMM__COLUMN_8(a, b, c, d, e, f, g, h, ...) h
 #define GMM__DEVICE static __device__ __forceinline__
 #define GMM__KERNEL static __global__ GMM__UNUSED void
 
@@ -541,8 +554,8 @@ GMM__DEVICE int gmm_vec4_aligned(gmm_dtype dtype, const char *base, int64_t ld) 
     return (((uint64_t)(uintptr_t)base | (uint64_t)ld * (unit / 4)) & (unit - 1)) == 0;
 }
 
-/* Advances *g to the group that contains item `i`, where ends are prefix sums: ends[g] <= i < ends[g + 1]. The whole
-   warp calls it, with equal arguments in all lanes. */
+/* Advances *g to the group that contains index `i`, where ends are prefix sums: ends[g] <= i < ends[g + 1]. All lanes
+   of the warp call it, with equal arguments. */
 GMM__DEVICE void gmm_find_group32(const int32_t *ends, int32_t groups, int64_t i, int32_t *g) {
     int passed;
     do {
@@ -743,7 +756,7 @@ typedef struct gmm_gemm_args {
     const float *alpha;     /* [G] or [1]; NULL: 1 */
     int32_t alpha_per_group;
     int32_t zero_tail;      /* fwd, dgrad: rows of D behind the last group become 0 */
-    const float *bias_scale; /* [T] factor of the bias; NULL: 1 */
+    const float *bias_scale; /* [T] what the bias is multiplied by; NULL: 1 */
     const float *beta;      /* [G]; NULL = beta_all */
     const uint8_t *frozen;  /* [G]; NULL: no group is frozen */
     float beta_all;
@@ -755,9 +768,9 @@ typedef struct gmm_gemm_args {
     X(dgrad, 0, 1, 0) \
     X(wgrad, 1, 1, 1)
 
-/* Tiles: X(tag, rows, columns, depth, stages, warps along rows, warps along columns, CTAs per multiprocessor, skip).
-   skip = 1: blocks of 16 rows beyond the group's last row are not multiplied, for few tokens per group. All tiles
-   accumulate an element in the same order, so results do not depend on the tile. */
+/* Tiles: X(tag, M, N, K, stages, warps along M, warps along N, CTAs per multiprocessor, skip). skip = 1: blocks of 16
+   rows beyond the group's last row are not multiplied, for groups of less than a tile's rows. All tiles accumulate an
+   element in the same order, so results do not depend on the tile. */
 #define GMM_MMA_TILE_LIST(X) \
     X(128x256, 128, 256, 64, 3, 2, 4, 1, 0) \
     X(64x128, 64, 128, 32, 6, 1, 4, 2, 1)
@@ -808,8 +821,8 @@ typedef struct gmm_gemm_tile {
     int64_t row;             /* first row of the group in the token matrices */
 } gmm_gemm_tile;
 
-/* Rasterization of a group's tiles: along the rows first, in bands of 8 tiles, so that concurrent tiles share
-   operands in the L2. */
+/* Rasterization of a group's tiles: along M first, in bands of 8 tiles, so that concurrent tiles read the same operands
+   from the L2. */
 GMM__DEVICE void gmm_tile_rasterize(uint32_t i, uint32_t tiles_m, uint32_t tiles_n, int bm, int bn, gmm_gemm_tile *t) {
     const uint32_t band = i / (8 * tiles_n), first = band * 8, remaining = tiles_m - first;
     const uint32_t height = remaining < 8 ? remaining : 8;
@@ -818,7 +831,7 @@ GMM__DEVICE void gmm_tile_rasterize(uint32_t i, uint32_t tiles_m, uint32_t tiles
     t->n0 = (int32_t)(i / height) * bn;
 }
 
-/* Factor of the previous value of D in group g. */
+/* beta of group g. */
 GMM__DEVICE float gmm_gemm_beta(const gmm_gemm_args *args, int32_t g) {
     return args->beta ? args->beta[g] : args->beta_all;
 }
@@ -906,15 +919,17 @@ GMM__DEVICE void gmm_gemm_store(const gmm_gemm_args *args, const gmm_gemm_epilog
     gmm_write4(args->d.dtype, dst, count, o->vec4, v);
 }
 
-/* The same for up to 4 rows that are complete and aligned for vector access: all loads are issued before the first
-   store. The accumulators are in shared memory. `dst_stride`: bytes between the rows in D; `src_stride`: floats
-   between the rows in shared memory. */
-GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_epilogue *o, int rows, char *dst,
-                                     int64_t dst_stride, const float *bias_scale, int bias_scale_step, const float *src,
-                                     int src_stride, const float bias[4]) {
+/* The same for every row_step-th of 8 rows, which are complete and aligned for vector access: all loads are issued
+   before the first store. `row_step` (2 to 8) is also the number of rows that a warp stores at once, so a row has 4 *
+   (32 / row_step) columns and takes 8 more floats in shared memory. `src`: the thread's first row there. `dst`: the
+   same row of D; `dst_stride`: bytes to the next one. `bias_scale`: of the first row, or NULL. */
+GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_epilogue *o, char *dst,
+                                     int64_t dst_stride, const float *bias_scale, int row_step, const float *src,
+                                     const float bias[4]) {
+    const int f32 = args->d.dtype == GMM_F32, rows = 8 / row_step;
+    const int src_stride = row_step * (4 * (32 / row_step) + 8);
     float v[4][4];
     uint4 old_bits[4];
-    const int f32 = args->d.dtype == GMM_F32;
     int r, i;
     if (o->beta != 0.0f) {
 #pragma unroll
@@ -933,7 +948,7 @@ GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_e
     if (o->bias) {
 #pragma unroll
         for (r = 0; r < rows; r++) {
-            const float s = bias_scale ? bias_scale[r * bias_scale_step] : 1.0f;
+            const float s = bias_scale ? bias_scale[r * row_step] : 1.0f;
 #pragma unroll
             for (i = 0; i < 4; i++) v[r][i] = __fmaf_rn(bias[i], s, v[r][i]);
         }
@@ -964,13 +979,13 @@ GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_e
 
 /* Prefetches the tile's part of D into the L2 if the epilogue will read it. */
 GMM__DEVICE void gmm_gemm_prefetch(const gmm_gemm_args *args, int ragged_k, const gmm_gemm_tile *t, int bm, int bn) {
-    const int size = gmm_kmat_size(&args->d), lines = bn * size / 128;
+    const int size = gmm_kmat_size(&args->d), row_lines = bn * size / 128; /* 128-byte lines of the cache */
     const char *d;
     int i;
     if (gmm_gemm_beta(args, t->g) == 0.0f) return;
     d = gmm_kmat_data(&args->d, t->g) + (ragged_k ? 0 : t->row * args->d.ld * size);
-    for (i = (int)threadIdx.x; i < bm * lines; i += (int)blockDim.x) {
-        const int32_t row = t->m0 + i / lines, col = t->n0 + i % lines * (128 / size);
+    for (i = (int)threadIdx.x; i < bm * row_lines; i += (int)blockDim.x) {
+        const int32_t row = t->m0 + i / row_lines, col = t->n0 + i % row_lines * (128 / size);
         if (row < t->m && col < args->n)
             gmm_prefetch_global_l2(d + ((int64_t)row * args->d.ld + col) * size);
     }
@@ -989,66 +1004,81 @@ GMM__DEVICE void gmm_gemm_zero_tail(const gmm_kmat *d, int64_t first_row, int64_
             gmm_write4(d->dtype, (char *)d->data + (r * d->ld + c) * size, n - c, vec4, zero);
 }
 
-/* A thread's view of one 16-bit operand that is copied into stages. A stage consists of lines of contiguous
-   elements: rows of an operand stored as [row][k], or values of k of an operand stored as [k][row]. The thread
-   copies the 16-byte chunk at `src` and further chunks, `chunk_stride` bytes apart. `lines` and `cols` are the
-   numbers of lines and elements left from there. */
+/* Shape of one 16-bit operand's stages, constant per kernel. A stage has rows of contiguous elements, as the operand is
+   stored: its rows are rows of A or B where the operand is stored as [mn][k], and values of k where it is stored as
+   [k][mn]. */
+typedef struct gmm_stage_shape {
+    int row_bytes;
+    int mn;             /* rows of A or B in a stage */
+    int k_rows, k_cols; /* extent of a stage along k, in rows where the operand is stored as [k][mn], else in columns;
+                           the other one is 0 */
+    int row_step;       /* rows that the CTA copies at once, 16 bytes per thread */
+    int chunks;         /* 16-byte chunks of a stage per thread */
+} gmm_stage_shape;
+
+/* A thread's part of one operand that is copied into stages: the chunk at `src` and further ones, `chunk_stride` bytes
+   apart. */
 typedef struct gmm_stage_loader {
     const char *src;
     int64_t chunk_stride, stage_stride; /* bytes between chunks of a stage, and between stages */
-    int32_t lines, cols;                /* left in stage 0 */
+    int32_t rows, cols;                 /* of the operand, from the thread's first chunk in stage 0 on */
     int32_t aligned;                    /* chunks are aligned to 16 bytes */
     int32_t full_stages;                /* number of stages that are complete and aligned */
-    uint32_t offset;                    /* offset in the stage */
+    uint32_t offset;                    /* of the thread's first chunk in the stage, in bytes */
 } gmm_stage_loader;
 
-/* Swizzle: chunks are permuted within a line so that 8 adjacent lines fall into different banks. */
-GMM__DEVICE uint32_t gmm_swizzle(uint32_t line, uint32_t chunk, uint32_t line_bytes) {
-    return line * line_bytes + ((chunk ^ (line_bytes == 64 ? (line >> 1) & 3u : line & 7u)) << 4);
+/* Offset of a 16-byte chunk of a row in a stage. The chunks of a row are permuted so that equal chunks of 8 adjacent
+   rows are in different banks. */
+GMM__DEVICE uint32_t gmm_swizzle(uint32_t row, uint32_t chunk, uint32_t row_bytes) {
+    return row * row_bytes + ((chunk ^ (row_bytes == 64 ? (row >> 1) & 3u : row & 7u)) << 4);
 }
 
-GMM__DEVICE gmm_stage_loader gmm_stage_loader_init(const gmm_kmat *m, int32_t g, int64_t row, int64_t col,
-                                                   int32_t lines, int32_t cols, int line_chunks, int threads, int span,
-                                                   int k_lines, int k_cols) {
+/* Loader of the `rows` x `cols` elements from (row0, col0) of the stored matrix of group g on. */
+GMM__DEVICE gmm_stage_loader gmm_stage_loader_init(const gmm_kmat *m, int32_t g, int64_t row0, int64_t col0,
+                                                   int32_t rows, int32_t cols, gmm_stage_shape shape) {
     gmm_stage_loader loader;
     const int64_t pitch = m->ld * 2;
-    const int line = (int)threadIdx.x / line_chunks, chunk = (int)threadIdx.x % line_chunks;
+    const int row_chunks = shape.row_bytes / 16;
+    const int row = (int)threadIdx.x / row_chunks, chunk = (int)threadIdx.x % row_chunks;
     const char *base = gmm_kmat_data(m, g);
-    loader.src = base + (row + line) * pitch + (col + chunk * 8) * 2;
-    loader.chunk_stride = pitch * (threads / line_chunks);
-    loader.stage_stride = pitch * k_lines + 2 * k_cols;
-    loader.lines = lines - line;
+    loader.src = base + (row0 + row) * pitch + (col0 + chunk * 8) * 2;
+    loader.chunk_stride = pitch * shape.row_step;
+    loader.stage_stride = pitch * shape.k_rows + 2 * shape.k_cols;
+    loader.rows = rows - row;
     loader.cols = cols - chunk * 8;
     loader.aligned = (((uint64_t)(uintptr_t)base | (uint64_t)pitch) & 15) == 0;
-    loader.full_stages = k_lines ? (cols >= span ? lines / k_lines : 0) : (lines >= span ? cols / k_cols : 0);
+    loader.full_stages = shape.k_rows ? (cols >= shape.mn ? rows / shape.k_rows : 0)
+                                      : (rows >= shape.mn ? cols / shape.k_cols : 0);
     if (!loader.aligned) loader.full_stages = 0;
-    loader.offset = gmm_swizzle((uint32_t)line, (uint32_t)chunk, (uint32_t)line_chunks * 16);
+    loader.offset = gmm_swizzle((uint32_t)row, (uint32_t)chunk, (uint32_t)shape.row_bytes);
     return loader;
 }
 
 /* Copies stage number `stage_index`, with zeros beyond the operand, and advances to the next stage. */
-GMM__DEVICE void gmm_stage_load(gmm_stage_loader *loader, char *stage, int stage_index, int chunks, int step,
-                                int line_bytes, int k_lines, int k_cols) {
+GMM__DEVICE void gmm_stage_load(gmm_stage_loader *loader, char *stage, int stage_index, gmm_stage_shape shape) {
+    const int step_bytes = shape.row_step * shape.row_bytes;
     const uint32_t smem = (uint32_t)__cvta_generic_to_shared(stage) + loader->offset;
     const char *src = loader->src;
     int i, e;
     if (stage_index < loader->full_stages) {
 #pragma unroll
-        for (i = 0; i < chunks; i++, src += loader->chunk_stride)
-            gmm_cp_async_16(smem + (uint32_t)(i * step * line_bytes), src);
+        for (i = 0; i < shape.chunks; i++, src += loader->chunk_stride)
+            gmm_cp_async_16(smem + (uint32_t)(i * step_bytes), src);
     } else {
-        const int lines = loader->lines - stage_index * k_lines, cols = loader->cols - stage_index * k_cols;
+        const int rows = loader->rows - stage_index * shape.k_rows, cols = loader->cols - stage_index * shape.k_cols;
         const int valid = cols < 0 ? 0 : cols > 8 ? 8 : cols;
         if (loader->aligned) {
 #pragma unroll
-            for (i = 0; i < chunks; i++, src += loader->chunk_stride)
-                gmm_cp_async_16_zfill(smem + (uint32_t)(i * step * line_bytes), src, i * step < lines ? 2 * valid : 0);
+            for (i = 0; i < shape.chunks; i++, src += loader->chunk_stride)
+                gmm_cp_async_16_zfill(smem + (uint32_t)(i * step_bytes), src,
+                                      i * shape.row_step < rows ? 2 * valid : 0);
         } else {
             uint16_t *h = (uint16_t *)(stage + loader->offset);
 #pragma unroll 1
-            for (i = 0; i < chunks; i++, src += loader->chunk_stride, h += step * line_bytes / 2)
+            for (i = 0; i < shape.chunks; i++, src += loader->chunk_stride, h += step_bytes / 2)
 #pragma unroll 1
-                for (e = 0; e < 8; e++) h[e] = i * step < lines && e < valid ? ((const uint16_t *)src)[e] : (uint16_t)0;
+                for (e = 0; e < 8; e++)
+                    h[e] = i * shape.row_step < rows && e < valid ? ((const uint16_t *)src)[e] : (uint16_t)0;
         }
     }
     loader->src += loader->stage_stride;
@@ -1059,58 +1089,31 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
 
 /* GMM__BODY selects the body: 1 product on tensor cores, 2 fp32 product, 3 bias gradient. */
 #define GMM__BODY 1
-#define GMM__TAG bf16
-#define GMM__OP fwd
-#define GMM__KERNEL_NAME gmm_gemm_fwd_bf16_128x256x64_mma
-#define GMM__TILE 128x256
+/* kernel, operation, precision, tile */
+#define GMM__ROW (gmm_gemm_fwd_bf16_128x256x64_mma, fwd, bf16, 128x256)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_fwd_bf16_64x128x32_mma
-#define GMM__TILE 64x128
+#define GMM__ROW (gmm_gemm_fwd_bf16_64x128x32_mma, fwd, bf16, 64x128)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
-#define GMM__OP dgrad
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_bf16_128x256x64_mma
-#define GMM__TILE 128x256
+#define GMM__ROW (gmm_gemm_dgrad_bf16_128x256x64_mma, dgrad, bf16, 128x256)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_bf16_64x128x32_mma
-#define GMM__TILE 64x128
+#define GMM__ROW (gmm_gemm_dgrad_bf16_64x128x32_mma, dgrad, bf16, 64x128)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
-#define GMM__OP wgrad
-#define GMM__KERNEL_NAME gmm_gemm_wgrad_bf16_128x256x64_mma
-#define GMM__TILE 128x256
+#define GMM__ROW (gmm_gemm_wgrad_bf16_128x256x64_mma, wgrad, bf16, 128x256)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_wgrad_bf16_64x128x32_mma
-#define GMM__TILE 64x128
+#define GMM__ROW (gmm_gemm_wgrad_bf16_64x128x32_mma, wgrad, bf16, 64x128)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
-#undef GMM__TAG
-#define GMM__TAG f16
-#define GMM__OP fwd
-#define GMM__KERNEL_NAME gmm_gemm_fwd_f16_128x256x64_mma
-#define GMM__TILE 128x256
+#define GMM__ROW (gmm_gemm_fwd_f16_128x256x64_mma, fwd, f16, 128x256)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_fwd_f16_64x128x32_mma
-#define GMM__TILE 64x128
+#define GMM__ROW (gmm_gemm_fwd_f16_64x128x32_mma, fwd, f16, 64x128)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
-#define GMM__OP dgrad
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_f16_128x256x64_mma
-#define GMM__TILE 128x256
+#define GMM__ROW (gmm_gemm_dgrad_f16_128x256x64_mma, dgrad, f16, 128x256)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_f16_64x128x32_mma
-#define GMM__TILE 64x128
+#define GMM__ROW (gmm_gemm_dgrad_f16_64x128x32_mma, dgrad, f16, 64x128)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
-#define GMM__OP wgrad
-#define GMM__KERNEL_NAME gmm_gemm_wgrad_f16_128x256x64_mma
-#define GMM__TILE 128x256
+#define GMM__ROW (gmm_gemm_wgrad_f16_128x256x64_mma, wgrad, f16, 128x256)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_wgrad_f16_64x128x32_mma
-#define GMM__TILE 64x128
+#define GMM__ROW (gmm_gemm_wgrad_f16_64x128x32_mma, wgrad, f16, 64x128)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
-#undef GMM__TAG
 #undef GMM__BODY
 
 /* One stage of an operand of the fp32 product: each thread loads, twice, 4 values of k of a row or, from an operand
@@ -1121,9 +1124,9 @@ GMM__DEVICE void gmm_f32_load_stage(int transposed, const char *base, int vec4, 
 #pragma unroll
     for (i = 0; i < 2; i++) {
         const int c = (int)threadIdx.x + i * gmm_threads_f32;
-        const int line = transposed ? k0 + c / 32 : c / 4, col = transposed ? c % 32 * 4 : k0 + c % 4 * 4;
-        const int count = line < (transposed ? k : rows) ? (transposed ? rows : k) - col : 0;
-        gmm_read4(GMM_F32, base + 4 * (line * ld + col), count, vec4, v[i]);
+        const int row = transposed ? k0 + c / 32 : c / 4, col = transposed ? c % 32 * 4 : k0 + c % 4 * 4;
+        const int count = row < (transposed ? k : rows) ? (transposed ? rows : k) - col : 0;
+        gmm_read4(GMM_F32, base + 4 * (row * ld + col), count, vec4, v[i]);
     }
 }
 GMM__DEVICE void gmm_f32_store_stage(int transposed, float *smem, const float v[2][4]) {
@@ -1141,14 +1144,12 @@ GMM__DEVICE void gmm_f32_store_stage(int transposed, float *smem, const float v[
 }
 
 #define GMM__BODY 2
-#define GMM__KERNEL_NAME gmm_gemm_fwd_f32_128x128x16_mma
-#define GMM__OP fwd
+/* kernel, operation */
+#define GMM__ROW (gmm_gemm_fwd_f32_128x128x16_mma, fwd)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_f32_128x128x16_mma
-#define GMM__OP dgrad
+#define GMM__ROW (gmm_gemm_dgrad_f32_128x128x16_mma, dgrad)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_wgrad_f32_128x128x16_mma
-#define GMM__OP wgrad
+#define GMM__ROW (gmm_gemm_wgrad_f32_128x128x16_mma, wgrad)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
@@ -1177,8 +1178,8 @@ enum { GMM_GEMM_KERNELS = (int)(sizeof gmm_gemm_kernels / sizeof gmm_gemm_kernel
 
 /* ................................................................................ Grouped products, quantized ... */
 
-/* The same products where both operands are quantized, or the weights alone. An operand is a set of lines along the
-   contraction (gmm_quant.h, section 6). While a stage is multiplied, the codes of the next stage are dequantized into
+/* The same products where both operands are quantized, or the weights alone. The blocks of both run along K; "mn" are
+   the rows of A (M) or of B (N). While a stage is multiplied, the codes of the next stage are dequantized into
    16-bit elements in shared memory, once per tile, and the codes behind them are in flight. Where scales are applied:
        MX32, NV16      to the elements, in BF16, where code times scale is exact: for MX32 with scales of 2^-124 to
          2^119, and with others unless the element leaves the range of BF16; NV16 also in F16, where tokens are F16
@@ -1196,8 +1197,8 @@ typedef struct gmm_qgemm_args {
     int32_t block;                 /* elements along the contraction whose partial sum is scaled (block-scaled kinds) */
 } gmm_qgemm_args;
 
-/* Kinds of products: X(tag, A is stored as [k][lines], B is stored as [k][lines], block-scaled sums, dtype of the
-   elements). Columnwise MX32 is stored as [k][lines]. */
+/* Kinds of products: X(tag, A is stored as [k][m], B is stored as [k][n], block-scaled sums, dtype of the elements).
+   Columnwise MX32 is stored so. */
 #define GMM_QUANT_KIND_LIST(X) \
     X(bf16, 0, 0, 0, GMM_BF16) \
     X(bf16_nn, 0, 1, 0, GMM_BF16) \
@@ -1221,8 +1222,8 @@ typedef struct gmm_qgemm_args {
     X(wgrad, f16, gmm_gemm_wgrad_quant_f16_128x256x64_mma) \
     X(wgrad, f16_block_scaled, gmm_gemm_wgrad_quant_f16_128x128x64_block_scaled_mma)
 
-#define GMM__X(tag, ta, tb, parts, dtype) GMM__CAT(gmm_qgemm_ta_, tag) = ta, GMM__CAT(gmm_qgemm_tb_, tag) = tb, \
-    GMM__CAT(gmm_qgemm_block_scaled_, tag) = parts, GMM__CAT(gmm_qgemm_dtype_, tag) = dtype,
+#define GMM__X(tag, ta, tb, block_scaled, dtype) GMM__CAT(gmm_qgemm_ta_, tag) = ta, GMM__CAT(gmm_qgemm_tb_, tag) = tb, \
+    GMM__CAT(gmm_qgemm_block_scaled_, tag) = block_scaled, GMM__CAT(gmm_qgemm_dtype_, tag) = dtype,
 enum { GMM_QUANT_KIND_LIST(GMM__X) gmm_quant_kinds_end };
 #undef GMM__X
 
@@ -1283,43 +1284,45 @@ GMM__DEVICE void gmm_fp8_to_16bit_x4(gmm_dtype dtype, gmm_dtype format, uint32_t
 /* Converts eight E2M1 codes; each code is first moved to the upper byte of its element. */
 GMM__DEVICE void gmm_fp4_to_16bit_x8(gmm_dtype dtype, uint32_t codes, uint32_t dst[4]) {
     const uint32_t exponent_scale = dtype == GMM_F16 ? 0x74007400u : 0x7E807E80u; /* 2^14; 2^126 */
-    const uint32_t low_codes = codes << 4, field = dtype == GMM_F16 ? 0x0E000E00u : 0x01C001C0u;
+    const uint32_t even_codes = codes << 4, field = dtype == GMM_F16 ? 0x0E000E00u : 0x01C001C0u;
     uint32_t i;
 #pragma unroll
     for (i = 0; i < 4; i++) {
-        const uint32_t z = gmm_prmt(low_codes, codes, 0x4400u + 0x1111u * i);
+        const uint32_t z = gmm_prmt(even_codes, codes, 0x4400u + 0x1111u * i);
         dst[i] = gmm_mul_16bit_x2(dtype, (z & 0x80008000u) | (z >> (dtype == GMM_F16 ? 3 : 6) & field), exponent_scale);
     }
 }
 
-/* A thread's view of one operand of a tile: it loads chunks of 16 bytes, some rows apart. A stage holds 64 elements
-   of each line, or 64 rows of an operand that is stored as [k][lines] (`mn_major`). */
+/* A thread's part of one operand of a tile: chunks of 16 bytes, at equal distances of rows. A stage holds 64 columns of
+   an operand that is stored as [mn][k], or 64 rows of one that is stored as [k][mn] (`mn_major`). */
 typedef struct gmm_qgemm_operand {
     const char *src;     /* first chunk of the thread in the next stage */
-    int32_t rows, bytes; /* what is left from there: rows of memory, and bytes along a row */
+    int32_t rows, bytes; /* rows of memory, and bytes of a row, from there on */
     int32_t aligned;     /* chunks are aligned to 16 bytes */
 } gmm_qgemm_operand;
 
-/* log2 of the chunks in a row of a stage. `log2_n64`: log2 of (lines of the tile / 64). */
-GMM__DEVICE int gmm_qgemm_chunk_shift(const gmm_mat *m, int mn_major, int log2_n64) {
-    return (m->scaling == GMM_SCALING_NONE ? 3 : m->dtype == GMM_E2M1 ? 1 : 2) + (mn_major ? log2_n64 : 0);
+/* log2 of the chunks in a row of a stage. `log2_mn64`: log2 of the tile's mn in units of 64. */
+GMM__DEVICE int gmm_qgemm_chunk_shift(const gmm_mat *m, int mn_major, int log2_mn64) {
+    return (m->scaling == GMM_SCALING_NONE ? 3 : m->dtype == GMM_E2M1 ? 1 : 2) + (mn_major ? log2_mn64 : 0);
 }
 GMM__DEVICE int gmm_qgemm_element_bits(const gmm_mat *m) {
     return m->scaling == GMM_SCALING_NONE ? 16 : m->dtype == GMM_E2M1 ? 4 : 8;
 }
 
-/* Begins at lines [line, lines) of an operand with k elements each. `row`: first row of the group in the token
+/* The operand's first stage, from mn0 on, of a group with extents mn and k. `row`: first row of the group in the token
    matrix. */
-GMM__DEVICE void gmm_qgemm_operand_init(gmm_qgemm_operand *s, const gmm_mat *m, const gmm__qview *view, int mn_major,
-                                        int log2_n64, int64_t row, int32_t line, int32_t lines, int32_t k) {
-    const int bits = gmm_qgemm_element_bits(m), shift = gmm_qgemm_chunk_shift(m, mn_major, log2_n64);
+GMM__DEVICE gmm_qgemm_operand gmm_qgemm_operand_init(const gmm_mat *m, const gmm__qview *view, int mn_major,
+                                                     int log2_mn64, int64_t row, int32_t mn0, int32_t mn, int32_t k) {
+    gmm_qgemm_operand s;
+    const int bits = gmm_qgemm_element_bits(m), shift = gmm_qgemm_chunk_shift(m, mn_major, log2_mn64);
     const int64_t pitch = m->ld * bits / 8;
     const char *base = bits == 16 ? (const char *)m->data + row * pitch : (const char *)view->data;
     const int32_t first = (int32_t)threadIdx.x >> shift, chunk = (int32_t)threadIdx.x & ((1 << shift) - 1);
-    s->aligned = (((uint64_t)(uintptr_t)base | (uint64_t)pitch) & 15) == 0;
-    s->src = base + 16 * chunk + (mn_major ? first * pitch + (int64_t)line * bits / 8 : (line + first) * pitch);
-    s->rows = (mn_major ? k : lines - line) - first;
-    s->bytes = (int32_t)(((int64_t)(mn_major ? lines - line : k) * bits + 7) / 8) - 16 * chunk;
+    s.aligned = (((uint64_t)(uintptr_t)base | (uint64_t)pitch) & 15) == 0;
+    s.src = base + 16 * chunk + (mn_major ? first * pitch + (int64_t)mn0 * bits / 8 : (mn0 + first) * pitch);
+    s.rows = (mn_major ? k : mn - mn0) - first;
+    s.bytes = (int32_t)(((int64_t)(mn_major ? mn - mn0 : k) * bits + 7) / 8) - 16 * chunk;
+    return s;
 }
 /* Advances to the next stage. */
 GMM__DEVICE void gmm_qgemm_operand_advance(gmm_qgemm_operand *s, const gmm_mat *m, int mn_major) {
@@ -1329,16 +1332,16 @@ GMM__DEVICE void gmm_qgemm_operand_advance(gmm_qgemm_operand *s, const gmm_mat *
     s->src += mn_major ? GMM_QGEMM_TILE_K * (m->ld * bits / 8) : GMM_QGEMM_TILE_K * bits / 8;
 }
 /* Address of the thread's chunk i, and the number of its bytes that exist. */
-GMM__DEVICE int gmm_qgemm_chunk_bytes(const gmm_qgemm_operand *s, const gmm_mat *m, int mn_major, int log2_n64, int i,
+GMM__DEVICE int gmm_qgemm_chunk_bytes(const gmm_qgemm_operand *s, const gmm_mat *m, int mn_major, int log2_mn64, int i,
                                       const char **src) {
-    const int32_t row_offset = i * (GMM_QGEMM_THREADS >> gmm_qgemm_chunk_shift(m, mn_major, log2_n64));
+    const int32_t row_offset = i * (GMM_QGEMM_THREADS >> gmm_qgemm_chunk_shift(m, mn_major, log2_mn64));
     *src = s->src + row_offset * (m->ld * gmm_qgemm_element_bits(m) / 8);
     return row_offset >= s->rows || s->bytes < 0 ? 0 : s->bytes < 16 ? s->bytes : 16;
 }
-GMM__DEVICE uint4 gmm_qgemm_load_chunk(const gmm_qgemm_operand *s, const gmm_mat *m, int mn_major, int log2_n64,
+GMM__DEVICE uint4 gmm_qgemm_load_chunk(const gmm_qgemm_operand *s, const gmm_mat *m, int mn_major, int log2_mn64,
                                        int i) {
     const char *src;
-    const int count = gmm_qgemm_chunk_bytes(s, m, mn_major, log2_n64, i, &src);
+    const int count = gmm_qgemm_chunk_bytes(s, m, mn_major, log2_mn64, i, &src);
     uint4 v = make_uint4(0u, 0u, 0u, 0u);
     int e;
     if (count == 16 && s->aligned) return *(const uint4 *)(const void *)src;
@@ -1366,25 +1369,29 @@ GMM__DEVICE void gmm_qgemm_copy_tokens(const gmm_qgemm_operand *s, const gmm_mat
     }
 }
 
-/* Converts chunk i of codes to elements at `dst`. With `scales` each element is multiplied by the scale of its
-   block; scales are elements, [block][lines]. */
-GMM__DEVICE void gmm_qgemm_dequantize_chunk(gmm_dtype dtype, const gmm_mat *m, int mn_major, int log2_n64, int i,
-                                            uint4 codes, char *dst, const uint16_t *scales, int lines) {
-    const int fp4 = m->dtype == GMM_E2M1, shift = gmm_qgemm_chunk_shift(m, mn_major, log2_n64);
+/* Leading dimension of a stage's scales that are applied to elements. Block-scaled kinds have none, so the tile is the
+   wide one. */
+enum { GMM_QGEMM_SCALE_LD = GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_0 };
+
+/* Converts chunk i of codes to elements at `dst`. With `scales` each element is multiplied by the scale of its block;
+   scales are elements, [block][GMM_QGEMM_SCALE_LD]. */
+GMM__DEVICE void gmm_qgemm_dequantize_chunk(gmm_dtype dtype, const gmm_mat *m, int mn_major, int log2_mn64, int i,
+                                            uint4 codes, char *dst, const uint16_t *scales) {
+    const int fp4 = m->dtype == GMM_E2M1, shift = gmm_qgemm_chunk_shift(m, mn_major, log2_mn64);
     const uint32_t row = (threadIdx.x >> shift) + (uint32_t)(i * (GMM_QGEMM_THREADS >> shift));
     const uint32_t chunk = threadIdx.x & ((1u << shift) - 1);
     const uint32_t w[4] = { codes.x, codes.y, codes.z, codes.w };
-    const int pairs = fp4 && m->scaling == GMM_SCALING_NV16; /* a chunk holds two scale blocks, else part of one */
+    const int two_blocks = fp4 && m->scaling == GMM_SCALING_NV16; /* else a chunk is one block or part of one */
     uint32_t scale_pair[2] = { 0u, 0u };
     int e, j;
     if (scales && !mn_major) {
-        const uint16_t *scale = scales + (fp4 ? pairs ? 2 * chunk : chunk : chunk / 2) * lines + row;
+        const uint16_t *scale = scales + (fp4 ? two_blocks ? 2 * chunk : chunk : chunk / 2) * GMM_QGEMM_SCALE_LD + row;
         scale_pair[0] = scale[0] * 0x00010001u;
-        scale_pair[1] = pairs ? scale[lines] * 0x00010001u : scale_pair[0];
+        scale_pair[1] = two_blocks ? scale[GMM_QGEMM_SCALE_LD] * 0x00010001u : scale_pair[0];
     }
 #pragma unroll
-    for (e = 0; e < 4; e++) { /* groups of 8 elements of the row */
-        const uint32_t eighth = chunk * (fp4 ? 4 : 2) + e;
+    for (e = 0; e < 4; e++) { /* vectors of 8 elements of the row */
+        const uint32_t vec8 = chunk * (fp4 ? 4 : 2) + e;
         uint32_t v[4];
         if (!fp4 && e >= 2) break;
         if (fp4) gmm_fp4_to_16bit_x8(dtype, w[e], v);
@@ -1393,7 +1400,7 @@ GMM__DEVICE void gmm_qgemm_dequantize_chunk(gmm_dtype dtype, const gmm_mat *m, i
             gmm_fp8_to_16bit_x4(dtype, m->dtype, w[(2 * e + 1) & 3], v + 2);
         }
         if (scales && mn_major) {
-            const uint4 x = *(const uint4 *)(const void *)&scales[row / 32 * lines + 8 * eighth];
+            const uint4 x = *(const uint4 *)(const void *)&scales[row / 32 * GMM_QGEMM_SCALE_LD + 8 * vec8];
             v[0] = gmm_mul_16bit_x2(dtype, v[0], x.x);
             v[1] = gmm_mul_16bit_x2(dtype, v[1], x.y);
             v[2] = gmm_mul_16bit_x2(dtype, v[2], x.z);
@@ -1401,41 +1408,41 @@ GMM__DEVICE void gmm_qgemm_dequantize_chunk(gmm_dtype dtype, const gmm_mat *m, i
         } else if (scales)
 #pragma unroll
             for (j = 0; j < 4; j++) v[j] = gmm_mul_16bit_x2(dtype, v[j], scale_pair[e / 2]);
-        *(uint4 *)(void *)(dst + gmm_swizzle(row, eighth, mn_major ? 128u << log2_n64 : 2 * GMM_QGEMM_TILE_K)) =
+        *(uint4 *)(void *)(dst + gmm_swizzle(row, vec8, mn_major ? 128u << log2_mn64 : 2 * GMM_QGEMM_TILE_K)) =
             make_uint4(v[0], v[1], v[2], v[3]);
     }
 }
 
-/* Strides of a line's scales, in bytes: between blocks within four blocks, and between groups of four blocks. */
+/* Strides of the scales along k, in bytes: between blocks within four blocks, and between groups of four blocks. */
 typedef struct gmm_qgemm_scale_strides {
     int32_t block, block4;
 } gmm_qgemm_scale_strides;
 
-/* Strides for a group whose scales are laid out for `lines` lines. */
-GMM__DEVICE gmm_qgemm_scale_strides gmm_qgemm_scale_strides_of(const gmm_mat *m, int mn_major, int64_t lines) {
+/* Strides for a group whose scales are laid out for the extent `mn`. */
+GMM__DEVICE gmm_qgemm_scale_strides gmm_qgemm_scale_strides_of(const gmm_mat *m, int mn_major, int64_t mn) {
     const int swizzled = m->scale_order == GMM_SCALES_SWIZZLED;
     gmm_qgemm_scale_strides t;
-    t.block = m->scaling == GMM_SCALING_1X128 ? 4 * (int32_t)gmm__round_up(lines, 4)
-              : m->scaling == GMM_SCALING_128X128 ? 4 : mn_major && !swizzled ? (int32_t)gmm__round_up(lines, 128) : 1;
+    t.block = m->scaling == GMM_SCALING_1X128 ? 4 * (int32_t)gmm__round_up(mn, 4)
+              : m->scaling == GMM_SCALING_128X128 ? 4
+              : mn_major && !swizzled ? (int32_t)gmm__round_up(mn, 128) : 1;
     t.block4 = swizzled ? 512 : 4 * t.block;
     return t;
 }
-/* Address of a line's first scale, one thread per line; NULL without scales and beyond the last line. */
-GMM__DEVICE const uint8_t *gmm_qgemm_line_scales(const gmm__qview *v, gmm_scaling scaling, int32_t line,
-                                                 int32_t lines) {
+/* Address of the first scale of row i of A or B, one thread per row; NULL without scales and beyond the last row. */
+GMM__DEVICE const uint8_t *gmm_qgemm_first_scale(const gmm__qview *v, gmm_scaling scaling, int32_t i, int32_t mn) {
     const int32_t width = gmm_block_along(scaling);
-    return width && line < lines ? v->scale + gmm__qview_scale(v, line, 0) * (width == 128 ? 4 : 1) : NULL;
+    return width && i < mn ? v->scale + gmm__qview_scale(v, i, 0) * (width == 128 ? 4 : 1) : NULL;
 }
-/* Loads the scales of a line in stage q: the bytes of its blocks, the first in the lowest bits, or the fp32 scale of
-   a block of 128. Zeros beyond the line's k elements and without scales. */
-GMM__DEVICE uint32_t gmm_qgemm_load_scales(const uint8_t *line, gmm_qgemm_scale_strides t, gmm_scaling scaling, int q,
-                                           int32_t k) {
+/* Loads the scales of a row of A or B in stage q: the bytes of its blocks, the first in the lowest bits, or the fp32
+   scale of a block of 128. `first_scale`: of the row; NULL: no scales. Zeros beyond k and without scales. */
+GMM__DEVICE uint32_t gmm_qgemm_load_scales(const uint8_t *first_scale, gmm_qgemm_scale_strides t, gmm_scaling scaling,
+                                           int q, int32_t k) {
     const int count = scaling == GMM_SCALING_NV16 ? 4 : scaling == GMM_SCALING_MX32 ? 2 : 1;
     const int32_t first = count == 1 ? q / 2 : count * q;
-    const uint8_t *src = line + (first >> 2) * (int64_t)t.block4 + (first & 3) * t.block;
+    const uint8_t *src = first_scale + (first >> 2) * (int64_t)t.block4 + (first & 3) * t.block;
     uint32_t bits = 0;
     int i;
-    if (!line || q * GMM_QGEMM_TILE_K >= k) return 0u;
+    if (!first_scale || q * GMM_QGEMM_TILE_K >= k) return 0u;
     if (count == 1) return *(const uint32_t *)(const void *)src;
 #pragma unroll
     for (i = 0; i < 4; i++)
@@ -1443,15 +1450,15 @@ GMM__DEVICE uint32_t gmm_qgemm_load_scales(const uint8_t *line, gmm_qgemm_scale_
             bits |= (uint32_t)src[i * t.block] << (8 * i);
     return bits;
 }
-/* Stores the loaded scales into `slot` for line `index` of `lines`: as elements or, for block-scaled sums, as fp32,
-   where unquantized tokens have the scale 1. */
+/* Stores the loaded scales of row `index` of A or B into `slot`, [block][ld]: in the dtype of the elements or, for
+   block-scaled sums, as fp32, where unquantized tokens have the scale 1. */
 GMM__DEVICE void gmm_qgemm_store_scales(gmm_dtype dtype, int block_scaled, gmm_scaling scaling, uint32_t bits,
-                                        char *slot, int index, int lines) {
+                                        char *slot, int index, int ld) {
     const int mx = scaling == GMM_SCALING_MX32;
     if (block_scaled) {
         float *dst = (float *)(void *)slot + index;
         dst[0] = scaling == GMM_SCALING_NONE ? 1.0f : mx ? gmm_e8m0_to_f32((uint8_t)bits) : __uint_as_float(bits);
-        dst[lines] = mx ? gmm_e8m0_to_f32((uint8_t)(bits >> 8)) : 1.0f;
+        dst[ld] = mx ? gmm_e8m0_to_f32((uint8_t)(bits >> 8)) : 1.0f;
     } else {
         uint16_t *dst = (uint16_t *)(void *)slot + index;
         uint32_t v[2];
@@ -1459,81 +1466,65 @@ GMM__DEVICE void gmm_qgemm_store_scales(gmm_dtype dtype, int block_scaled, gmm_s
             v[0] = bits & 0xFFu;
             v[1] = bits >> 8;
             dst[0] = (uint16_t)(v[0] == 0 ? 0x0040u : v[0] == 255 ? 0x7FFFu : v[0] << 7);
-            dst[lines] = (uint16_t)(v[1] == 0 ? 0x0040u : v[1] == 255 ? 0x7FFFu : v[1] << 7);
+            dst[ld] = (uint16_t)(v[1] == 0 ? 0x0040u : v[1] == 255 ? 0x7FFFu : v[1] << 7);
         } else {
             gmm_fp8_to_16bit_x4(dtype, GMM_E4M3, bits, v);
             dst[0] = (uint16_t)v[0];
-            dst[lines] = (uint16_t)(v[0] >> 16);
-            dst[2 * lines] = (uint16_t)v[1];
-            dst[3 * lines] = (uint16_t)(v[1] >> 16);
+            dst[ld] = (uint16_t)(v[0] >> 16);
+            dst[2 * ld] = (uint16_t)v[1];
+            dst[3 * ld] = (uint16_t)(v[1] >> 16);
         }
     }
 }
 
-/* Factor of line l that is constant over the contraction, and the divisor of NV16's factor, 6 e4m3_max. */
-GMM__DEVICE float gmm_qgemm_outer_scale(const gmm__qview *v, gmm_scaling scaling, int32_t l) {
-    if (scaling == GMM_SCALING_NV16) return v->amax[v->per_line ? l : 0];
-    return scaling == GMM_SCALING_TENSOR || scaling == GMM_SCALING_ROW ? gmm__qview_factor(v, l, 0, 1) : 1.0f;
+/* The scale of row i of A or B that is constant along k: of NV16 its amax, which gmm_qgemm_outer_divisor, 6 e4m3_max,
+   divides. */
+GMM__DEVICE float gmm_qgemm_outer_scale(const gmm__qview *v, gmm_scaling scaling, int32_t i) {
+    if (scaling == GMM_SCALING_NV16) return v->amax[v->per_line ? i : 0];
+    return scaling == GMM_SCALING_TENSOR || scaling == GMM_SCALING_ROW ? gmm__qview_factor(v, i, 0, 1) : 1.0f;
 }
 GMM__DEVICE float gmm_qgemm_outer_divisor(const gmm__qview *v, gmm_scaling scaling) {
     return scaling == GMM_SCALING_NV16 ? 6.0f * v->e4m3_max : 1.0f;
 }
 
-/* Four sums of a block times the scales of their two rows and two columns are added to `sum`. `lift` is a power of two
-   per row by which `row` was divided and by which the columns' scales are multiplied (gmm__scale_lift). */
-GMM__DEVICE void gmm_qgemm_promote(float sum[4], float part[4], const float row[2], const float column[2],
-                               const float lift[2]) {
+/* Adds a block's four partial sums, times the scales of their two rows and two columns of D, to `sum`. `lift`: powers
+   of two by which the rows' scales were divided and the columns' scales are multiplied (gmm__scale_lift). */
+GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float row_scales[2], const float col_scales[2],
+                                   const float lift[2]) {
     int h;
 #pragma unroll
     for (h = 0; h < 4; h++) {
-        sum[h] = __fmaf_rn(__fmul_rn(part[h], row[h / 2]), column[h % 2] * lift[h / 2], sum[h]);
-        part[h] = 0.0f;
+        sum[h] = __fmaf_rn(__fmul_rn(partial[h], row_scales[h / 2]), col_scales[h % 2] * lift[h / 2], sum[h]);
+        partial[h] = 0.0f;
     }
 }
 
 #define GMM__BODY 10
-#define GMM__OP fwd
-#define GMM__KERNEL_NAME gmm_gemm_fwd_quant_bf16_128x256x64_mma
-#define GMM__KIND bf16
+/* kernel, operation, kind */
+#define GMM__ROW (gmm_gemm_fwd_quant_bf16_128x256x64_mma, fwd, bf16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_fwd_quant_f16_128x256x64_mma
-#define GMM__KIND f16
+#define GMM__ROW (gmm_gemm_fwd_quant_f16_128x256x64_mma, fwd, f16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_fwd_quant_f16_128x128x64_block_scaled_mma
-#define GMM__KIND f16_block_scaled
+#define GMM__ROW (gmm_gemm_fwd_quant_f16_128x128x64_block_scaled_mma, fwd, f16_block_scaled)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
-#define GMM__OP dgrad
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_quant_bf16_128x256x64_mma
-#define GMM__KIND bf16
+#define GMM__ROW (gmm_gemm_dgrad_quant_bf16_128x256x64_mma, dgrad, bf16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_quant_bf16_128x256x64_nn_mma
-#define GMM__KIND bf16_nn
+#define GMM__ROW (gmm_gemm_dgrad_quant_bf16_128x256x64_nn_mma, dgrad, bf16_nn)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_quant_f16_128x256x64_mma
-#define GMM__KIND f16
+#define GMM__ROW (gmm_gemm_dgrad_quant_f16_128x256x64_mma, dgrad, f16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_quant_f16_128x128x64_block_scaled_mma
-#define GMM__KIND f16_block_scaled
+#define GMM__ROW (gmm_gemm_dgrad_quant_f16_128x128x64_block_scaled_mma, dgrad, f16_block_scaled)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_quant_f16_128x128x64_block_scaled_nn_mma
-#define GMM__KIND f16_block_scaled_nn
+#define GMM__ROW (gmm_gemm_dgrad_quant_f16_128x128x64_block_scaled_nn_mma, dgrad, f16_block_scaled_nn)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
-#define GMM__OP wgrad
-#define GMM__KERNEL_NAME gmm_gemm_wgrad_quant_bf16_128x256x64_mma
-#define GMM__KIND bf16
+#define GMM__ROW (gmm_gemm_wgrad_quant_bf16_128x256x64_mma, wgrad, bf16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_wgrad_quant_bf16_128x256x64_tn_mma
-#define GMM__KIND bf16_tn
+#define GMM__ROW (gmm_gemm_wgrad_quant_bf16_128x256x64_tn_mma, wgrad, bf16_tn)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_wgrad_quant_f16_128x256x64_mma
-#define GMM__KIND f16
+#define GMM__ROW (gmm_gemm_wgrad_quant_f16_128x256x64_mma, wgrad, f16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_wgrad_quant_f16_128x128x64_block_scaled_mma
-#define GMM__KIND f16_block_scaled
+#define GMM__ROW (gmm_gemm_wgrad_quant_f16_128x128x64_block_scaled_mma, wgrad, f16_block_scaled)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
 #undef GMM__BODY
 
 /* One row per kernel. */
@@ -1830,22 +1821,31 @@ GMM__DEVICE void gmm_consumer_sync(int wg) {
 }
 /* The same where there are up to three of them. */
 GMM__DEVICE void gmm_fp8_consumer_sync(int wg) { gmm_bar_sync_128(GMM_BAR_CONSUMER + wg); }
-/* Warp group `wg` waits (`wait`) until the other warp group has arrived there (`wait` 0). */
+/* Order barrier of warp group `wg`: that one waits there (`wait` 1) until the other one has arrived (`wait` 0). */
 GMM__DEVICE void gmm_order_barrier(int wg, int wait) {
     if (wait) gmm_bar_sync_256(GMM_BAR_ORDER + wg);
     else gmm_bar_arrive_256(GMM_BAR_ORDER + wg);
 }
 
-/* mbarriers take 8 bytes and stand in pairs. Those of stage s: full (its operands have landed) and empty (all warps
+/* mbarriers take 8 bytes. Stage s has two, one after the other: full (its operands have landed) and empty (all warps
    that read it are done). */
-GMM__DEVICE uint32_t gmm_sm90_full(uint32_t stage_bars, uint32_t s) { return stage_bars + 16 * s; }
-GMM__DEVICE uint32_t gmm_sm90_empty(uint32_t stage_bars, uint32_t s) { return stage_bars + 16 * s + 8; }
-/* Those of the store slot of part `part` of D, which uses the four slots in turn: store_empty (a consumer warp group
-   may write the slot) and store_full (it has been written). */
+GMM__DEVICE uint32_t gmm_sm90_full(uint32_t stage_bars, uint32_t s) { return stage_bars + s * 16; }
+GMM__DEVICE uint32_t gmm_sm90_empty(uint32_t stage_bars, uint32_t s) { return stage_bars + s * 16 + 8; }
+/* Those of the store slot of part `part` of D, which takes the four slots one after the other: store_empty (a consumer
+   warp group may write the slot) and store_full (it has been written). */
 GMM__DEVICE uint32_t gmm_sm90_store_empty(uint32_t slot_bars, uint32_t part) { return slot_bars + part % 4 * 16; }
 GMM__DEVICE uint32_t gmm_sm90_store_full(uint32_t slot_bars, uint32_t part) { return slot_bars + part % 4 * 16 + 8; }
-/* wgmma descriptor of a tile in boxes of 128-byte lines with 128-byte swizzle. K-major tiles are [line][k]; MN-major
-   tiles (`mn_major`) are boxes of [k][64 lines] one after another. */
+
+/* The pipeline of stages as one warp sees it. Stage number n lies in stage n % stages of shared memory, whose full
+   barrier then completes phase n / stages. */
+typedef struct gmm_sm90_pipeline {
+    uint32_t bars;         /* full barrier of stage 0 */
+    uint32_t stages, stage_bytes;
+    uint32_t cluster_size; /* a consumer warp releases a stage at the empty barrier of each CTA of the cluster */
+    uint32_t iter;         /* number of the next stage */
+} gmm_sm90_pipeline;
+/* wgmma descriptor of an operand's tile in boxes of 128-byte rows with 128-byte swizzle. K-major tiles are [mn][k];
+   MN-major tiles (`mn_major`) are boxes of [k][64 mn] one after another. */
 GMM__DEVICE uint64_t gmm_wgmma_desc(uint32_t smem, int mn_major) {
     return (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)(mn_major ? 8192 >> 4 : 1) << 16 |
            (smem & 0x3FFFF) >> 4;
@@ -1855,8 +1855,8 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
 #define GMM__WGMMA_WAIT(groups) asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(groups) : "memory")
 
 /* Shapes of wgmma with operands in shared memory: X(N / 8, tag of the accumulator operand list, N, asm operands of
-   descriptor A, descriptor B and scale_d). Each thread holds N / 2 accumulators. Odd multiples of 8 are listed where
-   tiles of that height save most. */
+   descriptor A, descriptor B and scale_d). Each thread holds N / 2 accumulators. Odd multiples of 8 are listed for
+   the tile heights whose padding would cost most. */
 #define GMM__T1 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define GMM__T2 GMM__T1 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define GMM__T3 GMM__T2 ",%16,%17,%18,%19,%20,%21,%22,%23"
@@ -1939,46 +1939,24 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
 #define GMM__BODY 8
 #define GMM__WGMMA_CONSTRAINT "+"
 #define GMM__WGMMA_SCALE_D(c) c
-#define GMM__TAG bf16
-#define GMM__WGMMA_TYPES "k16.f32.bf16.bf16"
-#define GMM__OP fwd
-#define GMM__WGMMA_MAJOR ", 0, 0"
+/* dtype, operation, shape and types of wgmma, major modes of A and B */
+#define GMM__ROW (bf16, fwd, "k16.f32.bf16.bf16", ", 0, 0")
 #include GMM_KERNELS_FILE
-#define GMM__OP dgrad
-#define GMM__WGMMA_MAJOR ", 1, 0"
+#define GMM__ROW (bf16, dgrad, "k16.f32.bf16.bf16", ", 1, 0")
 #include GMM_KERNELS_FILE
-#define GMM__OP wgrad
-#define GMM__WGMMA_MAJOR ", 1, 1"
+#define GMM__ROW (bf16, wgrad, "k16.f32.bf16.bf16", ", 1, 1")
 #include GMM_KERNELS_FILE
-#undef GMM__TAG
-#undef GMM__WGMMA_TYPES
-#define GMM__TAG f16
-#define GMM__WGMMA_TYPES "k16.f32.f16.f16"
-#define GMM__OP fwd
-#define GMM__WGMMA_MAJOR ", 0, 0"
+#define GMM__ROW (f16, fwd, "k16.f32.f16.f16", ", 0, 0")
 #include GMM_KERNELS_FILE
-#define GMM__OP dgrad
-#define GMM__WGMMA_MAJOR ", 1, 0"
+#define GMM__ROW (f16, dgrad, "k16.f32.f16.f16", ", 1, 0")
 #include GMM_KERNELS_FILE
-#define GMM__OP wgrad
-#define GMM__WGMMA_MAJOR ", 1, 1"
+#define GMM__ROW (f16, wgrad, "k16.f32.f16.f16", ", 1, 1")
 #include GMM_KERNELS_FILE
-#undef GMM__TAG
-#undef GMM__WGMMA_TYPES
-#define GMM__WGMMA_MAJOR ""
-#define GMM__TAG e4m3
-#define GMM__WGMMA_TYPES "k32.f32.e4m3.e4m3"
-#define GMM__OP add
+#define GMM__ROW (e4m3, add, "k32.f32.e4m3.e4m3", "")
 #include GMM_KERNELS_FILE
-#undef GMM__TAG
-#undef GMM__WGMMA_TYPES
-#define GMM__WGMMA_MAJOR ""
-#define GMM__TAG e5m2
-#define GMM__WGMMA_TYPES "k32.f32.e5m2.e4m3"
-#define GMM__OP add
+#define GMM__ROW (e5m2, add, "k32.f32.e5m2.e4m3", "")
 #include GMM_KERNELS_FILE
-#undef GMM__TAG
-#undef GMM__WGMMA_TYPES
+
 /* One wgmma of M = 64, N = 16 n16 and K = 16 with register-sourced A (RS): d += A B. swap_ab: A holds columns of the
    weights, `desc_b` describes rows of tokens. */
 GMM__DEVICE void gmm_wgmma_rs_bf16(const int n16, float *d, const uint32_t a_regs[4], uint64_t desc_b) {
@@ -1995,24 +1973,16 @@ GMM__DEVICE void gmm_wgmma_rs_bf16(const int n16, float *d, const uint32_t a_reg
     }
 #endif
 }
+
 #undef GMM__WGMMA_CONSTRAINT
 #undef GMM__WGMMA_SCALE_D
 #define GMM__WGMMA_CONSTRAINT "="
 #define GMM__WGMMA_SCALE_D(c) "0"
-#define GMM__WGMMA_MAJOR ""
-#define GMM__TAG e4m3
-#define GMM__WGMMA_TYPES "k32.f32.e4m3.e4m3"
-#define GMM__OP set
+/* dtype, operation, shape and types of wgmma, major modes of A and B */
+#define GMM__ROW (e4m3, set, "k32.f32.e4m3.e4m3", "")
 #include GMM_KERNELS_FILE
-#undef GMM__TAG
-#undef GMM__WGMMA_TYPES
-#define GMM__WGMMA_MAJOR ""
-#define GMM__TAG e5m2
-#define GMM__WGMMA_TYPES "k32.f32.e5m2.e4m3"
-#define GMM__OP set
+#define GMM__ROW (e5m2, set, "k32.f32.e5m2.e4m3", "")
 #include GMM_KERNELS_FILE
-#undef GMM__TAG
-#undef GMM__WGMMA_TYPES
 #undef GMM__WGMMA_CONSTRAINT
 #undef GMM__WGMMA_SCALE_D
 #undef GMM__BODY
@@ -2057,22 +2027,23 @@ GMM__DEVICE int gmm_sm90_wgmma_n8(int32_t rows) {
 /* Stages of a tile. An empty contraction takes one stage of zeros, which the ragged maps deliver. */
 GMM__DEVICE uint32_t gmm_sm90_k_tiles(int32_t k) { return k > 0 ? (uint32_t)(k + 63) / 64 : 1; }
 
-/* Work of a group: pairs of tiles, or single tiles without clusters. Wide tiles (256 columns) are paired along the rows
-   and share B; with `raster_n` (128 columns) they are paired along the columns and share A, the larger operand. A tile
-   without a partner is paired along the other axis. */
-GMM__DEVICE int32_t gmm_sm90_group_work(int32_t tiles_m, int32_t tiles_n, int32_t cluster, int raster_n) {
-    const int32_t paired = raster_n ? tiles_n : tiles_m, single = raster_n ? tiles_m : tiles_n;
-    return cluster == 1 ? tiles_m * tiles_n : paired / 2 * single + paired % 2 * ((single + 1) / 2);
+/* Work of a group, in clusters: a cluster of two CTAs takes two tiles at once. Two wide tiles (256 columns) have the
+   same columns, and B is multicast; with `raster_n` (128 columns) they have the same rows, and A, the larger operand,
+   is multicast. Where the number of tiles along that axis is odd, clusters take the last ones two by two along the
+   other axis. */
+GMM__DEVICE int32_t gmm_sm90_group_work(int32_t tiles_m, int32_t tiles_n, int32_t cluster_size, int raster_n) {
+    const int32_t along = raster_n ? tiles_n : tiles_m, other = raster_n ? tiles_m : tiles_n;
+    return cluster_size == 1 ? tiles_m * tiles_n : along / 2 * other + along % 2 * ((other + 1) / 2);
 }
 
-/* A warp shares out the groups in contiguous runs, one per lane: this lane has [*first, returned). */
+/* The lanes of a warp divide the groups into contiguous ranges: this lane has groups [*first, returned). */
 GMM__DEVICE int32_t gmm_sm90_lane_groups(int32_t groups, int32_t *first) {
     const int32_t per_lane = (groups + 31) / 32;
     *first = ((int32_t)threadIdx.x & 31) * per_lane;
     return *first + per_lane < groups ? *first + per_lane : groups;
 }
-/* Turns the prefix sums of each lane's run, whose last one is `total`, into prefix sums [G + 1] over all groups. Whole
-   warp. */
+/* Turns the prefix sums of each lane's range, whose last one is `total`, into prefix sums [G + 1] over all groups.
+   Whole warp. */
 GMM__DEVICE void gmm_sm90_prefix_sums(int32_t groups, int32_t total, int32_t *sums) {
     const int32_t lane = (int32_t)threadIdx.x & 31;
     int32_t offset = total, g, i;
@@ -2089,11 +2060,10 @@ GMM__DEVICE void gmm_sm90_prefix_sums(int32_t groups, int32_t total, int32_t *su
     __syncwarp();
 }
 
-/* Brings the kernel parameters to the constant cache: warp w reads one word of its 64 bytes. Without it the scheduler
-   would miss once per line in sequence. */
+/* Brings the kernel parameters to the constant cache: warp w reads one word of line w, of 64 bytes. Without it the
+   scheduler would miss once per line in sequence. */
 GMM__DEVICE void gmm_sm90_prefetch_params(const uint32_t *words, int bytes, int warp) {
-    if (64 * warp < bytes)
-        gmm_touch(words[16 * warp]);
+    if (64 * warp < bytes) gmm_touch(words[16 * warp]);
 }
 /* Entry i of the split, clamped to [0, capacity]. Read from the L2, because the kernel before may still write it: it is
    read before griddepcontrol.wait and again after it. */
@@ -2168,78 +2138,105 @@ GMM__DEVICE void gmm_sm90_report_faults(const gmm_groups *s, const gmm_gemm_args
     if (fault) atomicOr(s->fault, fault);
 }
 
+/* What the scheduler warp of a CTA knows. Tiles hold at most `max_blocks` blocks of `block_rows` rows, begin at
+   multiples of `row_align` rows and `col_align` columns, and cover the columns of D in `tiles_n` tiles. */
+typedef struct gmm_sm90_scheduler {
+    const gmm_gemm_args *p;
+    int32_t *ends;          /* [G + 1] ends of the groups' rows */
+    int32_t *work_ends;     /* [G + 1] prefix sums of the groups' work (gmm_sm90_count_work) */
+    int32_t *padded_starts; /* [G + 1] where groups start in padded copies; FP8 products alone */
+    int k_grouped;          /* wgrad: the rows of a group are the contraction */
+    int raster_n;           /* rasterization along N: clusters take tiles of the same rows (gmm_sm90_group_work) */
+    int32_t tiles_n, max_blocks;
+    int32_t g;              /* group in which the search for the next tile begins */
+    int32_t block_rows, row_align, col_align;
+} gmm_sm90_scheduler;
+
+/* A CTA's cluster. Functions of the scheduler warp take it by value from gmm_sm90_this_cta, which reads special
+   registers, so that no other register holds it. */
+typedef struct gmm_sm90_cta {
+    int32_t cluster_size, rank;
+} gmm_sm90_cta;
+GMM__DEVICE gmm_sm90_cta gmm_sm90_this_cta(void) {
+    gmm_sm90_cta cta;
+    cta.cluster_size = (int32_t)gmm_cluster_nctarank();
+    cta.rank = (int32_t)gmm_cluster_ctarank();
+    return cta;
+}
+
 /* Tiles along the columns of D for tiles of at most `tile_rows` rows: `min_tiles`, or, where no group has more rows
-   than one tile, as many as fill the last round of the grid. Their widths are nearly equal multiples of `step` columns.
-   */
-GMM__DEVICE int32_t gmm_sm90_tiles_n(const gmm_gemm_args *p, int32_t min_tiles, int32_t step, int32_t tile_rows,
-                                     int32_t cluster,
-                                     gmm_sm90_split_stats stats) {
-    const int32_t max_tiles = (p->n + step - 1) / step, grid = (int32_t)gridDim.x;
+   than one tile, as many as fill the last round of the grid. Their widths are nearly equal multiples of `col_align`
+   columns. */
+GMM__DEVICE int32_t gmm_sm90_tiles_n(const gmm_gemm_args *p, int32_t min_tiles, int32_t col_align, int32_t tile_rows,
+                                     int32_t cluster_size, gmm_sm90_split_stats stats) {
+    const int32_t max_tiles = (p->n + col_align - 1) / col_align, grid = (int32_t)gridDim.x;
     int32_t filling;
     if (stats.max_rows > tile_rows || stats.nonempty == 0) return min_tiles;
-    filling = (stats.nonempty * min_tiles + grid - 1) / grid * grid / stats.nonempty & -cluster;
+    filling = (stats.nonempty * min_tiles + grid - 1) / grid * grid / stats.nonempty & -cluster_size;
     return filling < min_tiles ? min_tiles : filling < max_tiles ? filling : max_tiles;
 }
-/* First of the units of tile i where `tiles` tiles share `count` units as evenly as possible. */
+/* First of the units of tile i where `tiles` tiles divide `count` units as evenly as possible. */
 GMM__DEVICE int32_t gmm_sm90_even_begin(int32_t count, int32_t tiles, int32_t i) {
     const int32_t each = count / tiles, rest = count - tiles * each;
     return i * each + (i < rest ? i : rest);
 }
 
-/* Writes the prefix sums [G + 1] of the groups' work, for tiles of at most `max_blocks` blocks of `block_rows` rows and
-   `tiles_n` tiles along the columns. In wgrad (k_grouped) frozen groups and empty groups with beta 1 have none. Whole
-   warp. */
-GMM__DEVICE void gmm_sm90_count_work(const gmm_gemm_args *p, int k_grouped, int raster_n, int32_t tiles_n,
-                                     int32_t block_rows,
-                                     int32_t max_blocks, int32_t cluster, const int32_t *ends, int32_t *work_ends) {
+/* Writes work_ends. In wgrad frozen groups, and empty groups with beta 1, have no work. Whole warp. */
+GMM__DEVICE void gmm_sm90_count_work(const gmm_sm90_scheduler *s, int32_t cluster_size) {
+    const gmm_gemm_args *p = s->p;
     const int32_t G = p->groups;
     int32_t total = 0, g;
     const int32_t last = gmm_sm90_lane_groups(G, &g);
 #pragma unroll 1
     for (; g < last; g++) {
-        const int32_t m = ends[g + 1] - ends[g];
-        if (!k_grouped || (!(p->frozen && p->frozen[g]) && !(m == 0 && gmm_gemm_beta(p, g) == 1.0f)))
-            total += gmm_sm90_group_work(gmm_sm90_tile_count(k_grouped ? p->m : m, block_rows, max_blocks), tiles_n,
-                                         cluster, raster_n);
-        work_ends[g + 1] = total;
+        const int32_t m = s->ends[g + 1] - s->ends[g];
+        if (!s->k_grouped || (!(p->frozen && p->frozen[g]) && !(m == 0 && gmm_gemm_beta(p, g) == 1.0f)))
+            total += gmm_sm90_group_work(gmm_sm90_tile_count(s->k_grouped ? p->m : m, s->block_rows, s->max_blocks),
+                                         s->tiles_n, cluster_size, s->raster_n);
+        s->work_ends[g + 1] = total;
     }
-    gmm_sm90_prefix_sums(G, total, work_ends);
+    gmm_sm90_prefix_sums(G, total, s->work_ends);
 }
 
-/* The price model of the tile scheduler: chooses the tile (`tile`: 0 the first, 1 the second, 2 either; m16_1 0: there
-   is only one) and its height in blocks of 16 rows that take the least time for the split. Returns the height; *chosen:
-   the tile. Results do not depend on the choice. Clocks of a tile are linear in its height: constants fitted on one
-   H200 (gmm__wgmma_choose prices the same on the host from average sizes). Cooperative tiles run at the power limit, so
-   that CTAs which idle in the last round speed up the others: idle time counts 0.69 of its length. Whole warp; four
-   lanes share each candidate. */
-GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_gemm_args *p, const int32_t *ends, gmm_sm90_split_stats stats,
-                                         int32_t tile,
-                                         const int cooperative, int32_t n0, int32_t m16_0, int32_t n1, int32_t m16_1,
-                                         int32_t *chosen) {
-    const int32_t G = p->groups, heights0 = cooperative ? m16_0 / 4 + 1 : m16_0 - m16_0 / 2;
+/* A tile of a kernel: columns, and the most blocks of 16 rows. m16 is 0 where the kernel has no such tile. */
+typedef struct gmm_sm90_tile_shape {
+    int32_t n, m16;
+} gmm_sm90_tile_shape;
+
+/* The price model of the tile scheduler: chooses the tile (`choice`: 0 `first`, 1 `second`, 2 either) and its height in
+   blocks of 16 rows that take the least time for the split. Returns the height; *chosen: 0 or 1. Results do not depend
+   on the choice. Clocks of a tile are linear in its height: constants fitted on one H200 (gmm__wgmma_choose prices the
+   same on the host from average sizes). Cooperative tiles run at the power limit, so that CTAs which idle in the last
+   round speed up the others: idle time counts 0.69 of its length. Whole warp; four lanes evaluate each candidate. */
+GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_sm90_scheduler *s, gmm_sm90_split_stats stats, int32_t choice,
+                                         const int cooperative, const gmm_sm90_tile_shape first,
+                                         const gmm_sm90_tile_shape second, int32_t *chosen) {
+    const int32_t n0 = first.n, m16_0 = first.m16, n1 = second.n, m16_1 = second.m16;
+    const int32_t G = s->p->groups, heights0 = cooperative ? m16_0 / 4 + 1 : m16_0 - m16_0 / 2;
     const int32_t heights1 = m16_1 ? m16_1 / 4 + 1 : 0;
     float work = 0.0f, count = 0.0f, max_clocks = 0.0f, cost = 0.0f;
     uint32_t min_cost;
-    int32_t i, c, second, valid;
-    if (tile != 2) { /* every group fits one tile, whatever the height */
-        const int32_t tallest = tile ? m16_1 : m16_0, lowest = tallest - (tile ? heights1 : heights0) + 1;
-        *chosen = tile;
+    int32_t i, c, is_second, valid;
+    if (choice != 2) { /* every group fits one tile, whatever the height */
+        const int32_t tallest = choice ? m16_1 : m16_0;
+        const int32_t lowest = tallest - (choice ? heights1 : heights0) + 1;
+        *chosen = choice;
         if (stats.max_rows <= 16 * lowest) return tallest;
     }
     c = ((int32_t)threadIdx.x & 31) / 4;
-    second = c >= heights0;
+    is_second = c >= heights0;
     {
-        const float k_tiles = (float)gmm_sm90_k_tiles(p->k);
-        const float inverse = __fdividef(1.0f, (float)(second ? m16_1 + heights0 - c : m16_0 - c));
-        const int wide = (second ? n1 : n0) == 256;
+        const float k_tiles = (float)gmm_sm90_k_tiles(s->p->k);
+        const float inverse = __fdividef(1.0f, (float)(is_second ? m16_1 + heights0 - c : m16_0 - c));
+        const int wide = (is_second ? n1 : n0) == 256;
         const float fixed = wide ? 48.0f * k_tiles + 2000.0f : 56.0f * k_tiles + 5800.0f;
         const float slope = wide ? 134.5f * k_tiles + 340.0f : 66.3f * k_tiles - 270.0f;
 #pragma unroll 1
         for (i = (int32_t)threadIdx.x & 3; i < G; i += 4) {
-            const float m = (float)(ends[i + 1] - ends[i] + 8) * 0.0625f, t = ceilf((m - 0.5f) * inverse);
+            const float m = (float)(s->ends[i + 1] - s->ends[i] + 8) * 0.0625f, t = ceilf((m - 0.5f) * inverse);
             const float h = __fdividef(m, fmaxf(t, 1.0f));
             const float clocks = cooperative ? fixed + slope * h
-                                      : fmaxf(k_tiles * fmaxf(256.0f + 44.0f * h, 64.0f * h), 330.0f * h) + 200.0f;
+                                 : fmaxf(k_tiles * fmaxf(256.0f + 44.0f * h, 64.0f * h), 330.0f * h) + 200.0f;
             count += t;
             work += t * clocks;
             if (t > 0.0f) max_clocks = fmaxf(max_clocks, clocks);
@@ -2251,16 +2248,18 @@ GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_gemm_args *p, const int32_t *
         max_clocks = fmaxf(max_clocks, __shfl_xor_sync(0xFFFFFFFFu, max_clocks, i));
     }
     c = (gmm_tid_x() & 31) / 4; /* computed again, so that no register holds it during the loop above */
-    second = c >= heights0;
-    valid = c < heights0 + heights1 && (tile == 2 || tile == second);
+    is_second = c >= heights0;
+    valid = c < heights0 + heights1 && (choice == 2 || choice == is_second);
     if (count > 0.0f) {
-        const int32_t cols = second ? n1 : n0;
-        const float share = __fdividef((float)((p->n + cols - 1) / cols), (float)gridDim.x), rounds = count * share;
+        const int32_t cols = is_second ? n1 : n0;
+        const float per_cta = __fdividef((float)((s->p->n + cols - 1) / cols), (float)gridDim.x);
+        const float rounds = count * per_cta;
         cost = __fdividef(ceilf(rounds), rounds);
         /* where heights differ, some CTA gets more of the tall tiles */
-        if (cooperative) cost = 0.31f + 0.69f * cost * (1.0f + 1.26f * (__fdividef(max_clocks * count, work) - 1.0f) *
-                                                        rsqrtf(rounds));
-        cost = fminf(cost * work * share, 3.0e38f);
+        if (cooperative)
+            cost = 0.31f + 0.69f * cost * (1.0f + 1.26f * (__fdividef(max_clocks * count, work) - 1.0f) *
+                                                          rsqrtf(rounds));
+        cost = fminf(cost * work * per_cta, 3.0e38f);
     }
     min_cost = __reduce_min_sync(0xFFFFFFFFu, valid ? __float_as_uint(cost) : 0x7FFFFFFFu);
     c = (__ffs((int)__ballot_sync(0xFFFFFFFFu, valid && __float_as_uint(cost) == min_cost)) - 1) / 4;
@@ -2268,44 +2267,40 @@ GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_gemm_args *p, const int32_t *
     return c >= heights0 ? m16_1 + heights0 - c : m16_0 - c;
 }
 
-/* Fills in work tile `i` of group t->g for CTA `cta_rank` of its cluster: at most `max_blocks` blocks of `block_rows`
-   rows, starting at a multiple of `step` rows; `tiles_n` tiles along the columns, starting at multiples of `step_n`.
-   Rasterization within a group: along the rows first, in bands of 8 pairs, so that tiles in flight share operands.
-   `rotated`: each group starts at another of its tiles (golden ratio), so that a CTA which got a wide tile of one group
-   gets a narrow one of the next. wgrad, whose tiles are nearly equal, rotates only where a CTA would otherwise get the
-   same tile of every group. */
-GMM__DEVICE void gmm_sm90_schedule_tile(const gmm_gemm_args *p, int k_grouped, const int32_t *ends,
-                                        const int32_t *work_ends,
-                                        int32_t i, const int rotated, int raster_n, int32_t tiles_n, int32_t step_n,
-                                        int32_t block_rows,
-                                        int32_t max_blocks, int32_t step, int32_t cluster, int32_t cta_rank,
-                                        gmm_sm90_tile *t) {
-    int32_t m, steps, tiles_m, pairs_m, pairs_n, tm, tn;
+/* Fills in work tile `i` of group t->g for CTA `cta`. Rasterization within a group: along the rows first, in bands of 8
+   clusters, so that tiles in flight read the same operands. raster_n: as s->raster_n. `rotated`: each group starts at
+   another of its tiles (golden ratio), so that a CTA which got a wide tile of one group gets a narrow one of the next.
+   wgrad, whose tiles are nearly equal, rotates only where a CTA would otherwise get the same tile of every group. */
+GMM__DEVICE void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_n, int32_t i, const int rotated,
+                                        const gmm_sm90_cta cta, gmm_sm90_tile *t) {
+    const gmm_gemm_args *p = s->p;
+    const int32_t tiles_n = s->tiles_n, cluster_size = cta.cluster_size, cta_rank = cta.rank;
+    int32_t m, units, tiles_m, clusters_m, clusters_n, tm, tn;
     uint32_t group_work;
-    t->row = ends[t->g];
-    t->end = ends[t->g + 1];
-    m = k_grouped ? p->m : t->end - t->row;
-    t->k = k_grouped ? t->end - t->row : p->k;
-    group_work = (uint32_t)(work_ends[t->g + 1] - work_ends[t->g]);
-    i -= work_ends[t->g];
+    t->row = s->ends[t->g];
+    t->end = s->ends[t->g + 1];
+    m = s->k_grouped ? p->m : t->end - t->row;
+    t->k = s->k_grouped ? t->end - t->row : p->k;
+    group_work = (uint32_t)(s->work_ends[t->g + 1] - s->work_ends[t->g]);
+    i -= s->work_ends[t->g];
     if (rotated) {
         const uint32_t rotated_i = (uint32_t)i + __umulhi((uint32_t)t->g * 2654435769u, group_work);
         i = (int32_t)(rotated_i < group_work ? rotated_i : rotated_i - group_work);
     }
-    tiles_m = gmm_sm90_tile_count(m, block_rows, max_blocks);
-    pairs_m = raster_n ? tiles_m : tiles_m >> (cluster - 1);
-    pairs_n = raster_n ? tiles_n >> (cluster - 1) : tiles_n;
-    t->multicast = cluster == 1 ? 0 : raster_n ? 2 : 1;
-    if (i < pairs_m * pairs_n) {
-        const int32_t band = pairs_m > 8 ? i / (8 * pairs_n) : 0, left = pairs_m - 8 * band;
+    tiles_m = gmm_sm90_tile_count(m, s->block_rows, s->max_blocks);
+    clusters_m = raster_n ? tiles_m : tiles_m >> (cluster_size - 1);
+    clusters_n = raster_n ? tiles_n >> (cluster_size - 1) : tiles_n;
+    t->multicast = cluster_size == 1 ? 0 : raster_n ? 2 : 1;
+    if (i < clusters_m * clusters_n) {
+        const int32_t band = clusters_m > 8 ? i / (8 * clusters_n) : 0, left = clusters_m - 8 * band;
         const int32_t height = left < 8 ? left : 8;
-        i -= 8 * band * pairs_n;
+        i -= 8 * band * clusters_n;
         tn = i / height;
         tm = 8 * band + i - tn * height;
-        if (raster_n) tn = tn * cluster + cta_rank;
-        else tm = tm * cluster + cta_rank;
-    } else { /* without a partner along this axis: paired along the other one */
-        i = 2 * (i - pairs_m * pairs_n);
+        if (raster_n) tn = tn * cluster_size + cta_rank;
+        else tm = tm * cluster_size + cta_rank;
+    } else { /* the last tile along this axis: the cluster takes two of them along the other one */
+        i = 2 * (i - clusters_m * clusters_n);
         t->multicast = i + 1 < (raster_n ? tiles_m : tiles_n) ? 3 - t->multicast : 0;
         tm = raster_n ? i + cta_rank : tiles_m - 1;
         tn = raster_n ? tiles_n - 1 : i + cta_rank;
@@ -2314,14 +2309,14 @@ GMM__DEVICE void gmm_sm90_schedule_tile(const gmm_gemm_args *p, int k_grouped, c
             tn = tiles_n;
         }
     }
-    steps = (m + step - 1) / step;
-    t->m0 = step * gmm_sm90_even_begin(steps, tiles_m, tm);
-    t->rows = step * gmm_sm90_even_begin(steps, tiles_m, tm + 1) - t->m0;
+    units = (m + s->row_align - 1) / s->row_align;
+    t->m0 = s->row_align * gmm_sm90_even_begin(units, tiles_m, tm);
+    t->rows = s->row_align * gmm_sm90_even_begin(units, tiles_m, tm + 1) - t->m0;
     if (t->rows > m - t->m0) t->rows = m - t->m0;
-    t->row_blocks = (t->rows + block_rows - 1) / block_rows;
-    steps = (p->n + step_n - 1) / step_n;
-    t->n0 = step_n * gmm_sm90_even_begin(steps, tiles_n, tn);
-    t->cols = step_n * gmm_sm90_even_begin(steps, tiles_n, tn + 1) - t->n0;
+    t->row_blocks = (t->rows + s->block_rows - 1) / s->block_rows;
+    units = (p->n + s->col_align - 1) / s->col_align;
+    t->n0 = s->col_align * gmm_sm90_even_begin(units, tiles_n, tn);
+    t->cols = s->col_align * gmm_sm90_even_begin(units, tiles_n, tn + 1) - t->n0;
     if (t->cols > p->n - t->n0) t->cols = p->n - t->n0;
 }
 
@@ -2329,9 +2324,10 @@ GMM__DEVICE void gmm_sm90_schedule_tile(const gmm_gemm_args *p, int k_grouped, c
    of 64 codes per column (FP8 swizzled by 64 bytes), then A, then four scale bytes per column: those of the four blocks
    of 16 elements of this stage, or of four blocks of 32 elements, of which an even stage uses the first two. */
 
-/* Scales of a thread's two columns for the stage's four steps of 16, as pairs of bf16; FP8 scales carry 2^120, which
-   the decoded elements lack. smem_at: scales of the warp's 16 columns; odd: the stage uses the upper two scale bytes.
-   Returns whether a product could leave the range of bf16, which takes gmm_sm90_packed_fragment_wide. */
+/* Scales of a thread's two columns for the stage's four steps of 16, as bf16x2 with equal halves; FP8 scales are
+   multiplied by 2^120, by which the decoded elements are too small. smem_at: scales of the warp's 16
+   columns; odd: the stage uses the upper two scale bytes. Returns whether a product could leave the range of bf16: then
+   gmm_sm90_packed_fragment_wide makes the fragments. */
 GMM__DEVICE int gmm_sm90_packed_scales(const int b_format, uint32_t smem_at, int odd, uint32_t scales[2][4]) {
     const uint32_t lane = threadIdx.x & 31;
     int r, j, wide = 0;
@@ -2357,8 +2353,8 @@ GMM__DEVICE int gmm_sm90_packed_scales(const int b_format, uint32_t smem_at, int
     return wide;
 }
 /* Codes of a thread for the stage's four steps: of columns lane / 4 and lane / 4 + 8, elements 2 (lane % 4), + 1, + 8
-   and + 9, as four FP8 codes or as two bytes. smem_at: codes of the warp's 16 columns. Returns whether FP8 has a NaN.
-   */
+   and + 9, as four FP8 codes or as two bytes. smem_at: codes of the warp's 16 columns. Returns whether an FP8 code is
+   NaN. */
 GMM__DEVICE int gmm_sm90_packed_load(const int b_format, uint32_t smem_at, uint32_t codes[4][2]) {
     const uint32_t lane = threadIdx.x & 31, c = lane & 3;
     uint32_t nan = 0;
@@ -2385,16 +2381,15 @@ GMM__DEVICE int gmm_sm90_packed_load(const int b_format, uint32_t smem_at, uint3
             for (r = 0; r < 2; r++) nan |= (codes[j][r] & 0x7F7F7F7Fu) + 0x01010101u;
     return (nan & 0x80808080u) != 0;
 }
-/* A thread's wgmma fragment for one step: codes times scales, as pairs of bf16. */
+/* A thread's wgmma fragment for one step: codes times scales, as bf16x2. */
 GMM__DEVICE void gmm_sm90_packed_fragment(const int b_format, const uint32_t codes[2], uint32_t scales0,
-                                          uint32_t scales1,
-                                          uint32_t fragment[4]) {
+                                          uint32_t scales1, uint32_t fragment[4]) {
     int r;
 #pragma unroll
     for (r = 0; r < 2; r++) {
         const uint32_t u = codes[r], scale = r ? scales1 : scales0;
         uint32_t x, y;
-        if (b_format == gmm_sm90_b_format_mx8) { /* exponent and mantissa moved to bf16's places: 2^-120 of the value */
+        if (b_format == gmm_sm90_b_format_mx8) { /* exponent and mantissa shifted to bf16's bits: 2^-120 of the value */
             x = gmm_prmt(u, 0u, 0x1404u);
             y = gmm_prmt(u, 0u, 0x3424u);
             x = (x & 0x80008000u) | (x >> 4 & 0x07F007F0u);
@@ -2425,40 +2420,39 @@ GMM__DEVICE void gmm_sm90_packed_fragment_wide(const uint32_t codes[2], uint32_t
 }
 
 /* Mainloop of packed weights for a consumer warp group: it dequantizes the fragments of a stage while the other warp
-   group multiplies. packed_at, scales_at: of this warp in stage 0; `stages` stages of `stage` bytes. */
-GMM__DEVICE void gmm_sm90_packed_mainloop(const int b_format, const int m16, const uint32_t stages,
-                                          const uint32_t stage,
-                                          float *acc, uint32_t k_tiles, uint32_t packed_at, uint32_t scales_at,
-                                          uint64_t desc_a,
-                                          uint32_t stage_bars, uint32_t cluster, uint32_t *iter) {
+   group multiplies. packed_at, scales_at: codes and scales of this warp in stage 0. */
+GMM__DEVICE void gmm_sm90_packed_mainloop(const int b_format, const int m16, float *acc, uint32_t k_tiles,
+                                          uint32_t packed_at, uint32_t scales_at, uint64_t desc_a,
+                                          gmm_sm90_pipeline *pipe) {
     const uint32_t lane = threadIdx.x & 31;
-    uint32_t q, s = *iter % stages, parity = *iter / stages & 1, scales[2][4], packed[4][2], fragments[4][4];
+    uint32_t k, s = pipe->iter % pipe->stages, parity = pipe->iter / pipe->stages & 1;
+    uint32_t scales[2][4], codes[4][2], fragments[4][4];
     int j, wide;
 #pragma unroll 1
-    for (q = 0; q < k_tiles; q++) {
-        const uint32_t a = (uint32_t)desc_a + s * (stage >> 4);
-        gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), parity);
-        wide = gmm_sm90_packed_load(b_format, packed_at + s * stage, packed);
-        wide |= gmm_sm90_packed_scales(b_format, scales_at + s * stage, (int)(q & 1), scales);
+    for (k = 0; k < k_tiles; k++) {
+        const uint32_t a = (uint32_t)desc_a + s * (pipe->stage_bytes >> 4);
+        gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), parity);
+        wide = gmm_sm90_packed_load(b_format, packed_at + s * pipe->stage_bytes, codes);
+        wide |= gmm_sm90_packed_scales(b_format, scales_at + s * pipe->stage_bytes, (int)(k & 1), scales);
 #pragma unroll
-        for (j = 0; j < 4; j++) gmm_sm90_packed_fragment(b_format, packed[j], scales[0][j], scales[1][j], fragments[j]);
+        for (j = 0; j < 4; j++) gmm_sm90_packed_fragment(b_format, codes[j], scales[0][j], scales[1][j], fragments[j]);
         if (b_format == gmm_sm90_b_format_mx8 && wide)
 #pragma unroll
-            for (j = 0; j < 4; j++) gmm_sm90_packed_fragment_wide(packed[j], scales[0][j], scales[1][j], fragments[j]);
+            for (j = 0; j < 4; j++) gmm_sm90_packed_fragment_wide(codes[j], scales[0][j], scales[1][j], fragments[j]);
         __syncwarp();
         gmm_wgmma_fence();
 #pragma unroll
         for (j = 0; j < 4; j++)
             gmm_wgmma_rs_bf16(m16, acc, fragments[j], (desc_a & 0xFFFFFFFF00000000u) | (a + j * (32 >> 4)));
         gmm_wgmma_commit();
-        GMM__WGMMA_WAIT(0); /* wgmma would keep its registers from everything else */
-        if (lane < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s), lane);
-        if (++s == stages) {
+        GMM__WGMMA_WAIT(0); /* until then no other instruction may use the registers of the wgmma */
+        if (lane < pipe->cluster_size) gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, s), lane);
+        if (++s == pipe->stages) {
             s = 0;
             parity ^= 1;
         }
     }
-    *iter += k_tiles;
+    pipe->iter += k_tiles;
 }
 
 /* Releases the batch of the tile ring that this warp has read, if tile number `tile` opens the next one. */
@@ -2469,20 +2463,17 @@ GMM__DEVICE void gmm_sm90_release_batch(uint32_t tile_full, uint32_t tile) {
 }
 
 /* The scale loader: one warp copies the scales of every stage to shared memory, lane l those of columns l + 32 i.
-   `scales`: their place in stage 0. */
-GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_format, const int width,
-                                      const uint32_t stages,
-                                      const uint32_t stage, uint32_t scales, uint32_t stage_bars,
-                                      const gmm_sm90_tile *ring,
-                                      uint32_t tile_full) {
+   `width`: elements per scale; `scales`: address of the scales in stage 0. */
+GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_format, const int width, uint32_t scales,
+                                      gmm_sm90_pipeline pipe, const gmm_sm90_tile *ring, uint32_t tile_full) {
     const uint32_t lane = threadIdx.x & 31;
     const gmm_scaling scaling = b_format == gmm_sm90_b_format_nv4 ? GMM_SCALING_NV16 : GMM_SCALING_MX32;
-    uint32_t iter = 0, tile_index = 0;
+    uint32_t tile_index = 0;
     int i, e;
     for (;; tile_index++) {
         const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
         const uint8_t *line[4];
-        uint32_t q, k_tiles;
+        uint32_t k, k_tiles;
         int32_t blocks, word_step, aligned;
         __syncwarp();
         if (lane == 0) gmm_sm90_release_batch(tile_full, tile_index);
@@ -2503,11 +2494,12 @@ GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_for
                 line[i] = v.scale + (c < t->cols ? gmm__qview_scale(&v, t->n0 + c, 0) : 0);
             }
         }
-        for (q = 0; q < k_tiles; q++, iter++) {
-            const uint32_t s = iter % stages, full = gmm_sm90_full(stage_bars, s), to = scales + s * stage + 4 * lane;
-            const int32_t word = (int32_t)(width == 16 ? q : q / 2);
+        for (k = 0; k < k_tiles; k++, pipe.iter++) {
+            const uint32_t s = pipe.iter % pipe.stages, full = gmm_sm90_full(pipe.bars, s);
+            const uint32_t to = scales + s * pipe.stage_bytes + 4 * lane;
+            const int32_t word = (int32_t)(width == 16 ? k : k / 2);
             const int32_t left = blocks - 4 * word < 4 ? blocks - 4 * word : 4;
-            gmm_mbarrier_wait(full + 8, (iter / stages & 1) ^ 1);
+            gmm_mbarrier_wait(full + 8, (pipe.iter / pipe.stages & 1) ^ 1);
 #pragma unroll
             for (i = 0; i < 4; i++) {
                 const int32_t count = (int32_t)lane + 32 * i < t->cols ? left : 0;
@@ -2515,10 +2507,10 @@ GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_for
                 if (aligned) /* bytes past `count` become zeros */
                     gmm_cp_async_4_zfill(to + 128 * i, __cvta_generic_to_global(from), count);
                 else {
-                    uint32_t word = 0;
+                    uint32_t bytes = 0;
 #pragma unroll 1
-                    for (e = 0; e < count; e++) word |= (uint32_t)from[e] << 8 * e;
-                    gmm_st_shared_u32(to + 128 * i, word);
+                    for (e = 0; e < count; e++) bytes |= (uint32_t)from[e] << 8 * e;
+                    gmm_st_shared_u32(to + 128 * i, bytes);
                 }
             }
             if (aligned) gmm_cp_async_mbarrier_arrive(full);
@@ -2528,7 +2520,7 @@ GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_for
     gmm_cp_async_wait_all();
 }
 
-/* The box that a lane of the producer warp loads in every stage of a tile. */
+/* The TMA box that a lane of the producer warp loads in every stage of a tile. */
 typedef struct gmm_sm90_box {
     const CUtensorMap *map;
     int32_t x, y, end, wrap; /* coordinates in stage 0 */
@@ -2538,11 +2530,19 @@ typedef struct gmm_sm90_box {
 
 /* Boxes of 64 columns of B that a tile reads. */
 GMM__DEVICE int32_t gmm_sm90_b_boxes(const gmm_sm90_tile *t) { return (t->cols + 63) / 64; }
-/* Assigns box `index` of a tile to this lane of CTA `cta_rank`: first the boxes of B, then those of A. A stage begins
-   with B, `b_box_bytes` per box. Boxes of a multicast operand alternate between the CTAs. */
-GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, int k_grouped, int ta, int tb, int tile_n,
-                                     uint32_t b_box_bytes,
-                              int32_t index, uint32_t cta_rank, const gmm_sm90_tile *t, gmm_sm90_box *box) {
+/* How the operands of a product lie in memory and in a stage, which holds B, then A. */
+typedef struct gmm_sm90_operand_layout {
+    int k_grouped;        /* wgrad: both operands are token matrices */
+    int ta, tb;           /* the rows of A, of B lie along the contraction (MN-major) */
+    int32_t tile_n;       /* columns of B in a stage */
+    uint32_t b_block_bytes; /* of 64 columns of B in a stage */
+} gmm_sm90_operand_layout;
+
+/* Assigns box `index` of a tile to this lane of CTA `cta_rank`: first the boxes of B, then those of A. Boxes of a
+   multicast operand alternate between the CTAs. */
+GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, const gmm_sm90_operand_layout layout,
+                                     const gmm_sm90_tile *t, int32_t index, uint32_t cta_rank, gmm_sm90_box *box) {
+    const int ta = layout.ta, tb = layout.tb;
     const int32_t b_boxes = gmm_sm90_b_boxes(t), boxes64 = t->row_blocks / 4;
     const int32_t a_boxes = ta ? (t->row_blocks + 3) / 4 : boxes64 + t->row_blocks % 4;
     box->active = t->cols > 0 && index < b_boxes + a_boxes;
@@ -2552,10 +2552,10 @@ GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, int k_grouped, i
     if (box->is_b) {
         box->multicast = t->multicast == 1;
         box->map = &args->b;
-        box->offset = (uint32_t)index * b_box_bytes;
+        box->offset = (uint32_t)index * layout.b_block_bytes;
         box->x = tb ? t->n0 + 64 * index : 0;
-        box->y = k_grouped ? GMM_SM90_RAGGED_ROWS - t->k : tb ? 0 : t->n0 + 64 * index;
-        if (!k_grouped) {
+        box->y = layout.k_grouped ? GMM_SM90_RAGGED_ROWS - t->k : tb ? 0 : t->n0 + 64 * index;
+        if (!layout.k_grouped) {
             const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_data(&args->p.b, t->g) - GMM_SM90_MAP_BASE;
             box->end = (int32_t)(from >> 4 & 0x3FFF);
             box->wrap = (int32_t)(from >> 18);
@@ -2566,22 +2566,23 @@ GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, int k_grouped, i
         first = ta || index < boxes64 ? 64 * index : 16 * index + 48 * boxes64;
         box->multicast = t->multicast == 2;
         box->map = ta || index < boxes64 ? &args->a : &args->a16;
-        box->offset = b_box_bytes * (uint32_t)(tile_n / 64) + 128 * (uint32_t)first;
+        box->offset = layout.b_block_bytes * (uint32_t)(layout.tile_n / 64) + 128 * (uint32_t)first;
         box->x = ta ? t->m0 + first : 0;
         box->y = ta ? GMM_SM90_RAGGED_ROWS - t->k : GMM_SM90_RAGGED_ROWS - (t->end - t->row) + t->m0 + first;
     }
     if (box->multicast && (index & 1) != (int)cta_rank) box->active = 0;
 }
 
-/* A box of D: up to 64 rows by 128 bytes. A store slot holds a part of D, two boxes side by side. */
+/* A TMA box of D: up to 64 rows by 128 bytes. A store slot holds a part of D, two boxes side by side. */
 typedef struct gmm_sm90_d_box {
-    int32_t x, y, z, w; /* TMA coordinates: first column, first row, address of the group's D */
-    int active;         /* it is moved by TMA */
-    int evict_first;    /* it leaves the L2 before operands, which are read again */
+    int evict_first;    /* the L2 evicts it before operands, which are read again */
+    int active;         /* TMA stores it */
+    int32_t w, z, y, x; /* TMA coordinates: address of the group's D, first row, first column */
 } gmm_sm90_d_box;
 
-/* A consumer warp group waits until the slot of part number `part` of D is empty, and hands it over full. slot_bars:
-   the barriers of the first slot; which warp group writes a part does not matter for its slot. */
+/* A consumer warp group acquires the slot of part number `part` of D when it is empty, and commits it when it is
+   written. slot_bars: barriers of the first slot. The slot of a part does not depend on the warp group that writes it.
+   */
 GMM__DEVICE void gmm_sm90_acquire_slot(uint32_t slot_bars, uint32_t part) {
     gmm_mbarrier_wait(gmm_sm90_store_empty(slot_bars, part), part / 4 & 1);
 }
@@ -2595,7 +2596,7 @@ GMM__DEVICE uint32_t gmm_sm90_d_parts(const gmm_sm90_tile *t, int32_t size) {
     return t->cols > 0 ? (uint32_t)((t->rows + 63) / 64 * ((t->cols * size + 255) / 256)) : 0;
 }
 
-/* Whether TMA stores a group's D: rows are 16-byte aligned and, for 16-bit D, nothing is added to. */
+/* Whether TMA stores a group's D: rows are 16-byte aligned and, for 16-bit D, beta is 0. */
 GMM__DEVICE int gmm_sm90_d_by_tma(const gmm_gemm_args *p, int32_t g, float beta) {
     const int size = gmm_kmat_size(&p->d);
     return (((uint64_t)(uintptr_t)gmm_kmat_data(&p->d, g) | (uint64_t)(p->d.ld * size)) & 15) == 0 &&
@@ -2604,8 +2605,7 @@ GMM__DEVICE int gmm_sm90_d_by_tma(const gmm_gemm_args *p, int32_t g, float beta)
 
 /* Stores a lane's box of part number `part` as soon as the slot is written. */
 GMM__DEVICE void gmm_sm90_store_part(const gmm_sm90_args *args, const gmm_sm90_d_box *box, uint32_t slot_bars,
-                                     uint32_t slot,
-                               uint32_t part) {
+                                     uint32_t slot, uint32_t part) {
     gmm_mbarrier_wait(gmm_sm90_store_full(slot_bars, part), part / 4 & 1);
     slot += part % 4 * 16384;
     if (box->active && box->evict_first) gmm_tma_store_evict_first(&args->a16, slot, box->x, box->y, box->z, box->w);
@@ -2614,21 +2614,20 @@ GMM__DEVICE void gmm_sm90_store_part(const gmm_sm90_args *args, const gmm_sm90_d
 }
 
 /* The store warps of wgrad: each serves every other part of D, two lanes with a box each. In the order of tiles, and
-   within a tile column block by column block from the first row to the last, it loads what is added to into the slot,
-   hands the slot to the consumers (free), waits for their result (written) and stores it. Tiles that the consumers
-   store themselves pass through the same barriers. slot_bars, slot: of the first slot; part: the first part of this
-   warp. */
+   within a tile column block by column block from the first row to the last, it loads old D into the slot where beta is
+   not 0, passes the slot to the consumers (store_empty), waits for their result (store_full) and stores it. Tiles that
+   the consumers store themselves pass through the same barriers. slot_bars, slots: barriers and address of the first
+   slot; part: the first part of this warp. */
 GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_tile *ring, uint32_t tile_full,
-                                      uint32_t part,
-                               uint32_t slot_bars, uint32_t slots) {
+                                      uint32_t part, uint32_t slot_bars, uint32_t slots) {
     const int32_t lane = (int32_t)threadIdx.x & 31, size = gmm_kmat_size(&args->p.d), cols = 128 / size;
-    /* boxes in the warp's two slots; copied between registers, which is cheaper than memory */
-    gmm_sm90_d_box previous, current;
-    /* of the current tile */
+    /* boxes in the warp's two slots; two variables and a copy, since an array would lie in local memory */
+    gmm_sm90_d_box current, previous;
+    /* of the current tile; x and y are the next box */
     int32_t x = 0, y = 0, m0 = 0, rows = 1, col_end = 0, by_tma = 0, evict_first = 0, done = 0;
     float beta = 0.0f;
     uint64_t from = 0;
-    uint32_t tile_index = 0, part_end = 0; /* tiles opened so far, and the end of their parts */
+    uint32_t tile_index = 0, part_end = 0; /* tiles read so far, and the end of their parts */
     previous.x = previous.y = previous.z = previous.w = previous.active = previous.evict_first = 0;
     current = previous;
     slots += 8192 * (uint32_t)lane;
@@ -2667,8 +2666,8 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
         if (current.active && beta != 0.0f) {
             const uint32_t to = slots + part % 4 * 16384;
             gmm_mbarrier_arrive_expect_tx(slot_bar, 8192);
-            if (evict_first) gmm_tma_load_evict_first(to, &args->a16, slot_bar, current.x, current.y, current.z,
-                                                      current.w);
+            if (evict_first)
+                gmm_tma_load_evict_first(to, &args->a16, slot_bar, current.x, current.y, current.z, current.w);
             else gmm_tma_load(to, &args->a16, slot_bar, 0, current.x, current.y, current.z, current.w);
         } else gmm_mbarrier_arrive(slot_bar);
     }
@@ -2678,99 +2677,54 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
 
 #define GMM__BODY 9
 #define GMM__ARGS gmm_sm90_args
-#define GMM__TAG bf16
-#define GMM__DTYPE GMM_BF16
-#define GMM__OP fwd
-#define GMM__NO_KERNEL
-#define GMM__TILE 160x256
+/* kernel, operation, tag and dtype of the operands, tile, tiles of the kernel (0: functions of a tile without a kernel,
+   which a later row calls), other tile */
+#define GMM__ROW (none, fwd, bf16, GMM_BF16, 160x256, 0, none)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90
-#define GMM__ALT_TILE 160x256
-#define GMM__TILE 256x128
+#define GMM__ROW (gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90, fwd, bf16, GMM_BF16, 256x128, 2, 160x256)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_fwd_bf16_176x128x64_sm90
-#define GMM__TILE 176x128
+#define GMM__ROW (gmm_gemm_fwd_bf16_176x128x64_sm90, fwd, bf16, GMM_BF16, 176x128, 1, none)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_fwd_bf16_mxfp8_192x128x64_sm90
-#define GMM__TILE mx8_192x128
+#define GMM__ROW (gmm_gemm_fwd_bf16_mxfp8_192x128x64_sm90, fwd, bf16, GMM_BF16, mx8_192x128, 1, none)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_fwd_bf16_mxfp4_192x128x64_sm90
-#define GMM__TILE mx4_192x128
+#define GMM__ROW (gmm_gemm_fwd_bf16_mxfp4_192x128x64_sm90, fwd, bf16, GMM_BF16, mx4_192x128, 1, none)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_fwd_bf16_nvfp4_192x128x64_sm90
-#define GMM__TILE nv4_192x128
+#define GMM__ROW (gmm_gemm_fwd_bf16_nvfp4_192x128x64_sm90, fwd, bf16, GMM_BF16, nv4_192x128, 1, none)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_fwd_bf16_mxfp8_48x128x64_sm90
-#define GMM__TILE mx8_48x128
+#define GMM__ROW (gmm_gemm_fwd_bf16_mxfp8_48x128x64_sm90, fwd, bf16, GMM_BF16, mx8_48x128, 1, none)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_fwd_bf16_mxfp4_64x128x64_sm90
-#define GMM__TILE mx4_64x128
+#define GMM__ROW (gmm_gemm_fwd_bf16_mxfp4_64x128x64_sm90, fwd, bf16, GMM_BF16, mx4_64x128, 1, none)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_fwd_bf16_nvfp4_64x128x64_sm90
-#define GMM__TILE nv4_64x128
+#define GMM__ROW (gmm_gemm_fwd_bf16_nvfp4_64x128x64_sm90, fwd, bf16, GMM_BF16, nv4_64x128, 1, none)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
-#define GMM__OP dgrad
-#define GMM__NO_KERNEL
-#define GMM__TILE 160x256
+#define GMM__ROW (none, dgrad, bf16, GMM_BF16, 160x256, 0, none)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90
-#define GMM__ALT_TILE 160x256
-#define GMM__TILE 256x128
+#define GMM__ROW (gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90, dgrad, bf16, GMM_BF16, 256x128, 2, 160x256)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_bf16_176x128x64_sm90
-#define GMM__TILE 176x128
+#define GMM__ROW (gmm_gemm_dgrad_bf16_176x128x64_sm90, dgrad, bf16, GMM_BF16, 176x128, 1, none)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
-#define GMM__OP wgrad
-#define GMM__KERNEL_NAME gmm_gemm_wgrad_bf16_192x128x64_sm90
-#define GMM__TILE 192x128
+#define GMM__ROW (gmm_gemm_wgrad_bf16_192x128x64_sm90, wgrad, bf16, GMM_BF16, 192x128, 1, none)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_wgrad_bf16_128x128x64_sm90
-#define GMM__TILE 128x128
+#define GMM__ROW (gmm_gemm_wgrad_bf16_128x128x64_sm90, wgrad, bf16, GMM_BF16, 128x128, 1, none)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
-#undef GMM__TAG
-#undef GMM__DTYPE
-#define GMM__TAG f16
-#define GMM__DTYPE GMM_F16
-#define GMM__OP fwd
-#define GMM__NO_KERNEL
-#define GMM__TILE 160x256
+#define GMM__ROW (none, fwd, f16, GMM_F16, 160x256, 0, none)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90
-#define GMM__ALT_TILE 160x256
-#define GMM__TILE 256x128
+#define GMM__ROW (gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90, fwd, f16, GMM_F16, 256x128, 2, 160x256)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_fwd_f16_176x128x64_sm90
-#define GMM__TILE 176x128
+#define GMM__ROW (gmm_gemm_fwd_f16_176x128x64_sm90, fwd, f16, GMM_F16, 176x128, 1, none)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
-#define GMM__OP dgrad
-#define GMM__NO_KERNEL
-#define GMM__TILE 160x256
+#define GMM__ROW (none, dgrad, f16, GMM_F16, 160x256, 0, none)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90
-#define GMM__ALT_TILE 160x256
-#define GMM__TILE 256x128
+#define GMM__ROW (gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90, dgrad, f16, GMM_F16, 256x128, 2, 160x256)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_f16_176x128x64_sm90
-#define GMM__TILE 176x128
+#define GMM__ROW (gmm_gemm_dgrad_f16_176x128x64_sm90, dgrad, f16, GMM_F16, 176x128, 1, none)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
-#define GMM__OP wgrad
-#define GMM__KERNEL_NAME gmm_gemm_wgrad_f16_192x128x64_sm90
-#define GMM__TILE 192x128
+#define GMM__ROW (gmm_gemm_wgrad_f16_192x128x64_sm90, wgrad, f16, GMM_F16, 192x128, 1, none)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_wgrad_f16_128x128x64_sm90
-#define GMM__TILE 128x128
+#define GMM__ROW (gmm_gemm_wgrad_f16_128x128x64_sm90, wgrad, f16, GMM_F16, 128x128, 1, none)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
-#undef GMM__TAG
-#undef GMM__DTYPE
 #undef GMM__ARGS
 #undef GMM__BODY
-
 typedef struct gmm_sm90_kernel {
     gmm_gemm_op op;
     gmm_dtype dtype;
@@ -3068,6 +3022,16 @@ typedef struct gmm_fp8_tile {
     int32_t d_y, d_z, d_w; /* the last three TMA coordinates of its first row in D */
 } gmm_fp8_tile;
 
+/* Waits for tile number `tile_index` of the ring. predicted: for the predicted first tile, which has the ring's last
+   entry until the scheduler knows the true one. */
+GMM__DEVICE const gmm_fp8_tile *gmm_fp8_wait_tile(const gmm_fp8_tile *ring, uint32_t tile_full, uint32_t prediction,
+                                                  uint32_t tile_index, int predicted) {
+    const gmm_fp8_tile *const f = &ring[predicted ? GMM_SM90_TILE_RING - 1 : tile_index % GMM_SM90_TILE_RING];
+    gmm_mbarrier_wait(predicted ? prediction : tile_full + 8 * (tile_index % GMM_SM90_TILE_RING),
+                      tile_index / GMM_SM90_TILE_RING & 1);
+    return f;
+}
+
 /* Stages of a tile. An empty contraction takes one stage without a load: passing stages is what keeps the scheduler
    from overrunning the tile ring. */
 GMM__DEVICE uint32_t gmm_fp8_k_tiles(int32_t k) { return k > 0 ? (uint32_t)(k + 127) / 128 : 1; }
@@ -3170,25 +3134,26 @@ GMM__DEVICE void gmm_fp8_empty_tile(const gmm_fp8_args *args, gmm_fp8_tile *f) {
 
 /* gmm_sm90_read_split, gmm_sm90_tiles_n, gmm_sm90_count_work and gmm_fp8_padded_starts for fwd and dgrad in one pass: a
    lane loads the entries of its up to `lane_groups` groups at once, so that the latency is paid once. `known`: returns
-   0 if `ends` still describe the split; else returns the tiles along the columns. Whole warp. */
+   0 if s->ends still describe the split; else returns the tiles along the columns. Whole warp. */
 enum { GMM_FP8_LANE_GROUPS = 4 };
-GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const int lane_groups, int known, int raster_n,
-                                       int32_t tile_n,
-                                 int32_t n_align, int32_t consumers, int32_t cluster, int32_t *ends, int32_t *work_ends,
-                                 int32_t *starts) {
+GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const gmm_sm90_scheduler *s,
+                                       const int lane_groups, int known, int32_t tile_n) {
+    int32_t *const ends = s->ends, *const work_ends = s->work_ends, *const starts = s->padded_starts;
+    const int32_t cluster_size = (int32_t)gmm_cluster_nctarank();
     const int by_offsets = args->groups.form == GMM_SPLIT_OFFSETS;
     const int32_t lane = (int32_t)threadIdx.x & 31;
     gmm_sm90_split_stats stats = { 0, 0 };
     int32_t entries[GMM_FP8_LANE_GROUPS], end = 0, work = 0, padded = 0, first = lane, tiles_n, i, j;
-    const int32_t last = lane_groups > 1 ? gmm_sm90_lane_groups(args->p.groups, &first) : min(lane + 1, args->p.groups);
+    const int32_t last = lane_groups > 1 ? gmm_sm90_lane_groups(args->p.groups, &first)
+                                         : min(lane + 1, args->p.groups);
     int changed = !known;
 #pragma unroll
     for (j = 0; j < lane_groups; j++) /* zero past the last group */
         entries[j] = first + j < last ? gmm_sm90_split_entry(&args->groups, first + j + by_offsets) : 0;
 #pragma unroll
     for (j = 0; j < lane_groups; j++)
-        if (known &&
-            first + j < last) changed |= entries[j] != ends[first + j + 1] - (by_offsets ? 0 : ends[first + j]);
+        if (known && first + j < last)
+            changed |= entries[j] != ends[first + j + 1] - (by_offsets ? 0 : ends[first + j]);
     if (!__any_sync(0xFFFFFFFFu, changed)) return 0;
     __syncwarp(); /* all lanes have read the ends */
 #pragma unroll
@@ -3210,14 +3175,14 @@ GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const int lane_
     }
     stats.max_rows = __reduce_max_sync(0xFFFFFFFFu, stats.max_rows);
     stats.nonempty = __reduce_add_sync(0xFFFFFFFFu, stats.nonempty);
-    tiles_n = gmm_sm90_tiles_n(&args->p, (args->p.n + tile_n - 1) / tile_n, n_align, GMM_FP8_BLOCK_ROWS * consumers,
-                               cluster, stats);
+    tiles_n = gmm_sm90_tiles_n(&args->p, (args->p.n + tile_n - 1) / tile_n, s->col_align,
+                               s->block_rows * s->max_blocks, cluster_size, stats);
     __syncwarp();
 #pragma unroll 1
     for (j = first; j < last; j++) {
         const int32_t m = ends[j + 1] - ends[j];
-        work_ends[j + 1] = work += gmm_sm90_group_work(gmm_sm90_tile_count(m, GMM_FP8_BLOCK_ROWS, consumers),
-                                                       tiles_n, cluster, raster_n);
+        work_ends[j + 1] = work += gmm_sm90_group_work(gmm_sm90_tile_count(m, s->block_rows, s->max_blocks),
+                                                       tiles_n, cluster_size, s->raster_n);
         starts[j + 1] = padded += (m + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS * GMM_GROUP_ROWS;
     }
     {
@@ -3242,34 +3207,33 @@ GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const int lane_
 
 /* The predicted first tile of this CTA. CTAs of a cluster may have read different splits, so that it multicasts
    nothing. Whole warp. */
-GMM__DEVICE void gmm_fp8_predict_first_tile(const gmm_fp8_args *args, const int32_t *ends, const int32_t *work_ends,
-                               const int32_t *starts, int raster_n, int32_t tiles_n, int32_t n_align, int32_t consumers,
-                               int32_t cluster, int32_t cta_rank, gmm_fp8_tile *f) {
-    const int32_t work = (int32_t)blockIdx.x / cluster;
+GMM__DEVICE void gmm_fp8_predict_first_tile(const gmm_fp8_args *args, const gmm_sm90_scheduler *s,
+                                            const gmm_sm90_cta cta, gmm_fp8_tile *f) {
+    const int32_t *const ends = s->ends, *const work_ends = s->work_ends;
+    const int32_t work = (int32_t)blockIdx.x / cta.cluster_size;
     int32_t g = 0, m;
     gmm_fp8_empty_tile(args, f);
     if (work >= work_ends[args->p.groups]) return;
     gmm_find_group32(work_ends, args->p.groups, work, &g);
     f->t.g = g;
-    f->padded_row = starts[g];
+    f->padded_row = s->padded_starts[g];
     m = ends[g + 1] - ends[g];
-    if (m <= GMM_FP8_BLOCK_ROWS * consumers) { /* gmm_sm90_schedule_tile for one tile of rows */
-        const int32_t tn = cluster * (work - work_ends[g]) + cta_rank, steps = (args->p.n + n_align - 1) / n_align;
-        if (tn >= tiles_n) { /* the pair has no second tile */
+    if (m <= s->block_rows * s->max_blocks) { /* gmm_sm90_schedule_tile for one tile of rows */
+        const int32_t tn = cta.cluster_size * (work - work_ends[g]) + cta.rank;
+        const int32_t units = (args->p.n + s->col_align - 1) / s->col_align;
+        if (tn >= s->tiles_n) { /* only the other CTA of the cluster has a tile */
             gmm_fp8_empty_tile(args, f);
             return;
         }
         f->t.row = ends[g];
         f->t.end = ends[g + 1];
         f->t.rows = m;
-        f->t.row_blocks = (m + GMM_FP8_BLOCK_ROWS - 1) / GMM_FP8_BLOCK_ROWS;
-        f->t.n0 = n_align * gmm_sm90_even_begin(steps, tiles_n, tn);
-        f->t.cols = n_align * gmm_sm90_even_begin(steps, tiles_n, tn + 1) - f->t.n0;
+        f->t.row_blocks = (m + s->block_rows - 1) / s->block_rows;
+        f->t.n0 = s->col_align * gmm_sm90_even_begin(units, s->tiles_n, tn);
+        f->t.cols = s->col_align * gmm_sm90_even_begin(units, s->tiles_n, tn + 1) - f->t.n0;
         if (f->t.cols > args->p.n - f->t.n0) f->t.cols = args->p.n - f->t.n0;
     } else {
-        gmm_sm90_schedule_tile(&args->p, 0, ends, work_ends, work, 0, raster_n, tiles_n, n_align, GMM_FP8_BLOCK_ROWS,
-                               consumers, GMM_FP8_BLOCK_ROWS, cluster,
-                       cta_rank, &f->t);
+        gmm_sm90_schedule_tile(s, s->raster_n, work, 0, cta, &f->t);
         f->t.multicast = 0;
     }
 }
@@ -3329,60 +3293,27 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 }
 
 #define GMM__BODY 11
-#define GMM__TAG e4m3
-#define GMM__KERNEL_NAME gmm_gemm_e4m3_1d2d_192x128x128_sm90
-#define GMM__SCALED 1d2d
-#define GMM__FAST 0
-#define GMM__TILE 192x128
+/* kernel, tag of the dtype of A, scaling of partial sums, whether none are scaled, tile */
+#define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_sm90, e4m3, 1d2d, 0, 192x128)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_e4m3_1d2d_192x128x128_small_m_sm90
-#define GMM__SCALED 1d2d
-#define GMM__FAST 0
-#define GMM__TILE 192x128_small_m
+#define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_small_m_sm90, e4m3, 1d2d, 0, 192x128_small_m)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_e4m3_1d2d_128x192x128_small_m_sm90
-#define GMM__SCALED 1d2d
-#define GMM__FAST 0
-#define GMM__TILE 128x192_small_m
+#define GMM__ROW (gmm_gemm_e4m3_1d2d_128x192x128_small_m_sm90, e4m3, 1d2d, 0, 128x192_small_m)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_e4m3_1d1d_128x192x128_full_slot_sm90
-#define GMM__SCALED 1d1d
-#define GMM__FAST 0
-#define GMM__TILE 128x192_full_slot
+#define GMM__ROW (gmm_gemm_e4m3_1d1d_128x192x128_full_slot_sm90, e4m3, 1d1d, 0, 128x192_full_slot)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_e4m3_fast_128x192x128_sm90
-#define GMM__SCALED fast
-#define GMM__FAST 1
-#define GMM__TILE 128x192
+#define GMM__ROW (gmm_gemm_e4m3_fast_128x192x128_sm90, e4m3, fast, 1, 128x192)
 #include GMM_KERNELS_FILE
-#undef GMM__TAG
-#define GMM__TAG e5m2
-#define GMM__KERNEL_NAME gmm_gemm_e5m2_1d2d_192x128x128_sm90
-#define GMM__SCALED 1d2d
-#define GMM__FAST 0
-#define GMM__TILE 192x128
+#define GMM__ROW (gmm_gemm_e5m2_1d2d_192x128x128_sm90, e5m2, 1d2d, 0, 192x128)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_e5m2_1d2d_192x128x128_small_m_sm90
-#define GMM__SCALED 1d2d
-#define GMM__FAST 0
-#define GMM__TILE 192x128_small_m
+#define GMM__ROW (gmm_gemm_e5m2_1d2d_192x128x128_small_m_sm90, e5m2, 1d2d, 0, 192x128_small_m)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_e5m2_1d2d_128x192x128_small_m_sm90
-#define GMM__SCALED 1d2d
-#define GMM__FAST 0
-#define GMM__TILE 128x192_small_m
+#define GMM__ROW (gmm_gemm_e5m2_1d2d_128x192x128_small_m_sm90, e5m2, 1d2d, 0, 128x192_small_m)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_e5m2_1d1d_128x192x128_full_slot_sm90
-#define GMM__SCALED 1d1d
-#define GMM__FAST 0
-#define GMM__TILE 128x192_full_slot
+#define GMM__ROW (gmm_gemm_e5m2_1d1d_128x192x128_full_slot_sm90, e5m2, 1d1d, 0, 128x192_full_slot)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_e5m2_fast_128x192x128_sm90
-#define GMM__SCALED fast
-#define GMM__FAST 1
-#define GMM__TILE 128x192
+#define GMM__ROW (gmm_gemm_e5m2_fast_128x192x128_sm90, e5m2, fast, 1, 128x192)
 #include GMM_KERNELS_FILE
-#undef GMM__TAG
 #undef GMM__BODY
 
 typedef struct gmm_fp8_kernel {
@@ -3599,11 +3530,19 @@ GMM__DEVICE void gmm_expand_load_step(const gmm_expand_lines_view *p, int mx, in
     }
 }
 
+/* A conversion: dtype of the result, MX32 or NV16, FP4 or FP8 codes. mn_major: columnwise MX32, where the lines here
+   are rows of memory. */
+typedef struct gmm_expand_format {
+    gmm_dtype dtype;
+    int mx, fp4, mn_major;
+} gmm_expand_format;
+
 /* Dequantizes lines [line, line + GMM_EXPAND_LINES) of group or matrix g, elements [c, c + GMM_EXPAND_SPAN) of them.
-   One warp. dtype, mx, fp4 and mn_major are constants. mn_major: columnwise MX32, where the lines here are rows of
-   memory. */
-GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_operand *s, gmm_dtype dtype, int mx,
-                                  int fp4, int mn_major, int32_t g, int32_t line, int32_t c) {
+   One warp. The format is constant. */
+GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_operand *s,
+                                  const gmm_expand_format format, int32_t g, int32_t line, int32_t c) {
+    const gmm_dtype dtype = format.dtype;
+    const int mx = format.mx, fp4 = format.fp4, mn_major = format.mn_major;
     const int transposed = !mx && s->direction == GMM_COLUMNWISE; /* lines are columns of the matrix */
     const int32_t width = transposed ? s->rows : s->cols;
     const int32_t end = width - c < GMM_EXPAND_SPAN ? width : c + GMM_EXPAND_SPAN;
@@ -3794,6 +3733,9 @@ GMM__DEVICE void gmm_expand_groups(const gmm_expand_args *args) {
    grid-stride loop, one warp per task, first all tasks of operand 0, then those of operand 1. */
 GMM__KERNEL __launch_bounds__(GMM_EXPAND_MAX_THREADS, 1) gmm_expand_rows(const __grid_constant__ gmm_expand_args args) {
     enum { LINE_GROUPS = GMM_GROUP_ROWS / GMM_EXPAND_LINES };
+    const gmm_expand_format nv16_f16 = { GMM_F16, 0, 1, 0 }, nv16_bf16 = { GMM_BF16, 0, 1, 0 };
+    const gmm_expand_format mxfp4_rows = { GMM_BF16, 1, 1, 0 }, mxfp4_columns = { GMM_BF16, 1, 1, 1 };
+    const gmm_expand_format mxfp8_rows = { GMM_BF16, 1, 0, 0 }, mxfp8_columns = { GMM_BF16, 1, 0, 1 };
     int32_t task, k;
     gmm_pdl_wait();
     if (blockIdx.x == 0) gmm_expand_groups(&args);
@@ -3820,12 +3762,12 @@ GMM__KERNEL __launch_bounds__(GMM_EXPAND_MAX_THREADS, 1) gmm_expand_rows(const _
                 strip -= g * strips;
             }
             line = strip * GMM_GROUP_ROWS + line_group % LINE_GROUPS * GMM_EXPAND_LINES;
-            if (!mx && args.dtype == GMM_F16) gmm_expand_lines(&args, s, GMM_F16, 0, 1, 0, g, line, c);
-            else if (!mx) gmm_expand_lines(&args, s, GMM_BF16, 0, 1, 0, g, line, c);
-            else if (columnwise && fp4) gmm_expand_lines(&args, s, GMM_BF16, 1, 1, 1, g, line, c);
-            else if (columnwise) gmm_expand_lines(&args, s, GMM_BF16, 1, 0, 1, g, line, c);
-            else if (fp4) gmm_expand_lines(&args, s, GMM_BF16, 1, 1, 0, g, line, c);
-            else gmm_expand_lines(&args, s, GMM_BF16, 1, 0, 0, g, line, c);
+            if (!mx && args.dtype == GMM_F16) gmm_expand_lines(&args, s, nv16_f16, g, line, c);
+            else if (!mx) gmm_expand_lines(&args, s, nv16_bf16, g, line, c);
+            else if (columnwise && fp4) gmm_expand_lines(&args, s, mxfp4_columns, g, line, c);
+            else if (columnwise) gmm_expand_lines(&args, s, mxfp8_columns, g, line, c);
+            else if (fp4) gmm_expand_lines(&args, s, mxfp4_rows, g, line, c);
+            else gmm_expand_lines(&args, s, mxfp8_rows, g, line, c);
         }
         task -= tasks;
     }
@@ -3886,17 +3828,12 @@ typedef struct gmm_bgrad_args {
 } gmm_bgrad_args;
 
 #define GMM__BODY 3
-#define GMM__PARTIALS_KERNEL_NAME gmm_linear_bgrad_partials_bf16
-#define GMM__ROWS_KERNEL_NAME gmm_linear_bgrad_rows_bf16
-#define GMM__DTYPE GMM_BF16
+/* kernel of the partial sums, kernel of the rows, dtype of dy */
+#define GMM__ROW (gmm_linear_bgrad_partials_bf16, gmm_linear_bgrad_rows_bf16, GMM_BF16)
 #include GMM_KERNELS_FILE
-#define GMM__PARTIALS_KERNEL_NAME gmm_linear_bgrad_partials_f16
-#define GMM__ROWS_KERNEL_NAME gmm_linear_bgrad_rows_f16
-#define GMM__DTYPE GMM_F16
+#define GMM__ROW (gmm_linear_bgrad_partials_f16, gmm_linear_bgrad_rows_f16, GMM_F16)
 #include GMM_KERNELS_FILE
-#define GMM__PARTIALS_KERNEL_NAME gmm_linear_bgrad_partials_f32
-#define GMM__ROWS_KERNEL_NAME gmm_linear_bgrad_rows_f32
-#define GMM__DTYPE GMM_F32
+#define GMM__ROW (gmm_linear_bgrad_partials_f32, gmm_linear_bgrad_rows_f32, GMM_F32)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
@@ -3939,11 +3876,11 @@ static const gmm_bgrad_kernel gmm_bgrad_kernels[] = {
 
 /* ............................................................................................... Launchers ... */
 
-/* Number of CTAs that a persistent kernel starts. `items` is an upper bound of its work items. An SM limit leaves
+/* Number of CTAs that a persistent kernel starts. `tasks` is an upper bound of its tasks. An SM limit leaves
    the other multiprocessors to other kernels, so it allows one CTA for each multiprocessor. */
-static GMM__UNUSED int32_t gmm__grid(int32_t processors, int32_t limit, int32_t blocks, int64_t items) {
+static GMM__UNUSED int32_t gmm__grid(int32_t processors, int32_t limit, int32_t blocks, int64_t tasks) {
     const int64_t max_blocks = limit > 0 ? (limit < processors ? limit : processors) : (int64_t)processors * blocks;
-    return (int32_t)(items < 1 ? 1 : items < max_blocks ? items : max_blocks);
+    return (int32_t)(tasks < 1 ? 1 : tasks < max_blocks ? tasks : max_blocks);
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_copy(void *dst, const void *src, int64_t words, cudaStream_t stream) {
@@ -4176,12 +4113,12 @@ GMM__DEVICE void gmm__store_f32(const gmm__view *m, int64_t row, int64_t col, fl
 typedef struct gmm__lane_cols { int32_t col[2], n[2]; } gmm__lane_cols;
 
 GMM__DEVICE gmm__lane_cols gmm__lane_cols_at(int32_t first, int32_t second, int32_t cols) {
-    gmm__lane_cols q;
-    q.col[0] = first;
-    q.col[1] = second;
-    q.n[0] = min(cols - first, 4);
-    q.n[1] = min(cols - second, 4);
-    return q;
+    gmm__lane_cols lane_cols;
+    lane_cols.col[0] = first;
+    lane_cols.col[1] = second;
+    lane_cols.n[0] = min(cols - first, 4);
+    lane_cols.n[1] = min(cols - second, 4);
+    return lane_cols;
 }
 /* The columns of this lane in part `part` of a row of `cols` columns. `wide`: the layout of fp32 rows. */
 GMM__DEVICE gmm__lane_cols gmm__lane_cols_of(int wide, int32_t part, int32_t cols) {
@@ -4196,44 +4133,46 @@ typedef struct gmm__raw8 { uint32_t w[8]; } gmm__raw8;
 
 /* Access width of a lane's two vectors: 2 one access for both, 1 one access each (the second may be absent), 0
    element by element. */
-GMM__DEVICE int gmm__vector_access(gmm_dtype static_dtype, const gmm__view *m, const gmm__lane_cols *q) {
+GMM__DEVICE int gmm__vector_access(gmm_dtype static_dtype, const gmm__view *m, const gmm__lane_cols *cols) {
     if (static_dtype != GMM_NONE) return static_dtype == GMM_F32 ? 1 : 2;
-    if (!m->vec || q->n[0] < 4 || (q->n[1] < 4 && q->n[1] > 0) || ((q->col[0] | q->col[1]) & 3)) return 0;
-    return m->dtype != GMM_F32 && q->n[1] == 4 && q->col[1] - q->col[0] == 4 && (q->col[0] & 4) == 0 ? 2 : 1;
+    if (!m->vec || cols->n[0] < 4 || (cols->n[1] < 4 && cols->n[1] > 0) || ((cols->col[0] | cols->col[1]) & 3))
+        return 0;
+    return m->dtype != GMM_F32 && cols->n[1] == 4 && cols->col[1] - cols->col[0] == 4 && (cols->col[0] & 4) == 0 ? 2
+                                                                                                               : 1;
 }
 
-GMM__DEVICE gmm__raw8 gmm__load8(gmm_dtype static_dtype, const gmm__view *m, int64_t row, const gmm__lane_cols *q) {
+GMM__DEVICE gmm__raw8 gmm__load8(gmm_dtype static_dtype, const gmm__view *m, int64_t row, const gmm__lane_cols *cols) {
     const gmm_dtype dtype = static_dtype != GMM_NONE ? static_dtype : m->dtype;
-    const int access = gmm__vector_access(static_dtype, m, q);
+    const int access = gmm__vector_access(static_dtype, m, cols);
     gmm__raw8 r = GMM_ZERO;
     int32_t i, j;
     if (dtype == GMM_F32) {
         const uint32_t *p = (const uint32_t *)m->data + row * m->ld;
 #pragma unroll
         for (j = 0; j < 2; j++)
-            if (access && q->n[j] > 0) {
-                const uint4 v = *(const uint4 *)(p + q->col[j]);
+            if (access && cols->n[j] > 0) {
+                const uint4 v = *(const uint4 *)(p + cols->col[j]);
                 r.w[4 * j] = v.x; r.w[4 * j + 1] = v.y; r.w[4 * j + 2] = v.z; r.w[4 * j + 3] = v.w;
             } else {
 #pragma unroll
-                for (i = 0; i < 4; i++) r.w[4 * j + i] = i < q->n[j] ? p[q->col[j] + i] : 0u;
+                for (i = 0; i < 4; i++) r.w[4 * j + i] = i < cols->n[j] ? p[cols->col[j] + i] : 0u;
             }
     } else {
         const uint16_t *p = (const uint16_t *)m->data + row * m->ld;
         if (access == 2) {
-            const uint4 v = *(const uint4 *)(p + q->col[0]);
+            const uint4 v = *(const uint4 *)(p + cols->col[0]);
             r.w[0] = v.x; r.w[1] = v.y; r.w[2] = v.z; r.w[3] = v.w;
             return r;
         }
 #pragma unroll
         for (j = 0; j < 2; j++)
-            if (access && q->n[j] > 0) {
-                const uint2 v = *(const uint2 *)(p + q->col[j]);
+            if (access && cols->n[j] > 0) {
+                const uint2 v = *(const uint2 *)(p + cols->col[j]);
                 r.w[2 * j] = v.x; r.w[2 * j + 1] = v.y;
             } else {
 #pragma unroll
                 for (i = 0; i < 4; i++)
-                    if (i < q->n[j]) r.w[2 * j + i / 2] |= (uint32_t)p[q->col[j] + i] << (i & 1) * 16;
+                    if (i < cols->n[j]) r.w[2 * j + i / 2] |= (uint32_t)p[cols->col[j] + i] << (i & 1) * 16;
             }
     }
     return r;
@@ -4254,21 +4193,21 @@ GMM__DEVICE void gmm__decode8(gmm_dtype static_dtype, const gmm__view *m, const 
     }
 }
 
-GMM__DEVICE void gmm__store8(gmm_dtype static_dtype, const gmm__view *m, int64_t row, const gmm__lane_cols *q,
+GMM__DEVICE void gmm__store8(gmm_dtype static_dtype, const gmm__view *m, int64_t row, const gmm__lane_cols *cols,
                              const float v[8]) {
     const gmm_dtype dtype = static_dtype != GMM_NONE ? static_dtype : m->dtype;
-    const int access = gmm__vector_access(static_dtype, m, q);
+    const int access = gmm__vector_access(static_dtype, m, cols);
     int32_t i, j;
     if (dtype == GMM_F32) {
         float *p = (float *)m->data + row * m->ld;
 #pragma unroll
         for (j = 0; j < 2; j++)
-            if (access && q->n[j] > 0) {
-                *(float4 *)(p + q->col[j]) = make_float4(v[4 * j], v[4 * j + 1], v[4 * j + 2], v[4 * j + 3]);
+            if (access && cols->n[j] > 0) {
+                *(float4 *)(p + cols->col[j]) = make_float4(v[4 * j], v[4 * j + 1], v[4 * j + 2], v[4 * j + 3]);
             } else {
 #pragma unroll
                 for (i = 0; i < 4; i++)
-                    if (i < q->n[j]) p[q->col[j] + i] = v[4 * j + i];
+                    if (i < cols->n[j]) p[cols->col[j] + i] = v[4 * j + i];
             }
     } else {
         uint16_t *p = (uint16_t *)m->data + row * m->ld;
@@ -4276,16 +4215,16 @@ GMM__DEVICE void gmm__store8(gmm_dtype static_dtype, const gmm__view *m, int64_t
 #pragma unroll
         for (i = 0; i < 4; i++) w[i] = gmm_pack2(dtype, v[2 * i], v[2 * i + 1]);
         if (access == 2) {
-            *(uint4 *)(p + q->col[0]) = make_uint4(w[0], w[1], w[2], w[3]);
+            *(uint4 *)(p + cols->col[0]) = make_uint4(w[0], w[1], w[2], w[3]);
             return;
         }
 #pragma unroll
         for (j = 0; j < 2; j++)
-            if (access && q->n[j] > 0) *(uint2 *)(p + q->col[j]) = make_uint2(w[2 * j], w[2 * j + 1]);
+            if (access && cols->n[j] > 0) *(uint2 *)(p + cols->col[j]) = make_uint2(w[2 * j], w[2 * j + 1]);
             else {
 #pragma unroll
                 for (i = 0; i < 4; i++)
-                    if (i < q->n[j]) p[q->col[j] + i] = (uint16_t)(w[2 * j + i / 2] >> (i & 1) * 16);
+                    if (i < cols->n[j]) p[cols->col[j] + i] = (uint16_t)(w[2 * j + i / 2] >> (i & 1) * 16);
             }
     }
 }
@@ -4477,23 +4416,25 @@ GMM__ELEM_UNITS(GMM__X)
 #undef GMM__X
 
 #define GMM__BODY 4
-#define GMM__TAG bf16
+/* precision */
+#define GMM__ROW (bf16)
 #include GMM_KERNELS_FILE
-#define GMM__TAG f16
+#define GMM__ROW (f16)
 #include GMM_KERNELS_FILE
-#define GMM__TAG f32
+#define GMM__ROW (f32)
 #include GMM_KERNELS_FILE
-#define GMM__TAG any
+#define GMM__ROW (any)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 #define GMM__BODY 5
-#define GMM__TAG b16
+/* unit */
+#define GMM__ROW (b16)
 #include GMM_KERNELS_FILE
-#define GMM__TAG b4
+#define GMM__ROW (b4)
 #include GMM_KERNELS_FILE
-#define GMM__TAG b2
+#define GMM__ROW (b2)
 #include GMM_KERNELS_FILE
-#define GMM__TAG b1
+#define GMM__ROW (b1)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
@@ -4560,9 +4501,14 @@ typedef struct gmm__quant_tail_args {
     const int32_t *skip;
 } gmm__quant_tail_args;
 
-/* A strip of GMM_TILE rows: unit, first row in the unit, its rows, rows of the unit, first row of the unit in the
-   source, and first row among padded rows. */
-typedef struct gmm__quant_strip { int64_t unit, row, m, rows, first, start; } gmm__quant_strip;
+/* A strip of GMM_TILE rows of a unit, that is of a group or matrix. */
+typedef struct gmm__quant_strip {
+    int64_t unit;
+    int64_t row, m;     /* first row of the strip in the unit; rows of the strip */
+    int64_t rows;       /* of the unit */
+    int64_t source_row; /* first row of the unit in the source */
+    int64_t padded_row; /* first row of the unit where groups are padded to multiples of GMM_GROUP_ROWS */
+} gmm__quant_strip;
 
 GMM__DEVICE int64_t gmm__quant_strips(int32_t grouped, const int32_t *tiles, int64_t units, int64_t rows) {
     return grouped ? (int64_t)tiles[units] : units * ((rows + GMM_TILE - 1) / GMM_TILE);
@@ -4574,15 +4520,15 @@ GMM__DEVICE gmm__quant_strip gmm__quant_strip_of(int32_t grouped, const int32_t 
         int32_t g = 0;
         gmm_find_group32(tiles, (int32_t)units, strip, &g);
         p.unit = g;
-        p.first = offsets[g];
-        p.rows = offsets[g + 1] - p.first;
-        p.start = (int64_t)tiles[g] * GMM_TILE;
-        p.row = strip * GMM_TILE - p.start;
+        p.source_row = offsets[g];
+        p.rows = offsets[g + 1] - p.source_row;
+        p.padded_row = (int64_t)tiles[g] * GMM_TILE;
+        p.row = strip * GMM_TILE - p.padded_row;
     } else {
         const uint32_t strips_per_unit = (uint32_t)((rows + GMM_TILE - 1) / GMM_TILE), index = (uint32_t)strip;
         p.unit = index / strips_per_unit;
         p.row = (int64_t)(index % strips_per_unit) * GMM_TILE;
-        p.first = p.start = 0;
+        p.source_row = p.padded_row = 0;
         p.rows = rows;
     }
     p.m = p.rows - p.row < GMM_TILE ? p.rows - p.row : (int64_t)GMM_TILE;
@@ -4590,7 +4536,7 @@ GMM__DEVICE gmm__quant_strip gmm__quant_strip_of(int32_t grouped, const int32_t 
 }
 GMM__DEVICE gmm__qview gmm__quant_copy(const gmm_mat *m, gmm_direction direction, int32_t grouped,
                                        const gmm__quant_strip *p, int64_t cols) {
-    return gmm__qview_of(m, direction, grouped, p->unit, p->first, p->start, p->rows, cols);
+    return gmm__qview_of(m, direction, grouped, p->unit, p->source_row, p->padded_row, p->rows, cols);
 }
 
 /* Index of element (r, c) of a tile in shared memory. Columns are permuted so that accesses of four elements per
@@ -4598,13 +4544,12 @@ GMM__DEVICE gmm__qview gmm__quant_copy(const gmm_mat *m, gmm_direction direction
    of their four. */
 GMM__DEVICE int32_t gmm__quant_smem_index(int32_t r, int32_t c) { return r * GMM_TILE + (c ^ ((r >> 2) & 31)); }
 GMM__DEVICE void gmm__quant_rotate4(float v[4], int32_t count) {
-    const float a = v[0], b = v[1];
+    const float a = v[0];
     if (count & 1) { v[0] = v[1]; v[1] = v[2]; v[2] = v[3]; v[3] = a; }
     if (count & 2) {
-        const float c = v[0], d = v[1];
-        v[0] = v[2]; v[1] = v[3]; v[2] = c; v[3] = d;
+        const float b = v[0], c = v[1];
+        v[0] = v[2]; v[1] = v[3]; v[2] = b; v[3] = c;
     }
-    (void)b;
 }
 GMM__DEVICE void gmm__quant_store_row(float *x, int32_t r, const float src[4]) {
     const int32_t lane = gmm__lane(), q = lane >> 3;
@@ -4655,19 +4600,19 @@ GMM__DEVICE uint32_t gmm__quant_amax4(const float v[4]) {
     return gmm_amax_bits(gmm_amax_bits(gmm_amax_bits(gmm_amax_bits(0u, v[0]), v[1]), v[2]), v[3]);
 }
 
-/* Updates the lane's amax, and the row's unless `line` is NULL, by four values. */
-GMM__DEVICE uint32_t gmm__quant_line_amax(uint32_t amax, const float v[4], uint32_t *line) {
+/* Updates the lane's amax, and the row's unless `row_amax` is NULL, by four values. */
+GMM__DEVICE uint32_t gmm__quant_row_amax(uint32_t amax, const float v[4], uint32_t *row_amax) {
     uint32_t bits = gmm__quant_amax4(v);
     amax = bits > amax ? bits : amax;
-    if (!line) return amax;
+    if (!row_amax) return amax;
     bits = __reduce_max_sync(0xFFFFFFFFu, bits);
-    if (gmm__lane() == 0) atomicMax(line, bits);
+    if (gmm__lane() == 0) atomicMax(row_amax, bits);
     return amax;
 }
 
-/* Encodes four products, the first into the lowest bits. The instructions give the same bits as the codecs of
-   gmm_quant.h. */
-GMM__DEVICE uint32_t gmm__quant_codes8(int32_t e5m2, const float p[4]) {
+/* FP8 and E2M1 codes of four values, the first in the lowest bits. The instructions give the same bits as the codecs
+   of gmm_quant.h. */
+GMM__DEVICE uint32_t gmm__quant_fp8x4(int32_t e5m2, const float p[4]) {
 #if __CUDA_ARCH__ >= 890
     uint16_t low, high;
     if (e5m2) {
@@ -4684,16 +4629,17 @@ GMM__DEVICE uint32_t gmm__quant_codes8(int32_t e5m2, const float p[4]) {
            (uint32_t)gmm_encode_small(dtype, p[2]) << 16 | (uint32_t)gmm_encode_small(dtype, p[3]) << 24;
 #endif
 }
-GMM__DEVICE uint32_t gmm__quant_codes4(const float p[4]) {
+GMM__DEVICE uint32_t gmm__quant_e2m1x4(const float p[4]) {
     return (uint32_t)gmm_f32_to_e2m1(p[0]) | (uint32_t)gmm_f32_to_e2m1(p[1]) << 4 |
            (uint32_t)gmm_f32_to_e2m1(p[2]) << 8 | (uint32_t)gmm_f32_to_e2m1(p[3]) << 12;
 }
-GMM__DEVICE uint32_t gmm__quant_codes(gmm_dtype dtype, const float v[4], float factor) {
+/* Codes of four values times the encode scale of their block. */
+GMM__DEVICE uint32_t gmm__quant_codes(gmm_dtype dtype, const float v[4], float encode_scale) {
     float p[4];
     int32_t j;
 #pragma unroll
-    for (j = 0; j < 4; j++) p[j] = gmm__fmul(v[j], factor);
-    return dtype == GMM_E2M1 ? gmm__quant_codes4(p) : gmm__quant_codes8(dtype == GMM_E5M2, p);
+    for (j = 0; j < 4; j++) p[j] = gmm__fmul(v[j], encode_scale);
+    return dtype == GMM_E2M1 ? gmm__quant_e2m1x4(p) : gmm__quant_fp8x4(dtype == GMM_E5M2, p);
 }
 
 /* Maximum over the 4, 8 or 32 lanes that share a block. */
@@ -4706,8 +4652,8 @@ GMM__DEVICE uint32_t gmm__quant_block_max(uint32_t v, int32_t lanes) {
     return v;
 }
 
-/* NV16 with the better of two scales, as on the host: computes both scales, and the error of a block of one line
-   with each, summed in the order of its elements. */
+/* NV16 with four_over_six (gmm_nv_scale): the two candidate scales of a block, and the error of one of its lines with
+   each, summed in the order of its elements. */
 GMM__DEVICE void gmm__quant_four_over_six(const gmm_nv_global *n, const float v[4], float amax, int32_t squared,
                                           uint8_t scale[2], float error[2]) {
     const float base = gmm__fmul(gmm__fdiv(amax, 6.0f), n->scale);
@@ -4716,12 +4662,12 @@ GMM__DEVICE void gmm__quant_four_over_six(const gmm_nv_global *n, const float v[
     scale[1] = gmm_f32_to_e4m3(gmm__fmul(base, 1.5f));
 #pragma unroll
     for (choice = 0; choice < 2; choice++) {
-        const float enc = gmm_nv_encode(n, scale[choice]), sf = gmm_e4m3_to_f32(scale[choice]);
+        const float encode_scale = gmm_nv_encode(n, scale[choice]), block_scale = gmm_e4m3_to_f32(scale[choice]);
         float e[4], sum = 0.0f;
 #pragma unroll
         for (j = 0; j < 4; j++) {
-            const float q = gmm_e2m1_to_f32(gmm_f32_to_e2m1(gmm__fmul(v[j], enc)));
-            const float decoded = gmm__fdiv(gmm__fmul(gmm__fmul(q, sf), n->amax), 6.0f * n->e4m3_max);
+            const float code = gmm_e2m1_to_f32(gmm_f32_to_e2m1(gmm__fmul(v[j], encode_scale)));
+            const float decoded = gmm__fdiv(gmm__fmul(gmm__fmul(code, block_scale), n->amax), 6.0f * n->e4m3_max);
             const float difference = gmm__fadd(decoded, gmm_f32_from_bits(gmm_f32_bits(v[j]) ^ 0x80000000u));
             e[j] = squared ? gmm__fmul(difference, difference)
                            : gmm_f32_from_bits(gmm_f32_bits(difference) & 0x7FFFFFFFu);
@@ -4739,17 +4685,17 @@ GMM__DEVICE void gmm__quant_four_over_six(const gmm_nv_global *n, const float v[
 /* The part of one copy that belongs to one tile. */
 typedef struct gmm__quant_copy_tile {
     gmm__qview view;
-    int64_t l0, a0;                /* first line of the tile, first element along lines */
-    int32_t lines, data;           /* lines with values; elements along a line that are stored */
-    const float *amax;             /* of the unit or, if per_line, of line l0 and the following ones */
+    int64_t line0, along0;         /* first line of the tile; first element along a line */
+    int32_t lines, along;          /* lines with values; elements along a line that are stored */
+    const float *amax;             /* of the unit or, if per_line, of line line0 and the following ones */
     int32_t per_line;
     float scale;
     int64_t group, first_block, blocks_per_line;
     gmm_nv_global global;          /* NV16 with one amax per unit */
-    float factor;                  /* TENSOR */
+    float encode_scale;            /* TENSOR: what elements are multiplied by */
     int64_t line_step, block_step; /* strides of scales between lines and between blocks, except for SWIZZLED */
     int64_t scale_lines;           /* with padding */
-    int32_t used, end;             /* blocks of the tile with values, and with padding */
+    int32_t blocks, padded_blocks; /* blocks of a line in the tile: with values, and with padding */
 } gmm__quant_copy_tile;
 
 /* Initializes what all lines of a copy's tile share. */
@@ -4757,23 +4703,24 @@ GMM__DEVICE void gmm__quant_copy_tile_begin(const gmm__quant_args *a, gmm_scalin
     const gmm_format *f = &a->format;
     const gmm__qview *v = &s->view;
     const int32_t width = gmm_block_along(scaling);
-    s->used = s->end = 0;
+    s->blocks = s->padded_blocks = 0;
     s->line_step = s->block_step = s->scale_lines = 0;
     if (width) {
-        const int64_t used = gmm__ceil_div(v->along, width), end = gmm__round_up(used, 4), first = s->a0 / width;
-        s->used = (int32_t)(used - first < GMM_TILE_BLOCKS ? used - first : (int64_t)GMM_TILE_BLOCKS);
-        s->end = (int32_t)(end - first < GMM_TILE_BLOCKS ? end - first : (int64_t)GMM_TILE_BLOCKS);
+        const int64_t blocks = gmm__ceil_div(v->along, width), padded = gmm__round_up(blocks, 4);
+        const int64_t first = s->along0 / width;
+        s->blocks = (int32_t)(blocks - first < GMM_TILE_BLOCKS ? blocks - first : (int64_t)GMM_TILE_BLOCKS);
+        s->padded_blocks = (int32_t)(padded - first < GMM_TILE_BLOCKS ? padded - first : (int64_t)GMM_TILE_BLOCKS);
         s->line_step = gmm__qview_scale(v, 1, 0); /* 0 for blocks of 128 x 128 */
         s->block_step = gmm__qview_scale(v, 0, 1);
         s->scale_lines = width == 128 ? gmm__round_up(v->lines, 4) : gmm__round_up(v->lines, 128);
     }
-    s->factor = 1.0f;
+    s->encode_scale = 1.0f;
     if (scaling == GMM_SCALING_NV16)
         s->global = gmm_nv_global_of(s->per_line ? 0.0f : s->amax[0], f->e4m3_256 ? 256.0f : 448.0f);
     else if (scaling == GMM_SCALING_TENSOR)
-        s->factor = f->delayed ? s->scale
-                               : gmm_scale_from_amax(s->amax[0], gmm_dtype_largest(f->dtype),
-                                                     gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
+        s->encode_scale = f->delayed ? s->scale
+                                     : gmm_scale_from_amax(s->amax[0], gmm_dtype_largest(f->dtype),
+                                                           gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
 }
 
 /* Computes and stores the scale and codes of a lane's four values of line l. `shared_amax`: amaxes of square blocks.
@@ -4786,10 +4733,10 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy
     const int32_t lane = gmm__lane(), width = gmm_block_along(scaling), lanes = width ? width / 4 : 32;
     const int32_t block = lane / lanes, valid = l < s->lines, is_first_lane = lane % lanes == 0;
     const int32_t height = scaling == GMM_SCALING_128X128 ? GMM_TILE : f->square ? width : 1;
-    const int64_t line = s->l0 + l;
-    const int32_t count = s->data - 4 * lane;
+    const int64_t line = s->line0 + l;
+    const int32_t count = s->along - 4 * lane;
     uint32_t stored = 0, code;
-    float factor = s->factor, amax = 0.0f;
+    float encode_scale = s->encode_scale, amax = 0.0f;
     int32_t i;
     if (width) {
         uint32_t bits = gmm__quant_block_max(gmm__quant_amax4(v), lanes);
@@ -4807,30 +4754,31 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy
             gmm__quant_four_over_six(&global, v, amax, f->four_over_six == 2, scale, error);
             stored = scale[error[1] < error[0]];
         } else stored = gmm_nv_scale(&global, amax);
-        factor = gmm_nv_encode(&global, (uint8_t)stored);
+        encode_scale = gmm_nv_encode(&global, (uint8_t)stored);
     } else if (scaling == GMM_SCALING_MX32) {
         stored = gmm_mx_scale(amax, f->dtype);
-        factor = gmm_e8m0_reciprocal((uint8_t)stored);
+        encode_scale = gmm_e8m0_reciprocal((uint8_t)stored);
     } else if (scaling != GMM_SCALING_TENSOR) {
-        factor = gmm_scale_from_amax(amax, gmm_dtype_largest(f->dtype),
-                                     gmm_dtype_largest(width ? a->source : GMM_F32), f->eps, f->pow2);
-        stored = gmm_f32_bits(gmm_scale_inverse(factor));
+        encode_scale = gmm_scale_from_amax(amax, gmm_dtype_largest(f->dtype),
+                                           gmm_dtype_largest(width ? a->source : GMM_F32), f->eps, f->pow2);
+        stored = gmm_f32_bits(gmm_scale_inverse(encode_scale));
     }
     if (scaling == GMM_SCALING_128X128) {
-        const int64_t first = gmm__qview_scale(view, line, s->a0 / 128);
-        if (l == 0 && (lane == 0 || (s->used == 1 && lane < s->end))) /* the padding is behind the last block */
+        const int64_t first = gmm__qview_scale(view, line, s->along0 / 128);
+        /* the padding is behind the last block */
+        if (l == 0 && (lane == 0 || (s->blocks == 1 && lane < s->padded_blocks)))
             ((float *)(void *)view->scale)[first + lane] = lane == 0 ? gmm_f32_from_bits(stored) : 0.0f;
     } else if (scaling == GMM_SCALING_1X128) {
         if (is_first_lane && line < s->scale_lines)
-            ((uint32_t *)(void *)view->scale)[line + s->a0 / 128 * s->block_step] = valid ? stored : 0u;
+            ((uint32_t *)(void *)view->scale)[line + s->along0 / 128 * s->block_step] = valid ? stored : 0u;
     } else if (width) {
-        if (is_first_lane && block < s->end) {
-            const int64_t j = s->a0 / width + block;
+        if (is_first_lane && block < s->padded_blocks) {
+            const int64_t j = s->along0 / width + block;
             view->scale[view->order == GMM_SCALES_SWIZZLED ? gmm__qview_scale(view, line, j)
                                                            : line * s->line_step + j * s->block_step] =
-                valid && block < s->used ? (uint8_t)stored : (uint8_t)0;
+                valid && block < s->blocks ? (uint8_t)stored : (uint8_t)0;
         }
-    } else if (scaling == GMM_SCALING_ROW && view->direction == GMM_ROWWISE && lane == 0 && s->a0 == 0 && valid)
+    } else if (scaling == GMM_SCALING_ROW && view->direction == GMM_ROWWISE && lane == 0 && s->along0 == 0 && valid)
         ((float *)(void *)view->scale)[line] = gmm_f32_from_bits(stored);
     if (!valid) return;
     if (f->stochastic) {
@@ -4842,22 +4790,22 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy
         code = 0;
 #pragma unroll
         for (i = 0; i < 4; i++)
-            code |= (uint32_t)gmm_f32_to_e2m1_random(gmm__fmul(v[i], factor), (word >> 8 * i) & 0xFFu) << 4 * i;
-    } else code = gmm__quant_codes(f->dtype, v, factor);
+            code |= (uint32_t)gmm_f32_to_e2m1_random(gmm__fmul(v[i], encode_scale), (word >> 8 * i) & 0xFFu) << 4 * i;
+    } else code = gmm__quant_codes(f->dtype, v, encode_scale);
     if (view->apart) {
 #pragma unroll
         for (i = 0; i < 4; i++)
             codes[(4 * lane + i) * GMM__QUANT_CODES + l] =
                 f->dtype == GMM_E2M1 ? (uint8_t)((code >> 4 * i) & 15u) : (uint8_t)(code >> 8 * i);
     } else if (f->dtype == GMM_E2M1) {
-        uint8_t *dst = view->data + (line * view->ld + s->a0) / 2 + 2 * lane;
+        uint8_t *dst = view->data + (line * view->ld + s->along0) / 2 + 2 * lane;
         if (count >= 4 && !((uintptr_t)dst & 1)) *(uint16_t *)dst = (uint16_t)code;
         else {
             if (count > 0) dst[0] = (uint8_t)code;
             if (count > 2) dst[1] = (uint8_t)(code >> 8);
         }
     } else {
-        uint8_t *dst = view->data + line * view->ld + s->a0 + 4 * lane;
+        uint8_t *dst = view->data + line * view->ld + s->along0 + 4 * lane;
         if (count >= 4 && !((uintptr_t)dst & 3)) *(uint32_t *)dst = code;
         else
 #pragma unroll
@@ -4932,14 +4880,14 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
     }
     if (!s->view.apart) return;
     __syncthreads();
-    for (l = gmm__warp(); l < s->data; l += GMM__QUANT_WARPS) { /* stores the codes row by row */
+    for (l = gmm__warp(); l < s->along; l += GMM__QUANT_WARPS) { /* stores the codes row by row */
         const uint8_t *src = codes + l * GMM__QUANT_CODES;
         uint8_t *dst = s->view.data;
         if (f->dtype == GMM_E2M1) {
-            dst += ((s->a0 + l) * s->view.ld + s->l0) / 2;
+            dst += ((s->along0 + l) * s->view.ld + s->line0) / 2;
             for (i = 2 * lane; i < s->lines; i += 64) dst[i / 2] = (uint8_t)(src[i] | src[i + 1] << 4);
         } else {
-            dst += (s->a0 + l) * s->view.ld + s->l0;
+            dst += (s->along0 + l) * s->view.ld + s->line0;
             if (4 * lane + 4 <= s->lines && !((uintptr_t)dst & 3))
                 *(uint32_t *)(dst + 4 * lane) = *(const uint32_t *)(src + 4 * lane);
             else
@@ -4948,8 +4896,8 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
     }
 }
 
-/* Stores what depends on amaxes alone: amaxes for the caller, scales of whole tensors and of columns. Threads
-   `first`, first + step, ... share the work. `store_amax`: amaxes that the caller gave replace those that the casts
+/* Stores what depends on amaxes alone: amaxes for the caller, scales of tensors and of columns. Called by threads
+   `first`, first + step, ... of a sequence. `store_amax`: amaxes that the caller gave replace those that the casts
    read. */
 GMM__DEVICE void gmm__quant_scales(const gmm__quant_args *a, int64_t first, int64_t step, int32_t store_amax) {
     const gmm_format *f = &a->format;
@@ -5014,11 +4962,11 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_tail(const __grid_c
 
 /* --- vectorized casts: the common shapes and alignments, at the speed of memory --- */
 
-/* A CTA processes tiles of 128 x 128, a warp 32 rows by 64 columns: lane 8 q + c holds rows 8 q to 8 q + 7 and
-   columns 8 c to 8 c + 7 in registers, in memory format. A block of 16 or 32 along a row or a column spans 2 or 4
+/* A CTA processes tiles of 128 x 128, a warp 32 rows by 64 columns: lane 8 i + j holds rows 8 i to 8 i + 7 and
+   columns 8 j to 8 j + 7 in registers, in memory format. A block of 16 or 32 along a row or a column spans 2 or 4
    lanes, and a lane has 8 codes of every line of a copy. Columnwise codes are transposed in shared memory. MX32,
-   whose copies both keep the order of the source, has sixteen rows of sixteen bytes per lane, so that sixteen lanes
-   write whole memory lines: half lines cost a fifth of the time. */
+   whose copies are both stored in the order of the source, has sixteen rows of sixteen bytes per lane, so that sixteen
+   lanes write complete lines of memory; stores of half lines are slower. */
 enum {
     GMM__VEC_WARP_ROWS = 32, GMM__VEC_WARP_COLS = 64,
     /* bytes of a column of codes; 16 more after every eight columns */
@@ -5101,21 +5049,21 @@ GMM__DEVICE uint32_t gmm__vec_signs(const float v[8]) {
                                       __byte_perm(gmm_f32_bits(v[4]), gmm_f32_bits(v[6]), 0x0073), 0x5410);
     return (odd & 0x80808080u) | ((even >> 4) & 0x08080808u);
 }
-/* |v multiplier|; saturate: 6 if it is larger or NaN. */
-GMM__DEVICE float gmm__vec_product(float v, float multiplier, int saturate) {
-    const float m = gmm_mul_abs_f32(v, multiplier);
+/* |v encode_scale|; saturate: 6 if it is larger or NaN. */
+GMM__DEVICE float gmm__vec_product(float v, float encode_scale, int saturate) {
+    const float m = gmm_mul_abs_f32(v, encode_scale);
     return saturate ? gmm_min_6_f32(m) : m;
 }
-/* E2M1 codes of eight values times |multiplier|. The code of an absolute value m is 2 m up to 2, m + 2 up to 4, and
+/* E2M1 codes of eight values times |encode_scale|. The code of an absolute value m is 2 m up to 2, m + 2 up to 4, and
    m / 2 + 4 up to 6, each rounded to even once by an addition to 2^23; the smallest of the three is the right one.
    Products either saturate at 6 (`saturate`), or none of them may be NaN or reach 7. */
-GMM__DEVICE uint32_t gmm__vec_e2m1x8(const float v[8], float multiplier, int saturate) {
+GMM__DEVICE uint32_t gmm__vec_e2m1x8(const float v[8], float encode_scale, int saturate) {
     uint32_t codes = 0;
     int32_t j;
 #pragma unroll
     for (j = 7; j >= 0; j--) {
         uint32_t low, middle, high;
-        gmm_e2m1_candidates(gmm__vec_product(v[j], multiplier, saturate), &low, &middle, &high);
+        gmm_e2m1_candidates(gmm__vec_product(v[j], encode_scale, saturate), &low, &middle, &high);
         low = low < middle ? low : middle;
         codes = codes * 16 + (low < high ? low : high);
     }
@@ -5125,12 +5073,12 @@ GMM__DEVICE uint32_t gmm__vec_e2m1x8(const float v[8], float multiplier, int sat
 /* The same with stochastic rounding as in gmm_f32_to_e2m1_random; element j uses byte j % 4 of word j / 4. A product
    is increased by a random fraction of the E2M1 step and truncated: multiplied by 2^-126, bits 22 and up are the
    code. */
-GMM__DEVICE uint32_t gmm__vec_e2m1x8_random(const float v[8], float multiplier, const uint32_t random[2]) {
+GMM__DEVICE uint32_t gmm__vec_e2m1x8_random(const float v[8], float encode_scale, const uint32_t random[2]) {
     uint32_t codes = 0;
     int32_t j;
 #pragma unroll
     for (j = 7; j >= 0; j--) {
-        const float m = gmm__vec_product(v[j], multiplier, 1);
+        const float m = gmm__vec_product(v[j], encode_scale, 1);
         /* 128 plus the byte times 2^-8; twice the step, 1, 2 or 4, is the exponent of m from 1 on */
         const float fraction = gmm_f32_from_bits(__byte_perm(random[j / 4], 0x43000000u, 0x7404 | (j & 3) << 4));
         const uint32_t bits = gmm_e2m1_add_fraction(m, fraction);
@@ -5170,33 +5118,35 @@ GMM__DEVICE gmm_warp_split gmm__vec_split(const gmm__quant_args *a) {
     w.total = (int32_t)gmm__quant_strips(a->grouped, a->tiles, a->units, a->rows);
     return w;
 }
-/* Strip number `index`, and the first column of the `tiles` tiles that the CTA processes of it. */
-typedef struct gmm__vec_strip { int32_t unit, row, m, rows, first, start; } gmm__vec_strip;
+/* Strip number `index`, with the fields of gmm__quant_strip. *c0: first column of the `cta_tiles` tiles that the CTA
+   processes of it. */
+typedef struct gmm__vec_strip { int32_t unit, row, m, rows, source_row, padded_row; } gmm__vec_strip;
 GMM__DEVICE gmm__vec_strip gmm__vec_strip_of(const gmm__quant_args *a, const gmm_warp_split *w, int32_t index,
-                                             int32_t tiles, int32_t *c0) {
+                                             int32_t cta_tiles, int32_t *c0) {
     const int32_t tile = a->backward ? (int32_t)(gridDim.x - 1u - blockIdx.x) : (int32_t)blockIdx.x;
     const int32_t strip = a->backward ? w->total - 1 - index : index;
     gmm__vec_strip p;
-    *c0 = tile * tiles * GMM_TILE;
+    *c0 = tile * cta_tiles * GMM_TILE;
     if (a->warp_split) {
         const int32_t g = __popc(__ballot_sync(0xFFFFFFFFu, w->tiles <= strip));
         const int32_t group_first = w->tiles - (w->rows + GMM_TILE - 1) / GMM_TILE;
         const int32_t first_strip = __shfl_sync(0xFFFFFFFFu, group_first, g);
         const int32_t rows = __shfl_sync(0xFFFFFFFFu, w->rows, g);
         p.unit = g;
-        p.first = __shfl_sync(0xFFFFFFFFu, w->begin, g);
+        p.source_row = __shfl_sync(0xFFFFFFFFu, w->begin, g);
         p.rows = rows;
-        p.start = first_strip * GMM_TILE;
+        p.padded_row = first_strip * GMM_TILE;
         p.row = (strip - first_strip) * GMM_TILE;
         p.m = rows - p.row < GMM_TILE ? rows - p.row : (int32_t)GMM_TILE;
     } else {
-        const gmm__quant_strip w64 = gmm__quant_strip_of(a->grouped, a->tiles, a->offsets, a->units, a->rows, strip);
-        p.unit = (int32_t)w64.unit;
-        p.row = (int32_t)w64.row;
-        p.m = (int32_t)w64.m;
-        p.rows = (int32_t)w64.rows;
-        p.first = (int32_t)w64.first;
-        p.start = (int32_t)w64.start;
+        const gmm__quant_strip strip64 = gmm__quant_strip_of(a->grouped, a->tiles, a->offsets, a->units, a->rows,
+                                                             strip);
+        p.unit = (int32_t)strip64.unit;
+        p.row = (int32_t)strip64.row;
+        p.m = (int32_t)strip64.m;
+        p.rows = (int32_t)strip64.rows;
+        p.source_row = (int32_t)strip64.source_row;
+        p.padded_row = (int32_t)strip64.padded_row;
     }
     return p;
 }
@@ -5208,13 +5158,13 @@ GMM__DEVICE uint8_t *gmm__vec_scales(const gmm_mat *m, int64_t step, int64_t uni
 }
 /* Stores the codes of a lane's part of a row. */
 GMM__DEVICE void gmm__vec_store_codes_bf16(uint8_t *dst, int32_t e5m2, const float v[8]) {
-    gmm_st_global_v2_b32(dst, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
+    gmm_st_global_v2_b32(dst, gmm__quant_fp8x4(e5m2, v), gmm__quant_fp8x4(e5m2, v + 4));
 }
 GMM__DEVICE void gmm__vec_store_codes_f16(uint8_t *dst, int32_t e5m2, const float v[8]) {
     gmm__vec_store_codes_bf16(dst, e5m2, v);
 }
 GMM__DEVICE void gmm__vec_store_codes_f32(uint8_t *dst, int32_t e5m2, const float v[4]) {
-    gmm_st_global_b32(dst, gmm__quant_codes8(e5m2, v));
+    gmm_st_global_b32(dst, gmm__quant_fp8x4(e5m2, v));
 }
 /* gmm_mx_scale of two amaxes that are not NaN, the second in the next byte. `inverse`: reciprocal of the dtype's
    largest value. */
@@ -5253,7 +5203,7 @@ GMM__DEVICE uint32_t gmm__vec_nv_scale4(const float amax[4], const float *encode
     /* infinity saturates to the largest code as well */
 #pragma unroll
     for (i = 0; i < 4; i++) v[i] = gmm__fmul(amax[i], encodes[127]);
-    scales4 = gmm__quant_codes8(0, v);
+    scales4 = gmm__quant_fp8x4(0, v);
 #pragma unroll
     for (i = 0; i < 4 && check; i++) {
         const float m = gmm__fmul(amax[i], encodes[(scales4 >> 8 * i) & 0x7Fu]);
@@ -5261,7 +5211,7 @@ GMM__DEVICE uint32_t gmm__vec_nv_scale4(const float amax[4], const float *encode
     }
     return check && !(maximum < 6.75f) ? scales4 | 0x80u : scales4;
 }
-/* Encode multiplier of block i of eight, whose scale bytes are in two words. */
+/* Encode scale of block i of eight, whose scale bytes are in two words. */
 GMM__DEVICE float gmm__vec_nv_encode(const float *encodes, const uint32_t scales4[2], int32_t i) {
     return encodes[((i & 4 ? scales4[1] : scales4[0]) >> 8 * (i & 3)) & 0x7Fu];
 }
@@ -5273,8 +5223,8 @@ GMM__DEVICE uint32_t gmm__vec_positive_nan(uint32_t w) {
     return w;
 }
 /* BF16: flips the signs of rows selected by bits of `signs`. gmm__vec_gather16 then exchanges words between the two
-   lanes of 16 rows, so that 8 rows by 8 columns become 16 rows by 4 columns: the upper lane keeps its left columns,
-   the lower lane its right ones. */
+   lanes of 16 rows, so that 8 rows by 8 columns become 16 rows by 4 columns: the left columns in the upper lane, the
+   right ones in the lower lane. */
 GMM__DEVICE void gmm__vec_flip_signs(uint32_t x[8][4], uint32_t signs) {
     int32_t i, k;
 #pragma unroll
@@ -5332,18 +5282,18 @@ GMM__DEVICE uint32_t gmm__vec_hadamard_amax(const uint32_t x[8][4], int32_t lowe
     int32_t i, k, half;
 #pragma unroll
     for (k = 0; k < 2; k++) {
-        uint32_t kept[8], received[8];
+        uint32_t own[8], received[8];
 #pragma unroll
         for (i = 0; i < 8; i++) {
             received[i] = __shfl_xor_sync(0xFFFFFFFFu, lower ? x[i][k] : x[i][k + 2], 8);
-            kept[i] = lower ? x[i][k + 2] : x[i][k];
+            own[i] = lower ? x[i][k + 2] : x[i][k];
         }
 #pragma unroll
         for (half = 0; half < 2; half++) {
             float a[8], b[8];
 #pragma unroll
             for (i = 0; i < 8; i++) {
-                a[i] = gmm__word_value_bf16(&kept[i], half);
+                a[i] = gmm__word_value_bf16(&own[i], half);
                 b[i] = gmm__word_value_bf16(&received[i], half);
             }
             gmm__vec_hadamard_stages(a, 8, 4);
@@ -5361,32 +5311,32 @@ GMM__DEVICE uint32_t gmm__vec_hadamard_amax(const uint32_t x[8][4], int32_t lowe
    tile at a time. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_dequantize_tiles(const __grid_constant__ gmm__dequant_args a) {
     extern __shared__ float gmm__dequant_shared[];
-    const int64_t items = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
+    const int64_t tile_count = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
     const int32_t lane = gmm__lane(), columnwise = a.direction == GMM_COLUMNWISE;
     const int64_t size = a.dst.dtype == GMM_F32 ? 4 : 2;
-    int64_t item;
-    for (item = blockIdx.x; item < items; item += gridDim.x) {
+    int64_t tile_index;
+    for (tile_index = blockIdx.x; tile_index < tile_count; tile_index += gridDim.x) {
         const gmm__quant_strip p = gmm__quant_strip_of(a.grouped, a.tiles, a.offsets, a.units, a.rows,
-                                                       item / a.col_tiles);
+                                                       tile_index / a.col_tiles);
         const gmm__qview v = gmm__quant_copy(&a.src, a.direction, a.grouped, &p, a.cols);
-        const int64_t c0 = item % a.col_tiles * GMM_TILE;
+        const int64_t c0 = tile_index % a.col_tiles * GMM_TILE;
         const int32_t n = (int32_t)(a.cols - c0 < GMM_TILE ? a.cols - c0 : (int64_t)GMM_TILE);
         const int32_t width = gmm_block_along(v.scaling), lines = columnwise ? n : (int32_t)p.m;
         const int32_t along = columnwise ? (int32_t)p.m : n;
-        const int64_t l0 = columnwise ? c0 : p.row, a0 = columnwise ? p.row : c0;
+        const int64_t line0 = columnwise ? c0 : p.row, along0 = columnwise ? p.row : c0;
         char *base = a.dst.table ? (char *)a.dst.table[p.unit]
                                  : (char *)a.dst.data + (a.grouped ? 0 : p.unit * a.dst.group_stride) * size;
         int32_t l, i;
         for (l = gmm__warp(); l < lines; l += GMM__QUANT_WARPS)
             for (i = lane; i < along; i += 32) {
-                const float factor = gmm__qview_factor(&v, l0 + l, width ? (a0 + i) / width : 0, 1);
-                const float value = gmm__qview_value(gmm_decode_small(v.dtype, gmm__qview_code(&v, l0 + l, a0 + i)),
-                                                     factor);
+                const float decode_scale = gmm__qview_factor(&v, line0 + l, width ? (along0 + i) / width : 0, 1);
+                const uint8_t code = gmm__qview_code(&v, line0 + l, along0 + i);
+                const float value = gmm__qview_value(gmm_decode_small(v.dtype, code), decode_scale);
                 gmm__dequant_shared[columnwise ? gmm__quant_smem_index(i, l) : gmm__quant_smem_index(l, i)] = value;
             }
         __syncthreads();
         for (l = gmm__warp(); l < p.m; l += GMM__QUANT_WARPS) {
-            char *dst = base + ((p.first + p.row + l) * a.dst.ld + c0) * size;
+            char *dst = base + ((p.source_row + p.row + l) * a.dst.ld + c0) * size;
             float x[4];
             gmm__quant_load_row(gmm__dequant_shared, l, x);
             if (4 * lane < n)
@@ -5419,9 +5369,9 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid
     uint8_t *codes = (uint8_t *)tile;
     const int64_t row_tiles = gmm__ceil_div(a.rows, GMM_TILE), col_tiles = gmm__ceil_div(a.cols, GMM_TILE);
     const int32_t lane = gmm__lane();
-    int64_t item;
-    for (item = blockIdx.x; item < a.units * row_tiles * col_tiles; item += gridDim.x) {
-        const int64_t u = item / (row_tiles * col_tiles), i = item / col_tiles % row_tiles, j = item % col_tiles;
+    int64_t index;
+    for (index = blockIdx.x; index < a.units * row_tiles * col_tiles; index += gridDim.x) {
+        const int64_t u = index / (row_tiles * col_tiles), i = index / col_tiles % row_tiles, j = index % col_tiles;
         const gmm__qview src_view = gmm__qview_of(&a.src, GMM_ROWWISE, 0, u, 0, 0, a.rows, a.cols);
         const gmm__qview dst_view = gmm__qview_of(&a.dst, GMM_COLUMNWISE, 0, u, 0, 0, a.rows, a.cols);
         const uint8_t *src = src_view.data + i * GMM_TILE * src_view.ld + j * GMM_TILE;
@@ -5430,7 +5380,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid
         const int32_t n = (int32_t)(a.cols - j * GMM_TILE < GMM_TILE ? a.cols - j * GMM_TILE : (int64_t)GMM_TILE);
         const int words =
             (((uintptr_t)src | (uintptr_t)src_view.ld | (uintptr_t)dst | (uintptr_t)dst_view.ld) & 3) == 0 &&
-                          (m | n) % 4 == 0;
+            (m | n) % 4 == 0;
         int32_t l, k;
         if (words) {
             uint32_t v[GMM_TILE / 4 / GMM__QUANT_WARPS][4];
@@ -5473,7 +5423,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_update_scale_slots(const __g
                                        a.scale[i]);
 }
 
-/* A rank's part of sharded master weights: gmm_shard_amax takes amaxes of blocks by atomic maxima on their bits,
+/* The shard of master weights that a rank has: gmm_shard_amax computes amaxes of blocks by atomic maxima on their bits,
    gmm_shard_codes writes scales and codes. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_amax(const __grid_constant__ gmm__shard_args a) {
     const int64_t first = (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x;
@@ -5513,129 +5463,90 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 }
 
 #define GMM__BODY 6
-#define GMM__KERNEL_NAME gmm_quantize_amax_bf16
-#define GMM__TAG bf16
+/* kernel, dtype of the source */
+#define GMM__ROW (gmm_quantize_amax_bf16, bf16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_quantize_amax_f16
-#define GMM__TAG f16
+#define GMM__ROW (gmm_quantize_amax_f16, f16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_quantize_amax_f32
-#define GMM__TAG f32
+#define GMM__ROW (gmm_quantize_amax_f32, f32)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
 /* Casts to any format, by dtype of the source. */
 #define GMM__BODY 7
-#define GMM__KERNEL_NAME gmm_quantize_bf16
-#define GMM__TAG bf16
+/* kernel, dtype of the source */
+#define GMM__ROW (gmm_quantize_bf16, bf16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_quantize_f16
-#define GMM__TAG f16
+#define GMM__ROW (gmm_quantize_f16, f16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_quantize_f32
-#define GMM__TAG f32
+#define GMM__ROW (gmm_quantize_f32, f32)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
 #define GMM__BODY 12
-#define GMM__HADAMARD 0
-#define GMM__KERNEL_NAME gmm_amax_bf16
-#define GMM__SOURCE bf16
+/* kernel, dtype of the source, transformed columnwise copy */
+#define GMM__ROW (gmm_amax_bf16, bf16, 0)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_amax_f16
-#define GMM__SOURCE f16
+#define GMM__ROW (gmm_amax_f16, f16, 0)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_amax_f32
-#define GMM__SOURCE f32
+#define GMM__ROW (gmm_amax_f32, f32, 0)
 #include GMM_KERNELS_FILE
-#undef GMM__HADAMARD
-#define GMM__HADAMARD 1
-#define GMM__KERNEL_NAME gmm_amax_hadamard_bf16
-#define GMM__SOURCE bf16
+#define GMM__ROW (gmm_amax_hadamard_bf16, bf16, 1)
 #include GMM_KERNELS_FILE
-#undef GMM__HADAMARD
 #undef GMM__BODY
 
 #define GMM__BODY 13
-#define GMM__SCALING GMM_SCALING_TENSOR
-#define GMM__KERNEL_NAME gmm_cast_tensor_bf16
-#define GMM__SOURCE bf16
+/* kernel, dtype of the source, scaling */
+#define GMM__ROW (gmm_cast_tensor_bf16, bf16, GMM_SCALING_TENSOR)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_tensor_f16
-#define GMM__SOURCE f16
+#define GMM__ROW (gmm_cast_tensor_f16, f16, GMM_SCALING_TENSOR)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_tensor_f32
-#define GMM__SOURCE f32
+#define GMM__ROW (gmm_cast_tensor_f32, f32, GMM_SCALING_TENSOR)
 #include GMM_KERNELS_FILE
-#undef GMM__SCALING
-#define GMM__SCALING GMM_SCALING_ROW
-#define GMM__KERNEL_NAME gmm_cast_row_bf16
-#define GMM__SOURCE bf16
+#define GMM__ROW (gmm_cast_row_bf16, bf16, GMM_SCALING_ROW)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_row_f16
-#define GMM__SOURCE f16
+#define GMM__ROW (gmm_cast_row_f16, f16, GMM_SCALING_ROW)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_row_f32
-#define GMM__SOURCE f32
+#define GMM__ROW (gmm_cast_row_f32, f32, GMM_SCALING_ROW)
 #include GMM_KERNELS_FILE
-#undef GMM__SCALING
-#define GMM__SCALING GMM_SCALING_1X128
-#define GMM__KERNEL_NAME gmm_cast_1x128_bf16
-#define GMM__SOURCE bf16
+#define GMM__ROW (gmm_cast_1x128_bf16, bf16, GMM_SCALING_1X128)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_1x128_f16
-#define GMM__SOURCE f16
+#define GMM__ROW (gmm_cast_1x128_f16, f16, GMM_SCALING_1X128)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_1x128_f32
-#define GMM__SOURCE f32
+#define GMM__ROW (gmm_cast_1x128_f32, f32, GMM_SCALING_1X128)
 #include GMM_KERNELS_FILE
-#undef GMM__SCALING
-#define GMM__SCALING GMM_SCALING_128X128
-#define GMM__KERNEL_NAME gmm_cast_128x128_bf16
-#define GMM__SOURCE bf16
+#define GMM__ROW (gmm_cast_128x128_bf16, bf16, GMM_SCALING_128X128)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_128x128_f16
-#define GMM__SOURCE f16
+#define GMM__ROW (gmm_cast_128x128_f16, f16, GMM_SCALING_128X128)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_128x128_f32
-#define GMM__SOURCE f32
+#define GMM__ROW (gmm_cast_128x128_f32, f32, GMM_SCALING_128X128)
 #include GMM_KERNELS_FILE
-#undef GMM__SCALING
 #undef GMM__BODY
 
 #define GMM__BODY 15
-#define GMM__KERNEL_NAME gmm_cast_mx32_bf16
-#define GMM__SOURCE bf16
+/* kernel, dtype of the source */
+#define GMM__ROW (gmm_cast_mx32_bf16, bf16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_mx32_f16
-#define GMM__SOURCE f16
+#define GMM__ROW (gmm_cast_mx32_f16, f16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_mx32_f32
-#define GMM__SOURCE f32
+#define GMM__ROW (gmm_cast_mx32_f32, f32)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
 /* NV16. GMM__HADAMARD 1: BF16 with a Hadamard-transformed columnwise copy or with stochastic rounding. */
 #define GMM__BODY 14
-#define GMM__HADAMARD 0
-#define GMM__KERNEL_NAME gmm_cast_nv16_bf16
-#define GMM__SOURCE bf16
+/* kernel, dtype of the source, transformed columnwise copy or stochastic rounding */
+#define GMM__ROW (gmm_cast_nv16_bf16, bf16, 0)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_nv16_f16
-#define GMM__SOURCE f16
+#define GMM__ROW (gmm_cast_nv16_f16, f16, 0)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_nv16_f32
-#define GMM__SOURCE f32
+#define GMM__ROW (gmm_cast_nv16_f32, f32, 0)
 #include GMM_KERNELS_FILE
-#undef GMM__HADAMARD
-#define GMM__HADAMARD 1
-#define GMM__KERNEL_NAME gmm_cast_nv16_hadamard_bf16
-#define GMM__SOURCE bf16
+#define GMM__ROW (gmm_cast_nv16_hadamard_bf16, bf16, 1)
 #include GMM_KERNELS_FILE
-#undef GMM__HADAMARD
 #undef GMM__BODY
 
-/* The first row that fits a call serves it; scaling NONE fits every format. */
+/* A call is served by the first row that fits it; scaling NONE fits every format. */
 typedef struct gmm_quantize_kernel {
     gmm_dtype dtype;    /* of the source */
     gmm_scaling scaling;
@@ -5684,10 +5595,10 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
     const int32_t cast_smem = a->vectorized ? 0 : mn_major || errors ? GMM__QUANT_SHARED : GMM__QUANT_TILE;
     const int32_t amax_smem = a->vectorized ? 0 : GMM__QUANT_TILE;
     const int multi_tile = a->format.scaling == GMM_SCALING_NV16 ||
-                        (a->format.scaling == GMM_SCALING_MX32 && dtype != GMM_F32);
+                           (a->format.scaling == GMM_SCALING_MX32 && dtype != GMM_F32);
     const int64_t tiles_per_block = multi_tile ? (int64_t)GMM__VEC_TILES : 1;
-    const int64_t items = strips * a->col_tiles;
-    dim3 grid((unsigned)(items < 1 ? 1 : items < max_blocks ? items : max_blocks)), cast_grid = grid;
+    const int64_t tile_count = strips * a->col_tiles;
+    dim3 grid((unsigned)(tile_count < 1 ? 1 : tile_count < max_blocks ? tile_count : max_blocks)), cast_grid = grid;
     cudaError_t e = cudaSuccess;
     gmm__quant_args forward = *a;
     void *params[1];
@@ -5718,9 +5629,9 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
     return e;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_dequantize(const gmm__dequant_args *a, int64_t items, int64_t max_blocks,
+static GMM__UNUSED cudaError_t gmm__k_dequantize(const gmm__dequant_args *a, int64_t tile_count, int64_t max_blocks,
                                                  cudaStream_t stream) {
-    const int64_t grid = items < 1 ? 1 : items < max_blocks ? items : max_blocks;
+    const int64_t grid = tile_count < 1 ? 1 : tile_count < max_blocks ? tile_count : max_blocks;
     cudaError_t e = cudaFuncSetAttribute((const void *)gmm_dequantize_tiles,
                                          cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_TILE);
     void *params[1];
@@ -5732,8 +5643,8 @@ static GMM__UNUSED cudaError_t gmm__k_dequantize(const gmm__dequant_args *a, int
 }
 
 static GMM__UNUSED cudaError_t gmm__k_transpose(const gmm__transpose_args *a, int64_t max_blocks, cudaStream_t stream) {
-    const int64_t items = a->units * gmm__ceil_div(a->rows, GMM_TILE) * gmm__ceil_div(a->cols, GMM_TILE);
-    const int64_t grid = items < 1 ? 1 : items < max_blocks ? items : max_blocks;
+    const int64_t tile_count = a->units * gmm__ceil_div(a->rows, GMM_TILE) * gmm__ceil_div(a->cols, GMM_TILE);
+    const int64_t grid = tile_count < 1 ? 1 : tile_count < max_blocks ? tile_count : max_blocks;
     void *params[1];
     params[0] = (void *)(uintptr_t)a;
     return cudaLaunchKernel((const void *)gmm_transpose_tiles, dim3((unsigned)grid), dim3(GMM__QUANT_BLOCK), params, 0,
@@ -5762,17 +5673,17 @@ static GMM__UNUSED cudaError_t gmm__k_update_scales(const gmm__update_args *a, c
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6) gmm_accumulate_rows(const __grid_constant__ gmm__accumulate_args a) {
     gmm_pdl_wait();
     const int wide = a.x.dtype == GMM_F32 || a.y.dtype == GMM_F32;
-    gmm__grid_loop w = gmm__grid_loop_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
-    for (; w.row < a.rows; gmm__grid_loop_next(&w)) {
+    gmm__grid_loop loop = gmm__grid_loop_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
+    for (; loop.row < a.rows; gmm__grid_loop_next(&loop)) {
         gmm__raw8 r[2];
-        gmm__lane_cols q[2];
+        gmm__lane_cols cols[2];
         float sum[2][8], v[8];
         int32_t i, j, k;
 #pragma unroll
         for (j = 0; j < 2; j++) {
-            q[j] = gmm__lane_cols_of(wide, (int32_t)(2 * w.part) + j, (int32_t)a.cols);
-            if (a.start.data && q[j].n[0] > 0) {
-                r[j] = gmm__load8(GMM_NONE, &a.start, w.row, &q[j]);
+            cols[j] = gmm__lane_cols_of(wide, (int32_t)(2 * loop.part) + j, (int32_t)a.cols);
+            if (a.start.data && cols[j].n[0] > 0) {
+                r[j] = gmm__load8(GMM_NONE, &a.start, loop.row, &cols[j]);
                 gmm__decode8(GMM_F32, &a.start, &r[j], sum[j]);
             }
         }
@@ -5781,10 +5692,10 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6) gmm_accumulate_rows(const __gr
             x.data = (void *)(uintptr_t)a.addends[i];
 #pragma unroll
             for (j = 0; j < 2; j++)
-                if (q[j].n[0] > 0) r[j] = gmm__load8(GMM_NONE, &x, w.row, &q[j]);
+                if (cols[j].n[0] > 0) r[j] = gmm__load8(GMM_NONE, &x, loop.row, &cols[j]);
 #pragma unroll
             for (j = 0; j < 2; j++)
-                if (q[j].n[0] > 0) {
+                if (cols[j].n[0] > 0) {
                     gmm__decode8(GMM_NONE, &x, &r[j], v);
 #pragma unroll
                     for (k = 0; k < 8; k++) sum[j][k] = i > 0 || a.start.data ? gmm_add_rn_f32(sum[j][k], v[k]) : v[k];
@@ -5792,16 +5703,16 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6) gmm_accumulate_rows(const __gr
         }
 #pragma unroll
         for (j = 0; j < 2; j++)
-            if (q[j].n[0] > 0) {
+            if (cols[j].n[0] > 0) {
 #pragma unroll
                 for (k = 0; k < 8; k++) sum[j][k] = gmm_mul_rn_f32(a.scale, sum[j][k]);
                 if (a.beta != 0.0f) {
-                    r[j] = gmm__load8(GMM_NONE, &a.y, w.row, &q[j]);
+                    r[j] = gmm__load8(GMM_NONE, &a.y, loop.row, &cols[j]);
                     gmm__decode8(GMM_NONE, &a.y, &r[j], v);
 #pragma unroll
                     for (k = 0; k < 8; k++) sum[j][k] = gmm_add_rn_f32(gmm_mul_rn_f32(a.beta, v[k]), sum[j][k]);
                 }
-                gmm__store8(GMM_NONE, &a.y, w.row, &q[j], sum[j]);
+                gmm__store8(GMM_NONE, &a.y, loop.row, &cols[j], sum[j]);
             }
     }
 }
@@ -5824,8 +5735,8 @@ GMM__DEVICE void gmm__add_addends(int wide, int n, const gmm__accumulate_args *a
         }
     }
 }
-/* The same sum for one row in whole vectors, F32 or BF16 into F32, by few CTAs: each occupies a multiprocessor and
-   keeps enough loads in flight for it, so that a concurrent GEMM keeps its own multiprocessors. */
+/* The same sum for one row of aligned vectors, F32 or BF16 into F32, on few multiprocessors: a CTA occupies one and has
+   enough loads in flight for it, so that the other multiprocessors are left to a concurrent GEMM. */
 GMM__DEVICE void gmm__accumulate_few_sms(int wide, const gmm__accumulate_args *a) {
     const int y_vectors = wide ? 1 : 2; /* vectors of y that a thread processes at a time */
     const int64_t count = a->cols / (4 * y_vectors), step = (int64_t)gridDim.x * GMM__SUM_BLOCK;
@@ -5870,22 +5781,22 @@ gmm_accumulate_few_sms_bf16(const __grid_constant__ gmm__accumulate_args a) {
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_convert_rows(const __grid_constant__ gmm__convert_args a) {
     gmm_pdl_wait();
     const int wide = a.src.dtype == GMM_F32 || a.dst.dtype == GMM_F32;
-    gmm__grid_loop w = gmm__grid_loop_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
-    for (; w.row < a.rows; gmm__grid_loop_next(&w)) {
+    gmm__grid_loop loop = gmm__grid_loop_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
+    for (; loop.row < a.rows; gmm__grid_loop_next(&loop)) {
         gmm__raw8 x[2];
-        gmm__lane_cols q[2];
+        gmm__lane_cols cols[2];
         int32_t j;
 #pragma unroll
         for (j = 0; j < 2; j++) {
-            q[j] = gmm__lane_cols_of(wide, (int32_t)(2 * w.part) + j, (int32_t)a.cols);
-            if (q[j].n[0] > 0) x[j] = gmm__load8(GMM_NONE, &a.src, w.row, &q[j]);
+            cols[j] = gmm__lane_cols_of(wide, (int32_t)(2 * loop.part) + j, (int32_t)a.cols);
+            if (cols[j].n[0] > 0) x[j] = gmm__load8(GMM_NONE, &a.src, loop.row, &cols[j]);
         }
 #pragma unroll
         for (j = 0; j < 2; j++)
-            if (q[j].n[0] > 0) {
+            if (cols[j].n[0] > 0) {
                 float v[8];
                 gmm__decode8(GMM_NONE, &a.src, &x[j], v);
-                gmm__store8(GMM_NONE, &a.dst, w.row, &q[j], v);
+                gmm__store8(GMM_NONE, &a.dst, loop.row, &cols[j], v);
             }
     }
 }
@@ -5893,13 +5804,13 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_convert_rows(const __grid_
 /* ...................................................................................................... Routing ... */
 
 /* Sort key of a score: larger scores first, then lower expert indices; NaN is behind all numbers. A key is never 0. */
-GMM__DEVICE uint64_t gmm__rank(float v, int32_t e) {
+GMM__DEVICE uint64_t gmm__sort_key(float v, int32_t e) {
     const uint32_t u = gmm_f32_bits(v);
     const uint32_t key = (u & 0x7FFFFFFFu) > 0x7F800000u ? 0u : u & 0x80000000u ? ~u : u | 0x80000000u;
     return (uint64_t)key << 32 | (0xFFFFFFFFu - (uint32_t)e);
 }
 
-GMM__DEVICE uint64_t gmm__warp_max_rank(uint64_t v) {
+GMM__DEVICE uint64_t gmm__warp_max_key(uint64_t v) {
     const uint32_t hi = __reduce_max_sync(0xFFFFFFFFu, (uint32_t)(v >> 32));
     const uint32_t lo = __reduce_max_sync(0xFFFFFFFFu, (uint32_t)(v >> 32) == hi ? (uint32_t)v : 0u);
     return (uint64_t)hi << 32 | lo;
@@ -5947,7 +5858,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_topk(const __grid_co
         int64_t t;
         for (t = c * chunk; t < last_token; t++) {
             float m = 0.0f, z = 1.0f, total = 1.0f, selected_sum = 0.0f, divisor = 1.0f;
-            uint64_t previous_rank = ~(uint64_t)0;
+            uint64_t previous_key = ~(uint64_t)0;
             int32_t e, i;
             if (!a.sigmoid || (sums && a.z_loss)) gmm__route_softmax(&a, t, &m, &z);
             if (sums && a.sigmoid) {
@@ -5956,19 +5867,21 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_topk(const __grid_co
                 total = gmm__warp_sum(total);
             }
             for (e = lane; e < a.experts; e += 32) {
-                const float s = gmm__route_score(&a, t, e, m, z), q = a.sigmoid ? gmm__safe_quotient(s, total) : s;
+                const float s = gmm__route_score(&a, t, e, m, z);
+                const float normalized = a.sigmoid ? gmm__safe_quotient(s, total) : s;
                 value[e] = a.expert_bias ? s + a.expert_bias[e] : s;
-                if (sums) sums[e] = t == c * chunk ? q : sums[e] + q; /* the same lane always updates expert e */
+                if (sums) /* the same lane always updates expert e */
+                    sums[e] = t == c * chunk ? normalized : sums[e] + normalized;
             }
             if (sums && a.z_loss) z_sum += (m + logf(z)) * (m + logf(z));
             for (i = 0; i < a.topk; i++) {
-                uint64_t max_rank = 0;
+                uint64_t max_key = 0;
                 for (e = lane; e < a.experts; e += 32) {
-                    const uint64_t rank = gmm__rank(value[e], e);
-                    if (rank < previous_rank && rank > max_rank) max_rank = rank;
+                    const uint64_t key = gmm__sort_key(value[e], e);
+                    if (key < previous_key && key > max_key) max_key = key;
                 }
-                previous_rank = gmm__warp_max_rank(max_rank);
-                if (lane == i % 32) a.indices[t * a.topk + i] = (int32_t)(0xFFFFFFFFu - (uint32_t)previous_rank);
+                previous_key = gmm__warp_max_key(max_key);
+                if (lane == i % 32) a.indices[t * a.topk + i] = (int32_t)(0xFFFFFFFFu - (uint32_t)previous_key);
             }
             for (i = lane; i < a.topk; i += 32) { /* each lane reads the indices that it wrote */
                 e = a.indices[t * a.topk + i];
@@ -6632,8 +6545,7 @@ static GMM__UNUSED cudaError_t gmm__k_accumulate(const gmm__accumulate_args *arg
                                    (a.cols / 8 - 1) / GMM__SUM_BLOCK + 1, limits, GMM__SUM_BLOCK, 0, &a, stream);
         else
             status = gmm__k_launch_rows((const void *)gmm_accumulate_rows, a.rows, (gmm__k_parts(a.cols) + 1) / 2,
-                                        limits,
-                                        &a, stream);
+                                        limits, &a, stream);
         for (j = 0; j < a.count; j++) a.addends[j] += a.cols * gmm__k_bytes(a.x.dtype);
         a.y.data = gmm__k_column(&a.y, a.cols);
         if (a.start.data) a.start.data = gmm__k_column(&a.start, a.cols);
@@ -6677,15 +6589,19 @@ static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, gmm
 /* .............................................................................. Body: product on tensor cores ... */
 #elif GMM__BODY == 1
 
-#if !defined(GMM__TAG) || !defined(GMM__OP) || !defined(GMM__TILE) || !defined(GMM__KERNEL_NAME)
-#error "gmm: this body needs GMM__TAG, GMM__OP, GMM__TILE and GMM__KERNEL_NAME"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__OP GMM__COLUMN(2, GMM__ROW)
+#define GMM__TAG GMM__COLUMN(3, GMM__ROW)
+#define GMM__TILE GMM__COLUMN(4, GMM__ROW)
 #define GMM__CFG(name) (int)GMM__CAT(gmm_##name##_, GMM__TILE)
 
 /* The 16-bit product on tensor cores (mma.sync), persistent: a CTA computes every gridDim.x-th tile. Operands are
-   loaded by cp.async into a ring of STAGES stages; a fragment of the next step is loaded while the present one is
-   multiplied. Epilogue: accumulators pass through 8 rows of shared memory per warp, so that rows of D are stored in
-   whole vectors, while the first stages of the next tile are in flight. */
+   loaded by cp.async into a ring of STAGES stages; the fragments of the next K step are loaded while those of the
+   present one are multiplied. Epilogue: accumulators pass through 8 rows of shared memory per warp, so that rows of D
+   are stored by vector accesses, while the first stages of the next tile are in flight. */
 GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas))
 GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
     enum {
@@ -6693,12 +6609,14 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
         RAGGED_K = (int)GMM__CAT(gmm_ragged_k_, GMM__OP),
         BM = GMM__CFG(bm), BN = GMM__CFG(bn), BK = GMM__CFG(bk), STAGES = GMM__CFG(stages), THREADS = GMM__CFG(threads),
         WARPS_N = GMM__CFG(wn), WM = BM / GMM__CFG(wm), WN = BN / WARPS_N, MT = WM / 16, NT = WN / 8, KT = BK / 16,
-        A_LINE = TA ? 2 * BM : 2 * BK, B_LINE = TB ? 2 * BN : 2 * BK, /* bytes */
+        A_ROW_BYTES = TA ? 2 * BM : 2 * BK, B_ROW_BYTES = TB ? 2 * BN : 2 * BK, /* of a row of a stage */
         A_BYTES = 2 * BM * BK, B_BYTES = 2 * BN * BK, STAGE = A_BYTES + B_BYTES,
-        A_STEP = THREADS * 16 / A_LINE, B_STEP = THREADS * 16 / B_LINE, /* lines that the CTA copies at once */
-        A_CHUNKS = BM * BK / 8 / THREADS, B_CHUNKS = BN * BK / 8 / THREADS,
         STORE_LD = GMM__CFG(store_ld), STORE_LANES = WN / 4, STORE_ROWS = 32 / STORE_LANES
     };
+    const gmm_stage_shape a_shape = { A_ROW_BYTES, BM, TA ? BK : 0, TA ? 0 : BK, THREADS * 16 / A_ROW_BYTES,
+                                      BM * BK / 8 / THREADS };
+    const gmm_stage_shape b_shape = { B_ROW_BYTES, BN, TB ? BK : 0, TB ? 0 : BK, THREADS * 16 / B_ROW_BYTES,
+                                      BN * BK / 8 / THREADS };
     extern __shared__ __align__(1024) char gmm_shared[];
     const uint32_t shared = (uint32_t)__cvta_generic_to_shared(gmm_shared);
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
@@ -6710,32 +6628,34 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
     float acc[MT][NT][4];
     uint32_t a[2][MT][4], b[2][NT / 2][4];
     int64_t tile_index = blockIdx.x;
-    int first_tile, i, j, h, d, s, k_tiles = 0, row_blocks, read_offset, write_offset;
+    int first_tile, i, j, h, r, s, k_tile, k_tiles = 0, row_blocks, read_offset, write_offset;
 
     /* Order of the four 8 x 8 blocks of an ldmatrix. A: (m, k), (m + 8, k), (m, k + 8), (m + 8, k + 8). B: (n, k),
        (n, k + 8), (n + 8, k), (n + 8, k + 8). */
     if (TA)
         a_offset = gmm_swizzle((uint32_t)((lane & 7) + (lane >> 4) * 8), (uint32_t)(warp_m / 8 + (lane >> 3 & 1)),
-                               A_LINE);
-    else a_offset = gmm_swizzle((uint32_t)(warp_m + (lane & 15)), (uint32_t)(lane >> 4), A_LINE);
-    if (TB) b_offset = gmm_swizzle((uint32_t)(lane & 15), (uint32_t)(warp_n / 8 + (lane >> 4)), B_LINE);
-    else b_offset = gmm_swizzle((uint32_t)(warp_n + (lane & 7) + (lane >> 4) * 8), (uint32_t)(lane >> 3 & 1), B_LINE);
+                               A_ROW_BYTES);
+    else a_offset = gmm_swizzle((uint32_t)(warp_m + (lane & 15)), (uint32_t)(lane >> 4), A_ROW_BYTES);
+    if (TB) b_offset = gmm_swizzle((uint32_t)(lane & 15), (uint32_t)(warp_n / 8 + (lane >> 4)), B_ROW_BYTES);
+    else
+        b_offset = gmm_swizzle((uint32_t)(warp_n + (lane & 7) + (lane >> 4) * 8), (uint32_t)(lane >> 3 & 1),
+                               B_ROW_BYTES);
     b_offset += A_BYTES;
 
 /* Loads stage number q of the tile to byte `offset` of shared memory. */
 #define GMM__LOAD_STAGE(q, offset) \
-    gmm_stage_load(&load_a, gmm_shared + (offset), q, A_CHUNKS, A_STEP, A_LINE, TA ? BK : 0, TA ? 0 : BK); \
-    gmm_stage_load(&load_b, gmm_shared + (offset) + A_BYTES, q, B_CHUNKS, B_STEP, B_LINE, TB ? BK : 0, TB ? 0 : BK); \
+    gmm_stage_load(&load_a, gmm_shared + (offset), q, a_shape); \
+    gmm_stage_load(&load_b, gmm_shared + (offset) + A_BYTES, q, b_shape); \
     gmm_cp_async_commit_group()
-/* ldmatrix of step s of the stage at `base`: the warp's fragments of A and B. */
+/* ldmatrix of K step s of the stage at `base`: the warp's fragments of A and B. */
 #define GMM__LOAD_A(frag, base, s) \
     _Pragma("unroll") for (i = 0; i < MT; i++) \
-        if (TA) gmm_ldmatrix_x4_trans((frag)[i], (base) + (a_offset ^ (uint32_t)(i * 32)) + (s) * 16 * A_LINE); \
-        else gmm_ldmatrix_x4((frag)[i], (base) + (a_offset ^ (uint32_t)((s) * 32)) + i * 16 * A_LINE)
+        if (TA) gmm_ldmatrix_x4_trans((frag)[i], (base) + (a_offset ^ (uint32_t)(i * 32)) + (s) * 16 * A_ROW_BYTES); \
+        else gmm_ldmatrix_x4((frag)[i], (base) + (a_offset ^ (uint32_t)((s) * 32)) + i * 16 * A_ROW_BYTES)
 #define GMM__LOAD_B(frag, base, s) \
     _Pragma("unroll") for (j = 0; j < NT / 2; j++) \
-        if (TB) gmm_ldmatrix_x4_trans((frag)[j], (base) + (b_offset ^ (uint32_t)(j * 32)) + (s) * 16 * B_LINE); \
-        else gmm_ldmatrix_x4((frag)[j], (base) + (b_offset ^ (uint32_t)((s) * 32)) + j * 16 * B_LINE)
+        if (TB) gmm_ldmatrix_x4_trans((frag)[j], (base) + (b_offset ^ (uint32_t)(j * 32)) + (s) * 16 * B_ROW_BYTES); \
+        else gmm_ldmatrix_x4((frag)[j], (base) + (b_offset ^ (uint32_t)((s) * 32)) + j * 16 * B_ROW_BYTES)
 
     load_tile.g = mma_tile.g = 0;
     for (first_tile = 1;; first_tile = 0, tile_index += gridDim.x) {
@@ -6745,24 +6665,21 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
         if (has_tile) {
             load_a = gmm_stage_loader_init(&args.a, 0, RAGGED_K ? load_tile.row : load_tile.row + load_tile.m0,
                                            RAGGED_K ? load_tile.m0 : 0, TA ? load_tile.k : load_tile.m - load_tile.m0,
-                                           TA ? load_tile.m - load_tile.m0 : load_tile.k, A_LINE / 16, THREADS, BM,
-                                           TA ? BK : 0, TA ? 0 : BK);
+                                           TA ? load_tile.m - load_tile.m0 : load_tile.k, a_shape);
             load_b = gmm_stage_loader_init(&args.b, RAGGED_K ? 0 : load_tile.g,
                                            RAGGED_K ? load_tile.row : TB ? 0 : load_tile.n0, TB ? load_tile.n0 : 0,
                                            TB ? load_tile.k : args.n - load_tile.n0,
-                                           TB ? args.n - load_tile.n0 : load_tile.k, B_LINE / 16, THREADS, BN,
-                                           TB ? BK : 0, TB ? 0 : BK);
+                                           TB ? args.n - load_tile.n0 : load_tile.k, b_shape);
             /* an empty group multiplies one stage of zeros */
             k_tiles = load_tile.k > 0 ? (load_tile.k + BK - 1) / BK : 1;
 #pragma unroll
             for (s = 0; s < STAGES - 1; s++) {
                 if (s < k_tiles) {
                     GMM__LOAD_STAGE(s, s * STAGE);
-                /* keeps the number of cp.async groups constant, which wait_group relies on */
-                } else gmm_cp_async_commit_group();
+                } else gmm_cp_async_commit_group(); /* wait_group counts groups: one per stage, empty or not */
             }
         }
-        if (!first_tile) {
+        if (!first_tile) { /* epilogue */
             const gmm_gemm_epilogue epilogue = gmm_gemm_epilogue_begin(&args, RAGGED_K, &mma_tile);
             const int32_t col = mma_tile.n0 + warp_n + lane % STORE_LANES * 4;
             float bias[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
@@ -6786,19 +6703,18 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
                 __syncwarp();
                 if (epilogue.vec4 && mma_tile.m - first_row >= 8 && mma_tile.n0 + warp_n + WN <= args.n) {
                     const int64_t pitch = args.d.ld * gmm_kmat_size(&args.d);
-                    gmm_gemm_store_rows(&args, &epilogue, 8 / STORE_ROWS,
+                    gmm_gemm_store_rows(&args, &epilogue,
                                         epilogue.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.d),
-                                        pitch * STORE_ROWS,
-                                        epilogue.bias_scale ? epilogue.bias_scale + row : NULL, STORE_ROWS, src,
-                                        STORE_ROWS * STORE_LD, bias);
+                                        pitch * STORE_ROWS, epilogue.bias_scale ? epilogue.bias_scale + row : NULL,
+                                        STORE_ROWS, src, bias);
                 } else {
 #pragma unroll 1
-                    for (d = 0; d < 8; d += STORE_ROWS) {
-                        const float4 f = *(const float4 *)(src + d * STORE_LD);
+                    for (r = 0; r < 8; r += STORE_ROWS) {
+                        const float4 f = *(const float4 *)(src + r * STORE_LD);
                         float v[4];
                         v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
-                        if (row + d < mma_tile.m && col < args.n)
-                            gmm_gemm_store(&args, &epilogue, row + d, col, bias, v);
+                        if (row + r < mma_tile.m && col < args.n)
+                            gmm_gemm_store(&args, &epilogue, row + r, col, bias, v);
                     }
                 }
                 __syncwarp();
@@ -6821,10 +6737,10 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
         __syncthreads();
         GMM__LOAD_A(a[0], shared, 0);
         GMM__LOAD_B(b[0], shared, 0);
-        for (d = 0; d < k_tiles; d++) {
+        for (k_tile = 0; k_tile < k_tiles; k_tile++) {
 #pragma unroll
             for (s = 0; s < KT; s++) {
-                /* fragments are loaded one step ahead, also across the boundary of two stages */
+                /* fragments are loaded one K step ahead, also those of the next stage */
                 if (s + 1 < KT) {
                     GMM__LOAD_A(a[(s + 1) & 1], shared + (uint32_t)read_offset, s + 1);
                     GMM__LOAD_B(b[(s + 1) & 1], shared + (uint32_t)read_offset, s + 1);
@@ -6832,14 +6748,14 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
                     read_offset = read_offset + STAGE == STAGES * STAGE ? 0 : read_offset + STAGE;
                     GMM__CP_ASYNC_WAIT_GROUP(STAGES - 2);
                     __syncthreads();
-                    if (d + 1 < k_tiles) {
+                    if (k_tile + 1 < k_tiles) {
                         GMM__LOAD_A(a[(s + 1) & 1], shared + (uint32_t)read_offset, 0);
                         GMM__LOAD_B(b[(s + 1) & 1], shared + (uint32_t)read_offset, 0);
                     }
                 }
                 if (s == 0) {
-                    if (d + STAGES - 1 < k_tiles) {
-                        GMM__LOAD_STAGE(d + STAGES - 1, write_offset);
+                    if (k_tile + STAGES - 1 < k_tiles) {
+                        GMM__LOAD_STAGE(k_tile + STAGES - 1, write_offset);
                         write_offset = write_offset + STAGE == STAGES * STAGE ? 0 : write_offset + STAGE;
                     } else gmm_cp_async_commit_group();
                 }
@@ -6858,17 +6774,23 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
 #undef GMM__LOAD_STAGE
 #undef GMM__LOAD_A
 #undef GMM__LOAD_B
-#undef GMM__KERNEL_NAME
 #undef GMM__CFG
+#undef GMM__KERNEL_NAME
+#undef GMM__OP
+#undef GMM__TAG
 #undef GMM__TILE
+#undef GMM__ROW
 
-/* .................................................................. Body: fp32 product, one chain per element ... */
+/* ......................................................................................... Body: fp32 product ... */
 #elif GMM__BODY == 2
 
-#if !defined(GMM__OP) || !defined(GMM__KERNEL_NAME)
-#error "gmm: this body needs GMM__OP and GMM__KERNEL_NAME"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
-/* D = A B^T in fp32 on the CUDA cores: every element is one chain of FMAs in the order of k. A CTA of 256 threads
+#define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__OP GMM__COLUMN(2, GMM__ROW)
+
+/* D = A B^T in fp32 on the CUDA cores: every element is accumulated by FMAs in the order of k. A CTA of 256 threads
    computes 128 x 128 elements; a thread has 8 x 8 of them, in rows ty and ty + 64 and columns tx and tx + 64, four
    each. Two buffers of 16 values of k: the loads of the next stage are in flight while the present one is
    multiplied. */
@@ -6931,159 +6853,168 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
         }
         __syncthreads(); /* the next tile overwrites the first buffer */
         {
-            const gmm_gemm_epilogue o = gmm_gemm_epilogue_begin(&args, RAGGED_K, &tile);
+            const gmm_gemm_epilogue epilogue = gmm_gemm_epilogue_begin(&args, RAGGED_K, &tile);
 #pragma unroll
             for (j = 0; j < 8; j += 4) {
                 const int32_t col = tile.n0 + tx + (j ? 64 : 0);
                 float bias[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
-                if (o.bias) {
+                if (epilogue.bias) {
                     const int size = gmm_kmat_size(&args.bias);
-                    gmm_read4(args.bias.dtype, o.bias + (int64_t)col * size, args.n - col, o.bias_vec4, bias);
+                    gmm_read4(args.bias.dtype, epilogue.bias + (int64_t)col * size, args.n - col, epilogue.bias_vec4,
+                              bias);
                 }
 #pragma unroll
                 for (i = 0; i < 8; i++) {
                     const int32_t row = tile.m0 + ty + i % 4 + (i < 4 ? 0 : 64);
-                    if (row < tile.m && col < args.n) gmm_gemm_store(&args, &o, row, col, bias, &acc[i][j]);
+                    if (row < tile.m && col < args.n) gmm_gemm_store(&args, &epilogue, row, col, bias, &acc[i][j]);
                 }
             }
         }
     }
     if (!RAGGED_K && args.zero_tail) gmm_gemm_zero_tail(&args.d, args.offsets[args.groups], args.capacity, args.n);
 }
-#undef GMM__OP
 #undef GMM__KERNEL_NAME
+#undef GMM__OP
+#undef GMM__ROW
 
 /* ............................................................... Body: product of quantized operands ... */
 #elif GMM__BODY == 10
 
-#if !defined(GMM__OP) || !defined(GMM__KIND) || !defined(GMM__KERNEL_NAME)
-#error "gmm: this body needs GMM__OP, GMM__KIND and GMM__KERNEL_NAME"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__OP GMM__COLUMN(2, GMM__ROW)
+#define GMM__KIND GMM__COLUMN(3, GMM__ROW)
 
 /* The GEMM of mma/body_tensor.cuh with quantized operands. Pipeline: codes of stage d + 2 are loaded into registers
    while those of stage d + 1 are dequantized into one of two shared buffers and stage d is multiplied from the
-   other. Scales are loaded one stage earlier and stored in a ring of four slots. 8 warps, 2 along rows and 4 along
-   columns. */
+   other. Scales are loaded one stage earlier and stored in a ring of four slots. 8 warps, 2 along M and 4 along N. */
 GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __grid_constant__ gmm_qgemm_args args) {
     enum {
         TA = (int)GMM__CAT(gmm_qgemm_ta_, GMM__KIND), TB = (int)GMM__CAT(gmm_qgemm_tb_, GMM__KIND),
         BLOCK_SCALED = (int)GMM__CAT(gmm_qgemm_block_scaled_, GMM__KIND),
         RAGGED_K = (int)GMM__CAT(gmm_ragged_k_, GMM__OP),
         BM = GMM_QGEMM_TILE_M, BN = BLOCK_SCALED ? (int)gmm_qgemm_tile_n_1 : (int)gmm_qgemm_tile_n_0,
-        LINES = BM + BN, B_LOG2_N64 = BLOCK_SCALED ? 1 : 2,
+        MN = BM + BN, B_LOG2_MN64 = BLOCK_SCALED ? 1 : 2,
         WN = BN / 4, MT = 4, NT = WN / 8, KT = GMM_QGEMM_TILE_K / 16, /* 2 x 4 warps */
-        A_LINE = TA ? 2 * BM : 2 * GMM_QGEMM_TILE_K, B_LINE = TB ? 2 * BN : 2 * GMM_QGEMM_TILE_K, /* bytes */
+        /* of a row of a stage */
+        A_ROW_BYTES = TA ? 2 * BM : 2 * GMM_QGEMM_TILE_K, B_ROW_BYTES = TB ? 2 * BN : 2 * GMM_QGEMM_TILE_K,
         A_BYTES = 2 * BM * GMM_QGEMM_TILE_K, STAGE = A_BYTES + 2 * BN * GMM_QGEMM_TILE_K,
-        SLOT = BLOCK_SCALED ? (int)gmm_qgemm_slot_bytes_1 : (int)gmm_qgemm_slot_bytes_0, STORE_LD = WN + 8,
-        STORE_LANES = WN / 4,
-        STORE_ROWS = 32 / STORE_LANES
+        SLOT = BLOCK_SCALED ? (int)gmm_qgemm_slot_bytes_1 : (int)gmm_qgemm_slot_bytes_0, /* of scales */
+        STORE_LD = WN + 8, STORE_LANES = WN / 4, STORE_ROWS = 32 / STORE_LANES
     };
     const gmm_dtype dtype = (gmm_dtype)GMM__CAT(gmm_qgemm_dtype_, GMM__KIND);
     extern __shared__ __align__(1024) char gmm_shared[];
     const uint32_t shared = (uint32_t)__cvta_generic_to_shared(gmm_shared);
     const int tid = (int)threadIdx.x, lane = tid & 31, warp = tid >> 5, warp_m = warp / 4 * 64, warp_n = warp % 4 * WN;
-    const gmm_scaling sa = args.a.scaling, sb = args.b.scaling, s0 = tid < BM ? sa : sb;
-    /* A is 16-bit tokens, which are copied without conversion */
-    const int tokens = !RAGGED_K && sa == GMM_SCALING_NONE;
-    const int has_scales = BLOCK_SCALED || sb == GMM_SCALING_MX32 || sb == GMM_SCALING_NV16;
-    const int a_passes = tokens ? 0 : args.a.dtype == GMM_E2M1 ? 1 : 2;
+    const gmm_scaling scaling_a = args.a.scaling, scaling_b = args.b.scaling;
+    const gmm_scaling scaling0 = tid < BM ? scaling_a : scaling_b;
+    /* A holds 16-bit tokens, which are copied without conversion */
+    const int a_is_16bit = !RAGGED_K && scaling_a == GMM_SCALING_NONE;
+    const int has_scales = BLOCK_SCALED || scaling_b == GMM_SCALING_MX32 || scaling_b == GMM_SCALING_NV16;
+    const int a_passes = a_is_16bit ? 0 : args.a.dtype == GMM_E2M1 ? 1 : 2;
     const int b_passes = (args.b.dtype == GMM_E2M1 ? 1 : 2) * (BN / 128);
     char *const slots = gmm_shared + 2 * STAGE;
     gmm_gemm_tile *const smem_tile = (gmm_gemm_tile *)(void *)(slots + 4 * SLOT);
     float *store_smem = (float *)(void *)gmm_shared + warp * 8 * STORE_LD;
     uint32_t a_offset, b_offset, a[2][4], b[NT / 2][4], scale_bits0, scale_bits1;
-    uint4 ra[2], rb[BN / 64];
+    uint4 codes_a[2], codes_b[BN / 64];
     gmm_gemm_tile tile;
-    gmm_qgemm_operand qa, qb;
-    const uint8_t *line_scales0, *line_scales1;
-    gmm_qgemm_scale_strides steps;
+    gmm_qgemm_operand operand_a, operand_b;
+    /* thread t loads the scales of row t of A and B together and, of the wide tile, of row t + 256 */
+    const uint8_t *first_scale0, *first_scale1;
+    gmm_qgemm_scale_strides strides;
     float acc[MT][NT][4], sum[BLOCK_SCALED ? MT : 1][NT][4];
     int64_t tile_index = blockIdx.x;
-    int i, j, h, d, s, k_tiles;
+    int i, j, h, r, s, k_tile, k_tiles;
 
-    steps.block = steps.block4 = 0;
+    strides.block = strides.block4 = 0;
     if (TA)
         a_offset = gmm_swizzle((uint32_t)((lane & 7) + (lane >> 4) * 8), (uint32_t)(warp_m / 8 + (lane >> 3 & 1)),
-                               A_LINE);
-    else a_offset = gmm_swizzle((uint32_t)(warp_m + (lane & 15)), (uint32_t)(lane >> 4), A_LINE);
-    if (TB) b_offset = gmm_swizzle((uint32_t)(lane & 15), (uint32_t)(warp_n / 8 + (lane >> 4)), B_LINE);
-    else b_offset = gmm_swizzle((uint32_t)(warp_n + (lane & 7) + (lane >> 4) * 8), (uint32_t)(lane >> 3 & 1), B_LINE);
+                               A_ROW_BYTES);
+    else a_offset = gmm_swizzle((uint32_t)(warp_m + (lane & 15)), (uint32_t)(lane >> 4), A_ROW_BYTES);
+    if (TB) b_offset = gmm_swizzle((uint32_t)(lane & 15), (uint32_t)(warp_n / 8 + (lane >> 4)), B_ROW_BYTES);
+    else
+        b_offset = gmm_swizzle((uint32_t)(warp_n + (lane & 7) + (lane >> 4) * 8), (uint32_t)(lane >> 3 & 1),
+                               B_ROW_BYTES);
     b_offset += A_BYTES;
 
 /* ldmatrix of step s of the stage at `base`: fragments of 16 rows of A, and of all columns of B. */
 #define GMM__LOAD_A(base, s, i) \
-    if (TA) gmm_ldmatrix_x4_trans(a[(i) & 1], (base) + (a_offset ^ (uint32_t)((i) * 32)) + (s) * 16 * A_LINE); \
-    else gmm_ldmatrix_x4(a[(i) & 1], (base) + (a_offset ^ (uint32_t)((s) * 32)) + (i) * 16 * A_LINE)
+    if (TA) gmm_ldmatrix_x4_trans(a[(i) & 1], (base) + (a_offset ^ (uint32_t)((i) * 32)) + (s) * 16 * A_ROW_BYTES); \
+    else gmm_ldmatrix_x4(a[(i) & 1], (base) + (a_offset ^ (uint32_t)((s) * 32)) + (i) * 16 * A_ROW_BYTES)
 #define GMM__LOAD_B(base, s) \
     _Pragma("unroll") for (j = 0; j < NT / 2; j++) \
-        if (TB) gmm_ldmatrix_x4_trans(b[j], (base) + (b_offset ^ (uint32_t)(j * 32)) + (s) * 16 * B_LINE); \
-        else gmm_ldmatrix_x4(b[j], (base) + (b_offset ^ (uint32_t)((s) * 32)) + j * 16 * B_LINE)
+        if (TB) gmm_ldmatrix_x4_trans(b[j], (base) + (b_offset ^ (uint32_t)(j * 32)) + (s) * 16 * B_ROW_BYTES); \
+        else gmm_ldmatrix_x4(b[j], (base) + (b_offset ^ (uint32_t)((s) * 32)) + j * 16 * B_ROW_BYTES)
 /* The operands of the tile's group. */
 #define GMM__VIEWS \
     const int64_t start = (int64_t)args.p.tiles[tile.g] * GMM_QGEMM_TILE_M, rows = RAGGED_K ? tile.k : tile.m; \
-    const gmm__qview va = gmm__qview_of(&args.a, args.a_along, 1, tile.g, tile.row, start, rows, args.a_cols); \
-    const gmm__qview vb = gmm__qview_of(&args.b, args.b_along, RAGGED_K, tile.g, RAGGED_K ? tile.row : 0, \
+    const gmm__qview view_a = gmm__qview_of(&args.a, args.a_along, 1, tile.g, tile.row, start, rows, args.a_cols); \
+    const gmm__qview view_b = gmm__qview_of(&args.b, args.b_along, RAGGED_K, tile.g, RAGGED_K ? tile.row : 0, \
                                         RAGGED_K ? start : 0, RAGGED_K ? rows : args.b_rows, args.b_cols)
 /* Stores the scales of stage q, which were loaded into registers before, and loads those of the next stage. */
 #define GMM__STORE_SCALES(q) \
-    gmm_qgemm_store_scales(dtype, BLOCK_SCALED, s0, scale_bits0, slots + ((q) & 3) * SLOT, tid, LINES); \
-    if (LINES > 256 && tid < 128) \
-        gmm_qgemm_store_scales(dtype, BLOCK_SCALED, sb, scale_bits1, slots + ((q) & 3) * SLOT, tid + 256, LINES); \
+    gmm_qgemm_store_scales(dtype, BLOCK_SCALED, scaling0, scale_bits0, slots + ((q) & 3) * SLOT, tid, MN); \
+    if (MN > 256 && tid < 128) \
+        gmm_qgemm_store_scales(dtype, BLOCK_SCALED, scaling_b, scale_bits1, slots + ((q) & 3) * SLOT, tid + 256, MN); \
     GMM__LOAD_SCALES((q) + 1)
 #define GMM__LOAD_SCALES(q) \
-    scale_bits0 = gmm_qgemm_load_scales(line_scales0, \
-                                        BLOCK_SCALED ? steps \
+    scale_bits0 = gmm_qgemm_load_scales(first_scale0, \
+                                        BLOCK_SCALED ? strides \
                                         : tid < BM   ? GMM__SCALE_STRIDES(a) \
-                                        : GMM__SCALE_STRIDES(b), s0, q, k); \
-    if (LINES > 256 && tid < 128) scale_bits1 = gmm_qgemm_load_scales(line_scales1, GMM__SCALE_STRIDES(b), sb, q, k)
+                                                     : GMM__SCALE_STRIDES(b), \
+                                        scaling0, q, k); \
+    if (MN > 256 && tid < 128) \
+        scale_bits1 = gmm_qgemm_load_scales(first_scale1, GMM__SCALE_STRIDES(b), scaling_b, q, k)
 #define GMM__SCALE_STRIDES(x) gmm_qgemm_scale_strides_of(&args.x, GMM__CAT(gmm_qgemm_t##x##_, GMM__KIND), args.x##_cols)
+/* Scales of stage t for the operand at byte `offset` of the stage; NULL: its elements are not scaled. */
+#define GMM__ELEMENT_SCALES(t, offset) \
+    (has_scales && !BLOCK_SCALED ? (const uint16_t *)(void *)(slots + ((t) & 3) * SLOT) + ((offset) ? BM : 0) : NULL)
 /* Dequantizes chunk i of stage t into shared memory and loads the same chunk of the following stage into its
    registers. */
-#define GMM__DEQUANTIZE_CHUNK(x, mn_major, log2_n64, i, t, offset) \
-    gmm_qgemm_dequantize_chunk(dtype, &args.x, mn_major, log2_n64, i, r##x[i], \
-                               gmm_shared + ((t) & 1) * STAGE + (offset), \
-                               has_scales && !BLOCK_SCALED \
-                               ? (const uint16_t *)(void *)(slots + ((t) & 3) * SLOT) + ((offset) ? BM : 0) \
-                               : NULL, \
-                               LINES); \
-    r##x[i] = gmm_qgemm_load_chunk(&q##x, &args.x, mn_major, log2_n64, i)
+#define GMM__DEQUANTIZE_CHUNK(x, mn_major, log2_mn64, i, t, offset) \
+    gmm_qgemm_dequantize_chunk(dtype, &args.x, mn_major, log2_mn64, i, codes_##x[i], \
+                               gmm_shared + ((t) & 1) * STAGE + (offset), GMM__ELEMENT_SCALES(t, offset)); \
+    codes_##x[i] = gmm_qgemm_load_chunk(&operand_##x, &args.x, mn_major, log2_mn64, i)
 
     for (tile.g = 0; gmm_gemm_next_tile(&args.p, RAGGED_K, BM, BN, &tile_index, &tile); tile_index += gridDim.x) {
         const int k = RAGGED_K ? (tile.k + args.k_round - 1) / args.k_round * args.k_round : tile.k;
         const int row_blocks = (tile.m - tile.m0 - warp_m + 15) / 16; /* blocks of 16 rows that this warp has */
         {
             GMM__VIEWS;
-            gmm_qgemm_operand_init(&qa, &args.a, &va, TA, 1, tile.row, tile.m0, tile.m, k);
-            gmm_qgemm_operand_init(&qb, &args.b, &vb, TB, B_LOG2_N64, 0, tile.n0, args.p.n, k);
-            line_scales0 = tid < BM ? gmm_qgemm_line_scales(&va, sa, tile.m0 + tid, tile.m)
-                             : gmm_qgemm_line_scales(&vb, sb, tile.n0 + tid - BM, args.p.n);
-            line_scales1 = gmm_qgemm_line_scales(&vb, sb, tile.n0 + tid + 128, args.p.n);
+            operand_a = gmm_qgemm_operand_init(&args.a, &view_a, TA, 1, tile.row, tile.m0, tile.m, k);
+            operand_b = gmm_qgemm_operand_init(&args.b, &view_b, TB, B_LOG2_MN64, 0, tile.n0, args.p.n, k);
+            first_scale0 = tid < BM ? gmm_qgemm_first_scale(&view_a, scaling_a, tile.m0 + tid, tile.m)
+                                    : gmm_qgemm_first_scale(&view_b, scaling_b, tile.n0 + tid - BM, args.p.n);
+            first_scale1 = gmm_qgemm_first_scale(&view_b, scaling_b, tile.n0 + tid + 128, args.p.n);
             if (BLOCK_SCALED)
-                steps = tid < BM ? gmm_qgemm_scale_strides_of(&args.a, TA, va.lines)
-                    : gmm_qgemm_scale_strides_of(&args.b, TB, vb.lines);
+                strides = tid < BM ? gmm_qgemm_scale_strides_of(&args.a, TA, view_a.lines)
+                                   : gmm_qgemm_scale_strides_of(&args.b, TB, view_b.lines);
         }
         /* an empty group multiplies one stage of zeros */
         k_tiles = k > 0 ? (k + GMM_QGEMM_TILE_K - 1) / GMM_QGEMM_TILE_K : 1;
 #pragma unroll
         for (i = 0; i < 2; i++)
-            if (i < a_passes) ra[i] = gmm_qgemm_load_chunk(&qa, &args.a, TA, 1, i);
+            if (i < a_passes) codes_a[i] = gmm_qgemm_load_chunk(&operand_a, &args.a, TA, 1, i);
 #pragma unroll
         for (i = 0; i < BN / 64; i++)
-            if (i < b_passes) rb[i] = gmm_qgemm_load_chunk(&qb, &args.b, TB, B_LOG2_N64, i);
+            if (i < b_passes) codes_b[i] = gmm_qgemm_load_chunk(&operand_b, &args.b, TB, B_LOG2_MN64, i);
         if (has_scales) {
             scale_bits1 = 0;
             GMM__LOAD_SCALES(0);
             GMM__STORE_SCALES(0);
         }
         __syncthreads(); /* scales are stored, and the epilogue of the previous tile has finished with shared memory */
-        if (tid == 0) *smem_tile = tile; /* kept in shared memory, so that it takes no registers in the mainloop */
+        if (tid == 0) *smem_tile = tile; /* in shared memory, so that it takes no registers in the mainloop */
         if (has_scales) {
             GMM__STORE_SCALES(1);
         }
-        if (tokens) gmm_qgemm_copy_tokens(&qa, &args.a, gmm_shared);
+        if (a_is_16bit) gmm_qgemm_copy_tokens(&operand_a, &args.a, gmm_shared);
         gmm_cp_async_commit_group();
-        gmm_qgemm_operand_advance(&qa, &args.a, TA);
-        gmm_qgemm_operand_advance(&qb, &args.b, TB);
+        gmm_qgemm_operand_advance(&operand_a, &args.a, TA);
+        gmm_qgemm_operand_advance(&operand_b, &args.b, TB);
 #pragma unroll
         for (i = 0; i < 2; i++)
             if (i < a_passes) {
@@ -7092,7 +7023,7 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __gri
 #pragma unroll
         for (i = 0; i < BN / 64; i++)
             if (i < b_passes) {
-                GMM__DEQUANTIZE_CHUNK(b, TB, B_LOG2_N64, i, 0, A_BYTES);
+                GMM__DEQUANTIZE_CHUNK(b, TB, B_LOG2_MN64, i, 0, A_BYTES);
             }
 #pragma unroll
         for (i = 0; i < MT; i++)
@@ -7102,17 +7033,18 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __gri
                 for (h = 0; h < 4; h++) acc[i][j][h] = sum[BLOCK_SCALED ? i : 0][j][h] = 0.0f;
         gmm_gemm_prefetch(&args.p, RAGGED_K, &tile, BM, BN);
 
-        for (d = 0; d < k_tiles; d++) {
-            const uint32_t base = shared + (uint32_t)((d & 1) * STAGE);
-            const int has_next = d + 1 < k_tiles;
+        for (k_tile = 0; k_tile < k_tiles; k_tile++) {
+            const uint32_t base = shared + (uint32_t)((k_tile & 1) * STAGE);
+            const int has_next = k_tile + 1 < k_tiles;
             GMM__CP_ASYNC_WAIT_GROUP(0);
-            __syncthreads(); /* stage d is complete, and stage d - 1 has been read */
-            if (tokens && has_next) gmm_qgemm_copy_tokens(&qa, &args.a, gmm_shared + ((d + 1) & 1) * STAGE);
+            __syncthreads(); /* stage k_tile is complete, and the one before has been read */
+            if (a_is_16bit && has_next)
+                gmm_qgemm_copy_tokens(&operand_a, &args.a, gmm_shared + ((k_tile + 1) & 1) * STAGE);
             gmm_cp_async_commit_group();
-            if (!tokens || has_next) gmm_qgemm_operand_advance(&qa, &args.a, TA);
-            gmm_qgemm_operand_advance(&qb, &args.b, TB);
+            if (!a_is_16bit || has_next) gmm_qgemm_operand_advance(&operand_a, &args.a, TA);
+            gmm_qgemm_operand_advance(&operand_b, &args.b, TB);
             if (has_scales) {
-                GMM__STORE_SCALES(d + 2);
+                GMM__STORE_SCALES(k_tile + 2);
             }
             GMM__LOAD_A(base, 0, 0);
             GMM__LOAD_B(base, 0);
@@ -7134,42 +7066,45 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __gri
                     GMM__LOAD_B(base, s + 1);
                 }
                 if (s < 2 && has_next && s < a_passes) {
-                    GMM__DEQUANTIZE_CHUNK(a, TA, 1, s % 2, d + 1, 0);
+                    GMM__DEQUANTIZE_CHUNK(a, TA, 1, s % 2, k_tile + 1, 0);
                 }
                 if (s < BN / 64 && has_next && s < b_passes) {
-                    GMM__DEQUANTIZE_CHUNK(b, TB, B_LOG2_N64, s % (BN / 64), d + 1, A_BYTES);
+                    GMM__DEQUANTIZE_CHUNK(b, TB, B_LOG2_MN64, s % (BN / 64), k_tile + 1, A_BYTES);
                 }
-                if (BLOCK_SCALED && (s & 1) && (args.block == 32 || (s == KT - 1 && (d & 1 || !has_next)))) {
-                    const float *scale = (const float *)(void *)(slots + (d & 3) * SLOT) +
-                                         (args.block == 32 ? s / 2 * LINES : 0);
-                    const float ones[2] = { 1.0f, 1.0f }, *const column = scale + BM + warp_n + (lane & 3) * 2;
+                if (BLOCK_SCALED && (s & 1) && (args.block == 32 || (s == KT - 1 && (k_tile & 1 || !has_next)))) {
+                    const float *scale = (const float *)(void *)(slots + (k_tile & 3) * SLOT) +
+                                         (args.block == 32 ? s / 2 * MN : 0);
+                    const float ones[2] = { 1.0f, 1.0f }, *const col_scales = scale + BM + warp_n + (lane & 3) * 2;
 #pragma unroll
                     for (i = 0; i < MT; i++) {
                         const float *const first = scale + warp_m + i * 16 + (lane >> 2);
-                        float row[2] = { first[0], first[8] };
-                        const float lift[2] = { gmm__scale_lift(row[0]), gmm__scale_lift(row[1]) };
+                        float row_scales[2] = { first[0], first[8] };
+                        const float lift[2] = { gmm__scale_lift(row_scales[0]), gmm__scale_lift(row_scales[1]) };
                         if (lift[0] == 1.0f && lift[1] == 1.0f) {
 #pragma unroll
                             for (j = 0; j < NT; j++)
-                                gmm_qgemm_promote(sum[BLOCK_SCALED ? i : 0][j], acc[i][j], row, column + 8 * j, ones);
+                                gmm_qgemm_promote(sum[BLOCK_SCALED ? i : 0][j], acc[i][j], row_scales,
+                                                  col_scales + 8 * j, ones);
                         } else {
-                            row[0] *= 1.0f / lift[0];
-                            row[1] *= 1.0f / lift[1];
+                            row_scales[0] *= 1.0f / lift[0];
+                            row_scales[1] *= 1.0f / lift[1];
 #pragma unroll
                             for (j = 0; j < NT; j++)
-                                gmm_qgemm_promote(sum[BLOCK_SCALED ? i : 0][j], acc[i][j], row, column + 8 * j, lift);
+                                gmm_qgemm_promote(sum[BLOCK_SCALED ? i : 0][j], acc[i][j], row_scales,
+                                                  col_scales + 8 * j, lift);
                         }
                     }
                 }
             }
         }
 
-        { /* epilogue: apply the scales that are constant over the contraction, then store as the plain products do */
+        { /* epilogue: applies the scales that are constant along k, then stores as body 1 does */
             gmm_gemm_epilogue epilogue;
             __syncthreads(); /* all stages have been read: their memory is reused for the results */
             tile = *smem_tile;
             GMM__VIEWS;
-            const float divisor = gmm__fmul(gmm_qgemm_outer_divisor(&va, sa), gmm_qgemm_outer_divisor(&vb, sb));
+            const float divisor = gmm__fmul(gmm_qgemm_outer_divisor(&view_a, scaling_a),
+                                            gmm_qgemm_outer_divisor(&view_b, scaling_b));
             const float inverse = gmm__fdiv(1.0f, divisor);
             const int32_t col = tile.n0 + warp_n + lane % STORE_LANES * 4;
             const int empty = tile.k == 0; /* an empty sum is +0 */
@@ -7184,7 +7119,7 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __gri
 #pragma unroll
                 for (h = 0; h < 2; h++) {
                     const int32_t n = tile.n0 + warp_n + j * 8 + (lane & 3) * 2 + h;
-                    col_scale[j][h] = !empty && n < args.p.n ? gmm_qgemm_outer_scale(&vb, sb, n) : 1.0f;
+                    col_scale[j][h] = !empty && n < args.p.n ? gmm_qgemm_outer_scale(&view_b, scaling_b, n) : 1.0f;
                     extreme |= !gmm__scale_moderate(col_scale[j][h]);
                 }
             extreme = __any_sync(0xFFFFFFFFu, extreme);
@@ -7199,7 +7134,7 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __gri
                 float row_scale = 1.0f;
                 int in_smem; /* the accumulators are scaled one by one in shared memory */
                 if (first_row >= tile.m) break;
-                if (!empty && frag_row < tile.m) row_scale = gmm_qgemm_outer_scale(&va, sa, frag_row);
+                if (!empty && frag_row < tile.m) row_scale = gmm_qgemm_outer_scale(&view_a, scaling_a, frag_row);
                 in_smem = extreme || __any_sync(0xFFFFFFFFu, !gmm__scale_moderate(row_scale));
                 if (!empty && frag_row < tile.m) row_scale = gmm__fmul(alpha, row_scale);
 #pragma unroll
@@ -7218,34 +7153,33 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __gri
                         }
                     }
                 __syncwarp();
-                if (in_smem) { /* rare: the views are made again, so that they take no registers elsewhere */
+                if (in_smem) { /* rare; the views are computed again, so that they take no registers elsewhere */
                     const gmm_gemm_tile tile = *smem_tile;
                     GMM__VIEWS;
 #pragma unroll 1
-                    for (d = lane; d < 8 * WN; d += 32) {
-                        const int32_t m = first_row + d / WN, n = tile.n0 + warp_n + d % WN;
-                        float *const v = &store_smem[d / WN * STORE_LD + d % WN];
+                    for (r = lane; r < 8 * WN; r += 32) {
+                        const int32_t m = first_row + r / WN, n = tile.n0 + warp_n + r % WN;
+                        float *const v = &store_smem[r / WN * STORE_LD + r % WN];
                         if (m < tile.m && n < args.p.n)
-                            *v = gmm__scale_sum(*v, alpha, gmm_qgemm_outer_scale(&va, sa, m),
-                                                gmm_qgemm_outer_scale(&vb, sb, n), inverse);
+                            *v = gmm__scale_sum(*v, alpha, gmm_qgemm_outer_scale(&view_a, scaling_a, m),
+                                                gmm_qgemm_outer_scale(&view_b, scaling_b, n), inverse);
                     }
                     __syncwarp();
                 }
                 if (epilogue.vec4 && tile.m - first_row >= 8 && tile.n0 + warp_n + WN <= args.p.n) {
                     const int64_t pitch = args.p.d.ld * gmm_kmat_size(&args.p.d);
-                    gmm_gemm_store_rows(&args.p, &epilogue, 8 / STORE_ROWS,
+                    gmm_gemm_store_rows(&args.p, &epilogue,
                                         epilogue.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.p.d),
-                                        pitch * STORE_ROWS,
-                                        epilogue.bias_scale ? epilogue.bias_scale + row : NULL, STORE_ROWS, src,
-                                        STORE_ROWS * STORE_LD, bias);
+                                        pitch * STORE_ROWS, epilogue.bias_scale ? epilogue.bias_scale + row : NULL,
+                                        STORE_ROWS, src, bias);
                 } else {
 #pragma unroll 1
-                    for (d = 0; d < 8; d += STORE_ROWS) {
-                        const float4 f = *(const float4 *)(const void *)(src + d * STORE_LD);
+                    for (r = 0; r < 8; r += STORE_ROWS) {
+                        const float4 f = *(const float4 *)(const void *)(src + r * STORE_LD);
                         float v[4];
                         v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
-                        if (row + d < tile.m && col < args.p.n)
-                            gmm_gemm_store(&args.p, &epilogue, row + d, col, bias, v);
+                        if (row + r < tile.m && col < args.p.n)
+                            gmm_gemm_store(&args.p, &epilogue, row + r, col, bias, v);
                     }
                 }
                 __syncwarp();
@@ -7262,22 +7196,29 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __gri
 #undef GMM__LOAD_SCALES
 #undef GMM__SCALE_STRIDES
 #undef GMM__DEQUANTIZE_CHUNK
+#undef GMM__ELEMENT_SCALES
 #undef GMM__KERNEL_NAME
+#undef GMM__OP
 #undef GMM__KIND
+#undef GMM__ROW
 
 /* ........................................................................................ Body: bias gradient ... */
 #elif GMM__BODY == 3
 
-#if !defined(GMM__PARTIALS_KERNEL_NAME) || !defined(GMM__ROWS_KERNEL_NAME) || !defined(GMM__DTYPE)
-#error "gmm: this body needs GMM__PARTIALS_KERNEL_NAME, GMM__ROWS_KERNEL_NAME and GMM__DTYPE"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__PARTIALS_KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__ROWS_KERNEL_NAME GMM__COLUMN(2, GMM__ROW)
+#define GMM__DTYPE GMM__COLUMN(3, GMM__ROW)
+
 /* partials[chunk][n] = sum over the rows of a chunk of s[r] dy[r][n]. A CTA processes GMM_BGRAD_COLS columns of a
-   chunk: 64 threads cover the columns, 4 each, and four sets of them take every fourth row. */
+   chunk: 64 threads cover the columns, 4 each, and ROW_GROUPS groups of 64 threads sum every fourth row each. */
 GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS)
 GMM__PARTIALS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
-    enum { LINES = GMM_BGRAD_THREADS / 64, SIZE = GMM__DTYPE == GMM_F32 ? 4 : 2 };
-    __shared__ float sums[LINES][GMM_BGRAD_COLS];
-    const int tid = (int)threadIdx.x, line = tid / 64;
+    enum { ROW_GROUPS = GMM_BGRAD_THREADS / 64, SIZE = GMM__DTYPE == GMM_F32 ? 4 : 2 };
+    __shared__ float sums[ROW_GROUPS][GMM_BGRAD_COLS];
+    const int tid = (int)threadIdx.x, row_group = tid / 64;
     const uint32_t blocks = (uint32_t)(args.n + GMM_BGRAD_COLS - 1) / GMM_BGRAD_COLS;
     const int64_t count = (int64_t)args.tiles[args.groups] * blocks;
     const char *dy = (const char *)args.dy.data;
@@ -7294,18 +7235,18 @@ GMM__PARTIALS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
         row = args.offsets[g] + (int64_t)(chunk - (uint32_t)args.tiles[g]) * GMM_BGRAD_ROWS;
         end = args.offsets[g + 1] < row + GMM_BGRAD_ROWS ? args.offsets[g + 1] : row + GMM_BGRAD_ROWS;
 #pragma unroll 8
-        for (row += line; row < end; row += LINES) {
+        for (row += row_group; row < end; row += ROW_GROUPS) {
             const float s = args.bias_scale ? args.bias_scale[row] : 1.0f;
             float v[4];
             gmm_read4(GMM__DTYPE, dy + (row * args.dy.ld + col) * SIZE, args.n - col, vec4, v);
 #pragma unroll
             for (i = 0; i < 4; i++) sum[i] = __fmaf_rn(s, v[i], sum[i]);
         }
-        *(float4 *)&sums[line][tid % 64 * 4] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+        *(float4 *)&sums[row_group][tid % 64 * 4] = make_float4(sum[0], sum[1], sum[2], sum[3]);
         __syncthreads();
         if (first + tid < args.n) {
             float total = sums[0][tid];
-            for (i = 1; i < LINES; i++) total = __fadd_rn(total, sums[i][tid]);
+            for (i = 1; i < ROW_GROUPS; i++) total = __fadd_rn(total, sums[i][tid]);
             args.partials[(int64_t)chunk * args.n + first + tid] = total;
         }
         __syncthreads();
@@ -7350,45 +7291,47 @@ GMM__ROWS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
 #undef GMM__PARTIALS_KERNEL_NAME
 #undef GMM__ROWS_KERNEL_NAME
 #undef GMM__DTYPE
+#undef GMM__ROW
 
 
 /* ======================================================================================== Bodies per precision === */
 
 #elif GMM__BODY == 4
-#ifndef GMM__TAG
-#error "gmm: this body needs GMM__TAG"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__TAG GMM__COLUMN(1, GMM__ROW)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__STATIC_DTYPE ((gmm_dtype)GMM__NAME(gmm__static_dtype))
 /* Whether lanes have the column layout of fp32 rows; `dynamic`: the answer where dtypes are read at run time. */
 #define GMM__WIDE(dynamic) (GMM__STATIC_DTYPE == GMM_NONE ? (dynamic) : GMM__STATIC_DTYPE == GMM_F32)
 
-/* Loads the gate and linear inputs of a lane's columns q, and dy if it is given. */
+/* Loads the gate and linear inputs of a lane's columns, and dy if it is given. */
 GMM__DEVICE gmm__act_operands GMM__NAME(gmm__act_load_operands)(const gmm__act_args *a, int64_t row,
-                                                                const gmm__lane_cols *q) {
+                                                                const gmm__lane_cols *cols) {
     gmm__act_operands in = GMM_ZERO;
-    gmm__lane_cols x_cols = *q;
+    gmm__lane_cols x_cols = *cols;
     int32_t i;
-    if (a->dy.data) in.dy = gmm__load8(GMM__STATIC_DTYPE, &a->dy, row, q);
+    if (a->dy.data) in.dy = gmm__load8(GMM__STATIC_DTYPE, &a->dy, row, cols);
     if (a->layout == GMM__GLU_SPLIT) {
-        x_cols.col[0] = gmm__act_gate_column(q->col[0], a->interleave);
-        x_cols.col[1] = gmm__act_gate_column(q->col[1], a->interleave);
+        x_cols.col[0] = gmm__act_gate_column(cols->col[0], a->interleave);
+        x_cols.col[1] = gmm__act_gate_column(cols->col[1], a->interleave);
         in.a = gmm__load8(GMM__STATIC_DTYPE, &a->x, row, &x_cols);
         if (!a->gated) return in;
         x_cols.col[0] += gmm__act_linear_offset(a);
         x_cols.col[1] += gmm__act_linear_offset(a);
         in.b = gmm__load8(GMM__STATIC_DTYPE, &a->x, row, &x_cols);
     } else if (a->layout == GMM__GLU_PAIRS) {
-        x_cols = gmm__lane_cols_at(2 * q->col[0], 2 * q->col[0] + 4, 2 * q->col[0] + 2 * q->n[0]);
+        x_cols = gmm__lane_cols_at(2 * cols->col[0], 2 * cols->col[0] + 4, 2 * cols->col[0] + 2 * cols->n[0]);
         in.a = gmm__load8(GMM__STATIC_DTYPE, &a->x, row, &x_cols);
-        x_cols = gmm__lane_cols_at(2 * q->col[1], 2 * q->col[1] + 4, 2 * q->col[1] + 2 * q->n[1]);
+        x_cols = gmm__lane_cols_at(2 * cols->col[1], 2 * cols->col[1] + 4, 2 * cols->col[1] + 2 * cols->n[1]);
         in.b = gmm__load8(GMM__STATIC_DTYPE, &a->x, row, &x_cols);
     } else if (GMM__STATIC_DTYPE == GMM_NONE) {
 #pragma unroll
         for (i = 0; i < 8; i++) {
-            const int32_t col = gmm__act_gate_column(q->col[i / 4] + i % 4, a->interleave);
-            if (i % 4 < q->n[i / 4]) gmm__load_element(&a->x, row, col, i, &in.a);
-            if (i % 4 < q->n[i / 4]) gmm__load_element(&a->x, row, col + gmm__act_linear_offset(a), i, &in.b);
+            const int32_t col = gmm__act_gate_column(cols->col[i / 4] + i % 4, a->interleave);
+            if (i % 4 < cols->n[i / 4]) gmm__load_element(&a->x, row, col, i, &in.a);
+            if (i % 4 < cols->n[i / 4]) gmm__load_element(&a->x, row, col + gmm__act_linear_offset(a), i, &in.b);
         }
     }
     return in;
@@ -7402,13 +7345,13 @@ GMM__DEVICE void GMM__NAME(gmm__act_decode)(const gmm__act_args *a, gmm__act_ope
 }
 
 /* Stores the gradients of the gate and linear inputs. */
-GMM__DEVICE void GMM__NAME(gmm__act_gradients)(const gmm__act_args *a, int64_t row, const gmm__lane_cols *q,
+GMM__DEVICE void GMM__NAME(gmm__act_gradients)(const gmm__act_args *a, int64_t row, const gmm__lane_cols *cols,
                                                const float va[8], const float vb[8]) {
-    gmm__lane_cols dx_cols = *q;
+    gmm__lane_cols dx_cols = *cols;
     int32_t i, j;
     if (a->layout == GMM__GLU_SPLIT) {
-        dx_cols.col[0] = gmm__act_gate_column(q->col[0], a->interleave);
-        dx_cols.col[1] = gmm__act_gate_column(q->col[1], a->interleave);
+        dx_cols.col[0] = gmm__act_gate_column(cols->col[0], a->interleave);
+        dx_cols.col[1] = gmm__act_gate_column(cols->col[1], a->interleave);
         gmm__store8(GMM__STATIC_DTYPE, &a->dx, row, &dx_cols, va);
         if (!a->gated) return;
         dx_cols.col[0] += gmm__act_linear_offset(a);
@@ -7420,14 +7363,14 @@ GMM__DEVICE void GMM__NAME(gmm__act_gradients)(const gmm__act_args *a, int64_t r
             float u[8];
 #pragma unroll
             for (i = 0; i < 8; i++) u[i] = i & 1 ? vb[4 * j + i / 2] : va[4 * j + i / 2];
-            dx_cols = gmm__lane_cols_at(2 * q->col[j], 2 * q->col[j] + 4, 2 * q->col[j] + 2 * q->n[j]);
-            if (q->n[j] > 0) gmm__store8(GMM__STATIC_DTYPE, &a->dx, row, &dx_cols, u);
+            dx_cols = gmm__lane_cols_at(2 * cols->col[j], 2 * cols->col[j] + 4, 2 * cols->col[j] + 2 * cols->n[j]);
+            if (cols->n[j] > 0) gmm__store8(GMM__STATIC_DTYPE, &a->dx, row, &dx_cols, u);
         }
     } else if (GMM__STATIC_DTYPE == GMM_NONE) {
 #pragma unroll
         for (i = 0; i < 8; i++)
-            if (i % 4 < q->n[i / 4]) {
-                const int32_t col = gmm__act_gate_column(q->col[i / 4] + i % 4, a->interleave);
+            if (i % 4 < cols->n[i / 4]) {
+                const int32_t col = gmm__act_gate_column(cols->col[i / 4] + i % 4, a->interleave);
                 gmm__store_f32(&a->dx, row, col, va[i]);
                 gmm__store_f32(&a->dx, row, col + gmm__act_linear_offset(a), vb[i]);
             }
@@ -7445,27 +7388,27 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
     gmm_pdl_wait();
     const uint32_t valid_rows = (uint32_t)*a.valid_rows, rows = a.tail_zero ? (uint32_t)a.rows : valid_rows;
-    gmm__grid_loop w = gmm__grid_loop_begin((a.ffn - 1) / GMM__ELEM_SPAN + 1, GMM__SPANS);
-    for (; w.row < rows; gmm__grid_loop_next(&w)) {
+    gmm__grid_loop loop = gmm__grid_loop_begin((a.ffn - 1) / GMM__ELEM_SPAN + 1, GMM__SPANS);
+    for (; loop.row < rows; gmm__grid_loop_next(&loop)) {
         gmm__act_operands in[2];
-        gmm__lane_cols q[2];
+        gmm__lane_cols cols[2];
         gmm__grid_loop task[2];
         float p[2];
         int32_t i, j;
-        task[0] = w;
-        task[1] = gmm__grid_loop_successor(w);
+        task[0] = loop;
+        task[1] = gmm__grid_loop_successor(loop);
 #pragma unroll
         for (j = 0; j < GMM__SPANS; j++) {
-            q[j] = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)task[j].part, task[j].row < rows ? a.ffn : 0);
+            cols[j] = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)task[j].part, task[j].row < rows ? a.ffn : 0);
             p[j] = 1.0f;
-            if (q[j].n[0] > 0 && task[j].row < valid_rows) {
+            if (cols[j].n[0] > 0 && task[j].row < valid_rows) {
                 if (a.prob) p[j] = a.prob[task[j].row];
-                in[j] = GMM__NAME(gmm__act_load_operands)(&a, task[j].row, &q[j]);
+                in[j] = GMM__NAME(gmm__act_load_operands)(&a, task[j].row, &cols[j]);
             }
         }
 #pragma unroll
         for (j = 0; j < GMM__SPANS; j++)
-            if (q[j].n[0] > 0) {
+            if (cols[j].n[0] > 0) {
                 float va[8], vb[8], f[8], da[8], db[8];
                 if (task[j].row < valid_rows) {
                     GMM__NAME(gmm__act_decode)(&a, &in[j], va, vb);
@@ -7473,7 +7416,7 @@ GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
                 }
 #pragma unroll
                 for (i = 0; i < 8; i++) f[i] = task[j].row < valid_rows ? p[j] * f[i] : 0.0f;
-                gmm__store8(GMM__STATIC_DTYPE, &a.y, task[j].row, &q[j], f);
+                gmm__store8(GMM__STATIC_DTYPE, &a.y, task[j].row, &cols[j], f);
             }
     }
 }
@@ -7489,24 +7432,24 @@ GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
     const uint32_t parts = (uint32_t)(a.ffn - 1) / GMM__ELEM_SPAN + 1;
     const uint32_t row_warps = a.dprob ? (uint32_t)gmm__act_warps_per_row(a.ffn) : parts; /* warps that share a row */
     __shared__ float sums[GMM__ELEM_WARPS];
-    gmm__grid_loop w = gmm__grid_loop_begin(row_warps, 1);
-    for (; w.row < rows; gmm__grid_loop_next(&w)) {
-        const float p = a.prob && w.row < valid_rows ? a.prob[w.row] : 1.0f;
+    gmm__grid_loop loop = gmm__grid_loop_begin(row_warps, 1);
+    for (; loop.row < rows; gmm__grid_loop_next(&loop)) {
+        const float p = a.prob && loop.row < valid_rows ? a.prob[loop.row] : 1.0f;
         float sum = 0.0f;
         uint32_t part;
-        for (part = w.part; part < parts; part += row_warps) {
-            const gmm__lane_cols q = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)part, a.ffn);
+        for (part = loop.part; part < parts; part += row_warps) {
+            const gmm__lane_cols cols = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)part, a.ffn);
             float va[8], vb[8], f[8], da[8], db[8], g[8];
             int32_t i;
-            if (q.n[0] <= 0) continue;
-            if (w.row < valid_rows) {
-                gmm__act_operands in = GMM__NAME(gmm__act_load_operands)(&a, w.row, &q);
+            if (cols.n[0] <= 0) continue;
+            if (loop.row < valid_rows) {
+                gmm__act_operands in = GMM__NAME(gmm__act_load_operands)(&a, loop.row, &cols);
                 GMM__NAME(gmm__act_decode)(&a, &in, va, vb);
                 gmm__act8(a.kind, a.coef, va, vb, f, da, db);
                 gmm__decode8(GMM__STATIC_DTYPE, &a.dy, &in.dy, g);
 #pragma unroll
                 for (i = 0; i < 8; i++) {
-                    if (i % 4 < q.n[i / 4]) sum = fmaf(g[i], f[i], sum);
+                    if (i % 4 < cols.n[i / 4]) sum = fmaf(g[i], f[i], sum);
                     da[i] *= p * g[i];
                     db[i] *= p * g[i];
                     f[i] *= p;
@@ -7515,8 +7458,8 @@ GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
 #pragma unroll
                 for (i = 0; i < 8; i++) f[i] = da[i] = db[i] = 0.0f;
             }
-            if (a.dx.data) GMM__NAME(gmm__act_gradients)(&a, w.row, &q, da, db);
-            if (a.y.data) gmm__store8(GMM__STATIC_DTYPE, &a.y, w.row, &q, f);
+            if (a.dx.data) GMM__NAME(gmm__act_gradients)(&a, loop.row, &cols, da, db);
+            if (a.y.data) gmm__store8(GMM__STATIC_DTYPE, &a.y, loop.row, &cols, f);
         }
         if (!a.dprob) continue;
         sum = gmm__warp_sum(sum);
@@ -7527,7 +7470,7 @@ GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
             for (i = 0, sum = 0.0f; i < GMM__ELEM_WARPS; i++) sum += sums[i];
             __syncthreads();
         }
-        if (w.part == 0 && gmm__lane() == 0) a.dprob[w.row] = sum;
+        if (loop.part == 0 && gmm__lane() == 0) a.dprob[loop.row] = sum;
     }
 }
 
@@ -7539,42 +7482,42 @@ GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_unpermute_fwd)(const __grid_constant__ gmm__permute_args a) {
     gmm_pdl_wait();
-    gmm__grid_loop w = gmm__grid_loop_begin((a.hidden - 1) / GMM__ELEM_SPAN + 1, 1);
+    gmm__grid_loop loop = gmm__grid_loop_begin((a.hidden - 1) / GMM__ELEM_SPAN + 1, 1);
     float sum[8], p[4], next_p[4];
     int32_t row[4], next_row[4], i = 0, j, k;
 #pragma unroll
     for (k = 0; k < 8; k++) sum[k] = 0.0f;
 #pragma unroll
     for (j = 0; j < GMM__BATCH; j++)
-        next_row[j] = w.row < a.tokens ? gmm__slot_row(&a, w.row, j, &next_p[j]) : -1;
-    while (w.row < a.tokens) {
-        const gmm__lane_cols q = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)w.part, (int32_t)a.hidden);
-        const uint32_t token = w.row;
+        next_row[j] = loop.row < a.tokens ? gmm__slot_row(&a, loop.row, j, &next_p[j]) : -1;
+    while (loop.row < a.tokens) {
+        const gmm__lane_cols cols = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)loop.part, (int32_t)a.hidden);
+        const uint32_t token = loop.row;
         gmm__raw8 r[4];
 #pragma unroll
         for (j = 0; j < GMM__BATCH; j++) {
             row[j] = next_row[j];
             p[j] = next_p[j];
-            if (row[j] >= 0 && q.n[0] > 0) r[j] = gmm__load8(GMM__STATIC_DTYPE, &a.src, row[j], &q);
+            if (row[j] >= 0 && cols.n[0] > 0) r[j] = gmm__load8(GMM__STATIC_DTYPE, &a.src, row[j], &cols);
         }
         i += GMM__BATCH;
         if (i >= a.topk) {
             i = 0;
-            gmm__grid_loop_next(&w);
+            gmm__grid_loop_next(&loop);
         }
 #pragma unroll
         for (j = 0; j < GMM__BATCH; j++)
-            next_row[j] = w.row < a.tokens ? gmm__slot_row(&a, w.row, i + j, &next_p[j]) : -1;
+            next_row[j] = loop.row < a.tokens ? gmm__slot_row(&a, loop.row, i + j, &next_p[j]) : -1;
 #pragma unroll
         for (j = 0; j < GMM__BATCH; j++)
-            if (row[j] >= 0 && q.n[0] > 0) {
+            if (row[j] >= 0 && cols.n[0] > 0) {
                 float v[8];
                 gmm__decode8(GMM__STATIC_DTYPE, &a.src, &r[j], v);
 #pragma unroll
                 for (k = 0; k < 8; k++) sum[k] = fmaf(p[j], v[k], sum[k]);
             }
         if (i == 0) {
-            if (q.n[0] > 0) gmm__store8(GMM__STATIC_DTYPE, &a.dst, token, &q, sum);
+            if (cols.n[0] > 0) gmm__store8(GMM__STATIC_DTYPE, &a.dst, token, &cols, sum);
 #pragma unroll
             for (k = 0; k < 8; k++) sum[k] = 0.0f;
         }
@@ -7588,27 +7531,27 @@ GMM__NAME(gmm_unpermute_bwd)(const __grid_constant__ gmm__permute_args a) {
     gmm_pdl_wait();
     const int64_t valid_rows = gmm__valid_rows(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
     const int64_t rows = a.tail_zero ? a.capacity : valid_rows;
-    gmm__grid_loop w = gmm__grid_loop_begin((a.hidden - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
-    for (; w.row < rows; gmm__grid_loop_next(&w)) {
-        const int32_t slot = w.row < valid_rows ? gmm__map_entry(a.slot_of, w.row, slots, a.fault) : -1;
+    gmm__grid_loop loop = gmm__grid_loop_begin((a.hidden - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
+    for (; loop.row < rows; gmm__grid_loop_next(&loop)) {
+        const int32_t slot = loop.row < valid_rows ? gmm__map_entry(a.slot_of, loop.row, slots, a.fault) : -1;
         const float p = slot >= 0 && a.probs ? a.probs[slot] : 1.0f;
         gmm__raw8 r[2];
-        gmm__lane_cols q[2];
+        gmm__lane_cols cols[2];
         int32_t j, k;
 #pragma unroll
         for (j = 0; j < 2; j++) {
-            q[j] = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)(2 * w.part) + j, (int32_t)a.hidden);
-            if (slot >= 0 && q[j].n[0] > 0)
-                r[j] = gmm__load8(GMM__STATIC_DTYPE, &a.src, (uint32_t)slot / (uint32_t)a.topk, &q[j]);
+            cols[j] = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)(2 * loop.part) + j, (int32_t)a.hidden);
+            if (slot >= 0 && cols[j].n[0] > 0)
+                r[j] = gmm__load8(GMM__STATIC_DTYPE, &a.src, (uint32_t)slot / (uint32_t)a.topk, &cols[j]);
         }
 #pragma unroll
         for (j = 0; j < 2; j++)
-            if (q[j].n[0] > 0) {
+            if (cols[j].n[0] > 0) {
                 float v[8];
                 if (slot >= 0) gmm__decode8(GMM__STATIC_DTYPE, &a.src, &r[j], v);
 #pragma unroll
                 for (k = 0; k < 8; k++) v[k] = slot >= 0 ? p * v[k] : 0.0f;
-                gmm__store8(GMM__STATIC_DTYPE, &a.dst, w.row, &q[j], v);
+                gmm__store8(GMM__STATIC_DTYPE, &a.dst, loop.row, &cols[j], v);
             }
     }
 }
@@ -7617,26 +7560,26 @@ GMM__NAME(gmm_unpermute_bwd)(const __grid_constant__ gmm__permute_args a) {
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6)
 GMM__NAME(gmm_unpermute_dots)(const __grid_constant__ gmm__permute_args a) {
     gmm_pdl_wait();
-    gmm__grid_loop w = gmm__grid_loop_begin(a.topk, 1);
-    for (; w.row < a.tokens; gmm__grid_loop_next(&w)) {
-        const int64_t slot = (int64_t)w.row * a.topk + w.part;
+    gmm__grid_loop loop = gmm__grid_loop_begin(a.topk, 1);
+    for (; loop.row < a.tokens; gmm__grid_loop_next(&loop)) {
+        const int64_t slot = (int64_t)loop.row * a.topk + loop.part;
         const int32_t row = gmm__map_entry(a.row_of, slot, a.capacity, a.fault);
         float sum = 0.0f;
         int32_t part;
         for (part = 0; row >= 0; part += 2) {
             gmm__raw8 r[2], s[2];
-            gmm__lane_cols q[2];
+            gmm__lane_cols cols[2];
             int32_t j, k;
 #pragma unroll
             for (j = 0; j < 2; j++) {
-                q[j] = gmm__lane_cols_of(GMM__WIDE(a.wide), part + j, (int32_t)a.hidden);
-                if (q[j].n[0] > 0) r[j] = gmm__load8(GMM__STATIC_DTYPE, &a.src, w.row, &q[j]);
-                if (q[j].n[0] > 0) s[j] = gmm__load8(GMM__STATIC_DTYPE, &a.dst, row, &q[j]);
+                cols[j] = gmm__lane_cols_of(GMM__WIDE(a.wide), part + j, (int32_t)a.hidden);
+                if (cols[j].n[0] > 0) r[j] = gmm__load8(GMM__STATIC_DTYPE, &a.src, loop.row, &cols[j]);
+                if (cols[j].n[0] > 0) s[j] = gmm__load8(GMM__STATIC_DTYPE, &a.dst, row, &cols[j]);
             }
-            if (q[0].n[0] <= 0) break;
+            if (cols[0].n[0] <= 0) break;
 #pragma unroll
             for (j = 0; j < 2; j++)
-                if (q[j].n[0] > 0) {
+                if (cols[j].n[0] > 0) {
                     float u[8], v[8];
                     gmm__decode8(GMM__STATIC_DTYPE, &a.src, &r[j], u);
                     gmm__decode8(GMM__STATIC_DTYPE, &a.dst, &s[j], v);
@@ -7653,13 +7596,15 @@ GMM__NAME(gmm_unpermute_dots)(const __grid_constant__ gmm__permute_args a) {
 #undef GMM__STATIC_DTYPE
 #undef GMM__NAME
 #undef GMM__TAG
+#undef GMM__ROW
 
 /* ========================================================================================= Bodies per copy unit === */
 
 #elif GMM__BODY == 5
-#ifndef GMM__TAG
-#error "gmm: this body needs GMM__TAG"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__TAG GMM__COLUMN(1, GMM__ROW)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__UNIT GMM__NAME(gmm__unit)
 
@@ -7690,10 +7635,10 @@ GMM__DEVICE void GMM__NAME(gmm__copy_segment)(const GMM__UNIT *src, GMM__UNIT *d
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 12)
 GMM__NAME(gmm_copy)(const __grid_constant__ gmm__copy_args a) {
     gmm_pdl_wait();
-    gmm__grid_loop w = gmm__grid_loop_begin((a.cols + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
-    for (; w.row < a.rows; gmm__grid_loop_next(&w))
-        GMM__NAME(gmm__copy_segment)((const GMM__UNIT *)a.src + w.row * a.src_ld, (GMM__UNIT *)a.dst + w.row * a.dst_ld,
-                                     w.part, a.cols);
+    gmm__grid_loop loop = gmm__grid_loop_begin((a.cols + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
+    for (; loop.row < a.rows; gmm__grid_loop_next(&loop))
+        GMM__NAME(gmm__copy_segment)((const GMM__UNIT *)a.src + loop.row * a.src_ld,
+                                     (GMM__UNIT *)a.dst + loop.row * a.dst_ld, loop.part, a.cols);
 }
 
 /* dst[r] = src[token of slot_of[r]], zeros in padding; row_probs[r] = probs[slot_of[r]]. A task is one segment of a
@@ -7703,44 +7648,44 @@ GMM__NAME(gmm_permute_rows)(const __grid_constant__ gmm__permute_args a) {
     gmm_pdl_wait();
     const int64_t valid_rows = gmm__valid_rows(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
     const int64_t rows = a.tail_zero ? a.capacity : valid_rows;
-    gmm__grid_loop w = gmm__grid_loop_begin((a.hidden + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
-    for (; w.row < rows; gmm__grid_loop_next(&w)) {
-        const int32_t slot = w.row < valid_rows ? gmm__map_entry(a.slot_of, w.row, slots, a.fault) : -1;
+    gmm__grid_loop loop = gmm__grid_loop_begin((a.hidden + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
+    for (; loop.row < rows; gmm__grid_loop_next(&loop)) {
+        const int32_t slot = loop.row < valid_rows ? gmm__map_entry(a.slot_of, loop.row, slots, a.fault) : -1;
         const int64_t token = (uint32_t)slot / (uint32_t)a.topk;
         GMM__NAME(gmm__copy_segment)(slot >= 0 ? (const GMM__UNIT *)a.src.data + token * a.src.ld : NULL,
-                                     (GMM__UNIT *)a.dst.data + w.row * a.dst.ld, w.part, a.hidden);
-        if (a.row_probs && w.part == 0 && gmm__lane() == 0) a.row_probs[w.row] = slot >= 0 ? a.probs[slot] : 0.0f;
+                                     (GMM__UNIT *)a.dst.data + loop.row * a.dst.ld, loop.part, a.hidden);
+        if (a.row_probs && loop.part == 0 && gmm__lane() == 0) a.row_probs[loop.row] = slot >= 0 ? a.probs[slot] : 0.0f;
     }
 }
 
-/* The same where row_of is given too: each token's row is read once and written to all of its rows. slot_of is
-   authoritative and row_of only a hint, so that any two maps give the result of gmm_permute_rows. Rows that no
-   token's entry in row_of leads to, such as padding, are written last: a warp searches 32 rows at a time for them. */
+/* The same where row_of is given too: each token's row is read once and written to all of its rows. An entry
+   of row_of counts only where slot_of agrees, so that any two maps give the result of gmm_permute_rows. Rows without
+   such an entry, for example padding, are written last: a warp checks 32 rows at a time. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_permute_tokens)(const __grid_constant__ gmm__permute_args a) {
     gmm_pdl_wait();
-    const int64_t segments = (a.hidden + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN,
-        stride = (int64_t)gridDim.x * GMM__ELEM_BLOCK;
+    const int64_t segments = (a.hidden + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN;
+    const int64_t stride = (int64_t)gridDim.x * GMM__ELEM_BLOCK;
     const GMM__UNIT *src = (const GMM__UNIT *)a.src.data;
     GMM__UNIT *dst = (GMM__UNIT *)a.dst.data;
     const int32_t slots = (int32_t)(a.tokens * a.topk); /* fits 32 bits, since maps are int32 */
     int64_t base = (int64_t)blockIdx.x * GMM__ELEM_BLOCK + gmm__warp() * 32, valid_rows = -1;
-    gmm__grid_loop w = gmm__grid_loop_begin(segments, 1);
-    for (; w.row < a.tokens; gmm__grid_loop_next(&w)) {
+    gmm__grid_loop loop = gmm__grid_loop_begin(segments, 1);
+    for (; loop.row < a.tokens; gmm__grid_loop_next(&loop)) {
         GMM__UNIT v[4];
         int32_t i;
-        GMM__NAME(gmm__load_segment)(src + w.row * a.src.ld, w.part, a.hidden, v);
+        GMM__NAME(gmm__load_segment)(src + loop.row * a.src.ld, loop.part, a.hidden, v);
         for (i = 0; i < a.topk; i += 32) {
-            const int32_t choice = i + gmm__lane(), slot = (int32_t)w.row * a.topk + choice;
+            const int32_t choice = i + gmm__lane(), slot = (int32_t)loop.row * a.topk + choice;
             int32_t row = choice < a.topk ? a.row_of[slot] : -1;
             uint32_t pending;
             /* read after the first loads are issued */
             if (valid_rows < 0) valid_rows = gmm__valid_rows(a.sizes, a.experts, a.capacity, a.fault);
             if (row < 0 || row >= valid_rows || a.slot_of[row] != slot) row = -1;
-            if (row >= 0 && w.part == 0 && a.row_probs) a.row_probs[row] = a.probs[slot];
+            if (row >= 0 && loop.part == 0 && a.row_probs) a.row_probs[row] = a.probs[slot];
             for (pending = __ballot_sync(0xFFFFFFFFu, row >= 0); pending; pending &= pending - 1) {
                 const int64_t dst_row = __shfl_sync(0xFFFFFFFFu, row, __ffs((int)pending) - 1);
-                GMM__NAME(gmm__store_segment)(dst + dst_row * a.dst.ld, w.part, a.hidden, v);
+                GMM__NAME(gmm__store_segment)(dst + dst_row * a.dst.ld, loop.part, a.hidden, v);
             }
         }
     }
@@ -7758,8 +7703,7 @@ GMM__NAME(gmm_permute_tokens)(const __grid_constant__ gmm__permute_args a) {
             int64_t segment;
             for (segment = 0; segment < segments; segment++)
                 GMM__NAME(gmm__copy_segment)(src_slot >= 0 ? src + token * a.src.ld : NULL,
-                                             dst + (base + lane) * a.dst.ld, segment,
-                                             a.hidden);
+                                             dst + (base + lane) * a.dst.ld, segment, a.hidden);
         }
     }
 }
@@ -7770,7 +7714,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 12)
 GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
     gmm_pdl_wait();
     const int64_t valid_rows = gmm__pad_start(&a, a.groups, a.pad), rows = a.tail_zero ? a.rows : valid_rows;
-    gmm__grid_loop w = gmm__grid_loop_begin((a.cols + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
+    gmm__grid_loop loop = gmm__grid_loop_begin((a.cols + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
     if (blockIdx.x == 0) {
         int64_t g;
         for (g = threadIdx.x; a.sizes && g < a.groups; g += GMM__ELEM_BLOCK)
@@ -7778,17 +7722,17 @@ GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
         if (threadIdx.x == 0 && a.blocks[a.groups] * a.align > a.capacity)
             gmm__fault(a.fault, (uint32_t)GMM_FAULT_CAPACITY);
     }
-    for (; w.row < rows; gmm__grid_loop_next(&w)) {
+    for (; loop.row < rows; gmm__grid_loop_next(&loop)) {
         int64_t src_row = -1;
-        if (w.row < valid_rows) {
-            const int64_t g = gmm__pad_group(&a, w.row);
-            src_row = gmm__pad_start(&a, g, !a.pad) + w.row - gmm__pad_start(&a, g, a.pad);
+        if (loop.row < valid_rows) {
+            const int64_t g = gmm__pad_group(&a, loop.row);
+            src_row = gmm__pad_start(&a, g, !a.pad) + loop.row - gmm__pad_start(&a, g, a.pad);
             if (src_row >= gmm__pad_start(&a, g + 1, !a.pad)) src_row = -1;
         }
         GMM__NAME(gmm__copy_segment)(src_row >= 0 ? (const GMM__UNIT *)a.src.data + src_row * a.src.ld : NULL,
-                                     (GMM__UNIT *)a.dst.data + w.row * a.dst.ld, w.part, a.cols);
-        if (a.dst_prob && w.part == 0 && gmm__lane() == 0)
-            a.dst_prob[w.row] = src_row >= 0 ? a.src_prob[src_row] : 0.0f;
+                                     (GMM__UNIT *)a.dst.data + loop.row * a.dst.ld, loop.part, a.cols);
+        if (a.dst_prob && loop.part == 0 && gmm__lane() == 0)
+            a.dst_prob[loop.row] = src_row >= 0 ? a.src_prob[src_row] : 0.0f;
     }
 }
 
@@ -7796,14 +7740,14 @@ GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_glu_rows)(const __grid_constant__ gmm__glu_args a) {
     gmm_pdl_wait();
-    gmm__grid_loop w = gmm__grid_loop_begin((a.cols + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
-    for (; w.row < a.count * 2 * a.ffn; gmm__grid_loop_next(&w)) {
-        const uint32_t g = w.row / (2 * (uint32_t)a.ffn), dst_row = w.row - g * 2 * (uint32_t)a.ffn;
+    gmm__grid_loop loop = gmm__grid_loop_begin((a.cols + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
+    for (; loop.row < a.count * 2 * a.ffn; gmm__grid_loop_next(&loop)) {
+        const uint32_t g = loop.row / (2 * (uint32_t)a.ffn), dst_row = loop.row - g * 2 * (uint32_t)a.ffn;
         const int64_t src_row = gmm__glu_source(dst_row, (uint32_t)a.ffn, (uint32_t)a.block, a.inverse);
         const GMM__UNIT *src = a.src_table ? (const GMM__UNIT *)a.src_table[g]
                                            : (const GMM__UNIT *)a.src.data + g * a.src_stride;
         GMM__UNIT *dst = a.dst_table ? (GMM__UNIT *)a.dst_table[g] : (GMM__UNIT *)a.dst.data + g * a.dst_stride;
-        GMM__NAME(gmm__copy_segment)(src + src_row * a.src.ld, dst + dst_row * a.dst.ld, w.part, a.cols);
+        GMM__NAME(gmm__copy_segment)(src + src_row * a.src.ld, dst + dst_row * a.dst.ld, loop.part, a.cols);
     }
 }
 
@@ -7812,11 +7756,11 @@ GMM__NAME(gmm_glu_rows)(const __grid_constant__ gmm__glu_args a) {
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
     gmm_pdl_wait();
-    gmm__grid_loop w = gmm__grid_loop_begin((2 * a.ffn + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
-    for (; w.row < a.count; gmm__grid_loop_next(&w)) {
-        const GMM__UNIT *src = (const GMM__UNIT *)a.src.data + w.row * a.src.ld;
-        GMM__UNIT *dst = (GMM__UNIT *)a.dst.data + w.row * a.dst.ld;
-        const int64_t first = w.part * GMM__COPY_SPAN + gmm__lane();
+    gmm__grid_loop loop = gmm__grid_loop_begin((2 * a.ffn + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
+    for (; loop.row < a.count; gmm__grid_loop_next(&loop)) {
+        const GMM__UNIT *src = (const GMM__UNIT *)a.src.data + loop.row * a.src.ld;
+        GMM__UNIT *dst = (GMM__UNIT *)a.dst.data + loop.row * a.dst.ld;
+        const int64_t first = loop.part * GMM__COPY_SPAN + gmm__lane();
         GMM__UNIT v[4];
         int32_t j;
         memset(v, 0, sizeof v);
@@ -7833,9 +7777,17 @@ GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
 #undef GMM__UNIT
 #undef GMM__NAME
 #undef GMM__TAG
+#undef GMM__ROW
 
 /* ................................................................................. Body: products on Hopper ... */
 #elif GMM__BODY == 8
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
+#endif
+#define GMM__TAG GMM__COLUMN(1, GMM__ROW)
+#define GMM__OP GMM__COLUMN(2, GMM__ROW)
+#define GMM__WGMMA_TYPES GMM__COLUMN(3, GMM__ROW)
+#define GMM__WGMMA_MAJOR GMM__COLUMN(4, GMM__ROW)
 /* One wgmma of M = 64, N = 8 n8 and 32 bytes of K: d = A B + d, or d = A B where `scale_d` is 0. `desc_a` and
    `desc_b` are the descriptors of the operands in shared memory. */
 GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(const int n8, float *d, uint64_t desc_a,
@@ -7854,16 +7806,28 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
     }
 #endif
 }
+#undef GMM__TAG
 #undef GMM__OP
+#undef GMM__WGMMA_TYPES
 #undef GMM__WGMMA_MAJOR
+#undef GMM__ROW
 
 #elif GMM__BODY == 9
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
+#endif
+#define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__OP GMM__COLUMN(2, GMM__ROW)
+#define GMM__TAG GMM__COLUMN(3, GMM__ROW)
+#define GMM__DTYPE GMM__COLUMN(4, GMM__ROW)
+#define GMM__TILE GMM__COLUMN(5, GMM__ROW)
+#define GMM__TILES GMM__COLUMN(6, GMM__ROW)
+#define GMM__ALT_TILE GMM__COLUMN(7, GMM__ROW)
 #define GMM__CFG(name) (int)GMM__CAT(gmm_sm90_##name##_, GMM__TILE)
 #define GMM__INSTANCE(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__OP), _), GMM__TAG), _)
 #define GMM__PART(part) GMM__CAT(GMM__INSTANCE(part), GMM__TILE)
-/* A kernel with two tiles calls the functions of both; those of the first are expanded before, without a kernel
-   (GMM__NO_KERNEL). */
-#ifdef GMM__ALT_TILE
+/* A kernel with two tiles calls the functions of both; those of the first are expanded before, without a kernel. */
+#if GMM__TILES == 2
 #define GMM__ALT_PART(part) GMM__CAT(GMM__INSTANCE(part), GMM__ALT_TILE)
 #define GMM__TILE_CHOICE args.tile
 #define GMM__ALT_CFG(name) (int)GMM__CAT(gmm_sm90_##name##_, GMM__ALT_TILE)
@@ -7908,8 +7872,9 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Stores the next rows of tile `t`, whose 16-bit D is pending in registers, through one of the warp group's slots: by
-   TMA where rows are 16-byte aligned. A slot is reused after 3 stages, so that nobody waits for it. *pending: blocks of
-   16 rows that are not stored. Registers are selected by predicates, since shifting them would take as many again. */
+   TMA where rows are 16-byte aligned. A slot is reused after 3 stages, so that no warp stalls on it. *pending: blocks
+   of 16 rows that are not stored; *part: number of the next slot. Registers are selected by predicates, since shifting
+   them would take as many again. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(const GMM__ARGS *args, const gmm_sm90_tile *t, int wg, char *slots,
                                                      const uint32_t deferred[GMM__DEFERRED_WORDS], int *pending,
                                                      uint32_t *part) {
@@ -7922,8 +7887,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(const GMM__ARGS *args, cons
 #pragma unroll
     for (x = 0; x + 3 < GMM__DEFERRED_WORDS; x += 4)
         gmm_stmatrix_x4_trans_if(x / GMM__WORDS_PER_STORE * GMM__CFG(deferred) == row / 16,
-                          st_at + x % GMM__WORDS_PER_STORE * 512, deferred[x],
-                          deferred[x + 1], deferred[x + 2], deferred[x + 3]);
+                                 st_at + x % GMM__WORDS_PER_STORE * 512, deferred[x], deferred[x + 1],
+                                 deferred[x + 2], deferred[x + 3]);
     gmm_fence_proxy_async();
     if (tid == 0) /* the next slot may be overwritten */
         GMM__BULK_WAIT_GROUP_READ(GMM__STORE_SLOTS - 2);
@@ -7931,8 +7896,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(const GMM__ARGS *args, cons
     if ((((uint64_t)(uintptr_t)d->data | (uint64_t)(d->ld * 2)) & 15) == 0) {
         if (tid == 0) {
             gmm_tma_store(&args->d, slot_at, 0, t->n0 + 64 * wg, GMM_SM90_RAGGED_ROWS - t->rows + row,
-                          t->row + t->m0 + t->rows,
-                          GMM_SM90_RAGGED_ROWS);
+                          t->row + t->m0 + t->rows, GMM_SM90_RAGGED_ROWS);
             gmm_bulk_commit_group();
         }
     } else {
@@ -7948,18 +7912,17 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(const GMM__ARGS *args, cons
     (*part)++;
 }
 
-/* Mainloop of a consumer warp group: accumulates `k_tiles` stages from number *iter on, for a tile of 8 n8 rows.
-   desc_b: descriptor of the warp group's columns in stage 0; desc_a: of the rows. `order`: barrier that tells the other
-   warp group of a ping-pong tile that the last stage is full. The deferred store of the previous tile runs beside it.
-   small_m: a stage is released when it is multiplied, else one stage later, so that wgmma never pauses. */
+/* Mainloop of a consumer warp group: accumulates `k_tiles` stages for a tile of 8 n8 rows, and stores the previous tile
+   meanwhile (deferred store). desc_b, desc_a: descriptors of the warp group's columns and of the rows in stage 0.
+   `order`: mbarrier at which this warp group of a ping-pong tile arrives when its last stage is full. small_m: a stage
+   is released when it is multiplied, else one stage after it, so that wgmma never pauses. */
 GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
-                                               float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)],
-                                               uint32_t k_tiles, uint64_t desc_b, uint64_t desc_a, uint32_t stage_bars,
-                                               uint32_t order,
+                                               float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)], uint32_t k_tiles,
+                                               uint64_t desc_b, uint64_t desc_a, uint32_t stage_bars, uint32_t order,
                                                uint32_t cluster, uint32_t *iter, const GMM__ARGS *args,
-                                               const gmm_sm90_tile *prev_tile,
-                                               int wg, char *slots, const uint32_t deferred[GMM__DEFERRED_WORDS],
-                                               int *pending, uint32_t *part) {
+                                               const gmm_sm90_tile *prev_tile, int wg, char *slots,
+                                               const uint32_t deferred[GMM__DEFERRED_WORDS], int *pending,
+                                               uint32_t *part) {
     const uint32_t lane = threadIdx.x & 31;
     uint32_t k, s = *iter % GMM__CFG(stages), parity = *iter / GMM__CFG(stages) & 1, prev_stage = 0;
     int kk, j;
@@ -7979,10 +7942,10 @@ GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
         gmm_wgmma_commit();
         if (small_m) GMM__WGMMA_WAIT(0);
         else GMM__WGMMA_WAIT(1);
-        if ((small_m || k > 0) &&
-            lane < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, small_m ? s : prev_stage), lane);
-        if (GMM__DEFERRED && *pending > 0) GMM__PART(gmm_sm90_store_deferred_)(args, prev_tile, wg, slots, deferred,
-                                                                               pending, part);
+        if ((small_m || k > 0) && lane < cluster)
+            gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, small_m ? s : prev_stage), lane);
+        if (GMM__DEFERRED && *pending > 0)
+            GMM__PART(gmm_sm90_store_deferred_)(args, prev_tile, wg, slots, deferred, pending, part);
         prev_stage = s;
         if (k + 1 == k_tiles) break;
         if (++s == GMM__CFG(stages)) {
@@ -7991,7 +7954,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
         }
     }
     GMM__WGMMA_WAIT(0);
-    if (!small_m && lane < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, prev_stage), lane);
+    if (!small_m && lane < cluster)
+        gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, prev_stage), lane);
     *iter += k_tiles;
 }
 
@@ -8000,16 +7964,15 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
                                                     const uint32_t base, const uint32_t stage_bars,
                                                     const uint32_t tile_full) {
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
-    uint32_t cluster;
     const int w = warp & 3;
     const int tid = (int)threadIdx.x & 127;
     const int size = gmm_kmat_size(&args.p.d);
     const int64_t pitch = args.p.d.ld * size;
     float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)];
-    /* the warp groups' last stages are full */
+    /* mbarriers of the ping-pong warp groups: the last stage of a tile is full */
     const uint32_t order = tile_full + 8 * (GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES);
     const volatile int32_t *const small_m = (const volatile int32_t *)(ring + GMM_SM90_TILE_RING + 1) + 1;
-    uint32_t iter = 0, part = 0, tile_index = 0, deferred[GMM__DEFERRED_WORDS];
+    uint32_t cluster, iter = 0, part = 0, tile_index = 0, deferred[GMM__DEFERRED_WORDS];
     int j, u, e, x, pending = 0;
 #pragma unroll
     for (u = 0; u < GMM__DEFERRED_WORDS; u++) deferred[u] = 0;
@@ -8017,10 +7980,10 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
         const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
         /* computed again, so that the epilogue has its register */
         const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid_x() >> 7, 0);
-        char *const slots = GMM__STORE_SLOT(wg, part); /* store slots */
+        char *const slots = GMM__STORE_SLOT(wg, part);
         /* first column of the warp group in the tile */
         const int col0 = GMM__CFG(consumers) == 1 ? 0 : 64 * GMM__CFG(wgmma_m) * wg;
-        /* the warp's packed codes, and its scales */
+        /* packed weights: the warp's codes and scales in stage 0 */
         const uint32_t packed_at = base + GMM__CFG(box) * (uint32_t)(col0 + 16 * w);
         const uint32_t scales_at = base + GMM__CFG(scales) + 4 * (uint32_t)(col0 + 16 * w);
         const gmm_sm90_tile *const prev_tile = &ring[(tile_index - 1) % GMM_SM90_TILE_RING];
@@ -8030,27 +7993,29 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
         /* a deferred store still reads the previous tile */
         if (lane == 0) gmm_sm90_release_batch(tile_full, tile_index - (GMM__DEFERRED != 0));
         gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING), tile_index / GMM_SM90_TILE_RING & 1);
-        while (GMM__DEFERRED && pending > 0 && t->cols <= col0) /* there is no mainloop beside which to store */
+        while (GMM__DEFERRED && pending > 0 && t->cols <= col0) /* no mainloop follows that could store them */
             GMM__PART(gmm_sm90_store_deferred_)(&args, prev_tile, wg, slots, deferred, &pending, &part);
         if (t->row_blocks == 0) {
             if (GMM__K_GROUPED && tile_index > 0 && (int)(tile_index & 1) == wg) gmm_order_barrier(wg, 1);
             break;
         }
         k_tiles = gmm_sm90_k_tiles(t->k);
-        cluster = gmm_cluster_nctarank(); /* computed again, so that the epilogue has its register */
+        cluster = gmm_cluster_nctarank(); /* read again, so that the epilogue has its register */
         if (GMM__CFG(consumers) == 1 && (int)(tile_index & 1) != wg) { /* a tile of the other warp group */
             iter += k_tiles;
             if (GMM__K_GROUPED) part += gmm_sm90_d_parts(t, size);
             continue;
         }
-        /* the other warp group's stages were not waited for, and a parity tells a phase only from the one before */
-        if (GMM__CFG(consumers) == 1 && tile_index > 0) gmm_mbarrier_wait(order + 8 * (wg ^ 1),
-                                                                          (tile_index - 1) / 2 & 1);
+        /* This warp group did not wait for the other one's stages, and a parity only distinguishes a phase from the
+           previous one: wait until those stages are full. */
+        if (GMM__CFG(consumers) == 1 && tile_index > 0)
+            gmm_mbarrier_wait(order + 8 * (wg ^ 1), (tile_index - 1) / 2 & 1);
         if (t->cols <= col0) { /* no columns for this warp group: it releases the stages */
             for (; k_tiles > 0; k_tiles--, iter++) {
                 const uint32_t s = iter % GMM__CFG(stages);
                 gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), iter / GMM__CFG(stages) & 1);
-                if (lane < (int)cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s), (uint32_t)lane);
+                if (lane < (int)cluster)
+                    gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s), (uint32_t)lane);
             }
             if (GMM__CFG(consumers) == 1 && lane == 0) gmm_mbarrier_arrive(order + 8 * wg);
             if (GMM__K_GROUPED) { /* and has nothing to store */
@@ -8068,20 +8033,21 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
 #pragma unroll
             for (u = 0; u < 8 * GMM__CFG(m16); u++) acc[j][u] = 0.0f;
         switch (GMM__K_GROUPED ? (t->rows + 63) / 64 * 8 : gmm_sm90_wgmma_n8(t->rows)) {
-#define GMM__MAINLOOP(n8, low) \
-    GMM__PART(gmm_sm90_mainloop_)(n8, low, acc, k_tiles, desc_b, desc_a, stage_bars, order + 8 * wg, cluster, &iter, \
-                                  &args, prev_tile, wg, slots, deferred, &pending, &part)
+#define GMM__MAINLOOP(n8, small_m) \
+    GMM__PART(gmm_sm90_mainloop_)(n8, small_m, acc, k_tiles, desc_b, desc_a, stage_bars, order + 8 * wg, cluster, \
+                                  &iter, &args, prev_tile, wg, slots, deferred, &pending, &part)
 #define GMM__PACKED_MAINLOOP(m16) \
-    gmm_sm90_packed_mainloop(GMM__CFG(tile_b), m16, GMM__CFG(stages), GMM__CFG(stage_bytes), acc[0], k_tiles, \
-                             packed_at, scales_at, desc_a, stage_bars, cluster, &iter)
+    gmm_sm90_pipeline pipe = { stage_bars, GMM__CFG(stages), GMM__CFG(stage_bytes), cluster, iter }; \
+    gmm_sm90_packed_mainloop(GMM__CFG(tile_b), m16, acc[0], k_tiles, packed_at, scales_at, desc_a, &pipe); \
+    iter = pipe.iter
 #define GMM__X(e, u, n, b, a, c) \
-case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
-            GMM__PACKED_MAINLOOP(e <= 2 * GMM__CFG(m16) ? (e + 1) / 2 : 1); \
-        else if (GMM__HAS_N8(e) && 8 * e <= GMM__SMALL_M(GMM__CFG(tile_n)) && *small_m) \
-            GMM__MAINLOOP(GMM__HAS_N8(e) ? e : 2, 1); \
-        else if (GMM__HAS_N8(e)) \
-            GMM__MAINLOOP(GMM__HAS_N8(e) ? e : 2, 0); \
-        break;
+        case e: \
+            if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) { \
+                GMM__PACKED_MAINLOOP(e <= 2 * GMM__CFG(m16) ? (e + 1) / 2 : 1); \
+            } else if (GMM__HAS_N8(e) && 8 * e <= GMM__SMALL_M(GMM__CFG(tile_n)) && *small_m) \
+                GMM__MAINLOOP(GMM__HAS_N8(e) ? e : 2, 1); \
+            else if (GMM__HAS_N8(e)) GMM__MAINLOOP(GMM__HAS_N8(e) ? e : 2, 0); \
+            break;
         GMM_WGMMA_LIST(GMM__X)
 #undef GMM__X
 #undef GMM__PACKED_MAINLOOP
@@ -8092,13 +8058,13 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
         for (j = 0; j < GMM__CFG(wgmma_m); j++)
 #pragma unroll
             for (u = 0; u < 8 * GMM__CFG(m16); u++) GMM__PIN_F32(acc[j][u]);
-        while (GMM__DEFERRED && pending > 0) GMM__PART(gmm_sm90_store_deferred_)(&args, prev_tile, wg, slots, deferred,
-                                                                                 &pending, &part);
+        while (GMM__DEFERRED && pending > 0)
+            GMM__PART(gmm_sm90_store_deferred_)(&args, prev_tile, wg, slots, deferred, &pending, &part);
 #pragma unroll
         for (u = 0; u < GMM__DEFERRED_WORDS; u++) deferred[u] = 0; /* dead from here on */
         { /* epilogue: accumulators to D, transposed through shared memory */
-            const char *const bias = GMM__K_GROUPED || args.p.bias.dtype == GMM_NONE ? NULL
-                                                                                  : gmm_kmat_data(&args.p.bias, t->g);
+            const char *const bias = GMM__K_GROUPED || args.p.bias.dtype == GMM_NONE
+                                         ? NULL : gmm_kmat_data(&args.p.bias, t->g);
             const int row_blocks = t->row_blocks, rows = t->rows;
             const uint32_t slot_bars = order + 16; /* barriers of the store slots */
 #pragma unroll 1
@@ -8114,16 +8080,16 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
             }
             if (bias) {
                 const float *const bias_scale = args.p.bias_scale ? args.p.bias_scale + t->row + t->m0 : NULL;
-                float bias_low[GMM__CFG(wgmma_m)][4], bias_high[GMM__CFG(wgmma_m)][4],
-                       bias_scales[GMM__CFG(m16) / 2 + 1]; /* one lane per row */
+                /* of the thread's first column and of the one 8 further; scales: one lane per row */
+                float bias0[GMM__CFG(wgmma_m)][4], bias8[GMM__CFG(wgmma_m)][4], bias_scales[GMM__CFG(m16) / 2 + 1];
 #pragma unroll
                 for (x = 0; x < (GMM__CFG(m16) + 1) / 2; x++)
                     bias_scales[x] = bias_scale && 32 * x + lane < rows ? bias_scale[32 * x + lane] : 1.0f;
 #pragma unroll
                 for (j = 0; j < GMM__CFG(wgmma_m); j++) {
                     const int c = t->n0 + col0 + 64 * j + 16 * w + lane / 4, bytes = gmm_kmat_size(&args.p.bias);
-                    gmm_read4(args.p.bias.dtype, bias + (int64_t)c * bytes, c < args.p.n, 0, bias_low[j]);
-                    gmm_read4(args.p.bias.dtype, bias + (int64_t)(c + 8) * bytes, c + 8 < args.p.n, 0, bias_high[j]);
+                    gmm_read4(args.p.bias.dtype, bias + (int64_t)c * bytes, c < args.p.n, 0, bias0[j]);
+                    gmm_read4(args.p.bias.dtype, bias + (int64_t)(c + 8) * bytes, c + 8 < args.p.n, 0, bias8[j]);
                 }
 #pragma unroll
                 for (u = 0; u < 8 * GMM__CFG(m16); u += 4) {
@@ -8131,10 +8097,10 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
                     const float s1 = __shfl_sync(0xFFFFFFFFu, bias_scales[u / 16], u % 16 * 2 + lane % 4 * 2 + 1);
 #pragma unroll
                     for (j = 0; j < GMM__CFG(wgmma_m); j++) {
-                        acc[j][u] = __fmaf_rn(bias_low[j][0], s0, acc[j][u]);
-                        acc[j][u + 1] = __fmaf_rn(bias_low[j][0], s1, acc[j][u + 1]);
-                        acc[j][u + 2] = __fmaf_rn(bias_high[j][0], s0, acc[j][u + 2]);
-                        acc[j][u + 3] = __fmaf_rn(bias_high[j][0], s1, acc[j][u + 3]);
+                        acc[j][u] = __fmaf_rn(bias0[j][0], s0, acc[j][u]);
+                        acc[j][u + 1] = __fmaf_rn(bias0[j][0], s1, acc[j][u + 1]);
+                        acc[j][u + 2] = __fmaf_rn(bias8[j][0], s0, acc[j][u + 2]);
+                        acc[j][u + 3] = __fmaf_rn(bias8[j][0], s1, acc[j][u + 3]);
                     }
                 }
             }
@@ -8145,9 +8111,8 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
             if (GMM__K_GROUPED && tile_index > 0) gmm_order_barrier(wg, 1); /* slots are used in the order of tiles */
             if (by_tma && size == 2) { /* 16-bit D by TMA: slots hold its boxes */
                 const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5;
-                const uint32_t st_at = base + GMM__CFG(slots_offset) +
-                                     (lane / 16 * 8 + lane % 8) * 128 +
-                                     (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
+                const uint32_t st_at = base + GMM__CFG(slots_offset) + (lane / 16 * 8 + lane % 8) * 128 +
+                                       (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
 #pragma unroll
                 for (u = 0; u < GMM__CFG(m16); u++) {
                     if (u % 4 == 0) { /* rows past the end of D stay in the slot */
@@ -8157,9 +8122,10 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
 #pragma unroll
                     for (j = 0; j < GMM__CFG(wgmma_m); j++) {
                         const float *const f = &acc[j][8 * u];
-                        gmm_stmatrix_x4_trans(st_at + part % 4 * GMM__CFG(slot_bytes) + j * 8192 + u % 4 * 2048,
-                                       gmm_pack2(GMM__DTYPE, f[0], f[1]), gmm_pack2(GMM__DTYPE, f[2], f[3]),
-                                       gmm_pack2(GMM__DTYPE, f[4], f[5]), gmm_pack2(GMM__DTYPE, f[6], f[7]));
+                        gmm_stmatrix_x4_trans(st_at + part % 4 * GMM__CFG(slot_bytes) + j * 8192 +
+                                                  u % 4 * 2048,
+                                              gmm_pack2(GMM__DTYPE, f[0], f[1]), gmm_pack2(GMM__DTYPE, f[2], f[3]),
+                                              gmm_pack2(GMM__DTYPE, f[4], f[5]), gmm_pack2(GMM__DTYPE, f[6], f[7]));
                     }
                     if (u % 4 == 3) gmm_sm90_commit_slot(slot_bars, part++);
                 }
@@ -8180,8 +8146,8 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
                                                    (t->cols - col0) % 8 == 0);
                 const int rows_left = cols_left > 0 ? rows - slot_row : 0;
                 const uint32_t st_at = (uint32_t)__cvta_generic_to_shared(slots) +
-                    (lane / 16 * 8 + lane % 8) * row_bytes +
-                                     (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
+                                       (lane / 16 * 8 + lane % 8) * row_bytes +
+                                       (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
                 const char *const ld_at = slots + slot_row * row_bytes + ((chunk ^ (slot_row & 7)) << 4);
                 char *to = d + slot_row * pitch + (t->n0 + col0 + 8 * chunk) * 2;
 #pragma unroll
@@ -8197,9 +8163,10 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
                             if (u + x < GMM__CFG(m16)) {
                                 const float *const f = &acc[j][8 * (u + x)];
                                 gmm_stmatrix_x4_trans(st_at + slot + x * 16 * row_bytes + 128 * j,
-                                               gmm_pack2(GMM__DTYPE, f[0], f[1]), gmm_pack2(GMM__DTYPE, f[2], f[3]),
-                                               gmm_pack2(GMM__DTYPE, f[4], f[5]),
-                                               gmm_pack2(GMM__DTYPE, f[6], f[7]));
+                                                      gmm_pack2(GMM__DTYPE, f[0], f[1]),
+                                                      gmm_pack2(GMM__DTYPE, f[2], f[3]),
+                                                      gmm_pack2(GMM__DTYPE, f[4], f[5]),
+                                                      gmm_pack2(GMM__DTYPE, f[6], f[7]));
                             }
                     gmm_consumer_sync(wg);
 #ifdef GMM__EPILOGUE /* of an instance: reads the rows of D in the slot, and returns whether D is stored as well */
@@ -8262,16 +8229,17 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
 #pragma unroll
                 for (j = 0; j < GMM__CFG(wgmma_m); j++) {
                     const int c0 = col0 + 64 * j;
-                    const int vectorized = aligned && t->cols - c0 >= 64, f4 = w * 4 + lane / 16,
-                                                         rows_left = rows - tid / 16;
+                    const int vectorized = aligned && t->cols - c0 >= 64;
+                    const int f4 = w * 4 + lane / 16; /* the thread's columns in units of 4 */
+                    const int rows_left = rows - tid / 16;
                     char *const st_at = slots + lane % 4 * 512 + lane / 4 % 4 * 4;
                     char *to = d + tid / 16 * pitch + (t->n0 + c0 + 4 * (tid % 16)) * size;
 #pragma unroll
                     for (u = 0; u < GMM__CFG(m16); u += GMM__ROWS_PER_STORE / 16) {
                         const int slot = (next_part & 1) * (GMM__CFG(slot_bytes) >> GMM__K_GROUPED);
                         const char *const ld_at = slots + slot + tid / 16 * 256 +
-                                                (((tid % 16) ^ (tid / 32 % 4 * 2)) << 4);
-                        uint4 old[GMM__ROWS_PER_STORE / 8]; /* what is added to: all loads are issued first */
+                                                  (((tid % 16) ^ (tid / 32 % 4 * 2)) << 4);
+                        uint4 old[GMM__ROWS_PER_STORE / 8]; /* old D: all loads are issued first */
                         if (u >= row_blocks || c0 >= t->cols) break;
                         next_part++;
 #pragma unroll
@@ -8297,10 +8265,10 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
                                 float v[4];
                                 v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
                                 if (GMM__K_GROUPED && beta != 0.0f && 16 * u + 8 * x < rows_left)
-                                         old[x] = gmm_sm90_d_load4(size, to);
+                                    old[x] = gmm_sm90_d_load4(size, to);
                                 if (beta != 0.0f)
 #pragma unroll
-                                         for (e = 0; e < 4; e++)
+                                    for (e = 0; e < 4; e++)
                                         v[e] = __fmaf_rn(beta, gmm_sm90_d_value(args.p.d.dtype, &old[x], e), v[e]);
                                 if (16 * u + 8 * x < rows_left) gmm_write4(args.p.d.dtype, to, 4, 1, v);
                             }
@@ -8333,46 +8301,54 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
 }
 #endif
 
-#ifndef GMM__NO_KERNEL
+/* The rest of body 9: barriers and the kernel, with the scheduler and producer warps. */
+#if GMM__TILES > 0
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+/* Initializes the mbarriers. One thread. */
+GMM__DEVICE void GMM__PART(gmm_sm90_init_barriers_)(uint32_t stage_bars, uint32_t tile_full, uint32_t cluster_size) {
+    uint32_t i;
+#pragma unroll
+    for (i = 0; i < GMM__CFG(stages); i++) {
+        /* full: the producer lane, and the lanes of the scale loader */
+        gmm_mbarrier_init(gmm_sm90_full(stage_bars, i), GMM__CFG(tile_b) ? 33 : 1);
+        /* empty: consumer warps of the CTAs that read the stage */
+        gmm_mbarrier_init(gmm_sm90_empty(stage_bars, i), 4 * GMM__CFG(consumers) * cluster_size);
+    }
+#pragma unroll
+    for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(tile_full + 8 * i, 1);
+    /* readers of the ring: 8 consumer warps, the producer, 2 store warps, the scale loader */
+#pragma unroll
+    for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES; i++)
+        gmm_mbarrier_init(tile_full + 8 * i, 9 + (GMM__K_GROUPED ? 2 : 0) + (GMM__CFG(tile_b) ? 1 : 0));
+#pragma unroll
+    for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 2; i++) /* order barriers: the warps of a warp group */
+        gmm_mbarrier_init(tile_full + 8 * i, 4);
+#pragma unroll
+    for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 10; i++) /* store_empty and store_full of each slot */
+        gmm_mbarrier_init(tile_full + 8 * i, i % 2 ? (GMM__K_GROUPED ? 4 : 128) : GMM__K_GROUPED ? 2 : 1);
+    gmm_fence_mbarrier_init();
+}
+
+#endif
+
 GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __grid_constant__ GMM__ARGS args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char gmm_shared[];
     gmm_sm90_tile *const ring = (gmm_sm90_tile *)(gmm_shared + GMM__CFG(ring_offset));
-    gmm_sm90_tile *const warmup_tile = ring + GMM_SM90_TILE_RING;       /* an empty tile that warms the producer up */
-    /* whether the scheduler has chosen the kernel's second tile */
-    int32_t *const alt_tile = (int32_t *)(warmup_tile + 1);
-    int32_t *const small_m = alt_tile + 1;                         /* whether small-M mode is on: see GMM__SMALL_M */
+    gmm_sm90_tile *const warmup_tile = ring + GMM_SM90_TILE_RING; /* an empty tile that warms the producer up */
+    int32_t *const alt_tile = (int32_t *)(warmup_tile + 1);       /* the scheduler has chosen the second tile */
+    int32_t *const small_m = alt_tile + 1;                        /* small-M mode is on: see GMM__SMALL_M */
     const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
-    const uint32_t stage_bars = base + GMM__CFG(barriers_offset);             /* full and empty barrier of each stage */
-    /* tile_full of each tile of the ring, then released batches */
+    const uint32_t stage_bars = base + GMM__CFG(barriers_offset);
     const uint32_t tile_full = gmm_sm90_full(stage_bars, GMM__CFG(stages));
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
-    uint32_t cluster, cta_rank, i;
+    uint32_t cluster_size, cta_rank, i;
 
     gmm_sm90_prefetch_params((const uint32_t *)&args.p, (int)(sizeof args - offsetof(gmm_sm90_args, p)), warp);
-    cluster = gmm_cluster_nctarank();
+    cluster_size = gmm_cluster_nctarank();
     cta_rank = gmm_cluster_ctarank();
     if (threadIdx.x == 0) {
-#pragma unroll
-        for (i = 0; i < GMM__CFG(stages); i++) {
-            /* full: the producer lane, and the lanes of the scale loader */
-            gmm_mbarrier_init(gmm_sm90_full(stage_bars, i), GMM__CFG(tile_b) ? 33 : 1);
-            /* empty: consumer warps of the CTAs that read the stage */
-            gmm_mbarrier_init(gmm_sm90_empty(stage_bars, i), 4 * GMM__CFG(consumers) * cluster);
-        }
-#pragma unroll
-        for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(tile_full + 8 * i, 1);
-        /* readers of the ring: 8 consumer warps, the producer, 2 store warps, the scale loader */
-#pragma unroll
-        for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES; i++)
-            gmm_mbarrier_init(tile_full + 8 * i, 9 + (GMM__K_GROUPED ? 2 : 0) + (GMM__CFG(tile_b) ? 1 : 0));
-#pragma unroll
-        for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 2; i++) /* order barriers: the warps of a warp group */
-            gmm_mbarrier_init(tile_full + 8 * i, 4);
-#pragma unroll
-        for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 10; i++) /* store slots: free, written */
-            gmm_mbarrier_init(tile_full + 8 * i, i % 2 ? (GMM__K_GROUPED ? 4 : 128) : GMM__K_GROUPED ? 2 : 1);
-        gmm_fence_mbarrier_init();
+        GMM__PART(gmm_sm90_init_barriers_)(stage_bars, tile_full, cluster_size);
         gmm_prefetch_tensormap(&args.a);
         gmm_prefetch_tensormap(&args.b);
     }
@@ -8389,91 +8365,94 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __gri
 
     if (warp >= 8) {
         GMM__SETMAXNREG_DEC(GMM__CFG(ctas_per_sm) == 1 ? 40 : 48);
-        if (warp == GMM__SCHEDULER_WARP) { /* scheduler warp: a batch of tiles at once, one per lane */
+        if (warp == GMM__SCHEDULER_WARP) {
+            /* The scheduler warp writes batches of tiles to the ring, one tile per lane. It plans the first tile by the
+               split as it is before griddepcontrol.wait, writing shared memory alone, and again if the split has
+               changed. */
+            const gmm_sm90_tile_shape shape = { GMM__CFG(tile_n), GMM__CFG(m16) };
+            const gmm_sm90_tile_shape alt_shape = { GMM__ALT_CFG(tile_n), GMM__ALT_CFG(m16) };
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 2 * (args.p.groups + 1)
                                               : small_m + 1;
             int32_t *const work_ends = ends + args.p.groups + 1;
-            int32_t max_blocks = 0, tiles_n = 0, g = 0, batch;
+            gmm_sm90_scheduler s = { &args.p, ends, work_ends, NULL, GMM__K_GROUPED, 0, 0, 0, 0, 16, GMM__STEP,
+                                     GMM__K_GROUPED ? GMM__CFG(tile_n) : 64 };
+            int32_t batch;
             int speculative = !args.tables && (!GMM__K_GROUPED || !(args.p.frozen || args.p.beta));
             uint32_t tile_index;
             for (tile_index = 0;; tile_index += (uint32_t)batch) {
-                const int32_t stride = (int32_t)(gridDim.x / cluster);
+                const int32_t stride = (int32_t)(gridDim.x / cluster_size);
                 gmm_sm90_tile *const tile = &ring[(tile_index + (uint32_t)lane) % GMM_SM90_TILE_RING];
                 int unchanged = 0;
                 batch = tile_index == 0 ? 1 : tile_index == 1 ? GMM_SM90_TILE_BATCH - 1 : GMM_SM90_TILE_BATCH;
-                /* the first tile is planned by the split before griddepcontrol.wait, in shared memory alone */
                 if (tile_index == 0) {
                     if (!speculative) {
                         gmm_cluster_wait_acquire();
                         gmm_griddepcontrol_wait();
                     }
-                    unchanged = !speculative && max_blocks && gmm_sm90_split_unchanged(&args.groups, ends);
+                    unchanged = !speculative && s.max_blocks && gmm_sm90_split_unchanged(&args.groups, ends);
                     if (!unchanged) {
                         const gmm_sm90_split_stats stats = gmm_sm90_read_split(&args.groups, ends);
                         if (lane == 0)
                             *small_m = stats.max_rows <= GMM_SM90_SMALL_M / 2 ||
-                                   (stats.max_rows <= GMM_SM90_SMALL_M &&
-                                    4 * ends[args.p.groups] >= 3 * stats.max_rows * stats.nonempty);
-                        max_blocks = GMM__K_GROUPED ? GMM__CFG(m16)
-                             : gmm_sm90_choose_tile(&args.p, ends, stats, GMM__TILE_CHOICE, GMM__CFG(consumers) == 2 &&
-                                                    !GMM__CFG(tile_b),
-                                                    GMM__CFG(tile_n), GMM__CFG(m16), GMM__ALT_CFG(tile_n),
-                                                    GMM__ALT_CFG(m16),
-                                                    alt_tile);
+                                              (stats.max_rows <= GMM_SM90_SMALL_M &&
+                                               4 * ends[args.p.groups] >= 3 * stats.max_rows * stats.nonempty);
+                        s.max_blocks = GMM__K_GROUPED ? GMM__CFG(m16)
+                                               : gmm_sm90_choose_tile(&s, stats, GMM__TILE_CHOICE,
+                                                              GMM__CFG(consumers) == 2 && !GMM__CFG(tile_b), shape,
+                                                              alt_shape, alt_tile);
                         __syncwarp();
                         /* divisions by constants: a division by a variable would delay the first tile */
-                        tiles_n = GMM__CFG_OF(*alt_tile, tile_n) == 256 ? (args.p.n + 255) / 256
-                               : GMM__CFG_OF(*alt_tile, tile_n) == 128 ? (args.p.n + 127) / 128
-                                                               : (args.p.n + GMM__CFG(tile_n) - 1) / GMM__CFG(tile_n);
+                        s.tiles_n = GMM__CFG_OF(*alt_tile, tile_n) == 256 ? (args.p.n + 255) / 256
+                                    : GMM__CFG_OF(*alt_tile, tile_n) == 128
+                                        ? (args.p.n + 127) / 128 : (args.p.n + GMM__CFG(tile_n) - 1) / GMM__CFG(tile_n);
                         if (!GMM__K_GROUPED)
-                            tiles_n = gmm_sm90_tiles_n(&args.p, tiles_n, 64, 16 * max_blocks,
-                                                       (int32_t)gmm_cluster_nctarank(), stats);
-                        gmm_sm90_count_work(&args.p, GMM__K_GROUPED, GMM__CFG_OF(*alt_tile, tile_n) == 128, tiles_n,
-                                            16, max_blocks,
-                                            (int32_t)cluster, ends, work_ends);
-                        g = 0;
+                            s.tiles_n = gmm_sm90_tiles_n(&args.p, s.tiles_n, 64, 16 * s.max_blocks,
+                                                         (int32_t)gmm_cluster_nctarank(), stats);
+                        s.raster_n = GMM__CFG_OF(*alt_tile, tile_n) == 128;
+                        gmm_sm90_count_work(&s, (int32_t)cluster_size);
+                        s.g = 0;
                     }
                 }
                 if (!unchanged) {
-                    int32_t work = (int32_t)(blockIdx.x / cluster + tile_index * stride), lane_work = 0, n;
+                    int32_t work = (int32_t)(blockIdx.x / cluster_size + tile_index * stride), lane_work = 0, n;
                     if (tile_index >= GMM_SM90_TILE_RING)
-                        gmm_mbarrier_wait(tile_full +
-                                          8 * (GMM_SM90_TILE_RING +
-                                               tile_index / GMM_SM90_TILE_BATCH % GMM_SM90_TILE_BATCHES),
+                        gmm_mbarrier_wait(tile_full + 8 * (GMM_SM90_TILE_RING +
+                                                           tile_index / GMM_SM90_TILE_BATCH % GMM_SM90_TILE_BATCHES),
                                           (tile_index / GMM_SM90_TILE_RING & 1) ^ 1);
                     for (n = 0; n < batch; n++, work += stride) {
-                        gmm_find_group32(work_ends, args.p.groups, work, &g);
-                        if (lane == n) lane_work = work, tile->g = g;
+                        gmm_find_group32(work_ends, args.p.groups, work, &s.g);
+                        if (lane == n) lane_work = work, tile->g = s.g;
                     }
                     if (lane < batch) {
                         tile->k = tile->cols = tile->row_blocks = 0; /* ends the ring */
-                        if (tile->g < args.p.groups)
-                            gmm_sm90_schedule_tile(&args.p, GMM__K_GROUPED, ends, work_ends, lane_work,
-                                                   !GMM__K_GROUPED ||
-                                                   stride % (work_ends[tile->g + 1] - work_ends[tile->g]) == 0,
-                                                   GMM__CFG_OF(*alt_tile, tile_n) == 128, tiles_n,
-                                                   GMM__K_GROUPED ? GMM__CFG(tile_n) : 64, 16,
-                                                   max_blocks, GMM__STEP, (int32_t)gmm_cluster_nctarank(),
-                                                   (int32_t)gmm_cluster_ctarank(),
-                                                   tile);
+                        if (tile->g < args.p.groups) {
+                            const int rotated = !GMM__K_GROUPED ||
+                                                stride % (work_ends[tile->g + 1] - work_ends[tile->g]) == 0;
+                            gmm_sm90_schedule_tile(&s, GMM__CFG_OF(*alt_tile, tile_n) == 128, lane_work, rotated,
+                                                   gmm_sm90_this_cta(), tile);
+                        }
                     }
                     __syncwarp();
                 }
                 if (speculative) speculative = batch = 0;
                 else {
-                    if (lane < batch) gmm_mbarrier_arrive(tile_full +
-                                                          8 * ((tile_index + (uint32_t)lane) % GMM_SM90_TILE_RING));
+                    if (lane < batch)
+                        gmm_mbarrier_arrive(tile_full + 8 * ((tile_index + (uint32_t)lane) % GMM_SM90_TILE_RING));
                     if (__any_sync(0xFFFFFFFFu, lane < batch && tile->row_blocks == 0)) break;
                 }
             }
             if (blockIdx.x == 0) gmm_sm90_report_faults(&args.groups, &args.p, ends);
         }
-        if (warp == 8) { /* producer warp: each lane loads one box of every stage */
+        if (warp == 8) {
+            /* The producer warp: each lane loads one TMA box of every stage. Cooperative tiles begin with a warm-up
+               tile, which only brings code and parameters into the caches. */
+            const uint32_t b_block_bytes = GMM__CFG(b_stage_bytes) / (GMM__CFG(tile_n) / 64);
             uint32_t iter = 0, tile_index;
-            int warmup = GMM__CFG(consumers) == 2; /* the first round only brings code and parameters into the caches */
+            int warmup = GMM__CFG(consumers) == 2;
             if (!warmup) gmm_griddepcontrol_wait();
             for (tile_index = 0;; tile_index += !warmup, warmup = 0) {
                 const gmm_sm90_tile *const t = warmup ? warmup_tile : &ring[tile_index % GMM_SM90_TILE_RING];
+                gmm_sm90_operand_layout layout = { GMM__K_GROUPED, GMM__TA, GMM__TB, 0, b_block_bytes };
                 gmm_sm90_box box;
                 uint32_t k_tiles, bytes, stage_bytes, stages_at_once, second;
                 __syncwarp();
@@ -8486,14 +8465,14 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __gri
                 k_tiles = gmm_sm90_k_tiles(t->k);
                 stage_bytes = (uint32_t)GMM__CFG_OF(!warmup && *alt_tile, stage_bytes);
                 bytes = GMM__TA ? (uint32_t)(t->row_blocks + 3) / 4 * 8192 : (uint32_t)t->row_blocks * 2048;
-                bytes += (uint32_t)gmm_sm90_b_boxes(t) * (GMM__CFG(b_stage_bytes) / (GMM__CFG(tile_n) / 64));
+                bytes += (uint32_t)gmm_sm90_b_boxes(t) * b_block_bytes;
                 if (t->cols <= 0) bytes = 0;
-                stages_at_once = GMM__SMALL_M(GMM__CFG_OF(!warmup && *alt_tile, tile_n)) && !warmup && *small_m ? 2 : 1;
+                stages_at_once = GMM__SMALL_M(GMM__CFG_OF(!warmup && *alt_tile, tile_n)) && !warmup && *small_m
+                                 ? 2 : 1;
                 /* neighbouring lanes load the same lines of two stages */
                 second = (uint32_t)lane & (stages_at_once - 1);
-                gmm_sm90_assign_box(&args, GMM__K_GROUPED, GMM__TA, GMM__TB, GMM__CFG_OF(!warmup && *alt_tile, tile_n),
-                                    GMM__CFG(b_stage_bytes) / (GMM__CFG(tile_n) / 64), lane >> (stages_at_once - 1),
-                                    cta_rank, t, &box);
+                layout.tile_n = GMM__CFG_OF(!warmup && *alt_tile, tile_n);
+                gmm_sm90_assign_box(&args, layout, t, lane >> (stages_at_once - 1), cta_rank, &box);
                 if (second) box.x += 64;
                 if (warmup) {
                     GMM__USE_BOX(box, bytes);
@@ -8501,8 +8480,8 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __gri
                     continue;
                 }
                 for (; k_tiles > 0; k_tiles -= stages_at_once, iter += stages_at_once) {
-                    const uint32_t k_iter = iter + second, s = k_iter % GMM__CFG(stages),
-                        full = gmm_sm90_full(stage_bars, s);
+                    const uint32_t k_iter = iter + second, s = k_iter % GMM__CFG(stages);
+                    const uint32_t full = gmm_sm90_full(stage_bars, s);
                     if (k_tiles < stages_at_once) stages_at_once = 1; /* the last stage is alone */
                     if (second < stages_at_once) {
                         gmm_mbarrier_wait(full + 8, (k_iter / GMM__CFG(stages) & 1) ^ 1);
@@ -8526,17 +8505,18 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __gri
             gmm_sm90_store_tiles(&args, ring, tile_full, (uint32_t)warp - 10,
                                  tile_full + 8 * (GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 2),
                                  base + GMM__CFG(slots_offset));
-        if (GMM__CFG(tile_b) && warp == 9)
-            gmm_sm90_load_scales(&args, GMM__CFG(tile_b), GMM__CFG(scale_width), GMM__CFG(stages),
-                                 GMM__CFG(stage_bytes),
-                                 base + GMM__CFG(scales), stage_bars, ring, tile_full);
+        if (GMM__CFG(tile_b) && warp == 9) {
+            const gmm_sm90_pipeline pipe = { stage_bars, GMM__CFG(stages), GMM__CFG(stage_bytes), 0, 0 };
+            gmm_sm90_load_scales(&args, GMM__CFG(tile_b), GMM__CFG(scale_width), base + GMM__CFG(scales), pipe,
+                                 ring, tile_full);
+        }
     } else {
         if (GMM__CFG(ctas_per_sm) == 1) GMM__SETMAXNREG_INC(232);
         else GMM__SETMAXNREG_INC(96);
-#ifdef GMM__ALT_TILE
+#if GMM__TILES == 2
         gmm_mbarrier_wait(tile_full, 0);
-        if (*(const volatile int32_t *)alt_tile) GMM__ALT_PART(gmm_sm90_consume_tiles_)(args, gmm_shared, ring, base,
-                                                                                        stage_bars, tile_full);
+        if (*(const volatile int32_t *)alt_tile)
+            GMM__ALT_PART(gmm_sm90_consume_tiles_)(args, gmm_shared, ring, base, stage_bars, tile_full);
         else
 #endif
         GMM__PART(gmm_sm90_consume_tiles_)(args, gmm_shared, ring, base, stage_bars, tile_full);
@@ -8567,13 +8547,25 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __gri
 #undef GMM__CFG
 #undef GMM__TILE
 #undef GMM__ALT_TILE
-#undef GMM__NO_KERNEL
 #undef GMM__KERNEL_NAME
+#undef GMM__TILES
+#undef GMM__OP
+#undef GMM__TAG
+#undef GMM__DTYPE
+#undef GMM__ROW
 
 
 /* ================================================================================== Body: FP8 product on Hopper === */
 
 #elif GMM__BODY == 11
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
+#endif
+#define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__TAG GMM__COLUMN(2, GMM__ROW)
+#define GMM__SCALED GMM__COLUMN(3, GMM__ROW)
+#define GMM__FAST GMM__COLUMN(4, GMM__ROW)
+#define GMM__TILE GMM__COLUMN(5, GMM__ROW)
 #define GMM__CFG(name) (int)GMM__CAT(gmm_fp8_##name##_, GMM__TILE)
 #define GMM__PART(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__TAG), _), GMM__SCALED), _), GMM__TILE)
 #define GMM__KIND (int)GMM__CAT(gmm_fp8_scaling_, GMM__SCALED)
@@ -8603,16 +8595,15 @@ GMM__DEVICE void GMM__PART(gmm_fp8_issue_stage_)(float *acc, uint32_t desc_a, ui
     gmm_wgmma_commit();
 }
 
-/* Mainloop of a consumer: `k_tiles` stages from number *iter on. desc_a, desc_b: low words of the descriptors of its
-   rows and of the tile's columns in stage 0. row_scales_at: the scale of the thread's first row in stage 0, or 0 where
-   all scales are 1. n0_at_64: the second block of 128 columns begins at the tile's column 64, else at column 128.
-   order: the consumer's number, 0 or 1, where two alternate between wgmma and promotion; else -1. */
+/* Mainloop of a consumer: accumulates `k_tiles` stages. desc_a, desc_b: low words of the descriptors of its rows and of
+   the tile's columns in stage 0. row_scales_at: the scale of the thread's first row in stage 0, or 0 where all scales
+   are 1. n0_at_64: the second block of 128 columns begins at the tile's column 64, else at column 128. order: the
+   consumer's number, 0 or 1, where two consumers alternate between wgmma and promotion; else -1. */
 GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_tiles, uint32_t desc_a, uint32_t desc_b,
-                                              uint32_t stage_bars, uint32_t cluster, uint32_t row_scales_at,
-                                              int n0_at_64, int order,
-                                              uint32_t *iter) {
-    const uint32_t lane = threadIdx.x & 31, end = *iter + k_tiles;
-    uint32_t k = *iter, s;
+                                              uint32_t row_scales_at, int n0_at_64, int order,
+                                              gmm_sm90_pipeline *pipe) {
+    const uint32_t lane = threadIdx.x & 31, end = pipe->iter + k_tiles;
+    uint32_t k = pipe->iter, s;
 #if GMM__FAST
     (void)row_scales_at;
     (void)n0_at_64;
@@ -8620,26 +8611,26 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
 #pragma unroll 1
     for (; k != end; k++) {
         s = __shfl_sync(0xFFFFFFFFu, k % GMM__CFG(stages), 0);
-        gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), k / GMM__CFG(stages) & 1);
+        gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), k / GMM__CFG(stages) & 1);
         GMM__PART(gmm_fp8_issue_stage_)(acc, desc_a, desc_b, s);
         GMM__WGMMA_WAIT(1);
-        if (k != *iter &&
-            lane < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, (k - 1) % GMM__CFG(stages)), lane);
+        if (k != pipe->iter && lane < pipe->cluster_size)
+            gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, (k - 1) % GMM__CFG(stages)), lane);
     }
     GMM__WGMMA_WAIT(0);
-    if (lane < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, (k - 1) % GMM__CFG(stages)), lane);
+    if (lane < pipe->cluster_size)
+        gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, (k - 1) % GMM__CFG(stages)), lane);
 #else
-    const uint32_t column_scales_at = stage_bars - GMM__CFG(barriers_offset) + GMM__CFG(stage_scales_offset) +
-        GMM__ROW_SCALE_BYTES +
-                            (GMM__KIND == GMM_FP8_1D1D ? lane % 4 * 16 : 0);
+    const uint32_t column_scales_at = pipe->bars - GMM__CFG(barriers_offset) + GMM__CFG(stage_scales_offset) +
+                                      GMM__ROW_SCALE_BYTES + (GMM__KIND == GMM_FP8_1D1D ? lane % 4 * 16 : 0);
     float partial[GMM__ACC];
     int u, e;
 #pragma unroll 1
     for (; k != end; k++) {
-        float scales[GMM__CFG(tile_n) == 128 ? 1 : 3][2], b_scales[4][4], a_scales[2] = { 1.0f, 1.0f },
-                           block_scales[2] = { 1.0f, 1.0f };
+        float scales[GMM__CFG(tile_n) == 128 ? 1 : 3][2], b_scales[4][4];
+        float a_scales[2] = { 1.0f, 1.0f }, block_scales[2] = { 1.0f, 1.0f };
         s = __shfl_sync(0xFFFFFFFFu, k % GMM__CFG(stages), 0);
-        gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), k / GMM__CFG(stages) & 1);
+        gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), k / GMM__CFG(stages) & 1);
         if (GMM__KIND == GMM_FP8_1D1D && order >= 0) gmm_order_barrier(order, 1);
         GMM__PART(gmm_fp8_issue_stage_)(partial, desc_a, desc_b, s);
         /* one group is under way: without this ptxas moves the scale loads between the wgmmas, which serializes them */
@@ -8647,21 +8638,20 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
         if (row_scales_at) {
             a_scales[0] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES);
             a_scales[1] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES + 32);
-            if (GMM__KIND == GMM_FP8_1D2D) gmm_ld_shared_v2_f32(column_scales_at + s * GMM__STAGE_SCALE_BYTES,
-                                                                block_scales);
+            if (GMM__KIND == GMM_FP8_1D2D)
+                gmm_ld_shared_v2_f32(column_scales_at + s * GMM__STAGE_SCALE_BYTES, block_scales);
         }
         if (GMM__KIND == GMM_FP8_1D1D) {
 #pragma unroll
-            for (u = 0; u < 4; u++) gmm_ld_shared_v4_f32(column_scales_at + s * GMM__STAGE_SCALE_BYTES + 64 * u,
-                                                         b_scales[u]);
+            for (u = 0; u < 4; u++)
+                gmm_ld_shared_v4_f32(column_scales_at + s * GMM__STAGE_SCALE_BYTES + 64 * u, b_scales[u]);
         }
 #pragma unroll
         for (e = 0; e < 2; e++) {
             scales[0][e] = GMM__KIND == GMM_FP8_1D2D ? __fmul_rn(a_scales[e], block_scales[0]) : a_scales[e];
             if (GMM__CFG(tile_n) != 128) {
-                scales[GMM__CFG(tile_n) / 64 - 1][e] = GMM__KIND == GMM_FP8_1D2D ? __fmul_rn(a_scales[e],
-                                                                                             block_scales[1])
-                                                                                                 : a_scales[e];
+                scales[GMM__CFG(tile_n) / 64 - 1][e] =
+                    GMM__KIND == GMM_FP8_1D2D ? __fmul_rn(a_scales[e], block_scales[1]) : a_scales[e];
                 scales[GMM__CFG(tile_n) / 128][e] = n0_at_64 ? scales[GMM__CFG(tile_n) / 64 - 1][e] : scales[0][e];
             }
         }
@@ -8671,42 +8661,41 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
         for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(partial[u]);
         if (GMM__KIND != GMM_FP8_1D1D) { /* all lanes have read the stage's scales */
             __syncwarp();
-            if (lane < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s), lane);
+            if (lane < pipe->cluster_size) gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, s), lane);
         }
 #pragma unroll
         for (u = 0; u < GMM__ACC / 8; u++) { /* 16 columns */
 #pragma unroll
             for (e = 0; e < 8; e++) {
                 const float row = scales[GMM__CFG(tile_n) == 128 || GMM__KIND == GMM_FP8_1D1D ? 0 : u / 4][e / 2 % 2];
-                acc[8 * u + e] = __fmaf_rn(partial[8 * u + e], GMM__KIND == GMM_FP8_1D2D ? row
-                                           : __fmul_rn(row, b_scales[u % 4][e / 4 * 2 + e % 2]), acc[8 * u + e]);
+                acc[8 * u + e] = __fmaf_rn(partial[8 * u + e],
+                                           GMM__KIND == GMM_FP8_1D2D
+                                               ? row : __fmul_rn(row, b_scales[u % 4][e / 4 * 2 + e % 2]),
+                                           acc[8 * u + e]);
             }
             if (GMM__KIND == GMM_FP8_1D1D && u + 4 < GMM__ACC / 8)
                 gmm_ld_shared_v4_f32(column_scales_at + s * GMM__STAGE_SCALE_BYTES + 64 * (u + 4), b_scales[u % 4]);
         }
         if (GMM__KIND == GMM_FP8_1D1D) {
             __syncwarp();
-            if (lane < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s), lane);
+            if (lane < pipe->cluster_size) gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, s), lane);
         }
     }
 #endif
-    *iter = end;
+    pipe->iter = end;
 }
 #endif
 
 GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_args args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char gmm_shared[];
+    enum { PRODUCER_WARP = 4 * GMM__CFG(consumers), SCALE_WARP, SCHEDULER_WARP, STORE_WARP };
     gmm_fp8_tile *const ring = (gmm_fp8_tile *)(gmm_shared + GMM__CFG(ring_offset));
     const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
-    const uint32_t stage_bars = base + GMM__CFG(barriers_offset);             /* full and empty barrier of each stage */
-    /* tile_full of each tile of the ring */
+    const uint32_t stage_bars = base + GMM__CFG(barriers_offset);
     const uint32_t tile_full = gmm_sm90_full(stage_bars, GMM__CFG(stages));
-    /* tile_empty: the producer has read the tile */
     const uint32_t tile_empty = tile_full + 8 * GMM_SM90_TILE_RING;
-    /* empty and full barrier of each store slot */
     const uint32_t store_empty = tile_empty + 8 * GMM_SM90_TILE_RING;
-    /* the prediction is written; the other CTA's result has arrived */
     const uint32_t prediction = store_empty + 16 * GMM__CFG(consumers);
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
     const int prefetch_tile = GMM__CFG(prefetch_tile) && !args.wgrad && args.p.groups <= 32 * GMM_FP8_LANE_GROUPS;
@@ -8722,16 +8711,16 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
     if (threadIdx.x == 0) {
 #pragma unroll
         for (i = 0; i < GMM__CFG(stages); i++) {
-            /* the producer lane, and the lanes of the scale loader */
+            /* full: the producer lane, and the lanes of the scale loader */
             gmm_mbarrier_init(gmm_sm90_full(stage_bars, i), scaled ? 33 : 1);
-            gmm_mbarrier_init(gmm_sm90_empty(stage_bars, i),
-                              4 * GMM__CFG(consumers) * cluster); /* consumer warps of the CTAs that read the stage */
+            /* empty: consumer warps of the CTAs that read the stage */
+            gmm_mbarrier_init(gmm_sm90_empty(stage_bars, i), 4 * GMM__CFG(consumers) * cluster);
         }
 #pragma unroll
         for (i = 0; i < 2 * GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(tile_full + 8 * i, 1);
 #pragma unroll
-        for (i = 0; i < 2 * GMM__CFG(consumers); i++) gmm_mbarrier_init(store_empty + 8 * i,
-                                                                        i % 2 ? 128 : GMM__CFG(store_boxes));
+        for (i = 0; i < 2 * GMM__CFG(consumers); i++) /* store_empty and store_full of each slot */
+            gmm_mbarrier_init(store_empty + 8 * i, i % 2 ? 128 : GMM__CFG(store_boxes));
         if (GMM__CFG(prefetch_tile)) {
             gmm_mbarrier_init(prediction, 1);
             gmm_mbarrier_init(prediction + 8, 1);
@@ -8741,20 +8730,22 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
         gmm_prefetch_tensormap(&args.b);
     }
     gmm_cluster_arrive_release();
-    if (!prefetch_tile || warp != 4 * GMM__CFG(consumers) + 2)
-        gmm_cluster_wait_acquire();
-    if (warp != 4 * GMM__CFG(consumers) + 2 && !(prefetch_tile && warp == 4 * GMM__CFG(consumers)))
-        gmm_griddepcontrol_wait();
+    if (!prefetch_tile || warp != SCHEDULER_WARP) gmm_cluster_wait_acquire();
+    if (warp != SCHEDULER_WARP && !(prefetch_tile && warp == PRODUCER_WARP)) gmm_griddepcontrol_wait();
     gmm_griddepcontrol_launch_dependents();
 
-    if (warp >= 4 * GMM__CFG(consumers)) {
+    if (warp >= PRODUCER_WARP) {
         GMM__SETMAXNREG_DEC(GMM__CFG(producer_regs));
-        if (warp == 4 * GMM__CFG(consumers) + 2) { /* scheduler warp, up to half a ring ahead of the producer */
+        if (warp == SCHEDULER_WARP) {
+            /* scheduler warp, up to half a ring ahead of the producer */
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 3 * (args.p.groups + 1)
                                               : (int32_t *)(ring + GMM_SM90_TILE_RING);
             int32_t *const work_ends = ends + args.p.groups + 1, *const starts = work_ends + args.p.groups + 1;
             const int32_t stride = (int32_t)(gridDim.x / cluster);
-            int32_t work = (int32_t)(blockIdx.x / cluster), tiles_n = 0, speculative;
+            const int raster_n = GMM__CFG(tile_n) == 128;
+            gmm_sm90_scheduler s = { &args.p, ends, work_ends, starts, 0, raster_n, 0, GMM__CFG(consumers), 0,
+                                     GMM_FP8_BLOCK_ROWS, GMM_FP8_BLOCK_ROWS, GMM__STEP };
+            int32_t work = (int32_t)(blockIdx.x / cluster), speculative;
             int mispredicted = 0, unresolved = prefetch_tile;
             uint32_t tile_index = 0;
             gmm_fp8_tile f;
@@ -8763,74 +8754,65 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
             if (prefetch_tile) {
 #pragma unroll 1
                 for (speculative = 1; speculative >= 0; speculative--) {
-                    int32_t tiles;
-                    if (args.p.groups <= 32)
-                                tiles = gmm_fp8_plan_tiles(&args, 1, !speculative, GMM__CFG(tile_n) == 128,
-                                                           GMM__CFG(tile_n), GMM__STEP,
-                                                           GMM__CFG(consumers), (int32_t)gmm_cluster_nctarank(), ends,
-                                                           work_ends, starts);
+                    int32_t tiles_n;
+                    if (args.p.groups <= 32) tiles_n = gmm_fp8_plan_tiles(&args, &s, 1, !speculative, GMM__CFG(tile_n));
                     else
-                                tiles = gmm_fp8_plan_tiles(&args, GMM_FP8_LANE_GROUPS, !speculative,
-                                                           GMM__CFG(tile_n) == 128, GMM__CFG(tile_n), GMM__STEP,
-                                                           GMM__CFG(consumers), (int32_t)gmm_cluster_nctarank(), ends,
-                                                           work_ends, starts);
-                    if (tiles) tiles_n = tiles;
+                        tiles_n = gmm_fp8_plan_tiles(&args, &s, GMM_FP8_LANE_GROUPS, !speculative, GMM__CFG(tile_n));
+                    if (tiles_n) s.tiles_n = tiles_n;
                     if (!speculative) break;
-                    gmm_fp8_predict_first_tile(&args, ends, work_ends, starts, GMM__CFG(tile_n) == 128, tiles_n,
-                                               GMM__STEP, GMM__CFG(consumers),
-                                               (int32_t)gmm_cluster_nctarank(), (int32_t)gmm_cluster_ctarank(), &f);
+                    gmm_fp8_predict_first_tile(&args, &s, gmm_sm90_this_cta(), &f);
                     gmm_cluster_wait_acquire(); /* the barriers are initialised */
                     if (lane == 0) {
-                                ring[GMM_SM90_TILE_RING - 1] = f;
-                                /* the producer loads its operands right after the wait */
-                                gmm_mbarrier_arrive(prediction);
+                        ring[GMM_SM90_TILE_RING - 1] = f;
+                        gmm_mbarrier_arrive(prediction); /* the producer loads its operands right after the wait */
                     }
                     __syncwarp();
                     gmm_griddepcontrol_wait();
                 }
-            } else for (speculative = !args.tables && (!args.wgrad || !(args.p.frozen || args.p.beta));
-                        speculative >= 0; speculative--) {
-                if (!speculative) gmm_griddepcontrol_wait();
-                if (tiles_n && gmm_sm90_split_unchanged(&args.groups, ends)) break;
-                {
-                    const gmm_sm90_split_stats of = gmm_sm90_read_split(&args.groups, ends);
-                    tiles_n = (args.p.n + GMM__CFG(tile_n) - 1) / GMM__CFG(tile_n);
-                    if (!args.wgrad)
-                        tiles_n = gmm_sm90_tiles_n(&args.p, tiles_n, GMM__STEP,
-                                                   GMM_FP8_BLOCK_ROWS * GMM__CFG(consumers),
-                                                   (int32_t)gmm_cluster_nctarank(), of);
+            } else {
+                speculative = !args.tables && (!args.wgrad || !(args.p.frozen || args.p.beta));
+                for (; speculative >= 0; speculative--) {
+                    if (!speculative) gmm_griddepcontrol_wait();
+                    if (s.tiles_n && gmm_sm90_split_unchanged(&args.groups, ends)) break;
+                    {
+                        const gmm_sm90_split_stats stats = gmm_sm90_read_split(&args.groups, ends);
+                        s.tiles_n = (args.p.n + GMM__CFG(tile_n) - 1) / GMM__CFG(tile_n);
+                        if (!args.wgrad)
+                            s.tiles_n = gmm_sm90_tiles_n(&args.p, s.tiles_n, GMM__STEP,
+                                                         GMM_FP8_BLOCK_ROWS * GMM__CFG(consumers),
+                                                         (int32_t)gmm_cluster_nctarank(), stats);
+                    }
+                    s.k_grouped = args.wgrad;
+                    gmm_sm90_count_work(&s, (int32_t)gmm_cluster_nctarank());
+                    gmm_fp8_padded_starts(args.p.groups, ends, starts);
                 }
-                gmm_sm90_count_work(&args.p, args.wgrad, GMM__CFG(tile_n) == 128, tiles_n, GMM_FP8_BLOCK_ROWS,
-                                    GMM__CFG(consumers),
-                                    (int32_t)gmm_cluster_nctarank(), ends, work_ends);
-                gmm_fp8_padded_starts(args.p.groups, ends, starts);
             }
             f.t.g = 0;
             for (;; work += stride, tile_index++) {
                 const uint32_t oldest = tile_index - GMM_SM90_TILE_RING / 2;
-                int32_t iter = work;
+                int32_t next_work = work;
                 f.t.row_blocks = 0; /* ends the ring */
-                if (unresolved && tile_index > 0 && iter >= work_ends[args.p.groups]) {
+                if (unresolved && tile_index > 0 && next_work >= work_ends[args.p.groups]) {
                     int peer_mispredicted = 0;
                     unresolved = 0;
                     if (gmm_cluster_nctarank() > 1) {
                         gmm_mbarrier_wait(prediction + 8, 0);
                         peer_mispredicted = *(volatile const int32_t *)(gmm_shared + (prediction + 16 - base));
                     }
-                    if (mispredicted || peer_mispredicted) { /* one more tile for both CTAs */
+                    if (mispredicted || peer_mispredicted) { /* one more tile for the CTAs of the cluster */
                         gmm_fp8_empty_tile(&args, &f);
-                        if (mispredicted) iter = (int32_t)(blockIdx.x / cluster);
+                        if (mispredicted) next_work = (int32_t)(blockIdx.x / cluster);
                     }
                 }
-                if (iter < work_ends[args.p.groups]) {
-                    gmm_find_group32(work_ends, args.p.groups, iter, &f.t.g);
-                    gmm_sm90_schedule_tile(&args.p, args.wgrad, ends, work_ends, iter,
-                                           args.wgrad && stride % (work_ends[f.t.g + 1] - work_ends[f.t.g]) == 0,
-                                           GMM__CFG(tile_n) == 128,
-                                           tiles_n, args.wgrad ? GMM__CFG(tile_n) : GMM__STEP, GMM_FP8_BLOCK_ROWS,
-                                           GMM__CFG(consumers),
-                                           GMM_FP8_BLOCK_ROWS, (int32_t)gmm_cluster_nctarank(),
-                                           (int32_t)gmm_cluster_ctarank(), &f.t);
+                if (next_work < work_ends[args.p.groups]) {
+                    gmm_find_group32(work_ends, args.p.groups, next_work, &f.t.g);
+                    {
+                        int rotated;
+                        s.k_grouped = args.wgrad;
+                        rotated = args.wgrad && stride % (work_ends[f.t.g + 1] - work_ends[f.t.g]) == 0;
+                        s.col_align = args.wgrad ? GMM__CFG(tile_n) : GMM__STEP;
+                        gmm_sm90_schedule_tile(&s, raster_n, next_work, rotated, gmm_sm90_this_cta(), &f.t);
+                    }
                     f.padded_row = starts[f.t.g];
                     gmm_fp8_plan_store(&args, &f);
                     if (prefetch_tile && !unresolved) f.t.multicast = 0;
@@ -8855,7 +8837,8 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                 if (f.t.row_blocks == 0) break;
             }
             if (blockIdx.x == 0) gmm_sm90_report_faults(&args.groups, &args.p, ends);
-        } else if (warp == 4 * GMM__CFG(consumers)) { /* producer warp: each lane loads one box of every stage */
+        } else if (warp == PRODUCER_WARP) {
+            /* producer warp: each lane loads one TMA box of every stage */
             uint32_t iter = 0, tile_index = 0;
             for (;; tile_index++) {
                 uint32_t bytes, offset, k_tiles;
@@ -8863,9 +8846,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                 const CUtensorMap *map;
                 int active, multicast;
                 const int first = prefetch_tile && tile_index == 0;
-                const gmm_fp8_tile *const f = &ring[first ? GMM_SM90_TILE_RING - 1 : tile_index % GMM_SM90_TILE_RING];
-                gmm_mbarrier_wait(first ? prediction : tile_full + 8 * (tile_index % GMM_SM90_TILE_RING),
-                                  tile_index / GMM_SM90_TILE_RING & 1);
+                const gmm_fp8_tile *const f = gmm_fp8_wait_tile(ring, tile_full, prediction, tile_index, first);
                 if (f->t.row_blocks == 0) break;
                 if (lane == 0) gmm_mbarrier_arrive(tile_empty + 8 * (tile_index % GMM_SM90_TILE_RING));
                 /* the kernel before may write the table of weights */
@@ -8907,32 +8888,29 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                     const uint32_t s = iter % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s);
                     gmm_mbarrier_wait(full + 8, (iter / GMM__CFG(stages) & 1) ^ 1);
                     if (lane == 0) gmm_mbarrier_arrive_expect_tx(full, bytes);
-                    if (active) gmm_tma_load(base + s * GMM__CFG(stage_bytes) + offset, map, full, multicast, x, y,
-                                             end, wrap);
+                    if (active)
+                        gmm_tma_load(base + s * GMM__CFG(stage_bytes) + offset, map, full, multicast, x, y, end, wrap);
                     x += 128;
                 }
             }
-            /* shared memory must exist until the other CTA of the cluster has arrived at these barriers for the last
-               time;
-                           its multicast data has arrived before, and the scheduler has waited for its prediction */
+            /* Shared memory must exist until the other CTA of the cluster has arrived at these barriers for the last
+               time. Its multicast data has arrived before, and the scheduler has waited for its prediction. */
 #pragma unroll 1
             for (i = 0; i < GMM__CFG(stages); i++, iter++)
                 gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, iter % GMM__CFG(stages)),
                                   (iter / GMM__CFG(stages) & 1) ^ 1);
-        /* scale loader; column scales are permuted to the order of the accumulators */
-        } else if (warp == 4 * GMM__CFG(consumers) + 1 && scaled) {
+        } else if (warp == SCALE_WARP && scaled) {
+            /* scale loader; column scales are permuted to the order of the accumulators */
             const uint32_t scales_at = base + GMM__CFG(stage_scales_offset);
             uint32_t iter = 0, tile_index = 0;
             int32_t x;
             for (;; tile_index++) {
-                const int first = prefetch_tile && tile_index == 0;
-                const gmm_fp8_tile *const f = &ring[first ? GMM_SM90_TILE_RING - 1 : tile_index % GMM_SM90_TILE_RING];
+                const gmm_fp8_tile *const f = gmm_fp8_wait_tile(ring, tile_full, prediction, tile_index,
+                                                                      prefetch_tile && tile_index == 0);
                 const float *rows, *cols;
                 int64_t step, block;
                 uint32_t k_tiles;
                 int32_t rows_left, cols_left, next_row, next_col;
-                gmm_mbarrier_wait(first ? prediction : tile_full + 8 * (tile_index % GMM_SM90_TILE_RING),
-                                  tile_index / GMM_SM90_TILE_RING & 1);
                 if (f->t.row_blocks == 0) break;
                 k_tiles = gmm_fp8_k_tiles(f->t.k);
                 rows_left = f->t.k > 0 && f->t.cols > 0 ? f->t.rows - lane : 0;
@@ -8947,20 +8925,21 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                     cols += (f->t.n0 / 128 + (lane == 1 && f->t.cols > columns_to_128)) * block;
                 }
                 for (; k_tiles > 0; k_tiles--, iter++) {
-                    const uint32_t s = iter % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s),
-                                                        offset = scales_at + s * GMM__STAGE_SCALE_BYTES;
+                    const uint32_t s = iter % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s);
+                    const uint32_t stage_scales = scales_at + s * GMM__STAGE_SCALE_BYTES;
                     gmm_mbarrier_wait(full + 8, (iter / GMM__CFG(stages) & 1) ^ 1);
 #pragma unroll
                     for (x = 0; x < 2 * GMM__CFG(consumers); x++)
-                        gmm_cp_async_f32(offset + 4 * (uint32_t)lane + 128 * x, rows + 32 * x, 32 * x < rows_left);
+                        gmm_cp_async_f32(stage_scales + 4 * (uint32_t)lane + 128 * x, rows + 32 * x,
+                                         32 * x < rows_left);
                     if (GMM__KIND == GMM_FP8_1D2D) {
-                        if (lane < 2) gmm_cp_async_f32(offset + GMM__ROW_SCALE_BYTES + 4 * (uint32_t)lane, cols,
-                                                       cols_left > 0);
+                        if (lane < 2)
+                            gmm_cp_async_f32(stage_scales + GMM__ROW_SCALE_BYTES + 4 * (uint32_t)lane, cols,
+                                             cols_left > 0);
                     } else {
-                        const uint32_t st_at = offset + GMM__ROW_SCALE_BYTES +
-                            (uint32_t)(lane / 16 * 64 + lane % 8 / 2 * 16 +
-                                                                                          lane / 8 % 2 * 8 +
-                                                                                              lane % 2 * 4);
+                        const uint32_t st_at = stage_scales + GMM__ROW_SCALE_BYTES +
+                                               (uint32_t)(lane / 16 * 64 + lane % 8 / 2 * 16 + lane / 8 % 2 * 8 +
+                                                          lane % 2 * 4);
 #pragma unroll
                         for (x = 0; x < GMM__CFG(tile_n) / 32; x++)
                             gmm_cp_async_f32(st_at + 128 * x, cols + 32 * x, 32 * x < cols_left);
@@ -8971,12 +8950,13 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                 }
             }
             gmm_cp_async_wait_all();
-        } else if (warp == 4 * GMM__CFG(consumers) + 3 && lane < GMM__CFG(consumers) * GMM__CFG(store_boxes))
+        } else if (warp == STORE_WARP && lane < GMM__CFG(consumers) * GMM__CFG(store_boxes))
             gmm_fp8_store_tiles(&args, GMM__CFG(store_boxes), ring, tile_full, store_empty,
                                 base + GMM__CFG(slots_offset));
     } else {
         float acc[GMM__ACC];
-        uint32_t iter = 0, tile_index = 0, part = 0;
+        gmm_sm90_pipeline pipe = { stage_bars, GMM__CFG(stages), GMM__CFG(stage_bytes), cluster, 0 };
+        uint32_t tile_index = 0, part = 0;
         int u, x, e;
         if (GMM__KIND == GMM_FP8_1D1D && threadIdx.x >= 128) gmm_order_barrier(0, 0); /* consumer 0 begins */
         GMM__SETMAXNREG_INC(GMM__CFG(consumer_regs));
@@ -8991,7 +8971,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
             uint32_t slot;
             int rows, tid, row, d_flags, box_cols;
             float outer_scale;
-            /* all lanes have read the previous tile before one of them releases its stages, and with them its place in
+            /* all lanes have read the previous tile before one of them releases its stages, and with them its entry of
                the ring */
             __syncwarp();
             gmm_mbarrier_wait(first ? prediction : tile_full + 8 * (tile_index % GMM_SM90_TILE_RING),
@@ -8999,11 +8979,11 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
             if (t->row_blocks == 0) break;
             if (t->cols <= 0 || t->row_blocks <= wg || t->k == 0) { /* nothing to multiply: releases the stages */
                 uint32_t k_tiles = gmm_fp8_k_tiles(t->k);
-                for (; k_tiles > 0; k_tiles--, iter++) {
-                    const uint32_t s = iter % GMM__CFG(stages);
-                    gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), iter / GMM__CFG(stages) & 1);
-                    if ((threadIdx.x & 31) < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s),
-                                                                                 threadIdx.x & 31);
+                for (; k_tiles > 0; k_tiles--, pipe.iter++) {
+                    const uint32_t s = pipe.iter % GMM__CFG(stages);
+                    gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), pipe.iter / GMM__CFG(stages) & 1);
+                    if ((threadIdx.x & 31) < cluster)
+                        gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s), threadIdx.x & 31);
                 }
                 __syncwarp();
                 if (t->cols <= 0 || t->row_blocks <= wg) { /* nothing to store either */
@@ -9016,23 +8996,25 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
             if (args.a_scale.scaling == GMM_SCALING_ROW && tid < 64)
                 gmm_cp_async_f32(base + GMM__CFG(line_scales_offset) + GMM__LINE_SCALE_BYTES * wg + 4 * tid,
                                  (const float *)args.a_scale.scale + t->m0 + 64 * wg + tid +
-                               (args.wgrad ? (int64_t)t->g * args.p.m : t->row), 64 * wg + tid < t->rows);
+                                     (args.wgrad ? (int64_t)t->g * args.p.m : t->row),
+                                 64 * wg + tid < t->rows);
             if (args.b_scale.scaling == GMM_SCALING_ROW)
 #pragma unroll 1
                 for (x = tid; x < GMM__CFG(tile_n); x += 128)
                     gmm_cp_async_f32(base + GMM__CFG(line_scales_offset) + GMM__LINE_SCALE_BYTES * wg + 256 + 4 * x,
-                                     (args.b_scale.scale_table ? (const float *)args.b_scale.scale_table[t->g]
-                                                         : (const float *)args.b_scale.scale +
-                                                               (int64_t)t->g * args.p.n) + t->n0 + x, x < t->cols);
+                                     (args.b_scale.scale_table
+                                          ? (const float *)args.b_scale.scale_table[t->g]
+                                          : (const float *)args.b_scale.scale + (int64_t)t->g * args.p.n) + t->n0 + x,
+                                     x < t->cols);
 #pragma unroll
             for (u = 0; u < GMM__ACC; u++) acc[u] = 0.0f;
             if (t->k > 0) {
                 tid = gmm_tid_x();
                 row = 64 * wg + (tid >> 5 & 3) * 16 + (tid & 31) / 4;
-                GMM__PART(gmm_fp8_mainloop_)(acc, gmm_fp8_k_tiles(t->k), desc_a, desc_b, stage_bars, cluster,
+                GMM__PART(gmm_fp8_mainloop_)(acc, gmm_fp8_k_tiles(t->k), desc_a, desc_b,
                                              scaled ? base + GMM__CFG(stage_scales_offset) + 4 * (uint32_t)row : 0,
                                              t->n0 % 128 != 0,
-                                             t->row_blocks > 1 && (f->d_flags & GMM_FP8_D_16BIT) ? wg : -1, &iter);
+                                             t->row_blocks > 1 && (f->d_flags & GMM_FP8_D_16BIT) ? wg : -1, &pipe);
             }
 #pragma unroll
             for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(acc[u]);
@@ -9082,13 +9064,13 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                     const char *const bias = gmm_kmat_data(&args.p.bias, t->g);
                     const float *const bias_scale = args.p.bias_scale + t->row + t->m0 + 64 * wg;
                     const int scaled_rows = args.p.bias_scale ? rows : 0, bytes = gmm_kmat_size(&args.p.bias);
-                    const int rows_left = t->cols;
+                    const int cols = t->cols;
                     const float s0 = row < scaled_rows ? bias_scale[row] : 1.0f;
                     const float s1 = row + 8 < scaled_rows ? bias_scale[row + 8] : 1.0f;
 #pragma unroll
                     for (u = 0; u < GMM__ACC; u += 4) {
                         const int c = 2 * u + tid % 4 * 2;
-                        const int count = rows_left - c > 2 ? 2 : rows_left - c;
+                        const int count = cols - c > 2 ? 2 : cols - c;
                         float v[4];
                         GMM__PIN_MEMORY(); /* keeps the loads from moving up, where registers are short */
                         gmm_read4(args.p.bias.dtype, bias + (int64_t)(t->n0 + c) * bytes, count, 0, v);
@@ -9115,11 +9097,11 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                         const float *const v = &acc[32 * i + 8 * u < GMM__ACC ? 32 * i + 8 * u : 0];
                         if (32 * i + 8 * u >= GMM__ACC) break;
                         gmm_stmatrix_x4(st_at + u / 4 * 8192 + (((u % 4 * 2 + tid % 32 / 16) ^ (tid % 8)) << 4),
-                                     gmm_pack2(dtype, v[0], v[1]), gmm_pack2(dtype, v[2], v[3]),
-                                     gmm_pack2(dtype, v[4], v[5]), gmm_pack2(dtype, v[6], v[7]));
+                                        gmm_pack2(dtype, v[0], v[1]), gmm_pack2(dtype, v[2], v[3]),
+                                        gmm_pack2(dtype, v[4], v[5]), gmm_pack2(dtype, v[6], v[7]));
                     }
                 } else {
-                    /* odd rows write their halves of a box in the other order: no two threads share a bank */
+                    /* odd rows write the halves of a box in the other order, which avoids bank conflicts */
                     const int swapped = row % 2;
                     const uint32_t st_at = slot + row * 128 + tid % 2 * 8;
                     const int loaded = (d_flags & GMM_FP8_D_LOAD) && (i == 0 || !(d_flags & GMM_FP8_D_REDUCE));
@@ -9142,13 +9124,14 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
 #pragma unroll
                         for (u = 0; u < 16; u += 2) /* 8 columns of the thread's two rows: four accumulators */
                             gmm_st_shared_v2_f32(st_at + x * 8192 + u % 4 * 512 +
-                                         (((u / 4 * 2 + tid % 4 / 2) ^ (row % 8) ^ (4 * swapped)) << 4), w[u],
-                                             w[u + 1]);
+                                                 (((u / 4 * 2 + tid % 4 / 2) ^ (row % 8) ^ (4 * swapped)) << 4),
+                                                 w[u], w[u + 1]);
                     }
                 }
                 if (!(d_flags & GMM_FP8_D_TMA)) { /* stored by the threads: 16 bytes of a row each */
                     gmm_fp8_consumer_sync(wg);
-                    const char *const from = gmm_shared + GMM__CFG(slots_offset) + 8192 * GMM__CFG(store_boxes) * wg;
+                    const char *const slot_data = gmm_shared + GMM__CFG(slots_offset) +
+                                                  8192 * GMM__CFG(store_boxes) * wg;
                     const int size = gmm_kmat_size(&args.p.d);
                     const int64_t pitch = args.p.d.ld * size;
                     const float beta = gmm_gemm_beta(&args.p, t->g);
@@ -9157,24 +9140,24 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                     const int columns_to_128 = (((uint32_t)(uintptr_t)d | (uint32_t)pitch) & (size == 2 ? 7 : 15)) == 0;
 #pragma unroll 1
                     for (x = tid; x < 512 * GMM__CFG(store_boxes); x += 128) {
-                        const int r = x / 8 % 64, c = c0 + x / 512 * box_cols + x % 8 * (box_cols / 8),
-                                                                              rows_left = t->cols - c;
-                        const char *const get = from + x / 512 * 8192 + r * 128 + (((x % 8) ^ (r % 8)) << 4);
-                        char *const offset = d + r * pitch + (int64_t)(t->n0 + c) * size;
+                        const int r = x / 8 % 64, c = c0 + x / 512 * box_cols + x % 8 * (box_cols / 8);
+                        const int cols_left = t->cols - c;
+                        const char *const from = slot_data + x / 512 * 8192 + r * 128 + (((x % 8) ^ (r % 8)) << 4);
+                        char *const to = d + r * pitch + (int64_t)(t->n0 + c) * size;
                         if (r >= rows) continue;
                         if (d_flags & GMM_FP8_D_16BIT) {
-                            for (e = 0; e < 8 &&
-                                 e < rows_left; e++) ((uint16_t *)offset)[e] = ((const uint16_t *)get)[e];
+                            for (e = 0; e < 8 && e < cols_left; e++)
+                                ((uint16_t *)to)[e] = ((const uint16_t *)from)[e];
                         } else {
-                            const float4 w = *(const float4 *)get;
+                            const float4 w = *(const float4 *)from;
                             float v[4], was[4];
                             v[0] = w.x; v[1] = w.y; v[2] = w.z; v[3] = w.w;
                             if (beta != 0.0f) {
-                                gmm_read4(args.p.d.dtype, offset, rows_left, columns_to_128, was);
+                                gmm_read4(args.p.d.dtype, to, cols_left, columns_to_128, was);
 #pragma unroll
                                 for (e = 0; e < 4; e++) v[e] = __fmaf_rn(beta, was[e], v[e]);
                             }
-                            gmm_write4(args.p.d.dtype, offset, rows_left, columns_to_128, v);
+                            gmm_write4(args.p.d.dtype, to, cols_left, columns_to_128, v);
                         }
                     }
                 }
@@ -9198,24 +9181,29 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
 #undef GMM__SCALED
 #undef GMM__FAST
 #undef GMM__KERNEL_NAME
+#undef GMM__TAG
+#undef GMM__ROW
 
 
 /* ============================================================================== Bodies per source: quantization === */
 
 #elif GMM__BODY == 6
-#if !defined(GMM__TAG) || !defined(GMM__KERNEL_NAME)
-#error "gmm: this body needs GMM__TAG and GMM__KERNEL_NAME"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__TAG GMM__COLUMN(2, GMM__ROW)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__STATIC_DTYPE ((gmm_dtype)GMM__NAME(gmm__static_dtype))
 
 /* Loads a tile of a strip into shared memory (unless x is NULL), with zeros beyond the last row and column, and
-   returns the lane's amax of it. A quantized source is dequantized to F32. */
+   returns the lane's amax of it. With `row_amaxes` it raises the amaxes of rows. A quantized source is dequantized to
+   F32. */
 GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const gmm__quant_strip *p, int64_t c0,
-                                                int32_t n, int32_t lines, float *x) {
+                                                int32_t n, int32_t row_amaxes, float *x) {
     const int32_t lane = gmm__lane(), count = n - 4 * lane;
     const int64_t size = GMM__STATIC_DTYPE == GMM_F32 ? 4 : 2;
-    uint32_t *line = (uint32_t *)a->lines + (a->grouped ? p->first : p->unit * p->rows) + p->row, amax = 0;
+    uint32_t *row_amax = (uint32_t *)a->lines + (a->grouped ? p->source_row : p->unit * p->rows) + p->row, amax = 0;
     int32_t r;
     if (GMM__STATIC_DTYPE == GMM_F32 && a->src.scaling != GMM_SCALING_NONE) {
         const gmm__qview v = gmm__quant_copy(&a->src, GMM_ROWWISE, a->grouped, p, a->cols);
@@ -9230,21 +9218,21 @@ GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const 
                     u[j] = gmm__qview_value(gmm_decode_small(v.dtype, gmm__qview_code(&v, l, c)),
                                             gmm__qview_factor(&v, l, width ? c / width : 0, 1));
             }
-            amax = gmm__quant_line_amax(amax, u, lines && r < p->m ? line + r : NULL);
+            amax = gmm__quant_row_amax(amax, u, row_amaxes && r < p->m ? row_amax + r : NULL);
             if (x) gmm__quant_store_row(x, r, u);
         }
     } else {
         const char *base = a->src.table ? (const char *)a->src.table[p->unit]
                                         : (const char *)a->src.data +
                                               (a->grouped ? 0 : p->unit * a->src.group_stride) * size;
-        const char *src = base + ((p->first + p->row) * a->src.ld + c0) * size;
+        const char *src = base + ((p->source_row + p->row) * a->src.ld + c0) * size;
         const int32_t vec4 = gmm_vec4_aligned(GMM__STATIC_DTYPE, src, a->src.ld);
 #pragma unroll 4
         for (r = gmm__warp(); r < GMM_TILE; r += GMM__QUANT_WARPS) {
             float u[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
             if (r < p->m && count > 0)
                 gmm_read4(GMM__STATIC_DTYPE, src + (r * a->src.ld + 4 * lane) * size, count, vec4, u);
-            amax = gmm__quant_line_amax(amax, u, lines && r < p->m ? line + r : NULL);
+            amax = gmm__quant_row_amax(amax, u, row_amaxes && r < p->m ? row_amax + r : NULL);
             if (x) gmm__quant_store_row(x, r, u);
         }
     }
@@ -9256,14 +9244,14 @@ GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const 
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__QUANT_PER_SM)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
-    const int64_t items = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
+    const int64_t tile_count = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
     const int32_t transformed = a.format.hadamard && a.columnwise.dtype != GMM_NONE, lane = gmm__lane();
-    int64_t item;
+    int64_t tile_index;
     if (a.skip && *a.skip) return;
-    for (item = blockIdx.x; item < items; item += gridDim.x) {
+    for (tile_index = blockIdx.x; tile_index < tile_count; tile_index += gridDim.x) {
         const gmm__quant_strip p = gmm__quant_strip_of(a.grouped, a.tiles, a.offsets, a.units, a.rows,
-                                                       item / a.col_tiles);
-        const int64_t c0 = item % a.col_tiles * GMM_TILE;
+                                                       tile_index / a.col_tiles);
+        const int64_t c0 = tile_index % a.col_tiles * GMM_TILE;
         const int32_t n = (int32_t)(a.cols - c0 < GMM_TILE ? a.cols - c0 : (int64_t)GMM_TILE);
         uint32_t amax[2] = { 0, 0 };
         int32_t l;
@@ -9291,15 +9279,18 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 
 #undef GMM__STATIC_DTYPE
 #undef GMM__NAME
-#undef GMM__TAG
 #undef GMM__KERNEL_NAME
+#undef GMM__TAG
+#undef GMM__ROW
 
 /* ================================================================================= Bodies per source and format === */
 
 #elif GMM__BODY == 7
-#if !defined(GMM__TAG) || !defined(GMM__KERNEL_NAME)
-#error "gmm: this body needs GMM__TAG and GMM__KERNEL_NAME"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__TAG GMM__COLUMN(2, GMM__ROW)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 
 /* Any format and shape, both copies of a 128 x 128 tile that is loaded into shared memory once. */
@@ -9308,14 +9299,14 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
     __shared__ uint32_t square[2 * GMM__QUANT_SQUARES]; /* amaxes of square blocks, then their chosen scales */
     uint8_t *codes = (uint8_t *)gmm__quant_shared + GMM__QUANT_TILE;
-    const int64_t items = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
+    const int64_t tile_count = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
     const int32_t width = gmm_block_along(a.format.scaling);
-    int64_t item;
+    int64_t tile_index;
     if (a.skip && *a.skip) return;
-    for (item = blockIdx.x; item < items; item += gridDim.x) {
+    for (tile_index = blockIdx.x; tile_index < tile_count; tile_index += gridDim.x) {
         const gmm__quant_strip p = gmm__quant_strip_of(a.grouped, a.tiles, a.offsets, a.units, a.rows,
-                                                       item / a.col_tiles);
-        const int64_t c0 = item % a.col_tiles * GMM_TILE;
+                                                       tile_index / a.col_tiles);
+        const int64_t c0 = tile_index % a.col_tiles * GMM_TILE;
         const int32_t n = (int32_t)(a.cols - c0 < GMM_TILE ? a.cols - c0 : (int64_t)GMM_TILE);
         gmm__quant_copy_tile s;
         (void)GMM__NAME(gmm__quant_load)(&a, &p, c0, n, 0, gmm__quant_shared);
@@ -9324,12 +9315,12 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         s.group = a.first_group + p.unit;
         if (a.rowwise.dtype != GMM_NONE) {
             s.view = gmm__quant_copy(&a.rowwise, GMM_ROWWISE, a.grouped, &p, a.cols);
-            s.l0 = p.row;
-            s.a0 = c0;
+            s.line0 = p.row;
+            s.along0 = c0;
             s.lines = (int32_t)p.m;
-            s.data = n;
+            s.along = n;
             s.per_line = a.lines != NULL;
-            s.amax = a.lines ? a.lines + (a.grouped ? p.first : p.unit * p.rows) + p.row : a.amax[0] + p.unit;
+            s.amax = a.lines ? a.lines + (a.grouped ? p.source_row : p.unit * p.rows) + p.row : a.amax[0] + p.unit;
             s.blocks_per_line = width ? gmm__ceil_div(a.cols, width) : 1;
             s.first_block = p.row * s.blocks_per_line + (width ? c0 / width : 0);
             gmm__quant_copy_tile_lines(&a, &s, gmm__quant_shared, square, codes);
@@ -9337,10 +9328,10 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         }
         if (a.columnwise.dtype != GMM_NONE) {
             s.view = gmm__quant_copy(&a.columnwise, GMM_COLUMNWISE, a.grouped, &p, a.cols);
-            s.l0 = c0;
-            s.a0 = p.row;
+            s.line0 = c0;
+            s.along0 = p.row;
             s.lines = n;
-            s.data = a.grouped && !s.view.apart ? GMM_TILE : (int32_t)p.m;
+            s.along = a.grouped && !s.view.apart ? GMM_TILE : (int32_t)p.m;
             s.per_line = a.columns != NULL;
             s.amax = a.columns ? a.columns + p.unit * a.cols + c0 : a.amax[1] + p.unit;
             s.blocks_per_line = width ? gmm__ceil_div(p.rows, width) : 1;
@@ -9352,15 +9343,19 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 }
 
 #undef GMM__NAME
-#undef GMM__TAG
 #undef GMM__KERNEL_NAME
+#undef GMM__TAG
+#undef GMM__ROW
 
 /* ======================================================================== Bodies per source: vectorized amaxes === */
 
 #elif GMM__BODY == 12
-#if !defined(GMM__KERNEL_NAME) || !defined(GMM__SOURCE) || !defined(GMM__HADAMARD)
-#error "gmm: this body needs GMM__KERNEL_NAME, GMM__SOURCE and GMM__HADAMARD"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__SOURCE GMM__COLUMN(2, GMM__ROW)
+#define GMM__HADAMARD GMM__COLUMN(3, GMM__ROW)
 #define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
 
 #if !GMM__HADAMARD
@@ -9368,7 +9363,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 GMM__DEVICE void GMM__CFG(gmm__vec_load)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0, int32_t col0,
                                          int32_t c0, int32_t n, uint32_t x[8][GMM__CFG(gmm__words)]) {
     const int64_t size = GMM__CFG(gmm__words) / 2, pitch = a->src.ld * size;
-    const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
+    const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->source_row + p->row + row0) * pitch +
                           (c0 + col0) * size;
     const int32_t rows = col0 < n ? p->m - row0 : 0;
     int32_t i, k;
@@ -9389,7 +9384,7 @@ GMM__DEVICE void GMM__CFG(gmm__vec_load)(const gmm__quant_args *a, const gmm__ve
 GMM__DEVICE void GMM__CFG(gmm__vec_load16)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0,
                                            int32_t col, uint32_t x[16][4]) {
     const int64_t size = 16 / GMM__CFG(gmm__elems16), pitch = a->src.ld * size;
-    const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
+    const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->source_row + p->row + row0) * pitch +
                           col * size;
     const int32_t rows = col < (int32_t)a->cols ? p->m - row0 : 0;
     int32_t i;
@@ -9414,7 +9409,7 @@ GMM__DEVICE uint32_t GMM__CFG(gmm__vec_uniform_max)(uint32_t maximum, int32_t wo
 GMM__DEVICE float GMM__CFG(gmm__vec_reload)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row,
                                             int32_t col) {
     return gmm_load((gmm_dtype)GMM__CFG(gmm__static_dtype), gmm__vec_data(&a->src, a->step[2], p->unit),
-                    (p->first + p->row + row) * a->src.ld + col);
+                    (p->source_row + p->row + row) * a->src.ld + col);
 }
 #endif
 
@@ -9426,7 +9421,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #if !GMM__HADAMARD
     __shared__ uint32_t partials[2][4][GMM_TILE]; /* partial maxima: rows by halves, columns by quarters of the tile */
 #endif
-    const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
+    const int32_t lane = gmm__lane(), warp = gmm__warp(), lane_row = lane >> 3, lane_col = lane & 7;
     const int32_t row0 = (warp & 3) * GMM__VEC_WARP_ROWS, col0 = (warp >> 2) * GMM__VEC_WARP_COLS;
     const gmm_warp_split split = gmm__vec_split(&a);
     int32_t strip;
@@ -9436,7 +9431,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         int32_t c0, i, k;
         const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, 1, &c0);
         const int32_t n = (int32_t)a.cols - c0;
-        GMM__CFG(gmm__vec_load)(&a, &p, row0 + 8 * q, col0 + 8 * c, c0, n, x);
+        GMM__CFG(gmm__vec_load)(&a, &p, row0 + 8 * lane_row, col0 + 8 * lane_col, c0, n, x);
 #if !GMM__HADAMARD
         if (a.lines) {
             uint32_t row[8];
@@ -9447,14 +9442,15 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                 for (k = 0; k < GMM__CFG(gmm__words); k++) row[i] = GMM__CFG(gmm__word_max)(row[i], x[i][k]);
                 row[i] = GMM__CFG(gmm__word_fold)(row[i]);
             }
-            /* butterfly: lane 8 q + c keeps the maximum of row c of its eight rows */
+            /* butterfly: the lane obtains the maximum of row lane_col of its lane row's eight rows */
 #pragma unroll
             for (k = 4; k >= 1; k >>= 1)
 #pragma unroll
                 for (i = 0; i < k; i++) {
-                    const uint32_t kept = c & k ? row[i + k] : row[i], sent = c & k ? row[i] : row[i + k];
+                    const uint32_t own = lane_col & k ? row[i + k] : row[i];
+                    const uint32_t sent = lane_col & k ? row[i] : row[i + k];
                     const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, sent, k);
-                    row[i] = kept > other ? kept : other;
+                    row[i] = own > other ? own : other;
                 }
             partials[0][warp >> 2][row0 + lane] = row[0];
         }
@@ -9471,13 +9467,14 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             }
 #pragma unroll
             for (k = 0; k < 8; k++)
-                if (k / 2 == q)
-                    partials[1][warp & 3][col0 + 8 * c + k] = gmm_f32_bits(GMM__CFG(gmm__word_value)(col, k));
+                if (k / 2 == lane_row)
+                    partials[1][warp & 3][col0 + 8 * lane_col + k] = gmm_f32_bits(GMM__CFG(gmm__word_value)(col, k));
         }
         if (a.lines || a.columns) { /* amaxes of units are not needed then */
             const int32_t copy = threadIdx.x >= GMM_TILE, l = threadIdx.x & (GMM_TILE - 1);
             uint32_t *dst = copy ? (uint32_t *)a.columns + p.unit * a.cols + c0 + l
-                                : (uint32_t *)a.lines + (a.grouped ? p.first : (int64_t)p.unit * p.rows) + p.row + l;
+                                 : (uint32_t *)a.lines + (a.grouped ? p.source_row : (int64_t)p.unit * p.rows) +
+                                       p.row + l;
             __syncthreads();
             if ((copy ? a.columns : a.lines) && l < (copy ? n : p.m)) {
                 maximum = partials[copy][0][l];
@@ -9497,8 +9494,8 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         if (lane == 0) shared_max[0][warp] = maximum;
 #if GMM__HADAMARD
         if (a.format.hadamard && a.columnwise.dtype != GMM_NONE) {
-            gmm__vec_flip_signs(x, (uint32_t)a.format.hadamard >> 8 * (q & 1));
-            maximum = __reduce_max_sync(0xFFFFFFFFu, gmm__vec_hadamard_amax(x, q & 1));
+            gmm__vec_flip_signs(x, (uint32_t)a.format.hadamard >> 8 * (lane_row & 1));
+            maximum = __reduce_max_sync(0xFFFFFFFFu, gmm__vec_hadamard_amax(x, lane_row & 1));
         }
         if (lane == 0) shared_max[1][warp] = maximum;
 #endif
@@ -9517,13 +9514,18 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #undef GMM__CFG
 #undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
+#undef GMM__HADAMARD
+#undef GMM__ROW
 
 /* ==================================================================== Bodies per source and scaling: vectorized === */
 
 #elif GMM__BODY == 13
-#if !defined(GMM__KERNEL_NAME) || !defined(GMM__SOURCE) || !defined(GMM__SCALING)
-#error "gmm: this body needs GMM__KERNEL_NAME, GMM__SOURCE and GMM__SCALING"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__SOURCE GMM__COLUMN(2, GMM__ROW)
+#define GMM__SCALING GMM__COLUMN(3, GMM__ROW)
 #define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
 #define GMM__BLOCK_SCALED (GMM__SCALING == GMM_SCALING_1X128 || GMM__SCALING == GMM_SCALING_128X128)
 /* stride of the maxima or scales of a row, which has two halves; odd, so that rows fall into different banks */
@@ -9536,8 +9538,10 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 ? 3 : 
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ float smem_scales[2][GMM__COL_STEP * GMM_TILE];
     __shared__ __align__(16) uint8_t codes[GMM__VEC_CODES];
-    const int32_t thread = (int32_t)threadIdx.x, lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
-    const int32_t row0 = warp % 4 * GMM__VEC_WARP_ROWS + 8 * q, col0 = warp / 4 * GMM__VEC_WARP_COLS + 8 * c;
+    const int32_t thread = (int32_t)threadIdx.x, lane = gmm__lane(), warp = gmm__warp();
+    const int32_t lane_row = lane >> 3, lane_col = lane & 7;
+    const int32_t row0 = warp % 4 * GMM__VEC_WARP_ROWS + 8 * lane_row;
+    const int32_t col0 = warp / 4 * GMM__VEC_WARP_COLS + 8 * lane_col;
     const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
     const int32_t e5m2 = a.format.dtype == GMM_E5M2;
     const gmm_format *f = &a.format;
@@ -9560,8 +9564,8 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 
         if (GMM__SCALING == GMM_SCALING_TENSOR) {
             tile_scale = f->delayed ? a.scale ? a.scale[p.unit] : 1.0f
-                               : gmm_scale_from_amax(a.amax[0][p.unit], qmax, gmm_dtype_largest(GMM_F32), f->eps,
-                                                     f->pow2);
+                                    : gmm_scale_from_amax(a.amax[0][p.unit], qmax, gmm_dtype_largest(GMM_F32), f->eps,
+                                                          f->pow2);
             if (a.record) {
 #pragma unroll
                 for (i = 0; i < 8; i++)
@@ -9573,19 +9577,19 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             }
         }
         if (GMM__SCALING == GMM_SCALING_ROW && thread < GMM_TILE && rowwise) {
-            const int64_t line = (a.grouped ? p.first : (int64_t)p.unit * p.rows) + p.row + thread;
-            const float scale = gmm_scale_from_amax(thread < p.m ? a.lines[line] : 0.0f, qmax,
+            const int64_t row = (a.grouped ? p.source_row : (int64_t)p.unit * p.rows) + p.row + thread;
+            const float scale = gmm_scale_from_amax(thread < p.m ? a.lines[row] : 0.0f, qmax,
                                                     gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
             smem_scales[0][thread * GMM__ROW_STEP] = scale;
             if (c0 == 0 && thread < p.m) {
                 uint8_t *dst = gmm__vec_scales(&a.rowwise, a.scale_step[0], p.unit);
-                ((float *)(void *)dst)[(a.grouped ? p.first : 0) + p.row + thread] = gmm_scale_inverse(scale);
+                ((float *)(void *)dst)[(a.grouped ? p.source_row : 0) + p.row + thread] = gmm_scale_inverse(scale);
             }
         }
         if (GMM__SCALING == GMM_SCALING_ROW && thread >= GMM_TILE && columnwise) {
-            const int32_t l = thread - GMM_TILE;
-            smem_scales[1][l * GMM__COL_STEP] =
-                gmm_scale_from_amax(l < n ? a.columns[p.unit * a.cols + c0 + l] : 0.0f, qmax,
+            const int32_t col = thread - GMM_TILE;
+            smem_scales[1][col * GMM__COL_STEP] =
+                gmm_scale_from_amax(col < n ? a.columns[p.unit * a.cols + c0 + col] : 0.0f, qmax,
                                     gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
         }
         if (GMM__BLOCK_SCALED) { /* maxima of the parts of blocks */
@@ -9612,13 +9616,14 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll
                     for (i = 0; i < 8; i++) {
                         const uint32_t bits = gmm__quant_block_max(row[i], 8);
-                        if (c == 0) smem_scales[0][(row0 + i) * GMM__ROW_STEP + (col0 >> 6)] = gmm_f32_from_bits(bits);
+                        if (lane_col == 0)
+                            smem_scales[0][(row0 + i) * GMM__ROW_STEP + (col0 >> 6)] = gmm_f32_from_bits(bits);
                     }
                 }
                 if (columnwise) {
 #pragma unroll
                     for (k = 0; k < GMM__CFG(gmm__words); k++) {
-                        /* 16-bit sources did this above; there F32 sources have no registers left */
+                        /* for 16-bit sources above, where F32 sources would spill registers */
 #pragma unroll
                         for (i = 0; i < 8 && GMM__CFG(gmm__words) != 4; i++)
                             col[k] = GMM__CFG(gmm__word_max)(col[k], x[i][k]);
@@ -9626,7 +9631,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                         for (i = 8; i < 32; i <<= 1)
                             col[k] = GMM__CFG(gmm__word_max)(col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
                     }
-                    if (q == 0)
+                    if (lane_row == 0)
 #pragma unroll
                         for (j = 0; j < 8; j++)
                             smem_scales[1][(col0 + j) * GMM__COL_STEP + (row0 >> 5)] =
@@ -9636,7 +9641,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         }
         if (GMM__SCALING != GMM_SCALING_TENSOR) __syncthreads();
 
-        /* Computes scales from maxima and stores their inverses. */
+        /* scales from maxima; their inverses are stored */
         if (GMM__SCALING == GMM_SCALING_128X128) {
             uint32_t maximum = 0;
             for (i = 0; i < GMM__QUANT_WARPS; i++) {
@@ -9648,10 +9653,11 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             for (k = 0; k < 2; k++) { /* the padding is behind the last block of a line */
                 const gmm_mat *m = k ? &a.columnwise : &a.rowwise;
                 const int32_t line = (int32_t)(k ? c0 : p.row) / 128, block = (int32_t)(k ? p.row : c0) / 128;
-                const int32_t used = (int32_t)(((k ? p.rows : a.cols) + 127) / 128), end = (used + 3) & ~3;
+                const int32_t blocks = (int32_t)(((k ? p.rows : a.cols) + 127) / 128);
+                const int32_t padded_blocks = (blocks + 3) & ~3;
                 uint8_t *dst = gmm__vec_scales(m, a.scale_step[k], p.unit);
-                if (m->dtype != GMM_NONE && (thread == 0 || (block == used - 1 && block + thread < end)))
-                    ((float *)(void *)dst)[(int64_t)line * end + block + thread] =
+                if (m->dtype != GMM_NONE && (thread == 0 || (block == blocks - 1 && block + thread < padded_blocks)))
+                    ((float *)(void *)dst)[(int64_t)line * padded_blocks + block + thread] =
                         thread == 0 ? gmm_scale_inverse(tile_scale) : 0.0f;
             }
         }
@@ -9670,7 +9676,8 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                                             f->pow2);
                 smem[0] = scale;
                 if (a.grouped)
-                    dst += (int64_t)(copy ? p.start >> 7 : p.start) * (copy ? lines : (a.cols + 127) >> 7) * 4;
+                    dst += (int64_t)(copy ? p.padded_row >> 7 : p.padded_row) *
+                           (copy ? lines : (a.cols + 127) >> 7) * 4;
                 if (line < lines)
                     ((float *)(void *)dst)[block * lines + line] = valid_line ? gmm_scale_inverse(scale) : 0.0f;
             }
@@ -9678,36 +9685,37 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         }
         if (rowwise && col0 < n) {
             const int64_t pitch = a.rowwise.ld;
-            uint8_t *dst = gmm__vec_data(&a.rowwise, a.step[0], p.unit) + (p.first + p.row + row0) * pitch + c0 + col0;
-            const float *line_scales = smem_scales[0] + row0 * GMM__ROW_STEP;
+            uint8_t *dst = gmm__vec_data(&a.rowwise, a.step[0], p.unit) + (p.source_row + p.row + row0) * pitch + c0 +
+                           col0;
+            const float *row_scales = smem_scales[0] + row0 * GMM__ROW_STEP;
 #pragma unroll
             for (i = 0; i < 8; i++, dst += pitch) {
                 float v[8];
                 if (GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128)
-                    tile_scale = line_scales[i * GMM__ROW_STEP];
+                    tile_scale = row_scales[i * GMM__ROW_STEP];
 #pragma unroll
                 for (j = 0; j < 8; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), tile_scale);
                 if (i < valid_rows)
-                    gmm_st_global_v2_b32(dst, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
+                    gmm_st_global_v2_b32(dst, gmm__quant_fp8x4(e5m2, v), gmm__quant_fp8x4(e5m2, v + 4));
             }
         }
         if (columnwise) { /* transposed through shared memory */
             const int32_t bytes = GMM__VEC_COLUMN, chunks = bytes / 16;
             const int32_t step = GMM__QUANT_BLOCK / chunks, chunk = thread % chunks, first = thread / chunks;
             const int64_t pitch = a.columnwise.ld;
-            const int64_t begin = (a.grouped ? p.start : 0) + p.row;
+            const int64_t begin = (a.grouped ? p.padded_row : 0) + p.row;
             uint8_t *smem = codes + col0 * bytes + (col0 >> 3) * 16 + row0;
             uint8_t *dst = gmm__vec_data(&a.columnwise, a.step[1], p.unit) + begin + (c0 + first) * pitch + chunk * 16;
-            const float *line_scales = smem_scales[1] + col0 * GMM__COL_STEP;
+            const float *col_scales = smem_scales[1] + col0 * GMM__COL_STEP;
 #pragma unroll
             for (j = 0; j < 8; j++) {
                 float v[8];
                 if (GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128)
-                    tile_scale = line_scales[j * GMM__COL_STEP];
+                    tile_scale = col_scales[j * GMM__COL_STEP];
 #pragma unroll
                 for (i = 0; i < 8; i++) v[i] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), tile_scale);
-                *(uint2 *)(void *)(smem + j * bytes) = make_uint2(gmm__quant_codes8(e5m2, v),
-                                                                  gmm__quant_codes8(e5m2, v + 4));
+                *(uint2 *)(void *)(smem + j * bytes) = make_uint2(gmm__quant_fp8x4(e5m2, v),
+                                                                  gmm__quant_fp8x4(e5m2, v + 4));
             }
             __syncthreads();
             if (chunk * 16 < (a.grouped ? (int32_t)GMM_TILE : p.m))
@@ -9738,28 +9746,35 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #undef GMM__CFG
 #undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
+#undef GMM__SCALING
+#undef GMM__ROW
 
 /* =========================================================================== Bodies per source: vectorized NV16 === */
 
 #elif GMM__BODY == 14
-#if !defined(GMM__KERNEL_NAME) || !defined(GMM__SOURCE) || !defined(GMM__HADAMARD)
-#error "gmm: this body needs GMM__KERNEL_NAME, GMM__SOURCE and GMM__HADAMARD"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__SOURCE GMM__COLUMN(2, GMM__ROW)
+#define GMM__HADAMARD GMM__COLUMN(3, GMM__ROW)
 #define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
 #define GMM__HALF_WORDS (GMM__CFG(gmm__words) / 2)
 
 /* NV16 in both directions from tiles that are loaded once. Two lanes share a block; each computes the scales of half
-   of the blocks of both. Scales are bytes, which index a table of all encode multipliers that the unit can have.
+   of the blocks of both. Scales are bytes, which index a table of all encode scales that the unit can have.
    GMM__HADAMARD (BF16): the columnwise copy is transformed, or codes are rounded stochastically; a block of a column
    then lies in one lane. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 && !GMM__HADAMARD ? 3 : 2)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
-    __shared__ float encodes[2][GMM_TILE]; /* multipliers by scale byte; entry 127 is the multiplier of block amaxes */
+    __shared__ float encodes[2][GMM_TILE]; /* by scale byte; entry 127: factor of block amaxes */
     __shared__ __align__(16) uint8_t codes[GMM__NV_CODES];
     __shared__ __align__(16) uint8_t scales[GMM_TILE * GMM_TILE_BLOCKS]; /* scales of the columnwise copy */
-    const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
-    const int32_t row0 = warp % 4 * GMM__VEC_WARP_ROWS + 8 * q, col0 = warp / 4 * GMM__VEC_WARP_COLS + 8 * c;
-    const int32_t second = c & 1, lower = q & 1; /* whether this is the second lane of a block */
+    const int32_t lane = gmm__lane(), warp = gmm__warp(), lane_row = lane >> 3, lane_col = lane & 7;
+    const int32_t row0 = warp % 4 * GMM__VEC_WARP_ROWS + 8 * lane_row;
+    const int32_t col0 = warp / 4 * GMM__VEC_WARP_COLS + 8 * lane_col;
+    /* whether this is the right lane of the two of a row's block, and the lower lane of the two of a column's block */
+    const int32_t right = lane_col & 1, lower = lane_row & 1;
     const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
     const int32_t separate_amax = columnwise && a.amax[1] != a.amax[0];
     const gmm_format *f = &a.format;
@@ -9768,14 +9783,14 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + threadIdx.x,
                       (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
-        /* computed again for each strip, so that it holds no registers in the loop body */
+        /* computed again for each strip, so that it takes no registers in the loop body */
         const gmm_warp_split split = gmm__vec_split(&a);
         uint32_t x[8][GMM__CFG(gmm__words)];
         int32_t c0, i, j, k;
         if (strip >= split.total) break;
         const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, GMM__VEC_TILES, &c0);
-        const int32_t padded_rows = a.grouped ? (p.rows + 127) & ~127 : p.rows, valid_rows = p.m - row0,
-            cols = (int32_t)a.cols;
+        const int32_t padded_rows = a.grouped ? (p.rows + 127) & ~127 : p.rows, valid_rows = p.m - row0;
+        const int32_t cols = (int32_t)a.cols;
         const int32_t row_along = ((cols + 63) >> 6) * 4, col_along = ((padded_rows + 63) >> 6) * 4;
         const int64_t row_pitch = a.rowwise.ld / 2, col_pitch = a.columnwise.ld / 2;
         const int32_t end = cols - c0 < GMM__VEC_TILES * GMM_TILE ? cols : c0 + GMM__VEC_TILES * GMM_TILE;
@@ -9832,44 +9847,44 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #endif
 #pragma unroll
                 for (i = 0; i < 4; i++) {
-                    const uint32_t kept = second ? row[i + 4] : row[i];
-                    other = __shfl_xor_sync(0xFFFFFFFFu, second ? row[i] : row[i + 4], 1);
-                    amax[i] = gmm_f32_from_bits(kept > other ? kept : other);
+                    const uint32_t own = right ? row[i + 4] : row[i];
+                    other = __shfl_xor_sync(0xFFFFFFFFu, right ? row[i] : row[i + 4], 1);
+                    amax[i] = gmm_f32_from_bits(own > other ? own : other);
                 }
                 lane_scales = gmm__vec_nv_scale4(amax, encodes[0], !GMM__HADAMARD);
                 other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 1);
-                scales4[0] = second ? other : lane_scales;
-                scales4[1] = second ? lane_scales : other;
+                scales4[0] = right ? other : lane_scales;
+                scales4[1] = right ? lane_scales : other;
 #if !GMM__HADAMARD
                 if (f->square) { /* both copies hold the same codes */
-                    const float multiplier = gmm__vec_nv_encode(encodes[0], scales4, 0);
+                    const float encode_scale = gmm__vec_nv_encode(encodes[0], scales4, 0);
 #pragma unroll
                     for (i = 0; i < 8; i++) {
                         float v[8];
 #pragma unroll
                         for (j = 0; j < 8; j++) v[j] = GMM__CFG(gmm__word_value)(x[i], j);
-                        nibbles[i] = gmm__vec_e2m1x8(v, multiplier, 0);
+                        nibbles[i] = gmm__vec_e2m1x8(v, encode_scale, 0);
                     }
                 }
 #endif
-                if (rowwise) { /* transpose bytes: a lane receives the scales of four adjacent blocks of a row */
+                if (rowwise) { /* bytes are transposed: a lane receives the scales of four adjacent blocks of a row */
                     uint8_t *dst = gmm__vec_scales(&a.rowwise, a.scale_step[0], p.unit) +
-                                  (a.grouped ? (int64_t)p.start * row_along : 0);
+                                  (a.grouped ? (int64_t)p.padded_row * row_along : 0);
                     lane_scales &= 0x7F7F7F7Fu;
                     other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 2);
-                    lane_scales = __byte_perm(lane_scales, other, c & 2 ? 0x3715 : 0x6240);
+                    lane_scales = __byte_perm(lane_scales, other, lane_col & 2 ? 0x3715 : 0x6240);
                     other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 4);
-                    lane_scales = __byte_perm(lane_scales, other, c & 4 ? 0x3276 : 0x5410);
+                    lane_scales = __byte_perm(lane_scales, other, lane_col & 4 ? 0x3276 : 0x5410);
                     gmm__vec_store_scales4(dst, a.rowwise.scale_order, p.row, c0 / 16, row_along,
-                                           row0 + 4 * second + (c >> 1), col0 >> 6 << 2, lane_scales);
+                                           row0 + 4 * right + (lane_col >> 1), col0 >> 6 << 2, lane_scales);
                 }
 #if GMM__HADAMARD
-                /* rows i and i + 4 at once: each lane draws random bits for one of them, for both lanes of the block */
+                /* rows i and i + 4 at once: each of a block's two lanes draws the random bits of one row for both */
                 if (rowwise) {
                     uint8_t *dst = gmm__vec_data(&a.rowwise, a.step[0], p.unit) + (c0 + col0) / 2 +
-                                  (p.first + p.row + row0) * row_pitch;
+                                  (p.source_row + p.row + row0) * row_pitch;
                     const int64_t blocks_per_row = (cols + 15) >> 4;
-                    const int64_t block = (p.row + row0 + 4 * second) * blocks_per_row + ((c0 + col0) >> 4);
+                    const int64_t block = (p.row + row0 + 4 * right) * blocks_per_row + ((c0 + col0) >> 4);
 #pragma unroll
                     for (i = 0; i < 4; i++, dst += row_pitch) {
                         uint32_t draw[4], random[2][2];
@@ -9878,20 +9893,20 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                                            GMM_ROWWISE, draw);
 #pragma unroll
                             for (k = 0; k < 2; k++) {
-                                other = __shfl_xor_sync(0xFFFFFFFFu, second ? draw[k] : draw[k + 2], 1);
-                                random[0][k] = second ? other : draw[k];
-                                random[1][k] = second ? draw[k + 2] : other;
+                                other = __shfl_xor_sync(0xFFFFFFFFu, right ? draw[k] : draw[k + 2], 1);
+                                random[0][k] = right ? other : draw[k];
+                                random[1][k] = right ? draw[k + 2] : other;
                             }
                         }
 #pragma unroll
                         for (k = 0; k < 2; k++) {
-                            const float multiplier = gmm__vec_nv_encode(encodes[0], scales4, i + 4 * k);
+                            const float encode_scale = gmm__vec_nv_encode(encodes[0], scales4, i + 4 * k);
                             uint32_t code;
                             float v[8];
 #pragma unroll
                             for (j = 0; j < 8; j++) v[j] = gmm__word_value_bf16(x[i + 4 * k], j);
-                            code = f->stochastic ? gmm__vec_e2m1x8_random(v, multiplier, random[k])
-                                                 : gmm__vec_e2m1x8(v, multiplier, 1);
+                            code = f->stochastic ? gmm__vec_e2m1x8_random(v, encode_scale, random[k])
+                                                 : gmm__vec_e2m1x8(v, encode_scale, 1);
                             if (valid_cols && i + 4 * k < valid_rows) gmm_st_global_b32(dst + 4 * k * row_pitch, code);
                         }
                     }
@@ -9899,10 +9914,10 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #else
                 if (rowwise && valid_cols) {
                     uint8_t *dst = gmm__vec_data(&a.rowwise, a.step[0], p.unit) + (c0 + col0) / 2 +
-                                  (p.first + p.row + row0) * row_pitch;
+                                  (p.source_row + p.row + row0) * row_pitch;
 #pragma unroll
                     for (i = 0; i < 8; i++, dst += row_pitch) {
-                        const float multiplier = gmm__vec_nv_encode(encodes[0], scales4, i);
+                        const float encode_scale = gmm__vec_nv_encode(encodes[0], scales4, i);
                         float v[8];
                         if (f->square) {
                             if (i < valid_rows) gmm_st_global_b32(dst, nibbles[i]);
@@ -9910,20 +9925,22 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                         }
 #pragma unroll
                         for (j = 0; j < 8; j++) v[j] = GMM__CFG(gmm__word_value)(x[i], j);
-                        if (i < valid_rows) gmm_st_global_b32(dst, gmm__vec_e2m1x8(v, multiplier, 0));
+                        if (i < valid_rows) gmm_st_global_b32(dst, gmm__vec_e2m1x8(v, encode_scale, 0));
                     }
-                    /* encode again by the scalar codec, from device memory */
+                    /* the scalar codec encodes the values again, from device memory */
                     if (has_nan | ((scales4[0] | scales4[1]) & 0x80u)) {
                         dst -= 8 * row_pitch;
 #pragma unroll 1
                         for (k = 0; k < 64 && k >> 3 < valid_rows; k += 2) {
-                            const float multiplier = gmm__vec_nv_encode(encodes[0], scales4, k >> 3);
-                            uint32_t pair = 0;
+                            const float encode_scale = gmm__vec_nv_encode(encodes[0], scales4, k >> 3);
+                            uint32_t byte = 0;
 #pragma unroll 1
-                            for (j = 0; j < 2; j++)
-                                pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__CFG(gmm__vec_reload)(
-                                            &a, &p, row0 + (k >> 3), c0 + col0 + (k & 7) + j), multiplier)) << 4 * j;
-                            dst[(k >> 3) * row_pitch + (k & 7) / 2] = (uint8_t)pair;
+                            for (j = 0; j < 2; j++) {
+                                const float v = GMM__CFG(gmm__vec_reload)(&a, &p, row0 + (k >> 3),
+                                                                          c0 + col0 + (k & 7) + j);
+                                byte |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(v, encode_scale)) << 4 * j;
+                            }
+                            dst[(k >> 3) * row_pitch + (k & 7) / 2] = (uint8_t)byte;
                         }
                     }
                 }
@@ -9942,14 +9959,14 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll
                 for (j = 0; j < 4; j++) {
                     uint32_t column[8], draw[4], dst[2], maximum = 0;
-                    float multiplier;
+                    float encode_scale;
                     gmm__vec_column16(y, j, f->hadamard, column);
 #pragma unroll
                     for (i = 0; i < 8; i++) maximum = gmm__word_max_bf16(maximum, column[i]);
                     amax[0] = gmm_f32_from_bits(gmm__word_fold_bf16(maximum));
                     amax[1] = amax[2] = amax[3] = 0.0f;
                     k = (int32_t)gmm__vec_nv_scale4(amax, col_encodes, 0);
-                    multiplier = col_encodes[k];
+                    encode_scale = col_encodes[k];
                     lane_scales |= (uint32_t)k << 8 * j;
                     if (f->stochastic)
                         gmm_draw_block(a.random[0], a.random[1], a.first_group + p.unit,
@@ -9960,8 +9977,8 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                         float v[8];
 #pragma unroll
                         for (i = 0; i < 8; i++) v[i] = gmm__word_value_bf16(column + 4 * k, i);
-                        dst[k] = f->stochastic ? gmm__vec_e2m1x8_random(v, multiplier, draw + 2 * k)
-                                              : gmm__vec_e2m1x8(v, multiplier, 1);
+                        dst[k] = f->stochastic ? gmm__vec_e2m1x8_random(v, encode_scale, draw + 2 * k)
+                                              : gmm__vec_e2m1x8(v, encode_scale, 1);
                     }
                     *(uint2 *)(void *)(smem + j * GMM__NV_COLUMN) = make_uint2(dst[0], dst[1]);
                 }
@@ -9991,7 +10008,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                 if (f->square) gmm__vec_transpose_nibbles(nibbles);
 #pragma unroll
                 for (j = 0; j < 8; j++) {
-                    const float multiplier = gmm__vec_nv_encode(col_encodes, scales4, j);
+                    const float encode_scale = gmm__vec_nv_encode(col_encodes, scales4, j);
                     float v[8];
                     if (f->square) {
                         *(uint32_t *)(void *)(smem + j * GMM__NV_COLUMN) = nibbles[j];
@@ -9999,19 +10016,21 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                     }
 #pragma unroll
                     for (i = 0; i < 8; i++) v[i] = GMM__CFG(gmm__word_value)(x[i], j);
-                    *(uint32_t *)(void *)(smem + j * GMM__NV_COLUMN) = gmm__vec_e2m1x8(v, multiplier, 0);
+                    *(uint32_t *)(void *)(smem + j * GMM__NV_COLUMN) = gmm__vec_e2m1x8(v, encode_scale, 0);
                 }
                 if (has_nan | ((scales4[0] | scales4[1]) & 0x80u))
 #pragma unroll 1
                     for (k = 0; k < 64; k += 2) {
-                        const float multiplier = gmm__vec_nv_encode(col_encodes, scales4, k >> 3);
-                        uint32_t pair = 0;
+                        const float encode_scale = gmm__vec_nv_encode(col_encodes, scales4, k >> 3);
+                        uint32_t byte = 0;
 #pragma unroll 1
                         for (j = 0; j < 2; j++)
-                            if ((k & 7) + j < valid_rows && valid_cols)
-                                pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__CFG(gmm__vec_reload)(
-                                            &a, &p, row0 + (k & 7) + j, c0 + col0 + (k >> 3)), multiplier)) << 4 * j;
-                        smem[(k >> 3) * GMM__NV_COLUMN + (k & 7) / 2] = (uint8_t)pair;
+                            if ((k & 7) + j < valid_rows && valid_cols) {
+                                const float v = GMM__CFG(gmm__vec_reload)(&a, &p, row0 + (k & 7) + j,
+                                                                          c0 + col0 + (k >> 3));
+                                byte |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(v, encode_scale)) << 4 * j;
+                            }
+                        smem[(k >> 3) * GMM__NV_COLUMN + (k & 7) / 2] = (uint8_t)byte;
                     }
                 lane_scales &= 0x7F7F7F7Fu;
 #endif
@@ -10022,19 +10041,20 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             if (c0 + GMM_TILE < end) /* the next tile is loaded while codes are stored */
                 GMM__CFG(gmm__vec_load)(&a, &p, row0, col0, c0 + GMM_TILE, cols - c0 - GMM_TILE, x);
             if (columnwise) {
-                /* computed here, so that they hold no registers before */
+                /* computed here, so that they take no registers before */
                 const int32_t thread = gmm_tid_x(), chunks = GMM__NV_COLUMN / 16;
-                const int32_t chunk = thread % chunks, first = thread / chunks, l = thread >> 1;
-                const int32_t quad = 4 * (thread & 1);
-                const int64_t begin = (a.grouped ? p.start : 0) + p.row;
-                const int64_t lines = (cols + 127) & ~127;
+                const int32_t chunk = thread % chunks, first = thread / chunks, scale_col = thread >> 1;
+                const int32_t block0 = 4 * (thread & 1);
+                const int64_t begin = (a.grouped ? p.padded_row : 0) + p.row;
+                const int64_t padded_cols = (cols + 127) & ~127;
                 uint8_t *dst = gmm__vec_data(&a.columnwise, a.step[1], p.unit) + begin / 2 + chunk * 16 +
                               (c0 + first) * col_pitch;
                 uint8_t *scale = gmm__vec_scales(&a.columnwise, a.scale_step[1], p.unit) +
-                                 (a.grouped ? (int64_t)(p.start / 16) * lines : 0);
+                                 (a.grouped ? (int64_t)(p.padded_row / 16) * padded_cols : 0);
                 __syncthreads();
-                gmm__vec_store_scales4(scale, a.columnwise.scale_order, c0, p.row / 16, col_along, l, quad,
-                                       *(const uint32_t *)(const void *)(scales + l * GMM_TILE_BLOCKS + quad));
+                gmm__vec_store_scales4(scale, a.columnwise.scale_order, c0, p.row / 16, col_along, scale_col, block0,
+                                       *(const uint32_t *)(const void *)(scales + scale_col * GMM_TILE_BLOCKS +
+                                                                         block0));
                 if (chunk * 32 < (a.grouped ? (int32_t)GMM_TILE : p.m))
 #pragma unroll
                     for (k = first; k < GMM_TILE; k += GMM__QUANT_BLOCK / chunks,
@@ -10053,13 +10073,17 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #undef GMM__CFG
 #undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
+#undef GMM__HADAMARD
+#undef GMM__ROW
 
 /* =========================================================================== Bodies per source: vectorized MX32 === */
 
 #elif GMM__BODY == 15
-#if !defined(GMM__KERNEL_NAME) || !defined(GMM__SOURCE)
-#error "gmm: this body needs GMM__KERNEL_NAME and GMM__SOURCE"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__SOURCE GMM__COLUMN(2, GMM__ROW)
 #define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
 #define GMM__ELEMS16 GMM__CFG(gmm__elems16)
 /* words of the maxima of sixteen rows; elements of 16 bits have two maxima per word */
@@ -10067,29 +10091,28 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 
 /* MX32 in both directions from one load. A CTA quantizes 128 rows by 32 GMM__ELEMS16 columns, a warp 32 rows by 16
    GMM__ELEMS16 columns of them without synchronization with other warps. A lane holds sixteen rows of sixteen bytes,
-   so that sixteen lanes write whole memory lines. 32 / GMM__ELEMS16 lanes share a block of a row and two lanes a
+   so that sixteen lanes write complete lines of memory. 32 / GMM__ELEMS16 lanes share a block of a row and two lanes a
    block of a column; each computes the scales of its part of the blocks. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
-    const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 4, c = lane & 15;
-    const int32_t warp_row = warp % 4 * 32, row0 = warp_row + 16 * q;
+    const int32_t lane = gmm__lane(), warp = gmm__warp(), lane_row = lane >> 4, lane_col = lane & 15;
+    const int32_t warp_row = warp % 4 * 32, row0 = warp_row + 16 * lane_row;
     const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
     const int32_t e5m2 = a.format.dtype == GMM_E5M2, square = a.format.square;
     const float inverse = gmm_f32_from_bits(e5m2 ? 0x37924925u : 0x3B124925u); /* reciprocal of the largest value */
     int32_t strip;
     if (a.skip && *a.skip) return;
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
-        /* computed again for each strip, so that it holds no registers in the loop body */
+        /* computed again for each strip, so that it takes no registers in the loop body */
         const gmm_warp_split split = gmm__vec_split(&a);
         uint32_t x[16][4], square_max = 0, lane_scales, other, scales4[4];
         int32_t c0, i, j, k;
         if (strip >= split.total) break;
         const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, GMM__ELEMS16 / 4, &c0);
-        const int32_t cols = (int32_t)a.cols, valid_rows = p.m - row0,
-            padded_rows = a.grouped ? (p.rows + 127) & ~127 : p.rows;
+        const int32_t cols = (int32_t)a.cols, padded_cols = (cols + 127) & ~127, valid_rows = p.m - row0;
+        const int32_t padded_rows = a.grouped ? (p.rows + 127) & ~127 : p.rows;
         const int32_t row_along = (cols + 127) / 128 * 4, col_along = (padded_rows + 127) / 128 * 4;
-        const int32_t lines = (cols + 127) & ~127, warp_col = c0 + warp / 4 * 16 * GMM__ELEMS16,
-            col = warp_col + GMM__ELEMS16 * c;
+        const int32_t warp_col = c0 + warp / 4 * 16 * GMM__ELEMS16, col = warp_col + GMM__ELEMS16 * lane_col;
         GMM__CFG(gmm__vec_load16)(&a, &p, row0, col, x);
         if (rowwise || square) {
             uint32_t row[GMM__ROW_WORDS];
@@ -10127,10 +10150,10 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll
                 for (i = 0; i < GMM__ROW_WORDS / 2; i++)
                     if (i < k) {
-                        const int32_t lane_stride = GMM__ROW_WORDS / 2 / k, upper = c & lane_stride;
-                        const uint32_t kept = upper ? row[i + k] : row[i];
+                        const int32_t lane_stride = GMM__ROW_WORDS / 2 / k, upper = lane_col & lane_stride;
+                        const uint32_t own = upper ? row[i + k] : row[i];
                         other = __shfl_xor_sync(0xFFFFFFFFu, upper ? row[i] : row[i + k], lane_stride);
-                        row[i] = GMM__CFG(gmm__word_max_signed)(kept, other);
+                        row[i] = GMM__CFG(gmm__word_max_signed)(own, other);
                     }
             row[0] = GMM__CFG(gmm__word_max)(0, row[0]);
             row[1] = GMM__CFG(gmm__word_max)(0, row[1]);
@@ -10142,52 +10165,54 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         }
         if (rowwise) { /* with F32 the scales of a block of four rows are spread over two lanes */
             uint8_t *scale = gmm__vec_scales(&a.rowwise, a.scale_step[0], p.unit) +
-                             (a.grouped ? (int64_t)p.start * row_along : 0);
-            const int32_t l = row0 + 8 * (c & 1) + 2 * (c & 2) + (c >> 1 & 2) + (c >> 3);
+                             (a.grouped ? (int64_t)p.padded_row * row_along : 0);
+            const int32_t scale_row = row0 + 8 * (lane_col & 1) + 2 * (lane_col & 2) + (lane_col >> 1 & 2) +
+                                      (lane_col >> 3);
             uint32_t other2;
             other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 4);
-            scales4[0] = GMM__ELEMS16 == 8 ? lane_scales : c & 4 ? other | lane_scales << 16
-                                                                : lane_scales | other << 16;
-            /* transpose bytes: from scales of several rows to scales of four (F32: two) adjacent blocks of one row */
-            if (GMM__ELEMS16 == 8) lane_scales = __byte_perm(lane_scales, other, c & 4 ? 0x3726 : 0x5140);
+            scales4[0] = GMM__ELEMS16 == 8 ? lane_scales
+                         : lane_col & 4    ? other | lane_scales << 16
+                                           : lane_scales | other << 16;
+            /* bytes are transposed: scales of several rows become scales of four (F32: two) adjacent blocks of a row */
+            if (GMM__ELEMS16 == 8) lane_scales = __byte_perm(lane_scales, other, lane_col & 4 ? 0x3726 : 0x5140);
             other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 8);
             if (GMM__ELEMS16 == 8)
-                lane_scales = __byte_perm(lane_scales, other, c & 8 ? 0x3276 : 0x5410);
+                lane_scales = __byte_perm(lane_scales, other, lane_col & 8 ? 0x3276 : 0x5410);
             if (GMM__ELEMS16 == 8)
-                gmm__vec_store_scales4(scale, a.rowwise.scale_order, p.row, warp_col / 32, row_along, l, 0,
+                gmm__vec_store_scales4(scale, a.rowwise.scale_order, p.row, warp_col / 32, row_along, scale_row, 0,
                                        lane_scales);
             else if (warp_col / 32 < row_along)
                 *(uint16_t *)(void *)(scale + (a.rowwise.scale_order == GMM_SCALES_SWIZZLED
-                                               ? gmm_swizzle_offset(p.row + l, warp_col / 32, row_along)
-                                               : (int64_t)(p.row + l) * row_along + warp_col / 32)) =
-                    (uint16_t)__byte_perm(lane_scales, other, c & 8 ? 0x4415 : 0x4440);
+                                               ? gmm_swizzle_offset(p.row + scale_row, warp_col / 32, row_along)
+                                               : (int64_t)(p.row + scale_row) * row_along + warp_col / 32)) =
+                    (uint16_t)__byte_perm(lane_scales, other, lane_col & 8 ? 0x4415 : 0x4440);
             other = __shfl_xor_sync(0xFFFFFFFFu, scales4[0], 2);
-            scales4[1] = c & 2 ? scales4[0] : other;
-            scales4[0] = c & 2 ? other : scales4[0];
+            scales4[1] = lane_col & 2 ? scales4[0] : other;
+            scales4[0] = lane_col & 2 ? other : scales4[0];
             other = __shfl_xor_sync(0xFFFFFFFFu, scales4[0], 1);
             other2 = __shfl_xor_sync(0xFFFFFFFFu, scales4[1], 1);
-            scales4[2] = c & 1 ? scales4[0] : other;
-            scales4[3] = c & 1 ? scales4[1] : other2;
-            scales4[0] = c & 1 ? other : scales4[0];
-            scales4[1] = c & 1 ? other2 : scales4[1];
+            scales4[2] = lane_col & 1 ? scales4[0] : other;
+            scales4[3] = lane_col & 1 ? scales4[1] : other2;
+            scales4[0] = lane_col & 1 ? other : scales4[0];
+            scales4[1] = lane_col & 1 ? other2 : scales4[1];
         }
         if (rowwise && col < cols) {
             uint8_t *dst = gmm__vec_data(&a.rowwise, a.step[0], p.unit) +
-                          (p.first + p.row + row0) * a.rowwise.ld + col;
+                          (p.source_row + p.row + row0) * a.rowwise.ld + col;
 #pragma unroll
             for (i = 0; i < 16; i++, dst += a.rowwise.ld) {
-                const float multiplier = gmm__vec_mx_reciprocal(scales4, i);
+                const float encode_scale = gmm__vec_mx_reciprocal(scales4, i);
                 float v[GMM__ELEMS16];
 #pragma unroll
-                for (j = 0; j < GMM__ELEMS16; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), multiplier);
+                for (j = 0; j < GMM__ELEMS16; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), encode_scale);
                 if (i < valid_rows) GMM__CFG(gmm__vec_store_codes)(dst, e5m2, v);
             }
         }
         if (columnwise) {
-            /* block of the lane's 32 rows */
-            const int32_t line = col + GMM__ELEMS16 / 2 * q, block = (p.row + warp_row) / 32;
+            /* first column whose scale the lane stores, and the block of its 32 rows */
+            const int32_t scale_col = col + GMM__ELEMS16 / 2 * lane_row, block = (p.row + warp_row) / 32;
             uint8_t *scale = gmm__vec_scales(&a.columnwise, a.scale_step[1], p.unit) +
-                             (a.grouped ? (int64_t)(p.start / 32) * lines : 0);
+                             (a.grouped ? (int64_t)(p.padded_row / 32) * padded_cols : 0);
             uint32_t maximum[4];
 #pragma unroll
             for (k = 0; k < 4; k++) {
@@ -10197,9 +10222,9 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             }
 #pragma unroll
             for (k = 0; k < 2; k++) {
-                const uint32_t kept = q ? maximum[k + 2] : maximum[k];
-                other = __shfl_xor_sync(0xFFFFFFFFu, q ? maximum[k] : maximum[k + 2], 16);
-                other = GMM__CFG(gmm__word_max)(0, GMM__CFG(gmm__word_max_signed)(kept, other));
+                const uint32_t own = lane_row ? maximum[k + 2] : maximum[k];
+                other = __shfl_xor_sync(0xFFFFFFFFu, lane_row ? maximum[k] : maximum[k + 2], 16);
+                other = GMM__CFG(gmm__word_max)(0, GMM__CFG(gmm__word_max_signed)(own, other));
                 maximum[k] = square ? col < cols ? square_max : 0 : other;
             }
             lane_scales = gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(maximum, 0),
@@ -10208,31 +10233,32 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                 lane_scales |= gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(maximum, 2),
                                                   GMM__CFG(gmm__word_value)(maximum, 3),
                                                   inverse) << 16;
-            if (line < lines && a.columnwise.scale_order == GMM_SCALES_SWIZZLED) {
-                scale += gmm_swizzle_offset(line, block, col_along);
+            if (scale_col < padded_cols && a.columnwise.scale_order == GMM_SCALES_SWIZZLED) {
+                scale += gmm_swizzle_offset(scale_col, block, col_along);
 #pragma unroll
                 for (j = 0; j < GMM__ELEMS16 / 2; j++) scale[16 * j] = (uint8_t)(lane_scales >> 8 * j);
-            } else if (line < lines) {
-                scale += (int64_t)block * lines + line;
+            } else if (scale_col < padded_cols) {
+                scale += (int64_t)block * padded_cols + scale_col;
                 if (GMM__ELEMS16 == 8) gmm_st_global_b32(scale, lane_scales);
                 else *(uint16_t *)(void *)scale = (uint16_t)lane_scales;
             }
             other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 16);
-            scales4[0] = q ? other : lane_scales;
-            scales4[1] = q ? lane_scales : other;
+            scales4[0] = lane_row ? other : lane_scales;
+            scales4[1] = lane_row ? lane_scales : other;
             if (GMM__ELEMS16 == 4) scales4[0] |= scales4[1] << 16;
         }
         if (columnwise && col < cols) { /* codes in the order of the source */
             uint8_t *dst = gmm__vec_data(&a.columnwise, a.step[1], p.unit) +
-                          (p.first + p.row + row0) * a.columnwise.ld + col;
-            float multiplier[GMM__ELEMS16];
+                          (p.source_row + p.row + row0) * a.columnwise.ld + col;
+            float encode_scale[GMM__ELEMS16];
 #pragma unroll
-            for (j = 0; j < GMM__ELEMS16; j++) multiplier[j] = gmm__vec_mx_reciprocal(scales4, j);
+            for (j = 0; j < GMM__ELEMS16; j++) encode_scale[j] = gmm__vec_mx_reciprocal(scales4, j);
 #pragma unroll
             for (i = 0; i < 16; i++, dst += a.columnwise.ld) {
                 float v[GMM__ELEMS16];
 #pragma unroll
-                for (j = 0; j < GMM__ELEMS16; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), multiplier[j]);
+                for (j = 0; j < GMM__ELEMS16; j++)
+                    v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), encode_scale[j]);
                 if (i < valid_rows) GMM__CFG(gmm__vec_store_codes)(dst, e5m2, v);
             }
         }
@@ -10244,6 +10270,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #undef GMM__CFG
 #undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
+#undef GMM__ROW
 #endif
 
 /* --------------------------------------------------------------------------------------------------- Licence ---

@@ -1,8 +1,7 @@
 /* gmm_quant.h - v0.1.0 - formats of mixture-of-experts compute: dtypes, operands, groups, codecs, layouts - MIT
  * SPDX-License-Identifier: MIT
  *
- * Quick start: this header is the ground floor of gmm.h, which includes it. It is useful alone for its codecs and
- * layout queries:
+ * Quick start: gmm.h includes this header. Alone it serves for its codecs and layout queries:
  *
  *     #define GMM_IMPLEMENTATION          // in exactly one .c or .cu file of the program
  *     #include "gmm_quant.h"
@@ -39,8 +38,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Declarations are C and C++ from one text, so they cast as C does, and private names hold two underscores, which C++
-   reserves. Between these two, compilers of C++ do not warn of either. */
+/* The declarations are both C and C++, so they cast as C does, and private names hold two underscores, which C++
+   reserves. Between these two macros, C++ compilers warn of neither. */
 #if defined(__cplusplus) && defined(__clang__)
 #define GMM_QUIET_BEGIN \
     _Pragma("clang diagnostic push") _Pragma("clang diagnostic ignored \"-Wunknown-warning-option\"") \
@@ -298,7 +297,7 @@ typedef struct gmm_groups {
     int32_t reserved;    /* 0 */
     uint32_t *fault;     /* word in the context's memory, OR-ed with GMM_FAULT_*; to be looked at after the call. NULL:
                             a CPU context refuses a faulty split before anything is written, GMM_E_SPLIT (but for a
-                            broken row_align promise); of a GPU context nobody is told */
+                            broken row_align promise); a GPU context reports nothing */
 } gmm_groups;
 
 /* One step of reading a split: the end offset of the group that starts at `begin`, given `value` (its size, or the
@@ -367,19 +366,21 @@ GMM__HD float gmm_f16_to_f32(uint16_t h) {
 
 /* The small formats: E4M3 and E5M2 as bytes, E2M1 as a nibble (0 to 15), E8M0 as a byte. fp32 is rounded to nearest
    even and saturates at the largest finite value; a NaN becomes 0x7F (E2M1, which has none: +6) and loses its sign.
-   The _nosat forms give what lies beyond instead: NaN (E4M3), infinity (E5M2).
+   The _nosat forms give NaN (E4M3) or infinity (E5M2) where the others saturate.
    E8M0 holds powers of two from 2^-127: the smallest one >= |x|; Inf saturates to 2^127, NaN is 0xFF. */
-GMM__HD uint32_t gmm__encode_small(float x, uint32_t mantissa, uint32_t lowest, uint32_t sign_bit, uint32_t most,
-                                   uint32_t beyond, uint32_t nan) {
-    const uint32_t u = gmm_f32_bits(x), a = u & 0x7FFFFFFFu, e = a >> 23; /* lowest: e of the smallest normal */
-    const uint32_t down = e < lowest ? lowest - e : 0u, up = e < lowest ? 0u : e - lowest;
-    const uint32_t wide = 23u - mantissa + down, drop = wide > 25u ? 25u : wide;
+GMM__HD uint32_t gmm__encode_small(float x, uint32_t mantissa, uint32_t min_exponent, uint32_t sign_bit,
+                                   uint32_t largest, uint32_t overflow, uint32_t nan) {
+    const uint32_t u = gmm_f32_bits(x), a = u & 0x7FFFFFFFu;
+    const uint32_t e = a >> 23; /* min_exponent: that of the smallest normal value */
+    const uint32_t denormal_shift = e < min_exponent ? min_exponent - e : 0u;
+    const uint32_t exponent = e < min_exponent ? 0u : e - min_exponent;
+    const uint32_t shift = 23u - mantissa + denormal_shift, drop = shift > 25u ? 25u : shift;
     const uint32_t significand = (a & 0x7FFFFFu) | (e ? 0x800000u : 0u);
     const uint32_t rem = significand & ((1u << drop) - 1u), half = 1u << (drop - 1u);
     uint32_t q = significand >> drop;
     q += (uint32_t)(rem > half || (rem == half && (q & 1u)));
-    q += up << mantissa; /* a carry has moved into the exponent by itself */
-    q = q > most ? beyond : q;
+    q += exponent << mantissa; /* a carry out of the mantissa has raised the exponent */
+    q = q > largest ? overflow : q;
     return a > 0x7F800000u ? nan : (u >> 31) * sign_bit | q;
 }
 GMM__HD uint8_t gmm_f32_to_e4m3(float x) {
@@ -428,7 +429,7 @@ GMM__HD uint8_t gmm_f32_to_e8m0_nosat(float x) {
 GMM__HD float gmm_e8m0_to_f32(uint8_t k) {
     return gmm_f32_from_bits(k == 255u ? 0x7FFFFFFFu : k == 0u ? 0x00400000u : (uint32_t)k << 23);
 }
-/* 2^(127 - k): what elements are multiplied by when they are quantized with scale k. */
+/* 2^(127 - k): the encode scale of scale byte k, by which elements are multiplied when they are quantized. */
 GMM__HD float gmm_e8m0_reciprocal(uint8_t k) {
     return gmm_f32_from_bits(k == 255u ? 0x7FFFFFFFu : k == 254u ? 0x00400000u : (254u - k) << 23);
 }
@@ -497,9 +498,9 @@ GMM__HD uint32_t gmm_scale_exponents(const float scale[4]) {
    gmm_layout_of for gmm_group_rows(size) rows, behind those of the groups before it. Its elements stand
        ROWWISE, and COLUMNWISE of MX32   in the rows of the source, not padded
        COLUMNWISE of the others          transposed: element (row r, column c) in row c, column start(g) + r of one
-                                         matrix for all groups; columns up to start(g + 1) are zeros, but with a
-                                         Hadamard transform those of the group's last run of 16 rows, where the
-                                         transform of the rows and of zeros behind them stands: products need it
+                                         matrix for all groups; the columns between the group's rows and start(g + 1)
+                                         are zeros. With a Hadamard transform those of the last block of 16 rows hold
+                                         the transform of its rows and of zeros behind them, which products need
    TENSOR has one scale per group, ROW one per row (ROWWISE, as in the source) or [groups][columns] (COLUMNWISE).
    128X128 is for matrices of fixed extents alone. */
 enum { GMM_GROUP_ROWS = 128 };
@@ -521,17 +522,17 @@ GMM__HD int32_t gmm_block_along(gmm_scaling scaling) {
 /* Index of the scale of line l and block j in a copy of `lines` x `along` elements, counted in scales. */
 GMM__HD int64_t gmm_scale_index(gmm_scaling scaling, gmm_scale_order order, gmm_direction direction, int64_t lines,
                                 int64_t along, int64_t l, int64_t j) {
-    int64_t across;
+    int64_t line_scales;
     switch ((int)scaling) {
     case GMM_SCALING_ROW: return l;
     case GMM_SCALING_1X128: return j * gmm__round_up(lines, 4) + l;
     case GMM_SCALING_128X128: return l / 128 * gmm__round_up(gmm__ceil_div(along, 128), 4) + j;
     case GMM_SCALING_MX32:
     case GMM_SCALING_NV16:
-        across = gmm__round_up(gmm__ceil_div(along, gmm_block_along(scaling)), 4);
-        if (order == GMM_SCALES_SWIZZLED) return gmm_swizzle_offset(l, j, across);
+        line_scales = gmm__round_up(gmm__ceil_div(along, gmm_block_along(scaling)), 4);
+        if (order == GMM_SCALES_SWIZZLED) return gmm_swizzle_offset(l, j, line_scales);
         return scaling == GMM_SCALING_MX32 && direction == GMM_COLUMNWISE ? j * gmm__round_up(lines, 128) + l
-                                                                          : l * across + j;
+                                                                          : l * line_scales + j;
     default: return 0;
     }
 }
@@ -561,7 +562,7 @@ GMMDEF gmm_status gmm_layout_of_groups(gmm_dtype dtype, gmm_scaling scaling, gmm
 
 /* -------------------------------------------------------------------------------- 7 Quantization arithmetic --- */
 
-/* Single fp32 operations, rounded to nearest even and never merged, so that CPU and GPU agree to the bit whatever
+/* Single fp32 operations, rounded to nearest even and never contracted, so that CPU and GPU agree to the bit whatever
    flags the CUDA compiler gets. The host must be compiled without -ffast-math and run without FTZ and DAZ. Values are
    compared by their bits, which no flag flushes. */
 GMM__HD float gmm__fmul(float a, float b) {
@@ -635,10 +636,10 @@ GMM__HD uint8_t gmm_mx_scale(float amax, gmm_dtype dtype) {
     return gmm_f32_to_e8m0(gmm__fmul(amax, gmm_f32_from_bits(inverse)));
 }
 
-/* NV16: what the global amax gives. `e4m3_max` is 448, or 256 for tensors that leave room for the fourth choice. */
+/* NV16: what the global amax gives. `e4m3_max` is the largest scale byte, 448, or 256 with gmm_format.e4m3_256. */
 typedef struct gmm_nv_global {
     float amax, e4m3_max;
-    float scale;   /* S: 6 e4m3_max / amax */
+    float scale;   /* S, the global encode scale: 6 e4m3_max / amax */
     float inverse; /* 1 / S */
     float mult;    /* S / 6 */
 } gmm_nv_global;
@@ -653,7 +654,7 @@ GMM__HD gmm_nv_global gmm_nv_global_of(float amax, float e4m3_max) {
     n.mult = gmm__fmul(n.scale, gmm_f32_from_bits(0x3E2AAAABu));
     return n;
 }
-/* Scale byte of a block, E4M3 without a sign; and what its elements are multiplied by.
+/* Scale byte of a block, E4M3 without a sign; and its encode scale, by which its elements are multiplied.
    With gmm_format.four_over_six a block has two candidates instead. Each operation is rounded to fp32. With base =
    (amax / 6) S they are the scale bytes E4M3(base), by which amax becomes 6, and E4M3(1.5 base), by which it becomes 4,
    saturating at 448. Elements are coded by gmm_nv_encode of each byte and decoded as ((code scale) A) / (6 e4m3_max),
@@ -708,13 +709,13 @@ GMM__HD void gmm_draw_block(uint64_t seed, uint64_t offset, int64_t group, int64
    Beyond 6 it saturates; a NaN becomes +6. `byte` is 0 to 255. */
 GMM__HD uint8_t gmm_f32_to_e2m1_random(float x, uint32_t byte) {
     const uint32_t u = gmm_f32_bits(x), a = u & 0x7FFFFFFFu, sign = u >> 28 & 8u;
-    const float v = gmm_f32_from_bits(a), share = (float)(int32_t)byte * 0.00390625f;
+    const float v = gmm_f32_from_bits(a), fraction = (float)(int32_t)byte * 0.00390625f;
     float t;
     uint32_t code;
     if (a > 0x7F800000u) return 7u;
     if (a >= 0x40C00000u) return (uint8_t)(sign | 7u); /* 6 and above */
-    /* share times a power of two is exact: one rounding */
-    t = gmm__fadd(v, gmm__fmul(share, a < 0x40000000u ? 0.5f : a < 0x40800000u ? 1.0f : 2.0f));
+    /* the fraction times a power of two is exact: one rounding */
+    t = gmm__fadd(v, gmm__fmul(fraction, a < 0x40000000u ? 0.5f : a < 0x40800000u ? 1.0f : 2.0f));
     code = t < 2.0f ? (uint32_t)(int32_t)(t * 2.0f) : t < 4.0f ? 2u + (uint32_t)(int32_t)t
                                                               : 4u + (uint32_t)(int32_t)(t * 0.5f);
     return (uint8_t)(sign | (code > 7u ? 7u : code));
@@ -737,10 +738,10 @@ GMM__HD void gmm_hadamard16(float x[16], uint32_t signs) {
     for (i = 0; i < 16; i++) x[i] = gmm_bf16_to_f32(gmm_f32_to_bf16(gmm__fmul(x[i], 0.25f)));
 }
 
-/* One step of delayed scaling for one tensor: reads history[0] (what was seen since the last step; `reduced` instead
-   where that is above 0: the maximum over ranks), rolls history[0..length) at `stride` floats, and returns the next
-   scale. The largest entry counts, or the last one if most_recent. Where nothing was seen, nothing changes. An amax of
-   Inf or NaN keeps the scale. */
+/* One update of delayed scaling for one tensor: reads history[0], the amax since the last update (instead of it
+   `reduced`, the maximum over ranks, if that is above 0), rolls history[0..length), whose entries are `stride` floats
+   apart, and returns the next scale, from the largest entry or, if most_recent, from the last amax. An amax of 0
+   changes nothing; one of Inf or NaN keeps the scale. */
 GMM__HD float gmm_delayed_scale(float *history, int64_t stride, int32_t length, float qmax, int32_t margin,
                                 int most_recent, float reduced, float scale) {
     const float last = gmm_f32_bits(reduced) == 0u ? history[0] : reduced;
@@ -748,7 +749,7 @@ GMM__HD float gmm_delayed_scale(float *history, int64_t stride, int32_t length, 
     int32_t i;
     float s;
     if ((gmm_f32_bits(last) & 0x7FFFFFFFu) == 0u) return scale;
-    if (gmm_f32_bits(last) > 0x7F800000u) amax = 0x7F800000u; /* a NaN from outside freezes, as an infinity does */
+    if (gmm_f32_bits(last) > 0x7F800000u) amax = 0x7F800000u; /* a NaN keeps the scale, as an infinity does */
     for (i = 1; i < length && !most_recent; i++) amax = gmm_amax_bits(amax, history[i * stride]);
     for (i = 1; i + 1 < length; i++) history[i * stride] = history[(i + 1) * stride];
     if (length > 1) history[(length - 1) * stride] = last;
@@ -782,7 +783,8 @@ typedef struct gmm_format {
     int32_t stochastic;    /* NV16: stochastic rounding */
     int32_t four_over_six; /* NV16: a block takes the better of two scales (section 7, gmm_nv_scale): 0 no, 1 by
                               absolute, 2 by squared error */
-    int32_t e4m3_256;      /* NV16 with four_over_six: scales reach 256 instead of 448, which leaves room for 4/6 */
+    int32_t e4m3_256;      /* NV16 with four_over_six: the largest scale is 256 instead of 448, so that the second
+                              candidate, 1.5 times the first, does not saturate */
     int32_t row_amax;      /* NV16: a global amax per row instead of per group; rowwise copies only */
     float eps;             /* amax below it counts as eps; not delayed, not MX32 and NV16. 0 = none */
     uint32_t reserved[4];  /* 0; later settings go here, so that structures may hold a gmm_format by value */
@@ -850,8 +852,8 @@ GMMDEF void gmm_quantize_tile(const gmm_tile *tile, uint8_t *code, uint32_t *sca
 
 /* ---------------------------------------------------------------------------------- 10 Activation arithmetic --- */
 
-/* condition ? yes : no without a branch: compilers that keep floating-point traps would not vectorise one. */
-GMM__HD float gmm__pick(int condition, float yes, float no) {
+/* condition ? yes : no without a branch, so that compilers that preserve floating-point traps vectorise it. */
+GMM__HD float gmm__fselect(int condition, float yes, float no) {
 #ifdef __CUDA_ARCH__
     return condition ? yes : no;
 #else
@@ -866,7 +868,7 @@ GMM__HD float gmm__min(float x, float limit) {
     asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(limit));
     return r;
 #else
-    return gmm__pick(x > limit, limit, x);
+    return gmm__fselect(x > limit, limit, x);
 #endif
 }
 GMM__HD float gmm__max(float x, float limit) {
@@ -875,7 +877,7 @@ GMM__HD float gmm__max(float x, float limit) {
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(limit));
     return r;
 #else
-    return gmm__pick(x < limit, limit, x);
+    return gmm__fselect(x < limit, limit, x);
 #endif
 }
 
@@ -887,8 +889,8 @@ GMM__HD float gmm_exp(float x) {
     return expf(x);
 #else
     float c = gmm__max(gmm__min(x, 89.0f), -104.0f);
-    float t = gmm__pick(c == c, c, 0.0f) * 1.44269504f;
-    int32_t n = (int32_t)(t + gmm__pick(t < 0.0f, -0.5f, 0.5f)), half = n / 2;
+    float t = gmm__fselect(c == c, c, 0.0f) * 1.44269504f;
+    int32_t n = (int32_t)(t + gmm__fselect(t < 0.0f, -0.5f, 0.5f)), half = n / 2;
     float r = (c - (float)n * 0.693359375f) + (float)n * 2.12194440e-4f;
     float p = 1.98412698e-4f;
     p = p * r + 1.38888889e-3f;
@@ -903,7 +905,7 @@ GMM__HD float gmm_exp(float x) {
 }
 /* exp(x) for x <= 0, and 1 / x for x from 1 to 20: on the device one instruction of the special-function unit each,
    within 1e-5 of the value (results below 2^-126 become 0). */
-GMM__HD float gmm__exp_down(float x) {
+GMM__HD float gmm__exp_nonpositive(float x) {
 #ifdef __CUDA_ARCH__
     float r;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x * 1.44269504f));
@@ -912,7 +914,7 @@ GMM__HD float gmm__exp_down(float x) {
     return gmm_exp(x);
 #endif
 }
-GMM__HD float gmm__invert(float x) {
+GMM__HD float gmm__reciprocal(float x) {
 #ifdef __CUDA_ARCH__
     float r;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
@@ -923,9 +925,9 @@ GMM__HD float gmm__invert(float x) {
 }
 /* The sigmoid s(x), and 1 - s(x) in *rest: neither loses digits in its tail. */
 GMM__HD float gmm_sigmoid_rest(float x, float *rest) {
-    float e = gmm__exp_down(gmm__pick(x < 0.0f, x, -x)), r = gmm__invert(1.0f + e), q = e * r;
-    *rest = gmm__pick(x < 0.0f, r, q);
-    return gmm__pick(x < 0.0f, q, r);
+    float e = gmm__exp_nonpositive(gmm__fselect(x < 0.0f, x, -x)), r = gmm__reciprocal(1.0f + e), q = e * r;
+    *rest = gmm__fselect(x < 0.0f, r, q);
+    return gmm__fselect(x < 0.0f, q, r);
 }
 GMM__HD float gmm_sigmoid(float x) {
     float rest;
@@ -933,11 +935,11 @@ GMM__HD float gmm_sigmoid(float x) {
 }
 /* tanh(x), and its derivative 1 - tanh(x)^2 in *slope. Near 0 the series, elsewhere (1 - e) / (1 + e), e = exp(-2a). */
 GMM__HD float gmm_tanh_slope(float x, float *slope) {
-    float a = gmm__pick(x < 0.0f, -x, x), s = x * x;
-    float e = gmm__exp_down(-2.0f * a), q = gmm__invert(1.0f + e), away = (1.0f - e) * q;
-    float close = x * (1.0f + s * (-0.333333333f + s * (0.133333333f + s * (-0.0539682540f + s * 0.0218694885f))));
+    float a = gmm__fselect(x < 0.0f, -x, x), s = x * x;
+    float e = gmm__exp_nonpositive(-2.0f * a), q = gmm__reciprocal(1.0f + e), quotient = (1.0f - e) * q;
+    float series = x * (1.0f + s * (-0.333333333f + s * (0.133333333f + s * (-0.0539682540f + s * 0.0218694885f))));
     *slope = 4.0f * e * q * q;
-    return gmm__pick(a < 0.25f, close, gmm__pick(x < 0.0f, -away, away));
+    return gmm__fselect(a < 0.25f, series, gmm__fselect(x < 0.0f, -quotient, quotient));
 }
 GMM__HD float gmm_tanh(float x) {
     float slope;
@@ -959,8 +961,8 @@ GMM__HD float gmm__fma(float a, float b, float c) {
    propagates. The tail 1 - Phi(t), t = |x|, is exp(-t^2 / 2) / (t + 3) times a polynomial in q = (t - 3) / (t + 3),
    which was fitted to 6e-8 of the value for t up to 14.5. Beyond, the tail is 0 in fp32. */
 GMM__HD float gmm_normal_cdf(float x, float *density) {
-    float t = gmm__min(gmm__pick(x < 0.0f, -x, x), 14.5f);
-    float e = gmm__exp_down(-0.5f * t * t), r = gmm__invert(t + 3.0f), q = gmm__fma(-6.0f, r, 1.0f), tail;
+    float t = gmm__min(gmm__fselect(x < 0.0f, -x, x), 14.5f);
+    float e = gmm__exp_nonpositive(-0.5f * t * t), r = gmm__reciprocal(t + 3.0f), q = gmm__fma(-6.0f, r, 1.0f), tail;
     float p = -2.62989740e-4f;
     p = gmm__fma(p, q, -8.97754817e-4f);
     p = gmm__fma(p, q, 1.07473230e-3f);
@@ -972,10 +974,10 @@ GMM__HD float gmm_normal_cdf(float x, float *density) {
     p = gmm__fma(p, q, 7.29083668e-1f);
     tail = p * r * e;
     *density = 0.39894228f * e;
-    return gmm__pick(x < 0.0f, tail, 1.0f - tail);
+    return gmm__fselect(x < 0.0f, tail, 1.0f - tail);
 }
 
-/* The functions that gates are made of. */
+/* The functions F of the gates. */
 typedef enum gmm_gate {
     GMM_GATE_RELU,    /* max(a, 0) */
     GMM_GATE_RELU2,   /* max(a, 0)^2 */
@@ -1046,9 +1048,9 @@ GMM__HD gmm_act_coef gmm_act_coefficients(const gmm_act *act) {
    Source of the formulas: the derivatives of F and U above; GELU's tanh form is a s(2 u'), u' = 0.79788456 u
    (1 + 0.044715 u^2), which needs no tanh. */
 GMM__HD float gmm_act_point(gmm_gate gate, int gated, gmm_act_coef c, float a, float b, float *da, float *db) {
-    float pass_a = gmm__pick(a > c.limit, 0.0f, 1.0f), ga = gmm__min(a, c.limit), f, fa, s, r, t, u, v;
+    float clamp_da = gmm__fselect(a > c.limit, 0.0f, 1.0f), ga = gmm__min(a, c.limit), f, fa, s, r, t, u, v;
     switch ((int)gate) {
-    case GMM_GATE_RELU: f = gmm__max(ga, 0.0f); fa = gmm__pick(ga <= 0.0f, 0.0f, 1.0f); break;
+    case GMM_GATE_RELU: f = gmm__max(ga, 0.0f); fa = gmm__fselect(ga <= 0.0f, 0.0f, 1.0f); break;
     case GMM_GATE_RELU2: u = gmm__max(ga, 0.0f); f = u * u; fa = 2.0f * u; break;
     case GMM_GATE_GELU:
         u = c.alpha * ga;
@@ -1088,17 +1090,17 @@ GMM__HD float gmm_act_point(gmm_gate gate, int gated, gmm_act_coef c, float a, f
     default: f = ga; fa = 1.0f; break; /* GMM_ACT_NONE: the identity */
     }
     if (!gated) {
-        *da = pass_a * fa;
+        *da = clamp_da * fa;
         *db = 0.0f;
         return f;
     }
     {
         float lb = gmm__max(gmm__min(b, c.limit), -c.limit), ub = 1.0f;
-        float pass_b = gmm__pick((b > c.limit) | (b < -c.limit), 0.0f, 1.0f);
+        float clamp_db = gmm__fselect((b > c.limit) | (b < -c.limit), 0.0f, 1.0f);
         if (gate == GMM_GATE_SITU) lb = c.beta2 * gmm_tanh_slope(lb / c.beta2, &ub);
         lb += c.offset;
-        *da = pass_a * fa * lb;
-        *db = pass_b * ub * f;
+        *da = clamp_da * fa * lb;
+        *db = clamp_db * ub * f;
         return f * lb;
     }
 }
@@ -1175,7 +1177,7 @@ GMMDEF const char *gmm_status_string(gmm_status status) {
     }
 }
 
-/* Records a failure where the caller can read it, and hands the status on. */
+/* Stores the failure in *error, unless that is NULL, and returns the status. */
 static GMM__UNUSED gmm_status gmm__fail(gmm_error *error, gmm_status status, const char *format, ...) {
     if (error) {
         va_list list;
@@ -1196,9 +1198,22 @@ static GMM__UNUSED int gmm__mul(int64_t a, int64_t b, int64_t *out) {
 
 static GMM__UNUSED int64_t gmm__min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* gmm_layout_of, for the function that errors name. */
-static gmm_status gmm__layout(const char *function, gmm_dtype dtype, gmm_scaling scaling, gmm_scale_order order,
-                              gmm_direction direction, int64_t rows, int64_t cols, gmm_layout *out, gmm_error *error) {
+/* A matrix and its format, whose storage is asked for. */
+typedef struct gmm__layout_query {
+    gmm_dtype dtype;
+    gmm_scaling scaling;
+    gmm_scale_order order;
+    gmm_direction direction;
+    int64_t rows, cols;
+} gmm__layout_query;
+
+/* gmm_layout_of; error messages name `function`. */
+static gmm_status gmm__layout(const char *function, const gmm__layout_query *q, gmm_layout *out, gmm_error *error) {
+    const gmm_dtype dtype = q->dtype;
+    const gmm_scaling scaling = q->scaling;
+    const gmm_scale_order order = q->order;
+    const gmm_direction direction = q->direction;
+    const int64_t rows = q->rows, cols = q->cols;
     const int32_t bits = gmm_dtype_bits(dtype);
     const int fp8 = dtype == GMM_E4M3 || dtype == GMM_E5M2;
     const int columnwise = direction == GMM_COLUMNWISE;
@@ -1237,25 +1252,25 @@ static gmm_status gmm__layout(const char *function, gmm_dtype dtype, gmm_scaling
     l.transposed = columnwise && scaling != GMM_SCALING_NONE && scaling != GMM_SCALING_MX32;
     l.data_rows = l.transposed ? cols : rows;
     l.data_cols = l.transposed ? rows : cols;
-    /* blocks run along `along`, one scale row or column per index of `across` */
+    /* blocks run along the `lines` lines of `along` elements */
     {
-        const int64_t along = columnwise ? rows : cols, across = columnwise ? cols : rows;
+        const int64_t along = columnwise ? rows : cols, lines = columnwise ? cols : rows;
         switch (scaling) {
         case GMM_SCALING_TENSOR: l.scale_dtype = GMM_F32; l.scale_rows = 1; l.scale_cols = 1; break;
-        case GMM_SCALING_ROW: l.scale_dtype = GMM_F32; l.scale_rows = across; l.scale_cols = 1; break;
+        case GMM_SCALING_ROW: l.scale_dtype = GMM_F32; l.scale_rows = lines; l.scale_cols = 1; break;
         case GMM_SCALING_1X128:
             l.scale_dtype = GMM_F32;
             l.scale_rows = gmm__ceil_div(along, 128);
-            l.scale_cols = gmm__round_up(across, 4);
+            l.scale_cols = gmm__round_up(lines, 4);
             break;
         case GMM_SCALING_128X128:
             l.scale_dtype = GMM_F32;
-            l.scale_rows = gmm__ceil_div(across, 128);
+            l.scale_rows = gmm__ceil_div(lines, 128);
             l.scale_cols = gmm__round_up(gmm__ceil_div(along, 128), 4);
             break;
         case GMM_SCALING_MX32:
             l.scale_dtype = GMM_E8M0;
-            l.scale_rows = gmm__round_up(across, 128);
+            l.scale_rows = gmm__round_up(lines, 128);
             l.scale_cols = gmm__round_up(gmm__ceil_div(along, 32), 4);
             if (columnwise && order == GMM_SCALES_COMPACT) { /* stored like the data: blocks of rows by columns */
                 const int64_t swap = l.scale_rows;
@@ -1265,7 +1280,7 @@ static gmm_status gmm__layout(const char *function, gmm_dtype dtype, gmm_scaling
             break;
         case GMM_SCALING_NV16:
             l.scale_dtype = GMM_E4M3;
-            l.scale_rows = gmm__round_up(across, 128);
+            l.scale_rows = gmm__round_up(lines, 128);
             l.scale_cols = gmm__round_up(gmm__ceil_div(along, 16), 4);
             break;
         default: break;
@@ -1286,13 +1301,21 @@ static gmm_status gmm__layout(const char *function, gmm_dtype dtype, gmm_scaling
 
 GMMDEF gmm_status gmm_layout_of(gmm_dtype dtype, gmm_scaling scaling, gmm_scale_order order, gmm_direction direction,
                                 int64_t rows, int64_t cols, gmm_layout *out, gmm_error *error) {
-    return gmm__layout("gmm_layout_of", dtype, scaling, order, direction, rows, cols, out, error);
+    gmm__layout_query q;
+    q.dtype = dtype;
+    q.scaling = scaling;
+    q.order = order;
+    q.direction = direction;
+    q.rows = rows;
+    q.cols = cols;
+    return gmm__layout("gmm_layout_of", &q, out, error);
 }
 
 GMMDEF gmm_status gmm_layout_of_groups(gmm_dtype dtype, gmm_scaling scaling, gmm_scale_order order,
                                        gmm_direction direction, int32_t groups, int64_t capacity, int64_t cols,
                                        gmm_layout *out, gmm_error *error) {
     const int rowwise = direction == GMM_ROWWISE;
+    gmm__layout_query q;
     gmm_layout l = GMM_ZERO;
     gmm_status s;
     int64_t scales, elements;
@@ -1304,8 +1327,13 @@ GMMDEF gmm_status gmm_layout_of_groups(gmm_dtype dtype, gmm_scaling scaling, gmm
     if (capacity < 0 || capacity > INT64_MAX / 256)
         return gmm__fail(error, capacity < 0 ? GMM_E_ARG : GMM_E_OVERFLOW, "gmm_layout_of_groups: capacity %lld must "
                          "be >= 0 and fit 64 bits when padded", (long long)capacity);
-    s = gmm__layout("gmm_layout_of_groups", dtype, scaling, order, direction, gmm_padded_capacity(groups, capacity),
-                    cols, &l, error);
+    q.dtype = dtype;
+    q.scaling = scaling;
+    q.order = order;
+    q.direction = direction;
+    q.rows = gmm_padded_capacity(groups, capacity);
+    q.cols = cols;
+    s = gmm__layout("gmm_layout_of_groups", &q, &l, error);
     if (s != GMM_OK) return s;
     if (scaling == GMM_SCALING_TENSOR) fits = gmm__mul(groups, 4, &l.scale_bytes);
     else if (scaling == GMM_SCALING_ROW)
@@ -1362,12 +1390,12 @@ GMMDEF gmm_recipe gmm_recipe_of(gmm_recipe_kind kind) {
 }
 
 /* Copies a descriptor that opens with struct_size. Returns 0 if the caller's is newer than this version. */
-static GMM__UNUSED int gmm__copy_sized(void *to, size_t size, const void *from) {
-    uint32_t given;
-    memcpy(&given, from, sizeof given);
-    if (given > size) return 0;
-    memset(to, 0, size);
-    memcpy(to, from, given ? given : size);
+static GMM__UNUSED int gmm__copy_sized(void *dst, size_t size, const void *src) {
+    uint32_t struct_size;
+    memcpy(&struct_size, src, sizeof struct_size);
+    if (struct_size > size) return 0;
+    memset(dst, 0, size);
+    memcpy(dst, src, struct_size ? struct_size : size);
     return 1;
 }
 
@@ -1375,20 +1403,20 @@ static GMM__UNUSED int gmm__copy_sized(void *to, size_t size, const void *from) 
 static gmm_status gmm__check_format(const gmm_format *format, const char *role, gmm_error *error) {
     gmm_format f;
     gmm_layout l;
-    gmm_error why = GMM_ZERO;
+    gmm_error unused = GMM_ZERO;
     int nv, mx, fp8;
     uint32_t i;
     if (!gmm__copy_sized(&f, sizeof f, format))
         return gmm__fail(error, GMM_E_VERSION, "%sstruct_size: %u is larger than the %u bytes of version %s", role,
                          format->struct_size, (unsigned)sizeof f, GMM_VERSION_STRING);
-    if (f.dtype == GMM_NONE) { /* nothing else may be asked of what is not quantized */
+    if (f.dtype == GMM_NONE) { /* an operand that is not quantized has no other setting */
         f.struct_size = 0;
         for (i = 0; i < sizeof f; i++)
             if (((const unsigned char *)&f)[i])
                 return gmm__fail(error, GMM_E_CONFIG, "%sdtype: none, but other fields are set", role);
         return GMM_OK;
     }
-    if (f.scaling == GMM_SCALING_NONE || gmm_layout_of(f.dtype, f.scaling, f.order, GMM_ROWWISE, 0, 0, &l, &why))
+    if (f.scaling == GMM_SCALING_NONE || gmm_layout_of(f.dtype, f.scaling, f.order, GMM_ROWWISE, 0, 0, &l, &unused))
         return gmm__fail(error, GMM_E_DTYPE, "%s%s: dtype %s (%d), scaling %s (%d) and order %d do not go together",
                          role, f.order != GMM_SCALES_COMPACT && f.scaling != GMM_SCALING_NONE ? "order" : "scaling",
                          gmm_dtype_name(f.dtype), (int)f.dtype, gmm_scaling_name(f.scaling), (int)f.scaling,
@@ -1500,7 +1528,7 @@ GMMDEF gmm_status gmm_recipe_validate(const gmm_recipe *recipe, gmm_error *error
     return GMM_OK;
 }
 
-/* --- quantized copies as lines, on the host and on the device --- */
+/* --- views of quantized operands, on the host and on the device --- */
 
 /* Scales of one matrix of `lines` x `along` elements. */
 GMM__HD int64_t gmm__scale_count(gmm_scaling scaling, int64_t lines, int64_t along) {
@@ -1516,28 +1544,28 @@ GMM__HD int64_t gmm__scale_count(gmm_scaling scaling, int64_t lines, int64_t alo
     }
 }
 
-/* One group's part of a copy, or one matrix. */
+/* A copy of one group or matrix, as lines: its rows (ROWWISE) or columns (COLUMNWISE), along which blocks run. */
 typedef struct gmm__qview {
     gmm_dtype dtype;
     gmm_scaling scaling;
     gmm_scale_order order;
     gmm_direction direction;
-    int32_t apart;        /* elements of a line stand ld apart, lines 1 (columnwise MX32); else the other way round */
+    int32_t apart;        /* 1: elements of a line are ld apart, lines 1 (columnwise MX32); 0: the reverse */
     int32_t per_line;     /* amax has one value per line */
     int64_t ld;
-    int64_t lines, along; /* extents of the scales' layout */
+    int64_t lines, along; /* lines and elements of a line, as the layout of the scales counts them (padded) */
     uint8_t *data;
     uint8_t *scale;
     float *amax;          /* NULL = none */
     float e4m3_max;
 } gmm__qview;
 
-/* Group or matrix g of a copy. Activations (grouped): its rows start at `row` of the source and at `start` among padded
-   rows; matrices: row and start are 0. */
+/* Group or matrix g of a copy. Activations (grouped): the group's rows begin at row `row` of the source and at row
+   `start` where groups are padded; matrices: row and start are 0. */
 GMM__HD gmm__qview gmm__qview_of(const gmm_mat *m, gmm_direction direction, int grouped, int64_t g, int64_t row,
                                  int64_t start, int64_t rows, int64_t cols) {
     const int rowwise = direction == GMM_ROWWISE;
-    const int64_t reach = grouped ? gmm_group_rows(rows) : rows;
+    const int64_t padded_rows = grouped ? gmm_group_rows(rows) : rows;
     const int64_t scale_bytes = m->scaling == GMM_SCALING_MX32 || m->scaling == GMM_SCALING_NV16 ? 1 : 4;
     int64_t element, scale;
     gmm__qview v;
@@ -1548,8 +1576,8 @@ GMM__HD gmm__qview gmm__qview_of(const gmm_mat *m, gmm_direction direction, int 
     v.apart = !rowwise && m->scaling == GMM_SCALING_MX32;
     v.per_line = (m->flags & (uint32_t)GMM_MAT_ROW_AMAX) != 0;
     v.ld = m->ld;
-    v.lines = rowwise ? reach : cols;
-    v.along = rowwise ? cols : reach;
+    v.lines = rowwise ? padded_rows : cols;
+    v.along = rowwise ? cols : padded_rows;
     v.e4m3_max = m->flags & (uint32_t)GMM_MAT_E4M3_256 ? 256.0f : 448.0f;
     element = !grouped ? (m->table ? 0 : g * m->group_stride) : rowwise || v.apart ? row * m->ld : start;
     scale = grouped ? gmm_scale_base(m->scaling, direction, cols, g, row, start)
@@ -1568,7 +1596,8 @@ GMM__HD uint8_t gmm__qview_code(const gmm__qview *v, int64_t l, int64_t a) {
     const int64_t i = v->apart ? a * v->ld + l : l * v->ld + a;
     return v->dtype == GMM_E2M1 ? gmm_nibble(v->data, i) : v->data[i];
 }
-/* What the elements of line l, block j are multiplied by: all of it, or of MX32 and NV16 what the scale byte says. */
+/* Decode scale of block j of line l, by which its codes are multiplied. `whole` 0: only the part of it that differs by
+   block, which is the scale byte of MX32 and NV16 and 1 for the others. */
 GMM__HD float gmm__qview_factor(const gmm__qview *v, int64_t l, int64_t j, int whole) {
     const int64_t i = gmm__qview_scale(v, l, j);
     if (v->scaling == GMM_SCALING_MX32) return gmm_e8m0_to_f32(v->scale[i]);
@@ -1577,8 +1606,8 @@ GMM__HD float gmm__qview_factor(const gmm__qview *v, int64_t l, int64_t j, int w
                      : gmm_e4m3_to_f32(v->scale[i]);
     return whole ? ((const float *)v->scale)[i] : 1.0f;
 }
-/* Scales of the tile of 128 x 128 that is the i-th down and the j-th across, from a rowwise copy into the columnwise
-   one of the same blocks (TENSOR, 128X128); with the last tile down, the padding behind its line. */
+/* Copies the scale of tile (i, j) of 128 x 128 from a rowwise copy to the columnwise one, whose blocks are the same
+   (TENSOR, 128X128). The last tile of a column also writes the padding of that line of scales. */
 GMM__HD void gmm__qview_transpose_scales(const gmm__qview *from, const gmm__qview *to, int64_t i, int64_t j) {
     const int tensor = to->scaling == GMM_SCALING_TENSOR;
     int64_t k;
@@ -1588,16 +1617,16 @@ GMM__HD void gmm__qview_transpose_scales(const gmm__qview *from, const gmm__qvie
     if (tensor || i + 1 < gmm__ceil_div(to->along, 128)) return;
     for (k = i + 1; k % 4; k++) ((float *)(void *)to->scale)[gmm__qview_scale(to, j * 128, k)] = 0.0f;
 }
-/* One dequantized element; NaN as it is on every machine. */
-GMM__HD float gmm__qview_value(float code, float factor) {
-    const float v = gmm__fmul(code, factor);
+/* One dequantized element; every NaN is 0x7FFFFFFF, so that CPU and GPU agree. */
+GMM__HD float gmm__qview_value(float code, float decode_scale) {
+    const float v = gmm__fmul(code, decode_scale);
     return (gmm_f32_bits(v) & 0x7FFFFFFFu) > 0x7F800000u ? gmm_f32_from_bits(0x7FFFFFFFu) : v;
 }
 
 /* --- products of scales --- */
 
-/* A product of fp32 factors: value * 2^exponent, where 1 <= |value| < 2, or value is 0, Inf or NaN. It is rounded as
-   the plain fp32 product is where that is normal, and neither overflows nor becomes subnormal in between. */
+/* A product of fp32 scales: value * 2^exponent, where 1 <= |value| < 2, or value is 0, Inf or NaN. Where the plain fp32
+   product is normal, it is rounded like that; it neither overflows nor becomes subnormal in between. */
 typedef struct gmm__scale {
     float value;
     int32_t exponent;
@@ -1624,22 +1653,23 @@ GMM__HD gmm__scale gmm__scale_times(gmm__scale s, float x) {
     p.exponent += s.exponent + f.exponent;
     return p;
 }
-/* Two factors to multiply a sum by, one after the other: the product and 1 where the product is normal; else a part of
-   it that keeps sums of quantized elements normal, and a power of two. */
+/* Splits a product of scales into two, by which a sum is multiplied one after the other: the product and 1 if it is
+   normal; else a part with which sums of quantized elements stay normal, and a power of two. */
 GMM__HD float gmm__scale_split(gmm__scale s, float *second) {
     const int32_t rest = s.exponent < -126 ? s.exponent + 94 : s.exponent > 127 ? s.exponent - 64 : 0;
     *second = gmm__power_of_two(rest < -126 ? -126 : rest > 127 ? 127 : rest);
     return gmm__fmul(s.value, gmm__power_of_two(rest < 0 ? -94 : rest > 0 ? 64 : s.exponent));
 }
-/* sum * (((alpha * a) * b) * share). */
-GMM__HD float gmm__scale_sum(float sum, float alpha, float a, float b, float share) {
+/* sum * (((alpha * a) * b) * inverse). `inverse`: 1, or of NV16 the reciprocal of 6 e4m3_max of each operand. */
+GMM__HD float gmm__scale_sum(float sum, float alpha, float a, float b, float inverse) {
     float second;
     const float first = gmm__scale_split(
-        gmm__scale_times(gmm__scale_times(gmm__scale_times(gmm__scale_of(alpha), a), b), share), &second);
+        gmm__scale_times(gmm__scale_times(gmm__scale_times(gmm__scale_of(alpha), a), b), inverse), &second);
     return gmm__fmul(gmm__fmul(sum, first), second);
 }
 GMM__HD int gmm__scale_normal(float x) { return (gmm_f32_bits(x) >> 23 & 255u) - 1u < 254u; }
-/* Whether x is 0 or within 2^-32 and 2^32: plain products of three such factors and a share of NV16 are normal or 0. */
+/* Whether x is 0 or within 2^-32 and 2^32: the plain product of three such scales, also times
+   the `inverse` of gmm__scale_sum, is normal or 0. */
 GMM__HD int gmm__scale_moderate(float x) {
     const uint32_t a = gmm_f32_bits(x) & 0x7FFFFFFFu;
     return a == 0u || (a >> 23) - 95u < 64u;
@@ -1652,15 +1682,16 @@ GMM__HD float gmm__scale_lift(float row) {
     return gmm__power_of_two(a >= (85u + 127u) << 23 ? 40 : a != 0u && a < (127u - 94u) << 23 ? -55 : 0);
 }
 
-/* --- masters that are sharded over ranks --- */
+/* --- quantization of master weights that are sharded over ranks --- */
 
-/* What gmm_shard_cast works on, its tables in the memory of the engine. */
+/* Arguments of gmm_shard_cast, with tables in the memory of the engine. The masters are `count` matrices of `rows` x
+   `cols`, one after another; the shard is their elements [start, start + length). */
 typedef struct gmm__shard_args {
     gmm_format format;
-    gmm_dtype model;
+    gmm_dtype model;             /* dtype to which masters are rounded first */
     int64_t count, rows, cols, start, length;
-    const float *master, *scale;
-    float *amax;
+    const float *master, *scale; /* [length] of the shard; [count] delayed: quantization scales */
+    float *amax;                 /* in the order of gmm__shard_amax_at */
     gmm_mat copy[2]; /* by direction; dtype GMM_NONE = absent */
 } gmm__shard_args;
 
@@ -1671,7 +1702,8 @@ GMM__HD void gmm__shard_extents(const gmm_format *f, int64_t rows, int64_t cols,
                 : f->square || columnwise || f->scaling == GMM_SCALING_128X128 ? along : 1;
     extent[1] = f->scaling == GMM_SCALING_TENSOR ? cols : columnwise && !f->square ? 1 : along;
 }
-/* Amaxes: of NV16's matrices, then of the blocks of all matrices rowwise, then columnwise where those are others. */
+/* Number of blocks of all matrices. gmm__shard_amax_at is the index of a block's amax: those of NV16's matrices come
+   first, then those of rowwise blocks, then those of columnwise blocks unless blocks are square. */
 GMM__HD int64_t gmm__shard_blocks(const gmm_format *f, int64_t count, int64_t rows, int64_t cols, int columnwise) {
     int64_t extent[2];
     gmm__shard_extents(f, rows, cols, columnwise, extent);
@@ -1679,26 +1711,27 @@ GMM__HD int64_t gmm__shard_blocks(const gmm_format *f, int64_t count, int64_t ro
 }
 GMM__HD int64_t gmm__shard_amax_at(const gmm__shard_args *s, int columnwise, int64_t member, int64_t row, int64_t col) {
     const gmm_format *f = &s->format;
-    const int apart = columnwise && !f->square;
+    const int separate = columnwise && !f->square;
     const int64_t first = (f->scaling == GMM_SCALING_NV16 ? s->count : 0) +
-                          (apart ? gmm__shard_blocks(f, s->count, s->rows, s->cols, 0) : 0);
+                          (separate ? gmm__shard_blocks(f, s->count, s->rows, s->cols, 0) : 0);
     int64_t extent[2];
-    gmm__shard_extents(f, s->rows, s->cols, apart, extent);
+    gmm__shard_extents(f, s->rows, s->cols, separate, extent);
     return first + (member * gmm__ceil_div(s->rows, extent[0]) + row / extent[0]) * gmm__ceil_div(s->cols, extent[1]) +
            col / extent[1];
 }
-/* Element i of the shard as the model's dtype holds it. */
+/* Element i of the shard, rounded to the model's dtype. */
 GMM__HD float gmm__shard_value(const gmm__shard_args *s, int64_t i) {
     const float v = s->master[i];
     return s->model == GMM_BF16 ? gmm_bf16_to_f32(gmm_f32_to_bf16(v))
            : s->model == GMM_F16 ? gmm_f16_to_f32(gmm_f32_to_f16(v)) : v;
 }
-/* What an element is multiplied by, and the stored scale of its block, from reduced amaxes. */
-GMM__HD float gmm__shard_factor(const gmm__shard_args *s, int columnwise, int64_t member, int64_t row, int64_t col,
-                                uint32_t *stored) {
+/* The encode scale of an element's block, from amaxes that ranks have reduced. *stored: the scale as copies hold
+   it. */
+GMM__HD float gmm__shard_encode_scale(const gmm__shard_args *s, int columnwise, int64_t member, int64_t row,
+                                      int64_t col, uint32_t *stored) {
     const gmm_format *f = &s->format;
     const float amax = f->delayed ? 0.0f : s->amax[gmm__shard_amax_at(s, columnwise, member, row, col)];
-    float factor;
+    float encode_scale;
     if (f->scaling == GMM_SCALING_NV16) {
         const gmm_nv_global n = gmm_nv_global_of(s->amax[member], 448.0f);
         *stored = gmm_nv_scale(&n, amax);
@@ -1708,14 +1741,15 @@ GMM__HD float gmm__shard_factor(const gmm__shard_args *s, int columnwise, int64_
         *stored = gmm_mx_scale(amax, f->dtype);
         return gmm_e8m0_reciprocal((uint8_t)*stored);
     }
-    factor = f->delayed ? s->scale ? s->scale[member] : 1.0f
-                        : gmm_scale_from_amax(amax, gmm_dtype_largest(f->dtype),
-                                              gmm_dtype_largest(f->scaling == GMM_SCALING_TENSOR ? GMM_F32 : s->model),
-                                              f->eps, f->pow2);
-    *stored = gmm_f32_bits(gmm_scale_inverse(factor));
-    return factor;
+    encode_scale = f->delayed ? s->scale ? s->scale[member] : 1.0f
+                              : gmm_scale_from_amax(
+                                    amax, gmm_dtype_largest(f->dtype),
+                                    gmm_dtype_largest(f->scaling == GMM_SCALING_TENSOR ? GMM_F32 : s->model),
+                                    f->eps, f->pow2);
+    *stored = gmm_f32_bits(gmm_scale_inverse(encode_scale));
+    return encode_scale;
 }
-/* Scales of a matrix with their padding: lines (blocks of lines) by blocks. */
+/* Extents of a matrix's scales with padding: *lines lines (128X128: blocks of lines) of *blocks scales. */
 GMM__HD void gmm__shard_scales(const gmm__shard_args *s, int columnwise, int64_t *lines, int64_t *blocks) {
     const gmm_scaling scaling = s->format.scaling;
     const int64_t l = columnwise ? s->cols : s->rows, along = columnwise ? s->rows : s->cols;
@@ -1724,11 +1758,11 @@ GMM__HD void gmm__shard_scales(const gmm__shard_args *s, int columnwise, int64_t
              : scaling == GMM_SCALING_1X128 ? gmm__round_up(l, 4) : gmm__round_up(l, 128);
     *blocks = scaling == GMM_SCALING_TENSOR || scaling == GMM_SCALING_1X128 ? b : gmm__round_up(b, 4);
 }
-/* Scale i of all that a copy has. */
+/* Stores scale i of all scales of a copy, padding included. */
 GMM__HD void gmm__shard_store_scale(const gmm__shard_args *s, int columnwise, int64_t i) {
     const gmm_scaling scaling = s->format.scaling;
     const int64_t height = scaling == GMM_SCALING_128X128 ? 128 : 1, width = gmm_block_along(scaling);
-    int64_t lines, blocks, member, line, block, at, line0, along0;
+    int64_t lines, blocks, member, line, block, index, line0, along0;
     uint32_t stored = 0;
     gmm__qview v;
     gmm__shard_scales(s, columnwise, &lines, &blocks);
@@ -1739,71 +1773,76 @@ GMM__HD void gmm__shard_store_scale(const gmm__shard_args *s, int columnwise, in
                       s->cols);
     line0 = line * height;
     along0 = block * width;
-    at = gmm__qview_scale(&v, line0, block);
+    index = gmm__qview_scale(&v, line0, block);
     if (line0 < v.lines && along0 < v.along)
-        (void)gmm__shard_factor(s, columnwise, member, columnwise ? along0 : line0, columnwise ? line0 : along0,
-                                &stored);
-    if (scaling == GMM_SCALING_MX32 || scaling == GMM_SCALING_NV16) v.scale[at] = (uint8_t)stored;
-    else ((uint32_t *)(void *)v.scale)[at] = stored;
+        (void)gmm__shard_encode_scale(s, columnwise, member, columnwise ? along0 : line0, columnwise ? line0 : along0,
+                                      &stored);
+    if (scaling == GMM_SCALING_MX32 || scaling == GMM_SCALING_NV16) v.scale[index] = (uint8_t)stored;
+    else ((uint32_t *)(void *)v.scale)[index] = stored;
     if (line == 0 && block == 0 && v.amax && s->amax && !s->format.delayed &&
         (scaling == GMM_SCALING_NV16 || scaling == GMM_SCALING_TENSOR))
         *v.amax = s->amax[member];
 }
-/* Codes of elements 2 i and 2 i + 1 of all members that lie in the shard. Members have whole pairs. */
+/* Stores the codes of elements 2 i and 2 i + 1 of all matrices, if they are in the shard. Two codes of E2M1 share a
+   byte; a matrix has an even number of elements. */
 GMM__HD void gmm__shard_store_pair(const gmm__shard_args *s, int columnwise, int64_t i) {
     const int64_t size = s->rows * s->cols, member = 2 * i / size;
     const gmm__qview v = gmm__qview_of(&s->copy[columnwise], columnwise ? GMM_COLUMNWISE : GMM_ROWWISE, 0, member, 0, 0,
                                        s->rows, s->cols);
     int64_t e;
     for (e = 2 * i; e < 2 * i + 2; e++) {
-        const int64_t row = e % size / s->cols, col = e % s->cols, to = row * v.ld + col;
+        const int64_t row = e % size / s->cols, col = e % s->cols, index = row * v.ld + col;
         uint32_t stored;
         uint8_t code;
         if (e < s->start || e >= s->start + s->length) continue;
         code = gmm_encode_small(v.dtype, gmm__fmul(gmm__shard_value(s, e - s->start),
-                                                   gmm__shard_factor(s, columnwise, member, row, col, &stored)));
-        if (v.dtype != GMM_E2M1) v.data[to] = code;
-        else v.data[to / 2] = (uint8_t)((v.data[to / 2] & (to & 1 ? 0x0F : 0xF0)) | code << (to & 1 ? 4 : 0));
+                                                   gmm__shard_encode_scale(s, columnwise, member, row, col, &stored)));
+        if (v.dtype != GMM_E2M1) v.data[index] = code;
+        else
+            v.data[index / 2] = (uint8_t)((v.data[index / 2] & (index & 1 ? 0x0F : 0xF0)) |
+                                          code << (index & 1 ? 4 : 0));
     }
 }
 
 /* --- the host quantizer --- */
 
-/* Codes of n values times a factor: one plain loop per dtype. */
-static void gmm__encode_run(gmm_dtype dtype, const float *x, float factor, int n, uint8_t *code) {
+/* Codes of n values times the encode scale of their block: one loop per dtype, which compilers vectorise. */
+static void gmm__encode_values(gmm_dtype dtype, const float *x, float encode_scale, int n, uint8_t *code) {
     int i;
     if (dtype == GMM_E4M3)
-        for (i = 0; i < n; i++) code[i] = gmm_f32_to_e4m3(gmm__fmul(x[i], factor));
+        for (i = 0; i < n; i++) code[i] = gmm_f32_to_e4m3(gmm__fmul(x[i], encode_scale));
     else if (dtype == GMM_E5M2)
-        for (i = 0; i < n; i++) code[i] = gmm_f32_to_e5m2(gmm__fmul(x[i], factor));
+        for (i = 0; i < n; i++) code[i] = gmm_f32_to_e5m2(gmm__fmul(x[i], encode_scale));
     else
-        for (i = 0; i < n; i++) code[i] = gmm_f32_to_e2m1(gmm__fmul(x[i], factor));
+        for (i = 0; i < n; i++) code[i] = gmm_f32_to_e2m1(gmm__fmul(x[i], encode_scale));
 }
 
-/* NV16 by the better of two scales: block maxima at 6 or at 4 (fp32 sums in the order of the elements; rows of a
-   square tile fold in halves). Ties go to 6. */
+/* NV16 with four_over_six: the scale of a block by the rule above gmm_nv_scale. */
 static uint8_t gmm__four_over_six(const gmm_tile *t, const gmm_nv_global *n, const float *x, int lines, int along,
                                   float amax) {
     const float base = gmm__fmul(gmm__fdiv(amax, 6.0f), n->scale);
     uint8_t scale[2];
     float error[2];
-    int which, i, j;
+    int choice, i, j;
     scale[0] = gmm_f32_to_e4m3(base);
     scale[1] = gmm_f32_to_e4m3(gmm__fmul(base, 1.5f));
-    for (which = 0; which < 2; which++) {
-        const float enc = gmm_nv_encode(n, scale[which]), sf = gmm_e4m3_to_f32(scale[which]);
-        float row[16] = { 0 };
+    for (choice = 0; choice < 2; choice++) {
+        const float encode_scale = gmm_nv_encode(n, scale[choice]), block_scale = gmm_e4m3_to_f32(scale[choice]);
+        float line_error[16] = { 0 };
         for (i = 0; i < lines; i++)
             for (j = 0; j < along; j++) {
-                const float v = x[i * GMM_TILE + j], q = gmm_e2m1_to_f32(gmm_f32_to_e2m1(gmm__fmul(v, enc)));
-                /* volatile: neither the difference nor the sum may merge with a product */
-                volatile float back = gmm__fdiv(gmm__fmul(gmm__fmul(q, sf), n->amax), 6.0f * n->e4m3_max);
-                volatile float miss = back - v, square = miss * miss;
-                row[i] += t->format->four_over_six == 2 ? square : gmm_f32_from_bits(gmm_f32_bits(miss) & 0x7FFFFFFFu);
+                const float v = x[i * GMM_TILE + j];
+                const float code = gmm_e2m1_to_f32(gmm_f32_to_e2m1(gmm__fmul(v, encode_scale)));
+                /* volatile: neither the difference nor the sum may be contracted with a product */
+                volatile float decoded = gmm__fdiv(gmm__fmul(gmm__fmul(code, block_scale), n->amax),
+                                                   6.0f * n->e4m3_max);
+                volatile float difference = decoded - v, square = difference * difference;
+                line_error[i] += t->format->four_over_six == 2
+                                     ? square : gmm_f32_from_bits(gmm_f32_bits(difference) & 0x7FFFFFFFu);
             }
         for (i = 8; i > 0; i /= 2)
-            for (j = 0; j < i; j++) row[j] += row[j + i];
-        error[which] = row[0];
+            for (j = 0; j < i; j++) line_error[j] += line_error[j + i];
+        error[choice] = line_error[0];
     }
     return error[1] < error[0] ? scale[1] : scale[0];
 }
@@ -1823,10 +1862,10 @@ GMMDEF void gmm_quantize_tile(const gmm_tile *t, uint8_t *code, uint32_t *scale)
         if (nv) global = gmm_nv_global_of(line_amax, f->e4m3_256 ? 256.0f : 448.0f);
         for (b = 0; b * width < t->along; b++) {
             const float *x = t->x + l0 * GMM_TILE + b * width;
-            uint8_t *to = code + l0 * GMM_TILE + b * width;
+            uint8_t *dst = code + l0 * GMM_TILE + b * width;
             const int along = t->along - b * width < width ? t->along - b * width : width;
             uint32_t stored, random[4], bits = 0;
-            float factor, amax = line_amax;
+            float encode_scale, amax = line_amax;
             if (gmm_block_along(f->scaling)) {
                 for (i = 0; i < lines; i++)
                     for (j = 0; j < along; j++) bits = gmm_amax_bits(bits, x[i * GMM_TILE + j]);
@@ -1835,28 +1874,29 @@ GMMDEF void gmm_quantize_tile(const gmm_tile *t, uint8_t *code, uint32_t *scale)
             if (nv) {
                 stored = f->four_over_six ? gmm__four_over_six(t, &global, x, lines, along, amax)
                                           : gmm_nv_scale(&global, amax);
-                factor = gmm_nv_encode(&global, (uint8_t)stored);
+                encode_scale = gmm_nv_encode(&global, (uint8_t)stored);
             } else if (mx) {
                 stored = gmm_mx_scale(amax, f->dtype);
-                factor = gmm_e8m0_reciprocal((uint8_t)stored);
+                encode_scale = gmm_e8m0_reciprocal((uint8_t)stored);
             } else {
                 const int blocks = gmm_block_along(f->scaling) != 0;
-                factor = f->delayed ? t->scale
-                                    : gmm_scale_from_amax(amax, qmax, gmm_dtype_largest(blocks ? t->source : GMM_F32),
-                                                          f->eps, f->pow2);
-                stored = gmm_f32_bits(gmm_scale_inverse(factor));
+                encode_scale = f->delayed ? t->scale
+                                          : gmm_scale_from_amax(amax, qmax,
+                                                                gmm_dtype_largest(blocks ? t->source : GMM_F32),
+                                                                f->eps, f->pow2);
+                stored = gmm_f32_bits(gmm_scale_inverse(encode_scale));
             }
             for (i = 0; i < lines; i++) {
                 scale[(l0 + i) * GMM_TILE_BLOCKS + b] = stored;
                 if (!f->stochastic) {
-                    gmm__encode_run(f->dtype, x + i * GMM_TILE, factor, along, to + i * GMM_TILE);
+                    gmm__encode_values(f->dtype, x + i * GMM_TILE, encode_scale, along, dst + i * GMM_TILE);
                     continue;
                 }
                 gmm_draw_block(t->seed, t->offset, t->group, t->first_block + (l0 + i) * t->blocks_per_line + b,
                                t->direction, random);
                 for (j = 0; j < along; j++)
-                    to[i * GMM_TILE + j] = gmm_f32_to_e2m1_random(gmm__fmul(x[i * GMM_TILE + j], factor),
-                                                                  random[j / 4] >> j % 4 * 8 & 0xFFu);
+                    dst[i * GMM_TILE + j] = gmm_f32_to_e2m1_random(gmm__fmul(x[i * GMM_TILE + j], encode_scale),
+                                                                   random[j / 4] >> j % 4 * 8 & 0xFFu);
             }
         }
     }

@@ -9,7 +9,7 @@
  *                             kernels (activation, routing, permute, pad, gated layout, accumulate, convert),
  *                             quantization
  *     Bodies 1 to 15          kernels that exist in several instances. The file includes itself once per instance, with
- *                             GMM__BODY and the instance's tags defined, so that profilers and debuggers see every
+ *                             GMM__BODY and the instance's GMM__ROW defined, so that profilers and debuggers see every
  *                             line of a kernel:
  *                             1 GEMM on tensor cores (mma.sync), 2 fp32 GEMM, 3 bias gradient, 4 row kernels by
  *                             precision, 5 row kernels by copy unit, 6 amaxes by source, 7 casts by source, 8 wgmma

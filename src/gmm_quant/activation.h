@@ -1,7 +1,7 @@
 /* ---------------------------------------------------------------------------------- 10 Activation arithmetic --- */
 
-/* condition ? yes : no without a branch: compilers that keep floating-point traps would not vectorise one. */
-GMM__HD float gmm__pick(int condition, float yes, float no) {
+/* condition ? yes : no without a branch, so that compilers that preserve floating-point traps vectorise it. */
+GMM__HD float gmm__fselect(int condition, float yes, float no) {
 #ifdef __CUDA_ARCH__
     return condition ? yes : no;
 #else
@@ -16,7 +16,7 @@ GMM__HD float gmm__min(float x, float limit) {
     asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(limit));
     return r;
 #else
-    return gmm__pick(x > limit, limit, x);
+    return gmm__fselect(x > limit, limit, x);
 #endif
 }
 GMM__HD float gmm__max(float x, float limit) {
@@ -25,7 +25,7 @@ GMM__HD float gmm__max(float x, float limit) {
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(limit));
     return r;
 #else
-    return gmm__pick(x < limit, limit, x);
+    return gmm__fselect(x < limit, limit, x);
 #endif
 }
 
@@ -37,8 +37,8 @@ GMM__HD float gmm_exp(float x) {
     return expf(x);
 #else
     float c = gmm__max(gmm__min(x, 89.0f), -104.0f);
-    float t = gmm__pick(c == c, c, 0.0f) * 1.44269504f;
-    int32_t n = (int32_t)(t + gmm__pick(t < 0.0f, -0.5f, 0.5f)), half = n / 2;
+    float t = gmm__fselect(c == c, c, 0.0f) * 1.44269504f;
+    int32_t n = (int32_t)(t + gmm__fselect(t < 0.0f, -0.5f, 0.5f)), half = n / 2;
     float r = (c - (float)n * 0.693359375f) + (float)n * 2.12194440e-4f;
     float p = 1.98412698e-4f;
     p = p * r + 1.38888889e-3f;
@@ -53,7 +53,7 @@ GMM__HD float gmm_exp(float x) {
 }
 /* exp(x) for x <= 0, and 1 / x for x from 1 to 20: on the device one instruction of the special-function unit each,
    within 1e-5 of the value (results below 2^-126 become 0). */
-GMM__HD float gmm__exp_down(float x) {
+GMM__HD float gmm__exp_nonpositive(float x) {
 #ifdef __CUDA_ARCH__
     float r;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x * 1.44269504f));
@@ -62,7 +62,7 @@ GMM__HD float gmm__exp_down(float x) {
     return gmm_exp(x);
 #endif
 }
-GMM__HD float gmm__invert(float x) {
+GMM__HD float gmm__reciprocal(float x) {
 #ifdef __CUDA_ARCH__
     float r;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
@@ -73,9 +73,9 @@ GMM__HD float gmm__invert(float x) {
 }
 /* The sigmoid s(x), and 1 - s(x) in *rest: neither loses digits in its tail. */
 GMM__HD float gmm_sigmoid_rest(float x, float *rest) {
-    float e = gmm__exp_down(gmm__pick(x < 0.0f, x, -x)), r = gmm__invert(1.0f + e), q = e * r;
-    *rest = gmm__pick(x < 0.0f, r, q);
-    return gmm__pick(x < 0.0f, q, r);
+    float e = gmm__exp_nonpositive(gmm__fselect(x < 0.0f, x, -x)), r = gmm__reciprocal(1.0f + e), q = e * r;
+    *rest = gmm__fselect(x < 0.0f, r, q);
+    return gmm__fselect(x < 0.0f, q, r);
 }
 GMM__HD float gmm_sigmoid(float x) {
     float rest;
@@ -83,11 +83,11 @@ GMM__HD float gmm_sigmoid(float x) {
 }
 /* tanh(x), and its derivative 1 - tanh(x)^2 in *slope. Near 0 the series, elsewhere (1 - e) / (1 + e), e = exp(-2a). */
 GMM__HD float gmm_tanh_slope(float x, float *slope) {
-    float a = gmm__pick(x < 0.0f, -x, x), s = x * x;
-    float e = gmm__exp_down(-2.0f * a), q = gmm__invert(1.0f + e), away = (1.0f - e) * q;
-    float close = x * (1.0f + s * (-0.333333333f + s * (0.133333333f + s * (-0.0539682540f + s * 0.0218694885f))));
+    float a = gmm__fselect(x < 0.0f, -x, x), s = x * x;
+    float e = gmm__exp_nonpositive(-2.0f * a), q = gmm__reciprocal(1.0f + e), quotient = (1.0f - e) * q;
+    float series = x * (1.0f + s * (-0.333333333f + s * (0.133333333f + s * (-0.0539682540f + s * 0.0218694885f))));
     *slope = 4.0f * e * q * q;
-    return gmm__pick(a < 0.25f, close, gmm__pick(x < 0.0f, -away, away));
+    return gmm__fselect(a < 0.25f, series, gmm__fselect(x < 0.0f, -quotient, quotient));
 }
 GMM__HD float gmm_tanh(float x) {
     float slope;
@@ -109,8 +109,8 @@ GMM__HD float gmm__fma(float a, float b, float c) {
    propagates. The tail 1 - Phi(t), t = |x|, is exp(-t^2 / 2) / (t + 3) times a polynomial in q = (t - 3) / (t + 3),
    which was fitted to 6e-8 of the value for t up to 14.5. Beyond, the tail is 0 in fp32. */
 GMM__HD float gmm_normal_cdf(float x, float *density) {
-    float t = gmm__min(gmm__pick(x < 0.0f, -x, x), 14.5f);
-    float e = gmm__exp_down(-0.5f * t * t), r = gmm__invert(t + 3.0f), q = gmm__fma(-6.0f, r, 1.0f), tail;
+    float t = gmm__min(gmm__fselect(x < 0.0f, -x, x), 14.5f);
+    float e = gmm__exp_nonpositive(-0.5f * t * t), r = gmm__reciprocal(t + 3.0f), q = gmm__fma(-6.0f, r, 1.0f), tail;
     float p = -2.62989740e-4f;
     p = gmm__fma(p, q, -8.97754817e-4f);
     p = gmm__fma(p, q, 1.07473230e-3f);
@@ -122,10 +122,10 @@ GMM__HD float gmm_normal_cdf(float x, float *density) {
     p = gmm__fma(p, q, 7.29083668e-1f);
     tail = p * r * e;
     *density = 0.39894228f * e;
-    return gmm__pick(x < 0.0f, tail, 1.0f - tail);
+    return gmm__fselect(x < 0.0f, tail, 1.0f - tail);
 }
 
-/* The functions that gates are made of. */
+/* The functions F of the gates. */
 typedef enum gmm_gate {
     GMM_GATE_RELU,    /* max(a, 0) */
     GMM_GATE_RELU2,   /* max(a, 0)^2 */
@@ -196,9 +196,9 @@ GMM__HD gmm_act_coef gmm_act_coefficients(const gmm_act *act) {
    Source of the formulas: the derivatives of F and U above; GELU's tanh form is a s(2 u'), u' = 0.79788456 u
    (1 + 0.044715 u^2), which needs no tanh. */
 GMM__HD float gmm_act_point(gmm_gate gate, int gated, gmm_act_coef c, float a, float b, float *da, float *db) {
-    float pass_a = gmm__pick(a > c.limit, 0.0f, 1.0f), ga = gmm__min(a, c.limit), f, fa, s, r, t, u, v;
+    float clamp_da = gmm__fselect(a > c.limit, 0.0f, 1.0f), ga = gmm__min(a, c.limit), f, fa, s, r, t, u, v;
     switch ((int)gate) {
-    case GMM_GATE_RELU: f = gmm__max(ga, 0.0f); fa = gmm__pick(ga <= 0.0f, 0.0f, 1.0f); break;
+    case GMM_GATE_RELU: f = gmm__max(ga, 0.0f); fa = gmm__fselect(ga <= 0.0f, 0.0f, 1.0f); break;
     case GMM_GATE_RELU2: u = gmm__max(ga, 0.0f); f = u * u; fa = 2.0f * u; break;
     case GMM_GATE_GELU:
         u = c.alpha * ga;
@@ -238,17 +238,17 @@ GMM__HD float gmm_act_point(gmm_gate gate, int gated, gmm_act_coef c, float a, f
     default: f = ga; fa = 1.0f; break; /* GMM_ACT_NONE: the identity */
     }
     if (!gated) {
-        *da = pass_a * fa;
+        *da = clamp_da * fa;
         *db = 0.0f;
         return f;
     }
     {
         float lb = gmm__max(gmm__min(b, c.limit), -c.limit), ub = 1.0f;
-        float pass_b = gmm__pick((b > c.limit) | (b < -c.limit), 0.0f, 1.0f);
+        float clamp_db = gmm__fselect((b > c.limit) | (b < -c.limit), 0.0f, 1.0f);
         if (gate == GMM_GATE_SITU) lb = c.beta2 * gmm_tanh_slope(lb / c.beta2, &ub);
         lb += c.offset;
-        *da = pass_a * fa * lb;
-        *db = pass_b * ub * f;
+        *da = clamp_da * fa * lb;
+        *db = clamp_db * ub * f;
         return f * lb;
     }
 }

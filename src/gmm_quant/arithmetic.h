@@ -1,6 +1,6 @@
 /* -------------------------------------------------------------------------------- 7 Quantization arithmetic --- */
 
-/* Single fp32 operations, rounded to nearest even and never merged, so that CPU and GPU agree to the bit whatever
+/* Single fp32 operations, rounded to nearest even and never contracted, so that CPU and GPU agree to the bit whatever
    flags the CUDA compiler gets. The host must be compiled without -ffast-math and run without FTZ and DAZ. Values are
    compared by their bits, which no flag flushes. */
 GMM__HD float gmm__fmul(float a, float b) {
@@ -74,10 +74,10 @@ GMM__HD uint8_t gmm_mx_scale(float amax, gmm_dtype dtype) {
     return gmm_f32_to_e8m0(gmm__fmul(amax, gmm_f32_from_bits(inverse)));
 }
 
-/* NV16: what the global amax gives. `e4m3_max` is 448, or 256 for tensors that leave room for the fourth choice. */
+/* NV16: what the global amax gives. `e4m3_max` is the largest scale byte, 448, or 256 with gmm_format.e4m3_256. */
 typedef struct gmm_nv_global {
     float amax, e4m3_max;
-    float scale;   /* S: 6 e4m3_max / amax */
+    float scale;   /* S, the global encode scale: 6 e4m3_max / amax */
     float inverse; /* 1 / S */
     float mult;    /* S / 6 */
 } gmm_nv_global;
@@ -92,7 +92,7 @@ GMM__HD gmm_nv_global gmm_nv_global_of(float amax, float e4m3_max) {
     n.mult = gmm__fmul(n.scale, gmm_f32_from_bits(0x3E2AAAABu));
     return n;
 }
-/* Scale byte of a block, E4M3 without a sign; and what its elements are multiplied by.
+/* Scale byte of a block, E4M3 without a sign; and its encode scale, by which its elements are multiplied.
    With gmm_format.four_over_six a block has two candidates instead. Each operation is rounded to fp32. With base =
    (amax / 6) S they are the scale bytes E4M3(base), by which amax becomes 6, and E4M3(1.5 base), by which it becomes 4,
    saturating at 448. Elements are coded by gmm_nv_encode of each byte and decoded as ((code scale) A) / (6 e4m3_max),
@@ -147,13 +147,13 @@ GMM__HD void gmm_draw_block(uint64_t seed, uint64_t offset, int64_t group, int64
    Beyond 6 it saturates; a NaN becomes +6. `byte` is 0 to 255. */
 GMM__HD uint8_t gmm_f32_to_e2m1_random(float x, uint32_t byte) {
     const uint32_t u = gmm_f32_bits(x), a = u & 0x7FFFFFFFu, sign = u >> 28 & 8u;
-    const float v = gmm_f32_from_bits(a), share = (float)(int32_t)byte * 0.00390625f;
+    const float v = gmm_f32_from_bits(a), fraction = (float)(int32_t)byte * 0.00390625f;
     float t;
     uint32_t code;
     if (a > 0x7F800000u) return 7u;
     if (a >= 0x40C00000u) return (uint8_t)(sign | 7u); /* 6 and above */
-    /* share times a power of two is exact: one rounding */
-    t = gmm__fadd(v, gmm__fmul(share, a < 0x40000000u ? 0.5f : a < 0x40800000u ? 1.0f : 2.0f));
+    /* the fraction times a power of two is exact: one rounding */
+    t = gmm__fadd(v, gmm__fmul(fraction, a < 0x40000000u ? 0.5f : a < 0x40800000u ? 1.0f : 2.0f));
     code = t < 2.0f ? (uint32_t)(int32_t)(t * 2.0f) : t < 4.0f ? 2u + (uint32_t)(int32_t)t
                                                               : 4u + (uint32_t)(int32_t)(t * 0.5f);
     return (uint8_t)(sign | (code > 7u ? 7u : code));
@@ -176,10 +176,10 @@ GMM__HD void gmm_hadamard16(float x[16], uint32_t signs) {
     for (i = 0; i < 16; i++) x[i] = gmm_bf16_to_f32(gmm_f32_to_bf16(gmm__fmul(x[i], 0.25f)));
 }
 
-/* One step of delayed scaling for one tensor: reads history[0] (what was seen since the last step; `reduced` instead
-   where that is above 0: the maximum over ranks), rolls history[0..length) at `stride` floats, and returns the next
-   scale. The largest entry counts, or the last one if most_recent. Where nothing was seen, nothing changes. An amax of
-   Inf or NaN keeps the scale. */
+/* One update of delayed scaling for one tensor: reads history[0], the amax since the last update (instead of it
+   `reduced`, the maximum over ranks, if that is above 0), rolls history[0..length), whose entries are `stride` floats
+   apart, and returns the next scale, from the largest entry or, if most_recent, from the last amax. An amax of 0
+   changes nothing; one of Inf or NaN keeps the scale. */
 GMM__HD float gmm_delayed_scale(float *history, int64_t stride, int32_t length, float qmax, int32_t margin,
                                 int most_recent, float reduced, float scale) {
     const float last = gmm_f32_bits(reduced) == 0u ? history[0] : reduced;
@@ -187,7 +187,7 @@ GMM__HD float gmm_delayed_scale(float *history, int64_t stride, int32_t length, 
     int32_t i;
     float s;
     if ((gmm_f32_bits(last) & 0x7FFFFFFFu) == 0u) return scale;
-    if (gmm_f32_bits(last) > 0x7F800000u) amax = 0x7F800000u; /* a NaN from outside freezes, as an infinity does */
+    if (gmm_f32_bits(last) > 0x7F800000u) amax = 0x7F800000u; /* a NaN keeps the scale, as an infinity does */
     for (i = 1; i < length && !most_recent; i++) amax = gmm_amax_bits(amax, history[i * stride]);
     for (i = 1; i + 1 < length; i++) history[i * stride] = history[(i + 1) * stride];
     if (length > 1) history[(length - 1) * stride] = last;

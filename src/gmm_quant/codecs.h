@@ -47,19 +47,21 @@ GMM__HD float gmm_f16_to_f32(uint16_t h) {
 
 /* The small formats: E4M3 and E5M2 as bytes, E2M1 as a nibble (0 to 15), E8M0 as a byte. fp32 is rounded to nearest
    even and saturates at the largest finite value; a NaN becomes 0x7F (E2M1, which has none: +6) and loses its sign.
-   The _nosat forms give what lies beyond instead: NaN (E4M3), infinity (E5M2).
+   The _nosat forms give NaN (E4M3) or infinity (E5M2) where the others saturate.
    E8M0 holds powers of two from 2^-127: the smallest one >= |x|; Inf saturates to 2^127, NaN is 0xFF. */
-GMM__HD uint32_t gmm__encode_small(float x, uint32_t mantissa, uint32_t lowest, uint32_t sign_bit, uint32_t most,
-                                   uint32_t beyond, uint32_t nan) {
-    const uint32_t u = gmm_f32_bits(x), a = u & 0x7FFFFFFFu, e = a >> 23; /* lowest: e of the smallest normal */
-    const uint32_t down = e < lowest ? lowest - e : 0u, up = e < lowest ? 0u : e - lowest;
-    const uint32_t wide = 23u - mantissa + down, drop = wide > 25u ? 25u : wide;
+GMM__HD uint32_t gmm__encode_small(float x, uint32_t mantissa, uint32_t min_exponent, uint32_t sign_bit,
+                                   uint32_t largest, uint32_t overflow, uint32_t nan) {
+    const uint32_t u = gmm_f32_bits(x), a = u & 0x7FFFFFFFu;
+    const uint32_t e = a >> 23; /* min_exponent: that of the smallest normal value */
+    const uint32_t denormal_shift = e < min_exponent ? min_exponent - e : 0u;
+    const uint32_t exponent = e < min_exponent ? 0u : e - min_exponent;
+    const uint32_t shift = 23u - mantissa + denormal_shift, drop = shift > 25u ? 25u : shift;
     const uint32_t significand = (a & 0x7FFFFFu) | (e ? 0x800000u : 0u);
     const uint32_t rem = significand & ((1u << drop) - 1u), half = 1u << (drop - 1u);
     uint32_t q = significand >> drop;
     q += (uint32_t)(rem > half || (rem == half && (q & 1u)));
-    q += up << mantissa; /* a carry has moved into the exponent by itself */
-    q = q > most ? beyond : q;
+    q += exponent << mantissa; /* a carry out of the mantissa has raised the exponent */
+    q = q > largest ? overflow : q;
     return a > 0x7F800000u ? nan : (u >> 31) * sign_bit | q;
 }
 GMM__HD uint8_t gmm_f32_to_e4m3(float x) {
@@ -108,7 +110,7 @@ GMM__HD uint8_t gmm_f32_to_e8m0_nosat(float x) {
 GMM__HD float gmm_e8m0_to_f32(uint8_t k) {
     return gmm_f32_from_bits(k == 255u ? 0x7FFFFFFFu : k == 0u ? 0x00400000u : (uint32_t)k << 23);
 }
-/* 2^(127 - k): what elements are multiplied by when they are quantized with scale k. */
+/* 2^(127 - k): the encode scale of scale byte k, by which elements are multiplied when they are quantized. */
 GMM__HD float gmm_e8m0_reciprocal(uint8_t k) {
     return gmm_f32_from_bits(k == 255u ? 0x7FFFFFFFu : k == 254u ? 0x00400000u : (254u - k) << 23);
 }

@@ -1,40 +1,42 @@
 /* --- the host quantizer --- */
 
-/* Codes of n values times a factor: one plain loop per dtype. */
-static void gmm__encode_run(gmm_dtype dtype, const float *x, float factor, int n, uint8_t *code) {
+/* Codes of n values times the encode scale of their block: one loop per dtype, which compilers vectorise. */
+static void gmm__encode_values(gmm_dtype dtype, const float *x, float encode_scale, int n, uint8_t *code) {
     int i;
     if (dtype == GMM_E4M3)
-        for (i = 0; i < n; i++) code[i] = gmm_f32_to_e4m3(gmm__fmul(x[i], factor));
+        for (i = 0; i < n; i++) code[i] = gmm_f32_to_e4m3(gmm__fmul(x[i], encode_scale));
     else if (dtype == GMM_E5M2)
-        for (i = 0; i < n; i++) code[i] = gmm_f32_to_e5m2(gmm__fmul(x[i], factor));
+        for (i = 0; i < n; i++) code[i] = gmm_f32_to_e5m2(gmm__fmul(x[i], encode_scale));
     else
-        for (i = 0; i < n; i++) code[i] = gmm_f32_to_e2m1(gmm__fmul(x[i], factor));
+        for (i = 0; i < n; i++) code[i] = gmm_f32_to_e2m1(gmm__fmul(x[i], encode_scale));
 }
 
-/* NV16 by the better of two scales: block maxima at 6 or at 4 (fp32 sums in the order of the elements; rows of a
-   square tile fold in halves). Ties go to 6. */
+/* NV16 with four_over_six: the scale of a block by the rule above gmm_nv_scale. */
 static uint8_t gmm__four_over_six(const gmm_tile *t, const gmm_nv_global *n, const float *x, int lines, int along,
                                   float amax) {
     const float base = gmm__fmul(gmm__fdiv(amax, 6.0f), n->scale);
     uint8_t scale[2];
     float error[2];
-    int which, i, j;
+    int choice, i, j;
     scale[0] = gmm_f32_to_e4m3(base);
     scale[1] = gmm_f32_to_e4m3(gmm__fmul(base, 1.5f));
-    for (which = 0; which < 2; which++) {
-        const float enc = gmm_nv_encode(n, scale[which]), sf = gmm_e4m3_to_f32(scale[which]);
-        float row[16] = { 0 };
+    for (choice = 0; choice < 2; choice++) {
+        const float encode_scale = gmm_nv_encode(n, scale[choice]), block_scale = gmm_e4m3_to_f32(scale[choice]);
+        float line_error[16] = { 0 };
         for (i = 0; i < lines; i++)
             for (j = 0; j < along; j++) {
-                const float v = x[i * GMM_TILE + j], q = gmm_e2m1_to_f32(gmm_f32_to_e2m1(gmm__fmul(v, enc)));
-                /* volatile: neither the difference nor the sum may merge with a product */
-                volatile float back = gmm__fdiv(gmm__fmul(gmm__fmul(q, sf), n->amax), 6.0f * n->e4m3_max);
-                volatile float miss = back - v, square = miss * miss;
-                row[i] += t->format->four_over_six == 2 ? square : gmm_f32_from_bits(gmm_f32_bits(miss) & 0x7FFFFFFFu);
+                const float v = x[i * GMM_TILE + j];
+                const float code = gmm_e2m1_to_f32(gmm_f32_to_e2m1(gmm__fmul(v, encode_scale)));
+                /* volatile: neither the difference nor the sum may be contracted with a product */
+                volatile float decoded = gmm__fdiv(gmm__fmul(gmm__fmul(code, block_scale), n->amax),
+                                                   6.0f * n->e4m3_max);
+                volatile float difference = decoded - v, square = difference * difference;
+                line_error[i] += t->format->four_over_six == 2
+                                     ? square : gmm_f32_from_bits(gmm_f32_bits(difference) & 0x7FFFFFFFu);
             }
         for (i = 8; i > 0; i /= 2)
-            for (j = 0; j < i; j++) row[j] += row[j + i];
-        error[which] = row[0];
+            for (j = 0; j < i; j++) line_error[j] += line_error[j + i];
+        error[choice] = line_error[0];
     }
     return error[1] < error[0] ? scale[1] : scale[0];
 }
@@ -54,10 +56,10 @@ GMMDEF void gmm_quantize_tile(const gmm_tile *t, uint8_t *code, uint32_t *scale)
         if (nv) global = gmm_nv_global_of(line_amax, f->e4m3_256 ? 256.0f : 448.0f);
         for (b = 0; b * width < t->along; b++) {
             const float *x = t->x + l0 * GMM_TILE + b * width;
-            uint8_t *to = code + l0 * GMM_TILE + b * width;
+            uint8_t *dst = code + l0 * GMM_TILE + b * width;
             const int along = t->along - b * width < width ? t->along - b * width : width;
             uint32_t stored, random[4], bits = 0;
-            float factor, amax = line_amax;
+            float encode_scale, amax = line_amax;
             if (gmm_block_along(f->scaling)) {
                 for (i = 0; i < lines; i++)
                     for (j = 0; j < along; j++) bits = gmm_amax_bits(bits, x[i * GMM_TILE + j]);
@@ -66,28 +68,29 @@ GMMDEF void gmm_quantize_tile(const gmm_tile *t, uint8_t *code, uint32_t *scale)
             if (nv) {
                 stored = f->four_over_six ? gmm__four_over_six(t, &global, x, lines, along, amax)
                                           : gmm_nv_scale(&global, amax);
-                factor = gmm_nv_encode(&global, (uint8_t)stored);
+                encode_scale = gmm_nv_encode(&global, (uint8_t)stored);
             } else if (mx) {
                 stored = gmm_mx_scale(amax, f->dtype);
-                factor = gmm_e8m0_reciprocal((uint8_t)stored);
+                encode_scale = gmm_e8m0_reciprocal((uint8_t)stored);
             } else {
                 const int blocks = gmm_block_along(f->scaling) != 0;
-                factor = f->delayed ? t->scale
-                                    : gmm_scale_from_amax(amax, qmax, gmm_dtype_largest(blocks ? t->source : GMM_F32),
-                                                          f->eps, f->pow2);
-                stored = gmm_f32_bits(gmm_scale_inverse(factor));
+                encode_scale = f->delayed ? t->scale
+                                          : gmm_scale_from_amax(amax, qmax,
+                                                                gmm_dtype_largest(blocks ? t->source : GMM_F32),
+                                                                f->eps, f->pow2);
+                stored = gmm_f32_bits(gmm_scale_inverse(encode_scale));
             }
             for (i = 0; i < lines; i++) {
                 scale[(l0 + i) * GMM_TILE_BLOCKS + b] = stored;
                 if (!f->stochastic) {
-                    gmm__encode_run(f->dtype, x + i * GMM_TILE, factor, along, to + i * GMM_TILE);
+                    gmm__encode_values(f->dtype, x + i * GMM_TILE, encode_scale, along, dst + i * GMM_TILE);
                     continue;
                 }
                 gmm_draw_block(t->seed, t->offset, t->group, t->first_block + (l0 + i) * t->blocks_per_line + b,
                                t->direction, random);
                 for (j = 0; j < along; j++)
-                    to[i * GMM_TILE + j] = gmm_f32_to_e2m1_random(gmm__fmul(x[i * GMM_TILE + j], factor),
-                                                                  random[j / 4] >> j % 4 * 8 & 0xFFu);
+                    dst[i * GMM_TILE + j] = gmm_f32_to_e2m1_random(gmm__fmul(x[i * GMM_TILE + j], encode_scale),
+                                                                   random[j / 4] >> j % 4 * 8 & 0xFFu);
             }
         }
     }

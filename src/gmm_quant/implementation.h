@@ -62,7 +62,7 @@ GMMDEF const char *gmm_status_string(gmm_status status) {
     }
 }
 
-/* Records a failure where the caller can read it, and hands the status on. */
+/* Stores the failure in *error, unless that is NULL, and returns the status. */
 static GMM__UNUSED gmm_status gmm__fail(gmm_error *error, gmm_status status, const char *format, ...) {
     if (error) {
         va_list list;

@@ -45,9 +45,9 @@ GMM__HD uint32_t gmm_scale_exponents(const float scale[4]) {
    gmm_layout_of for gmm_group_rows(size) rows, behind those of the groups before it. Its elements stand
        ROWWISE, and COLUMNWISE of MX32   in the rows of the source, not padded
        COLUMNWISE of the others          transposed: element (row r, column c) in row c, column start(g) + r of one
-                                         matrix for all groups; columns up to start(g + 1) are zeros, but with a
-                                         Hadamard transform those of the group's last run of 16 rows, where the
-                                         transform of the rows and of zeros behind them stands: products need it
+                                         matrix for all groups; the columns between the group's rows and start(g + 1)
+                                         are zeros. With a Hadamard transform those of the last block of 16 rows hold
+                                         the transform of its rows and of zeros behind them, which products need
    TENSOR has one scale per group, ROW one per row (ROWWISE, as in the source) or [groups][columns] (COLUMNWISE).
    128X128 is for matrices of fixed extents alone. */
 enum { GMM_GROUP_ROWS = 128 };
@@ -69,17 +69,17 @@ GMM__HD int32_t gmm_block_along(gmm_scaling scaling) {
 /* Index of the scale of line l and block j in a copy of `lines` x `along` elements, counted in scales. */
 GMM__HD int64_t gmm_scale_index(gmm_scaling scaling, gmm_scale_order order, gmm_direction direction, int64_t lines,
                                 int64_t along, int64_t l, int64_t j) {
-    int64_t across;
+    int64_t line_scales;
     switch ((int)scaling) {
     case GMM_SCALING_ROW: return l;
     case GMM_SCALING_1X128: return j * gmm__round_up(lines, 4) + l;
     case GMM_SCALING_128X128: return l / 128 * gmm__round_up(gmm__ceil_div(along, 128), 4) + j;
     case GMM_SCALING_MX32:
     case GMM_SCALING_NV16:
-        across = gmm__round_up(gmm__ceil_div(along, gmm_block_along(scaling)), 4);
-        if (order == GMM_SCALES_SWIZZLED) return gmm_swizzle_offset(l, j, across);
+        line_scales = gmm__round_up(gmm__ceil_div(along, gmm_block_along(scaling)), 4);
+        if (order == GMM_SCALES_SWIZZLED) return gmm_swizzle_offset(l, j, line_scales);
         return scaling == GMM_SCALING_MX32 && direction == GMM_COLUMNWISE ? j * gmm__round_up(lines, 128) + l
-                                                                          : l * across + j;
+                                                                          : l * line_scales + j;
     default: return 0;
     }
 }

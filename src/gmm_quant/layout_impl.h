@@ -1,6 +1,19 @@
-/* gmm_layout_of, for the function that errors name. */
-static gmm_status gmm__layout(const char *function, gmm_dtype dtype, gmm_scaling scaling, gmm_scale_order order,
-                              gmm_direction direction, int64_t rows, int64_t cols, gmm_layout *out, gmm_error *error) {
+/* A matrix and its format, whose storage is asked for. */
+typedef struct gmm__layout_query {
+    gmm_dtype dtype;
+    gmm_scaling scaling;
+    gmm_scale_order order;
+    gmm_direction direction;
+    int64_t rows, cols;
+} gmm__layout_query;
+
+/* gmm_layout_of; error messages name `function`. */
+static gmm_status gmm__layout(const char *function, const gmm__layout_query *q, gmm_layout *out, gmm_error *error) {
+    const gmm_dtype dtype = q->dtype;
+    const gmm_scaling scaling = q->scaling;
+    const gmm_scale_order order = q->order;
+    const gmm_direction direction = q->direction;
+    const int64_t rows = q->rows, cols = q->cols;
     const int32_t bits = gmm_dtype_bits(dtype);
     const int fp8 = dtype == GMM_E4M3 || dtype == GMM_E5M2;
     const int columnwise = direction == GMM_COLUMNWISE;
@@ -39,25 +52,25 @@ static gmm_status gmm__layout(const char *function, gmm_dtype dtype, gmm_scaling
     l.transposed = columnwise && scaling != GMM_SCALING_NONE && scaling != GMM_SCALING_MX32;
     l.data_rows = l.transposed ? cols : rows;
     l.data_cols = l.transposed ? rows : cols;
-    /* blocks run along `along`, one scale row or column per index of `across` */
+    /* blocks run along the `lines` lines of `along` elements */
     {
-        const int64_t along = columnwise ? rows : cols, across = columnwise ? cols : rows;
+        const int64_t along = columnwise ? rows : cols, lines = columnwise ? cols : rows;
         switch (scaling) {
         case GMM_SCALING_TENSOR: l.scale_dtype = GMM_F32; l.scale_rows = 1; l.scale_cols = 1; break;
-        case GMM_SCALING_ROW: l.scale_dtype = GMM_F32; l.scale_rows = across; l.scale_cols = 1; break;
+        case GMM_SCALING_ROW: l.scale_dtype = GMM_F32; l.scale_rows = lines; l.scale_cols = 1; break;
         case GMM_SCALING_1X128:
             l.scale_dtype = GMM_F32;
             l.scale_rows = gmm__ceil_div(along, 128);
-            l.scale_cols = gmm__round_up(across, 4);
+            l.scale_cols = gmm__round_up(lines, 4);
             break;
         case GMM_SCALING_128X128:
             l.scale_dtype = GMM_F32;
-            l.scale_rows = gmm__ceil_div(across, 128);
+            l.scale_rows = gmm__ceil_div(lines, 128);
             l.scale_cols = gmm__round_up(gmm__ceil_div(along, 128), 4);
             break;
         case GMM_SCALING_MX32:
             l.scale_dtype = GMM_E8M0;
-            l.scale_rows = gmm__round_up(across, 128);
+            l.scale_rows = gmm__round_up(lines, 128);
             l.scale_cols = gmm__round_up(gmm__ceil_div(along, 32), 4);
             if (columnwise && order == GMM_SCALES_COMPACT) { /* stored like the data: blocks of rows by columns */
                 const int64_t swap = l.scale_rows;
@@ -67,7 +80,7 @@ static gmm_status gmm__layout(const char *function, gmm_dtype dtype, gmm_scaling
             break;
         case GMM_SCALING_NV16:
             l.scale_dtype = GMM_E4M3;
-            l.scale_rows = gmm__round_up(across, 128);
+            l.scale_rows = gmm__round_up(lines, 128);
             l.scale_cols = gmm__round_up(gmm__ceil_div(along, 16), 4);
             break;
         default: break;
@@ -88,13 +101,21 @@ static gmm_status gmm__layout(const char *function, gmm_dtype dtype, gmm_scaling
 
 GMMDEF gmm_status gmm_layout_of(gmm_dtype dtype, gmm_scaling scaling, gmm_scale_order order, gmm_direction direction,
                                 int64_t rows, int64_t cols, gmm_layout *out, gmm_error *error) {
-    return gmm__layout("gmm_layout_of", dtype, scaling, order, direction, rows, cols, out, error);
+    gmm__layout_query q;
+    q.dtype = dtype;
+    q.scaling = scaling;
+    q.order = order;
+    q.direction = direction;
+    q.rows = rows;
+    q.cols = cols;
+    return gmm__layout("gmm_layout_of", &q, out, error);
 }
 
 GMMDEF gmm_status gmm_layout_of_groups(gmm_dtype dtype, gmm_scaling scaling, gmm_scale_order order,
                                        gmm_direction direction, int32_t groups, int64_t capacity, int64_t cols,
                                        gmm_layout *out, gmm_error *error) {
     const int rowwise = direction == GMM_ROWWISE;
+    gmm__layout_query q;
     gmm_layout l = GMM_ZERO;
     gmm_status s;
     int64_t scales, elements;
@@ -106,8 +127,13 @@ GMMDEF gmm_status gmm_layout_of_groups(gmm_dtype dtype, gmm_scaling scaling, gmm
     if (capacity < 0 || capacity > INT64_MAX / 256)
         return gmm__fail(error, capacity < 0 ? GMM_E_ARG : GMM_E_OVERFLOW, "gmm_layout_of_groups: capacity %lld must "
                          "be >= 0 and fit 64 bits when padded", (long long)capacity);
-    s = gmm__layout("gmm_layout_of_groups", dtype, scaling, order, direction, gmm_padded_capacity(groups, capacity),
-                    cols, &l, error);
+    q.dtype = dtype;
+    q.scaling = scaling;
+    q.order = order;
+    q.direction = direction;
+    q.rows = gmm_padded_capacity(groups, capacity);
+    q.cols = cols;
+    s = gmm__layout("gmm_layout_of_groups", &q, &l, error);
     if (s != GMM_OK) return s;
     if (scaling == GMM_SCALING_TENSOR) fits = gmm__mul(groups, 4, &l.scale_bytes);
     else if (scaling == GMM_SCALING_ROW)

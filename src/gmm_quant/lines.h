@@ -1,4 +1,4 @@
-/* --- quantized copies as lines, on the host and on the device --- */
+/* --- views of quantized operands, on the host and on the device --- */
 
 /* Scales of one matrix of `lines` x `along` elements. */
 GMM__HD int64_t gmm__scale_count(gmm_scaling scaling, int64_t lines, int64_t along) {
@@ -14,28 +14,28 @@ GMM__HD int64_t gmm__scale_count(gmm_scaling scaling, int64_t lines, int64_t alo
     }
 }
 
-/* One group's part of a copy, or one matrix. */
+/* A copy of one group or matrix, as lines: its rows (ROWWISE) or columns (COLUMNWISE), along which blocks run. */
 typedef struct gmm__qview {
     gmm_dtype dtype;
     gmm_scaling scaling;
     gmm_scale_order order;
     gmm_direction direction;
-    int32_t apart;        /* elements of a line stand ld apart, lines 1 (columnwise MX32); else the other way round */
+    int32_t apart;        /* 1: elements of a line are ld apart, lines 1 (columnwise MX32); 0: the reverse */
     int32_t per_line;     /* amax has one value per line */
     int64_t ld;
-    int64_t lines, along; /* extents of the scales' layout */
+    int64_t lines, along; /* lines and elements of a line, as the layout of the scales counts them (padded) */
     uint8_t *data;
     uint8_t *scale;
     float *amax;          /* NULL = none */
     float e4m3_max;
 } gmm__qview;
 
-/* Group or matrix g of a copy. Activations (grouped): its rows start at `row` of the source and at `start` among padded
-   rows; matrices: row and start are 0. */
+/* Group or matrix g of a copy. Activations (grouped): the group's rows begin at row `row` of the source and at row
+   `start` where groups are padded; matrices: row and start are 0. */
 GMM__HD gmm__qview gmm__qview_of(const gmm_mat *m, gmm_direction direction, int grouped, int64_t g, int64_t row,
                                  int64_t start, int64_t rows, int64_t cols) {
     const int rowwise = direction == GMM_ROWWISE;
-    const int64_t reach = grouped ? gmm_group_rows(rows) : rows;
+    const int64_t padded_rows = grouped ? gmm_group_rows(rows) : rows;
     const int64_t scale_bytes = m->scaling == GMM_SCALING_MX32 || m->scaling == GMM_SCALING_NV16 ? 1 : 4;
     int64_t element, scale;
     gmm__qview v;
@@ -46,8 +46,8 @@ GMM__HD gmm__qview gmm__qview_of(const gmm_mat *m, gmm_direction direction, int 
     v.apart = !rowwise && m->scaling == GMM_SCALING_MX32;
     v.per_line = (m->flags & (uint32_t)GMM_MAT_ROW_AMAX) != 0;
     v.ld = m->ld;
-    v.lines = rowwise ? reach : cols;
-    v.along = rowwise ? cols : reach;
+    v.lines = rowwise ? padded_rows : cols;
+    v.along = rowwise ? cols : padded_rows;
     v.e4m3_max = m->flags & (uint32_t)GMM_MAT_E4M3_256 ? 256.0f : 448.0f;
     element = !grouped ? (m->table ? 0 : g * m->group_stride) : rowwise || v.apart ? row * m->ld : start;
     scale = grouped ? gmm_scale_base(m->scaling, direction, cols, g, row, start)
@@ -66,7 +66,8 @@ GMM__HD uint8_t gmm__qview_code(const gmm__qview *v, int64_t l, int64_t a) {
     const int64_t i = v->apart ? a * v->ld + l : l * v->ld + a;
     return v->dtype == GMM_E2M1 ? gmm_nibble(v->data, i) : v->data[i];
 }
-/* What the elements of line l, block j are multiplied by: all of it, or of MX32 and NV16 what the scale byte says. */
+/* Decode scale of block j of line l, by which its codes are multiplied. `whole` 0: only the part of it that differs by
+   block, which is the scale byte of MX32 and NV16 and 1 for the others. */
 GMM__HD float gmm__qview_factor(const gmm__qview *v, int64_t l, int64_t j, int whole) {
     const int64_t i = gmm__qview_scale(v, l, j);
     if (v->scaling == GMM_SCALING_MX32) return gmm_e8m0_to_f32(v->scale[i]);
@@ -75,8 +76,8 @@ GMM__HD float gmm__qview_factor(const gmm__qview *v, int64_t l, int64_t j, int w
                      : gmm_e4m3_to_f32(v->scale[i]);
     return whole ? ((const float *)v->scale)[i] : 1.0f;
 }
-/* Scales of the tile of 128 x 128 that is the i-th down and the j-th across, from a rowwise copy into the columnwise
-   one of the same blocks (TENSOR, 128X128); with the last tile down, the padding behind its line. */
+/* Copies the scale of tile (i, j) of 128 x 128 from a rowwise copy to the columnwise one, whose blocks are the same
+   (TENSOR, 128X128). The last tile of a column also writes the padding of that line of scales. */
 GMM__HD void gmm__qview_transpose_scales(const gmm__qview *from, const gmm__qview *to, int64_t i, int64_t j) {
     const int tensor = to->scaling == GMM_SCALING_TENSOR;
     int64_t k;
@@ -86,16 +87,16 @@ GMM__HD void gmm__qview_transpose_scales(const gmm__qview *from, const gmm__qvie
     if (tensor || i + 1 < gmm__ceil_div(to->along, 128)) return;
     for (k = i + 1; k % 4; k++) ((float *)(void *)to->scale)[gmm__qview_scale(to, j * 128, k)] = 0.0f;
 }
-/* One dequantized element; NaN as it is on every machine. */
-GMM__HD float gmm__qview_value(float code, float factor) {
-    const float v = gmm__fmul(code, factor);
+/* One dequantized element; every NaN is 0x7FFFFFFF, so that CPU and GPU agree. */
+GMM__HD float gmm__qview_value(float code, float decode_scale) {
+    const float v = gmm__fmul(code, decode_scale);
     return (gmm_f32_bits(v) & 0x7FFFFFFFu) > 0x7F800000u ? gmm_f32_from_bits(0x7FFFFFFFu) : v;
 }
 
 /* --- products of scales --- */
 
-/* A product of fp32 factors: value * 2^exponent, where 1 <= |value| < 2, or value is 0, Inf or NaN. It is rounded as
-   the plain fp32 product is where that is normal, and neither overflows nor becomes subnormal in between. */
+/* A product of fp32 scales: value * 2^exponent, where 1 <= |value| < 2, or value is 0, Inf or NaN. Where the plain fp32
+   product is normal, it is rounded like that; it neither overflows nor becomes subnormal in between. */
 typedef struct gmm__scale {
     float value;
     int32_t exponent;
@@ -122,22 +123,23 @@ GMM__HD gmm__scale gmm__scale_times(gmm__scale s, float x) {
     p.exponent += s.exponent + f.exponent;
     return p;
 }
-/* Two factors to multiply a sum by, one after the other: the product and 1 where the product is normal; else a part of
-   it that keeps sums of quantized elements normal, and a power of two. */
+/* Splits a product of scales into two, by which a sum is multiplied one after the other: the product and 1 if it is
+   normal; else a part with which sums of quantized elements stay normal, and a power of two. */
 GMM__HD float gmm__scale_split(gmm__scale s, float *second) {
     const int32_t rest = s.exponent < -126 ? s.exponent + 94 : s.exponent > 127 ? s.exponent - 64 : 0;
     *second = gmm__power_of_two(rest < -126 ? -126 : rest > 127 ? 127 : rest);
     return gmm__fmul(s.value, gmm__power_of_two(rest < 0 ? -94 : rest > 0 ? 64 : s.exponent));
 }
-/* sum * (((alpha * a) * b) * share). */
-GMM__HD float gmm__scale_sum(float sum, float alpha, float a, float b, float share) {
+/* sum * (((alpha * a) * b) * inverse). `inverse`: 1, or of NV16 the reciprocal of 6 e4m3_max of each operand. */
+GMM__HD float gmm__scale_sum(float sum, float alpha, float a, float b, float inverse) {
     float second;
     const float first = gmm__scale_split(
-        gmm__scale_times(gmm__scale_times(gmm__scale_times(gmm__scale_of(alpha), a), b), share), &second);
+        gmm__scale_times(gmm__scale_times(gmm__scale_times(gmm__scale_of(alpha), a), b), inverse), &second);
     return gmm__fmul(gmm__fmul(sum, first), second);
 }
 GMM__HD int gmm__scale_normal(float x) { return (gmm_f32_bits(x) >> 23 & 255u) - 1u < 254u; }
-/* Whether x is 0 or within 2^-32 and 2^32: plain products of three such factors and a share of NV16 are normal or 0. */
+/* Whether x is 0 or within 2^-32 and 2^32: the plain product of three such scales, also times
+   the `inverse` of gmm__scale_sum, is normal or 0. */
 GMM__HD int gmm__scale_moderate(float x) {
     const uint32_t a = gmm_f32_bits(x) & 0x7FFFFFFFu;
     return a == 0u || (a >> 23) - 95u < 64u;

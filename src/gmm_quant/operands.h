@@ -90,7 +90,7 @@ typedef struct gmm_groups {
     int32_t reserved;    /* 0 */
     uint32_t *fault;     /* word in the context's memory, OR-ed with GMM_FAULT_*; to be looked at after the call. NULL:
                             a CPU context refuses a faulty split before anything is written, GMM_E_SPLIT (but for a
-                            broken row_align promise); of a GPU context nobody is told */
+                            broken row_align promise); a GPU context reports nothing */
 } gmm_groups;
 
 /* One step of reading a split: the end offset of the group that starts at `begin`, given `value` (its size, or the

@@ -1,8 +1,7 @@
 /* gmm_quant.h - v0.1.0 - formats of mixture-of-experts compute: dtypes, operands, groups, codecs, layouts - MIT
  * SPDX-License-Identifier: MIT
  *
- * Quick start: this header is the ground floor of gmm.h, which includes it. It is useful alone for its codecs and
- * layout queries:
+ * Quick start: gmm.h includes this header. Alone it serves for its codecs and layout queries:
  *
  *     #define GMM_IMPLEMENTATION          // in exactly one .c or .cu file of the program
  *     #include "gmm_quant.h"
@@ -39,8 +38,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Declarations are C and C++ from one text, so they cast as C does, and private names hold two underscores, which C++
-   reserves. Between these two, compilers of C++ do not warn of either. */
+/* The declarations are both C and C++, so they cast as C does, and private names hold two underscores, which C++
+   reserves. Between these two macros, C++ compilers warn of neither. */
 #if defined(__cplusplus) && defined(__clang__)
 #define GMM_QUIET_BEGIN \
     _Pragma("clang diagnostic push") _Pragma("clang diagnostic ignored \"-Wunknown-warning-option\"") \

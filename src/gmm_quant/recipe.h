@@ -22,7 +22,8 @@ typedef struct gmm_format {
     int32_t stochastic;    /* NV16: stochastic rounding */
     int32_t four_over_six; /* NV16: a block takes the better of two scales (section 7, gmm_nv_scale): 0 no, 1 by
                               absolute, 2 by squared error */
-    int32_t e4m3_256;      /* NV16 with four_over_six: scales reach 256 instead of 448, which leaves room for 4/6 */
+    int32_t e4m3_256;      /* NV16 with four_over_six: the largest scale is 256 instead of 448, so that the second
+                              candidate, 1.5 times the first, does not saturate */
     int32_t row_amax;      /* NV16: a global amax per row instead of per group; rowwise copies only */
     float eps;             /* amax below it counts as eps; not delayed, not MX32 and NV16. 0 = none */
     uint32_t reserved[4];  /* 0; later settings go here, so that structures may hold a gmm_format by value */

@@ -26,12 +26,12 @@ GMMDEF gmm_recipe gmm_recipe_of(gmm_recipe_kind kind) {
 }
 
 /* Copies a descriptor that opens with struct_size. Returns 0 if the caller's is newer than this version. */
-static GMM__UNUSED int gmm__copy_sized(void *to, size_t size, const void *from) {
-    uint32_t given;
-    memcpy(&given, from, sizeof given);
-    if (given > size) return 0;
-    memset(to, 0, size);
-    memcpy(to, from, given ? given : size);
+static GMM__UNUSED int gmm__copy_sized(void *dst, size_t size, const void *src) {
+    uint32_t struct_size;
+    memcpy(&struct_size, src, sizeof struct_size);
+    if (struct_size > size) return 0;
+    memset(dst, 0, size);
+    memcpy(dst, src, struct_size ? struct_size : size);
     return 1;
 }
 
@@ -39,20 +39,20 @@ static GMM__UNUSED int gmm__copy_sized(void *to, size_t size, const void *from) 
 static gmm_status gmm__check_format(const gmm_format *format, const char *role, gmm_error *error) {
     gmm_format f;
     gmm_layout l;
-    gmm_error why = GMM_ZERO;
+    gmm_error unused = GMM_ZERO;
     int nv, mx, fp8;
     uint32_t i;
     if (!gmm__copy_sized(&f, sizeof f, format))
         return gmm__fail(error, GMM_E_VERSION, "%sstruct_size: %u is larger than the %u bytes of version %s", role,
                          format->struct_size, (unsigned)sizeof f, GMM_VERSION_STRING);
-    if (f.dtype == GMM_NONE) { /* nothing else may be asked of what is not quantized */
+    if (f.dtype == GMM_NONE) { /* an operand that is not quantized has no other setting */
         f.struct_size = 0;
         for (i = 0; i < sizeof f; i++)
             if (((const unsigned char *)&f)[i])
                 return gmm__fail(error, GMM_E_CONFIG, "%sdtype: none, but other fields are set", role);
         return GMM_OK;
     }
-    if (f.scaling == GMM_SCALING_NONE || gmm_layout_of(f.dtype, f.scaling, f.order, GMM_ROWWISE, 0, 0, &l, &why))
+    if (f.scaling == GMM_SCALING_NONE || gmm_layout_of(f.dtype, f.scaling, f.order, GMM_ROWWISE, 0, 0, &l, &unused))
         return gmm__fail(error, GMM_E_DTYPE, "%s%s: dtype %s (%d), scaling %s (%d) and order %d do not go together",
                          role, f.order != GMM_SCALES_COMPACT && f.scaling != GMM_SCALING_NONE ? "order" : "scaling",
                          gmm_dtype_name(f.dtype), (int)f.dtype, gmm_scaling_name(f.scaling), (int)f.scaling,

@@ -1,12 +1,13 @@
-/* --- masters that are sharded over ranks --- */
+/* --- quantization of master weights that are sharded over ranks --- */
 
-/* What gmm_shard_cast works on, its tables in the memory of the engine. */
+/* Arguments of gmm_shard_cast, with tables in the memory of the engine. The masters are `count` matrices of `rows` x
+   `cols`, one after another; the shard is their elements [start, start + length). */
 typedef struct gmm__shard_args {
     gmm_format format;
-    gmm_dtype model;
+    gmm_dtype model;             /* dtype to which masters are rounded first */
     int64_t count, rows, cols, start, length;
-    const float *master, *scale;
-    float *amax;
+    const float *master, *scale; /* [length] of the shard; [count] delayed: quantization scales */
+    float *amax;                 /* in the order of gmm__shard_amax_at */
     gmm_mat copy[2]; /* by direction; dtype GMM_NONE = absent */
 } gmm__shard_args;
 
@@ -17,7 +18,8 @@ GMM__HD void gmm__shard_extents(const gmm_format *f, int64_t rows, int64_t cols,
                 : f->square || columnwise || f->scaling == GMM_SCALING_128X128 ? along : 1;
     extent[1] = f->scaling == GMM_SCALING_TENSOR ? cols : columnwise && !f->square ? 1 : along;
 }
-/* Amaxes: of NV16's matrices, then of the blocks of all matrices rowwise, then columnwise where those are others. */
+/* Number of blocks of all matrices. gmm__shard_amax_at is the index of a block's amax: those of NV16's matrices come
+   first, then those of rowwise blocks, then those of columnwise blocks unless blocks are square. */
 GMM__HD int64_t gmm__shard_blocks(const gmm_format *f, int64_t count, int64_t rows, int64_t cols, int columnwise) {
     int64_t extent[2];
     gmm__shard_extents(f, rows, cols, columnwise, extent);
@@ -25,26 +27,27 @@ GMM__HD int64_t gmm__shard_blocks(const gmm_format *f, int64_t count, int64_t ro
 }
 GMM__HD int64_t gmm__shard_amax_at(const gmm__shard_args *s, int columnwise, int64_t member, int64_t row, int64_t col) {
     const gmm_format *f = &s->format;
-    const int apart = columnwise && !f->square;
+    const int separate = columnwise && !f->square;
     const int64_t first = (f->scaling == GMM_SCALING_NV16 ? s->count : 0) +
-                          (apart ? gmm__shard_blocks(f, s->count, s->rows, s->cols, 0) : 0);
+                          (separate ? gmm__shard_blocks(f, s->count, s->rows, s->cols, 0) : 0);
     int64_t extent[2];
-    gmm__shard_extents(f, s->rows, s->cols, apart, extent);
+    gmm__shard_extents(f, s->rows, s->cols, separate, extent);
     return first + (member * gmm__ceil_div(s->rows, extent[0]) + row / extent[0]) * gmm__ceil_div(s->cols, extent[1]) +
            col / extent[1];
 }
-/* Element i of the shard as the model's dtype holds it. */
+/* Element i of the shard, rounded to the model's dtype. */
 GMM__HD float gmm__shard_value(const gmm__shard_args *s, int64_t i) {
     const float v = s->master[i];
     return s->model == GMM_BF16 ? gmm_bf16_to_f32(gmm_f32_to_bf16(v))
            : s->model == GMM_F16 ? gmm_f16_to_f32(gmm_f32_to_f16(v)) : v;
 }
-/* What an element is multiplied by, and the stored scale of its block, from reduced amaxes. */
-GMM__HD float gmm__shard_factor(const gmm__shard_args *s, int columnwise, int64_t member, int64_t row, int64_t col,
-                                uint32_t *stored) {
+/* The encode scale of an element's block, from amaxes that ranks have reduced. *stored: the scale as copies hold
+   it. */
+GMM__HD float gmm__shard_encode_scale(const gmm__shard_args *s, int columnwise, int64_t member, int64_t row,
+                                      int64_t col, uint32_t *stored) {
     const gmm_format *f = &s->format;
     const float amax = f->delayed ? 0.0f : s->amax[gmm__shard_amax_at(s, columnwise, member, row, col)];
-    float factor;
+    float encode_scale;
     if (f->scaling == GMM_SCALING_NV16) {
         const gmm_nv_global n = gmm_nv_global_of(s->amax[member], 448.0f);
         *stored = gmm_nv_scale(&n, amax);
@@ -54,14 +57,15 @@ GMM__HD float gmm__shard_factor(const gmm__shard_args *s, int columnwise, int64_
         *stored = gmm_mx_scale(amax, f->dtype);
         return gmm_e8m0_reciprocal((uint8_t)*stored);
     }
-    factor = f->delayed ? s->scale ? s->scale[member] : 1.0f
-                        : gmm_scale_from_amax(amax, gmm_dtype_largest(f->dtype),
-                                              gmm_dtype_largest(f->scaling == GMM_SCALING_TENSOR ? GMM_F32 : s->model),
-                                              f->eps, f->pow2);
-    *stored = gmm_f32_bits(gmm_scale_inverse(factor));
-    return factor;
+    encode_scale = f->delayed ? s->scale ? s->scale[member] : 1.0f
+                              : gmm_scale_from_amax(
+                                    amax, gmm_dtype_largest(f->dtype),
+                                    gmm_dtype_largest(f->scaling == GMM_SCALING_TENSOR ? GMM_F32 : s->model),
+                                    f->eps, f->pow2);
+    *stored = gmm_f32_bits(gmm_scale_inverse(encode_scale));
+    return encode_scale;
 }
-/* Scales of a matrix with their padding: lines (blocks of lines) by blocks. */
+/* Extents of a matrix's scales with padding: *lines lines (128X128: blocks of lines) of *blocks scales. */
 GMM__HD void gmm__shard_scales(const gmm__shard_args *s, int columnwise, int64_t *lines, int64_t *blocks) {
     const gmm_scaling scaling = s->format.scaling;
     const int64_t l = columnwise ? s->cols : s->rows, along = columnwise ? s->rows : s->cols;
@@ -70,11 +74,11 @@ GMM__HD void gmm__shard_scales(const gmm__shard_args *s, int columnwise, int64_t
              : scaling == GMM_SCALING_1X128 ? gmm__round_up(l, 4) : gmm__round_up(l, 128);
     *blocks = scaling == GMM_SCALING_TENSOR || scaling == GMM_SCALING_1X128 ? b : gmm__round_up(b, 4);
 }
-/* Scale i of all that a copy has. */
+/* Stores scale i of all scales of a copy, padding included. */
 GMM__HD void gmm__shard_store_scale(const gmm__shard_args *s, int columnwise, int64_t i) {
     const gmm_scaling scaling = s->format.scaling;
     const int64_t height = scaling == GMM_SCALING_128X128 ? 128 : 1, width = gmm_block_along(scaling);
-    int64_t lines, blocks, member, line, block, at, line0, along0;
+    int64_t lines, blocks, member, line, block, index, line0, along0;
     uint32_t stored = 0;
     gmm__qview v;
     gmm__shard_scales(s, columnwise, &lines, &blocks);
@@ -85,31 +89,34 @@ GMM__HD void gmm__shard_store_scale(const gmm__shard_args *s, int columnwise, in
                       s->cols);
     line0 = line * height;
     along0 = block * width;
-    at = gmm__qview_scale(&v, line0, block);
+    index = gmm__qview_scale(&v, line0, block);
     if (line0 < v.lines && along0 < v.along)
-        (void)gmm__shard_factor(s, columnwise, member, columnwise ? along0 : line0, columnwise ? line0 : along0,
-                                &stored);
-    if (scaling == GMM_SCALING_MX32 || scaling == GMM_SCALING_NV16) v.scale[at] = (uint8_t)stored;
-    else ((uint32_t *)(void *)v.scale)[at] = stored;
+        (void)gmm__shard_encode_scale(s, columnwise, member, columnwise ? along0 : line0, columnwise ? line0 : along0,
+                                      &stored);
+    if (scaling == GMM_SCALING_MX32 || scaling == GMM_SCALING_NV16) v.scale[index] = (uint8_t)stored;
+    else ((uint32_t *)(void *)v.scale)[index] = stored;
     if (line == 0 && block == 0 && v.amax && s->amax && !s->format.delayed &&
         (scaling == GMM_SCALING_NV16 || scaling == GMM_SCALING_TENSOR))
         *v.amax = s->amax[member];
 }
-/* Codes of elements 2 i and 2 i + 1 of all members that lie in the shard. Members have whole pairs. */
+/* Stores the codes of elements 2 i and 2 i + 1 of all matrices, if they are in the shard. Two codes of E2M1 share a
+   byte; a matrix has an even number of elements. */
 GMM__HD void gmm__shard_store_pair(const gmm__shard_args *s, int columnwise, int64_t i) {
     const int64_t size = s->rows * s->cols, member = 2 * i / size;
     const gmm__qview v = gmm__qview_of(&s->copy[columnwise], columnwise ? GMM_COLUMNWISE : GMM_ROWWISE, 0, member, 0, 0,
                                        s->rows, s->cols);
     int64_t e;
     for (e = 2 * i; e < 2 * i + 2; e++) {
-        const int64_t row = e % size / s->cols, col = e % s->cols, to = row * v.ld + col;
+        const int64_t row = e % size / s->cols, col = e % s->cols, index = row * v.ld + col;
         uint32_t stored;
         uint8_t code;
         if (e < s->start || e >= s->start + s->length) continue;
         code = gmm_encode_small(v.dtype, gmm__fmul(gmm__shard_value(s, e - s->start),
-                                                   gmm__shard_factor(s, columnwise, member, row, col, &stored)));
-        if (v.dtype != GMM_E2M1) v.data[to] = code;
-        else v.data[to / 2] = (uint8_t)((v.data[to / 2] & (to & 1 ? 0x0F : 0xF0)) | code << (to & 1 ? 4 : 0));
+                                                   gmm__shard_encode_scale(s, columnwise, member, row, col, &stored)));
+        if (v.dtype != GMM_E2M1) v.data[index] = code;
+        else
+            v.data[index / 2] = (uint8_t)((v.data[index / 2] & (index & 1 ? 0x0F : 0xF0)) |
+                                          code << (index & 1 ? 4 : 0));
     }
 }
 

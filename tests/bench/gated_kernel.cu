@@ -123,33 +123,23 @@ enum { gmm_ta_dswiglu = gmm_ta_dgrad, gmm_tb_dswiglu = gmm_tb_dgrad, gmm_ragged_
 #define gmm_wgmma_bf16_swiglu gmm_wgmma_bf16_fwd
 #define gmm_wgmma_bf16_dswiglu gmm_wgmma_bf16_dgrad
 #define GMM__BODY 9
-#define GMM__TAG bf16
-#define GMM__DTYPE GMM_BF16
 #define GMM__ARGS gated_args
-#define GMM__OP swiglu
 #define GMM__EPILOGUE gated_forward
-#define GMM__KERNEL_NAME gmm_gemm_swiglu_bf16_160x256x64_sm90
-#define GMM__TILE 160x256
+#define GMM__ROW (gmm_gemm_swiglu_bf16_160x256x64_sm90, swiglu, bf16, GMM_BF16, 160x256, 1, none)
 #include "../../gmm_kernels.cuh"
-#define GMM__KERNEL_NAME gmm_gemm_swiglu_bf16_256x128x64_sm90
-#define GMM__TILE 256x128
+#define GMM__ROW (gmm_gemm_swiglu_bf16_256x128x64_sm90, swiglu, bf16, GMM_BF16, 256x128, 1, none)
 #include "../../gmm_kernels.cuh"
-#define GMM__KERNEL_NAME gmm_gemm_swiglu_bf16_176x128x64_sm90
-#define GMM__TILE 176x128
+#define GMM__ROW (gmm_gemm_swiglu_bf16_176x128x64_sm90, swiglu, bf16, GMM_BF16, 176x128, 1, none)
 #include "../../gmm_kernels.cuh"
-#undef GMM__OP
 #undef GMM__EPILOGUE
-#define GMM__OP dswiglu
 #define GMM__EPILOGUE gated_backward
-#define GMM__KERNEL_NAME gmm_gemm_dswiglu_bf16_160x256x64_sm90
-#define GMM__TILE 160x256
+#define GMM__ROW (gmm_gemm_dswiglu_bf16_160x256x64_sm90, dswiglu, bf16, GMM_BF16, 160x256, 1, none)
 #include "../../gmm_kernels.cuh"
-#define GMM__KERNEL_NAME gmm_gemm_dswiglu_bf16_256x128x64_sm90
-#define GMM__TILE 256x128
+#define GMM__ROW (gmm_gemm_dswiglu_bf16_256x128x64_sm90, dswiglu, bf16, GMM_BF16, 256x128, 1, none)
 #include "../../gmm_kernels.cuh"
-#define GMM__KERNEL_NAME gmm_gemm_dswiglu_bf16_176x128x64_sm90
-#define GMM__TILE 176x128
+#define GMM__ROW (gmm_gemm_dswiglu_bf16_176x128x64_sm90, dswiglu, bf16, GMM_BF16, 176x128, 1, none)
 #include "../../gmm_kernels.cuh"
+#undef GMM__EPILOGUE
 
 #define TILE(tag) \
     {#tag, GMM__CAT(gmm_sm90_tile_n_, tag), GMM__CAT(gmm_sm90_smem_bytes_, tag), \

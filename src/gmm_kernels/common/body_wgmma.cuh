@@ -1,5 +1,12 @@
 /* ................................................................................. Body: products on Hopper ... */
 #elif GMM__BODY == 8
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
+#endif
+#define GMM__TAG GMM__COLUMN(1, GMM__ROW)
+#define GMM__OP GMM__COLUMN(2, GMM__ROW)
+#define GMM__WGMMA_TYPES GMM__COLUMN(3, GMM__ROW)
+#define GMM__WGMMA_MAJOR GMM__COLUMN(4, GMM__ROW)
 /* One wgmma of M = 64, N = 8 n8 and 32 bytes of K: d = A B + d, or d = A B where `scale_d` is 0. `desc_a` and
    `desc_b` are the descriptors of the operands in shared memory. */
 GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(const int n8, float *d, uint64_t desc_a,
@@ -18,6 +25,9 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
     }
 #endif
 }
+#undef GMM__TAG
 #undef GMM__OP
+#undef GMM__WGMMA_TYPES
 #undef GMM__WGMMA_MAJOR
+#undef GMM__ROW
 

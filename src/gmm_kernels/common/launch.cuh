@@ -1,10 +1,10 @@
 /* ............................................................................................... Launchers ... */
 
-/* Number of CTAs that a persistent kernel starts. `items` is an upper bound of its work items. An SM limit leaves
+/* Number of CTAs that a persistent kernel starts. `tasks` is an upper bound of its tasks. An SM limit leaves
    the other multiprocessors to other kernels, so it allows one CTA for each multiprocessor. */
-static GMM__UNUSED int32_t gmm__grid(int32_t processors, int32_t limit, int32_t blocks, int64_t items) {
+static GMM__UNUSED int32_t gmm__grid(int32_t processors, int32_t limit, int32_t blocks, int64_t tasks) {
     const int64_t max_blocks = limit > 0 ? (limit < processors ? limit : processors) : (int64_t)processors * blocks;
-    return (int32_t)(items < 1 ? 1 : items < max_blocks ? items : max_blocks);
+    return (int32_t)(tasks < 1 ? 1 : tasks < max_blocks ? tasks : max_blocks);
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_copy(void *dst, const void *src, int64_t words, cudaStream_t stream) {

@@ -16,6 +16,19 @@
 
 #define GMM__CAT_(a, b) a##b
 #define GMM__CAT(a, b) GMM__CAT_(a, b)
+/* Rows of a table of kernel instances. GMM__ROW holds one row, its columns in parentheses; GMM__COLUMN(i, GMM__ROW) is
+   its i-th column from 1, expanded. The body that reads a row undefines GMM__ROW at its end. */
+#define GMM__COLUMN(i, row) GMM__APPLY(GMM__COLUMN_##i, GMM__COLUMNS_OF row, )
+#define GMM__COLUMNS_OF(...) __VA_ARGS__
+#define GMM__APPLY(f, ...) f(__VA_ARGS__)
+#define GMM__COLUMN_1(a, ...) a
+#define GMM__COLUMN_2(a, b, ...) b
+#define GMM__COLUMN_3(a, b, c, ...) c
+#define GMM__COLUMN_4(a, b, c, d, ...) d
+#define GMM__COLUMN_5(a, b, c, d, e, ...) e
+#define GMM__COLUMN_6(a, b, c, d, e, f, ...) f
+#define GMM__COLUMN_7(a, b, c, d, e, f, g, ...) g
+#define GMM__COLUMN_8(a, b, c, d, e, f, g, h, ...) h
 #define GMM__DEVICE static __device__ __forceinline__
 #define GMM__KERNEL static __global__ GMM__UNUSED void
 

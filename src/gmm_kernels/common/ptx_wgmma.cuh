@@ -1,5 +1,5 @@
-/* wgmma descriptor of a tile in boxes of 128-byte lines with 128-byte swizzle. K-major tiles are [line][k]; MN-major
-   tiles (`mn_major`) are boxes of [k][64 lines] one after another. */
+/* wgmma descriptor of an operand's tile in boxes of 128-byte rows with 128-byte swizzle. K-major tiles are [mn][k];
+   MN-major tiles (`mn_major`) are boxes of [k][64 mn] one after another. */
 GMM__DEVICE uint64_t gmm_wgmma_desc(uint32_t smem, int mn_major) {
     return (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)(mn_major ? 8192 >> 4 : 1) << 16 |
            (smem & 0x3FFFF) >> 4;
@@ -9,8 +9,8 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
 #define GMM__WGMMA_WAIT(groups) asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(groups) : "memory")
 
 /* Shapes of wgmma with operands in shared memory: X(N / 8, tag of the accumulator operand list, N, asm operands of
-   descriptor A, descriptor B and scale_d). Each thread holds N / 2 accumulators. Odd multiples of 8 are listed where
-   tiles of that height save most. */
+   descriptor A, descriptor B and scale_d). Each thread holds N / 2 accumulators. Odd multiples of 8 are listed for
+   the tile heights whose padding would cost most. */
 #define GMM__T1 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define GMM__T2 GMM__T1 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define GMM__T3 GMM__T2 ",%16,%17,%18,%19,%20,%21,%22,%23"
@@ -93,46 +93,24 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
 #define GMM__BODY 8
 #define GMM__WGMMA_CONSTRAINT "+"
 #define GMM__WGMMA_SCALE_D(c) c
-#define GMM__TAG bf16
-#define GMM__WGMMA_TYPES "k16.f32.bf16.bf16"
-#define GMM__OP fwd
-#define GMM__WGMMA_MAJOR ", 0, 0"
+/* dtype, operation, shape and types of wgmma, major modes of A and B */
+#define GMM__ROW (bf16, fwd, "k16.f32.bf16.bf16", ", 0, 0")
 #include GMM_KERNELS_FILE
-#define GMM__OP dgrad
-#define GMM__WGMMA_MAJOR ", 1, 0"
+#define GMM__ROW (bf16, dgrad, "k16.f32.bf16.bf16", ", 1, 0")
 #include GMM_KERNELS_FILE
-#define GMM__OP wgrad
-#define GMM__WGMMA_MAJOR ", 1, 1"
+#define GMM__ROW (bf16, wgrad, "k16.f32.bf16.bf16", ", 1, 1")
 #include GMM_KERNELS_FILE
-#undef GMM__TAG
-#undef GMM__WGMMA_TYPES
-#define GMM__TAG f16
-#define GMM__WGMMA_TYPES "k16.f32.f16.f16"
-#define GMM__OP fwd
-#define GMM__WGMMA_MAJOR ", 0, 0"
+#define GMM__ROW (f16, fwd, "k16.f32.f16.f16", ", 0, 0")
 #include GMM_KERNELS_FILE
-#define GMM__OP dgrad
-#define GMM__WGMMA_MAJOR ", 1, 0"
+#define GMM__ROW (f16, dgrad, "k16.f32.f16.f16", ", 1, 0")
 #include GMM_KERNELS_FILE
-#define GMM__OP wgrad
-#define GMM__WGMMA_MAJOR ", 1, 1"
+#define GMM__ROW (f16, wgrad, "k16.f32.f16.f16", ", 1, 1")
 #include GMM_KERNELS_FILE
-#undef GMM__TAG
-#undef GMM__WGMMA_TYPES
-#define GMM__WGMMA_MAJOR ""
-#define GMM__TAG e4m3
-#define GMM__WGMMA_TYPES "k32.f32.e4m3.e4m3"
-#define GMM__OP add
+#define GMM__ROW (e4m3, add, "k32.f32.e4m3.e4m3", "")
 #include GMM_KERNELS_FILE
-#undef GMM__TAG
-#undef GMM__WGMMA_TYPES
-#define GMM__WGMMA_MAJOR ""
-#define GMM__TAG e5m2
-#define GMM__WGMMA_TYPES "k32.f32.e5m2.e4m3"
-#define GMM__OP add
+#define GMM__ROW (e5m2, add, "k32.f32.e5m2.e4m3", "")
 #include GMM_KERNELS_FILE
-#undef GMM__TAG
-#undef GMM__WGMMA_TYPES
+
 /* One wgmma of M = 64, N = 16 n16 and K = 16 with register-sourced A (RS): d += A B. swap_ab: A holds columns of the
    weights, `desc_b` describes rows of tokens. */
 GMM__DEVICE void gmm_wgmma_rs_bf16(const int n16, float *d, const uint32_t a_regs[4], uint64_t desc_b) {
@@ -149,24 +127,16 @@ GMM__DEVICE void gmm_wgmma_rs_bf16(const int n16, float *d, const uint32_t a_reg
     }
 #endif
 }
+
 #undef GMM__WGMMA_CONSTRAINT
 #undef GMM__WGMMA_SCALE_D
 #define GMM__WGMMA_CONSTRAINT "="
 #define GMM__WGMMA_SCALE_D(c) "0"
-#define GMM__WGMMA_MAJOR ""
-#define GMM__TAG e4m3
-#define GMM__WGMMA_TYPES "k32.f32.e4m3.e4m3"
-#define GMM__OP set
+/* dtype, operation, shape and types of wgmma, major modes of A and B */
+#define GMM__ROW (e4m3, set, "k32.f32.e4m3.e4m3", "")
 #include GMM_KERNELS_FILE
-#undef GMM__TAG
-#undef GMM__WGMMA_TYPES
-#define GMM__WGMMA_MAJOR ""
-#define GMM__TAG e5m2
-#define GMM__WGMMA_TYPES "k32.f32.e5m2.e4m3"
-#define GMM__OP set
+#define GMM__ROW (e5m2, set, "k32.f32.e5m2.e4m3", "")
 #include GMM_KERNELS_FILE
-#undef GMM__TAG
-#undef GMM__WGMMA_TYPES
 #undef GMM__WGMMA_CONSTRAINT
 #undef GMM__WGMMA_SCALE_D
 #undef GMM__BODY

@@ -1,6 +1,14 @@
 /* ================================================================================== Body: FP8 product on Hopper === */
 
 #elif GMM__BODY == 11
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
+#endif
+#define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__TAG GMM__COLUMN(2, GMM__ROW)
+#define GMM__SCALED GMM__COLUMN(3, GMM__ROW)
+#define GMM__FAST GMM__COLUMN(4, GMM__ROW)
+#define GMM__TILE GMM__COLUMN(5, GMM__ROW)
 #define GMM__CFG(name) (int)GMM__CAT(gmm_fp8_##name##_, GMM__TILE)
 #define GMM__PART(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__TAG), _), GMM__SCALED), _), GMM__TILE)
 #define GMM__KIND (int)GMM__CAT(gmm_fp8_scaling_, GMM__SCALED)
@@ -30,16 +38,15 @@ GMM__DEVICE void GMM__PART(gmm_fp8_issue_stage_)(float *acc, uint32_t desc_a, ui
     gmm_wgmma_commit();
 }
 
-/* Mainloop of a consumer: `k_tiles` stages from number *iter on. desc_a, desc_b: low words of the descriptors of its
-   rows and of the tile's columns in stage 0. row_scales_at: the scale of the thread's first row in stage 0, or 0 where
-   all scales are 1. n0_at_64: the second block of 128 columns begins at the tile's column 64, else at column 128.
-   order: the consumer's number, 0 or 1, where two alternate between wgmma and promotion; else -1. */
+/* Mainloop of a consumer: accumulates `k_tiles` stages. desc_a, desc_b: low words of the descriptors of its rows and of
+   the tile's columns in stage 0. row_scales_at: the scale of the thread's first row in stage 0, or 0 where all scales
+   are 1. n0_at_64: the second block of 128 columns begins at the tile's column 64, else at column 128. order: the
+   consumer's number, 0 or 1, where two consumers alternate between wgmma and promotion; else -1. */
 GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_tiles, uint32_t desc_a, uint32_t desc_b,
-                                              uint32_t stage_bars, uint32_t cluster, uint32_t row_scales_at,
-                                              int n0_at_64, int order,
-                                              uint32_t *iter) {
-    const uint32_t lane = threadIdx.x & 31, end = *iter + k_tiles;
-    uint32_t k = *iter, s;
+                                              uint32_t row_scales_at, int n0_at_64, int order,
+                                              gmm_sm90_pipeline *pipe) {
+    const uint32_t lane = threadIdx.x & 31, end = pipe->iter + k_tiles;
+    uint32_t k = pipe->iter, s;
 #if GMM__FAST
     (void)row_scales_at;
     (void)n0_at_64;
@@ -47,26 +54,26 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
 #pragma unroll 1
     for (; k != end; k++) {
         s = __shfl_sync(0xFFFFFFFFu, k % GMM__CFG(stages), 0);
-        gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), k / GMM__CFG(stages) & 1);
+        gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), k / GMM__CFG(stages) & 1);
         GMM__PART(gmm_fp8_issue_stage_)(acc, desc_a, desc_b, s);
         GMM__WGMMA_WAIT(1);
-        if (k != *iter &&
-            lane < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, (k - 1) % GMM__CFG(stages)), lane);
+        if (k != pipe->iter && lane < pipe->cluster_size)
+            gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, (k - 1) % GMM__CFG(stages)), lane);
     }
     GMM__WGMMA_WAIT(0);
-    if (lane < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, (k - 1) % GMM__CFG(stages)), lane);
+    if (lane < pipe->cluster_size)
+        gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, (k - 1) % GMM__CFG(stages)), lane);
 #else
-    const uint32_t column_scales_at = stage_bars - GMM__CFG(barriers_offset) + GMM__CFG(stage_scales_offset) +
-        GMM__ROW_SCALE_BYTES +
-                            (GMM__KIND == GMM_FP8_1D1D ? lane % 4 * 16 : 0);
+    const uint32_t column_scales_at = pipe->bars - GMM__CFG(barriers_offset) + GMM__CFG(stage_scales_offset) +
+                                      GMM__ROW_SCALE_BYTES + (GMM__KIND == GMM_FP8_1D1D ? lane % 4 * 16 : 0);
     float partial[GMM__ACC];
     int u, e;
 #pragma unroll 1
     for (; k != end; k++) {
-        float scales[GMM__CFG(tile_n) == 128 ? 1 : 3][2], b_scales[4][4], a_scales[2] = { 1.0f, 1.0f },
-                           block_scales[2] = { 1.0f, 1.0f };
+        float scales[GMM__CFG(tile_n) == 128 ? 1 : 3][2], b_scales[4][4];
+        float a_scales[2] = { 1.0f, 1.0f }, block_scales[2] = { 1.0f, 1.0f };
         s = __shfl_sync(0xFFFFFFFFu, k % GMM__CFG(stages), 0);
-        gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), k / GMM__CFG(stages) & 1);
+        gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), k / GMM__CFG(stages) & 1);
         if (GMM__KIND == GMM_FP8_1D1D && order >= 0) gmm_order_barrier(order, 1);
         GMM__PART(gmm_fp8_issue_stage_)(partial, desc_a, desc_b, s);
         /* one group is under way: without this ptxas moves the scale loads between the wgmmas, which serializes them */
@@ -74,21 +81,20 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
         if (row_scales_at) {
             a_scales[0] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES);
             a_scales[1] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES + 32);
-            if (GMM__KIND == GMM_FP8_1D2D) gmm_ld_shared_v2_f32(column_scales_at + s * GMM__STAGE_SCALE_BYTES,
-                                                                block_scales);
+            if (GMM__KIND == GMM_FP8_1D2D)
+                gmm_ld_shared_v2_f32(column_scales_at + s * GMM__STAGE_SCALE_BYTES, block_scales);
         }
         if (GMM__KIND == GMM_FP8_1D1D) {
 #pragma unroll
-            for (u = 0; u < 4; u++) gmm_ld_shared_v4_f32(column_scales_at + s * GMM__STAGE_SCALE_BYTES + 64 * u,
-                                                         b_scales[u]);
+            for (u = 0; u < 4; u++)
+                gmm_ld_shared_v4_f32(column_scales_at + s * GMM__STAGE_SCALE_BYTES + 64 * u, b_scales[u]);
         }
 #pragma unroll
         for (e = 0; e < 2; e++) {
             scales[0][e] = GMM__KIND == GMM_FP8_1D2D ? __fmul_rn(a_scales[e], block_scales[0]) : a_scales[e];
             if (GMM__CFG(tile_n) != 128) {
-                scales[GMM__CFG(tile_n) / 64 - 1][e] = GMM__KIND == GMM_FP8_1D2D ? __fmul_rn(a_scales[e],
-                                                                                             block_scales[1])
-                                                                                                 : a_scales[e];
+                scales[GMM__CFG(tile_n) / 64 - 1][e] =
+                    GMM__KIND == GMM_FP8_1D2D ? __fmul_rn(a_scales[e], block_scales[1]) : a_scales[e];
                 scales[GMM__CFG(tile_n) / 128][e] = n0_at_64 ? scales[GMM__CFG(tile_n) / 64 - 1][e] : scales[0][e];
             }
         }
@@ -98,42 +104,41 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
         for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(partial[u]);
         if (GMM__KIND != GMM_FP8_1D1D) { /* all lanes have read the stage's scales */
             __syncwarp();
-            if (lane < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s), lane);
+            if (lane < pipe->cluster_size) gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, s), lane);
         }
 #pragma unroll
         for (u = 0; u < GMM__ACC / 8; u++) { /* 16 columns */
 #pragma unroll
             for (e = 0; e < 8; e++) {
                 const float row = scales[GMM__CFG(tile_n) == 128 || GMM__KIND == GMM_FP8_1D1D ? 0 : u / 4][e / 2 % 2];
-                acc[8 * u + e] = __fmaf_rn(partial[8 * u + e], GMM__KIND == GMM_FP8_1D2D ? row
-                                           : __fmul_rn(row, b_scales[u % 4][e / 4 * 2 + e % 2]), acc[8 * u + e]);
+                acc[8 * u + e] = __fmaf_rn(partial[8 * u + e],
+                                           GMM__KIND == GMM_FP8_1D2D
+                                               ? row : __fmul_rn(row, b_scales[u % 4][e / 4 * 2 + e % 2]),
+                                           acc[8 * u + e]);
             }
             if (GMM__KIND == GMM_FP8_1D1D && u + 4 < GMM__ACC / 8)
                 gmm_ld_shared_v4_f32(column_scales_at + s * GMM__STAGE_SCALE_BYTES + 64 * (u + 4), b_scales[u % 4]);
         }
         if (GMM__KIND == GMM_FP8_1D1D) {
             __syncwarp();
-            if (lane < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s), lane);
+            if (lane < pipe->cluster_size) gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, s), lane);
         }
     }
 #endif
-    *iter = end;
+    pipe->iter = end;
 }
 #endif
 
 GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_args args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char gmm_shared[];
+    enum { PRODUCER_WARP = 4 * GMM__CFG(consumers), SCALE_WARP, SCHEDULER_WARP, STORE_WARP };
     gmm_fp8_tile *const ring = (gmm_fp8_tile *)(gmm_shared + GMM__CFG(ring_offset));
     const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
-    const uint32_t stage_bars = base + GMM__CFG(barriers_offset);             /* full and empty barrier of each stage */
-    /* tile_full of each tile of the ring */
+    const uint32_t stage_bars = base + GMM__CFG(barriers_offset);
     const uint32_t tile_full = gmm_sm90_full(stage_bars, GMM__CFG(stages));
-    /* tile_empty: the producer has read the tile */
     const uint32_t tile_empty = tile_full + 8 * GMM_SM90_TILE_RING;
-    /* empty and full barrier of each store slot */
     const uint32_t store_empty = tile_empty + 8 * GMM_SM90_TILE_RING;
-    /* the prediction is written; the other CTA's result has arrived */
     const uint32_t prediction = store_empty + 16 * GMM__CFG(consumers);
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
     const int prefetch_tile = GMM__CFG(prefetch_tile) && !args.wgrad && args.p.groups <= 32 * GMM_FP8_LANE_GROUPS;
@@ -149,16 +154,16 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
     if (threadIdx.x == 0) {
 #pragma unroll
         for (i = 0; i < GMM__CFG(stages); i++) {
-            /* the producer lane, and the lanes of the scale loader */
+            /* full: the producer lane, and the lanes of the scale loader */
             gmm_mbarrier_init(gmm_sm90_full(stage_bars, i), scaled ? 33 : 1);
-            gmm_mbarrier_init(gmm_sm90_empty(stage_bars, i),
-                              4 * GMM__CFG(consumers) * cluster); /* consumer warps of the CTAs that read the stage */
+            /* empty: consumer warps of the CTAs that read the stage */
+            gmm_mbarrier_init(gmm_sm90_empty(stage_bars, i), 4 * GMM__CFG(consumers) * cluster);
         }
 #pragma unroll
         for (i = 0; i < 2 * GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(tile_full + 8 * i, 1);
 #pragma unroll
-        for (i = 0; i < 2 * GMM__CFG(consumers); i++) gmm_mbarrier_init(store_empty + 8 * i,
-                                                                        i % 2 ? 128 : GMM__CFG(store_boxes));
+        for (i = 0; i < 2 * GMM__CFG(consumers); i++) /* store_empty and store_full of each slot */
+            gmm_mbarrier_init(store_empty + 8 * i, i % 2 ? 128 : GMM__CFG(store_boxes));
         if (GMM__CFG(prefetch_tile)) {
             gmm_mbarrier_init(prediction, 1);
             gmm_mbarrier_init(prediction + 8, 1);
@@ -168,20 +173,22 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
         gmm_prefetch_tensormap(&args.b);
     }
     gmm_cluster_arrive_release();
-    if (!prefetch_tile || warp != 4 * GMM__CFG(consumers) + 2)
-        gmm_cluster_wait_acquire();
-    if (warp != 4 * GMM__CFG(consumers) + 2 && !(prefetch_tile && warp == 4 * GMM__CFG(consumers)))
-        gmm_griddepcontrol_wait();
+    if (!prefetch_tile || warp != SCHEDULER_WARP) gmm_cluster_wait_acquire();
+    if (warp != SCHEDULER_WARP && !(prefetch_tile && warp == PRODUCER_WARP)) gmm_griddepcontrol_wait();
     gmm_griddepcontrol_launch_dependents();
 
-    if (warp >= 4 * GMM__CFG(consumers)) {
+    if (warp >= PRODUCER_WARP) {
         GMM__SETMAXNREG_DEC(GMM__CFG(producer_regs));
-        if (warp == 4 * GMM__CFG(consumers) + 2) { /* scheduler warp, up to half a ring ahead of the producer */
+        if (warp == SCHEDULER_WARP) {
+            /* scheduler warp, up to half a ring ahead of the producer */
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 3 * (args.p.groups + 1)
                                               : (int32_t *)(ring + GMM_SM90_TILE_RING);
             int32_t *const work_ends = ends + args.p.groups + 1, *const starts = work_ends + args.p.groups + 1;
             const int32_t stride = (int32_t)(gridDim.x / cluster);
-            int32_t work = (int32_t)(blockIdx.x / cluster), tiles_n = 0, speculative;
+            const int raster_n = GMM__CFG(tile_n) == 128;
+            gmm_sm90_scheduler s = { &args.p, ends, work_ends, starts, 0, raster_n, 0, GMM__CFG(consumers), 0,
+                                     GMM_FP8_BLOCK_ROWS, GMM_FP8_BLOCK_ROWS, GMM__STEP };
+            int32_t work = (int32_t)(blockIdx.x / cluster), speculative;
             int mispredicted = 0, unresolved = prefetch_tile;
             uint32_t tile_index = 0;
             gmm_fp8_tile f;
@@ -190,74 +197,65 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
             if (prefetch_tile) {
 #pragma unroll 1
                 for (speculative = 1; speculative >= 0; speculative--) {
-                    int32_t tiles;
-                    if (args.p.groups <= 32)
-                                tiles = gmm_fp8_plan_tiles(&args, 1, !speculative, GMM__CFG(tile_n) == 128,
-                                                           GMM__CFG(tile_n), GMM__STEP,
-                                                           GMM__CFG(consumers), (int32_t)gmm_cluster_nctarank(), ends,
-                                                           work_ends, starts);
+                    int32_t tiles_n;
+                    if (args.p.groups <= 32) tiles_n = gmm_fp8_plan_tiles(&args, &s, 1, !speculative, GMM__CFG(tile_n));
                     else
-                                tiles = gmm_fp8_plan_tiles(&args, GMM_FP8_LANE_GROUPS, !speculative,
-                                                           GMM__CFG(tile_n) == 128, GMM__CFG(tile_n), GMM__STEP,
-                                                           GMM__CFG(consumers), (int32_t)gmm_cluster_nctarank(), ends,
-                                                           work_ends, starts);
-                    if (tiles) tiles_n = tiles;
+                        tiles_n = gmm_fp8_plan_tiles(&args, &s, GMM_FP8_LANE_GROUPS, !speculative, GMM__CFG(tile_n));
+                    if (tiles_n) s.tiles_n = tiles_n;
                     if (!speculative) break;
-                    gmm_fp8_predict_first_tile(&args, ends, work_ends, starts, GMM__CFG(tile_n) == 128, tiles_n,
-                                               GMM__STEP, GMM__CFG(consumers),
-                                               (int32_t)gmm_cluster_nctarank(), (int32_t)gmm_cluster_ctarank(), &f);
+                    gmm_fp8_predict_first_tile(&args, &s, gmm_sm90_this_cta(), &f);
                     gmm_cluster_wait_acquire(); /* the barriers are initialised */
                     if (lane == 0) {
-                                ring[GMM_SM90_TILE_RING - 1] = f;
-                                /* the producer loads its operands right after the wait */
-                                gmm_mbarrier_arrive(prediction);
+                        ring[GMM_SM90_TILE_RING - 1] = f;
+                        gmm_mbarrier_arrive(prediction); /* the producer loads its operands right after the wait */
                     }
                     __syncwarp();
                     gmm_griddepcontrol_wait();
                 }
-            } else for (speculative = !args.tables && (!args.wgrad || !(args.p.frozen || args.p.beta));
-                        speculative >= 0; speculative--) {
-                if (!speculative) gmm_griddepcontrol_wait();
-                if (tiles_n && gmm_sm90_split_unchanged(&args.groups, ends)) break;
-                {
-                    const gmm_sm90_split_stats of = gmm_sm90_read_split(&args.groups, ends);
-                    tiles_n = (args.p.n + GMM__CFG(tile_n) - 1) / GMM__CFG(tile_n);
-                    if (!args.wgrad)
-                        tiles_n = gmm_sm90_tiles_n(&args.p, tiles_n, GMM__STEP,
-                                                   GMM_FP8_BLOCK_ROWS * GMM__CFG(consumers),
-                                                   (int32_t)gmm_cluster_nctarank(), of);
+            } else {
+                speculative = !args.tables && (!args.wgrad || !(args.p.frozen || args.p.beta));
+                for (; speculative >= 0; speculative--) {
+                    if (!speculative) gmm_griddepcontrol_wait();
+                    if (s.tiles_n && gmm_sm90_split_unchanged(&args.groups, ends)) break;
+                    {
+                        const gmm_sm90_split_stats stats = gmm_sm90_read_split(&args.groups, ends);
+                        s.tiles_n = (args.p.n + GMM__CFG(tile_n) - 1) / GMM__CFG(tile_n);
+                        if (!args.wgrad)
+                            s.tiles_n = gmm_sm90_tiles_n(&args.p, s.tiles_n, GMM__STEP,
+                                                         GMM_FP8_BLOCK_ROWS * GMM__CFG(consumers),
+                                                         (int32_t)gmm_cluster_nctarank(), stats);
+                    }
+                    s.k_grouped = args.wgrad;
+                    gmm_sm90_count_work(&s, (int32_t)gmm_cluster_nctarank());
+                    gmm_fp8_padded_starts(args.p.groups, ends, starts);
                 }
-                gmm_sm90_count_work(&args.p, args.wgrad, GMM__CFG(tile_n) == 128, tiles_n, GMM_FP8_BLOCK_ROWS,
-                                    GMM__CFG(consumers),
-                                    (int32_t)gmm_cluster_nctarank(), ends, work_ends);
-                gmm_fp8_padded_starts(args.p.groups, ends, starts);
             }
             f.t.g = 0;
             for (;; work += stride, tile_index++) {
                 const uint32_t oldest = tile_index - GMM_SM90_TILE_RING / 2;
-                int32_t iter = work;
+                int32_t next_work = work;
                 f.t.row_blocks = 0; /* ends the ring */
-                if (unresolved && tile_index > 0 && iter >= work_ends[args.p.groups]) {
+                if (unresolved && tile_index > 0 && next_work >= work_ends[args.p.groups]) {
                     int peer_mispredicted = 0;
                     unresolved = 0;
                     if (gmm_cluster_nctarank() > 1) {
                         gmm_mbarrier_wait(prediction + 8, 0);
                         peer_mispredicted = *(volatile const int32_t *)(gmm_shared + (prediction + 16 - base));
                     }
-                    if (mispredicted || peer_mispredicted) { /* one more tile for both CTAs */
+                    if (mispredicted || peer_mispredicted) { /* one more tile for the CTAs of the cluster */
                         gmm_fp8_empty_tile(&args, &f);
-                        if (mispredicted) iter = (int32_t)(blockIdx.x / cluster);
+                        if (mispredicted) next_work = (int32_t)(blockIdx.x / cluster);
                     }
                 }
-                if (iter < work_ends[args.p.groups]) {
-                    gmm_find_group32(work_ends, args.p.groups, iter, &f.t.g);
-                    gmm_sm90_schedule_tile(&args.p, args.wgrad, ends, work_ends, iter,
-                                           args.wgrad && stride % (work_ends[f.t.g + 1] - work_ends[f.t.g]) == 0,
-                                           GMM__CFG(tile_n) == 128,
-                                           tiles_n, args.wgrad ? GMM__CFG(tile_n) : GMM__STEP, GMM_FP8_BLOCK_ROWS,
-                                           GMM__CFG(consumers),
-                                           GMM_FP8_BLOCK_ROWS, (int32_t)gmm_cluster_nctarank(),
-                                           (int32_t)gmm_cluster_ctarank(), &f.t);
+                if (next_work < work_ends[args.p.groups]) {
+                    gmm_find_group32(work_ends, args.p.groups, next_work, &f.t.g);
+                    {
+                        int rotated;
+                        s.k_grouped = args.wgrad;
+                        rotated = args.wgrad && stride % (work_ends[f.t.g + 1] - work_ends[f.t.g]) == 0;
+                        s.col_align = args.wgrad ? GMM__CFG(tile_n) : GMM__STEP;
+                        gmm_sm90_schedule_tile(&s, raster_n, next_work, rotated, gmm_sm90_this_cta(), &f.t);
+                    }
                     f.padded_row = starts[f.t.g];
                     gmm_fp8_plan_store(&args, &f);
                     if (prefetch_tile && !unresolved) f.t.multicast = 0;
@@ -282,7 +280,8 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                 if (f.t.row_blocks == 0) break;
             }
             if (blockIdx.x == 0) gmm_sm90_report_faults(&args.groups, &args.p, ends);
-        } else if (warp == 4 * GMM__CFG(consumers)) { /* producer warp: each lane loads one box of every stage */
+        } else if (warp == PRODUCER_WARP) {
+            /* producer warp: each lane loads one TMA box of every stage */
             uint32_t iter = 0, tile_index = 0;
             for (;; tile_index++) {
                 uint32_t bytes, offset, k_tiles;
@@ -290,9 +289,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                 const CUtensorMap *map;
                 int active, multicast;
                 const int first = prefetch_tile && tile_index == 0;
-                const gmm_fp8_tile *const f = &ring[first ? GMM_SM90_TILE_RING - 1 : tile_index % GMM_SM90_TILE_RING];
-                gmm_mbarrier_wait(first ? prediction : tile_full + 8 * (tile_index % GMM_SM90_TILE_RING),
-                                  tile_index / GMM_SM90_TILE_RING & 1);
+                const gmm_fp8_tile *const f = gmm_fp8_wait_tile(ring, tile_full, prediction, tile_index, first);
                 if (f->t.row_blocks == 0) break;
                 if (lane == 0) gmm_mbarrier_arrive(tile_empty + 8 * (tile_index % GMM_SM90_TILE_RING));
                 /* the kernel before may write the table of weights */
@@ -334,32 +331,29 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                     const uint32_t s = iter % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s);
                     gmm_mbarrier_wait(full + 8, (iter / GMM__CFG(stages) & 1) ^ 1);
                     if (lane == 0) gmm_mbarrier_arrive_expect_tx(full, bytes);
-                    if (active) gmm_tma_load(base + s * GMM__CFG(stage_bytes) + offset, map, full, multicast, x, y,
-                                             end, wrap);
+                    if (active)
+                        gmm_tma_load(base + s * GMM__CFG(stage_bytes) + offset, map, full, multicast, x, y, end, wrap);
                     x += 128;
                 }
             }
-            /* shared memory must exist until the other CTA of the cluster has arrived at these barriers for the last
-               time;
-                           its multicast data has arrived before, and the scheduler has waited for its prediction */
+            /* Shared memory must exist until the other CTA of the cluster has arrived at these barriers for the last
+               time. Its multicast data has arrived before, and the scheduler has waited for its prediction. */
 #pragma unroll 1
             for (i = 0; i < GMM__CFG(stages); i++, iter++)
                 gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, iter % GMM__CFG(stages)),
                                   (iter / GMM__CFG(stages) & 1) ^ 1);
-        /* scale loader; column scales are permuted to the order of the accumulators */
-        } else if (warp == 4 * GMM__CFG(consumers) + 1 && scaled) {
+        } else if (warp == SCALE_WARP && scaled) {
+            /* scale loader; column scales are permuted to the order of the accumulators */
             const uint32_t scales_at = base + GMM__CFG(stage_scales_offset);
             uint32_t iter = 0, tile_index = 0;
             int32_t x;
             for (;; tile_index++) {
-                const int first = prefetch_tile && tile_index == 0;
-                const gmm_fp8_tile *const f = &ring[first ? GMM_SM90_TILE_RING - 1 : tile_index % GMM_SM90_TILE_RING];
+                const gmm_fp8_tile *const f = gmm_fp8_wait_tile(ring, tile_full, prediction, tile_index,
+                                                                      prefetch_tile && tile_index == 0);
                 const float *rows, *cols;
                 int64_t step, block;
                 uint32_t k_tiles;
                 int32_t rows_left, cols_left, next_row, next_col;
-                gmm_mbarrier_wait(first ? prediction : tile_full + 8 * (tile_index % GMM_SM90_TILE_RING),
-                                  tile_index / GMM_SM90_TILE_RING & 1);
                 if (f->t.row_blocks == 0) break;
                 k_tiles = gmm_fp8_k_tiles(f->t.k);
                 rows_left = f->t.k > 0 && f->t.cols > 0 ? f->t.rows - lane : 0;
@@ -374,20 +368,21 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                     cols += (f->t.n0 / 128 + (lane == 1 && f->t.cols > columns_to_128)) * block;
                 }
                 for (; k_tiles > 0; k_tiles--, iter++) {
-                    const uint32_t s = iter % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s),
-                                                        offset = scales_at + s * GMM__STAGE_SCALE_BYTES;
+                    const uint32_t s = iter % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s);
+                    const uint32_t stage_scales = scales_at + s * GMM__STAGE_SCALE_BYTES;
                     gmm_mbarrier_wait(full + 8, (iter / GMM__CFG(stages) & 1) ^ 1);
 #pragma unroll
                     for (x = 0; x < 2 * GMM__CFG(consumers); x++)
-                        gmm_cp_async_f32(offset + 4 * (uint32_t)lane + 128 * x, rows + 32 * x, 32 * x < rows_left);
+                        gmm_cp_async_f32(stage_scales + 4 * (uint32_t)lane + 128 * x, rows + 32 * x,
+                                         32 * x < rows_left);
                     if (GMM__KIND == GMM_FP8_1D2D) {
-                        if (lane < 2) gmm_cp_async_f32(offset + GMM__ROW_SCALE_BYTES + 4 * (uint32_t)lane, cols,
-                                                       cols_left > 0);
+                        if (lane < 2)
+                            gmm_cp_async_f32(stage_scales + GMM__ROW_SCALE_BYTES + 4 * (uint32_t)lane, cols,
+                                             cols_left > 0);
                     } else {
-                        const uint32_t st_at = offset + GMM__ROW_SCALE_BYTES +
-                            (uint32_t)(lane / 16 * 64 + lane % 8 / 2 * 16 +
-                                                                                          lane / 8 % 2 * 8 +
-                                                                                              lane % 2 * 4);
+                        const uint32_t st_at = stage_scales + GMM__ROW_SCALE_BYTES +
+                                               (uint32_t)(lane / 16 * 64 + lane % 8 / 2 * 16 + lane / 8 % 2 * 8 +
+                                                          lane % 2 * 4);
 #pragma unroll
                         for (x = 0; x < GMM__CFG(tile_n) / 32; x++)
                             gmm_cp_async_f32(st_at + 128 * x, cols + 32 * x, 32 * x < cols_left);
@@ -398,12 +393,13 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                 }
             }
             gmm_cp_async_wait_all();
-        } else if (warp == 4 * GMM__CFG(consumers) + 3 && lane < GMM__CFG(consumers) * GMM__CFG(store_boxes))
+        } else if (warp == STORE_WARP && lane < GMM__CFG(consumers) * GMM__CFG(store_boxes))
             gmm_fp8_store_tiles(&args, GMM__CFG(store_boxes), ring, tile_full, store_empty,
                                 base + GMM__CFG(slots_offset));
     } else {
         float acc[GMM__ACC];
-        uint32_t iter = 0, tile_index = 0, part = 0;
+        gmm_sm90_pipeline pipe = { stage_bars, GMM__CFG(stages), GMM__CFG(stage_bytes), cluster, 0 };
+        uint32_t tile_index = 0, part = 0;
         int u, x, e;
         if (GMM__KIND == GMM_FP8_1D1D && threadIdx.x >= 128) gmm_order_barrier(0, 0); /* consumer 0 begins */
         GMM__SETMAXNREG_INC(GMM__CFG(consumer_regs));
@@ -418,7 +414,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
             uint32_t slot;
             int rows, tid, row, d_flags, box_cols;
             float outer_scale;
-            /* all lanes have read the previous tile before one of them releases its stages, and with them its place in
+            /* all lanes have read the previous tile before one of them releases its stages, and with them its entry of
                the ring */
             __syncwarp();
             gmm_mbarrier_wait(first ? prediction : tile_full + 8 * (tile_index % GMM_SM90_TILE_RING),
@@ -426,11 +422,11 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
             if (t->row_blocks == 0) break;
             if (t->cols <= 0 || t->row_blocks <= wg || t->k == 0) { /* nothing to multiply: releases the stages */
                 uint32_t k_tiles = gmm_fp8_k_tiles(t->k);
-                for (; k_tiles > 0; k_tiles--, iter++) {
-                    const uint32_t s = iter % GMM__CFG(stages);
-                    gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), iter / GMM__CFG(stages) & 1);
-                    if ((threadIdx.x & 31) < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s),
-                                                                                 threadIdx.x & 31);
+                for (; k_tiles > 0; k_tiles--, pipe.iter++) {
+                    const uint32_t s = pipe.iter % GMM__CFG(stages);
+                    gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), pipe.iter / GMM__CFG(stages) & 1);
+                    if ((threadIdx.x & 31) < cluster)
+                        gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s), threadIdx.x & 31);
                 }
                 __syncwarp();
                 if (t->cols <= 0 || t->row_blocks <= wg) { /* nothing to store either */
@@ -443,23 +439,25 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
             if (args.a_scale.scaling == GMM_SCALING_ROW && tid < 64)
                 gmm_cp_async_f32(base + GMM__CFG(line_scales_offset) + GMM__LINE_SCALE_BYTES * wg + 4 * tid,
                                  (const float *)args.a_scale.scale + t->m0 + 64 * wg + tid +
-                               (args.wgrad ? (int64_t)t->g * args.p.m : t->row), 64 * wg + tid < t->rows);
+                                     (args.wgrad ? (int64_t)t->g * args.p.m : t->row),
+                                 64 * wg + tid < t->rows);
             if (args.b_scale.scaling == GMM_SCALING_ROW)
 #pragma unroll 1
                 for (x = tid; x < GMM__CFG(tile_n); x += 128)
                     gmm_cp_async_f32(base + GMM__CFG(line_scales_offset) + GMM__LINE_SCALE_BYTES * wg + 256 + 4 * x,
-                                     (args.b_scale.scale_table ? (const float *)args.b_scale.scale_table[t->g]
-                                                         : (const float *)args.b_scale.scale +
-                                                               (int64_t)t->g * args.p.n) + t->n0 + x, x < t->cols);
+                                     (args.b_scale.scale_table
+                                          ? (const float *)args.b_scale.scale_table[t->g]
+                                          : (const float *)args.b_scale.scale + (int64_t)t->g * args.p.n) + t->n0 + x,
+                                     x < t->cols);
 #pragma unroll
             for (u = 0; u < GMM__ACC; u++) acc[u] = 0.0f;
             if (t->k > 0) {
                 tid = gmm_tid_x();
                 row = 64 * wg + (tid >> 5 & 3) * 16 + (tid & 31) / 4;
-                GMM__PART(gmm_fp8_mainloop_)(acc, gmm_fp8_k_tiles(t->k), desc_a, desc_b, stage_bars, cluster,
+                GMM__PART(gmm_fp8_mainloop_)(acc, gmm_fp8_k_tiles(t->k), desc_a, desc_b,
                                              scaled ? base + GMM__CFG(stage_scales_offset) + 4 * (uint32_t)row : 0,
                                              t->n0 % 128 != 0,
-                                             t->row_blocks > 1 && (f->d_flags & GMM_FP8_D_16BIT) ? wg : -1, &iter);
+                                             t->row_blocks > 1 && (f->d_flags & GMM_FP8_D_16BIT) ? wg : -1, &pipe);
             }
 #pragma unroll
             for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(acc[u]);
@@ -509,13 +507,13 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                     const char *const bias = gmm_kmat_data(&args.p.bias, t->g);
                     const float *const bias_scale = args.p.bias_scale + t->row + t->m0 + 64 * wg;
                     const int scaled_rows = args.p.bias_scale ? rows : 0, bytes = gmm_kmat_size(&args.p.bias);
-                    const int rows_left = t->cols;
+                    const int cols = t->cols;
                     const float s0 = row < scaled_rows ? bias_scale[row] : 1.0f;
                     const float s1 = row + 8 < scaled_rows ? bias_scale[row + 8] : 1.0f;
 #pragma unroll
                     for (u = 0; u < GMM__ACC; u += 4) {
                         const int c = 2 * u + tid % 4 * 2;
-                        const int count = rows_left - c > 2 ? 2 : rows_left - c;
+                        const int count = cols - c > 2 ? 2 : cols - c;
                         float v[4];
                         GMM__PIN_MEMORY(); /* keeps the loads from moving up, where registers are short */
                         gmm_read4(args.p.bias.dtype, bias + (int64_t)(t->n0 + c) * bytes, count, 0, v);
@@ -542,11 +540,11 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                         const float *const v = &acc[32 * i + 8 * u < GMM__ACC ? 32 * i + 8 * u : 0];
                         if (32 * i + 8 * u >= GMM__ACC) break;
                         gmm_stmatrix_x4(st_at + u / 4 * 8192 + (((u % 4 * 2 + tid % 32 / 16) ^ (tid % 8)) << 4),
-                                     gmm_pack2(dtype, v[0], v[1]), gmm_pack2(dtype, v[2], v[3]),
-                                     gmm_pack2(dtype, v[4], v[5]), gmm_pack2(dtype, v[6], v[7]));
+                                        gmm_pack2(dtype, v[0], v[1]), gmm_pack2(dtype, v[2], v[3]),
+                                        gmm_pack2(dtype, v[4], v[5]), gmm_pack2(dtype, v[6], v[7]));
                     }
                 } else {
-                    /* odd rows write their halves of a box in the other order: no two threads share a bank */
+                    /* odd rows write the halves of a box in the other order, which avoids bank conflicts */
                     const int swapped = row % 2;
                     const uint32_t st_at = slot + row * 128 + tid % 2 * 8;
                     const int loaded = (d_flags & GMM_FP8_D_LOAD) && (i == 0 || !(d_flags & GMM_FP8_D_REDUCE));
@@ -569,13 +567,14 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
 #pragma unroll
                         for (u = 0; u < 16; u += 2) /* 8 columns of the thread's two rows: four accumulators */
                             gmm_st_shared_v2_f32(st_at + x * 8192 + u % 4 * 512 +
-                                         (((u / 4 * 2 + tid % 4 / 2) ^ (row % 8) ^ (4 * swapped)) << 4), w[u],
-                                             w[u + 1]);
+                                                 (((u / 4 * 2 + tid % 4 / 2) ^ (row % 8) ^ (4 * swapped)) << 4),
+                                                 w[u], w[u + 1]);
                     }
                 }
                 if (!(d_flags & GMM_FP8_D_TMA)) { /* stored by the threads: 16 bytes of a row each */
                     gmm_fp8_consumer_sync(wg);
-                    const char *const from = gmm_shared + GMM__CFG(slots_offset) + 8192 * GMM__CFG(store_boxes) * wg;
+                    const char *const slot_data = gmm_shared + GMM__CFG(slots_offset) +
+                                                  8192 * GMM__CFG(store_boxes) * wg;
                     const int size = gmm_kmat_size(&args.p.d);
                     const int64_t pitch = args.p.d.ld * size;
                     const float beta = gmm_gemm_beta(&args.p, t->g);
@@ -584,24 +583,24 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                     const int columns_to_128 = (((uint32_t)(uintptr_t)d | (uint32_t)pitch) & (size == 2 ? 7 : 15)) == 0;
 #pragma unroll 1
                     for (x = tid; x < 512 * GMM__CFG(store_boxes); x += 128) {
-                        const int r = x / 8 % 64, c = c0 + x / 512 * box_cols + x % 8 * (box_cols / 8),
-                                                                              rows_left = t->cols - c;
-                        const char *const get = from + x / 512 * 8192 + r * 128 + (((x % 8) ^ (r % 8)) << 4);
-                        char *const offset = d + r * pitch + (int64_t)(t->n0 + c) * size;
+                        const int r = x / 8 % 64, c = c0 + x / 512 * box_cols + x % 8 * (box_cols / 8);
+                        const int cols_left = t->cols - c;
+                        const char *const from = slot_data + x / 512 * 8192 + r * 128 + (((x % 8) ^ (r % 8)) << 4);
+                        char *const to = d + r * pitch + (int64_t)(t->n0 + c) * size;
                         if (r >= rows) continue;
                         if (d_flags & GMM_FP8_D_16BIT) {
-                            for (e = 0; e < 8 &&
-                                 e < rows_left; e++) ((uint16_t *)offset)[e] = ((const uint16_t *)get)[e];
+                            for (e = 0; e < 8 && e < cols_left; e++)
+                                ((uint16_t *)to)[e] = ((const uint16_t *)from)[e];
                         } else {
-                            const float4 w = *(const float4 *)get;
+                            const float4 w = *(const float4 *)from;
                             float v[4], was[4];
                             v[0] = w.x; v[1] = w.y; v[2] = w.z; v[3] = w.w;
                             if (beta != 0.0f) {
-                                gmm_read4(args.p.d.dtype, offset, rows_left, columns_to_128, was);
+                                gmm_read4(args.p.d.dtype, to, cols_left, columns_to_128, was);
 #pragma unroll
                                 for (e = 0; e < 4; e++) v[e] = __fmaf_rn(beta, was[e], v[e]);
                             }
-                            gmm_write4(args.p.d.dtype, offset, rows_left, columns_to_128, v);
+                            gmm_write4(args.p.d.dtype, to, cols_left, columns_to_128, v);
                         }
                     }
                 }
@@ -625,5 +624,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
 #undef GMM__SCALED
 #undef GMM__FAST
 #undef GMM__KERNEL_NAME
+#undef GMM__TAG
+#undef GMM__ROW
 
 

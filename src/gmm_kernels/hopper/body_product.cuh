@@ -1,10 +1,19 @@
 #elif GMM__BODY == 9
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
+#endif
+#define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__OP GMM__COLUMN(2, GMM__ROW)
+#define GMM__TAG GMM__COLUMN(3, GMM__ROW)
+#define GMM__DTYPE GMM__COLUMN(4, GMM__ROW)
+#define GMM__TILE GMM__COLUMN(5, GMM__ROW)
+#define GMM__TILES GMM__COLUMN(6, GMM__ROW)
+#define GMM__ALT_TILE GMM__COLUMN(7, GMM__ROW)
 #define GMM__CFG(name) (int)GMM__CAT(gmm_sm90_##name##_, GMM__TILE)
 #define GMM__INSTANCE(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__OP), _), GMM__TAG), _)
 #define GMM__PART(part) GMM__CAT(GMM__INSTANCE(part), GMM__TILE)
-/* A kernel with two tiles calls the functions of both; those of the first are expanded before, without a kernel
-   (GMM__NO_KERNEL). */
-#ifdef GMM__ALT_TILE
+/* A kernel with two tiles calls the functions of both; those of the first are expanded before, without a kernel. */
+#if GMM__TILES == 2
 #define GMM__ALT_PART(part) GMM__CAT(GMM__INSTANCE(part), GMM__ALT_TILE)
 #define GMM__TILE_CHOICE args.tile
 #define GMM__ALT_CFG(name) (int)GMM__CAT(gmm_sm90_##name##_, GMM__ALT_TILE)
@@ -49,8 +58,9 @@
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Stores the next rows of tile `t`, whose 16-bit D is pending in registers, through one of the warp group's slots: by
-   TMA where rows are 16-byte aligned. A slot is reused after 3 stages, so that nobody waits for it. *pending: blocks of
-   16 rows that are not stored. Registers are selected by predicates, since shifting them would take as many again. */
+   TMA where rows are 16-byte aligned. A slot is reused after 3 stages, so that no warp stalls on it. *pending: blocks
+   of 16 rows that are not stored; *part: number of the next slot. Registers are selected by predicates, since shifting
+   them would take as many again. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(const GMM__ARGS *args, const gmm_sm90_tile *t, int wg, char *slots,
                                                      const uint32_t deferred[GMM__DEFERRED_WORDS], int *pending,
                                                      uint32_t *part) {
@@ -63,8 +73,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(const GMM__ARGS *args, cons
 #pragma unroll
     for (x = 0; x + 3 < GMM__DEFERRED_WORDS; x += 4)
         gmm_stmatrix_x4_trans_if(x / GMM__WORDS_PER_STORE * GMM__CFG(deferred) == row / 16,
-                          st_at + x % GMM__WORDS_PER_STORE * 512, deferred[x],
-                          deferred[x + 1], deferred[x + 2], deferred[x + 3]);
+                                 st_at + x % GMM__WORDS_PER_STORE * 512, deferred[x], deferred[x + 1],
+                                 deferred[x + 2], deferred[x + 3]);
     gmm_fence_proxy_async();
     if (tid == 0) /* the next slot may be overwritten */
         GMM__BULK_WAIT_GROUP_READ(GMM__STORE_SLOTS - 2);
@@ -72,8 +82,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(const GMM__ARGS *args, cons
     if ((((uint64_t)(uintptr_t)d->data | (uint64_t)(d->ld * 2)) & 15) == 0) {
         if (tid == 0) {
             gmm_tma_store(&args->d, slot_at, 0, t->n0 + 64 * wg, GMM_SM90_RAGGED_ROWS - t->rows + row,
-                          t->row + t->m0 + t->rows,
-                          GMM_SM90_RAGGED_ROWS);
+                          t->row + t->m0 + t->rows, GMM_SM90_RAGGED_ROWS);
             gmm_bulk_commit_group();
         }
     } else {
@@ -89,18 +98,17 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(const GMM__ARGS *args, cons
     (*part)++;
 }
 
-/* Mainloop of a consumer warp group: accumulates `k_tiles` stages from number *iter on, for a tile of 8 n8 rows.
-   desc_b: descriptor of the warp group's columns in stage 0; desc_a: of the rows. `order`: barrier that tells the other
-   warp group of a ping-pong tile that the last stage is full. The deferred store of the previous tile runs beside it.
-   small_m: a stage is released when it is multiplied, else one stage later, so that wgmma never pauses. */
+/* Mainloop of a consumer warp group: accumulates `k_tiles` stages for a tile of 8 n8 rows, and stores the previous tile
+   meanwhile (deferred store). desc_b, desc_a: descriptors of the warp group's columns and of the rows in stage 0.
+   `order`: mbarrier at which this warp group of a ping-pong tile arrives when its last stage is full. small_m: a stage
+   is released when it is multiplied, else one stage after it, so that wgmma never pauses. */
 GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
-                                               float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)],
-                                               uint32_t k_tiles, uint64_t desc_b, uint64_t desc_a, uint32_t stage_bars,
-                                               uint32_t order,
+                                               float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)], uint32_t k_tiles,
+                                               uint64_t desc_b, uint64_t desc_a, uint32_t stage_bars, uint32_t order,
                                                uint32_t cluster, uint32_t *iter, const GMM__ARGS *args,
-                                               const gmm_sm90_tile *prev_tile,
-                                               int wg, char *slots, const uint32_t deferred[GMM__DEFERRED_WORDS],
-                                               int *pending, uint32_t *part) {
+                                               const gmm_sm90_tile *prev_tile, int wg, char *slots,
+                                               const uint32_t deferred[GMM__DEFERRED_WORDS], int *pending,
+                                               uint32_t *part) {
     const uint32_t lane = threadIdx.x & 31;
     uint32_t k, s = *iter % GMM__CFG(stages), parity = *iter / GMM__CFG(stages) & 1, prev_stage = 0;
     int kk, j;
@@ -120,10 +128,10 @@ GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
         gmm_wgmma_commit();
         if (small_m) GMM__WGMMA_WAIT(0);
         else GMM__WGMMA_WAIT(1);
-        if ((small_m || k > 0) &&
-            lane < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, small_m ? s : prev_stage), lane);
-        if (GMM__DEFERRED && *pending > 0) GMM__PART(gmm_sm90_store_deferred_)(args, prev_tile, wg, slots, deferred,
-                                                                               pending, part);
+        if ((small_m || k > 0) && lane < cluster)
+            gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, small_m ? s : prev_stage), lane);
+        if (GMM__DEFERRED && *pending > 0)
+            GMM__PART(gmm_sm90_store_deferred_)(args, prev_tile, wg, slots, deferred, pending, part);
         prev_stage = s;
         if (k + 1 == k_tiles) break;
         if (++s == GMM__CFG(stages)) {
@@ -132,7 +140,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
         }
     }
     GMM__WGMMA_WAIT(0);
-    if (!small_m && lane < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, prev_stage), lane);
+    if (!small_m && lane < cluster)
+        gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, prev_stage), lane);
     *iter += k_tiles;
 }
 
@@ -141,16 +150,15 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
                                                     const uint32_t base, const uint32_t stage_bars,
                                                     const uint32_t tile_full) {
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
-    uint32_t cluster;
     const int w = warp & 3;
     const int tid = (int)threadIdx.x & 127;
     const int size = gmm_kmat_size(&args.p.d);
     const int64_t pitch = args.p.d.ld * size;
     float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)];
-    /* the warp groups' last stages are full */
+    /* mbarriers of the ping-pong warp groups: the last stage of a tile is full */
     const uint32_t order = tile_full + 8 * (GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES);
     const volatile int32_t *const small_m = (const volatile int32_t *)(ring + GMM_SM90_TILE_RING + 1) + 1;
-    uint32_t iter = 0, part = 0, tile_index = 0, deferred[GMM__DEFERRED_WORDS];
+    uint32_t cluster, iter = 0, part = 0, tile_index = 0, deferred[GMM__DEFERRED_WORDS];
     int j, u, e, x, pending = 0;
 #pragma unroll
     for (u = 0; u < GMM__DEFERRED_WORDS; u++) deferred[u] = 0;
@@ -158,10 +166,10 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
         const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
         /* computed again, so that the epilogue has its register */
         const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid_x() >> 7, 0);
-        char *const slots = GMM__STORE_SLOT(wg, part); /* store slots */
+        char *const slots = GMM__STORE_SLOT(wg, part);
         /* first column of the warp group in the tile */
         const int col0 = GMM__CFG(consumers) == 1 ? 0 : 64 * GMM__CFG(wgmma_m) * wg;
-        /* the warp's packed codes, and its scales */
+        /* packed weights: the warp's codes and scales in stage 0 */
         const uint32_t packed_at = base + GMM__CFG(box) * (uint32_t)(col0 + 16 * w);
         const uint32_t scales_at = base + GMM__CFG(scales) + 4 * (uint32_t)(col0 + 16 * w);
         const gmm_sm90_tile *const prev_tile = &ring[(tile_index - 1) % GMM_SM90_TILE_RING];
@@ -171,27 +179,29 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
         /* a deferred store still reads the previous tile */
         if (lane == 0) gmm_sm90_release_batch(tile_full, tile_index - (GMM__DEFERRED != 0));
         gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING), tile_index / GMM_SM90_TILE_RING & 1);
-        while (GMM__DEFERRED && pending > 0 && t->cols <= col0) /* there is no mainloop beside which to store */
+        while (GMM__DEFERRED && pending > 0 && t->cols <= col0) /* no mainloop follows that could store them */
             GMM__PART(gmm_sm90_store_deferred_)(&args, prev_tile, wg, slots, deferred, &pending, &part);
         if (t->row_blocks == 0) {
             if (GMM__K_GROUPED && tile_index > 0 && (int)(tile_index & 1) == wg) gmm_order_barrier(wg, 1);
             break;
         }
         k_tiles = gmm_sm90_k_tiles(t->k);
-        cluster = gmm_cluster_nctarank(); /* computed again, so that the epilogue has its register */
+        cluster = gmm_cluster_nctarank(); /* read again, so that the epilogue has its register */
         if (GMM__CFG(consumers) == 1 && (int)(tile_index & 1) != wg) { /* a tile of the other warp group */
             iter += k_tiles;
             if (GMM__K_GROUPED) part += gmm_sm90_d_parts(t, size);
             continue;
         }
-        /* the other warp group's stages were not waited for, and a parity tells a phase only from the one before */
-        if (GMM__CFG(consumers) == 1 && tile_index > 0) gmm_mbarrier_wait(order + 8 * (wg ^ 1),
-                                                                          (tile_index - 1) / 2 & 1);
+        /* This warp group did not wait for the other one's stages, and a parity only distinguishes a phase from the
+           previous one: wait until those stages are full. */
+        if (GMM__CFG(consumers) == 1 && tile_index > 0)
+            gmm_mbarrier_wait(order + 8 * (wg ^ 1), (tile_index - 1) / 2 & 1);
         if (t->cols <= col0) { /* no columns for this warp group: it releases the stages */
             for (; k_tiles > 0; k_tiles--, iter++) {
                 const uint32_t s = iter % GMM__CFG(stages);
                 gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), iter / GMM__CFG(stages) & 1);
-                if (lane < (int)cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s), (uint32_t)lane);
+                if (lane < (int)cluster)
+                    gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s), (uint32_t)lane);
             }
             if (GMM__CFG(consumers) == 1 && lane == 0) gmm_mbarrier_arrive(order + 8 * wg);
             if (GMM__K_GROUPED) { /* and has nothing to store */
@@ -209,20 +219,21 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
 #pragma unroll
             for (u = 0; u < 8 * GMM__CFG(m16); u++) acc[j][u] = 0.0f;
         switch (GMM__K_GROUPED ? (t->rows + 63) / 64 * 8 : gmm_sm90_wgmma_n8(t->rows)) {
-#define GMM__MAINLOOP(n8, low) \
-    GMM__PART(gmm_sm90_mainloop_)(n8, low, acc, k_tiles, desc_b, desc_a, stage_bars, order + 8 * wg, cluster, &iter, \
-                                  &args, prev_tile, wg, slots, deferred, &pending, &part)
+#define GMM__MAINLOOP(n8, small_m) \
+    GMM__PART(gmm_sm90_mainloop_)(n8, small_m, acc, k_tiles, desc_b, desc_a, stage_bars, order + 8 * wg, cluster, \
+                                  &iter, &args, prev_tile, wg, slots, deferred, &pending, &part)
 #define GMM__PACKED_MAINLOOP(m16) \
-    gmm_sm90_packed_mainloop(GMM__CFG(tile_b), m16, GMM__CFG(stages), GMM__CFG(stage_bytes), acc[0], k_tiles, \
-                             packed_at, scales_at, desc_a, stage_bars, cluster, &iter)
+    gmm_sm90_pipeline pipe = { stage_bars, GMM__CFG(stages), GMM__CFG(stage_bytes), cluster, iter }; \
+    gmm_sm90_packed_mainloop(GMM__CFG(tile_b), m16, acc[0], k_tiles, packed_at, scales_at, desc_a, &pipe); \
+    iter = pipe.iter
 #define GMM__X(e, u, n, b, a, c) \
-case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
-            GMM__PACKED_MAINLOOP(e <= 2 * GMM__CFG(m16) ? (e + 1) / 2 : 1); \
-        else if (GMM__HAS_N8(e) && 8 * e <= GMM__SMALL_M(GMM__CFG(tile_n)) && *small_m) \
-            GMM__MAINLOOP(GMM__HAS_N8(e) ? e : 2, 1); \
-        else if (GMM__HAS_N8(e)) \
-            GMM__MAINLOOP(GMM__HAS_N8(e) ? e : 2, 0); \
-        break;
+        case e: \
+            if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) { \
+                GMM__PACKED_MAINLOOP(e <= 2 * GMM__CFG(m16) ? (e + 1) / 2 : 1); \
+            } else if (GMM__HAS_N8(e) && 8 * e <= GMM__SMALL_M(GMM__CFG(tile_n)) && *small_m) \
+                GMM__MAINLOOP(GMM__HAS_N8(e) ? e : 2, 1); \
+            else if (GMM__HAS_N8(e)) GMM__MAINLOOP(GMM__HAS_N8(e) ? e : 2, 0); \
+            break;
         GMM_WGMMA_LIST(GMM__X)
 #undef GMM__X
 #undef GMM__PACKED_MAINLOOP
@@ -233,13 +244,13 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
         for (j = 0; j < GMM__CFG(wgmma_m); j++)
 #pragma unroll
             for (u = 0; u < 8 * GMM__CFG(m16); u++) GMM__PIN_F32(acc[j][u]);
-        while (GMM__DEFERRED && pending > 0) GMM__PART(gmm_sm90_store_deferred_)(&args, prev_tile, wg, slots, deferred,
-                                                                                 &pending, &part);
+        while (GMM__DEFERRED && pending > 0)
+            GMM__PART(gmm_sm90_store_deferred_)(&args, prev_tile, wg, slots, deferred, &pending, &part);
 #pragma unroll
         for (u = 0; u < GMM__DEFERRED_WORDS; u++) deferred[u] = 0; /* dead from here on */
         { /* epilogue: accumulators to D, transposed through shared memory */
-            const char *const bias = GMM__K_GROUPED || args.p.bias.dtype == GMM_NONE ? NULL
-                                                                                  : gmm_kmat_data(&args.p.bias, t->g);
+            const char *const bias = GMM__K_GROUPED || args.p.bias.dtype == GMM_NONE
+                                         ? NULL : gmm_kmat_data(&args.p.bias, t->g);
             const int row_blocks = t->row_blocks, rows = t->rows;
             const uint32_t slot_bars = order + 16; /* barriers of the store slots */
 #pragma unroll 1
@@ -255,16 +266,16 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
             }
             if (bias) {
                 const float *const bias_scale = args.p.bias_scale ? args.p.bias_scale + t->row + t->m0 : NULL;
-                float bias_low[GMM__CFG(wgmma_m)][4], bias_high[GMM__CFG(wgmma_m)][4],
-                       bias_scales[GMM__CFG(m16) / 2 + 1]; /* one lane per row */
+                /* of the thread's first column and of the one 8 further; scales: one lane per row */
+                float bias0[GMM__CFG(wgmma_m)][4], bias8[GMM__CFG(wgmma_m)][4], bias_scales[GMM__CFG(m16) / 2 + 1];
 #pragma unroll
                 for (x = 0; x < (GMM__CFG(m16) + 1) / 2; x++)
                     bias_scales[x] = bias_scale && 32 * x + lane < rows ? bias_scale[32 * x + lane] : 1.0f;
 #pragma unroll
                 for (j = 0; j < GMM__CFG(wgmma_m); j++) {
                     const int c = t->n0 + col0 + 64 * j + 16 * w + lane / 4, bytes = gmm_kmat_size(&args.p.bias);
-                    gmm_read4(args.p.bias.dtype, bias + (int64_t)c * bytes, c < args.p.n, 0, bias_low[j]);
-                    gmm_read4(args.p.bias.dtype, bias + (int64_t)(c + 8) * bytes, c + 8 < args.p.n, 0, bias_high[j]);
+                    gmm_read4(args.p.bias.dtype, bias + (int64_t)c * bytes, c < args.p.n, 0, bias0[j]);
+                    gmm_read4(args.p.bias.dtype, bias + (int64_t)(c + 8) * bytes, c + 8 < args.p.n, 0, bias8[j]);
                 }
 #pragma unroll
                 for (u = 0; u < 8 * GMM__CFG(m16); u += 4) {
@@ -272,10 +283,10 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
                     const float s1 = __shfl_sync(0xFFFFFFFFu, bias_scales[u / 16], u % 16 * 2 + lane % 4 * 2 + 1);
 #pragma unroll
                     for (j = 0; j < GMM__CFG(wgmma_m); j++) {
-                        acc[j][u] = __fmaf_rn(bias_low[j][0], s0, acc[j][u]);
-                        acc[j][u + 1] = __fmaf_rn(bias_low[j][0], s1, acc[j][u + 1]);
-                        acc[j][u + 2] = __fmaf_rn(bias_high[j][0], s0, acc[j][u + 2]);
-                        acc[j][u + 3] = __fmaf_rn(bias_high[j][0], s1, acc[j][u + 3]);
+                        acc[j][u] = __fmaf_rn(bias0[j][0], s0, acc[j][u]);
+                        acc[j][u + 1] = __fmaf_rn(bias0[j][0], s1, acc[j][u + 1]);
+                        acc[j][u + 2] = __fmaf_rn(bias8[j][0], s0, acc[j][u + 2]);
+                        acc[j][u + 3] = __fmaf_rn(bias8[j][0], s1, acc[j][u + 3]);
                     }
                 }
             }
@@ -286,9 +297,8 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
             if (GMM__K_GROUPED && tile_index > 0) gmm_order_barrier(wg, 1); /* slots are used in the order of tiles */
             if (by_tma && size == 2) { /* 16-bit D by TMA: slots hold its boxes */
                 const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5;
-                const uint32_t st_at = base + GMM__CFG(slots_offset) +
-                                     (lane / 16 * 8 + lane % 8) * 128 +
-                                     (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
+                const uint32_t st_at = base + GMM__CFG(slots_offset) + (lane / 16 * 8 + lane % 8) * 128 +
+                                       (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
 #pragma unroll
                 for (u = 0; u < GMM__CFG(m16); u++) {
                     if (u % 4 == 0) { /* rows past the end of D stay in the slot */
@@ -298,9 +308,10 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
 #pragma unroll
                     for (j = 0; j < GMM__CFG(wgmma_m); j++) {
                         const float *const f = &acc[j][8 * u];
-                        gmm_stmatrix_x4_trans(st_at + part % 4 * GMM__CFG(slot_bytes) + j * 8192 + u % 4 * 2048,
-                                       gmm_pack2(GMM__DTYPE, f[0], f[1]), gmm_pack2(GMM__DTYPE, f[2], f[3]),
-                                       gmm_pack2(GMM__DTYPE, f[4], f[5]), gmm_pack2(GMM__DTYPE, f[6], f[7]));
+                        gmm_stmatrix_x4_trans(st_at + part % 4 * GMM__CFG(slot_bytes) + j * 8192 +
+                                                  u % 4 * 2048,
+                                              gmm_pack2(GMM__DTYPE, f[0], f[1]), gmm_pack2(GMM__DTYPE, f[2], f[3]),
+                                              gmm_pack2(GMM__DTYPE, f[4], f[5]), gmm_pack2(GMM__DTYPE, f[6], f[7]));
                     }
                     if (u % 4 == 3) gmm_sm90_commit_slot(slot_bars, part++);
                 }
@@ -321,8 +332,8 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
                                                    (t->cols - col0) % 8 == 0);
                 const int rows_left = cols_left > 0 ? rows - slot_row : 0;
                 const uint32_t st_at = (uint32_t)__cvta_generic_to_shared(slots) +
-                    (lane / 16 * 8 + lane % 8) * row_bytes +
-                                     (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
+                                       (lane / 16 * 8 + lane % 8) * row_bytes +
+                                       (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
                 const char *const ld_at = slots + slot_row * row_bytes + ((chunk ^ (slot_row & 7)) << 4);
                 char *to = d + slot_row * pitch + (t->n0 + col0 + 8 * chunk) * 2;
 #pragma unroll
@@ -338,9 +349,10 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
                             if (u + x < GMM__CFG(m16)) {
                                 const float *const f = &acc[j][8 * (u + x)];
                                 gmm_stmatrix_x4_trans(st_at + slot + x * 16 * row_bytes + 128 * j,
-                                               gmm_pack2(GMM__DTYPE, f[0], f[1]), gmm_pack2(GMM__DTYPE, f[2], f[3]),
-                                               gmm_pack2(GMM__DTYPE, f[4], f[5]),
-                                               gmm_pack2(GMM__DTYPE, f[6], f[7]));
+                                                      gmm_pack2(GMM__DTYPE, f[0], f[1]),
+                                                      gmm_pack2(GMM__DTYPE, f[2], f[3]),
+                                                      gmm_pack2(GMM__DTYPE, f[4], f[5]),
+                                                      gmm_pack2(GMM__DTYPE, f[6], f[7]));
                             }
                     gmm_consumer_sync(wg);
 #ifdef GMM__EPILOGUE /* of an instance: reads the rows of D in the slot, and returns whether D is stored as well */
@@ -403,16 +415,17 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
 #pragma unroll
                 for (j = 0; j < GMM__CFG(wgmma_m); j++) {
                     const int c0 = col0 + 64 * j;
-                    const int vectorized = aligned && t->cols - c0 >= 64, f4 = w * 4 + lane / 16,
-                                                         rows_left = rows - tid / 16;
+                    const int vectorized = aligned && t->cols - c0 >= 64;
+                    const int f4 = w * 4 + lane / 16; /* the thread's columns in units of 4 */
+                    const int rows_left = rows - tid / 16;
                     char *const st_at = slots + lane % 4 * 512 + lane / 4 % 4 * 4;
                     char *to = d + tid / 16 * pitch + (t->n0 + c0 + 4 * (tid % 16)) * size;
 #pragma unroll
                     for (u = 0; u < GMM__CFG(m16); u += GMM__ROWS_PER_STORE / 16) {
                         const int slot = (next_part & 1) * (GMM__CFG(slot_bytes) >> GMM__K_GROUPED);
                         const char *const ld_at = slots + slot + tid / 16 * 256 +
-                                                (((tid % 16) ^ (tid / 32 % 4 * 2)) << 4);
-                        uint4 old[GMM__ROWS_PER_STORE / 8]; /* what is added to: all loads are issued first */
+                                                  (((tid % 16) ^ (tid / 32 % 4 * 2)) << 4);
+                        uint4 old[GMM__ROWS_PER_STORE / 8]; /* old D: all loads are issued first */
                         if (u >= row_blocks || c0 >= t->cols) break;
                         next_part++;
 #pragma unroll
@@ -438,10 +451,10 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
                                 float v[4];
                                 v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
                                 if (GMM__K_GROUPED && beta != 0.0f && 16 * u + 8 * x < rows_left)
-                                         old[x] = gmm_sm90_d_load4(size, to);
+                                    old[x] = gmm_sm90_d_load4(size, to);
                                 if (beta != 0.0f)
 #pragma unroll
-                                         for (e = 0; e < 4; e++)
+                                    for (e = 0; e < 4; e++)
                                         v[e] = __fmaf_rn(beta, gmm_sm90_d_value(args.p.d.dtype, &old[x], e), v[e]);
                                 if (16 * u + 8 * x < rows_left) gmm_write4(args.p.d.dtype, to, 4, 1, v);
                             }
@@ -473,242 +486,4 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
     if (GMM__DEFERRED && tid == 0) GMM__BULK_WAIT_GROUP(0);
 }
 #endif
-
-#ifndef GMM__NO_KERNEL
-GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __grid_constant__ GMM__ARGS args) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    extern __shared__ __align__(1024) char gmm_shared[];
-    gmm_sm90_tile *const ring = (gmm_sm90_tile *)(gmm_shared + GMM__CFG(ring_offset));
-    gmm_sm90_tile *const warmup_tile = ring + GMM_SM90_TILE_RING;       /* an empty tile that warms the producer up */
-    /* whether the scheduler has chosen the kernel's second tile */
-    int32_t *const alt_tile = (int32_t *)(warmup_tile + 1);
-    int32_t *const small_m = alt_tile + 1;                         /* whether small-M mode is on: see GMM__SMALL_M */
-    const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
-    const uint32_t stage_bars = base + GMM__CFG(barriers_offset);             /* full and empty barrier of each stage */
-    /* tile_full of each tile of the ring, then released batches */
-    const uint32_t tile_full = gmm_sm90_full(stage_bars, GMM__CFG(stages));
-    const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
-    uint32_t cluster, cta_rank, i;
-
-    gmm_sm90_prefetch_params((const uint32_t *)&args.p, (int)(sizeof args - offsetof(gmm_sm90_args, p)), warp);
-    cluster = gmm_cluster_nctarank();
-    cta_rank = gmm_cluster_ctarank();
-    if (threadIdx.x == 0) {
-#pragma unroll
-        for (i = 0; i < GMM__CFG(stages); i++) {
-            /* full: the producer lane, and the lanes of the scale loader */
-            gmm_mbarrier_init(gmm_sm90_full(stage_bars, i), GMM__CFG(tile_b) ? 33 : 1);
-            /* empty: consumer warps of the CTAs that read the stage */
-            gmm_mbarrier_init(gmm_sm90_empty(stage_bars, i), 4 * GMM__CFG(consumers) * cluster);
-        }
-#pragma unroll
-        for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(tile_full + 8 * i, 1);
-        /* readers of the ring: 8 consumer warps, the producer, 2 store warps, the scale loader */
-#pragma unroll
-        for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES; i++)
-            gmm_mbarrier_init(tile_full + 8 * i, 9 + (GMM__K_GROUPED ? 2 : 0) + (GMM__CFG(tile_b) ? 1 : 0));
-#pragma unroll
-        for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 2; i++) /* order barriers: the warps of a warp group */
-            gmm_mbarrier_init(tile_full + 8 * i, 4);
-#pragma unroll
-        for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 10; i++) /* store slots: free, written */
-            gmm_mbarrier_init(tile_full + 8 * i, i % 2 ? (GMM__K_GROUPED ? 4 : 128) : GMM__K_GROUPED ? 2 : 1);
-        gmm_fence_mbarrier_init();
-        gmm_prefetch_tensormap(&args.a);
-        gmm_prefetch_tensormap(&args.b);
-    }
-    if (threadIdx.x == 256) {
-        const gmm_sm90_tile no_work = { 0, 0, 0, 0, 0, 0, 0, 64, 0, 0 };
-        *warmup_tile = no_work;
-    }
-    gmm_cluster_arrive_relaxed(); /* gmm_fence_mbarrier_init is the release */
-    if (warp != GMM__SCHEDULER_WARP) { /* the scheduler plans the first tile before it waits */
-        gmm_cluster_wait_acquire();
-        if (warp != 8) gmm_griddepcontrol_wait();
-        gmm_griddepcontrol_launch_dependents();
-    }
-
-    if (warp >= 8) {
-        GMM__SETMAXNREG_DEC(GMM__CFG(ctas_per_sm) == 1 ? 40 : 48);
-        if (warp == GMM__SCHEDULER_WARP) { /* scheduler warp: a batch of tiles at once, one per lane */
-            int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 2 * (args.p.groups + 1)
-                                              : small_m + 1;
-            int32_t *const work_ends = ends + args.p.groups + 1;
-            int32_t max_blocks = 0, tiles_n = 0, g = 0, batch;
-            int speculative = !args.tables && (!GMM__K_GROUPED || !(args.p.frozen || args.p.beta));
-            uint32_t tile_index;
-            for (tile_index = 0;; tile_index += (uint32_t)batch) {
-                const int32_t stride = (int32_t)(gridDim.x / cluster);
-                gmm_sm90_tile *const tile = &ring[(tile_index + (uint32_t)lane) % GMM_SM90_TILE_RING];
-                int unchanged = 0;
-                batch = tile_index == 0 ? 1 : tile_index == 1 ? GMM_SM90_TILE_BATCH - 1 : GMM_SM90_TILE_BATCH;
-                /* the first tile is planned by the split before griddepcontrol.wait, in shared memory alone */
-                if (tile_index == 0) {
-                    if (!speculative) {
-                        gmm_cluster_wait_acquire();
-                        gmm_griddepcontrol_wait();
-                    }
-                    unchanged = !speculative && max_blocks && gmm_sm90_split_unchanged(&args.groups, ends);
-                    if (!unchanged) {
-                        const gmm_sm90_split_stats stats = gmm_sm90_read_split(&args.groups, ends);
-                        if (lane == 0)
-                            *small_m = stats.max_rows <= GMM_SM90_SMALL_M / 2 ||
-                                   (stats.max_rows <= GMM_SM90_SMALL_M &&
-                                    4 * ends[args.p.groups] >= 3 * stats.max_rows * stats.nonempty);
-                        max_blocks = GMM__K_GROUPED ? GMM__CFG(m16)
-                             : gmm_sm90_choose_tile(&args.p, ends, stats, GMM__TILE_CHOICE, GMM__CFG(consumers) == 2 &&
-                                                    !GMM__CFG(tile_b),
-                                                    GMM__CFG(tile_n), GMM__CFG(m16), GMM__ALT_CFG(tile_n),
-                                                    GMM__ALT_CFG(m16),
-                                                    alt_tile);
-                        __syncwarp();
-                        /* divisions by constants: a division by a variable would delay the first tile */
-                        tiles_n = GMM__CFG_OF(*alt_tile, tile_n) == 256 ? (args.p.n + 255) / 256
-                               : GMM__CFG_OF(*alt_tile, tile_n) == 128 ? (args.p.n + 127) / 128
-                                                               : (args.p.n + GMM__CFG(tile_n) - 1) / GMM__CFG(tile_n);
-                        if (!GMM__K_GROUPED)
-                            tiles_n = gmm_sm90_tiles_n(&args.p, tiles_n, 64, 16 * max_blocks,
-                                                       (int32_t)gmm_cluster_nctarank(), stats);
-                        gmm_sm90_count_work(&args.p, GMM__K_GROUPED, GMM__CFG_OF(*alt_tile, tile_n) == 128, tiles_n,
-                                            16, max_blocks,
-                                            (int32_t)cluster, ends, work_ends);
-                        g = 0;
-                    }
-                }
-                if (!unchanged) {
-                    int32_t work = (int32_t)(blockIdx.x / cluster + tile_index * stride), lane_work = 0, n;
-                    if (tile_index >= GMM_SM90_TILE_RING)
-                        gmm_mbarrier_wait(tile_full +
-                                          8 * (GMM_SM90_TILE_RING +
-                                               tile_index / GMM_SM90_TILE_BATCH % GMM_SM90_TILE_BATCHES),
-                                          (tile_index / GMM_SM90_TILE_RING & 1) ^ 1);
-                    for (n = 0; n < batch; n++, work += stride) {
-                        gmm_find_group32(work_ends, args.p.groups, work, &g);
-                        if (lane == n) lane_work = work, tile->g = g;
-                    }
-                    if (lane < batch) {
-                        tile->k = tile->cols = tile->row_blocks = 0; /* ends the ring */
-                        if (tile->g < args.p.groups)
-                            gmm_sm90_schedule_tile(&args.p, GMM__K_GROUPED, ends, work_ends, lane_work,
-                                                   !GMM__K_GROUPED ||
-                                                   stride % (work_ends[tile->g + 1] - work_ends[tile->g]) == 0,
-                                                   GMM__CFG_OF(*alt_tile, tile_n) == 128, tiles_n,
-                                                   GMM__K_GROUPED ? GMM__CFG(tile_n) : 64, 16,
-                                                   max_blocks, GMM__STEP, (int32_t)gmm_cluster_nctarank(),
-                                                   (int32_t)gmm_cluster_ctarank(),
-                                                   tile);
-                    }
-                    __syncwarp();
-                }
-                if (speculative) speculative = batch = 0;
-                else {
-                    if (lane < batch) gmm_mbarrier_arrive(tile_full +
-                                                          8 * ((tile_index + (uint32_t)lane) % GMM_SM90_TILE_RING));
-                    if (__any_sync(0xFFFFFFFFu, lane < batch && tile->row_blocks == 0)) break;
-                }
-            }
-            if (blockIdx.x == 0) gmm_sm90_report_faults(&args.groups, &args.p, ends);
-        }
-        if (warp == 8) { /* producer warp: each lane loads one box of every stage */
-            uint32_t iter = 0, tile_index;
-            int warmup = GMM__CFG(consumers) == 2; /* the first round only brings code and parameters into the caches */
-            if (!warmup) gmm_griddepcontrol_wait();
-            for (tile_index = 0;; tile_index += !warmup, warmup = 0) {
-                const gmm_sm90_tile *const t = warmup ? warmup_tile : &ring[tile_index % GMM_SM90_TILE_RING];
-                gmm_sm90_box box;
-                uint32_t k_tiles, bytes, stage_bytes, stages_at_once, second;
-                __syncwarp();
-                if (!warmup) {
-                    if (lane == 0) gmm_sm90_release_batch(tile_full, tile_index);
-                    gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING),
-                                      tile_index / GMM_SM90_TILE_RING & 1);
-                    if (t->row_blocks == 0) break;
-                }
-                k_tiles = gmm_sm90_k_tiles(t->k);
-                stage_bytes = (uint32_t)GMM__CFG_OF(!warmup && *alt_tile, stage_bytes);
-                bytes = GMM__TA ? (uint32_t)(t->row_blocks + 3) / 4 * 8192 : (uint32_t)t->row_blocks * 2048;
-                bytes += (uint32_t)gmm_sm90_b_boxes(t) * (GMM__CFG(b_stage_bytes) / (GMM__CFG(tile_n) / 64));
-                if (t->cols <= 0) bytes = 0;
-                stages_at_once = GMM__SMALL_M(GMM__CFG_OF(!warmup && *alt_tile, tile_n)) && !warmup && *small_m ? 2 : 1;
-                /* neighbouring lanes load the same lines of two stages */
-                second = (uint32_t)lane & (stages_at_once - 1);
-                gmm_sm90_assign_box(&args, GMM__K_GROUPED, GMM__TA, GMM__TB, GMM__CFG_OF(!warmup && *alt_tile, tile_n),
-                                    GMM__CFG(b_stage_bytes) / (GMM__CFG(tile_n) / 64), lane >> (stages_at_once - 1),
-                                    cta_rank, t, &box);
-                if (second) box.x += 64;
-                if (warmup) {
-                    GMM__USE_BOX(box, bytes);
-                    gmm_griddepcontrol_wait();
-                    continue;
-                }
-                for (; k_tiles > 0; k_tiles -= stages_at_once, iter += stages_at_once) {
-                    const uint32_t k_iter = iter + second, s = k_iter % GMM__CFG(stages),
-                        full = gmm_sm90_full(stage_bars, s);
-                    if (k_tiles < stages_at_once) stages_at_once = 1; /* the last stage is alone */
-                    if (second < stages_at_once) {
-                        gmm_mbarrier_wait(full + 8, (k_iter / GMM__CFG(stages) & 1) ^ 1);
-                        if (lane == (int)second) gmm_mbarrier_arrive_expect_tx(full, bytes);
-                    } else box.active = 0;
-                    __syncwarp();
-                    if (box.active)
-                        gmm_tma_load(base + s * stage_bytes + box.offset, box.map, full, box.multicast, box.x, box.y,
-                                     box.end, box.wrap);
-                    if (box.is_b ? GMM__TB : GMM__TA) box.y += 64;
-                    else box.x += (box.is_b ? GMM__CFG(box) : 64) * (int32_t)stages_at_once;
-                }
-            }
-            /* shared memory must exist until the other CTA of the cluster has arrived at these barriers for the last
-               time */
-            for (i = 0; i < GMM__CFG(stages); i++, iter++)
-                gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, iter % GMM__CFG(stages)),
-                                  (iter / GMM__CFG(stages) & 1) ^ 1);
-        }
-        if (GMM__K_GROUPED && warp >= 10 && lane < 2) /* store warps: every other part of D */
-            gmm_sm90_store_tiles(&args, ring, tile_full, (uint32_t)warp - 10,
-                                 tile_full + 8 * (GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 2),
-                                 base + GMM__CFG(slots_offset));
-        if (GMM__CFG(tile_b) && warp == 9)
-            gmm_sm90_load_scales(&args, GMM__CFG(tile_b), GMM__CFG(scale_width), GMM__CFG(stages),
-                                 GMM__CFG(stage_bytes),
-                                 base + GMM__CFG(scales), stage_bars, ring, tile_full);
-    } else {
-        if (GMM__CFG(ctas_per_sm) == 1) GMM__SETMAXNREG_INC(232);
-        else GMM__SETMAXNREG_INC(96);
-#ifdef GMM__ALT_TILE
-        gmm_mbarrier_wait(tile_full, 0);
-        if (*(const volatile int32_t *)alt_tile) GMM__ALT_PART(gmm_sm90_consume_tiles_)(args, gmm_shared, ring, base,
-                                                                                        stage_bars, tile_full);
-        else
-#endif
-        GMM__PART(gmm_sm90_consume_tiles_)(args, gmm_shared, ring, base, stage_bars, tile_full);
-    }
-#endif
-}
-#endif
-#undef GMM__DEFERRED
-#undef GMM__DEFERRED_WORDS
-#undef GMM__WORDS_PER_STORE
-#undef GMM__STORE_SLOTS
-#undef GMM__SCHEDULER_WARP
-#undef GMM__STORE_SLOT
-#undef GMM__ZERO_INIT
-#undef GMM__STEP
-#undef GMM__SMALL_M
-#undef GMM__HAS_N8
-#undef GMM__ROWS_PER_STORE
-#undef GMM__K_GROUPED
-#undef GMM__TB
-#undef GMM__TA
-#undef GMM__CFG_OF
-#undef GMM__ALT_CFG
-#undef GMM__TILE_CHOICE
-#undef GMM__ALT_PART
-#undef GMM__PART
-#undef GMM__INSTANCE
-#undef GMM__CFG
-#undef GMM__TILE
-#undef GMM__ALT_TILE
-#undef GMM__NO_KERNEL
-#undef GMM__KERNEL_NAME
-
 

@@ -128,11 +128,19 @@ GMM__DEVICE void gmm_expand_load_step(const gmm_expand_lines_view *p, int mx, in
     }
 }
 
+/* A conversion: dtype of the result, MX32 or NV16, FP4 or FP8 codes. mn_major: columnwise MX32, where the lines here
+   are rows of memory. */
+typedef struct gmm_expand_format {
+    gmm_dtype dtype;
+    int mx, fp4, mn_major;
+} gmm_expand_format;
+
 /* Dequantizes lines [line, line + GMM_EXPAND_LINES) of group or matrix g, elements [c, c + GMM_EXPAND_SPAN) of them.
-   One warp. dtype, mx, fp4 and mn_major are constants. mn_major: columnwise MX32, where the lines here are rows of
-   memory. */
-GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_operand *s, gmm_dtype dtype, int mx,
-                                  int fp4, int mn_major, int32_t g, int32_t line, int32_t c) {
+   One warp. The format is constant. */
+GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_operand *s,
+                                  const gmm_expand_format format, int32_t g, int32_t line, int32_t c) {
+    const gmm_dtype dtype = format.dtype;
+    const int mx = format.mx, fp4 = format.fp4, mn_major = format.mn_major;
     const int transposed = !mx && s->direction == GMM_COLUMNWISE; /* lines are columns of the matrix */
     const int32_t width = transposed ? s->rows : s->cols;
     const int32_t end = width - c < GMM_EXPAND_SPAN ? width : c + GMM_EXPAND_SPAN;
@@ -323,6 +331,9 @@ GMM__DEVICE void gmm_expand_groups(const gmm_expand_args *args) {
    grid-stride loop, one warp per task, first all tasks of operand 0, then those of operand 1. */
 GMM__KERNEL __launch_bounds__(GMM_EXPAND_MAX_THREADS, 1) gmm_expand_rows(const __grid_constant__ gmm_expand_args args) {
     enum { LINE_GROUPS = GMM_GROUP_ROWS / GMM_EXPAND_LINES };
+    const gmm_expand_format nv16_f16 = { GMM_F16, 0, 1, 0 }, nv16_bf16 = { GMM_BF16, 0, 1, 0 };
+    const gmm_expand_format mxfp4_rows = { GMM_BF16, 1, 1, 0 }, mxfp4_columns = { GMM_BF16, 1, 1, 1 };
+    const gmm_expand_format mxfp8_rows = { GMM_BF16, 1, 0, 0 }, mxfp8_columns = { GMM_BF16, 1, 0, 1 };
     int32_t task, k;
     gmm_pdl_wait();
     if (blockIdx.x == 0) gmm_expand_groups(&args);
@@ -349,12 +360,12 @@ GMM__KERNEL __launch_bounds__(GMM_EXPAND_MAX_THREADS, 1) gmm_expand_rows(const _
                 strip -= g * strips;
             }
             line = strip * GMM_GROUP_ROWS + line_group % LINE_GROUPS * GMM_EXPAND_LINES;
-            if (!mx && args.dtype == GMM_F16) gmm_expand_lines(&args, s, GMM_F16, 0, 1, 0, g, line, c);
-            else if (!mx) gmm_expand_lines(&args, s, GMM_BF16, 0, 1, 0, g, line, c);
-            else if (columnwise && fp4) gmm_expand_lines(&args, s, GMM_BF16, 1, 1, 1, g, line, c);
-            else if (columnwise) gmm_expand_lines(&args, s, GMM_BF16, 1, 0, 1, g, line, c);
-            else if (fp4) gmm_expand_lines(&args, s, GMM_BF16, 1, 1, 0, g, line, c);
-            else gmm_expand_lines(&args, s, GMM_BF16, 1, 0, 0, g, line, c);
+            if (!mx && args.dtype == GMM_F16) gmm_expand_lines(&args, s, nv16_f16, g, line, c);
+            else if (!mx) gmm_expand_lines(&args, s, nv16_bf16, g, line, c);
+            else if (columnwise && fp4) gmm_expand_lines(&args, s, mxfp4_columns, g, line, c);
+            else if (columnwise) gmm_expand_lines(&args, s, mxfp8_columns, g, line, c);
+            else if (fp4) gmm_expand_lines(&args, s, mxfp4_rows, g, line, c);
+            else gmm_expand_lines(&args, s, mxfp8_rows, g, line, c);
         }
         task -= tasks;
     }

@@ -138,6 +138,16 @@ typedef struct gmm_fp8_tile {
     int32_t d_y, d_z, d_w; /* the last three TMA coordinates of its first row in D */
 } gmm_fp8_tile;
 
+/* Waits for tile number `tile_index` of the ring. predicted: for the predicted first tile, which has the ring's last
+   entry until the scheduler knows the true one. */
+GMM__DEVICE const gmm_fp8_tile *gmm_fp8_wait_tile(const gmm_fp8_tile *ring, uint32_t tile_full, uint32_t prediction,
+                                                  uint32_t tile_index, int predicted) {
+    const gmm_fp8_tile *const f = &ring[predicted ? GMM_SM90_TILE_RING - 1 : tile_index % GMM_SM90_TILE_RING];
+    gmm_mbarrier_wait(predicted ? prediction : tile_full + 8 * (tile_index % GMM_SM90_TILE_RING),
+                      tile_index / GMM_SM90_TILE_RING & 1);
+    return f;
+}
+
 /* Stages of a tile. An empty contraction takes one stage without a load: passing stages is what keeps the scheduler
    from overrunning the tile ring. */
 GMM__DEVICE uint32_t gmm_fp8_k_tiles(int32_t k) { return k > 0 ? (uint32_t)(k + 127) / 128 : 1; }
@@ -240,25 +250,26 @@ GMM__DEVICE void gmm_fp8_empty_tile(const gmm_fp8_args *args, gmm_fp8_tile *f) {
 
 /* gmm_sm90_read_split, gmm_sm90_tiles_n, gmm_sm90_count_work and gmm_fp8_padded_starts for fwd and dgrad in one pass: a
    lane loads the entries of its up to `lane_groups` groups at once, so that the latency is paid once. `known`: returns
-   0 if `ends` still describe the split; else returns the tiles along the columns. Whole warp. */
+   0 if s->ends still describe the split; else returns the tiles along the columns. Whole warp. */
 enum { GMM_FP8_LANE_GROUPS = 4 };
-GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const int lane_groups, int known, int raster_n,
-                                       int32_t tile_n,
-                                 int32_t n_align, int32_t consumers, int32_t cluster, int32_t *ends, int32_t *work_ends,
-                                 int32_t *starts) {
+GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const gmm_sm90_scheduler *s,
+                                       const int lane_groups, int known, int32_t tile_n) {
+    int32_t *const ends = s->ends, *const work_ends = s->work_ends, *const starts = s->padded_starts;
+    const int32_t cluster_size = (int32_t)gmm_cluster_nctarank();
     const int by_offsets = args->groups.form == GMM_SPLIT_OFFSETS;
     const int32_t lane = (int32_t)threadIdx.x & 31;
     gmm_sm90_split_stats stats = { 0, 0 };
     int32_t entries[GMM_FP8_LANE_GROUPS], end = 0, work = 0, padded = 0, first = lane, tiles_n, i, j;
-    const int32_t last = lane_groups > 1 ? gmm_sm90_lane_groups(args->p.groups, &first) : min(lane + 1, args->p.groups);
+    const int32_t last = lane_groups > 1 ? gmm_sm90_lane_groups(args->p.groups, &first)
+                                         : min(lane + 1, args->p.groups);
     int changed = !known;
 #pragma unroll
     for (j = 0; j < lane_groups; j++) /* zero past the last group */
         entries[j] = first + j < last ? gmm_sm90_split_entry(&args->groups, first + j + by_offsets) : 0;
 #pragma unroll
     for (j = 0; j < lane_groups; j++)
-        if (known &&
-            first + j < last) changed |= entries[j] != ends[first + j + 1] - (by_offsets ? 0 : ends[first + j]);
+        if (known && first + j < last)
+            changed |= entries[j] != ends[first + j + 1] - (by_offsets ? 0 : ends[first + j]);
     if (!__any_sync(0xFFFFFFFFu, changed)) return 0;
     __syncwarp(); /* all lanes have read the ends */
 #pragma unroll
@@ -280,14 +291,14 @@ GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const int lane_
     }
     stats.max_rows = __reduce_max_sync(0xFFFFFFFFu, stats.max_rows);
     stats.nonempty = __reduce_add_sync(0xFFFFFFFFu, stats.nonempty);
-    tiles_n = gmm_sm90_tiles_n(&args->p, (args->p.n + tile_n - 1) / tile_n, n_align, GMM_FP8_BLOCK_ROWS * consumers,
-                               cluster, stats);
+    tiles_n = gmm_sm90_tiles_n(&args->p, (args->p.n + tile_n - 1) / tile_n, s->col_align,
+                               s->block_rows * s->max_blocks, cluster_size, stats);
     __syncwarp();
 #pragma unroll 1
     for (j = first; j < last; j++) {
         const int32_t m = ends[j + 1] - ends[j];
-        work_ends[j + 1] = work += gmm_sm90_group_work(gmm_sm90_tile_count(m, GMM_FP8_BLOCK_ROWS, consumers),
-                                                       tiles_n, cluster, raster_n);
+        work_ends[j + 1] = work += gmm_sm90_group_work(gmm_sm90_tile_count(m, s->block_rows, s->max_blocks),
+                                                       tiles_n, cluster_size, s->raster_n);
         starts[j + 1] = padded += (m + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS * GMM_GROUP_ROWS;
     }
     {
@@ -312,34 +323,33 @@ GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const int lane_
 
 /* The predicted first tile of this CTA. CTAs of a cluster may have read different splits, so that it multicasts
    nothing. Whole warp. */
-GMM__DEVICE void gmm_fp8_predict_first_tile(const gmm_fp8_args *args, const int32_t *ends, const int32_t *work_ends,
-                               const int32_t *starts, int raster_n, int32_t tiles_n, int32_t n_align, int32_t consumers,
-                               int32_t cluster, int32_t cta_rank, gmm_fp8_tile *f) {
-    const int32_t work = (int32_t)blockIdx.x / cluster;
+GMM__DEVICE void gmm_fp8_predict_first_tile(const gmm_fp8_args *args, const gmm_sm90_scheduler *s,
+                                            const gmm_sm90_cta cta, gmm_fp8_tile *f) {
+    const int32_t *const ends = s->ends, *const work_ends = s->work_ends;
+    const int32_t work = (int32_t)blockIdx.x / cta.cluster_size;
     int32_t g = 0, m;
     gmm_fp8_empty_tile(args, f);
     if (work >= work_ends[args->p.groups]) return;
     gmm_find_group32(work_ends, args->p.groups, work, &g);
     f->t.g = g;
-    f->padded_row = starts[g];
+    f->padded_row = s->padded_starts[g];
     m = ends[g + 1] - ends[g];
-    if (m <= GMM_FP8_BLOCK_ROWS * consumers) { /* gmm_sm90_schedule_tile for one tile of rows */
-        const int32_t tn = cluster * (work - work_ends[g]) + cta_rank, steps = (args->p.n + n_align - 1) / n_align;
-        if (tn >= tiles_n) { /* the pair has no second tile */
+    if (m <= s->block_rows * s->max_blocks) { /* gmm_sm90_schedule_tile for one tile of rows */
+        const int32_t tn = cta.cluster_size * (work - work_ends[g]) + cta.rank;
+        const int32_t units = (args->p.n + s->col_align - 1) / s->col_align;
+        if (tn >= s->tiles_n) { /* only the other CTA of the cluster has a tile */
             gmm_fp8_empty_tile(args, f);
             return;
         }
         f->t.row = ends[g];
         f->t.end = ends[g + 1];
         f->t.rows = m;
-        f->t.row_blocks = (m + GMM_FP8_BLOCK_ROWS - 1) / GMM_FP8_BLOCK_ROWS;
-        f->t.n0 = n_align * gmm_sm90_even_begin(steps, tiles_n, tn);
-        f->t.cols = n_align * gmm_sm90_even_begin(steps, tiles_n, tn + 1) - f->t.n0;
+        f->t.row_blocks = (m + s->block_rows - 1) / s->block_rows;
+        f->t.n0 = s->col_align * gmm_sm90_even_begin(units, s->tiles_n, tn);
+        f->t.cols = s->col_align * gmm_sm90_even_begin(units, s->tiles_n, tn + 1) - f->t.n0;
         if (f->t.cols > args->p.n - f->t.n0) f->t.cols = args->p.n - f->t.n0;
     } else {
-        gmm_sm90_schedule_tile(&args->p, 0, ends, work_ends, work, 0, raster_n, tiles_n, n_align, GMM_FP8_BLOCK_ROWS,
-                               consumers, GMM_FP8_BLOCK_ROWS, cluster,
-                       cta_rank, &f->t);
+        gmm_sm90_schedule_tile(s, s->raster_n, work, 0, cta, &f->t);
         f->t.multicast = 0;
     }
 }

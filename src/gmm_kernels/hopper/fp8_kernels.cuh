@@ -40,60 +40,27 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 }
 
 #define GMM__BODY 11
-#define GMM__TAG e4m3
-#define GMM__KERNEL_NAME gmm_gemm_e4m3_1d2d_192x128x128_sm90
-#define GMM__SCALED 1d2d
-#define GMM__FAST 0
-#define GMM__TILE 192x128
+/* kernel, tag of the dtype of A, scaling of partial sums, whether none are scaled, tile */
+#define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_sm90, e4m3, 1d2d, 0, 192x128)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_e4m3_1d2d_192x128x128_small_m_sm90
-#define GMM__SCALED 1d2d
-#define GMM__FAST 0
-#define GMM__TILE 192x128_small_m
+#define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_small_m_sm90, e4m3, 1d2d, 0, 192x128_small_m)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_e4m3_1d2d_128x192x128_small_m_sm90
-#define GMM__SCALED 1d2d
-#define GMM__FAST 0
-#define GMM__TILE 128x192_small_m
+#define GMM__ROW (gmm_gemm_e4m3_1d2d_128x192x128_small_m_sm90, e4m3, 1d2d, 0, 128x192_small_m)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_e4m3_1d1d_128x192x128_full_slot_sm90
-#define GMM__SCALED 1d1d
-#define GMM__FAST 0
-#define GMM__TILE 128x192_full_slot
+#define GMM__ROW (gmm_gemm_e4m3_1d1d_128x192x128_full_slot_sm90, e4m3, 1d1d, 0, 128x192_full_slot)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_e4m3_fast_128x192x128_sm90
-#define GMM__SCALED fast
-#define GMM__FAST 1
-#define GMM__TILE 128x192
+#define GMM__ROW (gmm_gemm_e4m3_fast_128x192x128_sm90, e4m3, fast, 1, 128x192)
 #include GMM_KERNELS_FILE
-#undef GMM__TAG
-#define GMM__TAG e5m2
-#define GMM__KERNEL_NAME gmm_gemm_e5m2_1d2d_192x128x128_sm90
-#define GMM__SCALED 1d2d
-#define GMM__FAST 0
-#define GMM__TILE 192x128
+#define GMM__ROW (gmm_gemm_e5m2_1d2d_192x128x128_sm90, e5m2, 1d2d, 0, 192x128)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_e5m2_1d2d_192x128x128_small_m_sm90
-#define GMM__SCALED 1d2d
-#define GMM__FAST 0
-#define GMM__TILE 192x128_small_m
+#define GMM__ROW (gmm_gemm_e5m2_1d2d_192x128x128_small_m_sm90, e5m2, 1d2d, 0, 192x128_small_m)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_e5m2_1d2d_128x192x128_small_m_sm90
-#define GMM__SCALED 1d2d
-#define GMM__FAST 0
-#define GMM__TILE 128x192_small_m
+#define GMM__ROW (gmm_gemm_e5m2_1d2d_128x192x128_small_m_sm90, e5m2, 1d2d, 0, 128x192_small_m)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_e5m2_1d1d_128x192x128_full_slot_sm90
-#define GMM__SCALED 1d1d
-#define GMM__FAST 0
-#define GMM__TILE 128x192_full_slot
+#define GMM__ROW (gmm_gemm_e5m2_1d1d_128x192x128_full_slot_sm90, e5m2, 1d1d, 0, 128x192_full_slot)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_e5m2_fast_128x192x128_sm90
-#define GMM__SCALED fast
-#define GMM__FAST 1
-#define GMM__TILE 128x192
+#define GMM__ROW (gmm_gemm_e5m2_fast_128x192x128_sm90, e5m2, fast, 1, 128x192)
 #include GMM_KERNELS_FILE
-#undef GMM__TAG
 #undef GMM__BODY
 
 typedef struct gmm_fp8_kernel {

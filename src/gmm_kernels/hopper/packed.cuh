@@ -2,9 +2,10 @@
    of 64 codes per column (FP8 swizzled by 64 bytes), then A, then four scale bytes per column: those of the four blocks
    of 16 elements of this stage, or of four blocks of 32 elements, of which an even stage uses the first two. */
 
-/* Scales of a thread's two columns for the stage's four steps of 16, as pairs of bf16; FP8 scales carry 2^120, which
-   the decoded elements lack. smem_at: scales of the warp's 16 columns; odd: the stage uses the upper two scale bytes.
-   Returns whether a product could leave the range of bf16, which takes gmm_sm90_packed_fragment_wide. */
+/* Scales of a thread's two columns for the stage's four steps of 16, as bf16x2 with equal halves; FP8 scales are
+   multiplied by 2^120, by which the decoded elements are too small. smem_at: scales of the warp's 16
+   columns; odd: the stage uses the upper two scale bytes. Returns whether a product could leave the range of bf16: then
+   gmm_sm90_packed_fragment_wide makes the fragments. */
 GMM__DEVICE int gmm_sm90_packed_scales(const int b_format, uint32_t smem_at, int odd, uint32_t scales[2][4]) {
     const uint32_t lane = threadIdx.x & 31;
     int r, j, wide = 0;
@@ -30,8 +31,8 @@ GMM__DEVICE int gmm_sm90_packed_scales(const int b_format, uint32_t smem_at, int
     return wide;
 }
 /* Codes of a thread for the stage's four steps: of columns lane / 4 and lane / 4 + 8, elements 2 (lane % 4), + 1, + 8
-   and + 9, as four FP8 codes or as two bytes. smem_at: codes of the warp's 16 columns. Returns whether FP8 has a NaN.
-   */
+   and + 9, as four FP8 codes or as two bytes. smem_at: codes of the warp's 16 columns. Returns whether an FP8 code is
+   NaN. */
 GMM__DEVICE int gmm_sm90_packed_load(const int b_format, uint32_t smem_at, uint32_t codes[4][2]) {
     const uint32_t lane = threadIdx.x & 31, c = lane & 3;
     uint32_t nan = 0;
@@ -58,16 +59,15 @@ GMM__DEVICE int gmm_sm90_packed_load(const int b_format, uint32_t smem_at, uint3
             for (r = 0; r < 2; r++) nan |= (codes[j][r] & 0x7F7F7F7Fu) + 0x01010101u;
     return (nan & 0x80808080u) != 0;
 }
-/* A thread's wgmma fragment for one step: codes times scales, as pairs of bf16. */
+/* A thread's wgmma fragment for one step: codes times scales, as bf16x2. */
 GMM__DEVICE void gmm_sm90_packed_fragment(const int b_format, const uint32_t codes[2], uint32_t scales0,
-                                          uint32_t scales1,
-                                          uint32_t fragment[4]) {
+                                          uint32_t scales1, uint32_t fragment[4]) {
     int r;
 #pragma unroll
     for (r = 0; r < 2; r++) {
         const uint32_t u = codes[r], scale = r ? scales1 : scales0;
         uint32_t x, y;
-        if (b_format == gmm_sm90_b_format_mx8) { /* exponent and mantissa moved to bf16's places: 2^-120 of the value */
+        if (b_format == gmm_sm90_b_format_mx8) { /* exponent and mantissa shifted to bf16's bits: 2^-120 of the value */
             x = gmm_prmt(u, 0u, 0x1404u);
             y = gmm_prmt(u, 0u, 0x3424u);
             x = (x & 0x80008000u) | (x >> 4 & 0x07F007F0u);
@@ -98,40 +98,39 @@ GMM__DEVICE void gmm_sm90_packed_fragment_wide(const uint32_t codes[2], uint32_t
 }
 
 /* Mainloop of packed weights for a consumer warp group: it dequantizes the fragments of a stage while the other warp
-   group multiplies. packed_at, scales_at: of this warp in stage 0; `stages` stages of `stage` bytes. */
-GMM__DEVICE void gmm_sm90_packed_mainloop(const int b_format, const int m16, const uint32_t stages,
-                                          const uint32_t stage,
-                                          float *acc, uint32_t k_tiles, uint32_t packed_at, uint32_t scales_at,
-                                          uint64_t desc_a,
-                                          uint32_t stage_bars, uint32_t cluster, uint32_t *iter) {
+   group multiplies. packed_at, scales_at: codes and scales of this warp in stage 0. */
+GMM__DEVICE void gmm_sm90_packed_mainloop(const int b_format, const int m16, float *acc, uint32_t k_tiles,
+                                          uint32_t packed_at, uint32_t scales_at, uint64_t desc_a,
+                                          gmm_sm90_pipeline *pipe) {
     const uint32_t lane = threadIdx.x & 31;
-    uint32_t q, s = *iter % stages, parity = *iter / stages & 1, scales[2][4], packed[4][2], fragments[4][4];
+    uint32_t k, s = pipe->iter % pipe->stages, parity = pipe->iter / pipe->stages & 1;
+    uint32_t scales[2][4], codes[4][2], fragments[4][4];
     int j, wide;
 #pragma unroll 1
-    for (q = 0; q < k_tiles; q++) {
-        const uint32_t a = (uint32_t)desc_a + s * (stage >> 4);
-        gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), parity);
-        wide = gmm_sm90_packed_load(b_format, packed_at + s * stage, packed);
-        wide |= gmm_sm90_packed_scales(b_format, scales_at + s * stage, (int)(q & 1), scales);
+    for (k = 0; k < k_tiles; k++) {
+        const uint32_t a = (uint32_t)desc_a + s * (pipe->stage_bytes >> 4);
+        gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), parity);
+        wide = gmm_sm90_packed_load(b_format, packed_at + s * pipe->stage_bytes, codes);
+        wide |= gmm_sm90_packed_scales(b_format, scales_at + s * pipe->stage_bytes, (int)(k & 1), scales);
 #pragma unroll
-        for (j = 0; j < 4; j++) gmm_sm90_packed_fragment(b_format, packed[j], scales[0][j], scales[1][j], fragments[j]);
+        for (j = 0; j < 4; j++) gmm_sm90_packed_fragment(b_format, codes[j], scales[0][j], scales[1][j], fragments[j]);
         if (b_format == gmm_sm90_b_format_mx8 && wide)
 #pragma unroll
-            for (j = 0; j < 4; j++) gmm_sm90_packed_fragment_wide(packed[j], scales[0][j], scales[1][j], fragments[j]);
+            for (j = 0; j < 4; j++) gmm_sm90_packed_fragment_wide(codes[j], scales[0][j], scales[1][j], fragments[j]);
         __syncwarp();
         gmm_wgmma_fence();
 #pragma unroll
         for (j = 0; j < 4; j++)
             gmm_wgmma_rs_bf16(m16, acc, fragments[j], (desc_a & 0xFFFFFFFF00000000u) | (a + j * (32 >> 4)));
         gmm_wgmma_commit();
-        GMM__WGMMA_WAIT(0); /* wgmma would keep its registers from everything else */
-        if (lane < cluster) gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s), lane);
-        if (++s == stages) {
+        GMM__WGMMA_WAIT(0); /* until then no other instruction may use the registers of the wgmma */
+        if (lane < pipe->cluster_size) gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, s), lane);
+        if (++s == pipe->stages) {
             s = 0;
             parity ^= 1;
         }
     }
-    *iter += k_tiles;
+    pipe->iter += k_tiles;
 }
 
 /* Releases the batch of the tile ring that this warp has read, if tile number `tile` opens the next one. */
@@ -142,20 +141,17 @@ GMM__DEVICE void gmm_sm90_release_batch(uint32_t tile_full, uint32_t tile) {
 }
 
 /* The scale loader: one warp copies the scales of every stage to shared memory, lane l those of columns l + 32 i.
-   `scales`: their place in stage 0. */
-GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_format, const int width,
-                                      const uint32_t stages,
-                                      const uint32_t stage, uint32_t scales, uint32_t stage_bars,
-                                      const gmm_sm90_tile *ring,
-                                      uint32_t tile_full) {
+   `width`: elements per scale; `scales`: address of the scales in stage 0. */
+GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_format, const int width, uint32_t scales,
+                                      gmm_sm90_pipeline pipe, const gmm_sm90_tile *ring, uint32_t tile_full) {
     const uint32_t lane = threadIdx.x & 31;
     const gmm_scaling scaling = b_format == gmm_sm90_b_format_nv4 ? GMM_SCALING_NV16 : GMM_SCALING_MX32;
-    uint32_t iter = 0, tile_index = 0;
+    uint32_t tile_index = 0;
     int i, e;
     for (;; tile_index++) {
         const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
         const uint8_t *line[4];
-        uint32_t q, k_tiles;
+        uint32_t k, k_tiles;
         int32_t blocks, word_step, aligned;
         __syncwarp();
         if (lane == 0) gmm_sm90_release_batch(tile_full, tile_index);
@@ -176,11 +172,12 @@ GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_for
                 line[i] = v.scale + (c < t->cols ? gmm__qview_scale(&v, t->n0 + c, 0) : 0);
             }
         }
-        for (q = 0; q < k_tiles; q++, iter++) {
-            const uint32_t s = iter % stages, full = gmm_sm90_full(stage_bars, s), to = scales + s * stage + 4 * lane;
-            const int32_t word = (int32_t)(width == 16 ? q : q / 2);
+        for (k = 0; k < k_tiles; k++, pipe.iter++) {
+            const uint32_t s = pipe.iter % pipe.stages, full = gmm_sm90_full(pipe.bars, s);
+            const uint32_t to = scales + s * pipe.stage_bytes + 4 * lane;
+            const int32_t word = (int32_t)(width == 16 ? k : k / 2);
             const int32_t left = blocks - 4 * word < 4 ? blocks - 4 * word : 4;
-            gmm_mbarrier_wait(full + 8, (iter / stages & 1) ^ 1);
+            gmm_mbarrier_wait(full + 8, (pipe.iter / pipe.stages & 1) ^ 1);
 #pragma unroll
             for (i = 0; i < 4; i++) {
                 const int32_t count = (int32_t)lane + 32 * i < t->cols ? left : 0;
@@ -188,10 +185,10 @@ GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_for
                 if (aligned) /* bytes past `count` become zeros */
                     gmm_cp_async_4_zfill(to + 128 * i, __cvta_generic_to_global(from), count);
                 else {
-                    uint32_t word = 0;
+                    uint32_t bytes = 0;
 #pragma unroll 1
-                    for (e = 0; e < count; e++) word |= (uint32_t)from[e] << 8 * e;
-                    gmm_st_shared_u32(to + 128 * i, word);
+                    for (e = 0; e < count; e++) bytes |= (uint32_t)from[e] << 8 * e;
+                    gmm_st_shared_u32(to + 128 * i, bytes);
                 }
             }
             if (aligned) gmm_cp_async_mbarrier_arrive(full);

@@ -1,4 +1,4 @@
-/* The box that a lane of the producer warp loads in every stage of a tile. */
+/* The TMA box that a lane of the producer warp loads in every stage of a tile. */
 typedef struct gmm_sm90_box {
     const CUtensorMap *map;
     int32_t x, y, end, wrap; /* coordinates in stage 0 */
@@ -8,11 +8,19 @@ typedef struct gmm_sm90_box {
 
 /* Boxes of 64 columns of B that a tile reads. */
 GMM__DEVICE int32_t gmm_sm90_b_boxes(const gmm_sm90_tile *t) { return (t->cols + 63) / 64; }
-/* Assigns box `index` of a tile to this lane of CTA `cta_rank`: first the boxes of B, then those of A. A stage begins
-   with B, `b_box_bytes` per box. Boxes of a multicast operand alternate between the CTAs. */
-GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, int k_grouped, int ta, int tb, int tile_n,
-                                     uint32_t b_box_bytes,
-                              int32_t index, uint32_t cta_rank, const gmm_sm90_tile *t, gmm_sm90_box *box) {
+/* How the operands of a product lie in memory and in a stage, which holds B, then A. */
+typedef struct gmm_sm90_operand_layout {
+    int k_grouped;        /* wgrad: both operands are token matrices */
+    int ta, tb;           /* the rows of A, of B lie along the contraction (MN-major) */
+    int32_t tile_n;       /* columns of B in a stage */
+    uint32_t b_block_bytes; /* of 64 columns of B in a stage */
+} gmm_sm90_operand_layout;
+
+/* Assigns box `index` of a tile to this lane of CTA `cta_rank`: first the boxes of B, then those of A. Boxes of a
+   multicast operand alternate between the CTAs. */
+GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, const gmm_sm90_operand_layout layout,
+                                     const gmm_sm90_tile *t, int32_t index, uint32_t cta_rank, gmm_sm90_box *box) {
+    const int ta = layout.ta, tb = layout.tb;
     const int32_t b_boxes = gmm_sm90_b_boxes(t), boxes64 = t->row_blocks / 4;
     const int32_t a_boxes = ta ? (t->row_blocks + 3) / 4 : boxes64 + t->row_blocks % 4;
     box->active = t->cols > 0 && index < b_boxes + a_boxes;
@@ -22,10 +30,10 @@ GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, int k_grouped, i
     if (box->is_b) {
         box->multicast = t->multicast == 1;
         box->map = &args->b;
-        box->offset = (uint32_t)index * b_box_bytes;
+        box->offset = (uint32_t)index * layout.b_block_bytes;
         box->x = tb ? t->n0 + 64 * index : 0;
-        box->y = k_grouped ? GMM_SM90_RAGGED_ROWS - t->k : tb ? 0 : t->n0 + 64 * index;
-        if (!k_grouped) {
+        box->y = layout.k_grouped ? GMM_SM90_RAGGED_ROWS - t->k : tb ? 0 : t->n0 + 64 * index;
+        if (!layout.k_grouped) {
             const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_data(&args->p.b, t->g) - GMM_SM90_MAP_BASE;
             box->end = (int32_t)(from >> 4 & 0x3FFF);
             box->wrap = (int32_t)(from >> 18);
@@ -36,22 +44,23 @@ GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, int k_grouped, i
         first = ta || index < boxes64 ? 64 * index : 16 * index + 48 * boxes64;
         box->multicast = t->multicast == 2;
         box->map = ta || index < boxes64 ? &args->a : &args->a16;
-        box->offset = b_box_bytes * (uint32_t)(tile_n / 64) + 128 * (uint32_t)first;
+        box->offset = layout.b_block_bytes * (uint32_t)(layout.tile_n / 64) + 128 * (uint32_t)first;
         box->x = ta ? t->m0 + first : 0;
         box->y = ta ? GMM_SM90_RAGGED_ROWS - t->k : GMM_SM90_RAGGED_ROWS - (t->end - t->row) + t->m0 + first;
     }
     if (box->multicast && (index & 1) != (int)cta_rank) box->active = 0;
 }
 
-/* A box of D: up to 64 rows by 128 bytes. A store slot holds a part of D, two boxes side by side. */
+/* A TMA box of D: up to 64 rows by 128 bytes. A store slot holds a part of D, two boxes side by side. */
 typedef struct gmm_sm90_d_box {
-    int32_t x, y, z, w; /* TMA coordinates: first column, first row, address of the group's D */
-    int active;         /* it is moved by TMA */
-    int evict_first;    /* it leaves the L2 before operands, which are read again */
+    int evict_first;    /* the L2 evicts it before operands, which are read again */
+    int active;         /* TMA stores it */
+    int32_t w, z, y, x; /* TMA coordinates: address of the group's D, first row, first column */
 } gmm_sm90_d_box;
 
-/* A consumer warp group waits until the slot of part number `part` of D is empty, and hands it over full. slot_bars:
-   the barriers of the first slot; which warp group writes a part does not matter for its slot. */
+/* A consumer warp group acquires the slot of part number `part` of D when it is empty, and commits it when it is
+   written. slot_bars: barriers of the first slot. The slot of a part does not depend on the warp group that writes it.
+   */
 GMM__DEVICE void gmm_sm90_acquire_slot(uint32_t slot_bars, uint32_t part) {
     gmm_mbarrier_wait(gmm_sm90_store_empty(slot_bars, part), part / 4 & 1);
 }
@@ -65,7 +74,7 @@ GMM__DEVICE uint32_t gmm_sm90_d_parts(const gmm_sm90_tile *t, int32_t size) {
     return t->cols > 0 ? (uint32_t)((t->rows + 63) / 64 * ((t->cols * size + 255) / 256)) : 0;
 }
 
-/* Whether TMA stores a group's D: rows are 16-byte aligned and, for 16-bit D, nothing is added to. */
+/* Whether TMA stores a group's D: rows are 16-byte aligned and, for 16-bit D, beta is 0. */
 GMM__DEVICE int gmm_sm90_d_by_tma(const gmm_gemm_args *p, int32_t g, float beta) {
     const int size = gmm_kmat_size(&p->d);
     return (((uint64_t)(uintptr_t)gmm_kmat_data(&p->d, g) | (uint64_t)(p->d.ld * size)) & 15) == 0 &&
@@ -74,8 +83,7 @@ GMM__DEVICE int gmm_sm90_d_by_tma(const gmm_gemm_args *p, int32_t g, float beta)
 
 /* Stores a lane's box of part number `part` as soon as the slot is written. */
 GMM__DEVICE void gmm_sm90_store_part(const gmm_sm90_args *args, const gmm_sm90_d_box *box, uint32_t slot_bars,
-                                     uint32_t slot,
-                               uint32_t part) {
+                                     uint32_t slot, uint32_t part) {
     gmm_mbarrier_wait(gmm_sm90_store_full(slot_bars, part), part / 4 & 1);
     slot += part % 4 * 16384;
     if (box->active && box->evict_first) gmm_tma_store_evict_first(&args->a16, slot, box->x, box->y, box->z, box->w);
@@ -84,21 +92,20 @@ GMM__DEVICE void gmm_sm90_store_part(const gmm_sm90_args *args, const gmm_sm90_d
 }
 
 /* The store warps of wgrad: each serves every other part of D, two lanes with a box each. In the order of tiles, and
-   within a tile column block by column block from the first row to the last, it loads what is added to into the slot,
-   hands the slot to the consumers (free), waits for their result (written) and stores it. Tiles that the consumers
-   store themselves pass through the same barriers. slot_bars, slot: of the first slot; part: the first part of this
-   warp. */
+   within a tile column block by column block from the first row to the last, it loads old D into the slot where beta is
+   not 0, passes the slot to the consumers (store_empty), waits for their result (store_full) and stores it. Tiles that
+   the consumers store themselves pass through the same barriers. slot_bars, slots: barriers and address of the first
+   slot; part: the first part of this warp. */
 GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_tile *ring, uint32_t tile_full,
-                                      uint32_t part,
-                               uint32_t slot_bars, uint32_t slots) {
+                                      uint32_t part, uint32_t slot_bars, uint32_t slots) {
     const int32_t lane = (int32_t)threadIdx.x & 31, size = gmm_kmat_size(&args->p.d), cols = 128 / size;
-    /* boxes in the warp's two slots; copied between registers, which is cheaper than memory */
-    gmm_sm90_d_box previous, current;
-    /* of the current tile */
+    /* boxes in the warp's two slots; two variables and a copy, since an array would lie in local memory */
+    gmm_sm90_d_box current, previous;
+    /* of the current tile; x and y are the next box */
     int32_t x = 0, y = 0, m0 = 0, rows = 1, col_end = 0, by_tma = 0, evict_first = 0, done = 0;
     float beta = 0.0f;
     uint64_t from = 0;
-    uint32_t tile_index = 0, part_end = 0; /* tiles opened so far, and the end of their parts */
+    uint32_t tile_index = 0, part_end = 0; /* tiles read so far, and the end of their parts */
     previous.x = previous.y = previous.z = previous.w = previous.active = previous.evict_first = 0;
     current = previous;
     slots += 8192 * (uint32_t)lane;
@@ -137,8 +144,8 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
         if (current.active && beta != 0.0f) {
             const uint32_t to = slots + part % 4 * 16384;
             gmm_mbarrier_arrive_expect_tx(slot_bar, 8192);
-            if (evict_first) gmm_tma_load_evict_first(to, &args->a16, slot_bar, current.x, current.y, current.z,
-                                                      current.w);
+            if (evict_first)
+                gmm_tma_load_evict_first(to, &args->a16, slot_bar, current.x, current.y, current.z, current.w);
             else gmm_tma_load(to, &args->a16, slot_bar, 0, current.x, current.y, current.z, current.w);
         } else gmm_mbarrier_arrive(slot_bar);
     }

@@ -38,22 +38,23 @@ GMM__DEVICE int gmm_sm90_wgmma_n8(int32_t rows) {
 /* Stages of a tile. An empty contraction takes one stage of zeros, which the ragged maps deliver. */
 GMM__DEVICE uint32_t gmm_sm90_k_tiles(int32_t k) { return k > 0 ? (uint32_t)(k + 63) / 64 : 1; }
 
-/* Work of a group: pairs of tiles, or single tiles without clusters. Wide tiles (256 columns) are paired along the rows
-   and share B; with `raster_n` (128 columns) they are paired along the columns and share A, the larger operand. A tile
-   without a partner is paired along the other axis. */
-GMM__DEVICE int32_t gmm_sm90_group_work(int32_t tiles_m, int32_t tiles_n, int32_t cluster, int raster_n) {
-    const int32_t paired = raster_n ? tiles_n : tiles_m, single = raster_n ? tiles_m : tiles_n;
-    return cluster == 1 ? tiles_m * tiles_n : paired / 2 * single + paired % 2 * ((single + 1) / 2);
+/* Work of a group, in clusters: a cluster of two CTAs takes two tiles at once. Two wide tiles (256 columns) have the
+   same columns, and B is multicast; with `raster_n` (128 columns) they have the same rows, and A, the larger operand,
+   is multicast. Where the number of tiles along that axis is odd, clusters take the last ones two by two along the
+   other axis. */
+GMM__DEVICE int32_t gmm_sm90_group_work(int32_t tiles_m, int32_t tiles_n, int32_t cluster_size, int raster_n) {
+    const int32_t along = raster_n ? tiles_n : tiles_m, other = raster_n ? tiles_m : tiles_n;
+    return cluster_size == 1 ? tiles_m * tiles_n : along / 2 * other + along % 2 * ((other + 1) / 2);
 }
 
-/* A warp shares out the groups in contiguous runs, one per lane: this lane has [*first, returned). */
+/* The lanes of a warp divide the groups into contiguous ranges: this lane has groups [*first, returned). */
 GMM__DEVICE int32_t gmm_sm90_lane_groups(int32_t groups, int32_t *first) {
     const int32_t per_lane = (groups + 31) / 32;
     *first = ((int32_t)threadIdx.x & 31) * per_lane;
     return *first + per_lane < groups ? *first + per_lane : groups;
 }
-/* Turns the prefix sums of each lane's run, whose last one is `total`, into prefix sums [G + 1] over all groups. Whole
-   warp. */
+/* Turns the prefix sums of each lane's range, whose last one is `total`, into prefix sums [G + 1] over all groups.
+   Whole warp. */
 GMM__DEVICE void gmm_sm90_prefix_sums(int32_t groups, int32_t total, int32_t *sums) {
     const int32_t lane = (int32_t)threadIdx.x & 31;
     int32_t offset = total, g, i;
@@ -70,11 +71,10 @@ GMM__DEVICE void gmm_sm90_prefix_sums(int32_t groups, int32_t total, int32_t *su
     __syncwarp();
 }
 
-/* Brings the kernel parameters to the constant cache: warp w reads one word of its 64 bytes. Without it the scheduler
-   would miss once per line in sequence. */
+/* Brings the kernel parameters to the constant cache: warp w reads one word of line w, of 64 bytes. Without it the
+   scheduler would miss once per line in sequence. */
 GMM__DEVICE void gmm_sm90_prefetch_params(const uint32_t *words, int bytes, int warp) {
-    if (64 * warp < bytes)
-        gmm_touch(words[16 * warp]);
+    if (64 * warp < bytes) gmm_touch(words[16 * warp]);
 }
 /* Entry i of the split, clamped to [0, capacity]. Read from the L2, because the kernel before may still write it: it is
    read before griddepcontrol.wait and again after it. */
@@ -149,78 +149,105 @@ GMM__DEVICE void gmm_sm90_report_faults(const gmm_groups *s, const gmm_gemm_args
     if (fault) atomicOr(s->fault, fault);
 }
 
+/* What the scheduler warp of a CTA knows. Tiles hold at most `max_blocks` blocks of `block_rows` rows, begin at
+   multiples of `row_align` rows and `col_align` columns, and cover the columns of D in `tiles_n` tiles. */
+typedef struct gmm_sm90_scheduler {
+    const gmm_gemm_args *p;
+    int32_t *ends;          /* [G + 1] ends of the groups' rows */
+    int32_t *work_ends;     /* [G + 1] prefix sums of the groups' work (gmm_sm90_count_work) */
+    int32_t *padded_starts; /* [G + 1] where groups start in padded copies; FP8 products alone */
+    int k_grouped;          /* wgrad: the rows of a group are the contraction */
+    int raster_n;           /* rasterization along N: clusters take tiles of the same rows (gmm_sm90_group_work) */
+    int32_t tiles_n, max_blocks;
+    int32_t g;              /* group in which the search for the next tile begins */
+    int32_t block_rows, row_align, col_align;
+} gmm_sm90_scheduler;
+
+/* A CTA's cluster. Functions of the scheduler warp take it by value from gmm_sm90_this_cta, which reads special
+   registers, so that no other register holds it. */
+typedef struct gmm_sm90_cta {
+    int32_t cluster_size, rank;
+} gmm_sm90_cta;
+GMM__DEVICE gmm_sm90_cta gmm_sm90_this_cta(void) {
+    gmm_sm90_cta cta;
+    cta.cluster_size = (int32_t)gmm_cluster_nctarank();
+    cta.rank = (int32_t)gmm_cluster_ctarank();
+    return cta;
+}
+
 /* Tiles along the columns of D for tiles of at most `tile_rows` rows: `min_tiles`, or, where no group has more rows
-   than one tile, as many as fill the last round of the grid. Their widths are nearly equal multiples of `step` columns.
-   */
-GMM__DEVICE int32_t gmm_sm90_tiles_n(const gmm_gemm_args *p, int32_t min_tiles, int32_t step, int32_t tile_rows,
-                                     int32_t cluster,
-                                     gmm_sm90_split_stats stats) {
-    const int32_t max_tiles = (p->n + step - 1) / step, grid = (int32_t)gridDim.x;
+   than one tile, as many as fill the last round of the grid. Their widths are nearly equal multiples of `col_align`
+   columns. */
+GMM__DEVICE int32_t gmm_sm90_tiles_n(const gmm_gemm_args *p, int32_t min_tiles, int32_t col_align, int32_t tile_rows,
+                                     int32_t cluster_size, gmm_sm90_split_stats stats) {
+    const int32_t max_tiles = (p->n + col_align - 1) / col_align, grid = (int32_t)gridDim.x;
     int32_t filling;
     if (stats.max_rows > tile_rows || stats.nonempty == 0) return min_tiles;
-    filling = (stats.nonempty * min_tiles + grid - 1) / grid * grid / stats.nonempty & -cluster;
+    filling = (stats.nonempty * min_tiles + grid - 1) / grid * grid / stats.nonempty & -cluster_size;
     return filling < min_tiles ? min_tiles : filling < max_tiles ? filling : max_tiles;
 }
-/* First of the units of tile i where `tiles` tiles share `count` units as evenly as possible. */
+/* First of the units of tile i where `tiles` tiles divide `count` units as evenly as possible. */
 GMM__DEVICE int32_t gmm_sm90_even_begin(int32_t count, int32_t tiles, int32_t i) {
     const int32_t each = count / tiles, rest = count - tiles * each;
     return i * each + (i < rest ? i : rest);
 }
 
-/* Writes the prefix sums [G + 1] of the groups' work, for tiles of at most `max_blocks` blocks of `block_rows` rows and
-   `tiles_n` tiles along the columns. In wgrad (k_grouped) frozen groups and empty groups with beta 1 have none. Whole
-   warp. */
-GMM__DEVICE void gmm_sm90_count_work(const gmm_gemm_args *p, int k_grouped, int raster_n, int32_t tiles_n,
-                                     int32_t block_rows,
-                                     int32_t max_blocks, int32_t cluster, const int32_t *ends, int32_t *work_ends) {
+/* Writes work_ends. In wgrad frozen groups, and empty groups with beta 1, have no work. Whole warp. */
+GMM__DEVICE void gmm_sm90_count_work(const gmm_sm90_scheduler *s, int32_t cluster_size) {
+    const gmm_gemm_args *p = s->p;
     const int32_t G = p->groups;
     int32_t total = 0, g;
     const int32_t last = gmm_sm90_lane_groups(G, &g);
 #pragma unroll 1
     for (; g < last; g++) {
-        const int32_t m = ends[g + 1] - ends[g];
-        if (!k_grouped || (!(p->frozen && p->frozen[g]) && !(m == 0 && gmm_gemm_beta(p, g) == 1.0f)))
-            total += gmm_sm90_group_work(gmm_sm90_tile_count(k_grouped ? p->m : m, block_rows, max_blocks), tiles_n,
-                                         cluster, raster_n);
-        work_ends[g + 1] = total;
+        const int32_t m = s->ends[g + 1] - s->ends[g];
+        if (!s->k_grouped || (!(p->frozen && p->frozen[g]) && !(m == 0 && gmm_gemm_beta(p, g) == 1.0f)))
+            total += gmm_sm90_group_work(gmm_sm90_tile_count(s->k_grouped ? p->m : m, s->block_rows, s->max_blocks),
+                                         s->tiles_n, cluster_size, s->raster_n);
+        s->work_ends[g + 1] = total;
     }
-    gmm_sm90_prefix_sums(G, total, work_ends);
+    gmm_sm90_prefix_sums(G, total, s->work_ends);
 }
 
-/* The price model of the tile scheduler: chooses the tile (`tile`: 0 the first, 1 the second, 2 either; m16_1 0: there
-   is only one) and its height in blocks of 16 rows that take the least time for the split. Returns the height; *chosen:
-   the tile. Results do not depend on the choice. Clocks of a tile are linear in its height: constants fitted on one
-   H200 (gmm__wgmma_choose prices the same on the host from average sizes). Cooperative tiles run at the power limit, so
-   that CTAs which idle in the last round speed up the others: idle time counts 0.69 of its length. Whole warp; four
-   lanes share each candidate. */
-GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_gemm_args *p, const int32_t *ends, gmm_sm90_split_stats stats,
-                                         int32_t tile,
-                                         const int cooperative, int32_t n0, int32_t m16_0, int32_t n1, int32_t m16_1,
-                                         int32_t *chosen) {
-    const int32_t G = p->groups, heights0 = cooperative ? m16_0 / 4 + 1 : m16_0 - m16_0 / 2;
+/* A tile of a kernel: columns, and the most blocks of 16 rows. m16 is 0 where the kernel has no such tile. */
+typedef struct gmm_sm90_tile_shape {
+    int32_t n, m16;
+} gmm_sm90_tile_shape;
+
+/* The price model of the tile scheduler: chooses the tile (`choice`: 0 `first`, 1 `second`, 2 either) and its height in
+   blocks of 16 rows that take the least time for the split. Returns the height; *chosen: 0 or 1. Results do not depend
+   on the choice. Clocks of a tile are linear in its height: constants fitted on one H200 (gmm__wgmma_choose prices the
+   same on the host from average sizes). Cooperative tiles run at the power limit, so that CTAs which idle in the last
+   round speed up the others: idle time counts 0.69 of its length. Whole warp; four lanes evaluate each candidate. */
+GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_sm90_scheduler *s, gmm_sm90_split_stats stats, int32_t choice,
+                                         const int cooperative, const gmm_sm90_tile_shape first,
+                                         const gmm_sm90_tile_shape second, int32_t *chosen) {
+    const int32_t n0 = first.n, m16_0 = first.m16, n1 = second.n, m16_1 = second.m16;
+    const int32_t G = s->p->groups, heights0 = cooperative ? m16_0 / 4 + 1 : m16_0 - m16_0 / 2;
     const int32_t heights1 = m16_1 ? m16_1 / 4 + 1 : 0;
     float work = 0.0f, count = 0.0f, max_clocks = 0.0f, cost = 0.0f;
     uint32_t min_cost;
-    int32_t i, c, second, valid;
-    if (tile != 2) { /* every group fits one tile, whatever the height */
-        const int32_t tallest = tile ? m16_1 : m16_0, lowest = tallest - (tile ? heights1 : heights0) + 1;
-        *chosen = tile;
+    int32_t i, c, is_second, valid;
+    if (choice != 2) { /* every group fits one tile, whatever the height */
+        const int32_t tallest = choice ? m16_1 : m16_0;
+        const int32_t lowest = tallest - (choice ? heights1 : heights0) + 1;
+        *chosen = choice;
         if (stats.max_rows <= 16 * lowest) return tallest;
     }
     c = ((int32_t)threadIdx.x & 31) / 4;
-    second = c >= heights0;
+    is_second = c >= heights0;
     {
-        const float k_tiles = (float)gmm_sm90_k_tiles(p->k);
-        const float inverse = __fdividef(1.0f, (float)(second ? m16_1 + heights0 - c : m16_0 - c));
-        const int wide = (second ? n1 : n0) == 256;
+        const float k_tiles = (float)gmm_sm90_k_tiles(s->p->k);
+        const float inverse = __fdividef(1.0f, (float)(is_second ? m16_1 + heights0 - c : m16_0 - c));
+        const int wide = (is_second ? n1 : n0) == 256;
         const float fixed = wide ? 48.0f * k_tiles + 2000.0f : 56.0f * k_tiles + 5800.0f;
         const float slope = wide ? 134.5f * k_tiles + 340.0f : 66.3f * k_tiles - 270.0f;
 #pragma unroll 1
         for (i = (int32_t)threadIdx.x & 3; i < G; i += 4) {
-            const float m = (float)(ends[i + 1] - ends[i] + 8) * 0.0625f, t = ceilf((m - 0.5f) * inverse);
+            const float m = (float)(s->ends[i + 1] - s->ends[i] + 8) * 0.0625f, t = ceilf((m - 0.5f) * inverse);
             const float h = __fdividef(m, fmaxf(t, 1.0f));
             const float clocks = cooperative ? fixed + slope * h
-                                      : fmaxf(k_tiles * fmaxf(256.0f + 44.0f * h, 64.0f * h), 330.0f * h) + 200.0f;
+                                 : fmaxf(k_tiles * fmaxf(256.0f + 44.0f * h, 64.0f * h), 330.0f * h) + 200.0f;
             count += t;
             work += t * clocks;
             if (t > 0.0f) max_clocks = fmaxf(max_clocks, clocks);
@@ -232,16 +259,18 @@ GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_gemm_args *p, const int32_t *
         max_clocks = fmaxf(max_clocks, __shfl_xor_sync(0xFFFFFFFFu, max_clocks, i));
     }
     c = (gmm_tid_x() & 31) / 4; /* computed again, so that no register holds it during the loop above */
-    second = c >= heights0;
-    valid = c < heights0 + heights1 && (tile == 2 || tile == second);
+    is_second = c >= heights0;
+    valid = c < heights0 + heights1 && (choice == 2 || choice == is_second);
     if (count > 0.0f) {
-        const int32_t cols = second ? n1 : n0;
-        const float share = __fdividef((float)((p->n + cols - 1) / cols), (float)gridDim.x), rounds = count * share;
+        const int32_t cols = is_second ? n1 : n0;
+        const float per_cta = __fdividef((float)((s->p->n + cols - 1) / cols), (float)gridDim.x);
+        const float rounds = count * per_cta;
         cost = __fdividef(ceilf(rounds), rounds);
         /* where heights differ, some CTA gets more of the tall tiles */
-        if (cooperative) cost = 0.31f + 0.69f * cost * (1.0f + 1.26f * (__fdividef(max_clocks * count, work) - 1.0f) *
-                                                        rsqrtf(rounds));
-        cost = fminf(cost * work * share, 3.0e38f);
+        if (cooperative)
+            cost = 0.31f + 0.69f * cost * (1.0f + 1.26f * (__fdividef(max_clocks * count, work) - 1.0f) *
+                                                          rsqrtf(rounds));
+        cost = fminf(cost * work * per_cta, 3.0e38f);
     }
     min_cost = __reduce_min_sync(0xFFFFFFFFu, valid ? __float_as_uint(cost) : 0x7FFFFFFFu);
     c = (__ffs((int)__ballot_sync(0xFFFFFFFFu, valid && __float_as_uint(cost) == min_cost)) - 1) / 4;
@@ -249,44 +278,40 @@ GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_gemm_args *p, const int32_t *
     return c >= heights0 ? m16_1 + heights0 - c : m16_0 - c;
 }
 
-/* Fills in work tile `i` of group t->g for CTA `cta_rank` of its cluster: at most `max_blocks` blocks of `block_rows`
-   rows, starting at a multiple of `step` rows; `tiles_n` tiles along the columns, starting at multiples of `step_n`.
-   Rasterization within a group: along the rows first, in bands of 8 pairs, so that tiles in flight share operands.
-   `rotated`: each group starts at another of its tiles (golden ratio), so that a CTA which got a wide tile of one group
-   gets a narrow one of the next. wgrad, whose tiles are nearly equal, rotates only where a CTA would otherwise get the
-   same tile of every group. */
-GMM__DEVICE void gmm_sm90_schedule_tile(const gmm_gemm_args *p, int k_grouped, const int32_t *ends,
-                                        const int32_t *work_ends,
-                                        int32_t i, const int rotated, int raster_n, int32_t tiles_n, int32_t step_n,
-                                        int32_t block_rows,
-                                        int32_t max_blocks, int32_t step, int32_t cluster, int32_t cta_rank,
-                                        gmm_sm90_tile *t) {
-    int32_t m, steps, tiles_m, pairs_m, pairs_n, tm, tn;
+/* Fills in work tile `i` of group t->g for CTA `cta`. Rasterization within a group: along the rows first, in bands of 8
+   clusters, so that tiles in flight read the same operands. raster_n: as s->raster_n. `rotated`: each group starts at
+   another of its tiles (golden ratio), so that a CTA which got a wide tile of one group gets a narrow one of the next.
+   wgrad, whose tiles are nearly equal, rotates only where a CTA would otherwise get the same tile of every group. */
+GMM__DEVICE void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_n, int32_t i, const int rotated,
+                                        const gmm_sm90_cta cta, gmm_sm90_tile *t) {
+    const gmm_gemm_args *p = s->p;
+    const int32_t tiles_n = s->tiles_n, cluster_size = cta.cluster_size, cta_rank = cta.rank;
+    int32_t m, units, tiles_m, clusters_m, clusters_n, tm, tn;
     uint32_t group_work;
-    t->row = ends[t->g];
-    t->end = ends[t->g + 1];
-    m = k_grouped ? p->m : t->end - t->row;
-    t->k = k_grouped ? t->end - t->row : p->k;
-    group_work = (uint32_t)(work_ends[t->g + 1] - work_ends[t->g]);
-    i -= work_ends[t->g];
+    t->row = s->ends[t->g];
+    t->end = s->ends[t->g + 1];
+    m = s->k_grouped ? p->m : t->end - t->row;
+    t->k = s->k_grouped ? t->end - t->row : p->k;
+    group_work = (uint32_t)(s->work_ends[t->g + 1] - s->work_ends[t->g]);
+    i -= s->work_ends[t->g];
     if (rotated) {
         const uint32_t rotated_i = (uint32_t)i + __umulhi((uint32_t)t->g * 2654435769u, group_work);
         i = (int32_t)(rotated_i < group_work ? rotated_i : rotated_i - group_work);
     }
-    tiles_m = gmm_sm90_tile_count(m, block_rows, max_blocks);
-    pairs_m = raster_n ? tiles_m : tiles_m >> (cluster - 1);
-    pairs_n = raster_n ? tiles_n >> (cluster - 1) : tiles_n;
-    t->multicast = cluster == 1 ? 0 : raster_n ? 2 : 1;
-    if (i < pairs_m * pairs_n) {
-        const int32_t band = pairs_m > 8 ? i / (8 * pairs_n) : 0, left = pairs_m - 8 * band;
+    tiles_m = gmm_sm90_tile_count(m, s->block_rows, s->max_blocks);
+    clusters_m = raster_n ? tiles_m : tiles_m >> (cluster_size - 1);
+    clusters_n = raster_n ? tiles_n >> (cluster_size - 1) : tiles_n;
+    t->multicast = cluster_size == 1 ? 0 : raster_n ? 2 : 1;
+    if (i < clusters_m * clusters_n) {
+        const int32_t band = clusters_m > 8 ? i / (8 * clusters_n) : 0, left = clusters_m - 8 * band;
         const int32_t height = left < 8 ? left : 8;
-        i -= 8 * band * pairs_n;
+        i -= 8 * band * clusters_n;
         tn = i / height;
         tm = 8 * band + i - tn * height;
-        if (raster_n) tn = tn * cluster + cta_rank;
-        else tm = tm * cluster + cta_rank;
-    } else { /* without a partner along this axis: paired along the other one */
-        i = 2 * (i - pairs_m * pairs_n);
+        if (raster_n) tn = tn * cluster_size + cta_rank;
+        else tm = tm * cluster_size + cta_rank;
+    } else { /* the last tile along this axis: the cluster takes two of them along the other one */
+        i = 2 * (i - clusters_m * clusters_n);
         t->multicast = i + 1 < (raster_n ? tiles_m : tiles_n) ? 3 - t->multicast : 0;
         tm = raster_n ? i + cta_rank : tiles_m - 1;
         tn = raster_n ? tiles_n - 1 : i + cta_rank;
@@ -295,14 +320,14 @@ GMM__DEVICE void gmm_sm90_schedule_tile(const gmm_gemm_args *p, int k_grouped, c
             tn = tiles_n;
         }
     }
-    steps = (m + step - 1) / step;
-    t->m0 = step * gmm_sm90_even_begin(steps, tiles_m, tm);
-    t->rows = step * gmm_sm90_even_begin(steps, tiles_m, tm + 1) - t->m0;
+    units = (m + s->row_align - 1) / s->row_align;
+    t->m0 = s->row_align * gmm_sm90_even_begin(units, tiles_m, tm);
+    t->rows = s->row_align * gmm_sm90_even_begin(units, tiles_m, tm + 1) - t->m0;
     if (t->rows > m - t->m0) t->rows = m - t->m0;
-    t->row_blocks = (t->rows + block_rows - 1) / block_rows;
-    steps = (p->n + step_n - 1) / step_n;
-    t->n0 = step_n * gmm_sm90_even_begin(steps, tiles_n, tn);
-    t->cols = step_n * gmm_sm90_even_begin(steps, tiles_n, tn + 1) - t->n0;
+    t->row_blocks = (t->rows + s->block_rows - 1) / s->block_rows;
+    units = (p->n + s->col_align - 1) / s->col_align;
+    t->n0 = s->col_align * gmm_sm90_even_begin(units, tiles_n, tn);
+    t->cols = s->col_align * gmm_sm90_even_begin(units, tiles_n, tn + 1) - t->n0;
     if (t->cols > p->n - t->n0) t->cols = p->n - t->n0;
 }
 

@@ -20,17 +20,12 @@ typedef struct gmm_bgrad_args {
 } gmm_bgrad_args;
 
 #define GMM__BODY 3
-#define GMM__PARTIALS_KERNEL_NAME gmm_linear_bgrad_partials_bf16
-#define GMM__ROWS_KERNEL_NAME gmm_linear_bgrad_rows_bf16
-#define GMM__DTYPE GMM_BF16
+/* kernel of the partial sums, kernel of the rows, dtype of dy */
+#define GMM__ROW (gmm_linear_bgrad_partials_bf16, gmm_linear_bgrad_rows_bf16, GMM_BF16)
 #include GMM_KERNELS_FILE
-#define GMM__PARTIALS_KERNEL_NAME gmm_linear_bgrad_partials_f16
-#define GMM__ROWS_KERNEL_NAME gmm_linear_bgrad_rows_f16
-#define GMM__DTYPE GMM_F16
+#define GMM__ROW (gmm_linear_bgrad_partials_f16, gmm_linear_bgrad_rows_f16, GMM_F16)
 #include GMM_KERNELS_FILE
-#define GMM__PARTIALS_KERNEL_NAME gmm_linear_bgrad_partials_f32
-#define GMM__ROWS_KERNEL_NAME gmm_linear_bgrad_rows_f32
-#define GMM__DTYPE GMM_F32
+#define GMM__ROW (gmm_linear_bgrad_partials_f32, gmm_linear_bgrad_rows_f32, GMM_F32)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 

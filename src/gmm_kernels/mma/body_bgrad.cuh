@@ -1,16 +1,20 @@
 /* ........................................................................................ Body: bias gradient ... */
 #elif GMM__BODY == 3
 
-#if !defined(GMM__PARTIALS_KERNEL_NAME) || !defined(GMM__ROWS_KERNEL_NAME) || !defined(GMM__DTYPE)
-#error "gmm: this body needs GMM__PARTIALS_KERNEL_NAME, GMM__ROWS_KERNEL_NAME and GMM__DTYPE"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__PARTIALS_KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__ROWS_KERNEL_NAME GMM__COLUMN(2, GMM__ROW)
+#define GMM__DTYPE GMM__COLUMN(3, GMM__ROW)
+
 /* partials[chunk][n] = sum over the rows of a chunk of s[r] dy[r][n]. A CTA processes GMM_BGRAD_COLS columns of a
-   chunk: 64 threads cover the columns, 4 each, and four sets of them take every fourth row. */
+   chunk: 64 threads cover the columns, 4 each, and ROW_GROUPS groups of 64 threads sum every fourth row each. */
 GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS)
 GMM__PARTIALS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
-    enum { LINES = GMM_BGRAD_THREADS / 64, SIZE = GMM__DTYPE == GMM_F32 ? 4 : 2 };
-    __shared__ float sums[LINES][GMM_BGRAD_COLS];
-    const int tid = (int)threadIdx.x, line = tid / 64;
+    enum { ROW_GROUPS = GMM_BGRAD_THREADS / 64, SIZE = GMM__DTYPE == GMM_F32 ? 4 : 2 };
+    __shared__ float sums[ROW_GROUPS][GMM_BGRAD_COLS];
+    const int tid = (int)threadIdx.x, row_group = tid / 64;
     const uint32_t blocks = (uint32_t)(args.n + GMM_BGRAD_COLS - 1) / GMM_BGRAD_COLS;
     const int64_t count = (int64_t)args.tiles[args.groups] * blocks;
     const char *dy = (const char *)args.dy.data;
@@ -27,18 +31,18 @@ GMM__PARTIALS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
         row = args.offsets[g] + (int64_t)(chunk - (uint32_t)args.tiles[g]) * GMM_BGRAD_ROWS;
         end = args.offsets[g + 1] < row + GMM_BGRAD_ROWS ? args.offsets[g + 1] : row + GMM_BGRAD_ROWS;
 #pragma unroll 8
-        for (row += line; row < end; row += LINES) {
+        for (row += row_group; row < end; row += ROW_GROUPS) {
             const float s = args.bias_scale ? args.bias_scale[row] : 1.0f;
             float v[4];
             gmm_read4(GMM__DTYPE, dy + (row * args.dy.ld + col) * SIZE, args.n - col, vec4, v);
 #pragma unroll
             for (i = 0; i < 4; i++) sum[i] = __fmaf_rn(s, v[i], sum[i]);
         }
-        *(float4 *)&sums[line][tid % 64 * 4] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+        *(float4 *)&sums[row_group][tid % 64 * 4] = make_float4(sum[0], sum[1], sum[2], sum[3]);
         __syncthreads();
         if (first + tid < args.n) {
             float total = sums[0][tid];
-            for (i = 1; i < LINES; i++) total = __fadd_rn(total, sums[i][tid]);
+            for (i = 1; i < ROW_GROUPS; i++) total = __fadd_rn(total, sums[i][tid]);
             args.partials[(int64_t)chunk * args.n + first + tid] = total;
         }
         __syncthreads();
@@ -83,5 +87,6 @@ GMM__ROWS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
 #undef GMM__PARTIALS_KERNEL_NAME
 #undef GMM__ROWS_KERNEL_NAME
 #undef GMM__DTYPE
+#undef GMM__ROW
 
 

@@ -1,10 +1,13 @@
-/* .................................................................. Body: fp32 product, one chain per element ... */
+/* ......................................................................................... Body: fp32 product ... */
 #elif GMM__BODY == 2
 
-#if !defined(GMM__OP) || !defined(GMM__KERNEL_NAME)
-#error "gmm: this body needs GMM__OP and GMM__KERNEL_NAME"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
-/* D = A B^T in fp32 on the CUDA cores: every element is one chain of FMAs in the order of k. A CTA of 256 threads
+#define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__OP GMM__COLUMN(2, GMM__ROW)
+
+/* D = A B^T in fp32 on the CUDA cores: every element is accumulated by FMAs in the order of k. A CTA of 256 threads
    computes 128 x 128 elements; a thread has 8 x 8 of them, in rows ty and ty + 64 and columns tx and tx + 64, four
    each. Two buffers of 16 values of k: the loads of the next stage are in flight while the present one is
    multiplied. */
@@ -67,25 +70,27 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
         }
         __syncthreads(); /* the next tile overwrites the first buffer */
         {
-            const gmm_gemm_epilogue o = gmm_gemm_epilogue_begin(&args, RAGGED_K, &tile);
+            const gmm_gemm_epilogue epilogue = gmm_gemm_epilogue_begin(&args, RAGGED_K, &tile);
 #pragma unroll
             for (j = 0; j < 8; j += 4) {
                 const int32_t col = tile.n0 + tx + (j ? 64 : 0);
                 float bias[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
-                if (o.bias) {
+                if (epilogue.bias) {
                     const int size = gmm_kmat_size(&args.bias);
-                    gmm_read4(args.bias.dtype, o.bias + (int64_t)col * size, args.n - col, o.bias_vec4, bias);
+                    gmm_read4(args.bias.dtype, epilogue.bias + (int64_t)col * size, args.n - col, epilogue.bias_vec4,
+                              bias);
                 }
 #pragma unroll
                 for (i = 0; i < 8; i++) {
                     const int32_t row = tile.m0 + ty + i % 4 + (i < 4 ? 0 : 64);
-                    if (row < tile.m && col < args.n) gmm_gemm_store(&args, &o, row, col, bias, &acc[i][j]);
+                    if (row < tile.m && col < args.n) gmm_gemm_store(&args, &epilogue, row, col, bias, &acc[i][j]);
                 }
             }
         }
     }
     if (!RAGGED_K && args.zero_tail) gmm_gemm_zero_tail(&args.d, args.offsets[args.groups], args.capacity, args.n);
 }
-#undef GMM__OP
 #undef GMM__KERNEL_NAME
+#undef GMM__OP
+#undef GMM__ROW
 

@@ -15,7 +15,7 @@ typedef struct gmm_gemm_args {
     const float *alpha;     /* [G] or [1]; NULL: 1 */
     int32_t alpha_per_group;
     int32_t zero_tail;      /* fwd, dgrad: rows of D behind the last group become 0 */
-    const float *bias_scale; /* [T] factor of the bias; NULL: 1 */
+    const float *bias_scale; /* [T] what the bias is multiplied by; NULL: 1 */
     const float *beta;      /* [G]; NULL = beta_all */
     const uint8_t *frozen;  /* [G]; NULL: no group is frozen */
     float beta_all;
@@ -27,9 +27,9 @@ typedef struct gmm_gemm_args {
     X(dgrad, 0, 1, 0) \
     X(wgrad, 1, 1, 1)
 
-/* Tiles: X(tag, rows, columns, depth, stages, warps along rows, warps along columns, CTAs per multiprocessor, skip).
-   skip = 1: blocks of 16 rows beyond the group's last row are not multiplied, for few tokens per group. All tiles
-   accumulate an element in the same order, so results do not depend on the tile. */
+/* Tiles: X(tag, M, N, K, stages, warps along M, warps along N, CTAs per multiprocessor, skip). skip = 1: blocks of 16
+   rows beyond the group's last row are not multiplied, for groups of less than a tile's rows. All tiles accumulate an
+   element in the same order, so results do not depend on the tile. */
 #define GMM_MMA_TILE_LIST(X) \
     X(128x256, 128, 256, 64, 3, 2, 4, 1, 0) \
     X(64x128, 64, 128, 32, 6, 1, 4, 2, 1)
@@ -80,8 +80,8 @@ typedef struct gmm_gemm_tile {
     int64_t row;             /* first row of the group in the token matrices */
 } gmm_gemm_tile;
 
-/* Rasterization of a group's tiles: along the rows first, in bands of 8 tiles, so that concurrent tiles share
-   operands in the L2. */
+/* Rasterization of a group's tiles: along M first, in bands of 8 tiles, so that concurrent tiles read the same operands
+   from the L2. */
 GMM__DEVICE void gmm_tile_rasterize(uint32_t i, uint32_t tiles_m, uint32_t tiles_n, int bm, int bn, gmm_gemm_tile *t) {
     const uint32_t band = i / (8 * tiles_n), first = band * 8, remaining = tiles_m - first;
     const uint32_t height = remaining < 8 ? remaining : 8;
@@ -90,7 +90,7 @@ GMM__DEVICE void gmm_tile_rasterize(uint32_t i, uint32_t tiles_m, uint32_t tiles
     t->n0 = (int32_t)(i / height) * bn;
 }
 
-/* Factor of the previous value of D in group g. */
+/* beta of group g. */
 GMM__DEVICE float gmm_gemm_beta(const gmm_gemm_args *args, int32_t g) {
     return args->beta ? args->beta[g] : args->beta_all;
 }
@@ -178,15 +178,17 @@ GMM__DEVICE void gmm_gemm_store(const gmm_gemm_args *args, const gmm_gemm_epilog
     gmm_write4(args->d.dtype, dst, count, o->vec4, v);
 }
 
-/* The same for up to 4 rows that are complete and aligned for vector access: all loads are issued before the first
-   store. The accumulators are in shared memory. `dst_stride`: bytes between the rows in D; `src_stride`: floats
-   between the rows in shared memory. */
-GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_epilogue *o, int rows, char *dst,
-                                     int64_t dst_stride, const float *bias_scale, int bias_scale_step, const float *src,
-                                     int src_stride, const float bias[4]) {
+/* The same for every row_step-th of 8 rows, which are complete and aligned for vector access: all loads are issued
+   before the first store. `row_step` (2 to 8) is also the number of rows that a warp stores at once, so a row has 4 *
+   (32 / row_step) columns and takes 8 more floats in shared memory. `src`: the thread's first row there. `dst`: the
+   same row of D; `dst_stride`: bytes to the next one. `bias_scale`: of the first row, or NULL. */
+GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_epilogue *o, char *dst,
+                                     int64_t dst_stride, const float *bias_scale, int row_step, const float *src,
+                                     const float bias[4]) {
+    const int f32 = args->d.dtype == GMM_F32, rows = 8 / row_step;
+    const int src_stride = row_step * (4 * (32 / row_step) + 8);
     float v[4][4];
     uint4 old_bits[4];
-    const int f32 = args->d.dtype == GMM_F32;
     int r, i;
     if (o->beta != 0.0f) {
 #pragma unroll
@@ -205,7 +207,7 @@ GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_e
     if (o->bias) {
 #pragma unroll
         for (r = 0; r < rows; r++) {
-            const float s = bias_scale ? bias_scale[r * bias_scale_step] : 1.0f;
+            const float s = bias_scale ? bias_scale[r * row_step] : 1.0f;
 #pragma unroll
             for (i = 0; i < 4; i++) v[r][i] = __fmaf_rn(bias[i], s, v[r][i]);
         }
@@ -236,13 +238,13 @@ GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_e
 
 /* Prefetches the tile's part of D into the L2 if the epilogue will read it. */
 GMM__DEVICE void gmm_gemm_prefetch(const gmm_gemm_args *args, int ragged_k, const gmm_gemm_tile *t, int bm, int bn) {
-    const int size = gmm_kmat_size(&args->d), lines = bn * size / 128;
+    const int size = gmm_kmat_size(&args->d), row_lines = bn * size / 128; /* 128-byte lines of the cache */
     const char *d;
     int i;
     if (gmm_gemm_beta(args, t->g) == 0.0f) return;
     d = gmm_kmat_data(&args->d, t->g) + (ragged_k ? 0 : t->row * args->d.ld * size);
-    for (i = (int)threadIdx.x; i < bm * lines; i += (int)blockDim.x) {
-        const int32_t row = t->m0 + i / lines, col = t->n0 + i % lines * (128 / size);
+    for (i = (int)threadIdx.x; i < bm * row_lines; i += (int)blockDim.x) {
+        const int32_t row = t->m0 + i / row_lines, col = t->n0 + i % row_lines * (128 / size);
         if (row < t->m && col < args->n)
             gmm_prefetch_global_l2(d + ((int64_t)row * args->d.ld + col) * size);
     }

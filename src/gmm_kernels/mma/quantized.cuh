@@ -1,7 +1,7 @@
 /* ................................................................................ Grouped products, quantized ... */
 
-/* The same products where both operands are quantized, or the weights alone. An operand is a set of lines along the
-   contraction (gmm_quant.h, section 6). While a stage is multiplied, the codes of the next stage are dequantized into
+/* The same products where both operands are quantized, or the weights alone. The blocks of both run along K; "mn" are
+   the rows of A (M) or of B (N). While a stage is multiplied, the codes of the next stage are dequantized into
    16-bit elements in shared memory, once per tile, and the codes behind them are in flight. Where scales are applied:
        MX32, NV16      to the elements, in BF16, where code times scale is exact: for MX32 with scales of 2^-124 to
          2^119, and with others unless the element leaves the range of BF16; NV16 also in F16, where tokens are F16
@@ -19,8 +19,8 @@ typedef struct gmm_qgemm_args {
     int32_t block;                 /* elements along the contraction whose partial sum is scaled (block-scaled kinds) */
 } gmm_qgemm_args;
 
-/* Kinds of products: X(tag, A is stored as [k][lines], B is stored as [k][lines], block-scaled sums, dtype of the
-   elements). Columnwise MX32 is stored as [k][lines]. */
+/* Kinds of products: X(tag, A is stored as [k][m], B is stored as [k][n], block-scaled sums, dtype of the elements).
+   Columnwise MX32 is stored so. */
 #define GMM_QUANT_KIND_LIST(X) \
     X(bf16, 0, 0, 0, GMM_BF16) \
     X(bf16_nn, 0, 1, 0, GMM_BF16) \
@@ -44,8 +44,8 @@ typedef struct gmm_qgemm_args {
     X(wgrad, f16, gmm_gemm_wgrad_quant_f16_128x256x64_mma) \
     X(wgrad, f16_block_scaled, gmm_gemm_wgrad_quant_f16_128x128x64_block_scaled_mma)
 
-#define GMM__X(tag, ta, tb, parts, dtype) GMM__CAT(gmm_qgemm_ta_, tag) = ta, GMM__CAT(gmm_qgemm_tb_, tag) = tb, \
-    GMM__CAT(gmm_qgemm_block_scaled_, tag) = parts, GMM__CAT(gmm_qgemm_dtype_, tag) = dtype,
+#define GMM__X(tag, ta, tb, block_scaled, dtype) GMM__CAT(gmm_qgemm_ta_, tag) = ta, GMM__CAT(gmm_qgemm_tb_, tag) = tb, \
+    GMM__CAT(gmm_qgemm_block_scaled_, tag) = block_scaled, GMM__CAT(gmm_qgemm_dtype_, tag) = dtype,
 enum { GMM_QUANT_KIND_LIST(GMM__X) gmm_quant_kinds_end };
 #undef GMM__X
 
@@ -106,43 +106,45 @@ GMM__DEVICE void gmm_fp8_to_16bit_x4(gmm_dtype dtype, gmm_dtype format, uint32_t
 /* Converts eight E2M1 codes; each code is first moved to the upper byte of its element. */
 GMM__DEVICE void gmm_fp4_to_16bit_x8(gmm_dtype dtype, uint32_t codes, uint32_t dst[4]) {
     const uint32_t exponent_scale = dtype == GMM_F16 ? 0x74007400u : 0x7E807E80u; /* 2^14; 2^126 */
-    const uint32_t low_codes = codes << 4, field = dtype == GMM_F16 ? 0x0E000E00u : 0x01C001C0u;
+    const uint32_t even_codes = codes << 4, field = dtype == GMM_F16 ? 0x0E000E00u : 0x01C001C0u;
     uint32_t i;
 #pragma unroll
     for (i = 0; i < 4; i++) {
-        const uint32_t z = gmm_prmt(low_codes, codes, 0x4400u + 0x1111u * i);
+        const uint32_t z = gmm_prmt(even_codes, codes, 0x4400u + 0x1111u * i);
         dst[i] = gmm_mul_16bit_x2(dtype, (z & 0x80008000u) | (z >> (dtype == GMM_F16 ? 3 : 6) & field), exponent_scale);
     }
 }
 
-/* A thread's view of one operand of a tile: it loads chunks of 16 bytes, some rows apart. A stage holds 64 elements
-   of each line, or 64 rows of an operand that is stored as [k][lines] (`mn_major`). */
+/* A thread's part of one operand of a tile: chunks of 16 bytes, at equal distances of rows. A stage holds 64 columns of
+   an operand that is stored as [mn][k], or 64 rows of one that is stored as [k][mn] (`mn_major`). */
 typedef struct gmm_qgemm_operand {
     const char *src;     /* first chunk of the thread in the next stage */
-    int32_t rows, bytes; /* what is left from there: rows of memory, and bytes along a row */
+    int32_t rows, bytes; /* rows of memory, and bytes of a row, from there on */
     int32_t aligned;     /* chunks are aligned to 16 bytes */
 } gmm_qgemm_operand;
 
-/* log2 of the chunks in a row of a stage. `log2_n64`: log2 of (lines of the tile / 64). */
-GMM__DEVICE int gmm_qgemm_chunk_shift(const gmm_mat *m, int mn_major, int log2_n64) {
-    return (m->scaling == GMM_SCALING_NONE ? 3 : m->dtype == GMM_E2M1 ? 1 : 2) + (mn_major ? log2_n64 : 0);
+/* log2 of the chunks in a row of a stage. `log2_mn64`: log2 of the tile's mn in units of 64. */
+GMM__DEVICE int gmm_qgemm_chunk_shift(const gmm_mat *m, int mn_major, int log2_mn64) {
+    return (m->scaling == GMM_SCALING_NONE ? 3 : m->dtype == GMM_E2M1 ? 1 : 2) + (mn_major ? log2_mn64 : 0);
 }
 GMM__DEVICE int gmm_qgemm_element_bits(const gmm_mat *m) {
     return m->scaling == GMM_SCALING_NONE ? 16 : m->dtype == GMM_E2M1 ? 4 : 8;
 }
 
-/* Begins at lines [line, lines) of an operand with k elements each. `row`: first row of the group in the token
+/* The operand's first stage, from mn0 on, of a group with extents mn and k. `row`: first row of the group in the token
    matrix. */
-GMM__DEVICE void gmm_qgemm_operand_init(gmm_qgemm_operand *s, const gmm_mat *m, const gmm__qview *view, int mn_major,
-                                        int log2_n64, int64_t row, int32_t line, int32_t lines, int32_t k) {
-    const int bits = gmm_qgemm_element_bits(m), shift = gmm_qgemm_chunk_shift(m, mn_major, log2_n64);
+GMM__DEVICE gmm_qgemm_operand gmm_qgemm_operand_init(const gmm_mat *m, const gmm__qview *view, int mn_major,
+                                                     int log2_mn64, int64_t row, int32_t mn0, int32_t mn, int32_t k) {
+    gmm_qgemm_operand s;
+    const int bits = gmm_qgemm_element_bits(m), shift = gmm_qgemm_chunk_shift(m, mn_major, log2_mn64);
     const int64_t pitch = m->ld * bits / 8;
     const char *base = bits == 16 ? (const char *)m->data + row * pitch : (const char *)view->data;
     const int32_t first = (int32_t)threadIdx.x >> shift, chunk = (int32_t)threadIdx.x & ((1 << shift) - 1);
-    s->aligned = (((uint64_t)(uintptr_t)base | (uint64_t)pitch) & 15) == 0;
-    s->src = base + 16 * chunk + (mn_major ? first * pitch + (int64_t)line * bits / 8 : (line + first) * pitch);
-    s->rows = (mn_major ? k : lines - line) - first;
-    s->bytes = (int32_t)(((int64_t)(mn_major ? lines - line : k) * bits + 7) / 8) - 16 * chunk;
+    s.aligned = (((uint64_t)(uintptr_t)base | (uint64_t)pitch) & 15) == 0;
+    s.src = base + 16 * chunk + (mn_major ? first * pitch + (int64_t)mn0 * bits / 8 : (mn0 + first) * pitch);
+    s.rows = (mn_major ? k : mn - mn0) - first;
+    s.bytes = (int32_t)(((int64_t)(mn_major ? mn - mn0 : k) * bits + 7) / 8) - 16 * chunk;
+    return s;
 }
 /* Advances to the next stage. */
 GMM__DEVICE void gmm_qgemm_operand_advance(gmm_qgemm_operand *s, const gmm_mat *m, int mn_major) {
@@ -152,16 +154,16 @@ GMM__DEVICE void gmm_qgemm_operand_advance(gmm_qgemm_operand *s, const gmm_mat *
     s->src += mn_major ? GMM_QGEMM_TILE_K * (m->ld * bits / 8) : GMM_QGEMM_TILE_K * bits / 8;
 }
 /* Address of the thread's chunk i, and the number of its bytes that exist. */
-GMM__DEVICE int gmm_qgemm_chunk_bytes(const gmm_qgemm_operand *s, const gmm_mat *m, int mn_major, int log2_n64, int i,
+GMM__DEVICE int gmm_qgemm_chunk_bytes(const gmm_qgemm_operand *s, const gmm_mat *m, int mn_major, int log2_mn64, int i,
                                       const char **src) {
-    const int32_t row_offset = i * (GMM_QGEMM_THREADS >> gmm_qgemm_chunk_shift(m, mn_major, log2_n64));
+    const int32_t row_offset = i * (GMM_QGEMM_THREADS >> gmm_qgemm_chunk_shift(m, mn_major, log2_mn64));
     *src = s->src + row_offset * (m->ld * gmm_qgemm_element_bits(m) / 8);
     return row_offset >= s->rows || s->bytes < 0 ? 0 : s->bytes < 16 ? s->bytes : 16;
 }
-GMM__DEVICE uint4 gmm_qgemm_load_chunk(const gmm_qgemm_operand *s, const gmm_mat *m, int mn_major, int log2_n64,
+GMM__DEVICE uint4 gmm_qgemm_load_chunk(const gmm_qgemm_operand *s, const gmm_mat *m, int mn_major, int log2_mn64,
                                        int i) {
     const char *src;
-    const int count = gmm_qgemm_chunk_bytes(s, m, mn_major, log2_n64, i, &src);
+    const int count = gmm_qgemm_chunk_bytes(s, m, mn_major, log2_mn64, i, &src);
     uint4 v = make_uint4(0u, 0u, 0u, 0u);
     int e;
     if (count == 16 && s->aligned) return *(const uint4 *)(const void *)src;
@@ -189,25 +191,29 @@ GMM__DEVICE void gmm_qgemm_copy_tokens(const gmm_qgemm_operand *s, const gmm_mat
     }
 }
 
-/* Converts chunk i of codes to elements at `dst`. With `scales` each element is multiplied by the scale of its
-   block; scales are elements, [block][lines]. */
-GMM__DEVICE void gmm_qgemm_dequantize_chunk(gmm_dtype dtype, const gmm_mat *m, int mn_major, int log2_n64, int i,
-                                            uint4 codes, char *dst, const uint16_t *scales, int lines) {
-    const int fp4 = m->dtype == GMM_E2M1, shift = gmm_qgemm_chunk_shift(m, mn_major, log2_n64);
+/* Leading dimension of a stage's scales that are applied to elements. Block-scaled kinds have none, so the tile is the
+   wide one. */
+enum { GMM_QGEMM_SCALE_LD = GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_0 };
+
+/* Converts chunk i of codes to elements at `dst`. With `scales` each element is multiplied by the scale of its block;
+   scales are elements, [block][GMM_QGEMM_SCALE_LD]. */
+GMM__DEVICE void gmm_qgemm_dequantize_chunk(gmm_dtype dtype, const gmm_mat *m, int mn_major, int log2_mn64, int i,
+                                            uint4 codes, char *dst, const uint16_t *scales) {
+    const int fp4 = m->dtype == GMM_E2M1, shift = gmm_qgemm_chunk_shift(m, mn_major, log2_mn64);
     const uint32_t row = (threadIdx.x >> shift) + (uint32_t)(i * (GMM_QGEMM_THREADS >> shift));
     const uint32_t chunk = threadIdx.x & ((1u << shift) - 1);
     const uint32_t w[4] = { codes.x, codes.y, codes.z, codes.w };
-    const int pairs = fp4 && m->scaling == GMM_SCALING_NV16; /* a chunk holds two scale blocks, else part of one */
+    const int two_blocks = fp4 && m->scaling == GMM_SCALING_NV16; /* else a chunk is one block or part of one */
     uint32_t scale_pair[2] = { 0u, 0u };
     int e, j;
     if (scales && !mn_major) {
-        const uint16_t *scale = scales + (fp4 ? pairs ? 2 * chunk : chunk : chunk / 2) * lines + row;
+        const uint16_t *scale = scales + (fp4 ? two_blocks ? 2 * chunk : chunk : chunk / 2) * GMM_QGEMM_SCALE_LD + row;
         scale_pair[0] = scale[0] * 0x00010001u;
-        scale_pair[1] = pairs ? scale[lines] * 0x00010001u : scale_pair[0];
+        scale_pair[1] = two_blocks ? scale[GMM_QGEMM_SCALE_LD] * 0x00010001u : scale_pair[0];
     }
 #pragma unroll
-    for (e = 0; e < 4; e++) { /* groups of 8 elements of the row */
-        const uint32_t eighth = chunk * (fp4 ? 4 : 2) + e;
+    for (e = 0; e < 4; e++) { /* vectors of 8 elements of the row */
+        const uint32_t vec8 = chunk * (fp4 ? 4 : 2) + e;
         uint32_t v[4];
         if (!fp4 && e >= 2) break;
         if (fp4) gmm_fp4_to_16bit_x8(dtype, w[e], v);
@@ -216,7 +222,7 @@ GMM__DEVICE void gmm_qgemm_dequantize_chunk(gmm_dtype dtype, const gmm_mat *m, i
             gmm_fp8_to_16bit_x4(dtype, m->dtype, w[(2 * e + 1) & 3], v + 2);
         }
         if (scales && mn_major) {
-            const uint4 x = *(const uint4 *)(const void *)&scales[row / 32 * lines + 8 * eighth];
+            const uint4 x = *(const uint4 *)(const void *)&scales[row / 32 * GMM_QGEMM_SCALE_LD + 8 * vec8];
             v[0] = gmm_mul_16bit_x2(dtype, v[0], x.x);
             v[1] = gmm_mul_16bit_x2(dtype, v[1], x.y);
             v[2] = gmm_mul_16bit_x2(dtype, v[2], x.z);
@@ -224,41 +230,41 @@ GMM__DEVICE void gmm_qgemm_dequantize_chunk(gmm_dtype dtype, const gmm_mat *m, i
         } else if (scales)
 #pragma unroll
             for (j = 0; j < 4; j++) v[j] = gmm_mul_16bit_x2(dtype, v[j], scale_pair[e / 2]);
-        *(uint4 *)(void *)(dst + gmm_swizzle(row, eighth, mn_major ? 128u << log2_n64 : 2 * GMM_QGEMM_TILE_K)) =
+        *(uint4 *)(void *)(dst + gmm_swizzle(row, vec8, mn_major ? 128u << log2_mn64 : 2 * GMM_QGEMM_TILE_K)) =
             make_uint4(v[0], v[1], v[2], v[3]);
     }
 }
 
-/* Strides of a line's scales, in bytes: between blocks within four blocks, and between groups of four blocks. */
+/* Strides of the scales along k, in bytes: between blocks within four blocks, and between groups of four blocks. */
 typedef struct gmm_qgemm_scale_strides {
     int32_t block, block4;
 } gmm_qgemm_scale_strides;
 
-/* Strides for a group whose scales are laid out for `lines` lines. */
-GMM__DEVICE gmm_qgemm_scale_strides gmm_qgemm_scale_strides_of(const gmm_mat *m, int mn_major, int64_t lines) {
+/* Strides for a group whose scales are laid out for the extent `mn`. */
+GMM__DEVICE gmm_qgemm_scale_strides gmm_qgemm_scale_strides_of(const gmm_mat *m, int mn_major, int64_t mn) {
     const int swizzled = m->scale_order == GMM_SCALES_SWIZZLED;
     gmm_qgemm_scale_strides t;
-    t.block = m->scaling == GMM_SCALING_1X128 ? 4 * (int32_t)gmm__round_up(lines, 4)
-              : m->scaling == GMM_SCALING_128X128 ? 4 : mn_major && !swizzled ? (int32_t)gmm__round_up(lines, 128) : 1;
+    t.block = m->scaling == GMM_SCALING_1X128 ? 4 * (int32_t)gmm__round_up(mn, 4)
+              : m->scaling == GMM_SCALING_128X128 ? 4
+              : mn_major && !swizzled ? (int32_t)gmm__round_up(mn, 128) : 1;
     t.block4 = swizzled ? 512 : 4 * t.block;
     return t;
 }
-/* Address of a line's first scale, one thread per line; NULL without scales and beyond the last line. */
-GMM__DEVICE const uint8_t *gmm_qgemm_line_scales(const gmm__qview *v, gmm_scaling scaling, int32_t line,
-                                                 int32_t lines) {
+/* Address of the first scale of row i of A or B, one thread per row; NULL without scales and beyond the last row. */
+GMM__DEVICE const uint8_t *gmm_qgemm_first_scale(const gmm__qview *v, gmm_scaling scaling, int32_t i, int32_t mn) {
     const int32_t width = gmm_block_along(scaling);
-    return width && line < lines ? v->scale + gmm__qview_scale(v, line, 0) * (width == 128 ? 4 : 1) : NULL;
+    return width && i < mn ? v->scale + gmm__qview_scale(v, i, 0) * (width == 128 ? 4 : 1) : NULL;
 }
-/* Loads the scales of a line in stage q: the bytes of its blocks, the first in the lowest bits, or the fp32 scale of
-   a block of 128. Zeros beyond the line's k elements and without scales. */
-GMM__DEVICE uint32_t gmm_qgemm_load_scales(const uint8_t *line, gmm_qgemm_scale_strides t, gmm_scaling scaling, int q,
-                                           int32_t k) {
+/* Loads the scales of a row of A or B in stage q: the bytes of its blocks, the first in the lowest bits, or the fp32
+   scale of a block of 128. `first_scale`: of the row; NULL: no scales. Zeros beyond k and without scales. */
+GMM__DEVICE uint32_t gmm_qgemm_load_scales(const uint8_t *first_scale, gmm_qgemm_scale_strides t, gmm_scaling scaling,
+                                           int q, int32_t k) {
     const int count = scaling == GMM_SCALING_NV16 ? 4 : scaling == GMM_SCALING_MX32 ? 2 : 1;
     const int32_t first = count == 1 ? q / 2 : count * q;
-    const uint8_t *src = line + (first >> 2) * (int64_t)t.block4 + (first & 3) * t.block;
+    const uint8_t *src = first_scale + (first >> 2) * (int64_t)t.block4 + (first & 3) * t.block;
     uint32_t bits = 0;
     int i;
-    if (!line || q * GMM_QGEMM_TILE_K >= k) return 0u;
+    if (!first_scale || q * GMM_QGEMM_TILE_K >= k) return 0u;
     if (count == 1) return *(const uint32_t *)(const void *)src;
 #pragma unroll
     for (i = 0; i < 4; i++)
@@ -266,15 +272,15 @@ GMM__DEVICE uint32_t gmm_qgemm_load_scales(const uint8_t *line, gmm_qgemm_scale_
             bits |= (uint32_t)src[i * t.block] << (8 * i);
     return bits;
 }
-/* Stores the loaded scales into `slot` for line `index` of `lines`: as elements or, for block-scaled sums, as fp32,
-   where unquantized tokens have the scale 1. */
+/* Stores the loaded scales of row `index` of A or B into `slot`, [block][ld]: in the dtype of the elements or, for
+   block-scaled sums, as fp32, where unquantized tokens have the scale 1. */
 GMM__DEVICE void gmm_qgemm_store_scales(gmm_dtype dtype, int block_scaled, gmm_scaling scaling, uint32_t bits,
-                                        char *slot, int index, int lines) {
+                                        char *slot, int index, int ld) {
     const int mx = scaling == GMM_SCALING_MX32;
     if (block_scaled) {
         float *dst = (float *)(void *)slot + index;
         dst[0] = scaling == GMM_SCALING_NONE ? 1.0f : mx ? gmm_e8m0_to_f32((uint8_t)bits) : __uint_as_float(bits);
-        dst[lines] = mx ? gmm_e8m0_to_f32((uint8_t)(bits >> 8)) : 1.0f;
+        dst[ld] = mx ? gmm_e8m0_to_f32((uint8_t)(bits >> 8)) : 1.0f;
     } else {
         uint16_t *dst = (uint16_t *)(void *)slot + index;
         uint32_t v[2];
@@ -282,81 +288,65 @@ GMM__DEVICE void gmm_qgemm_store_scales(gmm_dtype dtype, int block_scaled, gmm_s
             v[0] = bits & 0xFFu;
             v[1] = bits >> 8;
             dst[0] = (uint16_t)(v[0] == 0 ? 0x0040u : v[0] == 255 ? 0x7FFFu : v[0] << 7);
-            dst[lines] = (uint16_t)(v[1] == 0 ? 0x0040u : v[1] == 255 ? 0x7FFFu : v[1] << 7);
+            dst[ld] = (uint16_t)(v[1] == 0 ? 0x0040u : v[1] == 255 ? 0x7FFFu : v[1] << 7);
         } else {
             gmm_fp8_to_16bit_x4(dtype, GMM_E4M3, bits, v);
             dst[0] = (uint16_t)v[0];
-            dst[lines] = (uint16_t)(v[0] >> 16);
-            dst[2 * lines] = (uint16_t)v[1];
-            dst[3 * lines] = (uint16_t)(v[1] >> 16);
+            dst[ld] = (uint16_t)(v[0] >> 16);
+            dst[2 * ld] = (uint16_t)v[1];
+            dst[3 * ld] = (uint16_t)(v[1] >> 16);
         }
     }
 }
 
-/* Factor of line l that is constant over the contraction, and the divisor of NV16's factor, 6 e4m3_max. */
-GMM__DEVICE float gmm_qgemm_outer_scale(const gmm__qview *v, gmm_scaling scaling, int32_t l) {
-    if (scaling == GMM_SCALING_NV16) return v->amax[v->per_line ? l : 0];
-    return scaling == GMM_SCALING_TENSOR || scaling == GMM_SCALING_ROW ? gmm__qview_factor(v, l, 0, 1) : 1.0f;
+/* The scale of row i of A or B that is constant along k: of NV16 its amax, which gmm_qgemm_outer_divisor, 6 e4m3_max,
+   divides. */
+GMM__DEVICE float gmm_qgemm_outer_scale(const gmm__qview *v, gmm_scaling scaling, int32_t i) {
+    if (scaling == GMM_SCALING_NV16) return v->amax[v->per_line ? i : 0];
+    return scaling == GMM_SCALING_TENSOR || scaling == GMM_SCALING_ROW ? gmm__qview_factor(v, i, 0, 1) : 1.0f;
 }
 GMM__DEVICE float gmm_qgemm_outer_divisor(const gmm__qview *v, gmm_scaling scaling) {
     return scaling == GMM_SCALING_NV16 ? 6.0f * v->e4m3_max : 1.0f;
 }
 
-/* Four sums of a block times the scales of their two rows and two columns are added to `sum`. `lift` is a power of two
-   per row by which `row` was divided and by which the columns' scales are multiplied (gmm__scale_lift). */
-GMM__DEVICE void gmm_qgemm_promote(float sum[4], float part[4], const float row[2], const float column[2],
-                               const float lift[2]) {
+/* Adds a block's four partial sums, times the scales of their two rows and two columns of D, to `sum`. `lift`: powers
+   of two by which the rows' scales were divided and the columns' scales are multiplied (gmm__scale_lift). */
+GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float row_scales[2], const float col_scales[2],
+                                   const float lift[2]) {
     int h;
 #pragma unroll
     for (h = 0; h < 4; h++) {
-        sum[h] = __fmaf_rn(__fmul_rn(part[h], row[h / 2]), column[h % 2] * lift[h / 2], sum[h]);
-        part[h] = 0.0f;
+        sum[h] = __fmaf_rn(__fmul_rn(partial[h], row_scales[h / 2]), col_scales[h % 2] * lift[h / 2], sum[h]);
+        partial[h] = 0.0f;
     }
 }
 
 #define GMM__BODY 10
-#define GMM__OP fwd
-#define GMM__KERNEL_NAME gmm_gemm_fwd_quant_bf16_128x256x64_mma
-#define GMM__KIND bf16
+/* kernel, operation, kind */
+#define GMM__ROW (gmm_gemm_fwd_quant_bf16_128x256x64_mma, fwd, bf16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_fwd_quant_f16_128x256x64_mma
-#define GMM__KIND f16
+#define GMM__ROW (gmm_gemm_fwd_quant_f16_128x256x64_mma, fwd, f16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_fwd_quant_f16_128x128x64_block_scaled_mma
-#define GMM__KIND f16_block_scaled
+#define GMM__ROW (gmm_gemm_fwd_quant_f16_128x128x64_block_scaled_mma, fwd, f16_block_scaled)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
-#define GMM__OP dgrad
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_quant_bf16_128x256x64_mma
-#define GMM__KIND bf16
+#define GMM__ROW (gmm_gemm_dgrad_quant_bf16_128x256x64_mma, dgrad, bf16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_quant_bf16_128x256x64_nn_mma
-#define GMM__KIND bf16_nn
+#define GMM__ROW (gmm_gemm_dgrad_quant_bf16_128x256x64_nn_mma, dgrad, bf16_nn)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_quant_f16_128x256x64_mma
-#define GMM__KIND f16
+#define GMM__ROW (gmm_gemm_dgrad_quant_f16_128x256x64_mma, dgrad, f16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_quant_f16_128x128x64_block_scaled_mma
-#define GMM__KIND f16_block_scaled
+#define GMM__ROW (gmm_gemm_dgrad_quant_f16_128x128x64_block_scaled_mma, dgrad, f16_block_scaled)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_quant_f16_128x128x64_block_scaled_nn_mma
-#define GMM__KIND f16_block_scaled_nn
+#define GMM__ROW (gmm_gemm_dgrad_quant_f16_128x128x64_block_scaled_nn_mma, dgrad, f16_block_scaled_nn)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
-#define GMM__OP wgrad
-#define GMM__KERNEL_NAME gmm_gemm_wgrad_quant_bf16_128x256x64_mma
-#define GMM__KIND bf16
+#define GMM__ROW (gmm_gemm_wgrad_quant_bf16_128x256x64_mma, wgrad, bf16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_wgrad_quant_bf16_128x256x64_tn_mma
-#define GMM__KIND bf16_tn
+#define GMM__ROW (gmm_gemm_wgrad_quant_bf16_128x256x64_tn_mma, wgrad, bf16_tn)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_wgrad_quant_f16_128x256x64_mma
-#define GMM__KIND f16
+#define GMM__ROW (gmm_gemm_wgrad_quant_f16_128x256x64_mma, wgrad, f16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_wgrad_quant_f16_128x128x64_block_scaled_mma
-#define GMM__KIND f16_block_scaled
+#define GMM__ROW (gmm_gemm_wgrad_quant_f16_128x128x64_block_scaled_mma, wgrad, f16_block_scaled)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
 #undef GMM__BODY
 
 /* One row per kernel. */

@@ -1,63 +1,78 @@
-/* A thread's view of one 16-bit operand that is copied into stages. A stage consists of lines of contiguous
-   elements: rows of an operand stored as [row][k], or values of k of an operand stored as [k][row]. The thread
-   copies the 16-byte chunk at `src` and further chunks, `chunk_stride` bytes apart. `lines` and `cols` are the
-   numbers of lines and elements left from there. */
+/* Shape of one 16-bit operand's stages, constant per kernel. A stage has rows of contiguous elements, as the operand is
+   stored: its rows are rows of A or B where the operand is stored as [mn][k], and values of k where it is stored as
+   [k][mn]. */
+typedef struct gmm_stage_shape {
+    int row_bytes;
+    int mn;             /* rows of A or B in a stage */
+    int k_rows, k_cols; /* extent of a stage along k, in rows where the operand is stored as [k][mn], else in columns;
+                           the other one is 0 */
+    int row_step;       /* rows that the CTA copies at once, 16 bytes per thread */
+    int chunks;         /* 16-byte chunks of a stage per thread */
+} gmm_stage_shape;
+
+/* A thread's part of one operand that is copied into stages: the chunk at `src` and further ones, `chunk_stride` bytes
+   apart. */
 typedef struct gmm_stage_loader {
     const char *src;
     int64_t chunk_stride, stage_stride; /* bytes between chunks of a stage, and between stages */
-    int32_t lines, cols;                /* left in stage 0 */
+    int32_t rows, cols;                 /* of the operand, from the thread's first chunk in stage 0 on */
     int32_t aligned;                    /* chunks are aligned to 16 bytes */
     int32_t full_stages;                /* number of stages that are complete and aligned */
-    uint32_t offset;                    /* offset in the stage */
+    uint32_t offset;                    /* of the thread's first chunk in the stage, in bytes */
 } gmm_stage_loader;
 
-/* Swizzle: chunks are permuted within a line so that 8 adjacent lines fall into different banks. */
-GMM__DEVICE uint32_t gmm_swizzle(uint32_t line, uint32_t chunk, uint32_t line_bytes) {
-    return line * line_bytes + ((chunk ^ (line_bytes == 64 ? (line >> 1) & 3u : line & 7u)) << 4);
+/* Offset of a 16-byte chunk of a row in a stage. The chunks of a row are permuted so that equal chunks of 8 adjacent
+   rows are in different banks. */
+GMM__DEVICE uint32_t gmm_swizzle(uint32_t row, uint32_t chunk, uint32_t row_bytes) {
+    return row * row_bytes + ((chunk ^ (row_bytes == 64 ? (row >> 1) & 3u : row & 7u)) << 4);
 }
 
-GMM__DEVICE gmm_stage_loader gmm_stage_loader_init(const gmm_kmat *m, int32_t g, int64_t row, int64_t col,
-                                                   int32_t lines, int32_t cols, int line_chunks, int threads, int span,
-                                                   int k_lines, int k_cols) {
+/* Loader of the `rows` x `cols` elements from (row0, col0) of the stored matrix of group g on. */
+GMM__DEVICE gmm_stage_loader gmm_stage_loader_init(const gmm_kmat *m, int32_t g, int64_t row0, int64_t col0,
+                                                   int32_t rows, int32_t cols, gmm_stage_shape shape) {
     gmm_stage_loader loader;
     const int64_t pitch = m->ld * 2;
-    const int line = (int)threadIdx.x / line_chunks, chunk = (int)threadIdx.x % line_chunks;
+    const int row_chunks = shape.row_bytes / 16;
+    const int row = (int)threadIdx.x / row_chunks, chunk = (int)threadIdx.x % row_chunks;
     const char *base = gmm_kmat_data(m, g);
-    loader.src = base + (row + line) * pitch + (col + chunk * 8) * 2;
-    loader.chunk_stride = pitch * (threads / line_chunks);
-    loader.stage_stride = pitch * k_lines + 2 * k_cols;
-    loader.lines = lines - line;
+    loader.src = base + (row0 + row) * pitch + (col0 + chunk * 8) * 2;
+    loader.chunk_stride = pitch * shape.row_step;
+    loader.stage_stride = pitch * shape.k_rows + 2 * shape.k_cols;
+    loader.rows = rows - row;
     loader.cols = cols - chunk * 8;
     loader.aligned = (((uint64_t)(uintptr_t)base | (uint64_t)pitch) & 15) == 0;
-    loader.full_stages = k_lines ? (cols >= span ? lines / k_lines : 0) : (lines >= span ? cols / k_cols : 0);
+    loader.full_stages = shape.k_rows ? (cols >= shape.mn ? rows / shape.k_rows : 0)
+                                      : (rows >= shape.mn ? cols / shape.k_cols : 0);
     if (!loader.aligned) loader.full_stages = 0;
-    loader.offset = gmm_swizzle((uint32_t)line, (uint32_t)chunk, (uint32_t)line_chunks * 16);
+    loader.offset = gmm_swizzle((uint32_t)row, (uint32_t)chunk, (uint32_t)shape.row_bytes);
     return loader;
 }
 
 /* Copies stage number `stage_index`, with zeros beyond the operand, and advances to the next stage. */
-GMM__DEVICE void gmm_stage_load(gmm_stage_loader *loader, char *stage, int stage_index, int chunks, int step,
-                                int line_bytes, int k_lines, int k_cols) {
+GMM__DEVICE void gmm_stage_load(gmm_stage_loader *loader, char *stage, int stage_index, gmm_stage_shape shape) {
+    const int step_bytes = shape.row_step * shape.row_bytes;
     const uint32_t smem = (uint32_t)__cvta_generic_to_shared(stage) + loader->offset;
     const char *src = loader->src;
     int i, e;
     if (stage_index < loader->full_stages) {
 #pragma unroll
-        for (i = 0; i < chunks; i++, src += loader->chunk_stride)
-            gmm_cp_async_16(smem + (uint32_t)(i * step * line_bytes), src);
+        for (i = 0; i < shape.chunks; i++, src += loader->chunk_stride)
+            gmm_cp_async_16(smem + (uint32_t)(i * step_bytes), src);
     } else {
-        const int lines = loader->lines - stage_index * k_lines, cols = loader->cols - stage_index * k_cols;
+        const int rows = loader->rows - stage_index * shape.k_rows, cols = loader->cols - stage_index * shape.k_cols;
         const int valid = cols < 0 ? 0 : cols > 8 ? 8 : cols;
         if (loader->aligned) {
 #pragma unroll
-            for (i = 0; i < chunks; i++, src += loader->chunk_stride)
-                gmm_cp_async_16_zfill(smem + (uint32_t)(i * step * line_bytes), src, i * step < lines ? 2 * valid : 0);
+            for (i = 0; i < shape.chunks; i++, src += loader->chunk_stride)
+                gmm_cp_async_16_zfill(smem + (uint32_t)(i * step_bytes), src,
+                                      i * shape.row_step < rows ? 2 * valid : 0);
         } else {
             uint16_t *h = (uint16_t *)(stage + loader->offset);
 #pragma unroll 1
-            for (i = 0; i < chunks; i++, src += loader->chunk_stride, h += step * line_bytes / 2)
+            for (i = 0; i < shape.chunks; i++, src += loader->chunk_stride, h += step_bytes / 2)
 #pragma unroll 1
-                for (e = 0; e < 8; e++) h[e] = i * step < lines && e < valid ? ((const uint16_t *)src)[e] : (uint16_t)0;
+                for (e = 0; e < 8; e++)
+                    h[e] = i * shape.row_step < rows && e < valid ? ((const uint16_t *)src)[e] : (uint16_t)0;
         }
     }
     loader->src += loader->stage_stride;
@@ -68,58 +83,31 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
 
 /* GMM__BODY selects the body: 1 product on tensor cores, 2 fp32 product, 3 bias gradient. */
 #define GMM__BODY 1
-#define GMM__TAG bf16
-#define GMM__OP fwd
-#define GMM__KERNEL_NAME gmm_gemm_fwd_bf16_128x256x64_mma
-#define GMM__TILE 128x256
+/* kernel, operation, precision, tile */
+#define GMM__ROW (gmm_gemm_fwd_bf16_128x256x64_mma, fwd, bf16, 128x256)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_fwd_bf16_64x128x32_mma
-#define GMM__TILE 64x128
+#define GMM__ROW (gmm_gemm_fwd_bf16_64x128x32_mma, fwd, bf16, 64x128)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
-#define GMM__OP dgrad
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_bf16_128x256x64_mma
-#define GMM__TILE 128x256
+#define GMM__ROW (gmm_gemm_dgrad_bf16_128x256x64_mma, dgrad, bf16, 128x256)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_bf16_64x128x32_mma
-#define GMM__TILE 64x128
+#define GMM__ROW (gmm_gemm_dgrad_bf16_64x128x32_mma, dgrad, bf16, 64x128)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
-#define GMM__OP wgrad
-#define GMM__KERNEL_NAME gmm_gemm_wgrad_bf16_128x256x64_mma
-#define GMM__TILE 128x256
+#define GMM__ROW (gmm_gemm_wgrad_bf16_128x256x64_mma, wgrad, bf16, 128x256)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_wgrad_bf16_64x128x32_mma
-#define GMM__TILE 64x128
+#define GMM__ROW (gmm_gemm_wgrad_bf16_64x128x32_mma, wgrad, bf16, 64x128)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
-#undef GMM__TAG
-#define GMM__TAG f16
-#define GMM__OP fwd
-#define GMM__KERNEL_NAME gmm_gemm_fwd_f16_128x256x64_mma
-#define GMM__TILE 128x256
+#define GMM__ROW (gmm_gemm_fwd_f16_128x256x64_mma, fwd, f16, 128x256)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_fwd_f16_64x128x32_mma
-#define GMM__TILE 64x128
+#define GMM__ROW (gmm_gemm_fwd_f16_64x128x32_mma, fwd, f16, 64x128)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
-#define GMM__OP dgrad
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_f16_128x256x64_mma
-#define GMM__TILE 128x256
+#define GMM__ROW (gmm_gemm_dgrad_f16_128x256x64_mma, dgrad, f16, 128x256)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_f16_64x128x32_mma
-#define GMM__TILE 64x128
+#define GMM__ROW (gmm_gemm_dgrad_f16_64x128x32_mma, dgrad, f16, 64x128)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
-#define GMM__OP wgrad
-#define GMM__KERNEL_NAME gmm_gemm_wgrad_f16_128x256x64_mma
-#define GMM__TILE 128x256
+#define GMM__ROW (gmm_gemm_wgrad_f16_128x256x64_mma, wgrad, f16, 128x256)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_wgrad_f16_64x128x32_mma
-#define GMM__TILE 64x128
+#define GMM__ROW (gmm_gemm_wgrad_f16_64x128x32_mma, wgrad, f16, 64x128)
 #include GMM_KERNELS_FILE
-#undef GMM__OP
-#undef GMM__TAG
 #undef GMM__BODY
 
 /* One stage of an operand of the fp32 product: each thread loads, twice, 4 values of k of a row or, from an operand
@@ -130,9 +118,9 @@ GMM__DEVICE void gmm_f32_load_stage(int transposed, const char *base, int vec4, 
 #pragma unroll
     for (i = 0; i < 2; i++) {
         const int c = (int)threadIdx.x + i * gmm_threads_f32;
-        const int line = transposed ? k0 + c / 32 : c / 4, col = transposed ? c % 32 * 4 : k0 + c % 4 * 4;
-        const int count = line < (transposed ? k : rows) ? (transposed ? rows : k) - col : 0;
-        gmm_read4(GMM_F32, base + 4 * (line * ld + col), count, vec4, v[i]);
+        const int row = transposed ? k0 + c / 32 : c / 4, col = transposed ? c % 32 * 4 : k0 + c % 4 * 4;
+        const int count = row < (transposed ? k : rows) ? (transposed ? rows : k) - col : 0;
+        gmm_read4(GMM_F32, base + 4 * (row * ld + col), count, vec4, v[i]);
     }
 }
 GMM__DEVICE void gmm_f32_store_stage(int transposed, float *smem, const float v[2][4]) {
@@ -150,14 +138,12 @@ GMM__DEVICE void gmm_f32_store_stage(int transposed, float *smem, const float v[
 }
 
 #define GMM__BODY 2
-#define GMM__KERNEL_NAME gmm_gemm_fwd_f32_128x128x16_mma
-#define GMM__OP fwd
+/* kernel, operation */
+#define GMM__ROW (gmm_gemm_fwd_f32_128x128x16_mma, fwd)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_dgrad_f32_128x128x16_mma
-#define GMM__OP dgrad
+#define GMM__ROW (gmm_gemm_dgrad_f32_128x128x16_mma, dgrad)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_gemm_wgrad_f32_128x128x16_mma
-#define GMM__OP wgrad
+#define GMM__ROW (gmm_gemm_wgrad_f32_128x128x16_mma, wgrad)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 

@@ -1,9 +1,12 @@
 /* ======================================================================== Bodies per source: vectorized amaxes === */
 
 #elif GMM__BODY == 12
-#if !defined(GMM__KERNEL_NAME) || !defined(GMM__SOURCE) || !defined(GMM__HADAMARD)
-#error "gmm: this body needs GMM__KERNEL_NAME, GMM__SOURCE and GMM__HADAMARD"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__SOURCE GMM__COLUMN(2, GMM__ROW)
+#define GMM__HADAMARD GMM__COLUMN(3, GMM__ROW)
 #define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
 
 #if !GMM__HADAMARD
@@ -11,7 +14,7 @@
 GMM__DEVICE void GMM__CFG(gmm__vec_load)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0, int32_t col0,
                                          int32_t c0, int32_t n, uint32_t x[8][GMM__CFG(gmm__words)]) {
     const int64_t size = GMM__CFG(gmm__words) / 2, pitch = a->src.ld * size;
-    const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
+    const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->source_row + p->row + row0) * pitch +
                           (c0 + col0) * size;
     const int32_t rows = col0 < n ? p->m - row0 : 0;
     int32_t i, k;
@@ -32,7 +35,7 @@ GMM__DEVICE void GMM__CFG(gmm__vec_load)(const gmm__quant_args *a, const gmm__ve
 GMM__DEVICE void GMM__CFG(gmm__vec_load16)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0,
                                            int32_t col, uint32_t x[16][4]) {
     const int64_t size = 16 / GMM__CFG(gmm__elems16), pitch = a->src.ld * size;
-    const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
+    const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->source_row + p->row + row0) * pitch +
                           col * size;
     const int32_t rows = col < (int32_t)a->cols ? p->m - row0 : 0;
     int32_t i;
@@ -57,7 +60,7 @@ GMM__DEVICE uint32_t GMM__CFG(gmm__vec_uniform_max)(uint32_t maximum, int32_t wo
 GMM__DEVICE float GMM__CFG(gmm__vec_reload)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row,
                                             int32_t col) {
     return gmm_load((gmm_dtype)GMM__CFG(gmm__static_dtype), gmm__vec_data(&a->src, a->step[2], p->unit),
-                    (p->first + p->row + row) * a->src.ld + col);
+                    (p->source_row + p->row + row) * a->src.ld + col);
 }
 #endif
 
@@ -69,7 +72,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #if !GMM__HADAMARD
     __shared__ uint32_t partials[2][4][GMM_TILE]; /* partial maxima: rows by halves, columns by quarters of the tile */
 #endif
-    const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
+    const int32_t lane = gmm__lane(), warp = gmm__warp(), lane_row = lane >> 3, lane_col = lane & 7;
     const int32_t row0 = (warp & 3) * GMM__VEC_WARP_ROWS, col0 = (warp >> 2) * GMM__VEC_WARP_COLS;
     const gmm_warp_split split = gmm__vec_split(&a);
     int32_t strip;
@@ -79,7 +82,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         int32_t c0, i, k;
         const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, 1, &c0);
         const int32_t n = (int32_t)a.cols - c0;
-        GMM__CFG(gmm__vec_load)(&a, &p, row0 + 8 * q, col0 + 8 * c, c0, n, x);
+        GMM__CFG(gmm__vec_load)(&a, &p, row0 + 8 * lane_row, col0 + 8 * lane_col, c0, n, x);
 #if !GMM__HADAMARD
         if (a.lines) {
             uint32_t row[8];
@@ -90,14 +93,15 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                 for (k = 0; k < GMM__CFG(gmm__words); k++) row[i] = GMM__CFG(gmm__word_max)(row[i], x[i][k]);
                 row[i] = GMM__CFG(gmm__word_fold)(row[i]);
             }
-            /* butterfly: lane 8 q + c keeps the maximum of row c of its eight rows */
+            /* butterfly: the lane obtains the maximum of row lane_col of its lane row's eight rows */
 #pragma unroll
             for (k = 4; k >= 1; k >>= 1)
 #pragma unroll
                 for (i = 0; i < k; i++) {
-                    const uint32_t kept = c & k ? row[i + k] : row[i], sent = c & k ? row[i] : row[i + k];
+                    const uint32_t own = lane_col & k ? row[i + k] : row[i];
+                    const uint32_t sent = lane_col & k ? row[i] : row[i + k];
                     const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, sent, k);
-                    row[i] = kept > other ? kept : other;
+                    row[i] = own > other ? own : other;
                 }
             partials[0][warp >> 2][row0 + lane] = row[0];
         }
@@ -114,13 +118,14 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             }
 #pragma unroll
             for (k = 0; k < 8; k++)
-                if (k / 2 == q)
-                    partials[1][warp & 3][col0 + 8 * c + k] = gmm_f32_bits(GMM__CFG(gmm__word_value)(col, k));
+                if (k / 2 == lane_row)
+                    partials[1][warp & 3][col0 + 8 * lane_col + k] = gmm_f32_bits(GMM__CFG(gmm__word_value)(col, k));
         }
         if (a.lines || a.columns) { /* amaxes of units are not needed then */
             const int32_t copy = threadIdx.x >= GMM_TILE, l = threadIdx.x & (GMM_TILE - 1);
             uint32_t *dst = copy ? (uint32_t *)a.columns + p.unit * a.cols + c0 + l
-                                : (uint32_t *)a.lines + (a.grouped ? p.first : (int64_t)p.unit * p.rows) + p.row + l;
+                                 : (uint32_t *)a.lines + (a.grouped ? p.source_row : (int64_t)p.unit * p.rows) +
+                                       p.row + l;
             __syncthreads();
             if ((copy ? a.columns : a.lines) && l < (copy ? n : p.m)) {
                 maximum = partials[copy][0][l];
@@ -140,8 +145,8 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         if (lane == 0) shared_max[0][warp] = maximum;
 #if GMM__HADAMARD
         if (a.format.hadamard && a.columnwise.dtype != GMM_NONE) {
-            gmm__vec_flip_signs(x, (uint32_t)a.format.hadamard >> 8 * (q & 1));
-            maximum = __reduce_max_sync(0xFFFFFFFFu, gmm__vec_hadamard_amax(x, q & 1));
+            gmm__vec_flip_signs(x, (uint32_t)a.format.hadamard >> 8 * (lane_row & 1));
+            maximum = __reduce_max_sync(0xFFFFFFFFu, gmm__vec_hadamard_amax(x, lane_row & 1));
         }
         if (lane == 0) shared_max[1][warp] = maximum;
 #endif
@@ -160,4 +165,6 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #undef GMM__CFG
 #undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
+#undef GMM__HADAMARD
+#undef GMM__ROW
 

@@ -1,9 +1,11 @@
 /* =========================================================================== Bodies per source: vectorized MX32 === */
 
 #elif GMM__BODY == 15
-#if !defined(GMM__KERNEL_NAME) || !defined(GMM__SOURCE)
-#error "gmm: this body needs GMM__KERNEL_NAME and GMM__SOURCE"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__SOURCE GMM__COLUMN(2, GMM__ROW)
 #define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
 #define GMM__ELEMS16 GMM__CFG(gmm__elems16)
 /* words of the maxima of sixteen rows; elements of 16 bits have two maxima per word */
@@ -11,29 +13,28 @@
 
 /* MX32 in both directions from one load. A CTA quantizes 128 rows by 32 GMM__ELEMS16 columns, a warp 32 rows by 16
    GMM__ELEMS16 columns of them without synchronization with other warps. A lane holds sixteen rows of sixteen bytes,
-   so that sixteen lanes write whole memory lines. 32 / GMM__ELEMS16 lanes share a block of a row and two lanes a
+   so that sixteen lanes write complete lines of memory. 32 / GMM__ELEMS16 lanes share a block of a row and two lanes a
    block of a column; each computes the scales of its part of the blocks. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
-    const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 4, c = lane & 15;
-    const int32_t warp_row = warp % 4 * 32, row0 = warp_row + 16 * q;
+    const int32_t lane = gmm__lane(), warp = gmm__warp(), lane_row = lane >> 4, lane_col = lane & 15;
+    const int32_t warp_row = warp % 4 * 32, row0 = warp_row + 16 * lane_row;
     const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
     const int32_t e5m2 = a.format.dtype == GMM_E5M2, square = a.format.square;
     const float inverse = gmm_f32_from_bits(e5m2 ? 0x37924925u : 0x3B124925u); /* reciprocal of the largest value */
     int32_t strip;
     if (a.skip && *a.skip) return;
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
-        /* computed again for each strip, so that it holds no registers in the loop body */
+        /* computed again for each strip, so that it takes no registers in the loop body */
         const gmm_warp_split split = gmm__vec_split(&a);
         uint32_t x[16][4], square_max = 0, lane_scales, other, scales4[4];
         int32_t c0, i, j, k;
         if (strip >= split.total) break;
         const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, GMM__ELEMS16 / 4, &c0);
-        const int32_t cols = (int32_t)a.cols, valid_rows = p.m - row0,
-            padded_rows = a.grouped ? (p.rows + 127) & ~127 : p.rows;
+        const int32_t cols = (int32_t)a.cols, padded_cols = (cols + 127) & ~127, valid_rows = p.m - row0;
+        const int32_t padded_rows = a.grouped ? (p.rows + 127) & ~127 : p.rows;
         const int32_t row_along = (cols + 127) / 128 * 4, col_along = (padded_rows + 127) / 128 * 4;
-        const int32_t lines = (cols + 127) & ~127, warp_col = c0 + warp / 4 * 16 * GMM__ELEMS16,
-            col = warp_col + GMM__ELEMS16 * c;
+        const int32_t warp_col = c0 + warp / 4 * 16 * GMM__ELEMS16, col = warp_col + GMM__ELEMS16 * lane_col;
         GMM__CFG(gmm__vec_load16)(&a, &p, row0, col, x);
         if (rowwise || square) {
             uint32_t row[GMM__ROW_WORDS];
@@ -71,10 +72,10 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll
                 for (i = 0; i < GMM__ROW_WORDS / 2; i++)
                     if (i < k) {
-                        const int32_t lane_stride = GMM__ROW_WORDS / 2 / k, upper = c & lane_stride;
-                        const uint32_t kept = upper ? row[i + k] : row[i];
+                        const int32_t lane_stride = GMM__ROW_WORDS / 2 / k, upper = lane_col & lane_stride;
+                        const uint32_t own = upper ? row[i + k] : row[i];
                         other = __shfl_xor_sync(0xFFFFFFFFu, upper ? row[i] : row[i + k], lane_stride);
-                        row[i] = GMM__CFG(gmm__word_max_signed)(kept, other);
+                        row[i] = GMM__CFG(gmm__word_max_signed)(own, other);
                     }
             row[0] = GMM__CFG(gmm__word_max)(0, row[0]);
             row[1] = GMM__CFG(gmm__word_max)(0, row[1]);
@@ -86,52 +87,54 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         }
         if (rowwise) { /* with F32 the scales of a block of four rows are spread over two lanes */
             uint8_t *scale = gmm__vec_scales(&a.rowwise, a.scale_step[0], p.unit) +
-                             (a.grouped ? (int64_t)p.start * row_along : 0);
-            const int32_t l = row0 + 8 * (c & 1) + 2 * (c & 2) + (c >> 1 & 2) + (c >> 3);
+                             (a.grouped ? (int64_t)p.padded_row * row_along : 0);
+            const int32_t scale_row = row0 + 8 * (lane_col & 1) + 2 * (lane_col & 2) + (lane_col >> 1 & 2) +
+                                      (lane_col >> 3);
             uint32_t other2;
             other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 4);
-            scales4[0] = GMM__ELEMS16 == 8 ? lane_scales : c & 4 ? other | lane_scales << 16
-                                                                : lane_scales | other << 16;
-            /* transpose bytes: from scales of several rows to scales of four (F32: two) adjacent blocks of one row */
-            if (GMM__ELEMS16 == 8) lane_scales = __byte_perm(lane_scales, other, c & 4 ? 0x3726 : 0x5140);
+            scales4[0] = GMM__ELEMS16 == 8 ? lane_scales
+                         : lane_col & 4    ? other | lane_scales << 16
+                                           : lane_scales | other << 16;
+            /* bytes are transposed: scales of several rows become scales of four (F32: two) adjacent blocks of a row */
+            if (GMM__ELEMS16 == 8) lane_scales = __byte_perm(lane_scales, other, lane_col & 4 ? 0x3726 : 0x5140);
             other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 8);
             if (GMM__ELEMS16 == 8)
-                lane_scales = __byte_perm(lane_scales, other, c & 8 ? 0x3276 : 0x5410);
+                lane_scales = __byte_perm(lane_scales, other, lane_col & 8 ? 0x3276 : 0x5410);
             if (GMM__ELEMS16 == 8)
-                gmm__vec_store_scales4(scale, a.rowwise.scale_order, p.row, warp_col / 32, row_along, l, 0,
+                gmm__vec_store_scales4(scale, a.rowwise.scale_order, p.row, warp_col / 32, row_along, scale_row, 0,
                                        lane_scales);
             else if (warp_col / 32 < row_along)
                 *(uint16_t *)(void *)(scale + (a.rowwise.scale_order == GMM_SCALES_SWIZZLED
-                                               ? gmm_swizzle_offset(p.row + l, warp_col / 32, row_along)
-                                               : (int64_t)(p.row + l) * row_along + warp_col / 32)) =
-                    (uint16_t)__byte_perm(lane_scales, other, c & 8 ? 0x4415 : 0x4440);
+                                               ? gmm_swizzle_offset(p.row + scale_row, warp_col / 32, row_along)
+                                               : (int64_t)(p.row + scale_row) * row_along + warp_col / 32)) =
+                    (uint16_t)__byte_perm(lane_scales, other, lane_col & 8 ? 0x4415 : 0x4440);
             other = __shfl_xor_sync(0xFFFFFFFFu, scales4[0], 2);
-            scales4[1] = c & 2 ? scales4[0] : other;
-            scales4[0] = c & 2 ? other : scales4[0];
+            scales4[1] = lane_col & 2 ? scales4[0] : other;
+            scales4[0] = lane_col & 2 ? other : scales4[0];
             other = __shfl_xor_sync(0xFFFFFFFFu, scales4[0], 1);
             other2 = __shfl_xor_sync(0xFFFFFFFFu, scales4[1], 1);
-            scales4[2] = c & 1 ? scales4[0] : other;
-            scales4[3] = c & 1 ? scales4[1] : other2;
-            scales4[0] = c & 1 ? other : scales4[0];
-            scales4[1] = c & 1 ? other2 : scales4[1];
+            scales4[2] = lane_col & 1 ? scales4[0] : other;
+            scales4[3] = lane_col & 1 ? scales4[1] : other2;
+            scales4[0] = lane_col & 1 ? other : scales4[0];
+            scales4[1] = lane_col & 1 ? other2 : scales4[1];
         }
         if (rowwise && col < cols) {
             uint8_t *dst = gmm__vec_data(&a.rowwise, a.step[0], p.unit) +
-                          (p.first + p.row + row0) * a.rowwise.ld + col;
+                          (p.source_row + p.row + row0) * a.rowwise.ld + col;
 #pragma unroll
             for (i = 0; i < 16; i++, dst += a.rowwise.ld) {
-                const float multiplier = gmm__vec_mx_reciprocal(scales4, i);
+                const float encode_scale = gmm__vec_mx_reciprocal(scales4, i);
                 float v[GMM__ELEMS16];
 #pragma unroll
-                for (j = 0; j < GMM__ELEMS16; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), multiplier);
+                for (j = 0; j < GMM__ELEMS16; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), encode_scale);
                 if (i < valid_rows) GMM__CFG(gmm__vec_store_codes)(dst, e5m2, v);
             }
         }
         if (columnwise) {
-            /* block of the lane's 32 rows */
-            const int32_t line = col + GMM__ELEMS16 / 2 * q, block = (p.row + warp_row) / 32;
+            /* first column whose scale the lane stores, and the block of its 32 rows */
+            const int32_t scale_col = col + GMM__ELEMS16 / 2 * lane_row, block = (p.row + warp_row) / 32;
             uint8_t *scale = gmm__vec_scales(&a.columnwise, a.scale_step[1], p.unit) +
-                             (a.grouped ? (int64_t)(p.start / 32) * lines : 0);
+                             (a.grouped ? (int64_t)(p.padded_row / 32) * padded_cols : 0);
             uint32_t maximum[4];
 #pragma unroll
             for (k = 0; k < 4; k++) {
@@ -141,9 +144,9 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             }
 #pragma unroll
             for (k = 0; k < 2; k++) {
-                const uint32_t kept = q ? maximum[k + 2] : maximum[k];
-                other = __shfl_xor_sync(0xFFFFFFFFu, q ? maximum[k] : maximum[k + 2], 16);
-                other = GMM__CFG(gmm__word_max)(0, GMM__CFG(gmm__word_max_signed)(kept, other));
+                const uint32_t own = lane_row ? maximum[k + 2] : maximum[k];
+                other = __shfl_xor_sync(0xFFFFFFFFu, lane_row ? maximum[k] : maximum[k + 2], 16);
+                other = GMM__CFG(gmm__word_max)(0, GMM__CFG(gmm__word_max_signed)(own, other));
                 maximum[k] = square ? col < cols ? square_max : 0 : other;
             }
             lane_scales = gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(maximum, 0),
@@ -152,31 +155,32 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                 lane_scales |= gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(maximum, 2),
                                                   GMM__CFG(gmm__word_value)(maximum, 3),
                                                   inverse) << 16;
-            if (line < lines && a.columnwise.scale_order == GMM_SCALES_SWIZZLED) {
-                scale += gmm_swizzle_offset(line, block, col_along);
+            if (scale_col < padded_cols && a.columnwise.scale_order == GMM_SCALES_SWIZZLED) {
+                scale += gmm_swizzle_offset(scale_col, block, col_along);
 #pragma unroll
                 for (j = 0; j < GMM__ELEMS16 / 2; j++) scale[16 * j] = (uint8_t)(lane_scales >> 8 * j);
-            } else if (line < lines) {
-                scale += (int64_t)block * lines + line;
+            } else if (scale_col < padded_cols) {
+                scale += (int64_t)block * padded_cols + scale_col;
                 if (GMM__ELEMS16 == 8) gmm_st_global_b32(scale, lane_scales);
                 else *(uint16_t *)(void *)scale = (uint16_t)lane_scales;
             }
             other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 16);
-            scales4[0] = q ? other : lane_scales;
-            scales4[1] = q ? lane_scales : other;
+            scales4[0] = lane_row ? other : lane_scales;
+            scales4[1] = lane_row ? lane_scales : other;
             if (GMM__ELEMS16 == 4) scales4[0] |= scales4[1] << 16;
         }
         if (columnwise && col < cols) { /* codes in the order of the source */
             uint8_t *dst = gmm__vec_data(&a.columnwise, a.step[1], p.unit) +
-                          (p.first + p.row + row0) * a.columnwise.ld + col;
-            float multiplier[GMM__ELEMS16];
+                          (p.source_row + p.row + row0) * a.columnwise.ld + col;
+            float encode_scale[GMM__ELEMS16];
 #pragma unroll
-            for (j = 0; j < GMM__ELEMS16; j++) multiplier[j] = gmm__vec_mx_reciprocal(scales4, j);
+            for (j = 0; j < GMM__ELEMS16; j++) encode_scale[j] = gmm__vec_mx_reciprocal(scales4, j);
 #pragma unroll
             for (i = 0; i < 16; i++, dst += a.columnwise.ld) {
                 float v[GMM__ELEMS16];
 #pragma unroll
-                for (j = 0; j < GMM__ELEMS16; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), multiplier[j]);
+                for (j = 0; j < GMM__ELEMS16; j++)
+                    v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), encode_scale[j]);
                 if (i < valid_rows) GMM__CFG(gmm__vec_store_codes)(dst, e5m2, v);
             }
         }
@@ -188,5 +192,6 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #undef GMM__CFG
 #undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
+#undef GMM__ROW
 #endif
 

@@ -1,24 +1,29 @@
 /* =========================================================================== Bodies per source: vectorized NV16 === */
 
 #elif GMM__BODY == 14
-#if !defined(GMM__KERNEL_NAME) || !defined(GMM__SOURCE) || !defined(GMM__HADAMARD)
-#error "gmm: this body needs GMM__KERNEL_NAME, GMM__SOURCE and GMM__HADAMARD"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__SOURCE GMM__COLUMN(2, GMM__ROW)
+#define GMM__HADAMARD GMM__COLUMN(3, GMM__ROW)
 #define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
 #define GMM__HALF_WORDS (GMM__CFG(gmm__words) / 2)
 
 /* NV16 in both directions from tiles that are loaded once. Two lanes share a block; each computes the scales of half
-   of the blocks of both. Scales are bytes, which index a table of all encode multipliers that the unit can have.
+   of the blocks of both. Scales are bytes, which index a table of all encode scales that the unit can have.
    GMM__HADAMARD (BF16): the columnwise copy is transformed, or codes are rounded stochastically; a block of a column
    then lies in one lane. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 && !GMM__HADAMARD ? 3 : 2)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
-    __shared__ float encodes[2][GMM_TILE]; /* multipliers by scale byte; entry 127 is the multiplier of block amaxes */
+    __shared__ float encodes[2][GMM_TILE]; /* by scale byte; entry 127: factor of block amaxes */
     __shared__ __align__(16) uint8_t codes[GMM__NV_CODES];
     __shared__ __align__(16) uint8_t scales[GMM_TILE * GMM_TILE_BLOCKS]; /* scales of the columnwise copy */
-    const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
-    const int32_t row0 = warp % 4 * GMM__VEC_WARP_ROWS + 8 * q, col0 = warp / 4 * GMM__VEC_WARP_COLS + 8 * c;
-    const int32_t second = c & 1, lower = q & 1; /* whether this is the second lane of a block */
+    const int32_t lane = gmm__lane(), warp = gmm__warp(), lane_row = lane >> 3, lane_col = lane & 7;
+    const int32_t row0 = warp % 4 * GMM__VEC_WARP_ROWS + 8 * lane_row;
+    const int32_t col0 = warp / 4 * GMM__VEC_WARP_COLS + 8 * lane_col;
+    /* whether this is the right lane of the two of a row's block, and the lower lane of the two of a column's block */
+    const int32_t right = lane_col & 1, lower = lane_row & 1;
     const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
     const int32_t separate_amax = columnwise && a.amax[1] != a.amax[0];
     const gmm_format *f = &a.format;
@@ -27,14 +32,14 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + threadIdx.x,
                       (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
-        /* computed again for each strip, so that it holds no registers in the loop body */
+        /* computed again for each strip, so that it takes no registers in the loop body */
         const gmm_warp_split split = gmm__vec_split(&a);
         uint32_t x[8][GMM__CFG(gmm__words)];
         int32_t c0, i, j, k;
         if (strip >= split.total) break;
         const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, GMM__VEC_TILES, &c0);
-        const int32_t padded_rows = a.grouped ? (p.rows + 127) & ~127 : p.rows, valid_rows = p.m - row0,
-            cols = (int32_t)a.cols;
+        const int32_t padded_rows = a.grouped ? (p.rows + 127) & ~127 : p.rows, valid_rows = p.m - row0;
+        const int32_t cols = (int32_t)a.cols;
         const int32_t row_along = ((cols + 63) >> 6) * 4, col_along = ((padded_rows + 63) >> 6) * 4;
         const int64_t row_pitch = a.rowwise.ld / 2, col_pitch = a.columnwise.ld / 2;
         const int32_t end = cols - c0 < GMM__VEC_TILES * GMM_TILE ? cols : c0 + GMM__VEC_TILES * GMM_TILE;
@@ -91,44 +96,44 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #endif
 #pragma unroll
                 for (i = 0; i < 4; i++) {
-                    const uint32_t kept = second ? row[i + 4] : row[i];
-                    other = __shfl_xor_sync(0xFFFFFFFFu, second ? row[i] : row[i + 4], 1);
-                    amax[i] = gmm_f32_from_bits(kept > other ? kept : other);
+                    const uint32_t own = right ? row[i + 4] : row[i];
+                    other = __shfl_xor_sync(0xFFFFFFFFu, right ? row[i] : row[i + 4], 1);
+                    amax[i] = gmm_f32_from_bits(own > other ? own : other);
                 }
                 lane_scales = gmm__vec_nv_scale4(amax, encodes[0], !GMM__HADAMARD);
                 other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 1);
-                scales4[0] = second ? other : lane_scales;
-                scales4[1] = second ? lane_scales : other;
+                scales4[0] = right ? other : lane_scales;
+                scales4[1] = right ? lane_scales : other;
 #if !GMM__HADAMARD
                 if (f->square) { /* both copies hold the same codes */
-                    const float multiplier = gmm__vec_nv_encode(encodes[0], scales4, 0);
+                    const float encode_scale = gmm__vec_nv_encode(encodes[0], scales4, 0);
 #pragma unroll
                     for (i = 0; i < 8; i++) {
                         float v[8];
 #pragma unroll
                         for (j = 0; j < 8; j++) v[j] = GMM__CFG(gmm__word_value)(x[i], j);
-                        nibbles[i] = gmm__vec_e2m1x8(v, multiplier, 0);
+                        nibbles[i] = gmm__vec_e2m1x8(v, encode_scale, 0);
                     }
                 }
 #endif
-                if (rowwise) { /* transpose bytes: a lane receives the scales of four adjacent blocks of a row */
+                if (rowwise) { /* bytes are transposed: a lane receives the scales of four adjacent blocks of a row */
                     uint8_t *dst = gmm__vec_scales(&a.rowwise, a.scale_step[0], p.unit) +
-                                  (a.grouped ? (int64_t)p.start * row_along : 0);
+                                  (a.grouped ? (int64_t)p.padded_row * row_along : 0);
                     lane_scales &= 0x7F7F7F7Fu;
                     other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 2);
-                    lane_scales = __byte_perm(lane_scales, other, c & 2 ? 0x3715 : 0x6240);
+                    lane_scales = __byte_perm(lane_scales, other, lane_col & 2 ? 0x3715 : 0x6240);
                     other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 4);
-                    lane_scales = __byte_perm(lane_scales, other, c & 4 ? 0x3276 : 0x5410);
+                    lane_scales = __byte_perm(lane_scales, other, lane_col & 4 ? 0x3276 : 0x5410);
                     gmm__vec_store_scales4(dst, a.rowwise.scale_order, p.row, c0 / 16, row_along,
-                                           row0 + 4 * second + (c >> 1), col0 >> 6 << 2, lane_scales);
+                                           row0 + 4 * right + (lane_col >> 1), col0 >> 6 << 2, lane_scales);
                 }
 #if GMM__HADAMARD
-                /* rows i and i + 4 at once: each lane draws random bits for one of them, for both lanes of the block */
+                /* rows i and i + 4 at once: each of a block's two lanes draws the random bits of one row for both */
                 if (rowwise) {
                     uint8_t *dst = gmm__vec_data(&a.rowwise, a.step[0], p.unit) + (c0 + col0) / 2 +
-                                  (p.first + p.row + row0) * row_pitch;
+                                  (p.source_row + p.row + row0) * row_pitch;
                     const int64_t blocks_per_row = (cols + 15) >> 4;
-                    const int64_t block = (p.row + row0 + 4 * second) * blocks_per_row + ((c0 + col0) >> 4);
+                    const int64_t block = (p.row + row0 + 4 * right) * blocks_per_row + ((c0 + col0) >> 4);
 #pragma unroll
                     for (i = 0; i < 4; i++, dst += row_pitch) {
                         uint32_t draw[4], random[2][2];
@@ -137,20 +142,20 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                                            GMM_ROWWISE, draw);
 #pragma unroll
                             for (k = 0; k < 2; k++) {
-                                other = __shfl_xor_sync(0xFFFFFFFFu, second ? draw[k] : draw[k + 2], 1);
-                                random[0][k] = second ? other : draw[k];
-                                random[1][k] = second ? draw[k + 2] : other;
+                                other = __shfl_xor_sync(0xFFFFFFFFu, right ? draw[k] : draw[k + 2], 1);
+                                random[0][k] = right ? other : draw[k];
+                                random[1][k] = right ? draw[k + 2] : other;
                             }
                         }
 #pragma unroll
                         for (k = 0; k < 2; k++) {
-                            const float multiplier = gmm__vec_nv_encode(encodes[0], scales4, i + 4 * k);
+                            const float encode_scale = gmm__vec_nv_encode(encodes[0], scales4, i + 4 * k);
                             uint32_t code;
                             float v[8];
 #pragma unroll
                             for (j = 0; j < 8; j++) v[j] = gmm__word_value_bf16(x[i + 4 * k], j);
-                            code = f->stochastic ? gmm__vec_e2m1x8_random(v, multiplier, random[k])
-                                                 : gmm__vec_e2m1x8(v, multiplier, 1);
+                            code = f->stochastic ? gmm__vec_e2m1x8_random(v, encode_scale, random[k])
+                                                 : gmm__vec_e2m1x8(v, encode_scale, 1);
                             if (valid_cols && i + 4 * k < valid_rows) gmm_st_global_b32(dst + 4 * k * row_pitch, code);
                         }
                     }
@@ -158,10 +163,10 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #else
                 if (rowwise && valid_cols) {
                     uint8_t *dst = gmm__vec_data(&a.rowwise, a.step[0], p.unit) + (c0 + col0) / 2 +
-                                  (p.first + p.row + row0) * row_pitch;
+                                  (p.source_row + p.row + row0) * row_pitch;
 #pragma unroll
                     for (i = 0; i < 8; i++, dst += row_pitch) {
-                        const float multiplier = gmm__vec_nv_encode(encodes[0], scales4, i);
+                        const float encode_scale = gmm__vec_nv_encode(encodes[0], scales4, i);
                         float v[8];
                         if (f->square) {
                             if (i < valid_rows) gmm_st_global_b32(dst, nibbles[i]);
@@ -169,20 +174,22 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                         }
 #pragma unroll
                         for (j = 0; j < 8; j++) v[j] = GMM__CFG(gmm__word_value)(x[i], j);
-                        if (i < valid_rows) gmm_st_global_b32(dst, gmm__vec_e2m1x8(v, multiplier, 0));
+                        if (i < valid_rows) gmm_st_global_b32(dst, gmm__vec_e2m1x8(v, encode_scale, 0));
                     }
-                    /* encode again by the scalar codec, from device memory */
+                    /* the scalar codec encodes the values again, from device memory */
                     if (has_nan | ((scales4[0] | scales4[1]) & 0x80u)) {
                         dst -= 8 * row_pitch;
 #pragma unroll 1
                         for (k = 0; k < 64 && k >> 3 < valid_rows; k += 2) {
-                            const float multiplier = gmm__vec_nv_encode(encodes[0], scales4, k >> 3);
-                            uint32_t pair = 0;
+                            const float encode_scale = gmm__vec_nv_encode(encodes[0], scales4, k >> 3);
+                            uint32_t byte = 0;
 #pragma unroll 1
-                            for (j = 0; j < 2; j++)
-                                pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__CFG(gmm__vec_reload)(
-                                            &a, &p, row0 + (k >> 3), c0 + col0 + (k & 7) + j), multiplier)) << 4 * j;
-                            dst[(k >> 3) * row_pitch + (k & 7) / 2] = (uint8_t)pair;
+                            for (j = 0; j < 2; j++) {
+                                const float v = GMM__CFG(gmm__vec_reload)(&a, &p, row0 + (k >> 3),
+                                                                          c0 + col0 + (k & 7) + j);
+                                byte |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(v, encode_scale)) << 4 * j;
+                            }
+                            dst[(k >> 3) * row_pitch + (k & 7) / 2] = (uint8_t)byte;
                         }
                     }
                 }
@@ -201,14 +208,14 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll
                 for (j = 0; j < 4; j++) {
                     uint32_t column[8], draw[4], dst[2], maximum = 0;
-                    float multiplier;
+                    float encode_scale;
                     gmm__vec_column16(y, j, f->hadamard, column);
 #pragma unroll
                     for (i = 0; i < 8; i++) maximum = gmm__word_max_bf16(maximum, column[i]);
                     amax[0] = gmm_f32_from_bits(gmm__word_fold_bf16(maximum));
                     amax[1] = amax[2] = amax[3] = 0.0f;
                     k = (int32_t)gmm__vec_nv_scale4(amax, col_encodes, 0);
-                    multiplier = col_encodes[k];
+                    encode_scale = col_encodes[k];
                     lane_scales |= (uint32_t)k << 8 * j;
                     if (f->stochastic)
                         gmm_draw_block(a.random[0], a.random[1], a.first_group + p.unit,
@@ -219,8 +226,8 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                         float v[8];
 #pragma unroll
                         for (i = 0; i < 8; i++) v[i] = gmm__word_value_bf16(column + 4 * k, i);
-                        dst[k] = f->stochastic ? gmm__vec_e2m1x8_random(v, multiplier, draw + 2 * k)
-                                              : gmm__vec_e2m1x8(v, multiplier, 1);
+                        dst[k] = f->stochastic ? gmm__vec_e2m1x8_random(v, encode_scale, draw + 2 * k)
+                                              : gmm__vec_e2m1x8(v, encode_scale, 1);
                     }
                     *(uint2 *)(void *)(smem + j * GMM__NV_COLUMN) = make_uint2(dst[0], dst[1]);
                 }
@@ -250,7 +257,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                 if (f->square) gmm__vec_transpose_nibbles(nibbles);
 #pragma unroll
                 for (j = 0; j < 8; j++) {
-                    const float multiplier = gmm__vec_nv_encode(col_encodes, scales4, j);
+                    const float encode_scale = gmm__vec_nv_encode(col_encodes, scales4, j);
                     float v[8];
                     if (f->square) {
                         *(uint32_t *)(void *)(smem + j * GMM__NV_COLUMN) = nibbles[j];
@@ -258,19 +265,21 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                     }
 #pragma unroll
                     for (i = 0; i < 8; i++) v[i] = GMM__CFG(gmm__word_value)(x[i], j);
-                    *(uint32_t *)(void *)(smem + j * GMM__NV_COLUMN) = gmm__vec_e2m1x8(v, multiplier, 0);
+                    *(uint32_t *)(void *)(smem + j * GMM__NV_COLUMN) = gmm__vec_e2m1x8(v, encode_scale, 0);
                 }
                 if (has_nan | ((scales4[0] | scales4[1]) & 0x80u))
 #pragma unroll 1
                     for (k = 0; k < 64; k += 2) {
-                        const float multiplier = gmm__vec_nv_encode(col_encodes, scales4, k >> 3);
-                        uint32_t pair = 0;
+                        const float encode_scale = gmm__vec_nv_encode(col_encodes, scales4, k >> 3);
+                        uint32_t byte = 0;
 #pragma unroll 1
                         for (j = 0; j < 2; j++)
-                            if ((k & 7) + j < valid_rows && valid_cols)
-                                pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__CFG(gmm__vec_reload)(
-                                            &a, &p, row0 + (k & 7) + j, c0 + col0 + (k >> 3)), multiplier)) << 4 * j;
-                        smem[(k >> 3) * GMM__NV_COLUMN + (k & 7) / 2] = (uint8_t)pair;
+                            if ((k & 7) + j < valid_rows && valid_cols) {
+                                const float v = GMM__CFG(gmm__vec_reload)(&a, &p, row0 + (k & 7) + j,
+                                                                          c0 + col0 + (k >> 3));
+                                byte |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(v, encode_scale)) << 4 * j;
+                            }
+                        smem[(k >> 3) * GMM__NV_COLUMN + (k & 7) / 2] = (uint8_t)byte;
                     }
                 lane_scales &= 0x7F7F7F7Fu;
 #endif
@@ -281,19 +290,20 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             if (c0 + GMM_TILE < end) /* the next tile is loaded while codes are stored */
                 GMM__CFG(gmm__vec_load)(&a, &p, row0, col0, c0 + GMM_TILE, cols - c0 - GMM_TILE, x);
             if (columnwise) {
-                /* computed here, so that they hold no registers before */
+                /* computed here, so that they take no registers before */
                 const int32_t thread = gmm_tid_x(), chunks = GMM__NV_COLUMN / 16;
-                const int32_t chunk = thread % chunks, first = thread / chunks, l = thread >> 1;
-                const int32_t quad = 4 * (thread & 1);
-                const int64_t begin = (a.grouped ? p.start : 0) + p.row;
-                const int64_t lines = (cols + 127) & ~127;
+                const int32_t chunk = thread % chunks, first = thread / chunks, scale_col = thread >> 1;
+                const int32_t block0 = 4 * (thread & 1);
+                const int64_t begin = (a.grouped ? p.padded_row : 0) + p.row;
+                const int64_t padded_cols = (cols + 127) & ~127;
                 uint8_t *dst = gmm__vec_data(&a.columnwise, a.step[1], p.unit) + begin / 2 + chunk * 16 +
                               (c0 + first) * col_pitch;
                 uint8_t *scale = gmm__vec_scales(&a.columnwise, a.scale_step[1], p.unit) +
-                                 (a.grouped ? (int64_t)(p.start / 16) * lines : 0);
+                                 (a.grouped ? (int64_t)(p.padded_row / 16) * padded_cols : 0);
                 __syncthreads();
-                gmm__vec_store_scales4(scale, a.columnwise.scale_order, c0, p.row / 16, col_along, l, quad,
-                                       *(const uint32_t *)(const void *)(scales + l * GMM_TILE_BLOCKS + quad));
+                gmm__vec_store_scales4(scale, a.columnwise.scale_order, c0, p.row / 16, col_along, scale_col, block0,
+                                       *(const uint32_t *)(const void *)(scales + scale_col * GMM_TILE_BLOCKS +
+                                                                         block0));
                 if (chunk * 32 < (a.grouped ? (int32_t)GMM_TILE : p.m))
 #pragma unroll
                     for (k = first; k < GMM_TILE; k += GMM__QUANT_BLOCK / chunks,
@@ -312,4 +322,6 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #undef GMM__CFG
 #undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
+#undef GMM__HADAMARD
+#undef GMM__ROW
 

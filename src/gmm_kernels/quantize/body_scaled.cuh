@@ -1,9 +1,12 @@
 /* ==================================================================== Bodies per source and scaling: vectorized === */
 
 #elif GMM__BODY == 13
-#if !defined(GMM__KERNEL_NAME) || !defined(GMM__SOURCE) || !defined(GMM__SCALING)
-#error "gmm: this body needs GMM__KERNEL_NAME, GMM__SOURCE and GMM__SCALING"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__SOURCE GMM__COLUMN(2, GMM__ROW)
+#define GMM__SCALING GMM__COLUMN(3, GMM__ROW)
 #define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
 #define GMM__BLOCK_SCALED (GMM__SCALING == GMM_SCALING_1X128 || GMM__SCALING == GMM_SCALING_128X128)
 /* stride of the maxima or scales of a row, which has two halves; odd, so that rows fall into different banks */
@@ -16,8 +19,10 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 ? 3 : 
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ float smem_scales[2][GMM__COL_STEP * GMM_TILE];
     __shared__ __align__(16) uint8_t codes[GMM__VEC_CODES];
-    const int32_t thread = (int32_t)threadIdx.x, lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
-    const int32_t row0 = warp % 4 * GMM__VEC_WARP_ROWS + 8 * q, col0 = warp / 4 * GMM__VEC_WARP_COLS + 8 * c;
+    const int32_t thread = (int32_t)threadIdx.x, lane = gmm__lane(), warp = gmm__warp();
+    const int32_t lane_row = lane >> 3, lane_col = lane & 7;
+    const int32_t row0 = warp % 4 * GMM__VEC_WARP_ROWS + 8 * lane_row;
+    const int32_t col0 = warp / 4 * GMM__VEC_WARP_COLS + 8 * lane_col;
     const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
     const int32_t e5m2 = a.format.dtype == GMM_E5M2;
     const gmm_format *f = &a.format;
@@ -40,8 +45,8 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 
         if (GMM__SCALING == GMM_SCALING_TENSOR) {
             tile_scale = f->delayed ? a.scale ? a.scale[p.unit] : 1.0f
-                               : gmm_scale_from_amax(a.amax[0][p.unit], qmax, gmm_dtype_largest(GMM_F32), f->eps,
-                                                     f->pow2);
+                                    : gmm_scale_from_amax(a.amax[0][p.unit], qmax, gmm_dtype_largest(GMM_F32), f->eps,
+                                                          f->pow2);
             if (a.record) {
 #pragma unroll
                 for (i = 0; i < 8; i++)
@@ -53,19 +58,19 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             }
         }
         if (GMM__SCALING == GMM_SCALING_ROW && thread < GMM_TILE && rowwise) {
-            const int64_t line = (a.grouped ? p.first : (int64_t)p.unit * p.rows) + p.row + thread;
-            const float scale = gmm_scale_from_amax(thread < p.m ? a.lines[line] : 0.0f, qmax,
+            const int64_t row = (a.grouped ? p.source_row : (int64_t)p.unit * p.rows) + p.row + thread;
+            const float scale = gmm_scale_from_amax(thread < p.m ? a.lines[row] : 0.0f, qmax,
                                                     gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
             smem_scales[0][thread * GMM__ROW_STEP] = scale;
             if (c0 == 0 && thread < p.m) {
                 uint8_t *dst = gmm__vec_scales(&a.rowwise, a.scale_step[0], p.unit);
-                ((float *)(void *)dst)[(a.grouped ? p.first : 0) + p.row + thread] = gmm_scale_inverse(scale);
+                ((float *)(void *)dst)[(a.grouped ? p.source_row : 0) + p.row + thread] = gmm_scale_inverse(scale);
             }
         }
         if (GMM__SCALING == GMM_SCALING_ROW && thread >= GMM_TILE && columnwise) {
-            const int32_t l = thread - GMM_TILE;
-            smem_scales[1][l * GMM__COL_STEP] =
-                gmm_scale_from_amax(l < n ? a.columns[p.unit * a.cols + c0 + l] : 0.0f, qmax,
+            const int32_t col = thread - GMM_TILE;
+            smem_scales[1][col * GMM__COL_STEP] =
+                gmm_scale_from_amax(col < n ? a.columns[p.unit * a.cols + c0 + col] : 0.0f, qmax,
                                     gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
         }
         if (GMM__BLOCK_SCALED) { /* maxima of the parts of blocks */
@@ -92,13 +97,14 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll
                     for (i = 0; i < 8; i++) {
                         const uint32_t bits = gmm__quant_block_max(row[i], 8);
-                        if (c == 0) smem_scales[0][(row0 + i) * GMM__ROW_STEP + (col0 >> 6)] = gmm_f32_from_bits(bits);
+                        if (lane_col == 0)
+                            smem_scales[0][(row0 + i) * GMM__ROW_STEP + (col0 >> 6)] = gmm_f32_from_bits(bits);
                     }
                 }
                 if (columnwise) {
 #pragma unroll
                     for (k = 0; k < GMM__CFG(gmm__words); k++) {
-                        /* 16-bit sources did this above; there F32 sources have no registers left */
+                        /* for 16-bit sources above, where F32 sources would spill registers */
 #pragma unroll
                         for (i = 0; i < 8 && GMM__CFG(gmm__words) != 4; i++)
                             col[k] = GMM__CFG(gmm__word_max)(col[k], x[i][k]);
@@ -106,7 +112,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                         for (i = 8; i < 32; i <<= 1)
                             col[k] = GMM__CFG(gmm__word_max)(col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
                     }
-                    if (q == 0)
+                    if (lane_row == 0)
 #pragma unroll
                         for (j = 0; j < 8; j++)
                             smem_scales[1][(col0 + j) * GMM__COL_STEP + (row0 >> 5)] =
@@ -116,7 +122,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         }
         if (GMM__SCALING != GMM_SCALING_TENSOR) __syncthreads();
 
-        /* Computes scales from maxima and stores their inverses. */
+        /* scales from maxima; their inverses are stored */
         if (GMM__SCALING == GMM_SCALING_128X128) {
             uint32_t maximum = 0;
             for (i = 0; i < GMM__QUANT_WARPS; i++) {
@@ -128,10 +134,11 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             for (k = 0; k < 2; k++) { /* the padding is behind the last block of a line */
                 const gmm_mat *m = k ? &a.columnwise : &a.rowwise;
                 const int32_t line = (int32_t)(k ? c0 : p.row) / 128, block = (int32_t)(k ? p.row : c0) / 128;
-                const int32_t used = (int32_t)(((k ? p.rows : a.cols) + 127) / 128), end = (used + 3) & ~3;
+                const int32_t blocks = (int32_t)(((k ? p.rows : a.cols) + 127) / 128);
+                const int32_t padded_blocks = (blocks + 3) & ~3;
                 uint8_t *dst = gmm__vec_scales(m, a.scale_step[k], p.unit);
-                if (m->dtype != GMM_NONE && (thread == 0 || (block == used - 1 && block + thread < end)))
-                    ((float *)(void *)dst)[(int64_t)line * end + block + thread] =
+                if (m->dtype != GMM_NONE && (thread == 0 || (block == blocks - 1 && block + thread < padded_blocks)))
+                    ((float *)(void *)dst)[(int64_t)line * padded_blocks + block + thread] =
                         thread == 0 ? gmm_scale_inverse(tile_scale) : 0.0f;
             }
         }
@@ -150,7 +157,8 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                                             f->pow2);
                 smem[0] = scale;
                 if (a.grouped)
-                    dst += (int64_t)(copy ? p.start >> 7 : p.start) * (copy ? lines : (a.cols + 127) >> 7) * 4;
+                    dst += (int64_t)(copy ? p.padded_row >> 7 : p.padded_row) *
+                           (copy ? lines : (a.cols + 127) >> 7) * 4;
                 if (line < lines)
                     ((float *)(void *)dst)[block * lines + line] = valid_line ? gmm_scale_inverse(scale) : 0.0f;
             }
@@ -158,36 +166,37 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         }
         if (rowwise && col0 < n) {
             const int64_t pitch = a.rowwise.ld;
-            uint8_t *dst = gmm__vec_data(&a.rowwise, a.step[0], p.unit) + (p.first + p.row + row0) * pitch + c0 + col0;
-            const float *line_scales = smem_scales[0] + row0 * GMM__ROW_STEP;
+            uint8_t *dst = gmm__vec_data(&a.rowwise, a.step[0], p.unit) + (p.source_row + p.row + row0) * pitch + c0 +
+                           col0;
+            const float *row_scales = smem_scales[0] + row0 * GMM__ROW_STEP;
 #pragma unroll
             for (i = 0; i < 8; i++, dst += pitch) {
                 float v[8];
                 if (GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128)
-                    tile_scale = line_scales[i * GMM__ROW_STEP];
+                    tile_scale = row_scales[i * GMM__ROW_STEP];
 #pragma unroll
                 for (j = 0; j < 8; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), tile_scale);
                 if (i < valid_rows)
-                    gmm_st_global_v2_b32(dst, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
+                    gmm_st_global_v2_b32(dst, gmm__quant_fp8x4(e5m2, v), gmm__quant_fp8x4(e5m2, v + 4));
             }
         }
         if (columnwise) { /* transposed through shared memory */
             const int32_t bytes = GMM__VEC_COLUMN, chunks = bytes / 16;
             const int32_t step = GMM__QUANT_BLOCK / chunks, chunk = thread % chunks, first = thread / chunks;
             const int64_t pitch = a.columnwise.ld;
-            const int64_t begin = (a.grouped ? p.start : 0) + p.row;
+            const int64_t begin = (a.grouped ? p.padded_row : 0) + p.row;
             uint8_t *smem = codes + col0 * bytes + (col0 >> 3) * 16 + row0;
             uint8_t *dst = gmm__vec_data(&a.columnwise, a.step[1], p.unit) + begin + (c0 + first) * pitch + chunk * 16;
-            const float *line_scales = smem_scales[1] + col0 * GMM__COL_STEP;
+            const float *col_scales = smem_scales[1] + col0 * GMM__COL_STEP;
 #pragma unroll
             for (j = 0; j < 8; j++) {
                 float v[8];
                 if (GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128)
-                    tile_scale = line_scales[j * GMM__COL_STEP];
+                    tile_scale = col_scales[j * GMM__COL_STEP];
 #pragma unroll
                 for (i = 0; i < 8; i++) v[i] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), tile_scale);
-                *(uint2 *)(void *)(smem + j * bytes) = make_uint2(gmm__quant_codes8(e5m2, v),
-                                                                  gmm__quant_codes8(e5m2, v + 4));
+                *(uint2 *)(void *)(smem + j * bytes) = make_uint2(gmm__quant_fp8x4(e5m2, v),
+                                                                  gmm__quant_fp8x4(e5m2, v + 4));
             }
             __syncthreads();
             if (chunk * 16 < (a.grouped ? (int32_t)GMM_TILE : p.m))
@@ -218,4 +227,6 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #undef GMM__CFG
 #undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
+#undef GMM__SCALING
+#undef GMM__ROW
 

@@ -1,19 +1,22 @@
 /* ============================================================================== Bodies per source: quantization === */
 
 #elif GMM__BODY == 6
-#if !defined(GMM__TAG) || !defined(GMM__KERNEL_NAME)
-#error "gmm: this body needs GMM__TAG and GMM__KERNEL_NAME"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__TAG GMM__COLUMN(2, GMM__ROW)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__STATIC_DTYPE ((gmm_dtype)GMM__NAME(gmm__static_dtype))
 
 /* Loads a tile of a strip into shared memory (unless x is NULL), with zeros beyond the last row and column, and
-   returns the lane's amax of it. A quantized source is dequantized to F32. */
+   returns the lane's amax of it. With `row_amaxes` it raises the amaxes of rows. A quantized source is dequantized to
+   F32. */
 GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const gmm__quant_strip *p, int64_t c0,
-                                                int32_t n, int32_t lines, float *x) {
+                                                int32_t n, int32_t row_amaxes, float *x) {
     const int32_t lane = gmm__lane(), count = n - 4 * lane;
     const int64_t size = GMM__STATIC_DTYPE == GMM_F32 ? 4 : 2;
-    uint32_t *line = (uint32_t *)a->lines + (a->grouped ? p->first : p->unit * p->rows) + p->row, amax = 0;
+    uint32_t *row_amax = (uint32_t *)a->lines + (a->grouped ? p->source_row : p->unit * p->rows) + p->row, amax = 0;
     int32_t r;
     if (GMM__STATIC_DTYPE == GMM_F32 && a->src.scaling != GMM_SCALING_NONE) {
         const gmm__qview v = gmm__quant_copy(&a->src, GMM_ROWWISE, a->grouped, p, a->cols);
@@ -28,21 +31,21 @@ GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const 
                     u[j] = gmm__qview_value(gmm_decode_small(v.dtype, gmm__qview_code(&v, l, c)),
                                             gmm__qview_factor(&v, l, width ? c / width : 0, 1));
             }
-            amax = gmm__quant_line_amax(amax, u, lines && r < p->m ? line + r : NULL);
+            amax = gmm__quant_row_amax(amax, u, row_amaxes && r < p->m ? row_amax + r : NULL);
             if (x) gmm__quant_store_row(x, r, u);
         }
     } else {
         const char *base = a->src.table ? (const char *)a->src.table[p->unit]
                                         : (const char *)a->src.data +
                                               (a->grouped ? 0 : p->unit * a->src.group_stride) * size;
-        const char *src = base + ((p->first + p->row) * a->src.ld + c0) * size;
+        const char *src = base + ((p->source_row + p->row) * a->src.ld + c0) * size;
         const int32_t vec4 = gmm_vec4_aligned(GMM__STATIC_DTYPE, src, a->src.ld);
 #pragma unroll 4
         for (r = gmm__warp(); r < GMM_TILE; r += GMM__QUANT_WARPS) {
             float u[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
             if (r < p->m && count > 0)
                 gmm_read4(GMM__STATIC_DTYPE, src + (r * a->src.ld + 4 * lane) * size, count, vec4, u);
-            amax = gmm__quant_line_amax(amax, u, lines && r < p->m ? line + r : NULL);
+            amax = gmm__quant_row_amax(amax, u, row_amaxes && r < p->m ? row_amax + r : NULL);
             if (x) gmm__quant_store_row(x, r, u);
         }
     }
@@ -54,14 +57,14 @@ GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const 
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__QUANT_PER_SM)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
-    const int64_t items = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
+    const int64_t tile_count = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
     const int32_t transformed = a.format.hadamard && a.columnwise.dtype != GMM_NONE, lane = gmm__lane();
-    int64_t item;
+    int64_t tile_index;
     if (a.skip && *a.skip) return;
-    for (item = blockIdx.x; item < items; item += gridDim.x) {
+    for (tile_index = blockIdx.x; tile_index < tile_count; tile_index += gridDim.x) {
         const gmm__quant_strip p = gmm__quant_strip_of(a.grouped, a.tiles, a.offsets, a.units, a.rows,
-                                                       item / a.col_tiles);
-        const int64_t c0 = item % a.col_tiles * GMM_TILE;
+                                                       tile_index / a.col_tiles);
+        const int64_t c0 = tile_index % a.col_tiles * GMM_TILE;
         const int32_t n = (int32_t)(a.cols - c0 < GMM_TILE ? a.cols - c0 : (int64_t)GMM_TILE);
         uint32_t amax[2] = { 0, 0 };
         int32_t l;
@@ -89,15 +92,18 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 
 #undef GMM__STATIC_DTYPE
 #undef GMM__NAME
-#undef GMM__TAG
 #undef GMM__KERNEL_NAME
+#undef GMM__TAG
+#undef GMM__ROW
 
 /* ================================================================================= Bodies per source and format === */
 
 #elif GMM__BODY == 7
-#if !defined(GMM__TAG) || !defined(GMM__KERNEL_NAME)
-#error "gmm: this body needs GMM__TAG and GMM__KERNEL_NAME"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
+#define GMM__TAG GMM__COLUMN(2, GMM__ROW)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 
 /* Any format and shape, both copies of a 128 x 128 tile that is loaded into shared memory once. */
@@ -106,14 +112,14 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
     __shared__ uint32_t square[2 * GMM__QUANT_SQUARES]; /* amaxes of square blocks, then their chosen scales */
     uint8_t *codes = (uint8_t *)gmm__quant_shared + GMM__QUANT_TILE;
-    const int64_t items = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
+    const int64_t tile_count = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
     const int32_t width = gmm_block_along(a.format.scaling);
-    int64_t item;
+    int64_t tile_index;
     if (a.skip && *a.skip) return;
-    for (item = blockIdx.x; item < items; item += gridDim.x) {
+    for (tile_index = blockIdx.x; tile_index < tile_count; tile_index += gridDim.x) {
         const gmm__quant_strip p = gmm__quant_strip_of(a.grouped, a.tiles, a.offsets, a.units, a.rows,
-                                                       item / a.col_tiles);
-        const int64_t c0 = item % a.col_tiles * GMM_TILE;
+                                                       tile_index / a.col_tiles);
+        const int64_t c0 = tile_index % a.col_tiles * GMM_TILE;
         const int32_t n = (int32_t)(a.cols - c0 < GMM_TILE ? a.cols - c0 : (int64_t)GMM_TILE);
         gmm__quant_copy_tile s;
         (void)GMM__NAME(gmm__quant_load)(&a, &p, c0, n, 0, gmm__quant_shared);
@@ -122,12 +128,12 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         s.group = a.first_group + p.unit;
         if (a.rowwise.dtype != GMM_NONE) {
             s.view = gmm__quant_copy(&a.rowwise, GMM_ROWWISE, a.grouped, &p, a.cols);
-            s.l0 = p.row;
-            s.a0 = c0;
+            s.line0 = p.row;
+            s.along0 = c0;
             s.lines = (int32_t)p.m;
-            s.data = n;
+            s.along = n;
             s.per_line = a.lines != NULL;
-            s.amax = a.lines ? a.lines + (a.grouped ? p.first : p.unit * p.rows) + p.row : a.amax[0] + p.unit;
+            s.amax = a.lines ? a.lines + (a.grouped ? p.source_row : p.unit * p.rows) + p.row : a.amax[0] + p.unit;
             s.blocks_per_line = width ? gmm__ceil_div(a.cols, width) : 1;
             s.first_block = p.row * s.blocks_per_line + (width ? c0 / width : 0);
             gmm__quant_copy_tile_lines(&a, &s, gmm__quant_shared, square, codes);
@@ -135,10 +141,10 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         }
         if (a.columnwise.dtype != GMM_NONE) {
             s.view = gmm__quant_copy(&a.columnwise, GMM_COLUMNWISE, a.grouped, &p, a.cols);
-            s.l0 = c0;
-            s.a0 = p.row;
+            s.line0 = c0;
+            s.along0 = p.row;
             s.lines = n;
-            s.data = a.grouped && !s.view.apart ? GMM_TILE : (int32_t)p.m;
+            s.along = a.grouped && !s.view.apart ? GMM_TILE : (int32_t)p.m;
             s.per_line = a.columns != NULL;
             s.amax = a.columns ? a.columns + p.unit * a.cols + c0 : a.amax[1] + p.unit;
             s.blocks_per_line = width ? gmm__ceil_div(p.rows, width) : 1;
@@ -150,6 +156,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 }
 
 #undef GMM__NAME
-#undef GMM__TAG
 #undef GMM__KERNEL_NAME
+#undef GMM__TAG
+#undef GMM__ROW
 

@@ -2,32 +2,32 @@
    tile at a time. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_dequantize_tiles(const __grid_constant__ gmm__dequant_args a) {
     extern __shared__ float gmm__dequant_shared[];
-    const int64_t items = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
+    const int64_t tile_count = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
     const int32_t lane = gmm__lane(), columnwise = a.direction == GMM_COLUMNWISE;
     const int64_t size = a.dst.dtype == GMM_F32 ? 4 : 2;
-    int64_t item;
-    for (item = blockIdx.x; item < items; item += gridDim.x) {
+    int64_t tile_index;
+    for (tile_index = blockIdx.x; tile_index < tile_count; tile_index += gridDim.x) {
         const gmm__quant_strip p = gmm__quant_strip_of(a.grouped, a.tiles, a.offsets, a.units, a.rows,
-                                                       item / a.col_tiles);
+                                                       tile_index / a.col_tiles);
         const gmm__qview v = gmm__quant_copy(&a.src, a.direction, a.grouped, &p, a.cols);
-        const int64_t c0 = item % a.col_tiles * GMM_TILE;
+        const int64_t c0 = tile_index % a.col_tiles * GMM_TILE;
         const int32_t n = (int32_t)(a.cols - c0 < GMM_TILE ? a.cols - c0 : (int64_t)GMM_TILE);
         const int32_t width = gmm_block_along(v.scaling), lines = columnwise ? n : (int32_t)p.m;
         const int32_t along = columnwise ? (int32_t)p.m : n;
-        const int64_t l0 = columnwise ? c0 : p.row, a0 = columnwise ? p.row : c0;
+        const int64_t line0 = columnwise ? c0 : p.row, along0 = columnwise ? p.row : c0;
         char *base = a.dst.table ? (char *)a.dst.table[p.unit]
                                  : (char *)a.dst.data + (a.grouped ? 0 : p.unit * a.dst.group_stride) * size;
         int32_t l, i;
         for (l = gmm__warp(); l < lines; l += GMM__QUANT_WARPS)
             for (i = lane; i < along; i += 32) {
-                const float factor = gmm__qview_factor(&v, l0 + l, width ? (a0 + i) / width : 0, 1);
-                const float value = gmm__qview_value(gmm_decode_small(v.dtype, gmm__qview_code(&v, l0 + l, a0 + i)),
-                                                     factor);
+                const float decode_scale = gmm__qview_factor(&v, line0 + l, width ? (along0 + i) / width : 0, 1);
+                const uint8_t code = gmm__qview_code(&v, line0 + l, along0 + i);
+                const float value = gmm__qview_value(gmm_decode_small(v.dtype, code), decode_scale);
                 gmm__dequant_shared[columnwise ? gmm__quant_smem_index(i, l) : gmm__quant_smem_index(l, i)] = value;
             }
         __syncthreads();
         for (l = gmm__warp(); l < p.m; l += GMM__QUANT_WARPS) {
-            char *dst = base + ((p.first + p.row + l) * a.dst.ld + c0) * size;
+            char *dst = base + ((p.source_row + p.row + l) * a.dst.ld + c0) * size;
             float x[4];
             gmm__quant_load_row(gmm__dequant_shared, l, x);
             if (4 * lane < n)
@@ -60,9 +60,9 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid
     uint8_t *codes = (uint8_t *)tile;
     const int64_t row_tiles = gmm__ceil_div(a.rows, GMM_TILE), col_tiles = gmm__ceil_div(a.cols, GMM_TILE);
     const int32_t lane = gmm__lane();
-    int64_t item;
-    for (item = blockIdx.x; item < a.units * row_tiles * col_tiles; item += gridDim.x) {
-        const int64_t u = item / (row_tiles * col_tiles), i = item / col_tiles % row_tiles, j = item % col_tiles;
+    int64_t index;
+    for (index = blockIdx.x; index < a.units * row_tiles * col_tiles; index += gridDim.x) {
+        const int64_t u = index / (row_tiles * col_tiles), i = index / col_tiles % row_tiles, j = index % col_tiles;
         const gmm__qview src_view = gmm__qview_of(&a.src, GMM_ROWWISE, 0, u, 0, 0, a.rows, a.cols);
         const gmm__qview dst_view = gmm__qview_of(&a.dst, GMM_COLUMNWISE, 0, u, 0, 0, a.rows, a.cols);
         const uint8_t *src = src_view.data + i * GMM_TILE * src_view.ld + j * GMM_TILE;
@@ -71,7 +71,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid
         const int32_t n = (int32_t)(a.cols - j * GMM_TILE < GMM_TILE ? a.cols - j * GMM_TILE : (int64_t)GMM_TILE);
         const int words =
             (((uintptr_t)src | (uintptr_t)src_view.ld | (uintptr_t)dst | (uintptr_t)dst_view.ld) & 3) == 0 &&
-                          (m | n) % 4 == 0;
+            (m | n) % 4 == 0;
         int32_t l, k;
         if (words) {
             uint32_t v[GMM_TILE / 4 / GMM__QUANT_WARPS][4];
@@ -114,7 +114,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_update_scale_slots(const __g
                                        a.scale[i]);
 }
 
-/* A rank's part of sharded master weights: gmm_shard_amax takes amaxes of blocks by atomic maxima on their bits,
+/* The shard of master weights that a rank has: gmm_shard_amax computes amaxes of blocks by atomic maxima on their bits,
    gmm_shard_codes writes scales and codes. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_amax(const __grid_constant__ gmm__shard_args a) {
     const int64_t first = (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x;
@@ -154,125 +154,86 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 }
 
 #define GMM__BODY 6
-#define GMM__KERNEL_NAME gmm_quantize_amax_bf16
-#define GMM__TAG bf16
+/* kernel, dtype of the source */
+#define GMM__ROW (gmm_quantize_amax_bf16, bf16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_quantize_amax_f16
-#define GMM__TAG f16
+#define GMM__ROW (gmm_quantize_amax_f16, f16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_quantize_amax_f32
-#define GMM__TAG f32
+#define GMM__ROW (gmm_quantize_amax_f32, f32)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
 /* Casts to any format, by dtype of the source. */
 #define GMM__BODY 7
-#define GMM__KERNEL_NAME gmm_quantize_bf16
-#define GMM__TAG bf16
+/* kernel, dtype of the source */
+#define GMM__ROW (gmm_quantize_bf16, bf16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_quantize_f16
-#define GMM__TAG f16
+#define GMM__ROW (gmm_quantize_f16, f16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_quantize_f32
-#define GMM__TAG f32
+#define GMM__ROW (gmm_quantize_f32, f32)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
 #define GMM__BODY 12
-#define GMM__HADAMARD 0
-#define GMM__KERNEL_NAME gmm_amax_bf16
-#define GMM__SOURCE bf16
+/* kernel, dtype of the source, transformed columnwise copy */
+#define GMM__ROW (gmm_amax_bf16, bf16, 0)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_amax_f16
-#define GMM__SOURCE f16
+#define GMM__ROW (gmm_amax_f16, f16, 0)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_amax_f32
-#define GMM__SOURCE f32
+#define GMM__ROW (gmm_amax_f32, f32, 0)
 #include GMM_KERNELS_FILE
-#undef GMM__HADAMARD
-#define GMM__HADAMARD 1
-#define GMM__KERNEL_NAME gmm_amax_hadamard_bf16
-#define GMM__SOURCE bf16
+#define GMM__ROW (gmm_amax_hadamard_bf16, bf16, 1)
 #include GMM_KERNELS_FILE
-#undef GMM__HADAMARD
 #undef GMM__BODY
 
 #define GMM__BODY 13
-#define GMM__SCALING GMM_SCALING_TENSOR
-#define GMM__KERNEL_NAME gmm_cast_tensor_bf16
-#define GMM__SOURCE bf16
+/* kernel, dtype of the source, scaling */
+#define GMM__ROW (gmm_cast_tensor_bf16, bf16, GMM_SCALING_TENSOR)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_tensor_f16
-#define GMM__SOURCE f16
+#define GMM__ROW (gmm_cast_tensor_f16, f16, GMM_SCALING_TENSOR)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_tensor_f32
-#define GMM__SOURCE f32
+#define GMM__ROW (gmm_cast_tensor_f32, f32, GMM_SCALING_TENSOR)
 #include GMM_KERNELS_FILE
-#undef GMM__SCALING
-#define GMM__SCALING GMM_SCALING_ROW
-#define GMM__KERNEL_NAME gmm_cast_row_bf16
-#define GMM__SOURCE bf16
+#define GMM__ROW (gmm_cast_row_bf16, bf16, GMM_SCALING_ROW)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_row_f16
-#define GMM__SOURCE f16
+#define GMM__ROW (gmm_cast_row_f16, f16, GMM_SCALING_ROW)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_row_f32
-#define GMM__SOURCE f32
+#define GMM__ROW (gmm_cast_row_f32, f32, GMM_SCALING_ROW)
 #include GMM_KERNELS_FILE
-#undef GMM__SCALING
-#define GMM__SCALING GMM_SCALING_1X128
-#define GMM__KERNEL_NAME gmm_cast_1x128_bf16
-#define GMM__SOURCE bf16
+#define GMM__ROW (gmm_cast_1x128_bf16, bf16, GMM_SCALING_1X128)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_1x128_f16
-#define GMM__SOURCE f16
+#define GMM__ROW (gmm_cast_1x128_f16, f16, GMM_SCALING_1X128)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_1x128_f32
-#define GMM__SOURCE f32
+#define GMM__ROW (gmm_cast_1x128_f32, f32, GMM_SCALING_1X128)
 #include GMM_KERNELS_FILE
-#undef GMM__SCALING
-#define GMM__SCALING GMM_SCALING_128X128
-#define GMM__KERNEL_NAME gmm_cast_128x128_bf16
-#define GMM__SOURCE bf16
+#define GMM__ROW (gmm_cast_128x128_bf16, bf16, GMM_SCALING_128X128)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_128x128_f16
-#define GMM__SOURCE f16
+#define GMM__ROW (gmm_cast_128x128_f16, f16, GMM_SCALING_128X128)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_128x128_f32
-#define GMM__SOURCE f32
+#define GMM__ROW (gmm_cast_128x128_f32, f32, GMM_SCALING_128X128)
 #include GMM_KERNELS_FILE
-#undef GMM__SCALING
 #undef GMM__BODY
 
 #define GMM__BODY 15
-#define GMM__KERNEL_NAME gmm_cast_mx32_bf16
-#define GMM__SOURCE bf16
+/* kernel, dtype of the source */
+#define GMM__ROW (gmm_cast_mx32_bf16, bf16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_mx32_f16
-#define GMM__SOURCE f16
+#define GMM__ROW (gmm_cast_mx32_f16, f16)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_mx32_f32
-#define GMM__SOURCE f32
+#define GMM__ROW (gmm_cast_mx32_f32, f32)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
 /* NV16. GMM__HADAMARD 1: BF16 with a Hadamard-transformed columnwise copy or with stochastic rounding. */
 #define GMM__BODY 14
-#define GMM__HADAMARD 0
-#define GMM__KERNEL_NAME gmm_cast_nv16_bf16
-#define GMM__SOURCE bf16
+/* kernel, dtype of the source, transformed columnwise copy or stochastic rounding */
+#define GMM__ROW (gmm_cast_nv16_bf16, bf16, 0)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_nv16_f16
-#define GMM__SOURCE f16
+#define GMM__ROW (gmm_cast_nv16_f16, f16, 0)
 #include GMM_KERNELS_FILE
-#define GMM__KERNEL_NAME gmm_cast_nv16_f32
-#define GMM__SOURCE f32
+#define GMM__ROW (gmm_cast_nv16_f32, f32, 0)
 #include GMM_KERNELS_FILE
-#undef GMM__HADAMARD
-#define GMM__HADAMARD 1
-#define GMM__KERNEL_NAME gmm_cast_nv16_hadamard_bf16
-#define GMM__SOURCE bf16
+#define GMM__ROW (gmm_cast_nv16_hadamard_bf16, bf16, 1)
 #include GMM_KERNELS_FILE
-#undef GMM__HADAMARD
 #undef GMM__BODY
 

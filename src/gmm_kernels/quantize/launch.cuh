@@ -1,4 +1,4 @@
-/* The first row that fits a call serves it; scaling NONE fits every format. */
+/* A call is served by the first row that fits it; scaling NONE fits every format. */
 typedef struct gmm_quantize_kernel {
     gmm_dtype dtype;    /* of the source */
     gmm_scaling scaling;
@@ -47,10 +47,10 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
     const int32_t cast_smem = a->vectorized ? 0 : mn_major || errors ? GMM__QUANT_SHARED : GMM__QUANT_TILE;
     const int32_t amax_smem = a->vectorized ? 0 : GMM__QUANT_TILE;
     const int multi_tile = a->format.scaling == GMM_SCALING_NV16 ||
-                        (a->format.scaling == GMM_SCALING_MX32 && dtype != GMM_F32);
+                           (a->format.scaling == GMM_SCALING_MX32 && dtype != GMM_F32);
     const int64_t tiles_per_block = multi_tile ? (int64_t)GMM__VEC_TILES : 1;
-    const int64_t items = strips * a->col_tiles;
-    dim3 grid((unsigned)(items < 1 ? 1 : items < max_blocks ? items : max_blocks)), cast_grid = grid;
+    const int64_t tile_count = strips * a->col_tiles;
+    dim3 grid((unsigned)(tile_count < 1 ? 1 : tile_count < max_blocks ? tile_count : max_blocks)), cast_grid = grid;
     cudaError_t e = cudaSuccess;
     gmm__quant_args forward = *a;
     void *params[1];
@@ -81,9 +81,9 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
     return e;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_dequantize(const gmm__dequant_args *a, int64_t items, int64_t max_blocks,
+static GMM__UNUSED cudaError_t gmm__k_dequantize(const gmm__dequant_args *a, int64_t tile_count, int64_t max_blocks,
                                                  cudaStream_t stream) {
-    const int64_t grid = items < 1 ? 1 : items < max_blocks ? items : max_blocks;
+    const int64_t grid = tile_count < 1 ? 1 : tile_count < max_blocks ? tile_count : max_blocks;
     cudaError_t e = cudaFuncSetAttribute((const void *)gmm_dequantize_tiles,
                                          cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_TILE);
     void *params[1];
@@ -95,8 +95,8 @@ static GMM__UNUSED cudaError_t gmm__k_dequantize(const gmm__dequant_args *a, int
 }
 
 static GMM__UNUSED cudaError_t gmm__k_transpose(const gmm__transpose_args *a, int64_t max_blocks, cudaStream_t stream) {
-    const int64_t items = a->units * gmm__ceil_div(a->rows, GMM_TILE) * gmm__ceil_div(a->cols, GMM_TILE);
-    const int64_t grid = items < 1 ? 1 : items < max_blocks ? items : max_blocks;
+    const int64_t tile_count = a->units * gmm__ceil_div(a->rows, GMM_TILE) * gmm__ceil_div(a->cols, GMM_TILE);
+    const int64_t grid = tile_count < 1 ? 1 : tile_count < max_blocks ? tile_count : max_blocks;
     void *params[1];
     params[0] = (void *)(uintptr_t)a;
     return cudaLaunchKernel((const void *)gmm_transpose_tiles, dim3((unsigned)grid), dim3(GMM__QUANT_BLOCK), params, 0,

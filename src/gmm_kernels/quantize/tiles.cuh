@@ -61,9 +61,14 @@ typedef struct gmm__quant_tail_args {
     const int32_t *skip;
 } gmm__quant_tail_args;
 
-/* A strip of GMM_TILE rows: unit, first row in the unit, its rows, rows of the unit, first row of the unit in the
-   source, and first row among padded rows. */
-typedef struct gmm__quant_strip { int64_t unit, row, m, rows, first, start; } gmm__quant_strip;
+/* A strip of GMM_TILE rows of a unit, that is of a group or matrix. */
+typedef struct gmm__quant_strip {
+    int64_t unit;
+    int64_t row, m;     /* first row of the strip in the unit; rows of the strip */
+    int64_t rows;       /* of the unit */
+    int64_t source_row; /* first row of the unit in the source */
+    int64_t padded_row; /* first row of the unit where groups are padded to multiples of GMM_GROUP_ROWS */
+} gmm__quant_strip;
 
 GMM__DEVICE int64_t gmm__quant_strips(int32_t grouped, const int32_t *tiles, int64_t units, int64_t rows) {
     return grouped ? (int64_t)tiles[units] : units * ((rows + GMM_TILE - 1) / GMM_TILE);
@@ -75,15 +80,15 @@ GMM__DEVICE gmm__quant_strip gmm__quant_strip_of(int32_t grouped, const int32_t 
         int32_t g = 0;
         gmm_find_group32(tiles, (int32_t)units, strip, &g);
         p.unit = g;
-        p.first = offsets[g];
-        p.rows = offsets[g + 1] - p.first;
-        p.start = (int64_t)tiles[g] * GMM_TILE;
-        p.row = strip * GMM_TILE - p.start;
+        p.source_row = offsets[g];
+        p.rows = offsets[g + 1] - p.source_row;
+        p.padded_row = (int64_t)tiles[g] * GMM_TILE;
+        p.row = strip * GMM_TILE - p.padded_row;
     } else {
         const uint32_t strips_per_unit = (uint32_t)((rows + GMM_TILE - 1) / GMM_TILE), index = (uint32_t)strip;
         p.unit = index / strips_per_unit;
         p.row = (int64_t)(index % strips_per_unit) * GMM_TILE;
-        p.first = p.start = 0;
+        p.source_row = p.padded_row = 0;
         p.rows = rows;
     }
     p.m = p.rows - p.row < GMM_TILE ? p.rows - p.row : (int64_t)GMM_TILE;
@@ -91,7 +96,7 @@ GMM__DEVICE gmm__quant_strip gmm__quant_strip_of(int32_t grouped, const int32_t 
 }
 GMM__DEVICE gmm__qview gmm__quant_copy(const gmm_mat *m, gmm_direction direction, int32_t grouped,
                                        const gmm__quant_strip *p, int64_t cols) {
-    return gmm__qview_of(m, direction, grouped, p->unit, p->first, p->start, p->rows, cols);
+    return gmm__qview_of(m, direction, grouped, p->unit, p->source_row, p->padded_row, p->rows, cols);
 }
 
 /* Index of element (r, c) of a tile in shared memory. Columns are permuted so that accesses of four elements per
@@ -99,13 +104,12 @@ GMM__DEVICE gmm__qview gmm__quant_copy(const gmm_mat *m, gmm_direction direction
    of their four. */
 GMM__DEVICE int32_t gmm__quant_smem_index(int32_t r, int32_t c) { return r * GMM_TILE + (c ^ ((r >> 2) & 31)); }
 GMM__DEVICE void gmm__quant_rotate4(float v[4], int32_t count) {
-    const float a = v[0], b = v[1];
+    const float a = v[0];
     if (count & 1) { v[0] = v[1]; v[1] = v[2]; v[2] = v[3]; v[3] = a; }
     if (count & 2) {
-        const float c = v[0], d = v[1];
-        v[0] = v[2]; v[1] = v[3]; v[2] = c; v[3] = d;
+        const float b = v[0], c = v[1];
+        v[0] = v[2]; v[1] = v[3]; v[2] = b; v[3] = c;
     }
-    (void)b;
 }
 GMM__DEVICE void gmm__quant_store_row(float *x, int32_t r, const float src[4]) {
     const int32_t lane = gmm__lane(), q = lane >> 3;
@@ -156,19 +160,19 @@ GMM__DEVICE uint32_t gmm__quant_amax4(const float v[4]) {
     return gmm_amax_bits(gmm_amax_bits(gmm_amax_bits(gmm_amax_bits(0u, v[0]), v[1]), v[2]), v[3]);
 }
 
-/* Updates the lane's amax, and the row's unless `line` is NULL, by four values. */
-GMM__DEVICE uint32_t gmm__quant_line_amax(uint32_t amax, const float v[4], uint32_t *line) {
+/* Updates the lane's amax, and the row's unless `row_amax` is NULL, by four values. */
+GMM__DEVICE uint32_t gmm__quant_row_amax(uint32_t amax, const float v[4], uint32_t *row_amax) {
     uint32_t bits = gmm__quant_amax4(v);
     amax = bits > amax ? bits : amax;
-    if (!line) return amax;
+    if (!row_amax) return amax;
     bits = __reduce_max_sync(0xFFFFFFFFu, bits);
-    if (gmm__lane() == 0) atomicMax(line, bits);
+    if (gmm__lane() == 0) atomicMax(row_amax, bits);
     return amax;
 }
 
-/* Encodes four products, the first into the lowest bits. The instructions give the same bits as the codecs of
-   gmm_quant.h. */
-GMM__DEVICE uint32_t gmm__quant_codes8(int32_t e5m2, const float p[4]) {
+/* FP8 and E2M1 codes of four values, the first in the lowest bits. The instructions give the same bits as the codecs
+   of gmm_quant.h. */
+GMM__DEVICE uint32_t gmm__quant_fp8x4(int32_t e5m2, const float p[4]) {
 #if __CUDA_ARCH__ >= 890
     uint16_t low, high;
     if (e5m2) {
@@ -185,16 +189,17 @@ GMM__DEVICE uint32_t gmm__quant_codes8(int32_t e5m2, const float p[4]) {
            (uint32_t)gmm_encode_small(dtype, p[2]) << 16 | (uint32_t)gmm_encode_small(dtype, p[3]) << 24;
 #endif
 }
-GMM__DEVICE uint32_t gmm__quant_codes4(const float p[4]) {
+GMM__DEVICE uint32_t gmm__quant_e2m1x4(const float p[4]) {
     return (uint32_t)gmm_f32_to_e2m1(p[0]) | (uint32_t)gmm_f32_to_e2m1(p[1]) << 4 |
            (uint32_t)gmm_f32_to_e2m1(p[2]) << 8 | (uint32_t)gmm_f32_to_e2m1(p[3]) << 12;
 }
-GMM__DEVICE uint32_t gmm__quant_codes(gmm_dtype dtype, const float v[4], float factor) {
+/* Codes of four values times the encode scale of their block. */
+GMM__DEVICE uint32_t gmm__quant_codes(gmm_dtype dtype, const float v[4], float encode_scale) {
     float p[4];
     int32_t j;
 #pragma unroll
-    for (j = 0; j < 4; j++) p[j] = gmm__fmul(v[j], factor);
-    return dtype == GMM_E2M1 ? gmm__quant_codes4(p) : gmm__quant_codes8(dtype == GMM_E5M2, p);
+    for (j = 0; j < 4; j++) p[j] = gmm__fmul(v[j], encode_scale);
+    return dtype == GMM_E2M1 ? gmm__quant_e2m1x4(p) : gmm__quant_fp8x4(dtype == GMM_E5M2, p);
 }
 
 /* Maximum over the 4, 8 or 32 lanes that share a block. */
@@ -207,8 +212,8 @@ GMM__DEVICE uint32_t gmm__quant_block_max(uint32_t v, int32_t lanes) {
     return v;
 }
 
-/* NV16 with the better of two scales, as on the host: computes both scales, and the error of a block of one line
-   with each, summed in the order of its elements. */
+/* NV16 with four_over_six (gmm_nv_scale): the two candidate scales of a block, and the error of one of its lines with
+   each, summed in the order of its elements. */
 GMM__DEVICE void gmm__quant_four_over_six(const gmm_nv_global *n, const float v[4], float amax, int32_t squared,
                                           uint8_t scale[2], float error[2]) {
     const float base = gmm__fmul(gmm__fdiv(amax, 6.0f), n->scale);
@@ -217,12 +222,12 @@ GMM__DEVICE void gmm__quant_four_over_six(const gmm_nv_global *n, const float v[
     scale[1] = gmm_f32_to_e4m3(gmm__fmul(base, 1.5f));
 #pragma unroll
     for (choice = 0; choice < 2; choice++) {
-        const float enc = gmm_nv_encode(n, scale[choice]), sf = gmm_e4m3_to_f32(scale[choice]);
+        const float encode_scale = gmm_nv_encode(n, scale[choice]), block_scale = gmm_e4m3_to_f32(scale[choice]);
         float e[4], sum = 0.0f;
 #pragma unroll
         for (j = 0; j < 4; j++) {
-            const float q = gmm_e2m1_to_f32(gmm_f32_to_e2m1(gmm__fmul(v[j], enc)));
-            const float decoded = gmm__fdiv(gmm__fmul(gmm__fmul(q, sf), n->amax), 6.0f * n->e4m3_max);
+            const float code = gmm_e2m1_to_f32(gmm_f32_to_e2m1(gmm__fmul(v[j], encode_scale)));
+            const float decoded = gmm__fdiv(gmm__fmul(gmm__fmul(code, block_scale), n->amax), 6.0f * n->e4m3_max);
             const float difference = gmm__fadd(decoded, gmm_f32_from_bits(gmm_f32_bits(v[j]) ^ 0x80000000u));
             e[j] = squared ? gmm__fmul(difference, difference)
                            : gmm_f32_from_bits(gmm_f32_bits(difference) & 0x7FFFFFFFu);
@@ -240,17 +245,17 @@ GMM__DEVICE void gmm__quant_four_over_six(const gmm_nv_global *n, const float v[
 /* The part of one copy that belongs to one tile. */
 typedef struct gmm__quant_copy_tile {
     gmm__qview view;
-    int64_t l0, a0;                /* first line of the tile, first element along lines */
-    int32_t lines, data;           /* lines with values; elements along a line that are stored */
-    const float *amax;             /* of the unit or, if per_line, of line l0 and the following ones */
+    int64_t line0, along0;         /* first line of the tile; first element along a line */
+    int32_t lines, along;          /* lines with values; elements along a line that are stored */
+    const float *amax;             /* of the unit or, if per_line, of line line0 and the following ones */
     int32_t per_line;
     float scale;
     int64_t group, first_block, blocks_per_line;
     gmm_nv_global global;          /* NV16 with one amax per unit */
-    float factor;                  /* TENSOR */
+    float encode_scale;            /* TENSOR: what elements are multiplied by */
     int64_t line_step, block_step; /* strides of scales between lines and between blocks, except for SWIZZLED */
     int64_t scale_lines;           /* with padding */
-    int32_t used, end;             /* blocks of the tile with values, and with padding */
+    int32_t blocks, padded_blocks; /* blocks of a line in the tile: with values, and with padding */
 } gmm__quant_copy_tile;
 
 /* Initializes what all lines of a copy's tile share. */
@@ -258,23 +263,24 @@ GMM__DEVICE void gmm__quant_copy_tile_begin(const gmm__quant_args *a, gmm_scalin
     const gmm_format *f = &a->format;
     const gmm__qview *v = &s->view;
     const int32_t width = gmm_block_along(scaling);
-    s->used = s->end = 0;
+    s->blocks = s->padded_blocks = 0;
     s->line_step = s->block_step = s->scale_lines = 0;
     if (width) {
-        const int64_t used = gmm__ceil_div(v->along, width), end = gmm__round_up(used, 4), first = s->a0 / width;
-        s->used = (int32_t)(used - first < GMM_TILE_BLOCKS ? used - first : (int64_t)GMM_TILE_BLOCKS);
-        s->end = (int32_t)(end - first < GMM_TILE_BLOCKS ? end - first : (int64_t)GMM_TILE_BLOCKS);
+        const int64_t blocks = gmm__ceil_div(v->along, width), padded = gmm__round_up(blocks, 4);
+        const int64_t first = s->along0 / width;
+        s->blocks = (int32_t)(blocks - first < GMM_TILE_BLOCKS ? blocks - first : (int64_t)GMM_TILE_BLOCKS);
+        s->padded_blocks = (int32_t)(padded - first < GMM_TILE_BLOCKS ? padded - first : (int64_t)GMM_TILE_BLOCKS);
         s->line_step = gmm__qview_scale(v, 1, 0); /* 0 for blocks of 128 x 128 */
         s->block_step = gmm__qview_scale(v, 0, 1);
         s->scale_lines = width == 128 ? gmm__round_up(v->lines, 4) : gmm__round_up(v->lines, 128);
     }
-    s->factor = 1.0f;
+    s->encode_scale = 1.0f;
     if (scaling == GMM_SCALING_NV16)
         s->global = gmm_nv_global_of(s->per_line ? 0.0f : s->amax[0], f->e4m3_256 ? 256.0f : 448.0f);
     else if (scaling == GMM_SCALING_TENSOR)
-        s->factor = f->delayed ? s->scale
-                               : gmm_scale_from_amax(s->amax[0], gmm_dtype_largest(f->dtype),
-                                                     gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
+        s->encode_scale = f->delayed ? s->scale
+                                     : gmm_scale_from_amax(s->amax[0], gmm_dtype_largest(f->dtype),
+                                                           gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
 }
 
 /* Computes and stores the scale and codes of a lane's four values of line l. `shared_amax`: amaxes of square blocks.
@@ -287,10 +293,10 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy
     const int32_t lane = gmm__lane(), width = gmm_block_along(scaling), lanes = width ? width / 4 : 32;
     const int32_t block = lane / lanes, valid = l < s->lines, is_first_lane = lane % lanes == 0;
     const int32_t height = scaling == GMM_SCALING_128X128 ? GMM_TILE : f->square ? width : 1;
-    const int64_t line = s->l0 + l;
-    const int32_t count = s->data - 4 * lane;
+    const int64_t line = s->line0 + l;
+    const int32_t count = s->along - 4 * lane;
     uint32_t stored = 0, code;
-    float factor = s->factor, amax = 0.0f;
+    float encode_scale = s->encode_scale, amax = 0.0f;
     int32_t i;
     if (width) {
         uint32_t bits = gmm__quant_block_max(gmm__quant_amax4(v), lanes);
@@ -308,30 +314,31 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy
             gmm__quant_four_over_six(&global, v, amax, f->four_over_six == 2, scale, error);
             stored = scale[error[1] < error[0]];
         } else stored = gmm_nv_scale(&global, amax);
-        factor = gmm_nv_encode(&global, (uint8_t)stored);
+        encode_scale = gmm_nv_encode(&global, (uint8_t)stored);
     } else if (scaling == GMM_SCALING_MX32) {
         stored = gmm_mx_scale(amax, f->dtype);
-        factor = gmm_e8m0_reciprocal((uint8_t)stored);
+        encode_scale = gmm_e8m0_reciprocal((uint8_t)stored);
     } else if (scaling != GMM_SCALING_TENSOR) {
-        factor = gmm_scale_from_amax(amax, gmm_dtype_largest(f->dtype),
-                                     gmm_dtype_largest(width ? a->source : GMM_F32), f->eps, f->pow2);
-        stored = gmm_f32_bits(gmm_scale_inverse(factor));
+        encode_scale = gmm_scale_from_amax(amax, gmm_dtype_largest(f->dtype),
+                                           gmm_dtype_largest(width ? a->source : GMM_F32), f->eps, f->pow2);
+        stored = gmm_f32_bits(gmm_scale_inverse(encode_scale));
     }
     if (scaling == GMM_SCALING_128X128) {
-        const int64_t first = gmm__qview_scale(view, line, s->a0 / 128);
-        if (l == 0 && (lane == 0 || (s->used == 1 && lane < s->end))) /* the padding is behind the last block */
+        const int64_t first = gmm__qview_scale(view, line, s->along0 / 128);
+        /* the padding is behind the last block */
+        if (l == 0 && (lane == 0 || (s->blocks == 1 && lane < s->padded_blocks)))
             ((float *)(void *)view->scale)[first + lane] = lane == 0 ? gmm_f32_from_bits(stored) : 0.0f;
     } else if (scaling == GMM_SCALING_1X128) {
         if (is_first_lane && line < s->scale_lines)
-            ((uint32_t *)(void *)view->scale)[line + s->a0 / 128 * s->block_step] = valid ? stored : 0u;
+            ((uint32_t *)(void *)view->scale)[line + s->along0 / 128 * s->block_step] = valid ? stored : 0u;
     } else if (width) {
-        if (is_first_lane && block < s->end) {
-            const int64_t j = s->a0 / width + block;
+        if (is_first_lane && block < s->padded_blocks) {
+            const int64_t j = s->along0 / width + block;
             view->scale[view->order == GMM_SCALES_SWIZZLED ? gmm__qview_scale(view, line, j)
                                                            : line * s->line_step + j * s->block_step] =
-                valid && block < s->used ? (uint8_t)stored : (uint8_t)0;
+                valid && block < s->blocks ? (uint8_t)stored : (uint8_t)0;
         }
-    } else if (scaling == GMM_SCALING_ROW && view->direction == GMM_ROWWISE && lane == 0 && s->a0 == 0 && valid)
+    } else if (scaling == GMM_SCALING_ROW && view->direction == GMM_ROWWISE && lane == 0 && s->along0 == 0 && valid)
         ((float *)(void *)view->scale)[line] = gmm_f32_from_bits(stored);
     if (!valid) return;
     if (f->stochastic) {
@@ -343,22 +350,22 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy
         code = 0;
 #pragma unroll
         for (i = 0; i < 4; i++)
-            code |= (uint32_t)gmm_f32_to_e2m1_random(gmm__fmul(v[i], factor), (word >> 8 * i) & 0xFFu) << 4 * i;
-    } else code = gmm__quant_codes(f->dtype, v, factor);
+            code |= (uint32_t)gmm_f32_to_e2m1_random(gmm__fmul(v[i], encode_scale), (word >> 8 * i) & 0xFFu) << 4 * i;
+    } else code = gmm__quant_codes(f->dtype, v, encode_scale);
     if (view->apart) {
 #pragma unroll
         for (i = 0; i < 4; i++)
             codes[(4 * lane + i) * GMM__QUANT_CODES + l] =
                 f->dtype == GMM_E2M1 ? (uint8_t)((code >> 4 * i) & 15u) : (uint8_t)(code >> 8 * i);
     } else if (f->dtype == GMM_E2M1) {
-        uint8_t *dst = view->data + (line * view->ld + s->a0) / 2 + 2 * lane;
+        uint8_t *dst = view->data + (line * view->ld + s->along0) / 2 + 2 * lane;
         if (count >= 4 && !((uintptr_t)dst & 1)) *(uint16_t *)dst = (uint16_t)code;
         else {
             if (count > 0) dst[0] = (uint8_t)code;
             if (count > 2) dst[1] = (uint8_t)(code >> 8);
         }
     } else {
-        uint8_t *dst = view->data + line * view->ld + s->a0 + 4 * lane;
+        uint8_t *dst = view->data + line * view->ld + s->along0 + 4 * lane;
         if (count >= 4 && !((uintptr_t)dst & 3)) *(uint32_t *)dst = code;
         else
 #pragma unroll
@@ -433,14 +440,14 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
     }
     if (!s->view.apart) return;
     __syncthreads();
-    for (l = gmm__warp(); l < s->data; l += GMM__QUANT_WARPS) { /* stores the codes row by row */
+    for (l = gmm__warp(); l < s->along; l += GMM__QUANT_WARPS) { /* stores the codes row by row */
         const uint8_t *src = codes + l * GMM__QUANT_CODES;
         uint8_t *dst = s->view.data;
         if (f->dtype == GMM_E2M1) {
-            dst += ((s->a0 + l) * s->view.ld + s->l0) / 2;
+            dst += ((s->along0 + l) * s->view.ld + s->line0) / 2;
             for (i = 2 * lane; i < s->lines; i += 64) dst[i / 2] = (uint8_t)(src[i] | src[i + 1] << 4);
         } else {
-            dst += (s->a0 + l) * s->view.ld + s->l0;
+            dst += (s->along0 + l) * s->view.ld + s->line0;
             if (4 * lane + 4 <= s->lines && !((uintptr_t)dst & 3))
                 *(uint32_t *)(dst + 4 * lane) = *(const uint32_t *)(src + 4 * lane);
             else
@@ -449,8 +456,8 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
     }
 }
 
-/* Stores what depends on amaxes alone: amaxes for the caller, scales of whole tensors and of columns. Threads
-   `first`, first + step, ... share the work. `store_amax`: amaxes that the caller gave replace those that the casts
+/* Stores what depends on amaxes alone: amaxes for the caller, scales of tensors and of columns. Called by threads
+   `first`, first + step, ... of a sequence. `store_amax`: amaxes that the caller gave replace those that the casts
    read. */
 GMM__DEVICE void gmm__quant_scales(const gmm__quant_args *a, int64_t first, int64_t step, int32_t store_amax) {
     const gmm_format *f = &a->format;

@@ -1,10 +1,10 @@
 /* --- vectorized casts: the common shapes and alignments, at the speed of memory --- */
 
-/* A CTA processes tiles of 128 x 128, a warp 32 rows by 64 columns: lane 8 q + c holds rows 8 q to 8 q + 7 and
-   columns 8 c to 8 c + 7 in registers, in memory format. A block of 16 or 32 along a row or a column spans 2 or 4
+/* A CTA processes tiles of 128 x 128, a warp 32 rows by 64 columns: lane 8 i + j holds rows 8 i to 8 i + 7 and
+   columns 8 j to 8 j + 7 in registers, in memory format. A block of 16 or 32 along a row or a column spans 2 or 4
    lanes, and a lane has 8 codes of every line of a copy. Columnwise codes are transposed in shared memory. MX32,
-   whose copies both keep the order of the source, has sixteen rows of sixteen bytes per lane, so that sixteen lanes
-   write whole memory lines: half lines cost a fifth of the time. */
+   whose copies are both stored in the order of the source, has sixteen rows of sixteen bytes per lane, so that sixteen
+   lanes write complete lines of memory; stores of half lines are slower. */
 enum {
     GMM__VEC_WARP_ROWS = 32, GMM__VEC_WARP_COLS = 64,
     /* bytes of a column of codes; 16 more after every eight columns */
@@ -87,21 +87,21 @@ GMM__DEVICE uint32_t gmm__vec_signs(const float v[8]) {
                                       __byte_perm(gmm_f32_bits(v[4]), gmm_f32_bits(v[6]), 0x0073), 0x5410);
     return (odd & 0x80808080u) | ((even >> 4) & 0x08080808u);
 }
-/* |v multiplier|; saturate: 6 if it is larger or NaN. */
-GMM__DEVICE float gmm__vec_product(float v, float multiplier, int saturate) {
-    const float m = gmm_mul_abs_f32(v, multiplier);
+/* |v encode_scale|; saturate: 6 if it is larger or NaN. */
+GMM__DEVICE float gmm__vec_product(float v, float encode_scale, int saturate) {
+    const float m = gmm_mul_abs_f32(v, encode_scale);
     return saturate ? gmm_min_6_f32(m) : m;
 }
-/* E2M1 codes of eight values times |multiplier|. The code of an absolute value m is 2 m up to 2, m + 2 up to 4, and
+/* E2M1 codes of eight values times |encode_scale|. The code of an absolute value m is 2 m up to 2, m + 2 up to 4, and
    m / 2 + 4 up to 6, each rounded to even once by an addition to 2^23; the smallest of the three is the right one.
    Products either saturate at 6 (`saturate`), or none of them may be NaN or reach 7. */
-GMM__DEVICE uint32_t gmm__vec_e2m1x8(const float v[8], float multiplier, int saturate) {
+GMM__DEVICE uint32_t gmm__vec_e2m1x8(const float v[8], float encode_scale, int saturate) {
     uint32_t codes = 0;
     int32_t j;
 #pragma unroll
     for (j = 7; j >= 0; j--) {
         uint32_t low, middle, high;
-        gmm_e2m1_candidates(gmm__vec_product(v[j], multiplier, saturate), &low, &middle, &high);
+        gmm_e2m1_candidates(gmm__vec_product(v[j], encode_scale, saturate), &low, &middle, &high);
         low = low < middle ? low : middle;
         codes = codes * 16 + (low < high ? low : high);
     }
@@ -111,12 +111,12 @@ GMM__DEVICE uint32_t gmm__vec_e2m1x8(const float v[8], float multiplier, int sat
 /* The same with stochastic rounding as in gmm_f32_to_e2m1_random; element j uses byte j % 4 of word j / 4. A product
    is increased by a random fraction of the E2M1 step and truncated: multiplied by 2^-126, bits 22 and up are the
    code. */
-GMM__DEVICE uint32_t gmm__vec_e2m1x8_random(const float v[8], float multiplier, const uint32_t random[2]) {
+GMM__DEVICE uint32_t gmm__vec_e2m1x8_random(const float v[8], float encode_scale, const uint32_t random[2]) {
     uint32_t codes = 0;
     int32_t j;
 #pragma unroll
     for (j = 7; j >= 0; j--) {
-        const float m = gmm__vec_product(v[j], multiplier, 1);
+        const float m = gmm__vec_product(v[j], encode_scale, 1);
         /* 128 plus the byte times 2^-8; twice the step, 1, 2 or 4, is the exponent of m from 1 on */
         const float fraction = gmm_f32_from_bits(__byte_perm(random[j / 4], 0x43000000u, 0x7404 | (j & 3) << 4));
         const uint32_t bits = gmm_e2m1_add_fraction(m, fraction);
@@ -156,33 +156,35 @@ GMM__DEVICE gmm_warp_split gmm__vec_split(const gmm__quant_args *a) {
     w.total = (int32_t)gmm__quant_strips(a->grouped, a->tiles, a->units, a->rows);
     return w;
 }
-/* Strip number `index`, and the first column of the `tiles` tiles that the CTA processes of it. */
-typedef struct gmm__vec_strip { int32_t unit, row, m, rows, first, start; } gmm__vec_strip;
+/* Strip number `index`, with the fields of gmm__quant_strip. *c0: first column of the `cta_tiles` tiles that the CTA
+   processes of it. */
+typedef struct gmm__vec_strip { int32_t unit, row, m, rows, source_row, padded_row; } gmm__vec_strip;
 GMM__DEVICE gmm__vec_strip gmm__vec_strip_of(const gmm__quant_args *a, const gmm_warp_split *w, int32_t index,
-                                             int32_t tiles, int32_t *c0) {
+                                             int32_t cta_tiles, int32_t *c0) {
     const int32_t tile = a->backward ? (int32_t)(gridDim.x - 1u - blockIdx.x) : (int32_t)blockIdx.x;
     const int32_t strip = a->backward ? w->total - 1 - index : index;
     gmm__vec_strip p;
-    *c0 = tile * tiles * GMM_TILE;
+    *c0 = tile * cta_tiles * GMM_TILE;
     if (a->warp_split) {
         const int32_t g = __popc(__ballot_sync(0xFFFFFFFFu, w->tiles <= strip));
         const int32_t group_first = w->tiles - (w->rows + GMM_TILE - 1) / GMM_TILE;
         const int32_t first_strip = __shfl_sync(0xFFFFFFFFu, group_first, g);
         const int32_t rows = __shfl_sync(0xFFFFFFFFu, w->rows, g);
         p.unit = g;
-        p.first = __shfl_sync(0xFFFFFFFFu, w->begin, g);
+        p.source_row = __shfl_sync(0xFFFFFFFFu, w->begin, g);
         p.rows = rows;
-        p.start = first_strip * GMM_TILE;
+        p.padded_row = first_strip * GMM_TILE;
         p.row = (strip - first_strip) * GMM_TILE;
         p.m = rows - p.row < GMM_TILE ? rows - p.row : (int32_t)GMM_TILE;
     } else {
-        const gmm__quant_strip w64 = gmm__quant_strip_of(a->grouped, a->tiles, a->offsets, a->units, a->rows, strip);
-        p.unit = (int32_t)w64.unit;
-        p.row = (int32_t)w64.row;
-        p.m = (int32_t)w64.m;
-        p.rows = (int32_t)w64.rows;
-        p.first = (int32_t)w64.first;
-        p.start = (int32_t)w64.start;
+        const gmm__quant_strip strip64 = gmm__quant_strip_of(a->grouped, a->tiles, a->offsets, a->units, a->rows,
+                                                             strip);
+        p.unit = (int32_t)strip64.unit;
+        p.row = (int32_t)strip64.row;
+        p.m = (int32_t)strip64.m;
+        p.rows = (int32_t)strip64.rows;
+        p.source_row = (int32_t)strip64.source_row;
+        p.padded_row = (int32_t)strip64.padded_row;
     }
     return p;
 }
@@ -194,13 +196,13 @@ GMM__DEVICE uint8_t *gmm__vec_scales(const gmm_mat *m, int64_t step, int64_t uni
 }
 /* Stores the codes of a lane's part of a row. */
 GMM__DEVICE void gmm__vec_store_codes_bf16(uint8_t *dst, int32_t e5m2, const float v[8]) {
-    gmm_st_global_v2_b32(dst, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
+    gmm_st_global_v2_b32(dst, gmm__quant_fp8x4(e5m2, v), gmm__quant_fp8x4(e5m2, v + 4));
 }
 GMM__DEVICE void gmm__vec_store_codes_f16(uint8_t *dst, int32_t e5m2, const float v[8]) {
     gmm__vec_store_codes_bf16(dst, e5m2, v);
 }
 GMM__DEVICE void gmm__vec_store_codes_f32(uint8_t *dst, int32_t e5m2, const float v[4]) {
-    gmm_st_global_b32(dst, gmm__quant_codes8(e5m2, v));
+    gmm_st_global_b32(dst, gmm__quant_fp8x4(e5m2, v));
 }
 /* gmm_mx_scale of two amaxes that are not NaN, the second in the next byte. `inverse`: reciprocal of the dtype's
    largest value. */
@@ -239,7 +241,7 @@ GMM__DEVICE uint32_t gmm__vec_nv_scale4(const float amax[4], const float *encode
     /* infinity saturates to the largest code as well */
 #pragma unroll
     for (i = 0; i < 4; i++) v[i] = gmm__fmul(amax[i], encodes[127]);
-    scales4 = gmm__quant_codes8(0, v);
+    scales4 = gmm__quant_fp8x4(0, v);
 #pragma unroll
     for (i = 0; i < 4 && check; i++) {
         const float m = gmm__fmul(amax[i], encodes[(scales4 >> 8 * i) & 0x7Fu]);
@@ -247,7 +249,7 @@ GMM__DEVICE uint32_t gmm__vec_nv_scale4(const float amax[4], const float *encode
     }
     return check && !(maximum < 6.75f) ? scales4 | 0x80u : scales4;
 }
-/* Encode multiplier of block i of eight, whose scale bytes are in two words. */
+/* Encode scale of block i of eight, whose scale bytes are in two words. */
 GMM__DEVICE float gmm__vec_nv_encode(const float *encodes, const uint32_t scales4[2], int32_t i) {
     return encodes[((i & 4 ? scales4[1] : scales4[0]) >> 8 * (i & 3)) & 0x7Fu];
 }
@@ -259,8 +261,8 @@ GMM__DEVICE uint32_t gmm__vec_positive_nan(uint32_t w) {
     return w;
 }
 /* BF16: flips the signs of rows selected by bits of `signs`. gmm__vec_gather16 then exchanges words between the two
-   lanes of 16 rows, so that 8 rows by 8 columns become 16 rows by 4 columns: the upper lane keeps its left columns,
-   the lower lane its right ones. */
+   lanes of 16 rows, so that 8 rows by 8 columns become 16 rows by 4 columns: the left columns in the upper lane, the
+   right ones in the lower lane. */
 GMM__DEVICE void gmm__vec_flip_signs(uint32_t x[8][4], uint32_t signs) {
     int32_t i, k;
 #pragma unroll
@@ -318,18 +320,18 @@ GMM__DEVICE uint32_t gmm__vec_hadamard_amax(const uint32_t x[8][4], int32_t lowe
     int32_t i, k, half;
 #pragma unroll
     for (k = 0; k < 2; k++) {
-        uint32_t kept[8], received[8];
+        uint32_t own[8], received[8];
 #pragma unroll
         for (i = 0; i < 8; i++) {
             received[i] = __shfl_xor_sync(0xFFFFFFFFu, lower ? x[i][k] : x[i][k + 2], 8);
-            kept[i] = lower ? x[i][k + 2] : x[i][k];
+            own[i] = lower ? x[i][k + 2] : x[i][k];
         }
 #pragma unroll
         for (half = 0; half < 2; half++) {
             float a[8], b[8];
 #pragma unroll
             for (i = 0; i < 8; i++) {
-                a[i] = gmm__word_value_bf16(&kept[i], half);
+                a[i] = gmm__word_value_bf16(&own[i], half);
                 b[i] = gmm__word_value_bf16(&received[i], half);
             }
             gmm__vec_hadamard_stages(a, 8, 4);

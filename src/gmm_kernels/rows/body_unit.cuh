@@ -1,9 +1,10 @@
 /* ========================================================================================= Bodies per copy unit === */
 
 #elif GMM__BODY == 5
-#ifndef GMM__TAG
-#error "gmm: this body needs GMM__TAG"
+#ifndef GMM__ROW
+#error "gmm: this body needs GMM__ROW"
 #endif
+#define GMM__TAG GMM__COLUMN(1, GMM__ROW)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__UNIT GMM__NAME(gmm__unit)
 
@@ -34,10 +35,10 @@ GMM__DEVICE void GMM__NAME(gmm__copy_segment)(const GMM__UNIT *src, GMM__UNIT *d
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 12)
 GMM__NAME(gmm_copy)(const __grid_constant__ gmm__copy_args a) {
     gmm_pdl_wait();
-    gmm__grid_loop w = gmm__grid_loop_begin((a.cols + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
-    for (; w.row < a.rows; gmm__grid_loop_next(&w))
-        GMM__NAME(gmm__copy_segment)((const GMM__UNIT *)a.src + w.row * a.src_ld, (GMM__UNIT *)a.dst + w.row * a.dst_ld,
-                                     w.part, a.cols);
+    gmm__grid_loop loop = gmm__grid_loop_begin((a.cols + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
+    for (; loop.row < a.rows; gmm__grid_loop_next(&loop))
+        GMM__NAME(gmm__copy_segment)((const GMM__UNIT *)a.src + loop.row * a.src_ld,
+                                     (GMM__UNIT *)a.dst + loop.row * a.dst_ld, loop.part, a.cols);
 }
 
 /* dst[r] = src[token of slot_of[r]], zeros in padding; row_probs[r] = probs[slot_of[r]]. A task is one segment of a
@@ -47,44 +48,44 @@ GMM__NAME(gmm_permute_rows)(const __grid_constant__ gmm__permute_args a) {
     gmm_pdl_wait();
     const int64_t valid_rows = gmm__valid_rows(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
     const int64_t rows = a.tail_zero ? a.capacity : valid_rows;
-    gmm__grid_loop w = gmm__grid_loop_begin((a.hidden + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
-    for (; w.row < rows; gmm__grid_loop_next(&w)) {
-        const int32_t slot = w.row < valid_rows ? gmm__map_entry(a.slot_of, w.row, slots, a.fault) : -1;
+    gmm__grid_loop loop = gmm__grid_loop_begin((a.hidden + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
+    for (; loop.row < rows; gmm__grid_loop_next(&loop)) {
+        const int32_t slot = loop.row < valid_rows ? gmm__map_entry(a.slot_of, loop.row, slots, a.fault) : -1;
         const int64_t token = (uint32_t)slot / (uint32_t)a.topk;
         GMM__NAME(gmm__copy_segment)(slot >= 0 ? (const GMM__UNIT *)a.src.data + token * a.src.ld : NULL,
-                                     (GMM__UNIT *)a.dst.data + w.row * a.dst.ld, w.part, a.hidden);
-        if (a.row_probs && w.part == 0 && gmm__lane() == 0) a.row_probs[w.row] = slot >= 0 ? a.probs[slot] : 0.0f;
+                                     (GMM__UNIT *)a.dst.data + loop.row * a.dst.ld, loop.part, a.hidden);
+        if (a.row_probs && loop.part == 0 && gmm__lane() == 0) a.row_probs[loop.row] = slot >= 0 ? a.probs[slot] : 0.0f;
     }
 }
 
-/* The same where row_of is given too: each token's row is read once and written to all of its rows. slot_of is
-   authoritative and row_of only a hint, so that any two maps give the result of gmm_permute_rows. Rows that no
-   token's entry in row_of leads to, such as padding, are written last: a warp searches 32 rows at a time for them. */
+/* The same where row_of is given too: each token's row is read once and written to all of its rows. An entry
+   of row_of counts only where slot_of agrees, so that any two maps give the result of gmm_permute_rows. Rows without
+   such an entry, for example padding, are written last: a warp checks 32 rows at a time. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_permute_tokens)(const __grid_constant__ gmm__permute_args a) {
     gmm_pdl_wait();
-    const int64_t segments = (a.hidden + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN,
-        stride = (int64_t)gridDim.x * GMM__ELEM_BLOCK;
+    const int64_t segments = (a.hidden + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN;
+    const int64_t stride = (int64_t)gridDim.x * GMM__ELEM_BLOCK;
     const GMM__UNIT *src = (const GMM__UNIT *)a.src.data;
     GMM__UNIT *dst = (GMM__UNIT *)a.dst.data;
     const int32_t slots = (int32_t)(a.tokens * a.topk); /* fits 32 bits, since maps are int32 */
     int64_t base = (int64_t)blockIdx.x * GMM__ELEM_BLOCK + gmm__warp() * 32, valid_rows = -1;
-    gmm__grid_loop w = gmm__grid_loop_begin(segments, 1);
-    for (; w.row < a.tokens; gmm__grid_loop_next(&w)) {
+    gmm__grid_loop loop = gmm__grid_loop_begin(segments, 1);
+    for (; loop.row < a.tokens; gmm__grid_loop_next(&loop)) {
         GMM__UNIT v[4];
         int32_t i;
-        GMM__NAME(gmm__load_segment)(src + w.row * a.src.ld, w.part, a.hidden, v);
+        GMM__NAME(gmm__load_segment)(src + loop.row * a.src.ld, loop.part, a.hidden, v);
         for (i = 0; i < a.topk; i += 32) {
-            const int32_t choice = i + gmm__lane(), slot = (int32_t)w.row * a.topk + choice;
+            const int32_t choice = i + gmm__lane(), slot = (int32_t)loop.row * a.topk + choice;
             int32_t row = choice < a.topk ? a.row_of[slot] : -1;
             uint32_t pending;
             /* read after the first loads are issued */
             if (valid_rows < 0) valid_rows = gmm__valid_rows(a.sizes, a.experts, a.capacity, a.fault);
             if (row < 0 || row >= valid_rows || a.slot_of[row] != slot) row = -1;
-            if (row >= 0 && w.part == 0 && a.row_probs) a.row_probs[row] = a.probs[slot];
+            if (row >= 0 && loop.part == 0 && a.row_probs) a.row_probs[row] = a.probs[slot];
             for (pending = __ballot_sync(0xFFFFFFFFu, row >= 0); pending; pending &= pending - 1) {
                 const int64_t dst_row = __shfl_sync(0xFFFFFFFFu, row, __ffs((int)pending) - 1);
-                GMM__NAME(gmm__store_segment)(dst + dst_row * a.dst.ld, w.part, a.hidden, v);
+                GMM__NAME(gmm__store_segment)(dst + dst_row * a.dst.ld, loop.part, a.hidden, v);
             }
         }
     }
@@ -102,8 +103,7 @@ GMM__NAME(gmm_permute_tokens)(const __grid_constant__ gmm__permute_args a) {
             int64_t segment;
             for (segment = 0; segment < segments; segment++)
                 GMM__NAME(gmm__copy_segment)(src_slot >= 0 ? src + token * a.src.ld : NULL,
-                                             dst + (base + lane) * a.dst.ld, segment,
-                                             a.hidden);
+                                             dst + (base + lane) * a.dst.ld, segment, a.hidden);
         }
     }
 }
@@ -114,7 +114,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 12)
 GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
     gmm_pdl_wait();
     const int64_t valid_rows = gmm__pad_start(&a, a.groups, a.pad), rows = a.tail_zero ? a.rows : valid_rows;
-    gmm__grid_loop w = gmm__grid_loop_begin((a.cols + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
+    gmm__grid_loop loop = gmm__grid_loop_begin((a.cols + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
     if (blockIdx.x == 0) {
         int64_t g;
         for (g = threadIdx.x; a.sizes && g < a.groups; g += GMM__ELEM_BLOCK)
@@ -122,17 +122,17 @@ GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
         if (threadIdx.x == 0 && a.blocks[a.groups] * a.align > a.capacity)
             gmm__fault(a.fault, (uint32_t)GMM_FAULT_CAPACITY);
     }
-    for (; w.row < rows; gmm__grid_loop_next(&w)) {
+    for (; loop.row < rows; gmm__grid_loop_next(&loop)) {
         int64_t src_row = -1;
-        if (w.row < valid_rows) {
-            const int64_t g = gmm__pad_group(&a, w.row);
-            src_row = gmm__pad_start(&a, g, !a.pad) + w.row - gmm__pad_start(&a, g, a.pad);
+        if (loop.row < valid_rows) {
+            const int64_t g = gmm__pad_group(&a, loop.row);
+            src_row = gmm__pad_start(&a, g, !a.pad) + loop.row - gmm__pad_start(&a, g, a.pad);
             if (src_row >= gmm__pad_start(&a, g + 1, !a.pad)) src_row = -1;
         }
         GMM__NAME(gmm__copy_segment)(src_row >= 0 ? (const GMM__UNIT *)a.src.data + src_row * a.src.ld : NULL,
-                                     (GMM__UNIT *)a.dst.data + w.row * a.dst.ld, w.part, a.cols);
-        if (a.dst_prob && w.part == 0 && gmm__lane() == 0)
-            a.dst_prob[w.row] = src_row >= 0 ? a.src_prob[src_row] : 0.0f;
+                                     (GMM__UNIT *)a.dst.data + loop.row * a.dst.ld, loop.part, a.cols);
+        if (a.dst_prob && loop.part == 0 && gmm__lane() == 0)
+            a.dst_prob[loop.row] = src_row >= 0 ? a.src_prob[src_row] : 0.0f;
     }
 }
 
@@ -140,14 +140,14 @@ GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_glu_rows)(const __grid_constant__ gmm__glu_args a) {
     gmm_pdl_wait();
-    gmm__grid_loop w = gmm__grid_loop_begin((a.cols + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
-    for (; w.row < a.count * 2 * a.ffn; gmm__grid_loop_next(&w)) {
-        const uint32_t g = w.row / (2 * (uint32_t)a.ffn), dst_row = w.row - g * 2 * (uint32_t)a.ffn;
+    gmm__grid_loop loop = gmm__grid_loop_begin((a.cols + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
+    for (; loop.row < a.count * 2 * a.ffn; gmm__grid_loop_next(&loop)) {
+        const uint32_t g = loop.row / (2 * (uint32_t)a.ffn), dst_row = loop.row - g * 2 * (uint32_t)a.ffn;
         const int64_t src_row = gmm__glu_source(dst_row, (uint32_t)a.ffn, (uint32_t)a.block, a.inverse);
         const GMM__UNIT *src = a.src_table ? (const GMM__UNIT *)a.src_table[g]
                                            : (const GMM__UNIT *)a.src.data + g * a.src_stride;
         GMM__UNIT *dst = a.dst_table ? (GMM__UNIT *)a.dst_table[g] : (GMM__UNIT *)a.dst.data + g * a.dst_stride;
-        GMM__NAME(gmm__copy_segment)(src + src_row * a.src.ld, dst + dst_row * a.dst.ld, w.part, a.cols);
+        GMM__NAME(gmm__copy_segment)(src + src_row * a.src.ld, dst + dst_row * a.dst.ld, loop.part, a.cols);
     }
 }
 
@@ -156,11 +156,11 @@ GMM__NAME(gmm_glu_rows)(const __grid_constant__ gmm__glu_args a) {
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
     gmm_pdl_wait();
-    gmm__grid_loop w = gmm__grid_loop_begin((2 * a.ffn + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
-    for (; w.row < a.count; gmm__grid_loop_next(&w)) {
-        const GMM__UNIT *src = (const GMM__UNIT *)a.src.data + w.row * a.src.ld;
-        GMM__UNIT *dst = (GMM__UNIT *)a.dst.data + w.row * a.dst.ld;
-        const int64_t first = w.part * GMM__COPY_SPAN + gmm__lane();
+    gmm__grid_loop loop = gmm__grid_loop_begin((2 * a.ffn + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
+    for (; loop.row < a.count; gmm__grid_loop_next(&loop)) {
+        const GMM__UNIT *src = (const GMM__UNIT *)a.src.data + loop.row * a.src.ld;
+        GMM__UNIT *dst = (GMM__UNIT *)a.dst.data + loop.row * a.dst.ld;
+        const int64_t first = loop.part * GMM__COPY_SPAN + gmm__lane();
         GMM__UNIT v[4];
         int32_t j;
         memset(v, 0, sizeof v);
@@ -177,4 +177,5 @@ GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
 #undef GMM__UNIT
 #undef GMM__NAME
 #undef GMM__TAG
+#undef GMM__ROW
 

@@ -8,23 +8,25 @@ GMM__ELEM_UNITS(GMM__X)
 #undef GMM__X
 
 #define GMM__BODY 4
-#define GMM__TAG bf16
+/* precision */
+#define GMM__ROW (bf16)
 #include GMM_KERNELS_FILE
-#define GMM__TAG f16
+#define GMM__ROW (f16)
 #include GMM_KERNELS_FILE
-#define GMM__TAG f32
+#define GMM__ROW (f32)
 #include GMM_KERNELS_FILE
-#define GMM__TAG any
+#define GMM__ROW (any)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 #define GMM__BODY 5
-#define GMM__TAG b16
+/* unit */
+#define GMM__ROW (b16)
 #include GMM_KERNELS_FILE
-#define GMM__TAG b4
+#define GMM__ROW (b4)
 #include GMM_KERNELS_FILE
-#define GMM__TAG b2
+#define GMM__ROW (b2)
 #include GMM_KERNELS_FILE
-#define GMM__TAG b1
+#define GMM__ROW (b1)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 

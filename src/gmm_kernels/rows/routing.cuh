@@ -1,13 +1,13 @@
 /* ...................................................................................................... Routing ... */
 
 /* Sort key of a score: larger scores first, then lower expert indices; NaN is behind all numbers. A key is never 0. */
-GMM__DEVICE uint64_t gmm__rank(float v, int32_t e) {
+GMM__DEVICE uint64_t gmm__sort_key(float v, int32_t e) {
     const uint32_t u = gmm_f32_bits(v);
     const uint32_t key = (u & 0x7FFFFFFFu) > 0x7F800000u ? 0u : u & 0x80000000u ? ~u : u | 0x80000000u;
     return (uint64_t)key << 32 | (0xFFFFFFFFu - (uint32_t)e);
 }
 
-GMM__DEVICE uint64_t gmm__warp_max_rank(uint64_t v) {
+GMM__DEVICE uint64_t gmm__warp_max_key(uint64_t v) {
     const uint32_t hi = __reduce_max_sync(0xFFFFFFFFu, (uint32_t)(v >> 32));
     const uint32_t lo = __reduce_max_sync(0xFFFFFFFFu, (uint32_t)(v >> 32) == hi ? (uint32_t)v : 0u);
     return (uint64_t)hi << 32 | lo;
@@ -55,7 +55,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_topk(const __grid_co
         int64_t t;
         for (t = c * chunk; t < last_token; t++) {
             float m = 0.0f, z = 1.0f, total = 1.0f, selected_sum = 0.0f, divisor = 1.0f;
-            uint64_t previous_rank = ~(uint64_t)0;
+            uint64_t previous_key = ~(uint64_t)0;
             int32_t e, i;
             if (!a.sigmoid || (sums && a.z_loss)) gmm__route_softmax(&a, t, &m, &z);
             if (sums && a.sigmoid) {
@@ -64,19 +64,21 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_topk(const __grid_co
                 total = gmm__warp_sum(total);
             }
             for (e = lane; e < a.experts; e += 32) {
-                const float s = gmm__route_score(&a, t, e, m, z), q = a.sigmoid ? gmm__safe_quotient(s, total) : s;
+                const float s = gmm__route_score(&a, t, e, m, z);
+                const float normalized = a.sigmoid ? gmm__safe_quotient(s, total) : s;
                 value[e] = a.expert_bias ? s + a.expert_bias[e] : s;
-                if (sums) sums[e] = t == c * chunk ? q : sums[e] + q; /* the same lane always updates expert e */
+                if (sums) /* the same lane always updates expert e */
+                    sums[e] = t == c * chunk ? normalized : sums[e] + normalized;
             }
             if (sums && a.z_loss) z_sum += (m + logf(z)) * (m + logf(z));
             for (i = 0; i < a.topk; i++) {
-                uint64_t max_rank = 0;
+                uint64_t max_key = 0;
                 for (e = lane; e < a.experts; e += 32) {
-                    const uint64_t rank = gmm__rank(value[e], e);
-                    if (rank < previous_rank && rank > max_rank) max_rank = rank;
+                    const uint64_t key = gmm__sort_key(value[e], e);
+                    if (key < previous_key && key > max_key) max_key = key;
                 }
-                previous_rank = gmm__warp_max_rank(max_rank);
-                if (lane == i % 32) a.indices[t * a.topk + i] = (int32_t)(0xFFFFFFFFu - (uint32_t)previous_rank);
+                previous_key = gmm__warp_max_key(max_key);
+                if (lane == i % 32) a.indices[t * a.topk + i] = (int32_t)(0xFFFFFFFFu - (uint32_t)previous_key);
             }
             for (i = lane; i < a.topk; i += 32) { /* each lane reads the indices that it wrote */
                 e = a.indices[t * a.topk + i];

@@ -5,17 +5,17 @@
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6) gmm_accumulate_rows(const __grid_constant__ gmm__accumulate_args a) {
     gmm_pdl_wait();
     const int wide = a.x.dtype == GMM_F32 || a.y.dtype == GMM_F32;
-    gmm__grid_loop w = gmm__grid_loop_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
-    for (; w.row < a.rows; gmm__grid_loop_next(&w)) {
+    gmm__grid_loop loop = gmm__grid_loop_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
+    for (; loop.row < a.rows; gmm__grid_loop_next(&loop)) {
         gmm__raw8 r[2];
-        gmm__lane_cols q[2];
+        gmm__lane_cols cols[2];
         float sum[2][8], v[8];
         int32_t i, j, k;
 #pragma unroll
         for (j = 0; j < 2; j++) {
-            q[j] = gmm__lane_cols_of(wide, (int32_t)(2 * w.part) + j, (int32_t)a.cols);
-            if (a.start.data && q[j].n[0] > 0) {
-                r[j] = gmm__load8(GMM_NONE, &a.start, w.row, &q[j]);
+            cols[j] = gmm__lane_cols_of(wide, (int32_t)(2 * loop.part) + j, (int32_t)a.cols);
+            if (a.start.data && cols[j].n[0] > 0) {
+                r[j] = gmm__load8(GMM_NONE, &a.start, loop.row, &cols[j]);
                 gmm__decode8(GMM_F32, &a.start, &r[j], sum[j]);
             }
         }
@@ -24,10 +24,10 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6) gmm_accumulate_rows(const __gr
             x.data = (void *)(uintptr_t)a.addends[i];
 #pragma unroll
             for (j = 0; j < 2; j++)
-                if (q[j].n[0] > 0) r[j] = gmm__load8(GMM_NONE, &x, w.row, &q[j]);
+                if (cols[j].n[0] > 0) r[j] = gmm__load8(GMM_NONE, &x, loop.row, &cols[j]);
 #pragma unroll
             for (j = 0; j < 2; j++)
-                if (q[j].n[0] > 0) {
+                if (cols[j].n[0] > 0) {
                     gmm__decode8(GMM_NONE, &x, &r[j], v);
 #pragma unroll
                     for (k = 0; k < 8; k++) sum[j][k] = i > 0 || a.start.data ? gmm_add_rn_f32(sum[j][k], v[k]) : v[k];
@@ -35,16 +35,16 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6) gmm_accumulate_rows(const __gr
         }
 #pragma unroll
         for (j = 0; j < 2; j++)
-            if (q[j].n[0] > 0) {
+            if (cols[j].n[0] > 0) {
 #pragma unroll
                 for (k = 0; k < 8; k++) sum[j][k] = gmm_mul_rn_f32(a.scale, sum[j][k]);
                 if (a.beta != 0.0f) {
-                    r[j] = gmm__load8(GMM_NONE, &a.y, w.row, &q[j]);
+                    r[j] = gmm__load8(GMM_NONE, &a.y, loop.row, &cols[j]);
                     gmm__decode8(GMM_NONE, &a.y, &r[j], v);
 #pragma unroll
                     for (k = 0; k < 8; k++) sum[j][k] = gmm_add_rn_f32(gmm_mul_rn_f32(a.beta, v[k]), sum[j][k]);
                 }
-                gmm__store8(GMM_NONE, &a.y, w.row, &q[j], sum[j]);
+                gmm__store8(GMM_NONE, &a.y, loop.row, &cols[j], sum[j]);
             }
     }
 }
@@ -67,8 +67,8 @@ GMM__DEVICE void gmm__add_addends(int wide, int n, const gmm__accumulate_args *a
         }
     }
 }
-/* The same sum for one row in whole vectors, F32 or BF16 into F32, by few CTAs: each occupies a multiprocessor and
-   keeps enough loads in flight for it, so that a concurrent GEMM keeps its own multiprocessors. */
+/* The same sum for one row of aligned vectors, F32 or BF16 into F32, on few multiprocessors: a CTA occupies one and has
+   enough loads in flight for it, so that the other multiprocessors are left to a concurrent GEMM. */
 GMM__DEVICE void gmm__accumulate_few_sms(int wide, const gmm__accumulate_args *a) {
     const int y_vectors = wide ? 1 : 2; /* vectors of y that a thread processes at a time */
     const int64_t count = a->cols / (4 * y_vectors), step = (int64_t)gridDim.x * GMM__SUM_BLOCK;
@@ -113,22 +113,22 @@ gmm_accumulate_few_sms_bf16(const __grid_constant__ gmm__accumulate_args a) {
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_convert_rows(const __grid_constant__ gmm__convert_args a) {
     gmm_pdl_wait();
     const int wide = a.src.dtype == GMM_F32 || a.dst.dtype == GMM_F32;
-    gmm__grid_loop w = gmm__grid_loop_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
-    for (; w.row < a.rows; gmm__grid_loop_next(&w)) {
+    gmm__grid_loop loop = gmm__grid_loop_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
+    for (; loop.row < a.rows; gmm__grid_loop_next(&loop)) {
         gmm__raw8 x[2];
-        gmm__lane_cols q[2];
+        gmm__lane_cols cols[2];
         int32_t j;
 #pragma unroll
         for (j = 0; j < 2; j++) {
-            q[j] = gmm__lane_cols_of(wide, (int32_t)(2 * w.part) + j, (int32_t)a.cols);
-            if (q[j].n[0] > 0) x[j] = gmm__load8(GMM_NONE, &a.src, w.row, &q[j]);
+            cols[j] = gmm__lane_cols_of(wide, (int32_t)(2 * loop.part) + j, (int32_t)a.cols);
+            if (cols[j].n[0] > 0) x[j] = gmm__load8(GMM_NONE, &a.src, loop.row, &cols[j]);
         }
 #pragma unroll
         for (j = 0; j < 2; j++)
-            if (q[j].n[0] > 0) {
+            if (cols[j].n[0] > 0) {
                 float v[8];
                 gmm__decode8(GMM_NONE, &a.src, &x[j], v);
-                gmm__store8(GMM_NONE, &a.dst, w.row, &q[j], v);
+                gmm__store8(GMM_NONE, &a.dst, loop.row, &cols[j], v);
             }
     }
 }

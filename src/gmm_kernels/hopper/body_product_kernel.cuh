@@ -1,0 +1,254 @@
+/* The rest of body 9: barriers and the kernel, with the scheduler and producer warps. */
+#if GMM__TILES > 0
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+/* Initializes the mbarriers. One thread. */
+GMM__DEVICE void GMM__PART(gmm_sm90_init_barriers_)(uint32_t stage_bars, uint32_t tile_full, uint32_t cluster_size) {
+    uint32_t i;
+#pragma unroll
+    for (i = 0; i < GMM__CFG(stages); i++) {
+        /* full: the producer lane, and the lanes of the scale loader */
+        gmm_mbarrier_init(gmm_sm90_full(stage_bars, i), GMM__CFG(tile_b) ? 33 : 1);
+        /* empty: consumer warps of the CTAs that read the stage */
+        gmm_mbarrier_init(gmm_sm90_empty(stage_bars, i), 4 * GMM__CFG(consumers) * cluster_size);
+    }
+#pragma unroll
+    for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(tile_full + 8 * i, 1);
+    /* readers of the ring: 8 consumer warps, the producer, 2 store warps, the scale loader */
+#pragma unroll
+    for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES; i++)
+        gmm_mbarrier_init(tile_full + 8 * i, 9 + (GMM__K_GROUPED ? 2 : 0) + (GMM__CFG(tile_b) ? 1 : 0));
+#pragma unroll
+    for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 2; i++) /* order barriers: the warps of a warp group */
+        gmm_mbarrier_init(tile_full + 8 * i, 4);
+#pragma unroll
+    for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 10; i++) /* store_empty and store_full of each slot */
+        gmm_mbarrier_init(tile_full + 8 * i, i % 2 ? (GMM__K_GROUPED ? 4 : 128) : GMM__K_GROUPED ? 2 : 1);
+    gmm_fence_mbarrier_init();
+}
+
+#endif
+
+GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __grid_constant__ GMM__ARGS args) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ __align__(1024) char gmm_shared[];
+    gmm_sm90_tile *const ring = (gmm_sm90_tile *)(gmm_shared + GMM__CFG(ring_offset));
+    gmm_sm90_tile *const warmup_tile = ring + GMM_SM90_TILE_RING; /* an empty tile that warms the producer up */
+    int32_t *const alt_tile = (int32_t *)(warmup_tile + 1);       /* the scheduler has chosen the second tile */
+    int32_t *const small_m = alt_tile + 1;                        /* small-M mode is on: see GMM__SMALL_M */
+    const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
+    const uint32_t stage_bars = base + GMM__CFG(barriers_offset);
+    const uint32_t tile_full = gmm_sm90_full(stage_bars, GMM__CFG(stages));
+    const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
+    uint32_t cluster_size, cta_rank, i;
+
+    gmm_sm90_prefetch_params((const uint32_t *)&args.p, (int)(sizeof args - offsetof(gmm_sm90_args, p)), warp);
+    cluster_size = gmm_cluster_nctarank();
+    cta_rank = gmm_cluster_ctarank();
+    if (threadIdx.x == 0) {
+        GMM__PART(gmm_sm90_init_barriers_)(stage_bars, tile_full, cluster_size);
+        gmm_prefetch_tensormap(&args.a);
+        gmm_prefetch_tensormap(&args.b);
+    }
+    if (threadIdx.x == 256) {
+        const gmm_sm90_tile no_work = { 0, 0, 0, 0, 0, 0, 0, 64, 0, 0 };
+        *warmup_tile = no_work;
+    }
+    gmm_cluster_arrive_relaxed(); /* gmm_fence_mbarrier_init is the release */
+    if (warp != GMM__SCHEDULER_WARP) { /* the scheduler plans the first tile before it waits */
+        gmm_cluster_wait_acquire();
+        if (warp != 8) gmm_griddepcontrol_wait();
+        gmm_griddepcontrol_launch_dependents();
+    }
+
+    if (warp >= 8) {
+        GMM__SETMAXNREG_DEC(GMM__CFG(ctas_per_sm) == 1 ? 40 : 48);
+        if (warp == GMM__SCHEDULER_WARP) {
+            /* The scheduler warp writes batches of tiles to the ring, one tile per lane. It plans the first tile by the
+               split as it is before griddepcontrol.wait, writing shared memory alone, and again if the split has
+               changed. */
+            const gmm_sm90_tile_shape shape = { GMM__CFG(tile_n), GMM__CFG(m16) };
+            const gmm_sm90_tile_shape alt_shape = { GMM__ALT_CFG(tile_n), GMM__ALT_CFG(m16) };
+            int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 2 * (args.p.groups + 1)
+                                              : small_m + 1;
+            int32_t *const work_ends = ends + args.p.groups + 1;
+            gmm_sm90_scheduler s = { &args.p, ends, work_ends, NULL, GMM__K_GROUPED, 0, 0, 0, 0, 16, GMM__STEP,
+                                     GMM__K_GROUPED ? GMM__CFG(tile_n) : 64 };
+            int32_t batch;
+            int speculative = !args.tables && (!GMM__K_GROUPED || !(args.p.frozen || args.p.beta));
+            uint32_t tile_index;
+            for (tile_index = 0;; tile_index += (uint32_t)batch) {
+                const int32_t stride = (int32_t)(gridDim.x / cluster_size);
+                gmm_sm90_tile *const tile = &ring[(tile_index + (uint32_t)lane) % GMM_SM90_TILE_RING];
+                int unchanged = 0;
+                batch = tile_index == 0 ? 1 : tile_index == 1 ? GMM_SM90_TILE_BATCH - 1 : GMM_SM90_TILE_BATCH;
+                if (tile_index == 0) {
+                    if (!speculative) {
+                        gmm_cluster_wait_acquire();
+                        gmm_griddepcontrol_wait();
+                    }
+                    unchanged = !speculative && s.max_blocks && gmm_sm90_split_unchanged(&args.groups, ends);
+                    if (!unchanged) {
+                        const gmm_sm90_split_stats stats = gmm_sm90_read_split(&args.groups, ends);
+                        if (lane == 0)
+                            *small_m = stats.max_rows <= GMM_SM90_SMALL_M / 2 ||
+                                              (stats.max_rows <= GMM_SM90_SMALL_M &&
+                                               4 * ends[args.p.groups] >= 3 * stats.max_rows * stats.nonempty);
+                        s.max_blocks = GMM__K_GROUPED ? GMM__CFG(m16)
+                                               : gmm_sm90_choose_tile(&s, stats, GMM__TILE_CHOICE,
+                                                              GMM__CFG(consumers) == 2 && !GMM__CFG(tile_b), shape,
+                                                              alt_shape, alt_tile);
+                        __syncwarp();
+                        /* divisions by constants: a division by a variable would delay the first tile */
+                        s.tiles_n = GMM__CFG_OF(*alt_tile, tile_n) == 256 ? (args.p.n + 255) / 256
+                                    : GMM__CFG_OF(*alt_tile, tile_n) == 128
+                                        ? (args.p.n + 127) / 128 : (args.p.n + GMM__CFG(tile_n) - 1) / GMM__CFG(tile_n);
+                        if (!GMM__K_GROUPED)
+                            s.tiles_n = gmm_sm90_tiles_n(&args.p, s.tiles_n, 64, 16 * s.max_blocks,
+                                                         (int32_t)gmm_cluster_nctarank(), stats);
+                        s.raster_n = GMM__CFG_OF(*alt_tile, tile_n) == 128;
+                        gmm_sm90_count_work(&s, (int32_t)cluster_size);
+                        s.g = 0;
+                    }
+                }
+                if (!unchanged) {
+                    int32_t work = (int32_t)(blockIdx.x / cluster_size + tile_index * stride), lane_work = 0, n;
+                    if (tile_index >= GMM_SM90_TILE_RING)
+                        gmm_mbarrier_wait(tile_full + 8 * (GMM_SM90_TILE_RING +
+                                                           tile_index / GMM_SM90_TILE_BATCH % GMM_SM90_TILE_BATCHES),
+                                          (tile_index / GMM_SM90_TILE_RING & 1) ^ 1);
+                    for (n = 0; n < batch; n++, work += stride) {
+                        gmm_find_group32(work_ends, args.p.groups, work, &s.g);
+                        if (lane == n) lane_work = work, tile->g = s.g;
+                    }
+                    if (lane < batch) {
+                        tile->k = tile->cols = tile->row_blocks = 0; /* ends the ring */
+                        if (tile->g < args.p.groups) {
+                            const int rotated = !GMM__K_GROUPED ||
+                                                stride % (work_ends[tile->g + 1] - work_ends[tile->g]) == 0;
+                            gmm_sm90_schedule_tile(&s, GMM__CFG_OF(*alt_tile, tile_n) == 128, lane_work, rotated,
+                                                   gmm_sm90_this_cta(), tile);
+                        }
+                    }
+                    __syncwarp();
+                }
+                if (speculative) speculative = batch = 0;
+                else {
+                    if (lane < batch)
+                        gmm_mbarrier_arrive(tile_full + 8 * ((tile_index + (uint32_t)lane) % GMM_SM90_TILE_RING));
+                    if (__any_sync(0xFFFFFFFFu, lane < batch && tile->row_blocks == 0)) break;
+                }
+            }
+            if (blockIdx.x == 0) gmm_sm90_report_faults(&args.groups, &args.p, ends);
+        }
+        if (warp == 8) {
+            /* The producer warp: each lane loads one TMA box of every stage. Cooperative tiles begin with a warm-up
+               tile, which only brings code and parameters into the caches. */
+            const uint32_t b_block_bytes = GMM__CFG(b_stage_bytes) / (GMM__CFG(tile_n) / 64);
+            uint32_t iter = 0, tile_index;
+            int warmup = GMM__CFG(consumers) == 2;
+            if (!warmup) gmm_griddepcontrol_wait();
+            for (tile_index = 0;; tile_index += !warmup, warmup = 0) {
+                const gmm_sm90_tile *const t = warmup ? warmup_tile : &ring[tile_index % GMM_SM90_TILE_RING];
+                gmm_sm90_operand_layout layout = { GMM__K_GROUPED, GMM__TA, GMM__TB, 0, b_block_bytes };
+                gmm_sm90_box box;
+                uint32_t k_tiles, bytes, stage_bytes, stages_at_once, second;
+                __syncwarp();
+                if (!warmup) {
+                    if (lane == 0) gmm_sm90_release_batch(tile_full, tile_index);
+                    gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING),
+                                      tile_index / GMM_SM90_TILE_RING & 1);
+                    if (t->row_blocks == 0) break;
+                }
+                k_tiles = gmm_sm90_k_tiles(t->k);
+                stage_bytes = (uint32_t)GMM__CFG_OF(!warmup && *alt_tile, stage_bytes);
+                bytes = GMM__TA ? (uint32_t)(t->row_blocks + 3) / 4 * 8192 : (uint32_t)t->row_blocks * 2048;
+                bytes += (uint32_t)gmm_sm90_b_boxes(t) * b_block_bytes;
+                if (t->cols <= 0) bytes = 0;
+                stages_at_once = GMM__SMALL_M(GMM__CFG_OF(!warmup && *alt_tile, tile_n)) && !warmup && *small_m
+                                 ? 2 : 1;
+                /* neighbouring lanes load the same lines of two stages */
+                second = (uint32_t)lane & (stages_at_once - 1);
+                layout.tile_n = GMM__CFG_OF(!warmup && *alt_tile, tile_n);
+                gmm_sm90_assign_box(&args, layout, t, lane >> (stages_at_once - 1), cta_rank, &box);
+                if (second) box.x += 64;
+                if (warmup) {
+                    GMM__USE_BOX(box, bytes);
+                    gmm_griddepcontrol_wait();
+                    continue;
+                }
+                for (; k_tiles > 0; k_tiles -= stages_at_once, iter += stages_at_once) {
+                    const uint32_t k_iter = iter + second, s = k_iter % GMM__CFG(stages);
+                    const uint32_t full = gmm_sm90_full(stage_bars, s);
+                    if (k_tiles < stages_at_once) stages_at_once = 1; /* the last stage is alone */
+                    if (second < stages_at_once) {
+                        gmm_mbarrier_wait(full + 8, (k_iter / GMM__CFG(stages) & 1) ^ 1);
+                        if (lane == (int)second) gmm_mbarrier_arrive_expect_tx(full, bytes);
+                    } else box.active = 0;
+                    __syncwarp();
+                    if (box.active)
+                        gmm_tma_load(base + s * stage_bytes + box.offset, box.map, full, box.multicast, box.x, box.y,
+                                     box.end, box.wrap);
+                    if (box.is_b ? GMM__TB : GMM__TA) box.y += 64;
+                    else box.x += (box.is_b ? GMM__CFG(box) : 64) * (int32_t)stages_at_once;
+                }
+            }
+            /* shared memory must exist until the other CTA of the cluster has arrived at these barriers for the last
+               time */
+            for (i = 0; i < GMM__CFG(stages); i++, iter++)
+                gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, iter % GMM__CFG(stages)),
+                                  (iter / GMM__CFG(stages) & 1) ^ 1);
+        }
+        if (GMM__K_GROUPED && warp >= 10 && lane < 2) /* store warps: every other part of D */
+            gmm_sm90_store_tiles(&args, ring, tile_full, (uint32_t)warp - 10,
+                                 tile_full + 8 * (GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 2),
+                                 base + GMM__CFG(slots_offset));
+        if (GMM__CFG(tile_b) && warp == 9) {
+            const gmm_sm90_pipeline pipe = { stage_bars, GMM__CFG(stages), GMM__CFG(stage_bytes), 0, 0 };
+            gmm_sm90_load_scales(&args, GMM__CFG(tile_b), GMM__CFG(scale_width), base + GMM__CFG(scales), pipe,
+                                 ring, tile_full);
+        }
+    } else {
+        if (GMM__CFG(ctas_per_sm) == 1) GMM__SETMAXNREG_INC(232);
+        else GMM__SETMAXNREG_INC(96);
+#if GMM__TILES == 2
+        gmm_mbarrier_wait(tile_full, 0);
+        if (*(const volatile int32_t *)alt_tile)
+            GMM__ALT_PART(gmm_sm90_consume_tiles_)(args, gmm_shared, ring, base, stage_bars, tile_full);
+        else
+#endif
+        GMM__PART(gmm_sm90_consume_tiles_)(args, gmm_shared, ring, base, stage_bars, tile_full);
+    }
+#endif
+}
+#endif
+#undef GMM__DEFERRED
+#undef GMM__DEFERRED_WORDS
+#undef GMM__WORDS_PER_STORE
+#undef GMM__STORE_SLOTS
+#undef GMM__SCHEDULER_WARP
+#undef GMM__STORE_SLOT
+#undef GMM__ZERO_INIT
+#undef GMM__STEP
+#undef GMM__SMALL_M
+#undef GMM__HAS_N8
+#undef GMM__ROWS_PER_STORE
+#undef GMM__K_GROUPED
+#undef GMM__TB
+#undef GMM__TA
+#undef GMM__CFG_OF
+#undef GMM__ALT_CFG
+#undef GMM__TILE_CHOICE
+#undef GMM__ALT_PART
+#undef GMM__PART
+#undef GMM__INSTANCE
+#undef GMM__CFG
+#undef GMM__TILE
+#undef GMM__ALT_TILE
+#undef GMM__KERNEL_NAME
+#undef GMM__TILES
+#undef GMM__OP
+#undef GMM__TAG
+#undef GMM__DTYPE
+#undef GMM__ROW
+
+

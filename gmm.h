@@ -2103,7 +2103,7 @@ static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const cha
         return gmm__refuse(call, GMM_E_DTYPE, argument, "scaling %s is not accepted here",
                            gmm_scaling_name(m->scaling));
     if (m->flags & ~(uint32_t)GMM_MAT_TABLE_ON_HOST)
-        return gmm__refuse(call, GMM_E_ARG, argument, "flags 0x%x has bits that are unknown or of quantized copies",
+        return gmm__refuse(call, GMM_E_ARG, argument, "flags 0x%x has bits that are unknown or of quantized operands",
                            m->flags);
     if (m->hadamard) return gmm__refuse(call, GMM_E_ARG, argument, "hadamard 0x%x must be 0", (unsigned)m->hadamard);
     if (m->ld == 0) m->ld = cols;
@@ -2499,11 +2499,24 @@ static gmm_status gmm__read_operand(gmm__call *call, int role, const char *argum
     return gmm__read_quant(call, role, name, m.columnwise, extents, direction);
 }
 
+/* Whether operands of these scalings multiply each other: scales per tensor or row with such, scales of 128 elements with
+   such (not two of 128 x 128: neither has a row of D or a column of D to itself), the others with their like. */
+static int gmm__scalings_multiply(gmm_scaling a, gmm_scaling b) {
+    switch (a) {
+    case GMM_SCALING_TENSOR:
+    case GMM_SCALING_ROW: return b == GMM_SCALING_TENSOR || b == GMM_SCALING_ROW;
+    case GMM_SCALING_1X128: return b == GMM_SCALING_1X128 || b == GMM_SCALING_128X128;
+    case GMM_SCALING_128X128: return b == GMM_SCALING_1X128;
+    default: return a == b;
+    }
+}
+/* Whether weights of this scaling multiply 16-bit tokens. */
+static int gmm__scaling_beside_floats(gmm_scaling s) { return s == GMM_SCALING_MX32 || s == GMM_SCALING_NV16; }
+
 /* Checks that two operands can be multiplied: their scales must apply to the whole sum, or to the sums of whole
    blocks. */
 static gmm_status gmm__check_operands(gmm__call *call, int first, const char *first_name, int second,
                                      const char *second_name) {
-    static const int family[] = { 0, 1, 1, 2, 2, 3, 4 }; /* by gmm_scaling */
     const gmm_mat *a = &call->mat[first], *b = &call->mat[second];
     const int32_t align = gmm_feature_align(b->scaling); /* if a is quantized, so is b */
     const size_t used = strlen(call->shapes);
@@ -2516,9 +2529,8 @@ static gmm_status gmm__check_operands(gmm__call *call, int first, const char *fi
                                     : gmm__refuse(call, GMM_E_DTYPE, second_name, "dtype %s must be that of %s.%s, %s",
                                                   gmm_dtype_name(b->dtype), call->path, first_name,
                                                   gmm_dtype_name(a->dtype));
-    if (a->scaling == GMM_SCALING_NONE ? second != GMM__W || family[b->scaling] < 3
-                                       : family[a->scaling] != family[b->scaling] ||
-                                         (a->scaling == GMM_SCALING_128X128 && b->scaling == GMM_SCALING_128X128))
+    if (a->scaling == GMM_SCALING_NONE ? second != GMM__W || !gmm__scaling_beside_floats(b->scaling)
+                                       : !gmm__scalings_multiply(a->scaling, b->scaling))
         return gmm__refuse(call, GMM_E_DTYPE, second_name, "%s scaled %s does not multiply %s.%s, %s scaled "
                            "%s", gmm_dtype_name(b->dtype), gmm_scaling_name(b->scaling), call->path, first_name,
                            gmm_dtype_name(a->dtype), gmm_scaling_name(a->scaling));
@@ -7006,6 +7018,26 @@ static gmm_status gmm__mma_launch_offsets(const gmm__plan *plan, gmm_stream stre
 static int gmm__mma_role_a(gmm_gemm_op op) { return op == gmm_gemm_fwd ? GMM__X_ : GMM__DY; }
 static int gmm__mma_role_b(gmm_gemm_op op) { return op == gmm_gemm_wgrad ? GMM__X_ : GMM__W; }
 
+/* Declines operands whose scaling the MMA kernels do not read or write: every one that is not listed here. */
+static int gmm__mma_takes_scalings(const gmm__call *call, gmm__plan *plan) {
+    int i;
+    for (i = 0; i < GMM__ROLES; i++) {
+        const gmm_mat *m = &call->mat[i];
+        if (m->dtype == GMM_NONE) continue;
+        switch (m->scaling) {
+        case GMM_SCALING_NONE:
+        case GMM_SCALING_TENSOR:
+        case GMM_SCALING_ROW:
+        case GMM_SCALING_1X128:
+        case GMM_SCALING_128X128:
+        case GMM_SCALING_MX32:
+        case GMM_SCALING_NV16: break;
+        default: return gmm__decline(plan, "has no kernel for scaling %s", gmm_scaling_name(m->scaling));
+        }
+    }
+    return 1;
+}
+
 /* Plans a product of quantized operands: kernel, grid, workspace. */
 static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
     const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op);
@@ -7020,6 +7052,7 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
     const int32_t processors = call->ctx->device.processors;
     int64_t tiles_n;
     int32_t i;
+    if (!gmm__mma_takes_scalings(call, plan)) return 0;
     if (a->dtype == GMM_F32) return gmm__decline(plan, "multiplies f32 by no quantized weights");
     if (call->rows > max_extent || call->in > max_extent || call->out > max_extent)
         return gmm__decline(plan, "takes at most %lld rows and features of quantized operands", (long long)max_extent);
@@ -7658,6 +7691,7 @@ static gmm_linear gmm__mma_quant_bgrad(const gmm__call *call, gmm_options *optio
 
 static int gmm__mma_plan_quant_units(const gmm__call *call, gmm__plan *plan) {
     const size_t units = (size_t)gmm__units(call);
+    if (!gmm__mma_takes_scalings(call, plan)) return 0;
     if (gmm__strips(call) > INT32_MAX / GMM_TILE || gmm__units(call) > INT32_MAX - 1)
         return gmm__decline(plan, "takes at most %lld padded rows", (long long)INT32_MAX);
     gmm__reserve(plan, GMM__MMA_OFFSETS, (units + 1) * sizeof(int64_t));

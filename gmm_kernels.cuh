@@ -1189,7 +1189,7 @@ enum { GMM_GEMM_KERNELS = (int)(sizeof gmm_gemm_kernels / sizeof gmm_gemm_kernel
    Codes without scales are multiplied as F16, which represents all FP8 values exactly. */
 typedef struct gmm_qgemm_args {
     gmm_gemm_args p;               /* without a and b */
-    gmm_mat a, b;                  /* quantized copies, or for a 16-bit tokens; tables in device memory */
+    gmm_mat a, b;                  /* quantized operands, or for a 16-bit tokens; tables in device memory */
     gmm_direction a_along, b_along;
     int32_t a_cols, b_rows, b_cols; /* columns of the matrices that were quantized; rows of the weights */
     /* 16 for Hadamard-transformed copies, where a transform spreads the last rows over a block of 16; else 1 */
@@ -1806,7 +1806,7 @@ enum { gmm_sm90_boxes_fit = 0 GMM_SM90_KERNEL_LIST(GMM__X) };
 #undef GMM__X
 /* The two tiles of a kernel have their barriers at the same place. */
 enum {
-    gmm_sm90_pairs_fit = 1 / (gmm_sm90_barriers_offset_160x256 == gmm_sm90_barriers_offset_256x128 &&
+    gmm_sm90_tiles_fit = 1 / (gmm_sm90_barriers_offset_160x256 == gmm_sm90_barriers_offset_256x128 &&
                               gmm_sm90_ring_offset_160x256 == gmm_sm90_ring_offset_256x128)
 };
 
@@ -1821,7 +1821,7 @@ GMM__DEVICE void gmm_consumer_sync(int wg) {
 }
 /* The same where there are up to three of them. */
 GMM__DEVICE void gmm_fp8_consumer_sync(int wg) { gmm_bar_sync_128(GMM_BAR_CONSUMER + wg); }
-/* Order barrier of warp group `wg`: that one waits there (`wait` 1) until the other one has arrived (`wait` 0). */
+/* Order barrier of warp group `wg`. With `wait` 1 that warp group blocks until the other one has arrived (`wait` 0). */
 GMM__DEVICE void gmm_order_barrier(int wg, int wait) {
     if (wait) gmm_bar_sync_256(GMM_BAR_ORDER + wg);
     else gmm_bar_arrive_256(GMM_BAR_ORDER + wg);
@@ -2155,12 +2155,12 @@ typedef struct gmm_sm90_scheduler {
 /* A CTA's cluster. Functions of the scheduler warp take it by value from gmm_sm90_this_cta, which reads special
    registers, so that no other register holds it. */
 typedef struct gmm_sm90_cta {
-    int32_t cluster_size, rank;
+    int32_t cluster_size, cta_rank;
 } gmm_sm90_cta;
 GMM__DEVICE gmm_sm90_cta gmm_sm90_this_cta(void) {
     gmm_sm90_cta cta;
     cta.cluster_size = (int32_t)gmm_cluster_nctarank();
-    cta.rank = (int32_t)gmm_cluster_ctarank();
+    cta.cta_rank = (int32_t)gmm_cluster_ctarank();
     return cta;
 }
 
@@ -2274,7 +2274,7 @@ GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_sm90_scheduler *s, gmm_sm90_s
 GMM__DEVICE void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_n, int32_t i, const int rotated,
                                         const gmm_sm90_cta cta, gmm_sm90_tile *t) {
     const gmm_gemm_args *p = s->p;
-    const int32_t tiles_n = s->tiles_n, cluster_size = cta.cluster_size, cta_rank = cta.rank;
+    const int32_t tiles_n = s->tiles_n, cluster_size = cta.cluster_size, cta_rank = cta.cta_rank;
     int32_t m, units, tiles_m, clusters_m, clusters_n, tm, tn;
     uint32_t group_work;
     t->row = s->ends[t->g];
@@ -2678,7 +2678,7 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
 #define GMM__BODY 9
 #define GMM__ARGS gmm_sm90_args
 /* kernel, operation, tag and dtype of the operands, tile, tiles of the kernel (0: functions of a tile without a kernel,
-   which a later row calls), other tile */
+   which a row further down calls), other tile */
 #define GMM__ROW (none, fwd, bf16, GMM_BF16, 160x256, 0, none)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90, fwd, bf16, GMM_BF16, 256x128, 2, 160x256)
@@ -3003,8 +3003,11 @@ GMM__DEVICE void gmm_cp_async_f32(uint32_t smem, const float *from, int present)
     gmm_cp_async_4_zfill(smem, __cvta_generic_to_global(from), present ? 4 : 0);
 }
 
-/* A wgmma descriptor of a K-major operand in lines of 128 bytes from its low word, which holds all that differs. */
-GMM__DEVICE uint64_t gmm_wgmma_desc_k_major(uint32_t low) { return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | low; }
+/* A wgmma descriptor of a K-major operand in lines of 128 bytes from its address word, bits 0 to 31, which
+   hold all that differs. */
+GMM__DEVICE uint64_t gmm_wgmma_desc_k_major(uint32_t address) {
+    return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | address;
+}
 /* How a tile is stored: as 16-bit elements; by TMA; added to what TMA has loaded into the slot; later parts added to D
    by TMA. */
 enum { GMM_FP8_D_16BIT = 1, GMM_FP8_D_TMA = 2, GMM_FP8_D_LOAD = 4, GMM_FP8_D_REDUCE = 8 };
@@ -3073,7 +3076,7 @@ GMM__DEVICE void gmm_fp8_plan_store(const gmm_fp8_args *args, gmm_fp8_tile *f) {
     const uint64_t d = (uint64_t)(uintptr_t)gmm_kmat_data(&args->p.d, f->t.g), to = d - GMM_SM90_MAP_BASE;
     const int size = gmm_kmat_size(&args->p.d);
     const float beta = gmm_gemm_beta(&args->p, f->t.g);
-    f->outer_scale = 1.0f; /* gmm_fp8_plan_outer_scale sets it where there is one */
+    f->outer_scale = 1.0f; /* gmm_fp8_plan_outer_scale writes another where there is one */
     f->d_flags = size == 2 && beta == 0.0f ? GMM_FP8_D_16BIT : 0;
     if (((d | (uint64_t)(args->p.d.ld * size)) & 15) == 0 && (beta == 0.0f || size == 4)) {
         f->d_flags |= GMM_FP8_D_TMA | (beta == 0.0f ? 0 : GMM_FP8_D_LOAD);
@@ -3219,7 +3222,7 @@ GMM__DEVICE void gmm_fp8_predict_first_tile(const gmm_fp8_args *args, const gmm_
     f->padded_row = s->padded_starts[g];
     m = ends[g + 1] - ends[g];
     if (m <= s->block_rows * s->max_blocks) { /* gmm_sm90_schedule_tile for one tile of rows */
-        const int32_t tn = cta.cluster_size * (work - work_ends[g]) + cta.rank;
+        const int32_t tn = cta.cluster_size * (work - work_ends[g]) + cta.cta_rank;
         const int32_t units = (args->p.n + s->col_align - 1) / s->col_align;
         if (tn >= s->tiles_n) { /* only the other CTA of the cluster has a tile */
             gmm_fp8_empty_tile(args, f);
@@ -3468,9 +3471,9 @@ GMM__DEVICE void gmm_expand_convert8(gmm_dtype dtype, gmm_dtype format, int fp4,
 
 /* Converts four scale bytes to elements. */
 GMM__DEVICE void gmm_expand_scales(gmm_dtype dtype, gmm_scaling scaling, uint32_t bytes, uint32_t dst[2]) {
-    const uint32_t low = bytes & 0x7F7F7F7Fu;
-    const uint32_t zero = ~((low + 0x7F7F7F7Fu) | bytes) & 0x80808080u;
-    const uint32_t nan = (low + 0x01010101u) & bytes & 0x80808080u;
+    const uint32_t magnitude = bytes & 0x7F7F7F7Fu;
+    const uint32_t zero = ~((magnitude + 0x7F7F7F7Fu) | bytes) & 0x80808080u;
+    const uint32_t nan = (magnitude + 0x01010101u) & bytes & 0x80808080u;
     int i;
     if (scaling == GMM_SCALING_NV16) {
         gmm_fp8_to_16bit_x4(dtype, GMM_E4M3, bytes, dst);
@@ -4392,7 +4395,7 @@ typedef struct gmm__act_operands {
 
 /* Computes eight activations and their derivatives. The switch is outside of the loop, so that each case is
    straight-line code. */
-GMM__DEVICE void gmm__act8(gmm_act_kind kind, gmm_act_coef c, const float a[8], const float b[8], float f[8],
+GMM__DEVICE void gmm__act_x8(gmm_act_kind kind, gmm_act_coef c, const float a[8], const float b[8], float f[8],
                            float da[8], float db[8]) {
     int32_t i;
     switch (kind) {
@@ -5423,7 +5426,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_update_scale_slots(const __g
                                        a.scale[i]);
 }
 
-/* The shard of master weights that a rank has: gmm_shard_amax computes amaxes of blocks by atomic maxima on their bits,
+/* The master weights of one shard: gmm_shard_amax computes amaxes of blocks by atomic maxima on their bits,
    gmm_shard_codes writes scales and codes. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_amax(const __grid_constant__ gmm__shard_args a) {
     const int64_t first = (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x;
@@ -5737,7 +5740,7 @@ GMM__DEVICE void gmm__add_addends(int wide, int n, const gmm__accumulate_args *a
 }
 /* The same sum for one row of aligned vectors, F32 or BF16 into F32, on few multiprocessors: a CTA occupies one and has
    enough loads in flight for it, so that the other multiprocessors are left to a concurrent GEMM. */
-GMM__DEVICE void gmm__accumulate_few_sms(int wide, const gmm__accumulate_args *a) {
+GMM__DEVICE void gmm__accumulate_sm_limited(int wide, const gmm__accumulate_args *a) {
     const int y_vectors = wide ? 1 : 2; /* vectors of y that a thread processes at a time */
     const int64_t count = a->cols / (4 * y_vectors), step = (int64_t)gridDim.x * GMM__SUM_BLOCK;
     int64_t index;
@@ -5767,14 +5770,14 @@ GMM__DEVICE void gmm__accumulate_few_sms(int wide, const gmm__accumulate_args *a
     }
 }
 GMM__KERNEL __launch_bounds__(GMM__SUM_BLOCK, 1)
-gmm_accumulate_few_sms_f32(const __grid_constant__ gmm__accumulate_args a) {
+gmm_accumulate_sm_limited_f32(const __grid_constant__ gmm__accumulate_args a) {
     gmm_pdl_wait();
-    gmm__accumulate_few_sms(1, &a);
+    gmm__accumulate_sm_limited(1, &a);
 }
 GMM__KERNEL __launch_bounds__(GMM__SUM_BLOCK, 1)
-gmm_accumulate_few_sms_bf16(const __grid_constant__ gmm__accumulate_args a) {
+gmm_accumulate_sm_limited_bf16(const __grid_constant__ gmm__accumulate_args a) {
     gmm_pdl_wait();
-    gmm__accumulate_few_sms(0, &a);
+    gmm__accumulate_sm_limited(0, &a);
 }
 
 /* dst = src converted to another float dtype. A task is two spans of a row. */
@@ -6531,17 +6534,17 @@ static GMM__UNUSED cudaError_t gmm__k_accumulate(const gmm__accumulate_args *arg
     gmm__accumulate_args a = *args;
     cudaError_t status = cudaSuccess;
     int64_t remaining;
-    int32_t j, few_sms;
+    int32_t j, sm_limited;
     gmm__k_flatten(&a.x, &a.y, &a.rows, &a.cols);
-    few_sms = limits.sm_limit > 0 && a.rows == 1 && a.cols % 8 == 0 && !a.start.data && a.x.vec && a.y.vec &&
+    sm_limited = limits.sm_limit > 0 && a.rows == 1 && a.cols % 8 == 0 && !a.start.data && a.x.vec && a.y.vec &&
              a.y.dtype == GMM_F32 && (a.x.dtype == GMM_F32 || a.x.dtype == GMM_BF16);
-    if (few_sms && limits.max_ctas > limits.sm_limit) limits.max_ctas = limits.sm_limit;
+    if (sm_limited && limits.max_ctas > limits.sm_limit) limits.max_ctas = limits.sm_limit;
     for (remaining = a.cols; remaining > 0 && status == cudaSuccess; remaining -= a.cols) {
         if (a.cols > GMM__ELEM_MAX_COLS) a.cols = GMM__ELEM_MAX_COLS;
         if (a.cols > remaining) a.cols = remaining;
-        if (few_sms)
-            status = gmm__k_launch(a.x.dtype == GMM_F32 ? (const void *)gmm_accumulate_few_sms_f32
-                                                        : (const void *)gmm_accumulate_few_sms_bf16,
+        if (sm_limited)
+            status = gmm__k_launch(a.x.dtype == GMM_F32 ? (const void *)gmm_accumulate_sm_limited_f32
+                                                        : (const void *)gmm_accumulate_sm_limited_bf16,
                                    (a.cols / 8 - 1) / GMM__SUM_BLOCK + 1, limits, GMM__SUM_BLOCK, 0, &a, stream);
         else
             status = gmm__k_launch_rows((const void *)gmm_accumulate_rows, a.rows, (gmm__k_parts(a.cols) + 1) / 2,
@@ -7412,7 +7415,7 @@ GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
                 float va[8], vb[8], f[8], da[8], db[8];
                 if (task[j].row < valid_rows) {
                     GMM__NAME(gmm__act_decode)(&a, &in[j], va, vb);
-                    gmm__act8(a.kind, a.coef, va, vb, f, da, db);
+                    gmm__act_x8(a.kind, a.coef, va, vb, f, da, db);
                 }
 #pragma unroll
                 for (i = 0; i < 8; i++) f[i] = task[j].row < valid_rows ? p[j] * f[i] : 0.0f;
@@ -7445,7 +7448,7 @@ GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
             if (loop.row < valid_rows) {
                 gmm__act_operands in = GMM__NAME(gmm__act_load_operands)(&a, loop.row, &cols);
                 GMM__NAME(gmm__act_decode)(&a, &in, va, vb);
-                gmm__act8(a.kind, a.coef, va, vb, f, da, db);
+                gmm__act_x8(a.kind, a.coef, va, vb, f, da, db);
                 gmm__decode8(GMM__STATIC_DTYPE, &a.dy, &in.dy, g);
 #pragma unroll
                 for (i = 0; i < 8; i++) {

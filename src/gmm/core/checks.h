@@ -305,7 +305,7 @@ static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const cha
         return gmm__refuse(call, GMM_E_DTYPE, argument, "scaling %s is not accepted here",
                            gmm_scaling_name(m->scaling));
     if (m->flags & ~(uint32_t)GMM_MAT_TABLE_ON_HOST)
-        return gmm__refuse(call, GMM_E_ARG, argument, "flags 0x%x has bits that are unknown or of quantized copies",
+        return gmm__refuse(call, GMM_E_ARG, argument, "flags 0x%x has bits that are unknown or of quantized operands",
                            m->flags);
     if (m->hadamard) return gmm__refuse(call, GMM_E_ARG, argument, "hadamard 0x%x must be 0", (unsigned)m->hadamard);
     if (m->ld == 0) m->ld = cols;

@@ -19,11 +19,24 @@ static gmm_status gmm__read_operand(gmm__call *call, int role, const char *argum
     return gmm__read_quant(call, role, name, m.columnwise, extents, direction);
 }
 
+/* Whether operands of these scalings multiply each other: scales per tensor or row with such, scales of 128 elements with
+   such (not two of 128 x 128: neither has a row of D or a column of D to itself), the others with their like. */
+static int gmm__scalings_multiply(gmm_scaling a, gmm_scaling b) {
+    switch (a) {
+    case GMM_SCALING_TENSOR:
+    case GMM_SCALING_ROW: return b == GMM_SCALING_TENSOR || b == GMM_SCALING_ROW;
+    case GMM_SCALING_1X128: return b == GMM_SCALING_1X128 || b == GMM_SCALING_128X128;
+    case GMM_SCALING_128X128: return b == GMM_SCALING_1X128;
+    default: return a == b;
+    }
+}
+/* Whether weights of this scaling multiply 16-bit tokens. */
+static int gmm__scaling_beside_floats(gmm_scaling s) { return s == GMM_SCALING_MX32 || s == GMM_SCALING_NV16; }
+
 /* Checks that two operands can be multiplied: their scales must apply to the whole sum, or to the sums of whole
    blocks. */
 static gmm_status gmm__check_operands(gmm__call *call, int first, const char *first_name, int second,
                                      const char *second_name) {
-    static const int family[] = { 0, 1, 1, 2, 2, 3, 4 }; /* by gmm_scaling */
     const gmm_mat *a = &call->mat[first], *b = &call->mat[second];
     const int32_t align = gmm_feature_align(b->scaling); /* if a is quantized, so is b */
     const size_t used = strlen(call->shapes);
@@ -36,9 +49,8 @@ static gmm_status gmm__check_operands(gmm__call *call, int first, const char *fi
                                     : gmm__refuse(call, GMM_E_DTYPE, second_name, "dtype %s must be that of %s.%s, %s",
                                                   gmm_dtype_name(b->dtype), call->path, first_name,
                                                   gmm_dtype_name(a->dtype));
-    if (a->scaling == GMM_SCALING_NONE ? second != GMM__W || family[b->scaling] < 3
-                                       : family[a->scaling] != family[b->scaling] ||
-                                         (a->scaling == GMM_SCALING_128X128 && b->scaling == GMM_SCALING_128X128))
+    if (a->scaling == GMM_SCALING_NONE ? second != GMM__W || !gmm__scaling_beside_floats(b->scaling)
+                                       : !gmm__scalings_multiply(a->scaling, b->scaling))
         return gmm__refuse(call, GMM_E_DTYPE, second_name, "%s scaled %s does not multiply %s.%s, %s scaled "
                            "%s", gmm_dtype_name(b->dtype), gmm_scaling_name(b->scaling), call->path, first_name,
                            gmm_dtype_name(a->dtype), gmm_scaling_name(a->scaling));

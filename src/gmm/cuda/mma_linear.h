@@ -108,6 +108,26 @@ static gmm_status gmm__mma_launch_offsets(const gmm__plan *plan, gmm_stream stre
 static int gmm__mma_role_a(gmm_gemm_op op) { return op == gmm_gemm_fwd ? GMM__X_ : GMM__DY; }
 static int gmm__mma_role_b(gmm_gemm_op op) { return op == gmm_gemm_wgrad ? GMM__X_ : GMM__W; }
 
+/* Declines operands whose scaling the MMA kernels do not read or write: every one that is not listed here. */
+static int gmm__mma_takes_scalings(const gmm__call *call, gmm__plan *plan) {
+    int i;
+    for (i = 0; i < GMM__ROLES; i++) {
+        const gmm_mat *m = &call->mat[i];
+        if (m->dtype == GMM_NONE) continue;
+        switch (m->scaling) {
+        case GMM_SCALING_NONE:
+        case GMM_SCALING_TENSOR:
+        case GMM_SCALING_ROW:
+        case GMM_SCALING_1X128:
+        case GMM_SCALING_128X128:
+        case GMM_SCALING_MX32:
+        case GMM_SCALING_NV16: break;
+        default: return gmm__decline(plan, "has no kernel for scaling %s", gmm_scaling_name(m->scaling));
+        }
+    }
+    return 1;
+}
+
 /* Plans a product of quantized operands: kernel, grid, workspace. */
 static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
     const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op);
@@ -122,6 +142,7 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
     const int32_t processors = call->ctx->device.processors;
     int64_t tiles_n;
     int32_t i;
+    if (!gmm__mma_takes_scalings(call, plan)) return 0;
     if (a->dtype == GMM_F32) return gmm__decline(plan, "multiplies f32 by no quantized weights");
     if (call->rows > max_extent || call->in > max_extent || call->out > max_extent)
         return gmm__decline(plan, "takes at most %lld rows and features of quantized operands", (long long)max_extent);

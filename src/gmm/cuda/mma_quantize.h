@@ -31,6 +31,7 @@ static gmm_linear gmm__mma_quant_bgrad(const gmm__call *call, gmm_options *optio
 
 static int gmm__mma_plan_quant_units(const gmm__call *call, gmm__plan *plan) {
     const size_t units = (size_t)gmm__units(call);
+    if (!gmm__mma_takes_scalings(call, plan)) return 0;
     if (gmm__strips(call) > INT32_MAX / GMM_TILE || gmm__units(call) > INT32_MAX - 1)
         return gmm__decline(plan, "takes at most %lld padded rows", (long long)INT32_MAX);
     gmm__reserve(plan, GMM__MMA_OFFSETS, (units + 1) * sizeof(int64_t));

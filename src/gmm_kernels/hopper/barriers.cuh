@@ -9,7 +9,7 @@ GMM__DEVICE void gmm_consumer_sync(int wg) {
 }
 /* The same where there are up to three of them. */
 GMM__DEVICE void gmm_fp8_consumer_sync(int wg) { gmm_bar_sync_128(GMM_BAR_CONSUMER + wg); }
-/* Order barrier of warp group `wg`: that one waits there (`wait` 1) until the other one has arrived (`wait` 0). */
+/* Order barrier of warp group `wg`. With `wait` 1 that warp group blocks until the other one has arrived (`wait` 0). */
 GMM__DEVICE void gmm_order_barrier(int wg, int wait) {
     if (wait) gmm_bar_sync_256(GMM_BAR_ORDER + wg);
     else gmm_bar_arrive_256(GMM_BAR_ORDER + wg);

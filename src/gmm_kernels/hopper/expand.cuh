@@ -66,9 +66,9 @@ GMM__DEVICE void gmm_expand_convert8(gmm_dtype dtype, gmm_dtype format, int fp4,
 
 /* Converts four scale bytes to elements. */
 GMM__DEVICE void gmm_expand_scales(gmm_dtype dtype, gmm_scaling scaling, uint32_t bytes, uint32_t dst[2]) {
-    const uint32_t low = bytes & 0x7F7F7F7Fu;
-    const uint32_t zero = ~((low + 0x7F7F7F7Fu) | bytes) & 0x80808080u;
-    const uint32_t nan = (low + 0x01010101u) & bytes & 0x80808080u;
+    const uint32_t magnitude = bytes & 0x7F7F7F7Fu;
+    const uint32_t zero = ~((magnitude + 0x7F7F7F7Fu) | bytes) & 0x80808080u;
+    const uint32_t nan = (magnitude + 0x01010101u) & bytes & 0x80808080u;
     int i;
     if (scaling == GMM_SCALING_NV16) {
         gmm_fp8_to_16bit_x4(dtype, GMM_E4M3, bytes, dst);

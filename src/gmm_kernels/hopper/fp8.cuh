@@ -119,8 +119,11 @@ GMM__DEVICE void gmm_cp_async_f32(uint32_t smem, const float *from, int present)
     gmm_cp_async_4_zfill(smem, __cvta_generic_to_global(from), present ? 4 : 0);
 }
 
-/* A wgmma descriptor of a K-major operand in lines of 128 bytes from its low word, which holds all that differs. */
-GMM__DEVICE uint64_t gmm_wgmma_desc_k_major(uint32_t low) { return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | low; }
+/* A wgmma descriptor of a K-major operand in lines of 128 bytes from its address word, bits 0 to 31, which
+   hold all that differs. */
+GMM__DEVICE uint64_t gmm_wgmma_desc_k_major(uint32_t address) {
+    return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | address;
+}
 /* How a tile is stored: as 16-bit elements; by TMA; added to what TMA has loaded into the slot; later parts added to D
    by TMA. */
 enum { GMM_FP8_D_16BIT = 1, GMM_FP8_D_TMA = 2, GMM_FP8_D_LOAD = 4, GMM_FP8_D_REDUCE = 8 };
@@ -189,7 +192,7 @@ GMM__DEVICE void gmm_fp8_plan_store(const gmm_fp8_args *args, gmm_fp8_tile *f) {
     const uint64_t d = (uint64_t)(uintptr_t)gmm_kmat_data(&args->p.d, f->t.g), to = d - GMM_SM90_MAP_BASE;
     const int size = gmm_kmat_size(&args->p.d);
     const float beta = gmm_gemm_beta(&args->p, f->t.g);
-    f->outer_scale = 1.0f; /* gmm_fp8_plan_outer_scale sets it where there is one */
+    f->outer_scale = 1.0f; /* gmm_fp8_plan_outer_scale writes another where there is one */
     f->d_flags = size == 2 && beta == 0.0f ? GMM_FP8_D_16BIT : 0;
     if (((d | (uint64_t)(args->p.d.ld * size)) & 15) == 0 && (beta == 0.0f || size == 4)) {
         f->d_flags |= GMM_FP8_D_TMA | (beta == 0.0f ? 0 : GMM_FP8_D_LOAD);
@@ -335,7 +338,7 @@ GMM__DEVICE void gmm_fp8_predict_first_tile(const gmm_fp8_args *args, const gmm_
     f->padded_row = s->padded_starts[g];
     m = ends[g + 1] - ends[g];
     if (m <= s->block_rows * s->max_blocks) { /* gmm_sm90_schedule_tile for one tile of rows */
-        const int32_t tn = cta.cluster_size * (work - work_ends[g]) + cta.rank;
+        const int32_t tn = cta.cluster_size * (work - work_ends[g]) + cta.cta_rank;
         const int32_t units = (args->p.n + s->col_align - 1) / s->col_align;
         if (tn >= s->tiles_n) { /* only the other CTA of the cluster has a tile */
             gmm_fp8_empty_tile(args, f);

@@ -166,12 +166,12 @@ typedef struct gmm_sm90_scheduler {
 /* A CTA's cluster. Functions of the scheduler warp take it by value from gmm_sm90_this_cta, which reads special
    registers, so that no other register holds it. */
 typedef struct gmm_sm90_cta {
-    int32_t cluster_size, rank;
+    int32_t cluster_size, cta_rank;
 } gmm_sm90_cta;
 GMM__DEVICE gmm_sm90_cta gmm_sm90_this_cta(void) {
     gmm_sm90_cta cta;
     cta.cluster_size = (int32_t)gmm_cluster_nctarank();
-    cta.rank = (int32_t)gmm_cluster_ctarank();
+    cta.cta_rank = (int32_t)gmm_cluster_ctarank();
     return cta;
 }
 
@@ -285,7 +285,7 @@ GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_sm90_scheduler *s, gmm_sm90_s
 GMM__DEVICE void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_n, int32_t i, const int rotated,
                                         const gmm_sm90_cta cta, gmm_sm90_tile *t) {
     const gmm_gemm_args *p = s->p;
-    const int32_t tiles_n = s->tiles_n, cluster_size = cta.cluster_size, cta_rank = cta.rank;
+    const int32_t tiles_n = s->tiles_n, cluster_size = cta.cluster_size, cta_rank = cta.cta_rank;
     int32_t m, units, tiles_m, clusters_m, clusters_n, tm, tn;
     uint32_t group_work;
     t->row = s->ends[t->g];

@@ -204,7 +204,7 @@ enum { gmm_sm90_boxes_fit = 0 GMM_SM90_KERNEL_LIST(GMM__X) };
 #undef GMM__X
 /* The two tiles of a kernel have their barriers at the same place. */
 enum {
-    gmm_sm90_pairs_fit = 1 / (gmm_sm90_barriers_offset_160x256 == gmm_sm90_barriers_offset_256x128 &&
+    gmm_sm90_tiles_fit = 1 / (gmm_sm90_barriers_offset_160x256 == gmm_sm90_barriers_offset_256x128 &&
                               gmm_sm90_ring_offset_160x256 == gmm_sm90_ring_offset_256x128)
 };
 

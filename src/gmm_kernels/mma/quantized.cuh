@@ -11,7 +11,7 @@
    Codes without scales are multiplied as F16, which represents all FP8 values exactly. */
 typedef struct gmm_qgemm_args {
     gmm_gemm_args p;               /* without a and b */
-    gmm_mat a, b;                  /* quantized copies, or for a 16-bit tokens; tables in device memory */
+    gmm_mat a, b;                  /* quantized operands, or for a 16-bit tokens; tables in device memory */
     gmm_direction a_along, b_along;
     int32_t a_cols, b_rows, b_cols; /* columns of the matrices that were quantized; rows of the weights */
     /* 16 for Hadamard-transformed copies, where a transform spreads the last rows over a block of 16; else 1 */

@@ -54,7 +54,7 @@ typedef struct gmm__act_operands {
 
 /* Computes eight activations and their derivatives. The switch is outside of the loop, so that each case is
    straight-line code. */
-GMM__DEVICE void gmm__act8(gmm_act_kind kind, gmm_act_coef c, const float a[8], const float b[8], float f[8],
+GMM__DEVICE void gmm__act_x8(gmm_act_kind kind, gmm_act_coef c, const float a[8], const float b[8], float f[8],
                            float da[8], float db[8]) {
     int32_t i;
     switch (kind) {

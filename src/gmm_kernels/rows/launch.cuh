@@ -388,17 +388,17 @@ static GMM__UNUSED cudaError_t gmm__k_accumulate(const gmm__accumulate_args *arg
     gmm__accumulate_args a = *args;
     cudaError_t status = cudaSuccess;
     int64_t remaining;
-    int32_t j, few_sms;
+    int32_t j, sm_limited;
     gmm__k_flatten(&a.x, &a.y, &a.rows, &a.cols);
-    few_sms = limits.sm_limit > 0 && a.rows == 1 && a.cols % 8 == 0 && !a.start.data && a.x.vec && a.y.vec &&
+    sm_limited = limits.sm_limit > 0 && a.rows == 1 && a.cols % 8 == 0 && !a.start.data && a.x.vec && a.y.vec &&
              a.y.dtype == GMM_F32 && (a.x.dtype == GMM_F32 || a.x.dtype == GMM_BF16);
-    if (few_sms && limits.max_ctas > limits.sm_limit) limits.max_ctas = limits.sm_limit;
+    if (sm_limited && limits.max_ctas > limits.sm_limit) limits.max_ctas = limits.sm_limit;
     for (remaining = a.cols; remaining > 0 && status == cudaSuccess; remaining -= a.cols) {
         if (a.cols > GMM__ELEM_MAX_COLS) a.cols = GMM__ELEM_MAX_COLS;
         if (a.cols > remaining) a.cols = remaining;
-        if (few_sms)
-            status = gmm__k_launch(a.x.dtype == GMM_F32 ? (const void *)gmm_accumulate_few_sms_f32
-                                                        : (const void *)gmm_accumulate_few_sms_bf16,
+        if (sm_limited)
+            status = gmm__k_launch(a.x.dtype == GMM_F32 ? (const void *)gmm_accumulate_sm_limited_f32
+                                                        : (const void *)gmm_accumulate_sm_limited_bf16,
                                    (a.cols / 8 - 1) / GMM__SUM_BLOCK + 1, limits, GMM__SUM_BLOCK, 0, &a, stream);
         else
             status = gmm__k_launch_rows((const void *)gmm_accumulate_rows, a.rows, (gmm__k_parts(a.cols) + 1) / 2,

@@ -69,7 +69,7 @@ GMM__DEVICE void gmm__add_addends(int wide, int n, const gmm__accumulate_args *a
 }
 /* The same sum for one row of aligned vectors, F32 or BF16 into F32, on few multiprocessors: a CTA occupies one and has
    enough loads in flight for it, so that the other multiprocessors are left to a concurrent GEMM. */
-GMM__DEVICE void gmm__accumulate_few_sms(int wide, const gmm__accumulate_args *a) {
+GMM__DEVICE void gmm__accumulate_sm_limited(int wide, const gmm__accumulate_args *a) {
     const int y_vectors = wide ? 1 : 2; /* vectors of y that a thread processes at a time */
     const int64_t count = a->cols / (4 * y_vectors), step = (int64_t)gridDim.x * GMM__SUM_BLOCK;
     int64_t index;
@@ -99,14 +99,14 @@ GMM__DEVICE void gmm__accumulate_few_sms(int wide, const gmm__accumulate_args *a
     }
 }
 GMM__KERNEL __launch_bounds__(GMM__SUM_BLOCK, 1)
-gmm_accumulate_few_sms_f32(const __grid_constant__ gmm__accumulate_args a) {
+gmm_accumulate_sm_limited_f32(const __grid_constant__ gmm__accumulate_args a) {
     gmm_pdl_wait();
-    gmm__accumulate_few_sms(1, &a);
+    gmm__accumulate_sm_limited(1, &a);
 }
 GMM__KERNEL __launch_bounds__(GMM__SUM_BLOCK, 1)
-gmm_accumulate_few_sms_bf16(const __grid_constant__ gmm__accumulate_args a) {
+gmm_accumulate_sm_limited_bf16(const __grid_constant__ gmm__accumulate_args a) {
     gmm_pdl_wait();
-    gmm__accumulate_few_sms(0, &a);
+    gmm__accumulate_sm_limited(0, &a);
 }
 
 /* dst = src converted to another float dtype. A task is two spans of a row. */

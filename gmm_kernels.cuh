@@ -2623,7 +2623,7 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
     const int32_t lane = (int32_t)threadIdx.x & 31, size = gmm_kmat_size(&args->p.d), cols = 128 / size;
     /* boxes in the warp's two slots; two variables and a copy, since an array would lie in local memory */
     gmm_sm90_d_box current, previous;
-    /* of the current tile; x and y are the next box */
+    /* of the current tile; x and y are those of the box that is stored next */
     int32_t x = 0, y = 0, m0 = 0, rows = 1, col_end = 0, by_tma = 0, evict_first = 0, done = 0;
     float beta = 0.0f;
     uint64_t from = 0;
@@ -5738,8 +5738,8 @@ GMM__DEVICE void gmm__add_addends(int wide, int n, const gmm__accumulate_args *a
         }
     }
 }
-/* The same sum for one row of aligned vectors, F32 or BF16 into F32, on few multiprocessors: a CTA occupies one and has
-   enough loads in flight for it, so that the other multiprocessors are left to a concurrent GEMM. */
+/* The same sum for one row of aligned vectors, F32 or BF16 into F32, on few SMs: a CTA occupies one and has
+   enough loads in flight for it, so that the other SMs are left to a concurrent GEMM. */
 GMM__DEVICE void gmm__accumulate_sm_limited(int wide, const gmm__accumulate_args *a) {
     const int y_vectors = wide ? 1 : 2; /* vectors of y that a thread processes at a time */
     const int64_t count = a->cols / (4 * y_vectors), step = (int64_t)gridDim.x * GMM__SUM_BLOCK;

@@ -19,8 +19,8 @@ static gmm_status gmm__read_operand(gmm__call *call, int role, const char *argum
     return gmm__read_quant(call, role, name, m.columnwise, extents, direction);
 }
 
-/* Whether operands of these scalings multiply each other: scales per tensor or row with such, scales of 128 elements with
-   such (not two of 128 x 128: neither has a row of D or a column of D to itself), the others with their like. */
+/* Whether operands of these scalings multiply each other: scales per tensor or row with such, scales of 128 elements
+   with such (two of 128 x 128 have no kernel), the others with their like. */
 static int gmm__scalings_multiply(gmm_scaling a, gmm_scaling b) {
     switch (a) {
     case GMM_SCALING_TENSOR:

@@ -101,7 +101,7 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
     const int32_t lane = (int32_t)threadIdx.x & 31, size = gmm_kmat_size(&args->p.d), cols = 128 / size;
     /* boxes in the warp's two slots; two variables and a copy, since an array would lie in local memory */
     gmm_sm90_d_box current, previous;
-    /* of the current tile; x and y are the next box */
+    /* of the current tile; x and y are those of the box that is stored next */
     int32_t x = 0, y = 0, m0 = 0, rows = 1, col_end = 0, by_tma = 0, evict_first = 0, done = 0;
     float beta = 0.0f;
     uint64_t from = 0;

@@ -67,8 +67,8 @@ GMM__DEVICE void gmm__add_addends(int wide, int n, const gmm__accumulate_args *a
         }
     }
 }
-/* The same sum for one row of aligned vectors, F32 or BF16 into F32, on few multiprocessors: a CTA occupies one and has
-   enough loads in flight for it, so that the other multiprocessors are left to a concurrent GEMM. */
+/* The same sum for one row of aligned vectors, F32 or BF16 into F32, on few SMs: a CTA occupies one and has
+   enough loads in flight for it, so that the other SMs are left to a concurrent GEMM. */
 GMM__DEVICE void gmm__accumulate_sm_limited(int wide, const gmm__accumulate_args *a) {
     const int y_vectors = wide ? 1 : 2; /* vectors of y that a thread processes at a time */
     const int64_t count = a->cols / (4 * y_vectors), step = (int64_t)gridDim.x * GMM__SUM_BLOCK;

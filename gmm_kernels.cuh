@@ -1696,8 +1696,9 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
     X(nv4_64x128, 2, 1, 4, 7, 2, 256, nv4, 2, 0)
 
 /* Instances: X(op, dtype, precision, tile, tile choice, kernel). A kernel with two tiles stands in three rows: it takes
-   its first tile (0), its second tile (1), or the one that is cheaper for the split (2). The includes in kernels.cuh
-   follow the same list.
+   its first tile (0), its second tile (1), or the one that is cheaper for the split (2). gmm_options.tile numbers the
+   rows of an operation and dtype in this order, and of tiles of nearly equal price the first is taken. kernels.cuh has
+   a row for each kernel.
 
    Names of GEMM kernels, as profilers show them: gmm_gemm_<op>_<operands>_<M>x<N>x<K>_<variant>_<arch>. M x N is the
    tile of D, and K the elements of a stage along the contraction; a kernel with two tiles names both. <arch> is sm90,
@@ -1784,32 +1785,30 @@ enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_slots_end };
                                  (GMM_SM90_TILE_RING + 1) * GMM_SM90_TILE_BYTES + 8 * ((smem_groups_) + 2),
 enum { GMM_SM90_TILE_BYTES = 40, GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_smem_end };
 #undef GMM__X
-/* What follows does not compile (1 / 0) where a tile breaks a rule. Shared memory of a multiprocessor: 228 KiB, of
-   which each CTA takes 1 KiB more than it asks for. */
+/* Rules of tiles. Accumulators of a thread are wgmma_m x 8 x m16 registers of the 232 to 240 that it has. */
 #define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
-    GMM__SM90(fits, tag) = 1 / (GMM__SM90(smem_bytes, tag) <= 233472 / (ctas_) - 1024),
-enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_fits_end };
+    static_assert((m16_) <= 16 && (wgmma_m_) * 8 * (m16_) <= 192, \
+                  "tile " #tag ": at most 16 blocks of 16 rows, and at most 192 accumulators per thread"); \
+    static_assert(GMM__SM90(smem_bytes, tag) <= 233472 / (ctas_) - 1024, \
+                  "tile " #tag ": a multiprocessor has 228 KiB of shared memory, and each CTA takes 1 KiB besides"); \
+    static_assert((store_blocks_) % (wgmma_m_) == 0 && (store_blocks_) % 2 == 0, \
+                  "tile " #tag ": a store slot holds whole blocks of a warp group, two at least"); \
+    static_assert(!(deferred_) || ((consumers_) == 2 && (wgmma_m_) == 1), \
+                  "tile " #tag ": a deferred store needs two consumers with one block of 64 columns each"); \
+    static_assert((m16_) % ((deferred_) ? (deferred_) : 1) == 0 && \
+                  2 * (store_blocks_) % ((deferred_) ? (deferred_) : 1) == 0, \
+                  "tile " #tag ": deferred divides m16 and the blocks of two store slots");
+GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
-/* Store slots hold whole blocks of a warp group; a deferred store needs cooperative tiles of one wgmma_m. */
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
-    + 1 / ((store_blocks_) % (wgmma_m_) == 0 && (store_blocks_) % 2 == 0 && \
-           (!(deferred_) || ((consumers_) == 2 && (wgmma_m_) == 1)) && \
-               (m16_) % ((deferred_) ? (deferred_) : 1) == 0 && \
-           2 * (store_blocks_) % ((deferred_) ? (deferred_) : 1) == 0)
-enum { gmm_sm90_stores_fit = 0 GMM_SM90_TILE_LIST(GMM__X) };
-#undef GMM__X
-/* wgrad: a stage holds whole boxes of A, a store slot 64 rows x 256 bytes of D, and tiles are ping-pong. */
 #define GMM__X(op, dtype, tag, tile, tile_choice, kernel) \
-    + 1 / (!gmm_ragged_k_##op || (GMM__SM90(m16, tile) % 4 == 0 && GMM__SM90(store_blocks, tile) == 8 && \
-                                  GMM__SM90(consumers, tile) == 1 && GMM__SM90(wgmma_m, tile) == 2))
-enum { gmm_sm90_boxes_fit = 0 GMM_SM90_KERNEL_LIST(GMM__X) };
+    static_assert(!gmm_ragged_k_##op || (GMM__SM90(m16, tile) % 4 == 0 && GMM__SM90(store_blocks, tile) == 8 && \
+                                         GMM__SM90(consumers, tile) == 1 && GMM__SM90(wgmma_m, tile) == 2), \
+                  #kernel ": wgrad loads boxes of 64 rows of A, stores 64 rows x 256 bytes, and is ping-pong");
+GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
-/* The two tiles of a kernel have their barriers at the same place. */
-enum {
-    gmm_sm90_tiles_fit = 1 / (gmm_sm90_barriers_offset_160x256 == gmm_sm90_barriers_offset_256x128 &&
-                              gmm_sm90_ring_offset_160x256 == gmm_sm90_ring_offset_256x128)
-};
-
+static_assert((int)gmm_sm90_barriers_offset_160x256 == (int)gmm_sm90_barriers_offset_256x128 &&
+              (int)gmm_sm90_ring_offset_160x256 == (int)gmm_sm90_ring_offset_256x128,
+              "the two tiles of a kernel have their barriers and their tile ring at the same offsets");
 /* Named barriers of a CTA. 0 is __syncthreads; 1 and 2 join the 128 threads of consumer warp group 0 and 1 (FP8: 1, 2
    and 3); 3 and 4 order the two warp groups. */
 enum { GMM_BAR_CONSUMER = 1, GMM_BAR_ORDER = 3 };
@@ -1998,7 +1997,7 @@ typedef struct gmm_sm90_tile {
     int32_t row_blocks;  /* blocks of rows that are multiplied: 16 rows each, FP8 64; 0 ends the ring */
     int32_t multicast;   /* operand shared with the other CTA's tile: 0 none, 1 B, 2 A */
 } gmm_sm90_tile;
-enum { gmm_sm90_tile_fits = 1 / (sizeof(gmm_sm90_tile) == GMM_SM90_TILE_BYTES) };
+static_assert(sizeof(gmm_sm90_tile) == GMM_SM90_TILE_BYTES, "the tile ring is sized by GMM_SM90_TILE_BYTES");
 
 /* Four neighbouring elements of D as stored, and one of them as fp32. Loading and decoding are apart so that loads can
    be issued early. */
@@ -2990,10 +2989,10 @@ enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_stage_scales_end };
          GMM__FP8(column_scales, scaling) * GMM__FP8(tile_n, tile)),
 enum { GMM_FP8_KERNEL_LIST(GMM__X) gmm_fp8_smem_end };
 #undef GMM__X
-/* Does not compile (1 / 0) where a kernel needs more than the 227 KiB that a CTA can have. */
 #define GMM__X(dtype, tag, scaling, tile, kernel) \
-    gmm_fp8_fits_##tag##_##scaling##_##tile = 1 / (gmm_fp8_smem_bytes_##tag##_##scaling##_##tile <= 232448),
-enum { GMM_FP8_KERNEL_LIST(GMM__X) gmm_fp8_fits_end };
+    static_assert(gmm_fp8_smem_bytes_##tag##_##scaling##_##tile <= 232448, \
+                  #kernel ": a CTA has at most 227 KiB of shared memory");
+GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 
 static GMM__UNUSED size_t gmm_fp8_table_bytes(int64_t groups) { return 12 * ((size_t)groups + 1); }

@@ -106,10 +106,10 @@ enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_stage_scales_end };
          GMM__FP8(column_scales, scaling) * GMM__FP8(tile_n, tile)),
 enum { GMM_FP8_KERNEL_LIST(GMM__X) gmm_fp8_smem_end };
 #undef GMM__X
-/* Does not compile (1 / 0) where a kernel needs more than the 227 KiB that a CTA can have. */
 #define GMM__X(dtype, tag, scaling, tile, kernel) \
-    gmm_fp8_fits_##tag##_##scaling##_##tile = 1 / (gmm_fp8_smem_bytes_##tag##_##scaling##_##tile <= 232448),
-enum { GMM_FP8_KERNEL_LIST(GMM__X) gmm_fp8_fits_end };
+    static_assert(gmm_fp8_smem_bytes_##tag##_##scaling##_##tile <= 232448, \
+                  #kernel ": a CTA has at most 227 KiB of shared memory");
+GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 
 static GMM__UNUSED size_t gmm_fp8_table_bytes(int64_t groups) { return 12 * ((size_t)groups + 1); }

@@ -9,7 +9,7 @@ typedef struct gmm_sm90_tile {
     int32_t row_blocks;  /* blocks of rows that are multiplied: 16 rows each, FP8 64; 0 ends the ring */
     int32_t multicast;   /* operand shared with the other CTA's tile: 0 none, 1 B, 2 A */
 } gmm_sm90_tile;
-enum { gmm_sm90_tile_fits = 1 / (sizeof(gmm_sm90_tile) == GMM_SM90_TILE_BYTES) };
+static_assert(sizeof(gmm_sm90_tile) == GMM_SM90_TILE_BYTES, "the tile ring is sized by GMM_SM90_TILE_BYTES");
 
 /* Four neighbouring elements of D as stored, and one of them as fp32. Loading and decoding are apart so that loads can
    be issued early. */

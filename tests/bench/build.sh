@@ -1,6 +1,6 @@
 #!/bin/sh
-# build.sh PROGRAM FILE: links a program for GPUs from tests/bench and the library object, or leaves FILE empty where the
-# machine lacks what it needs. Called by the Makefile with B, P, CC, LDFLAGS and NVCC_FLAGS.
+# build.sh PROGRAM FILE: links a program for GPUs from tests/bench and the library object, or leaves FILE empty where
+# the machine lacks what it needs. Called by the Makefile with B, P, CC, LDFLAGS and NVCC_FLAGS.
 program=$1 file=$2
 say() { echo "  NVCC   tests/bench/$1"; }
 compile() { P=$P NVCC_FLAGS=$NVCC_FLAGS sh tests/tools/nvcc.sh "$@"; }

@@ -48,7 +48,7 @@ WARN := -Wall -Wextra -pedantic $(if $(WERROR),-Werror)
 # SRC=1 builds with headers that name the part of src/ each line comes from.
 SRC_DIR := $(if $(SRC),build/src,.)
 ifneq ($(SRC),)
-$(shell mkdir -p $(SRC_DIR) && LINES=1 sh tests/tools/headers.sh $(SRC_DIR))
+$(shell mkdir -p $(SRC_DIR) && SRC_LINES=1 sh tests/tools/headers.sh $(SRC_DIR))
 endif
 INCLUDES := -I$(SRC_DIR) -I. -Itests -Iexamples/common
 ALL_CFLAGS = -std=c11 $(OPT_$(CONFIG)) $(WARN) $(INCLUDES) $(CFLAGS)

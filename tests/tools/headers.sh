@@ -1,6 +1,6 @@
 #!/bin/sh
 # headers.sh FOLDER: writes the headers that users take into FOLDER, each from the parts that its manifest src/*/PARTS
-# lists. With LINES=1 a #line directive stands in front of each part, so that compilers and debuggers name the part.
+# lists. With SRC_LINES=1 a #line directive stands in front of each part, so that compilers and debuggers name the part.
 # headers.sh --check FOLDER: fails where the headers at the top differ from those written into FOLDER. Tests compile the
 # headers: an edited part that has not reached them would pass untested.
 set -e
@@ -14,7 +14,7 @@ for manifest in src/*/PARTS; do
         [ "${header%.*}" != "${folder#src/}" ] || break
     done
     awk '!/^#/ && NF { print $1 }' "$manifest" | while read -r part; do
-        [ -z "$LINES" ] || printf '#line 1 "%s/%s"\n' "$folder" "$part"
+        [ -z "$SRC_LINES" ] || printf '#line 1 "%s/%s"\n' "$folder" "$part"
         cat "$folder/$part"
     done > "$out/$header.new"
     cmp -s "$out/$header.new" "$out/$header" || mv "$out/$header.new" "$out/$header"

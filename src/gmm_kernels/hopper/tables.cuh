@@ -95,7 +95,7 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
 
 /* Instances: X(op, dtype, precision, tile, tile choice, kernel). A kernel with two tiles stands in three rows: it takes
    its first tile (0), its second tile (1), or the one that is cheaper for the split (2). gmm_options.tile numbers the
-   rows of an operation and dtype in this order, and of tiles of nearly equal price the first is taken. kernels.cuh has
+   rows of an operation and dtype in this order, and of tiles of nearly equal price the first wins. kernels.cuh has
    a row for each kernel.
 
    Names of GEMM kernels, as profilers show them: gmm_gemm_<op>_<operands>_<M>x<N>x<K>_<variant>_<arch>. M x N is the
@@ -190,7 +190,10 @@ enum { GMM_SM90_TILE_BYTES = 40, GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_smem_end };
     static_assert(GMM__SM90(smem_bytes, tag) <= 233472 / (ctas_) - 1024, \
                   "tile " #tag ": a multiprocessor has 228 KiB of shared memory, and each CTA takes 1 KiB besides"); \
     static_assert((store_blocks_) % (wgmma_m_) == 0 && (store_blocks_) % 2 == 0, \
-                  "tile " #tag ": a store slot holds whole blocks of a warp group, two at least"); \
+                  "tile " #tag ": a store slot holds whole blocks of a warp group, two at least");
+GMM_SM90_TILE_LIST(GMM__X)
+#undef GMM__X
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
     static_assert(!(deferred_) || ((consumers_) == 2 && (wgmma_m_) == 1), \
                   "tile " #tag ": a deferred store needs two consumers with one block of 64 columns each"); \
     static_assert((m16_) % ((deferred_) ? (deferred_) : 1) == 0 && \

@@ -1602,12 +1602,12 @@ static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args
 
 /* ................................................................................... Grouped products on Hopper ... */
 
-/* The products of mma/gemm.cuh by wgmma (sm_90a): for every group g, D = alpha A B^T + bias + beta D.
+/* The grouped products of mma/gemm.cuh, computed by wgmma (sm_90a): for every group g, D = alpha A B^T + bias + beta D.
 
-   swap_ab. A tile of D is computed transposed: wgmma's A is B (the weights, M = 64 columns of D per instruction) and
-   wgmma's B is A (the tokens, N = rows of D). The columns of D are multiples of 64 in nearly every layer, while rows
-   per group vary: N comes in steps of 8 or 16, so a group is cut into tiles of nearly equal height with at most 15 rows
-   too many. Tile names are M x N of D: rows x columns.
+   swap_ab. A tile of D is computed transposed: the A operand of wgmma is B (the weights, M = 64 columns of D per
+   instruction), and its B operand is A (the tokens, N = rows of D). The columns of D are multiples of 64 in nearly
+   every layer, while the rows of groups vary. N comes in steps of 8 or 16, so a group is cut into tiles of nearly equal
+   height, each with at most 15 rows of padding. Tile names are M x N of D: rows x columns.
 
    Warp roles of a CTA (384 threads). Warps 0 to 7 are two consumer warp groups; warps 8 to 11 run with few registers.
        consumers          cooperative tiles (`consumers` 2): each warp group has half of the tile's columns.
@@ -1624,23 +1624,29 @@ static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args
    Pipeline, with the barrier that each arrow waits for:
        scheduler --tile_full[16]--> producer, consumers, store, scale loader --batch released--> scheduler
        producer  --full[s]-->       consumers --empty[s]--> producer (of both CTAs where an operand is multicast)
-       store     --slot_free-->     consumers --slot_written--> store (wgrad)
+       store     --store_empty-->   consumers --store_full--> store (wgrad)
 
    A cluster of two CTAs takes two tiles at once: two row tiles of the same columns share B, or two column tiles of the
-   same rows share A; the shared operand is multicast. A CTA exits when all its stages are empty: its neighbour has then
-   arrived at its barriers for the last time.
+   same rows share A; the shared operand is multicast. A CTA exits when all its stages are empty: the other CTA
+   of the cluster has then arrived at its barriers for the last time.
 
    Deferred store (256x128): the accumulators of a finished tile are packed to 16 bits and stay in registers; a few rows
-   are stored in every stage of the next tile, which hides the store without a slot for a whole tile. Small-M mode:
-   where groups are so small that forward waits for weights alone, the producer requests two stages at a time
-   (GMM__SMALL_M). A kernel with two tiles takes the one that the price model finds cheaper for the split; the scheduler
-   decides. The scheduler plans the first tile by the split as it is before griddepcontrol.wait, and again if the split
-   changed.
+   are stored in every stage of the next tile, which hides the store without a slot for a whole tile.
 
-   Ragged maps address token matrices: dimensions {features, 2^30, ends, wraps}, strides {s, s, 2^34 - s} bytes. The
-   coordinates (2^30 - rows + r, end, 2^30) address row end - rows + r by wraparound at 2^64. Rows r >= rows lie outside
-   the map, and TMA delivers zeros for them. This is the arithmetic of Triton's ragged tensor descriptors. The last two
-   dimensions of weight maps address memory in steps of 16 and 2^18 bytes, so one map serves weights at any address. */
+   Small-M mode: where groups are so small that forward only waits for the loads of weights, the producer requests two
+   stages at a time (GMM__SMALL_M).
+
+   A kernel with two tiles uses the one whose price for the split is lower (gmm_sm90_choose_tile, in the scheduler
+   warp). The scheduler reads the split before griddepcontrol.wait and plans the first tile from it. It reads the split
+   again after the wait, and plans anew if it has changed.
+
+   Ragged maps address token matrices whose rows are s bytes apart: dimensions {features, 2^30, ends, wraps}, strides
+   {s, s, 2^34 - s} bytes. The coordinates (2^30 - rows + r, end, 2^30) are 2^64 + (end - rows + r) s bytes from the
+   base, which wraps around to row end - rows + r. Rows r >= rows lie outside the map, and TMA delivers zeros for them.
+   This is the arithmetic of Triton's ragged tensor descriptors.
+
+   The last two dimensions of weight maps address memory in steps of 16 and 2^18 bytes, counted from GMM_SM90_MAP_BASE,
+   so that one map serves weights at any address. */
 typedef struct gmm_sm90_args {
     CUtensorMap a, a16, b;    /* boxes: A 64 rows, A 16 rows (wgrad: D 64 rows), B 64 rows */
     CUtensorMap d;            /* boxes of a deferred store; not encoded if rows of D are not 16-byte aligned */
@@ -1650,7 +1656,7 @@ typedef struct gmm_sm90_args {
                                  gmm_sm90_table_bytes per CTA */
     int32_t tile;             /* of a kernel with two tiles: 0 the first, 1 the second, 2 chosen by the split */
     gmm_mat codes;            /* packed weights that the kernel dequantizes; tables in device memory */
-    gmm_direction along;      /* direction of the packed weights' lines, which run along the contraction */
+    gmm_direction along;      /* direction of the packed copies: their lines run along the contraction */
     int32_t rows, cols;       /* of each packed weight matrix */
     const float *alpha2;      /* [G], beside p.alpha: a factor that is applied after p.alpha; NULL: 1 */
 } gmm_sm90_args;
@@ -1669,7 +1675,7 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats };
 #undef GMM__X
 #define GMM__X(tag, bytes, scale_bytes, width) \
     GMM__SM90(b_bytes, tag) = bytes, GMM__SM90(scales, tag) = scale_bytes, GMM__SM90(scale_width, tag) = width, \
-    GMM__SM90(box, tag) = (width) > 1 ? (bytes) / 64 : 64, /* elements of the tensor map in a box */
+    GMM__SM90(box, tag) = (width) > 1 ? (bytes) / 64 : 64, /* elements of the tensor map in a line of a box */
 enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
 #undef GMM__X
 
@@ -1680,7 +1686,8 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
        stages         of 64 elements along the contraction
        store_blocks   blocks of 16 rows x 64 columns of 16 bits in a store slot
        smem_groups    groups whose tables fit into shared memory
-       b_format, ctas per multiprocessor,
+       b_format       format of B
+       ctas           CTAs per multiprocessor
        deferred       blocks of 16 rows that a deferred store writes per stage of the next tile; 0: there is none) */
 #define GMM_SM90_TILE_LIST(X) \
     X(160x256, 2, 2, 10, 4, 2, 256, plain, 1, 0) \
@@ -1697,7 +1704,7 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
 
 /* Instances: X(op, dtype, precision, tile, tile choice, kernel). A kernel with two tiles stands in three rows: it takes
    its first tile (0), its second tile (1), or the one that is cheaper for the split (2). gmm_options.tile numbers the
-   rows of an operation and dtype in this order, and of tiles of nearly equal price the first is taken. kernels.cuh has
+   rows of an operation and dtype in this order, and of tiles of nearly equal price the first one wins. kernels.cuh has
    a row for each kernel.
 
    Names of GEMM kernels, as profilers show them: gmm_gemm_<op>_<operands>_<M>x<N>x<K>_<variant>_<arch>. M x N is the
@@ -1752,8 +1759,9 @@ enum {
 #endif
 
 /* Shared memory of a tile, in this order: stages (B, A, scales), 4 store slots, barriers (full and empty of each stage;
-   tile_full; batches released; order; free and written of each slot), the tile ring with one more tile that warms the
-   producer up, the tile choice and the small-M flag, the group tables (ends, work_ends). Offsets are in bytes. */
+   tile_full of the ring; one per batch of the ring, where readers release it; order; store_empty and store_full of each
+   slot), the tile ring and the warm-up tile of the producer, the tile choice and the small-M flag, the group tables
+   (ends, work_ends). Offsets are in bytes. */
 #define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
     GMM__SM90(consumers, tag) = consumers_, GMM__SM90(wgmma_m, tag) = wgmma_m_, GMM__SM90(m16, tag) = m16_, \
     GMM__SM90(stages, tag) = stages_, GMM__SM90(store_blocks, tag) = store_blocks_, \
@@ -1986,6 +1994,10 @@ GMM__DEVICE void gmm_wgmma_rs_bf16(const int n16, float *d, const uint32_t a_reg
 #undef GMM__WGMMA_SCALE_D
 #undef GMM__BODY
 
+/* The tile scheduler of the Hopper products: work tiles, the split reader, the choice of a tile for the split, and
+   rasterization. All but gmm_sm90_table_bytes runs in the scheduler warp of a CTA. */
+
+/* Bytes of a CTA's group tables (ends, work_ends) in the workspace. */
 static GMM__UNUSED size_t gmm_sm90_table_bytes(int64_t groups) { return 8 * ((size_t)groups + 1); }
 
 /* A work tile. */
@@ -1993,14 +2005,14 @@ typedef struct gmm_sm90_tile {
     int32_t g, k;        /* group; length of the contraction */
     int32_t row, end;    /* the group's rows in the token matrices: [row, end) */
     int32_t m0, n0;      /* first row (within the group) and first column of D */
-    int32_t rows, cols;  /* rows and columns that exist; cols <= 0: there is no tile, its stages are only passed on */
+    int32_t rows, cols;  /* rows and columns that exist; cols <= 0: no tile, its stages pass the pipeline unloaded */
     int32_t row_blocks;  /* blocks of rows that are multiplied: 16 rows each, FP8 64; 0 ends the ring */
     int32_t multicast;   /* operand shared with the other CTA's tile: 0 none, 1 B, 2 A */
 } gmm_sm90_tile;
 static_assert(sizeof(gmm_sm90_tile) == GMM_SM90_TILE_BYTES, "the tile ring is sized by GMM_SM90_TILE_BYTES");
 
-/* Four neighbouring elements of D as stored, and one of them as fp32. Loading and decoding are apart so that loads can
-   be issued early. */
+/* Four neighbouring elements of D as stored, and one of them as fp32. Loading and decoding are two functions, so that
+   all loads can be issued before the first value is decoded. */
 GMM__DEVICE uint4 gmm_sm90_d_load4(int size, const char *from) {
     uint4 v = make_uint4(0, 0, 0, 0);
     if (size == 4) v = *(const uint4 *)from;
@@ -2012,7 +2024,7 @@ GMM__DEVICE float gmm_sm90_d_value(gmm_dtype dtype, const uint4 *v, int i) {
     return dtype == GMM_F32 ? __uint_as_float(whole) : gmm_widen(dtype, (uint16_t)(half >> 16 * (i & 1)));
 }
 
-/* Tiles of at most `max_blocks` blocks of `block_rows` rows that cover `rows` rows. */
+/* The number of tiles of at most `max_blocks` blocks of `block_rows` rows that cover `rows` rows. */
 GMM__DEVICE int32_t gmm_sm90_tile_count(int32_t rows, int32_t block_rows, int32_t max_blocks) {
     return ((rows + block_rows - 1) / block_rows + max_blocks - 1) / max_blocks;
 }
@@ -2026,10 +2038,10 @@ GMM__DEVICE int gmm_sm90_wgmma_n8(int32_t rows) {
 /* Stages of a tile. An empty contraction takes one stage of zeros, which the ragged maps deliver. */
 GMM__DEVICE uint32_t gmm_sm90_k_tiles(int32_t k) { return k > 0 ? (uint32_t)(k + 63) / 64 : 1; }
 
-/* Work of a group, in clusters: a cluster of two CTAs takes two tiles at once. Two wide tiles (256 columns) have the
-   same columns, and B is multicast; with `raster_n` (128 columns) they have the same rows, and A, the larger operand,
-   is multicast. Where the number of tiles along that axis is odd, clusters take the last ones two by two along the
-   other axis. */
+/* Work of a group, counted in clusters: a cluster of two CTAs computes two tiles at once. Two wide tiles (256 columns)
+   have the same columns, and B is multicast; with `raster_n` (128 columns) they have the same rows, and A, the larger
+   operand, is multicast. Where the number of tiles along that axis is odd, the last tiles are paired along the other
+   axis. */
 GMM__DEVICE int32_t gmm_sm90_group_work(int32_t tiles_m, int32_t tiles_n, int32_t cluster_size, int raster_n) {
     const int32_t along = raster_n ? tiles_n : tiles_m, other = raster_n ? tiles_m : tiles_n;
     return cluster_size == 1 ? tiles_m * tiles_n : along / 2 * other + along % 2 * ((other + 1) / 2);
@@ -2041,7 +2053,7 @@ GMM__DEVICE int32_t gmm_sm90_lane_groups(int32_t groups, int32_t *first) {
     *first = ((int32_t)threadIdx.x & 31) * per_lane;
     return *first + per_lane < groups ? *first + per_lane : groups;
 }
-/* Turns the prefix sums of each lane's range, whose last one is `total`, into prefix sums [G + 1] over all groups.
+/* Turns the prefix sums within each lane's range, whose last one is `total`, into prefix sums [G + 1] over all groups.
    Whole warp. */
 GMM__DEVICE void gmm_sm90_prefix_sums(int32_t groups, int32_t total, int32_t *sums) {
     const int32_t lane = (int32_t)threadIdx.x & 31;
@@ -2060,7 +2072,7 @@ GMM__DEVICE void gmm_sm90_prefix_sums(int32_t groups, int32_t total, int32_t *su
 }
 
 /* Brings the kernel parameters to the constant cache: warp w reads one word of line w, of 64 bytes. Without it the
-   scheduler would miss once per line in sequence. */
+   scheduler would wait for one cache miss per line, one after another. */
 GMM__DEVICE void gmm_sm90_prefetch_params(const uint32_t *words, int bytes, int warp) {
     if (64 * warp < bytes) gmm_touch(words[16 * warp]);
 }
@@ -2111,7 +2123,8 @@ GMM__DEVICE gmm_sm90_split_stats gmm_sm90_read_split(const gmm_groups *s, int32_
     __syncwarp();
     return stats;
 }
-/* Whether `ends` still describe the split. A faulty split may count as changed. Whole warp. */
+/* Whether `ends` still describe the split. A faulty split, whose ends were clamped, may count as changed. Whole
+   warp. */
 GMM__DEVICE int gmm_sm90_split_unchanged(const gmm_groups *s, const int32_t *ends) {
     const int by_offsets = s->form == GMM_SPLIT_OFFSETS;
     int32_t g;
@@ -2151,8 +2164,8 @@ typedef struct gmm_sm90_scheduler {
     int32_t block_rows, row_align, col_align;
 } gmm_sm90_scheduler;
 
-/* A CTA's cluster. Functions of the scheduler warp take it by value from gmm_sm90_this_cta, which reads special
-   registers, so that no other register holds it. */
+/* Size of a CTA's cluster, and the CTA's number in it. Callers pass gmm_sm90_this_cta(), which reads special registers,
+   so that no general register holds the two between calls. */
 typedef struct gmm_sm90_cta {
     int32_t cluster_size, cta_rank;
 } gmm_sm90_cta;
@@ -2164,8 +2177,8 @@ GMM__DEVICE gmm_sm90_cta gmm_sm90_this_cta(void) {
 }
 
 /* Tiles along the columns of D for tiles of at most `tile_rows` rows: `min_tiles`, or, where no group has more rows
-   than one tile, as many as fill the last round of the grid. Their widths are nearly equal multiples of `col_align`
-   columns. */
+   than one tile, as many more as fill the last round of the grid. Their widths are nearly equal multiples of
+   `col_align` columns. */
 GMM__DEVICE int32_t gmm_sm90_tiles_n(const gmm_gemm_args *p, int32_t min_tiles, int32_t col_align, int32_t tile_rows,
                                      int32_t cluster_size, gmm_sm90_split_stats stats) {
     const int32_t max_tiles = (p->n + col_align - 1) / col_align, grid = (int32_t)gridDim.x;
@@ -2174,13 +2187,14 @@ GMM__DEVICE int32_t gmm_sm90_tiles_n(const gmm_gemm_args *p, int32_t min_tiles, 
     filling = (stats.nonempty * min_tiles + grid - 1) / grid * grid / stats.nonempty & -cluster_size;
     return filling < min_tiles ? min_tiles : filling < max_tiles ? filling : max_tiles;
 }
-/* First of the units of tile i where `tiles` tiles divide `count` units as evenly as possible. */
+/* `tiles` tiles divide `count` units as evenly as possible: the first unit of tile i. */
 GMM__DEVICE int32_t gmm_sm90_even_begin(int32_t count, int32_t tiles, int32_t i) {
     const int32_t each = count / tiles, rest = count - tiles * each;
     return i * each + (i < rest ? i : rest);
 }
 
-/* Writes work_ends. In wgrad frozen groups, and empty groups with beta 1, have no work. Whole warp. */
+/* Writes work_ends, the prefix sums of the groups' work. In wgrad, frozen groups and empty groups with beta 1 have
+   none. Whole warp. */
 GMM__DEVICE void gmm_sm90_count_work(const gmm_sm90_scheduler *s, int32_t cluster_size) {
     const gmm_gemm_args *p = s->p;
     const int32_t G = p->groups;
@@ -2204,73 +2218,79 @@ typedef struct gmm_sm90_tile_shape {
 
 /* The price model of the tile scheduler: chooses the tile (`choice`: 0 `first`, 1 `second`, 2 either) and its height in
    blocks of 16 rows that take the least time for the split. Returns the height; *chosen: 0 or 1. Results do not depend
-   on the choice. Clocks of a tile are linear in its height: constants fitted on one H200 (gmm__wgmma_choose prices the
-   same on the host from average sizes). Cooperative tiles run at the power limit, so that CTAs which idle in the last
-   round speed up the others: idle time counts 0.69 of its length. Whole warp; four lanes evaluate each candidate. */
+   on the choice. Candidates are numbered by tile, then by height from m16 downwards: to 3/4 of m16 for cooperative
+   tiles, to m16 / 2 + 1 for ping-pong tiles. Eight at most, since four lanes evaluate each candidate. Clocks of a tile
+   are linear in its height, with constants fitted on one H200 (gmm__wgmma_choose prices the same on the host from
+   average sizes). Cooperative tiles run at the power limit, so that CTAs which idle in the last round speed up the
+   others: idle time counts 0.69 of its length. Whole warp. */
 GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_sm90_scheduler *s, gmm_sm90_split_stats stats, int32_t choice,
                                          const int cooperative, const gmm_sm90_tile_shape first,
                                          const gmm_sm90_tile_shape second, int32_t *chosen) {
     const int32_t n0 = first.n, m16_0 = first.m16, n1 = second.n, m16_1 = second.m16;
     const int32_t G = s->p->groups, heights0 = cooperative ? m16_0 / 4 + 1 : m16_0 - m16_0 / 2;
     const int32_t heights1 = m16_1 ? m16_1 / 4 + 1 : 0;
-    float work = 0.0f, count = 0.0f, max_clocks = 0.0f, cost = 0.0f;
+    float total_clocks = 0.0f, total_tiles = 0.0f, max_clocks = 0.0f, cost = 0.0f;
     uint32_t min_cost;
-    int32_t i, c, is_second, valid;
-    if (choice != 2) { /* every group fits one tile, whatever the height */
+    int32_t i, candidate, is_second, valid;
+    if (choice != 2) { /* where every group fits one tile of the lowest height, all heights cost the same */
         const int32_t tallest = choice ? m16_1 : m16_0;
         const int32_t lowest = tallest - (choice ? heights1 : heights0) + 1;
         *chosen = choice;
         if (stats.max_rows <= 16 * lowest) return tallest;
     }
-    c = ((int32_t)threadIdx.x & 31) / 4;
-    is_second = c >= heights0;
+    candidate = ((int32_t)threadIdx.x & 31) / 4;
+    is_second = candidate >= heights0;
     {
         const float k_tiles = (float)gmm_sm90_k_tiles(s->p->k);
-        const float inverse = __fdividef(1.0f, (float)(is_second ? m16_1 + heights0 - c : m16_0 - c));
+        const float inverse_height = __fdividef(1.0f, (float)(is_second ? m16_1 + heights0 - candidate
+                                                                        : m16_0 - candidate));
         const int wide = (is_second ? n1 : n0) == 256;
         const float fixed = wide ? 48.0f * k_tiles + 2000.0f : 56.0f * k_tiles + 5800.0f;
         const float slope = wide ? 134.5f * k_tiles + 340.0f : 66.3f * k_tiles - 270.0f;
 #pragma unroll 1
         for (i = (int32_t)threadIdx.x & 3; i < G; i += 4) {
-            const float m = (float)(s->ends[i + 1] - s->ends[i] + 8) * 0.0625f, t = ceilf((m - 0.5f) * inverse);
-            const float h = __fdividef(m, fmaxf(t, 1.0f));
-            const float clocks = cooperative ? fixed + slope * h
-                                 : fmaxf(k_tiles * fmaxf(256.0f + 44.0f * h, 64.0f * h), 330.0f * h) + 200.0f;
-            count += t;
-            work += t * clocks;
-            if (t > 0.0f) max_clocks = fmaxf(max_clocks, clocks);
+            const float blocks = (float)(s->ends[i + 1] - s->ends[i] + 8) * 0.0625f, /* of 16 rows, rounded by a half */
+                        tiles = ceilf((blocks - 0.5f) * inverse_height);
+            const float height = __fdividef(blocks, fmaxf(tiles, 1.0f));
+            const float clocks = cooperative ? fixed + slope * height
+                                             : fmaxf(k_tiles * fmaxf(256.0f + 44.0f * height, 64.0f * height),
+                                                     330.0f * height) + 200.0f;
+            total_tiles += tiles;
+            total_clocks += tiles * clocks;
+            if (tiles > 0.0f) max_clocks = fmaxf(max_clocks, clocks);
         }
     }
     for (i = 2; i > 0; i /= 2) {
-        work += __shfl_xor_sync(0xFFFFFFFFu, work, i);
-        count += __shfl_xor_sync(0xFFFFFFFFu, count, i);
+        total_clocks += __shfl_xor_sync(0xFFFFFFFFu, total_clocks, i);
+        total_tiles += __shfl_xor_sync(0xFFFFFFFFu, total_tiles, i);
         max_clocks = fmaxf(max_clocks, __shfl_xor_sync(0xFFFFFFFFu, max_clocks, i));
     }
-    c = (gmm_tid_x() & 31) / 4; /* computed again, so that no register holds it during the loop above */
-    is_second = c >= heights0;
-    valid = c < heights0 + heights1 && (choice == 2 || choice == is_second);
-    if (count > 0.0f) {
+    candidate = (gmm_tid_x() & 31) / 4; /* recomputed, so that no register holds it during the loop above */
+    is_second = candidate >= heights0;
+    valid = candidate < heights0 + heights1 && (choice == 2 || choice == is_second);
+    if (total_tiles > 0.0f) {
         const int32_t cols = is_second ? n1 : n0;
-        const float per_cta = __fdividef((float)((s->p->n + cols - 1) / cols), (float)gridDim.x);
-        const float rounds = count * per_cta;
+        const float tiles_per_cta = __fdividef((float)((s->p->n + cols - 1) / cols), (float)gridDim.x);
+        const float rounds = total_tiles * tiles_per_cta;
         cost = __fdividef(ceilf(rounds), rounds);
-        /* where heights differ, some CTA gets more of the tall tiles */
+        /* where the heights of tiles differ, some CTA gets more tall tiles than others */
         if (cooperative)
-            cost = 0.31f + 0.69f * cost * (1.0f + 1.26f * (__fdividef(max_clocks * count, work) - 1.0f) *
+            cost = 0.31f + 0.69f * cost * (1.0f + 1.26f * (__fdividef(max_clocks * total_tiles, total_clocks) - 1.0f) *
                                                           rsqrtf(rounds));
-        cost = fminf(cost * work * per_cta, 3.0e38f);
+        cost = fminf(cost * total_clocks * tiles_per_cta, 3.0e38f);
     }
     min_cost = __reduce_min_sync(0xFFFFFFFFu, valid ? __float_as_uint(cost) : 0x7FFFFFFFu);
-    c = (__ffs((int)__ballot_sync(0xFFFFFFFFu, valid && __float_as_uint(cost) == min_cost)) - 1) / 4;
-    *chosen = c >= heights0;
-    return c >= heights0 ? m16_1 + heights0 - c : m16_0 - c;
+    candidate = (__ffs((int)__ballot_sync(0xFFFFFFFFu, valid && __float_as_uint(cost) == min_cost)) - 1) / 4;
+    *chosen = candidate >= heights0;
+    return candidate >= heights0 ? m16_1 + heights0 - candidate : m16_0 - candidate;
 }
 
-/* Fills in work tile `i` of group t->g for CTA `cta`. Rasterization within a group: along the rows first, in bands of 8
-   clusters, so that tiles in flight read the same operands. raster_n: as s->raster_n. `rotated`: each group starts at
-   another of its tiles (golden ratio), so that a CTA which got a wide tile of one group gets a narrow one of the next.
-   wgrad, whose tiles are nearly equal, rotates only where a CTA would otherwise get the same tile of every group. */
-GMM__DEVICE void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_n, int32_t i, const int rotated,
+/* Fills in the tile `t` that CTA `cta` computes of work number `work`, which lies in group t->g. Rasterization within a
+   group: along the rows first, in bands of 8 clusters, so that tiles in flight read the same operands. raster_n: as
+   s->raster_n. `rotated`: each group starts at another of its tiles (golden ratio), so that a CTA which got a wide tile
+   of one group gets a narrow one of the next. wgrad, whose tiles are nearly equal, rotates only where a CTA would
+   otherwise get the same tile of every group. */
+GMM__DEVICE void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_n, int32_t work, const int rotated,
                                         const gmm_sm90_cta cta, gmm_sm90_tile *t) {
     const gmm_gemm_args *p = s->p;
     const int32_t tiles_n = s->tiles_n, cluster_size = cta.cluster_size, cta_rank = cta.cta_rank;
@@ -2281,28 +2301,28 @@ GMM__DEVICE void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_
     m = s->k_grouped ? p->m : t->end - t->row;
     t->k = s->k_grouped ? t->end - t->row : p->k;
     group_work = (uint32_t)(s->work_ends[t->g + 1] - s->work_ends[t->g]);
-    i -= s->work_ends[t->g];
+    work -= s->work_ends[t->g];
     if (rotated) {
-        const uint32_t rotated_i = (uint32_t)i + __umulhi((uint32_t)t->g * 2654435769u, group_work);
-        i = (int32_t)(rotated_i < group_work ? rotated_i : rotated_i - group_work);
+        const uint32_t rotated_work = (uint32_t)work + __umulhi((uint32_t)t->g * 2654435769u, group_work);
+        work = (int32_t)(rotated_work < group_work ? rotated_work : rotated_work - group_work);
     }
     tiles_m = gmm_sm90_tile_count(m, s->block_rows, s->max_blocks);
     clusters_m = raster_n ? tiles_m : tiles_m >> (cluster_size - 1);
     clusters_n = raster_n ? tiles_n >> (cluster_size - 1) : tiles_n;
     t->multicast = cluster_size == 1 ? 0 : raster_n ? 2 : 1;
-    if (i < clusters_m * clusters_n) {
-        const int32_t band = clusters_m > 8 ? i / (8 * clusters_n) : 0, left = clusters_m - 8 * band;
-        const int32_t height = left < 8 ? left : 8;
-        i -= 8 * band * clusters_n;
-        tn = i / height;
-        tm = 8 * band + i - tn * height;
+    if (work < clusters_m * clusters_n) {
+        const int32_t band = clusters_m > 8 ? work / (8 * clusters_n) : 0, rows_of_clusters = clusters_m - 8 * band;
+        const int32_t height = rows_of_clusters < 8 ? rows_of_clusters : 8;
+        work -= 8 * band * clusters_n;
+        tn = work / height;
+        tm = 8 * band + work - tn * height;
         if (raster_n) tn = tn * cluster_size + cta_rank;
         else tm = tm * cluster_size + cta_rank;
-    } else { /* the last tile along this axis: the cluster takes two of them along the other one */
-        i = 2 * (i - clusters_m * clusters_n);
-        t->multicast = i + 1 < (raster_n ? tiles_m : tiles_n) ? 3 - t->multicast : 0;
-        tm = raster_n ? i + cta_rank : tiles_m - 1;
-        tn = raster_n ? tiles_n - 1 : i + cta_rank;
+    } else { /* the last tiles of an odd number along this axis: two neighbours along the other axis */
+        work = 2 * (work - clusters_m * clusters_n);
+        t->multicast = work + 1 < (raster_n ? tiles_m : tiles_n) ? 3 - t->multicast : 0;
+        tm = raster_n ? work + cta_rank : tiles_m - 1;
+        tn = raster_n ? tiles_n - 1 : work + cta_rank;
         if (tm >= tiles_m) {
             tm = tiles_m - 1;
             tn = tiles_n;
@@ -2519,22 +2539,25 @@ GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_for
     gmm_cp_async_wait_all();
 }
 
+/* TMA of the 16-bit products: the boxes of operands that the producer warp loads, and the boxes of D that the store
+   warps of wgrad load and store. */
+
 /* The TMA box that a lane of the producer warp loads in every stage of a tile. */
 typedef struct gmm_sm90_box {
     const CUtensorMap *map;
-    int32_t x, y, end, wrap; /* coordinates in stage 0 */
+    int32_t x, y, end, wrap; /* coordinates in stage 0; of weights, end and wrap are the address */
     uint32_t offset;         /* bytes from the start of a stage */
     int active, multicast, is_b;
 } gmm_sm90_box;
 
-/* Boxes of 64 columns of B that a tile reads. */
+/* The number of boxes of 64 columns of B that a tile reads. */
 GMM__DEVICE int32_t gmm_sm90_b_boxes(const gmm_sm90_tile *t) { return (t->cols + 63) / 64; }
 /* How the operands of a product lie in memory and in a stage, which holds B, then A. */
 typedef struct gmm_sm90_operand_layout {
-    int k_grouped;        /* wgrad: both operands are token matrices */
-    int ta, tb;           /* the rows of A, of B lie along the contraction (MN-major) */
-    int32_t tile_n;       /* columns of B in a stage */
-    uint32_t b_block_bytes; /* of 64 columns of B in a stage */
+    int k_grouped;          /* wgrad: both operands are token matrices */
+    int ta, tb;             /* the rows of A, of B lie along the contraction (MN-major) */
+    int32_t tile_n;         /* columns of B in a stage */
+    uint32_t b_block_bytes; /* bytes of 64 columns of B in a stage */
 } gmm_sm90_operand_layout;
 
 /* Assigns box `index` of a tile to this lane of CTA `cta_rank`: first the boxes of B, then those of A. Boxes of a
@@ -2574,14 +2597,13 @@ GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, const gmm_sm90_o
 
 /* A TMA box of D: up to 64 rows by 128 bytes. A store slot holds a part of D, two boxes side by side. */
 typedef struct gmm_sm90_d_box {
-    int evict_first;    /* the L2 evicts it before operands, which are read again */
+    int evict_first;    /* D is evicted from the L2 before operands, which are read again */
     int active;         /* TMA stores it */
     int32_t w, z, y, x; /* TMA coordinates: address of the group's D, first row, first column */
 } gmm_sm90_d_box;
 
-/* A consumer warp group acquires the slot of part number `part` of D when it is empty, and commits it when it is
-   written. slot_bars: barriers of the first slot. The slot of a part does not depend on the warp group that writes it.
-   */
+/* A consumer warp group waits until the slot of part number `part` of D is empty, and commits it when it has written
+   the part. slot_bars: barriers of the first slot. Part n lies in slot n % 4, whichever warp group writes it. */
 GMM__DEVICE void gmm_sm90_acquire_slot(uint32_t slot_bars, uint32_t part) {
     gmm_mbarrier_wait(gmm_sm90_store_empty(slot_bars, part), part / 4 & 1);
 }
@@ -2602,7 +2624,7 @@ GMM__DEVICE int gmm_sm90_d_by_tma(const gmm_gemm_args *p, int32_t g, float beta)
            (size == 4 || beta == 0.0f);
 }
 
-/* Stores a lane's box of part number `part` as soon as the slot is written. */
+/* Stores a lane's box of part number `part` as soon as consumers have written the slot. In wgrad args->a16 maps D. */
 GMM__DEVICE void gmm_sm90_store_part(const gmm_sm90_args *args, const gmm_sm90_d_box *box, uint32_t slot_bars,
                                      uint32_t slot, uint32_t part) {
     gmm_mbarrier_wait(gmm_sm90_store_full(slot_bars, part), part / 4 & 1);
@@ -2612,11 +2634,11 @@ GMM__DEVICE void gmm_sm90_store_part(const gmm_sm90_args *args, const gmm_sm90_d
     gmm_bulk_commit_group();
 }
 
-/* The store warps of wgrad: each serves every other part of D, two lanes with a box each. In the order of tiles, and
-   within a tile column block by column block from the first row to the last, it loads old D into the slot where beta is
-   not 0, passes the slot to the consumers (store_empty), waits for their result (store_full) and stores it. Tiles that
-   the consumers store themselves pass through the same barriers. slot_bars, slots: barriers and address of the first
-   slot; part: the first part of this warp. */
+/* The store warps of wgrad: each serves every other part of D, with two lanes that have a box each. In the order of
+   tiles, and within a tile column block by column block from the first row to the last, it loads old D into the slot
+   where beta is not 0, passes the slot to the consumers (store_empty), waits for their result (store_full) and stores
+   it. Tiles that the consumers store themselves pass through the same barriers. slot_bars, slots: barriers and address
+   of the first slot; part: the first part of this warp. */
 GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_tile *ring, uint32_t tile_full,
                                       uint32_t part, uint32_t slot_bars, uint32_t slots) {
     const int32_t lane = (int32_t)threadIdx.x & 31, size = gmm_kmat_size(&args->p.d), cols = 128 / size;
@@ -2724,6 +2746,8 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
 #include GMM_KERNELS_FILE
 #undef GMM__ARGS
 #undef GMM__BODY
+/* Host side of the 16-bit Hopper products: the table of instances, tensor maps, the launcher. */
+
 typedef struct gmm_sm90_kernel {
     gmm_gemm_op op;
     gmm_dtype dtype;
@@ -2751,7 +2775,8 @@ static GMM__UNUSED int gmm_sm90_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CU
     const CUtensorMapDataType type = dtype == GMM_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                        : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
     const CUtensorMapL2promotion promotion = base == (void *)(uintptr_t)GMM_SM90_MAP_BASE
-                                       ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
+                                                 ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B
+                                                 : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
     const cuuint32_t one[4] = { 1, 1, 1, 1 };
     cuuint32_t box[4] = { 64, 0, 1, 1 };
     box[1] = (cuuint32_t)box_lines;
@@ -2778,10 +2803,10 @@ static GMM__UNUSED int gmm_sm90_map_weights(PFN_cuTensorMapEncodeTiled_v12000 en
     return gmm_sm90_map(encode, map, m->dtype, (void *)(uintptr_t)GMM_SM90_MAP_BASE, dims, strides, box_lines);
 }
 
-/* The same for packed weights: boxes are 64 codes wide, FP8 swizzled by 64 bytes. */
+/* A matrix of packed weights at any address: boxes of 64 codes by `box_lines` lines; FP8 swizzled by 64 bytes. */
 static GMM__UNUSED int gmm_sm90_map_packed_weights(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
-                                                   const gmm_mat *m,
-                                          int64_t features, int64_t lines, int32_t box_lines) {
+                                                   const gmm_mat *m, int64_t features, int64_t lines,
+                                                   int32_t box_lines) {
     const cuuint32_t one[4] = { 1, 1, 1, 1 }, fp4 = m->dtype == GMM_E2M1;
     const cuuint64_t strides[3] = { (cuuint64_t)(fp4 ? m->ld / 2 : m->ld), 16, 1 << 18 };
     cuuint64_t dims[4] = { 0, 0, 1 << 14, 0x7FFFFFFF };
@@ -2803,7 +2828,8 @@ static GMM__UNUSED int gmm_fp8_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CUt
                                    : gmm_dtype_bits(dtype) == 16 ? CU_TENSOR_MAP_DATA_TYPE_UINT16
                                                                  : CU_TENSOR_MAP_DATA_TYPE_UINT8;
     const CUtensorMapL2promotion promotion = base == (void *)(uintptr_t)GMM_SM90_MAP_BASE && gmm_dtype_bits(dtype) == 8
-                                       ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
+                                                 ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B
+                                                 : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
     const cuuint32_t one[4] = { 1, 1, 1, 1 };
     cuuint32_t box[4] = { 0, 0, 1, 1 };
     box[0] = (cuuint32_t)(1024 / gmm_dtype_bits(dtype));
@@ -2811,7 +2837,7 @@ static GMM__UNUSED int gmm_fp8_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CUt
     return encode(map, type, 4, base, dims, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
                   CU_TENSOR_MAP_SWIZZLE_128B, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
-/* One matrix per group at any address: the last two coordinates are its address. */
+/* One matrix per group, of any element type and at any address: the last two coordinates are its address. */
 static GMM__UNUSED int gmm_fp8_map_matrix(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
                                           const gmm_kmat *m, int64_t along, int64_t lines, int32_t box_lines) {
     cuuint64_t dims[4] = { 0, 0, 1 << 14, 0x7FFFFFFF }, strides[3] = { 0, 16, 1 << 18 };
@@ -2821,7 +2847,8 @@ static GMM__UNUSED int gmm_fp8_map_matrix(PFN_cuTensorMapEncodeTiled_v12000 enco
     return gmm_fp8_map(encode, map, m->dtype, (void *)(uintptr_t)GMM_SM90_MAP_BASE, dims, strides, box_lines);
 }
 
-/* Whether this build has sm_90a code for the current device. */
+/* Whether this build has sm_90a code for the current device: kernels without it have the launch bounds of an empty
+   kernel. */
 static GMM__UNUSED int gmm_sm90_present(void) {
     struct cudaFuncAttributes a;
     const int present = cudaFuncGetAttributes(&a, gmm_sm90_kernels[0].function) == cudaSuccess &&
@@ -2840,7 +2867,7 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
     cudaLaunchConfig_t config = GMM_ZERO;
     cudaLaunchAttribute attributes[2];
     void *params[1];
-    cudaError_t e;
+    cudaError_t error;
     int mapped, device = 0, sms = 0;
     if (row->op == gmm_gemm_wgrad)
         mapped = gmm_sm90_map_tokens(encode, &args->a, &p->a, p->m, 64) &&
@@ -2872,13 +2899,13 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
     config.stream = stream;
     config.attrs = attributes;
     /* with an SM limit, no CTA of the next launch may occupy the remaining multiprocessors early */
-    e = cudaGetDevice(&device);
-    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+    error = cudaGetDevice(&device);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
     config.numAttrs = blocks < sms / cluster * cluster ? 1 : 2;
     params[0] = args;
-    if (e == cudaSuccess)
-        e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->smem_bytes);
-    return e == cudaSuccess ? cudaLaunchKernelExC(&config, row->function, params) : e;
+    if (error == cudaSuccess)
+        error = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->smem_bytes);
+    return error == cudaSuccess ? cudaLaunchKernelExC(&config, row->function, params) : error;
 }
 
 /* ............................................................................ Grouped FP8 products on Hopper ... */
@@ -2897,21 +2924,22 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
    stage. Scales of whole tensors and of lines are applied once, in the epilogue.
 
    Epilogue. A consumer writes its accumulators to its store slot, from which the store warp moves them to D by TMA
-   while the next tile is multiplied. What fp32 D adds to is loaded into the slot before. Where a tile takes several
-   parts per slot, later parts would wait for that load: for long sums TMA adds them to D itself (reduce, 1.3 TB/s),
-   which nobody waits for. Consumers store D themselves where its rows are not 16-byte aligned or 16-bit D is added to.
-   */
+   while the next tile is multiplied. Where beta is not 0, TMA loads old fp32 D into the slot before. Where a tile
+   passes its slot in several parts, each later part would wait for its load. For long sums with beta 1, TMA therefore
+   adds later parts to D itself (reduction, 1.3 TB/s), which no warp waits for. Consumers store D themselves where its
+   rows are not 16-byte aligned, and where beta is not 0 and D has 16 bits. */
 typedef struct gmm_fp8_args {
     CUtensorMap a, b, d;      /* boxes: A 64 rows, B 64 rows, D 64 rows of 128 bytes */
     gmm_gemm_args p;          /* its offsets and tiles are not read; a and b are the copies' codes */
     gmm_groups groups;        /* splits in device memory */
     gmm_mat a_scale, b_scale; /* scaling, scale, scale_table in device memory */
     int32_t *tables;          /* group tables in the workspace where shared memory has too few entries, else NULL */
-    int32_t wgrad;
+    int32_t wgrad;            /* the operation is wgrad: both operands are COLUMNWISE copies of tokens */
     int32_t b_columnwise;     /* b is a COLUMNWISE copy: dgrad's weight */
 } gmm_fp8_args;
 
-enum { GMM_FP8_BLOCK_ROWS = 64, GMM_FP8_TILE_BYTES = 64 }; /* rows of a tile per consumer */
+/* Rows of a tile per consumer; sizeof(gmm_fp8_tile). */
+enum { GMM_FP8_BLOCK_ROWS = 64, GMM_FP8_TILE_BYTES = 64 };
 
 /* Tiles, rows x columns of D: X(tag, consumers, columns, stages, boxes of 64 rows x 128 bytes in a store slot, groups
    whose tables fit into shared memory, registers of consumers, registers of the other warps, whether fwd and dgrad
@@ -2924,7 +2952,7 @@ enum { GMM_FP8_BLOCK_ROWS = 64, GMM_FP8_TILE_BYTES = 64 }; /* rows of a tile per
     X(128x192_small_m, 2, 192, 4, 3, 256, 224, 56, 1) \
     X(128x192_full_slot, 2, 192, 3, 6, 256, 232, 40, 0)
 
-/* Scaling of partial sums: X(tag, value, bytes of scales per stage: per consumer, per tile, per column). */
+/* Scaling of partial sums: X(tag, value, bytes of scales in a stage per consumer, per tile, per column of the tile). */
 enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
 #define GMM_FP8_SCALING_LIST(X) \
     X(fast, GMM_FP8_FAST, 0, 0, 0) \
@@ -2995,37 +3023,38 @@ enum { GMM_FP8_KERNEL_LIST(GMM__X) gmm_fp8_smem_end };
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 
+/* Bytes of a CTA's group tables (ends, work_ends, padded starts) in the workspace. */
 static GMM__UNUSED size_t gmm_fp8_table_bytes(int64_t groups) { return 12 * ((size_t)groups + 1); }
 
-/* A float to shared memory, or +0 where `present` is 0. */
+/* Copies a float to shared memory asynchronously (cp.async), or +0 where `present` is 0. */
 GMM__DEVICE void gmm_cp_async_f32(uint32_t smem, const float *from, int present) {
     gmm_cp_async_4_zfill(smem, __cvta_generic_to_global(from), present ? 4 : 0);
 }
 
-/* A wgmma descriptor of a K-major operand in lines of 128 bytes from its address word, bits 0 to 31, which
-   hold all that differs. */
+/* The wgmma descriptor of a K-major operand in lines of 128 bytes, from its low word `address`. Its high word is the
+   same for all such operands. */
 GMM__DEVICE uint64_t gmm_wgmma_desc_k_major(uint32_t address) {
     return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | address;
 }
-/* How a tile is stored: as 16-bit elements; by TMA; added to what TMA has loaded into the slot; later parts added to D
-   by TMA. */
+/* How a tile is stored: 16BIT as 16-bit elements, else fp32; TMA by the store warp, else by the consumers; LOAD added
+   to old D, which TMA loads into the slot; REDUCE (besides LOAD) later parts are added to D by TMA instead. */
 enum { GMM_FP8_D_16BIT = 1, GMM_FP8_D_TMA = 2, GMM_FP8_D_LOAD = 4, GMM_FP8_D_REDUCE = 8 };
-/* Where the outer scale is two factors, d_flags holds from this bit on the biased exponent of the second, a power of
-   two; else 0. */
+/* The bits of d_flags from this one on: where the outer scale is two factors, the biased exponent of the second, which
+   is a power of two; else 0. */
 enum { GMM_FP8_SECOND_SCALE_SHIFT = 8 };
-enum { GMM_FP8_REDUCE_K = 768 }; /* contractions from this length on hide TMA's additions to D */
+enum { GMM_FP8_REDUCE_K = 768 }; /* least contraction whose products hide TMA's additions to D */
 
 /* A work tile of the FP8 products. */
 typedef struct gmm_fp8_tile {
     gmm_sm90_tile t;
-    int32_t padded_row;   /* where its group starts in padded copies */
-    float outer_scale;    /* what all of its sums are multiplied by */
-    int32_t d_flags;      /* how it is stored: GMM_FP8_D_*, and the second factor of outer_scale */
+    int32_t padded_row;    /* where its group starts in padded copies */
+    float outer_scale;     /* what all of its sums are multiplied by */
+    int32_t d_flags;       /* how it is stored: GMM_FP8_D_*, and the second factor of outer_scale */
     int32_t d_y, d_z, d_w; /* the last three TMA coordinates of its first row in D */
 } gmm_fp8_tile;
 
-/* Waits for tile number `tile_index` of the ring. predicted: for the predicted first tile, which has the ring's last
-   entry until the scheduler knows the true one. */
+/* Waits for tile number `tile_index` of the ring. predicted: the predicted first tile instead, which lies in the ring's
+   last entry and whose barrier is `prediction`. */
 GMM__DEVICE const gmm_fp8_tile *gmm_fp8_wait_tile(const gmm_fp8_tile *ring, uint32_t tile_full, uint32_t prediction,
                                                   uint32_t tile_index, int predicted) {
     const gmm_fp8_tile *const f = &ring[predicted ? GMM_SM90_TILE_RING - 1 : tile_index % GMM_SM90_TILE_RING];
@@ -3048,13 +3077,12 @@ GMM__DEVICE void gmm_fp8_padded_starts(int32_t groups, const int32_t *ends, int3
     gmm_sm90_prefix_sums(groups, total, starts);
 }
 
-/* First scale of a tile's group, and the steps from block to block (and from 128 columns to the next). Lines of A are
-   D's rows, lines of B are D's columns. */
+/* Address of the first scale of a tile's group. *step: floats from a block along the contraction to the next; *block:
+   floats from 128 columns of D to the next 128. Lines of A are D's rows, lines of B are D's columns. */
 GMM__DEVICE const float *gmm_fp8_scales_a(const gmm_fp8_args *args, const gmm_fp8_tile *t, int64_t *step) {
     const gmm_direction direction = args->wgrad ? GMM_COLUMNWISE : GMM_ROWWISE;
     const gmm__qview v = gmm__qview_of(&args->a_scale, direction, 1, t->t.g, t->t.row, t->padded_row,
-                                       t->t.end - t->t.row,
-                                       args->wgrad ? args->p.m : args->p.k);
+                                       t->t.end - t->t.row, args->wgrad ? args->p.m : args->p.k);
     *step = gmm__qview_scale(&v, 0, 1);
     return (const float *)(const void *)v.scale;
 }
@@ -3070,7 +3098,7 @@ GMM__DEVICE const float *gmm_fp8_scales_b(const gmm_fp8_args *args, const gmm_fp
     return (const float *)(const void *)v.scale;
 }
 
-/* Decides how a tile is stored. */
+/* Sets how a tile is stored: d_flags and the coordinates in D. The tile's outer scale becomes 1. */
 GMM__DEVICE void gmm_fp8_plan_store(const gmm_fp8_args *args, gmm_fp8_tile *f) {
     const uint64_t d = (uint64_t)(uintptr_t)gmm_kmat_data(&args->p.d, f->t.g), to = d - GMM_SM90_MAP_BASE;
     const int size = gmm_kmat_size(&args->p.d);
@@ -3103,8 +3131,8 @@ GMM__DEVICE int gmm_fp8_has_outer_scale(const gmm_fp8_args *args) {
 
 /* Sets the outer scale of a tile in the ring: the factor of all sums of its group, that is alpha times per-tensor
    scales. An empty sum stays +0 whatever the sign of alpha. Where a partial product leaves the range of normal numbers,
-   the scale becomes two factors, the second a power of two; the scheduler warp finds them, so that consumers spend
-   nothing. It works on the ring itself, as the scheduler warp has no registers left for it beside the tile. */
+   the scale becomes two factors, the second a power of two; the scheduler warp computes them, so that consumers spend
+   no time on it. `f` is the tile in the ring, since the scheduler warp has no registers left for the scale. */
 GMM__DEVICE void gmm_fp8_plan_outer_scale(const gmm_fp8_args *args, gmm_fp8_tile *f) {
     const int32_t g = f->t.g;
     float alpha = 1.0f, alpha_a, scale;
@@ -3121,8 +3149,9 @@ GMM__DEVICE void gmm_fp8_plan_outer_scale(const gmm_fp8_args *args, gmm_fp8_tile
     f->outer_scale = scale;
 }
 
-/* Predicted first tile. The scheduler chooses the CTA's first tile by the split as it is before griddepcontrol.wait;
-   the producer loads it right after the wait, and it is multiplied. Meanwhile the scheduler reads the split again. If
+/* Predicted first tile. The scheduler chooses the CTA's first tile by the split that it reads before
+   griddepcontrol.wait; the producer loads the tile's operands right after the wait, and consumers multiply them.
+   Meanwhile the scheduler reads the split again. If
    the prediction was wrong, the result is discarded and the CTA takes its true first tile after all others. CTAs of a
    cluster pass stages to one another and must take the same number of them: an empty tile takes as many stages as a
    real one, and where one CTA repeats its first tile, the other takes one more empty tile. */
@@ -3135,8 +3164,9 @@ GMM__DEVICE void gmm_fp8_empty_tile(const gmm_fp8_args *args, gmm_fp8_tile *f) {
 }
 
 /* gmm_sm90_read_split, gmm_sm90_tiles_n, gmm_sm90_count_work and gmm_fp8_padded_starts for fwd and dgrad in one pass: a
-   lane loads the entries of its up to `lane_groups` groups at once, so that the latency is paid once. `known`: returns
-   0 if s->ends still describe the split; else returns the tiles along the columns. Whole warp. */
+   lane issues the loads of the entries of its groups, `lane_groups` at most, together, so that their latency is paid
+   once. Returns the tiles along the columns of D, or 0 where `known` is set and s->ends still describe the split. Whole
+   warp. */
 enum { GMM_FP8_LANE_GROUPS = 4 };
 GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const gmm_sm90_scheduler *s,
                                        const int lane_groups, int known, int32_t tile_n) {
@@ -3191,9 +3221,9 @@ GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const gmm_sm90_
         const int32_t lane_work = work, lane_padded = padded;
 #pragma unroll
         for (i = 1; i < 32; i *= 2) {
-            const int32_t a = __shfl_up_sync(0xFFFFFFFFu, work, (unsigned)i);
-            const int32_t b = __shfl_up_sync(0xFFFFFFFFu, padded, (unsigned)i);
-            if (lane >= i) work += a, padded += b;
+            const int32_t work_before = __shfl_up_sync(0xFFFFFFFFu, work, (unsigned)i);
+            const int32_t padded_before = __shfl_up_sync(0xFFFFFFFFu, padded, (unsigned)i);
+            if (lane >= i) work += work_before, padded += padded_before;
         }
         work -= lane_work;
         padded -= lane_padded;
@@ -3207,8 +3237,8 @@ GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const gmm_sm90_
     return tiles_n;
 }
 
-/* The predicted first tile of this CTA. CTAs of a cluster may have read different splits, so that it multicasts
-   nothing. Whole warp. */
+/* The predicted first tile of this CTA. Its operands are not multicast, since the CTAs of a cluster may have read
+   different splits. Whole warp. */
 GMM__DEVICE void gmm_fp8_predict_first_tile(const gmm_fp8_args *args, const gmm_sm90_scheduler *s,
                                             const gmm_sm90_cta cta, gmm_fp8_tile *f) {
     const int32_t *const ends = s->ends, *const work_ends = s->work_ends;
@@ -3254,28 +3284,27 @@ GMM__DEVICE void gmm_fp8_send_mispredict(uint32_t word, uint32_t bar, int mispre
 }
 
 /* The store warp: one lane per box of each consumer's store slot. A tile is stored in parts of as many columns as a
-   slot holds. For each part it loads what is added to, hands the slot over (slot_bars[0], empty), waits until the
-   consumer has written it (slot_bars[1]) and stores it. Tiles that have no rows for a consumer pass through the
-   barriers once. */
+   slot holds. For each part the lane loads old D where the tile says so, passes the slot to its consumer (store_empty),
+   waits until the consumer has written it (store_full) and stores it. slot_bars: store_empty of the first slot. Tiles
+   that have no rows for a consumer pass through the barriers once. */
 GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, const gmm_fp8_tile *ring,
-                                     uint32_t tile_full,
-                              uint32_t slot_bars, uint32_t slots) {
+                                     uint32_t tile_full, uint32_t slot_bars, uint32_t slots) {
     const int lane = (int)threadIdx.x & 31, consumer = lane / boxes, box = lane % boxes;
     const uint32_t slot = slots + 8192 * (uint32_t)lane;
     uint32_t tile_index, part = 0;
     slot_bars += 16 * (uint32_t)consumer;
     for (tile_index = 0;; tile_index++) {
-        /* stays in the ring until the consumers are two tiles ahead */
+        /* the entry is not overwritten before the consumers are two tiles further */
         const gmm_fp8_tile *const f = &ring[tile_index % GMM_SM90_TILE_RING];
-        int box_cols, cols, c = 0;
+        int box_cols, cols, part_col = 0;
         gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING), tile_index / GMM_SM90_TILE_RING & 1);
         if (f->t.row_blocks == 0) break;
         box_cols = f->d_flags & GMM_FP8_D_16BIT ? 64 : 32;
         cols = f->t.row_blocks > consumer ? f->t.cols : 0;
         do {
-            const int x = c + box_cols * box, next = x + box_cols * boxes, by_tma = (f->d_flags & GMM_FP8_D_TMA) &&
-                x < cols;
-            const int reduce = (f->d_flags & GMM_FP8_D_REDUCE) && c > 0;
+            const int x = part_col + box_cols * box, next = x + box_cols * boxes,
+                      by_tma = (f->d_flags & GMM_FP8_D_TMA) && x < cols;
+            const int reduce = (f->d_flags & GMM_FP8_D_REDUCE) && part_col > 0;
             const int32_t y = f->d_y + 64 * consumer;
             GMM__BULK_WAIT_GROUP_READ(0);
             if (by_tma && (f->d_flags & GMM_FP8_D_LOAD) && !reduce) {
@@ -3289,13 +3318,13 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
                 gmm_tma_store(&args->d, slot, reduce, f->t.n0 + x, y, f->d_z, f->d_w);
                 gmm_bulk_commit_group();
             }
-        } while ((c += box_cols * boxes) < cols);
+        } while ((part_col += box_cols * boxes) < cols);
     }
     GMM__BULK_WAIT_GROUP(0);
 }
 
 #define GMM__BODY 11
-/* kernel, tag of the dtype of A, scaling of partial sums, whether none are scaled, tile */
+/* kernel, tag of the dtype of A, scaling of partial sums, whether it is `fast` (no scaling), tile */
 #define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_sm90, e4m3, 1d2d, 0, 192x128)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_small_m_sm90, e4m3, 1d2d, 0, 192x128_small_m)
@@ -3334,9 +3363,9 @@ static const gmm_fp8_kernel gmm_fp8_kernels[] = {
 };
 enum { GMM_FP8_KERNELS = (int)(sizeof gmm_fp8_kernels / sizeof gmm_fp8_kernels[0]) };
 
-/* Rows of a token matrix as a ragged map; and a COLUMNWISE copy of tokens, whose lines are `along` padded rows long. */
+/* Maps of a token matrix (ragged), and of a COLUMNWISE copy of tokens, whose lines are `along` padded rows long. */
 static GMM__UNUSED int gmm_fp8_map_tokens(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, const gmm_kmat *m,
-                                        int64_t features, int32_t box_lines) {
+                                          int64_t features, int32_t box_lines) {
     const cuuint64_t pitch = (cuuint64_t)(m->ld * gmm_dtype_bits(m->dtype) / 8);
     cuuint64_t dims[4] = { 0, GMM_SM90_RAGGED_ROWS, 0x7FFF0000, 0x7FFF0000 }, strides[3];
     dims[0] = (cuuint64_t)features;
@@ -3345,7 +3374,7 @@ static GMM__UNUSED int gmm_fp8_map_tokens(PFN_cuTensorMapEncodeTiled_v12000 enco
     return gmm_fp8_map(encode, map, m->dtype, m->data, dims, strides, box_lines);
 }
 static GMM__UNUSED int gmm_fp8_map_columnwise(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
-                                           const gmm_kmat *m, int64_t along, int64_t lines, int32_t box_lines) {
+                                              const gmm_kmat *m, int64_t along, int64_t lines, int32_t box_lines) {
     cuuint64_t dims[4] = { 0, 0, 1, 1 }, strides[3] = { 0, 16, 16 };
     dims[0] = (cuuint64_t)along;
     dims[1] = (cuuint64_t)lines;
@@ -3366,7 +3395,7 @@ static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 
     cudaLaunchConfig_t config = GMM_ZERO;
     cudaLaunchAttribute attributes[2];
     void *params[1];
-    cudaError_t e;
+    cudaError_t error;
     int mapped, device = 0, sms = 0;
     if (args->wgrad)
         mapped = gmm_fp8_map_columnwise(encode, &args->a, &p->a, padded, p->m, GMM_FP8_BLOCK_ROWS) &&
@@ -3393,13 +3422,13 @@ static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 
     config.stream = stream;
     config.attrs = attributes;
     /* with an SM limit, no CTA of the next launch may occupy the remaining multiprocessors early */
-    e = cudaGetDevice(&device);
-    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+    error = cudaGetDevice(&device);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
     config.numAttrs = blocks < sms / cluster * cluster ? 1 : 2;
     params[0] = args;
-    if (e == cudaSuccess)
-        e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->smem_bytes);
-    return e == cudaSuccess ? cudaLaunchKernelExC(&config, row->function, params) : e;
+    if (error == cudaSuccess)
+        error = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->smem_bytes);
+    return error == cudaSuccess ? cudaLaunchKernelExC(&config, row->function, params) : error;
 }
 
 /* .................................................................. Copies as operands of 16-bit products ... */

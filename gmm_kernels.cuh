@@ -1633,7 +1633,7 @@ static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args
    Deferred store (256x128): the accumulators of a finished tile are packed to 16 bits and stay in registers; a few rows
    are stored in every stage of the next tile, which hides the store without a slot for a whole tile.
 
-   Small-M mode: where groups are so small that forward only waits for the loads of weights, the producer requests two
+   Small-M mode: where groups are so small that the loads of weights bound forward, the producer requests two
    stages at a time (GMM__SMALL_M).
 
    A kernel with two tiles uses the one whose price for the split is lower (gmm_sm90_choose_tile, in the scheduler
@@ -2696,6 +2696,7 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
     GMM__BULK_WAIT_GROUP(0);
 }
 
+/* Instances of body 9, the 16-bit Hopper product: a row of columns each. */
 #define GMM__BODY 9
 #define GMM__ARGS gmm_sm90_args
 /* kernel, operation, tag and dtype of the operands, tile, tiles of the kernel (0: functions of a tile without a kernel,
@@ -3434,16 +3435,16 @@ static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 
 /* .................................................................. Copies as operands of 16-bit products ... */
 
 /* Dequantizes MX32 and NV16 copies into matrices of 16-bit elements, code times scale, for the 16-bit Hopper
-   products; the values are those that mma/quantized.cuh makes in shared memory. Copies whose lines run along the
+   products. The values equal those that mma/quantized.cuh computes in shared memory. Copies whose lines run along the
    contraction, and columnwise MX32, keep their layout: rows of `dst` are rows of the copy, without gaps. Columnwise
-   NV16 tokens are transposed, since the operands of wgrad are [k][lines]: rows of `dst` are tokens. Each group
-   follows the previous one and is filled up to a multiple of 16 rows; the added rows hold the spread values of
-   Hadamard-transformed copies, else zeros. */
+   NV16 tokens are transposed, since the operands of wgrad are [k][lines]: rows of `dst` are tokens. The groups
+   follow one another, each padded to a multiple of 16 rows. Padding rows are zero, but for Hadamard-transformed copies,
+   whose transform spreads values of the group over them. */
 typedef struct gmm_expand_operand {
     gmm_mat src;        /* tables in device memory; dtype GMM_NONE: absent */
     uint16_t *dst;
     gmm_direction direction;
-    int32_t grouped;    /* the matrix holds tokens */
+    int32_t grouped;    /* the matrix holds tokens of all groups, else one matrix per group */
     int32_t rows, cols; /* of each quantized matrix; for tokens rows is the capacity */
 } gmm_expand_operand;
 
@@ -3454,7 +3455,7 @@ typedef struct gmm_expand_args {
     const int64_t *offsets; /* [G + 1] */
     const int32_t *tiles;   /* [G + 1] prefix sums of tiles of GMM_GROUP_ROWS rows */
     const int32_t *units;   /* [G + 1] prefix sums of blocks of 16 rows; transposed copies */
-    int64_t *ends;          /* [G + 1] receives 16 times these */
+    int64_t *ends;          /* [G + 1] receives 16 times `units`: row offsets of groups in transposed copies; or NULL */
     const float *alpha;     /* [G] or [1]; NULL: 1 */
     int32_t alpha_per_group;
     float *factor;          /* [2][G] receives what each group's accumulators are multiplied by, and what the result is
@@ -3464,10 +3465,11 @@ typedef struct gmm_expand_args {
 enum {
     GMM_EXPAND_THREADS = 256,
     GMM_EXPAND_MAX_THREADS = 1024, /* threads of a CTA that has a multiprocessor to itself */
-    GMM_EXPAND_LINES = 4,          /* lines that a warp processes together, 256 elements of each at a time */
+    GMM_EXPAND_LINES = 4,          /* lines that a warp dequantizes together, 256 elements of each at a time */
     GMM_EXPAND_SPAN = 1024,        /* elements of each line in a task */
     GMM_EXPAND_TRANSPOSE_THREADS = 256,
-    /* strips that a CTA transposes, 64 lines at a time: 128 bytes are contiguous in loads and stores */
+    /* strips of GMM_GROUP_ROWS rows that a CTA transposes, 64 lines at a time, so that 128 bytes are contiguous in
+       loads and stores */
     GMM_EXPAND_STRIPS = 2,
     GMM_EXPAND_STRIP_LINES = 128   /* lines in a task */
 };
@@ -3489,6 +3491,7 @@ GMM__DEVICE uint2 gmm_expand_load8(int fp4, const uint8_t *src, int aligned) {
     return v;
 }
 
+/* Converts eight codes to 16-bit elements, two per word. */
 GMM__DEVICE void gmm_expand_convert8(gmm_dtype dtype, gmm_dtype format, int fp4, uint2 codes, uint32_t dst[4]) {
     if (fp4) gmm_fp4_to_16bit_x8(dtype, codes.x, dst);
     else {
@@ -3497,7 +3500,7 @@ GMM__DEVICE void gmm_expand_convert8(gmm_dtype dtype, gmm_dtype format, int fp4,
     }
 }
 
-/* Converts four scale bytes to elements. */
+/* Converts four scale bytes to 16-bit elements, two per word. The E8M0 bytes of MX32 are exponents of bf16. */
 GMM__DEVICE void gmm_expand_scales(gmm_dtype dtype, gmm_scaling scaling, uint32_t bytes, uint32_t dst[2]) {
     const uint32_t magnitude = bytes & 0x7F7F7F7Fu;
     const uint32_t zero = ~((magnitude + 0x7F7F7F7Fu) | bytes) & 0x80808080u;
@@ -3561,15 +3564,15 @@ GMM__DEVICE void gmm_expand_load_step(const gmm_expand_lines_view *p, int mx, in
     }
 }
 
-/* A conversion: dtype of the result, MX32 or NV16, FP4 or FP8 codes. mn_major: columnwise MX32, where the lines here
-   are rows of memory. */
+/* A conversion: dtype of the result, MX32 or NV16, FP4 or FP8 codes. mn_major: columnwise MX32, whose codes lie in rows
+   of the matrix; these rows are the lines that are dequantized, and a block of 32 is spread over 32 of them. */
 typedef struct gmm_expand_format {
     gmm_dtype dtype;
     int mx, fp4, mn_major;
 } gmm_expand_format;
 
 /* Dequantizes lines [line, line + GMM_EXPAND_LINES) of group or matrix g, elements [c, c + GMM_EXPAND_SPAN) of them.
-   One warp. The format is constant. */
+   One warp. The format is a compile-time constant of each call. */
 GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_operand *s,
                                   const gmm_expand_format format, int32_t g, int32_t line, int32_t c) {
     const gmm_dtype dtype = format.dtype;
@@ -3578,7 +3581,7 @@ GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_
     const int32_t width = transposed ? s->rows : s->cols;
     const int32_t end = width - c < GMM_EXPAND_SPAN ? width : c + GMM_EXPAND_SPAN;
     int64_t row = 0, start = 0, rows = s->rows;
-    gmm_expand_lines_view p;
+    gmm_expand_lines_view view;
     gmm_mat copy = s->src;
     gmm__qview v;
     uint16_t *dst;
@@ -3589,29 +3592,30 @@ GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_
         rows = args->offsets[g + 1] - row;
         start = (int64_t)args->tiles[g] * GMM_GROUP_ROWS;
     }
-    p.count = (int32_t)(transposed ? s->cols : rows) - line;
-    if (p.count <= 0) return;
+    view.count = (int32_t)(transposed ? s->cols : rows) - line;
+    if (view.count <= 0) return;
     v = gmm__qview_of(&copy, mn_major ? GMM_COLUMNWISE : mx ? GMM_ROWWISE : s->direction, s->grouped, g, row, start,
                       rows, s->cols);
-    p.pitch = v.ld / (fp4 ? 2 : 1);
-    p.data = v.data + line * p.pitch;
-    p.scale = v.scale + (mn_major ? gmm__qview_scale(&v, 0, line / 32) : gmm__qview_scale(&v, line, 0));
-    p.swizzled = copy.scale_order == GMM_SCALES_SWIZZLED;
-    p.line_stride = (int32_t)gmm__qview_scale(&v, mn_major && p.swizzled ? 128 : 1, 0);
-    p.block4_stride = gmm_qgemm_scale_strides_of(&copy, 0, v.lines).block4;
-    p.aligned = (((uintptr_t)p.data | (uintptr_t)p.pitch | (mn_major ? (uintptr_t)p.scale : 0)) & 7) == 0;
+    view.pitch = v.ld / (fp4 ? 2 : 1);
+    view.data = v.data + line * view.pitch;
+    view.scale = v.scale + (mn_major ? gmm__qview_scale(&v, 0, line / 32) : gmm__qview_scale(&v, line, 0));
+    view.swizzled = copy.scale_order == GMM_SCALES_SWIZZLED;
+    view.line_stride = (int32_t)gmm__qview_scale(&v, mn_major && view.swizzled ? 128 : 1, 0);
+    view.block4_stride = gmm_qgemm_scale_strides_of(&copy, 0, v.lines).block4;
+    view.aligned = (((uintptr_t)view.data | (uintptr_t)view.pitch | (mn_major ? (uintptr_t)view.scale : 0)) & 7) == 0;
     dst = s->dst + ((s->grouped ? row : (int64_t)g * (transposed ? s->cols : s->rows)) + line) * width;
 #pragma unroll 1
     for (c += 8 * (int32_t)(threadIdx.x & 31u); c < end; c += 256) {
         gmm_expand_step step;
         uint32_t scales[4];
-        gmm_expand_load_step(&p, mx, fp4, mn_major, c, &step);
+        gmm_expand_load_step(&view, mx, fp4, mn_major, c, &step);
         if (mn_major) {
             gmm_expand_scales(dtype, copy.scaling, step.scale[0], scales);
             gmm_expand_scales(dtype, copy.scaling, step.scale[1], scales + 2);
         } else {
-            gmm_expand_scales(dtype, copy.scaling, gmm_prmt(gmm_prmt(step.scale[0], step.scale[1], 0x0040u),
-                              gmm_prmt(step.scale[2], step.scale[3], 0x0040u), 0x5410u), scales);
+            gmm_expand_scales(dtype, copy.scaling,
+                              gmm_prmt(gmm_prmt(step.scale[0], step.scale[1], 0x0040u),
+                                       gmm_prmt(step.scale[2], step.scale[3], 0x0040u), 0x5410u), scales);
             scales[3] = gmm_prmt(scales[1], 0u, 0x3232u);
             scales[2] = gmm_prmt(scales[1], 0u, 0x1010u);
             scales[1] = gmm_prmt(scales[0], 0u, 0x3232u);
@@ -3619,12 +3623,12 @@ GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_
         }
 #pragma unroll
         for (i = 0; i < GMM_EXPAND_LINES; i++) {
-            uint32_t e[4];
-            if (i >= p.count) break;
-            gmm_expand_convert8(dtype, copy.dtype, fp4, step.codes[i], e);
+            uint32_t words[4];
+            if (i >= view.count) break;
+            gmm_expand_convert8(dtype, copy.dtype, fp4, step.codes[i], words);
 #pragma unroll
-            for (j = 0; j < 4; j++) e[j] = gmm_mul_16bit_x2(dtype, e[j], scales[mn_major ? j : i]);
-            *(uint4 *)(void *)(dst + (int64_t)i * width + c) = make_uint4(e[0], e[1], e[2], e[3]);
+            for (j = 0; j < 4; j++) words[j] = gmm_mul_16bit_x2(dtype, words[j], scales[mn_major ? j : i]);
+            *(uint4 *)(void *)(dst + (int64_t)i * width + c) = make_uint4(words[0], words[1], words[2], words[3]);
         }
     }
 }
@@ -3643,21 +3647,22 @@ typedef struct gmm_expand_strip_step {
     uint32_t scale[GMM_EXPAND_STRIPS][2];
 } gmm_expand_strip_step;
 
-GMM__DEVICE void gmm_expand_load_strip_step(const gmm_expand_strip t[GMM_EXPAND_STRIPS], int64_t pitch, int aligned,
+       GMM__DEVICE void gmm_expand_load_strip_step(const gmm_expand_strip strips[GMM_EXPAND_STRIPS], int64_t pitch, int
+       aligned,
                                             int swizzled, int32_t line, gmm_expand_strip_step *step) {
     const int32_t line_offset = swizzled ? line % 32 * 16 + line % 128 / 32 * 4 : 0;
-    int h;
+    int strip;
 #pragma unroll
-    for (h = 0; h < GMM_EXPAND_STRIPS; h++) {
-        const uint8_t *const data = t[h].data + line * pitch;
-        const uint8_t *const scale = t[h].scale + (int64_t)(swizzled ? line / 128 : line) * t[h].line_stride +
-            line_offset;
-        step->scale[h][0] = scale[0];
-        step->scale[h][1] = scale[1];
-        if (aligned) step->codes[h] = __ldcs((const uint4 *)(const void *)data);
+    for (strip = 0; strip < GMM_EXPAND_STRIPS; strip++) {
+        const uint8_t *const data = strips[strip].data + line * pitch;
+        const uint8_t *const scale = strips[strip].scale +
+                                     (int64_t)(swizzled ? line / 128 : line) * strips[strip].line_stride + line_offset;
+        step->scale[strip][0] = scale[0];
+        step->scale[strip][1] = scale[1];
+        if (aligned) step->codes[strip] = __ldcs((const uint4 *)(const void *)data);
         else {
             const uint2 low = gmm_expand_load8(0, data, 0), high = gmm_expand_load8(0, data + 8, 0);
-            step->codes[h] = make_uint4(low.x, low.y, high.x, high.y);
+            step->codes[strip] = make_uint4(low.x, low.y, high.x, high.y);
         }
     }
 }
@@ -3674,68 +3679,70 @@ GMM__DEVICE void gmm_expand_transposed(const gmm_expand_args *args, const gmm_ex
     /* row and chunk that this thread stores */
     const int32_t row0 = (int32_t)threadIdx.x / 8, chunk = (int32_t)threadIdx.x % 8;
     const int64_t pitch = s->src.ld / 2;
-    gmm_expand_strip t[GMM_EXPAND_STRIPS];
+    gmm_expand_strip strips[GMM_EXPAND_STRIPS];
     gmm_expand_strip_step next;
     int32_t g = 0;
-    int aligned = pitch % 16 == 0, h, i, j;
+    int aligned = pitch % 16 == 0, nth, i, j;
     memset(&next, 0, sizeof next);
 #pragma unroll
-    for (h = 0; h < GMM_EXPAND_STRIPS; h++) {
-        /* else the previous strip is loaded again and not stored */
-        const int exists = strip + h < args->tiles[args->groups];
+    for (nth = 0; nth < GMM_EXPAND_STRIPS; nth++) {
+        /* where it does not, the last strip is loaded again and not stored */
+        const int exists = strip + nth < args->tiles[args->groups];
         gmm_mat copy = s->src;
         gmm__qview v;
         int32_t rows, row;
-        gmm_find_group32(args->tiles, args->groups, strip + (exists ? h : 0), &g);
+        gmm_find_group32(args->tiles, args->groups, strip + (exists ? nth : 0), &g);
         rows = (int32_t)(args->offsets[g + 1] - args->offsets[g]);
-        row = GMM_GROUP_ROWS * (strip + (exists ? h : 0) - args->tiles[g]);
+        row = GMM_GROUP_ROWS * (strip + (exists ? nth : 0) - args->tiles[g]);
         copy.scaling = GMM_SCALING_NV16;
         v = gmm__qview_of(&copy, GMM_COLUMNWISE, 1, g, 0, (int64_t)args->tiles[g] * GMM_GROUP_ROWS, rows, lines);
         aligned &= ((uintptr_t)v.data & 15) == 0;
-        t[h].data = v.data + row / 2 + 16 * (lane % 4);
-        t[h].scale = v.scale + gmm__qview_scale(&v, 0, row / 16 + 2 * (lane % 4));
-        t[h].line_stride = (int32_t)gmm__qview_scale(&v, swizzled ? 128 : 1, 0);
-        t[h].rows = exists ? (rows + 15) / 16 * 16 - row : 0;
-        t[h].valid_rows = s->src.hadamard ? t[h].rows : rows - row; /* a transform spreads the last rows over 16 */
-        t[h].dst = s->dst + (16 * (int64_t)args->units[g] + row + row0) * lines + 8 * chunk;
+        strips[nth].data = v.data + row / 2 + 16 * (lane % 4);
+        strips[nth].scale = v.scale + gmm__qview_scale(&v, 0, row / 16 + 2 * (lane % 4));
+        strips[nth].line_stride = (int32_t)gmm__qview_scale(&v, swizzled ? 128 : 1, 0);
+        strips[nth].rows = exists ? (rows + 15) / 16 * 16 - row : 0;
+        /* a Hadamard transform spreads the last rows over 16 */
+        strips[nth].valid_rows = s->src.hadamard ? strips[nth].rows : rows - row;
+        strips[nth].dst = s->dst + (16 * (int64_t)args->units[g] + row + row0) * lines + 8 * chunk;
     }
 #pragma unroll 1
     for (line -= 64; line < end; line += 64) {
         const gmm_expand_strip_step step = next;
         uint32_t scales[GMM_EXPAND_STRIPS];
         if (line + 64 < end) {
-            const int32_t l = line + 64 + 8 * warp + lane / 4;
-            gmm_expand_load_strip_step(t, pitch, aligned, swizzled, l < lines ? l : lines - 1, &next);
+            const int32_t next_line = line + 64 + 8 * warp + lane / 4;
+            gmm_expand_load_strip_step(strips, pitch, aligned, swizzled, next_line < lines ? next_line : lines - 1,
+                                       &next);
         }
         if (line < first) continue;
         gmm_expand_scales(dtype, GMM_SCALING_NV16, step.scale[0][0] | step.scale[0][1] << 8 | step.scale[1][0] << 16 |
                           step.scale[1][1] << 24, scales);
 #pragma unroll
-        for (h = 0; h < GMM_EXPAND_STRIPS; h++)
+        for (nth = 0; nth < GMM_EXPAND_STRIPS; nth++)
 #pragma unroll
             for (i = 0; i < 4; i++) { /* matrix j of the stmatrix: column 2 q + b is row 32 q + 2 j + b */
                 const uint32_t c = (uint32_t)lane % 8, row = 32 * (c / 2) + 2 * (4 * i + (uint32_t)lane / 8) + c % 2;
-                const uint32_t scale = gmm_prmt(scales[h], 0u, i < 2 ? 0x1010u : 0x3232u);
-                const uint4 codes = step.codes[h];
-                uint32_t e[4];
-                gmm_fp4_to_16bit_x8(dtype, i == 0 ? codes.x : i == 1 ? codes.y : i == 2 ? codes.z : codes.w, e);
+                const uint32_t scale = gmm_prmt(scales[nth], 0u, i < 2 ? 0x1010u : 0x3232u);
+                const uint4 codes = step.codes[nth];
+                uint32_t words[4];
+                gmm_fp4_to_16bit_x8(dtype, i == 0 ? codes.x : i == 1 ? codes.y : i == 2 ? codes.z : codes.w, words);
 #pragma unroll
-                for (j = 0; j < 4; j++) e[j] = gmm_mul_16bit_x2(dtype, e[j], scale);
-                gmm_stmatrix_x4_trans((uint32_t)__cvta_generic_to_shared(shared) + 128 * (GMM_GROUP_ROWS * h + row) +
-                                      (((uint32_t)warp ^ c) << 4), e[0], e[1], e[2], e[3]);
+                for (j = 0; j < 4; j++) words[j] = gmm_mul_16bit_x2(dtype, words[j], scale);
+                gmm_stmatrix_x4_trans((uint32_t)__cvta_generic_to_shared(shared) + 128 * (GMM_GROUP_ROWS * nth + row) +
+                                      (((uint32_t)warp ^ c) << 4), words[0], words[1], words[2], words[3]);
             }
         __syncthreads();
 #pragma unroll
-        for (h = 0; h < GMM_EXPAND_STRIPS; h++)
+        for (nth = 0; nth < GMM_EXPAND_STRIPS; nth++)
 #pragma unroll
             for (j = 0; j < 4; j++) {
                 const int32_t row = 32 * j + row0;
                 uint4 v = make_uint4(0u, 0u, 0u, 0u);
-                if (row < t[h].valid_rows)
-                    v = *(const uint4 *)(const void *)(shared + 128 * (GMM_GROUP_ROWS * h + row) +
+                if (row < strips[nth].valid_rows)
+                    v = *(const uint4 *)(const void *)(shared + 128 * (GMM_GROUP_ROWS * nth + row) +
                                                        ((chunk ^ (2 * j + row0 % 2)) << 4));
-                if (row < t[h].rows && line + 8 * chunk < lines)
-                    *(uint4 *)(void *)(t[h].dst + j * 32 * (int64_t)lines + line) = v;
+                if (row < strips[nth].rows && line + 8 * chunk < lines)
+                    *(uint4 *)(void *)(strips[nth].dst + j * 32 * (int64_t)lines + line) = v;
             }
         __syncthreads();
     }
@@ -3745,16 +3752,17 @@ GMM__DEVICE void gmm_expand_transposed(const gmm_expand_args *args, const gmm_ex
 /* Writes, once per launch, the alpha of each group's product and the row offsets of groups in transposed copies. */
 GMM__DEVICE void gmm_expand_groups(const gmm_expand_args *args) {
     const gmm_mat *a = &args->operand[0].src, *b = &args->operand[1].src;
-    const float la = a->scaling != GMM_SCALING_NV16 ? 1.0f : 6.0f * (a->flags & (uint32_t)GMM_MAT_E4M3_256 ? 256.0f
-                                                                                                            : 448.0f);
-    const float lb = 6.0f * (b->flags & (uint32_t)GMM_MAT_E4M3_256 ? 256.0f : 448.0f);
-    const float inverse = gmm__fdiv(1.0f, gmm__fmul(la, lb));
+    /* an amax is encoded as the largest FP4 code times the largest scale */
+    const float a_encoded_max = a->scaling != GMM_SCALING_NV16
+                         ? 1.0f : 6.0f * (a->flags & (uint32_t)GMM_MAT_E4M3_256 ? 256.0f : 448.0f);
+    const float b_encoded_max = 6.0f * (b->flags & (uint32_t)GMM_MAT_E4M3_256 ? 256.0f : 448.0f);
+    const float inverse = gmm__fdiv(1.0f, gmm__fmul(a_encoded_max, b_encoded_max));
     int32_t g;
     for (g = (int32_t)threadIdx.x; args->factor && g < args->groups; g += (int32_t)blockDim.x) {
-        gmm__scale f = gmm__scale_of(args->alpha ? args->alpha[args->alpha_per_group ? g : 0] : 1.0f);
-        if (a->scaling == GMM_SCALING_NV16) f = gmm__scale_times(f, a->amax[g]);
-        f = gmm__scale_times(gmm__scale_times(f, b->amax[g]), inverse);
-        args->factor[g] = gmm__scale_split(f, &args->factor[args->groups + g]);
+        gmm__scale product = gmm__scale_of(args->alpha ? args->alpha[args->alpha_per_group ? g : 0] : 1.0f);
+        if (a->scaling == GMM_SCALING_NV16) product = gmm__scale_times(product, a->amax[g]);
+        product = gmm__scale_times(gmm__scale_times(product, b->amax[g]), inverse);
+        args->factor[g] = gmm__scale_split(product, &args->factor[args->groups + g]);
     }
     for (g = (int32_t)threadIdx.x; args->ends && g <= args->groups; g += (int32_t)blockDim.x)
         args->ends[g] = 16 * (int64_t)args->units[g];
@@ -3767,13 +3775,13 @@ GMM__KERNEL __launch_bounds__(GMM_EXPAND_MAX_THREADS, 1) gmm_expand_rows(const _
     const gmm_expand_format nv16_f16 = { GMM_F16, 0, 1, 0 }, nv16_bf16 = { GMM_BF16, 0, 1, 0 };
     const gmm_expand_format mxfp4_rows = { GMM_BF16, 1, 1, 0 }, mxfp4_columns = { GMM_BF16, 1, 1, 1 };
     const gmm_expand_format mxfp8_rows = { GMM_BF16, 1, 0, 0 }, mxfp8_columns = { GMM_BF16, 1, 0, 1 };
-    int32_t task, k;
+    int32_t task, nth;
     gmm_pdl_wait();
     if (blockIdx.x == 0) gmm_expand_groups(&args);
     task = (int32_t)((blockIdx.x * blockDim.x + threadIdx.x) / 32u);
 #pragma unroll 1
-    for (k = 0; k < 2; k++) {
-        const gmm_expand_operand *s = &args.operand[k];
+    for (nth = 0; nth < 2; nth++) {
+        const gmm_expand_operand *s = &args.operand[nth];
         const int mx = s->src.scaling == GMM_SCALING_MX32, columnwise = s->direction == GMM_COLUMNWISE;
         const int transposed = columnwise && !mx, fp4 = s->src.dtype == GMM_E2M1;
         const int32_t width = transposed ? s->rows : s->cols, lines = transposed ? s->cols : s->rows;
@@ -3809,13 +3817,13 @@ GMM__KERNEL __launch_bounds__(GMM_EXPAND_MAX_THREADS, 1) gmm_expand_rows(const _
 GMM__KERNEL __launch_bounds__(GMM_EXPAND_TRANSPOSE_THREADS, 4)
 gmm_expand_columns(const __grid_constant__ gmm_expand_args args) {
     __shared__ __align__(128) char shared[128 * GMM_GROUP_ROWS * GMM_EXPAND_STRIPS];
-    int32_t task = (int32_t)blockIdx.x, strip_groups, k;
+    int32_t task = (int32_t)blockIdx.x, strip_groups, nth;
     gmm_pdl_wait();
     strip_groups = (args.tiles[args.groups] + GMM_EXPAND_STRIPS - 1) / GMM_EXPAND_STRIPS;
     if (blockIdx.x == 0) gmm_expand_groups(&args);
 #pragma unroll 1
-    for (k = 0; k < 2; k++) {
-        const gmm_expand_operand *s = &args.operand[k];
+    for (nth = 0; nth < 2; nth++) {
+        const gmm_expand_operand *s = &args.operand[nth];
         const int32_t spans = (s->cols + GMM_EXPAND_STRIP_LINES - 1) / GMM_EXPAND_STRIP_LINES;
         const int32_t tasks = strip_groups * spans;
 #pragma unroll 1
@@ -7857,7 +7865,8 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #define GMM__CFG(name) (int)GMM__CAT(gmm_sm90_##name##_, GMM__TILE)
 #define GMM__INSTANCE(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__OP), _), GMM__TAG), _)
 #define GMM__PART(part) GMM__CAT(GMM__INSTANCE(part), GMM__TILE)
-/* A kernel with two tiles calls the functions of both; those of the first are expanded before, without a kernel. */
+/* A kernel with two tiles calls the functions of both; those of the other tile are defined by a row before, which
+   defines no kernel. */
 #if GMM__TILES == 2
 #define GMM__ALT_PART(part) GMM__CAT(GMM__INSTANCE(part), GMM__ALT_TILE)
 #define GMM__TILE_CHOICE args.tile
@@ -7871,11 +7880,11 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #define GMM__TA GMM__CAT(gmm_ta_, GMM__OP)
 #define GMM__TB GMM__CAT(gmm_tb_, GMM__OP)
 #define GMM__K_GROUPED GMM__CAT(gmm_ragged_k_, GMM__OP)
-/* Rows of accumulators that pass a store slot at once. */
+/* Rows of fp32 accumulators that a store slot holds at once. */
 #define GMM__ROWS_PER_STORE (GMM__CFG(store_blocks) >= 4 && GMM__CFG(wgmma_m) * GMM__CFG(m16) < 24 ? 32 : 16)
 
-/* Deferred store: 32-bit words of 16-bit D that stay in registers, words that are stored at once, and the slots of a
-   warp group for these. An instance with an epilogue has no registers left for them. */
+/* Deferred store: the 32-bit words of 16-bit D that stay in a thread's registers, the words of them that are stored at
+   once, and the slots of a warp group for these. An instance with an epilogue has no registers left for them. */
 #ifdef GMM__EPILOGUE
 #define GMM__DEFERRED 0
 #else
@@ -7886,13 +7895,13 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #define GMM__STORE_SLOTS (GMM__DEFERRED ? 2 * GMM__CFG(store_blocks) / GMM__CFG(deferred) : 2)
 /* Whether the first wgmma of a tile overwrites the accumulators (scale_d = 0); else they are zeroed before. */
 #define GMM__ZERO_INIT (GMM__DEFERRED || GMM__K_GROUPED)
-/* Tiles begin at multiples of so many rows. wgmma exists for each N, in units of 8, that a tile can have. */
+/* Tiles begin at multiples of GMM__STEP rows. GMM__HAS_N8: whether tiles need wgmma's N = 8 n8. */
 #define GMM__STEP (GMM__K_GROUPED ? 64 : 8)
-#define GMM__HAS_N8(e) ((e) <= 2 * GMM__CFG(m16) && (!GMM__K_GROUPED || (e) % 8 == 0))
-/* Small-M mode: the most rows of a group with which forward waits for weights alone (128-byte lines along the
-   contraction). Device memory delivers 256 bytes of a line faster, so two stages are requested at a time and released
-   as soon as they are multiplied. From 64 rows on products take time as well, and with unequal groups the mode loses.
-   */
+#define GMM__HAS_N8(n8) ((n8) <= 2 * GMM__CFG(m16) && (!GMM__K_GROUPED || (n8) % 8 == 0))
+/* Small-M mode: the most rows of a tile with which the loads of weights bound forward, or 0. A stage has 128
+   bytes of each line of the weights; device memory delivers 256 contiguous bytes faster, so two stages are requested at
+   a time, and each is released as soon as it is multiplied. Above 64 rows products take time as well, and the mode pays
+   only where groups are nearly equal (small_m in body_product_kernel.cuh). */
 #define GMM__SMALL_M(tile_n) \
     (!GMM__K_GROUPED && !GMM__TB && !GMM__CFG(tile_b) && GMM__CFG(consumers) == 2 && (tile_n) == 256 \
          ? GMM_SM90_SMALL_M : 0)
@@ -7904,8 +7913,8 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Stores the next rows of tile `t`, whose 16-bit D is pending in registers, through one of the warp group's slots: by
    TMA where rows are 16-byte aligned. A slot is reused after 3 stages, so that no warp stalls on it. *pending: blocks
-   of 16 rows that are not stored; *part: number of the next slot. Registers are selected by predicates, since shifting
-   them would take as many again. */
+   of 16 rows that are not stored yet; *part: number of the next slot. Words are selected by predicates: an index into
+   `deferred` would put it into local memory, and moving the words down would need as many registers again. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(const GMM__ARGS *args, const gmm_sm90_tile *t, int wg, char *slots,
                                                      const uint32_t deferred[GMM__DEFERRED_WORDS], int *pending,
                                                      uint32_t *part) {
@@ -7943,8 +7952,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(const GMM__ARGS *args, cons
     (*part)++;
 }
 
-/* Mainloop of a consumer warp group: accumulates `k_tiles` stages for a tile of 8 n8 rows, and stores the previous tile
-   meanwhile (deferred store). desc_b, desc_a: descriptors of the warp group's columns and of the rows in stage 0.
+/* Mainloop of a consumer warp group: accumulates `k_tiles` stages for a tile of 8 n8 rows, and meanwhile stores the
+   previous tile (deferred store). desc_b, desc_a: descriptors of the warp group's columns and of the rows in stage 0.
    `order`: mbarrier at which this warp group of a ping-pong tile arrives when its last stage is full. small_m: a stage
    is released when it is multiplied, else one stage after it, so that wgmma never pauses. */
 GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
@@ -8000,7 +8009,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
     const int size = gmm_kmat_size(&args.p.d);
     const int64_t pitch = args.p.d.ld * size;
     float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)];
-    /* mbarriers of the ping-pong warp groups: the last stage of a tile is full */
+    /* order: two mbarriers, one per ping-pong warp group: the last stage of its tile is full */
     const uint32_t order = tile_full + 8 * (GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES);
     const volatile int32_t *const small_m = (const volatile int32_t *)(ring + GMM_SM90_TILE_RING + 1) + 1;
     uint32_t cluster, iter = 0, part = 0, tile_index = 0, deferred[GMM__DEFERRED_WORDS];
@@ -8009,7 +8018,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
     for (u = 0; u < GMM__DEFERRED_WORDS; u++) deferred[u] = 0;
     for (;; tile_index++) {
         const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
-        /* computed again, so that the epilogue has its register */
+        /* recomputed for every tile: a value that lived on would take a register from the epilogue */
         const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid_x() >> 7, 0);
         char *const slots = GMM__STORE_SLOT(wg, part);
         /* first column of the warp group in the tile */
@@ -8031,17 +8040,17 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
             break;
         }
         k_tiles = gmm_sm90_k_tiles(t->k);
-        cluster = gmm_cluster_nctarank(); /* read again, so that the epilogue has its register */
+        cluster = gmm_cluster_nctarank(); /* re-read, for the same reason */
         if (GMM__CFG(consumers) == 1 && (int)(tile_index & 1) != wg) { /* a tile of the other warp group */
             iter += k_tiles;
             if (GMM__K_GROUPED) part += gmm_sm90_d_parts(t, size);
             continue;
         }
-        /* This warp group did not wait for the other one's stages, and a parity only distinguishes a phase from the
-           previous one: wait until those stages are full. */
+        /* A parity only distinguishes a phase from the previous one, and this warp group has not waited for the stages
+           of the other one's tile: it must wait until the last of them is full. */
         if (GMM__CFG(consumers) == 1 && tile_index > 0)
             gmm_mbarrier_wait(order + 8 * (wg ^ 1), (tile_index - 1) / 2 & 1);
-        if (t->cols <= col0) { /* no columns for this warp group: it releases the stages */
+        if (t->cols <= col0) { /* this warp group has no columns: it releases the stages unread */
             for (; k_tiles > 0; k_tiles--, iter++) {
                 const uint32_t s = iter % GMM__CFG(stages);
                 gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), iter / GMM__CFG(stages) & 1);
@@ -8049,13 +8058,13 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
                     gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s), (uint32_t)lane);
             }
             if (GMM__CFG(consumers) == 1 && lane == 0) gmm_mbarrier_arrive(order + 8 * wg);
-            if (GMM__K_GROUPED) { /* and has nothing to store */
+            if (GMM__K_GROUPED) { /* it stores nothing, but keeps the order of the tiles' stores */
                 if (tile_index > 0) gmm_order_barrier(wg, 1);
                 gmm_order_barrier(wg ^ 1, 0);
             }
             continue;
         }
-        /* descriptors are computed again, so that the epilogue has their registers */
+        /* the pinned value keeps the compiler from computing the descriptors before the loop, for the same reason */
         if (!GMM__CFG(tile_b)) GMM__PIN_U32(stage0);
         desc_b = gmm_wgmma_desc(stage0 + 128 * col0, GMM__TB);
         desc_a = gmm_wgmma_desc(stage0 + GMM__CFG(b_stage_bytes), GMM__TA);
@@ -8071,13 +8080,14 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
     gmm_sm90_pipeline pipe = { stage_bars, GMM__CFG(stages), GMM__CFG(stage_bytes), cluster, iter }; \
     gmm_sm90_packed_mainloop(GMM__CFG(tile_b), m16, acc[0], k_tiles, packed_at, scales_at, desc_a, &pipe); \
     iter = pipe.iter
-#define GMM__X(e, u, n, b, a, c) \
-        case e: \
-            if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) { \
-                GMM__PACKED_MAINLOOP(e <= 2 * GMM__CFG(m16) ? (e + 1) / 2 : 1); \
-            } else if (GMM__HAS_N8(e) && 8 * e <= GMM__SMALL_M(GMM__CFG(tile_n)) && *small_m) \
-                GMM__MAINLOOP(GMM__HAS_N8(e) ? e : 2, 1); \
-            else if (GMM__HAS_N8(e)) GMM__MAINLOOP(GMM__HAS_N8(e) ? e : 2, 0); \
+/* in branches that are never reached, the arguments fall back to a size that the accumulators have */
+#define GMM__X(n8, u, n, b, a, c) \
+        case n8: \
+            if (n8 <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) { \
+                GMM__PACKED_MAINLOOP(n8 <= 2 * GMM__CFG(m16) ? (n8 + 1) / 2 : 1); \
+            } else if (GMM__HAS_N8(n8) && 8 * n8 <= GMM__SMALL_M(GMM__CFG(tile_n)) && *small_m) \
+                GMM__MAINLOOP(GMM__HAS_N8(n8) ? n8 : 2, 1); \
+            else if (GMM__HAS_N8(n8)) GMM__MAINLOOP(GMM__HAS_N8(n8) ? n8 : 2, 0); \
             break;
         GMM_WGMMA_LIST(GMM__X)
 #undef GMM__X
@@ -8092,7 +8102,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
         while (GMM__DEFERRED && pending > 0)
             GMM__PART(gmm_sm90_store_deferred_)(&args, prev_tile, wg, slots, deferred, &pending, &part);
 #pragma unroll
-        for (u = 0; u < GMM__DEFERRED_WORDS; u++) deferred[u] = 0; /* dead from here on */
+        for (u = 0; u < GMM__DEFERRED_WORDS; u++) deferred[u] = 0; /* ends the live range of the stored words */
         { /* epilogue: accumulators to D, transposed through shared memory */
             const char *const bias = GMM__K_GROUPED || args.p.bias.dtype == GMM_NONE
                                          ? NULL : gmm_kmat_data(&args.p.bias, t->g);
@@ -8111,7 +8121,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
             }
             if (bias) {
                 const float *const bias_scale = args.p.bias_scale ? args.p.bias_scale + t->row + t->m0 : NULL;
-                /* of the thread's first column and of the one 8 further; scales: one lane per row */
+                /* bias of the thread's first column and of the one 8 further; scales of rows: one row per lane */
                 float bias0[GMM__CFG(wgmma_m)][4], bias8[GMM__CFG(wgmma_m)][4], bias_scales[GMM__CFG(m16) / 2 + 1];
 #pragma unroll
                 for (x = 0; x < (GMM__CFG(m16) + 1) / 2; x++)
@@ -8124,14 +8134,14 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
                 }
 #pragma unroll
                 for (u = 0; u < 8 * GMM__CFG(m16); u += 4) {
-                    const float s0 = __shfl_sync(0xFFFFFFFFu, bias_scales[u / 16], u % 16 * 2 + lane % 4 * 2);
-                    const float s1 = __shfl_sync(0xFFFFFFFFu, bias_scales[u / 16], u % 16 * 2 + lane % 4 * 2 + 1);
+                    const float scale0 = __shfl_sync(0xFFFFFFFFu, bias_scales[u / 16], u % 16 * 2 + lane % 4 * 2);
+                    const float scale1 = __shfl_sync(0xFFFFFFFFu, bias_scales[u / 16], u % 16 * 2 + lane % 4 * 2 + 1);
 #pragma unroll
                     for (j = 0; j < GMM__CFG(wgmma_m); j++) {
-                        acc[j][u] = __fmaf_rn(bias0[j][0], s0, acc[j][u]);
-                        acc[j][u + 1] = __fmaf_rn(bias0[j][0], s1, acc[j][u + 1]);
-                        acc[j][u + 2] = __fmaf_rn(bias8[j][0], s0, acc[j][u + 2]);
-                        acc[j][u + 3] = __fmaf_rn(bias8[j][0], s1, acc[j][u + 3]);
+                        acc[j][u] = __fmaf_rn(bias0[j][0], scale0, acc[j][u]);
+                        acc[j][u + 1] = __fmaf_rn(bias0[j][0], scale1, acc[j][u + 1]);
+                        acc[j][u + 2] = __fmaf_rn(bias8[j][0], scale0, acc[j][u + 2]);
+                        acc[j][u + 3] = __fmaf_rn(bias8[j][0], scale1, acc[j][u + 3]);
                     }
                 }
             }
@@ -8153,8 +8163,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
 #pragma unroll
                     for (j = 0; j < GMM__CFG(wgmma_m); j++) {
                         const float *const f = &acc[j][8 * u];
-                        gmm_stmatrix_x4_trans(st_at + part % 4 * GMM__CFG(slot_bytes) + j * 8192 +
-                                                  u % 4 * 2048,
+                        gmm_stmatrix_x4_trans(st_at + part % 4 * GMM__CFG(slot_bytes) + j * 8192 + u % 4 * 2048,
                                               gmm_pack2(GMM__DTYPE, f[0], f[1]), gmm_pack2(GMM__DTYPE, f[2], f[3]),
                                               gmm_pack2(GMM__DTYPE, f[4], f[5]), gmm_pack2(GMM__DTYPE, f[6], f[7]));
                     }
@@ -8168,7 +8177,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
                 pending = row_blocks;
             } else if (!GMM__K_GROUPED && !GMM__DEFERRED && size == 2 && beta == 0.0f) {
                 /* 16-bit D, stored by the threads: slots hold [row][column] */
-                /* computed again, so that the mainloop has their registers */
+                /* recomputed, so that the mainloop has their registers */
                 const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5;
                 const int row_bytes = 128 * GMM__CFG(wgmma_m);
                 const int chunk = tid % (8 * GMM__CFG(wgmma_m)), slot_row = tid / (8 * GMM__CFG(wgmma_m));
@@ -8200,7 +8209,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
                                                       gmm_pack2(GMM__DTYPE, f[6], f[7]));
                             }
                     gmm_consumer_sync(wg);
-#ifdef GMM__EPILOGUE /* of an instance: reads the rows of D in the slot, and returns whether D is stored as well */
+#ifdef GMM__EPILOGUE /* of an instance: reads the rows of D in the slot, and returns whether D is stored too */
                     if (!GMM__EPILOGUE(&args, t, slots + slot, row_bytes, 16 * u,
                                        GMM__CFG(store_blocks) * 2048 / row_bytes, col0))
                         continue;
@@ -8221,10 +8230,9 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
                 }
             } else if (by_tma) { /* fp32 D by TMA: slots hold its boxes */
                 const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5;
-                /* element of column lane / 4 and row 2 (lane % 4); 8 columns and 1 row further are other bits of the
-                   address */
-                const uint32_t to = base + GMM__CFG(slots_offset) + w / 2 * 8192 +
-                                    lane % 4 * 256 + lane / 4 % 4 * 4 +
+                /* address of the element of column lane / 4 and row 2 (lane % 4); the swizzle makes steps of 8 columns
+                   and of 1 row an XOR of this address */
+                const uint32_t to = base + GMM__CFG(slots_offset) + w / 2 * 8192 + lane % 4 * 256 + lane / 4 % 4 * 4 +
                                     (((w % 2 * 4 + lane / 16) ^ (lane % 4 * 2)) << 4);
 #pragma unroll
                 for (j = 0; j < GMM__CFG(wgmma_m); j++) {
@@ -8251,8 +8259,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
                     }
                 }
             } else { /* D of any dtype or alignment: slots hold fp32 accumulators */
-                uint32_t next_part = part; /* the next slot; the last one may still be read */
-                if (GMM__DEFERRED) { /* deferred stores that still read the slots */
+                uint32_t next_part = part; /* alternates between two slots, since the last one may still be read */
+                if (GMM__DEFERRED) { /* waits for deferred stores that still read the slots */
                     if (tid == 0) GMM__BULK_WAIT_GROUP_READ(0);
                     gmm_consumer_sync(wg);
                 }
@@ -8261,7 +8269,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
                 for (j = 0; j < GMM__CFG(wgmma_m); j++) {
                     const int c0 = col0 + 64 * j;
                     const int vectorized = aligned && t->cols - c0 >= 64;
-                    const int f4 = w * 4 + lane / 16; /* the thread's columns in units of 4 */
+                    const int column4 = w * 4 + lane / 16; /* the thread's columns in units of 4 */
                     const int rows_left = rows - tid / 16;
                     char *const st_at = slots + lane % 4 * 512 + lane / 4 % 4 * 4;
                     char *to = d + tid / 16 * pitch + (t->n0 + c0 + 4 * (tid % 16)) * size;
@@ -8285,7 +8293,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
 #pragma unroll
                                 for (e = 0; e < 8; e++)
                                     *(float *)(st_at + slot + x * 4096 + e / 4 * 2048 + e % 2 * 256 +
-                                               (((f4 + e / 2 % 2 * 2) ^ (lane % 4 * 2)) << 4)) =
+                                               (((column4 + e / 2 % 2 * 2) ^ (lane % 4 * 2)) << 4)) =
                                         acc[j][8 * (u + x) + e];
                             }
                         gmm_consumer_sync(wg);
@@ -8309,10 +8317,10 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
 #pragma unroll 1
                                 for (e = 0; e < 4 && e < t->cols - c0 - 4 * (tid % 16) && 16 * u + 8 * x < rows_left;
                                      e++) {
-                                    float v[4], was[4];
+                                    float v[4], stored[4];
                                     v[0] = ((const float *)(ld_at + x * 2048))[e];
-                                    gmm_read4(args.p.d.dtype, to + e * size, beta != 0.0f, 0, was);
-                                    if (beta != 0.0f) v[0] = __fmaf_rn(beta, was[0], v[0]);
+                                    gmm_read4(args.p.d.dtype, to + e * size, beta != 0.0f, 0, stored);
+                                    if (beta != 0.0f) v[0] = __fmaf_rn(beta, stored[0], v[0]);
                                     gmm_write4(args.p.d.dtype, to + e * size, 1, 0, v);
                                 }
                         }
@@ -8332,7 +8340,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
 }
 #endif
 
-/* The rest of body 9: barriers and the kernel, with the scheduler and producer warps. */
+/* Body 9, continued: initialization of the barriers, and the kernel with its scheduler and producer warps. */
 #if GMM__TILES > 0
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Initializes the mbarriers. One thread. */
@@ -8367,8 +8375,8 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __gri
     extern __shared__ __align__(1024) char gmm_shared[];
     gmm_sm90_tile *const ring = (gmm_sm90_tile *)(gmm_shared + GMM__CFG(ring_offset));
     gmm_sm90_tile *const warmup_tile = ring + GMM_SM90_TILE_RING; /* an empty tile that warms the producer up */
-    int32_t *const alt_tile = (int32_t *)(warmup_tile + 1);       /* the scheduler has chosen the second tile */
-    int32_t *const small_m = alt_tile + 1;                        /* small-M mode is on: see GMM__SMALL_M */
+    int32_t *const alt_tile = (int32_t *)(warmup_tile + 1);       /* whether the scheduler has chosen the second tile */
+    int32_t *const small_m = alt_tile + 1;                        /* whether small-M mode is on: see GMM__SMALL_M */
     const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
     const uint32_t stage_bars = base + GMM__CFG(barriers_offset);
     const uint32_t tile_full = gmm_sm90_full(stage_bars, GMM__CFG(stages));
@@ -8397,9 +8405,9 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __gri
     if (warp >= 8) {
         GMM__SETMAXNREG_DEC(GMM__CFG(ctas_per_sm) == 1 ? 40 : 48);
         if (warp == GMM__SCHEDULER_WARP) {
-            /* The scheduler warp writes batches of tiles to the ring, one tile per lane. It plans the first tile by the
-               split as it is before griddepcontrol.wait, writing shared memory alone, and again if the split has
-               changed. */
+            /* The scheduler warp writes batches of tiles to the ring, one tile per lane. Its first pass is speculative:
+               it plans the first tile from the split as read before griddepcontrol.wait, and writes shared memory
+               alone. The second pass reads the split again and plans anew if it has changed. */
             const gmm_sm90_tile_shape shape = { GMM__CFG(tile_n), GMM__CFG(m16) };
             const gmm_sm90_tile_shape alt_shape = { GMM__ALT_CFG(tile_n), GMM__ALT_CFG(m16) };
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 2 * (args.p.groups + 1)
@@ -8425,17 +8433,19 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __gri
                         const gmm_sm90_split_stats stats = gmm_sm90_read_split(&args.groups, ends);
                         if (lane == 0)
                             *small_m = stats.max_rows <= GMM_SM90_SMALL_M / 2 ||
-                                              (stats.max_rows <= GMM_SM90_SMALL_M &&
-                                               4 * ends[args.p.groups] >= 3 * stats.max_rows * stats.nonempty);
-                        s.max_blocks = GMM__K_GROUPED ? GMM__CFG(m16)
-                                               : gmm_sm90_choose_tile(&s, stats, GMM__TILE_CHOICE,
-                                                              GMM__CFG(consumers) == 2 && !GMM__CFG(tile_b), shape,
-                                                              alt_shape, alt_tile);
+                                       (stats.max_rows <= GMM_SM90_SMALL_M &&
+                                        4 * ends[args.p.groups] >= 3 * stats.max_rows * stats.nonempty);
+                        s.max_blocks = GMM__K_GROUPED
+                                           ? GMM__CFG(m16)
+                                           : gmm_sm90_choose_tile(&s, stats, GMM__TILE_CHOICE,
+                                                                  GMM__CFG(consumers) == 2 && !GMM__CFG(tile_b), shape,
+                                                                  alt_shape, alt_tile);
                         __syncwarp();
                         /* divisions by constants: a division by a variable would delay the first tile */
-                        s.tiles_n = GMM__CFG_OF(*alt_tile, tile_n) == 256 ? (args.p.n + 255) / 256
-                                    : GMM__CFG_OF(*alt_tile, tile_n) == 128
-                                        ? (args.p.n + 127) / 128 : (args.p.n + GMM__CFG(tile_n) - 1) / GMM__CFG(tile_n);
+                        s.tiles_n = GMM__CFG_OF(*alt_tile, tile_n) == 256   ? (args.p.n + 255) / 256
+                                    : GMM__CFG_OF(*alt_tile, tile_n) == 128 ? (args.p.n + 127) / 128
+                                                                            : (args.p.n + GMM__CFG(tile_n) - 1) /
+                                                                                  GMM__CFG(tile_n);
                         if (!GMM__K_GROUPED)
                             s.tiles_n = gmm_sm90_tiles_n(&args.p, s.tiles_n, 64, 16 * s.max_blocks,
                                                          (int32_t)gmm_cluster_nctarank(), stats);
@@ -8465,7 +8475,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __gri
                     }
                     __syncwarp();
                 }
-                if (speculative) speculative = batch = 0;
+                if (speculative) speculative = batch = 0; /* publishes nothing; the next pass begins at tile 0 again */
                 else {
                     if (lane < batch)
                         gmm_mbarrier_arrive(tile_full + 8 * ((tile_index + (uint32_t)lane) % GMM_SM90_TILE_RING));
@@ -8475,8 +8485,8 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __gri
             if (blockIdx.x == 0) gmm_sm90_report_faults(&args.groups, &args.p, ends);
         }
         if (warp == 8) {
-            /* The producer warp: each lane loads one TMA box of every stage. Cooperative tiles begin with a warm-up
-               tile, which only brings code and parameters into the caches. */
+            /* The producer warp: each lane loads one TMA box of every stage. Kernels of cooperative tiles begin with a
+               warm-up tile without columns: it loads nothing, but brings code and parameters into the caches. */
             const uint32_t b_block_bytes = GMM__CFG(b_stage_bytes) / (GMM__CFG(tile_n) / 64);
             uint32_t iter = 0, tile_index;
             int warmup = GMM__CFG(consumers) == 2;
@@ -8498,8 +8508,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __gri
                 bytes = GMM__TA ? (uint32_t)(t->row_blocks + 3) / 4 * 8192 : (uint32_t)t->row_blocks * 2048;
                 bytes += (uint32_t)gmm_sm90_b_boxes(t) * b_block_bytes;
                 if (t->cols <= 0) bytes = 0;
-                stages_at_once = GMM__SMALL_M(GMM__CFG_OF(!warmup && *alt_tile, tile_n)) && !warmup && *small_m
-                                 ? 2 : 1;
+                stages_at_once = GMM__SMALL_M(GMM__CFG_OF(!warmup && *alt_tile, tile_n)) && !warmup && *small_m ? 2 : 1;
                 /* neighbouring lanes load the same lines of two stages */
                 second = (uint32_t)lane & (stages_at_once - 1);
                 layout.tile_n = GMM__CFG_OF(!warmup && *alt_tile, tile_n);
@@ -8606,7 +8615,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __gri
     (GMM__ROW_SCALE_BYTES + (int)GMM__CAT(gmm_fp8_tile_scales_, GMM__SCALED) + \
      (int)GMM__CAT(gmm_fp8_column_scales_, GMM__SCALED) * GMM__CFG(tile_n))
 #define GMM__LINE_SCALE_BYTES (256 + 4 * GMM__CFG(tile_n))
-/* Alignment of a tile's first column: a tile of 192 columns may begin between two blocks of 128. */
+/* Alignment of a tile's first column: a tile of 192 columns may begin in the middle of a block of 128. */
 #define GMM__STEP (GMM__CFG(tile_n) == 128 ? 128 : 64)
 #define GMM__ACC (GMM__CFG(tile_n) / 2)       /* accumulators per thread: 64 rows by the tile's columns */
 #define GMM__WGMMA(op) GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), op)
@@ -8664,7 +8673,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
         gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), k / GMM__CFG(stages) & 1);
         if (GMM__KIND == GMM_FP8_1D1D && order >= 0) gmm_order_barrier(order, 1);
         GMM__PART(gmm_fp8_issue_stage_)(partial, desc_a, desc_b, s);
-        /* one group is under way: without this ptxas moves the scale loads between the wgmmas, which serializes them */
+        /* one group is in flight: without this ptxas moves the scale loads between the wgmmas, which serializes them */
         GMM__WGMMA_WAIT(1);
         if (row_scales_at) {
             a_scales[0] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES);
@@ -8768,7 +8777,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
     if (warp >= PRODUCER_WARP) {
         GMM__SETMAXNREG_DEC(GMM__CFG(producer_regs));
         if (warp == SCHEDULER_WARP) {
-            /* scheduler warp, up to half a ring ahead of the producer */
+            /* the scheduler warp, which is at most half a ring ahead of the producer */
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 3 * (args.p.groups + 1)
                                               : (int32_t *)(ring + GMM_SM90_TILE_RING);
             int32_t *const work_ends = ends + args.p.groups + 1, *const starts = work_ends + args.p.groups + 1;
@@ -8787,8 +8796,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                 for (speculative = 1; speculative >= 0; speculative--) {
                     int32_t tiles_n;
                     if (args.p.groups <= 32) tiles_n = gmm_fp8_plan_tiles(&args, &s, 1, !speculative, GMM__CFG(tile_n));
-                    else
-                        tiles_n = gmm_fp8_plan_tiles(&args, &s, GMM_FP8_LANE_GROUPS, !speculative, GMM__CFG(tile_n));
+                    else tiles_n = gmm_fp8_plan_tiles(&args, &s, GMM_FP8_LANE_GROUPS, !speculative, GMM__CFG(tile_n));
                     if (tiles_n) s.tiles_n = tiles_n;
                     if (!speculative) break;
                     gmm_fp8_predict_first_tile(&args, &s, gmm_sm90_this_cta(), &f);
@@ -8913,7 +8921,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                     }
                 }
                 if (multicast && (index & 1) != (int)cta_rank) active = 0;
-                if (first) /* the box is computed before the wait */
+                if (first) /* its operands: the box is computed before it */
                     GMM__GRIDDEPCONTROL_WAIT_WITH(offset, y, end, wrap, active, bytes, k_tiles);
                 for (; k_tiles > 0; k_tiles--, iter++) {
                     const uint32_t s = iter % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s);
@@ -8931,13 +8939,13 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                 gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, iter % GMM__CFG(stages)),
                                   (iter / GMM__CFG(stages) & 1) ^ 1);
         } else if (warp == SCALE_WARP && scaled) {
-            /* scale loader; column scales are permuted to the order of the accumulators */
+            /* the scale loader; column scales are permuted to the order of the accumulators */
             const uint32_t scales_at = base + GMM__CFG(stage_scales_offset);
             uint32_t iter = 0, tile_index = 0;
             int32_t x;
             for (;; tile_index++) {
                 const gmm_fp8_tile *const f = gmm_fp8_wait_tile(ring, tile_full, prediction, tile_index,
-                                                                      prefetch_tile && tile_index == 0);
+                                                                prefetch_tile && tile_index == 0);
                 const float *rows, *cols;
                 int64_t step, block;
                 uint32_t k_tiles;
@@ -8995,7 +9003,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
             const int first = prefetch_tile && tile_index == 0;
             const gmm_fp8_tile *f = &ring[first ? GMM_SM90_TILE_RING - 1 : tile_index % GMM_SM90_TILE_RING];
             const gmm_sm90_tile *t = &f->t;
-            /* computed again for every tile, so that the mainloop has the registers */
+            /* recomputed for every tile, so that the mainloop has their registers */
             const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid_x() >> 7, 0);
             const uint32_t desc_a = (uint32_t)gmm_wgmma_desc(base + GMM__CFG(a_offset) + 8192 * wg, 0);
             const uint32_t desc_b = (uint32_t)gmm_wgmma_desc(base, 0);
@@ -9071,21 +9079,21 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                 const int by_line = args.a_scale.scaling == GMM_SCALING_ROW || args.b_scale.scaling == GMM_SCALING_ROW;
                 if (by_line || second_exponent) { /* line scales that the call does not have are 1 */
                     const float second = gmm_f32_from_bits((uint32_t)(second_exponent ? second_exponent : 127) << 23);
-                    float s0, s1;
+                    float scale0, scale1;
                     gmm_cp_async_wait_all();
                     gmm_fp8_consumer_sync(wg);
-                    s0 = gmm_ld_shared_f32(scales + 4 * row) * second;
-                    s1 = gmm_ld_shared_f32(scales + 4 * row + 32) * second;
+                    scale0 = gmm_ld_shared_f32(scales + 4 * row) * second;
+                    scale1 = gmm_ld_shared_f32(scales + 4 * row + 32) * second;
 #pragma unroll
                     for (u = 0; u < GMM__ACC; u += 4) {
-                        float c[2];
-                        gmm_ld_shared_v2_f32(scales + 256 + 8 * u + tid % 4 * 8, c);
-                        c[0] = __fmul_rn(outer_scale, c[0]);
-                        c[1] = __fmul_rn(outer_scale, c[1]);
-                        acc[u] = __fmul_rn(__fmul_rn(acc[u], s0), c[0]);
-                        acc[u + 1] = __fmul_rn(__fmul_rn(acc[u + 1], s0), c[1]);
-                        acc[u + 2] = __fmul_rn(__fmul_rn(acc[u + 2], s1), c[0]);
-                        acc[u + 3] = __fmul_rn(__fmul_rn(acc[u + 3], s1), c[1]);
+                        float col_scales[2];
+                        gmm_ld_shared_v2_f32(scales + 256 + 8 * u + tid % 4 * 8, col_scales);
+                        col_scales[0] = __fmul_rn(outer_scale, col_scales[0]);
+                        col_scales[1] = __fmul_rn(outer_scale, col_scales[1]);
+                        acc[u] = __fmul_rn(__fmul_rn(acc[u], scale0), col_scales[0]);
+                        acc[u + 1] = __fmul_rn(__fmul_rn(acc[u + 1], scale0), col_scales[1]);
+                        acc[u + 2] = __fmul_rn(__fmul_rn(acc[u + 2], scale1), col_scales[0]);
+                        acc[u + 3] = __fmul_rn(__fmul_rn(acc[u + 3], scale1), col_scales[1]);
                     }
                 } else if (outer_scale != 1.0f) {
 #pragma unroll
@@ -9168,27 +9176,28 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                     const float beta = gmm_gemm_beta(&args.p, t->g);
                     char *const d = gmm_kmat_data(&args.p.d, t->g) +
                                     (t->m0 + 64 * wg + (args.wgrad ? 0 : (int64_t)t->row)) * pitch;
-                    const int columns_to_128 = (((uint32_t)(uintptr_t)d | (uint32_t)pitch) & (size == 2 ? 7 : 15)) == 0;
+                    const int aligned = (((uint32_t)(uintptr_t)d | (uint32_t)pitch) & (size == 2 ? 7 : 15)) == 0;
 #pragma unroll 1
                     for (x = tid; x < 512 * GMM__CFG(store_boxes); x += 128) {
-                        const int r = x / 8 % 64, c = c0 + x / 512 * box_cols + x % 8 * (box_cols / 8);
+                        const int box_row = x / 8 % 64, c = c0 + x / 512 * box_cols + x % 8 * (box_cols / 8);
                         const int cols_left = t->cols - c;
-                        const char *const from = slot_data + x / 512 * 8192 + r * 128 + (((x % 8) ^ (r % 8)) << 4);
-                        char *const to = d + r * pitch + (int64_t)(t->n0 + c) * size;
-                        if (r >= rows) continue;
+                        const char *const from = slot_data + x / 512 * 8192 + box_row * 128 +
+                                                 (((x % 8) ^ (box_row % 8)) << 4);
+                        char *const to = d + box_row * pitch + (int64_t)(t->n0 + c) * size;
+                        if (box_row >= rows) continue;
                         if (d_flags & GMM_FP8_D_16BIT) {
                             for (e = 0; e < 8 && e < cols_left; e++)
                                 ((uint16_t *)to)[e] = ((const uint16_t *)from)[e];
                         } else {
-                            const float4 w = *(const float4 *)from;
-                            float v[4], was[4];
-                            v[0] = w.x; v[1] = w.y; v[2] = w.z; v[3] = w.w;
+                            const float4 values = *(const float4 *)from;
+                            float v[4], stored[4];
+                            v[0] = values.x; v[1] = values.y; v[2] = values.z; v[3] = values.values;
                             if (beta != 0.0f) {
-                                gmm_read4(args.p.d.dtype, to, cols_left, columns_to_128, was);
+                                gmm_read4(args.p.d.dtype, to, cols_left, aligned, stored);
 #pragma unroll
-                                for (e = 0; e < 4; e++) v[e] = __fmaf_rn(beta, was[e], v[e]);
+                                for (e = 0; e < 4; e++) v[e] = __fmaf_rn(beta, stored[e], v[e]);
                             }
-                            gmm_write4(args.p.d.dtype, to, cols_left, columns_to_128, v);
+                            gmm_write4(args.p.d.dtype, to, cols_left, aligned, v);
                         }
                     }
                 }

@@ -31,7 +31,7 @@
    Deferred store (256x128): the accumulators of a finished tile are packed to 16 bits and stay in registers; a few rows
    are stored in every stage of the next tile, which hides the store without a slot for a whole tile.
 
-   Small-M mode: where groups are so small that forward only waits for the loads of weights, the producer requests two
+   Small-M mode: where groups are so small that the loads of weights bound forward, the producer requests two
    stages at a time (GMM__SMALL_M).
 
    A kernel with two tiles uses the one whose price for the split is lower (gmm_sm90_choose_tile, in the scheduler

@@ -493,9 +493,9 @@ GMM__DEVICE uint32_t gmm_pack2(gmm_dtype dtype, float low, float high) {
     return dtype == GMM_BF16 ? gmm_cvt_bf16x2(high, low) : gmm_cvt_f16x2(high, low);
 }
 GMM__DEVICE float gmm_widen(gmm_dtype dtype, uint16_t bits) {
-    float r = __uint_as_float((uint32_t)bits << 16);
-    if (dtype != GMM_BF16) r = gmm_cvt_f32_f16(bits);
-    return r;
+    float value = __uint_as_float((uint32_t)bits << 16);
+    if (dtype != GMM_BF16) value = gmm_cvt_f32_f16(bits);
+    return value;
 }
 
 /* Reads and writes up to 4 consecutive elements of a row. `count` is the number of elements left in the row; it may
@@ -528,7 +528,7 @@ GMM__DEVICE void gmm_read4(gmm_dtype dtype, const char *src, int count, int vec4
     for (i = 0; i < 4; i++) v[i] = gmm_widen(dtype, h[i]);
 }
 GMM__DEVICE void gmm_write4(gmm_dtype dtype, char *dst, int count, int vec4, const float v[4]) {
-    uint2 u;
+    uint2 bits;
     int i;
     if (dtype == GMM_F32) {
         if (vec4 && count >= 4) *(float4 *)dst = make_float4(v[0], v[1], v[2], v[3]);
@@ -539,13 +539,13 @@ GMM__DEVICE void gmm_write4(gmm_dtype dtype, char *dst, int count, int vec4, con
         }
         return;
     }
-    u = make_uint2(gmm_pack2(dtype, v[0], v[1]), gmm_pack2(dtype, v[2], v[3]));
-    if (vec4 && count >= 4) *(uint2 *)dst = u;
+    bits = make_uint2(gmm_pack2(dtype, v[0], v[1]), gmm_pack2(dtype, v[2], v[3]));
+    if (vec4 && count >= 4) *(uint2 *)dst = bits;
     else {
-        if (count > 0) ((uint16_t *)dst)[0] = (uint16_t)u.x;
-        if (count > 1) ((uint16_t *)dst)[1] = (uint16_t)(u.x >> 16);
-        if (count > 2) ((uint16_t *)dst)[2] = (uint16_t)u.y;
-        if (count > 3) ((uint16_t *)dst)[3] = (uint16_t)(u.y >> 16);
+        if (count > 0) ((uint16_t *)dst)[0] = (uint16_t)bits.x;
+        if (count > 1) ((uint16_t *)dst)[1] = (uint16_t)(bits.x >> 16);
+        if (count > 2) ((uint16_t *)dst)[2] = (uint16_t)bits.y;
+        if (count > 3) ((uint16_t *)dst)[3] = (uint16_t)(bits.y >> 16);
     }
 }
 /* Whether groups of 4 elements in the rows of a matrix are aligned for one vector access. */
@@ -584,6 +584,7 @@ GMM__DEVICE void gmm_pdl_wait(void) {
 #endif
 }
 
+/* Launches a kernel whose only parameter is the structure at `args`; with `pdl` by programmatic dependent launch. */
 static GMM__UNUSED cudaError_t gmm_launch_pdl(const void *kernel, int pdl, unsigned blocks, unsigned threads,
                                               size_t shared, const void *args, cudaStream_t stream) {
     cudaLaunchConfig_t config = GMM_ZERO;
@@ -620,6 +621,7 @@ GMM__KERNEL __launch_bounds__(GMM_COPY_VALUES) gmm_copy_values(const __grid_cons
 
 /* ............................................................................................... Split offsets ... */
 
+/* The split reader: row offsets and tile counts of the groups, from sizes or offsets in device memory. */
 enum { GMM_OFFSETS_THREADS = 1024 };
 typedef struct gmm_offsets_args {
     gmm_groups groups; /* splits in device memory */
@@ -633,8 +635,8 @@ GMM__DEVICE int64_t gmm_split_value(const gmm_groups *s, int64_t i) {
     return s->dtype == GMM_I64 ? ((const int64_t *)s->splits)[i] : ((const int32_t *)s->splits)[i];
 }
 
-/* Inclusive scan over the CTA of values >= 0: their sum, saturated at `limit`, or their maximum. *total receives the
-   last value. `warps` is shared scratch memory of 32 words. */
+/* Inclusive scan over the CTA of values >= 0: their sum, saturated at `limit`, or their maximum (`maximum`). *total
+   receives the last value. `warps` is scratch memory of 32 words in shared memory. */
 GMM__DEVICE int64_t gmm_block_scan(int64_t v, int maximum, int64_t limit, int64_t *warps, int64_t *total) {
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
     int step;
@@ -646,12 +648,14 @@ GMM__DEVICE int64_t gmm_block_scan(int64_t v, int maximum, int64_t limit, int64_
     if (lane == 31) warps[warp] = v;
     __syncthreads();
     if (warp == 0) {
-        int64_t w = lane < (int)blockDim.x >> 5 ? warps[lane] : 0;
+        int64_t warp_prefix = lane < (int)blockDim.x >> 5 ? warps[lane] : 0;
         for (step = 1; step < 32; step *= 2) {
-            const int64_t other = (int64_t)__shfl_up_sync(0xFFFFFFFFu, (long long)w, (unsigned)step);
-            if (lane >= step) w = maximum ? (w > other ? w : other) : (w > limit - other ? limit : w + other);
+            const int64_t other = (int64_t)__shfl_up_sync(0xFFFFFFFFu, (long long)warp_prefix, (unsigned)step);
+            if (lane >= step)
+                warp_prefix = maximum ? (warp_prefix > other ? warp_prefix : other)
+                                      : (warp_prefix > limit - other ? limit : warp_prefix + other);
         }
-        warps[lane] = w;
+        warps[lane] = warp_prefix;
     }
     __syncthreads();
     *total = warps[31];
@@ -684,7 +688,7 @@ GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __gri
         int64_t value = 0, end, i = g + is_offsets;
         if (valid) value = gmm_split_value(s, i);
         end = value < 0 ? 0 : value > capacity ? capacity : value;
-        if (tid == 0) /* adds the end of the previous chunk */
+        if (tid == 0) /* the scan continues from the end of the previous chunk of groups */
             end = is_offsets ? (end > rows ? end : rows) : (end > capacity - rows ? capacity : end + rows);
         end = gmm_block_scan(end, is_offsets, capacity, warps, &total);
         ends[tid + 1] = end;
@@ -706,7 +710,7 @@ GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __gri
     if (fault && s->fault) atomicOr(s->fault, fault);
 }
 
-/* The same for at most 32 groups, computed by each warp for itself, so that no kernel has to run before. Lane g
+/* The same for at most 32 groups: each warp that needs the split reads it, so that no kernel has to run before. Lane g
    receives the first row and the number of rows of group g, and the inclusive prefix sum of tiles. The warp with
    `report_faults` reports faults. */
 typedef struct gmm_warp_split { int32_t begin, rows, tiles, total; } gmm_warp_split;
@@ -715,28 +719,28 @@ GMM__DEVICE gmm_warp_split gmm_warp_split_scan(const gmm_groups *s, int32_t tile
     const int32_t capacity = (int32_t)s->capacity, valid = lane < s->count;
     const int64_t value = valid ? gmm_split_value(s, lane + is_offsets) : 0;
     int32_t end = value < 0 ? 0 : value > capacity ? capacity : (int32_t)value, step;
-    gmm_warp_split w;
+    gmm_warp_split split;
     for (step = 1; step < 32; step *= 2) {
         const int32_t other = __shfl_up_sync(0xFFFFFFFFu, end, (unsigned)step);
         const int32_t sum = end > capacity - other ? capacity : end + other;
         if (lane >= step) end = !is_offsets ? sum : end > other ? end : other;
     }
-    w.begin = __shfl_up_sync(0xFFFFFFFFu, end, 1u);
-    if (lane == 0) w.begin = 0;
-    w.rows = end - w.begin;
-    w.tiles = (w.rows + tile_rows - 1) / tile_rows;
+    split.begin = __shfl_up_sync(0xFFFFFFFFu, end, 1u);
+    if (lane == 0) split.begin = 0;
+    split.rows = end - split.begin;
+    split.tiles = (split.rows + tile_rows - 1) / tile_rows;
     for (step = 1; step < 32; step *= 2) {
-        const int32_t other = __shfl_up_sync(0xFFFFFFFFu, w.tiles, (unsigned)step);
-        if (lane >= step) w.tiles += other;
+        const int32_t other = __shfl_up_sync(0xFFFFFFFFu, split.tiles, (unsigned)step);
+        if (lane >= step) split.tiles += other;
     }
-    w.total = __shfl_sync(0xFFFFFFFFu, w.tiles, 31);
+    split.total = __shfl_sync(0xFFFFFFFFu, split.tiles, 31);
     if (report_faults && s->fault) {
         uint32_t fault = 0;
-        if (valid) (void)gmm_split_end(w.begin, value, s->form, capacity, s->row_align, &fault);
+        if (valid) (void)gmm_split_end(split.begin, value, s->form, capacity, s->row_align, &fault);
         if (lane == 0 && is_offsets && gmm_split_value(s, 0) != 0) fault |= (uint32_t)GMM_FAULT_MONOTONIC;
         if (fault) atomicOr(s->fault, fault);
     }
-    return w;
+    return split;
 }
 
 /* ............................................................................................. Grouped products ... */
@@ -768,9 +772,9 @@ typedef struct gmm_gemm_args {
     X(dgrad, 0, 1, 0) \
     X(wgrad, 1, 1, 1)
 
-/* Tiles: X(tag, M, N, K, stages, warps along M, warps along N, CTAs per multiprocessor, skip). skip = 1: blocks of 16
-   rows beyond the group's last row are not multiplied, for groups of less than a tile's rows. All tiles accumulate an
-   element in the same order, so results do not depend on the tile. */
+/* Tiles: X(tag, M, N, K, stages, warps along M, warps along N, CTAs per multiprocessor, skip). With skip 1, blocks of
+   16 rows beyond the group's last row are not multiplied, which pays where groups have fewer rows than a tile. All
+   tiles accumulate an element in the same order, so results do not depend on the tile. */
 #define GMM_MMA_TILE_LIST(X) \
     X(128x256, 128, 256, 64, 3, 2, 4, 1, 0) \
     X(64x128, 64, 128, 32, 6, 1, 4, 2, 1)
@@ -836,23 +840,23 @@ GMM__DEVICE float gmm_gemm_beta(const gmm_gemm_args *args, int32_t g) {
     return args->beta ? args->beta[g] : args->beta_all;
 }
 
-/* Finds the first tile at or after *tile_index in this CTA's sequence that has work, and returns 0 at the end. The
-   whole warp calls it. Tile numbers fit 32 bits. */
+/* Advances *tile_index to the first tile of this CTA's sequence, at or after it, that has work, and describes the tile
+   in *t. Returns 0 where there is none. Whole warp. Tile numbers fit 32 bits. */
 GMM__DEVICE int gmm_gemm_next_tile(const gmm_gemm_args *args, int ragged_k, int bm, int bn, int64_t *tile_index,
                                    gmm_gemm_tile *t) {
     const uint32_t tiles_n = (uint32_t)(args->n + bn - 1) / (uint32_t)bn;
     const int32_t G = args->groups;
     if (!ragged_k) {
-        uint32_t q;
+        uint32_t row_tile;
         if (*tile_index >= (int64_t)args->tiles[G] * tiles_n) return 0;
-        q = (uint32_t)*tile_index / tiles_n;
-        gmm_find_group32(args->tiles, G, q, &t->g);
+        row_tile = (uint32_t)*tile_index / tiles_n;
+        gmm_find_group32(args->tiles, G, row_tile, &t->g);
         t->row = args->offsets[t->g];
         t->m = (int32_t)(args->offsets[t->g + 1] - t->row);
         t->k = args->k;
-        q = (uint32_t)args->tiles[t->g];
-        gmm_tile_rasterize((uint32_t)*tile_index - q * tiles_n, (uint32_t)args->tiles[t->g + 1] - q, tiles_n, bm, bn,
-                           t);
+        row_tile = (uint32_t)args->tiles[t->g]; /* the group's first */
+        gmm_tile_rasterize((uint32_t)*tile_index - row_tile * tiles_n, (uint32_t)args->tiles[t->g + 1] - row_tile,
+                           tiles_n, bm, bn, t);
     } else {
         const uint32_t tiles_m = (uint32_t)(args->m + bm - 1) / (uint32_t)bm, group_tiles = tiles_m * tiles_n;
         int32_t rows;
@@ -884,15 +888,16 @@ typedef struct gmm_gemm_epilogue {
 } gmm_gemm_epilogue;
 
 GMM__DEVICE gmm_gemm_epilogue gmm_gemm_epilogue_begin(const gmm_gemm_args *args, int ragged_k, const gmm_gemm_tile *t) {
-    gmm_gemm_epilogue o;
-    o.d = gmm_kmat_data(&args->d, t->g) + (ragged_k ? 0 : t->row * args->d.ld * gmm_kmat_size(&args->d));
-    o.vec4 = gmm_vec4_aligned(args->d.dtype, o.d, args->d.ld);
-    o.bias = !ragged_k && args->bias.dtype != GMM_NONE ? gmm_kmat_data(&args->bias, t->g) : NULL;
-    o.bias_vec4 = gmm_vec4_aligned(args->bias.dtype, o.bias, 4);
-    o.bias_scale = !ragged_k && args->bias_scale ? args->bias_scale + t->row : NULL;
-    o.alpha = args->alpha && t->k > 0 ? args->alpha[args->alpha_per_group ? t->g : 0] : 1.0f; /* an empty sum is +0 */
-    o.beta = gmm_gemm_beta(args, t->g);
-    return o;
+    gmm_gemm_epilogue epilogue;
+    epilogue.d = gmm_kmat_data(&args->d, t->g) + (ragged_k ? 0 : t->row * args->d.ld * gmm_kmat_size(&args->d));
+    epilogue.vec4 = gmm_vec4_aligned(args->d.dtype, epilogue.d, args->d.ld);
+    epilogue.bias = !ragged_k && args->bias.dtype != GMM_NONE ? gmm_kmat_data(&args->bias, t->g) : NULL;
+    epilogue.bias_vec4 = gmm_vec4_aligned(args->bias.dtype, epilogue.bias, 4);
+    epilogue.bias_scale = !ragged_k && args->bias_scale ? args->bias_scale + t->row : NULL;
+    /* an empty sum is +0 whatever alpha is */
+    epilogue.alpha = args->alpha && t->k > 0 ? args->alpha[args->alpha_per_group ? t->g : 0] : 1.0f;
+    epilogue.beta = gmm_gemm_beta(args, t->g);
+    return epilogue;
 }
 
 /* Epilogue of four accumulators of one row: scales, adds bias and beta D, rounds once and stores. `bias` holds the
@@ -1003,6 +1008,8 @@ GMM__DEVICE void gmm_gemm_zero_tail(const gmm_kmat *d, int64_t first_row, int64_
         for (c = 4 * (int32_t)(threadIdx.x & 31); c < n; c += 128)
             gmm_write4(d->dtype, (char *)d->data + (r * d->ld + c) * size, n - c, vec4, zero);
 }
+
+/* Stages of the portable products (loads by cp.async for 16 bits, through registers for fp32), and their instances. */
 
 /* Shape of one 16-bit operand's stages, constant per kernel. A stage has rows of contiguous elements, as the operand is
    stored: its rows are rows of A or B where the operand is stored as [mn][k], and values of k where it is stored as
@@ -1234,7 +1241,7 @@ enum {
     GMM_QGEMM_TILE_M = 128,
     GMM_QGEMM_TILE_K = 64,
     GMM_QGEMM_THREADS = 256,
-    /* _0: one sum over the contraction, _1: block-scaled sums */
+    /* names end in _0 for one sum over the contraction, in _1 for block-scaled sums */
     gmm_qgemm_tile_n_0 = 256,
     gmm_qgemm_tile_n_1 = 128,
     gmm_qgemm_slot_bytes_0 = 8 * (GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_0),
@@ -1245,7 +1252,7 @@ enum {
                              4 * gmm_qgemm_slot_bytes_1 + (int)sizeof(gmm_gemm_tile)
 };
 
-/* Products of two pairs of 16-bit elements, each rounded once; subnormal values are kept. */
+/* Products of two pairs of 16-bit elements, each rounded once; subnormal results are not flushed to 0. */
 GMM__DEVICE uint32_t gmm_mul_16bit_x2(gmm_dtype dtype, uint32_t a, uint32_t b) {
     return dtype == GMM_BF16 ? gmm_mul_bf16x2(a, b) : gmm_mul_f16x2(a, b);
 }
@@ -1305,6 +1312,7 @@ typedef struct gmm_qgemm_operand {
 GMM__DEVICE int gmm_qgemm_chunk_shift(const gmm_mat *m, int mn_major, int log2_mn64) {
     return (m->scaling == GMM_SCALING_NONE ? 3 : m->dtype == GMM_E2M1 ? 1 : 2) + (mn_major ? log2_mn64 : 0);
 }
+/* Bits of an element as stored. */
 GMM__DEVICE int gmm_qgemm_element_bits(const gmm_mat *m) {
     return m->scaling == GMM_SCALING_NONE ? 16 : m->dtype == GMM_E2M1 ? 4 : 8;
 }
@@ -1477,8 +1485,8 @@ GMM__DEVICE void gmm_qgemm_store_scales(gmm_dtype dtype, int block_scaled, gmm_s
     }
 }
 
-/* The scale of row i of A or B that is constant along k: of NV16 its amax, which gmm_qgemm_outer_divisor, 6 e4m3_max,
-   divides. */
+/* The scale of row i of A or B that is constant along k, to be divided by gmm_qgemm_outer_divisor: for NV16 the amax
+   over 6 e4m3_max, for other scalings over 1. */
 GMM__DEVICE float gmm_qgemm_outer_scale(const gmm__qview *v, gmm_scaling scaling, int32_t i) {
     if (scaling == GMM_SCALING_NV16) return v->amax[v->per_line ? i : 0];
     return scaling == GMM_SCALING_TENSOR || scaling == GMM_SCALING_ROW ? gmm__qview_factor(v, i, 0, 1) : 1.0f;
@@ -1530,7 +1538,7 @@ GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float r
 /* One row per kernel. */
 typedef struct gmm_qgemm_kernel {
     gmm_gemm_op op;
-    int32_t a, b, parts; /* of the kind */
+    int32_t a, b, parts; /* of the kind: whether A, B are MN-major, and whether sums are block-scaled */
     int32_t tile_cols, shared;
     gmm_dtype dtype;
     const void *function;
@@ -3152,10 +3160,10 @@ GMM__DEVICE void gmm_fp8_plan_outer_scale(const gmm_fp8_args *args, gmm_fp8_tile
 
 /* Predicted first tile. The scheduler chooses the CTA's first tile by the split that it reads before
    griddepcontrol.wait; the producer loads the tile's operands right after the wait, and consumers multiply them.
-   Meanwhile the scheduler reads the split again. If
-   the prediction was wrong, the result is discarded and the CTA takes its true first tile after all others. CTAs of a
-   cluster pass stages to one another and must take the same number of them: an empty tile takes as many stages as a
-   real one, and where one CTA repeats its first tile, the other takes one more empty tile. */
+   Meanwhile the scheduler reads the split again. If the prediction was wrong, the result is discarded and the CTA takes
+   its true first tile after all others. CTAs of a cluster pass stages to one another and must take the same number of
+   them: an empty tile takes as many stages as a real one, and where one CTA repeats its first tile, the other takes one
+   more empty tile. */
 
 /* A tile without rows or columns that takes the stages of a real one. */
 GMM__DEVICE void gmm_fp8_empty_tile(const gmm_fp8_args *args, gmm_fp8_tile *f) {
@@ -3647,9 +3655,8 @@ typedef struct gmm_expand_strip_step {
     uint32_t scale[GMM_EXPAND_STRIPS][2];
 } gmm_expand_strip_step;
 
-       GMM__DEVICE void gmm_expand_load_strip_step(const gmm_expand_strip strips[GMM_EXPAND_STRIPS], int64_t pitch, int
-       aligned,
-                                            int swizzled, int32_t line, gmm_expand_strip_step *step) {
+GMM__DEVICE void gmm_expand_load_strip_step(const gmm_expand_strip strips[GMM_EXPAND_STRIPS], int64_t pitch,
+                                            int aligned, int swizzled, int32_t line, gmm_expand_strip_step *step) {
     const int32_t line_offset = swizzled ? line % 32 * 16 + line % 128 / 32 * 4 : 0;
     int strip;
 #pragma unroll
@@ -3887,10 +3894,11 @@ GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS) gmm_linear_bgrad_sum(const __gr
         const int32_t first = args.tiles[g], last = args.tiles[g + 1];
         char *dst;
         float sum[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
-        int32_t p;
+        int32_t chunk;
         if ((args.frozen && args.frozen[g]) || (first == last && beta == 1.0f)) continue;
         dst = gmm_kmat_data(&args.db, g);
-        for (p = first; p < last; p++) sum[0] = __fadd_rn(sum[0], args.partials[(int64_t)p * args.n + n]);
+        for (chunk = first; chunk < last; chunk++)
+            sum[0] = __fadd_rn(sum[0], args.partials[(int64_t)chunk * args.n + n]);
         dst += n * gmm_kmat_size(&args.db);
         if (beta != 0.0f) {
             float old[4];
@@ -3915,26 +3923,28 @@ static const gmm_bgrad_kernel gmm_bgrad_kernels[] = {
 
 /* ............................................................................................... Launchers ... */
 
-/* Number of CTAs that a persistent kernel starts. `tasks` is an upper bound of its tasks. An SM limit leaves
-   the other multiprocessors to other kernels, so it allows one CTA for each multiprocessor. */
+/* Number of CTAs that a persistent kernel starts. `tasks` is an upper bound of its tasks, `blocks` the CTAs that fit a
+   multiprocessor, and `limit` the SM limit or 0. A limit leaves the other multiprocessors to other kernels, so that
+   only one CTA may start per multiprocessor of the limit. */
 static GMM__UNUSED int32_t gmm__grid(int32_t processors, int32_t limit, int32_t blocks, int64_t tasks) {
     const int64_t max_blocks = limit > 0 ? (limit < processors ? limit : processors) : (int64_t)processors * blocks;
     return (int32_t)(tasks < 1 ? 1 : tasks < max_blocks ? tasks : max_blocks);
 }
 
+/* Writes `words` 64-bit words of the host to device memory, by kernel parameters (gmm_copy_values). */
 static GMM__UNUSED cudaError_t gmm_launch_copy(void *dst, const void *src, int64_t words, cudaStream_t stream) {
     gmm_copy_args args;
     void *params[1];
-    cudaError_t e = cudaSuccess;
+    cudaError_t error = cudaSuccess;
     int64_t i;
     params[0] = &args;
-    for (i = 0; i < words && e == cudaSuccess; i += GMM_COPY_VALUES) {
+    for (i = 0; i < words && error == cudaSuccess; i += GMM_COPY_VALUES) {
         args.dst = (uint64_t *)dst + i;
         args.count = (int32_t)(words - i < GMM_COPY_VALUES ? words - i : (int64_t)GMM_COPY_VALUES);
         memcpy(args.values, (const uint64_t *)src + i, (size_t)args.count * 8);
-        e = cudaLaunchKernel((const void *)gmm_copy_values, dim3(1), dim3(GMM_COPY_VALUES), params, 0, stream);
+        error = cudaLaunchKernel((const void *)gmm_copy_values, dim3(1), dim3(GMM_COPY_VALUES), params, 0, stream);
     }
-    return e;
+    return error;
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_offsets(const gmm_offsets_args *args, int pdl, cudaStream_t stream) {
@@ -3947,32 +3957,32 @@ static GMM__UNUSED cudaError_t gmm_launch_gemm(int32_t kernel, int32_t grid, con
                                                cudaStream_t stream) {
     const gmm_gemm_kernel *row = &gmm_gemm_kernels[kernel];
     void *params[1];
-    cudaError_t e = cudaSuccess;
+    cudaError_t error = cudaSuccess;
     params[0] = (void *)(uintptr_t)args;
     if (row->shared > 48 * 1024)
-        e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->shared);
-    if (e == cudaSuccess)
-        e = cudaLaunchKernel(row->function, dim3((unsigned)grid), dim3((unsigned)row->threads), params,
-                             (size_t)row->shared, stream);
-    return e;
+        error = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->shared);
+    if (error == cudaSuccess)
+        error = cudaLaunchKernel(row->function, dim3((unsigned)grid), dim3((unsigned)row->threads), params,
+                                 (size_t)row->shared, stream);
+    return error;
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_bgrad(gmm_dtype dtype, int32_t grid, const gmm_bgrad_args *args,
                                                 cudaStream_t stream) {
     const gmm_bgrad_kernel *row = gmm_bgrad_kernels;
     void *params[1];
-    cudaError_t e = cudaSuccess;
+    cudaError_t error = cudaSuccess;
     params[0] = (void *)(uintptr_t)args;
     while (row->dtype != dtype) row++;
     if (args->db.dtype != GMM_NONE) {
-        e = cudaLaunchKernel(row->partials, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS), params, 0, stream);
-        if (e == cudaSuccess)
-            e = cudaLaunchKernel((const void *)gmm_linear_bgrad_sum, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS),
-                                 params, 0, stream);
+        error = cudaLaunchKernel(row->partials, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS), params, 0, stream);
+        if (error == cudaSuccess)
+            error = cudaLaunchKernel((const void *)gmm_linear_bgrad_sum, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS),
+                                     params, 0, stream);
     }
-    if (e == cudaSuccess && args->d_bias_scale)
-        e = cudaLaunchKernel(row->rows, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS), params, 0, stream);
-    return e;
+    if (error == cudaSuccess && args->d_bias_scale)
+        error = cudaLaunchKernel(row->rows, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS), params, 0, stream);
+    return error;
 }
 
 
@@ -4512,7 +4522,7 @@ typedef struct gmm__quant_args {
     /* all rows are multiples of aligned vectors: 1 bodies 12 to 15 may serve, 2 also their GMM__HADAMARD instances */
     int32_t vectorized;
     int32_t record;                   /* vectorized, delayed scaling: the casts raise the amaxes of the copies */
-    /* vectorized: tiles from the last to the first, since the L2 still holds the last ones */
+    /* vectorized: tiles are processed from the last to the first, since the L2 still holds the last ones */
     int32_t backward;
     /* vectorized: bytes between matrices of the copies and the source, and between their scales */
     int64_t step[3], scale_step[2];
@@ -4549,6 +4559,7 @@ typedef struct gmm__quant_strip {
     int64_t padded_row; /* first row of the unit where groups are padded to multiples of GMM_GROUP_ROWS */
 } gmm__quant_strip;
 
+/* The number of strips of all units, and the strip of a number. */
 GMM__DEVICE int64_t gmm__quant_strips(int32_t grouped, const int32_t *tiles, int64_t units, int64_t rows) {
     return grouped ? (int64_t)tiles[units] : units * ((rows + GMM_TILE - 1) / GMM_TILE);
 }
@@ -4573,6 +4584,7 @@ GMM__DEVICE gmm__quant_strip gmm__quant_strip_of(int32_t grouped, const int32_t 
     p.m = p.rows - p.row < GMM_TILE ? p.rows - p.row : (int64_t)GMM_TILE;
     return p;
 }
+/* View of a strip's unit in a copy. */
 GMM__DEVICE gmm__qview gmm__quant_copy(const gmm_mat *m, gmm_direction direction, int32_t grouped,
                                        const gmm__quant_strip *p, int64_t cols) {
     return gmm__qview_of(m, direction, grouped, p->unit, p->source_row, p->padded_row, p->rows, cols);
@@ -4582,6 +4594,7 @@ GMM__DEVICE gmm__qview gmm__quant_copy(const gmm_mat *m, gmm_direction direction
    lane, along rows and along columns, are free of bank conflicts: the lanes of a row start with different elements
    of their four. */
 GMM__DEVICE int32_t gmm__quant_smem_index(int32_t r, int32_t c) { return r * GMM_TILE + (c ^ ((r >> 2) & 31)); }
+/* Rotates four values to the left by `count`. */
 GMM__DEVICE void gmm__quant_rotate4(float v[4], int32_t count) {
     const float a = v[0];
     if (count & 1) { v[0] = v[1]; v[1] = v[2]; v[2] = v[3]; v[3] = a; }
@@ -4591,19 +4604,19 @@ GMM__DEVICE void gmm__quant_rotate4(float v[4], int32_t count) {
     }
 }
 GMM__DEVICE void gmm__quant_store_row(float *x, int32_t r, const float src[4]) {
-    const int32_t lane = gmm__lane(), q = lane >> 3;
+    const int32_t lane = gmm__lane(), rotation = lane >> 3;
     float v[4] = { src[0], src[1], src[2], src[3] };
-    int32_t t;
-    gmm__quant_rotate4(v, q);
+    int32_t j;
+    gmm__quant_rotate4(v, rotation);
 #pragma unroll
-    for (t = 0; t < 4; t++) x[gmm__quant_smem_index(r, 4 * lane + ((t + q) & 3))] = v[t];
+    for (j = 0; j < 4; j++) x[gmm__quant_smem_index(r, 4 * lane + ((j + rotation) & 3))] = v[j];
 }
 GMM__DEVICE void gmm__quant_load_row(const float *x, int32_t r, float v[4]) {
-    const int32_t lane = gmm__lane(), q = lane >> 3;
-    int32_t t;
+    const int32_t lane = gmm__lane(), rotation = lane >> 3;
+    int32_t j;
 #pragma unroll
-    for (t = 0; t < 4; t++) v[t] = x[gmm__quant_smem_index(r, 4 * lane + ((t + q) & 3))];
-    gmm__quant_rotate4(v, (4 - q) & 3);
+    for (j = 0; j < 4; j++) v[j] = x[gmm__quant_smem_index(r, 4 * lane + ((j + rotation) & 3))];
+    gmm__quant_rotate4(v, (4 - rotation) & 3);
 }
 /* Loads four rows of column c, Hadamard-transformed in blocks of 16 if `hadamard`. */
 GMM__DEVICE void gmm__quant_load_col(const float *x, int32_t c, int32_t hadamard, float v[4]) {
@@ -4674,11 +4687,11 @@ GMM__DEVICE uint32_t gmm__quant_e2m1x4(const float p[4]) {
 }
 /* Codes of four values times the encode scale of their block. */
 GMM__DEVICE uint32_t gmm__quant_codes(gmm_dtype dtype, const float v[4], float encode_scale) {
-    float p[4];
+    float products[4];
     int32_t j;
 #pragma unroll
-    for (j = 0; j < 4; j++) p[j] = gmm__fmul(v[j], encode_scale);
-    return dtype == GMM_E2M1 ? gmm__quant_e2m1x4(p) : gmm__quant_fp8x4(dtype == GMM_E5M2, p);
+    for (j = 0; j < 4; j++) products[j] = gmm__fmul(v[j], encode_scale);
+    return dtype == GMM_E2M1 ? gmm__quant_e2m1x4(products) : gmm__quant_fp8x4(dtype == GMM_E5M2, products);
 }
 
 /* Maximum over the 4, 8 or 32 lanes that share a block. */
@@ -4804,7 +4817,7 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy
     }
     if (scaling == GMM_SCALING_128X128) {
         const int64_t first = gmm__qview_scale(view, line, s->along0 / 128);
-        /* the padding is behind the last block */
+        /* a line's padding follows its last block */
         if (l == 0 && (lane == 0 || (s->blocks == 1 && lane < s->padded_blocks)))
             ((float *)(void *)view->scale)[first + lane] = lane == 0 ? gmm_f32_from_bits(stored) : 0.0f;
     } else if (scaling == GMM_SCALING_1X128) {
@@ -4877,7 +4890,7 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
         }
         __syncthreads();
     }
-    /* errors of the 16 rows of a block, summed as a tree */
+    /* the errors of the 16 lines of a square block are summed as a binary tree, whose order fixes the result */
     if (height > 1 && scaling == GMM_SCALING_NV16 && f->four_over_six) {
         float *errors = (float *)(void *)codes; /* [2][GMM_TILE][GMM_TILE_BLOCKS] */
         for (l = gmm__warp(); l < GMM_TILE; l += GMM__QUANT_WARPS) {
@@ -5008,12 +5021,12 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_tail(const __grid_c
    lanes write complete lines of memory; stores of half lines are slower. */
 enum {
     GMM__VEC_WARP_ROWS = 32, GMM__VEC_WARP_COLS = 64,
-    /* bytes of a column of codes; 16 more after every eight columns */
+    /* bytes of a column of FP8 codes in shared memory; 16 bytes of padding follow every eight columns */
     GMM__VEC_COLUMN = GMM_TILE,
     GMM__VEC_CODES = GMM_TILE * GMM__VEC_COLUMN + GMM_TILE / 8 * 16,
     /* tiles of a strip that a CTA processes (NV16, and MX32 from 16-bit sources) */
     GMM__VEC_TILES = 2,
-    GMM__NV_COLUMN = GMM_TILE / 2,
+    GMM__NV_COLUMN = GMM_TILE / 2, /* the same for E2M1 codes */
     GMM__NV_CODES = GMM_TILE * GMM__NV_COLUMN + GMM_TILE / 8 * 16
 };
 
@@ -5410,13 +5423,16 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid
     const int32_t lane = gmm__lane();
     int64_t index;
     for (index = blockIdx.x; index < a.units * row_tiles * col_tiles; index += gridDim.x) {
-        const int64_t u = index / (row_tiles * col_tiles), i = index / col_tiles % row_tiles, j = index % col_tiles;
-        const gmm__qview src_view = gmm__qview_of(&a.src, GMM_ROWWISE, 0, u, 0, 0, a.rows, a.cols);
-        const gmm__qview dst_view = gmm__qview_of(&a.dst, GMM_COLUMNWISE, 0, u, 0, 0, a.rows, a.cols);
-        const uint8_t *src = src_view.data + i * GMM_TILE * src_view.ld + j * GMM_TILE;
-        uint8_t *dst = dst_view.data + j * GMM_TILE * dst_view.ld + i * GMM_TILE;
-        const int32_t m = (int32_t)(a.rows - i * GMM_TILE < GMM_TILE ? a.rows - i * GMM_TILE : (int64_t)GMM_TILE);
-        const int32_t n = (int32_t)(a.cols - j * GMM_TILE < GMM_TILE ? a.cols - j * GMM_TILE : (int64_t)GMM_TILE);
+        const int64_t unit = index / (row_tiles * col_tiles), row_tile = index / col_tiles % row_tiles,
+                      col_tile = index % col_tiles;
+        const gmm__qview src_view = gmm__qview_of(&a.src, GMM_ROWWISE, 0, unit, 0, 0, a.rows, a.cols);
+        const gmm__qview dst_view = gmm__qview_of(&a.dst, GMM_COLUMNWISE, 0, unit, 0, 0, a.rows, a.cols);
+        const uint8_t *src = src_view.data + row_tile * GMM_TILE * src_view.ld + col_tile * GMM_TILE;
+        uint8_t *dst = dst_view.data + col_tile * GMM_TILE * dst_view.ld + row_tile * GMM_TILE;
+        const int32_t m = (int32_t)(a.rows - row_tile * GMM_TILE < GMM_TILE ? a.rows - row_tile * GMM_TILE
+                                                                            : (int64_t)GMM_TILE);
+        const int32_t n = (int32_t)(a.cols - col_tile * GMM_TILE < GMM_TILE ? a.cols - col_tile * GMM_TILE
+                                                                            : (int64_t)GMM_TILE);
         const int words =
             (((uintptr_t)src | (uintptr_t)src_view.ld | (uintptr_t)dst | (uintptr_t)dst_view.ld) & 3) == 0 &&
             (m | n) % 4 == 0;
@@ -5442,7 +5458,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid
                 for (k = lane; k < m; k += 32) dst[l * dst_view.ld + k] = codes[l * GMM__QUANT_CODES + k];
             else if (4 * lane < m)
                 *(uint32_t *)(dst + l * dst_view.ld + 4 * lane) = tile[l * (GMM__QUANT_CODES / 4) + lane];
-        if (threadIdx.x == 0) gmm__qview_transpose_scales(&src_view, &dst_view, i, j);
+        if (threadIdx.x == 0) gmm__qview_transpose_scales(&src_view, &dst_view, row_tile, col_tile);
         __syncthreads();
     }
 }
@@ -5585,7 +5601,7 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
-/* A call is served by the first row that fits it; scaling NONE fits every format. */
+/* The kernels of the casts. A call is served by the first row that fits it; scaling NONE fits every format. */
 typedef struct gmm_quantize_kernel {
     gmm_dtype dtype;    /* of the source */
     gmm_scaling scaling;
@@ -5617,6 +5633,7 @@ static const gmm_quantize_kernel gmm_quantize_kernels[] = {
     { GMM_F32, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_f32, (const void *)gmm_quantize_f32 }
 };
 
+/* Grid of a vectorized kernel: tiles along the columns by strips, `max_blocks` CTAs at most. */
 static GMM__UNUSED dim3 gmm__vec_grid(int64_t col_tiles, int64_t strips, int64_t max_blocks) {
     const int64_t max_rows = max_blocks / col_tiles < 65535 ? max_blocks / col_tiles : 65535;
     const int64_t y = strips < max_rows ? strips : max_rows;
@@ -5638,7 +5655,7 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
     const int64_t tiles_per_block = multi_tile ? (int64_t)GMM__VEC_TILES : 1;
     const int64_t tile_count = strips * a->col_tiles;
     dim3 grid((unsigned)(tile_count < 1 ? 1 : tile_count < max_blocks ? tile_count : max_blocks)), cast_grid = grid;
-    cudaError_t e = cudaSuccess;
+    cudaError_t error = cudaSuccess;
     gmm__quant_args forward = *a;
     void *params[1];
     if (a->vectorized) {
@@ -5651,34 +5668,34 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
     forward.backward = 0;
     params[0] = &forward;
     if (amax) {
-        if (amax_smem) e = cudaFuncSetAttribute(row->amax, cudaFuncAttributeMaxDynamicSharedMemorySize, amax_smem);
-        if (e == cudaSuccess)
-            e = cudaLaunchKernel(row->amax, grid, dim3(GMM__QUANT_BLOCK), params, (size_t)amax_smem, stream);
+        if (amax_smem) error = cudaFuncSetAttribute(row->amax, cudaFuncAttributeMaxDynamicSharedMemorySize, amax_smem);
+        if (error == cudaSuccess)
+            error = cudaLaunchKernel(row->amax, grid, dim3(GMM__QUANT_BLOCK), params, (size_t)amax_smem, stream);
     }
-    if (e == cudaSuccess && (!a->vectorized || !cast))
-        e = cudaLaunchKernel((const void *)gmm_quantize_scales, dim3((unsigned)(max_blocks < 64 ? max_blocks : 64)),
-                             dim3(GMM__QUANT_BLOCK), params, 0, stream);
+    if (error == cudaSuccess && (!a->vectorized || !cast))
+        error = cudaLaunchKernel((const void *)gmm_quantize_scales, dim3((unsigned)(max_blocks < 64 ? max_blocks : 64)),
+                                 dim3(GMM__QUANT_BLOCK), params, 0, stream);
     params[0] = (void *)(uintptr_t)a;
-    if (e == cudaSuccess && cast) {
+    if (error == cudaSuccess && cast) {
         if (cast_smem)
-            e = cudaFuncSetAttribute(row->cast, cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_SHARED);
-        if (e == cudaSuccess)
-            e = cudaLaunchKernel(row->cast, cast_grid, dim3(GMM__QUANT_BLOCK), params, (size_t)cast_smem, stream);
+            error = cudaFuncSetAttribute(row->cast, cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_SHARED);
+        if (error == cudaSuccess)
+            error = cudaLaunchKernel(row->cast, cast_grid, dim3(GMM__QUANT_BLOCK), params, (size_t)cast_smem, stream);
     }
-    return e;
+    return error;
 }
 
 static GMM__UNUSED cudaError_t gmm__k_dequantize(const gmm__dequant_args *a, int64_t tile_count, int64_t max_blocks,
                                                  cudaStream_t stream) {
     const int64_t grid = tile_count < 1 ? 1 : tile_count < max_blocks ? tile_count : max_blocks;
-    cudaError_t e = cudaFuncSetAttribute((const void *)gmm_dequantize_tiles,
-                                         cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_TILE);
+    cudaError_t error = cudaFuncSetAttribute((const void *)gmm_dequantize_tiles,
+                                             cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_TILE);
     void *params[1];
     params[0] = (void *)(uintptr_t)a;
-    if (e == cudaSuccess)
-        e = cudaLaunchKernel((const void *)gmm_dequantize_tiles, dim3((unsigned)grid), dim3(GMM__QUANT_BLOCK), params,
-                             GMM__QUANT_TILE, stream);
-    return e;
+    if (error == cudaSuccess)
+        error = cudaLaunchKernel((const void *)gmm_dequantize_tiles, dim3((unsigned)grid), dim3(GMM__QUANT_BLOCK),
+                                 params, GMM__QUANT_TILE, stream);
+    return error;
 }
 
 static GMM__UNUSED cudaError_t gmm__k_transpose(const gmm__transpose_args *a, int64_t max_blocks, cudaStream_t stream) {
@@ -6987,7 +7004,7 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __gri
     _Pragma("unroll") for (j = 0; j < NT / 2; j++) \
         if (TB) gmm_ldmatrix_x4_trans(b[j], (base) + (b_offset ^ (uint32_t)(j * 32)) + (s) * 16 * B_ROW_BYTES); \
         else gmm_ldmatrix_x4(b[j], (base) + (b_offset ^ (uint32_t)((s) * 32)) + j * 16 * B_ROW_BYTES)
-/* The operands of the tile's group. */
+/* Views of the operands of the tile's group. */
 #define GMM__VIEWS \
     const int64_t start = (int64_t)args.p.tiles[tile.g] * GMM_QGEMM_TILE_M, rows = RAGGED_K ? tile.k : tile.m; \
     const gmm__qview view_a = gmm__qview_of(&args.a, args.a_along, 1, tile.g, tile.row, start, rows, args.a_cols); \
@@ -7183,16 +7200,16 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __gri
                         for (j = 0; j < NT; j++) {
                             const float *v = BLOCK_SCALED ? &sum[BLOCK_SCALED ? s / 2 : 0][j][s % 2 * 2]
                                                           : &acc[s / 2][j][s % 2 * 2];
-                            const float f0 = in_smem ? 1.0f : gmm__fmul(gmm__fmul(row_scale, col_scale[j][0]),
-                                                                        inverse);
-                            const float f1 = in_smem ? 1.0f : gmm__fmul(gmm__fmul(row_scale, col_scale[j][1]),
-                                                                        inverse);
+                            const float scale0 =
+                                in_smem ? 1.0f : gmm__fmul(gmm__fmul(row_scale, col_scale[j][0]), inverse);
+                            const float scale1 =
+                                in_smem ? 1.0f : gmm__fmul(gmm__fmul(row_scale, col_scale[j][1]), inverse);
                             *(float2 *)&store_smem[(lane >> 2) * STORE_LD + j * 8 + (lane & 3) * 2] =
-                                make_float2(gmm__fmul(v[0], f0), gmm__fmul(v[1], f1));
+                                make_float2(gmm__fmul(v[0], scale0), gmm__fmul(v[1], scale1));
                         }
                     }
                 __syncwarp();
-                if (in_smem) { /* rare; the views are computed again, so that they take no registers elsewhere */
+                if (in_smem) { /* rare; the views are recomputed, so that they take no registers elsewhere */
                     const gmm_gemm_tile tile = *smem_tile;
                     GMM__VIEWS;
 #pragma unroll 1
@@ -9191,7 +9208,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                         } else {
                             const float4 values = *(const float4 *)from;
                             float v[4], stored[4];
-                            v[0] = values.x; v[1] = values.y; v[2] = values.z; v[3] = values.values;
+                            v[0] = values.x; v[1] = values.y; v[2] = values.z; v[3] = values.w;
                             if (beta != 0.0f) {
                                 gmm_read4(args.p.d.dtype, to, cols_left, aligned, stored);
 #pragma unroll
@@ -9823,7 +9840,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + threadIdx.x,
                       (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
-        /* computed again for each strip, so that it takes no registers in the loop body */
+        /* recomputed for each strip, so that it takes no registers in the loop body */
         const gmm_warp_split split = gmm__vec_split(&a);
         uint32_t x[8][GMM__CFG(gmm__words)];
         int32_t c0, i, j, k;
@@ -10143,7 +10160,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     int32_t strip;
     if (a.skip && *a.skip) return;
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
-        /* computed again for each strip, so that it takes no registers in the loop body */
+        /* recomputed for each strip, so that it takes no registers in the loop body */
         const gmm_warp_split split = gmm__vec_split(&a);
         uint32_t x[16][4], square_max = 0, lane_scales, other, scales4[4];
         int32_t c0, i, j, k;

@@ -594,7 +594,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                         } else {
                             const float4 values = *(const float4 *)from;
                             float v[4], stored[4];
-                            v[0] = values.x; v[1] = values.y; v[2] = values.z; v[3] = values.values;
+                            v[0] = values.x; v[1] = values.y; v[2] = values.z; v[3] = values.w;
                             if (beta != 0.0f) {
                                 gmm_read4(args.p.d.dtype, to, cols_left, aligned, stored);
 #pragma unroll

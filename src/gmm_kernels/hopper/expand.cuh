@@ -213,9 +213,8 @@ typedef struct gmm_expand_strip_step {
     uint32_t scale[GMM_EXPAND_STRIPS][2];
 } gmm_expand_strip_step;
 
-       GMM__DEVICE void gmm_expand_load_strip_step(const gmm_expand_strip strips[GMM_EXPAND_STRIPS], int64_t pitch, int
-       aligned,
-                                            int swizzled, int32_t line, gmm_expand_strip_step *step) {
+GMM__DEVICE void gmm_expand_load_strip_step(const gmm_expand_strip strips[GMM_EXPAND_STRIPS], int64_t pitch,
+                                            int aligned, int swizzled, int32_t line, gmm_expand_strip_step *step) {
     const int32_t line_offset = swizzled ? line % 32 * 16 + line % 128 / 32 * 4 : 0;
     int strip;
 #pragma unroll

@@ -241,10 +241,10 @@ GMM__DEVICE void gmm_fp8_plan_outer_scale(const gmm_fp8_args *args, gmm_fp8_tile
 
 /* Predicted first tile. The scheduler chooses the CTA's first tile by the split that it reads before
    griddepcontrol.wait; the producer loads the tile's operands right after the wait, and consumers multiply them.
-   Meanwhile the scheduler reads the split again. If
-   the prediction was wrong, the result is discarded and the CTA takes its true first tile after all others. CTAs of a
-   cluster pass stages to one another and must take the same number of them: an empty tile takes as many stages as a
-   real one, and where one CTA repeats its first tile, the other takes one more empty tile. */
+   Meanwhile the scheduler reads the split again. If the prediction was wrong, the result is discarded and the CTA takes
+   its true first tile after all others. CTAs of a cluster pass stages to one another and must take the same number of
+   them: an empty tile takes as many stages as a real one, and where one CTA repeats its first tile, the other takes one
+   more empty tile. */
 
 /* A tile without rows or columns that takes the stages of a real one. */
 GMM__DEVICE void gmm_fp8_empty_tile(const gmm_fp8_args *args, gmm_fp8_tile *f) {

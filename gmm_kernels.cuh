@@ -493,9 +493,9 @@ GMM__DEVICE uint32_t gmm_pack2(gmm_dtype dtype, float low, float high) {
     return dtype == GMM_BF16 ? gmm_cvt_bf16x2(high, low) : gmm_cvt_f16x2(high, low);
 }
 GMM__DEVICE float gmm_widen(gmm_dtype dtype, uint16_t bits) {
-    float r = __uint_as_float((uint32_t)bits << 16);
-    if (dtype != GMM_BF16) r = gmm_cvt_f32_f16(bits);
-    return r;
+    float value = __uint_as_float((uint32_t)bits << 16);
+    if (dtype != GMM_BF16) value = gmm_cvt_f32_f16(bits);
+    return value;
 }
 
 /* Reads and writes up to 4 consecutive elements of a row. `count` is the number of elements left in the row; it may
@@ -528,7 +528,7 @@ GMM__DEVICE void gmm_read4(gmm_dtype dtype, const char *src, int count, int vec4
     for (i = 0; i < 4; i++) v[i] = gmm_widen(dtype, h[i]);
 }
 GMM__DEVICE void gmm_write4(gmm_dtype dtype, char *dst, int count, int vec4, const float v[4]) {
-    uint2 u;
+    uint2 bits;
     int i;
     if (dtype == GMM_F32) {
         if (vec4 && count >= 4) *(float4 *)dst = make_float4(v[0], v[1], v[2], v[3]);
@@ -539,13 +539,13 @@ GMM__DEVICE void gmm_write4(gmm_dtype dtype, char *dst, int count, int vec4, con
         }
         return;
     }
-    u = make_uint2(gmm_pack2(dtype, v[0], v[1]), gmm_pack2(dtype, v[2], v[3]));
-    if (vec4 && count >= 4) *(uint2 *)dst = u;
+    bits = make_uint2(gmm_pack2(dtype, v[0], v[1]), gmm_pack2(dtype, v[2], v[3]));
+    if (vec4 && count >= 4) *(uint2 *)dst = bits;
     else {
-        if (count > 0) ((uint16_t *)dst)[0] = (uint16_t)u.x;
-        if (count > 1) ((uint16_t *)dst)[1] = (uint16_t)(u.x >> 16);
-        if (count > 2) ((uint16_t *)dst)[2] = (uint16_t)u.y;
-        if (count > 3) ((uint16_t *)dst)[3] = (uint16_t)(u.y >> 16);
+        if (count > 0) ((uint16_t *)dst)[0] = (uint16_t)bits.x;
+        if (count > 1) ((uint16_t *)dst)[1] = (uint16_t)(bits.x >> 16);
+        if (count > 2) ((uint16_t *)dst)[2] = (uint16_t)bits.y;
+        if (count > 3) ((uint16_t *)dst)[3] = (uint16_t)(bits.y >> 16);
     }
 }
 /* Whether groups of 4 elements in the rows of a matrix are aligned for one vector access. */
@@ -584,6 +584,7 @@ GMM__DEVICE void gmm_pdl_wait(void) {
 #endif
 }
 
+/* Launches a kernel whose only parameter is the structure at `args`; with `pdl` by programmatic dependent launch. */
 static GMM__UNUSED cudaError_t gmm_launch_pdl(const void *kernel, int pdl, unsigned blocks, unsigned threads,
                                               size_t shared, const void *args, cudaStream_t stream) {
     cudaLaunchConfig_t config = GMM_ZERO;
@@ -620,6 +621,7 @@ GMM__KERNEL __launch_bounds__(GMM_COPY_VALUES) gmm_copy_values(const __grid_cons
 
 /* ............................................................................................... Split offsets ... */
 
+/* The split reader: row offsets and tile counts of the groups, from sizes or offsets in device memory. */
 enum { GMM_OFFSETS_THREADS = 1024 };
 typedef struct gmm_offsets_args {
     gmm_groups groups; /* splits in device memory */
@@ -633,8 +635,8 @@ GMM__DEVICE int64_t gmm_split_value(const gmm_groups *s, int64_t i) {
     return s->dtype == GMM_I64 ? ((const int64_t *)s->splits)[i] : ((const int32_t *)s->splits)[i];
 }
 
-/* Inclusive scan over the CTA of values >= 0: their sum, saturated at `limit`, or their maximum. *total receives the
-   last value. `warps` is shared scratch memory of 32 words. */
+/* Inclusive scan over the CTA of values >= 0: their sum, saturated at `limit`, or their maximum (`maximum`). *total
+   receives the last value. `warps` is scratch memory of 32 words in shared memory. */
 GMM__DEVICE int64_t gmm_block_scan(int64_t v, int maximum, int64_t limit, int64_t *warps, int64_t *total) {
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
     int step;
@@ -646,12 +648,14 @@ GMM__DEVICE int64_t gmm_block_scan(int64_t v, int maximum, int64_t limit, int64_
     if (lane == 31) warps[warp] = v;
     __syncthreads();
     if (warp == 0) {
-        int64_t w = lane < (int)blockDim.x >> 5 ? warps[lane] : 0;
+        int64_t warp_prefix = lane < (int)blockDim.x >> 5 ? warps[lane] : 0;
         for (step = 1; step < 32; step *= 2) {
-            const int64_t other = (int64_t)__shfl_up_sync(0xFFFFFFFFu, (long long)w, (unsigned)step);
-            if (lane >= step) w = maximum ? (w > other ? w : other) : (w > limit - other ? limit : w + other);
+            const int64_t other = (int64_t)__shfl_up_sync(0xFFFFFFFFu, (long long)warp_prefix, (unsigned)step);
+            if (lane >= step)
+                warp_prefix = maximum ? (warp_prefix > other ? warp_prefix : other)
+                                      : (warp_prefix > limit - other ? limit : warp_prefix + other);
         }
-        warps[lane] = w;
+        warps[lane] = warp_prefix;
     }
     __syncthreads();
     *total = warps[31];
@@ -684,7 +688,7 @@ GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __gri
         int64_t value = 0, end, i = g + is_offsets;
         if (valid) value = gmm_split_value(s, i);
         end = value < 0 ? 0 : value > capacity ? capacity : value;
-        if (tid == 0) /* adds the end of the previous chunk */
+        if (tid == 0) /* the scan continues from the end of the previous chunk of groups */
             end = is_offsets ? (end > rows ? end : rows) : (end > capacity - rows ? capacity : end + rows);
         end = gmm_block_scan(end, is_offsets, capacity, warps, &total);
         ends[tid + 1] = end;
@@ -706,7 +710,7 @@ GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __gri
     if (fault && s->fault) atomicOr(s->fault, fault);
 }
 
-/* The same for at most 32 groups, computed by each warp for itself, so that no kernel has to run before. Lane g
+/* The same for at most 32 groups: each warp that needs the split reads it, so that no kernel has to run before. Lane g
    receives the first row and the number of rows of group g, and the inclusive prefix sum of tiles. The warp with
    `report_faults` reports faults. */
 typedef struct gmm_warp_split { int32_t begin, rows, tiles, total; } gmm_warp_split;
@@ -715,28 +719,28 @@ GMM__DEVICE gmm_warp_split gmm_warp_split_scan(const gmm_groups *s, int32_t tile
     const int32_t capacity = (int32_t)s->capacity, valid = lane < s->count;
     const int64_t value = valid ? gmm_split_value(s, lane + is_offsets) : 0;
     int32_t end = value < 0 ? 0 : value > capacity ? capacity : (int32_t)value, step;
-    gmm_warp_split w;
+    gmm_warp_split split;
     for (step = 1; step < 32; step *= 2) {
         const int32_t other = __shfl_up_sync(0xFFFFFFFFu, end, (unsigned)step);
         const int32_t sum = end > capacity - other ? capacity : end + other;
         if (lane >= step) end = !is_offsets ? sum : end > other ? end : other;
     }
-    w.begin = __shfl_up_sync(0xFFFFFFFFu, end, 1u);
-    if (lane == 0) w.begin = 0;
-    w.rows = end - w.begin;
-    w.tiles = (w.rows + tile_rows - 1) / tile_rows;
+    split.begin = __shfl_up_sync(0xFFFFFFFFu, end, 1u);
+    if (lane == 0) split.begin = 0;
+    split.rows = end - split.begin;
+    split.tiles = (split.rows + tile_rows - 1) / tile_rows;
     for (step = 1; step < 32; step *= 2) {
-        const int32_t other = __shfl_up_sync(0xFFFFFFFFu, w.tiles, (unsigned)step);
-        if (lane >= step) w.tiles += other;
+        const int32_t other = __shfl_up_sync(0xFFFFFFFFu, split.tiles, (unsigned)step);
+        if (lane >= step) split.tiles += other;
     }
-    w.total = __shfl_sync(0xFFFFFFFFu, w.tiles, 31);
+    split.total = __shfl_sync(0xFFFFFFFFu, split.tiles, 31);
     if (report_faults && s->fault) {
         uint32_t fault = 0;
-        if (valid) (void)gmm_split_end(w.begin, value, s->form, capacity, s->row_align, &fault);
+        if (valid) (void)gmm_split_end(split.begin, value, s->form, capacity, s->row_align, &fault);
         if (lane == 0 && is_offsets && gmm_split_value(s, 0) != 0) fault |= (uint32_t)GMM_FAULT_MONOTONIC;
         if (fault) atomicOr(s->fault, fault);
     }
-    return w;
+    return split;
 }
 
 /* ............................................................................................. Grouped products ... */
@@ -768,9 +772,9 @@ typedef struct gmm_gemm_args {
     X(dgrad, 0, 1, 0) \
     X(wgrad, 1, 1, 1)
 
-/* Tiles: X(tag, M, N, K, stages, warps along M, warps along N, CTAs per multiprocessor, skip). skip = 1: blocks of 16
-   rows beyond the group's last row are not multiplied, for groups of less than a tile's rows. All tiles accumulate an
-   element in the same order, so results do not depend on the tile. */
+/* Tiles: X(tag, M, N, K, stages, warps along M, warps along N, CTAs per multiprocessor, skip). With skip 1, blocks of
+   16 rows beyond the group's last row are not multiplied, which pays where groups have fewer rows than a tile. All
+   tiles accumulate an element in the same order, so results do not depend on the tile. */
 #define GMM_MMA_TILE_LIST(X) \
     X(128x256, 128, 256, 64, 3, 2, 4, 1, 0) \
     X(64x128, 64, 128, 32, 6, 1, 4, 2, 1)
@@ -836,23 +840,23 @@ GMM__DEVICE float gmm_gemm_beta(const gmm_gemm_args *args, int32_t g) {
     return args->beta ? args->beta[g] : args->beta_all;
 }
 
-/* Finds the first tile at or after *tile_index in this CTA's sequence that has work, and returns 0 at the end. The
-   whole warp calls it. Tile numbers fit 32 bits. */
+/* Advances *tile_index to the first tile of this CTA's sequence, at or after it, that has work, and describes the tile
+   in *t. Returns 0 where there is none. Whole warp. Tile numbers fit 32 bits. */
 GMM__DEVICE int gmm_gemm_next_tile(const gmm_gemm_args *args, int ragged_k, int bm, int bn, int64_t *tile_index,
                                    gmm_gemm_tile *t) {
     const uint32_t tiles_n = (uint32_t)(args->n + bn - 1) / (uint32_t)bn;
     const int32_t G = args->groups;
     if (!ragged_k) {
-        uint32_t q;
+        uint32_t row_tile;
         if (*tile_index >= (int64_t)args->tiles[G] * tiles_n) return 0;
-        q = (uint32_t)*tile_index / tiles_n;
-        gmm_find_group32(args->tiles, G, q, &t->g);
+        row_tile = (uint32_t)*tile_index / tiles_n;
+        gmm_find_group32(args->tiles, G, row_tile, &t->g);
         t->row = args->offsets[t->g];
         t->m = (int32_t)(args->offsets[t->g + 1] - t->row);
         t->k = args->k;
-        q = (uint32_t)args->tiles[t->g];
-        gmm_tile_rasterize((uint32_t)*tile_index - q * tiles_n, (uint32_t)args->tiles[t->g + 1] - q, tiles_n, bm, bn,
-                           t);
+        row_tile = (uint32_t)args->tiles[t->g]; /* the group's first */
+        gmm_tile_rasterize((uint32_t)*tile_index - row_tile * tiles_n, (uint32_t)args->tiles[t->g + 1] - row_tile,
+                           tiles_n, bm, bn, t);
     } else {
         const uint32_t tiles_m = (uint32_t)(args->m + bm - 1) / (uint32_t)bm, group_tiles = tiles_m * tiles_n;
         int32_t rows;
@@ -884,15 +888,16 @@ typedef struct gmm_gemm_epilogue {
 } gmm_gemm_epilogue;
 
 GMM__DEVICE gmm_gemm_epilogue gmm_gemm_epilogue_begin(const gmm_gemm_args *args, int ragged_k, const gmm_gemm_tile *t) {
-    gmm_gemm_epilogue o;
-    o.d = gmm_kmat_data(&args->d, t->g) + (ragged_k ? 0 : t->row * args->d.ld * gmm_kmat_size(&args->d));
-    o.vec4 = gmm_vec4_aligned(args->d.dtype, o.d, args->d.ld);
-    o.bias = !ragged_k && args->bias.dtype != GMM_NONE ? gmm_kmat_data(&args->bias, t->g) : NULL;
-    o.bias_vec4 = gmm_vec4_aligned(args->bias.dtype, o.bias, 4);
-    o.bias_scale = !ragged_k && args->bias_scale ? args->bias_scale + t->row : NULL;
-    o.alpha = args->alpha && t->k > 0 ? args->alpha[args->alpha_per_group ? t->g : 0] : 1.0f; /* an empty sum is +0 */
-    o.beta = gmm_gemm_beta(args, t->g);
-    return o;
+    gmm_gemm_epilogue epilogue;
+    epilogue.d = gmm_kmat_data(&args->d, t->g) + (ragged_k ? 0 : t->row * args->d.ld * gmm_kmat_size(&args->d));
+    epilogue.vec4 = gmm_vec4_aligned(args->d.dtype, epilogue.d, args->d.ld);
+    epilogue.bias = !ragged_k && args->bias.dtype != GMM_NONE ? gmm_kmat_data(&args->bias, t->g) : NULL;
+    epilogue.bias_vec4 = gmm_vec4_aligned(args->bias.dtype, epilogue.bias, 4);
+    epilogue.bias_scale = !ragged_k && args->bias_scale ? args->bias_scale + t->row : NULL;
+    /* an empty sum is +0 whatever alpha is */
+    epilogue.alpha = args->alpha && t->k > 0 ? args->alpha[args->alpha_per_group ? t->g : 0] : 1.0f;
+    epilogue.beta = gmm_gemm_beta(args, t->g);
+    return epilogue;
 }
 
 /* Epilogue of four accumulators of one row: scales, adds bias and beta D, rounds once and stores. `bias` holds the
@@ -1003,6 +1008,8 @@ GMM__DEVICE void gmm_gemm_zero_tail(const gmm_kmat *d, int64_t first_row, int64_
         for (c = 4 * (int32_t)(threadIdx.x & 31); c < n; c += 128)
             gmm_write4(d->dtype, (char *)d->data + (r * d->ld + c) * size, n - c, vec4, zero);
 }
+
+/* Stages of the portable products (loads by cp.async for 16 bits, through registers for fp32), and their instances. */
 
 /* Shape of one 16-bit operand's stages, constant per kernel. A stage has rows of contiguous elements, as the operand is
    stored: its rows are rows of A or B where the operand is stored as [mn][k], and values of k where it is stored as
@@ -1234,7 +1241,7 @@ enum {
     GMM_QGEMM_TILE_M = 128,
     GMM_QGEMM_TILE_K = 64,
     GMM_QGEMM_THREADS = 256,
-    /* _0: one sum over the contraction, _1: block-scaled sums */
+    /* names end in _0 for one sum over the contraction, in _1 for block-scaled sums */
     gmm_qgemm_tile_n_0 = 256,
     gmm_qgemm_tile_n_1 = 128,
     gmm_qgemm_slot_bytes_0 = 8 * (GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_0),
@@ -1245,7 +1252,7 @@ enum {
                              4 * gmm_qgemm_slot_bytes_1 + (int)sizeof(gmm_gemm_tile)
 };
 
-/* Products of two pairs of 16-bit elements, each rounded once; subnormal values are kept. */
+/* Products of two pairs of 16-bit elements, each rounded once; subnormal results are not flushed to 0. */
 GMM__DEVICE uint32_t gmm_mul_16bit_x2(gmm_dtype dtype, uint32_t a, uint32_t b) {
     return dtype == GMM_BF16 ? gmm_mul_bf16x2(a, b) : gmm_mul_f16x2(a, b);
 }
@@ -1305,6 +1312,7 @@ typedef struct gmm_qgemm_operand {
 GMM__DEVICE int gmm_qgemm_chunk_shift(const gmm_mat *m, int mn_major, int log2_mn64) {
     return (m->scaling == GMM_SCALING_NONE ? 3 : m->dtype == GMM_E2M1 ? 1 : 2) + (mn_major ? log2_mn64 : 0);
 }
+/* Bits of an element as stored. */
 GMM__DEVICE int gmm_qgemm_element_bits(const gmm_mat *m) {
     return m->scaling == GMM_SCALING_NONE ? 16 : m->dtype == GMM_E2M1 ? 4 : 8;
 }
@@ -1477,8 +1485,8 @@ GMM__DEVICE void gmm_qgemm_store_scales(gmm_dtype dtype, int block_scaled, gmm_s
     }
 }
 
-/* The scale of row i of A or B that is constant along k: of NV16 its amax, which gmm_qgemm_outer_divisor, 6 e4m3_max,
-   divides. */
+/* The scale of row i of A or B that is constant along k, to be divided by gmm_qgemm_outer_divisor: for NV16 the amax
+   over 6 e4m3_max, for other scalings over 1. */
 GMM__DEVICE float gmm_qgemm_outer_scale(const gmm__qview *v, gmm_scaling scaling, int32_t i) {
     if (scaling == GMM_SCALING_NV16) return v->amax[v->per_line ? i : 0];
     return scaling == GMM_SCALING_TENSOR || scaling == GMM_SCALING_ROW ? gmm__qview_factor(v, i, 0, 1) : 1.0f;
@@ -1530,7 +1538,7 @@ GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float r
 /* One row per kernel. */
 typedef struct gmm_qgemm_kernel {
     gmm_gemm_op op;
-    int32_t a, b, parts; /* of the kind */
+    int32_t a, b, parts; /* of the kind: whether A, B are MN-major, and whether sums are block-scaled */
     int32_t tile_cols, shared;
     gmm_dtype dtype;
     const void *function;
@@ -1602,12 +1610,12 @@ static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args
 
 /* ................................................................................... Grouped products on Hopper ... */
 
-/* The products of mma/gemm.cuh by wgmma (sm_90a): for every group g, D = alpha A B^T + bias + beta D.
+/* The grouped products of mma/gemm.cuh, computed by wgmma (sm_90a): for every group g, D = alpha A B^T + bias + beta D.
 
-   swap_ab. A tile of D is computed transposed: wgmma's A is B (the weights, M = 64 columns of D per instruction) and
-   wgmma's B is A (the tokens, N = rows of D). The columns of D are multiples of 64 in nearly every layer, while rows
-   per group vary: N comes in steps of 8 or 16, so a group is cut into tiles of nearly equal height with at most 15 rows
-   too many. Tile names are M x N of D: rows x columns.
+   swap_ab. A tile of D is computed transposed: the A operand of wgmma is B (the weights, M = 64 columns of D per
+   instruction), and its B operand is A (the tokens, N = rows of D). The columns of D are multiples of 64 in nearly
+   every layer, while the rows of groups vary. N comes in steps of 8 or 16, so a group is cut into tiles of nearly equal
+   height, each with at most 15 rows of padding. Tile names are M x N of D: rows x columns.
 
    Warp roles of a CTA (384 threads). Warps 0 to 7 are two consumer warp groups; warps 8 to 11 run with few registers.
        consumers          cooperative tiles (`consumers` 2): each warp group has half of the tile's columns.
@@ -1624,23 +1632,29 @@ static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args
    Pipeline, with the barrier that each arrow waits for:
        scheduler --tile_full[16]--> producer, consumers, store, scale loader --batch released--> scheduler
        producer  --full[s]-->       consumers --empty[s]--> producer (of both CTAs where an operand is multicast)
-       store     --slot_free-->     consumers --slot_written--> store (wgrad)
+       store     --store_empty-->   consumers --store_full--> store (wgrad)
 
    A cluster of two CTAs takes two tiles at once: two row tiles of the same columns share B, or two column tiles of the
-   same rows share A; the shared operand is multicast. A CTA exits when all its stages are empty: its neighbour has then
-   arrived at its barriers for the last time.
+   same rows share A; the shared operand is multicast. A CTA exits when all its stages are empty: the other CTA
+   of the cluster has then arrived at its barriers for the last time.
 
    Deferred store (256x128): the accumulators of a finished tile are packed to 16 bits and stay in registers; a few rows
-   are stored in every stage of the next tile, which hides the store without a slot for a whole tile. Small-M mode:
-   where groups are so small that forward waits for weights alone, the producer requests two stages at a time
-   (GMM__SMALL_M). A kernel with two tiles takes the one that the price model finds cheaper for the split; the scheduler
-   decides. The scheduler plans the first tile by the split as it is before griddepcontrol.wait, and again if the split
-   changed.
+   are stored in every stage of the next tile, which hides the store without a slot for a whole tile.
 
-   Ragged maps address token matrices: dimensions {features, 2^30, ends, wraps}, strides {s, s, 2^34 - s} bytes. The
-   coordinates (2^30 - rows + r, end, 2^30) address row end - rows + r by wraparound at 2^64. Rows r >= rows lie outside
-   the map, and TMA delivers zeros for them. This is the arithmetic of Triton's ragged tensor descriptors. The last two
-   dimensions of weight maps address memory in steps of 16 and 2^18 bytes, so one map serves weights at any address. */
+   Small-M mode: where groups are so small that the loads of weights bound forward, the producer requests two
+   stages at a time (GMM__SMALL_M).
+
+   A kernel with two tiles uses the one whose price for the split is lower (gmm_sm90_choose_tile, in the scheduler
+   warp). The scheduler reads the split before griddepcontrol.wait and plans the first tile from it. It reads the split
+   again after the wait, and plans anew if it has changed.
+
+   Ragged maps address token matrices whose rows are s bytes apart: dimensions {features, 2^30, ends, wraps}, strides
+   {s, s, 2^34 - s} bytes. The coordinates (2^30 - rows + r, end, 2^30) are 2^64 + (end - rows + r) s bytes from the
+   base, which wraps around to row end - rows + r. Rows r >= rows lie outside the map, and TMA delivers zeros for them.
+   This is the arithmetic of Triton's ragged tensor descriptors.
+
+   The last two dimensions of weight maps address memory in steps of 16 and 2^18 bytes, counted from GMM_SM90_MAP_BASE,
+   so that one map serves weights at any address. */
 typedef struct gmm_sm90_args {
     CUtensorMap a, a16, b;    /* boxes: A 64 rows, A 16 rows (wgrad: D 64 rows), B 64 rows */
     CUtensorMap d;            /* boxes of a deferred store; not encoded if rows of D are not 16-byte aligned */
@@ -1650,7 +1664,7 @@ typedef struct gmm_sm90_args {
                                  gmm_sm90_table_bytes per CTA */
     int32_t tile;             /* of a kernel with two tiles: 0 the first, 1 the second, 2 chosen by the split */
     gmm_mat codes;            /* packed weights that the kernel dequantizes; tables in device memory */
-    gmm_direction along;      /* direction of the packed weights' lines, which run along the contraction */
+    gmm_direction along;      /* direction of the packed copies: their lines run along the contraction */
     int32_t rows, cols;       /* of each packed weight matrix */
     const float *alpha2;      /* [G], beside p.alpha: a factor that is applied after p.alpha; NULL: 1 */
 } gmm_sm90_args;
@@ -1669,7 +1683,7 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats };
 #undef GMM__X
 #define GMM__X(tag, bytes, scale_bytes, width) \
     GMM__SM90(b_bytes, tag) = bytes, GMM__SM90(scales, tag) = scale_bytes, GMM__SM90(scale_width, tag) = width, \
-    GMM__SM90(box, tag) = (width) > 1 ? (bytes) / 64 : 64, /* elements of the tensor map in a box */
+    GMM__SM90(box, tag) = (width) > 1 ? (bytes) / 64 : 64, /* elements of the tensor map in a line of a box */
 enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
 #undef GMM__X
 
@@ -1680,7 +1694,8 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
        stages         of 64 elements along the contraction
        store_blocks   blocks of 16 rows x 64 columns of 16 bits in a store slot
        smem_groups    groups whose tables fit into shared memory
-       b_format, ctas per multiprocessor,
+       b_format       format of B
+       ctas           CTAs per multiprocessor
        deferred       blocks of 16 rows that a deferred store writes per stage of the next tile; 0: there is none) */
 #define GMM_SM90_TILE_LIST(X) \
     X(160x256, 2, 2, 10, 4, 2, 256, plain, 1, 0) \
@@ -1752,8 +1767,9 @@ enum {
 #endif
 
 /* Shared memory of a tile, in this order: stages (B, A, scales), 4 store slots, barriers (full and empty of each stage;
-   tile_full; batches released; order; free and written of each slot), the tile ring with one more tile that warms the
-   producer up, the tile choice and the small-M flag, the group tables (ends, work_ends). Offsets are in bytes. */
+   tile_full of the ring; one per batch of the ring, where readers release it; order; store_empty and store_full of each
+   slot), the tile ring and the warm-up tile of the producer, the tile choice and the small-M flag, the group tables
+   (ends, work_ends). Offsets are in bytes. */
 #define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
     GMM__SM90(consumers, tag) = consumers_, GMM__SM90(wgmma_m, tag) = wgmma_m_, GMM__SM90(m16, tag) = m16_, \
     GMM__SM90(stages, tag) = stages_, GMM__SM90(store_blocks, tag) = store_blocks_, \
@@ -1989,6 +2005,10 @@ GMM__DEVICE void gmm_wgmma_rs_bf16(const int n16, float *d, const uint32_t a_reg
 #undef GMM__WGMMA_SCALE_D
 #undef GMM__BODY
 
+/* The tile scheduler of the Hopper products: work tiles, the split reader, the choice of a tile for the split, and
+   rasterization. All but gmm_sm90_table_bytes runs in the scheduler warp of a CTA. */
+
+/* Bytes of a CTA's group tables (ends, work_ends) in the workspace. */
 static GMM__UNUSED size_t gmm_sm90_table_bytes(int64_t groups) { return 8 * ((size_t)groups + 1); }
 
 /* A work tile. */
@@ -1996,14 +2016,14 @@ typedef struct gmm_sm90_tile {
     int32_t g, k;        /* group; length of the contraction */
     int32_t row, end;    /* the group's rows in the token matrices: [row, end) */
     int32_t m0, n0;      /* first row (within the group) and first column of D */
-    int32_t rows, cols;  /* rows and columns that exist; cols <= 0: there is no tile, its stages are only passed on */
+    int32_t rows, cols;  /* rows and columns that exist; cols <= 0: no tile, its stages pass the pipeline unloaded */
     int32_t row_blocks;  /* blocks of rows that are multiplied: 16 rows each, FP8 64; 0 ends the ring */
     int32_t multicast;   /* operand shared with the other CTA's tile: 0 none, 1 B, 2 A */
 } gmm_sm90_tile;
 static_assert(sizeof(gmm_sm90_tile) == GMM_SM90_TILE_BYTES, "the tile ring is sized by GMM_SM90_TILE_BYTES");
 
-/* Four neighbouring elements of D as stored, and one of them as fp32. Loading and decoding are apart so that loads can
-   be issued early. */
+/* Four neighbouring elements of D as stored, and one of them as fp32. Loading and decoding are two functions, so that
+   all loads can be issued before the first value is decoded. */
 GMM__DEVICE uint4 gmm_sm90_d_load4(int size, const char *from) {
     uint4 v = make_uint4(0, 0, 0, 0);
     if (size == 4) v = *(const uint4 *)from;
@@ -2015,7 +2035,7 @@ GMM__DEVICE float gmm_sm90_d_value(gmm_dtype dtype, const uint4 *v, int i) {
     return dtype == GMM_F32 ? __uint_as_float(whole) : gmm_widen(dtype, (uint16_t)(half >> 16 * (i & 1)));
 }
 
-/* Tiles of at most `max_blocks` blocks of `block_rows` rows that cover `rows` rows. */
+/* The number of tiles of at most `max_blocks` blocks of `block_rows` rows that cover `rows` rows. */
 GMM__DEVICE int32_t gmm_sm90_tile_count(int32_t rows, int32_t block_rows, int32_t max_blocks) {
     return ((rows + block_rows - 1) / block_rows + max_blocks - 1) / max_blocks;
 }
@@ -2029,10 +2049,10 @@ GMM__DEVICE int gmm_sm90_wgmma_n8(int32_t rows) {
 /* Stages of a tile. An empty contraction takes one stage of zeros, which the ragged maps deliver. */
 GMM__DEVICE uint32_t gmm_sm90_k_tiles(int32_t k) { return k > 0 ? (uint32_t)(k + 63) / 64 : 1; }
 
-/* Work of a group, in clusters: a cluster of two CTAs takes two tiles at once. Two wide tiles (256 columns) have the
-   same columns, and B is multicast; with `raster_n` (128 columns) they have the same rows, and A, the larger operand,
-   is multicast. Where the number of tiles along that axis is odd, clusters take the last ones two by two along the
-   other axis. */
+/* Work of a group, counted in clusters: a cluster of two CTAs computes two tiles at once. Two wide tiles (256 columns)
+   have the same columns, and B is multicast; with `raster_n` (128 columns) they have the same rows, and A, the larger
+   operand, is multicast. Where the number of tiles along that axis is odd, the last tiles are paired along the other
+   axis. */
 GMM__DEVICE int32_t gmm_sm90_group_work(int32_t tiles_m, int32_t tiles_n, int32_t cluster_size, int raster_n) {
     const int32_t along = raster_n ? tiles_n : tiles_m, other = raster_n ? tiles_m : tiles_n;
     return cluster_size == 1 ? tiles_m * tiles_n : along / 2 * other + along % 2 * ((other + 1) / 2);
@@ -2044,7 +2064,7 @@ GMM__DEVICE int32_t gmm_sm90_lane_groups(int32_t groups, int32_t *first) {
     *first = ((int32_t)threadIdx.x & 31) * per_lane;
     return *first + per_lane < groups ? *first + per_lane : groups;
 }
-/* Turns the prefix sums of each lane's range, whose last one is `total`, into prefix sums [G + 1] over all groups.
+/* Turns the prefix sums within each lane's range, whose last one is `total`, into prefix sums [G + 1] over all groups.
    Whole warp. */
 GMM__DEVICE void gmm_sm90_prefix_sums(int32_t groups, int32_t total, int32_t *sums) {
     const int32_t lane = (int32_t)threadIdx.x & 31;
@@ -2063,7 +2083,7 @@ GMM__DEVICE void gmm_sm90_prefix_sums(int32_t groups, int32_t total, int32_t *su
 }
 
 /* Brings the kernel parameters to the constant cache: warp w reads one word of line w, of 64 bytes. Without it the
-   scheduler would miss once per line in sequence. */
+   scheduler would wait for one cache miss per line, one after another. */
 GMM__DEVICE void gmm_sm90_prefetch_params(const uint32_t *words, int bytes, int warp) {
     if (64 * warp < bytes) gmm_touch(words[16 * warp]);
 }
@@ -2114,7 +2134,8 @@ GMM__DEVICE gmm_sm90_split_stats gmm_sm90_read_split(const gmm_groups *s, int32_
     __syncwarp();
     return stats;
 }
-/* Whether `ends` still describe the split. A faulty split may count as changed. Whole warp. */
+/* Whether `ends` still describe the split. A faulty split, whose ends were clamped, may count as changed. Whole
+   warp. */
 GMM__DEVICE int gmm_sm90_split_unchanged(const gmm_groups *s, const int32_t *ends) {
     const int by_offsets = s->form == GMM_SPLIT_OFFSETS;
     int32_t g;
@@ -2154,8 +2175,8 @@ typedef struct gmm_sm90_scheduler {
     int32_t block_rows, row_align, col_align;
 } gmm_sm90_scheduler;
 
-/* A CTA's cluster. Functions of the scheduler warp take it by value from gmm_sm90_this_cta, which reads special
-   registers, so that no other register holds it. */
+/* Size of a CTA's cluster, and the CTA's number in it. Callers pass gmm_sm90_this_cta(), which reads special registers,
+   so that no general register holds the two between calls. */
 typedef struct gmm_sm90_cta {
     int32_t cluster_size, cta_rank;
 } gmm_sm90_cta;
@@ -2167,8 +2188,8 @@ GMM__DEVICE gmm_sm90_cta gmm_sm90_this_cta(void) {
 }
 
 /* Tiles along the columns of D for tiles of at most `tile_rows` rows: `min_tiles`, or, where no group has more rows
-   than one tile, as many as fill the last round of the grid. Their widths are nearly equal multiples of `col_align`
-   columns. */
+   than one tile, as many more as fill the last round of the grid. Their widths are nearly equal multiples of
+   `col_align` columns. */
 GMM__DEVICE int32_t gmm_sm90_tiles_n(const gmm_gemm_args *p, int32_t min_tiles, int32_t col_align, int32_t tile_rows,
                                      int32_t cluster_size, gmm_sm90_split_stats stats) {
     const int32_t max_tiles = (p->n + col_align - 1) / col_align, grid = (int32_t)gridDim.x;
@@ -2177,13 +2198,14 @@ GMM__DEVICE int32_t gmm_sm90_tiles_n(const gmm_gemm_args *p, int32_t min_tiles, 
     filling = (stats.nonempty * min_tiles + grid - 1) / grid * grid / stats.nonempty & -cluster_size;
     return filling < min_tiles ? min_tiles : filling < max_tiles ? filling : max_tiles;
 }
-/* First of the units of tile i where `tiles` tiles divide `count` units as evenly as possible. */
+/* `tiles` tiles divide `count` units as evenly as possible: the first unit of tile i. */
 GMM__DEVICE int32_t gmm_sm90_even_begin(int32_t count, int32_t tiles, int32_t i) {
     const int32_t each = count / tiles, rest = count - tiles * each;
     return i * each + (i < rest ? i : rest);
 }
 
-/* Writes work_ends. In wgrad frozen groups, and empty groups with beta 1, have no work. Whole warp. */
+/* Writes work_ends, the prefix sums of the groups' work. In wgrad, frozen groups and empty groups with beta 1 have
+   none. Whole warp. */
 GMM__DEVICE void gmm_sm90_count_work(const gmm_sm90_scheduler *s, int32_t cluster_size) {
     const gmm_gemm_args *p = s->p;
     const int32_t G = p->groups;
@@ -2207,73 +2229,79 @@ typedef struct gmm_sm90_tile_shape {
 
 /* The price model of the tile scheduler: chooses the tile (`choice`: 0 `first`, 1 `second`, 2 either) and its height in
    blocks of 16 rows that take the least time for the split. Returns the height; *chosen: 0 or 1. Results do not depend
-   on the choice. Clocks of a tile are linear in its height: constants fitted on one H200 (gmm__wgmma_choose prices the
-   same on the host from average sizes). Cooperative tiles run at the power limit, so that CTAs which idle in the last
-   round speed up the others: idle time counts 0.69 of its length. Whole warp; four lanes evaluate each candidate. */
+   on the choice. Candidates are numbered by tile, then by height from m16 downwards: to 3/4 of m16 for cooperative
+   tiles, to m16 / 2 + 1 for ping-pong tiles. Eight at most, since four lanes evaluate each candidate. Clocks of a tile
+   are linear in its height, with constants fitted on one H200 (gmm__wgmma_choose prices the same on the host from
+   average sizes). Cooperative tiles run at the power limit, so that CTAs which idle in the last round speed up the
+   others: idle time counts 0.69 of its length. Whole warp. */
 GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_sm90_scheduler *s, gmm_sm90_split_stats stats, int32_t choice,
                                          const int cooperative, const gmm_sm90_tile_shape first,
                                          const gmm_sm90_tile_shape second, int32_t *chosen) {
     const int32_t n0 = first.n, m16_0 = first.m16, n1 = second.n, m16_1 = second.m16;
     const int32_t G = s->p->groups, heights0 = cooperative ? m16_0 / 4 + 1 : m16_0 - m16_0 / 2;
     const int32_t heights1 = m16_1 ? m16_1 / 4 + 1 : 0;
-    float work = 0.0f, count = 0.0f, max_clocks = 0.0f, cost = 0.0f;
+    float total_clocks = 0.0f, total_tiles = 0.0f, max_clocks = 0.0f, cost = 0.0f;
     uint32_t min_cost;
-    int32_t i, c, is_second, valid;
-    if (choice != 2) { /* every group fits one tile, whatever the height */
+    int32_t i, candidate, is_second, valid;
+    if (choice != 2) { /* where every group fits one tile of the lowest height, all heights cost the same */
         const int32_t tallest = choice ? m16_1 : m16_0;
         const int32_t lowest = tallest - (choice ? heights1 : heights0) + 1;
         *chosen = choice;
         if (stats.max_rows <= 16 * lowest) return tallest;
     }
-    c = ((int32_t)threadIdx.x & 31) / 4;
-    is_second = c >= heights0;
+    candidate = ((int32_t)threadIdx.x & 31) / 4;
+    is_second = candidate >= heights0;
     {
         const float k_tiles = (float)gmm_sm90_k_tiles(s->p->k);
-        const float inverse = __fdividef(1.0f, (float)(is_second ? m16_1 + heights0 - c : m16_0 - c));
+        const float inverse_height = __fdividef(1.0f, (float)(is_second ? m16_1 + heights0 - candidate
+                                                                        : m16_0 - candidate));
         const int wide = (is_second ? n1 : n0) == 256;
         const float fixed = wide ? 48.0f * k_tiles + 2000.0f : 56.0f * k_tiles + 5800.0f;
         const float slope = wide ? 134.5f * k_tiles + 340.0f : 66.3f * k_tiles - 270.0f;
 #pragma unroll 1
         for (i = (int32_t)threadIdx.x & 3; i < G; i += 4) {
-            const float m = (float)(s->ends[i + 1] - s->ends[i] + 8) * 0.0625f, t = ceilf((m - 0.5f) * inverse);
-            const float h = __fdividef(m, fmaxf(t, 1.0f));
-            const float clocks = cooperative ? fixed + slope * h
-                                 : fmaxf(k_tiles * fmaxf(256.0f + 44.0f * h, 64.0f * h), 330.0f * h) + 200.0f;
-            count += t;
-            work += t * clocks;
-            if (t > 0.0f) max_clocks = fmaxf(max_clocks, clocks);
+            const float blocks = (float)(s->ends[i + 1] - s->ends[i] + 8) * 0.0625f, /* of 16 rows, rounded by a half */
+                        tiles = ceilf((blocks - 0.5f) * inverse_height);
+            const float height = __fdividef(blocks, fmaxf(tiles, 1.0f));
+            const float clocks = cooperative ? fixed + slope * height
+                                             : fmaxf(k_tiles * fmaxf(256.0f + 44.0f * height, 64.0f * height),
+                                                     330.0f * height) + 200.0f;
+            total_tiles += tiles;
+            total_clocks += tiles * clocks;
+            if (tiles > 0.0f) max_clocks = fmaxf(max_clocks, clocks);
         }
     }
     for (i = 2; i > 0; i /= 2) {
-        work += __shfl_xor_sync(0xFFFFFFFFu, work, i);
-        count += __shfl_xor_sync(0xFFFFFFFFu, count, i);
+        total_clocks += __shfl_xor_sync(0xFFFFFFFFu, total_clocks, i);
+        total_tiles += __shfl_xor_sync(0xFFFFFFFFu, total_tiles, i);
         max_clocks = fmaxf(max_clocks, __shfl_xor_sync(0xFFFFFFFFu, max_clocks, i));
     }
-    c = (gmm_tid_x() & 31) / 4; /* computed again, so that no register holds it during the loop above */
-    is_second = c >= heights0;
-    valid = c < heights0 + heights1 && (choice == 2 || choice == is_second);
-    if (count > 0.0f) {
+    candidate = (gmm_tid_x() & 31) / 4; /* recomputed, so that no register holds it during the loop above */
+    is_second = candidate >= heights0;
+    valid = candidate < heights0 + heights1 && (choice == 2 || choice == is_second);
+    if (total_tiles > 0.0f) {
         const int32_t cols = is_second ? n1 : n0;
-        const float per_cta = __fdividef((float)((s->p->n + cols - 1) / cols), (float)gridDim.x);
-        const float rounds = count * per_cta;
+        const float tiles_per_cta = __fdividef((float)((s->p->n + cols - 1) / cols), (float)gridDim.x);
+        const float rounds = total_tiles * tiles_per_cta;
         cost = __fdividef(ceilf(rounds), rounds);
-        /* where heights differ, some CTA gets more of the tall tiles */
+        /* where the heights of tiles differ, some CTA gets more tall tiles than others */
         if (cooperative)
-            cost = 0.31f + 0.69f * cost * (1.0f + 1.26f * (__fdividef(max_clocks * count, work) - 1.0f) *
+            cost = 0.31f + 0.69f * cost * (1.0f + 1.26f * (__fdividef(max_clocks * total_tiles, total_clocks) - 1.0f) *
                                                           rsqrtf(rounds));
-        cost = fminf(cost * work * per_cta, 3.0e38f);
+        cost = fminf(cost * total_clocks * tiles_per_cta, 3.0e38f);
     }
     min_cost = __reduce_min_sync(0xFFFFFFFFu, valid ? __float_as_uint(cost) : 0x7FFFFFFFu);
-    c = (__ffs((int)__ballot_sync(0xFFFFFFFFu, valid && __float_as_uint(cost) == min_cost)) - 1) / 4;
-    *chosen = c >= heights0;
-    return c >= heights0 ? m16_1 + heights0 - c : m16_0 - c;
+    candidate = (__ffs((int)__ballot_sync(0xFFFFFFFFu, valid && __float_as_uint(cost) == min_cost)) - 1) / 4;
+    *chosen = candidate >= heights0;
+    return candidate >= heights0 ? m16_1 + heights0 - candidate : m16_0 - candidate;
 }
 
-/* Fills in work tile `i` of group t->g for CTA `cta`. Rasterization within a group: along the rows first, in bands of 8
-   clusters, so that tiles in flight read the same operands. raster_n: as s->raster_n. `rotated`: each group starts at
-   another of its tiles (golden ratio), so that a CTA which got a wide tile of one group gets a narrow one of the next.
-   wgrad, whose tiles are nearly equal, rotates only where a CTA would otherwise get the same tile of every group. */
-GMM__DEVICE void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_n, int32_t i, const int rotated,
+/* Fills in the tile `t` that CTA `cta` computes of work number `work`, which lies in group t->g. Rasterization within a
+   group: along the rows first, in bands of 8 clusters, so that tiles in flight read the same operands. raster_n: as
+   s->raster_n. `rotated`: each group starts at another of its tiles (golden ratio), so that a CTA which got a wide tile
+   of one group gets a narrow one of the next. wgrad, whose tiles are nearly equal, rotates only where a CTA would
+   otherwise get the same tile of every group. */
+GMM__DEVICE void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_n, int32_t work, const int rotated,
                                         const gmm_sm90_cta cta, gmm_sm90_tile *t) {
     const gmm_gemm_args *p = s->p;
     const int32_t tiles_n = s->tiles_n, cluster_size = cta.cluster_size, cta_rank = cta.cta_rank;
@@ -2284,28 +2312,28 @@ GMM__DEVICE void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_
     m = s->k_grouped ? p->m : t->end - t->row;
     t->k = s->k_grouped ? t->end - t->row : p->k;
     group_work = (uint32_t)(s->work_ends[t->g + 1] - s->work_ends[t->g]);
-    i -= s->work_ends[t->g];
+    work -= s->work_ends[t->g];
     if (rotated) {
-        const uint32_t rotated_i = (uint32_t)i + __umulhi((uint32_t)t->g * 2654435769u, group_work);
-        i = (int32_t)(rotated_i < group_work ? rotated_i : rotated_i - group_work);
+        const uint32_t rotated_work = (uint32_t)work + __umulhi((uint32_t)t->g * 2654435769u, group_work);
+        work = (int32_t)(rotated_work < group_work ? rotated_work : rotated_work - group_work);
     }
     tiles_m = gmm_sm90_tile_count(m, s->block_rows, s->max_blocks);
     clusters_m = raster_n ? tiles_m : tiles_m >> (cluster_size - 1);
     clusters_n = raster_n ? tiles_n >> (cluster_size - 1) : tiles_n;
     t->multicast = cluster_size == 1 ? 0 : raster_n ? 2 : 1;
-    if (i < clusters_m * clusters_n) {
-        const int32_t band = clusters_m > 8 ? i / (8 * clusters_n) : 0, left = clusters_m - 8 * band;
-        const int32_t height = left < 8 ? left : 8;
-        i -= 8 * band * clusters_n;
-        tn = i / height;
-        tm = 8 * band + i - tn * height;
+    if (work < clusters_m * clusters_n) {
+        const int32_t band = clusters_m > 8 ? work / (8 * clusters_n) : 0, rows_of_clusters = clusters_m - 8 * band;
+        const int32_t height = rows_of_clusters < 8 ? rows_of_clusters : 8;
+        work -= 8 * band * clusters_n;
+        tn = work / height;
+        tm = 8 * band + work - tn * height;
         if (raster_n) tn = tn * cluster_size + cta_rank;
         else tm = tm * cluster_size + cta_rank;
-    } else { /* the last tile along this axis: the cluster takes two of them along the other one */
-        i = 2 * (i - clusters_m * clusters_n);
-        t->multicast = i + 1 < (raster_n ? tiles_m : tiles_n) ? 3 - t->multicast : 0;
-        tm = raster_n ? i + cta_rank : tiles_m - 1;
-        tn = raster_n ? tiles_n - 1 : i + cta_rank;
+    } else { /* the last tiles of an odd number along this axis: two neighbours along the other axis */
+        work = 2 * (work - clusters_m * clusters_n);
+        t->multicast = work + 1 < (raster_n ? tiles_m : tiles_n) ? 3 - t->multicast : 0;
+        tm = raster_n ? work + cta_rank : tiles_m - 1;
+        tn = raster_n ? tiles_n - 1 : work + cta_rank;
         if (tm >= tiles_m) {
             tm = tiles_m - 1;
             tn = tiles_n;
@@ -2522,22 +2550,25 @@ GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_for
     gmm_cp_async_wait_all();
 }
 
+/* TMA of the 16-bit products: the boxes of operands that the producer warp loads, and the boxes of D that the store
+   warps of wgrad load and store. */
+
 /* The TMA box that a lane of the producer warp loads in every stage of a tile. */
 typedef struct gmm_sm90_box {
     const CUtensorMap *map;
-    int32_t x, y, end, wrap; /* coordinates in stage 0 */
+    int32_t x, y, end, wrap; /* coordinates in stage 0; of weights, end and wrap are the address */
     uint32_t offset;         /* bytes from the start of a stage */
     int active, multicast, is_b;
 } gmm_sm90_box;
 
-/* Boxes of 64 columns of B that a tile reads. */
+/* The number of boxes of 64 columns of B that a tile reads. */
 GMM__DEVICE int32_t gmm_sm90_b_boxes(const gmm_sm90_tile *t) { return (t->cols + 63) / 64; }
 /* How the operands of a product lie in memory and in a stage, which holds B, then A. */
 typedef struct gmm_sm90_operand_layout {
-    int k_grouped;        /* wgrad: both operands are token matrices */
-    int ta, tb;           /* the rows of A, of B lie along the contraction (MN-major) */
-    int32_t tile_n;       /* columns of B in a stage */
-    uint32_t b_block_bytes; /* of 64 columns of B in a stage */
+    int k_grouped;          /* wgrad: both operands are token matrices */
+    int ta, tb;             /* the rows of A, of B lie along the contraction (MN-major) */
+    int32_t tile_n;         /* columns of B in a stage */
+    uint32_t b_block_bytes; /* bytes of 64 columns of B in a stage */
 } gmm_sm90_operand_layout;
 
 /* Assigns box `index` of a tile to this lane of CTA `cta_rank`: first the boxes of B, then those of A. Boxes of a
@@ -2577,14 +2608,13 @@ GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, const gmm_sm90_o
 
 /* A TMA box of D: up to 64 rows by 128 bytes. A store slot holds a part of D, two boxes side by side. */
 typedef struct gmm_sm90_d_box {
-    int evict_first;    /* the L2 evicts it before operands, which are read again */
+    int evict_first;    /* D is evicted from the L2 before operands, which are read again */
     int active;         /* TMA stores it */
     int32_t w, z, y, x; /* TMA coordinates: address of the group's D, first row, first column */
 } gmm_sm90_d_box;
 
-/* A consumer warp group acquires the slot of part number `part` of D when it is empty, and commits it when it is
-   written. slot_bars: barriers of the first slot. The slot of a part does not depend on the warp group that writes it.
-   */
+/* A consumer warp group waits until the slot of part number `part` of D is empty, and commits it when it has written
+   the part. slot_bars: barriers of the first slot. Part n lies in slot n % 4, whichever warp group writes it. */
 GMM__DEVICE void gmm_sm90_acquire_slot(uint32_t slot_bars, uint32_t part) {
     gmm_mbarrier_wait(gmm_sm90_store_empty(slot_bars, part), part / 4 & 1);
 }
@@ -2605,7 +2635,7 @@ GMM__DEVICE int gmm_sm90_d_by_tma(const gmm_gemm_args *p, int32_t g, float beta)
            (size == 4 || beta == 0.0f);
 }
 
-/* Stores a lane's box of part number `part` as soon as the slot is written. */
+/* Stores a lane's box of part number `part` as soon as consumers have written the slot. In wgrad args->a16 maps D. */
 GMM__DEVICE void gmm_sm90_store_part(const gmm_sm90_args *args, const gmm_sm90_d_box *box, uint32_t slot_bars,
                                      uint32_t slot, uint32_t part) {
     gmm_mbarrier_wait(gmm_sm90_store_full(slot_bars, part), part / 4 & 1);
@@ -2615,11 +2645,11 @@ GMM__DEVICE void gmm_sm90_store_part(const gmm_sm90_args *args, const gmm_sm90_d
     gmm_bulk_commit_group();
 }
 
-/* The store warps of wgrad: each serves every other part of D, two lanes with a box each. In the order of tiles, and
-   within a tile column block by column block from the first row to the last, it loads old D into the slot where beta is
-   not 0, passes the slot to the consumers (store_empty), waits for their result (store_full) and stores it. Tiles that
-   the consumers store themselves pass through the same barriers. slot_bars, slots: barriers and address of the first
-   slot; part: the first part of this warp. */
+/* The store warps of wgrad: each serves every other part of D, with two lanes that have a box each. In the order of
+   tiles, and within a tile column block by column block from the first row to the last, it loads old D into the slot
+   where beta is not 0, passes the slot to the consumers (store_empty), waits for their result (store_full) and stores
+   it. Tiles that the consumers store themselves pass through the same barriers. slot_bars, slots: barriers and address
+   of the first slot; part: the first part of this warp. */
 GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_tile *ring, uint32_t tile_full,
                                       uint32_t part, uint32_t slot_bars, uint32_t slots) {
     const int32_t lane = (int32_t)threadIdx.x & 31, size = gmm_kmat_size(&args->p.d), cols = 128 / size;
@@ -2677,6 +2707,7 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
     GMM__BULK_WAIT_GROUP(0);
 }
 
+/* Instances of body 9, the 16-bit Hopper product: a row of columns each. */
 #define GMM__BODY 9
 #define GMM__ARGS gmm_sm90_args
 /* kernel, operation, tag and dtype of the operands, tile, tiles of the kernel (0: functions of a tile without a kernel,
@@ -2727,6 +2758,8 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
 #include GMM_KERNELS_FILE
 #undef GMM__ARGS
 #undef GMM__BODY
+/* Host side of the 16-bit Hopper products: the table of instances, tensor maps, the launcher. */
+
 typedef struct gmm_sm90_kernel {
     gmm_gemm_op op;
     gmm_dtype dtype;
@@ -2754,7 +2787,8 @@ static GMM__UNUSED int gmm_sm90_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CU
     const CUtensorMapDataType type = dtype == GMM_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                        : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
     const CUtensorMapL2promotion promotion = base == (void *)(uintptr_t)GMM_SM90_MAP_BASE
-                                       ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
+                                                 ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B
+                                                 : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
     const cuuint32_t one[4] = { 1, 1, 1, 1 };
     cuuint32_t box[4] = { 64, 0, 1, 1 };
     box[1] = (cuuint32_t)box_lines;
@@ -2781,10 +2815,10 @@ static GMM__UNUSED int gmm_sm90_map_weights(PFN_cuTensorMapEncodeTiled_v12000 en
     return gmm_sm90_map(encode, map, m->dtype, (void *)(uintptr_t)GMM_SM90_MAP_BASE, dims, strides, box_lines);
 }
 
-/* The same for packed weights: boxes are 64 codes wide, FP8 swizzled by 64 bytes. */
+/* A matrix of packed weights at any address: boxes of 64 codes by `box_lines` lines; FP8 swizzled by 64 bytes. */
 static GMM__UNUSED int gmm_sm90_map_packed_weights(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
-                                                   const gmm_mat *m,
-                                          int64_t features, int64_t lines, int32_t box_lines) {
+                                                   const gmm_mat *m, int64_t features, int64_t lines,
+                                                   int32_t box_lines) {
     const cuuint32_t one[4] = { 1, 1, 1, 1 }, fp4 = m->dtype == GMM_E2M1;
     const cuuint64_t strides[3] = { (cuuint64_t)(fp4 ? m->ld / 2 : m->ld), 16, 1 << 18 };
     cuuint64_t dims[4] = { 0, 0, 1 << 14, 0x7FFFFFFF };
@@ -2806,7 +2840,8 @@ static GMM__UNUSED int gmm_fp8_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CUt
                                    : gmm_dtype_bits(dtype) == 16 ? CU_TENSOR_MAP_DATA_TYPE_UINT16
                                                                  : CU_TENSOR_MAP_DATA_TYPE_UINT8;
     const CUtensorMapL2promotion promotion = base == (void *)(uintptr_t)GMM_SM90_MAP_BASE && gmm_dtype_bits(dtype) == 8
-                                       ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
+                                                 ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B
+                                                 : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
     const cuuint32_t one[4] = { 1, 1, 1, 1 };
     cuuint32_t box[4] = { 0, 0, 1, 1 };
     box[0] = (cuuint32_t)(1024 / gmm_dtype_bits(dtype));
@@ -2814,7 +2849,7 @@ static GMM__UNUSED int gmm_fp8_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CUt
     return encode(map, type, 4, base, dims, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
                   CU_TENSOR_MAP_SWIZZLE_128B, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
-/* One matrix per group at any address: the last two coordinates are its address. */
+/* One matrix per group, of any element type and at any address: the last two coordinates are its address. */
 static GMM__UNUSED int gmm_fp8_map_matrix(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
                                           const gmm_kmat *m, int64_t along, int64_t lines, int32_t box_lines) {
     cuuint64_t dims[4] = { 0, 0, 1 << 14, 0x7FFFFFFF }, strides[3] = { 0, 16, 1 << 18 };
@@ -2824,7 +2859,8 @@ static GMM__UNUSED int gmm_fp8_map_matrix(PFN_cuTensorMapEncodeTiled_v12000 enco
     return gmm_fp8_map(encode, map, m->dtype, (void *)(uintptr_t)GMM_SM90_MAP_BASE, dims, strides, box_lines);
 }
 
-/* Whether this build has sm_90a code for the current device. */
+/* Whether this build has sm_90a code for the current device: kernels without it have the launch bounds of an empty
+   kernel. */
 static GMM__UNUSED int gmm_sm90_present(void) {
     struct cudaFuncAttributes a;
     const int present = cudaFuncGetAttributes(&a, gmm_sm90_kernels[0].function) == cudaSuccess &&
@@ -2843,7 +2879,7 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
     cudaLaunchConfig_t config = GMM_ZERO;
     cudaLaunchAttribute attributes[2];
     void *params[1];
-    cudaError_t e;
+    cudaError_t error;
     int mapped, device = 0, sms = 0;
     if (row->op == gmm_gemm_wgrad)
         mapped = gmm_sm90_map_tokens(encode, &args->a, &p->a, p->m, 64) &&
@@ -2875,13 +2911,13 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
     config.stream = stream;
     config.attrs = attributes;
     /* with an SM limit, no CTA of the next launch may occupy the remaining multiprocessors early */
-    e = cudaGetDevice(&device);
-    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+    error = cudaGetDevice(&device);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
     config.numAttrs = blocks < sms / cluster * cluster ? 1 : 2;
     params[0] = args;
-    if (e == cudaSuccess)
-        e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->smem_bytes);
-    return e == cudaSuccess ? cudaLaunchKernelExC(&config, row->function, params) : e;
+    if (error == cudaSuccess)
+        error = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->smem_bytes);
+    return error == cudaSuccess ? cudaLaunchKernelExC(&config, row->function, params) : error;
 }
 
 /* ............................................................................ Grouped FP8 products on Hopper ... */
@@ -2900,21 +2936,22 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
    stage. Scales of whole tensors and of lines are applied once, in the epilogue.
 
    Epilogue. A consumer writes its accumulators to its store slot, from which the store warp moves them to D by TMA
-   while the next tile is multiplied. What fp32 D adds to is loaded into the slot before. Where a tile takes several
-   parts per slot, later parts would wait for that load: for long sums TMA adds them to D itself (reduce, 1.3 TB/s),
-   which nobody waits for. Consumers store D themselves where its rows are not 16-byte aligned or 16-bit D is added to.
-   */
+   while the next tile is multiplied. Where beta is not 0, TMA loads old fp32 D into the slot before. Where a tile
+   passes its slot in several parts, each later part would wait for its load. For long sums with beta 1, TMA therefore
+   adds later parts to D itself (reduction, 1.3 TB/s), which no warp waits for. Consumers store D themselves where its
+   rows are not 16-byte aligned, and where beta is not 0 and D has 16 bits. */
 typedef struct gmm_fp8_args {
     CUtensorMap a, b, d;      /* boxes: A 64 rows, B 64 rows, D 64 rows of 128 bytes */
     gmm_gemm_args p;          /* its offsets and tiles are not read; a and b are the copies' codes */
     gmm_groups groups;        /* splits in device memory */
     gmm_mat a_scale, b_scale; /* scaling, scale, scale_table in device memory */
     int32_t *tables;          /* group tables in the workspace where shared memory has too few entries, else NULL */
-    int32_t wgrad;
+    int32_t wgrad;            /* the operation is wgrad: both operands are COLUMNWISE copies of tokens */
     int32_t b_columnwise;     /* b is a COLUMNWISE copy: dgrad's weight */
 } gmm_fp8_args;
 
-enum { GMM_FP8_BLOCK_ROWS = 64, GMM_FP8_TILE_BYTES = 64 }; /* rows of a tile per consumer */
+/* Rows of a tile per consumer; sizeof(gmm_fp8_tile). */
+enum { GMM_FP8_BLOCK_ROWS = 64, GMM_FP8_TILE_BYTES = 64 };
 
 /* Tiles, rows x columns of D: X(tag, consumers, columns, stages, boxes of 64 rows x 128 bytes in a store slot, groups
    whose tables fit into shared memory, registers of consumers, registers of the other warps, whether fwd and dgrad
@@ -2927,7 +2964,7 @@ enum { GMM_FP8_BLOCK_ROWS = 64, GMM_FP8_TILE_BYTES = 64 }; /* rows of a tile per
     X(128x192_small_m, 2, 192, 4, 3, 256, 224, 56, 1) \
     X(128x192_full_slot, 2, 192, 3, 6, 256, 232, 40, 0)
 
-/* Scaling of partial sums: X(tag, value, bytes of scales per stage: per consumer, per tile, per column). */
+/* Scaling of partial sums: X(tag, value, bytes of scales in a stage per consumer, per tile, per column of the tile). */
 enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
 #define GMM_FP8_SCALING_LIST(X) \
     X(fast, GMM_FP8_FAST, 0, 0, 0) \
@@ -2998,37 +3035,38 @@ enum { GMM_FP8_KERNEL_LIST(GMM__X) gmm_fp8_smem_end };
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 
+/* Bytes of a CTA's group tables (ends, work_ends, padded starts) in the workspace. */
 static GMM__UNUSED size_t gmm_fp8_table_bytes(int64_t groups) { return 12 * ((size_t)groups + 1); }
 
-/* A float to shared memory, or +0 where `present` is 0. */
+/* Copies a float to shared memory asynchronously (cp.async), or +0 where `present` is 0. */
 GMM__DEVICE void gmm_cp_async_f32(uint32_t smem, const float *from, int present) {
     gmm_cp_async_4_zfill(smem, __cvta_generic_to_global(from), present ? 4 : 0);
 }
 
-/* A wgmma descriptor of a K-major operand in lines of 128 bytes from its address word, bits 0 to 31, which
-   hold all that differs. */
+/* The wgmma descriptor of a K-major operand in lines of 128 bytes, from its low word `address`. Its high word is the
+   same for all such operands. */
 GMM__DEVICE uint64_t gmm_wgmma_desc_k_major(uint32_t address) {
     return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | address;
 }
-/* How a tile is stored: as 16-bit elements; by TMA; added to what TMA has loaded into the slot; later parts added to D
-   by TMA. */
+/* How a tile is stored: 16BIT as 16-bit elements, else fp32; TMA by the store warp, else by the consumers; LOAD added
+   to old D, which TMA loads into the slot; REDUCE (besides LOAD) later parts are added to D by TMA instead. */
 enum { GMM_FP8_D_16BIT = 1, GMM_FP8_D_TMA = 2, GMM_FP8_D_LOAD = 4, GMM_FP8_D_REDUCE = 8 };
-/* Where the outer scale is two factors, d_flags holds from this bit on the biased exponent of the second, a power of
-   two; else 0. */
+/* The bits of d_flags from this one on: where the outer scale is two factors, the biased exponent of the second, which
+   is a power of two; else 0. */
 enum { GMM_FP8_SECOND_SCALE_SHIFT = 8 };
-enum { GMM_FP8_REDUCE_K = 768 }; /* contractions from this length on hide TMA's additions to D */
+enum { GMM_FP8_REDUCE_K = 768 }; /* least contraction whose products hide TMA's additions to D */
 
 /* A work tile of the FP8 products. */
 typedef struct gmm_fp8_tile {
     gmm_sm90_tile t;
-    int32_t padded_row;   /* where its group starts in padded copies */
-    float outer_scale;    /* what all of its sums are multiplied by */
-    int32_t d_flags;      /* how it is stored: GMM_FP8_D_*, and the second factor of outer_scale */
+    int32_t padded_row;    /* where its group starts in padded copies */
+    float outer_scale;     /* what all of its sums are multiplied by */
+    int32_t d_flags;       /* how it is stored: GMM_FP8_D_*, and the second factor of outer_scale */
     int32_t d_y, d_z, d_w; /* the last three TMA coordinates of its first row in D */
 } gmm_fp8_tile;
 
-/* Waits for tile number `tile_index` of the ring. predicted: for the predicted first tile, which has the ring's last
-   entry until the scheduler knows the true one. */
+/* Waits for tile number `tile_index` of the ring. predicted: the predicted first tile instead, which lies in the ring's
+   last entry and whose barrier is `prediction`. */
 GMM__DEVICE const gmm_fp8_tile *gmm_fp8_wait_tile(const gmm_fp8_tile *ring, uint32_t tile_full, uint32_t prediction,
                                                   uint32_t tile_index, int predicted) {
     const gmm_fp8_tile *const f = &ring[predicted ? GMM_SM90_TILE_RING - 1 : tile_index % GMM_SM90_TILE_RING];
@@ -3051,13 +3089,12 @@ GMM__DEVICE void gmm_fp8_padded_starts(int32_t groups, const int32_t *ends, int3
     gmm_sm90_prefix_sums(groups, total, starts);
 }
 
-/* First scale of a tile's group, and the steps from block to block (and from 128 columns to the next). Lines of A are
-   D's rows, lines of B are D's columns. */
+/* Address of the first scale of a tile's group. *step: floats from a block along the contraction to the next; *block:
+   floats from 128 columns of D to the next 128. Lines of A are D's rows, lines of B are D's columns. */
 GMM__DEVICE const float *gmm_fp8_scales_a(const gmm_fp8_args *args, const gmm_fp8_tile *t, int64_t *step) {
     const gmm_direction direction = args->wgrad ? GMM_COLUMNWISE : GMM_ROWWISE;
     const gmm__qview v = gmm__qview_of(&args->a_scale, direction, 1, t->t.g, t->t.row, t->padded_row,
-                                       t->t.end - t->t.row,
-                                       args->wgrad ? args->p.m : args->p.k);
+                                       t->t.end - t->t.row, args->wgrad ? args->p.m : args->p.k);
     *step = gmm__qview_scale(&v, 0, 1);
     return (const float *)(const void *)v.scale;
 }
@@ -3073,7 +3110,7 @@ GMM__DEVICE const float *gmm_fp8_scales_b(const gmm_fp8_args *args, const gmm_fp
     return (const float *)(const void *)v.scale;
 }
 
-/* Decides how a tile is stored. */
+/* Sets how a tile is stored: d_flags and the coordinates in D. The tile's outer scale becomes 1. */
 GMM__DEVICE void gmm_fp8_plan_store(const gmm_fp8_args *args, gmm_fp8_tile *f) {
     const uint64_t d = (uint64_t)(uintptr_t)gmm_kmat_data(&args->p.d, f->t.g), to = d - GMM_SM90_MAP_BASE;
     const int size = gmm_kmat_size(&args->p.d);
@@ -3106,8 +3143,8 @@ GMM__DEVICE int gmm_fp8_has_outer_scale(const gmm_fp8_args *args) {
 
 /* Sets the outer scale of a tile in the ring: the factor of all sums of its group, that is alpha times per-tensor
    scales. An empty sum stays +0 whatever the sign of alpha. Where a partial product leaves the range of normal numbers,
-   the scale becomes two factors, the second a power of two; the scheduler warp finds them, so that consumers spend
-   nothing. It works on the ring itself, as the scheduler warp has no registers left for it beside the tile. */
+   the scale becomes two factors, the second a power of two; the scheduler warp computes them, so that consumers spend
+   no time on it. `f` is the tile in the ring, since the scheduler warp has no registers left for the scale. */
 GMM__DEVICE void gmm_fp8_plan_outer_scale(const gmm_fp8_args *args, gmm_fp8_tile *f) {
     const int32_t g = f->t.g;
     float alpha = 1.0f, alpha_a, scale;
@@ -3124,11 +3161,12 @@ GMM__DEVICE void gmm_fp8_plan_outer_scale(const gmm_fp8_args *args, gmm_fp8_tile
     f->outer_scale = scale;
 }
 
-/* Predicted first tile. The scheduler chooses the CTA's first tile by the split as it is before griddepcontrol.wait;
-   the producer loads it right after the wait, and it is multiplied. Meanwhile the scheduler reads the split again. If
-   the prediction was wrong, the result is discarded and the CTA takes its true first tile after all others. CTAs of a
-   cluster pass stages to one another and must take the same number of them: an empty tile takes as many stages as a
-   real one, and where one CTA repeats its first tile, the other takes one more empty tile. */
+/* Predicted first tile. The scheduler chooses the CTA's first tile by the split that it reads before
+   griddepcontrol.wait; the producer loads the tile's operands right after the wait, and consumers multiply them.
+   Meanwhile the scheduler reads the split again. If the prediction was wrong, the result is discarded and the CTA takes
+   its true first tile after all others. CTAs of a cluster pass stages to one another and must take the same number of
+   them: an empty tile takes as many stages as a real one, and where one CTA repeats its first tile, the other takes one
+   more empty tile. */
 
 /* A tile without rows or columns that takes the stages of a real one. */
 GMM__DEVICE void gmm_fp8_empty_tile(const gmm_fp8_args *args, gmm_fp8_tile *f) {
@@ -3138,8 +3176,9 @@ GMM__DEVICE void gmm_fp8_empty_tile(const gmm_fp8_args *args, gmm_fp8_tile *f) {
 }
 
 /* gmm_sm90_read_split, gmm_sm90_tiles_n, gmm_sm90_count_work and gmm_fp8_padded_starts for fwd and dgrad in one pass: a
-   lane loads the entries of its up to `lane_groups` groups at once, so that the latency is paid once. `known`: returns
-   0 if s->ends still describe the split; else returns the tiles along the columns. Whole warp. */
+   lane issues the loads of the entries of its groups, `lane_groups` at most, together, so that their latency is paid
+   once. Returns the tiles along the columns of D, or 0 where `known` is set and s->ends still describe the split. Whole
+   warp. */
 enum { GMM_FP8_LANE_GROUPS = 4 };
 GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const gmm_sm90_scheduler *s,
                                        const int lane_groups, int known, int32_t tile_n) {
@@ -3194,9 +3233,9 @@ GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const gmm_sm90_
         const int32_t lane_work = work, lane_padded = padded;
 #pragma unroll
         for (i = 1; i < 32; i *= 2) {
-            const int32_t a = __shfl_up_sync(0xFFFFFFFFu, work, (unsigned)i);
-            const int32_t b = __shfl_up_sync(0xFFFFFFFFu, padded, (unsigned)i);
-            if (lane >= i) work += a, padded += b;
+            const int32_t work_before = __shfl_up_sync(0xFFFFFFFFu, work, (unsigned)i);
+            const int32_t padded_before = __shfl_up_sync(0xFFFFFFFFu, padded, (unsigned)i);
+            if (lane >= i) work += work_before, padded += padded_before;
         }
         work -= lane_work;
         padded -= lane_padded;
@@ -3210,8 +3249,8 @@ GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const gmm_sm90_
     return tiles_n;
 }
 
-/* The predicted first tile of this CTA. CTAs of a cluster may have read different splits, so that it multicasts
-   nothing. Whole warp. */
+/* The predicted first tile of this CTA. Its operands are not multicast, since the CTAs of a cluster may have read
+   different splits. Whole warp. */
 GMM__DEVICE void gmm_fp8_predict_first_tile(const gmm_fp8_args *args, const gmm_sm90_scheduler *s,
                                             const gmm_sm90_cta cta, gmm_fp8_tile *f) {
     const int32_t *const ends = s->ends, *const work_ends = s->work_ends;
@@ -3257,28 +3296,27 @@ GMM__DEVICE void gmm_fp8_send_mispredict(uint32_t word, uint32_t bar, int mispre
 }
 
 /* The store warp: one lane per box of each consumer's store slot. A tile is stored in parts of as many columns as a
-   slot holds. For each part it loads what is added to, hands the slot over (slot_bars[0], empty), waits until the
-   consumer has written it (slot_bars[1]) and stores it. Tiles that have no rows for a consumer pass through the
-   barriers once. */
+   slot holds. For each part the lane loads old D where the tile says so, passes the slot to its consumer (store_empty),
+   waits until the consumer has written it (store_full) and stores it. slot_bars: store_empty of the first slot. Tiles
+   that have no rows for a consumer pass through the barriers once. */
 GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, const gmm_fp8_tile *ring,
-                                     uint32_t tile_full,
-                              uint32_t slot_bars, uint32_t slots) {
+                                     uint32_t tile_full, uint32_t slot_bars, uint32_t slots) {
     const int lane = (int)threadIdx.x & 31, consumer = lane / boxes, box = lane % boxes;
     const uint32_t slot = slots + 8192 * (uint32_t)lane;
     uint32_t tile_index, part = 0;
     slot_bars += 16 * (uint32_t)consumer;
     for (tile_index = 0;; tile_index++) {
-        /* stays in the ring until the consumers are two tiles ahead */
+        /* the entry is not overwritten before the consumers are two tiles further */
         const gmm_fp8_tile *const f = &ring[tile_index % GMM_SM90_TILE_RING];
-        int box_cols, cols, c = 0;
+        int box_cols, cols, part_col = 0;
         gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING), tile_index / GMM_SM90_TILE_RING & 1);
         if (f->t.row_blocks == 0) break;
         box_cols = f->d_flags & GMM_FP8_D_16BIT ? 64 : 32;
         cols = f->t.row_blocks > consumer ? f->t.cols : 0;
         do {
-            const int x = c + box_cols * box, next = x + box_cols * boxes, by_tma = (f->d_flags & GMM_FP8_D_TMA) &&
-                x < cols;
-            const int reduce = (f->d_flags & GMM_FP8_D_REDUCE) && c > 0;
+            const int x = part_col + box_cols * box, next = x + box_cols * boxes,
+                      by_tma = (f->d_flags & GMM_FP8_D_TMA) && x < cols;
+            const int reduce = (f->d_flags & GMM_FP8_D_REDUCE) && part_col > 0;
             const int32_t y = f->d_y + 64 * consumer;
             GMM__BULK_WAIT_GROUP_READ(0);
             if (by_tma && (f->d_flags & GMM_FP8_D_LOAD) && !reduce) {
@@ -3292,13 +3330,13 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
                 gmm_tma_store(&args->d, slot, reduce, f->t.n0 + x, y, f->d_z, f->d_w);
                 gmm_bulk_commit_group();
             }
-        } while ((c += box_cols * boxes) < cols);
+        } while ((part_col += box_cols * boxes) < cols);
     }
     GMM__BULK_WAIT_GROUP(0);
 }
 
 #define GMM__BODY 11
-/* kernel, tag of the dtype of A, scaling of partial sums, whether none are scaled, tile */
+/* kernel, tag of the dtype of A, scaling of partial sums, whether it is `fast` (no scaling), tile */
 #define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_sm90, e4m3, 1d2d, 0, 192x128)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_small_m_sm90, e4m3, 1d2d, 0, 192x128_small_m)
@@ -3337,9 +3375,9 @@ static const gmm_fp8_kernel gmm_fp8_kernels[] = {
 };
 enum { GMM_FP8_KERNELS = (int)(sizeof gmm_fp8_kernels / sizeof gmm_fp8_kernels[0]) };
 
-/* Rows of a token matrix as a ragged map; and a COLUMNWISE copy of tokens, whose lines are `along` padded rows long. */
+/* Maps of a token matrix (ragged), and of a COLUMNWISE copy of tokens, whose lines are `along` padded rows long. */
 static GMM__UNUSED int gmm_fp8_map_tokens(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, const gmm_kmat *m,
-                                        int64_t features, int32_t box_lines) {
+                                          int64_t features, int32_t box_lines) {
     const cuuint64_t pitch = (cuuint64_t)(m->ld * gmm_dtype_bits(m->dtype) / 8);
     cuuint64_t dims[4] = { 0, GMM_SM90_RAGGED_ROWS, 0x7FFF0000, 0x7FFF0000 }, strides[3];
     dims[0] = (cuuint64_t)features;
@@ -3348,7 +3386,7 @@ static GMM__UNUSED int gmm_fp8_map_tokens(PFN_cuTensorMapEncodeTiled_v12000 enco
     return gmm_fp8_map(encode, map, m->dtype, m->data, dims, strides, box_lines);
 }
 static GMM__UNUSED int gmm_fp8_map_columnwise(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
-                                           const gmm_kmat *m, int64_t along, int64_t lines, int32_t box_lines) {
+                                              const gmm_kmat *m, int64_t along, int64_t lines, int32_t box_lines) {
     cuuint64_t dims[4] = { 0, 0, 1, 1 }, strides[3] = { 0, 16, 16 };
     dims[0] = (cuuint64_t)along;
     dims[1] = (cuuint64_t)lines;
@@ -3369,7 +3407,7 @@ static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 
     cudaLaunchConfig_t config = GMM_ZERO;
     cudaLaunchAttribute attributes[2];
     void *params[1];
-    cudaError_t e;
+    cudaError_t error;
     int mapped, device = 0, sms = 0;
     if (args->wgrad)
         mapped = gmm_fp8_map_columnwise(encode, &args->a, &p->a, padded, p->m, GMM_FP8_BLOCK_ROWS) &&
@@ -3396,28 +3434,28 @@ static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 
     config.stream = stream;
     config.attrs = attributes;
     /* with an SM limit, no CTA of the next launch may occupy the remaining multiprocessors early */
-    e = cudaGetDevice(&device);
-    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+    error = cudaGetDevice(&device);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
     config.numAttrs = blocks < sms / cluster * cluster ? 1 : 2;
     params[0] = args;
-    if (e == cudaSuccess)
-        e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->smem_bytes);
-    return e == cudaSuccess ? cudaLaunchKernelExC(&config, row->function, params) : e;
+    if (error == cudaSuccess)
+        error = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->smem_bytes);
+    return error == cudaSuccess ? cudaLaunchKernelExC(&config, row->function, params) : error;
 }
 
 /* .................................................................. Copies as operands of 16-bit products ... */
 
 /* Dequantizes MX32 and NV16 copies into matrices of 16-bit elements, code times scale, for the 16-bit Hopper
-   products; the values are those that mma/quantized.cuh makes in shared memory. Copies whose lines run along the
+   products. The values equal those that mma/quantized.cuh computes in shared memory. Copies whose lines run along the
    contraction, and columnwise MX32, keep their layout: rows of `dst` are rows of the copy, without gaps. Columnwise
-   NV16 tokens are transposed, since the operands of wgrad are [k][lines]: rows of `dst` are tokens. Each group
-   follows the previous one and is filled up to a multiple of 16 rows; the added rows hold the spread values of
-   Hadamard-transformed copies, else zeros. */
+   NV16 tokens are transposed, since the operands of wgrad are [k][lines]: rows of `dst` are tokens. The groups
+   follow one another, each padded to a multiple of 16 rows. Padding rows are zero, but for Hadamard-transformed copies,
+   whose transform spreads values of the group over them. */
 typedef struct gmm_expand_operand {
     gmm_mat src;        /* tables in device memory; dtype GMM_NONE: absent */
     uint16_t *dst;
     gmm_direction direction;
-    int32_t grouped;    /* the matrix holds tokens */
+    int32_t grouped;    /* the matrix holds tokens of all groups, else one matrix per group */
     int32_t rows, cols; /* of each quantized matrix; for tokens rows is the capacity */
 } gmm_expand_operand;
 
@@ -3428,7 +3466,7 @@ typedef struct gmm_expand_args {
     const int64_t *offsets; /* [G + 1] */
     const int32_t *tiles;   /* [G + 1] prefix sums of tiles of GMM_GROUP_ROWS rows */
     const int32_t *units;   /* [G + 1] prefix sums of blocks of 16 rows; transposed copies */
-    int64_t *ends;          /* [G + 1] receives 16 times these */
+    int64_t *ends;          /* [G + 1] receives 16 times `units`: row offsets of groups in transposed copies; or NULL */
     const float *alpha;     /* [G] or [1]; NULL: 1 */
     int32_t alpha_per_group;
     float *factor;          /* [2][G] receives what each group's accumulators are multiplied by, and what the result is
@@ -3438,10 +3476,11 @@ typedef struct gmm_expand_args {
 enum {
     GMM_EXPAND_THREADS = 256,
     GMM_EXPAND_MAX_THREADS = 1024, /* threads of a CTA that has a multiprocessor to itself */
-    GMM_EXPAND_LINES = 4,          /* lines that a warp processes together, 256 elements of each at a time */
+    GMM_EXPAND_LINES = 4,          /* lines that a warp dequantizes together, 256 elements of each at a time */
     GMM_EXPAND_SPAN = 1024,        /* elements of each line in a task */
     GMM_EXPAND_TRANSPOSE_THREADS = 256,
-    /* strips that a CTA transposes, 64 lines at a time: 128 bytes are contiguous in loads and stores */
+    /* strips of GMM_GROUP_ROWS rows that a CTA transposes, 64 lines at a time, so that 128 bytes are contiguous in
+       loads and stores */
     GMM_EXPAND_STRIPS = 2,
     GMM_EXPAND_STRIP_LINES = 128   /* lines in a task */
 };
@@ -3463,6 +3502,7 @@ GMM__DEVICE uint2 gmm_expand_load8(int fp4, const uint8_t *src, int aligned) {
     return v;
 }
 
+/* Converts eight codes to 16-bit elements, two per word. */
 GMM__DEVICE void gmm_expand_convert8(gmm_dtype dtype, gmm_dtype format, int fp4, uint2 codes, uint32_t dst[4]) {
     if (fp4) gmm_fp4_to_16bit_x8(dtype, codes.x, dst);
     else {
@@ -3471,7 +3511,7 @@ GMM__DEVICE void gmm_expand_convert8(gmm_dtype dtype, gmm_dtype format, int fp4,
     }
 }
 
-/* Converts four scale bytes to elements. */
+/* Converts four scale bytes to 16-bit elements, two per word. The E8M0 bytes of MX32 are exponents of bf16. */
 GMM__DEVICE void gmm_expand_scales(gmm_dtype dtype, gmm_scaling scaling, uint32_t bytes, uint32_t dst[2]) {
     const uint32_t magnitude = bytes & 0x7F7F7F7Fu;
     const uint32_t zero = ~((magnitude + 0x7F7F7F7Fu) | bytes) & 0x80808080u;
@@ -3535,15 +3575,15 @@ GMM__DEVICE void gmm_expand_load_step(const gmm_expand_lines_view *p, int mx, in
     }
 }
 
-/* A conversion: dtype of the result, MX32 or NV16, FP4 or FP8 codes. mn_major: columnwise MX32, where the lines here
-   are rows of memory. */
+/* A conversion: dtype of the result, MX32 or NV16, FP4 or FP8 codes. mn_major: columnwise MX32, whose codes lie in rows
+   of the matrix; these rows are the lines that are dequantized, and a block of 32 is spread over 32 of them. */
 typedef struct gmm_expand_format {
     gmm_dtype dtype;
     int mx, fp4, mn_major;
 } gmm_expand_format;
 
 /* Dequantizes lines [line, line + GMM_EXPAND_LINES) of group or matrix g, elements [c, c + GMM_EXPAND_SPAN) of them.
-   One warp. The format is constant. */
+   One warp. The format is a compile-time constant of each call. */
 GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_operand *s,
                                   const gmm_expand_format format, int32_t g, int32_t line, int32_t c) {
     const gmm_dtype dtype = format.dtype;
@@ -3552,7 +3592,7 @@ GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_
     const int32_t width = transposed ? s->rows : s->cols;
     const int32_t end = width - c < GMM_EXPAND_SPAN ? width : c + GMM_EXPAND_SPAN;
     int64_t row = 0, start = 0, rows = s->rows;
-    gmm_expand_lines_view p;
+    gmm_expand_lines_view view;
     gmm_mat copy = s->src;
     gmm__qview v;
     uint16_t *dst;
@@ -3563,29 +3603,30 @@ GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_
         rows = args->offsets[g + 1] - row;
         start = (int64_t)args->tiles[g] * GMM_GROUP_ROWS;
     }
-    p.count = (int32_t)(transposed ? s->cols : rows) - line;
-    if (p.count <= 0) return;
+    view.count = (int32_t)(transposed ? s->cols : rows) - line;
+    if (view.count <= 0) return;
     v = gmm__qview_of(&copy, mn_major ? GMM_COLUMNWISE : mx ? GMM_ROWWISE : s->direction, s->grouped, g, row, start,
                       rows, s->cols);
-    p.pitch = v.ld / (fp4 ? 2 : 1);
-    p.data = v.data + line * p.pitch;
-    p.scale = v.scale + (mn_major ? gmm__qview_scale(&v, 0, line / 32) : gmm__qview_scale(&v, line, 0));
-    p.swizzled = copy.scale_order == GMM_SCALES_SWIZZLED;
-    p.line_stride = (int32_t)gmm__qview_scale(&v, mn_major && p.swizzled ? 128 : 1, 0);
-    p.block4_stride = gmm_qgemm_scale_strides_of(&copy, 0, v.lines).block4;
-    p.aligned = (((uintptr_t)p.data | (uintptr_t)p.pitch | (mn_major ? (uintptr_t)p.scale : 0)) & 7) == 0;
+    view.pitch = v.ld / (fp4 ? 2 : 1);
+    view.data = v.data + line * view.pitch;
+    view.scale = v.scale + (mn_major ? gmm__qview_scale(&v, 0, line / 32) : gmm__qview_scale(&v, line, 0));
+    view.swizzled = copy.scale_order == GMM_SCALES_SWIZZLED;
+    view.line_stride = (int32_t)gmm__qview_scale(&v, mn_major && view.swizzled ? 128 : 1, 0);
+    view.block4_stride = gmm_qgemm_scale_strides_of(&copy, 0, v.lines).block4;
+    view.aligned = (((uintptr_t)view.data | (uintptr_t)view.pitch | (mn_major ? (uintptr_t)view.scale : 0)) & 7) == 0;
     dst = s->dst + ((s->grouped ? row : (int64_t)g * (transposed ? s->cols : s->rows)) + line) * width;
 #pragma unroll 1
     for (c += 8 * (int32_t)(threadIdx.x & 31u); c < end; c += 256) {
         gmm_expand_step step;
         uint32_t scales[4];
-        gmm_expand_load_step(&p, mx, fp4, mn_major, c, &step);
+        gmm_expand_load_step(&view, mx, fp4, mn_major, c, &step);
         if (mn_major) {
             gmm_expand_scales(dtype, copy.scaling, step.scale[0], scales);
             gmm_expand_scales(dtype, copy.scaling, step.scale[1], scales + 2);
         } else {
-            gmm_expand_scales(dtype, copy.scaling, gmm_prmt(gmm_prmt(step.scale[0], step.scale[1], 0x0040u),
-                              gmm_prmt(step.scale[2], step.scale[3], 0x0040u), 0x5410u), scales);
+            gmm_expand_scales(dtype, copy.scaling,
+                              gmm_prmt(gmm_prmt(step.scale[0], step.scale[1], 0x0040u),
+                                       gmm_prmt(step.scale[2], step.scale[3], 0x0040u), 0x5410u), scales);
             scales[3] = gmm_prmt(scales[1], 0u, 0x3232u);
             scales[2] = gmm_prmt(scales[1], 0u, 0x1010u);
             scales[1] = gmm_prmt(scales[0], 0u, 0x3232u);
@@ -3593,12 +3634,12 @@ GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_
         }
 #pragma unroll
         for (i = 0; i < GMM_EXPAND_LINES; i++) {
-            uint32_t e[4];
-            if (i >= p.count) break;
-            gmm_expand_convert8(dtype, copy.dtype, fp4, step.codes[i], e);
+            uint32_t words[4];
+            if (i >= view.count) break;
+            gmm_expand_convert8(dtype, copy.dtype, fp4, step.codes[i], words);
 #pragma unroll
-            for (j = 0; j < 4; j++) e[j] = gmm_mul_16bit_x2(dtype, e[j], scales[mn_major ? j : i]);
-            *(uint4 *)(void *)(dst + (int64_t)i * width + c) = make_uint4(e[0], e[1], e[2], e[3]);
+            for (j = 0; j < 4; j++) words[j] = gmm_mul_16bit_x2(dtype, words[j], scales[mn_major ? j : i]);
+            *(uint4 *)(void *)(dst + (int64_t)i * width + c) = make_uint4(words[0], words[1], words[2], words[3]);
         }
     }
 }
@@ -3617,21 +3658,21 @@ typedef struct gmm_expand_strip_step {
     uint32_t scale[GMM_EXPAND_STRIPS][2];
 } gmm_expand_strip_step;
 
-GMM__DEVICE void gmm_expand_load_strip_step(const gmm_expand_strip t[GMM_EXPAND_STRIPS], int64_t pitch, int aligned,
-                                            int swizzled, int32_t line, gmm_expand_strip_step *step) {
+GMM__DEVICE void gmm_expand_load_strip_step(const gmm_expand_strip strips[GMM_EXPAND_STRIPS], int64_t pitch,
+                                            int aligned, int swizzled, int32_t line, gmm_expand_strip_step *step) {
     const int32_t line_offset = swizzled ? line % 32 * 16 + line % 128 / 32 * 4 : 0;
-    int h;
+    int strip;
 #pragma unroll
-    for (h = 0; h < GMM_EXPAND_STRIPS; h++) {
-        const uint8_t *const data = t[h].data + line * pitch;
-        const uint8_t *const scale = t[h].scale + (int64_t)(swizzled ? line / 128 : line) * t[h].line_stride +
-            line_offset;
-        step->scale[h][0] = scale[0];
-        step->scale[h][1] = scale[1];
-        if (aligned) step->codes[h] = __ldcs((const uint4 *)(const void *)data);
+    for (strip = 0; strip < GMM_EXPAND_STRIPS; strip++) {
+        const uint8_t *const data = strips[strip].data + line * pitch;
+        const uint8_t *const scale = strips[strip].scale +
+                                     (int64_t)(swizzled ? line / 128 : line) * strips[strip].line_stride + line_offset;
+        step->scale[strip][0] = scale[0];
+        step->scale[strip][1] = scale[1];
+        if (aligned) step->codes[strip] = __ldcs((const uint4 *)(const void *)data);
         else {
             const uint2 low = gmm_expand_load8(0, data, 0), high = gmm_expand_load8(0, data + 8, 0);
-            step->codes[h] = make_uint4(low.x, low.y, high.x, high.y);
+            step->codes[strip] = make_uint4(low.x, low.y, high.x, high.y);
         }
     }
 }
@@ -3648,68 +3689,70 @@ GMM__DEVICE void gmm_expand_transposed(const gmm_expand_args *args, const gmm_ex
     /* row and chunk that this thread stores */
     const int32_t row0 = (int32_t)threadIdx.x / 8, chunk = (int32_t)threadIdx.x % 8;
     const int64_t pitch = s->src.ld / 2;
-    gmm_expand_strip t[GMM_EXPAND_STRIPS];
+    gmm_expand_strip strips[GMM_EXPAND_STRIPS];
     gmm_expand_strip_step next;
     int32_t g = 0;
-    int aligned = pitch % 16 == 0, h, i, j;
+    int aligned = pitch % 16 == 0, nth, i, j;
     memset(&next, 0, sizeof next);
 #pragma unroll
-    for (h = 0; h < GMM_EXPAND_STRIPS; h++) {
-        /* else the previous strip is loaded again and not stored */
-        const int exists = strip + h < args->tiles[args->groups];
+    for (nth = 0; nth < GMM_EXPAND_STRIPS; nth++) {
+        /* where it does not, the last strip is loaded again and not stored */
+        const int exists = strip + nth < args->tiles[args->groups];
         gmm_mat copy = s->src;
         gmm__qview v;
         int32_t rows, row;
-        gmm_find_group32(args->tiles, args->groups, strip + (exists ? h : 0), &g);
+        gmm_find_group32(args->tiles, args->groups, strip + (exists ? nth : 0), &g);
         rows = (int32_t)(args->offsets[g + 1] - args->offsets[g]);
-        row = GMM_GROUP_ROWS * (strip + (exists ? h : 0) - args->tiles[g]);
+        row = GMM_GROUP_ROWS * (strip + (exists ? nth : 0) - args->tiles[g]);
         copy.scaling = GMM_SCALING_NV16;
         v = gmm__qview_of(&copy, GMM_COLUMNWISE, 1, g, 0, (int64_t)args->tiles[g] * GMM_GROUP_ROWS, rows, lines);
         aligned &= ((uintptr_t)v.data & 15) == 0;
-        t[h].data = v.data + row / 2 + 16 * (lane % 4);
-        t[h].scale = v.scale + gmm__qview_scale(&v, 0, row / 16 + 2 * (lane % 4));
-        t[h].line_stride = (int32_t)gmm__qview_scale(&v, swizzled ? 128 : 1, 0);
-        t[h].rows = exists ? (rows + 15) / 16 * 16 - row : 0;
-        t[h].valid_rows = s->src.hadamard ? t[h].rows : rows - row; /* a transform spreads the last rows over 16 */
-        t[h].dst = s->dst + (16 * (int64_t)args->units[g] + row + row0) * lines + 8 * chunk;
+        strips[nth].data = v.data + row / 2 + 16 * (lane % 4);
+        strips[nth].scale = v.scale + gmm__qview_scale(&v, 0, row / 16 + 2 * (lane % 4));
+        strips[nth].line_stride = (int32_t)gmm__qview_scale(&v, swizzled ? 128 : 1, 0);
+        strips[nth].rows = exists ? (rows + 15) / 16 * 16 - row : 0;
+        /* a Hadamard transform spreads the last rows over 16 */
+        strips[nth].valid_rows = s->src.hadamard ? strips[nth].rows : rows - row;
+        strips[nth].dst = s->dst + (16 * (int64_t)args->units[g] + row + row0) * lines + 8 * chunk;
     }
 #pragma unroll 1
     for (line -= 64; line < end; line += 64) {
         const gmm_expand_strip_step step = next;
         uint32_t scales[GMM_EXPAND_STRIPS];
         if (line + 64 < end) {
-            const int32_t l = line + 64 + 8 * warp + lane / 4;
-            gmm_expand_load_strip_step(t, pitch, aligned, swizzled, l < lines ? l : lines - 1, &next);
+            const int32_t next_line = line + 64 + 8 * warp + lane / 4;
+            gmm_expand_load_strip_step(strips, pitch, aligned, swizzled, next_line < lines ? next_line : lines - 1,
+                                       &next);
         }
         if (line < first) continue;
         gmm_expand_scales(dtype, GMM_SCALING_NV16, step.scale[0][0] | step.scale[0][1] << 8 | step.scale[1][0] << 16 |
                           step.scale[1][1] << 24, scales);
 #pragma unroll
-        for (h = 0; h < GMM_EXPAND_STRIPS; h++)
+        for (nth = 0; nth < GMM_EXPAND_STRIPS; nth++)
 #pragma unroll
             for (i = 0; i < 4; i++) { /* matrix j of the stmatrix: column 2 q + b is row 32 q + 2 j + b */
                 const uint32_t c = (uint32_t)lane % 8, row = 32 * (c / 2) + 2 * (4 * i + (uint32_t)lane / 8) + c % 2;
-                const uint32_t scale = gmm_prmt(scales[h], 0u, i < 2 ? 0x1010u : 0x3232u);
-                const uint4 codes = step.codes[h];
-                uint32_t e[4];
-                gmm_fp4_to_16bit_x8(dtype, i == 0 ? codes.x : i == 1 ? codes.y : i == 2 ? codes.z : codes.w, e);
+                const uint32_t scale = gmm_prmt(scales[nth], 0u, i < 2 ? 0x1010u : 0x3232u);
+                const uint4 codes = step.codes[nth];
+                uint32_t words[4];
+                gmm_fp4_to_16bit_x8(dtype, i == 0 ? codes.x : i == 1 ? codes.y : i == 2 ? codes.z : codes.w, words);
 #pragma unroll
-                for (j = 0; j < 4; j++) e[j] = gmm_mul_16bit_x2(dtype, e[j], scale);
-                gmm_stmatrix_x4_trans((uint32_t)__cvta_generic_to_shared(shared) + 128 * (GMM_GROUP_ROWS * h + row) +
-                                      (((uint32_t)warp ^ c) << 4), e[0], e[1], e[2], e[3]);
+                for (j = 0; j < 4; j++) words[j] = gmm_mul_16bit_x2(dtype, words[j], scale);
+                gmm_stmatrix_x4_trans((uint32_t)__cvta_generic_to_shared(shared) + 128 * (GMM_GROUP_ROWS * nth + row) +
+                                      (((uint32_t)warp ^ c) << 4), words[0], words[1], words[2], words[3]);
             }
         __syncthreads();
 #pragma unroll
-        for (h = 0; h < GMM_EXPAND_STRIPS; h++)
+        for (nth = 0; nth < GMM_EXPAND_STRIPS; nth++)
 #pragma unroll
             for (j = 0; j < 4; j++) {
                 const int32_t row = 32 * j + row0;
                 uint4 v = make_uint4(0u, 0u, 0u, 0u);
-                if (row < t[h].valid_rows)
-                    v = *(const uint4 *)(const void *)(shared + 128 * (GMM_GROUP_ROWS * h + row) +
+                if (row < strips[nth].valid_rows)
+                    v = *(const uint4 *)(const void *)(shared + 128 * (GMM_GROUP_ROWS * nth + row) +
                                                        ((chunk ^ (2 * j + row0 % 2)) << 4));
-                if (row < t[h].rows && line + 8 * chunk < lines)
-                    *(uint4 *)(void *)(t[h].dst + j * 32 * (int64_t)lines + line) = v;
+                if (row < strips[nth].rows && line + 8 * chunk < lines)
+                    *(uint4 *)(void *)(strips[nth].dst + j * 32 * (int64_t)lines + line) = v;
             }
         __syncthreads();
     }
@@ -3719,16 +3762,17 @@ GMM__DEVICE void gmm_expand_transposed(const gmm_expand_args *args, const gmm_ex
 /* Writes, once per launch, the alpha of each group's product and the row offsets of groups in transposed copies. */
 GMM__DEVICE void gmm_expand_groups(const gmm_expand_args *args) {
     const gmm_mat *a = &args->operand[0].src, *b = &args->operand[1].src;
-    const float la = a->scaling != GMM_SCALING_NV16 ? 1.0f : 6.0f * (a->flags & (uint32_t)GMM_MAT_E4M3_256 ? 256.0f
-                                                                                                            : 448.0f);
-    const float lb = 6.0f * (b->flags & (uint32_t)GMM_MAT_E4M3_256 ? 256.0f : 448.0f);
-    const float inverse = gmm__fdiv(1.0f, gmm__fmul(la, lb));
+    /* an amax is encoded as the largest FP4 code times the largest scale */
+    const float a_encoded_max = a->scaling != GMM_SCALING_NV16
+                         ? 1.0f : 6.0f * (a->flags & (uint32_t)GMM_MAT_E4M3_256 ? 256.0f : 448.0f);
+    const float b_encoded_max = 6.0f * (b->flags & (uint32_t)GMM_MAT_E4M3_256 ? 256.0f : 448.0f);
+    const float inverse = gmm__fdiv(1.0f, gmm__fmul(a_encoded_max, b_encoded_max));
     int32_t g;
     for (g = (int32_t)threadIdx.x; args->factor && g < args->groups; g += (int32_t)blockDim.x) {
-        gmm__scale f = gmm__scale_of(args->alpha ? args->alpha[args->alpha_per_group ? g : 0] : 1.0f);
-        if (a->scaling == GMM_SCALING_NV16) f = gmm__scale_times(f, a->amax[g]);
-        f = gmm__scale_times(gmm__scale_times(f, b->amax[g]), inverse);
-        args->factor[g] = gmm__scale_split(f, &args->factor[args->groups + g]);
+        gmm__scale product = gmm__scale_of(args->alpha ? args->alpha[args->alpha_per_group ? g : 0] : 1.0f);
+        if (a->scaling == GMM_SCALING_NV16) product = gmm__scale_times(product, a->amax[g]);
+        product = gmm__scale_times(gmm__scale_times(product, b->amax[g]), inverse);
+        args->factor[g] = gmm__scale_split(product, &args->factor[args->groups + g]);
     }
     for (g = (int32_t)threadIdx.x; args->ends && g <= args->groups; g += (int32_t)blockDim.x)
         args->ends[g] = 16 * (int64_t)args->units[g];
@@ -3741,13 +3785,13 @@ GMM__KERNEL __launch_bounds__(GMM_EXPAND_MAX_THREADS, 1) gmm_expand_rows(const _
     const gmm_expand_format nv16_f16 = { GMM_F16, 0, 1, 0 }, nv16_bf16 = { GMM_BF16, 0, 1, 0 };
     const gmm_expand_format mxfp4_rows = { GMM_BF16, 1, 1, 0 }, mxfp4_columns = { GMM_BF16, 1, 1, 1 };
     const gmm_expand_format mxfp8_rows = { GMM_BF16, 1, 0, 0 }, mxfp8_columns = { GMM_BF16, 1, 0, 1 };
-    int32_t task, k;
+    int32_t task, nth;
     gmm_pdl_wait();
     if (blockIdx.x == 0) gmm_expand_groups(&args);
     task = (int32_t)((blockIdx.x * blockDim.x + threadIdx.x) / 32u);
 #pragma unroll 1
-    for (k = 0; k < 2; k++) {
-        const gmm_expand_operand *s = &args.operand[k];
+    for (nth = 0; nth < 2; nth++) {
+        const gmm_expand_operand *s = &args.operand[nth];
         const int mx = s->src.scaling == GMM_SCALING_MX32, columnwise = s->direction == GMM_COLUMNWISE;
         const int transposed = columnwise && !mx, fp4 = s->src.dtype == GMM_E2M1;
         const int32_t width = transposed ? s->rows : s->cols, lines = transposed ? s->cols : s->rows;
@@ -3783,13 +3827,13 @@ GMM__KERNEL __launch_bounds__(GMM_EXPAND_MAX_THREADS, 1) gmm_expand_rows(const _
 GMM__KERNEL __launch_bounds__(GMM_EXPAND_TRANSPOSE_THREADS, 4)
 gmm_expand_columns(const __grid_constant__ gmm_expand_args args) {
     __shared__ __align__(128) char shared[128 * GMM_GROUP_ROWS * GMM_EXPAND_STRIPS];
-    int32_t task = (int32_t)blockIdx.x, strip_groups, k;
+    int32_t task = (int32_t)blockIdx.x, strip_groups, nth;
     gmm_pdl_wait();
     strip_groups = (args.tiles[args.groups] + GMM_EXPAND_STRIPS - 1) / GMM_EXPAND_STRIPS;
     if (blockIdx.x == 0) gmm_expand_groups(&args);
 #pragma unroll 1
-    for (k = 0; k < 2; k++) {
-        const gmm_expand_operand *s = &args.operand[k];
+    for (nth = 0; nth < 2; nth++) {
+        const gmm_expand_operand *s = &args.operand[nth];
         const int32_t spans = (s->cols + GMM_EXPAND_STRIP_LINES - 1) / GMM_EXPAND_STRIP_LINES;
         const int32_t tasks = strip_groups * spans;
 #pragma unroll 1
@@ -3853,10 +3897,11 @@ GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS) gmm_linear_bgrad_sum(const __gr
         const int32_t first = args.tiles[g], last = args.tiles[g + 1];
         char *dst;
         float sum[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
-        int32_t p;
+        int32_t chunk;
         if ((args.frozen && args.frozen[g]) || (first == last && beta == 1.0f)) continue;
         dst = gmm_kmat_data(&args.db, g);
-        for (p = first; p < last; p++) sum[0] = __fadd_rn(sum[0], args.partials[(int64_t)p * args.n + n]);
+        for (chunk = first; chunk < last; chunk++)
+            sum[0] = __fadd_rn(sum[0], args.partials[(int64_t)chunk * args.n + n]);
         dst += n * gmm_kmat_size(&args.db);
         if (beta != 0.0f) {
             float old[4];
@@ -3881,26 +3926,28 @@ static const gmm_bgrad_kernel gmm_bgrad_kernels[] = {
 
 /* ............................................................................................... Launchers ... */
 
-/* Number of CTAs that a persistent kernel starts. `tasks` is an upper bound of its tasks. An SM limit leaves
-   the other multiprocessors to other kernels, so it allows one CTA for each multiprocessor. */
+/* Number of CTAs that a persistent kernel starts. `tasks` is an upper bound of its tasks, `blocks` the CTAs that fit a
+   multiprocessor, and `limit` the SM limit or 0. A limit leaves the other multiprocessors to other kernels, so that
+   only one CTA may start per multiprocessor of the limit. */
 static GMM__UNUSED int32_t gmm__grid(int32_t processors, int32_t limit, int32_t blocks, int64_t tasks) {
     const int64_t max_blocks = limit > 0 ? (limit < processors ? limit : processors) : (int64_t)processors * blocks;
     return (int32_t)(tasks < 1 ? 1 : tasks < max_blocks ? tasks : max_blocks);
 }
 
+/* Writes `words` 64-bit words of the host to device memory, by kernel parameters (gmm_copy_values). */
 static GMM__UNUSED cudaError_t gmm_launch_copy(void *dst, const void *src, int64_t words, cudaStream_t stream) {
     gmm_copy_args args;
     void *params[1];
-    cudaError_t e = cudaSuccess;
+    cudaError_t error = cudaSuccess;
     int64_t i;
     params[0] = &args;
-    for (i = 0; i < words && e == cudaSuccess; i += GMM_COPY_VALUES) {
+    for (i = 0; i < words && error == cudaSuccess; i += GMM_COPY_VALUES) {
         args.dst = (uint64_t *)dst + i;
         args.count = (int32_t)(words - i < GMM_COPY_VALUES ? words - i : (int64_t)GMM_COPY_VALUES);
         memcpy(args.values, (const uint64_t *)src + i, (size_t)args.count * 8);
-        e = cudaLaunchKernel((const void *)gmm_copy_values, dim3(1), dim3(GMM_COPY_VALUES), params, 0, stream);
+        error = cudaLaunchKernel((const void *)gmm_copy_values, dim3(1), dim3(GMM_COPY_VALUES), params, 0, stream);
     }
-    return e;
+    return error;
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_offsets(const gmm_offsets_args *args, int pdl, cudaStream_t stream) {
@@ -3913,32 +3960,32 @@ static GMM__UNUSED cudaError_t gmm_launch_gemm(int32_t kernel, int32_t grid, con
                                                cudaStream_t stream) {
     const gmm_gemm_kernel *row = &gmm_gemm_kernels[kernel];
     void *params[1];
-    cudaError_t e = cudaSuccess;
+    cudaError_t error = cudaSuccess;
     params[0] = (void *)(uintptr_t)args;
     if (row->shared > 48 * 1024)
-        e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->shared);
-    if (e == cudaSuccess)
-        e = cudaLaunchKernel(row->function, dim3((unsigned)grid), dim3((unsigned)row->threads), params,
-                             (size_t)row->shared, stream);
-    return e;
+        error = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->shared);
+    if (error == cudaSuccess)
+        error = cudaLaunchKernel(row->function, dim3((unsigned)grid), dim3((unsigned)row->threads), params,
+                                 (size_t)row->shared, stream);
+    return error;
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_bgrad(gmm_dtype dtype, int32_t grid, const gmm_bgrad_args *args,
                                                 cudaStream_t stream) {
     const gmm_bgrad_kernel *row = gmm_bgrad_kernels;
     void *params[1];
-    cudaError_t e = cudaSuccess;
+    cudaError_t error = cudaSuccess;
     params[0] = (void *)(uintptr_t)args;
     while (row->dtype != dtype) row++;
     if (args->db.dtype != GMM_NONE) {
-        e = cudaLaunchKernel(row->partials, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS), params, 0, stream);
-        if (e == cudaSuccess)
-            e = cudaLaunchKernel((const void *)gmm_linear_bgrad_sum, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS),
-                                 params, 0, stream);
+        error = cudaLaunchKernel(row->partials, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS), params, 0, stream);
+        if (error == cudaSuccess)
+            error = cudaLaunchKernel((const void *)gmm_linear_bgrad_sum, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS),
+                                     params, 0, stream);
     }
-    if (e == cudaSuccess && args->d_bias_scale)
-        e = cudaLaunchKernel(row->rows, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS), params, 0, stream);
-    return e;
+    if (error == cudaSuccess && args->d_bias_scale)
+        error = cudaLaunchKernel(row->rows, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS), params, 0, stream);
+    return error;
 }
 
 
@@ -4478,7 +4525,7 @@ typedef struct gmm__quant_args {
     /* all rows are multiples of aligned vectors: 1 bodies 12 to 15 may serve, 2 also their GMM__HADAMARD instances */
     int32_t vectorized;
     int32_t record;                   /* vectorized, delayed scaling: the casts raise the amaxes of the copies */
-    /* vectorized: tiles from the last to the first, since the L2 still holds the last ones */
+    /* vectorized: tiles are processed from the last to the first, since the L2 still holds the last ones */
     int32_t backward;
     /* vectorized: bytes between matrices of the copies and the source, and between their scales */
     int64_t step[3], scale_step[2];
@@ -4515,6 +4562,7 @@ typedef struct gmm__quant_strip {
     int64_t padded_row; /* first row of the unit where groups are padded to multiples of GMM_GROUP_ROWS */
 } gmm__quant_strip;
 
+/* The number of strips of all units, and the strip of a number. */
 GMM__DEVICE int64_t gmm__quant_strips(int32_t grouped, const int32_t *tiles, int64_t units, int64_t rows) {
     return grouped ? (int64_t)tiles[units] : units * ((rows + GMM_TILE - 1) / GMM_TILE);
 }
@@ -4539,6 +4587,7 @@ GMM__DEVICE gmm__quant_strip gmm__quant_strip_of(int32_t grouped, const int32_t 
     p.m = p.rows - p.row < GMM_TILE ? p.rows - p.row : (int64_t)GMM_TILE;
     return p;
 }
+/* View of a strip's unit in a copy. */
 GMM__DEVICE gmm__qview gmm__quant_copy(const gmm_mat *m, gmm_direction direction, int32_t grouped,
                                        const gmm__quant_strip *p, int64_t cols) {
     return gmm__qview_of(m, direction, grouped, p->unit, p->source_row, p->padded_row, p->rows, cols);
@@ -4548,6 +4597,7 @@ GMM__DEVICE gmm__qview gmm__quant_copy(const gmm_mat *m, gmm_direction direction
    lane, along rows and along columns, are free of bank conflicts: the lanes of a row start with different elements
    of their four. */
 GMM__DEVICE int32_t gmm__quant_smem_index(int32_t r, int32_t c) { return r * GMM_TILE + (c ^ ((r >> 2) & 31)); }
+/* Rotates four values to the left by `count`. */
 GMM__DEVICE void gmm__quant_rotate4(float v[4], int32_t count) {
     const float a = v[0];
     if (count & 1) { v[0] = v[1]; v[1] = v[2]; v[2] = v[3]; v[3] = a; }
@@ -4557,19 +4607,19 @@ GMM__DEVICE void gmm__quant_rotate4(float v[4], int32_t count) {
     }
 }
 GMM__DEVICE void gmm__quant_store_row(float *x, int32_t r, const float src[4]) {
-    const int32_t lane = gmm__lane(), q = lane >> 3;
+    const int32_t lane = gmm__lane(), rotation = lane >> 3;
     float v[4] = { src[0], src[1], src[2], src[3] };
-    int32_t t;
-    gmm__quant_rotate4(v, q);
+    int32_t j;
+    gmm__quant_rotate4(v, rotation);
 #pragma unroll
-    for (t = 0; t < 4; t++) x[gmm__quant_smem_index(r, 4 * lane + ((t + q) & 3))] = v[t];
+    for (j = 0; j < 4; j++) x[gmm__quant_smem_index(r, 4 * lane + ((j + rotation) & 3))] = v[j];
 }
 GMM__DEVICE void gmm__quant_load_row(const float *x, int32_t r, float v[4]) {
-    const int32_t lane = gmm__lane(), q = lane >> 3;
-    int32_t t;
+    const int32_t lane = gmm__lane(), rotation = lane >> 3;
+    int32_t j;
 #pragma unroll
-    for (t = 0; t < 4; t++) v[t] = x[gmm__quant_smem_index(r, 4 * lane + ((t + q) & 3))];
-    gmm__quant_rotate4(v, (4 - q) & 3);
+    for (j = 0; j < 4; j++) v[j] = x[gmm__quant_smem_index(r, 4 * lane + ((j + rotation) & 3))];
+    gmm__quant_rotate4(v, (4 - rotation) & 3);
 }
 /* Loads four rows of column c, Hadamard-transformed in blocks of 16 if `hadamard`. */
 GMM__DEVICE void gmm__quant_load_col(const float *x, int32_t c, int32_t hadamard, float v[4]) {
@@ -4640,11 +4690,11 @@ GMM__DEVICE uint32_t gmm__quant_e2m1x4(const float p[4]) {
 }
 /* Codes of four values times the encode scale of their block. */
 GMM__DEVICE uint32_t gmm__quant_codes(gmm_dtype dtype, const float v[4], float encode_scale) {
-    float p[4];
+    float products[4];
     int32_t j;
 #pragma unroll
-    for (j = 0; j < 4; j++) p[j] = gmm__fmul(v[j], encode_scale);
-    return dtype == GMM_E2M1 ? gmm__quant_e2m1x4(p) : gmm__quant_fp8x4(dtype == GMM_E5M2, p);
+    for (j = 0; j < 4; j++) products[j] = gmm__fmul(v[j], encode_scale);
+    return dtype == GMM_E2M1 ? gmm__quant_e2m1x4(products) : gmm__quant_fp8x4(dtype == GMM_E5M2, products);
 }
 
 /* Maximum over the 4, 8 or 32 lanes that share a block. */
@@ -4770,7 +4820,7 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy
     }
     if (scaling == GMM_SCALING_128X128) {
         const int64_t first = gmm__qview_scale(view, line, s->along0 / 128);
-        /* the padding is behind the last block */
+        /* a line's padding follows its last block */
         if (l == 0 && (lane == 0 || (s->blocks == 1 && lane < s->padded_blocks)))
             ((float *)(void *)view->scale)[first + lane] = lane == 0 ? gmm_f32_from_bits(stored) : 0.0f;
     } else if (scaling == GMM_SCALING_1X128) {
@@ -4843,7 +4893,7 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
         }
         __syncthreads();
     }
-    /* errors of the 16 rows of a block, summed as a tree */
+    /* the errors of the 16 lines of a square block are summed as a binary tree, whose order fixes the result */
     if (height > 1 && scaling == GMM_SCALING_NV16 && f->four_over_six) {
         float *errors = (float *)(void *)codes; /* [2][GMM_TILE][GMM_TILE_BLOCKS] */
         for (l = gmm__warp(); l < GMM_TILE; l += GMM__QUANT_WARPS) {
@@ -4974,12 +5024,12 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_tail(const __grid_c
    lanes write complete lines of memory; stores of half lines are slower. */
 enum {
     GMM__VEC_WARP_ROWS = 32, GMM__VEC_WARP_COLS = 64,
-    /* bytes of a column of codes; 16 more after every eight columns */
+    /* bytes of a column of FP8 codes in shared memory; 16 bytes of padding follow every eight columns */
     GMM__VEC_COLUMN = GMM_TILE,
     GMM__VEC_CODES = GMM_TILE * GMM__VEC_COLUMN + GMM_TILE / 8 * 16,
     /* tiles of a strip that a CTA processes (NV16, and MX32 from 16-bit sources) */
     GMM__VEC_TILES = 2,
-    GMM__NV_COLUMN = GMM_TILE / 2,
+    GMM__NV_COLUMN = GMM_TILE / 2, /* the same for E2M1 codes */
     GMM__NV_CODES = GMM_TILE * GMM__NV_COLUMN + GMM_TILE / 8 * 16
 };
 
@@ -5376,13 +5426,16 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid
     const int32_t lane = gmm__lane();
     int64_t index;
     for (index = blockIdx.x; index < a.units * row_tiles * col_tiles; index += gridDim.x) {
-        const int64_t u = index / (row_tiles * col_tiles), i = index / col_tiles % row_tiles, j = index % col_tiles;
-        const gmm__qview src_view = gmm__qview_of(&a.src, GMM_ROWWISE, 0, u, 0, 0, a.rows, a.cols);
-        const gmm__qview dst_view = gmm__qview_of(&a.dst, GMM_COLUMNWISE, 0, u, 0, 0, a.rows, a.cols);
-        const uint8_t *src = src_view.data + i * GMM_TILE * src_view.ld + j * GMM_TILE;
-        uint8_t *dst = dst_view.data + j * GMM_TILE * dst_view.ld + i * GMM_TILE;
-        const int32_t m = (int32_t)(a.rows - i * GMM_TILE < GMM_TILE ? a.rows - i * GMM_TILE : (int64_t)GMM_TILE);
-        const int32_t n = (int32_t)(a.cols - j * GMM_TILE < GMM_TILE ? a.cols - j * GMM_TILE : (int64_t)GMM_TILE);
+        const int64_t unit = index / (row_tiles * col_tiles), row_tile = index / col_tiles % row_tiles,
+                      col_tile = index % col_tiles;
+        const gmm__qview src_view = gmm__qview_of(&a.src, GMM_ROWWISE, 0, unit, 0, 0, a.rows, a.cols);
+        const gmm__qview dst_view = gmm__qview_of(&a.dst, GMM_COLUMNWISE, 0, unit, 0, 0, a.rows, a.cols);
+        const uint8_t *src = src_view.data + row_tile * GMM_TILE * src_view.ld + col_tile * GMM_TILE;
+        uint8_t *dst = dst_view.data + col_tile * GMM_TILE * dst_view.ld + row_tile * GMM_TILE;
+        const int32_t m = (int32_t)(a.rows - row_tile * GMM_TILE < GMM_TILE ? a.rows - row_tile * GMM_TILE
+                                                                            : (int64_t)GMM_TILE);
+        const int32_t n = (int32_t)(a.cols - col_tile * GMM_TILE < GMM_TILE ? a.cols - col_tile * GMM_TILE
+                                                                            : (int64_t)GMM_TILE);
         const int words =
             (((uintptr_t)src | (uintptr_t)src_view.ld | (uintptr_t)dst | (uintptr_t)dst_view.ld) & 3) == 0 &&
             (m | n) % 4 == 0;
@@ -5408,7 +5461,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid
                 for (k = lane; k < m; k += 32) dst[l * dst_view.ld + k] = codes[l * GMM__QUANT_CODES + k];
             else if (4 * lane < m)
                 *(uint32_t *)(dst + l * dst_view.ld + 4 * lane) = tile[l * (GMM__QUANT_CODES / 4) + lane];
-        if (threadIdx.x == 0) gmm__qview_transpose_scales(&src_view, &dst_view, i, j);
+        if (threadIdx.x == 0) gmm__qview_transpose_scales(&src_view, &dst_view, row_tile, col_tile);
         __syncthreads();
     }
 }
@@ -5551,7 +5604,7 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
-/* A call is served by the first row that fits it; scaling NONE fits every format. */
+/* The kernels of the casts. A call is served by the first row that fits it; scaling NONE fits every format. */
 typedef struct gmm_quantize_kernel {
     gmm_dtype dtype;    /* of the source */
     gmm_scaling scaling;
@@ -5583,6 +5636,7 @@ static const gmm_quantize_kernel gmm_quantize_kernels[] = {
     { GMM_F32, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_f32, (const void *)gmm_quantize_f32 }
 };
 
+/* Grid of a vectorized kernel: tiles along the columns by strips, `max_blocks` CTAs at most. */
 static GMM__UNUSED dim3 gmm__vec_grid(int64_t col_tiles, int64_t strips, int64_t max_blocks) {
     const int64_t max_rows = max_blocks / col_tiles < 65535 ? max_blocks / col_tiles : 65535;
     const int64_t y = strips < max_rows ? strips : max_rows;
@@ -5604,7 +5658,7 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
     const int64_t tiles_per_block = multi_tile ? (int64_t)GMM__VEC_TILES : 1;
     const int64_t tile_count = strips * a->col_tiles;
     dim3 grid((unsigned)(tile_count < 1 ? 1 : tile_count < max_blocks ? tile_count : max_blocks)), cast_grid = grid;
-    cudaError_t e = cudaSuccess;
+    cudaError_t error = cudaSuccess;
     gmm__quant_args forward = *a;
     void *params[1];
     if (a->vectorized) {
@@ -5617,34 +5671,34 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
     forward.backward = 0;
     params[0] = &forward;
     if (amax) {
-        if (amax_smem) e = cudaFuncSetAttribute(row->amax, cudaFuncAttributeMaxDynamicSharedMemorySize, amax_smem);
-        if (e == cudaSuccess)
-            e = cudaLaunchKernel(row->amax, grid, dim3(GMM__QUANT_BLOCK), params, (size_t)amax_smem, stream);
+        if (amax_smem) error = cudaFuncSetAttribute(row->amax, cudaFuncAttributeMaxDynamicSharedMemorySize, amax_smem);
+        if (error == cudaSuccess)
+            error = cudaLaunchKernel(row->amax, grid, dim3(GMM__QUANT_BLOCK), params, (size_t)amax_smem, stream);
     }
-    if (e == cudaSuccess && (!a->vectorized || !cast))
-        e = cudaLaunchKernel((const void *)gmm_quantize_scales, dim3((unsigned)(max_blocks < 64 ? max_blocks : 64)),
-                             dim3(GMM__QUANT_BLOCK), params, 0, stream);
+    if (error == cudaSuccess && (!a->vectorized || !cast))
+        error = cudaLaunchKernel((const void *)gmm_quantize_scales, dim3((unsigned)(max_blocks < 64 ? max_blocks : 64)),
+                                 dim3(GMM__QUANT_BLOCK), params, 0, stream);
     params[0] = (void *)(uintptr_t)a;
-    if (e == cudaSuccess && cast) {
+    if (error == cudaSuccess && cast) {
         if (cast_smem)
-            e = cudaFuncSetAttribute(row->cast, cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_SHARED);
-        if (e == cudaSuccess)
-            e = cudaLaunchKernel(row->cast, cast_grid, dim3(GMM__QUANT_BLOCK), params, (size_t)cast_smem, stream);
+            error = cudaFuncSetAttribute(row->cast, cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_SHARED);
+        if (error == cudaSuccess)
+            error = cudaLaunchKernel(row->cast, cast_grid, dim3(GMM__QUANT_BLOCK), params, (size_t)cast_smem, stream);
     }
-    return e;
+    return error;
 }
 
 static GMM__UNUSED cudaError_t gmm__k_dequantize(const gmm__dequant_args *a, int64_t tile_count, int64_t max_blocks,
                                                  cudaStream_t stream) {
     const int64_t grid = tile_count < 1 ? 1 : tile_count < max_blocks ? tile_count : max_blocks;
-    cudaError_t e = cudaFuncSetAttribute((const void *)gmm_dequantize_tiles,
-                                         cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_TILE);
+    cudaError_t error = cudaFuncSetAttribute((const void *)gmm_dequantize_tiles,
+                                             cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_TILE);
     void *params[1];
     params[0] = (void *)(uintptr_t)a;
-    if (e == cudaSuccess)
-        e = cudaLaunchKernel((const void *)gmm_dequantize_tiles, dim3((unsigned)grid), dim3(GMM__QUANT_BLOCK), params,
-                             GMM__QUANT_TILE, stream);
-    return e;
+    if (error == cudaSuccess)
+        error = cudaLaunchKernel((const void *)gmm_dequantize_tiles, dim3((unsigned)grid), dim3(GMM__QUANT_BLOCK),
+                                 params, GMM__QUANT_TILE, stream);
+    return error;
 }
 
 static GMM__UNUSED cudaError_t gmm__k_transpose(const gmm__transpose_args *a, int64_t max_blocks, cudaStream_t stream) {
@@ -6953,7 +7007,7 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __gri
     _Pragma("unroll") for (j = 0; j < NT / 2; j++) \
         if (TB) gmm_ldmatrix_x4_trans(b[j], (base) + (b_offset ^ (uint32_t)(j * 32)) + (s) * 16 * B_ROW_BYTES); \
         else gmm_ldmatrix_x4(b[j], (base) + (b_offset ^ (uint32_t)((s) * 32)) + j * 16 * B_ROW_BYTES)
-/* The operands of the tile's group. */
+/* Views of the operands of the tile's group. */
 #define GMM__VIEWS \
     const int64_t start = (int64_t)args.p.tiles[tile.g] * GMM_QGEMM_TILE_M, rows = RAGGED_K ? tile.k : tile.m; \
     const gmm__qview view_a = gmm__qview_of(&args.a, args.a_along, 1, tile.g, tile.row, start, rows, args.a_cols); \
@@ -7149,16 +7203,16 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __gri
                         for (j = 0; j < NT; j++) {
                             const float *v = BLOCK_SCALED ? &sum[BLOCK_SCALED ? s / 2 : 0][j][s % 2 * 2]
                                                           : &acc[s / 2][j][s % 2 * 2];
-                            const float f0 = in_smem ? 1.0f : gmm__fmul(gmm__fmul(row_scale, col_scale[j][0]),
-                                                                        inverse);
-                            const float f1 = in_smem ? 1.0f : gmm__fmul(gmm__fmul(row_scale, col_scale[j][1]),
-                                                                        inverse);
+                            const float scale0 =
+                                in_smem ? 1.0f : gmm__fmul(gmm__fmul(row_scale, col_scale[j][0]), inverse);
+                            const float scale1 =
+                                in_smem ? 1.0f : gmm__fmul(gmm__fmul(row_scale, col_scale[j][1]), inverse);
                             *(float2 *)&store_smem[(lane >> 2) * STORE_LD + j * 8 + (lane & 3) * 2] =
-                                make_float2(gmm__fmul(v[0], f0), gmm__fmul(v[1], f1));
+                                make_float2(gmm__fmul(v[0], scale0), gmm__fmul(v[1], scale1));
                         }
                     }
                 __syncwarp();
-                if (in_smem) { /* rare; the views are computed again, so that they take no registers elsewhere */
+                if (in_smem) { /* rare; the views are recomputed, so that they take no registers elsewhere */
                     const gmm_gemm_tile tile = *smem_tile;
                     GMM__VIEWS;
 #pragma unroll 1
@@ -7831,7 +7885,8 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #define GMM__CFG(name) (int)GMM__CAT(gmm_sm90_##name##_, GMM__TILE)
 #define GMM__INSTANCE(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__OP), _), GMM__TAG), _)
 #define GMM__PART(part) GMM__CAT(GMM__INSTANCE(part), GMM__TILE)
-/* A kernel with two tiles calls the functions of both; those of the first are expanded before, without a kernel. */
+/* A kernel with two tiles calls the functions of both; those of the other tile are defined by a row before, which
+   defines no kernel. */
 #if GMM__TILES == 2
 #define GMM__ALT_PART(part) GMM__CAT(GMM__INSTANCE(part), GMM__ALT_TILE)
 #define GMM__TILE_CHOICE args.tile
@@ -7845,11 +7900,11 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #define GMM__TA GMM__CAT(gmm_ta_, GMM__OP)
 #define GMM__TB GMM__CAT(gmm_tb_, GMM__OP)
 #define GMM__K_GROUPED GMM__CAT(gmm_ragged_k_, GMM__OP)
-/* Rows of accumulators that pass a store slot at once. */
+/* Rows of fp32 accumulators that a store slot holds at once. */
 #define GMM__ROWS_PER_STORE (GMM__CFG(store_blocks) >= 4 && GMM__CFG(wgmma_m) * GMM__CFG(m16) < 24 ? 32 : 16)
 
-/* Deferred store: 32-bit words of 16-bit D that stay in registers, words that are stored at once, and the slots of a
-   warp group for these. An instance with an epilogue has no registers left for them. */
+/* Deferred store: the 32-bit words of 16-bit D that stay in a thread's registers, the words of them that are stored at
+   once, and the slots of a warp group for these. An instance with an epilogue has no registers left for them. */
 #ifdef GMM__EPILOGUE
 #define GMM__DEFERRED 0
 #else
@@ -7860,13 +7915,13 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #define GMM__STORE_SLOTS (GMM__DEFERRED ? 2 * GMM__CFG(store_blocks) / GMM__CFG(deferred) : 2)
 /* Whether the first wgmma of a tile overwrites the accumulators (scale_d = 0); else they are zeroed before. */
 #define GMM__ZERO_INIT (GMM__DEFERRED || GMM__K_GROUPED)
-/* Tiles begin at multiples of so many rows. wgmma exists for each N, in units of 8, that a tile can have. */
+/* Tiles begin at multiples of GMM__STEP rows. GMM__HAS_N8: whether tiles need wgmma's N = 8 n8. */
 #define GMM__STEP (GMM__K_GROUPED ? 64 : 8)
-#define GMM__HAS_N8(e) ((e) <= 2 * GMM__CFG(m16) && (!GMM__K_GROUPED || (e) % 8 == 0))
-/* Small-M mode: the most rows of a group with which forward waits for weights alone (128-byte lines along the
-   contraction). Device memory delivers 256 bytes of a line faster, so two stages are requested at a time and released
-   as soon as they are multiplied. From 64 rows on products take time as well, and with unequal groups the mode loses.
-   */
+#define GMM__HAS_N8(n8) ((n8) <= 2 * GMM__CFG(m16) && (!GMM__K_GROUPED || (n8) % 8 == 0))
+/* Small-M mode: the most rows of a tile with which the loads of weights bound forward, or 0. A stage has 128
+   bytes of each line of the weights; device memory delivers 256 contiguous bytes faster, so two stages are requested at
+   a time, and each is released as soon as it is multiplied. Above 64 rows products take time as well, and the mode pays
+   only where groups are nearly equal (small_m in body_product_kernel.cuh). */
 #define GMM__SMALL_M(tile_n) \
     (!GMM__K_GROUPED && !GMM__TB && !GMM__CFG(tile_b) && GMM__CFG(consumers) == 2 && (tile_n) == 256 \
          ? GMM_SM90_SMALL_M : 0)
@@ -7878,8 +7933,8 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Stores the next rows of tile `t`, whose 16-bit D is pending in registers, through one of the warp group's slots: by
    TMA where rows are 16-byte aligned. A slot is reused after 3 stages, so that no warp stalls on it. *pending: blocks
-   of 16 rows that are not stored; *part: number of the next slot. Registers are selected by predicates, since shifting
-   them would take as many again. */
+   of 16 rows that are not stored yet; *part: number of the next slot. Words are selected by predicates: an index into
+   `deferred` would put it into local memory, and moving the words down would need as many registers again. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(const GMM__ARGS *args, const gmm_sm90_tile *t, int wg, char *slots,
                                                      const uint32_t deferred[GMM__DEFERRED_WORDS], int *pending,
                                                      uint32_t *part) {
@@ -7917,8 +7972,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(const GMM__ARGS *args, cons
     (*part)++;
 }
 
-/* Mainloop of a consumer warp group: accumulates `k_tiles` stages for a tile of 8 n8 rows, and stores the previous tile
-   meanwhile (deferred store). desc_b, desc_a: descriptors of the warp group's columns and of the rows in stage 0.
+/* Mainloop of a consumer warp group: accumulates `k_tiles` stages for a tile of 8 n8 rows, and meanwhile stores the
+   previous tile (deferred store). desc_b, desc_a: descriptors of the warp group's columns and of the rows in stage 0.
    `order`: mbarrier at which this warp group of a ping-pong tile arrives when its last stage is full. small_m: a stage
    is released when it is multiplied, else one stage after it, so that wgmma never pauses. */
 GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
@@ -7974,7 +8029,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
     const int size = gmm_kmat_size(&args.p.d);
     const int64_t pitch = args.p.d.ld * size;
     float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)];
-    /* mbarriers of the ping-pong warp groups: the last stage of a tile is full */
+    /* order: two mbarriers, one per ping-pong warp group: the last stage of its tile is full */
     const uint32_t order = tile_full + 8 * (GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES);
     const volatile int32_t *const small_m = (const volatile int32_t *)(ring + GMM_SM90_TILE_RING + 1) + 1;
     uint32_t cluster, iter = 0, part = 0, tile_index = 0, deferred[GMM__DEFERRED_WORDS];
@@ -7983,7 +8038,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
     for (u = 0; u < GMM__DEFERRED_WORDS; u++) deferred[u] = 0;
     for (;; tile_index++) {
         const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
-        /* computed again, so that the epilogue has its register */
+        /* recomputed for every tile: a value that lived on would take a register from the epilogue */
         const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid_x() >> 7, 0);
         char *const slots = GMM__STORE_SLOT(wg, part);
         /* first column of the warp group in the tile */
@@ -8005,17 +8060,17 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
             break;
         }
         k_tiles = gmm_sm90_k_tiles(t->k);
-        cluster = gmm_cluster_nctarank(); /* read again, so that the epilogue has its register */
+        cluster = gmm_cluster_nctarank(); /* re-read, for the same reason */
         if (GMM__CFG(consumers) == 1 && (int)(tile_index & 1) != wg) { /* a tile of the other warp group */
             iter += k_tiles;
             if (GMM__K_GROUPED) part += gmm_sm90_d_parts(t, size);
             continue;
         }
-        /* This warp group did not wait for the other one's stages, and a parity only distinguishes a phase from the
-           previous one: wait until those stages are full. */
+        /* A parity only distinguishes a phase from the previous one, and this warp group has not waited for the stages
+           of the other one's tile: it must wait until the last of them is full. */
         if (GMM__CFG(consumers) == 1 && tile_index > 0)
             gmm_mbarrier_wait(order + 8 * (wg ^ 1), (tile_index - 1) / 2 & 1);
-        if (t->cols <= col0) { /* no columns for this warp group: it releases the stages */
+        if (t->cols <= col0) { /* this warp group has no columns: it releases the stages unread */
             for (; k_tiles > 0; k_tiles--, iter++) {
                 const uint32_t s = iter % GMM__CFG(stages);
                 gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), iter / GMM__CFG(stages) & 1);
@@ -8023,13 +8078,13 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
                     gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s), (uint32_t)lane);
             }
             if (GMM__CFG(consumers) == 1 && lane == 0) gmm_mbarrier_arrive(order + 8 * wg);
-            if (GMM__K_GROUPED) { /* and has nothing to store */
+            if (GMM__K_GROUPED) { /* it stores nothing, but keeps the order of the tiles' stores */
                 if (tile_index > 0) gmm_order_barrier(wg, 1);
                 gmm_order_barrier(wg ^ 1, 0);
             }
             continue;
         }
-        /* descriptors are computed again, so that the epilogue has their registers */
+        /* the pinned value keeps the compiler from computing the descriptors before the loop, for the same reason */
         if (!GMM__CFG(tile_b)) GMM__PIN_U32(stage0);
         desc_b = gmm_wgmma_desc(stage0 + 128 * col0, GMM__TB);
         desc_a = gmm_wgmma_desc(stage0 + GMM__CFG(b_stage_bytes), GMM__TA);
@@ -8045,13 +8100,14 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
     gmm_sm90_pipeline pipe = { stage_bars, GMM__CFG(stages), GMM__CFG(stage_bytes), cluster, iter }; \
     gmm_sm90_packed_mainloop(GMM__CFG(tile_b), m16, acc[0], k_tiles, packed_at, scales_at, desc_a, &pipe); \
     iter = pipe.iter
-#define GMM__X(e, u, n, b, a, c) \
-        case e: \
-            if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) { \
-                GMM__PACKED_MAINLOOP(e <= 2 * GMM__CFG(m16) ? (e + 1) / 2 : 1); \
-            } else if (GMM__HAS_N8(e) && 8 * e <= GMM__SMALL_M(GMM__CFG(tile_n)) && *small_m) \
-                GMM__MAINLOOP(GMM__HAS_N8(e) ? e : 2, 1); \
-            else if (GMM__HAS_N8(e)) GMM__MAINLOOP(GMM__HAS_N8(e) ? e : 2, 0); \
+/* in branches that are never reached, the arguments fall back to a size that the accumulators have */
+#define GMM__X(n8, u, n, b, a, c) \
+        case n8: \
+            if (n8 <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) { \
+                GMM__PACKED_MAINLOOP(n8 <= 2 * GMM__CFG(m16) ? (n8 + 1) / 2 : 1); \
+            } else if (GMM__HAS_N8(n8) && 8 * n8 <= GMM__SMALL_M(GMM__CFG(tile_n)) && *small_m) \
+                GMM__MAINLOOP(GMM__HAS_N8(n8) ? n8 : 2, 1); \
+            else if (GMM__HAS_N8(n8)) GMM__MAINLOOP(GMM__HAS_N8(n8) ? n8 : 2, 0); \
             break;
         GMM_WGMMA_LIST(GMM__X)
 #undef GMM__X
@@ -8066,7 +8122,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
         while (GMM__DEFERRED && pending > 0)
             GMM__PART(gmm_sm90_store_deferred_)(&args, prev_tile, wg, slots, deferred, &pending, &part);
 #pragma unroll
-        for (u = 0; u < GMM__DEFERRED_WORDS; u++) deferred[u] = 0; /* dead from here on */
+        for (u = 0; u < GMM__DEFERRED_WORDS; u++) deferred[u] = 0; /* ends the live range of the stored words */
         { /* epilogue: accumulators to D, transposed through shared memory */
             const char *const bias = GMM__K_GROUPED || args.p.bias.dtype == GMM_NONE
                                          ? NULL : gmm_kmat_data(&args.p.bias, t->g);
@@ -8085,7 +8141,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
             }
             if (bias) {
                 const float *const bias_scale = args.p.bias_scale ? args.p.bias_scale + t->row + t->m0 : NULL;
-                /* of the thread's first column and of the one 8 further; scales: one lane per row */
+                /* bias of the thread's first column and of the one 8 further; scales of rows: one row per lane */
                 float bias0[GMM__CFG(wgmma_m)][4], bias8[GMM__CFG(wgmma_m)][4], bias_scales[GMM__CFG(m16) / 2 + 1];
 #pragma unroll
                 for (x = 0; x < (GMM__CFG(m16) + 1) / 2; x++)
@@ -8098,14 +8154,14 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
                 }
 #pragma unroll
                 for (u = 0; u < 8 * GMM__CFG(m16); u += 4) {
-                    const float s0 = __shfl_sync(0xFFFFFFFFu, bias_scales[u / 16], u % 16 * 2 + lane % 4 * 2);
-                    const float s1 = __shfl_sync(0xFFFFFFFFu, bias_scales[u / 16], u % 16 * 2 + lane % 4 * 2 + 1);
+                    const float scale0 = __shfl_sync(0xFFFFFFFFu, bias_scales[u / 16], u % 16 * 2 + lane % 4 * 2);
+                    const float scale1 = __shfl_sync(0xFFFFFFFFu, bias_scales[u / 16], u % 16 * 2 + lane % 4 * 2 + 1);
 #pragma unroll
                     for (j = 0; j < GMM__CFG(wgmma_m); j++) {
-                        acc[j][u] = __fmaf_rn(bias0[j][0], s0, acc[j][u]);
-                        acc[j][u + 1] = __fmaf_rn(bias0[j][0], s1, acc[j][u + 1]);
-                        acc[j][u + 2] = __fmaf_rn(bias8[j][0], s0, acc[j][u + 2]);
-                        acc[j][u + 3] = __fmaf_rn(bias8[j][0], s1, acc[j][u + 3]);
+                        acc[j][u] = __fmaf_rn(bias0[j][0], scale0, acc[j][u]);
+                        acc[j][u + 1] = __fmaf_rn(bias0[j][0], scale1, acc[j][u + 1]);
+                        acc[j][u + 2] = __fmaf_rn(bias8[j][0], scale0, acc[j][u + 2]);
+                        acc[j][u + 3] = __fmaf_rn(bias8[j][0], scale1, acc[j][u + 3]);
                     }
                 }
             }
@@ -8127,8 +8183,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
 #pragma unroll
                     for (j = 0; j < GMM__CFG(wgmma_m); j++) {
                         const float *const f = &acc[j][8 * u];
-                        gmm_stmatrix_x4_trans(st_at + part % 4 * GMM__CFG(slot_bytes) + j * 8192 +
-                                                  u % 4 * 2048,
+                        gmm_stmatrix_x4_trans(st_at + part % 4 * GMM__CFG(slot_bytes) + j * 8192 + u % 4 * 2048,
                                               gmm_pack2(GMM__DTYPE, f[0], f[1]), gmm_pack2(GMM__DTYPE, f[2], f[3]),
                                               gmm_pack2(GMM__DTYPE, f[4], f[5]), gmm_pack2(GMM__DTYPE, f[6], f[7]));
                     }
@@ -8142,7 +8197,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
                 pending = row_blocks;
             } else if (!GMM__K_GROUPED && !GMM__DEFERRED && size == 2 && beta == 0.0f) {
                 /* 16-bit D, stored by the threads: slots hold [row][column] */
-                /* computed again, so that the mainloop has their registers */
+                /* recomputed, so that the mainloop has their registers */
                 const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5;
                 const int row_bytes = 128 * GMM__CFG(wgmma_m);
                 const int chunk = tid % (8 * GMM__CFG(wgmma_m)), slot_row = tid / (8 * GMM__CFG(wgmma_m));
@@ -8174,7 +8229,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
                                                       gmm_pack2(GMM__DTYPE, f[6], f[7]));
                             }
                     gmm_consumer_sync(wg);
-#ifdef GMM__EPILOGUE /* of an instance: reads the rows of D in the slot, and returns whether D is stored as well */
+#ifdef GMM__EPILOGUE /* of an instance: reads the rows of D in the slot, and returns whether D is stored too */
                     if (!GMM__EPILOGUE(&args, t, slots + slot, row_bytes, 16 * u,
                                        GMM__CFG(store_blocks) * 2048 / row_bytes, col0))
                         continue;
@@ -8195,10 +8250,9 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
                 }
             } else if (by_tma) { /* fp32 D by TMA: slots hold its boxes */
                 const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5;
-                /* element of column lane / 4 and row 2 (lane % 4); 8 columns and 1 row further are other bits of the
-                   address */
-                const uint32_t to = base + GMM__CFG(slots_offset) + w / 2 * 8192 +
-                                    lane % 4 * 256 + lane / 4 % 4 * 4 +
+                /* address of the element of column lane / 4 and row 2 (lane % 4); the swizzle makes steps of 8 columns
+                   and of 1 row an XOR of this address */
+                const uint32_t to = base + GMM__CFG(slots_offset) + w / 2 * 8192 + lane % 4 * 256 + lane / 4 % 4 * 4 +
                                     (((w % 2 * 4 + lane / 16) ^ (lane % 4 * 2)) << 4);
 #pragma unroll
                 for (j = 0; j < GMM__CFG(wgmma_m); j++) {
@@ -8225,8 +8279,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
                     }
                 }
             } else { /* D of any dtype or alignment: slots hold fp32 accumulators */
-                uint32_t next_part = part; /* the next slot; the last one may still be read */
-                if (GMM__DEFERRED) { /* deferred stores that still read the slots */
+                uint32_t next_part = part; /* alternates between two slots, since the last one may still be read */
+                if (GMM__DEFERRED) { /* waits for deferred stores that still read the slots */
                     if (tid == 0) GMM__BULK_WAIT_GROUP_READ(0);
                     gmm_consumer_sync(wg);
                 }
@@ -8235,7 +8289,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
                 for (j = 0; j < GMM__CFG(wgmma_m); j++) {
                     const int c0 = col0 + 64 * j;
                     const int vectorized = aligned && t->cols - c0 >= 64;
-                    const int f4 = w * 4 + lane / 16; /* the thread's columns in units of 4 */
+                    const int column4 = w * 4 + lane / 16; /* the thread's columns in units of 4 */
                     const int rows_left = rows - tid / 16;
                     char *const st_at = slots + lane % 4 * 512 + lane / 4 % 4 * 4;
                     char *to = d + tid / 16 * pitch + (t->n0 + c0 + 4 * (tid % 16)) * size;
@@ -8259,7 +8313,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
 #pragma unroll
                                 for (e = 0; e < 8; e++)
                                     *(float *)(st_at + slot + x * 4096 + e / 4 * 2048 + e % 2 * 256 +
-                                               (((f4 + e / 2 % 2 * 2) ^ (lane % 4 * 2)) << 4)) =
+                                               (((column4 + e / 2 % 2 * 2) ^ (lane % 4 * 2)) << 4)) =
                                         acc[j][8 * (u + x) + e];
                             }
                         gmm_consumer_sync(wg);
@@ -8283,10 +8337,10 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
 #pragma unroll 1
                                 for (e = 0; e < 4 && e < t->cols - c0 - 4 * (tid % 16) && 16 * u + 8 * x < rows_left;
                                      e++) {
-                                    float v[4], was[4];
+                                    float v[4], stored[4];
                                     v[0] = ((const float *)(ld_at + x * 2048))[e];
-                                    gmm_read4(args.p.d.dtype, to + e * size, beta != 0.0f, 0, was);
-                                    if (beta != 0.0f) v[0] = __fmaf_rn(beta, was[0], v[0]);
+                                    gmm_read4(args.p.d.dtype, to + e * size, beta != 0.0f, 0, stored);
+                                    if (beta != 0.0f) v[0] = __fmaf_rn(beta, stored[0], v[0]);
                                     gmm_write4(args.p.d.dtype, to + e * size, 1, 0, v);
                                 }
                         }
@@ -8306,7 +8360,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
 }
 #endif
 
-/* The rest of body 9: barriers and the kernel, with the scheduler and producer warps. */
+/* Body 9, continued: initialization of the barriers, and the kernel with its scheduler and producer warps. */
 #if GMM__TILES > 0
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Initializes the mbarriers. One thread. */
@@ -8341,8 +8395,8 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __gri
     extern __shared__ __align__(1024) char gmm_shared[];
     gmm_sm90_tile *const ring = (gmm_sm90_tile *)(gmm_shared + GMM__CFG(ring_offset));
     gmm_sm90_tile *const warmup_tile = ring + GMM_SM90_TILE_RING; /* an empty tile that warms the producer up */
-    int32_t *const alt_tile = (int32_t *)(warmup_tile + 1);       /* the scheduler has chosen the second tile */
-    int32_t *const small_m = alt_tile + 1;                        /* small-M mode is on: see GMM__SMALL_M */
+    int32_t *const alt_tile = (int32_t *)(warmup_tile + 1);       /* whether the scheduler has chosen the second tile */
+    int32_t *const small_m = alt_tile + 1;                        /* whether small-M mode is on: see GMM__SMALL_M */
     const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
     const uint32_t stage_bars = base + GMM__CFG(barriers_offset);
     const uint32_t tile_full = gmm_sm90_full(stage_bars, GMM__CFG(stages));
@@ -8371,9 +8425,9 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __gri
     if (warp >= 8) {
         GMM__SETMAXNREG_DEC(GMM__CFG(ctas_per_sm) == 1 ? 40 : 48);
         if (warp == GMM__SCHEDULER_WARP) {
-            /* The scheduler warp writes batches of tiles to the ring, one tile per lane. It plans the first tile by the
-               split as it is before griddepcontrol.wait, writing shared memory alone, and again if the split has
-               changed. */
+            /* The scheduler warp writes batches of tiles to the ring, one tile per lane. Its first pass is speculative:
+               it plans the first tile from the split as read before griddepcontrol.wait, and writes shared memory
+               alone. The second pass reads the split again and plans anew if it has changed. */
             const gmm_sm90_tile_shape shape = { GMM__CFG(tile_n), GMM__CFG(m16) };
             const gmm_sm90_tile_shape alt_shape = { GMM__ALT_CFG(tile_n), GMM__ALT_CFG(m16) };
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 2 * (args.p.groups + 1)
@@ -8399,17 +8453,19 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __gri
                         const gmm_sm90_split_stats stats = gmm_sm90_read_split(&args.groups, ends);
                         if (lane == 0)
                             *small_m = stats.max_rows <= GMM_SM90_SMALL_M / 2 ||
-                                              (stats.max_rows <= GMM_SM90_SMALL_M &&
-                                               4 * ends[args.p.groups] >= 3 * stats.max_rows * stats.nonempty);
-                        s.max_blocks = GMM__K_GROUPED ? GMM__CFG(m16)
-                                               : gmm_sm90_choose_tile(&s, stats, GMM__TILE_CHOICE,
-                                                              GMM__CFG(consumers) == 2 && !GMM__CFG(tile_b), shape,
-                                                              alt_shape, alt_tile);
+                                       (stats.max_rows <= GMM_SM90_SMALL_M &&
+                                        4 * ends[args.p.groups] >= 3 * stats.max_rows * stats.nonempty);
+                        s.max_blocks = GMM__K_GROUPED
+                                           ? GMM__CFG(m16)
+                                           : gmm_sm90_choose_tile(&s, stats, GMM__TILE_CHOICE,
+                                                                  GMM__CFG(consumers) == 2 && !GMM__CFG(tile_b), shape,
+                                                                  alt_shape, alt_tile);
                         __syncwarp();
                         /* divisions by constants: a division by a variable would delay the first tile */
-                        s.tiles_n = GMM__CFG_OF(*alt_tile, tile_n) == 256 ? (args.p.n + 255) / 256
-                                    : GMM__CFG_OF(*alt_tile, tile_n) == 128
-                                        ? (args.p.n + 127) / 128 : (args.p.n + GMM__CFG(tile_n) - 1) / GMM__CFG(tile_n);
+                        s.tiles_n = GMM__CFG_OF(*alt_tile, tile_n) == 256   ? (args.p.n + 255) / 256
+                                    : GMM__CFG_OF(*alt_tile, tile_n) == 128 ? (args.p.n + 127) / 128
+                                                                            : (args.p.n + GMM__CFG(tile_n) - 1) /
+                                                                                  GMM__CFG(tile_n);
                         if (!GMM__K_GROUPED)
                             s.tiles_n = gmm_sm90_tiles_n(&args.p, s.tiles_n, 64, 16 * s.max_blocks,
                                                          (int32_t)gmm_cluster_nctarank(), stats);
@@ -8439,7 +8495,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __gri
                     }
                     __syncwarp();
                 }
-                if (speculative) speculative = batch = 0;
+                if (speculative) speculative = batch = 0; /* publishes nothing; the next pass begins at tile 0 again */
                 else {
                     if (lane < batch)
                         gmm_mbarrier_arrive(tile_full + 8 * ((tile_index + (uint32_t)lane) % GMM_SM90_TILE_RING));
@@ -8449,8 +8505,8 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __gri
             if (blockIdx.x == 0) gmm_sm90_report_faults(&args.groups, &args.p, ends);
         }
         if (warp == 8) {
-            /* The producer warp: each lane loads one TMA box of every stage. Cooperative tiles begin with a warm-up
-               tile, which only brings code and parameters into the caches. */
+            /* The producer warp: each lane loads one TMA box of every stage. Kernels of cooperative tiles begin with a
+               warm-up tile without columns: it loads nothing, but brings code and parameters into the caches. */
             const uint32_t b_block_bytes = GMM__CFG(b_stage_bytes) / (GMM__CFG(tile_n) / 64);
             uint32_t iter = 0, tile_index;
             int warmup = GMM__CFG(consumers) == 2;
@@ -8472,8 +8528,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __gri
                 bytes = GMM__TA ? (uint32_t)(t->row_blocks + 3) / 4 * 8192 : (uint32_t)t->row_blocks * 2048;
                 bytes += (uint32_t)gmm_sm90_b_boxes(t) * b_block_bytes;
                 if (t->cols <= 0) bytes = 0;
-                stages_at_once = GMM__SMALL_M(GMM__CFG_OF(!warmup && *alt_tile, tile_n)) && !warmup && *small_m
-                                 ? 2 : 1;
+                stages_at_once = GMM__SMALL_M(GMM__CFG_OF(!warmup && *alt_tile, tile_n)) && !warmup && *small_m ? 2 : 1;
                 /* neighbouring lanes load the same lines of two stages */
                 second = (uint32_t)lane & (stages_at_once - 1);
                 layout.tile_n = GMM__CFG_OF(!warmup && *alt_tile, tile_n);
@@ -8580,7 +8635,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __gri
     (GMM__ROW_SCALE_BYTES + (int)GMM__CAT(gmm_fp8_tile_scales_, GMM__SCALED) + \
      (int)GMM__CAT(gmm_fp8_column_scales_, GMM__SCALED) * GMM__CFG(tile_n))
 #define GMM__LINE_SCALE_BYTES (256 + 4 * GMM__CFG(tile_n))
-/* Alignment of a tile's first column: a tile of 192 columns may begin between two blocks of 128. */
+/* Alignment of a tile's first column: a tile of 192 columns may begin in the middle of a block of 128. */
 #define GMM__STEP (GMM__CFG(tile_n) == 128 ? 128 : 64)
 #define GMM__ACC (GMM__CFG(tile_n) / 2)       /* accumulators per thread: 64 rows by the tile's columns */
 #define GMM__WGMMA(op) GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), op)
@@ -8638,7 +8693,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
         gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), k / GMM__CFG(stages) & 1);
         if (GMM__KIND == GMM_FP8_1D1D && order >= 0) gmm_order_barrier(order, 1);
         GMM__PART(gmm_fp8_issue_stage_)(partial, desc_a, desc_b, s);
-        /* one group is under way: without this ptxas moves the scale loads between the wgmmas, which serializes them */
+        /* one group is in flight: without this ptxas moves the scale loads between the wgmmas, which serializes them */
         GMM__WGMMA_WAIT(1);
         if (row_scales_at) {
             a_scales[0] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES);
@@ -8742,7 +8797,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
     if (warp >= PRODUCER_WARP) {
         GMM__SETMAXNREG_DEC(GMM__CFG(producer_regs));
         if (warp == SCHEDULER_WARP) {
-            /* scheduler warp, up to half a ring ahead of the producer */
+            /* the scheduler warp, which is at most half a ring ahead of the producer */
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 3 * (args.p.groups + 1)
                                               : (int32_t *)(ring + GMM_SM90_TILE_RING);
             int32_t *const work_ends = ends + args.p.groups + 1, *const starts = work_ends + args.p.groups + 1;
@@ -8761,8 +8816,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                 for (speculative = 1; speculative >= 0; speculative--) {
                     int32_t tiles_n;
                     if (args.p.groups <= 32) tiles_n = gmm_fp8_plan_tiles(&args, &s, 1, !speculative, GMM__CFG(tile_n));
-                    else
-                        tiles_n = gmm_fp8_plan_tiles(&args, &s, GMM_FP8_LANE_GROUPS, !speculative, GMM__CFG(tile_n));
+                    else tiles_n = gmm_fp8_plan_tiles(&args, &s, GMM_FP8_LANE_GROUPS, !speculative, GMM__CFG(tile_n));
                     if (tiles_n) s.tiles_n = tiles_n;
                     if (!speculative) break;
                     gmm_fp8_predict_first_tile(&args, &s, gmm_sm90_this_cta(), &f);
@@ -8887,7 +8941,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                     }
                 }
                 if (multicast && (index & 1) != (int)cta_rank) active = 0;
-                if (first) /* the box is computed before the wait */
+                if (first) /* its operands: the box is computed before it */
                     GMM__GRIDDEPCONTROL_WAIT_WITH(offset, y, end, wrap, active, bytes, k_tiles);
                 for (; k_tiles > 0; k_tiles--, iter++) {
                     const uint32_t s = iter % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s);
@@ -8905,13 +8959,13 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                 gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, iter % GMM__CFG(stages)),
                                   (iter / GMM__CFG(stages) & 1) ^ 1);
         } else if (warp == SCALE_WARP && scaled) {
-            /* scale loader; column scales are permuted to the order of the accumulators */
+            /* the scale loader; column scales are permuted to the order of the accumulators */
             const uint32_t scales_at = base + GMM__CFG(stage_scales_offset);
             uint32_t iter = 0, tile_index = 0;
             int32_t x;
             for (;; tile_index++) {
                 const gmm_fp8_tile *const f = gmm_fp8_wait_tile(ring, tile_full, prediction, tile_index,
-                                                                      prefetch_tile && tile_index == 0);
+                                                                prefetch_tile && tile_index == 0);
                 const float *rows, *cols;
                 int64_t step, block;
                 uint32_t k_tiles;
@@ -8969,7 +9023,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
             const int first = prefetch_tile && tile_index == 0;
             const gmm_fp8_tile *f = &ring[first ? GMM_SM90_TILE_RING - 1 : tile_index % GMM_SM90_TILE_RING];
             const gmm_sm90_tile *t = &f->t;
-            /* computed again for every tile, so that the mainloop has the registers */
+            /* recomputed for every tile, so that the mainloop has their registers */
             const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid_x() >> 7, 0);
             const uint32_t desc_a = (uint32_t)gmm_wgmma_desc(base + GMM__CFG(a_offset) + 8192 * wg, 0);
             const uint32_t desc_b = (uint32_t)gmm_wgmma_desc(base, 0);
@@ -9045,21 +9099,21 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                 const int by_line = args.a_scale.scaling == GMM_SCALING_ROW || args.b_scale.scaling == GMM_SCALING_ROW;
                 if (by_line || second_exponent) { /* line scales that the call does not have are 1 */
                     const float second = gmm_f32_from_bits((uint32_t)(second_exponent ? second_exponent : 127) << 23);
-                    float s0, s1;
+                    float scale0, scale1;
                     gmm_cp_async_wait_all();
                     gmm_fp8_consumer_sync(wg);
-                    s0 = gmm_ld_shared_f32(scales + 4 * row) * second;
-                    s1 = gmm_ld_shared_f32(scales + 4 * row + 32) * second;
+                    scale0 = gmm_ld_shared_f32(scales + 4 * row) * second;
+                    scale1 = gmm_ld_shared_f32(scales + 4 * row + 32) * second;
 #pragma unroll
                     for (u = 0; u < GMM__ACC; u += 4) {
-                        float c[2];
-                        gmm_ld_shared_v2_f32(scales + 256 + 8 * u + tid % 4 * 8, c);
-                        c[0] = __fmul_rn(outer_scale, c[0]);
-                        c[1] = __fmul_rn(outer_scale, c[1]);
-                        acc[u] = __fmul_rn(__fmul_rn(acc[u], s0), c[0]);
-                        acc[u + 1] = __fmul_rn(__fmul_rn(acc[u + 1], s0), c[1]);
-                        acc[u + 2] = __fmul_rn(__fmul_rn(acc[u + 2], s1), c[0]);
-                        acc[u + 3] = __fmul_rn(__fmul_rn(acc[u + 3], s1), c[1]);
+                        float col_scales[2];
+                        gmm_ld_shared_v2_f32(scales + 256 + 8 * u + tid % 4 * 8, col_scales);
+                        col_scales[0] = __fmul_rn(outer_scale, col_scales[0]);
+                        col_scales[1] = __fmul_rn(outer_scale, col_scales[1]);
+                        acc[u] = __fmul_rn(__fmul_rn(acc[u], scale0), col_scales[0]);
+                        acc[u + 1] = __fmul_rn(__fmul_rn(acc[u + 1], scale0), col_scales[1]);
+                        acc[u + 2] = __fmul_rn(__fmul_rn(acc[u + 2], scale1), col_scales[0]);
+                        acc[u + 3] = __fmul_rn(__fmul_rn(acc[u + 3], scale1), col_scales[1]);
                     }
                 } else if (outer_scale != 1.0f) {
 #pragma unroll
@@ -9142,27 +9196,28 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                     const float beta = gmm_gemm_beta(&args.p, t->g);
                     char *const d = gmm_kmat_data(&args.p.d, t->g) +
                                     (t->m0 + 64 * wg + (args.wgrad ? 0 : (int64_t)t->row)) * pitch;
-                    const int columns_to_128 = (((uint32_t)(uintptr_t)d | (uint32_t)pitch) & (size == 2 ? 7 : 15)) == 0;
+                    const int aligned = (((uint32_t)(uintptr_t)d | (uint32_t)pitch) & (size == 2 ? 7 : 15)) == 0;
 #pragma unroll 1
                     for (x = tid; x < 512 * GMM__CFG(store_boxes); x += 128) {
-                        const int r = x / 8 % 64, c = c0 + x / 512 * box_cols + x % 8 * (box_cols / 8);
+                        const int box_row = x / 8 % 64, c = c0 + x / 512 * box_cols + x % 8 * (box_cols / 8);
                         const int cols_left = t->cols - c;
-                        const char *const from = slot_data + x / 512 * 8192 + r * 128 + (((x % 8) ^ (r % 8)) << 4);
-                        char *const to = d + r * pitch + (int64_t)(t->n0 + c) * size;
-                        if (r >= rows) continue;
+                        const char *const from = slot_data + x / 512 * 8192 + box_row * 128 +
+                                                 (((x % 8) ^ (box_row % 8)) << 4);
+                        char *const to = d + box_row * pitch + (int64_t)(t->n0 + c) * size;
+                        if (box_row >= rows) continue;
                         if (d_flags & GMM_FP8_D_16BIT) {
                             for (e = 0; e < 8 && e < cols_left; e++)
                                 ((uint16_t *)to)[e] = ((const uint16_t *)from)[e];
                         } else {
-                            const float4 w = *(const float4 *)from;
-                            float v[4], was[4];
-                            v[0] = w.x; v[1] = w.y; v[2] = w.z; v[3] = w.w;
+                            const float4 values = *(const float4 *)from;
+                            float v[4], stored[4];
+                            v[0] = values.x; v[1] = values.y; v[2] = values.z; v[3] = values.w;
                             if (beta != 0.0f) {
-                                gmm_read4(args.p.d.dtype, to, cols_left, columns_to_128, was);
+                                gmm_read4(args.p.d.dtype, to, cols_left, aligned, stored);
 #pragma unroll
-                                for (e = 0; e < 4; e++) v[e] = __fmaf_rn(beta, was[e], v[e]);
+                                for (e = 0; e < 4; e++) v[e] = __fmaf_rn(beta, stored[e], v[e]);
                             }
-                            gmm_write4(args.p.d.dtype, to, cols_left, columns_to_128, v);
+                            gmm_write4(args.p.d.dtype, to, cols_left, aligned, v);
                         }
                     }
                 }
@@ -9788,7 +9843,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + threadIdx.x,
                       (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
-        /* computed again for each strip, so that it takes no registers in the loop body */
+        /* recomputed for each strip, so that it takes no registers in the loop body */
         const gmm_warp_split split = gmm__vec_split(&a);
         uint32_t x[8][GMM__CFG(gmm__words)];
         int32_t c0, i, j, k;
@@ -10108,7 +10163,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     int32_t strip;
     if (a.skip && *a.skip) return;
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
-        /* computed again for each strip, so that it takes no registers in the loop body */
+        /* recomputed for each strip, so that it takes no registers in the loop body */
         const gmm_warp_split split = gmm__vec_split(&a);
         uint32_t x[16][4], square_max = 0, lane_scales, other, scales4[4];
         int32_t c0, i, j, k;

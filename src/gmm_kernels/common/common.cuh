@@ -18,9 +18,9 @@ GMM__DEVICE uint32_t gmm_pack2(gmm_dtype dtype, float low, float high) {
     return dtype == GMM_BF16 ? gmm_cvt_bf16x2(high, low) : gmm_cvt_f16x2(high, low);
 }
 GMM__DEVICE float gmm_widen(gmm_dtype dtype, uint16_t bits) {
-    float r = __uint_as_float((uint32_t)bits << 16);
-    if (dtype != GMM_BF16) r = gmm_cvt_f32_f16(bits);
-    return r;
+    float value = __uint_as_float((uint32_t)bits << 16);
+    if (dtype != GMM_BF16) value = gmm_cvt_f32_f16(bits);
+    return value;
 }
 
 /* Reads and writes up to 4 consecutive elements of a row. `count` is the number of elements left in the row; it may
@@ -53,7 +53,7 @@ GMM__DEVICE void gmm_read4(gmm_dtype dtype, const char *src, int count, int vec4
     for (i = 0; i < 4; i++) v[i] = gmm_widen(dtype, h[i]);
 }
 GMM__DEVICE void gmm_write4(gmm_dtype dtype, char *dst, int count, int vec4, const float v[4]) {
-    uint2 u;
+    uint2 bits;
     int i;
     if (dtype == GMM_F32) {
         if (vec4 && count >= 4) *(float4 *)dst = make_float4(v[0], v[1], v[2], v[3]);
@@ -64,13 +64,13 @@ GMM__DEVICE void gmm_write4(gmm_dtype dtype, char *dst, int count, int vec4, con
         }
         return;
     }
-    u = make_uint2(gmm_pack2(dtype, v[0], v[1]), gmm_pack2(dtype, v[2], v[3]));
-    if (vec4 && count >= 4) *(uint2 *)dst = u;
+    bits = make_uint2(gmm_pack2(dtype, v[0], v[1]), gmm_pack2(dtype, v[2], v[3]));
+    if (vec4 && count >= 4) *(uint2 *)dst = bits;
     else {
-        if (count > 0) ((uint16_t *)dst)[0] = (uint16_t)u.x;
-        if (count > 1) ((uint16_t *)dst)[1] = (uint16_t)(u.x >> 16);
-        if (count > 2) ((uint16_t *)dst)[2] = (uint16_t)u.y;
-        if (count > 3) ((uint16_t *)dst)[3] = (uint16_t)(u.y >> 16);
+        if (count > 0) ((uint16_t *)dst)[0] = (uint16_t)bits.x;
+        if (count > 1) ((uint16_t *)dst)[1] = (uint16_t)(bits.x >> 16);
+        if (count > 2) ((uint16_t *)dst)[2] = (uint16_t)bits.y;
+        if (count > 3) ((uint16_t *)dst)[3] = (uint16_t)(bits.y >> 16);
     }
 }
 /* Whether groups of 4 elements in the rows of a matrix are aligned for one vector access. */
@@ -109,6 +109,7 @@ GMM__DEVICE void gmm_pdl_wait(void) {
 #endif
 }
 
+/* Launches a kernel whose only parameter is the structure at `args`; with `pdl` by programmatic dependent launch. */
 static GMM__UNUSED cudaError_t gmm_launch_pdl(const void *kernel, int pdl, unsigned blocks, unsigned threads,
                                               size_t shared, const void *args, cudaStream_t stream) {
     cudaLaunchConfig_t config = GMM_ZERO;

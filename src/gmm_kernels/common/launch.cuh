@@ -1,25 +1,27 @@
 /* ............................................................................................... Launchers ... */
 
-/* Number of CTAs that a persistent kernel starts. `tasks` is an upper bound of its tasks. An SM limit leaves
-   the other multiprocessors to other kernels, so it allows one CTA for each multiprocessor. */
+/* Number of CTAs that a persistent kernel starts. `tasks` is an upper bound of its tasks, `blocks` the CTAs that fit a
+   multiprocessor, and `limit` the SM limit or 0. A limit leaves the other multiprocessors to other kernels, so that
+   only one CTA may start per multiprocessor of the limit. */
 static GMM__UNUSED int32_t gmm__grid(int32_t processors, int32_t limit, int32_t blocks, int64_t tasks) {
     const int64_t max_blocks = limit > 0 ? (limit < processors ? limit : processors) : (int64_t)processors * blocks;
     return (int32_t)(tasks < 1 ? 1 : tasks < max_blocks ? tasks : max_blocks);
 }
 
+/* Writes `words` 64-bit words of the host to device memory, by kernel parameters (gmm_copy_values). */
 static GMM__UNUSED cudaError_t gmm_launch_copy(void *dst, const void *src, int64_t words, cudaStream_t stream) {
     gmm_copy_args args;
     void *params[1];
-    cudaError_t e = cudaSuccess;
+    cudaError_t error = cudaSuccess;
     int64_t i;
     params[0] = &args;
-    for (i = 0; i < words && e == cudaSuccess; i += GMM_COPY_VALUES) {
+    for (i = 0; i < words && error == cudaSuccess; i += GMM_COPY_VALUES) {
         args.dst = (uint64_t *)dst + i;
         args.count = (int32_t)(words - i < GMM_COPY_VALUES ? words - i : (int64_t)GMM_COPY_VALUES);
         memcpy(args.values, (const uint64_t *)src + i, (size_t)args.count * 8);
-        e = cudaLaunchKernel((const void *)gmm_copy_values, dim3(1), dim3(GMM_COPY_VALUES), params, 0, stream);
+        error = cudaLaunchKernel((const void *)gmm_copy_values, dim3(1), dim3(GMM_COPY_VALUES), params, 0, stream);
     }
-    return e;
+    return error;
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_offsets(const gmm_offsets_args *args, int pdl, cudaStream_t stream) {
@@ -32,32 +34,32 @@ static GMM__UNUSED cudaError_t gmm_launch_gemm(int32_t kernel, int32_t grid, con
                                                cudaStream_t stream) {
     const gmm_gemm_kernel *row = &gmm_gemm_kernels[kernel];
     void *params[1];
-    cudaError_t e = cudaSuccess;
+    cudaError_t error = cudaSuccess;
     params[0] = (void *)(uintptr_t)args;
     if (row->shared > 48 * 1024)
-        e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->shared);
-    if (e == cudaSuccess)
-        e = cudaLaunchKernel(row->function, dim3((unsigned)grid), dim3((unsigned)row->threads), params,
-                             (size_t)row->shared, stream);
-    return e;
+        error = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->shared);
+    if (error == cudaSuccess)
+        error = cudaLaunchKernel(row->function, dim3((unsigned)grid), dim3((unsigned)row->threads), params,
+                                 (size_t)row->shared, stream);
+    return error;
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_bgrad(gmm_dtype dtype, int32_t grid, const gmm_bgrad_args *args,
                                                 cudaStream_t stream) {
     const gmm_bgrad_kernel *row = gmm_bgrad_kernels;
     void *params[1];
-    cudaError_t e = cudaSuccess;
+    cudaError_t error = cudaSuccess;
     params[0] = (void *)(uintptr_t)args;
     while (row->dtype != dtype) row++;
     if (args->db.dtype != GMM_NONE) {
-        e = cudaLaunchKernel(row->partials, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS), params, 0, stream);
-        if (e == cudaSuccess)
-            e = cudaLaunchKernel((const void *)gmm_linear_bgrad_sum, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS),
-                                 params, 0, stream);
+        error = cudaLaunchKernel(row->partials, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS), params, 0, stream);
+        if (error == cudaSuccess)
+            error = cudaLaunchKernel((const void *)gmm_linear_bgrad_sum, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS),
+                                     params, 0, stream);
     }
-    if (e == cudaSuccess && args->d_bias_scale)
-        e = cudaLaunchKernel(row->rows, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS), params, 0, stream);
-    return e;
+    if (error == cudaSuccess && args->d_bias_scale)
+        error = cudaLaunchKernel(row->rows, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS), params, 0, stream);
+    return error;
 }
 
 

@@ -16,6 +16,7 @@ GMM__KERNEL __launch_bounds__(GMM_COPY_VALUES) gmm_copy_values(const __grid_cons
 
 /* ............................................................................................... Split offsets ... */
 
+/* The split reader: row offsets and tile counts of the groups, from sizes or offsets in device memory. */
 enum { GMM_OFFSETS_THREADS = 1024 };
 typedef struct gmm_offsets_args {
     gmm_groups groups; /* splits in device memory */
@@ -29,8 +30,8 @@ GMM__DEVICE int64_t gmm_split_value(const gmm_groups *s, int64_t i) {
     return s->dtype == GMM_I64 ? ((const int64_t *)s->splits)[i] : ((const int32_t *)s->splits)[i];
 }
 
-/* Inclusive scan over the CTA of values >= 0: their sum, saturated at `limit`, or their maximum. *total receives the
-   last value. `warps` is shared scratch memory of 32 words. */
+/* Inclusive scan over the CTA of values >= 0: their sum, saturated at `limit`, or their maximum (`maximum`). *total
+   receives the last value. `warps` is scratch memory of 32 words in shared memory. */
 GMM__DEVICE int64_t gmm_block_scan(int64_t v, int maximum, int64_t limit, int64_t *warps, int64_t *total) {
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
     int step;
@@ -42,12 +43,14 @@ GMM__DEVICE int64_t gmm_block_scan(int64_t v, int maximum, int64_t limit, int64_
     if (lane == 31) warps[warp] = v;
     __syncthreads();
     if (warp == 0) {
-        int64_t w = lane < (int)blockDim.x >> 5 ? warps[lane] : 0;
+        int64_t warp_prefix = lane < (int)blockDim.x >> 5 ? warps[lane] : 0;
         for (step = 1; step < 32; step *= 2) {
-            const int64_t other = (int64_t)__shfl_up_sync(0xFFFFFFFFu, (long long)w, (unsigned)step);
-            if (lane >= step) w = maximum ? (w > other ? w : other) : (w > limit - other ? limit : w + other);
+            const int64_t other = (int64_t)__shfl_up_sync(0xFFFFFFFFu, (long long)warp_prefix, (unsigned)step);
+            if (lane >= step)
+                warp_prefix = maximum ? (warp_prefix > other ? warp_prefix : other)
+                                      : (warp_prefix > limit - other ? limit : warp_prefix + other);
         }
-        warps[lane] = w;
+        warps[lane] = warp_prefix;
     }
     __syncthreads();
     *total = warps[31];
@@ -80,7 +83,7 @@ GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __gri
         int64_t value = 0, end, i = g + is_offsets;
         if (valid) value = gmm_split_value(s, i);
         end = value < 0 ? 0 : value > capacity ? capacity : value;
-        if (tid == 0) /* adds the end of the previous chunk */
+        if (tid == 0) /* the scan continues from the end of the previous chunk of groups */
             end = is_offsets ? (end > rows ? end : rows) : (end > capacity - rows ? capacity : end + rows);
         end = gmm_block_scan(end, is_offsets, capacity, warps, &total);
         ends[tid + 1] = end;
@@ -102,7 +105,7 @@ GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __gri
     if (fault && s->fault) atomicOr(s->fault, fault);
 }
 
-/* The same for at most 32 groups, computed by each warp for itself, so that no kernel has to run before. Lane g
+/* The same for at most 32 groups: each warp that needs the split reads it, so that no kernel has to run before. Lane g
    receives the first row and the number of rows of group g, and the inclusive prefix sum of tiles. The warp with
    `report_faults` reports faults. */
 typedef struct gmm_warp_split { int32_t begin, rows, tiles, total; } gmm_warp_split;
@@ -111,27 +114,27 @@ GMM__DEVICE gmm_warp_split gmm_warp_split_scan(const gmm_groups *s, int32_t tile
     const int32_t capacity = (int32_t)s->capacity, valid = lane < s->count;
     const int64_t value = valid ? gmm_split_value(s, lane + is_offsets) : 0;
     int32_t end = value < 0 ? 0 : value > capacity ? capacity : (int32_t)value, step;
-    gmm_warp_split w;
+    gmm_warp_split split;
     for (step = 1; step < 32; step *= 2) {
         const int32_t other = __shfl_up_sync(0xFFFFFFFFu, end, (unsigned)step);
         const int32_t sum = end > capacity - other ? capacity : end + other;
         if (lane >= step) end = !is_offsets ? sum : end > other ? end : other;
     }
-    w.begin = __shfl_up_sync(0xFFFFFFFFu, end, 1u);
-    if (lane == 0) w.begin = 0;
-    w.rows = end - w.begin;
-    w.tiles = (w.rows + tile_rows - 1) / tile_rows;
+    split.begin = __shfl_up_sync(0xFFFFFFFFu, end, 1u);
+    if (lane == 0) split.begin = 0;
+    split.rows = end - split.begin;
+    split.tiles = (split.rows + tile_rows - 1) / tile_rows;
     for (step = 1; step < 32; step *= 2) {
-        const int32_t other = __shfl_up_sync(0xFFFFFFFFu, w.tiles, (unsigned)step);
-        if (lane >= step) w.tiles += other;
+        const int32_t other = __shfl_up_sync(0xFFFFFFFFu, split.tiles, (unsigned)step);
+        if (lane >= step) split.tiles += other;
     }
-    w.total = __shfl_sync(0xFFFFFFFFu, w.tiles, 31);
+    split.total = __shfl_sync(0xFFFFFFFFu, split.tiles, 31);
     if (report_faults && s->fault) {
         uint32_t fault = 0;
-        if (valid) (void)gmm_split_end(w.begin, value, s->form, capacity, s->row_align, &fault);
+        if (valid) (void)gmm_split_end(split.begin, value, s->form, capacity, s->row_align, &fault);
         if (lane == 0 && is_offsets && gmm_split_value(s, 0) != 0) fault |= (uint32_t)GMM_FAULT_MONOTONIC;
         if (fault) atomicOr(s->fault, fault);
     }
-    return w;
+    return split;
 }
 

@@ -18,7 +18,7 @@
     (GMM__ROW_SCALE_BYTES + (int)GMM__CAT(gmm_fp8_tile_scales_, GMM__SCALED) + \
      (int)GMM__CAT(gmm_fp8_column_scales_, GMM__SCALED) * GMM__CFG(tile_n))
 #define GMM__LINE_SCALE_BYTES (256 + 4 * GMM__CFG(tile_n))
-/* Alignment of a tile's first column: a tile of 192 columns may begin between two blocks of 128. */
+/* Alignment of a tile's first column: a tile of 192 columns may begin in the middle of a block of 128. */
 #define GMM__STEP (GMM__CFG(tile_n) == 128 ? 128 : 64)
 #define GMM__ACC (GMM__CFG(tile_n) / 2)       /* accumulators per thread: 64 rows by the tile's columns */
 #define GMM__WGMMA(op) GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), op)
@@ -76,7 +76,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
         gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), k / GMM__CFG(stages) & 1);
         if (GMM__KIND == GMM_FP8_1D1D && order >= 0) gmm_order_barrier(order, 1);
         GMM__PART(gmm_fp8_issue_stage_)(partial, desc_a, desc_b, s);
-        /* one group is under way: without this ptxas moves the scale loads between the wgmmas, which serializes them */
+        /* one group is in flight: without this ptxas moves the scale loads between the wgmmas, which serializes them */
         GMM__WGMMA_WAIT(1);
         if (row_scales_at) {
             a_scales[0] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES);
@@ -180,7 +180,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
     if (warp >= PRODUCER_WARP) {
         GMM__SETMAXNREG_DEC(GMM__CFG(producer_regs));
         if (warp == SCHEDULER_WARP) {
-            /* scheduler warp, up to half a ring ahead of the producer */
+            /* the scheduler warp, which is at most half a ring ahead of the producer */
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 3 * (args.p.groups + 1)
                                               : (int32_t *)(ring + GMM_SM90_TILE_RING);
             int32_t *const work_ends = ends + args.p.groups + 1, *const starts = work_ends + args.p.groups + 1;
@@ -199,8 +199,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                 for (speculative = 1; speculative >= 0; speculative--) {
                     int32_t tiles_n;
                     if (args.p.groups <= 32) tiles_n = gmm_fp8_plan_tiles(&args, &s, 1, !speculative, GMM__CFG(tile_n));
-                    else
-                        tiles_n = gmm_fp8_plan_tiles(&args, &s, GMM_FP8_LANE_GROUPS, !speculative, GMM__CFG(tile_n));
+                    else tiles_n = gmm_fp8_plan_tiles(&args, &s, GMM_FP8_LANE_GROUPS, !speculative, GMM__CFG(tile_n));
                     if (tiles_n) s.tiles_n = tiles_n;
                     if (!speculative) break;
                     gmm_fp8_predict_first_tile(&args, &s, gmm_sm90_this_cta(), &f);
@@ -325,7 +324,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                     }
                 }
                 if (multicast && (index & 1) != (int)cta_rank) active = 0;
-                if (first) /* the box is computed before the wait */
+                if (first) /* its operands: the box is computed before it */
                     GMM__GRIDDEPCONTROL_WAIT_WITH(offset, y, end, wrap, active, bytes, k_tiles);
                 for (; k_tiles > 0; k_tiles--, iter++) {
                     const uint32_t s = iter % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s);
@@ -343,13 +342,13 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                 gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, iter % GMM__CFG(stages)),
                                   (iter / GMM__CFG(stages) & 1) ^ 1);
         } else if (warp == SCALE_WARP && scaled) {
-            /* scale loader; column scales are permuted to the order of the accumulators */
+            /* the scale loader; column scales are permuted to the order of the accumulators */
             const uint32_t scales_at = base + GMM__CFG(stage_scales_offset);
             uint32_t iter = 0, tile_index = 0;
             int32_t x;
             for (;; tile_index++) {
                 const gmm_fp8_tile *const f = gmm_fp8_wait_tile(ring, tile_full, prediction, tile_index,
-                                                                      prefetch_tile && tile_index == 0);
+                                                                prefetch_tile && tile_index == 0);
                 const float *rows, *cols;
                 int64_t step, block;
                 uint32_t k_tiles;
@@ -407,7 +406,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
             const int first = prefetch_tile && tile_index == 0;
             const gmm_fp8_tile *f = &ring[first ? GMM_SM90_TILE_RING - 1 : tile_index % GMM_SM90_TILE_RING];
             const gmm_sm90_tile *t = &f->t;
-            /* computed again for every tile, so that the mainloop has the registers */
+            /* recomputed for every tile, so that the mainloop has their registers */
             const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid_x() >> 7, 0);
             const uint32_t desc_a = (uint32_t)gmm_wgmma_desc(base + GMM__CFG(a_offset) + 8192 * wg, 0);
             const uint32_t desc_b = (uint32_t)gmm_wgmma_desc(base, 0);
@@ -483,21 +482,21 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                 const int by_line = args.a_scale.scaling == GMM_SCALING_ROW || args.b_scale.scaling == GMM_SCALING_ROW;
                 if (by_line || second_exponent) { /* line scales that the call does not have are 1 */
                     const float second = gmm_f32_from_bits((uint32_t)(second_exponent ? second_exponent : 127) << 23);
-                    float s0, s1;
+                    float scale0, scale1;
                     gmm_cp_async_wait_all();
                     gmm_fp8_consumer_sync(wg);
-                    s0 = gmm_ld_shared_f32(scales + 4 * row) * second;
-                    s1 = gmm_ld_shared_f32(scales + 4 * row + 32) * second;
+                    scale0 = gmm_ld_shared_f32(scales + 4 * row) * second;
+                    scale1 = gmm_ld_shared_f32(scales + 4 * row + 32) * second;
 #pragma unroll
                     for (u = 0; u < GMM__ACC; u += 4) {
-                        float c[2];
-                        gmm_ld_shared_v2_f32(scales + 256 + 8 * u + tid % 4 * 8, c);
-                        c[0] = __fmul_rn(outer_scale, c[0]);
-                        c[1] = __fmul_rn(outer_scale, c[1]);
-                        acc[u] = __fmul_rn(__fmul_rn(acc[u], s0), c[0]);
-                        acc[u + 1] = __fmul_rn(__fmul_rn(acc[u + 1], s0), c[1]);
-                        acc[u + 2] = __fmul_rn(__fmul_rn(acc[u + 2], s1), c[0]);
-                        acc[u + 3] = __fmul_rn(__fmul_rn(acc[u + 3], s1), c[1]);
+                        float col_scales[2];
+                        gmm_ld_shared_v2_f32(scales + 256 + 8 * u + tid % 4 * 8, col_scales);
+                        col_scales[0] = __fmul_rn(outer_scale, col_scales[0]);
+                        col_scales[1] = __fmul_rn(outer_scale, col_scales[1]);
+                        acc[u] = __fmul_rn(__fmul_rn(acc[u], scale0), col_scales[0]);
+                        acc[u + 1] = __fmul_rn(__fmul_rn(acc[u + 1], scale0), col_scales[1]);
+                        acc[u + 2] = __fmul_rn(__fmul_rn(acc[u + 2], scale1), col_scales[0]);
+                        acc[u + 3] = __fmul_rn(__fmul_rn(acc[u + 3], scale1), col_scales[1]);
                     }
                 } else if (outer_scale != 1.0f) {
 #pragma unroll
@@ -580,27 +579,28 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_arg
                     const float beta = gmm_gemm_beta(&args.p, t->g);
                     char *const d = gmm_kmat_data(&args.p.d, t->g) +
                                     (t->m0 + 64 * wg + (args.wgrad ? 0 : (int64_t)t->row)) * pitch;
-                    const int columns_to_128 = (((uint32_t)(uintptr_t)d | (uint32_t)pitch) & (size == 2 ? 7 : 15)) == 0;
+                    const int aligned = (((uint32_t)(uintptr_t)d | (uint32_t)pitch) & (size == 2 ? 7 : 15)) == 0;
 #pragma unroll 1
                     for (x = tid; x < 512 * GMM__CFG(store_boxes); x += 128) {
-                        const int r = x / 8 % 64, c = c0 + x / 512 * box_cols + x % 8 * (box_cols / 8);
+                        const int box_row = x / 8 % 64, c = c0 + x / 512 * box_cols + x % 8 * (box_cols / 8);
                         const int cols_left = t->cols - c;
-                        const char *const from = slot_data + x / 512 * 8192 + r * 128 + (((x % 8) ^ (r % 8)) << 4);
-                        char *const to = d + r * pitch + (int64_t)(t->n0 + c) * size;
-                        if (r >= rows) continue;
+                        const char *const from = slot_data + x / 512 * 8192 + box_row * 128 +
+                                                 (((x % 8) ^ (box_row % 8)) << 4);
+                        char *const to = d + box_row * pitch + (int64_t)(t->n0 + c) * size;
+                        if (box_row >= rows) continue;
                         if (d_flags & GMM_FP8_D_16BIT) {
                             for (e = 0; e < 8 && e < cols_left; e++)
                                 ((uint16_t *)to)[e] = ((const uint16_t *)from)[e];
                         } else {
-                            const float4 w = *(const float4 *)from;
-                            float v[4], was[4];
-                            v[0] = w.x; v[1] = w.y; v[2] = w.z; v[3] = w.w;
+                            const float4 values = *(const float4 *)from;
+                            float v[4], stored[4];
+                            v[0] = values.x; v[1] = values.y; v[2] = values.z; v[3] = values.w;
                             if (beta != 0.0f) {
-                                gmm_read4(args.p.d.dtype, to, cols_left, columns_to_128, was);
+                                gmm_read4(args.p.d.dtype, to, cols_left, aligned, stored);
 #pragma unroll
-                                for (e = 0; e < 4; e++) v[e] = __fmaf_rn(beta, was[e], v[e]);
+                                for (e = 0; e < 4; e++) v[e] = __fmaf_rn(beta, stored[e], v[e]);
                             }
-                            gmm_write4(args.p.d.dtype, to, cols_left, columns_to_128, v);
+                            gmm_write4(args.p.d.dtype, to, cols_left, aligned, v);
                         }
                     }
                 }

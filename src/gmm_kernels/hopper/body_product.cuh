@@ -12,7 +12,8 @@
 #define GMM__CFG(name) (int)GMM__CAT(gmm_sm90_##name##_, GMM__TILE)
 #define GMM__INSTANCE(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__OP), _), GMM__TAG), _)
 #define GMM__PART(part) GMM__CAT(GMM__INSTANCE(part), GMM__TILE)
-/* A kernel with two tiles calls the functions of both; those of the first are expanded before, without a kernel. */
+/* A kernel with two tiles calls the functions of both; those of the other tile are defined by a row before, which
+   defines no kernel. */
 #if GMM__TILES == 2
 #define GMM__ALT_PART(part) GMM__CAT(GMM__INSTANCE(part), GMM__ALT_TILE)
 #define GMM__TILE_CHOICE args.tile
@@ -26,11 +27,11 @@
 #define GMM__TA GMM__CAT(gmm_ta_, GMM__OP)
 #define GMM__TB GMM__CAT(gmm_tb_, GMM__OP)
 #define GMM__K_GROUPED GMM__CAT(gmm_ragged_k_, GMM__OP)
-/* Rows of accumulators that pass a store slot at once. */
+/* Rows of fp32 accumulators that a store slot holds at once. */
 #define GMM__ROWS_PER_STORE (GMM__CFG(store_blocks) >= 4 && GMM__CFG(wgmma_m) * GMM__CFG(m16) < 24 ? 32 : 16)
 
-/* Deferred store: 32-bit words of 16-bit D that stay in registers, words that are stored at once, and the slots of a
-   warp group for these. An instance with an epilogue has no registers left for them. */
+/* Deferred store: the 32-bit words of 16-bit D that stay in a thread's registers, the words of them that are stored at
+   once, and the slots of a warp group for these. An instance with an epilogue has no registers left for them. */
 #ifdef GMM__EPILOGUE
 #define GMM__DEFERRED 0
 #else
@@ -41,13 +42,13 @@
 #define GMM__STORE_SLOTS (GMM__DEFERRED ? 2 * GMM__CFG(store_blocks) / GMM__CFG(deferred) : 2)
 /* Whether the first wgmma of a tile overwrites the accumulators (scale_d = 0); else they are zeroed before. */
 #define GMM__ZERO_INIT (GMM__DEFERRED || GMM__K_GROUPED)
-/* Tiles begin at multiples of so many rows. wgmma exists for each N, in units of 8, that a tile can have. */
+/* Tiles begin at multiples of GMM__STEP rows. GMM__HAS_N8: whether tiles need wgmma's N = 8 n8. */
 #define GMM__STEP (GMM__K_GROUPED ? 64 : 8)
-#define GMM__HAS_N8(e) ((e) <= 2 * GMM__CFG(m16) && (!GMM__K_GROUPED || (e) % 8 == 0))
-/* Small-M mode: the most rows of a group with which forward waits for weights alone (128-byte lines along the
-   contraction). Device memory delivers 256 bytes of a line faster, so two stages are requested at a time and released
-   as soon as they are multiplied. From 64 rows on products take time as well, and with unequal groups the mode loses.
-   */
+#define GMM__HAS_N8(n8) ((n8) <= 2 * GMM__CFG(m16) && (!GMM__K_GROUPED || (n8) % 8 == 0))
+/* Small-M mode: the most rows of a tile with which the loads of weights bound forward, or 0. A stage has 128
+   bytes of each line of the weights; device memory delivers 256 contiguous bytes faster, so two stages are requested at
+   a time, and each is released as soon as it is multiplied. Above 64 rows products take time as well, and the mode pays
+   only where groups are nearly equal (small_m in body_product_kernel.cuh). */
 #define GMM__SMALL_M(tile_n) \
     (!GMM__K_GROUPED && !GMM__TB && !GMM__CFG(tile_b) && GMM__CFG(consumers) == 2 && (tile_n) == 256 \
          ? GMM_SM90_SMALL_M : 0)
@@ -59,8 +60,8 @@
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Stores the next rows of tile `t`, whose 16-bit D is pending in registers, through one of the warp group's slots: by
    TMA where rows are 16-byte aligned. A slot is reused after 3 stages, so that no warp stalls on it. *pending: blocks
-   of 16 rows that are not stored; *part: number of the next slot. Registers are selected by predicates, since shifting
-   them would take as many again. */
+   of 16 rows that are not stored yet; *part: number of the next slot. Words are selected by predicates: an index into
+   `deferred` would put it into local memory, and moving the words down would need as many registers again. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(const GMM__ARGS *args, const gmm_sm90_tile *t, int wg, char *slots,
                                                      const uint32_t deferred[GMM__DEFERRED_WORDS], int *pending,
                                                      uint32_t *part) {
@@ -98,8 +99,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(const GMM__ARGS *args, cons
     (*part)++;
 }
 
-/* Mainloop of a consumer warp group: accumulates `k_tiles` stages for a tile of 8 n8 rows, and stores the previous tile
-   meanwhile (deferred store). desc_b, desc_a: descriptors of the warp group's columns and of the rows in stage 0.
+/* Mainloop of a consumer warp group: accumulates `k_tiles` stages for a tile of 8 n8 rows, and meanwhile stores the
+   previous tile (deferred store). desc_b, desc_a: descriptors of the warp group's columns and of the rows in stage 0.
    `order`: mbarrier at which this warp group of a ping-pong tile arrives when its last stage is full. small_m: a stage
    is released when it is multiplied, else one stage after it, so that wgmma never pauses. */
 GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
@@ -155,7 +156,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
     const int size = gmm_kmat_size(&args.p.d);
     const int64_t pitch = args.p.d.ld * size;
     float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)];
-    /* mbarriers of the ping-pong warp groups: the last stage of a tile is full */
+    /* order: two mbarriers, one per ping-pong warp group: the last stage of its tile is full */
     const uint32_t order = tile_full + 8 * (GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES);
     const volatile int32_t *const small_m = (const volatile int32_t *)(ring + GMM_SM90_TILE_RING + 1) + 1;
     uint32_t cluster, iter = 0, part = 0, tile_index = 0, deferred[GMM__DEFERRED_WORDS];
@@ -164,7 +165,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
     for (u = 0; u < GMM__DEFERRED_WORDS; u++) deferred[u] = 0;
     for (;; tile_index++) {
         const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
-        /* computed again, so that the epilogue has its register */
+        /* recomputed for every tile: a value that lived on would take a register from the epilogue */
         const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid_x() >> 7, 0);
         char *const slots = GMM__STORE_SLOT(wg, part);
         /* first column of the warp group in the tile */
@@ -186,17 +187,17 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
             break;
         }
         k_tiles = gmm_sm90_k_tiles(t->k);
-        cluster = gmm_cluster_nctarank(); /* read again, so that the epilogue has its register */
+        cluster = gmm_cluster_nctarank(); /* re-read, for the same reason */
         if (GMM__CFG(consumers) == 1 && (int)(tile_index & 1) != wg) { /* a tile of the other warp group */
             iter += k_tiles;
             if (GMM__K_GROUPED) part += gmm_sm90_d_parts(t, size);
             continue;
         }
-        /* This warp group did not wait for the other one's stages, and a parity only distinguishes a phase from the
-           previous one: wait until those stages are full. */
+        /* A parity only distinguishes a phase from the previous one, and this warp group has not waited for the stages
+           of the other one's tile: it must wait until the last of them is full. */
         if (GMM__CFG(consumers) == 1 && tile_index > 0)
             gmm_mbarrier_wait(order + 8 * (wg ^ 1), (tile_index - 1) / 2 & 1);
-        if (t->cols <= col0) { /* no columns for this warp group: it releases the stages */
+        if (t->cols <= col0) { /* this warp group has no columns: it releases the stages unread */
             for (; k_tiles > 0; k_tiles--, iter++) {
                 const uint32_t s = iter % GMM__CFG(stages);
                 gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), iter / GMM__CFG(stages) & 1);
@@ -204,13 +205,13 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
                     gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s), (uint32_t)lane);
             }
             if (GMM__CFG(consumers) == 1 && lane == 0) gmm_mbarrier_arrive(order + 8 * wg);
-            if (GMM__K_GROUPED) { /* and has nothing to store */
+            if (GMM__K_GROUPED) { /* it stores nothing, but keeps the order of the tiles' stores */
                 if (tile_index > 0) gmm_order_barrier(wg, 1);
                 gmm_order_barrier(wg ^ 1, 0);
             }
             continue;
         }
-        /* descriptors are computed again, so that the epilogue has their registers */
+        /* the pinned value keeps the compiler from computing the descriptors before the loop, for the same reason */
         if (!GMM__CFG(tile_b)) GMM__PIN_U32(stage0);
         desc_b = gmm_wgmma_desc(stage0 + 128 * col0, GMM__TB);
         desc_a = gmm_wgmma_desc(stage0 + GMM__CFG(b_stage_bytes), GMM__TA);
@@ -226,13 +227,14 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
     gmm_sm90_pipeline pipe = { stage_bars, GMM__CFG(stages), GMM__CFG(stage_bytes), cluster, iter }; \
     gmm_sm90_packed_mainloop(GMM__CFG(tile_b), m16, acc[0], k_tiles, packed_at, scales_at, desc_a, &pipe); \
     iter = pipe.iter
-#define GMM__X(e, u, n, b, a, c) \
-        case e: \
-            if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) { \
-                GMM__PACKED_MAINLOOP(e <= 2 * GMM__CFG(m16) ? (e + 1) / 2 : 1); \
-            } else if (GMM__HAS_N8(e) && 8 * e <= GMM__SMALL_M(GMM__CFG(tile_n)) && *small_m) \
-                GMM__MAINLOOP(GMM__HAS_N8(e) ? e : 2, 1); \
-            else if (GMM__HAS_N8(e)) GMM__MAINLOOP(GMM__HAS_N8(e) ? e : 2, 0); \
+/* in branches that are never reached, the arguments fall back to a size that the accumulators have */
+#define GMM__X(n8, u, n, b, a, c) \
+        case n8: \
+            if (n8 <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) { \
+                GMM__PACKED_MAINLOOP(n8 <= 2 * GMM__CFG(m16) ? (n8 + 1) / 2 : 1); \
+            } else if (GMM__HAS_N8(n8) && 8 * n8 <= GMM__SMALL_M(GMM__CFG(tile_n)) && *small_m) \
+                GMM__MAINLOOP(GMM__HAS_N8(n8) ? n8 : 2, 1); \
+            else if (GMM__HAS_N8(n8)) GMM__MAINLOOP(GMM__HAS_N8(n8) ? n8 : 2, 0); \
             break;
         GMM_WGMMA_LIST(GMM__X)
 #undef GMM__X
@@ -247,7 +249,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
         while (GMM__DEFERRED && pending > 0)
             GMM__PART(gmm_sm90_store_deferred_)(&args, prev_tile, wg, slots, deferred, &pending, &part);
 #pragma unroll
-        for (u = 0; u < GMM__DEFERRED_WORDS; u++) deferred[u] = 0; /* dead from here on */
+        for (u = 0; u < GMM__DEFERRED_WORDS; u++) deferred[u] = 0; /* ends the live range of the stored words */
         { /* epilogue: accumulators to D, transposed through shared memory */
             const char *const bias = GMM__K_GROUPED || args.p.bias.dtype == GMM_NONE
                                          ? NULL : gmm_kmat_data(&args.p.bias, t->g);
@@ -266,7 +268,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
             }
             if (bias) {
                 const float *const bias_scale = args.p.bias_scale ? args.p.bias_scale + t->row + t->m0 : NULL;
-                /* of the thread's first column and of the one 8 further; scales: one lane per row */
+                /* bias of the thread's first column and of the one 8 further; scales of rows: one row per lane */
                 float bias0[GMM__CFG(wgmma_m)][4], bias8[GMM__CFG(wgmma_m)][4], bias_scales[GMM__CFG(m16) / 2 + 1];
 #pragma unroll
                 for (x = 0; x < (GMM__CFG(m16) + 1) / 2; x++)
@@ -279,14 +281,14 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
                 }
 #pragma unroll
                 for (u = 0; u < 8 * GMM__CFG(m16); u += 4) {
-                    const float s0 = __shfl_sync(0xFFFFFFFFu, bias_scales[u / 16], u % 16 * 2 + lane % 4 * 2);
-                    const float s1 = __shfl_sync(0xFFFFFFFFu, bias_scales[u / 16], u % 16 * 2 + lane % 4 * 2 + 1);
+                    const float scale0 = __shfl_sync(0xFFFFFFFFu, bias_scales[u / 16], u % 16 * 2 + lane % 4 * 2);
+                    const float scale1 = __shfl_sync(0xFFFFFFFFu, bias_scales[u / 16], u % 16 * 2 + lane % 4 * 2 + 1);
 #pragma unroll
                     for (j = 0; j < GMM__CFG(wgmma_m); j++) {
-                        acc[j][u] = __fmaf_rn(bias0[j][0], s0, acc[j][u]);
-                        acc[j][u + 1] = __fmaf_rn(bias0[j][0], s1, acc[j][u + 1]);
-                        acc[j][u + 2] = __fmaf_rn(bias8[j][0], s0, acc[j][u + 2]);
-                        acc[j][u + 3] = __fmaf_rn(bias8[j][0], s1, acc[j][u + 3]);
+                        acc[j][u] = __fmaf_rn(bias0[j][0], scale0, acc[j][u]);
+                        acc[j][u + 1] = __fmaf_rn(bias0[j][0], scale1, acc[j][u + 1]);
+                        acc[j][u + 2] = __fmaf_rn(bias8[j][0], scale0, acc[j][u + 2]);
+                        acc[j][u + 3] = __fmaf_rn(bias8[j][0], scale1, acc[j][u + 3]);
                     }
                 }
             }
@@ -308,8 +310,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
 #pragma unroll
                     for (j = 0; j < GMM__CFG(wgmma_m); j++) {
                         const float *const f = &acc[j][8 * u];
-                        gmm_stmatrix_x4_trans(st_at + part % 4 * GMM__CFG(slot_bytes) + j * 8192 +
-                                                  u % 4 * 2048,
+                        gmm_stmatrix_x4_trans(st_at + part % 4 * GMM__CFG(slot_bytes) + j * 8192 + u % 4 * 2048,
                                               gmm_pack2(GMM__DTYPE, f[0], f[1]), gmm_pack2(GMM__DTYPE, f[2], f[3]),
                                               gmm_pack2(GMM__DTYPE, f[4], f[5]), gmm_pack2(GMM__DTYPE, f[6], f[7]));
                     }
@@ -323,7 +324,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
                 pending = row_blocks;
             } else if (!GMM__K_GROUPED && !GMM__DEFERRED && size == 2 && beta == 0.0f) {
                 /* 16-bit D, stored by the threads: slots hold [row][column] */
-                /* computed again, so that the mainloop has their registers */
+                /* recomputed, so that the mainloop has their registers */
                 const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5;
                 const int row_bytes = 128 * GMM__CFG(wgmma_m);
                 const int chunk = tid % (8 * GMM__CFG(wgmma_m)), slot_row = tid / (8 * GMM__CFG(wgmma_m));
@@ -355,7 +356,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
                                                       gmm_pack2(GMM__DTYPE, f[6], f[7]));
                             }
                     gmm_consumer_sync(wg);
-#ifdef GMM__EPILOGUE /* of an instance: reads the rows of D in the slot, and returns whether D is stored as well */
+#ifdef GMM__EPILOGUE /* of an instance: reads the rows of D in the slot, and returns whether D is stored too */
                     if (!GMM__EPILOGUE(&args, t, slots + slot, row_bytes, 16 * u,
                                        GMM__CFG(store_blocks) * 2048 / row_bytes, col0))
                         continue;
@@ -376,10 +377,9 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
                 }
             } else if (by_tma) { /* fp32 D by TMA: slots hold its boxes */
                 const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5;
-                /* element of column lane / 4 and row 2 (lane % 4); 8 columns and 1 row further are other bits of the
-                   address */
-                const uint32_t to = base + GMM__CFG(slots_offset) + w / 2 * 8192 +
-                                    lane % 4 * 256 + lane / 4 % 4 * 4 +
+                /* address of the element of column lane / 4 and row 2 (lane % 4); the swizzle makes steps of 8 columns
+                   and of 1 row an XOR of this address */
+                const uint32_t to = base + GMM__CFG(slots_offset) + w / 2 * 8192 + lane % 4 * 256 + lane / 4 % 4 * 4 +
                                     (((w % 2 * 4 + lane / 16) ^ (lane % 4 * 2)) << 4);
 #pragma unroll
                 for (j = 0; j < GMM__CFG(wgmma_m); j++) {
@@ -406,8 +406,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
                     }
                 }
             } else { /* D of any dtype or alignment: slots hold fp32 accumulators */
-                uint32_t next_part = part; /* the next slot; the last one may still be read */
-                if (GMM__DEFERRED) { /* deferred stores that still read the slots */
+                uint32_t next_part = part; /* alternates between two slots, since the last one may still be read */
+                if (GMM__DEFERRED) { /* waits for deferred stores that still read the slots */
                     if (tid == 0) GMM__BULK_WAIT_GROUP_READ(0);
                     gmm_consumer_sync(wg);
                 }
@@ -416,7 +416,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
                 for (j = 0; j < GMM__CFG(wgmma_m); j++) {
                     const int c0 = col0 + 64 * j;
                     const int vectorized = aligned && t->cols - c0 >= 64;
-                    const int f4 = w * 4 + lane / 16; /* the thread's columns in units of 4 */
+                    const int column4 = w * 4 + lane / 16; /* the thread's columns in units of 4 */
                     const int rows_left = rows - tid / 16;
                     char *const st_at = slots + lane % 4 * 512 + lane / 4 % 4 * 4;
                     char *to = d + tid / 16 * pitch + (t->n0 + c0 + 4 * (tid % 16)) * size;
@@ -440,7 +440,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
 #pragma unroll
                                 for (e = 0; e < 8; e++)
                                     *(float *)(st_at + slot + x * 4096 + e / 4 * 2048 + e % 2 * 256 +
-                                               (((f4 + e / 2 % 2 * 2) ^ (lane % 4 * 2)) << 4)) =
+                                               (((column4 + e / 2 % 2 * 2) ^ (lane % 4 * 2)) << 4)) =
                                         acc[j][8 * (u + x) + e];
                             }
                         gmm_consumer_sync(wg);
@@ -464,10 +464,10 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
 #pragma unroll 1
                                 for (e = 0; e < 4 && e < t->cols - c0 - 4 * (tid % 16) && 16 * u + 8 * x < rows_left;
                                      e++) {
-                                    float v[4], was[4];
+                                    float v[4], stored[4];
                                     v[0] = ((const float *)(ld_at + x * 2048))[e];
-                                    gmm_read4(args.p.d.dtype, to + e * size, beta != 0.0f, 0, was);
-                                    if (beta != 0.0f) v[0] = __fmaf_rn(beta, was[0], v[0]);
+                                    gmm_read4(args.p.d.dtype, to + e * size, beta != 0.0f, 0, stored);
+                                    if (beta != 0.0f) v[0] = __fmaf_rn(beta, stored[0], v[0]);
                                     gmm_write4(args.p.d.dtype, to + e * size, 1, 0, v);
                                 }
                         }

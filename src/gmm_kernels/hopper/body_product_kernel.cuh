@@ -1,4 +1,4 @@
-/* The rest of body 9: barriers and the kernel, with the scheduler and producer warps. */
+/* Body 9, continued: initialization of the barriers, and the kernel with its scheduler and producer warps. */
 #if GMM__TILES > 0
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Initializes the mbarriers. One thread. */
@@ -33,8 +33,8 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __gri
     extern __shared__ __align__(1024) char gmm_shared[];
     gmm_sm90_tile *const ring = (gmm_sm90_tile *)(gmm_shared + GMM__CFG(ring_offset));
     gmm_sm90_tile *const warmup_tile = ring + GMM_SM90_TILE_RING; /* an empty tile that warms the producer up */
-    int32_t *const alt_tile = (int32_t *)(warmup_tile + 1);       /* the scheduler has chosen the second tile */
-    int32_t *const small_m = alt_tile + 1;                        /* small-M mode is on: see GMM__SMALL_M */
+    int32_t *const alt_tile = (int32_t *)(warmup_tile + 1);       /* whether the scheduler has chosen the second tile */
+    int32_t *const small_m = alt_tile + 1;                        /* whether small-M mode is on: see GMM__SMALL_M */
     const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
     const uint32_t stage_bars = base + GMM__CFG(barriers_offset);
     const uint32_t tile_full = gmm_sm90_full(stage_bars, GMM__CFG(stages));
@@ -63,9 +63,9 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __gri
     if (warp >= 8) {
         GMM__SETMAXNREG_DEC(GMM__CFG(ctas_per_sm) == 1 ? 40 : 48);
         if (warp == GMM__SCHEDULER_WARP) {
-            /* The scheduler warp writes batches of tiles to the ring, one tile per lane. It plans the first tile by the
-               split as it is before griddepcontrol.wait, writing shared memory alone, and again if the split has
-               changed. */
+            /* The scheduler warp writes batches of tiles to the ring, one tile per lane. Its first pass is speculative:
+               it plans the first tile from the split as read before griddepcontrol.wait, and writes shared memory
+               alone. The second pass reads the split again and plans anew if it has changed. */
             const gmm_sm90_tile_shape shape = { GMM__CFG(tile_n), GMM__CFG(m16) };
             const gmm_sm90_tile_shape alt_shape = { GMM__ALT_CFG(tile_n), GMM__ALT_CFG(m16) };
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 2 * (args.p.groups + 1)
@@ -91,17 +91,19 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __gri
                         const gmm_sm90_split_stats stats = gmm_sm90_read_split(&args.groups, ends);
                         if (lane == 0)
                             *small_m = stats.max_rows <= GMM_SM90_SMALL_M / 2 ||
-                                              (stats.max_rows <= GMM_SM90_SMALL_M &&
-                                               4 * ends[args.p.groups] >= 3 * stats.max_rows * stats.nonempty);
-                        s.max_blocks = GMM__K_GROUPED ? GMM__CFG(m16)
-                                               : gmm_sm90_choose_tile(&s, stats, GMM__TILE_CHOICE,
-                                                              GMM__CFG(consumers) == 2 && !GMM__CFG(tile_b), shape,
-                                                              alt_shape, alt_tile);
+                                       (stats.max_rows <= GMM_SM90_SMALL_M &&
+                                        4 * ends[args.p.groups] >= 3 * stats.max_rows * stats.nonempty);
+                        s.max_blocks = GMM__K_GROUPED
+                                           ? GMM__CFG(m16)
+                                           : gmm_sm90_choose_tile(&s, stats, GMM__TILE_CHOICE,
+                                                                  GMM__CFG(consumers) == 2 && !GMM__CFG(tile_b), shape,
+                                                                  alt_shape, alt_tile);
                         __syncwarp();
                         /* divisions by constants: a division by a variable would delay the first tile */
-                        s.tiles_n = GMM__CFG_OF(*alt_tile, tile_n) == 256 ? (args.p.n + 255) / 256
-                                    : GMM__CFG_OF(*alt_tile, tile_n) == 128
-                                        ? (args.p.n + 127) / 128 : (args.p.n + GMM__CFG(tile_n) - 1) / GMM__CFG(tile_n);
+                        s.tiles_n = GMM__CFG_OF(*alt_tile, tile_n) == 256   ? (args.p.n + 255) / 256
+                                    : GMM__CFG_OF(*alt_tile, tile_n) == 128 ? (args.p.n + 127) / 128
+                                                                            : (args.p.n + GMM__CFG(tile_n) - 1) /
+                                                                                  GMM__CFG(tile_n);
                         if (!GMM__K_GROUPED)
                             s.tiles_n = gmm_sm90_tiles_n(&args.p, s.tiles_n, 64, 16 * s.max_blocks,
                                                          (int32_t)gmm_cluster_nctarank(), stats);
@@ -131,7 +133,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __gri
                     }
                     __syncwarp();
                 }
-                if (speculative) speculative = batch = 0;
+                if (speculative) speculative = batch = 0; /* publishes nothing; the next pass begins at tile 0 again */
                 else {
                     if (lane < batch)
                         gmm_mbarrier_arrive(tile_full + 8 * ((tile_index + (uint32_t)lane) % GMM_SM90_TILE_RING));
@@ -141,8 +143,8 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __gri
             if (blockIdx.x == 0) gmm_sm90_report_faults(&args.groups, &args.p, ends);
         }
         if (warp == 8) {
-            /* The producer warp: each lane loads one TMA box of every stage. Cooperative tiles begin with a warm-up
-               tile, which only brings code and parameters into the caches. */
+            /* The producer warp: each lane loads one TMA box of every stage. Kernels of cooperative tiles begin with a
+               warm-up tile without columns: it loads nothing, but brings code and parameters into the caches. */
             const uint32_t b_block_bytes = GMM__CFG(b_stage_bytes) / (GMM__CFG(tile_n) / 64);
             uint32_t iter = 0, tile_index;
             int warmup = GMM__CFG(consumers) == 2;
@@ -164,8 +166,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __gri
                 bytes = GMM__TA ? (uint32_t)(t->row_blocks + 3) / 4 * 8192 : (uint32_t)t->row_blocks * 2048;
                 bytes += (uint32_t)gmm_sm90_b_boxes(t) * b_block_bytes;
                 if (t->cols <= 0) bytes = 0;
-                stages_at_once = GMM__SMALL_M(GMM__CFG_OF(!warmup && *alt_tile, tile_n)) && !warmup && *small_m
-                                 ? 2 : 1;
+                stages_at_once = GMM__SMALL_M(GMM__CFG_OF(!warmup && *alt_tile, tile_n)) && !warmup && *small_m ? 2 : 1;
                 /* neighbouring lanes load the same lines of two stages */
                 second = (uint32_t)lane & (stages_at_once - 1);
                 layout.tile_n = GMM__CFG_OF(!warmup && *alt_tile, tile_n);

@@ -14,21 +14,22 @@
    stage. Scales of whole tensors and of lines are applied once, in the epilogue.
 
    Epilogue. A consumer writes its accumulators to its store slot, from which the store warp moves them to D by TMA
-   while the next tile is multiplied. What fp32 D adds to is loaded into the slot before. Where a tile takes several
-   parts per slot, later parts would wait for that load: for long sums TMA adds them to D itself (reduce, 1.3 TB/s),
-   which nobody waits for. Consumers store D themselves where its rows are not 16-byte aligned or 16-bit D is added to.
-   */
+   while the next tile is multiplied. Where beta is not 0, TMA loads old fp32 D into the slot before. Where a tile
+   passes its slot in several parts, each later part would wait for its load. For long sums with beta 1, TMA therefore
+   adds later parts to D itself (reduction, 1.3 TB/s), which no warp waits for. Consumers store D themselves where its
+   rows are not 16-byte aligned, and where beta is not 0 and D has 16 bits. */
 typedef struct gmm_fp8_args {
     CUtensorMap a, b, d;      /* boxes: A 64 rows, B 64 rows, D 64 rows of 128 bytes */
     gmm_gemm_args p;          /* its offsets and tiles are not read; a and b are the copies' codes */
     gmm_groups groups;        /* splits in device memory */
     gmm_mat a_scale, b_scale; /* scaling, scale, scale_table in device memory */
     int32_t *tables;          /* group tables in the workspace where shared memory has too few entries, else NULL */
-    int32_t wgrad;
+    int32_t wgrad;            /* the operation is wgrad: both operands are COLUMNWISE copies of tokens */
     int32_t b_columnwise;     /* b is a COLUMNWISE copy: dgrad's weight */
 } gmm_fp8_args;
 
-enum { GMM_FP8_BLOCK_ROWS = 64, GMM_FP8_TILE_BYTES = 64 }; /* rows of a tile per consumer */
+/* Rows of a tile per consumer; sizeof(gmm_fp8_tile). */
+enum { GMM_FP8_BLOCK_ROWS = 64, GMM_FP8_TILE_BYTES = 64 };
 
 /* Tiles, rows x columns of D: X(tag, consumers, columns, stages, boxes of 64 rows x 128 bytes in a store slot, groups
    whose tables fit into shared memory, registers of consumers, registers of the other warps, whether fwd and dgrad
@@ -41,7 +42,7 @@ enum { GMM_FP8_BLOCK_ROWS = 64, GMM_FP8_TILE_BYTES = 64 }; /* rows of a tile per
     X(128x192_small_m, 2, 192, 4, 3, 256, 224, 56, 1) \
     X(128x192_full_slot, 2, 192, 3, 6, 256, 232, 40, 0)
 
-/* Scaling of partial sums: X(tag, value, bytes of scales per stage: per consumer, per tile, per column). */
+/* Scaling of partial sums: X(tag, value, bytes of scales in a stage per consumer, per tile, per column of the tile). */
 enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
 #define GMM_FP8_SCALING_LIST(X) \
     X(fast, GMM_FP8_FAST, 0, 0, 0) \
@@ -112,37 +113,38 @@ enum { GMM_FP8_KERNEL_LIST(GMM__X) gmm_fp8_smem_end };
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 
+/* Bytes of a CTA's group tables (ends, work_ends, padded starts) in the workspace. */
 static GMM__UNUSED size_t gmm_fp8_table_bytes(int64_t groups) { return 12 * ((size_t)groups + 1); }
 
-/* A float to shared memory, or +0 where `present` is 0. */
+/* Copies a float to shared memory asynchronously (cp.async), or +0 where `present` is 0. */
 GMM__DEVICE void gmm_cp_async_f32(uint32_t smem, const float *from, int present) {
     gmm_cp_async_4_zfill(smem, __cvta_generic_to_global(from), present ? 4 : 0);
 }
 
-/* A wgmma descriptor of a K-major operand in lines of 128 bytes from its address word, bits 0 to 31, which
-   hold all that differs. */
+/* The wgmma descriptor of a K-major operand in lines of 128 bytes, from its low word `address`. Its high word is the
+   same for all such operands. */
 GMM__DEVICE uint64_t gmm_wgmma_desc_k_major(uint32_t address) {
     return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | address;
 }
-/* How a tile is stored: as 16-bit elements; by TMA; added to what TMA has loaded into the slot; later parts added to D
-   by TMA. */
+/* How a tile is stored: 16BIT as 16-bit elements, else fp32; TMA by the store warp, else by the consumers; LOAD added
+   to old D, which TMA loads into the slot; REDUCE (besides LOAD) later parts are added to D by TMA instead. */
 enum { GMM_FP8_D_16BIT = 1, GMM_FP8_D_TMA = 2, GMM_FP8_D_LOAD = 4, GMM_FP8_D_REDUCE = 8 };
-/* Where the outer scale is two factors, d_flags holds from this bit on the biased exponent of the second, a power of
-   two; else 0. */
+/* The bits of d_flags from this one on: where the outer scale is two factors, the biased exponent of the second, which
+   is a power of two; else 0. */
 enum { GMM_FP8_SECOND_SCALE_SHIFT = 8 };
-enum { GMM_FP8_REDUCE_K = 768 }; /* contractions from this length on hide TMA's additions to D */
+enum { GMM_FP8_REDUCE_K = 768 }; /* least contraction whose products hide TMA's additions to D */
 
 /* A work tile of the FP8 products. */
 typedef struct gmm_fp8_tile {
     gmm_sm90_tile t;
-    int32_t padded_row;   /* where its group starts in padded copies */
-    float outer_scale;    /* what all of its sums are multiplied by */
-    int32_t d_flags;      /* how it is stored: GMM_FP8_D_*, and the second factor of outer_scale */
+    int32_t padded_row;    /* where its group starts in padded copies */
+    float outer_scale;     /* what all of its sums are multiplied by */
+    int32_t d_flags;       /* how it is stored: GMM_FP8_D_*, and the second factor of outer_scale */
     int32_t d_y, d_z, d_w; /* the last three TMA coordinates of its first row in D */
 } gmm_fp8_tile;
 
-/* Waits for tile number `tile_index` of the ring. predicted: for the predicted first tile, which has the ring's last
-   entry until the scheduler knows the true one. */
+/* Waits for tile number `tile_index` of the ring. predicted: the predicted first tile instead, which lies in the ring's
+   last entry and whose barrier is `prediction`. */
 GMM__DEVICE const gmm_fp8_tile *gmm_fp8_wait_tile(const gmm_fp8_tile *ring, uint32_t tile_full, uint32_t prediction,
                                                   uint32_t tile_index, int predicted) {
     const gmm_fp8_tile *const f = &ring[predicted ? GMM_SM90_TILE_RING - 1 : tile_index % GMM_SM90_TILE_RING];
@@ -165,13 +167,12 @@ GMM__DEVICE void gmm_fp8_padded_starts(int32_t groups, const int32_t *ends, int3
     gmm_sm90_prefix_sums(groups, total, starts);
 }
 
-/* First scale of a tile's group, and the steps from block to block (and from 128 columns to the next). Lines of A are
-   D's rows, lines of B are D's columns. */
+/* Address of the first scale of a tile's group. *step: floats from a block along the contraction to the next; *block:
+   floats from 128 columns of D to the next 128. Lines of A are D's rows, lines of B are D's columns. */
 GMM__DEVICE const float *gmm_fp8_scales_a(const gmm_fp8_args *args, const gmm_fp8_tile *t, int64_t *step) {
     const gmm_direction direction = args->wgrad ? GMM_COLUMNWISE : GMM_ROWWISE;
     const gmm__qview v = gmm__qview_of(&args->a_scale, direction, 1, t->t.g, t->t.row, t->padded_row,
-                                       t->t.end - t->t.row,
-                                       args->wgrad ? args->p.m : args->p.k);
+                                       t->t.end - t->t.row, args->wgrad ? args->p.m : args->p.k);
     *step = gmm__qview_scale(&v, 0, 1);
     return (const float *)(const void *)v.scale;
 }
@@ -187,7 +188,7 @@ GMM__DEVICE const float *gmm_fp8_scales_b(const gmm_fp8_args *args, const gmm_fp
     return (const float *)(const void *)v.scale;
 }
 
-/* Decides how a tile is stored. */
+/* Sets how a tile is stored: d_flags and the coordinates in D. The tile's outer scale becomes 1. */
 GMM__DEVICE void gmm_fp8_plan_store(const gmm_fp8_args *args, gmm_fp8_tile *f) {
     const uint64_t d = (uint64_t)(uintptr_t)gmm_kmat_data(&args->p.d, f->t.g), to = d - GMM_SM90_MAP_BASE;
     const int size = gmm_kmat_size(&args->p.d);
@@ -220,8 +221,8 @@ GMM__DEVICE int gmm_fp8_has_outer_scale(const gmm_fp8_args *args) {
 
 /* Sets the outer scale of a tile in the ring: the factor of all sums of its group, that is alpha times per-tensor
    scales. An empty sum stays +0 whatever the sign of alpha. Where a partial product leaves the range of normal numbers,
-   the scale becomes two factors, the second a power of two; the scheduler warp finds them, so that consumers spend
-   nothing. It works on the ring itself, as the scheduler warp has no registers left for it beside the tile. */
+   the scale becomes two factors, the second a power of two; the scheduler warp computes them, so that consumers spend
+   no time on it. `f` is the tile in the ring, since the scheduler warp has no registers left for the scale. */
 GMM__DEVICE void gmm_fp8_plan_outer_scale(const gmm_fp8_args *args, gmm_fp8_tile *f) {
     const int32_t g = f->t.g;
     float alpha = 1.0f, alpha_a, scale;
@@ -238,11 +239,12 @@ GMM__DEVICE void gmm_fp8_plan_outer_scale(const gmm_fp8_args *args, gmm_fp8_tile
     f->outer_scale = scale;
 }
 
-/* Predicted first tile. The scheduler chooses the CTA's first tile by the split as it is before griddepcontrol.wait;
-   the producer loads it right after the wait, and it is multiplied. Meanwhile the scheduler reads the split again. If
-   the prediction was wrong, the result is discarded and the CTA takes its true first tile after all others. CTAs of a
-   cluster pass stages to one another and must take the same number of them: an empty tile takes as many stages as a
-   real one, and where one CTA repeats its first tile, the other takes one more empty tile. */
+/* Predicted first tile. The scheduler chooses the CTA's first tile by the split that it reads before
+   griddepcontrol.wait; the producer loads the tile's operands right after the wait, and consumers multiply them.
+   Meanwhile the scheduler reads the split again. If the prediction was wrong, the result is discarded and the CTA takes
+   its true first tile after all others. CTAs of a cluster pass stages to one another and must take the same number of
+   them: an empty tile takes as many stages as a real one, and where one CTA repeats its first tile, the other takes one
+   more empty tile. */
 
 /* A tile without rows or columns that takes the stages of a real one. */
 GMM__DEVICE void gmm_fp8_empty_tile(const gmm_fp8_args *args, gmm_fp8_tile *f) {
@@ -252,8 +254,9 @@ GMM__DEVICE void gmm_fp8_empty_tile(const gmm_fp8_args *args, gmm_fp8_tile *f) {
 }
 
 /* gmm_sm90_read_split, gmm_sm90_tiles_n, gmm_sm90_count_work and gmm_fp8_padded_starts for fwd and dgrad in one pass: a
-   lane loads the entries of its up to `lane_groups` groups at once, so that the latency is paid once. `known`: returns
-   0 if s->ends still describe the split; else returns the tiles along the columns. Whole warp. */
+   lane issues the loads of the entries of its groups, `lane_groups` at most, together, so that their latency is paid
+   once. Returns the tiles along the columns of D, or 0 where `known` is set and s->ends still describe the split. Whole
+   warp. */
 enum { GMM_FP8_LANE_GROUPS = 4 };
 GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const gmm_sm90_scheduler *s,
                                        const int lane_groups, int known, int32_t tile_n) {
@@ -308,9 +311,9 @@ GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const gmm_sm90_
         const int32_t lane_work = work, lane_padded = padded;
 #pragma unroll
         for (i = 1; i < 32; i *= 2) {
-            const int32_t a = __shfl_up_sync(0xFFFFFFFFu, work, (unsigned)i);
-            const int32_t b = __shfl_up_sync(0xFFFFFFFFu, padded, (unsigned)i);
-            if (lane >= i) work += a, padded += b;
+            const int32_t work_before = __shfl_up_sync(0xFFFFFFFFu, work, (unsigned)i);
+            const int32_t padded_before = __shfl_up_sync(0xFFFFFFFFu, padded, (unsigned)i);
+            if (lane >= i) work += work_before, padded += padded_before;
         }
         work -= lane_work;
         padded -= lane_padded;
@@ -324,8 +327,8 @@ GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const gmm_sm90_
     return tiles_n;
 }
 
-/* The predicted first tile of this CTA. CTAs of a cluster may have read different splits, so that it multicasts
-   nothing. Whole warp. */
+/* The predicted first tile of this CTA. Its operands are not multicast, since the CTAs of a cluster may have read
+   different splits. Whole warp. */
 GMM__DEVICE void gmm_fp8_predict_first_tile(const gmm_fp8_args *args, const gmm_sm90_scheduler *s,
                                             const gmm_sm90_cta cta, gmm_fp8_tile *f) {
     const int32_t *const ends = s->ends, *const work_ends = s->work_ends;

@@ -1,26 +1,25 @@
 /* The store warp: one lane per box of each consumer's store slot. A tile is stored in parts of as many columns as a
-   slot holds. For each part it loads what is added to, hands the slot over (slot_bars[0], empty), waits until the
-   consumer has written it (slot_bars[1]) and stores it. Tiles that have no rows for a consumer pass through the
-   barriers once. */
+   slot holds. For each part the lane loads old D where the tile says so, passes the slot to its consumer (store_empty),
+   waits until the consumer has written it (store_full) and stores it. slot_bars: store_empty of the first slot. Tiles
+   that have no rows for a consumer pass through the barriers once. */
 GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, const gmm_fp8_tile *ring,
-                                     uint32_t tile_full,
-                              uint32_t slot_bars, uint32_t slots) {
+                                     uint32_t tile_full, uint32_t slot_bars, uint32_t slots) {
     const int lane = (int)threadIdx.x & 31, consumer = lane / boxes, box = lane % boxes;
     const uint32_t slot = slots + 8192 * (uint32_t)lane;
     uint32_t tile_index, part = 0;
     slot_bars += 16 * (uint32_t)consumer;
     for (tile_index = 0;; tile_index++) {
-        /* stays in the ring until the consumers are two tiles ahead */
+        /* the entry is not overwritten before the consumers are two tiles further */
         const gmm_fp8_tile *const f = &ring[tile_index % GMM_SM90_TILE_RING];
-        int box_cols, cols, c = 0;
+        int box_cols, cols, part_col = 0;
         gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING), tile_index / GMM_SM90_TILE_RING & 1);
         if (f->t.row_blocks == 0) break;
         box_cols = f->d_flags & GMM_FP8_D_16BIT ? 64 : 32;
         cols = f->t.row_blocks > consumer ? f->t.cols : 0;
         do {
-            const int x = c + box_cols * box, next = x + box_cols * boxes, by_tma = (f->d_flags & GMM_FP8_D_TMA) &&
-                x < cols;
-            const int reduce = (f->d_flags & GMM_FP8_D_REDUCE) && c > 0;
+            const int x = part_col + box_cols * box, next = x + box_cols * boxes,
+                      by_tma = (f->d_flags & GMM_FP8_D_TMA) && x < cols;
+            const int reduce = (f->d_flags & GMM_FP8_D_REDUCE) && part_col > 0;
             const int32_t y = f->d_y + 64 * consumer;
             GMM__BULK_WAIT_GROUP_READ(0);
             if (by_tma && (f->d_flags & GMM_FP8_D_LOAD) && !reduce) {
@@ -34,13 +33,13 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
                 gmm_tma_store(&args->d, slot, reduce, f->t.n0 + x, y, f->d_z, f->d_w);
                 gmm_bulk_commit_group();
             }
-        } while ((c += box_cols * boxes) < cols);
+        } while ((part_col += box_cols * boxes) < cols);
     }
     GMM__BULK_WAIT_GROUP(0);
 }
 
 #define GMM__BODY 11
-/* kernel, tag of the dtype of A, scaling of partial sums, whether none are scaled, tile */
+/* kernel, tag of the dtype of A, scaling of partial sums, whether it is `fast` (no scaling), tile */
 #define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_sm90, e4m3, 1d2d, 0, 192x128)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_small_m_sm90, e4m3, 1d2d, 0, 192x128_small_m)
@@ -79,9 +78,9 @@ static const gmm_fp8_kernel gmm_fp8_kernels[] = {
 };
 enum { GMM_FP8_KERNELS = (int)(sizeof gmm_fp8_kernels / sizeof gmm_fp8_kernels[0]) };
 
-/* Rows of a token matrix as a ragged map; and a COLUMNWISE copy of tokens, whose lines are `along` padded rows long. */
+/* Maps of a token matrix (ragged), and of a COLUMNWISE copy of tokens, whose lines are `along` padded rows long. */
 static GMM__UNUSED int gmm_fp8_map_tokens(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, const gmm_kmat *m,
-                                        int64_t features, int32_t box_lines) {
+                                          int64_t features, int32_t box_lines) {
     const cuuint64_t pitch = (cuuint64_t)(m->ld * gmm_dtype_bits(m->dtype) / 8);
     cuuint64_t dims[4] = { 0, GMM_SM90_RAGGED_ROWS, 0x7FFF0000, 0x7FFF0000 }, strides[3];
     dims[0] = (cuuint64_t)features;
@@ -90,7 +89,7 @@ static GMM__UNUSED int gmm_fp8_map_tokens(PFN_cuTensorMapEncodeTiled_v12000 enco
     return gmm_fp8_map(encode, map, m->dtype, m->data, dims, strides, box_lines);
 }
 static GMM__UNUSED int gmm_fp8_map_columnwise(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
-                                           const gmm_kmat *m, int64_t along, int64_t lines, int32_t box_lines) {
+                                              const gmm_kmat *m, int64_t along, int64_t lines, int32_t box_lines) {
     cuuint64_t dims[4] = { 0, 0, 1, 1 }, strides[3] = { 0, 16, 16 };
     dims[0] = (cuuint64_t)along;
     dims[1] = (cuuint64_t)lines;
@@ -111,7 +110,7 @@ static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 
     cudaLaunchConfig_t config = GMM_ZERO;
     cudaLaunchAttribute attributes[2];
     void *params[1];
-    cudaError_t e;
+    cudaError_t error;
     int mapped, device = 0, sms = 0;
     if (args->wgrad)
         mapped = gmm_fp8_map_columnwise(encode, &args->a, &p->a, padded, p->m, GMM_FP8_BLOCK_ROWS) &&
@@ -138,12 +137,12 @@ static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 
     config.stream = stream;
     config.attrs = attributes;
     /* with an SM limit, no CTA of the next launch may occupy the remaining multiprocessors early */
-    e = cudaGetDevice(&device);
-    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+    error = cudaGetDevice(&device);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
     config.numAttrs = blocks < sms / cluster * cluster ? 1 : 2;
     params[0] = args;
-    if (e == cudaSuccess)
-        e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->smem_bytes);
-    return e == cudaSuccess ? cudaLaunchKernelExC(&config, row->function, params) : e;
+    if (error == cudaSuccess)
+        error = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->smem_bytes);
+    return error == cudaSuccess ? cudaLaunchKernelExC(&config, row->function, params) : error;
 }
 

@@ -1,3 +1,4 @@
+/* Instances of body 9, the 16-bit Hopper product: a row of columns each. */
 #define GMM__BODY 9
 #define GMM__ARGS gmm_sm90_args
 /* kernel, operation, tag and dtype of the operands, tile, tiles of the kernel (0: functions of a tile without a kernel,

@@ -1,3 +1,5 @@
+/* Host side of the 16-bit Hopper products: the table of instances, tensor maps, the launcher. */
+
 typedef struct gmm_sm90_kernel {
     gmm_gemm_op op;
     gmm_dtype dtype;
@@ -25,7 +27,8 @@ static GMM__UNUSED int gmm_sm90_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CU
     const CUtensorMapDataType type = dtype == GMM_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                        : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
     const CUtensorMapL2promotion promotion = base == (void *)(uintptr_t)GMM_SM90_MAP_BASE
-                                       ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
+                                                 ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B
+                                                 : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
     const cuuint32_t one[4] = { 1, 1, 1, 1 };
     cuuint32_t box[4] = { 64, 0, 1, 1 };
     box[1] = (cuuint32_t)box_lines;
@@ -52,10 +55,10 @@ static GMM__UNUSED int gmm_sm90_map_weights(PFN_cuTensorMapEncodeTiled_v12000 en
     return gmm_sm90_map(encode, map, m->dtype, (void *)(uintptr_t)GMM_SM90_MAP_BASE, dims, strides, box_lines);
 }
 
-/* The same for packed weights: boxes are 64 codes wide, FP8 swizzled by 64 bytes. */
+/* A matrix of packed weights at any address: boxes of 64 codes by `box_lines` lines; FP8 swizzled by 64 bytes. */
 static GMM__UNUSED int gmm_sm90_map_packed_weights(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
-                                                   const gmm_mat *m,
-                                          int64_t features, int64_t lines, int32_t box_lines) {
+                                                   const gmm_mat *m, int64_t features, int64_t lines,
+                                                   int32_t box_lines) {
     const cuuint32_t one[4] = { 1, 1, 1, 1 }, fp4 = m->dtype == GMM_E2M1;
     const cuuint64_t strides[3] = { (cuuint64_t)(fp4 ? m->ld / 2 : m->ld), 16, 1 << 18 };
     cuuint64_t dims[4] = { 0, 0, 1 << 14, 0x7FFFFFFF };
@@ -77,7 +80,8 @@ static GMM__UNUSED int gmm_fp8_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CUt
                                    : gmm_dtype_bits(dtype) == 16 ? CU_TENSOR_MAP_DATA_TYPE_UINT16
                                                                  : CU_TENSOR_MAP_DATA_TYPE_UINT8;
     const CUtensorMapL2promotion promotion = base == (void *)(uintptr_t)GMM_SM90_MAP_BASE && gmm_dtype_bits(dtype) == 8
-                                       ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
+                                                 ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B
+                                                 : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
     const cuuint32_t one[4] = { 1, 1, 1, 1 };
     cuuint32_t box[4] = { 0, 0, 1, 1 };
     box[0] = (cuuint32_t)(1024 / gmm_dtype_bits(dtype));
@@ -85,7 +89,7 @@ static GMM__UNUSED int gmm_fp8_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CUt
     return encode(map, type, 4, base, dims, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
                   CU_TENSOR_MAP_SWIZZLE_128B, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
-/* One matrix per group at any address: the last two coordinates are its address. */
+/* One matrix per group, of any element type and at any address: the last two coordinates are its address. */
 static GMM__UNUSED int gmm_fp8_map_matrix(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
                                           const gmm_kmat *m, int64_t along, int64_t lines, int32_t box_lines) {
     cuuint64_t dims[4] = { 0, 0, 1 << 14, 0x7FFFFFFF }, strides[3] = { 0, 16, 1 << 18 };
@@ -95,7 +99,8 @@ static GMM__UNUSED int gmm_fp8_map_matrix(PFN_cuTensorMapEncodeTiled_v12000 enco
     return gmm_fp8_map(encode, map, m->dtype, (void *)(uintptr_t)GMM_SM90_MAP_BASE, dims, strides, box_lines);
 }
 
-/* Whether this build has sm_90a code for the current device. */
+/* Whether this build has sm_90a code for the current device: kernels without it have the launch bounds of an empty
+   kernel. */
 static GMM__UNUSED int gmm_sm90_present(void) {
     struct cudaFuncAttributes a;
     const int present = cudaFuncGetAttributes(&a, gmm_sm90_kernels[0].function) == cudaSuccess &&
@@ -114,7 +119,7 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
     cudaLaunchConfig_t config = GMM_ZERO;
     cudaLaunchAttribute attributes[2];
     void *params[1];
-    cudaError_t e;
+    cudaError_t error;
     int mapped, device = 0, sms = 0;
     if (row->op == gmm_gemm_wgrad)
         mapped = gmm_sm90_map_tokens(encode, &args->a, &p->a, p->m, 64) &&
@@ -146,12 +151,12 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
     config.stream = stream;
     config.attrs = attributes;
     /* with an SM limit, no CTA of the next launch may occupy the remaining multiprocessors early */
-    e = cudaGetDevice(&device);
-    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+    error = cudaGetDevice(&device);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
     config.numAttrs = blocks < sms / cluster * cluster ? 1 : 2;
     params[0] = args;
-    if (e == cudaSuccess)
-        e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->smem_bytes);
-    return e == cudaSuccess ? cudaLaunchKernelExC(&config, row->function, params) : e;
+    if (error == cudaSuccess)
+        error = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->smem_bytes);
+    return error == cudaSuccess ? cudaLaunchKernelExC(&config, row->function, params) : error;
 }
 

@@ -1,19 +1,22 @@
+/* TMA of the 16-bit products: the boxes of operands that the producer warp loads, and the boxes of D that the store
+   warps of wgrad load and store. */
+
 /* The TMA box that a lane of the producer warp loads in every stage of a tile. */
 typedef struct gmm_sm90_box {
     const CUtensorMap *map;
-    int32_t x, y, end, wrap; /* coordinates in stage 0 */
+    int32_t x, y, end, wrap; /* coordinates in stage 0; of weights, end and wrap are the address */
     uint32_t offset;         /* bytes from the start of a stage */
     int active, multicast, is_b;
 } gmm_sm90_box;
 
-/* Boxes of 64 columns of B that a tile reads. */
+/* The number of boxes of 64 columns of B that a tile reads. */
 GMM__DEVICE int32_t gmm_sm90_b_boxes(const gmm_sm90_tile *t) { return (t->cols + 63) / 64; }
 /* How the operands of a product lie in memory and in a stage, which holds B, then A. */
 typedef struct gmm_sm90_operand_layout {
-    int k_grouped;        /* wgrad: both operands are token matrices */
-    int ta, tb;           /* the rows of A, of B lie along the contraction (MN-major) */
-    int32_t tile_n;       /* columns of B in a stage */
-    uint32_t b_block_bytes; /* of 64 columns of B in a stage */
+    int k_grouped;          /* wgrad: both operands are token matrices */
+    int ta, tb;             /* the rows of A, of B lie along the contraction (MN-major) */
+    int32_t tile_n;         /* columns of B in a stage */
+    uint32_t b_block_bytes; /* bytes of 64 columns of B in a stage */
 } gmm_sm90_operand_layout;
 
 /* Assigns box `index` of a tile to this lane of CTA `cta_rank`: first the boxes of B, then those of A. Boxes of a
@@ -53,14 +56,13 @@ GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, const gmm_sm90_o
 
 /* A TMA box of D: up to 64 rows by 128 bytes. A store slot holds a part of D, two boxes side by side. */
 typedef struct gmm_sm90_d_box {
-    int evict_first;    /* the L2 evicts it before operands, which are read again */
+    int evict_first;    /* D is evicted from the L2 before operands, which are read again */
     int active;         /* TMA stores it */
     int32_t w, z, y, x; /* TMA coordinates: address of the group's D, first row, first column */
 } gmm_sm90_d_box;
 
-/* A consumer warp group acquires the slot of part number `part` of D when it is empty, and commits it when it is
-   written. slot_bars: barriers of the first slot. The slot of a part does not depend on the warp group that writes it.
-   */
+/* A consumer warp group waits until the slot of part number `part` of D is empty, and commits it when it has written
+   the part. slot_bars: barriers of the first slot. Part n lies in slot n % 4, whichever warp group writes it. */
 GMM__DEVICE void gmm_sm90_acquire_slot(uint32_t slot_bars, uint32_t part) {
     gmm_mbarrier_wait(gmm_sm90_store_empty(slot_bars, part), part / 4 & 1);
 }
@@ -81,7 +83,7 @@ GMM__DEVICE int gmm_sm90_d_by_tma(const gmm_gemm_args *p, int32_t g, float beta)
            (size == 4 || beta == 0.0f);
 }
 
-/* Stores a lane's box of part number `part` as soon as the slot is written. */
+/* Stores a lane's box of part number `part` as soon as consumers have written the slot. In wgrad args->a16 maps D. */
 GMM__DEVICE void gmm_sm90_store_part(const gmm_sm90_args *args, const gmm_sm90_d_box *box, uint32_t slot_bars,
                                      uint32_t slot, uint32_t part) {
     gmm_mbarrier_wait(gmm_sm90_store_full(slot_bars, part), part / 4 & 1);
@@ -91,11 +93,11 @@ GMM__DEVICE void gmm_sm90_store_part(const gmm_sm90_args *args, const gmm_sm90_d
     gmm_bulk_commit_group();
 }
 
-/* The store warps of wgrad: each serves every other part of D, two lanes with a box each. In the order of tiles, and
-   within a tile column block by column block from the first row to the last, it loads old D into the slot where beta is
-   not 0, passes the slot to the consumers (store_empty), waits for their result (store_full) and stores it. Tiles that
-   the consumers store themselves pass through the same barriers. slot_bars, slots: barriers and address of the first
-   slot; part: the first part of this warp. */
+/* The store warps of wgrad: each serves every other part of D, with two lanes that have a box each. In the order of
+   tiles, and within a tile column block by column block from the first row to the last, it loads old D into the slot
+   where beta is not 0, passes the slot to the consumers (store_empty), waits for their result (store_full) and stores
+   it. Tiles that the consumers store themselves pass through the same barriers. slot_bars, slots: barriers and address
+   of the first slot; part: the first part of this warp. */
 GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_tile *ring, uint32_t tile_full,
                                       uint32_t part, uint32_t slot_bars, uint32_t slots) {
     const int32_t lane = (int32_t)threadIdx.x & 31, size = gmm_kmat_size(&args->p.d), cols = 128 / size;

@@ -1,3 +1,7 @@
+/* The tile scheduler of the Hopper products: work tiles, the split reader, the choice of a tile for the split, and
+   rasterization. All but gmm_sm90_table_bytes runs in the scheduler warp of a CTA. */
+
+/* Bytes of a CTA's group tables (ends, work_ends) in the workspace. */
 static GMM__UNUSED size_t gmm_sm90_table_bytes(int64_t groups) { return 8 * ((size_t)groups + 1); }
 
 /* A work tile. */
@@ -5,14 +9,14 @@ typedef struct gmm_sm90_tile {
     int32_t g, k;        /* group; length of the contraction */
     int32_t row, end;    /* the group's rows in the token matrices: [row, end) */
     int32_t m0, n0;      /* first row (within the group) and first column of D */
-    int32_t rows, cols;  /* rows and columns that exist; cols <= 0: there is no tile, its stages are only passed on */
+    int32_t rows, cols;  /* rows and columns that exist; cols <= 0: no tile, its stages pass the pipeline unloaded */
     int32_t row_blocks;  /* blocks of rows that are multiplied: 16 rows each, FP8 64; 0 ends the ring */
     int32_t multicast;   /* operand shared with the other CTA's tile: 0 none, 1 B, 2 A */
 } gmm_sm90_tile;
 static_assert(sizeof(gmm_sm90_tile) == GMM_SM90_TILE_BYTES, "the tile ring is sized by GMM_SM90_TILE_BYTES");
 
-/* Four neighbouring elements of D as stored, and one of them as fp32. Loading and decoding are apart so that loads can
-   be issued early. */
+/* Four neighbouring elements of D as stored, and one of them as fp32. Loading and decoding are two functions, so that
+   all loads can be issued before the first value is decoded. */
 GMM__DEVICE uint4 gmm_sm90_d_load4(int size, const char *from) {
     uint4 v = make_uint4(0, 0, 0, 0);
     if (size == 4) v = *(const uint4 *)from;
@@ -24,7 +28,7 @@ GMM__DEVICE float gmm_sm90_d_value(gmm_dtype dtype, const uint4 *v, int i) {
     return dtype == GMM_F32 ? __uint_as_float(whole) : gmm_widen(dtype, (uint16_t)(half >> 16 * (i & 1)));
 }
 
-/* Tiles of at most `max_blocks` blocks of `block_rows` rows that cover `rows` rows. */
+/* The number of tiles of at most `max_blocks` blocks of `block_rows` rows that cover `rows` rows. */
 GMM__DEVICE int32_t gmm_sm90_tile_count(int32_t rows, int32_t block_rows, int32_t max_blocks) {
     return ((rows + block_rows - 1) / block_rows + max_blocks - 1) / max_blocks;
 }
@@ -38,10 +42,10 @@ GMM__DEVICE int gmm_sm90_wgmma_n8(int32_t rows) {
 /* Stages of a tile. An empty contraction takes one stage of zeros, which the ragged maps deliver. */
 GMM__DEVICE uint32_t gmm_sm90_k_tiles(int32_t k) { return k > 0 ? (uint32_t)(k + 63) / 64 : 1; }
 
-/* Work of a group, in clusters: a cluster of two CTAs takes two tiles at once. Two wide tiles (256 columns) have the
-   same columns, and B is multicast; with `raster_n` (128 columns) they have the same rows, and A, the larger operand,
-   is multicast. Where the number of tiles along that axis is odd, clusters take the last ones two by two along the
-   other axis. */
+/* Work of a group, counted in clusters: a cluster of two CTAs computes two tiles at once. Two wide tiles (256 columns)
+   have the same columns, and B is multicast; with `raster_n` (128 columns) they have the same rows, and A, the larger
+   operand, is multicast. Where the number of tiles along that axis is odd, the last tiles are paired along the other
+   axis. */
 GMM__DEVICE int32_t gmm_sm90_group_work(int32_t tiles_m, int32_t tiles_n, int32_t cluster_size, int raster_n) {
     const int32_t along = raster_n ? tiles_n : tiles_m, other = raster_n ? tiles_m : tiles_n;
     return cluster_size == 1 ? tiles_m * tiles_n : along / 2 * other + along % 2 * ((other + 1) / 2);
@@ -53,7 +57,7 @@ GMM__DEVICE int32_t gmm_sm90_lane_groups(int32_t groups, int32_t *first) {
     *first = ((int32_t)threadIdx.x & 31) * per_lane;
     return *first + per_lane < groups ? *first + per_lane : groups;
 }
-/* Turns the prefix sums of each lane's range, whose last one is `total`, into prefix sums [G + 1] over all groups.
+/* Turns the prefix sums within each lane's range, whose last one is `total`, into prefix sums [G + 1] over all groups.
    Whole warp. */
 GMM__DEVICE void gmm_sm90_prefix_sums(int32_t groups, int32_t total, int32_t *sums) {
     const int32_t lane = (int32_t)threadIdx.x & 31;
@@ -72,7 +76,7 @@ GMM__DEVICE void gmm_sm90_prefix_sums(int32_t groups, int32_t total, int32_t *su
 }
 
 /* Brings the kernel parameters to the constant cache: warp w reads one word of line w, of 64 bytes. Without it the
-   scheduler would miss once per line in sequence. */
+   scheduler would wait for one cache miss per line, one after another. */
 GMM__DEVICE void gmm_sm90_prefetch_params(const uint32_t *words, int bytes, int warp) {
     if (64 * warp < bytes) gmm_touch(words[16 * warp]);
 }
@@ -123,7 +127,8 @@ GMM__DEVICE gmm_sm90_split_stats gmm_sm90_read_split(const gmm_groups *s, int32_
     __syncwarp();
     return stats;
 }
-/* Whether `ends` still describe the split. A faulty split may count as changed. Whole warp. */
+/* Whether `ends` still describe the split. A faulty split, whose ends were clamped, may count as changed. Whole
+   warp. */
 GMM__DEVICE int gmm_sm90_split_unchanged(const gmm_groups *s, const int32_t *ends) {
     const int by_offsets = s->form == GMM_SPLIT_OFFSETS;
     int32_t g;
@@ -163,8 +168,8 @@ typedef struct gmm_sm90_scheduler {
     int32_t block_rows, row_align, col_align;
 } gmm_sm90_scheduler;
 
-/* A CTA's cluster. Functions of the scheduler warp take it by value from gmm_sm90_this_cta, which reads special
-   registers, so that no other register holds it. */
+/* Size of a CTA's cluster, and the CTA's number in it. Callers pass gmm_sm90_this_cta(), which reads special registers,
+   so that no general register holds the two between calls. */
 typedef struct gmm_sm90_cta {
     int32_t cluster_size, cta_rank;
 } gmm_sm90_cta;
@@ -176,8 +181,8 @@ GMM__DEVICE gmm_sm90_cta gmm_sm90_this_cta(void) {
 }
 
 /* Tiles along the columns of D for tiles of at most `tile_rows` rows: `min_tiles`, or, where no group has more rows
-   than one tile, as many as fill the last round of the grid. Their widths are nearly equal multiples of `col_align`
-   columns. */
+   than one tile, as many more as fill the last round of the grid. Their widths are nearly equal multiples of
+   `col_align` columns. */
 GMM__DEVICE int32_t gmm_sm90_tiles_n(const gmm_gemm_args *p, int32_t min_tiles, int32_t col_align, int32_t tile_rows,
                                      int32_t cluster_size, gmm_sm90_split_stats stats) {
     const int32_t max_tiles = (p->n + col_align - 1) / col_align, grid = (int32_t)gridDim.x;
@@ -186,13 +191,14 @@ GMM__DEVICE int32_t gmm_sm90_tiles_n(const gmm_gemm_args *p, int32_t min_tiles, 
     filling = (stats.nonempty * min_tiles + grid - 1) / grid * grid / stats.nonempty & -cluster_size;
     return filling < min_tiles ? min_tiles : filling < max_tiles ? filling : max_tiles;
 }
-/* First of the units of tile i where `tiles` tiles divide `count` units as evenly as possible. */
+/* `tiles` tiles divide `count` units as evenly as possible: the first unit of tile i. */
 GMM__DEVICE int32_t gmm_sm90_even_begin(int32_t count, int32_t tiles, int32_t i) {
     const int32_t each = count / tiles, rest = count - tiles * each;
     return i * each + (i < rest ? i : rest);
 }
 
-/* Writes work_ends. In wgrad frozen groups, and empty groups with beta 1, have no work. Whole warp. */
+/* Writes work_ends, the prefix sums of the groups' work. In wgrad, frozen groups and empty groups with beta 1 have
+   none. Whole warp. */
 GMM__DEVICE void gmm_sm90_count_work(const gmm_sm90_scheduler *s, int32_t cluster_size) {
     const gmm_gemm_args *p = s->p;
     const int32_t G = p->groups;
@@ -216,73 +222,79 @@ typedef struct gmm_sm90_tile_shape {
 
 /* The price model of the tile scheduler: chooses the tile (`choice`: 0 `first`, 1 `second`, 2 either) and its height in
    blocks of 16 rows that take the least time for the split. Returns the height; *chosen: 0 or 1. Results do not depend
-   on the choice. Clocks of a tile are linear in its height: constants fitted on one H200 (gmm__wgmma_choose prices the
-   same on the host from average sizes). Cooperative tiles run at the power limit, so that CTAs which idle in the last
-   round speed up the others: idle time counts 0.69 of its length. Whole warp; four lanes evaluate each candidate. */
+   on the choice. Candidates are numbered by tile, then by height from m16 downwards: to 3/4 of m16 for cooperative
+   tiles, to m16 / 2 + 1 for ping-pong tiles. Eight at most, since four lanes evaluate each candidate. Clocks of a tile
+   are linear in its height, with constants fitted on one H200 (gmm__wgmma_choose prices the same on the host from
+   average sizes). Cooperative tiles run at the power limit, so that CTAs which idle in the last round speed up the
+   others: idle time counts 0.69 of its length. Whole warp. */
 GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_sm90_scheduler *s, gmm_sm90_split_stats stats, int32_t choice,
                                          const int cooperative, const gmm_sm90_tile_shape first,
                                          const gmm_sm90_tile_shape second, int32_t *chosen) {
     const int32_t n0 = first.n, m16_0 = first.m16, n1 = second.n, m16_1 = second.m16;
     const int32_t G = s->p->groups, heights0 = cooperative ? m16_0 / 4 + 1 : m16_0 - m16_0 / 2;
     const int32_t heights1 = m16_1 ? m16_1 / 4 + 1 : 0;
-    float work = 0.0f, count = 0.0f, max_clocks = 0.0f, cost = 0.0f;
+    float total_clocks = 0.0f, total_tiles = 0.0f, max_clocks = 0.0f, cost = 0.0f;
     uint32_t min_cost;
-    int32_t i, c, is_second, valid;
-    if (choice != 2) { /* every group fits one tile, whatever the height */
+    int32_t i, candidate, is_second, valid;
+    if (choice != 2) { /* where every group fits one tile of the lowest height, all heights cost the same */
         const int32_t tallest = choice ? m16_1 : m16_0;
         const int32_t lowest = tallest - (choice ? heights1 : heights0) + 1;
         *chosen = choice;
         if (stats.max_rows <= 16 * lowest) return tallest;
     }
-    c = ((int32_t)threadIdx.x & 31) / 4;
-    is_second = c >= heights0;
+    candidate = ((int32_t)threadIdx.x & 31) / 4;
+    is_second = candidate >= heights0;
     {
         const float k_tiles = (float)gmm_sm90_k_tiles(s->p->k);
-        const float inverse = __fdividef(1.0f, (float)(is_second ? m16_1 + heights0 - c : m16_0 - c));
+        const float inverse_height = __fdividef(1.0f, (float)(is_second ? m16_1 + heights0 - candidate
+                                                                        : m16_0 - candidate));
         const int wide = (is_second ? n1 : n0) == 256;
         const float fixed = wide ? 48.0f * k_tiles + 2000.0f : 56.0f * k_tiles + 5800.0f;
         const float slope = wide ? 134.5f * k_tiles + 340.0f : 66.3f * k_tiles - 270.0f;
 #pragma unroll 1
         for (i = (int32_t)threadIdx.x & 3; i < G; i += 4) {
-            const float m = (float)(s->ends[i + 1] - s->ends[i] + 8) * 0.0625f, t = ceilf((m - 0.5f) * inverse);
-            const float h = __fdividef(m, fmaxf(t, 1.0f));
-            const float clocks = cooperative ? fixed + slope * h
-                                 : fmaxf(k_tiles * fmaxf(256.0f + 44.0f * h, 64.0f * h), 330.0f * h) + 200.0f;
-            count += t;
-            work += t * clocks;
-            if (t > 0.0f) max_clocks = fmaxf(max_clocks, clocks);
+            const float blocks = (float)(s->ends[i + 1] - s->ends[i] + 8) * 0.0625f, /* of 16 rows, rounded by a half */
+                        tiles = ceilf((blocks - 0.5f) * inverse_height);
+            const float height = __fdividef(blocks, fmaxf(tiles, 1.0f));
+            const float clocks = cooperative ? fixed + slope * height
+                                             : fmaxf(k_tiles * fmaxf(256.0f + 44.0f * height, 64.0f * height),
+                                                     330.0f * height) + 200.0f;
+            total_tiles += tiles;
+            total_clocks += tiles * clocks;
+            if (tiles > 0.0f) max_clocks = fmaxf(max_clocks, clocks);
         }
     }
     for (i = 2; i > 0; i /= 2) {
-        work += __shfl_xor_sync(0xFFFFFFFFu, work, i);
-        count += __shfl_xor_sync(0xFFFFFFFFu, count, i);
+        total_clocks += __shfl_xor_sync(0xFFFFFFFFu, total_clocks, i);
+        total_tiles += __shfl_xor_sync(0xFFFFFFFFu, total_tiles, i);
         max_clocks = fmaxf(max_clocks, __shfl_xor_sync(0xFFFFFFFFu, max_clocks, i));
     }
-    c = (gmm_tid_x() & 31) / 4; /* computed again, so that no register holds it during the loop above */
-    is_second = c >= heights0;
-    valid = c < heights0 + heights1 && (choice == 2 || choice == is_second);
-    if (count > 0.0f) {
+    candidate = (gmm_tid_x() & 31) / 4; /* recomputed, so that no register holds it during the loop above */
+    is_second = candidate >= heights0;
+    valid = candidate < heights0 + heights1 && (choice == 2 || choice == is_second);
+    if (total_tiles > 0.0f) {
         const int32_t cols = is_second ? n1 : n0;
-        const float per_cta = __fdividef((float)((s->p->n + cols - 1) / cols), (float)gridDim.x);
-        const float rounds = count * per_cta;
+        const float tiles_per_cta = __fdividef((float)((s->p->n + cols - 1) / cols), (float)gridDim.x);
+        const float rounds = total_tiles * tiles_per_cta;
         cost = __fdividef(ceilf(rounds), rounds);
-        /* where heights differ, some CTA gets more of the tall tiles */
+        /* where the heights of tiles differ, some CTA gets more tall tiles than others */
         if (cooperative)
-            cost = 0.31f + 0.69f * cost * (1.0f + 1.26f * (__fdividef(max_clocks * count, work) - 1.0f) *
+            cost = 0.31f + 0.69f * cost * (1.0f + 1.26f * (__fdividef(max_clocks * total_tiles, total_clocks) - 1.0f) *
                                                           rsqrtf(rounds));
-        cost = fminf(cost * work * per_cta, 3.0e38f);
+        cost = fminf(cost * total_clocks * tiles_per_cta, 3.0e38f);
     }
     min_cost = __reduce_min_sync(0xFFFFFFFFu, valid ? __float_as_uint(cost) : 0x7FFFFFFFu);
-    c = (__ffs((int)__ballot_sync(0xFFFFFFFFu, valid && __float_as_uint(cost) == min_cost)) - 1) / 4;
-    *chosen = c >= heights0;
-    return c >= heights0 ? m16_1 + heights0 - c : m16_0 - c;
+    candidate = (__ffs((int)__ballot_sync(0xFFFFFFFFu, valid && __float_as_uint(cost) == min_cost)) - 1) / 4;
+    *chosen = candidate >= heights0;
+    return candidate >= heights0 ? m16_1 + heights0 - candidate : m16_0 - candidate;
 }
 
-/* Fills in work tile `i` of group t->g for CTA `cta`. Rasterization within a group: along the rows first, in bands of 8
-   clusters, so that tiles in flight read the same operands. raster_n: as s->raster_n. `rotated`: each group starts at
-   another of its tiles (golden ratio), so that a CTA which got a wide tile of one group gets a narrow one of the next.
-   wgrad, whose tiles are nearly equal, rotates only where a CTA would otherwise get the same tile of every group. */
-GMM__DEVICE void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_n, int32_t i, const int rotated,
+/* Fills in the tile `t` that CTA `cta` computes of work number `work`, which lies in group t->g. Rasterization within a
+   group: along the rows first, in bands of 8 clusters, so that tiles in flight read the same operands. raster_n: as
+   s->raster_n. `rotated`: each group starts at another of its tiles (golden ratio), so that a CTA which got a wide tile
+   of one group gets a narrow one of the next. wgrad, whose tiles are nearly equal, rotates only where a CTA would
+   otherwise get the same tile of every group. */
+GMM__DEVICE void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_n, int32_t work, const int rotated,
                                         const gmm_sm90_cta cta, gmm_sm90_tile *t) {
     const gmm_gemm_args *p = s->p;
     const int32_t tiles_n = s->tiles_n, cluster_size = cta.cluster_size, cta_rank = cta.cta_rank;
@@ -293,28 +305,28 @@ GMM__DEVICE void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_
     m = s->k_grouped ? p->m : t->end - t->row;
     t->k = s->k_grouped ? t->end - t->row : p->k;
     group_work = (uint32_t)(s->work_ends[t->g + 1] - s->work_ends[t->g]);
-    i -= s->work_ends[t->g];
+    work -= s->work_ends[t->g];
     if (rotated) {
-        const uint32_t rotated_i = (uint32_t)i + __umulhi((uint32_t)t->g * 2654435769u, group_work);
-        i = (int32_t)(rotated_i < group_work ? rotated_i : rotated_i - group_work);
+        const uint32_t rotated_work = (uint32_t)work + __umulhi((uint32_t)t->g * 2654435769u, group_work);
+        work = (int32_t)(rotated_work < group_work ? rotated_work : rotated_work - group_work);
     }
     tiles_m = gmm_sm90_tile_count(m, s->block_rows, s->max_blocks);
     clusters_m = raster_n ? tiles_m : tiles_m >> (cluster_size - 1);
     clusters_n = raster_n ? tiles_n >> (cluster_size - 1) : tiles_n;
     t->multicast = cluster_size == 1 ? 0 : raster_n ? 2 : 1;
-    if (i < clusters_m * clusters_n) {
-        const int32_t band = clusters_m > 8 ? i / (8 * clusters_n) : 0, left = clusters_m - 8 * band;
-        const int32_t height = left < 8 ? left : 8;
-        i -= 8 * band * clusters_n;
-        tn = i / height;
-        tm = 8 * band + i - tn * height;
+    if (work < clusters_m * clusters_n) {
+        const int32_t band = clusters_m > 8 ? work / (8 * clusters_n) : 0, rows_of_clusters = clusters_m - 8 * band;
+        const int32_t height = rows_of_clusters < 8 ? rows_of_clusters : 8;
+        work -= 8 * band * clusters_n;
+        tn = work / height;
+        tm = 8 * band + work - tn * height;
         if (raster_n) tn = tn * cluster_size + cta_rank;
         else tm = tm * cluster_size + cta_rank;
-    } else { /* the last tile along this axis: the cluster takes two of them along the other one */
-        i = 2 * (i - clusters_m * clusters_n);
-        t->multicast = i + 1 < (raster_n ? tiles_m : tiles_n) ? 3 - t->multicast : 0;
-        tm = raster_n ? i + cta_rank : tiles_m - 1;
-        tn = raster_n ? tiles_n - 1 : i + cta_rank;
+    } else { /* the last tiles of an odd number along this axis: two neighbours along the other axis */
+        work = 2 * (work - clusters_m * clusters_n);
+        t->multicast = work + 1 < (raster_n ? tiles_m : tiles_n) ? 3 - t->multicast : 0;
+        tm = raster_n ? work + cta_rank : tiles_m - 1;
+        tn = raster_n ? tiles_n - 1 : work + cta_rank;
         if (tm >= tiles_m) {
             tm = tiles_m - 1;
             tn = tiles_n;

@@ -1,11 +1,11 @@
 /* ................................................................................... Grouped products on Hopper ... */
 
-/* The products of mma/gemm.cuh by wgmma (sm_90a): for every group g, D = alpha A B^T + bias + beta D.
+/* The grouped products of mma/gemm.cuh, computed by wgmma (sm_90a): for every group g, D = alpha A B^T + bias + beta D.
 
-   swap_ab. A tile of D is computed transposed: wgmma's A is B (the weights, M = 64 columns of D per instruction) and
-   wgmma's B is A (the tokens, N = rows of D). The columns of D are multiples of 64 in nearly every layer, while rows
-   per group vary: N comes in steps of 8 or 16, so a group is cut into tiles of nearly equal height with at most 15 rows
-   too many. Tile names are M x N of D: rows x columns.
+   swap_ab. A tile of D is computed transposed: the A operand of wgmma is B (the weights, M = 64 columns of D per
+   instruction), and its B operand is A (the tokens, N = rows of D). The columns of D are multiples of 64 in nearly
+   every layer, while the rows of groups vary. N comes in steps of 8 or 16, so a group is cut into tiles of nearly equal
+   height, each with at most 15 rows of padding. Tile names are M x N of D: rows x columns.
 
    Warp roles of a CTA (384 threads). Warps 0 to 7 are two consumer warp groups; warps 8 to 11 run with few registers.
        consumers          cooperative tiles (`consumers` 2): each warp group has half of the tile's columns.
@@ -22,23 +22,29 @@
    Pipeline, with the barrier that each arrow waits for:
        scheduler --tile_full[16]--> producer, consumers, store, scale loader --batch released--> scheduler
        producer  --full[s]-->       consumers --empty[s]--> producer (of both CTAs where an operand is multicast)
-       store     --slot_free-->     consumers --slot_written--> store (wgrad)
+       store     --store_empty-->   consumers --store_full--> store (wgrad)
 
    A cluster of two CTAs takes two tiles at once: two row tiles of the same columns share B, or two column tiles of the
-   same rows share A; the shared operand is multicast. A CTA exits when all its stages are empty: its neighbour has then
-   arrived at its barriers for the last time.
+   same rows share A; the shared operand is multicast. A CTA exits when all its stages are empty: the other CTA
+   of the cluster has then arrived at its barriers for the last time.
 
    Deferred store (256x128): the accumulators of a finished tile are packed to 16 bits and stay in registers; a few rows
-   are stored in every stage of the next tile, which hides the store without a slot for a whole tile. Small-M mode:
-   where groups are so small that forward waits for weights alone, the producer requests two stages at a time
-   (GMM__SMALL_M). A kernel with two tiles takes the one that the price model finds cheaper for the split; the scheduler
-   decides. The scheduler plans the first tile by the split as it is before griddepcontrol.wait, and again if the split
-   changed.
+   are stored in every stage of the next tile, which hides the store without a slot for a whole tile.
 
-   Ragged maps address token matrices: dimensions {features, 2^30, ends, wraps}, strides {s, s, 2^34 - s} bytes. The
-   coordinates (2^30 - rows + r, end, 2^30) address row end - rows + r by wraparound at 2^64. Rows r >= rows lie outside
-   the map, and TMA delivers zeros for them. This is the arithmetic of Triton's ragged tensor descriptors. The last two
-   dimensions of weight maps address memory in steps of 16 and 2^18 bytes, so one map serves weights at any address. */
+   Small-M mode: where groups are so small that the loads of weights bound forward, the producer requests two
+   stages at a time (GMM__SMALL_M).
+
+   A kernel with two tiles uses the one whose price for the split is lower (gmm_sm90_choose_tile, in the scheduler
+   warp). The scheduler reads the split before griddepcontrol.wait and plans the first tile from it. It reads the split
+   again after the wait, and plans anew if it has changed.
+
+   Ragged maps address token matrices whose rows are s bytes apart: dimensions {features, 2^30, ends, wraps}, strides
+   {s, s, 2^34 - s} bytes. The coordinates (2^30 - rows + r, end, 2^30) are 2^64 + (end - rows + r) s bytes from the
+   base, which wraps around to row end - rows + r. Rows r >= rows lie outside the map, and TMA delivers zeros for them.
+   This is the arithmetic of Triton's ragged tensor descriptors.
+
+   The last two dimensions of weight maps address memory in steps of 16 and 2^18 bytes, counted from GMM_SM90_MAP_BASE,
+   so that one map serves weights at any address. */
 typedef struct gmm_sm90_args {
     CUtensorMap a, a16, b;    /* boxes: A 64 rows, A 16 rows (wgrad: D 64 rows), B 64 rows */
     CUtensorMap d;            /* boxes of a deferred store; not encoded if rows of D are not 16-byte aligned */
@@ -48,7 +54,7 @@ typedef struct gmm_sm90_args {
                                  gmm_sm90_table_bytes per CTA */
     int32_t tile;             /* of a kernel with two tiles: 0 the first, 1 the second, 2 chosen by the split */
     gmm_mat codes;            /* packed weights that the kernel dequantizes; tables in device memory */
-    gmm_direction along;      /* direction of the packed weights' lines, which run along the contraction */
+    gmm_direction along;      /* direction of the packed copies: their lines run along the contraction */
     int32_t rows, cols;       /* of each packed weight matrix */
     const float *alpha2;      /* [G], beside p.alpha: a factor that is applied after p.alpha; NULL: 1 */
 } gmm_sm90_args;
@@ -67,7 +73,7 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats };
 #undef GMM__X
 #define GMM__X(tag, bytes, scale_bytes, width) \
     GMM__SM90(b_bytes, tag) = bytes, GMM__SM90(scales, tag) = scale_bytes, GMM__SM90(scale_width, tag) = width, \
-    GMM__SM90(box, tag) = (width) > 1 ? (bytes) / 64 : 64, /* elements of the tensor map in a box */
+    GMM__SM90(box, tag) = (width) > 1 ? (bytes) / 64 : 64, /* elements of the tensor map in a line of a box */
 enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
 #undef GMM__X
 
@@ -78,7 +84,8 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
        stages         of 64 elements along the contraction
        store_blocks   blocks of 16 rows x 64 columns of 16 bits in a store slot
        smem_groups    groups whose tables fit into shared memory
-       b_format, ctas per multiprocessor,
+       b_format       format of B
+       ctas           CTAs per multiprocessor
        deferred       blocks of 16 rows that a deferred store writes per stage of the next tile; 0: there is none) */
 #define GMM_SM90_TILE_LIST(X) \
     X(160x256, 2, 2, 10, 4, 2, 256, plain, 1, 0) \
@@ -150,8 +157,9 @@ enum {
 #endif
 
 /* Shared memory of a tile, in this order: stages (B, A, scales), 4 store slots, barriers (full and empty of each stage;
-   tile_full; batches released; order; free and written of each slot), the tile ring with one more tile that warms the
-   producer up, the tile choice and the small-M flag, the group tables (ends, work_ends). Offsets are in bytes. */
+   tile_full of the ring; one per batch of the ring, where readers release it; order; store_empty and store_full of each
+   slot), the tile ring and the warm-up tile of the producer, the tile choice and the small-M flag, the group tables
+   (ends, work_ends). Offsets are in bytes. */
 #define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
     GMM__SM90(consumers, tag) = consumers_, GMM__SM90(wgmma_m, tag) = wgmma_m_, GMM__SM90(m16, tag) = m16_, \
     GMM__SM90(stages, tag) = stages_, GMM__SM90(store_blocks, tag) = store_blocks_, \

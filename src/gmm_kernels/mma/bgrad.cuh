@@ -40,10 +40,11 @@ GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS) gmm_linear_bgrad_sum(const __gr
         const int32_t first = args.tiles[g], last = args.tiles[g + 1];
         char *dst;
         float sum[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
-        int32_t p;
+        int32_t chunk;
         if ((args.frozen && args.frozen[g]) || (first == last && beta == 1.0f)) continue;
         dst = gmm_kmat_data(&args.db, g);
-        for (p = first; p < last; p++) sum[0] = __fadd_rn(sum[0], args.partials[(int64_t)p * args.n + n]);
+        for (chunk = first; chunk < last; chunk++)
+            sum[0] = __fadd_rn(sum[0], args.partials[(int64_t)chunk * args.n + n]);
         dst += n * gmm_kmat_size(&args.db);
         if (beta != 0.0f) {
             float old[4];

@@ -69,7 +69,7 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __gri
     _Pragma("unroll") for (j = 0; j < NT / 2; j++) \
         if (TB) gmm_ldmatrix_x4_trans(b[j], (base) + (b_offset ^ (uint32_t)(j * 32)) + (s) * 16 * B_ROW_BYTES); \
         else gmm_ldmatrix_x4(b[j], (base) + (b_offset ^ (uint32_t)((s) * 32)) + j * 16 * B_ROW_BYTES)
-/* The operands of the tile's group. */
+/* Views of the operands of the tile's group. */
 #define GMM__VIEWS \
     const int64_t start = (int64_t)args.p.tiles[tile.g] * GMM_QGEMM_TILE_M, rows = RAGGED_K ? tile.k : tile.m; \
     const gmm__qview view_a = gmm__qview_of(&args.a, args.a_along, 1, tile.g, tile.row, start, rows, args.a_cols); \
@@ -265,16 +265,16 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __gri
                         for (j = 0; j < NT; j++) {
                             const float *v = BLOCK_SCALED ? &sum[BLOCK_SCALED ? s / 2 : 0][j][s % 2 * 2]
                                                           : &acc[s / 2][j][s % 2 * 2];
-                            const float f0 = in_smem ? 1.0f : gmm__fmul(gmm__fmul(row_scale, col_scale[j][0]),
-                                                                        inverse);
-                            const float f1 = in_smem ? 1.0f : gmm__fmul(gmm__fmul(row_scale, col_scale[j][1]),
-                                                                        inverse);
+                            const float scale0 =
+                                in_smem ? 1.0f : gmm__fmul(gmm__fmul(row_scale, col_scale[j][0]), inverse);
+                            const float scale1 =
+                                in_smem ? 1.0f : gmm__fmul(gmm__fmul(row_scale, col_scale[j][1]), inverse);
                             *(float2 *)&store_smem[(lane >> 2) * STORE_LD + j * 8 + (lane & 3) * 2] =
-                                make_float2(gmm__fmul(v[0], f0), gmm__fmul(v[1], f1));
+                                make_float2(gmm__fmul(v[0], scale0), gmm__fmul(v[1], scale1));
                         }
                     }
                 __syncwarp();
-                if (in_smem) { /* rare; the views are computed again, so that they take no registers elsewhere */
+                if (in_smem) { /* rare; the views are recomputed, so that they take no registers elsewhere */
                     const gmm_gemm_tile tile = *smem_tile;
                     GMM__VIEWS;
 #pragma unroll 1

@@ -27,9 +27,9 @@ typedef struct gmm_gemm_args {
     X(dgrad, 0, 1, 0) \
     X(wgrad, 1, 1, 1)
 
-/* Tiles: X(tag, M, N, K, stages, warps along M, warps along N, CTAs per multiprocessor, skip). skip = 1: blocks of 16
-   rows beyond the group's last row are not multiplied, for groups of less than a tile's rows. All tiles accumulate an
-   element in the same order, so results do not depend on the tile. */
+/* Tiles: X(tag, M, N, K, stages, warps along M, warps along N, CTAs per multiprocessor, skip). With skip 1, blocks of
+   16 rows beyond the group's last row are not multiplied, which pays where groups have fewer rows than a tile. All
+   tiles accumulate an element in the same order, so results do not depend on the tile. */
 #define GMM_MMA_TILE_LIST(X) \
     X(128x256, 128, 256, 64, 3, 2, 4, 1, 0) \
     X(64x128, 64, 128, 32, 6, 1, 4, 2, 1)
@@ -95,23 +95,23 @@ GMM__DEVICE float gmm_gemm_beta(const gmm_gemm_args *args, int32_t g) {
     return args->beta ? args->beta[g] : args->beta_all;
 }
 
-/* Finds the first tile at or after *tile_index in this CTA's sequence that has work, and returns 0 at the end. The
-   whole warp calls it. Tile numbers fit 32 bits. */
+/* Advances *tile_index to the first tile of this CTA's sequence, at or after it, that has work, and describes the tile
+   in *t. Returns 0 where there is none. Whole warp. Tile numbers fit 32 bits. */
 GMM__DEVICE int gmm_gemm_next_tile(const gmm_gemm_args *args, int ragged_k, int bm, int bn, int64_t *tile_index,
                                    gmm_gemm_tile *t) {
     const uint32_t tiles_n = (uint32_t)(args->n + bn - 1) / (uint32_t)bn;
     const int32_t G = args->groups;
     if (!ragged_k) {
-        uint32_t q;
+        uint32_t row_tile;
         if (*tile_index >= (int64_t)args->tiles[G] * tiles_n) return 0;
-        q = (uint32_t)*tile_index / tiles_n;
-        gmm_find_group32(args->tiles, G, q, &t->g);
+        row_tile = (uint32_t)*tile_index / tiles_n;
+        gmm_find_group32(args->tiles, G, row_tile, &t->g);
         t->row = args->offsets[t->g];
         t->m = (int32_t)(args->offsets[t->g + 1] - t->row);
         t->k = args->k;
-        q = (uint32_t)args->tiles[t->g];
-        gmm_tile_rasterize((uint32_t)*tile_index - q * tiles_n, (uint32_t)args->tiles[t->g + 1] - q, tiles_n, bm, bn,
-                           t);
+        row_tile = (uint32_t)args->tiles[t->g]; /* the group's first */
+        gmm_tile_rasterize((uint32_t)*tile_index - row_tile * tiles_n, (uint32_t)args->tiles[t->g + 1] - row_tile,
+                           tiles_n, bm, bn, t);
     } else {
         const uint32_t tiles_m = (uint32_t)(args->m + bm - 1) / (uint32_t)bm, group_tiles = tiles_m * tiles_n;
         int32_t rows;
@@ -143,15 +143,16 @@ typedef struct gmm_gemm_epilogue {
 } gmm_gemm_epilogue;
 
 GMM__DEVICE gmm_gemm_epilogue gmm_gemm_epilogue_begin(const gmm_gemm_args *args, int ragged_k, const gmm_gemm_tile *t) {
-    gmm_gemm_epilogue o;
-    o.d = gmm_kmat_data(&args->d, t->g) + (ragged_k ? 0 : t->row * args->d.ld * gmm_kmat_size(&args->d));
-    o.vec4 = gmm_vec4_aligned(args->d.dtype, o.d, args->d.ld);
-    o.bias = !ragged_k && args->bias.dtype != GMM_NONE ? gmm_kmat_data(&args->bias, t->g) : NULL;
-    o.bias_vec4 = gmm_vec4_aligned(args->bias.dtype, o.bias, 4);
-    o.bias_scale = !ragged_k && args->bias_scale ? args->bias_scale + t->row : NULL;
-    o.alpha = args->alpha && t->k > 0 ? args->alpha[args->alpha_per_group ? t->g : 0] : 1.0f; /* an empty sum is +0 */
-    o.beta = gmm_gemm_beta(args, t->g);
-    return o;
+    gmm_gemm_epilogue epilogue;
+    epilogue.d = gmm_kmat_data(&args->d, t->g) + (ragged_k ? 0 : t->row * args->d.ld * gmm_kmat_size(&args->d));
+    epilogue.vec4 = gmm_vec4_aligned(args->d.dtype, epilogue.d, args->d.ld);
+    epilogue.bias = !ragged_k && args->bias.dtype != GMM_NONE ? gmm_kmat_data(&args->bias, t->g) : NULL;
+    epilogue.bias_vec4 = gmm_vec4_aligned(args->bias.dtype, epilogue.bias, 4);
+    epilogue.bias_scale = !ragged_k && args->bias_scale ? args->bias_scale + t->row : NULL;
+    /* an empty sum is +0 whatever alpha is */
+    epilogue.alpha = args->alpha && t->k > 0 ? args->alpha[args->alpha_per_group ? t->g : 0] : 1.0f;
+    epilogue.beta = gmm_gemm_beta(args, t->g);
+    return epilogue;
 }
 
 /* Epilogue of four accumulators of one row: scales, adds bias and beta D, rounds once and stores. `bias` holds the

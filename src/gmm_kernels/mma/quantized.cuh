@@ -56,7 +56,7 @@ enum {
     GMM_QGEMM_TILE_M = 128,
     GMM_QGEMM_TILE_K = 64,
     GMM_QGEMM_THREADS = 256,
-    /* _0: one sum over the contraction, _1: block-scaled sums */
+    /* names end in _0 for one sum over the contraction, in _1 for block-scaled sums */
     gmm_qgemm_tile_n_0 = 256,
     gmm_qgemm_tile_n_1 = 128,
     gmm_qgemm_slot_bytes_0 = 8 * (GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_0),
@@ -67,7 +67,7 @@ enum {
                              4 * gmm_qgemm_slot_bytes_1 + (int)sizeof(gmm_gemm_tile)
 };
 
-/* Products of two pairs of 16-bit elements, each rounded once; subnormal values are kept. */
+/* Products of two pairs of 16-bit elements, each rounded once; subnormal results are not flushed to 0. */
 GMM__DEVICE uint32_t gmm_mul_16bit_x2(gmm_dtype dtype, uint32_t a, uint32_t b) {
     return dtype == GMM_BF16 ? gmm_mul_bf16x2(a, b) : gmm_mul_f16x2(a, b);
 }
@@ -127,6 +127,7 @@ typedef struct gmm_qgemm_operand {
 GMM__DEVICE int gmm_qgemm_chunk_shift(const gmm_mat *m, int mn_major, int log2_mn64) {
     return (m->scaling == GMM_SCALING_NONE ? 3 : m->dtype == GMM_E2M1 ? 1 : 2) + (mn_major ? log2_mn64 : 0);
 }
+/* Bits of an element as stored. */
 GMM__DEVICE int gmm_qgemm_element_bits(const gmm_mat *m) {
     return m->scaling == GMM_SCALING_NONE ? 16 : m->dtype == GMM_E2M1 ? 4 : 8;
 }
@@ -299,8 +300,8 @@ GMM__DEVICE void gmm_qgemm_store_scales(gmm_dtype dtype, int block_scaled, gmm_s
     }
 }
 
-/* The scale of row i of A or B that is constant along k: of NV16 its amax, which gmm_qgemm_outer_divisor, 6 e4m3_max,
-   divides. */
+/* The scale of row i of A or B that is constant along k, to be divided by gmm_qgemm_outer_divisor: for NV16 the amax
+   over 6 e4m3_max, for other scalings over 1. */
 GMM__DEVICE float gmm_qgemm_outer_scale(const gmm__qview *v, gmm_scaling scaling, int32_t i) {
     if (scaling == GMM_SCALING_NV16) return v->amax[v->per_line ? i : 0];
     return scaling == GMM_SCALING_TENSOR || scaling == GMM_SCALING_ROW ? gmm__qview_factor(v, i, 0, 1) : 1.0f;
@@ -352,7 +353,7 @@ GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float r
 /* One row per kernel. */
 typedef struct gmm_qgemm_kernel {
     gmm_gemm_op op;
-    int32_t a, b, parts; /* of the kind */
+    int32_t a, b, parts; /* of the kind: whether A, B are MN-major, and whether sums are block-scaled */
     int32_t tile_cols, shared;
     gmm_dtype dtype;
     const void *function;

@@ -1,3 +1,5 @@
+/* Stages of the portable products (loads by cp.async for 16 bits, through registers for fp32), and their instances. */
+
 /* Shape of one 16-bit operand's stages, constant per kernel. A stage has rows of contiguous elements, as the operand is
    stored: its rows are rows of A or B where the operand is stored as [mn][k], and values of k where it is stored as
    [k][mn]. */

@@ -25,7 +25,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     int32_t strip;
     if (a.skip && *a.skip) return;
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
-        /* computed again for each strip, so that it takes no registers in the loop body */
+        /* recomputed for each strip, so that it takes no registers in the loop body */
         const gmm_warp_split split = gmm__vec_split(&a);
         uint32_t x[16][4], square_max = 0, lane_scales, other, scales4[4];
         int32_t c0, i, j, k;

@@ -32,7 +32,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + threadIdx.x,
                       (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
-        /* computed again for each strip, so that it takes no registers in the loop body */
+        /* recomputed for each strip, so that it takes no registers in the loop body */
         const gmm_warp_split split = gmm__vec_split(&a);
         uint32_t x[8][GMM__CFG(gmm__words)];
         int32_t c0, i, j, k;

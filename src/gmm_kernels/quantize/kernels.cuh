@@ -62,13 +62,16 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid
     const int32_t lane = gmm__lane();
     int64_t index;
     for (index = blockIdx.x; index < a.units * row_tiles * col_tiles; index += gridDim.x) {
-        const int64_t u = index / (row_tiles * col_tiles), i = index / col_tiles % row_tiles, j = index % col_tiles;
-        const gmm__qview src_view = gmm__qview_of(&a.src, GMM_ROWWISE, 0, u, 0, 0, a.rows, a.cols);
-        const gmm__qview dst_view = gmm__qview_of(&a.dst, GMM_COLUMNWISE, 0, u, 0, 0, a.rows, a.cols);
-        const uint8_t *src = src_view.data + i * GMM_TILE * src_view.ld + j * GMM_TILE;
-        uint8_t *dst = dst_view.data + j * GMM_TILE * dst_view.ld + i * GMM_TILE;
-        const int32_t m = (int32_t)(a.rows - i * GMM_TILE < GMM_TILE ? a.rows - i * GMM_TILE : (int64_t)GMM_TILE);
-        const int32_t n = (int32_t)(a.cols - j * GMM_TILE < GMM_TILE ? a.cols - j * GMM_TILE : (int64_t)GMM_TILE);
+        const int64_t unit = index / (row_tiles * col_tiles), row_tile = index / col_tiles % row_tiles,
+                      col_tile = index % col_tiles;
+        const gmm__qview src_view = gmm__qview_of(&a.src, GMM_ROWWISE, 0, unit, 0, 0, a.rows, a.cols);
+        const gmm__qview dst_view = gmm__qview_of(&a.dst, GMM_COLUMNWISE, 0, unit, 0, 0, a.rows, a.cols);
+        const uint8_t *src = src_view.data + row_tile * GMM_TILE * src_view.ld + col_tile * GMM_TILE;
+        uint8_t *dst = dst_view.data + col_tile * GMM_TILE * dst_view.ld + row_tile * GMM_TILE;
+        const int32_t m = (int32_t)(a.rows - row_tile * GMM_TILE < GMM_TILE ? a.rows - row_tile * GMM_TILE
+                                                                            : (int64_t)GMM_TILE);
+        const int32_t n = (int32_t)(a.cols - col_tile * GMM_TILE < GMM_TILE ? a.cols - col_tile * GMM_TILE
+                                                                            : (int64_t)GMM_TILE);
         const int words =
             (((uintptr_t)src | (uintptr_t)src_view.ld | (uintptr_t)dst | (uintptr_t)dst_view.ld) & 3) == 0 &&
             (m | n) % 4 == 0;
@@ -94,7 +97,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid
                 for (k = lane; k < m; k += 32) dst[l * dst_view.ld + k] = codes[l * GMM__QUANT_CODES + k];
             else if (4 * lane < m)
                 *(uint32_t *)(dst + l * dst_view.ld + 4 * lane) = tile[l * (GMM__QUANT_CODES / 4) + lane];
-        if (threadIdx.x == 0) gmm__qview_transpose_scales(&src_view, &dst_view, i, j);
+        if (threadIdx.x == 0) gmm__qview_transpose_scales(&src_view, &dst_view, row_tile, col_tile);
         __syncthreads();
     }
 }

@@ -1,4 +1,4 @@
-/* A call is served by the first row that fits it; scaling NONE fits every format. */
+/* The kernels of the casts. A call is served by the first row that fits it; scaling NONE fits every format. */
 typedef struct gmm_quantize_kernel {
     gmm_dtype dtype;    /* of the source */
     gmm_scaling scaling;
@@ -30,6 +30,7 @@ static const gmm_quantize_kernel gmm_quantize_kernels[] = {
     { GMM_F32, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_f32, (const void *)gmm_quantize_f32 }
 };
 
+/* Grid of a vectorized kernel: tiles along the columns by strips, `max_blocks` CTAs at most. */
 static GMM__UNUSED dim3 gmm__vec_grid(int64_t col_tiles, int64_t strips, int64_t max_blocks) {
     const int64_t max_rows = max_blocks / col_tiles < 65535 ? max_blocks / col_tiles : 65535;
     const int64_t y = strips < max_rows ? strips : max_rows;
@@ -51,7 +52,7 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
     const int64_t tiles_per_block = multi_tile ? (int64_t)GMM__VEC_TILES : 1;
     const int64_t tile_count = strips * a->col_tiles;
     dim3 grid((unsigned)(tile_count < 1 ? 1 : tile_count < max_blocks ? tile_count : max_blocks)), cast_grid = grid;
-    cudaError_t e = cudaSuccess;
+    cudaError_t error = cudaSuccess;
     gmm__quant_args forward = *a;
     void *params[1];
     if (a->vectorized) {
@@ -64,34 +65,34 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
     forward.backward = 0;
     params[0] = &forward;
     if (amax) {
-        if (amax_smem) e = cudaFuncSetAttribute(row->amax, cudaFuncAttributeMaxDynamicSharedMemorySize, amax_smem);
-        if (e == cudaSuccess)
-            e = cudaLaunchKernel(row->amax, grid, dim3(GMM__QUANT_BLOCK), params, (size_t)amax_smem, stream);
+        if (amax_smem) error = cudaFuncSetAttribute(row->amax, cudaFuncAttributeMaxDynamicSharedMemorySize, amax_smem);
+        if (error == cudaSuccess)
+            error = cudaLaunchKernel(row->amax, grid, dim3(GMM__QUANT_BLOCK), params, (size_t)amax_smem, stream);
     }
-    if (e == cudaSuccess && (!a->vectorized || !cast))
-        e = cudaLaunchKernel((const void *)gmm_quantize_scales, dim3((unsigned)(max_blocks < 64 ? max_blocks : 64)),
-                             dim3(GMM__QUANT_BLOCK), params, 0, stream);
+    if (error == cudaSuccess && (!a->vectorized || !cast))
+        error = cudaLaunchKernel((const void *)gmm_quantize_scales, dim3((unsigned)(max_blocks < 64 ? max_blocks : 64)),
+                                 dim3(GMM__QUANT_BLOCK), params, 0, stream);
     params[0] = (void *)(uintptr_t)a;
-    if (e == cudaSuccess && cast) {
+    if (error == cudaSuccess && cast) {
         if (cast_smem)
-            e = cudaFuncSetAttribute(row->cast, cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_SHARED);
-        if (e == cudaSuccess)
-            e = cudaLaunchKernel(row->cast, cast_grid, dim3(GMM__QUANT_BLOCK), params, (size_t)cast_smem, stream);
+            error = cudaFuncSetAttribute(row->cast, cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_SHARED);
+        if (error == cudaSuccess)
+            error = cudaLaunchKernel(row->cast, cast_grid, dim3(GMM__QUANT_BLOCK), params, (size_t)cast_smem, stream);
     }
-    return e;
+    return error;
 }
 
 static GMM__UNUSED cudaError_t gmm__k_dequantize(const gmm__dequant_args *a, int64_t tile_count, int64_t max_blocks,
                                                  cudaStream_t stream) {
     const int64_t grid = tile_count < 1 ? 1 : tile_count < max_blocks ? tile_count : max_blocks;
-    cudaError_t e = cudaFuncSetAttribute((const void *)gmm_dequantize_tiles,
-                                         cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_TILE);
+    cudaError_t error = cudaFuncSetAttribute((const void *)gmm_dequantize_tiles,
+                                             cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_TILE);
     void *params[1];
     params[0] = (void *)(uintptr_t)a;
-    if (e == cudaSuccess)
-        e = cudaLaunchKernel((const void *)gmm_dequantize_tiles, dim3((unsigned)grid), dim3(GMM__QUANT_BLOCK), params,
-                             GMM__QUANT_TILE, stream);
-    return e;
+    if (error == cudaSuccess)
+        error = cudaLaunchKernel((const void *)gmm_dequantize_tiles, dim3((unsigned)grid), dim3(GMM__QUANT_BLOCK),
+                                 params, GMM__QUANT_TILE, stream);
+    return error;
 }
 
 static GMM__UNUSED cudaError_t gmm__k_transpose(const gmm__transpose_args *a, int64_t max_blocks, cudaStream_t stream) {

@@ -33,7 +33,7 @@ typedef struct gmm__quant_args {
     /* all rows are multiples of aligned vectors: 1 bodies 12 to 15 may serve, 2 also their GMM__HADAMARD instances */
     int32_t vectorized;
     int32_t record;                   /* vectorized, delayed scaling: the casts raise the amaxes of the copies */
-    /* vectorized: tiles from the last to the first, since the L2 still holds the last ones */
+    /* vectorized: tiles are processed from the last to the first, since the L2 still holds the last ones */
     int32_t backward;
     /* vectorized: bytes between matrices of the copies and the source, and between their scales */
     int64_t step[3], scale_step[2];
@@ -70,6 +70,7 @@ typedef struct gmm__quant_strip {
     int64_t padded_row; /* first row of the unit where groups are padded to multiples of GMM_GROUP_ROWS */
 } gmm__quant_strip;
 
+/* The number of strips of all units, and the strip of a number. */
 GMM__DEVICE int64_t gmm__quant_strips(int32_t grouped, const int32_t *tiles, int64_t units, int64_t rows) {
     return grouped ? (int64_t)tiles[units] : units * ((rows + GMM_TILE - 1) / GMM_TILE);
 }
@@ -94,6 +95,7 @@ GMM__DEVICE gmm__quant_strip gmm__quant_strip_of(int32_t grouped, const int32_t 
     p.m = p.rows - p.row < GMM_TILE ? p.rows - p.row : (int64_t)GMM_TILE;
     return p;
 }
+/* View of a strip's unit in a copy. */
 GMM__DEVICE gmm__qview gmm__quant_copy(const gmm_mat *m, gmm_direction direction, int32_t grouped,
                                        const gmm__quant_strip *p, int64_t cols) {
     return gmm__qview_of(m, direction, grouped, p->unit, p->source_row, p->padded_row, p->rows, cols);
@@ -103,6 +105,7 @@ GMM__DEVICE gmm__qview gmm__quant_copy(const gmm_mat *m, gmm_direction direction
    lane, along rows and along columns, are free of bank conflicts: the lanes of a row start with different elements
    of their four. */
 GMM__DEVICE int32_t gmm__quant_smem_index(int32_t r, int32_t c) { return r * GMM_TILE + (c ^ ((r >> 2) & 31)); }
+/* Rotates four values to the left by `count`. */
 GMM__DEVICE void gmm__quant_rotate4(float v[4], int32_t count) {
     const float a = v[0];
     if (count & 1) { v[0] = v[1]; v[1] = v[2]; v[2] = v[3]; v[3] = a; }
@@ -112,19 +115,19 @@ GMM__DEVICE void gmm__quant_rotate4(float v[4], int32_t count) {
     }
 }
 GMM__DEVICE void gmm__quant_store_row(float *x, int32_t r, const float src[4]) {
-    const int32_t lane = gmm__lane(), q = lane >> 3;
+    const int32_t lane = gmm__lane(), rotation = lane >> 3;
     float v[4] = { src[0], src[1], src[2], src[3] };
-    int32_t t;
-    gmm__quant_rotate4(v, q);
+    int32_t j;
+    gmm__quant_rotate4(v, rotation);
 #pragma unroll
-    for (t = 0; t < 4; t++) x[gmm__quant_smem_index(r, 4 * lane + ((t + q) & 3))] = v[t];
+    for (j = 0; j < 4; j++) x[gmm__quant_smem_index(r, 4 * lane + ((j + rotation) & 3))] = v[j];
 }
 GMM__DEVICE void gmm__quant_load_row(const float *x, int32_t r, float v[4]) {
-    const int32_t lane = gmm__lane(), q = lane >> 3;
-    int32_t t;
+    const int32_t lane = gmm__lane(), rotation = lane >> 3;
+    int32_t j;
 #pragma unroll
-    for (t = 0; t < 4; t++) v[t] = x[gmm__quant_smem_index(r, 4 * lane + ((t + q) & 3))];
-    gmm__quant_rotate4(v, (4 - q) & 3);
+    for (j = 0; j < 4; j++) v[j] = x[gmm__quant_smem_index(r, 4 * lane + ((j + rotation) & 3))];
+    gmm__quant_rotate4(v, (4 - rotation) & 3);
 }
 /* Loads four rows of column c, Hadamard-transformed in blocks of 16 if `hadamard`. */
 GMM__DEVICE void gmm__quant_load_col(const float *x, int32_t c, int32_t hadamard, float v[4]) {
@@ -195,11 +198,11 @@ GMM__DEVICE uint32_t gmm__quant_e2m1x4(const float p[4]) {
 }
 /* Codes of four values times the encode scale of their block. */
 GMM__DEVICE uint32_t gmm__quant_codes(gmm_dtype dtype, const float v[4], float encode_scale) {
-    float p[4];
+    float products[4];
     int32_t j;
 #pragma unroll
-    for (j = 0; j < 4; j++) p[j] = gmm__fmul(v[j], encode_scale);
-    return dtype == GMM_E2M1 ? gmm__quant_e2m1x4(p) : gmm__quant_fp8x4(dtype == GMM_E5M2, p);
+    for (j = 0; j < 4; j++) products[j] = gmm__fmul(v[j], encode_scale);
+    return dtype == GMM_E2M1 ? gmm__quant_e2m1x4(products) : gmm__quant_fp8x4(dtype == GMM_E5M2, products);
 }
 
 /* Maximum over the 4, 8 or 32 lanes that share a block. */
@@ -325,7 +328,7 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy
     }
     if (scaling == GMM_SCALING_128X128) {
         const int64_t first = gmm__qview_scale(view, line, s->along0 / 128);
-        /* the padding is behind the last block */
+        /* a line's padding follows its last block */
         if (l == 0 && (lane == 0 || (s->blocks == 1 && lane < s->padded_blocks)))
             ((float *)(void *)view->scale)[first + lane] = lane == 0 ? gmm_f32_from_bits(stored) : 0.0f;
     } else if (scaling == GMM_SCALING_1X128) {
@@ -398,7 +401,7 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
         }
         __syncthreads();
     }
-    /* errors of the 16 rows of a block, summed as a tree */
+    /* the errors of the 16 lines of a square block are summed as a binary tree, whose order fixes the result */
     if (height > 1 && scaling == GMM_SCALING_NV16 && f->four_over_six) {
         float *errors = (float *)(void *)codes; /* [2][GMM_TILE][GMM_TILE_BLOCKS] */
         for (l = gmm__warp(); l < GMM_TILE; l += GMM__QUANT_WARPS) {

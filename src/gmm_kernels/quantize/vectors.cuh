@@ -7,12 +7,12 @@
    lanes write complete lines of memory; stores of half lines are slower. */
 enum {
     GMM__VEC_WARP_ROWS = 32, GMM__VEC_WARP_COLS = 64,
-    /* bytes of a column of codes; 16 more after every eight columns */
+    /* bytes of a column of FP8 codes in shared memory; 16 bytes of padding follow every eight columns */
     GMM__VEC_COLUMN = GMM_TILE,
     GMM__VEC_CODES = GMM_TILE * GMM__VEC_COLUMN + GMM_TILE / 8 * 16,
     /* tiles of a strip that a CTA processes (NV16, and MX32 from 16-bit sources) */
     GMM__VEC_TILES = 2,
-    GMM__NV_COLUMN = GMM_TILE / 2,
+    GMM__NV_COLUMN = GMM_TILE / 2, /* the same for E2M1 codes */
     GMM__NV_CODES = GMM_TILE * GMM__NV_COLUMN + GMM_TILE / 8 * 16
 };
 

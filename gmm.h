@@ -1603,6 +1603,12 @@ GMM_QUIET_END
 
 /* -------------------------------------------------------------------------------------------- 14 Implementation --- */
 
+/* Opens the implementation: includes and configuration.
+
+   Names of locals in all parts: d is the call's own copy of its descriptor, with the defaults filled in; s is a
+   gmm_status, e a cudaError_t; m is a gmm_mat, g a group, G the number of groups; K and N are the input and output
+   features of a linear layer, and T is the capacity in rows. */
+
 #if defined(GMM_IMPLEMENTATION) && !defined(GMM__IMPLEMENTATION_DONE)
 #define GMM__IMPLEMENTATION_DONE
 
@@ -1646,7 +1652,9 @@ extern "C" {
 
 /* ......................................................................................... 14.1 Context, checks ... */
 
-enum { GMM__WORKSPACE_ALIGN = 256 };
+/* The structures that the implementation passes from checks to engines: contexts, checked calls, plans, engine rows. */
+
+enum { GMM__WORKSPACE_ALIGN = 256 }; /* bytes: of the workspace, and of each region in it */
 
 #ifdef GMM__CUBLASLT
 /* CUBLASLT engine: cuBLASLt's handle, and a cache of algorithms, indexed by a hash of the key that determines them. */
@@ -1661,7 +1669,7 @@ typedef struct gmm__lt {
 } gmm__lt;
 #endif
 
-/* CUDA: the context's device. */
+/* The device of a CUDA context; zeros in a CPU context. */
 typedef struct gmm__device {
     int32_t capability; /* 90 for compute capability 9.0 */
     int32_t pdl;        /* programmatic dependent launch: kernels may start before their predecessor has ended */
@@ -1671,12 +1679,12 @@ typedef struct gmm__device {
 struct gmm_context {
     gmm_config config;
     gmm_error error;
-    int32_t threads;   /* CPU engine */
-    int32_t cpu_level; /* 1 plain, 2 AVX2, 3 AVX-512 */
+    int32_t threads;   /* CPU engine: number of threads */
+    int32_t cpu_level; /* CPU engine: 1 plain C, 2 AVX2, 3 AVX-512 */
     gmm__device device;
 #ifdef __CUDACC__
     PFN_cuTensorMapEncodeTiled_v12000 wgmma_encode; /* WGMMA engine: the driver's function that makes tensor maps */
-    const char *wgmma_unavailable;                        /* why it serves nothing; NULL = it does */
+    const char *wgmma_unavailable; /* the reason why the engine declines every call; NULL = it is available */
 #endif
 #ifdef GMM__CUBLASLT
     gmm__lt lt;
@@ -1690,8 +1698,9 @@ enum gmm__role {
     GMM__ROLES
 };
 
-/* Bytes in up to two nested loops: `width` bytes, repeated count[0] times step[0] bytes apart, and these count[1] times
-   step[1] bytes apart. */
+/* A set of bytes in up to two nested loops: a run of `width` bytes, repeated count[0] times at a distance of step[0]
+   bytes (the rows of a matrix), and all that count[1] times at a distance of step[1] bytes (the matrices). `loops` is
+   the number of loops in use, 0 to 2. */
 typedef struct gmm__box {
     uint64_t address;
     int64_t width, count[2], step[2];
@@ -1710,17 +1719,18 @@ typedef struct gmm__span {
     uint64_t size, low, high;
 } gmm__span;
 
-enum { GMM__SPANS = 64 }; /* more than any operation needs */
+enum { GMM__SPANS = 64 }; /* more than any operation records */
 
-/* A checked call: descriptors are copied, defaults filled in, and absent operands have dtype GMM_NONE. Engines read
-   only this. The call of a query has the same shapes, dtypes and operands, but its addresses may be NULL. */
+/* A checked call: descriptors are copied, defaults are filled in, and absent operands have dtype GMM_NONE. Engines read
+   this structure alone, never the caller's descriptors. The call of a query has the same shapes, dtypes and operands,
+   but its addresses may be NULL. */
 typedef struct gmm__call {
     gmm_context *ctx;
     gmm_op op;
-    int query;
+    int query;            /* 1: the call asks for a plan alone, and is not launched */
     const char *function; /* for messages */
     const char *path;     /* for messages: the descriptor's parameter name; NULL = the call has no descriptor */
-    char shapes[112];
+    char shapes[112];     /* for messages: "G=8 T=4096 K=1024 N=2048 bf16" */
     gmm_options options;
     gmm_groups groups;
     gmm_mat mat[GMM__ROLES];
@@ -1728,9 +1738,9 @@ typedef struct gmm__call {
     int32_t in_align, out_align;         /* alignment of in and out; 0 = 1 */
     gmm_grad grad[GMM__ROLES]; /* of GMM__DW, GMM__DB, GMM__DW2, GMM__DB2; beta resolved by gmm__grad_beta */
     int64_t rows, in, out;     /* capacity, K, N; MLP: hidden and hidden_out */
-    gmm_mlp_quant quant;       /* MLP with a recipe; recipe.kind NONE = without */
-    gmm_recipe recipe;
-    int64_t units;             /* quantization: matrices of fixed extents; 0 = groups */
+    gmm_mlp_quant quant;       /* MLP with a recipe */
+    gmm_recipe recipe;         /* of that MLP; kind NONE = no recipe */
+    int64_t units;             /* quantization: number of matrices of fixed extents; 0 = the groups of the split */
     gmm_format format;
     union {
         gmm_linear linear;
@@ -1747,7 +1757,7 @@ typedef struct gmm__call {
         gmm_scale_update update;
         gmm_transposition transposition;
         gmm_sharding shard;
-    } d;
+    } d;                    /* the descriptor of the operation */
     gmm_act act;            /* activation and MLP */
     gmm_mlp_config config;  /* MLP */
     const void *input;      /* further memory that an operation reads or writes, documented where it is used */
@@ -1770,15 +1780,17 @@ typedef struct gmm__plan {
     size_t workspace_bytes;
     size_t part[GMM__PARTS];     /* offsets of the workspace's regions */
     size_t saved_bytes, deferred_bytes;
-    void *workspace;             /* set before launch */
+    void *workspace;             /* set by gmm__serve before the launch */
     char note[192];              /* how the engine serves the call, or why it declines */
 } gmm__plan;
 
+/* An operation of an engine; NULL functions: the engine does not have it. */
 typedef struct gmm__engine_op {
     int (*plan)(const gmm__call *call, gmm__plan *plan); /* 1 = yes; 0 = no, with a note */
     gmm_status (*launch)(const gmm__plan *plan, gmm_stream stream);
 } gmm__engine_op;
 
+/* A row of the engine table (core/engines.h). */
 typedef struct gmm__engine_row {
     gmm_engine engine;
     gmm_space space;
@@ -1796,24 +1808,29 @@ static GMM__UNUSED int gmm__is_field(const gmm__call *call, const char *name) {
     return field;
 }
 
+/* Reads descriptors into a gmm__call and checks them, formats the messages of refused calls, records the memory of a
+   call for the overlap check, and lays out the workspace of a plan. A function named gmm__read_* copies a descriptor
+   and fills in its defaults; one named gmm__check_* only checks. */
+
 /* Fails a call: "gmm_linear_fwd: linear.w: <value and rule> (<shapes>)". `argument` is a field of the call's
    descriptor, whose name the message puts before it, or another argument of the function. The text follows after a
    colon, unless it is a predicate of the argument ("is NULL", "has both data and table"). */
 static GMM__UNUSED gmm_status gmm__refuse(const gmm__call *call, gmm_status status, const char *argument,
                                           const char *format, ...) {
-    static const char *const verbs[] = { "is ", "and ", "has ", "lacks ", "must ", "goes " };
+    static const char *const predicates[] = { "is ", "and ", "has ", "lacks ", "must ", "goes " };
     const int field = gmm__is_field(call, argument);
-    int sentence = 0;
+    int is_predicate = 0;
     char text[320];
     size_t i;
     va_list list;
     va_start(list, format);
     (void)vsnprintf(text, sizeof text, format, list);
     va_end(list);
-    for (i = 0; i < sizeof verbs / sizeof verbs[0]; i++) sentence |= !strncmp(text, verbs[i], strlen(verbs[i]));
+    for (i = 0; i < sizeof predicates / sizeof predicates[0]; i++)
+        is_predicate |= !strncmp(text, predicates[i], strlen(predicates[i]));
     return gmm__fail(&call->ctx->error, status, "%s: %s%s%s%s %s%s%s%s", call->function, field ? call->path : "",
-                     field ? "." : "", argument, sentence ? "" : ":", text, call->shapes[0] ? " (" : "", call->shapes,
-                     call->shapes[0] ? ")" : "");
+                     field ? "." : "", argument, is_predicate ? "" : ":", text,
+                     call->shapes[0] ? " (" : "", call->shapes, call->shapes[0] ? ")" : "");
 }
 
 /* Fails a call because of a member of `argument`. `rule` begins with the member's name: "limit: -1 must be". */
@@ -1825,6 +1842,7 @@ static GMM__UNUSED gmm_status gmm__refuse_member(const gmm__call *call, gmm_stat
     return gmm__refuse(call, status, path, "%s", rule + name + strspn(rule + name, ": "));
 }
 
+/* Copies a descriptor of the caller, whose first member is struct_size; members that an older caller lacks become 0. */
 static GMM__UNUSED gmm_status gmm__read(gmm__call *call, const char *argument, void *dst, size_t size,
                                         const void *src) {
     uint32_t struct_size;
@@ -1846,8 +1864,8 @@ static GMM__UNUSED gmm_status gmm__read_descriptor(gmm__call *call, const char *
     return gmm__read(call, argument, dst, size, src);
 }
 
-/* Groups and dtypes for the messages of a call whose descriptors are not checked yet; zeros where they cannot be
-   read. */
+/* Groups and dtype of operands for the messages of a call whose descriptors are not checked yet; zeros where they
+   cannot be read. */
 static void gmm__peek_groups(const gmm_groups *groups, gmm_groups *g) {
     memset(g, 0, sizeof *g);
     if (groups) (void)gmm__copy_sized(g, sizeof *g, groups);
@@ -1858,7 +1876,7 @@ static const char *gmm__peek_dtype(const gmm_mat *mat) {
     return gmm_dtype_name(m.dtype);
 }
 
-/* Begins a call. */
+/* Begins a call. Every member before `span` becomes 0; `span` is left as it is, since `spans` is its length. */
 static GMM__UNUSED gmm_status gmm__open(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function, int query) {
     memset(call, 0, offsetof(gmm__call, span));
     if (!ctx) return GMM_E_NULL;
@@ -1871,16 +1889,17 @@ static GMM__UNUSED gmm_status gmm__open(gmm__call *call, gmm_context *ctx, gmm_o
 
 /* Repeats a box `count` times at a distance of `step` bytes, which is at least its extent. */
 static void gmm__box_repeat(gmm__box *b, int64_t count, int64_t step) {
-    const int32_t top = b->loops - 1;
+    const int32_t outermost = b->loops - 1;
     if (count < 1) b->width = 0;
     if (count <= 1) return;
     if (b->loops == 0 && step == b->width) b->width *= count;
-    else if (b->loops > 0 && step == b->count[top] * b->step[top]) b->count[top] *= count;
+    else if (b->loops > 0 && step == b->count[outermost] * b->step[outermost]) b->count[outermost] *= count;
     else {
         b->count[b->loops] = count;
         b->step[b->loops++] = step;
     }
 }
+/* The address behind the last byte of a box. */
 static uint64_t gmm__box_end(const gmm__box *b) {
     uint64_t end = b->address + (uint64_t)b->width;
     int32_t i;
@@ -1888,6 +1907,7 @@ static uint64_t gmm__box_end(const gmm__box *b) {
     return end;
 }
 
+/* The address of box i of a span, and the box of a span at an address. */
 static uint64_t gmm__span_at(const gmm__span *s, int64_t i) {
     return s->table ? (uintptr_t)s->table[i] : s->box.address + (uint64_t)(i * s->stride);
 }
@@ -1923,6 +1943,7 @@ static void gmm__add_boxes(gmm__call *call, const char *name, const char *part, 
     }
     s->high += s->size;
 }
+/* The box of `rows` rows of `width` bytes, `pitch` bytes apart. */
 static gmm__box gmm__rows_box(const void *address, int64_t rows, int64_t width, int64_t pitch) {
     gmm__box box;
     memset(&box, 0, sizeof box);
@@ -1932,6 +1953,7 @@ static gmm__box gmm__rows_box(const void *address, int64_t rows, int64_t width, 
     return box;
 }
 
+/* Records `bytes` consecutive bytes of a call for gmm__check_overlap. */
 static GMM__UNUSED void gmm__add_span(gmm__call *call, const char *name, const char *part, int writes,
                                       const void *address, int64_t bytes) {
     const gmm__box box = gmm__rows_box(address, 1, bytes, bytes);
@@ -1952,15 +1974,16 @@ static void gmm__add_operand(gmm__call *call, int role, const char *name, const 
                              void *const *table, int64_t matrices, int64_t stride) {
     const int readable = call->ctx->config.space == GMM_SPACE_CPU ||
                      (call->mat[role].flags & (uint32_t)GMM_MAT_TABLE_ON_HOST);
-    if (table) gmm__add_span(call, name, part[0] ? ".scale_table" : ".table", 0, table,
-                             matrices * (int64_t)sizeof *table);
-    else if (call->op != GMM_OP_ACCUMULATE) { /* whose y may be one of the matrices of x */
+    if (table)
+        gmm__add_span(call, name, part[0] ? ".scale_table" : ".table", 0, table, matrices * (int64_t)sizeof *table);
+    else if (call->op != GMM_OP_ACCUMULATE) { /* an accumulation may write y over one matrix of x: boxes stay apart */
         gmm__box_repeat(&box, matrices, stride);
         matrices = 1;
     }
     if (!table || readable)
         gmm__add_boxes(call, name, part, gmm__writes(call->op, role), &box, table, matrices, stride);
 }
+
 static GMM__UNUSED gmm_status gmm__read_options(gmm__call *call, const gmm_options *options) {
     gmm_status s = GMM_OK;
     if (options && (s = gmm__read(call, "options", &call->options, sizeof call->options, options)) != GMM_OK) return s;
@@ -1990,6 +2013,7 @@ static int64_t gmm__split_value(const gmm_groups *groups, int64_t g) {
     return groups->dtype == GMM_I64 ? ((const int64_t *)groups->splits)[i] : ((const int32_t *)groups->splits)[i];
 }
 
+/* The fault of a split on the host whose offsets do not begin with 0; 0 = none. */
 static uint32_t gmm__split_first_fault(const gmm_groups *groups) {
     int64_t first;
     if (groups->form != GMM_SPLIT_OFFSETS) return 0;
@@ -1997,12 +2021,13 @@ static uint32_t gmm__split_first_fault(const gmm_groups *groups) {
     return first == 0 ? 0 : (uint32_t)GMM_FAULT_MONOTONIC;
 }
 
-/* Whether a faulty split makes the call fail: where the host can read it and no fault word reports it. */
+/* Whether a faulty split makes the call fail with a status: the host can read the split, and either it is stated to be
+   on the host or no fault word reports the fault. */
 static int gmm__split_is_status(const gmm__call *call) {
     return call->groups.on_host || (call->ctx->config.space == GMM_SPACE_CPU && !call->groups.fault);
 }
-/* Refuses a faulty split where gmm__split_is_status. Results are correct with a broken promise of row_align, which is
-   therefore refused only in splits that are stated to be on the host. */
+/* Refuses a faulty split where gmm__split_is_status says so. Results are correct even where sizes break the promise of
+   row_align; that fault is therefore refused only in splits that are stated to be on the host. */
 static GMM__UNUSED gmm_status gmm__check_split(gmm__call *call, const char *argument) {
     const gmm_groups *g = &call->groups;
     const int32_t row_align = g->on_host ? g->row_align : 0;
@@ -2058,8 +2083,8 @@ static GMM__UNUSED gmm_status gmm__read_groups(gmm__call *call, const gmm_groups
                            gmm_dtype_name(g->dtype));
     if ((uintptr_t)g->fault % 4)
         return gmm__refuse(call, GMM_E_ALIGN, "groups.fault", "%p is not aligned to 4 bytes", (void *)g->fault);
-    gmm__add_span(call, "groups.splits", "", 0, g->splits, (g->count + (g->form == GMM_SPLIT_OFFSETS ? 1 : 0)) *
-              (int64_t)(g->dtype == GMM_I64 ? 8 : 4));
+    gmm__add_span(call, "groups.splits", "", 0, g->splits,
+                  (g->count + (g->form == GMM_SPLIT_OFFSETS ? 1 : 0)) * (int64_t)(g->dtype == GMM_I64 ? 8 : 4));
     gmm__add_span(call, "groups.fault", "", 1, g->fault, (int64_t)sizeof *g->fault);
     return gmm__check_split(call, "groups.splits");
 }
@@ -2164,7 +2189,8 @@ static void gmm__add_quant(gmm__call *call, int role, const char *name, gmm__ext
                      count, m->group_stride * bits / 8);
     gmm__add_operand(call, role, name, ".scale", gmm__rows_box(m->scale, 1, l->scale_bytes, l->scale_bytes),
                      m->scale_table, count, l->scale_bytes);
-    /* both copies may share one amax array, except where a transform changes the columnwise values */
+    /* The rowwise and the columnwise copy may share one amax array, except where the Hadamard transform changes the
+       columnwise values. */
     if (role == GMM__DX && m->amax == call->mat[GMM__Y].amax && !call->format.hadamard) return;
     gmm__add_span(call, name, ".amax", writes_amax && gmm__writes(call->op, role), m->amax,
                   amaxes * (int64_t)sizeof *m->amax);
@@ -2180,7 +2206,7 @@ static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const c
     gmm_error error = GMM_ZERO;
     gmm_status s = gmm__read(call, argument, m, sizeof *m, mat);
     int64_t size, all, g;
-    int nv;
+    int nv, lacks_data;
     if (s != GMM_OK) return s;
     if (m->scaling == GMM_SCALING_NONE)
         return gmm__refuse(call, GMM_E_DTYPE, argument, "scaling none is not accepted here");
@@ -2226,10 +2252,12 @@ static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const c
     if (call->query) return GMM_OK;
     if (!m->table != !m->scale_table)
         return gmm__refuse(call, GMM_E_ARG, argument, "table and scale_table come together");
-    g = l.data_bytes > 0 && !m->data && !m->table; /* groups without rows still have scales of tensors and columns */
-    if (g || (l.scale_bytes > 0 && !m->scale && !m->scale_table))
-        return gmm__refuse(call, GMM_E_NULL, argument, "lacks %s for %lld x %lld %s scaled %s", g ? "data" : "scale",
-                           (long long)rows, (long long)cols, gmm_dtype_name(m->dtype), gmm_scaling_name(m->scaling));
+    lacks_data = l.data_bytes > 0 && !m->data && !m->table;
+    /* groups without rows have no data, but they have the scales of tensors and of columns */
+    if (lacks_data || (l.scale_bytes > 0 && !m->scale && !m->scale_table))
+        return gmm__refuse(call, GMM_E_NULL, argument, "lacks %s for %lld x %lld %s scaled %s",
+                           lacks_data ? "data" : "scale", (long long)rows, (long long)cols, gmm_dtype_name(m->dtype),
+                           gmm_scaling_name(m->scaling));
     if (l.scale_dtype == GMM_F32 && (uintptr_t)m->scale % 4)
         return gmm__refuse(call, GMM_E_ALIGN, argument, "scale %p is not aligned to 4 bytes", m->scale);
     if ((uintptr_t)m->table % sizeof(void *) || (uintptr_t)m->scale_table % sizeof(void *))
@@ -2302,11 +2330,12 @@ static GMM__UNUSED void *gmm__at(const gmm_mat *m, int64_t g, int64_t row, int64
     return (void *)(base + (uintptr_t)(element * (gmm_dtype_bits(m->dtype) / 8)));
 }
 
+/* Rounds bytes up to the alignment of workspace regions. */
 static GMM__UNUSED size_t gmm__round256(size_t bytes) {
     return (bytes + GMM__WORKSPACE_ALIGN - 1) / GMM__WORKSPACE_ALIGN * GMM__WORKSPACE_ALIGN;
 }
 
-/* Adds a region to a plan's workspace. */
+/* Appends a region to a plan's workspace. gmm__part gives its address once gmm__serve has set plan->workspace. */
 static GMM__UNUSED void gmm__reserve(gmm__plan *plan, int part, size_t bytes) {
     plan->part[part] = plan->workspace_bytes;
     plan->workspace_bytes += gmm__round256(bytes);
@@ -2315,6 +2344,7 @@ static GMM__UNUSED void *gmm__part(const gmm__plan *plan, int part) {
     return (char *)plan->workspace + plan->part[part];
 }
 
+/* Returns 0 from a plan function, with the reason why the engine does not serve the call as the plan's note. */
 static GMM__UNUSED int gmm__decline(gmm__plan *plan, const char *format, ...) {
     va_list list;
     va_start(list, format);
@@ -2345,8 +2375,9 @@ static GMM__UNUSED int gmm__capturing(const gmm_context *ctx, gmm_stream stream)
     return 0;
 }
 
-/* gmm__select chooses the engine of a checked call; gmm__serve also answers its query or launches it. Defined behind
-   the engine table. */
+/* Defined behind the engine table, in core/engines.h: gmm__select chooses the engine of a checked call and fills in its
+   plan; gmm__check_overlap refuses a call whose outputs overlap its other memory; gmm__serve selects, and then answers
+   the query (call->query, into *info), or checks workspace and overlap and launches. */
 static gmm_status gmm__select(gmm__call *call, gmm__plan *plan);
 static gmm_status gmm__check_overlap(gmm__call *call);
 static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, size_t workspace_bytes,
@@ -2480,7 +2511,10 @@ static gmm_status gmm__cpu_launch_offsets(const gmm__plan *plan, gmm_stream stre
 
 /* .......................................................................................... 14.3 Grouped linear ... */
 
-/* Reads an operand of a product: floats, or the quantized copy whose blocks run along the contraction. */
+/* Checks and entry points of grouped linear layers. */
+
+/* Reads an operand of a product: floats, or the quantized copy whose blocks run along the contraction. That is `mat`
+   itself if the direction is rowwise, and mat->columnwise if it is columnwise. */
 static gmm_status gmm__read_operand(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
                                     gmm__extents extents, gmm_direction direction) {
     gmm_mat m;
@@ -2499,8 +2533,9 @@ static gmm_status gmm__read_operand(gmm__call *call, int role, const char *argum
     return gmm__read_quant(call, role, name, m.columnwise, extents, direction);
 }
 
-/* Whether operands of these scalings multiply each other: scales per tensor or row with such, scales of 128 elements
-   with such (two of 128 x 128 have no kernel), the others with their like. */
+/* Whether operands of these two scalings can be multiplied. Scalings per tensor and per row go together, in any
+   combination. 1x128 goes with 1x128 and 128x128, but 128x128 not with itself, which no kernel multiplies. Every other
+   scaling goes with itself alone. */
 static int gmm__scalings_multiply(gmm_scaling a, gmm_scaling b) {
     switch (a) {
     case GMM_SCALING_TENSOR:
@@ -2510,19 +2545,19 @@ static int gmm__scalings_multiply(gmm_scaling a, gmm_scaling b) {
     default: return a == b;
     }
 }
-/* Whether weights of this scaling multiply 16-bit tokens. */
+/* Whether weights of this scaling can be multiplied with tokens that are not quantized. */
 static int gmm__scaling_beside_floats(gmm_scaling s) { return s == GMM_SCALING_MX32 || s == GMM_SCALING_NV16; }
 
-/* Checks that two operands can be multiplied: their scales must apply to the whole sum, or to the sums of whole
-   blocks. */
+/* Checks that two operands can be multiplied: their scales must apply to the whole sum over the contraction, or to the
+   sums of whole blocks. Sets the alignment of the features that the scalings require. */
 static gmm_status gmm__check_operands(gmm__call *call, int first, const char *first_name, int second,
                                      const char *second_name) {
     const gmm_mat *a = &call->mat[first], *b = &call->mat[second];
     const int32_t align = gmm_feature_align(b->scaling); /* if a is quantized, so is b */
     const size_t used = strlen(call->shapes);
     (void)snprintf(call->shapes + used, sizeof call->shapes - used, " %s%s%s", gmm_dtype_name(a->dtype),
-                   a->scaling == GMM_SCALING_NONE ? "" : " ", a->scaling == GMM_SCALING_NONE ? ""
-                   : gmm_scaling_name(a->scaling));
+                   a->scaling == GMM_SCALING_NONE ? "" : " ",
+                   a->scaling == GMM_SCALING_NONE ? "" : gmm_scaling_name(a->scaling));
     call->in_align = call->out_align = align;
     if (a->scaling == GMM_SCALING_NONE && b->scaling == GMM_SCALING_NONE)
         return a->dtype == b->dtype ? GMM_OK
@@ -2550,13 +2585,14 @@ static GMM__UNUSED int gmm__quantized(const gmm__call *call) {
            call->mat[GMM__DY].scaling != GMM_SCALING_NONE;
 }
 
-/* Checks one linear operation. Only the operands that the operation uses are read. */
+/* Checks one linear operation. Only the operands that the operation uses are read. K is in_features, N out_features; x
+   is [rows, K], y and dy are [rows, N], w and dw are [N, K] per group. */
 static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
                                       const gmm_linear *linear, int query) {
     gmm_linear *d = &call->d.linear;
     gmm_status s = gmm__open(call, ctx, op, function, query);
     const gmm_direction along_tokens = op == GMM_OP_LINEAR_WGRAD ? GMM_COLUMNWISE : GMM_ROWWISE;
-    gmm__extents x, y; /* of the token matrices */
+    gmm__extents x, y; /* extents of the token matrices: x and dx, y and dy */
     gmm_groups g;
     int64_t G, K, N;
 
@@ -2580,26 +2616,26 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
     x = gmm__matrix(call->rows, K);
     y = gmm__matrix(call->rows, N);
 
-    if (op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_WGRAD)
-        if ((s = gmm__read_operand(call, GMM__X_, "x", d->x, x, along_tokens)) != GMM_OK) return s;
+    if ((op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_WGRAD) &&
+        (s = gmm__read_operand(call, GMM__X_, "x", d->x, x, along_tokens)) != GMM_OK)
+        return s;
     if (op == GMM_OP_LINEAR_BGRAD) {
         if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, y, GMM__FLOATS)) != GMM_OK) return s;
-    } else if (op != GMM_OP_LINEAR_FWD)
+    } else if (op != GMM_OP_LINEAR_FWD) {
         if ((s = gmm__read_operand(call, GMM__DY, "dy", d->dy, y, along_tokens)) != GMM_OK) return s;
-    if (op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_DGRAD)
-        if ((s = gmm__read_operand(call, GMM__W, "w", d->w, gmm__matrices(G, N, K),
-                                   op == GMM_OP_LINEAR_FWD ? GMM_ROWWISE : GMM_COLUMNWISE)) != GMM_OK)
-            return s;
-    if (op == GMM_OP_LINEAR_FWD)
-        if ((s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, y, GMM__FLOATS)) != GMM_OK) return s;
-    if (op == GMM_OP_LINEAR_DGRAD)
-        if ((s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 1, x, GMM__FLOATS)) != GMM_OK) return s;
-    if (op == GMM_OP_LINEAR_WGRAD)
-        if ((s = gmm__read_grad(call, GMM__DW, "dw", d->dw, 1, N, K)) != GMM_OK) return s;
-    if (op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_BGRAD)
-        if ((s = gmm__read_mat(call, GMM__BIAS, "bias", d->bias, op == GMM_OP_LINEAR_BGRAD && d->d_bias_scale,
-                               gmm__matrices(G, 1, N), GMM__FLOATS)) != GMM_OK)
-            return s;
+    }
+    if ((op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_DGRAD) &&
+        (s = gmm__read_operand(call, GMM__W, "w", d->w, gmm__matrices(G, N, K),
+                               op == GMM_OP_LINEAR_FWD ? GMM_ROWWISE : GMM_COLUMNWISE)) != GMM_OK)
+        return s;
+    if (op == GMM_OP_LINEAR_FWD && (s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, y, GMM__FLOATS)) != GMM_OK) return s;
+    if (op == GMM_OP_LINEAR_DGRAD && (s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 1, x, GMM__FLOATS)) != GMM_OK)
+        return s;
+    if (op == GMM_OP_LINEAR_WGRAD && (s = gmm__read_grad(call, GMM__DW, "dw", d->dw, 1, N, K)) != GMM_OK) return s;
+    if ((op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_BGRAD) &&
+        (s = gmm__read_mat(call, GMM__BIAS, "bias", d->bias, op == GMM_OP_LINEAR_BGRAD && d->d_bias_scale,
+                           gmm__matrices(G, 1, N), GMM__FLOATS)) != GMM_OK)
+        return s;
     if (op == GMM_OP_LINEAR_BGRAD) {
         if (!d->db && !d->d_bias_scale)
             return gmm__refuse(call, GMM_E_NULL, "db", "and linear.d_bias_scale are both NULL: nothing is wanted");
@@ -3227,6 +3263,8 @@ static gmm_status gmm__cpu_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
 
 /* .............................................................................................. 14.4 Activation ... */
 
+/* Presets and properties of activations; checks and entry points of gmm_act_fwd and gmm_act_bwd. */
+
 GMMDEF gmm_act gmm_act_of(gmm_act_preset preset) {
     gmm_act a = GMM_ZERO;
     switch (preset) {
@@ -3249,7 +3287,8 @@ GMMDEF gmm_act gmm_act_of(gmm_act_preset preset) {
     return a;
 }
 
-/* A row of GMM_ACT_LIST; of an unknown kind the name is NULL. */
+/* A row of GMM_ACT_LIST: whether the activation is gated, and whether it takes alpha and the betas. The row of an
+   unknown kind has the name NULL. */
 typedef struct gmm__act_row {
     const char *name;
     gmm_gate gate;
@@ -3633,6 +3672,8 @@ static gmm_status gmm__cpu_launch_act(const gmm__plan *plan, gmm_stream stream) 
 
 /* ..................................................................................... 14.5 Pad, GLU interleave ... */
 
+/* The pad rule of recipes and dispatchers; checks and entry points of gmm_pad and gmm_unpad. */
+
 GMMDEF int32_t gmm_pad_align(gmm_recipe_kind recipe, int32_t grouped_tensor) {
     if (grouped_tensor) return 256;
     switch (recipe) {
@@ -3654,7 +3695,7 @@ GMMDEF gmm_status gmm_pad_decide(const gmm_pad_in *in, int32_t *align, gmm_error
     if (in->dispatcher < GMM_DISPATCH_ALLTOALL || in->dispatcher > GMM_DISPATCH_NCCLEP)
         return gmm__fail(error, GMM_E_CONFIG, "gmm_pad_decide: in.dispatcher: %d is no dispatcher",
                          (int)in->dispatcher);
-    /* router_padding alone is not enough: with too few tokens the router cannot reach the multiple */
+    /* router_padding alone does not make groups padded: with too few tokens the router cannot reach the multiple */
     padded = (in->router_padding && in->router_padding_done) || in->dispatcher == GMM_DISPATCH_HYBRIDEP ||
              in->dispatcher == GMM_DISPATCH_NCCLEP ||
              (in->dispatcher == GMM_DISPATCH_DEEPEP && in->grouped_tensor && in->permute_fusion);
@@ -3662,7 +3703,7 @@ GMMDEF gmm_status gmm_pad_decide(const gmm_pad_in *in, int32_t *align, gmm_error
     return GMM_OK;
 }
 
-/* Refuses a split whose padded sizes exceed the padded capacity, where a faulty split is a status. */
+/* Refuses a split whose padded sizes exceed padded_capacity, where gmm__split_is_status says so. */
 static gmm_status gmm__check_padded(gmm__call *call) {
     const gmm_padding *d = &call->d.pad;
     int64_t begin = 0, padded = 0, end, g;
@@ -3814,10 +3855,10 @@ static int gmm__cpu_plan_pad(const gmm__call *call, gmm__plan *plan) {
     return 1;
 }
 
-/* --- GLU interleave --- */
+/* --- GLU interleave: checks and entry points --- */
 
-/* Reads an operand: `count` matrices of [2 ffn, cols], or one of [count, 2 ffn]. With count 0 it has no elements, and
-   only its dtype, scaling and flags are checked. */
+/* Reads an operand. With axis GMM_GLU_ROWS it is `count` matrices of [2 ffn, cols], with GMM_GLU_COLUMNS one matrix of
+   [count, 2 ffn]. With count 0 it has no elements, and only its dtype, scaling and flags are checked. */
 static gmm_status gmm__glu_read(gmm__call *call, int role, const char *argument, const gmm_mat *mat) {
     const gmm_glu *d = &call->d.glu;
     gmm_mat m;
@@ -3947,6 +3988,8 @@ static gmm_status gmm__cpu_launch_glu_interleave(const gmm__plan *plan, gmm_stre
 
 /* .............................................................................................. 14.6 Expert MLP ... */
 
+/* Decisions about a weight gradient (gmm_wgrad_decide), and the consistency of an MLP's configuration. */
+
 GMMDEF gmm_status gmm_wgrad_decide(const gmm_wgrad_in *in, gmm_wgrad_out *out, gmm_error *error) {
     gmm_wgrad_out o;
     if (!in || !out) return gmm__fail(error, GMM_E_NULL, "gmm_wgrad_decide: %s is NULL", in ? "out" : "in");
@@ -4061,10 +4104,13 @@ GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *erro
     return GMM_OK;
 }
 
+/* Reads the descriptor and operands of an MLP call (gmm__mlp_prepare). */
+
 /* Columns of FC1's output. */
 static int64_t gmm__mlp_fc1_cols(const gmm__call *call) {
     return call->config.ffn * (gmm_act_gated(call->act.kind) ? 2 : 1);
 }
+/* Whether backward queues the weight gradients instead of computing them. */
 static int gmm__mlp_delayed(const gmm__call *call) {
     return call->config.delay_wgrad || call->config.overlap_dispatch_wgrad;
 }
@@ -4076,7 +4122,8 @@ static gmm_status gmm__mlp_check_configured(gmm__call *call, const char *argumen
     return GMM_OK;
 }
 
-/* Reads a weight: floats, or quantized as the recipe would quantize it. */
+/* Reads a weight: floats, or quantized as the recipe would quantize it. `rowwise` and `columnwise` tell which of its
+   copies the products of the call read; if they read neither, the weight may be NULL. */
 static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, const char *argument, const gmm_mat *mat, int rowwise,
                                        int columnwise, int64_t rows, int64_t cols) {
     const gmm_format *f = &call->recipe.weight;
@@ -4102,7 +4149,7 @@ static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, const char *ar
                                "%s scaled %s: must be as the rowwise copy", gmm_dtype_name(call->mat[role].dtype),
                                gmm_scaling_name(call->mat[role].scaling));
     }
-    call->mat[role] = m; /* each product selects the copy of its contraction */
+    call->mat[role] = m; /* both copies: each product selects the one whose blocks run along its contraction */
     call->mat[role].struct_size = 0;
     return s;
 }
@@ -4130,8 +4177,9 @@ static gmm_status gmm__mlp_check_features(gmm__call *call) {
     return GMM_OK;
 }
 
-/* Checks gmm_mlp.quant and the operands for the products of the call: here, since other work is enqueued before the
-   first product. A dtype that the transform of weight gradients does not support is refused in every operation. */
+/* Checks gmm_mlp.quant, and the operands against the formats of the recipe. The products check the same, but only after
+   other work has been enqueued. A dtype that the Hadamard transform of weight gradients does not support is refused in
+   every operation. */
 static gmm_status gmm__mlp_check_quant(gmm__call *call) {
     const gmm_recipe *r = &call->recipe;
     const gmm_mlp *d = &call->d.mlp;
@@ -4152,6 +4200,7 @@ static gmm_status gmm__mlp_check_quant(gmm__call *call) {
     return s != GMM_OK ? s : gmm__check_output(call, "quant.amax", call->quant.amax, 0, values);
 }
 
+/* Checks an MLP call. call->in is hidden, call->out is hidden_out, and F1 the columns of FC1's output. */
 static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
                                    const gmm_mlp *mlp, int query) {
     gmm_mlp *d = &call->d.mlp;
@@ -4208,7 +4257,7 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     if (!gmm__mul(call->rows, F1, &elements) || !gmm__mul(elements, 16, &bytes))
         return gmm__refuse(call, GMM_E_OVERFLOW, "config.ffn", "%lld rows of %lld columns do not fit 64 bits",
                            (long long)call->rows, (long long)F1);
-    /* bwd recomputes FC1 where fwd saved nothing */
+    /* backward computes FC1 again where forward has saved nothing */
     recomputes = !fwd && c->save == GMM_SAVE_NOTHING;
     if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, fwd || recomputes || d->dw1, gmm__matrix(call->rows, c->hidden),
                            GMM__FLOATS)) ||
@@ -4242,17 +4291,22 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
             if (call->mat[roles[i]].dtype != GMM_NONE && call->mat[roles[i]].dtype != dtype &&
                 call->mat[roles[i]].scaling == GMM_SCALING_NONE)
                 return gmm__refuse(call, GMM_E_DTYPE, names[i], "dtype %s must be that of mlp.%s, %s",
-                                   gmm_dtype_name(call->mat[roles[i]].dtype), call->mat[GMM__W2].scaling ==
-                                   GMM_SCALING_NONE ? "w2" : fwd ? "x" : "dy", gmm_dtype_name(dtype));
+                                   gmm_dtype_name(call->mat[roles[i]].dtype),
+                                   call->mat[GMM__W2].scaling == GMM_SCALING_NONE ? "w2" : fwd ? "x" : "dy",
+                                   gmm_dtype_name(dtype));
     }
     return gmm__mlp_check_quant(call);
 }
 
-/* Regions of the workspace: the MLP's intermediate matrices, and the workspace of its steps. */
+/* Which matrices and operations an MLP call is composed of. FC1 computes z from x, the activation h from z, and FC2 y
+   from h; backward computes dh from dy, dz from dh, and dx from dz. A step is one of these operations.
+
+   Regions of the workspace: the intermediate matrices, and the workspace that all steps share. */
 enum {
     GMM__PART_MLP_OFFSETS, GMM__PART_MLP_Z, GMM__PART_MLP_H, GMM__PART_MLP_DH, GMM__PART_MLP_DZ, GMM__PART_MLP_STEP
 };
 
+/* Sizes in bytes of an MLP's intermediate matrices, and their places in the buffers of the caller. */
 typedef struct gmm__mlp_buffers {
     size_t z_bytes, h_bytes, offsets_bytes;  /* of each matrix, rounded up */
     size_t saved_h;                          /* offset in gmm_mlp.saved */
@@ -4302,7 +4356,7 @@ static gmm__mlp_buffers gmm__mlp_measure(const gmm__call *call) {
     return b;
 }
 
-/* Intermediate matrices that the backward of a call computes or reads; defer: it queues weight gradients. */
+/* The intermediate matrices that the backward of a call computes or reads. `defer`: it queues the weight gradients. */
 typedef struct gmm__mlp_gradients { int dz, dh, h, z, defer; } gmm__mlp_gradients;
 static gmm__mlp_gradients gmm__mlp_gradients_of(const gmm__call *call) {
     const gmm_mlp *d = &call->d.mlp;
@@ -4324,17 +4378,17 @@ typedef struct gmm__mlp_steps {
     gmm_activation act;
 } gmm__mlp_steps;
 
-static gmm_linear gmm__mlp_linear(const gmm__mlp_steps *t, int64_t in, int64_t out) {
+static gmm_linear gmm__mlp_linear(const gmm__mlp_steps *steps, int64_t in, int64_t out) {
     gmm_linear l = GMM_ZERO;
-    l.groups = &t->groups;
-    l.options = &t->options;
+    l.groups = &steps->groups;
+    l.options = &steps->options;
     l.in_features = in;
     l.out_features = out;
     return l;
 }
 
 /* Fills in the steps over the given memory, all of which is NULL in a query. */
-static void gmm__mlp_fill(gmm__mlp_steps *t, const gmm__plan *plan, void *offsets, void *z, void *h, void *dh,
+static void gmm__mlp_fill(gmm__mlp_steps *steps, const gmm__plan *plan, void *offsets, void *z, void *h, void *dh,
                           void *dz) {
     const gmm__call *call = plan->call;
     const gmm_mlp *d = &call->d.mlp;
@@ -4342,93 +4396,95 @@ static void gmm__mlp_fill(gmm__mlp_steps *t, const gmm__plan *plan, void *offset
     const gmm_dtype dtype = gmm__mlp_dtype(call);
     const int64_t F1 = gmm__mlp_fc1_cols(call);
 
-    memset(t, 0, sizeof *t);
-    t->options = call->options;
-    t->groups = call->groups;
-    t->groups.splits = offsets;
-    t->groups.dtype = GMM_I64;
-    t->groups.form = GMM_SPLIT_OFFSETS;
-    t->groups.on_host = 0;
-    t->z = gmm_mat_packed(dtype, z);
-    t->h = gmm_mat_packed(dtype, h);
-    t->dh = gmm_mat_packed(dtype, dh);
-    t->dz = gmm_mat_packed(dtype, dz);
+    memset(steps, 0, sizeof *steps);
+    steps->options = call->options;
+    steps->groups = call->groups;
+    steps->groups.splits = offsets;
+    steps->groups.dtype = GMM_I64;
+    steps->groups.form = GMM_SPLIT_OFFSETS;
+    steps->groups.on_host = 0;
+    steps->z = gmm_mat_packed(dtype, z);
+    steps->h = gmm_mat_packed(dtype, h);
+    steps->dh = gmm_mat_packed(dtype, dh);
+    steps->dz = gmm_mat_packed(dtype, dz);
 
-    t->fc1 = gmm__mlp_linear(t, c->hidden, F1);
-    t->fc1.x = &call->mat[GMM__X_];
-    t->fc1.w = &call->mat[GMM__W];
-    t->fc1.bias = c->bias1 ? &call->mat[GMM__BIAS] : NULL;
-    t->fc1.y = &t->z;
+    steps->fc1 = gmm__mlp_linear(steps, c->hidden, F1);
+    steps->fc1.x = &call->mat[GMM__X_];
+    steps->fc1.w = &call->mat[GMM__W];
+    steps->fc1.bias = c->bias1 ? &call->mat[GMM__BIAS] : NULL;
+    steps->fc1.y = &steps->z;
 
-    t->act.groups = &t->groups;
-    t->act.options = &t->options;
-    t->act.ffn = c->ffn;
-    t->act.act = &call->act;
-    t->act.x = &t->z;
-    t->act.prob = d->prob;
+    steps->act.groups = &steps->groups;
+    steps->act.options = &steps->options;
+    steps->act.ffn = c->ffn;
+    steps->act.act = &call->act;
+    steps->act.x = &steps->z;
+    steps->act.prob = d->prob;
 
-    t->fc2 = gmm__mlp_linear(t, c->ffn, call->out);
-    t->fc2.x = &t->h;
-    t->fc2.w = &call->mat[GMM__W2];
-    t->fc2.bias = c->bias2 ? &call->mat[GMM__BIAS2] : NULL;
-    t->fc2.bias_scale = c->prob_on_bias2 ? d->prob : NULL;
-    t->fc2.y = &call->mat[GMM__Y];
+    steps->fc2 = gmm__mlp_linear(steps, c->ffn, call->out);
+    steps->fc2.x = &steps->h;
+    steps->fc2.w = &call->mat[GMM__W2];
+    steps->fc2.bias = c->bias2 ? &call->mat[GMM__BIAS2] : NULL;
+    steps->fc2.bias_scale = c->prob_on_bias2 ? d->prob : NULL;
+    steps->fc2.y = &call->mat[GMM__Y];
 
-    t->dgrad2 = gmm__mlp_linear(t, c->ffn, call->out);
-    t->dgrad2.dy = &call->mat[GMM__DY];
-    t->dgrad2.w = &call->mat[GMM__W2];
-    t->dgrad2.dx = &t->dh;
+    steps->dgrad2 = gmm__mlp_linear(steps, c->ffn, call->out);
+    steps->dgrad2.dy = &call->mat[GMM__DY];
+    steps->dgrad2.w = &call->mat[GMM__W2];
+    steps->dgrad2.dx = &steps->dh;
 
-    t->bgrad2 = gmm__mlp_linear(t, c->ffn, call->out);
-    t->bgrad2.dy = &call->mat[GMM__DY];
-    t->bgrad2.bias_scale = c->prob_on_bias2 ? d->prob : NULL;
-    t->bgrad2.db = d->db2 ? &call->grad[GMM__DB2] : NULL;
+    steps->bgrad2 = gmm__mlp_linear(steps, c->ffn, call->out);
+    steps->bgrad2.dy = &call->mat[GMM__DY];
+    steps->bgrad2.bias_scale = c->prob_on_bias2 ? d->prob : NULL;
+    steps->bgrad2.db = d->db2 ? &call->grad[GMM__DB2] : NULL;
     if (c->prob_on_bias2 && d->dprob) {
-        t->bgrad2.bias = &call->mat[GMM__BIAS2];
-        t->bgrad2.d_bias_scale = d->dprob;
-        t->bgrad2.d_bias_scale_add = 1;
+        steps->bgrad2.bias = &call->mat[GMM__BIAS2];
+        steps->bgrad2.d_bias_scale = d->dprob;
+        steps->bgrad2.d_bias_scale_add = 1;
     }
 
-    t->wgrad2 = gmm__mlp_linear(t, c->ffn, call->out);
-    t->wgrad2.x = &t->h;
-    t->wgrad2.dy = &call->mat[GMM__DY];
-    t->wgrad2.dw = &call->grad[GMM__DW2];
+    steps->wgrad2 = gmm__mlp_linear(steps, c->ffn, call->out);
+    steps->wgrad2.x = &steps->h;
+    steps->wgrad2.dy = &call->mat[GMM__DY];
+    steps->wgrad2.dw = &call->grad[GMM__DW2];
 
-    t->bgrad1 = gmm__mlp_linear(t, c->hidden, F1);
-    t->bgrad1.dy = &t->dz;
-    t->bgrad1.db = &call->grad[GMM__DB];
+    steps->bgrad1 = gmm__mlp_linear(steps, c->hidden, F1);
+    steps->bgrad1.dy = &steps->dz;
+    steps->bgrad1.db = &call->grad[GMM__DB];
 
-    t->wgrad1 = gmm__mlp_linear(t, c->hidden, F1);
-    t->wgrad1.x = &call->mat[GMM__X_];
-    t->wgrad1.dy = &t->dz;
-    t->wgrad1.dw = &call->grad[GMM__DW];
+    steps->wgrad1 = gmm__mlp_linear(steps, c->hidden, F1);
+    steps->wgrad1.x = &call->mat[GMM__X_];
+    steps->wgrad1.dy = &steps->dz;
+    steps->wgrad1.dw = &call->grad[GMM__DW];
 
-    t->dgrad1 = gmm__mlp_linear(t, c->hidden, F1);
-    t->dgrad1.dy = &t->dz;
-    t->dgrad1.w = &call->mat[GMM__W];
-    t->dgrad1.dx = &call->mat[GMM__DX];
+    steps->dgrad1 = gmm__mlp_linear(steps, c->hidden, F1);
+    steps->dgrad1.dy = &steps->dz;
+    steps->dgrad1.w = &call->mat[GMM__W];
+    steps->dgrad1.dx = &call->mat[GMM__DX];
 }
 
-/* Raises *bytes to the workspace of one step. Returns 0 if the engine declines it. */
+/* Raises *bytes to the workspace of one step, and notes in `plan` which engine serves it. Returns 0 if none does.
+   `prepared` is the status of the step's checks; *last_error is restored if the step is declined. */
 static int gmm__mlp_measure_step(gmm__call *step, gmm_status prepared, const gmm_error *last_error, size_t *bytes,
                                  gmm__plan *plan) {
-    gmm__plan sub;
-    if (prepared != GMM_OK || gmm__select(step, &sub) != GMM_OK) {
+    gmm__plan step_plan;
+    if (prepared != GMM_OK || gmm__select(step, &step_plan) != GMM_OK) {
         (void)gmm__decline(plan, "%.180s", step->ctx->error.text);
-        step->ctx->error = *last_error; /* declining is no error yet: another engine may serve the call */
+        step->ctx->error = *last_error; /* a declined plan is no error: another engine may serve the call */
         return 0;
     }
-    if (sub.workspace_bytes > *bytes) *bytes = sub.workspace_bytes;
-    if (sub.engine != plan->engine)
-        (void)snprintf(plan->note, sizeof plan->note, "products by %s%s", gmm_engine_name(sub.engine),
-                       sub.assumes_aligned ? ", for addresses at multiples of 16 bytes" : "");
+    if (step_plan.workspace_bytes > *bytes) *bytes = step_plan.workspace_bytes;
+    if (step_plan.engine != plan->engine)
+        (void)snprintf(plan->note, sizeof plan->note, "products by %s%s", gmm_engine_name(step_plan.engine),
+                       step_plan.assumes_aligned ? ", for addresses at multiples of 16 bytes" : "");
 #ifdef __CUDACC__
     else if (step->options.engine == GMM_ENGINE_AUTO && step->ctx->wgmma_unavailable)
-        (void)snprintf(plan->note, sizeof plan->note, "products by %s; wgmma %s", gmm_engine_name(sub.engine),
+        (void)snprintf(plan->note, sizeof plan->note, "products by %s; wgmma %s", gmm_engine_name(step_plan.engine),
                        step->ctx->wgmma_unavailable);
 #endif
     return 1;
 }
+/* Raises *bytes to the workspace of a linear step. Returns 0 if it is declined. */
 static int gmm__mlp_size_linear(const gmm__plan *plan, gmm_op op, const gmm_linear *l, size_t *bytes, gmm__plan *out) {
     gmm__call step;
     const gmm_error last_error = plan->call->ctx->error;
@@ -4447,7 +4503,7 @@ typedef struct gmm__mlp_quantization {
     gmm_mlp_quant quant;
 } gmm__mlp_quantization;
 
-/* One linear operation of FC1 (layer 1) or FC2 (layer 2). */
+/* One linear operation of FC1 (layer 1) or FC2 (layer 2). `linear` describes it with the operands of the caller. */
 typedef struct gmm__mlp_product {
     gmm_context *ctx;
     const char *function; /* for messages */
@@ -4457,8 +4513,9 @@ typedef struct gmm__mlp_product {
     const gmm_linear *linear;
 } gmm__mlp_product;
 
-/* An operand of a product: its field in the linear descriptor, the format that the recipe gives it, and its slot in the
-   arrays of gmm_mlp_quant. Token matrices have rows 0. */
+/* An operand of a product: its field in the linear descriptor, the format that the recipe gives it, the direction of
+   the copy that the product reads, and its slot in the arrays of gmm_mlp_quant. `rows` are those of a weight matrix; 0
+   marks a token matrix, whose rows are those of the groups. */
 typedef struct gmm__mlp_operand {
     const gmm_mat **field;
     const gmm_format *format;
@@ -4467,8 +4524,8 @@ typedef struct gmm__mlp_operand {
     int64_t rows, cols;
 } gmm__mlp_operand;
 
-/* A product over quantized operands: `count` quantizations, then `linear`, which reads what they write. The descriptors
-   point into this structure. `bytes` is the workspace that holds the quantized operands. */
+/* A product of quantized operands: `count` quantizations, then `linear`, which reads what they write. The descriptors
+   point into this structure, which must therefore not be copied. `bytes` of workspace hold the quantized operands. */
 typedef struct gmm__mlp_quantized {
     gmm_linear linear;
     gmm_quantization quantization[2];
@@ -4479,14 +4536,16 @@ typedef struct gmm__mlp_quantized {
     size_t bytes;
 } gmm__mlp_quantized;
 
-/* Reserves `bytes` of the workspace; NULL without a workspace, which then only counts. */
+/* Reserves `bytes` of the workspace and returns their address. Without a workspace it counts the bytes, and returns
+   NULL. */
 static void *gmm__mlp_reserve(void *workspace, size_t *used, int64_t bytes) {
     void *address = workspace ? (char *)workspace + *used : NULL;
     *used += gmm__round256((size_t)bytes);
     return address;
 }
 
-/* The two operands of a product; l is the descriptor whose fields they are. */
+/* Describes the two operands of a product: x and w, dy and w, or x and dy. `l` is the descriptor whose fields they are.
+   Copies are rowwise where a product contracts along the columns of the operand, and columnwise along its rows. */
 static void gmm__mlp_operands(const gmm__mlp_product *p, gmm_linear *l, gmm__mlp_operand operand[2]) {
     const gmm_recipe *r = &p->quantization->recipe;
     const int fwd = p->op == GMM_OP_LINEAR_FWD, wgrad = p->op == GMM_OP_LINEAR_WGRAD, reads_x = fwd || wgrad;
@@ -4506,7 +4565,8 @@ static void gmm__mlp_operands(const gmm__mlp_product *p, gmm_linear *l, gmm__mlp
     operand[1].cols = wgrad ? l->out_features : l->in_features;
 }
 
-/* Adds the quantization of operand i, unless the recipe leaves it as it is or the caller has quantized it. */
+/* Adds the quantization of operand i to q, and points the linear descriptor to its result, unless the recipe leaves the
+   operand as it is or the caller has quantized it. */
 static gmm_status gmm__mlp_add_quantization(const gmm__mlp_product *p, const gmm__mlp_operand *o, int i,
                                             void *workspace, gmm__mlp_quantized *q) {
     const gmm_groups *groups = q->linear.groups;
@@ -4570,10 +4630,11 @@ static gmm_status gmm__mlp_prepare_product(const gmm__mlp_product *p, const gmm_
                         : gmm__linear_prepare(call, p->ctx, p->op, p->function, &q->linear, query);
 }
 
-/* Raises *bytes to the workspace of a product: the quantized operands, and the most that one of its steps takes. */
+/* Raises *bytes to the workspace of a product: the quantized operands, and behind them the workspace of its steps,
+   which they use one after the other. */
 static gmm_status gmm__mlp_measure_product(const gmm__mlp_product *p, size_t *bytes) {
     gmm__mlp_quantized q;
-    size_t most = 0;
+    size_t step_bytes = 0; /* the largest workspace of a step */
     int i;
     gmm_status s = gmm__mlp_quantized_of(p, NULL, &q);
     for (i = 0; s == GMM_OK && i <= q.count; i++) {
@@ -4581,9 +4642,9 @@ static gmm_status gmm__mlp_measure_product(const gmm__mlp_product *p, size_t *by
         gmm__plan plan;
         s = gmm__mlp_prepare_product(p, &q, i, 1, &call);
         if (s == GMM_OK) s = gmm__select(&call, &plan);
-        if (s == GMM_OK && plan.workspace_bytes > most) most = plan.workspace_bytes;
+        if (s == GMM_OK && plan.workspace_bytes > step_bytes) step_bytes = plan.workspace_bytes;
     }
-    if (s == GMM_OK && q.bytes + most > *bytes) *bytes = q.bytes + most;
+    if (s == GMM_OK && q.bytes + step_bytes > *bytes) *bytes = q.bytes + step_bytes;
     return s;
 }
 
@@ -4606,7 +4667,7 @@ static gmm__mlp_quantization gmm__mlp_quantization_of(const gmm__call *call) {
     q.quant = call->quant;
     return q;
 }
-/* The product of a step of this call. FC2's steps read dy or w2. */
+/* The product that a linear step of this call computes. It belongs to FC2 if the step reads dy or w2. */
 static gmm__mlp_product gmm__mlp_product_of(const gmm__call *call, const gmm__mlp_quantization *quantization, gmm_op op,
                                             const gmm_linear *l) {
     gmm__mlp_product p;
@@ -4618,7 +4679,7 @@ static gmm__mlp_product gmm__mlp_product_of(const gmm__call *call, const gmm__ml
     p.linear = l;
     return p;
 }
-/* Raises *bytes to the workspace of one product. Returns 0 if the engine declines it. */
+/* Raises *bytes to the workspace of one product, quantized if the call has a recipe. Returns 0 if it is declined. */
 static int gmm__mlp_size_product(const gmm__plan *plan, gmm_op op, const gmm_linear *l, size_t *bytes, gmm__plan *out) {
     const gmm__call *call = plan->call;
     const gmm__mlp_quantization quantization = gmm__mlp_quantization_of(call);
@@ -4630,6 +4691,7 @@ static int gmm__mlp_size_product(const gmm__plan *plan, gmm_op op, const gmm_lin
     call->ctx->error = last_error;
     return 0;
 }
+/* Raises *bytes to the workspace of an activation step. Returns 0 if it is declined. */
 static int gmm__mlp_size_act(const gmm__plan *plan, gmm_op op, const gmm_activation *a, size_t *bytes, gmm__plan *out) {
     gmm__call step;
     const gmm_error last_error = plan->call->ctx->error;
@@ -4637,18 +4699,21 @@ static int gmm__mlp_size_act(const gmm__plan *plan, gmm_op op, const gmm_activat
     return gmm__mlp_measure_step(&step, s, &last_error, bytes, out);
 }
 
+/* Plans, launches and entry points of the MLP, which is composed of linear and activation steps, and the queue of
+   delayed weight gradients. The engines CPU and MMA share these functions; each step selects an engine of its own. */
+
 static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
     const gmm__mlp_buffers b = gmm__mlp_measure(call);
-    gmm__mlp_steps t;
+    gmm__mlp_steps steps;
     size_t step_bytes = 0;
-    gmm__mlp_fill(&t, plan, NULL, NULL, NULL, NULL, NULL);
-    t.act.y = &t.h;
-    if (!gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &t.fc1, &step_bytes, plan) ||
-        !gmm__mlp_size_act(plan, GMM_OP_ACT_FWD, &t.act, &step_bytes, plan) ||
-        !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &t.fc2, &step_bytes, plan))
+    gmm__mlp_fill(&steps, plan, NULL, NULL, NULL, NULL, NULL);
+    steps.act.y = &steps.h;
+    if (!gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &steps.fc1, &step_bytes, plan) ||
+        !gmm__mlp_size_act(plan, GMM_OP_ACT_FWD, &steps.act, &step_bytes, plan) ||
+        !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &steps.fc2, &step_bytes, plan))
         return 0;
     gmm__reserve(plan, GMM__PART_MLP_OFFSETS, b.offsets_bytes);
-    /* inference stores z and h here, and a query cannot distinguish it from training */
+    /* inference keeps z and h in the workspace, training in gmm_mlp.saved; a query cannot tell the two apart */
     gmm__reserve(plan, GMM__PART_MLP_Z, b.z_bytes);
     gmm__reserve(plan, GMM__PART_MLP_H, b.h_bytes);
     gmm__reserve(plan, GMM__PART_MLP_STEP, step_bytes);
@@ -4656,7 +4721,7 @@ static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
     return 1;
 }
 
-/* Computes the split of the call as int64 offsets. */
+/* Enqueues the computation of the call's split as int64 offsets, which all steps read. */
 static gmm_status gmm__mlp_offsets(const gmm__plan *plan, void *offsets, gmm_stream stream) {
     gmm__call step = *plan->call;
     step.op = GMM_OP_OFFSETS;
@@ -4666,6 +4731,7 @@ static gmm_status gmm__mlp_offsets(const gmm__plan *plan, void *offsets, gmm_str
     step.spans = 0; /* overlap was checked with the call */
     return gmm__serve(&step, NULL, NULL, 0, stream);
 }
+/* Enqueues a linear step: quantizations and product with a recipe, else the linear operation alone. */
 static gmm_status gmm__mlp_step(const gmm__plan *plan, gmm_op op, const gmm_linear *l, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm__mlp_quantization quantization = gmm__mlp_quantization_of(call);
@@ -4691,14 +4757,14 @@ static gmm_status gmm__compose_launch_mlp_fwd(const gmm__plan *plan, gmm_stream 
     void *offsets = gmm__part(plan, GMM__PART_MLP_OFFSETS);
     void *z = saved && save != GMM_SAVE_NOTHING ? saved : gmm__part(plan, GMM__PART_MLP_Z);
     void *h = saved && save == GMM_SAVE_PREACT_AND_ACT ? saved + b.saved_h : gmm__part(plan, GMM__PART_MLP_H);
-    gmm__mlp_steps t;
+    gmm__mlp_steps steps;
     gmm_status s;
-    gmm__mlp_fill(&t, plan, offsets, z, h, NULL, NULL);
-    t.act.y = &t.h;
+    gmm__mlp_fill(&steps, plan, offsets, z, h, NULL, NULL);
+    steps.act.y = &steps.h;
     if ((s = gmm__mlp_offsets(plan, offsets, stream)) != GMM_OK) return s;
-    if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_FWD, &t.fc1, stream)) != GMM_OK) return s;
-    if ((s = gmm__mlp_act_step(plan, GMM_OP_ACT_FWD, &t.act, stream)) != GMM_OK) return s;
-    return gmm__mlp_step(plan, GMM_OP_LINEAR_FWD, &t.fc2, stream);
+    if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_FWD, &steps.fc1, stream)) != GMM_OK) return s;
+    if ((s = gmm__mlp_act_step(plan, GMM_OP_ACT_FWD, &steps.act, stream)) != GMM_OK) return s;
+    return gmm__mlp_step(plan, GMM_OP_LINEAR_FWD, &steps.fc2, stream);
 }
 
 static int gmm__compose_plan_mlp_bwd(const gmm__call *call, gmm__plan *plan) {
@@ -4706,24 +4772,24 @@ static int gmm__compose_plan_mlp_bwd(const gmm__call *call, gmm__plan *plan) {
     const gmm_mlp_config *c = &call->config;
     const gmm__mlp_buffers b = gmm__mlp_measure(call);
     const gmm__mlp_gradients need = gmm__mlp_gradients_of(call);
-    gmm__mlp_steps t;
+    gmm__mlp_steps steps;
     size_t step_bytes = 0;
-    gmm__mlp_fill(&t, plan, NULL, NULL, NULL, NULL, NULL);
-    t.act.dy = &t.dh;
-    t.act.dx = need.dz ? &t.dz : NULL;
-    t.act.dprob = d->dprob;
-    t.act.y = &t.h;
+    gmm__mlp_fill(&steps, plan, NULL, NULL, NULL, NULL, NULL);
+    steps.act.dy = &steps.dh;
+    steps.act.dx = need.dz ? &steps.dz : NULL;
+    steps.act.dprob = d->dprob;
+    steps.act.y = &steps.h;
     if ((need.z && c->save == GMM_SAVE_NOTHING &&
-         !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &t.fc1, &step_bytes, plan)) ||
-        (need.dh && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad2, &step_bytes, plan)) ||
-        (need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_BWD, &t.act, &step_bytes, plan)) ||
-        (need.h && !need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_FWD, &t.act, &step_bytes, plan)) ||
-        ((d->db2 || t.bgrad2.d_bias_scale) && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad2, &step_bytes,
-                                                                    plan)) ||
-        (d->db1 && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad1, &step_bytes, plan)) ||
-        (d->dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad2, &step_bytes, plan)) ||
-        (d->dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad1, &step_bytes, plan)) ||
-        (d->dx && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad1, &step_bytes, plan)))
+         !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &steps.fc1, &step_bytes, plan)) ||
+        (need.dh && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, &steps.dgrad2, &step_bytes, plan)) ||
+        (need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_BWD, &steps.act, &step_bytes, plan)) ||
+        (need.h && !need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_FWD, &steps.act, &step_bytes, plan)) ||
+        ((d->db2 || steps.bgrad2.d_bias_scale) &&
+         !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &steps.bgrad2, &step_bytes, plan)) ||
+        (d->db1 && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &steps.bgrad1, &step_bytes, plan)) ||
+        (d->dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &steps.wgrad2, &step_bytes, plan)) ||
+        (d->dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &steps.wgrad1, &step_bytes, plan)) ||
+        (d->dx && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, &steps.dgrad1, &step_bytes, plan)))
         return 0;
     gmm__reserve(plan, GMM__PART_MLP_OFFSETS, b.offsets_bytes);
     gmm__reserve(plan, GMM__PART_MLP_Z, need.z && c->save == GMM_SAVE_NOTHING ? b.z_bytes : 0);
@@ -4754,7 +4820,8 @@ enum { GMM__WGRAD_TAG = 0x6772616D };
 
 typedef char gmm__wgrad_record_fits[sizeof(gmm__wgrad_record) <= sizeof(gmm_wgrad_entry) ? 1 : -1];
 
-/* Reports the gradient of a parameter if it is `complete`. A capture computes nothing, so that it reports nothing. */
+/* Calls the hook for the gradient of a parameter if it is `complete`. While a graph is captured nothing is computed,
+   and therefore no hook is called. */
 static void gmm__mlp_call_hook(const gmm_context *ctx, const gmm_grad_hooks *hooks, gmm_param param, int complete,
                                gmm_stream stream) {
     if (complete && hooks && hooks->ready && !gmm__capturing(ctx, stream)) hooks->ready(hooks->user, param, stream);
@@ -4766,15 +4833,15 @@ static gmm_status gmm__convert_prepare(gmm__call *call, gmm_context *ctx, const 
 static gmm_status gmm__cuda_status(const gmm__call *call, cudaError_t e);
 #endif
 
-/* Enqueues a copy of the caller's bytes to context memory. `host`: the source is host memory that may be freed on
-   return. */
+/* Enqueues a copy of the caller's bytes to memory of the context's space. `host`: the source is host memory that may be
+   freed on return. */
 static gmm_status gmm__mlp_copy(const gmm__call *call, const void *src_data, int host, void *dst_data, size_t bytes,
                                 gmm_stream stream) {
     const gmm_mat src = gmm_mat_packed(GMM_U8, src_data), dst = gmm_mat_packed(GMM_U8, dst_data);
     gmm_conversion d = GMM_ZERO;
     gmm__call step;
     gmm_status s;
-#ifdef __CUDACC__ /* the bytes travel as arguments of a kernel */
+#ifdef __CUDACC__ /* the bytes are passed as arguments of a kernel, which the launch copies */
     if (host && call->ctx->config.space == GMM_SPACE_CUDA)
         return gmm__cuda_status(call, gmm_launch_copy(dst_data, src_data, (int64_t)(bytes / 8), stream));
 #else
@@ -4812,20 +4879,21 @@ static gmm_status gmm__mlp_copy_arrays(const gmm__call *call, char *arrays, gmm_
     return s;
 }
 
-static gmm_status gmm__mlp_record(const gmm__mlp_steps *t, const gmm__call *call, gmm_stream stream) {
+/* Appends the weight gradients of a backward to the queue of the caller. */
+static gmm_status gmm__mlp_record(const gmm__mlp_steps *steps, const gmm__call *call, gmm_stream stream) {
     const gmm_mlp *d = &call->d.mlp;
     const gmm__mlp_buffers b = gmm__mlp_measure(call);
     gmm_wgrad_queue *q = d->queue;
-    const gmm_linear *steps[2];
+    const gmm_linear *wgrads[2];
     const int roles[2] = { GMM__DW2, GMM__DW };
     gmm__wgrad_record r;
     int i;
-    steps[0] = &t->wgrad2;
-    steps[1] = &t->wgrad1;
+    wgrads[0] = &steps->wgrad2;
+    wgrads[1] = &steps->wgrad1;
     memset(&r, 0, sizeof r);
     r.tag = GMM__WGRAD_TAG;
-    r.groups = t->groups;
-    r.options = t->options;
+    r.groups = steps->groups;
+    r.options = steps->options;
     if (d->hooks) r.hooks = *d->hooks;
     r.quantization = gmm__mlp_quantization_of(call);
     r.quantization.quant.recipe = NULL;
@@ -4834,10 +4902,10 @@ static gmm_status gmm__mlp_record(const gmm__mlp_steps *t, const gmm__call *call
     for (i = 0; i < 2; i++) {
         gmm_status s;
         if (!r.pending[i]) continue;
-        r.in[i] = steps[i]->in_features;
-        r.out[i] = steps[i]->out_features;
-        r.x[i] = *steps[i]->x;
-        r.dy[i] = *steps[i]->dy;
+        r.in[i] = wgrads[i]->in_features;
+        r.out[i] = wgrads[i]->out_features;
+        r.x[i] = *wgrads[i]->x;
+        r.dy[i] = *wgrads[i]->dy;
         r.dw[i] = call->mat[roles[i]];
         r.grad[i] = call->grad[roles[i]];
         r.x[i].columnwise = r.dy[i].columnwise = r.dw[i].columnwise = r.grad[i].mat = NULL;
@@ -4863,40 +4931,42 @@ static gmm_status gmm__compose_launch_mlp_bwd(const gmm__plan *plan, gmm_stream 
     void *h = need.defer ? deferred + b.deferred_h
                          : h_saved ? saved + b.saved_h : (char *)gmm__part(plan, GMM__PART_MLP_H);
     void *dz = need.defer ? deferred + b.deferred_dz : (char *)gmm__part(plan, GMM__PART_MLP_DZ);
-    gmm__mlp_steps t;
+    gmm__mlp_steps steps;
     gmm_status s;
 
-    gmm__mlp_fill(&t, plan, offsets, z, h, gmm__part(plan, GMM__PART_MLP_DH), dz);
-    t.act.dy = &t.dh;
-    t.act.dx = need.dz ? &t.dz : NULL;
-    t.act.dprob = d->dprob;
-    t.act.y = need.h && !h_saved ? &t.h : NULL;
+    gmm__mlp_fill(&steps, plan, offsets, z, h, gmm__part(plan, GMM__PART_MLP_DH), dz);
+    steps.act.dy = &steps.dh;
+    steps.act.dx = need.dz ? &steps.dz : NULL;
+    steps.act.dprob = d->dprob;
+    steps.act.y = need.h && !h_saved ? &steps.h : NULL;
     if ((s = gmm__mlp_offsets(plan, offsets, stream)) != GMM_OK) return s;
-    if (need.z && c->save == GMM_SAVE_NOTHING)
-        if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_FWD, &t.fc1, stream)) != GMM_OK) return s;
+    if (need.z && c->save == GMM_SAVE_NOTHING &&
+        (s = gmm__mlp_step(plan, GMM_OP_LINEAR_FWD, &steps.fc1, stream)) != GMM_OK)
+        return s;
     if (need.dh) {
-        if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad2, stream)) != GMM_OK) return s;
-        if ((s = gmm__mlp_act_step(plan, GMM_OP_ACT_BWD, &t.act, stream)) != GMM_OK) return s;
-    } else if (t.act.y)
-        if ((s = gmm__mlp_act_step(plan, GMM_OP_ACT_FWD, &t.act, stream)) != GMM_OK) return s;
-    if (d->dw2 && !need.defer)
-        if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad2, stream)) != GMM_OK) return s;
+        if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_DGRAD, &steps.dgrad2, stream)) != GMM_OK) return s;
+        if ((s = gmm__mlp_act_step(plan, GMM_OP_ACT_BWD, &steps.act, stream)) != GMM_OK) return s;
+    } else if (steps.act.y) {
+        if ((s = gmm__mlp_act_step(plan, GMM_OP_ACT_FWD, &steps.act, stream)) != GMM_OK) return s;
+    }
+    if (d->dw2 && !need.defer && (s = gmm__mlp_step(plan, GMM_OP_LINEAR_WGRAD, &steps.wgrad2, stream)) != GMM_OK)
+        return s;
     gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_W2, d->dw2 && !need.defer, stream);
-    if (d->db2 || t.bgrad2.d_bias_scale)
-        if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad2, stream)) != GMM_OK) return s;
+    if ((d->db2 || steps.bgrad2.d_bias_scale) &&
+        (s = gmm__mlp_step(plan, GMM_OP_LINEAR_BGRAD, &steps.bgrad2, stream)) != GMM_OK)
+        return s;
     gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_B2, d->db2 != NULL, stream);
-    if (d->dw1 && !need.defer)
-        if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad1, stream)) != GMM_OK) return s;
+    if (d->dw1 && !need.defer && (s = gmm__mlp_step(plan, GMM_OP_LINEAR_WGRAD, &steps.wgrad1, stream)) != GMM_OK)
+        return s;
     gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_W1, d->dw1 && !need.defer, stream);
-    if (d->db1)
-        if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad1, stream)) != GMM_OK) return s;
+    if (d->db1 && (s = gmm__mlp_step(plan, GMM_OP_LINEAR_BGRAD, &steps.bgrad1, stream)) != GMM_OK) return s;
     gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_B1, d->db1 != NULL, stream);
-    if (d->dx)
-        if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad1, stream)) != GMM_OK) return s;
-    return need.defer ? gmm__mlp_record(&t, call, stream) : GMM_OK;
+    if (d->dx && (s = gmm__mlp_step(plan, GMM_OP_LINEAR_DGRAD, &steps.dgrad1, stream)) != GMM_OK) return s;
+    return need.defer ? gmm__mlp_record(&steps, call, stream) : GMM_OK;
 }
 
-/* The weight gradient i of a record as a linear descriptor: 0 is FC2's, 1 is FC1's. */
+/* Weight gradient i of a record (0 is FC2's, 1 is FC1's) as a linear descriptor, and as a product of quantized
+   operands. Both point into the record. */
 static gmm_linear gmm__mlp_recorded_linear(gmm__wgrad_record *r, int i) {
     gmm_linear l = GMM_ZERO;
     r->grad[i].mat = &r->dw[i];
@@ -4916,7 +4986,8 @@ static gmm__mlp_product gmm__mlp_recorded_product(const gmm__call *call, const g
     return p;
 }
 
-/* call->input and call->output are the record. They are NULL in a query, which measures the MLP's own descriptor. */
+/* Plans the weight gradients of a record, which call->input and call->output point to. They are NULL in a query, which
+   plans those of the MLP's own descriptor. */
 static int gmm__compose_plan_mlp_wgrad(const gmm__call *call, gmm__plan *plan) {
     size_t step_bytes = 0;
     int i;
@@ -4934,10 +5005,10 @@ static int gmm__compose_plan_mlp_wgrad(const gmm__call *call, gmm__plan *plan) {
                 return gmm__decline(plan, "%.180s", call->ctx->error.text);
         }
     } else {
-        gmm__mlp_steps t;
-        gmm__mlp_fill(&t, plan, NULL, NULL, NULL, NULL, NULL);
-        if ((call->d.mlp.dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad2, &step_bytes, plan)) ||
-            (call->d.mlp.dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad1, &step_bytes, plan)))
+        gmm__mlp_steps steps;
+        gmm__mlp_fill(&steps, plan, NULL, NULL, NULL, NULL, NULL);
+        if ((call->d.mlp.dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &steps.wgrad2, &step_bytes, plan)) ||
+            (call->d.mlp.dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &steps.wgrad1, &step_bytes, plan)))
             return 0;
     }
     memset(plan->part, 0, sizeof plan->part);
@@ -4962,7 +5033,7 @@ static gmm_status gmm__compose_launch_mlp_wgrad(const gmm__plan *plan, gmm_strea
                                   plan->workspace_bytes, stream)
                 : gmm__mlp_run_product(&product, plan->workspace, plan->workspace_bytes, stream);
         if (s != GMM_OK) return s;
-        r->pending[i] = 0; /* should the other gradient fail, a second call does not add this one twice */
+        r->pending[i] = 0; /* if the other gradient fails, the next call does not add this one again */
         gmm__mlp_call_hook(call->ctx, &r->hooks, params[i], 1, stream);
     }
     return GMM_OK;
@@ -4982,7 +5053,7 @@ static gmm_status gmm__mlp_buffer(gmm__call *call, const char *name, int writes,
     return GMM_OK;
 }
 
-/* Checks the fields of the queue, which callers may have set themselves. */
+/* Checks the fields of the queue, which the caller may have set. */
 static gmm_status gmm__mlp_check_queue(gmm__call *call, const gmm_wgrad_queue *q) {
     if (!q || !q->entries) return gmm__refuse(call, GMM_E_NULL, "queue", "is NULL or has no entries");
     if ((uintptr_t)q->entries % sizeof q->entries->opaque[0])
@@ -5053,7 +5124,8 @@ GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
     return gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
 
-/* Records the memory of both queued weight gradients, so that an overlap is found before the first one is computed. */
+/* Records the memory of both weight gradients of a record for the overlap check, which thus finds an overlap before the
+   first gradient is computed. */
 static gmm_status gmm__mlp_read_record(gmm__call *call, gmm__wgrad_record *r) {
     static const char *const names[2] = { "dw2", "dw1" };
     const int roles[2] = { GMM__DW2, GMM__DW };
@@ -5403,6 +5475,9 @@ static gmm_status gmm__cpu_launch_topk_bwd(const gmm__plan *plan, gmm_stream str
     return GMM_OK;
 }
 
+/* Checks and entry points of gmm_topk_fwd and gmm_topk_bwd. */
+
+/* Reads the descriptor and operands of a routing call. A slot is one of the topk choices of a token. */
 static gmm_status gmm__read_route(gmm__call *call, const gmm_route *route) {
     gmm_route *r = &call->d.route;
     const int bwd = call->op == GMM_OP_TOPK_BWD;
@@ -5764,7 +5839,10 @@ static gmm_status gmm__cpu_launch_unpermute_bwd(const gmm__plan *plan, gmm_strea
     return GMM_OK;
 }
 
-/* Checks what the five calls have in common, and describes the segments as groups. */
+/* Checks and entry points of gmm_permute_map, gmm_permute_fwd, gmm_permute_bwd, gmm_unpermute_fwd and
+   gmm_unpermute_bwd. The roles GMM__ROWS, GMM__DROWS, GMM__OUT and GMM__DOUT are defined in cpu/permute.h. */
+
+/* Checks what the five calls have in common, and describes the rows of each expert as a group of call->groups. */
 static gmm_status gmm__read_permute(gmm__call *call, const gmm_permute *permute) {
     gmm_permute *p = &call->d.permute;
     int64_t slots;
@@ -5797,6 +5875,7 @@ static gmm_status gmm__read_permute(gmm__call *call, const gmm_permute *permute)
     return gmm__check_output(call, "fault", p->fault, 0, 1);
 }
 
+/* Reads a matrix of `rows` x hidden. */
 static gmm_status gmm__permute_mat(gmm__call *call, int role, const char *argument, const gmm_mat *mat, int64_t rows,
                                    uint32_t dtypes) {
     return gmm__read_mat(call, role, argument, mat, 1, gmm__matrix(rows, call->d.permute.hidden), dtypes);
@@ -5831,7 +5910,7 @@ static gmm_status gmm__refuse_foreign_operands(gmm__call *call) {
     return GMM_OK;
 }
 
-/* Reads the operands of one of the five calls: an output that is wanted requires its inputs. */
+/* Reads the operands of one of the five calls. An optional output that is given requires its inputs. */
 static gmm_status gmm__read_permute_operands(gmm__call *call) {
     const gmm_permute *p = &call->d.permute;
     const int64_t slots = p->tokens * p->topk;
@@ -5945,7 +6024,9 @@ GMMDEF gmm_status gmm_unpermute_bwd(gmm_context *ctx, const gmm_permute *permute
 
 /* ..................................................................................... 14.9 Accumulate, convert ... */
 
-/* Checks the extents of both operations. */
+/* Checks and entry points of sums (gmm_accumulate) and conversions (gmm_convert). */
+
+/* Checks the extents of a sum or a conversion. */
 static gmm_status gmm__read_small_extents(gmm__call *call, int64_t rows, int64_t cols) {
     if (rows < 0) return gmm__refuse(call, GMM_E_ARG, "rows", "%lld must be >= 0", (long long)rows);
     if (cols < 1) return gmm__refuse(call, GMM_E_ARG, "cols", "%lld must be >= 1", (long long)cols);
@@ -5964,7 +6045,7 @@ static gmm_status gmm__accumulate_prepare(gmm__call *call, gmm_context *ctx, con
     if ((s = gmm__read_options(call, d->options)) != GMM_OK) return s;
     if (d->count < 1) return gmm__refuse(call, GMM_E_ARG, "count", "%d must be >= 1", d->count);
     if ((s = gmm__read_small_extents(call, d->rows, d->cols)) != GMM_OK) return s;
-    if (d->x) { /* checked before gmm__read_mat reads the addresses in the table */
+    if (d->x) { /* the launch reads the addresses of the addends on the host */
         gmm_mat m;
         if (gmm__copy_sized(&m, sizeof m, d->x) && m.table && ctx->config.space == GMM_SPACE_CUDA &&
             !(m.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST))
@@ -6108,7 +6189,12 @@ static gmm_status gmm__cpu_launch_convert(const gmm__plan *plan, gmm_stream stre
 
 /* ........................................................................................... 14.10 Quantization ... */
 
-/* Reads the units of a quantizing call: groups of a split, or matrices of fixed extents. */
+/* Checks and entry points of quantization: gmm_quantize, gmm_requantize, gmm_dequantize, gmm_transpose,
+   gmm_update_scales and gmm_shard_cast. They use the roles GMM__DY for the source, GMM__Y for the rowwise copy or the
+   destination, and GMM__DX for the columnwise copy. */
+
+/* Reads the units of a quantizing call, which are the groups of a split or matrices of fixed extents. Each unit has
+   scales and amaxes of its own. */
 static gmm_status gmm__read_units(gmm__call *call, const gmm_groups *groups, int32_t count, int64_t rows,
                                   int64_t cols) {
     int64_t elements;
@@ -6137,11 +6223,11 @@ static gmm_status gmm__read_units(gmm__call *call, const gmm_groups *groups, int
 }
 static int gmm__grouped(const gmm__call *call) { return call->units == 0; }
 static int64_t gmm__units(const gmm__call *call) { return gmm__grouped(call) ? call->groups.count : call->units; }
-/* Extents of a quantizing call's operands: one matrix of all groups, or the matrices of fixed extents. */
+/* Extents of a quantizing call's operands: one matrix with the rows of all groups, or the matrices of fixed extents. */
 static gmm__extents gmm__unit_extents(const gmm__call *call) {
     return gmm__matrices(call->units, call->rows, call->in);
 }
-/* Upper bound on the number of strips of GMM_TILE rows. */
+/* Upper bound on the number of strips; a strip is GMM_TILE rows of a unit. */
 static int64_t gmm__strips(const gmm__call *call) {
     return gmm__grouped(call) ? gmm_padded_capacity(call->groups.count, call->rows) / GMM_TILE
                               : call->units * gmm__ceil_div(call->rows, GMM_TILE);
@@ -6173,6 +6259,7 @@ static gmm_status gmm__read_copy(gmm__call *call, int role, const char *argument
     return GMM_OK;
 }
 
+/* Checks a quantize or requantize call. by_group: each group has one amax, so that amax and cast can be two phases. */
 static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
                                         const gmm_quantization *quantization, int query) {
     gmm_quantization *d = &call->d.quant;
@@ -6356,6 +6443,7 @@ GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *up
     return gmm__serve(&call, NULL, NULL, 0, stream);
 }
 
+/* Whether gmm_shard_cast can write shards in a format. */
 static int gmm__shard_supports(const gmm_format *f) {
     return f->scaling != GMM_SCALING_NONE && f->scaling != GMM_SCALING_ROW && !f->hadamard && !f->stochastic &&
            !f->four_over_six && !f->row_amax;
@@ -6421,6 +6509,7 @@ GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gm
         return s;
     return gmm__serve(&call, NULL, NULL, 0, stream);
 }
+/* The arguments of the shard cast of a checked call, for the CPU engine and the kernels. */
 static gmm__shard_args gmm__shard_of(const gmm__call *call) {
     const gmm_sharding *d = &call->d.shard;
     gmm__shard_args a;
@@ -6439,6 +6528,7 @@ static gmm__shard_args gmm__shard_of(const gmm__call *call) {
     a.copy[1] = call->mat[GMM__DX];
     return a;
 }
+/* Number of amaxes of a shard cast. */
 static int64_t gmm__shard_floats(const gmm__shard_args *a) {
     return gmm_shard_amaxes(&a->format, (int32_t)a->count, a->rows, a->cols, a->copy[1].dtype != GMM_NONE);
 }
@@ -8784,7 +8874,8 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
 
 /* ................................................................................................ 14.15 Runtime ... */
 
-/* Begins a function of the runtime table: the checks that the CPU and the CUDA runtime have in common. */
+/* Checks that the functions of the CPU and of the CUDA runtime have in common; each function begins with one of them.
+   `function` and `argument` are names for messages; `needed` is the argument that must not be NULL. */
 static gmm_status gmm__rt_open(void *self, const char *function, gmm_stream stream, const void *needed,
                                const char *argument) {
     gmm_context *ctx = (gmm_context *)self;
@@ -8841,6 +8932,7 @@ static gmm_status gmm__rt_open_fill(void *self, const char *function, void *dst,
                      value);
 }
 
+/* gmm_runtime.run of both rows: calls the work's function on the host, which enqueues the work. */
 static gmm_status gmm__rt_run(void *self, const gmm_work *work, gmm_stream stream) {
     const gmm_status s = gmm__rt_open(self, "run", stream, work, "work");
     if (s != GMM_OK) return s;
@@ -9099,6 +9191,8 @@ static gmm_status gmm__cuda_rt_is_capturing(void *self, gmm_stream stream, int32
 #undef GMM__DEVICE_CALL
 #endif /* __CUDACC__ */
 
+/* The runtime table: one row of functions per memory space, in the order of gmm_space. gmm_runtime_of copies a row to
+   the caller. */
 #define GMM__RT(row, entry) gmm__##row##_rt_##entry
 static const gmm_runtime gmm__runtimes[] = {
     { 0, GMM_SPACE_CPU, NULL,
@@ -9267,7 +9361,7 @@ static int gmm__any_row_amax(const gmm__call *call) {
 /* Whether gmm__call.d is a gmm_quantization. */
 static int gmm__casts(gmm_op op) { return op == GMM_OP_QUANTIZE || op == GMM_OP_REQUANTIZE; }
 
-/* The set of fields that a checked call uses. */
+/* The set of optional fields that a checked call uses. The conditions of GMM__FIELD_LIST read `call` and `linear`. */
 static uint64_t gmm__requested_fields(const gmm__call *call) {
     const gmm_linear *linear = &call->d.linear;
     const gmm_op op = call->op;
@@ -9281,7 +9375,9 @@ static uint64_t gmm__requested_fields(const gmm__call *call) {
 
 /* ......................................................................... 14.17 Engine table, public functions ... */
 
-/* One row per engine, in the order in which AUTO tries them; the columns follow GMM_OP_LIST. */
+/* One row per engine, in the order in which AUTO tries them; the columns follow GMM_OP_LIST. GMM__OP names a plan and a
+   launch function of one operation, GMM__OP_BY a plan that several operations share, GMM__OP_ANY an operation that the
+   engine serves without a plan of its own. */
 #define GMM__OP(engine, op) GMM__OP_BY(engine, op, op)
 #define GMM__OP_BY(engine, plan, op) { gmm__##engine##_plan_##plan, gmm__##engine##_launch_##op }
 #define GMM__OP_ANY(engine, op) { gmm__plan_any, gmm__##engine##_launch_##op }
@@ -9316,8 +9412,8 @@ static const gmm__engine_row gmm__engines[] = {
         GMM__NO_OP, /* offsets */
         GMM__OP(wgmma, product), /* linear_fwd */
         GMM__OP(wgmma, product), /* linear_dgrad */
-        GMM__OP(wgmma, product), /* linear_wgrad; no other operations */
-        GMM__NO_OP
+        GMM__OP(wgmma, product), /* linear_wgrad */
+        GMM__NO_OP               /* linear_bgrad and all that follow: absent members are zeros too */
     } },
 #endif
 #if defined(__CUDACC__) && defined(GMM__ELEM_DONE)
@@ -9348,8 +9444,8 @@ static const gmm__engine_row gmm__engines[] = {
         GMM__NO_OP, /* offsets */
         GMM__OP(lt, product), /* linear_fwd */
         GMM__OP(lt, product), /* linear_dgrad */
-        GMM__OP(lt, product), /* linear_wgrad; no other operations */
-        GMM__NO_OP
+        GMM__OP(lt, product), /* linear_wgrad */
+        GMM__NO_OP            /* linear_bgrad and all that follow: absent members are zeros too */
     } },
 #endif
 };
@@ -9370,8 +9466,8 @@ static int gmm__rows_overlap(const gmm__box *a, const gmm__box *b) {
     return low <= high;
 }
 
-/* Whether two boxes have a byte in common. Exact; visits only those iterations of a loop whose span overlaps the other
-   box. */
+/* Whether two boxes have a byte in common. The answer is exact. Of the box with the outermost loop of larger step, only
+   the iterations that may reach the other box are visited. */
 static int gmm__boxes_overlap(gmm__box a, gmm__box b) {
     const uint64_t end = gmm__box_end(&b);
     uint64_t size, step, start = a.address;
@@ -9392,8 +9488,9 @@ static int gmm__boxes_overlap(gmm__box a, gmm__box b) {
     return 0;
 }
 
-/* The addresses of a span from index `first` on, at most GMM__SORTED of them, in ascending order, which most tables
-   already have. */
+/* Writes the addresses of a span's boxes from index `first` on, at most GMM__SORTED of them, in ascending order, and
+   returns their number. Most tables are in this order already. The heap of routing sorts in descending order, and
+   therefore gets the complements. */
 enum { GMM__SORTED = 1024 };
 static int64_t gmm__span_sorted(const gmm__span *s, int64_t first, uint64_t *addresses) {
     const int64_t n = s->count - first < GMM__SORTED ? s->count - first : (int64_t)GMM__SORTED;
@@ -9428,6 +9525,7 @@ static int gmm__sorted_overlap(const gmm__span *a, const uint64_t *x, int64_t n,
     return 0;
 }
 
+/* Whether two boxes differ in their addresses alone. */
 static int gmm__same_form(const gmm__box *a, const gmm__box *b) {
     int32_t i;
     if (a->width != b->width || a->loops != b->loops) return 0;
@@ -9436,9 +9534,9 @@ static int gmm__same_form(const gmm__box *a, const gmm__box *b) {
     return 1;
 }
 
-/* Finds two boxes that overlap, one from each span, or two of one span. Without allocations: two tables of n ascending
-   addresses take O(n) steps, unsorted ones O(n log n), and above GMM__SORTED addresses n / GMM__SORTED times as
-   many. */
+/* Finds two boxes that overlap, one from each span, or two of one span (a == b). It allocates nothing. Two tables of n
+   ascending addresses take O(n) steps, unsorted ones O(n log n); with more than GMM__SORTED addresses, n / GMM__SORTED
+   times as many. */
 static int gmm__tables_overlap(const gmm__span *a, const gmm__span *b, uint64_t overlap[2]) {
     uint64_t x[GMM__SORTED], y[GMM__SORTED];
     int64_t i, j, n, m;
@@ -9452,6 +9550,8 @@ static int gmm__tables_overlap(const gmm__span *a, const gmm__span *b, uint64_t 
     }
     return 0;
 }
+/* Finds two boxes that overlap, one from each of two spans, and writes their addresses to `overlap`. With in_place, two
+   boxes at the same address and of the same form are allowed. */
 static int gmm__spans_overlap(const gmm__span *a, const gmm__span *b, int in_place, uint64_t overlap[2]) {
     int64_t i, j;
     if (a->high <= b->low || b->high <= a->low) return 0;
@@ -9480,6 +9580,7 @@ static void gmm__span_name(const gmm__span *s, uint64_t address, int repeated, c
     (void)snprintf(text, size, "%s%s[%lld]", s->name, s->part[0] ? ".scale_table" : ".table", (long long)i);
 }
 
+/* Refuses a call that writes a span which overlaps another one, or itself; a pair of written spans is compared once. */
 static gmm_status gmm__check_overlap(gmm__call *call) {
     int32_t i, j;
     for (i = 0; i < call->spans; i++)
@@ -9492,9 +9593,8 @@ static gmm_status gmm__check_overlap(gmm__call *call) {
                 continue;
             gmm__span_name(a, overlap[0], 0, first, sizeof first);
             gmm__span_name(b, overlap[1], i == j && overlap[0] == overlap[1], second, sizeof second);
-            return gmm__refuse(call, GMM_E_ARG, first,
-                               "%p overlaps %s%s%s, %p: what is written must share no byte with "
-                               "other memory of the call", (void *)overlap[0],
+            return gmm__refuse(call, GMM_E_ARG, first, "%p overlaps %s%s%s, %p: what is written must share no byte "
+                               "with other memory of the call", (void *)overlap[0],
                                gmm__is_field(call, second) ? call->path : "",
                                gmm__is_field(call, second) ? "." : "", second, (void *)overlap[1]);
         }
@@ -9546,7 +9646,8 @@ static void gmm__cover_unaligned(const gmm__engine_row *rows, size_t count, size
     gmm__note(plan, "; only for addresses at multiples of 16 bytes");
 }
 
-/* gmm__select over the given engine table. */
+/* gmm__select over the given engine table. Engines that declined the call are named in the note of the one that serves
+   it, or in the message if none does. */
 static gmm_status gmm__select_from(const gmm__engine_row *rows, size_t count, gmm__call *call, gmm__plan *plan) {
     const gmm_engine demanded = call->options.engine;
     char reasons[160] = "";
@@ -9565,8 +9666,10 @@ static gmm_status gmm__select_from(const gmm__engine_row *rows, size_t count, gm
         if (length >= sizeof reasons) length = sizeof reasons - 1;
     }
     return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "%s cannot serve %s: %s", gmm_engine_name(demanded),
-                       gmm_op_name(call->op), reasons[0] ? reasons : demanded == GMM_ENGINE_AUTO
-                       ? "no engine of this build has it" : "this build does not hold that engine");
+                       gmm_op_name(call->op),
+                       reasons[0] ? reasons
+                       : demanded == GMM_ENGINE_AUTO ? "no engine of this build has it"
+                                                     : "this build does not hold that engine");
 }
 
 static gmm_status gmm__select(gmm__call *call, gmm__plan *plan) {
@@ -9657,6 +9760,9 @@ GMMDEF gmm_status gmm_offsets(gmm_context *ctx, const gmm_groups *groups, int64_
     return gmm__serve(&call, NULL, NULL, 0, stream);
 }
 
+/* Names of operations and engines, and the life of a context: checks of gmm_config, probes of processor and device,
+   warnings about the build, creation and destruction. Ends the implementation of gmm.h. */
+
 GMMDEF const char *gmm_op_name(gmm_op op) {
     switch (op) {
 #define GMM__X(name, text) case name: return #text;
@@ -9679,6 +9785,7 @@ GMMDEF uint32_t gmm_version_number(void) { return (uint32_t)GMM_VERSION_NUMBER; 
 
 GMMDEF const char *gmm_last_error(const gmm_context *ctx) { return ctx ? ctx->error.text : ""; }
 
+/* The highest gmm_config.cpu_level that this processor supports. */
 static int32_t gmm__cpu_best_level(void) {
 #ifdef GMM__X86
     __builtin_cpu_init();
@@ -9689,14 +9796,14 @@ static int32_t gmm__cpu_best_level(void) {
 }
 
 #ifdef __CUDACC__
-/* Checks that a device exists and runs this build's kernels. */
+/* Checks that a device exists and that this build holds kernels for it, and describes it in *device. */
 static gmm_status gmm__cuda_probe(const gmm_config *c, gmm__device *device, gmm_error *error) {
     struct cudaFuncAttributes attributes;
     int count = 0, major = 0, minor = 0, processors = 0, shared = 0;
     cudaError_t e = cudaGetDeviceCount(&count);
     if (e != cudaSuccess) {
         count = 0;
-        (void)cudaGetLastError(); /* reported here, and therefore cleared */
+        (void)cudaGetLastError(); /* clears the error, which the message below reports */
     }
     if (c->device < 0 || c->device >= count)
         return gmm__fail(error, GMM_E_DEVICE, "gmm_create: config.device: %d asked, %d CUDA device%s found%s%s",
@@ -9877,7 +9984,7 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
 #endif
     if (c.space == GMM_SPACE_CPU)
         gmm__log(ctx, GMM_LOG_INFO, "gmm %s: CPU engine, %d thread%s, %s", GMM_VERSION_STRING, threads,
-             threads == 1 ? "" : "s", ctx->cpu_level == 3 ? "AVX-512" : ctx->cpu_level == 2 ? "AVX2" : "plain C");
+                 threads == 1 ? "" : "s", ctx->cpu_level == 3 ? "AVX-512" : ctx->cpu_level == 2 ? "AVX2" : "plain C");
     for (i = 0; gmm_build_warning(&build, i); i++)
         gmm__log(ctx, GMM_LOG_WARN, "gmm %s: %s", GMM_VERSION_STRING, gmm_build_warning(&build, i));
     return GMM_OK;

@@ -7003,7 +7003,7 @@ static gmm_status gmm__cpu_launch_shard_cast(const gmm__plan *plan, gmm_stream s
 #ifdef __CUDACC__
 
 /* Plans and launches of the MMA engine's linear layers. The WGMMA engine uses the same workspace regions, offsets and
-   arguments. */
+   arguments; the other CUDA parts use gmm__cuda_status and gmm__mma_enqueue_offsets. */
 
 /* Regions of the workspace. */
 enum {
@@ -7021,13 +7021,14 @@ enum {
     GMM__WGMMA_GROUP_TABLES = GMM__MMA_BGRAD_PARTIALS /* group tables of each CTA; no operation needs both regions */
 };
 
+/* The status of a call whose last CUDA function returned e. */
 static gmm_status gmm__cuda_status(const gmm__call *call, cudaError_t e) {
     if (e == cudaSuccess) return GMM_OK;
     (void)cudaGetLastError(); /* clears the error, so that the next call does not report it */
     return gmm__fail(&call->ctx->error, GMM_E_CUDA, "%s: %s", call->function, cudaGetErrorString(e));
 }
 
-/* Reserves the regions of offsets and tiles, and the region of a table that is in host memory. */
+/* Reserves the regions of offsets and tiles, and the region for the device copy of a table in host memory. */
 static void gmm__mma_reserve_groups(const gmm__call *call, gmm__plan *plan) {
     const size_t groups = (size_t)call->groups.count;
     gmm__reserve(plan, GMM__MMA_OFFSETS, (groups + 1) * sizeof(int64_t));
@@ -7038,13 +7039,15 @@ static void gmm__mma_reserve_table(const gmm__call *call, gmm__plan *plan, int r
         gmm__reserve(plan, region, (size_t)call->groups.count * sizeof(void *));
 }
 
-/* Whether a call's kernels use programmatic dependent launch. Under an SM limit they do not: CTAs of the dependent
-   kernel would wait on multiprocessors that the caller reserves. */
+/* Whether a call's kernels use programmatic dependent launch. With options.sm_limit they do not: CTAs of the dependent
+   kernel would wait on the multiprocessors that the caller keeps free for other kernels. */
 static int gmm__mma_pdl(const gmm__call *call) { return call->ctx->device.pdl && call->options.sm_limit == 0; }
 
-/* Enqueues the kernel that writes the row offsets and the prefix sums of tiles of a call. Host sizes are copied. */
+/* Enqueues the computation of a call's row offsets, and of the prefix sums of its tiles of `tile_rows` rows unless
+   `tiles` is NULL. Offsets of a split on the host are computed here and copied to the device; a kernel computes all
+   others. */
 static gmm_status gmm__mma_enqueue_offsets(const gmm__call *call, int64_t *offsets, int32_t *tiles, int32_t tile_rows,
-                                   gmm_stream stream) {
+                                           gmm_stream stream) {
     gmm_offsets_args args;
     memset(&args, 0, sizeof args);
     args.groups = call->groups;
@@ -7071,7 +7074,7 @@ static gmm_status gmm__mma_enqueue_offsets(const gmm__call *call, int64_t *offse
             e = gmm_launch_copy(offsets + first, values, count, stream);
         }
         if (e != cudaSuccess || !tiles) return gmm__cuda_status(call, e);
-        args.groups.splits = offsets; /* the kernel writes back what it reads */
+        args.groups.splits = offsets; /* the kernel reads these offsets, and writes them back unchanged */
         args.groups.form = GMM_SPLIT_OFFSETS;
         args.groups.dtype = GMM_I64;
         args.groups.row_align = 0;
@@ -7079,7 +7082,8 @@ static gmm_status gmm__mma_enqueue_offsets(const gmm__call *call, int64_t *offse
     return gmm__cuda_status(call, gmm_launch_offsets(&args, gmm__mma_pdl(call), stream));
 }
 
-/* Describes an operand to kernels. A host table is copied to `region` of the workspace. */
+/* Describes an operand to kernels; `per_group`: it has one matrix per group. A host table is copied to `region` of the
+   workspace. */
 static cudaError_t gmm__mma_operand(const gmm__plan *plan, int role, int per_group, int region, gmm_kmat *out,
                                     gmm_stream stream) {
     const gmm_mat *m = &plan->call->mat[role];
@@ -7094,6 +7098,7 @@ static cudaError_t gmm__mma_operand(const gmm__plan *plan, int role, int per_gro
     return gmm_launch_copy(gmm__part(plan, region), m->table, plan->call->groups.count, stream);
 }
 
+/* The beta of a gradient's destination as far as the host knows it: 0 or 1, without the array of betas by group. */
 static float gmm__mma_beta(const gmm_grad *grad) {
     gmm_grad g = *grad;
     g.beta = NULL; /* device memory: the kernels read it */
@@ -7104,7 +7109,8 @@ static gmm_status gmm__mma_launch_offsets(const gmm__plan *plan, gmm_stream stre
     return gmm__mma_enqueue_offsets(plan->call, (int64_t *)plan->call->output, NULL, 1, stream);
 }
 
-/* Roles of the operands of D = A B^T: rows of A are rows of D, rows of B are columns of D. */
+/* Roles of the operands of the product D = A B^T, which has M rows, N columns and the contraction K: fwd multiplies x
+   by w, dgrad dy by w, wgrad dy by x. */
 static int gmm__mma_role_a(gmm_gemm_op op) { return op == gmm_gemm_fwd ? GMM__X_ : GMM__DY; }
 static int gmm__mma_role_b(gmm_gemm_op op) { return op == gmm_gemm_wgrad ? GMM__X_ : GMM__W; }
 
@@ -7133,10 +7139,11 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
     const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op);
     const gmm_mat *a = &call->mat[role_a], *b = &call->mat[role_b];
     const int64_t m = op == gmm_gemm_wgrad ? call->out : call->rows, n = op == gmm_gemm_fwd ? call->out : call->in;
-    const int64_t max_extent = INT32_MAX / 16, max_tiles = op == gmm_gemm_wgrad
-                                               ? call->groups.count * gmm__ceil_div(m, GMM_QGEMM_TILE_M)
-                                               : call->rows / GMM_QGEMM_TILE_M + call->groups.count;
+    const int64_t max_extent = INT32_MAX / 16;
+    const int64_t max_tiles = op == gmm_gemm_wgrad ? call->groups.count * gmm__ceil_div(m, GMM_QGEMM_TILE_M)
+                                                   : call->rows / GMM_QGEMM_TILE_M + call->groups.count;
     const int mx = b->scaling == GMM_SCALING_MX32, f16 = a->dtype == GMM_F16;
+    /* columns of the kernel table: whether scales multiply partial sums of blocks, and the dtype of the mma operands */
     const int parts = gmm_block_along(b->scaling) == 128 || (mx && f16);
     const gmm_dtype dtype = parts || f16 || !gmm_block_along(b->scaling) ? GMM_F16 : GMM_BF16;
     const int32_t processors = call->ctx->device.processors;
@@ -7151,7 +7158,8 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
         const gmm_qgemm_kernel *k = &gmm_qgemm_kernels[i];
         if (k->op == op && k->dtype == dtype && k->parts == parts &&
             k->a == (a->scaling == GMM_SCALING_MX32 && call->direction[role_a] == GMM_COLUMNWISE) &&
-            k->b == (mx && call->direction[role_b] == GMM_COLUMNWISE)) plan->kernel = i;
+            k->b == (mx && call->direction[role_b] == GMM_COLUMNWISE))
+            plan->kernel = i;
     }
     if (plan->kernel < 0)
         return gmm__decline(plan, "has no kernel for %s %s times %s %s", gmm_dtype_name(a->dtype),
@@ -7169,8 +7177,8 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
     return 1;
 }
 
-/* Chooses the kernel of a product: the one whose waves of tiles are estimated to cost least, from the average group
-   size. Every kernel gives the same bits. */
+/* Plans a product. Of the kernels, which all give the same bits, it chooses the one whose waves of tiles are estimated
+   to cost least if all groups have the average size. */
 static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
     const int64_t G = call->groups.count, max_extent = INT32_MAX - 1024;
     const int64_t m = op == gmm_gemm_wgrad ? call->out : call->rows;
@@ -7190,14 +7198,14 @@ static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gem
         const gmm_gemm_kernel *k = &gmm_gemm_kernels[i];
         const int64_t tiles_n = gmm__ceil_div(n, k->tile_cols), per_group = gmm__ceil_div(m, k->tile_rows);
         const int64_t max_tiles = op == gmm_gemm_wgrad ? G * per_group : call->rows / k->tile_rows + G;
-        const int64_t tiles = op == gmm_gemm_wgrad ? max_tiles : G * gmm__ceil_div(gmm__ceil_div(rows, G),
-                                                                                   k->tile_rows);
+        const int64_t tiles = op == gmm_gemm_wgrad ? max_tiles
+                                                   : G * gmm__ceil_div(gmm__ceil_div(rows, G), k->tile_rows);
         double cost;
         if (k->op != op || k->dtype != dtype || k->shared > shared) continue;
         if (max_tiles > max_extent / tiles_n) continue;
         /* waves times the cost of a tile: its area for the products, 64 times its edges for loading the operands */
         cost = (double)gmm__ceil_div(tiles * tiles_n, (int64_t)processors * k->blocks) * k->blocks *
-                 ((double)k->tile_rows * k->tile_cols + 64.0 * (k->tile_rows + k->tile_cols));
+               ((double)k->tile_rows * k->tile_cols + 64.0 * (k->tile_rows + k->tile_cols));
         if (plan->kernel >= 0 && cost >= best) continue;
         best = cost;
         plan->kernel = i;
@@ -7213,14 +7221,15 @@ static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gem
     return 1;
 }
 
-/* Fills in the arguments of a product except offsets and tiles; copies host tables to the workspace. */
+/* Fills in the arguments of a product except offsets and tiles, and enqueues the copies of host tables. M, N and K of
+   wgrad are out_features, in_features and the rows of a group, which the kernel reads from the offsets. */
 static gmm_status gmm__mma_product_args(const gmm__plan *plan, gmm_gemm_op op, gmm_gemm_args *args, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_linear *d = &call->d.linear;
     const int fwd = op == gmm_gemm_fwd, wgrad = op == gmm_gemm_wgrad;
     cudaError_t e = gmm__mma_operand(plan, gmm__mma_role_a(op), 0, 0, &args->a, stream);
-    if (e == cudaSuccess) e = gmm__mma_operand(plan, gmm__mma_role_b(op), !wgrad, GMM__MMA_MATRIX_TABLE, &args->b,
-                                               stream);
+    if (e == cudaSuccess)
+        e = gmm__mma_operand(plan, gmm__mma_role_b(op), !wgrad, GMM__MMA_MATRIX_TABLE, &args->b, stream);
     if (e == cudaSuccess)
         e = gmm__mma_operand(plan, fwd ? GMM__Y : wgrad ? GMM__DW : GMM__DX, wgrad, GMM__MMA_MATRIX_TABLE, &args->d,
                              stream);
@@ -7243,7 +7252,8 @@ static gmm_status gmm__mma_product_args(const gmm__plan *plan, gmm_gemm_op op, g
     return gmm__cuda_status(call, e);
 }
 
-/* Launches a product of quantized operands; `p` holds the other arguments and the device table of the weights. */
+/* Launches a product of quantized operands; `p` holds the arguments that products of floats have too, and the device
+   table of the weights. */
 static gmm_status gmm__mma_launch_quantized(const gmm__plan *plan, gmm_gemm_op op, const gmm_gemm_args *p,
                                             gmm_stream stream) {
     const gmm__call *call = plan->call;
@@ -7271,6 +7281,7 @@ static gmm_status gmm__mma_launch_quantized(const gmm__plan *plan, gmm_gemm_op o
     return gmm__cuda_status(call, e);
 }
 
+/* Enqueues the offsets, the copies of host tables and the product. */
 static gmm_status gmm__mma_launch_product(const gmm__plan *plan, gmm_gemm_op op, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const int quantized = gmm__quantized(call);
@@ -7281,8 +7292,9 @@ static gmm_status gmm__mma_launch_product(const gmm__plan *plan, gmm_gemm_op op,
     args.offsets = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
     args.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
     s = gmm__mma_enqueue_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
-                         (int32_t *)gmm__part(plan, GMM__MMA_TILES),
-                         quantized ? (int32_t)GMM_QGEMM_TILE_M : gmm_gemm_kernels[plan->kernel].tile_rows, stream);
+                                 (int32_t *)gmm__part(plan, GMM__MMA_TILES),
+                                 quantized ? (int32_t)GMM_QGEMM_TILE_M : gmm_gemm_kernels[plan->kernel].tile_rows,
+                                 stream);
     if (s != GMM_OK || (s = gmm__mma_product_args(plan, op, &args, stream)) != GMM_OK) return s;
     if (quantized) return gmm__mma_launch_quantized(plan, op, &args, stream);
     return gmm__cuda_status(call, gmm_launch_gemm(plan->kernel, plan->grid[0], &args, stream));
@@ -7308,8 +7320,8 @@ static gmm_status gmm__mma_launch_linear_wgrad(const gmm__plan *plan, gmm_stream
 }
 
 static int gmm__mma_plan_linear_bgrad(const gmm__call *call, gmm__plan *plan) {
-    const int64_t n = call->out, chunks = call->rows / GMM_BGRAD_ROWS + call->groups.count,
-        max_extent = INT32_MAX - 1024;
+    const int64_t n = call->out, max_extent = INT32_MAX - 1024;
+    const int64_t chunks = call->rows / GMM_BGRAD_ROWS + call->groups.count;
     const int32_t processors = call->ctx->device.processors;
     int64_t size;
     if (call->rows > max_extent || n > max_extent || chunks > max_extent ||
@@ -7334,7 +7346,7 @@ static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
     args.offsets = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
     args.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
     s = gmm__mma_enqueue_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
-                         (int32_t *)gmm__part(plan, GMM__MMA_TILES), GMM_BGRAD_ROWS, stream);
+                                 (int32_t *)gmm__part(plan, GMM__MMA_TILES), GMM_BGRAD_ROWS, stream);
     if (s != GMM_OK) return s;
     e = gmm__mma_operand(plan, GMM__DY, 0, 0, &args.dy, stream);
     if (e == cudaSuccess) e = gmm__mma_operand(plan, GMM__DB, 1, GMM__MMA_MATRIX_TABLE, &args.db, stream);
@@ -7365,14 +7377,24 @@ static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
 
 /* Plans and launches of the MMA engine's activation, routing, permute, pad and gated layout. */
 
-/* Regions of the workspace, by family of operations. */
-enum { GMM__SPLIT_OFFSETS, GMM__SPLIT_BLOCKS };                 /* [G + 1] offsets, int64; padding: blocks, int32 */
-enum { GMM__ROUTE_COUNTS, GMM__ROUTE_LOSSES, GMM__ROUTE_SCRATCH }; /* [E] int32; partial losses; rows of experts */
-enum { GMM__SORT_COUNTS, GMM__SORT_STARTS };                  /* [E][chunks] int32; [E] int64 */
-/* [count] addresses: tables that stood on the host */
-enum { GMM__GLU_SRC_TABLE, GMM__GLU_DST_TABLE };
-enum { GMM__ACCUMULATE_SUM };                                      /* [rows, cols] fp32: addends summed up */
+/* Regions of the workspace, by family of operations. E is the number of experts. */
+enum {
+    GMM__SPLIT_OFFSETS, /* activation, pad: [G + 1] int64 row offsets */
+    GMM__SPLIT_BLOCKS   /* pad: [G + 1] int32 prefix sums of the groups' blocks of `align` rows */
+};
+enum {
+    GMM__ROUTE_COUNTS, /* [E] int32: tokens per expert */
+    GMM__ROUTE_LOSSES, /* float: partial sums of the losses */
+    GMM__ROUTE_SCRATCH /* float: a row of E values for each warp, where shared memory does not hold them */
+};
+enum {
+    GMM__SORT_COUNTS, /* permute_map: [E][chunks] int32 slots of an expert in a chunk */
+    GMM__SORT_STARTS  /* permute_map: [E] int64 first row of an expert */
+};
+enum { GMM__GLU_SRC_TABLE, GMM__GLU_DST_TABLE }; /* [count] addresses: device copies of host tables */
+enum { GMM__ACCUMULATE_SUM };                    /* [rows, cols] float: sum of the addends of earlier launches */
 
+/* Launch limits of a kernel of which `blocks` CTAs fit a multiprocessor. */
 static gmm__launch_limits gmm__mma_launch_limits(const gmm__call *call, int32_t blocks) {
     const int32_t processors = call->ctx->device.processors;
     gmm__launch_limits limits;
@@ -7389,6 +7411,7 @@ static gmm__launch_limits gmm__mma_streaming_limits(const gmm__call *call) {
     return gmm__mma_launch_limits(call, GMM__ELEM_STREAM_PER_SM);
 }
 
+/* An operand as kernels address it. vec: its rows begin at multiples of 16 bytes and admit vector accesses. */
 static gmm__view gmm__mma_view(const gmm__call *call, int role) {
     const gmm_mat *m = &call->mat[role];
     gmm__view v;
@@ -7426,7 +7449,7 @@ static gmm_status gmm__mma_launch_act(const gmm__plan *plan, gmm_stream stream) 
     a.valid_rows = (const int64_t *)gmm__part(plan, GMM__SPLIT_OFFSETS) + call->groups.count;
     a.rows = call->rows;
     a.ffn = (int32_t)call->out;
-    /* one block: the two halves are not interleaved */
+    /* a block of ffn columns is the layout that is not interleaved: one half, then the other */
     a.interleave = call->act.interleave == call->out ? 0 : call->act.interleave;
     a.tail_zero = call->groups.tail == GMM_TAIL_ZERO;
     a.gated = gmm_act_gated(call->act.kind);
@@ -7596,9 +7619,10 @@ static gmm_status gmm__mma_launch_unpermute_bwd(const gmm__plan *plan, gmm_strea
     if (p->drows) {
         gmm__permute_args a = gmm__mma_permute_args(call, GMM__DOUT, GMM__DROWS);
         a.probs = p->probs;
-        if (!a.probs && a.src.dtype == a.dst.dtype) e = gmm__k_permute_rows(&a, gmm__mma_streaming_limits(call),
-                                                                            stream);
-        else e = gmm__k_unpermute_bwd(&a, gmm__mma_elementwise_limits(call), stream);
+        if (!a.probs && a.src.dtype == a.dst.dtype)
+            e = gmm__k_permute_rows(&a, gmm__mma_streaming_limits(call), stream);
+        else
+            e = gmm__k_unpermute_bwd(&a, gmm__mma_elementwise_limits(call), stream);
     }
     if (e == cudaSuccess && p->dprobs) {
         gmm__permute_args a = gmm__mma_permute_args(call, GMM__DOUT, GMM__ROWS);
@@ -7650,7 +7674,7 @@ static gmm_status gmm__mma_launch_pad(const gmm__plan *plan, gmm_stream stream) 
 static int gmm__mma_plan_glu_interleave(const gmm__call *call, gmm__plan *plan) {
     const int role[2] = { GMM__X_, GMM__Y }, region[2] = { GMM__GLU_SRC_TABLE, GMM__GLU_DST_TABLE };
     const gmm_glu *d = &call->d.glu;
-    const int64_t max_ffn = INT32_MAX / 16; /* 2 ffn rows or columns of 8 bytes in 32 bits */
+    const int64_t max_ffn = INT32_MAX / 16; /* 2 ffn elements of at most 8 bytes: offsets in bytes fit 32 bits */
     int i;
     if (d->ffn > max_ffn || d->count > (d->axis == GMM_GLU_ROWS ? INT32_MAX / (2 * d->ffn) : INT32_MAX))
         return gmm__decline(plan, "takes at most %lld pairs, and %d rows in all", (long long)max_ffn, INT32_MAX);
@@ -7698,7 +7722,8 @@ static gmm_status gmm__mma_launch_glu_interleave(const gmm__plan *plan, gmm_stre
 static int gmm__mma_plan_convert(const gmm__call *call, gmm__plan *plan) {
     return call->rows <= INT32_MAX ? 1 : gmm__decline(plan, "takes at most %d rows", INT32_MAX);
 }
-/* Calls with more addends than one launch reads keep the fp32 sum in the workspace between launches. */
+/* A launch reads at most GMM__ELEM_ADDENDS addends; with more of them, the fp32 sum stays in the workspace between
+   launches. */
 static int gmm__mma_plan_accumulate(const gmm__call *call, gmm__plan *plan) {
     if (call->d.sum.count > GMM__ELEM_ADDENDS)
         gmm__reserve(plan, GMM__ACCUMULATE_SUM, (size_t)call->rows * (size_t)call->in * sizeof(float));
@@ -7750,9 +7775,15 @@ static gmm_status gmm__mma_launch_convert(const gmm__plan *plan, gmm_stream stre
 
 /* --- quantization: plans and launches of the MMA engine --- */
 
-enum { GMM__MMA_QUANT_AMAX = 2, GMM__MMA_QUANT_TABLES, GMM__MMA_QUANT_BGRAD };
+/* Regions of the workspace, behind GMM__MMA_OFFSETS and GMM__MMA_TILES. */
+enum {
+    GMM__MMA_QUANT_AMAX = 2, /* float: the amaxes that gmm__mma_quant_amax_count counts */
+    GMM__MMA_QUANT_TABLES,   /* device copies of host tables: per operand [units] addresses of data, [units] of scales */
+    GMM__MMA_QUANT_BGRAD     /* workspace of the bias gradient (quantization.db) */
+};
 
-/* Number of amaxes in the workspace; counts: of copies, of rows and of columns. */
+/* Number of amaxes in the workspace. counts[0]: one per unit for each of the two copies; counts[1]: one per row;
+   counts[2]: one per column and unit. */
 static size_t gmm__mma_quant_amax_count(const gmm__call *call, size_t counts[3]) {
     const gmm_format *f = &call->format;
     const size_t units = (size_t)gmm__units(call);
@@ -7779,6 +7810,7 @@ static gmm_linear gmm__mma_quant_bgrad(const gmm__call *call, gmm_options *optio
     return l;
 }
 
+/* Checks the limits of the kernels, and reserves offsets and strips of the units. */
 static int gmm__mma_plan_quant_units(const gmm__call *call, gmm__plan *plan) {
     const size_t units = (size_t)gmm__units(call);
     if (!gmm__mma_takes_scalings(call, plan)) return 0;
@@ -7804,9 +7836,10 @@ static int gmm__mma_plan_quantize(const gmm__call *call, gmm__plan *plan) {
     return 1;
 }
 
-/* Describes an operand with its tables in device memory. Host tables are copied to workspace tables slot, slot + 1. */
+/* Describes an operand with its tables in device memory. Host tables are copied to the tables `slot` (data) and
+   slot + 1 (scales) of `region`. */
 static cudaError_t gmm__mma_quant_operand(const gmm__plan *plan, int region, int role, int slot, gmm_mat *out,
-                                      gmm_stream stream) {
+                                          gmm_stream stream) {
     const gmm_mat *m = &plan->call->mat[role];
     void **table = (void **)gmm__part(plan, region) + slot * plan->call->units;
     cudaError_t e = cudaSuccess;
@@ -7819,8 +7852,9 @@ static cudaError_t gmm__mma_quant_operand(const gmm__plan *plan, int region, int
     return gmm_launch_copy(table + plan->call->units, m->scale_table, plan->call->units, stream);
 }
 
+/* Zeroes the rows of a matrix behind the last group: `bytes` bytes each, `pitch` bytes apart. */
 static cudaError_t gmm__mma_zero_quant_tail(const gmm__plan *plan, const gmm_mat *m, int64_t bytes, int64_t pitch,
-                                       const int32_t *skip, gmm_stream stream) {
+                                            const int32_t *skip, gmm_stream stream) {
     gmm__quant_tail_args t;
     memset(&t, 0, sizeof t);
     t.data = (uint8_t *)m->data;
@@ -7832,14 +7866,14 @@ static cudaError_t gmm__mma_zero_quant_tail(const gmm__plan *plan, const gmm_mat
     return gmm__k_quantize_tail(&t, stream);
 }
 
-/* Decides whether the vectorized kernels serve the call, and fills in their arguments. */
+/* Decides whether the vectorized kernels serve the call, and fills in their arguments (see gmm__quant_args). */
 static void gmm__mma_quant_vectorized(const gmm__call *call, gmm__quant_args *a) {
     const gmm_format *f = &call->format;
     const int transformed = f->hadamard && a->columnwise.dtype != GMM_NONE;
-    /* served by the GMM__HADAMARD instances */
-    const int special_cast = transformed || f->stochastic;
+    /* the instances with GMM__HADAMARD transform, and round stochastically */
+    const int hadamard_instance = transformed || f->stochastic;
     const gmm_mat *mat[3];
-    uint64_t misaligned = (uint64_t)a->cols % 8; /* the vectorized kernels serve if every bit is 0 */
+    uint64_t misaligned = (uint64_t)a->cols % 8; /* not 0: some address, pitch or extent does not admit vectors */
     int k;
     mat[0] = &a->rowwise;
     mat[1] = &a->columnwise;
@@ -7863,29 +7897,30 @@ static void gmm__mma_quant_vectorized(const gmm__call *call, gmm__quant_args *a)
             misaligned |= (uint64_t)a->rows % (f->dtype == GMM_E2M1 ? 32 : 16);
     }
     a->vectorized = !misaligned && a->cols <= INT32_MAX / 2 && a->rows <= INT32_MAX / 2 && !f->four_over_six &&
-                    !f->row_amax && !(special_cast && a->src.dtype != GMM_BF16) &&
+                    !f->row_amax && !(hadamard_instance && a->src.dtype != GMM_BF16) &&
                     !(f->dtype == GMM_E2M1 && f->scaling == GMM_SCALING_MX32);
     if (!a->vectorized) return;
-    a->vectorized += special_cast;
+    a->vectorized += hadamard_instance; /* 2: the GMM__HADAMARD instances serve */
     a->groups = call->groups;
     a->warp_split = a->grouped && call->groups.count <= 32 && !call->groups.on_host &&
-        call->groups.tail == GMM_TAIL_KEEP;
+                    call->groups.tail == GMM_TAIL_KEEP;
     a->record = f->delayed && a->phase != GMM_QUANT_AMAX && (a->rowwise.amax || a->columnwise.amax);
     a->backward = f->scaling == GMM_SCALING_ROW || f->scaling == GMM_SCALING_NV16 ||
                   (f->scaling == GMM_SCALING_TENSOR && !f->delayed);
-    if (a->phase == GMM_QUANT_ALL && !transformed) a->amax[1] = a->amax[0];
+    if (a->phase == GMM_QUANT_ALL && !transformed) a->amax[1] = a->amax[0]; /* both copies have the same values */
     if (a->phase != GMM_QUANT_CAST) return;
     a->amax[0] = a->rowwise.dtype != GMM_NONE ? a->rowwise.amax : a->columnwise.amax;
     a->amax[1] = a->columnwise.dtype != GMM_NONE && f->scaling == GMM_SCALING_NV16 ? a->columnwise.amax : a->amax[0];
 }
 
+/* Enqueues offsets, amaxes, casts, zeros behind the last group, and the bias gradient. */
 static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_quantization *d = &call->d.quant;
     const gmm_format *f = &call->format;
     const int32_t processors = call->ctx->device.processors;
     const int tensor_amax = (f->scaling == GMM_SCALING_TENSOR && !f->delayed) ||
-                       (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
+                            (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
     const int records_amax = f->delayed && (call->mat[GMM__Y].amax || call->mat[GMM__DX].amax);
     size_t counts[3], floats = gmm__mma_quant_amax_count(call, counts);
     float *amax = (float *)gmm__part(plan, GMM__MMA_QUANT_AMAX);
@@ -7982,7 +8017,7 @@ static gmm_status gmm__mma_launch_dequantize(const gmm__plan *plan, gmm_stream s
     return gmm__cuda_status(call, e);
 }
 
-/* One matrix needs no workspace: its host table is one address. */
+/* One matrix needs no workspace: the only address of its host table is passed to the kernel. */
 static int gmm__mma_plan_transpose(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__MMA_QUANT_TABLES, call->units > 1 ? 4 * (size_t)call->units * sizeof(void *) : 0);
     return 1;
@@ -8046,11 +8081,12 @@ static gmm_status gmm__mma_launch_shard_cast(const gmm__plan *plan, gmm_stream s
 #ifdef GMM__CUBLASLT
 
 /* The CUBLASLT engine: one cublasLtMatmul per group, for host sizes. It is the reference for the other engines.
-   Row-major matrices are described as their column-major transposes. The algorithm of a group depends on that group
-   alone, never on the rows before it, and reduces in fp32 in a fixed order: results are deterministic and do not depend
-   on the other groups. */
+   cuBLASLt's matrices are column-major; a row-major matrix is described as the column-major matrix that is its
+   transpose, so that the engine computes D^T: its operand a is w, or x in wgrad, and b is x or dy. The algorithm of a
+   group depends on that group alone, never on the rows before it, and reduces in fp32 in a fixed order: results are
+   deterministic and do not depend on the other groups. */
 
-enum { GMM__LT_BETA, GMM__LT_WORKSPACE }; /* regions of the workspace */
+enum { GMM__LT_BETA, GMM__LT_WORKSPACE }; /* regions of the workspace: a float, and the workspace of cuBLASLt */
 enum { GMM__LT_WORKSPACE_BYTES = 32 << 20 };
 
 /* One group's product as cuBLASLt describes it. Descriptors live on the stack: nothing is allocated. */
@@ -8107,12 +8143,11 @@ static cublasStatus_t gmm__lt_layout(cublasLtMatrixLayoutOpaque_t *layout, const
 /* Describes the product of group g with rows [row, row + rows), rows > 0. The caller sets the bias pointer before
    launch. */
 static cublasStatus_t gmm__lt_describe_group(const gmm__call *call, int64_t g, int64_t row, int64_t rows,
-                                       gmm__lt_problem *p) {
+                                             gmm__lt_problem *p) {
     const gmm_op op = call->op;
     const int wgrad = op == GMM_OP_LINEAR_WGRAD;
-    const gmm_mat *a = &call->mat[gmm__lt_role_a(op)], *b = &call->mat[gmm__lt_role_b(op)],
-        *d = &call->mat[gmm__lt_role_d(op)];
-    const gmm_mat *bias = &call->mat[GMM__BIAS];
+    const gmm_mat *a = &call->mat[gmm__lt_role_a(op)], *b = &call->mat[gmm__lt_role_b(op)];
+    const gmm_mat *d = &call->mat[gmm__lt_role_d(op)], *bias = &call->mat[GMM__BIAS];
     const int32_t trans_a = op == GMM_OP_LINEAR_FWD ? CUBLAS_OP_T : CUBLAS_OP_N;
     const int32_t trans_b = wgrad ? CUBLAS_OP_T : CUBLAS_OP_N;
     const int32_t mode = call->d.linear.alpha ? CUBLASLT_POINTER_MODE_DEVICE : CUBLASLT_POINTER_MODE_HOST;
@@ -8165,15 +8200,18 @@ static cublasStatus_t gmm__lt_query_heuristic(gmm_context *ctx, gmm__lt_problem 
     align[2] = align[3] = p->align_d;
     s = gmm__lt_set_bias(p, (const void *)(uintptr_t)p->align_bias);
     if (!s) s = cublasLtMatmulPreferenceInit(&pref);
-    if (!s) s = cublasLtMatmulPreferenceSetAttribute(&pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &max_bytes,
-                                                     sizeof max_bytes);
-    if (!s) s = cublasLtMatmulPreferenceSetAttribute(&pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction,
-                                                     sizeof reduction);
-    for (i = 0; i < 4 && !s; i++) s = cublasLtMatmulPreferenceSetAttribute(&pref, attributes[i], &align[i],
-                                                                           sizeof align[i]);
+    if (!s)
+        s = cublasLtMatmulPreferenceSetAttribute(&pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &max_bytes,
+                                                 sizeof max_bytes);
+    if (!s)
+        s = cublasLtMatmulPreferenceSetAttribute(&pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction,
+                                                 sizeof reduction);
+    for (i = 0; i < 4 && !s; i++)
+        s = cublasLtMatmulPreferenceSetAttribute(&pref, attributes[i], &align[i], sizeof align[i]);
     memset(&result, 0, sizeof result);
-    if (!s) s = cublasLtMatmulAlgoGetHeuristic(ctx->lt.handle, &p->desc, &p->a_layout, &p->b_layout, &p->d_layout,
-                                               &p->d_layout, &pref, 1, &result, &found);
+    if (!s)
+        s = cublasLtMatmulAlgoGetHeuristic(ctx->lt.handle, &p->desc, &p->a_layout, &p->b_layout, &p->d_layout,
+                                           &p->d_layout, &pref, 1, &result, &found);
     if (!s) s = found > 0 ? result.state : CUBLAS_STATUS_NOT_SUPPORTED;
     *algo = result.algo;
     return s;
@@ -8181,7 +8219,7 @@ static cublasStatus_t gmm__lt_query_heuristic(gmm_context *ctx, gmm__lt_problem 
 
 /* Algorithm for `rows` rows of a described group: from a direct-mapped cache, or from the heuristic. */
 static cublasStatus_t gmm__lt_find_algorithm(const gmm__call *call, int64_t rows, gmm__lt_problem *p,
-                                     const cublasLtMatmulAlgo_t **algo) {
+                                             const cublasLtMatmulAlgo_t **algo) {
     const gmm_mat *d = &call->mat[gmm__lt_role_d(call->op)], *a = &call->mat[gmm__lt_role_a(call->op)];
     gmm__lt_choice *choice;
     int64_t key[GMM__LT_KEY];
@@ -8205,7 +8243,7 @@ static cublasStatus_t gmm__lt_find_algorithm(const gmm__call *call, int64_t rows
     choice = &call->ctx->lt.cache[hash % GMM__LT_CACHE];
     *algo = &choice->algo;
     if (!memcmp(choice->key, key, sizeof key)) return CUBLAS_STATUS_SUCCESS;
-    choice->key[0] = 0;
+    choice->key[0] = 0; /* the entry is empty until the heuristic has succeeded */
     s = gmm__lt_query_heuristic(call->ctx, p, &choice->algo);
     if (s == CUBLAS_STATUS_SUCCESS) memcpy(choice->key, key, sizeof key);
     return s;
@@ -8213,9 +8251,9 @@ static cublasStatus_t gmm__lt_find_algorithm(const gmm__call *call, int64_t rows
 
 static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
     const gmm_op op = call->op;
-    const gmm_mat *a = &call->mat[gmm__lt_role_a(op)], *d = &call->mat[gmm__lt_role_d(op)],
-        *bias = &call->mat[GMM__BIAS];
-    const gmm_mat *table = op == GMM_OP_LINEAR_WGRAD ? d : a;
+    const gmm_mat *a = &call->mat[gmm__lt_role_a(op)], *d = &call->mat[gmm__lt_role_d(op)];
+    const gmm_mat *bias = &call->mat[GMM__BIAS];
+    const gmm_mat *table = op == GMM_OP_LINEAR_WGRAD ? d : a; /* the operand with one matrix per group */
     if (!call->ctx->lt.handle) return gmm__decline(plan, "could not be opened on this device");
     if (!call->groups.on_host) return gmm__decline(plan, "needs host sizes (groups.on_host)");
     if (call->rows > INT32_MAX || call->in > INT32_MAX || call->out > INT32_MAX)
@@ -8262,7 +8300,7 @@ static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream strea
     if (gmm__capturing(call->ctx, stream))
         return gmm__refuse(call, GMM_E_CAPTURE, "groups.on_host", "host sizes cannot be captured, since every replay "
                            "would use them, and cublaslt serves no others");
-    /* pass 0 finds groups without an algorithm, pass 1 launches */
+    /* pass 0 finds the algorithms of all groups, so that a refused call has enqueued nothing; pass 1 launches */
     for (pass = 0; pass < 2; pass++) {
         if (pass == 1 && l->alpha) { /* alpha is in device memory, so beta must be too */
             uint64_t word = 0;
@@ -8338,7 +8376,8 @@ static GMM__UNUSED int gmm__wgmma_check_alignment(const gmm__call *call, int rol
 /* The engine multiplies 16-bit operands and FP8 by TMA and wgmma. MX32 and NV16 are dequantized to 16 bits, by the GEMM
    kernel in registers or by a kernel before it in the workspace. The kernels read device splits without offsets in the
    workspace; host splits and host tables are copied to the regions of the MMA engine, which serves unaligned calls. A
-   query without addresses reports the larger workspace of the two engines. */
+   query without addresses reports the larger workspace of the two engines. "Packed" weights are quantized weights that
+   the GEMM kernel itself dequantizes. */
 
 /* Looks for the sm_90a code and the driver's tensor map encoder once per context, and records both in `build`. */
 static void gmm__wgmma_open(gmm_context *ctx, gmm_build *build) {
@@ -8362,60 +8401,60 @@ static void gmm__wgmma_open(gmm_context *ctx, gmm_build *build) {
 /* Constants of the price models below, fitted on one H200. They order the kernels by speed and never change a result.
    "Step" is one k_tile of a tile: 64 elements of the contraction, FP8 128. "m16" and "m64" are rows in units of 16 and
    64; "n128" are columns in units of 128. A clock is one of the multiprocessor. */
-static const double gmm__wgmma_margin = 0.99;             /* share of the lowest cost below which a later kernel wins */
+static const double gmm__wgmma_margin = 0.99;              /* share of the lowest cost below which a later one wins */
 /* 16-bit operands: a step takes the clocks of its products or of its shared-memory traffic, whichever are more. */
-static const double gmm__wgmma_mma_m16 = 64.0;            /* clocks per step, n128 and m16: wgmma */
-static const double gmm__wgmma_packed_step = 1000.0;      /* clocks per step: instructions that dequantize B */
-static const double gmm__wgmma_packed_m16 = 36.0;         /* clocks per step and m16, with packed B */
-static const double gmm__wgmma_smem_b = 256.0;            /* clocks per step and n128: shared-memory traffic of B */
-static const double gmm__wgmma_smem_a = 16.0;             /* clocks per step and m16, cooperative: traffic of A */
-static const double gmm__wgmma_smem_a_n128 = 32.0;        /* clocks per step, m16 and n128, cooperative */
-static const double gmm__wgmma_smem_a_pingpong = 43.4;    /* clocks per step and m16, ping-pong: traffic of A */
+static const double gmm__wgmma_mma_m16 = 64.0;             /* clocks per step, n128 and m16: wgmma */
+static const double gmm__wgmma_packed_step = 1000.0;       /* clocks per step: instructions that dequantize B */
+static const double gmm__wgmma_packed_m16 = 36.0;          /* clocks per step and m16, with packed B */
+static const double gmm__wgmma_smem_b = 256.0;             /* clocks per step and n128: shared-memory traffic of B */
+static const double gmm__wgmma_smem_a = 16.0;              /* clocks per step and m16, cooperative: traffic of A */
+static const double gmm__wgmma_smem_a_n128 = 32.0;         /* clocks per step, m16 and n128, cooperative */
+static const double gmm__wgmma_smem_a_pingpong = 43.4;     /* clocks per step and m16, ping-pong: traffic of A */
 /* Slowdowns multiply the clocks of the mainloop. In ping-pong tiles few columns share a row of A, so that its traffic
    slows down tall tiles and long contractions. Groups are seldom equal, and the last tile of a group is lower. */
-static const double gmm__wgmma_deferred_slowdown = 1.04;    /* tiles with a deferred store */
-static const double gmm__wgmma_narrow_slowdown = 1.05;      /* cooperative tiles of 128 columns, few rows per group */
-static const double gmm__wgmma_low_slowdown = 0.95;         /* ping-pong tiles below gmm__wgmma_low_m16 */
-static const double gmm__wgmma_low_m16 = 10.5;            /* m16 */
-static const double gmm__wgmma_k_tiles_scale = 2500.0;    /* k_tiles that raise the ping-pong slowdown by 1 */
+static const double gmm__wgmma_deferred_slowdown = 1.04;   /* tiles with a deferred store */
+static const double gmm__wgmma_narrow_slowdown = 1.05;     /* cooperative tiles of 128 columns, few rows per group */
+static const double gmm__wgmma_low_slowdown = 0.95;        /* ping-pong tiles below gmm__wgmma_low_m16 */
+static const double gmm__wgmma_low_m16 = 10.5;             /* m16 */
+static const double gmm__wgmma_k_tiles_scale = 2500.0;     /* k_tiles that raise the ping-pong slowdown by 1 */
 /* Store of a tile: hidden behind the mainloop of the next tile, or exposed. */
-static const double gmm__wgmma_store_deferred = 20.0;     /* clocks per m16 and n128, 16 bits: deferred store */
-static const double gmm__wgmma_store_cooperative = 195.0; /* clocks per m16 and n128, 16 bits */
-static const double gmm__wgmma_store_pingpong = 500.0;    /* clocks per m16 and n128, 16 bits */
-static const double gmm__wgmma_store_f32 = 2200.0;        /* clocks per m16 and n128, fp32 */
-static const double gmm__wgmma_store_f32_block = 3200.0;  /* the same, divided by the blocks of a store slot */
-static const double gmm__wgmma_store_exposed = 0.5;       /* ping-pong: share of the store that bounds a tile */
-static const double gmm__wgmma_fixed_cooperative = 400.0; /* clocks per tile */
-static const double gmm__wgmma_fixed_pingpong = 200.0;    /* clocks per tile */
-static const double gmm__wgmma_shared_sm_slowdown = 1.2;    /* of tiles where two CTAs share a multiprocessor */
+static const double gmm__wgmma_store_deferred = 20.0;      /* clocks per m16 and n128, 16 bits: deferred store */
+static const double gmm__wgmma_store_cooperative = 195.0;  /* clocks per m16 and n128, 16 bits */
+static const double gmm__wgmma_store_pingpong = 500.0;     /* clocks per m16 and n128, 16 bits */
+static const double gmm__wgmma_store_f32 = 2200.0;         /* clocks per m16 and n128, fp32 */
+static const double gmm__wgmma_store_f32_block = 3200.0;   /* the same, divided by the blocks of a store slot */
+static const double gmm__wgmma_store_exposed = 0.5;        /* ping-pong: share of the store that bounds a tile */
+static const double gmm__wgmma_fixed_cooperative = 400.0;  /* clocks per tile */
+static const double gmm__wgmma_fixed_pingpong = 200.0;     /* clocks per tile */
+static const double gmm__wgmma_shared_sm_slowdown = 1.2;   /* of tiles where two CTAs share a multiprocessor */
 /* Memory traffic of the whole product. */
-static const double gmm__wgmma_dequantize_rate = 400.0;   /* elements per clock: weights to 16 bits in the workspace */
-static const double gmm__wgmma_weight_rate = 26.0;        /* bytes per clock and multiprocessor: weights from memory */
-static const double gmm__wgmma_column_bytes = 128.0;      /* bytes of one column of a stage */
-static const double gmm__wgmma_latency_bytes = 11000.0;   /* bytes in flight at which the weight rate is halved */
+static const double gmm__wgmma_dequantize_rate = 400.0;    /* elements per clock: weights to 16 bits in the workspace */
+static const double gmm__wgmma_weight_rate = 26.0;         /* bytes per clock and multiprocessor: weights from memory */
+static const double gmm__wgmma_column_bytes = 128.0;       /* bytes of one column of a stage */
+static const double gmm__wgmma_latency_bytes = 11000.0;    /* bytes in flight at which the weight rate is halved */
 /* wgrad: TMA transfers D while wgmma runs, through the same memory system; the shorter of the two is partly hidden.
    Fitted to 56 measurements each of accumulation into fp32 and of 16-bit results. */
-static const double gmm__wgmma_wgrad_store_f32 = 880.0;   /* clocks per m16: D is read, added to and written */
-static const double gmm__wgmma_wgrad_store_half = 208.0;  /* clocks per m16, 16 bits */
-static const double gmm__wgmma_wgrad_tall_slowdown = 1.05;  /* of the store of tiles above 8 m16 */
-static const double gmm__wgmma_wgrad_mainloop = 1.14;     /* slowdown of the mainloop */
-static const double gmm__wgmma_wgrad_pack = 80.0;         /* clocks per m16: accumulators to 16 bits */
-static const double gmm__wgmma_wgrad_exposed = 0.4;       /* share of the shorter of the two that is not hidden */
+static const double gmm__wgmma_wgrad_store_f32 = 880.0;    /* clocks per m16: D is read, added to and written */
+static const double gmm__wgmma_wgrad_store_half = 208.0;   /* clocks per m16, 16 bits */
+static const double gmm__wgmma_wgrad_tall_slowdown = 1.05; /* of the store of tiles above 8 m16 */
+static const double gmm__wgmma_wgrad_mainloop = 1.14;      /* slowdown of the mainloop */
+static const double gmm__wgmma_wgrad_pack = 80.0;          /* clocks per m16: accumulators to 16 bits */
+static const double gmm__wgmma_wgrad_exposed = 0.4;        /* share of the shorter of the two that is not hidden */
 /* FP8 */
-static const double gmm__wgmma_fp8_mma_column = 2.0;      /* clocks per step, column and m64: wgmma */
-static const double gmm__wgmma_fp8_one_slowdown = 1.5;      /* one consumer alone: nothing overlaps its waits */
-static const double gmm__wgmma_fp8_one_m64 = 1.5;         /* m64 below which a tile has one consumer */
-static const double gmm__wgmma_fp8_three_slowdown = 1.2;    /* tiles of three consumers */
-static const double gmm__wgmma_fp8_two_slowdown = 1.3;      /* other tiles */
-static const double gmm__wgmma_fp8_load_column = 7.0;     /* clocks per step and column: weights from device memory */
-static const double gmm__wgmma_fp8_fixed = 2000.0;        /* clocks per tile */
+static const double gmm__wgmma_fp8_mma_column = 2.0;       /* clocks per step, column and m64: wgmma */
+static const double gmm__wgmma_fp8_one_slowdown = 1.5;     /* one consumer alone: nothing overlaps its waits */
+static const double gmm__wgmma_fp8_one_m64 = 1.5;          /* m64 below which a tile has one consumer */
+static const double gmm__wgmma_fp8_three_slowdown = 1.2;   /* tiles of three consumers */
+static const double gmm__wgmma_fp8_two_slowdown = 1.3;     /* other tiles */
+static const double gmm__wgmma_fp8_load_column = 7.0;      /* clocks per step and column: weights from device memory */
+static const double gmm__wgmma_fp8_fixed = 2000.0;         /* clocks per tile */
 static const double gmm__wgmma_fp8_prefetch_limit = 230e3; /* clocks of a product below which prefetch pays */
 enum {
     GMM__WGMMA_CHOICE_ROWS = 256,  /* rows per group from which the device chooses between the tiles of a kernel */
     GMM__WGMMA_NARROW_ROWS = 2048  /* rows per group below which gmm__wgmma_narrow_slowdown applies */
 };
 
-/* Clocks of a tile of wgrad: k_tiles steps of `step` clocks, and the store. */
+/* Clocks of a tile of wgrad: a mainloop of k_tiles steps of `step` clocks, and the store of m16 blocks of 16 rows. */
 static double gmm__wgmma_wgrad_tile_clocks(const gmm_sm90_kernel *k, double k_tiles, double step, double m16, int f32) {
     const double store = m16 * (f32 ? gmm__wgmma_wgrad_store_f32 : gmm__wgmma_wgrad_store_half) *
                          (k->m16 > 8 ? gmm__wgmma_wgrad_tall_slowdown : 1.0);
@@ -8423,14 +8462,15 @@ static double gmm__wgmma_wgrad_tile_clocks(const gmm_sm90_kernel *k, double k_ti
     return mainloop > store ? mainloop + gmm__wgmma_wgrad_exposed * store : store + gmm__wgmma_wgrad_exposed * mainloop;
 }
 
-/* Average rows per group: of groups.rows_hint, or else of the capacity. */
+/* Average rows per group: groups.rows_hint, or else the capacity, divided by the number of groups. */
 static int64_t gmm__wgmma_rows_per_group(const gmm__call *call) {
     const int64_t hint = call->groups.rows_hint > 0 && call->groups.rows_hint < call->rows ? call->groups.rows_hint
                                                                                             : call->rows;
     return gmm__ceil_div(hint, call->groups.count);
 }
 
-/* Writes the tiles of a kernel for plan->note. */
+/* Writes the tile of a kernel for plan->note, or the two tiles (tile_choice 1 and 2) between which the device
+   chooses. */
 static const char *gmm__wgmma_tile_note(int32_t kernel, char text[64]) {
     const gmm_sm90_kernel *k = &gmm_sm90_kernels[kernel], *first = gmm_sm90_kernels;
     if (k->tile_choice == 2) {
@@ -8442,10 +8482,13 @@ static const char *gmm__wgmma_tile_note(int32_t kernel, char text[64]) {
     return text;
 }
 
-/* Index of the kernel for operation `kernel` that is estimated to be fastest for groups of equal size, or -1. All give
-   the same bits. Between the two tiles of one kernel the device chooses by the group sizes, unless groups are so small
-   that memory bandwidth bounds them. Packed weights are read by kernels of `b_format`, or cost their conversion. */
-static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm_op kernel, gmm_dtype dtype,
+/* Index of the kernel for operation `kernel_op` that is estimated to be fastest for groups of equal size, or -1. All
+   kernels give the same bits. Where a kernel has two tiles (rows of tile_choice 1 and 2), the device chooses between
+   them by the group sizes, unless groups are so small that memory bandwidth bounds them. Packed weights are read by
+   kernels of `b_format`; for other kernels the cost of their conversion is added.
+   The cost of a kernel is the larger of two: the waves of its tiles times the clocks of a tile (`compute`), and the
+   clocks of reading all weights from memory (`weights`). */
+static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm_op kernel_op, gmm_dtype dtype,
                                  int32_t b_format, int32_t processors) {
     const int64_t G = call->groups.count, n = op == gmm_gemm_fwd ? call->out : call->in;
     const int64_t rows = gmm__wgmma_rows_per_group(call), m = op == gmm_gemm_wgrad ? call->out : rows;
@@ -8456,9 +8499,9 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
     int32_t choice = -1, index = 0, i, max_m16;
     for (i = 0; i < GMM_SM90_KERNELS; i++) {
         const gmm_sm90_kernel *k = &gmm_sm90_kernels[i];
-        /* lowest height that the device may choose; tiles of wgrad have one height */
+        /* the device may choose heights from min_m16 to k->m16 blocks of 16 rows; tiles of wgrad have one height */
         const int32_t min_m16 = op == gmm_gemm_wgrad ? k->m16 : k->m16 / 2 + 1;
-        if (k->op != kernel || k->dtype != dtype || (k->b_format && k->b_format != b_format)) continue;
+        if (k->op != kernel_op || k->dtype != dtype || (k->b_format && k->b_format != b_format)) continue;
         if (++index == call->options.tile) return i;
         if (k->tile_choice == 2) {
             if (rows >= GMM__WGMMA_CHOICE_ROWS && choice >= 0 && gmm_sm90_kernels[choice].function == k->function)
@@ -8478,7 +8521,8 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
                 !cooperative ? (m16 < gmm__wgmma_low_m16 ? gmm__wgmma_low_slowdown : 1.0) +
                                    k_tiles / gmm__wgmma_k_tiles_scale
                 : k->deferred ? gmm__wgmma_deferred_slowdown
-                : k->tile_n == 128 && rows < GMM__WGMMA_NARROW_ROWS ? gmm__wgmma_narrow_slowdown : 1.0;
+                : k->tile_n == 128 && rows < GMM__WGMMA_NARROW_ROWS ? gmm__wgmma_narrow_slowdown
+                                                                    : 1.0;
             const double step = mma > smem ? mma : smem, mainloop = k_tiles * step;
             const double store_half = k->deferred ? gmm__wgmma_store_deferred
                                     : cooperative ? gmm__wgmma_store_cooperative : gmm__wgmma_store_pingpong;
@@ -8491,20 +8535,22 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
                                                   gmm__wgmma_fixed_pingpong;
             const double dequantize = b_format && !k->b_format
                                           ? (double)(G * call->in) * (double)call->out / gmm__wgmma_dequantize_rate
-                                              : 0.0;
+                                          : 0.0;
             const int64_t min_tiles_n = gmm__ceil_div(n, k->tile_n);
             const int64_t waves = gmm__ceil_div(G * tiles_m * min_tiles_n, processors * k->ctas_per_sm);
             const double compute = (double)waves * tile * (k->ctas_per_sm > 1 ? gmm__wgmma_shared_sm_slowdown : 1.0) +
                                    dequantize;
-            /* where a group fits one tile, tiles are narrowed until the last wave is full (gmm_sm90_tiles_n); the rate
-               of weights grows with the bytes in flight */
-            const int64_t filling = tiles_m == 1 ? waves * processors / G / 2 * 2 : 0;
-            const int64_t tiles_n = filling > min_tiles_n ? filling : min_tiles_n;
+            /* Where a group fits one tile, tiles are narrowed until the last wave is full (gmm_sm90_tiles_n): as many
+               columns of tiles as all waves can hold, an even number. The rate of weights grows with the bytes in
+               flight. */
+            const int64_t full_tiles_n = tiles_m == 1 ? waves * processors / G / 2 * 2 : 0;
+            const int64_t tiles_n = full_tiles_n > min_tiles_n ? full_tiles_n : min_tiles_n;
             const double in_flight = gmm__wgmma_column_bytes * k->stages * (double)n / (double)tiles_n;
-            const double stream =
+            const double min_weights =
                 2.0 * (double)(G * call->in) * (double)call->out / (gmm__wgmma_weight_rate * processors);
             const double weights = op == gmm_gemm_wgrad || b_format
-                                       ? 0.0 : stream * (1.0 + gmm__wgmma_latency_bytes / in_flight);
+                                       ? 0.0
+                                       : min_weights * (1.0 + gmm__wgmma_latency_bytes / in_flight);
             const double cost = compute > weights ? compute : weights;
             if (choice >= 0 && cost >= gmm__wgmma_margin * min_cost) continue;
             min_cost = cost;
@@ -8514,12 +8560,14 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
     return choice;
 }
 
+/* The operation of the kernels that serves an operation of the API. */
 static gmm_gemm_op gmm__wgmma_op(gmm_op op) {
     return op == GMM_OP_LINEAR_FWD ? gmm_gemm_fwd : op == GMM_OP_LINEAR_DGRAD ? gmm_gemm_dgrad : gmm_gemm_wgrad;
 }
 
-/* Index of the FP8 kernel that is estimated to be fastest for groups of equal size, or -1. All that promote give the
-   same bits. A step takes the clocks of its products, or of loading its weights where few rows share them. */
+/* Index of the FP8 kernel that is estimated to be fastest for groups of equal size, or -1. All kernels that promote
+   their partial sums to fp32 give the same bits. A step takes the clocks of its products, or of loading its weights
+   where few rows share them. */
 static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_dtype dtype, int32_t scaling,
                                      int32_t processors) {
     const int64_t G = call->groups.count, n = op == gmm_gemm_fwd ? call->out : call->in;
@@ -8532,22 +8580,24 @@ static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_
         const gmm_fp8_kernel *k = &gmm_fp8_kernels[i];
         const int64_t tiles_m = gmm__ceil_div(blocks, k->consumers);
         const double m64 = (double)blocks / (double)tiles_m;
-        const int64_t min_tiles_n = gmm__ceil_div(n, k->tile_n), waves = gmm__ceil_div(G * tiles_m * min_tiles_n,
-                                                                                       processors);
+        const int64_t min_tiles_n = gmm__ceil_div(n, k->tile_n);
+        const int64_t waves = gmm__ceil_div(G * tiles_m * min_tiles_n, processors);
         /* where a group fits one tile, tiles of 192 columns are narrowed until the last wave is full */
-        const int64_t filling = op != gmm_gemm_wgrad && tiles_m == 1 && k->tile_n == 192
-                                    ? waves * processors / G / 2 * 2 : 0;
-        const int64_t tiles_n = filling > min_tiles_n ? filling : min_tiles_n;
+        const int narrowed = op != gmm_gemm_wgrad && tiles_m == 1 && k->tile_n == 192;
+        const int64_t full_tiles_n = narrowed ? waves * processors / G / 2 * 2 : 0;
+        const int64_t tiles_n = full_tiles_n > min_tiles_n ? full_tiles_n : min_tiles_n;
         const double cols = (double)n / (double)tiles_n;
         const double mma = gmm__wgmma_fp8_mma_column * k->tile_n * m64 *
                            (m64 < gmm__wgmma_fp8_one_m64 ? gmm__wgmma_fp8_one_slowdown
                             : k->consumers == 3 ? gmm__wgmma_fp8_three_slowdown : gmm__wgmma_fp8_two_slowdown);
-        const double load = gmm__wgmma_fp8_load_column * cols / (double)tiles_m; /* other row tiles hit L2 */
+        /* one tile of each column loads the weights from memory; the other tiles_m - 1 find them in the L2 */
+        const double load = gmm__wgmma_fp8_load_column * cols / (double)tiles_m;
         const double mainloop = (double)k_tiles * (mma > load ? mma : load);
         const double cost = (double)waves * (mainloop + gmm__wgmma_fp8_fixed);
-        /* 192 x 128 with prefetch of the first tile saves 4 us per launch, and loses up to 4% of long products */
+        /* The tile 192 x 128 has two instances, of which one is skipped. The one with prefetch of the first tile saves
+           4 us per launch, and is up to 4% slower in long products. */
         const int prefetch = op != gmm_gemm_wgrad && (cost < gmm__wgmma_fp8_prefetch_limit || mma < load);
-        const int skip = k->consumers == 3 && k->prefetch_tile != prefetch; /* the other of the two instances serves */
+        const int skip = k->consumers == 3 && k->prefetch_tile != prefetch;
         if (k->dtype != dtype || k->scaling != scaling) continue;
         if (++index == call->options.tile) return i;
         if (skip || (choice >= 0 && cost >= gmm__wgmma_margin * min_cost)) continue;
@@ -8557,8 +8607,9 @@ static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_
     return choice;
 }
 
-/* Plans an FP8 product. Partial sums are promoted to fp32 every 128 elements of the contraction. They are not where no
-   scale varies along it and options.fp8_fast_accum is set, except in wgrad, where promotion is no slower. */
+/* Plans an FP8 product. Partial sums are promoted to fp32 every 128 elements of the contraction. They are not promoted
+   where no scale varies along the contraction and options.fp8_fast_accum is set; wgrad promotes always, which is no
+   slower there. */
 static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
     const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op), wgrad = op == gmm_gemm_wgrad;
     const gmm_mat *a = &call->mat[role_a], *b = &call->mat[role_b];
@@ -8567,7 +8618,8 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
     const int32_t processors = call->ctx->device.processors;
     const int block_scaled = gmm_block_along(b->scaling) == 128;
     const int32_t scaling = block_scaled ? (b->scaling == GMM_SCALING_1X128 ? GMM_FP8_1D1D : GMM_FP8_1D2D)
-                                : call->options.fp8_fast_accum && !wgrad ? GMM_FP8_FAST : GMM_FP8_1D2D;
+                            : call->options.fp8_fast_accum && !wgrad ? GMM_FP8_FAST
+                                                                     : GMM_FP8_1D2D;
     const gmm_fp8_kernel *k;
     int64_t tiles;
     plan->kernel = gmm__wgmma_choose_fp8(call, op, a->dtype, scaling, processors);
@@ -8597,9 +8649,10 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
     return 1;
 }
 
-/* Plans a product of 16-bit operands: kernel, grid, workspace. `kernel` is the operation of the kernel: dgrad with
-   transposed weights runs as fwd. `b_format`: format of packed weights that kernels may read, or 0. */
-static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op, gmm_gemm_op kernel,
+/* Plans a product of 16-bit operands: kernel, grid, workspace. `kernel_op` is the operation of the kernel, which
+   differs from `op` in dgrad with transposed weights: that runs as fwd. `b_format` is the format of packed weights that kernels
+   may read, or 0. */
+static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op, gmm_gemm_op kernel_op,
                                  gmm_dtype dtype, int32_t b_format) {
     const int fwd = op == gmm_gemm_fwd, wgrad = op == gmm_gemm_wgrad;
     const int a = gmm__mma_role_a(op), b = gmm__mma_role_b(op), d = fwd ? GMM__Y : wgrad ? GMM__DW : GMM__DX;
@@ -8615,16 +8668,16 @@ static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gem
                             (long long)max_extent);
     if (call->mat[a].ld > max_extent || call->mat[b].ld > max_extent || call->mat[d].ld > max_extent)
         return gmm__decline(plan, "takes ld up to %lld", (long long)max_extent);
-    plan->kernel = gmm__wgmma_choose(call, op, kernel, dtype, b_format, processors);
+    plan->kernel = gmm__wgmma_choose(call, op, kernel_op, dtype, b_format, processors);
     if (plan->kernel < 0) return gmm__decline(plan, "has no kernel for these types");
     k = &gmm_sm90_kernels[plan->kernel];
-    /* upper bound: the device may choose tiles of little more than half the height */
+    /* an upper bound, since the device may choose tiles of little more than half the height */
     tiles = wgrad ? G * gmm__ceil_div(m, 16 * k->m16) : m / (8 * k->m16) + G;
     if (tiles > max_extent / gmm__ceil_div(n, k->tile_n)) return gmm__decline(plan, "takes no so many tiles");
     plan->grid[0] = gmm__grid(processors, call->options.sm_limit, k->ctas_per_sm, INT32_MAX);
     if (plan->grid[0] > 1) plan->grid[0] -= plan->grid[0] % 2; /* clusters of two CTAs */
-    if (G > k->smem_groups) gmm__reserve(plan, GMM__WGMMA_GROUP_TABLES,
-                                         (size_t)plan->grid[0] * gmm_sm90_table_bytes(G));
+    if (G > k->smem_groups)
+        gmm__reserve(plan, GMM__WGMMA_GROUP_TABLES, (size_t)plan->grid[0] * gmm_sm90_table_bytes(G));
     gmm__mma_reserve_groups(call, plan);
     gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__MMA_MATRIX_TABLE);
     if (fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_BIAS_TABLE);
@@ -8636,13 +8689,14 @@ static int gmm__wgmma_dequantizes(const gmm__call *call, gmm_gemm_op op) {
     const gmm_scaling scaling = call->mat[gmm__mma_role_b(op)].scaling;
     return scaling == GMM_SCALING_MX32 || scaling == GMM_SCALING_NV16;
 }
-/* Whether tokens are transposed while they are dequantized: wgrad of NV16, whose columnwise lines run along the
-   contraction. */
+/* Whether tokens are transposed while they are dequantized. That is wgrad of NV16, whose columnwise copies are stored
+   as lines along the tokens, the contraction of wgrad. Each group is then padded to a multiple of 16 rows. */
 static int gmm__wgmma_transposes(const gmm__call *call, gmm_gemm_op op) {
     return op == gmm_gemm_wgrad && call->mat[GMM__X_].scaling == GMM_SCALING_NV16;
 }
-/* Format (b_format) of packed weights that kernels read directly, or 0: lines run along the contraction, and TMA can
-   read them. Addresses are checked by the plan, so that a query without addresses reports the same workspace. */
+/* Format (b_format) of packed weights that kernels can read: the lines run along the contraction, and pitch and stride
+   suit TMA; 0 = none. Addresses are checked by the plan, so that a query without addresses reports the same
+   workspace. */
 static int32_t gmm__wgmma_packed_format(const gmm__call *call, gmm_gemm_op op) {
     const gmm_mat *b = &call->mat[gmm__mma_role_b(op)];
     const int64_t alignment = 128 / gmm_dtype_bits(b->dtype);
@@ -8656,21 +8710,23 @@ static int32_t gmm__wgmma_packed_format(const gmm__call *call, gmm_gemm_op op) {
 static int64_t gmm__wgmma_dequantized_rows(const gmm__call *call, gmm_gemm_op op, int operand, int64_t *cols) {
     const int64_t G = call->groups.count;
     const int role = operand ? gmm__mma_role_b(op) : gmm__mma_role_a(op);
-    const int weight = role == GMM__W, transposed = call->mat[role].scaling == GMM_SCALING_NV16 &&
-                                                      call->direction[role] == GMM_COLUMNWISE;
+    const int weight = role == GMM__W;
+    const int transposed = call->mat[role].scaling == GMM_SCALING_NV16 && call->direction[role] == GMM_COLUMNWISE;
     *cols = weight ? (transposed ? call->out : call->in) : role == GMM__X_ ? call->in : call->out;
     if (call->mat[role].scaling == GMM_SCALING_NONE) return 0;
     return weight ? G * (transposed ? call->in : call->out)
                   : call->rows + (gmm__wgmma_transposes(call, op) ? 15 * G : 0);
 }
 
+/* Plans a product of MX32 or NV16 operands: the product of 16-bit operands, and the regions for its dequantized
+   operands. */
 static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
     const gmm_mat *a = &call->mat[gmm__mma_role_a(op)], *b = &call->mat[gmm__mma_role_b(op)];
     const int64_t G = call->groups.count;
     const int nv = b->scaling == GMM_SCALING_NV16;
     const gmm_dtype out = call->mat[op == gmm_gemm_fwd ? GMM__Y : op == gmm_gemm_wgrad ? GMM__DW : GMM__DX].dtype;
     const gmm_dtype dtype = a->scaling == GMM_SCALING_NONE ? a->dtype : nv && out == GMM_F16 ? GMM_F16 : GMM_BF16;
-    int64_t blocks = 0, elements = 0;
+    int64_t blocks = 0, elements = 0; /* CTAs of the dequantizing kernel; 16-bit elements that it writes */
     char tile[64];
     int operand;
     if (a->dtype == GMM_F32 || (a->dtype == GMM_F16 && !nv))
@@ -8682,8 +8738,8 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
     if (a->scaling == GMM_SCALING_NONE &&
         !gmm__wgmma_check_alignment(call, gmm__mma_role_a(op), op == gmm_gemm_fwd ? "x" : "dy", plan))
         return 0;
-    if (gmm_sm90_kernels[plan->kernel].b_format &&
-        !gmm__wgmma_check_alignment(call, gmm__mma_role_b(op), "w", plan)) return 0;
+    if (gmm_sm90_kernels[plan->kernel].b_format && !gmm__wgmma_check_alignment(call, gmm__mma_role_b(op), "w", plan))
+        return 0;
     for (operand = 0; operand < 2; operand++) {
         int64_t cols;
         const int64_t rows = operand && gmm_sm90_kernels[plan->kernel].b_format
@@ -8755,8 +8811,9 @@ static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_ar
     return gmm__cuda_status(call, e);
 }
 
-/* Enqueues the dequantization of a product's operands and makes `product` address the results. Where tokens are
-   dequantized, the split of `product` has row offsets. */
+/* Enqueues the dequantization of a product's operands to the workspace, and makes `product` address the results. Packed
+   weights are described to the GEMM kernel instead. Where tokens are dequantized, the split of `product` consists
+   of row offsets. NV16 has a scale for the whole tensor besides those of its blocks: it becomes part of alpha. */
 static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, gmm_sm90_args *product, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
@@ -8784,7 +8841,7 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, gmm_sm90_args *pr
             e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALE_TABLE), call->mat[role].scale_table, G, stream);
             if (e != cudaSuccess) return gmm__cuda_status(call, e);
         }
-        if (operand && gmm_sm90_kernels[plan->kernel].b_format) { /* the GEMM kernel dequantizes them */
+        if (operand && gmm_sm90_kernels[plan->kernel].b_format) { /* packed weights */
             product->codes = s->src;
             product->along = call->direction[role];
             product->rows = (int32_t)call->out;
@@ -8823,6 +8880,7 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, gmm_sm90_args *pr
                                                     gmm__mma_pdl(call), &args, stream));
 }
 
+/* Enqueues the offsets of a host split, zeros behind the last group, the dequantization, and the product. */
 static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
@@ -8842,7 +8900,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
         if (s == GMM_OK)
             s = gmm__mma_enqueue_offsets(call, offsets,
                                          quantized_tokens ? (int32_t *)gmm__part(plan, GMM__MMA_TILES) : NULL,
-                                 GMM_GROUP_ROWS, stream);
+                                         GMM_GROUP_ROWS, stream);
         if (s != GMM_OK) return s;
         args.groups.splits = offsets;
         args.groups.form = GMM_SPLIT_OFFSETS;
@@ -8859,7 +8917,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
         if (e != cudaSuccess) return gmm__cuda_status(call, e);
     }
     if (dequantizes && (s = gmm__wgmma_dequantize(plan, &args, stream)) != GMM_OK) return s;
-    if (call->rows == 0) { /* token matrices may have no address; tensor maps need one */
+    if (call->rows == 0) { /* token matrices without rows may have no address, but a tensor map needs one */
         args.p.a.data = plan->workspace;
         if (wgrad) args.p.b.data = plan->workspace;
         else args.p.d.data = plan->workspace;
@@ -9054,10 +9112,12 @@ static gmm_status gmm__cpu_rt_is_capturing(void *self, gmm_stream stream, int32_
     return s;
 }
 
-/* --- CUDA: calls on the context's device, after which the device that was current before is current again. --- */
+/* --- The CUDA row of the runtime table. Each function makes its CUDA call on the context's device, and then makes the
+   device current again that was current before. --- */
 
 #ifdef __CUDACC__
 
+/* Makes the context's device current; *current is the device that gmm__cuda_leave makes current again. */
 static cudaError_t gmm__cuda_enter(const void *self, int *current) {
     const gmm_context *ctx = (const gmm_context *)self;
     cudaError_t e;
@@ -9065,6 +9125,7 @@ static cudaError_t gmm__cuda_enter(const void *self, int *current) {
     e = cudaGetDevice(current);
     return e == cudaSuccess && *current != ctx->config.device ? cudaSetDevice(ctx->config.device) : e;
 }
+/* Makes `current` the current device again, and returns e as a status. */
 static gmm_status gmm__cuda_leave(void *self, const char *function, int current, cudaError_t e) {
     gmm_context *ctx = (gmm_context *)self;
     if (current != ctx->config.device) (void)cudaSetDevice(current);
@@ -9093,10 +9154,11 @@ static gmm_status gmm__cuda_rt_stream_destroy(void *self, gmm_stream stream) {
 }
 static gmm_status gmm__cuda_rt_stream_wait(void *self, gmm_stream stream, gmm_event event, uint32_t flags) {
     const gmm_status s = gmm__rt_open_flags(self, "stream_wait", stream, event, flags);
+    /* GMM_EVENT_EXTERNAL makes a node of the graph in a capture, and means nothing outside of one */
     const int node = s == GMM_OK && flags && gmm__capturing((const gmm_context *)self, stream);
     if (s != GMM_OK) return s;
-    GMM__DEVICE_CALL("stream_wait", cudaStreamWaitEvent(stream, event, node ? cudaEventWaitExternal
-                                                                          : cudaEventWaitDefault));
+    GMM__DEVICE_CALL("stream_wait",
+                     cudaStreamWaitEvent(stream, event, node ? cudaEventWaitExternal : cudaEventWaitDefault));
 }
 static gmm_status gmm__cuda_rt_stream_sync(void *self, gmm_stream stream) {
     gmm_context *ctx = (gmm_context *)self;
@@ -9123,8 +9185,9 @@ static gmm_status gmm__cuda_rt_event_record(void *self, gmm_event event, gmm_str
     const gmm_status s = gmm__rt_open_flags(self, "event_record", stream, event, flags);
     const int node = s == GMM_OK && flags && gmm__capturing((const gmm_context *)self, stream);
     if (s != GMM_OK) return s;
-    GMM__DEVICE_CALL("event_record", cudaEventRecordWithFlags(event, stream, node ? cudaEventRecordExternal
-                                                                                : cudaEventRecordDefault));
+    GMM__DEVICE_CALL("event_record", cudaEventRecordWithFlags(event, stream,
+                                                              node ? cudaEventRecordExternal
+                                                                   : cudaEventRecordDefault));
 }
 static gmm_status gmm__cuda_rt_event_query(void *self, gmm_event event, int32_t *done) {
     gmm_status s = gmm__rt_open(self, "event_query", NULL, done, "done");
@@ -9146,7 +9209,7 @@ static gmm_status gmm__cuda_rt_event_sync(void *self, gmm_event event) {
     GMM__DEVICE_CALL("event_sync", cudaEventSynchronize(event));
 }
 
-/* Rows without gaps are one row: 2-D calls limit the pitch. */
+/* Rows without gaps are copied as one row, since cudaMemcpy2DAsync limits the pitch. */
 static gmm_status gmm__cuda_rt_copy2d(void *self, void *dst, size_t dst_pitch, const void *src, size_t src_pitch,
                                       size_t width, size_t height, gmm_stream stream) {
     const gmm__rt_copy copy = { dst, dst_pitch, src, src_pitch, width, height };

@@ -1603,6 +1603,12 @@ GMM_QUIET_END
 
 /* -------------------------------------------------------------------------------------------- 14 Implementation --- */
 
+/* Opens the implementation: includes and configuration.
+
+   Names of locals in all parts: d is the call's own copy of its descriptor, with the defaults filled in; s is a
+   gmm_status, e a cudaError_t; m is a gmm_mat, g a group, G the number of groups; K and N are the input and output
+   features of a linear layer, and T is the capacity in rows. */
+
 #if defined(GMM_IMPLEMENTATION) && !defined(GMM__IMPLEMENTATION_DONE)
 #define GMM__IMPLEMENTATION_DONE
 
@@ -1646,7 +1652,9 @@ extern "C" {
 
 /* ......................................................................................... 14.1 Context, checks ... */
 
-enum { GMM__WORKSPACE_ALIGN = 256 };
+/* The structures that the implementation passes from checks to engines: contexts, checked calls, plans, engine rows. */
+
+enum { GMM__WORKSPACE_ALIGN = 256 }; /* bytes: of the workspace, and of each region in it */
 
 #ifdef GMM__CUBLASLT
 /* CUBLASLT engine: cuBLASLt's handle, and a cache of algorithms, indexed by a hash of the key that determines them. */
@@ -1661,7 +1669,7 @@ typedef struct gmm__lt {
 } gmm__lt;
 #endif
 
-/* CUDA: the context's device. */
+/* The device of a CUDA context; zeros in a CPU context. */
 typedef struct gmm__device {
     int32_t capability; /* 90 for compute capability 9.0 */
     int32_t pdl;        /* programmatic dependent launch: kernels may start before their predecessor has ended */
@@ -1671,12 +1679,12 @@ typedef struct gmm__device {
 struct gmm_context {
     gmm_config config;
     gmm_error error;
-    int32_t threads;   /* CPU engine */
-    int32_t cpu_level; /* 1 plain, 2 AVX2, 3 AVX-512 */
+    int32_t threads;   /* CPU engine: number of threads */
+    int32_t cpu_level; /* CPU engine: 1 plain C, 2 AVX2, 3 AVX-512 */
     gmm__device device;
 #ifdef __CUDACC__
     PFN_cuTensorMapEncodeTiled_v12000 wgmma_encode; /* WGMMA engine: the driver's function that makes tensor maps */
-    const char *wgmma_unavailable;                        /* why it serves nothing; NULL = it does */
+    const char *wgmma_unavailable; /* the reason why the engine declines every call; NULL = it is available */
 #endif
 #ifdef GMM__CUBLASLT
     gmm__lt lt;
@@ -1690,8 +1698,9 @@ enum gmm__role {
     GMM__ROLES
 };
 
-/* Bytes in up to two nested loops: `width` bytes, repeated count[0] times step[0] bytes apart, and these count[1] times
-   step[1] bytes apart. */
+/* A set of bytes in up to two nested loops: a run of `width` bytes, repeated count[0] times at a distance of step[0]
+   bytes (the rows of a matrix), and all that count[1] times at a distance of step[1] bytes (the matrices). `loops` is
+   the number of loops in use, 0 to 2. */
 typedef struct gmm__box {
     uint64_t address;
     int64_t width, count[2], step[2];
@@ -1710,17 +1719,18 @@ typedef struct gmm__span {
     uint64_t size, low, high;
 } gmm__span;
 
-enum { GMM__SPANS = 64 }; /* more than any operation needs */
+enum { GMM__SPANS = 64 }; /* more than any operation records */
 
-/* A checked call: descriptors are copied, defaults filled in, and absent operands have dtype GMM_NONE. Engines read
-   only this. The call of a query has the same shapes, dtypes and operands, but its addresses may be NULL. */
+/* A checked call: descriptors are copied, defaults are filled in, and absent operands have dtype GMM_NONE. Engines read
+   this structure alone, never the caller's descriptors. The call of a query has the same shapes, dtypes and operands,
+   but its addresses may be NULL. */
 typedef struct gmm__call {
     gmm_context *ctx;
     gmm_op op;
-    int query;
+    int query;            /* 1: the call asks for a plan alone, and is not launched */
     const char *function; /* for messages */
     const char *path;     /* for messages: the descriptor's parameter name; NULL = the call has no descriptor */
-    char shapes[112];
+    char shapes[112];     /* for messages: "G=8 T=4096 K=1024 N=2048 bf16" */
     gmm_options options;
     gmm_groups groups;
     gmm_mat mat[GMM__ROLES];
@@ -1728,9 +1738,9 @@ typedef struct gmm__call {
     int32_t in_align, out_align;         /* alignment of in and out; 0 = 1 */
     gmm_grad grad[GMM__ROLES]; /* of GMM__DW, GMM__DB, GMM__DW2, GMM__DB2; beta resolved by gmm__grad_beta */
     int64_t rows, in, out;     /* capacity, K, N; MLP: hidden and hidden_out */
-    gmm_mlp_quant quant;       /* MLP with a recipe; recipe.kind NONE = without */
-    gmm_recipe recipe;
-    int64_t units;             /* quantization: matrices of fixed extents; 0 = groups */
+    gmm_mlp_quant quant;       /* MLP with a recipe */
+    gmm_recipe recipe;         /* of that MLP; kind NONE = no recipe */
+    int64_t units;             /* quantization: number of matrices of fixed extents; 0 = the groups of the split */
     gmm_format format;
     union {
         gmm_linear linear;
@@ -1747,7 +1757,7 @@ typedef struct gmm__call {
         gmm_scale_update update;
         gmm_transposition transposition;
         gmm_sharding shard;
-    } d;
+    } d;                    /* the descriptor of the operation */
     gmm_act act;            /* activation and MLP */
     gmm_mlp_config config;  /* MLP */
     const void *input;      /* further memory that an operation reads or writes, documented where it is used */
@@ -1770,15 +1780,17 @@ typedef struct gmm__plan {
     size_t workspace_bytes;
     size_t part[GMM__PARTS];     /* offsets of the workspace's regions */
     size_t saved_bytes, deferred_bytes;
-    void *workspace;             /* set before launch */
+    void *workspace;             /* set by gmm__serve before the launch */
     char note[192];              /* how the engine serves the call, or why it declines */
 } gmm__plan;
 
+/* An operation of an engine; NULL functions: the engine does not have it. */
 typedef struct gmm__engine_op {
     int (*plan)(const gmm__call *call, gmm__plan *plan); /* 1 = yes; 0 = no, with a note */
     gmm_status (*launch)(const gmm__plan *plan, gmm_stream stream);
 } gmm__engine_op;
 
+/* A row of the engine table (core/engines.h). */
 typedef struct gmm__engine_row {
     gmm_engine engine;
     gmm_space space;
@@ -1796,24 +1808,29 @@ static GMM__UNUSED int gmm__is_field(const gmm__call *call, const char *name) {
     return field;
 }
 
+/* Reads descriptors into a gmm__call and checks them, formats the messages of refused calls, records the memory of a
+   call for the overlap check, and lays out the workspace of a plan. A function named gmm__read_* copies a descriptor
+   and fills in its defaults; one named gmm__check_* only checks. */
+
 /* Fails a call: "gmm_linear_fwd: linear.w: <value and rule> (<shapes>)". `argument` is a field of the call's
    descriptor, whose name the message puts before it, or another argument of the function. The text follows after a
    colon, unless it is a predicate of the argument ("is NULL", "has both data and table"). */
 static GMM__UNUSED gmm_status gmm__refuse(const gmm__call *call, gmm_status status, const char *argument,
                                           const char *format, ...) {
-    static const char *const verbs[] = { "is ", "and ", "has ", "lacks ", "must ", "goes " };
+    static const char *const predicates[] = { "is ", "and ", "has ", "lacks ", "must ", "goes " };
     const int field = gmm__is_field(call, argument);
-    int sentence = 0;
+    int is_predicate = 0;
     char text[320];
     size_t i;
     va_list list;
     va_start(list, format);
     (void)vsnprintf(text, sizeof text, format, list);
     va_end(list);
-    for (i = 0; i < sizeof verbs / sizeof verbs[0]; i++) sentence |= !strncmp(text, verbs[i], strlen(verbs[i]));
+    for (i = 0; i < sizeof predicates / sizeof predicates[0]; i++)
+        is_predicate |= !strncmp(text, predicates[i], strlen(predicates[i]));
     return gmm__fail(&call->ctx->error, status, "%s: %s%s%s%s %s%s%s%s", call->function, field ? call->path : "",
-                     field ? "." : "", argument, sentence ? "" : ":", text, call->shapes[0] ? " (" : "", call->shapes,
-                     call->shapes[0] ? ")" : "");
+                     field ? "." : "", argument, is_predicate ? "" : ":", text,
+                     call->shapes[0] ? " (" : "", call->shapes, call->shapes[0] ? ")" : "");
 }
 
 /* Fails a call because of a member of `argument`. `rule` begins with the member's name: "limit: -1 must be". */
@@ -1825,6 +1842,7 @@ static GMM__UNUSED gmm_status gmm__refuse_member(const gmm__call *call, gmm_stat
     return gmm__refuse(call, status, path, "%s", rule + name + strspn(rule + name, ": "));
 }
 
+/* Copies a descriptor of the caller, whose first member is struct_size; members that an older caller lacks become 0. */
 static GMM__UNUSED gmm_status gmm__read(gmm__call *call, const char *argument, void *dst, size_t size,
                                         const void *src) {
     uint32_t struct_size;
@@ -1846,8 +1864,8 @@ static GMM__UNUSED gmm_status gmm__read_descriptor(gmm__call *call, const char *
     return gmm__read(call, argument, dst, size, src);
 }
 
-/* Groups and dtypes for the messages of a call whose descriptors are not checked yet; zeros where they cannot be
-   read. */
+/* Groups and dtype of operands for the messages of a call whose descriptors are not checked yet; zeros where they
+   cannot be read. */
 static void gmm__peek_groups(const gmm_groups *groups, gmm_groups *g) {
     memset(g, 0, sizeof *g);
     if (groups) (void)gmm__copy_sized(g, sizeof *g, groups);
@@ -1858,7 +1876,7 @@ static const char *gmm__peek_dtype(const gmm_mat *mat) {
     return gmm_dtype_name(m.dtype);
 }
 
-/* Begins a call. */
+/* Begins a call. Every member before `span` becomes 0; `span` is left as it is, since `spans` is its length. */
 static GMM__UNUSED gmm_status gmm__open(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function, int query) {
     memset(call, 0, offsetof(gmm__call, span));
     if (!ctx) return GMM_E_NULL;
@@ -1871,16 +1889,17 @@ static GMM__UNUSED gmm_status gmm__open(gmm__call *call, gmm_context *ctx, gmm_o
 
 /* Repeats a box `count` times at a distance of `step` bytes, which is at least its extent. */
 static void gmm__box_repeat(gmm__box *b, int64_t count, int64_t step) {
-    const int32_t top = b->loops - 1;
+    const int32_t outermost = b->loops - 1;
     if (count < 1) b->width = 0;
     if (count <= 1) return;
     if (b->loops == 0 && step == b->width) b->width *= count;
-    else if (b->loops > 0 && step == b->count[top] * b->step[top]) b->count[top] *= count;
+    else if (b->loops > 0 && step == b->count[outermost] * b->step[outermost]) b->count[outermost] *= count;
     else {
         b->count[b->loops] = count;
         b->step[b->loops++] = step;
     }
 }
+/* The address behind the last byte of a box. */
 static uint64_t gmm__box_end(const gmm__box *b) {
     uint64_t end = b->address + (uint64_t)b->width;
     int32_t i;
@@ -1888,6 +1907,7 @@ static uint64_t gmm__box_end(const gmm__box *b) {
     return end;
 }
 
+/* The address of box i of a span, and the box of a span at an address. */
 static uint64_t gmm__span_at(const gmm__span *s, int64_t i) {
     return s->table ? (uintptr_t)s->table[i] : s->box.address + (uint64_t)(i * s->stride);
 }
@@ -1923,6 +1943,7 @@ static void gmm__add_boxes(gmm__call *call, const char *name, const char *part, 
     }
     s->high += s->size;
 }
+/* The box of `rows` rows of `width` bytes, `pitch` bytes apart. */
 static gmm__box gmm__rows_box(const void *address, int64_t rows, int64_t width, int64_t pitch) {
     gmm__box box;
     memset(&box, 0, sizeof box);
@@ -1932,6 +1953,7 @@ static gmm__box gmm__rows_box(const void *address, int64_t rows, int64_t width, 
     return box;
 }
 
+/* Records `bytes` consecutive bytes of a call for gmm__check_overlap. */
 static GMM__UNUSED void gmm__add_span(gmm__call *call, const char *name, const char *part, int writes,
                                       const void *address, int64_t bytes) {
     const gmm__box box = gmm__rows_box(address, 1, bytes, bytes);
@@ -1952,15 +1974,16 @@ static void gmm__add_operand(gmm__call *call, int role, const char *name, const 
                              void *const *table, int64_t matrices, int64_t stride) {
     const int readable = call->ctx->config.space == GMM_SPACE_CPU ||
                      (call->mat[role].flags & (uint32_t)GMM_MAT_TABLE_ON_HOST);
-    if (table) gmm__add_span(call, name, part[0] ? ".scale_table" : ".table", 0, table,
-                             matrices * (int64_t)sizeof *table);
-    else if (call->op != GMM_OP_ACCUMULATE) { /* whose y may be one of the matrices of x */
+    if (table)
+        gmm__add_span(call, name, part[0] ? ".scale_table" : ".table", 0, table, matrices * (int64_t)sizeof *table);
+    else if (call->op != GMM_OP_ACCUMULATE) { /* an accumulation may write y over one matrix of x: boxes stay apart */
         gmm__box_repeat(&box, matrices, stride);
         matrices = 1;
     }
     if (!table || readable)
         gmm__add_boxes(call, name, part, gmm__writes(call->op, role), &box, table, matrices, stride);
 }
+
 static GMM__UNUSED gmm_status gmm__read_options(gmm__call *call, const gmm_options *options) {
     gmm_status s = GMM_OK;
     if (options && (s = gmm__read(call, "options", &call->options, sizeof call->options, options)) != GMM_OK) return s;
@@ -1990,6 +2013,7 @@ static int64_t gmm__split_value(const gmm_groups *groups, int64_t g) {
     return groups->dtype == GMM_I64 ? ((const int64_t *)groups->splits)[i] : ((const int32_t *)groups->splits)[i];
 }
 
+/* The fault of a split on the host whose offsets do not begin with 0; 0 = none. */
 static uint32_t gmm__split_first_fault(const gmm_groups *groups) {
     int64_t first;
     if (groups->form != GMM_SPLIT_OFFSETS) return 0;
@@ -1997,12 +2021,13 @@ static uint32_t gmm__split_first_fault(const gmm_groups *groups) {
     return first == 0 ? 0 : (uint32_t)GMM_FAULT_MONOTONIC;
 }
 
-/* Whether a faulty split makes the call fail: where the host can read it and no fault word reports it. */
+/* Whether a faulty split makes the call fail with a status: the host can read the split, and either it is stated to be
+   on the host or no fault word reports the fault. */
 static int gmm__split_is_status(const gmm__call *call) {
     return call->groups.on_host || (call->ctx->config.space == GMM_SPACE_CPU && !call->groups.fault);
 }
-/* Refuses a faulty split where gmm__split_is_status. Results are correct with a broken promise of row_align, which is
-   therefore refused only in splits that are stated to be on the host. */
+/* Refuses a faulty split where gmm__split_is_status says so. Results are correct even where sizes break the promise of
+   row_align; that fault is therefore refused only in splits that are stated to be on the host. */
 static GMM__UNUSED gmm_status gmm__check_split(gmm__call *call, const char *argument) {
     const gmm_groups *g = &call->groups;
     const int32_t row_align = g->on_host ? g->row_align : 0;
@@ -2058,8 +2083,8 @@ static GMM__UNUSED gmm_status gmm__read_groups(gmm__call *call, const gmm_groups
                            gmm_dtype_name(g->dtype));
     if ((uintptr_t)g->fault % 4)
         return gmm__refuse(call, GMM_E_ALIGN, "groups.fault", "%p is not aligned to 4 bytes", (void *)g->fault);
-    gmm__add_span(call, "groups.splits", "", 0, g->splits, (g->count + (g->form == GMM_SPLIT_OFFSETS ? 1 : 0)) *
-              (int64_t)(g->dtype == GMM_I64 ? 8 : 4));
+    gmm__add_span(call, "groups.splits", "", 0, g->splits,
+                  (g->count + (g->form == GMM_SPLIT_OFFSETS ? 1 : 0)) * (int64_t)(g->dtype == GMM_I64 ? 8 : 4));
     gmm__add_span(call, "groups.fault", "", 1, g->fault, (int64_t)sizeof *g->fault);
     return gmm__check_split(call, "groups.splits");
 }
@@ -2164,7 +2189,8 @@ static void gmm__add_quant(gmm__call *call, int role, const char *name, gmm__ext
                      count, m->group_stride * bits / 8);
     gmm__add_operand(call, role, name, ".scale", gmm__rows_box(m->scale, 1, l->scale_bytes, l->scale_bytes),
                      m->scale_table, count, l->scale_bytes);
-    /* both copies may share one amax array, except where a transform changes the columnwise values */
+    /* The rowwise and the columnwise copy may share one amax array, except where the Hadamard transform changes the
+       columnwise values. */
     if (role == GMM__DX && m->amax == call->mat[GMM__Y].amax && !call->format.hadamard) return;
     gmm__add_span(call, name, ".amax", writes_amax && gmm__writes(call->op, role), m->amax,
                   amaxes * (int64_t)sizeof *m->amax);
@@ -2180,7 +2206,7 @@ static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const c
     gmm_error error = GMM_ZERO;
     gmm_status s = gmm__read(call, argument, m, sizeof *m, mat);
     int64_t size, all, g;
-    int nv;
+    int nv, lacks_data;
     if (s != GMM_OK) return s;
     if (m->scaling == GMM_SCALING_NONE)
         return gmm__refuse(call, GMM_E_DTYPE, argument, "scaling none is not accepted here");
@@ -2226,10 +2252,12 @@ static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const c
     if (call->query) return GMM_OK;
     if (!m->table != !m->scale_table)
         return gmm__refuse(call, GMM_E_ARG, argument, "table and scale_table come together");
-    g = l.data_bytes > 0 && !m->data && !m->table; /* groups without rows still have scales of tensors and columns */
-    if (g || (l.scale_bytes > 0 && !m->scale && !m->scale_table))
-        return gmm__refuse(call, GMM_E_NULL, argument, "lacks %s for %lld x %lld %s scaled %s", g ? "data" : "scale",
-                           (long long)rows, (long long)cols, gmm_dtype_name(m->dtype), gmm_scaling_name(m->scaling));
+    lacks_data = l.data_bytes > 0 && !m->data && !m->table;
+    /* groups without rows have no data, but they have the scales of tensors and of columns */
+    if (lacks_data || (l.scale_bytes > 0 && !m->scale && !m->scale_table))
+        return gmm__refuse(call, GMM_E_NULL, argument, "lacks %s for %lld x %lld %s scaled %s",
+                           lacks_data ? "data" : "scale", (long long)rows, (long long)cols, gmm_dtype_name(m->dtype),
+                           gmm_scaling_name(m->scaling));
     if (l.scale_dtype == GMM_F32 && (uintptr_t)m->scale % 4)
         return gmm__refuse(call, GMM_E_ALIGN, argument, "scale %p is not aligned to 4 bytes", m->scale);
     if ((uintptr_t)m->table % sizeof(void *) || (uintptr_t)m->scale_table % sizeof(void *))
@@ -2302,11 +2330,12 @@ static GMM__UNUSED void *gmm__at(const gmm_mat *m, int64_t g, int64_t row, int64
     return (void *)(base + (uintptr_t)(element * (gmm_dtype_bits(m->dtype) / 8)));
 }
 
+/* Rounds bytes up to the alignment of workspace regions. */
 static GMM__UNUSED size_t gmm__round256(size_t bytes) {
     return (bytes + GMM__WORKSPACE_ALIGN - 1) / GMM__WORKSPACE_ALIGN * GMM__WORKSPACE_ALIGN;
 }
 
-/* Adds a region to a plan's workspace. */
+/* Appends a region to a plan's workspace. gmm__part gives its address once gmm__serve has set plan->workspace. */
 static GMM__UNUSED void gmm__reserve(gmm__plan *plan, int part, size_t bytes) {
     plan->part[part] = plan->workspace_bytes;
     plan->workspace_bytes += gmm__round256(bytes);
@@ -2315,6 +2344,7 @@ static GMM__UNUSED void *gmm__part(const gmm__plan *plan, int part) {
     return (char *)plan->workspace + plan->part[part];
 }
 
+/* Returns 0 from a plan function, with the reason why the engine does not serve the call as the plan's note. */
 static GMM__UNUSED int gmm__decline(gmm__plan *plan, const char *format, ...) {
     va_list list;
     va_start(list, format);
@@ -2345,8 +2375,9 @@ static GMM__UNUSED int gmm__capturing(const gmm_context *ctx, gmm_stream stream)
     return 0;
 }
 
-/* gmm__select chooses the engine of a checked call; gmm__serve also answers its query or launches it. Defined behind
-   the engine table. */
+/* Defined behind the engine table, in core/engines.h: gmm__select chooses the engine of a checked call and fills in its
+   plan; gmm__check_overlap refuses a call whose outputs overlap its other memory; gmm__serve selects, and then answers
+   the query (call->query, into *info), or checks workspace and overlap and launches. */
 static gmm_status gmm__select(gmm__call *call, gmm__plan *plan);
 static gmm_status gmm__check_overlap(gmm__call *call);
 static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, size_t workspace_bytes,
@@ -2480,7 +2511,10 @@ static gmm_status gmm__cpu_launch_offsets(const gmm__plan *plan, gmm_stream stre
 
 /* .......................................................................................... 14.3 Grouped linear ... */
 
-/* Reads an operand of a product: floats, or the quantized copy whose blocks run along the contraction. */
+/* Checks and entry points of grouped linear layers. */
+
+/* Reads an operand of a product: floats, or the quantized copy whose blocks run along the contraction. That is `mat`
+   itself if the direction is rowwise, and mat->columnwise if it is columnwise. */
 static gmm_status gmm__read_operand(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
                                     gmm__extents extents, gmm_direction direction) {
     gmm_mat m;
@@ -2499,8 +2533,9 @@ static gmm_status gmm__read_operand(gmm__call *call, int role, const char *argum
     return gmm__read_quant(call, role, name, m.columnwise, extents, direction);
 }
 
-/* Whether operands of these scalings multiply each other: scales per tensor or row with such, scales of 128 elements
-   with such (two of 128 x 128 have no kernel), the others with their like. */
+/* Whether operands of these two scalings can be multiplied. Scalings per tensor and per row go together, in any
+   combination. 1x128 goes with 1x128 and 128x128, but 128x128 not with itself, which no kernel multiplies. Every other
+   scaling goes with itself alone. */
 static int gmm__scalings_multiply(gmm_scaling a, gmm_scaling b) {
     switch (a) {
     case GMM_SCALING_TENSOR:
@@ -2510,19 +2545,19 @@ static int gmm__scalings_multiply(gmm_scaling a, gmm_scaling b) {
     default: return a == b;
     }
 }
-/* Whether weights of this scaling multiply 16-bit tokens. */
+/* Whether weights of this scaling can be multiplied with tokens that are not quantized. */
 static int gmm__scaling_beside_floats(gmm_scaling s) { return s == GMM_SCALING_MX32 || s == GMM_SCALING_NV16; }
 
-/* Checks that two operands can be multiplied: their scales must apply to the whole sum, or to the sums of whole
-   blocks. */
+/* Checks that two operands can be multiplied: their scales must apply to the whole sum over the contraction, or to the
+   sums of whole blocks. Sets the alignment of the features that the scalings require. */
 static gmm_status gmm__check_operands(gmm__call *call, int first, const char *first_name, int second,
                                      const char *second_name) {
     const gmm_mat *a = &call->mat[first], *b = &call->mat[second];
     const int32_t align = gmm_feature_align(b->scaling); /* if a is quantized, so is b */
     const size_t used = strlen(call->shapes);
     (void)snprintf(call->shapes + used, sizeof call->shapes - used, " %s%s%s", gmm_dtype_name(a->dtype),
-                   a->scaling == GMM_SCALING_NONE ? "" : " ", a->scaling == GMM_SCALING_NONE ? ""
-                   : gmm_scaling_name(a->scaling));
+                   a->scaling == GMM_SCALING_NONE ? "" : " ",
+                   a->scaling == GMM_SCALING_NONE ? "" : gmm_scaling_name(a->scaling));
     call->in_align = call->out_align = align;
     if (a->scaling == GMM_SCALING_NONE && b->scaling == GMM_SCALING_NONE)
         return a->dtype == b->dtype ? GMM_OK
@@ -2550,13 +2585,14 @@ static GMM__UNUSED int gmm__quantized(const gmm__call *call) {
            call->mat[GMM__DY].scaling != GMM_SCALING_NONE;
 }
 
-/* Checks one linear operation. Only the operands that the operation uses are read. */
+/* Checks one linear operation. Only the operands that the operation uses are read. K is in_features, N out_features; x
+   is [rows, K], y and dy are [rows, N], w and dw are [N, K] per group. */
 static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
                                       const gmm_linear *linear, int query) {
     gmm_linear *d = &call->d.linear;
     gmm_status s = gmm__open(call, ctx, op, function, query);
     const gmm_direction along_tokens = op == GMM_OP_LINEAR_WGRAD ? GMM_COLUMNWISE : GMM_ROWWISE;
-    gmm__extents x, y; /* of the token matrices */
+    gmm__extents x, y; /* extents of the token matrices: x and dx, y and dy */
     gmm_groups g;
     int64_t G, K, N;
 
@@ -2580,26 +2616,26 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
     x = gmm__matrix(call->rows, K);
     y = gmm__matrix(call->rows, N);
 
-    if (op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_WGRAD)
-        if ((s = gmm__read_operand(call, GMM__X_, "x", d->x, x, along_tokens)) != GMM_OK) return s;
+    if ((op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_WGRAD) &&
+        (s = gmm__read_operand(call, GMM__X_, "x", d->x, x, along_tokens)) != GMM_OK)
+        return s;
     if (op == GMM_OP_LINEAR_BGRAD) {
         if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, y, GMM__FLOATS)) != GMM_OK) return s;
-    } else if (op != GMM_OP_LINEAR_FWD)
+    } else if (op != GMM_OP_LINEAR_FWD) {
         if ((s = gmm__read_operand(call, GMM__DY, "dy", d->dy, y, along_tokens)) != GMM_OK) return s;
-    if (op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_DGRAD)
-        if ((s = gmm__read_operand(call, GMM__W, "w", d->w, gmm__matrices(G, N, K),
-                                   op == GMM_OP_LINEAR_FWD ? GMM_ROWWISE : GMM_COLUMNWISE)) != GMM_OK)
-            return s;
-    if (op == GMM_OP_LINEAR_FWD)
-        if ((s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, y, GMM__FLOATS)) != GMM_OK) return s;
-    if (op == GMM_OP_LINEAR_DGRAD)
-        if ((s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 1, x, GMM__FLOATS)) != GMM_OK) return s;
-    if (op == GMM_OP_LINEAR_WGRAD)
-        if ((s = gmm__read_grad(call, GMM__DW, "dw", d->dw, 1, N, K)) != GMM_OK) return s;
-    if (op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_BGRAD)
-        if ((s = gmm__read_mat(call, GMM__BIAS, "bias", d->bias, op == GMM_OP_LINEAR_BGRAD && d->d_bias_scale,
-                               gmm__matrices(G, 1, N), GMM__FLOATS)) != GMM_OK)
-            return s;
+    }
+    if ((op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_DGRAD) &&
+        (s = gmm__read_operand(call, GMM__W, "w", d->w, gmm__matrices(G, N, K),
+                               op == GMM_OP_LINEAR_FWD ? GMM_ROWWISE : GMM_COLUMNWISE)) != GMM_OK)
+        return s;
+    if (op == GMM_OP_LINEAR_FWD && (s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, y, GMM__FLOATS)) != GMM_OK) return s;
+    if (op == GMM_OP_LINEAR_DGRAD && (s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 1, x, GMM__FLOATS)) != GMM_OK)
+        return s;
+    if (op == GMM_OP_LINEAR_WGRAD && (s = gmm__read_grad(call, GMM__DW, "dw", d->dw, 1, N, K)) != GMM_OK) return s;
+    if ((op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_BGRAD) &&
+        (s = gmm__read_mat(call, GMM__BIAS, "bias", d->bias, op == GMM_OP_LINEAR_BGRAD && d->d_bias_scale,
+                           gmm__matrices(G, 1, N), GMM__FLOATS)) != GMM_OK)
+        return s;
     if (op == GMM_OP_LINEAR_BGRAD) {
         if (!d->db && !d->d_bias_scale)
             return gmm__refuse(call, GMM_E_NULL, "db", "and linear.d_bias_scale are both NULL: nothing is wanted");
@@ -3227,6 +3263,8 @@ static gmm_status gmm__cpu_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
 
 /* .............................................................................................. 14.4 Activation ... */
 
+/* Presets and properties of activations; checks and entry points of gmm_act_fwd and gmm_act_bwd. */
+
 GMMDEF gmm_act gmm_act_of(gmm_act_preset preset) {
     gmm_act a = GMM_ZERO;
     switch (preset) {
@@ -3249,7 +3287,8 @@ GMMDEF gmm_act gmm_act_of(gmm_act_preset preset) {
     return a;
 }
 
-/* A row of GMM_ACT_LIST; of an unknown kind the name is NULL. */
+/* A row of GMM_ACT_LIST: whether the activation is gated, and whether it takes alpha and the betas. The row of an
+   unknown kind has the name NULL. */
 typedef struct gmm__act_row {
     const char *name;
     gmm_gate gate;
@@ -3633,6 +3672,8 @@ static gmm_status gmm__cpu_launch_act(const gmm__plan *plan, gmm_stream stream) 
 
 /* ..................................................................................... 14.5 Pad, GLU interleave ... */
 
+/* The pad rule of recipes and dispatchers; checks and entry points of gmm_pad and gmm_unpad. */
+
 GMMDEF int32_t gmm_pad_align(gmm_recipe_kind recipe, int32_t grouped_tensor) {
     if (grouped_tensor) return 256;
     switch (recipe) {
@@ -3654,7 +3695,7 @@ GMMDEF gmm_status gmm_pad_decide(const gmm_pad_in *in, int32_t *align, gmm_error
     if (in->dispatcher < GMM_DISPATCH_ALLTOALL || in->dispatcher > GMM_DISPATCH_NCCLEP)
         return gmm__fail(error, GMM_E_CONFIG, "gmm_pad_decide: in.dispatcher: %d is no dispatcher",
                          (int)in->dispatcher);
-    /* router_padding alone is not enough: with too few tokens the router cannot reach the multiple */
+    /* router_padding alone does not make groups padded: with too few tokens the router cannot reach the multiple */
     padded = (in->router_padding && in->router_padding_done) || in->dispatcher == GMM_DISPATCH_HYBRIDEP ||
              in->dispatcher == GMM_DISPATCH_NCCLEP ||
              (in->dispatcher == GMM_DISPATCH_DEEPEP && in->grouped_tensor && in->permute_fusion);
@@ -3662,7 +3703,7 @@ GMMDEF gmm_status gmm_pad_decide(const gmm_pad_in *in, int32_t *align, gmm_error
     return GMM_OK;
 }
 
-/* Refuses a split whose padded sizes exceed the padded capacity, where a faulty split is a status. */
+/* Refuses a split whose padded sizes exceed padded_capacity, where gmm__split_is_status says so. */
 static gmm_status gmm__check_padded(gmm__call *call) {
     const gmm_padding *d = &call->d.pad;
     int64_t begin = 0, padded = 0, end, g;
@@ -3814,10 +3855,10 @@ static int gmm__cpu_plan_pad(const gmm__call *call, gmm__plan *plan) {
     return 1;
 }
 
-/* --- GLU interleave --- */
+/* --- GLU interleave: checks and entry points --- */
 
-/* Reads an operand: `count` matrices of [2 ffn, cols], or one of [count, 2 ffn]. With count 0 it has no elements, and
-   only its dtype, scaling and flags are checked. */
+/* Reads an operand. With axis GMM_GLU_ROWS it is `count` matrices of [2 ffn, cols], with GMM_GLU_COLUMNS one matrix of
+   [count, 2 ffn]. With count 0 it has no elements, and only its dtype, scaling and flags are checked. */
 static gmm_status gmm__glu_read(gmm__call *call, int role, const char *argument, const gmm_mat *mat) {
     const gmm_glu *d = &call->d.glu;
     gmm_mat m;
@@ -3947,6 +3988,8 @@ static gmm_status gmm__cpu_launch_glu_interleave(const gmm__plan *plan, gmm_stre
 
 /* .............................................................................................. 14.6 Expert MLP ... */
 
+/* Decisions about a weight gradient (gmm_wgrad_decide), and the consistency of an MLP's configuration. */
+
 GMMDEF gmm_status gmm_wgrad_decide(const gmm_wgrad_in *in, gmm_wgrad_out *out, gmm_error *error) {
     gmm_wgrad_out o;
     if (!in || !out) return gmm__fail(error, GMM_E_NULL, "gmm_wgrad_decide: %s is NULL", in ? "out" : "in");
@@ -4061,10 +4104,13 @@ GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *erro
     return GMM_OK;
 }
 
+/* Reads the descriptor and operands of an MLP call (gmm__mlp_prepare). */
+
 /* Columns of FC1's output. */
 static int64_t gmm__mlp_fc1_cols(const gmm__call *call) {
     return call->config.ffn * (gmm_act_gated(call->act.kind) ? 2 : 1);
 }
+/* Whether backward queues the weight gradients instead of computing them. */
 static int gmm__mlp_delayed(const gmm__call *call) {
     return call->config.delay_wgrad || call->config.overlap_dispatch_wgrad;
 }
@@ -4076,7 +4122,8 @@ static gmm_status gmm__mlp_check_configured(gmm__call *call, const char *argumen
     return GMM_OK;
 }
 
-/* Reads a weight: floats, or quantized as the recipe would quantize it. */
+/* Reads a weight: floats, or quantized as the recipe would quantize it. `rowwise` and `columnwise` tell which of its
+   copies the products of the call read; if they read neither, the weight may be NULL. */
 static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, const char *argument, const gmm_mat *mat, int rowwise,
                                        int columnwise, int64_t rows, int64_t cols) {
     const gmm_format *f = &call->recipe.weight;
@@ -4102,7 +4149,7 @@ static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, const char *ar
                                "%s scaled %s: must be as the rowwise copy", gmm_dtype_name(call->mat[role].dtype),
                                gmm_scaling_name(call->mat[role].scaling));
     }
-    call->mat[role] = m; /* each product selects the copy of its contraction */
+    call->mat[role] = m; /* both copies: each product selects the one whose blocks run along its contraction */
     call->mat[role].struct_size = 0;
     return s;
 }
@@ -4130,8 +4177,9 @@ static gmm_status gmm__mlp_check_features(gmm__call *call) {
     return GMM_OK;
 }
 
-/* Checks gmm_mlp.quant and the operands for the products of the call: here, since other work is enqueued before the
-   first product. A dtype that the transform of weight gradients does not support is refused in every operation. */
+/* Checks gmm_mlp.quant, and the operands against the formats of the recipe. The products check the same, but only after
+   other work has been enqueued. A dtype that the Hadamard transform of weight gradients does not support is refused in
+   every operation. */
 static gmm_status gmm__mlp_check_quant(gmm__call *call) {
     const gmm_recipe *r = &call->recipe;
     const gmm_mlp *d = &call->d.mlp;
@@ -4152,6 +4200,7 @@ static gmm_status gmm__mlp_check_quant(gmm__call *call) {
     return s != GMM_OK ? s : gmm__check_output(call, "quant.amax", call->quant.amax, 0, values);
 }
 
+/* Checks an MLP call. call->in is hidden, call->out is hidden_out, and F1 the columns of FC1's output. */
 static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
                                    const gmm_mlp *mlp, int query) {
     gmm_mlp *d = &call->d.mlp;
@@ -4208,7 +4257,7 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     if (!gmm__mul(call->rows, F1, &elements) || !gmm__mul(elements, 16, &bytes))
         return gmm__refuse(call, GMM_E_OVERFLOW, "config.ffn", "%lld rows of %lld columns do not fit 64 bits",
                            (long long)call->rows, (long long)F1);
-    /* bwd recomputes FC1 where fwd saved nothing */
+    /* backward computes FC1 again where forward has saved nothing */
     recomputes = !fwd && c->save == GMM_SAVE_NOTHING;
     if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, fwd || recomputes || d->dw1, gmm__matrix(call->rows, c->hidden),
                            GMM__FLOATS)) ||
@@ -4242,17 +4291,22 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
             if (call->mat[roles[i]].dtype != GMM_NONE && call->mat[roles[i]].dtype != dtype &&
                 call->mat[roles[i]].scaling == GMM_SCALING_NONE)
                 return gmm__refuse(call, GMM_E_DTYPE, names[i], "dtype %s must be that of mlp.%s, %s",
-                                   gmm_dtype_name(call->mat[roles[i]].dtype), call->mat[GMM__W2].scaling ==
-                                   GMM_SCALING_NONE ? "w2" : fwd ? "x" : "dy", gmm_dtype_name(dtype));
+                                   gmm_dtype_name(call->mat[roles[i]].dtype),
+                                   call->mat[GMM__W2].scaling == GMM_SCALING_NONE ? "w2" : fwd ? "x" : "dy",
+                                   gmm_dtype_name(dtype));
     }
     return gmm__mlp_check_quant(call);
 }
 
-/* Regions of the workspace: the MLP's intermediate matrices, and the workspace of its steps. */
+/* Which matrices and operations an MLP call is composed of. FC1 computes z from x, the activation h from z, and FC2 y
+   from h; backward computes dh from dy, dz from dh, and dx from dz. A step is one of these operations.
+
+   Regions of the workspace: the intermediate matrices, and the workspace that all steps share. */
 enum {
     GMM__PART_MLP_OFFSETS, GMM__PART_MLP_Z, GMM__PART_MLP_H, GMM__PART_MLP_DH, GMM__PART_MLP_DZ, GMM__PART_MLP_STEP
 };
 
+/* Sizes in bytes of an MLP's intermediate matrices, and their places in the buffers of the caller. */
 typedef struct gmm__mlp_buffers {
     size_t z_bytes, h_bytes, offsets_bytes;  /* of each matrix, rounded up */
     size_t saved_h;                          /* offset in gmm_mlp.saved */
@@ -4302,7 +4356,7 @@ static gmm__mlp_buffers gmm__mlp_measure(const gmm__call *call) {
     return b;
 }
 
-/* Intermediate matrices that the backward of a call computes or reads; defer: it queues weight gradients. */
+/* The intermediate matrices that the backward of a call computes or reads. `defer`: it queues the weight gradients. */
 typedef struct gmm__mlp_gradients { int dz, dh, h, z, defer; } gmm__mlp_gradients;
 static gmm__mlp_gradients gmm__mlp_gradients_of(const gmm__call *call) {
     const gmm_mlp *d = &call->d.mlp;
@@ -4324,17 +4378,17 @@ typedef struct gmm__mlp_steps {
     gmm_activation act;
 } gmm__mlp_steps;
 
-static gmm_linear gmm__mlp_linear(const gmm__mlp_steps *t, int64_t in, int64_t out) {
+static gmm_linear gmm__mlp_linear(const gmm__mlp_steps *steps, int64_t in, int64_t out) {
     gmm_linear l = GMM_ZERO;
-    l.groups = &t->groups;
-    l.options = &t->options;
+    l.groups = &steps->groups;
+    l.options = &steps->options;
     l.in_features = in;
     l.out_features = out;
     return l;
 }
 
 /* Fills in the steps over the given memory, all of which is NULL in a query. */
-static void gmm__mlp_fill(gmm__mlp_steps *t, const gmm__plan *plan, void *offsets, void *z, void *h, void *dh,
+static void gmm__mlp_fill(gmm__mlp_steps *steps, const gmm__plan *plan, void *offsets, void *z, void *h, void *dh,
                           void *dz) {
     const gmm__call *call = plan->call;
     const gmm_mlp *d = &call->d.mlp;
@@ -4342,93 +4396,95 @@ static void gmm__mlp_fill(gmm__mlp_steps *t, const gmm__plan *plan, void *offset
     const gmm_dtype dtype = gmm__mlp_dtype(call);
     const int64_t F1 = gmm__mlp_fc1_cols(call);
 
-    memset(t, 0, sizeof *t);
-    t->options = call->options;
-    t->groups = call->groups;
-    t->groups.splits = offsets;
-    t->groups.dtype = GMM_I64;
-    t->groups.form = GMM_SPLIT_OFFSETS;
-    t->groups.on_host = 0;
-    t->z = gmm_mat_packed(dtype, z);
-    t->h = gmm_mat_packed(dtype, h);
-    t->dh = gmm_mat_packed(dtype, dh);
-    t->dz = gmm_mat_packed(dtype, dz);
+    memset(steps, 0, sizeof *steps);
+    steps->options = call->options;
+    steps->groups = call->groups;
+    steps->groups.splits = offsets;
+    steps->groups.dtype = GMM_I64;
+    steps->groups.form = GMM_SPLIT_OFFSETS;
+    steps->groups.on_host = 0;
+    steps->z = gmm_mat_packed(dtype, z);
+    steps->h = gmm_mat_packed(dtype, h);
+    steps->dh = gmm_mat_packed(dtype, dh);
+    steps->dz = gmm_mat_packed(dtype, dz);
 
-    t->fc1 = gmm__mlp_linear(t, c->hidden, F1);
-    t->fc1.x = &call->mat[GMM__X_];
-    t->fc1.w = &call->mat[GMM__W];
-    t->fc1.bias = c->bias1 ? &call->mat[GMM__BIAS] : NULL;
-    t->fc1.y = &t->z;
+    steps->fc1 = gmm__mlp_linear(steps, c->hidden, F1);
+    steps->fc1.x = &call->mat[GMM__X_];
+    steps->fc1.w = &call->mat[GMM__W];
+    steps->fc1.bias = c->bias1 ? &call->mat[GMM__BIAS] : NULL;
+    steps->fc1.y = &steps->z;
 
-    t->act.groups = &t->groups;
-    t->act.options = &t->options;
-    t->act.ffn = c->ffn;
-    t->act.act = &call->act;
-    t->act.x = &t->z;
-    t->act.prob = d->prob;
+    steps->act.groups = &steps->groups;
+    steps->act.options = &steps->options;
+    steps->act.ffn = c->ffn;
+    steps->act.act = &call->act;
+    steps->act.x = &steps->z;
+    steps->act.prob = d->prob;
 
-    t->fc2 = gmm__mlp_linear(t, c->ffn, call->out);
-    t->fc2.x = &t->h;
-    t->fc2.w = &call->mat[GMM__W2];
-    t->fc2.bias = c->bias2 ? &call->mat[GMM__BIAS2] : NULL;
-    t->fc2.bias_scale = c->prob_on_bias2 ? d->prob : NULL;
-    t->fc2.y = &call->mat[GMM__Y];
+    steps->fc2 = gmm__mlp_linear(steps, c->ffn, call->out);
+    steps->fc2.x = &steps->h;
+    steps->fc2.w = &call->mat[GMM__W2];
+    steps->fc2.bias = c->bias2 ? &call->mat[GMM__BIAS2] : NULL;
+    steps->fc2.bias_scale = c->prob_on_bias2 ? d->prob : NULL;
+    steps->fc2.y = &call->mat[GMM__Y];
 
-    t->dgrad2 = gmm__mlp_linear(t, c->ffn, call->out);
-    t->dgrad2.dy = &call->mat[GMM__DY];
-    t->dgrad2.w = &call->mat[GMM__W2];
-    t->dgrad2.dx = &t->dh;
+    steps->dgrad2 = gmm__mlp_linear(steps, c->ffn, call->out);
+    steps->dgrad2.dy = &call->mat[GMM__DY];
+    steps->dgrad2.w = &call->mat[GMM__W2];
+    steps->dgrad2.dx = &steps->dh;
 
-    t->bgrad2 = gmm__mlp_linear(t, c->ffn, call->out);
-    t->bgrad2.dy = &call->mat[GMM__DY];
-    t->bgrad2.bias_scale = c->prob_on_bias2 ? d->prob : NULL;
-    t->bgrad2.db = d->db2 ? &call->grad[GMM__DB2] : NULL;
+    steps->bgrad2 = gmm__mlp_linear(steps, c->ffn, call->out);
+    steps->bgrad2.dy = &call->mat[GMM__DY];
+    steps->bgrad2.bias_scale = c->prob_on_bias2 ? d->prob : NULL;
+    steps->bgrad2.db = d->db2 ? &call->grad[GMM__DB2] : NULL;
     if (c->prob_on_bias2 && d->dprob) {
-        t->bgrad2.bias = &call->mat[GMM__BIAS2];
-        t->bgrad2.d_bias_scale = d->dprob;
-        t->bgrad2.d_bias_scale_add = 1;
+        steps->bgrad2.bias = &call->mat[GMM__BIAS2];
+        steps->bgrad2.d_bias_scale = d->dprob;
+        steps->bgrad2.d_bias_scale_add = 1;
     }
 
-    t->wgrad2 = gmm__mlp_linear(t, c->ffn, call->out);
-    t->wgrad2.x = &t->h;
-    t->wgrad2.dy = &call->mat[GMM__DY];
-    t->wgrad2.dw = &call->grad[GMM__DW2];
+    steps->wgrad2 = gmm__mlp_linear(steps, c->ffn, call->out);
+    steps->wgrad2.x = &steps->h;
+    steps->wgrad2.dy = &call->mat[GMM__DY];
+    steps->wgrad2.dw = &call->grad[GMM__DW2];
 
-    t->bgrad1 = gmm__mlp_linear(t, c->hidden, F1);
-    t->bgrad1.dy = &t->dz;
-    t->bgrad1.db = &call->grad[GMM__DB];
+    steps->bgrad1 = gmm__mlp_linear(steps, c->hidden, F1);
+    steps->bgrad1.dy = &steps->dz;
+    steps->bgrad1.db = &call->grad[GMM__DB];
 
-    t->wgrad1 = gmm__mlp_linear(t, c->hidden, F1);
-    t->wgrad1.x = &call->mat[GMM__X_];
-    t->wgrad1.dy = &t->dz;
-    t->wgrad1.dw = &call->grad[GMM__DW];
+    steps->wgrad1 = gmm__mlp_linear(steps, c->hidden, F1);
+    steps->wgrad1.x = &call->mat[GMM__X_];
+    steps->wgrad1.dy = &steps->dz;
+    steps->wgrad1.dw = &call->grad[GMM__DW];
 
-    t->dgrad1 = gmm__mlp_linear(t, c->hidden, F1);
-    t->dgrad1.dy = &t->dz;
-    t->dgrad1.w = &call->mat[GMM__W];
-    t->dgrad1.dx = &call->mat[GMM__DX];
+    steps->dgrad1 = gmm__mlp_linear(steps, c->hidden, F1);
+    steps->dgrad1.dy = &steps->dz;
+    steps->dgrad1.w = &call->mat[GMM__W];
+    steps->dgrad1.dx = &call->mat[GMM__DX];
 }
 
-/* Raises *bytes to the workspace of one step. Returns 0 if the engine declines it. */
+/* Raises *bytes to the workspace of one step, and notes in `plan` which engine serves it. Returns 0 if none does.
+   `prepared` is the status of the step's checks; *last_error is restored if the step is declined. */
 static int gmm__mlp_measure_step(gmm__call *step, gmm_status prepared, const gmm_error *last_error, size_t *bytes,
                                  gmm__plan *plan) {
-    gmm__plan sub;
-    if (prepared != GMM_OK || gmm__select(step, &sub) != GMM_OK) {
+    gmm__plan step_plan;
+    if (prepared != GMM_OK || gmm__select(step, &step_plan) != GMM_OK) {
         (void)gmm__decline(plan, "%.180s", step->ctx->error.text);
-        step->ctx->error = *last_error; /* declining is no error yet: another engine may serve the call */
+        step->ctx->error = *last_error; /* a declined plan is no error: another engine may serve the call */
         return 0;
     }
-    if (sub.workspace_bytes > *bytes) *bytes = sub.workspace_bytes;
-    if (sub.engine != plan->engine)
-        (void)snprintf(plan->note, sizeof plan->note, "products by %s%s", gmm_engine_name(sub.engine),
-                       sub.assumes_aligned ? ", for addresses at multiples of 16 bytes" : "");
+    if (step_plan.workspace_bytes > *bytes) *bytes = step_plan.workspace_bytes;
+    if (step_plan.engine != plan->engine)
+        (void)snprintf(plan->note, sizeof plan->note, "products by %s%s", gmm_engine_name(step_plan.engine),
+                       step_plan.assumes_aligned ? ", for addresses at multiples of 16 bytes" : "");
 #ifdef __CUDACC__
     else if (step->options.engine == GMM_ENGINE_AUTO && step->ctx->wgmma_unavailable)
-        (void)snprintf(plan->note, sizeof plan->note, "products by %s; wgmma %s", gmm_engine_name(sub.engine),
+        (void)snprintf(plan->note, sizeof plan->note, "products by %s; wgmma %s", gmm_engine_name(step_plan.engine),
                        step->ctx->wgmma_unavailable);
 #endif
     return 1;
 }
+/* Raises *bytes to the workspace of a linear step. Returns 0 if it is declined. */
 static int gmm__mlp_size_linear(const gmm__plan *plan, gmm_op op, const gmm_linear *l, size_t *bytes, gmm__plan *out) {
     gmm__call step;
     const gmm_error last_error = plan->call->ctx->error;
@@ -4447,7 +4503,7 @@ typedef struct gmm__mlp_quantization {
     gmm_mlp_quant quant;
 } gmm__mlp_quantization;
 
-/* One linear operation of FC1 (layer 1) or FC2 (layer 2). */
+/* One linear operation of FC1 (layer 1) or FC2 (layer 2). `linear` describes it with the operands of the caller. */
 typedef struct gmm__mlp_product {
     gmm_context *ctx;
     const char *function; /* for messages */
@@ -4457,8 +4513,9 @@ typedef struct gmm__mlp_product {
     const gmm_linear *linear;
 } gmm__mlp_product;
 
-/* An operand of a product: its field in the linear descriptor, the format that the recipe gives it, and its slot in the
-   arrays of gmm_mlp_quant. Token matrices have rows 0. */
+/* An operand of a product: its field in the linear descriptor, the format that the recipe gives it, the direction of
+   the copy that the product reads, and its slot in the arrays of gmm_mlp_quant. `rows` are those of a weight matrix; 0
+   marks a token matrix, whose rows are those of the groups. */
 typedef struct gmm__mlp_operand {
     const gmm_mat **field;
     const gmm_format *format;
@@ -4467,8 +4524,8 @@ typedef struct gmm__mlp_operand {
     int64_t rows, cols;
 } gmm__mlp_operand;
 
-/* A product over quantized operands: `count` quantizations, then `linear`, which reads what they write. The descriptors
-   point into this structure. `bytes` is the workspace that holds the quantized operands. */
+/* A product of quantized operands: `count` quantizations, then `linear`, which reads what they write. The descriptors
+   point into this structure, which must therefore not be copied. `bytes` of workspace hold the quantized operands. */
 typedef struct gmm__mlp_quantized {
     gmm_linear linear;
     gmm_quantization quantization[2];
@@ -4479,14 +4536,16 @@ typedef struct gmm__mlp_quantized {
     size_t bytes;
 } gmm__mlp_quantized;
 
-/* Reserves `bytes` of the workspace; NULL without a workspace, which then only counts. */
+/* Reserves `bytes` of the workspace and returns their address. Without a workspace it counts the bytes, and returns
+   NULL. */
 static void *gmm__mlp_reserve(void *workspace, size_t *used, int64_t bytes) {
     void *address = workspace ? (char *)workspace + *used : NULL;
     *used += gmm__round256((size_t)bytes);
     return address;
 }
 
-/* The two operands of a product; l is the descriptor whose fields they are. */
+/* Describes the two operands of a product: x and w, dy and w, or x and dy. `l` is the descriptor whose fields they are.
+   Copies are rowwise where a product contracts along the columns of the operand, and columnwise along its rows. */
 static void gmm__mlp_operands(const gmm__mlp_product *p, gmm_linear *l, gmm__mlp_operand operand[2]) {
     const gmm_recipe *r = &p->quantization->recipe;
     const int fwd = p->op == GMM_OP_LINEAR_FWD, wgrad = p->op == GMM_OP_LINEAR_WGRAD, reads_x = fwd || wgrad;
@@ -4506,7 +4565,8 @@ static void gmm__mlp_operands(const gmm__mlp_product *p, gmm_linear *l, gmm__mlp
     operand[1].cols = wgrad ? l->out_features : l->in_features;
 }
 
-/* Adds the quantization of operand i, unless the recipe leaves it as it is or the caller has quantized it. */
+/* Adds the quantization of operand i to q, and points the linear descriptor to its result, unless the recipe leaves the
+   operand as it is or the caller has quantized it. */
 static gmm_status gmm__mlp_add_quantization(const gmm__mlp_product *p, const gmm__mlp_operand *o, int i,
                                             void *workspace, gmm__mlp_quantized *q) {
     const gmm_groups *groups = q->linear.groups;
@@ -4570,10 +4630,11 @@ static gmm_status gmm__mlp_prepare_product(const gmm__mlp_product *p, const gmm_
                         : gmm__linear_prepare(call, p->ctx, p->op, p->function, &q->linear, query);
 }
 
-/* Raises *bytes to the workspace of a product: the quantized operands, and the most that one of its steps takes. */
+/* Raises *bytes to the workspace of a product: the quantized operands, and behind them the workspace of its steps,
+   which they use one after the other. */
 static gmm_status gmm__mlp_measure_product(const gmm__mlp_product *p, size_t *bytes) {
     gmm__mlp_quantized q;
-    size_t most = 0;
+    size_t step_bytes = 0; /* the largest workspace of a step */
     int i;
     gmm_status s = gmm__mlp_quantized_of(p, NULL, &q);
     for (i = 0; s == GMM_OK && i <= q.count; i++) {
@@ -4581,9 +4642,9 @@ static gmm_status gmm__mlp_measure_product(const gmm__mlp_product *p, size_t *by
         gmm__plan plan;
         s = gmm__mlp_prepare_product(p, &q, i, 1, &call);
         if (s == GMM_OK) s = gmm__select(&call, &plan);
-        if (s == GMM_OK && plan.workspace_bytes > most) most = plan.workspace_bytes;
+        if (s == GMM_OK && plan.workspace_bytes > step_bytes) step_bytes = plan.workspace_bytes;
     }
-    if (s == GMM_OK && q.bytes + most > *bytes) *bytes = q.bytes + most;
+    if (s == GMM_OK && q.bytes + step_bytes > *bytes) *bytes = q.bytes + step_bytes;
     return s;
 }
 
@@ -4606,7 +4667,7 @@ static gmm__mlp_quantization gmm__mlp_quantization_of(const gmm__call *call) {
     q.quant = call->quant;
     return q;
 }
-/* The product of a step of this call. FC2's steps read dy or w2. */
+/* The product that a linear step of this call computes. It belongs to FC2 if the step reads dy or w2. */
 static gmm__mlp_product gmm__mlp_product_of(const gmm__call *call, const gmm__mlp_quantization *quantization, gmm_op op,
                                             const gmm_linear *l) {
     gmm__mlp_product p;
@@ -4618,7 +4679,7 @@ static gmm__mlp_product gmm__mlp_product_of(const gmm__call *call, const gmm__ml
     p.linear = l;
     return p;
 }
-/* Raises *bytes to the workspace of one product. Returns 0 if the engine declines it. */
+/* Raises *bytes to the workspace of one product, quantized if the call has a recipe. Returns 0 if it is declined. */
 static int gmm__mlp_size_product(const gmm__plan *plan, gmm_op op, const gmm_linear *l, size_t *bytes, gmm__plan *out) {
     const gmm__call *call = plan->call;
     const gmm__mlp_quantization quantization = gmm__mlp_quantization_of(call);
@@ -4630,6 +4691,7 @@ static int gmm__mlp_size_product(const gmm__plan *plan, gmm_op op, const gmm_lin
     call->ctx->error = last_error;
     return 0;
 }
+/* Raises *bytes to the workspace of an activation step. Returns 0 if it is declined. */
 static int gmm__mlp_size_act(const gmm__plan *plan, gmm_op op, const gmm_activation *a, size_t *bytes, gmm__plan *out) {
     gmm__call step;
     const gmm_error last_error = plan->call->ctx->error;
@@ -4637,18 +4699,21 @@ static int gmm__mlp_size_act(const gmm__plan *plan, gmm_op op, const gmm_activat
     return gmm__mlp_measure_step(&step, s, &last_error, bytes, out);
 }
 
+/* Plans, launches and entry points of the MLP, which is composed of linear and activation steps, and the queue of
+   delayed weight gradients. The engines CPU and MMA share these functions; each step selects an engine of its own. */
+
 static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
     const gmm__mlp_buffers b = gmm__mlp_measure(call);
-    gmm__mlp_steps t;
+    gmm__mlp_steps steps;
     size_t step_bytes = 0;
-    gmm__mlp_fill(&t, plan, NULL, NULL, NULL, NULL, NULL);
-    t.act.y = &t.h;
-    if (!gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &t.fc1, &step_bytes, plan) ||
-        !gmm__mlp_size_act(plan, GMM_OP_ACT_FWD, &t.act, &step_bytes, plan) ||
-        !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &t.fc2, &step_bytes, plan))
+    gmm__mlp_fill(&steps, plan, NULL, NULL, NULL, NULL, NULL);
+    steps.act.y = &steps.h;
+    if (!gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &steps.fc1, &step_bytes, plan) ||
+        !gmm__mlp_size_act(plan, GMM_OP_ACT_FWD, &steps.act, &step_bytes, plan) ||
+        !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &steps.fc2, &step_bytes, plan))
         return 0;
     gmm__reserve(plan, GMM__PART_MLP_OFFSETS, b.offsets_bytes);
-    /* inference stores z and h here, and a query cannot distinguish it from training */
+    /* inference keeps z and h in the workspace, training in gmm_mlp.saved; a query cannot tell the two apart */
     gmm__reserve(plan, GMM__PART_MLP_Z, b.z_bytes);
     gmm__reserve(plan, GMM__PART_MLP_H, b.h_bytes);
     gmm__reserve(plan, GMM__PART_MLP_STEP, step_bytes);
@@ -4656,7 +4721,7 @@ static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
     return 1;
 }
 
-/* Computes the split of the call as int64 offsets. */
+/* Enqueues the computation of the call's split as int64 offsets, which all steps read. */
 static gmm_status gmm__mlp_offsets(const gmm__plan *plan, void *offsets, gmm_stream stream) {
     gmm__call step = *plan->call;
     step.op = GMM_OP_OFFSETS;
@@ -4666,6 +4731,7 @@ static gmm_status gmm__mlp_offsets(const gmm__plan *plan, void *offsets, gmm_str
     step.spans = 0; /* overlap was checked with the call */
     return gmm__serve(&step, NULL, NULL, 0, stream);
 }
+/* Enqueues a linear step: quantizations and product with a recipe, else the linear operation alone. */
 static gmm_status gmm__mlp_step(const gmm__plan *plan, gmm_op op, const gmm_linear *l, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm__mlp_quantization quantization = gmm__mlp_quantization_of(call);
@@ -4691,14 +4757,14 @@ static gmm_status gmm__compose_launch_mlp_fwd(const gmm__plan *plan, gmm_stream 
     void *offsets = gmm__part(plan, GMM__PART_MLP_OFFSETS);
     void *z = saved && save != GMM_SAVE_NOTHING ? saved : gmm__part(plan, GMM__PART_MLP_Z);
     void *h = saved && save == GMM_SAVE_PREACT_AND_ACT ? saved + b.saved_h : gmm__part(plan, GMM__PART_MLP_H);
-    gmm__mlp_steps t;
+    gmm__mlp_steps steps;
     gmm_status s;
-    gmm__mlp_fill(&t, plan, offsets, z, h, NULL, NULL);
-    t.act.y = &t.h;
+    gmm__mlp_fill(&steps, plan, offsets, z, h, NULL, NULL);
+    steps.act.y = &steps.h;
     if ((s = gmm__mlp_offsets(plan, offsets, stream)) != GMM_OK) return s;
-    if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_FWD, &t.fc1, stream)) != GMM_OK) return s;
-    if ((s = gmm__mlp_act_step(plan, GMM_OP_ACT_FWD, &t.act, stream)) != GMM_OK) return s;
-    return gmm__mlp_step(plan, GMM_OP_LINEAR_FWD, &t.fc2, stream);
+    if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_FWD, &steps.fc1, stream)) != GMM_OK) return s;
+    if ((s = gmm__mlp_act_step(plan, GMM_OP_ACT_FWD, &steps.act, stream)) != GMM_OK) return s;
+    return gmm__mlp_step(plan, GMM_OP_LINEAR_FWD, &steps.fc2, stream);
 }
 
 static int gmm__compose_plan_mlp_bwd(const gmm__call *call, gmm__plan *plan) {
@@ -4706,24 +4772,24 @@ static int gmm__compose_plan_mlp_bwd(const gmm__call *call, gmm__plan *plan) {
     const gmm_mlp_config *c = &call->config;
     const gmm__mlp_buffers b = gmm__mlp_measure(call);
     const gmm__mlp_gradients need = gmm__mlp_gradients_of(call);
-    gmm__mlp_steps t;
+    gmm__mlp_steps steps;
     size_t step_bytes = 0;
-    gmm__mlp_fill(&t, plan, NULL, NULL, NULL, NULL, NULL);
-    t.act.dy = &t.dh;
-    t.act.dx = need.dz ? &t.dz : NULL;
-    t.act.dprob = d->dprob;
-    t.act.y = &t.h;
+    gmm__mlp_fill(&steps, plan, NULL, NULL, NULL, NULL, NULL);
+    steps.act.dy = &steps.dh;
+    steps.act.dx = need.dz ? &steps.dz : NULL;
+    steps.act.dprob = d->dprob;
+    steps.act.y = &steps.h;
     if ((need.z && c->save == GMM_SAVE_NOTHING &&
-         !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &t.fc1, &step_bytes, plan)) ||
-        (need.dh && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad2, &step_bytes, plan)) ||
-        (need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_BWD, &t.act, &step_bytes, plan)) ||
-        (need.h && !need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_FWD, &t.act, &step_bytes, plan)) ||
-        ((d->db2 || t.bgrad2.d_bias_scale) && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad2, &step_bytes,
-                                                                    plan)) ||
-        (d->db1 && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad1, &step_bytes, plan)) ||
-        (d->dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad2, &step_bytes, plan)) ||
-        (d->dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad1, &step_bytes, plan)) ||
-        (d->dx && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad1, &step_bytes, plan)))
+         !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &steps.fc1, &step_bytes, plan)) ||
+        (need.dh && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, &steps.dgrad2, &step_bytes, plan)) ||
+        (need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_BWD, &steps.act, &step_bytes, plan)) ||
+        (need.h && !need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_FWD, &steps.act, &step_bytes, plan)) ||
+        ((d->db2 || steps.bgrad2.d_bias_scale) &&
+         !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &steps.bgrad2, &step_bytes, plan)) ||
+        (d->db1 && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &steps.bgrad1, &step_bytes, plan)) ||
+        (d->dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &steps.wgrad2, &step_bytes, plan)) ||
+        (d->dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &steps.wgrad1, &step_bytes, plan)) ||
+        (d->dx && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, &steps.dgrad1, &step_bytes, plan)))
         return 0;
     gmm__reserve(plan, GMM__PART_MLP_OFFSETS, b.offsets_bytes);
     gmm__reserve(plan, GMM__PART_MLP_Z, need.z && c->save == GMM_SAVE_NOTHING ? b.z_bytes : 0);
@@ -4754,7 +4820,8 @@ enum { GMM__WGRAD_TAG = 0x6772616D };
 
 typedef char gmm__wgrad_record_fits[sizeof(gmm__wgrad_record) <= sizeof(gmm_wgrad_entry) ? 1 : -1];
 
-/* Reports the gradient of a parameter if it is `complete`. A capture computes nothing, so that it reports nothing. */
+/* Calls the hook for the gradient of a parameter if it is `complete`. While a graph is captured nothing is computed,
+   and therefore no hook is called. */
 static void gmm__mlp_call_hook(const gmm_context *ctx, const gmm_grad_hooks *hooks, gmm_param param, int complete,
                                gmm_stream stream) {
     if (complete && hooks && hooks->ready && !gmm__capturing(ctx, stream)) hooks->ready(hooks->user, param, stream);
@@ -4766,15 +4833,15 @@ static gmm_status gmm__convert_prepare(gmm__call *call, gmm_context *ctx, const 
 static gmm_status gmm__cuda_status(const gmm__call *call, cudaError_t e);
 #endif
 
-/* Enqueues a copy of the caller's bytes to context memory. `host`: the source is host memory that may be freed on
-   return. */
+/* Enqueues a copy of the caller's bytes to memory of the context's space. `host`: the source is host memory that may be
+   freed on return. */
 static gmm_status gmm__mlp_copy(const gmm__call *call, const void *src_data, int host, void *dst_data, size_t bytes,
                                 gmm_stream stream) {
     const gmm_mat src = gmm_mat_packed(GMM_U8, src_data), dst = gmm_mat_packed(GMM_U8, dst_data);
     gmm_conversion d = GMM_ZERO;
     gmm__call step;
     gmm_status s;
-#ifdef __CUDACC__ /* the bytes travel as arguments of a kernel */
+#ifdef __CUDACC__ /* the bytes are passed as arguments of a kernel, which the launch copies */
     if (host && call->ctx->config.space == GMM_SPACE_CUDA)
         return gmm__cuda_status(call, gmm_launch_copy(dst_data, src_data, (int64_t)(bytes / 8), stream));
 #else
@@ -4812,20 +4879,21 @@ static gmm_status gmm__mlp_copy_arrays(const gmm__call *call, char *arrays, gmm_
     return s;
 }
 
-static gmm_status gmm__mlp_record(const gmm__mlp_steps *t, const gmm__call *call, gmm_stream stream) {
+/* Appends the weight gradients of a backward to the queue of the caller. */
+static gmm_status gmm__mlp_record(const gmm__mlp_steps *steps, const gmm__call *call, gmm_stream stream) {
     const gmm_mlp *d = &call->d.mlp;
     const gmm__mlp_buffers b = gmm__mlp_measure(call);
     gmm_wgrad_queue *q = d->queue;
-    const gmm_linear *steps[2];
+    const gmm_linear *wgrads[2];
     const int roles[2] = { GMM__DW2, GMM__DW };
     gmm__wgrad_record r;
     int i;
-    steps[0] = &t->wgrad2;
-    steps[1] = &t->wgrad1;
+    wgrads[0] = &steps->wgrad2;
+    wgrads[1] = &steps->wgrad1;
     memset(&r, 0, sizeof r);
     r.tag = GMM__WGRAD_TAG;
-    r.groups = t->groups;
-    r.options = t->options;
+    r.groups = steps->groups;
+    r.options = steps->options;
     if (d->hooks) r.hooks = *d->hooks;
     r.quantization = gmm__mlp_quantization_of(call);
     r.quantization.quant.recipe = NULL;
@@ -4834,10 +4902,10 @@ static gmm_status gmm__mlp_record(const gmm__mlp_steps *t, const gmm__call *call
     for (i = 0; i < 2; i++) {
         gmm_status s;
         if (!r.pending[i]) continue;
-        r.in[i] = steps[i]->in_features;
-        r.out[i] = steps[i]->out_features;
-        r.x[i] = *steps[i]->x;
-        r.dy[i] = *steps[i]->dy;
+        r.in[i] = wgrads[i]->in_features;
+        r.out[i] = wgrads[i]->out_features;
+        r.x[i] = *wgrads[i]->x;
+        r.dy[i] = *wgrads[i]->dy;
         r.dw[i] = call->mat[roles[i]];
         r.grad[i] = call->grad[roles[i]];
         r.x[i].columnwise = r.dy[i].columnwise = r.dw[i].columnwise = r.grad[i].mat = NULL;
@@ -4863,40 +4931,42 @@ static gmm_status gmm__compose_launch_mlp_bwd(const gmm__plan *plan, gmm_stream 
     void *h = need.defer ? deferred + b.deferred_h
                          : h_saved ? saved + b.saved_h : (char *)gmm__part(plan, GMM__PART_MLP_H);
     void *dz = need.defer ? deferred + b.deferred_dz : (char *)gmm__part(plan, GMM__PART_MLP_DZ);
-    gmm__mlp_steps t;
+    gmm__mlp_steps steps;
     gmm_status s;
 
-    gmm__mlp_fill(&t, plan, offsets, z, h, gmm__part(plan, GMM__PART_MLP_DH), dz);
-    t.act.dy = &t.dh;
-    t.act.dx = need.dz ? &t.dz : NULL;
-    t.act.dprob = d->dprob;
-    t.act.y = need.h && !h_saved ? &t.h : NULL;
+    gmm__mlp_fill(&steps, plan, offsets, z, h, gmm__part(plan, GMM__PART_MLP_DH), dz);
+    steps.act.dy = &steps.dh;
+    steps.act.dx = need.dz ? &steps.dz : NULL;
+    steps.act.dprob = d->dprob;
+    steps.act.y = need.h && !h_saved ? &steps.h : NULL;
     if ((s = gmm__mlp_offsets(plan, offsets, stream)) != GMM_OK) return s;
-    if (need.z && c->save == GMM_SAVE_NOTHING)
-        if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_FWD, &t.fc1, stream)) != GMM_OK) return s;
+    if (need.z && c->save == GMM_SAVE_NOTHING &&
+        (s = gmm__mlp_step(plan, GMM_OP_LINEAR_FWD, &steps.fc1, stream)) != GMM_OK)
+        return s;
     if (need.dh) {
-        if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad2, stream)) != GMM_OK) return s;
-        if ((s = gmm__mlp_act_step(plan, GMM_OP_ACT_BWD, &t.act, stream)) != GMM_OK) return s;
-    } else if (t.act.y)
-        if ((s = gmm__mlp_act_step(plan, GMM_OP_ACT_FWD, &t.act, stream)) != GMM_OK) return s;
-    if (d->dw2 && !need.defer)
-        if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad2, stream)) != GMM_OK) return s;
+        if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_DGRAD, &steps.dgrad2, stream)) != GMM_OK) return s;
+        if ((s = gmm__mlp_act_step(plan, GMM_OP_ACT_BWD, &steps.act, stream)) != GMM_OK) return s;
+    } else if (steps.act.y) {
+        if ((s = gmm__mlp_act_step(plan, GMM_OP_ACT_FWD, &steps.act, stream)) != GMM_OK) return s;
+    }
+    if (d->dw2 && !need.defer && (s = gmm__mlp_step(plan, GMM_OP_LINEAR_WGRAD, &steps.wgrad2, stream)) != GMM_OK)
+        return s;
     gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_W2, d->dw2 && !need.defer, stream);
-    if (d->db2 || t.bgrad2.d_bias_scale)
-        if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad2, stream)) != GMM_OK) return s;
+    if ((d->db2 || steps.bgrad2.d_bias_scale) &&
+        (s = gmm__mlp_step(plan, GMM_OP_LINEAR_BGRAD, &steps.bgrad2, stream)) != GMM_OK)
+        return s;
     gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_B2, d->db2 != NULL, stream);
-    if (d->dw1 && !need.defer)
-        if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad1, stream)) != GMM_OK) return s;
+    if (d->dw1 && !need.defer && (s = gmm__mlp_step(plan, GMM_OP_LINEAR_WGRAD, &steps.wgrad1, stream)) != GMM_OK)
+        return s;
     gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_W1, d->dw1 && !need.defer, stream);
-    if (d->db1)
-        if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad1, stream)) != GMM_OK) return s;
+    if (d->db1 && (s = gmm__mlp_step(plan, GMM_OP_LINEAR_BGRAD, &steps.bgrad1, stream)) != GMM_OK) return s;
     gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_B1, d->db1 != NULL, stream);
-    if (d->dx)
-        if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad1, stream)) != GMM_OK) return s;
-    return need.defer ? gmm__mlp_record(&t, call, stream) : GMM_OK;
+    if (d->dx && (s = gmm__mlp_step(plan, GMM_OP_LINEAR_DGRAD, &steps.dgrad1, stream)) != GMM_OK) return s;
+    return need.defer ? gmm__mlp_record(&steps, call, stream) : GMM_OK;
 }
 
-/* The weight gradient i of a record as a linear descriptor: 0 is FC2's, 1 is FC1's. */
+/* Weight gradient i of a record (0 is FC2's, 1 is FC1's) as a linear descriptor, and as a product of quantized
+   operands. Both point into the record. */
 static gmm_linear gmm__mlp_recorded_linear(gmm__wgrad_record *r, int i) {
     gmm_linear l = GMM_ZERO;
     r->grad[i].mat = &r->dw[i];
@@ -4916,7 +4986,8 @@ static gmm__mlp_product gmm__mlp_recorded_product(const gmm__call *call, const g
     return p;
 }
 
-/* call->input and call->output are the record. They are NULL in a query, which measures the MLP's own descriptor. */
+/* Plans the weight gradients of a record, which call->input and call->output point to. They are NULL in a query, which
+   plans those of the MLP's own descriptor. */
 static int gmm__compose_plan_mlp_wgrad(const gmm__call *call, gmm__plan *plan) {
     size_t step_bytes = 0;
     int i;
@@ -4934,10 +5005,10 @@ static int gmm__compose_plan_mlp_wgrad(const gmm__call *call, gmm__plan *plan) {
                 return gmm__decline(plan, "%.180s", call->ctx->error.text);
         }
     } else {
-        gmm__mlp_steps t;
-        gmm__mlp_fill(&t, plan, NULL, NULL, NULL, NULL, NULL);
-        if ((call->d.mlp.dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad2, &step_bytes, plan)) ||
-            (call->d.mlp.dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad1, &step_bytes, plan)))
+        gmm__mlp_steps steps;
+        gmm__mlp_fill(&steps, plan, NULL, NULL, NULL, NULL, NULL);
+        if ((call->d.mlp.dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &steps.wgrad2, &step_bytes, plan)) ||
+            (call->d.mlp.dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &steps.wgrad1, &step_bytes, plan)))
             return 0;
     }
     memset(plan->part, 0, sizeof plan->part);
@@ -4962,7 +5033,7 @@ static gmm_status gmm__compose_launch_mlp_wgrad(const gmm__plan *plan, gmm_strea
                                   plan->workspace_bytes, stream)
                 : gmm__mlp_run_product(&product, plan->workspace, plan->workspace_bytes, stream);
         if (s != GMM_OK) return s;
-        r->pending[i] = 0; /* should the other gradient fail, a second call does not add this one twice */
+        r->pending[i] = 0; /* if the other gradient fails, the next call does not add this one again */
         gmm__mlp_call_hook(call->ctx, &r->hooks, params[i], 1, stream);
     }
     return GMM_OK;
@@ -4982,7 +5053,7 @@ static gmm_status gmm__mlp_buffer(gmm__call *call, const char *name, int writes,
     return GMM_OK;
 }
 
-/* Checks the fields of the queue, which callers may have set themselves. */
+/* Checks the fields of the queue, which the caller may have set. */
 static gmm_status gmm__mlp_check_queue(gmm__call *call, const gmm_wgrad_queue *q) {
     if (!q || !q->entries) return gmm__refuse(call, GMM_E_NULL, "queue", "is NULL or has no entries");
     if ((uintptr_t)q->entries % sizeof q->entries->opaque[0])
@@ -5053,7 +5124,8 @@ GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
     return gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
 
-/* Records the memory of both queued weight gradients, so that an overlap is found before the first one is computed. */
+/* Records the memory of both weight gradients of a record for the overlap check, which thus finds an overlap before the
+   first gradient is computed. */
 static gmm_status gmm__mlp_read_record(gmm__call *call, gmm__wgrad_record *r) {
     static const char *const names[2] = { "dw2", "dw1" };
     const int roles[2] = { GMM__DW2, GMM__DW };
@@ -5403,6 +5475,9 @@ static gmm_status gmm__cpu_launch_topk_bwd(const gmm__plan *plan, gmm_stream str
     return GMM_OK;
 }
 
+/* Checks and entry points of gmm_topk_fwd and gmm_topk_bwd. */
+
+/* Reads the descriptor and operands of a routing call. A slot is one of the topk choices of a token. */
 static gmm_status gmm__read_route(gmm__call *call, const gmm_route *route) {
     gmm_route *r = &call->d.route;
     const int bwd = call->op == GMM_OP_TOPK_BWD;
@@ -5764,7 +5839,10 @@ static gmm_status gmm__cpu_launch_unpermute_bwd(const gmm__plan *plan, gmm_strea
     return GMM_OK;
 }
 
-/* Checks what the five calls have in common, and describes the segments as groups. */
+/* Checks and entry points of gmm_permute_map, gmm_permute_fwd, gmm_permute_bwd, gmm_unpermute_fwd and
+   gmm_unpermute_bwd. The roles GMM__ROWS, GMM__DROWS, GMM__OUT and GMM__DOUT are defined in cpu/permute.h. */
+
+/* Checks what the five calls have in common, and describes the rows of each expert as a group of call->groups. */
 static gmm_status gmm__read_permute(gmm__call *call, const gmm_permute *permute) {
     gmm_permute *p = &call->d.permute;
     int64_t slots;
@@ -5797,6 +5875,7 @@ static gmm_status gmm__read_permute(gmm__call *call, const gmm_permute *permute)
     return gmm__check_output(call, "fault", p->fault, 0, 1);
 }
 
+/* Reads a matrix of `rows` x hidden. */
 static gmm_status gmm__permute_mat(gmm__call *call, int role, const char *argument, const gmm_mat *mat, int64_t rows,
                                    uint32_t dtypes) {
     return gmm__read_mat(call, role, argument, mat, 1, gmm__matrix(rows, call->d.permute.hidden), dtypes);
@@ -5831,7 +5910,7 @@ static gmm_status gmm__refuse_foreign_operands(gmm__call *call) {
     return GMM_OK;
 }
 
-/* Reads the operands of one of the five calls: an output that is wanted requires its inputs. */
+/* Reads the operands of one of the five calls. An optional output that is given requires its inputs. */
 static gmm_status gmm__read_permute_operands(gmm__call *call) {
     const gmm_permute *p = &call->d.permute;
     const int64_t slots = p->tokens * p->topk;
@@ -5945,7 +6024,9 @@ GMMDEF gmm_status gmm_unpermute_bwd(gmm_context *ctx, const gmm_permute *permute
 
 /* ..................................................................................... 14.9 Accumulate, convert ... */
 
-/* Checks the extents of both operations. */
+/* Checks and entry points of sums (gmm_accumulate) and conversions (gmm_convert). */
+
+/* Checks the extents of a sum or a conversion. */
 static gmm_status gmm__read_small_extents(gmm__call *call, int64_t rows, int64_t cols) {
     if (rows < 0) return gmm__refuse(call, GMM_E_ARG, "rows", "%lld must be >= 0", (long long)rows);
     if (cols < 1) return gmm__refuse(call, GMM_E_ARG, "cols", "%lld must be >= 1", (long long)cols);
@@ -5964,7 +6045,7 @@ static gmm_status gmm__accumulate_prepare(gmm__call *call, gmm_context *ctx, con
     if ((s = gmm__read_options(call, d->options)) != GMM_OK) return s;
     if (d->count < 1) return gmm__refuse(call, GMM_E_ARG, "count", "%d must be >= 1", d->count);
     if ((s = gmm__read_small_extents(call, d->rows, d->cols)) != GMM_OK) return s;
-    if (d->x) { /* checked before gmm__read_mat reads the addresses in the table */
+    if (d->x) { /* the launch reads the addresses of the addends on the host */
         gmm_mat m;
         if (gmm__copy_sized(&m, sizeof m, d->x) && m.table && ctx->config.space == GMM_SPACE_CUDA &&
             !(m.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST))
@@ -6108,7 +6189,12 @@ static gmm_status gmm__cpu_launch_convert(const gmm__plan *plan, gmm_stream stre
 
 /* ........................................................................................... 14.10 Quantization ... */
 
-/* Reads the units of a quantizing call: groups of a split, or matrices of fixed extents. */
+/* Checks and entry points of quantization: gmm_quantize, gmm_requantize, gmm_dequantize, gmm_transpose,
+   gmm_update_scales and gmm_shard_cast. They use the roles GMM__DY for the source, GMM__Y for the rowwise copy or the
+   destination, and GMM__DX for the columnwise copy. */
+
+/* Reads the units of a quantizing call, which are the groups of a split or matrices of fixed extents. Each unit has
+   scales and amaxes of its own. */
 static gmm_status gmm__read_units(gmm__call *call, const gmm_groups *groups, int32_t count, int64_t rows,
                                   int64_t cols) {
     int64_t elements;
@@ -6137,11 +6223,11 @@ static gmm_status gmm__read_units(gmm__call *call, const gmm_groups *groups, int
 }
 static int gmm__grouped(const gmm__call *call) { return call->units == 0; }
 static int64_t gmm__units(const gmm__call *call) { return gmm__grouped(call) ? call->groups.count : call->units; }
-/* Extents of a quantizing call's operands: one matrix of all groups, or the matrices of fixed extents. */
+/* Extents of a quantizing call's operands: one matrix with the rows of all groups, or the matrices of fixed extents. */
 static gmm__extents gmm__unit_extents(const gmm__call *call) {
     return gmm__matrices(call->units, call->rows, call->in);
 }
-/* Upper bound on the number of strips of GMM_TILE rows. */
+/* Upper bound on the number of strips; a strip is GMM_TILE rows of a unit. */
 static int64_t gmm__strips(const gmm__call *call) {
     return gmm__grouped(call) ? gmm_padded_capacity(call->groups.count, call->rows) / GMM_TILE
                               : call->units * gmm__ceil_div(call->rows, GMM_TILE);
@@ -6173,6 +6259,7 @@ static gmm_status gmm__read_copy(gmm__call *call, int role, const char *argument
     return GMM_OK;
 }
 
+/* Checks a quantize or requantize call. by_group: each group has one amax, so that amax and cast can be two phases. */
 static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
                                         const gmm_quantization *quantization, int query) {
     gmm_quantization *d = &call->d.quant;
@@ -6356,6 +6443,7 @@ GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *up
     return gmm__serve(&call, NULL, NULL, 0, stream);
 }
 
+/* Whether gmm_shard_cast can write shards in a format. */
 static int gmm__shard_supports(const gmm_format *f) {
     return f->scaling != GMM_SCALING_NONE && f->scaling != GMM_SCALING_ROW && !f->hadamard && !f->stochastic &&
            !f->four_over_six && !f->row_amax;
@@ -6421,6 +6509,7 @@ GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gm
         return s;
     return gmm__serve(&call, NULL, NULL, 0, stream);
 }
+/* The arguments of the shard cast of a checked call, for the CPU engine and the kernels. */
 static gmm__shard_args gmm__shard_of(const gmm__call *call) {
     const gmm_sharding *d = &call->d.shard;
     gmm__shard_args a;
@@ -6439,6 +6528,7 @@ static gmm__shard_args gmm__shard_of(const gmm__call *call) {
     a.copy[1] = call->mat[GMM__DX];
     return a;
 }
+/* Number of amaxes of a shard cast. */
 static int64_t gmm__shard_floats(const gmm__shard_args *a) {
     return gmm_shard_amaxes(&a->format, (int32_t)a->count, a->rows, a->cols, a->copy[1].dtype != GMM_NONE);
 }
@@ -6913,7 +7003,7 @@ static gmm_status gmm__cpu_launch_shard_cast(const gmm__plan *plan, gmm_stream s
 #ifdef __CUDACC__
 
 /* Plans and launches of the MMA engine's linear layers. The WGMMA engine uses the same workspace regions, offsets and
-   arguments. */
+   arguments; the other CUDA parts use gmm__cuda_status and gmm__mma_enqueue_offsets. */
 
 /* Regions of the workspace. */
 enum {
@@ -6931,13 +7021,14 @@ enum {
     GMM__WGMMA_GROUP_TABLES = GMM__MMA_BGRAD_PARTIALS /* group tables of each CTA; no operation needs both regions */
 };
 
+/* The status of a call whose last CUDA function returned e. */
 static gmm_status gmm__cuda_status(const gmm__call *call, cudaError_t e) {
     if (e == cudaSuccess) return GMM_OK;
     (void)cudaGetLastError(); /* clears the error, so that the next call does not report it */
     return gmm__fail(&call->ctx->error, GMM_E_CUDA, "%s: %s", call->function, cudaGetErrorString(e));
 }
 
-/* Reserves the regions of offsets and tiles, and the region of a table that is in host memory. */
+/* Reserves the regions of offsets and tiles, and the region for the device copy of a table in host memory. */
 static void gmm__mma_reserve_groups(const gmm__call *call, gmm__plan *plan) {
     const size_t groups = (size_t)call->groups.count;
     gmm__reserve(plan, GMM__MMA_OFFSETS, (groups + 1) * sizeof(int64_t));
@@ -6948,13 +7039,15 @@ static void gmm__mma_reserve_table(const gmm__call *call, gmm__plan *plan, int r
         gmm__reserve(plan, region, (size_t)call->groups.count * sizeof(void *));
 }
 
-/* Whether a call's kernels use programmatic dependent launch. Under an SM limit they do not: CTAs of the dependent
-   kernel would wait on multiprocessors that the caller reserves. */
+/* Whether a call's kernels use programmatic dependent launch. With options.sm_limit they do not: CTAs of the dependent
+   kernel would wait on the multiprocessors that the caller keeps free for other kernels. */
 static int gmm__mma_pdl(const gmm__call *call) { return call->ctx->device.pdl && call->options.sm_limit == 0; }
 
-/* Enqueues the kernel that writes the row offsets and the prefix sums of tiles of a call. Host sizes are copied. */
+/* Enqueues the computation of a call's row offsets, and of the prefix sums of its tiles of `tile_rows` rows unless
+   `tiles` is NULL. Offsets of a split on the host are computed here and copied to the device; a kernel computes all
+   others. */
 static gmm_status gmm__mma_enqueue_offsets(const gmm__call *call, int64_t *offsets, int32_t *tiles, int32_t tile_rows,
-                                   gmm_stream stream) {
+                                           gmm_stream stream) {
     gmm_offsets_args args;
     memset(&args, 0, sizeof args);
     args.groups = call->groups;
@@ -6981,7 +7074,7 @@ static gmm_status gmm__mma_enqueue_offsets(const gmm__call *call, int64_t *offse
             e = gmm_launch_copy(offsets + first, values, count, stream);
         }
         if (e != cudaSuccess || !tiles) return gmm__cuda_status(call, e);
-        args.groups.splits = offsets; /* the kernel writes back what it reads */
+        args.groups.splits = offsets; /* the kernel reads these offsets, and writes them back unchanged */
         args.groups.form = GMM_SPLIT_OFFSETS;
         args.groups.dtype = GMM_I64;
         args.groups.row_align = 0;
@@ -6989,7 +7082,8 @@ static gmm_status gmm__mma_enqueue_offsets(const gmm__call *call, int64_t *offse
     return gmm__cuda_status(call, gmm_launch_offsets(&args, gmm__mma_pdl(call), stream));
 }
 
-/* Describes an operand to kernels. A host table is copied to `region` of the workspace. */
+/* Describes an operand to kernels; `per_group`: it has one matrix per group. A host table is copied to `region` of the
+   workspace. */
 static cudaError_t gmm__mma_operand(const gmm__plan *plan, int role, int per_group, int region, gmm_kmat *out,
                                     gmm_stream stream) {
     const gmm_mat *m = &plan->call->mat[role];
@@ -7004,6 +7098,7 @@ static cudaError_t gmm__mma_operand(const gmm__plan *plan, int role, int per_gro
     return gmm_launch_copy(gmm__part(plan, region), m->table, plan->call->groups.count, stream);
 }
 
+/* The beta of a gradient's destination as far as the host knows it: 0 or 1, without the array of betas by group. */
 static float gmm__mma_beta(const gmm_grad *grad) {
     gmm_grad g = *grad;
     g.beta = NULL; /* device memory: the kernels read it */
@@ -7014,7 +7109,8 @@ static gmm_status gmm__mma_launch_offsets(const gmm__plan *plan, gmm_stream stre
     return gmm__mma_enqueue_offsets(plan->call, (int64_t *)plan->call->output, NULL, 1, stream);
 }
 
-/* Roles of the operands of D = A B^T: rows of A are rows of D, rows of B are columns of D. */
+/* Roles of the operands of the product D = A B^T, which has M rows, N columns and the contraction K: fwd multiplies x
+   by w, dgrad dy by w, wgrad dy by x. */
 static int gmm__mma_role_a(gmm_gemm_op op) { return op == gmm_gemm_fwd ? GMM__X_ : GMM__DY; }
 static int gmm__mma_role_b(gmm_gemm_op op) { return op == gmm_gemm_wgrad ? GMM__X_ : GMM__W; }
 
@@ -7043,10 +7139,11 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
     const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op);
     const gmm_mat *a = &call->mat[role_a], *b = &call->mat[role_b];
     const int64_t m = op == gmm_gemm_wgrad ? call->out : call->rows, n = op == gmm_gemm_fwd ? call->out : call->in;
-    const int64_t max_extent = INT32_MAX / 16, max_tiles = op == gmm_gemm_wgrad
-                                               ? call->groups.count * gmm__ceil_div(m, GMM_QGEMM_TILE_M)
-                                               : call->rows / GMM_QGEMM_TILE_M + call->groups.count;
+    const int64_t max_extent = INT32_MAX / 16;
+    const int64_t max_tiles = op == gmm_gemm_wgrad ? call->groups.count * gmm__ceil_div(m, GMM_QGEMM_TILE_M)
+                                                   : call->rows / GMM_QGEMM_TILE_M + call->groups.count;
     const int mx = b->scaling == GMM_SCALING_MX32, f16 = a->dtype == GMM_F16;
+    /* columns of the kernel table: whether scales multiply partial sums of blocks, and the dtype of the mma operands */
     const int parts = gmm_block_along(b->scaling) == 128 || (mx && f16);
     const gmm_dtype dtype = parts || f16 || !gmm_block_along(b->scaling) ? GMM_F16 : GMM_BF16;
     const int32_t processors = call->ctx->device.processors;
@@ -7061,7 +7158,8 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
         const gmm_qgemm_kernel *k = &gmm_qgemm_kernels[i];
         if (k->op == op && k->dtype == dtype && k->parts == parts &&
             k->a == (a->scaling == GMM_SCALING_MX32 && call->direction[role_a] == GMM_COLUMNWISE) &&
-            k->b == (mx && call->direction[role_b] == GMM_COLUMNWISE)) plan->kernel = i;
+            k->b == (mx && call->direction[role_b] == GMM_COLUMNWISE))
+            plan->kernel = i;
     }
     if (plan->kernel < 0)
         return gmm__decline(plan, "has no kernel for %s %s times %s %s", gmm_dtype_name(a->dtype),
@@ -7079,8 +7177,8 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
     return 1;
 }
 
-/* Chooses the kernel of a product: the one whose waves of tiles are estimated to cost least, from the average group
-   size. Every kernel gives the same bits. */
+/* Plans a product. Of the kernels, which all give the same bits, it chooses the one whose waves of tiles are estimated
+   to cost least if all groups have the average size. */
 static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
     const int64_t G = call->groups.count, max_extent = INT32_MAX - 1024;
     const int64_t m = op == gmm_gemm_wgrad ? call->out : call->rows;
@@ -7100,14 +7198,14 @@ static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gem
         const gmm_gemm_kernel *k = &gmm_gemm_kernels[i];
         const int64_t tiles_n = gmm__ceil_div(n, k->tile_cols), per_group = gmm__ceil_div(m, k->tile_rows);
         const int64_t max_tiles = op == gmm_gemm_wgrad ? G * per_group : call->rows / k->tile_rows + G;
-        const int64_t tiles = op == gmm_gemm_wgrad ? max_tiles : G * gmm__ceil_div(gmm__ceil_div(rows, G),
-                                                                                   k->tile_rows);
+        const int64_t tiles = op == gmm_gemm_wgrad ? max_tiles
+                                                   : G * gmm__ceil_div(gmm__ceil_div(rows, G), k->tile_rows);
         double cost;
         if (k->op != op || k->dtype != dtype || k->shared > shared) continue;
         if (max_tiles > max_extent / tiles_n) continue;
         /* waves times the cost of a tile: its area for the products, 64 times its edges for loading the operands */
         cost = (double)gmm__ceil_div(tiles * tiles_n, (int64_t)processors * k->blocks) * k->blocks *
-                 ((double)k->tile_rows * k->tile_cols + 64.0 * (k->tile_rows + k->tile_cols));
+               ((double)k->tile_rows * k->tile_cols + 64.0 * (k->tile_rows + k->tile_cols));
         if (plan->kernel >= 0 && cost >= best) continue;
         best = cost;
         plan->kernel = i;
@@ -7123,14 +7221,15 @@ static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gem
     return 1;
 }
 
-/* Fills in the arguments of a product except offsets and tiles; copies host tables to the workspace. */
+/* Fills in the arguments of a product except offsets and tiles, and enqueues the copies of host tables. M, N and K of
+   wgrad are out_features, in_features and the rows of a group, which the kernel reads from the offsets. */
 static gmm_status gmm__mma_product_args(const gmm__plan *plan, gmm_gemm_op op, gmm_gemm_args *args, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_linear *d = &call->d.linear;
     const int fwd = op == gmm_gemm_fwd, wgrad = op == gmm_gemm_wgrad;
     cudaError_t e = gmm__mma_operand(plan, gmm__mma_role_a(op), 0, 0, &args->a, stream);
-    if (e == cudaSuccess) e = gmm__mma_operand(plan, gmm__mma_role_b(op), !wgrad, GMM__MMA_MATRIX_TABLE, &args->b,
-                                               stream);
+    if (e == cudaSuccess)
+        e = gmm__mma_operand(plan, gmm__mma_role_b(op), !wgrad, GMM__MMA_MATRIX_TABLE, &args->b, stream);
     if (e == cudaSuccess)
         e = gmm__mma_operand(plan, fwd ? GMM__Y : wgrad ? GMM__DW : GMM__DX, wgrad, GMM__MMA_MATRIX_TABLE, &args->d,
                              stream);
@@ -7153,7 +7252,8 @@ static gmm_status gmm__mma_product_args(const gmm__plan *plan, gmm_gemm_op op, g
     return gmm__cuda_status(call, e);
 }
 
-/* Launches a product of quantized operands; `p` holds the other arguments and the device table of the weights. */
+/* Launches a product of quantized operands; `p` holds the arguments that products of floats have too, and the device
+   table of the weights. */
 static gmm_status gmm__mma_launch_quantized(const gmm__plan *plan, gmm_gemm_op op, const gmm_gemm_args *p,
                                             gmm_stream stream) {
     const gmm__call *call = plan->call;
@@ -7181,6 +7281,7 @@ static gmm_status gmm__mma_launch_quantized(const gmm__plan *plan, gmm_gemm_op o
     return gmm__cuda_status(call, e);
 }
 
+/* Enqueues the offsets, the copies of host tables and the product. */
 static gmm_status gmm__mma_launch_product(const gmm__plan *plan, gmm_gemm_op op, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const int quantized = gmm__quantized(call);
@@ -7191,8 +7292,9 @@ static gmm_status gmm__mma_launch_product(const gmm__plan *plan, gmm_gemm_op op,
     args.offsets = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
     args.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
     s = gmm__mma_enqueue_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
-                         (int32_t *)gmm__part(plan, GMM__MMA_TILES),
-                         quantized ? (int32_t)GMM_QGEMM_TILE_M : gmm_gemm_kernels[plan->kernel].tile_rows, stream);
+                                 (int32_t *)gmm__part(plan, GMM__MMA_TILES),
+                                 quantized ? (int32_t)GMM_QGEMM_TILE_M : gmm_gemm_kernels[plan->kernel].tile_rows,
+                                 stream);
     if (s != GMM_OK || (s = gmm__mma_product_args(plan, op, &args, stream)) != GMM_OK) return s;
     if (quantized) return gmm__mma_launch_quantized(plan, op, &args, stream);
     return gmm__cuda_status(call, gmm_launch_gemm(plan->kernel, plan->grid[0], &args, stream));
@@ -7218,8 +7320,8 @@ static gmm_status gmm__mma_launch_linear_wgrad(const gmm__plan *plan, gmm_stream
 }
 
 static int gmm__mma_plan_linear_bgrad(const gmm__call *call, gmm__plan *plan) {
-    const int64_t n = call->out, chunks = call->rows / GMM_BGRAD_ROWS + call->groups.count,
-        max_extent = INT32_MAX - 1024;
+    const int64_t n = call->out, max_extent = INT32_MAX - 1024;
+    const int64_t chunks = call->rows / GMM_BGRAD_ROWS + call->groups.count;
     const int32_t processors = call->ctx->device.processors;
     int64_t size;
     if (call->rows > max_extent || n > max_extent || chunks > max_extent ||
@@ -7244,7 +7346,7 @@ static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
     args.offsets = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
     args.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
     s = gmm__mma_enqueue_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
-                         (int32_t *)gmm__part(plan, GMM__MMA_TILES), GMM_BGRAD_ROWS, stream);
+                                 (int32_t *)gmm__part(plan, GMM__MMA_TILES), GMM_BGRAD_ROWS, stream);
     if (s != GMM_OK) return s;
     e = gmm__mma_operand(plan, GMM__DY, 0, 0, &args.dy, stream);
     if (e == cudaSuccess) e = gmm__mma_operand(plan, GMM__DB, 1, GMM__MMA_MATRIX_TABLE, &args.db, stream);
@@ -7275,14 +7377,24 @@ static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
 
 /* Plans and launches of the MMA engine's activation, routing, permute, pad and gated layout. */
 
-/* Regions of the workspace, by family of operations. */
-enum { GMM__SPLIT_OFFSETS, GMM__SPLIT_BLOCKS };                 /* [G + 1] offsets, int64; padding: blocks, int32 */
-enum { GMM__ROUTE_COUNTS, GMM__ROUTE_LOSSES, GMM__ROUTE_SCRATCH }; /* [E] int32; partial losses; rows of experts */
-enum { GMM__SORT_COUNTS, GMM__SORT_STARTS };                  /* [E][chunks] int32; [E] int64 */
-/* [count] addresses: tables that stood on the host */
-enum { GMM__GLU_SRC_TABLE, GMM__GLU_DST_TABLE };
-enum { GMM__ACCUMULATE_SUM };                                      /* [rows, cols] fp32: addends summed up */
+/* Regions of the workspace, by family of operations. E is the number of experts. */
+enum {
+    GMM__SPLIT_OFFSETS, /* activation, pad: [G + 1] int64 row offsets */
+    GMM__SPLIT_BLOCKS   /* pad: [G + 1] int32 prefix sums of the groups' blocks of `align` rows */
+};
+enum {
+    GMM__ROUTE_COUNTS, /* [E] int32: tokens per expert */
+    GMM__ROUTE_LOSSES, /* float: partial sums of the losses */
+    GMM__ROUTE_SCRATCH /* float: a row of E values for each warp, where shared memory does not hold them */
+};
+enum {
+    GMM__SORT_COUNTS, /* permute_map: [E][chunks] int32 slots of an expert in a chunk */
+    GMM__SORT_STARTS  /* permute_map: [E] int64 first row of an expert */
+};
+enum { GMM__GLU_SRC_TABLE, GMM__GLU_DST_TABLE }; /* [count] addresses: device copies of host tables */
+enum { GMM__ACCUMULATE_SUM };                    /* [rows, cols] float: sum of the addends of earlier launches */
 
+/* Launch limits of a kernel of which `blocks` CTAs fit a multiprocessor. */
 static gmm__launch_limits gmm__mma_launch_limits(const gmm__call *call, int32_t blocks) {
     const int32_t processors = call->ctx->device.processors;
     gmm__launch_limits limits;
@@ -7299,6 +7411,7 @@ static gmm__launch_limits gmm__mma_streaming_limits(const gmm__call *call) {
     return gmm__mma_launch_limits(call, GMM__ELEM_STREAM_PER_SM);
 }
 
+/* An operand as kernels address it. vec: its rows begin at multiples of 16 bytes and admit vector accesses. */
 static gmm__view gmm__mma_view(const gmm__call *call, int role) {
     const gmm_mat *m = &call->mat[role];
     gmm__view v;
@@ -7336,7 +7449,7 @@ static gmm_status gmm__mma_launch_act(const gmm__plan *plan, gmm_stream stream) 
     a.valid_rows = (const int64_t *)gmm__part(plan, GMM__SPLIT_OFFSETS) + call->groups.count;
     a.rows = call->rows;
     a.ffn = (int32_t)call->out;
-    /* one block: the two halves are not interleaved */
+    /* a block of ffn columns is the layout that is not interleaved: one half, then the other */
     a.interleave = call->act.interleave == call->out ? 0 : call->act.interleave;
     a.tail_zero = call->groups.tail == GMM_TAIL_ZERO;
     a.gated = gmm_act_gated(call->act.kind);
@@ -7506,9 +7619,10 @@ static gmm_status gmm__mma_launch_unpermute_bwd(const gmm__plan *plan, gmm_strea
     if (p->drows) {
         gmm__permute_args a = gmm__mma_permute_args(call, GMM__DOUT, GMM__DROWS);
         a.probs = p->probs;
-        if (!a.probs && a.src.dtype == a.dst.dtype) e = gmm__k_permute_rows(&a, gmm__mma_streaming_limits(call),
-                                                                            stream);
-        else e = gmm__k_unpermute_bwd(&a, gmm__mma_elementwise_limits(call), stream);
+        if (!a.probs && a.src.dtype == a.dst.dtype)
+            e = gmm__k_permute_rows(&a, gmm__mma_streaming_limits(call), stream);
+        else
+            e = gmm__k_unpermute_bwd(&a, gmm__mma_elementwise_limits(call), stream);
     }
     if (e == cudaSuccess && p->dprobs) {
         gmm__permute_args a = gmm__mma_permute_args(call, GMM__DOUT, GMM__ROWS);
@@ -7560,7 +7674,7 @@ static gmm_status gmm__mma_launch_pad(const gmm__plan *plan, gmm_stream stream) 
 static int gmm__mma_plan_glu_interleave(const gmm__call *call, gmm__plan *plan) {
     const int role[2] = { GMM__X_, GMM__Y }, region[2] = { GMM__GLU_SRC_TABLE, GMM__GLU_DST_TABLE };
     const gmm_glu *d = &call->d.glu;
-    const int64_t max_ffn = INT32_MAX / 16; /* 2 ffn rows or columns of 8 bytes in 32 bits */
+    const int64_t max_ffn = INT32_MAX / 16; /* 2 ffn elements of at most 8 bytes: offsets in bytes fit 32 bits */
     int i;
     if (d->ffn > max_ffn || d->count > (d->axis == GMM_GLU_ROWS ? INT32_MAX / (2 * d->ffn) : INT32_MAX))
         return gmm__decline(plan, "takes at most %lld pairs, and %d rows in all", (long long)max_ffn, INT32_MAX);
@@ -7608,7 +7722,8 @@ static gmm_status gmm__mma_launch_glu_interleave(const gmm__plan *plan, gmm_stre
 static int gmm__mma_plan_convert(const gmm__call *call, gmm__plan *plan) {
     return call->rows <= INT32_MAX ? 1 : gmm__decline(plan, "takes at most %d rows", INT32_MAX);
 }
-/* Calls with more addends than one launch reads keep the fp32 sum in the workspace between launches. */
+/* A launch reads at most GMM__ELEM_ADDENDS addends; with more of them, the fp32 sum stays in the workspace between
+   launches. */
 static int gmm__mma_plan_accumulate(const gmm__call *call, gmm__plan *plan) {
     if (call->d.sum.count > GMM__ELEM_ADDENDS)
         gmm__reserve(plan, GMM__ACCUMULATE_SUM, (size_t)call->rows * (size_t)call->in * sizeof(float));
@@ -7660,9 +7775,15 @@ static gmm_status gmm__mma_launch_convert(const gmm__plan *plan, gmm_stream stre
 
 /* --- quantization: plans and launches of the MMA engine --- */
 
-enum { GMM__MMA_QUANT_AMAX = 2, GMM__MMA_QUANT_TABLES, GMM__MMA_QUANT_BGRAD };
+/* Regions of the workspace, behind GMM__MMA_OFFSETS and GMM__MMA_TILES. */
+enum {
+    GMM__MMA_QUANT_AMAX = 2, /* float: the amaxes that gmm__mma_quant_amax_count counts */
+    GMM__MMA_QUANT_TABLES,   /* device copies of host tables: per operand [units] addresses of data, [units] of scales */
+    GMM__MMA_QUANT_BGRAD     /* workspace of the bias gradient (quantization.db) */
+};
 
-/* Number of amaxes in the workspace; counts: of copies, of rows and of columns. */
+/* Number of amaxes in the workspace. counts[0]: one per unit for each of the two copies; counts[1]: one per row;
+   counts[2]: one per column and unit. */
 static size_t gmm__mma_quant_amax_count(const gmm__call *call, size_t counts[3]) {
     const gmm_format *f = &call->format;
     const size_t units = (size_t)gmm__units(call);
@@ -7689,6 +7810,7 @@ static gmm_linear gmm__mma_quant_bgrad(const gmm__call *call, gmm_options *optio
     return l;
 }
 
+/* Checks the limits of the kernels, and reserves offsets and strips of the units. */
 static int gmm__mma_plan_quant_units(const gmm__call *call, gmm__plan *plan) {
     const size_t units = (size_t)gmm__units(call);
     if (!gmm__mma_takes_scalings(call, plan)) return 0;
@@ -7714,9 +7836,10 @@ static int gmm__mma_plan_quantize(const gmm__call *call, gmm__plan *plan) {
     return 1;
 }
 
-/* Describes an operand with its tables in device memory. Host tables are copied to workspace tables slot, slot + 1. */
+/* Describes an operand with its tables in device memory. Host tables are copied to the tables `slot` (data) and
+   slot + 1 (scales) of `region`. */
 static cudaError_t gmm__mma_quant_operand(const gmm__plan *plan, int region, int role, int slot, gmm_mat *out,
-                                      gmm_stream stream) {
+                                          gmm_stream stream) {
     const gmm_mat *m = &plan->call->mat[role];
     void **table = (void **)gmm__part(plan, region) + slot * plan->call->units;
     cudaError_t e = cudaSuccess;
@@ -7729,8 +7852,9 @@ static cudaError_t gmm__mma_quant_operand(const gmm__plan *plan, int region, int
     return gmm_launch_copy(table + plan->call->units, m->scale_table, plan->call->units, stream);
 }
 
+/* Zeroes the rows of a matrix behind the last group: `bytes` bytes each, `pitch` bytes apart. */
 static cudaError_t gmm__mma_zero_quant_tail(const gmm__plan *plan, const gmm_mat *m, int64_t bytes, int64_t pitch,
-                                       const int32_t *skip, gmm_stream stream) {
+                                            const int32_t *skip, gmm_stream stream) {
     gmm__quant_tail_args t;
     memset(&t, 0, sizeof t);
     t.data = (uint8_t *)m->data;
@@ -7742,14 +7866,14 @@ static cudaError_t gmm__mma_zero_quant_tail(const gmm__plan *plan, const gmm_mat
     return gmm__k_quantize_tail(&t, stream);
 }
 
-/* Decides whether the vectorized kernels serve the call, and fills in their arguments. */
+/* Decides whether the vectorized kernels serve the call, and fills in their arguments (see gmm__quant_args). */
 static void gmm__mma_quant_vectorized(const gmm__call *call, gmm__quant_args *a) {
     const gmm_format *f = &call->format;
     const int transformed = f->hadamard && a->columnwise.dtype != GMM_NONE;
-    /* served by the GMM__HADAMARD instances */
-    const int special_cast = transformed || f->stochastic;
+    /* the instances with GMM__HADAMARD transform, and round stochastically */
+    const int hadamard_instance = transformed || f->stochastic;
     const gmm_mat *mat[3];
-    uint64_t misaligned = (uint64_t)a->cols % 8; /* the vectorized kernels serve if every bit is 0 */
+    uint64_t misaligned = (uint64_t)a->cols % 8; /* not 0: some address, pitch or extent does not admit vectors */
     int k;
     mat[0] = &a->rowwise;
     mat[1] = &a->columnwise;
@@ -7773,29 +7897,30 @@ static void gmm__mma_quant_vectorized(const gmm__call *call, gmm__quant_args *a)
             misaligned |= (uint64_t)a->rows % (f->dtype == GMM_E2M1 ? 32 : 16);
     }
     a->vectorized = !misaligned && a->cols <= INT32_MAX / 2 && a->rows <= INT32_MAX / 2 && !f->four_over_six &&
-                    !f->row_amax && !(special_cast && a->src.dtype != GMM_BF16) &&
+                    !f->row_amax && !(hadamard_instance && a->src.dtype != GMM_BF16) &&
                     !(f->dtype == GMM_E2M1 && f->scaling == GMM_SCALING_MX32);
     if (!a->vectorized) return;
-    a->vectorized += special_cast;
+    a->vectorized += hadamard_instance; /* 2: the GMM__HADAMARD instances serve */
     a->groups = call->groups;
     a->warp_split = a->grouped && call->groups.count <= 32 && !call->groups.on_host &&
-        call->groups.tail == GMM_TAIL_KEEP;
+                    call->groups.tail == GMM_TAIL_KEEP;
     a->record = f->delayed && a->phase != GMM_QUANT_AMAX && (a->rowwise.amax || a->columnwise.amax);
     a->backward = f->scaling == GMM_SCALING_ROW || f->scaling == GMM_SCALING_NV16 ||
                   (f->scaling == GMM_SCALING_TENSOR && !f->delayed);
-    if (a->phase == GMM_QUANT_ALL && !transformed) a->amax[1] = a->amax[0];
+    if (a->phase == GMM_QUANT_ALL && !transformed) a->amax[1] = a->amax[0]; /* both copies have the same values */
     if (a->phase != GMM_QUANT_CAST) return;
     a->amax[0] = a->rowwise.dtype != GMM_NONE ? a->rowwise.amax : a->columnwise.amax;
     a->amax[1] = a->columnwise.dtype != GMM_NONE && f->scaling == GMM_SCALING_NV16 ? a->columnwise.amax : a->amax[0];
 }
 
+/* Enqueues offsets, amaxes, casts, zeros behind the last group, and the bias gradient. */
 static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_quantization *d = &call->d.quant;
     const gmm_format *f = &call->format;
     const int32_t processors = call->ctx->device.processors;
     const int tensor_amax = (f->scaling == GMM_SCALING_TENSOR && !f->delayed) ||
-                       (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
+                            (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
     const int records_amax = f->delayed && (call->mat[GMM__Y].amax || call->mat[GMM__DX].amax);
     size_t counts[3], floats = gmm__mma_quant_amax_count(call, counts);
     float *amax = (float *)gmm__part(plan, GMM__MMA_QUANT_AMAX);
@@ -7892,7 +8017,7 @@ static gmm_status gmm__mma_launch_dequantize(const gmm__plan *plan, gmm_stream s
     return gmm__cuda_status(call, e);
 }
 
-/* One matrix needs no workspace: its host table is one address. */
+/* One matrix needs no workspace: the only address of its host table is passed to the kernel. */
 static int gmm__mma_plan_transpose(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__MMA_QUANT_TABLES, call->units > 1 ? 4 * (size_t)call->units * sizeof(void *) : 0);
     return 1;
@@ -7956,11 +8081,12 @@ static gmm_status gmm__mma_launch_shard_cast(const gmm__plan *plan, gmm_stream s
 #ifdef GMM__CUBLASLT
 
 /* The CUBLASLT engine: one cublasLtMatmul per group, for host sizes. It is the reference for the other engines.
-   Row-major matrices are described as their column-major transposes. The algorithm of a group depends on that group
-   alone, never on the rows before it, and reduces in fp32 in a fixed order: results are deterministic and do not depend
-   on the other groups. */
+   cuBLASLt's matrices are column-major; a row-major matrix is described as the column-major matrix that is its
+   transpose, so that the engine computes D^T: its operand a is w, or x in wgrad, and b is x or dy. The algorithm of a
+   group depends on that group alone, never on the rows before it, and reduces in fp32 in a fixed order: results are
+   deterministic and do not depend on the other groups. */
 
-enum { GMM__LT_BETA, GMM__LT_WORKSPACE }; /* regions of the workspace */
+enum { GMM__LT_BETA, GMM__LT_WORKSPACE }; /* regions of the workspace: a float, and the workspace of cuBLASLt */
 enum { GMM__LT_WORKSPACE_BYTES = 32 << 20 };
 
 /* One group's product as cuBLASLt describes it. Descriptors live on the stack: nothing is allocated. */
@@ -8017,12 +8143,11 @@ static cublasStatus_t gmm__lt_layout(cublasLtMatrixLayoutOpaque_t *layout, const
 /* Describes the product of group g with rows [row, row + rows), rows > 0. The caller sets the bias pointer before
    launch. */
 static cublasStatus_t gmm__lt_describe_group(const gmm__call *call, int64_t g, int64_t row, int64_t rows,
-                                       gmm__lt_problem *p) {
+                                             gmm__lt_problem *p) {
     const gmm_op op = call->op;
     const int wgrad = op == GMM_OP_LINEAR_WGRAD;
-    const gmm_mat *a = &call->mat[gmm__lt_role_a(op)], *b = &call->mat[gmm__lt_role_b(op)],
-        *d = &call->mat[gmm__lt_role_d(op)];
-    const gmm_mat *bias = &call->mat[GMM__BIAS];
+    const gmm_mat *a = &call->mat[gmm__lt_role_a(op)], *b = &call->mat[gmm__lt_role_b(op)];
+    const gmm_mat *d = &call->mat[gmm__lt_role_d(op)], *bias = &call->mat[GMM__BIAS];
     const int32_t trans_a = op == GMM_OP_LINEAR_FWD ? CUBLAS_OP_T : CUBLAS_OP_N;
     const int32_t trans_b = wgrad ? CUBLAS_OP_T : CUBLAS_OP_N;
     const int32_t mode = call->d.linear.alpha ? CUBLASLT_POINTER_MODE_DEVICE : CUBLASLT_POINTER_MODE_HOST;
@@ -8075,15 +8200,18 @@ static cublasStatus_t gmm__lt_query_heuristic(gmm_context *ctx, gmm__lt_problem 
     align[2] = align[3] = p->align_d;
     s = gmm__lt_set_bias(p, (const void *)(uintptr_t)p->align_bias);
     if (!s) s = cublasLtMatmulPreferenceInit(&pref);
-    if (!s) s = cublasLtMatmulPreferenceSetAttribute(&pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &max_bytes,
-                                                     sizeof max_bytes);
-    if (!s) s = cublasLtMatmulPreferenceSetAttribute(&pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction,
-                                                     sizeof reduction);
-    for (i = 0; i < 4 && !s; i++) s = cublasLtMatmulPreferenceSetAttribute(&pref, attributes[i], &align[i],
-                                                                           sizeof align[i]);
+    if (!s)
+        s = cublasLtMatmulPreferenceSetAttribute(&pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &max_bytes,
+                                                 sizeof max_bytes);
+    if (!s)
+        s = cublasLtMatmulPreferenceSetAttribute(&pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction,
+                                                 sizeof reduction);
+    for (i = 0; i < 4 && !s; i++)
+        s = cublasLtMatmulPreferenceSetAttribute(&pref, attributes[i], &align[i], sizeof align[i]);
     memset(&result, 0, sizeof result);
-    if (!s) s = cublasLtMatmulAlgoGetHeuristic(ctx->lt.handle, &p->desc, &p->a_layout, &p->b_layout, &p->d_layout,
-                                               &p->d_layout, &pref, 1, &result, &found);
+    if (!s)
+        s = cublasLtMatmulAlgoGetHeuristic(ctx->lt.handle, &p->desc, &p->a_layout, &p->b_layout, &p->d_layout,
+                                           &p->d_layout, &pref, 1, &result, &found);
     if (!s) s = found > 0 ? result.state : CUBLAS_STATUS_NOT_SUPPORTED;
     *algo = result.algo;
     return s;
@@ -8091,7 +8219,7 @@ static cublasStatus_t gmm__lt_query_heuristic(gmm_context *ctx, gmm__lt_problem 
 
 /* Algorithm for `rows` rows of a described group: from a direct-mapped cache, or from the heuristic. */
 static cublasStatus_t gmm__lt_find_algorithm(const gmm__call *call, int64_t rows, gmm__lt_problem *p,
-                                     const cublasLtMatmulAlgo_t **algo) {
+                                             const cublasLtMatmulAlgo_t **algo) {
     const gmm_mat *d = &call->mat[gmm__lt_role_d(call->op)], *a = &call->mat[gmm__lt_role_a(call->op)];
     gmm__lt_choice *choice;
     int64_t key[GMM__LT_KEY];
@@ -8115,7 +8243,7 @@ static cublasStatus_t gmm__lt_find_algorithm(const gmm__call *call, int64_t rows
     choice = &call->ctx->lt.cache[hash % GMM__LT_CACHE];
     *algo = &choice->algo;
     if (!memcmp(choice->key, key, sizeof key)) return CUBLAS_STATUS_SUCCESS;
-    choice->key[0] = 0;
+    choice->key[0] = 0; /* the entry is empty until the heuristic has succeeded */
     s = gmm__lt_query_heuristic(call->ctx, p, &choice->algo);
     if (s == CUBLAS_STATUS_SUCCESS) memcpy(choice->key, key, sizeof key);
     return s;
@@ -8123,9 +8251,9 @@ static cublasStatus_t gmm__lt_find_algorithm(const gmm__call *call, int64_t rows
 
 static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
     const gmm_op op = call->op;
-    const gmm_mat *a = &call->mat[gmm__lt_role_a(op)], *d = &call->mat[gmm__lt_role_d(op)],
-        *bias = &call->mat[GMM__BIAS];
-    const gmm_mat *table = op == GMM_OP_LINEAR_WGRAD ? d : a;
+    const gmm_mat *a = &call->mat[gmm__lt_role_a(op)], *d = &call->mat[gmm__lt_role_d(op)];
+    const gmm_mat *bias = &call->mat[GMM__BIAS];
+    const gmm_mat *table = op == GMM_OP_LINEAR_WGRAD ? d : a; /* the operand with one matrix per group */
     if (!call->ctx->lt.handle) return gmm__decline(plan, "could not be opened on this device");
     if (!call->groups.on_host) return gmm__decline(plan, "needs host sizes (groups.on_host)");
     if (call->rows > INT32_MAX || call->in > INT32_MAX || call->out > INT32_MAX)
@@ -8172,7 +8300,7 @@ static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream strea
     if (gmm__capturing(call->ctx, stream))
         return gmm__refuse(call, GMM_E_CAPTURE, "groups.on_host", "host sizes cannot be captured, since every replay "
                            "would use them, and cublaslt serves no others");
-    /* pass 0 finds groups without an algorithm, pass 1 launches */
+    /* pass 0 finds the algorithms of all groups, so that a refused call has enqueued nothing; pass 1 launches */
     for (pass = 0; pass < 2; pass++) {
         if (pass == 1 && l->alpha) { /* alpha is in device memory, so beta must be too */
             uint64_t word = 0;
@@ -8248,7 +8376,8 @@ static GMM__UNUSED int gmm__wgmma_check_alignment(const gmm__call *call, int rol
 /* The engine multiplies 16-bit operands and FP8 by TMA and wgmma. MX32 and NV16 are dequantized to 16 bits, by the GEMM
    kernel in registers or by a kernel before it in the workspace. The kernels read device splits without offsets in the
    workspace; host splits and host tables are copied to the regions of the MMA engine, which serves unaligned calls. A
-   query without addresses reports the larger workspace of the two engines. */
+   query without addresses reports the larger workspace of the two engines. "Packed" weights are quantized weights that
+   the GEMM kernel itself dequantizes. */
 
 /* Looks for the sm_90a code and the driver's tensor map encoder once per context, and records both in `build`. */
 static void gmm__wgmma_open(gmm_context *ctx, gmm_build *build) {
@@ -8272,60 +8401,60 @@ static void gmm__wgmma_open(gmm_context *ctx, gmm_build *build) {
 /* Constants of the price models below, fitted on one H200. They order the kernels by speed and never change a result.
    "Step" is one k_tile of a tile: 64 elements of the contraction, FP8 128. "m16" and "m64" are rows in units of 16 and
    64; "n128" are columns in units of 128. A clock is one of the multiprocessor. */
-static const double gmm__wgmma_margin = 0.99;             /* share of the lowest cost below which a later kernel wins */
+static const double gmm__wgmma_margin = 0.99;              /* share of the lowest cost below which a later one wins */
 /* 16-bit operands: a step takes the clocks of its products or of its shared-memory traffic, whichever are more. */
-static const double gmm__wgmma_mma_m16 = 64.0;            /* clocks per step, n128 and m16: wgmma */
-static const double gmm__wgmma_packed_step = 1000.0;      /* clocks per step: instructions that dequantize B */
-static const double gmm__wgmma_packed_m16 = 36.0;         /* clocks per step and m16, with packed B */
-static const double gmm__wgmma_smem_b = 256.0;            /* clocks per step and n128: shared-memory traffic of B */
-static const double gmm__wgmma_smem_a = 16.0;             /* clocks per step and m16, cooperative: traffic of A */
-static const double gmm__wgmma_smem_a_n128 = 32.0;        /* clocks per step, m16 and n128, cooperative */
-static const double gmm__wgmma_smem_a_pingpong = 43.4;    /* clocks per step and m16, ping-pong: traffic of A */
+static const double gmm__wgmma_mma_m16 = 64.0;             /* clocks per step, n128 and m16: wgmma */
+static const double gmm__wgmma_packed_step = 1000.0;       /* clocks per step: instructions that dequantize B */
+static const double gmm__wgmma_packed_m16 = 36.0;          /* clocks per step and m16, with packed B */
+static const double gmm__wgmma_smem_b = 256.0;             /* clocks per step and n128: shared-memory traffic of B */
+static const double gmm__wgmma_smem_a = 16.0;              /* clocks per step and m16, cooperative: traffic of A */
+static const double gmm__wgmma_smem_a_n128 = 32.0;         /* clocks per step, m16 and n128, cooperative */
+static const double gmm__wgmma_smem_a_pingpong = 43.4;     /* clocks per step and m16, ping-pong: traffic of A */
 /* Slowdowns multiply the clocks of the mainloop. In ping-pong tiles few columns share a row of A, so that its traffic
    slows down tall tiles and long contractions. Groups are seldom equal, and the last tile of a group is lower. */
-static const double gmm__wgmma_deferred_slowdown = 1.04;    /* tiles with a deferred store */
-static const double gmm__wgmma_narrow_slowdown = 1.05;      /* cooperative tiles of 128 columns, few rows per group */
-static const double gmm__wgmma_low_slowdown = 0.95;         /* ping-pong tiles below gmm__wgmma_low_m16 */
-static const double gmm__wgmma_low_m16 = 10.5;            /* m16 */
-static const double gmm__wgmma_k_tiles_scale = 2500.0;    /* k_tiles that raise the ping-pong slowdown by 1 */
+static const double gmm__wgmma_deferred_slowdown = 1.04;   /* tiles with a deferred store */
+static const double gmm__wgmma_narrow_slowdown = 1.05;     /* cooperative tiles of 128 columns, few rows per group */
+static const double gmm__wgmma_low_slowdown = 0.95;        /* ping-pong tiles below gmm__wgmma_low_m16 */
+static const double gmm__wgmma_low_m16 = 10.5;             /* m16 */
+static const double gmm__wgmma_k_tiles_scale = 2500.0;     /* k_tiles that raise the ping-pong slowdown by 1 */
 /* Store of a tile: hidden behind the mainloop of the next tile, or exposed. */
-static const double gmm__wgmma_store_deferred = 20.0;     /* clocks per m16 and n128, 16 bits: deferred store */
-static const double gmm__wgmma_store_cooperative = 195.0; /* clocks per m16 and n128, 16 bits */
-static const double gmm__wgmma_store_pingpong = 500.0;    /* clocks per m16 and n128, 16 bits */
-static const double gmm__wgmma_store_f32 = 2200.0;        /* clocks per m16 and n128, fp32 */
-static const double gmm__wgmma_store_f32_block = 3200.0;  /* the same, divided by the blocks of a store slot */
-static const double gmm__wgmma_store_exposed = 0.5;       /* ping-pong: share of the store that bounds a tile */
-static const double gmm__wgmma_fixed_cooperative = 400.0; /* clocks per tile */
-static const double gmm__wgmma_fixed_pingpong = 200.0;    /* clocks per tile */
-static const double gmm__wgmma_shared_sm_slowdown = 1.2;    /* of tiles where two CTAs share a multiprocessor */
+static const double gmm__wgmma_store_deferred = 20.0;      /* clocks per m16 and n128, 16 bits: deferred store */
+static const double gmm__wgmma_store_cooperative = 195.0;  /* clocks per m16 and n128, 16 bits */
+static const double gmm__wgmma_store_pingpong = 500.0;     /* clocks per m16 and n128, 16 bits */
+static const double gmm__wgmma_store_f32 = 2200.0;         /* clocks per m16 and n128, fp32 */
+static const double gmm__wgmma_store_f32_block = 3200.0;   /* the same, divided by the blocks of a store slot */
+static const double gmm__wgmma_store_exposed = 0.5;        /* ping-pong: share of the store that bounds a tile */
+static const double gmm__wgmma_fixed_cooperative = 400.0;  /* clocks per tile */
+static const double gmm__wgmma_fixed_pingpong = 200.0;     /* clocks per tile */
+static const double gmm__wgmma_shared_sm_slowdown = 1.2;   /* of tiles where two CTAs share a multiprocessor */
 /* Memory traffic of the whole product. */
-static const double gmm__wgmma_dequantize_rate = 400.0;   /* elements per clock: weights to 16 bits in the workspace */
-static const double gmm__wgmma_weight_rate = 26.0;        /* bytes per clock and multiprocessor: weights from memory */
-static const double gmm__wgmma_column_bytes = 128.0;      /* bytes of one column of a stage */
-static const double gmm__wgmma_latency_bytes = 11000.0;   /* bytes in flight at which the weight rate is halved */
+static const double gmm__wgmma_dequantize_rate = 400.0;    /* elements per clock: weights to 16 bits in the workspace */
+static const double gmm__wgmma_weight_rate = 26.0;         /* bytes per clock and multiprocessor: weights from memory */
+static const double gmm__wgmma_column_bytes = 128.0;       /* bytes of one column of a stage */
+static const double gmm__wgmma_latency_bytes = 11000.0;    /* bytes in flight at which the weight rate is halved */
 /* wgrad: TMA transfers D while wgmma runs, through the same memory system; the shorter of the two is partly hidden.
    Fitted to 56 measurements each of accumulation into fp32 and of 16-bit results. */
-static const double gmm__wgmma_wgrad_store_f32 = 880.0;   /* clocks per m16: D is read, added to and written */
-static const double gmm__wgmma_wgrad_store_half = 208.0;  /* clocks per m16, 16 bits */
-static const double gmm__wgmma_wgrad_tall_slowdown = 1.05;  /* of the store of tiles above 8 m16 */
-static const double gmm__wgmma_wgrad_mainloop = 1.14;     /* slowdown of the mainloop */
-static const double gmm__wgmma_wgrad_pack = 80.0;         /* clocks per m16: accumulators to 16 bits */
-static const double gmm__wgmma_wgrad_exposed = 0.4;       /* share of the shorter of the two that is not hidden */
+static const double gmm__wgmma_wgrad_store_f32 = 880.0;    /* clocks per m16: D is read, added to and written */
+static const double gmm__wgmma_wgrad_store_half = 208.0;   /* clocks per m16, 16 bits */
+static const double gmm__wgmma_wgrad_tall_slowdown = 1.05; /* of the store of tiles above 8 m16 */
+static const double gmm__wgmma_wgrad_mainloop = 1.14;      /* slowdown of the mainloop */
+static const double gmm__wgmma_wgrad_pack = 80.0;          /* clocks per m16: accumulators to 16 bits */
+static const double gmm__wgmma_wgrad_exposed = 0.4;        /* share of the shorter of the two that is not hidden */
 /* FP8 */
-static const double gmm__wgmma_fp8_mma_column = 2.0;      /* clocks per step, column and m64: wgmma */
-static const double gmm__wgmma_fp8_one_slowdown = 1.5;      /* one consumer alone: nothing overlaps its waits */
-static const double gmm__wgmma_fp8_one_m64 = 1.5;         /* m64 below which a tile has one consumer */
-static const double gmm__wgmma_fp8_three_slowdown = 1.2;    /* tiles of three consumers */
-static const double gmm__wgmma_fp8_two_slowdown = 1.3;      /* other tiles */
-static const double gmm__wgmma_fp8_load_column = 7.0;     /* clocks per step and column: weights from device memory */
-static const double gmm__wgmma_fp8_fixed = 2000.0;        /* clocks per tile */
+static const double gmm__wgmma_fp8_mma_column = 2.0;       /* clocks per step, column and m64: wgmma */
+static const double gmm__wgmma_fp8_one_slowdown = 1.5;     /* one consumer alone: nothing overlaps its waits */
+static const double gmm__wgmma_fp8_one_m64 = 1.5;          /* m64 below which a tile has one consumer */
+static const double gmm__wgmma_fp8_three_slowdown = 1.2;   /* tiles of three consumers */
+static const double gmm__wgmma_fp8_two_slowdown = 1.3;     /* other tiles */
+static const double gmm__wgmma_fp8_load_column = 7.0;      /* clocks per step and column: weights from device memory */
+static const double gmm__wgmma_fp8_fixed = 2000.0;         /* clocks per tile */
 static const double gmm__wgmma_fp8_prefetch_limit = 230e3; /* clocks of a product below which prefetch pays */
 enum {
     GMM__WGMMA_CHOICE_ROWS = 256,  /* rows per group from which the device chooses between the tiles of a kernel */
     GMM__WGMMA_NARROW_ROWS = 2048  /* rows per group below which gmm__wgmma_narrow_slowdown applies */
 };
 
-/* Clocks of a tile of wgrad: k_tiles steps of `step` clocks, and the store. */
+/* Clocks of a tile of wgrad: a mainloop of k_tiles steps of `step` clocks, and the store of m16 blocks of 16 rows. */
 static double gmm__wgmma_wgrad_tile_clocks(const gmm_sm90_kernel *k, double k_tiles, double step, double m16, int f32) {
     const double store = m16 * (f32 ? gmm__wgmma_wgrad_store_f32 : gmm__wgmma_wgrad_store_half) *
                          (k->m16 > 8 ? gmm__wgmma_wgrad_tall_slowdown : 1.0);
@@ -8333,14 +8462,15 @@ static double gmm__wgmma_wgrad_tile_clocks(const gmm_sm90_kernel *k, double k_ti
     return mainloop > store ? mainloop + gmm__wgmma_wgrad_exposed * store : store + gmm__wgmma_wgrad_exposed * mainloop;
 }
 
-/* Average rows per group: of groups.rows_hint, or else of the capacity. */
+/* Average rows per group: groups.rows_hint, or else the capacity, divided by the number of groups. */
 static int64_t gmm__wgmma_rows_per_group(const gmm__call *call) {
     const int64_t hint = call->groups.rows_hint > 0 && call->groups.rows_hint < call->rows ? call->groups.rows_hint
                                                                                             : call->rows;
     return gmm__ceil_div(hint, call->groups.count);
 }
 
-/* Writes the tiles of a kernel for plan->note. */
+/* Writes the tile of a kernel for plan->note, or the two tiles (tile_choice 1 and 2) between which the device
+   chooses. */
 static const char *gmm__wgmma_tile_note(int32_t kernel, char text[64]) {
     const gmm_sm90_kernel *k = &gmm_sm90_kernels[kernel], *first = gmm_sm90_kernels;
     if (k->tile_choice == 2) {
@@ -8352,10 +8482,13 @@ static const char *gmm__wgmma_tile_note(int32_t kernel, char text[64]) {
     return text;
 }
 
-/* Index of the kernel for operation `kernel` that is estimated to be fastest for groups of equal size, or -1. All give
-   the same bits. Between the two tiles of one kernel the device chooses by the group sizes, unless groups are so small
-   that memory bandwidth bounds them. Packed weights are read by kernels of `b_format`, or cost their conversion. */
-static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm_op kernel, gmm_dtype dtype,
+/* Index of the kernel for operation `kernel_op` that is estimated to be fastest for groups of equal size, or -1. All
+   kernels give the same bits. Where a kernel has two tiles (rows of tile_choice 1 and 2), the device chooses between
+   them by the group sizes, unless groups are so small that memory bandwidth bounds them. Packed weights are read by
+   kernels of `b_format`; for other kernels the cost of their conversion is added.
+   The cost of a kernel is the larger of two: the waves of its tiles times the clocks of a tile (`compute`), and the
+   clocks of reading all weights from memory (`weights`). */
+static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm_op kernel_op, gmm_dtype dtype,
                                  int32_t b_format, int32_t processors) {
     const int64_t G = call->groups.count, n = op == gmm_gemm_fwd ? call->out : call->in;
     const int64_t rows = gmm__wgmma_rows_per_group(call), m = op == gmm_gemm_wgrad ? call->out : rows;
@@ -8366,9 +8499,9 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
     int32_t choice = -1, index = 0, i, max_m16;
     for (i = 0; i < GMM_SM90_KERNELS; i++) {
         const gmm_sm90_kernel *k = &gmm_sm90_kernels[i];
-        /* lowest height that the device may choose; tiles of wgrad have one height */
+        /* the device may choose heights from min_m16 to k->m16 blocks of 16 rows; tiles of wgrad have one height */
         const int32_t min_m16 = op == gmm_gemm_wgrad ? k->m16 : k->m16 / 2 + 1;
-        if (k->op != kernel || k->dtype != dtype || (k->b_format && k->b_format != b_format)) continue;
+        if (k->op != kernel_op || k->dtype != dtype || (k->b_format && k->b_format != b_format)) continue;
         if (++index == call->options.tile) return i;
         if (k->tile_choice == 2) {
             if (rows >= GMM__WGMMA_CHOICE_ROWS && choice >= 0 && gmm_sm90_kernels[choice].function == k->function)
@@ -8388,7 +8521,8 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
                 !cooperative ? (m16 < gmm__wgmma_low_m16 ? gmm__wgmma_low_slowdown : 1.0) +
                                    k_tiles / gmm__wgmma_k_tiles_scale
                 : k->deferred ? gmm__wgmma_deferred_slowdown
-                : k->tile_n == 128 && rows < GMM__WGMMA_NARROW_ROWS ? gmm__wgmma_narrow_slowdown : 1.0;
+                : k->tile_n == 128 && rows < GMM__WGMMA_NARROW_ROWS ? gmm__wgmma_narrow_slowdown
+                                                                    : 1.0;
             const double step = mma > smem ? mma : smem, mainloop = k_tiles * step;
             const double store_half = k->deferred ? gmm__wgmma_store_deferred
                                     : cooperative ? gmm__wgmma_store_cooperative : gmm__wgmma_store_pingpong;
@@ -8401,20 +8535,22 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
                                                   gmm__wgmma_fixed_pingpong;
             const double dequantize = b_format && !k->b_format
                                           ? (double)(G * call->in) * (double)call->out / gmm__wgmma_dequantize_rate
-                                              : 0.0;
+                                          : 0.0;
             const int64_t min_tiles_n = gmm__ceil_div(n, k->tile_n);
             const int64_t waves = gmm__ceil_div(G * tiles_m * min_tiles_n, processors * k->ctas_per_sm);
             const double compute = (double)waves * tile * (k->ctas_per_sm > 1 ? gmm__wgmma_shared_sm_slowdown : 1.0) +
                                    dequantize;
-            /* where a group fits one tile, tiles are narrowed until the last wave is full (gmm_sm90_tiles_n); the rate
-               of weights grows with the bytes in flight */
-            const int64_t filling = tiles_m == 1 ? waves * processors / G / 2 * 2 : 0;
-            const int64_t tiles_n = filling > min_tiles_n ? filling : min_tiles_n;
+            /* Where a group fits one tile, tiles are narrowed until the last wave is full (gmm_sm90_tiles_n): as many
+               columns of tiles as all waves can hold, an even number. The rate of weights grows with the bytes in
+               flight. */
+            const int64_t full_tiles_n = tiles_m == 1 ? waves * processors / G / 2 * 2 : 0;
+            const int64_t tiles_n = full_tiles_n > min_tiles_n ? full_tiles_n : min_tiles_n;
             const double in_flight = gmm__wgmma_column_bytes * k->stages * (double)n / (double)tiles_n;
-            const double stream =
+            const double min_weights =
                 2.0 * (double)(G * call->in) * (double)call->out / (gmm__wgmma_weight_rate * processors);
             const double weights = op == gmm_gemm_wgrad || b_format
-                                       ? 0.0 : stream * (1.0 + gmm__wgmma_latency_bytes / in_flight);
+                                       ? 0.0
+                                       : min_weights * (1.0 + gmm__wgmma_latency_bytes / in_flight);
             const double cost = compute > weights ? compute : weights;
             if (choice >= 0 && cost >= gmm__wgmma_margin * min_cost) continue;
             min_cost = cost;
@@ -8424,12 +8560,14 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
     return choice;
 }
 
+/* The operation of the kernels that serves an operation of the API. */
 static gmm_gemm_op gmm__wgmma_op(gmm_op op) {
     return op == GMM_OP_LINEAR_FWD ? gmm_gemm_fwd : op == GMM_OP_LINEAR_DGRAD ? gmm_gemm_dgrad : gmm_gemm_wgrad;
 }
 
-/* Index of the FP8 kernel that is estimated to be fastest for groups of equal size, or -1. All that promote give the
-   same bits. A step takes the clocks of its products, or of loading its weights where few rows share them. */
+/* Index of the FP8 kernel that is estimated to be fastest for groups of equal size, or -1. All kernels that promote
+   their partial sums to fp32 give the same bits. A step takes the clocks of its products, or of loading its weights
+   where few rows share them. */
 static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_dtype dtype, int32_t scaling,
                                      int32_t processors) {
     const int64_t G = call->groups.count, n = op == gmm_gemm_fwd ? call->out : call->in;
@@ -8442,22 +8580,24 @@ static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_
         const gmm_fp8_kernel *k = &gmm_fp8_kernels[i];
         const int64_t tiles_m = gmm__ceil_div(blocks, k->consumers);
         const double m64 = (double)blocks / (double)tiles_m;
-        const int64_t min_tiles_n = gmm__ceil_div(n, k->tile_n), waves = gmm__ceil_div(G * tiles_m * min_tiles_n,
-                                                                                       processors);
+        const int64_t min_tiles_n = gmm__ceil_div(n, k->tile_n);
+        const int64_t waves = gmm__ceil_div(G * tiles_m * min_tiles_n, processors);
         /* where a group fits one tile, tiles of 192 columns are narrowed until the last wave is full */
-        const int64_t filling = op != gmm_gemm_wgrad && tiles_m == 1 && k->tile_n == 192
-                                    ? waves * processors / G / 2 * 2 : 0;
-        const int64_t tiles_n = filling > min_tiles_n ? filling : min_tiles_n;
+        const int narrowed = op != gmm_gemm_wgrad && tiles_m == 1 && k->tile_n == 192;
+        const int64_t full_tiles_n = narrowed ? waves * processors / G / 2 * 2 : 0;
+        const int64_t tiles_n = full_tiles_n > min_tiles_n ? full_tiles_n : min_tiles_n;
         const double cols = (double)n / (double)tiles_n;
         const double mma = gmm__wgmma_fp8_mma_column * k->tile_n * m64 *
                            (m64 < gmm__wgmma_fp8_one_m64 ? gmm__wgmma_fp8_one_slowdown
                             : k->consumers == 3 ? gmm__wgmma_fp8_three_slowdown : gmm__wgmma_fp8_two_slowdown);
-        const double load = gmm__wgmma_fp8_load_column * cols / (double)tiles_m; /* other row tiles hit L2 */
+        /* one tile of each column loads the weights from memory; the other tiles_m - 1 find them in the L2 */
+        const double load = gmm__wgmma_fp8_load_column * cols / (double)tiles_m;
         const double mainloop = (double)k_tiles * (mma > load ? mma : load);
         const double cost = (double)waves * (mainloop + gmm__wgmma_fp8_fixed);
-        /* 192 x 128 with prefetch of the first tile saves 4 us per launch, and loses up to 4% of long products */
+        /* The tile 192 x 128 has two instances, of which one is skipped. The one with prefetch of the first tile saves
+           4 us per launch, and is up to 4% slower in long products. */
         const int prefetch = op != gmm_gemm_wgrad && (cost < gmm__wgmma_fp8_prefetch_limit || mma < load);
-        const int skip = k->consumers == 3 && k->prefetch_tile != prefetch; /* the other of the two instances serves */
+        const int skip = k->consumers == 3 && k->prefetch_tile != prefetch;
         if (k->dtype != dtype || k->scaling != scaling) continue;
         if (++index == call->options.tile) return i;
         if (skip || (choice >= 0 && cost >= gmm__wgmma_margin * min_cost)) continue;
@@ -8467,8 +8607,9 @@ static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_
     return choice;
 }
 
-/* Plans an FP8 product. Partial sums are promoted to fp32 every 128 elements of the contraction. They are not where no
-   scale varies along it and options.fp8_fast_accum is set, except in wgrad, where promotion is no slower. */
+/* Plans an FP8 product. Partial sums are promoted to fp32 every 128 elements of the contraction. They are not promoted
+   where no scale varies along the contraction and options.fp8_fast_accum is set; wgrad promotes always, which is no
+   slower there. */
 static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
     const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op), wgrad = op == gmm_gemm_wgrad;
     const gmm_mat *a = &call->mat[role_a], *b = &call->mat[role_b];
@@ -8477,7 +8618,8 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
     const int32_t processors = call->ctx->device.processors;
     const int block_scaled = gmm_block_along(b->scaling) == 128;
     const int32_t scaling = block_scaled ? (b->scaling == GMM_SCALING_1X128 ? GMM_FP8_1D1D : GMM_FP8_1D2D)
-                                : call->options.fp8_fast_accum && !wgrad ? GMM_FP8_FAST : GMM_FP8_1D2D;
+                            : call->options.fp8_fast_accum && !wgrad ? GMM_FP8_FAST
+                                                                     : GMM_FP8_1D2D;
     const gmm_fp8_kernel *k;
     int64_t tiles;
     plan->kernel = gmm__wgmma_choose_fp8(call, op, a->dtype, scaling, processors);
@@ -8507,9 +8649,10 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
     return 1;
 }
 
-/* Plans a product of 16-bit operands: kernel, grid, workspace. `kernel` is the operation of the kernel: dgrad with
-   transposed weights runs as fwd. `b_format`: format of packed weights that kernels may read, or 0. */
-static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op, gmm_gemm_op kernel,
+/* Plans a product of 16-bit operands: kernel, grid, workspace. `kernel_op` is the operation of the kernel, which
+   differs from `op` in dgrad with transposed weights: that runs as fwd. `b_format` is the format of packed weights that kernels
+   may read, or 0. */
+static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op, gmm_gemm_op kernel_op,
                                  gmm_dtype dtype, int32_t b_format) {
     const int fwd = op == gmm_gemm_fwd, wgrad = op == gmm_gemm_wgrad;
     const int a = gmm__mma_role_a(op), b = gmm__mma_role_b(op), d = fwd ? GMM__Y : wgrad ? GMM__DW : GMM__DX;
@@ -8525,16 +8668,16 @@ static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gem
                             (long long)max_extent);
     if (call->mat[a].ld > max_extent || call->mat[b].ld > max_extent || call->mat[d].ld > max_extent)
         return gmm__decline(plan, "takes ld up to %lld", (long long)max_extent);
-    plan->kernel = gmm__wgmma_choose(call, op, kernel, dtype, b_format, processors);
+    plan->kernel = gmm__wgmma_choose(call, op, kernel_op, dtype, b_format, processors);
     if (plan->kernel < 0) return gmm__decline(plan, "has no kernel for these types");
     k = &gmm_sm90_kernels[plan->kernel];
-    /* upper bound: the device may choose tiles of little more than half the height */
+    /* an upper bound, since the device may choose tiles of little more than half the height */
     tiles = wgrad ? G * gmm__ceil_div(m, 16 * k->m16) : m / (8 * k->m16) + G;
     if (tiles > max_extent / gmm__ceil_div(n, k->tile_n)) return gmm__decline(plan, "takes no so many tiles");
     plan->grid[0] = gmm__grid(processors, call->options.sm_limit, k->ctas_per_sm, INT32_MAX);
     if (plan->grid[0] > 1) plan->grid[0] -= plan->grid[0] % 2; /* clusters of two CTAs */
-    if (G > k->smem_groups) gmm__reserve(plan, GMM__WGMMA_GROUP_TABLES,
-                                         (size_t)plan->grid[0] * gmm_sm90_table_bytes(G));
+    if (G > k->smem_groups)
+        gmm__reserve(plan, GMM__WGMMA_GROUP_TABLES, (size_t)plan->grid[0] * gmm_sm90_table_bytes(G));
     gmm__mma_reserve_groups(call, plan);
     gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__MMA_MATRIX_TABLE);
     if (fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_BIAS_TABLE);
@@ -8546,13 +8689,14 @@ static int gmm__wgmma_dequantizes(const gmm__call *call, gmm_gemm_op op) {
     const gmm_scaling scaling = call->mat[gmm__mma_role_b(op)].scaling;
     return scaling == GMM_SCALING_MX32 || scaling == GMM_SCALING_NV16;
 }
-/* Whether tokens are transposed while they are dequantized: wgrad of NV16, whose columnwise lines run along the
-   contraction. */
+/* Whether tokens are transposed while they are dequantized. That is wgrad of NV16, whose columnwise copies are stored
+   as lines along the tokens, the contraction of wgrad. Each group is then padded to a multiple of 16 rows. */
 static int gmm__wgmma_transposes(const gmm__call *call, gmm_gemm_op op) {
     return op == gmm_gemm_wgrad && call->mat[GMM__X_].scaling == GMM_SCALING_NV16;
 }
-/* Format (b_format) of packed weights that kernels read directly, or 0: lines run along the contraction, and TMA can
-   read them. Addresses are checked by the plan, so that a query without addresses reports the same workspace. */
+/* Format (b_format) of packed weights that kernels can read: the lines run along the contraction, and pitch and stride
+   suit TMA; 0 = none. Addresses are checked by the plan, so that a query without addresses reports the same
+   workspace. */
 static int32_t gmm__wgmma_packed_format(const gmm__call *call, gmm_gemm_op op) {
     const gmm_mat *b = &call->mat[gmm__mma_role_b(op)];
     const int64_t alignment = 128 / gmm_dtype_bits(b->dtype);
@@ -8566,21 +8710,23 @@ static int32_t gmm__wgmma_packed_format(const gmm__call *call, gmm_gemm_op op) {
 static int64_t gmm__wgmma_dequantized_rows(const gmm__call *call, gmm_gemm_op op, int operand, int64_t *cols) {
     const int64_t G = call->groups.count;
     const int role = operand ? gmm__mma_role_b(op) : gmm__mma_role_a(op);
-    const int weight = role == GMM__W, transposed = call->mat[role].scaling == GMM_SCALING_NV16 &&
-                                                      call->direction[role] == GMM_COLUMNWISE;
+    const int weight = role == GMM__W;
+    const int transposed = call->mat[role].scaling == GMM_SCALING_NV16 && call->direction[role] == GMM_COLUMNWISE;
     *cols = weight ? (transposed ? call->out : call->in) : role == GMM__X_ ? call->in : call->out;
     if (call->mat[role].scaling == GMM_SCALING_NONE) return 0;
     return weight ? G * (transposed ? call->in : call->out)
                   : call->rows + (gmm__wgmma_transposes(call, op) ? 15 * G : 0);
 }
 
+/* Plans a product of MX32 or NV16 operands: the product of 16-bit operands, and the regions for its dequantized
+   operands. */
 static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
     const gmm_mat *a = &call->mat[gmm__mma_role_a(op)], *b = &call->mat[gmm__mma_role_b(op)];
     const int64_t G = call->groups.count;
     const int nv = b->scaling == GMM_SCALING_NV16;
     const gmm_dtype out = call->mat[op == gmm_gemm_fwd ? GMM__Y : op == gmm_gemm_wgrad ? GMM__DW : GMM__DX].dtype;
     const gmm_dtype dtype = a->scaling == GMM_SCALING_NONE ? a->dtype : nv && out == GMM_F16 ? GMM_F16 : GMM_BF16;
-    int64_t blocks = 0, elements = 0;
+    int64_t blocks = 0, elements = 0; /* CTAs of the dequantizing kernel; 16-bit elements that it writes */
     char tile[64];
     int operand;
     if (a->dtype == GMM_F32 || (a->dtype == GMM_F16 && !nv))
@@ -8592,8 +8738,8 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
     if (a->scaling == GMM_SCALING_NONE &&
         !gmm__wgmma_check_alignment(call, gmm__mma_role_a(op), op == gmm_gemm_fwd ? "x" : "dy", plan))
         return 0;
-    if (gmm_sm90_kernels[plan->kernel].b_format &&
-        !gmm__wgmma_check_alignment(call, gmm__mma_role_b(op), "w", plan)) return 0;
+    if (gmm_sm90_kernels[plan->kernel].b_format && !gmm__wgmma_check_alignment(call, gmm__mma_role_b(op), "w", plan))
+        return 0;
     for (operand = 0; operand < 2; operand++) {
         int64_t cols;
         const int64_t rows = operand && gmm_sm90_kernels[plan->kernel].b_format
@@ -8665,8 +8811,9 @@ static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_ar
     return gmm__cuda_status(call, e);
 }
 
-/* Enqueues the dequantization of a product's operands and makes `product` address the results. Where tokens are
-   dequantized, the split of `product` has row offsets. */
+/* Enqueues the dequantization of a product's operands to the workspace, and makes `product` address the results. Packed
+   weights are described to the GEMM kernel instead. Where tokens are dequantized, the split of `product` consists
+   of row offsets. NV16 has a scale for the whole tensor besides those of its blocks: it becomes part of alpha. */
 static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, gmm_sm90_args *product, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
@@ -8694,7 +8841,7 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, gmm_sm90_args *pr
             e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALE_TABLE), call->mat[role].scale_table, G, stream);
             if (e != cudaSuccess) return gmm__cuda_status(call, e);
         }
-        if (operand && gmm_sm90_kernels[plan->kernel].b_format) { /* the GEMM kernel dequantizes them */
+        if (operand && gmm_sm90_kernels[plan->kernel].b_format) { /* packed weights */
             product->codes = s->src;
             product->along = call->direction[role];
             product->rows = (int32_t)call->out;
@@ -8733,6 +8880,7 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, gmm_sm90_args *pr
                                                     gmm__mma_pdl(call), &args, stream));
 }
 
+/* Enqueues the offsets of a host split, zeros behind the last group, the dequantization, and the product. */
 static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
@@ -8752,7 +8900,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
         if (s == GMM_OK)
             s = gmm__mma_enqueue_offsets(call, offsets,
                                          quantized_tokens ? (int32_t *)gmm__part(plan, GMM__MMA_TILES) : NULL,
-                                 GMM_GROUP_ROWS, stream);
+                                         GMM_GROUP_ROWS, stream);
         if (s != GMM_OK) return s;
         args.groups.splits = offsets;
         args.groups.form = GMM_SPLIT_OFFSETS;
@@ -8769,7 +8917,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
         if (e != cudaSuccess) return gmm__cuda_status(call, e);
     }
     if (dequantizes && (s = gmm__wgmma_dequantize(plan, &args, stream)) != GMM_OK) return s;
-    if (call->rows == 0) { /* token matrices may have no address; tensor maps need one */
+    if (call->rows == 0) { /* token matrices without rows may have no address, but a tensor map needs one */
         args.p.a.data = plan->workspace;
         if (wgrad) args.p.b.data = plan->workspace;
         else args.p.d.data = plan->workspace;
@@ -8784,7 +8932,8 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
 
 /* ................................................................................................ 14.15 Runtime ... */
 
-/* Begins a function of the runtime table: the checks that the CPU and the CUDA runtime have in common. */
+/* Checks that the functions of the CPU and of the CUDA runtime have in common; each function begins with one of them.
+   `function` and `argument` are names for messages; `needed` is the argument that must not be NULL. */
 static gmm_status gmm__rt_open(void *self, const char *function, gmm_stream stream, const void *needed,
                                const char *argument) {
     gmm_context *ctx = (gmm_context *)self;
@@ -8841,6 +8990,7 @@ static gmm_status gmm__rt_open_fill(void *self, const char *function, void *dst,
                      value);
 }
 
+/* gmm_runtime.run of both rows: calls the work's function on the host, which enqueues the work. */
 static gmm_status gmm__rt_run(void *self, const gmm_work *work, gmm_stream stream) {
     const gmm_status s = gmm__rt_open(self, "run", stream, work, "work");
     if (s != GMM_OK) return s;
@@ -8962,10 +9112,12 @@ static gmm_status gmm__cpu_rt_is_capturing(void *self, gmm_stream stream, int32_
     return s;
 }
 
-/* --- CUDA: calls on the context's device, after which the device that was current before is current again. --- */
+/* --- The CUDA row of the runtime table. Each function makes its CUDA call on the context's device, and then makes the
+   device current again that was current before. --- */
 
 #ifdef __CUDACC__
 
+/* Makes the context's device current; *current is the device that gmm__cuda_leave makes current again. */
 static cudaError_t gmm__cuda_enter(const void *self, int *current) {
     const gmm_context *ctx = (const gmm_context *)self;
     cudaError_t e;
@@ -8973,6 +9125,7 @@ static cudaError_t gmm__cuda_enter(const void *self, int *current) {
     e = cudaGetDevice(current);
     return e == cudaSuccess && *current != ctx->config.device ? cudaSetDevice(ctx->config.device) : e;
 }
+/* Makes `current` the current device again, and returns e as a status. */
 static gmm_status gmm__cuda_leave(void *self, const char *function, int current, cudaError_t e) {
     gmm_context *ctx = (gmm_context *)self;
     if (current != ctx->config.device) (void)cudaSetDevice(current);
@@ -9001,10 +9154,11 @@ static gmm_status gmm__cuda_rt_stream_destroy(void *self, gmm_stream stream) {
 }
 static gmm_status gmm__cuda_rt_stream_wait(void *self, gmm_stream stream, gmm_event event, uint32_t flags) {
     const gmm_status s = gmm__rt_open_flags(self, "stream_wait", stream, event, flags);
+    /* GMM_EVENT_EXTERNAL makes a node of the graph in a capture, and means nothing outside of one */
     const int node = s == GMM_OK && flags && gmm__capturing((const gmm_context *)self, stream);
     if (s != GMM_OK) return s;
-    GMM__DEVICE_CALL("stream_wait", cudaStreamWaitEvent(stream, event, node ? cudaEventWaitExternal
-                                                                          : cudaEventWaitDefault));
+    GMM__DEVICE_CALL("stream_wait",
+                     cudaStreamWaitEvent(stream, event, node ? cudaEventWaitExternal : cudaEventWaitDefault));
 }
 static gmm_status gmm__cuda_rt_stream_sync(void *self, gmm_stream stream) {
     gmm_context *ctx = (gmm_context *)self;
@@ -9031,8 +9185,9 @@ static gmm_status gmm__cuda_rt_event_record(void *self, gmm_event event, gmm_str
     const gmm_status s = gmm__rt_open_flags(self, "event_record", stream, event, flags);
     const int node = s == GMM_OK && flags && gmm__capturing((const gmm_context *)self, stream);
     if (s != GMM_OK) return s;
-    GMM__DEVICE_CALL("event_record", cudaEventRecordWithFlags(event, stream, node ? cudaEventRecordExternal
-                                                                                : cudaEventRecordDefault));
+    GMM__DEVICE_CALL("event_record", cudaEventRecordWithFlags(event, stream,
+                                                              node ? cudaEventRecordExternal
+                                                                   : cudaEventRecordDefault));
 }
 static gmm_status gmm__cuda_rt_event_query(void *self, gmm_event event, int32_t *done) {
     gmm_status s = gmm__rt_open(self, "event_query", NULL, done, "done");
@@ -9054,7 +9209,7 @@ static gmm_status gmm__cuda_rt_event_sync(void *self, gmm_event event) {
     GMM__DEVICE_CALL("event_sync", cudaEventSynchronize(event));
 }
 
-/* Rows without gaps are one row: 2-D calls limit the pitch. */
+/* Rows without gaps are copied as one row, since cudaMemcpy2DAsync limits the pitch. */
 static gmm_status gmm__cuda_rt_copy2d(void *self, void *dst, size_t dst_pitch, const void *src, size_t src_pitch,
                                       size_t width, size_t height, gmm_stream stream) {
     const gmm__rt_copy copy = { dst, dst_pitch, src, src_pitch, width, height };
@@ -9099,6 +9254,8 @@ static gmm_status gmm__cuda_rt_is_capturing(void *self, gmm_stream stream, int32
 #undef GMM__DEVICE_CALL
 #endif /* __CUDACC__ */
 
+/* The runtime table: one row of functions per memory space, in the order of gmm_space. gmm_runtime_of copies a row to
+   the caller. */
 #define GMM__RT(row, entry) gmm__##row##_rt_##entry
 static const gmm_runtime gmm__runtimes[] = {
     { 0, GMM_SPACE_CPU, NULL,
@@ -9267,7 +9424,7 @@ static int gmm__any_row_amax(const gmm__call *call) {
 /* Whether gmm__call.d is a gmm_quantization. */
 static int gmm__casts(gmm_op op) { return op == GMM_OP_QUANTIZE || op == GMM_OP_REQUANTIZE; }
 
-/* The set of fields that a checked call uses. */
+/* The set of optional fields that a checked call uses. The conditions of GMM__FIELD_LIST read `call` and `linear`. */
 static uint64_t gmm__requested_fields(const gmm__call *call) {
     const gmm_linear *linear = &call->d.linear;
     const gmm_op op = call->op;
@@ -9281,7 +9438,9 @@ static uint64_t gmm__requested_fields(const gmm__call *call) {
 
 /* ......................................................................... 14.17 Engine table, public functions ... */
 
-/* One row per engine, in the order in which AUTO tries them; the columns follow GMM_OP_LIST. */
+/* One row per engine, in the order in which AUTO tries them; the columns follow GMM_OP_LIST. GMM__OP names a plan and a
+   launch function of one operation, GMM__OP_BY a plan that several operations share, GMM__OP_ANY an operation that the
+   engine serves without a plan of its own. */
 #define GMM__OP(engine, op) GMM__OP_BY(engine, op, op)
 #define GMM__OP_BY(engine, plan, op) { gmm__##engine##_plan_##plan, gmm__##engine##_launch_##op }
 #define GMM__OP_ANY(engine, op) { gmm__plan_any, gmm__##engine##_launch_##op }
@@ -9316,8 +9475,8 @@ static const gmm__engine_row gmm__engines[] = {
         GMM__NO_OP, /* offsets */
         GMM__OP(wgmma, product), /* linear_fwd */
         GMM__OP(wgmma, product), /* linear_dgrad */
-        GMM__OP(wgmma, product), /* linear_wgrad; no other operations */
-        GMM__NO_OP
+        GMM__OP(wgmma, product), /* linear_wgrad */
+        GMM__NO_OP               /* linear_bgrad and all that follow: absent members are zeros too */
     } },
 #endif
 #if defined(__CUDACC__) && defined(GMM__ELEM_DONE)
@@ -9348,8 +9507,8 @@ static const gmm__engine_row gmm__engines[] = {
         GMM__NO_OP, /* offsets */
         GMM__OP(lt, product), /* linear_fwd */
         GMM__OP(lt, product), /* linear_dgrad */
-        GMM__OP(lt, product), /* linear_wgrad; no other operations */
-        GMM__NO_OP
+        GMM__OP(lt, product), /* linear_wgrad */
+        GMM__NO_OP            /* linear_bgrad and all that follow: absent members are zeros too */
     } },
 #endif
 };
@@ -9370,8 +9529,8 @@ static int gmm__rows_overlap(const gmm__box *a, const gmm__box *b) {
     return low <= high;
 }
 
-/* Whether two boxes have a byte in common. Exact; visits only those iterations of a loop whose span overlaps the other
-   box. */
+/* Whether two boxes have a byte in common. The answer is exact. Of the box with the outermost loop of larger step, only
+   the iterations that may reach the other box are visited. */
 static int gmm__boxes_overlap(gmm__box a, gmm__box b) {
     const uint64_t end = gmm__box_end(&b);
     uint64_t size, step, start = a.address;
@@ -9392,8 +9551,9 @@ static int gmm__boxes_overlap(gmm__box a, gmm__box b) {
     return 0;
 }
 
-/* The addresses of a span from index `first` on, at most GMM__SORTED of them, in ascending order, which most tables
-   already have. */
+/* Writes the addresses of a span's boxes from index `first` on, at most GMM__SORTED of them, in ascending order, and
+   returns their number. Most tables are in this order already. The heap of routing sorts in descending order, and
+   therefore gets the complements. */
 enum { GMM__SORTED = 1024 };
 static int64_t gmm__span_sorted(const gmm__span *s, int64_t first, uint64_t *addresses) {
     const int64_t n = s->count - first < GMM__SORTED ? s->count - first : (int64_t)GMM__SORTED;
@@ -9428,6 +9588,7 @@ static int gmm__sorted_overlap(const gmm__span *a, const uint64_t *x, int64_t n,
     return 0;
 }
 
+/* Whether two boxes differ in their addresses alone. */
 static int gmm__same_form(const gmm__box *a, const gmm__box *b) {
     int32_t i;
     if (a->width != b->width || a->loops != b->loops) return 0;
@@ -9436,9 +9597,9 @@ static int gmm__same_form(const gmm__box *a, const gmm__box *b) {
     return 1;
 }
 
-/* Finds two boxes that overlap, one from each span, or two of one span. Without allocations: two tables of n ascending
-   addresses take O(n) steps, unsorted ones O(n log n), and above GMM__SORTED addresses n / GMM__SORTED times as
-   many. */
+/* Finds two boxes that overlap, one from each span, or two of one span (a == b). It allocates nothing. Two tables of n
+   ascending addresses take O(n) steps, unsorted ones O(n log n); with more than GMM__SORTED addresses, n / GMM__SORTED
+   times as many. */
 static int gmm__tables_overlap(const gmm__span *a, const gmm__span *b, uint64_t overlap[2]) {
     uint64_t x[GMM__SORTED], y[GMM__SORTED];
     int64_t i, j, n, m;
@@ -9452,6 +9613,8 @@ static int gmm__tables_overlap(const gmm__span *a, const gmm__span *b, uint64_t 
     }
     return 0;
 }
+/* Finds two boxes that overlap, one from each of two spans, and writes their addresses to `overlap`. With in_place, two
+   boxes at the same address and of the same form are allowed. */
 static int gmm__spans_overlap(const gmm__span *a, const gmm__span *b, int in_place, uint64_t overlap[2]) {
     int64_t i, j;
     if (a->high <= b->low || b->high <= a->low) return 0;
@@ -9480,6 +9643,7 @@ static void gmm__span_name(const gmm__span *s, uint64_t address, int repeated, c
     (void)snprintf(text, size, "%s%s[%lld]", s->name, s->part[0] ? ".scale_table" : ".table", (long long)i);
 }
 
+/* Refuses a call that writes a span which overlaps another one, or itself; a pair of written spans is compared once. */
 static gmm_status gmm__check_overlap(gmm__call *call) {
     int32_t i, j;
     for (i = 0; i < call->spans; i++)
@@ -9492,9 +9656,8 @@ static gmm_status gmm__check_overlap(gmm__call *call) {
                 continue;
             gmm__span_name(a, overlap[0], 0, first, sizeof first);
             gmm__span_name(b, overlap[1], i == j && overlap[0] == overlap[1], second, sizeof second);
-            return gmm__refuse(call, GMM_E_ARG, first,
-                               "%p overlaps %s%s%s, %p: what is written must share no byte with "
-                               "other memory of the call", (void *)overlap[0],
+            return gmm__refuse(call, GMM_E_ARG, first, "%p overlaps %s%s%s, %p: what is written must share no byte "
+                               "with other memory of the call", (void *)overlap[0],
                                gmm__is_field(call, second) ? call->path : "",
                                gmm__is_field(call, second) ? "." : "", second, (void *)overlap[1]);
         }
@@ -9546,7 +9709,8 @@ static void gmm__cover_unaligned(const gmm__engine_row *rows, size_t count, size
     gmm__note(plan, "; only for addresses at multiples of 16 bytes");
 }
 
-/* gmm__select over the given engine table. */
+/* gmm__select over the given engine table. Engines that declined the call are named in the note of the one that serves
+   it, or in the message if none does. */
 static gmm_status gmm__select_from(const gmm__engine_row *rows, size_t count, gmm__call *call, gmm__plan *plan) {
     const gmm_engine demanded = call->options.engine;
     char reasons[160] = "";
@@ -9565,8 +9729,10 @@ static gmm_status gmm__select_from(const gmm__engine_row *rows, size_t count, gm
         if (length >= sizeof reasons) length = sizeof reasons - 1;
     }
     return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "%s cannot serve %s: %s", gmm_engine_name(demanded),
-                       gmm_op_name(call->op), reasons[0] ? reasons : demanded == GMM_ENGINE_AUTO
-                       ? "no engine of this build has it" : "this build does not hold that engine");
+                       gmm_op_name(call->op),
+                       reasons[0] ? reasons
+                       : demanded == GMM_ENGINE_AUTO ? "no engine of this build has it"
+                                                     : "this build does not hold that engine");
 }
 
 static gmm_status gmm__select(gmm__call *call, gmm__plan *plan) {
@@ -9657,6 +9823,9 @@ GMMDEF gmm_status gmm_offsets(gmm_context *ctx, const gmm_groups *groups, int64_
     return gmm__serve(&call, NULL, NULL, 0, stream);
 }
 
+/* Names of operations and engines, and the life of a context: checks of gmm_config, probes of processor and device,
+   warnings about the build, creation and destruction. Ends the implementation of gmm.h. */
+
 GMMDEF const char *gmm_op_name(gmm_op op) {
     switch (op) {
 #define GMM__X(name, text) case name: return #text;
@@ -9679,6 +9848,7 @@ GMMDEF uint32_t gmm_version_number(void) { return (uint32_t)GMM_VERSION_NUMBER; 
 
 GMMDEF const char *gmm_last_error(const gmm_context *ctx) { return ctx ? ctx->error.text : ""; }
 
+/* The highest gmm_config.cpu_level that this processor supports. */
 static int32_t gmm__cpu_best_level(void) {
 #ifdef GMM__X86
     __builtin_cpu_init();
@@ -9689,14 +9859,14 @@ static int32_t gmm__cpu_best_level(void) {
 }
 
 #ifdef __CUDACC__
-/* Checks that a device exists and runs this build's kernels. */
+/* Checks that a device exists and that this build holds kernels for it, and describes it in *device. */
 static gmm_status gmm__cuda_probe(const gmm_config *c, gmm__device *device, gmm_error *error) {
     struct cudaFuncAttributes attributes;
     int count = 0, major = 0, minor = 0, processors = 0, shared = 0;
     cudaError_t e = cudaGetDeviceCount(&count);
     if (e != cudaSuccess) {
         count = 0;
-        (void)cudaGetLastError(); /* reported here, and therefore cleared */
+        (void)cudaGetLastError(); /* clears the error, which the message below reports */
     }
     if (c->device < 0 || c->device >= count)
         return gmm__fail(error, GMM_E_DEVICE, "gmm_create: config.device: %d asked, %d CUDA device%s found%s%s",
@@ -9877,7 +10047,7 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
 #endif
     if (c.space == GMM_SPACE_CPU)
         gmm__log(ctx, GMM_LOG_INFO, "gmm %s: CPU engine, %d thread%s, %s", GMM_VERSION_STRING, threads,
-             threads == 1 ? "" : "s", ctx->cpu_level == 3 ? "AVX-512" : ctx->cpu_level == 2 ? "AVX2" : "plain C");
+                 threads == 1 ? "" : "s", ctx->cpu_level == 3 ? "AVX-512" : ctx->cpu_level == 2 ? "AVX2" : "plain C");
     for (i = 0; gmm_build_warning(&build, i); i++)
         gmm__log(ctx, GMM_LOG_WARN, "gmm %s: %s", GMM_VERSION_STRING, gmm_build_warning(&build, i));
     return GMM_OK;

@@ -1,5 +1,7 @@
 /* .............................................................................................. 14.4 Activation ... */
 
+/* Presets and properties of activations; checks and entry points of gmm_act_fwd and gmm_act_bwd. */
+
 GMMDEF gmm_act gmm_act_of(gmm_act_preset preset) {
     gmm_act a = GMM_ZERO;
     switch (preset) {
@@ -22,7 +24,8 @@ GMMDEF gmm_act gmm_act_of(gmm_act_preset preset) {
     return a;
 }
 
-/* A row of GMM_ACT_LIST; of an unknown kind the name is NULL. */
+/* A row of GMM_ACT_LIST: whether the activation is gated, and whether it takes alpha and the betas. The row of an
+   unknown kind has the name NULL. */
 typedef struct gmm__act_row {
     const char *name;
     gmm_gate gate;

@@ -1,6 +1,8 @@
 /* ..................................................................................... 14.9 Accumulate, convert ... */
 
-/* Checks the extents of both operations. */
+/* Checks and entry points of sums (gmm_accumulate) and conversions (gmm_convert). */
+
+/* Checks the extents of a sum or a conversion. */
 static gmm_status gmm__read_small_extents(gmm__call *call, int64_t rows, int64_t cols) {
     if (rows < 0) return gmm__refuse(call, GMM_E_ARG, "rows", "%lld must be >= 0", (long long)rows);
     if (cols < 1) return gmm__refuse(call, GMM_E_ARG, "cols", "%lld must be >= 1", (long long)cols);
@@ -19,7 +21,7 @@ static gmm_status gmm__accumulate_prepare(gmm__call *call, gmm_context *ctx, con
     if ((s = gmm__read_options(call, d->options)) != GMM_OK) return s;
     if (d->count < 1) return gmm__refuse(call, GMM_E_ARG, "count", "%d must be >= 1", d->count);
     if ((s = gmm__read_small_extents(call, d->rows, d->cols)) != GMM_OK) return s;
-    if (d->x) { /* checked before gmm__read_mat reads the addresses in the table */
+    if (d->x) { /* the launch reads the addresses of the addends on the host */
         gmm_mat m;
         if (gmm__copy_sized(&m, sizeof m, d->x) && m.table && ctx->config.space == GMM_SPACE_CUDA &&
             !(m.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST))

@@ -1,6 +1,8 @@
 /* ......................................................................................... 14.1 Context, checks ... */
 
-enum { GMM__WORKSPACE_ALIGN = 256 };
+/* The structures that the implementation passes from checks to engines: contexts, checked calls, plans, engine rows. */
+
+enum { GMM__WORKSPACE_ALIGN = 256 }; /* bytes: of the workspace, and of each region in it */
 
 #ifdef GMM__CUBLASLT
 /* CUBLASLT engine: cuBLASLt's handle, and a cache of algorithms, indexed by a hash of the key that determines them. */
@@ -15,7 +17,7 @@ typedef struct gmm__lt {
 } gmm__lt;
 #endif
 
-/* CUDA: the context's device. */
+/* The device of a CUDA context; zeros in a CPU context. */
 typedef struct gmm__device {
     int32_t capability; /* 90 for compute capability 9.0 */
     int32_t pdl;        /* programmatic dependent launch: kernels may start before their predecessor has ended */
@@ -25,12 +27,12 @@ typedef struct gmm__device {
 struct gmm_context {
     gmm_config config;
     gmm_error error;
-    int32_t threads;   /* CPU engine */
-    int32_t cpu_level; /* 1 plain, 2 AVX2, 3 AVX-512 */
+    int32_t threads;   /* CPU engine: number of threads */
+    int32_t cpu_level; /* CPU engine: 1 plain C, 2 AVX2, 3 AVX-512 */
     gmm__device device;
 #ifdef __CUDACC__
     PFN_cuTensorMapEncodeTiled_v12000 wgmma_encode; /* WGMMA engine: the driver's function that makes tensor maps */
-    const char *wgmma_unavailable;                        /* why it serves nothing; NULL = it does */
+    const char *wgmma_unavailable; /* the reason why the engine declines every call; NULL = it is available */
 #endif
 #ifdef GMM__CUBLASLT
     gmm__lt lt;
@@ -44,8 +46,9 @@ enum gmm__role {
     GMM__ROLES
 };
 
-/* Bytes in up to two nested loops: `width` bytes, repeated count[0] times step[0] bytes apart, and these count[1] times
-   step[1] bytes apart. */
+/* A set of bytes in up to two nested loops: a run of `width` bytes, repeated count[0] times at a distance of step[0]
+   bytes (the rows of a matrix), and all that count[1] times at a distance of step[1] bytes (the matrices). `loops` is
+   the number of loops in use, 0 to 2. */
 typedef struct gmm__box {
     uint64_t address;
     int64_t width, count[2], step[2];
@@ -64,17 +67,18 @@ typedef struct gmm__span {
     uint64_t size, low, high;
 } gmm__span;
 
-enum { GMM__SPANS = 64 }; /* more than any operation needs */
+enum { GMM__SPANS = 64 }; /* more than any operation records */
 
-/* A checked call: descriptors are copied, defaults filled in, and absent operands have dtype GMM_NONE. Engines read
-   only this. The call of a query has the same shapes, dtypes and operands, but its addresses may be NULL. */
+/* A checked call: descriptors are copied, defaults are filled in, and absent operands have dtype GMM_NONE. Engines read
+   this structure alone, never the caller's descriptors. The call of a query has the same shapes, dtypes and operands,
+   but its addresses may be NULL. */
 typedef struct gmm__call {
     gmm_context *ctx;
     gmm_op op;
-    int query;
+    int query;            /* 1: the call asks for a plan alone, and is not launched */
     const char *function; /* for messages */
     const char *path;     /* for messages: the descriptor's parameter name; NULL = the call has no descriptor */
-    char shapes[112];
+    char shapes[112];     /* for messages: "G=8 T=4096 K=1024 N=2048 bf16" */
     gmm_options options;
     gmm_groups groups;
     gmm_mat mat[GMM__ROLES];
@@ -82,9 +86,9 @@ typedef struct gmm__call {
     int32_t in_align, out_align;         /* alignment of in and out; 0 = 1 */
     gmm_grad grad[GMM__ROLES]; /* of GMM__DW, GMM__DB, GMM__DW2, GMM__DB2; beta resolved by gmm__grad_beta */
     int64_t rows, in, out;     /* capacity, K, N; MLP: hidden and hidden_out */
-    gmm_mlp_quant quant;       /* MLP with a recipe; recipe.kind NONE = without */
-    gmm_recipe recipe;
-    int64_t units;             /* quantization: matrices of fixed extents; 0 = groups */
+    gmm_mlp_quant quant;       /* MLP with a recipe */
+    gmm_recipe recipe;         /* of that MLP; kind NONE = no recipe */
+    int64_t units;             /* quantization: number of matrices of fixed extents; 0 = the groups of the split */
     gmm_format format;
     union {
         gmm_linear linear;
@@ -101,7 +105,7 @@ typedef struct gmm__call {
         gmm_scale_update update;
         gmm_transposition transposition;
         gmm_sharding shard;
-    } d;
+    } d;                    /* the descriptor of the operation */
     gmm_act act;            /* activation and MLP */
     gmm_mlp_config config;  /* MLP */
     const void *input;      /* further memory that an operation reads or writes, documented where it is used */
@@ -124,15 +128,17 @@ typedef struct gmm__plan {
     size_t workspace_bytes;
     size_t part[GMM__PARTS];     /* offsets of the workspace's regions */
     size_t saved_bytes, deferred_bytes;
-    void *workspace;             /* set before launch */
+    void *workspace;             /* set by gmm__serve before the launch */
     char note[192];              /* how the engine serves the call, or why it declines */
 } gmm__plan;
 
+/* An operation of an engine; NULL functions: the engine does not have it. */
 typedef struct gmm__engine_op {
     int (*plan)(const gmm__call *call, gmm__plan *plan); /* 1 = yes; 0 = no, with a note */
     gmm_status (*launch)(const gmm__plan *plan, gmm_stream stream);
 } gmm__engine_op;
 
+/* A row of the engine table (core/engines.h). */
 typedef struct gmm__engine_row {
     gmm_engine engine;
     gmm_space space;

@@ -1,21 +1,26 @@
+/* Reads descriptors into a gmm__call and checks them, formats the messages of refused calls, records the memory of a
+   call for the overlap check, and lays out the workspace of a plan. A function named gmm__read_* copies a descriptor
+   and fills in its defaults; one named gmm__check_* only checks. */
+
 /* Fails a call: "gmm_linear_fwd: linear.w: <value and rule> (<shapes>)". `argument` is a field of the call's
    descriptor, whose name the message puts before it, or another argument of the function. The text follows after a
    colon, unless it is a predicate of the argument ("is NULL", "has both data and table"). */
 static GMM__UNUSED gmm_status gmm__refuse(const gmm__call *call, gmm_status status, const char *argument,
                                           const char *format, ...) {
-    static const char *const verbs[] = { "is ", "and ", "has ", "lacks ", "must ", "goes " };
+    static const char *const predicates[] = { "is ", "and ", "has ", "lacks ", "must ", "goes " };
     const int field = gmm__is_field(call, argument);
-    int sentence = 0;
+    int is_predicate = 0;
     char text[320];
     size_t i;
     va_list list;
     va_start(list, format);
     (void)vsnprintf(text, sizeof text, format, list);
     va_end(list);
-    for (i = 0; i < sizeof verbs / sizeof verbs[0]; i++) sentence |= !strncmp(text, verbs[i], strlen(verbs[i]));
+    for (i = 0; i < sizeof predicates / sizeof predicates[0]; i++)
+        is_predicate |= !strncmp(text, predicates[i], strlen(predicates[i]));
     return gmm__fail(&call->ctx->error, status, "%s: %s%s%s%s %s%s%s%s", call->function, field ? call->path : "",
-                     field ? "." : "", argument, sentence ? "" : ":", text, call->shapes[0] ? " (" : "", call->shapes,
-                     call->shapes[0] ? ")" : "");
+                     field ? "." : "", argument, is_predicate ? "" : ":", text,
+                     call->shapes[0] ? " (" : "", call->shapes, call->shapes[0] ? ")" : "");
 }
 
 /* Fails a call because of a member of `argument`. `rule` begins with the member's name: "limit: -1 must be". */
@@ -27,6 +32,7 @@ static GMM__UNUSED gmm_status gmm__refuse_member(const gmm__call *call, gmm_stat
     return gmm__refuse(call, status, path, "%s", rule + name + strspn(rule + name, ": "));
 }
 
+/* Copies a descriptor of the caller, whose first member is struct_size; members that an older caller lacks become 0. */
 static GMM__UNUSED gmm_status gmm__read(gmm__call *call, const char *argument, void *dst, size_t size,
                                         const void *src) {
     uint32_t struct_size;
@@ -48,8 +54,8 @@ static GMM__UNUSED gmm_status gmm__read_descriptor(gmm__call *call, const char *
     return gmm__read(call, argument, dst, size, src);
 }
 
-/* Groups and dtypes for the messages of a call whose descriptors are not checked yet; zeros where they cannot be
-   read. */
+/* Groups and dtype of operands for the messages of a call whose descriptors are not checked yet; zeros where they
+   cannot be read. */
 static void gmm__peek_groups(const gmm_groups *groups, gmm_groups *g) {
     memset(g, 0, sizeof *g);
     if (groups) (void)gmm__copy_sized(g, sizeof *g, groups);
@@ -60,7 +66,7 @@ static const char *gmm__peek_dtype(const gmm_mat *mat) {
     return gmm_dtype_name(m.dtype);
 }
 
-/* Begins a call. */
+/* Begins a call. Every member before `span` becomes 0; `span` is left as it is, since `spans` is its length. */
 static GMM__UNUSED gmm_status gmm__open(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function, int query) {
     memset(call, 0, offsetof(gmm__call, span));
     if (!ctx) return GMM_E_NULL;
@@ -73,16 +79,17 @@ static GMM__UNUSED gmm_status gmm__open(gmm__call *call, gmm_context *ctx, gmm_o
 
 /* Repeats a box `count` times at a distance of `step` bytes, which is at least its extent. */
 static void gmm__box_repeat(gmm__box *b, int64_t count, int64_t step) {
-    const int32_t top = b->loops - 1;
+    const int32_t outermost = b->loops - 1;
     if (count < 1) b->width = 0;
     if (count <= 1) return;
     if (b->loops == 0 && step == b->width) b->width *= count;
-    else if (b->loops > 0 && step == b->count[top] * b->step[top]) b->count[top] *= count;
+    else if (b->loops > 0 && step == b->count[outermost] * b->step[outermost]) b->count[outermost] *= count;
     else {
         b->count[b->loops] = count;
         b->step[b->loops++] = step;
     }
 }
+/* The address behind the last byte of a box. */
 static uint64_t gmm__box_end(const gmm__box *b) {
     uint64_t end = b->address + (uint64_t)b->width;
     int32_t i;
@@ -90,6 +97,7 @@ static uint64_t gmm__box_end(const gmm__box *b) {
     return end;
 }
 
+/* The address of box i of a span, and the box of a span at an address. */
 static uint64_t gmm__span_at(const gmm__span *s, int64_t i) {
     return s->table ? (uintptr_t)s->table[i] : s->box.address + (uint64_t)(i * s->stride);
 }
@@ -125,6 +133,7 @@ static void gmm__add_boxes(gmm__call *call, const char *name, const char *part, 
     }
     s->high += s->size;
 }
+/* The box of `rows` rows of `width` bytes, `pitch` bytes apart. */
 static gmm__box gmm__rows_box(const void *address, int64_t rows, int64_t width, int64_t pitch) {
     gmm__box box;
     memset(&box, 0, sizeof box);
@@ -134,6 +143,7 @@ static gmm__box gmm__rows_box(const void *address, int64_t rows, int64_t width, 
     return box;
 }
 
+/* Records `bytes` consecutive bytes of a call for gmm__check_overlap. */
 static GMM__UNUSED void gmm__add_span(gmm__call *call, const char *name, const char *part, int writes,
                                       const void *address, int64_t bytes) {
     const gmm__box box = gmm__rows_box(address, 1, bytes, bytes);
@@ -154,15 +164,16 @@ static void gmm__add_operand(gmm__call *call, int role, const char *name, const 
                              void *const *table, int64_t matrices, int64_t stride) {
     const int readable = call->ctx->config.space == GMM_SPACE_CPU ||
                      (call->mat[role].flags & (uint32_t)GMM_MAT_TABLE_ON_HOST);
-    if (table) gmm__add_span(call, name, part[0] ? ".scale_table" : ".table", 0, table,
-                             matrices * (int64_t)sizeof *table);
-    else if (call->op != GMM_OP_ACCUMULATE) { /* whose y may be one of the matrices of x */
+    if (table)
+        gmm__add_span(call, name, part[0] ? ".scale_table" : ".table", 0, table, matrices * (int64_t)sizeof *table);
+    else if (call->op != GMM_OP_ACCUMULATE) { /* an accumulation may write y over one matrix of x: boxes stay apart */
         gmm__box_repeat(&box, matrices, stride);
         matrices = 1;
     }
     if (!table || readable)
         gmm__add_boxes(call, name, part, gmm__writes(call->op, role), &box, table, matrices, stride);
 }
+
 static GMM__UNUSED gmm_status gmm__read_options(gmm__call *call, const gmm_options *options) {
     gmm_status s = GMM_OK;
     if (options && (s = gmm__read(call, "options", &call->options, sizeof call->options, options)) != GMM_OK) return s;
@@ -192,6 +203,7 @@ static int64_t gmm__split_value(const gmm_groups *groups, int64_t g) {
     return groups->dtype == GMM_I64 ? ((const int64_t *)groups->splits)[i] : ((const int32_t *)groups->splits)[i];
 }
 
+/* The fault of a split on the host whose offsets do not begin with 0; 0 = none. */
 static uint32_t gmm__split_first_fault(const gmm_groups *groups) {
     int64_t first;
     if (groups->form != GMM_SPLIT_OFFSETS) return 0;
@@ -199,12 +211,13 @@ static uint32_t gmm__split_first_fault(const gmm_groups *groups) {
     return first == 0 ? 0 : (uint32_t)GMM_FAULT_MONOTONIC;
 }
 
-/* Whether a faulty split makes the call fail: where the host can read it and no fault word reports it. */
+/* Whether a faulty split makes the call fail with a status: the host can read the split, and either it is stated to be
+   on the host or no fault word reports the fault. */
 static int gmm__split_is_status(const gmm__call *call) {
     return call->groups.on_host || (call->ctx->config.space == GMM_SPACE_CPU && !call->groups.fault);
 }
-/* Refuses a faulty split where gmm__split_is_status. Results are correct with a broken promise of row_align, which is
-   therefore refused only in splits that are stated to be on the host. */
+/* Refuses a faulty split where gmm__split_is_status says so. Results are correct even where sizes break the promise of
+   row_align; that fault is therefore refused only in splits that are stated to be on the host. */
 static GMM__UNUSED gmm_status gmm__check_split(gmm__call *call, const char *argument) {
     const gmm_groups *g = &call->groups;
     const int32_t row_align = g->on_host ? g->row_align : 0;
@@ -260,8 +273,8 @@ static GMM__UNUSED gmm_status gmm__read_groups(gmm__call *call, const gmm_groups
                            gmm_dtype_name(g->dtype));
     if ((uintptr_t)g->fault % 4)
         return gmm__refuse(call, GMM_E_ALIGN, "groups.fault", "%p is not aligned to 4 bytes", (void *)g->fault);
-    gmm__add_span(call, "groups.splits", "", 0, g->splits, (g->count + (g->form == GMM_SPLIT_OFFSETS ? 1 : 0)) *
-              (int64_t)(g->dtype == GMM_I64 ? 8 : 4));
+    gmm__add_span(call, "groups.splits", "", 0, g->splits,
+                  (g->count + (g->form == GMM_SPLIT_OFFSETS ? 1 : 0)) * (int64_t)(g->dtype == GMM_I64 ? 8 : 4));
     gmm__add_span(call, "groups.fault", "", 1, g->fault, (int64_t)sizeof *g->fault);
     return gmm__check_split(call, "groups.splits");
 }
@@ -366,7 +379,8 @@ static void gmm__add_quant(gmm__call *call, int role, const char *name, gmm__ext
                      count, m->group_stride * bits / 8);
     gmm__add_operand(call, role, name, ".scale", gmm__rows_box(m->scale, 1, l->scale_bytes, l->scale_bytes),
                      m->scale_table, count, l->scale_bytes);
-    /* both copies may share one amax array, except where a transform changes the columnwise values */
+    /* The rowwise and the columnwise copy may share one amax array, except where the Hadamard transform changes the
+       columnwise values. */
     if (role == GMM__DX && m->amax == call->mat[GMM__Y].amax && !call->format.hadamard) return;
     gmm__add_span(call, name, ".amax", writes_amax && gmm__writes(call->op, role), m->amax,
                   amaxes * (int64_t)sizeof *m->amax);
@@ -382,7 +396,7 @@ static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const c
     gmm_error error = GMM_ZERO;
     gmm_status s = gmm__read(call, argument, m, sizeof *m, mat);
     int64_t size, all, g;
-    int nv;
+    int nv, lacks_data;
     if (s != GMM_OK) return s;
     if (m->scaling == GMM_SCALING_NONE)
         return gmm__refuse(call, GMM_E_DTYPE, argument, "scaling none is not accepted here");
@@ -428,10 +442,12 @@ static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const c
     if (call->query) return GMM_OK;
     if (!m->table != !m->scale_table)
         return gmm__refuse(call, GMM_E_ARG, argument, "table and scale_table come together");
-    g = l.data_bytes > 0 && !m->data && !m->table; /* groups without rows still have scales of tensors and columns */
-    if (g || (l.scale_bytes > 0 && !m->scale && !m->scale_table))
-        return gmm__refuse(call, GMM_E_NULL, argument, "lacks %s for %lld x %lld %s scaled %s", g ? "data" : "scale",
-                           (long long)rows, (long long)cols, gmm_dtype_name(m->dtype), gmm_scaling_name(m->scaling));
+    lacks_data = l.data_bytes > 0 && !m->data && !m->table;
+    /* groups without rows have no data, but they have the scales of tensors and of columns */
+    if (lacks_data || (l.scale_bytes > 0 && !m->scale && !m->scale_table))
+        return gmm__refuse(call, GMM_E_NULL, argument, "lacks %s for %lld x %lld %s scaled %s",
+                           lacks_data ? "data" : "scale", (long long)rows, (long long)cols, gmm_dtype_name(m->dtype),
+                           gmm_scaling_name(m->scaling));
     if (l.scale_dtype == GMM_F32 && (uintptr_t)m->scale % 4)
         return gmm__refuse(call, GMM_E_ALIGN, argument, "scale %p is not aligned to 4 bytes", m->scale);
     if ((uintptr_t)m->table % sizeof(void *) || (uintptr_t)m->scale_table % sizeof(void *))
@@ -504,11 +520,12 @@ static GMM__UNUSED void *gmm__at(const gmm_mat *m, int64_t g, int64_t row, int64
     return (void *)(base + (uintptr_t)(element * (gmm_dtype_bits(m->dtype) / 8)));
 }
 
+/* Rounds bytes up to the alignment of workspace regions. */
 static GMM__UNUSED size_t gmm__round256(size_t bytes) {
     return (bytes + GMM__WORKSPACE_ALIGN - 1) / GMM__WORKSPACE_ALIGN * GMM__WORKSPACE_ALIGN;
 }
 
-/* Adds a region to a plan's workspace. */
+/* Appends a region to a plan's workspace. gmm__part gives its address once gmm__serve has set plan->workspace. */
 static GMM__UNUSED void gmm__reserve(gmm__plan *plan, int part, size_t bytes) {
     plan->part[part] = plan->workspace_bytes;
     plan->workspace_bytes += gmm__round256(bytes);
@@ -517,6 +534,7 @@ static GMM__UNUSED void *gmm__part(const gmm__plan *plan, int part) {
     return (char *)plan->workspace + plan->part[part];
 }
 
+/* Returns 0 from a plan function, with the reason why the engine does not serve the call as the plan's note. */
 static GMM__UNUSED int gmm__decline(gmm__plan *plan, const char *format, ...) {
     va_list list;
     va_start(list, format);
@@ -547,8 +565,9 @@ static GMM__UNUSED int gmm__capturing(const gmm_context *ctx, gmm_stream stream)
     return 0;
 }
 
-/* gmm__select chooses the engine of a checked call; gmm__serve also answers its query or launches it. Defined behind
-   the engine table. */
+/* Defined behind the engine table, in core/engines.h: gmm__select chooses the engine of a checked call and fills in its
+   plan; gmm__check_overlap refuses a call whose outputs overlap its other memory; gmm__serve selects, and then answers
+   the query (call->query, into *info), or checks workspace and overlap and launches. */
 static gmm_status gmm__select(gmm__call *call, gmm__plan *plan);
 static gmm_status gmm__check_overlap(gmm__call *call);
 static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, size_t workspace_bytes,

@@ -1,3 +1,6 @@
+/* Names of operations and engines, and the life of a context: checks of gmm_config, probes of processor and device,
+   warnings about the build, creation and destruction. Ends the implementation of gmm.h. */
+
 GMMDEF const char *gmm_op_name(gmm_op op) {
     switch (op) {
 #define GMM__X(name, text) case name: return #text;
@@ -20,6 +23,7 @@ GMMDEF uint32_t gmm_version_number(void) { return (uint32_t)GMM_VERSION_NUMBER; 
 
 GMMDEF const char *gmm_last_error(const gmm_context *ctx) { return ctx ? ctx->error.text : ""; }
 
+/* The highest gmm_config.cpu_level that this processor supports. */
 static int32_t gmm__cpu_best_level(void) {
 #ifdef GMM__X86
     __builtin_cpu_init();
@@ -30,14 +34,14 @@ static int32_t gmm__cpu_best_level(void) {
 }
 
 #ifdef __CUDACC__
-/* Checks that a device exists and runs this build's kernels. */
+/* Checks that a device exists and that this build holds kernels for it, and describes it in *device. */
 static gmm_status gmm__cuda_probe(const gmm_config *c, gmm__device *device, gmm_error *error) {
     struct cudaFuncAttributes attributes;
     int count = 0, major = 0, minor = 0, processors = 0, shared = 0;
     cudaError_t e = cudaGetDeviceCount(&count);
     if (e != cudaSuccess) {
         count = 0;
-        (void)cudaGetLastError(); /* reported here, and therefore cleared */
+        (void)cudaGetLastError(); /* clears the error, which the message below reports */
     }
     if (c->device < 0 || c->device >= count)
         return gmm__fail(error, GMM_E_DEVICE, "gmm_create: config.device: %d asked, %d CUDA device%s found%s%s",
@@ -218,7 +222,7 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
 #endif
     if (c.space == GMM_SPACE_CPU)
         gmm__log(ctx, GMM_LOG_INFO, "gmm %s: CPU engine, %d thread%s, %s", GMM_VERSION_STRING, threads,
-             threads == 1 ? "" : "s", ctx->cpu_level == 3 ? "AVX-512" : ctx->cpu_level == 2 ? "AVX2" : "plain C");
+                 threads == 1 ? "" : "s", ctx->cpu_level == 3 ? "AVX-512" : ctx->cpu_level == 2 ? "AVX2" : "plain C");
     for (i = 0; gmm_build_warning(&build, i); i++)
         gmm__log(ctx, GMM_LOG_WARN, "gmm %s: %s", GMM_VERSION_STRING, gmm_build_warning(&build, i));
     return GMM_OK;

@@ -1,6 +1,8 @@
 /* ......................................................................... 14.17 Engine table, public functions ... */
 
-/* One row per engine, in the order in which AUTO tries them; the columns follow GMM_OP_LIST. */
+/* One row per engine, in the order in which AUTO tries them; the columns follow GMM_OP_LIST. GMM__OP names a plan and a
+   launch function of one operation, GMM__OP_BY a plan that several operations share, GMM__OP_ANY an operation that the
+   engine serves without a plan of its own. */
 #define GMM__OP(engine, op) GMM__OP_BY(engine, op, op)
 #define GMM__OP_BY(engine, plan, op) { gmm__##engine##_plan_##plan, gmm__##engine##_launch_##op }
 #define GMM__OP_ANY(engine, op) { gmm__plan_any, gmm__##engine##_launch_##op }
@@ -35,8 +37,8 @@ static const gmm__engine_row gmm__engines[] = {
         GMM__NO_OP, /* offsets */
         GMM__OP(wgmma, product), /* linear_fwd */
         GMM__OP(wgmma, product), /* linear_dgrad */
-        GMM__OP(wgmma, product), /* linear_wgrad; no other operations */
-        GMM__NO_OP
+        GMM__OP(wgmma, product), /* linear_wgrad */
+        GMM__NO_OP               /* linear_bgrad and all that follow: absent members are zeros too */
     } },
 #endif
 #if defined(__CUDACC__) && defined(GMM__ELEM_DONE)
@@ -67,8 +69,8 @@ static const gmm__engine_row gmm__engines[] = {
         GMM__NO_OP, /* offsets */
         GMM__OP(lt, product), /* linear_fwd */
         GMM__OP(lt, product), /* linear_dgrad */
-        GMM__OP(lt, product), /* linear_wgrad; no other operations */
-        GMM__NO_OP
+        GMM__OP(lt, product), /* linear_wgrad */
+        GMM__NO_OP            /* linear_bgrad and all that follow: absent members are zeros too */
     } },
 #endif
 };
@@ -89,8 +91,8 @@ static int gmm__rows_overlap(const gmm__box *a, const gmm__box *b) {
     return low <= high;
 }
 
-/* Whether two boxes have a byte in common. Exact; visits only those iterations of a loop whose span overlaps the other
-   box. */
+/* Whether two boxes have a byte in common. The answer is exact. Of the box with the outermost loop of larger step, only
+   the iterations that may reach the other box are visited. */
 static int gmm__boxes_overlap(gmm__box a, gmm__box b) {
     const uint64_t end = gmm__box_end(&b);
     uint64_t size, step, start = a.address;
@@ -111,8 +113,9 @@ static int gmm__boxes_overlap(gmm__box a, gmm__box b) {
     return 0;
 }
 
-/* The addresses of a span from index `first` on, at most GMM__SORTED of them, in ascending order, which most tables
-   already have. */
+/* Writes the addresses of a span's boxes from index `first` on, at most GMM__SORTED of them, in ascending order, and
+   returns their number. Most tables are in this order already. The heap of routing sorts in descending order, and
+   therefore gets the complements. */
 enum { GMM__SORTED = 1024 };
 static int64_t gmm__span_sorted(const gmm__span *s, int64_t first, uint64_t *addresses) {
     const int64_t n = s->count - first < GMM__SORTED ? s->count - first : (int64_t)GMM__SORTED;
@@ -147,6 +150,7 @@ static int gmm__sorted_overlap(const gmm__span *a, const uint64_t *x, int64_t n,
     return 0;
 }
 
+/* Whether two boxes differ in their addresses alone. */
 static int gmm__same_form(const gmm__box *a, const gmm__box *b) {
     int32_t i;
     if (a->width != b->width || a->loops != b->loops) return 0;
@@ -155,9 +159,9 @@ static int gmm__same_form(const gmm__box *a, const gmm__box *b) {
     return 1;
 }
 
-/* Finds two boxes that overlap, one from each span, or two of one span. Without allocations: two tables of n ascending
-   addresses take O(n) steps, unsorted ones O(n log n), and above GMM__SORTED addresses n / GMM__SORTED times as
-   many. */
+/* Finds two boxes that overlap, one from each span, or two of one span (a == b). It allocates nothing. Two tables of n
+   ascending addresses take O(n) steps, unsorted ones O(n log n); with more than GMM__SORTED addresses, n / GMM__SORTED
+   times as many. */
 static int gmm__tables_overlap(const gmm__span *a, const gmm__span *b, uint64_t overlap[2]) {
     uint64_t x[GMM__SORTED], y[GMM__SORTED];
     int64_t i, j, n, m;
@@ -171,6 +175,8 @@ static int gmm__tables_overlap(const gmm__span *a, const gmm__span *b, uint64_t 
     }
     return 0;
 }
+/* Finds two boxes that overlap, one from each of two spans, and writes their addresses to `overlap`. With in_place, two
+   boxes at the same address and of the same form are allowed. */
 static int gmm__spans_overlap(const gmm__span *a, const gmm__span *b, int in_place, uint64_t overlap[2]) {
     int64_t i, j;
     if (a->high <= b->low || b->high <= a->low) return 0;
@@ -199,6 +205,7 @@ static void gmm__span_name(const gmm__span *s, uint64_t address, int repeated, c
     (void)snprintf(text, size, "%s%s[%lld]", s->name, s->part[0] ? ".scale_table" : ".table", (long long)i);
 }
 
+/* Refuses a call that writes a span which overlaps another one, or itself; a pair of written spans is compared once. */
 static gmm_status gmm__check_overlap(gmm__call *call) {
     int32_t i, j;
     for (i = 0; i < call->spans; i++)
@@ -211,9 +218,8 @@ static gmm_status gmm__check_overlap(gmm__call *call) {
                 continue;
             gmm__span_name(a, overlap[0], 0, first, sizeof first);
             gmm__span_name(b, overlap[1], i == j && overlap[0] == overlap[1], second, sizeof second);
-            return gmm__refuse(call, GMM_E_ARG, first,
-                               "%p overlaps %s%s%s, %p: what is written must share no byte with "
-                               "other memory of the call", (void *)overlap[0],
+            return gmm__refuse(call, GMM_E_ARG, first, "%p overlaps %s%s%s, %p: what is written must share no byte "
+                               "with other memory of the call", (void *)overlap[0],
                                gmm__is_field(call, second) ? call->path : "",
                                gmm__is_field(call, second) ? "." : "", second, (void *)overlap[1]);
         }
@@ -265,7 +271,8 @@ static void gmm__cover_unaligned(const gmm__engine_row *rows, size_t count, size
     gmm__note(plan, "; only for addresses at multiples of 16 bytes");
 }
 
-/* gmm__select over the given engine table. */
+/* gmm__select over the given engine table. Engines that declined the call are named in the note of the one that serves
+   it, or in the message if none does. */
 static gmm_status gmm__select_from(const gmm__engine_row *rows, size_t count, gmm__call *call, gmm__plan *plan) {
     const gmm_engine demanded = call->options.engine;
     char reasons[160] = "";
@@ -284,8 +291,10 @@ static gmm_status gmm__select_from(const gmm__engine_row *rows, size_t count, gm
         if (length >= sizeof reasons) length = sizeof reasons - 1;
     }
     return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "%s cannot serve %s: %s", gmm_engine_name(demanded),
-                       gmm_op_name(call->op), reasons[0] ? reasons : demanded == GMM_ENGINE_AUTO
-                       ? "no engine of this build has it" : "this build does not hold that engine");
+                       gmm_op_name(call->op),
+                       reasons[0] ? reasons
+                       : demanded == GMM_ENGINE_AUTO ? "no engine of this build has it"
+                                                     : "this build does not hold that engine");
 }
 
 static gmm_status gmm__select(gmm__call *call, gmm__plan *plan) {

@@ -132,7 +132,7 @@ static int gmm__any_row_amax(const gmm__call *call) {
 /* Whether gmm__call.d is a gmm_quantization. */
 static int gmm__casts(gmm_op op) { return op == GMM_OP_QUANTIZE || op == GMM_OP_REQUANTIZE; }
 
-/* The set of fields that a checked call uses. */
+/* The set of optional fields that a checked call uses. The conditions of GMM__FIELD_LIST read `call` and `linear`. */
 static uint64_t gmm__requested_fields(const gmm__call *call) {
     const gmm_linear *linear = &call->d.linear;
     const gmm_op op = call->op;

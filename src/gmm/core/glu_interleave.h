@@ -1,7 +1,7 @@
-/* --- GLU interleave --- */
+/* --- GLU interleave: checks and entry points --- */
 
-/* Reads an operand: `count` matrices of [2 ffn, cols], or one of [count, 2 ffn]. With count 0 it has no elements, and
-   only its dtype, scaling and flags are checked. */
+/* Reads an operand. With axis GMM_GLU_ROWS it is `count` matrices of [2 ffn, cols], with GMM_GLU_COLUMNS one matrix of
+   [count, 2 ffn]. With count 0 it has no elements, and only its dtype, scaling and flags are checked. */
 static gmm_status gmm__glu_read(gmm__call *call, int role, const char *argument, const gmm_mat *mat) {
     const gmm_glu *d = &call->d.glu;
     gmm_mat m;

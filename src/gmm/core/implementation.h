@@ -1,5 +1,11 @@
 /* -------------------------------------------------------------------------------------------- 14 Implementation --- */
 
+/* Opens the implementation: includes and configuration.
+
+   Names of locals in all parts: d is the call's own copy of its descriptor, with the defaults filled in; s is a
+   gmm_status, e a cudaError_t; m is a gmm_mat, g a group, G the number of groups; K and N are the input and output
+   features of a linear layer, and T is the capacity in rows. */
+
 #if defined(GMM_IMPLEMENTATION) && !defined(GMM__IMPLEMENTATION_DONE)
 #define GMM__IMPLEMENTATION_DONE
 

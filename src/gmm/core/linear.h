@@ -1,6 +1,9 @@
 /* .......................................................................................... 14.3 Grouped linear ... */
 
-/* Reads an operand of a product: floats, or the quantized copy whose blocks run along the contraction. */
+/* Checks and entry points of grouped linear layers. */
+
+/* Reads an operand of a product: floats, or the quantized copy whose blocks run along the contraction. That is `mat`
+   itself if the direction is rowwise, and mat->columnwise if it is columnwise. */
 static gmm_status gmm__read_operand(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
                                     gmm__extents extents, gmm_direction direction) {
     gmm_mat m;
@@ -19,8 +22,9 @@ static gmm_status gmm__read_operand(gmm__call *call, int role, const char *argum
     return gmm__read_quant(call, role, name, m.columnwise, extents, direction);
 }
 
-/* Whether operands of these scalings multiply each other: scales per tensor or row with such, scales of 128 elements
-   with such (two of 128 x 128 have no kernel), the others with their like. */
+/* Whether operands of these two scalings can be multiplied. Scalings per tensor and per row go together, in any
+   combination. 1x128 goes with 1x128 and 128x128, but 128x128 not with itself, which no kernel multiplies. Every other
+   scaling goes with itself alone. */
 static int gmm__scalings_multiply(gmm_scaling a, gmm_scaling b) {
     switch (a) {
     case GMM_SCALING_TENSOR:
@@ -30,19 +34,19 @@ static int gmm__scalings_multiply(gmm_scaling a, gmm_scaling b) {
     default: return a == b;
     }
 }
-/* Whether weights of this scaling multiply 16-bit tokens. */
+/* Whether weights of this scaling can be multiplied with tokens that are not quantized. */
 static int gmm__scaling_beside_floats(gmm_scaling s) { return s == GMM_SCALING_MX32 || s == GMM_SCALING_NV16; }
 
-/* Checks that two operands can be multiplied: their scales must apply to the whole sum, or to the sums of whole
-   blocks. */
+/* Checks that two operands can be multiplied: their scales must apply to the whole sum over the contraction, or to the
+   sums of whole blocks. Sets the alignment of the features that the scalings require. */
 static gmm_status gmm__check_operands(gmm__call *call, int first, const char *first_name, int second,
                                      const char *second_name) {
     const gmm_mat *a = &call->mat[first], *b = &call->mat[second];
     const int32_t align = gmm_feature_align(b->scaling); /* if a is quantized, so is b */
     const size_t used = strlen(call->shapes);
     (void)snprintf(call->shapes + used, sizeof call->shapes - used, " %s%s%s", gmm_dtype_name(a->dtype),
-                   a->scaling == GMM_SCALING_NONE ? "" : " ", a->scaling == GMM_SCALING_NONE ? ""
-                   : gmm_scaling_name(a->scaling));
+                   a->scaling == GMM_SCALING_NONE ? "" : " ",
+                   a->scaling == GMM_SCALING_NONE ? "" : gmm_scaling_name(a->scaling));
     call->in_align = call->out_align = align;
     if (a->scaling == GMM_SCALING_NONE && b->scaling == GMM_SCALING_NONE)
         return a->dtype == b->dtype ? GMM_OK
@@ -70,13 +74,14 @@ static GMM__UNUSED int gmm__quantized(const gmm__call *call) {
            call->mat[GMM__DY].scaling != GMM_SCALING_NONE;
 }
 
-/* Checks one linear operation. Only the operands that the operation uses are read. */
+/* Checks one linear operation. Only the operands that the operation uses are read. K is in_features, N out_features; x
+   is [rows, K], y and dy are [rows, N], w and dw are [N, K] per group. */
 static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
                                       const gmm_linear *linear, int query) {
     gmm_linear *d = &call->d.linear;
     gmm_status s = gmm__open(call, ctx, op, function, query);
     const gmm_direction along_tokens = op == GMM_OP_LINEAR_WGRAD ? GMM_COLUMNWISE : GMM_ROWWISE;
-    gmm__extents x, y; /* of the token matrices */
+    gmm__extents x, y; /* extents of the token matrices: x and dx, y and dy */
     gmm_groups g;
     int64_t G, K, N;
 
@@ -100,26 +105,26 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
     x = gmm__matrix(call->rows, K);
     y = gmm__matrix(call->rows, N);
 
-    if (op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_WGRAD)
-        if ((s = gmm__read_operand(call, GMM__X_, "x", d->x, x, along_tokens)) != GMM_OK) return s;
+    if ((op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_WGRAD) &&
+        (s = gmm__read_operand(call, GMM__X_, "x", d->x, x, along_tokens)) != GMM_OK)
+        return s;
     if (op == GMM_OP_LINEAR_BGRAD) {
         if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, y, GMM__FLOATS)) != GMM_OK) return s;
-    } else if (op != GMM_OP_LINEAR_FWD)
+    } else if (op != GMM_OP_LINEAR_FWD) {
         if ((s = gmm__read_operand(call, GMM__DY, "dy", d->dy, y, along_tokens)) != GMM_OK) return s;
-    if (op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_DGRAD)
-        if ((s = gmm__read_operand(call, GMM__W, "w", d->w, gmm__matrices(G, N, K),
-                                   op == GMM_OP_LINEAR_FWD ? GMM_ROWWISE : GMM_COLUMNWISE)) != GMM_OK)
-            return s;
-    if (op == GMM_OP_LINEAR_FWD)
-        if ((s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, y, GMM__FLOATS)) != GMM_OK) return s;
-    if (op == GMM_OP_LINEAR_DGRAD)
-        if ((s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 1, x, GMM__FLOATS)) != GMM_OK) return s;
-    if (op == GMM_OP_LINEAR_WGRAD)
-        if ((s = gmm__read_grad(call, GMM__DW, "dw", d->dw, 1, N, K)) != GMM_OK) return s;
-    if (op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_BGRAD)
-        if ((s = gmm__read_mat(call, GMM__BIAS, "bias", d->bias, op == GMM_OP_LINEAR_BGRAD && d->d_bias_scale,
-                               gmm__matrices(G, 1, N), GMM__FLOATS)) != GMM_OK)
-            return s;
+    }
+    if ((op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_DGRAD) &&
+        (s = gmm__read_operand(call, GMM__W, "w", d->w, gmm__matrices(G, N, K),
+                               op == GMM_OP_LINEAR_FWD ? GMM_ROWWISE : GMM_COLUMNWISE)) != GMM_OK)
+        return s;
+    if (op == GMM_OP_LINEAR_FWD && (s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, y, GMM__FLOATS)) != GMM_OK) return s;
+    if (op == GMM_OP_LINEAR_DGRAD && (s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 1, x, GMM__FLOATS)) != GMM_OK)
+        return s;
+    if (op == GMM_OP_LINEAR_WGRAD && (s = gmm__read_grad(call, GMM__DW, "dw", d->dw, 1, N, K)) != GMM_OK) return s;
+    if ((op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_BGRAD) &&
+        (s = gmm__read_mat(call, GMM__BIAS, "bias", d->bias, op == GMM_OP_LINEAR_BGRAD && d->d_bias_scale,
+                           gmm__matrices(G, 1, N), GMM__FLOATS)) != GMM_OK)
+        return s;
     if (op == GMM_OP_LINEAR_BGRAD) {
         if (!d->db && !d->d_bias_scale)
             return gmm__refuse(call, GMM_E_NULL, "db", "and linear.d_bias_scale are both NULL: nothing is wanted");

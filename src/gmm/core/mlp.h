@@ -1,15 +1,18 @@
+/* Plans, launches and entry points of the MLP, which is composed of linear and activation steps, and the queue of
+   delayed weight gradients. The engines CPU and MMA share these functions; each step selects an engine of its own. */
+
 static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
     const gmm__mlp_buffers b = gmm__mlp_measure(call);
-    gmm__mlp_steps t;
+    gmm__mlp_steps steps;
     size_t step_bytes = 0;
-    gmm__mlp_fill(&t, plan, NULL, NULL, NULL, NULL, NULL);
-    t.act.y = &t.h;
-    if (!gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &t.fc1, &step_bytes, plan) ||
-        !gmm__mlp_size_act(plan, GMM_OP_ACT_FWD, &t.act, &step_bytes, plan) ||
-        !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &t.fc2, &step_bytes, plan))
+    gmm__mlp_fill(&steps, plan, NULL, NULL, NULL, NULL, NULL);
+    steps.act.y = &steps.h;
+    if (!gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &steps.fc1, &step_bytes, plan) ||
+        !gmm__mlp_size_act(plan, GMM_OP_ACT_FWD, &steps.act, &step_bytes, plan) ||
+        !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &steps.fc2, &step_bytes, plan))
         return 0;
     gmm__reserve(plan, GMM__PART_MLP_OFFSETS, b.offsets_bytes);
-    /* inference stores z and h here, and a query cannot distinguish it from training */
+    /* inference keeps z and h in the workspace, training in gmm_mlp.saved; a query cannot tell the two apart */
     gmm__reserve(plan, GMM__PART_MLP_Z, b.z_bytes);
     gmm__reserve(plan, GMM__PART_MLP_H, b.h_bytes);
     gmm__reserve(plan, GMM__PART_MLP_STEP, step_bytes);
@@ -17,7 +20,7 @@ static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
     return 1;
 }
 
-/* Computes the split of the call as int64 offsets. */
+/* Enqueues the computation of the call's split as int64 offsets, which all steps read. */
 static gmm_status gmm__mlp_offsets(const gmm__plan *plan, void *offsets, gmm_stream stream) {
     gmm__call step = *plan->call;
     step.op = GMM_OP_OFFSETS;
@@ -27,6 +30,7 @@ static gmm_status gmm__mlp_offsets(const gmm__plan *plan, void *offsets, gmm_str
     step.spans = 0; /* overlap was checked with the call */
     return gmm__serve(&step, NULL, NULL, 0, stream);
 }
+/* Enqueues a linear step: quantizations and product with a recipe, else the linear operation alone. */
 static gmm_status gmm__mlp_step(const gmm__plan *plan, gmm_op op, const gmm_linear *l, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm__mlp_quantization quantization = gmm__mlp_quantization_of(call);
@@ -52,14 +56,14 @@ static gmm_status gmm__compose_launch_mlp_fwd(const gmm__plan *plan, gmm_stream 
     void *offsets = gmm__part(plan, GMM__PART_MLP_OFFSETS);
     void *z = saved && save != GMM_SAVE_NOTHING ? saved : gmm__part(plan, GMM__PART_MLP_Z);
     void *h = saved && save == GMM_SAVE_PREACT_AND_ACT ? saved + b.saved_h : gmm__part(plan, GMM__PART_MLP_H);
-    gmm__mlp_steps t;
+    gmm__mlp_steps steps;
     gmm_status s;
-    gmm__mlp_fill(&t, plan, offsets, z, h, NULL, NULL);
-    t.act.y = &t.h;
+    gmm__mlp_fill(&steps, plan, offsets, z, h, NULL, NULL);
+    steps.act.y = &steps.h;
     if ((s = gmm__mlp_offsets(plan, offsets, stream)) != GMM_OK) return s;
-    if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_FWD, &t.fc1, stream)) != GMM_OK) return s;
-    if ((s = gmm__mlp_act_step(plan, GMM_OP_ACT_FWD, &t.act, stream)) != GMM_OK) return s;
-    return gmm__mlp_step(plan, GMM_OP_LINEAR_FWD, &t.fc2, stream);
+    if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_FWD, &steps.fc1, stream)) != GMM_OK) return s;
+    if ((s = gmm__mlp_act_step(plan, GMM_OP_ACT_FWD, &steps.act, stream)) != GMM_OK) return s;
+    return gmm__mlp_step(plan, GMM_OP_LINEAR_FWD, &steps.fc2, stream);
 }
 
 static int gmm__compose_plan_mlp_bwd(const gmm__call *call, gmm__plan *plan) {
@@ -67,24 +71,24 @@ static int gmm__compose_plan_mlp_bwd(const gmm__call *call, gmm__plan *plan) {
     const gmm_mlp_config *c = &call->config;
     const gmm__mlp_buffers b = gmm__mlp_measure(call);
     const gmm__mlp_gradients need = gmm__mlp_gradients_of(call);
-    gmm__mlp_steps t;
+    gmm__mlp_steps steps;
     size_t step_bytes = 0;
-    gmm__mlp_fill(&t, plan, NULL, NULL, NULL, NULL, NULL);
-    t.act.dy = &t.dh;
-    t.act.dx = need.dz ? &t.dz : NULL;
-    t.act.dprob = d->dprob;
-    t.act.y = &t.h;
+    gmm__mlp_fill(&steps, plan, NULL, NULL, NULL, NULL, NULL);
+    steps.act.dy = &steps.dh;
+    steps.act.dx = need.dz ? &steps.dz : NULL;
+    steps.act.dprob = d->dprob;
+    steps.act.y = &steps.h;
     if ((need.z && c->save == GMM_SAVE_NOTHING &&
-         !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &t.fc1, &step_bytes, plan)) ||
-        (need.dh && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad2, &step_bytes, plan)) ||
-        (need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_BWD, &t.act, &step_bytes, plan)) ||
-        (need.h && !need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_FWD, &t.act, &step_bytes, plan)) ||
-        ((d->db2 || t.bgrad2.d_bias_scale) && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad2, &step_bytes,
-                                                                    plan)) ||
-        (d->db1 && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad1, &step_bytes, plan)) ||
-        (d->dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad2, &step_bytes, plan)) ||
-        (d->dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad1, &step_bytes, plan)) ||
-        (d->dx && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad1, &step_bytes, plan)))
+         !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &steps.fc1, &step_bytes, plan)) ||
+        (need.dh && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, &steps.dgrad2, &step_bytes, plan)) ||
+        (need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_BWD, &steps.act, &step_bytes, plan)) ||
+        (need.h && !need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_FWD, &steps.act, &step_bytes, plan)) ||
+        ((d->db2 || steps.bgrad2.d_bias_scale) &&
+         !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &steps.bgrad2, &step_bytes, plan)) ||
+        (d->db1 && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &steps.bgrad1, &step_bytes, plan)) ||
+        (d->dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &steps.wgrad2, &step_bytes, plan)) ||
+        (d->dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &steps.wgrad1, &step_bytes, plan)) ||
+        (d->dx && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, &steps.dgrad1, &step_bytes, plan)))
         return 0;
     gmm__reserve(plan, GMM__PART_MLP_OFFSETS, b.offsets_bytes);
     gmm__reserve(plan, GMM__PART_MLP_Z, need.z && c->save == GMM_SAVE_NOTHING ? b.z_bytes : 0);
@@ -115,7 +119,8 @@ enum { GMM__WGRAD_TAG = 0x6772616D };
 
 typedef char gmm__wgrad_record_fits[sizeof(gmm__wgrad_record) <= sizeof(gmm_wgrad_entry) ? 1 : -1];
 
-/* Reports the gradient of a parameter if it is `complete`. A capture computes nothing, so that it reports nothing. */
+/* Calls the hook for the gradient of a parameter if it is `complete`. While a graph is captured nothing is computed,
+   and therefore no hook is called. */
 static void gmm__mlp_call_hook(const gmm_context *ctx, const gmm_grad_hooks *hooks, gmm_param param, int complete,
                                gmm_stream stream) {
     if (complete && hooks && hooks->ready && !gmm__capturing(ctx, stream)) hooks->ready(hooks->user, param, stream);
@@ -127,15 +132,15 @@ static gmm_status gmm__convert_prepare(gmm__call *call, gmm_context *ctx, const 
 static gmm_status gmm__cuda_status(const gmm__call *call, cudaError_t e);
 #endif
 
-/* Enqueues a copy of the caller's bytes to context memory. `host`: the source is host memory that may be freed on
-   return. */
+/* Enqueues a copy of the caller's bytes to memory of the context's space. `host`: the source is host memory that may be
+   freed on return. */
 static gmm_status gmm__mlp_copy(const gmm__call *call, const void *src_data, int host, void *dst_data, size_t bytes,
                                 gmm_stream stream) {
     const gmm_mat src = gmm_mat_packed(GMM_U8, src_data), dst = gmm_mat_packed(GMM_U8, dst_data);
     gmm_conversion d = GMM_ZERO;
     gmm__call step;
     gmm_status s;
-#ifdef __CUDACC__ /* the bytes travel as arguments of a kernel */
+#ifdef __CUDACC__ /* the bytes are passed as arguments of a kernel, which the launch copies */
     if (host && call->ctx->config.space == GMM_SPACE_CUDA)
         return gmm__cuda_status(call, gmm_launch_copy(dst_data, src_data, (int64_t)(bytes / 8), stream));
 #else
@@ -173,20 +178,21 @@ static gmm_status gmm__mlp_copy_arrays(const gmm__call *call, char *arrays, gmm_
     return s;
 }
 
-static gmm_status gmm__mlp_record(const gmm__mlp_steps *t, const gmm__call *call, gmm_stream stream) {
+/* Appends the weight gradients of a backward to the queue of the caller. */
+static gmm_status gmm__mlp_record(const gmm__mlp_steps *steps, const gmm__call *call, gmm_stream stream) {
     const gmm_mlp *d = &call->d.mlp;
     const gmm__mlp_buffers b = gmm__mlp_measure(call);
     gmm_wgrad_queue *q = d->queue;
-    const gmm_linear *steps[2];
+    const gmm_linear *wgrads[2];
     const int roles[2] = { GMM__DW2, GMM__DW };
     gmm__wgrad_record r;
     int i;
-    steps[0] = &t->wgrad2;
-    steps[1] = &t->wgrad1;
+    wgrads[0] = &steps->wgrad2;
+    wgrads[1] = &steps->wgrad1;
     memset(&r, 0, sizeof r);
     r.tag = GMM__WGRAD_TAG;
-    r.groups = t->groups;
-    r.options = t->options;
+    r.groups = steps->groups;
+    r.options = steps->options;
     if (d->hooks) r.hooks = *d->hooks;
     r.quantization = gmm__mlp_quantization_of(call);
     r.quantization.quant.recipe = NULL;
@@ -195,10 +201,10 @@ static gmm_status gmm__mlp_record(const gmm__mlp_steps *t, const gmm__call *call
     for (i = 0; i < 2; i++) {
         gmm_status s;
         if (!r.pending[i]) continue;
-        r.in[i] = steps[i]->in_features;
-        r.out[i] = steps[i]->out_features;
-        r.x[i] = *steps[i]->x;
-        r.dy[i] = *steps[i]->dy;
+        r.in[i] = wgrads[i]->in_features;
+        r.out[i] = wgrads[i]->out_features;
+        r.x[i] = *wgrads[i]->x;
+        r.dy[i] = *wgrads[i]->dy;
         r.dw[i] = call->mat[roles[i]];
         r.grad[i] = call->grad[roles[i]];
         r.x[i].columnwise = r.dy[i].columnwise = r.dw[i].columnwise = r.grad[i].mat = NULL;
@@ -224,40 +230,42 @@ static gmm_status gmm__compose_launch_mlp_bwd(const gmm__plan *plan, gmm_stream 
     void *h = need.defer ? deferred + b.deferred_h
                          : h_saved ? saved + b.saved_h : (char *)gmm__part(plan, GMM__PART_MLP_H);
     void *dz = need.defer ? deferred + b.deferred_dz : (char *)gmm__part(plan, GMM__PART_MLP_DZ);
-    gmm__mlp_steps t;
+    gmm__mlp_steps steps;
     gmm_status s;
 
-    gmm__mlp_fill(&t, plan, offsets, z, h, gmm__part(plan, GMM__PART_MLP_DH), dz);
-    t.act.dy = &t.dh;
-    t.act.dx = need.dz ? &t.dz : NULL;
-    t.act.dprob = d->dprob;
-    t.act.y = need.h && !h_saved ? &t.h : NULL;
+    gmm__mlp_fill(&steps, plan, offsets, z, h, gmm__part(plan, GMM__PART_MLP_DH), dz);
+    steps.act.dy = &steps.dh;
+    steps.act.dx = need.dz ? &steps.dz : NULL;
+    steps.act.dprob = d->dprob;
+    steps.act.y = need.h && !h_saved ? &steps.h : NULL;
     if ((s = gmm__mlp_offsets(plan, offsets, stream)) != GMM_OK) return s;
-    if (need.z && c->save == GMM_SAVE_NOTHING)
-        if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_FWD, &t.fc1, stream)) != GMM_OK) return s;
+    if (need.z && c->save == GMM_SAVE_NOTHING &&
+        (s = gmm__mlp_step(plan, GMM_OP_LINEAR_FWD, &steps.fc1, stream)) != GMM_OK)
+        return s;
     if (need.dh) {
-        if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad2, stream)) != GMM_OK) return s;
-        if ((s = gmm__mlp_act_step(plan, GMM_OP_ACT_BWD, &t.act, stream)) != GMM_OK) return s;
-    } else if (t.act.y)
-        if ((s = gmm__mlp_act_step(plan, GMM_OP_ACT_FWD, &t.act, stream)) != GMM_OK) return s;
-    if (d->dw2 && !need.defer)
-        if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad2, stream)) != GMM_OK) return s;
+        if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_DGRAD, &steps.dgrad2, stream)) != GMM_OK) return s;
+        if ((s = gmm__mlp_act_step(plan, GMM_OP_ACT_BWD, &steps.act, stream)) != GMM_OK) return s;
+    } else if (steps.act.y) {
+        if ((s = gmm__mlp_act_step(plan, GMM_OP_ACT_FWD, &steps.act, stream)) != GMM_OK) return s;
+    }
+    if (d->dw2 && !need.defer && (s = gmm__mlp_step(plan, GMM_OP_LINEAR_WGRAD, &steps.wgrad2, stream)) != GMM_OK)
+        return s;
     gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_W2, d->dw2 && !need.defer, stream);
-    if (d->db2 || t.bgrad2.d_bias_scale)
-        if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad2, stream)) != GMM_OK) return s;
+    if ((d->db2 || steps.bgrad2.d_bias_scale) &&
+        (s = gmm__mlp_step(plan, GMM_OP_LINEAR_BGRAD, &steps.bgrad2, stream)) != GMM_OK)
+        return s;
     gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_B2, d->db2 != NULL, stream);
-    if (d->dw1 && !need.defer)
-        if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad1, stream)) != GMM_OK) return s;
+    if (d->dw1 && !need.defer && (s = gmm__mlp_step(plan, GMM_OP_LINEAR_WGRAD, &steps.wgrad1, stream)) != GMM_OK)
+        return s;
     gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_W1, d->dw1 && !need.defer, stream);
-    if (d->db1)
-        if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad1, stream)) != GMM_OK) return s;
+    if (d->db1 && (s = gmm__mlp_step(plan, GMM_OP_LINEAR_BGRAD, &steps.bgrad1, stream)) != GMM_OK) return s;
     gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_B1, d->db1 != NULL, stream);
-    if (d->dx)
-        if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad1, stream)) != GMM_OK) return s;
-    return need.defer ? gmm__mlp_record(&t, call, stream) : GMM_OK;
+    if (d->dx && (s = gmm__mlp_step(plan, GMM_OP_LINEAR_DGRAD, &steps.dgrad1, stream)) != GMM_OK) return s;
+    return need.defer ? gmm__mlp_record(&steps, call, stream) : GMM_OK;
 }
 
-/* The weight gradient i of a record as a linear descriptor: 0 is FC2's, 1 is FC1's. */
+/* Weight gradient i of a record (0 is FC2's, 1 is FC1's) as a linear descriptor, and as a product of quantized
+   operands. Both point into the record. */
 static gmm_linear gmm__mlp_recorded_linear(gmm__wgrad_record *r, int i) {
     gmm_linear l = GMM_ZERO;
     r->grad[i].mat = &r->dw[i];
@@ -277,7 +285,8 @@ static gmm__mlp_product gmm__mlp_recorded_product(const gmm__call *call, const g
     return p;
 }
 
-/* call->input and call->output are the record. They are NULL in a query, which measures the MLP's own descriptor. */
+/* Plans the weight gradients of a record, which call->input and call->output point to. They are NULL in a query, which
+   plans those of the MLP's own descriptor. */
 static int gmm__compose_plan_mlp_wgrad(const gmm__call *call, gmm__plan *plan) {
     size_t step_bytes = 0;
     int i;
@@ -295,10 +304,10 @@ static int gmm__compose_plan_mlp_wgrad(const gmm__call *call, gmm__plan *plan) {
                 return gmm__decline(plan, "%.180s", call->ctx->error.text);
         }
     } else {
-        gmm__mlp_steps t;
-        gmm__mlp_fill(&t, plan, NULL, NULL, NULL, NULL, NULL);
-        if ((call->d.mlp.dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad2, &step_bytes, plan)) ||
-            (call->d.mlp.dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad1, &step_bytes, plan)))
+        gmm__mlp_steps steps;
+        gmm__mlp_fill(&steps, plan, NULL, NULL, NULL, NULL, NULL);
+        if ((call->d.mlp.dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &steps.wgrad2, &step_bytes, plan)) ||
+            (call->d.mlp.dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &steps.wgrad1, &step_bytes, plan)))
             return 0;
     }
     memset(plan->part, 0, sizeof plan->part);
@@ -323,7 +332,7 @@ static gmm_status gmm__compose_launch_mlp_wgrad(const gmm__plan *plan, gmm_strea
                                   plan->workspace_bytes, stream)
                 : gmm__mlp_run_product(&product, plan->workspace, plan->workspace_bytes, stream);
         if (s != GMM_OK) return s;
-        r->pending[i] = 0; /* should the other gradient fail, a second call does not add this one twice */
+        r->pending[i] = 0; /* if the other gradient fails, the next call does not add this one again */
         gmm__mlp_call_hook(call->ctx, &r->hooks, params[i], 1, stream);
     }
     return GMM_OK;
@@ -343,7 +352,7 @@ static gmm_status gmm__mlp_buffer(gmm__call *call, const char *name, int writes,
     return GMM_OK;
 }
 
-/* Checks the fields of the queue, which callers may have set themselves. */
+/* Checks the fields of the queue, which the caller may have set. */
 static gmm_status gmm__mlp_check_queue(gmm__call *call, const gmm_wgrad_queue *q) {
     if (!q || !q->entries) return gmm__refuse(call, GMM_E_NULL, "queue", "is NULL or has no entries");
     if ((uintptr_t)q->entries % sizeof q->entries->opaque[0])
@@ -414,7 +423,8 @@ GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
     return gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
 
-/* Records the memory of both queued weight gradients, so that an overlap is found before the first one is computed. */
+/* Records the memory of both weight gradients of a record for the overlap check, which thus finds an overlap before the
+   first gradient is computed. */
 static gmm_status gmm__mlp_read_record(gmm__call *call, gmm__wgrad_record *r) {
     static const char *const names[2] = { "dw2", "dw1" };
     const int roles[2] = { GMM__DW2, GMM__DW };

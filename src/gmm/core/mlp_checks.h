@@ -1,7 +1,10 @@
+/* Reads the descriptor and operands of an MLP call (gmm__mlp_prepare). */
+
 /* Columns of FC1's output. */
 static int64_t gmm__mlp_fc1_cols(const gmm__call *call) {
     return call->config.ffn * (gmm_act_gated(call->act.kind) ? 2 : 1);
 }
+/* Whether backward queues the weight gradients instead of computing them. */
 static int gmm__mlp_delayed(const gmm__call *call) {
     return call->config.delay_wgrad || call->config.overlap_dispatch_wgrad;
 }
@@ -13,7 +16,8 @@ static gmm_status gmm__mlp_check_configured(gmm__call *call, const char *argumen
     return GMM_OK;
 }
 
-/* Reads a weight: floats, or quantized as the recipe would quantize it. */
+/* Reads a weight: floats, or quantized as the recipe would quantize it. `rowwise` and `columnwise` tell which of its
+   copies the products of the call read; if they read neither, the weight may be NULL. */
 static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, const char *argument, const gmm_mat *mat, int rowwise,
                                        int columnwise, int64_t rows, int64_t cols) {
     const gmm_format *f = &call->recipe.weight;
@@ -39,7 +43,7 @@ static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, const char *ar
                                "%s scaled %s: must be as the rowwise copy", gmm_dtype_name(call->mat[role].dtype),
                                gmm_scaling_name(call->mat[role].scaling));
     }
-    call->mat[role] = m; /* each product selects the copy of its contraction */
+    call->mat[role] = m; /* both copies: each product selects the one whose blocks run along its contraction */
     call->mat[role].struct_size = 0;
     return s;
 }
@@ -67,8 +71,9 @@ static gmm_status gmm__mlp_check_features(gmm__call *call) {
     return GMM_OK;
 }
 
-/* Checks gmm_mlp.quant and the operands for the products of the call: here, since other work is enqueued before the
-   first product. A dtype that the transform of weight gradients does not support is refused in every operation. */
+/* Checks gmm_mlp.quant, and the operands against the formats of the recipe. The products check the same, but only after
+   other work has been enqueued. A dtype that the Hadamard transform of weight gradients does not support is refused in
+   every operation. */
 static gmm_status gmm__mlp_check_quant(gmm__call *call) {
     const gmm_recipe *r = &call->recipe;
     const gmm_mlp *d = &call->d.mlp;
@@ -89,6 +94,7 @@ static gmm_status gmm__mlp_check_quant(gmm__call *call) {
     return s != GMM_OK ? s : gmm__check_output(call, "quant.amax", call->quant.amax, 0, values);
 }
 
+/* Checks an MLP call. call->in is hidden, call->out is hidden_out, and F1 the columns of FC1's output. */
 static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
                                    const gmm_mlp *mlp, int query) {
     gmm_mlp *d = &call->d.mlp;
@@ -145,7 +151,7 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     if (!gmm__mul(call->rows, F1, &elements) || !gmm__mul(elements, 16, &bytes))
         return gmm__refuse(call, GMM_E_OVERFLOW, "config.ffn", "%lld rows of %lld columns do not fit 64 bits",
                            (long long)call->rows, (long long)F1);
-    /* bwd recomputes FC1 where fwd saved nothing */
+    /* backward computes FC1 again where forward has saved nothing */
     recomputes = !fwd && c->save == GMM_SAVE_NOTHING;
     if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, fwd || recomputes || d->dw1, gmm__matrix(call->rows, c->hidden),
                            GMM__FLOATS)) ||
@@ -179,8 +185,9 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
             if (call->mat[roles[i]].dtype != GMM_NONE && call->mat[roles[i]].dtype != dtype &&
                 call->mat[roles[i]].scaling == GMM_SCALING_NONE)
                 return gmm__refuse(call, GMM_E_DTYPE, names[i], "dtype %s must be that of mlp.%s, %s",
-                                   gmm_dtype_name(call->mat[roles[i]].dtype), call->mat[GMM__W2].scaling ==
-                                   GMM_SCALING_NONE ? "w2" : fwd ? "x" : "dy", gmm_dtype_name(dtype));
+                                   gmm_dtype_name(call->mat[roles[i]].dtype),
+                                   call->mat[GMM__W2].scaling == GMM_SCALING_NONE ? "w2" : fwd ? "x" : "dy",
+                                   gmm_dtype_name(dtype));
     }
     return gmm__mlp_check_quant(call);
 }

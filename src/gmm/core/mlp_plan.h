@@ -1,8 +1,12 @@
-/* Regions of the workspace: the MLP's intermediate matrices, and the workspace of its steps. */
+/* Which matrices and operations an MLP call is composed of. FC1 computes z from x, the activation h from z, and FC2 y
+   from h; backward computes dh from dy, dz from dh, and dx from dz. A step is one of these operations.
+
+   Regions of the workspace: the intermediate matrices, and the workspace that all steps share. */
 enum {
     GMM__PART_MLP_OFFSETS, GMM__PART_MLP_Z, GMM__PART_MLP_H, GMM__PART_MLP_DH, GMM__PART_MLP_DZ, GMM__PART_MLP_STEP
 };
 
+/* Sizes in bytes of an MLP's intermediate matrices, and their places in the buffers of the caller. */
 typedef struct gmm__mlp_buffers {
     size_t z_bytes, h_bytes, offsets_bytes;  /* of each matrix, rounded up */
     size_t saved_h;                          /* offset in gmm_mlp.saved */
@@ -52,7 +56,7 @@ static gmm__mlp_buffers gmm__mlp_measure(const gmm__call *call) {
     return b;
 }
 
-/* Intermediate matrices that the backward of a call computes or reads; defer: it queues weight gradients. */
+/* The intermediate matrices that the backward of a call computes or reads. `defer`: it queues the weight gradients. */
 typedef struct gmm__mlp_gradients { int dz, dh, h, z, defer; } gmm__mlp_gradients;
 static gmm__mlp_gradients gmm__mlp_gradients_of(const gmm__call *call) {
     const gmm_mlp *d = &call->d.mlp;
@@ -74,17 +78,17 @@ typedef struct gmm__mlp_steps {
     gmm_activation act;
 } gmm__mlp_steps;
 
-static gmm_linear gmm__mlp_linear(const gmm__mlp_steps *t, int64_t in, int64_t out) {
+static gmm_linear gmm__mlp_linear(const gmm__mlp_steps *steps, int64_t in, int64_t out) {
     gmm_linear l = GMM_ZERO;
-    l.groups = &t->groups;
-    l.options = &t->options;
+    l.groups = &steps->groups;
+    l.options = &steps->options;
     l.in_features = in;
     l.out_features = out;
     return l;
 }
 
 /* Fills in the steps over the given memory, all of which is NULL in a query. */
-static void gmm__mlp_fill(gmm__mlp_steps *t, const gmm__plan *plan, void *offsets, void *z, void *h, void *dh,
+static void gmm__mlp_fill(gmm__mlp_steps *steps, const gmm__plan *plan, void *offsets, void *z, void *h, void *dh,
                           void *dz) {
     const gmm__call *call = plan->call;
     const gmm_mlp *d = &call->d.mlp;
@@ -92,93 +96,95 @@ static void gmm__mlp_fill(gmm__mlp_steps *t, const gmm__plan *plan, void *offset
     const gmm_dtype dtype = gmm__mlp_dtype(call);
     const int64_t F1 = gmm__mlp_fc1_cols(call);
 
-    memset(t, 0, sizeof *t);
-    t->options = call->options;
-    t->groups = call->groups;
-    t->groups.splits = offsets;
-    t->groups.dtype = GMM_I64;
-    t->groups.form = GMM_SPLIT_OFFSETS;
-    t->groups.on_host = 0;
-    t->z = gmm_mat_packed(dtype, z);
-    t->h = gmm_mat_packed(dtype, h);
-    t->dh = gmm_mat_packed(dtype, dh);
-    t->dz = gmm_mat_packed(dtype, dz);
+    memset(steps, 0, sizeof *steps);
+    steps->options = call->options;
+    steps->groups = call->groups;
+    steps->groups.splits = offsets;
+    steps->groups.dtype = GMM_I64;
+    steps->groups.form = GMM_SPLIT_OFFSETS;
+    steps->groups.on_host = 0;
+    steps->z = gmm_mat_packed(dtype, z);
+    steps->h = gmm_mat_packed(dtype, h);
+    steps->dh = gmm_mat_packed(dtype, dh);
+    steps->dz = gmm_mat_packed(dtype, dz);
 
-    t->fc1 = gmm__mlp_linear(t, c->hidden, F1);
-    t->fc1.x = &call->mat[GMM__X_];
-    t->fc1.w = &call->mat[GMM__W];
-    t->fc1.bias = c->bias1 ? &call->mat[GMM__BIAS] : NULL;
-    t->fc1.y = &t->z;
+    steps->fc1 = gmm__mlp_linear(steps, c->hidden, F1);
+    steps->fc1.x = &call->mat[GMM__X_];
+    steps->fc1.w = &call->mat[GMM__W];
+    steps->fc1.bias = c->bias1 ? &call->mat[GMM__BIAS] : NULL;
+    steps->fc1.y = &steps->z;
 
-    t->act.groups = &t->groups;
-    t->act.options = &t->options;
-    t->act.ffn = c->ffn;
-    t->act.act = &call->act;
-    t->act.x = &t->z;
-    t->act.prob = d->prob;
+    steps->act.groups = &steps->groups;
+    steps->act.options = &steps->options;
+    steps->act.ffn = c->ffn;
+    steps->act.act = &call->act;
+    steps->act.x = &steps->z;
+    steps->act.prob = d->prob;
 
-    t->fc2 = gmm__mlp_linear(t, c->ffn, call->out);
-    t->fc2.x = &t->h;
-    t->fc2.w = &call->mat[GMM__W2];
-    t->fc2.bias = c->bias2 ? &call->mat[GMM__BIAS2] : NULL;
-    t->fc2.bias_scale = c->prob_on_bias2 ? d->prob : NULL;
-    t->fc2.y = &call->mat[GMM__Y];
+    steps->fc2 = gmm__mlp_linear(steps, c->ffn, call->out);
+    steps->fc2.x = &steps->h;
+    steps->fc2.w = &call->mat[GMM__W2];
+    steps->fc2.bias = c->bias2 ? &call->mat[GMM__BIAS2] : NULL;
+    steps->fc2.bias_scale = c->prob_on_bias2 ? d->prob : NULL;
+    steps->fc2.y = &call->mat[GMM__Y];
 
-    t->dgrad2 = gmm__mlp_linear(t, c->ffn, call->out);
-    t->dgrad2.dy = &call->mat[GMM__DY];
-    t->dgrad2.w = &call->mat[GMM__W2];
-    t->dgrad2.dx = &t->dh;
+    steps->dgrad2 = gmm__mlp_linear(steps, c->ffn, call->out);
+    steps->dgrad2.dy = &call->mat[GMM__DY];
+    steps->dgrad2.w = &call->mat[GMM__W2];
+    steps->dgrad2.dx = &steps->dh;
 
-    t->bgrad2 = gmm__mlp_linear(t, c->ffn, call->out);
-    t->bgrad2.dy = &call->mat[GMM__DY];
-    t->bgrad2.bias_scale = c->prob_on_bias2 ? d->prob : NULL;
-    t->bgrad2.db = d->db2 ? &call->grad[GMM__DB2] : NULL;
+    steps->bgrad2 = gmm__mlp_linear(steps, c->ffn, call->out);
+    steps->bgrad2.dy = &call->mat[GMM__DY];
+    steps->bgrad2.bias_scale = c->prob_on_bias2 ? d->prob : NULL;
+    steps->bgrad2.db = d->db2 ? &call->grad[GMM__DB2] : NULL;
     if (c->prob_on_bias2 && d->dprob) {
-        t->bgrad2.bias = &call->mat[GMM__BIAS2];
-        t->bgrad2.d_bias_scale = d->dprob;
-        t->bgrad2.d_bias_scale_add = 1;
+        steps->bgrad2.bias = &call->mat[GMM__BIAS2];
+        steps->bgrad2.d_bias_scale = d->dprob;
+        steps->bgrad2.d_bias_scale_add = 1;
     }
 
-    t->wgrad2 = gmm__mlp_linear(t, c->ffn, call->out);
-    t->wgrad2.x = &t->h;
-    t->wgrad2.dy = &call->mat[GMM__DY];
-    t->wgrad2.dw = &call->grad[GMM__DW2];
+    steps->wgrad2 = gmm__mlp_linear(steps, c->ffn, call->out);
+    steps->wgrad2.x = &steps->h;
+    steps->wgrad2.dy = &call->mat[GMM__DY];
+    steps->wgrad2.dw = &call->grad[GMM__DW2];
 
-    t->bgrad1 = gmm__mlp_linear(t, c->hidden, F1);
-    t->bgrad1.dy = &t->dz;
-    t->bgrad1.db = &call->grad[GMM__DB];
+    steps->bgrad1 = gmm__mlp_linear(steps, c->hidden, F1);
+    steps->bgrad1.dy = &steps->dz;
+    steps->bgrad1.db = &call->grad[GMM__DB];
 
-    t->wgrad1 = gmm__mlp_linear(t, c->hidden, F1);
-    t->wgrad1.x = &call->mat[GMM__X_];
-    t->wgrad1.dy = &t->dz;
-    t->wgrad1.dw = &call->grad[GMM__DW];
+    steps->wgrad1 = gmm__mlp_linear(steps, c->hidden, F1);
+    steps->wgrad1.x = &call->mat[GMM__X_];
+    steps->wgrad1.dy = &steps->dz;
+    steps->wgrad1.dw = &call->grad[GMM__DW];
 
-    t->dgrad1 = gmm__mlp_linear(t, c->hidden, F1);
-    t->dgrad1.dy = &t->dz;
-    t->dgrad1.w = &call->mat[GMM__W];
-    t->dgrad1.dx = &call->mat[GMM__DX];
+    steps->dgrad1 = gmm__mlp_linear(steps, c->hidden, F1);
+    steps->dgrad1.dy = &steps->dz;
+    steps->dgrad1.w = &call->mat[GMM__W];
+    steps->dgrad1.dx = &call->mat[GMM__DX];
 }
 
-/* Raises *bytes to the workspace of one step. Returns 0 if the engine declines it. */
+/* Raises *bytes to the workspace of one step, and notes in `plan` which engine serves it. Returns 0 if none does.
+   `prepared` is the status of the step's checks; *last_error is restored if the step is declined. */
 static int gmm__mlp_measure_step(gmm__call *step, gmm_status prepared, const gmm_error *last_error, size_t *bytes,
                                  gmm__plan *plan) {
-    gmm__plan sub;
-    if (prepared != GMM_OK || gmm__select(step, &sub) != GMM_OK) {
+    gmm__plan step_plan;
+    if (prepared != GMM_OK || gmm__select(step, &step_plan) != GMM_OK) {
         (void)gmm__decline(plan, "%.180s", step->ctx->error.text);
-        step->ctx->error = *last_error; /* declining is no error yet: another engine may serve the call */
+        step->ctx->error = *last_error; /* a declined plan is no error: another engine may serve the call */
         return 0;
     }
-    if (sub.workspace_bytes > *bytes) *bytes = sub.workspace_bytes;
-    if (sub.engine != plan->engine)
-        (void)snprintf(plan->note, sizeof plan->note, "products by %s%s", gmm_engine_name(sub.engine),
-                       sub.assumes_aligned ? ", for addresses at multiples of 16 bytes" : "");
+    if (step_plan.workspace_bytes > *bytes) *bytes = step_plan.workspace_bytes;
+    if (step_plan.engine != plan->engine)
+        (void)snprintf(plan->note, sizeof plan->note, "products by %s%s", gmm_engine_name(step_plan.engine),
+                       step_plan.assumes_aligned ? ", for addresses at multiples of 16 bytes" : "");
 #ifdef __CUDACC__
     else if (step->options.engine == GMM_ENGINE_AUTO && step->ctx->wgmma_unavailable)
-        (void)snprintf(plan->note, sizeof plan->note, "products by %s; wgmma %s", gmm_engine_name(sub.engine),
+        (void)snprintf(plan->note, sizeof plan->note, "products by %s; wgmma %s", gmm_engine_name(step_plan.engine),
                        step->ctx->wgmma_unavailable);
 #endif
     return 1;
 }
+/* Raises *bytes to the workspace of a linear step. Returns 0 if it is declined. */
 static int gmm__mlp_size_linear(const gmm__plan *plan, gmm_op op, const gmm_linear *l, size_t *bytes, gmm__plan *out) {
     gmm__call step;
     const gmm_error last_error = plan->call->ctx->error;

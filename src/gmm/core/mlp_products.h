@@ -9,7 +9,7 @@ typedef struct gmm__mlp_quantization {
     gmm_mlp_quant quant;
 } gmm__mlp_quantization;
 
-/* One linear operation of FC1 (layer 1) or FC2 (layer 2). */
+/* One linear operation of FC1 (layer 1) or FC2 (layer 2). `linear` describes it with the operands of the caller. */
 typedef struct gmm__mlp_product {
     gmm_context *ctx;
     const char *function; /* for messages */
@@ -19,8 +19,9 @@ typedef struct gmm__mlp_product {
     const gmm_linear *linear;
 } gmm__mlp_product;
 
-/* An operand of a product: its field in the linear descriptor, the format that the recipe gives it, and its slot in the
-   arrays of gmm_mlp_quant. Token matrices have rows 0. */
+/* An operand of a product: its field in the linear descriptor, the format that the recipe gives it, the direction of
+   the copy that the product reads, and its slot in the arrays of gmm_mlp_quant. `rows` are those of a weight matrix; 0
+   marks a token matrix, whose rows are those of the groups. */
 typedef struct gmm__mlp_operand {
     const gmm_mat **field;
     const gmm_format *format;
@@ -29,8 +30,8 @@ typedef struct gmm__mlp_operand {
     int64_t rows, cols;
 } gmm__mlp_operand;
 
-/* A product over quantized operands: `count` quantizations, then `linear`, which reads what they write. The descriptors
-   point into this structure. `bytes` is the workspace that holds the quantized operands. */
+/* A product of quantized operands: `count` quantizations, then `linear`, which reads what they write. The descriptors
+   point into this structure, which must therefore not be copied. `bytes` of workspace hold the quantized operands. */
 typedef struct gmm__mlp_quantized {
     gmm_linear linear;
     gmm_quantization quantization[2];
@@ -41,14 +42,16 @@ typedef struct gmm__mlp_quantized {
     size_t bytes;
 } gmm__mlp_quantized;
 
-/* Reserves `bytes` of the workspace; NULL without a workspace, which then only counts. */
+/* Reserves `bytes` of the workspace and returns their address. Without a workspace it counts the bytes, and returns
+   NULL. */
 static void *gmm__mlp_reserve(void *workspace, size_t *used, int64_t bytes) {
     void *address = workspace ? (char *)workspace + *used : NULL;
     *used += gmm__round256((size_t)bytes);
     return address;
 }
 
-/* The two operands of a product; l is the descriptor whose fields they are. */
+/* Describes the two operands of a product: x and w, dy and w, or x and dy. `l` is the descriptor whose fields they are.
+   Copies are rowwise where a product contracts along the columns of the operand, and columnwise along its rows. */
 static void gmm__mlp_operands(const gmm__mlp_product *p, gmm_linear *l, gmm__mlp_operand operand[2]) {
     const gmm_recipe *r = &p->quantization->recipe;
     const int fwd = p->op == GMM_OP_LINEAR_FWD, wgrad = p->op == GMM_OP_LINEAR_WGRAD, reads_x = fwd || wgrad;
@@ -68,7 +71,8 @@ static void gmm__mlp_operands(const gmm__mlp_product *p, gmm_linear *l, gmm__mlp
     operand[1].cols = wgrad ? l->out_features : l->in_features;
 }
 
-/* Adds the quantization of operand i, unless the recipe leaves it as it is or the caller has quantized it. */
+/* Adds the quantization of operand i to q, and points the linear descriptor to its result, unless the recipe leaves the
+   operand as it is or the caller has quantized it. */
 static gmm_status gmm__mlp_add_quantization(const gmm__mlp_product *p, const gmm__mlp_operand *o, int i,
                                             void *workspace, gmm__mlp_quantized *q) {
     const gmm_groups *groups = q->linear.groups;
@@ -132,10 +136,11 @@ static gmm_status gmm__mlp_prepare_product(const gmm__mlp_product *p, const gmm_
                         : gmm__linear_prepare(call, p->ctx, p->op, p->function, &q->linear, query);
 }
 
-/* Raises *bytes to the workspace of a product: the quantized operands, and the most that one of its steps takes. */
+/* Raises *bytes to the workspace of a product: the quantized operands, and behind them the workspace of its steps,
+   which they use one after the other. */
 static gmm_status gmm__mlp_measure_product(const gmm__mlp_product *p, size_t *bytes) {
     gmm__mlp_quantized q;
-    size_t most = 0;
+    size_t step_bytes = 0; /* the largest workspace of a step */
     int i;
     gmm_status s = gmm__mlp_quantized_of(p, NULL, &q);
     for (i = 0; s == GMM_OK && i <= q.count; i++) {
@@ -143,9 +148,9 @@ static gmm_status gmm__mlp_measure_product(const gmm__mlp_product *p, size_t *by
         gmm__plan plan;
         s = gmm__mlp_prepare_product(p, &q, i, 1, &call);
         if (s == GMM_OK) s = gmm__select(&call, &plan);
-        if (s == GMM_OK && plan.workspace_bytes > most) most = plan.workspace_bytes;
+        if (s == GMM_OK && plan.workspace_bytes > step_bytes) step_bytes = plan.workspace_bytes;
     }
-    if (s == GMM_OK && q.bytes + most > *bytes) *bytes = q.bytes + most;
+    if (s == GMM_OK && q.bytes + step_bytes > *bytes) *bytes = q.bytes + step_bytes;
     return s;
 }
 
@@ -168,7 +173,7 @@ static gmm__mlp_quantization gmm__mlp_quantization_of(const gmm__call *call) {
     q.quant = call->quant;
     return q;
 }
-/* The product of a step of this call. FC2's steps read dy or w2. */
+/* The product that a linear step of this call computes. It belongs to FC2 if the step reads dy or w2. */
 static gmm__mlp_product gmm__mlp_product_of(const gmm__call *call, const gmm__mlp_quantization *quantization, gmm_op op,
                                             const gmm_linear *l) {
     gmm__mlp_product p;
@@ -180,7 +185,7 @@ static gmm__mlp_product gmm__mlp_product_of(const gmm__call *call, const gmm__ml
     p.linear = l;
     return p;
 }
-/* Raises *bytes to the workspace of one product. Returns 0 if the engine declines it. */
+/* Raises *bytes to the workspace of one product, quantized if the call has a recipe. Returns 0 if it is declined. */
 static int gmm__mlp_size_product(const gmm__plan *plan, gmm_op op, const gmm_linear *l, size_t *bytes, gmm__plan *out) {
     const gmm__call *call = plan->call;
     const gmm__mlp_quantization quantization = gmm__mlp_quantization_of(call);
@@ -192,6 +197,7 @@ static int gmm__mlp_size_product(const gmm__plan *plan, gmm_op op, const gmm_lin
     call->ctx->error = last_error;
     return 0;
 }
+/* Raises *bytes to the workspace of an activation step. Returns 0 if it is declined. */
 static int gmm__mlp_size_act(const gmm__plan *plan, gmm_op op, const gmm_activation *a, size_t *bytes, gmm__plan *out) {
     gmm__call step;
     const gmm_error last_error = plan->call->ctx->error;

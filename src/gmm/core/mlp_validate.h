@@ -1,5 +1,7 @@
 /* .............................................................................................. 14.6 Expert MLP ... */
 
+/* Decisions about a weight gradient (gmm_wgrad_decide), and the consistency of an MLP's configuration. */
+
 GMMDEF gmm_status gmm_wgrad_decide(const gmm_wgrad_in *in, gmm_wgrad_out *out, gmm_error *error) {
     gmm_wgrad_out o;
     if (!in || !out) return gmm__fail(error, GMM_E_NULL, "gmm_wgrad_decide: %s is NULL", in ? "out" : "in");

@@ -1,5 +1,7 @@
 /* ..................................................................................... 14.5 Pad, GLU interleave ... */
 
+/* The pad rule of recipes and dispatchers; checks and entry points of gmm_pad and gmm_unpad. */
+
 GMMDEF int32_t gmm_pad_align(gmm_recipe_kind recipe, int32_t grouped_tensor) {
     if (grouped_tensor) return 256;
     switch (recipe) {
@@ -21,7 +23,7 @@ GMMDEF gmm_status gmm_pad_decide(const gmm_pad_in *in, int32_t *align, gmm_error
     if (in->dispatcher < GMM_DISPATCH_ALLTOALL || in->dispatcher > GMM_DISPATCH_NCCLEP)
         return gmm__fail(error, GMM_E_CONFIG, "gmm_pad_decide: in.dispatcher: %d is no dispatcher",
                          (int)in->dispatcher);
-    /* router_padding alone is not enough: with too few tokens the router cannot reach the multiple */
+    /* router_padding alone does not make groups padded: with too few tokens the router cannot reach the multiple */
     padded = (in->router_padding && in->router_padding_done) || in->dispatcher == GMM_DISPATCH_HYBRIDEP ||
              in->dispatcher == GMM_DISPATCH_NCCLEP ||
              (in->dispatcher == GMM_DISPATCH_DEEPEP && in->grouped_tensor && in->permute_fusion);
@@ -29,7 +31,7 @@ GMMDEF gmm_status gmm_pad_decide(const gmm_pad_in *in, int32_t *align, gmm_error
     return GMM_OK;
 }
 
-/* Refuses a split whose padded sizes exceed the padded capacity, where a faulty split is a status. */
+/* Refuses a split whose padded sizes exceed padded_capacity, where gmm__split_is_status says so. */
 static gmm_status gmm__check_padded(gmm__call *call) {
     const gmm_padding *d = &call->d.pad;
     int64_t begin = 0, padded = 0, end, g;

@@ -1,4 +1,7 @@
-/* Checks what the five calls have in common, and describes the segments as groups. */
+/* Checks and entry points of gmm_permute_map, gmm_permute_fwd, gmm_permute_bwd, gmm_unpermute_fwd and
+   gmm_unpermute_bwd. The roles GMM__ROWS, GMM__DROWS, GMM__OUT and GMM__DOUT are defined in cpu/permute.h. */
+
+/* Checks what the five calls have in common, and describes the rows of each expert as a group of call->groups. */
 static gmm_status gmm__read_permute(gmm__call *call, const gmm_permute *permute) {
     gmm_permute *p = &call->d.permute;
     int64_t slots;
@@ -31,6 +34,7 @@ static gmm_status gmm__read_permute(gmm__call *call, const gmm_permute *permute)
     return gmm__check_output(call, "fault", p->fault, 0, 1);
 }
 
+/* Reads a matrix of `rows` x hidden. */
 static gmm_status gmm__permute_mat(gmm__call *call, int role, const char *argument, const gmm_mat *mat, int64_t rows,
                                    uint32_t dtypes) {
     return gmm__read_mat(call, role, argument, mat, 1, gmm__matrix(rows, call->d.permute.hidden), dtypes);
@@ -65,7 +69,7 @@ static gmm_status gmm__refuse_foreign_operands(gmm__call *call) {
     return GMM_OK;
 }
 
-/* Reads the operands of one of the five calls: an output that is wanted requires its inputs. */
+/* Reads the operands of one of the five calls. An optional output that is given requires its inputs. */
 static gmm_status gmm__read_permute_operands(gmm__call *call) {
     const gmm_permute *p = &call->d.permute;
     const int64_t slots = p->tokens * p->topk;

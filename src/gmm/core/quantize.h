@@ -1,6 +1,11 @@
 /* ........................................................................................... 14.10 Quantization ... */
 
-/* Reads the units of a quantizing call: groups of a split, or matrices of fixed extents. */
+/* Checks and entry points of quantization: gmm_quantize, gmm_requantize, gmm_dequantize, gmm_transpose,
+   gmm_update_scales and gmm_shard_cast. They use the roles GMM__DY for the source, GMM__Y for the rowwise copy or the
+   destination, and GMM__DX for the columnwise copy. */
+
+/* Reads the units of a quantizing call, which are the groups of a split or matrices of fixed extents. Each unit has
+   scales and amaxes of its own. */
 static gmm_status gmm__read_units(gmm__call *call, const gmm_groups *groups, int32_t count, int64_t rows,
                                   int64_t cols) {
     int64_t elements;
@@ -29,11 +34,11 @@ static gmm_status gmm__read_units(gmm__call *call, const gmm_groups *groups, int
 }
 static int gmm__grouped(const gmm__call *call) { return call->units == 0; }
 static int64_t gmm__units(const gmm__call *call) { return gmm__grouped(call) ? call->groups.count : call->units; }
-/* Extents of a quantizing call's operands: one matrix of all groups, or the matrices of fixed extents. */
+/* Extents of a quantizing call's operands: one matrix with the rows of all groups, or the matrices of fixed extents. */
 static gmm__extents gmm__unit_extents(const gmm__call *call) {
     return gmm__matrices(call->units, call->rows, call->in);
 }
-/* Upper bound on the number of strips of GMM_TILE rows. */
+/* Upper bound on the number of strips; a strip is GMM_TILE rows of a unit. */
 static int64_t gmm__strips(const gmm__call *call) {
     return gmm__grouped(call) ? gmm_padded_capacity(call->groups.count, call->rows) / GMM_TILE
                               : call->units * gmm__ceil_div(call->rows, GMM_TILE);
@@ -65,6 +70,7 @@ static gmm_status gmm__read_copy(gmm__call *call, int role, const char *argument
     return GMM_OK;
 }
 
+/* Checks a quantize or requantize call. by_group: each group has one amax, so that amax and cast can be two phases. */
 static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
                                         const gmm_quantization *quantization, int query) {
     gmm_quantization *d = &call->d.quant;
@@ -248,6 +254,7 @@ GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *up
     return gmm__serve(&call, NULL, NULL, 0, stream);
 }
 
+/* Whether gmm_shard_cast can write shards in a format. */
 static int gmm__shard_supports(const gmm_format *f) {
     return f->scaling != GMM_SCALING_NONE && f->scaling != GMM_SCALING_ROW && !f->hadamard && !f->stochastic &&
            !f->four_over_six && !f->row_amax;
@@ -313,6 +320,7 @@ GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gm
         return s;
     return gmm__serve(&call, NULL, NULL, 0, stream);
 }
+/* The arguments of the shard cast of a checked call, for the CPU engine and the kernels. */
 static gmm__shard_args gmm__shard_of(const gmm__call *call) {
     const gmm_sharding *d = &call->d.shard;
     gmm__shard_args a;
@@ -331,6 +339,7 @@ static gmm__shard_args gmm__shard_of(const gmm__call *call) {
     a.copy[1] = call->mat[GMM__DX];
     return a;
 }
+/* Number of amaxes of a shard cast. */
 static int64_t gmm__shard_floats(const gmm__shard_args *a) {
     return gmm_shard_amaxes(&a->format, (int32_t)a->count, a->rows, a->cols, a->copy[1].dtype != GMM_NONE);
 }

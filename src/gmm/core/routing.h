@@ -1,3 +1,6 @@
+/* Checks and entry points of gmm_topk_fwd and gmm_topk_bwd. */
+
+/* Reads the descriptor and operands of a routing call. A slot is one of the topk choices of a token. */
 static gmm_status gmm__read_route(gmm__call *call, const gmm_route *route) {
     gmm_route *r = &call->d.route;
     const int bwd = call->op == GMM_OP_TOPK_BWD;

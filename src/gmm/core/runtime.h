@@ -1,6 +1,7 @@
 /* ................................................................................................ 14.15 Runtime ... */
 
-/* Begins a function of the runtime table: the checks that the CPU and the CUDA runtime have in common. */
+/* Checks that the functions of the CPU and of the CUDA runtime have in common; each function begins with one of them.
+   `function` and `argument` are names for messages; `needed` is the argument that must not be NULL. */
 static gmm_status gmm__rt_open(void *self, const char *function, gmm_stream stream, const void *needed,
                                const char *argument) {
     gmm_context *ctx = (gmm_context *)self;
@@ -57,6 +58,7 @@ static gmm_status gmm__rt_open_fill(void *self, const char *function, void *dst,
                      value);
 }
 
+/* gmm_runtime.run of both rows: calls the work's function on the host, which enqueues the work. */
 static gmm_status gmm__rt_run(void *self, const gmm_work *work, gmm_stream stream) {
     const gmm_status s = gmm__rt_open(self, "run", stream, work, "work");
     if (s != GMM_OK) return s;

@@ -1,3 +1,5 @@
+/* The runtime table: one row of functions per memory space, in the order of gmm_space. gmm_runtime_of copies a row to
+   the caller. */
 #define GMM__RT(row, entry) gmm__##row##_rt_##entry
 static const gmm_runtime gmm__runtimes[] = {
     { 0, GMM_SPACE_CPU, NULL,

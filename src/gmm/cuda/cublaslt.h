@@ -3,11 +3,12 @@
 #ifdef GMM__CUBLASLT
 
 /* The CUBLASLT engine: one cublasLtMatmul per group, for host sizes. It is the reference for the other engines.
-   Row-major matrices are described as their column-major transposes. The algorithm of a group depends on that group
-   alone, never on the rows before it, and reduces in fp32 in a fixed order: results are deterministic and do not depend
-   on the other groups. */
+   cuBLASLt's matrices are column-major; a row-major matrix is described as the column-major matrix that is its
+   transpose, so that the engine computes D^T: its operand a is w, or x in wgrad, and b is x or dy. The algorithm of a
+   group depends on that group alone, never on the rows before it, and reduces in fp32 in a fixed order: results are
+   deterministic and do not depend on the other groups. */
 
-enum { GMM__LT_BETA, GMM__LT_WORKSPACE }; /* regions of the workspace */
+enum { GMM__LT_BETA, GMM__LT_WORKSPACE }; /* regions of the workspace: a float, and the workspace of cuBLASLt */
 enum { GMM__LT_WORKSPACE_BYTES = 32 << 20 };
 
 /* One group's product as cuBLASLt describes it. Descriptors live on the stack: nothing is allocated. */
@@ -64,12 +65,11 @@ static cublasStatus_t gmm__lt_layout(cublasLtMatrixLayoutOpaque_t *layout, const
 /* Describes the product of group g with rows [row, row + rows), rows > 0. The caller sets the bias pointer before
    launch. */
 static cublasStatus_t gmm__lt_describe_group(const gmm__call *call, int64_t g, int64_t row, int64_t rows,
-                                       gmm__lt_problem *p) {
+                                             gmm__lt_problem *p) {
     const gmm_op op = call->op;
     const int wgrad = op == GMM_OP_LINEAR_WGRAD;
-    const gmm_mat *a = &call->mat[gmm__lt_role_a(op)], *b = &call->mat[gmm__lt_role_b(op)],
-        *d = &call->mat[gmm__lt_role_d(op)];
-    const gmm_mat *bias = &call->mat[GMM__BIAS];
+    const gmm_mat *a = &call->mat[gmm__lt_role_a(op)], *b = &call->mat[gmm__lt_role_b(op)];
+    const gmm_mat *d = &call->mat[gmm__lt_role_d(op)], *bias = &call->mat[GMM__BIAS];
     const int32_t trans_a = op == GMM_OP_LINEAR_FWD ? CUBLAS_OP_T : CUBLAS_OP_N;
     const int32_t trans_b = wgrad ? CUBLAS_OP_T : CUBLAS_OP_N;
     const int32_t mode = call->d.linear.alpha ? CUBLASLT_POINTER_MODE_DEVICE : CUBLASLT_POINTER_MODE_HOST;
@@ -122,15 +122,18 @@ static cublasStatus_t gmm__lt_query_heuristic(gmm_context *ctx, gmm__lt_problem 
     align[2] = align[3] = p->align_d;
     s = gmm__lt_set_bias(p, (const void *)(uintptr_t)p->align_bias);
     if (!s) s = cublasLtMatmulPreferenceInit(&pref);
-    if (!s) s = cublasLtMatmulPreferenceSetAttribute(&pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &max_bytes,
-                                                     sizeof max_bytes);
-    if (!s) s = cublasLtMatmulPreferenceSetAttribute(&pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction,
-                                                     sizeof reduction);
-    for (i = 0; i < 4 && !s; i++) s = cublasLtMatmulPreferenceSetAttribute(&pref, attributes[i], &align[i],
-                                                                           sizeof align[i]);
+    if (!s)
+        s = cublasLtMatmulPreferenceSetAttribute(&pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &max_bytes,
+                                                 sizeof max_bytes);
+    if (!s)
+        s = cublasLtMatmulPreferenceSetAttribute(&pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction,
+                                                 sizeof reduction);
+    for (i = 0; i < 4 && !s; i++)
+        s = cublasLtMatmulPreferenceSetAttribute(&pref, attributes[i], &align[i], sizeof align[i]);
     memset(&result, 0, sizeof result);
-    if (!s) s = cublasLtMatmulAlgoGetHeuristic(ctx->lt.handle, &p->desc, &p->a_layout, &p->b_layout, &p->d_layout,
-                                               &p->d_layout, &pref, 1, &result, &found);
+    if (!s)
+        s = cublasLtMatmulAlgoGetHeuristic(ctx->lt.handle, &p->desc, &p->a_layout, &p->b_layout, &p->d_layout,
+                                           &p->d_layout, &pref, 1, &result, &found);
     if (!s) s = found > 0 ? result.state : CUBLAS_STATUS_NOT_SUPPORTED;
     *algo = result.algo;
     return s;
@@ -138,7 +141,7 @@ static cublasStatus_t gmm__lt_query_heuristic(gmm_context *ctx, gmm__lt_problem 
 
 /* Algorithm for `rows` rows of a described group: from a direct-mapped cache, or from the heuristic. */
 static cublasStatus_t gmm__lt_find_algorithm(const gmm__call *call, int64_t rows, gmm__lt_problem *p,
-                                     const cublasLtMatmulAlgo_t **algo) {
+                                             const cublasLtMatmulAlgo_t **algo) {
     const gmm_mat *d = &call->mat[gmm__lt_role_d(call->op)], *a = &call->mat[gmm__lt_role_a(call->op)];
     gmm__lt_choice *choice;
     int64_t key[GMM__LT_KEY];
@@ -162,7 +165,7 @@ static cublasStatus_t gmm__lt_find_algorithm(const gmm__call *call, int64_t rows
     choice = &call->ctx->lt.cache[hash % GMM__LT_CACHE];
     *algo = &choice->algo;
     if (!memcmp(choice->key, key, sizeof key)) return CUBLAS_STATUS_SUCCESS;
-    choice->key[0] = 0;
+    choice->key[0] = 0; /* the entry is empty until the heuristic has succeeded */
     s = gmm__lt_query_heuristic(call->ctx, p, &choice->algo);
     if (s == CUBLAS_STATUS_SUCCESS) memcpy(choice->key, key, sizeof key);
     return s;
@@ -170,9 +173,9 @@ static cublasStatus_t gmm__lt_find_algorithm(const gmm__call *call, int64_t rows
 
 static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
     const gmm_op op = call->op;
-    const gmm_mat *a = &call->mat[gmm__lt_role_a(op)], *d = &call->mat[gmm__lt_role_d(op)],
-        *bias = &call->mat[GMM__BIAS];
-    const gmm_mat *table = op == GMM_OP_LINEAR_WGRAD ? d : a;
+    const gmm_mat *a = &call->mat[gmm__lt_role_a(op)], *d = &call->mat[gmm__lt_role_d(op)];
+    const gmm_mat *bias = &call->mat[GMM__BIAS];
+    const gmm_mat *table = op == GMM_OP_LINEAR_WGRAD ? d : a; /* the operand with one matrix per group */
     if (!call->ctx->lt.handle) return gmm__decline(plan, "could not be opened on this device");
     if (!call->groups.on_host) return gmm__decline(plan, "needs host sizes (groups.on_host)");
     if (call->rows > INT32_MAX || call->in > INT32_MAX || call->out > INT32_MAX)
@@ -219,7 +222,7 @@ static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream strea
     if (gmm__capturing(call->ctx, stream))
         return gmm__refuse(call, GMM_E_CAPTURE, "groups.on_host", "host sizes cannot be captured, since every replay "
                            "would use them, and cublaslt serves no others");
-    /* pass 0 finds groups without an algorithm, pass 1 launches */
+    /* pass 0 finds the algorithms of all groups, so that a refused call has enqueued nothing; pass 1 launches */
     for (pass = 0; pass < 2; pass++) {
         if (pass == 1 && l->alpha) { /* alpha is in device memory, so beta must be too */
             uint64_t word = 0;

@@ -3,7 +3,8 @@
 static int gmm__mma_plan_convert(const gmm__call *call, gmm__plan *plan) {
     return call->rows <= INT32_MAX ? 1 : gmm__decline(plan, "takes at most %d rows", INT32_MAX);
 }
-/* Calls with more addends than one launch reads keep the fp32 sum in the workspace between launches. */
+/* A launch reads at most GMM__ELEM_ADDENDS addends; with more of them, the fp32 sum stays in the workspace between
+   launches. */
 static int gmm__mma_plan_accumulate(const gmm__call *call, gmm__plan *plan) {
     if (call->d.sum.count > GMM__ELEM_ADDENDS)
         gmm__reserve(plan, GMM__ACCUMULATE_SUM, (size_t)call->rows * (size_t)call->in * sizeof(float));

@@ -3,7 +3,7 @@
 #ifdef __CUDACC__
 
 /* Plans and launches of the MMA engine's linear layers. The WGMMA engine uses the same workspace regions, offsets and
-   arguments. */
+   arguments; the other CUDA parts use gmm__cuda_status and gmm__mma_enqueue_offsets. */
 
 /* Regions of the workspace. */
 enum {
@@ -21,13 +21,14 @@ enum {
     GMM__WGMMA_GROUP_TABLES = GMM__MMA_BGRAD_PARTIALS /* group tables of each CTA; no operation needs both regions */
 };
 
+/* The status of a call whose last CUDA function returned e. */
 static gmm_status gmm__cuda_status(const gmm__call *call, cudaError_t e) {
     if (e == cudaSuccess) return GMM_OK;
     (void)cudaGetLastError(); /* clears the error, so that the next call does not report it */
     return gmm__fail(&call->ctx->error, GMM_E_CUDA, "%s: %s", call->function, cudaGetErrorString(e));
 }
 
-/* Reserves the regions of offsets and tiles, and the region of a table that is in host memory. */
+/* Reserves the regions of offsets and tiles, and the region for the device copy of a table in host memory. */
 static void gmm__mma_reserve_groups(const gmm__call *call, gmm__plan *plan) {
     const size_t groups = (size_t)call->groups.count;
     gmm__reserve(plan, GMM__MMA_OFFSETS, (groups + 1) * sizeof(int64_t));
@@ -38,13 +39,15 @@ static void gmm__mma_reserve_table(const gmm__call *call, gmm__plan *plan, int r
         gmm__reserve(plan, region, (size_t)call->groups.count * sizeof(void *));
 }
 
-/* Whether a call's kernels use programmatic dependent launch. Under an SM limit they do not: CTAs of the dependent
-   kernel would wait on multiprocessors that the caller reserves. */
+/* Whether a call's kernels use programmatic dependent launch. With options.sm_limit they do not: CTAs of the dependent
+   kernel would wait on the multiprocessors that the caller keeps free for other kernels. */
 static int gmm__mma_pdl(const gmm__call *call) { return call->ctx->device.pdl && call->options.sm_limit == 0; }
 
-/* Enqueues the kernel that writes the row offsets and the prefix sums of tiles of a call. Host sizes are copied. */
+/* Enqueues the computation of a call's row offsets, and of the prefix sums of its tiles of `tile_rows` rows unless
+   `tiles` is NULL. Offsets of a split on the host are computed here and copied to the device; a kernel computes all
+   others. */
 static gmm_status gmm__mma_enqueue_offsets(const gmm__call *call, int64_t *offsets, int32_t *tiles, int32_t tile_rows,
-                                   gmm_stream stream) {
+                                           gmm_stream stream) {
     gmm_offsets_args args;
     memset(&args, 0, sizeof args);
     args.groups = call->groups;
@@ -71,7 +74,7 @@ static gmm_status gmm__mma_enqueue_offsets(const gmm__call *call, int64_t *offse
             e = gmm_launch_copy(offsets + first, values, count, stream);
         }
         if (e != cudaSuccess || !tiles) return gmm__cuda_status(call, e);
-        args.groups.splits = offsets; /* the kernel writes back what it reads */
+        args.groups.splits = offsets; /* the kernel reads these offsets, and writes them back unchanged */
         args.groups.form = GMM_SPLIT_OFFSETS;
         args.groups.dtype = GMM_I64;
         args.groups.row_align = 0;
@@ -79,7 +82,8 @@ static gmm_status gmm__mma_enqueue_offsets(const gmm__call *call, int64_t *offse
     return gmm__cuda_status(call, gmm_launch_offsets(&args, gmm__mma_pdl(call), stream));
 }
 
-/* Describes an operand to kernels. A host table is copied to `region` of the workspace. */
+/* Describes an operand to kernels; `per_group`: it has one matrix per group. A host table is copied to `region` of the
+   workspace. */
 static cudaError_t gmm__mma_operand(const gmm__plan *plan, int role, int per_group, int region, gmm_kmat *out,
                                     gmm_stream stream) {
     const gmm_mat *m = &plan->call->mat[role];
@@ -94,6 +98,7 @@ static cudaError_t gmm__mma_operand(const gmm__plan *plan, int role, int per_gro
     return gmm_launch_copy(gmm__part(plan, region), m->table, plan->call->groups.count, stream);
 }
 
+/* The beta of a gradient's destination as far as the host knows it: 0 or 1, without the array of betas by group. */
 static float gmm__mma_beta(const gmm_grad *grad) {
     gmm_grad g = *grad;
     g.beta = NULL; /* device memory: the kernels read it */
@@ -104,7 +109,8 @@ static gmm_status gmm__mma_launch_offsets(const gmm__plan *plan, gmm_stream stre
     return gmm__mma_enqueue_offsets(plan->call, (int64_t *)plan->call->output, NULL, 1, stream);
 }
 
-/* Roles of the operands of D = A B^T: rows of A are rows of D, rows of B are columns of D. */
+/* Roles of the operands of the product D = A B^T, which has M rows, N columns and the contraction K: fwd multiplies x
+   by w, dgrad dy by w, wgrad dy by x. */
 static int gmm__mma_role_a(gmm_gemm_op op) { return op == gmm_gemm_fwd ? GMM__X_ : GMM__DY; }
 static int gmm__mma_role_b(gmm_gemm_op op) { return op == gmm_gemm_wgrad ? GMM__X_ : GMM__W; }
 
@@ -133,10 +139,11 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
     const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op);
     const gmm_mat *a = &call->mat[role_a], *b = &call->mat[role_b];
     const int64_t m = op == gmm_gemm_wgrad ? call->out : call->rows, n = op == gmm_gemm_fwd ? call->out : call->in;
-    const int64_t max_extent = INT32_MAX / 16, max_tiles = op == gmm_gemm_wgrad
-                                               ? call->groups.count * gmm__ceil_div(m, GMM_QGEMM_TILE_M)
-                                               : call->rows / GMM_QGEMM_TILE_M + call->groups.count;
+    const int64_t max_extent = INT32_MAX / 16;
+    const int64_t max_tiles = op == gmm_gemm_wgrad ? call->groups.count * gmm__ceil_div(m, GMM_QGEMM_TILE_M)
+                                                   : call->rows / GMM_QGEMM_TILE_M + call->groups.count;
     const int mx = b->scaling == GMM_SCALING_MX32, f16 = a->dtype == GMM_F16;
+    /* columns of the kernel table: whether scales multiply partial sums of blocks, and the dtype of the mma operands */
     const int parts = gmm_block_along(b->scaling) == 128 || (mx && f16);
     const gmm_dtype dtype = parts || f16 || !gmm_block_along(b->scaling) ? GMM_F16 : GMM_BF16;
     const int32_t processors = call->ctx->device.processors;
@@ -151,7 +158,8 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
         const gmm_qgemm_kernel *k = &gmm_qgemm_kernels[i];
         if (k->op == op && k->dtype == dtype && k->parts == parts &&
             k->a == (a->scaling == GMM_SCALING_MX32 && call->direction[role_a] == GMM_COLUMNWISE) &&
-            k->b == (mx && call->direction[role_b] == GMM_COLUMNWISE)) plan->kernel = i;
+            k->b == (mx && call->direction[role_b] == GMM_COLUMNWISE))
+            plan->kernel = i;
     }
     if (plan->kernel < 0)
         return gmm__decline(plan, "has no kernel for %s %s times %s %s", gmm_dtype_name(a->dtype),
@@ -169,8 +177,8 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
     return 1;
 }
 
-/* Chooses the kernel of a product: the one whose waves of tiles are estimated to cost least, from the average group
-   size. Every kernel gives the same bits. */
+/* Plans a product. Of the kernels, which all give the same bits, it chooses the one whose waves of tiles are estimated
+   to cost least if all groups have the average size. */
 static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
     const int64_t G = call->groups.count, max_extent = INT32_MAX - 1024;
     const int64_t m = op == gmm_gemm_wgrad ? call->out : call->rows;
@@ -190,14 +198,14 @@ static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gem
         const gmm_gemm_kernel *k = &gmm_gemm_kernels[i];
         const int64_t tiles_n = gmm__ceil_div(n, k->tile_cols), per_group = gmm__ceil_div(m, k->tile_rows);
         const int64_t max_tiles = op == gmm_gemm_wgrad ? G * per_group : call->rows / k->tile_rows + G;
-        const int64_t tiles = op == gmm_gemm_wgrad ? max_tiles : G * gmm__ceil_div(gmm__ceil_div(rows, G),
-                                                                                   k->tile_rows);
+        const int64_t tiles = op == gmm_gemm_wgrad ? max_tiles
+                                                   : G * gmm__ceil_div(gmm__ceil_div(rows, G), k->tile_rows);
         double cost;
         if (k->op != op || k->dtype != dtype || k->shared > shared) continue;
         if (max_tiles > max_extent / tiles_n) continue;
         /* waves times the cost of a tile: its area for the products, 64 times its edges for loading the operands */
         cost = (double)gmm__ceil_div(tiles * tiles_n, (int64_t)processors * k->blocks) * k->blocks *
-                 ((double)k->tile_rows * k->tile_cols + 64.0 * (k->tile_rows + k->tile_cols));
+               ((double)k->tile_rows * k->tile_cols + 64.0 * (k->tile_rows + k->tile_cols));
         if (plan->kernel >= 0 && cost >= best) continue;
         best = cost;
         plan->kernel = i;
@@ -213,14 +221,15 @@ static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gem
     return 1;
 }
 
-/* Fills in the arguments of a product except offsets and tiles; copies host tables to the workspace. */
+/* Fills in the arguments of a product except offsets and tiles, and enqueues the copies of host tables. M, N and K of
+   wgrad are out_features, in_features and the rows of a group, which the kernel reads from the offsets. */
 static gmm_status gmm__mma_product_args(const gmm__plan *plan, gmm_gemm_op op, gmm_gemm_args *args, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_linear *d = &call->d.linear;
     const int fwd = op == gmm_gemm_fwd, wgrad = op == gmm_gemm_wgrad;
     cudaError_t e = gmm__mma_operand(plan, gmm__mma_role_a(op), 0, 0, &args->a, stream);
-    if (e == cudaSuccess) e = gmm__mma_operand(plan, gmm__mma_role_b(op), !wgrad, GMM__MMA_MATRIX_TABLE, &args->b,
-                                               stream);
+    if (e == cudaSuccess)
+        e = gmm__mma_operand(plan, gmm__mma_role_b(op), !wgrad, GMM__MMA_MATRIX_TABLE, &args->b, stream);
     if (e == cudaSuccess)
         e = gmm__mma_operand(plan, fwd ? GMM__Y : wgrad ? GMM__DW : GMM__DX, wgrad, GMM__MMA_MATRIX_TABLE, &args->d,
                              stream);
@@ -243,7 +252,8 @@ static gmm_status gmm__mma_product_args(const gmm__plan *plan, gmm_gemm_op op, g
     return gmm__cuda_status(call, e);
 }
 
-/* Launches a product of quantized operands; `p` holds the other arguments and the device table of the weights. */
+/* Launches a product of quantized operands; `p` holds the arguments that products of floats have too, and the device
+   table of the weights. */
 static gmm_status gmm__mma_launch_quantized(const gmm__plan *plan, gmm_gemm_op op, const gmm_gemm_args *p,
                                             gmm_stream stream) {
     const gmm__call *call = plan->call;
@@ -271,6 +281,7 @@ static gmm_status gmm__mma_launch_quantized(const gmm__plan *plan, gmm_gemm_op o
     return gmm__cuda_status(call, e);
 }
 
+/* Enqueues the offsets, the copies of host tables and the product. */
 static gmm_status gmm__mma_launch_product(const gmm__plan *plan, gmm_gemm_op op, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const int quantized = gmm__quantized(call);
@@ -281,8 +292,9 @@ static gmm_status gmm__mma_launch_product(const gmm__plan *plan, gmm_gemm_op op,
     args.offsets = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
     args.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
     s = gmm__mma_enqueue_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
-                         (int32_t *)gmm__part(plan, GMM__MMA_TILES),
-                         quantized ? (int32_t)GMM_QGEMM_TILE_M : gmm_gemm_kernels[plan->kernel].tile_rows, stream);
+                                 (int32_t *)gmm__part(plan, GMM__MMA_TILES),
+                                 quantized ? (int32_t)GMM_QGEMM_TILE_M : gmm_gemm_kernels[plan->kernel].tile_rows,
+                                 stream);
     if (s != GMM_OK || (s = gmm__mma_product_args(plan, op, &args, stream)) != GMM_OK) return s;
     if (quantized) return gmm__mma_launch_quantized(plan, op, &args, stream);
     return gmm__cuda_status(call, gmm_launch_gemm(plan->kernel, plan->grid[0], &args, stream));
@@ -308,8 +320,8 @@ static gmm_status gmm__mma_launch_linear_wgrad(const gmm__plan *plan, gmm_stream
 }
 
 static int gmm__mma_plan_linear_bgrad(const gmm__call *call, gmm__plan *plan) {
-    const int64_t n = call->out, chunks = call->rows / GMM_BGRAD_ROWS + call->groups.count,
-        max_extent = INT32_MAX - 1024;
+    const int64_t n = call->out, max_extent = INT32_MAX - 1024;
+    const int64_t chunks = call->rows / GMM_BGRAD_ROWS + call->groups.count;
     const int32_t processors = call->ctx->device.processors;
     int64_t size;
     if (call->rows > max_extent || n > max_extent || chunks > max_extent ||
@@ -334,7 +346,7 @@ static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
     args.offsets = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
     args.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
     s = gmm__mma_enqueue_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
-                         (int32_t *)gmm__part(plan, GMM__MMA_TILES), GMM_BGRAD_ROWS, stream);
+                                 (int32_t *)gmm__part(plan, GMM__MMA_TILES), GMM_BGRAD_ROWS, stream);
     if (s != GMM_OK) return s;
     e = gmm__mma_operand(plan, GMM__DY, 0, 0, &args.dy, stream);
     if (e == cudaSuccess) e = gmm__mma_operand(plan, GMM__DB, 1, GMM__MMA_MATRIX_TABLE, &args.db, stream);

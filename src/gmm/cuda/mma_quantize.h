@@ -1,8 +1,14 @@
 /* --- quantization: plans and launches of the MMA engine --- */
 
-enum { GMM__MMA_QUANT_AMAX = 2, GMM__MMA_QUANT_TABLES, GMM__MMA_QUANT_BGRAD };
+/* Regions of the workspace, behind GMM__MMA_OFFSETS and GMM__MMA_TILES. */
+enum {
+    GMM__MMA_QUANT_AMAX = 2, /* float: the amaxes that gmm__mma_quant_amax_count counts */
+    GMM__MMA_QUANT_TABLES,   /* device copies of host tables: per operand [units] addresses of data, [units] of scales */
+    GMM__MMA_QUANT_BGRAD     /* workspace of the bias gradient (quantization.db) */
+};
 
-/* Number of amaxes in the workspace; counts: of copies, of rows and of columns. */
+/* Number of amaxes in the workspace. counts[0]: one per unit for each of the two copies; counts[1]: one per row;
+   counts[2]: one per column and unit. */
 static size_t gmm__mma_quant_amax_count(const gmm__call *call, size_t counts[3]) {
     const gmm_format *f = &call->format;
     const size_t units = (size_t)gmm__units(call);
@@ -29,6 +35,7 @@ static gmm_linear gmm__mma_quant_bgrad(const gmm__call *call, gmm_options *optio
     return l;
 }
 
+/* Checks the limits of the kernels, and reserves offsets and strips of the units. */
 static int gmm__mma_plan_quant_units(const gmm__call *call, gmm__plan *plan) {
     const size_t units = (size_t)gmm__units(call);
     if (!gmm__mma_takes_scalings(call, plan)) return 0;
@@ -54,9 +61,10 @@ static int gmm__mma_plan_quantize(const gmm__call *call, gmm__plan *plan) {
     return 1;
 }
 
-/* Describes an operand with its tables in device memory. Host tables are copied to workspace tables slot, slot + 1. */
+/* Describes an operand with its tables in device memory. Host tables are copied to the tables `slot` (data) and
+   slot + 1 (scales) of `region`. */
 static cudaError_t gmm__mma_quant_operand(const gmm__plan *plan, int region, int role, int slot, gmm_mat *out,
-                                      gmm_stream stream) {
+                                          gmm_stream stream) {
     const gmm_mat *m = &plan->call->mat[role];
     void **table = (void **)gmm__part(plan, region) + slot * plan->call->units;
     cudaError_t e = cudaSuccess;
@@ -69,8 +77,9 @@ static cudaError_t gmm__mma_quant_operand(const gmm__plan *plan, int region, int
     return gmm_launch_copy(table + plan->call->units, m->scale_table, plan->call->units, stream);
 }
 
+/* Zeroes the rows of a matrix behind the last group: `bytes` bytes each, `pitch` bytes apart. */
 static cudaError_t gmm__mma_zero_quant_tail(const gmm__plan *plan, const gmm_mat *m, int64_t bytes, int64_t pitch,
-                                       const int32_t *skip, gmm_stream stream) {
+                                            const int32_t *skip, gmm_stream stream) {
     gmm__quant_tail_args t;
     memset(&t, 0, sizeof t);
     t.data = (uint8_t *)m->data;
@@ -82,14 +91,14 @@ static cudaError_t gmm__mma_zero_quant_tail(const gmm__plan *plan, const gmm_mat
     return gmm__k_quantize_tail(&t, stream);
 }
 
-/* Decides whether the vectorized kernels serve the call, and fills in their arguments. */
+/* Decides whether the vectorized kernels serve the call, and fills in their arguments (see gmm__quant_args). */
 static void gmm__mma_quant_vectorized(const gmm__call *call, gmm__quant_args *a) {
     const gmm_format *f = &call->format;
     const int transformed = f->hadamard && a->columnwise.dtype != GMM_NONE;
-    /* served by the GMM__HADAMARD instances */
-    const int special_cast = transformed || f->stochastic;
+    /* the instances with GMM__HADAMARD transform, and round stochastically */
+    const int hadamard_instance = transformed || f->stochastic;
     const gmm_mat *mat[3];
-    uint64_t misaligned = (uint64_t)a->cols % 8; /* the vectorized kernels serve if every bit is 0 */
+    uint64_t misaligned = (uint64_t)a->cols % 8; /* not 0: some address, pitch or extent does not admit vectors */
     int k;
     mat[0] = &a->rowwise;
     mat[1] = &a->columnwise;
@@ -113,29 +122,30 @@ static void gmm__mma_quant_vectorized(const gmm__call *call, gmm__quant_args *a)
             misaligned |= (uint64_t)a->rows % (f->dtype == GMM_E2M1 ? 32 : 16);
     }
     a->vectorized = !misaligned && a->cols <= INT32_MAX / 2 && a->rows <= INT32_MAX / 2 && !f->four_over_six &&
-                    !f->row_amax && !(special_cast && a->src.dtype != GMM_BF16) &&
+                    !f->row_amax && !(hadamard_instance && a->src.dtype != GMM_BF16) &&
                     !(f->dtype == GMM_E2M1 && f->scaling == GMM_SCALING_MX32);
     if (!a->vectorized) return;
-    a->vectorized += special_cast;
+    a->vectorized += hadamard_instance; /* 2: the GMM__HADAMARD instances serve */
     a->groups = call->groups;
     a->warp_split = a->grouped && call->groups.count <= 32 && !call->groups.on_host &&
-        call->groups.tail == GMM_TAIL_KEEP;
+                    call->groups.tail == GMM_TAIL_KEEP;
     a->record = f->delayed && a->phase != GMM_QUANT_AMAX && (a->rowwise.amax || a->columnwise.amax);
     a->backward = f->scaling == GMM_SCALING_ROW || f->scaling == GMM_SCALING_NV16 ||
                   (f->scaling == GMM_SCALING_TENSOR && !f->delayed);
-    if (a->phase == GMM_QUANT_ALL && !transformed) a->amax[1] = a->amax[0];
+    if (a->phase == GMM_QUANT_ALL && !transformed) a->amax[1] = a->amax[0]; /* both copies have the same values */
     if (a->phase != GMM_QUANT_CAST) return;
     a->amax[0] = a->rowwise.dtype != GMM_NONE ? a->rowwise.amax : a->columnwise.amax;
     a->amax[1] = a->columnwise.dtype != GMM_NONE && f->scaling == GMM_SCALING_NV16 ? a->columnwise.amax : a->amax[0];
 }
 
+/* Enqueues offsets, amaxes, casts, zeros behind the last group, and the bias gradient. */
 static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_quantization *d = &call->d.quant;
     const gmm_format *f = &call->format;
     const int32_t processors = call->ctx->device.processors;
     const int tensor_amax = (f->scaling == GMM_SCALING_TENSOR && !f->delayed) ||
-                       (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
+                            (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
     const int records_amax = f->delayed && (call->mat[GMM__Y].amax || call->mat[GMM__DX].amax);
     size_t counts[3], floats = gmm__mma_quant_amax_count(call, counts);
     float *amax = (float *)gmm__part(plan, GMM__MMA_QUANT_AMAX);
@@ -232,7 +242,7 @@ static gmm_status gmm__mma_launch_dequantize(const gmm__plan *plan, gmm_stream s
     return gmm__cuda_status(call, e);
 }
 
-/* One matrix needs no workspace: its host table is one address. */
+/* One matrix needs no workspace: the only address of its host table is passed to the kernel. */
 static int gmm__mma_plan_transpose(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__MMA_QUANT_TABLES, call->units > 1 ? 4 * (size_t)call->units * sizeof(void *) : 0);
     return 1;

@@ -4,14 +4,24 @@
 
 /* Plans and launches of the MMA engine's activation, routing, permute, pad and gated layout. */
 
-/* Regions of the workspace, by family of operations. */
-enum { GMM__SPLIT_OFFSETS, GMM__SPLIT_BLOCKS };                 /* [G + 1] offsets, int64; padding: blocks, int32 */
-enum { GMM__ROUTE_COUNTS, GMM__ROUTE_LOSSES, GMM__ROUTE_SCRATCH }; /* [E] int32; partial losses; rows of experts */
-enum { GMM__SORT_COUNTS, GMM__SORT_STARTS };                  /* [E][chunks] int32; [E] int64 */
-/* [count] addresses: tables that stood on the host */
-enum { GMM__GLU_SRC_TABLE, GMM__GLU_DST_TABLE };
-enum { GMM__ACCUMULATE_SUM };                                      /* [rows, cols] fp32: addends summed up */
+/* Regions of the workspace, by family of operations. E is the number of experts. */
+enum {
+    GMM__SPLIT_OFFSETS, /* activation, pad: [G + 1] int64 row offsets */
+    GMM__SPLIT_BLOCKS   /* pad: [G + 1] int32 prefix sums of the groups' blocks of `align` rows */
+};
+enum {
+    GMM__ROUTE_COUNTS, /* [E] int32: tokens per expert */
+    GMM__ROUTE_LOSSES, /* float: partial sums of the losses */
+    GMM__ROUTE_SCRATCH /* float: a row of E values for each warp, where shared memory does not hold them */
+};
+enum {
+    GMM__SORT_COUNTS, /* permute_map: [E][chunks] int32 slots of an expert in a chunk */
+    GMM__SORT_STARTS  /* permute_map: [E] int64 first row of an expert */
+};
+enum { GMM__GLU_SRC_TABLE, GMM__GLU_DST_TABLE }; /* [count] addresses: device copies of host tables */
+enum { GMM__ACCUMULATE_SUM };                    /* [rows, cols] float: sum of the addends of earlier launches */
 
+/* Launch limits of a kernel of which `blocks` CTAs fit a multiprocessor. */
 static gmm__launch_limits gmm__mma_launch_limits(const gmm__call *call, int32_t blocks) {
     const int32_t processors = call->ctx->device.processors;
     gmm__launch_limits limits;
@@ -28,6 +38,7 @@ static gmm__launch_limits gmm__mma_streaming_limits(const gmm__call *call) {
     return gmm__mma_launch_limits(call, GMM__ELEM_STREAM_PER_SM);
 }
 
+/* An operand as kernels address it. vec: its rows begin at multiples of 16 bytes and admit vector accesses. */
 static gmm__view gmm__mma_view(const gmm__call *call, int role) {
     const gmm_mat *m = &call->mat[role];
     gmm__view v;
@@ -65,7 +76,7 @@ static gmm_status gmm__mma_launch_act(const gmm__plan *plan, gmm_stream stream) 
     a.valid_rows = (const int64_t *)gmm__part(plan, GMM__SPLIT_OFFSETS) + call->groups.count;
     a.rows = call->rows;
     a.ffn = (int32_t)call->out;
-    /* one block: the two halves are not interleaved */
+    /* a block of ffn columns is the layout that is not interleaved: one half, then the other */
     a.interleave = call->act.interleave == call->out ? 0 : call->act.interleave;
     a.tail_zero = call->groups.tail == GMM_TAIL_ZERO;
     a.gated = gmm_act_gated(call->act.kind);
@@ -235,9 +246,10 @@ static gmm_status gmm__mma_launch_unpermute_bwd(const gmm__plan *plan, gmm_strea
     if (p->drows) {
         gmm__permute_args a = gmm__mma_permute_args(call, GMM__DOUT, GMM__DROWS);
         a.probs = p->probs;
-        if (!a.probs && a.src.dtype == a.dst.dtype) e = gmm__k_permute_rows(&a, gmm__mma_streaming_limits(call),
-                                                                            stream);
-        else e = gmm__k_unpermute_bwd(&a, gmm__mma_elementwise_limits(call), stream);
+        if (!a.probs && a.src.dtype == a.dst.dtype)
+            e = gmm__k_permute_rows(&a, gmm__mma_streaming_limits(call), stream);
+        else
+            e = gmm__k_unpermute_bwd(&a, gmm__mma_elementwise_limits(call), stream);
     }
     if (e == cudaSuccess && p->dprobs) {
         gmm__permute_args a = gmm__mma_permute_args(call, GMM__DOUT, GMM__ROWS);
@@ -289,7 +301,7 @@ static gmm_status gmm__mma_launch_pad(const gmm__plan *plan, gmm_stream stream) 
 static int gmm__mma_plan_glu_interleave(const gmm__call *call, gmm__plan *plan) {
     const int role[2] = { GMM__X_, GMM__Y }, region[2] = { GMM__GLU_SRC_TABLE, GMM__GLU_DST_TABLE };
     const gmm_glu *d = &call->d.glu;
-    const int64_t max_ffn = INT32_MAX / 16; /* 2 ffn rows or columns of 8 bytes in 32 bits */
+    const int64_t max_ffn = INT32_MAX / 16; /* 2 ffn elements of at most 8 bytes: offsets in bytes fit 32 bits */
     int i;
     if (d->ffn > max_ffn || d->count > (d->axis == GMM_GLU_ROWS ? INT32_MAX / (2 * d->ffn) : INT32_MAX))
         return gmm__decline(plan, "takes at most %lld pairs, and %d rows in all", (long long)max_ffn, INT32_MAX);

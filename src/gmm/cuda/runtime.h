@@ -1,7 +1,9 @@
-/* --- CUDA: calls on the context's device, after which the device that was current before is current again. --- */
+/* --- The CUDA row of the runtime table. Each function makes its CUDA call on the context's device, and then makes the
+   device current again that was current before. --- */
 
 #ifdef __CUDACC__
 
+/* Makes the context's device current; *current is the device that gmm__cuda_leave makes current again. */
 static cudaError_t gmm__cuda_enter(const void *self, int *current) {
     const gmm_context *ctx = (const gmm_context *)self;
     cudaError_t e;
@@ -9,6 +11,7 @@ static cudaError_t gmm__cuda_enter(const void *self, int *current) {
     e = cudaGetDevice(current);
     return e == cudaSuccess && *current != ctx->config.device ? cudaSetDevice(ctx->config.device) : e;
 }
+/* Makes `current` the current device again, and returns e as a status. */
 static gmm_status gmm__cuda_leave(void *self, const char *function, int current, cudaError_t e) {
     gmm_context *ctx = (gmm_context *)self;
     if (current != ctx->config.device) (void)cudaSetDevice(current);
@@ -37,10 +40,11 @@ static gmm_status gmm__cuda_rt_stream_destroy(void *self, gmm_stream stream) {
 }
 static gmm_status gmm__cuda_rt_stream_wait(void *self, gmm_stream stream, gmm_event event, uint32_t flags) {
     const gmm_status s = gmm__rt_open_flags(self, "stream_wait", stream, event, flags);
+    /* GMM_EVENT_EXTERNAL makes a node of the graph in a capture, and means nothing outside of one */
     const int node = s == GMM_OK && flags && gmm__capturing((const gmm_context *)self, stream);
     if (s != GMM_OK) return s;
-    GMM__DEVICE_CALL("stream_wait", cudaStreamWaitEvent(stream, event, node ? cudaEventWaitExternal
-                                                                          : cudaEventWaitDefault));
+    GMM__DEVICE_CALL("stream_wait",
+                     cudaStreamWaitEvent(stream, event, node ? cudaEventWaitExternal : cudaEventWaitDefault));
 }
 static gmm_status gmm__cuda_rt_stream_sync(void *self, gmm_stream stream) {
     gmm_context *ctx = (gmm_context *)self;
@@ -67,8 +71,9 @@ static gmm_status gmm__cuda_rt_event_record(void *self, gmm_event event, gmm_str
     const gmm_status s = gmm__rt_open_flags(self, "event_record", stream, event, flags);
     const int node = s == GMM_OK && flags && gmm__capturing((const gmm_context *)self, stream);
     if (s != GMM_OK) return s;
-    GMM__DEVICE_CALL("event_record", cudaEventRecordWithFlags(event, stream, node ? cudaEventRecordExternal
-                                                                                : cudaEventRecordDefault));
+    GMM__DEVICE_CALL("event_record", cudaEventRecordWithFlags(event, stream,
+                                                              node ? cudaEventRecordExternal
+                                                                   : cudaEventRecordDefault));
 }
 static gmm_status gmm__cuda_rt_event_query(void *self, gmm_event event, int32_t *done) {
     gmm_status s = gmm__rt_open(self, "event_query", NULL, done, "done");
@@ -90,7 +95,7 @@ static gmm_status gmm__cuda_rt_event_sync(void *self, gmm_event event) {
     GMM__DEVICE_CALL("event_sync", cudaEventSynchronize(event));
 }
 
-/* Rows without gaps are one row: 2-D calls limit the pitch. */
+/* Rows without gaps are copied as one row, since cudaMemcpy2DAsync limits the pitch. */
 static gmm_status gmm__cuda_rt_copy2d(void *self, void *dst, size_t dst_pitch, const void *src, size_t src_pitch,
                                       size_t width, size_t height, gmm_stream stream) {
     const gmm__rt_copy copy = { dst, dst_pitch, src, src_pitch, width, height };

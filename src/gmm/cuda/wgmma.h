@@ -37,7 +37,8 @@ static GMM__UNUSED int gmm__wgmma_check_alignment(const gmm__call *call, int rol
 /* The engine multiplies 16-bit operands and FP8 by TMA and wgmma. MX32 and NV16 are dequantized to 16 bits, by the GEMM
    kernel in registers or by a kernel before it in the workspace. The kernels read device splits without offsets in the
    workspace; host splits and host tables are copied to the regions of the MMA engine, which serves unaligned calls. A
-   query without addresses reports the larger workspace of the two engines. */
+   query without addresses reports the larger workspace of the two engines. "Packed" weights are quantized weights that
+   the GEMM kernel itself dequantizes. */
 
 /* Looks for the sm_90a code and the driver's tensor map encoder once per context, and records both in `build`. */
 static void gmm__wgmma_open(gmm_context *ctx, gmm_build *build) {
@@ -61,60 +62,60 @@ static void gmm__wgmma_open(gmm_context *ctx, gmm_build *build) {
 /* Constants of the price models below, fitted on one H200. They order the kernels by speed and never change a result.
    "Step" is one k_tile of a tile: 64 elements of the contraction, FP8 128. "m16" and "m64" are rows in units of 16 and
    64; "n128" are columns in units of 128. A clock is one of the multiprocessor. */
-static const double gmm__wgmma_margin = 0.99;             /* share of the lowest cost below which a later kernel wins */
+static const double gmm__wgmma_margin = 0.99;              /* share of the lowest cost below which a later one wins */
 /* 16-bit operands: a step takes the clocks of its products or of its shared-memory traffic, whichever are more. */
-static const double gmm__wgmma_mma_m16 = 64.0;            /* clocks per step, n128 and m16: wgmma */
-static const double gmm__wgmma_packed_step = 1000.0;      /* clocks per step: instructions that dequantize B */
-static const double gmm__wgmma_packed_m16 = 36.0;         /* clocks per step and m16, with packed B */
-static const double gmm__wgmma_smem_b = 256.0;            /* clocks per step and n128: shared-memory traffic of B */
-static const double gmm__wgmma_smem_a = 16.0;             /* clocks per step and m16, cooperative: traffic of A */
-static const double gmm__wgmma_smem_a_n128 = 32.0;        /* clocks per step, m16 and n128, cooperative */
-static const double gmm__wgmma_smem_a_pingpong = 43.4;    /* clocks per step and m16, ping-pong: traffic of A */
+static const double gmm__wgmma_mma_m16 = 64.0;             /* clocks per step, n128 and m16: wgmma */
+static const double gmm__wgmma_packed_step = 1000.0;       /* clocks per step: instructions that dequantize B */
+static const double gmm__wgmma_packed_m16 = 36.0;          /* clocks per step and m16, with packed B */
+static const double gmm__wgmma_smem_b = 256.0;             /* clocks per step and n128: shared-memory traffic of B */
+static const double gmm__wgmma_smem_a = 16.0;              /* clocks per step and m16, cooperative: traffic of A */
+static const double gmm__wgmma_smem_a_n128 = 32.0;         /* clocks per step, m16 and n128, cooperative */
+static const double gmm__wgmma_smem_a_pingpong = 43.4;     /* clocks per step and m16, ping-pong: traffic of A */
 /* Slowdowns multiply the clocks of the mainloop. In ping-pong tiles few columns share a row of A, so that its traffic
    slows down tall tiles and long contractions. Groups are seldom equal, and the last tile of a group is lower. */
-static const double gmm__wgmma_deferred_slowdown = 1.04;    /* tiles with a deferred store */
-static const double gmm__wgmma_narrow_slowdown = 1.05;      /* cooperative tiles of 128 columns, few rows per group */
-static const double gmm__wgmma_low_slowdown = 0.95;         /* ping-pong tiles below gmm__wgmma_low_m16 */
-static const double gmm__wgmma_low_m16 = 10.5;            /* m16 */
-static const double gmm__wgmma_k_tiles_scale = 2500.0;    /* k_tiles that raise the ping-pong slowdown by 1 */
+static const double gmm__wgmma_deferred_slowdown = 1.04;   /* tiles with a deferred store */
+static const double gmm__wgmma_narrow_slowdown = 1.05;     /* cooperative tiles of 128 columns, few rows per group */
+static const double gmm__wgmma_low_slowdown = 0.95;        /* ping-pong tiles below gmm__wgmma_low_m16 */
+static const double gmm__wgmma_low_m16 = 10.5;             /* m16 */
+static const double gmm__wgmma_k_tiles_scale = 2500.0;     /* k_tiles that raise the ping-pong slowdown by 1 */
 /* Store of a tile: hidden behind the mainloop of the next tile, or exposed. */
-static const double gmm__wgmma_store_deferred = 20.0;     /* clocks per m16 and n128, 16 bits: deferred store */
-static const double gmm__wgmma_store_cooperative = 195.0; /* clocks per m16 and n128, 16 bits */
-static const double gmm__wgmma_store_pingpong = 500.0;    /* clocks per m16 and n128, 16 bits */
-static const double gmm__wgmma_store_f32 = 2200.0;        /* clocks per m16 and n128, fp32 */
-static const double gmm__wgmma_store_f32_block = 3200.0;  /* the same, divided by the blocks of a store slot */
-static const double gmm__wgmma_store_exposed = 0.5;       /* ping-pong: share of the store that bounds a tile */
-static const double gmm__wgmma_fixed_cooperative = 400.0; /* clocks per tile */
-static const double gmm__wgmma_fixed_pingpong = 200.0;    /* clocks per tile */
-static const double gmm__wgmma_shared_sm_slowdown = 1.2;    /* of tiles where two CTAs share a multiprocessor */
+static const double gmm__wgmma_store_deferred = 20.0;      /* clocks per m16 and n128, 16 bits: deferred store */
+static const double gmm__wgmma_store_cooperative = 195.0;  /* clocks per m16 and n128, 16 bits */
+static const double gmm__wgmma_store_pingpong = 500.0;     /* clocks per m16 and n128, 16 bits */
+static const double gmm__wgmma_store_f32 = 2200.0;         /* clocks per m16 and n128, fp32 */
+static const double gmm__wgmma_store_f32_block = 3200.0;   /* the same, divided by the blocks of a store slot */
+static const double gmm__wgmma_store_exposed = 0.5;        /* ping-pong: share of the store that bounds a tile */
+static const double gmm__wgmma_fixed_cooperative = 400.0;  /* clocks per tile */
+static const double gmm__wgmma_fixed_pingpong = 200.0;     /* clocks per tile */
+static const double gmm__wgmma_shared_sm_slowdown = 1.2;   /* of tiles where two CTAs share a multiprocessor */
 /* Memory traffic of the whole product. */
-static const double gmm__wgmma_dequantize_rate = 400.0;   /* elements per clock: weights to 16 bits in the workspace */
-static const double gmm__wgmma_weight_rate = 26.0;        /* bytes per clock and multiprocessor: weights from memory */
-static const double gmm__wgmma_column_bytes = 128.0;      /* bytes of one column of a stage */
-static const double gmm__wgmma_latency_bytes = 11000.0;   /* bytes in flight at which the weight rate is halved */
+static const double gmm__wgmma_dequantize_rate = 400.0;    /* elements per clock: weights to 16 bits in the workspace */
+static const double gmm__wgmma_weight_rate = 26.0;         /* bytes per clock and multiprocessor: weights from memory */
+static const double gmm__wgmma_column_bytes = 128.0;       /* bytes of one column of a stage */
+static const double gmm__wgmma_latency_bytes = 11000.0;    /* bytes in flight at which the weight rate is halved */
 /* wgrad: TMA transfers D while wgmma runs, through the same memory system; the shorter of the two is partly hidden.
    Fitted to 56 measurements each of accumulation into fp32 and of 16-bit results. */
-static const double gmm__wgmma_wgrad_store_f32 = 880.0;   /* clocks per m16: D is read, added to and written */
-static const double gmm__wgmma_wgrad_store_half = 208.0;  /* clocks per m16, 16 bits */
-static const double gmm__wgmma_wgrad_tall_slowdown = 1.05;  /* of the store of tiles above 8 m16 */
-static const double gmm__wgmma_wgrad_mainloop = 1.14;     /* slowdown of the mainloop */
-static const double gmm__wgmma_wgrad_pack = 80.0;         /* clocks per m16: accumulators to 16 bits */
-static const double gmm__wgmma_wgrad_exposed = 0.4;       /* share of the shorter of the two that is not hidden */
+static const double gmm__wgmma_wgrad_store_f32 = 880.0;    /* clocks per m16: D is read, added to and written */
+static const double gmm__wgmma_wgrad_store_half = 208.0;   /* clocks per m16, 16 bits */
+static const double gmm__wgmma_wgrad_tall_slowdown = 1.05; /* of the store of tiles above 8 m16 */
+static const double gmm__wgmma_wgrad_mainloop = 1.14;      /* slowdown of the mainloop */
+static const double gmm__wgmma_wgrad_pack = 80.0;          /* clocks per m16: accumulators to 16 bits */
+static const double gmm__wgmma_wgrad_exposed = 0.4;        /* share of the shorter of the two that is not hidden */
 /* FP8 */
-static const double gmm__wgmma_fp8_mma_column = 2.0;      /* clocks per step, column and m64: wgmma */
-static const double gmm__wgmma_fp8_one_slowdown = 1.5;      /* one consumer alone: nothing overlaps its waits */
-static const double gmm__wgmma_fp8_one_m64 = 1.5;         /* m64 below which a tile has one consumer */
-static const double gmm__wgmma_fp8_three_slowdown = 1.2;    /* tiles of three consumers */
-static const double gmm__wgmma_fp8_two_slowdown = 1.3;      /* other tiles */
-static const double gmm__wgmma_fp8_load_column = 7.0;     /* clocks per step and column: weights from device memory */
-static const double gmm__wgmma_fp8_fixed = 2000.0;        /* clocks per tile */
+static const double gmm__wgmma_fp8_mma_column = 2.0;       /* clocks per step, column and m64: wgmma */
+static const double gmm__wgmma_fp8_one_slowdown = 1.5;     /* one consumer alone: nothing overlaps its waits */
+static const double gmm__wgmma_fp8_one_m64 = 1.5;          /* m64 below which a tile has one consumer */
+static const double gmm__wgmma_fp8_three_slowdown = 1.2;   /* tiles of three consumers */
+static const double gmm__wgmma_fp8_two_slowdown = 1.3;     /* other tiles */
+static const double gmm__wgmma_fp8_load_column = 7.0;      /* clocks per step and column: weights from device memory */
+static const double gmm__wgmma_fp8_fixed = 2000.0;         /* clocks per tile */
 static const double gmm__wgmma_fp8_prefetch_limit = 230e3; /* clocks of a product below which prefetch pays */
 enum {
     GMM__WGMMA_CHOICE_ROWS = 256,  /* rows per group from which the device chooses between the tiles of a kernel */
     GMM__WGMMA_NARROW_ROWS = 2048  /* rows per group below which gmm__wgmma_narrow_slowdown applies */
 };
 
-/* Clocks of a tile of wgrad: k_tiles steps of `step` clocks, and the store. */
+/* Clocks of a tile of wgrad: a mainloop of k_tiles steps of `step` clocks, and the store of m16 blocks of 16 rows. */
 static double gmm__wgmma_wgrad_tile_clocks(const gmm_sm90_kernel *k, double k_tiles, double step, double m16, int f32) {
     const double store = m16 * (f32 ? gmm__wgmma_wgrad_store_f32 : gmm__wgmma_wgrad_store_half) *
                          (k->m16 > 8 ? gmm__wgmma_wgrad_tall_slowdown : 1.0);
@@ -122,14 +123,15 @@ static double gmm__wgmma_wgrad_tile_clocks(const gmm_sm90_kernel *k, double k_ti
     return mainloop > store ? mainloop + gmm__wgmma_wgrad_exposed * store : store + gmm__wgmma_wgrad_exposed * mainloop;
 }
 
-/* Average rows per group: of groups.rows_hint, or else of the capacity. */
+/* Average rows per group: groups.rows_hint, or else the capacity, divided by the number of groups. */
 static int64_t gmm__wgmma_rows_per_group(const gmm__call *call) {
     const int64_t hint = call->groups.rows_hint > 0 && call->groups.rows_hint < call->rows ? call->groups.rows_hint
                                                                                             : call->rows;
     return gmm__ceil_div(hint, call->groups.count);
 }
 
-/* Writes the tiles of a kernel for plan->note. */
+/* Writes the tile of a kernel for plan->note, or the two tiles (tile_choice 1 and 2) between which the device
+   chooses. */
 static const char *gmm__wgmma_tile_note(int32_t kernel, char text[64]) {
     const gmm_sm90_kernel *k = &gmm_sm90_kernels[kernel], *first = gmm_sm90_kernels;
     if (k->tile_choice == 2) {
@@ -141,10 +143,13 @@ static const char *gmm__wgmma_tile_note(int32_t kernel, char text[64]) {
     return text;
 }
 
-/* Index of the kernel for operation `kernel` that is estimated to be fastest for groups of equal size, or -1. All give
-   the same bits. Between the two tiles of one kernel the device chooses by the group sizes, unless groups are so small
-   that memory bandwidth bounds them. Packed weights are read by kernels of `b_format`, or cost their conversion. */
-static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm_op kernel, gmm_dtype dtype,
+/* Index of the kernel for operation `kernel_op` that is estimated to be fastest for groups of equal size, or -1. All
+   kernels give the same bits. Where a kernel has two tiles (rows of tile_choice 1 and 2), the device chooses between
+   them by the group sizes, unless groups are so small that memory bandwidth bounds them. Packed weights are read by
+   kernels of `b_format`; for other kernels the cost of their conversion is added.
+   The cost of a kernel is the larger of two: the waves of its tiles times the clocks of a tile (`compute`), and the
+   clocks of reading all weights from memory (`weights`). */
+static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm_op kernel_op, gmm_dtype dtype,
                                  int32_t b_format, int32_t processors) {
     const int64_t G = call->groups.count, n = op == gmm_gemm_fwd ? call->out : call->in;
     const int64_t rows = gmm__wgmma_rows_per_group(call), m = op == gmm_gemm_wgrad ? call->out : rows;
@@ -155,9 +160,9 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
     int32_t choice = -1, index = 0, i, max_m16;
     for (i = 0; i < GMM_SM90_KERNELS; i++) {
         const gmm_sm90_kernel *k = &gmm_sm90_kernels[i];
-        /* lowest height that the device may choose; tiles of wgrad have one height */
+        /* the device may choose heights from min_m16 to k->m16 blocks of 16 rows; tiles of wgrad have one height */
         const int32_t min_m16 = op == gmm_gemm_wgrad ? k->m16 : k->m16 / 2 + 1;
-        if (k->op != kernel || k->dtype != dtype || (k->b_format && k->b_format != b_format)) continue;
+        if (k->op != kernel_op || k->dtype != dtype || (k->b_format && k->b_format != b_format)) continue;
         if (++index == call->options.tile) return i;
         if (k->tile_choice == 2) {
             if (rows >= GMM__WGMMA_CHOICE_ROWS && choice >= 0 && gmm_sm90_kernels[choice].function == k->function)
@@ -177,7 +182,8 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
                 !cooperative ? (m16 < gmm__wgmma_low_m16 ? gmm__wgmma_low_slowdown : 1.0) +
                                    k_tiles / gmm__wgmma_k_tiles_scale
                 : k->deferred ? gmm__wgmma_deferred_slowdown
-                : k->tile_n == 128 && rows < GMM__WGMMA_NARROW_ROWS ? gmm__wgmma_narrow_slowdown : 1.0;
+                : k->tile_n == 128 && rows < GMM__WGMMA_NARROW_ROWS ? gmm__wgmma_narrow_slowdown
+                                                                    : 1.0;
             const double step = mma > smem ? mma : smem, mainloop = k_tiles * step;
             const double store_half = k->deferred ? gmm__wgmma_store_deferred
                                     : cooperative ? gmm__wgmma_store_cooperative : gmm__wgmma_store_pingpong;
@@ -190,20 +196,22 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
                                                   gmm__wgmma_fixed_pingpong;
             const double dequantize = b_format && !k->b_format
                                           ? (double)(G * call->in) * (double)call->out / gmm__wgmma_dequantize_rate
-                                              : 0.0;
+                                          : 0.0;
             const int64_t min_tiles_n = gmm__ceil_div(n, k->tile_n);
             const int64_t waves = gmm__ceil_div(G * tiles_m * min_tiles_n, processors * k->ctas_per_sm);
             const double compute = (double)waves * tile * (k->ctas_per_sm > 1 ? gmm__wgmma_shared_sm_slowdown : 1.0) +
                                    dequantize;
-            /* where a group fits one tile, tiles are narrowed until the last wave is full (gmm_sm90_tiles_n); the rate
-               of weights grows with the bytes in flight */
-            const int64_t filling = tiles_m == 1 ? waves * processors / G / 2 * 2 : 0;
-            const int64_t tiles_n = filling > min_tiles_n ? filling : min_tiles_n;
+            /* Where a group fits one tile, tiles are narrowed until the last wave is full (gmm_sm90_tiles_n): as many
+               columns of tiles as all waves can hold, an even number. The rate of weights grows with the bytes in
+               flight. */
+            const int64_t full_tiles_n = tiles_m == 1 ? waves * processors / G / 2 * 2 : 0;
+            const int64_t tiles_n = full_tiles_n > min_tiles_n ? full_tiles_n : min_tiles_n;
             const double in_flight = gmm__wgmma_column_bytes * k->stages * (double)n / (double)tiles_n;
-            const double stream =
+            const double min_weights =
                 2.0 * (double)(G * call->in) * (double)call->out / (gmm__wgmma_weight_rate * processors);
             const double weights = op == gmm_gemm_wgrad || b_format
-                                       ? 0.0 : stream * (1.0 + gmm__wgmma_latency_bytes / in_flight);
+                                       ? 0.0
+                                       : min_weights * (1.0 + gmm__wgmma_latency_bytes / in_flight);
             const double cost = compute > weights ? compute : weights;
             if (choice >= 0 && cost >= gmm__wgmma_margin * min_cost) continue;
             min_cost = cost;
@@ -213,12 +221,14 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
     return choice;
 }
 
+/* The operation of the kernels that serves an operation of the API. */
 static gmm_gemm_op gmm__wgmma_op(gmm_op op) {
     return op == GMM_OP_LINEAR_FWD ? gmm_gemm_fwd : op == GMM_OP_LINEAR_DGRAD ? gmm_gemm_dgrad : gmm_gemm_wgrad;
 }
 
-/* Index of the FP8 kernel that is estimated to be fastest for groups of equal size, or -1. All that promote give the
-   same bits. A step takes the clocks of its products, or of loading its weights where few rows share them. */
+/* Index of the FP8 kernel that is estimated to be fastest for groups of equal size, or -1. All kernels that promote
+   their partial sums to fp32 give the same bits. A step takes the clocks of its products, or of loading its weights
+   where few rows share them. */
 static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_dtype dtype, int32_t scaling,
                                      int32_t processors) {
     const int64_t G = call->groups.count, n = op == gmm_gemm_fwd ? call->out : call->in;
@@ -231,22 +241,24 @@ static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_
         const gmm_fp8_kernel *k = &gmm_fp8_kernels[i];
         const int64_t tiles_m = gmm__ceil_div(blocks, k->consumers);
         const double m64 = (double)blocks / (double)tiles_m;
-        const int64_t min_tiles_n = gmm__ceil_div(n, k->tile_n), waves = gmm__ceil_div(G * tiles_m * min_tiles_n,
-                                                                                       processors);
+        const int64_t min_tiles_n = gmm__ceil_div(n, k->tile_n);
+        const int64_t waves = gmm__ceil_div(G * tiles_m * min_tiles_n, processors);
         /* where a group fits one tile, tiles of 192 columns are narrowed until the last wave is full */
-        const int64_t filling = op != gmm_gemm_wgrad && tiles_m == 1 && k->tile_n == 192
-                                    ? waves * processors / G / 2 * 2 : 0;
-        const int64_t tiles_n = filling > min_tiles_n ? filling : min_tiles_n;
+        const int narrowed = op != gmm_gemm_wgrad && tiles_m == 1 && k->tile_n == 192;
+        const int64_t full_tiles_n = narrowed ? waves * processors / G / 2 * 2 : 0;
+        const int64_t tiles_n = full_tiles_n > min_tiles_n ? full_tiles_n : min_tiles_n;
         const double cols = (double)n / (double)tiles_n;
         const double mma = gmm__wgmma_fp8_mma_column * k->tile_n * m64 *
                            (m64 < gmm__wgmma_fp8_one_m64 ? gmm__wgmma_fp8_one_slowdown
                             : k->consumers == 3 ? gmm__wgmma_fp8_three_slowdown : gmm__wgmma_fp8_two_slowdown);
-        const double load = gmm__wgmma_fp8_load_column * cols / (double)tiles_m; /* other row tiles hit L2 */
+        /* one tile of each column loads the weights from memory; the other tiles_m - 1 find them in the L2 */
+        const double load = gmm__wgmma_fp8_load_column * cols / (double)tiles_m;
         const double mainloop = (double)k_tiles * (mma > load ? mma : load);
         const double cost = (double)waves * (mainloop + gmm__wgmma_fp8_fixed);
-        /* 192 x 128 with prefetch of the first tile saves 4 us per launch, and loses up to 4% of long products */
+        /* The tile 192 x 128 has two instances, of which one is skipped. The one with prefetch of the first tile saves
+           4 us per launch, and is up to 4% slower in long products. */
         const int prefetch = op != gmm_gemm_wgrad && (cost < gmm__wgmma_fp8_prefetch_limit || mma < load);
-        const int skip = k->consumers == 3 && k->prefetch_tile != prefetch; /* the other of the two instances serves */
+        const int skip = k->consumers == 3 && k->prefetch_tile != prefetch;
         if (k->dtype != dtype || k->scaling != scaling) continue;
         if (++index == call->options.tile) return i;
         if (skip || (choice >= 0 && cost >= gmm__wgmma_margin * min_cost)) continue;
@@ -256,8 +268,9 @@ static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_
     return choice;
 }
 
-/* Plans an FP8 product. Partial sums are promoted to fp32 every 128 elements of the contraction. They are not where no
-   scale varies along it and options.fp8_fast_accum is set, except in wgrad, where promotion is no slower. */
+/* Plans an FP8 product. Partial sums are promoted to fp32 every 128 elements of the contraction. They are not promoted
+   where no scale varies along the contraction and options.fp8_fast_accum is set; wgrad promotes always, which is no
+   slower there. */
 static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
     const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op), wgrad = op == gmm_gemm_wgrad;
     const gmm_mat *a = &call->mat[role_a], *b = &call->mat[role_b];
@@ -266,7 +279,8 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
     const int32_t processors = call->ctx->device.processors;
     const int block_scaled = gmm_block_along(b->scaling) == 128;
     const int32_t scaling = block_scaled ? (b->scaling == GMM_SCALING_1X128 ? GMM_FP8_1D1D : GMM_FP8_1D2D)
-                                : call->options.fp8_fast_accum && !wgrad ? GMM_FP8_FAST : GMM_FP8_1D2D;
+                            : call->options.fp8_fast_accum && !wgrad ? GMM_FP8_FAST
+                                                                     : GMM_FP8_1D2D;
     const gmm_fp8_kernel *k;
     int64_t tiles;
     plan->kernel = gmm__wgmma_choose_fp8(call, op, a->dtype, scaling, processors);
@@ -296,9 +310,10 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
     return 1;
 }
 
-/* Plans a product of 16-bit operands: kernel, grid, workspace. `kernel` is the operation of the kernel: dgrad with
-   transposed weights runs as fwd. `b_format`: format of packed weights that kernels may read, or 0. */
-static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op, gmm_gemm_op kernel,
+/* Plans a product of 16-bit operands: kernel, grid, workspace. `kernel_op` is the operation of the kernel, which
+   differs from `op` in dgrad with transposed weights: that runs as fwd. `b_format` is the format of packed weights that kernels
+   may read, or 0. */
+static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op, gmm_gemm_op kernel_op,
                                  gmm_dtype dtype, int32_t b_format) {
     const int fwd = op == gmm_gemm_fwd, wgrad = op == gmm_gemm_wgrad;
     const int a = gmm__mma_role_a(op), b = gmm__mma_role_b(op), d = fwd ? GMM__Y : wgrad ? GMM__DW : GMM__DX;
@@ -314,16 +329,16 @@ static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gem
                             (long long)max_extent);
     if (call->mat[a].ld > max_extent || call->mat[b].ld > max_extent || call->mat[d].ld > max_extent)
         return gmm__decline(plan, "takes ld up to %lld", (long long)max_extent);
-    plan->kernel = gmm__wgmma_choose(call, op, kernel, dtype, b_format, processors);
+    plan->kernel = gmm__wgmma_choose(call, op, kernel_op, dtype, b_format, processors);
     if (plan->kernel < 0) return gmm__decline(plan, "has no kernel for these types");
     k = &gmm_sm90_kernels[plan->kernel];
-    /* upper bound: the device may choose tiles of little more than half the height */
+    /* an upper bound, since the device may choose tiles of little more than half the height */
     tiles = wgrad ? G * gmm__ceil_div(m, 16 * k->m16) : m / (8 * k->m16) + G;
     if (tiles > max_extent / gmm__ceil_div(n, k->tile_n)) return gmm__decline(plan, "takes no so many tiles");
     plan->grid[0] = gmm__grid(processors, call->options.sm_limit, k->ctas_per_sm, INT32_MAX);
     if (plan->grid[0] > 1) plan->grid[0] -= plan->grid[0] % 2; /* clusters of two CTAs */
-    if (G > k->smem_groups) gmm__reserve(plan, GMM__WGMMA_GROUP_TABLES,
-                                         (size_t)plan->grid[0] * gmm_sm90_table_bytes(G));
+    if (G > k->smem_groups)
+        gmm__reserve(plan, GMM__WGMMA_GROUP_TABLES, (size_t)plan->grid[0] * gmm_sm90_table_bytes(G));
     gmm__mma_reserve_groups(call, plan);
     gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__MMA_MATRIX_TABLE);
     if (fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_BIAS_TABLE);
@@ -335,13 +350,14 @@ static int gmm__wgmma_dequantizes(const gmm__call *call, gmm_gemm_op op) {
     const gmm_scaling scaling = call->mat[gmm__mma_role_b(op)].scaling;
     return scaling == GMM_SCALING_MX32 || scaling == GMM_SCALING_NV16;
 }
-/* Whether tokens are transposed while they are dequantized: wgrad of NV16, whose columnwise lines run along the
-   contraction. */
+/* Whether tokens are transposed while they are dequantized. That is wgrad of NV16, whose columnwise copies are stored
+   as lines along the tokens, the contraction of wgrad. Each group is then padded to a multiple of 16 rows. */
 static int gmm__wgmma_transposes(const gmm__call *call, gmm_gemm_op op) {
     return op == gmm_gemm_wgrad && call->mat[GMM__X_].scaling == GMM_SCALING_NV16;
 }
-/* Format (b_format) of packed weights that kernels read directly, or 0: lines run along the contraction, and TMA can
-   read them. Addresses are checked by the plan, so that a query without addresses reports the same workspace. */
+/* Format (b_format) of packed weights that kernels can read: the lines run along the contraction, and pitch and stride
+   suit TMA; 0 = none. Addresses are checked by the plan, so that a query without addresses reports the same
+   workspace. */
 static int32_t gmm__wgmma_packed_format(const gmm__call *call, gmm_gemm_op op) {
     const gmm_mat *b = &call->mat[gmm__mma_role_b(op)];
     const int64_t alignment = 128 / gmm_dtype_bits(b->dtype);
@@ -355,21 +371,23 @@ static int32_t gmm__wgmma_packed_format(const gmm__call *call, gmm_gemm_op op) {
 static int64_t gmm__wgmma_dequantized_rows(const gmm__call *call, gmm_gemm_op op, int operand, int64_t *cols) {
     const int64_t G = call->groups.count;
     const int role = operand ? gmm__mma_role_b(op) : gmm__mma_role_a(op);
-    const int weight = role == GMM__W, transposed = call->mat[role].scaling == GMM_SCALING_NV16 &&
-                                                      call->direction[role] == GMM_COLUMNWISE;
+    const int weight = role == GMM__W;
+    const int transposed = call->mat[role].scaling == GMM_SCALING_NV16 && call->direction[role] == GMM_COLUMNWISE;
     *cols = weight ? (transposed ? call->out : call->in) : role == GMM__X_ ? call->in : call->out;
     if (call->mat[role].scaling == GMM_SCALING_NONE) return 0;
     return weight ? G * (transposed ? call->in : call->out)
                   : call->rows + (gmm__wgmma_transposes(call, op) ? 15 * G : 0);
 }
 
+/* Plans a product of MX32 or NV16 operands: the product of 16-bit operands, and the regions for its dequantized
+   operands. */
 static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
     const gmm_mat *a = &call->mat[gmm__mma_role_a(op)], *b = &call->mat[gmm__mma_role_b(op)];
     const int64_t G = call->groups.count;
     const int nv = b->scaling == GMM_SCALING_NV16;
     const gmm_dtype out = call->mat[op == gmm_gemm_fwd ? GMM__Y : op == gmm_gemm_wgrad ? GMM__DW : GMM__DX].dtype;
     const gmm_dtype dtype = a->scaling == GMM_SCALING_NONE ? a->dtype : nv && out == GMM_F16 ? GMM_F16 : GMM_BF16;
-    int64_t blocks = 0, elements = 0;
+    int64_t blocks = 0, elements = 0; /* CTAs of the dequantizing kernel; 16-bit elements that it writes */
     char tile[64];
     int operand;
     if (a->dtype == GMM_F32 || (a->dtype == GMM_F16 && !nv))
@@ -381,8 +399,8 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
     if (a->scaling == GMM_SCALING_NONE &&
         !gmm__wgmma_check_alignment(call, gmm__mma_role_a(op), op == gmm_gemm_fwd ? "x" : "dy", plan))
         return 0;
-    if (gmm_sm90_kernels[plan->kernel].b_format &&
-        !gmm__wgmma_check_alignment(call, gmm__mma_role_b(op), "w", plan)) return 0;
+    if (gmm_sm90_kernels[plan->kernel].b_format && !gmm__wgmma_check_alignment(call, gmm__mma_role_b(op), "w", plan))
+        return 0;
     for (operand = 0; operand < 2; operand++) {
         int64_t cols;
         const int64_t rows = operand && gmm_sm90_kernels[plan->kernel].b_format
@@ -454,8 +472,9 @@ static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_ar
     return gmm__cuda_status(call, e);
 }
 
-/* Enqueues the dequantization of a product's operands and makes `product` address the results. Where tokens are
-   dequantized, the split of `product` has row offsets. */
+/* Enqueues the dequantization of a product's operands to the workspace, and makes `product` address the results. Packed
+   weights are described to the GEMM kernel instead. Where tokens are dequantized, the split of `product` consists
+   of row offsets. NV16 has a scale for the whole tensor besides those of its blocks: it becomes part of alpha. */
 static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, gmm_sm90_args *product, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
@@ -483,7 +502,7 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, gmm_sm90_args *pr
             e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALE_TABLE), call->mat[role].scale_table, G, stream);
             if (e != cudaSuccess) return gmm__cuda_status(call, e);
         }
-        if (operand && gmm_sm90_kernels[plan->kernel].b_format) { /* the GEMM kernel dequantizes them */
+        if (operand && gmm_sm90_kernels[plan->kernel].b_format) { /* packed weights */
             product->codes = s->src;
             product->along = call->direction[role];
             product->rows = (int32_t)call->out;
@@ -522,6 +541,7 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, gmm_sm90_args *pr
                                                     gmm__mma_pdl(call), &args, stream));
 }
 
+/* Enqueues the offsets of a host split, zeros behind the last group, the dequantization, and the product. */
 static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
@@ -541,7 +561,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
         if (s == GMM_OK)
             s = gmm__mma_enqueue_offsets(call, offsets,
                                          quantized_tokens ? (int32_t *)gmm__part(plan, GMM__MMA_TILES) : NULL,
-                                 GMM_GROUP_ROWS, stream);
+                                         GMM_GROUP_ROWS, stream);
         if (s != GMM_OK) return s;
         args.groups.splits = offsets;
         args.groups.form = GMM_SPLIT_OFFSETS;
@@ -558,7 +578,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
         if (e != cudaSuccess) return gmm__cuda_status(call, e);
     }
     if (dequantizes && (s = gmm__wgmma_dequantize(plan, &args, stream)) != GMM_OK) return s;
-    if (call->rows == 0) { /* token matrices may have no address; tensor maps need one */
+    if (call->rows == 0) { /* token matrices without rows may have no address, but a tensor map needs one */
         args.p.a.data = plan->workspace;
         if (wgrad) args.p.b.data = plan->workspace;
         else args.p.d.data = plan->workspace;

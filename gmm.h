@@ -7778,7 +7778,7 @@ static gmm_status gmm__mma_launch_convert(const gmm__plan *plan, gmm_stream stre
 /* Regions of the workspace, behind GMM__MMA_OFFSETS and GMM__MMA_TILES. */
 enum {
     GMM__MMA_QUANT_AMAX = 2, /* float: the amaxes that gmm__mma_quant_amax_count counts */
-    GMM__MMA_QUANT_TABLES,   /* device copies of host tables: per operand [units] addresses of data, [units] of scales */
+    GMM__MMA_QUANT_TABLES,   /* device copies of host tables: per operand [units] data, [units] scales */
     GMM__MMA_QUANT_BGRAD     /* workspace of the bias gradient (quantization.db) */
 };
 
@@ -8650,8 +8650,8 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
 }
 
 /* Plans a product of 16-bit operands: kernel, grid, workspace. `kernel_op` is the operation of the kernel, which
-   differs from `op` in dgrad with transposed weights: that runs as fwd. `b_format` is the format of packed weights that kernels
-   may read, or 0. */
+   differs from `op` in dgrad with transposed weights: that runs as fwd. `b_format` is the format of
+   packed weights that kernels may read, or 0. */
 static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op, gmm_gemm_op kernel_op,
                                  gmm_dtype dtype, int32_t b_format) {
     const int fwd = op == gmm_gemm_fwd, wgrad = op == gmm_gemm_wgrad;

@@ -1545,7 +1545,13 @@ static GMM__UNUSED void gmm__comm_free(gmm_context *ctx, void *p) {
     else GMM_FREE(p);
 }
 
-/* CPU ranks: streams, tokens of events, vector clocks, communicators and their memory. */
+/* CPU ranks: streams, tokens of events, vector clocks, communicators and their memory. One thread or several drive the
+   ranks; one mutex of the world protects everything here. An operation is queued on a stream, and runs when it is the
+   head of its queue and ready.
+
+   A vector clock has an entry per queue of the rank: the number of operations of that queue that are ordered before
+   the present one. The race checker reports two accesses of which neither is ordered before the other. */
+
 /* .................................................................................................... CPU ranks ... */
 
 #ifdef GMM_WITH_CPU_RANKS
@@ -1554,7 +1560,8 @@ enum { GMM__RANK_QUEUES = 49 }; /* most streams of a rank, stream NULL and those
 
 /* One record of an event. A wait retains the token of the record that was the last one when the wait was enqueued. */
 typedef struct gmm__token {
-    int32_t references, done;
+    int32_t references;
+    int32_t done;           /* 1: the record has run, */
     uint32_t clock[GMM__RANK_QUEUES];
 } gmm__token;
 
@@ -1581,6 +1588,7 @@ typedef struct gmm__coll {
     size_t bytes;
 } gmm__coll;
 
+/* A queued or captured operation. */
 typedef struct gmm__rank_op {
     gmm__rank_kind kind;
     int32_t count;          /* of ranges, or of collective calls */
@@ -1592,12 +1600,13 @@ typedef struct gmm__rank_op {
     gmm__token *token;      /* RECORD, WAIT */
     gmm__rank_event *event; /* graphs: the event of an external node; NULL = a record of the graph itself, */
     int32_t record_index;   /* with this index */
-    int32_t started;        /* LAUNCH */
+    int32_t started;        /* LAUNCH: 1 = its operations are in the queues of the graph */
     struct gmm__member *member; /* COLLECTIVE */
     uint64_t number;        /* of the collective in its communicator */
     gmm_ranks_graph *graph;
 } gmm__rank_op;
 
+/* The operations of a stream, or of a stream that a graph replays. */
 typedef struct gmm__rank_queue {
     struct gmm__cpu_rank *rank;
     int32_t index;
@@ -1613,7 +1622,7 @@ typedef struct gmm__rank_queue {
 typedef struct gmm__rank_access {
     uintptr_t begin, end;
     int32_t queue, writes;
-    uint32_t time;
+    uint32_t time;          /* entry of its queue in the clock of the access */
     const char *name;
 } gmm__rank_access;
 
@@ -1622,7 +1631,7 @@ typedef struct gmm__cpu_rank {
     int32_t index, given_up;
     uint64_t captures;      /* captures begun */
     gmm__rank_queue *queues[GMM__RANK_QUEUES];
-    gmm_ranks_graph *capture;
+    gmm_ranks_graph *capture; /* the capture under way; NULL = none */
     gmm__token *host;       /* copy of the clock of queue 0, for operations being enqueued */
     uint64_t progress;      /* operations done */
     gmm__rank_access *accesses;
@@ -1638,7 +1647,7 @@ typedef struct gmm__group {
     int32_t size;
     uint64_t done;          /* collectives completed */
     struct gmm__member *members;
-    gmm_error fault;
+    gmm_error fault;        /* the failure that ended its use; status GMM_OK = none */
 } gmm__group;
 
 typedef struct gmm__member {
@@ -1657,7 +1666,7 @@ struct gmm_ranks_graph {
     gmm_stream origin;
     uint64_t serial;
     int32_t record_count;   /* plain records */
-    int32_t running;
+    int32_t running;        /* 1: a launch has started and is not done */
     int32_t queue_count;
     int32_t queues[GMM__RANK_QUEUES];    /* queues that replay the streams; the origin's is first */
     gmm__rank_op *ops[GMM__RANK_QUEUES]; /* their operations, which each launch copies */
@@ -1677,8 +1686,8 @@ struct gmm_ranks {
     uint64_t random;
     gmm__cpu_rank *rank;
     gmm__group *groups;
-    int64_t races;
-    char race[400];
+    int64_t races;          /* number of races found */
+    char race[400];         /* description of the first one */
 };
 
 static void *gmm__ranks_alloc(gmm_ranks *w, size_t bytes) {
@@ -1733,6 +1742,7 @@ static void gmm__clock_merge(uint32_t *clock, const uint32_t *other) {
 
 /* --- The race checker, failures, and the scheduler of queued operations --- */
 
+/* Reports a race between an access of the queue's present operation and an earlier one, and records the access. */
 static void gmm__ranks_check_access(gmm__rank_queue *q, const char *name, const void *data, size_t bytes, int writes) {
     gmm__cpu_rank *r = q->rank;
     gmm_ranks *w = r->world;
@@ -1755,7 +1765,7 @@ static void gmm__ranks_check_access(gmm__rank_queue *q, const char *name, const 
                            "stream %d %s, and nothing orders the two", r->index, name, q->index,
                            writes ? "writes" : "reads", (unsigned long long)bytes, (void *)access.begin,
                            a.name, (int)a.queue, a.writes ? "writes" : "reads");
-        /* what is ordered behind `access` is ordered behind `a` too */
+        /* `a` is dropped: an access ordered behind `access` is ordered behind `a` too */
         if (covered && ordered && (writes || !a.writes)) continue;
         r->accesses[count++] = a;
     }
@@ -1825,6 +1835,7 @@ static gmm__rank_op *gmm__group_find_op(gmm__group *g, int32_t member, gmm__rank
     return NULL;
 }
 
+/* Whether the head of a queue can run. */
 static int gmm__rank_is_ready(gmm__rank_queue *q) {
     gmm__rank_op *op = gmm__queue_head(q);
     int32_t i;
@@ -1859,6 +1870,7 @@ static void gmm__rank_pop(gmm__rank_queue *q) {
 
 static const char *const gmm__coll_names[] = {"all_gather", "reduce_scatter", "all_to_all", "all_reduce_max"};
 
+/* Runs call `which` of a group's collective: p[rank][which]. `bytes` and `count` are those of one rank's part. */
 static void gmm__coll_run(const gmm__group *g, gmm__coll **p, int32_t which) {
     const gmm__coll *first = &p[0][which];
     const size_t bytes = first->bytes;
@@ -2045,11 +2057,12 @@ static gmm_status gmm__rank_fail(gmm__cpu_rank *r, gmm_status status, const char
     return gmm__fail(&r->error, status, "%s", text);
 }
 
+/* The queue of a stream; that of stream NULL is queue 0. */
 static gmm__rank_queue *gmm__rank_stream_queue(gmm__cpu_rank *r, gmm_stream stream) {
     return stream ? (gmm__rank_queue *)(void *)stream : r->queues[0];
 }
 
-/* Begins a call for a rank: takes the lock unless it fails. */
+/* Begins a call for a rank. On success the world's mutex is locked, until gmm__rank_end_call. */
 static gmm_status gmm__rank_begin_call(gmm__cpu_rank *r) {
     if (!r) return GMM_E_NULL;
     (void)pthread_mutex_lock(&r->world->mutex);
@@ -2057,7 +2070,8 @@ static gmm_status gmm__rank_begin_call(gmm__cpu_rank *r) {
     (void)pthread_mutex_unlock(&r->world->mutex);
     return GMM_E_COMM;
 }
-/* Ends a call: runs queued operations, with a seed a random number of them, and releases the lock. */
+/* Ends a call: runs the queued operations that are ready, or with config.seed a random number of them, and unlocks the
+   mutex. */
 static gmm_status gmm__rank_end_call(gmm__cpu_rank *r, gmm_status status) {
     gmm_ranks *w = r->world;
     if (!w->config.seed) {
@@ -2408,9 +2422,8 @@ static gmm_status gmm__rank_copy_enqueue(void *self, gmm__rank_copy m, gmm_strea
         (!empty && (m.dst_pitch < m.width || (!m.fill && m.src_pitch < m.width)))) {
         const gmm_status s = gmm__rank_begin_call(r);
         return s ? s : gmm__rank_end_call(r, gmm__rank_fail(
-            r, missing ? GMM_E_NULL : GMM_E_ARG,
-                "%s: dst %p, src %p, pitches %llu and %llu, width %llu, value %d: must "
-            "not be NULL, >= width, and 0 to 255", work.name, m.dst, m.src, (unsigned long long)m.dst_pitch,
+            r, missing ? GMM_E_NULL : GMM_E_ARG, "%s: dst %p, src %p, pitches %llu and %llu, width %llu, value %d: "
+            "must not be NULL, >= width, and 0 to 255", work.name, m.dst, m.src, (unsigned long long)m.dst_pitch,
             (unsigned long long)m.src_pitch, (unsigned long long)m.width, m.value));
     }
     if (empty) return GMM_OK;
@@ -2672,8 +2685,8 @@ static int32_t gmm__graph_find_unjoined(const gmm_ranks_graph *g) {
                 for (k = 0; k < g->queue_count; k++)
                     for (n = 0; n < joined[k]; n++) {
                         const gmm__rank_op *wait = &g->ops[k][n];
-                        if (wait->kind != GMM__RANK_WAIT || wait->event ||
-                            wait->record_index != record->record_index) continue;
+                        if (wait->kind != GMM__RANK_WAIT || wait->event || wait->record_index != record->record_index)
+                            continue;
                         if (joined[i] < j + 1) changed = 1;
                         joined[i] = joined[i] < j + 1 ? j + 1 : joined[i];
                     }
@@ -2843,13 +2856,13 @@ GMMDEF const char *gmm_ranks_error(gmm_ranks *ranks, int32_t rank) {
 }
 
 GMMDEF int64_t gmm_ranks_races(gmm_ranks *ranks, const char **text) {
-    int64_t n;
+    int64_t races;
     if (!ranks) return 0;
     (void)pthread_mutex_lock(&ranks->mutex);
-    n = ranks->races;
+    races = ranks->races;
     if (text) *text = ranks->race;
     (void)pthread_mutex_unlock(&ranks->mutex);
-    return n;
+    return races;
 }
 
 GMMDEF void gmm_ranks_destroy(gmm_ranks *ranks) {

@@ -2688,6 +2688,8 @@ GMMDEF gmm_status gmm_linear_bgrad(gmm_context *ctx, const gmm_linear *linear, v
     return gmm__linear_run(ctx, GMM_OP_LINEAR_BGRAD, "gmm_linear_bgrad", linear, workspace, workspace_bytes, stream);
 }
 
+/* CPU GEMM: register tiles, packed panels, and one block of a product. */
+
 /* beta of group g's gradient in dst = grad + beta dst. */
 static float gmm__grad_beta(const gmm_grad *grad, int64_t g) {
     gmm_wgrad_in in = GMM_ZERO;
@@ -2869,7 +2871,7 @@ static void gmm__cpu_pack(const gmm__cpu_operand *f, int64_t count, int64_t k0, 
 /* One thread's panels of A and of B, and its block of C. */
 typedef struct gmm__cpu_scratch { float *a, *b, *c; } gmm__cpu_scratch;
 
-/* Floats of each, an upper bound for a call; multiples of a cache line. */
+/* Number of floats of each of the three: an upper bound for a call, a multiple of a cache line. */
 typedef struct gmm__cpu_extent { int64_t a, b, c; } gmm__cpu_extent;
 static gmm__cpu_extent gmm__cpu_extent_of(const gmm__call *call, const gmm__cpu_tile *tile) {
     const int fwd = call->op == GMM_OP_LINEAR_FWD, wgrad = call->op == GMM_OP_LINEAR_WGRAD;
@@ -2993,7 +2995,7 @@ static void gmm__cpu_store_row(float *acc, int64_t n, float alpha, const float *
     gmm__row_store(dtype, dst, acc, n);
 }
 
-/* --- the four operations --- */
+/* --- CPU engine: forward, dgrad, wgrad and bias gradient of grouped linear layers --- */
 
 enum { GMM__PART_OFFSETS, GMM__PART_STARTS, GMM__PART_PADDED, GMM__PART_SCRATCH };
 
@@ -5193,6 +5195,8 @@ GMMDEF gmm_status gmm_mlp_fire_hooks(gmm_context *ctx, gmm_op op, const gmm_mlp 
 
 /* ................................................................................................. 14.7 Routing ... */
 
+/* CPU engine: top-k routing, forward and backward, with its losses; also the heap that sorts candidates. */
+
 static float gmm__row_dot(const float *a, const float *b, int64_t n) {
     float lane[GMM__LANES];
     memset(lane, 0, sizeof lane);
@@ -7143,9 +7147,9 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
     const int64_t max_tiles = op == gmm_gemm_wgrad ? call->groups.count * gmm__ceil_div(m, GMM_QGEMM_TILE_M)
                                                    : call->rows / GMM_QGEMM_TILE_M + call->groups.count;
     const int mx = b->scaling == GMM_SCALING_MX32, f16 = a->dtype == GMM_F16;
-    /* columns of the kernel table: whether scales multiply partial sums of blocks, and the dtype of the mma operands */
-    const int parts = gmm_block_along(b->scaling) == 128 || (mx && f16);
-    const gmm_dtype dtype = parts || f16 || !gmm_block_along(b->scaling) ? GMM_F16 : GMM_BF16;
+    /* columns of the kernel table: whether scales multiply the partial sums of blocks, and the dtype that mma reads */
+    const int block_scaled = gmm_block_along(b->scaling) == 128 || (mx && f16);
+    const gmm_dtype dtype = block_scaled || f16 || !gmm_block_along(b->scaling) ? GMM_F16 : GMM_BF16;
     const int32_t processors = call->ctx->device.processors;
     int64_t tiles_n;
     int32_t i;
@@ -7156,7 +7160,7 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
     plan->kernel = -1;
     for (i = 0; i < GMM_QGEMM_KERNELS; i++) {
         const gmm_qgemm_kernel *k = &gmm_qgemm_kernels[i];
-        if (k->op == op && k->dtype == dtype && k->parts == parts &&
+        if (k->op == op && k->dtype == dtype && k->parts == block_scaled &&
             k->a == (a->scaling == GMM_SCALING_MX32 && call->direction[role_a] == GMM_COLUMNWISE) &&
             k->b == (mx && call->direction[role_b] == GMM_COLUMNWISE))
             plan->kernel = i;
@@ -7778,7 +7782,7 @@ static gmm_status gmm__mma_launch_convert(const gmm__plan *plan, gmm_stream stre
 /* Regions of the workspace, behind GMM__MMA_OFFSETS and GMM__MMA_TILES. */
 enum {
     GMM__MMA_QUANT_AMAX = 2, /* float: the amaxes that gmm__mma_quant_amax_count counts */
-    GMM__MMA_QUANT_TABLES,   /* device copies of host tables: per operand [units] data, [units] scales */
+    GMM__MMA_QUANT_TABLES,   /* device copies of host tables: per operand, addresses of data and of scales */
     GMM__MMA_QUANT_BGRAD     /* workspace of the bias gradient (quantization.db) */
 };
 
@@ -8650,8 +8654,8 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
 }
 
 /* Plans a product of 16-bit operands: kernel, grid, workspace. `kernel_op` is the operation of the kernel, which
-   differs from `op` in dgrad with transposed weights: that runs as fwd. `b_format` is the format of
-   packed weights that kernels may read, or 0. */
+   differs from `op` in dgrad with transposed weights: that runs as fwd. `b_format` is the format of packed weights that
+   kernels may read, or 0. */
 static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op, gmm_gemm_op kernel_op,
                                  gmm_dtype dtype, int32_t b_format) {
     const int fwd = op == gmm_gemm_fwd, wgrad = op == gmm_gemm_wgrad;
@@ -8999,8 +9003,8 @@ static gmm_status gmm__rt_run(void *self, const gmm_work *work, gmm_stream strea
     return work->function(work->argument, stream);
 }
 
-/* --- CPU: the only stream runs work when it is enqueued. Recorded work is always complete, so that an event only holds
-   its context --- */
+/* --- The CPU row of the runtime table. Its only stream, NULL, runs work when it is enqueued; work that an event
+   records is therefore complete, and an event contains nothing but its context. --- */
 
 typedef struct gmm__cpu_event {
     gmm_context *ctx;
@@ -11073,6 +11077,8 @@ typedef struct gmm__ck_shard {
 /* A range of halves and a range of rows in each half. */
 typedef struct gmm__ck_box { int64_t h0, h1, f0, f1; } gmm__ck_box;
 
+/* Writes the rows of a shard as boxes, and returns their number, at most 5: part of a first group of gate and up
+   blocks, whole groups, part of a last one. */
 static int gmm__ck_row_boxes(const gmm__ck_shard *p, gmm__ck_box *box) {
     int64_t a = p->row0, end = p->row0 + p->rows;
     int n = 0;
@@ -11103,7 +11109,7 @@ static int gmm__ck_row_boxes(const gmm__ck_shard *p, gmm__ck_box *box) {
     return n;
 }
 
-/* Element of (expert, half, f, k) of the whole array. */
+/* Offset in the shard's tensor, in elements, of element (expert e, half h, row f, column k) of the whole array. */
 static int64_t gmm__ck_element_offset(const gmm__ck_shard *p, int64_t e, int64_t h, int64_t f, int64_t k) {
     const int64_t i = f - p->f0;
     const int64_t row = i / p->block * p->block * p->halves + i % p->block + (h - p->half0) * p->block;
@@ -11171,8 +11177,7 @@ static void gmm__ck_add_loop(gmm_ckpt_move *m, int64_t count, int64_t src_step, 
 static gmm_status gmm__ck_add_move(gmm__ck_builder *b, gmm_ckpt_move *m) {
     void *array = b->moves;
     gmm__ck_simplify_loops(m);
-    if (!gmm__ck_reserve(&b->arena, &array, b->move_count, &b->move_capacity,
-                         sizeof *b->moves))
+    if (!gmm__ck_reserve(&b->arena, &array, b->move_count, &b->move_capacity, sizeof *b->moves))
         return gmm__ck_no_memory(b);
     b->moves = (gmm_ckpt_move *)array;
     b->moves[b->move_count++] = *m;
@@ -11186,14 +11191,16 @@ typedef struct gmm__ck_overlap {
     int64_t expert, h0, h1, k0, k1;
 } gmm__ck_overlap;
 
-/* Moves rows f0 to f1 of the halves, `repeat` times at a distance of `period`, which is a multiple of both blocks. */
+/* Adds the moves of rows f0 to f1 of the halves, `repeat` times at a distance of `period`, which is a multiple of
+   both blocks. sb and db are the blocks of source and destination. The range is divided until it begins and ends at
+   multiples of the coarser block and the finer block divides it; one move with strided loops then suffices. */
 static gmm_status gmm__ck_move_rows(gmm__ck_builder *b, const gmm__ck_overlap *o, int64_t f0, int64_t f1,
                                     int64_t repeat, int64_t period) {
     const gmm__ck_shard *s = o->src, *d = o->dst;
     const int64_t sb = gmm__ck_row_block(s, f0, f1), db = gmm__ck_row_block(d, f0, f1);
     const int64_t coarse = sb > db ? sb : db, fine = sb && db ? (sb < db ? sb : db) : 0;
     gmm_ckpt_move m = GMM_ZERO;
-    if (coarse) { /* blocks start at multiples of their size, from a first row that is one */
+    if (coarse) { /* blocks start at multiples of their size behind the first row of the shard */
         const int64_t first = coarse == sb ? s->f0 : d->f0;
         const int64_t up = gmm__min_i64(first + gmm__round_up(f0 - first, coarse), f1);
         const int64_t aligned = first + (f1 - first) / coarse * coarse;
@@ -11408,16 +11415,16 @@ static gmm_status gmm__ck_source_shard(gmm__ck_builder *b, const gmm__ck_array *
                                        int32_t part, int64_t expert, gmm__ck_shard *p) {
     const gmm__ck_row_tensors *h = &g->weight[half];
     const gmm_ckpt_rank *rank = &b->parts[part].rank;
-    const int64_t part_experts = gmm__ck_part_experts(b, x),
-        local = h->row->form == GMM_CKPT_EACH ? expert % part_experts : 0;
+    const int64_t part_experts = gmm__ck_part_experts(b, x);
+    const int64_t local = h->row->form == GMM_CKPT_EACH ? expert % part_experts : 0; /* index within the part */
     const gmm_ckpt_tensor *t;
     int64_t rows, stored = -1, full, shape_cols = g->shape_cols;
     gmm_status status;
     int32_t i = h->tensor[part * part_experts + local], q;
     memset(p, 0, sizeof *p);
     if (i < 0)
-        return gmm__ck_refuse_missing_tensor(b, x, h->row, g->state,
-                               local + (b->source.scheme->global_index ? rank->ep_rank * part_experts : 0));
+        return gmm__ck_refuse_missing_tensor(
+            b, x, h->row, g->state, local + (b->source.scheme->global_index ? rank->ep_rank * part_experts : 0));
     t = &b->parts[part].table->tensors[i];
     if (gmm_dtype_bits(t->dtype) < 8)
         return gmm__ck_refuse(b, GMM_CKPT_DTYPE, t->name, "a weight's dtype must have whole bytes");
@@ -11449,8 +11456,9 @@ static gmm_status gmm__ck_source_shard(gmm__ck_builder *b, const gmm__ck_array *
             if (other_rank->ep_rank != rank->ep_rank || other_rank->etp_rank != rank->etp_rank) continue;
             i = h->tensor[q * part_experts + local];
             if (i < 0)
-                return gmm__ck_refuse_missing_tensor(b, x, h->row, g->state,
-                                       local + (b->source.scheme->global_index ? rank->ep_rank * part_experts : 0));
+                return gmm__ck_refuse_missing_tensor(
+                    b, x, h->row, g->state,
+                    local + (b->source.scheme->global_index ? rank->ep_rank * part_experts : 0));
             status = gmm__ck_check_shape(b, h->row, &b->parts[q].table->tensors[i], part_experts, &r, shape_cols,
                                          x->vector);
             if (status) return status;
@@ -11544,6 +11552,7 @@ static int64_t gmm__ck_move_elements(const gmm_ckpt_move *m) {
 
 /* Plans the target tensors of one logical array: their names, shapes and moves, and which of them become views. */
 
+/* Adds a target tensor behind those that exist, at a multiple of 64 bytes; *index is its index in the table. */
 static gmm_status gmm__ck_add_target(gmm__ck_builder *b, gmm_ckpt_tensor *t, int32_t *index) {
     gmm_status status;
     t->storage = 0;

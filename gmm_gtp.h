@@ -843,6 +843,11 @@ GMM_QUIET_END
 
 /* -------------------------------------------------------------------------------------------- 12 Implementation --- */
 
+/* Opens the implementation: includes, and the copying of descriptors.
+
+   Names of locals in all parts: fn is the name of the public function, for messages; g or gtp is the runtime object, d
+   a domain, b a bundle, w a weight, c a communicator or a configuration; s is a gmm_status. */
+
 #if defined(GMM_IMPLEMENTATION) && !defined(GMM__GTP_IMPLEMENTATION_DONE)
 #define GMM__GTP_IMPLEMENTATION_DONE
 
@@ -860,7 +865,7 @@ GMM_QUIET_END
 extern "C" {
 #endif
 
-/* Bytes of a descriptor that caller and library have in common; 0 = invalid, *status says why. */
+/* Bytes of a descriptor that caller and implementation both know; 0 = invalid, for the reason in *status. */
 static size_t gmm__gtp_common_size(const char *fn, const char *name, const void *desc, size_t size, gmm_status *status,
                                    gmm_error *error) {
     uint32_t stated;
@@ -954,9 +959,9 @@ static gmm_status gmm__gtp_check_shard(const char *fn, const gmm_shard *s, gmm_e
     return GMM_OK;
 }
 
-/* Rows of a TP rank of n rows. */
-static int64_t gmm__gtp_tp_rows(const gmm_shard *s, int64_t n) {
-    return s->tp_cut == GMM_TP_ROWS ? n / s->tp_size : n;
+/* The rows that a TP rank has of `rows` rows of the whole weight. */
+static int64_t gmm__gtp_tp_rows(const gmm_shard *s, int64_t rows) {
+    return s->tp_cut == GMM_TP_ROWS ? rows / s->tp_size : rows;
 }
 
 /* Checks the sections of a shard. */
@@ -1029,6 +1034,7 @@ static gmm_status gmm__gtp_plan_shard(const char *fn, const gmm_shard *desc, gmm
 
     for (direction = GMM_ROWWISE; direction <= GMM_COLUMNWISE; direction++) {
         const int columnwise = direction == GMM_COLUMNWISE;
+        /* whether shards store the direction; other columnwise copies are transposed from gathered rowwise ones */
         const int stored = !columnwise || (gmm__gtp_block_rows(s->scaling) > 1 && s->scaling != GMM_SCALING_128X128);
         gmm_layout whole = GMM_ZERO, shard = GMM_ZERO;
         gmm_error layout_error = GMM_ZERO;
@@ -1104,6 +1110,7 @@ GMMDEF gmm_status gmm_gtp_extents(const gmm_shard *shard, gmm_extent *extents, i
 }
 
 /* Process grids, the replica rule, and seeds of ranks. */
+
 /* The axis with the i-th smallest stride of ranks. */
 static int gmm__grid_axis(gmm_grid_kind kind, int i) {
     static const int8_t order[2][GMM_AXIS_COUNT] = {
@@ -1112,6 +1119,7 @@ static int gmm__grid_axis(gmm_grid_kind kind, int i) {
     return order[kind == GMM_GRID_EXPERT][i];
 }
 
+/* Copies and checks a grid; *world is its number of ranks. */
 static gmm_status gmm__grid_read(const char *fn, const gmm_grid *desc, gmm_grid *g, int32_t *world, gmm_error *error) {
     static const char *const names[GMM_AXIS_COUNT] = {"TP", "GTP", "CP", "EP", "DP", "PP"};
     gmm_status status = gmm__gtp_read(fn, "grid", desc, g, sizeof *g, error);
@@ -1190,6 +1198,7 @@ GMMDEF gmm_status gmm_grid_rank(const gmm_grid *grid, const int32_t coords[GMM_A
     return GMM_OK;
 }
 
+/* The group of the ranks whose coordinates differ from those of `rank` along `axes` alone. */
 static gmm_status gmm__grid_group(const char *fn, const gmm_grid *grid, int32_t rank, uint32_t axes,
                                   gmm_grid_group *group, gmm_error *error) {
     gmm_grid g;
@@ -1259,6 +1268,7 @@ GMMDEF uint64_t gmm_gtp_seed(uint64_t base, gmm_grid_kind kind, uint32_t gtp_ran
 }
 
 /* Forecast of the memory and of the time of a training step. */
+
 /* *sum += a * b * c; returns 0 if that overflows. */
 static int gmm__gtp_add_product(int64_t *sum, int64_t a, int64_t b, int64_t c) {
     int64_t product = 0;
@@ -1286,8 +1296,7 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
     if (status) return status;
     if (u.bundle < 0 || u.layers < 0 || u.optimizer_bytes < 0 || u.optimizer_ranks < 0)
         return gmm__fail(error, GMM_E_ARG, "%s: bundle %d, layers %lld, optimizer_bytes %d, optimizer_ranks %d: must "
-                         "be >= 0", fn, u.bundle, (long long)u.layers, u.optimizer_bytes,
-                         u.optimizer_ranks);
+                         "be >= 0", fn, u.bundle, (long long)u.layers, u.optimizer_bytes, u.optimizer_ranks);
     if (u.gather_slots < 0 || u.recompute_slots < 0 || u.wgrad_slots < 0 || u.reduce_slots < 0)
         return gmm__fail(error, GMM_E_ARG, "%s: slots of gather %d, recompute %d, wgrad %d, reduce %d: must be >= 0",
                          fn, u.gather_slots, u.recompute_slots, u.wgrad_slots, u.reduce_slots);
@@ -1322,7 +1331,7 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
     wire = u.wire == GMM_NONE ? gradient : gmm_dtype_bits(u.wire) / 8;
     received = u.all_to_all ? p.padded_rows : p.shard_rows;
     fits = gmm__gtp_add_product(&weights, u.layers, u.bundle, 1) &&
-        gmm__gtp_add_product(&elements, p.shard_rows, p.local_cols, weights);
+           gmm__gtp_add_product(&elements, p.shard_rows, p.local_cols, weights);
     for (d = GMM_ROWWISE; fits && d <= GMM_COLUMNWISE; d++) {
         const int64_t slots = u.gather_slots + (d == GMM_ROWWISE ? (int64_t)u.recompute_slots : 0);
         const int gathered = sharded || p.shard_data_bytes[d] == 0;
@@ -1344,7 +1353,7 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
                gmm__gtp_add_product(&m.reduce, row, sharded ? received : 0, u.reduce_slots);
     }
     if (fits && sharded) {
-        int64_t stage[2] = {0, 0}; /* bytes of a rank, by direction */
+        int64_t stage[2] = {0, 0}; /* bytes that a rank receives of each rank in the stage, by direction */
         const int64_t *data = p.shard_data_bytes, *scale = p.shard_scale_bytes;
         const int transposed = p.gather_data_bytes[GMM_COLUMNWISE] > 0 && data[GMM_COLUMNWISE] == 0;
         if (transposed) stage[1] = data[GMM_ROWWISE] + (s.scaling == GMM_SCALING_TENSOR ? 0 : scale[GMM_ROWWISE]);
@@ -1378,9 +1387,9 @@ typedef struct gmm__gtp_gather_cost {
     int transposed; /* 1: backward reads a transpose of the copy of forward */
 } gmm__gtp_gather_cost;
 
-/* Computes the times of a stage without contention. */
+/* Computes the times in seconds that the collectives and products of a stage take when nothing else runs. */
 static gmm_status gmm__gtp_stage_cost(const char *fn, const gmm_gtp_forecast *f, gmm_gtp_stage *x,
-                                      gmm__gtp_gather_cost *a, gmm_error *error) {
+                                      gmm__gtp_gather_cost *cost, gmm_error *error) {
     gmm_shard s;
     gmm_shard_plan p;
     double seconds_per_byte, count, elements;
@@ -1395,16 +1404,17 @@ static gmm_status gmm__gtp_stage_cost(const char *fn, const gmm_gtp_forecast *f,
     for (pass = 0; pass < 2; pass++) {
         const int d = pass && p.shard_data_bytes[GMM_COLUMNWISE] ? GMM_COLUMNWISE : GMM_ROWWISE;
         const double bytes = count * s.gtp_size * ((double)p.shard_data_bytes[d] + (double)p.shard_scale_bytes[d]);
-        a->gather[pass] = s.gtp_size > 1 ? f->latency + bytes * seconds_per_byte : 0;
+        cost->gather[pass] = s.gtp_size > 1 ? f->latency + bytes * seconds_per_byte : 0;
     }
-    a->shared = p.gather_data_bytes[GMM_COLUMNWISE] == 0;
-    a->transposed = !a->shared && p.shard_data_bytes[GMM_COLUMNWISE] == 0;
-    a->transpose = a->transposed && f->memory_rate > 0
-                  ? 2 * count * (double)p.gather_data_bytes[GMM_COLUMNWISE] / f->memory_rate : 0;
-    x->gather = a->gather[0];
+    cost->shared = p.gather_data_bytes[GMM_COLUMNWISE] == 0;
+    cost->transposed = !cost->shared && p.shard_data_bytes[GMM_COLUMNWISE] == 0;
+    cost->transpose = cost->transposed && f->memory_rate > 0
+                          ? 2 * count * (double)p.gather_data_bytes[GMM_COLUMNWISE] / f->memory_rate
+                          : 0;
+    x->gather = cost->gather[0];
     x->reduce = s.gtp_size > 1 ? f->latency + elements * (gmm_dtype_bits(f->wire) / 8) * seconds_per_byte : 0;
     x->sum = 0;
-    if (f->memory_rate > 0) { /* the sum reads the parts, and reads and writes main_grad */
+    if (f->memory_rate > 0) { /* the sum reads the ranks' parts, and reads and writes main_grad */
         const double parts = f->wire == GMM_BF16 && s.gtp_size > 2 ? s.gtp_size : 1;
         x->sum = elements / s.gtp_size *
                  (parts * (gmm_dtype_bits(f->wire) / 8) + 2 * (gmm_dtype_bits(f->main_grad) / 8)) / f->memory_rate;
@@ -1420,7 +1430,8 @@ static double gmm__gtp_max(double a, double b) { return a > b ? a : b; }
 GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *stages, gmm_error *error) {
     static const char fn[] = "gmm_gtp_foresee";
     gmm_gtp_forecast f;
-    double released[GMM__GTP_STAGES], reduced[GMM__GTP_STAGES]; /* times, by position in the pass */
+    double released[GMM__GTP_STAGES], reduced[GMM__GTP_STAGES]; /* times when a slot is free, by position in the pass */
+    /* simulated times: when the gather and the reduce stream have done their work, and when the compute stream has */
     double gather_free = 0, reduce_free = 0, now = 0;
     gmm__gtp_gather_cost cost;
     int32_t i, n, slots, pass;
@@ -1490,6 +1501,7 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
 }
 
 /* Functions that all communicators use: sums, time, errors, memory. */
+
 /* Whether reduce_scatter supports the dtype. */
 static GMM__UNUSED int gmm__comm_supports_sum(gmm_dtype dtype) {
     return dtype == GMM_F32 || dtype == GMM_BF16 || dtype == GMM_F16;
@@ -1507,15 +1519,17 @@ typedef struct gmm__comm_base {
     gmm_context *ctx;
     gmm_error error;    /* the first failure */
     const char *what;   /* name of the open group; NULL = none */
-    int32_t given_up, open;
+    int32_t given_up, open; /* 1: give_up was called; 1: a group is open */
 } gmm__comm_base;
 
+/* Stores the first failure of a communicator, which the functions behind it report from then on. */
 static GMM__UNUSED gmm_status gmm__comm_fail(gmm__comm_base *base, const char *call, const char *text) {
     if (!base->error.text[0])
         (void)gmm__fail(&base->error, GMM_E_COMM, "%s%s%.60s%s: %.300s", call, base->what ? " of '" : "",
                         base->what ? base->what : "", base->what ? "'" : "", text);
     return GMM_E_COMM;
 }
+/* GMM_E_COMM once the communicator has failed or was given up; *error, which may be NULL, is the first failure. */
 static GMM__UNUSED gmm_status gmm__comm_poll(const gmm__comm_base *base, gmm_error *error) {
     if (error) *error = base->error;
     return base->given_up || base->error.text[0] ? GMM_E_COMM : GMM_OK;
@@ -1531,7 +1545,13 @@ static GMM__UNUSED void gmm__comm_free(gmm_context *ctx, void *p) {
     else GMM_FREE(p);
 }
 
-/* CPU ranks: streams, tokens of events, vector clocks, communicators and their memory. */
+/* CPU ranks: streams, tokens of events, vector clocks, communicators and their memory. One thread or several drive the
+   ranks; one mutex of the world protects everything here. An operation is queued on a stream, and runs when it is the
+   head of its queue and ready.
+
+   A vector clock has an entry per queue of the rank: the number of operations of that queue that are ordered before
+   the present one. The race checker reports two accesses of which neither is ordered before the other. */
+
 /* .................................................................................................... CPU ranks ... */
 
 #ifdef GMM_WITH_CPU_RANKS
@@ -1540,7 +1560,8 @@ enum { GMM__RANK_QUEUES = 49 }; /* most streams of a rank, stream NULL and those
 
 /* One record of an event. A wait retains the token of the record that was the last one when the wait was enqueued. */
 typedef struct gmm__token {
-    int32_t references, done;
+    int32_t references;
+    int32_t done;           /* 1: the record has run, */
     uint32_t clock[GMM__RANK_QUEUES];
 } gmm__token;
 
@@ -1567,6 +1588,7 @@ typedef struct gmm__coll {
     size_t bytes;
 } gmm__coll;
 
+/* A queued or captured operation. */
 typedef struct gmm__rank_op {
     gmm__rank_kind kind;
     int32_t count;          /* of ranges, or of collective calls */
@@ -1578,12 +1600,13 @@ typedef struct gmm__rank_op {
     gmm__token *token;      /* RECORD, WAIT */
     gmm__rank_event *event; /* graphs: the event of an external node; NULL = a record of the graph itself, */
     int32_t record_index;   /* with this index */
-    int32_t started;        /* LAUNCH */
+    int32_t started;        /* LAUNCH: 1 = its operations are in the queues of the graph */
     struct gmm__member *member; /* COLLECTIVE */
     uint64_t number;        /* of the collective in its communicator */
     gmm_ranks_graph *graph;
 } gmm__rank_op;
 
+/* The operations of a stream, or of a stream that a graph replays. */
 typedef struct gmm__rank_queue {
     struct gmm__cpu_rank *rank;
     int32_t index;
@@ -1599,7 +1622,7 @@ typedef struct gmm__rank_queue {
 typedef struct gmm__rank_access {
     uintptr_t begin, end;
     int32_t queue, writes;
-    uint32_t time;
+    uint32_t time;          /* entry of its queue in the clock of the access */
     const char *name;
 } gmm__rank_access;
 
@@ -1608,7 +1631,7 @@ typedef struct gmm__cpu_rank {
     int32_t index, given_up;
     uint64_t captures;      /* captures begun */
     gmm__rank_queue *queues[GMM__RANK_QUEUES];
-    gmm_ranks_graph *capture;
+    gmm_ranks_graph *capture; /* the capture under way; NULL = none */
     gmm__token *host;       /* copy of the clock of queue 0, for operations being enqueued */
     uint64_t progress;      /* operations done */
     gmm__rank_access *accesses;
@@ -1624,7 +1647,7 @@ typedef struct gmm__group {
     int32_t size;
     uint64_t done;          /* collectives completed */
     struct gmm__member *members;
-    gmm_error fault;
+    gmm_error fault;        /* the failure that ended its use; status GMM_OK = none */
 } gmm__group;
 
 typedef struct gmm__member {
@@ -1643,7 +1666,7 @@ struct gmm_ranks_graph {
     gmm_stream origin;
     uint64_t serial;
     int32_t record_count;   /* plain records */
-    int32_t running;
+    int32_t running;        /* 1: a launch has started and is not done */
     int32_t queue_count;
     int32_t queues[GMM__RANK_QUEUES];    /* queues that replay the streams; the origin's is first */
     gmm__rank_op *ops[GMM__RANK_QUEUES]; /* their operations, which each launch copies */
@@ -1663,8 +1686,8 @@ struct gmm_ranks {
     uint64_t random;
     gmm__cpu_rank *rank;
     gmm__group *groups;
-    int64_t races;
-    char race[400];
+    int64_t races;          /* number of races found */
+    char race[400];         /* description of the first one */
 };
 
 static void *gmm__ranks_alloc(gmm_ranks *w, size_t bytes) {
@@ -1719,6 +1742,7 @@ static void gmm__clock_merge(uint32_t *clock, const uint32_t *other) {
 
 /* --- The race checker, failures, and the scheduler of queued operations --- */
 
+/* Reports a race between an access of the queue's present operation and an earlier one, and records the access. */
 static void gmm__ranks_check_access(gmm__rank_queue *q, const char *name, const void *data, size_t bytes, int writes) {
     gmm__cpu_rank *r = q->rank;
     gmm_ranks *w = r->world;
@@ -1741,7 +1765,7 @@ static void gmm__ranks_check_access(gmm__rank_queue *q, const char *name, const 
                            "stream %d %s, and nothing orders the two", r->index, name, q->index,
                            writes ? "writes" : "reads", (unsigned long long)bytes, (void *)access.begin,
                            a.name, (int)a.queue, a.writes ? "writes" : "reads");
-        /* what is ordered behind `access` is ordered behind `a` too */
+        /* `a` is dropped: an access ordered behind `access` is ordered behind `a` too */
         if (covered && ordered && (writes || !a.writes)) continue;
         r->accesses[count++] = a;
     }
@@ -1811,6 +1835,7 @@ static gmm__rank_op *gmm__group_find_op(gmm__group *g, int32_t member, gmm__rank
     return NULL;
 }
 
+/* Whether the head of a queue can run. */
 static int gmm__rank_is_ready(gmm__rank_queue *q) {
     gmm__rank_op *op = gmm__queue_head(q);
     int32_t i;
@@ -1845,6 +1870,7 @@ static void gmm__rank_pop(gmm__rank_queue *q) {
 
 static const char *const gmm__coll_names[] = {"all_gather", "reduce_scatter", "all_to_all", "all_reduce_max"};
 
+/* Runs call `which` of a group's collective: p[rank][which]. `bytes` and `count` are those of one rank's part. */
 static void gmm__coll_run(const gmm__group *g, gmm__coll **p, int32_t which) {
     const gmm__coll *first = &p[0][which];
     const size_t bytes = first->bytes;
@@ -2031,11 +2057,12 @@ static gmm_status gmm__rank_fail(gmm__cpu_rank *r, gmm_status status, const char
     return gmm__fail(&r->error, status, "%s", text);
 }
 
+/* The queue of a stream; that of stream NULL is queue 0. */
 static gmm__rank_queue *gmm__rank_stream_queue(gmm__cpu_rank *r, gmm_stream stream) {
     return stream ? (gmm__rank_queue *)(void *)stream : r->queues[0];
 }
 
-/* Begins a call for a rank: takes the lock unless it fails. */
+/* Begins a call for a rank. On success the world's mutex is locked, until gmm__rank_end_call. */
 static gmm_status gmm__rank_begin_call(gmm__cpu_rank *r) {
     if (!r) return GMM_E_NULL;
     (void)pthread_mutex_lock(&r->world->mutex);
@@ -2043,7 +2070,8 @@ static gmm_status gmm__rank_begin_call(gmm__cpu_rank *r) {
     (void)pthread_mutex_unlock(&r->world->mutex);
     return GMM_E_COMM;
 }
-/* Ends a call: runs queued operations, with a seed a random number of them, and releases the lock. */
+/* Ends a call: runs the queued operations that are ready, or with config.seed a random number of them, and unlocks the
+   mutex. */
 static gmm_status gmm__rank_end_call(gmm__cpu_rank *r, gmm_status status) {
     gmm_ranks *w = r->world;
     if (!w->config.seed) {
@@ -2394,9 +2422,8 @@ static gmm_status gmm__rank_copy_enqueue(void *self, gmm__rank_copy m, gmm_strea
         (!empty && (m.dst_pitch < m.width || (!m.fill && m.src_pitch < m.width)))) {
         const gmm_status s = gmm__rank_begin_call(r);
         return s ? s : gmm__rank_end_call(r, gmm__rank_fail(
-            r, missing ? GMM_E_NULL : GMM_E_ARG,
-                "%s: dst %p, src %p, pitches %llu and %llu, width %llu, value %d: must "
-            "not be NULL, >= width, and 0 to 255", work.name, m.dst, m.src, (unsigned long long)m.dst_pitch,
+            r, missing ? GMM_E_NULL : GMM_E_ARG, "%s: dst %p, src %p, pitches %llu and %llu, width %llu, value %d: "
+            "must not be NULL, >= width, and 0 to 255", work.name, m.dst, m.src, (unsigned long long)m.dst_pitch,
             (unsigned long long)m.src_pitch, (unsigned long long)m.width, m.value));
     }
     if (empty) return GMM_OK;
@@ -2658,8 +2685,8 @@ static int32_t gmm__graph_find_unjoined(const gmm_ranks_graph *g) {
                 for (k = 0; k < g->queue_count; k++)
                     for (n = 0; n < joined[k]; n++) {
                         const gmm__rank_op *wait = &g->ops[k][n];
-                        if (wait->kind != GMM__RANK_WAIT || wait->event ||
-                            wait->record_index != record->record_index) continue;
+                        if (wait->kind != GMM__RANK_WAIT || wait->event || wait->record_index != record->record_index)
+                            continue;
                         if (joined[i] < j + 1) changed = 1;
                         joined[i] = joined[i] < j + 1 ? j + 1 : joined[i];
                     }
@@ -2829,13 +2856,13 @@ GMMDEF const char *gmm_ranks_error(gmm_ranks *ranks, int32_t rank) {
 }
 
 GMMDEF int64_t gmm_ranks_races(gmm_ranks *ranks, const char **text) {
-    int64_t n;
+    int64_t races;
     if (!ranks) return 0;
     (void)pthread_mutex_lock(&ranks->mutex);
-    n = ranks->races;
+    races = ranks->races;
     if (text) *text = ranks->race;
     (void)pthread_mutex_unlock(&ranks->mutex);
-    return n;
+    return races;
 }
 
 GMMDEF void gmm_ranks_destroy(gmm_ranks *ranks) {
@@ -2957,11 +2984,13 @@ GMMDEF void gmm_ranks_graph_destroy(gmm_ranks_graph *graph) { (void)graph; }
 #endif /* GMM_WITH_CPU_RANKS */
 
 /* Communicators of NCCL. */
+
 /* ....................................................................................................... NCCL ... */
 
 #if defined(__CUDACC__) && defined(GMM_WITH_NCCL)
 
-/* measured on an H200: sufficient for windows and for the kernels that start copy engines */
+/* gmm_comm.processors: the multiprocessors that collectives of NCCL need, also those by windows and copy engines, as
+   measured on an H200. */
 enum { GMM__NCCL_PROCESSORS = 16 };
 
 typedef struct gmm__nccl {
@@ -2970,7 +2999,8 @@ typedef struct gmm__nccl {
     double timeout; /* seconds */
 } gmm__nccl;
 
-/* The status of a call, which a non-blocking communicator may complete later: waits for that. */
+/* The status of an NCCL call. A non-blocking communicator may complete the call later; this function waits for that,
+   except within a group. */
 static gmm_status gmm__nccl_check(gmm__nccl *n, const char *call, ncclResult_t r) {
     const double begin = gmm__gtp_now();
     const struct timespec pause = {0, 20000};
@@ -2994,7 +3024,7 @@ static gmm_status gmm__nccl_group_begin(void *self, const char *what) {
     n->comm_base.what = what;
     GMM__NCCL(n, "ncclGroupStart", (n->comm_base.open = 1, ncclGroupStart()));
 }
-/* After a failed call the group of NCCL stays open until give_up ends it. */
+/* After a failed call NCCL's group stays open until give_up ends it. */
 static gmm_status gmm__nccl_group_end(void *self) {
     gmm__nccl *n = (gmm__nccl *)self;
     GMM__NCCL(n, "ncclGroupEnd", (n->comm_base.open = 0, ncclGroupEnd()));
@@ -3060,8 +3090,7 @@ static gmm_status gmm__nccl_poll(void *self, gmm_error *error) {
     gmm__nccl *n = (gmm__nccl *)self;
     ncclResult_t r = ncclSuccess;
     if (n->comm && !n->comm_base.error.text[0] && ncclCommGetAsyncError(n->comm, &r) == ncclSuccess &&
-        r != ncclSuccess &&
-        r != ncclInProgress)
+        r != ncclSuccess && r != ncclInProgress)
         (void)gmm__comm_fail(&n->comm_base, "NCCL", ncclGetLastError(n->comm));
     return gmm__comm_poll(&n->comm_base, error);
 }
@@ -3145,7 +3174,9 @@ GMMDEF void gmm_nccl_close(gmm_comm *comm) { (void)comm; }
 
 #endif /* GMM_WITH_NCCL */
 
-/* Collectives by copies between the GPUs of one host: flags, copies, collectives. */
+/* Collectives by copies between the GPUs of one host: flags, copies, collectives. In all_gather, all_to_all
+   and all_reduce_max a rank writes into the memory of its peers; in reduce_scatter it reads theirs. */
+
 /* ................................................................................................ Peer copies ... */
 
 #ifdef __CUDACC__
@@ -3154,20 +3185,21 @@ enum {
     GMM__PEERS_MAX_RANKS = 64,
     GMM__PEERS_MAX_WINDOWS = 16,
     GMM__PEERS_STAGED_VALUES = 1024, /* values that all_reduce_max reduces at a time */
-    GMM__PEERS_MIN_BYTES = 2 << 20,  /* smaller allocations have no own block, and CUDA IPC opens whole blocks */
+    GMM__PEERS_MIN_BYTES = 2 << 20,  /* smaller allocations share a block, and CUDA IPC opens whole blocks */
     GMM__PEERS_MAX_PUSHES = 64,      /* of an operation, enqueued together */
+    /* kinds of flags: the rank has reached the operation; its copies are done; it has given up; number of kinds */
     GMM__PEERS_READY = 0, GMM__PEERS_DONE = 1, GMM__PEERS_ABORTED = 2, GMM__PEERS_FLAGS = 3
 };
 
-/* Device memory of every rank, as this rank addresses it. */
+/* A window: device memory that every rank has allocated, and its addresses in this process. */
 typedef struct gmm__peers_window {
     char *base[GMM__PEERS_MAX_RANKS];
-    void *opened[GMM__PEERS_MAX_RANKS]; /* IPC mappings, to be closed; NULL = none */
+    void *opened[GMM__PEERS_MAX_RANKS]; /* the IPC mappings that this rank must close; NULL = none */
     size_t bytes;
 } gmm__peers_window;
 
-/* A copy of all_gather or all_to_all to the same offset of a window on all ranks: to every rank the same bytes, or
-   (`parts`) to each rank its part. */
+/* The copies of one all_gather or all_to_all to the same offset of a window on all ranks. all_gather copies `bytes` of
+   `source` to every rank. all_to_all (`parts` = 1) copies part r of `source`, of `bytes` bytes, to rank r. */
 typedef struct gmm__peers_push {
     const char *source;
     const gmm__peers_window *window;
@@ -3175,11 +3207,11 @@ typedef struct gmm__peers_push {
     int32_t parts, reserved;
 } gmm__peers_push;
 
-/* A rank's own memory begins with flags [READY, DONE, ABORTED][rank], which its peers set to 1 and of which its own
-   stream resets the first two to 0. Behind them is the staging buffer of all_reduce_max,
+/* The state of a communicator. A rank's own memory begins with flags [READY, DONE, ABORTED][rank]. Peers set them to 1;
+   the rank's own stream resets READY and DONE to 0. Behind them, at byte 1024, is the staging buffer of all_reduce_max,
    [rank][GMM__PEERS_STAGED_VALUES] values. An operation is a barrier on READY, the copies into the windows of the
-   peers, and a barrier on DONE. A flag is set again only in the operation after the one that reset it, so that flags
-   need no counter, and graphs can be replayed. */
+   peers, and a barrier on DONE. A peer sets a flag again only in a later operation, after a barrier that follows the
+   reset. Flags therefore need no counter, and graphs that contain operations can be replayed. */
 typedef struct gmm__peers {
     gmm__comm_base comm_base;
     gmm_peers_config config;
@@ -3189,15 +3221,17 @@ typedef struct gmm__peers {
     gmm_stream copy_stream;     /* for copies within the device, concurrent with those to peers */
     gmm_stream control_stream;  /* for poll and give_up; of a priority that few streams use, so that it shares no
                                    hardware queue with a stream that waits for a peer */
-    uint32_t *host_flags;       /* [READY, DONE, ABORTED][rank] page-locked copy */
-    cudaEvent_t fork, join, last;
-    gmm_stream stream;          /* of the open operation */
-    int32_t active, push_count;
+    uint32_t *host_flags;       /* [READY, DONE, ABORTED][rank]: copy in page-locked memory, for poll */
+    cudaEvent_t fork, join;     /* between the operation's stream and copy_stream */
+    cudaEvent_t last;           /* end of the last operation outside of captures */
+    gmm_stream stream;          /* of the active operation */
+    int32_t active;             /* 1: between the barriers of an operation */
+    int32_t push_count;         /* pushes of the operation that are not enqueued yet */
     int32_t notified, reserved; /* notified: a peer has called give_up and set the ABORTED flags of all ranks */
-    gmm__peers_push pushes[GMM__PEERS_MAX_PUSHES]; /* not enqueued yet */
+    gmm__peers_push pushes[GMM__PEERS_MAX_PUSHES];
 } gmm__peers;
 
-/* Description of a window, which ranks exchange. */
+/* What a rank tells its peers about its memory of a window: an IPC handle between processes, else the address. */
 typedef struct gmm__peers_handle {
     cudaIpcMemHandle_t handle;
     size_t offset, bytes;
@@ -3205,9 +3239,11 @@ typedef struct gmm__peers_handle {
     int32_t device, reserved;
 } gmm__peers_handle;
 
+/* The flag of a kind in the memory of rank `owner` that rank `writer` sets. */
 static uint32_t *gmm__peers_flag(const gmm__peers *p, int32_t owner, int kind, int32_t writer) {
     return (uint32_t *)(void *)p->own.base[owner] + kind * p->config.size + writer;
 }
+/* The staged values of rank `writer` in the memory of rank `owner`. */
 static float *gmm__peers_staging(const gmm__peers *p, int32_t owner, int32_t writer) {
     return (float *)(void *)(p->own.base[owner] + 1024) + (size_t)writer * GMM__PEERS_STAGED_VALUES;
 }
@@ -3221,7 +3257,8 @@ static gmm_status gmm__peers_cuda(gmm__peers *p, const char *call, cudaError_t e
     return gmm__comm_fail(&p->comm_base, call, cudaGetErrorString(e));
 }
 
-/* Sets a flag of all peers, waits until all peers have set it here, and resets it. */
+/* Enqueues a barrier, in three steps over all peers: sets this rank's flag in their memory, waits for their flags in
+   the own memory, and resets those. */
 static gmm_status gmm__peers_barrier(gmm__peers *p, int kind, gmm_stream stream) {
     CUstreamBatchMemOpParams op[3 * GMM__PEERS_MAX_RANKS];
     const int32_t size = p->config.size, rank = p->config.rank;
@@ -3248,7 +3285,7 @@ static gmm_status gmm__peers_barrier(gmm__peers *p, int kind, gmm_stream stream)
                ? GMM_OK : gmm__comm_fail(&p->comm_base, "cuStreamBatchMemOp", "the driver refuses it");
 }
 
-/* Begins an operation with its first call. */
+/* Begins an operation, unless one is active on the same stream. */
 static gmm_status gmm__peers_begin_op(gmm__peers *p, gmm_stream stream) {
     if (p->active && p->stream != stream)
         return gmm__comm_fail(&p->comm_base, "peer copies", "one group on two streams");
@@ -3265,8 +3302,8 @@ static size_t gmm__peers_remaining_bytes(const gmm__peers *p, const void *addres
     if (p->address_range(&start, &bytes, (CUdeviceptr)(uintptr_t)address) != CUDA_SUCCESS) return 0;
     return (size_t)(start + bytes - (CUdeviceptr)(uintptr_t)address);
 }
-/* Number of consecutive pushes, of the n from q on, that one 2D copy can do: equal in size and kind, and equally spaced
-   within one allocation on either side. */
+/* Number of pushes, of the n from q on, that one 2D copy to a peer can do together: they are equal in size and kind,
+   and equally spaced within one allocation on either side. */
 static int32_t gmm__peers_count_2d(const gmm__peers *p, const gmm__peers_push *q, int32_t n) {
     const uintptr_t step = n > 1 ? (uintptr_t)q[1].source - (uintptr_t)q->source : 0;
     const size_t pitch = n > 1 ? q[1].offset - q->offset : 0, whole = q->bytes * (size_t)p->config.size;
@@ -3282,8 +3319,9 @@ static int32_t gmm__peers_count_2d(const gmm__peers *p, const gmm__peers_push *q
         k++;
     return k;
 }
-/* Enqueues the pushes, rank by rank, each rank beginning with a different peer. Few large copies, one after the other,
-   saturate the links; many small ones do not, nor do concurrent copies to several ranks. */
+/* Enqueues the pushes, peer by peer, each rank beginning with a different peer. Few large copies, one after the other,
+   saturate the links; many small ones do not, nor do concurrent copies to several ranks. i = 0 is this rank itself,
+   whose copies run on copy_stream. */
 static cudaError_t gmm__peers_flush(gmm__peers *p) {
     const int32_t size = p->config.size, rank = p->config.rank;
     cudaError_t e = cudaSuccess;
@@ -3305,14 +3343,14 @@ static cudaError_t gmm__peers_flush(gmm__peers *p) {
             e = n == 1 ? cudaMemcpyAsync(dst, src, q->bytes, cudaMemcpyDeviceToDevice,
                                          i == 0 ? p->copy_stream : p->stream)
                        : cudaMemcpy2DAsync(dst, q[1].offset - q->offset, src, (size_t)(q[1].source - q->source),
-                                           q->bytes,
-                                           (size_t)n, cudaMemcpyDeviceToDevice, p->stream);
+                                           q->bytes, (size_t)n, cudaMemcpyDeviceToDevice, p->stream);
         }
     p->push_count = 0;
     if (e == cudaSuccess && forked) e = cudaEventRecord(p->join, p->copy_stream);
     if (e == cudaSuccess && forked) e = cudaStreamWaitEvent(p->stream, p->join, 0);
     return e;
 }
+/* Ends the active operation: its pushes and the barrier on DONE. */
 static gmm_status gmm__peers_end_op(gmm__peers *p) {
     enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     gmm_status s;
@@ -3330,8 +3368,7 @@ static gmm_status gmm__peers_end_op(gmm__peers *p) {
 typedef gmm_status gmm__peers_collective(gmm__peers *p, const void *send, void *recv, size_t size, gmm_dtype dtype,
                                          gmm_stream stream);
 static gmm_status gmm__peers_call(void *self, gmm__peers_collective *collective, const void *send, void *recv,
-                                  size_t size,
-                                  gmm_dtype dtype, gmm_stream stream) {
+                                  size_t size, gmm_dtype dtype, gmm_stream stream) {
     gmm__peers *p = (gmm__peers *)self;
     int current;
     gmm_status s = gmm__comm_poll(&p->comm_base, NULL);
@@ -3391,7 +3428,7 @@ static gmm_status gmm__peers_push_all_to_all(gmm__peers *p, const void *send, vo
     (void)dtype, (void)stream;
     return gmm__peers_add_push(p, "all_to_all", send, recv, bytes, 1);
 }
-/* reduce_scatter: the sum over the windows of the peers, which this rank reads. */
+/* reduce_scatter: this rank reads its part from the window of every rank, and sums the parts. */
 static gmm_status gmm__peers_sum_windows(gmm__peers *p, const void *send, void *recv, size_t count, gmm_dtype dtype,
                                          gmm_stream stream) {
     const size_t bytes = count * (size_t)(gmm_dtype_bits(dtype) / 8);
@@ -3406,6 +3443,7 @@ static gmm_status gmm__peers_sum_windows(gmm__peers *p, const void *send, void *
         addends[i] = source.window->base[i] + source.offset + (size_t)p->config.rank * bytes;
     memset(&d, 0, sizeof d);
     d.count = p->config.size;
+    /* rows of the largest power of two that divides count, at most 4096 */
     for (d.cols = 1; d.cols < 4096 && count % (size_t)(2 * d.cols) == 0; d.cols *= 2) { }
     d.rows = (int64_t)count / d.cols;
     d.scale = 1.0f;
@@ -3416,7 +3454,7 @@ static gmm_status gmm__peers_sum_windows(gmm__peers *p, const void *send, void *
     return gmm_accumulate(p->comm_base.ctx, &d, NULL, 0, stream)
                ? gmm__comm_fail(&p->comm_base, "reduce_scatter", gmm_last_error(p->comm_base.ctx)) : GMM_OK;
 }
-/* values = the largest of each value and of those that the peers have copied into the staging buffer. */
+/* Raises each value to the largest of those that the peers have copied into the staging buffer; NaN wins. */
 static __global__ void gmm_peers_max(float *values, const float *staging, int size, int rank, int count) {
     const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     int r;
@@ -3429,6 +3467,7 @@ static __global__ void gmm_peers_max(float *values, const float *staging, int si
     }
     values[i] = largest;
 }
+/* all_reduce_max: in rounds of GMM__PEERS_STAGED_VALUES values, each an operation of its own. */
 static gmm_status gmm__peers_reduce_max(gmm__peers *p, const void *send, void *recv, size_t count, gmm_dtype dtype,
                                         gmm_stream stream) {
     const int32_t size = p->config.size, rank = p->config.rank;
@@ -3443,8 +3482,7 @@ static gmm_status gmm__peers_reduce_max(gmm__peers *p, const void *send, void *r
         if (first > 0) s = gmm__peers_begin_op(p, stream);
         for (i = 1; i < size && e == cudaSuccess; i++)
             e = cudaMemcpyAsync(gmm__peers_staging(p, (rank + i) % size, rank), values + first,
-                                (size_t)n * sizeof *values,
-                                cudaMemcpyDeviceToDevice, stream);
+                                (size_t)n * sizeof *values, cudaMemcpyDeviceToDevice, stream);
         if (!s) s = gmm__peers_cuda(p, "all_reduce_max", e);
         if (!s) s = gmm__peers_end_op(p); /* the peers have copied their values */
         if (s) break;
@@ -3487,14 +3525,14 @@ static gmm_status gmm__peers_group_end(void *self) {
 
 /* Windows, failures, opening and closing of communicators of peer copies. */
 
-/* Finds a peer that has given up or has not arrived; waits for the device at most 0.1 s, since a stream of it may wait
-   for ever. */
+/* Finds a peer that has given up, and for the message of a timeout the only peer that has not reached the operation. It
+   waits for its copy of the flags at most 0.1 s, since a stream of the device may wait for ever. */
 static gmm_status gmm__peers_poll(void *self, gmm_error *error) {
     gmm__peers *p = (gmm__peers *)self;
     gmm_status s = gmm__comm_poll(&p->comm_base, error);
     const double begin = gmm__gtp_now();
     const int32_t size = p->config.size, rank = p->config.rank;
-    int32_t i, missing = -1, aborted = -1, current, n = 0;
+    int32_t i, missing = -1, aborted = -1, current, missing_count = 0;
     char text[96];
     cudaError_t e;
     if (s || size == 1 || gmm__cuda_enter(p->comm_base.ctx, &current) != cudaSuccess) return s;
@@ -3505,19 +3543,22 @@ static gmm_status gmm__peers_poll(void *self, gmm_error *error) {
         while ((e = cudaStreamQuery(p->control_stream)) == cudaErrorNotReady && gmm__gtp_now() - begin < 0.1) { }
     for (i = 0; i < size && e == cudaSuccess; i++) {
         if (i != rank && p->host_flags[GMM__PEERS_ABORTED * size + i]) aborted = i;
-        if (i != rank && !p->host_flags[GMM__PEERS_READY * size + i]) missing = i, n++;
+        if (i != rank && !p->host_flags[GMM__PEERS_READY * size + i]) missing = i, missing_count++;
     }
     if (aborted >= 0) {
         (void)snprintf(text, sizeof text, "rank %d of %d has given up: what came since is void", aborted, size);
         s = gmm__comm_fail(&p->comm_base, "peer copies", text);
         p->notified = 1;
         (void)gmm__comm_poll(&p->comm_base, error);
-    } else if (n == 1 && error && cudaEventQuery(p->last) == cudaErrorNotReady) /* reported after a timeout */
+    } else if (missing_count == 1 && error && cudaEventQuery(p->last) == cudaErrorNotReady) {
+        /* the message of a timeout contains this text; s stays GMM_OK */
         (void)snprintf(error->text, sizeof error->text, "rank %d of %d has not joined", missing, size);
+    }
     (void)cudaGetLastError();
     return gmm__cuda_leave(p->comm_base.ctx, "peers", current, cudaSuccess), s;
 }
-/* Sets the flags for `nanoseconds`, so that streams that wait for a peer, or begin to wait in that time, continue. */
+/* Sets the flags again and again for `nanoseconds`, so that streams that wait for a peer, or begin to wait in that
+   time, continue. */
 static __global__ void gmm_peers_release(volatile uint32_t *flags, int count, unsigned long long nanoseconds) {
     unsigned long long begin, now;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
@@ -3527,6 +3568,8 @@ static __global__ void gmm_peers_release(volatile uint32_t *flags, int count, un
         asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
     } while (now - begin < nanoseconds);
 }
+/* Ends the use of the communicator: tells all ranks, unless a peer has done so (`notified`), and releases the streams
+   of this rank that wait for a peer. */
 static void gmm__peers_give_up(void *self, const char *why) {
     gmm__peers *p = (gmm__peers *)self;
     CUstreamBatchMemOpParams op[GMM__PEERS_MAX_RANKS];
@@ -3538,7 +3581,7 @@ static void gmm__peers_give_up(void *self, const char *why) {
     (void)gmm__comm_fail(&p->comm_base, "given up", why);
     if (gmm__cuda_enter(p->comm_base.ctx, &current) != cudaSuccess) return;
     memset(op, 0, sizeof op);
-    for (i = 0; i < size; i++) { /* its own flag is last, ordered behind the other writes */
+    for (i = 0; i < size; i++) { /* the rank's own flag is the last write of the batch */
         uint32_t *flag = gmm__peers_flag(p, (rank + 1 + i) % size, GMM__PEERS_ABORTED, rank);
         op[i].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
         op[i].writeValue.address = (CUdeviceptr)(uintptr_t)flag;
@@ -3559,8 +3602,8 @@ static void gmm__peers_close_window(gmm__peers *p, gmm__peers_window *w) {
         if (w->opened[i]) (void)cudaIpcCloseMemHandle(w->opened[i]);
     memset(w, 0, sizeof *w);
 }
-/* Exchanges whether the call has failed on a rank: then it fails on all. `failure`: the reason on this rank, or NULL.
-   */
+/* Exchanges whether the call has failed on a rank; if so, it fails on all. `failure` is the reason on this rank, or
+   NULL. */
 static gmm_status gmm__peers_check_ranks(gmm__peers *p, const char *call, const char *failure) {
     char own = failure != NULL, all[GMM__PEERS_MAX_RANKS], text[64];
     int32_t i;
@@ -3572,7 +3615,8 @@ static gmm_status gmm__peers_check_ranks(gmm__peers *p, const char *call, const 
     (void)snprintf(text, sizeof text, "it failed on rank %d of %d", i, p->config.size);
     return gmm__comm_fail(&p->comm_base, call, text);
 }
-/* Exchanges the addresses of a window and maps those of the peers. With a `failure` of this rank w may be NULL. */
+/* Exchanges the addresses of a window and maps those of the peers. All ranks call it, also those that have failed
+   before: they pass the reason as `failure`, and w may then be NULL. */
 static gmm_status gmm__peers_open_window(gmm__peers *p, gmm__peers_window *w, void *base, size_t bytes,
                                          const char *failure) {
     static const char call[] = "window";
@@ -3615,7 +3659,7 @@ static gmm_status gmm__peers_open_window(gmm__peers *p, gmm__peers_window *w, vo
     if (!s) return GMM_OK;
     gmm__peers_close_window(p, w);
     (void)cudaGetLastError();
-    (void)gmm__peers_check_ranks(p, call, NULL); /* the owners may free it once all ranks have closed it */
+    (void)gmm__peers_check_ranks(p, call, NULL); /* owners may free the memory once all ranks have closed it */
     return s;
 }
 static gmm_status gmm__peers_window_add(void *self, void *base, size_t bytes, void **window) {
@@ -3642,7 +3686,7 @@ static gmm_status gmm__peers_window_remove(void *self, void *window) {
     const int entered = gmm__cuda_enter(p->comm_base.ctx, &current) == cudaSuccess;
     if (entered) gmm__peers_close_window(p, (gmm__peers_window *)window);
     if (entered) (void)gmm__cuda_leave(p->comm_base.ctx, "window", current, cudaSuccess);
-    /* the owners may free it once all ranks have closed it */
+    /* owners may free the memory once all ranks have closed it */
     if (p->config.exchange(p->config.user, &own, all, 1) != GMM_OK)
         return gmm__comm_fail(&p->comm_base, "window", "the exchange failed");
     return entered ? GMM_OK : GMM_E_CUDA;
@@ -3679,7 +3723,7 @@ GMMDEF gmm_status gmm_peers_open(const gmm_peers_config *config, gmm_comm *out, 
     enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
     gmm_peers_config c;
     gmm__peers *p;
-    void *batch = NULL, *range = NULL, *own = NULL, *seen = NULL;
+    void *batch = NULL, *range = NULL, *own = NULL, *host_flags = NULL;
     size_t bytes;
     int current, low = 0, high = 0;
     cudaError_t e;
@@ -3720,13 +3764,16 @@ GMMDEF gmm_status gmm_peers_open(const gmm_peers_config *config, gmm_comm *out, 
     if (e == cudaSuccess) e = cudaEventCreateWithFlags(&p->last, cudaEventDisableTiming);
     bytes = gmm__peers_own_bytes(c.size);
     if (bytes < GMM__PEERS_MIN_BYTES) bytes = GMM__PEERS_MIN_BYTES;
-    if (e == cudaSuccess) e = cudaMallocHost(&seen, GMM__PEERS_FLAGS * GMM__PEERS_MAX_RANKS * sizeof *p->host_flags);
+    if (e == cudaSuccess)
+        e = cudaMallocHost(&host_flags, GMM__PEERS_FLAGS * GMM__PEERS_MAX_RANKS * sizeof *p->host_flags);
     if (e == cudaSuccess) e = cudaMalloc(&own, bytes);
     if (e == cudaSuccess) e = cudaMemset(own, 0, bytes);
-    p->host_flags = (uint32_t *)seen;
-    if (e == cudaSuccess) { /* kernels are loaded here, since loading may wait for a device that waits for a peer */
-        gmm_peers_release<<<1, GMM__PEERS_ABORTED * GMM__PEERS_MAX_RANKS, 0,
-            p->control_stream>>>((uint32_t *)own, 0, 0);
+    p->host_flags = (uint32_t *)host_flags;
+    if (e == cudaSuccess) {
+        /* Launches both kernels, so that they are loaded here: later, loading may wait for the device while a stream of
+           it waits for a peer. */
+        gmm_peers_release<<<1, GMM__PEERS_ABORTED * GMM__PEERS_MAX_RANKS, 0, p->control_stream>>>((uint32_t *)own, 0,
+                                                                                                  0);
         gmm_peers_max<<<1, 1, 0, p->control_stream>>>((float *)own, (const float *)own, 0, 0, 0);
         e = cudaGetLastError();
     }
@@ -3773,42 +3820,51 @@ GMMDEF void gmm_peers_close(gmm_comm *comm) { (void)comm; }
 
 #endif /* __CUDACC__ */
 
-/* Structures of the GTP runtime object. */
+/* Structures of the GTP runtime object.
+
+   A bundle is gathered into a slot of its domain's gather block. Slots are of a kind: rowwise copies, columnwise
+   copies, or rowwise copies for recomputation; bundles that no chain uses at the same time share a slot. The stage
+   is a buffer behind the slots, for gathers whose bytes must be rearranged or transposed before they are in the
+   slot. Gradients of a bundle are computed in a gradient slot of the reduce block. Slots, stages and gradient slots
+   of bundles in captured chains are separate from those of the others, since replays of a graph use fixed addresses. */
+
 /* ....................................................................................... Runtime: structures ... */
 
-/* An event that streams wait for, inside and outside of captures. A record in a capture records `captured_event` for
-   waits of the same graph, and an external node records `external_event` for all other waits. */
+/* An event that streams wait for, inside and outside of captures. A record in a capture records two CUDA events:
+   `captured_event` for waits in the same graph, and by an external node `external_event` for all other waits. A record
+   outside of captures records `external_event` alone. */
 typedef struct gmm__gtp_event {
     gmm_event captured_event, external_event;
     int32_t graph;              /* graph of the last record, counted from 1; 0 = outside of captures */
     int32_t recorded;           /* 1 after the first record */
-    int32_t waited;             /* 1: `waiter` has waited since the last record, and need not wait again */
+    int32_t waited;             /* 1: stream `waiter` has waited since the last record, and need not wait again */
     gmm_stream recorder, waiter;
 } gmm__gtp_event;
 
-/* A collective or a replay that gmm_gtp_poll monitors. The collectives of a stream are stored in a ring; the oldest one
-   that is not done is the one that may hang. A collective that finds the ring full is not monitored. */
+/* A collective or a replay that gmm_gtp_poll monitors. The collectives of a stream are stored in a ring. They run in
+   order, so that only the oldest one that is not done can hang. A collective that finds the ring full is not
+   monitored. */
 enum { GMM__MAX_WATCHES = 256, GMM__MAX_EXCHANGE_RANKS = 256 };
 typedef struct gmm__watch {
     gmm_event begin;
     gmm_event end;              /* NULL = nothing to monitor */
-    int32_t begun;              /* 1: a poll has found that it has begun, */
-    double begin_time;          /* at this time in seconds */
+    int32_t begun;              /* 1: a poll has found that it has begun */
+    double begin_time;          /* time of that poll in seconds, from which the timeout counts */
     const gmm_comm *comm;       /* NULL = a graph */
-    const char *what, *name;
-    int32_t replayed;           /* graphs: post_replay was called, with this stream */
-    gmm_stream stream;
+    const char *what, *name;    /* for messages: the collective, the bundle */
+    int32_t replayed;           /* graphs: 1 = gmm_gtp_post_replay was called, */
+    gmm_stream stream;          /* last with this stream */
 } gmm__watch;
 
-/* Layout of one buffer that is gathered from the shards of all ranks. Where the shards' bytes in the order of ranks are
-   the gathered buffer, they are received in place. Otherwise they are received in the stage (`staged`), and a 2D copy
-   for each rank places its columns side by side. */
+/* Layout of one buffer that is gathered from the shards of all ranks. Where the gathered buffer is the shards' bytes
+   one after the other in the order of ranks, they are received in place. Otherwise they are received in the stage
+   (`staged`), and one 2D copy per rank places their columns side by side. */
 typedef struct gmm__gather_layout {
-    size_t send_bytes;           /* of a rank; 0 = not sent */
+    size_t send_bytes;           /* bytes of a rank's shard; 0 = not sent */
     size_t gathered_bytes;
     size_t offset;               /* in the slot */
-    size_t stage_offset;         /* in the stage; also of the rowwise copy of a weight that is transposed here */
-    size_t group_bytes;          /* stride of groups that an operation expects */
+    size_t stage_offset;         /* in the stage: of a staged buffer, or of a rowwise copy that will be transposed */
+    size_t group_bytes;          /* bytes between the weights of a bundle that an operation expects */
     int32_t staged, reserved;
     size_t width, height, src_pitch, dst_pitch; /* of the 2D copy of a rank */
     size_t valid_width;          /* bytes of a destination row that ranks fill; zeros follow */
@@ -3836,12 +3892,13 @@ typedef struct gmm__gtp_slot {
     int32_t domain, kind, captured;
     int32_t bundle;              /* whose weights the slot contains; -1 = none */
     int32_t graph;               /* the graph that gathered them, counted from 1; 0 = outside of captures */
-    int32_t pending;             /* requested by a prefetch, not acquired yet: 1 = gathered for it, 2 = was resident */
-    uint32_t acquired;           /* a bit per pass */
+    int32_t pending;             /* not 0: prefetched and not acquired yet; 1 = gathered, 2 = was resident already */
+    uint32_t acquired;           /* a bit per pass: acquired, and not released yet */
     int32_t read;                /* 1: read since it was gathered, */
     gmm_stream reader;           /* last on this stream */
-    int64_t version;
-    gmm__gtp_event ready, last_use;
+    int64_t version;             /* of the bundle's weights in the slot */
+    gmm__gtp_event ready;        /* the gather into the slot is done */
+    gmm__gtp_event last_use;     /* all reads up to the last release are done */
 } gmm__gtp_slot;
 
 /* A buffer for the gradients of a bundle. */
@@ -3856,18 +3913,22 @@ typedef struct gmm__wgrad_slot {
 typedef struct gmm__gtp_bundle {
     const char *name;
     int32_t domain, first, count;  /* members[first .. first + count) */
-    int32_t uniform, trainable, captured;
+    int32_t uniform;               /* 1: all weights have one shape */
+    int32_t trainable;             /* number of weights with a main_grad */
+    int32_t captured;              /* 1: its chains are captured */
     int32_t publish_requested;     /* 1: hooks.need was called for the next forward */
     int32_t slot[GMM_GTP_PASSES];  /* -1 = none: the shards are read in place */
     int32_t chain[GMM_GTP_PASSES], position[GMM_GTP_PASSES]; /* -1 = none */
     int32_t wgrad_slot;            /* -1 = frozen */
-    uint32_t acquired;             /* a bit per pass */
-    int64_t version;
+    uint32_t acquired;             /* a bit per pass: acquired, and not released yet */
+    int64_t version;               /* number of publications */
     gmm_mat columnwise;            /* the target of mat.columnwise in backward views */
     size_t amax_offset[2];         /* NV16: amaxes in a slot, by direction */
     size_t slot_bytes[GMM__SLOT_KINDS], grad_bytes;
-    gmm__gtp_event published, done, in_place; /* in_place: the last read of the shards themselves */
-    gmm_stream reader;             /* of that read */
+    gmm__gtp_event published;      /* the shards have been written */
+    gmm__gtp_event done;           /* the gradients have been added to main_grad */
+    gmm__gtp_event in_place;       /* all reads of the shards themselves are done, */
+    gmm_stream reader;             /* the last of them on this stream */
 } gmm__gtp_bundle;
 
 typedef struct gmm__gtp_chain {
@@ -3876,8 +3937,8 @@ typedef struct gmm__gtp_chain {
     int32_t prefetch, held, captured, next;
 } gmm__gtp_chain;
 
-/* Arrays of two are indexed by GMM__GTP_GATHER and GMM__GTP_REDUCE, those of the stage by whether a capture is active.
-   */
+/* Arrays of two are indexed by GMM__GTP_GATHER and GMM__GTP_REDUCE, those of the stage (stage_offset, stage_bytes,
+   staged) by whether the bundle is in captured chains. */
 typedef struct gmm__gtp_domain {
     gmm_gtp_domain desc;
     gmm_comm gather, reduce;     /* with one rank no function of theirs is called */
@@ -3886,9 +3947,9 @@ typedef struct gmm__gtp_domain {
     int32_t used[2];             /* 1: the stream was given work, so that a fence has to wait for it */
     size_t gather_bytes, reduce_bytes, recv_offset, workspace_offset, workspace_bytes;
     size_t stage_offset[2], stage_bytes[2];
-    gmm__gtp_event staged[2];    /* the last use of the stage: the gathers that use it run one after the other */
+    gmm__gtp_event staged[2];    /* the last gather that used the stage is done; the next one waits for that */
     size_t amax_offset, cast_offset, cast_bytes; /* gmm_gtp_quantize: amaxes of the domain's weights, workspace */
-    gmm__gtp_event cast;
+    gmm__gtp_event cast;         /* the last gmm_gtp_quantize has used these */
     char *gather_base, *reduce_base;
     void *window[2];
     gmm_event fork[2], join[2];
@@ -3897,7 +3958,8 @@ typedef struct gmm__gtp_domain {
     uint32_t oldest[2], next[2]; /* of the rings: counters that are taken modulo the ring's size */
 } gmm__gtp_domain;
 
-enum { GMM__GRAPH_NEEDS = 1, GMM__GRAPH_READS = 2, GMM__GRAPH_REDUCES = 4 }; /* how a graph uses a bundle */
+/* How a graph uses a bundle: it needs newly published shards (hooks.need), reads shards, reduces gradients. */
+enum { GMM__GRAPH_NEEDS = 1, GMM__GRAPH_READS = 2, GMM__GRAPH_REDUCES = 4 };
 
 struct gmm_gtp {
     gmm_gtp_config config;
@@ -3910,8 +3972,8 @@ struct gmm_gtp {
     int32_t domain_count, weight_count, bundle_count, chain_count, graph_count, member_count, chain_bundle_count;
     int32_t slot_count, wgrad_slot_count;
     int32_t graph;               /* the graph being captured, counted from 1; 0 = none */
-    gmm_stream graph_stream;
-    gmm_event graph_begin;
+    gmm_stream graph_stream;     /* the stream on which that capture began */
+    gmm_event graph_begin;       /* recorded there, for streams that join the capture */
     gmm__gtp_domain *domains;
     gmm__gtp_weight *weights;
     gmm__gtp_bundle *bundles;
@@ -3921,12 +3983,14 @@ struct gmm_gtp {
     gmm__watch *graph_watch;     /* [graphs] */
     gmm_event *graph_end;        /* [graphs] */
     int32_t *members, *chain_bundles; /* [weights], [3 bundles] */
-    void **table[GMM_GTP_PASSES], **scales[GMM_GTP_PASSES], **grads; /* [weights] in the order of members */
+    /* addresses that views refer to, [weights] in the order of members: of data, scales and gradients */
+    void **table[GMM_GTP_PASSES], **scales[GMM_GTP_PASSES], **grads;
     unsigned char *graph_usage;  /* [graphs][bundles] */
     gmm_gtp_statistics stats;
 };
 
 /* Creation of the runtime object, and declarations of domains, weights, bundles and chains. */
+
 /* ........................................................................................ Runtime: declarations ... */
 
 /* Places the arrays of the object behind it; sets their addresses if base is not NULL. Returns the bytes of all. */
@@ -3970,8 +4034,8 @@ static gmm_status gmm__gtp_read_config(const char *fn, const gmm_gtp_config *con
         return gmm__fail(error, GMM_E_ARG, "%s: %d domains, %d weights, %d bundles, %d chains, %d graphs: must be 0 to "
                          "%d, at most 4096 graphs", fn, c->domains, c->weights, c->bundles,
                          c->chains, c->graphs, (int)limit);
-    if (c->timeout_ms < 0) return gmm__fail(error, GMM_E_ARG, "%s: timeout_ms is %d: must be >= 0", fn,
-                                            c->timeout_ms);
+    if (c->timeout_ms < 0)
+        return gmm__fail(error, GMM_E_ARG, "%s: timeout_ms is %d: must be >= 0", fn, c->timeout_ms);
     return GMM_OK;
 }
 
@@ -3984,7 +4048,7 @@ GMMDEF gmm_status gmm_gtp_query(const gmm_gtp_config *config, size_t *bytes, gmm
     return s;
 }
 
-/* Whether a runtime has the functions that are called here: none that make streams or make the host wait. */
+/* Whether a runtime has the functions that GTP calls; it calls none that create streams or make the host wait. */
 static int gmm__gtp_runtime_complete(const gmm_runtime *r) {
     return r->stream_wait && r->event_create && r->event_destroy && r->event_record && r->event_query && r->copy &&
            r->copy2d && r->fill && r->fill2d && r->is_capturing && r->run;
@@ -4027,8 +4091,7 @@ GMMDEF const char *gmm_gtp_last_error(const gmm_gtp *gtp) { return gtp ? gtp->er
 
 /* Checks that the object accepts a further declaration: it is not sealed, and the configured number is not reached. */
 static gmm_status gmm__gtp_check_declaration(gmm_gtp *g, const char *fn, const char *what, int32_t count,
-                                             int32_t capacity,
-                                             const void *id) {
+                                             int32_t capacity, const void *id) {
     if (!g) return GMM_E_NULL;
     if (g->failed) return g->failed;
     if (!id) return gmm__fail(&g->error, GMM_E_NULL, "%s: id is NULL", fn);
@@ -4083,8 +4146,9 @@ GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain,
         return gmm__fail(&gtp->error, GMM_E_NULL, "%s: domain->gather is NULL, reduce is not", fn);
     if (desc.reduction == GMM_GTP_REDUCE_AUTO)
         desc.reduction = d->size > GMM__MAX_EXCHANGE_RANKS ||
-            (!d->reduce.exchanges && (desc.wire == GMM_F32 || d->size <= 2))
-                             ? GMM_GTP_REDUCE_SCATTER : GMM_GTP_REDUCE_EXCHANGE;
+                                 (!d->reduce.exchanges && (desc.wire == GMM_F32 || d->size <= 2))
+                             ? GMM_GTP_REDUCE_SCATTER
+                             : GMM_GTP_REDUCE_EXCHANGE;
     if (desc.reduction == GMM_GTP_REDUCE_EXCHANGE && d->size > GMM__MAX_EXCHANGE_RANKS)
         return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: reduction by exchange among %d ranks: must be at most %d", fn,
                          d->size, (int)GMM__MAX_EXCHANGE_RANKS);
@@ -4093,8 +4157,8 @@ GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain,
     return GMM_OK;
 }
 
-/* The axis of a scale array that corresponds to the rows of the matrix (1: its rows, 0: its columns), and the number of
-   rows that share a scale. */
+/* Which axis of a scale array runs along the rows of the weight (1: its rows, 0: its columns), and the number of rows
+   that share a scale. */
 static int gmm__gtp_scale_axis(gmm_scaling scaling, int direction, int64_t *block) {
     const int columnwise = direction == GMM_COLUMNWISE;
     switch (scaling) {
@@ -4106,21 +4170,23 @@ static int gmm__gtp_scale_axis(gmm_scaling scaling, int direction, int64_t *bloc
 }
 
 /* The gather layouts of the data and scales of one direction. Buffers that 2D copies assemble have the pitch that
-   operations expect: scales that of the logical rows, elements that of the padded rows, which views give as ld. Buffers
-   that are received in place have their padding at their end. */
+   operations expect: scales that of the unpadded rows, elements that of the padded rows, which views give as ld.
+   Buffers that are received in place have their padding at their end. `part` is the layout of a shard, `whole` that
+   of the padded weight, `logical` that of the unpadded one. */
 static gmm_status gmm__gtp_gather_layouts(const gmm_shard *s, const gmm_shard_plan *p, int direction,
-                                          gmm__gtp_weight *w,
-                                          gmm_error *error) {
+                                          gmm__gtp_weight *w, gmm_error *error) {
     gmm__gather_layout *data = &w->layout[direction][GMM__GTP_DATA], *scale = &w->layout[direction][GMM__GTP_SCALE];
     gmm_layout part = GMM_ZERO, whole = GMM_ZERO, logical = GMM_ZERO;
     const size_t bits = (size_t)gmm_dtype_bits(s->dtype);
     const int sent = p->shard_data_bytes[direction] > 0;
     gmm_status status = gmm_layout_of(s->dtype, s->scaling, GMM_SCALES_COMPACT, (gmm_direction)direction, p->shard_rows,
                                       p->local_cols, &part, error);
-    if (!status) status = gmm_layout_of(s->dtype, s->scaling, GMM_SCALES_COMPACT, (gmm_direction)direction,
-                                        p->padded_rows, p->local_cols, &whole, error);
-    if (!status) status = gmm_layout_of(s->dtype, s->scaling, GMM_SCALES_COMPACT, (gmm_direction)direction,
-                                        p->local_rows, p->local_cols, &logical, error);
+    if (!status)
+        status = gmm_layout_of(s->dtype, s->scaling, GMM_SCALES_COMPACT, (gmm_direction)direction, p->padded_rows,
+                               p->local_cols, &whole, error);
+    if (!status)
+        status = gmm_layout_of(s->dtype, s->scaling, GMM_SCALES_COMPACT, (gmm_direction)direction, p->local_rows,
+                               p->local_cols, &logical, error);
     if (status) return status;
     memset(data, 0, sizeof *data);
     memset(scale, 0, sizeof *scale);
@@ -4368,9 +4434,13 @@ GMMDEF gmm_status gmm_gtp_add_chain(gmm_gtp *gtp, const gmm_gtp_chain *chain, in
     return GMM_OK;
 }
 
-/* Work that the runtime enqueues: sums of gradients, casts of shards, transposes. */
+/* Work that the runtime enqueues by gmm_runtime.run: sums of gradients, casts of shards, transposes. Each has a
+   structure of arguments with pointers into itself. gmm_runtime.run may copy the structure, so that a *_run function
+   links the pointers of its own copy. */
+
 /* ................................................................................................ Runtime: work ... */
 
+/* Weight i of a bundle. */
 static gmm__gtp_weight *gmm__gtp_member(gmm_gtp *g, const gmm__gtp_bundle *b, int32_t i) {
     return &g->weights[g->members[b->first + i]];
 }
@@ -4474,6 +4544,7 @@ static gmm_status gmm__gtp_transposition_run(const void *argument, gmm_stream st
 }
 
 /* The memory plan: slots, layouts of bundles, bytes of domains. */
+
 /* ......................................................................................... Runtime: memory plan ... */
 
 /* The kind of slot that a pass reads. */
@@ -4484,14 +4555,15 @@ static int gmm__slot_kind(gmm_gtp *g, const gmm__gtp_bundle *b, int pass) {
 }
 static int gmm__slot_direction(int kind) { return kind == GMM__SLOT_COLUMNWISE ? GMM_COLUMNWISE : GMM_ROWWISE; }
 
-/* Whether a pass reads a slot: with one rank, only a transpose does. */
+/* Whether a pass reads a slot. With one rank it reads the shards themselves, unless they must be transposed. */
 static int gmm__gtp_needs_slot(gmm_gtp *g, const gmm__gtp_bundle *b, int pass) {
     return g->domains[b->domain].size > 1 ||
            (gmm__slot_kind(g, b, pass) == GMM__SLOT_COLUMNWISE && gmm__gtp_member(g, b, 0)->transposed);
 }
 
-/* Offsets of a bundle's buffers: in a slot data, scales with the group stride of gmm_layout_of, amaxes; in the stage
-   those that a 2D copy or a transpose reads; in the gradient buffer the gradients. */
+/* Sets the offsets of a bundle's buffers. A slot contains the data of all weights, their scales at the distance that
+   gmm_layout_of gives, and their amaxes. The stage contains the buffers that a 2D copy or a transpose reads, the
+   gradient buffer the gradients. */
 static void gmm__gtp_bundle_layout(gmm_gtp *g, gmm__gtp_bundle *b) {
     gmm__gtp_domain *domain = &g->domains[b->domain];
     int d;
@@ -4501,16 +4573,16 @@ static void gmm__gtp_bundle_layout(gmm_gtp *g, gmm__gtp_bundle *b) {
         for (part = GMM__GTP_DATA; part <= GMM__GTP_SCALE; part++) {
             for (i = 0; i < b->count; i++) {
                 gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
-                gmm__gather_layout *r = &w->layout[d][part];
-                r->offset = offset;
-                offset += part == GMM__GTP_DATA ? gmm__round256(r->gathered_bytes) : r->gathered_bytes;
+                gmm__gather_layout *layout = &w->layout[d][part];
+                layout->offset = offset;
+                offset += part == GMM__GTP_DATA ? gmm__round256(layout->gathered_bytes) : layout->gathered_bytes;
                 if (d == GMM_COLUMNWISE && w->transposed) { /* the rowwise copy is received in the stage */
                     gmm__gather_layout *rowwise = &w->layout[GMM_ROWWISE][part];
                     rowwise->stage_offset = stage;
                     stage += gmm__round256(rowwise->send_bytes * (size_t)domain->size);
-                } else if (r->staged) {
-                    r->stage_offset = stage;
-                    stage += gmm__round256(r->send_bytes * (size_t)domain->size);
+                } else if (layout->staged) {
+                    layout->stage_offset = stage;
+                    stage += gmm__round256(layout->send_bytes * (size_t)domain->size);
                 }
             }
             offset = gmm__round256(offset);
@@ -4531,8 +4603,8 @@ static void gmm__gtp_bundle_layout(gmm_gtp *g, gmm__gtp_bundle *b) {
     }
 }
 
-/* The bundle `distance` positions behind a position of a chain, or in the chain that follows it, and its pass there;
-   NULL = none. */
+/* The bundle `distance` positions behind a position of a chain, which may lie in a chain that follows it
+   (gmm_gtp_follow), and the pass of its chain; NULL = none. */
 static gmm__gtp_bundle *gmm__gtp_successor(gmm_gtp *g, int32_t chain, int32_t position, int32_t distance,
                                            gmm_gtp_pass *pass) {
     for (position += distance; chain >= 0 && position >= g->chains[chain].count; chain = g->chains[chain].next)
@@ -4542,7 +4614,8 @@ static gmm__gtp_bundle *gmm__gtp_successor(gmm_gtp *g, int32_t chain, int32_t po
     return &g->bundles[g->chain_bundles[g->chains[chain].first + position]];
 }
 
-/* Whether some chain uses a slot, acquired or prefetched, at the same time as b's slot of that kind. */
+/* Whether some chain uses a slot at the same time as b's slot of that kind: from each position of the chain on, `held`
+   bundles may be acquired, and `prefetch` further ones may be gathered. */
 static int gmm__gtp_slot_conflicts(gmm_gtp *g, int32_t slot, const gmm__gtp_bundle *b, int kind) {
     int32_t c, i, k;
     for (c = 0; c < g->chain_count; c++)
@@ -4585,6 +4658,8 @@ static void gmm__gtp_assign_slot(gmm_gtp *g, gmm__gtp_bundle *b, int kind) {
         if (gmm__slot_kind(g, b, pass) == kind) b->slot[pass] = (int32_t)(s - g->slots);
 }
 
+/* Assigns a trainable bundle one of desc.wgrad_slots gradient slots of its size, in rotation, or a new one while there
+   are fewer. */
 static void gmm__gtp_assign_wgrad_slot(gmm_gtp *g, gmm__gtp_bundle *b) {
     gmm__gtp_domain *d = &g->domains[b->domain];
     int32_t i, slots = 0, assigned = 0, index;
@@ -4614,7 +4689,7 @@ static void gmm__gtp_assign_wgrad_slot(gmm_gtp *g, gmm__gtp_bundle *b) {
     }
 }
 
-/* Raises the workspace of casts to that of a weight, for every source dtype. */
+/* Raises the domain's workspace of casts to what the cast of a weight needs from any source dtype. */
 static gmm_status gmm__gtp_query_cast(gmm_gtp *g, const char *fn, gmm__gtp_domain *d, const gmm__gtp_weight *w) {
     static const gmm_dtype dtypes[] = {GMM_F32, GMM_F16, GMM_BF16};
     int i;
@@ -4656,14 +4731,14 @@ GMMDEF gmm_status gmm_gtp_seal(gmm_gtp *gtp) {
         }
     }
     for (i = 0; i < gtp->bundle_count; i++) gmm__gtp_bundle_layout(gtp, &gtp->bundles[i]);
-    for (i = 0; i < gtp->chain_count; i++) /* slots of bundles in chains, in the order of the chains, */
+    for (i = 0; i < gtp->chain_count; i++) /* first the slots of bundles in chains, in the order of the chains */
         for (k = 0; k < gtp->chains[i].count; k++) {
             gmm__gtp_bundle *b = &gtp->bundles[gtp->chain_bundles[gtp->chains[i].first + k]];
             if (gmm__gtp_needs_slot(gtp, b, gtp->chains[i].pass))
                 gmm__gtp_assign_slot(gtp, b, gmm__slot_kind(gtp, b, gtp->chains[i].pass));
             if (gtp->chains[i].pass == GMM_GTP_BACKWARD) gmm__gtp_assign_wgrad_slot(gtp, b);
         }
-    for (i = 0; i < gtp->bundle_count; i++) { /* then of the other bundles */
+    for (i = 0; i < gtp->bundle_count; i++) { /* then those of the other bundles */
         gmm__gtp_bundle *b = &gtp->bundles[i];
         for (pass = GMM_GTP_FORWARD; pass <= GMM_GTP_BACKWARD; pass++)
             if (gmm__gtp_needs_slot(gtp, b, pass)) gmm__gtp_assign_slot(gtp, b, gmm__slot_kind(gtp, b, pass));
@@ -4685,7 +4760,7 @@ GMMDEF gmm_status gmm_gtp_seal(gmm_gtp *gtp) {
         d->gather_bytes += gmm__round256((size_t)n * sizeof(float));
         d->cast_offset = d->gather_bytes;
         d->gather_bytes += gmm__round256(d->cast_bytes);
-        /* one buffer suffices, since the reductions run one after the other on their stream */
+        /* one receive buffer suffices, since reductions run one after the other on the reduce stream */
         d->recv_offset = d->reduce_bytes;
         if (d->size > 1 && d->desc.reduction == GMM_GTP_REDUCE_EXCHANGE) d->reduce_bytes += gmm__round256(max_bytes);
         d->workspace_offset = d->reduce_bytes;
@@ -4718,8 +4793,10 @@ GMMDEF gmm_status gmm_gtp_memory_need(gmm_gtp *gtp, int32_t domain, gmm_gtp_need
 }
 
 /* Errors, and events of the runtime on streams inside and outside of captures. */
+
 /* ...................................................................................... Runtime: errors, events ... */
 
+/* Tells the communicators of all domains that this rank will call no further collective. */
 static void gmm__gtp_give_up(gmm_gtp *g, const char *why) {
     int32_t i;
     for (i = 0; i < g->domain_count; i++) {
@@ -4769,10 +4846,10 @@ static gmm_status gmm__gtp_event_create(gmm_gtp *g, gmm__gtp_event *m) {
     return s ? s : g->runtime.event_create(g->runtime.self, &m->external_event);
 }
 static gmm_status gmm__gtp_event_destroy(gmm_gtp *g, gmm__gtp_event *m) {
-    const gmm_status a = g->runtime.event_destroy(g->runtime.self, m->captured_event),
-        b = g->runtime.event_destroy(g->runtime.self, m->external_event);
+    const gmm_status captured = g->runtime.event_destroy(g->runtime.self, m->captured_event);
+    const gmm_status external = g->runtime.event_destroy(g->runtime.self, m->external_event);
     memset(m, 0, sizeof *m);
-    return a ? a : b;
+    return captured ? captured : external;
 }
 static gmm_status gmm__gtp_event_record(gmm_gtp *g, gmm__gtp_event *m, gmm_stream stream) {
     gmm_status s = GMM_OK;
@@ -4786,7 +4863,7 @@ static gmm_status gmm__gtp_event_record(gmm_gtp *g, gmm__gtp_event *m, gmm_strea
 }
 static gmm_status gmm__gtp_event_wait(gmm_gtp *g, gmm__gtp_event *m, gmm_stream stream) {
     if (!m->recorded) return GMM_OK;
-    if (m->graph == g->graph) { /* a stream neither waits for its own record nor waits twice */
+    if (m->graph == g->graph) { /* a stream need not wait for its own record, nor wait twice */
         if (m->recorder == stream || (m->waited && m->waiter == stream)) return GMM_OK;
         m->waited = 1;
         m->waiter = stream;
@@ -4800,7 +4877,7 @@ enum { GMM__GTP_GATHER, GMM__GTP_REDUCE };
 static gmm_stream gmm__gtp_stream(const gmm__gtp_domain *d, int role) {
     return role == GMM__GTP_GATHER ? d->desc.gather_stream : d->desc.reduce_stream;
 }
-/* Prepares a stream of the domain for work: in a capture, the stream joins it before its first work. */
+/* Prepares a stream of the domain for work: in a capture, it first makes the stream join the capture. */
 static gmm_status gmm__gtp_prepare_stream(gmm_gtp *g, gmm__gtp_domain *d, int role) {
     d->used[role] = 1;
     if (!g->graph || d->joined_graph[role] == g->graph) return GMM_OK;
@@ -4897,8 +4974,8 @@ GMMDEF gmm_status gmm_gtp_fini(gmm_gtp *gtp) {
 static void gmm__gtp_set_addresses(gmm_gtp *g) {
     int32_t i, k;
     int pass;
-    for (i = 0; i < g->slot_count; i++) g->slots[i].base = g->domains[g->slots[i].domain].gather_base +
-        g->slots[i].offset;
+    for (i = 0; i < g->slot_count; i++)
+        g->slots[i].base = g->domains[g->slots[i].domain].gather_base + g->slots[i].offset;
     for (i = 0; i < g->wgrad_slot_count; i++)
         g->wgrad_slots[i].base = g->domains[g->wgrad_slots[i].domain].reduce_base + g->wgrad_slots[i].offset;
     for (i = 0; i < g->bundle_count; i++) {
@@ -4966,7 +5043,7 @@ GMMDEF gmm_status gmm_gtp_bind(gmm_gtp *gtp, int32_t domain, void *gather, size_
 
 /* Checks at the beginning of public calls, and the hash of calls that must be the same on all ranks. */
 
-/* Where a call is allowed: also in a callback; only outside of captures. */
+/* Flags of gmm__gtp_check_call: the call is also allowed in a callback; it is allowed only outside of captures. */
 enum { GMM__GTP_IN_CALLBACK = 1, GMM__GTP_NO_CAPTURE = 2 };
 static gmm_status gmm__gtp_check_call(gmm_gtp *g, const char *fn, int32_t allowed) {
     if (!g) return GMM_E_NULL;
@@ -4978,6 +5055,7 @@ static gmm_status gmm__gtp_check_call(gmm_gtp *g, const char *fn, int32_t allowe
         return gmm__fail(&g->error, GMM_E_CAPTURE, "%s: not while graph %d is captured", fn, g->graph - 1);
     return GMM_OK;
 }
+/* Checks a call that names a bundle, and one that names a bundle and a pass. */
 static gmm_status gmm__gtp_check_bundle(gmm_gtp *g, const char *fn, int32_t bundle) {
     gmm_status s = gmm__gtp_check_call(g, fn, 0);
     if (s) return s;
@@ -4998,6 +5076,8 @@ static gmm_status gmm__gtp_check_pass(gmm_gtp *g, const char *fn, int32_t bundle
         return gmm__fail(&g->error, GMM_E_STATE, "%s: '%s' is in no recompute chain", fn, g->bundles[bundle].name);
     return GMM_OK;
 }
+/* Mixes a call into gmm_gtp_statistics.calls, by which callers compare the order of calls among ranks. `call` numbers
+   the function. */
 static void gmm__gtp_hash(gmm_gtp *g, int call, int32_t bundle, int what) {
     const uint64_t word = ((uint64_t)(uint32_t)bundle << 16) | (uint64_t)(uint32_t)(call * 16 + what);
     g->stats.calls = (g->stats.calls ^ word) * 1099511628211u + 1;
@@ -5006,7 +5086,7 @@ static void gmm__gtp_hash(gmm_gtp *g, int call, int32_t bundle, int what) {
 /* Monitoring of collectives and replays for timeouts. */
 
 /* Records the begin of a collective in the ring of its stream. *out is NULL if the ring is full, and in a capture,
-   since gmm_gtp_poll monitors replays as a whole. */
+   since gmm_gtp_poll monitors a replay as a whole. gmm__watch_end records the end and adds the entry to the ring. */
 static gmm_status gmm__watch_begin(gmm_gtp *g, gmm__gtp_domain *d, int role, gmm__watch **out) {
     gmm__watch *ring = d->watch[role], *w;
     const uint32_t index = d->next[role] % GMM__MAX_WATCHES;
@@ -5092,15 +5172,17 @@ GMMDEF gmm_status gmm_gtp_poll(gmm_gtp *gtp) {
 
 /* Gathers of bundles into slots, ahead of their use or when they are acquired. */
 
-/* Whether the slot contains the current weights of a bundle. What a graph gathers exists during its replays only, and
-   what was gathered outside of captures may not exist in a replay; a graph may use what an earlier graph has prefetched
-   for it. */
+/* Whether the slot contains the current weights of a bundle for the work that is being enqueued. Weights that a
+   graph gathers are in the slot during its replays only, and weights that were gathered outside of captures may be
+   gone when a graph is replayed. A graph may use weights that an earlier graph has prefetched for it. */
 static int gmm__gtp_slot_valid(const gmm_gtp *g, const gmm__gtp_slot *s, int32_t bundle) {
     const gmm__gtp_bundle *b = &g->bundles[bundle];
     if (s->bundle != bundle || s->version != b->version) return 0;
     return s->graph == g->graph || (s->graph && g->graph && s->pending);
 }
 
+/* Asks the caller, once per forward, to publish the weights of a bundle: calls hooks.need, or in a capture notes that
+   gmm_gtp_pre_replay has to. */
 static void gmm__gtp_request_publish(gmm_gtp *g, gmm__gtp_bundle *b) {
     if (b->publish_requested) return;
     b->publish_requested = 1;
@@ -5112,8 +5194,8 @@ static void gmm__gtp_request_publish(gmm_gtp *g, gmm__gtp_bundle *b) {
     }
 }
 
-/* Copies the tensor scale (`scale`) or amax of each weight, of `size` bytes, to consecutive addresses; consecutive
-   sources are one copy. */
+/* Copies a value of `size` bytes of each weight to consecutive addresses: its tensor scale (`scale` = 1) or its amax.
+   Values at consecutive addresses are copied together. */
 static gmm_status gmm__gtp_copy_values(gmm_gtp *g, const gmm__gtp_bundle *b, char *dst, size_t size, int scale,
                                        gmm_stream stream) {
     gmm_status s = GMM_OK;
@@ -5130,11 +5212,11 @@ static gmm_status gmm__gtp_copy_values(gmm_gtp *g, const gmm__gtp_bundle *b, cha
     return s;
 }
 
-/* All-gathers the data and scales of one direction of a bundle to the slot, or to the stage. All data are sent before
-   all scales, since peer copies merge consecutive calls with equal spacing into one 2D copy. */
+/* All-gathers the data and scales of one direction of a bundle to the slot, or to the stage where they are staged or
+   `all_staged` is 1. All data are sent before all scales, since peer copies merge consecutive calls with equal spacing
+   into one 2D copy. */
 static gmm_status gmm__gtp_all_gather(gmm_gtp *g, const gmm__gtp_bundle *b, int dir, int all_staged, char *slot,
-                                      char *stage,
-                                      gmm_stream stream) {
+                                      char *stage, gmm_stream stream) {
     const gmm__gtp_domain *d = &g->domains[b->domain];
     const gmm_comm *c = &d->gather;
     int32_t i, part;
@@ -5175,19 +5257,19 @@ static gmm_status gmm__gtp_unpack(gmm_gtp *g, const gmm__gtp_bundle *b, int dir,
                 const size_t rest = offset < l->valid_width ? l->valid_width - offset : 0;
                 if (rest)
                     s = rt->copy2d(rt->self, dst + offset, l->dst_pitch,
-                                   stage + l->stage_offset + (size_t)r * l->send_bytes,
-                                   l->src_pitch, rest < l->width ? rest : l->width, l->height, stream);
+                                   stage + l->stage_offset + (size_t)r * l->send_bytes, l->src_pitch,
+                                   rest < l->width ? rest : l->width, l->height, stream);
             }
             if (!s && l->staged && l->valid_width < l->dst_pitch)
                 s = rt->fill2d(rt->self, dst + l->valid_width, l->dst_pitch, 0, l->dst_pitch - l->valid_width,
-                               l->height,
-                               stream);
+                               l->height, stream);
             if (!s && rows < l->gathered_bytes) s = rt->fill(rt->self, dst + rows, 0, l->gathered_bytes - rows, stream);
         }
     return s;
 }
 
-/* Transposes the rowwise copies of a slot, of the stage, or (both NULL) the shards, to columnwise copies in a slot. */
+/* Transposes rowwise copies to columnwise copies in `slot`. The rowwise copies are those of another slot (`row`), or
+   those in the stage, or with both NULL the shards themselves. */
 static gmm_status gmm__gtp_transpose(gmm_gtp *g, const gmm__gtp_bundle *b, char *slot, const char *row,
                                      const char *stage, gmm_stream stream) {
     gmm_status s = GMM_OK;
@@ -5255,7 +5337,9 @@ static gmm_status gmm__gtp_record_read(gmm_gtp *g, gmm__gtp_event *last_use, int
     return s;
 }
 
-/* Gathers a bundle into its slot, on the gather stream. With one rank, transposes the shards on `stream`. */
+/* Gathers a bundle into its slot for a pass, on the gather stream. A columnwise copy that shards do not store is
+   transposed from the rowwise copy of the forward slot (`row`) if that is valid, else from shards gathered in the
+   stage. With one rank the shards are transposed, on `stream`. */
 static gmm_status gmm__gtp_gather(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass, gmm_stream stream) {
     gmm__gtp_bundle *b = &g->bundles[bundle];
     gmm__gtp_domain *d = &g->domains[b->domain];
@@ -5297,7 +5381,8 @@ static gmm_status gmm__gtp_gather(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass,
     if (!s && staged && !row) s = gmm__gtp_event_record(g, &d->staged[b->captured], stream);
     if (!s) s = gmm__gtp_event_record(g, &slot->ready, stream);
     if (!s) s = gmm__watch_end(g, d, GMM__GTP_GATHER, watch, &d->gather, "all_gather", b->name);
-    if (!s && row) s = gmm__gtp_event_record(g, &row->ready, stream); /* a gather into it may be on another stream */
+    /* records `ready` of the forward slot again, so that the next gather into it waits for the transpose */
+    if (!s && row) s = gmm__gtp_event_record(g, &row->ready, stream);
     if (!s && !sharded) s = gmm__gtp_record_read(g, &b->in_place, &b->in_place.recorded, &b->reader, stream);
     g->stats.gathers++;
     g->stats.transposed += row || !sharded;
@@ -5349,7 +5434,7 @@ static gmm_status gmm__gtp_prefetch_successors(gmm_gtp *g, const gmm__gtp_bundle
 
 /* Views of gathered weights: acquire, release, prefetch, the order of chains. */
 
-/* Addresses and format of the matrices of a bundle. */
+/* Addresses and format of the matrices of a bundle, from which a view is made. */
 typedef struct gmm__gtp_operand {
     gmm_dtype dtype;
     gmm_scaling scaling;
@@ -5401,7 +5486,7 @@ static gmm_gtp_view gmm__gtp_view_pass(gmm_gtp *g, gmm__gtp_bundle *b, gmm_gtp_p
     if (slot >= 0 && w->shard.scaling == GMM_SCALING_NV16 && w->desc.amax)
         v.mat.amax = (float *)(void *)(g->slots[slot].base + b->amax_offset[dir]);
     v.slot = slot;
-    if (dir == GMM_COLUMNWISE) { /* without a rowwise copy, operations that need one fail */
+    if (dir == GMM_COLUMNWISE) { /* the view has no rowwise copy, and operations that read one are refused */
         b->columnwise = v.mat;
         v.mat.data = v.mat.scale = NULL;
         v.mat.table = v.mat.scale_table = NULL;
@@ -5413,9 +5498,9 @@ static gmm_gtp_view gmm__gtp_view_pass(gmm_gtp *g, gmm__gtp_bundle *b, gmm_gtp_p
     return v;
 }
 
-/* Multiprocessors for the work that is concurrent with a GEMM of the bundle: gathers of the next bundles, and after
-   forward reductions, whose sums are kernels of the runtime. A kernel that finds no free multiprocessor waits until the
-   GEMM ends. */
+/* Multiprocessors that a GEMM of the bundle should leave free (gmm_gtp_view.leave) for concurrent work: gathers of the
+   next bundles, and except in forward reductions, whose sums are kernels. A kernel that finds no free multiprocessor
+   waits until the GEMM ends. */
 enum { GMM__GTP_SUM_PROCESSORS = 16 };
 static int32_t gmm__gtp_reserved_processors(const gmm_gtp *g, const gmm__gtp_bundle *b, gmm_gtp_pass pass) {
     const gmm__gtp_domain *d = &g->domains[b->domain];
@@ -5519,7 +5604,7 @@ GMMDEF gmm_status gmm_gtp_follow(gmm_gtp *gtp, int32_t chain, int32_t next) {
     return GMM_OK;
 }
 
-/* Publication of new shards. */
+/* Publication of new shards: gathers that are enqueued later wait for them, and gathered copies are outdated. */
 
 /* Checks an array of weight ids. */
 static gmm_status gmm__gtp_check_weights(gmm_gtp *g, const char *fn, const int32_t *weights, int32_t count) {
@@ -5557,7 +5642,8 @@ GMMDEF gmm_status gmm_gtp_publish(gmm_gtp *gtp, const int32_t *weights, int32_t 
     return s ? gmm__gtp_fail(gtp, fn, "shards", s) : GMM_OK;
 }
 
-/* Gradients: buffers, reductions, sums into main_grad. */
+/* Gradients of a bundle: gmm_gtp_wgrad gives their buffer, gmm_gtp_submit reduces them over the ranks and adds them to
+   main_grad. */
 
 GMMDEF gmm_status gmm_gtp_wgrad(gmm_gtp *gtp, int32_t bundle, gmm_stream stream, gmm_gtp_view *view) {
     static const char fn[] = "gmm_gtp_wgrad";
@@ -5643,7 +5729,7 @@ static gmm_status gmm__gtp_copy_gradient(gmm_gtp *g, const gmm__gtp_bundle *b, c
         c.d.rows = w->plan.local_rows;
         c.d.cols = w->plan.local_cols;
         c.src = gmm_mat_packed(source->dtype, source->table ? source->table[i]
-                               : (const char *)source->data + i * stride * size);
+                                                            : (const char *)source->data + i * stride * size);
         c.src.ld = ld;
         c.dst = gmm_mat_packed(wire, slot->base + w->grad_offset);
         ranges[0].data = c.src.data;
@@ -5662,9 +5748,9 @@ static gmm_status gmm__gtp_copy_gradient(gmm_gtp *g, const gmm__gtp_bundle *b, c
     return s;
 }
 
-/* Multiprocessors for the sum of a weight: those that the GEMMs of the backward chain leave free. 0 = all: behind the
-   last bundle of the chain, and where gmm_accumulate needs all of them, since main_grad is not fp32 or does not admit
-   vector accesses. */
+/* Multiprocessors for the sum of a weight: as many as the GEMMs of the backward chain leave free, or 0 = all. It is 0
+   for the last bundle of the chain, behind which no GEMM runs, and where main_grad is not fp32 or does not admit vector
+   accesses, so that gmm_accumulate would be too slow on few of them. */
 static int32_t gmm__gtp_sum_processors(gmm_gtp *g, const gmm__gtp_bundle *b, const gmm__gtp_weight *w) {
     gmm_gtp_pass pass = GMM_GTP_FORWARD;
     const int32_t chain = b->chain[GMM_GTP_BACKWARD];
@@ -5707,8 +5793,8 @@ static gmm_status gmm__gtp_reduce_bundle(gmm_gtp *g, int32_t bundle, float scale
         const gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
         const size_t elements = (size_t)w->plan.shard_rows * (size_t)w->plan.local_cols;
         gmm__gtp_sum sum = gmm__gtp_sum_make(g, d, w);
-        char *own_part = slot->base + w->grad_offset + (size_t)d->rank * elements * size,
-            *received = d->reduce_base + d->recv_offset;
+        char *own_part = slot->base + w->grad_offset + (size_t)d->rank * elements * size;
+        char *received = d->reduce_base + d->recv_offset;
         gmm_range ranges[5];
         gmm_work work;
         int32_t r;
@@ -5845,7 +5931,7 @@ static gmm_status gmm__gtp_fence_replays(gmm_gtp *g, gmm_stream stream) {
     return s;
 }
 
-/* Makes `stream` wait for all reads of shards. */
+/* Makes `stream` wait for all reads of shards, so that it may write them. */
 static gmm_status gmm__gtp_fence_gathers(gmm_gtp *g, gmm_stream stream) {
     gmm_status s = gmm__gtp_fence_replays(g, stream);
     int32_t i;
@@ -5874,12 +5960,12 @@ GMMDEF gmm_status gmm_gtp_fence(gmm_gtp *gtp, uint32_t what, gmm_stream stream) 
     return s ? gmm__gtp_fail(gtp, fn, "all domains", s) : GMM_OK;
 }
 
-/* Amaxes, and quantization of shards. */
+/* Reduction of amaxes over ranks (gmm_gtp_amax), and quantization of shards (gmm_gtp_quantize). */
 
-/* Raises values to the largest of a domain's ranks and of those of a further communicator (NULL = none). */
+/* Raises values to the largest over the ranks of a domain, and then over those of a further communicator (NULL =
+   none). `stream` waits for the result. */
 static gmm_status gmm__gtp_reduce_amax(gmm_gtp *g, gmm__gtp_domain *d, const gmm_comm *further, float *values,
-                                       int32_t count,
-                                       gmm_stream stream) {
+                                       int32_t count, gmm_stream stream) {
     const int sharded = d->size > 1;
     const gmm_stream comm_stream = sharded ? d->desc.gather_stream : stream;
     gmm__watch *watch = NULL;
@@ -6035,7 +6121,7 @@ GMMDEF gmm_status gmm_gtp_quantize(gmm_gtp *gtp, const int32_t *weights, int32_t
                 }
             }
             if (!s && !pass) s = gmm__gtp_reduce_amax(gtp, d, q.also, values, n, stream);
-            /* delayed: one reduction for consecutive weights of the domain */
+            /* delayed scaling: the amaxes of consecutive weights of the domain are reduced together */
             for (i = 0; i < count && pass && q.amax && !s; i += n ? n : 1) {
                 for (n = 0; i + n < count; n++) {
                     const gmm__gtp_weight *w = &gtp->weights[weights[i + n]];
@@ -6050,6 +6136,7 @@ GMMDEF gmm_status gmm_gtp_quantize(gmm_gtp *gtp, const int32_t *weights, int32_t
 }
 
 /* Dry runs, captures, replays, statistics. */
+
 /* .............................................................................................. Runtime: graphs ... */
 
 GMMDEF gmm_status gmm_gtp_dry_run(gmm_gtp *gtp, int32_t on) {
@@ -6070,8 +6157,8 @@ GMMDEF gmm_status gmm_gtp_dry_run(gmm_gtp *gtp, int32_t on) {
     }
     for (i = 0; i < gtp->slot_count && !on; i++) gtp->slots[i].acquired = 0;
     for (i = 0; i < gtp->wgrad_slot_count && !on; i++) {
-        if (gtp->wgrad_slots[i].writer >= 0) pending = gtp->bundles[gtp->wgrad_slots[i].writer].name,
-            what = "not submitted";
+        if (gtp->wgrad_slots[i].writer >= 0)
+            pending = gtp->bundles[gtp->wgrad_slots[i].writer].name, what = "not submitted";
         gtp->wgrad_slots[i].writer = -1;
     }
     return pending ? gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' was %s", fn, pending, what) : GMM_OK;
@@ -6083,8 +6170,8 @@ GMMDEF gmm_status gmm_gtp_capture_begin(gmm_gtp *gtp, gmm_stream stream, int32_t
     gmm_status s = gmm__gtp_check_call(gtp, fn, 0);
     if (s) return s;
     if (!graph) return gmm__fail(&gtp->error, GMM_E_NULL, "%s: graph is NULL", fn);
-    if (gtp->graph) return gmm__fail(&gtp->error, GMM_E_STATE, "%s: graph %d is being captured", fn,
-                                     gtp->graph - 1);
+    if (gtp->graph)
+        return gmm__fail(&gtp->error, GMM_E_STATE, "%s: graph %d is being captured", fn, gtp->graph - 1);
     if (gtp->dry_run) return gmm__fail(&gtp->error, GMM_E_STATE, "%s: a dry run is under way", fn);
     if (gtp->graph_count == gtp->config.graphs)
         return gmm__fail(&gtp->error, GMM_E_WORKSPACE, "%s: config->graphs is %d: no room for more", fn,
@@ -6133,7 +6220,7 @@ GMMDEF gmm_status gmm_gtp_pre_replay(gmm_gtp *gtp, int32_t graph, gmm_stream str
         if (gtp->slots[i].captured && gtp->slots[i].graph == 0 && gtp->slots[i].acquired)
             return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' is held, and graph %d may write its slot", fn,
                              gtp->bundles[gtp->slots[i].bundle].name, graph);
-    for (i = 0; i < gtp->slot_count; i++) /* the replay may overwrite what was gathered outside of graphs */
+    for (i = 0; i < gtp->slot_count; i++) /* the replay may overwrite weights that were gathered outside of graphs */
         if (gtp->slots[i].captured && gtp->slots[i].graph == 0) gtp->slots[i].bundle = -1;
     for (i = 0; i < gtp->bundle_count && !s; i++) {
         gmm__gtp_bundle *b = &gtp->bundles[i];

@@ -1,9 +1,11 @@
 /* Communicators of NCCL. */
+
 /* ....................................................................................................... NCCL ... */
 
 #if defined(__CUDACC__) && defined(GMM_WITH_NCCL)
 
-/* measured on an H200: sufficient for windows and for the kernels that start copy engines */
+/* gmm_comm.processors: the multiprocessors that collectives of NCCL need, also those by windows and copy engines, as
+   measured on an H200. */
 enum { GMM__NCCL_PROCESSORS = 16 };
 
 typedef struct gmm__nccl {
@@ -12,7 +14,8 @@ typedef struct gmm__nccl {
     double timeout; /* seconds */
 } gmm__nccl;
 
-/* The status of a call, which a non-blocking communicator may complete later: waits for that. */
+/* The status of an NCCL call. A non-blocking communicator may complete the call later; this function waits for that,
+   except within a group. */
 static gmm_status gmm__nccl_check(gmm__nccl *n, const char *call, ncclResult_t r) {
     const double begin = gmm__gtp_now();
     const struct timespec pause = {0, 20000};
@@ -36,7 +39,7 @@ static gmm_status gmm__nccl_group_begin(void *self, const char *what) {
     n->comm_base.what = what;
     GMM__NCCL(n, "ncclGroupStart", (n->comm_base.open = 1, ncclGroupStart()));
 }
-/* After a failed call the group of NCCL stays open until give_up ends it. */
+/* After a failed call NCCL's group stays open until give_up ends it. */
 static gmm_status gmm__nccl_group_end(void *self) {
     gmm__nccl *n = (gmm__nccl *)self;
     GMM__NCCL(n, "ncclGroupEnd", (n->comm_base.open = 0, ncclGroupEnd()));
@@ -102,8 +105,7 @@ static gmm_status gmm__nccl_poll(void *self, gmm_error *error) {
     gmm__nccl *n = (gmm__nccl *)self;
     ncclResult_t r = ncclSuccess;
     if (n->comm && !n->comm_base.error.text[0] && ncclCommGetAsyncError(n->comm, &r) == ncclSuccess &&
-        r != ncclSuccess &&
-        r != ncclInProgress)
+        r != ncclSuccess && r != ncclInProgress)
         (void)gmm__comm_fail(&n->comm_base, "NCCL", ncclGetLastError(n->comm));
     return gmm__comm_poll(&n->comm_base, error);
 }

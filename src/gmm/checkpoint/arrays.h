@@ -168,16 +168,16 @@ static gmm_status gmm__ck_source_shard(gmm__ck_builder *b, const gmm__ck_array *
                                        int32_t part, int64_t expert, gmm__ck_shard *p) {
     const gmm__ck_row_tensors *h = &g->weight[half];
     const gmm_ckpt_rank *rank = &b->parts[part].rank;
-    const int64_t part_experts = gmm__ck_part_experts(b, x),
-        local = h->row->form == GMM_CKPT_EACH ? expert % part_experts : 0;
+    const int64_t part_experts = gmm__ck_part_experts(b, x);
+    const int64_t local = h->row->form == GMM_CKPT_EACH ? expert % part_experts : 0; /* index within the part */
     const gmm_ckpt_tensor *t;
     int64_t rows, stored = -1, full, shape_cols = g->shape_cols;
     gmm_status status;
     int32_t i = h->tensor[part * part_experts + local], q;
     memset(p, 0, sizeof *p);
     if (i < 0)
-        return gmm__ck_refuse_missing_tensor(b, x, h->row, g->state,
-                               local + (b->source.scheme->global_index ? rank->ep_rank * part_experts : 0));
+        return gmm__ck_refuse_missing_tensor(
+            b, x, h->row, g->state, local + (b->source.scheme->global_index ? rank->ep_rank * part_experts : 0));
     t = &b->parts[part].table->tensors[i];
     if (gmm_dtype_bits(t->dtype) < 8)
         return gmm__ck_refuse(b, GMM_CKPT_DTYPE, t->name, "a weight's dtype must have whole bytes");
@@ -209,8 +209,9 @@ static gmm_status gmm__ck_source_shard(gmm__ck_builder *b, const gmm__ck_array *
             if (other_rank->ep_rank != rank->ep_rank || other_rank->etp_rank != rank->etp_rank) continue;
             i = h->tensor[q * part_experts + local];
             if (i < 0)
-                return gmm__ck_refuse_missing_tensor(b, x, h->row, g->state,
-                                       local + (b->source.scheme->global_index ? rank->ep_rank * part_experts : 0));
+                return gmm__ck_refuse_missing_tensor(
+                    b, x, h->row, g->state,
+                    local + (b->source.scheme->global_index ? rank->ep_rank * part_experts : 0));
             status = gmm__ck_check_shape(b, h->row, &b->parts[q].table->tensors[i], part_experts, &r, shape_cols,
                                          x->vector);
             if (status) return status;

@@ -49,6 +49,8 @@ typedef struct gmm__ck_shard {
 /* A range of halves and a range of rows in each half. */
 typedef struct gmm__ck_box { int64_t h0, h1, f0, f1; } gmm__ck_box;
 
+/* Writes the rows of a shard as boxes, and returns their number, at most 5: part of a first group of gate and up
+   blocks, whole groups, part of a last one. */
 static int gmm__ck_row_boxes(const gmm__ck_shard *p, gmm__ck_box *box) {
     int64_t a = p->row0, end = p->row0 + p->rows;
     int n = 0;
@@ -79,7 +81,7 @@ static int gmm__ck_row_boxes(const gmm__ck_shard *p, gmm__ck_box *box) {
     return n;
 }
 
-/* Element of (expert, half, f, k) of the whole array. */
+/* Offset in the shard's tensor, in elements, of element (expert e, half h, row f, column k) of the whole array. */
 static int64_t gmm__ck_element_offset(const gmm__ck_shard *p, int64_t e, int64_t h, int64_t f, int64_t k) {
     const int64_t i = f - p->f0;
     const int64_t row = i / p->block * p->block * p->halves + i % p->block + (h - p->half0) * p->block;
@@ -147,8 +149,7 @@ static void gmm__ck_add_loop(gmm_ckpt_move *m, int64_t count, int64_t src_step, 
 static gmm_status gmm__ck_add_move(gmm__ck_builder *b, gmm_ckpt_move *m) {
     void *array = b->moves;
     gmm__ck_simplify_loops(m);
-    if (!gmm__ck_reserve(&b->arena, &array, b->move_count, &b->move_capacity,
-                         sizeof *b->moves))
+    if (!gmm__ck_reserve(&b->arena, &array, b->move_count, &b->move_capacity, sizeof *b->moves))
         return gmm__ck_no_memory(b);
     b->moves = (gmm_ckpt_move *)array;
     b->moves[b->move_count++] = *m;
@@ -162,14 +163,16 @@ typedef struct gmm__ck_overlap {
     int64_t expert, h0, h1, k0, k1;
 } gmm__ck_overlap;
 
-/* Moves rows f0 to f1 of the halves, `repeat` times at a distance of `period`, which is a multiple of both blocks. */
+/* Adds the moves of rows f0 to f1 of the halves, `repeat` times at a distance of `period`, which is a multiple of
+   both blocks. sb and db are the blocks of source and destination. The range is divided until it begins and ends at
+   multiples of the coarser block and the finer block divides it; one move with strided loops then suffices. */
 static gmm_status gmm__ck_move_rows(gmm__ck_builder *b, const gmm__ck_overlap *o, int64_t f0, int64_t f1,
                                     int64_t repeat, int64_t period) {
     const gmm__ck_shard *s = o->src, *d = o->dst;
     const int64_t sb = gmm__ck_row_block(s, f0, f1), db = gmm__ck_row_block(d, f0, f1);
     const int64_t coarse = sb > db ? sb : db, fine = sb && db ? (sb < db ? sb : db) : 0;
     gmm_ckpt_move m = GMM_ZERO;
-    if (coarse) { /* blocks start at multiples of their size, from a first row that is one */
+    if (coarse) { /* blocks start at multiples of their size behind the first row of the shard */
         const int64_t first = coarse == sb ? s->f0 : d->f0;
         const int64_t up = gmm__min_i64(first + gmm__round_up(f0 - first, coarse), f1);
         const int64_t aligned = first + (f1 - first) / coarse * coarse;

@@ -1,5 +1,6 @@
 /* Plans the target tensors of one logical array: their names, shapes and moves, and which of them become views. */
 
+/* Adds a target tensor behind those that exist, at a multiple of 64 bytes; *index is its index in the table. */
 static gmm_status gmm__ck_add_target(gmm__ck_builder *b, gmm_ckpt_tensor *t, int32_t *index) {
     gmm_status status;
     t->storage = 0;

@@ -1,3 +1,5 @@
+/* CPU GEMM: register tiles, packed panels, and one block of a product. */
+
 /* beta of group g's gradient in dst = grad + beta dst. */
 static float gmm__grad_beta(const gmm_grad *grad, int64_t g) {
     gmm_wgrad_in in = GMM_ZERO;
@@ -179,7 +181,7 @@ static void gmm__cpu_pack(const gmm__cpu_operand *f, int64_t count, int64_t k0, 
 /* One thread's panels of A and of B, and its block of C. */
 typedef struct gmm__cpu_scratch { float *a, *b, *c; } gmm__cpu_scratch;
 
-/* Floats of each, an upper bound for a call; multiples of a cache line. */
+/* Number of floats of each of the three: an upper bound for a call, a multiple of a cache line. */
 typedef struct gmm__cpu_extent { int64_t a, b, c; } gmm__cpu_extent;
 static gmm__cpu_extent gmm__cpu_extent_of(const gmm__call *call, const gmm__cpu_tile *tile) {
     const int fwd = call->op == GMM_OP_LINEAR_FWD, wgrad = call->op == GMM_OP_LINEAR_WGRAD;

@@ -1,4 +1,4 @@
-/* --- the four operations --- */
+/* --- CPU engine: forward, dgrad, wgrad and bias gradient of grouped linear layers --- */
 
 enum { GMM__PART_OFFSETS, GMM__PART_STARTS, GMM__PART_PADDED, GMM__PART_SCRATCH };
 

@@ -1,5 +1,7 @@
 /* ................................................................................................. 14.7 Routing ... */
 
+/* CPU engine: top-k routing, forward and backward, with its losses; also the heap that sorts candidates. */
+
 static float gmm__row_dot(const float *a, const float *b, int64_t n) {
     float lane[GMM__LANES];
     memset(lane, 0, sizeof lane);

@@ -1,5 +1,5 @@
-/* --- CPU: the only stream runs work when it is enqueued. Recorded work is always complete, so that an event only holds
-   its context --- */
+/* --- The CPU row of the runtime table. Its only stream, NULL, runs work when it is enqueued; work that an event
+   records is therefore complete, and an event contains nothing but its context. --- */
 
 typedef struct gmm__cpu_event {
     gmm_context *ctx;

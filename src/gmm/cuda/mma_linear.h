@@ -143,9 +143,9 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
     const int64_t max_tiles = op == gmm_gemm_wgrad ? call->groups.count * gmm__ceil_div(m, GMM_QGEMM_TILE_M)
                                                    : call->rows / GMM_QGEMM_TILE_M + call->groups.count;
     const int mx = b->scaling == GMM_SCALING_MX32, f16 = a->dtype == GMM_F16;
-    /* columns of the kernel table: whether scales multiply partial sums of blocks, and the dtype of the mma operands */
-    const int parts = gmm_block_along(b->scaling) == 128 || (mx && f16);
-    const gmm_dtype dtype = parts || f16 || !gmm_block_along(b->scaling) ? GMM_F16 : GMM_BF16;
+    /* columns of the kernel table: whether scales multiply the partial sums of blocks, and the dtype that mma reads */
+    const int block_scaled = gmm_block_along(b->scaling) == 128 || (mx && f16);
+    const gmm_dtype dtype = block_scaled || f16 || !gmm_block_along(b->scaling) ? GMM_F16 : GMM_BF16;
     const int32_t processors = call->ctx->device.processors;
     int64_t tiles_n;
     int32_t i;
@@ -156,7 +156,7 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
     plan->kernel = -1;
     for (i = 0; i < GMM_QGEMM_KERNELS; i++) {
         const gmm_qgemm_kernel *k = &gmm_qgemm_kernels[i];
-        if (k->op == op && k->dtype == dtype && k->parts == parts &&
+        if (k->op == op && k->dtype == dtype && k->parts == block_scaled &&
             k->a == (a->scaling == GMM_SCALING_MX32 && call->direction[role_a] == GMM_COLUMNWISE) &&
             k->b == (mx && call->direction[role_b] == GMM_COLUMNWISE))
             plan->kernel = i;

@@ -3,7 +3,7 @@
 /* Regions of the workspace, behind GMM__MMA_OFFSETS and GMM__MMA_TILES. */
 enum {
     GMM__MMA_QUANT_AMAX = 2, /* float: the amaxes that gmm__mma_quant_amax_count counts */
-    GMM__MMA_QUANT_TABLES,   /* device copies of host tables: per operand [units] data, [units] scales */
+    GMM__MMA_QUANT_TABLES,   /* device copies of host tables: per operand, addresses of data and of scales */
     GMM__MMA_QUANT_BGRAD     /* workspace of the bias gradient (quantization.db) */
 };
 

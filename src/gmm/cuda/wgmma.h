@@ -311,8 +311,8 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
 }
 
 /* Plans a product of 16-bit operands: kernel, grid, workspace. `kernel_op` is the operation of the kernel, which
-   differs from `op` in dgrad with transposed weights: that runs as fwd. `b_format` is the format of
-   packed weights that kernels may read, or 0. */
+   differs from `op` in dgrad with transposed weights: that runs as fwd. `b_format` is the format of packed weights that
+   kernels may read, or 0. */
 static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op, gmm_gemm_op kernel_op,
                                  gmm_dtype dtype, int32_t b_format) {
     const int fwd = op == gmm_gemm_fwd, wgrad = op == gmm_gemm_wgrad;

@@ -1,4 +1,5 @@
 /* Functions that all communicators use: sums, time, errors, memory. */
+
 /* Whether reduce_scatter supports the dtype. */
 static GMM__UNUSED int gmm__comm_supports_sum(gmm_dtype dtype) {
     return dtype == GMM_F32 || dtype == GMM_BF16 || dtype == GMM_F16;
@@ -16,15 +17,17 @@ typedef struct gmm__comm_base {
     gmm_context *ctx;
     gmm_error error;    /* the first failure */
     const char *what;   /* name of the open group; NULL = none */
-    int32_t given_up, open;
+    int32_t given_up, open; /* 1: give_up was called; 1: a group is open */
 } gmm__comm_base;
 
+/* Stores the first failure of a communicator, which the functions behind it report from then on. */
 static GMM__UNUSED gmm_status gmm__comm_fail(gmm__comm_base *base, const char *call, const char *text) {
     if (!base->error.text[0])
         (void)gmm__fail(&base->error, GMM_E_COMM, "%s%s%.60s%s: %.300s", call, base->what ? " of '" : "",
                         base->what ? base->what : "", base->what ? "'" : "", text);
     return GMM_E_COMM;
 }
+/* GMM_E_COMM once the communicator has failed or was given up; *error, which may be NULL, is the first failure. */
 static GMM__UNUSED gmm_status gmm__comm_poll(const gmm__comm_base *base, gmm_error *error) {
     if (error) *error = base->error;
     return base->given_up || base->error.text[0] ? GMM_E_COMM : GMM_OK;

@@ -1,4 +1,5 @@
 /* Forecast of the memory and of the time of a training step. */
+
 /* *sum += a * b * c; returns 0 if that overflows. */
 static int gmm__gtp_add_product(int64_t *sum, int64_t a, int64_t b, int64_t c) {
     int64_t product = 0;
@@ -26,8 +27,7 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
     if (status) return status;
     if (u.bundle < 0 || u.layers < 0 || u.optimizer_bytes < 0 || u.optimizer_ranks < 0)
         return gmm__fail(error, GMM_E_ARG, "%s: bundle %d, layers %lld, optimizer_bytes %d, optimizer_ranks %d: must "
-                         "be >= 0", fn, u.bundle, (long long)u.layers, u.optimizer_bytes,
-                         u.optimizer_ranks);
+                         "be >= 0", fn, u.bundle, (long long)u.layers, u.optimizer_bytes, u.optimizer_ranks);
     if (u.gather_slots < 0 || u.recompute_slots < 0 || u.wgrad_slots < 0 || u.reduce_slots < 0)
         return gmm__fail(error, GMM_E_ARG, "%s: slots of gather %d, recompute %d, wgrad %d, reduce %d: must be >= 0",
                          fn, u.gather_slots, u.recompute_slots, u.wgrad_slots, u.reduce_slots);
@@ -62,7 +62,7 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
     wire = u.wire == GMM_NONE ? gradient : gmm_dtype_bits(u.wire) / 8;
     received = u.all_to_all ? p.padded_rows : p.shard_rows;
     fits = gmm__gtp_add_product(&weights, u.layers, u.bundle, 1) &&
-        gmm__gtp_add_product(&elements, p.shard_rows, p.local_cols, weights);
+           gmm__gtp_add_product(&elements, p.shard_rows, p.local_cols, weights);
     for (d = GMM_ROWWISE; fits && d <= GMM_COLUMNWISE; d++) {
         const int64_t slots = u.gather_slots + (d == GMM_ROWWISE ? (int64_t)u.recompute_slots : 0);
         const int gathered = sharded || p.shard_data_bytes[d] == 0;
@@ -84,7 +84,7 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
                gmm__gtp_add_product(&m.reduce, row, sharded ? received : 0, u.reduce_slots);
     }
     if (fits && sharded) {
-        int64_t stage[2] = {0, 0}; /* bytes of a rank, by direction */
+        int64_t stage[2] = {0, 0}; /* bytes that a rank receives of each rank in the stage, by direction */
         const int64_t *data = p.shard_data_bytes, *scale = p.shard_scale_bytes;
         const int transposed = p.gather_data_bytes[GMM_COLUMNWISE] > 0 && data[GMM_COLUMNWISE] == 0;
         if (transposed) stage[1] = data[GMM_ROWWISE] + (s.scaling == GMM_SCALING_TENSOR ? 0 : scale[GMM_ROWWISE]);
@@ -118,9 +118,9 @@ typedef struct gmm__gtp_gather_cost {
     int transposed; /* 1: backward reads a transpose of the copy of forward */
 } gmm__gtp_gather_cost;
 
-/* Computes the times of a stage without contention. */
+/* Computes the times in seconds that the collectives and products of a stage take when nothing else runs. */
 static gmm_status gmm__gtp_stage_cost(const char *fn, const gmm_gtp_forecast *f, gmm_gtp_stage *x,
-                                      gmm__gtp_gather_cost *a, gmm_error *error) {
+                                      gmm__gtp_gather_cost *cost, gmm_error *error) {
     gmm_shard s;
     gmm_shard_plan p;
     double seconds_per_byte, count, elements;
@@ -135,16 +135,17 @@ static gmm_status gmm__gtp_stage_cost(const char *fn, const gmm_gtp_forecast *f,
     for (pass = 0; pass < 2; pass++) {
         const int d = pass && p.shard_data_bytes[GMM_COLUMNWISE] ? GMM_COLUMNWISE : GMM_ROWWISE;
         const double bytes = count * s.gtp_size * ((double)p.shard_data_bytes[d] + (double)p.shard_scale_bytes[d]);
-        a->gather[pass] = s.gtp_size > 1 ? f->latency + bytes * seconds_per_byte : 0;
+        cost->gather[pass] = s.gtp_size > 1 ? f->latency + bytes * seconds_per_byte : 0;
     }
-    a->shared = p.gather_data_bytes[GMM_COLUMNWISE] == 0;
-    a->transposed = !a->shared && p.shard_data_bytes[GMM_COLUMNWISE] == 0;
-    a->transpose = a->transposed && f->memory_rate > 0
-                  ? 2 * count * (double)p.gather_data_bytes[GMM_COLUMNWISE] / f->memory_rate : 0;
-    x->gather = a->gather[0];
+    cost->shared = p.gather_data_bytes[GMM_COLUMNWISE] == 0;
+    cost->transposed = !cost->shared && p.shard_data_bytes[GMM_COLUMNWISE] == 0;
+    cost->transpose = cost->transposed && f->memory_rate > 0
+                          ? 2 * count * (double)p.gather_data_bytes[GMM_COLUMNWISE] / f->memory_rate
+                          : 0;
+    x->gather = cost->gather[0];
     x->reduce = s.gtp_size > 1 ? f->latency + elements * (gmm_dtype_bits(f->wire) / 8) * seconds_per_byte : 0;
     x->sum = 0;
-    if (f->memory_rate > 0) { /* the sum reads the parts, and reads and writes main_grad */
+    if (f->memory_rate > 0) { /* the sum reads the ranks' parts, and reads and writes main_grad */
         const double parts = f->wire == GMM_BF16 && s.gtp_size > 2 ? s.gtp_size : 1;
         x->sum = elements / s.gtp_size *
                  (parts * (gmm_dtype_bits(f->wire) / 8) + 2 * (gmm_dtype_bits(f->main_grad) / 8)) / f->memory_rate;
@@ -160,7 +161,8 @@ static double gmm__gtp_max(double a, double b) { return a > b ? a : b; }
 GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *stages, gmm_error *error) {
     static const char fn[] = "gmm_gtp_foresee";
     gmm_gtp_forecast f;
-    double released[GMM__GTP_STAGES], reduced[GMM__GTP_STAGES]; /* times, by position in the pass */
+    double released[GMM__GTP_STAGES], reduced[GMM__GTP_STAGES]; /* times when a slot is free, by position in the pass */
+    /* simulated times: when the gather and the reduce stream have done their work, and when the compute stream has */
     double gather_free = 0, reduce_free = 0, now = 0;
     gmm__gtp_gather_cost cost;
     int32_t i, n, slots, pass;

@@ -1,4 +1,5 @@
 /* Process grids, the replica rule, and seeds of ranks. */
+
 /* The axis with the i-th smallest stride of ranks. */
 static int gmm__grid_axis(gmm_grid_kind kind, int i) {
     static const int8_t order[2][GMM_AXIS_COUNT] = {
@@ -7,6 +8,7 @@ static int gmm__grid_axis(gmm_grid_kind kind, int i) {
     return order[kind == GMM_GRID_EXPERT][i];
 }
 
+/* Copies and checks a grid; *world is its number of ranks. */
 static gmm_status gmm__grid_read(const char *fn, const gmm_grid *desc, gmm_grid *g, int32_t *world, gmm_error *error) {
     static const char *const names[GMM_AXIS_COUNT] = {"TP", "GTP", "CP", "EP", "DP", "PP"};
     gmm_status status = gmm__gtp_read(fn, "grid", desc, g, sizeof *g, error);
@@ -85,6 +87,7 @@ GMMDEF gmm_status gmm_grid_rank(const gmm_grid *grid, const int32_t coords[GMM_A
     return GMM_OK;
 }
 
+/* The group of the ranks whose coordinates differ from those of `rank` along `axes` alone. */
 static gmm_status gmm__grid_group(const char *fn, const gmm_grid *grid, int32_t rank, uint32_t axes,
                                   gmm_grid_group *group, gmm_error *error) {
     gmm_grid g;

@@ -1,5 +1,10 @@
 /* -------------------------------------------------------------------------------------------- 12 Implementation --- */
 
+/* Opens the implementation: includes, and the copying of descriptors.
+
+   Names of locals in all parts: fn is the name of the public function, for messages; g or gtp is the runtime object, d
+   a domain, b a bundle, w a weight, c a communicator or a configuration; s is a gmm_status. */
+
 #if defined(GMM_IMPLEMENTATION) && !defined(GMM__GTP_IMPLEMENTATION_DONE)
 #define GMM__GTP_IMPLEMENTATION_DONE
 
@@ -17,7 +22,7 @@
 extern "C" {
 #endif
 
-/* Bytes of a descriptor that caller and library have in common; 0 = invalid, *status says why. */
+/* Bytes of a descriptor that caller and implementation both know; 0 = invalid, for the reason in *status. */
 static size_t gmm__gtp_common_size(const char *fn, const char *name, const void *desc, size_t size, gmm_status *status,
                                    gmm_error *error) {
     uint32_t stated;

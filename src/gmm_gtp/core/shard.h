@@ -63,9 +63,9 @@ static gmm_status gmm__gtp_check_shard(const char *fn, const gmm_shard *s, gmm_e
     return GMM_OK;
 }
 
-/* Rows of a TP rank of n rows. */
-static int64_t gmm__gtp_tp_rows(const gmm_shard *s, int64_t n) {
-    return s->tp_cut == GMM_TP_ROWS ? n / s->tp_size : n;
+/* The rows that a TP rank has of `rows` rows of the whole weight. */
+static int64_t gmm__gtp_tp_rows(const gmm_shard *s, int64_t rows) {
+    return s->tp_cut == GMM_TP_ROWS ? rows / s->tp_size : rows;
 }
 
 /* Checks the sections of a shard. */
@@ -138,6 +138,7 @@ static gmm_status gmm__gtp_plan_shard(const char *fn, const gmm_shard *desc, gmm
 
     for (direction = GMM_ROWWISE; direction <= GMM_COLUMNWISE; direction++) {
         const int columnwise = direction == GMM_COLUMNWISE;
+        /* whether shards store the direction; other columnwise copies are transposed from gathered rowwise ones */
         const int stored = !columnwise || (gmm__gtp_block_rows(s->scaling) > 1 && s->scaling != GMM_SCALING_128X128);
         gmm_layout whole = GMM_ZERO, shard = GMM_ZERO;
         gmm_error layout_error = GMM_ZERO;

@@ -1,4 +1,6 @@
-/* Collectives by copies between the GPUs of one host: flags, copies, collectives. */
+/* Collectives by copies between the GPUs of one host: flags, copies, collectives. In all_gather, all_to_all
+   and all_reduce_max a rank writes into the memory of its peers; in reduce_scatter it reads theirs. */
+
 /* ................................................................................................ Peer copies ... */
 
 #ifdef __CUDACC__
@@ -7,20 +9,21 @@ enum {
     GMM__PEERS_MAX_RANKS = 64,
     GMM__PEERS_MAX_WINDOWS = 16,
     GMM__PEERS_STAGED_VALUES = 1024, /* values that all_reduce_max reduces at a time */
-    GMM__PEERS_MIN_BYTES = 2 << 20,  /* smaller allocations have no own block, and CUDA IPC opens whole blocks */
+    GMM__PEERS_MIN_BYTES = 2 << 20,  /* smaller allocations share a block, and CUDA IPC opens whole blocks */
     GMM__PEERS_MAX_PUSHES = 64,      /* of an operation, enqueued together */
+    /* kinds of flags: the rank has reached the operation; its copies are done; it has given up; number of kinds */
     GMM__PEERS_READY = 0, GMM__PEERS_DONE = 1, GMM__PEERS_ABORTED = 2, GMM__PEERS_FLAGS = 3
 };
 
-/* Device memory of every rank, as this rank addresses it. */
+/* A window: device memory that every rank has allocated, and its addresses in this process. */
 typedef struct gmm__peers_window {
     char *base[GMM__PEERS_MAX_RANKS];
-    void *opened[GMM__PEERS_MAX_RANKS]; /* IPC mappings, to be closed; NULL = none */
+    void *opened[GMM__PEERS_MAX_RANKS]; /* the IPC mappings that this rank must close; NULL = none */
     size_t bytes;
 } gmm__peers_window;
 
-/* A copy of all_gather or all_to_all to the same offset of a window on all ranks: to every rank the same bytes, or
-   (`parts`) to each rank its part. */
+/* The copies of one all_gather or all_to_all to the same offset of a window on all ranks. all_gather copies `bytes` of
+   `source` to every rank. all_to_all (`parts` = 1) copies part r of `source`, of `bytes` bytes, to rank r. */
 typedef struct gmm__peers_push {
     const char *source;
     const gmm__peers_window *window;
@@ -28,11 +31,11 @@ typedef struct gmm__peers_push {
     int32_t parts, reserved;
 } gmm__peers_push;
 
-/* A rank's own memory begins with flags [READY, DONE, ABORTED][rank], which its peers set to 1 and of which its own
-   stream resets the first two to 0. Behind them is the staging buffer of all_reduce_max,
+/* The state of a communicator. A rank's own memory begins with flags [READY, DONE, ABORTED][rank]. Peers set them to 1;
+   the rank's own stream resets READY and DONE to 0. Behind them, at byte 1024, is the staging buffer of all_reduce_max,
    [rank][GMM__PEERS_STAGED_VALUES] values. An operation is a barrier on READY, the copies into the windows of the
-   peers, and a barrier on DONE. A flag is set again only in the operation after the one that reset it, so that flags
-   need no counter, and graphs can be replayed. */
+   peers, and a barrier on DONE. A peer sets a flag again only in a later operation, after a barrier that follows the
+   reset. Flags therefore need no counter, and graphs that contain operations can be replayed. */
 typedef struct gmm__peers {
     gmm__comm_base comm_base;
     gmm_peers_config config;
@@ -42,15 +45,17 @@ typedef struct gmm__peers {
     gmm_stream copy_stream;     /* for copies within the device, concurrent with those to peers */
     gmm_stream control_stream;  /* for poll and give_up; of a priority that few streams use, so that it shares no
                                    hardware queue with a stream that waits for a peer */
-    uint32_t *host_flags;       /* [READY, DONE, ABORTED][rank] page-locked copy */
-    cudaEvent_t fork, join, last;
-    gmm_stream stream;          /* of the open operation */
-    int32_t active, push_count;
+    uint32_t *host_flags;       /* [READY, DONE, ABORTED][rank]: copy in page-locked memory, for poll */
+    cudaEvent_t fork, join;     /* between the operation's stream and copy_stream */
+    cudaEvent_t last;           /* end of the last operation outside of captures */
+    gmm_stream stream;          /* of the active operation */
+    int32_t active;             /* 1: between the barriers of an operation */
+    int32_t push_count;         /* pushes of the operation that are not enqueued yet */
     int32_t notified, reserved; /* notified: a peer has called give_up and set the ABORTED flags of all ranks */
-    gmm__peers_push pushes[GMM__PEERS_MAX_PUSHES]; /* not enqueued yet */
+    gmm__peers_push pushes[GMM__PEERS_MAX_PUSHES];
 } gmm__peers;
 
-/* Description of a window, which ranks exchange. */
+/* What a rank tells its peers about its memory of a window: an IPC handle between processes, else the address. */
 typedef struct gmm__peers_handle {
     cudaIpcMemHandle_t handle;
     size_t offset, bytes;
@@ -58,9 +63,11 @@ typedef struct gmm__peers_handle {
     int32_t device, reserved;
 } gmm__peers_handle;
 
+/* The flag of a kind in the memory of rank `owner` that rank `writer` sets. */
 static uint32_t *gmm__peers_flag(const gmm__peers *p, int32_t owner, int kind, int32_t writer) {
     return (uint32_t *)(void *)p->own.base[owner] + kind * p->config.size + writer;
 }
+/* The staged values of rank `writer` in the memory of rank `owner`. */
 static float *gmm__peers_staging(const gmm__peers *p, int32_t owner, int32_t writer) {
     return (float *)(void *)(p->own.base[owner] + 1024) + (size_t)writer * GMM__PEERS_STAGED_VALUES;
 }
@@ -74,7 +81,8 @@ static gmm_status gmm__peers_cuda(gmm__peers *p, const char *call, cudaError_t e
     return gmm__comm_fail(&p->comm_base, call, cudaGetErrorString(e));
 }
 
-/* Sets a flag of all peers, waits until all peers have set it here, and resets it. */
+/* Enqueues a barrier, in three steps over all peers: sets this rank's flag in their memory, waits for their flags in
+   the own memory, and resets those. */
 static gmm_status gmm__peers_barrier(gmm__peers *p, int kind, gmm_stream stream) {
     CUstreamBatchMemOpParams op[3 * GMM__PEERS_MAX_RANKS];
     const int32_t size = p->config.size, rank = p->config.rank;
@@ -101,7 +109,7 @@ static gmm_status gmm__peers_barrier(gmm__peers *p, int kind, gmm_stream stream)
                ? GMM_OK : gmm__comm_fail(&p->comm_base, "cuStreamBatchMemOp", "the driver refuses it");
 }
 
-/* Begins an operation with its first call. */
+/* Begins an operation, unless one is active on the same stream. */
 static gmm_status gmm__peers_begin_op(gmm__peers *p, gmm_stream stream) {
     if (p->active && p->stream != stream)
         return gmm__comm_fail(&p->comm_base, "peer copies", "one group on two streams");
@@ -118,8 +126,8 @@ static size_t gmm__peers_remaining_bytes(const gmm__peers *p, const void *addres
     if (p->address_range(&start, &bytes, (CUdeviceptr)(uintptr_t)address) != CUDA_SUCCESS) return 0;
     return (size_t)(start + bytes - (CUdeviceptr)(uintptr_t)address);
 }
-/* Number of consecutive pushes, of the n from q on, that one 2D copy can do: equal in size and kind, and equally spaced
-   within one allocation on either side. */
+/* Number of pushes, of the n from q on, that one 2D copy to a peer can do together: they are equal in size and kind,
+   and equally spaced within one allocation on either side. */
 static int32_t gmm__peers_count_2d(const gmm__peers *p, const gmm__peers_push *q, int32_t n) {
     const uintptr_t step = n > 1 ? (uintptr_t)q[1].source - (uintptr_t)q->source : 0;
     const size_t pitch = n > 1 ? q[1].offset - q->offset : 0, whole = q->bytes * (size_t)p->config.size;
@@ -135,8 +143,9 @@ static int32_t gmm__peers_count_2d(const gmm__peers *p, const gmm__peers_push *q
         k++;
     return k;
 }
-/* Enqueues the pushes, rank by rank, each rank beginning with a different peer. Few large copies, one after the other,
-   saturate the links; many small ones do not, nor do concurrent copies to several ranks. */
+/* Enqueues the pushes, peer by peer, each rank beginning with a different peer. Few large copies, one after the other,
+   saturate the links; many small ones do not, nor do concurrent copies to several ranks. i = 0 is this rank itself,
+   whose copies run on copy_stream. */
 static cudaError_t gmm__peers_flush(gmm__peers *p) {
     const int32_t size = p->config.size, rank = p->config.rank;
     cudaError_t e = cudaSuccess;
@@ -158,14 +167,14 @@ static cudaError_t gmm__peers_flush(gmm__peers *p) {
             e = n == 1 ? cudaMemcpyAsync(dst, src, q->bytes, cudaMemcpyDeviceToDevice,
                                          i == 0 ? p->copy_stream : p->stream)
                        : cudaMemcpy2DAsync(dst, q[1].offset - q->offset, src, (size_t)(q[1].source - q->source),
-                                           q->bytes,
-                                           (size_t)n, cudaMemcpyDeviceToDevice, p->stream);
+                                           q->bytes, (size_t)n, cudaMemcpyDeviceToDevice, p->stream);
         }
     p->push_count = 0;
     if (e == cudaSuccess && forked) e = cudaEventRecord(p->join, p->copy_stream);
     if (e == cudaSuccess && forked) e = cudaStreamWaitEvent(p->stream, p->join, 0);
     return e;
 }
+/* Ends the active operation: its pushes and the barrier on DONE. */
 static gmm_status gmm__peers_end_op(gmm__peers *p) {
     enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     gmm_status s;
@@ -183,8 +192,7 @@ static gmm_status gmm__peers_end_op(gmm__peers *p) {
 typedef gmm_status gmm__peers_collective(gmm__peers *p, const void *send, void *recv, size_t size, gmm_dtype dtype,
                                          gmm_stream stream);
 static gmm_status gmm__peers_call(void *self, gmm__peers_collective *collective, const void *send, void *recv,
-                                  size_t size,
-                                  gmm_dtype dtype, gmm_stream stream) {
+                                  size_t size, gmm_dtype dtype, gmm_stream stream) {
     gmm__peers *p = (gmm__peers *)self;
     int current;
     gmm_status s = gmm__comm_poll(&p->comm_base, NULL);
@@ -244,7 +252,7 @@ static gmm_status gmm__peers_push_all_to_all(gmm__peers *p, const void *send, vo
     (void)dtype, (void)stream;
     return gmm__peers_add_push(p, "all_to_all", send, recv, bytes, 1);
 }
-/* reduce_scatter: the sum over the windows of the peers, which this rank reads. */
+/* reduce_scatter: this rank reads its part from the window of every rank, and sums the parts. */
 static gmm_status gmm__peers_sum_windows(gmm__peers *p, const void *send, void *recv, size_t count, gmm_dtype dtype,
                                          gmm_stream stream) {
     const size_t bytes = count * (size_t)(gmm_dtype_bits(dtype) / 8);
@@ -259,6 +267,7 @@ static gmm_status gmm__peers_sum_windows(gmm__peers *p, const void *send, void *
         addends[i] = source.window->base[i] + source.offset + (size_t)p->config.rank * bytes;
     memset(&d, 0, sizeof d);
     d.count = p->config.size;
+    /* rows of the largest power of two that divides count, at most 4096 */
     for (d.cols = 1; d.cols < 4096 && count % (size_t)(2 * d.cols) == 0; d.cols *= 2) { }
     d.rows = (int64_t)count / d.cols;
     d.scale = 1.0f;
@@ -269,7 +278,7 @@ static gmm_status gmm__peers_sum_windows(gmm__peers *p, const void *send, void *
     return gmm_accumulate(p->comm_base.ctx, &d, NULL, 0, stream)
                ? gmm__comm_fail(&p->comm_base, "reduce_scatter", gmm_last_error(p->comm_base.ctx)) : GMM_OK;
 }
-/* values = the largest of each value and of those that the peers have copied into the staging buffer. */
+/* Raises each value to the largest of those that the peers have copied into the staging buffer; NaN wins. */
 static __global__ void gmm_peers_max(float *values, const float *staging, int size, int rank, int count) {
     const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     int r;
@@ -282,6 +291,7 @@ static __global__ void gmm_peers_max(float *values, const float *staging, int si
     }
     values[i] = largest;
 }
+/* all_reduce_max: in rounds of GMM__PEERS_STAGED_VALUES values, each an operation of its own. */
 static gmm_status gmm__peers_reduce_max(gmm__peers *p, const void *send, void *recv, size_t count, gmm_dtype dtype,
                                         gmm_stream stream) {
     const int32_t size = p->config.size, rank = p->config.rank;
@@ -296,8 +306,7 @@ static gmm_status gmm__peers_reduce_max(gmm__peers *p, const void *send, void *r
         if (first > 0) s = gmm__peers_begin_op(p, stream);
         for (i = 1; i < size && e == cudaSuccess; i++)
             e = cudaMemcpyAsync(gmm__peers_staging(p, (rank + i) % size, rank), values + first,
-                                (size_t)n * sizeof *values,
-                                cudaMemcpyDeviceToDevice, stream);
+                                (size_t)n * sizeof *values, cudaMemcpyDeviceToDevice, stream);
         if (!s) s = gmm__peers_cuda(p, "all_reduce_max", e);
         if (!s) s = gmm__peers_end_op(p); /* the peers have copied their values */
         if (s) break;

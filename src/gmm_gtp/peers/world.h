@@ -1,13 +1,13 @@
 /* Windows, failures, opening and closing of communicators of peer copies. */
 
-/* Finds a peer that has given up or has not arrived; waits for the device at most 0.1 s, since a stream of it may wait
-   for ever. */
+/* Finds a peer that has given up, and for the message of a timeout the only peer that has not reached the operation. It
+   waits for its copy of the flags at most 0.1 s, since a stream of the device may wait for ever. */
 static gmm_status gmm__peers_poll(void *self, gmm_error *error) {
     gmm__peers *p = (gmm__peers *)self;
     gmm_status s = gmm__comm_poll(&p->comm_base, error);
     const double begin = gmm__gtp_now();
     const int32_t size = p->config.size, rank = p->config.rank;
-    int32_t i, missing = -1, aborted = -1, current, n = 0;
+    int32_t i, missing = -1, aborted = -1, current, missing_count = 0;
     char text[96];
     cudaError_t e;
     if (s || size == 1 || gmm__cuda_enter(p->comm_base.ctx, &current) != cudaSuccess) return s;
@@ -18,19 +18,22 @@ static gmm_status gmm__peers_poll(void *self, gmm_error *error) {
         while ((e = cudaStreamQuery(p->control_stream)) == cudaErrorNotReady && gmm__gtp_now() - begin < 0.1) { }
     for (i = 0; i < size && e == cudaSuccess; i++) {
         if (i != rank && p->host_flags[GMM__PEERS_ABORTED * size + i]) aborted = i;
-        if (i != rank && !p->host_flags[GMM__PEERS_READY * size + i]) missing = i, n++;
+        if (i != rank && !p->host_flags[GMM__PEERS_READY * size + i]) missing = i, missing_count++;
     }
     if (aborted >= 0) {
         (void)snprintf(text, sizeof text, "rank %d of %d has given up: what came since is void", aborted, size);
         s = gmm__comm_fail(&p->comm_base, "peer copies", text);
         p->notified = 1;
         (void)gmm__comm_poll(&p->comm_base, error);
-    } else if (n == 1 && error && cudaEventQuery(p->last) == cudaErrorNotReady) /* reported after a timeout */
+    } else if (missing_count == 1 && error && cudaEventQuery(p->last) == cudaErrorNotReady) {
+        /* the message of a timeout contains this text; s stays GMM_OK */
         (void)snprintf(error->text, sizeof error->text, "rank %d of %d has not joined", missing, size);
+    }
     (void)cudaGetLastError();
     return gmm__cuda_leave(p->comm_base.ctx, "peers", current, cudaSuccess), s;
 }
-/* Sets the flags for `nanoseconds`, so that streams that wait for a peer, or begin to wait in that time, continue. */
+/* Sets the flags again and again for `nanoseconds`, so that streams that wait for a peer, or begin to wait in that
+   time, continue. */
 static __global__ void gmm_peers_release(volatile uint32_t *flags, int count, unsigned long long nanoseconds) {
     unsigned long long begin, now;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
@@ -40,6 +43,8 @@ static __global__ void gmm_peers_release(volatile uint32_t *flags, int count, un
         asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
     } while (now - begin < nanoseconds);
 }
+/* Ends the use of the communicator: tells all ranks, unless a peer has done so (`notified`), and releases the streams
+   of this rank that wait for a peer. */
 static void gmm__peers_give_up(void *self, const char *why) {
     gmm__peers *p = (gmm__peers *)self;
     CUstreamBatchMemOpParams op[GMM__PEERS_MAX_RANKS];
@@ -51,7 +56,7 @@ static void gmm__peers_give_up(void *self, const char *why) {
     (void)gmm__comm_fail(&p->comm_base, "given up", why);
     if (gmm__cuda_enter(p->comm_base.ctx, &current) != cudaSuccess) return;
     memset(op, 0, sizeof op);
-    for (i = 0; i < size; i++) { /* its own flag is last, ordered behind the other writes */
+    for (i = 0; i < size; i++) { /* the rank's own flag is the last write of the batch */
         uint32_t *flag = gmm__peers_flag(p, (rank + 1 + i) % size, GMM__PEERS_ABORTED, rank);
         op[i].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
         op[i].writeValue.address = (CUdeviceptr)(uintptr_t)flag;
@@ -72,8 +77,8 @@ static void gmm__peers_close_window(gmm__peers *p, gmm__peers_window *w) {
         if (w->opened[i]) (void)cudaIpcCloseMemHandle(w->opened[i]);
     memset(w, 0, sizeof *w);
 }
-/* Exchanges whether the call has failed on a rank: then it fails on all. `failure`: the reason on this rank, or NULL.
-   */
+/* Exchanges whether the call has failed on a rank; if so, it fails on all. `failure` is the reason on this rank, or
+   NULL. */
 static gmm_status gmm__peers_check_ranks(gmm__peers *p, const char *call, const char *failure) {
     char own = failure != NULL, all[GMM__PEERS_MAX_RANKS], text[64];
     int32_t i;
@@ -85,7 +90,8 @@ static gmm_status gmm__peers_check_ranks(gmm__peers *p, const char *call, const 
     (void)snprintf(text, sizeof text, "it failed on rank %d of %d", i, p->config.size);
     return gmm__comm_fail(&p->comm_base, call, text);
 }
-/* Exchanges the addresses of a window and maps those of the peers. With a `failure` of this rank w may be NULL. */
+/* Exchanges the addresses of a window and maps those of the peers. All ranks call it, also those that have failed
+   before: they pass the reason as `failure`, and w may then be NULL. */
 static gmm_status gmm__peers_open_window(gmm__peers *p, gmm__peers_window *w, void *base, size_t bytes,
                                          const char *failure) {
     static const char call[] = "window";
@@ -128,7 +134,7 @@ static gmm_status gmm__peers_open_window(gmm__peers *p, gmm__peers_window *w, vo
     if (!s) return GMM_OK;
     gmm__peers_close_window(p, w);
     (void)cudaGetLastError();
-    (void)gmm__peers_check_ranks(p, call, NULL); /* the owners may free it once all ranks have closed it */
+    (void)gmm__peers_check_ranks(p, call, NULL); /* owners may free the memory once all ranks have closed it */
     return s;
 }
 static gmm_status gmm__peers_window_add(void *self, void *base, size_t bytes, void **window) {
@@ -155,7 +161,7 @@ static gmm_status gmm__peers_window_remove(void *self, void *window) {
     const int entered = gmm__cuda_enter(p->comm_base.ctx, &current) == cudaSuccess;
     if (entered) gmm__peers_close_window(p, (gmm__peers_window *)window);
     if (entered) (void)gmm__cuda_leave(p->comm_base.ctx, "window", current, cudaSuccess);
-    /* the owners may free it once all ranks have closed it */
+    /* owners may free the memory once all ranks have closed it */
     if (p->config.exchange(p->config.user, &own, all, 1) != GMM_OK)
         return gmm__comm_fail(&p->comm_base, "window", "the exchange failed");
     return entered ? GMM_OK : GMM_E_CUDA;
@@ -192,7 +198,7 @@ GMMDEF gmm_status gmm_peers_open(const gmm_peers_config *config, gmm_comm *out, 
     enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
     gmm_peers_config c;
     gmm__peers *p;
-    void *batch = NULL, *range = NULL, *own = NULL, *seen = NULL;
+    void *batch = NULL, *range = NULL, *own = NULL, *host_flags = NULL;
     size_t bytes;
     int current, low = 0, high = 0;
     cudaError_t e;
@@ -233,13 +239,16 @@ GMMDEF gmm_status gmm_peers_open(const gmm_peers_config *config, gmm_comm *out, 
     if (e == cudaSuccess) e = cudaEventCreateWithFlags(&p->last, cudaEventDisableTiming);
     bytes = gmm__peers_own_bytes(c.size);
     if (bytes < GMM__PEERS_MIN_BYTES) bytes = GMM__PEERS_MIN_BYTES;
-    if (e == cudaSuccess) e = cudaMallocHost(&seen, GMM__PEERS_FLAGS * GMM__PEERS_MAX_RANKS * sizeof *p->host_flags);
+    if (e == cudaSuccess)
+        e = cudaMallocHost(&host_flags, GMM__PEERS_FLAGS * GMM__PEERS_MAX_RANKS * sizeof *p->host_flags);
     if (e == cudaSuccess) e = cudaMalloc(&own, bytes);
     if (e == cudaSuccess) e = cudaMemset(own, 0, bytes);
-    p->host_flags = (uint32_t *)seen;
-    if (e == cudaSuccess) { /* kernels are loaded here, since loading may wait for a device that waits for a peer */
-        gmm_peers_release<<<1, GMM__PEERS_ABORTED * GMM__PEERS_MAX_RANKS, 0,
-            p->control_stream>>>((uint32_t *)own, 0, 0);
+    p->host_flags = (uint32_t *)host_flags;
+    if (e == cudaSuccess) {
+        /* Launches both kernels, so that they are loaded here: later, loading may wait for the device while a stream of
+           it waits for a peer. */
+        gmm_peers_release<<<1, GMM__PEERS_ABORTED * GMM__PEERS_MAX_RANKS, 0, p->control_stream>>>((uint32_t *)own, 0,
+                                                                                                  0);
         gmm_peers_max<<<1, 1, 0, p->control_stream>>>((float *)own, (const float *)own, 0, 0, 0);
         e = cudaGetLastError();
     }

@@ -9,11 +9,12 @@ static gmm_status gmm__rank_fail(gmm__cpu_rank *r, gmm_status status, const char
     return gmm__fail(&r->error, status, "%s", text);
 }
 
+/* The queue of a stream; that of stream NULL is queue 0. */
 static gmm__rank_queue *gmm__rank_stream_queue(gmm__cpu_rank *r, gmm_stream stream) {
     return stream ? (gmm__rank_queue *)(void *)stream : r->queues[0];
 }
 
-/* Begins a call for a rank: takes the lock unless it fails. */
+/* Begins a call for a rank. On success the world's mutex is locked, until gmm__rank_end_call. */
 static gmm_status gmm__rank_begin_call(gmm__cpu_rank *r) {
     if (!r) return GMM_E_NULL;
     (void)pthread_mutex_lock(&r->world->mutex);
@@ -21,7 +22,8 @@ static gmm_status gmm__rank_begin_call(gmm__cpu_rank *r) {
     (void)pthread_mutex_unlock(&r->world->mutex);
     return GMM_E_COMM;
 }
-/* Ends a call: runs queued operations, with a seed a random number of them, and releases the lock. */
+/* Ends a call: runs the queued operations that are ready, or with config.seed a random number of them, and unlocks the
+   mutex. */
 static gmm_status gmm__rank_end_call(gmm__cpu_rank *r, gmm_status status) {
     gmm_ranks *w = r->world;
     if (!w->config.seed) {

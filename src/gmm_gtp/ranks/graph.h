@@ -28,8 +28,8 @@ static int32_t gmm__graph_find_unjoined(const gmm_ranks_graph *g) {
                 for (k = 0; k < g->queue_count; k++)
                     for (n = 0; n < joined[k]; n++) {
                         const gmm__rank_op *wait = &g->ops[k][n];
-                        if (wait->kind != GMM__RANK_WAIT || wait->event ||
-                            wait->record_index != record->record_index) continue;
+                        if (wait->kind != GMM__RANK_WAIT || wait->event || wait->record_index != record->record_index)
+                            continue;
                         if (joined[i] < j + 1) changed = 1;
                         joined[i] = joined[i] < j + 1 ? j + 1 : joined[i];
                     }

@@ -224,9 +224,8 @@ static gmm_status gmm__rank_copy_enqueue(void *self, gmm__rank_copy m, gmm_strea
         (!empty && (m.dst_pitch < m.width || (!m.fill && m.src_pitch < m.width)))) {
         const gmm_status s = gmm__rank_begin_call(r);
         return s ? s : gmm__rank_end_call(r, gmm__rank_fail(
-            r, missing ? GMM_E_NULL : GMM_E_ARG,
-                "%s: dst %p, src %p, pitches %llu and %llu, width %llu, value %d: must "
-            "not be NULL, >= width, and 0 to 255", work.name, m.dst, m.src, (unsigned long long)m.dst_pitch,
+            r, missing ? GMM_E_NULL : GMM_E_ARG, "%s: dst %p, src %p, pitches %llu and %llu, width %llu, value %d: "
+            "must not be NULL, >= width, and 0 to 255", work.name, m.dst, m.src, (unsigned long long)m.dst_pitch,
             (unsigned long long)m.src_pitch, (unsigned long long)m.width, m.value));
     }
     if (empty) return GMM_OK;

@@ -1,5 +1,6 @@
 /* --- The race checker, failures, and the scheduler of queued operations --- */
 
+/* Reports a race between an access of the queue's present operation and an earlier one, and records the access. */
 static void gmm__ranks_check_access(gmm__rank_queue *q, const char *name, const void *data, size_t bytes, int writes) {
     gmm__cpu_rank *r = q->rank;
     gmm_ranks *w = r->world;
@@ -22,7 +23,7 @@ static void gmm__ranks_check_access(gmm__rank_queue *q, const char *name, const 
                            "stream %d %s, and nothing orders the two", r->index, name, q->index,
                            writes ? "writes" : "reads", (unsigned long long)bytes, (void *)access.begin,
                            a.name, (int)a.queue, a.writes ? "writes" : "reads");
-        /* what is ordered behind `access` is ordered behind `a` too */
+        /* `a` is dropped: an access ordered behind `access` is ordered behind `a` too */
         if (covered && ordered && (writes || !a.writes)) continue;
         r->accesses[count++] = a;
     }
@@ -92,6 +93,7 @@ static gmm__rank_op *gmm__group_find_op(gmm__group *g, int32_t member, gmm__rank
     return NULL;
 }
 
+/* Whether the head of a queue can run. */
 static int gmm__rank_is_ready(gmm__rank_queue *q) {
     gmm__rank_op *op = gmm__queue_head(q);
     int32_t i;
@@ -126,6 +128,7 @@ static void gmm__rank_pop(gmm__rank_queue *q) {
 
 static const char *const gmm__coll_names[] = {"all_gather", "reduce_scatter", "all_to_all", "all_reduce_max"};
 
+/* Runs call `which` of a group's collective: p[rank][which]. `bytes` and `count` are those of one rank's part. */
 static void gmm__coll_run(const gmm__group *g, gmm__coll **p, int32_t which) {
     const gmm__coll *first = &p[0][which];
     const size_t bytes = first->bytes;

@@ -1,4 +1,10 @@
-/* CPU ranks: streams, tokens of events, vector clocks, communicators and their memory. */
+/* CPU ranks: streams, tokens of events, vector clocks, communicators and their memory. One thread or several drive the
+   ranks; one mutex of the world protects everything here. An operation is queued on a stream, and runs when it is the
+   head of its queue and ready.
+
+   A vector clock has an entry per queue of the rank: the number of operations of that queue that are ordered before
+   the present one. The race checker reports two accesses of which neither is ordered before the other. */
+
 /* .................................................................................................... CPU ranks ... */
 
 #ifdef GMM_WITH_CPU_RANKS
@@ -7,7 +13,8 @@ enum { GMM__RANK_QUEUES = 49 }; /* most streams of a rank, stream NULL and those
 
 /* One record of an event. A wait retains the token of the record that was the last one when the wait was enqueued. */
 typedef struct gmm__token {
-    int32_t references, done;
+    int32_t references;
+    int32_t done;           /* 1: the record has run, */
     uint32_t clock[GMM__RANK_QUEUES];
 } gmm__token;
 
@@ -34,6 +41,7 @@ typedef struct gmm__coll {
     size_t bytes;
 } gmm__coll;
 
+/* A queued or captured operation. */
 typedef struct gmm__rank_op {
     gmm__rank_kind kind;
     int32_t count;          /* of ranges, or of collective calls */
@@ -45,12 +53,13 @@ typedef struct gmm__rank_op {
     gmm__token *token;      /* RECORD, WAIT */
     gmm__rank_event *event; /* graphs: the event of an external node; NULL = a record of the graph itself, */
     int32_t record_index;   /* with this index */
-    int32_t started;        /* LAUNCH */
+    int32_t started;        /* LAUNCH: 1 = its operations are in the queues of the graph */
     struct gmm__member *member; /* COLLECTIVE */
     uint64_t number;        /* of the collective in its communicator */
     gmm_ranks_graph *graph;
 } gmm__rank_op;
 
+/* The operations of a stream, or of a stream that a graph replays. */
 typedef struct gmm__rank_queue {
     struct gmm__cpu_rank *rank;
     int32_t index;
@@ -66,7 +75,7 @@ typedef struct gmm__rank_queue {
 typedef struct gmm__rank_access {
     uintptr_t begin, end;
     int32_t queue, writes;
-    uint32_t time;
+    uint32_t time;          /* entry of its queue in the clock of the access */
     const char *name;
 } gmm__rank_access;
 
@@ -75,7 +84,7 @@ typedef struct gmm__cpu_rank {
     int32_t index, given_up;
     uint64_t captures;      /* captures begun */
     gmm__rank_queue *queues[GMM__RANK_QUEUES];
-    gmm_ranks_graph *capture;
+    gmm_ranks_graph *capture; /* the capture under way; NULL = none */
     gmm__token *host;       /* copy of the clock of queue 0, for operations being enqueued */
     uint64_t progress;      /* operations done */
     gmm__rank_access *accesses;
@@ -91,7 +100,7 @@ typedef struct gmm__group {
     int32_t size;
     uint64_t done;          /* collectives completed */
     struct gmm__member *members;
-    gmm_error fault;
+    gmm_error fault;        /* the failure that ended its use; status GMM_OK = none */
 } gmm__group;
 
 typedef struct gmm__member {
@@ -110,7 +119,7 @@ struct gmm_ranks_graph {
     gmm_stream origin;
     uint64_t serial;
     int32_t record_count;   /* plain records */
-    int32_t running;
+    int32_t running;        /* 1: a launch has started and is not done */
     int32_t queue_count;
     int32_t queues[GMM__RANK_QUEUES];    /* queues that replay the streams; the origin's is first */
     gmm__rank_op *ops[GMM__RANK_QUEUES]; /* their operations, which each launch copies */
@@ -130,8 +139,8 @@ struct gmm_ranks {
     uint64_t random;
     gmm__cpu_rank *rank;
     gmm__group *groups;
-    int64_t races;
-    char race[400];
+    int64_t races;          /* number of races found */
+    char race[400];         /* description of the first one */
 };
 
 static void *gmm__ranks_alloc(gmm_ranks *w, size_t bytes) {

@@ -33,13 +33,13 @@ GMMDEF const char *gmm_ranks_error(gmm_ranks *ranks, int32_t rank) {
 }
 
 GMMDEF int64_t gmm_ranks_races(gmm_ranks *ranks, const char **text) {
-    int64_t n;
+    int64_t races;
     if (!ranks) return 0;
     (void)pthread_mutex_lock(&ranks->mutex);
-    n = ranks->races;
+    races = ranks->races;
     if (text) *text = ranks->race;
     (void)pthread_mutex_unlock(&ranks->mutex);
-    return n;
+    return races;
 }
 
 GMMDEF void gmm_ranks_destroy(gmm_ranks *ranks) {

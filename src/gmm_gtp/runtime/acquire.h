@@ -1,6 +1,6 @@
 /* Views of gathered weights: acquire, release, prefetch, the order of chains. */
 
-/* Addresses and format of the matrices of a bundle. */
+/* Addresses and format of the matrices of a bundle, from which a view is made. */
 typedef struct gmm__gtp_operand {
     gmm_dtype dtype;
     gmm_scaling scaling;
@@ -52,7 +52,7 @@ static gmm_gtp_view gmm__gtp_view_pass(gmm_gtp *g, gmm__gtp_bundle *b, gmm_gtp_p
     if (slot >= 0 && w->shard.scaling == GMM_SCALING_NV16 && w->desc.amax)
         v.mat.amax = (float *)(void *)(g->slots[slot].base + b->amax_offset[dir]);
     v.slot = slot;
-    if (dir == GMM_COLUMNWISE) { /* without a rowwise copy, operations that need one fail */
+    if (dir == GMM_COLUMNWISE) { /* the view has no rowwise copy, and operations that read one are refused */
         b->columnwise = v.mat;
         v.mat.data = v.mat.scale = NULL;
         v.mat.table = v.mat.scale_table = NULL;
@@ -64,9 +64,9 @@ static gmm_gtp_view gmm__gtp_view_pass(gmm_gtp *g, gmm__gtp_bundle *b, gmm_gtp_p
     return v;
 }
 
-/* Multiprocessors for the work that is concurrent with a GEMM of the bundle: gathers of the next bundles, and after
-   forward reductions, whose sums are kernels of the runtime. A kernel that finds no free multiprocessor waits until the
-   GEMM ends. */
+/* Multiprocessors that a GEMM of the bundle should leave free (gmm_gtp_view.leave) for concurrent work: gathers of the
+   next bundles, and except in forward reductions, whose sums are kernels. A kernel that finds no free multiprocessor
+   waits until the GEMM ends. */
 enum { GMM__GTP_SUM_PROCESSORS = 16 };
 static int32_t gmm__gtp_reserved_processors(const gmm_gtp *g, const gmm__gtp_bundle *b, gmm_gtp_pass pass) {
     const gmm__gtp_domain *d = &g->domains[b->domain];

@@ -1,6 +1,6 @@
 /* Checks at the beginning of public calls, and the hash of calls that must be the same on all ranks. */
 
-/* Where a call is allowed: also in a callback; only outside of captures. */
+/* Flags of gmm__gtp_check_call: the call is also allowed in a callback; it is allowed only outside of captures. */
 enum { GMM__GTP_IN_CALLBACK = 1, GMM__GTP_NO_CAPTURE = 2 };
 static gmm_status gmm__gtp_check_call(gmm_gtp *g, const char *fn, int32_t allowed) {
     if (!g) return GMM_E_NULL;
@@ -12,6 +12,7 @@ static gmm_status gmm__gtp_check_call(gmm_gtp *g, const char *fn, int32_t allowe
         return gmm__fail(&g->error, GMM_E_CAPTURE, "%s: not while graph %d is captured", fn, g->graph - 1);
     return GMM_OK;
 }
+/* Checks a call that names a bundle, and one that names a bundle and a pass. */
 static gmm_status gmm__gtp_check_bundle(gmm_gtp *g, const char *fn, int32_t bundle) {
     gmm_status s = gmm__gtp_check_call(g, fn, 0);
     if (s) return s;
@@ -32,6 +33,8 @@ static gmm_status gmm__gtp_check_pass(gmm_gtp *g, const char *fn, int32_t bundle
         return gmm__fail(&g->error, GMM_E_STATE, "%s: '%s' is in no recompute chain", fn, g->bundles[bundle].name);
     return GMM_OK;
 }
+/* Mixes a call into gmm_gtp_statistics.calls, by which callers compare the order of calls among ranks. `call` numbers
+   the function. */
 static void gmm__gtp_hash(gmm_gtp *g, int call, int32_t bundle, int what) {
     const uint64_t word = ((uint64_t)(uint32_t)bundle << 16) | (uint64_t)(uint32_t)(call * 16 + what);
     g->stats.calls = (g->stats.calls ^ word) * 1099511628211u + 1;

@@ -1,4 +1,5 @@
 /* Dry runs, captures, replays, statistics. */
+
 /* .............................................................................................. Runtime: graphs ... */
 
 GMMDEF gmm_status gmm_gtp_dry_run(gmm_gtp *gtp, int32_t on) {
@@ -19,8 +20,8 @@ GMMDEF gmm_status gmm_gtp_dry_run(gmm_gtp *gtp, int32_t on) {
     }
     for (i = 0; i < gtp->slot_count && !on; i++) gtp->slots[i].acquired = 0;
     for (i = 0; i < gtp->wgrad_slot_count && !on; i++) {
-        if (gtp->wgrad_slots[i].writer >= 0) pending = gtp->bundles[gtp->wgrad_slots[i].writer].name,
-            what = "not submitted";
+        if (gtp->wgrad_slots[i].writer >= 0)
+            pending = gtp->bundles[gtp->wgrad_slots[i].writer].name, what = "not submitted";
         gtp->wgrad_slots[i].writer = -1;
     }
     return pending ? gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' was %s", fn, pending, what) : GMM_OK;
@@ -32,8 +33,8 @@ GMMDEF gmm_status gmm_gtp_capture_begin(gmm_gtp *gtp, gmm_stream stream, int32_t
     gmm_status s = gmm__gtp_check_call(gtp, fn, 0);
     if (s) return s;
     if (!graph) return gmm__fail(&gtp->error, GMM_E_NULL, "%s: graph is NULL", fn);
-    if (gtp->graph) return gmm__fail(&gtp->error, GMM_E_STATE, "%s: graph %d is being captured", fn,
-                                     gtp->graph - 1);
+    if (gtp->graph)
+        return gmm__fail(&gtp->error, GMM_E_STATE, "%s: graph %d is being captured", fn, gtp->graph - 1);
     if (gtp->dry_run) return gmm__fail(&gtp->error, GMM_E_STATE, "%s: a dry run is under way", fn);
     if (gtp->graph_count == gtp->config.graphs)
         return gmm__fail(&gtp->error, GMM_E_WORKSPACE, "%s: config->graphs is %d: no room for more", fn,
@@ -82,7 +83,7 @@ GMMDEF gmm_status gmm_gtp_pre_replay(gmm_gtp *gtp, int32_t graph, gmm_stream str
         if (gtp->slots[i].captured && gtp->slots[i].graph == 0 && gtp->slots[i].acquired)
             return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' is held, and graph %d may write its slot", fn,
                              gtp->bundles[gtp->slots[i].bundle].name, graph);
-    for (i = 0; i < gtp->slot_count; i++) /* the replay may overwrite what was gathered outside of graphs */
+    for (i = 0; i < gtp->slot_count; i++) /* the replay may overwrite weights that were gathered outside of graphs */
         if (gtp->slots[i].captured && gtp->slots[i].graph == 0) gtp->slots[i].bundle = -1;
     for (i = 0; i < gtp->bundle_count && !s; i++) {
         gmm__gtp_bundle *b = &gtp->bundles[i];

@@ -1,4 +1,5 @@
 /* Creation of the runtime object, and declarations of domains, weights, bundles and chains. */
+
 /* ........................................................................................ Runtime: declarations ... */
 
 /* Places the arrays of the object behind it; sets their addresses if base is not NULL. Returns the bytes of all. */
@@ -42,8 +43,8 @@ static gmm_status gmm__gtp_read_config(const char *fn, const gmm_gtp_config *con
         return gmm__fail(error, GMM_E_ARG, "%s: %d domains, %d weights, %d bundles, %d chains, %d graphs: must be 0 to "
                          "%d, at most 4096 graphs", fn, c->domains, c->weights, c->bundles,
                          c->chains, c->graphs, (int)limit);
-    if (c->timeout_ms < 0) return gmm__fail(error, GMM_E_ARG, "%s: timeout_ms is %d: must be >= 0", fn,
-                                            c->timeout_ms);
+    if (c->timeout_ms < 0)
+        return gmm__fail(error, GMM_E_ARG, "%s: timeout_ms is %d: must be >= 0", fn, c->timeout_ms);
     return GMM_OK;
 }
 
@@ -56,7 +57,7 @@ GMMDEF gmm_status gmm_gtp_query(const gmm_gtp_config *config, size_t *bytes, gmm
     return s;
 }
 
-/* Whether a runtime has the functions that are called here: none that make streams or make the host wait. */
+/* Whether a runtime has the functions that GTP calls; it calls none that create streams or make the host wait. */
 static int gmm__gtp_runtime_complete(const gmm_runtime *r) {
     return r->stream_wait && r->event_create && r->event_destroy && r->event_record && r->event_query && r->copy &&
            r->copy2d && r->fill && r->fill2d && r->is_capturing && r->run;
@@ -99,8 +100,7 @@ GMMDEF const char *gmm_gtp_last_error(const gmm_gtp *gtp) { return gtp ? gtp->er
 
 /* Checks that the object accepts a further declaration: it is not sealed, and the configured number is not reached. */
 static gmm_status gmm__gtp_check_declaration(gmm_gtp *g, const char *fn, const char *what, int32_t count,
-                                             int32_t capacity,
-                                             const void *id) {
+                                             int32_t capacity, const void *id) {
     if (!g) return GMM_E_NULL;
     if (g->failed) return g->failed;
     if (!id) return gmm__fail(&g->error, GMM_E_NULL, "%s: id is NULL", fn);
@@ -155,8 +155,9 @@ GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain,
         return gmm__fail(&gtp->error, GMM_E_NULL, "%s: domain->gather is NULL, reduce is not", fn);
     if (desc.reduction == GMM_GTP_REDUCE_AUTO)
         desc.reduction = d->size > GMM__MAX_EXCHANGE_RANKS ||
-            (!d->reduce.exchanges && (desc.wire == GMM_F32 || d->size <= 2))
-                             ? GMM_GTP_REDUCE_SCATTER : GMM_GTP_REDUCE_EXCHANGE;
+                                 (!d->reduce.exchanges && (desc.wire == GMM_F32 || d->size <= 2))
+                             ? GMM_GTP_REDUCE_SCATTER
+                             : GMM_GTP_REDUCE_EXCHANGE;
     if (desc.reduction == GMM_GTP_REDUCE_EXCHANGE && d->size > GMM__MAX_EXCHANGE_RANKS)
         return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: reduction by exchange among %d ranks: must be at most %d", fn,
                          d->size, (int)GMM__MAX_EXCHANGE_RANKS);
@@ -165,8 +166,8 @@ GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain,
     return GMM_OK;
 }
 
-/* The axis of a scale array that corresponds to the rows of the matrix (1: its rows, 0: its columns), and the number of
-   rows that share a scale. */
+/* Which axis of a scale array runs along the rows of the weight (1: its rows, 0: its columns), and the number of rows
+   that share a scale. */
 static int gmm__gtp_scale_axis(gmm_scaling scaling, int direction, int64_t *block) {
     const int columnwise = direction == GMM_COLUMNWISE;
     switch (scaling) {
@@ -178,21 +179,23 @@ static int gmm__gtp_scale_axis(gmm_scaling scaling, int direction, int64_t *bloc
 }
 
 /* The gather layouts of the data and scales of one direction. Buffers that 2D copies assemble have the pitch that
-   operations expect: scales that of the logical rows, elements that of the padded rows, which views give as ld. Buffers
-   that are received in place have their padding at their end. */
+   operations expect: scales that of the unpadded rows, elements that of the padded rows, which views give as ld.
+   Buffers that are received in place have their padding at their end. `part` is the layout of a shard, `whole` that
+   of the padded weight, `logical` that of the unpadded one. */
 static gmm_status gmm__gtp_gather_layouts(const gmm_shard *s, const gmm_shard_plan *p, int direction,
-                                          gmm__gtp_weight *w,
-                                          gmm_error *error) {
+                                          gmm__gtp_weight *w, gmm_error *error) {
     gmm__gather_layout *data = &w->layout[direction][GMM__GTP_DATA], *scale = &w->layout[direction][GMM__GTP_SCALE];
     gmm_layout part = GMM_ZERO, whole = GMM_ZERO, logical = GMM_ZERO;
     const size_t bits = (size_t)gmm_dtype_bits(s->dtype);
     const int sent = p->shard_data_bytes[direction] > 0;
     gmm_status status = gmm_layout_of(s->dtype, s->scaling, GMM_SCALES_COMPACT, (gmm_direction)direction, p->shard_rows,
                                       p->local_cols, &part, error);
-    if (!status) status = gmm_layout_of(s->dtype, s->scaling, GMM_SCALES_COMPACT, (gmm_direction)direction,
-                                        p->padded_rows, p->local_cols, &whole, error);
-    if (!status) status = gmm_layout_of(s->dtype, s->scaling, GMM_SCALES_COMPACT, (gmm_direction)direction,
-                                        p->local_rows, p->local_cols, &logical, error);
+    if (!status)
+        status = gmm_layout_of(s->dtype, s->scaling, GMM_SCALES_COMPACT, (gmm_direction)direction, p->padded_rows,
+                               p->local_cols, &whole, error);
+    if (!status)
+        status = gmm_layout_of(s->dtype, s->scaling, GMM_SCALES_COMPACT, (gmm_direction)direction, p->local_rows,
+                               p->local_cols, &logical, error);
     if (status) return status;
     memset(data, 0, sizeof *data);
     memset(scale, 0, sizeof *scale);

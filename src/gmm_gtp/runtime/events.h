@@ -1,6 +1,8 @@
 /* Errors, and events of the runtime on streams inside and outside of captures. */
+
 /* ...................................................................................... Runtime: errors, events ... */
 
+/* Tells the communicators of all domains that this rank will call no further collective. */
 static void gmm__gtp_give_up(gmm_gtp *g, const char *why) {
     int32_t i;
     for (i = 0; i < g->domain_count; i++) {
@@ -50,10 +52,10 @@ static gmm_status gmm__gtp_event_create(gmm_gtp *g, gmm__gtp_event *m) {
     return s ? s : g->runtime.event_create(g->runtime.self, &m->external_event);
 }
 static gmm_status gmm__gtp_event_destroy(gmm_gtp *g, gmm__gtp_event *m) {
-    const gmm_status a = g->runtime.event_destroy(g->runtime.self, m->captured_event),
-        b = g->runtime.event_destroy(g->runtime.self, m->external_event);
+    const gmm_status captured = g->runtime.event_destroy(g->runtime.self, m->captured_event);
+    const gmm_status external = g->runtime.event_destroy(g->runtime.self, m->external_event);
     memset(m, 0, sizeof *m);
-    return a ? a : b;
+    return captured ? captured : external;
 }
 static gmm_status gmm__gtp_event_record(gmm_gtp *g, gmm__gtp_event *m, gmm_stream stream) {
     gmm_status s = GMM_OK;
@@ -67,7 +69,7 @@ static gmm_status gmm__gtp_event_record(gmm_gtp *g, gmm__gtp_event *m, gmm_strea
 }
 static gmm_status gmm__gtp_event_wait(gmm_gtp *g, gmm__gtp_event *m, gmm_stream stream) {
     if (!m->recorded) return GMM_OK;
-    if (m->graph == g->graph) { /* a stream neither waits for its own record nor waits twice */
+    if (m->graph == g->graph) { /* a stream need not wait for its own record, nor wait twice */
         if (m->recorder == stream || (m->waited && m->waiter == stream)) return GMM_OK;
         m->waited = 1;
         m->waiter = stream;
@@ -81,7 +83,7 @@ enum { GMM__GTP_GATHER, GMM__GTP_REDUCE };
 static gmm_stream gmm__gtp_stream(const gmm__gtp_domain *d, int role) {
     return role == GMM__GTP_GATHER ? d->desc.gather_stream : d->desc.reduce_stream;
 }
-/* Prepares a stream of the domain for work: in a capture, the stream joins it before its first work. */
+/* Prepares a stream of the domain for work: in a capture, it first makes the stream join the capture. */
 static gmm_status gmm__gtp_prepare_stream(gmm_gtp *g, gmm__gtp_domain *d, int role) {
     d->used[role] = 1;
     if (!g->graph || d->joined_graph[role] == g->graph) return GMM_OK;

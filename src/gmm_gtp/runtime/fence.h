@@ -18,7 +18,7 @@ static gmm_status gmm__gtp_fence_replays(gmm_gtp *g, gmm_stream stream) {
     return s;
 }
 
-/* Makes `stream` wait for all reads of shards. */
+/* Makes `stream` wait for all reads of shards, so that it may write them. */
 static gmm_status gmm__gtp_fence_gathers(gmm_gtp *g, gmm_stream stream) {
     gmm_status s = gmm__gtp_fence_replays(g, stream);
     int32_t i;

@@ -1,14 +1,16 @@
 /* Gathers of bundles into slots, ahead of their use or when they are acquired. */
 
-/* Whether the slot contains the current weights of a bundle. What a graph gathers exists during its replays only, and
-   what was gathered outside of captures may not exist in a replay; a graph may use what an earlier graph has prefetched
-   for it. */
+/* Whether the slot contains the current weights of a bundle for the work that is being enqueued. Weights that a
+   graph gathers are in the slot during its replays only, and weights that were gathered outside of captures may be
+   gone when a graph is replayed. A graph may use weights that an earlier graph has prefetched for it. */
 static int gmm__gtp_slot_valid(const gmm_gtp *g, const gmm__gtp_slot *s, int32_t bundle) {
     const gmm__gtp_bundle *b = &g->bundles[bundle];
     if (s->bundle != bundle || s->version != b->version) return 0;
     return s->graph == g->graph || (s->graph && g->graph && s->pending);
 }
 
+/* Asks the caller, once per forward, to publish the weights of a bundle: calls hooks.need, or in a capture notes that
+   gmm_gtp_pre_replay has to. */
 static void gmm__gtp_request_publish(gmm_gtp *g, gmm__gtp_bundle *b) {
     if (b->publish_requested) return;
     b->publish_requested = 1;
@@ -20,8 +22,8 @@ static void gmm__gtp_request_publish(gmm_gtp *g, gmm__gtp_bundle *b) {
     }
 }
 
-/* Copies the tensor scale (`scale`) or amax of each weight, of `size` bytes, to consecutive addresses; consecutive
-   sources are one copy. */
+/* Copies a value of `size` bytes of each weight to consecutive addresses: its tensor scale (`scale` = 1) or its amax.
+   Values at consecutive addresses are copied together. */
 static gmm_status gmm__gtp_copy_values(gmm_gtp *g, const gmm__gtp_bundle *b, char *dst, size_t size, int scale,
                                        gmm_stream stream) {
     gmm_status s = GMM_OK;
@@ -38,11 +40,11 @@ static gmm_status gmm__gtp_copy_values(gmm_gtp *g, const gmm__gtp_bundle *b, cha
     return s;
 }
 
-/* All-gathers the data and scales of one direction of a bundle to the slot, or to the stage. All data are sent before
-   all scales, since peer copies merge consecutive calls with equal spacing into one 2D copy. */
+/* All-gathers the data and scales of one direction of a bundle to the slot, or to the stage where they are staged or
+   `all_staged` is 1. All data are sent before all scales, since peer copies merge consecutive calls with equal spacing
+   into one 2D copy. */
 static gmm_status gmm__gtp_all_gather(gmm_gtp *g, const gmm__gtp_bundle *b, int dir, int all_staged, char *slot,
-                                      char *stage,
-                                      gmm_stream stream) {
+                                      char *stage, gmm_stream stream) {
     const gmm__gtp_domain *d = &g->domains[b->domain];
     const gmm_comm *c = &d->gather;
     int32_t i, part;
@@ -83,19 +85,19 @@ static gmm_status gmm__gtp_unpack(gmm_gtp *g, const gmm__gtp_bundle *b, int dir,
                 const size_t rest = offset < l->valid_width ? l->valid_width - offset : 0;
                 if (rest)
                     s = rt->copy2d(rt->self, dst + offset, l->dst_pitch,
-                                   stage + l->stage_offset + (size_t)r * l->send_bytes,
-                                   l->src_pitch, rest < l->width ? rest : l->width, l->height, stream);
+                                   stage + l->stage_offset + (size_t)r * l->send_bytes, l->src_pitch,
+                                   rest < l->width ? rest : l->width, l->height, stream);
             }
             if (!s && l->staged && l->valid_width < l->dst_pitch)
                 s = rt->fill2d(rt->self, dst + l->valid_width, l->dst_pitch, 0, l->dst_pitch - l->valid_width,
-                               l->height,
-                               stream);
+                               l->height, stream);
             if (!s && rows < l->gathered_bytes) s = rt->fill(rt->self, dst + rows, 0, l->gathered_bytes - rows, stream);
         }
     return s;
 }
 
-/* Transposes the rowwise copies of a slot, of the stage, or (both NULL) the shards, to columnwise copies in a slot. */
+/* Transposes rowwise copies to columnwise copies in `slot`. The rowwise copies are those of another slot (`row`), or
+   those in the stage, or with both NULL the shards themselves. */
 static gmm_status gmm__gtp_transpose(gmm_gtp *g, const gmm__gtp_bundle *b, char *slot, const char *row,
                                      const char *stage, gmm_stream stream) {
     gmm_status s = GMM_OK;
@@ -163,7 +165,9 @@ static gmm_status gmm__gtp_record_read(gmm_gtp *g, gmm__gtp_event *last_use, int
     return s;
 }
 
-/* Gathers a bundle into its slot, on the gather stream. With one rank, transposes the shards on `stream`. */
+/* Gathers a bundle into its slot for a pass, on the gather stream. A columnwise copy that shards do not store is
+   transposed from the rowwise copy of the forward slot (`row`) if that is valid, else from shards gathered in the
+   stage. With one rank the shards are transposed, on `stream`. */
 static gmm_status gmm__gtp_gather(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass, gmm_stream stream) {
     gmm__gtp_bundle *b = &g->bundles[bundle];
     gmm__gtp_domain *d = &g->domains[b->domain];
@@ -205,7 +209,8 @@ static gmm_status gmm__gtp_gather(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass,
     if (!s && staged && !row) s = gmm__gtp_event_record(g, &d->staged[b->captured], stream);
     if (!s) s = gmm__gtp_event_record(g, &slot->ready, stream);
     if (!s) s = gmm__watch_end(g, d, GMM__GTP_GATHER, watch, &d->gather, "all_gather", b->name);
-    if (!s && row) s = gmm__gtp_event_record(g, &row->ready, stream); /* a gather into it may be on another stream */
+    /* records `ready` of the forward slot again, so that the next gather into it waits for the transpose */
+    if (!s && row) s = gmm__gtp_event_record(g, &row->ready, stream);
     if (!s && !sharded) s = gmm__gtp_record_read(g, &b->in_place, &b->in_place.recorded, &b->reader, stream);
     g->stats.gathers++;
     g->stats.transposed += row || !sharded;

@@ -87,8 +87,8 @@ GMMDEF gmm_status gmm_gtp_fini(gmm_gtp *gtp) {
 static void gmm__gtp_set_addresses(gmm_gtp *g) {
     int32_t i, k;
     int pass;
-    for (i = 0; i < g->slot_count; i++) g->slots[i].base = g->domains[g->slots[i].domain].gather_base +
-        g->slots[i].offset;
+    for (i = 0; i < g->slot_count; i++)
+        g->slots[i].base = g->domains[g->slots[i].domain].gather_base + g->slots[i].offset;
     for (i = 0; i < g->wgrad_slot_count; i++)
         g->wgrad_slots[i].base = g->domains[g->wgrad_slots[i].domain].reduce_base + g->wgrad_slots[i].offset;
     for (i = 0; i < g->bundle_count; i++) {

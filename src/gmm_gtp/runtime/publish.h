@@ -1,4 +1,4 @@
-/* Publication of new shards. */
+/* Publication of new shards: gathers that are enqueued later wait for them, and gathered copies are outdated. */
 
 /* Checks an array of weight ids. */
 static gmm_status gmm__gtp_check_weights(gmm_gtp *g, const char *fn, const int32_t *weights, int32_t count) {

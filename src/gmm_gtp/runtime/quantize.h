@@ -1,9 +1,9 @@
-/* Amaxes, and quantization of shards. */
+/* Reduction of amaxes over ranks (gmm_gtp_amax), and quantization of shards (gmm_gtp_quantize). */
 
-/* Raises values to the largest of a domain's ranks and of those of a further communicator (NULL = none). */
+/* Raises values to the largest over the ranks of a domain, and then over those of a further communicator (NULL =
+   none). `stream` waits for the result. */
 static gmm_status gmm__gtp_reduce_amax(gmm_gtp *g, gmm__gtp_domain *d, const gmm_comm *further, float *values,
-                                       int32_t count,
-                                       gmm_stream stream) {
+                                       int32_t count, gmm_stream stream) {
     const int sharded = d->size > 1;
     const gmm_stream comm_stream = sharded ? d->desc.gather_stream : stream;
     gmm__watch *watch = NULL;
@@ -159,7 +159,7 @@ GMMDEF gmm_status gmm_gtp_quantize(gmm_gtp *gtp, const int32_t *weights, int32_t
                 }
             }
             if (!s && !pass) s = gmm__gtp_reduce_amax(gtp, d, q.also, values, n, stream);
-            /* delayed: one reduction for consecutive weights of the domain */
+            /* delayed scaling: the amaxes of consecutive weights of the domain are reduced together */
             for (i = 0; i < count && pass && q.amax && !s; i += n ? n : 1) {
                 for (n = 0; i + n < count; n++) {
                     const gmm__gtp_weight *w = &gtp->weights[weights[i + n]];

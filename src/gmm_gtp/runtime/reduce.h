@@ -1,4 +1,5 @@
-/* Gradients: buffers, reductions, sums into main_grad. */
+/* Gradients of a bundle: gmm_gtp_wgrad gives their buffer, gmm_gtp_submit reduces them over the ranks and adds them to
+   main_grad. */
 
 GMMDEF gmm_status gmm_gtp_wgrad(gmm_gtp *gtp, int32_t bundle, gmm_stream stream, gmm_gtp_view *view) {
     static const char fn[] = "gmm_gtp_wgrad";
@@ -84,7 +85,7 @@ static gmm_status gmm__gtp_copy_gradient(gmm_gtp *g, const gmm__gtp_bundle *b, c
         c.d.rows = w->plan.local_rows;
         c.d.cols = w->plan.local_cols;
         c.src = gmm_mat_packed(source->dtype, source->table ? source->table[i]
-                               : (const char *)source->data + i * stride * size);
+                                                            : (const char *)source->data + i * stride * size);
         c.src.ld = ld;
         c.dst = gmm_mat_packed(wire, slot->base + w->grad_offset);
         ranges[0].data = c.src.data;
@@ -103,9 +104,9 @@ static gmm_status gmm__gtp_copy_gradient(gmm_gtp *g, const gmm__gtp_bundle *b, c
     return s;
 }
 
-/* Multiprocessors for the sum of a weight: those that the GEMMs of the backward chain leave free. 0 = all: behind the
-   last bundle of the chain, and where gmm_accumulate needs all of them, since main_grad is not fp32 or does not admit
-   vector accesses. */
+/* Multiprocessors for the sum of a weight: as many as the GEMMs of the backward chain leave free, or 0 = all. It is 0
+   for the last bundle of the chain, behind which no GEMM runs, and where main_grad is not fp32 or does not admit vector
+   accesses, so that gmm_accumulate would be too slow on few of them. */
 static int32_t gmm__gtp_sum_processors(gmm_gtp *g, const gmm__gtp_bundle *b, const gmm__gtp_weight *w) {
     gmm_gtp_pass pass = GMM_GTP_FORWARD;
     const int32_t chain = b->chain[GMM_GTP_BACKWARD];
@@ -148,8 +149,8 @@ static gmm_status gmm__gtp_reduce_bundle(gmm_gtp *g, int32_t bundle, float scale
         const gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
         const size_t elements = (size_t)w->plan.shard_rows * (size_t)w->plan.local_cols;
         gmm__gtp_sum sum = gmm__gtp_sum_make(g, d, w);
-        char *own_part = slot->base + w->grad_offset + (size_t)d->rank * elements * size,
-            *received = d->reduce_base + d->recv_offset;
+        char *own_part = slot->base + w->grad_offset + (size_t)d->rank * elements * size;
+        char *received = d->reduce_base + d->recv_offset;
         gmm_range ranges[5];
         gmm_work work;
         int32_t r;

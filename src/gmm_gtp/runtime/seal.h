@@ -1,4 +1,5 @@
 /* The memory plan: slots, layouts of bundles, bytes of domains. */
+
 /* ......................................................................................... Runtime: memory plan ... */
 
 /* The kind of slot that a pass reads. */
@@ -9,14 +10,15 @@ static int gmm__slot_kind(gmm_gtp *g, const gmm__gtp_bundle *b, int pass) {
 }
 static int gmm__slot_direction(int kind) { return kind == GMM__SLOT_COLUMNWISE ? GMM_COLUMNWISE : GMM_ROWWISE; }
 
-/* Whether a pass reads a slot: with one rank, only a transpose does. */
+/* Whether a pass reads a slot. With one rank it reads the shards themselves, unless they must be transposed. */
 static int gmm__gtp_needs_slot(gmm_gtp *g, const gmm__gtp_bundle *b, int pass) {
     return g->domains[b->domain].size > 1 ||
            (gmm__slot_kind(g, b, pass) == GMM__SLOT_COLUMNWISE && gmm__gtp_member(g, b, 0)->transposed);
 }
 
-/* Offsets of a bundle's buffers: in a slot data, scales with the group stride of gmm_layout_of, amaxes; in the stage
-   those that a 2D copy or a transpose reads; in the gradient buffer the gradients. */
+/* Sets the offsets of a bundle's buffers. A slot contains the data of all weights, their scales at the distance that
+   gmm_layout_of gives, and their amaxes. The stage contains the buffers that a 2D copy or a transpose reads, the
+   gradient buffer the gradients. */
 static void gmm__gtp_bundle_layout(gmm_gtp *g, gmm__gtp_bundle *b) {
     gmm__gtp_domain *domain = &g->domains[b->domain];
     int d;
@@ -26,16 +28,16 @@ static void gmm__gtp_bundle_layout(gmm_gtp *g, gmm__gtp_bundle *b) {
         for (part = GMM__GTP_DATA; part <= GMM__GTP_SCALE; part++) {
             for (i = 0; i < b->count; i++) {
                 gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
-                gmm__gather_layout *r = &w->layout[d][part];
-                r->offset = offset;
-                offset += part == GMM__GTP_DATA ? gmm__round256(r->gathered_bytes) : r->gathered_bytes;
+                gmm__gather_layout *layout = &w->layout[d][part];
+                layout->offset = offset;
+                offset += part == GMM__GTP_DATA ? gmm__round256(layout->gathered_bytes) : layout->gathered_bytes;
                 if (d == GMM_COLUMNWISE && w->transposed) { /* the rowwise copy is received in the stage */
                     gmm__gather_layout *rowwise = &w->layout[GMM_ROWWISE][part];
                     rowwise->stage_offset = stage;
                     stage += gmm__round256(rowwise->send_bytes * (size_t)domain->size);
-                } else if (r->staged) {
-                    r->stage_offset = stage;
-                    stage += gmm__round256(r->send_bytes * (size_t)domain->size);
+                } else if (layout->staged) {
+                    layout->stage_offset = stage;
+                    stage += gmm__round256(layout->send_bytes * (size_t)domain->size);
                 }
             }
             offset = gmm__round256(offset);
@@ -56,8 +58,8 @@ static void gmm__gtp_bundle_layout(gmm_gtp *g, gmm__gtp_bundle *b) {
     }
 }
 
-/* The bundle `distance` positions behind a position of a chain, or in the chain that follows it, and its pass there;
-   NULL = none. */
+/* The bundle `distance` positions behind a position of a chain, which may lie in a chain that follows it
+   (gmm_gtp_follow), and the pass of its chain; NULL = none. */
 static gmm__gtp_bundle *gmm__gtp_successor(gmm_gtp *g, int32_t chain, int32_t position, int32_t distance,
                                            gmm_gtp_pass *pass) {
     for (position += distance; chain >= 0 && position >= g->chains[chain].count; chain = g->chains[chain].next)
@@ -67,7 +69,8 @@ static gmm__gtp_bundle *gmm__gtp_successor(gmm_gtp *g, int32_t chain, int32_t po
     return &g->bundles[g->chain_bundles[g->chains[chain].first + position]];
 }
 
-/* Whether some chain uses a slot, acquired or prefetched, at the same time as b's slot of that kind. */
+/* Whether some chain uses a slot at the same time as b's slot of that kind: from each position of the chain on, `held`
+   bundles may be acquired, and `prefetch` further ones may be gathered. */
 static int gmm__gtp_slot_conflicts(gmm_gtp *g, int32_t slot, const gmm__gtp_bundle *b, int kind) {
     int32_t c, i, k;
     for (c = 0; c < g->chain_count; c++)
@@ -110,6 +113,8 @@ static void gmm__gtp_assign_slot(gmm_gtp *g, gmm__gtp_bundle *b, int kind) {
         if (gmm__slot_kind(g, b, pass) == kind) b->slot[pass] = (int32_t)(s - g->slots);
 }
 
+/* Assigns a trainable bundle one of desc.wgrad_slots gradient slots of its size, in rotation, or a new one while there
+   are fewer. */
 static void gmm__gtp_assign_wgrad_slot(gmm_gtp *g, gmm__gtp_bundle *b) {
     gmm__gtp_domain *d = &g->domains[b->domain];
     int32_t i, slots = 0, assigned = 0, index;
@@ -139,7 +144,7 @@ static void gmm__gtp_assign_wgrad_slot(gmm_gtp *g, gmm__gtp_bundle *b) {
     }
 }
 
-/* Raises the workspace of casts to that of a weight, for every source dtype. */
+/* Raises the domain's workspace of casts to what the cast of a weight needs from any source dtype. */
 static gmm_status gmm__gtp_query_cast(gmm_gtp *g, const char *fn, gmm__gtp_domain *d, const gmm__gtp_weight *w) {
     static const gmm_dtype dtypes[] = {GMM_F32, GMM_F16, GMM_BF16};
     int i;
@@ -181,14 +186,14 @@ GMMDEF gmm_status gmm_gtp_seal(gmm_gtp *gtp) {
         }
     }
     for (i = 0; i < gtp->bundle_count; i++) gmm__gtp_bundle_layout(gtp, &gtp->bundles[i]);
-    for (i = 0; i < gtp->chain_count; i++) /* slots of bundles in chains, in the order of the chains, */
+    for (i = 0; i < gtp->chain_count; i++) /* first the slots of bundles in chains, in the order of the chains */
         for (k = 0; k < gtp->chains[i].count; k++) {
             gmm__gtp_bundle *b = &gtp->bundles[gtp->chain_bundles[gtp->chains[i].first + k]];
             if (gmm__gtp_needs_slot(gtp, b, gtp->chains[i].pass))
                 gmm__gtp_assign_slot(gtp, b, gmm__slot_kind(gtp, b, gtp->chains[i].pass));
             if (gtp->chains[i].pass == GMM_GTP_BACKWARD) gmm__gtp_assign_wgrad_slot(gtp, b);
         }
-    for (i = 0; i < gtp->bundle_count; i++) { /* then of the other bundles */
+    for (i = 0; i < gtp->bundle_count; i++) { /* then those of the other bundles */
         gmm__gtp_bundle *b = &gtp->bundles[i];
         for (pass = GMM_GTP_FORWARD; pass <= GMM_GTP_BACKWARD; pass++)
             if (gmm__gtp_needs_slot(gtp, b, pass)) gmm__gtp_assign_slot(gtp, b, gmm__slot_kind(gtp, b, pass));
@@ -210,7 +215,7 @@ GMMDEF gmm_status gmm_gtp_seal(gmm_gtp *gtp) {
         d->gather_bytes += gmm__round256((size_t)n * sizeof(float));
         d->cast_offset = d->gather_bytes;
         d->gather_bytes += gmm__round256(d->cast_bytes);
-        /* one buffer suffices, since the reductions run one after the other on their stream */
+        /* one receive buffer suffices, since reductions run one after the other on the reduce stream */
         d->recv_offset = d->reduce_bytes;
         if (d->size > 1 && d->desc.reduction == GMM_GTP_REDUCE_EXCHANGE) d->reduce_bytes += gmm__round256(max_bytes);
         d->workspace_offset = d->reduce_bytes;

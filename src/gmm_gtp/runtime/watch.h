@@ -1,7 +1,7 @@
 /* Monitoring of collectives and replays for timeouts. */
 
 /* Records the begin of a collective in the ring of its stream. *out is NULL if the ring is full, and in a capture,
-   since gmm_gtp_poll monitors replays as a whole. */
+   since gmm_gtp_poll monitors a replay as a whole. gmm__watch_end records the end and adds the entry to the ring. */
 static gmm_status gmm__watch_begin(gmm_gtp *g, gmm__gtp_domain *d, int role, gmm__watch **out) {
     gmm__watch *ring = d->watch[role], *w;
     const uint32_t index = d->next[role] % GMM__MAX_WATCHES;

@@ -1,6 +1,10 @@
-/* Work that the runtime enqueues: sums of gradients, casts of shards, transposes. */
+/* Work that the runtime enqueues by gmm_runtime.run: sums of gradients, casts of shards, transposes. Each has a
+   structure of arguments with pointers into itself. gmm_runtime.run may copy the structure, so that a *_run function
+   links the pointers of its own copy. */
+
 /* ................................................................................................ Runtime: work ... */
 
+/* Weight i of a bundle. */
 static gmm__gtp_weight *gmm__gtp_member(gmm_gtp *g, const gmm__gtp_bundle *b, int32_t i) {
     return &g->weights[g->members[b->first + i]];
 }

@@ -560,6 +560,44 @@ GMMDEF gmm_status gmm_layout_of_groups(gmm_dtype dtype, gmm_scaling scaling, gmm
                                        gmm_direction direction, int32_t groups, int64_t capacity, int64_t cols,
                                        gmm_layout *out, gmm_error *error);
 
+/* ................................................................................................ PTX ... */
+
+#ifdef __CUDACC__
+/* One wrapper for each inline PTX instruction that device code outside gmm_kernels.cuh uses, named as in the PTX
+   manual. The fp32 ones are not contracted, and keep their rounding whatever flags the CUDA compiler gets. */
+#define GMM__PTX_F32_1(name, instruction) \
+    static __device__ __forceinline__ float name(float a) { \
+        float r; \
+        asm(instruction " %0, %1;" : "=f"(r) : "f"(a)); \
+        return r; \
+    }
+#define GMM__PTX_F32_2(name, instruction) \
+    static __device__ __forceinline__ float name(float a, float b) { \
+        float r; \
+        asm(instruction " %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); \
+        return r; \
+    }
+GMM__PTX_F32_2(gmm__ptx_add_rn_f32, "add.rn.f32")
+GMM__PTX_F32_2(gmm__ptx_mul_rn_f32, "mul.rn.f32")
+GMM__PTX_F32_2(gmm__ptx_div_rn_f32, "div.rn.f32")
+GMM__PTX_F32_2(gmm__ptx_min_nan_f32, "min.NaN.f32")
+GMM__PTX_F32_2(gmm__ptx_max_nan_f32, "max.NaN.f32")
+GMM__PTX_F32_1(gmm__ptx_ex2_approx_ftz_f32, "ex2.approx.ftz.f32")
+GMM__PTX_F32_1(gmm__ptx_rcp_approx_ftz_f32, "rcp.approx.ftz.f32")
+#undef GMM__PTX_F32_1
+#undef GMM__PTX_F32_2
+static __device__ __forceinline__ float gmm__ptx_fma_rn_f32(float a, float b, float c) {
+    float r;
+    asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(r) : "f"(a), "f"(b), "f"(c));
+    return r;
+}
+/* Nanoseconds of a clock that all multiprocessors of a GPU share. */
+static __device__ __forceinline__ unsigned long long gmm__ptx_globaltimer(void) {
+    unsigned long long now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    return now;
+}
+#endif
 /* -------------------------------------------------------------------------------- 7 Quantization arithmetic --- */
 
 /* Single fp32 operations, rounded to nearest even and never contracted, so that CPU and GPU agree to the bit whatever
@@ -567,27 +605,21 @@ GMMDEF gmm_status gmm_layout_of_groups(gmm_dtype dtype, gmm_scaling scaling, gmm
    compared by their bits, which no flag flushes. */
 GMM__HD float gmm__fmul(float a, float b) {
 #ifdef __CUDA_ARCH__
-    float r;
-    asm("mul.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
-    return r;
+    return gmm__ptx_mul_rn_f32(a, b);
 #else
     return a * b;
 #endif
 }
 GMM__HD float gmm__fadd(float a, float b) {
 #ifdef __CUDA_ARCH__
-    float r;
-    asm("add.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
-    return r;
+    return gmm__ptx_add_rn_f32(a, b);
 #else
     return a + b;
 #endif
 }
 GMM__HD float gmm__fdiv(float a, float b) {
 #ifdef __CUDA_ARCH__
-    float r;
-    asm("div.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
-    return r;
+    return gmm__ptx_div_rn_f32(a, b);
 #else
     return a / b;
 #endif
@@ -864,18 +896,14 @@ GMM__HD float gmm__fselect(int condition, float yes, float no) {
 /* A NaN stays a NaN; of zeros of both signs it may be either. */
 GMM__HD float gmm__min(float x, float limit) {
 #ifdef __CUDA_ARCH__
-    float r;
-    asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(limit));
-    return r;
+    return gmm__ptx_min_nan_f32(x, limit);
 #else
     return gmm__fselect(x > limit, limit, x);
 #endif
 }
 GMM__HD float gmm__max(float x, float limit) {
 #ifdef __CUDA_ARCH__
-    float r;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(limit));
-    return r;
+    return gmm__ptx_max_nan_f32(x, limit);
 #else
     return gmm__fselect(x < limit, limit, x);
 #endif
@@ -907,18 +935,14 @@ GMM__HD float gmm_exp(float x) {
    within 1e-5 of the value (results below 2^-126 become 0). */
 GMM__HD float gmm__exp_nonpositive(float x) {
 #ifdef __CUDA_ARCH__
-    float r;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x * 1.44269504f));
-    return r;
+    return gmm__ptx_ex2_approx_ftz_f32(x * 1.44269504f);
 #else
     return gmm_exp(x);
 #endif
 }
 GMM__HD float gmm__reciprocal(float x) {
 #ifdef __CUDA_ARCH__
-    float r;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-    return r;
+    return gmm__ptx_rcp_approx_ftz_f32(x);
 #else
     return 1.0f / x;
 #endif
@@ -949,9 +973,7 @@ GMM__HD float gmm_tanh(float x) {
 /* a * b + c: rounded once on the device; on the host the compiler may round the product as well. */
 GMM__HD float gmm__fma(float a, float b, float c) {
 #ifdef __CUDA_ARCH__
-    float r;
-    asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(r) : "f"(a), "f"(b), "f"(c));
-    return r;
+    return gmm__ptx_fma_rn_f32(a, b, c);
 #else
     return a * b + c;
 #endif

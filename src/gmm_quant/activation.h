@@ -12,18 +12,14 @@ GMM__HD float gmm__fselect(int condition, float yes, float no) {
 /* A NaN stays a NaN; of zeros of both signs it may be either. */
 GMM__HD float gmm__min(float x, float limit) {
 #ifdef __CUDA_ARCH__
-    float r;
-    asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(limit));
-    return r;
+    return gmm__ptx_min_nan_f32(x, limit);
 #else
     return gmm__fselect(x > limit, limit, x);
 #endif
 }
 GMM__HD float gmm__max(float x, float limit) {
 #ifdef __CUDA_ARCH__
-    float r;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(limit));
-    return r;
+    return gmm__ptx_max_nan_f32(x, limit);
 #else
     return gmm__fselect(x < limit, limit, x);
 #endif
@@ -55,18 +51,14 @@ GMM__HD float gmm_exp(float x) {
    within 1e-5 of the value (results below 2^-126 become 0). */
 GMM__HD float gmm__exp_nonpositive(float x) {
 #ifdef __CUDA_ARCH__
-    float r;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x * 1.44269504f));
-    return r;
+    return gmm__ptx_ex2_approx_ftz_f32(x * 1.44269504f);
 #else
     return gmm_exp(x);
 #endif
 }
 GMM__HD float gmm__reciprocal(float x) {
 #ifdef __CUDA_ARCH__
-    float r;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-    return r;
+    return gmm__ptx_rcp_approx_ftz_f32(x);
 #else
     return 1.0f / x;
 #endif
@@ -97,9 +89,7 @@ GMM__HD float gmm_tanh(float x) {
 /* a * b + c: rounded once on the device; on the host the compiler may round the product as well. */
 GMM__HD float gmm__fma(float a, float b, float c) {
 #ifdef __CUDA_ARCH__
-    float r;
-    asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(r) : "f"(a), "f"(b), "f"(c));
-    return r;
+    return gmm__ptx_fma_rn_f32(a, b, c);
 #else
     return a * b + c;
 #endif

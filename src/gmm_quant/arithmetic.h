@@ -5,27 +5,21 @@
    compared by their bits, which no flag flushes. */
 GMM__HD float gmm__fmul(float a, float b) {
 #ifdef __CUDA_ARCH__
-    float r;
-    asm("mul.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
-    return r;
+    return gmm__ptx_mul_rn_f32(a, b);
 #else
     return a * b;
 #endif
 }
 GMM__HD float gmm__fadd(float a, float b) {
 #ifdef __CUDA_ARCH__
-    float r;
-    asm("add.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
-    return r;
+    return gmm__ptx_add_rn_f32(a, b);
 #else
     return a + b;
 #endif
 }
 GMM__HD float gmm__fdiv(float a, float b) {
 #ifdef __CUDA_ARCH__
-    float r;
-    asm("div.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
-    return r;
+    return gmm__ptx_div_rn_f32(a, b);
 #else
     return a / b;
 #endif

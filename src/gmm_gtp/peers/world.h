@@ -35,13 +35,11 @@ static gmm_status gmm__peers_poll(void *self, gmm_error *error) {
 /* Sets the flags again and again for `nanoseconds`, so that streams that wait for a peer, or begin to wait in that
    time, continue. */
 static __global__ void gmm_peers_release(volatile uint32_t *flags, int count, unsigned long long nanoseconds) {
-    unsigned long long begin, now;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
+    const unsigned long long begin = gmm__ptx_globaltimer();
     do {
         if ((int)threadIdx.x < count) flags[threadIdx.x] = 1;
         __nanosleep(1000);
-        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-    } while (now - begin < nanoseconds);
+    } while (gmm__ptx_globaltimer() - begin < nanoseconds);
 }
 /* Ends the use of the communicator: tells all ranks, unless a peer has done so (`notified`), and releases the streams
    of this rank that wait for a peer. */

@@ -1652,7 +1652,7 @@ extern "C" {
 
 /* ......................................................................................... 14.1 Context, checks ... */
 
-/* The structures that the implementation passes from checks to engines: contexts, checked calls, plans, engine rows. */
+/* Contexts, and what else every unit of a split implementation reads. */
 
 enum { GMM__WORKSPACE_ALIGN = 256 }; /* bytes: of the workspace, and of each region in it */
 
@@ -1690,6 +1690,40 @@ struct gmm_context {
     gmm__lt lt;
 #endif
 };
+
+/* Rounds bytes up to the alignment of workspace regions. */
+static GMM__UNUSED size_t gmm__round256(size_t bytes) {
+    return (bytes + GMM__WORKSPACE_ALIGN - 1) / GMM__WORKSPACE_ALIGN * GMM__WORKSPACE_ALIGN;
+}
+
+/* Sets of dtypes that an operand may have. */
+enum {
+    GMM__FLOATS = 1 << GMM_F32 | 1 << GMM_F16 | 1 << GMM_BF16,
+    GMM__BYTES = GMM__FLOATS | 1 << GMM_E4M3 | 1 << GMM_E5M2 | 1 << GMM_E8M0 | 1 << GMM_U8 | 1 << GMM_I32 | 1 << GMM_I64
+};
+
+#ifdef __CUDACC__
+/* Makes the context's device current; *current is the device that gmm__cuda_leave makes current again. */
+static GMM__UNUSED cudaError_t gmm__cuda_enter(const void *self, int *current) {
+    const gmm_context *ctx = (const gmm_context *)self;
+    cudaError_t e;
+    *current = ctx->config.device;
+    e = cudaGetDevice(current);
+    return e == cudaSuccess && *current != ctx->config.device ? cudaSetDevice(ctx->config.device) : e;
+}
+/* Makes `current` the current device again, and returns e as a status. */
+static GMM__UNUSED gmm_status gmm__cuda_leave(void *self, const char *function, int current, cudaError_t e) {
+    gmm_context *ctx = (gmm_context *)self;
+    if (current != ctx->config.device) (void)cudaSetDevice(current);
+    if (e == cudaSuccess) return GMM_OK;
+    (void)cudaGetLastError();
+    return gmm__fail(&ctx->error, GMM_E_CUDA, "gmm_runtime.%s: %s", function, cudaGetErrorString(e));
+}
+#endif
+
+#if GMM__HOLDS(0) /* the operations stand in one unit */
+
+/* The structures that the implementation passes from checks to engines: checked calls, plans, engine rows. */
 
 /* Operands of a call by role. Families of operations use the same roles for corresponding operands. */
 enum gmm__role {
@@ -2089,12 +2123,6 @@ static GMM__UNUSED gmm_status gmm__read_groups(gmm__call *call, const gmm_groups
     return gmm__check_split(call, "groups.splits");
 }
 
-/* Sets of dtypes that an operand may have. */
-enum {
-    GMM__FLOATS = 1 << GMM_F32 | 1 << GMM_F16 | 1 << GMM_BF16,
-    GMM__BYTES = GMM__FLOATS | 1 << GMM_E4M3 | 1 << GMM_E5M2 | 1 << GMM_E8M0 | 1 << GMM_U8 | 1 << GMM_I32 | 1 << GMM_I64
-};
-
 /* Extents that an operation expects of an operand: `matrices` matrices of rows x cols, packed or in a table. 0 matrices
    stand for a single one, which takes no table. */
 typedef struct gmm__extents {
@@ -2328,11 +2356,6 @@ static GMM__UNUSED void *gmm__at(const gmm_mat *m, int64_t g, int64_t row, int64
     const uintptr_t base = (uintptr_t)(m->table ? m->table[g] : m->data);
     const int64_t element = (m->table ? 0 : g * m->group_stride) + row * m->ld + col;
     return (void *)(base + (uintptr_t)(element * (gmm_dtype_bits(m->dtype) / 8)));
-}
-
-/* Rounds bytes up to the alignment of workspace regions. */
-static GMM__UNUSED size_t gmm__round256(size_t bytes) {
-    return (bytes + GMM__WORKSPACE_ALIGN - 1) / GMM__WORKSPACE_ALIGN * GMM__WORKSPACE_ALIGN;
 }
 
 /* Appends a region to a plan's workspace. gmm__part gives its address once gmm__serve has set plan->workspace. */
@@ -6232,7 +6255,7 @@ static gmm__extents gmm__unit_extents(const gmm__call *call) {
     return gmm__matrices(call->units, call->rows, call->in);
 }
 /* Upper bound on the number of strips; a strip is GMM_TILE rows of a unit. */
-static int64_t gmm__strips(const gmm__call *call) {
+static GMM__UNUSED int64_t gmm__strips(const gmm__call *call) {
     return gmm__grouped(call) ? gmm_padded_capacity(call->groups.count, call->rows) / GMM_TILE
                               : call->units * gmm__ceil_div(call->rows, GMM_TILE);
 }
@@ -6514,7 +6537,7 @@ GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gm
     return gmm__serve(&call, NULL, NULL, 0, stream);
 }
 /* The arguments of the shard cast of a checked call, for the CPU engine and the kernels. */
-static gmm__shard_args gmm__shard_of(const gmm__call *call) {
+static GMM__UNUSED gmm__shard_args gmm__shard_of(const gmm__call *call) {
     const gmm_sharding *d = &call->d.shard;
     gmm__shard_args a;
     memset(&a, 0, sizeof a);
@@ -6533,10 +6556,11 @@ static gmm__shard_args gmm__shard_of(const gmm__call *call) {
     return a;
 }
 /* Number of amaxes of a shard cast. */
-static int64_t gmm__shard_floats(const gmm__shard_args *a) {
+static GMM__UNUSED int64_t gmm__shard_floats(const gmm__shard_args *a) {
     return gmm_shard_amaxes(&a->format, (int32_t)a->count, a->rows, a->cols, a->copy[1].dtype != GMM_NONE);
 }
 
+#ifndef GMM_NO_QUANT
 /* --- CPU engine: tiles of 128 rows of one group or matrix by 128 columns --- */
 
 enum {
@@ -7001,6 +7025,7 @@ static gmm_status gmm__cpu_launch_shard_cast(const gmm__plan *plan, gmm_stream s
     }
     return GMM_OK;
 }
+#endif /* GMM_NO_QUANT */
 
 /* ............................................................................. 14.11 MMA engine: grouped linear ... */
 
@@ -7118,6 +7143,7 @@ static gmm_status gmm__mma_launch_offsets(const gmm__plan *plan, gmm_stream stre
 static int gmm__mma_role_a(gmm_gemm_op op) { return op == gmm_gemm_fwd ? GMM__X_ : GMM__DY; }
 static int gmm__mma_role_b(gmm_gemm_op op) { return op == gmm_gemm_wgrad ? GMM__X_ : GMM__W; }
 
+#ifndef GMM_NO_QUANT
 /* Declines operands whose scaling the MMA kernels do not read or write: every one that is not listed here. */
 static int gmm__mma_takes_scalings(const gmm__call *call, gmm__plan *plan) {
     int i;
@@ -7180,6 +7206,7 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
                    (int)gmm_qgemm_kernels[plan->kernel].tile_cols, plan->grid[0]);
     return 1;
 }
+#endif /* GMM_NO_QUANT */
 
 /* Plans a product. Of the kernels, which all give the same bits, it chooses the one whose waves of tiles are estimated
    to cost least if all groups have the average size. */
@@ -7194,7 +7221,9 @@ static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gem
     const int32_t shared = call->ctx->device.shared;
     double best = 0.0;
     int32_t i;
+#ifndef GMM_NO_QUANT
     if (gmm__quantized(call)) return gmm__mma_plan_quantized(call, plan, op);
+#endif
     if (call->rows > max_extent || call->in > max_extent || call->out > max_extent)
         return gmm__decline(plan, "takes at most %lld rows and features", (long long)max_extent);
     plan->kernel = -1;
@@ -7256,6 +7285,7 @@ static gmm_status gmm__mma_product_args(const gmm__plan *plan, gmm_gemm_op op, g
     return gmm__cuda_status(call, e);
 }
 
+#ifndef GMM_NO_QUANT
 /* Launches a product of quantized operands; `p` holds the arguments that products of floats have too, and the device
    table of the weights. */
 static gmm_status gmm__mma_launch_quantized(const gmm__plan *plan, gmm_gemm_op op, const gmm_gemm_args *p,
@@ -7284,23 +7314,25 @@ static gmm_status gmm__mma_launch_quantized(const gmm__plan *plan, gmm_gemm_op o
     if (e == cudaSuccess) e = gmm_launch_qgemm(plan->kernel, plan->grid[0], &args, stream);
     return gmm__cuda_status(call, e);
 }
+#endif /* GMM_NO_QUANT */
 
 /* Enqueues the offsets, the copies of host tables and the product. */
 static gmm_status gmm__mma_launch_product(const gmm__plan *plan, gmm_gemm_op op, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    const int quantized = gmm__quantized(call);
+    int32_t tile_rows;
     gmm_gemm_args args;
     gmm_status s;
 
+    tile_rows = gmm__quantized(call) ? (int32_t)GMM_QGEMM_TILE_M : gmm_gemm_kernels[plan->kernel].tile_rows;
     memset(&args, 0, sizeof args);
     args.offsets = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
     args.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
     s = gmm__mma_enqueue_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
-                                 (int32_t *)gmm__part(plan, GMM__MMA_TILES),
-                                 quantized ? (int32_t)GMM_QGEMM_TILE_M : gmm_gemm_kernels[plan->kernel].tile_rows,
-                                 stream);
+                                 (int32_t *)gmm__part(plan, GMM__MMA_TILES), tile_rows, stream);
     if (s != GMM_OK || (s = gmm__mma_product_args(plan, op, &args, stream)) != GMM_OK) return s;
-    if (quantized) return gmm__mma_launch_quantized(plan, op, &args, stream);
+#ifndef GMM_NO_QUANT
+    if (gmm__quantized(call)) return gmm__mma_launch_quantized(plan, op, &args, stream);
+#endif
     return gmm__cuda_status(call, gmm_launch_gemm(plan->kernel, plan->grid[0], &args, stream));
 }
 
@@ -7777,6 +7809,7 @@ static gmm_status gmm__mma_launch_convert(const gmm__plan *plan, gmm_stream stre
     return gmm__cuda_status(call, gmm__k_convert(&a, gmm__mma_streaming_limits(call), stream));
 }
 
+#ifndef GMM_NO_QUANT
 /* --- quantization: plans and launches of the MMA engine --- */
 
 /* Regions of the workspace, behind GMM__MMA_OFFSETS and GMM__MMA_TILES. */
@@ -8078,6 +8111,7 @@ static gmm_status gmm__mma_launch_shard_cast(const gmm__plan *plan, gmm_stream s
     return gmm__cuda_status(plan->call, e);
 }
 
+#endif /* GMM_NO_QUANT */
 #endif /* __CUDACC__ */
 
 /* ........................................................................ 14.13 CUBLASLT engine: grouped linear ... */
@@ -8569,6 +8603,7 @@ static gmm_gemm_op gmm__wgmma_op(gmm_op op) {
     return op == GMM_OP_LINEAR_FWD ? gmm_gemm_fwd : op == GMM_OP_LINEAR_DGRAD ? gmm_gemm_dgrad : gmm_gemm_wgrad;
 }
 
+#ifndef GMM_NO_QUANT
 /* Index of the FP8 kernel that is estimated to be fastest for groups of equal size, or -1. All kernels that promote
    their partial sums to fp32 give the same bits. A step takes the clocks of its products, or of loading its weights
    where few rows share them. */
@@ -8652,6 +8687,7 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
                    GMM_FP8_BLOCK_ROWS * k->consumers, (int)k->tile_n, plan->grid[0]);
     return 1;
 }
+#endif /* GMM_NO_QUANT */
 
 /* Plans a product of 16-bit operands: kernel, grid, workspace. `kernel_op` is the operation of the kernel, which
    differs from `op` in dgrad with transposed weights: that runs as fwd. `b_format` is the format of packed weights that
@@ -8688,6 +8724,7 @@ static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gem
     return 1;
 }
 
+#ifndef GMM_NO_QUANT
 /* Whether operands are MX32 or NV16, which are dequantized to 16 bits before they are multiplied. */
 static int gmm__wgmma_dequantizes(const gmm__call *call, gmm_gemm_op op) {
     const gmm_scaling scaling = call->mat[gmm__mma_role_b(op)].scaling;
@@ -8770,6 +8807,7 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
                    (long long)(elements >> 19), gmm__wgmma_tile_note(plan->kernel, tile), plan->grid[0]);
     return 1;
 }
+#endif /* GMM_NO_QUANT */
 
 static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
@@ -8777,8 +8815,10 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
     const gmm_dtype dtype = call->mat[role_a].dtype;
     char tile[64];
     if (call->ctx->wgmma_unavailable) return gmm__decline(plan, "%s", call->ctx->wgmma_unavailable);
+#ifndef GMM_NO_QUANT
     if (gmm__wgmma_dequantizes(call, op)) return gmm__wgmma_plan_dequantized(call, plan, op);
     if (gmm__quantized(call)) return gmm__wgmma_plan_fp8(call, plan, op);
+#endif
     if (dtype != GMM_BF16 && dtype != GMM_F16) return gmm__decline(plan, "multiplies no %s", gmm_dtype_name(dtype));
     if (!gmm__wgmma_plan_tiles(call, plan, op, op, dtype, 0) ||
         !gmm__wgmma_check_alignment(call, role_a, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
@@ -8789,6 +8829,7 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
     return 1;
 }
 
+#ifndef GMM_NO_QUANT
 /* Launches an FP8 product; `product` holds the split and every argument except the scales. */
 static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_args *product, gmm_stream stream) {
     const gmm__call *call = plan->call;
@@ -8883,14 +8924,19 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, gmm_sm90_args *pr
     return gmm__cuda_status(call, gmm_launch_expand(transposes, plan->grid[1], call->options.sm_limit > 0,
                                                     gmm__mma_pdl(call), &args, stream));
 }
+#endif /* GMM_NO_QUANT */
 
 /* Enqueues the offsets of a host split, zeros behind the last group, the dequantization, and the product. */
 static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
-    const int wgrad = op == gmm_gemm_wgrad, dequantizes = gmm__wgmma_dequantizes(call, op);
-    const int fp8 = gmm__quantized(call) && !dequantizes;
+    const int wgrad = op == gmm_gemm_wgrad;
+#ifdef GMM_NO_QUANT
+    const int quantized_tokens = 0;
+#else
+    const int dequantizes = gmm__wgmma_dequantizes(call, op), fp8 = gmm__quantized(call) && !dequantizes;
     const int quantized_tokens = dequantizes && call->mat[gmm__mma_role_a(op)].scaling != GMM_SCALING_NONE;
+#endif
     gmm_sm90_args args;
     gmm_status s = GMM_OK;
     cudaError_t e = cudaSuccess;
@@ -8899,8 +8945,10 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
     args.groups = call->groups;
     if (call->groups.on_host || quantized_tokens) {
         int64_t *offsets = (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
+#ifndef GMM_NO_QUANT
         if (dequantizes && gmm__wgmma_transposes(call, op)) /* prefix sums of blocks of 16 rows */
             s = gmm__mma_enqueue_offsets(call, offsets, (int32_t *)gmm__part(plan, GMM__WGMMA_TILES16), 16, stream);
+#endif
         if (s == GMM_OK)
             s = gmm__mma_enqueue_offsets(call, offsets,
                                          quantized_tokens ? (int32_t *)gmm__part(plan, GMM__MMA_TILES) : NULL,
@@ -8920,13 +8968,17 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
         e = gmm_launch_tail(plan->grid[0], &tail, stream);
         if (e != cudaSuccess) return gmm__cuda_status(call, e);
     }
+#ifndef GMM_NO_QUANT
     if (dequantizes && (s = gmm__wgmma_dequantize(plan, &args, stream)) != GMM_OK) return s;
+#endif
     if (call->rows == 0) { /* token matrices without rows may have no address, but a tensor map needs one */
         args.p.a.data = plan->workspace;
         if (wgrad) args.p.b.data = plan->workspace;
         else args.p.d.data = plan->workspace;
     }
+#ifndef GMM_NO_QUANT
     if (fp8) return gmm__wgmma_launch_fp8(plan, &args, stream);
+#endif
     if (call->groups.count > gmm_sm90_kernels[plan->kernel].smem_groups)
         args.tables = (int32_t *)gmm__part(plan, GMM__WGMMA_GROUP_TABLES);
     return gmm__cuda_status(call, gmm_launch_sm90(call->ctx->wgmma_encode, plan->kernel, plan->grid[0], &args, stream));
@@ -9120,23 +9172,6 @@ static gmm_status gmm__cpu_rt_is_capturing(void *self, gmm_stream stream, int32_
    device current again that was current before. --- */
 
 #ifdef __CUDACC__
-
-/* Makes the context's device current; *current is the device that gmm__cuda_leave makes current again. */
-static cudaError_t gmm__cuda_enter(const void *self, int *current) {
-    const gmm_context *ctx = (const gmm_context *)self;
-    cudaError_t e;
-    *current = ctx->config.device;
-    e = cudaGetDevice(current);
-    return e == cudaSuccess && *current != ctx->config.device ? cudaSetDevice(ctx->config.device) : e;
-}
-/* Makes `current` the current device again, and returns e as a status. */
-static gmm_status gmm__cuda_leave(void *self, const char *function, int current, cudaError_t e) {
-    gmm_context *ctx = (gmm_context *)self;
-    if (current != ctx->config.device) (void)cudaSetDevice(current);
-    if (e == cudaSuccess) return GMM_OK;
-    (void)cudaGetLastError();
-    return gmm__fail(&ctx->error, GMM_E_CUDA, "gmm_runtime.%s: %s", function, cudaGetErrorString(e));
-}
 
 /* Makes one CUDA call on the context's device and returns its status; ends a function after its checks. */
 #define GMM__DEVICE_CALL(function, call) \
@@ -9444,16 +9479,22 @@ static uint64_t gmm__requested_fields(const gmm__call *call) {
 
 /* One row per engine, in the order in which AUTO tries them; the columns follow GMM_OP_LIST. GMM__OP names a plan and a
    launch function of one operation, GMM__OP_BY a plan that several operations share, GMM__OP_ANY an operation that the
-   engine serves without a plan of its own. */
+   engine serves without a plan of its own, GMM__QUANT_OP one that GMM_NO_QUANT leaves out. */
 #define GMM__OP(engine, op) GMM__OP_BY(engine, op, op)
 #define GMM__OP_BY(engine, plan, op) { gmm__##engine##_plan_##plan, gmm__##engine##_launch_##op }
 #define GMM__OP_ANY(engine, op) { gmm__plan_any, gmm__##engine##_launch_##op }
 #define GMM__NO_OP { NULL, NULL }
+#ifdef GMM_NO_QUANT
+#define GMM__QUANT_OP(...) GMM__NO_OP
+#else
+#define GMM__QUANT_OP(...) __VA_ARGS__
+#endif
 static const gmm__engine_row gmm__engines[] = {
     { GMM_ENGINE_CPU, GMM_SPACE_CPU, 1, 0 GMM__FIELD_LIST(GMM__HONOURS_CPU), {
-        GMM__OP(cpu, quantize), GMM__OP(cpu, dequantize),
-        GMM__OP(cpu, quantize), /* requantize */
-        GMM__OP_ANY(cpu, scale_update), GMM__OP_ANY(cpu, transpose), GMM__OP_ANY(cpu, shard_cast),
+        GMM__QUANT_OP(GMM__OP(cpu, quantize)), GMM__QUANT_OP(GMM__OP(cpu, dequantize)),
+        GMM__QUANT_OP(GMM__OP(cpu, quantize)), /* requantize */
+        GMM__QUANT_OP(GMM__OP_ANY(cpu, scale_update)), GMM__QUANT_OP(GMM__OP_ANY(cpu, transpose)),
+        GMM__QUANT_OP(GMM__OP_ANY(cpu, shard_cast)),
         GMM__OP_ANY(cpu, offsets),
         GMM__OP(cpu, product), /* linear_fwd */
         GMM__OP(cpu, product), /* linear_dgrad */
@@ -9485,9 +9526,10 @@ static const gmm__engine_row gmm__engines[] = {
 #endif
 #if defined(__CUDACC__) && defined(GMM__ELEM_DONE)
     { GMM_ENGINE_MMA, GMM_SPACE_CUDA, 1, 0 GMM__FIELD_LIST(GMM__HONOURS_MMA), {
-        GMM__OP(mma, quantize), GMM__OP(mma, dequantize),
-        GMM__OP(mma, quantize), /* requantize */
-        GMM__OP_ANY(mma, scale_update), GMM__OP(mma, transpose), GMM__OP_ANY(mma, shard_cast),
+        GMM__QUANT_OP(GMM__OP(mma, quantize)), GMM__QUANT_OP(GMM__OP(mma, dequantize)),
+        GMM__QUANT_OP(GMM__OP(mma, quantize)), /* requantize */
+        GMM__QUANT_OP(GMM__OP_ANY(mma, scale_update)), GMM__QUANT_OP(GMM__OP(mma, transpose)),
+        GMM__QUANT_OP(GMM__OP_ANY(mma, shard_cast)),
         GMM__OP_ANY(mma, offsets),
         GMM__OP(mma, linear_fwd), GMM__OP(mma, linear_dgrad), GMM__OP(mma, linear_wgrad), GMM__OP(mma, linear_bgrad),
         GMM__OP(mma, act), GMM__OP(mma, act), /* fwd, bwd */
@@ -9519,6 +9561,7 @@ static const gmm__engine_row gmm__engines[] = {
 #undef GMM__OP
 #undef GMM__OP_BY
 #undef GMM__OP_ANY
+#undef GMM__QUANT_OP
 #undef GMM__NO_OP
 
 /* --- overlap: memory that a call writes shares no byte with its other memory --- */
@@ -9739,7 +9782,29 @@ static gmm_status gmm__select_from(const gmm__engine_row *rows, size_t count, gm
                                                      : "this build does not hold that engine");
 }
 
+/* Refuses a call that needs what GMM_NO_QUANT or GMM_NO_F16 left out of the build. */
+static gmm_status gmm__check_build(const gmm__call *call) {
+    gmm_status s = GMM_OK;
+#ifdef GMM_NO_QUANT
+    const int casts = call->op >= GMM_OP_QUANTIZE && call->op <= GMM_OP_SHARD_CAST;
+    const int linear = call->op >= GMM_OP_LINEAR_FWD && call->op <= GMM_OP_LINEAR_WGRAD;
+    if (casts || (linear && gmm__quantized(call)) || call->recipe.kind != GMM_RECIPE_NONE)
+        s = gmm__refuse(call, GMM_E_BUILD, call->path, "FP8, MX and NV formats are left out of this build "
+                        "(GMM_NO_QUANT)");
+#endif
+#ifdef GMM_NO_F16
+    int role;
+    for (role = 0; role < GMM__ROLES && call->ctx->config.space == GMM_SPACE_CUDA; role++)
+        if (call->mat[role].dtype == GMM_F16)
+            s = gmm__refuse(call, GMM_E_BUILD, call->path, "kernels for f16 are left out of this build (GMM_NO_F16)");
+#endif
+    (void)call;
+    return s;
+}
+
 static gmm_status gmm__select(gmm__call *call, gmm__plan *plan) {
+    const gmm_status s = gmm__check_build(call);
+    if (s != GMM_OK) return s;
     return gmm__select_from(gmm__engines, sizeof gmm__engines / sizeof gmm__engines[0], call, plan);
 }
 
@@ -10072,6 +10137,8 @@ GMMDEF void gmm_destroy(gmm_context *ctx) {
 #undef GMM__CUBLASLT
 #undef GMM__UNROLL
 
+#endif /* GMM__HOLDS(0) */
+
 #ifdef __cplusplus
 }
 #endif
@@ -10079,7 +10146,7 @@ GMMDEF void gmm_destroy(gmm_context *ctx) {
 
 /* ------------------------------------------------------------------------------- 15 Implementation: checkpoints --- */
 
-#if defined(GMM_IMPLEMENTATION) && !defined(GMM__CKPT_IMPLEMENTATION_DONE)
+#if defined(GMM_IMPLEMENTATION) && !defined(GMM__CKPT_IMPLEMENTATION_DONE) && GMM__HOLDS(1)
 #define GMM__CKPT_IMPLEMENTATION_DONE
 
 #ifdef __cplusplus

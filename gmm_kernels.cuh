@@ -70,6 +70,26 @@
 #define GMM__COLUMN_8(a, b, c, d, e, f, g, h, ...) h
 #define GMM__DEVICE static __device__ __forceinline__
 #define GMM__KERNEL static __global__ GMM__UNUSED void
+/* A kernel of a table row. Where the implementation is split (GMM_PARTS), the row's share says which unit defines it:
+   GMM__BODY_HERE(body) is `body` in that unit and 0, the body that only declares the kernel, in the others. Kernels
+   that no table instantiates, and all launchers, are in share 0. The shares cost about the same to compile. */
+#ifdef GMM_PARTS
+#define GMM__ROW_KERNEL GMM__HIDDEN __global__ void
+#else
+#define GMM__ROW_KERNEL static __global__ GMM__UNUSED void
+#endif
+#define GMM__BODY_HERE(body) (GMM__HOLDS(GMM__SHARE) ? (body) : 0)
+/* Rows of tables that GMM_NO_F16 and GMM_NO_QUANT leave out. */
+#ifdef GMM_NO_F16
+#define GMM__IF_F16(...)
+#else
+#define GMM__IF_F16(...) __VA_ARGS__
+#endif
+#ifdef GMM_NO_QUANT
+#define GMM__IF_QUANT(...)
+#else
+#define GMM__IF_QUANT(...) __VA_ARGS__
+#endif
 
 /* ................................................................................................ PTX ... */
 
@@ -784,16 +804,16 @@ typedef struct gmm_gemm_args {
 #define GMM_MMA_KERNEL_LIST(X) \
     X(fwd, GMM_BF16, bf16, 128x256, gmm_gemm_fwd_bf16_128x256x64_mma) \
     X(fwd, GMM_BF16, bf16, 64x128, gmm_gemm_fwd_bf16_64x128x32_mma) \
-    X(fwd, GMM_F16, f16, 128x256, gmm_gemm_fwd_f16_128x256x64_mma) \
-    X(fwd, GMM_F16, f16, 64x128, gmm_gemm_fwd_f16_64x128x32_mma) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, 128x256, gmm_gemm_fwd_f16_128x256x64_mma)) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, 64x128, gmm_gemm_fwd_f16_64x128x32_mma)) \
     X(dgrad, GMM_BF16, bf16, 128x256, gmm_gemm_dgrad_bf16_128x256x64_mma) \
     X(dgrad, GMM_BF16, bf16, 64x128, gmm_gemm_dgrad_bf16_64x128x32_mma) \
-    X(dgrad, GMM_F16, f16, 128x256, gmm_gemm_dgrad_f16_128x256x64_mma) \
-    X(dgrad, GMM_F16, f16, 64x128, gmm_gemm_dgrad_f16_64x128x32_mma) \
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, 128x256, gmm_gemm_dgrad_f16_128x256x64_mma)) \
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, 64x128, gmm_gemm_dgrad_f16_64x128x32_mma)) \
     X(wgrad, GMM_BF16, bf16, 128x256, gmm_gemm_wgrad_bf16_128x256x64_mma) \
     X(wgrad, GMM_BF16, bf16, 64x128, gmm_gemm_wgrad_bf16_64x128x32_mma) \
-    X(wgrad, GMM_F16, f16, 128x256, gmm_gemm_wgrad_f16_128x256x64_mma) \
-    X(wgrad, GMM_F16, f16, 64x128, gmm_gemm_wgrad_f16_64x128x32_mma)
+    GMM__IF_F16(X(wgrad, GMM_F16, f16, 128x256, gmm_gemm_wgrad_f16_128x256x64_mma)) \
+    GMM__IF_F16(X(wgrad, GMM_F16, f16, 64x128, gmm_gemm_wgrad_f16_64x128x32_mma))
 
 #define GMM__X(tag, ta, tb, ragged) GMM__CAT(gmm_ta_, tag) = ta, GMM__CAT(gmm_tb_, tag) = tb, \
     GMM__CAT(gmm_ragged_k_, tag) = ragged,
@@ -1095,8 +1115,10 @@ GMM__DEVICE void gmm_stage_load(gmm_stage_loader *loader, char *stage, int stage
 enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gmm_threads_f32 = 256 };
 
 /* GMM__BODY selects the body: 1 product on tensor cores, 2 fp32 product, 3 bias gradient. */
-#define GMM__BODY 1
+#define GMM__BODY GMM__BODY_HERE(1)
+#define GMM__ARGS gmm_gemm_args
 /* kernel, operation, precision, tile */
+#define GMM__SHARE 4
 #define GMM__ROW (gmm_gemm_fwd_bf16_128x256x64_mma, fwd, bf16, 128x256)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_bf16_64x128x32_mma, fwd, bf16, 64x128)
@@ -1109,6 +1131,7 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_bf16_64x128x32_mma, wgrad, bf16, 64x128)
 #include GMM_KERNELS_FILE
+#ifndef GMM_NO_F16
 #define GMM__ROW (gmm_gemm_fwd_f16_128x256x64_mma, fwd, f16, 128x256)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_f16_64x128x32_mma, fwd, f16, 64x128)
@@ -1121,6 +1144,9 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_f16_64x128x32_mma, wgrad, f16, 64x128)
 #include GMM_KERNELS_FILE
+#endif
+#undef GMM__SHARE
+#undef GMM__ARGS
 #undef GMM__BODY
 
 /* One stage of an operand of the fp32 product: each thread loads, twice, 4 values of k of a row or, from an operand
@@ -1150,14 +1176,18 @@ GMM__DEVICE void gmm_f32_store_stage(int transposed, float *smem, const float v[
     }
 }
 
-#define GMM__BODY 2
+#define GMM__BODY GMM__BODY_HERE(2)
+#define GMM__ARGS gmm_gemm_args
 /* kernel, operation */
+#define GMM__SHARE 4
 #define GMM__ROW (gmm_gemm_fwd_f32_128x128x16_mma, fwd)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_f32_128x128x16_mma, dgrad)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_f32_128x128x16_mma, wgrad)
 #include GMM_KERNELS_FILE
+#undef GMM__SHARE
+#undef GMM__ARGS
 #undef GMM__BODY
 
 /* One row per kernel. */
@@ -1168,6 +1198,7 @@ typedef struct gmm_gemm_kernel {
     const void *function;
 } gmm_gemm_kernel;
 
+#if GMM__HOLDS(0)
 static const gmm_gemm_kernel gmm_gemm_kernels[] = {
 #define GMM__X(op, dtype, tag, tile, kernel) \
     { GMM__CAT(gmm_gemm_, op), dtype, GMM__CAT(gmm_bm_, tile), GMM__CAT(gmm_bn_, tile), GMM__CAT(gmm_threads_, tile), \
@@ -1182,6 +1213,7 @@ static const gmm_gemm_kernel gmm_gemm_kernels[] = {
       (const void *)gmm_gemm_wgrad_f32_128x128x16_mma }
 };
 enum { GMM_GEMM_KERNELS = (int)(sizeof gmm_gemm_kernels / sizeof gmm_gemm_kernels[0]) };
+#endif /* GMM__HOLDS(0) */
 
 /* ................................................................................ Grouped products, quantized ... */
 
@@ -1507,14 +1539,19 @@ GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float r
     }
 }
 
-#define GMM__BODY 10
+#ifndef GMM_NO_QUANT
+#define GMM__BODY GMM__BODY_HERE(10)
+#define GMM__ARGS gmm_qgemm_args
 /* kernel, operation, kind */
+#define GMM__SHARE 1
 #define GMM__ROW (gmm_gemm_fwd_quant_bf16_128x256x64_mma, fwd, bf16)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_quant_f16_128x256x64_mma, fwd, f16)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_quant_f16_128x128x64_block_scaled_mma, fwd, f16_block_scaled)
 #include GMM_KERNELS_FILE
+#undef GMM__SHARE
+#define GMM__SHARE 7
 #define GMM__ROW (gmm_gemm_dgrad_quant_bf16_128x256x64_mma, dgrad, bf16)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_quant_bf16_128x256x64_nn_mma, dgrad, bf16_nn)
@@ -1525,6 +1562,8 @@ GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float r
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_quant_f16_128x128x64_block_scaled_nn_mma, dgrad, f16_block_scaled_nn)
 #include GMM_KERNELS_FILE
+#undef GMM__SHARE
+#define GMM__SHARE 6
 #define GMM__ROW (gmm_gemm_wgrad_quant_bf16_128x256x64_mma, wgrad, bf16)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_quant_bf16_128x256x64_tn_mma, wgrad, bf16_tn)
@@ -1533,6 +1572,8 @@ GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float r
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_quant_f16_128x128x64_block_scaled_mma, wgrad, f16_block_scaled)
 #include GMM_KERNELS_FILE
+#undef GMM__SHARE
+#undef GMM__ARGS
 #undef GMM__BODY
 
 /* One row per kernel. */
@@ -1544,6 +1585,7 @@ typedef struct gmm_qgemm_kernel {
     const void *function;
 } gmm_qgemm_kernel;
 
+#if GMM__HOLDS(0)
 static const gmm_qgemm_kernel gmm_qgemm_kernels[] = {
 #define GMM__X(op, kind, kernel) \
     { GMM__CAT(gmm_gemm_, op), GMM__CAT(gmm_qgemm_ta_, kind), GMM__CAT(gmm_qgemm_tb_, kind), \
@@ -1565,6 +1607,8 @@ static GMM__UNUSED cudaError_t gmm_launch_qgemm(int32_t kernel, int32_t grid, co
     return e == cudaSuccess ? cudaLaunchKernel(row->function, dim3((unsigned)grid), dim3(GMM_QGEMM_THREADS), params,
                                                (size_t)row->shared, stream) : e;
 }
+#endif /* GMM__HOLDS(0) */
+#endif /* GMM_NO_QUANT */
 
 /* ................................................................................................... Tail of D ... */
 
@@ -1601,12 +1645,14 @@ GMM__KERNEL __launch_bounds__(GMM_TAIL_THREADS) gmm_linear_tail(const __grid_con
     gmm_gemm_zero_tail(&args.d, gmm_split_rows(&args.groups), args.groups.capacity, args.n);
 }
 
+#if GMM__HOLDS(0)
 static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args *args, cudaStream_t stream) {
     void *params[1];
     params[0] = (void *)(uintptr_t)args;
     return cudaLaunchKernel((const void *)gmm_linear_tail, dim3((unsigned)grid), dim3(GMM_TAIL_THREADS), params, 0,
                             stream);
 }
+#endif /* GMM__HOLDS(0) */
 
 /* ................................................................................... Grouped products on Hopper ... */
 
@@ -1720,31 +1766,31 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
    or mma for kernels of the portable engine. Every name stands in full in the source. */
 #define GMM_SM90_KERNEL_LIST(X) \
     X(fwd, GMM_BF16, bf16, 160x256, 1, gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90) \
-    X(fwd, GMM_F16, f16, 160x256, 1, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, 160x256, 1, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90)) \
     X(fwd, GMM_BF16, bf16, 256x128, 0, gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90) \
-    X(fwd, GMM_F16, f16, 256x128, 0, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, 256x128, 0, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90)) \
     X(fwd, GMM_BF16, bf16, 176x128, 0, gmm_gemm_fwd_bf16_176x128x64_sm90) \
-    X(fwd, GMM_F16, f16, 176x128, 0, gmm_gemm_fwd_f16_176x128x64_sm90) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, 176x128, 0, gmm_gemm_fwd_f16_176x128x64_sm90)) \
     X(dgrad, GMM_BF16, bf16, 160x256, 1, gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90) \
-    X(dgrad, GMM_F16, f16, 160x256, 1, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90) \
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, 160x256, 1, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90)) \
     X(dgrad, GMM_BF16, bf16, 256x128, 0, gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90) \
-    X(dgrad, GMM_F16, f16, 256x128, 0, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90) \
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, 256x128, 0, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90)) \
     X(dgrad, GMM_BF16, bf16, 176x128, 0, gmm_gemm_dgrad_bf16_176x128x64_sm90) \
-    X(dgrad, GMM_F16, f16, 176x128, 0, gmm_gemm_dgrad_f16_176x128x64_sm90) \
-    X(fwd, GMM_BF16, bf16, mx8_192x128, 0, gmm_gemm_fwd_bf16_mxfp8_192x128x64_sm90) \
-    X(fwd, GMM_BF16, bf16, mx4_192x128, 0, gmm_gemm_fwd_bf16_mxfp4_192x128x64_sm90) \
-    X(fwd, GMM_BF16, bf16, nv4_192x128, 0, gmm_gemm_fwd_bf16_nvfp4_192x128x64_sm90) \
-    X(fwd, GMM_BF16, bf16, mx8_48x128, 0, gmm_gemm_fwd_bf16_mxfp8_48x128x64_sm90) \
-    X(fwd, GMM_BF16, bf16, mx4_64x128, 0, gmm_gemm_fwd_bf16_mxfp4_64x128x64_sm90) \
-    X(fwd, GMM_BF16, bf16, nv4_64x128, 0, gmm_gemm_fwd_bf16_nvfp4_64x128x64_sm90) \
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, 176x128, 0, gmm_gemm_dgrad_f16_176x128x64_sm90)) \
+    GMM__IF_QUANT(X(fwd, GMM_BF16, bf16, mx8_192x128, 0, gmm_gemm_fwd_bf16_mxfp8_192x128x64_sm90)) \
+    GMM__IF_QUANT(X(fwd, GMM_BF16, bf16, mx4_192x128, 0, gmm_gemm_fwd_bf16_mxfp4_192x128x64_sm90)) \
+    GMM__IF_QUANT(X(fwd, GMM_BF16, bf16, nv4_192x128, 0, gmm_gemm_fwd_bf16_nvfp4_192x128x64_sm90)) \
+    GMM__IF_QUANT(X(fwd, GMM_BF16, bf16, mx8_48x128, 0, gmm_gemm_fwd_bf16_mxfp8_48x128x64_sm90)) \
+    GMM__IF_QUANT(X(fwd, GMM_BF16, bf16, mx4_64x128, 0, gmm_gemm_fwd_bf16_mxfp4_64x128x64_sm90)) \
+    GMM__IF_QUANT(X(fwd, GMM_BF16, bf16, nv4_64x128, 0, gmm_gemm_fwd_bf16_nvfp4_64x128x64_sm90)) \
     X(wgrad, GMM_BF16, bf16, 192x128, 0, gmm_gemm_wgrad_bf16_192x128x64_sm90) \
-    X(wgrad, GMM_F16, f16, 192x128, 0, gmm_gemm_wgrad_f16_192x128x64_sm90) \
+    GMM__IF_F16(X(wgrad, GMM_F16, f16, 192x128, 0, gmm_gemm_wgrad_f16_192x128x64_sm90)) \
     X(wgrad, GMM_BF16, bf16, 128x128, 0, gmm_gemm_wgrad_bf16_128x128x64_sm90) \
-    X(wgrad, GMM_F16, f16, 128x128, 0, gmm_gemm_wgrad_f16_128x128x64_sm90) \
+    GMM__IF_F16(X(wgrad, GMM_F16, f16, 128x128, 0, gmm_gemm_wgrad_f16_128x128x64_sm90)) \
     X(fwd, GMM_BF16, bf16, 256x128, 2, gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90) \
-    X(fwd, GMM_F16, f16, 256x128, 2, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, 256x128, 2, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90)) \
     X(dgrad, GMM_BF16, bf16, 256x128, 2, gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90) \
-    X(dgrad, GMM_F16, f16, 256x128, 2, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90)
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, 256x128, 2, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90))
 
 /* The tile ring holds 16 work tiles; the scheduler writes 4 at a time, and its readers release 4 at a time. */
 enum {
@@ -2708,16 +2754,34 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
 }
 
 /* Instances of body 9, the 16-bit Hopper product: a row of columns each. */
-#define GMM__BODY 9
+#define GMM__BODY GMM__BODY_HERE(9)
 #define GMM__ARGS gmm_sm90_args
 /* kernel, operation, tag and dtype of the operands, tile, tiles of the kernel (0: functions of a tile without a kernel,
-   which a row further down calls), other tile */
-#define GMM__ROW (none, fwd, bf16, GMM_BF16, 160x256, 0, none)
+   which the next row calls), other tile */
+#define GMM__SHARE 1
+#define GMM__ROW (gmm_no_kernel, fwd, bf16, GMM_BF16, 160x256, 0, none)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90, fwd, bf16, GMM_BF16, 256x128, 2, 160x256)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_bf16_176x128x64_sm90, fwd, bf16, GMM_BF16, 176x128, 1, none)
 #include GMM_KERNELS_FILE
+#undef GMM__SHARE
+#define GMM__SHARE 2
+#define GMM__ROW (gmm_no_kernel, dgrad, bf16, GMM_BF16, 160x256, 0, none)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90, dgrad, bf16, GMM_BF16, 256x128, 2, 160x256)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_dgrad_bf16_176x128x64_sm90, dgrad, bf16, GMM_BF16, 176x128, 1, none)
+#include GMM_KERNELS_FILE
+#undef GMM__SHARE
+#define GMM__SHARE 6
+#define GMM__ROW (gmm_gemm_wgrad_bf16_192x128x64_sm90, wgrad, bf16, GMM_BF16, 192x128, 1, none)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_wgrad_bf16_128x128x64_sm90, wgrad, bf16, GMM_BF16, 128x128, 1, none)
+#include GMM_KERNELS_FILE
+#undef GMM__SHARE
+#ifndef GMM_NO_QUANT
+#define GMM__SHARE 7
 #define GMM__ROW (gmm_gemm_fwd_bf16_mxfp8_192x128x64_sm90, fwd, bf16, GMM_BF16, mx8_192x128, 1, none)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_bf16_mxfp4_192x128x64_sm90, fwd, bf16, GMM_BF16, mx4_192x128, 1, none)
@@ -2730,36 +2794,37 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_bf16_nvfp4_64x128x64_sm90, fwd, bf16, GMM_BF16, nv4_64x128, 1, none)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (none, dgrad, bf16, GMM_BF16, 160x256, 0, none)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90, dgrad, bf16, GMM_BF16, 256x128, 2, 160x256)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_bf16_176x128x64_sm90, dgrad, bf16, GMM_BF16, 176x128, 1, none)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_wgrad_bf16_192x128x64_sm90, wgrad, bf16, GMM_BF16, 192x128, 1, none)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_wgrad_bf16_128x128x64_sm90, wgrad, bf16, GMM_BF16, 128x128, 1, none)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (none, fwd, f16, GMM_F16, 160x256, 0, none)
+#undef GMM__SHARE
+#endif
+#ifndef GMM_NO_F16
+#define GMM__SHARE 3
+#define GMM__ROW (gmm_no_kernel, fwd, f16, GMM_F16, 160x256, 0, none)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90, fwd, f16, GMM_F16, 256x128, 2, 160x256)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_f16_176x128x64_sm90, fwd, f16, GMM_F16, 176x128, 1, none)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (none, dgrad, f16, GMM_F16, 160x256, 0, none)
+#undef GMM__SHARE
+#define GMM__SHARE 4
+#define GMM__ROW (gmm_no_kernel, dgrad, f16, GMM_F16, 160x256, 0, none)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90, dgrad, f16, GMM_F16, 256x128, 2, 160x256)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_f16_176x128x64_sm90, dgrad, f16, GMM_F16, 176x128, 1, none)
 #include GMM_KERNELS_FILE
+#undef GMM__SHARE
+#define GMM__SHARE 6
 #define GMM__ROW (gmm_gemm_wgrad_f16_192x128x64_sm90, wgrad, f16, GMM_F16, 192x128, 1, none)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_f16_128x128x64_sm90, wgrad, f16, GMM_F16, 128x128, 1, none)
 #include GMM_KERNELS_FILE
+#undef GMM__SHARE
+#endif
 #undef GMM__ARGS
 #undef GMM__BODY
 /* Host side of the 16-bit Hopper products: the table of instances, tensor maps, the launcher. */
 
+#if GMM__HOLDS(0)
 typedef struct gmm_sm90_kernel {
     gmm_gemm_op op;
     gmm_dtype dtype;
@@ -2919,6 +2984,7 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
         error = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->smem_bytes);
     return error == cudaSuccess ? cudaLaunchKernelExC(&config, row->function, params) : error;
 }
+#endif /* GMM__HOLDS(0) */
 
 /* ............................................................................ Grouped FP8 products on Hopper ... */
 
@@ -3335,8 +3401,11 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
     GMM__BULK_WAIT_GROUP(0);
 }
 
-#define GMM__BODY 11
+#ifndef GMM_NO_QUANT
+#define GMM__BODY GMM__BODY_HERE(11)
+#define GMM__ARGS gmm_fp8_args
 /* kernel, tag of the dtype of A, scaling of partial sums, whether it is `fast` (no scaling), tile */
+#define GMM__SHARE 2
 #define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_sm90, e4m3, 1d2d, 0, 192x128)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_small_m_sm90, e4m3, 1d2d, 0, 192x128_small_m)
@@ -3347,6 +3416,8 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_e4m3_fast_128x192x128_sm90, e4m3, fast, 1, 128x192)
 #include GMM_KERNELS_FILE
+#undef GMM__SHARE
+#define GMM__SHARE 3
 #define GMM__ROW (gmm_gemm_e5m2_1d2d_192x128x128_sm90, e5m2, 1d2d, 0, 192x128)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_e5m2_1d2d_192x128x128_small_m_sm90, e5m2, 1d2d, 0, 192x128_small_m)
@@ -3357,6 +3428,8 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_e5m2_fast_128x192x128_sm90, e5m2, fast, 1, 128x192)
 #include GMM_KERNELS_FILE
+#undef GMM__SHARE
+#undef GMM__ARGS
 #undef GMM__BODY
 
 typedef struct gmm_fp8_kernel {
@@ -3365,6 +3438,7 @@ typedef struct gmm_fp8_kernel {
     const void *function;
 } gmm_fp8_kernel;
 
+#if GMM__HOLDS(0)
 static const gmm_fp8_kernel gmm_fp8_kernels[] = {
 #define GMM__X(dtype, tag, scaling_, tile, kernel) \
     { dtype, GMM__FP8(scaling, scaling_), GMM__FP8(consumers, tile), GMM__FP8(tile_n, tile), \
@@ -3442,6 +3516,8 @@ static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 
         error = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->smem_bytes);
     return error == cudaSuccess ? cudaLaunchKernelExC(&config, row->function, params) : error;
 }
+#endif /* GMM__HOLDS(0) */
+#endif /* GMM_NO_QUANT */
 
 /* .................................................................. Copies as operands of 16-bit products ... */
 
@@ -3846,6 +3922,7 @@ gmm_expand_columns(const __grid_constant__ gmm_expand_args args) {
     }
 }
 
+#if GMM__HOLDS(0) && !defined(GMM_NO_QUANT)
 /* `columns`: the operands are columnwise NV16 tokens. `limited`: the grid has one CTA per multiprocessor that may be
    used. */
 static GMM__UNUSED cudaError_t gmm_launch_expand(int columns, int32_t grid, int limited, int pdl,
@@ -3854,6 +3931,7 @@ static GMM__UNUSED cudaError_t gmm_launch_expand(int columns, int32_t grid, int 
     return gmm_launch_pdl(columns ? (const void *)gmm_expand_columns : (const void *)gmm_expand_rows, pdl,
                           (unsigned)grid, (unsigned)threads, 0, args, stream);
 }
+#endif
 
 /* ......................................................................................... Bias gradient ... */
 
@@ -3880,8 +3958,10 @@ typedef struct gmm_bgrad_args {
 /* kernel of the partial sums, kernel of the rows, dtype of dy */
 #define GMM__ROW (gmm_linear_bgrad_partials_bf16, gmm_linear_bgrad_rows_bf16, GMM_BF16)
 #include GMM_KERNELS_FILE
+#ifndef GMM_NO_F16
 #define GMM__ROW (gmm_linear_bgrad_partials_f16, gmm_linear_bgrad_rows_f16, GMM_F16)
 #include GMM_KERNELS_FILE
+#endif
 #define GMM__ROW (gmm_linear_bgrad_partials_f32, gmm_linear_bgrad_rows_f32, GMM_F32)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
@@ -3918,14 +3998,17 @@ typedef struct gmm_bgrad_kernel {
     const void *partials, *rows;
 } gmm_bgrad_kernel;
 
+#if GMM__HOLDS(0)
 static const gmm_bgrad_kernel gmm_bgrad_kernels[] = {
     { GMM_BF16, (const void *)gmm_linear_bgrad_partials_bf16, (const void *)gmm_linear_bgrad_rows_bf16 },
-    { GMM_F16, (const void *)gmm_linear_bgrad_partials_f16, (const void *)gmm_linear_bgrad_rows_f16 },
+    GMM__IF_F16({ GMM_F16, (const void *)gmm_linear_bgrad_partials_f16, (const void *)gmm_linear_bgrad_rows_f16 },)
     { GMM_F32, (const void *)gmm_linear_bgrad_partials_f32, (const void *)gmm_linear_bgrad_rows_f32 }
 };
+#endif /* GMM__HOLDS(0) */
 
 /* ............................................................................................... Launchers ... */
 
+#if GMM__HOLDS(0)
 /* Number of CTAs that a persistent kernel starts. `tasks` is an upper bound of its tasks, `blocks` the CTAs that fit a
    multiprocessor, and `limit` the SM limit or 0. A limit leaves the other multiprocessors to other kernels, so that
    only one CTA may start per multiprocessor of the limit. */
@@ -3987,7 +4070,7 @@ static GMM__UNUSED cudaError_t gmm_launch_bgrad(gmm_dtype dtype, int32_t grid, c
         error = cudaLaunchKernel(row->rows, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS), params, 0, stream);
     return error;
 }
-
+#endif /* GMM__HOLDS(0) */
 
 #define GMM__ELEM_DONE
 
@@ -3996,7 +4079,7 @@ static GMM__UNUSED cudaError_t gmm_launch_bgrad(gmm_dtype dtype, int32_t grid, c
    order, so results are equal. */
 #define GMM__ELEM_PRECISIONS(X) \
     X(bf16, GMM_BF16) \
-    X(f16, GMM_F16) \
+    GMM__IF_F16(X(f16, GMM_F16)) \
     X(f32, GMM_F32) \
     X(any, GMM_NONE)
 
@@ -4471,8 +4554,10 @@ GMM__ELEM_UNITS(GMM__X)
 /* precision */
 #define GMM__ROW (bf16)
 #include GMM_KERNELS_FILE
+#ifndef GMM_NO_F16
 #define GMM__ROW (f16)
 #include GMM_KERNELS_FILE
+#endif
 #define GMM__ROW (f32)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (any)
@@ -5510,6 +5595,8 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
         for (i = a.start / 2 + first; 2 * i < a.start + a.length; i += step) gmm__shard_store_pair(&a, k, i);
     }
 }
+#ifndef GMM_NO_QUANT
+#if GMM__HOLDS(0)
 static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int amax, int64_t max_blocks,
                                                  cudaStream_t stream) {
     const int64_t work = a->count * a->rows * a->cols / GMM__QUANT_BLOCK + 1;
@@ -5519,91 +5606,117 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
                             dim3((unsigned)(work < max_blocks ? work : max_blocks)), dim3(GMM__QUANT_BLOCK), params,
                             0, stream);
 }
+#endif /* GMM__HOLDS(0) */
 
-#define GMM__BODY 6
+/* These tables are in one share, since casts call functions of the amax instance of their source. */
+#define GMM__SHARE 5
+#define GMM__ARGS gmm__quant_args
+#define GMM__BODY GMM__BODY_HERE(6)
 /* kernel, dtype of the source */
 #define GMM__ROW (gmm_quantize_amax_bf16, bf16)
 #include GMM_KERNELS_FILE
+#ifndef GMM_NO_F16
 #define GMM__ROW (gmm_quantize_amax_f16, f16)
 #include GMM_KERNELS_FILE
+#endif
 #define GMM__ROW (gmm_quantize_amax_f32, f32)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
 /* Casts to any format, by dtype of the source. */
-#define GMM__BODY 7
+#define GMM__BODY GMM__BODY_HERE(7)
 /* kernel, dtype of the source */
 #define GMM__ROW (gmm_quantize_bf16, bf16)
 #include GMM_KERNELS_FILE
+#ifndef GMM_NO_F16
 #define GMM__ROW (gmm_quantize_f16, f16)
 #include GMM_KERNELS_FILE
+#endif
 #define GMM__ROW (gmm_quantize_f32, f32)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
-#define GMM__BODY 12
+#define GMM__BODY GMM__BODY_HERE(12)
 /* kernel, dtype of the source, transformed columnwise copy */
 #define GMM__ROW (gmm_amax_bf16, bf16, 0)
 #include GMM_KERNELS_FILE
+#ifndef GMM_NO_F16
 #define GMM__ROW (gmm_amax_f16, f16, 0)
 #include GMM_KERNELS_FILE
+#endif
 #define GMM__ROW (gmm_amax_f32, f32, 0)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_amax_hadamard_bf16, bf16, 1)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
-#define GMM__BODY 13
+#define GMM__BODY GMM__BODY_HERE(13)
 /* kernel, dtype of the source, scaling */
 #define GMM__ROW (gmm_cast_tensor_bf16, bf16, GMM_SCALING_TENSOR)
 #include GMM_KERNELS_FILE
+#ifndef GMM_NO_F16
 #define GMM__ROW (gmm_cast_tensor_f16, f16, GMM_SCALING_TENSOR)
 #include GMM_KERNELS_FILE
+#endif
 #define GMM__ROW (gmm_cast_tensor_f32, f32, GMM_SCALING_TENSOR)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_cast_row_bf16, bf16, GMM_SCALING_ROW)
 #include GMM_KERNELS_FILE
+#ifndef GMM_NO_F16
 #define GMM__ROW (gmm_cast_row_f16, f16, GMM_SCALING_ROW)
 #include GMM_KERNELS_FILE
+#endif
 #define GMM__ROW (gmm_cast_row_f32, f32, GMM_SCALING_ROW)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_cast_1x128_bf16, bf16, GMM_SCALING_1X128)
 #include GMM_KERNELS_FILE
+#ifndef GMM_NO_F16
 #define GMM__ROW (gmm_cast_1x128_f16, f16, GMM_SCALING_1X128)
 #include GMM_KERNELS_FILE
+#endif
 #define GMM__ROW (gmm_cast_1x128_f32, f32, GMM_SCALING_1X128)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_cast_128x128_bf16, bf16, GMM_SCALING_128X128)
 #include GMM_KERNELS_FILE
+#ifndef GMM_NO_F16
 #define GMM__ROW (gmm_cast_128x128_f16, f16, GMM_SCALING_128X128)
 #include GMM_KERNELS_FILE
+#endif
 #define GMM__ROW (gmm_cast_128x128_f32, f32, GMM_SCALING_128X128)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
-#define GMM__BODY 15
+#define GMM__BODY GMM__BODY_HERE(15)
 /* kernel, dtype of the source */
 #define GMM__ROW (gmm_cast_mx32_bf16, bf16)
 #include GMM_KERNELS_FILE
+#ifndef GMM_NO_F16
 #define GMM__ROW (gmm_cast_mx32_f16, f16)
 #include GMM_KERNELS_FILE
+#endif
 #define GMM__ROW (gmm_cast_mx32_f32, f32)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
 /* NV16. GMM__HADAMARD 1: BF16 with a Hadamard-transformed columnwise copy or with stochastic rounding. */
-#define GMM__BODY 14
+#define GMM__BODY GMM__BODY_HERE(14)
 /* kernel, dtype of the source, transformed columnwise copy or stochastic rounding */
 #define GMM__ROW (gmm_cast_nv16_bf16, bf16, 0)
 #include GMM_KERNELS_FILE
+#ifndef GMM_NO_F16
 #define GMM__ROW (gmm_cast_nv16_f16, f16, 0)
 #include GMM_KERNELS_FILE
+#endif
 #define GMM__ROW (gmm_cast_nv16_f32, f32, 0)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_cast_nv16_hadamard_bf16, bf16, 1)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
+#undef GMM__ARGS
+#undef GMM__SHARE
+#endif /* GMM_NO_QUANT */
 
+#if GMM__HOLDS(0) && !defined(GMM_NO_QUANT)
 /* The kernels of the casts. A call is served by the first row that fits it; scaling NONE fits every format. */
 typedef struct gmm_quantize_kernel {
     gmm_dtype dtype;    /* of the source */
@@ -5614,25 +5727,25 @@ typedef struct gmm_quantize_kernel {
 static const gmm_quantize_kernel gmm_quantize_kernels[] = {
     { GMM_BF16, GMM_SCALING_NV16, 2, (const void *)gmm_amax_hadamard_bf16, (const void *)gmm_cast_nv16_hadamard_bf16 },
     { GMM_BF16, GMM_SCALING_TENSOR, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_tensor_bf16 },
-    { GMM_F16, GMM_SCALING_TENSOR, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_tensor_f16 },
+    GMM__IF_F16({ GMM_F16, GMM_SCALING_TENSOR, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_tensor_f16 },)
     { GMM_F32, GMM_SCALING_TENSOR, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_tensor_f32 },
     { GMM_BF16, GMM_SCALING_ROW, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_row_bf16 },
-    { GMM_F16, GMM_SCALING_ROW, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_row_f16 },
+    GMM__IF_F16({ GMM_F16, GMM_SCALING_ROW, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_row_f16 },)
     { GMM_F32, GMM_SCALING_ROW, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_row_f32 },
     { GMM_BF16, GMM_SCALING_1X128, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_1x128_bf16 },
-    { GMM_F16, GMM_SCALING_1X128, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_1x128_f16 },
+    GMM__IF_F16({ GMM_F16, GMM_SCALING_1X128, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_1x128_f16 },)
     { GMM_F32, GMM_SCALING_1X128, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_1x128_f32 },
     { GMM_BF16, GMM_SCALING_128X128, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_128x128_bf16 },
-    { GMM_F16, GMM_SCALING_128X128, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_128x128_f16 },
+    GMM__IF_F16({ GMM_F16, GMM_SCALING_128X128, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_128x128_f16 },)
     { GMM_F32, GMM_SCALING_128X128, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_128x128_f32 },
     { GMM_BF16, GMM_SCALING_MX32, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_mx32_bf16 },
-    { GMM_F16, GMM_SCALING_MX32, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_mx32_f16 },
+    GMM__IF_F16({ GMM_F16, GMM_SCALING_MX32, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_mx32_f16 },)
     { GMM_F32, GMM_SCALING_MX32, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_mx32_f32 },
     { GMM_BF16, GMM_SCALING_NV16, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_nv16_bf16 },
-    { GMM_F16, GMM_SCALING_NV16, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_nv16_f16 },
+    GMM__IF_F16({ GMM_F16, GMM_SCALING_NV16, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_nv16_f16 },)
     { GMM_F32, GMM_SCALING_NV16, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_nv16_f32 },
     { GMM_BF16, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_bf16, (const void *)gmm_quantize_bf16 },
-    { GMM_F16, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_f16, (const void *)gmm_quantize_f16 },
+    GMM__IF_F16({ GMM_F16, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_f16, (const void *)gmm_quantize_f16 },)
     { GMM_F32, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_f32, (const void *)gmm_quantize_f32 }
 };
 
@@ -5724,6 +5837,7 @@ static GMM__UNUSED cudaError_t gmm__k_update_scales(const gmm__update_args *a, c
     return cudaLaunchKernel((const void *)gmm_update_scale_slots, dim3((unsigned)blocks), dim3(GMM__QUANT_BLOCK),
                             params, 0, stream);
 }
+#endif /* GMM__HOLDS(0), GMM_NO_QUANT */
 
 /* ....................................................................................... Accumulate and convert ... */
 
@@ -6202,6 +6316,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 16) gmm_gather_probs(const __grid
 
 /* .................................................................................................... Launchers ... */
 
+#if GMM__HOLDS(0)
 /* Starts at most limits.max_ctas CTAs; kernels loop over their tasks, and results do not depend on the grid. Every
    kernel calls gmm_pdl_wait. */
 static GMM__UNUSED cudaError_t gmm__k_launch(const void *kernel, int64_t blocks, gmm__launch_limits limits,
@@ -6229,31 +6344,31 @@ static GMM__UNUSED gmm_dtype gmm__k_common_dtype(gmm_dtype dtype, const gmm__vie
 /* The kernels of each operation by precision, in the order of GMM__ELEM_PRECISIONS. One name a line: `make tags`. */
 static const void *const gmm__act_fwd_kernels[] = {
     (const void *)gmm_act_fwd_bf16,
-    (const void *)gmm_act_fwd_f16,
+    GMM__IF_F16((const void *)gmm_act_fwd_f16,)
     (const void *)gmm_act_fwd_f32,
     (const void *)gmm_act_fwd_any
 };
 static const void *const gmm__act_bwd_kernels[] = {
     (const void *)gmm_act_bwd_bf16,
-    (const void *)gmm_act_bwd_f16,
+    GMM__IF_F16((const void *)gmm_act_bwd_f16,)
     (const void *)gmm_act_bwd_f32,
     (const void *)gmm_act_bwd_any
 };
 static const void *const gmm__unpermute_fwd_kernels[] = {
     (const void *)gmm_unpermute_fwd_bf16,
-    (const void *)gmm_unpermute_fwd_f16,
+    GMM__IF_F16((const void *)gmm_unpermute_fwd_f16,)
     (const void *)gmm_unpermute_fwd_f32,
     (const void *)gmm_unpermute_fwd_any
 };
 static const void *const gmm__unpermute_bwd_kernels[] = {
     (const void *)gmm_unpermute_bwd_bf16,
-    (const void *)gmm_unpermute_bwd_f16,
+    GMM__IF_F16((const void *)gmm_unpermute_bwd_f16,)
     (const void *)gmm_unpermute_bwd_f32,
     (const void *)gmm_unpermute_bwd_any
 };
 static const void *const gmm__unpermute_dots_kernels[] = {
     (const void *)gmm_unpermute_dots_bf16,
-    (const void *)gmm_unpermute_dots_f16,
+    GMM__IF_F16((const void *)gmm_unpermute_dots_f16,)
     (const void *)gmm_unpermute_dots_f32,
     (const void *)gmm_unpermute_dots_any
 };
@@ -6642,8 +6757,14 @@ static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, gmm
     }
     return status;
 }
+#endif /* GMM__HOLDS(0) */
 
 #endif /* GMM_IMPLEMENTATION */
+
+/* ..................................................................... Body: a kernel that another unit defines ... */
+#elif GMM__BODY == 0
+GMM__ROW_KERNEL GMM__COLUMN(1, GMM__ROW)(const __grid_constant__ GMM__ARGS args);
+#undef GMM__ROW
 
 /* .............................................................................. Body: product on tensor cores ... */
 #elif GMM__BODY == 1
@@ -6661,7 +6782,7 @@ static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, gmm
    loaded by cp.async into a ring of STAGES stages; the fragments of the next K step are loaded while those of the
    present one are multiplied. Epilogue: accumulators pass through 8 rows of shared memory per warp, so that rows of D
    are stored by vector accesses, while the first stages of the next tile are in flight. */
-GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas))
+GMM__ROW_KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas))
 GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
     enum {
         TA = (int)GMM__CAT(gmm_ta_, GMM__OP), TB = (int)GMM__CAT(gmm_tb_, GMM__OP),
@@ -6853,7 +6974,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
    computes 128 x 128 elements; a thread has 8 x 8 of them, in rows ty and ty + 64 and columns tx and tx + 64, four
    each. Two buffers of 16 values of k: the loads of the next stage are in flight while the present one is
    multiplied. */
-GMM__KERNEL __launch_bounds__(gmm_threads_f32, 1)
+GMM__ROW_KERNEL __launch_bounds__(gmm_threads_f32, 1)
 GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
     enum {
         TA = (int)GMM__CAT(gmm_ta_, GMM__OP), TB = (int)GMM__CAT(gmm_tb_, GMM__OP),
@@ -6949,7 +7070,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
 /* The GEMM of mma/body_tensor.cuh with quantized operands. Pipeline: codes of stage d + 2 are loaded into registers
    while those of stage d + 1 are dequantized into one of two shared buffers and stage d is multiplied from the
    other. Scales are loaded one stage earlier and stored in a ring of four slots. 8 warps, 2 along M and 4 along N. */
-GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __grid_constant__ gmm_qgemm_args args) {
+GMM__ROW_KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __grid_constant__ gmm_qgemm_args args) {
     enum {
         TA = (int)GMM__CAT(gmm_qgemm_ta_, GMM__KIND), TB = (int)GMM__CAT(gmm_qgemm_tb_, GMM__KIND),
         BLOCK_SCALED = (int)GMM__CAT(gmm_qgemm_block_scaled_, GMM__KIND),
@@ -8390,7 +8511,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_init_barriers_)(uint32_t stage_bars, uint32_
 
 #endif
 
-GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __grid_constant__ GMM__ARGS args) {
+GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __grid_constant__ GMM__ARGS args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char gmm_shared[];
     gmm_sm90_tile *const ring = (gmm_sm90_tile *)(gmm_shared + GMM__CFG(ring_offset));
@@ -8746,7 +8867,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
 }
 #endif
 
-GMM__KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_args args) {
+GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_args args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char gmm_shared[];
     enum { PRODUCER_WARP = 4 * GMM__CFG(consumers), SCALE_WARP, SCHEDULER_WARP, STORE_WARP };
@@ -9301,7 +9422,7 @@ GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const 
 
 /* Amaxes of units, rows and columns: atomic maxima on the bits of absolute values, so the result does not depend on
    the order. The destinations start at 0. A CTA processes one 128 x 128 tile at a time. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__QUANT_PER_SM)
+GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__QUANT_PER_SM)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
     const int64_t tile_count = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
@@ -9354,7 +9475,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 
 /* Any format and shape, both copies of a 128 x 128 tile that is loaded into shared memory once. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
+GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
     __shared__ uint32_t square[2 * GMM__QUANT_SQUARES]; /* amaxes of square blocks, then their chosen scales */
@@ -9475,7 +9596,7 @@ GMM__DEVICE float GMM__CFG(gmm__vec_reload)(const gmm__quant_args *a, const gmm_
 
 /* The same amaxes as gmm_quantize_amax, for sources whose rows are aligned vectors: either of units, or of rows and
    columns. A CTA processes 128 x 128 tiles; GMM__HADAMARD also computes the amax of the transformed columnwise copy. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__HADAMARD ? 3 : GMM__CFG(gmm__words) == 4 ? 4 : 2)
+GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__HADAMARD ? 3 : GMM__CFG(gmm__words) == 4 ? 4 : 2)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ uint32_t shared_max[2][GMM__QUANT_WARPS]; /* of the source, and of the transformed source */
 #if !GMM__HADAMARD
@@ -9594,7 +9715,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 
 /* FP8 with fp32 scales (GMM__SCALING) in both directions from a tile that is loaded once: maxima of blocks or given
    amaxes become scales, then rowwise codes are stored from registers and columnwise codes through shared memory. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 ? 3 : 2)
+GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 ? 3 : 2)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ float smem_scales[2][GMM__COL_STEP * GMM_TILE];
     __shared__ __align__(16) uint8_t codes[GMM__VEC_CODES];
@@ -9825,7 +9946,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
    of the blocks of both. Scales are bytes, which index a table of all encode scales that the unit can have.
    GMM__HADAMARD (BF16): the columnwise copy is transformed, or codes are rounded stochastically; a block of a column
    then lies in one lane. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 && !GMM__HADAMARD ? 3 : 2)
+GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 && !GMM__HADAMARD ? 3 : 2)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ float encodes[2][GMM_TILE]; /* by scale byte; entry 127: factor of block amaxes */
     __shared__ __align__(16) uint8_t codes[GMM__NV_CODES];
@@ -10153,7 +10274,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
    GMM__ELEMS16 columns of them without synchronization with other warps. A lane holds sixteen rows of sixteen bytes,
    so that sixteen lanes write complete lines of memory. 32 / GMM__ELEMS16 lanes share a block of a row and two lanes a
    block of a column; each computes the scales of its part of the blocks. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
+GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     const int32_t lane = gmm__lane(), warp = gmm__warp(), lane_row = lane >> 4, lane_col = lane & 15;
     const int32_t warp_row = warp % 4 * 32, row0 = warp_row + 16 * lane_row;

@@ -19,6 +19,12 @@
  * CONFIGURATION (define before the first gmm include of a translation unit)
  *     GMM_IMPLEMENTATION   once per program: this unit holds the functions. Never undefine it.
  *     GMM_STATIC           functions become static to this unit, which must define GMM_IMPLEMENTATION too.
+ *     GMM_PARTS, GMM_PART  split the implementation over several units that compile side by side. Each of them defines
+ *                          GMM_IMPLEMENTATION, the same GMM_PARTS (1 to 8), the same other macros, and its own GMM_PART
+ *                          from 0 to GMM_PARTS - 1; all are linked. Results are those of one unit, to the bit.
+ *     GMM_NO_QUANT         leaves out FP8, MX and NV formats: calls that have such operands or recipes are refused with
+ *                          GMM_E_BUILD. Codecs, layouts and recipes remain.
+ *     GMM_NO_F16           leaves out GPU kernels for F16: such operands are refused with GMM_E_BUILD in GPU contexts.
  *     GMMDEF               linkage of every function; default: extern with hidden visibility on ELF. Every unit of a
  *                          program must see the same value. Hidden means that another shared object cannot link
  *                          against these functions, and that two copies in one process never mix. For a shared object
@@ -60,6 +66,19 @@ GMM_QUIET_BEGIN
 
 #if defined(GMM_STATIC) && !defined(GMM_IMPLEMENTATION)
 #error "gmm: GMM_STATIC needs GMM_IMPLEMENTATION before the first gmm include of the same file"
+#endif
+
+/* GMM__HOLDS(share): whether this unit of a split implementation holds share number `share` of it. */
+#if defined(GMM_PARTS) != defined(GMM_PART)
+#error "gmm: GMM_PARTS and GMM_PART go together: define both, or none"
+#elif !defined(GMM_PARTS)
+#define GMM__HOLDS(share) 1
+#elif GMM_PARTS < 1 || GMM_PARTS > 8 || GMM_PART < 0 || GMM_PART >= GMM_PARTS
+#error "gmm: GMM_PARTS must be 1 to 8, and GMM_PART 0 to GMM_PARTS - 1"
+#elif defined(GMM_STATIC)
+#error "gmm: GMM_STATIC needs the whole implementation in one unit; it does not go with GMM_PARTS"
+#else
+#define GMM__HOLDS(share) ((share) % GMM_PARTS == GMM_PART)
 #endif
 
 #if defined(__GNUC__) || defined(__clang__)
@@ -1154,51 +1173,6 @@ GMM_QUIET_END
 extern "C" {
 #endif
 
-GMMDEF int32_t gmm_dtype_bits(gmm_dtype dtype) {
-    switch (dtype) {
-#define GMM__X(name, value, text, bits) case name: return bits;
-        GMM_DTYPE_LIST(GMM__X)
-#undef GMM__X
-    default: return 0;
-    }
-}
-
-GMMDEF const char *gmm_dtype_name(gmm_dtype dtype) {
-    switch (dtype) {
-#define GMM__X(name, value, text, bits) case name: return #text;
-        GMM_DTYPE_LIST(GMM__X)
-#undef GMM__X
-    default: return "?";
-    }
-}
-
-GMMDEF const char *gmm_scaling_name(gmm_scaling scaling) {
-    switch (scaling) {
-#define GMM__X(name, value, text, dtype, rows, cols) case name: return #text;
-        GMM_SCALING_LIST(GMM__X)
-#undef GMM__X
-    default: return "?";
-    }
-}
-
-GMMDEF const char *gmm_status_name(gmm_status status) {
-    switch (status) {
-#define GMM__X(name, value, text) case name: return #name;
-        GMM_STATUS_LIST(GMM__X)
-#undef GMM__X
-    default: return "?";
-    }
-}
-
-GMMDEF const char *gmm_status_string(gmm_status status) {
-    switch (status) {
-#define GMM__X(name, value, text) case name: return text;
-        GMM_STATUS_LIST(GMM__X)
-#undef GMM__X
-    default: return "unknown status";
-    }
-}
-
 /* Stores the failure in *error, unless that is NULL, and returns the status. */
 static GMM__UNUSED gmm_status gmm__fail(gmm_error *error, gmm_status status, const char *format, ...) {
     if (error) {
@@ -1220,197 +1194,6 @@ static GMM__UNUSED int gmm__mul(int64_t a, int64_t b, int64_t *out) {
 
 static GMM__UNUSED int64_t gmm__min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* A matrix and its format, whose storage is asked for. */
-typedef struct gmm__layout_query {
-    gmm_dtype dtype;
-    gmm_scaling scaling;
-    gmm_scale_order order;
-    gmm_direction direction;
-    int64_t rows, cols;
-} gmm__layout_query;
-
-/* gmm_layout_of; error messages name `function`. */
-static gmm_status gmm__layout(const char *function, const gmm__layout_query *q, gmm_layout *out, gmm_error *error) {
-    const gmm_dtype dtype = q->dtype;
-    const gmm_scaling scaling = q->scaling;
-    const gmm_scale_order order = q->order;
-    const gmm_direction direction = q->direction;
-    const int64_t rows = q->rows, cols = q->cols;
-    const int32_t bits = gmm_dtype_bits(dtype);
-    const int fp8 = dtype == GMM_E4M3 || dtype == GMM_E5M2;
-    const int columnwise = direction == GMM_COLUMNWISE;
-    gmm_layout l = GMM_ZERO;
-    int64_t elements, scale_elements = 0;
-    int fits = 0;
-
-    if (!out) return gmm__fail(error, GMM_E_NULL, "%s: out is NULL", function);
-    if (rows < 0 || cols < 0)
-        return gmm__fail(error, GMM_E_ARG, "%s: %lld x %lld: extents must be >= 0", function,
-                         (long long)rows, (long long)cols);
-    if (direction != GMM_ROWWISE && direction != GMM_COLUMNWISE)
-        return gmm__fail(error, GMM_E_ARG, "%s: direction %d is neither rowwise (0) nor columnwise (1)",
-                         function, (int)direction);
-    if (rows > INT64_MAX / 2 || cols > INT64_MAX / 2)
-        return gmm__fail(error, GMM_E_OVERFLOW, "%s: %lld x %lld does not fit 64 bits", function,
-                         (long long)rows, (long long)cols);
-    switch (scaling) {
-    case GMM_SCALING_NONE: fits = dtype == GMM_F32 || dtype == GMM_F16 || dtype == GMM_BF16; break;
-    case GMM_SCALING_TENSOR:
-    case GMM_SCALING_ROW:
-    case GMM_SCALING_1X128:
-    case GMM_SCALING_128X128: fits = fp8; break;
-    case GMM_SCALING_MX32: fits = fp8 || dtype == GMM_E2M1; break;
-    case GMM_SCALING_NV16: fits = dtype == GMM_E2M1; break;
-    default: break;
-    }
-    if (!fits)
-        return gmm__fail(error, GMM_E_DTYPE, "%s: dtype %s (%d) does not go with scaling %s (%d)", function,
-                         gmm_dtype_name(dtype), (int)dtype, gmm_scaling_name(scaling), (int)scaling);
-    if (order != GMM_SCALES_COMPACT &&
-        (order != GMM_SCALES_SWIZZLED || (scaling != GMM_SCALING_MX32 && scaling != GMM_SCALING_NV16)))
-        return gmm__fail(error, GMM_E_DTYPE, "%s: scaling %s has no scale order %d; SWIZZLED is for mx32 and nv16",
-                         function, gmm_scaling_name(scaling), (int)order);
-
-    l.transposed = columnwise && scaling != GMM_SCALING_NONE && scaling != GMM_SCALING_MX32;
-    l.data_rows = l.transposed ? cols : rows;
-    l.data_cols = l.transposed ? rows : cols;
-    /* blocks run along the `lines` lines of `along` elements */
-    {
-        const int64_t along = columnwise ? rows : cols, lines = columnwise ? cols : rows;
-        switch (scaling) {
-        case GMM_SCALING_TENSOR: l.scale_dtype = GMM_F32; l.scale_rows = 1; l.scale_cols = 1; break;
-        case GMM_SCALING_ROW: l.scale_dtype = GMM_F32; l.scale_rows = lines; l.scale_cols = 1; break;
-        case GMM_SCALING_1X128:
-            l.scale_dtype = GMM_F32;
-            l.scale_rows = gmm__ceil_div(along, 128);
-            l.scale_cols = gmm__round_up(lines, 4);
-            break;
-        case GMM_SCALING_128X128:
-            l.scale_dtype = GMM_F32;
-            l.scale_rows = gmm__ceil_div(lines, 128);
-            l.scale_cols = gmm__round_up(gmm__ceil_div(along, 128), 4);
-            break;
-        case GMM_SCALING_MX32:
-            l.scale_dtype = GMM_E8M0;
-            l.scale_rows = gmm__round_up(lines, 128);
-            l.scale_cols = gmm__round_up(gmm__ceil_div(along, 32), 4);
-            if (columnwise && order == GMM_SCALES_COMPACT) { /* stored like the data: blocks of rows by columns */
-                const int64_t swap = l.scale_rows;
-                l.scale_rows = l.scale_cols;
-                l.scale_cols = swap;
-            }
-            break;
-        case GMM_SCALING_NV16:
-            l.scale_dtype = GMM_E4M3;
-            l.scale_rows = gmm__round_up(lines, 128);
-            l.scale_cols = gmm__round_up(gmm__ceil_div(along, 16), 4);
-            break;
-        default: break;
-        }
-    }
-    if (bits == 4 && l.data_cols % 2 != 0)
-        return gmm__fail(error, GMM_E_ARG, "%s: %lld x %lld %s: rows of %lld 4-bit elements do not fill bytes",
-                         function, (long long)rows, (long long)cols, gmm_dtype_name(dtype), (long long)l.data_cols);
-    if (!gmm__mul(rows, cols, &elements) || !gmm__mul(elements, bits, &l.data_bytes) ||
-        !gmm__mul(l.scale_rows, l.scale_cols, &scale_elements) ||
-        !gmm__mul(scale_elements, gmm_dtype_bits(l.scale_dtype) / 8, &l.scale_bytes))
-        return gmm__fail(error, GMM_E_OVERFLOW, "%s: %lld x %lld %s does not fit 64 bits", function,
-                         (long long)rows, (long long)cols, gmm_dtype_name(dtype));
-    l.data_bytes /= 8;
-    *out = l;
-    return GMM_OK;
-}
-
-GMMDEF gmm_status gmm_layout_of(gmm_dtype dtype, gmm_scaling scaling, gmm_scale_order order, gmm_direction direction,
-                                int64_t rows, int64_t cols, gmm_layout *out, gmm_error *error) {
-    gmm__layout_query q;
-    q.dtype = dtype;
-    q.scaling = scaling;
-    q.order = order;
-    q.direction = direction;
-    q.rows = rows;
-    q.cols = cols;
-    return gmm__layout("gmm_layout_of", &q, out, error);
-}
-
-GMMDEF gmm_status gmm_layout_of_groups(gmm_dtype dtype, gmm_scaling scaling, gmm_scale_order order,
-                                       gmm_direction direction, int32_t groups, int64_t capacity, int64_t cols,
-                                       gmm_layout *out, gmm_error *error) {
-    const int rowwise = direction == GMM_ROWWISE;
-    gmm__layout_query q;
-    gmm_layout l = GMM_ZERO;
-    gmm_status s;
-    int64_t scales, elements;
-    int fits;
-    if (!out) return gmm__fail(error, GMM_E_NULL, "gmm_layout_of_groups: out is NULL");
-    if (groups < 1) return gmm__fail(error, GMM_E_ARG, "gmm_layout_of_groups: groups %d must be >= 1", groups);
-    if (scaling == GMM_SCALING_128X128)
-        return gmm__fail(error, GMM_E_DTYPE, "gmm_layout_of_groups: scaling 128x128 is for matrices of fixed extents");
-    if (capacity < 0 || capacity > INT64_MAX / 256)
-        return gmm__fail(error, capacity < 0 ? GMM_E_ARG : GMM_E_OVERFLOW, "gmm_layout_of_groups: capacity %lld must "
-                         "be >= 0 and fit 64 bits when padded", (long long)capacity);
-    q.dtype = dtype;
-    q.scaling = scaling;
-    q.order = order;
-    q.direction = direction;
-    q.rows = gmm_padded_capacity(groups, capacity);
-    q.cols = cols;
-    s = gmm__layout("gmm_layout_of_groups", &q, &l, error);
-    if (s != GMM_OK) return s;
-    if (scaling == GMM_SCALING_TENSOR) fits = gmm__mul(groups, 4, &l.scale_bytes);
-    else if (scaling == GMM_SCALING_ROW)
-        fits = gmm__mul(rowwise ? capacity : groups, rowwise ? 4 : cols, &scales) &&
-               gmm__mul(scales, rowwise ? 1 : 4, &l.scale_bytes);
-    else fits = 1;
-    if (!fits)
-        return gmm__fail(error, GMM_E_OVERFLOW, "gmm_layout_of_groups: scales of %lld x %lld do not fit 64 bits",
-                         (long long)capacity, (long long)cols);
-    if (!l.transposed) {
-        l.data_rows = capacity;
-        elements = capacity * cols; /* fits, since the padded rows did */
-        l.data_bytes = elements / 8 * gmm_dtype_bits(dtype) + elements % 8 * gmm_dtype_bits(dtype) / 8;
-    }
-    l.scale_rows = l.scale_cols = 0;
-    *out = l;
-    return GMM_OK;
-}
-
-GMMDEF int32_t gmm_feature_align(gmm_scaling scaling) {
-    switch (scaling) {
-    case GMM_SCALING_NONE: return 1;
-    case GMM_SCALING_MX32:
-    case GMM_SCALING_NV16: return 32;
-    default: return 16;
-    }
-}
-
-GMMDEF gmm_recipe gmm_recipe_of(gmm_recipe_kind kind) {
-    gmm_recipe r = GMM_ZERO;
-    gmm_scaling scaling = GMM_SCALING_TENSOR;
-    switch (kind) {
-    case GMM_RECIPE_FP8_DELAYED:
-    case GMM_RECIPE_FP8_CURRENT: break;
-    case GMM_RECIPE_FP8_BLOCK: scaling = GMM_SCALING_1X128; break;
-    case GMM_RECIPE_MXFP8: scaling = GMM_SCALING_MX32; break;
-    case GMM_RECIPE_NVFP4: scaling = GMM_SCALING_NV16; break;
-    default: return r;
-    }
-    r.kind = kind;
-    r.input.dtype = kind == GMM_RECIPE_NVFP4 ? GMM_E2M1 : GMM_E4M3;
-    r.input.scaling = scaling;
-    r.input.delayed = kind == GMM_RECIPE_FP8_DELAYED;
-    r.input.pow2 = kind == GMM_RECIPE_FP8_BLOCK;
-    r.weight = r.grad = r.input;
-    if (scaling == GMM_SCALING_TENSOR) r.grad.dtype = GMM_E5M2;
-    if (kind == GMM_RECIPE_FP8_BLOCK) r.weight.scaling = GMM_SCALING_128X128;
-    if (kind == GMM_RECIPE_NVFP4) {
-        r.weight.square = 1;
-        r.input.hadamard = r.grad.hadamard = GMM_HADAMARD | GMM_HADAMARD_SIGNS;
-        r.grad.stochastic = 1;
-    }
-    return r;
-}
-
 /* Copies a descriptor that opens with struct_size. Returns 0 if the caller's is newer than this version. */
 static GMM__UNUSED int gmm__copy_sized(void *dst, size_t size, const void *src) {
     uint32_t struct_size;
@@ -1419,135 +1202,6 @@ static GMM__UNUSED int gmm__copy_sized(void *dst, size_t size, const void *src) 
     memset(dst, 0, size);
     memcpy(dst, src, struct_size ? struct_size : size);
     return 1;
-}
-
-/* Checks a format; `role` ("weight." or "") opens the name of the field. */
-static gmm_status gmm__check_format(const gmm_format *format, const char *role, gmm_error *error) {
-    gmm_format f;
-    gmm_layout l;
-    gmm_error unused = GMM_ZERO;
-    int nv, mx, fp8;
-    uint32_t i;
-    if (!gmm__copy_sized(&f, sizeof f, format))
-        return gmm__fail(error, GMM_E_VERSION, "%sstruct_size: %u is larger than the %u bytes of version %s", role,
-                         format->struct_size, (unsigned)sizeof f, GMM_VERSION_STRING);
-    if (f.dtype == GMM_NONE) { /* an operand that is not quantized has no other setting */
-        f.struct_size = 0;
-        for (i = 0; i < sizeof f; i++)
-            if (((const unsigned char *)&f)[i])
-                return gmm__fail(error, GMM_E_CONFIG, "%sdtype: none, but other fields are set", role);
-        return GMM_OK;
-    }
-    if (f.scaling == GMM_SCALING_NONE || gmm_layout_of(f.dtype, f.scaling, f.order, GMM_ROWWISE, 0, 0, &l, &unused))
-        return gmm__fail(error, GMM_E_DTYPE, "%s%s: dtype %s (%d), scaling %s (%d) and order %d do not go together",
-                         role, f.order != GMM_SCALES_COMPACT && f.scaling != GMM_SCALING_NONE ? "order" : "scaling",
-                         gmm_dtype_name(f.dtype), (int)f.dtype, gmm_scaling_name(f.scaling), (int)f.scaling,
-                         (int)f.order);
-    nv = f.scaling == GMM_SCALING_NV16;
-    mx = f.scaling == GMM_SCALING_MX32;
-    fp8 = !nv && !mx;
-    {
-        const struct { const char *field; double value; int wrong; const char *rule; } rules[] = {
-            { "delayed", (double)f.delayed, f.delayed & ~1 || (f.delayed && f.scaling != GMM_SCALING_TENSOR),
-              "must be 0, or 1 with scaling tensor" },
-            { "pow2", (double)f.pow2, f.pow2 & ~1 || (f.pow2 && (!fp8 || f.delayed)),
-              "must be 0, or 1 with fp32 scales that are not delayed" },
-            { "square", (double)f.square, f.square & ~1 || (f.square && fp8), "must be 0, or 1 with mx32 or nv16" },
-            { "hadamard", (double)f.hadamard,
-              f.hadamard && (!nv || (f.hadamard & ~0xFFFF) != GMM_HADAMARD || f.square || f.row_amax),
-              "must be 0, or GMM_HADAMARD and 16 sign bits with nv16 without square and row_amax" },
-            { "stochastic", (double)f.stochastic,
-              f.stochastic & ~1 || (f.stochastic && (!nv || f.square || f.four_over_six)),
-              "must be 0, or 1 with nv16 without square and four_over_six" },
-            { "four_over_six", (double)f.four_over_six,
-              f.four_over_six < 0 || f.four_over_six > 2 || (f.four_over_six && (!nv || f.hadamard || f.row_amax)),
-              "must be 0, or 1 or 2 with nv16 without hadamard and row_amax" },
-            { "e4m3_256", (double)f.e4m3_256, f.e4m3_256 & ~1 || (f.e4m3_256 && !f.four_over_six),
-              "must be 0, or 1 with four_over_six" },
-            { "row_amax", (double)f.row_amax, f.row_amax & ~1 || (f.row_amax && (!nv || f.square || f.stochastic)),
-              "must be 0, or 1 with nv16 without square and stochastic" },
-            { "eps", (double)f.eps,
-              gmm_f32_bits(f.eps) >= 0x7F800000u || (gmm_f32_bits(f.eps) && (!fp8 || f.delayed)),
-              "must be 0, or finite and above 0 with fp32 scales that are not delayed" },
-            { "reserved", (double)(f.reserved[0] | f.reserved[1] | f.reserved[2] | f.reserved[3]),
-              (f.reserved[0] | f.reserved[1] | f.reserved[2] | f.reserved[3]) != 0, "must be 0" } };
-        for (i = 0; i < sizeof rules / sizeof rules[0]; i++)
-            if (rules[i].wrong)
-                return gmm__fail(error, GMM_E_CONFIG, "%s%s: %.10g %s (dtype %s, scaling %s)", role, rules[i].field,
-                                 rules[i].value, rules[i].rule, gmm_dtype_name(f.dtype), gmm_scaling_name(f.scaling));
-    }
-    return GMM_OK;
-}
-
-GMMDEF gmm_status gmm_format_validate(const gmm_format *format, gmm_error *error) {
-    return format ? gmm__check_format(format, "", error) : gmm__fail(error, GMM_E_CONFIG, "format: is NULL");
-}
-
-/* Whether an operand of a recipe may have this scaling. */
-static int gmm__recipe_takes(gmm_recipe_kind kind, int weight, const gmm_format *f) {
-    switch (kind) {
-    case GMM_RECIPE_FP8_DELAYED: return f->scaling == GMM_SCALING_TENSOR && f->delayed;
-    case GMM_RECIPE_FP8_CURRENT:
-        return (f->scaling == GMM_SCALING_TENSOR || f->scaling == GMM_SCALING_ROW) && !f->delayed;
-    case GMM_RECIPE_FP8_BLOCK:
-        return f->scaling == GMM_SCALING_1X128 || (weight && f->scaling == GMM_SCALING_128X128);
-    case GMM_RECIPE_MXFP8: return f->scaling == GMM_SCALING_MX32;
-    case GMM_RECIPE_NVFP4: return f->scaling == GMM_SCALING_NV16;
-    default: return 0;
-    }
-}
-
-GMMDEF gmm_status gmm_recipe_validate(const gmm_recipe *recipe, gmm_error *error) {
-    static const char *const roles[3] = { "input.", "weight.", "grad." };
-    gmm_recipe r;
-    const gmm_format *f[3];
-    int i;
-    if (!recipe) return gmm__fail(error, GMM_E_CONFIG, "recipe: is NULL");
-    if (!gmm__copy_sized(&r, sizeof r, recipe))
-        return gmm__fail(error, GMM_E_VERSION, "struct_size: %u is larger than the %u bytes of version %s",
-                         recipe->struct_size, (unsigned)sizeof r, GMM_VERSION_STRING);
-    f[0] = &r.input;
-    f[1] = &r.weight;
-    f[2] = &r.grad;
-    if (r.kind < GMM_RECIPE_NONE || r.kind > GMM_RECIPE_NVFP4)
-        return gmm__fail(error, GMM_E_CONFIG, "kind: %d is no recipe", (int)r.kind);
-    for (i = 0; i < 3; i++) {
-        const gmm_status s = gmm__check_format(f[i], roles[i], error);
-        if (s != GMM_OK) return s;
-        if (f[i]->dtype != GMM_NONE && !gmm__recipe_takes(r.kind, i == 1, f[i]))
-            return gmm__fail(error, GMM_E_CONFIG, "%sscaling: %s%s does not belong to recipe %d", roles[i],
-                             f[i]->delayed ? "delayed " : "", gmm_scaling_name(f[i]->scaling), (int)r.kind);
-    }
-    if ((r.input.dtype == GMM_NONE) != (r.grad.dtype == GMM_NONE))
-        return gmm__fail(error, GMM_E_CONFIG, "grad.dtype: %s and input.dtype %s: both are quantized or none, for the "
-                         "weight gradient multiplies them", gmm_dtype_name(r.grad.dtype),
-                         gmm_dtype_name(r.input.dtype));
-    if (r.input.hadamard != r.grad.hadamard)
-        return gmm__fail(error, GMM_E_CONFIG, "grad.hadamard: 0x%x must be that of input, 0x%x: their product is that "
-                         "of the operands only if both are transformed alike", (unsigned)r.grad.hadamard,
-                         (unsigned)r.input.hadamard);
-    if (r.weight.hadamard)
-        return gmm__fail(error, GMM_E_CONFIG, "weight.hadamard: 0x%x must be 0: its products are with operands that "
-                         "are not transformed", (unsigned)r.weight.hadamard);
-    if (r.grad.four_over_six)
-        return gmm__fail(error, GMM_E_CONFIG, "grad.four_over_six: %d must be 0: it is for input and weight",
-                         r.grad.four_over_six);
-    if (r.input.stochastic || r.weight.stochastic)
-        return gmm__fail(error, GMM_E_CONFIG, "%s.stochastic: 1 must be 0: only grad is rounded stochastically",
-                         r.input.stochastic ? "input" : "weight");
-    if (r.weight.row_amax || r.grad.row_amax)
-        return gmm__fail(error, GMM_E_CONFIG, "%s.row_amax: only input takes one amax per row",
-                         r.weight.row_amax ? "weight" : "grad");
-    if (r.margin < 0 || r.margin > 63 || (r.margin && r.kind != GMM_RECIPE_FP8_DELAYED))
-        return gmm__fail(error, GMM_E_CONFIG, "margin: %d must be 0, or up to 63 with delayed scaling", r.margin);
-    if (r.history_length < 0 || (r.history_length && r.kind != GMM_RECIPE_FP8_DELAYED))
-        return gmm__fail(error, GMM_E_CONFIG, "history_length: %d must be 0, or at least 1 with delayed scaling",
-                         r.history_length);
-    if (r.most_recent & ~1 || (r.most_recent && r.kind != GMM_RECIPE_FP8_DELAYED))
-        return gmm__fail(error, GMM_E_CONFIG, "most_recent: %d must be 0, or 1 with delayed scaling",
-                         r.most_recent);
-    if (r.reserved) return gmm__fail(error, GMM_E_CONFIG, "reserved: %d must be 0", r.reserved);
-    return GMM_OK;
 }
 
 /* --- views of quantized operands, on the host and on the device --- */
@@ -1826,6 +1480,374 @@ GMM__HD void gmm__shard_store_pair(const gmm__shard_args *s, int columnwise, int
     }
 }
 
+/* The functions of this header stand in one unit; what precedes stands in every unit of the implementation. */
+#if GMM__HOLDS(0)
+
+GMMDEF int32_t gmm_dtype_bits(gmm_dtype dtype) {
+    switch (dtype) {
+#define GMM__X(name, value, text, bits) case name: return bits;
+        GMM_DTYPE_LIST(GMM__X)
+#undef GMM__X
+    default: return 0;
+    }
+}
+
+GMMDEF const char *gmm_dtype_name(gmm_dtype dtype) {
+    switch (dtype) {
+#define GMM__X(name, value, text, bits) case name: return #text;
+        GMM_DTYPE_LIST(GMM__X)
+#undef GMM__X
+    default: return "?";
+    }
+}
+
+GMMDEF const char *gmm_scaling_name(gmm_scaling scaling) {
+    switch (scaling) {
+#define GMM__X(name, value, text, dtype, rows, cols) case name: return #text;
+        GMM_SCALING_LIST(GMM__X)
+#undef GMM__X
+    default: return "?";
+    }
+}
+
+GMMDEF const char *gmm_status_name(gmm_status status) {
+    switch (status) {
+#define GMM__X(name, value, text) case name: return #name;
+        GMM_STATUS_LIST(GMM__X)
+#undef GMM__X
+    default: return "?";
+    }
+}
+
+GMMDEF const char *gmm_status_string(gmm_status status) {
+    switch (status) {
+#define GMM__X(name, value, text) case name: return text;
+        GMM_STATUS_LIST(GMM__X)
+#undef GMM__X
+    default: return "unknown status";
+    }
+}
+
+/* A matrix and its format, whose storage is asked for. */
+typedef struct gmm__layout_query {
+    gmm_dtype dtype;
+    gmm_scaling scaling;
+    gmm_scale_order order;
+    gmm_direction direction;
+    int64_t rows, cols;
+} gmm__layout_query;
+
+/* gmm_layout_of; error messages name `function`. */
+static gmm_status gmm__layout(const char *function, const gmm__layout_query *q, gmm_layout *out, gmm_error *error) {
+    const gmm_dtype dtype = q->dtype;
+    const gmm_scaling scaling = q->scaling;
+    const gmm_scale_order order = q->order;
+    const gmm_direction direction = q->direction;
+    const int64_t rows = q->rows, cols = q->cols;
+    const int32_t bits = gmm_dtype_bits(dtype);
+    const int fp8 = dtype == GMM_E4M3 || dtype == GMM_E5M2;
+    const int columnwise = direction == GMM_COLUMNWISE;
+    gmm_layout l = GMM_ZERO;
+    int64_t elements, scale_elements = 0;
+    int fits = 0;
+
+    if (!out) return gmm__fail(error, GMM_E_NULL, "%s: out is NULL", function);
+    if (rows < 0 || cols < 0)
+        return gmm__fail(error, GMM_E_ARG, "%s: %lld x %lld: extents must be >= 0", function,
+                         (long long)rows, (long long)cols);
+    if (direction != GMM_ROWWISE && direction != GMM_COLUMNWISE)
+        return gmm__fail(error, GMM_E_ARG, "%s: direction %d is neither rowwise (0) nor columnwise (1)",
+                         function, (int)direction);
+    if (rows > INT64_MAX / 2 || cols > INT64_MAX / 2)
+        return gmm__fail(error, GMM_E_OVERFLOW, "%s: %lld x %lld does not fit 64 bits", function,
+                         (long long)rows, (long long)cols);
+    switch (scaling) {
+    case GMM_SCALING_NONE: fits = dtype == GMM_F32 || dtype == GMM_F16 || dtype == GMM_BF16; break;
+    case GMM_SCALING_TENSOR:
+    case GMM_SCALING_ROW:
+    case GMM_SCALING_1X128:
+    case GMM_SCALING_128X128: fits = fp8; break;
+    case GMM_SCALING_MX32: fits = fp8 || dtype == GMM_E2M1; break;
+    case GMM_SCALING_NV16: fits = dtype == GMM_E2M1; break;
+    default: break;
+    }
+    if (!fits)
+        return gmm__fail(error, GMM_E_DTYPE, "%s: dtype %s (%d) does not go with scaling %s (%d)", function,
+                         gmm_dtype_name(dtype), (int)dtype, gmm_scaling_name(scaling), (int)scaling);
+    if (order != GMM_SCALES_COMPACT &&
+        (order != GMM_SCALES_SWIZZLED || (scaling != GMM_SCALING_MX32 && scaling != GMM_SCALING_NV16)))
+        return gmm__fail(error, GMM_E_DTYPE, "%s: scaling %s has no scale order %d; SWIZZLED is for mx32 and nv16",
+                         function, gmm_scaling_name(scaling), (int)order);
+
+    l.transposed = columnwise && scaling != GMM_SCALING_NONE && scaling != GMM_SCALING_MX32;
+    l.data_rows = l.transposed ? cols : rows;
+    l.data_cols = l.transposed ? rows : cols;
+    /* blocks run along the `lines` lines of `along` elements */
+    {
+        const int64_t along = columnwise ? rows : cols, lines = columnwise ? cols : rows;
+        switch (scaling) {
+        case GMM_SCALING_TENSOR: l.scale_dtype = GMM_F32; l.scale_rows = 1; l.scale_cols = 1; break;
+        case GMM_SCALING_ROW: l.scale_dtype = GMM_F32; l.scale_rows = lines; l.scale_cols = 1; break;
+        case GMM_SCALING_1X128:
+            l.scale_dtype = GMM_F32;
+            l.scale_rows = gmm__ceil_div(along, 128);
+            l.scale_cols = gmm__round_up(lines, 4);
+            break;
+        case GMM_SCALING_128X128:
+            l.scale_dtype = GMM_F32;
+            l.scale_rows = gmm__ceil_div(lines, 128);
+            l.scale_cols = gmm__round_up(gmm__ceil_div(along, 128), 4);
+            break;
+        case GMM_SCALING_MX32:
+            l.scale_dtype = GMM_E8M0;
+            l.scale_rows = gmm__round_up(lines, 128);
+            l.scale_cols = gmm__round_up(gmm__ceil_div(along, 32), 4);
+            if (columnwise && order == GMM_SCALES_COMPACT) { /* stored like the data: blocks of rows by columns */
+                const int64_t swap = l.scale_rows;
+                l.scale_rows = l.scale_cols;
+                l.scale_cols = swap;
+            }
+            break;
+        case GMM_SCALING_NV16:
+            l.scale_dtype = GMM_E4M3;
+            l.scale_rows = gmm__round_up(lines, 128);
+            l.scale_cols = gmm__round_up(gmm__ceil_div(along, 16), 4);
+            break;
+        default: break;
+        }
+    }
+    if (bits == 4 && l.data_cols % 2 != 0)
+        return gmm__fail(error, GMM_E_ARG, "%s: %lld x %lld %s: rows of %lld 4-bit elements do not fill bytes",
+                         function, (long long)rows, (long long)cols, gmm_dtype_name(dtype), (long long)l.data_cols);
+    if (!gmm__mul(rows, cols, &elements) || !gmm__mul(elements, bits, &l.data_bytes) ||
+        !gmm__mul(l.scale_rows, l.scale_cols, &scale_elements) ||
+        !gmm__mul(scale_elements, gmm_dtype_bits(l.scale_dtype) / 8, &l.scale_bytes))
+        return gmm__fail(error, GMM_E_OVERFLOW, "%s: %lld x %lld %s does not fit 64 bits", function,
+                         (long long)rows, (long long)cols, gmm_dtype_name(dtype));
+    l.data_bytes /= 8;
+    *out = l;
+    return GMM_OK;
+}
+
+GMMDEF gmm_status gmm_layout_of(gmm_dtype dtype, gmm_scaling scaling, gmm_scale_order order, gmm_direction direction,
+                                int64_t rows, int64_t cols, gmm_layout *out, gmm_error *error) {
+    gmm__layout_query q;
+    q.dtype = dtype;
+    q.scaling = scaling;
+    q.order = order;
+    q.direction = direction;
+    q.rows = rows;
+    q.cols = cols;
+    return gmm__layout("gmm_layout_of", &q, out, error);
+}
+
+GMMDEF gmm_status gmm_layout_of_groups(gmm_dtype dtype, gmm_scaling scaling, gmm_scale_order order,
+                                       gmm_direction direction, int32_t groups, int64_t capacity, int64_t cols,
+                                       gmm_layout *out, gmm_error *error) {
+    const int rowwise = direction == GMM_ROWWISE;
+    gmm__layout_query q;
+    gmm_layout l = GMM_ZERO;
+    gmm_status s;
+    int64_t scales, elements;
+    int fits;
+    if (!out) return gmm__fail(error, GMM_E_NULL, "gmm_layout_of_groups: out is NULL");
+    if (groups < 1) return gmm__fail(error, GMM_E_ARG, "gmm_layout_of_groups: groups %d must be >= 1", groups);
+    if (scaling == GMM_SCALING_128X128)
+        return gmm__fail(error, GMM_E_DTYPE, "gmm_layout_of_groups: scaling 128x128 is for matrices of fixed extents");
+    if (capacity < 0 || capacity > INT64_MAX / 256)
+        return gmm__fail(error, capacity < 0 ? GMM_E_ARG : GMM_E_OVERFLOW, "gmm_layout_of_groups: capacity %lld must "
+                         "be >= 0 and fit 64 bits when padded", (long long)capacity);
+    q.dtype = dtype;
+    q.scaling = scaling;
+    q.order = order;
+    q.direction = direction;
+    q.rows = gmm_padded_capacity(groups, capacity);
+    q.cols = cols;
+    s = gmm__layout("gmm_layout_of_groups", &q, &l, error);
+    if (s != GMM_OK) return s;
+    if (scaling == GMM_SCALING_TENSOR) fits = gmm__mul(groups, 4, &l.scale_bytes);
+    else if (scaling == GMM_SCALING_ROW)
+        fits = gmm__mul(rowwise ? capacity : groups, rowwise ? 4 : cols, &scales) &&
+               gmm__mul(scales, rowwise ? 1 : 4, &l.scale_bytes);
+    else fits = 1;
+    if (!fits)
+        return gmm__fail(error, GMM_E_OVERFLOW, "gmm_layout_of_groups: scales of %lld x %lld do not fit 64 bits",
+                         (long long)capacity, (long long)cols);
+    if (!l.transposed) {
+        l.data_rows = capacity;
+        elements = capacity * cols; /* fits, since the padded rows did */
+        l.data_bytes = elements / 8 * gmm_dtype_bits(dtype) + elements % 8 * gmm_dtype_bits(dtype) / 8;
+    }
+    l.scale_rows = l.scale_cols = 0;
+    *out = l;
+    return GMM_OK;
+}
+
+GMMDEF int32_t gmm_feature_align(gmm_scaling scaling) {
+    switch (scaling) {
+    case GMM_SCALING_NONE: return 1;
+    case GMM_SCALING_MX32:
+    case GMM_SCALING_NV16: return 32;
+    default: return 16;
+    }
+}
+
+GMMDEF gmm_recipe gmm_recipe_of(gmm_recipe_kind kind) {
+    gmm_recipe r = GMM_ZERO;
+    gmm_scaling scaling = GMM_SCALING_TENSOR;
+    switch (kind) {
+    case GMM_RECIPE_FP8_DELAYED:
+    case GMM_RECIPE_FP8_CURRENT: break;
+    case GMM_RECIPE_FP8_BLOCK: scaling = GMM_SCALING_1X128; break;
+    case GMM_RECIPE_MXFP8: scaling = GMM_SCALING_MX32; break;
+    case GMM_RECIPE_NVFP4: scaling = GMM_SCALING_NV16; break;
+    default: return r;
+    }
+    r.kind = kind;
+    r.input.dtype = kind == GMM_RECIPE_NVFP4 ? GMM_E2M1 : GMM_E4M3;
+    r.input.scaling = scaling;
+    r.input.delayed = kind == GMM_RECIPE_FP8_DELAYED;
+    r.input.pow2 = kind == GMM_RECIPE_FP8_BLOCK;
+    r.weight = r.grad = r.input;
+    if (scaling == GMM_SCALING_TENSOR) r.grad.dtype = GMM_E5M2;
+    if (kind == GMM_RECIPE_FP8_BLOCK) r.weight.scaling = GMM_SCALING_128X128;
+    if (kind == GMM_RECIPE_NVFP4) {
+        r.weight.square = 1;
+        r.input.hadamard = r.grad.hadamard = GMM_HADAMARD | GMM_HADAMARD_SIGNS;
+        r.grad.stochastic = 1;
+    }
+    return r;
+}
+
+/* Checks a format; `role` ("weight." or "") opens the name of the field. */
+static gmm_status gmm__check_format(const gmm_format *format, const char *role, gmm_error *error) {
+    gmm_format f;
+    gmm_layout l;
+    gmm_error unused = GMM_ZERO;
+    int nv, mx, fp8;
+    uint32_t i;
+    if (!gmm__copy_sized(&f, sizeof f, format))
+        return gmm__fail(error, GMM_E_VERSION, "%sstruct_size: %u is larger than the %u bytes of version %s", role,
+                         format->struct_size, (unsigned)sizeof f, GMM_VERSION_STRING);
+    if (f.dtype == GMM_NONE) { /* an operand that is not quantized has no other setting */
+        f.struct_size = 0;
+        for (i = 0; i < sizeof f; i++)
+            if (((const unsigned char *)&f)[i])
+                return gmm__fail(error, GMM_E_CONFIG, "%sdtype: none, but other fields are set", role);
+        return GMM_OK;
+    }
+    if (f.scaling == GMM_SCALING_NONE || gmm_layout_of(f.dtype, f.scaling, f.order, GMM_ROWWISE, 0, 0, &l, &unused))
+        return gmm__fail(error, GMM_E_DTYPE, "%s%s: dtype %s (%d), scaling %s (%d) and order %d do not go together",
+                         role, f.order != GMM_SCALES_COMPACT && f.scaling != GMM_SCALING_NONE ? "order" : "scaling",
+                         gmm_dtype_name(f.dtype), (int)f.dtype, gmm_scaling_name(f.scaling), (int)f.scaling,
+                         (int)f.order);
+    nv = f.scaling == GMM_SCALING_NV16;
+    mx = f.scaling == GMM_SCALING_MX32;
+    fp8 = !nv && !mx;
+    {
+        const struct { const char *field; double value; int wrong; const char *rule; } rules[] = {
+            { "delayed", (double)f.delayed, f.delayed & ~1 || (f.delayed && f.scaling != GMM_SCALING_TENSOR),
+              "must be 0, or 1 with scaling tensor" },
+            { "pow2", (double)f.pow2, f.pow2 & ~1 || (f.pow2 && (!fp8 || f.delayed)),
+              "must be 0, or 1 with fp32 scales that are not delayed" },
+            { "square", (double)f.square, f.square & ~1 || (f.square && fp8), "must be 0, or 1 with mx32 or nv16" },
+            { "hadamard", (double)f.hadamard,
+              f.hadamard && (!nv || (f.hadamard & ~0xFFFF) != GMM_HADAMARD || f.square || f.row_amax),
+              "must be 0, or GMM_HADAMARD and 16 sign bits with nv16 without square and row_amax" },
+            { "stochastic", (double)f.stochastic,
+              f.stochastic & ~1 || (f.stochastic && (!nv || f.square || f.four_over_six)),
+              "must be 0, or 1 with nv16 without square and four_over_six" },
+            { "four_over_six", (double)f.four_over_six,
+              f.four_over_six < 0 || f.four_over_six > 2 || (f.four_over_six && (!nv || f.hadamard || f.row_amax)),
+              "must be 0, or 1 or 2 with nv16 without hadamard and row_amax" },
+            { "e4m3_256", (double)f.e4m3_256, f.e4m3_256 & ~1 || (f.e4m3_256 && !f.four_over_six),
+              "must be 0, or 1 with four_over_six" },
+            { "row_amax", (double)f.row_amax, f.row_amax & ~1 || (f.row_amax && (!nv || f.square || f.stochastic)),
+              "must be 0, or 1 with nv16 without square and stochastic" },
+            { "eps", (double)f.eps,
+              gmm_f32_bits(f.eps) >= 0x7F800000u || (gmm_f32_bits(f.eps) && (!fp8 || f.delayed)),
+              "must be 0, or finite and above 0 with fp32 scales that are not delayed" },
+            { "reserved", (double)(f.reserved[0] | f.reserved[1] | f.reserved[2] | f.reserved[3]),
+              (f.reserved[0] | f.reserved[1] | f.reserved[2] | f.reserved[3]) != 0, "must be 0" } };
+        for (i = 0; i < sizeof rules / sizeof rules[0]; i++)
+            if (rules[i].wrong)
+                return gmm__fail(error, GMM_E_CONFIG, "%s%s: %.10g %s (dtype %s, scaling %s)", role, rules[i].field,
+                                 rules[i].value, rules[i].rule, gmm_dtype_name(f.dtype), gmm_scaling_name(f.scaling));
+    }
+    return GMM_OK;
+}
+
+GMMDEF gmm_status gmm_format_validate(const gmm_format *format, gmm_error *error) {
+    return format ? gmm__check_format(format, "", error) : gmm__fail(error, GMM_E_CONFIG, "format: is NULL");
+}
+
+/* Whether an operand of a recipe may have this scaling. */
+static int gmm__recipe_takes(gmm_recipe_kind kind, int weight, const gmm_format *f) {
+    switch (kind) {
+    case GMM_RECIPE_FP8_DELAYED: return f->scaling == GMM_SCALING_TENSOR && f->delayed;
+    case GMM_RECIPE_FP8_CURRENT:
+        return (f->scaling == GMM_SCALING_TENSOR || f->scaling == GMM_SCALING_ROW) && !f->delayed;
+    case GMM_RECIPE_FP8_BLOCK:
+        return f->scaling == GMM_SCALING_1X128 || (weight && f->scaling == GMM_SCALING_128X128);
+    case GMM_RECIPE_MXFP8: return f->scaling == GMM_SCALING_MX32;
+    case GMM_RECIPE_NVFP4: return f->scaling == GMM_SCALING_NV16;
+    default: return 0;
+    }
+}
+
+GMMDEF gmm_status gmm_recipe_validate(const gmm_recipe *recipe, gmm_error *error) {
+    static const char *const roles[3] = { "input.", "weight.", "grad." };
+    gmm_recipe r;
+    const gmm_format *f[3];
+    int i;
+    if (!recipe) return gmm__fail(error, GMM_E_CONFIG, "recipe: is NULL");
+    if (!gmm__copy_sized(&r, sizeof r, recipe))
+        return gmm__fail(error, GMM_E_VERSION, "struct_size: %u is larger than the %u bytes of version %s",
+                         recipe->struct_size, (unsigned)sizeof r, GMM_VERSION_STRING);
+    f[0] = &r.input;
+    f[1] = &r.weight;
+    f[2] = &r.grad;
+    if (r.kind < GMM_RECIPE_NONE || r.kind > GMM_RECIPE_NVFP4)
+        return gmm__fail(error, GMM_E_CONFIG, "kind: %d is no recipe", (int)r.kind);
+    for (i = 0; i < 3; i++) {
+        const gmm_status s = gmm__check_format(f[i], roles[i], error);
+        if (s != GMM_OK) return s;
+        if (f[i]->dtype != GMM_NONE && !gmm__recipe_takes(r.kind, i == 1, f[i]))
+            return gmm__fail(error, GMM_E_CONFIG, "%sscaling: %s%s does not belong to recipe %d", roles[i],
+                             f[i]->delayed ? "delayed " : "", gmm_scaling_name(f[i]->scaling), (int)r.kind);
+    }
+    if ((r.input.dtype == GMM_NONE) != (r.grad.dtype == GMM_NONE))
+        return gmm__fail(error, GMM_E_CONFIG, "grad.dtype: %s and input.dtype %s: both are quantized or none, for the "
+                         "weight gradient multiplies them", gmm_dtype_name(r.grad.dtype),
+                         gmm_dtype_name(r.input.dtype));
+    if (r.input.hadamard != r.grad.hadamard)
+        return gmm__fail(error, GMM_E_CONFIG, "grad.hadamard: 0x%x must be that of input, 0x%x: their product is that "
+                         "of the operands only if both are transformed alike", (unsigned)r.grad.hadamard,
+                         (unsigned)r.input.hadamard);
+    if (r.weight.hadamard)
+        return gmm__fail(error, GMM_E_CONFIG, "weight.hadamard: 0x%x must be 0: its products are with operands that "
+                         "are not transformed", (unsigned)r.weight.hadamard);
+    if (r.grad.four_over_six)
+        return gmm__fail(error, GMM_E_CONFIG, "grad.four_over_six: %d must be 0: it is for input and weight",
+                         r.grad.four_over_six);
+    if (r.input.stochastic || r.weight.stochastic)
+        return gmm__fail(error, GMM_E_CONFIG, "%s.stochastic: 1 must be 0: only grad is rounded stochastically",
+                         r.input.stochastic ? "input" : "weight");
+    if (r.weight.row_amax || r.grad.row_amax)
+        return gmm__fail(error, GMM_E_CONFIG, "%s.row_amax: only input takes one amax per row",
+                         r.weight.row_amax ? "weight" : "grad");
+    if (r.margin < 0 || r.margin > 63 || (r.margin && r.kind != GMM_RECIPE_FP8_DELAYED))
+        return gmm__fail(error, GMM_E_CONFIG, "margin: %d must be 0, or up to 63 with delayed scaling", r.margin);
+    if (r.history_length < 0 || (r.history_length && r.kind != GMM_RECIPE_FP8_DELAYED))
+        return gmm__fail(error, GMM_E_CONFIG, "history_length: %d must be 0, or at least 1 with delayed scaling",
+                         r.history_length);
+    if (r.most_recent & ~1 || (r.most_recent && r.kind != GMM_RECIPE_FP8_DELAYED))
+        return gmm__fail(error, GMM_E_CONFIG, "most_recent: %d must be 0, or 1 with delayed scaling",
+                         r.most_recent);
+    if (r.reserved) return gmm__fail(error, GMM_E_CONFIG, "reserved: %d must be 0", r.reserved);
+    return GMM_OK;
+}
+
 /* --- the host quantizer --- */
 
 /* Codes of n values times the encode scale of their block: one loop per dtype, which compilers vectorise. */
@@ -1923,6 +1945,8 @@ GMMDEF void gmm_quantize_tile(const gmm_tile *t, uint8_t *code, uint32_t *scale)
         }
     }
 }
+
+#endif /* GMM__HOLDS(0) */
 
 #ifdef __cplusplus
 }

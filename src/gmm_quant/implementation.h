@@ -17,51 +17,6 @@ GMM_QUIET_END
 extern "C" {
 #endif
 
-GMMDEF int32_t gmm_dtype_bits(gmm_dtype dtype) {
-    switch (dtype) {
-#define GMM__X(name, value, text, bits) case name: return bits;
-        GMM_DTYPE_LIST(GMM__X)
-#undef GMM__X
-    default: return 0;
-    }
-}
-
-GMMDEF const char *gmm_dtype_name(gmm_dtype dtype) {
-    switch (dtype) {
-#define GMM__X(name, value, text, bits) case name: return #text;
-        GMM_DTYPE_LIST(GMM__X)
-#undef GMM__X
-    default: return "?";
-    }
-}
-
-GMMDEF const char *gmm_scaling_name(gmm_scaling scaling) {
-    switch (scaling) {
-#define GMM__X(name, value, text, dtype, rows, cols) case name: return #text;
-        GMM_SCALING_LIST(GMM__X)
-#undef GMM__X
-    default: return "?";
-    }
-}
-
-GMMDEF const char *gmm_status_name(gmm_status status) {
-    switch (status) {
-#define GMM__X(name, value, text) case name: return #name;
-        GMM_STATUS_LIST(GMM__X)
-#undef GMM__X
-    default: return "?";
-    }
-}
-
-GMMDEF const char *gmm_status_string(gmm_status status) {
-    switch (status) {
-#define GMM__X(name, value, text) case name: return text;
-        GMM_STATUS_LIST(GMM__X)
-#undef GMM__X
-    default: return "unknown status";
-    }
-}
-
 /* Stores the failure in *error, unless that is NULL, and returns the status. */
 static GMM__UNUSED gmm_status gmm__fail(gmm_error *error, gmm_status status, const char *format, ...) {
     if (error) {
@@ -82,4 +37,14 @@ static GMM__UNUSED int gmm__mul(int64_t a, int64_t b, int64_t *out) {
 }
 
 static GMM__UNUSED int64_t gmm__min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Copies a descriptor that opens with struct_size. Returns 0 if the caller's is newer than this version. */
+static GMM__UNUSED int gmm__copy_sized(void *dst, size_t size, const void *src) {
+    uint32_t struct_size;
+    memcpy(&struct_size, src, sizeof struct_size);
+    if (struct_size > size) return 0;
+    memset(dst, 0, size);
+    memcpy(dst, src, struct_size ? struct_size : size);
+    return 1;
+}
 

@@ -1,3 +1,5 @@
+#endif /* GMM__HOLDS(0) */
+
 #ifdef __cplusplus
 }
 #endif

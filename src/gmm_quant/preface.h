@@ -19,6 +19,12 @@
  * CONFIGURATION (define before the first gmm include of a translation unit)
  *     GMM_IMPLEMENTATION   once per program: this unit holds the functions. Never undefine it.
  *     GMM_STATIC           functions become static to this unit, which must define GMM_IMPLEMENTATION too.
+ *     GMM_PARTS, GMM_PART  split the implementation over several units that compile side by side. Each of them defines
+ *                          GMM_IMPLEMENTATION, the same GMM_PARTS (1 to 8), the same other macros, and its own GMM_PART
+ *                          from 0 to GMM_PARTS - 1; all are linked. Results are those of one unit, to the bit.
+ *     GMM_NO_QUANT         leaves out FP8, MX and NV formats: calls that have such operands or recipes are refused with
+ *                          GMM_E_BUILD. Codecs, layouts and recipes remain.
+ *     GMM_NO_F16           leaves out GPU kernels for F16: such operands are refused with GMM_E_BUILD in GPU contexts.
  *     GMMDEF               linkage of every function; default: extern with hidden visibility on ELF. Every unit of a
  *                          program must see the same value. Hidden means that another shared object cannot link
  *                          against these functions, and that two copies in one process never mix. For a shared object
@@ -60,6 +66,19 @@ GMM_QUIET_BEGIN
 
 #if defined(GMM_STATIC) && !defined(GMM_IMPLEMENTATION)
 #error "gmm: GMM_STATIC needs GMM_IMPLEMENTATION before the first gmm include of the same file"
+#endif
+
+/* GMM__HOLDS(share): whether this unit of a split implementation holds share number `share` of it. */
+#if defined(GMM_PARTS) != defined(GMM_PART)
+#error "gmm: GMM_PARTS and GMM_PART go together: define both, or none"
+#elif !defined(GMM_PARTS)
+#define GMM__HOLDS(share) 1
+#elif GMM_PARTS < 1 || GMM_PARTS > 8 || GMM_PART < 0 || GMM_PART >= GMM_PARTS
+#error "gmm: GMM_PARTS must be 1 to 8, and GMM_PART 0 to GMM_PARTS - 1"
+#elif defined(GMM_STATIC)
+#error "gmm: GMM_STATIC needs the whole implementation in one unit; it does not go with GMM_PARTS"
+#else
+#define GMM__HOLDS(share) ((share) % GMM_PARTS == GMM_PART)
 #endif
 
 #if defined(__GNUC__) || defined(__clang__)

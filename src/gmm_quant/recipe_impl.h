@@ -25,16 +25,6 @@ GMMDEF gmm_recipe gmm_recipe_of(gmm_recipe_kind kind) {
     return r;
 }
 
-/* Copies a descriptor that opens with struct_size. Returns 0 if the caller's is newer than this version. */
-static GMM__UNUSED int gmm__copy_sized(void *dst, size_t size, const void *src) {
-    uint32_t struct_size;
-    memcpy(&struct_size, src, sizeof struct_size);
-    if (struct_size > size) return 0;
-    memset(dst, 0, size);
-    memcpy(dst, src, struct_size ? struct_size : size);
-    return 1;
-}
-
 /* Checks a format; `role` ("weight." or "") opens the name of the field. */
 static gmm_status gmm__check_format(const gmm_format *format, const char *role, gmm_error *error) {
     gmm_format f;

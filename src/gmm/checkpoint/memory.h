@@ -1,6 +1,6 @@
 /* ------------------------------------------------------------------------------- 15 Implementation: checkpoints --- */
 
-#if defined(GMM_IMPLEMENTATION) && !defined(GMM__CKPT_IMPLEMENTATION_DONE)
+#if defined(GMM_IMPLEMENTATION) && !defined(GMM__CKPT_IMPLEMENTATION_DONE) && GMM__HOLDS(1)
 #define GMM__CKPT_IMPLEMENTATION_DONE
 
 #ifdef __cplusplus

@@ -1,43 +1,6 @@
-/* ......................................................................................... 14.1 Context, checks ... */
+#if GMM__HOLDS(0) /* the operations stand in one unit */
 
-/* The structures that the implementation passes from checks to engines: contexts, checked calls, plans, engine rows. */
-
-enum { GMM__WORKSPACE_ALIGN = 256 }; /* bytes: of the workspace, and of each region in it */
-
-#ifdef GMM__CUBLASLT
-/* CUBLASLT engine: cuBLASLt's handle, and a cache of algorithms, indexed by a hash of the key that determines them. */
-enum { GMM__LT_KEY = 10, GMM__LT_CACHE = 128 };
-typedef struct gmm__lt_choice {
-    int64_t key[GMM__LT_KEY];
-    cublasLtMatmulAlgo_t algo;
-} gmm__lt_choice;
-typedef struct gmm__lt {
-    cublasLtHandle_t handle;
-    gmm__lt_choice cache[GMM__LT_CACHE];
-} gmm__lt;
-#endif
-
-/* The device of a CUDA context; zeros in a CPU context. */
-typedef struct gmm__device {
-    int32_t capability; /* 90 for compute capability 9.0 */
-    int32_t pdl;        /* programmatic dependent launch: kernels may start before their predecessor has ended */
-    int32_t processors, shared; /* multiprocessors; maximum bytes of shared memory of a block */
-} gmm__device;
-
-struct gmm_context {
-    gmm_config config;
-    gmm_error error;
-    int32_t threads;   /* CPU engine: number of threads */
-    int32_t cpu_level; /* CPU engine: 1 plain C, 2 AVX2, 3 AVX-512 */
-    gmm__device device;
-#ifdef __CUDACC__
-    PFN_cuTensorMapEncodeTiled_v12000 wgmma_encode; /* WGMMA engine: the driver's function that makes tensor maps */
-    const char *wgmma_unavailable; /* the reason why the engine declines every call; NULL = it is available */
-#endif
-#ifdef GMM__CUBLASLT
-    gmm__lt lt;
-#endif
-};
+/* The structures that the implementation passes from checks to engines: checked calls, plans, engine rows. */
 
 /* Operands of a call by role. Families of operations use the same roles for corresponding operands. */
 enum gmm__role {

@@ -279,12 +279,6 @@ static GMM__UNUSED gmm_status gmm__read_groups(gmm__call *call, const gmm_groups
     return gmm__check_split(call, "groups.splits");
 }
 
-/* Sets of dtypes that an operand may have. */
-enum {
-    GMM__FLOATS = 1 << GMM_F32 | 1 << GMM_F16 | 1 << GMM_BF16,
-    GMM__BYTES = GMM__FLOATS | 1 << GMM_E4M3 | 1 << GMM_E5M2 | 1 << GMM_E8M0 | 1 << GMM_U8 | 1 << GMM_I32 | 1 << GMM_I64
-};
-
 /* Extents that an operation expects of an operand: `matrices` matrices of rows x cols, packed or in a table. 0 matrices
    stand for a single one, which takes no table. */
 typedef struct gmm__extents {
@@ -518,11 +512,6 @@ static GMM__UNUSED void *gmm__at(const gmm_mat *m, int64_t g, int64_t row, int64
     const uintptr_t base = (uintptr_t)(m->table ? m->table[g] : m->data);
     const int64_t element = (m->table ? 0 : g * m->group_stride) + row * m->ld + col;
     return (void *)(base + (uintptr_t)(element * (gmm_dtype_bits(m->dtype) / 8)));
-}
-
-/* Rounds bytes up to the alignment of workspace regions. */
-static GMM__UNUSED size_t gmm__round256(size_t bytes) {
-    return (bytes + GMM__WORKSPACE_ALIGN - 1) / GMM__WORKSPACE_ALIGN * GMM__WORKSPACE_ALIGN;
 }
 
 /* Appends a region to a plan's workspace. gmm__part gives its address once gmm__serve has set plan->workspace. */

@@ -243,6 +243,8 @@ GMMDEF void gmm_destroy(gmm_context *ctx) {
 #undef GMM__CUBLASLT
 #undef GMM__UNROLL
 
+#endif /* GMM__HOLDS(0) */
+
 #ifdef __cplusplus
 }
 #endif

@@ -2,16 +2,22 @@
 
 /* One row per engine, in the order in which AUTO tries them; the columns follow GMM_OP_LIST. GMM__OP names a plan and a
    launch function of one operation, GMM__OP_BY a plan that several operations share, GMM__OP_ANY an operation that the
-   engine serves without a plan of its own. */
+   engine serves without a plan of its own, GMM__QUANT_OP one that GMM_NO_QUANT leaves out. */
 #define GMM__OP(engine, op) GMM__OP_BY(engine, op, op)
 #define GMM__OP_BY(engine, plan, op) { gmm__##engine##_plan_##plan, gmm__##engine##_launch_##op }
 #define GMM__OP_ANY(engine, op) { gmm__plan_any, gmm__##engine##_launch_##op }
 #define GMM__NO_OP { NULL, NULL }
+#ifdef GMM_NO_QUANT
+#define GMM__QUANT_OP(...) GMM__NO_OP
+#else
+#define GMM__QUANT_OP(...) __VA_ARGS__
+#endif
 static const gmm__engine_row gmm__engines[] = {
     { GMM_ENGINE_CPU, GMM_SPACE_CPU, 1, 0 GMM__FIELD_LIST(GMM__HONOURS_CPU), {
-        GMM__OP(cpu, quantize), GMM__OP(cpu, dequantize),
-        GMM__OP(cpu, quantize), /* requantize */
-        GMM__OP_ANY(cpu, scale_update), GMM__OP_ANY(cpu, transpose), GMM__OP_ANY(cpu, shard_cast),
+        GMM__QUANT_OP(GMM__OP(cpu, quantize)), GMM__QUANT_OP(GMM__OP(cpu, dequantize)),
+        GMM__QUANT_OP(GMM__OP(cpu, quantize)), /* requantize */
+        GMM__QUANT_OP(GMM__OP_ANY(cpu, scale_update)), GMM__QUANT_OP(GMM__OP_ANY(cpu, transpose)),
+        GMM__QUANT_OP(GMM__OP_ANY(cpu, shard_cast)),
         GMM__OP_ANY(cpu, offsets),
         GMM__OP(cpu, product), /* linear_fwd */
         GMM__OP(cpu, product), /* linear_dgrad */
@@ -43,9 +49,10 @@ static const gmm__engine_row gmm__engines[] = {
 #endif
 #if defined(__CUDACC__) && defined(GMM__ELEM_DONE)
     { GMM_ENGINE_MMA, GMM_SPACE_CUDA, 1, 0 GMM__FIELD_LIST(GMM__HONOURS_MMA), {
-        GMM__OP(mma, quantize), GMM__OP(mma, dequantize),
-        GMM__OP(mma, quantize), /* requantize */
-        GMM__OP_ANY(mma, scale_update), GMM__OP(mma, transpose), GMM__OP_ANY(mma, shard_cast),
+        GMM__QUANT_OP(GMM__OP(mma, quantize)), GMM__QUANT_OP(GMM__OP(mma, dequantize)),
+        GMM__QUANT_OP(GMM__OP(mma, quantize)), /* requantize */
+        GMM__QUANT_OP(GMM__OP_ANY(mma, scale_update)), GMM__QUANT_OP(GMM__OP(mma, transpose)),
+        GMM__QUANT_OP(GMM__OP_ANY(mma, shard_cast)),
         GMM__OP_ANY(mma, offsets),
         GMM__OP(mma, linear_fwd), GMM__OP(mma, linear_dgrad), GMM__OP(mma, linear_wgrad), GMM__OP(mma, linear_bgrad),
         GMM__OP(mma, act), GMM__OP(mma, act), /* fwd, bwd */
@@ -77,6 +84,7 @@ static const gmm__engine_row gmm__engines[] = {
 #undef GMM__OP
 #undef GMM__OP_BY
 #undef GMM__OP_ANY
+#undef GMM__QUANT_OP
 #undef GMM__NO_OP
 
 /* --- overlap: memory that a call writes shares no byte with its other memory --- */
@@ -297,7 +305,29 @@ static gmm_status gmm__select_from(const gmm__engine_row *rows, size_t count, gm
                                                      : "this build does not hold that engine");
 }
 
+/* Refuses a call that needs what GMM_NO_QUANT or GMM_NO_F16 left out of the build. */
+static gmm_status gmm__check_build(const gmm__call *call) {
+    gmm_status s = GMM_OK;
+#ifdef GMM_NO_QUANT
+    const int casts = call->op >= GMM_OP_QUANTIZE && call->op <= GMM_OP_SHARD_CAST;
+    const int linear = call->op >= GMM_OP_LINEAR_FWD && call->op <= GMM_OP_LINEAR_WGRAD;
+    if (casts || (linear && gmm__quantized(call)) || call->recipe.kind != GMM_RECIPE_NONE)
+        s = gmm__refuse(call, GMM_E_BUILD, call->path, "FP8, MX and NV formats are left out of this build "
+                        "(GMM_NO_QUANT)");
+#endif
+#ifdef GMM_NO_F16
+    int role;
+    for (role = 0; role < GMM__ROLES && call->ctx->config.space == GMM_SPACE_CUDA; role++)
+        if (call->mat[role].dtype == GMM_F16)
+            s = gmm__refuse(call, GMM_E_BUILD, call->path, "kernels for f16 are left out of this build (GMM_NO_F16)");
+#endif
+    (void)call;
+    return s;
+}
+
 static gmm_status gmm__select(gmm__call *call, gmm__plan *plan) {
+    const gmm_status s = gmm__check_build(call);
+    if (s != GMM_OK) return s;
     return gmm__select_from(gmm__engines, sizeof gmm__engines / sizeof gmm__engines[0], call, plan);
 }
 

@@ -39,7 +39,7 @@ static gmm__extents gmm__unit_extents(const gmm__call *call) {
     return gmm__matrices(call->units, call->rows, call->in);
 }
 /* Upper bound on the number of strips; a strip is GMM_TILE rows of a unit. */
-static int64_t gmm__strips(const gmm__call *call) {
+static GMM__UNUSED int64_t gmm__strips(const gmm__call *call) {
     return gmm__grouped(call) ? gmm_padded_capacity(call->groups.count, call->rows) / GMM_TILE
                               : call->units * gmm__ceil_div(call->rows, GMM_TILE);
 }
@@ -321,7 +321,7 @@ GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gm
     return gmm__serve(&call, NULL, NULL, 0, stream);
 }
 /* The arguments of the shard cast of a checked call, for the CPU engine and the kernels. */
-static gmm__shard_args gmm__shard_of(const gmm__call *call) {
+static GMM__UNUSED gmm__shard_args gmm__shard_of(const gmm__call *call) {
     const gmm_sharding *d = &call->d.shard;
     gmm__shard_args a;
     memset(&a, 0, sizeof a);
@@ -340,7 +340,7 @@ static gmm__shard_args gmm__shard_of(const gmm__call *call) {
     return a;
 }
 /* Number of amaxes of a shard cast. */
-static int64_t gmm__shard_floats(const gmm__shard_args *a) {
+static GMM__UNUSED int64_t gmm__shard_floats(const gmm__shard_args *a) {
     return gmm_shard_amaxes(&a->format, (int32_t)a->count, a->rows, a->cols, a->copy[1].dtype != GMM_NONE);
 }
 

@@ -1,3 +1,4 @@
+#ifndef GMM_NO_QUANT
 /* --- CPU engine: tiles of 128 rows of one group or matrix by 128 columns --- */
 
 enum {
@@ -462,4 +463,5 @@ static gmm_status gmm__cpu_launch_shard_cast(const gmm__plan *plan, gmm_stream s
     }
     return GMM_OK;
 }
+#endif /* GMM_NO_QUANT */
 

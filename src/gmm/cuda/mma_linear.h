@@ -114,6 +114,7 @@ static gmm_status gmm__mma_launch_offsets(const gmm__plan *plan, gmm_stream stre
 static int gmm__mma_role_a(gmm_gemm_op op) { return op == gmm_gemm_fwd ? GMM__X_ : GMM__DY; }
 static int gmm__mma_role_b(gmm_gemm_op op) { return op == gmm_gemm_wgrad ? GMM__X_ : GMM__W; }
 
+#ifndef GMM_NO_QUANT
 /* Declines operands whose scaling the MMA kernels do not read or write: every one that is not listed here. */
 static int gmm__mma_takes_scalings(const gmm__call *call, gmm__plan *plan) {
     int i;
@@ -176,6 +177,7 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
                    (int)gmm_qgemm_kernels[plan->kernel].tile_cols, plan->grid[0]);
     return 1;
 }
+#endif /* GMM_NO_QUANT */
 
 /* Plans a product. Of the kernels, which all give the same bits, it chooses the one whose waves of tiles are estimated
    to cost least if all groups have the average size. */
@@ -190,7 +192,9 @@ static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gem
     const int32_t shared = call->ctx->device.shared;
     double best = 0.0;
     int32_t i;
+#ifndef GMM_NO_QUANT
     if (gmm__quantized(call)) return gmm__mma_plan_quantized(call, plan, op);
+#endif
     if (call->rows > max_extent || call->in > max_extent || call->out > max_extent)
         return gmm__decline(plan, "takes at most %lld rows and features", (long long)max_extent);
     plan->kernel = -1;
@@ -252,6 +256,7 @@ static gmm_status gmm__mma_product_args(const gmm__plan *plan, gmm_gemm_op op, g
     return gmm__cuda_status(call, e);
 }
 
+#ifndef GMM_NO_QUANT
 /* Launches a product of quantized operands; `p` holds the arguments that products of floats have too, and the device
    table of the weights. */
 static gmm_status gmm__mma_launch_quantized(const gmm__plan *plan, gmm_gemm_op op, const gmm_gemm_args *p,
@@ -280,23 +285,25 @@ static gmm_status gmm__mma_launch_quantized(const gmm__plan *plan, gmm_gemm_op o
     if (e == cudaSuccess) e = gmm_launch_qgemm(plan->kernel, plan->grid[0], &args, stream);
     return gmm__cuda_status(call, e);
 }
+#endif /* GMM_NO_QUANT */
 
 /* Enqueues the offsets, the copies of host tables and the product. */
 static gmm_status gmm__mma_launch_product(const gmm__plan *plan, gmm_gemm_op op, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    const int quantized = gmm__quantized(call);
+    int32_t tile_rows;
     gmm_gemm_args args;
     gmm_status s;
 
+    tile_rows = gmm__quantized(call) ? (int32_t)GMM_QGEMM_TILE_M : gmm_gemm_kernels[plan->kernel].tile_rows;
     memset(&args, 0, sizeof args);
     args.offsets = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
     args.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
     s = gmm__mma_enqueue_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
-                                 (int32_t *)gmm__part(plan, GMM__MMA_TILES),
-                                 quantized ? (int32_t)GMM_QGEMM_TILE_M : gmm_gemm_kernels[plan->kernel].tile_rows,
-                                 stream);
+                                 (int32_t *)gmm__part(plan, GMM__MMA_TILES), tile_rows, stream);
     if (s != GMM_OK || (s = gmm__mma_product_args(plan, op, &args, stream)) != GMM_OK) return s;
-    if (quantized) return gmm__mma_launch_quantized(plan, op, &args, stream);
+#ifndef GMM_NO_QUANT
+    if (gmm__quantized(call)) return gmm__mma_launch_quantized(plan, op, &args, stream);
+#endif
     return gmm__cuda_status(call, gmm_launch_gemm(plan->kernel, plan->grid[0], &args, stream));
 }
 

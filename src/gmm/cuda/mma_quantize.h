@@ -1,3 +1,4 @@
+#ifndef GMM_NO_QUANT
 /* --- quantization: plans and launches of the MMA engine --- */
 
 /* Regions of the workspace, behind GMM__MMA_OFFSETS and GMM__MMA_TILES. */
@@ -299,5 +300,6 @@ static gmm_status gmm__mma_launch_shard_cast(const gmm__plan *plan, gmm_stream s
     return gmm__cuda_status(plan->call, e);
 }
 
+#endif /* GMM_NO_QUANT */
 #endif /* __CUDACC__ */
 

@@ -3,23 +3,6 @@
 
 #ifdef __CUDACC__
 
-/* Makes the context's device current; *current is the device that gmm__cuda_leave makes current again. */
-static cudaError_t gmm__cuda_enter(const void *self, int *current) {
-    const gmm_context *ctx = (const gmm_context *)self;
-    cudaError_t e;
-    *current = ctx->config.device;
-    e = cudaGetDevice(current);
-    return e == cudaSuccess && *current != ctx->config.device ? cudaSetDevice(ctx->config.device) : e;
-}
-/* Makes `current` the current device again, and returns e as a status. */
-static gmm_status gmm__cuda_leave(void *self, const char *function, int current, cudaError_t e) {
-    gmm_context *ctx = (gmm_context *)self;
-    if (current != ctx->config.device) (void)cudaSetDevice(current);
-    if (e == cudaSuccess) return GMM_OK;
-    (void)cudaGetLastError();
-    return gmm__fail(&ctx->error, GMM_E_CUDA, "gmm_runtime.%s: %s", function, cudaGetErrorString(e));
-}
-
 /* Makes one CUDA call on the context's device and returns its status; ends a function after its checks. */
 #define GMM__DEVICE_CALL(function, call) \
     int current; \

@@ -226,6 +226,7 @@ static gmm_gemm_op gmm__wgmma_op(gmm_op op) {
     return op == GMM_OP_LINEAR_FWD ? gmm_gemm_fwd : op == GMM_OP_LINEAR_DGRAD ? gmm_gemm_dgrad : gmm_gemm_wgrad;
 }
 
+#ifndef GMM_NO_QUANT
 /* Index of the FP8 kernel that is estimated to be fastest for groups of equal size, or -1. All kernels that promote
    their partial sums to fp32 give the same bits. A step takes the clocks of its products, or of loading its weights
    where few rows share them. */
@@ -309,6 +310,7 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
                    GMM_FP8_BLOCK_ROWS * k->consumers, (int)k->tile_n, plan->grid[0]);
     return 1;
 }
+#endif /* GMM_NO_QUANT */
 
 /* Plans a product of 16-bit operands: kernel, grid, workspace. `kernel_op` is the operation of the kernel, which
    differs from `op` in dgrad with transposed weights: that runs as fwd. `b_format` is the format of packed weights that
@@ -345,6 +347,7 @@ static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gem
     return 1;
 }
 
+#ifndef GMM_NO_QUANT
 /* Whether operands are MX32 or NV16, which are dequantized to 16 bits before they are multiplied. */
 static int gmm__wgmma_dequantizes(const gmm__call *call, gmm_gemm_op op) {
     const gmm_scaling scaling = call->mat[gmm__mma_role_b(op)].scaling;
@@ -427,6 +430,7 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
                    (long long)(elements >> 19), gmm__wgmma_tile_note(plan->kernel, tile), plan->grid[0]);
     return 1;
 }
+#endif /* GMM_NO_QUANT */
 
 static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
@@ -434,8 +438,10 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
     const gmm_dtype dtype = call->mat[role_a].dtype;
     char tile[64];
     if (call->ctx->wgmma_unavailable) return gmm__decline(plan, "%s", call->ctx->wgmma_unavailable);
+#ifndef GMM_NO_QUANT
     if (gmm__wgmma_dequantizes(call, op)) return gmm__wgmma_plan_dequantized(call, plan, op);
     if (gmm__quantized(call)) return gmm__wgmma_plan_fp8(call, plan, op);
+#endif
     if (dtype != GMM_BF16 && dtype != GMM_F16) return gmm__decline(plan, "multiplies no %s", gmm_dtype_name(dtype));
     if (!gmm__wgmma_plan_tiles(call, plan, op, op, dtype, 0) ||
         !gmm__wgmma_check_alignment(call, role_a, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
@@ -446,6 +452,7 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
     return 1;
 }
 
+#ifndef GMM_NO_QUANT
 /* Launches an FP8 product; `product` holds the split and every argument except the scales. */
 static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_args *product, gmm_stream stream) {
     const gmm__call *call = plan->call;
@@ -540,14 +547,19 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, gmm_sm90_args *pr
     return gmm__cuda_status(call, gmm_launch_expand(transposes, plan->grid[1], call->options.sm_limit > 0,
                                                     gmm__mma_pdl(call), &args, stream));
 }
+#endif /* GMM_NO_QUANT */
 
 /* Enqueues the offsets of a host split, zeros behind the last group, the dequantization, and the product. */
 static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
-    const int wgrad = op == gmm_gemm_wgrad, dequantizes = gmm__wgmma_dequantizes(call, op);
-    const int fp8 = gmm__quantized(call) && !dequantizes;
+    const int wgrad = op == gmm_gemm_wgrad;
+#ifdef GMM_NO_QUANT
+    const int quantized_tokens = 0;
+#else
+    const int dequantizes = gmm__wgmma_dequantizes(call, op), fp8 = gmm__quantized(call) && !dequantizes;
     const int quantized_tokens = dequantizes && call->mat[gmm__mma_role_a(op)].scaling != GMM_SCALING_NONE;
+#endif
     gmm_sm90_args args;
     gmm_status s = GMM_OK;
     cudaError_t e = cudaSuccess;
@@ -556,8 +568,10 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
     args.groups = call->groups;
     if (call->groups.on_host || quantized_tokens) {
         int64_t *offsets = (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
+#ifndef GMM_NO_QUANT
         if (dequantizes && gmm__wgmma_transposes(call, op)) /* prefix sums of blocks of 16 rows */
             s = gmm__mma_enqueue_offsets(call, offsets, (int32_t *)gmm__part(plan, GMM__WGMMA_TILES16), 16, stream);
+#endif
         if (s == GMM_OK)
             s = gmm__mma_enqueue_offsets(call, offsets,
                                          quantized_tokens ? (int32_t *)gmm__part(plan, GMM__MMA_TILES) : NULL,
@@ -577,13 +591,17 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
         e = gmm_launch_tail(plan->grid[0], &tail, stream);
         if (e != cudaSuccess) return gmm__cuda_status(call, e);
     }
+#ifndef GMM_NO_QUANT
     if (dequantizes && (s = gmm__wgmma_dequantize(plan, &args, stream)) != GMM_OK) return s;
+#endif
     if (call->rows == 0) { /* token matrices without rows may have no address, but a tensor map needs one */
         args.p.a.data = plan->workspace;
         if (wgrad) args.p.b.data = plan->workspace;
         else args.p.d.data = plan->workspace;
     }
+#ifndef GMM_NO_QUANT
     if (fp8) return gmm__wgmma_launch_fp8(plan, &args, stream);
+#endif
     if (call->groups.count > gmm_sm90_kernels[plan->kernel].smem_groups)
         args.tables = (int32_t *)gmm__part(plan, GMM__WGMMA_GROUP_TABLES);
     return gmm__cuda_status(call, gmm_launch_sm90(call->ctx->wgmma_encode, plan->kernel, plan->grid[0], &args, stream));

@@ -5,7 +5,7 @@
    Names of locals in all parts: fn is the name of the public function, for messages; g or gtp is the runtime object, d
    a domain, b a bundle, w a weight, c a communicator or a configuration; s is a gmm_status. */
 
-#if defined(GMM_IMPLEMENTATION) && !defined(GMM__GTP_IMPLEMENTATION_DONE)
+#if defined(GMM_IMPLEMENTATION) && !defined(GMM__GTP_IMPLEMENTATION_DONE) && GMM__HOLDS(2)
 #define GMM__GTP_IMPLEMENTATION_DONE
 
 #include "gmm.h" /* its implementation, if only its declarations were included before GMM_IMPLEMENTATION */

@@ -1,5 +1,6 @@
 /* ............................................................................................... Launchers ... */
 
+#if GMM__HOLDS(0)
 /* Number of CTAs that a persistent kernel starts. `tasks` is an upper bound of its tasks, `blocks` the CTAs that fit a
    multiprocessor, and `limit` the SM limit or 0. A limit leaves the other multiprocessors to other kernels, so that
    only one CTA may start per multiprocessor of the limit. */
@@ -61,5 +62,5 @@ static GMM__UNUSED cudaError_t gmm_launch_bgrad(gmm_dtype dtype, int32_t grid, c
         error = cudaLaunchKernel(row->rows, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS), params, 0, stream);
     return error;
 }
-
+#endif /* GMM__HOLDS(0) */
 

@@ -401,6 +401,7 @@ gmm_expand_columns(const __grid_constant__ gmm_expand_args args) {
     }
 }
 
+#if GMM__HOLDS(0) && !defined(GMM_NO_QUANT)
 /* `columns`: the operands are columnwise NV16 tokens. `limited`: the grid has one CTA per multiprocessor that may be
    used. */
 static GMM__UNUSED cudaError_t gmm_launch_expand(int columns, int32_t grid, int limited, int pdl,
@@ -409,4 +410,5 @@ static GMM__UNUSED cudaError_t gmm_launch_expand(int columns, int32_t grid, int 
     return gmm_launch_pdl(columns ? (const void *)gmm_expand_columns : (const void *)gmm_expand_rows, pdl,
                           (unsigned)grid, (unsigned)threads, 0, args, stream);
 }
+#endif
 

@@ -38,8 +38,11 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
     GMM__BULK_WAIT_GROUP(0);
 }
 
-#define GMM__BODY 11
+#ifndef GMM_NO_QUANT
+#define GMM__BODY GMM__BODY_HERE(11)
+#define GMM__ARGS gmm_fp8_args
 /* kernel, tag of the dtype of A, scaling of partial sums, whether it is `fast` (no scaling), tile */
+#define GMM__SHARE 2
 #define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_sm90, e4m3, 1d2d, 0, 192x128)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_small_m_sm90, e4m3, 1d2d, 0, 192x128_small_m)
@@ -50,6 +53,8 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_e4m3_fast_128x192x128_sm90, e4m3, fast, 1, 128x192)
 #include GMM_KERNELS_FILE
+#undef GMM__SHARE
+#define GMM__SHARE 3
 #define GMM__ROW (gmm_gemm_e5m2_1d2d_192x128x128_sm90, e5m2, 1d2d, 0, 192x128)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_e5m2_1d2d_192x128x128_small_m_sm90, e5m2, 1d2d, 0, 192x128_small_m)
@@ -60,6 +65,8 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_e5m2_fast_128x192x128_sm90, e5m2, fast, 1, 128x192)
 #include GMM_KERNELS_FILE
+#undef GMM__SHARE
+#undef GMM__ARGS
 #undef GMM__BODY
 
 typedef struct gmm_fp8_kernel {
@@ -68,6 +75,7 @@ typedef struct gmm_fp8_kernel {
     const void *function;
 } gmm_fp8_kernel;
 
+#if GMM__HOLDS(0)
 static const gmm_fp8_kernel gmm_fp8_kernels[] = {
 #define GMM__X(dtype, tag, scaling_, tile, kernel) \
     { dtype, GMM__FP8(scaling, scaling_), GMM__FP8(consumers, tile), GMM__FP8(tile_n, tile), \
@@ -145,4 +153,6 @@ static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 
         error = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->smem_bytes);
     return error == cudaSuccess ? cudaLaunchKernelExC(&config, row->function, params) : error;
 }
+#endif /* GMM__HOLDS(0) */
+#endif /* GMM_NO_QUANT */
 

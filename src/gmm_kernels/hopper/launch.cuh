@@ -1,5 +1,6 @@
 /* Host side of the 16-bit Hopper products: the table of instances, tensor maps, the launcher. */
 
+#if GMM__HOLDS(0)
 typedef struct gmm_sm90_kernel {
     gmm_gemm_op op;
     gmm_dtype dtype;
@@ -159,4 +160,5 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
         error = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->smem_bytes);
     return error == cudaSuccess ? cudaLaunchKernelExC(&config, row->function, params) : error;
 }
+#endif /* GMM__HOLDS(0) */
 

@@ -110,31 +110,31 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
    or mma for kernels of the portable engine. Every name stands in full in the source. */
 #define GMM_SM90_KERNEL_LIST(X) \
     X(fwd, GMM_BF16, bf16, 160x256, 1, gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90) \
-    X(fwd, GMM_F16, f16, 160x256, 1, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, 160x256, 1, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90)) \
     X(fwd, GMM_BF16, bf16, 256x128, 0, gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90) \
-    X(fwd, GMM_F16, f16, 256x128, 0, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, 256x128, 0, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90)) \
     X(fwd, GMM_BF16, bf16, 176x128, 0, gmm_gemm_fwd_bf16_176x128x64_sm90) \
-    X(fwd, GMM_F16, f16, 176x128, 0, gmm_gemm_fwd_f16_176x128x64_sm90) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, 176x128, 0, gmm_gemm_fwd_f16_176x128x64_sm90)) \
     X(dgrad, GMM_BF16, bf16, 160x256, 1, gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90) \
-    X(dgrad, GMM_F16, f16, 160x256, 1, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90) \
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, 160x256, 1, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90)) \
     X(dgrad, GMM_BF16, bf16, 256x128, 0, gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90) \
-    X(dgrad, GMM_F16, f16, 256x128, 0, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90) \
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, 256x128, 0, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90)) \
     X(dgrad, GMM_BF16, bf16, 176x128, 0, gmm_gemm_dgrad_bf16_176x128x64_sm90) \
-    X(dgrad, GMM_F16, f16, 176x128, 0, gmm_gemm_dgrad_f16_176x128x64_sm90) \
-    X(fwd, GMM_BF16, bf16, mx8_192x128, 0, gmm_gemm_fwd_bf16_mxfp8_192x128x64_sm90) \
-    X(fwd, GMM_BF16, bf16, mx4_192x128, 0, gmm_gemm_fwd_bf16_mxfp4_192x128x64_sm90) \
-    X(fwd, GMM_BF16, bf16, nv4_192x128, 0, gmm_gemm_fwd_bf16_nvfp4_192x128x64_sm90) \
-    X(fwd, GMM_BF16, bf16, mx8_48x128, 0, gmm_gemm_fwd_bf16_mxfp8_48x128x64_sm90) \
-    X(fwd, GMM_BF16, bf16, mx4_64x128, 0, gmm_gemm_fwd_bf16_mxfp4_64x128x64_sm90) \
-    X(fwd, GMM_BF16, bf16, nv4_64x128, 0, gmm_gemm_fwd_bf16_nvfp4_64x128x64_sm90) \
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, 176x128, 0, gmm_gemm_dgrad_f16_176x128x64_sm90)) \
+    GMM__IF_QUANT(X(fwd, GMM_BF16, bf16, mx8_192x128, 0, gmm_gemm_fwd_bf16_mxfp8_192x128x64_sm90)) \
+    GMM__IF_QUANT(X(fwd, GMM_BF16, bf16, mx4_192x128, 0, gmm_gemm_fwd_bf16_mxfp4_192x128x64_sm90)) \
+    GMM__IF_QUANT(X(fwd, GMM_BF16, bf16, nv4_192x128, 0, gmm_gemm_fwd_bf16_nvfp4_192x128x64_sm90)) \
+    GMM__IF_QUANT(X(fwd, GMM_BF16, bf16, mx8_48x128, 0, gmm_gemm_fwd_bf16_mxfp8_48x128x64_sm90)) \
+    GMM__IF_QUANT(X(fwd, GMM_BF16, bf16, mx4_64x128, 0, gmm_gemm_fwd_bf16_mxfp4_64x128x64_sm90)) \
+    GMM__IF_QUANT(X(fwd, GMM_BF16, bf16, nv4_64x128, 0, gmm_gemm_fwd_bf16_nvfp4_64x128x64_sm90)) \
     X(wgrad, GMM_BF16, bf16, 192x128, 0, gmm_gemm_wgrad_bf16_192x128x64_sm90) \
-    X(wgrad, GMM_F16, f16, 192x128, 0, gmm_gemm_wgrad_f16_192x128x64_sm90) \
+    GMM__IF_F16(X(wgrad, GMM_F16, f16, 192x128, 0, gmm_gemm_wgrad_f16_192x128x64_sm90)) \
     X(wgrad, GMM_BF16, bf16, 128x128, 0, gmm_gemm_wgrad_bf16_128x128x64_sm90) \
-    X(wgrad, GMM_F16, f16, 128x128, 0, gmm_gemm_wgrad_f16_128x128x64_sm90) \
+    GMM__IF_F16(X(wgrad, GMM_F16, f16, 128x128, 0, gmm_gemm_wgrad_f16_128x128x64_sm90)) \
     X(fwd, GMM_BF16, bf16, 256x128, 2, gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90) \
-    X(fwd, GMM_F16, f16, 256x128, 2, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, 256x128, 2, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90)) \
     X(dgrad, GMM_BF16, bf16, 256x128, 2, gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90) \
-    X(dgrad, GMM_F16, f16, 256x128, 2, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90)
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, 256x128, 2, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90))
 
 /* The tile ring holds 16 work tiles; the scheduler writes 4 at a time, and its readers release 4 at a time. */
 enum {

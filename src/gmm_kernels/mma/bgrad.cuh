@@ -23,8 +23,10 @@ typedef struct gmm_bgrad_args {
 /* kernel of the partial sums, kernel of the rows, dtype of dy */
 #define GMM__ROW (gmm_linear_bgrad_partials_bf16, gmm_linear_bgrad_rows_bf16, GMM_BF16)
 #include GMM_KERNELS_FILE
+#ifndef GMM_NO_F16
 #define GMM__ROW (gmm_linear_bgrad_partials_f16, gmm_linear_bgrad_rows_f16, GMM_F16)
 #include GMM_KERNELS_FILE
+#endif
 #define GMM__ROW (gmm_linear_bgrad_partials_f32, gmm_linear_bgrad_rows_f32, GMM_F32)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
@@ -61,9 +63,11 @@ typedef struct gmm_bgrad_kernel {
     const void *partials, *rows;
 } gmm_bgrad_kernel;
 
+#if GMM__HOLDS(0)
 static const gmm_bgrad_kernel gmm_bgrad_kernels[] = {
     { GMM_BF16, (const void *)gmm_linear_bgrad_partials_bf16, (const void *)gmm_linear_bgrad_rows_bf16 },
-    { GMM_F16, (const void *)gmm_linear_bgrad_partials_f16, (const void *)gmm_linear_bgrad_rows_f16 },
+    GMM__IF_F16({ GMM_F16, (const void *)gmm_linear_bgrad_partials_f16, (const void *)gmm_linear_bgrad_rows_f16 },)
     { GMM_F32, (const void *)gmm_linear_bgrad_partials_f32, (const void *)gmm_linear_bgrad_rows_f32 }
 };
+#endif /* GMM__HOLDS(0) */
 

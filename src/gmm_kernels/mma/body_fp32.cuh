@@ -11,7 +11,7 @@
    computes 128 x 128 elements; a thread has 8 x 8 of them, in rows ty and ty + 64 and columns tx and tx + 64, four
    each. Two buffers of 16 values of k: the loads of the next stage are in flight while the present one is
    multiplied. */
-GMM__KERNEL __launch_bounds__(gmm_threads_f32, 1)
+GMM__ROW_KERNEL __launch_bounds__(gmm_threads_f32, 1)
 GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
     enum {
         TA = (int)GMM__CAT(gmm_ta_, GMM__OP), TB = (int)GMM__CAT(gmm_tb_, GMM__OP),

@@ -14,7 +14,7 @@
    loaded by cp.async into a ring of STAGES stages; the fragments of the next K step are loaded while those of the
    present one are multiplied. Epilogue: accumulators pass through 8 rows of shared memory per warp, so that rows of D
    are stored by vector accesses, while the first stages of the next tile are in flight. */
-GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas))
+GMM__ROW_KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas))
 GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
     enum {
         TA = (int)GMM__CAT(gmm_ta_, GMM__OP), TB = (int)GMM__CAT(gmm_tb_, GMM__OP),

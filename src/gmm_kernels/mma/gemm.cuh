@@ -39,16 +39,16 @@ typedef struct gmm_gemm_args {
 #define GMM_MMA_KERNEL_LIST(X) \
     X(fwd, GMM_BF16, bf16, 128x256, gmm_gemm_fwd_bf16_128x256x64_mma) \
     X(fwd, GMM_BF16, bf16, 64x128, gmm_gemm_fwd_bf16_64x128x32_mma) \
-    X(fwd, GMM_F16, f16, 128x256, gmm_gemm_fwd_f16_128x256x64_mma) \
-    X(fwd, GMM_F16, f16, 64x128, gmm_gemm_fwd_f16_64x128x32_mma) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, 128x256, gmm_gemm_fwd_f16_128x256x64_mma)) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, 64x128, gmm_gemm_fwd_f16_64x128x32_mma)) \
     X(dgrad, GMM_BF16, bf16, 128x256, gmm_gemm_dgrad_bf16_128x256x64_mma) \
     X(dgrad, GMM_BF16, bf16, 64x128, gmm_gemm_dgrad_bf16_64x128x32_mma) \
-    X(dgrad, GMM_F16, f16, 128x256, gmm_gemm_dgrad_f16_128x256x64_mma) \
-    X(dgrad, GMM_F16, f16, 64x128, gmm_gemm_dgrad_f16_64x128x32_mma) \
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, 128x256, gmm_gemm_dgrad_f16_128x256x64_mma)) \
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, 64x128, gmm_gemm_dgrad_f16_64x128x32_mma)) \
     X(wgrad, GMM_BF16, bf16, 128x256, gmm_gemm_wgrad_bf16_128x256x64_mma) \
     X(wgrad, GMM_BF16, bf16, 64x128, gmm_gemm_wgrad_bf16_64x128x32_mma) \
-    X(wgrad, GMM_F16, f16, 128x256, gmm_gemm_wgrad_f16_128x256x64_mma) \
-    X(wgrad, GMM_F16, f16, 64x128, gmm_gemm_wgrad_f16_64x128x32_mma)
+    GMM__IF_F16(X(wgrad, GMM_F16, f16, 128x256, gmm_gemm_wgrad_f16_128x256x64_mma)) \
+    GMM__IF_F16(X(wgrad, GMM_F16, f16, 64x128, gmm_gemm_wgrad_f16_64x128x32_mma))
 
 #define GMM__X(tag, ta, tb, ragged) GMM__CAT(gmm_ta_, tag) = ta, GMM__CAT(gmm_tb_, tag) = tb, \
     GMM__CAT(gmm_ragged_k_, tag) = ragged,

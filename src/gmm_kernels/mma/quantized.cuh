@@ -322,14 +322,19 @@ GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float r
     }
 }
 
-#define GMM__BODY 10
+#ifndef GMM_NO_QUANT
+#define GMM__BODY GMM__BODY_HERE(10)
+#define GMM__ARGS gmm_qgemm_args
 /* kernel, operation, kind */
+#define GMM__SHARE 1
 #define GMM__ROW (gmm_gemm_fwd_quant_bf16_128x256x64_mma, fwd, bf16)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_quant_f16_128x256x64_mma, fwd, f16)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_quant_f16_128x128x64_block_scaled_mma, fwd, f16_block_scaled)
 #include GMM_KERNELS_FILE
+#undef GMM__SHARE
+#define GMM__SHARE 7
 #define GMM__ROW (gmm_gemm_dgrad_quant_bf16_128x256x64_mma, dgrad, bf16)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_quant_bf16_128x256x64_nn_mma, dgrad, bf16_nn)
@@ -340,6 +345,8 @@ GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float r
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_quant_f16_128x128x64_block_scaled_nn_mma, dgrad, f16_block_scaled_nn)
 #include GMM_KERNELS_FILE
+#undef GMM__SHARE
+#define GMM__SHARE 6
 #define GMM__ROW (gmm_gemm_wgrad_quant_bf16_128x256x64_mma, wgrad, bf16)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_quant_bf16_128x256x64_tn_mma, wgrad, bf16_tn)
@@ -348,6 +355,8 @@ GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float r
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_quant_f16_128x128x64_block_scaled_mma, wgrad, f16_block_scaled)
 #include GMM_KERNELS_FILE
+#undef GMM__SHARE
+#undef GMM__ARGS
 #undef GMM__BODY
 
 /* One row per kernel. */
@@ -359,6 +368,7 @@ typedef struct gmm_qgemm_kernel {
     const void *function;
 } gmm_qgemm_kernel;
 
+#if GMM__HOLDS(0)
 static const gmm_qgemm_kernel gmm_qgemm_kernels[] = {
 #define GMM__X(op, kind, kernel) \
     { GMM__CAT(gmm_gemm_, op), GMM__CAT(gmm_qgemm_ta_, kind), GMM__CAT(gmm_qgemm_tb_, kind), \
@@ -380,4 +390,6 @@ static GMM__UNUSED cudaError_t gmm_launch_qgemm(int32_t kernel, int32_t grid, co
     return e == cudaSuccess ? cudaLaunchKernel(row->function, dim3((unsigned)grid), dim3(GMM_QGEMM_THREADS), params,
                                                (size_t)row->shared, stream) : e;
 }
+#endif /* GMM__HOLDS(0) */
+#endif /* GMM_NO_QUANT */
 

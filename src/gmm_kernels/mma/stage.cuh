@@ -84,8 +84,10 @@ GMM__DEVICE void gmm_stage_load(gmm_stage_loader *loader, char *stage, int stage
 enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gmm_threads_f32 = 256 };
 
 /* GMM__BODY selects the body: 1 product on tensor cores, 2 fp32 product, 3 bias gradient. */
-#define GMM__BODY 1
+#define GMM__BODY GMM__BODY_HERE(1)
+#define GMM__ARGS gmm_gemm_args
 /* kernel, operation, precision, tile */
+#define GMM__SHARE 4
 #define GMM__ROW (gmm_gemm_fwd_bf16_128x256x64_mma, fwd, bf16, 128x256)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_bf16_64x128x32_mma, fwd, bf16, 64x128)
@@ -98,6 +100,7 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_bf16_64x128x32_mma, wgrad, bf16, 64x128)
 #include GMM_KERNELS_FILE
+#ifndef GMM_NO_F16
 #define GMM__ROW (gmm_gemm_fwd_f16_128x256x64_mma, fwd, f16, 128x256)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_f16_64x128x32_mma, fwd, f16, 64x128)
@@ -110,6 +113,9 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_f16_64x128x32_mma, wgrad, f16, 64x128)
 #include GMM_KERNELS_FILE
+#endif
+#undef GMM__SHARE
+#undef GMM__ARGS
 #undef GMM__BODY
 
 /* One stage of an operand of the fp32 product: each thread loads, twice, 4 values of k of a row or, from an operand
@@ -139,14 +145,18 @@ GMM__DEVICE void gmm_f32_store_stage(int transposed, float *smem, const float v[
     }
 }
 
-#define GMM__BODY 2
+#define GMM__BODY GMM__BODY_HERE(2)
+#define GMM__ARGS gmm_gemm_args
 /* kernel, operation */
+#define GMM__SHARE 4
 #define GMM__ROW (gmm_gemm_fwd_f32_128x128x16_mma, fwd)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_f32_128x128x16_mma, dgrad)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_f32_128x128x16_mma, wgrad)
 #include GMM_KERNELS_FILE
+#undef GMM__SHARE
+#undef GMM__ARGS
 #undef GMM__BODY
 
 /* One row per kernel. */
@@ -157,6 +167,7 @@ typedef struct gmm_gemm_kernel {
     const void *function;
 } gmm_gemm_kernel;
 
+#if GMM__HOLDS(0)
 static const gmm_gemm_kernel gmm_gemm_kernels[] = {
 #define GMM__X(op, dtype, tag, tile, kernel) \
     { GMM__CAT(gmm_gemm_, op), dtype, GMM__CAT(gmm_bm_, tile), GMM__CAT(gmm_bn_, tile), GMM__CAT(gmm_threads_, tile), \
@@ -171,4 +182,5 @@ static const gmm_gemm_kernel gmm_gemm_kernels[] = {
       (const void *)gmm_gemm_wgrad_f32_128x128x16_mma }
 };
 enum { GMM_GEMM_KERNELS = (int)(sizeof gmm_gemm_kernels / sizeof gmm_gemm_kernels[0]) };
+#endif /* GMM__HOLDS(0) */
 

@@ -66,7 +66,7 @@ GMM__DEVICE float GMM__CFG(gmm__vec_reload)(const gmm__quant_args *a, const gmm_
 
 /* The same amaxes as gmm_quantize_amax, for sources whose rows are aligned vectors: either of units, or of rows and
    columns. A CTA processes 128 x 128 tiles; GMM__HADAMARD also computes the amax of the transformed columnwise copy. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__HADAMARD ? 3 : GMM__CFG(gmm__words) == 4 ? 4 : 2)
+GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__HADAMARD ? 3 : GMM__CFG(gmm__words) == 4 ? 4 : 2)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ uint32_t shared_max[2][GMM__QUANT_WARPS]; /* of the source, and of the transformed source */
 #if !GMM__HADAMARD

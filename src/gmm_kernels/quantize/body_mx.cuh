@@ -15,7 +15,7 @@
    GMM__ELEMS16 columns of them without synchronization with other warps. A lane holds sixteen rows of sixteen bytes,
    so that sixteen lanes write complete lines of memory. 32 / GMM__ELEMS16 lanes share a block of a row and two lanes a
    block of a column; each computes the scales of its part of the blocks. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
+GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     const int32_t lane = gmm__lane(), warp = gmm__warp(), lane_row = lane >> 4, lane_col = lane & 15;
     const int32_t warp_row = warp % 4 * 32, row0 = warp_row + 16 * lane_row;

@@ -14,7 +14,7 @@
    of the blocks of both. Scales are bytes, which index a table of all encode scales that the unit can have.
    GMM__HADAMARD (BF16): the columnwise copy is transformed, or codes are rounded stochastically; a block of a column
    then lies in one lane. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 && !GMM__HADAMARD ? 3 : 2)
+GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 && !GMM__HADAMARD ? 3 : 2)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ float encodes[2][GMM_TILE]; /* by scale byte; entry 127: factor of block amaxes */
     __shared__ __align__(16) uint8_t codes[GMM__NV_CODES];

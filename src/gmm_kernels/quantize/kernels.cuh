@@ -146,6 +146,8 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
         for (i = a.start / 2 + first; 2 * i < a.start + a.length; i += step) gmm__shard_store_pair(&a, k, i);
     }
 }
+#ifndef GMM_NO_QUANT
+#if GMM__HOLDS(0)
 static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int amax, int64_t max_blocks,
                                                  cudaStream_t stream) {
     const int64_t work = a->count * a->rows * a->cols / GMM__QUANT_BLOCK + 1;
@@ -155,88 +157,113 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
                             dim3((unsigned)(work < max_blocks ? work : max_blocks)), dim3(GMM__QUANT_BLOCK), params,
                             0, stream);
 }
+#endif /* GMM__HOLDS(0) */
 
-#define GMM__BODY 6
+/* These tables are in one share, since casts call functions of the amax instance of their source. */
+#define GMM__SHARE 5
+#define GMM__ARGS gmm__quant_args
+#define GMM__BODY GMM__BODY_HERE(6)
 /* kernel, dtype of the source */
 #define GMM__ROW (gmm_quantize_amax_bf16, bf16)
 #include GMM_KERNELS_FILE
+#ifndef GMM_NO_F16
 #define GMM__ROW (gmm_quantize_amax_f16, f16)
 #include GMM_KERNELS_FILE
+#endif
 #define GMM__ROW (gmm_quantize_amax_f32, f32)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
 /* Casts to any format, by dtype of the source. */
-#define GMM__BODY 7
+#define GMM__BODY GMM__BODY_HERE(7)
 /* kernel, dtype of the source */
 #define GMM__ROW (gmm_quantize_bf16, bf16)
 #include GMM_KERNELS_FILE
+#ifndef GMM_NO_F16
 #define GMM__ROW (gmm_quantize_f16, f16)
 #include GMM_KERNELS_FILE
+#endif
 #define GMM__ROW (gmm_quantize_f32, f32)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
-#define GMM__BODY 12
+#define GMM__BODY GMM__BODY_HERE(12)
 /* kernel, dtype of the source, transformed columnwise copy */
 #define GMM__ROW (gmm_amax_bf16, bf16, 0)
 #include GMM_KERNELS_FILE
+#ifndef GMM_NO_F16
 #define GMM__ROW (gmm_amax_f16, f16, 0)
 #include GMM_KERNELS_FILE
+#endif
 #define GMM__ROW (gmm_amax_f32, f32, 0)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_amax_hadamard_bf16, bf16, 1)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
-#define GMM__BODY 13
+#define GMM__BODY GMM__BODY_HERE(13)
 /* kernel, dtype of the source, scaling */
 #define GMM__ROW (gmm_cast_tensor_bf16, bf16, GMM_SCALING_TENSOR)
 #include GMM_KERNELS_FILE
+#ifndef GMM_NO_F16
 #define GMM__ROW (gmm_cast_tensor_f16, f16, GMM_SCALING_TENSOR)
 #include GMM_KERNELS_FILE
+#endif
 #define GMM__ROW (gmm_cast_tensor_f32, f32, GMM_SCALING_TENSOR)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_cast_row_bf16, bf16, GMM_SCALING_ROW)
 #include GMM_KERNELS_FILE
+#ifndef GMM_NO_F16
 #define GMM__ROW (gmm_cast_row_f16, f16, GMM_SCALING_ROW)
 #include GMM_KERNELS_FILE
+#endif
 #define GMM__ROW (gmm_cast_row_f32, f32, GMM_SCALING_ROW)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_cast_1x128_bf16, bf16, GMM_SCALING_1X128)
 #include GMM_KERNELS_FILE
+#ifndef GMM_NO_F16
 #define GMM__ROW (gmm_cast_1x128_f16, f16, GMM_SCALING_1X128)
 #include GMM_KERNELS_FILE
+#endif
 #define GMM__ROW (gmm_cast_1x128_f32, f32, GMM_SCALING_1X128)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_cast_128x128_bf16, bf16, GMM_SCALING_128X128)
 #include GMM_KERNELS_FILE
+#ifndef GMM_NO_F16
 #define GMM__ROW (gmm_cast_128x128_f16, f16, GMM_SCALING_128X128)
 #include GMM_KERNELS_FILE
+#endif
 #define GMM__ROW (gmm_cast_128x128_f32, f32, GMM_SCALING_128X128)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
-#define GMM__BODY 15
+#define GMM__BODY GMM__BODY_HERE(15)
 /* kernel, dtype of the source */
 #define GMM__ROW (gmm_cast_mx32_bf16, bf16)
 #include GMM_KERNELS_FILE
+#ifndef GMM_NO_F16
 #define GMM__ROW (gmm_cast_mx32_f16, f16)
 #include GMM_KERNELS_FILE
+#endif
 #define GMM__ROW (gmm_cast_mx32_f32, f32)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
 /* NV16. GMM__HADAMARD 1: BF16 with a Hadamard-transformed columnwise copy or with stochastic rounding. */
-#define GMM__BODY 14
+#define GMM__BODY GMM__BODY_HERE(14)
 /* kernel, dtype of the source, transformed columnwise copy or stochastic rounding */
 #define GMM__ROW (gmm_cast_nv16_bf16, bf16, 0)
 #include GMM_KERNELS_FILE
+#ifndef GMM_NO_F16
 #define GMM__ROW (gmm_cast_nv16_f16, f16, 0)
 #include GMM_KERNELS_FILE
+#endif
 #define GMM__ROW (gmm_cast_nv16_f32, f32, 0)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_cast_nv16_hadamard_bf16, bf16, 1)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
+#undef GMM__ARGS
+#undef GMM__SHARE
+#endif /* GMM_NO_QUANT */
 

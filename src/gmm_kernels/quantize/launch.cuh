@@ -1,3 +1,4 @@
+#if GMM__HOLDS(0) && !defined(GMM_NO_QUANT)
 /* The kernels of the casts. A call is served by the first row that fits it; scaling NONE fits every format. */
 typedef struct gmm_quantize_kernel {
     gmm_dtype dtype;    /* of the source */
@@ -8,25 +9,25 @@ typedef struct gmm_quantize_kernel {
 static const gmm_quantize_kernel gmm_quantize_kernels[] = {
     { GMM_BF16, GMM_SCALING_NV16, 2, (const void *)gmm_amax_hadamard_bf16, (const void *)gmm_cast_nv16_hadamard_bf16 },
     { GMM_BF16, GMM_SCALING_TENSOR, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_tensor_bf16 },
-    { GMM_F16, GMM_SCALING_TENSOR, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_tensor_f16 },
+    GMM__IF_F16({ GMM_F16, GMM_SCALING_TENSOR, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_tensor_f16 },)
     { GMM_F32, GMM_SCALING_TENSOR, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_tensor_f32 },
     { GMM_BF16, GMM_SCALING_ROW, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_row_bf16 },
-    { GMM_F16, GMM_SCALING_ROW, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_row_f16 },
+    GMM__IF_F16({ GMM_F16, GMM_SCALING_ROW, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_row_f16 },)
     { GMM_F32, GMM_SCALING_ROW, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_row_f32 },
     { GMM_BF16, GMM_SCALING_1X128, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_1x128_bf16 },
-    { GMM_F16, GMM_SCALING_1X128, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_1x128_f16 },
+    GMM__IF_F16({ GMM_F16, GMM_SCALING_1X128, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_1x128_f16 },)
     { GMM_F32, GMM_SCALING_1X128, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_1x128_f32 },
     { GMM_BF16, GMM_SCALING_128X128, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_128x128_bf16 },
-    { GMM_F16, GMM_SCALING_128X128, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_128x128_f16 },
+    GMM__IF_F16({ GMM_F16, GMM_SCALING_128X128, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_128x128_f16 },)
     { GMM_F32, GMM_SCALING_128X128, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_128x128_f32 },
     { GMM_BF16, GMM_SCALING_MX32, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_mx32_bf16 },
-    { GMM_F16, GMM_SCALING_MX32, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_mx32_f16 },
+    GMM__IF_F16({ GMM_F16, GMM_SCALING_MX32, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_mx32_f16 },)
     { GMM_F32, GMM_SCALING_MX32, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_mx32_f32 },
     { GMM_BF16, GMM_SCALING_NV16, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_nv16_bf16 },
-    { GMM_F16, GMM_SCALING_NV16, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_nv16_f16 },
+    GMM__IF_F16({ GMM_F16, GMM_SCALING_NV16, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_nv16_f16 },)
     { GMM_F32, GMM_SCALING_NV16, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_nv16_f32 },
     { GMM_BF16, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_bf16, (const void *)gmm_quantize_bf16 },
-    { GMM_F16, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_f16, (const void *)gmm_quantize_f16 },
+    GMM__IF_F16({ GMM_F16, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_f16, (const void *)gmm_quantize_f16 },)
     { GMM_F32, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_f32, (const void *)gmm_quantize_f32 }
 };
 
@@ -118,4 +119,5 @@ static GMM__UNUSED cudaError_t gmm__k_update_scales(const gmm__update_args *a, c
     return cudaLaunchKernel((const void *)gmm_update_scale_slots, dim3((unsigned)blocks), dim3(GMM__QUANT_BLOCK),
                             params, 0, stream);
 }
+#endif /* GMM__HOLDS(0), GMM_NO_QUANT */
 

@@ -5,7 +5,7 @@
    order, so results are equal. */
 #define GMM__ELEM_PRECISIONS(X) \
     X(bf16, GMM_BF16) \
-    X(f16, GMM_F16) \
+    GMM__IF_F16(X(f16, GMM_F16)) \
     X(f32, GMM_F32) \
     X(any, GMM_NONE)
 

@@ -11,8 +11,10 @@ GMM__ELEM_UNITS(GMM__X)
 /* precision */
 #define GMM__ROW (bf16)
 #include GMM_KERNELS_FILE
+#ifndef GMM_NO_F16
 #define GMM__ROW (f16)
 #include GMM_KERNELS_FILE
+#endif
 #define GMM__ROW (f32)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (any)

@@ -1,5 +1,6 @@
 /* .................................................................................................... Launchers ... */
 
+#if GMM__HOLDS(0)
 /* Starts at most limits.max_ctas CTAs; kernels loop over their tasks, and results do not depend on the grid. Every
    kernel calls gmm_pdl_wait. */
 static GMM__UNUSED cudaError_t gmm__k_launch(const void *kernel, int64_t blocks, gmm__launch_limits limits,
@@ -27,31 +28,31 @@ static GMM__UNUSED gmm_dtype gmm__k_common_dtype(gmm_dtype dtype, const gmm__vie
 /* The kernels of each operation by precision, in the order of GMM__ELEM_PRECISIONS. One name a line: `make tags`. */
 static const void *const gmm__act_fwd_kernels[] = {
     (const void *)gmm_act_fwd_bf16,
-    (const void *)gmm_act_fwd_f16,
+    GMM__IF_F16((const void *)gmm_act_fwd_f16,)
     (const void *)gmm_act_fwd_f32,
     (const void *)gmm_act_fwd_any
 };
 static const void *const gmm__act_bwd_kernels[] = {
     (const void *)gmm_act_bwd_bf16,
-    (const void *)gmm_act_bwd_f16,
+    GMM__IF_F16((const void *)gmm_act_bwd_f16,)
     (const void *)gmm_act_bwd_f32,
     (const void *)gmm_act_bwd_any
 };
 static const void *const gmm__unpermute_fwd_kernels[] = {
     (const void *)gmm_unpermute_fwd_bf16,
-    (const void *)gmm_unpermute_fwd_f16,
+    GMM__IF_F16((const void *)gmm_unpermute_fwd_f16,)
     (const void *)gmm_unpermute_fwd_f32,
     (const void *)gmm_unpermute_fwd_any
 };
 static const void *const gmm__unpermute_bwd_kernels[] = {
     (const void *)gmm_unpermute_bwd_bf16,
-    (const void *)gmm_unpermute_bwd_f16,
+    GMM__IF_F16((const void *)gmm_unpermute_bwd_f16,)
     (const void *)gmm_unpermute_bwd_f32,
     (const void *)gmm_unpermute_bwd_any
 };
 static const void *const gmm__unpermute_dots_kernels[] = {
     (const void *)gmm_unpermute_dots_bf16,
-    (const void *)gmm_unpermute_dots_f16,
+    GMM__IF_F16((const void *)gmm_unpermute_dots_f16,)
     (const void *)gmm_unpermute_dots_f32,
     (const void *)gmm_unpermute_dots_any
 };
@@ -440,6 +441,7 @@ static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, gmm
     }
     return status;
 }
+#endif /* GMM__HOLDS(0) */
 
 #endif /* GMM_IMPLEMENTATION */
 

@@ -634,10 +634,12 @@ typedef struct gmm_copy_args {
     uint64_t values[GMM_COPY_VALUES];
 } gmm_copy_args;
 
+#if GMM__HOLDS(0)
 GMM__KERNEL __launch_bounds__(GMM_COPY_VALUES) gmm_copy_values(const __grid_constant__ gmm_copy_args args) {
     const int i = (int)threadIdx.x;
     if (i < args.count) args.dst[i] = args.values[i];
 }
+#endif /* GMM__HOLDS(0) */
 
 /* ............................................................................................... Split offsets ... */
 
@@ -684,6 +686,7 @@ GMM__DEVICE int64_t gmm_block_scan(int64_t v, int maximum, int64_t limit, int64_
     return maximum ? (v > prefix ? v : prefix) : (v > limit - prefix ? limit : v + prefix);
 }
 
+#if GMM__HOLDS(0)
 /* Reads a split by the rule of gmm_split_end and writes row offsets and tile counts. The end of a group is a scan
    with saturation, because the rule clamps to [0, capacity]; gmm_split_end is then evaluated for every group in
    parallel and reports faults. One CTA of full warps. */
@@ -729,6 +732,7 @@ GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __gri
     }
     if (fault && s->fault) atomicOr(s->fault, fault);
 }
+#endif /* GMM__HOLDS(0) */
 
 /* The same for at most 32 groups: each warp that needs the split reads it, so that no kernel has to run before. Lane g
    receives the first row and the number of rows of group g, and the inclusive prefix sum of tiles. The warp with
@@ -1640,12 +1644,12 @@ GMM__DEVICE int64_t gmm_split_rows(const gmm_groups *s) {
     return rows;
 }
 
+#if GMM__HOLDS(0)
 /* Zeroes rows [rows of the split, capacity) of D, one warp per row. */
 GMM__KERNEL __launch_bounds__(GMM_TAIL_THREADS) gmm_linear_tail(const __grid_constant__ gmm_tail_args args) {
     gmm_gemm_zero_tail(&args.d, gmm_split_rows(&args.groups), args.groups.capacity, args.n);
 }
 
-#if GMM__HOLDS(0)
 static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args *args, cudaStream_t stream) {
     void *params[1];
     params[0] = (void *)(uintptr_t)args;
@@ -3854,6 +3858,7 @@ GMM__DEVICE void gmm_expand_groups(const gmm_expand_args *args) {
         args->ends[g] = 16 * (int64_t)args->units[g];
 }
 
+#if GMM__HOLDS(0) && !defined(GMM_NO_QUANT)
 /* Dequantizes copies that keep their layout. A task is GMM_EXPAND_LINES lines of GMM_EXPAND_SPAN elements;
    grid-stride loop, one warp per task, first all tasks of operand 0, then those of operand 1. */
 GMM__KERNEL __launch_bounds__(GMM_EXPAND_MAX_THREADS, 1) gmm_expand_rows(const __grid_constant__ gmm_expand_args args) {
@@ -3922,7 +3927,6 @@ gmm_expand_columns(const __grid_constant__ gmm_expand_args args) {
     }
 }
 
-#if GMM__HOLDS(0) && !defined(GMM_NO_QUANT)
 /* `columns`: the operands are columnwise NV16 tokens. `limited`: the grid has one CTA per multiprocessor that may be
    used. */
 static GMM__UNUSED cudaError_t gmm_launch_expand(int columns, int32_t grid, int limited, int pdl,
@@ -3954,6 +3958,7 @@ typedef struct gmm_bgrad_args {
     float *d_bias_scale;     /* NULL: not written */
 } gmm_bgrad_args;
 
+#if GMM__HOLDS(0)
 #define GMM__BODY 3
 /* kernel of the partial sums, kernel of the rows, dtype of dy */
 #define GMM__ROW (gmm_linear_bgrad_partials_bf16, gmm_linear_bgrad_rows_bf16, GMM_BF16)
@@ -3998,7 +4003,6 @@ typedef struct gmm_bgrad_kernel {
     const void *partials, *rows;
 } gmm_bgrad_kernel;
 
-#if GMM__HOLDS(0)
 static const gmm_bgrad_kernel gmm_bgrad_kernels[] = {
     { GMM_BF16, (const void *)gmm_linear_bgrad_partials_bf16, (const void *)gmm_linear_bgrad_rows_bf16 },
     GMM__IF_F16({ GMM_F16, (const void *)gmm_linear_bgrad_partials_f16, (const void *)gmm_linear_bgrad_rows_f16 },)
@@ -4550,6 +4554,7 @@ GMM__ELEM_PRECISIONS(GMM__X)
 GMM__ELEM_UNITS(GMM__X)
 #undef GMM__X
 
+#if GMM__HOLDS(0)
 #define GMM__BODY 4
 /* precision */
 #define GMM__ROW (bf16)
@@ -4574,6 +4579,7 @@ GMM__ELEM_UNITS(GMM__X)
 #define GMM__ROW (b1)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
+#endif /* GMM__HOLDS(0) */
 
 /* ................................................................................................. Quantization ... */
 
@@ -5085,6 +5091,7 @@ GMM__DEVICE void gmm__quant_scales(const gmm__quant_args *a, int64_t first, int6
         for (i = first; i < (a->grouped ? a->offsets[a->units] : a->units * a->rows); i += step)
             a->rowwise.amax[i] = a->lines[i];
 }
+#if GMM__HOLDS(0) && !defined(GMM_NO_QUANT)
 /* gmm__quant_scales by a kernel of its own, for the general casts. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_scales(const __grid_constant__ gmm__quant_args a) {
     if (a.skip && *a.skip) return;
@@ -5099,6 +5106,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_tail(const __grid_c
     for (r = *a.valid_rows + blockIdx.x; r < a.rows; r += gridDim.x)
         for (i = threadIdx.x; i < a.bytes; i += GMM__QUANT_BLOCK) a.data[r * a.pitch + i] = 0;
 }
+#endif
 
 /* --- vectorized casts: the common shapes and alignments, at the speed of memory --- */
 
@@ -5447,6 +5455,7 @@ GMM__DEVICE uint32_t gmm__vec_hadamard_amax(const uint32_t x[8][4], int32_t lowe
     return bits << 16;
 }
 
+#if GMM__HOLDS(0) && !defined(GMM_NO_QUANT)
 /* Dequantizes a copy in either direction into a matrix in the layout of the source. A CTA processes one 128 x 128
    tile at a time. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_dequantize_tiles(const __grid_constant__ gmm__dequant_args a) {
@@ -5595,8 +5604,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
         for (i = a.start / 2 + first; 2 * i < a.start + a.length; i += step) gmm__shard_store_pair(&a, k, i);
     }
 }
-#ifndef GMM_NO_QUANT
-#if GMM__HOLDS(0)
+
 static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int amax, int64_t max_blocks,
                                                  cudaStream_t stream) {
     const int64_t work = a->count * a->rows * a->cols / GMM__QUANT_BLOCK + 1;
@@ -5606,8 +5614,9 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
                             dim3((unsigned)(work < max_blocks ? work : max_blocks)), dim3(GMM__QUANT_BLOCK), params,
                             0, stream);
 }
-#endif /* GMM__HOLDS(0) */
+#endif
 
+#ifndef GMM_NO_QUANT
 /* These tables are in one share, since casts call functions of the amax instance of their source. */
 #define GMM__SHARE 5
 #define GMM__ARGS gmm__quant_args
@@ -5841,6 +5850,7 @@ static GMM__UNUSED cudaError_t gmm__k_update_scales(const gmm__update_args *a, c
 
 /* ....................................................................................... Accumulate and convert ... */
 
+#if GMM__HOLDS(0)
 /* y = beta y + scale (start + x_0 + x_1 + ...). A task is two spans of a row, so that at least two loads are in
    flight. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6) gmm_accumulate_rows(const __grid_constant__ gmm__accumulate_args a) {
@@ -5973,9 +5983,11 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_convert_rows(const __grid_
             }
     }
 }
+#endif /* GMM__HOLDS(0) */
 
 /* ...................................................................................................... Routing ... */
 
+#if GMM__HOLDS(0)
 /* Sort key of a score: larger scores first, then lower expert indices; NaN is behind all numbers. A key is never 0. */
 GMM__DEVICE uint64_t gmm__sort_key(float v, int32_t e) {
     const uint32_t u = gmm_f32_bits(v);
@@ -6192,9 +6204,11 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_gradient(const __gri
         }
     }
 }
+#endif /* GMM__HOLDS(0) */
 
 /* ............................................................................................. Permutation maps ... */
 
+#if GMM__HOLDS(0)
 /* counts[e][c] = slots of expert e in chunk c. One CTA per chunk. Integer atomics, so the order of additions does
    not matter. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_permute_count(const __grid_constant__ gmm__map_args a) {
@@ -6313,6 +6327,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 16) gmm_gather_probs(const __grid
         a.dprobs[i] = row >= 0 ? a.row_probs_in[row] : 0.0f;
     }
 }
+#endif /* GMM__HOLDS(0) */
 
 /* .................................................................................................... Launchers ... */
 

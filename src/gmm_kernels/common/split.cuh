@@ -9,10 +9,12 @@ typedef struct gmm_copy_args {
     uint64_t values[GMM_COPY_VALUES];
 } gmm_copy_args;
 
+#if GMM__HOLDS(0)
 GMM__KERNEL __launch_bounds__(GMM_COPY_VALUES) gmm_copy_values(const __grid_constant__ gmm_copy_args args) {
     const int i = (int)threadIdx.x;
     if (i < args.count) args.dst[i] = args.values[i];
 }
+#endif /* GMM__HOLDS(0) */
 
 /* ............................................................................................... Split offsets ... */
 
@@ -59,6 +61,7 @@ GMM__DEVICE int64_t gmm_block_scan(int64_t v, int maximum, int64_t limit, int64_
     return maximum ? (v > prefix ? v : prefix) : (v > limit - prefix ? limit : v + prefix);
 }
 
+#if GMM__HOLDS(0)
 /* Reads a split by the rule of gmm_split_end and writes row offsets and tile counts. The end of a group is a scan
    with saturation, because the rule clamps to [0, capacity]; gmm_split_end is then evaluated for every group in
    parallel and reports faults. One CTA of full warps. */
@@ -104,6 +107,7 @@ GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __gri
     }
     if (fault && s->fault) atomicOr(s->fault, fault);
 }
+#endif /* GMM__HOLDS(0) */
 
 /* The same for at most 32 groups: each warp that needs the split reads it, so that no kernel has to run before. Lane g
    receives the first row and the number of rows of group g, and the inclusive prefix sum of tiles. The warp with

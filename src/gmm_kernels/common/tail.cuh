@@ -28,12 +28,12 @@ GMM__DEVICE int64_t gmm_split_rows(const gmm_groups *s) {
     return rows;
 }
 
+#if GMM__HOLDS(0)
 /* Zeroes rows [rows of the split, capacity) of D, one warp per row. */
 GMM__KERNEL __launch_bounds__(GMM_TAIL_THREADS) gmm_linear_tail(const __grid_constant__ gmm_tail_args args) {
     gmm_gemm_zero_tail(&args.d, gmm_split_rows(&args.groups), args.groups.capacity, args.n);
 }
 
-#if GMM__HOLDS(0)
 static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args *args, cudaStream_t stream) {
     void *params[1];
     params[0] = (void *)(uintptr_t)args;

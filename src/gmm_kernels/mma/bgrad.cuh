@@ -19,6 +19,7 @@ typedef struct gmm_bgrad_args {
     float *d_bias_scale;     /* NULL: not written */
 } gmm_bgrad_args;
 
+#if GMM__HOLDS(0)
 #define GMM__BODY 3
 /* kernel of the partial sums, kernel of the rows, dtype of dy */
 #define GMM__ROW (gmm_linear_bgrad_partials_bf16, gmm_linear_bgrad_rows_bf16, GMM_BF16)
@@ -63,7 +64,6 @@ typedef struct gmm_bgrad_kernel {
     const void *partials, *rows;
 } gmm_bgrad_kernel;
 
-#if GMM__HOLDS(0)
 static const gmm_bgrad_kernel gmm_bgrad_kernels[] = {
     { GMM_BF16, (const void *)gmm_linear_bgrad_partials_bf16, (const void *)gmm_linear_bgrad_rows_bf16 },
     GMM__IF_F16({ GMM_F16, (const void *)gmm_linear_bgrad_partials_f16, (const void *)gmm_linear_bgrad_rows_f16 },)

@@ -7,6 +7,7 @@ GMM__ELEM_PRECISIONS(GMM__X)
 GMM__ELEM_UNITS(GMM__X)
 #undef GMM__X
 
+#if GMM__HOLDS(0)
 #define GMM__BODY 4
 /* precision */
 #define GMM__ROW (bf16)
@@ -31,4 +32,5 @@ GMM__ELEM_UNITS(GMM__X)
 #define GMM__ROW (b1)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
+#endif /* GMM__HOLDS(0) */
 

@@ -1,5 +1,6 @@
 /* ............................................................................................. Permutation maps ... */
 
+#if GMM__HOLDS(0)
 /* counts[e][c] = slots of expert e in chunk c. One CTA per chunk. Integer atomics, so the order of additions does
    not matter. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_permute_count(const __grid_constant__ gmm__map_args a) {
@@ -118,4 +119,5 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 16) gmm_gather_probs(const __grid
         a.dprobs[i] = row >= 0 ? a.row_probs_in[row] : 0.0f;
     }
 }
+#endif /* GMM__HOLDS(0) */
 

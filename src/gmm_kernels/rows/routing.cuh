@@ -1,5 +1,6 @@
 /* ...................................................................................................... Routing ... */
 
+#if GMM__HOLDS(0)
 /* Sort key of a score: larger scores first, then lower expert indices; NaN is behind all numbers. A key is never 0. */
 GMM__DEVICE uint64_t gmm__sort_key(float v, int32_t e) {
     const uint32_t u = gmm_f32_bits(v);
@@ -216,4 +217,5 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_gradient(const __gri
         }
     }
 }
+#endif /* GMM__HOLDS(0) */
 

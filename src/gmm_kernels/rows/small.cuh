@@ -1,5 +1,6 @@
 /* ....................................................................................... Accumulate and convert ... */
 
+#if GMM__HOLDS(0)
 /* y = beta y + scale (start + x_0 + x_1 + ...). A task is two spans of a row, so that at least two loads are in
    flight. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6) gmm_accumulate_rows(const __grid_constant__ gmm__accumulate_args a) {
@@ -132,4 +133,5 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_convert_rows(const __grid_
             }
     }
 }
+#endif /* GMM__HOLDS(0) */
 

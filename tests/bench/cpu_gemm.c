@@ -1,6 +1,6 @@
 /* cpu_gemm - GFLOP/s of gmm_linear_fwd on the CPU beside OpenBLAS sgemm, on one problem y[S][S] = x[S][S] w[S][S]^T.
    Contenders alternate within every round, so that clock changes affect all of them. The result of a contender is the
-   median of its rounds. Sampled elements of every result are compared with fp64. What the numbers mean: NOTES.md. */
+   median of its rounds. Sampled elements of every result are compared with fp64. What the numbers mean: README.md. */
 #include "gmm.h"
 
 #include <math.h>

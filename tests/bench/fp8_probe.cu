@@ -1,8 +1,8 @@
 /* fp8_probe - the precision of sums in Hopper's tensor cores: wgmma on E4M3 and on BF16, and mma.sync on E4M3.
    Build: nvcc -gencode arch=compute_90a,code=sm_90a -I. -o build/fp8_probe tests/bench/fp8_probe.cu
    Model: in one instruction the addends (products and the accumulator) are truncated to F fraction bits relative to the
-   exponent of the largest one, added, and the result is truncated to the output's precision. NOTES.md has the
-   results. */
+   exponent of the largest one, added, and the result is truncated to the output's precision. Results:
+   src/gmm_kernels/KERNELS.md. */
 #include <cuda_runtime.h>
 #include <math.h>
 #include <stdint.h>

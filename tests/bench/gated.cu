@@ -1,6 +1,6 @@
 /* gated - runs gated_kernel.cu on a Hopper GPU: compares its bits with the library's linear and activation in two
-   launches, on ragged groups, then prints microseconds of both, alternating. What it means: NOTES.md. --bits: no
-   times. */
+   launches, on ragged groups, then prints microseconds of both, alternating. --bits: no times. What it means:
+   src/gmm_kernels/KERNELS.md. */
 #include "gated.h"
 
 #include <math.h>

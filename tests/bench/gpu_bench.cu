@@ -1,7 +1,7 @@
 /* gpu_bench - TFLOP/s of gmm's grouped linear, in bf16 and quantized, on the GPU beside cuBLAS and torch, and the
    bandwidth of the operations that only move rows or quantize. All contenders of a row alternate in one process on the
    same random data. peers.py loads this file as a shared library and provides torch._grouped_mm and
-   torch._scaled_grouped_mm as further contenders. What it means: NOTES.md. */
+   torch._scaled_grouped_mm as further contenders. What it means: README.md. */
 #include "gmm.h"
 
 #include <cublasLt.h>

@@ -2,7 +2,7 @@
    per GPU runs a chain of grouped linear layers through the GTP runtime over NCCL and peer copies. Exposed time is the
    time of a layer minus that of the same layer with communicators that do nothing, in the steady state, where the first
    layer's gather is hidden by the last layer; it is given as a fraction of t_ref, the time of that collective alone in
-   one plain NCCL call. What the numbers mean: NOTES.md. */
+   one plain NCCL call. What the numbers mean: README.md. */
 #include "gmm_gtp.h"
 
 #include <cuda_runtime.h>

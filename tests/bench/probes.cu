@@ -1,5 +1,6 @@
 /* probes - measures properties of the hardware that the kernels depend on: one row per question, with the prediction
-   for an H200 and the result on this GPU, the median of several turns. Conclusions: NOTES.md. */
+   for an H200 and the result on this GPU, the median of several turns. Conclusions:
+   src/gmm_kernels/KERNELS.md. */
 #include <cuda.h>
 #include <cudaTypedefs.h>
 #include <cuda_runtime.h>

@@ -421,7 +421,7 @@ version() {
 check "the version agrees everywhere" empty version
 
 # The README's programs, in its words: blocks of C and CUDA become example.c and example.cu, and the lines that compile
-# and link them are run as they stand, beside the headers in a folder "gmm".
+# and link them are run, beside the headers in a folder "gmm", with this machine's compilers in place of those named.
 readme_block() { awk -v fence='```'"$1" '$0 == fence { on = 1; next } /^```/ { on = 0 } on' README.md; }
 readme_files() {
     rm -rf "$W/readme" && mkdir -p "$W/readme/gmm" && cp $HEADERS "$W/readme/gmm/" &&
@@ -429,8 +429,10 @@ readme_files() {
         readme_block cuda > "$W/readme/example.cu"
 }
 readme_c() {
-    readme_files gmm_kernels.cuh && readme_block sh | grep '^gcc .*example\.c ' > "$W/readme/lines" &&
-        [ "$(wc -l < "$W/readme/lines")" = 1 ] && (cd "$W/readme" && sh -ex lines && ./example_cpu) &&
+    readme_files gmm_kernels.cuh && readme_block sh | grep '^gcc .*example\.c ' |
+        sed "s|^gcc|$CC|; s| -fopenmp|${openmp:+ $openmp}|" > "$W/readme/lines" &&
+        [ "$(wc -l < "$W/readme/lines")" = 1 ] &&
+        (cd "$W/readme" && sh -ex lines && ./example_cpu) &&
         $CC -std=c11 $STRICT -fsyntax-only -I. "$W/readme/example.c"
 }
 check "the README's C program compiles and runs" readme_c
@@ -439,7 +441,8 @@ readme_cuda() {
     toolkit=$(dirname "$(dirname "$(readlink -f "$(command -v ${NVCC%% *})")")")
     if [ -n "$gpu" ]; then readme_files gmm_kernels.cuh; else readme_files $B/empty/gmm_kernels.cuh; fi || return 1
     readme_block sh | grep 'example\.\(cu\|o\)' |
-        sed "s|^nvcc|${NVCC%% *}|; s|/usr/local/cuda/lib64|$toolkit/lib64|; s|sm_90a|${gpu:-sm_90a}|" > "$W/readme/lines"
+        sed "s|^nvcc|${NVCC%% *}|; s|^gcc|$CC|; s|/usr/local/cuda/lib64|$toolkit/lib64|; s|sm_90a|${gpu:-sm_90a}|
+             s| -c | $(cat build/probe/nvcc.flags) -c |" > "$W/readme/lines"
     [ "$(wc -l < "$W/readme/lines")" = 3 ] && (cd "$W/readme" && sh -ex lines) || return 1
     [ -z "$gpu" ] || (cd "$W/readme" && export LD_LIBRARY_PATH="$toolkit/lib64" && ./example_nvcc && ./example_gcc)
 }

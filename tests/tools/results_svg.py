@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws the 16-bit products of a file of tests/results: TFLOP/s of gmm beside its peers, by model and tokens per expert.
+"""Draws the 16-bit products of a file of tests/results: TFLOP/s of gmm and its peers, by model and tokens per expert.
 
     results_svg.py RESULTS.txt > PICTURE.svg
 

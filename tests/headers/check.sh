@@ -8,7 +8,8 @@ W=build/check
 STRICT="-Wall -Wextra -pedantic -Werror"
 HEADERS="gmm_quant.h gmm.h gmm_gtp.h"
 TEXTS="$HEADERS $(ls gmm*.cuh 2> /dev/null)"
-UNIT=examples/vendoring/gmm
+UNIT_DIR=examples/vendoring
+UNIT=$UNIT_DIR/gmm
 failures=0
 rm -rf $W && mkdir -p $W || exit 1
 W=$(cd $W && pwd)
@@ -419,15 +420,67 @@ version() {
 }
 check "the version agrees everywhere" empty version
 
-# C blocks of the README: each is a program.
-readme() {
-    awk -v dir="$W" '/^```c$/ { n++; on = 1; next } /^```/ { on = 0 } on { print > (dir "/readme" n ".c") }' README.md
-    ls "$W"/readme*.c || return 1
-    for f in "$W"/readme*.c; do
-        $CC -std=c11 $STRICT -I. -o "$W/readme" "$f" -lm && "$W/readme" || return 1
+# The README's programs, in its words: blocks of C and CUDA become example.c and example.cu, and the lines that compile
+# and link them are run, beside the headers in a folder "gmm", with this machine's compilers in place of those named.
+readme_block() { awk -v fence='```'"$1" '$0 == fence { on = 1; next } /^```/ { on = 0 } on' README.md; }
+readme_files() {
+    rm -rf "$W/readme" && mkdir -p "$W/readme/gmm" && cp $HEADERS "$W/readme/gmm/" &&
+        cp "$1" "$W/readme/gmm/gmm_kernels.cuh" && readme_block c > "$W/readme/example.c" &&
+        readme_block cuda > "$W/readme/example.cu"
+}
+readme_c() {
+    readme_files gmm_kernels.cuh && readme_block sh | grep '^gcc .*example\.c ' |
+        sed "s|^gcc|$CC|; s| -fopenmp|${openmp:+ $openmp}|" > "$W/readme/lines" &&
+        [ "$(wc -l < "$W/readme/lines")" = 1 ] &&
+        (cd "$W/readme" && sh -ex lines && ./example_cpu) &&
+        $CC -std=c11 $STRICT -fsyntax-only -I. "$W/readme/example.c"
+}
+check "the README's C program compiles and runs" readme_c
+# With a GPU the whole of the kernels is compiled for it, and the program runs; without, they are empty.
+readme_cuda() {
+    toolkit=$(dirname "$(dirname "$(readlink -f "$(command -v ${NVCC%% *})")")")
+    if [ -n "$gpu" ]; then readme_files gmm_kernels.cuh; else readme_files $B/empty/gmm_kernels.cuh; fi || return 1
+    readme_block sh | grep 'example\.\(cu\|o\)' |
+        sed "s|^nvcc|${NVCC%% *}|; s|^gcc|$CC|; s|/usr/local/cuda/lib64|$toolkit/lib64|; s|sm_90a|${gpu:-sm_90a}|
+             s| -c | $(cat build/probe/nvcc.flags) -c |" > "$W/readme/lines"
+    [ "$(wc -l < "$W/readme/lines")" = 3 ] && (cd "$W/readme" && sh -ex lines) || return 1
+    [ -z "$gpu" ] || (cd "$W/readme" && export LD_LIBRARY_PATH="$toolkit/lib64" && ./example_nvcc && ./example_gcc)
+}
+gpu=
+! nvidia-smi -L > /dev/null 2>&1 || gpu=$(cat build/probe/gpu 2> /dev/null)
+if [ -z "$NVCC" ]; then skip "the README's GPU program" "no CUDA toolkit"
+elif ! grep -q lcublasLt build/probe/cublaslt; then skip "the README's GPU program" "no CUDA toolkit with cuBLASLt"
+elif [ -n "$gpu" ]; then check "the README's GPU program compiles, links and runs" readme_cuda
+else
+    check "the README's GPU program compiles and links, with empty kernels" readme_cuda
+    skip "the README's GPU program, run" "no GPU"
+fi
+
+# Its tables of numbers beside the results file, and its picture.
+picture() {
+    for f in tests/results/*.txt; do
+        [ -e "${f%.txt}.svg" ] || continue
+        python3 -B tests/tools/results_svg.py "$f" | cmp - "${f%.txt}.svg" ||
+            { echo "python3 tests/tools/results_svg.py $f > ${f%.txt}.svg"; return 1; }
     done
 }
-check "the README's code compiles and runs" readme
+if works python3; then
+    check "the README's figures stand in tests/results" python3 -B tests/headers/readme_figures.py
+    check "the README's picture is drawn from tests/results" picture
+else skip "the README's figures" "no python3"; fi
+readme_links() {
+    for f in README.md examples/README.md; do
+        grep -o '](\([^)#: ]*\)' $f | sed 's/^](//' | sort -u | while read -r l; do
+            [ -e "$(dirname $f)/$l" ] || echo "$f: no file $l"
+        done
+    done
+}
+check "the README's links lead to files" empty readme_links
+readme_length() {
+    lines=$(wc -l < README.md)
+    [ "$lines" -le 200 ] || { echo "README.md: $lines lines, more than 200"; return 1; }
+}
+check "the README has at most 200 lines" readme_length
 
 # Quick starts of the headers: statements inside a function, with the names they take for granted.
 quick_start() {
@@ -480,16 +533,27 @@ installs() {
     grep -qx 'prefix=/usr' "$W/root/usr/lib/pkgconfig/gmm.pc"
 }
 check "make install serves a program" installs
-cmake_target() {
-    mkdir -p "$W/cmake" && cp $UNIT.c "$W/cmake/" || return 1
-    printf 'int main(void) { return 0; }\n' > "$W/cmake/main.c"
-    { printf 'cmake_minimum_required(VERSION 3.14)\nproject(use C)\n'
-      printf 'add_subdirectory("%s/examples/vendoring" gmm)\n' "$PWD"
-      printf 'add_executable(use main.c gmm.c)\ntarget_link_libraries(use PRIVATE gmm::gmm)\n'
-    } > "$W/cmake/CMakeLists.txt"
-    cmake -S "$W/cmake" -B "$W/cmake/build" -DCMAKE_C_COMPILER="$CC" && cmake --build "$W/cmake/build"
+# cmake_example NAME DEFINES: the example of this name in the comments of CMakeLists.txt, beside a main.c
+cmake_example() {
+    rm -rf "$W/cmake" && mkdir -p "$W/cmake/gmm/examples" && cp $HEADERS $B/empty/gmm_kernels.cuh "$W/cmake/gmm/" &&
+        cp -R examples/vendoring "$W/cmake/gmm/examples/" || return 1
+    printf '#include "gmm.h"\nint main(void) { return !gmm_version_number(); }\n' > "$W/cmake/main.c"
+    { printf 'cmake_minimum_required(VERSION 3.18)\n'
+      awk -v name="$1" '/^# [A-Z]/ { on = $2 ~ "^" name ":?$"; next } !/^#   / { on = 0 } on { sub(/^#   /, ""); print }
+          ' $UNIT_DIR/CMakeLists.txt; } > "$W/cmake/CMakeLists.txt"
+    grep -q '^add_executable' "$W/cmake/CMakeLists.txt" || { echo "no example of this name"; return 1; }
+    shift
+    cmake -S "$W/cmake" -B "$W/cmake/build" -DCMAKE_C_COMPILER="$CC" -DCMAKE_BUILD_TYPE=Release "$@" &&
+        cmake --build "$W/cmake/build" && "$W/cmake/build/app"
 }
-if works cmake; then check "the CMake target serves a program" cmake_target
+if works cmake; then
+    check "the CMake target serves a program" cmake_example CPU
+    if [ -z "$NVCC" ] || ! grep -q lcublasLt build/probe/cublaslt; then
+        skip "the CMake target with CUDA" "no CUDA toolkit with cuBLASLt"
+    else
+        check "the CMake target serves a program with CUDA (empty kernels)" cmake_example GPU \
+            -DCMAKE_CUDA_COMPILER="$(command -v ${NVCC%% *})"
+    fi
 else skip "the CMake target" "cmake is not installed"; fi
 
 # ---- Training on CPU ranks, or operands apart from the host's, is training on one and on these, bit for bit

@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""Compares the figures of README.md with tests/results. Prints what differs, and fails if something does.
+
+In the section "Numbers", which names one file of tests/results:
+    the GPU and the versions of its first sentence, and its commit, are those of the file's benchmarks;
+    the figures of each row of a table (cells that are a number, or the name of a row such as dsv3/192/fc2d/bf16) stand,
+    in this order, in one line of the file, each as a word.
+In the whole README, a commit named beside a GPU of tests/results, in one sentence, is named in that GPU's file.
+"""
+import glob
+import re
+import sys
+
+
+def in_order(line, words):
+    """Whether the words stand in the line in this order, each with neither digit nor letter beside it."""
+    at = 0
+    for word in words:
+        match = re.compile(r"(?<![\w.])" + re.escape(word) + r"(?![\w./]*\w)").search(line, at)
+        if not match:
+            return False
+        at = match.end()
+    return True
+
+
+def main():
+    wrong = []
+    readme = open("README.md", encoding="utf-8").read()
+    section = re.search(r"^## Numbers\n(.*?)^## ", readme, flags=re.M | re.S)
+    if not section:
+        sys.exit("README.md has no section Numbers")
+    numbers = section.group(1)
+    files = set(re.findall(r"tests/results/[\w.-]+\.txt", numbers))
+    if len(files) != 1:
+        sys.exit(f"README.md: the section Numbers names {len(files)} files of tests/results, not one")
+    path = files.pop()
+    text = open(path, encoding="utf-8").read()
+    lines = text.split("\n")
+
+    head = numbers.split("|")[0]
+    commit = re.search(r"benchmarks of ([0-9a-f]{7,40})\b", text)
+    if not commit:
+        wrong.append(f'{path}: no "benchmarks of COMMIT"')
+    elif re.findall(r"`([0-9a-f]{7,40})`", numbers) != [commit.group(1)]:
+        wrong.append(f"Numbers: names other commits than {path}'s one of the benchmarks, {commit.group(1)}")
+    setting = re.search(r"^# (NVIDIA [^,\n]+),.*$", text, flags=re.M)
+    for words in re.findall(r"NVIDIA \w+|CUDA [\d.]*\d|cuBLAS [\d.]*\d|torch [\d.]*\d", head):
+        if not setting or words not in setting.group(0):
+            wrong.append(f'Numbers: "{words}" is not in the head of the benchmarks in {path}')
+
+    rows = 0
+    for row in re.findall(r"^\|(.*)\|$", numbers, flags=re.M):
+        figures = [c.strip() for c in row.split("|")[1:] if re.fullmatch(r"\s*([\d.]+%?|\w+(/\w+)+)\s*", c)]
+        if not figures:
+            continue
+        rows += 1
+        if not any(in_order(line, figures) for line in lines):
+            wrong.append(f"Numbers: no line of {path} has {' '.join(figures)}: |{row}|")
+    if rows < 6:
+        wrong.append(f"Numbers: {rows} rows with figures, which are too few to be all")
+
+    for file in glob.glob("tests/results/*.txt"):
+        name = re.search(r"([a-z]+\d+)\.txt$", file)
+        text = open(file, encoding="utf-8").read()
+        for part in re.split(r"\n\s*\n|\. ", readme):
+            if name and re.search(name.group(1), part, flags=re.I):
+                wrong += [f"{file} does not name commit {c}, which README.md names for it"
+                          for c in re.findall(r"`([0-9a-f]{7,40})`", part) if c not in text]
+    for line in wrong:
+        print(line)
+    sys.exit(bool(wrong))
+
+
+main()

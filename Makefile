@@ -206,15 +206,16 @@ $(B)/gmm.o: $(UNIT).c $(UNIT).cu tests/tools/parts.sh $(B)/flags $(RESPONSES) $(
 	$(Q)if test -s $(CUDA_LINK); then sh tests/tools/parts.sh $@ $(UNIT).cu sh tests/tools/nvcc.sh -I$(SRC_DIR) -I.; \
 	else sh tests/tools/parts.sh $@ $(UNIT).c $(CC) $(ALL_CFLAGS) $(C_RESPONSES); fi
 
-# Units that define GMM_IMPLEMENTATION read the headers. Others read declarations alone, which are written when a make
-# begins and their text has changed, so that an edit of the implementation leaves their objects as they are.
+# Units that define GMM_IMPLEMENTATION read the headers; their copy need not be fast. Others read declarations alone,
+# which are written when a make begins and their text has changed: an edit of the implementation leaves these objects.
 DECLARE = sh tests/tools/declarations.sh $(B)/declarations $(addprefix $(SRC_DIR)/,gmm_quant.h gmm.h gmm_gtp.h)
 WRONG := $(if $(filter-out help install clean headers,$(or $(MAKECMDGOALS),all)),$(shell $(DECLARE)))
 $(if $(WRONG),$(error $(WRONG)))
 WHOLE := $(patsubst %.c,$(B)/obj/%.o,$(shell grep -l '^.define GMM_IMPLEMENTATION' $(C_SRC)))
 $(B)/obj/%.o: %.c $(B)/flags $(RESPONSES)
 	$(call say,CC,$<)
-	$(Q)$(CC) $(if $(filter $@,$(WHOLE)),,-I$(B)/declarations) $(ALL_CFLAGS) $(C_RESPONSES) -MMD -MP -c -o $@ $<
+	$(Q)$(CC) $(if $(filter $@,$(WHOLE)),$(ALL_CFLAGS:-O3=-O1),-I$(B)/declarations $(ALL_CFLAGS)) $(C_RESPONSES) \
+	-MMD -MP -c -o $@ $<
 
 # System calls that fail, kill or stop a program under test, for the tests of files.
 $(B)/fault.so: tests/fault/fault.c $(B)/flags

@@ -1,11 +1,8 @@
 # gmm. `make help` lists the targets. Settings go on the command line or into Makefile.config.
-
-MAKEFLAGS += --no-builtin-rules
 .SUFFIXES:
 .DELETE_ON_ERROR:
 
 -include Makefile.config
-
 CC := $(if $(filter default undefined,$(origin CC)),gcc,$(CC))
 CXX := $(if $(filter default undefined,$(origin CXX)),g++,$(CXX))
 PROCESSORS := $(shell getconf _NPROCESSORS_ONLN)
@@ -17,9 +14,8 @@ export NCCL_NVLS_ENABLE ?= 0
 
 # Without -j, one job per processor; several targets, as in `make clean all`, are then built one after another. A make
 # that another one runs takes its jobs from that one.
-ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS))$(word 2,$(MAKECMDGOALS)),0)
-MAKEFLAGS += -j$(PROCESSORS)
-endif
+PARALLEL := $(if $(filter 0,$(MAKELEVEL)$(filter -j%,$(MAKEFLAGS))$(word 2,$(MAKECMDGOALS))),-j$(PROCESSORS))
+MAKEFLAGS += --no-builtin-rules $(PARALLEL)
 
 OPT_release := -O3 -g
 OPT_debug := -O0 -g
@@ -31,6 +27,7 @@ B := build$(if $(filter-out release,$(CONFIG)),/$(CONFIG))
 P := build/probe
 MAKE_PROGRAM := $(MAKE)
 Q := $(if $(V),,@)
+say = @printf '  %-5s  %s\n' $(1) $(2) && mkdir -p $(@D)
 
 WARN := -Wall -Wextra -pedantic $(if $(WERROR),-Werror)
 # SRC=1 builds with headers that name the part of src/ each line comes from.
@@ -43,21 +40,16 @@ ALL_LDFLAGS = $(if $(filter sanitize,$(CONFIG)),-fsanitize=address -fsanitize=un
 NVCC_FLAGS := -std=c++17 -O3 -lineinfo -Xcompiler=-Wall,-Wextra,-fPIC
 
 HEADERS := $(wildcard gmm*.h gmm*.cuh)
-COMMON_OBJ := $(patsubst %.c,$(B)/obj/%.o,$(wildcard examples/common/*.c))
-TEST_OBJ := $(patsubst %.c,$(B)/obj/%.o,$(wildcard tests/*.c))
-TOOL_OBJ := $(patsubst %.c,$(B)/obj/%.o,$(wildcard tests/tools/*.c))
+objects = $(patsubst %.c,$(B)/obj/%.o,$(wildcard $(1)))
 EXAMPLES := $(patsubst %.c,$(B)/%,$(wildcard examples/*.c))
 EXAMPLES_CXX := $(patsubst %.cpp,$(B)/%,$(wildcard examples/*.cpp))
 APPS := $(addprefix $(B)/,train_moe convert_checkpoint gtp_planner loss_curves)
 C_SRC := $(wildcard tests/*.c examples/*.c examples/*/*.c tests/tools/*.c tests/bench/cpu_gemm.c)
 RECIPES := bf16 fp8-delayed fp8-current fp8-block mxfp8 nvfp4
-
-# What the scripts read.
 export B P CC CXX NVCC CUDA_HOME GPU NCCL_HOME NCCL_TESTS NVCC_FLAGS LDFLAGS PARTS RECIPES BASE SEED
 
 .PHONY: all run test test-files test-programs test-train examples bench bench-gtp recipes probes gpu-report sanitize \
         check headers tags checksums pairs sass-diff check-sources fuzz help install clean FORCE
-
 ##
 ## Targets
 ##   all                    the library object, tests, examples and programs (default)
@@ -153,7 +145,6 @@ clean:
 ##   help                   this text
 help:
 	@sed -n 's/^## \{0,1\}//p' Makefile
-
 ##
 ## Settings (here: value and default)
 ##   CONFIG=release         debug and sanitize build into build/debug and build/sanitize
@@ -194,27 +185,23 @@ CUDA := $(P)/$(if $(filter sanitize,$(CONFIG)),none,cuda)
 CUDA_LINK := $(CUDA:cuda=cuda.link)
 RESPONSES := $(P)/openmp $(P)/pthread $(P)/pthread.cflags $(P)/cjson.cflags $(P)/openblas.cflags $(P)/cudaheaders \
 	$(CUDA:cuda=cuda.cflags) $(CUDA:cuda=nccl.cflags)
-C_RESPONSES := $(RESPONSES:%=@%)
 
 # ---- Rules
-
-say = @printf '  %-5s  %s\n' $(1) $(2) && mkdir -p $(@D)
 
 # The library: with the CUDA engines where there is a GPU, and cuBLASLt where the toolkit has it.
 UNIT := examples/vendoring/gmm
 $(B)/gmm.o: $(UNIT).c $(UNIT).cu tests/tools/parts.sh $(B)/flags $(RESPONSES) $(CUDA_LINK)
 	$(Q)if test -s $(CUDA_LINK); then sh tests/tools/parts.sh $@ $(UNIT).cu sh tests/tools/nvcc.sh -I$(SRC_DIR) -I.; \
-	else sh tests/tools/parts.sh $@ $(UNIT).c $(CC) $(ALL_CFLAGS) $(C_RESPONSES); fi
+	else sh tests/tools/parts.sh $@ $(UNIT).c $(CC) $(ALL_CFLAGS) $(RESPONSES:%=@%); fi
 
 # Units that define GMM_IMPLEMENTATION read the headers; their copy need not be fast. Others read declarations alone,
 # which are written when a make begins and their text has changed: an edit of the implementation leaves these objects.
 DECLARE = sh tests/tools/declarations.sh $(B)/declarations $(addprefix $(SRC_DIR)/,gmm_quant.h gmm.h gmm_gtp.h)
-WRONG := $(if $(filter-out help install clean headers,$(or $(MAKECMDGOALS),all)),$(shell $(DECLARE)))
-$(if $(WRONG),$(error $(WRONG)))
-WHOLE := $(patsubst %.c,$(B)/obj/%.o,$(shell grep -l '^.define GMM_IMPLEMENTATION' $(C_SRC)))
+$(if $(filter-out help install clean headers,$(or $(MAKECMDGOALS),all)),$(shell $(DECLARE)))
+WHOLE := $(call objects,$(shell grep -l '^.define GMM_IMPLEMENTATION' $(C_SRC)))
 $(B)/obj/%.o: %.c $(B)/flags $(RESPONSES)
 	$(call say,CC,$<)
-	$(Q)$(CC) $(if $(filter $@,$(WHOLE)),$(ALL_CFLAGS:-O3=-O1),-I$(B)/declarations $(ALL_CFLAGS)) $(C_RESPONSES) \
+	$(Q)$(CC) $(if $(filter $@,$(WHOLE)),$(ALL_CFLAGS:-O3=-O1),-I$(B)/declarations $(ALL_CFLAGS)) $(RESPONSES:%=@%) \
 	-MMD -MP -c -o $@ $<
 
 # System calls that fail, kill or stop a program under test, for the tests of files.
@@ -224,10 +211,10 @@ $(B)/fault.so: tests/fault/fault.c $(B)/flags
 
 # The prerequisites say what a program is linked from.
 LINKED := $(B)/gmm_tests $(B)/cpu_gemm $(B)/checksums $(APPS) $(EXAMPLES)
-$(B)/gmm_tests: $(TEST_OBJ) $(B)/obj/examples/common/safetensors.o $(B)/obj/examples/common/files.o $(P)/cjson
-$(APPS): $(B)/%: $(B)/obj/examples/apps/%.o $(COMMON_OBJ) $(P)/cjson
-$(B)/cpu_gemm: $(B)/obj/tests/bench/cpu_gemm.o $(P)/openblas
-$(B)/checksums: $(TOOL_OBJ) $(B)/obj/tests/device.o
+$(B)/gmm_tests: $(call objects,tests/*.c examples/common/safetensors.c examples/common/files.c) $(P)/cjson
+$(APPS): $(B)/%: $(B)/obj/examples/apps/%.o $(call objects,examples/common/*.c) $(P)/cjson
+$(B)/cpu_gemm: $(call objects,tests/bench/cpu_gemm.c) $(P)/openblas
+$(B)/checksums: $(call objects,tests/tools/*.c tests/device.c)
 $(EXAMPLES): $(B)/%: $(B)/obj/%.o
 $(LINKED): $(B)/gmm.o $(P)/openmp $(P)/pthread $(CUDA_LINK)
 	$(call say,LINK,$@)

@@ -1,13 +1,14 @@
 #!/bin/sh
 # declarations.sh FOLDER HEADER...: writes into FOLDER what units without GMM_IMPLEMENTATION see of each header, which
 # is everything up to the end of its include guard. A file is written only when its text changes, so that objects which
-# only call the library stay as they are when its implementation is edited. Compilers name the header itself.
-set -e
+# only call the library stay as they are when its implementation is edited. Compilers name the header itself. Units read
+# a header as it is where this cannot tell its end.
 out=$1
 shift
 mkdir -p "$out"
 for header in "$@"; do
     name=${header##*/}
+    new=$out/$name.$$
     awk -v name="$name" '
         NR == 1 {
             print "#ifdef GMM_IMPLEMENTATION"
@@ -17,7 +18,10 @@ for header in "$@"; do
         }
         { print }
         /^#endif.*_INCLUDED/ { ended = 1; exit }
-        END { exit !ended }' "$header" > "$out/$name.new" || { echo "$header: no end of its include guard"; exit 1; }
-    cmp -s "$out/$name.new" "$out/$name" || mv "$out/$name.new" "$out/$name"
-    rm -f "$out/$name.new"
+        END { exit !ended }' "$header" > "$new" || {
+        echo "$header: no end of its include guard" >&2
+        rm -f "$new" "$out/$name"
+        exit 1
+    }
+    if cmp -s "$new" "$out/$name"; then rm -f "$new"; else mv "$new" "$out/$name"; fi
 done

@@ -3,7 +3,7 @@
 # the machine lacks what it needs. Called by the Makefile with B, P, CC, LDFLAGS and NVCC_FLAGS exported.
 program=$1 file=$2
 say() { echo "  NVCC   tests/bench/$1"; }
-compile() { sh tests/tools/nvcc.sh -I. -o "$@"; } # OBJECT SOURCE
+compile() { sh tests/tools/nvcc.sh -I. -c -o "$@"; } # OBJECT SOURCE
 mkdir -p "$(dirname "$file")"
 : > "$file"
 case $program in
@@ -31,7 +31,7 @@ gated)
     grep -q sm_90a "$P/gpu" || exit 0
     say gated.cu
     compile "$file.o" tests/bench/gated.cu || exit 1
-    sh tests/tools/nvcc.sh -I"$B/empty" -I. -o "${file}_kernel.o" tests/bench/gated_kernel.cu || exit 1
+    sh tests/tools/nvcc.sh -I"$B/empty" -I. -c -o "${file}_kernel.o" tests/bench/gated_kernel.cu || exit 1
     $CC $LDFLAGS -o "$file" "$file.o" "${file}_kernel.o" "$B/gmm.o" "@$P/openmp" "@$P/cuda.link" -lm ;;
 *) echo "build.sh: no program called $program"; exit 1 ;;
 esac

@@ -4,7 +4,7 @@
 # FAIL with the reason, or skip with what this machine lacks.
 
 CC=${CC:-gcc} CXX=${CXX:-g++} MAKE=${MAKE_PROGRAM:-make} B=${B:-build} P=${P:-build/probe}
-NVCC=$(cat $P/nvcc $P/nvcc.flags $P/cublaslt | tr '\n' ' ')
+nvcc=$(cat $P/nvcc $P/nvcc.flags $P/cublaslt | tr '\n' ' ')
 W=build/check
 STRICT="-Wall -Wextra -pedantic -Werror"
 HEADERS="gmm_quant.h gmm.h gmm_gtp.h"
@@ -46,12 +46,12 @@ openmp=$(cat $P/openmp 2> /dev/null)
 
 cuda="-Werror all-warnings -Xcompiler=-Wall,-Wextra -I."
 cuda_archs() {
-    $NVCC -std=c++17 $cuda --threads 2 -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a \
+    $nvcc -std=c++17 $cuda --threads 2 -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a \
         -gencode arch=compute_100a,code=sm_100a -Xptxas -v -c -o "$W/cuda.o" $UNIT.cu > "$W/ptxas" 2>&1 ||
         { grep -v '^ptxas info\|bytes stack frame' "$W/ptxas"; return 1; }
 }
 cuda_archs_done() { wait $archs || { cat "$W/archs"; return 1; }; }
-if [ -n "$NVCC" ]; then cuda_archs > "$W/archs" 2>&1 & archs=$!; fi
+if [ -n "$nvcc" ]; then cuda_archs > "$W/archs" 2>&1 & archs=$!; fi
 
 # ---- Parts
 
@@ -95,6 +95,15 @@ loud_declarations() {
     done
 }
 check "declarations are clean under -Wconversion, -Wuseless-cast and clang's -Weverything" loud_declarations
+
+# What tests and examples are compiled with, beside the headers without their implementation.
+declared() { printf '#include "%s"\n' "$1" | $CC $2 -I. -E -P -x c -; }
+declarations_alone() {
+    for h in $HEADERS; do
+        declared $h "" > "$W/header" && declared $h -I$B/declarations | cmp "$W/header" - || return 1
+    done
+}
+check "the declarations of the build are those of the headers" declarations_alone
 
 # Lines of our own headers after preprocessing, with their include directives.
 own_includes() {
@@ -330,7 +339,7 @@ cuda_symbols() {
 }
 # An epilogue that the library does not have, in the body of its Hopper products.
 cuda_gated() {
-    $NVCC -std=c++17 -I$B/empty $cuda -Xptxas -v -gencode arch=compute_90a,code=sm_90a -c -o "$W/gated.o" \
+    $nvcc -std=c++17 -I$B/empty $cuda -Xptxas -v -gencode arch=compute_90a,code=sm_90a -c -o "$W/gated.o" \
         tests/bench/gated_kernel.cu > "$W/ptxas_gated" 2>&1 ||
         { grep -v '^ptxas info\|bytes stack frame' "$W/ptxas_gated" || echo 'does not compile'; return 1; }
     cuda_spills "$W/ptxas_gated"
@@ -341,33 +350,33 @@ cuda_host() {
     unit "$W/order1.cu" gmm_kernels.cuh gmm_gtp.h define gmm_gtp.h gmm.h gmm_quant.h gmm_kernels.cuh
     unit "$W/order2.cu" define gmm_kernels.cuh gmm_gtp.h
     nccl=
-    ! printf '#include <nccl.h>\n' | $NVCC -E -x cu - > /dev/null 2>&1 || nccl=-DGMM_WITH_NCCL
-    $NVCC -std=c++17 -I$B/empty -Xcompiler=-Wall,-Wextra,-Wuseless-cast -arch=sm_80 -Xptxas -O0 \
+    ! printf '#include <nccl.h>\n' | $nvcc -E -x cu - > /dev/null 2>&1 || nccl=-DGMM_WITH_NCCL
+    $nvcc -std=c++17 -I$B/empty -Xcompiler=-Wall,-Wextra,-Wuseless-cast -arch=sm_80 -Xptxas -O0 \
         -DGMM_WITH_CPU_RANKS $nccl -c -o "$W/order.o" "$W/order1.cu" > "$W/casts" 2>&1 || { cat "$W/casts"; return 1; }
     empty grep -E '(^|/)gmm[a-z_]*\.(h|cuh):.*warning' "$W/casts" || return 1
-    $NVCC -std=c++17 -I$B/empty $cuda -arch=sm_80 -Xptxas -O0 -c -o "$W/order.o" "$W/order2.cu"
+    $nvcc -std=c++17 -I$B/empty $cuda -arch=sm_80 -Xptxas -O0 -c -o "$W/order.o" "$W/order2.cu"
 }
 cuda_gated_done() { wait $gated; empty cat "$W/gated"; } # what it finds it prints; a subshell could not wait
 # For checks of what compiles and links, which code the compiler generates does not matter.
 fast=
-! $NVCC --help 2> /dev/null | grep -q Ofast-compile || fast=--Ofast-compile=max
+! $nvcc --help 2> /dev/null | grep -q Ofast-compile || fast=--Ofast-compile=max
 cuda_torch() {
-    $NVCC -std=c++20 $fast $cuda -arch=sm_90a -D__CUDA_NO_HALF_OPERATORS__ -D__CUDA_NO_HALF_CONVERSIONS__ -O1 \
+    $nvcc -std=c++20 $fast $cuda -arch=sm_90a -D__CUDA_NO_HALF_OPERATORS__ -D__CUDA_NO_HALF_CONVERSIONS__ -O1 \
         -D__CUDA_NO_BFLOAT16_CONVERSIONS__ -D__CUDA_NO_HALF2_OPERATORS__ -ptx -o "$W/cuda_torch.ptx" $UNIT.cu
 }
 cuda_torch_done() { wait $torch || { cat "$W/torch"; return 1; }; }
 # cuda_units NAME FLAGS FIRST_DEFINES SECOND_DEFINES
 cuda_units() {
     easy="-std=c++17 $fast $cuda -Xptxas -O0 -arch=sm_80 $2 -x cu -c tests/headers/units.c"
-    $NVCC $easy -DFIRST $3 -o "$W/$1a.o" & first=$!
-    $NVCC $easy $4 -o "$W/$1b.o"; second=$?
-    wait $first && [ $second = 0 ] && $NVCC -arch=sm_80 $2 -o "$W/$1" "$W/$1a.o" "$W/$1b.o" && "$W/$1"
+    $nvcc $easy -DFIRST $3 -o "$W/$1a.o" & first=$!
+    $nvcc $easy $4 -o "$W/$1b.o"; second=$?
+    wait $first && [ $second = 0 ] && $nvcc -arch=sm_80 $2 -o "$W/$1" "$W/$1a.o" "$W/$1b.o" && "$W/$1"
 }
-if [ -n "$NVCC" ]; then
+if [ -n "$nvcc" ]; then
     check "CUDA: sm_80, sm_90a, sm_100a, warnings are errors" cuda_archs_done
     check "CUDA: no kernel for sm_90a spills, no wgmma is serialized" empty cuda_spills "$W/ptxas"
     cuobjdump=
-    for c in cuobjdump "$(dirname "$(command -v ${NVCC%% *})")/cuobjdump"; do works $c && cuobjdump=$c && break; done
+    for c in cuobjdump "$(dirname "$(command -v ${nvcc%% *})")/cuobjdump"; do works $c && cuobjdump=$c && break; done
     if [ -n "$cuobjdump" ]; then check "CUDA: HGMMA in every kernel for sm_90a" empty cuda_hgmma
     else skip "CUDA: HGMMA in the machine code" "no CUDA toolkit with cuobjdump"; fi
     check "CUDA: the name of every kernel stands in the headers" empty cuda_names

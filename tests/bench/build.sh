@@ -1,16 +1,16 @@
 #!/bin/sh
 # build.sh PROGRAM FILE: links a program for GPUs from tests/bench and the library object, or leaves FILE empty where
-# the machine lacks what it needs. Called by the Makefile with B, P, CC, LDFLAGS and NVCC_FLAGS.
+# the machine lacks what it needs. Called by the Makefile with B, P, CC, LDFLAGS and NVCC_FLAGS exported.
 program=$1 file=$2
 say() { echo "  NVCC   tests/bench/$1"; }
-compile() { P=$P NVCC_FLAGS=$NVCC_FLAGS sh tests/tools/nvcc.sh "$@"; }
+compile() { sh tests/tools/nvcc.sh -I. -c -o "$@"; } # OBJECT SOURCE
 mkdir -p "$(dirname "$file")"
 : > "$file"
 case $program in
 gpu_bench.run)
     [ -s "$P/cublas" ] || exit 0
     say gpu_bench.cu
-    compile "$B/gpu_bench.o" tests/bench/gpu_bench.cu -I. || exit 1
+    compile "$B/gpu_bench.o" tests/bench/gpu_bench.cu || exit 1
     set -- "$B/gpu_bench.o" "$B/gmm.o" "@$P/openmp" "@$P/cublas" "@$P/cuda.link" -lm
     $CC $LDFLAGS -o "$B/gpu_bench" "$@" || exit 1
     echo "$B/gpu_bench \"\$@\"" > "$file"
@@ -25,13 +25,13 @@ probes)
 gtp_bench)
     [ -s "$P/nccl" ] || exit 0
     say gtp_bench.cu
-    compile "$file.o" tests/bench/gtp_bench.cu -I. || exit 1
+    compile "$file.o" tests/bench/gtp_bench.cu || exit 1
     $CC $LDFLAGS -o "$file" "$file.o" "$B/gmm.o" "@$P/openmp" "@$P/cuda.link" -lm ;;
 gated)
     grep -q sm_90a "$P/gpu" || exit 0
     say gated.cu
-    compile "$file.o" tests/bench/gated.cu -I. || exit 1
-    compile "${file}_kernel.o" tests/bench/gated_kernel.cu -I"$B/empty" || exit 1
+    compile "$file.o" tests/bench/gated.cu || exit 1
+    sh tests/tools/nvcc.sh -I"$B/empty" -I. -c -o "${file}_kernel.o" tests/bench/gated_kernel.cu || exit 1
     $CC $LDFLAGS -o "$file" "$file.o" "${file}_kernel.o" "$B/gmm.o" "@$P/openmp" "@$P/cuda.link" -lm ;;
 *) echo "build.sh: no program called $program"; exit 1 ;;
 esac

@@ -2,7 +2,7 @@
 # Builds two versions of the library as plug-ins and measures them in one process: see pairs.c. `make pairs` runs it
 # with BASE (a commit, or a folder that holds its files), B, P, CC, NVCC_FLAGS and SEED set; the arguments go to pairs.
 # With --cpu among them both versions hold the CPU engine alone, and no GPU is needed.
-B=${B:-build} P=${P:-build/probe} CC=${CC:-gcc}
+export B="${B:-build}" P="${P:-build/probe}" CC="${CC:-gcc}"
 die() { echo "pairs: $*"; exit 1; }
 cpu=
 for a in "$@"; do [ "$a" != --cpu ] || cpu=1; done
@@ -23,13 +23,11 @@ mkdir -p "$W" || exit 1
 
 # library TREE OBJECT: the whole implementation, as one object that a shared one can hold
 library() {
-    o=$(cat "$P/openmp")
+    unit=$1/examples/vendoring/gmm
     if [ -n "$cpu" ]; then
-        $CC -std=c11 -O2 -fPIC $o -I"$1" -c -o "$2.new" "$1/examples/vendoring/gmm.c"
+        sh tests/tools/parts.sh "$2.new" "$unit.c" $CC -std=c11 -O2 -fPIC $(cat "$P/openmp") -I"$1"
     else
-        g=$(cat "$P/gpu")
-        $(cat "$P/nvcc" "$P/nvcc.flags") $NVCC_FLAGS -gencode "arch=compute_${g#sm_},code=$g" \
-            ${o:+-Xcompiler=$o} -I"$1" $(cat "$P/cublaslt") -c -o "$2.new" "$1/examples/vendoring/gmm.cu"
+        sh tests/tools/parts.sh "$2.new" "$unit.cu" sh tests/tools/nvcc.sh -I"$1"
     fi && mv "$2.new" "$2"
 }
 # plugin TREE LIBRARY-OBJECT SHARED: the rows of this tree, compiled against the headers of that one, whose fields may
@@ -45,8 +43,10 @@ plugin() {
 }
 # Objects are kept by what they are made from.
 key() {
-    { echo "$cpu $NVCC_FLAGS $CC"; cat "$P/gpu" "$P/nvcc" "$P/cublaslt" "$1"/gmm*.h "$1"/gmm*.cuh; } | sha256sum |
-        cut -c1-16
+    {
+        echo "$cpu $NVCC_FLAGS $CC $PARTS"
+        cat "$P/gpu" "$P/nvcc" "$P/cublaslt" "$P/pthread.cflags" "$P/nccl.cflags" "$1"/gmm*.h "$1"/gmm*.cuh
+    } | sha256sum | cut -c1-16
 }
 
 base=$W/gmm-$(key "$tree").o new=$W/gmm-$(key .).o

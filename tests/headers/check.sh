@@ -1,9 +1,10 @@
 #!/bin/sh
 # Checks of the headers, the built library, the build and the documentation. `make check` runs it from the root of the
-# repository with CC, CXX, CUDA_COMPILER (or empty), MAKE_PROGRAM and B (the build folder) set. One line per check: ok,
+# repository with CC, CXX, MAKE_PROGRAM, B (the build folder) and P (what the machine has) set. One line per check: ok,
 # FAIL with the reason, or skip with what this machine lacks.
 
-CC=${CC:-gcc} CXX=${CXX:-g++} MAKE=${MAKE_PROGRAM:-make} B=${B:-build} NVCC=${CUDA_COMPILER:-}
+CC=${CC:-gcc} CXX=${CXX:-g++} MAKE=${MAKE_PROGRAM:-make} B=${B:-build} P=${P:-build/probe}
+nvcc=$(cat $P/nvcc $P/nvcc.flags $P/cublaslt | tr '\n' ' ')
 W=build/check
 STRICT="-Wall -Wextra -pedantic -Werror"
 HEADERS="gmm_quant.h gmm.h gmm_gtp.h"
@@ -40,18 +41,18 @@ if works clang; then compilers_c="$compilers_c clang"; else skip "clang" "not in
 if works clang++ && printf '#include <vector>\n' | clang++ -x c++ -fsyntax-only - 2> /dev/null; then
     compilers_cxx="$compilers_cxx clang++"
 fi
-openmp=$(cat build/probe/openmp 2> /dev/null)
+openmp=$(cat $P/openmp 2> /dev/null)
 
 # ---- The longest first, beside what needs one core
 
 cuda="-Werror all-warnings -Xcompiler=-Wall,-Wextra -I."
 cuda_archs() {
-    $NVCC -std=c++17 $cuda --threads 2 -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a \
+    $nvcc -std=c++17 $cuda --threads 2 -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a \
         -gencode arch=compute_100a,code=sm_100a -Xptxas -v -c -o "$W/cuda.o" $UNIT.cu > "$W/ptxas" 2>&1 ||
         { grep -v '^ptxas info\|bytes stack frame' "$W/ptxas"; return 1; }
 }
 cuda_archs_done() { wait $archs || { cat "$W/archs"; return 1; }; }
-if [ -n "$NVCC" ]; then cuda_archs > "$W/archs" 2>&1 & archs=$!; fi
+if [ -n "$nvcc" ]; then cuda_archs > "$W/archs" 2>&1 & archs=$!; fi
 
 # ---- Parts
 
@@ -95,6 +96,15 @@ loud_declarations() {
     done
 }
 check "declarations are clean under -Wconversion, -Wuseless-cast and clang's -Weverything" loud_declarations
+
+# What tests and examples are compiled with, beside the headers without their implementation.
+declared() { printf '#include "%s"\n' "$1" | $CC $2 -I. -E -P -x c -; }
+declarations_alone() {
+    for h in $HEADERS; do
+        declared $h "" > "$W/header" && declared $h -I$B/declarations | cmp "$W/header" - || return 1
+    done
+}
+check "the declarations of the build are those of the headers" declarations_alone
 
 # Lines of our own headers after preprocessing, with their include directives.
 own_includes() {
@@ -144,12 +154,17 @@ same_unit() {
     reference=$1
     shift
     unit "$W/order.c" hostile.h "$@"
-    { lines_of "$W/order.c" | cmp "$reference" - &&
-        $CC -std=c11 $STRICT -fsyntax-only -I. -Itests/headers "$W/order.c" &&
-        { [ -z "$compilers_cxx" ] ||
-            $CXX -x c++ -std=c++17 $STRICT -fsyntax-only -I. -Itests/headers "$W/order.c"; }; } ||
+    { lines_of "$W/order.c" | cmp "$reference" - && compiles_once $CC -std=c11 &&
+        { [ -z "$compilers_cxx" ] || compiles_once $CXX -x c++ -std=c++17; }; } ||
         { echo "in the order: $*"; return 1; }
 }
+# compiles_once COMPILER...: whether it takes order.c; many orders are one text after preprocessing, compiled once
+compiles_once() {
+    text=$("$@" -I. -Itests/headers -E -P "$W/order.c" | sha256sum)
+    case $compiled in *"$1 $text"*) return 0 ;; esac
+    "$@" $STRICT -fsyntax-only -I. -Itests/headers "$W/order.c" && compiled="$compiled $1 $text"
+}
+compiled=
 # Every order of the headers, twice, with GMM_IMPLEMENTATION at the first, before each of them, after the first time,
 # and nowhere. What stands before it are declarations, which the second time completes.
 orders() {
@@ -182,9 +197,11 @@ else skip "sources and tools" "no python3"; fi
 
 # ---- Implementation
 
+# The library object is this one already if it is for the CPU and warnings were errors.
 implementation() {
-    $CC -std=c11 -O3 $openmp $STRICT -I. -c -o "$W/gmm.o" $UNIT.c &&
-    $CC -std=c11 -O0 $STRICT -I. -c -o "$W/unit.o" $UNIT.c
+    if [ ! -s $P/gpu ] && grep -q -- "^$CC -std=c11 -O3 .*-Werror" $B/flags; then cp $B/gmm.o "$W/gmm.o"
+    else $CC -std=c11 -O3 $openmp $STRICT -I. -c -o "$W/gmm.o" $UNIT.c; fi &&
+    $CC -std=c11 -O0 -fPIC $STRICT -I. -c -o "$W/unit.o" $UNIT.c
 }
 check "the implementation is clean in C11" implementation
 # $W/unit.o is without OpenMP, which counts on more than four processors.
@@ -198,7 +215,7 @@ check "a build without optimisation or OpenMP says so once per context" warns
 implementation_clang() {
     m=$openmp
     printf '#include <omp.h>\n' | clang $m -fsyntax-only -x c - 2> /dev/null || m=
-    clang -std=c11 -O1 $m $STRICT -I. -c -o "$W/unit.o" $UNIT.c
+    clang -std=c11 -O1 $m $STRICT -I. -c -o "$W/other.o" $UNIT.c
 }
 ! works clang || check "the implementation is clean in C11 with clang" implementation_clang
 no_rows() {
@@ -207,7 +224,7 @@ no_rows() {
 }
 ! works clang || check "products of nothing and of codes do no arithmetic on NULL" no_rows
 implementation_cxx() {
-    for c in $compilers_cxx; do $c -x c++ -std=c++17 -O1 $STRICT -I. -c -o "$W/unit.o" $UNIT.c || return 1; done
+    for c in $compilers_cxx; do $c -x c++ -std=c++17 -O1 $STRICT -I. -c -o "$W/other.o" $UNIT.c || return 1; done
 }
 [ -z "$compilers_cxx" ] || check "the implementation is clean in C++17" implementation_cxx
 useless_casts() {
@@ -241,7 +258,7 @@ mutable() {
 check "no mutable globals" empty mutable
 
 hidden() {
-    $CC -std=c11 -O0 -fPIC -shared -I. -o "$W/hidden.so" $UNIT.c -lm || return 1
+    $CC -shared -o "$W/hidden.so" "$W/unit.o" -lm || return 1
     empty sh -c "nm -D --defined-only '$W/hidden.so' | grep gmm"
 }
 check "a shared object exports nothing of it" hidden
@@ -268,13 +285,16 @@ versions_apart() {
 check "two shared objects with different versions do not mix" versions_apart
 
 # units NAME COMPILER FLAGS COMPILER FLAGS: the first unit holds the implementation, the other declarations
-units() {
-    $2 $3 $STRICT -I. -DFIRST -DGMM_IMPLEMENTATION -c -o "$W/$1a.o" tests/headers/units.c &&
-    $4 $5 $STRICT -I. -c -o "$W/$1b.o" tests/headers/units.c &&
-    $4 -o "$W/$1" "$W/$1a.o" "$W/$1b.o" -lm && "$W/$1"
+units() { # NAME COMPILER...: of the second unit; the first is C, and the implementation
+    name=$1
+    shift
+    { [ -e "$W/first.o" ] ||
+        $CC -std=c11 $STRICT -I. -DFIRST -DGMM_IMPLEMENTATION -c -o "$W/first.o" tests/headers/units.c; } &&
+    "$@" $STRICT -I. -c -o "$W/$name.o" tests/headers/units.c &&
+    $1 -o "$W/$name" "$W/first.o" "$W/$name.o" -lm && "$W/$name"
 }
-check "two units link" units c "$CC" -std=c11 "$CC" -std=c11
-[ -z "$compilers_cxx" ] || check "a C unit and a C++ unit link" units mixed "$CC" -std=c11 "$CXX" "-x c++ -std=c++17"
+check "two units link" units c "$CC" -std=c11
+[ -z "$compilers_cxx" ] || check "a C unit and a C++ unit link" units mixed "$CXX" -x c++ -std=c++17
 
 static_units() {
     for u in a b; do
@@ -320,7 +340,7 @@ cuda_symbols() {
 }
 # An epilogue that the library does not have, in the body of its Hopper products.
 cuda_gated() {
-    $NVCC -std=c++17 -I$B/empty $cuda -Xptxas -v -gencode arch=compute_90a,code=sm_90a -c -o "$W/gated.o" \
+    $nvcc -std=c++17 -I$B/empty $cuda -Xptxas -v -gencode arch=compute_90a,code=sm_90a -c -o "$W/gated.o" \
         tests/bench/gated_kernel.cu > "$W/ptxas_gated" 2>&1 ||
         { grep -v '^ptxas info\|bytes stack frame' "$W/ptxas_gated" || echo 'does not compile'; return 1; }
     cuda_spills "$W/ptxas_gated"
@@ -331,30 +351,33 @@ cuda_host() {
     unit "$W/order1.cu" gmm_kernels.cuh gmm_gtp.h define gmm_gtp.h gmm.h gmm_quant.h gmm_kernels.cuh
     unit "$W/order2.cu" define gmm_kernels.cuh gmm_gtp.h
     nccl=
-    ! printf '#include <nccl.h>\n' | $NVCC -E -x cu - > /dev/null 2>&1 || nccl=-DGMM_WITH_NCCL
-    $NVCC -std=c++17 -I$B/empty -Xcompiler=-Wall,-Wextra,-Wuseless-cast -arch=sm_80 -Xptxas -O0 \
+    ! printf '#include <nccl.h>\n' | $nvcc -E -x cu - > /dev/null 2>&1 || nccl=-DGMM_WITH_NCCL
+    $nvcc -std=c++17 -I$B/empty -Xcompiler=-Wall,-Wextra,-Wuseless-cast -arch=sm_80 -Xptxas -O0 \
         -DGMM_WITH_CPU_RANKS $nccl -c -o "$W/order.o" "$W/order1.cu" > "$W/casts" 2>&1 || { cat "$W/casts"; return 1; }
     empty grep -E '(^|/)gmm[a-z_]*\.(h|cuh):.*warning' "$W/casts" || return 1
-    $NVCC -std=c++17 -I$B/empty $cuda -arch=sm_80 -Xptxas -O0 -c -o "$W/order.o" "$W/order2.cu"
+    $nvcc -std=c++17 -I$B/empty $cuda -arch=sm_80 -Xptxas -O0 -c -o "$W/order.o" "$W/order2.cu"
 }
 cuda_gated_done() { wait $gated; empty cat "$W/gated"; } # what it finds it prints; a subshell could not wait
+# For checks of what compiles and links, which code the compiler generates does not matter.
+fast=
+! $nvcc --help 2> /dev/null | grep -q Ofast-compile || fast=--Ofast-compile=max
 cuda_torch() {
-    $NVCC -std=c++20 $cuda -arch=sm_90a -D__CUDA_NO_HALF_OPERATORS__ -D__CUDA_NO_HALF_CONVERSIONS__ -O1 \
+    $nvcc -std=c++20 $fast $cuda -arch=sm_90a -D__CUDA_NO_HALF_OPERATORS__ -D__CUDA_NO_HALF_CONVERSIONS__ -O1 \
         -D__CUDA_NO_BFLOAT16_CONVERSIONS__ -D__CUDA_NO_HALF2_OPERATORS__ -ptx -o "$W/cuda_torch.ptx" $UNIT.cu
 }
 cuda_torch_done() { wait $torch || { cat "$W/torch"; return 1; }; }
-# cuda_units NAME FLAGS FIRST_DEFINES SECOND_DEFINES; what links does not depend on how hard ptxas works
+# cuda_units NAME FLAGS FIRST_DEFINES SECOND_DEFINES
 cuda_units() {
-    easy="-std=c++17 $cuda -Xptxas -O0 -arch=sm_80 $2 -x cu -c tests/headers/units.c"
-    $NVCC $easy -DFIRST $3 -o "$W/$1a.o" & first=$!
-    $NVCC $easy $4 -o "$W/$1b.o"; second=$?
-    wait $first && [ $second = 0 ] && $NVCC -arch=sm_80 $2 -o "$W/$1" "$W/$1a.o" "$W/$1b.o" && "$W/$1"
+    easy="-std=c++17 $fast $cuda -Xptxas -O0 -arch=sm_80 $2 -x cu -c tests/headers/units.c"
+    $nvcc $easy -DFIRST $3 -o "$W/$1a.o" & first=$!
+    $nvcc $easy $4 -o "$W/$1b.o"; second=$?
+    wait $first && [ $second = 0 ] && $nvcc -arch=sm_80 $2 -o "$W/$1" "$W/$1a.o" "$W/$1b.o" && "$W/$1"
 }
-if [ -n "$NVCC" ]; then
+if [ -n "$nvcc" ]; then
     check "CUDA: sm_80, sm_90a, sm_100a, warnings are errors" cuda_archs_done
     check "CUDA: no kernel for sm_90a spills, no wgmma is serialized" empty cuda_spills "$W/ptxas"
     cuobjdump=
-    for c in cuobjdump "$(dirname "$(command -v ${NVCC%% *})")/cuobjdump"; do works $c && cuobjdump=$c && break; done
+    for c in cuobjdump "$(dirname "$(command -v ${nvcc%% *})")/cuobjdump"; do works $c && cuobjdump=$c && break; done
     if [ -n "$cuobjdump" ]; then check "CUDA: HGMMA in every kernel for sm_90a" empty cuda_hgmma
     else skip "CUDA: HGMMA in the machine code" "no CUDA toolkit with cuobjdump"; fi
     check "CUDA: the name of every kernel stands in the headers" empty cuda_names
@@ -560,7 +583,7 @@ else skip "the CMake target" "cmake is not installed"; fi
 
 ranks_train_alike() {
     save=
-    ! grep -q lcjson build/probe/cjson || save=--save
+    ! grep -q lcjson $P/cjson || save=--save
     for n in 1 2 4; do
         for gtp in 0 $n; do
             $B/train_moe --quiet --svg= --steps 3 --batch 256 --micro-batches $n --layers 2 --hidden 48 --ffn 40 \

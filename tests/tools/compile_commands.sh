@@ -1,5 +1,7 @@
 #!/bin/sh
-# compile_commands.sh FILE...: a compilation database with the commands $C for C and $CXX for C++ files.
+# compile_commands.sh FILE...: a compilation database with the commands $C for C and $CXX for C++ files. The flags that
+# the files $RESPONSES hold are written out.
+C="$C $(cat $RESPONSES | tr '\n' ' ')"
 comma=
 echo '['
 for file in "$@"; do

@@ -1,8 +1,7 @@
 #!/bin/sh
-# nvcc.sh OBJECT SOURCE FLAGS...: compiles a CUDA unit for this machine's GPU with what the probes in $P found.
-P=${P:-build/probe} object=$1 source=$2
-shift 2
+# nvcc.sh FLAGS...: nvcc for this machine's GPU with what the probes in $P found; FLAGS name the unit, -c and -o.
+P=${P:-build/probe}
 gpu=$(cat "$P/gpu") openmp=$(cat "$P/openmp" 2> /dev/null)
 exec $(cat "$P/nvcc" "$P/nvcc.flags") $NVCC_FLAGS -gencode "arch=compute_${gpu#sm_},code=$gpu" \
     ${openmp:+-Xcompiler=$openmp} $(cat "$P/cublaslt" "$P/pthread.cflags" 2> /dev/null) \
-    $(sed 's/HAVE_NCCL/GMM_WITH_NCCL/' "$P/nccl.cflags" 2> /dev/null) "$@" -c -o "$object" "$source"
+    $(sed 's/HAVE_NCCL/GMM_WITH_NCCL/' "$P/nccl.cflags" 2> /dev/null) "$@"

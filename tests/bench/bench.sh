@@ -1,0 +1,34 @@
+#!/bin/sh
+# bench.sh cpu ARGS...: the CPU benchmark, and the GPU one with plots where $B/gpu_bench.run holds a command.
+# bench.sh gtp ARGS...: the benchmark of GTP, with plots, and beside nccl-tests in PATH or $NCCL_TESTS.
+# Called by the Makefile with B, P and NCCL_TESTS set.
+which=$1
+shift
+plot() { if [ -s "$P/matplotlib" ]; then python3 tests/bench/plot.py "$1" "$B"; fi; }
+
+if [ "$which" = gtp ]; then
+    [ -s "$B/gtp_bench" ] || { echo 'bench-gtp: no GPU, or no NCCL'; exit 1; }
+    "$B/gtp_bench" --json="$B/gtp_bench.json" "$@" || exit 1
+    plot "$B/gtp_bench.json" || exit 1
+    if [ -n "$NCCL_TESTS" ] || command -v all_gather_perf > /dev/null; then
+        exec python3 tests/bench/nccl_tests.py "$B/gtp_bench.json" "$NCCL_TESTS"
+    fi
+    exit 0
+fi
+
+# The programs take different flags; both take --csv.
+json=$B/gpu_bench.json cpu= gpu=
+for a in "$@"; do
+    case $a in
+    --csv) cpu="$cpu $a" gpu="$gpu $a" ;;
+    --json | --size=* | --rounds=* | --threads=*) cpu="$cpu $a" ;;
+    --json=*) json=${a#--json=} ;;
+    *) gpu="$gpu $a" ;;
+    esac
+done
+"$B/cpu_gemm" $cpu || exit 1
+[ -s "$B/gpu_bench.run" ] || exit 0
+echo
+rm -f "$json"
+sh "$B/gpu_bench.run" --json="$json" $gpu || exit 1
+if grep -q flops "$json" 2> /dev/null; then plot "$json"; fi

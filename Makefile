@@ -48,8 +48,8 @@ C_SRC := $(wildcard tests/*.c examples/*.c examples/*/*.c tests/tools/*.c tests/
 RECIPES := bf16 fp8-delayed fp8-current fp8-block mxfp8 nvfp4
 export B P CC CXX NVCC CUDA_HOME GPU NCCL_HOME NCCL_TESTS NVCC_FLAGS LDFLAGS PARTS RECIPES BASE SEED
 
-.PHONY: all run test test-files test-programs test-train examples bench bench-gtp recipes probes gpu-report sanitize \
-        check headers tags checksums pairs sass-diff check-sources fuzz help install clean FORCE
+.PHONY: all run test test-files test-programs test-train examples bench bench-compile bench-gtp recipes probes \
+        gpu-report sanitize check headers tags checksums pairs sass-diff check-sources fuzz help install clean FORCE
 ##
 ## Targets
 ##   all                    the library object, tests, examples and programs (default)
@@ -79,18 +79,18 @@ test-train: $(B)/train_moe
 ##   examples               build and run the small examples
 examples: $(EXAMPLES) $(EXAMPLES_CXX)
 	$(Q)set -e; for e in $^; do test -x $$e || continue; echo "== $$e"; $$e; done
-##   bench                  CPU GFLOP/s beside OpenBLAS where that is installed; then, with a GPU, TFLOP/s beside cuBLAS
-##                          and torch, and plots of them where there is matplotlib; ARGS="--csv", "--json" (GPU:
-##                          "--json=FILE", "--rows=dsv3/512,/zipf512/", "--ms=200"; "--help" tells more)
+##   bench                  CPU GFLOP/s beside OpenBLAS; with a GPU TFLOP/s beside cuBLAS and torch, and plots of them;
+##                          ARGS="--csv", "--json" (GPU: "--json=FILE", "--rows=dsv3/512,/zipf512/", "--help")
 bench: $(B)/cpu_gemm $(B)/gpu_bench.run $(P)/matplotlib
 	$(Q)sh tests/bench/bench.sh cpu $(ARGS)
-##   bench-gtp              gathers and reductions of GTP alone and beside GEMMs, on this host's GPUs, over NCCL and
-##                          peer copies, and a timeline of a step; ARGS="--shapes=dsv3 --ways=nccl,peers" and others;
-##                          beside nccl-tests' programs in PATH, or in the folder NCCL_TESTS=
+##   bench-compile          seconds, memory and bytes of compiling the headers; ARGS='--units "cpu; sm_90a, 8 parts"'
+bench-compile: $(P)/nvcc
+	$(Q)python3 -B tests/tools/bench_compile.py --nvcc "$$(cat $<)" --flags="$$(cat $<.flags)" --cc "$(CC)" $(ARGS)
+##   bench-gtp              gathers and reductions of GTP alone and beside GEMMs, over NCCL and peer copies, beside
+##                          nccl-tests in PATH or NCCL_TESTS=; ARGS="--shapes=dsv3 --ways=nccl,peers" and others
 bench-gtp: $(B)/gtp_bench $(P)/matplotlib
 	$(Q)sh tests/bench/bench.sh gtp $(ARGS)
-##   probes                 what this GPU's memory, launches and tensor cores do, beside what was predicted of an H200;
-##                          on Hopper, what a gated epilogue in the products' kernel would give
+##   probes                 what this GPU's memory, launches and tensor cores do, beside predictions; gated epilogues
 probes: $(B)/probes $(B)/gated
 	$(Q)test -s $< || { echo 'probes: no GPU'; exit 1; }
 	$(Q)$< && { test ! -s $(B)/gated || $(B)/gated; }

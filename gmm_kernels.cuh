@@ -70,15 +70,15 @@
 #define GMM__COLUMN_8(a, b, c, d, e, f, g, h, ...) h
 #define GMM__DEVICE static __device__ __forceinline__
 #define GMM__KERNEL static __global__ GMM__UNUSED void
-/* A kernel of a table row. Where the implementation is split (GMM_PARTS), the row's share says which unit defines it:
+/* A kernel of a table row. Where the implementation is split (GMM_PARTS), the row's slice says which unit defines it:
    GMM__BODY_HERE(body) is `body` in that unit and 0, the body that only declares the kernel, in the others. Kernels
-   that no table instantiates, and all launchers, are in share 0. The shares cost about the same to compile. */
+   that no table instantiates, and all launchers, are in slice 0. The slices cost about the same to compile. */
 #ifdef GMM_PARTS
 #define GMM__ROW_KERNEL GMM__HIDDEN __global__ void
 #else
 #define GMM__ROW_KERNEL static __global__ GMM__UNUSED void
 #endif
-#define GMM__BODY_HERE(body) (GMM__HOLDS(GMM__SHARE) ? (body) : 0)
+#define GMM__BODY_HERE(body) (GMM__HOLDS(GMM__SLICE) ? (body) : 0)
 /* Rows of tables that GMM_NO_F16 and GMM_NO_QUANT leave out. */
 #ifdef GMM_NO_F16
 #define GMM__IF_F16(...)
@@ -1122,7 +1122,7 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
 #define GMM__BODY GMM__BODY_HERE(1)
 #define GMM__ARGS gmm_gemm_args
 /* kernel, operation, precision, tile */
-#define GMM__SHARE 4
+#define GMM__SLICE 4
 #define GMM__ROW (gmm_gemm_fwd_bf16_128x256x64_mma, fwd, bf16, 128x256)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_bf16_64x128x32_mma, fwd, bf16, 64x128)
@@ -1149,7 +1149,7 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
 #define GMM__ROW (gmm_gemm_wgrad_f16_64x128x32_mma, wgrad, f16, 64x128)
 #include GMM_KERNELS_FILE
 #endif
-#undef GMM__SHARE
+#undef GMM__SLICE
 #undef GMM__ARGS
 #undef GMM__BODY
 
@@ -1183,14 +1183,14 @@ GMM__DEVICE void gmm_f32_store_stage(int transposed, float *smem, const float v[
 #define GMM__BODY GMM__BODY_HERE(2)
 #define GMM__ARGS gmm_gemm_args
 /* kernel, operation */
-#define GMM__SHARE 4
+#define GMM__SLICE 4
 #define GMM__ROW (gmm_gemm_fwd_f32_128x128x16_mma, fwd)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_f32_128x128x16_mma, dgrad)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_f32_128x128x16_mma, wgrad)
 #include GMM_KERNELS_FILE
-#undef GMM__SHARE
+#undef GMM__SLICE
 #undef GMM__ARGS
 #undef GMM__BODY
 
@@ -1547,15 +1547,15 @@ GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float r
 #define GMM__BODY GMM__BODY_HERE(10)
 #define GMM__ARGS gmm_qgemm_args
 /* kernel, operation, kind */
-#define GMM__SHARE 1
+#define GMM__SLICE 1
 #define GMM__ROW (gmm_gemm_fwd_quant_bf16_128x256x64_mma, fwd, bf16)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_quant_f16_128x256x64_mma, fwd, f16)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_quant_f16_128x128x64_block_scaled_mma, fwd, f16_block_scaled)
 #include GMM_KERNELS_FILE
-#undef GMM__SHARE
-#define GMM__SHARE 7
+#undef GMM__SLICE
+#define GMM__SLICE 7
 #define GMM__ROW (gmm_gemm_dgrad_quant_bf16_128x256x64_mma, dgrad, bf16)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_quant_bf16_128x256x64_nn_mma, dgrad, bf16_nn)
@@ -1566,8 +1566,8 @@ GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float r
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_quant_f16_128x128x64_block_scaled_nn_mma, dgrad, f16_block_scaled_nn)
 #include GMM_KERNELS_FILE
-#undef GMM__SHARE
-#define GMM__SHARE 6
+#undef GMM__SLICE
+#define GMM__SLICE 6
 #define GMM__ROW (gmm_gemm_wgrad_quant_bf16_128x256x64_mma, wgrad, bf16)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_quant_bf16_128x256x64_tn_mma, wgrad, bf16_tn)
@@ -1576,7 +1576,7 @@ GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float r
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_quant_f16_128x128x64_block_scaled_mma, wgrad, f16_block_scaled)
 #include GMM_KERNELS_FILE
-#undef GMM__SHARE
+#undef GMM__SLICE
 #undef GMM__ARGS
 #undef GMM__BODY
 
@@ -2762,30 +2762,30 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
 #define GMM__ARGS gmm_sm90_args
 /* kernel, operation, tag and dtype of the operands, tile, tiles of the kernel (0: functions of a tile without a kernel,
    which the next row calls), other tile */
-#define GMM__SHARE 1
+#define GMM__SLICE 1
 #define GMM__ROW (gmm_no_kernel, fwd, bf16, GMM_BF16, 160x256, 0, none)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90, fwd, bf16, GMM_BF16, 256x128, 2, 160x256)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_bf16_176x128x64_sm90, fwd, bf16, GMM_BF16, 176x128, 1, none)
 #include GMM_KERNELS_FILE
-#undef GMM__SHARE
-#define GMM__SHARE 2
+#undef GMM__SLICE
+#define GMM__SLICE 2
 #define GMM__ROW (gmm_no_kernel, dgrad, bf16, GMM_BF16, 160x256, 0, none)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90, dgrad, bf16, GMM_BF16, 256x128, 2, 160x256)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_bf16_176x128x64_sm90, dgrad, bf16, GMM_BF16, 176x128, 1, none)
 #include GMM_KERNELS_FILE
-#undef GMM__SHARE
-#define GMM__SHARE 6
+#undef GMM__SLICE
+#define GMM__SLICE 6
 #define GMM__ROW (gmm_gemm_wgrad_bf16_192x128x64_sm90, wgrad, bf16, GMM_BF16, 192x128, 1, none)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_bf16_128x128x64_sm90, wgrad, bf16, GMM_BF16, 128x128, 1, none)
 #include GMM_KERNELS_FILE
-#undef GMM__SHARE
+#undef GMM__SLICE
 #ifndef GMM_NO_QUANT
-#define GMM__SHARE 7
+#define GMM__SLICE 7
 #define GMM__ROW (gmm_gemm_fwd_bf16_mxfp8_192x128x64_sm90, fwd, bf16, GMM_BF16, mx8_192x128, 1, none)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_bf16_mxfp4_192x128x64_sm90, fwd, bf16, GMM_BF16, mx4_192x128, 1, none)
@@ -2798,31 +2798,31 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_bf16_nvfp4_64x128x64_sm90, fwd, bf16, GMM_BF16, nv4_64x128, 1, none)
 #include GMM_KERNELS_FILE
-#undef GMM__SHARE
+#undef GMM__SLICE
 #endif
 #ifndef GMM_NO_F16
-#define GMM__SHARE 3
+#define GMM__SLICE 3
 #define GMM__ROW (gmm_no_kernel, fwd, f16, GMM_F16, 160x256, 0, none)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90, fwd, f16, GMM_F16, 256x128, 2, 160x256)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_f16_176x128x64_sm90, fwd, f16, GMM_F16, 176x128, 1, none)
 #include GMM_KERNELS_FILE
-#undef GMM__SHARE
-#define GMM__SHARE 4
+#undef GMM__SLICE
+#define GMM__SLICE 4
 #define GMM__ROW (gmm_no_kernel, dgrad, f16, GMM_F16, 160x256, 0, none)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90, dgrad, f16, GMM_F16, 256x128, 2, 160x256)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_f16_176x128x64_sm90, dgrad, f16, GMM_F16, 176x128, 1, none)
 #include GMM_KERNELS_FILE
-#undef GMM__SHARE
-#define GMM__SHARE 6
+#undef GMM__SLICE
+#define GMM__SLICE 6
 #define GMM__ROW (gmm_gemm_wgrad_f16_192x128x64_sm90, wgrad, f16, GMM_F16, 192x128, 1, none)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_f16_128x128x64_sm90, wgrad, f16, GMM_F16, 128x128, 1, none)
 #include GMM_KERNELS_FILE
-#undef GMM__SHARE
+#undef GMM__SLICE
 #endif
 #undef GMM__ARGS
 #undef GMM__BODY
@@ -3409,7 +3409,7 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 #define GMM__BODY GMM__BODY_HERE(11)
 #define GMM__ARGS gmm_fp8_args
 /* kernel, tag of the dtype of A, scaling of partial sums, whether it is `fast` (no scaling), tile */
-#define GMM__SHARE 2
+#define GMM__SLICE 2
 #define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_sm90, e4m3, 1d2d, 0, 192x128)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_small_m_sm90, e4m3, 1d2d, 0, 192x128_small_m)
@@ -3420,8 +3420,8 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_e4m3_fast_128x192x128_sm90, e4m3, fast, 1, 128x192)
 #include GMM_KERNELS_FILE
-#undef GMM__SHARE
-#define GMM__SHARE 3
+#undef GMM__SLICE
+#define GMM__SLICE 3
 #define GMM__ROW (gmm_gemm_e5m2_1d2d_192x128x128_sm90, e5m2, 1d2d, 0, 192x128)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_e5m2_1d2d_192x128x128_small_m_sm90, e5m2, 1d2d, 0, 192x128_small_m)
@@ -3432,7 +3432,7 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_e5m2_fast_128x192x128_sm90, e5m2, fast, 1, 128x192)
 #include GMM_KERNELS_FILE
-#undef GMM__SHARE
+#undef GMM__SLICE
 #undef GMM__ARGS
 #undef GMM__BODY
 
@@ -5617,8 +5617,8 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 #endif
 
 #ifndef GMM_NO_QUANT
-/* These tables are in one share, since casts call functions of the amax instance of their source. */
-#define GMM__SHARE 5
+/* These tables are in one slice, since casts call functions of the amax instance of their source. */
+#define GMM__SLICE 5
 #define GMM__ARGS gmm__quant_args
 #define GMM__BODY GMM__BODY_HERE(6)
 /* kernel, dtype of the source */
@@ -5722,7 +5722,7 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 #undef GMM__ARGS
-#undef GMM__SHARE
+#undef GMM__SLICE
 #endif /* GMM_NO_QUANT */
 
 #if GMM__HOLDS(0) && !defined(GMM_NO_QUANT)

@@ -68,17 +68,17 @@ GMM_QUIET_BEGIN
 #error "gmm: GMM_STATIC needs GMM_IMPLEMENTATION before the first gmm include of the same file"
 #endif
 
-/* GMM__HOLDS(share): whether this unit of a split implementation holds share number `share` of it. */
+/* GMM__HOLDS(slice): whether this unit of a split implementation holds slice number `slice` of it. */
 #if defined(GMM_PARTS) != defined(GMM_PART)
 #error "gmm: GMM_PARTS and GMM_PART go together: define both, or none"
 #elif !defined(GMM_PARTS)
-#define GMM__HOLDS(share) 1
+#define GMM__HOLDS(slice) 1
 #elif GMM_PARTS < 1 || GMM_PARTS > 8 || GMM_PART < 0 || GMM_PART >= GMM_PARTS
 #error "gmm: GMM_PARTS must be 1 to 8, and GMM_PART 0 to GMM_PARTS - 1"
 #elif defined(GMM_STATIC)
 #error "gmm: GMM_STATIC needs the whole implementation in one unit; it does not go with GMM_PARTS"
 #else
-#define GMM__HOLDS(share) ((share) % GMM_PARTS == GMM_PART)
+#define GMM__HOLDS(slice) ((slice) % GMM_PARTS == GMM_PART)
 #endif
 
 #if defined(__GNUC__) || defined(__clang__)

@@ -197,6 +197,9 @@ else skip "sources and tools" "no python3"; fi
 
 # ---- Implementation
 
+check "implementations in 1 to 8 parts, and without quantized formats or f16" \
+    env CC="$CC" NVCC="$nvcc" EMPTY="$B/empty" W="$W/split" sh tests/headers/parts.sh
+
 # The library object is this one already if it is for the CPU and warnings were errors.
 implementation() {
     if [ ! -s $P/gpu ] && grep -q -- "^$CC -std=c11 -O3 .*-Werror" $B/flags; then cp $B/gmm.o "$W/gmm.o"

@@ -14,7 +14,7 @@ case $unit in
     echo "  CC     $unit"
     PARTS=${PARTS:-1} ;;
 esac
-grep -q GMM_PARTS "${unit%/*}/../../gmm.h" || PARTS=1 # of the version that the unit belongs to
+grep -q GMM_PARTS "${unit%/*}/../../gmm_quant.h" || PARTS=1 # of the version that the unit belongs to
 [ "$PARTS" -gt 1 ] || exec "$@" -MMD -MP -MF "$stem.d" -c -o "$object" "$unit"
 
 part=0 parts= pids= failed=

@@ -326,15 +326,15 @@ GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float r
 #define GMM__BODY GMM__BODY_HERE(10)
 #define GMM__ARGS gmm_qgemm_args
 /* kernel, operation, kind */
-#define GMM__SHARE 1
+#define GMM__SLICE 1
 #define GMM__ROW (gmm_gemm_fwd_quant_bf16_128x256x64_mma, fwd, bf16)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_quant_f16_128x256x64_mma, fwd, f16)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_quant_f16_128x128x64_block_scaled_mma, fwd, f16_block_scaled)
 #include GMM_KERNELS_FILE
-#undef GMM__SHARE
-#define GMM__SHARE 7
+#undef GMM__SLICE
+#define GMM__SLICE 7
 #define GMM__ROW (gmm_gemm_dgrad_quant_bf16_128x256x64_mma, dgrad, bf16)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_quant_bf16_128x256x64_nn_mma, dgrad, bf16_nn)
@@ -345,8 +345,8 @@ GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float r
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_quant_f16_128x128x64_block_scaled_nn_mma, dgrad, f16_block_scaled_nn)
 #include GMM_KERNELS_FILE
-#undef GMM__SHARE
-#define GMM__SHARE 6
+#undef GMM__SLICE
+#define GMM__SLICE 6
 #define GMM__ROW (gmm_gemm_wgrad_quant_bf16_128x256x64_mma, wgrad, bf16)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_quant_bf16_128x256x64_tn_mma, wgrad, bf16_tn)
@@ -355,7 +355,7 @@ GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float r
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_quant_f16_128x128x64_block_scaled_mma, wgrad, f16_block_scaled)
 #include GMM_KERNELS_FILE
-#undef GMM__SHARE
+#undef GMM__SLICE
 #undef GMM__ARGS
 #undef GMM__BODY
 

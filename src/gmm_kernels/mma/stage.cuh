@@ -87,7 +87,7 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
 #define GMM__BODY GMM__BODY_HERE(1)
 #define GMM__ARGS gmm_gemm_args
 /* kernel, operation, precision, tile */
-#define GMM__SHARE 4
+#define GMM__SLICE 4
 #define GMM__ROW (gmm_gemm_fwd_bf16_128x256x64_mma, fwd, bf16, 128x256)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_bf16_64x128x32_mma, fwd, bf16, 64x128)
@@ -114,7 +114,7 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
 #define GMM__ROW (gmm_gemm_wgrad_f16_64x128x32_mma, wgrad, f16, 64x128)
 #include GMM_KERNELS_FILE
 #endif
-#undef GMM__SHARE
+#undef GMM__SLICE
 #undef GMM__ARGS
 #undef GMM__BODY
 
@@ -148,14 +148,14 @@ GMM__DEVICE void gmm_f32_store_stage(int transposed, float *smem, const float v[
 #define GMM__BODY GMM__BODY_HERE(2)
 #define GMM__ARGS gmm_gemm_args
 /* kernel, operation */
-#define GMM__SHARE 4
+#define GMM__SLICE 4
 #define GMM__ROW (gmm_gemm_fwd_f32_128x128x16_mma, fwd)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_f32_128x128x16_mma, dgrad)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_f32_128x128x16_mma, wgrad)
 #include GMM_KERNELS_FILE
-#undef GMM__SHARE
+#undef GMM__SLICE
 #undef GMM__ARGS
 #undef GMM__BODY
 

@@ -160,8 +160,8 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 #endif
 
 #ifndef GMM_NO_QUANT
-/* These tables are in one share, since casts call functions of the amax instance of their source. */
-#define GMM__SHARE 5
+/* These tables are in one slice, since casts call functions of the amax instance of their source. */
+#define GMM__SLICE 5
 #define GMM__ARGS gmm__quant_args
 #define GMM__BODY GMM__BODY_HERE(6)
 /* kernel, dtype of the source */
@@ -265,6 +265,6 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 #undef GMM__ARGS
-#undef GMM__SHARE
+#undef GMM__SLICE
 #endif /* GMM_NO_QUANT */
 

@@ -2070,6 +2070,23 @@ typedef struct gmm_sm90_tile {
     int32_t row_blocks;  /* blocks of rows that are multiplied: 16 rows each, FP8 64; 0 ends the ring */
     int32_t multicast;   /* operand shared with the other CTA's tile: 0 none, 1 B, 2 A */
 } gmm_sm90_tile;
+
+/* The operands of a tile as a consumer warp group reads them: stages of the contraction; wgmma descriptors of the warp
+   group's columns (B) and of the rows (A) in stage 0. */
+typedef struct gmm_sm90_operands {
+    uint32_t k_tiles;
+    uint64_t desc_b, desc_a;
+} gmm_sm90_operands;
+
+/* The stores of a consumer warp group. With deferred stores, D of the previous tile is pending in registers. */
+typedef struct gmm_sm90_deferred {
+    const gmm_sm90_args *args;
+    const gmm_sm90_tile *tile; /* the previous one */
+    int wg;
+    char *slots;               /* store slots of the warp group */
+    int pending;               /* blocks of 16 rows of that tile that are not stored yet */
+    uint32_t part;             /* number of the next slot */
+} gmm_sm90_deferred;
 static_assert(sizeof(gmm_sm90_tile) == GMM_SM90_TILE_BYTES, "the tile ring is sized by GMM_SM90_TILE_BYTES");
 
 /* Four neighbouring elements of D as stored, and one of them as fp32. Loading and decoding are two functions, so that
@@ -8067,15 +8084,17 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #define GMM__SCHEDULER_WARP (GMM__CFG(tile_b) ? 11 : 9) /* index of the scheduler warp */
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-/* Stores the next rows of tile `t`, whose 16-bit D is pending in registers, through one of the warp group's slots: by
-   TMA where rows are 16-byte aligned. A slot is reused after 3 stages, so that no warp stalls on it. *pending: blocks
-   of 16 rows that are not stored yet; *part: number of the next slot. Words are selected by predicates: an index into
-   `deferred` would put it into local memory, and moving the words down would need as many registers again. */
-GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(const GMM__ARGS *args, const gmm_sm90_tile *t, int wg, char *slots,
-                                                     const uint32_t deferred[GMM__DEFERRED_WORDS], int *pending,
-                                                     uint32_t *part) {
-    const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5, row = 16 * (t->row_blocks - *pending);
-    char *const slot = slots + *part % GMM__STORE_SLOTS * (512 * GMM__WORDS_PER_STORE);
+/* Stores the next rows of a tile, whose 16-bit D is pending in the registers `words`, through one of the warp group's
+   slots: by TMA where rows are 16-byte aligned. A slot is reused after 3 stages, so that no warp stalls on it. Words
+   are selected by predicates: an index into them would put them into local memory, and moving them down would need as
+   many registers again. */
+GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(gmm_sm90_deferred *store,
+                                                     const uint32_t words[GMM__DEFERRED_WORDS]) {
+    const gmm_sm90_args *const args = store->args;
+    const gmm_sm90_tile *const t = store->tile;
+    const int wg = store->wg;
+    const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5, row = 16 * (t->row_blocks - store->pending);
+    char *const slot = store->slots + store->part % GMM__STORE_SLOTS * (512 * GMM__WORDS_PER_STORE);
     const uint32_t slot_at = (uint32_t)__cvta_generic_to_shared(slot);
     const uint32_t st_at = slot_at + (lane / 16 * 8 + lane % 8) * 128 + (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
     const gmm_kmat *const d = &args->p.d;
@@ -8083,8 +8102,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(const GMM__ARGS *args, cons
 #pragma unroll
     for (x = 0; x + 3 < GMM__DEFERRED_WORDS; x += 4)
         gmm_stmatrix_x4_trans_if(x / GMM__WORDS_PER_STORE * GMM__CFG(deferred) == row / 16,
-                                 st_at + x % GMM__WORDS_PER_STORE * 512, deferred[x], deferred[x + 1],
-                                 deferred[x + 2], deferred[x + 3]);
+                                 st_at + x % GMM__WORDS_PER_STORE * 512, words[x], words[x + 1], words[x + 2],
+                                 words[x + 3]);
     gmm_fence_proxy_async();
     if (tid == 0) /* the next slot may be overwritten */
         GMM__BULK_WAIT_GROUP_READ(GMM__STORE_SLOTS - 2);
@@ -8104,29 +8123,27 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(const GMM__ARGS *args, cons
             for (e = 0; e < 8 && c + e < t->cols; e++)
                 ((uint16_t *)to)[e] = ((const uint16_t *)(slot + x * 128 + (((tid % 8) ^ (x & 7)) << 4)))[e];
     }
-    *pending -= GMM__CFG(deferred);
-    (*part)++;
+    store->pending -= GMM__CFG(deferred);
+    store->part++;
 }
 
-/* Mainloop of a consumer warp group: accumulates `k_tiles` stages for a tile of 8 n8 rows, and meanwhile stores the
-   previous tile (deferred store). desc_b, desc_a: descriptors of the warp group's columns and of the rows in stage 0.
-   `order`: mbarrier at which this warp group of a ping-pong tile arrives when its last stage is full. small_m: a stage
-   is released when it is multiplied, else one stage after it, so that wgmma never pauses. */
+/* Mainloop of a consumer warp group: accumulates the stages of a tile of 8 n8 rows, and meanwhile stores the previous
+   tile (deferred store). `order`: mbarrier at which this warp group of a ping-pong tile arrives when its last stage is
+   full. small_m: a stage is released when it is multiplied, else one stage after it, so that wgmma never pauses. */
 GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
-                                               float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)], uint32_t k_tiles,
-                                               uint64_t desc_b, uint64_t desc_a, uint32_t stage_bars, uint32_t order,
-                                               uint32_t cluster, uint32_t *iter, const GMM__ARGS *args,
-                                               const gmm_sm90_tile *prev_tile, int wg, char *slots,
-                                               const uint32_t deferred[GMM__DEFERRED_WORDS], int *pending,
-                                               uint32_t *part) {
+                                               float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)],
+                                               const gmm_sm90_operands *operands, uint32_t order,
+                                               gmm_sm90_pipeline *pipe, gmm_sm90_deferred *store,
+                                               const uint32_t deferred[GMM__DEFERRED_WORDS]) {
     const uint32_t lane = threadIdx.x & 31;
-    uint32_t k, s = *iter % GMM__CFG(stages), parity = *iter / GMM__CFG(stages) & 1, prev_stage = 0;
+    uint32_t k, s = pipe->iter % GMM__CFG(stages), parity = pipe->iter / GMM__CFG(stages) & 1, prev_stage = 0;
     int kk, j;
 #pragma unroll 1
     for (k = 0;; k++) {
-        const uint64_t b = desc_b + s * (GMM__CFG(stage_bytes) >> 4), a = desc_a + s * (GMM__CFG(stage_bytes) >> 4);
-        gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), parity);
-        if (GMM__CFG(consumers) == 1 && k == k_tiles - 1 && lane == 0) gmm_mbarrier_arrive(order);
+        const uint64_t b = operands->desc_b + s * (GMM__CFG(stage_bytes) >> 4);
+        const uint64_t a = operands->desc_a + s * (GMM__CFG(stage_bytes) >> 4);
+        gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), parity);
+        if (GMM__CFG(consumers) == 1 && k == operands->k_tiles - 1 && lane == 0) gmm_mbarrier_arrive(order);
         gmm_wgmma_fence();
 #pragma unroll
         for (kk = 0; kk < 4; kk++)
@@ -8138,21 +8155,21 @@ GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
         gmm_wgmma_commit();
         if (small_m) GMM__WGMMA_WAIT(0);
         else GMM__WGMMA_WAIT(1);
-        if ((small_m || k > 0) && lane < cluster)
-            gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, small_m ? s : prev_stage), lane);
-        if (GMM__DEFERRED && *pending > 0)
-            GMM__PART(gmm_sm90_store_deferred_)(args, prev_tile, wg, slots, deferred, pending, part);
+        if ((small_m || k > 0) && lane < pipe->cluster_size)
+            gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, small_m ? s : prev_stage), lane);
+        if (GMM__DEFERRED && store->pending > 0)
+            GMM__PART(gmm_sm90_store_deferred_)(store, deferred);
         prev_stage = s;
-        if (k + 1 == k_tiles) break;
+        if (k + 1 == operands->k_tiles) break;
         if (++s == GMM__CFG(stages)) {
             s = 0;
             parity ^= 1;
         }
     }
     GMM__WGMMA_WAIT(0);
-    if (!small_m && lane < cluster)
-        gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, prev_stage), lane);
-    *iter += k_tiles;
+    if (!small_m && lane < pipe->cluster_size)
+        gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, prev_stage), lane);
+    pipe->iter += operands->k_tiles;
 }
 
 /* A consumer warp group: mainloop, then epilogue, for every tile of the ring. */
@@ -8168,38 +8185,42 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
     /* order: two mbarriers, one per ping-pong warp group: the last stage of its tile is full */
     const uint32_t order = tile_full + 8 * (GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES);
     const volatile int32_t *const small_m = (const volatile int32_t *)(ring + GMM_SM90_TILE_RING + 1) + 1;
-    uint32_t cluster, iter = 0, part = 0, tile_index = 0, deferred[GMM__DEFERRED_WORDS];
-    int j, u, e, x, pending = 0;
+    gmm_sm90_pipeline pipe = { stage_bars, GMM__CFG(stages), GMM__CFG(stage_bytes), 1, 0 };
+    gmm_sm90_deferred store = { &args, ring, 0, smem, 0, 0 };
+    uint32_t tile_index = 0, deferred[GMM__DEFERRED_WORDS];
+    int j, u, e, x;
 #pragma unroll
     for (u = 0; u < GMM__DEFERRED_WORDS; u++) deferred[u] = 0;
     for (;; tile_index++) {
         const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
         /* recomputed for every tile: a value that lived on would take a register from the epilogue */
         const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid_x() >> 7, 0);
-        char *const slots = GMM__STORE_SLOT(wg, part);
+        char *const slots = GMM__STORE_SLOT(wg, store.part);
         /* first column of the warp group in the tile */
         const int col0 = GMM__CFG(consumers) == 1 ? 0 : 64 * GMM__CFG(wgmma_m) * wg;
         /* packed weights: the warp's codes and scales in stage 0 */
         const uint32_t packed_at = base + GMM__CFG(box) * (uint32_t)(col0 + 16 * w);
         const uint32_t scales_at = base + GMM__CFG(scales) + 4 * (uint32_t)(col0 + 16 * w);
-        const gmm_sm90_tile *const prev_tile = &ring[(tile_index - 1) % GMM_SM90_TILE_RING];
-        uint32_t k_tiles, stage0 = base;
-        uint64_t desc_b, desc_a;
+        uint32_t stage0 = base;
+        gmm_sm90_operands operands;
+        store.tile = &ring[(tile_index - 1) % GMM_SM90_TILE_RING];
+        store.wg = wg;
+        store.slots = slots;
         __syncwarp();
         /* a deferred store still reads the previous tile */
         if (lane == 0) gmm_sm90_release_batch(tile_full, tile_index - (GMM__DEFERRED != 0));
         gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING), tile_index / GMM_SM90_TILE_RING & 1);
-        while (GMM__DEFERRED && pending > 0 && t->cols <= col0) /* no mainloop follows that could store them */
-            GMM__PART(gmm_sm90_store_deferred_)(&args, prev_tile, wg, slots, deferred, &pending, &part);
+        while (GMM__DEFERRED && store.pending > 0 && t->cols <= col0) /* no mainloop follows that could store them */
+            GMM__PART(gmm_sm90_store_deferred_)(&store, deferred);
         if (t->row_blocks == 0) {
             if (GMM__K_GROUPED && tile_index > 0 && (int)(tile_index & 1) == wg) gmm_order_barrier(wg, 1);
             break;
         }
-        k_tiles = gmm_sm90_k_tiles(t->k);
-        cluster = gmm_cluster_nctarank(); /* re-read, for the same reason */
+        operands.k_tiles = gmm_sm90_k_tiles(t->k);
+        pipe.cluster_size = gmm_cluster_nctarank(); /* re-read, for the same reason */
         if (GMM__CFG(consumers) == 1 && (int)(tile_index & 1) != wg) { /* a tile of the other warp group */
-            iter += k_tiles;
-            if (GMM__K_GROUPED) part += gmm_sm90_d_parts(t, size);
+            pipe.iter += operands.k_tiles;
+            if (GMM__K_GROUPED) store.part += gmm_sm90_d_parts(t, size);
             continue;
         }
         /* A parity only distinguishes a phase from the previous one, and this warp group has not waited for the stages
@@ -8207,10 +8228,10 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
         if (GMM__CFG(consumers) == 1 && tile_index > 0)
             gmm_mbarrier_wait(order + 8 * (wg ^ 1), (tile_index - 1) / 2 & 1);
         if (t->cols <= col0) { /* this warp group has no columns: it releases the stages unread */
-            for (; k_tiles > 0; k_tiles--, iter++) {
-                const uint32_t s = iter % GMM__CFG(stages);
-                gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), iter / GMM__CFG(stages) & 1);
-                if (lane < (int)cluster)
+            for (; operands.k_tiles > 0; operands.k_tiles--, pipe.iter++) {
+                const uint32_t s = pipe.iter % GMM__CFG(stages);
+                gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), pipe.iter / GMM__CFG(stages) & 1);
+                if (lane < (int)pipe.cluster_size)
                     gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s), (uint32_t)lane);
             }
             if (GMM__CFG(consumers) == 1 && lane == 0) gmm_mbarrier_arrive(order + 8 * wg);
@@ -8222,20 +8243,18 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
         }
         /* the pinned value keeps the compiler from computing the descriptors before the loop, for the same reason */
         if (!GMM__CFG(tile_b)) GMM__PIN_U32(stage0);
-        desc_b = gmm_wgmma_desc(stage0 + 128 * col0, GMM__TB);
-        desc_a = gmm_wgmma_desc(stage0 + GMM__CFG(b_stage_bytes), GMM__TA);
+        operands.desc_b = gmm_wgmma_desc(stage0 + 128 * col0, GMM__TB);
+        operands.desc_a = gmm_wgmma_desc(stage0 + GMM__CFG(b_stage_bytes), GMM__TA);
 #pragma unroll
         for (j = 0; j < (GMM__ZERO_INIT ? 0 : GMM__CFG(wgmma_m)); j++)
 #pragma unroll
             for (u = 0; u < 8 * GMM__CFG(m16); u++) acc[j][u] = 0.0f;
         switch (GMM__K_GROUPED ? (t->rows + 63) / 64 * 8 : gmm_sm90_wgmma_n8(t->rows)) {
 #define GMM__MAINLOOP(n8, small_m) \
-    GMM__PART(gmm_sm90_mainloop_)(n8, small_m, acc, k_tiles, desc_b, desc_a, stage_bars, order + 8 * wg, cluster, \
-                                  &iter, &args, prev_tile, wg, slots, deferred, &pending, &part)
+    GMM__PART(gmm_sm90_mainloop_)(n8, small_m, acc, &operands, order + 8 * wg, &pipe, &store, deferred)
 #define GMM__PACKED_MAINLOOP(m16) \
-    gmm_sm90_pipeline pipe = { stage_bars, GMM__CFG(stages), GMM__CFG(stage_bytes), cluster, iter }; \
-    gmm_sm90_packed_mainloop(GMM__CFG(tile_b), m16, acc[0], k_tiles, packed_at, scales_at, desc_a, &pipe); \
-    iter = pipe.iter
+    gmm_sm90_packed_mainloop(GMM__CFG(tile_b), m16, acc[0], operands.k_tiles, packed_at, scales_at, operands.desc_a, \
+                             &pipe)
 /* in branches that are never reached, the arguments fall back to a size that the accumulators have */
 #define GMM__X(n8, u, n, b, a, c) \
         case n8: \
@@ -8255,8 +8274,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
         for (j = 0; j < GMM__CFG(wgmma_m); j++)
 #pragma unroll
             for (u = 0; u < 8 * GMM__CFG(m16); u++) GMM__PIN_F32(acc[j][u]);
-        while (GMM__DEFERRED && pending > 0)
-            GMM__PART(gmm_sm90_store_deferred_)(&args, prev_tile, wg, slots, deferred, &pending, &part);
+        while (GMM__DEFERRED && store.pending > 0)
+            GMM__PART(gmm_sm90_store_deferred_)(&store, deferred);
 #pragma unroll
         for (u = 0; u < GMM__DEFERRED_WORDS; u++) deferred[u] = 0; /* ends the live range of the stored words */
         { /* epilogue: accumulators to D, transposed through shared memory */
@@ -8314,23 +8333,23 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
                 for (u = 0; u < GMM__CFG(m16); u++) {
                     if (u % 4 == 0) { /* rows past the end of D stay in the slot */
                         if (u >= row_blocks) break;
-                        gmm_sm90_acquire_slot(slot_bars, part);
+                        gmm_sm90_acquire_slot(slot_bars, store.part);
                     }
 #pragma unroll
                     for (j = 0; j < GMM__CFG(wgmma_m); j++) {
                         const float *const f = &acc[j][8 * u];
-                        gmm_stmatrix_x4_trans(st_at + part % 4 * GMM__CFG(slot_bytes) + j * 8192 + u % 4 * 2048,
+                        gmm_stmatrix_x4_trans(st_at + store.part % 4 * GMM__CFG(slot_bytes) + j * 8192 + u % 4 * 2048,
                                               gmm_pack2(GMM__DTYPE, f[0], f[1]), gmm_pack2(GMM__DTYPE, f[2], f[3]),
                                               gmm_pack2(GMM__DTYPE, f[4], f[5]), gmm_pack2(GMM__DTYPE, f[6], f[7]));
                     }
-                    if (u % 4 == 3) gmm_sm90_commit_slot(slot_bars, part++);
+                    if (u % 4 == 3) gmm_sm90_commit_slot(slot_bars, store.part++);
                 }
             } else if (GMM__DEFERRED && size == 2 && beta == 0.0f) {
                 /* deferred store: pending until the next tile's mainloop */
 #pragma unroll
                 for (u = 0; u < GMM__DEFERRED_WORDS; u++)
                     deferred[u] = gmm_pack2(GMM__DTYPE, acc[0][2 * u], acc[0][2 * u + 1]);
-                pending = row_blocks;
+                store.pending = row_blocks;
             } else if (!GMM__K_GROUPED && !GMM__DEFERRED && size == 2 && beta == 0.0f) {
                 /* 16-bit D, stored by the threads: slots hold [row][column] */
                 /* recomputed, so that the mainloop has their registers */
@@ -8348,10 +8367,10 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
                 char *to = d + slot_row * pitch + (t->n0 + col0 + 8 * chunk) * 2;
 #pragma unroll
                 for (u = 0; u < GMM__CFG(m16); u += GMM__CFG(store_blocks) / GMM__CFG(wgmma_m)) {
-                    const int slot = (part & 1) * GMM__CFG(slot_bytes);
+                    const int slot = (store.part & 1) * GMM__CFG(slot_bytes);
                     uint4 v[GMM__CFG(store_blocks)];
                     if (u >= row_blocks) break;
-                    part++;
+                    store.part++;
 #pragma unroll
                     for (x = 0; x < GMM__CFG(store_blocks) / GMM__CFG(wgmma_m); x++)
 #pragma unroll
@@ -8395,11 +8414,11 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
                     if (col0 + 64 * j >= t->cols) break;
 #pragma unroll
                     for (u = 0; u < 2 * GMM__CFG(m16); u++) {
-                        const uint32_t slot_offset = part % 4 * GMM__CFG(slot_bytes) + u % 8 * 1024;
+                        const uint32_t slot_offset = store.part % 4 * GMM__CFG(slot_bytes) + u % 8 * 1024;
                         float old[4];
                         if (u % 8 == 0) {
                             if (u >= 2 * row_blocks) break;
-                            gmm_sm90_acquire_slot(slot_bars, part);
+                            gmm_sm90_acquire_slot(slot_bars, store.part);
                         }
                         if (beta != 0.0f) {
 #pragma unroll
@@ -8411,16 +8430,17 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
 #pragma unroll
                         for (e = 0; e < 4; e++)
                             gmm_st_shared_f32((to ^ (e / 2 * 32 + e % 2 * 144)) + slot_offset, acc[j][4 * u + e]);
-                        if (u % 8 == 7) gmm_sm90_commit_slot(slot_bars, part++);
+                        if (u % 8 == 7) gmm_sm90_commit_slot(slot_bars, store.part++);
                     }
                 }
             } else { /* D of any dtype or alignment: slots hold fp32 accumulators */
-                uint32_t next_part = part; /* alternates between two slots, since the last one may still be read */
+                /* alternates between two slots, since the last one may still be read */
+                uint32_t next_part = store.part;
                 if (GMM__DEFERRED) { /* waits for deferred stores that still read the slots */
                     if (tid == 0) GMM__BULK_WAIT_GROUP_READ(0);
                     gmm_consumer_sync(wg);
                 }
-                if (GMM__K_GROUPED) gmm_sm90_acquire_slot(slot_bars, part);
+                if (GMM__K_GROUPED) gmm_sm90_acquire_slot(slot_bars, store.part);
 #pragma unroll
                 for (j = 0; j < GMM__CFG(wgmma_m); j++) {
                     const int c0 = col0 + 64 * j;
@@ -8483,11 +8503,11 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
                     }
                 }
                 if (GMM__K_GROUPED)
-                    for (next_part = gmm_sm90_d_parts(t, size); next_part > 0; next_part--, part++) {
-                        gmm_sm90_acquire_slot(slot_bars, part);
-                        gmm_sm90_commit_slot(slot_bars, part);
+                    for (next_part = gmm_sm90_d_parts(t, size); next_part > 0; next_part--, store.part++) {
+                        gmm_sm90_acquire_slot(slot_bars, store.part);
+                        gmm_sm90_commit_slot(slot_bars, store.part);
                     }
-                else part = next_part;
+                else store.part = next_part;
             }
             if (GMM__K_GROUPED) gmm_order_barrier(wg ^ 1, 0);
         }

@@ -13,6 +13,23 @@ typedef struct gmm_sm90_tile {
     int32_t row_blocks;  /* blocks of rows that are multiplied: 16 rows each, FP8 64; 0 ends the ring */
     int32_t multicast;   /* operand shared with the other CTA's tile: 0 none, 1 B, 2 A */
 } gmm_sm90_tile;
+
+/* The operands of a tile as a consumer warp group reads them: stages of the contraction; wgmma descriptors of the warp
+   group's columns (B) and of the rows (A) in stage 0. */
+typedef struct gmm_sm90_operands {
+    uint32_t k_tiles;
+    uint64_t desc_b, desc_a;
+} gmm_sm90_operands;
+
+/* The stores of a consumer warp group. With deferred stores, D of the previous tile is pending in registers. */
+typedef struct gmm_sm90_deferred {
+    const gmm_sm90_args *args;
+    const gmm_sm90_tile *tile; /* the previous one */
+    int wg;
+    char *slots;               /* store slots of the warp group */
+    int pending;               /* blocks of 16 rows of that tile that are not stored yet */
+    uint32_t part;             /* number of the next slot */
+} gmm_sm90_deferred;
 static_assert(sizeof(gmm_sm90_tile) == GMM_SM90_TILE_BYTES, "the tile ring is sized by GMM_SM90_TILE_BYTES");
 
 /* Four neighbouring elements of D as stored, and one of them as fp32. Loading and decoding are two functions, so that

@@ -1,4 +1,4 @@
-/* test_act.c - activations: values, gradients, limits, settings; rows 39 to 41. */
+/* test_act.c - activations: values, gradients, limits, settings. */
 #include "test.h"
 
 #include <math.h>
@@ -151,7 +151,7 @@ static void run_both(act_run *r) {
     check_gradients(r);
 }
 
-/* ------------------------------------------------------------------------------------------------------ Row 39 --- */
+/* ----------------------------------------------------------------------------------------- Values and gradients --- */
 
 static const gmm_dtype dtypes[] = { GMM_F32, GMM_BF16, GMM_F16 };
 
@@ -441,7 +441,7 @@ static void normal_cdf(int arg) {
     T_CHECK(gmm_normal_cdf(-1e30f, &density) == 0.0f && gmm_normal_cdf(1e30f, &density) == 1.0f, "large");
 }
 
-/* ------------------------------------------------------------------------------------------------------ Row 40 --- */
+/* ------------------------------------------------------------------------------------------ Limits and settings --- */
 
 static void limits(int arg) {
     gmm_act a = kind_of(arg) == GMM_ACT_SWIGLU ? gmm_act_of(GMM_ACT_PRESET_GPT_OSS) : settings(kind_of(arg), 1);
@@ -504,7 +504,7 @@ static void extremes(int arg) {
     run_both(&r);
 }
 
-/* ------------------------------------------------------------------------------------------------------ Row 41 --- */
+/* -------------------------------------------------------------------------------------------------- Differences --- */
 
 static gmm_act varied(const ref_act_row *row, int variant) {
     gmm_act a = settings(row->kind, 0);
@@ -679,37 +679,37 @@ static void bad_operands(int arg) {
 /* --------------------------------------------------------------------------------------------------- Cases --- */
 
 void tests_act(void) {
-    t_add_host(presets, 0, "row39 act presets and names");
-    t_add_host(elementary, 0, "row39 act exp, sigmoid, tanh");
-    t_add_host(normal_cdf, 0, "row39 act normal distribution");
+    t_add_host(presets, 0, "act presets and names");
+    t_add_host(elementary, 0, "act exp, sigmoid, tanh");
+    t_add_host(normal_cdf, 0, "act normal distribution");
     for (int row = 0; row < ref_act_count; row++) {
         const char *name = ref_acts[row].name;
-        t_add_host(differences, row, "row41 act %s against central differences", name);
+        t_add_host(differences, row, "act %s against central differences", name);
         for (int k = 0; k < 3; k++) {
             const char *dtype = gmm_dtype_name(dtypes[k]);
-            t_add(act_17x64, act_arg(row, k), "row39 act %s %s 17x64", name, dtype);
-            t_add(act_13x100, act_arg(row, k), "row39 act %s %s 13x100", name, dtype);
+            t_add(act_17x64, act_arg(row, k), "act %s %s 17x64", name, dtype);
+            t_add(act_13x100, act_arg(row, k), "act %s %s 13x100", name, dtype);
         }
-        t_add(act_5x600, act_arg(row, row % 3), "row39 act %s 5x600, all blocks", name);
-        t_add(act_ungated_limit, row, "row40 act %s with a limit", name);
-        t_add(extremes, row, "row40 act %s large inputs", name);
-        t_add_host(act_levels, row, "row39 act %s on every vector level", name);
-        if (ref_acts[row].gated) t_add(limits, row, "row40 act %s at its limits", name);
+        t_add(act_5x600, act_arg(row, row % 3), "act %s 5x600, all blocks", name);
+        t_add(act_ungated_limit, row, "act %s with a limit", name);
+        t_add(extremes, row, "act %s large inputs", name);
+        t_add_host(act_levels, row, "act %s on every vector level", name);
+        if (ref_acts[row].gated) t_add(limits, row, "act %s at its limits", name);
     }
     for (int k = 0; k < 3; k++)
-        t_add(act_21x1160, act_arg(act_row(GMM_ACT_SWIGLU), k), "row39 act swiglu %s 21x1160",
+        t_add(act_21x1160, act_arg(act_row(GMM_ACT_SWIGLU), k), "act swiglu %s 21x1160",
               gmm_dtype_name(dtypes[k]));
-    t_add(act_1024x2048, act_arg(act_row(GMM_ACT_SWIGLU), 1), "row39 act swiglu bf16 1024x2048");
-    t_add(act_1024x2048, act_arg(act_row(GMM_ACT_GELU), 0), "row39 act gelu f32 1024x2048");
-    for (int i = 0; i < 6; i++) t_add(act_mixed, i, "row39 act mixed dtypes and settings %d", i);
-    t_add(act_splits, 0, "row39 act split forms, empty groups, no rows");
-    t_add(act_faults, 0, "row39 act faulty splits");
-    t_add(act_wanted, 0, "row39 act bwd only what is asked, halves");
-    t_add(act_wanted, 4, "row39 act bwd only what is asked, blocks of 4");
-    t_add(act_wanted, 100, "row39 act bwd only what is asked, blocks of 100");
-    t_add(act_threads, 0, "row39 act bits do not depend on threads or other rows, halves");
-    t_add(act_threads, 13, "row39 act bits do not depend on threads or other rows, blocks of 13");
-    t_add(act_threads, 26, "row39 act bits do not depend on threads or other rows, blocks of 26");
-    t_add(bad_settings, 0, "row40 act bad settings");
-    t_add(bad_operands, 0, "row39 act bad operands");
+    t_add(act_1024x2048, act_arg(act_row(GMM_ACT_SWIGLU), 1), "act swiglu bf16 1024x2048");
+    t_add(act_1024x2048, act_arg(act_row(GMM_ACT_GELU), 0), "act gelu f32 1024x2048");
+    for (int i = 0; i < 6; i++) t_add(act_mixed, i, "act mixed dtypes and settings %d", i);
+    t_add(act_splits, 0, "act split forms, empty groups, no rows");
+    t_add(act_faults, 0, "act faulty splits");
+    t_add(act_wanted, 0, "act bwd only what is asked, halves");
+    t_add(act_wanted, 4, "act bwd only what is asked, blocks of 4");
+    t_add(act_wanted, 100, "act bwd only what is asked, blocks of 100");
+    t_add(act_threads, 0, "act bits do not depend on threads or other rows, halves");
+    t_add(act_threads, 13, "act bits do not depend on threads or other rows, blocks of 13");
+    t_add(act_threads, 26, "act bits do not depend on threads or other rows, blocks of 26");
+    t_add(bad_settings, 0, "act bad settings");
+    t_add(bad_operands, 0, "act bad operands");
 }

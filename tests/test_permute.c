@@ -822,16 +822,16 @@ void tests_permute(void) {
                   c->experts, c->topk, c->align, c->dropped ? " dropped" : "", c->capacity_extra < 0 ? " overflow" : "",
                   c->tail == GMM_TAIL_ZERO ? " zero tail" : "");
         }
-    t_add(map_optional, 0, "row48 permute map, one output each");
-    t_add(map_index, 0, "row17 permute map, indices out of range, no fault word");
-    for (int i = 1; i <= 4; i++) t_add(map_index, i, "row17 permute map, indices out of range %d", i);
+    t_add(map_optional, 0, "permute map, one output each");
+    t_add(map_index, 0, "permute map, indices out of range, no fault word");
+    for (int i = 1; i <= 4; i++) t_add(map_index, i, "permute map, indices out of range %d", i);
     t_add(forward_bytes, GMM_E4M3, "permute fwd e4m3");
     t_add(forward_bytes, GMM_E5M2, "permute fwd e5m2");
     t_add(forward_bytes, GMM_U8, "permute fwd u8");
-    t_add(faults, 0, "row17 permute wild maps");
-    t_add(faults, 1, "row17 permute wild maps and sizes");
-    t_add(tail_nan, 0, "row15 permute NaN in tail and padding");
-    t_add(threads, 0, "row56 permute threads 1 2 3");
-    t_add(threads, 1, "row56 permute threads 1 2 3 overflow");
-    for (int i = 0; i < 5; i++) t_add(errors, i, "row59 permute errors %s", errors_of[i]);
+    t_add(faults, 0, "permute wild maps");
+    t_add(faults, 1, "permute wild maps and sizes");
+    t_add(tail_nan, 0, "permute NaN in tail and padding");
+    t_add(threads, 0, "permute threads 1 2 3");
+    t_add(threads, 1, "permute threads 1 2 3 overflow");
+    for (int i = 0; i < 5; i++) t_add(errors, i, "permute errors %s", errors_of[i]);
 }

@@ -1,6 +1,5 @@
-/* test_qlinear.c - grouped linear with quantized operands (rows 31 to 35 and, for
-   every recipe, 8 to 17). References: codes times scales in double, read from the copies by the layout functions that
-   test_quantize.c checks. */
+/* test_qlinear.c - grouped linear with quantized operands. References: codes times scales in double, read from the
+   copies by the layout functions that test_quantize.c checks. */
 #include "test.h"
 
 #include <float.h>
@@ -451,7 +450,7 @@ static const gmm_op ops[] = { GMM_OP_LINEAR_FWD, GMM_OP_LINEAR_DGRAD, GMM_OP_LIN
 
 static const int64_t aligned[3] = { 16, 128, 48 }, ragged[5] = { 1, 15, 17, 100, 300 };
 
-static void products(int arg) { /* rows 31 to 34 */
+static void products(int arg) {
     EACH_OP(i, arg) {
         const qcase even = { .op = ops[i], .setup = arg, .groups = 3, .sizes = aligned, .K = 160, .N = 96,
                              .fill = T_REALS };
@@ -535,7 +534,7 @@ static void odd_addresses(int arg) {
     }
 }
 
-static void empties(int arg) { /* rows 8 to 12 */
+static void empties(int arg) {
     static const int64_t splits[][4] = { { 0, 40, 17, 3 }, { 40, 0, 0, 20 }, { 33, 20, 7, 0 }, { 0, 0, 0, 0 } };
     EACH_OP(i, arg)
         for (int k = 0; k < 5; k++) {
@@ -606,7 +605,7 @@ static void added(int arg) {
     }
 }
 
-static void tails(int arg) { /* rows 13 to 15: rows beyond the sum of the sizes are NaN in sources and copies */
+static void tails(int arg) { /* rows beyond the sum of the sizes are NaN in sources and copies */
     EACH_OP(i, arg)
         for (int tail = 0; tail < 2; tail++) {
             const qcase c = { .op = ops[i], .setup = arg, .groups = 5, .sizes = ragged, .K = 64, .N = 64, .extra = 80,
@@ -616,7 +615,7 @@ static void tails(int arg) { /* rows 13 to 15: rows beyond the sum of the sizes 
         }
 }
 
-static void split_forms(int arg) { /* row 16: bitwise equal */
+static void split_forms(int arg) { /* bitwise equal */
     EACH_OP(i, arg) {
         void *first = NULL;
         size_t bytes = 0;
@@ -635,7 +634,7 @@ static void split_forms(int arg) { /* row 16: bitwise equal */
     }
 }
 
-static void faults(int arg) { /* row 17: reported, clamped, in bounds */
+static void faults(int arg) { /* reported, clamped, in bounds */
     static const int64_t negative[4] = { 20, -7, 30, 10 }, many[4] = { 20, 0, 33, 17 };
     static const uint32_t faults_of[3] = { GMM_FAULT_NEGATIVE, GMM_FAULT_CAPACITY, GMM_FAULT_ALIGN };
     EACH_OP(i, arg)
@@ -751,7 +750,7 @@ static void exact(int arg) {
     }
 }
 
-/* Row 35: fast accumulation over a large K. Positive operands show the error of sums without promotion; an engine that
+/* Fast accumulation over a large K. Positive operands show the error of sums without promotion; an engine that
    always promotes, or accumulates in fp32, gives the same bits. */
 static void fast(int arg) {
     for (int i = 0; i < 2; i++) {
@@ -1501,20 +1500,20 @@ static void refusals(int arg) {
 }
 
 void tests_qlinear(void) {
-    for (int i = 0; i < SETUPS; i++) t_add(products, i, "row31 row32 row33 row34 qlinear %s", setup_of(i).name);
+    for (int i = 0; i < SETUPS; i++) t_add(products, i, "qlinear products %s", setup_of(i).name);
     for (int i = 0; i < SETUPS; i++) t_add(odd_addresses, i, "qlinear odd addresses %s", setup_of(i).name);
-    for (int i = 0; i < SETUPS; i++) t_add(empties, i, "row8 row9 row10 row11 row12 qlinear %s", setup_of(i).name);
-    for (int i = 0; i < SETUPS; i++) t_add(added, i, "row25 row48 qlinear beta, frozen groups %s", setup_of(i).name);
-    for (int i = 0; i < SETUPS; i++) t_add(tails, i, "row13 row14 row15 qlinear %s", setup_of(i).name);
-    for (int i = 0; i < SETUPS; i++) t_add(split_forms, i, "row16 qlinear %s", setup_of(i).name);
-    for (int i = 0; i < SETUPS; i++) t_add(faults, i, "row17 qlinear %s", setup_of(i).name);
-    for (int i = 0; i < SETUPS; i++) t_add(alone, i, "qlinear alone %s", setup_of(i).name);
+    for (int i = 0; i < SETUPS; i++) t_add(empties, i, "qlinear empty groups %s", setup_of(i).name);
+    for (int i = 0; i < SETUPS; i++) t_add(added, i, "qlinear beta, frozen groups %s", setup_of(i).name);
+    for (int i = 0; i < SETUPS; i++) t_add(tails, i, "qlinear tails %s", setup_of(i).name);
+    for (int i = 0; i < SETUPS; i++) t_add(split_forms, i, "qlinear split forms %s", setup_of(i).name);
+    for (int i = 0; i < SETUPS; i++) t_add(faults, i, "qlinear faulty splits %s", setup_of(i).name);
+    for (int i = 0; i < SETUPS; i++) t_add(alone, i, "qlinear group alone %s", setup_of(i).name);
     t_add(mixed_scales, 2, "qlinear mixed scales %s", setup_of(2).name);
     t_add(mixed_scales, 13, "qlinear mixed scales %s", setup_of(13).name);
-    for (int i = 0; i < 3; i++) t_add(idle, i, "row10 qlinear idle groups of many tiles %s", setup_of(i).name);
+    for (int i = 0; i < 3; i++) t_add(idle, i, "qlinear idle groups of many tiles %s", setup_of(i).name);
     for (int i = 0; i < SETUPS; i++) t_add(padding, i, "qlinear padding %s", setup_of(i).name);
-    t_add(fast, 1, "row35 qlinear fast accumulation, tensor");
-    t_add(fast, 5, "row35 qlinear fast accumulation, row");
+    t_add(fast, 1, "qlinear fast accumulation, tensor");
+    t_add(fast, 5, "qlinear fast accumulation, row");
     t_add(exact, 0, "qlinear exact fp8 delayed"); /* whose scales are 1 */
     t_add(exact, 2, "qlinear exact fp8 block");
     t_add(exact, 3, "qlinear exact mxfp8");
@@ -1538,16 +1537,16 @@ void tests_qlinear(void) {
     for (int i = 0; i < SETUPS; i++) {
         const gmm_scaling scaling = setup_of(i).w.scaling;
         if (scaling != GMM_SCALING_MX32 && scaling != GMM_SCALING_NV16) {
-            t_add_gpu_once(multiplied, i, "wgmma qlinear tiles %s", setup_of(i).name);
-            t_add_gpu_once(late_splits, i, "wgmma qlinear splits that change late %s", setup_of(i).name);
+            t_add_gpu_once(multiplied, i, "qlinear wgmma tiles %s", setup_of(i).name);
+            t_add_gpu_once(late_splits, i, "qlinear wgmma splits that change late %s", setup_of(i).name);
             continue;
         }
-        t_add_gpu_once(converted, i, "wgmma qlinear %s", setup_of(i).name);
-        t_add_gpu_once(resized, i, "wgmma qlinear sizes after a capture %s", setup_of(i).name);
+        t_add_gpu_once(converted, i, "qlinear wgmma converted %s", setup_of(i).name);
+        t_add_gpu_once(resized, i, "qlinear wgmma sizes after a capture %s", setup_of(i).name);
     }
-    t_add_gpu_once(misplaced, 3, "wgmma qlinear misplaced %s", setup_of(3).name);
-    t_add_gpu_once(misplaced, 10, "wgmma qlinear misplaced %s", setup_of(10).name);
-    t_add_gpu_once(ranges, 3, "wgmma qlinear ranges %s", setup_of(3).name);
-    t_add_gpu_once(ranges, 7, "wgmma qlinear ranges %s", setup_of(7).name);
+    t_add_gpu_once(misplaced, 3, "qlinear wgmma misplaced %s", setup_of(3).name);
+    t_add_gpu_once(misplaced, 10, "qlinear wgmma misplaced %s", setup_of(10).name);
+    t_add_gpu_once(ranges, 3, "qlinear wgmma ranges %s", setup_of(3).name);
+    t_add_gpu_once(ranges, 7, "qlinear wgmma ranges %s", setup_of(7).name);
 #endif
 }

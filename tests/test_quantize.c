@@ -1,4 +1,4 @@
-/* test_quantize.c - quantize, requantize, dequantize and the scale update as operations (rows 36 to 38). Every byte of
+/* test_quantize.c - quantize, requantize, dequantize and the scale update as operations. Every byte of
    every copy is compared: elements, scales, padding, and bytes that must stay untouched. The reference processes whole
    matrices by the definitions; it shares only scalar codecs and scale rules with the library, which test_quant.c
    checks. */
@@ -496,7 +496,7 @@ static void apart(int arg) {
         check_copy(&r, 0);
         check_copy(&r, 1);
     }
-    for (int64_t g = 0, row = 0, start = 0; g < 4; row += sizes[g], start += up(sizes[g++], 128)) /* 117: every group */
+    for (int64_t g = 0, row = 0, start = 0; g < 4; row += sizes[g], start += up(sizes[g++], 128)) /* every group */
         for (int k = 0; k < 2; k++) {                                                        /* by itself */
             const gmm_direction direction = k ? GMM_COLUMNWISE : GMM_ROWWISE;
             const int64_t m = sizes[g], bits = gmm_dtype_bits(c.f.dtype);
@@ -543,7 +543,7 @@ static void apart(int arg) {
         }
 }
 
-/* 65, 74, 95: copies with equal codes, and re-quantization of decoded values. */
+/* Copies with equal codes, and re-quantization of decoded values. */
 static void shared_codes(int arg) {
     variant v[VARIANTS];
     (void)variants(v);
@@ -868,9 +868,9 @@ static void special_values(int arg) {
     }
 }
 
-static void layout_vectors(int arg) { /* 74, 85, 114 */
+static void layout_vectors(int arg) {
     (void)arg;
-    { /* 74: tiles of 128 x 128 with the same amax in every row and column: both copies hold the same codes */
+    { /* tiles of 128 x 128 with the same amax in every row and column: both copies hold the same codes */
         gmm_format f = named(GMM_E4M3, GMM_SCALING_1X128);
         float *x = (float *)t_host(256 * 128 * sizeof(float));
         one_copy a, b;
@@ -880,20 +880,20 @@ static void layout_vectors(int arg) { /* 74, 85, 114 */
         b = copy_of(&f, GMM_COLUMNWISE, x, 256, 128, NULL);
         for (int i = 0; i < 256; i++)
             for (int j = 0; j < 128; j++)
-                T_CHECK(a.code[i * 128 + j] == b.code[j * 256 + i], "74: row %d column %d", i, j);
+                T_CHECK(a.code[i * 128 + j] == b.code[j * 256 + i], "row %d column %d", i, j);
     }
-    { /* 85: before the first scale update elements are quantized by a scale of 1 */
+    { /* before the first scale update elements are quantized by a scale of 1 */
         gmm_format f = named(GMM_E4M3, GMM_SCALING_TENSOR);
         float x[32];
         one_copy r;
         for (int i = 0; i < 32; i++) x[i] = (float)ref_round(GMM_BF16, ldexp(t_real(), i - 16));
         f.delayed = 1;
         r = copy_of(&f, GMM_ROWWISE, x, 1, 32, NULL);
-        for (int i = 0; i < 32; i++) T_CHECK(r.code[i] == gmm_f32_to_e4m3(x[i]), "85: element %d", i);
-        T_CHECK(*(float *)r.scale == 1.0f && *r.amax == max_abs(x, 32, 1, 0.0f), "85: scale %g amax %g",
+        for (int i = 0; i < 32; i++) T_CHECK(r.code[i] == gmm_f32_to_e4m3(x[i]), "element %d", i);
+        T_CHECK(*(float *)r.scale == 1.0f && *r.amax == max_abs(x, 32, 1, 0.0f), "scale %g amax %g",
                 (double)*(float *)r.scale, (double)*r.amax);
     }
-    for (int k = 0; k < 4; k++) { /* 114: the padding of the scales of 2880 x 2880 is zero, and nothing else is */
+    for (int k = 0; k < 4; k++) { /* the padding of the scales of 2880 x 2880 is zero, and nothing else is */
         enum { N = 2880 };
         gmm_format f = named(k & 1 ? GMM_E2M1 : GMM_E4M3, k & 1 ? GMM_SCALING_NV16 : GMM_SCALING_MX32);
         float *x = (float *)t_host((size_t)N * N * sizeof(float));
@@ -908,13 +908,13 @@ static void layout_vectors(int arg) { /* 74, 85, 114 */
                 const int64_t tile = i / 128 * (cols / 4) + j / 4;
                 const uint8_t s = ((uint8_t *)r.scale)[tile * 512 + i % 32 * 16 + i % 128 / 32 * 4 + j % 4];
                 zeros += s == 0;
-                T_CHECK((s == 0) == (i >= N || j >= used), "114: scale %d, %d is %02x", (int)i, (int)j, s);
+                T_CHECK((s == 0) == (i >= N || j >= used), "scale %d, %d is %02x", (int)i, (int)j, s);
             }
-        T_CHECK(zeros == 2944 * cols - N * used, "114: %lld zeros", (long long)zeros);
+        T_CHECK(zeros == 2944 * cols - N * used, "%lld zeros", (long long)zeros);
     }
 }
 
-/* 119: groups padded by gmm_pad have the same amaxes, scales and codes as before, and codes 0 in their padding. */
+/* Groups padded by gmm_pad have the same amaxes, scales and codes as before, and codes 0 in their padding. */
 static void padded(int arg) {
     static const int64_t sizes[5] = { 70, 0, 33, 1, 128 };
     static const int32_t aligns[3] = { 16, 32, 128 };
@@ -960,15 +960,15 @@ static void padded(int arg) {
             codes[k] = (uint8_t *)t_get(copy[k].data, (size_t)l.data_bytes);
             scales[k] = (uint8_t *)t_get(copy[k].scale, (size_t)l.scale_bytes);
         }
-        t_same("119: amaxes", t_get(copy[1].amax, 4 * G), t_get(copy[0].amax, 4 * G), 4 * G);
-        if (!arg) t_same("119: scales", scales[1], scales[0], 4 * G);
+        t_same("amaxes", t_get(copy[1].amax, 4 * G), t_get(copy[0].amax, 4 * G), 4 * G);
+        if (!arg) t_same("scales", scales[1], scales[0], 4 * G);
         for (int g = 0; g < G; row += sizes[g], wide += up(sizes[g], aligns[n]), start += up(sizes[g++], 128)) {
             const size_t bytes = arg ? COLS / 2 : COLS, blocks16 = COLS / 16;
-            t_same("119: codes", codes[1] + (size_t)wide * bytes, codes[0] + (size_t)row * bytes,
+            t_same("codes", codes[1] + (size_t)wide * bytes, codes[0] + (size_t)row * bytes,
                    (size_t)sizes[g] * bytes);
-            t_bytes("119: padding", codes[1] + (size_t)(wide + sizes[g]) * bytes, 0,
+            t_bytes("padding", codes[1] + (size_t)(wide + sizes[g]) * bytes, 0,
                     (size_t)(up(sizes[g], aligns[n]) - sizes[g]) * bytes);
-            if (arg) t_same("119: scales", scales[1] + (size_t)start * blocks16, scales[0] + (size_t)start * blocks16,
+            if (arg) t_same("scales", scales[1] + (size_t)start * blocks16, scales[0] + (size_t)start * blocks16,
                             (size_t)up(sizes[g], 128) * blocks16);
         }
     }
@@ -1447,7 +1447,7 @@ static void shards(int arg) {
 }
 
 #ifdef HAVE_CUDA
-/* Row 53: a captured call, replayed with other splits, scales, random words and skip word, writes the bytes of a call;
+/* A captured call, replayed with other splits, scales, random words and skip word, writes the bytes of a call;
    nothing if the skip word is set. Widths with and without vector accesses. */
 static void replays(int arg) {
     static const int64_t first[5] = { 70, 0, 33, 150, 127 }, widths[3] = { 128, 288, 34 };
@@ -1519,17 +1519,17 @@ static void replays(int arg) {
 void tests_quantize(void) {
     variant v[VARIANTS];
     const int n = variants(v);
-    for (int i = 0; i < n; i++) t_add(activations, i, "row36 row38 quantize activations %s", v[i].name);
+    for (int i = 0; i < n; i++) t_add(activations, i, "quantize activations %s", v[i].name);
     for (int i = 0; i < n; i++) t_add(matrices, i, "quantize matrices %s", v[i].name);
-    for (int i = 0; i < n; i++) t_add(apart, i, "row36 quantize apart %s", v[i].name);
+    for (int i = 0; i < n; i++) t_add(apart, i, "quantize apart %s", v[i].name);
     for (int i = 0; i < n; i++) t_add(shared_codes, i, "quantize shared codes %s", v[i].name);
-    for (int i = 0; i < 8; i++) t_add(special_values, i, "row38 quantize special values, format %d", i);
-    t_add(layout_vectors, 0, "quantize vectors 74, 85, 114");
-    for (int i = 0; i < 2; i++) t_add(padded, i, "quantize vector 119 padded groups, %s", i ? "nvfp4" : "tensor");
+    for (int i = 0; i < 8; i++) t_add(special_values, i, "quantize special values, format %d", i);
+    t_add(layout_vectors, 0, "quantize known values, layouts");
+    for (int i = 0; i < 2; i++) t_add(padded, i, "quantize padded groups, %s", i ? "nvfp4" : "tensor");
     for (int i = 0; i < n; i++) t_add(dequantizes, i, "dequantize %s", v[i].name);
     for (int i = 0; i < n; i++) t_add(requantizes, i, "requantize %s", v[i].name);
     for (int i = 0; i < 2; i++) t_add(tables, i, "requantize tables%s", i ? "" : " on the host");
-    for (int i = 0; i < 5; i++) t_add(skip_and_sums, i, "row37 quantize skip word and sums, recipe %d", i + 1);
+    for (int i = 0; i < 5; i++) t_add(skip_and_sums, i, "quantize skip word and sums, recipe %d", i + 1);
     for (int i = 0; i < 3; i++) t_add(updates, i, "scale update, margin %d", i);
     t_add(update_reduces, 0, "scale update reduces over ranks, refusals");
     for (int i = 0; i < n; i++) t_add(shards, i, "quantize sharded masters %s", v[i].name);
@@ -1541,6 +1541,6 @@ void tests_quantize(void) {
     t_add_host(four_over_six, 0, "quantize 4 over 6 by its contract");
     t_add(refusals, 0, "quantize refusals");
 #ifdef HAVE_CUDA
-    for (int i = 0; i < n; i++) t_add_gpu(replays, i, "row53 quantize replayed, %s", v[i].name);
+    for (int i = 0; i < n; i++) t_add_gpu(replays, i, "quantize replayed, %s", v[i].name);
 #endif
 }

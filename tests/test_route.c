@@ -603,16 +603,16 @@ void tests_route(void) {
     t_add(ties, 6, "route ties E7");
     t_add(ties, 63, "route ties E64");
     t_add(ties, 149, "route ties E150");
-    t_add(nan_rows, 0, "row64 route NaN in logits and bias");
+    t_add(nan_rows, 0, "route NaN in logits and bias");
     for (int score = 0; score < 2; score++) {
         const char *name = score ? "sigmoid" : "softmax";
         t_add(extreme, score, "route extreme logits %s", name);
         t_add(backward_parts, score, "route bwd parts %s", name);
-        t_add(backward_wild, score, "row17 route bwd indices out of range %s", name);
-        t_add(optional, score, "row48 route outputs not asked for %s", name);
-        t_add(threads, score, "row56 route threads 1 2 3 %s", name);
+        t_add(backward_wild, score, "route bwd indices out of range %s", name);
+        t_add(optional, score, "route outputs not asked for %s", name);
+        t_add(threads, score, "route threads 1 2 3 %s", name);
     }
-    t_add(no_tokens, 0, "row9 route T0");
-    t_add(errors, 0, "row59 route fwd errors");
-    t_add(errors, 1, "row59 route bwd errors");
+    t_add(no_tokens, 0, "route T0");
+    t_add(errors, 0, "route fwd errors");
+    t_add(errors, 1, "route bwd errors");
 }

@@ -207,6 +207,6 @@ static void optional_fields(int arg) {
 }
 
 void tests_select(void) {
-    t_add_host(optional_fields, 0, "an engine that does not honour an optional field is declined by its name");
-    t_add_host(open_addresses, 0, "queries without addresses, on engines that need alignment");
+    t_add_host(optional_fields, 0, "select declines by the name of the optional field that an engine does not honour");
+    t_add_host(open_addresses, 0, "select answers queries without addresses, on engines that need alignment");
 }

@@ -307,7 +307,7 @@ void tests_checkpoint_files(void) {
     t_add_host(missing_shard, 0, "checkpoint files index that names a missing shard");
     t_add_host(missing_shards, 0, "checkpoint files index with missing shards opened in part");
     t_add_host(names, 0, "checkpoint files names with escapes and UTF-8, resumed writer");
-    t_add_host(identities, 0, "checkpoint files older files taken for no run's output");
+    t_add_host(identities, 0, "checkpoint files older files are not taken for the output of a run");
     t_add_host(locks, 0, "checkpoint files lock of an output between two processes");
     t_add_host(places, 0, "checkpoint files one file by many paths");
 }

@@ -581,14 +581,14 @@ static void violate(int arg) {
     for (int i = 0; i < b.needles; i++) needles[n++] = b.needle[i];
     if (b.ctx && b.linear && !b.linear->struct_size) needles[n++] = "(G="; /* shapes, if the descriptor can be read */
     needles[n] = NULL;
-    t_before(1);
+    t_before(1, violations[arg / 4].name, __FILE__, __LINE__);
     got = calls[b.op](b.ctx, b.linear, b.workspace, b.bytes, b.stream);
     t_refused(b.want, got, gmm_last_error(b.ctx), violations[arg / 4].name, __FILE__, __LINE__, needles);
     if (b.ctx && strlen(gmm_last_error(b.ctx)) > 500) T_FAIL("the message is cut off: %s", gmm_last_error(b.ctx));
 
     /* the query returns the same error, except for errors of addresses and workspace */
     if (b.ctx) needles[0] = "gmm_linear_query";
-    t_before(1);
+    t_before(1, violations[arg / 4].name, __FILE__, __LINE__);
     got = gmm_linear_query(b.ctx, (gmm_op)(GMM_OP_LINEAR_FWD + b.op), b.linear, &info);
     if (b.query) {
         t_refused(b.want, got, gmm_last_error(b.ctx), violations[arg / 4].name, __FILE__, __LINE__, needles);

@@ -155,6 +155,7 @@ static void apply(plan_run *m, int64_t scratch) {
                         m->written[t->offset + k]);
         }
 }
+#define apply(...) T_CALL(apply, __VA_ARGS__)
 
 /* -------------------------------------------------------------------------------------------------- Normalizers --- */
 
@@ -236,6 +237,7 @@ static void expect_tensor(plan_run *m, const char *name, const int64_t *shape, c
     va_end(list);
     T_CHECK(at == want.bytes, "%s has %lld bytes", name, (long long)at);
 }
+#define expect_tensor(...) T_CALL(expect_tensor, __VA_ARGS__)
 #define EXPECT_TENSOR(m, name, shape, ...) expect_tensor(m, name, shape, __VA_ARGS__, (const char *)NULL)
 
 static void hook(int number) {
@@ -462,6 +464,7 @@ static void same_keys(const gmm_ckpt_table *t, const char *const *want) {
     for (; n < 6 && want[n]; n++) T_CHECK(gmm_ckpt_table_find(t, want[n]) >= 0, "%s is not there", want[n]);
     T_CHECK(count(t) == n, "%lld keys instead of %lld", (long long)count(t), (long long)n);
 }
+#define same_keys(...) T_CALL(same_keys, __VA_ARGS__)
 
 static void map(int index) {
     const struct map_case *c = &map_cases[index];
@@ -612,6 +615,7 @@ static void plan_refused(const call *c, const gmm_ckpt_linear *l, int64_t n, gmm
             gmm_ckpt_reason_name(report.reason), gmm_ckpt_reason_name(reason), report.error.text);
     T_CHECK(strstr(report.error.text, key), "\"%s\" lacks \"%s\"", report.error.text, key);
 }
+#define plan_refused(...) T_CALL(plan_refused, __VA_ARGS__)
 
 static void packed(int arg) { /* a packed [E out, in] key serves a grouped target without a copy */
     gmm_ckpt_table *t = table_new();
@@ -2385,6 +2389,7 @@ static void model_refused(const model *m, const model_way *way, const char *what
     T_CHECK(strstr(report.error.text, name) || strstr(report.key, name), "%s: %s: \"%s\" (key %s) lacks \"%s\"",
             m->kind->scheme, what, report.error.text, report.key, name);
 }
+#define model_refused(...) T_CALL(model_refused, __VA_ARGS__)
 
 static void model_missing(int kind) { /* removing any tensor of an expert is an error that names it */
     static model m;

@@ -153,6 +153,7 @@ static void layer_build(layer *l, gmm_dtype dtype, gmm_recipe_kind recipe, int32
     l->workspace_bytes += 1 << 16; /* the permutes need little more */
     l->workspace = t_workspace(l->workspace_bytes);
 }
+#define layer_build(...) T_CALL(layer_build, __VA_ARGS__)
 
 /* Enqueues the whole layer; all operations share one workspace. Returns the first error status. */
 static gmm_status layer_run(layer *l) {
@@ -232,6 +233,7 @@ static void layer_same(const char *what, const bits *a, const bits *b) {
         t_same(text, a->at[i], b->at[i], a->bytes[i]);
     }
 }
+#define layer_same(...) T_CALL(layer_same, __VA_ARGS__)
 
 /* New logits: random, random with most experts empty, or all tokens in favour of one expert. */
 static void layer_reroute(layer *l, int kind) {
@@ -244,6 +246,7 @@ static void layer_reroute(layer *l, int kind) {
 }
 
 static void wait_for(const char *what, const char *why) { T_CHECK(!why, "%s: %s", what, why); }
+#define wait_for(...) T_CALL(wait_for, __VA_ARGS__)
 
 /* One captured forward and backward of the layer, replayed with other routings, equals eager calls */
 static void replay_layer(int arg) {
@@ -503,22 +506,25 @@ static void host_sizes(int arg) {
     device_graph_free(graph);
 }
 
+/* Argument of the cases of a layer: dtype and recipe. */
+static int layer_arg(gmm_dtype dtype, int recipe) { return (int)dtype | recipe << 8; }
+
 void tests_graph(void) {
-    static const gmm_dtype dtypes[3] = { GMM_F32, GMM_F16, GMM_BF16 };
-    for (int i = 0; i < 3; i++) {
+    static const gmm_dtype dtypes[] = { GMM_F32, GMM_F16, GMM_BF16 };
+    for (int i = 0; i < T_COUNT(dtypes); i++) {
         const char *name = gmm_dtype_name(dtypes[i]);
         t_add_gpu(replay_linear, (int)dtypes[i], "graph of linear operations, other splits %s", name);
-        t_add_gpu(replay_layer, (int)dtypes[i], "graph of a whole layer, other routings %s", name);
-        t_add_gpu(limits, (int)dtypes[i], "sm_limit leaves the bits of a layer %s", name);
+        t_add_gpu(replay_layer, layer_arg(dtypes[i], GMM_RECIPE_NONE), "graph of a whole layer, other routings %s", name);
+        t_add_gpu(limits, layer_arg(dtypes[i], GMM_RECIPE_NONE), "sm_limit leaves the bits of a layer %s", name);
     }
     for (int i = 0; i < 3; i++) {
         t_add_gpu(freed, i, "sm_limit frees multiprocessors %s", gmm_op_name((gmm_op)(GMM_OP_LINEAR_FWD + i)));
         t_needs((size_t)(2 * FREED_ROWS + FREED_WIDE) * FREED_WIDE * 2);
     }
-    for (int i = 1; i <= (int)GMM_RECIPE_NVFP4; i++) {
-        t_add_gpu(replay_layer, (int)GMM_BF16 | i << 8, "graph of a whole layer, other routings, recipe %d",
-                  i);
-        t_add_gpu(limits, (int)GMM_BF16 | i << 8, "sm_limit leaves the bits of a layer, recipe %d", i);
+    for (int k = GMM_RECIPE_FP8_DELAYED; k <= GMM_RECIPE_NVFP4; k++) {
+        const char *name = ref_recipe_name((gmm_recipe_kind)k);
+        t_add_gpu(replay_layer, layer_arg(GMM_BF16, k), "graph of a whole layer, other routings, recipe %s", name);
+        t_add_gpu(limits, layer_arg(GMM_BF16, k), "sm_limit leaves the bits of a layer, recipe %s", name);
     }
     t_add_gpu(host_sizes, 0, "graph of host sizes while capturing");
 }

@@ -63,11 +63,13 @@ static void run(lin_run *r, const lin_spec *s, gmm_context *ctx, uint64_t seed) 
     lin_build(r, s);
     T_OK_TEXT(t_linear(ctx, s->op, &r->d), gmm_last_error(ctx));
 }
+#define run(...) T_CALL(run, __VA_ARGS__)
 
 static void same_output(const char *what, const lin_run *a, const lin_run *b) {
     t_same(what, t_mat_bits(&a->out), t_mat_bits(&b->out),
            (size_t)(a->out.count * a->out.rows * a->out.cols * ref_bytes(a->out.dtype)));
 }
+#define same_output(...) T_CALL(same_output, __VA_ARGS__)
 
 static lin_spec real_spec(int arg, const int64_t *sizes, int32_t groups) {
     lin_spec s = {.op = ops[arg / 3], .in = lin_dtype(arg % 3), .out = lin_dtype(arg % 3), .groups = groups, .K = 270,

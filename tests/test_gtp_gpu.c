@@ -1323,6 +1323,7 @@ static void compare(gpu_case *c) {
                now() - begin, (long long)got.stats.acquires, (long long)got.stats.prefetched,
                (long long)got.stats.resident, (long long)got.stats.exposed);
 }
+#define compare(...) T_CALL(compare, __VA_ARGS__)
 
 /* One GPU without communicator: nothing is gathered or reduced, and graphs give the results of eager execution. */
 static void one_gpu(int arg) {

@@ -32,6 +32,7 @@ static void schedules(gtp_case c, int seeds, gtp_result *out) {
         hash = out->hash;
     }
 }
+#define schedules(...) T_CALL(schedules, __VA_ARGS__)
 
 /* Changes one setting of the plain case; all schedules of both give the same results. */
 static void same(const gtp_case *a, const gtp_case *b, gtp_result *out) {
@@ -40,6 +41,7 @@ static void same(const gtp_case *a, const gtp_case *b, gtp_result *out) {
     schedules(*b, 6, out);
     T_CHECK(out->hash == other.hash, "different results");
 }
+#define same(...) T_CALL(same, __VA_ARGS__)
 
 static void training(int ranks) {
     gtp_result out;
@@ -389,6 +391,7 @@ static void names(const char *text, const char *peer) {
     T_CHECK(strstr(text, "'layer'") && strstr(text, peer), "no '%s': %s", peer, text);
     T_CHECK(strstr(text, "all_gather") || strstr(text, "reduce_scatter") || strstr(text, "all_to_all"), "%s", text);
 }
+#define names(...) T_CALL(names, __VA_ARGS__)
 
 /* A rank stops: the others report the collective and the rank before the timeout ends; also with one thread per rank.
    After that nothing that was enqueued touches their memory (gtp_case_run compares it). */

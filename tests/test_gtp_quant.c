@@ -572,6 +572,7 @@ static void expect(training *c) {
         for (int w = 0; w < c->layers * EXPERTS; w++)
             c->want[v * c->layers * EXPERTS + w] = whole(c->f, c->source, v, w, 0);
 }
+#define expect(...) T_CALL(expect, __VA_ARGS__)
 
 /* Steps of forward, recompute and backward, each after new weights, with and without a left-out wait. */
 static void run_training(training *c) {
@@ -596,6 +597,7 @@ static void run_training(training *c) {
     }
     drop_wait = 0;
 }
+#define run_training(...) T_CALL(run_training, __VA_ARGS__)
 
 /* g = 1, 2, 4, 8 and every format. */
 static void arrives(int arg) {
@@ -1429,7 +1431,6 @@ static void transpose_errors(int arg) {
 }
 
 void tests_gtp_quant(void) {
-    static const char *const recipes[] = {"fp8 current", "fp8 block", "mxfp8", "nvfp4"};
     static const char *const kinds[] = {"bf16", "fp8", "128x128", "1x128", "mxfp8", "nvfp4"};
     static const int few[] = {0, 2, 5, 8, 10, 11, 16}; /* one format of each kind */
     for (int i = 0; i < FORMATS; i++)
@@ -1445,10 +1446,9 @@ void tests_gtp_quant(void) {
                         !formats[i].f.delayed; g *= 2)
             t_add_host(linear, i + 64 * g, "gtp quant linear on views %s, g %d", formats[i].name, g);
     }
-    for (int i = 0; i < 4; i++)
+    for (int k = GMM_RECIPE_FP8_CURRENT; k <= GMM_RECIPE_NVFP4; k++)
         for (int g = 1; g <= 4; g *= 2)
-            t_add_host(mlp, (int)GMM_RECIPE_FP8_CURRENT + i + 64 * g, "gtp quant mlp on views %s, g %d", recipes[i],
-                       g);
+            t_add_host(mlp, k + 64 * g, "gtp quant mlp on views %s, g %d", ref_recipe_name((gmm_recipe_kind)k), g);
     t_add_host(shared_amax, 2, "gtp quant amax over tensor-parallel ranks, fp8");
     t_add_host(shared_amax, 16, "gtp quant amax over tensor-parallel ranks, nvfp4");
     for (int i = 0; i < T_COUNT(kinds); i++)

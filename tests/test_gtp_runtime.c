@@ -125,6 +125,7 @@ static void finish(void) {
     T_CHECK(gmm_ranks_run(W.ranks) == GMM_OK, "%s", gmm_ranks_error(W.ranks, 0));
     T_CHECK(gmm_ranks_races(W.ranks, &race) == 0, "%s", race);
 }
+#define finish(...) T_CALL(finish, __VA_ARGS__)
 
 /* ----------------------------------------------------------------------------------------------------- Formats --- */
 
@@ -749,6 +750,7 @@ static void run_forward(rank *r) {
         GTP_OK(r, gmm_gtp_release(r->gtp, r->bundle[l], GMM_GTP_FORWARD, r->compute));
     }
 }
+#define run_forward(...) T_CALL(run_forward, __VA_ARGS__)
 static void run_backward(rank *r) {
     for (int l = LAYERS; l >= 0; l--) {
         gmm_gtp_view v = GMM_ZERO, w = GMM_ZERO;
@@ -762,6 +764,7 @@ static void run_backward(rank *r) {
         GTP_OK(r, gmm_gtp_submit(r->gtp, r->bundle[l], &g, r->compute));
     }
 }
+#define run_backward(...) T_CALL(run_backward, __VA_ARGS__)
 
 /* Three steps of three micro-batches: eagerly; in one graph; in a forward and a backward graph, where one hands a
    prefetched gather to the other; or forward in a graph and backward eagerly. Values read, added and reported are

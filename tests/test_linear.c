@@ -50,6 +50,16 @@ static void lin_splits(lin_run *r) {
     r->groups.fault = r->fault;
 }
 
+/* Notes a run for failures. */
+static void lin_note(const lin_run *r) {
+    static const char *const forms[] = {[T_PACKED] = "packed", [T_TABLE] = "table", [T_TABLE_HOST] = "host table"};
+    const lin_spec *s = &r->spec;
+    t_about("%s of %s into %s, %d groups, K %lld, N %lld, capacity %lld, w %s, %s", gmm_op_name(s->op),
+            gmm_dtype_name(s->in), gmm_dtype_name(s->out), (int)s->groups, (long long)s->K, (long long)s->N,
+            (long long)r->capacity, forms[s->w], s->fill == T_INTS ? "integers" : "reals");
+    t_splits(s->sizes, s->groups);
+}
+
 void lin_build(lin_run *r, const lin_spec *spec) {
     static const double alphas[] = {-2.0, 0.5, 3.0, 1.0, -1.0}, betas[] = {0.0, 1.0, 0.5, -1.0, 2.0};
     static const double scales[] = {1.0, 0.0, -0.5, 2.0, -1.0, 0.5};
@@ -68,6 +78,7 @@ void lin_build(lin_run *r, const lin_spec *spec) {
     for (int64_t g = 0; g < G; g++) r->offsets[g + 1] = r->offsets[g] + s->sizes[g];
     r->live = r->offsets[G];
     r->capacity = r->live + s->extra;
+    lin_note(r);
     r->fault = (uint32_t *)t_alloc(sizeof zero);
     t_upload(r->fault, &zero, sizeof zero);
     lin_splits(r);
@@ -165,6 +176,7 @@ void lin_build(lin_run *r, const lin_spec *spec) {
 /* Elements to compare, in order. */
 typedef struct lin_list {
     double *got, *want, *bound;
+    int64_t *at; /* of each in the output */
     int64_t n;
 } lin_list;
 
@@ -173,6 +185,7 @@ static lin_list lin_list_of(int64_t n) {
     l.got = (double *)t_host((size_t)n * sizeof(double));
     l.want = (double *)t_host((size_t)n * sizeof(double));
     l.bound = (double *)t_host((size_t)n * sizeof(double));
+    l.at = (int64_t *)t_host((size_t)n * sizeof(int64_t));
     l.n = 0;
     return l;
 }
@@ -198,7 +211,7 @@ static ref_linear lin_reference(const lin_run *r) {
     return l;
 }
 
-void lin_check(const lin_run *r) {
+void (lin_check)(const lin_run *r) {
     const lin_spec *s = &r->spec;
     const ref_linear l = lin_reference(r);
     const int grads = lin_is_grad(s->op);
@@ -213,6 +226,8 @@ void lin_check(const lin_run *r) {
     uint32_t fault = 1;
     int64_t i = 0;
 
+    lin_note(r);
+    t_picked(list.got, list.at, bits);
     t_download(&fault, r->fault, sizeof fault);
     T_CHECK(fault == 0, "a fault-free split set fault bits %x", fault);
     for (int64_t g = 0; g < G; g++) {
@@ -231,6 +246,7 @@ void lin_check(const lin_run *r) {
                 const int64_t at = (grads ? g * r->out.rows + row : row) * cols + col;
                 double magnitude;
                 if (step > 1 && i % step != 0) continue;
+                list.at[list.n] = at;
                 list.got[list.n] = ref_load(s->out, bits, at);
                 list.want[list.n] = ref_linear_at(&l, s->op, g, row, col, beta, &magnitude);
                 list.bound[list.n] = ref_bound(s->out, ref_linear_terms(&l, s->op, g), magnitude, list.want[list.n]);
@@ -264,7 +280,7 @@ void lin_check(const lin_run *r) {
     }
 }
 
-void lin_test(const lin_spec *spec) {
+void (lin_test)(const lin_spec *spec) {
     lin_run r;
     lin_build(&r, spec);
     T_OK(t_linear(T.ctx, spec->op, &r.d));
@@ -290,7 +306,7 @@ static gmm_mat lin_shift(const t_mat *m, int64_t row, int64_t group) {
     return shifted;
 }
 
-void lin_alone(const lin_run *r) {
+void (lin_alone)(const lin_run *r) {
     const lin_spec *s = &r->spec;
     const int64_t step = s->groups > 16 ? s->groups / 16 : 1;
     for (int64_t g = 0; g < s->groups; g += step) {
@@ -373,6 +389,7 @@ static void both(lin_spec s) {
     s.fill = T_REALS;
     lin_test(&s);
 }
+#define both(...) T_CALL(both, __VA_ARGS__)
 
 static void main_grad_half(int arg) {
     static const int64_t sizes[] = {17, 0, 31, 5};

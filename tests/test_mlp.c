@@ -63,6 +63,11 @@ static void build(mlp_run *r, const mlp_spec *spec) {
     int32_t sizes[GROUPS];
     memset(r, 0, sizeof *r);
     r->spec = *spec;
+    t_about("%s, %s, hidden %lld, ffn %lld, out %lld, interleave %d, bias %d, prob %d", gmm_act_name(spec->act.kind),
+            gmm_dtype_name(t), (long long)spec->hidden, (long long)spec->ffn,
+            (long long)(spec->hidden_out ? spec->hidden_out : spec->hidden), (int)spec->act.interleave, spec->bias,
+            spec->prob);
+    t_splits(sizes_of, GROUPS);
     r->F1 = spec->ffn * (gmm_act_gated(spec->act.kind) ? 2 : 1);
     r->out = spec->hidden_out ? spec->hidden_out : spec->hidden;
     for (int g = 0; g < GROUPS; g++) {
@@ -135,6 +140,7 @@ static void run_fwd(mlp_run *r, int inference) {
     }
     T_OK(gmm_mlp_fwd(T.ctx, &r->d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
 }
+#define run_fwd(...) T_CALL(run_fwd, __VA_ARGS__)
 static void run_bwd(mlp_run *r) {
     gmm_info info = GMM_ZERO;
     T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_BWD, &r->d, &info));
@@ -144,6 +150,7 @@ static void run_bwd(mlp_run *r) {
     }
     T_OK(gmm_mlp_bwd(T.ctx, &r->d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
 }
+#define run_bwd(...) T_CALL(run_bwd, __VA_ARGS__)
 
 /* Bits of every output of a backward pass. */
 typedef struct outputs { void *bits[7]; size_t bytes[7]; } outputs;
@@ -162,6 +169,7 @@ static const char *const output_names[7] = { "y", "dx", "dw1", "dw2", "db1", "db
 static void outputs_same(const outputs *a, const outputs *b) {
     for (int i = 0; i < 7; i++) t_same(output_names[i], a->bits[i], b->bits[i], a->bytes[i]);
 }
+#define outputs_same(...) T_CALL(outputs_same, __VA_ARGS__)
 
 /* --------------------------------------------------------------------------------------------------- Reference --- */
 
@@ -327,6 +335,7 @@ static void check(const mlp_run *r, int with_bwd) {
         }
     }
 }
+#define check(...) T_CALL(check, __VA_ARGS__)
 
 /* ------------------------------------------------------------------------------------------------------- Cases --- */
 
@@ -693,6 +702,7 @@ static void hook_log_is(const hook_log *d, const char *want) {
         T_CHECK(letters[d->param[i]] == want[i] && d->stream[i] == T.stream, "callback %d is %c, want %s", i,
                 letters[d->param[i]], want);
 }
+#define hook_log_is(...) T_CALL(hook_log_is, __VA_ARGS__)
 
 /* Two micro-batches with queued weight gradients, run later, give the bits of immediate ones; the splits may be
    overwritten in between; hooks of FC2 come first */

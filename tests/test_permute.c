@@ -101,6 +101,9 @@ static plan plan_of(const permute_case *c) {
     for (int32_t e = 0; e < c->experts; e++) rows += (counts[e] + align - 1) / align * align;
     m.capacity = rows + c->capacity_extra > 0 ? rows + c->capacity_extra : 0;
     construct(c, &m);
+    t_about("%lld tokens, hidden %lld, %d experts, topk %d, align %d, %s to %s, capacity %lld", (long long)c->tokens,
+            (long long)c->hidden, (int)c->experts, (int)c->topk, (int)c->align, gmm_dtype_name(c->dtype),
+            gmm_dtype_name(c->other), (long long)m.capacity);
     m.p.experts = c->experts;
     m.p.tokens = c->tokens;
     m.p.capacity = m.capacity;
@@ -140,6 +143,7 @@ static void call(gmm_context *ctx, gmm_op op, const gmm_permute *all) {
     T_OK_TEXT(gmm_permute_query(ctx, op, &p, &info), gmm_last_error(ctx));
     T_OK_TEXT(run(ctx, &p, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream), gmm_last_error(ctx));
 }
+#define call(...) T_CALL(call, __VA_ARGS__)
 
 /* Uses the reference's maps as inputs. */
 static void use_maps(plan *m) {
@@ -159,6 +163,7 @@ static void check_tail(const plan *m, const t_mat *rows) {
     t_bytes("tail", bits + (size_t)m->live * size, m->p.tail == GMM_TAIL_ZERO ? 0 : 0xFF,
             (size_t)(m->capacity - m->live) * size);
 }
+#define check_tail(...) T_CALL(check_tail, __VA_ARGS__)
 
 /* ------------------------------------------------------------------------------------------------------ Maps --- */
 

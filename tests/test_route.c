@@ -74,6 +74,9 @@ static double objective(const route_case *c, const double *logits, const int32_t
 
 static gmm_route route_of(const route_case *c) {
     gmm_route r = GMM_ZERO;
+    t_about("%s, %lld tokens, %d experts, topk %d, %s, normalize %d, scale %g", gmm_dtype_name(c->dtype),
+            (long long)c->tokens, (int)c->experts, (int)c->topk,
+            c->score == GMM_SCORE_SIGMOID ? "sigmoid" : "softmax", (int)c->normalize, (double)c->scale);
     r.experts = c->experts;
     r.tokens = c->tokens;
     r.topk = c->topk;
@@ -100,6 +103,7 @@ static void call(gmm_context *ctx, gmm_op op, const gmm_route *r) {
         T_OK_TEXT(gmm_topk_fwd(ctx, r, workspace, info.workspace_bytes, T.stream), gmm_last_error(ctx));
     else T_OK_TEXT(gmm_topk_bwd(ctx, r, workspace, info.workspace_bytes, T.stream), gmm_last_error(ctx));
 }
+#define call(...) T_CALL(call, __VA_ARGS__)
 
 static void outputs(gmm_route *r) {
     const int64_t slots = r->tokens * r->topk;

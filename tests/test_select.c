@@ -77,6 +77,7 @@ static void one_case(gmm_context *ctx, const gmm__engine_row *rows, size_t count
     T_CHECK(!c->says || strstr(plan.note, c->says), "\"%s\" lacks \"%s\"", plan.note, c->says);
     T_CHECK(!c->says_not || !strstr(plan.note, c->says_not), "\"%s\" has \"%s\"", plan.note, c->says_not);
 }
+#define one_case(...) T_CALL(one_case, __VA_ARGS__)
 
 static void open_addresses(int arg) {
     const gmm__engine_row rows[2] = { row_of(GMM_ENGINE_WGMMA, picky_plan), row_of(GMM_ENGINE_MMA, general_plan) };

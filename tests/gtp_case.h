@@ -57,6 +57,7 @@ typedef struct gtp_result {
 /* Runs a case. A failing call ends that rank's program; its status is in the result. */
 void gtp_case_run(const gtp_case *c, gtp_result *out);
 /* The same; the case fails on any data race, wrong value or error status. */
-void gtp_case_check(const gtp_case *c, gtp_result *out);
+#define gtp_case_check(...) T_CALL(gtp_case_check, __VA_ARGS__)
+void (gtp_case_check)(const gtp_case *c, gtp_result *out);
 
 #endif

@@ -53,13 +53,16 @@ typedef struct lin_run {
 
 void lin_build(lin_run *r, const lin_spec *spec);
 /* Compares all outputs with the reference: exact for T_INTS, within ref_bound for T_REALS. */
-void lin_check(const lin_run *r);
+#define lin_check(...) T_CALL(lin_check, __VA_ARGS__)
+void (lin_check)(const lin_run *r);
 /* Build, call on T.ctx, check. */
-void lin_test(const lin_spec *spec);
+#define lin_test(...) T_CALL(lin_test, __VA_ARGS__)
+void (lin_test)(const lin_spec *spec);
 /* Dense bits of group g's part of the output. */
 void *lin_group_bits(const lin_run *r, int64_t g, size_t *bytes);
 /* Calls each group alone (count 1, capacity its rows) and requires the same bits. */
-void lin_alone(const lin_run *r);
+#define lin_alone(...) T_CALL(lin_alone, __VA_ARGS__)
+void (lin_alone)(const lin_run *r);
 gmm_dtype lin_dtype(int i); /* 0 f32, 1 f16, 2 bf16 */
 
 #endif

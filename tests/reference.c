@@ -14,6 +14,13 @@ int64_t ref_bytes(gmm_dtype dtype) {
     }
 }
 
+const char *ref_recipe_name(gmm_recipe_kind kind) {
+    static const char *const names[] = {
+        [GMM_RECIPE_NONE] = "none", [GMM_RECIPE_FP8_DELAYED] = "fp8 delayed", [GMM_RECIPE_FP8_CURRENT] = "fp8 current",
+        [GMM_RECIPE_FP8_BLOCK] = "fp8 block", [GMM_RECIPE_MXFP8] = "mxfp8", [GMM_RECIPE_NVFP4] = "nvfp4"};
+    return names[kind];
+}
+
 static void ref_format(gmm_dtype dtype, int *exponent, int *mantissa) {
     *exponent = dtype == GMM_F16 ? 5 : 8;
     *mantissa = dtype == GMM_F16 ? 10 : dtype == GMM_BF16 ? 7 : 23;

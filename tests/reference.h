@@ -6,6 +6,8 @@
 
 /* Bytes of one element, for dtypes of at least 8 bits. */
 int64_t ref_bytes(gmm_dtype dtype);
+/* "fp8 delayed", ...: for names of cases. */
+const char *ref_recipe_name(gmm_recipe_kind kind);
 
 /* Element i of an array of F32, F16, BF16, and back (rounded once, to nearest even). */
 double ref_load(gmm_dtype dtype, const void *base, int64_t i);

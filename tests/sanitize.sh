@@ -10,20 +10,20 @@ command -v compute-sanitizer > /dev/null || { echo 'sanitize: no compute-sanitiz
 
 # Engines and parts of test names, by what the cases call. What starts with wgmma names that engine itself.
 cases() { cat << 'END'
-mma row16 fwd bf16
-mma row16 wgrad f32
-mma row08 fwd f16
-mma row08 dgrad bf16
-mma row08 dgrad f32
-mma row08 wgrad f16
-mma row08 bgrad bf16
-mma row39 act swiglu bf16 17x64
-mma row39 act swiglu f32 13x100
-mma row39 act swiglu bf16 21x1160
-mma row39 act split forms
-mma row42 mlp inference
-mma row46 mlp equals three calls bf16
-mma row49 mlp delayed wgrad f32
+mma groups fwd bf16 int32
+mma groups wgrad f32 int32
+mma linear fwd f16 empty groups
+mma linear dgrad bf16 empty groups
+mma linear dgrad f32 empty groups
+mma linear wgrad f16 empty groups
+mma linear bgrad bf16 empty groups
+mma act swiglu bf16 17x64
+mma act swiglu f32 13x100
+mma act swiglu bf16 21x1160
+mma act split forms
+mma mlp inference
+mma mlp equals three calls bf16
+mma mlp delayed wgrad f32
 mma route ties E7
 mma route bwd parts
 mma permute map bf16 bf16 T33
@@ -35,7 +35,7 @@ mma permute unpermute fwd bf16 bf16 T33
 mma permute unpermute fwd bf16 bf16 T50 H1032
 mma permute unpermute bwd bf16 bf16 T33
 mma permute unpermute bwd bf16 bf16 T50 H1032
-mma row17 permute wild maps
+mma permute wild maps
 mma pad 300 groups
 mma pad then unpad, split form 0
 mma glu interleave bf16
@@ -45,14 +45,18 @@ mma small accumulate beta 0
 mma small convert f32 to bf16
 mma small convert f16 to f16
 mma gmm_offsets sum one over
-mma runtime
+mma runtime copy
+mma runtime events
+mma runtime stream
+mma runtime allocates
+mma runtime capture, external
 mma wgmma empty groups, splits, tails linear_fwd bf16
 mma wgmma empty groups, splits, tails linear_dgrad f16
 mma wgmma empty groups, splits, tails linear_wgrad bf16
 mma wgmma alpha, beta, frozen groups linear_wgrad f16
 mma wgmma bias bf16
-mma row53 graph of linear operations, other splits bf16
-mma row53 row54 graph of a whole layer, other routings bf16
+mma graph of linear operations, other splits bf16
+mma graph of a whole layer, other routings bf16
 mma quantize apart tensor delayed e4m3
 mma quantize apart row e4m3
 mma quantize apart 1x128 e4m3 pow2
@@ -68,17 +72,17 @@ mma dequantize nvfp4 hadamard
 mma dequantize 1x128 e4m3 pow2
 mma quantize replayed, tensor current e4m3
 mma scale update, margin 1
-mma row15 qlinear mxfp8
-mma row15 qlinear nvfp4 row amax, 4 over 6
-mma row15 qlinear fp8 block
-mma row15 qlinear mxfp4 weights
+mma qlinear tails mxfp8
+mma qlinear tails nvfp4 row amax, 4 over 6
+mma qlinear tails fp8 block
+mma qlinear tails mxfp4 weights
 mma gtp on GPUs: one, with graphs and without
-wgmma row15 qlinear fp8 delayed
-wgmma row15 qlinear fp8 row
-wgmma row15 qlinear fp8 block
-wgmma row15 qlinear mxfp8
-wgmma row15 qlinear nvfp4
-wgmma row17 qlinear fp8 current
+wgmma qlinear tails fp8 delayed
+wgmma qlinear tails fp8 row
+wgmma qlinear tails fp8 block
+wgmma qlinear tails mxfp8
+wgmma qlinear tails nvfp4
+wgmma qlinear faulty splits fp8 current
 END
 }
 

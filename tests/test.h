@@ -2,19 +2,20 @@
  *
  * HOW TO ADD A FILE
  *     1. tests/test_NAME.c includes "test.h" (which includes gmm.h's declarations), and exports one function that adds
- *        its cases; the name of a case opens with the row of the test matrix (rowN):
+ *        its cases. The name of a case begins with the subject of its file; no two cases have the same name:
  *
  *            static void relu(int arg) { ... T_OK(gmm_act_fwd(T.ctx, ...)); ... }
  *            void tests_NAME(void) {
- *                t_add(relu, 0, "row39 act relu");              // once per engine, on T.ctx with T.stream
- *                t_add_host(table, 0, "row51 wgrad_decide");    // once; pure functions, no context
+ *                t_add(relu, 0, "act relu");                    // once per engine, on T.ctx with T.stream
+ *                t_add_host(table, 0, "mlp wgrad_decide");      // once; pure functions, no context
  *            }
  *
  *     2. Add X(NAME) to T_FILES below. That is all: the Makefile takes every tests/test_*.c and tests/reference.c.
  *        With -DT_PARTIAL a program may be linked from a few files only; the missing ones are then left out.
  *
  * A case fails at its first failed check, which leaves the case by longjmp: keep all memory in the harness's functions
- * (they free it), and make no checks inside threads of your own.
+ * (they free it), and make no checks inside threads of your own. A failure prints file and line of the check, the calls
+ * of helpers it is in (T_CALL), what the case has noted (t_about, t_splits), and the command that runs the case alone.
  *
  * "Device" memory is the memory space of T.ctx. Test code never touches it directly: it allocates with t_alloc, t_in,
  * t_mat_in, t_mat_out, and reads with t_get, t_mat_get. With a CPU context all of it is host memory, where each buffer
@@ -80,7 +81,7 @@ _Noreturn void t_skip(const char *format, ...) __attribute__((format(printf, 1, 
 #define T_OK_TEXT(call, text) \
     do { \
         gmm_status t_status_; \
-        t_before(0); \
+        t_before(0, #call, __FILE__, __LINE__); \
         t_status_ = (call); \
         t_ok(t_status_, (text), #call, __FILE__, __LINE__); \
     } while (0)
@@ -91,18 +92,34 @@ _Noreturn void t_skip(const char *format, ...) __attribute__((format(printf, 1, 
 #define T_REFUSED_TEXT(want, call, text, ...) \
     do { \
         gmm_status t_status_; \
-        t_before(1); \
+        t_before(1, #call, __FILE__, __LINE__); \
         t_status_ = (call); \
         t_refused((want), t_status_, (text), #call, __FILE__, __LINE__, (const char *[]){__VA_ARGS__}); \
     } while (0)
 
-void t_before(int hash); /* for the macros only */
+void t_before(int hash, const char *call, const char *file, int line); /* for the macros only */
 void t_ok(gmm_status got, const char *text, const char *call, const char *file, int line);
 void t_refused(gmm_status want, gmm_status got, const char *text, const char *call, const char *file, int line,
                const char *const *needles);
-void t_check_guards(void);
+#define t_check_guards() t_check_guards_at(__FILE__, __LINE__)
+void t_check_guards_at(const char *file, int line);
 /* Waits for work that was enqueued outside of T_OK; the case fails if the device reports an error. */
-void t_wait(void);
+#define t_wait() t_waited_at(__FILE__, __LINE__)
+void t_waited_at(const char *file, int line);
+
+/* ------------------------------------------------------------------------------------------- Notes for failures --- */
+
+/* What the case is about: dtype, shape, settings. The last note is printed if the case fails. */
+void t_about(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* The group sizes of what the case computes next. They are printed, and rows of an activation are named by them. */
+void t_splits(const int64_t *sizes, int64_t groups);
+
+/* Calls a function that checks something and returns nothing, so that a failure in it names the line of the call. A
+   helper `void check(const run *r, int all)` gets it everywhere by a macro after its definition:
+       #define check(...) T_CALL(check, __VA_ARGS__) */
+#define T_CALL(function, ...) (t_enter(#function, __FILE__, __LINE__), (function)(__VA_ARGS__), t_leave())
+void t_enter(const char *what, const char *file, int line);
+void t_leave(void);
 
 /* ----------------------------------------------------------------------------------------------------- Random --- */
 
@@ -129,7 +146,8 @@ void *t_sparse(size_t bytes);                          /* huge device memory, ze
                                                           see t_needs */
 
 /* A context like T.ctx with other settings; destroyed after the case. */
-gmm_context *t_context(const gmm_config *config);
+#define t_context(config) t_context_at(__FILE__, __LINE__, config)
+gmm_context *t_context_at(const char *file, int line, const gmm_config *config);
 
 /* --------------------------------------------------------------------------------------------------- Matrices --- */
 
@@ -162,9 +180,18 @@ t_mat t_mat_out(gmm_dtype dtype, int64_t count, int64_t rows, int64_t cols);    
 /* Rewrites the device contents from m->v (also of an input). */
 void t_mat_put(t_mat *m);
 /* Dense bits of the device contents, [count][rows][cols] elements; fails if an unused element changed. */
-void *t_mat_bits(const t_mat *m);
+#define t_mat_bits(m) t_mat_bits_at(__FILE__, __LINE__, m)
+void *t_mat_bits_at(const char *file, int line, const t_mat *m);
 /* The same decoded. */
-double *t_mat_get(const t_mat *m);
+#define t_mat_get(m) t_mat_get_at(__FILE__, __LINE__, m)
+double *t_mat_get_at(const char *file, int line, const t_mat *m);
+
+/* A comparison that fails names the first wrong element by group, row and column where it knows them: in what t_mat_bits
+   and t_mat_get return, and in memory of t_host that these functions describe. t_matrix: `values` holds `count`
+   matrices of rows x cols elements of `element` bytes. t_picked: the doubles values[i] are the elements at[i] of the
+   matrices in `from`; `at` lives as long as the case. */
+void t_matrix(const void *values, int64_t count, int64_t rows, int64_t cols, int64_t element);
+void t_picked(const void *values, const int64_t *at, const void *from);
 
 /* fp32 vectors: device copies of doubles rounded to fp32, and back. */
 float *t_floats_in(const double *v, int64_t n);
@@ -173,15 +200,24 @@ double *t_floats_get(const float *device, int64_t n);
 
 /* ---------------------------------------------------------------------------------------------------- Compare --- */
 
-/* got equals want rounded once to dtype; NaN equals NaN, -0 equals 0. */
-void t_exact(const char *what, gmm_dtype dtype, const double *got, const double *want, int64_t n);
-/* |got - want| <= bound[i]; --verbose prints the largest error as a fraction of its bound. NaN only where want is
-   NaN. */
-void t_near(const char *what, const double *got, const double *want, const double *bound, int64_t n);
-/* Bytes equal. */
-void t_same(const char *what, const void *a, const void *b, size_t bytes);
-/* Every byte has this value. */
-void t_bytes(const char *what, const void *a, int byte, size_t bytes);
+/* got equals want rounded once to dtype; NaN equals NaN, -0 equals 0.
+       t_exact(what, dtype, got, want, n) */
+#define t_exact(...) t_exact_at(__FILE__, __LINE__, __VA_ARGS__)
+void t_exact_at(const char *file, int line, const char *what, gmm_dtype dtype, const double *got, const double *want,
+                int64_t n);
+/* |got - want| <= bound[i]; --verbose prints the largest error as a fraction of its bound. NaN only where want is NaN.
+       t_near(what, got, want, bound, n) */
+#define t_near(...) t_near_at(__FILE__, __LINE__, __VA_ARGS__)
+void t_near_at(const char *file, int line, const char *what, const double *got, const double *want,
+               const double *bound, int64_t n);
+/* Bytes equal.
+       t_same(what, a, b, bytes) */
+#define t_same(...) t_same_at(__FILE__, __LINE__, __VA_ARGS__)
+void t_same_at(const char *file, int line, const char *what, const void *a, const void *b, size_t bytes);
+/* Every byte has this value.
+       t_bytes(what, a, byte, bytes) */
+#define t_bytes(...) t_bytes_at(__FILE__, __LINE__, __VA_ARGS__)
+void t_bytes_at(const char *file, int line, const char *what, const void *a, int byte, size_t bytes);
 
 /* ------------------------------------------------------------------------------------------------ Shared calls --- */
 

@@ -1,4 +1,4 @@
-/* test_act.c - activations: values, gradients, limits, settings; rows 39 to 41. */
+/* test_act.c - activations: values, gradients, limits, settings. */
 #include "test.h"
 
 #include <math.h>
@@ -7,7 +7,7 @@
 /* ------------------------------------------------------------------------------------------------- Reference --- */
 
 /* Relative error that fp32 arithmetic may add: the rounded argument of the exponential, up to about 60 in size, is
-   relative error of its result. Row 39 allows 5e-5. */
+   relative error of its result. */
 static const double lost = 2e-5;
 
 /* Subnormal exponentials lose precision on the host and are flushed to 0 on GPUs. */
@@ -34,18 +34,25 @@ typedef struct act_run {
 
 /* Group sizes that add up to `live`, with empty groups at the beginning, middle and end. */
 static const void *split(int64_t live, int32_t *count) {
-    int32_t sizes[7] = { 0 };
-    sizes[1] = (int32_t)(live / 3);
-    sizes[3] = (int32_t)(live / 4);
-    sizes[5] = (int32_t)live - sizes[1] - sizes[3];
-    *count = 7;
-    return t_in(sizes, sizeof sizes);
+    enum { GROUPS = 7 };
+    int64_t sizes[GROUPS] = { 0 };
+    int32_t narrow[GROUPS];
+    sizes[1] = live / 3;
+    sizes[3] = live / 4;
+    sizes[5] = live - sizes[1] - sizes[3];
+    for (int g = 0; g < GROUPS; g++) narrow[g] = (int32_t)sizes[g];
+    t_splits(sizes, GROUPS);
+    *count = GROUPS;
+    return t_in(narrow, sizeof narrow);
 }
 
 /* Inputs over [-8, 8), rows past `live` NaN; probabilities with 0 and negative ones. */
 static act_run make(gmm_act act, int64_t T_, int64_t live, int64_t ffn, gmm_dtype x, gmm_dtype y, gmm_dtype dy,
                     gmm_dtype dx, int64_t pad) {
     act_run r = GMM_ZERO;
+    t_about("%s, %lld rows, ffn %lld, x %s, y %s, dy %s, dx %s, interleave %d, limit %g, pad %lld",
+            gmm_act_name(act.kind), (long long)T_, (long long)ffn, gmm_dtype_name(x), gmm_dtype_name(y),
+            gmm_dtype_name(dy), gmm_dtype_name(dx), (int)act.interleave, (double)act.limit, (long long)pad);
     r.act = act;
     r.T = T_;
     r.live = live;
@@ -97,6 +104,7 @@ static void check_tail(const char *what, const t_mat *m, int64_t live, gmm_tail 
     t_bytes(what, (const char *)t_mat_bits(m) + live * row, tail == GMM_TAIL_ZERO ? 0 : 0xFF,
             (size_t)((m->rows - live) * row));
 }
+#define check_tail(...) T_CALL(check_tail, __VA_ARGS__)
 
 static void check_y(const act_run *r) {
     const int64_t n = r->live * r->ffn;
@@ -112,6 +120,7 @@ static void check_y(const act_run *r) {
     t_near("y", t_mat_get(&r->y), want, bound, n);
     check_tail("tail of y", &r->y, r->live, r->groups.tail);
 }
+#define check_y(...) T_CALL(check_y, __VA_ARGS__)
 
 static void check_gradients(const act_run *r) {
     const int64_t n = r->live * r->cols, B = r->act.interleave;
@@ -141,6 +150,7 @@ static void check_gradients(const act_run *r) {
     t_bytes("tail of dprob", (const float *)t_get(r->dprob, (size_t)r->T * sizeof(float)) + r->live,
             r->groups.tail == GMM_TAIL_ZERO ? 0 : 0xFF, (size_t)(r->T - r->live) * sizeof(float));
 }
+#define check_gradients(...) T_CALL(check_gradients, __VA_ARGS__)
 
 static void run_both(act_run *r) {
     T_OK(launch(T.ctx, GMM_OP_ACT_FWD, bind(r, 0)));
@@ -150,8 +160,9 @@ static void run_both(act_run *r) {
     check_y(r);
     check_gradients(r);
 }
+#define run_both(...) T_CALL(run_both, __VA_ARGS__)
 
-/* ------------------------------------------------------------------------------------------------------ Row 39 --- */
+/* ----------------------------------------------------------------------------------------- Values and gradients --- */
 
 static const gmm_dtype dtypes[] = { GMM_F32, GMM_BF16, GMM_F16 };
 
@@ -172,6 +183,7 @@ static void values_of(gmm_act_kind kind, gmm_dtype dtype, int64_t rows, int64_t 
         run_both(&r);
     }
 }
+#define values_of(...) T_CALL(values_of, __VA_ARGS__)
 /* The argument of a case: a row of ref_acts and a dtype. */
 static int act_arg(int row, int dtype) { return row + ref_act_count * dtype; }
 static int act_row(gmm_act_kind kind) {
@@ -441,7 +453,7 @@ static void normal_cdf(int arg) {
     T_CHECK(gmm_normal_cdf(-1e30f, &density) == 0.0f && gmm_normal_cdf(1e30f, &density) == 1.0f, "large");
 }
 
-/* ------------------------------------------------------------------------------------------------------ Row 40 --- */
+/* ------------------------------------------------------------------------------------------ Limits and settings --- */
 
 static void limits(int arg) {
     gmm_act a = kind_of(arg) == GMM_ACT_SWIGLU ? gmm_act_of(GMM_ACT_PRESET_GPT_OSS) : settings(kind_of(arg), 1);
@@ -504,7 +516,7 @@ static void extremes(int arg) {
     run_both(&r);
 }
 
-/* ------------------------------------------------------------------------------------------------------ Row 41 --- */
+/* -------------------------------------------------------------------------------------------------- Differences --- */
 
 static gmm_act varied(const ref_act_row *row, int variant) {
     gmm_act a = settings(row->kind, 0);
@@ -679,37 +691,37 @@ static void bad_operands(int arg) {
 /* --------------------------------------------------------------------------------------------------- Cases --- */
 
 void tests_act(void) {
-    t_add_host(presets, 0, "row39 act presets and names");
-    t_add_host(elementary, 0, "row39 act exp, sigmoid, tanh");
-    t_add_host(normal_cdf, 0, "row39 act normal distribution");
+    t_add_host(presets, 0, "act presets and names");
+    t_add_host(elementary, 0, "act exp, sigmoid, tanh");
+    t_add_host(normal_cdf, 0, "act normal distribution");
     for (int row = 0; row < ref_act_count; row++) {
         const char *name = ref_acts[row].name;
-        t_add_host(differences, row, "row41 act %s against central differences", name);
+        t_add_host(differences, row, "act %s against central differences", name);
         for (int k = 0; k < 3; k++) {
             const char *dtype = gmm_dtype_name(dtypes[k]);
-            t_add(act_17x64, act_arg(row, k), "row39 act %s %s 17x64", name, dtype);
-            t_add(act_13x100, act_arg(row, k), "row39 act %s %s 13x100", name, dtype);
+            t_add(act_17x64, act_arg(row, k), "act %s %s 17x64", name, dtype);
+            t_add(act_13x100, act_arg(row, k), "act %s %s 13x100", name, dtype);
         }
-        t_add(act_5x600, act_arg(row, row % 3), "row39 act %s 5x600, all blocks", name);
-        t_add(act_ungated_limit, row, "row40 act %s with a limit", name);
-        t_add(extremes, row, "row40 act %s large inputs", name);
-        t_add_host(act_levels, row, "row39 act %s on every vector level", name);
-        if (ref_acts[row].gated) t_add(limits, row, "row40 act %s at its limits", name);
+        t_add(act_5x600, act_arg(row, row % 3), "act %s 5x600, all blocks", name);
+        t_add(act_ungated_limit, row, "act %s with a limit", name);
+        t_add(extremes, row, "act %s large inputs", name);
+        t_add_host(act_levels, row, "act %s on every vector level", name);
+        if (ref_acts[row].gated) t_add(limits, row, "act %s at its limits", name);
     }
     for (int k = 0; k < 3; k++)
-        t_add(act_21x1160, act_arg(act_row(GMM_ACT_SWIGLU), k), "row39 act swiglu %s 21x1160",
+        t_add(act_21x1160, act_arg(act_row(GMM_ACT_SWIGLU), k), "act swiglu %s 21x1160",
               gmm_dtype_name(dtypes[k]));
-    t_add(act_1024x2048, act_arg(act_row(GMM_ACT_SWIGLU), 1), "row39 act swiglu bf16 1024x2048");
-    t_add(act_1024x2048, act_arg(act_row(GMM_ACT_GELU), 0), "row39 act gelu f32 1024x2048");
-    for (int i = 0; i < 6; i++) t_add(act_mixed, i, "row39 act mixed dtypes and settings %d", i);
-    t_add(act_splits, 0, "row39 act split forms, empty groups, no rows");
-    t_add(act_faults, 0, "row39 act faulty splits");
-    t_add(act_wanted, 0, "row39 act bwd only what is asked, halves");
-    t_add(act_wanted, 4, "row39 act bwd only what is asked, blocks of 4");
-    t_add(act_wanted, 100, "row39 act bwd only what is asked, blocks of 100");
-    t_add(act_threads, 0, "row39 act bits do not depend on threads or other rows, halves");
-    t_add(act_threads, 13, "row39 act bits do not depend on threads or other rows, blocks of 13");
-    t_add(act_threads, 26, "row39 act bits do not depend on threads or other rows, blocks of 26");
-    t_add(bad_settings, 0, "row40 act bad settings");
-    t_add(bad_operands, 0, "row39 act bad operands");
+    t_add(act_1024x2048, act_arg(act_row(GMM_ACT_SWIGLU), 1), "act swiglu bf16 1024x2048");
+    t_add(act_1024x2048, act_arg(act_row(GMM_ACT_GELU), 0), "act gelu f32 1024x2048");
+    for (int i = 0; i < 6; i++) t_add(act_mixed, i, "act mixed dtypes and settings %d", i);
+    t_add(act_splits, 0, "act split forms, empty groups, no rows");
+    t_add(act_faults, 0, "act faulty splits");
+    t_add(act_wanted, 0, "act bwd only what is asked, halves");
+    t_add(act_wanted, 4, "act bwd only what is asked, blocks of 4");
+    t_add(act_wanted, 100, "act bwd only what is asked, blocks of 100");
+    t_add(act_threads, 0, "act bits do not depend on threads or other rows, halves");
+    t_add(act_threads, 13, "act bits do not depend on threads or other rows, blocks of 13");
+    t_add(act_threads, 26, "act bits do not depend on threads or other rows, blocks of 26");
+    t_add(bad_settings, 0, "act bad settings");
+    t_add(bad_operands, 0, "act bad operands");
 }

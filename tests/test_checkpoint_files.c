@@ -1,4 +1,4 @@
-/* test_checkpoint_files.c - the reader of safetensors files: rows 66 to 68, and the corpus of the fuzzer.
+/* test_checkpoint_files.c - the reader of safetensors files, and the corpus of the fuzzer.
    tests/checkpoint_files.py tests whole programs on files. */
 #ifndef _POSIX_C_SOURCE
 #define _POSIX_C_SOURCE 200809L
@@ -301,13 +301,13 @@ static void places(int arg) { /* one file by several paths, existing or not */
 }
 
 void tests_checkpoint_files(void) {
-    t_add_host(header, -1, "row66 headers that lie");
-    t_add_host(replay, 0, "row66 kept inputs of the header fuzzer");
-    t_add_host(replay, 1, "row66 kept inputs of the plan fuzzer");
-    t_add_host(missing_shard, 0, "row67 index that names a missing shard");
-    t_add_host(missing_shards, 0, "index with missing shards opened in part");
-    t_add_host(names, 0, "row68 names with escapes and UTF-8, resumed writer");
-    t_add_host(identities, 0, "older files taken for no run's output");
-    t_add_host(locks, 0, "lock of an output between two processes");
-    t_add_host(places, 0, "one file by many paths");
+    t_add_host(header, -1, "checkpoint files headers that lie");
+    t_add_host(replay, 0, "checkpoint files kept inputs of the header fuzzer");
+    t_add_host(replay, 1, "checkpoint files kept inputs of the plan fuzzer");
+    t_add_host(missing_shard, 0, "checkpoint files index that names a missing shard");
+    t_add_host(missing_shards, 0, "checkpoint files index with missing shards opened in part");
+    t_add_host(names, 0, "checkpoint files names with escapes and UTF-8, resumed writer");
+    t_add_host(identities, 0, "checkpoint files older files are not taken for the output of a run");
+    t_add_host(locks, 0, "checkpoint files lock of an output between two processes");
+    t_add_host(places, 0, "checkpoint files one file by many paths");
 }

@@ -167,6 +167,7 @@ static void refused(const gmm_config *config, gmm_status want, const char *needl
     ctx = (gmm_context *)&error;
     T_CHECK(gmm_create(&ctx, config, NULL) == want && !ctx, "%s: without gmm_error", needle);
 }
+#define refused(...) T_CALL(refused, __VA_ARGS__)
 
 static void create_errors(int arg) {
     gmm_config c;

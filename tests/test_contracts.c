@@ -600,21 +600,22 @@ static void padded_splits(int arg) {
 }
 
 void tests_contracts(void) {
-    t_add(linear_overlaps, 0, "overlap grouped linear");
-    t_add(table_overlaps, 0, "overlap tables of destinations");
-    t_add(many_experts, 0, "overlap 2600 experts in order");
-    t_add(many_experts, 1, "overlap 2600 experts in any order");
-    t_add(column_views, 0, "overlap columns of one buffer are none");
-    t_add(exact, 0, "overlap to the byte, rows");
-    t_add(exact, 1, "overlap to the byte, packed matrices");
-    t_add(exact, 2, "overlap to the byte, tables");
-    t_add(act_overlaps, 0, "overlap activation");
-    t_add(move_overlaps, 0, "overlap pad, interleave, accumulate, convert, offsets");
+    t_add(linear_overlaps, 0, "contracts overlap grouped linear");
+    t_add(table_overlaps, 0, "contracts overlap tables of destinations");
+    t_add(many_experts, 0, "contracts overlap 2600 experts in order");
+    t_add(many_experts, 1, "contracts overlap 2600 experts in any order");
+    t_add(column_views, 0, "contracts overlap columns of one buffer are none");
+    t_add(exact, 0, "contracts overlap to the byte, rows");
+    t_add(exact, 1, "contracts overlap to the byte, packed matrices");
+    t_add(exact, 2, "contracts overlap to the byte, tables");
+    t_add(act_overlaps, 0, "contracts overlap activation");
+    t_add(move_overlaps, 0, "contracts overlap pad, interleave, accumulate, convert, offsets");
     for (int i = 0; i < 3; i++)
-        t_add(accumulate_in_place, i, "overlap accumulate in place is allowed, %s", gmm_dtype_name(lin_dtype(i)));
-    t_add(route_overlaps, 0, "overlap routing and permutation");
-    t_add(quant_overlaps, 0, "overlap quantization");
-    t_add(faulty_splits, 0, "faulty split without a fault word, negative size");
-    t_add(faulty_splits, 1, "faulty split without a fault word, over the capacity");
-    t_add(padded_splits, 0, "faulty split without a fault word, padded and permuted rows");
+        t_add(accumulate_in_place, i, "contracts overlap accumulate in place is allowed, %s",
+              gmm_dtype_name(lin_dtype(i)));
+    t_add(route_overlaps, 0, "contracts overlap routing and permutation");
+    t_add(quant_overlaps, 0, "contracts overlap quantization");
+    t_add(faulty_splits, 0, "contracts faulty split without a fault word, negative size");
+    t_add(faulty_splits, 1, "contracts faulty split without a fault word, over the capacity");
+    t_add(padded_splits, 0, "contracts faulty split without a fault word, padded and permuted rows");
 }

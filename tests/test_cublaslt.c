@@ -42,6 +42,7 @@ static void both(lin_spec s) {
                (size_t)(r.out.count * r.out.rows * r.out.cols * ref_bytes(r.out.dtype)));
     }
 }
+#define both(...) T_CALL(both, __VA_ARGS__)
 
 static lin_spec spec_of(int arg, const int64_t *sizes) {
     lin_spec s = {.op = products[arg / 3], .in = lin_dtype(arg % 3), .out = lin_dtype(arg % 3), .groups = 5, .K = 24,

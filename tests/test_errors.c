@@ -1,5 +1,5 @@
-/* test_errors.c - violates every rule of a linear call (rows 22, 52, 59): each call returns its status and a message
-   with function, argument (descriptor name and field, as declared) and value; it enqueues and writes nothing. */
+/* test_errors.c - violates every rule of a linear call: each call returns its status and a message with function,
+   argument (descriptor name and field, as declared) and value; it enqueues and writes nothing. */
 #include "linear_case.h"
 
 #include <stdarg.h>
@@ -581,14 +581,14 @@ static void violate(int arg) {
     for (int i = 0; i < b.needles; i++) needles[n++] = b.needle[i];
     if (b.ctx && b.linear && !b.linear->struct_size) needles[n++] = "(G="; /* shapes, if the descriptor can be read */
     needles[n] = NULL;
-    t_before(1);
+    t_before(1, violations[arg / 4].name, __FILE__, __LINE__);
     got = calls[b.op](b.ctx, b.linear, b.workspace, b.bytes, b.stream);
     t_refused(b.want, got, gmm_last_error(b.ctx), violations[arg / 4].name, __FILE__, __LINE__, needles);
     if (b.ctx && strlen(gmm_last_error(b.ctx)) > 500) T_FAIL("the message is cut off: %s", gmm_last_error(b.ctx));
 
     /* the query returns the same error, except for errors of addresses and workspace */
     if (b.ctx) needles[0] = "gmm_linear_query";
-    t_before(1);
+    t_before(1, violations[arg / 4].name, __FILE__, __LINE__);
     got = gmm_linear_query(b.ctx, (gmm_op)(GMM_OP_LINEAR_FWD + b.op), b.linear, &info);
     if (b.query) {
         t_refused(b.want, got, gmm_last_error(b.ctx), violations[arg / 4].name, __FILE__, __LINE__, needles);
@@ -680,11 +680,11 @@ static void other_codes(int arg) {
 }
 
 void tests_errors(void) {
-    for (int k = 0; k < 4; k++) t_add(valid, k, "row59 %s exact workspace, canaries", functions[k]);
+    for (int k = 0; k < 4; k++) t_add(valid, k, "errors %s exact workspace, canaries", functions[k]);
     for (int i = 0; i < T_COUNT(violations); i++)
         for (int k = 0; k < 4; k++)
             if (violations[i].ops >> k & 1)
-                t_add(violate, i * 4 + k, "row22 row59 errors %s %s", functions[k], violations[i].name);
+                t_add(violate, i * 4 + k, "errors %s %s", functions[k], violations[i].name);
     t_add(query_errors, 0, "errors gmm_linear_query");
     t_add(offsets_errors, 0, "errors gmm_offsets");
     t_add(other_codes, 0, "errors other status codes");

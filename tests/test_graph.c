@@ -153,6 +153,7 @@ static void layer_build(layer *l, gmm_dtype dtype, gmm_recipe_kind recipe, int32
     l->workspace_bytes += 1 << 16; /* the permutes need little more */
     l->workspace = t_workspace(l->workspace_bytes);
 }
+#define layer_build(...) T_CALL(layer_build, __VA_ARGS__)
 
 /* Enqueues the whole layer; all operations share one workspace. Returns the first error status. */
 static gmm_status layer_run(layer *l) {
@@ -232,6 +233,7 @@ static void layer_same(const char *what, const bits *a, const bits *b) {
         t_same(text, a->at[i], b->at[i], a->bytes[i]);
     }
 }
+#define layer_same(...) T_CALL(layer_same, __VA_ARGS__)
 
 /* New logits: random, random with most experts empty, or all tokens in favour of one expert. */
 static void layer_reroute(layer *l, int kind) {
@@ -244,8 +246,9 @@ static void layer_reroute(layer *l, int kind) {
 }
 
 static void wait_for(const char *what, const char *why) { T_CHECK(!why, "%s: %s", what, why); }
+#define wait_for(...) T_CALL(wait_for, __VA_ARGS__)
 
-/* rows 53, 54: one captured forward and backward of the layer, replayed with other routings, equals eager calls */
+/* One captured forward and backward of the layer, replayed with other routings, equals eager calls */
 static void replay_layer(int arg) {
     enum { BATCH = 10 };
     const int rounds = (T.rounds + 9) / 10;
@@ -285,7 +288,7 @@ static void replay_layer(int arg) {
     device_graph_free(graph);
 }
 
-/* row 56: gmm_options.sm_limit changes no bit */
+/* gmm_options.sm_limit changes no bit */
 static void limits(int arg) {
     static const int32_t limit[] = { 0, 132, 100, 33, 1 };
     bits first, b;
@@ -301,7 +304,7 @@ static void limits(int arg) {
     }
 }
 
-/* row 56: SMs beyond the limit stay free. While the product runs, another stream launches blocks, several times in a
+/* SMs beyond the limit stay free. While the product runs, another stream launches blocks, several times in a
    row, which all end before the product does. Each block takes the whole shared memory of an SM, so it cannot share one
    with a block of the product. */
 enum { FREED_ROWS = 24576, FREED_WIDE = 4096 };
@@ -380,7 +383,7 @@ static void freed(int arg) {
     }
 }
 
-/* row 53: linear operations, with splits from all empty to full, faulty splits between valid ones */
+/* Linear operations, with splits from all empty to full, faulty splits between valid ones */
 static void replay_linear(int arg) {
     enum { G = 5, CAPACITY = 300, K = 72, N = 56 };
     static const int64_t splits[][G] = {
@@ -458,7 +461,7 @@ static void replay_linear(int arg) {
     device_graph_free(graph);
 }
 
-/* row 55: host sizes cannot be captured; the capture stays valid */
+/* Host sizes cannot be captured; the capture stays valid */
 static void host_sizes(int arg) {
     enum { G = 3, K = 16, N = 24 };
     const int32_t sizes[G] = { 4, 0, 9 };
@@ -503,24 +506,27 @@ static void host_sizes(int arg) {
     device_graph_free(graph);
 }
 
+/* Argument of the cases of a layer: dtype and recipe. */
+static int layer_arg(gmm_dtype dtype, int recipe) { return (int)dtype | recipe << 8; }
+
 void tests_graph(void) {
-    static const gmm_dtype dtypes[3] = { GMM_F32, GMM_F16, GMM_BF16 };
-    for (int i = 0; i < 3; i++) {
+    static const gmm_dtype dtypes[] = { GMM_F32, GMM_F16, GMM_BF16 };
+    for (int i = 0; i < T_COUNT(dtypes); i++) {
         const char *name = gmm_dtype_name(dtypes[i]);
-        t_add_gpu(replay_linear, (int)dtypes[i], "row53 graph of linear operations, other splits %s", name);
-        t_add_gpu(replay_layer, (int)dtypes[i], "row53 row54 graph of a whole layer, other routings %s", name);
-        t_add_gpu(limits, (int)dtypes[i], "row56 sm_limit leaves the bits of a layer %s", name);
+        t_add_gpu(replay_linear, (int)dtypes[i], "graph of linear operations, other splits %s", name);
+        t_add_gpu(replay_layer, layer_arg(dtypes[i], GMM_RECIPE_NONE), "graph of a whole layer, other routings %s", name);
+        t_add_gpu(limits, layer_arg(dtypes[i], GMM_RECIPE_NONE), "sm_limit leaves the bits of a layer %s", name);
     }
     for (int i = 0; i < 3; i++) {
-        t_add_gpu(freed, i, "row56 sm_limit frees multiprocessors %s", gmm_op_name((gmm_op)(GMM_OP_LINEAR_FWD + i)));
+        t_add_gpu(freed, i, "sm_limit frees multiprocessors %s", gmm_op_name((gmm_op)(GMM_OP_LINEAR_FWD + i)));
         t_needs((size_t)(2 * FREED_ROWS + FREED_WIDE) * FREED_WIDE * 2);
     }
-    for (int i = 1; i <= (int)GMM_RECIPE_NVFP4; i++) {
-        t_add_gpu(replay_layer, (int)GMM_BF16 | i << 8, "row53 row54 graph of a whole layer, other routings, recipe %d",
-                  i);
-        t_add_gpu(limits, (int)GMM_BF16 | i << 8, "row56 sm_limit leaves the bits of a layer, recipe %d", i);
+    for (int k = GMM_RECIPE_FP8_DELAYED; k <= GMM_RECIPE_NVFP4; k++) {
+        const char *name = ref_recipe_name((gmm_recipe_kind)k);
+        t_add_gpu(replay_layer, layer_arg(GMM_BF16, k), "graph of a whole layer, other routings, recipe %s", name);
+        t_add_gpu(limits, layer_arg(GMM_BF16, k), "sm_limit leaves the bits of a layer, recipe %s", name);
     }
-    t_add_gpu(host_sizes, 0, "row55 host sizes while capturing");
+    t_add_gpu(host_sizes, 0, "graph of host sizes while capturing");
 }
 #else
 void tests_graph(void) {} /* graphs need CUDA */

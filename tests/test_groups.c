@@ -1,4 +1,4 @@
-/* test_groups.c - splits and independence: forms, faults, hints, threads, contexts (rows 16-18, 56-58) */
+/* test_groups.c - splits and independence: forms, faults, hints, threads, contexts */
 #include "linear_case.h"
 
 #include <pthread.h>
@@ -63,11 +63,13 @@ static void run(lin_run *r, const lin_spec *s, gmm_context *ctx, uint64_t seed) 
     lin_build(r, s);
     T_OK_TEXT(t_linear(ctx, s->op, &r->d), gmm_last_error(ctx));
 }
+#define run(...) T_CALL(run, __VA_ARGS__)
 
 static void same_output(const char *what, const lin_run *a, const lin_run *b) {
     t_same(what, t_mat_bits(&a->out), t_mat_bits(&b->out),
            (size_t)(a->out.count * a->out.rows * a->out.cols * ref_bytes(a->out.dtype)));
 }
+#define same_output(...) T_CALL(same_output, __VA_ARGS__)
 
 static lin_spec real_spec(int arg, const int64_t *sizes, int32_t groups) {
     lin_spec s = {.op = ops[arg / 3], .in = lin_dtype(arg % 3), .out = lin_dtype(arg % 3), .groups = groups, .K = 270,
@@ -424,7 +426,7 @@ static void offsets_op(int arg) {
 
 /* ---------------------------------------------------------------------------------------------------- Contexts --- */
 
-/* Row 58: one context per thread, all threads at once. */
+/* One context per thread, all threads at once. */
 typedef struct worker {
     gmm_context *ctx;
     lin_run r[4];
@@ -514,27 +516,27 @@ static void cpu_levels(int arg) {
 
 void tests_groups(void) {
     static const struct { void (*run)(int); const char *name; } same[] = {
-        {split_forms, "row16 %s %s int32, int64, offsets, host splits"},
-        {hints, "row56 %s %s hints, promises, sm_limit"},
-        {repeats, "row56 %s %s ten runs"},
-        {threads, "row56 %s %s 1, 2, 3 threads"},
-        {capacities, "row57 %s %s other capacities"},
-        {shuffled, "row57 %s %s among other groups"},
-        {alone_512, "row18 row57 %s %s 512 groups alone"},
+        {split_forms, "%s %s int32, int64, offsets, host splits"},
+        {hints, "%s %s hints, promises, sm_limit"},
+        {repeats, "%s %s ten runs"},
+        {threads, "%s %s 1, 2, 3 threads"},
+        {capacities, "%s %s other capacities"},
+        {shuffled, "%s %s among other groups"},
+        {alone_512, "%s %s 512 groups alone"},
     };
-    t_add_host(split_rule, 0, "row17 gmm_split_end");
+    t_add_host(split_rule, 0, "groups gmm_split_end");
     for (int i = 0; i < T_COUNT(same); i++)
         for (int k = 0; k < 12; k++) {
             char name[128];
             (void)snprintf(name, sizeof name, same[i].name, op_names[k / 3], dtype_names[k % 3]);
-            t_add(same[i].run, k, "%s", name);
+            t_add(same[i].run, k, "groups %s", name);
         }
     for (int i = 0; i < T_COUNT(faults); i++) {
-        for (int k = 0; k < 4; k++) t_add(fault_bits, i * 4 + k, "row17 %s %s", op_names[k], faults[i].what);
-        t_add(offsets_op, i, "row16 row17 gmm_offsets %s", faults[i].what);
+        for (int k = 0; k < 4; k++) t_add(fault_bits, i * 4 + k, "groups %s %s", op_names[k], faults[i].what);
+        t_add(offsets_op, i, "groups gmm_offsets %s", faults[i].what);
     }
-    for (int k = 0; k < 4; k++) t_add(few_threads, k, "row56 %s small calls take one thread of 64", op_names[k]);
-    t_add(small_workspaces, 0, "row56 small routing and quantization take workspace for one thread of 64");
-    for (int d = 0; d < 3; d++) t_add(context_per_thread, d, "row58 %s eight threads, a context each", dtype_names[d]);
-    for (int i = 0; i < 3; i++) t_add(cpu_levels, i, "row56 vector code levels, shape %d", i);
+    for (int k = 0; k < 4; k++) t_add(few_threads, k, "groups %s small calls take one thread of 64", op_names[k]);
+    t_add(small_workspaces, 0, "groups routing and quantization of few rows take workspace for one thread of 64");
+    for (int d = 0; d < 3; d++) t_add(context_per_thread, d, "groups %s eight threads, a context each", dtype_names[d]);
+    for (int i = 0; i < 3; i++) t_add(cpu_levels, i, "groups vector code levels, shape %d", i);
 }

@@ -28,7 +28,7 @@ static gmm_shard_plan plan_of(const gmm_shard *s) {
 
 typedef struct worked { int64_t n, unit; int32_t g; int64_t pad, rows; } worked;
 
-static void row1_2(int arg) {
+static void even_plan(int arg) {
     static const worked aligned[] = {{2688, 16, 8, 0, 336}, {4096, 16, 8, 0, 512}};
     static const worked padded[] = {{2688, 32, 8, 128, 352}, {2688, 128, 8, 384, 384}, {1160, 16, 4, 56, 304},
                                     {120, 32, 4, 8, 32}};
@@ -48,7 +48,7 @@ static void row1_2(int arg) {
 }
 
 /* Padding may be larger than a shard: the last ranks then hold nothing but padding. */
-static void row3(int arg) {
+static void all_padding(int arg) {
     static const int64_t valid[4] = {8, 0, 0, 0};
     (void)arg;
     for (int32_t r = 0; r < 4; r++) {
@@ -63,7 +63,7 @@ static void row3(int arg) {
     }
 }
 
-static void row4(int arg) {
+static void per_slice(int arg) {
     (void)arg;
     for (int32_t t = 0; t < 2; t++)
         for (int32_t r = 0; r < 2; r++) {
@@ -81,7 +81,7 @@ static void row4(int arg) {
         }
 }
 
-static void row5(int arg) {
+static void unpadded(int arg) {
     gmm_shard s = weight(2688, 64, 5, 0, GMM_GTP_UNPADDED);
     gmm_shard_plan p = GMM_ZERO;
     gmm_error e = GMM_ZERO;
@@ -251,7 +251,7 @@ static void random_large(void) {
     }
 }
 
-static void row6(int arg) {
+static void random_plans(int arg) {
     for (int i = 0; i < 10000; i++)
         if (arg) random_large();
         else random_weight();
@@ -259,7 +259,7 @@ static void row6(int arg) {
 
 /* ---------------------------------------------------------------------------------------------------- Extents --- */
 
-/* B37: five sections whose borders are not those of shards. */
+/* Five sections whose borders are not those of shards. */
 static void sections5(int arg) {
     static const int64_t rows[5] = {300, 17, 400, 3, 40}; /* 760 */
     gmm_shard s = weight(760, 2, 4, 0, 51);
@@ -283,8 +283,8 @@ static void sections5(int arg) {
     }
 }
 
-/* Row 61 as far as plans go: rows saved at one TP and GTP size and loaded at another are the same rows. */
-static void row61(int arg) {
+/* Rows saved at one TP and GTP size and loaded at another are the same rows. */
+static void other_sizes(int arg) {
     static const int32_t sizes[] = {1, 2, 4, 8}, tps[] = {1, 2};
     static const int64_t gated[2] = {60, 60}, five[5] = {30, 18, 40, 2, 30};
     (void)arg;
@@ -323,7 +323,7 @@ static void row61(int arg) {
 }
 
 /* A norm over the first valid_rows rows of every shard counts each element once, whatever the padding holds. */
-static void row67(int arg) {
+static void norms(int arg) {
     int64_t sum = 0;
     (void)arg;
     for (int32_t t = 0; t < 2; t++)
@@ -513,7 +513,7 @@ static void check_bijection(const gmm_grid *grid, int32_t world) {
     T_CHECK(rank == world, "%d ranks", (int)rank);
 }
 
-/* Row 62: of the ranks that hold the same part of a tensor exactly one writes it, and the groups along the axes that do
+/* Of the ranks that hold the same part of a tensor exactly one writes it, and the groups along the axes that do
    not shard the tensor are exactly the ranks with the same part. */
 static void check_writers(const gmm_grid *grid, int32_t world) {
     const uint32_t all = (1u << GMM_AXIS_COUNT) - 1;
@@ -803,7 +803,7 @@ static void foresee(int arg) {
     T_REFUSED_TEXT(GMM_E_NULL, gmm_gtp_foresee(&f, NULL, &e), e.text, "stages", NULL);
 }
 
-/* B32: gradients of ones, each counted by the rank that writes it and over its valid rows, sum up over the whole world
+/* Gradients of ones, each counted by the rank that writes it and over its valid rows, sum up over the whole world
    (GTP and EGTP included) to the number of logical parameters; no smaller group gives that sum. */
 static void norm_group(int arg) {
     int32_t world = 0;
@@ -840,7 +840,7 @@ static void norm_group(int arg) {
     T_CHECK(without_gtp < logical, "a group without GTP would do");
 }
 
-/* B34: GTP peers see different tokens. Counts added up over GTP, CP and DP are the same on every rank that shares the
+/* GTP peers see different tokens. Counts added up over GTP, CP and DP are the same on every rank that shares the
    router, whatever its TP, so that its bias moves alike everywhere; without GTP they are not. */
 static void router_counts(int arg) {
     const uint32_t data = 1u << GMM_AXIS_GTP | 1u << GMM_AXIS_CP | 1u << GMM_AXIS_DP;
@@ -876,26 +876,26 @@ static void router_counts(int arg) {
 }
 
 void tests_gtp(void) {
-    t_add_host(row1_2, 1, "gtp row1 plan aligned");
-    t_add_host(row1_2, 2, "gtp row2 plan padded");
-    t_add_host(row3, 0, "gtp row3 plan all-padding ranks");
-    t_add_host(row4, 0, "gtp row4 B29 plan per TP slice");
-    t_add_host(row5, 0, "gtp row5 plan unpadded");
-    for (int i = 0; i < 10; i++) t_add_host(row6, 0, "gtp row6 plan and extents at random %d", i);
-    t_add_host(row6, 1, "gtp row6 plan at random, large");
+    t_add_host(even_plan, 1, "gtp plan aligned");
+    t_add_host(even_plan, 2, "gtp plan padded");
+    t_add_host(all_padding, 0, "gtp plan all-padding ranks");
+    t_add_host(per_slice, 0, "gtp plan per TP slice");
+    t_add_host(unpadded, 0, "gtp plan unpadded");
+    for (int i = 0; i < 10; i++) t_add_host(random_plans, 0, "gtp plan and extents at random %d", i);
+    t_add_host(random_plans, 1, "gtp plan at random, large");
     t_add_host(units, 0, "gtp plan units");
     t_add_host(bytes, 0, "gtp plan bytes by format");
-    t_add_host(sections5, 0, "gtp B37 extents of five sections");
-    t_add_host(row61, 0, "gtp row61 extents of other sizes meet");
-    t_add_host(row67, 0, "gtp row67 norms skip padding");
+    t_add_host(sections5, 0, "gtp extents of five sections");
+    t_add_host(other_sizes, 0, "gtp extents of other sizes meet");
+    t_add_host(norms, 0, "gtp norm skips padding");
     t_add_host(errors, 0, "gtp plan errors");
     t_add_host(versions, 0, "gtp plan struct sizes");
     t_add_host(grids, 0, "gtp grid ranks and coordinates");
-    t_add_host(grids, 1, "gtp row62 B35 B36 one writer");
+    t_add_host(grids, 1, "gtp grid, one writer");
     t_add_host(grid_errors, 0, "gtp grid errors");
-    t_add_host(norm_group, 0, "gtp B32 who counts in a norm");
-    t_add_host(router_counts, 0, "gtp B34 groups that count tokens");
-    t_add_host(seeds, 0, "gtp seeds");
+    t_add_host(norm_group, 0, "gtp who counts in a norm");
+    t_add_host(router_counts, 0, "gtp groups that count tokens");
+    t_add_host(seeds, 0, "gtp seeds of ranks");
     t_add_host(worked_memory, 0, "gtp memory, worked example");
     t_add_host(memory, 0, "gtp memory");
     t_add_host(memory_errors, 0, "gtp memory errors");

@@ -815,7 +815,7 @@ void gtp_case_run(const gtp_case *c, gtp_result *out) {
     free(r.program);
 }
 
-void gtp_case_check(const gtp_case *c, gtp_result *out) {
+void (gtp_case_check)(const gtp_case *c, gtp_result *out) {
     gtp_case_run(c, out);
     for (int i = 0; i < c->ranks; i++)
         T_CHECK(out->status[i] == GMM_OK, "rank %d: %s: %s", i, gmm_status_name(out->status[i]), out->text[i]);

@@ -169,7 +169,7 @@ static int32_t hold_all(table_set *b, const kind *k, gmm_dtype dtype, int tp, in
     return (int32_t)(tp * g);
 }
 
-/* Rows 60 and 61, S7, B37: shards of every TP and GTP size are imported into the one logical weight, whatever their
+/* Shards of every TP and GTP size are imported into the one logical weight, whatever their
    padding holds; from it, and directly from shards of other sizes, shards of every size are made, equal to those of
    their ranks, with zeros as padding. */
 static void reshard(int arg) {
@@ -245,7 +245,7 @@ static void each_alone(int arg) {
         if (k->cut != GMM_TP_WHOLE || held.tp_rank == 0)
             T_CHECK(cost.bytes_written == 2 * p.valid_rows * p.local_cols, "%lld bytes", (long long)cost.bytes_written);
         file = plan_apply(plan, file);
-        t_same("B38 row63 what was exported", before, values, (size_t)p.shard_data_bytes[0]);
+        t_same("what was exported", before, values, (size_t)p.shard_data_bytes[0]);
     }
     for (int64_t i = 0; i < k->rows * k->cols; i++)
         T_CHECK(gmm_load(GMM_BF16, file, i) == value_at(k, i / k->cols, i % k->cols), "element %lld", (long long)i);
@@ -325,7 +325,7 @@ static array render(const format *f, const kind *k, int part, int padded, int tp
     return a;
 }
 
-/* Row 64: elements and scales of every format are copied as bytes between shards of every size and the logical weight;
+/* Elements and scales of every format are copied as bytes between shards of every size and the logical weight;
    padding is not copied. */
 static void import_quantized(int arg) {
     static const int sizes[] = {1, 2, 4};
@@ -393,7 +393,7 @@ static void import_quantized(int arg) {
     table_sets_close();
 }
 
-/* Row 64, dequantized: a shard that would cut a scale block is refused as quantized bytes, and is imported as 16-bit
+/* Dequantized: a shard that would cut a scale block is refused as quantized bytes, and is imported as 16-bit
    values: each is its code times the scale of its block, rounded once. */
 static void import_floats(int arg) {
     static const float scales[] = {0.5f, 3, 0.001f, 1e4f, 1, 7};
@@ -446,7 +446,7 @@ static void import_floats(int arg) {
 
 /* ------------------------------------------------------------------------------------------ Through the runtime --- */
 
-/* Rows 60 and 63, B38: shards of another GTP size are loaded and published, and every rank gathers the weight. An
+/* Shards of another GTP size are loaded and published, and every rank gathers the weight. An
    export in the middle of a step, while views are held and a gradient is open, changes nothing and loads again. */
 static void through_runtime(int arg) {
     const kind *k = &kinds[3];
@@ -762,17 +762,18 @@ static void caller_moves(int arg) {
 
 void tests_gtp_checkpoint(void) {
     for (int i = 0; i < (int)T_COUNT(kinds); i++)
-        t_add_host(reshard, i, "gtp row60 row61 S7 B37 reshard %s", kinds[i].name);
+        t_add_host(reshard, i, "gtp checkpoint reshard %s", kinds[i].name);
     for (int i = 0; i < (int)T_COUNT(kinds); i++)
-        t_add_host(each_alone, i, "gtp row62 row63 B35 B36 B38 each rank exports its own, %s", kinds[i].name);
+        t_add_host(each_alone, i, "gtp checkpoint each rank exports its own, %s", kinds[i].name);
     for (int n = 0; n < (int)T_COUNT(quantized); n++)
         for (int i = 0; i < (int)T_COUNT(formats); i++)
-            t_add_host(import_quantized, n * 16 + i, "gtp row64 quantized import %s %s %s, %s",
+            t_add_host(import_quantized, n * 16 + i, "gtp checkpoint quantized import %s %s %s, %s",
                        gmm_dtype_name(formats[i].dtype), gmm_scaling_name(formats[i].scaling),
                        formats[i].direction ? "columnwise" : "rowwise", quantized[n].name);
-    for (int i = 0; i < 2; i++) t_add_host(import_floats, i, "gtp row64 what cuts blocks, into %s", i ? "bf16" : "f32");
+    for (int i = 0; i < 2; i++)
+        t_add_host(import_floats, i, "gtp checkpoint what cuts blocks, into %s", i ? "bf16" : "f32");
     for (int i = 2; i <= 8; i *= 2)
-        t_add_host(through_runtime, i, "gtp row60 B38 row63 checkpoint within a step, g=%d", i);
+        t_add_host(through_runtime, i, "gtp checkpoint within a step, g=%d", i);
     t_add_host(refusals, 0, "gtp checkpoint errors");
-    t_add_host(caller_moves, 0, "gtp plans of the caller's moves");
+    t_add_host(caller_moves, 0, "gtp checkpoint plans of moves of the caller");
 }

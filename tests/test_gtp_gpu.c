@@ -1323,6 +1323,7 @@ static void compare(gpu_case *c) {
                now() - begin, (long long)got.stats.acquires, (long long)got.stats.prefetched,
                (long long)got.stats.resident, (long long)got.stats.exposed);
 }
+#define compare(...) T_CALL(compare, __VA_ARGS__)
 
 /* One GPU without communicator: nothing is gathered or reduced, and graphs give the results of eager execution. */
 static void one_gpu(int arg) {
@@ -1590,29 +1591,29 @@ static void silence(int arg) {
 void tests_gtp_gpu(void) {
     t_add_host(arguments, 0, "gtp on GPUs: what a build lacks, arguments");
     for (int i = 0; i < 2; i++) t_add_host(leaves, i, "gtp on GPUs: what a GEMM leaves, %s", i ? "asked" : "sums");
-    t_add_gpu_once(one_gpu, 0, "row46 row49 row53 row54 row66 gtp on GPUs: one, with graphs and without");
+    t_add_gpu_once(one_gpu, 0, "gtp on GPUs: one, with graphs and without");
     for (int v = NCCL; v <= PEERS; v++) {
-        t_add_gpu_once(trains, v, "row19 row20 row56 row57 gtp on GPUs: %s equals one GPU", transport_name[v]);
-        t_add_gpu_once(quantized, v, "row8 row11 row17 gtp on GPUs: %s, quantized bytes, maxima", transport_name[v]);
-        t_add_gpu_once(casts, v, "row9 row10 row12 gtp on GPUs: %s, quantized, then gathered", transport_name[v]);
-        t_add_gpu_once(integers, v, "row21 row25 gtp on GPUs: %s, integers", transport_name[v]);
-        t_add_gpu_once(large_layers, v, "row7 row17 gtp on GPUs: %s, layers of 1024 x 1024", transport_name[v]);
-        t_add_gpu_once(random_sums, v, "row22 row23 row24 row26 gtp on GPUs: %s, sums beside fp64", transport_name[v]);
-        t_add_gpu_once(mlps, v, "row68 gtp on GPUs: %s, an MLP", transport_name[v]);
-        t_add_gpu_once(poisoned, v, "row46 gtp on GPUs: %s, poisoned between steps", transport_name[v]);
-        t_add_gpu_once(depths, v, "row31 gtp on GPUs: %s, prefetch 0 to 3", transport_name[v]);
-        t_add_gpu_once(reductions, v, "row28 gtp on GPUs: %s, wires and reductions", transport_name[v]);
-        t_add_gpu_once(variants, v, "row30 row32 row35 gtp on GPUs: %s, variants", transport_name[v]);
-        t_add_gpu_once(replays, v, "row49 row50 row52 row53 row54 gtp on GPUs: %s, graphs", transport_name[v]);
+        t_add_gpu_once(trains, v, "gtp on GPUs: %s equals one GPU", transport_name[v]);
+        t_add_gpu_once(quantized, v, "gtp on GPUs: %s, quantized bytes, maxima", transport_name[v]);
+        t_add_gpu_once(casts, v, "gtp on GPUs: %s, quantized, then gathered", transport_name[v]);
+        t_add_gpu_once(integers, v, "gtp on GPUs: %s, integers", transport_name[v]);
+        t_add_gpu_once(large_layers, v, "gtp on GPUs: %s, layers of 1024 x 1024", transport_name[v]);
+        t_add_gpu_once(random_sums, v, "gtp on GPUs: %s, sums beside fp64", transport_name[v]);
+        t_add_gpu_once(mlps, v, "gtp on GPUs: %s, an MLP", transport_name[v]);
+        t_add_gpu_once(poisoned, v, "gtp on GPUs: %s, poisoned between steps", transport_name[v]);
+        t_add_gpu_once(depths, v, "gtp on GPUs: %s, prefetch 0 to 3", transport_name[v]);
+        t_add_gpu_once(reductions, v, "gtp on GPUs: %s, wires and reductions", transport_name[v]);
+        t_add_gpu_once(variants, v, "gtp on GPUs: %s, variants", transport_name[v]);
+        t_add_gpu_once(replays, v, "gtp on GPUs: %s, graphs", transport_name[v]);
     }
-    t_add_gpu_once(no_multicast, NCCL, "row55 gtp on GPUs: nccl, with windows and without, no multicast");
+    t_add_gpu_once(no_multicast, NCCL, "gtp on GPUs: nccl, with windows and without, no multicast");
     for (int v = NCCL; v <= PEERS; v += PEERS - NCCL)
-        t_add_gpu_once(two_domains, v, "row59 gtp on GPUs: %s, two domains", transport_name[v]);
+        t_add_gpu_once(two_domains, v, "gtp on GPUs: %s, two domains", transport_name[v]);
     for (int v = PEERS; v >= NCCL; v--)
-        t_add_gpu_once(many_steps, v, "row58 gtp on GPUs: %s, 10000 steps", transport_name[v]);
-    t_add_gpu_once(one_fails, PEERS, "row70 gtp on GPUs: peers, one rank fails");
-    t_add_gpu_once(silence, PEERS, "row70 gtp on GPUs: peers, a rank is gone");
-    t_add_gpu_once(silence, NCCL, "row70 gtp on GPUs: nccl, a rank is gone");
+        t_add_gpu_once(many_steps, v, "gtp on GPUs: %s, 10000 steps", transport_name[v]);
+    t_add_gpu_once(one_fails, PEERS, "gtp on GPUs: peers, one rank fails");
+    t_add_gpu_once(silence, PEERS, "gtp on GPUs: peers, a rank is gone");
+    t_add_gpu_once(silence, NCCL, "gtp on GPUs: nccl, a rank is gone");
 }
 #else
 void tests_gtp_gpu(void) {

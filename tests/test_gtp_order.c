@@ -32,6 +32,7 @@ static void schedules(gtp_case c, int seeds, gtp_result *out) {
         hash = out->hash;
     }
 }
+#define schedules(...) T_CALL(schedules, __VA_ARGS__)
 
 /* Changes one setting of the plain case; all schedules of both give the same results. */
 static void same(const gtp_case *a, const gtp_case *b, gtp_result *out) {
@@ -40,6 +41,7 @@ static void same(const gtp_case *a, const gtp_case *b, gtp_result *out) {
     schedules(*b, 6, out);
     T_CHECK(out->hash == other.hash, "different results");
 }
+#define same(...) T_CALL(same, __VA_ARGS__)
 
 static void training(int ranks) {
     gtp_result out;
@@ -67,7 +69,7 @@ static void depths(int arg) {
     }
 }
 
-static void synchronous(int arg) { /* row 32, B15 */
+static void synchronous(int arg) {
     gtp_case a = plain(4), b;
     gtp_result out;
     a.consumes = arg;
@@ -76,7 +78,7 @@ static void synchronous(int arg) { /* row 32, B15 */
     same(&a, &b, &out);
 }
 
-static void b4(int arg) {
+static void sums_alone(int arg) {
     gtp_case c = plain(2);
     gtp_result out;
     (void)arg;
@@ -86,10 +88,10 @@ static void b4(int arg) {
     T_CHECK(out.reported == out.stats[0].submits * c.experts, "%lld reported", (long long)out.reported);
 }
 
-static void b7(int arg) { /* B7; arg 2: B8, one block ahead */
+static void published(int depth) { /* depth 2: one block ahead as well */
     gtp_case a = plain(4), b;
     gtp_result out;
-    a.prefetch = arg;
+    a.prefetch = depth;
     a.wrap = 1;
     b = a;
     b.publish_on_need = 1;
@@ -98,7 +100,7 @@ static void b7(int arg) { /* B7; arg 2: B8, one block ahead */
     T_CHECK(out.asked == (int64_t)a.steps * a.micro * a.layers * a.experts, "%lld asked", (long long)out.asked);
 }
 
-static void b9(int arg) {
+static void recompute(int arg) {
     gtp_case a = plain(2), b;
     gtp_result out;
     (void)arg;
@@ -110,8 +112,8 @@ static void b9(int arg) {
             (long long)out.asked);
 }
 
-/* B10: neighbouring layers of different shapes in forward, of one shape in recompute; B13: a subset of layers */
-static void b10(int arg) {
+/* Neighbouring layers of different shapes in forward, of one shape in recompute; or a subset of layers */
+static void recompute_shapes(int arg) {
     gtp_case a = plain(2 + 2 * (arg & 1)), b;
     gtp_result out;
     a.taller = arg & 2 ? 0 : 10;
@@ -131,7 +133,7 @@ static void two_readers(int ranks) { /* a slot is read on two streams before it 
     same(&a, &b, &out);
 }
 
-static void b11(int arg) {
+static void neighbours(int arg) {
     gtp_case c = plain(2);
     gtp_result out;
     (void)arg;
@@ -140,7 +142,7 @@ static void b11(int arg) {
     schedules(c, 40, &out);
 }
 
-static void b12(int arg) {
+static void few_slots(int arg) {
     gtp_case c = plain(2);
     gtp_result out;
     c.prefetch = arg;
@@ -149,7 +151,7 @@ static void b12(int arg) {
     T_CHECK(out.stats[0].busy == 0 && out.stats[0].outdated == 0, "every prefetch finds a slot, and is used");
 }
 
-static void b14(int arg) { /* B14, B15, B17, row 37 */
+static void consumed(int arg) {
     gtp_case c = plain(2);
     gtp_result out;
     c.consumes = arg;
@@ -159,7 +161,7 @@ static void b14(int arg) { /* B14, B15, B17, row 37 */
             (long long)out.reported);
 }
 
-static void b16(int arg) {
+static void other_order(int arg) {
     gtp_case a = plain(2), b;
     gtp_result out;
     a.prefetch = arg;
@@ -168,7 +170,8 @@ static void b16(int arg) {
     same(&a, &b, &out);
 }
 
-static void b23(int arg) { /* a gather without acquire is in flight at the fence; row 42: its data is then outdated */
+/* A gather without acquire is in flight at the fence: its data is then outdated. */
+static void unwanted_gather(int arg) {
     gtp_case a = plain(2), b;
     gtp_result out;
     (void)arg;
@@ -178,7 +181,7 @@ static void b23(int arg) { /* a gather without acquire is in flight at the fence
     T_CHECK(out.stats[0].outdated > 0, "the stray prefetch is not used");
 }
 
-static void b30(int arg) { /* wire dtype and main_grad dtype, each fp32 and bf16 */
+static void wires(int arg) { /* wire dtype and main_grad dtype, each fp32 and bf16 */
     gtp_case a = plain(4), b;
     gtp_result out;
     b = a;
@@ -189,7 +192,7 @@ static void b30(int arg) { /* wire dtype and main_grad dtype, each fp32 and bf16
                 (arg & 1 ? 2 : 4) * out.stats[0].submits * a.experts * 2 * a.cols * (a.ranks - 1), "bytes on the wire");
 }
 
-static void b31(int arg) { /* the algorithm that AUTO takes; one group call per bundle */
+static void reductions(int arg) { /* the algorithm that AUTO takes; one group call per bundle */
     gtp_case a = plain(arg), b;
     gtp_result out;
     a.wire = GMM_BF16;
@@ -206,11 +209,11 @@ static void b31(int arg) { /* the algorithm that AUTO takes; one group call per 
         b.reduction = GMM_GTP_REDUCE_SCATTER;
         same(&a, &b, &out);
         b.reduction = GMM_GTP_REDUCE_EXCHANGE;
-        same(&a, &b, &out); /* row 25 */
+        same(&a, &b, &out);
     }
 }
 
-static void b44(int arg) {
+static void ids(int arg) {
     gtp_case a = plain(4), b;
     gtp_result out;
     b = a;
@@ -220,7 +223,7 @@ static void b44(int arg) {
     schedules(b, 20, &out);
 }
 
-static void s4(int arg) {
+static void delayed(int arg) {
     gtp_case a = plain(2), b;
     gtp_result out;
     (void)arg;
@@ -235,7 +238,7 @@ static void s4(int arg) {
     T_CHECK(out.races == 0, "%s", out.race);
 }
 
-static void frozen(int bits) { /* S8, S9, row 39: a frozen head, a frozen predecessor, both */
+static void frozen(int bits) { /* a frozen head, a frozen predecessor, both */
     gtp_case a = plain(2);
     gtp_result out;
     a.frozen = (unsigned)bits;
@@ -245,7 +248,7 @@ static void frozen(int bits) { /* S8, S9, row 39: a frozen head, a frozen predec
     schedules(a, 20, &out);
 }
 
-static void zero_tokens(int rank) { /* row 30 */
+static void zero_tokens(int rank) {
     gtp_case a = plain(4);
     gtp_result out;
     a.zero_rank = rank;
@@ -269,9 +272,9 @@ static void turnaround(int arg) { /* chain heads and tails whose weights are sti
     T_CHECK(out.stats[0].exposed == 1, "%lld exposed", (long long)out.stats[0].exposed);
 }
 
-/* B19, B20, row 47: main_grad of every expert of the bundle, read on the callback's stream, includes the sum of this
+/* The main_grad of every expert of the bundle, read on the callback's stream, includes the sum of this
    submit under every schedule; gtp_case_check compares it. */
-static void b19(int experts) {
+static void callbacks(int experts) {
     gtp_case c = plain(2);
     gtp_result out;
     c.experts = experts;
@@ -388,6 +391,7 @@ static void names(const char *text, const char *peer) {
     T_CHECK(strstr(text, "'layer'") && strstr(text, peer), "no '%s': %s", peer, text);
     T_CHECK(strstr(text, "all_gather") || strstr(text, "reduce_scatter") || strstr(text, "all_to_all"), "%s", text);
 }
+#define names(...) T_CALL(names, __VA_ARGS__)
 
 /* A rank stops: the others report the collective and the rank before the timeout ends; also with one thread per rank.
    After that nothing that was enqueued touches their memory (gtp_case_run compares it). */
@@ -446,42 +450,43 @@ void tests_gtp_order(void) {
         "recompute, two streams", "recompute, depth 2", "all", "no chains"};
     static const int sizes[] = {1, 2, 4, 8};
     for (int i = 0; i < (int)T_COUNT(sizes); i++)
-        t_add_host(training, sizes[i], "gtp %sB6 row21 row27 row29 row46 training g=%d", sizes[i] == 1 ? "row66 " : "",
-                   sizes[i]);
+        t_add_host(training, sizes[i], "gtp order training g=%d", sizes[i]);
     for (int i = 0; i < 4; i++)
-        t_add_host(depths, i, "gtp row31 depths 0 to 3, g=%d%s", 2 + 2 * (i & 1), i & 2 ? ", two shapes" : "");
-    for (int i = 1; i <= 3; i += 2) t_add_host(synchronous, i, "gtp row32 B15 synchronous, consumed %d times", i);
-    t_add_host(b4, 0, "gtp B4 two layers, their sums alone");
-    t_add_host(b7, 1, "gtp B7 row41 shards published by the callback");
-    t_add_host(b7, 2, "gtp B8 the same, further ahead");
-    t_add_host(b9, 0, "gtp B9 recompute asks nobody");
-    for (int i = 0; i < 2; i++) t_add_host(b10, i, "gtp B10 row35 recompute chain of other shapes, g=%d", 2 + 2 * i);
-    for (int i = 2; i < 4; i++) t_add_host(b10, i, "gtp B13 row36 recompute of a subset, g=%d", 2 + 2 * (i & 1));
-    for (int i = 1; i <= 4; i *= 2) t_add_host(two_readers, i, "gtp one slot, two readers, g=%d", i);
-    t_add_host(b11, 0, "gtp B11 row33 two equal neighbours");
-    for (int i = 1; i <= 2; i++) t_add_host(b12, i, "gtp B12 row34 %d slots for four bundles", i + 1);
-    t_add_host(b14, 3, "gtp B14 B17 row37 consumed three times");
-    for (int i = 0; i <= 2; i++) t_add_host(b16, i, "gtp B16 row38 backward in another order, depth %d", i);
-    for (int i = 1; i <= 4; i += 3) t_add_host(b19, i, "gtp B19 B20 row47 callbacks behind the sums, %d experts", i);
-    t_add_host(b23, 0, "gtp B23 row42 row48 a fence over a gather that nobody wants");
+        t_add_host(depths, i, "gtp order depths 0 to 3, g=%d%s", 2 + 2 * (i & 1), i & 2 ? ", two shapes" : "");
+    for (int i = 1; i <= 3; i += 2) t_add_host(synchronous, i, "gtp order synchronous, consumed %d times", i);
+    t_add_host(sums_alone, 0, "gtp order two layers, their sums alone");
+    t_add_host(published, 1, "gtp order shards published by the callback");
+    t_add_host(published, 2, "gtp order shards published by the callback, further ahead");
+    t_add_host(recompute, 0, "gtp order recompute asks nobody");
+    for (int i = 0; i < 2; i++)
+        t_add_host(recompute_shapes, i, "gtp order recompute chain of other shapes, g=%d", 2 + 2 * i);
+    for (int i = 2; i < 4; i++)
+        t_add_host(recompute_shapes, i, "gtp order recompute of a subset, g=%d", 2 + 2 * (i & 1));
+    for (int i = 1; i <= 4; i *= 2) t_add_host(two_readers, i, "gtp order one slot, two readers, g=%d", i);
+    t_add_host(neighbours, 0, "gtp order two equal neighbours");
+    for (int i = 1; i <= 2; i++) t_add_host(few_slots, i, "gtp order %d slots for four bundles", i + 1);
+    t_add_host(consumed, 3, "gtp order consumed three times");
+    for (int i = 0; i <= 2; i++) t_add_host(other_order, i, "gtp order backward in another order, depth %d", i);
+    for (int i = 1; i <= 4; i += 3) t_add_host(callbacks, i, "gtp order callbacks behind the sums, %d experts", i);
+    t_add_host(unwanted_gather, 0, "gtp order a fence over a gather that nobody wants");
     for (int i = 0; i < 4; i++)
-        t_add_host(b30, i, "gtp B30 row28 wire %s, main_grad %s", i & 1 ? "bf16" : "f32", i & 2 ? "bf16" : "f32");
-    for (int i = 2; i <= 8; i *= 2) t_add_host(b31, i, "gtp B31 row25 reduction algorithms, g=%d", i);
-    t_add_host(b44, 0, "gtp B44 ranks in another order");
-    t_add_host(b44, 1, "gtp S12 ids differ from rank to rank");
-    t_add_host(s4, 0, "gtp S4 delayed gradients");
-    for (int i = 1; i <= 3; i++) t_add_host(frozen, i, "gtp S8 S9 row39 row40 frozen layers 0x%x", i);
-    t_add_host(frozen, 15, "gtp S8 all layers frozen");
-    for (int i = 1; i <= 4; i += 3) t_add_host(zero_tokens, i, "gtp row30 rank %d without tokens", i - 1);
-    t_add_host(turnaround, 0, "gtp turnaround, head and tail");
-    t_add_host(caller_gradients, 0, "gtp gradients from other memory");
-    for (int i = 0; i < 20; i++) t_add_host(random_schedules, i, "gtp row43 500 random schedules, %d", i);
-    for (int i = 0; i < (int)T_COUNT(sizes); i++) t_add_host(threads, sizes[i], "gtp threads g=%d", sizes[i]);
+        t_add_host(wires, i, "gtp order wire %s, main_grad %s", i & 1 ? "bf16" : "f32", i & 2 ? "bf16" : "f32");
+    for (int i = 2; i <= 8; i *= 2) t_add_host(reductions, i, "gtp order reduction algorithms, g=%d", i);
+    t_add_host(ids, 0, "gtp order ranks in another order");
+    t_add_host(ids, 1, "gtp order ids differ from rank to rank");
+    t_add_host(delayed, 0, "gtp order delayed gradients");
+    for (int i = 1; i <= 3; i++) t_add_host(frozen, i, "gtp order frozen layers 0x%x", i);
+    t_add_host(frozen, 15, "gtp order all layers frozen");
+    for (int i = 1; i <= 4; i += 3) t_add_host(zero_tokens, i, "gtp order rank %d without tokens", i - 1);
+    t_add_host(turnaround, 0, "gtp order turnaround, head and tail");
+    t_add_host(caller_gradients, 0, "gtp order gradients from other memory");
+    for (int i = 0; i < 20; i++) t_add_host(random_schedules, i, "gtp order 500 random schedules, %d", i);
+    for (int i = 0; i < (int)T_COUNT(sizes); i++) t_add_host(threads, sizes[i], "gtp order threads g=%d", sizes[i]);
     for (int i = 0; i < (int)T_COUNT(variants); i++)
-        t_add_host(mutation, i, "gtp row44 B26 each wait left out%s%s", *variants[i] ? ", " : "", variants[i]);
-    t_add_host(stopped_rank, 0, "gtp a rank stops");
-    t_add_host(stopped_rank, 1, "gtp a rank stops, threads");
+        t_add_host(mutation, i, "gtp order each wait left out%s%s", *variants[i] ? ", " : "", variants[i]);
+    t_add_host(stopped_rank, 0, "gtp order a rank stops");
+    t_add_host(stopped_rank, 1, "gtp order a rank stops, threads");
     for (int i = 0; i < 4; i++)
-        t_add_host(failed_call, i, "gtp row70 each collective fails%s%s", i & 2 ? ", exchange" : "",
+        t_add_host(failed_call, i, "gtp order each collective fails%s%s", i & 2 ? ", exchange" : "",
                    i & 1 ? ", threads" : "");
 }

@@ -572,6 +572,7 @@ static void expect(training *c) {
         for (int w = 0; w < c->layers * EXPERTS; w++)
             c->want[v * c->layers * EXPERTS + w] = whole(c->f, c->source, v, w, 0);
 }
+#define expect(...) T_CALL(expect, __VA_ARGS__)
 
 /* Steps of forward, recompute and backward, each after new weights, with and without a left-out wait. */
 static void run_training(training *c) {
@@ -596,8 +597,9 @@ static void run_training(training *c) {
     }
     drop_wait = 0;
 }
+#define run_training(...) T_CALL(run_training, __VA_ARGS__)
 
-/* rows 9 to 15, S2, S3, B1, B39: g = 1, 2, 4, 8 and every format. */
+/* g = 1, 2, 4, 8 and every format. */
 static void arrives(int arg) {
     const format *f = &formats[arg % 64];
     const int g = arg / 64;
@@ -631,7 +633,7 @@ static void arrives(int arg) {
     }
 }
 
-/* row 16, B3: a second acquire of a resident view gathers nothing. */
+/* A second acquire of a resident view gathers nothing. */
 static void again(int arg) {
     const format *f = &formats[arg];
     training c = training_of(f, 2, 1);
@@ -653,7 +655,7 @@ static void again(int arg) {
     close_world();
 }
 
-/* row 43: schedules. */
+/* Ranks run in schedules drawn at random. */
 static void schedules(int arg) {
     const format *f = &formats[arg % 64];
     training c = training_of(f, arg / 64, 3);
@@ -670,7 +672,7 @@ static void schedules(int arg) {
     }
 }
 
-/* row 44: every wait that is not implied by others is left out in turn. */
+/* Every wait that is not implied by others is left out in turn. */
 static void mutation(int arg) {
     training c = training_of(&formats[arg], 2, 3);
     unsigned char implied[WAITS];
@@ -850,7 +852,7 @@ static gmm_mat whole_mat(const format *f, int first, gmm_mat *columnwise) {
     return m[0];
 }
 
-/* rows 19, 20, B5, S6: linear operations on acquired views, and a view of the wrong pass. */
+/* Linear operations on acquired views, and a view of the wrong pass. */
 static void linear(int arg) {
     const format *f[2] = {&formats[arg % 64], &formats[arg % 64]};
     const int g = arg / 64;
@@ -935,7 +937,7 @@ static uint16_t *mlp_run(gmm_recipe_kind kind, int64_t hidden, int64_t ffn, gmm_
     *bytes = (2 * n + n1 + n2) * 2;
     return out;
 }
-/* rows 19, 20: an MLP with acquired views as weights gives the bits of an MLP with the weights themselves. */
+/* An MLP with acquired views as weights gives the bits of an MLP with the weights themselves. */
 static void mlp(int arg) {
     const gmm_recipe_kind kind = (gmm_recipe_kind)(arg % 64);
     const int g = arg / 64;
@@ -996,7 +998,7 @@ static void mlp(int arg) {
 
 /* ------------------------------------------------------------------------------------------------ Amax, memory --- */
 
-/* row 10, S2: halves of a tensor-parallel weight, each over two ranks; the amax is that of all four. */
+/* Halves of a tensor-parallel weight, each over two ranks; the amax is that of all four. */
 static void shared_amax(int arg) {
     const format *f = &formats[arg];
     copies want[2];
@@ -1150,7 +1152,7 @@ static void forecast(int arg) {
 
 /* ------------------------------------------------------------------------------------------------------- Graphs --- */
 
-/* Forward and backward in one graph, replayed after new shards each time; rule 5.1, B6: addresses stay. */
+/* Forward and backward in one graph, replayed after new shards each time; addresses stay. */
 static void graph(int arg) {
     const format *f = &formats[arg % 64];
     const int graphs = arg / 64; /* 2: forward and backward in separate graphs */
@@ -1315,7 +1317,7 @@ static void errors(int arg) {
 
 /* ---------------------------------------------------------------------------------------------------- Transpose --- */
 
-/* row 12: gmm transposes a rowwise copy into the columnwise copy that quantization gives; any extents, ld and form,
+/* gmm transposes a rowwise copy into the columnwise copy that quantization gives; any extents, ld and form,
    every engine. */
 static void transposes(int arg) {
     const int block = arg & 1, table = arg >> 1 & 1;
@@ -1429,39 +1431,37 @@ static void transpose_errors(int arg) {
 }
 
 void tests_gtp_quant(void) {
-    static const char *const recipes[] = {"fp8 current", "fp8 block", "mxfp8", "nvfp4"};
     static const char *const kinds[] = {"bf16", "fp8", "128x128", "1x128", "mxfp8", "nvfp4"};
     static const int few[] = {0, 2, 5, 8, 10, 11, 16}; /* one format of each kind */
     for (int i = 0; i < FORMATS; i++)
         for (int g = 1; g <= 8; g *= 2)
-            t_add_host(arrives, i + 64 * g, "rows9-15 S2 S3 B1 B39 gtp quantize then gather %s, g %d", formats[i].name,
-                       g);
-    for (int i = 0; i < FORMATS; i++) t_add_host(again, i, "row16 B3 gtp again %s", formats[i].name);
-    for (int i = 0; i < FORMATS; i++) t_add_host(schedules, i + 64 * 2, "row43 gtp schedules %s", formats[i].name);
+            t_add_host(arrives, i + 64 * g, "gtp quant then gather %s, g %d", formats[i].name, g);
+    for (int i = 0; i < FORMATS; i++) t_add_host(again, i, "gtp quant gather again %s", formats[i].name);
+    for (int i = 0; i < FORMATS; i++) t_add_host(schedules, i + 64 * 2, "gtp quant schedules %s", formats[i].name);
     for (int i = 0; i < T_COUNT(few); i++)
-        t_add_host(mutation, few[i], "row44 gtp a wait left out %s", formats[few[i]].name);
+        t_add_host(mutation, few[i], "gtp quant a wait left out %s", formats[few[i]].name);
     for (int i = 0; i < FORMATS; i++) {
         const int align = gmm_feature_align(formats[i].f.scaling);
         for (int g = 1; g <= 8 && formats[i].rows % align == 0 && formats[i].cols % align == 0 &&
                         !formats[i].f.delayed; g *= 2)
-            t_add_host(linear, i + 64 * g, "rows19-20 B5 S6 gtp linear on views %s, g %d", formats[i].name, g);
+            t_add_host(linear, i + 64 * g, "gtp quant linear on views %s, g %d", formats[i].name, g);
     }
-    for (int i = 0; i < 4; i++)
+    for (int k = GMM_RECIPE_FP8_CURRENT; k <= GMM_RECIPE_NVFP4; k++)
         for (int g = 1; g <= 4; g *= 2)
-            t_add_host(mlp, (int)GMM_RECIPE_FP8_CURRENT + i + 64 * g, "rows19-20 gtp mlp on views %s, g %d", recipes[i],
-                       g);
-    t_add_host(shared_amax, 2, "row10 S2 gtp amax over tensor-parallel ranks, fp8");
-    t_add_host(shared_amax, 16, "row10 S2 gtp amax over tensor-parallel ranks, nvfp4");
+            t_add_host(mlp, k + 64 * g, "gtp quant mlp on views %s, g %d", ref_recipe_name((gmm_recipe_kind)k), g);
+    t_add_host(shared_amax, 2, "gtp quant amax over tensor-parallel ranks, fp8");
+    t_add_host(shared_amax, 16, "gtp quant amax over tensor-parallel ranks, nvfp4");
     for (int i = 0; i < T_COUNT(kinds); i++)
-        t_add_host(forecast, i, "gtp forecast of gathers and transposes %s", kinds[i]);
+        t_add_host(forecast, i, "gtp quant forecast of gathers and transposes %s", kinds[i]);
     for (int i = 0; i < T_COUNT(kinds); i++)
-        for (int g = 1; g <= 4; g *= 4) t_add_host(memory, i + 64 * g, "gtp memory as foreseen %s, g %d", kinds[i], g);
+        for (int g = 1; g <= 4; g *= 4)
+            t_add_host(memory, i + 64 * g, "gtp quant memory as foreseen %s, g %d", kinds[i], g);
     for (int i = 0; i < T_COUNT(few); i++)
         for (int n = 1; n <= 2 && few[i] != 5; n++)
-            t_add_host(graph, few[i] + 64 * n, "rule 5.1 B6 gtp %d graphs %s", n, formats[few[i]].name);
-    t_add_host(errors, 0, "gtp quantize errors");
+            t_add_host(graph, few[i] + 64 * n, "gtp quant %d graphs %s", n, formats[few[i]].name);
+    t_add_host(errors, 0, "gtp quant errors");
     for (int i = 0; i < 16; i++)
-        t_add(transposes, i, "row12 transpose %s %s%s%s", i & 4 ? "e5m2" : "e4m3", i & 1 ? "128x128" : "tensor",
+        t_add(transposes, i, "gtp quant transpose %s %s%s%s", i & 4 ? "e5m2" : "e4m3", i & 1 ? "128x128" : "tensor",
               i & 2 ? " table" : "", i & 8 ? " pow2" : "");
-    t_add(transpose_errors, 0, "row12 transpose errors");
+    t_add(transpose_errors, 0, "gtp quant transpose errors");
 }

@@ -125,6 +125,7 @@ static void finish(void) {
     T_CHECK(gmm_ranks_run(W.ranks) == GMM_OK, "%s", gmm_ranks_error(W.ranks, 0));
     T_CHECK(gmm_ranks_races(W.ranks, &race) == 0, "%s", race);
 }
+#define finish(...) T_CALL(finish, __VA_ARGS__)
 
 /* ----------------------------------------------------------------------------------------------------- Formats --- */
 
@@ -371,7 +372,7 @@ static void declare(rank *r, int domains, const gmm_gtp_domain *d, float **main_
     bind(r, domains);
 }
 
-/* S1, row 59: a dense weight over four ranks, and an expert over two of them, whose two copies' gradients the caller
+/* A dense weight over four ranks, and an expert over two of them, whose two copies' gradients the caller
    adds: both results are the mean over data-parallel ranks, since the caller gives the scales and nothing derives them.
    Row 26, B33: other scales. */
 static void scales(int arg) {
@@ -419,7 +420,7 @@ static void scales(int arg) {
     close_world();
 }
 
-static void amax(int arg) { /* S2 */
+static void amax(int arg) {
     static float values[2][3] = {{1, 5, 0}, {100, 2, 0}};
     float *main_grad[2][2];
     gmm_shard_plan plan[2][2];
@@ -749,6 +750,7 @@ static void run_forward(rank *r) {
         GTP_OK(r, gmm_gtp_release(r->gtp, r->bundle[l], GMM_GTP_FORWARD, r->compute));
     }
 }
+#define run_forward(...) T_CALL(run_forward, __VA_ARGS__)
 static void run_backward(rank *r) {
     for (int l = LAYERS; l >= 0; l--) {
         gmm_gtp_view v = GMM_ZERO, w = GMM_ZERO;
@@ -762,6 +764,7 @@ static void run_backward(rank *r) {
         GTP_OK(r, gmm_gtp_submit(r->gtp, r->bundle[l], &g, r->compute));
     }
 }
+#define run_backward(...) T_CALL(run_backward, __VA_ARGS__)
 
 /* Three steps of three micro-batches: eagerly; in one graph; in a forward and a backward graph, where one hands a
    prefetched gather to the other; or forward in a graph and backward eagerly. Values read, added and reported are
@@ -781,7 +784,7 @@ static void graphs(int arg) {
             model_make(r, captured, 1);
             m = (model *)r->user;
             if (!captured) continue;
-            GTP_OK(r, gmm_gtp_dry_run(r->gtp, 1)); /* B21, B22: a dry run leaves main_grad unchanged */
+            GTP_OK(r, gmm_gtp_dry_run(r->gtp, 1)); /* a dry run leaves main_grad unchanged */
             run_forward(r);
             run_backward(r);
             GTP_OK(r, gmm_gtp_dry_run(r->gtp, 0));
@@ -856,7 +859,7 @@ static void graphs(int arg) {
     }
 }
 
-static void capture_rules(int arg) { /* B24, B25, B27, rows 51 and 45 */
+static void capture_rules(int arg) {
     rank *r;
     int32_t id = -1;
     gmm_gtp_view v = GMM_ZERO;
@@ -881,7 +884,7 @@ static void capture_rules(int arg) { /* B24, B25, B27, rows 51 and 45 */
     T_OK_TEXT(gmm_ranks_capture_end(W.ranks, 0, r->compute, &graph), gmm_ranks_error(W.ranks, 0));
     gmm_ranks_graph_destroy(graph);
 
-    for (int i = 0; i < 2; i++) { /* B25: a dry run reports unfinished passes and then discards them */
+    for (int i = 0; i < 2; i++) { /* a dry run reports unfinished passes and then discards them */
         memset(&v, 0, sizeof v);
         GTP_OK(&W.r[i], gmm_gtp_dry_run(W.r[i].gtp, 1));
         GTP_OK(&W.r[i], gmm_gtp_acquire(W.r[i].gtp, W.r[i].bundle[0], GMM_GTP_FORWARD, W.r[i].compute, &v));
@@ -896,7 +899,7 @@ static void capture_rules(int arg) { /* B24, B25, B27, rows 51 and 45 */
     finish();
     close_world();
 
-    open_world(2, 0, 200); /* B27: a bundle of an eager chain may not be used in a graph */
+    open_world(2, 0, 200); /* a bundle of an eager chain may not be used in a graph */
     for (int i = 0; i < 2; i++) model_make(&W.r[i], 0, 1);
     r = &W.r[0];
     T_OK_TEXT(gmm_ranks_capture_begin(W.ranks, 0, r->compute), "");
@@ -994,7 +997,7 @@ static gmm_gtp_weight weight_of(const gmm_shard *s, int32_t expert, const char *
     return w;
 }
 
-static void declarations(int arg) { /* B2, row 18 */
+static void declarations(int arg) {
     rank *r;
     gmm_gtp_config config;
     gmm_gtp_domain d;
@@ -1132,7 +1135,7 @@ static void declarations(int arg) { /* B2, row 18 */
     close_world();
 }
 
-static void states(int arg) { /* row 45, B42: refused calls leave the state as it was */
+static void states(int arg) { /* refused calls leave the state as it was */
     float *main_grad[2][2];
     gmm_shard_plan plan[2][2];
     (void)arg;
@@ -1483,7 +1486,7 @@ static void swapped_bundles(int arg) {
 
 /* ----------------------------------------------------------------------------------------- Views in operations --- */
 
-/* Rows 19 and 20, S6: a linear layer and an expert MLP read acquired views, packed and in tables, and write gradient
+/* A linear layer and an expert MLP read acquired views, packed and in tables, and write gradient
    views: the same bits as with whole weights; main_grad is the sum of the gradients of each rank alone. */
 static void operations(int arg) {
     enum { G = 2, HIDDEN = 24, FFN = 20, TOKENS = 17, EXPERTS = 3 };
@@ -1628,7 +1631,7 @@ static void operations(int arg) {
 
 /* ------------------------------------------------------------------------------- Defects and rows on their own --- */
 
-/* B5: products read acquired views and never the shards. After the acquire, the shards are overwritten with NaN, and
+/* Products read acquired views and never the shards. After the acquire, the shards are overwritten with NaN, and
    they end at an unreadable page: dgrad of a linear layer and of an expert MLP, packed and single, has the bits of
    whole weights. */
 static void acquired_only(int arg) {
@@ -1760,7 +1763,7 @@ static void acquired_only(int arg) {
     close_world();
 }
 
-/* B18: all scratch holds 12345 before every gradient; with a weight used three times, a rank without tokens and padding
+/* All scratch holds 12345 before every gradient; with a weight used three times, a rank without tokens and padding
    rows, main_grad is exactly the sum of the gradients that were written. */
 static void poisoned(int arg) {
     float *main_grad[MOST][2], *gradient[MOST], want[60];
@@ -1808,7 +1811,7 @@ static void poisoned(int arg) {
     close_world();
 }
 
-/* B43: weights of one shape in two domains, and in an eager and a captured chain of one domain, share no buffer. */
+/* Weights of one shape in two domains, and in an eager and a captured chain of one domain, share no buffer. */
 static void no_sharing(int arg) {
     gmm_gtp_view v[2][2];
     memset(v, 0, sizeof v);
@@ -1869,7 +1872,7 @@ static float drawn(uint64_t seed, int64_t row, int64_t col) {
     return (float)(mix(seed + (uint64_t)row * 4096 + (uint64_t)col) % 100003) / 100003.0f;
 }
 
-/* B45, row 65: shards initialised by logical row gather to the weight that one rank initialises, and all rows differ;
+/* Shards initialised by logical row gather to the weight that one rank initialises, and all rows differ;
    shards initialised with a seed of gmm_gtp_seed per rank have no row in common either. */
 static void drawn_shards(int arg) {
     enum { ROWS = 72, COLS = 6 };
@@ -1938,7 +1941,7 @@ static void drawn_shards(int arg) {
     close_world();
 }
 
-/* Row 17: n experts are one collective group per direction, at distinct offsets of one packed operand. */
+/* All experts of a bundle are one collective group per direction, at distinct offsets of one packed operand. */
 static void many_experts(int n) {
     static counting count[2];
     float **main_grad = (float **)t_host(2 * 64 * sizeof *main_grad);
@@ -2013,7 +2016,7 @@ static void many_experts(int n) {
     close_world();
 }
 
-/* Row 54: after gmm_gtp_bind nothing is allocated: no context memory, no stream, no event. */
+/* After gmm_gtp_bind nothing is allocated: no context memory, no stream, no event. */
 static struct made { long allocations, events, streams; } made;
 static void *made_alloc(void *user, size_t bytes) {
     (void)user;
@@ -2089,7 +2092,7 @@ static void no_allocations(int arg) {
     close_world();
 }
 
-/* B6, row 53: views keep their addresses in every pass: eagerly, in a capture, in a second capture, and after a hundred
+/* Views keep their addresses in every pass: eagerly, in a capture, in a second capture, and after a hundred
    replays, which read the values of the eager run. */
 static void stable_addresses(int arg) {
     const void *first[2][2][LAYERS + 1];
@@ -2435,44 +2438,46 @@ void tests_gtp_runtime(void) {
     static const char *const modes[] = {"none", "one graph", "two graphs", "a graph, then none"};
     for (int i = 0; i < (int)T_COUNT(formats); i++)
         for (int k = 0; k < 3; k++)
-            t_add_host(transport, sizes[k] * 64 + i,
-                       "gtp row7 row8 row9 row11 row13 row14 row15 row16 B1 B3 B39 S3 gather %s %s %lld x %lld g=%d",
+            t_add_host(transport, sizes[k] * 64 + i, "gtp runtime gather %s %s %lld x %lld g=%d",
                        gmm_dtype_name(formats[i].dtype), gmm_scaling_name(formats[i].scaling),
                        (long long)formats[i].rows, (long long)formats[i].cols, sizes[k]);
-    for (int i = 0; i < 4; i++) t_add_host(scales, i, "gtp %s S11 scale %d", i ? "B33 row26" : "S1 row59", i);
-    t_add_host(amax, 0, "gtp S2 amax of all shards");
-    t_add_host(ordered_callers, 0, "gtp row44 shards published from two streams");
-    t_add_host(ordered_callers, 1, "gtp row32 row44 a synchronous submit needs no fence");
-    t_add_host(ordered_callers, 2, "gtp S2 row44 amax in the order of a stream");
+    for (int i = 0; i < 4; i++) t_add_host(scales, i, "gtp runtime scale %d", i);
+    t_add_host(amax, 0, "gtp runtime amax of all shards");
+    t_add_host(ordered_callers, 0, "gtp runtime shards published from two streams");
+    t_add_host(ordered_callers, 1, "gtp runtime a synchronous submit needs no fence");
+    t_add_host(ordered_callers, 2, "gtp runtime amax in the order of a stream");
     for (int k = 0; k < 3; k++)
         for (int i = 1; i < 4; i++)
-            t_add_host(graphs, sizes[k] * 4 + i, "gtp B21 B22 B28 S10 row50 row52 %s g=%d", modes[i], sizes[k]);
+            t_add_host(graphs, sizes[k] * 4 + i, "gtp runtime replays of %s g=%d", modes[i], sizes[k]);
     for (int i = 1; i < 4; i++)
         for (int k = 1; k < 4; k += 2)
-            t_add_host(graph_mutation, k * 4 + i, "gtp row44 each wait of graphs left out, %s, depth %d", modes[i], k);
-    t_add_host(capture_rules, 0, "gtp B24 B25 B27 row51 capture rules");
-    for (int i = 0; i < 2; i++) t_add_host(poll, i, "gtp poll finds what hangs%s", i ? ", an amax" : "");
-    t_add_host(declarations, 0, "gtp B2 row18 declarations");
-    t_add_host(states, 0, "gtp B42 row45 states");
-    t_add_host(table_errors, 0, "gtp runtime of a rank errors");
-    t_add_host(refused_captures, 0, "gtp launches and captures that are refused");
-    t_add_host(failed_records, 0, "gtp records without memory");
-    t_add_host(half_bound, 0, "gtp an object that was half bound");
-    t_add_host(out_of_step, 0, "gtp ranks out of step");
+            t_add_host(graph_mutation, k * 4 + i, "gtp runtime each wait of graphs left out, %s, depth %d", modes[i],
+                       k);
+    t_add_host(capture_rules, 0, "gtp runtime capture rules");
+    for (int i = 0; i < 2; i++) t_add_host(poll, i, "gtp runtime poll finds what hangs%s", i ? ", an amax" : "");
+    t_add_host(declarations, 0, "gtp runtime declarations");
+    t_add_host(states, 0, "gtp runtime states");
+    t_add_host(table_errors, 0, "gtp runtime errors");
+    t_add_host(refused_captures, 0, "gtp runtime launches and captures that are refused");
+    t_add_host(failed_records, 0, "gtp runtime records without memory");
+    t_add_host(half_bound, 0, "gtp runtime an object that was half bound");
+    t_add_host(out_of_step, 0, "gtp runtime ranks out of step");
     for (int i = 0; i < 3; i++)
-        t_add_host(swapped_bundles, i, "gtp two bundles of one size swapped on one rank, %s",
+        t_add_host(swapped_bundles, i, "gtp runtime two bundles of one size swapped on one rank, %s",
                    i == 0 ? "gathers" : i == 1 ? "reductions" : "exchanges");
-    for (int i = 1; i <= 2; i++) t_add_host(operations, i, "gtp S6 row19 row20 views in operations g=%d", i);
-    for (int i = 1; i <= 3; i += 2) t_add_host(acquired_only, i, "gtp B5 products read acquired views, %d experts", i);
-    for (int i = 0; i < 2; i++) t_add_host(poisoned, i, "gtp B18 row46 scratch of 12345%s", i ? ", exchanged" : "");
-    t_add_host(codes_then_scales, 0, "gtp row17 codes of a bundle, then scales");
+    for (int i = 1; i <= 2; i++) t_add_host(operations, i, "gtp runtime views in operations g=%d", i);
+    for (int i = 1; i <= 3; i += 2)
+        t_add_host(acquired_only, i, "gtp runtime products read acquired views, %d experts", i);
+    for (int i = 0; i < 2; i++) t_add_host(poisoned, i, "gtp runtime scratch of 12345%s", i ? ", exchanged" : "");
+    t_add_host(codes_then_scales, 0, "gtp runtime codes of a bundle, then scales");
     for (int l = 1; l <= BUNDLES; l++)
         for (int k = 1; k < 4; k++)
-            t_add_host(circles, l * 4 + k, "gtp row31 a chain of %d follows itself, prefetch %d", l, k);
-    for (int l = 2; l <= BUNDLES; l++) t_add_host(circles, -(l * 4 + 1), "gtp row31 a chain of %d, closed late", l);
-    for (int i = 0; i < 2; i++) t_add_host(no_sharing, i, "gtp B43 no buffer in two %s", i ? "chains" : "domains");
-    for (int i = 1; i <= 8; i *= 2) t_add_host(drawn_shards, i, "gtp B45 row65 shards drawn by logical rows, g=%d", i);
-    for (int i = 1; i <= 64; i *= i == 2 ? 4 : i == 8 ? 8 : 2) t_add_host(many_experts, i, "gtp row17 %d experts", i);
-    for (int i = 0; i < 2; i++) t_add_host(no_allocations, i, "gtp row54 no allocation%s", i ? ", captured" : "");
-    t_add_host(stable_addresses, 0, "gtp B6 row53 addresses in captures and replays");
+            t_add_host(circles, l * 4 + k, "gtp runtime a chain of %d follows itself, prefetch %d", l, k);
+    for (int l = 2; l <= BUNDLES; l++) t_add_host(circles, -(l * 4 + 1), "gtp runtime a chain of %d, closed late", l);
+    for (int i = 0; i < 2; i++) t_add_host(no_sharing, i, "gtp runtime no buffer in two %s", i ? "chains" : "domains");
+    for (int i = 1; i <= 8; i *= 2) t_add_host(drawn_shards, i, "gtp runtime shards drawn by logical rows, g=%d", i);
+    for (int i = 1; i <= 64; i *= i == 2 ? 4 : i == 8 ? 8 : 2)
+        t_add_host(many_experts, i, "gtp runtime bundle of %d experts", i);
+    for (int i = 0; i < 2; i++) t_add_host(no_allocations, i, "gtp runtime no allocation%s", i ? ", captured" : "");
+    t_add_host(stable_addresses, 0, "gtp runtime addresses in captures and replays");
 }

@@ -241,10 +241,10 @@ static void layout_errors(int arg) {
 }
 
 void tests_layout(void) {
-    t_add_host(swizzle_vectors, 0, "vector111 swizzle offsets");
-    t_add_host(swizzle_bijection, 0, "vector112 swizzle is a bijection");
-    t_add_host(shapes_2880, 0, "vector113 scale shapes of 2880 x 2880");
-    t_add_host(group_offsets, 0, "vector116 scale offsets of groups");
+    t_add_host(swizzle_vectors, 0, "layout swizzle offsets");
+    t_add_host(swizzle_bijection, 0, "layout swizzle is a bijection");
+    t_add_host(shapes_2880, 0, "layout scale shapes of 2880 x 2880");
+    t_add_host(group_offsets, 0, "layout scale offsets of groups");
     t_add_host(random_shapes, 0, "layout every format, 4000 shapes");
     t_add_host(random_groups, 0, "layout of groups, 7000 shapes");
     t_add_host(layout_errors, 0, "layout errors");

@@ -1,4 +1,4 @@
-/* test_linear.c - grouped linear: forward, dgrad, wgrad, bgrad against fp64 (rows 1-15, 18-21, 23-30, 48, 61, 64) */
+/* test_linear.c - grouped linear: forward, dgrad, wgrad, bgrad against fp64 */
 #include "linear_case.h"
 
 #include <math.h>
@@ -50,6 +50,16 @@ static void lin_splits(lin_run *r) {
     r->groups.fault = r->fault;
 }
 
+/* Notes a run for failures. */
+static void lin_note(const lin_run *r) {
+    static const char *const forms[] = {[T_PACKED] = "packed", [T_TABLE] = "table", [T_TABLE_HOST] = "host table"};
+    const lin_spec *s = &r->spec;
+    t_about("%s of %s into %s, %d groups, K %lld, N %lld, capacity %lld, w %s, %s", gmm_op_name(s->op),
+            gmm_dtype_name(s->in), gmm_dtype_name(s->out), (int)s->groups, (long long)s->K, (long long)s->N,
+            (long long)r->capacity, forms[s->w], s->fill == T_INTS ? "integers" : "reals");
+    t_splits(s->sizes, s->groups);
+}
+
 void lin_build(lin_run *r, const lin_spec *spec) {
     static const double alphas[] = {-2.0, 0.5, 3.0, 1.0, -1.0}, betas[] = {0.0, 1.0, 0.5, -1.0, 2.0};
     static const double scales[] = {1.0, 0.0, -0.5, 2.0, -1.0, 0.5};
@@ -68,6 +78,7 @@ void lin_build(lin_run *r, const lin_spec *spec) {
     for (int64_t g = 0; g < G; g++) r->offsets[g + 1] = r->offsets[g] + s->sizes[g];
     r->live = r->offsets[G];
     r->capacity = r->live + s->extra;
+    lin_note(r);
     r->fault = (uint32_t *)t_alloc(sizeof zero);
     t_upload(r->fault, &zero, sizeof zero);
     lin_splits(r);
@@ -165,6 +176,7 @@ void lin_build(lin_run *r, const lin_spec *spec) {
 /* Elements to compare, in order. */
 typedef struct lin_list {
     double *got, *want, *bound;
+    int64_t *at; /* of each in the output */
     int64_t n;
 } lin_list;
 
@@ -173,6 +185,7 @@ static lin_list lin_list_of(int64_t n) {
     l.got = (double *)t_host((size_t)n * sizeof(double));
     l.want = (double *)t_host((size_t)n * sizeof(double));
     l.bound = (double *)t_host((size_t)n * sizeof(double));
+    l.at = (int64_t *)t_host((size_t)n * sizeof(int64_t));
     l.n = 0;
     return l;
 }
@@ -198,7 +211,7 @@ static ref_linear lin_reference(const lin_run *r) {
     return l;
 }
 
-void lin_check(const lin_run *r) {
+void (lin_check)(const lin_run *r) {
     const lin_spec *s = &r->spec;
     const ref_linear l = lin_reference(r);
     const int grads = lin_is_grad(s->op);
@@ -213,6 +226,8 @@ void lin_check(const lin_run *r) {
     uint32_t fault = 1;
     int64_t i = 0;
 
+    lin_note(r);
+    t_picked(list.got, list.at, bits);
     t_download(&fault, r->fault, sizeof fault);
     T_CHECK(fault == 0, "a fault-free split set fault bits %x", fault);
     for (int64_t g = 0; g < G; g++) {
@@ -231,6 +246,7 @@ void lin_check(const lin_run *r) {
                 const int64_t at = (grads ? g * r->out.rows + row : row) * cols + col;
                 double magnitude;
                 if (step > 1 && i % step != 0) continue;
+                list.at[list.n] = at;
                 list.got[list.n] = ref_load(s->out, bits, at);
                 list.want[list.n] = ref_linear_at(&l, s->op, g, row, col, beta, &magnitude);
                 list.bound[list.n] = ref_bound(s->out, ref_linear_terms(&l, s->op, g), magnitude, list.want[list.n]);
@@ -264,7 +280,7 @@ void lin_check(const lin_run *r) {
     }
 }
 
-void lin_test(const lin_spec *spec) {
+void (lin_test)(const lin_spec *spec) {
     lin_run r;
     lin_build(&r, spec);
     T_OK(t_linear(T.ctx, spec->op, &r.d));
@@ -290,7 +306,7 @@ static gmm_mat lin_shift(const t_mat *m, int64_t row, int64_t group) {
     return shifted;
 }
 
-void lin_alone(const lin_run *r) {
+void (lin_alone)(const lin_run *r) {
     const lin_spec *s = &r->spec;
     const int64_t step = s->groups > 16 ? s->groups / 16 : 1;
     for (int64_t g = 0; g < s->groups; g += step) {
@@ -331,13 +347,13 @@ void lin_alone(const lin_run *r) {
 
 static const gmm_op ops[] = {GMM_OP_LINEAR_FWD, GMM_OP_LINEAR_DGRAD, GMM_OP_LINEAR_WGRAD, GMM_OP_LINEAR_BGRAD};
 
-/* Rows 1 to 5: shapes, compared with one-group calls. spread: rows are distributed over the groups at random. */
-static const struct { int row; int32_t groups; int64_t rows, K, N; int last_empty; const int64_t *sizes; } shapes[] = {
-    {1, 3, 768, 128, 128, 0, (const int64_t[]){128, 256, 384}},
+/* Shapes, compared with one-group calls. spread: rows are distributed over the groups at random. */
+static const struct { int32_t groups; int64_t rows, K, N; int last_empty; const int64_t *sizes; } shapes[] = {
+    {3, 768, 128, 128, 0, (const int64_t[]){128, 256, 384}},
     /* larger than every cache block of the CPU engine */
-    {2, 3, 520, 300, 1040, 1, NULL}, {2, 6, 520, 300, 1040, 1, NULL},
-    {3, 8, 15, 128, 512, 0, NULL}, {3, 1, 127, 128, 512, 0, NULL}, {3, 8, 1027, 128, 512, 0, NULL},
-    {3, 16, 10027, 128, 512, 0, NULL},
+    {3, 520, 300, 1040, 1, NULL}, {6, 520, 300, 1040, 1, NULL},
+    {8, 15, 128, 512, 0, NULL}, {1, 127, 128, 512, 0, NULL}, {8, 1027, 128, 512, 0, NULL},
+    {16, 10027, 128, 512, 0, NULL},
 };
 
 static int64_t *spread(int32_t groups, int64_t rows, int last_empty) {
@@ -373,6 +389,7 @@ static void both(lin_spec s) {
     s.fill = T_REALS;
     lin_test(&s);
 }
+#define both(...) T_CALL(both, __VA_ARGS__)
 
 static void main_grad_half(int arg) {
     static const int64_t sizes[] = {17, 0, 31, 5};
@@ -618,7 +635,7 @@ static void bias_scale_grads(int arg) {
         }
 }
 
-/* Row 48 for a linear layer: frozen groups, and outputs that are NULL. */
+/* Frozen groups, and outputs that are NULL. */
 static void frozen_groups(int arg) {
     static const int64_t sizes[] = {3, 4, 0, 0, 8, 9, 1};
     for (int mode = 0; mode < 4; mode++) {
@@ -630,7 +647,7 @@ static void frozen_groups(int arg) {
     }
 }
 
-/* Row 61: element indices beyond 2^31 in x, w, y, dy, dx and dw, in memory of which only the used pages are backed. */
+/* Element indices beyond 2^31 in x, w, y, dy, dx and dw, in memory of which only the used pages are backed. */
 enum { BIG_ROWS = 5, BIG_K = 6, BIG_N = 5 };
 static const int64_t big_ld = (int64_t)1 << 29;           /* row 4 begins at element 2^31 */
 static const int64_t big_gap = ((int64_t)1 << 32) + 64;   /* group 1 of a packed operand, in elements */
@@ -699,7 +716,7 @@ static void big(int arg) {
             }
 }
 
-/* Row 64: NaN and Inf in one group change no other group. */
+/* NaN and Inf in one group change no other group. */
 static void contained(int arg) {
     static const int64_t sizes[] = {4, 7, 3, 8};
     const int kind = arg / 12; /* 0: in x or dy, 1: in w */
@@ -804,50 +821,51 @@ void tests_linear(void) {
     static const char *const name[] = {"f32", "f16", "bf16"};
     for (int i = 0; i < T_COUNT(shapes); i++)
         for (int k = 0; k < 9; k++)
-            t_add(shape_case, i * 9 + k, "row%02d %s %s G=%d rows=%lld %lldx%lld", k / 3 ? 3 + k / 3 : shapes[i].row,
+            t_add(shape_case, i * 9 + k, "linear %s %s G=%d rows=%lld %lldx%lld",
                   lin_op(ops[k / 3]), name[k % 3], (int)shapes[i].groups, (long long)shapes[i].rows,
                   (long long)shapes[i].K, (long long)shapes[i].N);
     for (int k = 0; k < 12; k++)
-        t_add(odd_addresses, k, "%s %s at odd addresses after a query without any", lin_op(ops[k / 3]), name[k % 3]);
-    for (int d = 0; d < 3; d++) t_add(main_grad_half, d, "row06 wgrad %s beta 1 into main_grad 0.5", name[d]);
-    for (int d = 0; d < 3; d++) t_add(overwrite_nan, d, "row07 wgrad bgrad %s beta 0 into NaN", name[d]);
-    for (int k = 0; k < 12; k++) t_add(empty_groups, k, "row08 %s %s empty groups", lin_op(ops[k / 3]), name[k % 3]);
-    for (int k = 0; k < 4; k++) t_add(no_rows, k, "row09 %s all empty, capacity 0", lin_op(ops[k]));
-    for (int k = 0; k < 4; k++) t_add(no_memory, k, "row09 %s capacity 0 without memory", lin_op(ops[k]));
-    for (int k = 4; k < 12; k++)
-        t_add(no_rows, k, "row10 %s all empty, capacity 256, tail %s", lin_op(ops[k % 4]), k < 8 ? "kept" : "zeroed");
-    for (int k = 0; k < 6; k++)
-        t_add(keep_bits, k, "row11 %s %s beta 1, empty groups keep -0, NaN, Inf", k / 3 ? "bgrad" : "wgrad",
+        t_add(odd_addresses, k, "linear %s %s at odd addresses after a query without any", lin_op(ops[k / 3]),
               name[k % 3]);
-    for (int k = 12; k < 16; k++) t_add(no_rows, k, "row12 %s one empty group", lin_op(ops[k % 4]));
+    for (int d = 0; d < 3; d++) t_add(main_grad_half, d, "linear wgrad %s beta 1 into main_grad 0.5", name[d]);
+    for (int d = 0; d < 3; d++) t_add(overwrite_nan, d, "linear wgrad and bgrad %s beta 0 into NaN", name[d]);
+    for (int k = 0; k < 12; k++) t_add(empty_groups, k, "linear %s %s empty groups", lin_op(ops[k / 3]), name[k % 3]);
+    for (int k = 0; k < 4; k++) t_add(no_rows, k, "linear %s all empty, capacity 0", lin_op(ops[k]));
+    for (int k = 0; k < 4; k++) t_add(no_memory, k, "linear %s capacity 0 without memory", lin_op(ops[k]));
+    for (int k = 4; k < 12; k++)
+        t_add(no_rows, k, "linear %s all empty, capacity 256, tail %s", lin_op(ops[k % 4]), k < 8 ? "kept" : "zeroed");
+    for (int k = 0; k < 6; k++)
+        t_add(keep_bits, k, "linear %s %s beta 1, empty groups keep -0, NaN, Inf", k / 3 ? "bgrad" : "wgrad",
+              name[k % 3]);
+    for (int k = 12; k < 16; k++) t_add(no_rows, k, "linear %s one empty group", lin_op(ops[k % 4]));
     for (int k = 0; k < 8; k++)
-        t_add(tails, k, "row%d row15 %s tail %s, NaN in inputs' tails", k % 2 ? 14 : 13, lin_op(ops[k / 2]),
+        t_add(tails, k, "linear %s tail %s, NaN in tails of inputs", lin_op(ops[k / 2]),
               k % 2 ? "zeroed" : "kept");
     for (int k = 0; k < 32; k++) {
         static const int counts[] = {1, 2, 63, 64, 65, 128, 256, 512};
-        t_add(many_groups, k, "row18 %s G=%d", lin_op(ops[k % 4]), counts[k / 4]);
+        t_add(many_groups, k, "linear %s G=%d", lin_op(ops[k % 4]), counts[k / 4]);
     }
     for (int k = 0; k < 12; k++)
-        t_add(skewed, k, "row19 %s %s", lin_op(ops[k % 4]),
+        t_add(skewed, k, "linear %s %s", lin_op(ops[k % 4]),
               k / 4 == 0 ? "one group owns all rows" : k / 4 == 1 ? "power law" : "one row each");
-    for (int k = 0; k < 12; k++) t_add(odd_shapes, k, "row20 %s %s odd K and N", lin_op(ops[k / 3]), name[k % 3]);
-    for (int k = 0; k < 12; k++) t_add(strides, k, "row21 %s %s ld and group_stride", lin_op(ops[k / 3]), name[k % 3]);
+    for (int k = 0; k < 12; k++) t_add(odd_shapes, k, "linear %s %s odd K and N", lin_op(ops[k / 3]), name[k % 3]);
+    for (int k = 0; k < 12; k++) t_add(strides, k, "linear %s %s ld and group_stride", lin_op(ops[k / 3]), name[k % 3]);
     for (int k = 0; k < 12; k++)
-        t_add(tables, k, "row23 row24 %s %s packed, table, host table", lin_op(ops[k / 3]), name[k % 3]);
-    for (int k = 0; k < 6; k++) t_add(shared_weight, k, "row23 %s %s shared weight", lin_op(ops[k / 3]), name[k % 3]);
-    for (int k = 0; k < 12; k++) t_add(alpha_beta, k, "row25 %s %s alpha and beta", lin_op(ops[k / 3]), name[k % 3]);
-    for (int k = 0; k < 4; k++) t_add(dtypes, k, "row26 %s every input and output dtype", lin_op(ops[k]));
-    for (int d = 0; d < 3; d++) t_add(biases, d, "row27 fwd %s bias N=8..3072", name[d]);
-    for (int d = 0; d < 3; d++) t_add(bias_scale, d, "row28 fwd %s bias times row scale", name[d]);
-    for (int d = 0; d < 3; d++) t_add(bias_grads, d, "row29 bgrad %s beta, dtypes, sizes 0 and 1", name[d]);
-    for (int d = 0; d < 3; d++) t_add(bias_scale_grads, d, "row30 bgrad %s d_bias_scale", name[d]);
+        t_add(tables, k, "linear %s %s packed, table, host table", lin_op(ops[k / 3]), name[k % 3]);
+    for (int k = 0; k < 6; k++) t_add(shared_weight, k, "linear %s %s shared weight", lin_op(ops[k / 3]), name[k % 3]);
+    for (int k = 0; k < 12; k++) t_add(alpha_beta, k, "linear %s %s alpha and beta", lin_op(ops[k / 3]), name[k % 3]);
+    for (int k = 0; k < 4; k++) t_add(dtypes, k, "linear %s every input and output dtype", lin_op(ops[k]));
+    for (int d = 0; d < 3; d++) t_add(biases, d, "linear fwd %s bias N=8..3072", name[d]);
+    for (int d = 0; d < 3; d++) t_add(bias_scale, d, "linear fwd %s bias times row scale", name[d]);
+    for (int d = 0; d < 3; d++) t_add(bias_grads, d, "linear bgrad %s beta, dtypes, sizes 0 and 1", name[d]);
+    for (int d = 0; d < 3; d++) t_add(bias_scale_grads, d, "linear bgrad %s d_bias_scale", name[d]);
     for (int k = 0; k < 6; k++)
-        t_add(frozen_groups, k, "row48 %s %s frozen groups", k / 3 ? "bgrad" : "wgrad", name[k % 3]);
+        t_add(frozen_groups, k, "linear %s %s frozen groups", k / 3 ? "bgrad" : "wgrad", name[k % 3]);
     for (int k = 0; k < 4; k++) {
-        t_add(big, k, "row61 %s more than 2^31 elements", lin_op(ops[k]));
+        t_add(big, k, "linear %s more than 2^31 elements", lin_op(ops[k]));
         t_needs(2 * big_act_bytes() + big_w_bytes(k));
     }
     for (int k = 0; k < 18; k++)
-        t_add(contained, k, "row64 %s %s NaN and Inf in %s of one group", lin_op(ops[k / 3 % 4]), name[k % 3],
+        t_add(contained, k, "linear %s %s NaN and Inf in %s of one group", lin_op(ops[k / 3 % 4]), name[k % 3],
               k / 12 ? "w" : "an activation");
 }

@@ -63,6 +63,11 @@ static void build(mlp_run *r, const mlp_spec *spec) {
     int32_t sizes[GROUPS];
     memset(r, 0, sizeof *r);
     r->spec = *spec;
+    t_about("%s, %s, hidden %lld, ffn %lld, out %lld, interleave %d, bias %d, prob %d", gmm_act_name(spec->act.kind),
+            gmm_dtype_name(t), (long long)spec->hidden, (long long)spec->ffn,
+            (long long)(spec->hidden_out ? spec->hidden_out : spec->hidden), (int)spec->act.interleave, spec->bias,
+            spec->prob);
+    t_splits(sizes_of, GROUPS);
     r->F1 = spec->ffn * (gmm_act_gated(spec->act.kind) ? 2 : 1);
     r->out = spec->hidden_out ? spec->hidden_out : spec->hidden;
     for (int g = 0; g < GROUPS; g++) {
@@ -135,6 +140,7 @@ static void run_fwd(mlp_run *r, int inference) {
     }
     T_OK(gmm_mlp_fwd(T.ctx, &r->d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
 }
+#define run_fwd(...) T_CALL(run_fwd, __VA_ARGS__)
 static void run_bwd(mlp_run *r) {
     gmm_info info = GMM_ZERO;
     T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_BWD, &r->d, &info));
@@ -144,6 +150,7 @@ static void run_bwd(mlp_run *r) {
     }
     T_OK(gmm_mlp_bwd(T.ctx, &r->d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
 }
+#define run_bwd(...) T_CALL(run_bwd, __VA_ARGS__)
 
 /* Bits of every output of a backward pass. */
 typedef struct outputs { void *bits[7]; size_t bytes[7]; } outputs;
@@ -162,6 +169,7 @@ static const char *const output_names[7] = { "y", "dx", "dw1", "dw2", "db1", "db
 static void outputs_same(const outputs *a, const outputs *b) {
     for (int i = 0; i < 7; i++) t_same(output_names[i], a->bits[i], b->bits[i], a->bytes[i]);
 }
+#define outputs_same(...) T_CALL(outputs_same, __VA_ARGS__)
 
 /* --------------------------------------------------------------------------------------------------- Reference --- */
 
@@ -327,6 +335,7 @@ static void check(const mlp_run *r, int with_bwd) {
         }
     }
 }
+#define check(...) T_CALL(check, __VA_ARGS__)
 
 /* ------------------------------------------------------------------------------------------------------- Cases --- */
 
@@ -448,7 +457,7 @@ static void odd_inputs(int arg) {
     check(&r, 1);
 }
 
-/* row 45: what is saved changes memory, not results */
+/* What is saved changes memory, not results */
 static void save_policies(int arg) {
     outputs first, o;
     for (int save = 0; save < 3; save++) {
@@ -465,7 +474,7 @@ static void save_policies(int arg) {
     }
 }
 
-/* row 46: equals FC1, activation and FC2 as separate calls */
+/* Equals FC1, activation and FC2 as separate calls */
 static void three_calls(int arg) {
     const mlp_spec s = usual((gmm_dtype)arg);
     mlp_run r;
@@ -638,7 +647,7 @@ static void saved_nothing(int arg) {
     T_OK(gmm_mlp_fwd(T.ctx, &r.d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
 }
 
-/* row 48: every subset of the outputs gives the same bits, and outputs that are NULL stay untouched */
+/* Every subset of the outputs gives the same bits, and outputs that are NULL stay untouched */
 static void subsets(int arg) {
     outputs all, o, untouched;
     for (int mask = 63; mask >= 0; mask--) {
@@ -693,8 +702,9 @@ static void hook_log_is(const hook_log *d, const char *want) {
         T_CHECK(letters[d->param[i]] == want[i] && d->stream[i] == T.stream, "callback %d is %c, want %s", i,
                 letters[d->param[i]], want);
 }
+#define hook_log_is(...) T_CALL(hook_log_is, __VA_ARGS__)
 
-/* row 49: two micro-batches with queued weight gradients, run later, give the bits of immediate ones; the splits may be
+/* Two micro-batches with queued weight gradients, run later, give the bits of immediate ones; the splits may be
    overwritten in between; hooks of FC2 come first */
 static void delayed(int arg) {
     outputs now, later;
@@ -770,7 +780,7 @@ typedef struct caller_memory {
     void *table[2][GROUPS];
 } caller_memory;
 
-/* row 49: right after the backward the caller's descriptors and host tables are overwritten and freed, and its tables
+/* Right after the backward the caller's descriptors and host tables are overwritten and freed, and its tables
    and arrays in context memory overwritten; the queued gradients have the bits of immediate ones */
 static void delayed_copies(int arg) {
     static const float betas[GROUPS] = { 0.0f, 1.0f, 0.5f, 2.0f };
@@ -856,7 +866,7 @@ static void delayed_copies(int arg) {
     outputs_same(&now, &later);
 }
 
-/* row 49: a queue with an invalid field is refused by both functions that read it, and works again when the field is
+/* A queue with an invalid field is refused by both functions that read it, and works again when the field is
    restored */
 static void queue_fields(int arg) {
     enum { WS = 1 << 22, CAPACITY = 3 };
@@ -970,7 +980,7 @@ static void mlp_overlaps(int arg) {
     }
 }
 
-/* rows 50, 57: a group's results are those of an MLP with only that expert */
+/* A group's results are those of an MLP with only that expert */
 static void one_expert(int arg) {
     const mlp_spec s = usual((gmm_dtype)arg);
     const int64_t size = ref_bytes(s.dtype);
@@ -1146,7 +1156,7 @@ static void refused(int arg) {
 #undef BAD
 }
 
-/* row 52: a main_grad that is missing or has the wrong shape */
+/* A main_grad that is missing or has the wrong shape */
 static void bad_main_grad(int arg) {
     const mlp_spec s = usual(GMM_BF16);
     mlp_run r;
@@ -1176,7 +1186,7 @@ static void bad_main_grad(int arg) {
     T_REFUSED(GMM_E_ARG, gmm_mlp_bwd(T.ctx, &r.d, WS), ": mlp.dw1: main_grad 2", NULL);
 }
 
-/* row 51: the fifteen rows, spelled out: want main overwrite delay flag zero ('-' any), then
+/* The fifteen rows, spelled out: want main overwrite delay flag zero ('-' any), then
    now queued beta real dummy zero set hooks */
 static void decisions(int arg) {
     static const struct { const char *in, *out; } rows[15] = {
@@ -1308,33 +1318,33 @@ void tests_mlp(void) {
     table_fill();
     for (int i = 0; i < table_count; i++) {
         const mlp_spec *s = &table[i];
-        t_add(numerics, i, "row%s mlp fwd bwd %s %s hidden=%d ffn=%d interleave=%d limit=%g bias=%d prob=%d%s",
-              i < table_kinds ? "43" : s->hidden == 128 ? "42" : "44", gmm_act_name(s->act.kind),
-              gmm_dtype_name(s->dtype), (int)s->hidden, (int)s->ffn, (int)s->act.interleave, (double)s->act.limit,
-              s->bias, s->prob, s->on_bias2 ? " on bias2" : "");
+        t_add(numerics, i, "mlp fwd bwd %s %s hidden=%d ffn=%d interleave=%d limit=%g bias=%d prob=%d%s%s",
+              gmm_act_name(s->act.kind), gmm_dtype_name(s->dtype), (int)s->hidden, (int)s->ffn,
+              (int)s->act.interleave, (double)s->act.limit, s->bias, s->prob, s->on_bias2 ? " on bias2" : "",
+              s->form == T_PACKED ? "" : s->form == T_TABLE ? ", table" : ", host table");
     }
-    t_add(queue_fields, 0, "row49 mlp delayed wgrad, queue with spoiled fields");
-    t_add(mlp_overlaps, 0, "overlap mlp");
-    t_add(inference, 0, "row42 mlp inference");
+    t_add(queue_fields, 0, "mlp delayed wgrad, queue with spoiled fields");
+    t_add(mlp_overlaps, 0, "mlp overlap");
+    t_add(inference, 0, "mlp inference");
     for (int i = 0; i < 3; i++) {
         const char *name = gmm_dtype_name(dtypes[i]);
         t_add(odd_inputs, (int)dtypes[i], "mlp inputs at odd addresses %s", name);
-        t_add(save_policies, (int)dtypes[i], "row45 mlp save policies %s", name);
-        t_add(three_calls, (int)dtypes[i], "row46 mlp equals three calls %s", name);
-        t_add(backward_steps, (int)dtypes[i], "row46 mlp backward equals its steps %s", name);
-        t_add(saved_parts, (int)dtypes[i], "row45 mlp parts of saved %s", name);
-        t_add(delayed, (int)dtypes[i], "row49 mlp delayed wgrad %s", name);
-        t_add(delayed_copies, i, "row49 mlp delayed wgrad keeps what it needs, %s", forms[i]);
-        t_add(one_expert, (int)dtypes[i], "row50 mlp one expert alone %s", name);
-        t_add(interleaved, (int)dtypes[i], "row43 mlp interleaved weights %s", name);
+        t_add(save_policies, (int)dtypes[i], "mlp save policies %s", name);
+        t_add(three_calls, (int)dtypes[i], "mlp equals three calls %s", name);
+        t_add(backward_steps, (int)dtypes[i], "mlp backward equals its steps %s", name);
+        t_add(saved_parts, (int)dtypes[i], "mlp parts of saved %s", name);
+        t_add(delayed, (int)dtypes[i], "mlp delayed wgrad %s", name);
+        t_add(delayed_copies, i, "mlp delayed wgrad keeps what it needs, %s", forms[i]);
+        t_add(one_expert, (int)dtypes[i], "mlp one expert alone %s", name);
+        t_add(interleaved, (int)dtypes[i], "mlp interleaved weights %s", name);
     }
-    t_add(subsets, 0, "row48 mlp subsets of outputs");
-    t_add(subsets, 1, "row48 mlp subsets of outputs, delayed");
-    t_add(all_empty, 0, "row10 mlp all groups empty");
-    t_add(all_empty, 1, "row09 mlp no capacity");
-    t_add(saved_nothing, 0, "row45 mlp nothing saved");
-    t_add(refused, 0, "row22 mlp bad input");
-    t_add(bad_main_grad, 0, "row52 mlp bad main_grad");
-    t_add_host(decisions, 0, "row51 wgrad_decide");
+    t_add(subsets, 0, "mlp subsets of outputs");
+    t_add(subsets, 1, "mlp subsets of outputs, delayed");
+    t_add(all_empty, 0, "mlp all groups empty");
+    t_add(all_empty, 1, "mlp no capacity");
+    t_add(saved_nothing, 0, "mlp nothing saved");
+    t_add(refused, 0, "mlp bad input");
+    t_add(bad_main_grad, 0, "mlp bad main_grad");
+    t_add_host(decisions, 0, "mlp wgrad_decide");
     t_add_host(configurations, 0, "mlp configurations");
 }

@@ -19,20 +19,29 @@ typedef struct mlp_case {
     uint64_t *random;
 } mlp_case;
 
+enum { FP8_DELAYED, FP8_CURRENT, FP8_BLOCK, MXFP8, NVFP4, MXFP4_BF16, NVFP4_ROW_AMAX, RECIPES };
+static const struct { const char *name; gmm_recipe_kind kind; } recipes[] = {
+    [FP8_DELAYED] = { "fp8 delayed", GMM_RECIPE_FP8_DELAYED },
+    [FP8_CURRENT] = { "fp8 current", GMM_RECIPE_FP8_CURRENT },
+    [FP8_BLOCK] = { "fp8 block", GMM_RECIPE_FP8_BLOCK },
+    [MXFP8] = { "mxfp8", GMM_RECIPE_MXFP8 },
+    [NVFP4] = { "nvfp4", GMM_RECIPE_NVFP4 },
+    [MXFP4_BF16] = { "mxfp4 weights with bf16", GMM_RECIPE_MXFP8 },
+    [NVFP4_ROW_AMAX] = { "nvfp4 row amax", GMM_RECIPE_NVFP4 },
+};
 static gmm_recipe recipe_of(int i) {
-    gmm_recipe r = gmm_recipe_of((gmm_recipe_kind)(i < 5 ? i + 1 : i == 5 ? GMM_RECIPE_MXFP8 : GMM_RECIPE_NVFP4));
-    if (i == 5) { /* MXFP4 weights with BF16 tokens */
+    gmm_recipe r = gmm_recipe_of(recipes[i].kind);
+    if (i == MXFP4_BF16) {
         r.weight.dtype = GMM_E2M1;
         memset(&r.input, 0, sizeof r.input);
         memset(&r.grad, 0, sizeof r.grad);
     }
-    if (i == 6) { /* one amax per row of the input */
+    if (i == NVFP4_ROW_AMAX) { /* one amax per row of the input */
         r.input.row_amax = 1;
         r.input.hadamard = r.grad.hadamard = 0;
     }
     return r;
 }
-enum { RECIPES = 7 };
 
 static gmm_status size_and(gmm_status (*run)(gmm_context *, const gmm_mlp *, void *, size_t, gmm_stream), gmm_op op,
                            const gmm_mlp *d) {
@@ -100,6 +109,7 @@ static void forward(mlp_case *c) {
     c->d.saved = info.saved_bytes ? t_alloc_aligned(info.saved_bytes, 256) : NULL;
     T_OK(size_and(gmm_mlp_fwd, GMM_OP_MLP_FWD, &c->d));
 }
+#define forward(...) T_CALL(forward, __VA_ARGS__)
 static void want_gradients(mlp_case *c) {
     c->d.dy = &c->dy.mat;
     c->d.dx = &c->dx.mat;
@@ -107,6 +117,7 @@ static void want_gradients(mlp_case *c) {
     c->d.dw2 = &c->gw2;
     c->d.dprob = c->dprob;
 }
+#define want_gradients(...) T_CALL(want_gradients, __VA_ARGS__)
 
 /* Both copies of an operand. */
 typedef struct pair { gmm_format f[2]; gmm_mat mat[2]; } pair;
@@ -164,6 +175,7 @@ static void linear(const mlp_case *c, gmm_op op, int64_t in, int64_t out, const 
 static void same_rows(const char *what, const t_mat *a, const t_mat *b) {
     t_same(what, t_mat_bits(a), t_mat_bits(b), (size_t)(LIVE * a->cols * ref_bytes(a->dtype)));
 }
+#define same_rows(...) T_CALL(same_rows, __VA_ARGS__)
 
 static void equals_steps(int arg) {
     static const gmm_save saves[] = { GMM_SAVE_PREACT, GMM_SAVE_PREACT_AND_ACT, GMM_SAVE_NOTHING };
@@ -349,8 +361,9 @@ static void transform_dtypes(int arg) {
 }
 
 void tests_mlp_quant(void) {
-    for (int i = 0; i < RECIPES; i++) t_add(equals_steps, i, "mlp recipe %d equals its steps", i + 1);
-    for (int i = 0; i < RECIPES; i++) t_add(delayed_wgrad, i, "mlp recipe %d delayed weight gradients", i + 1);
+    for (int i = 0; i < RECIPES; i++) t_add(equals_steps, i, "mlp recipe %s equals its steps", recipes[i].name);
+    for (int i = 0; i < RECIPES; i++)
+        t_add(delayed_wgrad, i, "mlp recipe %s delayed weight gradients", recipes[i].name);
     t_add(refusals, 0, "mlp recipe refusals");
     t_add(transform_dtypes, (int)GMM_F16, "mlp recipe with the transform takes bf16 alone, not f16");
     t_add(transform_dtypes, (int)GMM_F32, "mlp recipe with the transform takes bf16 alone, not f32");

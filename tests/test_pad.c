@@ -38,6 +38,11 @@ static pad_run pad_make(gmm_op op, gmm_dtype dtype, int64_t T_, int64_t R, int64
                         const int32_t *sizes, int32_t G) {
     pad_run r = GMM_ZERO;
     void *from, *from_prob;
+    int64_t wide[300];
+    for (int32_t g = 0; g < G && g < (int32_t)T_COUNT(wide); g++) wide[g] = sizes[g];
+    t_splits(wide, G < (int32_t)T_COUNT(wide) ? G : T_COUNT(wide));
+    t_about("%s %s, capacity %lld, padded %lld, %lld columns, align %d, gap %lld", gmm_op_name(op),
+            gmm_dtype_name(dtype), (long long)T_, (long long)R, (long long)cols, (int)align, (long long)gap);
     r.size = ref_bytes(dtype);
     r.src_rows = op == GMM_OP_PAD ? T_ : R;
     r.dst_rows = op == GMM_OP_PAD ? R : T_;
@@ -99,6 +104,7 @@ static void pad_check(const pad_run *r, const int64_t *start, const int64_t *liv
     for (int64_t i = 0; i + 1 < r->dst_rows; i++)
         t_bytes("gap", got + i * r->dst_ld * r->size + row, 0xFF, (size_t)(r->dst_ld * r->size - row));
 }
+#define pad_check(...) T_CALL(pad_check, __VA_ARGS__)
 
 static void pad_sizes(int64_t groups, const int32_t *sizes, int32_t align, int64_t *start, int64_t *live,
                       int64_t *span) {

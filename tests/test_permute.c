@@ -101,6 +101,9 @@ static plan plan_of(const permute_case *c) {
     for (int32_t e = 0; e < c->experts; e++) rows += (counts[e] + align - 1) / align * align;
     m.capacity = rows + c->capacity_extra > 0 ? rows + c->capacity_extra : 0;
     construct(c, &m);
+    t_about("%lld tokens, hidden %lld, %d experts, topk %d, align %d, %s to %s, capacity %lld", (long long)c->tokens,
+            (long long)c->hidden, (int)c->experts, (int)c->topk, (int)c->align, gmm_dtype_name(c->dtype),
+            gmm_dtype_name(c->other), (long long)m.capacity);
     m.p.experts = c->experts;
     m.p.tokens = c->tokens;
     m.p.capacity = m.capacity;
@@ -140,6 +143,7 @@ static void call(gmm_context *ctx, gmm_op op, const gmm_permute *all) {
     T_OK_TEXT(gmm_permute_query(ctx, op, &p, &info), gmm_last_error(ctx));
     T_OK_TEXT(run(ctx, &p, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream), gmm_last_error(ctx));
 }
+#define call(...) T_CALL(call, __VA_ARGS__)
 
 /* Uses the reference's maps as inputs. */
 static void use_maps(plan *m) {
@@ -159,6 +163,7 @@ static void check_tail(const plan *m, const t_mat *rows) {
     t_bytes("tail", bits + (size_t)m->live * size, m->p.tail == GMM_TAIL_ZERO ? 0 : 0xFF,
             (size_t)(m->capacity - m->live) * size);
 }
+#define check_tail(...) T_CALL(check_tail, __VA_ARGS__)
 
 /* ------------------------------------------------------------------------------------------------------ Maps --- */
 
@@ -822,16 +827,16 @@ void tests_permute(void) {
                   c->experts, c->topk, c->align, c->dropped ? " dropped" : "", c->capacity_extra < 0 ? " overflow" : "",
                   c->tail == GMM_TAIL_ZERO ? " zero tail" : "");
         }
-    t_add(map_optional, 0, "row48 permute map, one output each");
-    t_add(map_index, 0, "row17 permute map, indices out of range, no fault word");
-    for (int i = 1; i <= 4; i++) t_add(map_index, i, "row17 permute map, indices out of range %d", i);
+    t_add(map_optional, 0, "permute map, one output each");
+    t_add(map_index, 0, "permute map, indices out of range, no fault word");
+    for (int i = 1; i <= 4; i++) t_add(map_index, i, "permute map, indices out of range %d", i);
     t_add(forward_bytes, GMM_E4M3, "permute fwd e4m3");
     t_add(forward_bytes, GMM_E5M2, "permute fwd e5m2");
     t_add(forward_bytes, GMM_U8, "permute fwd u8");
-    t_add(faults, 0, "row17 permute wild maps");
-    t_add(faults, 1, "row17 permute wild maps and sizes");
-    t_add(tail_nan, 0, "row15 permute NaN in tail and padding");
-    t_add(threads, 0, "row56 permute threads 1 2 3");
-    t_add(threads, 1, "row56 permute threads 1 2 3 overflow");
-    for (int i = 0; i < 5; i++) t_add(errors, i, "row59 permute errors %s", errors_of[i]);
+    t_add(faults, 0, "permute wild maps");
+    t_add(faults, 1, "permute wild maps and sizes");
+    t_add(tail_nan, 0, "permute NaN in tail and padding");
+    t_add(threads, 0, "permute threads 1 2 3");
+    t_add(threads, 1, "permute threads 1 2 3 overflow");
+    for (int i = 0; i < 5; i++) t_add(errors, i, "permute errors %s", errors_of[i]);
 }

@@ -1,6 +1,5 @@
-/* test_qlinear.c - grouped linear with quantized operands (rows 31 to 35 and, for
-   every recipe, 8 to 17). References: codes times scales in double, read from the copies by the layout functions that
-   test_quantize.c checks. */
+/* test_qlinear.c - grouped linear with quantized operands. References: codes times scales in double, read from the
+   copies by the layout functions that test_quantize.c checks. */
 #include "test.h"
 
 #include <float.h>
@@ -16,42 +15,60 @@ static int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
 
 /* The format of each operand. */
 typedef struct setup { const char *name; gmm_dtype source; gmm_format x, w, dy; } setup;
-enum { SETUPS = 14 };
-static setup setup_of(int i) {
-    static const char *const names[SETUPS] = { "fp8 delayed", "fp8 current", "fp8 block", "mxfp8", "nvfp4", "fp8 row",
-                                               "fp8 block, fp32 scales", "mxfp4 weights", "nvfp4 row amax, 4 over 6",
-                                               "mxfp4 weights with bf16", "nvfp4 weights with bf16",
-                                               "mxfp8 weights with f16", "nvfp4 weights with f16",
-                                               "fp8 block, 1x128 weights" };
-    static const gmm_recipe_kind kinds[SETUPS] = { GMM_RECIPE_FP8_DELAYED, GMM_RECIPE_FP8_CURRENT, GMM_RECIPE_FP8_BLOCK,
-                                                   GMM_RECIPE_MXFP8, GMM_RECIPE_NVFP4, GMM_RECIPE_FP8_CURRENT,
-                                                   GMM_RECIPE_FP8_BLOCK, GMM_RECIPE_MXFP8, GMM_RECIPE_NVFP4,
-                                                   GMM_RECIPE_MXFP8, GMM_RECIPE_NVFP4, GMM_RECIPE_MXFP8,
-                                                   GMM_RECIPE_NVFP4, GMM_RECIPE_FP8_BLOCK };
-    gmm_recipe r = gmm_recipe_of(kinds[i]);
-    gmm_error e = GMM_ZERO;
-    setup s;
-    if (i == 5) r.input.scaling = r.weight.scaling = r.grad.scaling = GMM_SCALING_ROW;
-    if (i == 6) r.input.pow2 = r.weight.pow2 = r.grad.pow2 = 0;
-    if (i == 7 || i == 9) r.weight.dtype = GMM_E2M1;
-    if (i == 7) r.weight.order = r.input.order = r.grad.order = GMM_SCALES_SWIZZLED;
-    if (i == 8) {
+enum { FP8_DELAYED, FP8_CURRENT, FP8_BLOCK, MXFP8, NVFP4, FP8_ROW, FP8_BLOCK_FP32, MXFP4_WEIGHTS, NVFP4_ROW_AMAX,
+       MXFP4_BF16, NVFP4_BF16, MXFP8_F16, NVFP4_F16, FP8_BLOCK_1X128, SETUPS };
+static const struct { const char *name; gmm_recipe_kind recipe; gmm_dtype source; int weights_alone; } setups[] = {
+    [FP8_DELAYED] = { "fp8 delayed", GMM_RECIPE_FP8_DELAYED, GMM_BF16, 0 },
+    [FP8_CURRENT] = { "fp8 current", GMM_RECIPE_FP8_CURRENT, GMM_BF16, 0 },
+    [FP8_BLOCK] = { "fp8 block", GMM_RECIPE_FP8_BLOCK, GMM_BF16, 0 },
+    [MXFP8] = { "mxfp8", GMM_RECIPE_MXFP8, GMM_BF16, 0 },
+    [NVFP4] = { "nvfp4", GMM_RECIPE_NVFP4, GMM_BF16, 0 },
+    [FP8_ROW] = { "fp8 row", GMM_RECIPE_FP8_CURRENT, GMM_BF16, 0 },
+    [FP8_BLOCK_FP32] = { "fp8 block, fp32 scales", GMM_RECIPE_FP8_BLOCK, GMM_BF16, 0 },
+    [MXFP4_WEIGHTS] = { "mxfp4 weights", GMM_RECIPE_MXFP8, GMM_BF16, 0 },
+    [NVFP4_ROW_AMAX] = { "nvfp4 row amax, 4 over 6", GMM_RECIPE_NVFP4, GMM_BF16, 0 },
+    [MXFP4_BF16] = { "mxfp4 weights with bf16", GMM_RECIPE_MXFP8, GMM_BF16, 1 },
+    [NVFP4_BF16] = { "nvfp4 weights with bf16", GMM_RECIPE_NVFP4, GMM_BF16, 1 },
+    [MXFP8_F16] = { "mxfp8 weights with f16", GMM_RECIPE_MXFP8, GMM_F16, 1 },
+    [NVFP4_F16] = { "nvfp4 weights with f16", GMM_RECIPE_NVFP4, GMM_F16, 1 },
+    [FP8_BLOCK_1X128] = { "fp8 block, 1x128 weights", GMM_RECIPE_FP8_BLOCK, GMM_BF16, 0 },
+};
+static gmm_recipe recipe_of(int i) {
+    gmm_recipe r = gmm_recipe_of(setups[i].recipe);
+    if (i == FP8_ROW) r.input.scaling = r.weight.scaling = r.grad.scaling = GMM_SCALING_ROW;
+    if (i == FP8_BLOCK_FP32) r.input.pow2 = r.weight.pow2 = r.grad.pow2 = 0;
+    if (i == MXFP4_WEIGHTS || i == MXFP4_BF16) r.weight.dtype = GMM_E2M1;
+    if (i == MXFP4_WEIGHTS) r.weight.order = r.input.order = r.grad.order = GMM_SCALES_SWIZZLED;
+    if (i == NVFP4_ROW_AMAX) {
         r.input.row_amax = 1;
         r.weight.four_over_six = r.weight.e4m3_256 = 1;
         r.input.hadamard = r.grad.hadamard = 0;
     }
-    if (i == 13) r.weight.scaling = GMM_SCALING_1X128;
-    if (i >= 9 && i <= 12) {
-        gmm_format none = GMM_ZERO;
+    if (i == FP8_BLOCK_1X128) r.weight.scaling = GMM_SCALING_1X128;
+    if (setups[i].weights_alone) {
+        const gmm_format none = GMM_ZERO;
         r.input = r.grad = none;
     }
-    T_CHECK(gmm_recipe_validate(&r, &e) == GMM_OK, "%s: %s", names[i], e.text);
-    s.name = names[i];
-    s.source = i == 11 || i == 12 ? GMM_F16 : GMM_BF16;
+    return r;
+}
+static setup setup_of(int i) {
+    const gmm_recipe r = recipe_of(i);
+    setup s;
+    s.name = setups[i].name;
+    s.source = setups[i].source;
     s.x = r.input;
     s.w = r.weight;
     s.dy = r.grad;
     return s;
+}
+
+static void valid_setups(int arg) {
+    (void)arg;
+    for (int i = 0; i < SETUPS; i++) {
+        const gmm_recipe r = recipe_of(i);
+        gmm_error e = GMM_ZERO;
+        T_CHECK(gmm_recipe_validate(&r, &e) == GMM_OK, "%s: %s", setups[i].name, e.text);
+    }
 }
 
 /* A source and its quantized copies. */
@@ -297,6 +314,10 @@ static void build(qrun *r, const qcase *c) {
         r->capacity = r->live - 5;
         r->first[c->groups] = r->live = r->capacity;
     }
+    t_about("%s, %s, K %lld, N %lld, capacity %lld, %s, %s%s", setups[c->setup].name, gmm_op_name(c->op),
+            (long long)c->K, (long long)c->N, (long long)r->capacity, c->table ? "tables" : "packed",
+            gmm_dtype_name(out), c->odd ? ", odd addresses" : "");
+    t_splits(c->sizes, c->groups);
     set_splits(r, c);
     r->fault = (uint32_t *)t_alloc(4);
     t_poison(r->fault, 0, 4);
@@ -433,6 +454,7 @@ static void check(const qrun *r, const qcase *c) {
         }
     }
 }
+#define check(...) T_CALL(check, __VA_ARGS__)
 
 static void test(const qcase *c) {
     qrun r;
@@ -441,6 +463,7 @@ static void test(const qcase *c) {
     check(&r, c);
     T_CHECK(c->wrong || *(uint32_t *)t_get(r.fault, 4) == 0, "a fault bit");
 }
+#define test(...) T_CALL(test, __VA_ARGS__)
 
 /* wgrad needs both operands quantized or none; weights against 16-bit tokens have none. */
 static int has(int which, gmm_op op) {
@@ -451,7 +474,7 @@ static const gmm_op ops[] = { GMM_OP_LINEAR_FWD, GMM_OP_LINEAR_DGRAD, GMM_OP_LIN
 
 static const int64_t aligned[3] = { 16, 128, 48 }, ragged[5] = { 1, 15, 17, 100, 300 };
 
-static void products(int arg) { /* rows 31 to 34 */
+static void products(int arg) {
     EACH_OP(i, arg) {
         const qcase even = { .op = ops[i], .setup = arg, .groups = 3, .sizes = aligned, .K = 160, .N = 96,
                              .fill = T_REALS };
@@ -535,7 +558,7 @@ static void odd_addresses(int arg) {
     }
 }
 
-static void empties(int arg) { /* rows 8 to 12 */
+static void empties(int arg) {
     static const int64_t splits[][4] = { { 0, 40, 17, 3 }, { 40, 0, 0, 20 }, { 33, 20, 7, 0 }, { 0, 0, 0, 0 } };
     EACH_OP(i, arg)
         for (int k = 0; k < 5; k++) {
@@ -581,7 +604,6 @@ static void added(int arg) {
     const int64_t each = c.N * c.K, n = c.groups * each;
     qrun r;
     double *sums;
-    if (!has(arg, c.op)) return;
     build(&r, &c);
     T_OK(run(&r.d, c.op));
     sums = t_mat_get(&r.out);
@@ -606,7 +628,7 @@ static void added(int arg) {
     }
 }
 
-static void tails(int arg) { /* rows 13 to 15: rows beyond the sum of the sizes are NaN in sources and copies */
+static void tails(int arg) { /* rows beyond the sum of the sizes are NaN in sources and copies */
     EACH_OP(i, arg)
         for (int tail = 0; tail < 2; tail++) {
             const qcase c = { .op = ops[i], .setup = arg, .groups = 5, .sizes = ragged, .K = 64, .N = 64, .extra = 80,
@@ -616,7 +638,7 @@ static void tails(int arg) { /* rows 13 to 15: rows beyond the sum of the sizes 
         }
 }
 
-static void split_forms(int arg) { /* row 16: bitwise equal */
+static void split_forms(int arg) { /* bitwise equal */
     EACH_OP(i, arg) {
         void *first = NULL;
         size_t bytes = 0;
@@ -635,7 +657,7 @@ static void split_forms(int arg) { /* row 16: bitwise equal */
     }
 }
 
-static void faults(int arg) { /* row 17: reported, clamped, in bounds */
+static void faults(int arg) { /* reported, clamped, in bounds */
     static const int64_t negative[4] = { 20, -7, 30, 10 }, many[4] = { 20, 0, 33, 17 };
     static const uint32_t faults_of[3] = { GMM_FAULT_NEGATIVE, GMM_FAULT_CAPACITY, GMM_FAULT_ALIGN };
     EACH_OP(i, arg)
@@ -751,7 +773,7 @@ static void exact(int arg) {
     }
 }
 
-/* Row 35: fast accumulation over a large K. Positive operands show the error of sums without promotion; an engine that
+/* Fast accumulation over a large K. Positive operands show the error of sums without promotion; an engine that
    always promotes, or accumulates in fp32, gives the same bits. */
 static void fast(int arg) {
     for (int i = 0; i < 2; i++) {
@@ -984,9 +1006,9 @@ static void converted(int arg) {
             build(&r, &c);
             if (!wgmma_takes(&r, c.op, &info)) {
                 const char *const why = gmm_last_error(T.ctx);
-                T_CHECK((arg == 8 && c.op == GMM_OP_LINEAR_FWD && strstr(why, "does not honour GMM_MAT_ROW_AMAX")) ||
-                        (arg == 11 && strstr(why, "multiplies no f16 by mx32 weights")) ||
-                        (arg == 12 && c.out == GMM_BF16 && strstr(why, "makes no bf16 from f16")), "%s", why);
+                T_CHECK((arg == NVFP4_ROW_AMAX && c.op == GMM_OP_LINEAR_FWD && strstr(why, "does not honour GMM_MAT_ROW_AMAX")) ||
+                        (arg == MXFP8_F16 && strstr(why, "multiplies no f16 by mx32 weights")) ||
+                        (arg == NVFP4_F16 && c.out == GMM_BF16 && strstr(why, "makes no bf16 from f16")), "%s", why);
                 continue;
             }
             T_CHECK(strstr(info.note, "of workspace, tile "), "\"%s\"", info.note);
@@ -1335,6 +1357,7 @@ static void check_shifted(const qrun *r, const float *before, int power, const c
                 "op %d, %s %d, element %d: %a, want %a", op, what, i, (int)j, (double)got[j], (double)want);
     }
 }
+#define check_shifted(...) T_CALL(check_shifted, __VA_ARGS__)
 
 /* Tensor scales, row scales and amaxes whose products with each other or with alpha are not normal numbers: powers of
    two in the scales multiply the results by their product and change no other bit. */
@@ -1411,7 +1434,7 @@ static void far_blocks(int arg) {
 }
 
 static void refusals(int arg) {
-    const qcase c = { .op = GMM_OP_LINEAR_FWD, .setup = 4, .groups = 3, .sizes = aligned, .K = 160, .N = 96,
+    const qcase c = { .op = GMM_OP_LINEAR_FWD, .setup = NVFP4, .groups = 3, .sizes = aligned, .K = 160, .N = 96,
                       .fill = T_REALS };
     qcase other = c;
     qrun r, q;
@@ -1420,7 +1443,7 @@ static void refusals(int arg) {
     gmm_info info = GMM_ZERO;
     (void)arg;
     build(&r, &c);
-    other.setup = 2;
+    other.setup = FP8_BLOCK;
     build(&q, &other);
     T_OK(gmm_linear_query(T.ctx, GMM_OP_LINEAR_FWD, &r.d, &info));
     T_CHECK(info.in_align == 32 && info.out_align == 32, "aligns %d %d", (int)info.in_align, (int)info.out_align);
@@ -1465,7 +1488,7 @@ static void refusals(int arg) {
         qcase tables = c;
         void *data[3], *scale[3];
         qrun p;
-        tables.setup = 2;
+        tables.setup = FP8_BLOCK;
         tables.table = 1;
         build(&p, &tables);
         for (int g = 0; g < 3; g++) {
@@ -1501,53 +1524,58 @@ static void refusals(int arg) {
 }
 
 void tests_qlinear(void) {
-    for (int i = 0; i < SETUPS; i++) t_add(products, i, "row31 row32 row33 row34 qlinear %s", setup_of(i).name);
-    for (int i = 0; i < SETUPS; i++) t_add(odd_addresses, i, "qlinear odd addresses %s", setup_of(i).name);
-    for (int i = 0; i < SETUPS; i++) t_add(empties, i, "row8 row9 row10 row11 row12 qlinear %s", setup_of(i).name);
-    for (int i = 0; i < SETUPS; i++) t_add(added, i, "row25 row48 qlinear beta, frozen groups %s", setup_of(i).name);
-    for (int i = 0; i < SETUPS; i++) t_add(tails, i, "row13 row14 row15 qlinear %s", setup_of(i).name);
-    for (int i = 0; i < SETUPS; i++) t_add(split_forms, i, "row16 qlinear %s", setup_of(i).name);
-    for (int i = 0; i < SETUPS; i++) t_add(faults, i, "row17 qlinear %s", setup_of(i).name);
-    for (int i = 0; i < SETUPS; i++) t_add(alone, i, "qlinear alone %s", setup_of(i).name);
-    t_add(mixed_scales, 2, "qlinear mixed scales %s", setup_of(2).name);
-    t_add(mixed_scales, 13, "qlinear mixed scales %s", setup_of(13).name);
-    for (int i = 0; i < 3; i++) t_add(idle, i, "row10 qlinear idle groups of many tiles %s", setup_of(i).name);
-    for (int i = 0; i < SETUPS; i++) t_add(padding, i, "qlinear padding %s", setup_of(i).name);
-    t_add(fast, 1, "row35 qlinear fast accumulation, tensor");
-    t_add(fast, 5, "row35 qlinear fast accumulation, row");
-    t_add(exact, 0, "qlinear exact fp8 delayed"); /* whose scales are 1 */
-    t_add(exact, 2, "qlinear exact fp8 block");
-    t_add(exact, 3, "qlinear exact mxfp8");
-    t_add(exact, 7, "qlinear exact mxfp4 weights");
-    t_add(exact, 9, "qlinear exact mxfp4 weights with bf16");
-    t_add(exact, 13, "qlinear exact fp8 block, 1x128 weights");
-    t_add(exact_nv, 4, "qlinear exact nvfp4");
-    t_add(exact_nv, 8, "qlinear exact nvfp4 row amax, 4 over 6");
-    t_add(exact_nv, 10, "qlinear exact nvfp4 weights with bf16");
-    t_add(row_amaxes, 4, "qlinear nvfp4 weights with an amax per row");
-    t_add(row_amaxes, 10, "qlinear nvfp4 weights with an amax per row, bf16 tokens");
+    t_add_host(valid_setups, 0, "qlinear setups are valid recipes");
+    for (int i = 0; i < SETUPS; i++) t_add(products, i, "qlinear products %s", setups[i].name);
+    for (int i = 0; i < SETUPS; i++) t_add(odd_addresses, i, "qlinear odd addresses %s", setups[i].name);
+    for (int i = 0; i < SETUPS; i++) t_add(empties, i, "qlinear empty groups %s", setups[i].name);
+    for (int i = 0; i < SETUPS; i++)
+        if (has(i, GMM_OP_LINEAR_WGRAD)) t_add(added, i, "qlinear beta, frozen groups %s", setups[i].name);
+    for (int i = 0; i < SETUPS; i++) t_add(tails, i, "qlinear tails %s", setups[i].name);
+    for (int i = 0; i < SETUPS; i++) t_add(split_forms, i, "qlinear split forms %s", setups[i].name);
+    for (int i = 0; i < SETUPS; i++) t_add(faults, i, "qlinear faulty splits %s", setups[i].name);
+    for (int i = 0; i < SETUPS; i++) t_add(alone, i, "qlinear group alone %s", setups[i].name);
+    t_add(mixed_scales, FP8_BLOCK, "qlinear mixed scales %s", setups[FP8_BLOCK].name);
+    t_add(mixed_scales, FP8_BLOCK_1X128, "qlinear mixed scales %s", setups[FP8_BLOCK_1X128].name);
+    for (int i = 0; i < SETUPS; i++)
+        if (i == FP8_DELAYED || i == FP8_CURRENT || i == FP8_BLOCK)
+            t_add(idle, i, "qlinear idle groups of many tiles %s", setups[i].name);
+    for (int i = 0; i < SETUPS; i++) t_add(padding, i, "qlinear padding %s", setups[i].name);
+    t_add(fast, FP8_CURRENT, "qlinear fast accumulation, tensor");
+    t_add(fast, FP8_ROW, "qlinear fast accumulation, row");
+    t_add(exact, FP8_DELAYED, "qlinear exact fp8 delayed"); /* whose scales are 1 */
+    t_add(exact, FP8_BLOCK, "qlinear exact fp8 block");
+    t_add(exact, MXFP8, "qlinear exact mxfp8");
+    t_add(exact, MXFP4_WEIGHTS, "qlinear exact mxfp4 weights");
+    t_add(exact, MXFP4_BF16, "qlinear exact mxfp4 weights with bf16");
+    t_add(exact, FP8_BLOCK_1X128, "qlinear exact fp8 block, 1x128 weights");
+    t_add(exact_nv, NVFP4, "qlinear exact nvfp4");
+    t_add(exact_nv, NVFP4_ROW_AMAX, "qlinear exact nvfp4 row amax, 4 over 6");
+    t_add(exact_nv, NVFP4_BF16, "qlinear exact nvfp4 weights with bf16");
+    t_add(row_amaxes, NVFP4, "qlinear nvfp4 weights with an amax per row");
+    t_add(row_amaxes, NVFP4_BF16, "qlinear nvfp4 weights with an amax per row, bf16 tokens");
     {
-        static const int outer[] = { 1, 4, 5, 8, 10 }, blocks[] = { 2, 6, 13 };
-        for (int i = 0; i < 5; i++)
-            t_add(far_scales, outer[i], "qlinear scales far apart %s", setup_of(outer[i]).name);
-        for (int i = 0; i < 3; i++)
-            t_add(far_blocks, blocks[i], "qlinear scales of blocks far apart %s", setup_of(blocks[i]).name);
+        static const int outer[] = { FP8_CURRENT, NVFP4, FP8_ROW, NVFP4_ROW_AMAX, NVFP4_BF16 };
+        static const int blocks[] = { FP8_BLOCK, FP8_BLOCK_FP32, FP8_BLOCK_1X128 };
+        for (int i = 0; i < T_COUNT(outer); i++)
+            t_add(far_scales, outer[i], "qlinear scales far apart %s", setups[outer[i]].name);
+        for (int i = 0; i < T_COUNT(blocks); i++)
+            t_add(far_blocks, blocks[i], "qlinear scales of blocks far apart %s", setups[blocks[i]].name);
     }
     t_add(refusals, 0, "qlinear refusals");
 #ifdef HAVE_CUDA
     for (int i = 0; i < SETUPS; i++) {
         const gmm_scaling scaling = setup_of(i).w.scaling;
         if (scaling != GMM_SCALING_MX32 && scaling != GMM_SCALING_NV16) {
-            t_add_gpu_once(multiplied, i, "wgmma qlinear tiles %s", setup_of(i).name);
-            t_add_gpu_once(late_splits, i, "wgmma qlinear splits that change late %s", setup_of(i).name);
+            t_add_gpu_once(multiplied, i, "qlinear wgmma tiles %s", setups[i].name);
+            t_add_gpu_once(late_splits, i, "qlinear wgmma splits that change late %s", setups[i].name);
             continue;
         }
-        t_add_gpu_once(converted, i, "wgmma qlinear %s", setup_of(i).name);
-        t_add_gpu_once(resized, i, "wgmma qlinear sizes after a capture %s", setup_of(i).name);
+        t_add_gpu_once(converted, i, "qlinear wgmma converted %s", setups[i].name);
+        t_add_gpu_once(resized, i, "qlinear wgmma sizes after a capture %s", setups[i].name);
     }
-    t_add_gpu_once(misplaced, 3, "wgmma qlinear misplaced %s", setup_of(3).name);
-    t_add_gpu_once(misplaced, 10, "wgmma qlinear misplaced %s", setup_of(10).name);
-    t_add_gpu_once(ranges, 3, "wgmma qlinear ranges %s", setup_of(3).name);
-    t_add_gpu_once(ranges, 7, "wgmma qlinear ranges %s", setup_of(7).name);
+    t_add_gpu_once(misplaced, MXFP8, "qlinear wgmma misplaced %s", setups[MXFP8].name);
+    t_add_gpu_once(misplaced, NVFP4_BF16, "qlinear wgmma misplaced %s", setups[NVFP4_BF16].name);
+    t_add_gpu_once(ranges, MXFP8, "qlinear wgmma ranges %s", setups[MXFP8].name);
+    t_add_gpu_once(ranges, MXFP4_WEIGHTS, "qlinear wgmma ranges %s", setups[MXFP4_WEIGHTS].name);
 #endif
 }

@@ -188,16 +188,16 @@ static void vectors_codecs(int arg) {
     (void)arg;
     for (int i = 0; i < T_COUNT(e4m3); i++)
         T_CHECK(gmm_f32_to_e4m3(float_of(e4m3[i][0])) == e4m3[i][1] &&
-                gmm_f32_to_e4m3_nosat(float_of(e4m3[i][0])) == e4m3[i][2], "vector %d", i < 17 ? i + 1 : i);
+                gmm_f32_to_e4m3_nosat(float_of(e4m3[i][0])) == e4m3[i][2], "e4m3 of %08x", e4m3[i][0]);
     for (int i = 0; i < T_COUNT(e5m2); i++)
         T_CHECK(gmm_f32_to_e5m2(float_of(e5m2[i][0])) == e5m2[i][1] &&
-                gmm_f32_to_e5m2_nosat(float_of(e5m2[i][0])) == e5m2[i][2], "vector %d", 21 + i);
+                gmm_f32_to_e5m2_nosat(float_of(e5m2[i][0])) == e5m2[i][2], "e5m2 of %08x", e5m2[i][0]);
     for (int i = 0; i < T_COUNT(e2m1); i++)
         T_CHECK(gmm_f32_to_e2m1(float_of(e2m1[i][0])) == e2m1[i][1], "e2m1 of %08x", e2m1[i][0]);
     for (int i = 0; i < T_COUNT(e8); i++)
         T_CHECK(gmm_f32_to_e8m0(float_of(e8[i][0])) == e8[i][1] &&
                 gmm_f32_to_e8m0_nosat(float_of(e8[i][0])) == e8[i][2], "e8m0 of %08x", e8[i][0]);
-    for (int c = 0; c < 256; c++) { /* 34, 45, 46 */
+    for (int c = 0; c < 256; c++) {
         const uint8_t byte = (uint8_t)c;
         T_CHECK(isnan(gmm_e5m2_to_f32(byte)) ? isnan(gmm_f16_to_f32((uint16_t)(c << 8)))
                                              : gmm_e5m2_to_f32(byte) == gmm_f16_to_f32((uint16_t)(c << 8)), "%02x", c);
@@ -205,10 +205,10 @@ static void vectors_codecs(int arg) {
     }
     {
         const uint8_t pair = 0x72;
-        T_CHECK(gmm_nibble(&pair, 0) == gmm_f32_to_e2m1(1.0f) && gmm_nibble(&pair, 1) == gmm_f32_to_e2m1(6.0f), "45");
+        T_CHECK(gmm_nibble(&pair, 0) == gmm_f32_to_e2m1(1.0f) && gmm_nibble(&pair, 1) == gmm_f32_to_e2m1(6.0f), "nibbles of 0x72");
     }
-    T_CHECK(bits_of(gmm_e8m0_to_f32(0)) == 0x00400000u && bits_of(gmm_e8m0_reciprocal(254)) == 0x00400000u, "58, 59");
-    { /* 48: a cast by strict comparisons would round ties of odd codes down and drop the sign of zero */
+    T_CHECK(bits_of(gmm_e8m0_to_f32(0)) == 0x00400000u && bits_of(gmm_e8m0_reciprocal(254)) == 0x00400000u, "2^-127");
+    { /* a cast by strict comparisons would round ties of odd codes down and drop the sign of zero */
         static const float limit[7] = { 0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f };
         for (int i = 0; i < 7; i++)
             for (int sign = 0; sign < 2; sign++)
@@ -220,26 +220,26 @@ static void vectors_codecs(int arg) {
                     strict = (uint8_t)(strict | (strict && sign ? 8 : 0));
                     if (off == 0 && (i & 1)) strict++;
                     if (strict == 0 && sign) strict = 8;
-                    T_CHECK(gmm_f32_to_e2m1(x) == (strict | sign << 3), "48: %08x gives %x", bits_of(x),
+                    T_CHECK(gmm_f32_to_e2m1(x) == (strict | sign << 3), "%08x gives %x", bits_of(x),
                             (unsigned)gmm_f32_to_e2m1(x));
                 }
-        T_CHECK(gmm_f32_to_e2m1(float_of(0x80000000u)) == 8, "48: -0");
+        T_CHECK(gmm_f32_to_e2m1(float_of(0x80000000u)) == 8, "-0");
     }
-    { /* 115: a word of four exponents; 2^-127 becomes 0 */
+    { /* a word of four exponents; 2^-127 becomes 0 */
         const float scale[4] = { 1.0f, 2.0f, 0.5f, float_of(0x77u << 23) }, least[4] = { float_of(0x00400000u), 1.0f };
-        T_CHECK(gmm_scale_exponents(scale) == 0x777E807Fu, "115: %08x", (unsigned)gmm_scale_exponents(scale));
-        T_CHECK(gmm_scale_exponents(least) == 0x00007F00u, "115: %08x", (unsigned)gmm_scale_exponents(least));
+        T_CHECK(gmm_scale_exponents(scale) == 0x777E807Fu, "%08x", (unsigned)gmm_scale_exponents(scale));
+        T_CHECK(gmm_scale_exponents(least) == 0x00007F00u, "%08x", (unsigned)gmm_scale_exponents(least));
         for (uint32_t e = 0; e < 4 * 255; e++) { /* every exponent at every byte */
             float one[4] = { 1.0f, 1.0f, 1.0f, 1.0f };
             const uint32_t place = e % 4, k = e / 4;
             one[place] = gmm_e8m0_to_f32((uint8_t)k);
-            T_CHECK(gmm_scale_exponents(one) == ((0x7F7F7F7Fu & ~(0xFFu << 8 * place)) | k << 8 * place), "115: %02x",
+            T_CHECK(gmm_scale_exponents(one) == ((0x7F7F7F7Fu & ~(0xFFu << 8 * place)) | k << 8 * place), "%02x",
                     k);
         }
     }
 }
 
-/* 47: packed codes transposed, and transposed back. The library transposes codes where both copies of a square format
+/* Packed codes transposed, and transposed back. The library transposes codes where both copies of a square format
    hold the same ones. */
 static void packed_turn(int arg) {
     enum { N = 32 };
@@ -284,16 +284,16 @@ static void packed_turn(int arg) {
             packed[k][i / 2] = (uint8_t)(low | high << 4);
         }
     for (int i = 0; i < N * N; i++)
-        T_CHECK(gmm_nibble(packed[1], i) == code[1][i / N * GMM_TILE + i % N], "47: element %d of the turned copy", i);
-    T_CHECK(!memcmp(packed[0], packed[2], sizeof packed[0]), "47: turned twice");
+        T_CHECK(gmm_nibble(packed[1], i) == code[1][i / N * GMM_TILE + i % N], "element %d of the turned copy", i);
+    T_CHECK(!memcmp(packed[0], packed[2], sizeof packed[0]), "turned twice");
     for (int i = 0; i < N; i++)
         for (int j = 0; j < N / 2; j++) differ += packed[1][i * N / 2 + j] != packed[0][j % N * N / 2 + i / 2];
-    T_CHECK(differ > 0, "47: turning bytes would have done");
+    T_CHECK(differ > 0, "turning bytes would have done");
 }
 
 /* -------------------------------------------------------------------------------------------------- Scale rules --- */
 
-static void scales_mx(int arg) { /* 60 */
+static void scales_mx(int arg) {
     static const struct { uint32_t amax; int e4m3, e5m2; } rows[] = {
         { 0x00000000, 0x00, 0x00 }, { 0x3F800000, 0x77, 0x70 }, { 0x3FE00000, 0x77, 0x70 }, { 0x3FE10000, 0x78, 0x71 },
         { 0x40600000, 0x78, 0x71 }, { 0x43E00000, 0x7F, 0x78 }, { 0x43E10000, 0x80, 0x79 }, { 0x7F7F0000, 0xF7, 0xF0 },
@@ -306,7 +306,7 @@ static void scales_mx(int arg) { /* 60 */
         T_CHECK(rows[i].e5m2 < 0 || gmm_mx_scale(amax, GMM_E5M2) == rows[i].e5m2, "amax %08x: %02x", rows[i].amax,
                 gmm_mx_scale(amax, GMM_E5M2));
     }
-    for (uint32_t u = 1; u < 0x7F80u; u++) { /* all bf16: the smallest power of two that fits, and vector 77 */
+    for (uint32_t u = 1; u < 0x7F80u; u++) { /* all bf16: the smallest power of two that fits, or its exponent */
         const float amax = float_of(u << 16);
         for (int d = 0; d < 3; d++) {
             const gmm_dtype dtype = d == 0 ? GMM_E4M3 : d == 1 ? GMM_E5M2 : GMM_E2M1;
@@ -316,11 +316,11 @@ static void scales_mx(int arg) { /* 60 */
                     "amax %04x, dtype %d: k = %d", u, (int)dtype, k);
         }
         T_CHECK((double)gmm_scale_from_amax(amax, 448.0f, float_of(0x7F7F0000u), 0.0f, 1) ==
-                ldexp(1.0, 127 - gmm_mx_scale(amax, GMM_E4M3)), "77: amax %04x", u);
+                ldexp(1.0, 127 - gmm_mx_scale(amax, GMM_E4M3)), "amax %04x", u);
     }
 }
 
-/* 60 for fp32: amaxes around the largest value times every power of two, and random ones, get the smallest power of two
+/* fp32 amaxes around the largest value times every power of two, and random ones, get the smallest power of two
    that fits, except for one per dtype whose product is subnormal. */
 static void scales_mx_floats(int arg) {
     static const gmm_dtype dtypes[3] = { GMM_E4M3, GMM_E5M2, GMM_E2M1 };
@@ -359,7 +359,7 @@ static void scales_tensor(int arg) { /* 66 to 73, and every bf16 amax */
             if (pow2 && !rows[i].scale2) continue;
             T_CHECK(bits_of(s) == (pow2 ? rows[i].scale2 : rows[i].scale) &&
                     bits_of(gmm_scale_inverse(s)) == (pow2 ? rows[i].inverse2 : rows[i].inverse),
-                    "vector %d, pow2 %d: %08x %08x", 66 + i, pow2, bits_of(s), bits_of(gmm_scale_inverse(s)));
+                    "scale %d, pow2 %d: %08x %08x", i, pow2, bits_of(s), bits_of(gmm_scale_inverse(s)));
         }
     T_CHECK(gmm_f32_to_e4m3(float_of(0x00010000u) * float_of(0x7F7FFFFFu)) == 0x10, "71");
     T_CHECK(gmm_f32_to_e4m3(float_of(0x00010000u) * float_of(0x7F000000u)) == 0x08, "71 pow2");
@@ -402,23 +402,23 @@ static void scales_nv(int arg) { /* 86 to 92, 96, 97 */
                 sf, bits_of(gmm_nv_encode(&n, sf)));
         T_CHECK(gmm_f32_to_e2m1(gmm__fmul(blocks[i].block, gmm_nv_encode(&n, sf))) == 7, "block %d: code", i);
     }
-    n = gmm_nv_global_of(1.0f, 448.0f); /* 92 */
+    n = gmm_nv_global_of(1.0f, 448.0f);
     T_CHECK(gmm_nv_scale(&n, float_of(0x36124926u)) == 1 && gmm_nv_scale(&n, float_of(0x36124925u)) == 0, "92");
     T_CHECK(gmm_nv_scale(&n, 0.0f) == 0, "93");
-    T_CHECK(gmm_nv_decode(0, 1.0f, 448.0f) == 0.0f && gmm_nv_decode(0, 3e38f, 448.0f) == 0.0f, "94: decoded 0");
+    T_CHECK(gmm_nv_decode(0, 1.0f, 448.0f) == 0.0f && gmm_nv_decode(0, 3e38f, 448.0f) == 0.0f, "decoded 0");
     T_CHECK(bits_of(gmm_nv_decode(0x38, 1.0f, 448.0f)) == 0x39C30C31u, "96");
     T_CHECK(bits_of(gmm_nv_decode(0x38, 1.0f, 256.0f)) == bits_of(1.0f / 1536.0f), "96 of 256");
-    T_CHECK(bits_of(1.0f / (2688.0f * 2688.0f)) == 0x34149B93u, "96: the factor of products"); /* exact_nv */
+    T_CHECK(bits_of(1.0f / (2688.0f * 2688.0f)) == 0x34149B93u, "the factor of products"); /* exact_nv */
     {
         int64_t pairs = 0;
-        for (uint32_t m = 0; m < 128; m++) { /* 97: every mantissa of the tensor's amax, every BF16 amax of a block */
+        for (uint32_t m = 0; m < 128; m++) { /* every mantissa of the tensor's amax, every BF16 amax of a block */
             const uint32_t top = 0x3F80u + m;
             n = gmm_nv_global_of(float_of(top << 16), 448.0f);
             for (uint32_t u = 1; u <= top; u++, pairs++) {
                 const float block = float_of(u << 16);
                 const uint8_t sf = gmm_nv_scale(&n, block);
-                T_CHECK(sf <= 0x7E && (u < top || sf == 0x7E), "97: %04x %04x: scale %02x", top, u, sf);
-                T_CHECK(sf < 4 || gmm_f32_to_e2m1(gmm__fmul(block, gmm_nv_encode(&n, sf))) == 7, "97: %04x %04x", top,
+                T_CHECK(sf <= 0x7E && (u < top || sf == 0x7E), "%04x %04x: scale %02x", top, u, sf);
+                T_CHECK(sf < 4 || gmm_f32_to_e2m1(gmm__fmul(block, gmm_nv_encode(&n, sf))) == 7, "%04x %04x", top,
                         u);
             }
         }
@@ -431,7 +431,7 @@ static void scales_nv(int arg) { /* 86 to 92, 96, 97 */
         sf = gmm_nv_scale(&n, amax);
         if (!isinf(2688.0f / amax))
             T_CHECK(sf == 0x7E && gmm_f32_to_e2m1(gmm__fmul(amax, gmm_nv_encode(&n, sf))) == 7, "own block of %04x", u);
-        else T_CHECK(bits_of(n.scale) == 0x7F7FFFFFu && bits_of(n.inverse) == 0x00200000u, "2.8: tiny amax %04x", u);
+        else T_CHECK(bits_of(n.scale) == 0x7F7FFFFFu && bits_of(n.inverse) == 0x00200000u, "tiny amax %04x", u);
     }
 }
 
@@ -445,13 +445,13 @@ static void hadamard(int arg) { /* 98 to 102 */
     (void)arg;
     for (int i = 0; i < 16; i++) { x[i] = i == 3; y[i] = i % 4 == 1 || i % 4 == 2 ? .25f : -.25f; }
     gmm_hadamard16(x, GMM_HADAMARD_SIGNS);
-    for (int i = 0; i < 16; i++) T_CHECK(x[i] == y[i], "98: element %d is %g", i, (double)x[i]);
+    for (int i = 0; i < 16; i++) T_CHECK(x[i] == y[i], "element %d is %g", i, (double)x[i]);
     for (int i = 0; i < 16; i++) x[i] = 1.0f;
     gmm_hadamard16(x, GMM_HADAMARD_SIGNS);
-    for (int i = 0; i < 16; i++) T_CHECK(x[i] == ones[i], "99: element %d is %g", i, (double)x[i]);
+    for (int i = 0; i < 16; i++) T_CHECK(x[i] == ones[i], "element %d is %g", i, (double)x[i]);
     for (int i = 0; i < 16; i++) x[i] = (float)i;
     gmm_hadamard16(x, GMM_HADAMARD_SIGNS);
-    for (int i = 0; i < 16; i++) T_CHECK(x[i] == ramp[i], "100: element %d is %g", i, (double)x[i]);
+    for (int i = 0; i < 16; i++) T_CHECK(x[i] == ramp[i], "element %d is %g", i, (double)x[i]);
     for (int n = 0; n < 2000; n++) {
         float a[16], b[16], back[16];
         double before = 0.0, after = 0.0;
@@ -463,8 +463,8 @@ static void hadamard(int arg) { /* 98 to 102 */
         gmm_hadamard16(x, GMM_HADAMARD_SIGNS);
         gmm_hadamard16(y, GMM_HADAMARD_SIGNS);
         for (int i = 0; i < 16; i++) after += (double)x[i] * y[i];
-        T_CHECK(before == after, "102: %g becomes %g", before, after);
-        for (int i = 0; i < 16; i++) { /* 101: x = s (y H / 4), by the definition of H */
+        T_CHECK(before == after, "%g becomes %g", before, after);
+        for (int i = 0; i < 16; i++) { /* x = s (y H / 4), by the definition of H */
             double sum = 0.0;
             for (int j = 0; j < 16; j++) sum += (__builtin_popcount((unsigned)(i & j)) & 1 ? -1.0 : 1.0) * (double)x[j];
             back[i] = (float)(sum * 0.25) * (GMM_HADAMARD_SIGNS >> i & 1 ? -1.0f : 1.0f);
@@ -473,7 +473,7 @@ static void hadamard(int arg) { /* 98 to 102 */
     }
 }
 
-static void philox(int arg) { /* 103 */
+static void philox(int arg) {
     static const struct { uint32_t counter[4]; uint64_t key; uint32_t want[4]; } rows[] = {
         { { 0, 0, 0, 0 }, 0, { 0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8 } },
         { { 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF }, 0xFFFFFFFFFFFFFFFFu,
@@ -529,12 +529,12 @@ static int random_code(double v, unsigned byte) {
 static void stochastic(int arg) { /* 104 to 109 */
     (void)arg;
     for (unsigned u = 0; u < 256; u++) {
-        T_CHECK(gmm_f32_to_e2m1_random(1.9f, u) == (u <= 51 ? 3 : 4), "104: %u", u);
-        T_CHECK(gmm_f32_to_e2m1_random(.1f, u) == (u >= 205), "105: %u", u);
-        T_CHECK(gmm_f32_to_e2m1_random(4.5f, u) == (u >= 192 ? 7 : 6), "106: %u", u);
-        T_CHECK(gmm_f32_to_e2m1_random(5.9f, u) == (u >= 13 ? 7 : 6), "107: %u", u);
+        T_CHECK(gmm_f32_to_e2m1_random(1.9f, u) == (u <= 51 ? 3 : 4), "%u", u);
+        T_CHECK(gmm_f32_to_e2m1_random(.1f, u) == (u >= 205), "%u", u);
+        T_CHECK(gmm_f32_to_e2m1_random(4.5f, u) == (u >= 192 ? 7 : 6), "%u", u);
+        T_CHECK(gmm_f32_to_e2m1_random(5.9f, u) == (u >= 13 ? 7 : 6), "%u", u);
         for (int c = 0; c < 16; c++)
-            T_CHECK(gmm_f32_to_e2m1_random(gmm_e2m1_to_f32((uint8_t)c), u) == c, "108: code %d moves at %u", c, u);
+            T_CHECK(gmm_f32_to_e2m1_random(gmm_e2m1_to_f32((uint8_t)c), u) == c, "code %d moves at %u", c, u);
         T_CHECK(gmm_f32_to_e2m1_random(float_of(0x7FC00000u), u) == 7 &&
                 gmm_f32_to_e2m1_random(float_of(0xFFC00000u), u) == 7, "NaN");
         T_CHECK(gmm_f32_to_e2m1_random(float_of(0xFF800000u), u) == 15, "-Inf");
@@ -543,21 +543,21 @@ static void stochastic(int arg) { /* 104 to 109 */
             T_CHECK(gmm_f32_to_e2m1_random(v, u) == random_code((double)v, u), "%g at %u", (double)v, u);
         }
     }
-    /* 109: the mean is exact for multiples of step / 256, both signs */
+    /* the mean is exact for multiples of step / 256, both signs */
     for (int i = 0; i < 2 * (1024 + 512 + 257); i++) {
         const int j = i / 2;
         const double a = j < 1024 ? j / 512.0 : j < 1536 ? 2.0 + (j - 1024) / 256.0 : 4.0 + (j - 1536) / 128.0;
         const double v = i & 1 ? -a : a;
         double sum = 0.0;
         for (unsigned u = 0; u < 256; u++) sum += (double)gmm_e2m1_to_f32(gmm_f32_to_e2m1_random((float)v, u));
-        T_CHECK(sum / 256.0 == v, "109: mean %g of %g", sum / 256.0, v);
+        T_CHECK(sum / 256.0 == v, "mean %g of %g", sum / 256.0, v);
     }
     for (uint32_t b = 1; b <= 0x40C0u; b++) { /* between these it is low by at most step / 256 */
         const float v = float_of(b << 16);
         const double unit = v < 2.0f ? 0.5 : v < 4.0f ? 1.0 : 2.0;
         double sum = 0.0;
         for (unsigned u = 0; u < 256; u++) sum += (double)gmm_e2m1_to_f32(gmm_f32_to_e2m1_random(v, u));
-        T_CHECK(sum / 256.0 <= (double)v && (double)v - sum / 256.0 <= unit / 256.0, "109: mean %g of %g", sum / 256.0,
+        T_CHECK(sum / 256.0 <= (double)v && (double)v - sum / 256.0 <= unit / 256.0, "mean %g of %g", sum / 256.0,
                 (double)v);
     }
 }
@@ -576,8 +576,8 @@ static void delayed(int arg) { /* 78 to 84 */
     h[0] = INFINITY; h[1] = h[2] = h[3] = 1;
     s = 7.0f;
     for (int i = 0; i < 4; i++, h[0] = 1.0f)
-        T_CHECK(gmm_delayed_scale(h, 1, 4, 448.0f, 0, 0, 0.0f, s) == s, "81: update %d", i);
-    T_CHECK(gmm_delayed_scale(h, 1, 4, 448.0f, 0, 0, 0.0f, s) == 448.0f, "81: thaw");
+        T_CHECK(gmm_delayed_scale(h, 1, 4, 448.0f, 0, 0, 0.0f, s) == s, "update %d", i);
+    T_CHECK(gmm_delayed_scale(h, 1, 4, 448.0f, 0, 0, 0.0f, s) == 448.0f, "thaw");
     h[0] = 5; h[1] = 9;
     T_CHECK(gmm_delayed_scale(h, 1, 4, 448.0f, 0, 1, 0.0f, 1.0f) == 448.0f / 5.0f, "82");
     h[0] = 1e-38f; h[1] = h[2] = h[3] = 0;
@@ -722,11 +722,11 @@ static void tile_vectors(int arg) { /* vectors 61 to 63, 76, 93, 94, 110 */
     for (int i = 0; i < 32; i++) x[i] = i == 0 ? 448.0f : 1.0f + (float)i / 16.0f;
     r = line(&f, x, 32, 0.0f);
     T_CHECK(r.scale[0] == 127 && r.scale[1] == 0xEEEEEEEEu, "61");
-    for (int i = 0; i < 32; i++) T_CHECK(r.code[i] == gmm_f32_to_e4m3(x[i]), "61: element %d", i);
+    for (int i = 0; i < 32; i++) T_CHECK(r.code[i] == gmm_f32_to_e4m3(x[i]), "element %d", i);
     for (int i = 0; i < 32; i++) x[i] = float_of(0x00010000u);
     r = line(&f, x, 32, 0.0f);
-    T_CHECK(r.scale[0] == 0 && r.code[5] == 0x08, "62: %02x %02x", r.scale[0], r.code[5]);
-    T_CHECK((double)gmm_e4m3_to_f32(0x08) * (double)gmm_e8m0_to_f32(0) == (double)x[5], "62: exact");
+    T_CHECK(r.scale[0] == 0 && r.code[5] == 0x08, "%02x %02x", r.scale[0], r.code[5]);
+    T_CHECK((double)gmm_e4m3_to_f32(0x08) * (double)gmm_e8m0_to_f32(0) == (double)x[5], "exact");
     for (int i = 0; i < 32; i++) x[i] = i == 7 ? NAN : 1.0f;
     r = line(&f, x, 32, 0.0f);
     T_CHECK(r.scale[0] == 0x77 && r.code[7] == 0x7F && r.code[6] == 0x78, "63");
@@ -740,7 +740,7 @@ static void tile_vectors(int arg) { /* vectors 61 to 63, 76, 93, 94, 110 */
     r = line(&f, x, 2, 0.0f);
     T_CHECK(r.scale[0] == 0x3F800000u && r.code[0] == gmm_f32_to_e4m3(3.0f) && r.code[1] == 0x7E, "Inf in a block");
     x[1] = 1.0f;
-    r = line(&f, x, 2, 0.0f); /* 76: two elements of a ragged block */
+    r = line(&f, x, 2, 0.0f); /* two elements of a ragged block */
     T_CHECK(r.scale[0] == 0x3C000000u && r.code[0] == gmm_f32_to_e4m3(3.0f * 128.0f), "76");
     x[0] = x[1] = 0.0f;
     r = line(&f, x, 2, 0.0f);
@@ -762,17 +762,17 @@ static void tile_vectors(int arg) { /* vectors 61 to 63, 76, 93, 94, 110 */
     memset(x, 0, sizeof x);
     x[0] = 6.0f;
     r = line(&f, x, 16, 1536.0f);
-    T_CHECK(r.scale[0] == 0x38 && r.code[0] == 7, "110: [6] takes %02x", r.scale[0]);
+    T_CHECK(r.scale[0] == 0x38 && r.code[0] == 7, "[6] takes %02x", r.scale[0]);
     x[1] = x[2] = x[3] = 4.5f;
     r = line(&f, x, 16, 1536.0f);
-    T_CHECK(r.scale[0] == 0x3C && r.code[0] == 6 && r.code[1] == 5 && r.code[3] == 5, "110: [6, 4.5 ...]");
+    T_CHECK(r.scale[0] == 0x3C && r.code[0] == 6 && r.code[1] == 5 && r.code[3] == 5, "[6, 4.5 ...]");
     x[1] = 4.0f; x[2] = 3.0f; x[3] = 2.0f; x[4] = 1.0f;
     r = line(&f, x, 16, 1536.0f);
-    T_CHECK(r.scale[0] == 0x38, "110: [6, 4, 3, 2, 1]");
+    T_CHECK(r.scale[0] == 0x38, "[6, 4, 3, 2, 1]");
     memset(x, 0, sizeof x);
     x[0] = 12.0f; x[1] = x[2] = 9.0f;
     r = line(&f, x, 16, 1536.0f);
-    T_CHECK(r.scale[0] == 0x44, "110: [12, 9, 9]");
+    T_CHECK(r.scale[0] == 0x44, "[12, 9, 9]");
 }
 
 /* 4-over-6 compared with both choices, computed in double. */
@@ -964,7 +964,7 @@ static void power_tile(const gmm_format *f, const float *x, uint8_t *code, uint3
                   power_unit(f, scale[i / GMM_TILE * GMM_TILE_BLOCKS + i % GMM_TILE / width]);
 }
 
-/* 75: quantizing the decoded values again gives the same values, by codes that may be one power of two larger. Values
+/* Quantizing the decoded values again gives the same values, by codes that may be one power of two larger. Values
    times a power of two shift the scales and keep the codes; values exchanged within a block exchange their codes. */
 static void powers(int arg) {
     static float x[GMM_TILE * GMM_TILE], y[GMM_TILE * GMM_TILE], back[GMM_TILE * GMM_TILE], again[GMM_TILE * GMM_TILE];
@@ -983,7 +983,7 @@ static void powers(int arg) {
         power_tile(&f, x, code, scale, back);
         power_tile(&f, back, other, scale2, again);
         for (int i = 0; i < GMM_TILE * GMM_TILE; i++) {
-            T_CHECK(again[i] == back[i], "75: %g of %g comes back as %g", (double)back[i], (double)x[i],
+            T_CHECK(again[i] == back[i], "%g of %g comes back as %g", (double)back[i], (double)x[i],
                     (double)again[i]);
             shifted += other[i] != code[i];
         }
@@ -1000,7 +1000,7 @@ static void powers(int arg) {
         for (int i = 0; i < GMM_TILE * GMM_TILE; i++)
             T_CHECK(other[i] == code[i / width * width + (i % width * 7 + n) % width], "values that changed places");
     }
-    T_CHECK(shifted > 0, "75: no code was shifted, so the harder case was not met");
+    T_CHECK(shifted > 0, "no code was shifted, so the harder case was not met");
 }
 
 void tests_quant(void) {
@@ -1008,21 +1008,21 @@ void tests_quant(void) {
     for (int i = 0; i < 3; i++) t_add_host(encode_halves, i, "quant %s of all bf16 and fp16", formats[i].name);
     for (int i = 0; i < 3; i++) t_add_host(encode_floats, i, "quant %s of fp32", formats[i].name);
     t_add_host(e8m0, 0, "quant e8m0");
-    t_add_host(vectors_codecs, 0, "quant vectors 1-59");
+    t_add_host(vectors_codecs, 0, "quant codecs of known values");
     t_add_host(packed_turn, 0, "quant packed codes turned twice");
-    t_add_host(scales_mx, 0, "quant vectors 60, 77 mx scales");
-    for (int i = 0; i < 3; i++) t_add_host(scales_mx_floats, i, "quant vector 60 mx scales of fp32, format %d", i);
-    t_add_host(scales_tensor, 0, "quant vectors 66-73 fp32 scales");
-    t_add_host(scales_nv, 0, "quant vectors 86-92, 94, 96, 97 nvfp4 scales");
-    t_add_host(hadamard, 0, "quant vectors 98-102 hadamard");
-    t_add_host(philox, 0, "quant vector 103 philox, draws");
-    t_add_host(stochastic, 0, "quant vectors 104-109 stochastic rounding");
-    t_add_host(delayed, 0, "quant vectors 78-84 delayed scaling");
+    t_add_host(scales_mx, 0, "quant mx scales");
+    for (int i = 0; i < 3; i++) t_add_host(scales_mx_floats, i, "quant mx scales of fp32, %s", formats[i].name);
+    t_add_host(scales_tensor, 0, "quant fp32 scales");
+    t_add_host(scales_nv, 0, "quant nvfp4 scales");
+    t_add_host(hadamard, 0, "quant hadamard");
+    t_add_host(philox, 0, "quant philox, draws");
+    t_add_host(stochastic, 0, "quant stochastic rounding");
+    t_add_host(delayed, 0, "quant delayed scaling");
     for (int i = 1; i <= 16; i *= 4) t_add_host(delayed_machine, i, "quant delayed scaling, history of %d", i);
     t_add_host(recipes, 0, "quant recipes and their rules");
-    t_add_host(tile_vectors, 0, "quant vectors 61-63, 76, 93, 94, 110 tiles");
+    t_add_host(tile_vectors, 0, "quant tiles of known values");
     for (int i = 0; i < POWERS; i++)
-        t_add_host(powers, i, "quant vector 75 powers of two %s %s%s", gmm_dtype_name(power_format(i).dtype),
+        t_add_host(powers, i, "quant powers of two %s %s%s", gmm_dtype_name(power_format(i).dtype),
                    gmm_scaling_name(power_format(i).scaling), power_format(i).square ? " square" : "");
     t_add_host(four_over_six, 1, "quant four over six, absolute error");
     t_add_host(four_over_six, 2, "quant four over six, squared error");

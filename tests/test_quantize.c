@@ -1,4 +1,4 @@
-/* test_quantize.c - quantize, requantize, dequantize and the scale update as operations (rows 36 to 38). Every byte of
+/* test_quantize.c - quantize, requantize, dequantize and the scale update as operations. Every byte of
    every copy is compared: elements, scales, padding, and bytes that must stay untouched. The reference processes whole
    matrices by the definitions; it shares only scalar codecs and scale rules with the library, which test_quant.c
    checks. */
@@ -31,7 +31,7 @@ static gmm_format named(gmm_dtype dtype, gmm_scaling scaling) {
 /* Every kind of quantized copy. */
 typedef struct variant { const char *name; gmm_format format; } variant;
 static int variants(variant *v) {
-    int n = 0, i;
+    int n = 0;
 #define ADD(text, dtype, scaling, change) \
     do { \
         gmm_format *f = &v[n].format; \
@@ -60,13 +60,28 @@ static int variants(variant *v) {
     ADD("nvfp4 four over six", GMM_E2M1, GMM_SCALING_NV16, (f->four_over_six = 1, f->e4m3_256 = 1));
     ADD("nvfp4 square four over six", GMM_E2M1, GMM_SCALING_NV16, (f->four_over_six = 2, f->square = 1));
 #undef ADD
-    for (i = 0; i < n; i++) {
-        gmm_error e = GMM_ZERO;
-        T_CHECK(gmm_format_validate(&v[i].format, &e) == GMM_OK, "%s: %s", v[i].name, e.text);
-    }
     return n;
 }
 enum { VARIANTS = 19 };
+
+static void valid_variants(int arg) {
+    variant v[VARIANTS];
+    const int n = variants(v);
+    gmm_layout l;
+    (void)arg;
+    T_CHECK(n == VARIANTS, "%d variants", n);
+    for (int i = 0; i < n; i++) {
+        gmm_error e = GMM_ZERO;
+        T_CHECK(gmm_format_validate(&v[i].format, &e) == GMM_OK, "%s: %s", v[i].name, e.text);
+    }
+    T_CHECK(gmm_layout_of_groups(GMM_E4M3, GMM_SCALING_128X128, GMM_SCALES_COMPACT, GMM_ROWWISE, 2, 9, 128, &l, NULL) ==
+            GMM_E_DTYPE, "128x128 is not for activations");
+}
+
+/* What a variant can be tested for: copies of groups, codes that are the same whenever they are computed, and values
+   that decode to those of the source's elements one by one. */
+static int of_groups(const gmm_format *f) { return f->scaling != GMM_SCALING_128X128; }
+static int by_elements(const gmm_format *f) { return !f->row_amax && !f->hadamard; }
 
 /* -------------------------------------------------------------------------------------------------- Reference --- */
 
@@ -225,6 +240,11 @@ static void build(quant_run *r, const quant_case *c) {
         r->padded += up(m, 128);
     }
     r->capacity = c->grouped ? r->live + c->extra : c->rows0;
+    t_about("%s of %s, %s%s from %s, %d %s of %lld rows x %lld, pad %lld", gmm_scaling_name(f->scaling),
+            gmm_dtype_name(f->dtype), f->square ? "square, " : "", f->hadamard ? "transformed, " : "",
+            gmm_dtype_name(c->source), (int)c->units, c->grouped ? "groups" : "matrices", (long long)r->capacity,
+            (long long)c->cols, (long long)c->pad);
+    if (c->grouped) t_splits(c->sizes, c->units);
     r->src = t_mat_make(c->source, c->grouped ? 1 : c->units, r->capacity, c->cols, c->pad, c->grouped ? 0 : 2 * c->pad,
                         c->table ? T_TABLE : T_PACKED, T_REALS);
     for (int64_t i = 0; i < r->src.count * r->src.rows * c->cols; i++) {
@@ -400,6 +420,7 @@ static void check_copy(const quant_run *r, int k) {
         t_same(k ? "columnwise amax" : "rowwise amax", t_get(r->copy[k].amax, (size_t)w->amaxes * 4), w->amax,
                (size_t)w->amaxes * 4);
 }
+#define check_copy(...) T_CALL(check_copy, __VA_ARGS__)
 
 static void run_case(const quant_case *c) {
     quant_run r;
@@ -412,6 +433,7 @@ static void run_case(const quant_case *c) {
         check_copy(&r, 1);
     }
 }
+#define run_case(...) T_CALL(run_case, __VA_ARGS__)
 
 static const gmm_dtype floats[] = { GMM_BF16, GMM_F32, GMM_F16 };
 
@@ -420,13 +442,7 @@ static void activations(int arg) {
                                          { 0, 0, 0, 0, 0, 400 }, { 16, 48, 2, 255, 256, 257 } };
     static const int64_t widths[] = { 32, 128, 130, 288, 64, 16 };
     variant v[VARIANTS];
-    T_CHECK(variants(v) == VARIANTS, "variants");
-    if (v[arg].format.scaling == GMM_SCALING_128X128) {
-        gmm_layout l;
-        T_CHECK(gmm_layout_of_groups(GMM_E4M3, GMM_SCALING_128X128, GMM_SCALES_COMPACT, GMM_ROWWISE, 2, 9, 128, &l,
-                                     NULL) == GMM_E_DTYPE, "128x128 is not for activations");
-        return;
-    }
+    (void)variants(v);
     for (int i = 0; i < 12; i++) {
         quant_case c = { .f = v[arg].format, .grouped = 1, .units = 6, .sizes = splits[i % 5],
                          .cols = widths[(i + 1) % 6], /* 130 takes several tiles */
@@ -443,7 +459,7 @@ static void matrices(int arg) {
     static const int64_t shapes[][2] = { { 32, 64 }, { 130, 130 }, { 128, 256 }, { 258, 66 }, { 2, 2 }, { 48, 288 },
                                          { 66, 130 }, { 129, 67 } };
     variant v[VARIANTS];
-    T_CHECK(variants(v) == VARIANTS, "variants");
+    (void)variants(v);
     for (int i = 0; i < 7 + (v[arg].format.dtype != GMM_E2M1); i++) {
         quant_case c = { .f = v[arg].format, .units = 1 + (i == 6 ? 2 : i % 3), .rows0 = shapes[i][0],
                          .cols = shapes[i][1], .pad = i % 2 * 4, .table = i % 2, .specials = i == 3 };
@@ -467,7 +483,6 @@ static void apart(int arg) {
     quant_case c = { .grouped = 1, .units = 4, .sizes = sizes, .cols = 96, .source = GMM_BF16 };
     (void)variants(v);
     c.f = v[arg].format;
-    if (c.f.scaling == GMM_SCALING_128X128) return;
     build(&r, &c);
     for (int k = 0; k < 2; k++) { /* one copy at a time */
         if (k && c.f.row_amax) continue;
@@ -496,7 +511,7 @@ static void apart(int arg) {
         check_copy(&r, 0);
         check_copy(&r, 1);
     }
-    for (int64_t g = 0, row = 0, start = 0; g < 4; row += sizes[g], start += up(sizes[g++], 128)) /* 117: every group */
+    for (int64_t g = 0, row = 0, start = 0; g < 4; row += sizes[g], start += up(sizes[g++], 128)) /* every group */
         for (int k = 0; k < 2; k++) {                                                        /* by itself */
             const gmm_direction direction = k ? GMM_COLUMNWISE : GMM_ROWWISE;
             const int64_t m = sizes[g], bits = gmm_dtype_bits(c.f.dtype);
@@ -543,7 +558,7 @@ static void apart(int arg) {
         }
 }
 
-/* 65, 74, 95: copies with equal codes, and re-quantization of decoded values. */
+/* Copies with equal codes, and re-quantization of decoded values. */
 static void shared_codes(int arg) {
     variant v[VARIANTS];
     (void)variants(v);
@@ -554,7 +569,6 @@ static void shared_codes(int arg) {
         const int turned = c.f.scaling != GMM_SCALING_MX32;
         uint8_t *a, *b;
         int64_t differ = 0;
-        if (c.f.row_amax || c.f.stochastic || c.f.hadamard) return;
         build(&r, &c);
         T_OK(quantize(&r.d, GMM_OP_QUANTIZE));
         a = (uint8_t *)t_get(r.copy[0].data, (size_t)r.want[0].data_bytes);
@@ -667,7 +681,6 @@ static void requantizes(int arg) {
     t_mat values;
     (void)variants(v);
     c.f = v[arg].format;
-    if (c.f.scaling == GMM_SCALING_128X128 || c.f.row_amax || c.f.hadamard || c.f.delayed) return;
     build(&r, &c);
     T_OK(quantize(&r.d, GMM_OP_QUANTIZE));
     values = t_mat_out(GMM_F32, 1, r.capacity, c.cols);
@@ -777,72 +790,87 @@ static one_copy copy_of(const gmm_format *f, gmm_direction direction, const floa
     return r;
 }
 
+enum { DELAYED, CURRENT_E4M3, CURRENT_E5M2, BLOCK_POW2, BLOCK, MXFP8_E4M3, MXFP8_E5M2, NVFP4, SPECIALS };
+static const struct { const char *name; gmm_dtype dtype; gmm_scaling scaling; int delayed, pow2; } specials[] = {
+    [DELAYED] = { "tensor delayed e4m3", GMM_E4M3, GMM_SCALING_TENSOR, 1, 0 },
+    [CURRENT_E4M3] = { "tensor current e4m3", GMM_E4M3, GMM_SCALING_TENSOR, 0, 0 },
+    [CURRENT_E5M2] = { "tensor current e5m2", GMM_E5M2, GMM_SCALING_TENSOR, 0, 0 },
+    [BLOCK_POW2] = { "1x128 e4m3 pow2", GMM_E4M3, GMM_SCALING_1X128, 0, 1 },
+    [BLOCK] = { "1x128 e4m3", GMM_E4M3, GMM_SCALING_1X128, 0, 0 },
+    [MXFP8_E4M3] = { "mxfp8 e4m3", GMM_E4M3, GMM_SCALING_MX32, 0, 0 },
+    [MXFP8_E5M2] = { "mxfp8 e5m2", GMM_E5M2, GMM_SCALING_MX32, 0, 0 },
+    [NVFP4] = { "nvfp4", GMM_E2M1, GMM_SCALING_NV16, 0, 0 },
+};
+
 /* Results of zero, Inf, NaN, the smallest and the largest value by the formats' rules: the first row begins with that
    value and a 2, the second has a 3 in place of the 2; the rest is zero. (Zero and the smallest value stand alone.) */
 static void special_values(int arg) {
-    enum { KINDS = 8, CASES = 6, NONE = 1 };
+    enum { CASES = 6, NONE = 1 };
     typedef struct expected { uint8_t first, two, three; uint32_t scale[2], amax; } expected;
-    static const struct { gmm_dtype dtype; gmm_scaling scaling; int delayed, pow2; } kinds[KINDS] = {
-        { GMM_E4M3, GMM_SCALING_TENSOR, 1, 0 }, { GMM_E4M3, GMM_SCALING_TENSOR, 0, 0 },
-        { GMM_E5M2, GMM_SCALING_TENSOR, 0, 0 }, { GMM_E4M3, GMM_SCALING_1X128, 0, 1 },
-        { GMM_E4M3, GMM_SCALING_1X128, 0, 0 }, { GMM_E4M3, GMM_SCALING_MX32, 0, 0 },
-        { GMM_E5M2, GMM_SCALING_MX32, 0, 0 }, { GMM_E2M1, GMM_SCALING_NV16, 0, 0 } };
     static const struct { uint32_t bits; int alone; } cases[CASES] = {
         { 0x00000000, 1 }, { 0x7F800000, 0 }, { 0xFF800000, 0 }, { 0x7FC00000, 0 }, { 0x00010000, 1 },
         { 0x7F7F0000, 0 } };
-    static const expected want[KINDS][CASES] = {
-        { { 0x00, 0, 0, { 0x3F000000, 0x3F000000 }, 0 }, /* delayed, by a scale of 2 */
+    static const expected want[SPECIALS][CASES] = {
+        [DELAYED] = { /* by a scale of 2 */
+          { 0x00, 0, 0, { 0x3F000000, 0x3F000000 }, 0 },
           { 0x7E, 0x48, 0x4C, { 0x3F000000, 0x3F000000 }, 0x7F800000 },
           { 0xFE, 0x48, 0x4C, { 0x3F000000, 0x3F000000 }, 0x7F800000 },
           { 0x7F, 0x48, 0x4C, { 0x3F000000, 0x3F000000 }, 0x40400000 },
           { 0x00, 0, 0, { 0x3F000000, 0x3F000000 }, 0x00010000 },
           { 0x7E, 0x48, 0x4C, { 0x3F000000, 0x3F000000 }, 0x7F7F0000 } },
-        { { 0x00, 0, 0, { 0x3F800000, 0x3F800000 }, 0 }, /* current */
+        [CURRENT_E4M3] = {
+          { 0x00, 0, 0, { 0x3F800000, 0x3F800000 }, 0 },
           { 0x7E, 0x40, 0x44, { 0x3F800000, 0x3F800000 }, 0x7F800000 },
           { 0xFE, 0x40, 0x44, { 0x3F800000, 0x3F800000 }, 0x7F800000 },
           { 0x7F, 0x79, 0x7E, { 0x3BDB6DB7, 0x3BDB6DB7 }, 0x40400000 },
           { 0x10, 0, 0, { 0x00200000, 0x00200000 }, 0x00010000 },
           { 0x7E, 0x00, 0x00, { 0x7B11B6DB, 0x7B11B6DB }, 0x7F7F0000 } },
-        { { 0x00, 0, 0, { 0x3F800000, 0x3F800000 }, 0 }, /* current, E5M2 */
+        [CURRENT_E5M2] = {
+          { 0x00, 0, 0, { 0x3F800000, 0x3F800000 }, 0 },
           { 0x7B, 0x40, 0x42, { 0x3F800000, 0x3F800000 }, 0x7F800000 },
           { 0xFB, 0x40, 0x42, { 0x3F800000, 0x3F800000 }, 0x7F800000 },
           { 0x7F, 0x79, 0x7B, { 0x385B6DB7, 0x385B6DB7 }, 0x40400000 },
           { 0x28, 0, 0, { 0x00200000, 0x00200000 }, 0x00010000 },
           { 0x7B, 0x00, 0x00, { 0x7791B6DB, 0x7791B6DB }, 0x7F7F0000 } },
-        { { 0x00, 0, 0, { 0x3F800000, 0x3F800000 }, NONE }, /* 1x128, powers of two */
+        [BLOCK_POW2] = {
+          { 0x00, 0, 0, { 0x3F800000, 0x3F800000 }, NONE },
           { 0x7E, 0x40, 0x7C, { 0x3F800000, 0x3C000000 }, NONE },
           { 0xFE, 0x40, 0x7C, { 0x3F800000, 0x3C000000 }, NONE },
           { 0x7F, 0x78, 0x7C, { 0x3C000000, 0x3C000000 }, NONE },
           { 0x08, 0, 0, { 0x00400000, 0x3F800000 }, NONE },
           { 0x78, 0x00, 0x7C, { 0x7B800000, 0x3C000000 }, NONE } },
-        { { 0x00, 0, 0, { 0x3F800000, 0x3F800000 }, NONE }, /* 1x128, any scales */
+        [BLOCK] = {
+          { 0x00, 0, 0, { 0x3F800000, 0x3F800000 }, NONE },
           { 0x7E, 0x40, 0x7E, { 0x3F800000, 0x3BDB6DB7 }, NONE },
           { 0xFE, 0x40, 0x7E, { 0x3F800000, 0x3BDB6DB7 }, NONE },
           { 0x7F, 0x7E, 0x7E, { 0x3B924925, 0x3BDB6DB7 }, NONE },
           { 0x10, 0, 0, { 0x00202020, 0x3F800000 }, NONE },
           { 0x7E, 0x00, 0x7E, { 0x7B11B6DB, 0x3BDB6DB7 }, NONE } },
-        { { 0x00, 0, 0, { 0x00, 0x00 }, NONE }, /* MXFP8 */
+        [MXFP8_E4M3] = {
+          { 0x00, 0, 0, { 0x00, 0x00 }, NONE },
           { 0x7E, 0x00, 0x7C, { 0xFE, 0x78 }, NONE },
           { 0xFE, 0x00, 0x7C, { 0xFE, 0x78 }, NONE },
           { 0x7F, 0x78, 0x7C, { 0x78, 0x78 }, NONE },
           { 0x08, 0, 0, { 0x00, 0x00 }, NONE },
           { 0x78, 0x00, 0x7C, { 0xF7, 0x78 }, NONE } },
-        { { 0x00, 0, 0, { 0x00, 0x00 }, NONE }, /* MXFP8, E5M2 */
+        [MXFP8_E5M2] = {
+          { 0x00, 0, 0, { 0x00, 0x00 }, NONE },
           { 0x7B, 0x00, 0x7A, { 0xFE, 0x71 }, NONE },
           { 0xFB, 0x00, 0x7A, { 0xFE, 0x71 }, NONE },
           { 0x7F, 0x78, 0x7A, { 0x71, 0x71 }, NONE },
           { 0x24, 0, 0, { 0x00, 0x00 }, NONE },
           { 0x78, 0x00, 0x7A, { 0xF0, 0x71 }, NONE } },
-        { { 0x0, 0, 0, { 0x00, 0x00 }, 0 }, /* NVFP4 */
+        [NVFP4] = {
+          { 0x0, 0, 0, { 0x00, 0x00 }, 0 },
           { 0x7, 0x0, 0x7, { 0x7E, 0x30 }, 0x7F800000 },
           { 0xF, 0x0, 0x7, { 0x7E, 0x30 }, 0x7F800000 },
           { 0x7, 0x7, 0x7, { 0x79, 0x7E }, 0x40400000 },
           { 0x0, 0, 0, { 0x03, 0x00 }, 0x00010000 },
           { 0x7, 0x0, 0x7, { 0x7E, 0x00 }, 0x7F7F0000 } } };
     const float two = 2.0f;
-    gmm_format f = named(kinds[arg].dtype, kinds[arg].scaling);
-    f.delayed = kinds[arg].delayed;
-    f.pow2 = kinds[arg].pow2;
+    gmm_format f = named(specials[arg].dtype, specials[arg].scaling);
+    f.delayed = specials[arg].delayed;
+    f.pow2 = specials[arg].pow2;
     for (int k = 0; k < CASES; k++) {
         const expected *w = &want[arg][k];
         float x[64] = { 0 };
@@ -868,9 +896,9 @@ static void special_values(int arg) {
     }
 }
 
-static void layout_vectors(int arg) { /* 74, 85, 114 */
+static void layout_vectors(int arg) {
     (void)arg;
-    { /* 74: tiles of 128 x 128 with the same amax in every row and column: both copies hold the same codes */
+    { /* tiles of 128 x 128 with the same amax in every row and column: both copies hold the same codes */
         gmm_format f = named(GMM_E4M3, GMM_SCALING_1X128);
         float *x = (float *)t_host(256 * 128 * sizeof(float));
         one_copy a, b;
@@ -880,20 +908,20 @@ static void layout_vectors(int arg) { /* 74, 85, 114 */
         b = copy_of(&f, GMM_COLUMNWISE, x, 256, 128, NULL);
         for (int i = 0; i < 256; i++)
             for (int j = 0; j < 128; j++)
-                T_CHECK(a.code[i * 128 + j] == b.code[j * 256 + i], "74: row %d column %d", i, j);
+                T_CHECK(a.code[i * 128 + j] == b.code[j * 256 + i], "row %d column %d", i, j);
     }
-    { /* 85: before the first scale update elements are quantized by a scale of 1 */
+    { /* before the first scale update elements are quantized by a scale of 1 */
         gmm_format f = named(GMM_E4M3, GMM_SCALING_TENSOR);
         float x[32];
         one_copy r;
         for (int i = 0; i < 32; i++) x[i] = (float)ref_round(GMM_BF16, ldexp(t_real(), i - 16));
         f.delayed = 1;
         r = copy_of(&f, GMM_ROWWISE, x, 1, 32, NULL);
-        for (int i = 0; i < 32; i++) T_CHECK(r.code[i] == gmm_f32_to_e4m3(x[i]), "85: element %d", i);
-        T_CHECK(*(float *)r.scale == 1.0f && *r.amax == max_abs(x, 32, 1, 0.0f), "85: scale %g amax %g",
+        for (int i = 0; i < 32; i++) T_CHECK(r.code[i] == gmm_f32_to_e4m3(x[i]), "element %d", i);
+        T_CHECK(*(float *)r.scale == 1.0f && *r.amax == max_abs(x, 32, 1, 0.0f), "scale %g amax %g",
                 (double)*(float *)r.scale, (double)*r.amax);
     }
-    for (int k = 0; k < 4; k++) { /* 114: the padding of the scales of 2880 x 2880 is zero, and nothing else is */
+    for (int k = 0; k < 4; k++) { /* the padding of the scales of 2880 x 2880 is zero, and nothing else is */
         enum { N = 2880 };
         gmm_format f = named(k & 1 ? GMM_E2M1 : GMM_E4M3, k & 1 ? GMM_SCALING_NV16 : GMM_SCALING_MX32);
         float *x = (float *)t_host((size_t)N * N * sizeof(float));
@@ -908,13 +936,13 @@ static void layout_vectors(int arg) { /* 74, 85, 114 */
                 const int64_t tile = i / 128 * (cols / 4) + j / 4;
                 const uint8_t s = ((uint8_t *)r.scale)[tile * 512 + i % 32 * 16 + i % 128 / 32 * 4 + j % 4];
                 zeros += s == 0;
-                T_CHECK((s == 0) == (i >= N || j >= used), "114: scale %d, %d is %02x", (int)i, (int)j, s);
+                T_CHECK((s == 0) == (i >= N || j >= used), "scale %d, %d is %02x", (int)i, (int)j, s);
             }
-        T_CHECK(zeros == 2944 * cols - N * used, "114: %lld zeros", (long long)zeros);
+        T_CHECK(zeros == 2944 * cols - N * used, "%lld zeros", (long long)zeros);
     }
 }
 
-/* 119: groups padded by gmm_pad have the same amaxes, scales and codes as before, and codes 0 in their padding. */
+/* Groups padded by gmm_pad have the same amaxes, scales and codes as before, and codes 0 in their padding. */
 static void padded(int arg) {
     static const int64_t sizes[5] = { 70, 0, 33, 1, 128 };
     static const int32_t aligns[3] = { 16, 32, 128 };
@@ -960,24 +988,24 @@ static void padded(int arg) {
             codes[k] = (uint8_t *)t_get(copy[k].data, (size_t)l.data_bytes);
             scales[k] = (uint8_t *)t_get(copy[k].scale, (size_t)l.scale_bytes);
         }
-        t_same("119: amaxes", t_get(copy[1].amax, 4 * G), t_get(copy[0].amax, 4 * G), 4 * G);
-        if (!arg) t_same("119: scales", scales[1], scales[0], 4 * G);
+        t_same("amaxes", t_get(copy[1].amax, 4 * G), t_get(copy[0].amax, 4 * G), 4 * G);
+        if (!arg) t_same("scales", scales[1], scales[0], 4 * G);
         for (int g = 0; g < G; row += sizes[g], wide += up(sizes[g], aligns[n]), start += up(sizes[g++], 128)) {
             const size_t bytes = arg ? COLS / 2 : COLS, blocks16 = COLS / 16;
-            t_same("119: codes", codes[1] + (size_t)wide * bytes, codes[0] + (size_t)row * bytes,
+            t_same("codes", codes[1] + (size_t)wide * bytes, codes[0] + (size_t)row * bytes,
                    (size_t)sizes[g] * bytes);
-            t_bytes("119: padding", codes[1] + (size_t)(wide + sizes[g]) * bytes, 0,
+            t_bytes("padding", codes[1] + (size_t)(wide + sizes[g]) * bytes, 0,
                     (size_t)(up(sizes[g], aligns[n]) - sizes[g]) * bytes);
-            if (arg) t_same("119: scales", scales[1] + (size_t)start * blocks16, scales[0] + (size_t)start * blocks16,
+            if (arg) t_same("scales", scales[1] + (size_t)start * blocks16, scales[0] + (size_t)start * blocks16,
                             (size_t)up(sizes[g], 128) * blocks16);
         }
     }
 }
 
 /* The skip word; column sums; poison beyond the used part of a buffer; thread counts. */
-static void skip_and_sums(int arg) {
+static void skip_and_sums(int recipe) {
     static const int64_t sizes[4] = { 70, 0, 33, 150 };
-    const gmm_recipe_kind kind = (gmm_recipe_kind)(arg + 1);
+    const gmm_recipe_kind kind = (gmm_recipe_kind)recipe;
     quant_case c = { .grouped = 1, .units = 4, .sizes = sizes, .cols = 96, .source = GMM_BF16, .extra = 30 };
     quant_run r;
     int32_t word = 1;
@@ -1447,7 +1475,7 @@ static void shards(int arg) {
 }
 
 #ifdef HAVE_CUDA
-/* Row 53: a captured call, replayed with other splits, scales, random words and skip word, writes the bytes of a call;
+/* A captured call, replayed with other splits, scales, random words and skip word, writes the bytes of a call;
    nothing if the skip word is set. Widths with and without vector accesses. */
 static void replays(int arg) {
     static const int64_t first[5] = { 70, 0, 33, 150, 127 }, widths[3] = { 128, 288, 34 };
@@ -1463,7 +1491,6 @@ static void replays(int arg) {
         int32_t *skip = (int32_t *)t_alloc(4), go = 0, stop = 1;
         void *workspace, *graph = NULL;
         const char *why;
-        if (c.f.scaling == GMM_SCALING_128X128) return;
         build(&r, &c);
         for (int64_t i = 0; i < r.capacity * c.cols; i++) r.src.v[i] = ref_round(GMM_BF16, t_real());
         t_mat_put(&r.src);
@@ -1519,17 +1546,25 @@ static void replays(int arg) {
 void tests_quantize(void) {
     variant v[VARIANTS];
     const int n = variants(v);
-    for (int i = 0; i < n; i++) t_add(activations, i, "row36 row38 quantize activations %s", v[i].name);
+    t_add_host(valid_variants, 0, "quantize variants are valid formats");
+    for (int i = 0; i < n; i++)
+        if (of_groups(&v[i].format)) t_add(activations, i, "quantize activations %s", v[i].name);
     for (int i = 0; i < n; i++) t_add(matrices, i, "quantize matrices %s", v[i].name);
-    for (int i = 0; i < n; i++) t_add(apart, i, "row36 quantize apart %s", v[i].name);
-    for (int i = 0; i < n; i++) t_add(shared_codes, i, "quantize shared codes %s", v[i].name);
-    for (int i = 0; i < 8; i++) t_add(special_values, i, "row38 quantize special values, format %d", i);
-    t_add(layout_vectors, 0, "quantize vectors 74, 85, 114");
-    for (int i = 0; i < 2; i++) t_add(padded, i, "quantize vector 119 padded groups, %s", i ? "nvfp4" : "tensor");
+    for (int i = 0; i < n; i++)
+        if (of_groups(&v[i].format)) t_add(apart, i, "quantize apart %s", v[i].name);
+    for (int i = 0; i < n; i++)
+        if (by_elements(&v[i].format) && !v[i].format.stochastic)
+            t_add(shared_codes, i, "quantize shared codes %s", v[i].name);
+    for (int i = 0; i < SPECIALS; i++) t_add(special_values, i, "quantize special values, %s", specials[i].name);
+    t_add(layout_vectors, 0, "quantize known values, layouts");
+    for (int i = 0; i < 2; i++) t_add(padded, i, "quantize padded groups, %s", i ? "nvfp4" : "tensor");
     for (int i = 0; i < n; i++) t_add(dequantizes, i, "dequantize %s", v[i].name);
-    for (int i = 0; i < n; i++) t_add(requantizes, i, "requantize %s", v[i].name);
+    for (int i = 0; i < n; i++)
+        if (of_groups(&v[i].format) && by_elements(&v[i].format) && !v[i].format.delayed)
+            t_add(requantizes, i, "requantize %s", v[i].name);
     for (int i = 0; i < 2; i++) t_add(tables, i, "requantize tables%s", i ? "" : " on the host");
-    for (int i = 0; i < 5; i++) t_add(skip_and_sums, i, "row37 quantize skip word and sums, recipe %d", i + 1);
+    for (int k = GMM_RECIPE_FP8_DELAYED; k <= GMM_RECIPE_NVFP4; k++)
+        t_add(skip_and_sums, k, "quantize skip word and sums, recipe %s", ref_recipe_name((gmm_recipe_kind)k));
     for (int i = 0; i < 3; i++) t_add(updates, i, "scale update, margin %d", i);
     t_add(update_reduces, 0, "scale update reduces over ranks, refusals");
     for (int i = 0; i < n; i++) t_add(shards, i, "quantize sharded masters %s", v[i].name);
@@ -1541,6 +1576,7 @@ void tests_quantize(void) {
     t_add_host(four_over_six, 0, "quantize 4 over 6 by its contract");
     t_add(refusals, 0, "quantize refusals");
 #ifdef HAVE_CUDA
-    for (int i = 0; i < n; i++) t_add_gpu(replays, i, "row53 quantize replayed, %s", v[i].name);
+    for (int i = 0; i < n; i++)
+        if (of_groups(&v[i].format)) t_add_gpu(replays, i, "quantize replayed, %s", v[i].name);
 #endif
 }

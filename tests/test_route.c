@@ -74,6 +74,9 @@ static double objective(const route_case *c, const double *logits, const int32_t
 
 static gmm_route route_of(const route_case *c) {
     gmm_route r = GMM_ZERO;
+    t_about("%s, %lld tokens, %d experts, topk %d, %s, normalize %d, scale %g", gmm_dtype_name(c->dtype),
+            (long long)c->tokens, (int)c->experts, (int)c->topk,
+            c->score == GMM_SCORE_SIGMOID ? "sigmoid" : "softmax", (int)c->normalize, (double)c->scale);
     r.experts = c->experts;
     r.tokens = c->tokens;
     r.topk = c->topk;
@@ -100,6 +103,7 @@ static void call(gmm_context *ctx, gmm_op op, const gmm_route *r) {
         T_OK_TEXT(gmm_topk_fwd(ctx, r, workspace, info.workspace_bytes, T.stream), gmm_last_error(ctx));
     else T_OK_TEXT(gmm_topk_bwd(ctx, r, workspace, info.workspace_bytes, T.stream), gmm_last_error(ctx));
 }
+#define call(...) T_CALL(call, __VA_ARGS__)
 
 static void outputs(gmm_route *r) {
     const int64_t slots = r->tokens * r->topk;
@@ -603,16 +607,16 @@ void tests_route(void) {
     t_add(ties, 6, "route ties E7");
     t_add(ties, 63, "route ties E64");
     t_add(ties, 149, "route ties E150");
-    t_add(nan_rows, 0, "row64 route NaN in logits and bias");
+    t_add(nan_rows, 0, "route NaN in logits and bias");
     for (int score = 0; score < 2; score++) {
         const char *name = score ? "sigmoid" : "softmax";
         t_add(extreme, score, "route extreme logits %s", name);
         t_add(backward_parts, score, "route bwd parts %s", name);
-        t_add(backward_wild, score, "row17 route bwd indices out of range %s", name);
-        t_add(optional, score, "row48 route outputs not asked for %s", name);
-        t_add(threads, score, "row56 route threads 1 2 3 %s", name);
+        t_add(backward_wild, score, "route bwd indices out of range %s", name);
+        t_add(optional, score, "route outputs not asked for %s", name);
+        t_add(threads, score, "route threads 1 2 3 %s", name);
     }
-    t_add(no_tokens, 0, "row9 route T0");
-    t_add(errors, 0, "row59 route fwd errors");
-    t_add(errors, 1, "row59 route bwd errors");
+    t_add(no_tokens, 0, "route T0");
+    t_add(errors, 0, "route fwd errors");
+    t_add(errors, 1, "route bwd errors");
 }

@@ -233,6 +233,7 @@ static void errors(int arg) {
 
 #ifdef HAVE_CUDA
 static void went(const char *what, const char *why) { T_CHECK(!why, "%s: %s", what, why); }
+#define went(...) T_CALL(went, __VA_ARGS__)
 
 /* A graph of copies, fills and external events: each replay waits for work of another stream, and signals that stream.
    The host cannot wait for a capturing stream, and trying to leaves the capture valid. */

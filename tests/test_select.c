@@ -77,6 +77,7 @@ static void one_case(gmm_context *ctx, const gmm__engine_row *rows, size_t count
     T_CHECK(!c->says || strstr(plan.note, c->says), "\"%s\" lacks \"%s\"", plan.note, c->says);
     T_CHECK(!c->says_not || !strstr(plan.note, c->says_not), "\"%s\" has \"%s\"", plan.note, c->says_not);
 }
+#define one_case(...) T_CALL(one_case, __VA_ARGS__)
 
 static void open_addresses(int arg) {
     const gmm__engine_row rows[2] = { row_of(GMM_ENGINE_WGMMA, picky_plan), row_of(GMM_ENGINE_MMA, general_plan) };
@@ -207,6 +208,6 @@ static void optional_fields(int arg) {
 }
 
 void tests_select(void) {
-    t_add_host(optional_fields, 0, "an engine that does not honour an optional field is declined by its name");
-    t_add_host(open_addresses, 0, "queries without addresses, on engines that need alignment");
+    t_add_host(optional_fields, 0, "select declines by the name of the optional field that an engine does not honour");
+    t_add_host(open_addresses, 0, "select answers queries without addresses, on engines that need alignment");
 }

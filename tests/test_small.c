@@ -18,6 +18,8 @@ static gmm_status accumulate(const gmm_accumulation *d) {
 
 static gmm_accumulation accumulation(const t_mat *x, const t_mat *y, float scale, float beta) {
     gmm_accumulation d = GMM_ZERO;
+    t_about("%lld addends of %lld x %lld %s into %s, scale %g, beta %g", (long long)x->count, (long long)y->rows,
+            (long long)y->cols, gmm_dtype_name(x->dtype), gmm_dtype_name(y->dtype), (double)scale, (double)beta);
     d.count = (int32_t)x->count;
     d.rows = y->rows;
     d.cols = y->cols;

@@ -79,7 +79,9 @@ static void both_on(lin_spec s, int32_t sm_limit) {
         t_same("MMA", first, t_mat_bits(&r.out), out_bytes(&r));
     }
 }
+#define both_on(...) T_CALL(both_on, __VA_ARGS__)
 static void both(lin_spec s) { both_on(s, 0); }
+#define both(...) T_CALL(both, __VA_ARGS__)
 
 /* Case `arg` of operation x precision; every matrix suits the engine. */
 static lin_spec spec_of(int arg, int32_t groups, const int64_t *sizes) {

@@ -1,4 +1,4 @@
-/* test_report.c - the harness's voice: comparisons, what a failure prints, progress, the table at the end */
+/* test_report.c - comparisons, what a failure prints, progress, the table at the end */
 #define _GNU_SOURCE /* isatty */
 #include "harness.h"
 

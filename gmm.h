@@ -504,9 +504,10 @@ typedef enum gmm_mlp_slot {
 
 /* How the products of an MLP are quantized: each product quantizes its two operands (of x, FC2's input h, w1, w2, dy
    and FC1's output gradient dz) in the format that the recipe has for their role, along its own contraction, into the
-   workspace. Weights may already be quantized, in the recipe's dtype and scaling: fwd reads w1 and w2, bwd
-   w1.columnwise and w2.columnwise (and w1 if FC1 runs again); results are bitwise the same. Nothing else changes with a
-   recipe: saved values have the unquantized dtype, and bias gradients are computed from it. */
+   workspace. dy and dz are cast in both directions by one pass where a backward runs both products that read them,
+   unless the format has an amax per row. Weights may already be quantized, in the recipe's dtype and scaling: fwd reads
+   w1 and w2, bwd w1.columnwise and w2.columnwise (and w1 if FC1 runs again); results are bitwise the same. Nothing else
+   changes with a recipe: saved values have the unquantized dtype, and bias gradients are computed from it. */
 typedef struct gmm_mlp_quant {
     uint32_t struct_size;
     int32_t reserved;        /* 0 */
@@ -4328,7 +4329,9 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
 
    Regions of the workspace: the intermediate matrices, and the workspace that all steps share. */
 enum {
-    GMM__PART_MLP_OFFSETS, GMM__PART_MLP_Z, GMM__PART_MLP_H, GMM__PART_MLP_DH, GMM__PART_MLP_DZ, GMM__PART_MLP_STEP
+    GMM__PART_MLP_OFFSETS, GMM__PART_MLP_Z, GMM__PART_MLP_H, GMM__PART_MLP_DH, GMM__PART_MLP_DZ,
+    GMM__PART_MLP_COPIES, /* of dy, then of dz */
+    GMM__PART_MLP_STEP
 };
 
 /* Sizes in bytes of an MLP's intermediate matrices, and their places in the buffers of the caller. */
@@ -4394,6 +4397,15 @@ static gmm__mlp_gradients gmm__mlp_gradients_of(const gmm__call *call) {
     return n;
 }
 
+/* An output gradient, dy or dz, quantized in both directions, and the quantization that makes these copies in one pass.
+   `operand` is what the products of the layer read. */
+typedef struct gmm__mlp_copies {
+    gmm_format format;
+    gmm_mat rowwise, columnwise, operand;
+    gmm_quantization quantization;
+    size_t bytes;
+} gmm__mlp_copies;
+
 /* Descriptors of the operations that an MLP consists of, the same for its plan and its launch. */
 typedef struct gmm__mlp_steps {
     gmm_groups groups; /* the split as int64 offsets, computed once */
@@ -4401,6 +4413,7 @@ typedef struct gmm__mlp_steps {
     gmm_mat z, h, dh, dz, x, w1, w2, b1, b2, y, dy, dx;
     gmm_linear fc1, fc2, dgrad2, bgrad2, wgrad2, bgrad1, wgrad1, dgrad1;
     gmm_activation act;
+    gmm__mlp_copies copies[2]; /* of dz, for FC1's dgrad and wgrad; of dy, for FC2's */
 } gmm__mlp_steps;
 
 static gmm_linear gmm__mlp_linear(const gmm__mlp_steps *steps, int64_t in, int64_t out) {
@@ -4692,23 +4705,24 @@ static gmm__mlp_quantization gmm__mlp_quantization_of(const gmm__call *call) {
     q.quant = call->quant;
     return q;
 }
-/* The product that a linear step of this call computes. It belongs to FC2 if the step reads dy or w2. */
+/* The product that a linear step of this call computes. */
 static gmm__mlp_product gmm__mlp_product_of(const gmm__call *call, const gmm__mlp_quantization *quantization, gmm_op op,
-                                            const gmm_linear *l) {
+                                            int layer, const gmm_linear *l) {
     gmm__mlp_product p;
     p.ctx = call->ctx;
     p.function = call->function;
     p.quantization = quantization;
     p.op = op;
-    p.layer = l->dy == &call->mat[GMM__DY] || l->w == &call->mat[GMM__W2] ? 2 : 1;
+    p.layer = layer;
     p.linear = l;
     return p;
 }
 /* Raises *bytes to the workspace of one product, quantized if the call has a recipe. Returns 0 if it is declined. */
-static int gmm__mlp_size_product(const gmm__plan *plan, gmm_op op, const gmm_linear *l, size_t *bytes, gmm__plan *out) {
+static int gmm__mlp_size_product(const gmm__plan *plan, gmm_op op, int layer, const gmm_linear *l, size_t *bytes,
+                                 gmm__plan *out) {
     const gmm__call *call = plan->call;
     const gmm__mlp_quantization quantization = gmm__mlp_quantization_of(call);
-    const gmm__mlp_product product = gmm__mlp_product_of(call, &quantization, op, l);
+    const gmm__mlp_product product = gmm__mlp_product_of(call, &quantization, op, layer, l);
     const gmm_error last_error = call->ctx->error;
     if (quantization.recipe.kind == GMM_RECIPE_NONE) return gmm__mlp_size_linear(plan, op, l, bytes, out);
     if (gmm__mlp_measure_product(&product, bytes) == GMM_OK) return 1;
@@ -4716,6 +4730,87 @@ static int gmm__mlp_size_product(const gmm__plan *plan, gmm_op op, const gmm_lin
     call->ctx->error = last_error;
     return 0;
 }
+
+/* --- a gradient that dgrad and wgrad of one layer read: one pass casts it in both directions --- */
+
+/* Whether a backward casts the output gradient of a layer (dy of FC2, dz of FC1) once for both products. It does not
+   where only one of them runs in this call, and where the copies differ in their format: the columnwise one has no
+   amaxes per row. */
+static int gmm__mlp_casts_once(const gmm__call *call, int layer) {
+    const gmm_mlp *d = &call->d.mlp;
+    const gmm__mlp_gradients need = gmm__mlp_gradients_of(call);
+    if (call->recipe.kind == GMM_RECIPE_NONE || call->recipe.grad.dtype == GMM_NONE || call->recipe.grad.row_amax)
+        return 0;
+    return !need.defer && (layer == 2 ? need.dh && d->dw2 : d->dx && d->dw1);
+}
+
+/* Describes both copies of the gradient that `dgrad`, a step of the layer, reads, and the quantization that makes them.
+   They begin at `memory`, of which c->bytes are used. Without memory their addresses are NULL, as in queries. `c` holds
+   what the descriptors point to, and must not be copied. */
+static gmm_status gmm__mlp_copies_of(const gmm__call *call, int layer, const gmm_linear *dgrad, void *memory,
+                                     gmm__mlp_copies *c) {
+    const int32_t slot = layer == 2 ? GMM_SLOT_DY : GMM_SLOT_DZ;
+    const gmm_groups *groups = dgrad->groups;
+    gmm_mat *const copies[2] = { &c->rowwise, &c->columnwise };
+    gmm_quantization *q = &c->quantization;
+    gmm_error error = GMM_ZERO;
+    int i;
+    memset(c, 0, sizeof *c);
+    c->format = call->recipe.grad;
+    c->format.struct_size = 0;
+    for (i = 0; i < 2; i++) {
+        const gmm_direction direction = i ? GMM_COLUMNWISE : GMM_ROWWISE;
+        gmm_layout layout;
+        const gmm_status s = gmm_layout_of_groups(c->format.dtype, c->format.scaling, c->format.order, direction,
+                                                  groups->count, groups->capacity, dgrad->out_features, &layout,
+                                                  &error);
+        if (s != GMM_OK) return gmm__fail(&call->ctx->error, s, "%s: %.400s", call->function, error.text);
+        *copies[i] = gmm_mat_quantized(&c->format, direction, NULL, NULL, NULL);
+        copies[i]->data = gmm__mlp_reserve(memory, &c->bytes, layout.data_bytes);
+        copies[i]->scale = gmm__mlp_reserve(memory, &c->bytes, layout.scale_bytes);
+        if (c->format.delayed) copies[i]->amax = call->quant.amax ? call->quant.amax + slot * groups->count : NULL;
+        else copies[i]->amax = (float *)gmm__mlp_reserve(memory, &c->bytes, 4 * (int64_t)groups->count);
+    }
+    q->cols = dgrad->out_features;
+    q->groups = groups;
+    q->options = dgrad->options;
+    q->format = &c->format;
+    q->src = dgrad->dy;
+    q->rowwise = &c->rowwise;
+    q->columnwise = &c->columnwise;
+    q->scale = c->format.delayed && call->quant.scale ? call->quant.scale + slot * groups->count : NULL;
+    if (c->format.stochastic && call->quant.random) q->random = call->quant.random + (slot == GMM_SLOT_DZ ? 2 : 0);
+    c->operand = c->rowwise;
+    c->operand.columnwise = &c->columnwise;
+    return GMM_OK;
+}
+
+/* Makes the dgrad and wgrad steps of a layer whose gradient is cast once read the copies at `memory`, and checks the
+   quantization that writes these. */
+static gmm_status gmm__mlp_share_copies(const gmm__call *call, int layer, gmm__mlp_steps *steps, void *memory,
+                                        int query, gmm__call *quantize) {
+    gmm_linear *dgrad = layer == 2 ? &steps->dgrad2 : &steps->dgrad1;
+    gmm_linear *wgrad = layer == 2 ? &steps->wgrad2 : &steps->wgrad1;
+    gmm__mlp_copies *c = &steps->copies[layer - 1];
+    const gmm_status s = gmm__mlp_copies_of(call, layer, dgrad, memory, c);
+    dgrad->dy = wgrad->dy = &c->operand;
+    return s != GMM_OK ? s : gmm__quantize_prepare(quantize, call->ctx, GMM_OP_QUANTIZE, call->function,
+                                                   &c->quantization, query);
+}
+/* Raises *bytes to what the copies of a layer's gradient take, and *step_bytes to the workspace of their quantization.
+   Returns 0 if that is declined. */
+static int gmm__mlp_size_copies(gmm__plan *plan, int layer, gmm__mlp_steps *steps, size_t *bytes, size_t *step_bytes) {
+    const gmm__call *call = plan->call;
+    const gmm_error last_error = call->ctx->error;
+    gmm__call step;
+    gmm_status s;
+    if (!gmm__mlp_casts_once(call, layer)) return 1;
+    s = gmm__mlp_share_copies(call, layer, steps, NULL, 1, &step);
+    if (!gmm__mlp_measure_step(&step, s, &last_error, step_bytes, plan)) return 0;
+    if (steps->copies[layer - 1].bytes > *bytes) *bytes = steps->copies[layer - 1].bytes;
+    return 1;
+}
+
 /* Raises *bytes to the workspace of an activation step. Returns 0 if it is declined. */
 static int gmm__mlp_size_act(const gmm__plan *plan, gmm_op op, const gmm_activation *a, size_t *bytes, gmm__plan *out) {
     gmm__call step;
@@ -4733,9 +4828,9 @@ static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
     size_t step_bytes = 0;
     gmm__mlp_fill(&steps, plan, NULL, NULL, NULL, NULL, NULL);
     steps.act.y = &steps.h;
-    if (!gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &steps.fc1, &step_bytes, plan) ||
+    if (!gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, 1, &steps.fc1, &step_bytes, plan) ||
         !gmm__mlp_size_act(plan, GMM_OP_ACT_FWD, &steps.act, &step_bytes, plan) ||
-        !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &steps.fc2, &step_bytes, plan))
+        !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, 2, &steps.fc2, &step_bytes, plan))
         return 0;
     gmm__reserve(plan, GMM__PART_MLP_OFFSETS, b.offsets_bytes);
     /* inference keeps z and h in the workspace, training in gmm_mlp.saved; a query cannot tell the two apart */
@@ -4757,15 +4852,24 @@ static gmm_status gmm__mlp_offsets(const gmm__plan *plan, void *offsets, gmm_str
     return gmm__serve(&step, NULL, NULL, 0, stream);
 }
 /* Enqueues a linear step: quantizations and product with a recipe, else the linear operation alone. */
-static gmm_status gmm__mlp_step(const gmm__plan *plan, gmm_op op, const gmm_linear *l, gmm_stream stream) {
+static gmm_status gmm__mlp_step(const gmm__plan *plan, gmm_op op, int layer, const gmm_linear *l, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm__mlp_quantization quantization = gmm__mlp_quantization_of(call);
-    const gmm__mlp_product product = gmm__mlp_product_of(call, &quantization, op, l);
+    const gmm__mlp_product product = gmm__mlp_product_of(call, &quantization, op, layer, l);
     void *workspace = gmm__part(plan, GMM__PART_MLP_STEP);
     const size_t bytes = plan->workspace_bytes - plan->part[GMM__PART_MLP_STEP];
     return quantization.recipe.kind != GMM_RECIPE_NONE && op != GMM_OP_LINEAR_BGRAD
                ? gmm__mlp_run_product(&product, workspace, bytes, stream)
                : gmm__linear_run(call->ctx, op, call->function, l, workspace, bytes, stream);
+}
+/* Enqueues the cast of a layer's gradient in both directions, where its two products share the copies. */
+static gmm_status gmm__mlp_cast_once(const gmm__plan *plan, int layer, gmm__mlp_steps *steps, gmm_stream stream) {
+    gmm__call step;
+    gmm_status s;
+    if (!gmm__mlp_casts_once(plan->call, layer)) return GMM_OK;
+    s = gmm__mlp_share_copies(plan->call, layer, steps, gmm__part(plan, GMM__PART_MLP_COPIES), 0, &step);
+    return s != GMM_OK ? s : gmm__serve(&step, NULL, gmm__part(plan, GMM__PART_MLP_STEP),
+                                        plan->workspace_bytes - plan->part[GMM__PART_MLP_STEP], stream);
 }
 static gmm_status gmm__mlp_act_step(const gmm__plan *plan, gmm_op op, const gmm_activation *a, gmm_stream stream) {
     gmm__call step;
@@ -4787,9 +4891,9 @@ static gmm_status gmm__compose_launch_mlp_fwd(const gmm__plan *plan, gmm_stream 
     gmm__mlp_fill(&steps, plan, offsets, z, h, NULL, NULL);
     steps.act.y = &steps.h;
     if ((s = gmm__mlp_offsets(plan, offsets, stream)) != GMM_OK) return s;
-    if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_FWD, &steps.fc1, stream)) != GMM_OK) return s;
+    if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_FWD, 1, &steps.fc1, stream)) != GMM_OK) return s;
     if ((s = gmm__mlp_act_step(plan, GMM_OP_ACT_FWD, &steps.act, stream)) != GMM_OK) return s;
-    return gmm__mlp_step(plan, GMM_OP_LINEAR_FWD, &steps.fc2, stream);
+    return gmm__mlp_step(plan, GMM_OP_LINEAR_FWD, 2, &steps.fc2, stream);
 }
 
 static int gmm__compose_plan_mlp_bwd(const gmm__call *call, gmm__plan *plan) {
@@ -4798,29 +4902,33 @@ static int gmm__compose_plan_mlp_bwd(const gmm__call *call, gmm__plan *plan) {
     const gmm__mlp_buffers b = gmm__mlp_measure(call);
     const gmm__mlp_gradients need = gmm__mlp_gradients_of(call);
     gmm__mlp_steps steps;
-    size_t step_bytes = 0;
+    size_t step_bytes = 0, copies_bytes = 0;
     gmm__mlp_fill(&steps, plan, NULL, NULL, NULL, NULL, NULL);
+    if (!gmm__mlp_size_copies(plan, 2, &steps, &copies_bytes, &step_bytes) ||
+        !gmm__mlp_size_copies(plan, 1, &steps, &copies_bytes, &step_bytes))
+        return 0;
     steps.act.dy = &steps.dh;
     steps.act.dx = need.dz ? &steps.dz : NULL;
     steps.act.dprob = d->dprob;
     steps.act.y = &steps.h;
     if ((need.z && c->save == GMM_SAVE_NOTHING &&
-         !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &steps.fc1, &step_bytes, plan)) ||
-        (need.dh && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, &steps.dgrad2, &step_bytes, plan)) ||
+         !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, 1, &steps.fc1, &step_bytes, plan)) ||
+        (need.dh && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, 2, &steps.dgrad2, &step_bytes, plan)) ||
         (need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_BWD, &steps.act, &step_bytes, plan)) ||
         (need.h && !need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_FWD, &steps.act, &step_bytes, plan)) ||
         ((d->db2 || steps.bgrad2.d_bias_scale) &&
          !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &steps.bgrad2, &step_bytes, plan)) ||
         (d->db1 && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &steps.bgrad1, &step_bytes, plan)) ||
-        (d->dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &steps.wgrad2, &step_bytes, plan)) ||
-        (d->dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &steps.wgrad1, &step_bytes, plan)) ||
-        (d->dx && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, &steps.dgrad1, &step_bytes, plan)))
+        (d->dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, 2, &steps.wgrad2, &step_bytes, plan)) ||
+        (d->dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, 1, &steps.wgrad1, &step_bytes, plan)) ||
+        (d->dx && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, 1, &steps.dgrad1, &step_bytes, plan)))
         return 0;
     gmm__reserve(plan, GMM__PART_MLP_OFFSETS, b.offsets_bytes);
     gmm__reserve(plan, GMM__PART_MLP_Z, need.z && c->save == GMM_SAVE_NOTHING ? b.z_bytes : 0);
     gmm__reserve(plan, GMM__PART_MLP_H, need.h && !need.defer ? b.h_bytes : 0);
     gmm__reserve(plan, GMM__PART_MLP_DH, need.dh ? b.h_bytes : 0);
     gmm__reserve(plan, GMM__PART_MLP_DZ, need.dz && !need.defer ? b.z_bytes : 0);
+    gmm__reserve(plan, GMM__PART_MLP_COPIES, copies_bytes);
     gmm__reserve(plan, GMM__PART_MLP_STEP, step_bytes);
     plan->saved_bytes = b.saved_bytes;
     plan->deferred_bytes = need.defer ? b.deferred_arrays + 2 * b.arrays_bytes : 0;
@@ -4966,27 +5074,29 @@ static gmm_status gmm__compose_launch_mlp_bwd(const gmm__plan *plan, gmm_stream 
     steps.act.y = need.h && !h_saved ? &steps.h : NULL;
     if ((s = gmm__mlp_offsets(plan, offsets, stream)) != GMM_OK) return s;
     if (need.z && c->save == GMM_SAVE_NOTHING &&
-        (s = gmm__mlp_step(plan, GMM_OP_LINEAR_FWD, &steps.fc1, stream)) != GMM_OK)
+        (s = gmm__mlp_step(plan, GMM_OP_LINEAR_FWD, 1, &steps.fc1, stream)) != GMM_OK)
         return s;
+    if ((s = gmm__mlp_cast_once(plan, 2, &steps, stream)) != GMM_OK) return s;
     if (need.dh) {
-        if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_DGRAD, &steps.dgrad2, stream)) != GMM_OK) return s;
+        if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_DGRAD, 2, &steps.dgrad2, stream)) != GMM_OK) return s;
         if ((s = gmm__mlp_act_step(plan, GMM_OP_ACT_BWD, &steps.act, stream)) != GMM_OK) return s;
     } else if (steps.act.y) {
         if ((s = gmm__mlp_act_step(plan, GMM_OP_ACT_FWD, &steps.act, stream)) != GMM_OK) return s;
     }
-    if (d->dw2 && !need.defer && (s = gmm__mlp_step(plan, GMM_OP_LINEAR_WGRAD, &steps.wgrad2, stream)) != GMM_OK)
+    if (d->dw2 && !need.defer && (s = gmm__mlp_step(plan, GMM_OP_LINEAR_WGRAD, 2, &steps.wgrad2, stream)) != GMM_OK)
         return s;
     gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_W2, d->dw2 && !need.defer, stream);
     if ((d->db2 || steps.bgrad2.d_bias_scale) &&
-        (s = gmm__mlp_step(plan, GMM_OP_LINEAR_BGRAD, &steps.bgrad2, stream)) != GMM_OK)
+        (s = gmm__mlp_step(plan, GMM_OP_LINEAR_BGRAD, 2, &steps.bgrad2, stream)) != GMM_OK)
         return s;
     gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_B2, d->db2 != NULL, stream);
-    if (d->dw1 && !need.defer && (s = gmm__mlp_step(plan, GMM_OP_LINEAR_WGRAD, &steps.wgrad1, stream)) != GMM_OK)
+    if ((s = gmm__mlp_cast_once(plan, 1, &steps, stream)) != GMM_OK) return s; /* FC2's copies are read no more */
+    if (d->dw1 && !need.defer && (s = gmm__mlp_step(plan, GMM_OP_LINEAR_WGRAD, 1, &steps.wgrad1, stream)) != GMM_OK)
         return s;
     gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_W1, d->dw1 && !need.defer, stream);
-    if (d->db1 && (s = gmm__mlp_step(plan, GMM_OP_LINEAR_BGRAD, &steps.bgrad1, stream)) != GMM_OK) return s;
+    if (d->db1 && (s = gmm__mlp_step(plan, GMM_OP_LINEAR_BGRAD, 1, &steps.bgrad1, stream)) != GMM_OK) return s;
     gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_B1, d->db1 != NULL, stream);
-    if (d->dx && (s = gmm__mlp_step(plan, GMM_OP_LINEAR_DGRAD, &steps.dgrad1, stream)) != GMM_OK) return s;
+    if (d->dx && (s = gmm__mlp_step(plan, GMM_OP_LINEAR_DGRAD, 1, &steps.dgrad1, stream)) != GMM_OK) return s;
     return need.defer ? gmm__mlp_record(&steps, call, stream) : GMM_OK;
 }
 
@@ -5006,9 +5116,7 @@ static gmm_linear gmm__mlp_recorded_linear(gmm__wgrad_record *r, int i) {
 }
 static gmm__mlp_product gmm__mlp_recorded_product(const gmm__call *call, const gmm__wgrad_record *r, int i,
                                                   const gmm_linear *l) {
-    gmm__mlp_product p = gmm__mlp_product_of(call, &r->quantization, GMM_OP_LINEAR_WGRAD, l);
-    p.layer = 2 - i;
-    return p;
+    return gmm__mlp_product_of(call, &r->quantization, GMM_OP_LINEAR_WGRAD, 2 - i, l);
 }
 
 /* Plans the weight gradients of a record, which call->input and call->output point to. They are NULL in a query, which
@@ -5032,8 +5140,9 @@ static int gmm__compose_plan_mlp_wgrad(const gmm__call *call, gmm__plan *plan) {
     } else {
         gmm__mlp_steps steps;
         gmm__mlp_fill(&steps, plan, NULL, NULL, NULL, NULL, NULL);
-        if ((call->d.mlp.dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &steps.wgrad2, &step_bytes, plan)) ||
-            (call->d.mlp.dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &steps.wgrad1, &step_bytes, plan)))
+        const gmm_mlp *d = &call->d.mlp;
+        if ((d->dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, 2, &steps.wgrad2, &step_bytes, plan)) ||
+            (d->dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, 1, &steps.wgrad1, &step_bytes, plan)))
             return 0;
     }
     memset(plan->part, 0, sizeof plan->part);

@@ -269,6 +269,38 @@ static void delayed_wgrad(int arg) {
     same_rows("dx", &now.dx, &later.dx);
 }
 
+static void count_line(void *user, gmm_log_level level, const char *message) {
+    (void)message;
+    *(int *)user += level == GMM_LOG_TRACE;
+}
+
+/* Backward casts each operand once: dy and dz, which dgrad and wgrad both read, in one pass. Every operation that it is
+   composed of writes one line of the trace. */
+static void casts_once(int arg) {
+    for (int wgrads = 0; wgrads < 2; wgrads++) {
+        gmm_config config = T.config;
+        gmm_info info = GMM_ZERO;
+        gmm_context *ctx;
+        mlp_case c;
+        int lines = 0, casts;
+        config.log.level = GMM_LOG_TRACE;
+        config.log.user = &lines;
+        config.log.write = count_line;
+        ctx = t_context(&config);
+        build(&c, arg, GMM_SAVE_PREACT);
+        forward(&c);
+        want_gradients(&c);
+        if (!wgrads) c.d.dw1 = c.d.dw2 = NULL;
+        T_OK_TEXT(gmm_mlp_query(ctx, GMM_OP_MLP_BWD, &c.d, &info), gmm_last_error(ctx));
+        lines = 0;
+        T_OK_TEXT(gmm_mlp_bwd(ctx, &c.d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream),
+                  gmm_last_error(ctx));
+        casts = lines - (wgrads ? 7 : 5); /* lines of the MLP, its offsets, its activation, two or four products */
+        T_CHECK(casts == 2 * (c.recipe.grad.dtype != GMM_NONE) + 2 * (c.recipe.weight.dtype != GMM_NONE) +
+                             2 * (wgrads && c.recipe.input.dtype != GMM_NONE), "%d casts, wgrads %d", casts, wgrads);
+    }
+}
+
 static void refusals(int arg) {
     mlp_case c;
     (void)arg;
@@ -364,6 +396,7 @@ void tests_mlp_quant(void) {
     for (int i = 0; i < RECIPES; i++) t_add(equals_steps, i, "mlp recipe %s equals its steps", recipes[i].name);
     for (int i = 0; i < RECIPES; i++)
         t_add(delayed_wgrad, i, "mlp recipe %s delayed weight gradients", recipes[i].name);
+    for (int i = 0; i < RECIPES; i++) t_add(casts_once, i, "mlp recipe %s casts each operand once", recipes[i].name);
     t_add(refusals, 0, "mlp recipe refusals");
     t_add(transform_dtypes, (int)GMM_F16, "mlp recipe with the transform takes bf16 alone, not f16");
     t_add(transform_dtypes, (int)GMM_F32, "mlp recipe with the transform takes bf16 alone, not f32");

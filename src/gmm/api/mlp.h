@@ -106,9 +106,10 @@ typedef enum gmm_mlp_slot {
 
 /* How the products of an MLP are quantized: each product quantizes its two operands (of x, FC2's input h, w1, w2, dy
    and FC1's output gradient dz) in the format that the recipe has for their role, along its own contraction, into the
-   workspace. Weights may already be quantized, in the recipe's dtype and scaling: fwd reads w1 and w2, bwd
-   w1.columnwise and w2.columnwise (and w1 if FC1 runs again); results are bitwise the same. Nothing else changes with a
-   recipe: saved values have the unquantized dtype, and bias gradients are computed from it. */
+   workspace. dy and dz are cast in both directions by one pass where a backward runs both products that read them,
+   unless the format has an amax per row. Weights may already be quantized, in the recipe's dtype and scaling: fwd reads
+   w1 and w2, bwd w1.columnwise and w2.columnwise (and w1 if FC1 runs again); results are bitwise the same. Nothing else
+   changes with a recipe: saved values have the unquantized dtype, and bias gradients are computed from it. */
 typedef struct gmm_mlp_quant {
     uint32_t struct_size;
     int32_t reserved;        /* 0 */

@@ -7,9 +7,9 @@ static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
     size_t step_bytes = 0;
     gmm__mlp_fill(&steps, plan, NULL, NULL, NULL, NULL, NULL);
     steps.act.y = &steps.h;
-    if (!gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &steps.fc1, &step_bytes, plan) ||
+    if (!gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, 1, &steps.fc1, &step_bytes, plan) ||
         !gmm__mlp_size_act(plan, GMM_OP_ACT_FWD, &steps.act, &step_bytes, plan) ||
-        !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &steps.fc2, &step_bytes, plan))
+        !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, 2, &steps.fc2, &step_bytes, plan))
         return 0;
     gmm__reserve(plan, GMM__PART_MLP_OFFSETS, b.offsets_bytes);
     /* inference keeps z and h in the workspace, training in gmm_mlp.saved; a query cannot tell the two apart */
@@ -31,15 +31,24 @@ static gmm_status gmm__mlp_offsets(const gmm__plan *plan, void *offsets, gmm_str
     return gmm__serve(&step, NULL, NULL, 0, stream);
 }
 /* Enqueues a linear step: quantizations and product with a recipe, else the linear operation alone. */
-static gmm_status gmm__mlp_step(const gmm__plan *plan, gmm_op op, const gmm_linear *l, gmm_stream stream) {
+static gmm_status gmm__mlp_step(const gmm__plan *plan, gmm_op op, int layer, const gmm_linear *l, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm__mlp_quantization quantization = gmm__mlp_quantization_of(call);
-    const gmm__mlp_product product = gmm__mlp_product_of(call, &quantization, op, l);
+    const gmm__mlp_product product = gmm__mlp_product_of(call, &quantization, op, layer, l);
     void *workspace = gmm__part(plan, GMM__PART_MLP_STEP);
     const size_t bytes = plan->workspace_bytes - plan->part[GMM__PART_MLP_STEP];
     return quantization.recipe.kind != GMM_RECIPE_NONE && op != GMM_OP_LINEAR_BGRAD
                ? gmm__mlp_run_product(&product, workspace, bytes, stream)
                : gmm__linear_run(call->ctx, op, call->function, l, workspace, bytes, stream);
+}
+/* Enqueues the cast of a layer's gradient in both directions, where its two products share the copies. */
+static gmm_status gmm__mlp_cast_once(const gmm__plan *plan, int layer, gmm__mlp_steps *steps, gmm_stream stream) {
+    gmm__call step;
+    gmm_status s;
+    if (!gmm__mlp_casts_once(plan->call, layer)) return GMM_OK;
+    s = gmm__mlp_share_copies(plan->call, layer, steps, gmm__part(plan, GMM__PART_MLP_COPIES), 0, &step);
+    return s != GMM_OK ? s : gmm__serve(&step, NULL, gmm__part(plan, GMM__PART_MLP_STEP),
+                                        plan->workspace_bytes - plan->part[GMM__PART_MLP_STEP], stream);
 }
 static gmm_status gmm__mlp_act_step(const gmm__plan *plan, gmm_op op, const gmm_activation *a, gmm_stream stream) {
     gmm__call step;
@@ -61,9 +70,9 @@ static gmm_status gmm__compose_launch_mlp_fwd(const gmm__plan *plan, gmm_stream 
     gmm__mlp_fill(&steps, plan, offsets, z, h, NULL, NULL);
     steps.act.y = &steps.h;
     if ((s = gmm__mlp_offsets(plan, offsets, stream)) != GMM_OK) return s;
-    if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_FWD, &steps.fc1, stream)) != GMM_OK) return s;
+    if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_FWD, 1, &steps.fc1, stream)) != GMM_OK) return s;
     if ((s = gmm__mlp_act_step(plan, GMM_OP_ACT_FWD, &steps.act, stream)) != GMM_OK) return s;
-    return gmm__mlp_step(plan, GMM_OP_LINEAR_FWD, &steps.fc2, stream);
+    return gmm__mlp_step(plan, GMM_OP_LINEAR_FWD, 2, &steps.fc2, stream);
 }
 
 static int gmm__compose_plan_mlp_bwd(const gmm__call *call, gmm__plan *plan) {
@@ -72,29 +81,33 @@ static int gmm__compose_plan_mlp_bwd(const gmm__call *call, gmm__plan *plan) {
     const gmm__mlp_buffers b = gmm__mlp_measure(call);
     const gmm__mlp_gradients need = gmm__mlp_gradients_of(call);
     gmm__mlp_steps steps;
-    size_t step_bytes = 0;
+    size_t step_bytes = 0, copies_bytes = 0;
     gmm__mlp_fill(&steps, plan, NULL, NULL, NULL, NULL, NULL);
+    if (!gmm__mlp_size_copies(plan, 2, &steps, &copies_bytes, &step_bytes) ||
+        !gmm__mlp_size_copies(plan, 1, &steps, &copies_bytes, &step_bytes))
+        return 0;
     steps.act.dy = &steps.dh;
     steps.act.dx = need.dz ? &steps.dz : NULL;
     steps.act.dprob = d->dprob;
     steps.act.y = &steps.h;
     if ((need.z && c->save == GMM_SAVE_NOTHING &&
-         !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &steps.fc1, &step_bytes, plan)) ||
-        (need.dh && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, &steps.dgrad2, &step_bytes, plan)) ||
+         !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, 1, &steps.fc1, &step_bytes, plan)) ||
+        (need.dh && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, 2, &steps.dgrad2, &step_bytes, plan)) ||
         (need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_BWD, &steps.act, &step_bytes, plan)) ||
         (need.h && !need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_FWD, &steps.act, &step_bytes, plan)) ||
         ((d->db2 || steps.bgrad2.d_bias_scale) &&
          !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &steps.bgrad2, &step_bytes, plan)) ||
         (d->db1 && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &steps.bgrad1, &step_bytes, plan)) ||
-        (d->dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &steps.wgrad2, &step_bytes, plan)) ||
-        (d->dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &steps.wgrad1, &step_bytes, plan)) ||
-        (d->dx && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, &steps.dgrad1, &step_bytes, plan)))
+        (d->dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, 2, &steps.wgrad2, &step_bytes, plan)) ||
+        (d->dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, 1, &steps.wgrad1, &step_bytes, plan)) ||
+        (d->dx && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, 1, &steps.dgrad1, &step_bytes, plan)))
         return 0;
     gmm__reserve(plan, GMM__PART_MLP_OFFSETS, b.offsets_bytes);
     gmm__reserve(plan, GMM__PART_MLP_Z, need.z && c->save == GMM_SAVE_NOTHING ? b.z_bytes : 0);
     gmm__reserve(plan, GMM__PART_MLP_H, need.h && !need.defer ? b.h_bytes : 0);
     gmm__reserve(plan, GMM__PART_MLP_DH, need.dh ? b.h_bytes : 0);
     gmm__reserve(plan, GMM__PART_MLP_DZ, need.dz && !need.defer ? b.z_bytes : 0);
+    gmm__reserve(plan, GMM__PART_MLP_COPIES, copies_bytes);
     gmm__reserve(plan, GMM__PART_MLP_STEP, step_bytes);
     plan->saved_bytes = b.saved_bytes;
     plan->deferred_bytes = need.defer ? b.deferred_arrays + 2 * b.arrays_bytes : 0;
@@ -240,27 +253,29 @@ static gmm_status gmm__compose_launch_mlp_bwd(const gmm__plan *plan, gmm_stream 
     steps.act.y = need.h && !h_saved ? &steps.h : NULL;
     if ((s = gmm__mlp_offsets(plan, offsets, stream)) != GMM_OK) return s;
     if (need.z && c->save == GMM_SAVE_NOTHING &&
-        (s = gmm__mlp_step(plan, GMM_OP_LINEAR_FWD, &steps.fc1, stream)) != GMM_OK)
+        (s = gmm__mlp_step(plan, GMM_OP_LINEAR_FWD, 1, &steps.fc1, stream)) != GMM_OK)
         return s;
+    if ((s = gmm__mlp_cast_once(plan, 2, &steps, stream)) != GMM_OK) return s;
     if (need.dh) {
-        if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_DGRAD, &steps.dgrad2, stream)) != GMM_OK) return s;
+        if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_DGRAD, 2, &steps.dgrad2, stream)) != GMM_OK) return s;
         if ((s = gmm__mlp_act_step(plan, GMM_OP_ACT_BWD, &steps.act, stream)) != GMM_OK) return s;
     } else if (steps.act.y) {
         if ((s = gmm__mlp_act_step(plan, GMM_OP_ACT_FWD, &steps.act, stream)) != GMM_OK) return s;
     }
-    if (d->dw2 && !need.defer && (s = gmm__mlp_step(plan, GMM_OP_LINEAR_WGRAD, &steps.wgrad2, stream)) != GMM_OK)
+    if (d->dw2 && !need.defer && (s = gmm__mlp_step(plan, GMM_OP_LINEAR_WGRAD, 2, &steps.wgrad2, stream)) != GMM_OK)
         return s;
     gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_W2, d->dw2 && !need.defer, stream);
     if ((d->db2 || steps.bgrad2.d_bias_scale) &&
-        (s = gmm__mlp_step(plan, GMM_OP_LINEAR_BGRAD, &steps.bgrad2, stream)) != GMM_OK)
+        (s = gmm__mlp_step(plan, GMM_OP_LINEAR_BGRAD, 2, &steps.bgrad2, stream)) != GMM_OK)
         return s;
     gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_B2, d->db2 != NULL, stream);
-    if (d->dw1 && !need.defer && (s = gmm__mlp_step(plan, GMM_OP_LINEAR_WGRAD, &steps.wgrad1, stream)) != GMM_OK)
+    if ((s = gmm__mlp_cast_once(plan, 1, &steps, stream)) != GMM_OK) return s; /* FC2's copies are read no more */
+    if (d->dw1 && !need.defer && (s = gmm__mlp_step(plan, GMM_OP_LINEAR_WGRAD, 1, &steps.wgrad1, stream)) != GMM_OK)
         return s;
     gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_W1, d->dw1 && !need.defer, stream);
-    if (d->db1 && (s = gmm__mlp_step(plan, GMM_OP_LINEAR_BGRAD, &steps.bgrad1, stream)) != GMM_OK) return s;
+    if (d->db1 && (s = gmm__mlp_step(plan, GMM_OP_LINEAR_BGRAD, 1, &steps.bgrad1, stream)) != GMM_OK) return s;
     gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_B1, d->db1 != NULL, stream);
-    if (d->dx && (s = gmm__mlp_step(plan, GMM_OP_LINEAR_DGRAD, &steps.dgrad1, stream)) != GMM_OK) return s;
+    if (d->dx && (s = gmm__mlp_step(plan, GMM_OP_LINEAR_DGRAD, 1, &steps.dgrad1, stream)) != GMM_OK) return s;
     return need.defer ? gmm__mlp_record(&steps, call, stream) : GMM_OK;
 }
 
@@ -280,9 +295,7 @@ static gmm_linear gmm__mlp_recorded_linear(gmm__wgrad_record *r, int i) {
 }
 static gmm__mlp_product gmm__mlp_recorded_product(const gmm__call *call, const gmm__wgrad_record *r, int i,
                                                   const gmm_linear *l) {
-    gmm__mlp_product p = gmm__mlp_product_of(call, &r->quantization, GMM_OP_LINEAR_WGRAD, l);
-    p.layer = 2 - i;
-    return p;
+    return gmm__mlp_product_of(call, &r->quantization, GMM_OP_LINEAR_WGRAD, 2 - i, l);
 }
 
 /* Plans the weight gradients of a record, which call->input and call->output point to. They are NULL in a query, which
@@ -306,8 +319,9 @@ static int gmm__compose_plan_mlp_wgrad(const gmm__call *call, gmm__plan *plan) {
     } else {
         gmm__mlp_steps steps;
         gmm__mlp_fill(&steps, plan, NULL, NULL, NULL, NULL, NULL);
-        if ((call->d.mlp.dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &steps.wgrad2, &step_bytes, plan)) ||
-            (call->d.mlp.dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &steps.wgrad1, &step_bytes, plan)))
+        const gmm_mlp *d = &call->d.mlp;
+        if ((d->dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, 2, &steps.wgrad2, &step_bytes, plan)) ||
+            (d->dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, 1, &steps.wgrad1, &step_bytes, plan)))
             return 0;
     }
     memset(plan->part, 0, sizeof plan->part);

@@ -3,7 +3,9 @@
 
    Regions of the workspace: the intermediate matrices, and the workspace that all steps share. */
 enum {
-    GMM__PART_MLP_OFFSETS, GMM__PART_MLP_Z, GMM__PART_MLP_H, GMM__PART_MLP_DH, GMM__PART_MLP_DZ, GMM__PART_MLP_STEP
+    GMM__PART_MLP_OFFSETS, GMM__PART_MLP_Z, GMM__PART_MLP_H, GMM__PART_MLP_DH, GMM__PART_MLP_DZ,
+    GMM__PART_MLP_COPIES, /* of dy, then of dz */
+    GMM__PART_MLP_STEP
 };
 
 /* Sizes in bytes of an MLP's intermediate matrices, and their places in the buffers of the caller. */
@@ -69,6 +71,15 @@ static gmm__mlp_gradients gmm__mlp_gradients_of(const gmm__call *call) {
     return n;
 }
 
+/* An output gradient, dy or dz, quantized in both directions, and the quantization that makes these copies in one pass.
+   `operand` is what the products of the layer read. */
+typedef struct gmm__mlp_copies {
+    gmm_format format;
+    gmm_mat rowwise, columnwise, operand;
+    gmm_quantization quantization;
+    size_t bytes;
+} gmm__mlp_copies;
+
 /* Descriptors of the operations that an MLP consists of, the same for its plan and its launch. */
 typedef struct gmm__mlp_steps {
     gmm_groups groups; /* the split as int64 offsets, computed once */
@@ -76,6 +87,7 @@ typedef struct gmm__mlp_steps {
     gmm_mat z, h, dh, dz, x, w1, w2, b1, b2, y, dy, dx;
     gmm_linear fc1, fc2, dgrad2, bgrad2, wgrad2, bgrad1, wgrad1, dgrad1;
     gmm_activation act;
+    gmm__mlp_copies copies[2]; /* of dz, for FC1's dgrad and wgrad; of dy, for FC2's */
 } gmm__mlp_steps;
 
 static gmm_linear gmm__mlp_linear(const gmm__mlp_steps *steps, int64_t in, int64_t out) {

@@ -173,23 +173,24 @@ static gmm__mlp_quantization gmm__mlp_quantization_of(const gmm__call *call) {
     q.quant = call->quant;
     return q;
 }
-/* The product that a linear step of this call computes. It belongs to FC2 if the step reads dy or w2. */
+/* The product that a linear step of this call computes. */
 static gmm__mlp_product gmm__mlp_product_of(const gmm__call *call, const gmm__mlp_quantization *quantization, gmm_op op,
-                                            const gmm_linear *l) {
+                                            int layer, const gmm_linear *l) {
     gmm__mlp_product p;
     p.ctx = call->ctx;
     p.function = call->function;
     p.quantization = quantization;
     p.op = op;
-    p.layer = l->dy == &call->mat[GMM__DY] || l->w == &call->mat[GMM__W2] ? 2 : 1;
+    p.layer = layer;
     p.linear = l;
     return p;
 }
 /* Raises *bytes to the workspace of one product, quantized if the call has a recipe. Returns 0 if it is declined. */
-static int gmm__mlp_size_product(const gmm__plan *plan, gmm_op op, const gmm_linear *l, size_t *bytes, gmm__plan *out) {
+static int gmm__mlp_size_product(const gmm__plan *plan, gmm_op op, int layer, const gmm_linear *l, size_t *bytes,
+                                 gmm__plan *out) {
     const gmm__call *call = plan->call;
     const gmm__mlp_quantization quantization = gmm__mlp_quantization_of(call);
-    const gmm__mlp_product product = gmm__mlp_product_of(call, &quantization, op, l);
+    const gmm__mlp_product product = gmm__mlp_product_of(call, &quantization, op, layer, l);
     const gmm_error last_error = call->ctx->error;
     if (quantization.recipe.kind == GMM_RECIPE_NONE) return gmm__mlp_size_linear(plan, op, l, bytes, out);
     if (gmm__mlp_measure_product(&product, bytes) == GMM_OK) return 1;
@@ -197,6 +198,87 @@ static int gmm__mlp_size_product(const gmm__plan *plan, gmm_op op, const gmm_lin
     call->ctx->error = last_error;
     return 0;
 }
+
+/* --- a gradient that dgrad and wgrad of one layer read: one pass casts it in both directions --- */
+
+/* Whether a backward casts the output gradient of a layer (dy of FC2, dz of FC1) once for both products. It does not
+   where only one of them runs in this call, and where the copies differ in their format: the columnwise one has no
+   amaxes per row. */
+static int gmm__mlp_casts_once(const gmm__call *call, int layer) {
+    const gmm_mlp *d = &call->d.mlp;
+    const gmm__mlp_gradients need = gmm__mlp_gradients_of(call);
+    if (call->recipe.kind == GMM_RECIPE_NONE || call->recipe.grad.dtype == GMM_NONE || call->recipe.grad.row_amax)
+        return 0;
+    return !need.defer && (layer == 2 ? need.dh && d->dw2 : d->dx && d->dw1);
+}
+
+/* Describes both copies of the gradient that `dgrad`, a step of the layer, reads, and the quantization that makes them.
+   They begin at `memory`, of which c->bytes are used. Without memory their addresses are NULL, as in queries. `c` holds
+   what the descriptors point to, and must not be copied. */
+static gmm_status gmm__mlp_copies_of(const gmm__call *call, int layer, const gmm_linear *dgrad, void *memory,
+                                     gmm__mlp_copies *c) {
+    const int32_t slot = layer == 2 ? GMM_SLOT_DY : GMM_SLOT_DZ;
+    const gmm_groups *groups = dgrad->groups;
+    gmm_mat *const copies[2] = { &c->rowwise, &c->columnwise };
+    gmm_quantization *q = &c->quantization;
+    gmm_error error = GMM_ZERO;
+    int i;
+    memset(c, 0, sizeof *c);
+    c->format = call->recipe.grad;
+    c->format.struct_size = 0;
+    for (i = 0; i < 2; i++) {
+        const gmm_direction direction = i ? GMM_COLUMNWISE : GMM_ROWWISE;
+        gmm_layout layout;
+        const gmm_status s = gmm_layout_of_groups(c->format.dtype, c->format.scaling, c->format.order, direction,
+                                                  groups->count, groups->capacity, dgrad->out_features, &layout,
+                                                  &error);
+        if (s != GMM_OK) return gmm__fail(&call->ctx->error, s, "%s: %.400s", call->function, error.text);
+        *copies[i] = gmm_mat_quantized(&c->format, direction, NULL, NULL, NULL);
+        copies[i]->data = gmm__mlp_reserve(memory, &c->bytes, layout.data_bytes);
+        copies[i]->scale = gmm__mlp_reserve(memory, &c->bytes, layout.scale_bytes);
+        if (c->format.delayed) copies[i]->amax = call->quant.amax ? call->quant.amax + slot * groups->count : NULL;
+        else copies[i]->amax = (float *)gmm__mlp_reserve(memory, &c->bytes, 4 * (int64_t)groups->count);
+    }
+    q->cols = dgrad->out_features;
+    q->groups = groups;
+    q->options = dgrad->options;
+    q->format = &c->format;
+    q->src = dgrad->dy;
+    q->rowwise = &c->rowwise;
+    q->columnwise = &c->columnwise;
+    q->scale = c->format.delayed && call->quant.scale ? call->quant.scale + slot * groups->count : NULL;
+    if (c->format.stochastic && call->quant.random) q->random = call->quant.random + (slot == GMM_SLOT_DZ ? 2 : 0);
+    c->operand = c->rowwise;
+    c->operand.columnwise = &c->columnwise;
+    return GMM_OK;
+}
+
+/* Makes the dgrad and wgrad steps of a layer whose gradient is cast once read the copies at `memory`, and checks the
+   quantization that writes these. */
+static gmm_status gmm__mlp_share_copies(const gmm__call *call, int layer, gmm__mlp_steps *steps, void *memory,
+                                        int query, gmm__call *quantize) {
+    gmm_linear *dgrad = layer == 2 ? &steps->dgrad2 : &steps->dgrad1;
+    gmm_linear *wgrad = layer == 2 ? &steps->wgrad2 : &steps->wgrad1;
+    gmm__mlp_copies *c = &steps->copies[layer - 1];
+    const gmm_status s = gmm__mlp_copies_of(call, layer, dgrad, memory, c);
+    dgrad->dy = wgrad->dy = &c->operand;
+    return s != GMM_OK ? s : gmm__quantize_prepare(quantize, call->ctx, GMM_OP_QUANTIZE, call->function,
+                                                   &c->quantization, query);
+}
+/* Raises *bytes to what the copies of a layer's gradient take, and *step_bytes to the workspace of their quantization.
+   Returns 0 if that is declined. */
+static int gmm__mlp_size_copies(gmm__plan *plan, int layer, gmm__mlp_steps *steps, size_t *bytes, size_t *step_bytes) {
+    const gmm__call *call = plan->call;
+    const gmm_error last_error = call->ctx->error;
+    gmm__call step;
+    gmm_status s;
+    if (!gmm__mlp_casts_once(call, layer)) return 1;
+    s = gmm__mlp_share_copies(call, layer, steps, NULL, 1, &step);
+    if (!gmm__mlp_measure_step(&step, s, &last_error, step_bytes, plan)) return 0;
+    if (steps->copies[layer - 1].bytes > *bytes) *bytes = steps->copies[layer - 1].bytes;
+    return 1;
+}
+
 /* Raises *bytes to the workspace of an activation step. Returns 0 if it is declined. */
 static int gmm__mlp_size_act(const gmm__plan *plan, gmm_op op, const gmm_activation *a, size_t *bytes, gmm__plan *out) {
     gmm__call step;

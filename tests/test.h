@@ -186,10 +186,10 @@ void *t_mat_bits_at(const char *file, int line, const t_mat *m);
 #define t_mat_get(m) t_mat_get_at(__FILE__, __LINE__, m)
 double *t_mat_get_at(const char *file, int line, const t_mat *m);
 
-/* A comparison that fails names the first wrong element by group, row and column where it knows them: in what t_mat_bits
-   and t_mat_get return, and in memory of t_host that these functions describe. t_matrix: `values` holds `count`
-   matrices of rows x cols elements of `element` bytes. t_picked: the doubles values[i] are the elements at[i] of the
-   matrices in `from`; `at` lives as long as the case. */
+/* A comparison that fails names the first wrong element by group, row and column where it knows them: in what
+   t_mat_bits and t_mat_get return, and in memory of t_host that these functions describe. t_matrix: `values` holds
+   `count` matrices of rows x cols elements of `element` bytes. t_picked: the doubles values[i] are the elements at[i]
+   of the matrices in `from`; `at` lives as long as the case. */
 void t_matrix(const void *values, int64_t count, int64_t rows, int64_t cols, int64_t element);
 void t_picked(const void *values, const int64_t *at, const void *from);
 

@@ -514,7 +514,8 @@ void tests_graph(void) {
     for (int i = 0; i < T_COUNT(dtypes); i++) {
         const char *name = gmm_dtype_name(dtypes[i]);
         t_add_gpu(replay_linear, (int)dtypes[i], "graph of linear operations, other splits %s", name);
-        t_add_gpu(replay_layer, layer_arg(dtypes[i], GMM_RECIPE_NONE), "graph of a whole layer, other routings %s", name);
+        t_add_gpu(replay_layer, layer_arg(dtypes[i], GMM_RECIPE_NONE), "graph of a whole layer, other routings %s",
+                  name);
         t_add_gpu(limits, layer_arg(dtypes[i], GMM_RECIPE_NONE), "sm_limit leaves the bits of a layer %s", name);
     }
     for (int i = 0; i < 3; i++) {

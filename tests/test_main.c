@@ -143,7 +143,8 @@ static void t_together(void) {
 #if !defined(__SANITIZE_ADDRESS__)
 /* Signal handler: a read or write outside of a buffer, or a write to an input; the process cannot continue. */
 static void t_crashed(int signal_number) {
-    t_report_crash(signal_number == SIGSEGV ? "memory outside a buffer was touched, or an input was written" : "crashed");
+    t_report_crash(signal_number == SIGSEGV ? "memory outside a buffer was touched, or an input was written"
+                                            : "crashed");
     t_tally->count[T_FAILED]++;
     t_together();
     if (H.jobs == 1) t_report_totals();

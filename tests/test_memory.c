@@ -84,7 +84,8 @@ static void *t_guarded_host(size_t bytes, size_t alignment, int sparse, int fill
 static void t_alone(void) {
     const struct timespec pause = {0, 10000000};
     long none = 0;
-    while (t_tally->alone != (long)getpid() && !atomic_compare_exchange_strong(&t_tally->alone, &none, (long)getpid())) {
+    while (t_tally->alone != (long)getpid() &&
+           !atomic_compare_exchange_strong(&t_tally->alone, &none, (long)getpid())) {
         none = 0;
         (void)nanosleep(&pause, NULL);
     }

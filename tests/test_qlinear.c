@@ -1006,7 +1006,8 @@ static void converted(int arg) {
             build(&r, &c);
             if (!wgmma_takes(&r, c.op, &info)) {
                 const char *const why = gmm_last_error(T.ctx);
-                T_CHECK((arg == NVFP4_ROW_AMAX && c.op == GMM_OP_LINEAR_FWD && strstr(why, "does not honour GMM_MAT_ROW_AMAX")) ||
+                T_CHECK((arg == NVFP4_ROW_AMAX && c.op == GMM_OP_LINEAR_FWD &&
+                         strstr(why, "does not honour GMM_MAT_ROW_AMAX")) ||
                         (arg == MXFP8_F16 && strstr(why, "multiplies no f16 by mx32 weights")) ||
                         (arg == NVFP4_F16 && c.out == GMM_BF16 && strstr(why, "makes no bf16 from f16")), "%s", why);
                 continue;

@@ -205,7 +205,8 @@ static void vectors_codecs(int arg) {
     }
     {
         const uint8_t pair = 0x72;
-        T_CHECK(gmm_nibble(&pair, 0) == gmm_f32_to_e2m1(1.0f) && gmm_nibble(&pair, 1) == gmm_f32_to_e2m1(6.0f), "nibbles of 0x72");
+        T_CHECK(gmm_nibble(&pair, 0) == gmm_f32_to_e2m1(1.0f) && gmm_nibble(&pair, 1) == gmm_f32_to_e2m1(6.0f),
+                "nibbles of 0x72");
     }
     T_CHECK(bits_of(gmm_e8m0_to_f32(0)) == 0x00400000u && bits_of(gmm_e8m0_reciprocal(254)) == 0x00400000u, "2^-127");
     { /* a cast by strict comparisons would round ties of odd codes down and drop the sign of zero */

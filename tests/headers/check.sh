@@ -464,17 +464,17 @@ readme_c() {
 check "the README's C program compiles and runs" readme_c
 # With a GPU the whole of the kernels is compiled for it, and the program runs; without, they are empty.
 readme_cuda() {
-    toolkit=$(dirname "$(dirname "$(readlink -f "$(command -v ${NVCC%% *})")")")
+    toolkit=$(dirname "$(dirname "$(readlink -f "$(command -v ${nvcc%% *})")")")
     if [ -n "$gpu" ]; then readme_files gmm_kernels.cuh; else readme_files $B/empty/gmm_kernels.cuh; fi || return 1
     readme_block sh | grep 'example\.\(cu\|o\)' |
-        sed "s|^nvcc|${NVCC%% *}|; s|^gcc|$CC|; s|/usr/local/cuda/lib64|$toolkit/lib64|; s|sm_90a|${gpu:-sm_90a}|
+        sed "s|^nvcc|${nvcc%% *}|; s|^gcc|$CC|; s|/usr/local/cuda/lib64|$toolkit/lib64|; s|sm_90a|${gpu:-sm_90a}|
              s| -c | $(cat build/probe/nvcc.flags) -c |" > "$W/readme/lines"
     [ "$(wc -l < "$W/readme/lines")" = 3 ] && (cd "$W/readme" && sh -ex lines) || return 1
     [ -z "$gpu" ] || (cd "$W/readme" && export LD_LIBRARY_PATH="$toolkit/lib64" && ./example_nvcc && ./example_gcc)
 }
 gpu=
 ! nvidia-smi -L > /dev/null 2>&1 || gpu=$(cat build/probe/gpu 2> /dev/null)
-if [ -z "$NVCC" ]; then skip "the README's GPU program" "no CUDA toolkit"
+if [ -z "$nvcc" ]; then skip "the README's GPU program" "no CUDA toolkit"
 elif ! grep -q lcublasLt build/probe/cublaslt; then skip "the README's GPU program" "no CUDA toolkit with cuBLASLt"
 elif [ -n "$gpu" ]; then check "the README's GPU program compiles, links and runs" readme_cuda
 else
@@ -574,11 +574,11 @@ cmake_example() {
 }
 if works cmake; then
     check "the CMake target serves a program" cmake_example CPU
-    if [ -z "$NVCC" ] || ! grep -q lcublasLt build/probe/cublaslt; then
+    if [ -z "$nvcc" ] || ! grep -q lcublasLt build/probe/cublaslt; then
         skip "the CMake target with CUDA" "no CUDA toolkit with cuBLASLt"
     else
         check "the CMake target serves a program with CUDA (empty kernels)" cmake_example GPU \
-            -DCMAKE_CUDA_COMPILER="$(command -v ${NVCC%% *})"
+            -DCMAKE_CUDA_COMPILER="$(command -v ${nvcc%% *})"
     fi
 else skip "the CMake target" "cmake is not installed"; fi
 

@@ -21,7 +21,8 @@ for n in 1 2 3 4 5 6 7 8; do
 done
 
 # A build without quantized formats refuses them, and still multiplies bf16.
-$CC $FLAGS -DGMM_NO_QUANT -DGMM_NO_F16 -DWITHOUT_QUANT -o "$W/without" tests/headers/parts.c $UNIT.c -lm && "$W/without" ||
+$CC $FLAGS -DGMM_NO_QUANT -DGMM_NO_F16 -DWITHOUT_QUANT -o "$W/without" tests/headers/parts.c $UNIT.c -lm &&
+    "$W/without" ||
     die "the CPU unit with GMM_NO_QUANT"
 
 # refused FLAGS TEXT: the preprocessor stops with this text

@@ -255,6 +255,7 @@ typedef struct gmm_info {
                                 unless operands are quantized */
     int32_t out_align;
     char note[192];          /* how the engine serves the call, on what that depends, and why preferred ones declined */
+    size_t weight_cache_bytes; /* MLP: gmm_mlp_quant.weight_cache; 0 where it caches nothing */
 } gmm_info;
 
 /* offsets[g] = first row of group g, offsets[G] = number of live rows, clamped as gmm_groups describes.
@@ -403,6 +404,13 @@ typedef enum gmm_save {
     GMM_SAVE_PREACT = 0,         /* FC1's output; the activation is computed again */
     GMM_SAVE_PREACT_AND_ACT = 1, /* FC1's output and FC2's input */
     GMM_SAVE_NOTHING = 2,        /* FC1 runs again in bwd */
+    GMM_SAVE_QUANTIZED = 3,      /* FC1's output, and x and FC2's input quantized as bwd reads them: bwd casts neither,
+                                    reads no x, and runs no activation forward. Needs a recipe that quantizes the input.
+                                    All gradients have the bits of GMM_SAVE_PREACT */
+    GMM_SAVE_PREACT_E4M3 = 4,    /* FC1's output as unscaled E4M3, saturated to +-448. bwd computes with these values:
+                                    y and db2 have the bits of GMM_SAVE_PREACT, the other gradients do not */
+    GMM_SAVE_QUANTIZED_E4M3 = 5, /* both: FC1's output as unscaled E4M3 and the copies of GMM_SAVE_QUANTIZED. y, db2 and
+                                    dw2 have the bits of GMM_SAVE_PREACT */
     GMM_SAVE_MAX = 0x7fffffff
 } gmm_save;
 
@@ -440,7 +448,7 @@ typedef struct gmm_mlp_config {
     gmm_recipe_kind recipe;         /* the kind of gmm_mlp.quant's recipe; other than NONE it needs gmm_mlp.quant */
     int32_t router_padding;         /* the router rounds counts up for quantization */
     gmm_dispatcher dispatcher;
-    int32_t act_input_fp8;          /* the activation's input is kept as unscaled E4M3: not supported, must be 0 */
+    int32_t act_input_fp8;          /* the activation's input is kept as unscaled E4M3, which `save` must say */
     int32_t act_recompute;          /* the activation is recomputed in bwd */
 } gmm_mlp_config;
 
@@ -457,8 +465,10 @@ typedef struct gmm_mlp_config {
        bias2 with prob and topk > 1 needs prob_on_bias2: unweighted biases would add up topk times
        bias1 or bias2 need etp_size 1: every rank would add them
        router_padding needs a quantized recipe, and not the all-gather dispatcher
-       act_input_fp8 is 0, since no operation implements it
-       act_recompute excludes save = GMM_SAVE_PREACT_AND_ACT */
+       save = GMM_SAVE_QUANTIZED and GMM_SAVE_QUANTIZED_E4M3 need a quantized recipe
+       act_input_fp8 needs save = GMM_SAVE_PREACT_E4M3 or GMM_SAVE_QUANTIZED_E4M3
+       act_recompute excludes the values of save that keep the activation: GMM_SAVE_PREACT_AND_ACT, GMM_SAVE_QUANTIZED
+           and GMM_SAVE_QUANTIZED_E4M3 */
 GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *error);
 
 /* Parameters of an MLP, for callbacks. */
@@ -502,12 +512,28 @@ typedef enum gmm_mlp_slot {
     GMM_SLOT_MAX = 0x7fffffff
 } gmm_mlp_slot;
 
-/* How the products of an MLP are quantized: each product quantizes its two operands (of x, FC2's input h, w1, w2, dy
-   and FC1's output gradient dz) in the format that the recipe has for their role, along its own contraction, into the
-   workspace. dy and dz are cast in both directions by one pass where a backward runs both products that read them,
-   unless the format has an amax per row. Weights may already be quantized, in the recipe's dtype and scaling: fwd reads
-   w1 and w2, bwd w1.columnwise and w2.columnwise (and w1 if FC1 runs again); results are bitwise the same. Nothing else
-   changes with a recipe: saved values have the unquantized dtype, and bias gradients are computed from it. */
+/* What the products of bwd multiply. Their results are rounded and added as ever. */
+typedef enum gmm_backward_override {
+    GMM_BACKWARD_BY_RECIPE = 0,
+    GMM_BACKWARD_HIGH_PRECISION = 1, /* x, FC2's input, weights, dy and dz as they are, in the dtype of x */
+    GMM_BACKWARD_DEQUANTIZED = 2,    /* the dequantized rowwise copies of x, FC2's input and weights, which are those
+                                        that fwd multiplies, rounded to the dtype of x; dy and dz as they are */
+    GMM_BACKWARD_OVERRIDE_MAX = 0x7fffffff
+} gmm_backward_override;
+
+/* How the products of an MLP are quantized: its operands (x, FC2's input h, w1, w2, dy and FC1's output gradient dz) in
+   the format that the recipe has for their role, along the contraction of each product. A tensor that a call needs in
+   both directions is read once and cast both ways, unless its format has an amax per row: dy and dz in bwd; x and h in
+   fwd with GMM_SAVE_QUANTIZED, so that bwd does not cast them again; weights in fwd with a cache. Other copies are made
+   by the call that reads them, in the workspace.
+   Weights may already be quantized, in the recipe's dtype and scaling: fwd reads w1 and w2, bwd w1.columnwise and
+   w2.columnwise (and w1 if FC1 runs again; with GMM_BACKWARD_DEQUANTIZED w1 and w2); results are bitwise the same.
+   Nothing else changes with a recipe: intermediate values have the unquantized dtype, and bias gradients are computed
+   from it.
+   The cache of weights is memory of the caller. fwd casts w1 and w2 into it, unless the word `weight_skip` is nonzero
+   when the work runs; bwd reads it and casts no weight. The library does not write the word: the caller sets it to 0
+   for the first micro-batch after weights, recipe, delayed scales or shapes have changed, and to nonzero for those that
+   follow. A captured graph reads the word at each replay. Results are bitwise those without a cache. */
 typedef struct gmm_mlp_quant {
     uint32_t struct_size;
     int32_t reserved;        /* 0 */
@@ -516,8 +542,14 @@ typedef struct gmm_mlp_quant {
     const float *scale;      /* delayed: [GMM_SLOTS][G] quantization scales, context memory; NULL = ones */
     float *amax;             /* delayed: [GMM_SLOTS][G], raised to the operands' amaxes (history[0]); NULL = not
                                 wanted */
-    const uint64_t *random;  /* stochastic: {seed, offset} of dy and of dz, context memory. Delayed weight gradients
-                                read them again in gmm_mlp_wgrad, and scale too */
+    const uint64_t *random;  /* stochastic: {seed, offset} of dy and of dz, context memory. A delayed weight gradient
+                                that casts x in gmm_mlp_wgrad reads `scale` and raises `amax` there */
+    void *weight_cache;      /* w1 and w2 quantized: fwd writes, bwd reads; 256-byte aligned. NULL = none. A weight that
+                                the caller has quantized is read where it is */
+    size_t weight_cache_bytes;  /* >= gmm_info.weight_cache_bytes */
+    const int32_t *weight_skip; /* context memory: nonzero = the cache holds these weights. NULL = 0. Needs a cache */
+    gmm_backward_override backward_override;
+    int32_t reserved1;       /* 0 */
 } gmm_mlp_quant;
 
 /* Tensors of one MLP call.
@@ -555,18 +587,21 @@ GMMDEF gmm_status gmm_mlp_query(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp,
 /* One matrix in gmm_mlp.saved: row-major, rows of ld elements from `offset` on. */
 typedef struct gmm_saved_part {
     const char *name;       /* "preact": FC1's output with its bias, columns as w1's rows; "act": FC2's input, times
-                               prob. Never freed */
+                               prob; "x": the copy of x. A quantized one is followed by its scales, "preact_scale",
+                               "x_scale" or "act_scale", and in NV16 by its amaxes, "x_amax" or "act_amax", in the
+                               layout of gmm_quant.h. Never freed */
     gmm_dtype dtype;
     int32_t reserved;       /* 0 */
-    int64_t rows, cols, ld; /* rows: the capacity; those past the split's sum are undefined */
+    int64_t rows, cols, ld; /* rows: the capacity; those past the split's sum are undefined. Of a copy as it is stored;
+                               of scales and amaxes 1 row */
     int64_t offset, bytes;  /* bytes of elements; the offset is a multiple of 256 */
 } gmm_saved_part;
 
 typedef struct gmm_saved_layout {
     uint32_t struct_size;
-    int32_t count;          /* parts that config.save saves, 0 to 2, in the order of their offsets */
+    int32_t count;          /* parts that config.save saves, 0 to 8, in the order of their offsets */
     int64_t bytes;          /* gmm_info.saved_bytes */
-    gmm_saved_part part[4]; /* zeros from `count` on */
+    gmm_saved_part part[8]; /* zeros from `count` on */
 } gmm_saved_layout;
 
 /* The layout of `saved`, for checking an MLP stage by stage. It is the same for every engine, and for the descriptors
@@ -579,15 +614,17 @@ GMMDEF gmm_status gmm_mlp_saved_query(gmm_context *ctx, gmm_op op, const gmm_mlp
 GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
                               gmm_stream stream);
 
-/* Those of dx, dw1, dw2, db1, db2 and dprob that are not NULL, from dy and saved (and x, w1, b1 as config.save needs).
+/* Those of dx, dw1, dw2, db1, db2 and dprob that are not NULL, from dy and saved (and x, w1, b1 as config.save
+   needs).
    Intermediate results are rounded to the dtype of x: FC2's dgrad before the activation's backward and dprob read it,
    and FC1's output gradient before dx, dw1 and db1 read it. Results are those of gmm_linear_dgrad with a dx of this
    dtype, gmm_act_bwd and the other steps, called one after the other.
-   Delayed weight gradients are recorded in `queue`. The matrices of x, dy, dw1 and dw2, `deferred`, the fault word and
-   the arrays of `quant` must remain unchanged until gmm_mlp_wgrad has run. Everything else may be freed or overwritten
-   once the work of this call is done: the queue has copies of descriptors, recipe and hooks; `deferred` has copies of
-   splits, pointer tables, gmm_grad.beta and frozen. Host memory (descriptors and tables of GMM_MAT_TABLE_ON_HOST) may
-   be freed on return.
+   Delayed weight gradients are recorded in `queue`. The matrices of x, dy, dw1 and dw2, `deferred`, the fault word, the
+   arrays of `quant`, and `saved` if it has copies of x (GMM_SAVE_QUANTIZED) must remain unchanged until gmm_mlp_wgrad
+   has run. Everything else may be freed or overwritten once the work of this call is done: the queue has copies of
+   descriptors, recipe and hooks; `deferred` has h, dy and dz quantized (or h and dz themselves where products read
+   those) and copies of splits, pointer tables, gmm_grad.beta and frozen. Host memory (descriptors and tables of
+   GMM_MAT_TABLE_ON_HOST) may be freed on return.
    Stream, graph: enqueued; capturable. A captured call fills the queue once, when it is captured; no replay does.
    Errors: as gmm_mlp_fwd; GMM_E_STATE (queue full), GMM_E_ARG (fields of the queue). */
 GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
@@ -1795,6 +1832,9 @@ typedef struct gmm__call {
     } d;                    /* the descriptor of the operation */
     gmm_act act;            /* activation and MLP */
     gmm_mlp_config config;  /* MLP */
+    int32_t *split_tiles;   /* [G + 1] prefix sums of the groups' tiles of GMM_TILE rows. GMM_OP_OFFSETS writes them
+                               too; other operations read them, and in groups.splits the offsets that an earlier
+                               operation on the stream has written with them. NULL = none */
     const void *input;      /* further memory that an operation reads or writes, documented where it is used */
     void *output;
     uint64_t fields;        /* bits of gmm__field: the optional fields that the call uses; set by gmm__select_from */
@@ -1814,7 +1854,7 @@ typedef struct gmm__plan {
     size_t shared_bytes;
     size_t workspace_bytes;
     size_t part[GMM__PARTS];     /* offsets of the workspace's regions */
-    size_t saved_bytes, deferred_bytes;
+    size_t saved_bytes, deferred_bytes, weight_cache_bytes;
     void *workspace;             /* set by gmm__serve before the launch */
     char note[192];              /* how the engine serves the call, or why it declines */
 } gmm__plan;
@@ -4046,7 +4086,7 @@ GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *erro
     gmm_mlp_config c;
     gmm_act act;
     char act_rule[160];
-    int i, delayed;
+    int i, delayed, keeps_copies;
     if (!config) return gmm__fail(error, GMM_E_CONFIG, "config: is NULL");
     if (!gmm__copy_sized(&c, sizeof c, config))
         return gmm__fail(error, GMM_E_CONFIG, "struct_size: %u is larger than the %u bytes of version %s",
@@ -4072,7 +4112,7 @@ GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *erro
     }
     {
         const struct { const char *name; int32_t value, count; } ranges[] = {
-            { "save", (int32_t)c.save, 3 },
+            { "save", (int32_t)c.save, GMM_SAVE_QUANTIZED_E4M3 + 1 },
             { "dispatcher", (int32_t)c.dispatcher, 5 },
             { "recipe", (int32_t)c.recipe, 6 }
         };
@@ -4121,10 +4161,14 @@ GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *erro
     if (c.router_padding && (c.recipe == GMM_RECIPE_NONE || c.dispatcher == GMM_DISPATCH_ALLGATHER))
         return gmm__fail(error, GMM_E_CONFIG, "router_padding: 1 needs a quantized recipe (is %d) and a dispatcher "
                          "other than all-gather (is %d)", (int)c.recipe, (int)c.dispatcher);
-    if (c.act_input_fp8)
-        return gmm__fail(error, GMM_E_CONFIG, "act_input_fp8: 1 is not supported: the activation's input is kept in "
-                         "the dtype of x");
-    if (c.act_recompute && c.save == GMM_SAVE_PREACT_AND_ACT)
+    keeps_copies = c.save == GMM_SAVE_QUANTIZED || c.save == GMM_SAVE_QUANTIZED_E4M3;
+    if (keeps_copies && c.recipe == GMM_RECIPE_NONE)
+        return gmm__fail(error, GMM_E_CONFIG, "save: %d keeps quantized operands and needs a recipe, which is none",
+                         (int)c.save);
+    if (c.act_input_fp8 && c.save != GMM_SAVE_PREACT_E4M3 && c.save != GMM_SAVE_QUANTIZED_E4M3)
+        return gmm__fail(error, GMM_E_CONFIG, "act_input_fp8: 1 needs save %d or %d, which keep the activation's input "
+                         "as E4M3, not %d", (int)GMM_SAVE_PREACT_E4M3, (int)GMM_SAVE_QUANTIZED_E4M3, (int)c.save);
+    if (c.act_recompute && (c.save == GMM_SAVE_PREACT_AND_ACT || keeps_copies))
         return gmm__fail(error, GMM_E_CONFIG, "act_recompute: 1 excludes save %d, which keeps the activation",
                          (int)c.save);
     return GMM_OK;
@@ -4157,6 +4201,7 @@ static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, const char *ar
     char name[32];
     gmm_mat m;
     int direction;
+    const int bwd = call->op != GMM_OP_MLP_FWD;
     if (!mat || !gmm__copy_sized(&m, sizeof m, mat) || m.scaling == GMM_SCALING_NONE)
         return gmm__read_mat(call, role, argument, mat, rowwise || columnwise,
                              gmm__matrices(call->groups.count, rows, cols), GMM__FLOATS);
@@ -4164,6 +4209,9 @@ static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, const char *ar
         return gmm__refuse(call, GMM_E_DTYPE, argument, "%s scaled %s: must be floats, or what mlp.quant.recipe "
                            "makes of weights, %s scaled %s", gmm_dtype_name(m.dtype), gmm_scaling_name(m.scaling),
                            gmm_dtype_name(f->dtype), gmm_scaling_name(f->scaling));
+    if (bwd && call->quant.backward_override == GMM_BACKWARD_HIGH_PRECISION)
+        return gmm__refuse(call, GMM_E_CONFIG, argument, "is quantized, but quant.backward_override %d multiplies "
+                           "weights that are not", (int)call->quant.backward_override);
     (void)snprintf(name, sizeof name, "%s.columnwise", argument);
     for (direction = 0; direction < 2 && s == GMM_OK; direction++) {
         if (!(direction ? columnwise : rowwise)) continue;
@@ -4203,6 +4251,28 @@ static gmm_status gmm__mlp_check_features(gmm__call *call) {
     return GMM_OK;
 }
 
+/* Checks the save policy and the fields of gmm_mlp.quant that are not arrays. */
+static gmm_status gmm__mlp_check_policies(gmm__call *call) {
+    const gmm_mlp_config *c = &call->config;
+    const gmm_mlp_quant *q = &call->quant;
+    if (q->reserved || q->reserved1)
+        return gmm__refuse(call, GMM_E_ARG, q->reserved ? "quant.reserved" : "quant.reserved1", "%d must be 0",
+                           q->reserved ? q->reserved : q->reserved1);
+    if ((int)q->backward_override < 0 || (int)q->backward_override > GMM_BACKWARD_DEQUANTIZED)
+        return gmm__refuse(call, GMM_E_ARG, "quant.backward_override", "%d must be 0 to %d",
+                           (int)q->backward_override, (int)GMM_BACKWARD_DEQUANTIZED);
+    if (q->weight_skip && !q->weight_cache)
+        return gmm__refuse(call, GMM_E_CONFIG, "quant.weight_skip", "needs quant.weight_cache, which is NULL");
+    if (c->save != GMM_SAVE_QUANTIZED && c->save != GMM_SAVE_QUANTIZED_E4M3) return GMM_OK;
+    if (call->recipe.input.dtype == GMM_NONE)
+        return gmm__refuse(call, GMM_E_CONFIG, "config.save", "%d keeps x and FC2's input quantized, but quant.recipe "
+                           "leaves the input as it is", (int)c->save);
+    if (q->backward_override == GMM_BACKWARD_HIGH_PRECISION)
+        return gmm__refuse(call, GMM_E_CONFIG, "config.save", "%d keeps operands quantized, which "
+                           "quant.backward_override %d does not read", (int)c->save, (int)q->backward_override);
+    return GMM_OK;
+}
+
 /* Checks gmm_mlp.quant, and the operands against the formats of the recipe. The products check the same, but only after
    other work has been enqueued. A dtype that the Hadamard transform of weight gradients does not support is refused in
    every operation. */
@@ -4210,9 +4280,11 @@ static gmm_status gmm__mlp_check_quant(gmm__call *call) {
     const gmm_recipe *r = &call->recipe;
     const gmm_mlp *d = &call->d.mlp;
     const int fwd = call->op == GMM_OP_MLP_FWD;
-    const int products = d->dx || d->dw1 || d->dw2 || d->db1 || d->dprob;
+    const int products = (d->dx || d->dw1 || d->dw2 || d->db1 || d->dprob) &&
+                         call->quant.backward_override == GMM_BACKWARD_BY_RECIPE;
     const int64_t values = (int64_t)GMM_SLOTS * call->groups.count;
-    const gmm_status s = gmm__check_array(call, "quant.scale", call->quant.scale, 0, values);
+    gmm_status s = gmm__check_array(call, "quant.scale", call->quant.scale, 0, values);
+    if (s == GMM_OK) s = gmm__check_array(call, "quant.weight_skip", call->quant.weight_skip, 0, 1);
     if (r->input.hadamard && gmm__mlp_dtype(call) != GMM_BF16)
         return gmm__refuse(call, GMM_E_DTYPE, fwd ? "x" : "dy", "dtype %s must be bf16, since quant.recipe transforms "
                            "input and grad (hadamard)", gmm_dtype_name(gmm__mlp_dtype(call)));
@@ -4234,7 +4306,7 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     gmm_status s = gmm__open(call, ctx, op, function, query);
     const int fwd = op == GMM_OP_MLP_FWD;
     int64_t G, F1, out, elements, bytes;
-    int recomputes;
+    int recomputes, keeps_x, override, reads[2]; /* directions of the weights' copies that dgrad reads */
     gmm_error error;
     gmm_groups g;
 
@@ -4262,9 +4334,7 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
         if (call->recipe.kind == GMM_RECIPE_NONE || call->recipe.kind != c->recipe)
             return gmm__refuse(call, GMM_E_CONFIG, "quant.recipe", "kind %d must be mlp.config.recipe, %d, and "
                                "not none", (int)call->recipe.kind, (int)c->recipe);
-        if (call->quant.reserved)
-            return gmm__refuse(call, GMM_E_ARG, "quant.reserved", "%d must be 0", call->quant.reserved);
-        if ((s = gmm__mlp_check_features(call)) != GMM_OK) return s;
+        if ((s = gmm__mlp_check_features(call)) != GMM_OK || (s = gmm__mlp_check_policies(call)) != GMM_OK) return s;
     }
     if ((s = gmm__read_options(call, d->options)) != GMM_OK || (s = gmm__read_groups(call, d->groups)) != GMM_OK)
         return s;
@@ -4285,12 +4355,18 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
                            (long long)call->rows, (long long)F1);
     /* backward computes FC1 again where forward has saved nothing */
     recomputes = !fwd && c->save == GMM_SAVE_NOTHING;
-    if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, fwd || recomputes || d->dw1, gmm__matrix(call->rows, c->hidden),
-                           GMM__FLOATS)) ||
-        (s = gmm__mlp_read_weight(call, GMM__W, "w1", d->w1, fwd || recomputes, !fwd && d->dx, F1, c->hidden)) ||
+    keeps_x = c->save == GMM_SAVE_QUANTIZED || c->save == GMM_SAVE_QUANTIZED_E4M3;
+    override = (int)call->quant.backward_override;
+    reads[GMM_ROWWISE] = !fwd && override != GMM_BACKWARD_BY_RECIPE;
+    reads[GMM_COLUMNWISE] = !fwd && override == GMM_BACKWARD_BY_RECIPE;
+    if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, fwd || recomputes || (d->dw1 && !keeps_x),
+                           gmm__matrix(call->rows, c->hidden), GMM__FLOATS)) ||
+        (s = gmm__mlp_read_weight(call, GMM__W, "w1", d->w1, fwd || recomputes || (reads[GMM_ROWWISE] && d->dx),
+                                  reads[GMM_COLUMNWISE] && d->dx, F1, c->hidden)) ||
         (s = gmm__read_mat(call, GMM__BIAS, "b1", d->b1, (fwd || recomputes) && c->bias1, gmm__matrices(G, 1, F1),
                            GMM__FLOATS)) ||
-        (s = gmm__mlp_read_weight(call, GMM__W2, "w2", d->w2, fwd, !fwd, out, c->ffn)) ||
+        (s = gmm__mlp_read_weight(call, GMM__W2, "w2", d->w2, fwd || reads[GMM_ROWWISE], reads[GMM_COLUMNWISE], out,
+                                  c->ffn)) ||
         (s = gmm__read_mat(call, GMM__BIAS2, "b2", d->b2, c->bias2 && (fwd || (c->prob_on_bias2 && d->dprob)),
                            gmm__matrices(G, 1, out), GMM__FLOATS)) ||
         (s = gmm__check_array(call, "prob", d->prob, c->prob, call->rows)))
@@ -4324,97 +4400,194 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     return gmm__mlp_check_quant(call);
 }
 
-/* Which matrices and operations an MLP call is composed of. FC1 computes z from x, the activation h from z, and FC2 y
-   from h; backward computes dh from dy, dz from dh, and dx from dz. A step is one of these operations.
+/* What an MLP call is composed of. FC1 computes z from x, the activation h from z, and FC2 y from h; backward computes
+   dh from dy, dz from dh, and dx from dz. Each of these operations, and each cast of an operand, is a step. */
 
-   Regions of the workspace: the intermediate matrices, and the workspace that all steps share. */
-enum {
-    GMM__PART_MLP_OFFSETS, GMM__PART_MLP_Z, GMM__PART_MLP_H, GMM__PART_MLP_DH, GMM__PART_MLP_DZ,
-    GMM__PART_MLP_COPIES, /* of dy, then of dz */
-    GMM__PART_MLP_STEP
-};
+/* Memory in which matrices are placed one after the other. Without an address, as in plans, it counts their bytes. */
+typedef struct gmm__mlp_arena {
+    char *memory;
+    size_t used, peak; /* peak: the largest `used` so far */
+} gmm__mlp_arena;
 
-/* Sizes in bytes of an MLP's intermediate matrices, and their places in the buffers of the caller. */
-typedef struct gmm__mlp_buffers {
-    size_t z_bytes, h_bytes, offsets_bytes;  /* of each matrix, rounded up */
-    size_t saved_h;                          /* offset in gmm_mlp.saved */
-    size_t deferred_dz, deferred_h;          /* offsets in gmm_mlp.deferred */
-    size_t deferred_arrays, arrays_bytes;    /* offset of dw2's arrays by group, then dw1's; bytes of each */
-    size_t saved_bytes;
-} gmm__mlp_buffers;
+static void *gmm__mlp_place(gmm__mlp_arena *arena, int64_t bytes) {
+    char *address = arena->memory ? arena->memory + arena->used : NULL;
+    arena->used += gmm__round256((size_t)bytes);
+    if (arena->used > arena->peak) arena->peak = arena->used;
+    return address;
+}
 
-/* The layout of gmm_mlp.saved. */
-static gmm_saved_layout gmm__mlp_saved(const gmm__call *call) {
-    const gmm_mlp_config *c = &call->config;
-    const struct { const char *name; int64_t cols; int saved; } parts[] = {
-        { "preact", gmm__mlp_fc1_cols(call), c->save != GMM_SAVE_NOTHING },
-        { "act", c->ffn, c->save == GMM_SAVE_PREACT_AND_ACT }
-    };
-    gmm_saved_layout l;
-    size_t i;
-    memset(&l, 0, sizeof l);
-    for (i = 0; i < sizeof parts / sizeof parts[0]; i++) {
-        gmm_saved_part *p = &l.part[l.count];
-        if (!parts[i].saved) continue;
-        p->name = parts[i].name;
-        p->dtype = gmm__mlp_dtype(call);
-        p->rows = call->rows;
-        p->cols = p->ld = parts[i].cols;
-        p->offset = l.bytes;
-        p->bytes = p->rows * p->ld * (gmm_dtype_bits(p->dtype) / 8);
-        l.bytes += (int64_t)gmm__round256((size_t)p->bytes);
-        l.count++;
+/* An operand of the products, and its copies in the formats of the recipe. */
+typedef struct gmm__mlp_operand {
+    const gmm_mat *source;  /* as the caller or an earlier step has it */
+    int64_t rows, cols;     /* of each matrix; rows 0: a token matrix, which has the rows of the groups */
+    gmm_format format[2];   /* of the copies by direction; dtype NONE: the recipe leaves the operand as it is */
+    gmm_mat copy[2];        /* by direction; dtype NONE: absent */
+    gmm_mat quantized;      /* what products read: a copy, with the columnwise one as its `columnwise` */
+    gmm_mat dequantized;    /* the values of the rowwise copy */
+} gmm__mlp_operand;
+
+/* A step. Its workspace begins at `workspace`, behind what must outlive it. */
+typedef struct gmm__mlp_step {
+    gmm_op op;
+    const void *descriptor; /* gmm_linear, gmm_activation, gmm_quantization or gmm_dequantization */
+    size_t workspace;
+    int32_t completes;      /* 1: the gradient of `param` is complete behind this step */
+    gmm_param param;
+} gmm__mlp_step;
+
+enum { GMM__MLP_CASTS = 12, GMM__MLP_DEQUANTIZATIONS = 5, GMM__MLP_STEPS = 32 }; /* more than any call has */
+
+/* The steps of a call in their order, the same for its plan and its launch, and what they read and write. Descriptors
+   point into this structure, which must therefore not be copied. */
+typedef struct gmm__mlp_steps {
+    const gmm__call *call;
+    gmm_status status;  /* the first error of building the steps; the context has its message */
+    gmm_dtype dtype;    /* of operands that are not quantized, and of intermediate matrices */
+    gmm__mlp_arena workspace, deferred;
+    gmm_groups groups;  /* the split as int64 offsets, computed once */
+    gmm_options options;
+    void *offsets;
+    int32_t *tiles;     /* [G + 1] prefix sums of the groups' tiles of GMM_GROUP_ROWS rows, computed with the offsets */
+    gmm__mlp_operand operand[GMM_SLOTS];
+    gmm_mat z, h, dh, dz;
+    gmm_mat z_e4m3;     /* the pre-activation as GMM_SAVE_PREACT_E4M3 keeps it */
+    gmm_format z_format;
+    gmm_linear fc1, fc2, dgrad2, bgrad2, wgrad2, bgrad1, wgrad1, dgrad1;
+    gmm_activation act;
+    gmm_quantization cast[GMM__MLP_CASTS];
+    gmm_dequantization dequantization[GMM__MLP_DEQUANTIZATIONS];
+    gmm__mlp_step step[GMM__MLP_STEPS];
+    int casts, dequantizations, count;
+} gmm__mlp_steps;
+
+/* --- what forward saves --- */
+
+/* The formats of unscaled E4M3: the delayed format without scales multiplies by 1. */
+static gmm_format gmm__mlp_unscaled_e4m3(void) {
+    gmm_format f = GMM_ZERO;
+    f.dtype = GMM_E4M3;
+    f.scaling = GMM_SCALING_TENSOR;
+    f.delayed = 1;
+    return f;
+}
+/* The format that the recipe gives an operand's copy. Only rowwise copies have amaxes per row. */
+static gmm_format gmm__mlp_format_of(const gmm_recipe *r, int slot, gmm_direction direction) {
+    gmm_format f = slot == GMM_SLOT_X || slot == GMM_SLOT_H ? r->input
+                   : slot == GMM_SLOT_W1 || slot == GMM_SLOT_W2 ? r->weight : r->grad;
+    f.struct_size = 0;
+    if (direction == GMM_COLUMNWISE) f.row_amax = 0;
+    return f;
+}
+/* The direction of the copies of x and h that backward reads, which are those that forward can save. */
+static gmm_direction gmm__mlp_backward_direction(const gmm__call *call) {
+    return call->quant.backward_override == GMM_BACKWARD_DEQUANTIZED ? GMM_ROWWISE : GMM_COLUMNWISE;
+}
+/* Whether backward reads copies of x and h. */
+static int gmm__mlp_backward_reads_copies(const gmm__call *call) {
+    return call->recipe.kind != GMM_RECIPE_NONE && call->recipe.input.dtype != GMM_NONE &&
+           call->quant.backward_override != GMM_BACKWARD_HIGH_PRECISION;
+}
+static int gmm__mlp_saves_copies(const gmm__call *call) {
+    return call->config.save == GMM_SAVE_QUANTIZED || call->config.save == GMM_SAVE_QUANTIZED_E4M3;
+}
+static int gmm__mlp_saves_e4m3(const gmm__call *call) {
+    return call->config.save == GMM_SAVE_PREACT_E4M3 || call->config.save == GMM_SAVE_QUANTIZED_E4M3;
+}
+
+/* Storage of a copy, for all groups. rows 0: a token matrix. */
+static gmm_status gmm__mlp_layout(const gmm__call *call, const gmm_format *f, gmm_direction direction, int64_t rows,
+                                  int64_t cols, gmm_layout *layout) {
+    const int64_t G = call->groups.count;
+    gmm_error error = GMM_ZERO;
+    const gmm_status s = rows ? gmm_layout_of(f->dtype, f->scaling, f->order, direction, rows, cols, layout, &error)
+                              : gmm_layout_of_groups(f->dtype, f->scaling, f->order, direction, call->groups.count,
+                                                     call->groups.capacity, cols, layout, &error);
+    if (s != GMM_OK) return gmm__fail(&call->ctx->error, s, "%s: %.400s", call->function, error.text);
+    if (rows) {
+        layout->data_bytes *= G;
+        layout->scale_bytes *= G;
     }
-    return l;
+    return GMM_OK;
 }
 
-static gmm__mlp_buffers gmm__mlp_measure(const gmm__call *call) {
-    const size_t row = (size_t)call->rows * (size_t)(gmm_dtype_bits(gmm__mlp_dtype(call)) / 8);
-    const gmm_saved_layout saved = gmm__mlp_saved(call);
-    gmm__mlp_buffers b;
-    b.z_bytes = gmm__round256(row * (size_t)gmm__mlp_fc1_cols(call));
-    b.h_bytes = gmm__round256(row * (size_t)call->config.ffn);
-    b.offsets_bytes = gmm__round256(((size_t)call->groups.count + 1) * sizeof(int64_t));
-    b.saved_h = (size_t)saved.part[1].offset;
-    b.saved_bytes = (size_t)saved.bytes;
-    b.deferred_dz = b.offsets_bytes;
-    b.deferred_h = b.deferred_dz + b.z_bytes;
-    b.deferred_arrays = b.deferred_h + b.h_bytes;
-    b.arrays_bytes = gmm__round256((size_t)call->groups.count * (sizeof(void *) + sizeof(float) + 1));
-    return b;
+/* gmm_mlp.saved: its layout, and where each matrix with its scales begins. */
+enum { GMM__SAVED_PREACT, GMM__SAVED_X, GMM__SAVED_ACT, GMM__SAVED_MATRICES };
+typedef struct gmm__mlp_saved {
+    gmm_saved_layout layout;
+    size_t at[GMM__SAVED_MATRICES];
+} gmm__mlp_saved;
+
+static void gmm__mlp_save_part(gmm_saved_layout *l, const char *name, gmm_dtype dtype, int64_t rows, int64_t cols) {
+    gmm_saved_part *p = &l->part[l->count];
+    p->name = name;
+    p->dtype = dtype;
+    p->rows = rows;
+    p->cols = p->ld = cols;
+    p->offset = l->bytes;
+    p->bytes = rows * cols * gmm_dtype_bits(dtype) / 8;
+    l->bytes += (int64_t)gmm__round256((size_t)p->bytes);
+    l->count++;
+}
+/* Adds a copy of a token matrix of `cols` columns, its scales, and its amaxes where the format has them. */
+static void gmm__mlp_save_copy(const gmm__call *call, gmm__mlp_saved *saved, int matrix, const gmm_format *f,
+                               gmm_direction direction, int64_t cols) {
+    static const char *const names[GMM__SAVED_MATRICES][3] = { { "preact", "preact_scale", "" },
+                                                               { "x", "x_scale", "x_amax" },
+                                                               { "act", "act_scale", "act_amax" } };
+    gmm_saved_layout *l = &saved->layout;
+    gmm_layout layout;
+    saved->at[matrix] = (size_t)l->bytes;
+    if (gmm__mlp_layout(call, f, direction, 0, cols, &layout) != GMM_OK) return; /* the cast gives the message */
+    gmm__mlp_save_part(l, names[matrix][0], f->dtype, layout.data_rows, layout.data_cols);
+    gmm__mlp_save_part(l, names[matrix][1], layout.scale_dtype, 1,
+                       layout.scale_bytes * 8 / gmm_dtype_bits(layout.scale_dtype));
+    if (f->scaling == GMM_SCALING_NV16)
+        gmm__mlp_save_part(l, names[matrix][2], GMM_F32, 1, f->row_amax ? call->rows : call->groups.count);
+}
+static gmm__mlp_saved gmm__mlp_saved_of(const gmm__call *call) {
+    const gmm_mlp_config *c = &call->config;
+    const int64_t F1 = gmm__mlp_fc1_cols(call);
+    const gmm_direction direction = gmm__mlp_backward_direction(call);
+    const gmm_format input = gmm__mlp_format_of(&call->recipe, GMM_SLOT_X, direction);
+    const gmm_format e4m3 = gmm__mlp_unscaled_e4m3();
+    gmm__mlp_saved s;
+    memset(&s, 0, sizeof s);
+    if (c->save == GMM_SAVE_NOTHING) return s;
+    if (gmm__mlp_saves_e4m3(call)) gmm__mlp_save_copy(call, &s, GMM__SAVED_PREACT, &e4m3, GMM_ROWWISE, F1);
+    else gmm__mlp_save_part(&s.layout, "preact", gmm__mlp_dtype(call), call->rows, F1);
+    if (gmm__mlp_saves_copies(call)) {
+        gmm__mlp_save_copy(call, &s, GMM__SAVED_X, &input, direction, c->hidden);
+        gmm__mlp_save_copy(call, &s, GMM__SAVED_ACT, &input, direction, c->ffn);
+    } else if (c->save == GMM_SAVE_PREACT_AND_ACT) {
+        s.at[GMM__SAVED_ACT] = (size_t)s.layout.bytes;
+        gmm__mlp_save_part(&s.layout, "act", gmm__mlp_dtype(call), call->rows, c->ffn);
+    }
+    return s;
 }
 
-/* The intermediate matrices that the backward of a call computes or reads. `defer`: it queues the weight gradients. */
-typedef struct gmm__mlp_gradients { int dz, dh, h, z, defer; } gmm__mlp_gradients;
+/* --- descriptors --- */
+
+/* The matrices that the backward of a call computes or reads in the dtype of x, and where. */
+typedef struct gmm__mlp_gradients {
+    int defer;   /* it queues the weight gradients */
+    int dz, dh;
+    int h;       /* h is read, and no copy of it is saved */
+    int h_saved; /* it is read where forward has saved it */
+    int z;
+} gmm__mlp_gradients;
 static gmm__mlp_gradients gmm__mlp_gradients_of(const gmm__call *call) {
     const gmm_mlp *d = &call->d.mlp;
     gmm__mlp_gradients n;
-    n.defer = gmm__mlp_delayed(call) && (d->dw1 || d->dw2);
+    n.defer = (gmm__mlp_delayed(call) || call->op == GMM_OP_MLP_WGRAD) && (d->dw1 || d->dw2);
     n.dz = d->dx || d->dw1 || d->db1;
     n.dh = n.dz || d->dprob;
-    n.h = d->dw2 != NULL;
-    n.z = n.dh || (n.h && (n.defer || call->config.save != GMM_SAVE_PREACT_AND_ACT));
+    n.h = d->dw2 && !gmm__mlp_saves_copies(call);
+    /* a queued weight gradient reads h after `saved` may have been overwritten */
+    n.h_saved = n.h && call->config.save == GMM_SAVE_PREACT_AND_ACT &&
+                (!n.defer || gmm__mlp_backward_reads_copies(call));
+    n.z = n.dh || (n.h && !n.h_saved);
     return n;
 }
-
-/* An output gradient, dy or dz, quantized in both directions, and the quantization that makes these copies in one pass.
-   `operand` is what the products of the layer read. */
-typedef struct gmm__mlp_copies {
-    gmm_format format;
-    gmm_mat rowwise, columnwise, operand;
-    gmm_quantization quantization;
-    size_t bytes;
-} gmm__mlp_copies;
-
-/* Descriptors of the operations that an MLP consists of, the same for its plan and its launch. */
-typedef struct gmm__mlp_steps {
-    gmm_groups groups; /* the split as int64 offsets, computed once */
-    gmm_options options;
-    gmm_mat z, h, dh, dz, x, w1, w2, b1, b2, y, dy, dx;
-    gmm_linear fc1, fc2, dgrad2, bgrad2, wgrad2, bgrad1, wgrad1, dgrad1;
-    gmm_activation act;
-    gmm__mlp_copies copies[2]; /* of dz, for FC1's dgrad and wgrad; of dy, for FC2's */
-} gmm__mlp_steps;
 
 static gmm_linear gmm__mlp_linear(const gmm__mlp_steps *steps, int64_t in, int64_t out) {
     gmm_linear l = GMM_ZERO;
@@ -4425,30 +4598,52 @@ static gmm_linear gmm__mlp_linear(const gmm__mlp_steps *steps, int64_t in, int64
     return l;
 }
 
-/* Fills in the steps over the given memory, all of which is NULL in a query. */
-static void gmm__mlp_fill(gmm__mlp_steps *steps, const gmm__plan *plan, void *offsets, void *z, void *h, void *dh,
-                          void *dz) {
-    const gmm__call *call = plan->call;
-    const gmm_mlp *d = &call->d.mlp;
-    const gmm_mlp_config *c = &call->config;
-    const gmm_dtype dtype = gmm__mlp_dtype(call);
-    const int64_t F1 = gmm__mlp_fc1_cols(call);
-
-    memset(steps, 0, sizeof *steps);
+/* Begins the steps of a call. `offsets` and `tiles` hold its split. */
+static void gmm__mlp_begin(gmm__mlp_steps *steps, const gmm__call *call, gmm_dtype dtype, void *offsets, void *tiles) {
+    steps->call = call;
+    steps->status = GMM_OK;
+    steps->dtype = dtype;
     steps->options = call->options;
+    steps->offsets = offsets;
+    steps->tiles = (int32_t *)tiles;
     steps->groups = call->groups;
     steps->groups.splits = offsets;
     steps->groups.dtype = GMM_I64;
     steps->groups.form = GMM_SPLIT_OFFSETS;
     steps->groups.on_host = 0;
-    steps->z = gmm_mat_packed(dtype, z);
-    steps->h = gmm_mat_packed(dtype, h);
-    steps->dh = gmm_mat_packed(dtype, dh);
-    steps->dz = gmm_mat_packed(dtype, dz);
+}
+
+/* Fills in an operand without copies, or with those that the caller has made. */
+static void gmm__mlp_fill_operand(gmm__mlp_steps *steps, int slot, const gmm_mat *source, int64_t rows, int64_t cols) {
+    gmm__mlp_operand *o = &steps->operand[slot];
+    int direction;
+    o->source = source;
+    o->rows = rows;
+    o->cols = cols;
+    for (direction = 0; direction < 2; direction++)
+        o->format[direction] = gmm__mlp_format_of(&steps->call->recipe, slot, (gmm_direction)direction);
+    if (source->scaling == GMM_SCALING_NONE) return;
+    o->copy[GMM_ROWWISE] = *source;
+    if (source->columnwise) o->copy[GMM_COLUMNWISE] = *source->columnwise;
+}
+
+/* Fills in the descriptors and operands of forward and backward. The addresses of z, h, dh and dz are set later. */
+static void gmm__mlp_fill(gmm__mlp_steps *steps) {
+    const gmm__call *call = steps->call;
+    const gmm_mlp *d = &call->d.mlp;
+    const gmm_mlp_config *c = &call->config;
+    const int64_t F1 = gmm__mlp_fc1_cols(call);
+
+    steps->z = gmm_mat_packed(steps->dtype, NULL);
+    steps->h = steps->dh = steps->dz = steps->z;
+    gmm__mlp_fill_operand(steps, GMM_SLOT_X, &call->mat[GMM__X_], 0, c->hidden);
+    gmm__mlp_fill_operand(steps, GMM_SLOT_W1, &call->mat[GMM__W], F1, c->hidden);
+    gmm__mlp_fill_operand(steps, GMM_SLOT_H, &steps->h, 0, c->ffn);
+    gmm__mlp_fill_operand(steps, GMM_SLOT_W2, &call->mat[GMM__W2], call->out, c->ffn);
+    gmm__mlp_fill_operand(steps, GMM_SLOT_DY, &call->mat[GMM__DY], 0, call->out);
+    gmm__mlp_fill_operand(steps, GMM_SLOT_DZ, &steps->dz, 0, F1);
 
     steps->fc1 = gmm__mlp_linear(steps, c->hidden, F1);
-    steps->fc1.x = &call->mat[GMM__X_];
-    steps->fc1.w = &call->mat[GMM__W];
     steps->fc1.bias = c->bias1 ? &call->mat[GMM__BIAS] : NULL;
     steps->fc1.y = &steps->z;
 
@@ -4460,15 +4655,11 @@ static void gmm__mlp_fill(gmm__mlp_steps *steps, const gmm__plan *plan, void *of
     steps->act.prob = d->prob;
 
     steps->fc2 = gmm__mlp_linear(steps, c->ffn, call->out);
-    steps->fc2.x = &steps->h;
-    steps->fc2.w = &call->mat[GMM__W2];
     steps->fc2.bias = c->bias2 ? &call->mat[GMM__BIAS2] : NULL;
     steps->fc2.bias_scale = c->prob_on_bias2 ? d->prob : NULL;
     steps->fc2.y = &call->mat[GMM__Y];
 
     steps->dgrad2 = gmm__mlp_linear(steps, c->ffn, call->out);
-    steps->dgrad2.dy = &call->mat[GMM__DY];
-    steps->dgrad2.w = &call->mat[GMM__W2];
     steps->dgrad2.dx = &steps->dh;
 
     steps->bgrad2 = gmm__mlp_linear(steps, c->ffn, call->out);
@@ -4482,8 +4673,6 @@ static void gmm__mlp_fill(gmm__mlp_steps *steps, const gmm__plan *plan, void *of
     }
 
     steps->wgrad2 = gmm__mlp_linear(steps, c->ffn, call->out);
-    steps->wgrad2.x = &steps->h;
-    steps->wgrad2.dy = &call->mat[GMM__DY];
     steps->wgrad2.dw = &call->grad[GMM__DW2];
 
     steps->bgrad1 = gmm__mlp_linear(steps, c->hidden, F1);
@@ -4491,14 +4680,25 @@ static void gmm__mlp_fill(gmm__mlp_steps *steps, const gmm__plan *plan, void *of
     steps->bgrad1.db = &call->grad[GMM__DB];
 
     steps->wgrad1 = gmm__mlp_linear(steps, c->hidden, F1);
-    steps->wgrad1.x = &call->mat[GMM__X_];
-    steps->wgrad1.dy = &steps->dz;
     steps->wgrad1.dw = &call->grad[GMM__DW];
 
     steps->dgrad1 = gmm__mlp_linear(steps, c->hidden, F1);
-    steps->dgrad1.dy = &steps->dz;
-    steps->dgrad1.w = &call->mat[GMM__W];
     steps->dgrad1.dx = &call->mat[GMM__DX];
+}
+
+/* --- the list of steps --- */
+
+static void gmm__mlp_add_step(gmm__mlp_steps *steps, gmm_op op, const void *descriptor) {
+    gmm__mlp_step *step = &steps->step[steps->count++];
+    step->op = op;
+    step->descriptor = descriptor;
+    step->workspace = steps->workspace.used;
+}
+/* Adds a step behind which the gradient of a parameter is complete. */
+static void gmm__mlp_add_gradient(gmm__mlp_steps *steps, gmm_op op, const gmm_linear *linear, gmm_param param) {
+    gmm__mlp_add_step(steps, op, linear);
+    steps->step[steps->count - 1].completes = 1;
+    steps->step[steps->count - 1].param = param;
 }
 
 /* Raises *bytes to the workspace of one step, and notes in `plan` which engine serves it. Returns 0 if none does.
@@ -4523,416 +4723,515 @@ static int gmm__mlp_measure_step(gmm__call *step, gmm_status prepared, const gmm
     return 1;
 }
 /* Raises *bytes to the workspace of a linear step. Returns 0 if it is declined. */
-static int gmm__mlp_size_linear(const gmm__plan *plan, gmm_op op, const gmm_linear *l, size_t *bytes, gmm__plan *out) {
+static GMM__UNUSED int gmm__mlp_size_linear(const gmm__plan *plan, gmm_op op, const gmm_linear *l, size_t *bytes,
+                                            gmm__plan *out) {
     gmm__call step;
     const gmm_error last_error = plan->call->ctx->error;
     const gmm_status s = gmm__linear_prepare(&step, plan->call->ctx, op, plan->call->function, l, 1);
     return gmm__mlp_measure_step(&step, s, &last_error, bytes, out);
 }
 
-/* --- products whose operands a recipe quantizes first --- */
+/* Casts of an MLP's operands. A tensor that several products read is read once and cast in all directions that they
+   need; the copies outlive the products that read them. */
+
+/* The four sets of directions that a cast may have. */
+enum { GMM__MLP_ROWWISE = 1 << GMM_ROWWISE, GMM__MLP_COLUMNWISE = 1 << GMM_COLUMNWISE };
+
+/* Whether an operand has copies: the recipe quantizes it, or the caller has. */
+static int gmm__mlp_quantizes(const gmm__mlp_operand *o) { return o->format[0].dtype != GMM_NONE; }
+
+/* Gives an operand a copy in an arena, unless it has one. A later cast writes the copy, or an earlier call has. Returns
+   the direction as a set where the operand has no such copy yet. */
+static int gmm__mlp_place_copy(gmm__mlp_steps *steps, int slot, gmm_direction direction, gmm__mlp_arena *arena) {
+    const gmm__call *call = steps->call;
+    const gmm_mlp_quant *quant = &call->quant;
+    gmm__mlp_operand *o = &steps->operand[slot];
+    const gmm_format *f = &o->format[direction];
+    gmm_mat *m = &o->copy[direction];
+    gmm_layout layout;
+    gmm_status s;
+    if (!gmm__mlp_quantizes(o) || m->dtype != GMM_NONE) return 0;
+    s = gmm__mlp_layout(call, f, direction, o->rows, o->cols, &layout);
+    if (s != GMM_OK) {
+        if (steps->status == GMM_OK) steps->status = s;
+        return 0;
+    }
+    *m = gmm_mat_quantized(f, direction, NULL, NULL, NULL);
+    m->data = gmm__mlp_place(arena, layout.data_bytes);
+    m->scale = gmm__mlp_place(arena, layout.scale_bytes);
+    if (f->scaling == GMM_SCALING_NV16)
+        m->amax = (float *)gmm__mlp_place(arena, 4 * (f->row_amax ? call->groups.capacity
+                                                                  : (int64_t)call->groups.count));
+    else if (f->delayed && quant->amax) m->amax = quant->amax + (int64_t)slot * call->groups.count;
+    return 1 << direction;
+}
+
+/* Adds the quantization that writes the copies of a set of directions. Amaxes per row, which only a rowwise copy has,
+   need a quantization of their own. */
+static void gmm__mlp_cast(gmm__mlp_steps *steps, int slot, int directions, const int32_t *skip) {
+    const gmm_mlp_quant *quant = &steps->call->quant;
+    gmm__mlp_operand *o = &steps->operand[slot];
+    gmm_quantization *d = NULL;
+    int direction;
+    for (direction = 0; direction < 2; direction++) {
+        const gmm_format *f = &o->format[direction];
+        if (!(directions & 1 << direction)) continue;
+        if (!d || o->format[0].row_amax) {
+            d = &steps->cast[steps->casts++];
+            d->count = o->rows ? steps->call->groups.count : 0;
+            d->rows = o->rows;
+            d->cols = o->cols;
+            d->groups = o->rows ? NULL : &steps->groups;
+            d->options = &steps->options;
+            d->format = f;
+            d->src = o->source;
+            d->skip = skip;
+            if (f->delayed && quant->scale) d->scale = quant->scale + (int64_t)slot * steps->call->groups.count;
+            if (f->stochastic && quant->random) d->random = quant->random + (slot == GMM_SLOT_DZ ? 2 : 0);
+            gmm__mlp_add_step(steps, GMM_OP_QUANTIZE, d);
+        }
+        if (direction) d->columnwise = &o->copy[direction];
+        else d->rowwise = &o->copy[direction];
+    }
+}
+
+/* Makes those copies of a set of directions that the operand lacks, in the workspace. */
+static void gmm__mlp_make_copies(gmm__mlp_steps *steps, int slot, int directions) {
+    int direction, lacking = 0;
+    for (direction = 0; direction < 2; direction++)
+        if (directions & 1 << direction)
+            lacking |= gmm__mlp_place_copy(steps, slot, (gmm_direction)direction, &steps->workspace);
+    gmm__mlp_cast(steps, slot, lacking, NULL);
+}
+
+/* The operand as a product by the recipe reads it: its copies, or the source where the recipe leaves it as it is. */
+static const gmm_mat *gmm__mlp_copies_of(gmm__mlp_steps *steps, int slot) {
+    gmm__mlp_operand *o = &steps->operand[slot];
+    const gmm_mat *copy = o->copy;
+    if (!gmm__mlp_quantizes(o)) return o->source;
+    o->quantized = copy[copy[GMM_ROWWISE].dtype == GMM_NONE];
+    o->quantized.columnwise = copy[GMM_COLUMNWISE].dtype == GMM_NONE ? NULL : &copy[GMM_COLUMNWISE];
+    return &o->quantized;
+}
+
+/* Adds the dequantization of a rowwise matrix into `dst`. */
+static void gmm__mlp_dequantize(gmm__mlp_steps *steps, const gmm_mat *src, int64_t rows, int64_t cols,
+                                const gmm_mat *dst) {
+    gmm_dequantization *d = &steps->dequantization[steps->dequantizations++];
+    d->count = rows ? steps->call->groups.count : 0;
+    d->rows = rows;
+    d->cols = cols;
+    d->groups = rows ? NULL : &steps->groups;
+    d->options = &steps->options;
+    d->direction = GMM_ROWWISE;
+    d->src = src;
+    d->dst = dst;
+    gmm__mlp_add_step(steps, GMM_OP_DEQUANTIZE, d);
+}
+
+/* The operand as a backward product reads it along `direction`. Adds the steps that this takes. */
+static const gmm_mat *gmm__mlp_backward_operand(gmm__mlp_steps *steps, int slot, gmm_direction direction) {
+    const gmm_backward_override override = steps->call->quant.backward_override;
+    gmm__mlp_operand *o = &steps->operand[slot];
+    if (!gmm__mlp_quantizes(o) || override == GMM_BACKWARD_HIGH_PRECISION) return o->source;
+    if (override == GMM_BACKWARD_DEQUANTIZED) {
+        const int64_t rows = o->rows ? o->rows * steps->call->groups.count : steps->call->groups.capacity;
+        if (slot == GMM_SLOT_DY || slot == GMM_SLOT_DZ) return o->source; /* forward has no copy of them */
+        gmm__mlp_make_copies(steps, slot, GMM__MLP_ROWWISE);
+        o->dequantized = gmm_mat_packed(steps->dtype, gmm__mlp_place(&steps->workspace, rows * o->cols *
+                                                                     (gmm_dtype_bits(steps->dtype) / 8)));
+        gmm__mlp_dequantize(steps, &o->copy[GMM_ROWWISE], o->rows, o->cols, &o->dequantized);
+        return &o->dequantized;
+    }
+    gmm__mlp_make_copies(steps, slot, 1 << direction);
+    return gmm__mlp_copies_of(steps, slot);
+}
+
+/* --- the cache of quantized weights --- */
+
+/* Places the copies of both weights in the cache of the caller, and returns its bytes. Backward on dequantized values
+   reads rowwise copies alone. */
+static size_t gmm__mlp_place_weights(gmm__mlp_steps *steps, void *memory) {
+    const int slots[2] = { GMM_SLOT_W1, GMM_SLOT_W2 };
+    const int directions = steps->call->quant.backward_override == GMM_BACKWARD_BY_RECIPE ? 2 : 1;
+    gmm__mlp_arena cache = GMM_ZERO;
+    int i, direction;
+    cache.memory = (char *)memory;
+    for (i = 0; i < 2; i++)
+        for (direction = 0; direction < directions; direction++)
+            (void)gmm__mlp_place_copy(steps, slots[i], (gmm_direction)direction, &cache);
+    return cache.used;
+}
+/* Bytes of the cache that a call's weights need; 0 where they are not quantized here. */
+static size_t gmm__mlp_cache_bytes(const gmm__call *call) {
+    gmm__mlp_steps steps;
+    const gmm_error last_error = call->ctx->error;
+    size_t bytes;
+    memset(&steps, 0, sizeof steps);
+    gmm__mlp_begin(&steps, call, gmm__mlp_dtype(call), NULL, NULL);
+    gmm__mlp_fill(&steps);
+    bytes = gmm__mlp_place_weights(&steps, NULL);
+    call->ctx->error = last_error;
+    return steps.status == GMM_OK ? bytes : 0;
+}
+/* The steps of forward, backward and queued weight gradients: how they are listed, planned and enqueued. */
 
 static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
                                         const gmm_quantization *quantization, int query);
+static gmm_status gmm__dequantize_prepare(gmm__call *call, gmm_context *ctx, const char *function,
+                                          const gmm_dequantization *dequantization, int query);
 
-/* The recipe of an MLP and the arrays that quantizing its operands reads and writes. */
-typedef struct gmm__mlp_quantization {
-    gmm_recipe recipe;
-    gmm_mlp_quant quant;
-} gmm__mlp_quantization;
-
-/* One linear operation of FC1 (layer 1) or FC2 (layer 2). `linear` describes it with the operands of the caller. */
-typedef struct gmm__mlp_product {
-    gmm_context *ctx;
-    const char *function; /* for messages */
-    const gmm__mlp_quantization *quantization;
-    gmm_op op;
-    int layer;
-    const gmm_linear *linear;
-} gmm__mlp_product;
-
-/* An operand of a product: its field in the linear descriptor, the format that the recipe gives it, the direction of
-   the copy that the product reads, and its slot in the arrays of gmm_mlp_quant. `rows` are those of a weight matrix; 0
-   marks a token matrix, whose rows are those of the groups. */
-typedef struct gmm__mlp_operand {
-    const gmm_mat **field;
-    const gmm_format *format;
-    gmm_direction direction;
-    int32_t slot;
-    int64_t rows, cols;
-} gmm__mlp_operand;
-
-/* A product of quantized operands: `count` quantizations, then `linear`, which reads what they write. The descriptors
-   point into this structure, which must therefore not be copied. `bytes` of workspace hold the quantized operands. */
-typedef struct gmm__mlp_quantized {
-    gmm_linear linear;
-    gmm_quantization quantization[2];
-    gmm_format format[2];
-    gmm_mat operand[2];    /* as the quantization writes it */
-    gmm_mat columnwise[2]; /* its view in the linear descriptor, where the product reads the columnwise copy */
-    int count;
-    size_t bytes;
-} gmm__mlp_quantized;
-
-/* Reserves `bytes` of the workspace and returns their address. Without a workspace it counts the bytes, and returns
-   NULL. */
-static void *gmm__mlp_reserve(void *workspace, size_t *used, int64_t bytes) {
-    void *address = workspace ? (char *)workspace + *used : NULL;
-    *used += gmm__round256((size_t)bytes);
-    return address;
+/* Places the split's offsets and tiles in an arena. Every call begins with them. */
+static void gmm__mlp_place_split(gmm__mlp_steps *steps, const gmm__call *call, gmm__mlp_arena *arena) {
+    const int64_t ends = call->groups.count + (int64_t)1;
+    void *offsets = gmm__mlp_place(arena, ends * (int64_t)sizeof(int64_t));
+    gmm__mlp_begin(steps, call, gmm__mlp_dtype(call), offsets,
+                   gmm__mlp_place(arena, ends * (int64_t)sizeof(int32_t)));
+}
+/* A packed matrix with the rows of the groups in an arena. */
+static gmm_mat gmm__mlp_place_tokens(const gmm__mlp_steps *steps, int64_t cols, gmm__mlp_arena *arena) {
+    return gmm_mat_packed(steps->dtype, gmm__mlp_place(arena, steps->call->rows * cols *
+                                                                  (gmm_dtype_bits(steps->dtype) / 8)));
 }
 
-/* Describes the two operands of a product: x and w, dy and w, or x and dy. `l` is the descriptor whose fields they are.
-   Copies are rowwise where a product contracts along the columns of the operand, and columnwise along its rows. */
-static void gmm__mlp_operands(const gmm__mlp_product *p, gmm_linear *l, gmm__mlp_operand operand[2]) {
-    const gmm_recipe *r = &p->quantization->recipe;
-    const int fwd = p->op == GMM_OP_LINEAR_FWD, wgrad = p->op == GMM_OP_LINEAR_WGRAD, reads_x = fwd || wgrad;
-    const int32_t slot_x = p->layer == 1 ? GMM_SLOT_X : GMM_SLOT_H, slot_w = p->layer == 1 ? GMM_SLOT_W1 : GMM_SLOT_W2;
-    const int32_t slot_dy = p->layer == 1 ? GMM_SLOT_DZ : GMM_SLOT_DY;
-    operand[0].field = reads_x ? &l->x : &l->dy;
-    operand[0].format = reads_x ? &r->input : &r->grad;
-    operand[0].direction = wgrad ? GMM_COLUMNWISE : GMM_ROWWISE;
-    operand[0].slot = reads_x ? slot_x : slot_dy;
-    operand[0].rows = 0;
-    operand[0].cols = reads_x ? l->in_features : l->out_features;
-    operand[1].field = wgrad ? &l->dy : &l->w;
-    operand[1].format = wgrad ? &r->grad : &r->weight;
-    operand[1].direction = fwd ? GMM_ROWWISE : GMM_COLUMNWISE;
-    operand[1].slot = wgrad ? slot_dy : slot_w;
-    operand[1].rows = wgrad ? 0 : l->out_features;
-    operand[1].cols = wgrad ? l->out_features : l->in_features;
-}
-
-/* Adds the quantization of operand i to q, and points the linear descriptor to its result, unless the recipe leaves the
-   operand as it is or the caller has quantized it. */
-static gmm_status gmm__mlp_add_quantization(const gmm__mlp_product *p, const gmm__mlp_operand *o, int i,
-                                            void *workspace, gmm__mlp_quantized *q) {
-    const gmm_groups *groups = q->linear.groups;
-    const int64_t G = groups->count;
-    const gmm_mlp_quant *quant = &p->quantization->quant;
-    gmm_quantization *d = &q->quantization[q->count];
-    gmm_format *format = &q->format[q->count];
-    gmm_mat *m = &q->operand[i];
+/* Describes the saved pre-activation in E4M3 at `memory`. */
+static void gmm__mlp_place_e4m3(gmm__mlp_steps *steps, char *memory) {
+    const gmm_format f = gmm__mlp_unscaled_e4m3();
+    gmm__mlp_arena arena = GMM_ZERO;
     gmm_layout layout;
-    gmm_error error = GMM_ZERO;
-    gmm_status s;
-    if (o->format->dtype == GMM_NONE || (*o->field)->scaling != GMM_SCALING_NONE) return GMM_OK;
-    *format = *o->format;
-    format->struct_size = 0;
-    if (o->direction == GMM_COLUMNWISE) format->row_amax = 0; /* the product contracts along the rows */
-    s = o->rows ? gmm_layout_of(format->dtype, format->scaling, format->order, o->direction, o->rows, o->cols, &layout,
-                                &error)
-                : gmm_layout_of_groups(format->dtype, format->scaling, format->order, o->direction, (int32_t)G,
-                                       groups->capacity, o->cols, &layout, &error);
-    if (s != GMM_OK) return gmm__fail(&p->ctx->error, s, "%s: %.400s", p->function, error.text);
-    *m = gmm_mat_quantized(format, o->direction, NULL, NULL, NULL);
-    m->data = gmm__mlp_reserve(workspace, &q->bytes, o->rows ? G * layout.data_bytes : layout.data_bytes);
-    m->scale = gmm__mlp_reserve(workspace, &q->bytes, o->rows ? G * layout.scale_bytes : layout.scale_bytes);
-    if (format->delayed) m->amax = quant->amax ? quant->amax + o->slot * G : NULL;
-    else
-        m->amax = (float *)gmm__mlp_reserve(workspace, &q->bytes, 4 * (format->row_amax ? groups->capacity : G));
-    d->count = o->rows ? (int32_t)G : 0;
-    d->rows = o->rows;
-    d->cols = o->cols;
-    d->groups = o->rows ? NULL : groups;
-    d->options = q->linear.options;
-    d->format = format;
-    d->src = *o->field;
-    if (o->direction == GMM_ROWWISE) d->rowwise = m;
-    else d->columnwise = m;
-    d->scale = format->delayed && quant->scale ? quant->scale + o->slot * G : NULL;
-    if (format->stochastic && quant->random) d->random = quant->random + (o->slot == GMM_SLOT_DZ ? 2 : 0);
-    q->count++;
-    q->columnwise[i] = *m;
-    q->columnwise[i].columnwise = m;
-    *o->field = o->direction == GMM_ROWWISE ? m : &q->columnwise[i];
-    return GMM_OK;
-}
-
-/* Describes a product over quantized operands. Without a workspace their addresses are NULL, as in queries. */
-static gmm_status gmm__mlp_quantized_of(const gmm__mlp_product *p, void *workspace, gmm__mlp_quantized *q) {
-    gmm__mlp_operand operand[2];
-    gmm_status s = GMM_OK;
-    int i;
-    memset(q, 0, sizeof *q);
-    q->linear = *p->linear;
-    gmm__mlp_operands(p, &q->linear, operand);
-    for (i = 0; i < 2 && s == GMM_OK; i++) s = gmm__mlp_add_quantization(p, &operand[i], i, workspace, q);
-    return s;
-}
-
-/* Checks step i of a product: quantization i, or the linear operation behind the last one. */
-static gmm_status gmm__mlp_prepare_product(const gmm__mlp_product *p, const gmm__mlp_quantized *q, int i, int query,
-                                           gmm__call *call) {
-    return i < q->count ? gmm__quantize_prepare(call, p->ctx, GMM_OP_QUANTIZE, p->function, &q->quantization[i], query)
-                        : gmm__linear_prepare(call, p->ctx, p->op, p->function, &q->linear, query);
-}
-
-/* Raises *bytes to the workspace of a product: the quantized operands, and behind them the workspace of its steps,
-   which they use one after the other. */
-static gmm_status gmm__mlp_measure_product(const gmm__mlp_product *p, size_t *bytes) {
-    gmm__mlp_quantized q;
-    size_t step_bytes = 0; /* the largest workspace of a step */
-    int i;
-    gmm_status s = gmm__mlp_quantized_of(p, NULL, &q);
-    for (i = 0; s == GMM_OK && i <= q.count; i++) {
-        gmm__call call;
-        gmm__plan plan;
-        s = gmm__mlp_prepare_product(p, &q, i, 1, &call);
-        if (s == GMM_OK) s = gmm__select(&call, &plan);
-        if (s == GMM_OK && plan.workspace_bytes > step_bytes) step_bytes = plan.workspace_bytes;
+    const gmm_status s = gmm__mlp_layout(steps->call, &f, GMM_ROWWISE, 0, gmm__mlp_fc1_cols(steps->call), &layout);
+    if (s != GMM_OK) {
+        steps->status = s;
+        return;
     }
-    if (s == GMM_OK && q.bytes + step_bytes > *bytes) *bytes = q.bytes + step_bytes;
-    return s;
+    arena.memory = memory;
+    steps->z_e4m3 = gmm_mat_quantized(&f, GMM_ROWWISE, NULL, NULL, NULL);
+    steps->z_e4m3.data = gmm__mlp_place(&arena, layout.data_bytes);
+    steps->z_e4m3.scale = gmm__mlp_place(&arena, layout.scale_bytes);
+}
+/* Adds the cast of the pre-activation to what is saved. */
+static void gmm__mlp_cast_e4m3(gmm__mlp_steps *steps) {
+    gmm_quantization *d = &steps->cast[steps->casts++];
+    steps->z_format = gmm__mlp_unscaled_e4m3();
+    d->cols = gmm__mlp_fc1_cols(steps->call);
+    d->groups = &steps->groups;
+    d->options = &steps->options;
+    d->format = &steps->z_format;
+    d->src = &steps->z;
+    d->rowwise = &steps->z_e4m3;
+    gmm__mlp_add_step(steps, GMM_OP_QUANTIZE, d);
 }
 
-/* Enqueues the quantizations and the product. */
-static gmm_status gmm__mlp_run_product(const gmm__mlp_product *p, void *workspace, size_t bytes, gmm_stream stream) {
-    gmm__mlp_quantized q;
-    int i;
-    gmm_status s = gmm__mlp_quantized_of(p, workspace, &q);
-    for (i = 0; s == GMM_OK && i <= q.count; i++) {
-        gmm__call call;
-        s = gmm__mlp_prepare_product(p, &q, i, 0, &call);
-        if (s == GMM_OK) s = gmm__serve(&call, NULL, (char *)workspace + q.bytes, bytes - q.bytes, stream);
+/* Gives x or h the copy that forward saves and backward reads, at its place in gmm_mlp.saved. */
+static int gmm__mlp_place_saved(gmm__mlp_steps *steps, int slot, size_t at) {
+    gmm__mlp_arena arena = GMM_ZERO;
+    arena.memory = steps->call->d.mlp.saved ? (char *)steps->call->d.mlp.saved + at : NULL;
+    return gmm__mlp_place_copy(steps, slot, gmm__mlp_backward_direction(steps->call), &arena);
+}
+
+/* Forward's copies of x or h: that for the product, and with `saves` in the same pass that for backward. */
+static void gmm__mlp_cast_forward(gmm__mlp_steps *steps, int slot, int saves, size_t at) {
+    int directions = saves ? gmm__mlp_place_saved(steps, slot, at) : 0;
+    directions |= gmm__mlp_place_copy(steps, slot, GMM_ROWWISE, &steps->workspace);
+    gmm__mlp_cast(steps, slot, directions, NULL);
+}
+/* Forward's copy of a weight, or with a cache both copies in it, unless the word `weight_skip` says that they are
+   there. */
+static void gmm__mlp_cast_weight(gmm__mlp_steps *steps, int slot) {
+    const gmm_mlp_quant *quant = &steps->call->quant;
+    const gmm__mlp_operand *o = &steps->operand[slot];
+    int direction, directions = 0;
+    if (!quant->weight_cache) gmm__mlp_make_copies(steps, slot, GMM__MLP_ROWWISE);
+    else if (o->source->scaling == GMM_SCALING_NONE && gmm__mlp_quantizes(o)) {
+        for (direction = 0; direction < 2; direction++)
+            directions |= (o->copy[direction].dtype != GMM_NONE) << direction;
+        gmm__mlp_cast(steps, slot, directions, quant->weight_skip);
     }
-    return s;
 }
 
-static gmm__mlp_quantization gmm__mlp_quantization_of(const gmm__call *call) {
-    gmm__mlp_quantization q;
-    q.recipe = call->recipe;
-    q.quant = call->quant;
-    return q;
-}
-/* The product that a linear step of this call computes. */
-static gmm__mlp_product gmm__mlp_product_of(const gmm__call *call, const gmm__mlp_quantization *quantization, gmm_op op,
-                                            int layer, const gmm_linear *l) {
-    gmm__mlp_product p;
-    p.ctx = call->ctx;
-    p.function = call->function;
-    p.quantization = quantization;
-    p.op = op;
-    p.layer = layer;
-    p.linear = l;
-    return p;
-}
-/* Raises *bytes to the workspace of one product, quantized if the call has a recipe. Returns 0 if it is declined. */
-static int gmm__mlp_size_product(const gmm__plan *plan, gmm_op op, int layer, const gmm_linear *l, size_t *bytes,
-                                 gmm__plan *out) {
-    const gmm__call *call = plan->call;
-    const gmm__mlp_quantization quantization = gmm__mlp_quantization_of(call);
-    const gmm__mlp_product product = gmm__mlp_product_of(call, &quantization, op, layer, l);
-    const gmm_error last_error = call->ctx->error;
-    if (quantization.recipe.kind == GMM_RECIPE_NONE) return gmm__mlp_size_linear(plan, op, l, bytes, out);
-    if (gmm__mlp_measure_product(&product, bytes) == GMM_OK) return 1;
-    (void)gmm__decline(out, "%.180s", call->ctx->error.text);
-    call->ctx->error = last_error;
-    return 0;
+/* Adds FC1 or FC2 of forward. */
+static void gmm__mlp_add_forward(gmm__mlp_steps *steps, gmm_linear *linear, int x, int w) {
+    linear->x = gmm__mlp_copies_of(steps, x);
+    linear->w = gmm__mlp_copies_of(steps, w);
+    gmm__mlp_add_step(steps, GMM_OP_LINEAR_FWD, linear);
 }
 
-/* --- a gradient that dgrad and wgrad of one layer read: one pass casts it in both directions --- */
+/* Lists the steps of forward over a workspace. Inference keeps z in the workspace, training in gmm_mlp.saved; a query
+   cannot tell the two apart, and reserves the workspace for both. */
+static gmm_status gmm__mlp_build_fwd(gmm__mlp_steps *steps, const gmm__call *call, void *workspace) {
+    const gmm__mlp_saved saved = gmm__mlp_saved_of(call);
+    const int saves = call->query || call->d.mlp.saved, copies = saves && gmm__mlp_saves_copies(call);
+    const int e4m3 = saves && gmm__mlp_saves_e4m3(call);
+    char *memory = (char *)call->d.mlp.saved;
+    size_t used;
+    memset(steps, 0, sizeof *steps);
+    steps->workspace.memory = (char *)workspace;
+    gmm__mlp_place_split(steps, call, &steps->workspace);
+    gmm__mlp_fill(steps);
+    steps->z = gmm__mlp_place_tokens(steps, gmm__mlp_fc1_cols(call), &steps->workspace);
+    steps->h = gmm__mlp_place_tokens(steps, call->config.ffn, &steps->workspace);
+    if (memory && call->config.save != GMM_SAVE_NOTHING && !e4m3) steps->z.data = memory;
+    if (memory && call->config.save == GMM_SAVE_PREACT_AND_ACT) steps->h.data = memory + saved.at[GMM__SAVED_ACT];
+    if (call->quant.weight_cache) (void)gmm__mlp_place_weights(steps, call->quant.weight_cache);
+    used = steps->workspace.used;
 
-/* Whether a backward casts the output gradient of a layer (dy of FC2, dz of FC1) once for both products. It does not
-   where only one of them runs in this call, and where the copies differ in their format: the columnwise one has no
-   amaxes per row. */
-static int gmm__mlp_casts_once(const gmm__call *call, int layer) {
+    gmm__mlp_cast_forward(steps, GMM_SLOT_X, copies, saved.at[GMM__SAVED_X]);
+    gmm__mlp_cast_weight(steps, GMM_SLOT_W1);
+    gmm__mlp_add_forward(steps, &steps->fc1, GMM_SLOT_X, GMM_SLOT_W1);
+    steps->workspace.used = used;
+    if (e4m3) {
+        gmm__mlp_place_e4m3(steps, memory);
+        gmm__mlp_cast_e4m3(steps);
+    }
+    steps->act.y = &steps->h;
+    gmm__mlp_add_step(steps, GMM_OP_ACT_FWD, &steps->act);
+    gmm__mlp_cast_forward(steps, GMM_SLOT_H, copies, saved.at[GMM__SAVED_ACT]);
+    gmm__mlp_cast_weight(steps, GMM_SLOT_W2);
+    gmm__mlp_add_forward(steps, &steps->fc2, GMM_SLOT_H, GMM_SLOT_W2);
+    return steps->status;
+}
+
+/* Adds the product of a backward: dgrad reads dy and w, wgrad x and dy. */
+static void gmm__mlp_add_dgrad(gmm__mlp_steps *steps, gmm_linear *linear, int dy, int w) {
+    linear->dy = gmm__mlp_backward_operand(steps, dy, GMM_ROWWISE);
+    linear->w = gmm__mlp_backward_operand(steps, w, GMM_COLUMNWISE);
+    gmm__mlp_add_step(steps, GMM_OP_LINEAR_DGRAD, linear);
+}
+static void gmm__mlp_add_wgrad(gmm__mlp_steps *steps, gmm_linear *linear, int x, int dy, gmm_param param) {
+    linear->x = gmm__mlp_backward_operand(steps, x, GMM_COLUMNWISE);
+    linear->dy = gmm__mlp_backward_operand(steps, dy, GMM_COLUMNWISE);
+    gmm__mlp_add_gradient(steps, GMM_OP_LINEAR_WGRAD, linear, param);
+}
+
+/* Casts an output gradient in one pass for its dgrad and its wgrad. A queued wgrad reads its copy in gmm_mlp.deferred
+   later. */
+static void gmm__mlp_cast_gradient(gmm__mlp_steps *steps, int slot, int dgrad, int wgrad, int defer) {
+    int directions = 0;
+    if (steps->call->quant.backward_override != GMM_BACKWARD_BY_RECIPE) return;
+    if (dgrad) directions |= gmm__mlp_place_copy(steps, slot, GMM_ROWWISE, &steps->workspace);
+    if (wgrad)
+        directions |= gmm__mlp_place_copy(steps, slot, GMM_COLUMNWISE, defer ? &steps->deferred : &steps->workspace);
+    gmm__mlp_cast(steps, slot, directions, NULL);
+}
+
+/* What a queued weight gradient reads of an operand: the copy that this call or forward has made, or the source. */
+static gmm_mat gmm__mlp_queued_operand(const gmm__mlp_steps *steps, int slot) {
+    const gmm__mlp_operand *o = &steps->operand[slot];
+    const gmm_mat *copy = &o->copy[gmm__mlp_backward_direction(steps->call)];
+    gmm_mat m = copy->dtype != GMM_NONE && steps->call->quant.backward_override != GMM_BACKWARD_HIGH_PRECISION
+                    ? *copy : *o->source;
+    m.columnwise = NULL;
+    return m;
+}
+
+/* Places the matrices that backward computes, and finds those that forward has saved. Queued weight gradients read
+   their operands in `deferred`: copies by the recipe, or h and dz themselves where products read no copies of them. */
+static void gmm__mlp_place_bwd(gmm__mlp_steps *steps, const gmm__mlp_gradients *need) {
+    const gmm__call *call = steps->call;
+    const gmm__mlp_saved saved = gmm__mlp_saved_of(call);
+    const int64_t F1 = gmm__mlp_fc1_cols(call), ffn = call->config.ffn;
+    const int dz_copied = call->quant.backward_override == GMM_BACKWARD_BY_RECIPE &&
+                          gmm__mlp_quantizes(&steps->operand[GMM_SLOT_DZ]);
+    char *memory = (char *)call->d.mlp.saved;
+    gmm__mlp_arena *workspace = &steps->workspace, *deferred = need->defer ? &steps->deferred : workspace;
+    if (need->z && (call->config.save == GMM_SAVE_NOTHING || gmm__mlp_saves_e4m3(call)))
+        steps->z = gmm__mlp_place_tokens(steps, F1, workspace);
+    else steps->z.data = memory;
+    if (need->h_saved) steps->h.data = memory ? memory + saved.at[GMM__SAVED_ACT] : NULL;
+    else if (need->h)
+        steps->h = gmm__mlp_place_tokens(steps, ffn, gmm__mlp_backward_reads_copies(call) ? workspace : deferred);
+    if (need->dh) steps->dh = gmm__mlp_place_tokens(steps, ffn, workspace);
+    if (need->dz) steps->dz = gmm__mlp_place_tokens(steps, F1, dz_copied || !call->d.mlp.dw1 ? workspace : deferred);
+    if (gmm__mlp_saves_copies(call)) {
+        (void)gmm__mlp_place_saved(steps, GMM_SLOT_X, saved.at[GMM__SAVED_X]);
+        (void)gmm__mlp_place_saved(steps, GMM_SLOT_H, saved.at[GMM__SAVED_ACT]);
+    }
+    if (call->quant.weight_cache) (void)gmm__mlp_place_weights(steps, call->quant.weight_cache);
+}
+
+/* Adds the steps that compute z again, or its values in the dtype of x. FC1's operands are cast in both directions
+   where FC1's gradients read them too. */
+static void gmm__mlp_add_preact(gmm__mlp_steps *steps, const gmm__mlp_gradients *need) {
+    const gmm__call *call = steps->call;
+    const gmm_mlp *d = &call->d.mlp;
+    const int both = call->quant.backward_override == GMM_BACKWARD_BY_RECIPE;
+    if (gmm__mlp_saves_e4m3(call)) {
+        gmm__mlp_place_e4m3(steps, (char *)d->saved);
+        gmm__mlp_dequantize(steps, &steps->z_e4m3, 0, gmm__mlp_fc1_cols(call), &steps->z);
+    } else if (call->config.save == GMM_SAVE_NOTHING) {
+        gmm__mlp_make_copies(steps, GMM_SLOT_X,
+                             GMM__MLP_ROWWISE | (both && d->dw1 && !need->defer ? GMM__MLP_COLUMNWISE : 0));
+        gmm__mlp_make_copies(steps, GMM_SLOT_W1, GMM__MLP_ROWWISE | (both && d->dx ? GMM__MLP_COLUMNWISE : 0));
+        gmm__mlp_add_forward(steps, &steps->fc1, GMM_SLOT_X, GMM_SLOT_W1);
+    }
+}
+
+/* Lists the steps of backward. `deferred`: gmm_mlp.deferred. The copies of an output gradient live in the workspace
+   from dgrad to wgrad, the other copies during one product. */
+static gmm_status gmm__mlp_build_bwd(gmm__mlp_steps *steps, const gmm__call *call, void *workspace, void *deferred) {
     const gmm_mlp *d = &call->d.mlp;
     const gmm__mlp_gradients need = gmm__mlp_gradients_of(call);
-    if (call->recipe.kind == GMM_RECIPE_NONE || call->recipe.grad.dtype == GMM_NONE || call->recipe.grad.row_amax)
-        return 0;
-    return !need.defer && (layer == 2 ? need.dh && d->dw2 : d->dx && d->dw1);
+    const int dw1 = d->dw1 && !need.defer, dw2 = d->dw2 && !need.defer;
+    const gmm_direction queued = gmm__mlp_backward_direction(call);
+    size_t layer, product;
+    memset(steps, 0, sizeof *steps);
+    steps->workspace.memory = (char *)workspace;
+    steps->deferred.memory = (char *)deferred;
+    gmm__mlp_place_split(steps, call, need.defer ? &steps->deferred : &steps->workspace);
+    gmm__mlp_fill(steps);
+    gmm__mlp_place_bwd(steps, &need);
+    steps->act.dy = &steps->dh;
+    steps->act.dx = need.dz ? &steps->dz : NULL;
+    steps->act.dprob = d->dprob;
+    steps->act.y = need.h && !need.h_saved ? &steps->h : NULL;
+    if (need.z) gmm__mlp_add_preact(steps, &need);
+    layer = steps->workspace.used;
+
+    gmm__mlp_cast_gradient(steps, GMM_SLOT_DY, need.dh, d->dw2 != NULL, need.defer);
+    product = steps->workspace.used;
+    if (need.dh) {
+        gmm__mlp_add_dgrad(steps, &steps->dgrad2, GMM_SLOT_DY, GMM_SLOT_W2);
+        steps->workspace.used = product;
+        gmm__mlp_add_step(steps, GMM_OP_ACT_BWD, &steps->act);
+    } else if (steps->act.y) gmm__mlp_add_step(steps, GMM_OP_ACT_FWD, &steps->act);
+    if (dw2) gmm__mlp_add_wgrad(steps, &steps->wgrad2, GMM_SLOT_H, GMM_SLOT_DY, GMM_PARAM_W2);
+    else if (d->dw2 && gmm__mlp_backward_reads_copies(call))
+        gmm__mlp_cast(steps, GMM_SLOT_H, gmm__mlp_place_copy(steps, GMM_SLOT_H, queued, &steps->deferred), NULL);
+    steps->workspace.used = product;
+    if (d->db2) gmm__mlp_add_gradient(steps, GMM_OP_LINEAR_BGRAD, &steps->bgrad2, GMM_PARAM_B2);
+    else if (steps->bgrad2.d_bias_scale) gmm__mlp_add_step(steps, GMM_OP_LINEAR_BGRAD, &steps->bgrad2);
+    steps->workspace.used = layer;
+
+    if (d->dx || d->dw1) gmm__mlp_cast_gradient(steps, GMM_SLOT_DZ, d->dx != NULL, d->dw1 != NULL, need.defer);
+    product = steps->workspace.used;
+    if (dw1) gmm__mlp_add_wgrad(steps, &steps->wgrad1, GMM_SLOT_X, GMM_SLOT_DZ, GMM_PARAM_W1);
+    steps->workspace.used = product;
+    if (d->db1) gmm__mlp_add_gradient(steps, GMM_OP_LINEAR_BGRAD, &steps->bgrad1, GMM_PARAM_B1);
+    if (d->dx) gmm__mlp_add_dgrad(steps, &steps->dgrad1, GMM_SLOT_DZ, GMM_SLOT_W1);
+    return steps->status;
 }
 
-/* Describes both copies of the gradient that `dgrad`, a step of the layer, reads, and the quantization that makes them.
-   They begin at `memory`, of which c->bytes are used. Without memory their addresses are NULL, as in queries. `c` holds
-   what the descriptors point to, and must not be copied. */
-static gmm_status gmm__mlp_copies_of(const gmm__call *call, int layer, const gmm_linear *dgrad, void *memory,
-                                     gmm__mlp_copies *c) {
-    const int32_t slot = layer == 2 ? GMM_SLOT_DY : GMM_SLOT_DZ;
-    const gmm_groups *groups = dgrad->groups;
-    gmm_mat *const copies[2] = { &c->rowwise, &c->columnwise };
-    gmm_quantization *q = &c->quantization;
-    gmm_error error = GMM_ZERO;
-    int i;
-    memset(c, 0, sizeof *c);
-    c->format = call->recipe.grad;
-    c->format.struct_size = 0;
-    for (i = 0; i < 2; i++) {
-        const gmm_direction direction = i ? GMM_COLUMNWISE : GMM_ROWWISE;
-        gmm_layout layout;
-        const gmm_status s = gmm_layout_of_groups(c->format.dtype, c->format.scaling, c->format.order, direction,
-                                                  groups->count, groups->capacity, dgrad->out_features, &layout,
-                                                  &error);
-        if (s != GMM_OK) return gmm__fail(&call->ctx->error, s, "%s: %.400s", call->function, error.text);
-        *copies[i] = gmm_mat_quantized(&c->format, direction, NULL, NULL, NULL);
-        copies[i]->data = gmm__mlp_reserve(memory, &c->bytes, layout.data_bytes);
-        copies[i]->scale = gmm__mlp_reserve(memory, &c->bytes, layout.scale_bytes);
-        if (c->format.delayed) copies[i]->amax = call->quant.amax ? call->quant.amax + slot * groups->count : NULL;
-        else copies[i]->amax = (float *)gmm__mlp_reserve(memory, &c->bytes, 4 * (int64_t)groups->count);
+/* A queued weight gradient: `source` has its operands, of which those of quantized formats are copies. Index 0 is
+   FC2's, 1 is FC1's. */
+typedef struct gmm__mlp_queued {
+    gmm_dtype dtype; /* of operands that are not quantized */
+    int32_t *tiles;
+    int64_t in[2], out[2];
+    gmm_mat x[2], dy[2];
+} gmm__mlp_queued;
+
+/* Lists the steps of weight gradient i. The split of the call is in offsets already. */
+static gmm_status gmm__mlp_build_wgrad(gmm__mlp_steps *steps, const gmm__call *call, const gmm__mlp_queued *q, int i,
+                                       const gmm_grad *dw, void *workspace) {
+    const int slots[2][2] = { { GMM_SLOT_H, GMM_SLOT_DY }, { GMM_SLOT_X, GMM_SLOT_DZ } };
+    const gmm_mat *source[2];
+    const int64_t cols[2] = { q->in[i], q->out[i] };
+    int k;
+    source[0] = &q->x[i];
+    source[1] = &q->dy[i];
+    memset(steps, 0, sizeof *steps);
+    steps->workspace.memory = (char *)workspace;
+    gmm__mlp_begin(steps, call, q->dtype, (void *)(uintptr_t)call->groups.splits, q->tiles);
+    for (k = 0; k < 2; k++) {
+        gmm__mlp_operand *o = &steps->operand[slots[i][k]];
+        gmm__mlp_fill_operand(steps, slots[i][k], source[k], 0, cols[k]);
+        if (source[k]->scaling == GMM_SCALING_NONE) continue;
+        memset(o->copy, 0, sizeof o->copy);
+        o->copy[gmm__mlp_backward_direction(call)] = *source[k];
     }
-    q->cols = dgrad->out_features;
-    q->groups = groups;
-    q->options = dgrad->options;
-    q->format = &c->format;
-    q->src = dgrad->dy;
-    q->rowwise = &c->rowwise;
-    q->columnwise = &c->columnwise;
-    q->scale = c->format.delayed && call->quant.scale ? call->quant.scale + slot * groups->count : NULL;
-    if (c->format.stochastic && call->quant.random) q->random = call->quant.random + (slot == GMM_SLOT_DZ ? 2 : 0);
-    c->operand = c->rowwise;
-    c->operand.columnwise = &c->columnwise;
-    return GMM_OK;
+    steps->wgrad2 = gmm__mlp_linear(steps, q->in[i], q->out[i]);
+    steps->wgrad2.dw = dw;
+    gmm__mlp_add_wgrad(steps, &steps->wgrad2, slots[i][0], slots[i][1], i ? GMM_PARAM_W1 : GMM_PARAM_W2);
+    return steps->status;
 }
 
-/* Makes the dgrad and wgrad steps of a layer whose gradient is cast once read the copies at `memory`, and checks the
-   quantization that writes these. */
-static gmm_status gmm__mlp_share_copies(const gmm__call *call, int layer, gmm__mlp_steps *steps, void *memory,
-                                        int query, gmm__call *quantize) {
-    gmm_linear *dgrad = layer == 2 ? &steps->dgrad2 : &steps->dgrad1;
-    gmm_linear *wgrad = layer == 2 ? &steps->wgrad2 : &steps->wgrad1;
-    gmm__mlp_copies *c = &steps->copies[layer - 1];
-    const gmm_status s = gmm__mlp_copies_of(call, layer, dgrad, memory, c);
-    dgrad->dy = wgrad->dy = &c->operand;
-    return s != GMM_OK ? s : gmm__quantize_prepare(quantize, call->ctx, GMM_OP_QUANTIZE, call->function,
-                                                   &c->quantization, query);
-}
-/* Raises *bytes to what the copies of a layer's gradient take, and *step_bytes to the workspace of their quantization.
-   Returns 0 if that is declined. */
-static int gmm__mlp_size_copies(gmm__plan *plan, int layer, gmm__mlp_steps *steps, size_t *bytes, size_t *step_bytes) {
-    const gmm__call *call = plan->call;
-    const gmm_error last_error = call->ctx->error;
-    gmm__call step;
+/* Checks the call of a step. */
+static gmm_status gmm__mlp_prepare_step(const gmm__mlp_steps *steps, const gmm__mlp_step *step, int query,
+                                        gmm__call *call) {
+    gmm_context *ctx = steps->call->ctx;
+    const char *function = steps->call->function;
     gmm_status s;
-    if (!gmm__mlp_casts_once(call, layer)) return 1;
-    s = gmm__mlp_share_copies(call, layer, steps, NULL, 1, &step);
-    if (!gmm__mlp_measure_step(&step, s, &last_error, step_bytes, plan)) return 0;
-    if (steps->copies[layer - 1].bytes > *bytes) *bytes = steps->copies[layer - 1].bytes;
+    if (step->op == GMM_OP_QUANTIZE)
+        s = gmm__quantize_prepare(call, ctx, step->op, function, (const gmm_quantization *)step->descriptor, query);
+    else if (step->op == GMM_OP_DEQUANTIZE)
+        s = gmm__dequantize_prepare(call, ctx, function, (const gmm_dequantization *)step->descriptor, query);
+    else if (step->op == GMM_OP_ACT_FWD || step->op == GMM_OP_ACT_BWD)
+        s = gmm__act_prepare(call, ctx, step->op, function, (const gmm_activation *)step->descriptor, query);
+    else s = gmm__linear_prepare(call, ctx, step->op, function, (const gmm_linear *)step->descriptor, query);
+    call->split_tiles = steps->tiles;
+    return s;
+}
+
+/* Raises plan->workspace_bytes to what the steps take. `built` is the status of listing them. Returns 0 if an engine
+   or the listing declines. */
+static int gmm__mlp_plan_steps(const gmm__mlp_steps *steps, gmm_status built, gmm__plan *plan) {
+    gmm_context *ctx = plan->call->ctx;
+    const gmm_error last_error = ctx->error;
+    size_t bytes = steps->workspace.peak;
+    int i;
+    if (built != GMM_OK) return gmm__decline(plan, "%.180s", ctx->error.text);
+    for (i = 0; i < steps->count; i++) {
+        gmm__call call;
+        size_t step_bytes = 0;
+        const gmm_status s = gmm__mlp_prepare_step(steps, &steps->step[i], 1, &call);
+        if (!gmm__mlp_measure_step(&call, s, &last_error, &step_bytes, plan)) return 0;
+        if (steps->step[i].workspace + step_bytes > bytes) bytes = steps->step[i].workspace + step_bytes;
+    }
+    if (bytes > plan->workspace_bytes) plan->workspace_bytes = bytes;
     return 1;
 }
 
-/* Raises *bytes to the workspace of an activation step. Returns 0 if it is declined. */
-static int gmm__mlp_size_act(const gmm__plan *plan, gmm_op op, const gmm_activation *a, size_t *bytes, gmm__plan *out) {
-    gmm__call step;
-    const gmm_error last_error = plan->call->ctx->error;
-    const gmm_status s = gmm__act_prepare(&step, plan->call->ctx, op, plan->call->function, a, 1);
-    return gmm__mlp_measure_step(&step, s, &last_error, bytes, out);
+/* Calls the hook for the gradient of a parameter. While a graph is captured nothing is computed, and therefore no hook
+   is called. */
+static void gmm__mlp_call_hook(const gmm_context *ctx, const gmm_grad_hooks *hooks, gmm_param param,
+                               gmm_stream stream) {
+    if (hooks && hooks->ready && !gmm__capturing(ctx, stream)) hooks->ready(hooks->user, param, stream);
 }
 
-/* Plans, launches and entry points of the MLP, which is composed of linear and activation steps, and the queue of
-   delayed weight gradients. The engines CPU and MMA share these functions; each step selects an engine of its own. */
-
-static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
-    const gmm__mlp_buffers b = gmm__mlp_measure(call);
-    gmm__mlp_steps steps;
-    size_t step_bytes = 0;
-    gmm__mlp_fill(&steps, plan, NULL, NULL, NULL, NULL, NULL);
-    steps.act.y = &steps.h;
-    if (!gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, 1, &steps.fc1, &step_bytes, plan) ||
-        !gmm__mlp_size_act(plan, GMM_OP_ACT_FWD, &steps.act, &step_bytes, plan) ||
-        !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, 2, &steps.fc2, &step_bytes, plan))
-        return 0;
-    gmm__reserve(plan, GMM__PART_MLP_OFFSETS, b.offsets_bytes);
-    /* inference keeps z and h in the workspace, training in gmm_mlp.saved; a query cannot tell the two apart */
-    gmm__reserve(plan, GMM__PART_MLP_Z, b.z_bytes);
-    gmm__reserve(plan, GMM__PART_MLP_H, b.h_bytes);
-    gmm__reserve(plan, GMM__PART_MLP_STEP, step_bytes);
-    plan->saved_bytes = b.saved_bytes;
-    return 1;
-}
-
-/* Enqueues the computation of the call's split as int64 offsets, which all steps read. */
-static gmm_status gmm__mlp_offsets(const gmm__plan *plan, void *offsets, gmm_stream stream) {
-    gmm__call step = *plan->call;
+/* Enqueues the computation of the call's split as int64 offsets and tiles, which all steps read. */
+static gmm_status gmm__mlp_run_split(const gmm__mlp_steps *steps, const gmm__plan *plan, gmm_stream stream) {
+    gmm__call step = *steps->call;
     step.op = GMM_OP_OFFSETS;
     step.query = 0;
     step.options.engine = plan->engine;
-    step.output = offsets;
+    step.output = steps->offsets;
+    step.split_tiles = steps->tiles;
     step.spans = 0; /* overlap was checked with the call */
     return gmm__serve(&step, NULL, NULL, 0, stream);
 }
-/* Enqueues a linear step: quantizations and product with a recipe, else the linear operation alone. */
-static gmm_status gmm__mlp_step(const gmm__plan *plan, gmm_op op, int layer, const gmm_linear *l, gmm_stream stream) {
-    const gmm__call *call = plan->call;
-    const gmm__mlp_quantization quantization = gmm__mlp_quantization_of(call);
-    const gmm__mlp_product product = gmm__mlp_product_of(call, &quantization, op, layer, l);
-    void *workspace = gmm__part(plan, GMM__PART_MLP_STEP);
-    const size_t bytes = plan->workspace_bytes - plan->part[GMM__PART_MLP_STEP];
-    return quantization.recipe.kind != GMM_RECIPE_NONE && op != GMM_OP_LINEAR_BGRAD
-               ? gmm__mlp_run_product(&product, workspace, bytes, stream)
-               : gmm__linear_run(call->ctx, op, call->function, l, workspace, bytes, stream);
+
+/* Enqueues the steps, each behind what must outlive it in the workspace of the plan. */
+static gmm_status gmm__mlp_run_steps(const gmm__mlp_steps *steps, const gmm__plan *plan, const gmm_grad_hooks *hooks,
+                                     gmm_stream stream) {
+    gmm_status s = GMM_OK;
+    int i;
+    for (i = 0; i < steps->count && s == GMM_OK; i++) {
+        const gmm__mlp_step *step = &steps->step[i];
+        gmm__call call;
+        s = gmm__mlp_prepare_step(steps, step, 0, &call);
+        if (s == GMM_OK)
+            s = gmm__serve(&call, NULL, plan->workspace ? (char *)plan->workspace + step->workspace : NULL,
+                           plan->workspace_bytes - step->workspace, stream);
+        if (s == GMM_OK && step->completes) gmm__mlp_call_hook(call.ctx, hooks, step->param, stream);
+    }
+    return s;
 }
-/* Enqueues the cast of a layer's gradient in both directions, where its two products share the copies. */
-static gmm_status gmm__mlp_cast_once(const gmm__plan *plan, int layer, gmm__mlp_steps *steps, gmm_stream stream) {
-    gmm__call step;
-    gmm_status s;
-    if (!gmm__mlp_casts_once(plan->call, layer)) return GMM_OK;
-    s = gmm__mlp_share_copies(plan->call, layer, steps, gmm__part(plan, GMM__PART_MLP_COPIES), 0, &step);
-    return s != GMM_OK ? s : gmm__serve(&step, NULL, gmm__part(plan, GMM__PART_MLP_STEP),
-                                        plan->workspace_bytes - plan->part[GMM__PART_MLP_STEP], stream);
-}
-static gmm_status gmm__mlp_act_step(const gmm__plan *plan, gmm_op op, const gmm_activation *a, gmm_stream stream) {
-    gmm__call step;
-    const gmm_status s = gmm__act_prepare(&step, plan->call->ctx, op, plan->call->function, a, 0);
-    return s != GMM_OK ? s : gmm__serve(&step, NULL, gmm__part(plan, GMM__PART_MLP_STEP),
-                                        plan->workspace_bytes - plan->part[GMM__PART_MLP_STEP], stream);
+/* Plans, launches and entry points of the MLP, which is composed of steps, and the queue of delayed weight gradients.
+   The engines CPU and MMA share these functions; each step selects an engine of its own. */
+
+static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
+    gmm__mlp_steps steps;
+    const gmm_status built = gmm__mlp_build_fwd(&steps, call, NULL);
+    plan->saved_bytes = (size_t)gmm__mlp_saved_of(call).layout.bytes;
+    plan->weight_cache_bytes = gmm__mlp_cache_bytes(call);
+    return gmm__mlp_plan_steps(&steps, built, plan);
 }
 
 static gmm_status gmm__compose_launch_mlp_fwd(const gmm__plan *plan, gmm_stream stream) {
-    const gmm__call *call = plan->call;
-    const gmm__mlp_buffers b = gmm__mlp_measure(call);
-    const gmm_save save = call->config.save;
-    char *saved = (char *)call->d.mlp.saved;
-    void *offsets = gmm__part(plan, GMM__PART_MLP_OFFSETS);
-    void *z = saved && save != GMM_SAVE_NOTHING ? saved : gmm__part(plan, GMM__PART_MLP_Z);
-    void *h = saved && save == GMM_SAVE_PREACT_AND_ACT ? saved + b.saved_h : gmm__part(plan, GMM__PART_MLP_H);
     gmm__mlp_steps steps;
-    gmm_status s;
-    gmm__mlp_fill(&steps, plan, offsets, z, h, NULL, NULL);
-    steps.act.y = &steps.h;
-    if ((s = gmm__mlp_offsets(plan, offsets, stream)) != GMM_OK) return s;
-    if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_FWD, 1, &steps.fc1, stream)) != GMM_OK) return s;
-    if ((s = gmm__mlp_act_step(plan, GMM_OP_ACT_FWD, &steps.act, stream)) != GMM_OK) return s;
-    return gmm__mlp_step(plan, GMM_OP_LINEAR_FWD, 2, &steps.fc2, stream);
-}
-
-static int gmm__compose_plan_mlp_bwd(const gmm__call *call, gmm__plan *plan) {
-    const gmm_mlp *d = &call->d.mlp;
-    const gmm_mlp_config *c = &call->config;
-    const gmm__mlp_buffers b = gmm__mlp_measure(call);
-    const gmm__mlp_gradients need = gmm__mlp_gradients_of(call);
-    gmm__mlp_steps steps;
-    size_t step_bytes = 0, copies_bytes = 0;
-    gmm__mlp_fill(&steps, plan, NULL, NULL, NULL, NULL, NULL);
-    if (!gmm__mlp_size_copies(plan, 2, &steps, &copies_bytes, &step_bytes) ||
-        !gmm__mlp_size_copies(plan, 1, &steps, &copies_bytes, &step_bytes))
-        return 0;
-    steps.act.dy = &steps.dh;
-    steps.act.dx = need.dz ? &steps.dz : NULL;
-    steps.act.dprob = d->dprob;
-    steps.act.y = &steps.h;
-    if ((need.z && c->save == GMM_SAVE_NOTHING &&
-         !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, 1, &steps.fc1, &step_bytes, plan)) ||
-        (need.dh && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, 2, &steps.dgrad2, &step_bytes, plan)) ||
-        (need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_BWD, &steps.act, &step_bytes, plan)) ||
-        (need.h && !need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_FWD, &steps.act, &step_bytes, plan)) ||
-        ((d->db2 || steps.bgrad2.d_bias_scale) &&
-         !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &steps.bgrad2, &step_bytes, plan)) ||
-        (d->db1 && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &steps.bgrad1, &step_bytes, plan)) ||
-        (d->dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, 2, &steps.wgrad2, &step_bytes, plan)) ||
-        (d->dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, 1, &steps.wgrad1, &step_bytes, plan)) ||
-        (d->dx && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, 1, &steps.dgrad1, &step_bytes, plan)))
-        return 0;
-    gmm__reserve(plan, GMM__PART_MLP_OFFSETS, b.offsets_bytes);
-    gmm__reserve(plan, GMM__PART_MLP_Z, need.z && c->save == GMM_SAVE_NOTHING ? b.z_bytes : 0);
-    gmm__reserve(plan, GMM__PART_MLP_H, need.h && !need.defer ? b.h_bytes : 0);
-    gmm__reserve(plan, GMM__PART_MLP_DH, need.dh ? b.h_bytes : 0);
-    gmm__reserve(plan, GMM__PART_MLP_DZ, need.dz && !need.defer ? b.z_bytes : 0);
-    gmm__reserve(plan, GMM__PART_MLP_COPIES, copies_bytes);
-    gmm__reserve(plan, GMM__PART_MLP_STEP, step_bytes);
-    plan->saved_bytes = b.saved_bytes;
-    plan->deferred_bytes = need.defer ? b.deferred_arrays + 2 * b.arrays_bytes : 0;
-    return 1;
+    gmm_status s = gmm__mlp_build_fwd(&steps, plan->call, plan->workspace);
+    if (s == GMM_OK) s = gmm__mlp_run_split(&steps, plan, stream);
+    return s == GMM_OK ? gmm__mlp_run_steps(&steps, plan, NULL, stream) : s;
 }
 
 /* The contents of gmm_wgrad_entry: the weight gradients of one backward, FC2's first. It points to the caller's
@@ -4941,10 +5240,11 @@ typedef struct gmm__wgrad_record {
     gmm_groups groups;
     gmm_options options;
     gmm_grad_hooks hooks;
-    int64_t in[2], out[2];
-    gmm_mat x[2], dy[2], dw[2];
+    gmm__mlp_queued operands;
+    gmm_mat dw[2];
     gmm_grad grad[2];
-    gmm__mlp_quantization quantization;
+    gmm_recipe recipe;
+    gmm_mlp_quant quant;
     int32_t pending[2]; /* 1: wanted and not computed yet */
     int32_t tag;        /* GMM__WGRAD_TAG while queued */
 } gmm__wgrad_record;
@@ -4952,13 +5252,6 @@ typedef struct gmm__wgrad_record {
 enum { GMM__WGRAD_TAG = 0x6772616D };
 
 typedef char gmm__wgrad_record_fits[sizeof(gmm__wgrad_record) <= sizeof(gmm_wgrad_entry) ? 1 : -1];
-
-/* Calls the hook for the gradient of a parameter if it is `complete`. While a graph is captured nothing is computed,
-   and therefore no hook is called. */
-static void gmm__mlp_call_hook(const gmm_context *ctx, const gmm_grad_hooks *hooks, gmm_param param, int complete,
-                               gmm_stream stream) {
-    if (complete && hooks && hooks->ready && !gmm__capturing(ctx, stream)) hooks->ready(hooks->user, param, stream);
-}
 
 static gmm_status gmm__convert_prepare(gmm__call *call, gmm_context *ctx, const char *function,
                                        const gmm_conversion *conversion, int query);
@@ -5012,38 +5305,58 @@ static gmm_status gmm__mlp_copy_arrays(const gmm__call *call, char *arrays, gmm_
     return s;
 }
 
+/* Bytes of the arrays by group of one gradient's destination: addresses, betas and frozen flags. */
+static int64_t gmm__mlp_array_bytes(const gmm__call *call) {
+    return call->groups.count * (int64_t)(sizeof(void *) + sizeof(float) + 1);
+}
+
+/* What the queue keeps of a backward's operands. */
+static gmm__mlp_queued gmm__mlp_queue_of(const gmm__mlp_steps *steps) {
+    const gmm_linear *linear[2];
+    const int slots[2][2] = { { GMM_SLOT_H, GMM_SLOT_DY }, { GMM_SLOT_X, GMM_SLOT_DZ } };
+    gmm__mlp_queued q;
+    int i;
+    linear[0] = &steps->wgrad2;
+    linear[1] = &steps->wgrad1;
+    memset(&q, 0, sizeof q);
+    q.dtype = steps->dtype;
+    q.tiles = steps->tiles;
+    for (i = 0; i < 2; i++) {
+        q.in[i] = linear[i]->in_features;
+        q.out[i] = linear[i]->out_features;
+        q.x[i] = gmm__mlp_queued_operand(steps, slots[i][0]);
+        q.dy[i] = gmm__mlp_queued_operand(steps, slots[i][1]);
+    }
+    return q;
+}
+
 /* Appends the weight gradients of a backward to the queue of the caller. */
-static gmm_status gmm__mlp_record(const gmm__mlp_steps *steps, const gmm__call *call, gmm_stream stream) {
+static gmm_status gmm__mlp_record(gmm__mlp_steps *steps, gmm_stream stream) {
+    const gmm__call *call = steps->call;
     const gmm_mlp *d = &call->d.mlp;
-    const gmm__mlp_buffers b = gmm__mlp_measure(call);
     gmm_wgrad_queue *q = d->queue;
-    const gmm_linear *wgrads[2];
     const int roles[2] = { GMM__DW2, GMM__DW };
     gmm__wgrad_record r;
     int i;
-    wgrads[0] = &steps->wgrad2;
-    wgrads[1] = &steps->wgrad1;
     memset(&r, 0, sizeof r);
     r.tag = GMM__WGRAD_TAG;
     r.groups = steps->groups;
     r.options = steps->options;
     if (d->hooks) r.hooks = *d->hooks;
-    r.quantization = gmm__mlp_quantization_of(call);
-    r.quantization.quant.recipe = NULL;
+    r.recipe = call->recipe;
+    r.quant = call->quant;
+    r.quant.recipe = NULL;
+    r.operands = gmm__mlp_queue_of(steps);
     r.pending[0] = d->dw2 != NULL;
     r.pending[1] = d->dw1 != NULL;
     for (i = 0; i < 2; i++) {
+        char *arrays = (char *)gmm__mlp_place(&steps->deferred, gmm__mlp_array_bytes(call));
         gmm_status s;
         if (!r.pending[i]) continue;
-        r.in[i] = wgrads[i]->in_features;
-        r.out[i] = wgrads[i]->out_features;
-        r.x[i] = *wgrads[i]->x;
-        r.dy[i] = *wgrads[i]->dy;
         r.dw[i] = call->mat[roles[i]];
         r.grad[i] = call->grad[roles[i]];
-        r.x[i].columnwise = r.dy[i].columnwise = r.dw[i].columnwise = r.grad[i].mat = NULL;
-        s = gmm__mlp_copy_arrays(call, (char *)d->deferred + b.deferred_arrays + (size_t)i * b.arrays_bytes, &r.dw[i],
-                                 &r.grad[i], stream);
+        r.dw[i].columnwise = r.grad[i].mat = NULL;
+        s = gmm__mlp_copy_arrays(call, arrays, &r.dw[i], &r.grad[i], stream);
         if (s != GMM_OK) return s;
     }
     memcpy(&q->entries[(q->head + q->count) % q->capacity], &r, sizeof r);
@@ -5051,124 +5364,61 @@ static gmm_status gmm__mlp_record(const gmm__mlp_steps *steps, const gmm__call *
     return GMM_OK;
 }
 
+static int gmm__compose_plan_mlp_bwd(const gmm__call *call, gmm__plan *plan) {
+    gmm__mlp_steps steps;
+    const gmm_status built = gmm__mlp_build_bwd(&steps, call, NULL, NULL);
+    if (gmm__mlp_gradients_of(call).defer) {
+        (void)gmm__mlp_place(&steps.deferred, gmm__mlp_array_bytes(call));
+        (void)gmm__mlp_place(&steps.deferred, gmm__mlp_array_bytes(call));
+    }
+    plan->saved_bytes = (size_t)gmm__mlp_saved_of(call).layout.bytes;
+    plan->deferred_bytes = steps.deferred.peak;
+    plan->weight_cache_bytes = gmm__mlp_cache_bytes(call);
+    return gmm__mlp_plan_steps(&steps, built, plan);
+}
+
 static gmm_status gmm__compose_launch_mlp_bwd(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    const gmm_mlp *d = &call->d.mlp;
-    const gmm_mlp_config *c = &call->config;
-    const gmm__mlp_buffers b = gmm__mlp_measure(call);
-    const gmm__mlp_gradients need = gmm__mlp_gradients_of(call);
-    char *saved = (char *)d->saved, *deferred = (char *)d->deferred;
-    const int h_saved = c->save == GMM_SAVE_PREACT_AND_ACT && !need.defer;
-    void *offsets = need.defer ? deferred : (char *)gmm__part(plan, GMM__PART_MLP_OFFSETS);
-    void *z = c->save == GMM_SAVE_NOTHING ? gmm__part(plan, GMM__PART_MLP_Z) : saved;
-    void *h = need.defer ? deferred + b.deferred_h
-                         : h_saved ? saved + b.saved_h : (char *)gmm__part(plan, GMM__PART_MLP_H);
-    void *dz = need.defer ? deferred + b.deferred_dz : (char *)gmm__part(plan, GMM__PART_MLP_DZ);
     gmm__mlp_steps steps;
-    gmm_status s;
-
-    gmm__mlp_fill(&steps, plan, offsets, z, h, gmm__part(plan, GMM__PART_MLP_DH), dz);
-    steps.act.dy = &steps.dh;
-    steps.act.dx = need.dz ? &steps.dz : NULL;
-    steps.act.dprob = d->dprob;
-    steps.act.y = need.h && !h_saved ? &steps.h : NULL;
-    if ((s = gmm__mlp_offsets(plan, offsets, stream)) != GMM_OK) return s;
-    if (need.z && c->save == GMM_SAVE_NOTHING &&
-        (s = gmm__mlp_step(plan, GMM_OP_LINEAR_FWD, 1, &steps.fc1, stream)) != GMM_OK)
-        return s;
-    if ((s = gmm__mlp_cast_once(plan, 2, &steps, stream)) != GMM_OK) return s;
-    if (need.dh) {
-        if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_DGRAD, 2, &steps.dgrad2, stream)) != GMM_OK) return s;
-        if ((s = gmm__mlp_act_step(plan, GMM_OP_ACT_BWD, &steps.act, stream)) != GMM_OK) return s;
-    } else if (steps.act.y) {
-        if ((s = gmm__mlp_act_step(plan, GMM_OP_ACT_FWD, &steps.act, stream)) != GMM_OK) return s;
-    }
-    if (d->dw2 && !need.defer && (s = gmm__mlp_step(plan, GMM_OP_LINEAR_WGRAD, 2, &steps.wgrad2, stream)) != GMM_OK)
-        return s;
-    gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_W2, d->dw2 && !need.defer, stream);
-    if ((d->db2 || steps.bgrad2.d_bias_scale) &&
-        (s = gmm__mlp_step(plan, GMM_OP_LINEAR_BGRAD, 2, &steps.bgrad2, stream)) != GMM_OK)
-        return s;
-    gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_B2, d->db2 != NULL, stream);
-    if ((s = gmm__mlp_cast_once(plan, 1, &steps, stream)) != GMM_OK) return s; /* FC2's copies are read no more */
-    if (d->dw1 && !need.defer && (s = gmm__mlp_step(plan, GMM_OP_LINEAR_WGRAD, 1, &steps.wgrad1, stream)) != GMM_OK)
-        return s;
-    gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_W1, d->dw1 && !need.defer, stream);
-    if (d->db1 && (s = gmm__mlp_step(plan, GMM_OP_LINEAR_BGRAD, 1, &steps.bgrad1, stream)) != GMM_OK) return s;
-    gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_B1, d->db1 != NULL, stream);
-    if (d->dx && (s = gmm__mlp_step(plan, GMM_OP_LINEAR_DGRAD, 1, &steps.dgrad1, stream)) != GMM_OK) return s;
-    return need.defer ? gmm__mlp_record(&steps, call, stream) : GMM_OK;
-}
-
-/* Weight gradient i of a record (0 is FC2's, 1 is FC1's) as a linear descriptor, and as a product of quantized
-   operands. Both point into the record. */
-static gmm_linear gmm__mlp_recorded_linear(gmm__wgrad_record *r, int i) {
-    gmm_linear l = GMM_ZERO;
-    r->grad[i].mat = &r->dw[i];
-    l.groups = &r->groups;
-    l.options = &r->options;
-    l.in_features = r->in[i];
-    l.out_features = r->out[i];
-    l.x = &r->x[i];
-    l.dy = &r->dy[i];
-    l.dw = &r->grad[i];
-    return l;
-}
-static gmm__mlp_product gmm__mlp_recorded_product(const gmm__call *call, const gmm__wgrad_record *r, int i,
-                                                  const gmm_linear *l) {
-    return gmm__mlp_product_of(call, &r->quantization, GMM_OP_LINEAR_WGRAD, 2 - i, l);
+    gmm_status s = gmm__mlp_build_bwd(&steps, call, plan->workspace, call->d.mlp.deferred);
+    if (s == GMM_OK) s = gmm__mlp_run_split(&steps, plan, stream);
+    if (s == GMM_OK) s = gmm__mlp_run_steps(&steps, plan, call->d.mlp.hooks, stream);
+    return s == GMM_OK && gmm__mlp_gradients_of(call).defer ? gmm__mlp_record(&steps, stream) : s;
 }
 
 /* Plans the weight gradients of a record, which call->input and call->output point to. They are NULL in a query, which
-   plans those of the MLP's own descriptor. */
+   plans those that a backward of the MLP's own descriptor would queue. */
 static int gmm__compose_plan_mlp_wgrad(const gmm__call *call, gmm__plan *plan) {
-    size_t step_bytes = 0;
+    const gmm__wgrad_record *r = (const gmm__wgrad_record *)call->input;
+    gmm__mlp_steps steps;
+    gmm__mlp_queued q;
     int i;
-    if (call->input) {
-        gmm__wgrad_record r = *(const gmm__wgrad_record *)call->input;
-        gmm__mlp_product product;
-        gmm_linear l;
-        for (i = 0; i < 2; i++) {
-            if (!r.pending[i]) continue;
-            l = gmm__mlp_recorded_linear(&r, i);
-            product = gmm__mlp_recorded_product(call, &r, i, &l);
-            if (r.quantization.recipe.kind == GMM_RECIPE_NONE) {
-                if (!gmm__mlp_size_linear(plan, GMM_OP_LINEAR_WGRAD, &l, &step_bytes, plan)) return 0;
-            } else if (gmm__mlp_measure_product(&product, &step_bytes) != GMM_OK)
-                return gmm__decline(plan, "%.180s", call->ctx->error.text);
-        }
-    } else {
-        gmm__mlp_steps steps;
-        gmm__mlp_fill(&steps, plan, NULL, NULL, NULL, NULL, NULL);
-        const gmm_mlp *d = &call->d.mlp;
-        if ((d->dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, 2, &steps.wgrad2, &step_bytes, plan)) ||
-            (d->dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, 1, &steps.wgrad1, &step_bytes, plan)))
-            return 0;
+    if (!r) {
+        const gmm_status built = gmm__mlp_build_bwd(&steps, call, NULL, NULL);
+        if (built != GMM_OK) return gmm__decline(plan, "%.180s", call->ctx->error.text);
+        q = gmm__mlp_queue_of(&steps);
     }
-    memset(plan->part, 0, sizeof plan->part);
-    plan->workspace_bytes = step_bytes;
+    for (i = 0; i < 2; i++) {
+        const gmm_grad *dw = r ? &r->grad[i] : &call->grad[i ? GMM__DW : GMM__DW2];
+        gmm_status built;
+        if (r ? !r->pending[i] : !(i ? call->d.mlp.dw1 : call->d.mlp.dw2)) continue;
+        built = gmm__mlp_build_wgrad(&steps, call, r ? &r->operands : &q, i, dw, NULL);
+        if (!gmm__mlp_plan_steps(&steps, built, plan)) return 0;
+    }
     return 1;
 }
 
 static gmm_status gmm__compose_launch_mlp_wgrad(const gmm__plan *plan, gmm_stream stream) {
-    const gmm_param params[2] = { GMM_PARAM_W2, GMM_PARAM_W1 };
-    const gmm__call *call = plan->call;
     gmm__wgrad_record *r = (gmm__wgrad_record *)plan->call->output;
     int i;
     for (i = 0; i < 2; i++) {
-        gmm__mlp_product product;
-        gmm_linear l;
+        gmm__mlp_steps steps;
         gmm_status s;
         if (!r->pending[i]) continue;
-        l = gmm__mlp_recorded_linear(r, i);
-        product = gmm__mlp_recorded_product(call, r, i, &l);
-        s = r->quantization.recipe.kind == GMM_RECIPE_NONE
-                ? gmm__linear_run(call->ctx, GMM_OP_LINEAR_WGRAD, call->function, &l, plan->workspace,
-                                  plan->workspace_bytes, stream)
-                : gmm__mlp_run_product(&product, plan->workspace, plan->workspace_bytes, stream);
+        s = gmm__mlp_build_wgrad(&steps, plan->call, &r->operands, i, &r->grad[i], plan->workspace);
+        if (s == GMM_OK) s = gmm__mlp_run_steps(&steps, plan, &r->hooks, stream);
         if (s != GMM_OK) return s;
         r->pending[i] = 0; /* if the other gradient fails, the next call does not add this one again */
-        gmm__mlp_call_hook(call->ctx, &r->hooks, params[i], 1, stream);
     }
     return GMM_OK;
 }
@@ -5185,6 +5435,14 @@ static gmm_status gmm__mlp_buffer(gmm__call *call, const char *name, int writes,
         return gmm__refuse(call, GMM_E_ALIGN, name, "%p is not aligned to %d bytes", memory, (int)GMM__WORKSPACE_ALIGN);
     gmm__add_span(call, name, "", writes, memory, (int64_t)need);
     return GMM_OK;
+}
+
+/* Checks the cache of quantized weights, which forward writes and backward reads, if there is one. */
+static gmm_status gmm__mlp_cache_buffer(gmm__call *call, int writes, size_t need) {
+    const gmm_mlp_quant *q = &call->quant;
+    return q->weight_cache ? gmm__mlp_buffer(call, "quant.weight_cache", writes, q->weight_cache,
+                                             q->weight_cache_bytes, need)
+                           : GMM_OK;
 }
 
 /* Checks the fields of the queue, which the caller may have set. */
@@ -5221,7 +5479,7 @@ GMMDEF gmm_status gmm_mlp_saved_query(gmm_context *ctx, gmm_op op, const gmm_mlp
     if (size > sizeof full)
         return gmm__refuse(&call, GMM_E_VERSION, "layout", "struct_size %u is larger than the %u bytes of version %s",
                            size, (unsigned)sizeof full, GMM_VERSION_STRING);
-    full = gmm__mlp_saved(&call);
+    full = gmm__mlp_saved_of(&call).layout;
     full.struct_size = size;
     memcpy(layout, &full, size ? size : sizeof full);
     return GMM_OK;
@@ -5233,8 +5491,10 @@ GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
     gmm__plan plan;
     gmm_status s = gmm__mlp_prepare(&call, ctx, GMM_OP_MLP_FWD, "gmm_mlp_fwd", mlp, 0);
     if (s != GMM_OK || (s = gmm__select(&call, &plan)) != GMM_OK) return s;
-    if (call.d.mlp.saved &&
-        (s = gmm__mlp_buffer(&call, "saved", 1, call.d.mlp.saved, call.d.mlp.saved_bytes, plan.saved_bytes)) != GMM_OK)
+    if ((call.d.mlp.saved &&
+         (s = gmm__mlp_buffer(&call, "saved", 1, call.d.mlp.saved, call.d.mlp.saved_bytes, plan.saved_bytes)) !=
+             GMM_OK) ||
+        (s = gmm__mlp_cache_buffer(&call, 1, plan.weight_cache_bytes)) != GMM_OK)
         return s;
     return gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
@@ -5247,7 +5507,8 @@ GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
     const gmm_mlp *d = &call.d.mlp;
     if (s != GMM_OK || (s = gmm__select(&call, &plan)) != GMM_OK) return s;
     if ((s = gmm__mlp_buffer(&call, "saved", 0, d->saved, d->saved_bytes, plan.saved_bytes)) != GMM_OK ||
-        (s = gmm__mlp_buffer(&call, "deferred", 1, d->deferred, d->deferred_bytes, plan.deferred_bytes)) != GMM_OK)
+        (s = gmm__mlp_buffer(&call, "deferred", 1, d->deferred, d->deferred_bytes, plan.deferred_bytes)) != GMM_OK ||
+        (s = gmm__mlp_cache_buffer(&call, 0, plan.weight_cache_bytes)) != GMM_OK)
         return s;
     if (gmm__mlp_gradients_of(&call).defer) {
         if ((s = gmm__mlp_check_queue(&call, d->queue)) != GMM_OK) return s;
@@ -5258,24 +5519,30 @@ GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
     return gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
 
+/* Reads an operand of a queued weight gradient: floats, or a quantized copy. */
+static gmm_status gmm__mlp_read_queued(gmm__call *call, int role, const char *name, const gmm_mat *m, int64_t cols) {
+    const gmm__extents extents = gmm__matrix(call->rows, cols);
+    return m->scaling == GMM_SCALING_NONE
+               ? gmm__read_mat(call, role, name, m, 1, extents, GMM__FLOATS)
+               : gmm__read_quant(call, role, name, m, extents, gmm__mlp_backward_direction(call));
+}
+
 /* Records the memory of both weight gradients of a record for the overlap check, which thus finds an overlap before the
    first gradient is computed. */
 static gmm_status gmm__mlp_read_record(gmm__call *call, gmm__wgrad_record *r) {
     static const char *const names[2] = { "dw2", "dw1" };
     const int roles[2] = { GMM__DW2, GMM__DW };
-    gmm_linear l;
+    gmm__mlp_queued *q = &r->operands;
     gmm_status s;
     int i;
     gmm__add_span(call, "groups.splits", "", 0, r->groups.splits, (r->groups.count + (int64_t)1) * 8);
     gmm__add_span(call, "groups.fault", "", 1, r->groups.fault, (int64_t)sizeof *r->groups.fault);
     for (i = 0; i < 2; i++) {
         if (!r->pending[i]) continue;
-        l = gmm__mlp_recorded_linear(r, i);
-        s = gmm__read_mat(call, GMM__X_, "x", l.x, 1, gmm__matrix(call->rows, l.in_features), GMM__FLOATS);
-        if (s == GMM_OK)
-            s = gmm__read_mat(call, GMM__DY, "dy", l.dy, 1, gmm__matrix(call->rows, l.out_features), GMM__FLOATS);
-        if (s != GMM_OK ||
-            (s = gmm__read_grad(call, roles[i], names[i], l.dw, 1, l.out_features, l.in_features)) != GMM_OK)
+        r->grad[i].mat = &r->dw[i];
+        if ((s = gmm__mlp_read_queued(call, GMM__X_, "x", &q->x[i], q->in[i])) != GMM_OK ||
+            (s = gmm__mlp_read_queued(call, GMM__DY, "dy", &q->dy[i], q->out[i])) != GMM_OK ||
+            (s = gmm__read_grad(call, roles[i], names[i], &r->grad[i], 1, q->out[i], q->in[i])) != GMM_OK)
             return s;
     }
     return GMM_OK;
@@ -5296,6 +5563,8 @@ GMMDEF gmm_status gmm_mlp_wgrad(gmm_context *ctx, gmm_wgrad_queue *queue, void *
                            "the first of %d", queue->head, queue->count);
     call.options = record.options;
     call.groups = record.groups;
+    call.recipe = record.recipe;
+    call.quant = record.quant;
     call.rows = record.groups.capacity;
     call.input = call.output = &record;
     (void)snprintf(call.shapes, sizeof call.shapes, "G=%d T=%lld", record.groups.count, (long long)call.rows);
@@ -5318,13 +5587,12 @@ GMMDEF gmm_status gmm_mlp_fire_hooks(gmm_context *ctx, gmm_op op, const gmm_mlp 
     if (s != GMM_OK) return s;
     if (op == GMM_OP_MLP_FWD) return gmm__refuse(&call, GMM_E_ARG, "op", "%s fires no hooks", gmm_op_name(op));
     weights_complete = (op == GMM_OP_MLP_WGRAD) == gmm__mlp_delayed(&call);
-    gmm__mlp_call_hook(ctx, d->hooks, GMM_PARAM_W2, weights_complete && d->dw2, stream);
-    gmm__mlp_call_hook(ctx, d->hooks, GMM_PARAM_B2, op == GMM_OP_MLP_BWD && d->db2, stream);
-    gmm__mlp_call_hook(ctx, d->hooks, GMM_PARAM_W1, weights_complete && d->dw1, stream);
-    gmm__mlp_call_hook(ctx, d->hooks, GMM_PARAM_B1, op == GMM_OP_MLP_BWD && d->db1, stream);
+    if (weights_complete && d->dw2) gmm__mlp_call_hook(ctx, d->hooks, GMM_PARAM_W2, stream);
+    if (op == GMM_OP_MLP_BWD && d->db2) gmm__mlp_call_hook(ctx, d->hooks, GMM_PARAM_B2, stream);
+    if (weights_complete && d->dw1) gmm__mlp_call_hook(ctx, d->hooks, GMM_PARAM_W1, stream);
+    if (op == GMM_OP_MLP_BWD && d->db1) gmm__mlp_call_hook(ctx, d->hooks, GMM_PARAM_B1, stream);
     return GMM_OK;
 }
-
 /* ................................................................................................. 14.7 Routing ... */
 
 /* CPU engine: top-k routing, forward and backward, with its losses; also the heap that sorts candidates. */
@@ -7220,6 +7488,22 @@ static gmm_status gmm__mma_enqueue_offsets(const gmm__call *call, int64_t *offse
     return gmm__cuda_status(call, gmm_launch_offsets(&args, gmm__mma_pdl(call), stream));
 }
 
+/* The offsets of a call's groups and the prefix sums of their tiles of GMM_TILE rows. An MLP computes them once for all
+   of its steps; other calls compute them into their workspace. */
+typedef struct gmm__mma_split {
+    const int64_t *offsets;
+    const int32_t *tiles;
+} gmm__mma_split;
+
+static gmm_status gmm__mma_split_of(const gmm__plan *plan, gmm__mma_split *split, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
+    int32_t *tiles = (int32_t *)gmm__part(plan, GMM__MMA_TILES);
+    split->offsets = call->split_tiles ? (const int64_t *)call->groups.splits : offsets;
+    split->tiles = call->split_tiles ? call->split_tiles : tiles;
+    return call->split_tiles ? GMM_OK : gmm__mma_enqueue_offsets(call, offsets, tiles, GMM_TILE, stream);
+}
+
 /* Describes an operand to kernels; `per_group`: it has one matrix per group. A host table is copied to `region` of the
    workspace. */
 static cudaError_t gmm__mma_operand(const gmm__plan *plan, int role, int per_group, int region, gmm_kmat *out,
@@ -7244,7 +7528,8 @@ static float gmm__mma_beta(const gmm_grad *grad) {
 }
 
 static gmm_status gmm__mma_launch_offsets(const gmm__plan *plan, gmm_stream stream) {
-    return gmm__mma_enqueue_offsets(plan->call, (int64_t *)plan->call->output, NULL, 1, stream);
+    return gmm__mma_enqueue_offsets(plan->call, (int64_t *)plan->call->output, plan->call->split_tiles, GMM_TILE,
+                                    stream);
 }
 
 /* Roles of the operands of the product D = A B^T, which has M rows, N columns and the contraction K: fwd multiplies x
@@ -7999,15 +8284,15 @@ static cudaError_t gmm__mma_quant_operand(const gmm__plan *plan, int region, int
 }
 
 /* Zeroes the rows of a matrix behind the last group: `bytes` bytes each, `pitch` bytes apart. */
-static cudaError_t gmm__mma_zero_quant_tail(const gmm__plan *plan, const gmm_mat *m, int64_t bytes, int64_t pitch,
-                                            const int32_t *skip, gmm_stream stream) {
+static cudaError_t gmm__mma_zero_quant_tail(const gmm__plan *plan, const int64_t *offsets, const gmm_mat *m,
+                                            int64_t bytes, int64_t pitch, const int32_t *skip, gmm_stream stream) {
     gmm__quant_tail_args t;
     memset(&t, 0, sizeof t);
     t.data = (uint8_t *)m->data;
     t.pitch = pitch;
     t.bytes = bytes;
     t.rows = plan->call->rows;
-    t.valid_rows = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS) + plan->call->groups.count;
+    t.valid_rows = offsets + plan->call->groups.count;
     t.skip = skip;
     return gmm__k_quantize_tail(&t, stream);
 }
@@ -8083,8 +8368,6 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     a.rows = call->rows;
     a.cols = call->in;
     a.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
-    a.offsets = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
-    a.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
     a.amax[0] = amax;
     a.amax[1] = amax + a.units;
     if (counts[1]) a.lines = amax + counts[0];
@@ -8097,9 +8380,11 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     if (e == cudaSuccess) e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__DX, 4, &a.columnwise, stream);
     gmm__mma_quant_vectorized(call, &a);
     if (e == cudaSuccess && a.grouped && !a.warp_split) {
-        const gmm_status s = gmm__mma_enqueue_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
-                                              (int32_t *)gmm__part(plan, GMM__MMA_TILES), GMM_TILE, stream);
+        gmm__mma_split split;
+        const gmm_status s = gmm__mma_split_of(plan, &split, stream);
         if (s != GMM_OK) return s;
+        a.offsets = split.offsets;
+        a.tiles = split.tiles;
     }
     if (e == cudaSuccess && d->phase != GMM_QUANT_CAST && (tensor_amax || records_amax || a.lines))
         e = cudaMemsetAsync(amax, 0, floats * sizeof(float), stream);
@@ -8113,7 +8398,7 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
         const gmm_mat *m = &call->mat[k ? GMM__DX : GMM__Y];
         const int64_t bits = gmm_dtype_bits(m->dtype);
         if (m->dtype == GMM_NONE || (k && f->scaling != GMM_SCALING_MX32) || e != cudaSuccess) continue;
-        e = gmm__mma_zero_quant_tail(plan, m, call->in * bits / 8, m->ld * bits / 8, d->skip, stream);
+        e = gmm__mma_zero_quant_tail(plan, a.offsets, m, call->in * bits / 8, m->ld * bits / 8, d->skip, stream);
     }
     if (e == cudaSuccess && d->db) {
         gmm_options options;
@@ -8144,12 +8429,12 @@ static gmm_status gmm__mma_launch_dequantize(const gmm__plan *plan, gmm_stream s
     a.rows = call->rows;
     a.cols = call->in;
     a.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
-    a.offsets = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
-    a.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
     if (a.grouped) {
-        const gmm_status s = gmm__mma_enqueue_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
-                                              (int32_t *)gmm__part(plan, GMM__MMA_TILES), GMM_TILE, stream);
+        gmm__mma_split split;
+        const gmm_status s = gmm__mma_split_of(plan, &split, stream);
         if (s != GMM_OK) return s;
+        a.offsets = split.offsets;
+        a.tiles = split.tiles;
     }
     e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
     if (e == cudaSuccess) e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 2, &a.dst, stream);
@@ -8158,7 +8443,7 @@ static gmm_status gmm__mma_launch_dequantize(const gmm__plan *plan, gmm_stream s
                               gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX), stream);
     if (e == cudaSuccess && a.grouped && call->groups.tail == GMM_TAIL_ZERO) {
         const int64_t size = gmm_dtype_bits(dst->dtype) / 8;
-        e = gmm__mma_zero_quant_tail(plan, dst, call->in * size, dst->ld * size, NULL, stream);
+        e = gmm__mma_zero_quant_tail(plan, a.offsets, dst, call->in * size, dst->ld * size, NULL, stream);
     }
     return gmm__cuda_status(call, e);
 }
@@ -8966,9 +9251,11 @@ static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_ar
 }
 
 /* Enqueues the dequantization of a product's operands to the workspace, and makes `product` address the results. Packed
-   weights are described to the GEMM kernel instead. Where tokens are dequantized, the split of `product` consists
-   of row offsets. NV16 has a scale for the whole tensor besides those of its blocks: it becomes part of alpha. */
-static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, gmm_sm90_args *product, gmm_stream stream) {
+   weights are described to the GEMM kernel instead. Where tokens are dequantized, the split of `product` consists of
+   row offsets, to which `tiles` belong. NV16 has a scale for the whole tensor besides those of its blocks: it becomes
+   part of alpha. */
+static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, const int32_t *tiles, gmm_sm90_args *product,
+                                        gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
     const int transposes = gmm__wgmma_transposes(call, op);
@@ -8980,7 +9267,7 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, gmm_sm90_args *pr
     args.dtype = gmm_sm90_kernels[plan->kernel].dtype;
     args.groups = call->groups.count;
     args.offsets = (const int64_t *)product->groups.splits;
-    args.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
+    args.tiles = tiles;
     for (operand = 0; operand < 2; operand++) {
         const int role = operand ? gmm__mma_role_b(op) : gmm__mma_role_a(op);
         gmm_expand_operand *s = &args.operand[operand];
@@ -9046,6 +9333,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
     const int dequantizes = gmm__wgmma_dequantizes(call, op), fp8 = gmm__quantized(call) && !dequantizes;
     const int quantized_tokens = dequantizes && call->mat[gmm__mma_role_a(op)].scaling != GMM_SCALING_NONE;
 #endif
+    gmm__mma_split split = { (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS), NULL };
     gmm_sm90_args args;
     gmm_status s = GMM_OK;
     cudaError_t e = cudaSuccess;
@@ -9058,12 +9346,10 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
         if (dequantizes && gmm__wgmma_transposes(call, op)) /* prefix sums of blocks of 16 rows */
             s = gmm__mma_enqueue_offsets(call, offsets, (int32_t *)gmm__part(plan, GMM__WGMMA_TILES16), 16, stream);
 #endif
-        if (s == GMM_OK)
-            s = gmm__mma_enqueue_offsets(call, offsets,
-                                         quantized_tokens ? (int32_t *)gmm__part(plan, GMM__MMA_TILES) : NULL,
-                                         GMM_GROUP_ROWS, stream);
+        if (s == GMM_OK && quantized_tokens) s = gmm__mma_split_of(plan, &split, stream);
+        else if (s == GMM_OK) s = gmm__mma_enqueue_offsets(call, offsets, NULL, 1, stream);
         if (s != GMM_OK) return s;
-        args.groups.splits = offsets;
+        args.groups.splits = split.offsets;
         args.groups.form = GMM_SPLIT_OFFSETS;
         args.groups.dtype = GMM_I64;
         args.groups.on_host = args.groups.row_align = 0;
@@ -9078,7 +9364,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
         if (e != cudaSuccess) return gmm__cuda_status(call, e);
     }
 #ifndef GMM_NO_QUANT
-    if (dequantizes && (s = gmm__wgmma_dequantize(plan, &args, stream)) != GMM_OK) return s;
+    if (dequantizes && (s = gmm__wgmma_dequantize(plan, split.tiles, &args, stream)) != GMM_OK) return s;
 #endif
     if (call->rows == 0) { /* token matrices without rows may have no address, but a tensor map needs one */
         args.p.a.data = plan->workspace;
@@ -9959,6 +10245,7 @@ static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, s
         full.workspace_bytes = plan.workspace_bytes;
         full.saved_bytes = plan.saved_bytes;
         full.deferred_bytes = plan.deferred_bytes;
+        full.weight_cache_bytes = plan.weight_cache_bytes;
         full.in_align = call->in_align ? call->in_align : 1;
         full.out_align = call->out_align ? call->out_align : 1;
         memcpy(full.note, plan.note, sizeof full.note);

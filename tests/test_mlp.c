@@ -1302,7 +1302,13 @@ static void configurations(int arg) {
     BAD("router_padding", c.router_padding = 1);
     BAD("router_padding", c.router_padding = 1; c.recipe = GMM_RECIPE_MXFP8; c.dispatcher = GMM_DISPATCH_ALLGATHER);
     BAD("act_input_fp8", c.act_input_fp8 = 1);
-    T_CHECK(strstr(e.text, "not supported"), "%s", e.text);
+    BAD("act_input_fp8", c.act_input_fp8 = 1; c.save = GMM_SAVE_QUANTIZED; c.recipe = GMM_RECIPE_MXFP8);
+    GOOD(c.act_input_fp8 = 1; c.save = GMM_SAVE_PREACT_E4M3);
+    GOOD(c.act_input_fp8 = 1; c.save = GMM_SAVE_QUANTIZED_E4M3; c.recipe = GMM_RECIPE_MXFP8);
+    BAD("save", c.save = GMM_SAVE_QUANTIZED);
+    BAD("save", c.save = GMM_SAVE_QUANTIZED_E4M3);
+    BAD("save", c.save = (gmm_save)(GMM_SAVE_QUANTIZED_E4M3 + 1));
+    BAD("act_recompute", c.act_recompute = 1; c.save = GMM_SAVE_QUANTIZED; c.recipe = GMM_RECIPE_MXFP8);
     BAD("act.kind", memset(&c.act, 0, sizeof c.act));
     T_CHECK(strstr(e.text, "no activation"), "%s", e.text);
     BAD("act_recompute", c.act_recompute = 1; c.save = GMM_SAVE_PREACT_AND_ACT);

@@ -177,96 +177,280 @@ static void same_rows(const char *what, const t_mat *a, const t_mat *b) {
 }
 #define same_rows(...) T_CALL(same_rows, __VA_ARGS__)
 
-static void equals_steps(int arg) {
-    static const gmm_save saves[] = { GMM_SAVE_PREACT, GMM_SAVE_PREACT_AND_ACT, GMM_SAVE_NOTHING };
-    for (int i = 0; i < 3; i++) {
-        mlp_case c;
-        pair x, w1, h, w2, dy, dz;
-        const gmm_mat *qx, *qw1, *qh, *qw2, *qdy, *qdz;
-        t_mat Z, H, Y, DH, DZ, DX, DW1, DW2;
-        gmm_activation act = GMM_ZERO;
-        gmm_info info = GMM_ZERO;
-        float *dprob;
-        build(&c, arg, saves[i]);
-        forward(&c);
-        Z = poison(GMM_BF16, 1, ROWS, 2 * FFN);
-        H = poison(GMM_BF16, 1, ROWS, FFN);
-        Y = poison(GMM_BF16, 1, ROWS, HIDDEN);
-        qx = both(&c, &x, &c.recipe.input, &c.x.mat, GMM_SLOT_X, 0, HIDDEN);
-        qw1 = both(&c, &w1, &c.recipe.weight, &c.w1.mat, GMM_SLOT_W1, 2 * FFN, HIDDEN);
-        linear(&c, GMM_OP_LINEAR_FWD, HIDDEN, 2 * FFN, qx, qw1, NULL, &Z);
-        act.groups = &c.groups;
-        act.ffn = FFN;
-        act.act = &c.config.act;
-        act.x = &Z.mat;
-        act.prob = c.prob;
-        act.y = &H.mat;
-        T_OK(gmm_act_query(T.ctx, GMM_OP_ACT_FWD, &act, &info));
-        T_OK(gmm_act_fwd(T.ctx, &act, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
-        qh = both(&c, &h, &c.recipe.input, &H.mat, GMM_SLOT_H, 0, FFN);
-        qw2 = both(&c, &w2, &c.recipe.weight, &c.w2.mat, GMM_SLOT_W2, HIDDEN, FFN);
-        linear(&c, GMM_OP_LINEAR_FWD, FFN, HIDDEN, qh, qw2, NULL, &Y);
-        same_rows("y", &c.y, &Y);
+/* The values of a rowwise copy in BF16. rows: of a weight matrix; 0 = tokens. */
+static t_mat dequantized(const mlp_case *c, const gmm_mat *copy, int64_t rows, int64_t cols) {
+    const t_mat to = poison(GMM_BF16, rows ? G : 1, rows ? rows : ROWS, cols);
+    gmm_dequantization d = GMM_ZERO;
+    gmm_info info = GMM_ZERO;
+    d.groups = rows ? NULL : &c->groups;
+    d.count = rows ? G : 0;
+    d.rows = rows;
+    d.cols = cols;
+    d.src = copy;
+    d.dst = &to.mat;
+    T_OK(gmm_dequantize_query(T.ctx, &d, &info));
+    T_OK(gmm_dequantize(T.ctx, &d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+    return to;
+}
+/* z rounded to unscaled E4M3. */
+static t_mat rounded_to_e4m3(const mlp_case *c, const gmm_mat *z) {
+    gmm_format f = GMM_ZERO;
+    gmm_quantization d = GMM_ZERO;
+    gmm_info info = GMM_ZERO;
+    gmm_mat copy;
+    f.dtype = GMM_E4M3;
+    f.scaling = GMM_SCALING_TENSOR;
+    f.delayed = 1;
+    copy = gmm_mat_quantized(&f, GMM_ROWWISE, t_alloc(ROWS * 2 * FFN), t_alloc(4 * G), NULL);
+    d.groups = &c->groups;
+    d.cols = 2 * FFN;
+    d.format = &f;
+    d.src = z;
+    d.rowwise = &copy;
+    T_OK(gmm_quantize_query(T.ctx, GMM_OP_QUANTIZE, &d, &info));
+    T_OK(gmm_quantize(T.ctx, &d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+    return dequantized(c, &copy, 0, 2 * FFN);
+}
 
-        want_gradients(&c);
-        T_OK(size_and(gmm_mlp_bwd, GMM_OP_MLP_BWD, &c.d));
-        DH = poison(GMM_BF16, 1, ROWS, FFN);
-        DZ = poison(GMM_BF16, 1, ROWS, 2 * FFN);
-        DX = poison(GMM_BF16, 1, ROWS, HIDDEN);
-        DW1 = poison(GMM_F32, G, 2 * FFN, HIDDEN);
-        DW2 = poison(GMM_F32, G, HIDDEN, FFN);
-        dprob = t_floats_out(ROWS);
-        qdy = both(&c, &dy, &c.recipe.grad, &c.dy.mat, GMM_SLOT_DY, 0, HIDDEN);
-        linear(&c, GMM_OP_LINEAR_DGRAD, FFN, HIDDEN, NULL, qw2, qdy, &DH);
-        act.dy = &DH.mat;
-        act.dx = &DZ.mat;
-        act.dprob = dprob;
-        act.y = NULL;
-        T_OK(gmm_act_query(T.ctx, GMM_OP_ACT_BWD, &act, &info));
-        T_OK(gmm_act_bwd(T.ctx, &act, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
-        qdz = both(&c, &dz, &c.recipe.grad, &DZ.mat, GMM_SLOT_DZ, 0, 2 * FFN);
-        linear(&c, GMM_OP_LINEAR_WGRAD, FFN, HIDDEN, qh, NULL, qdy, &DW2);
-        linear(&c, GMM_OP_LINEAR_WGRAD, HIDDEN, 2 * FFN, qx, NULL, qdz, &DW1);
-        linear(&c, GMM_OP_LINEAR_DGRAD, HIDDEN, 2 * FFN, NULL, qw1, qdz, &DX);
-        same_rows("dx", &c.dx, &DX);
-        t_same("dw1", t_mat_bits(&c.dw1), t_mat_bits(&DW1), sizeof(float) * G * 2 * FFN * HIDDEN);
-        t_same("dw2", t_mat_bits(&c.dw2), t_mat_bits(&DW2), sizeof(float) * G * FFN * HIDDEN);
-        t_same("dprob", t_get(c.dprob, LIVE * 4), t_get(dprob, LIVE * 4), LIVE * 4);
-        if (c.recipe.input.delayed) { /* every slot recorded the amax of its operand */
-            const float *seen = (const float *)t_get(c.amax, sizeof(float) * GMM_SLOTS * G);
-            const pair *pairs[GMM_SLOTS] = { &x, &w1, &h, &w2, &dy, &dz };
-            for (int k = 0; k < GMM_SLOTS; k++)
-                t_same("amax of a slot", seen + k * G, t_get(pairs[k]->mat[0].amax, G * 4), G * 4);
-        }
+/* What the products of backward multiply in place of an operand of forward. */
+static const gmm_mat *in_backward(const mlp_case *c, const gmm_format *f, const gmm_mat *source, const gmm_mat *copies,
+                                  t_mat *values, int64_t rows, int64_t cols) {
+    if (c->quant.backward_override == GMM_BACKWARD_HIGH_PRECISION || f->dtype == GMM_NONE) return source;
+    if (c->quant.backward_override == GMM_BACKWARD_BY_RECIPE) return copies;
+    *values = dequantized(c, copies, rows, cols);
+    return &values->mat;
+}
+
+/* A save policy, with what backward multiplies. */
+static const struct policy { const char *name; gmm_save save; gmm_backward_override override; } policies[] = {
+    { "preact", GMM_SAVE_PREACT, GMM_BACKWARD_BY_RECIPE },
+    { "preact and act", GMM_SAVE_PREACT_AND_ACT, GMM_BACKWARD_BY_RECIPE },
+    { "nothing", GMM_SAVE_NOTHING, GMM_BACKWARD_BY_RECIPE },
+    { "quantized", GMM_SAVE_QUANTIZED, GMM_BACKWARD_BY_RECIPE },
+    { "preact e4m3", GMM_SAVE_PREACT_E4M3, GMM_BACKWARD_BY_RECIPE },
+    { "quantized e4m3", GMM_SAVE_QUANTIZED_E4M3, GMM_BACKWARD_BY_RECIPE },
+    { "preact, high precision", GMM_SAVE_PREACT, GMM_BACKWARD_HIGH_PRECISION },
+    { "nothing, high precision", GMM_SAVE_NOTHING, GMM_BACKWARD_HIGH_PRECISION },
+    { "preact e4m3, high precision", GMM_SAVE_PREACT_E4M3, GMM_BACKWARD_HIGH_PRECISION },
+    { "preact, dequantized", GMM_SAVE_PREACT, GMM_BACKWARD_DEQUANTIZED },
+    { "preact and act, dequantized", GMM_SAVE_PREACT_AND_ACT, GMM_BACKWARD_DEQUANTIZED },
+    { "nothing, dequantized", GMM_SAVE_NOTHING, GMM_BACKWARD_DEQUANTIZED },
+    { "quantized, dequantized", GMM_SAVE_QUANTIZED, GMM_BACKWARD_DEQUANTIZED },
+    { "quantized e4m3, dequantized", GMM_SAVE_QUANTIZED_E4M3, GMM_BACKWARD_DEQUANTIZED },
+};
+enum { POLICIES = sizeof policies / sizeof policies[0] };
+static int saves_copies(gmm_save save) { return save == GMM_SAVE_QUANTIZED || save == GMM_SAVE_QUANTIZED_E4M3; }
+static int saves_e4m3(gmm_save save) { return save == GMM_SAVE_PREACT_E4M3 || save == GMM_SAVE_QUANTIZED_E4M3; }
+
+static void activate(const mlp_case *c, const gmm_mat *z, const t_mat *h) {
+    gmm_activation act = GMM_ZERO;
+    gmm_info info = GMM_ZERO;
+    act.groups = &c->groups;
+    act.ffn = FFN;
+    act.act = &c->config.act;
+    act.x = z;
+    act.prob = c->prob;
+    act.y = &h->mat;
+    T_OK(gmm_act_query(T.ctx, GMM_OP_ACT_FWD, &act, &info));
+    T_OK(gmm_act_fwd(T.ctx, &act, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+}
+
+/* The MLP of a recipe and a policy (argument: recipe + RECIPES * policy) against its steps as separate calls. */
+static void equals_steps(int arg) {
+    const struct policy *policy = &policies[arg / RECIPES];
+    const int by_recipe = policy->override == GMM_BACKWARD_BY_RECIPE;
+    mlp_case c;
+    pair x, w1, h, w2, dy, dz, hb;
+    const gmm_mat *qx, *qw1, *qh, *qw2, *qdy, *qdz;
+    t_mat Z, H, Y, ZB, HB, DH, DZ, DX, DW1, DW2, vx, vw1, vh, vw2;
+    gmm_activation act = GMM_ZERO;
+    gmm_info info = GMM_ZERO;
+    float *dprob;
+    build(&c, arg % RECIPES, policy->save);
+    c.quant.backward_override = policy->override;
+    if (saves_copies(policy->save) && c.recipe.input.dtype == GMM_NONE) {
+        T_REFUSED(GMM_E_CONFIG, gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &c.d, &info), "mlp.config.save: ",
+                  "leaves the input", NULL);
+        return;
+    }
+    forward(&c);
+    Z = poison(GMM_BF16, 1, ROWS, 2 * FFN);
+    H = poison(GMM_BF16, 1, ROWS, FFN);
+    Y = poison(GMM_BF16, 1, ROWS, HIDDEN);
+    qx = both(&c, &x, &c.recipe.input, &c.x.mat, GMM_SLOT_X, 0, HIDDEN);
+    qw1 = both(&c, &w1, &c.recipe.weight, &c.w1.mat, GMM_SLOT_W1, 2 * FFN, HIDDEN);
+    linear(&c, GMM_OP_LINEAR_FWD, HIDDEN, 2 * FFN, qx, qw1, NULL, &Z);
+    activate(&c, &Z.mat, &H);
+    qh = both(&c, &h, &c.recipe.input, &H.mat, GMM_SLOT_H, 0, FFN);
+    qw2 = both(&c, &w2, &c.recipe.weight, &c.w2.mat, GMM_SLOT_W2, HIDDEN, FFN);
+    linear(&c, GMM_OP_LINEAR_FWD, FFN, HIDDEN, qh, qw2, NULL, &Y);
+    same_rows("y", &c.y, &Y);
+
+    want_gradients(&c);
+    if (saves_copies(policy->save)) c.d.x = NULL; /* its copy is saved */
+    T_OK(size_and(gmm_mlp_bwd, GMM_OP_MLP_BWD, &c.d));
+    DH = poison(GMM_BF16, 1, ROWS, FFN);
+    DZ = poison(GMM_BF16, 1, ROWS, 2 * FFN);
+    DX = poison(GMM_BF16, 1, ROWS, HIDDEN);
+    DW1 = poison(GMM_F32, G, 2 * FFN, HIDDEN);
+    DW2 = poison(GMM_F32, G, HIDDEN, FFN);
+    dprob = t_floats_out(ROWS);
+    ZB = saves_e4m3(policy->save) ? rounded_to_e4m3(&c, &Z.mat) : Z;
+    HB = H;
+    if (policy->save == GMM_SAVE_PREACT_E4M3) { /* computed again, from the rounded pre-activation */
+        HB = poison(GMM_BF16, 1, ROWS, FFN);
+        activate(&c, &ZB.mat, &HB);
+        qh = both(&c, &hb, &c.recipe.input, &HB.mat, GMM_SLOT_H, 0, FFN);
+    }
+    qx = in_backward(&c, &c.recipe.input, &c.x.mat, qx, &vx, 0, HIDDEN);
+    qw1 = in_backward(&c, &c.recipe.weight, &c.w1.mat, qw1, &vw1, 2 * FFN, HIDDEN);
+    qh = in_backward(&c, &c.recipe.input, &HB.mat, qh, &vh, 0, FFN);
+    qw2 = in_backward(&c, &c.recipe.weight, &c.w2.mat, qw2, &vw2, HIDDEN, FFN);
+    qdy = by_recipe ? both(&c, &dy, &c.recipe.grad, &c.dy.mat, GMM_SLOT_DY, 0, HIDDEN) : &c.dy.mat;
+    linear(&c, GMM_OP_LINEAR_DGRAD, FFN, HIDDEN, NULL, qw2, qdy, &DH);
+    act.groups = &c.groups;
+    act.ffn = FFN;
+    act.act = &c.config.act;
+    act.x = &ZB.mat;
+    act.prob = c.prob;
+    act.dy = &DH.mat;
+    act.dx = &DZ.mat;
+    act.dprob = dprob;
+    T_OK(gmm_act_query(T.ctx, GMM_OP_ACT_BWD, &act, &info));
+    T_OK(gmm_act_bwd(T.ctx, &act, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+    qdz = by_recipe ? both(&c, &dz, &c.recipe.grad, &DZ.mat, GMM_SLOT_DZ, 0, 2 * FFN) : &DZ.mat;
+    linear(&c, GMM_OP_LINEAR_WGRAD, FFN, HIDDEN, qh, NULL, qdy, &DW2);
+    linear(&c, GMM_OP_LINEAR_WGRAD, HIDDEN, 2 * FFN, qx, NULL, qdz, &DW1);
+    linear(&c, GMM_OP_LINEAR_DGRAD, HIDDEN, 2 * FFN, NULL, qw1, qdz, &DX);
+    same_rows("dx", &c.dx, &DX);
+    t_same("dw1", t_mat_bits(&c.dw1), t_mat_bits(&DW1), sizeof(float) * G * 2 * FFN * HIDDEN);
+    t_same("dw2", t_mat_bits(&c.dw2), t_mat_bits(&DW2), sizeof(float) * G * FFN * HIDDEN);
+    t_same("dprob", t_get(c.dprob, LIVE * 4), t_get(dprob, LIVE * 4), LIVE * 4);
+    if (c.recipe.input.delayed && by_recipe && policy->save != GMM_SAVE_PREACT_E4M3) {
+        /* every slot recorded the amax of its operand */
+        const float *seen = (const float *)t_get(c.amax, sizeof(float) * GMM_SLOTS * G);
+        const pair *pairs[GMM_SLOTS] = { &x, &w1, &h, &w2, &dy, &dz };
+        for (int k = 0; k < GMM_SLOTS; k++)
+            t_same("amax of a slot", seen + k * G, t_get(pairs[k]->mat[0].amax, G * 4), G * 4);
     }
 }
 
-/* Queued weight gradients have the bits of immediate ones. */
+/* Runs forward and backward of two equal MLPs, of which the second has `policy`, and compares all results that the
+   policy promises to keep. */
+static void gradients_of(mlp_case *c, gmm_wgrad_queue *queue) {
+    gmm_info info = GMM_ZERO;
+    want_gradients(c);
+    T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_BWD, &c->d, &info));
+    if (queue) {
+        c->d.deferred = t_alloc_aligned(info.deferred_bytes, 256);
+        c->d.deferred_bytes = info.deferred_bytes;
+        c->d.queue = queue;
+    }
+    T_OK(size_and(gmm_mlp_bwd, GMM_OP_MLP_BWD, &c->d));
+    if (!queue) return;
+    T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_WGRAD, &c->d, &info));
+    T_OK(gmm_mlp_wgrad(T.ctx, queue, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+}
+static void same_gradients(const mlp_case *a, const mlp_case *b) {
+    same_rows("y", &a->y, &b->y);
+    same_rows("dx", &a->dx, &b->dx);
+    t_same("dw1", t_mat_bits(&a->dw1), t_mat_bits(&b->dw1), sizeof(float) * G * 2 * FFN * HIDDEN);
+    t_same("dw2", t_mat_bits(&a->dw2), t_mat_bits(&b->dw2), sizeof(float) * G * FFN * HIDDEN);
+    t_same("dprob", t_get(a->dprob, LIVE * 4), t_get(b->dprob, LIVE * 4), LIVE * 4);
+}
+#define same_gradients(...) T_CALL(same_gradients, __VA_ARGS__)
+
+/* The bits that gmm_save promises for each policy. */
+static void policy_bits(int arg) {
+    mlp_case preact, c;
+    t_reseed(7);
+    build(&preact, arg, GMM_SAVE_PREACT);
+    if (preact.recipe.input.dtype == GMM_NONE) {
+        T_CHECK(preact.recipe.grad.dtype == GMM_NONE, "a recipe without copies of x has none of gradients");
+        return;
+    }
+    forward(&preact);
+    gradients_of(&preact, NULL);
+    t_reseed(7);
+    build(&c, arg, GMM_SAVE_QUANTIZED);
+    forward(&c);
+    gradients_of(&c, NULL);
+    same_gradients(&preact, &c);
+    t_reseed(7);
+    build(&c, arg, GMM_SAVE_QUANTIZED_E4M3);
+    forward(&c);
+    gradients_of(&c, NULL);
+    same_rows("y", &preact.y, &c.y);
+    t_same("dw2", t_mat_bits(&preact.dw2), t_mat_bits(&c.dw2), sizeof(float) * G * FFN * HIDDEN);
+}
+
+/* Weights in a cache: the bits are those without one, and with the word set nothing reads the weights. */
+static void weight_cache(int arg) {
+    const int32_t words[2] = { 0, 1 };
+    for (int k = 0; k < 3; k++) {
+        const gmm_backward_override override = (gmm_backward_override)k;
+        mlp_case now, cached;
+        t_mat other;
+        gmm_info info = GMM_ZERO;
+        const int32_t *skip = (const int32_t *)t_in(words, sizeof words);
+        t_reseed(9);
+        build(&now, arg, GMM_SAVE_PREACT);
+        now.quant.backward_override = override;
+        forward(&now);
+        gradients_of(&now, NULL);
+        t_reseed(9);
+        build(&cached, arg, GMM_SAVE_PREACT);
+        cached.quant.backward_override = override;
+        T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &cached.d, &info));
+        T_CHECK((info.weight_cache_bytes > 0) == (cached.recipe.weight.dtype != GMM_NONE), "%llu bytes",
+                (unsigned long long)info.weight_cache_bytes);
+        cached.quant.weight_cache = t_alloc_aligned(info.weight_cache_bytes, 256);
+        cached.quant.weight_cache_bytes = info.weight_cache_bytes;
+        cached.quant.weight_skip = skip;
+        forward(&cached);
+        gradients_of(&cached, NULL);
+        same_gradients(&now, &cached);
+        cached.quant.weight_skip = skip + 1;
+        other = t_mat_in(GMM_BF16, G, HIDDEN, FFN, T_REALS);
+        if (override != GMM_BACKWARD_HIGH_PRECISION && cached.recipe.weight.dtype != GMM_NONE)
+            cached.d.w2 = &other.mat; /* which nothing reads, since the word says that the cache is valid */
+        cached.y = poison(GMM_BF16, 1, ROWS, HIDDEN);
+        cached.dx = poison(GMM_BF16, 1, ROWS, HIDDEN);
+        forward(&cached);
+        gradients_of(&cached, NULL);
+        same_gradients(&now, &cached);
+        cached.quant.weight_cache_bytes--;
+        T_REFUSED(GMM_E_WORKSPACE, gmm_mlp_fwd(T.ctx, &cached.d, NULL, 0, T.stream), "mlp.quant.weight_cache ", "bytes",
+                  NULL);
+        T_REFUSED(GMM_E_WORKSPACE, gmm_mlp_bwd(T.ctx, &cached.d, NULL, 0, T.stream), "mlp.quant.weight_cache ", "bytes",
+                  NULL);
+        cached.quant.weight_cache = NULL;
+        T_REFUSED(GMM_E_CONFIG, gmm_mlp_fwd(T.ctx, &cached.d, NULL, 0, T.stream), "mlp.quant.weight_skip: ", NULL);
+    }
+}
+
+/* Queued weight gradients have the bits of immediate ones (argument: as of equals_steps). */
 static void delayed_wgrad(int arg) {
+    const struct policy *policy = &policies[arg / RECIPES];
     mlp_case now, later;
     gmm_wgrad_entry entries[2];
     gmm_wgrad_queue queue = gmm_wgrad_queue_over(entries, 2);
-    gmm_info info = GMM_ZERO;
     t_reseed(5);
-    build(&now, arg, GMM_SAVE_PREACT);
+    build(&now, arg % RECIPES, policy->save);
+    now.quant.backward_override = policy->override;
+    if (saves_copies(policy->save) && now.recipe.input.dtype == GMM_NONE) {
+        T_REFUSED(GMM_E_CONFIG, gmm_mlp_bwd(T.ctx, &now.d, NULL, 0, T.stream), "mlp.config.save: ", NULL);
+        return;
+    }
     forward(&now);
-    want_gradients(&now);
-    T_OK(size_and(gmm_mlp_bwd, GMM_OP_MLP_BWD, &now.d));
+    gradients_of(&now, NULL);
     t_reseed(5);
-    build(&later, arg, GMM_SAVE_PREACT);
+    build(&later, arg % RECIPES, policy->save);
+    later.quant.backward_override = policy->override;
     later.config.delay_wgrad = 1;
     forward(&later);
-    want_gradients(&later);
-    T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_BWD, &later.d, &info));
-    later.d.deferred = t_alloc_aligned(info.deferred_bytes, 256);
-    later.d.deferred_bytes = info.deferred_bytes;
-    later.d.queue = &queue;
-    T_OK(size_and(gmm_mlp_bwd, GMM_OP_MLP_BWD, &later.d));
-    T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_WGRAD, &later.d, &info));
-    T_OK(gmm_mlp_wgrad(T.ctx, &queue, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
-    t_same("dw1", t_mat_bits(&now.dw1), t_mat_bits(&later.dw1), sizeof(float) * G * 2 * FFN * HIDDEN);
-    t_same("dw2", t_mat_bits(&now.dw2), t_mat_bits(&later.dw2), sizeof(float) * G * FFN * HIDDEN);
-    same_rows("dx", &now.dx, &later.dx);
+    gradients_of(&later, &queue);
+    same_gradients(&now, &later);
 }
 
 static void count_line(void *user, gmm_log_level level, const char *message) {
@@ -393,9 +577,15 @@ static void transform_dtypes(int arg) {
 }
 
 void tests_mlp_quant(void) {
-    for (int i = 0; i < RECIPES; i++) t_add(equals_steps, i, "mlp recipe %s equals its steps", recipes[i].name);
-    for (int i = 0; i < RECIPES; i++)
-        t_add(delayed_wgrad, i, "mlp recipe %s delayed weight gradients", recipes[i].name);
+    for (int i = 0; i < RECIPES * POLICIES; i++) {
+        const char *recipe = recipes[i % RECIPES].name, *policy = policies[i / RECIPES].name;
+        t_add(equals_steps, i, "mlp recipe %s equals its steps, %s", recipe, policy);
+        t_add(delayed_wgrad, i, "mlp recipe %s delayed weight gradients, %s", recipe, policy);
+    }
+    for (int i = 0; i < RECIPES; i++) {
+        t_add(policy_bits, i, "mlp recipe %s bits of save policies", recipes[i].name);
+        t_add(weight_cache, i, "mlp recipe %s weight cache", recipes[i].name);
+    }
     for (int i = 0; i < RECIPES; i++) t_add(casts_once, i, "mlp recipe %s casts each operand once", recipes[i].name);
     t_add(refusals, 0, "mlp recipe refusals");
     t_add(transform_dtypes, (int)GMM_F16, "mlp recipe with the transform takes bf16 alone, not f16");

@@ -5,6 +5,13 @@ typedef enum gmm_save {
     GMM_SAVE_PREACT = 0,         /* FC1's output; the activation is computed again */
     GMM_SAVE_PREACT_AND_ACT = 1, /* FC1's output and FC2's input */
     GMM_SAVE_NOTHING = 2,        /* FC1 runs again in bwd */
+    GMM_SAVE_QUANTIZED = 3,      /* FC1's output, and x and FC2's input quantized as bwd reads them: bwd casts neither,
+                                    reads no x, and runs no activation forward. Needs a recipe that quantizes the input.
+                                    All gradients have the bits of GMM_SAVE_PREACT */
+    GMM_SAVE_PREACT_E4M3 = 4,    /* FC1's output as unscaled E4M3, saturated to +-448. bwd computes with these values:
+                                    y and db2 have the bits of GMM_SAVE_PREACT, the other gradients do not */
+    GMM_SAVE_QUANTIZED_E4M3 = 5, /* both: FC1's output as unscaled E4M3 and the copies of GMM_SAVE_QUANTIZED. y, db2 and
+                                    dw2 have the bits of GMM_SAVE_PREACT */
     GMM_SAVE_MAX = 0x7fffffff
 } gmm_save;
 
@@ -42,7 +49,7 @@ typedef struct gmm_mlp_config {
     gmm_recipe_kind recipe;         /* the kind of gmm_mlp.quant's recipe; other than NONE it needs gmm_mlp.quant */
     int32_t router_padding;         /* the router rounds counts up for quantization */
     gmm_dispatcher dispatcher;
-    int32_t act_input_fp8;          /* the activation's input is kept as unscaled E4M3: not supported, must be 0 */
+    int32_t act_input_fp8;          /* the activation's input is kept as unscaled E4M3, which `save` must say */
     int32_t act_recompute;          /* the activation is recomputed in bwd */
 } gmm_mlp_config;
 
@@ -59,8 +66,10 @@ typedef struct gmm_mlp_config {
        bias2 with prob and topk > 1 needs prob_on_bias2: unweighted biases would add up topk times
        bias1 or bias2 need etp_size 1: every rank would add them
        router_padding needs a quantized recipe, and not the all-gather dispatcher
-       act_input_fp8 is 0, since no operation implements it
-       act_recompute excludes save = GMM_SAVE_PREACT_AND_ACT */
+       save = GMM_SAVE_QUANTIZED and GMM_SAVE_QUANTIZED_E4M3 need a quantized recipe
+       act_input_fp8 needs save = GMM_SAVE_PREACT_E4M3 or GMM_SAVE_QUANTIZED_E4M3
+       act_recompute excludes the values of save that keep the activation: GMM_SAVE_PREACT_AND_ACT, GMM_SAVE_QUANTIZED
+           and GMM_SAVE_QUANTIZED_E4M3 */
 GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *error);
 
 /* Parameters of an MLP, for callbacks. */
@@ -104,12 +113,28 @@ typedef enum gmm_mlp_slot {
     GMM_SLOT_MAX = 0x7fffffff
 } gmm_mlp_slot;
 
-/* How the products of an MLP are quantized: each product quantizes its two operands (of x, FC2's input h, w1, w2, dy
-   and FC1's output gradient dz) in the format that the recipe has for their role, along its own contraction, into the
-   workspace. dy and dz are cast in both directions by one pass where a backward runs both products that read them,
-   unless the format has an amax per row. Weights may already be quantized, in the recipe's dtype and scaling: fwd reads
-   w1 and w2, bwd w1.columnwise and w2.columnwise (and w1 if FC1 runs again); results are bitwise the same. Nothing else
-   changes with a recipe: saved values have the unquantized dtype, and bias gradients are computed from it. */
+/* What the products of bwd multiply. Their results are rounded and added as ever. */
+typedef enum gmm_backward_override {
+    GMM_BACKWARD_BY_RECIPE = 0,
+    GMM_BACKWARD_HIGH_PRECISION = 1, /* x, FC2's input, weights, dy and dz as they are, in the dtype of x */
+    GMM_BACKWARD_DEQUANTIZED = 2,    /* the dequantized rowwise copies of x, FC2's input and weights, which are those
+                                        that fwd multiplies, rounded to the dtype of x; dy and dz as they are */
+    GMM_BACKWARD_OVERRIDE_MAX = 0x7fffffff
+} gmm_backward_override;
+
+/* How the products of an MLP are quantized: its operands (x, FC2's input h, w1, w2, dy and FC1's output gradient dz) in
+   the format that the recipe has for their role, along the contraction of each product. A tensor that a call needs in
+   both directions is read once and cast both ways, unless its format has an amax per row: dy and dz in bwd; x and h in
+   fwd with GMM_SAVE_QUANTIZED, so that bwd does not cast them again; weights in fwd with a cache. Other copies are made
+   by the call that reads them, in the workspace.
+   Weights may already be quantized, in the recipe's dtype and scaling: fwd reads w1 and w2, bwd w1.columnwise and
+   w2.columnwise (and w1 if FC1 runs again; with GMM_BACKWARD_DEQUANTIZED w1 and w2); results are bitwise the same.
+   Nothing else changes with a recipe: intermediate values have the unquantized dtype, and bias gradients are computed
+   from it.
+   The cache of weights is memory of the caller. fwd casts w1 and w2 into it, unless the word `weight_skip` is nonzero
+   when the work runs; bwd reads it and casts no weight. The library does not write the word: the caller sets it to 0
+   for the first micro-batch after weights, recipe, delayed scales or shapes have changed, and to nonzero for those that
+   follow. A captured graph reads the word at each replay. Results are bitwise those without a cache. */
 typedef struct gmm_mlp_quant {
     uint32_t struct_size;
     int32_t reserved;        /* 0 */
@@ -118,8 +143,14 @@ typedef struct gmm_mlp_quant {
     const float *scale;      /* delayed: [GMM_SLOTS][G] quantization scales, context memory; NULL = ones */
     float *amax;             /* delayed: [GMM_SLOTS][G], raised to the operands' amaxes (history[0]); NULL = not
                                 wanted */
-    const uint64_t *random;  /* stochastic: {seed, offset} of dy and of dz, context memory. Delayed weight gradients
-                                read them again in gmm_mlp_wgrad, and scale too */
+    const uint64_t *random;  /* stochastic: {seed, offset} of dy and of dz, context memory. A delayed weight gradient
+                                that casts x in gmm_mlp_wgrad reads `scale` and raises `amax` there */
+    void *weight_cache;      /* w1 and w2 quantized: fwd writes, bwd reads; 256-byte aligned. NULL = none. A weight that
+                                the caller has quantized is read where it is */
+    size_t weight_cache_bytes;  /* >= gmm_info.weight_cache_bytes */
+    const int32_t *weight_skip; /* context memory: nonzero = the cache holds these weights. NULL = 0. Needs a cache */
+    gmm_backward_override backward_override;
+    int32_t reserved1;       /* 0 */
 } gmm_mlp_quant;
 
 /* Tensors of one MLP call.
@@ -157,18 +188,21 @@ GMMDEF gmm_status gmm_mlp_query(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp,
 /* One matrix in gmm_mlp.saved: row-major, rows of ld elements from `offset` on. */
 typedef struct gmm_saved_part {
     const char *name;       /* "preact": FC1's output with its bias, columns as w1's rows; "act": FC2's input, times
-                               prob. Never freed */
+                               prob; "x": the copy of x. A quantized one is followed by its scales, "preact_scale",
+                               "x_scale" or "act_scale", and in NV16 by its amaxes, "x_amax" or "act_amax", in the
+                               layout of gmm_quant.h. Never freed */
     gmm_dtype dtype;
     int32_t reserved;       /* 0 */
-    int64_t rows, cols, ld; /* rows: the capacity; those past the split's sum are undefined */
+    int64_t rows, cols, ld; /* rows: the capacity; those past the split's sum are undefined. Of a copy as it is stored;
+                               of scales and amaxes 1 row */
     int64_t offset, bytes;  /* bytes of elements; the offset is a multiple of 256 */
 } gmm_saved_part;
 
 typedef struct gmm_saved_layout {
     uint32_t struct_size;
-    int32_t count;          /* parts that config.save saves, 0 to 2, in the order of their offsets */
+    int32_t count;          /* parts that config.save saves, 0 to 8, in the order of their offsets */
     int64_t bytes;          /* gmm_info.saved_bytes */
-    gmm_saved_part part[4]; /* zeros from `count` on */
+    gmm_saved_part part[8]; /* zeros from `count` on */
 } gmm_saved_layout;
 
 /* The layout of `saved`, for checking an MLP stage by stage. It is the same for every engine, and for the descriptors
@@ -181,15 +215,17 @@ GMMDEF gmm_status gmm_mlp_saved_query(gmm_context *ctx, gmm_op op, const gmm_mlp
 GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
                               gmm_stream stream);
 
-/* Those of dx, dw1, dw2, db1, db2 and dprob that are not NULL, from dy and saved (and x, w1, b1 as config.save needs).
+/* Those of dx, dw1, dw2, db1, db2 and dprob that are not NULL, from dy and saved (and x, w1, b1 as config.save
+   needs).
    Intermediate results are rounded to the dtype of x: FC2's dgrad before the activation's backward and dprob read it,
    and FC1's output gradient before dx, dw1 and db1 read it. Results are those of gmm_linear_dgrad with a dx of this
    dtype, gmm_act_bwd and the other steps, called one after the other.
-   Delayed weight gradients are recorded in `queue`. The matrices of x, dy, dw1 and dw2, `deferred`, the fault word and
-   the arrays of `quant` must remain unchanged until gmm_mlp_wgrad has run. Everything else may be freed or overwritten
-   once the work of this call is done: the queue has copies of descriptors, recipe and hooks; `deferred` has copies of
-   splits, pointer tables, gmm_grad.beta and frozen. Host memory (descriptors and tables of GMM_MAT_TABLE_ON_HOST) may
-   be freed on return.
+   Delayed weight gradients are recorded in `queue`. The matrices of x, dy, dw1 and dw2, `deferred`, the fault word, the
+   arrays of `quant`, and `saved` if it has copies of x (GMM_SAVE_QUANTIZED) must remain unchanged until gmm_mlp_wgrad
+   has run. Everything else may be freed or overwritten once the work of this call is done: the queue has copies of
+   descriptors, recipe and hooks; `deferred` has h, dy and dz quantized (or h and dz themselves where products read
+   those) and copies of splits, pointer tables, gmm_grad.beta and frozen. Host memory (descriptors and tables of
+   GMM_MAT_TABLE_ON_HOST) may be freed on return.
    Stream, graph: enqueued; capturable. A captured call fills the queue once, when it is captured; no replay does.
    Errors: as gmm_mlp_fwd; GMM_E_STATE (queue full), GMM_E_ARG (fields of the queue). */
 GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,

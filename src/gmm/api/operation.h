@@ -75,6 +75,7 @@ typedef struct gmm_info {
                                 unless operands are quantized */
     int32_t out_align;
     char note[192];          /* how the engine serves the call, on what that depends, and why preferred ones declined */
+    size_t weight_cache_bytes; /* MLP: gmm_mlp_quant.weight_cache; 0 where it caches nothing */
 } gmm_info;
 
 /* offsets[g] = first row of group g, offsets[G] = number of live rows, clamped as gmm_groups describes.

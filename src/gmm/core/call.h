@@ -71,6 +71,9 @@ typedef struct gmm__call {
     } d;                    /* the descriptor of the operation */
     gmm_act act;            /* activation and MLP */
     gmm_mlp_config config;  /* MLP */
+    int32_t *split_tiles;   /* [G + 1] prefix sums of the groups' tiles of GMM_TILE rows. GMM_OP_OFFSETS writes them
+                               too; other operations read them, and in groups.splits the offsets that an earlier
+                               operation on the stream has written with them. NULL = none */
     const void *input;      /* further memory that an operation reads or writes, documented where it is used */
     void *output;
     uint64_t fields;        /* bits of gmm__field: the optional fields that the call uses; set by gmm__select_from */
@@ -90,7 +93,7 @@ typedef struct gmm__plan {
     size_t shared_bytes;
     size_t workspace_bytes;
     size_t part[GMM__PARTS];     /* offsets of the workspace's regions */
-    size_t saved_bytes, deferred_bytes;
+    size_t saved_bytes, deferred_bytes, weight_cache_bytes;
     void *workspace;             /* set by gmm__serve before the launch */
     char note[192];              /* how the engine serves the call, or why it declines */
 } gmm__plan;

@@ -373,6 +373,7 @@ static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, s
         full.workspace_bytes = plan.workspace_bytes;
         full.saved_bytes = plan.saved_bytes;
         full.deferred_bytes = plan.deferred_bytes;
+        full.weight_cache_bytes = plan.weight_cache_bytes;
         full.in_align = call->in_align ? call->in_align : 1;
         full.out_align = call->out_align ? call->out_align : 1;
         memcpy(full.note, plan.note, sizeof full.note);

@@ -25,6 +25,7 @@ static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, const char *ar
     char name[32];
     gmm_mat m;
     int direction;
+    const int bwd = call->op != GMM_OP_MLP_FWD;
     if (!mat || !gmm__copy_sized(&m, sizeof m, mat) || m.scaling == GMM_SCALING_NONE)
         return gmm__read_mat(call, role, argument, mat, rowwise || columnwise,
                              gmm__matrices(call->groups.count, rows, cols), GMM__FLOATS);
@@ -32,6 +33,9 @@ static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, const char *ar
         return gmm__refuse(call, GMM_E_DTYPE, argument, "%s scaled %s: must be floats, or what mlp.quant.recipe "
                            "makes of weights, %s scaled %s", gmm_dtype_name(m.dtype), gmm_scaling_name(m.scaling),
                            gmm_dtype_name(f->dtype), gmm_scaling_name(f->scaling));
+    if (bwd && call->quant.backward_override == GMM_BACKWARD_HIGH_PRECISION)
+        return gmm__refuse(call, GMM_E_CONFIG, argument, "is quantized, but quant.backward_override %d multiplies "
+                           "weights that are not", (int)call->quant.backward_override);
     (void)snprintf(name, sizeof name, "%s.columnwise", argument);
     for (direction = 0; direction < 2 && s == GMM_OK; direction++) {
         if (!(direction ? columnwise : rowwise)) continue;
@@ -71,6 +75,28 @@ static gmm_status gmm__mlp_check_features(gmm__call *call) {
     return GMM_OK;
 }
 
+/* Checks the save policy and the fields of gmm_mlp.quant that are not arrays. */
+static gmm_status gmm__mlp_check_policies(gmm__call *call) {
+    const gmm_mlp_config *c = &call->config;
+    const gmm_mlp_quant *q = &call->quant;
+    if (q->reserved || q->reserved1)
+        return gmm__refuse(call, GMM_E_ARG, q->reserved ? "quant.reserved" : "quant.reserved1", "%d must be 0",
+                           q->reserved ? q->reserved : q->reserved1);
+    if ((int)q->backward_override < 0 || (int)q->backward_override > GMM_BACKWARD_DEQUANTIZED)
+        return gmm__refuse(call, GMM_E_ARG, "quant.backward_override", "%d must be 0 to %d",
+                           (int)q->backward_override, (int)GMM_BACKWARD_DEQUANTIZED);
+    if (q->weight_skip && !q->weight_cache)
+        return gmm__refuse(call, GMM_E_CONFIG, "quant.weight_skip", "needs quant.weight_cache, which is NULL");
+    if (c->save != GMM_SAVE_QUANTIZED && c->save != GMM_SAVE_QUANTIZED_E4M3) return GMM_OK;
+    if (call->recipe.input.dtype == GMM_NONE)
+        return gmm__refuse(call, GMM_E_CONFIG, "config.save", "%d keeps x and FC2's input quantized, but quant.recipe "
+                           "leaves the input as it is", (int)c->save);
+    if (q->backward_override == GMM_BACKWARD_HIGH_PRECISION)
+        return gmm__refuse(call, GMM_E_CONFIG, "config.save", "%d keeps operands quantized, which "
+                           "quant.backward_override %d does not read", (int)c->save, (int)q->backward_override);
+    return GMM_OK;
+}
+
 /* Checks gmm_mlp.quant, and the operands against the formats of the recipe. The products check the same, but only after
    other work has been enqueued. A dtype that the Hadamard transform of weight gradients does not support is refused in
    every operation. */
@@ -78,9 +104,11 @@ static gmm_status gmm__mlp_check_quant(gmm__call *call) {
     const gmm_recipe *r = &call->recipe;
     const gmm_mlp *d = &call->d.mlp;
     const int fwd = call->op == GMM_OP_MLP_FWD;
-    const int products = d->dx || d->dw1 || d->dw2 || d->db1 || d->dprob;
+    const int products = (d->dx || d->dw1 || d->dw2 || d->db1 || d->dprob) &&
+                         call->quant.backward_override == GMM_BACKWARD_BY_RECIPE;
     const int64_t values = (int64_t)GMM_SLOTS * call->groups.count;
-    const gmm_status s = gmm__check_array(call, "quant.scale", call->quant.scale, 0, values);
+    gmm_status s = gmm__check_array(call, "quant.scale", call->quant.scale, 0, values);
+    if (s == GMM_OK) s = gmm__check_array(call, "quant.weight_skip", call->quant.weight_skip, 0, 1);
     if (r->input.hadamard && gmm__mlp_dtype(call) != GMM_BF16)
         return gmm__refuse(call, GMM_E_DTYPE, fwd ? "x" : "dy", "dtype %s must be bf16, since quant.recipe transforms "
                            "input and grad (hadamard)", gmm_dtype_name(gmm__mlp_dtype(call)));
@@ -102,7 +130,7 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     gmm_status s = gmm__open(call, ctx, op, function, query);
     const int fwd = op == GMM_OP_MLP_FWD;
     int64_t G, F1, out, elements, bytes;
-    int recomputes;
+    int recomputes, keeps_x, override, reads[2]; /* directions of the weights' copies that dgrad reads */
     gmm_error error;
     gmm_groups g;
 
@@ -130,9 +158,7 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
         if (call->recipe.kind == GMM_RECIPE_NONE || call->recipe.kind != c->recipe)
             return gmm__refuse(call, GMM_E_CONFIG, "quant.recipe", "kind %d must be mlp.config.recipe, %d, and "
                                "not none", (int)call->recipe.kind, (int)c->recipe);
-        if (call->quant.reserved)
-            return gmm__refuse(call, GMM_E_ARG, "quant.reserved", "%d must be 0", call->quant.reserved);
-        if ((s = gmm__mlp_check_features(call)) != GMM_OK) return s;
+        if ((s = gmm__mlp_check_features(call)) != GMM_OK || (s = gmm__mlp_check_policies(call)) != GMM_OK) return s;
     }
     if ((s = gmm__read_options(call, d->options)) != GMM_OK || (s = gmm__read_groups(call, d->groups)) != GMM_OK)
         return s;
@@ -153,12 +179,18 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
                            (long long)call->rows, (long long)F1);
     /* backward computes FC1 again where forward has saved nothing */
     recomputes = !fwd && c->save == GMM_SAVE_NOTHING;
-    if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, fwd || recomputes || d->dw1, gmm__matrix(call->rows, c->hidden),
-                           GMM__FLOATS)) ||
-        (s = gmm__mlp_read_weight(call, GMM__W, "w1", d->w1, fwd || recomputes, !fwd && d->dx, F1, c->hidden)) ||
+    keeps_x = c->save == GMM_SAVE_QUANTIZED || c->save == GMM_SAVE_QUANTIZED_E4M3;
+    override = (int)call->quant.backward_override;
+    reads[GMM_ROWWISE] = !fwd && override != GMM_BACKWARD_BY_RECIPE;
+    reads[GMM_COLUMNWISE] = !fwd && override == GMM_BACKWARD_BY_RECIPE;
+    if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, fwd || recomputes || (d->dw1 && !keeps_x),
+                           gmm__matrix(call->rows, c->hidden), GMM__FLOATS)) ||
+        (s = gmm__mlp_read_weight(call, GMM__W, "w1", d->w1, fwd || recomputes || (reads[GMM_ROWWISE] && d->dx),
+                                  reads[GMM_COLUMNWISE] && d->dx, F1, c->hidden)) ||
         (s = gmm__read_mat(call, GMM__BIAS, "b1", d->b1, (fwd || recomputes) && c->bias1, gmm__matrices(G, 1, F1),
                            GMM__FLOATS)) ||
-        (s = gmm__mlp_read_weight(call, GMM__W2, "w2", d->w2, fwd, !fwd, out, c->ffn)) ||
+        (s = gmm__mlp_read_weight(call, GMM__W2, "w2", d->w2, fwd || reads[GMM_ROWWISE], reads[GMM_COLUMNWISE], out,
+                                  c->ffn)) ||
         (s = gmm__read_mat(call, GMM__BIAS2, "b2", d->b2, c->bias2 && (fwd || (c->prob_on_bias2 && d->dprob)),
                            gmm__matrices(G, 1, out), GMM__FLOATS)) ||
         (s = gmm__check_array(call, "prob", d->prob, c->prob, call->rows)))

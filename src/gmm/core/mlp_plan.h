@@ -1,94 +1,191 @@
-/* Which matrices and operations an MLP call is composed of. FC1 computes z from x, the activation h from z, and FC2 y
-   from h; backward computes dh from dy, dz from dh, and dx from dz. A step is one of these operations.
+/* What an MLP call is composed of. FC1 computes z from x, the activation h from z, and FC2 y from h; backward computes
+   dh from dy, dz from dh, and dx from dz. Each of these operations, and each cast of an operand, is a step. */
 
-   Regions of the workspace: the intermediate matrices, and the workspace that all steps share. */
-enum {
-    GMM__PART_MLP_OFFSETS, GMM__PART_MLP_Z, GMM__PART_MLP_H, GMM__PART_MLP_DH, GMM__PART_MLP_DZ,
-    GMM__PART_MLP_COPIES, /* of dy, then of dz */
-    GMM__PART_MLP_STEP
-};
+/* Memory in which matrices are placed one after the other. Without an address, as in plans, it counts their bytes. */
+typedef struct gmm__mlp_arena {
+    char *memory;
+    size_t used, peak; /* peak: the largest `used` so far */
+} gmm__mlp_arena;
 
-/* Sizes in bytes of an MLP's intermediate matrices, and their places in the buffers of the caller. */
-typedef struct gmm__mlp_buffers {
-    size_t z_bytes, h_bytes, offsets_bytes;  /* of each matrix, rounded up */
-    size_t saved_h;                          /* offset in gmm_mlp.saved */
-    size_t deferred_dz, deferred_h;          /* offsets in gmm_mlp.deferred */
-    size_t deferred_arrays, arrays_bytes;    /* offset of dw2's arrays by group, then dw1's; bytes of each */
-    size_t saved_bytes;
-} gmm__mlp_buffers;
+static void *gmm__mlp_place(gmm__mlp_arena *arena, int64_t bytes) {
+    char *address = arena->memory ? arena->memory + arena->used : NULL;
+    arena->used += gmm__round256((size_t)bytes);
+    if (arena->used > arena->peak) arena->peak = arena->used;
+    return address;
+}
 
-/* The layout of gmm_mlp.saved. */
-static gmm_saved_layout gmm__mlp_saved(const gmm__call *call) {
-    const gmm_mlp_config *c = &call->config;
-    const struct { const char *name; int64_t cols; int saved; } parts[] = {
-        { "preact", gmm__mlp_fc1_cols(call), c->save != GMM_SAVE_NOTHING },
-        { "act", c->ffn, c->save == GMM_SAVE_PREACT_AND_ACT }
-    };
-    gmm_saved_layout l;
-    size_t i;
-    memset(&l, 0, sizeof l);
-    for (i = 0; i < sizeof parts / sizeof parts[0]; i++) {
-        gmm_saved_part *p = &l.part[l.count];
-        if (!parts[i].saved) continue;
-        p->name = parts[i].name;
-        p->dtype = gmm__mlp_dtype(call);
-        p->rows = call->rows;
-        p->cols = p->ld = parts[i].cols;
-        p->offset = l.bytes;
-        p->bytes = p->rows * p->ld * (gmm_dtype_bits(p->dtype) / 8);
-        l.bytes += (int64_t)gmm__round256((size_t)p->bytes);
-        l.count++;
+/* An operand of the products, and its copies in the formats of the recipe. */
+typedef struct gmm__mlp_operand {
+    const gmm_mat *source;  /* as the caller or an earlier step has it */
+    int64_t rows, cols;     /* of each matrix; rows 0: a token matrix, which has the rows of the groups */
+    gmm_format format[2];   /* of the copies by direction; dtype NONE: the recipe leaves the operand as it is */
+    gmm_mat copy[2];        /* by direction; dtype NONE: absent */
+    gmm_mat quantized;      /* what products read: a copy, with the columnwise one as its `columnwise` */
+    gmm_mat dequantized;    /* the values of the rowwise copy */
+} gmm__mlp_operand;
+
+/* A step. Its workspace begins at `workspace`, behind what must outlive it. */
+typedef struct gmm__mlp_step {
+    gmm_op op;
+    const void *descriptor; /* gmm_linear, gmm_activation, gmm_quantization or gmm_dequantization */
+    size_t workspace;
+    int32_t completes;      /* 1: the gradient of `param` is complete behind this step */
+    gmm_param param;
+} gmm__mlp_step;
+
+enum { GMM__MLP_CASTS = 12, GMM__MLP_DEQUANTIZATIONS = 5, GMM__MLP_STEPS = 32 }; /* more than any call has */
+
+/* The steps of a call in their order, the same for its plan and its launch, and what they read and write. Descriptors
+   point into this structure, which must therefore not be copied. */
+typedef struct gmm__mlp_steps {
+    const gmm__call *call;
+    gmm_status status;  /* the first error of building the steps; the context has its message */
+    gmm_dtype dtype;    /* of operands that are not quantized, and of intermediate matrices */
+    gmm__mlp_arena workspace, deferred;
+    gmm_groups groups;  /* the split as int64 offsets, computed once */
+    gmm_options options;
+    void *offsets;
+    int32_t *tiles;     /* [G + 1] prefix sums of the groups' tiles of GMM_GROUP_ROWS rows, computed with the offsets */
+    gmm__mlp_operand operand[GMM_SLOTS];
+    gmm_mat z, h, dh, dz;
+    gmm_mat z_e4m3;     /* the pre-activation as GMM_SAVE_PREACT_E4M3 keeps it */
+    gmm_format z_format;
+    gmm_linear fc1, fc2, dgrad2, bgrad2, wgrad2, bgrad1, wgrad1, dgrad1;
+    gmm_activation act;
+    gmm_quantization cast[GMM__MLP_CASTS];
+    gmm_dequantization dequantization[GMM__MLP_DEQUANTIZATIONS];
+    gmm__mlp_step step[GMM__MLP_STEPS];
+    int casts, dequantizations, count;
+} gmm__mlp_steps;
+
+/* --- what forward saves --- */
+
+/* The formats of unscaled E4M3: the delayed format without scales multiplies by 1. */
+static gmm_format gmm__mlp_unscaled_e4m3(void) {
+    gmm_format f = GMM_ZERO;
+    f.dtype = GMM_E4M3;
+    f.scaling = GMM_SCALING_TENSOR;
+    f.delayed = 1;
+    return f;
+}
+/* The format that the recipe gives an operand's copy. Only rowwise copies have amaxes per row. */
+static gmm_format gmm__mlp_format_of(const gmm_recipe *r, int slot, gmm_direction direction) {
+    gmm_format f = slot == GMM_SLOT_X || slot == GMM_SLOT_H ? r->input
+                   : slot == GMM_SLOT_W1 || slot == GMM_SLOT_W2 ? r->weight : r->grad;
+    f.struct_size = 0;
+    if (direction == GMM_COLUMNWISE) f.row_amax = 0;
+    return f;
+}
+/* The direction of the copies of x and h that backward reads, which are those that forward can save. */
+static gmm_direction gmm__mlp_backward_direction(const gmm__call *call) {
+    return call->quant.backward_override == GMM_BACKWARD_DEQUANTIZED ? GMM_ROWWISE : GMM_COLUMNWISE;
+}
+/* Whether backward reads copies of x and h. */
+static int gmm__mlp_backward_reads_copies(const gmm__call *call) {
+    return call->recipe.kind != GMM_RECIPE_NONE && call->recipe.input.dtype != GMM_NONE &&
+           call->quant.backward_override != GMM_BACKWARD_HIGH_PRECISION;
+}
+static int gmm__mlp_saves_copies(const gmm__call *call) {
+    return call->config.save == GMM_SAVE_QUANTIZED || call->config.save == GMM_SAVE_QUANTIZED_E4M3;
+}
+static int gmm__mlp_saves_e4m3(const gmm__call *call) {
+    return call->config.save == GMM_SAVE_PREACT_E4M3 || call->config.save == GMM_SAVE_QUANTIZED_E4M3;
+}
+
+/* Storage of a copy, for all groups. rows 0: a token matrix. */
+static gmm_status gmm__mlp_layout(const gmm__call *call, const gmm_format *f, gmm_direction direction, int64_t rows,
+                                  int64_t cols, gmm_layout *layout) {
+    const int64_t G = call->groups.count;
+    gmm_error error = GMM_ZERO;
+    const gmm_status s = rows ? gmm_layout_of(f->dtype, f->scaling, f->order, direction, rows, cols, layout, &error)
+                              : gmm_layout_of_groups(f->dtype, f->scaling, f->order, direction, call->groups.count,
+                                                     call->groups.capacity, cols, layout, &error);
+    if (s != GMM_OK) return gmm__fail(&call->ctx->error, s, "%s: %.400s", call->function, error.text);
+    if (rows) {
+        layout->data_bytes *= G;
+        layout->scale_bytes *= G;
     }
-    return l;
+    return GMM_OK;
 }
 
-static gmm__mlp_buffers gmm__mlp_measure(const gmm__call *call) {
-    const size_t row = (size_t)call->rows * (size_t)(gmm_dtype_bits(gmm__mlp_dtype(call)) / 8);
-    const gmm_saved_layout saved = gmm__mlp_saved(call);
-    gmm__mlp_buffers b;
-    b.z_bytes = gmm__round256(row * (size_t)gmm__mlp_fc1_cols(call));
-    b.h_bytes = gmm__round256(row * (size_t)call->config.ffn);
-    b.offsets_bytes = gmm__round256(((size_t)call->groups.count + 1) * sizeof(int64_t));
-    b.saved_h = (size_t)saved.part[1].offset;
-    b.saved_bytes = (size_t)saved.bytes;
-    b.deferred_dz = b.offsets_bytes;
-    b.deferred_h = b.deferred_dz + b.z_bytes;
-    b.deferred_arrays = b.deferred_h + b.h_bytes;
-    b.arrays_bytes = gmm__round256((size_t)call->groups.count * (sizeof(void *) + sizeof(float) + 1));
-    return b;
+/* gmm_mlp.saved: its layout, and where each matrix with its scales begins. */
+enum { GMM__SAVED_PREACT, GMM__SAVED_X, GMM__SAVED_ACT, GMM__SAVED_MATRICES };
+typedef struct gmm__mlp_saved {
+    gmm_saved_layout layout;
+    size_t at[GMM__SAVED_MATRICES];
+} gmm__mlp_saved;
+
+static void gmm__mlp_save_part(gmm_saved_layout *l, const char *name, gmm_dtype dtype, int64_t rows, int64_t cols) {
+    gmm_saved_part *p = &l->part[l->count];
+    p->name = name;
+    p->dtype = dtype;
+    p->rows = rows;
+    p->cols = p->ld = cols;
+    p->offset = l->bytes;
+    p->bytes = rows * cols * gmm_dtype_bits(dtype) / 8;
+    l->bytes += (int64_t)gmm__round256((size_t)p->bytes);
+    l->count++;
+}
+/* Adds a copy of a token matrix of `cols` columns, its scales, and its amaxes where the format has them. */
+static void gmm__mlp_save_copy(const gmm__call *call, gmm__mlp_saved *saved, int matrix, const gmm_format *f,
+                               gmm_direction direction, int64_t cols) {
+    static const char *const names[GMM__SAVED_MATRICES][3] = { { "preact", "preact_scale", "" },
+                                                               { "x", "x_scale", "x_amax" },
+                                                               { "act", "act_scale", "act_amax" } };
+    gmm_saved_layout *l = &saved->layout;
+    gmm_layout layout;
+    saved->at[matrix] = (size_t)l->bytes;
+    if (gmm__mlp_layout(call, f, direction, 0, cols, &layout) != GMM_OK) return; /* the cast gives the message */
+    gmm__mlp_save_part(l, names[matrix][0], f->dtype, layout.data_rows, layout.data_cols);
+    gmm__mlp_save_part(l, names[matrix][1], layout.scale_dtype, 1,
+                       layout.scale_bytes * 8 / gmm_dtype_bits(layout.scale_dtype));
+    if (f->scaling == GMM_SCALING_NV16)
+        gmm__mlp_save_part(l, names[matrix][2], GMM_F32, 1, f->row_amax ? call->rows : call->groups.count);
+}
+static gmm__mlp_saved gmm__mlp_saved_of(const gmm__call *call) {
+    const gmm_mlp_config *c = &call->config;
+    const int64_t F1 = gmm__mlp_fc1_cols(call);
+    const gmm_direction direction = gmm__mlp_backward_direction(call);
+    const gmm_format input = gmm__mlp_format_of(&call->recipe, GMM_SLOT_X, direction);
+    const gmm_format e4m3 = gmm__mlp_unscaled_e4m3();
+    gmm__mlp_saved s;
+    memset(&s, 0, sizeof s);
+    if (c->save == GMM_SAVE_NOTHING) return s;
+    if (gmm__mlp_saves_e4m3(call)) gmm__mlp_save_copy(call, &s, GMM__SAVED_PREACT, &e4m3, GMM_ROWWISE, F1);
+    else gmm__mlp_save_part(&s.layout, "preact", gmm__mlp_dtype(call), call->rows, F1);
+    if (gmm__mlp_saves_copies(call)) {
+        gmm__mlp_save_copy(call, &s, GMM__SAVED_X, &input, direction, c->hidden);
+        gmm__mlp_save_copy(call, &s, GMM__SAVED_ACT, &input, direction, c->ffn);
+    } else if (c->save == GMM_SAVE_PREACT_AND_ACT) {
+        s.at[GMM__SAVED_ACT] = (size_t)s.layout.bytes;
+        gmm__mlp_save_part(&s.layout, "act", gmm__mlp_dtype(call), call->rows, c->ffn);
+    }
+    return s;
 }
 
-/* The intermediate matrices that the backward of a call computes or reads. `defer`: it queues the weight gradients. */
-typedef struct gmm__mlp_gradients { int dz, dh, h, z, defer; } gmm__mlp_gradients;
+/* --- descriptors --- */
+
+/* The matrices that the backward of a call computes or reads in the dtype of x, and where. */
+typedef struct gmm__mlp_gradients {
+    int defer;   /* it queues the weight gradients */
+    int dz, dh;
+    int h;       /* h is read, and no copy of it is saved */
+    int h_saved; /* it is read where forward has saved it */
+    int z;
+} gmm__mlp_gradients;
 static gmm__mlp_gradients gmm__mlp_gradients_of(const gmm__call *call) {
     const gmm_mlp *d = &call->d.mlp;
     gmm__mlp_gradients n;
-    n.defer = gmm__mlp_delayed(call) && (d->dw1 || d->dw2);
+    n.defer = (gmm__mlp_delayed(call) || call->op == GMM_OP_MLP_WGRAD) && (d->dw1 || d->dw2);
     n.dz = d->dx || d->dw1 || d->db1;
     n.dh = n.dz || d->dprob;
-    n.h = d->dw2 != NULL;
-    n.z = n.dh || (n.h && (n.defer || call->config.save != GMM_SAVE_PREACT_AND_ACT));
+    n.h = d->dw2 && !gmm__mlp_saves_copies(call);
+    /* a queued weight gradient reads h after `saved` may have been overwritten */
+    n.h_saved = n.h && call->config.save == GMM_SAVE_PREACT_AND_ACT &&
+                (!n.defer || gmm__mlp_backward_reads_copies(call));
+    n.z = n.dh || (n.h && !n.h_saved);
     return n;
 }
-
-/* An output gradient, dy or dz, quantized in both directions, and the quantization that makes these copies in one pass.
-   `operand` is what the products of the layer read. */
-typedef struct gmm__mlp_copies {
-    gmm_format format;
-    gmm_mat rowwise, columnwise, operand;
-    gmm_quantization quantization;
-    size_t bytes;
-} gmm__mlp_copies;
-
-/* Descriptors of the operations that an MLP consists of, the same for its plan and its launch. */
-typedef struct gmm__mlp_steps {
-    gmm_groups groups; /* the split as int64 offsets, computed once */
-    gmm_options options;
-    gmm_mat z, h, dh, dz, x, w1, w2, b1, b2, y, dy, dx;
-    gmm_linear fc1, fc2, dgrad2, bgrad2, wgrad2, bgrad1, wgrad1, dgrad1;
-    gmm_activation act;
-    gmm__mlp_copies copies[2]; /* of dz, for FC1's dgrad and wgrad; of dy, for FC2's */
-} gmm__mlp_steps;
 
 static gmm_linear gmm__mlp_linear(const gmm__mlp_steps *steps, int64_t in, int64_t out) {
     gmm_linear l = GMM_ZERO;
@@ -99,30 +196,52 @@ static gmm_linear gmm__mlp_linear(const gmm__mlp_steps *steps, int64_t in, int64
     return l;
 }
 
-/* Fills in the steps over the given memory, all of which is NULL in a query. */
-static void gmm__mlp_fill(gmm__mlp_steps *steps, const gmm__plan *plan, void *offsets, void *z, void *h, void *dh,
-                          void *dz) {
-    const gmm__call *call = plan->call;
-    const gmm_mlp *d = &call->d.mlp;
-    const gmm_mlp_config *c = &call->config;
-    const gmm_dtype dtype = gmm__mlp_dtype(call);
-    const int64_t F1 = gmm__mlp_fc1_cols(call);
-
-    memset(steps, 0, sizeof *steps);
+/* Begins the steps of a call. `offsets` and `tiles` hold its split. */
+static void gmm__mlp_begin(gmm__mlp_steps *steps, const gmm__call *call, gmm_dtype dtype, void *offsets, void *tiles) {
+    steps->call = call;
+    steps->status = GMM_OK;
+    steps->dtype = dtype;
     steps->options = call->options;
+    steps->offsets = offsets;
+    steps->tiles = (int32_t *)tiles;
     steps->groups = call->groups;
     steps->groups.splits = offsets;
     steps->groups.dtype = GMM_I64;
     steps->groups.form = GMM_SPLIT_OFFSETS;
     steps->groups.on_host = 0;
-    steps->z = gmm_mat_packed(dtype, z);
-    steps->h = gmm_mat_packed(dtype, h);
-    steps->dh = gmm_mat_packed(dtype, dh);
-    steps->dz = gmm_mat_packed(dtype, dz);
+}
+
+/* Fills in an operand without copies, or with those that the caller has made. */
+static void gmm__mlp_fill_operand(gmm__mlp_steps *steps, int slot, const gmm_mat *source, int64_t rows, int64_t cols) {
+    gmm__mlp_operand *o = &steps->operand[slot];
+    int direction;
+    o->source = source;
+    o->rows = rows;
+    o->cols = cols;
+    for (direction = 0; direction < 2; direction++)
+        o->format[direction] = gmm__mlp_format_of(&steps->call->recipe, slot, (gmm_direction)direction);
+    if (source->scaling == GMM_SCALING_NONE) return;
+    o->copy[GMM_ROWWISE] = *source;
+    if (source->columnwise) o->copy[GMM_COLUMNWISE] = *source->columnwise;
+}
+
+/* Fills in the descriptors and operands of forward and backward. The addresses of z, h, dh and dz are set later. */
+static void gmm__mlp_fill(gmm__mlp_steps *steps) {
+    const gmm__call *call = steps->call;
+    const gmm_mlp *d = &call->d.mlp;
+    const gmm_mlp_config *c = &call->config;
+    const int64_t F1 = gmm__mlp_fc1_cols(call);
+
+    steps->z = gmm_mat_packed(steps->dtype, NULL);
+    steps->h = steps->dh = steps->dz = steps->z;
+    gmm__mlp_fill_operand(steps, GMM_SLOT_X, &call->mat[GMM__X_], 0, c->hidden);
+    gmm__mlp_fill_operand(steps, GMM_SLOT_W1, &call->mat[GMM__W], F1, c->hidden);
+    gmm__mlp_fill_operand(steps, GMM_SLOT_H, &steps->h, 0, c->ffn);
+    gmm__mlp_fill_operand(steps, GMM_SLOT_W2, &call->mat[GMM__W2], call->out, c->ffn);
+    gmm__mlp_fill_operand(steps, GMM_SLOT_DY, &call->mat[GMM__DY], 0, call->out);
+    gmm__mlp_fill_operand(steps, GMM_SLOT_DZ, &steps->dz, 0, F1);
 
     steps->fc1 = gmm__mlp_linear(steps, c->hidden, F1);
-    steps->fc1.x = &call->mat[GMM__X_];
-    steps->fc1.w = &call->mat[GMM__W];
     steps->fc1.bias = c->bias1 ? &call->mat[GMM__BIAS] : NULL;
     steps->fc1.y = &steps->z;
 
@@ -134,15 +253,11 @@ static void gmm__mlp_fill(gmm__mlp_steps *steps, const gmm__plan *plan, void *of
     steps->act.prob = d->prob;
 
     steps->fc2 = gmm__mlp_linear(steps, c->ffn, call->out);
-    steps->fc2.x = &steps->h;
-    steps->fc2.w = &call->mat[GMM__W2];
     steps->fc2.bias = c->bias2 ? &call->mat[GMM__BIAS2] : NULL;
     steps->fc2.bias_scale = c->prob_on_bias2 ? d->prob : NULL;
     steps->fc2.y = &call->mat[GMM__Y];
 
     steps->dgrad2 = gmm__mlp_linear(steps, c->ffn, call->out);
-    steps->dgrad2.dy = &call->mat[GMM__DY];
-    steps->dgrad2.w = &call->mat[GMM__W2];
     steps->dgrad2.dx = &steps->dh;
 
     steps->bgrad2 = gmm__mlp_linear(steps, c->ffn, call->out);
@@ -156,8 +271,6 @@ static void gmm__mlp_fill(gmm__mlp_steps *steps, const gmm__plan *plan, void *of
     }
 
     steps->wgrad2 = gmm__mlp_linear(steps, c->ffn, call->out);
-    steps->wgrad2.x = &steps->h;
-    steps->wgrad2.dy = &call->mat[GMM__DY];
     steps->wgrad2.dw = &call->grad[GMM__DW2];
 
     steps->bgrad1 = gmm__mlp_linear(steps, c->hidden, F1);
@@ -165,14 +278,25 @@ static void gmm__mlp_fill(gmm__mlp_steps *steps, const gmm__plan *plan, void *of
     steps->bgrad1.db = &call->grad[GMM__DB];
 
     steps->wgrad1 = gmm__mlp_linear(steps, c->hidden, F1);
-    steps->wgrad1.x = &call->mat[GMM__X_];
-    steps->wgrad1.dy = &steps->dz;
     steps->wgrad1.dw = &call->grad[GMM__DW];
 
     steps->dgrad1 = gmm__mlp_linear(steps, c->hidden, F1);
-    steps->dgrad1.dy = &steps->dz;
-    steps->dgrad1.w = &call->mat[GMM__W];
     steps->dgrad1.dx = &call->mat[GMM__DX];
+}
+
+/* --- the list of steps --- */
+
+static void gmm__mlp_add_step(gmm__mlp_steps *steps, gmm_op op, const void *descriptor) {
+    gmm__mlp_step *step = &steps->step[steps->count++];
+    step->op = op;
+    step->descriptor = descriptor;
+    step->workspace = steps->workspace.used;
+}
+/* Adds a step behind which the gradient of a parameter is complete. */
+static void gmm__mlp_add_gradient(gmm__mlp_steps *steps, gmm_op op, const gmm_linear *linear, gmm_param param) {
+    gmm__mlp_add_step(steps, op, linear);
+    steps->step[steps->count - 1].completes = 1;
+    steps->step[steps->count - 1].param = param;
 }
 
 /* Raises *bytes to the workspace of one step, and notes in `plan` which engine serves it. Returns 0 if none does.
@@ -197,7 +321,8 @@ static int gmm__mlp_measure_step(gmm__call *step, gmm_status prepared, const gmm
     return 1;
 }
 /* Raises *bytes to the workspace of a linear step. Returns 0 if it is declined. */
-static int gmm__mlp_size_linear(const gmm__plan *plan, gmm_op op, const gmm_linear *l, size_t *bytes, gmm__plan *out) {
+static GMM__UNUSED int gmm__mlp_size_linear(const gmm__plan *plan, gmm_op op, const gmm_linear *l, size_t *bytes,
+                                            gmm__plan *out) {
     gmm__call step;
     const gmm_error last_error = plan->call->ctx->error;
     const gmm_status s = gmm__linear_prepare(&step, plan->call->ctx, op, plan->call->function, l, 1);

@@ -32,7 +32,7 @@ GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *erro
     gmm_mlp_config c;
     gmm_act act;
     char act_rule[160];
-    int i, delayed;
+    int i, delayed, keeps_copies;
     if (!config) return gmm__fail(error, GMM_E_CONFIG, "config: is NULL");
     if (!gmm__copy_sized(&c, sizeof c, config))
         return gmm__fail(error, GMM_E_CONFIG, "struct_size: %u is larger than the %u bytes of version %s",
@@ -58,7 +58,7 @@ GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *erro
     }
     {
         const struct { const char *name; int32_t value, count; } ranges[] = {
-            { "save", (int32_t)c.save, 3 },
+            { "save", (int32_t)c.save, GMM_SAVE_QUANTIZED_E4M3 + 1 },
             { "dispatcher", (int32_t)c.dispatcher, 5 },
             { "recipe", (int32_t)c.recipe, 6 }
         };
@@ -107,10 +107,14 @@ GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *erro
     if (c.router_padding && (c.recipe == GMM_RECIPE_NONE || c.dispatcher == GMM_DISPATCH_ALLGATHER))
         return gmm__fail(error, GMM_E_CONFIG, "router_padding: 1 needs a quantized recipe (is %d) and a dispatcher "
                          "other than all-gather (is %d)", (int)c.recipe, (int)c.dispatcher);
-    if (c.act_input_fp8)
-        return gmm__fail(error, GMM_E_CONFIG, "act_input_fp8: 1 is not supported: the activation's input is kept in "
-                         "the dtype of x");
-    if (c.act_recompute && c.save == GMM_SAVE_PREACT_AND_ACT)
+    keeps_copies = c.save == GMM_SAVE_QUANTIZED || c.save == GMM_SAVE_QUANTIZED_E4M3;
+    if (keeps_copies && c.recipe == GMM_RECIPE_NONE)
+        return gmm__fail(error, GMM_E_CONFIG, "save: %d keeps quantized operands and needs a recipe, which is none",
+                         (int)c.save);
+    if (c.act_input_fp8 && c.save != GMM_SAVE_PREACT_E4M3 && c.save != GMM_SAVE_QUANTIZED_E4M3)
+        return gmm__fail(error, GMM_E_CONFIG, "act_input_fp8: 1 needs save %d or %d, which keep the activation's input "
+                         "as E4M3, not %d", (int)GMM_SAVE_PREACT_E4M3, (int)GMM_SAVE_QUANTIZED_E4M3, (int)c.save);
+    if (c.act_recompute && (c.save == GMM_SAVE_PREACT_AND_ACT || keeps_copies))
         return gmm__fail(error, GMM_E_CONFIG, "act_recompute: 1 excludes save %d, which keeps the activation",
                          (int)c.save);
     return GMM_OK;

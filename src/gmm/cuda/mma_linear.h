@@ -82,6 +82,22 @@ static gmm_status gmm__mma_enqueue_offsets(const gmm__call *call, int64_t *offse
     return gmm__cuda_status(call, gmm_launch_offsets(&args, gmm__mma_pdl(call), stream));
 }
 
+/* The offsets of a call's groups and the prefix sums of their tiles of GMM_TILE rows. An MLP computes them once for all
+   of its steps; other calls compute them into their workspace. */
+typedef struct gmm__mma_split {
+    const int64_t *offsets;
+    const int32_t *tiles;
+} gmm__mma_split;
+
+static gmm_status gmm__mma_split_of(const gmm__plan *plan, gmm__mma_split *split, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
+    int32_t *tiles = (int32_t *)gmm__part(plan, GMM__MMA_TILES);
+    split->offsets = call->split_tiles ? (const int64_t *)call->groups.splits : offsets;
+    split->tiles = call->split_tiles ? call->split_tiles : tiles;
+    return call->split_tiles ? GMM_OK : gmm__mma_enqueue_offsets(call, offsets, tiles, GMM_TILE, stream);
+}
+
 /* Describes an operand to kernels; `per_group`: it has one matrix per group. A host table is copied to `region` of the
    workspace. */
 static cudaError_t gmm__mma_operand(const gmm__plan *plan, int role, int per_group, int region, gmm_kmat *out,
@@ -106,7 +122,8 @@ static float gmm__mma_beta(const gmm_grad *grad) {
 }
 
 static gmm_status gmm__mma_launch_offsets(const gmm__plan *plan, gmm_stream stream) {
-    return gmm__mma_enqueue_offsets(plan->call, (int64_t *)plan->call->output, NULL, 1, stream);
+    return gmm__mma_enqueue_offsets(plan->call, (int64_t *)plan->call->output, plan->call->split_tiles, GMM_TILE,
+                                    stream);
 }
 
 /* Roles of the operands of the product D = A B^T, which has M rows, N columns and the contraction K: fwd multiplies x

@@ -79,15 +79,15 @@ static cudaError_t gmm__mma_quant_operand(const gmm__plan *plan, int region, int
 }
 
 /* Zeroes the rows of a matrix behind the last group: `bytes` bytes each, `pitch` bytes apart. */
-static cudaError_t gmm__mma_zero_quant_tail(const gmm__plan *plan, const gmm_mat *m, int64_t bytes, int64_t pitch,
-                                            const int32_t *skip, gmm_stream stream) {
+static cudaError_t gmm__mma_zero_quant_tail(const gmm__plan *plan, const int64_t *offsets, const gmm_mat *m,
+                                            int64_t bytes, int64_t pitch, const int32_t *skip, gmm_stream stream) {
     gmm__quant_tail_args t;
     memset(&t, 0, sizeof t);
     t.data = (uint8_t *)m->data;
     t.pitch = pitch;
     t.bytes = bytes;
     t.rows = plan->call->rows;
-    t.valid_rows = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS) + plan->call->groups.count;
+    t.valid_rows = offsets + plan->call->groups.count;
     t.skip = skip;
     return gmm__k_quantize_tail(&t, stream);
 }
@@ -163,8 +163,6 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     a.rows = call->rows;
     a.cols = call->in;
     a.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
-    a.offsets = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
-    a.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
     a.amax[0] = amax;
     a.amax[1] = amax + a.units;
     if (counts[1]) a.lines = amax + counts[0];
@@ -177,9 +175,11 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     if (e == cudaSuccess) e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__DX, 4, &a.columnwise, stream);
     gmm__mma_quant_vectorized(call, &a);
     if (e == cudaSuccess && a.grouped && !a.warp_split) {
-        const gmm_status s = gmm__mma_enqueue_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
-                                              (int32_t *)gmm__part(plan, GMM__MMA_TILES), GMM_TILE, stream);
+        gmm__mma_split split;
+        const gmm_status s = gmm__mma_split_of(plan, &split, stream);
         if (s != GMM_OK) return s;
+        a.offsets = split.offsets;
+        a.tiles = split.tiles;
     }
     if (e == cudaSuccess && d->phase != GMM_QUANT_CAST && (tensor_amax || records_amax || a.lines))
         e = cudaMemsetAsync(amax, 0, floats * sizeof(float), stream);
@@ -193,7 +193,7 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
         const gmm_mat *m = &call->mat[k ? GMM__DX : GMM__Y];
         const int64_t bits = gmm_dtype_bits(m->dtype);
         if (m->dtype == GMM_NONE || (k && f->scaling != GMM_SCALING_MX32) || e != cudaSuccess) continue;
-        e = gmm__mma_zero_quant_tail(plan, m, call->in * bits / 8, m->ld * bits / 8, d->skip, stream);
+        e = gmm__mma_zero_quant_tail(plan, a.offsets, m, call->in * bits / 8, m->ld * bits / 8, d->skip, stream);
     }
     if (e == cudaSuccess && d->db) {
         gmm_options options;
@@ -224,12 +224,12 @@ static gmm_status gmm__mma_launch_dequantize(const gmm__plan *plan, gmm_stream s
     a.rows = call->rows;
     a.cols = call->in;
     a.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
-    a.offsets = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
-    a.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
     if (a.grouped) {
-        const gmm_status s = gmm__mma_enqueue_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
-                                              (int32_t *)gmm__part(plan, GMM__MMA_TILES), GMM_TILE, stream);
+        gmm__mma_split split;
+        const gmm_status s = gmm__mma_split_of(plan, &split, stream);
         if (s != GMM_OK) return s;
+        a.offsets = split.offsets;
+        a.tiles = split.tiles;
     }
     e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
     if (e == cudaSuccess) e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 2, &a.dst, stream);
@@ -238,7 +238,7 @@ static gmm_status gmm__mma_launch_dequantize(const gmm__plan *plan, gmm_stream s
                               gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX), stream);
     if (e == cudaSuccess && a.grouped && call->groups.tail == GMM_TAIL_ZERO) {
         const int64_t size = gmm_dtype_bits(dst->dtype) / 8;
-        e = gmm__mma_zero_quant_tail(plan, dst, call->in * size, dst->ld * size, NULL, stream);
+        e = gmm__mma_zero_quant_tail(plan, a.offsets, dst, call->in * size, dst->ld * size, NULL, stream);
     }
     return gmm__cuda_status(call, e);
 }

@@ -480,9 +480,11 @@ static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_ar
 }
 
 /* Enqueues the dequantization of a product's operands to the workspace, and makes `product` address the results. Packed
-   weights are described to the GEMM kernel instead. Where tokens are dequantized, the split of `product` consists
-   of row offsets. NV16 has a scale for the whole tensor besides those of its blocks: it becomes part of alpha. */
-static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, gmm_sm90_args *product, gmm_stream stream) {
+   weights are described to the GEMM kernel instead. Where tokens are dequantized, the split of `product` consists of
+   row offsets, to which `tiles` belong. NV16 has a scale for the whole tensor besides those of its blocks: it becomes
+   part of alpha. */
+static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, const int32_t *tiles, gmm_sm90_args *product,
+                                        gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
     const int transposes = gmm__wgmma_transposes(call, op);
@@ -494,7 +496,7 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, gmm_sm90_args *pr
     args.dtype = gmm_sm90_kernels[plan->kernel].dtype;
     args.groups = call->groups.count;
     args.offsets = (const int64_t *)product->groups.splits;
-    args.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
+    args.tiles = tiles;
     for (operand = 0; operand < 2; operand++) {
         const int role = operand ? gmm__mma_role_b(op) : gmm__mma_role_a(op);
         gmm_expand_operand *s = &args.operand[operand];
@@ -560,6 +562,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
     const int dequantizes = gmm__wgmma_dequantizes(call, op), fp8 = gmm__quantized(call) && !dequantizes;
     const int quantized_tokens = dequantizes && call->mat[gmm__mma_role_a(op)].scaling != GMM_SCALING_NONE;
 #endif
+    gmm__mma_split split = { (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS), NULL };
     gmm_sm90_args args;
     gmm_status s = GMM_OK;
     cudaError_t e = cudaSuccess;
@@ -572,12 +575,10 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
         if (dequantizes && gmm__wgmma_transposes(call, op)) /* prefix sums of blocks of 16 rows */
             s = gmm__mma_enqueue_offsets(call, offsets, (int32_t *)gmm__part(plan, GMM__WGMMA_TILES16), 16, stream);
 #endif
-        if (s == GMM_OK)
-            s = gmm__mma_enqueue_offsets(call, offsets,
-                                         quantized_tokens ? (int32_t *)gmm__part(plan, GMM__MMA_TILES) : NULL,
-                                         GMM_GROUP_ROWS, stream);
+        if (s == GMM_OK && quantized_tokens) s = gmm__mma_split_of(plan, &split, stream);
+        else if (s == GMM_OK) s = gmm__mma_enqueue_offsets(call, offsets, NULL, 1, stream);
         if (s != GMM_OK) return s;
-        args.groups.splits = offsets;
+        args.groups.splits = split.offsets;
         args.groups.form = GMM_SPLIT_OFFSETS;
         args.groups.dtype = GMM_I64;
         args.groups.on_host = args.groups.row_align = 0;
@@ -592,7 +593,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
         if (e != cudaSuccess) return gmm__cuda_status(call, e);
     }
 #ifndef GMM_NO_QUANT
-    if (dequantizes && (s = gmm__wgmma_dequantize(plan, &args, stream)) != GMM_OK) return s;
+    if (dequantizes && (s = gmm__wgmma_dequantize(plan, split.tiles, &args, stream)) != GMM_OK) return s;
 #endif
     if (call->rows == 0) { /* token matrices without rows may have no address, but a tensor map needs one */
         args.p.a.data = plan->workspace;

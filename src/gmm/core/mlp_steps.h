@@ -1,0 +1,342 @@
+/* The steps of forward, backward and queued weight gradients: how they are listed, planned and enqueued. */
+
+static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
+                                        const gmm_quantization *quantization, int query);
+static gmm_status gmm__dequantize_prepare(gmm__call *call, gmm_context *ctx, const char *function,
+                                          const gmm_dequantization *dequantization, int query);
+
+/* Places the split's offsets and tiles in an arena. Every call begins with them. */
+static void gmm__mlp_place_split(gmm__mlp_steps *steps, const gmm__call *call, gmm__mlp_arena *arena) {
+    const int64_t ends = call->groups.count + (int64_t)1;
+    void *offsets = gmm__mlp_place(arena, ends * (int64_t)sizeof(int64_t));
+    gmm__mlp_begin(steps, call, gmm__mlp_dtype(call), offsets,
+                   gmm__mlp_place(arena, ends * (int64_t)sizeof(int32_t)));
+}
+/* A packed matrix with the rows of the groups in an arena. */
+static gmm_mat gmm__mlp_place_tokens(const gmm__mlp_steps *steps, int64_t cols, gmm__mlp_arena *arena) {
+    return gmm_mat_packed(steps->dtype, gmm__mlp_place(arena, steps->call->rows * cols *
+                                                                  (gmm_dtype_bits(steps->dtype) / 8)));
+}
+
+/* Describes the saved pre-activation in E4M3 at `memory`. */
+static void gmm__mlp_place_e4m3(gmm__mlp_steps *steps, char *memory) {
+    const gmm_format f = gmm__mlp_unscaled_e4m3();
+    gmm__mlp_arena arena = GMM_ZERO;
+    gmm_layout layout;
+    const gmm_status s = gmm__mlp_layout(steps->call, &f, GMM_ROWWISE, 0, gmm__mlp_fc1_cols(steps->call), &layout);
+    if (s != GMM_OK) {
+        steps->status = s;
+        return;
+    }
+    arena.memory = memory;
+    steps->z_e4m3 = gmm_mat_quantized(&f, GMM_ROWWISE, NULL, NULL, NULL);
+    steps->z_e4m3.data = gmm__mlp_place(&arena, layout.data_bytes);
+    steps->z_e4m3.scale = gmm__mlp_place(&arena, layout.scale_bytes);
+}
+/* Adds the cast of the pre-activation to what is saved. */
+static void gmm__mlp_cast_e4m3(gmm__mlp_steps *steps) {
+    gmm_quantization *d = &steps->cast[steps->casts++];
+    steps->z_format = gmm__mlp_unscaled_e4m3();
+    d->cols = gmm__mlp_fc1_cols(steps->call);
+    d->groups = &steps->groups;
+    d->options = &steps->options;
+    d->format = &steps->z_format;
+    d->src = &steps->z;
+    d->rowwise = &steps->z_e4m3;
+    gmm__mlp_add_step(steps, GMM_OP_QUANTIZE, d);
+}
+
+/* Gives x or h the copy that forward saves and backward reads, at its place in gmm_mlp.saved. */
+static int gmm__mlp_place_saved(gmm__mlp_steps *steps, int slot, size_t at) {
+    gmm__mlp_arena arena = GMM_ZERO;
+    arena.memory = steps->call->d.mlp.saved ? (char *)steps->call->d.mlp.saved + at : NULL;
+    return gmm__mlp_place_copy(steps, slot, gmm__mlp_backward_direction(steps->call), &arena);
+}
+
+/* Forward's copies of x or h: that for the product, and with `saves` in the same pass that for backward. */
+static void gmm__mlp_cast_forward(gmm__mlp_steps *steps, int slot, int saves, size_t at) {
+    int directions = saves ? gmm__mlp_place_saved(steps, slot, at) : 0;
+    directions |= gmm__mlp_place_copy(steps, slot, GMM_ROWWISE, &steps->workspace);
+    gmm__mlp_cast(steps, slot, directions, NULL);
+}
+/* Forward's copy of a weight, or with a cache both copies in it, unless the word `weight_skip` says that they are
+   there. */
+static void gmm__mlp_cast_weight(gmm__mlp_steps *steps, int slot) {
+    const gmm_mlp_quant *quant = &steps->call->quant;
+    const gmm__mlp_operand *o = &steps->operand[slot];
+    int direction, directions = 0;
+    if (!quant->weight_cache) gmm__mlp_make_copies(steps, slot, GMM__MLP_ROWWISE);
+    else if (o->source->scaling == GMM_SCALING_NONE && gmm__mlp_quantizes(o)) {
+        for (direction = 0; direction < 2; direction++)
+            directions |= (o->copy[direction].dtype != GMM_NONE) << direction;
+        gmm__mlp_cast(steps, slot, directions, quant->weight_skip);
+    }
+}
+
+/* Adds FC1 or FC2 of forward. */
+static void gmm__mlp_add_forward(gmm__mlp_steps *steps, gmm_linear *linear, int x, int w) {
+    linear->x = gmm__mlp_copies_of(steps, x);
+    linear->w = gmm__mlp_copies_of(steps, w);
+    gmm__mlp_add_step(steps, GMM_OP_LINEAR_FWD, linear);
+}
+
+/* Lists the steps of forward over a workspace. Inference keeps z in the workspace, training in gmm_mlp.saved; a query
+   cannot tell the two apart, and reserves the workspace for both. */
+static gmm_status gmm__mlp_build_fwd(gmm__mlp_steps *steps, const gmm__call *call, void *workspace) {
+    const gmm__mlp_saved saved = gmm__mlp_saved_of(call);
+    const int saves = call->query || call->d.mlp.saved, copies = saves && gmm__mlp_saves_copies(call);
+    const int e4m3 = saves && gmm__mlp_saves_e4m3(call);
+    char *memory = (char *)call->d.mlp.saved;
+    size_t used;
+    memset(steps, 0, sizeof *steps);
+    steps->workspace.memory = (char *)workspace;
+    gmm__mlp_place_split(steps, call, &steps->workspace);
+    gmm__mlp_fill(steps);
+    steps->z = gmm__mlp_place_tokens(steps, gmm__mlp_fc1_cols(call), &steps->workspace);
+    steps->h = gmm__mlp_place_tokens(steps, call->config.ffn, &steps->workspace);
+    if (memory && call->config.save != GMM_SAVE_NOTHING && !e4m3) steps->z.data = memory;
+    if (memory && call->config.save == GMM_SAVE_PREACT_AND_ACT) steps->h.data = memory + saved.at[GMM__SAVED_ACT];
+    if (call->quant.weight_cache) (void)gmm__mlp_place_weights(steps, call->quant.weight_cache);
+    used = steps->workspace.used;
+
+    gmm__mlp_cast_forward(steps, GMM_SLOT_X, copies, saved.at[GMM__SAVED_X]);
+    gmm__mlp_cast_weight(steps, GMM_SLOT_W1);
+    gmm__mlp_add_forward(steps, &steps->fc1, GMM_SLOT_X, GMM_SLOT_W1);
+    steps->workspace.used = used;
+    if (e4m3) {
+        gmm__mlp_place_e4m3(steps, memory);
+        gmm__mlp_cast_e4m3(steps);
+    }
+    steps->act.y = &steps->h;
+    gmm__mlp_add_step(steps, GMM_OP_ACT_FWD, &steps->act);
+    gmm__mlp_cast_forward(steps, GMM_SLOT_H, copies, saved.at[GMM__SAVED_ACT]);
+    gmm__mlp_cast_weight(steps, GMM_SLOT_W2);
+    gmm__mlp_add_forward(steps, &steps->fc2, GMM_SLOT_H, GMM_SLOT_W2);
+    return steps->status;
+}
+
+/* Adds the product of a backward: dgrad reads dy and w, wgrad x and dy. */
+static void gmm__mlp_add_dgrad(gmm__mlp_steps *steps, gmm_linear *linear, int dy, int w) {
+    linear->dy = gmm__mlp_backward_operand(steps, dy, GMM_ROWWISE);
+    linear->w = gmm__mlp_backward_operand(steps, w, GMM_COLUMNWISE);
+    gmm__mlp_add_step(steps, GMM_OP_LINEAR_DGRAD, linear);
+}
+static void gmm__mlp_add_wgrad(gmm__mlp_steps *steps, gmm_linear *linear, int x, int dy, gmm_param param) {
+    linear->x = gmm__mlp_backward_operand(steps, x, GMM_COLUMNWISE);
+    linear->dy = gmm__mlp_backward_operand(steps, dy, GMM_COLUMNWISE);
+    gmm__mlp_add_gradient(steps, GMM_OP_LINEAR_WGRAD, linear, param);
+}
+
+/* Casts an output gradient in one pass for its dgrad and its wgrad. A queued wgrad reads its copy in gmm_mlp.deferred
+   later. */
+static void gmm__mlp_cast_gradient(gmm__mlp_steps *steps, int slot, int dgrad, int wgrad, int defer) {
+    int directions = 0;
+    if (steps->call->quant.backward_override != GMM_BACKWARD_BY_RECIPE) return;
+    if (dgrad) directions |= gmm__mlp_place_copy(steps, slot, GMM_ROWWISE, &steps->workspace);
+    if (wgrad)
+        directions |= gmm__mlp_place_copy(steps, slot, GMM_COLUMNWISE, defer ? &steps->deferred : &steps->workspace);
+    gmm__mlp_cast(steps, slot, directions, NULL);
+}
+
+/* What a queued weight gradient reads of an operand: the copy that this call or forward has made, or the source. */
+static gmm_mat gmm__mlp_queued_operand(const gmm__mlp_steps *steps, int slot) {
+    const gmm__mlp_operand *o = &steps->operand[slot];
+    const gmm_mat *copy = &o->copy[gmm__mlp_backward_direction(steps->call)];
+    gmm_mat m = copy->dtype != GMM_NONE && steps->call->quant.backward_override != GMM_BACKWARD_HIGH_PRECISION
+                    ? *copy : *o->source;
+    m.columnwise = NULL;
+    return m;
+}
+
+/* Places the matrices that backward computes, and finds those that forward has saved. Queued weight gradients read
+   their operands in `deferred`: copies by the recipe, or h and dz themselves where products read no copies of them. */
+static void gmm__mlp_place_bwd(gmm__mlp_steps *steps, const gmm__mlp_gradients *need) {
+    const gmm__call *call = steps->call;
+    const gmm__mlp_saved saved = gmm__mlp_saved_of(call);
+    const int64_t F1 = gmm__mlp_fc1_cols(call), ffn = call->config.ffn;
+    const int dz_copied = call->quant.backward_override == GMM_BACKWARD_BY_RECIPE &&
+                          gmm__mlp_quantizes(&steps->operand[GMM_SLOT_DZ]);
+    char *memory = (char *)call->d.mlp.saved;
+    gmm__mlp_arena *workspace = &steps->workspace, *deferred = need->defer ? &steps->deferred : workspace;
+    if (need->z && (call->config.save == GMM_SAVE_NOTHING || gmm__mlp_saves_e4m3(call)))
+        steps->z = gmm__mlp_place_tokens(steps, F1, workspace);
+    else steps->z.data = memory;
+    if (need->h_saved) steps->h.data = memory ? memory + saved.at[GMM__SAVED_ACT] : NULL;
+    else if (need->h)
+        steps->h = gmm__mlp_place_tokens(steps, ffn, gmm__mlp_backward_reads_copies(call) ? workspace : deferred);
+    if (need->dh) steps->dh = gmm__mlp_place_tokens(steps, ffn, workspace);
+    if (need->dz) steps->dz = gmm__mlp_place_tokens(steps, F1, dz_copied || !call->d.mlp.dw1 ? workspace : deferred);
+    if (gmm__mlp_saves_copies(call)) {
+        (void)gmm__mlp_place_saved(steps, GMM_SLOT_X, saved.at[GMM__SAVED_X]);
+        (void)gmm__mlp_place_saved(steps, GMM_SLOT_H, saved.at[GMM__SAVED_ACT]);
+    }
+    if (call->quant.weight_cache) (void)gmm__mlp_place_weights(steps, call->quant.weight_cache);
+}
+
+/* Adds the steps that compute z again, or its values in the dtype of x. FC1's operands are cast in both directions
+   where FC1's gradients read them too. */
+static void gmm__mlp_add_preact(gmm__mlp_steps *steps, const gmm__mlp_gradients *need) {
+    const gmm__call *call = steps->call;
+    const gmm_mlp *d = &call->d.mlp;
+    const int both = call->quant.backward_override == GMM_BACKWARD_BY_RECIPE;
+    if (gmm__mlp_saves_e4m3(call)) {
+        gmm__mlp_place_e4m3(steps, (char *)d->saved);
+        gmm__mlp_dequantize(steps, &steps->z_e4m3, 0, gmm__mlp_fc1_cols(call), &steps->z);
+    } else if (call->config.save == GMM_SAVE_NOTHING) {
+        gmm__mlp_make_copies(steps, GMM_SLOT_X,
+                             GMM__MLP_ROWWISE | (both && d->dw1 && !need->defer ? GMM__MLP_COLUMNWISE : 0));
+        gmm__mlp_make_copies(steps, GMM_SLOT_W1, GMM__MLP_ROWWISE | (both && d->dx ? GMM__MLP_COLUMNWISE : 0));
+        gmm__mlp_add_forward(steps, &steps->fc1, GMM_SLOT_X, GMM_SLOT_W1);
+    }
+}
+
+/* Lists the steps of backward. `deferred`: gmm_mlp.deferred. The copies of an output gradient live in the workspace
+   from dgrad to wgrad, the other copies during one product. */
+static gmm_status gmm__mlp_build_bwd(gmm__mlp_steps *steps, const gmm__call *call, void *workspace, void *deferred) {
+    const gmm_mlp *d = &call->d.mlp;
+    const gmm__mlp_gradients need = gmm__mlp_gradients_of(call);
+    const int dw1 = d->dw1 && !need.defer, dw2 = d->dw2 && !need.defer;
+    const gmm_direction queued = gmm__mlp_backward_direction(call);
+    size_t layer, product;
+    memset(steps, 0, sizeof *steps);
+    steps->workspace.memory = (char *)workspace;
+    steps->deferred.memory = (char *)deferred;
+    gmm__mlp_place_split(steps, call, need.defer ? &steps->deferred : &steps->workspace);
+    gmm__mlp_fill(steps);
+    gmm__mlp_place_bwd(steps, &need);
+    steps->act.dy = &steps->dh;
+    steps->act.dx = need.dz ? &steps->dz : NULL;
+    steps->act.dprob = d->dprob;
+    steps->act.y = need.h && !need.h_saved ? &steps->h : NULL;
+    if (need.z) gmm__mlp_add_preact(steps, &need);
+    layer = steps->workspace.used;
+
+    gmm__mlp_cast_gradient(steps, GMM_SLOT_DY, need.dh, d->dw2 != NULL, need.defer);
+    product = steps->workspace.used;
+    if (need.dh) {
+        gmm__mlp_add_dgrad(steps, &steps->dgrad2, GMM_SLOT_DY, GMM_SLOT_W2);
+        steps->workspace.used = product;
+        gmm__mlp_add_step(steps, GMM_OP_ACT_BWD, &steps->act);
+    } else if (steps->act.y) gmm__mlp_add_step(steps, GMM_OP_ACT_FWD, &steps->act);
+    if (dw2) gmm__mlp_add_wgrad(steps, &steps->wgrad2, GMM_SLOT_H, GMM_SLOT_DY, GMM_PARAM_W2);
+    else if (d->dw2 && gmm__mlp_backward_reads_copies(call))
+        gmm__mlp_cast(steps, GMM_SLOT_H, gmm__mlp_place_copy(steps, GMM_SLOT_H, queued, &steps->deferred), NULL);
+    steps->workspace.used = product;
+    if (d->db2) gmm__mlp_add_gradient(steps, GMM_OP_LINEAR_BGRAD, &steps->bgrad2, GMM_PARAM_B2);
+    else if (steps->bgrad2.d_bias_scale) gmm__mlp_add_step(steps, GMM_OP_LINEAR_BGRAD, &steps->bgrad2);
+    steps->workspace.used = layer;
+
+    if (d->dx || d->dw1) gmm__mlp_cast_gradient(steps, GMM_SLOT_DZ, d->dx != NULL, d->dw1 != NULL, need.defer);
+    product = steps->workspace.used;
+    if (dw1) gmm__mlp_add_wgrad(steps, &steps->wgrad1, GMM_SLOT_X, GMM_SLOT_DZ, GMM_PARAM_W1);
+    steps->workspace.used = product;
+    if (d->db1) gmm__mlp_add_gradient(steps, GMM_OP_LINEAR_BGRAD, &steps->bgrad1, GMM_PARAM_B1);
+    if (d->dx) gmm__mlp_add_dgrad(steps, &steps->dgrad1, GMM_SLOT_DZ, GMM_SLOT_W1);
+    return steps->status;
+}
+
+/* A queued weight gradient: `source` has its operands, of which those of quantized formats are copies. Index 0 is
+   FC2's, 1 is FC1's. */
+typedef struct gmm__mlp_queued {
+    gmm_dtype dtype; /* of operands that are not quantized */
+    int32_t *tiles;
+    int64_t in[2], out[2];
+    gmm_mat x[2], dy[2];
+} gmm__mlp_queued;
+
+/* Lists the steps of weight gradient i. The split of the call is in offsets already. */
+static gmm_status gmm__mlp_build_wgrad(gmm__mlp_steps *steps, const gmm__call *call, const gmm__mlp_queued *q, int i,
+                                       const gmm_grad *dw, void *workspace) {
+    const int slots[2][2] = { { GMM_SLOT_H, GMM_SLOT_DY }, { GMM_SLOT_X, GMM_SLOT_DZ } };
+    const gmm_mat *source[2];
+    const int64_t cols[2] = { q->in[i], q->out[i] };
+    int k;
+    source[0] = &q->x[i];
+    source[1] = &q->dy[i];
+    memset(steps, 0, sizeof *steps);
+    steps->workspace.memory = (char *)workspace;
+    gmm__mlp_begin(steps, call, q->dtype, (void *)(uintptr_t)call->groups.splits, q->tiles);
+    for (k = 0; k < 2; k++) {
+        gmm__mlp_operand *o = &steps->operand[slots[i][k]];
+        gmm__mlp_fill_operand(steps, slots[i][k], source[k], 0, cols[k]);
+        if (source[k]->scaling == GMM_SCALING_NONE) continue;
+        memset(o->copy, 0, sizeof o->copy);
+        o->copy[gmm__mlp_backward_direction(call)] = *source[k];
+    }
+    steps->wgrad2 = gmm__mlp_linear(steps, q->in[i], q->out[i]);
+    steps->wgrad2.dw = dw;
+    gmm__mlp_add_wgrad(steps, &steps->wgrad2, slots[i][0], slots[i][1], i ? GMM_PARAM_W1 : GMM_PARAM_W2);
+    return steps->status;
+}
+
+/* Checks the call of a step. */
+static gmm_status gmm__mlp_prepare_step(const gmm__mlp_steps *steps, const gmm__mlp_step *step, int query,
+                                        gmm__call *call) {
+    gmm_context *ctx = steps->call->ctx;
+    const char *function = steps->call->function;
+    gmm_status s;
+    if (step->op == GMM_OP_QUANTIZE)
+        s = gmm__quantize_prepare(call, ctx, step->op, function, (const gmm_quantization *)step->descriptor, query);
+    else if (step->op == GMM_OP_DEQUANTIZE)
+        s = gmm__dequantize_prepare(call, ctx, function, (const gmm_dequantization *)step->descriptor, query);
+    else if (step->op == GMM_OP_ACT_FWD || step->op == GMM_OP_ACT_BWD)
+        s = gmm__act_prepare(call, ctx, step->op, function, (const gmm_activation *)step->descriptor, query);
+    else s = gmm__linear_prepare(call, ctx, step->op, function, (const gmm_linear *)step->descriptor, query);
+    call->split_tiles = steps->tiles;
+    return s;
+}
+
+/* Raises plan->workspace_bytes to what the steps take. `built` is the status of listing them. Returns 0 if an engine
+   or the listing declines. */
+static int gmm__mlp_plan_steps(const gmm__mlp_steps *steps, gmm_status built, gmm__plan *plan) {
+    gmm_context *ctx = plan->call->ctx;
+    const gmm_error last_error = ctx->error;
+    size_t bytes = steps->workspace.peak;
+    int i;
+    if (built != GMM_OK) return gmm__decline(plan, "%.180s", ctx->error.text);
+    for (i = 0; i < steps->count; i++) {
+        gmm__call call;
+        size_t step_bytes = 0;
+        const gmm_status s = gmm__mlp_prepare_step(steps, &steps->step[i], 1, &call);
+        if (!gmm__mlp_measure_step(&call, s, &last_error, &step_bytes, plan)) return 0;
+        if (steps->step[i].workspace + step_bytes > bytes) bytes = steps->step[i].workspace + step_bytes;
+    }
+    if (bytes > plan->workspace_bytes) plan->workspace_bytes = bytes;
+    return 1;
+}
+
+/* Calls the hook for the gradient of a parameter. While a graph is captured nothing is computed, and therefore no hook
+   is called. */
+static void gmm__mlp_call_hook(const gmm_context *ctx, const gmm_grad_hooks *hooks, gmm_param param,
+                               gmm_stream stream) {
+    if (hooks && hooks->ready && !gmm__capturing(ctx, stream)) hooks->ready(hooks->user, param, stream);
+}
+
+/* Enqueues the computation of the call's split as int64 offsets and tiles, which all steps read. */
+static gmm_status gmm__mlp_run_split(const gmm__mlp_steps *steps, const gmm__plan *plan, gmm_stream stream) {
+    gmm__call step = *steps->call;
+    step.op = GMM_OP_OFFSETS;
+    step.query = 0;
+    step.options.engine = plan->engine;
+    step.output = steps->offsets;
+    step.split_tiles = steps->tiles;
+    step.spans = 0; /* overlap was checked with the call */
+    return gmm__serve(&step, NULL, NULL, 0, stream);
+}
+
+/* Enqueues the steps, each behind what must outlive it in the workspace of the plan. */
+static gmm_status gmm__mlp_run_steps(const gmm__mlp_steps *steps, const gmm__plan *plan, const gmm_grad_hooks *hooks,
+                                     gmm_stream stream) {
+    gmm_status s = GMM_OK;
+    int i;
+    for (i = 0; i < steps->count && s == GMM_OK; i++) {
+        const gmm__mlp_step *step = &steps->step[i];
+        gmm__call call;
+        s = gmm__mlp_prepare_step(steps, step, 0, &call);
+        if (s == GMM_OK)
+            s = gmm__serve(&call, NULL, plan->workspace ? (char *)plan->workspace + step->workspace : NULL,
+                           plan->workspace_bytes - step->workspace, stream);
+        if (s == GMM_OK && step->completes) gmm__mlp_call_hook(call.ctx, hooks, step->param, stream);
+    }
+    return s;
+}

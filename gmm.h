@@ -1791,6 +1791,9 @@ typedef struct gmm__span {
     uint64_t size, low, high;
 } gmm__span;
 
+/* Tiles of which an MLP's steps need the prefix sums: of casts, of transposed dequantizations and of bias gradients. */
+enum gmm__tile_kind { GMM__TILES_128, GMM__TILES_16, GMM__TILES_512, GMM__TILE_KINDS };
+
 enum { GMM__SPANS = 64 }; /* more than any operation records */
 
 /* A checked call: descriptors are copied, defaults are filled in, and absent operands have dtype GMM_NONE. Engines read
@@ -1832,7 +1835,7 @@ typedef struct gmm__call {
     } d;                    /* the descriptor of the operation */
     gmm_act act;            /* activation and MLP */
     gmm_mlp_config config;  /* MLP */
-    int32_t *split_tiles;   /* [G + 1] prefix sums of the groups' tiles of GMM_TILE rows. GMM_OP_OFFSETS writes them
+    int32_t *split_tiles;   /* [GMM__TILE_KINDS][G + 1] prefix sums of the groups' tiles. GMM_OP_OFFSETS writes them
                                too; other operations read them, and in groups.splits the offsets that an earlier
                                operation on the stream has written with them. NULL = none */
     const void *input;      /* further memory that an operation reads or writes, documented where it is used */
@@ -4447,7 +4450,7 @@ typedef struct gmm__mlp_steps {
     gmm_groups groups;  /* the split as int64 offsets, computed once */
     gmm_options options;
     void *offsets;
-    int32_t *tiles;     /* [G + 1] prefix sums of the groups' tiles of GMM_GROUP_ROWS rows, computed with the offsets */
+    int32_t *tiles;     /* gmm__call.split_tiles of the steps */
     gmm__mlp_operand operand[GMM_SLOTS];
     gmm_mat z, h, dh, dz;
     gmm_mat z_e4m3;     /* the pre-activation as GMM_SAVE_PREACT_E4M3 keeps it */
@@ -4886,7 +4889,7 @@ static void gmm__mlp_place_split(gmm__mlp_steps *steps, const gmm__call *call, g
     const int64_t ends = call->groups.count + (int64_t)1;
     void *offsets = gmm__mlp_place(arena, ends * (int64_t)sizeof(int64_t));
     gmm__mlp_begin(steps, call, gmm__mlp_dtype(call), offsets,
-                   gmm__mlp_place(arena, ends * (int64_t)sizeof(int32_t)));
+                   gmm__mlp_place(arena, GMM__TILE_KINDS * ends * (int64_t)sizeof(int32_t)));
 }
 /* A packed matrix with the rows of the groups in an arena. */
 static gmm_mat gmm__mlp_place_tokens(const gmm__mlp_steps *steps, int64_t cols, gmm__mlp_arena *arena) {
@@ -7449,17 +7452,10 @@ static void gmm__mma_reserve_table(const gmm__call *call, gmm__plan *plan, int r
    kernel would wait on the multiprocessors that the caller keeps free for other kernels. */
 static int gmm__mma_pdl(const gmm__call *call) { return call->ctx->device.pdl && call->options.sm_limit == 0; }
 
-/* Enqueues the computation of a call's row offsets, and of the prefix sums of its tiles of `tile_rows` rows unless
-   `tiles` is NULL. Offsets of a split on the host are computed here and copied to the device; a kernel computes all
-   others. */
-static gmm_status gmm__mma_enqueue_offsets(const gmm__call *call, int64_t *offsets, int32_t *tiles, int32_t tile_rows,
-                                           gmm_stream stream) {
-    gmm_offsets_args args;
-    memset(&args, 0, sizeof args);
-    args.groups = call->groups;
-    args.offsets = offsets;
-    args.tiles = tiles;
-    args.tile_rows = tile_rows;
+/* Enqueues the computation of a call's row offsets, and of the prefix sums of its tiles, to the addresses in `args`.
+   Offsets of a split on the host are computed here and copied to the device; a kernel computes all others. */
+static gmm_status gmm__mma_enqueue_split(const gmm__call *call, gmm_offsets_args *args, gmm_stream stream) {
+    args->groups = call->groups;
     if (call->groups.on_host) { /* the argument checks have validated them */
         const int64_t words = (int64_t)call->groups.count + 1;
         enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
@@ -7477,31 +7473,62 @@ static gmm_status gmm__mma_enqueue_offsets(const gmm__call *call, int64_t *offse
                                         call->groups.capacity, call->groups.row_align, &fault);
                 values[i] = end;
             }
-            e = gmm_launch_copy(offsets + first, values, count, stream);
+            e = gmm_launch_copy(args->offsets + first, values, count, stream);
         }
-        if (e != cudaSuccess || !tiles) return gmm__cuda_status(call, e);
-        args.groups.splits = offsets; /* the kernel reads these offsets, and writes them back unchanged */
-        args.groups.form = GMM_SPLIT_OFFSETS;
-        args.groups.dtype = GMM_I64;
-        args.groups.row_align = 0;
+        if (e != cudaSuccess || (!args->tiles[0] && !args->tiles[1] && !args->tiles[2]))
+            return gmm__cuda_status(call, e);
+        args->groups.splits = args->offsets; /* the kernel reads these offsets, and writes them back unchanged */
+        args->groups.form = GMM_SPLIT_OFFSETS;
+        args->groups.dtype = GMM_I64;
+        args->groups.row_align = 0;
     }
-    return gmm__cuda_status(call, gmm_launch_offsets(&args, gmm__mma_pdl(call), stream));
+    return gmm__cuda_status(call, gmm_launch_offsets(args, gmm__mma_pdl(call), stream));
 }
 
-/* The offsets of a call's groups and the prefix sums of their tiles of GMM_TILE rows. An MLP computes them once for all
-   of its steps; other calls compute them into their workspace. */
+/* The same with the prefix sums of tiles of `tile_rows` rows alone, unless `tiles` is NULL. */
+static gmm_status gmm__mma_enqueue_offsets(const gmm__call *call, int64_t *offsets, int32_t *tiles, int32_t tile_rows,
+                                           gmm_stream stream) {
+    gmm_offsets_args args;
+    memset(&args, 0, sizeof args);
+    args.offsets = offsets;
+    args.tiles[0] = tiles;
+    args.tile_rows[0] = tile_rows;
+    return gmm__mma_enqueue_split(call, &args, stream);
+}
+
+/* Rows of a tile by gmm__tile_kind. */
+static const int32_t gmm__tile_rows[GMM__TILE_KINDS] = { GMM_TILE, 16, GMM_BGRAD_ROWS };
+typedef char gmm__tile_kinds_fit[(int)GMM__TILE_KINDS == (int)GMM_OFFSETS_TILES ? 1 : -1];
+
+/* The offsets of a call's groups and the prefix sums of their tiles. */
 typedef struct gmm__mma_split {
     const int64_t *offsets;
-    const int32_t *tiles;
+    const int32_t *tiles[GMM__TILE_KINDS];
 } gmm__mma_split;
 
-static gmm_status gmm__mma_split_of(const gmm__plan *plan, gmm__mma_split *split, gmm_stream stream) {
+/* An MLP computes the split once for all of its steps; for other calls this enqueues its computation into the
+   workspace, with the prefix sums of one kind of tile, and for transposed dequantizations with those of 16 rows, to
+   `tiles16`. */
+static gmm_status gmm__mma_split_of(const gmm__plan *plan, enum gmm__tile_kind kind, int32_t *tiles16,
+                                    gmm__mma_split *split, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
-    int32_t *tiles = (int32_t *)gmm__part(plan, GMM__MMA_TILES);
-    split->offsets = call->split_tiles ? (const int64_t *)call->groups.splits : offsets;
-    split->tiles = call->split_tiles ? call->split_tiles : tiles;
-    return call->split_tiles ? GMM_OK : gmm__mma_enqueue_offsets(call, offsets, tiles, GMM_TILE, stream);
+    gmm_offsets_args args;
+    int k;
+    memset(split, 0, sizeof *split);
+    if (call->split_tiles) {
+        split->offsets = (const int64_t *)call->groups.splits;
+        for (k = 0; k < GMM__TILE_KINDS; k++)
+            split->tiles[k] = call->split_tiles + k * (call->groups.count + (int64_t)1);
+        return GMM_OK;
+    }
+    memset(&args, 0, sizeof args);
+    args.offsets = (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
+    args.tiles[kind] = (int32_t *)gmm__part(plan, GMM__MMA_TILES);
+    if (tiles16) args.tiles[GMM__TILES_16] = tiles16;
+    memcpy(args.tile_rows, gmm__tile_rows, sizeof args.tile_rows);
+    split->offsets = args.offsets;
+    for (k = 0; k < GMM__TILE_KINDS; k++) split->tiles[k] = args.tiles[k];
+    return gmm__mma_enqueue_split(call, &args, stream);
 }
 
 /* Describes an operand to kernels; `per_group`: it has one matrix per group. A host table is copied to `region` of the
@@ -7528,8 +7555,15 @@ static float gmm__mma_beta(const gmm_grad *grad) {
 }
 
 static gmm_status gmm__mma_launch_offsets(const gmm__plan *plan, gmm_stream stream) {
-    return gmm__mma_enqueue_offsets(plan->call, (int64_t *)plan->call->output, plan->call->split_tiles, GMM_TILE,
-                                    stream);
+    const gmm__call *call = plan->call;
+    gmm_offsets_args args;
+    int k;
+    memset(&args, 0, sizeof args);
+    args.offsets = (int64_t *)call->output;
+    for (k = 0; k < GMM__TILE_KINDS && call->split_tiles; k++)
+        args.tiles[k] = call->split_tiles + k * (call->groups.count + (int64_t)1);
+    memcpy(args.tile_rows, gmm__tile_rows, sizeof args.tile_rows);
+    return gmm__mma_enqueue_split(call, &args, stream);
 }
 
 /* Roles of the operands of the product D = A B^T, which has M rows, N columns and the contraction K: fwd multiplies x
@@ -7768,15 +7802,15 @@ static int gmm__mma_plan_linear_bgrad(const gmm__call *call, gmm__plan *plan) {
 static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_linear *d = &call->d.linear;
+    gmm__mma_split split;
     gmm_bgrad_args args;
     gmm_status s;
     cudaError_t e;
 
     memset(&args, 0, sizeof args);
-    args.offsets = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
-    args.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
-    s = gmm__mma_enqueue_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
-                                 (int32_t *)gmm__part(plan, GMM__MMA_TILES), GMM_BGRAD_ROWS, stream);
+    s = gmm__mma_split_of(plan, GMM__TILES_512, NULL, &split, stream);
+    args.offsets = split.offsets;
+    args.tiles = split.tiles[GMM__TILES_512];
     if (s != GMM_OK) return s;
     e = gmm__mma_operand(plan, GMM__DY, 0, 0, &args.dy, stream);
     if (e == cudaSuccess) e = gmm__mma_operand(plan, GMM__DB, 1, GMM__MMA_MATRIX_TABLE, &args.db, stream);
@@ -7855,8 +7889,12 @@ static gmm__view gmm__mma_view(const gmm__call *call, int role) {
 static void gmm__mma_reserve_split(const gmm__call *call, gmm__plan *plan, int region) {
     gmm__reserve(plan, region, ((size_t)call->groups.count + 1) * sizeof(int64_t));
 }
-static gmm_status gmm__mma_enqueue_split(const gmm__plan *plan, gmm_stream stream) {
-    return gmm__mma_enqueue_offsets(plan->call, (int64_t *)gmm__part(plan, GMM__SPLIT_OFFSETS), NULL, 1, stream);
+/* The row offsets of a call's groups: those that an MLP has computed for all of its steps, or those whose computation
+   this enqueues. */
+static gmm_status gmm__mma_row_offsets(const gmm__plan *plan, const int64_t **offsets, gmm_stream stream) {
+    int64_t *own = (int64_t *)gmm__part(plan, GMM__SPLIT_OFFSETS);
+    *offsets = plan->call->split_tiles ? (const int64_t *)plan->call->groups.splits : own;
+    return plan->call->split_tiles ? GMM_OK : gmm__mma_enqueue_offsets(plan->call, own, NULL, 1, stream);
 }
 
 /* --- activation --- */
@@ -7872,11 +7910,12 @@ static gmm_status gmm__mma_launch_act(const gmm__plan *plan, gmm_stream stream) 
     const gmm__call *call = plan->call;
     const gmm_activation *d = &call->d.act;
     const int forward = call->op == GMM_OP_ACT_FWD;
-    const gmm_status s = gmm__mma_enqueue_split(plan, stream);
+    const int64_t *offsets;
+    const gmm_status s = gmm__mma_row_offsets(plan, &offsets, stream);
     gmm__act_args a;
     if (s != GMM_OK) return s;
     memset(&a, 0, sizeof a);
-    a.valid_rows = (const int64_t *)gmm__part(plan, GMM__SPLIT_OFFSETS) + call->groups.count;
+    a.valid_rows = offsets + call->groups.count;
     a.rows = call->rows;
     a.ffn = (int32_t)call->out;
     /* a block of ffn columns is the layout that is not interleaved: one half, then the other */
@@ -8381,10 +8420,10 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     gmm__mma_quant_vectorized(call, &a);
     if (e == cudaSuccess && a.grouped && !a.warp_split) {
         gmm__mma_split split;
-        const gmm_status s = gmm__mma_split_of(plan, &split, stream);
+        const gmm_status s = gmm__mma_split_of(plan, GMM__TILES_128, NULL, &split, stream);
         if (s != GMM_OK) return s;
         a.offsets = split.offsets;
-        a.tiles = split.tiles;
+        a.tiles = split.tiles[GMM__TILES_128];
     }
     if (e == cudaSuccess && d->phase != GMM_QUANT_CAST && (tensor_amax || records_amax || a.lines))
         e = cudaMemsetAsync(amax, 0, floats * sizeof(float), stream);
@@ -8431,10 +8470,10 @@ static gmm_status gmm__mma_launch_dequantize(const gmm__plan *plan, gmm_stream s
     a.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
     if (a.grouped) {
         gmm__mma_split split;
-        const gmm_status s = gmm__mma_split_of(plan, &split, stream);
+        const gmm_status s = gmm__mma_split_of(plan, GMM__TILES_128, NULL, &split, stream);
         if (s != GMM_OK) return s;
         a.offsets = split.offsets;
-        a.tiles = split.tiles;
+        a.tiles = split.tiles[GMM__TILES_128];
     }
     e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
     if (e == cudaSuccess) e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 2, &a.dst, stream);
@@ -9252,9 +9291,9 @@ static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_ar
 
 /* Enqueues the dequantization of a product's operands to the workspace, and makes `product` address the results. Packed
    weights are described to the GEMM kernel instead. Where tokens are dequantized, the split of `product` consists of
-   row offsets, to which `tiles` belong. NV16 has a scale for the whole tensor besides those of its blocks: it becomes
-   part of alpha. */
-static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, const int32_t *tiles, gmm_sm90_args *product,
+   row offsets, those of `split`. NV16 has a scale for the whole tensor besides those of its blocks: it becomes part of
+   alpha. */
+static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, const gmm__mma_split *split, gmm_sm90_args *product,
                                         gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
@@ -9267,7 +9306,7 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, const int32_t *ti
     args.dtype = gmm_sm90_kernels[plan->kernel].dtype;
     args.groups = call->groups.count;
     args.offsets = (const int64_t *)product->groups.splits;
-    args.tiles = tiles;
+    args.tiles = split->tiles[GMM__TILES_128];
     for (operand = 0; operand < 2; operand++) {
         const int role = operand ? gmm__mma_role_b(op) : gmm__mma_role_a(op);
         gmm_expand_operand *s = &args.operand[operand];
@@ -9311,7 +9350,7 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, const int32_t *ti
         product->p.alpha_per_group = 1;
     }
     if (transposes) {
-        args.units = (const int32_t *)gmm__part(plan, GMM__WGMMA_TILES16);
+        args.units = split->tiles[GMM__TILES_16];
         args.ends = (int64_t *)gmm__part(plan, GMM__WGMMA_OFFSETS16);
         product->groups.splits = args.ends;
         product->groups.capacity = product->p.capacity = call->rows + 15 * G;
@@ -9333,21 +9372,25 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
     const int dequantizes = gmm__wgmma_dequantizes(call, op), fp8 = gmm__quantized(call) && !dequantizes;
     const int quantized_tokens = dequantizes && call->mat[gmm__mma_role_a(op)].scaling != GMM_SCALING_NONE;
 #endif
-    gmm__mma_split split = { (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS), NULL };
+    gmm__mma_split split;
+    int32_t *tiles16 = NULL;
     gmm_sm90_args args;
     gmm_status s = GMM_OK;
     cudaError_t e = cudaSuccess;
 
     memset(&args, 0, sizeof args);
+    memset(&split, 0, sizeof split);
     args.groups = call->groups;
     if (call->groups.on_host || quantized_tokens) {
-        int64_t *offsets = (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
 #ifndef GMM_NO_QUANT
-        if (dequantizes && gmm__wgmma_transposes(call, op)) /* prefix sums of blocks of 16 rows */
-            s = gmm__mma_enqueue_offsets(call, offsets, (int32_t *)gmm__part(plan, GMM__WGMMA_TILES16), 16, stream);
+        if (dequantizes && gmm__wgmma_transposes(call, op)) tiles16 = (int32_t *)gmm__part(plan, GMM__WGMMA_TILES16);
 #endif
-        if (s == GMM_OK && quantized_tokens) s = gmm__mma_split_of(plan, &split, stream);
-        else if (s == GMM_OK) s = gmm__mma_enqueue_offsets(call, offsets, NULL, 1, stream);
+        if (quantized_tokens) s = gmm__mma_split_of(plan, GMM__TILES_128, tiles16, &split, stream);
+        else {
+            int64_t *offsets = (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
+            s = gmm__mma_enqueue_offsets(call, offsets, NULL, 1, stream);
+            split.offsets = offsets;
+        }
         if (s != GMM_OK) return s;
         args.groups.splits = split.offsets;
         args.groups.form = GMM_SPLIT_OFFSETS;
@@ -9364,7 +9407,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
         if (e != cudaSuccess) return gmm__cuda_status(call, e);
     }
 #ifndef GMM_NO_QUANT
-    if (dequantizes && (s = gmm__wgmma_dequantize(plan, split.tiles, &args, stream)) != GMM_OK) return s;
+    if (dequantizes && (s = gmm__wgmma_dequantize(plan, &split, &args, stream)) != GMM_OK) return s;
 #endif
     if (call->rows == 0) { /* token matrices without rows may have no address, but a tensor map needs one */
         args.p.a.data = plan->workspace;

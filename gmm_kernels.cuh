@@ -644,12 +644,12 @@ GMM__KERNEL __launch_bounds__(GMM_COPY_VALUES) gmm_copy_values(const __grid_cons
 /* ............................................................................................... Split offsets ... */
 
 /* The split reader: row offsets and tile counts of the groups, from sizes or offsets in device memory. */
-enum { GMM_OFFSETS_THREADS = 1024 };
+enum { GMM_OFFSETS_THREADS = 1024, GMM_OFFSETS_TILES = 3 };
 typedef struct gmm_offsets_args {
     gmm_groups groups; /* splits in device memory */
     int64_t *offsets;  /* [G + 1] */
-    int32_t *tiles;    /* [G + 1] prefix sums of the groups' tiles of tile_rows rows each; may be NULL */
-    int32_t tile_rows;
+    int32_t *tiles[GMM_OFFSETS_TILES]; /* [G + 1] prefix sums of the groups' tiles of tile_rows rows; each may be NULL */
+    int32_t tile_rows[GMM_OFFSETS_TILES];
 } gmm_offsets_args;
 
 /* Entry i of the split in device memory. */
@@ -695,13 +695,14 @@ GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __gri
     const gmm_groups *s = &args.groups;
     const int64_t capacity = s->capacity;
     const int is_offsets = s->form == GMM_SPLIT_OFFSETS, tid = (int)threadIdx.x;
-    int64_t rows = 0, tiles = 0, total;
+    int64_t rows = 0, tiles[GMM_OFFSETS_TILES] = { 0, 0, 0 }, total;
     uint32_t fault = 0;
-    int32_t first;
+    int32_t first, k;
     gmm_pdl_wait();
     if (tid == 0) {
         args.offsets[0] = 0;
-        if (args.tiles) args.tiles[0] = 0;
+        for (k = 0; k < GMM_OFFSETS_TILES; k++)
+            if (args.tiles[k]) args.tiles[k][0] = 0;
         if (is_offsets && gmm_split_value(s, 0) != 0)
             fault |= (uint32_t)GMM_FAULT_MONOTONIC;
     }
@@ -721,12 +722,13 @@ GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __gri
             end = gmm_split_end(ends[tid], value, s->form, capacity, s->row_align, &fault);
             args.offsets[g + 1] = end;
         }
-        if (args.tiles) {
-            int64_t count = valid ? (end - ends[tid] + args.tile_rows - 1) / args.tile_rows : 0, sum;
-            count = gmm_block_scan(count, 0, INT64_MAX, warps, &sum);
-            if (valid) args.tiles[g + 1] = (int32_t)(tiles + count);
-            tiles += sum;
-        }
+        for (k = 0; k < GMM_OFFSETS_TILES; k++)
+            if (args.tiles[k]) {
+                int64_t count = valid ? (end - ends[tid] + args.tile_rows[k] - 1) / args.tile_rows[k] : 0, sum;
+                count = gmm_block_scan(count, 0, INT64_MAX, warps, &sum);
+                if (valid) args.tiles[k][g + 1] = (int32_t)(tiles[k] + count);
+                tiles[k] += sum;
+            }
         rows = total;
         __syncthreads();
     }

@@ -30,6 +30,9 @@ typedef struct gmm__span {
     uint64_t size, low, high;
 } gmm__span;
 
+/* Tiles of which an MLP's steps need the prefix sums: of casts, of transposed dequantizations and of bias gradients. */
+enum gmm__tile_kind { GMM__TILES_128, GMM__TILES_16, GMM__TILES_512, GMM__TILE_KINDS };
+
 enum { GMM__SPANS = 64 }; /* more than any operation records */
 
 /* A checked call: descriptors are copied, defaults are filled in, and absent operands have dtype GMM_NONE. Engines read
@@ -71,7 +74,7 @@ typedef struct gmm__call {
     } d;                    /* the descriptor of the operation */
     gmm_act act;            /* activation and MLP */
     gmm_mlp_config config;  /* MLP */
-    int32_t *split_tiles;   /* [G + 1] prefix sums of the groups' tiles of GMM_TILE rows. GMM_OP_OFFSETS writes them
+    int32_t *split_tiles;   /* [GMM__TILE_KINDS][G + 1] prefix sums of the groups' tiles. GMM_OP_OFFSETS writes them
                                too; other operations read them, and in groups.splits the offsets that an earlier
                                operation on the stream has written with them. NULL = none */
     const void *input;      /* further memory that an operation reads or writes, documented where it is used */

@@ -45,7 +45,7 @@ typedef struct gmm__mlp_steps {
     gmm_groups groups;  /* the split as int64 offsets, computed once */
     gmm_options options;
     void *offsets;
-    int32_t *tiles;     /* [G + 1] prefix sums of the groups' tiles of GMM_GROUP_ROWS rows, computed with the offsets */
+    int32_t *tiles;     /* gmm__call.split_tiles of the steps */
     gmm__mlp_operand operand[GMM_SLOTS];
     gmm_mat z, h, dh, dz;
     gmm_mat z_e4m3;     /* the pre-activation as GMM_SAVE_PREACT_E4M3 keeps it */

@@ -10,7 +10,7 @@ static void gmm__mlp_place_split(gmm__mlp_steps *steps, const gmm__call *call, g
     const int64_t ends = call->groups.count + (int64_t)1;
     void *offsets = gmm__mlp_place(arena, ends * (int64_t)sizeof(int64_t));
     gmm__mlp_begin(steps, call, gmm__mlp_dtype(call), offsets,
-                   gmm__mlp_place(arena, ends * (int64_t)sizeof(int32_t)));
+                   gmm__mlp_place(arena, GMM__TILE_KINDS * ends * (int64_t)sizeof(int32_t)));
 }
 /* A packed matrix with the rows of the groups in an arena. */
 static gmm_mat gmm__mlp_place_tokens(const gmm__mlp_steps *steps, int64_t cols, gmm__mlp_arena *arena) {

@@ -43,17 +43,10 @@ static void gmm__mma_reserve_table(const gmm__call *call, gmm__plan *plan, int r
    kernel would wait on the multiprocessors that the caller keeps free for other kernels. */
 static int gmm__mma_pdl(const gmm__call *call) { return call->ctx->device.pdl && call->options.sm_limit == 0; }
 
-/* Enqueues the computation of a call's row offsets, and of the prefix sums of its tiles of `tile_rows` rows unless
-   `tiles` is NULL. Offsets of a split on the host are computed here and copied to the device; a kernel computes all
-   others. */
-static gmm_status gmm__mma_enqueue_offsets(const gmm__call *call, int64_t *offsets, int32_t *tiles, int32_t tile_rows,
-                                           gmm_stream stream) {
-    gmm_offsets_args args;
-    memset(&args, 0, sizeof args);
-    args.groups = call->groups;
-    args.offsets = offsets;
-    args.tiles = tiles;
-    args.tile_rows = tile_rows;
+/* Enqueues the computation of a call's row offsets, and of the prefix sums of its tiles, to the addresses in `args`.
+   Offsets of a split on the host are computed here and copied to the device; a kernel computes all others. */
+static gmm_status gmm__mma_enqueue_split(const gmm__call *call, gmm_offsets_args *args, gmm_stream stream) {
+    args->groups = call->groups;
     if (call->groups.on_host) { /* the argument checks have validated them */
         const int64_t words = (int64_t)call->groups.count + 1;
         enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
@@ -71,31 +64,62 @@ static gmm_status gmm__mma_enqueue_offsets(const gmm__call *call, int64_t *offse
                                         call->groups.capacity, call->groups.row_align, &fault);
                 values[i] = end;
             }
-            e = gmm_launch_copy(offsets + first, values, count, stream);
+            e = gmm_launch_copy(args->offsets + first, values, count, stream);
         }
-        if (e != cudaSuccess || !tiles) return gmm__cuda_status(call, e);
-        args.groups.splits = offsets; /* the kernel reads these offsets, and writes them back unchanged */
-        args.groups.form = GMM_SPLIT_OFFSETS;
-        args.groups.dtype = GMM_I64;
-        args.groups.row_align = 0;
+        if (e != cudaSuccess || (!args->tiles[0] && !args->tiles[1] && !args->tiles[2]))
+            return gmm__cuda_status(call, e);
+        args->groups.splits = args->offsets; /* the kernel reads these offsets, and writes them back unchanged */
+        args->groups.form = GMM_SPLIT_OFFSETS;
+        args->groups.dtype = GMM_I64;
+        args->groups.row_align = 0;
     }
-    return gmm__cuda_status(call, gmm_launch_offsets(&args, gmm__mma_pdl(call), stream));
+    return gmm__cuda_status(call, gmm_launch_offsets(args, gmm__mma_pdl(call), stream));
 }
 
-/* The offsets of a call's groups and the prefix sums of their tiles of GMM_TILE rows. An MLP computes them once for all
-   of its steps; other calls compute them into their workspace. */
+/* The same with the prefix sums of tiles of `tile_rows` rows alone, unless `tiles` is NULL. */
+static gmm_status gmm__mma_enqueue_offsets(const gmm__call *call, int64_t *offsets, int32_t *tiles, int32_t tile_rows,
+                                           gmm_stream stream) {
+    gmm_offsets_args args;
+    memset(&args, 0, sizeof args);
+    args.offsets = offsets;
+    args.tiles[0] = tiles;
+    args.tile_rows[0] = tile_rows;
+    return gmm__mma_enqueue_split(call, &args, stream);
+}
+
+/* Rows of a tile by gmm__tile_kind. */
+static const int32_t gmm__tile_rows[GMM__TILE_KINDS] = { GMM_TILE, 16, GMM_BGRAD_ROWS };
+typedef char gmm__tile_kinds_fit[(int)GMM__TILE_KINDS == (int)GMM_OFFSETS_TILES ? 1 : -1];
+
+/* The offsets of a call's groups and the prefix sums of their tiles. */
 typedef struct gmm__mma_split {
     const int64_t *offsets;
-    const int32_t *tiles;
+    const int32_t *tiles[GMM__TILE_KINDS];
 } gmm__mma_split;
 
-static gmm_status gmm__mma_split_of(const gmm__plan *plan, gmm__mma_split *split, gmm_stream stream) {
+/* An MLP computes the split once for all of its steps; for other calls this enqueues its computation into the
+   workspace, with the prefix sums of one kind of tile, and for transposed dequantizations with those of 16 rows, to
+   `tiles16`. */
+static gmm_status gmm__mma_split_of(const gmm__plan *plan, enum gmm__tile_kind kind, int32_t *tiles16,
+                                    gmm__mma_split *split, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
-    int32_t *tiles = (int32_t *)gmm__part(plan, GMM__MMA_TILES);
-    split->offsets = call->split_tiles ? (const int64_t *)call->groups.splits : offsets;
-    split->tiles = call->split_tiles ? call->split_tiles : tiles;
-    return call->split_tiles ? GMM_OK : gmm__mma_enqueue_offsets(call, offsets, tiles, GMM_TILE, stream);
+    gmm_offsets_args args;
+    int k;
+    memset(split, 0, sizeof *split);
+    if (call->split_tiles) {
+        split->offsets = (const int64_t *)call->groups.splits;
+        for (k = 0; k < GMM__TILE_KINDS; k++)
+            split->tiles[k] = call->split_tiles + k * (call->groups.count + (int64_t)1);
+        return GMM_OK;
+    }
+    memset(&args, 0, sizeof args);
+    args.offsets = (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
+    args.tiles[kind] = (int32_t *)gmm__part(plan, GMM__MMA_TILES);
+    if (tiles16) args.tiles[GMM__TILES_16] = tiles16;
+    memcpy(args.tile_rows, gmm__tile_rows, sizeof args.tile_rows);
+    split->offsets = args.offsets;
+    for (k = 0; k < GMM__TILE_KINDS; k++) split->tiles[k] = args.tiles[k];
+    return gmm__mma_enqueue_split(call, &args, stream);
 }
 
 /* Describes an operand to kernels; `per_group`: it has one matrix per group. A host table is copied to `region` of the
@@ -122,8 +146,15 @@ static float gmm__mma_beta(const gmm_grad *grad) {
 }
 
 static gmm_status gmm__mma_launch_offsets(const gmm__plan *plan, gmm_stream stream) {
-    return gmm__mma_enqueue_offsets(plan->call, (int64_t *)plan->call->output, plan->call->split_tiles, GMM_TILE,
-                                    stream);
+    const gmm__call *call = plan->call;
+    gmm_offsets_args args;
+    int k;
+    memset(&args, 0, sizeof args);
+    args.offsets = (int64_t *)call->output;
+    for (k = 0; k < GMM__TILE_KINDS && call->split_tiles; k++)
+        args.tiles[k] = call->split_tiles + k * (call->groups.count + (int64_t)1);
+    memcpy(args.tile_rows, gmm__tile_rows, sizeof args.tile_rows);
+    return gmm__mma_enqueue_split(call, &args, stream);
 }
 
 /* Roles of the operands of the product D = A B^T, which has M rows, N columns and the contraction K: fwd multiplies x
@@ -362,15 +393,15 @@ static int gmm__mma_plan_linear_bgrad(const gmm__call *call, gmm__plan *plan) {
 static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_linear *d = &call->d.linear;
+    gmm__mma_split split;
     gmm_bgrad_args args;
     gmm_status s;
     cudaError_t e;
 
     memset(&args, 0, sizeof args);
-    args.offsets = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
-    args.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
-    s = gmm__mma_enqueue_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
-                                 (int32_t *)gmm__part(plan, GMM__MMA_TILES), GMM_BGRAD_ROWS, stream);
+    s = gmm__mma_split_of(plan, GMM__TILES_512, NULL, &split, stream);
+    args.offsets = split.offsets;
+    args.tiles = split.tiles[GMM__TILES_512];
     if (s != GMM_OK) return s;
     e = gmm__mma_operand(plan, GMM__DY, 0, 0, &args.dy, stream);
     if (e == cudaSuccess) e = gmm__mma_operand(plan, GMM__DB, 1, GMM__MMA_MATRIX_TABLE, &args.db, stream);

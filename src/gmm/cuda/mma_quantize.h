@@ -176,10 +176,10 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     gmm__mma_quant_vectorized(call, &a);
     if (e == cudaSuccess && a.grouped && !a.warp_split) {
         gmm__mma_split split;
-        const gmm_status s = gmm__mma_split_of(plan, &split, stream);
+        const gmm_status s = gmm__mma_split_of(plan, GMM__TILES_128, NULL, &split, stream);
         if (s != GMM_OK) return s;
         a.offsets = split.offsets;
-        a.tiles = split.tiles;
+        a.tiles = split.tiles[GMM__TILES_128];
     }
     if (e == cudaSuccess && d->phase != GMM_QUANT_CAST && (tensor_amax || records_amax || a.lines))
         e = cudaMemsetAsync(amax, 0, floats * sizeof(float), stream);
@@ -226,10 +226,10 @@ static gmm_status gmm__mma_launch_dequantize(const gmm__plan *plan, gmm_stream s
     a.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
     if (a.grouped) {
         gmm__mma_split split;
-        const gmm_status s = gmm__mma_split_of(plan, &split, stream);
+        const gmm_status s = gmm__mma_split_of(plan, GMM__TILES_128, NULL, &split, stream);
         if (s != GMM_OK) return s;
         a.offsets = split.offsets;
-        a.tiles = split.tiles;
+        a.tiles = split.tiles[GMM__TILES_128];
     }
     e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
     if (e == cudaSuccess) e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 2, &a.dst, stream);

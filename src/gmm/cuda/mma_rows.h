@@ -52,8 +52,12 @@ static gmm__view gmm__mma_view(const gmm__call *call, int role) {
 static void gmm__mma_reserve_split(const gmm__call *call, gmm__plan *plan, int region) {
     gmm__reserve(plan, region, ((size_t)call->groups.count + 1) * sizeof(int64_t));
 }
-static gmm_status gmm__mma_enqueue_split(const gmm__plan *plan, gmm_stream stream) {
-    return gmm__mma_enqueue_offsets(plan->call, (int64_t *)gmm__part(plan, GMM__SPLIT_OFFSETS), NULL, 1, stream);
+/* The row offsets of a call's groups: those that an MLP has computed for all of its steps, or those whose computation
+   this enqueues. */
+static gmm_status gmm__mma_row_offsets(const gmm__plan *plan, const int64_t **offsets, gmm_stream stream) {
+    int64_t *own = (int64_t *)gmm__part(plan, GMM__SPLIT_OFFSETS);
+    *offsets = plan->call->split_tiles ? (const int64_t *)plan->call->groups.splits : own;
+    return plan->call->split_tiles ? GMM_OK : gmm__mma_enqueue_offsets(plan->call, own, NULL, 1, stream);
 }
 
 /* --- activation --- */
@@ -69,11 +73,12 @@ static gmm_status gmm__mma_launch_act(const gmm__plan *plan, gmm_stream stream) 
     const gmm__call *call = plan->call;
     const gmm_activation *d = &call->d.act;
     const int forward = call->op == GMM_OP_ACT_FWD;
-    const gmm_status s = gmm__mma_enqueue_split(plan, stream);
+    const int64_t *offsets;
+    const gmm_status s = gmm__mma_row_offsets(plan, &offsets, stream);
     gmm__act_args a;
     if (s != GMM_OK) return s;
     memset(&a, 0, sizeof a);
-    a.valid_rows = (const int64_t *)gmm__part(plan, GMM__SPLIT_OFFSETS) + call->groups.count;
+    a.valid_rows = offsets + call->groups.count;
     a.rows = call->rows;
     a.ffn = (int32_t)call->out;
     /* a block of ffn columns is the layout that is not interleaved: one half, then the other */

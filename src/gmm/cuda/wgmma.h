@@ -481,9 +481,9 @@ static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_ar
 
 /* Enqueues the dequantization of a product's operands to the workspace, and makes `product` address the results. Packed
    weights are described to the GEMM kernel instead. Where tokens are dequantized, the split of `product` consists of
-   row offsets, to which `tiles` belong. NV16 has a scale for the whole tensor besides those of its blocks: it becomes
-   part of alpha. */
-static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, const int32_t *tiles, gmm_sm90_args *product,
+   row offsets, those of `split`. NV16 has a scale for the whole tensor besides those of its blocks: it becomes part of
+   alpha. */
+static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, const gmm__mma_split *split, gmm_sm90_args *product,
                                         gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
@@ -496,7 +496,7 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, const int32_t *ti
     args.dtype = gmm_sm90_kernels[plan->kernel].dtype;
     args.groups = call->groups.count;
     args.offsets = (const int64_t *)product->groups.splits;
-    args.tiles = tiles;
+    args.tiles = split->tiles[GMM__TILES_128];
     for (operand = 0; operand < 2; operand++) {
         const int role = operand ? gmm__mma_role_b(op) : gmm__mma_role_a(op);
         gmm_expand_operand *s = &args.operand[operand];
@@ -540,7 +540,7 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, const int32_t *ti
         product->p.alpha_per_group = 1;
     }
     if (transposes) {
-        args.units = (const int32_t *)gmm__part(plan, GMM__WGMMA_TILES16);
+        args.units = split->tiles[GMM__TILES_16];
         args.ends = (int64_t *)gmm__part(plan, GMM__WGMMA_OFFSETS16);
         product->groups.splits = args.ends;
         product->groups.capacity = product->p.capacity = call->rows + 15 * G;
@@ -562,21 +562,25 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
     const int dequantizes = gmm__wgmma_dequantizes(call, op), fp8 = gmm__quantized(call) && !dequantizes;
     const int quantized_tokens = dequantizes && call->mat[gmm__mma_role_a(op)].scaling != GMM_SCALING_NONE;
 #endif
-    gmm__mma_split split = { (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS), NULL };
+    gmm__mma_split split;
+    int32_t *tiles16 = NULL;
     gmm_sm90_args args;
     gmm_status s = GMM_OK;
     cudaError_t e = cudaSuccess;
 
     memset(&args, 0, sizeof args);
+    memset(&split, 0, sizeof split);
     args.groups = call->groups;
     if (call->groups.on_host || quantized_tokens) {
-        int64_t *offsets = (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
 #ifndef GMM_NO_QUANT
-        if (dequantizes && gmm__wgmma_transposes(call, op)) /* prefix sums of blocks of 16 rows */
-            s = gmm__mma_enqueue_offsets(call, offsets, (int32_t *)gmm__part(plan, GMM__WGMMA_TILES16), 16, stream);
+        if (dequantizes && gmm__wgmma_transposes(call, op)) tiles16 = (int32_t *)gmm__part(plan, GMM__WGMMA_TILES16);
 #endif
-        if (s == GMM_OK && quantized_tokens) s = gmm__mma_split_of(plan, &split, stream);
-        else if (s == GMM_OK) s = gmm__mma_enqueue_offsets(call, offsets, NULL, 1, stream);
+        if (quantized_tokens) s = gmm__mma_split_of(plan, GMM__TILES_128, tiles16, &split, stream);
+        else {
+            int64_t *offsets = (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
+            s = gmm__mma_enqueue_offsets(call, offsets, NULL, 1, stream);
+            split.offsets = offsets;
+        }
         if (s != GMM_OK) return s;
         args.groups.splits = split.offsets;
         args.groups.form = GMM_SPLIT_OFFSETS;
@@ -593,7 +597,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
         if (e != cudaSuccess) return gmm__cuda_status(call, e);
     }
 #ifndef GMM_NO_QUANT
-    if (dequantizes && (s = gmm__wgmma_dequantize(plan, split.tiles, &args, stream)) != GMM_OK) return s;
+    if (dequantizes && (s = gmm__wgmma_dequantize(plan, &split, &args, stream)) != GMM_OK) return s;
 #endif
     if (call->rows == 0) { /* token matrices without rows may have no address, but a tensor map needs one */
         args.p.a.data = plan->workspace;

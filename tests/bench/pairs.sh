@@ -31,10 +31,11 @@ library() {
     fi && mv "$2.new" "$2"
 }
 # plugin TREE LIBRARY-OBJECT SHARED: the rows of this tree, compiled against the headers of that one, whose fields may
-# still have their former names
+# still have their former names. A version without a cache of weights and GMM_SAVE_QUANTIZED casts in each step
 plugin() {
     former=
-    grep -qw bias_scale "$1/gmm.h" || former="-Dbias_scale=row_scale -Dd_bias_scale=d_row_scale"
+    grep -qw weight_cache "$1/gmm.h" || former=-DCASE_FORMER_MLP
+    grep -qw bias_scale "$1/gmm.h" || former="$former -Dbias_scale=row_scale -Dd_bias_scale=d_row_scale"
     for f in cases cases_ops; do
         $CC -std=c11 -O2 -fPIC $former -I"$1" -Itests/tools -c -o "${3%.so}.$f.o" tests/tools/$f.c || return 1
     done

@@ -29,6 +29,10 @@ static const word ACTS[] = { { "relu", 1 }, { "relu2", 2 }, { "gelu", 3 }, { "qg
 static const word FLAGS[] = {
 #define CASE_WORD(name, text) { text, CASE_BIT_##name },
     CASE_FLAGS(CASE_WORD)
+    { NULL, 0 }
+};
+static const word POLICIES[] = {
+    CASE_POLICIES(CASE_WORD)
 #undef CASE_WORD
     { NULL, 0 }
 };
@@ -101,6 +105,7 @@ static int token_of(case_run *r, const char *token) {
     else if (look(SPLITS, token, &value)) r->split = value;
     else if (look(ACTS, token, &value)) r->act = value;
     else if (look(FLAGS, token, &value)) r->flags |= 1u << value;
+    else if (look(POLICIES, token, &value)) r->policies |= 1u << value;
     else {
         for (const format_word *f = FORMATS; f->text; f++)
             if (!strcmp(f->text, token)) {

@@ -161,6 +161,11 @@ static void mlp_config(case_run *r) {
     c->act = activation_of(r);
     c->save = r->flags & CASE_SAVE_ACT ? GMM_SAVE_PREACT_AND_ACT
               : r->flags & CASE_SAVE_NOTHING ? GMM_SAVE_NOTHING : GMM_SAVE_PREACT;
+#ifndef CASE_FORMER_MLP
+    if (r->policies & CASE_SAVE_QUANTIZED)
+        c->save = r->policies & CASE_SAVE_E4M3 ? GMM_SAVE_QUANTIZED_E4M3 : GMM_SAVE_QUANTIZED;
+    else if (r->policies & CASE_SAVE_E4M3) c->save = GMM_SAVE_PREACT_E4M3;
+#endif
     c->delay_wgrad = (r->flags & CASE_DELAY) != 0;
     c->recipe = r->quantized ? r->recipe.kind : GMM_RECIPE_NONE;
 }
@@ -177,6 +182,22 @@ static const gmm_mat *mlp_weight(case_run *r, int64_t rows, int64_t cols) {
     rowwise->columnwise = columnwise;
     return rowwise;
 }
+
+#ifndef CASE_FORMER_MLP
+/* A cache that holds the quantized weights already, for the flag WEIGHT_CACHE. One forward fills it. */
+static int mlp_weight_cache(case_run *r) {
+    const int32_t filled = 1;
+    gmm_info info = GMM_ZERO;
+    if (case_check(r, gmm_mlp_query(case_context, GMM_OP_MLP_FWD, &r->d.mlp, &info))) return 1;
+    r->quant.weight_cache = case_alloc(r, info.weight_cache_bytes);
+    r->quant.weight_cache_bytes = info.weight_cache_bytes;
+    if (ready(r, gmm_mlp_query(case_context, GMM_OP_MLP_FWD, &r->d.mlp, &info), &info) ||
+        case_check(r, gmm_mlp_fwd(case_context, &r->d.mlp, r->workspace, r->workspace_bytes, case_stream)))
+        return 1;
+    r->quant.weight_skip = (const int32_t *)case_put(r, &filled, sizeof filled);
+    return r->status != GMM_OK;
+}
+#endif
 
 static int mlp_open(case_run *r, int train) {
     static const uint64_t random[4] = { 12345, 678, 91011, 1213 };
@@ -209,6 +230,14 @@ static int mlp_open(case_run *r, int train) {
         d->quant = &r->quant;
     }
     if (r->status != GMM_OK) return 1;
+#ifndef CASE_FORMER_MLP
+    if (r->quantized) {
+        r->quant.backward_override = r->policies & CASE_BACKWARD_HIGH ? GMM_BACKWARD_HIGH_PRECISION
+                                     : r->policies & CASE_BACKWARD_DEQUANTIZED ? GMM_BACKWARD_DEQUANTIZED
+                                     : GMM_BACKWARD_BY_RECIPE;
+        if (r->policies & CASE_WEIGHT_CACHE && mlp_weight_cache(r)) return 1;
+    }
+#endif
     if (!train) return ready(r, gmm_mlp_query(case_context, GMM_OP_MLP_FWD, d, &info), &info);
     d->dy = case_in(r, r->source, 1, T, r->K);
     d->dx = case_mat_out(r, "dx", out_dtype(r), 1, T, r->K);

@@ -13,15 +13,23 @@
     X(ROWWISE, "rowwise") X(COLUMNWISE, "columnwise") X(INVERSE, "inverse") X(GROUPED, "grouped") X(DB, "db") \
     X(SIGMOID, "sigmoid") X(NORMALIZE, "normalize") X(AUX, "aux") X(TO32, "to32") X(TO16, "to16") \
     X(ROLE_W, "weight") X(ROLE_GRAD, "grad") X(SAVE_ACT, "saveact") X(SAVE_NOTHING, "savenothing") X(RECENT, "recent")
+/* Policies of an MLP with a recipe. */
+#define CASE_POLICIES(X) \
+    X(SAVE_QUANTIZED, "saveq") X(SAVE_E4M3, "savee4m3") X(WEIGHT_CACHE, "weightcache") X(BACKWARD_HIGH, "bwdhigh") \
+    X(BACKWARD_DEQUANTIZED, "bwddeq")
 
 enum {
 #define CASE_BIT(name, word) CASE_BIT_##name,
     CASE_FLAGS(CASE_BIT)
-#undef CASE_BIT
     CASE_BITS
 };
+enum {
+    CASE_POLICIES(CASE_BIT)
+    CASE_POLICY_BITS
+};
+#undef CASE_BIT
 #define CASE_VALUE(name, word) CASE_##name = 1u << CASE_BIT_##name,
-enum { CASE_FLAGS(CASE_VALUE) CASE_NO_FLAG = 0 };
+enum { CASE_FLAGS(CASE_VALUE) CASE_POLICIES(CASE_VALUE) CASE_NO_FLAG = 0 };
 #undef CASE_VALUE
 
 enum { CASE_MATS = 24, CASE_OUTPUTS = 12 };
@@ -31,7 +39,7 @@ struct case_run {
     uint64_t seed;
     /* parsed */
     int op;                 /* index in the table of operations */
-    uint32_t flags;
+    uint32_t flags, policies;
     gmm_dtype source;
     gmm_recipe recipe;      /* formats of input, weight and grad; dtype 0 = not quantized */
     int quantized;

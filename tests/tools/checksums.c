@@ -56,7 +56,7 @@ static const char *const PATTERNS[] = {
     "mlp.{fwd,train}.{fp8-delayed,fp8-tensor,fp8-row,fp8-1x128,mx8,mx8-mx4,wonly-mx4,nv4}.swiglu.g4.k128.n256.t140."
         "skew.prob.store32",
     "mlp.train.{fp8-tensor,fp8-1x128,mx8,nv4}.swiglu.g4.k128.n256.t140.skew.{saveact,savenothing,delay.main32,"
-        "bias.prob,cached}",
+        "bias.prob,cached,weightcache,saveq,savee4m3,saveq.savee4m3,saveq.delay,bwdhigh,bwddeq,saveq.bwddeq}",
     /* routing, permutation, padding, interleaving */
     "route.{fwd,bwd}.{f32,f16,bf16}.g{8,60,256}.top{1,6}.t131.aux",
     "route.{fwd,bwd}.f32.g64.top8.t200.{sigmoid.bias.normalize,sigmoid.aux,normalize.bias}",

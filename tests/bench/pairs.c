@@ -22,7 +22,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { PLUGINS = 3, BASE = 0, COPY = 1, NEW = 2, MAX_ROUNDS = 64, MAX_LAUNCHES = 256, LISTED = 150, DRAWN = 20 };
+enum { PLUGINS = 3, BASE = 0, COPY = 1, NEW = 2, MAX_ROUNDS = 64, MAX_LAUNCHES = 256, LISTED = 180, DRAWN = 20 };
 static const double ROW_LIMIT = 0.985, MEAN_LIMIT = 0.997, BATCH_SECONDS = 0.005;
 
 static void *need(void *p, const char *what) {

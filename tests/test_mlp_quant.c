@@ -453,6 +453,67 @@ static void delayed_wgrad(int arg) {
     same_gradients(&now, &later);
 }
 
+/* The part of `saved` with a name; NULL if there is none. */
+static const gmm_saved_part *part_named(const gmm_saved_layout *l, const char *name) {
+    for (int i = 0; i < l->count; i++)
+        if (!strcmp(l->part[i].name, name)) return &l->part[i];
+    return NULL;
+}
+
+/* The named parts of `saved` are the columnwise copies of x and h that gmm_quantize makes: equal values, and equal
+   scales and amaxes, which dequantization multiplies by. */
+static void saved_copies(int arg) {
+    const struct { const char *data, *scale, *amax; int slot; int64_t cols; } copies[2] = {
+        { "x", "x_scale", "x_amax", GMM_SLOT_X, HIDDEN }, { "act", "act_scale", "act_amax", GMM_SLOT_H, FFN }
+    };
+    gmm_saved_layout l = GMM_ZERO;
+    int64_t end = 0;
+    mlp_case c;
+    t_mat H = poison(GMM_BF16, 1, ROWS, FFN), z;
+    build(&c, arg, GMM_SAVE_QUANTIZED);
+    if (c.recipe.input.dtype == GMM_NONE) {
+        T_REFUSED(GMM_E_CONFIG, gmm_mlp_saved_query(T.ctx, GMM_OP_MLP_FWD, &c.d, &l), "mlp.config.save: ", NULL);
+        return;
+    }
+    forward(&c);
+    T_OK(gmm_mlp_saved_query(T.ctx, GMM_OP_MLP_FWD, &c.d, &l));
+    T_CHECK(l.count == (c.recipe.input.scaling == GMM_SCALING_NV16 ? 7 : 5), "%d parts", (int)l.count);
+    T_CHECK((size_t)l.bytes == c.d.saved_bytes, "%lld bytes", (long long)l.bytes);
+    for (int i = 0; i < l.count; i++) {
+        T_CHECK(l.part[i].offset >= end && l.part[i].offset % 256 == 0, "offset of %s", l.part[i].name);
+        end = l.part[i].offset + l.part[i].bytes;
+    }
+    T_CHECK(end <= l.bytes, "parts end at %lld", (long long)end);
+    z.mat = gmm_mat_packed(GMM_BF16, (char *)c.d.saved + part_named(&l, "preact")->offset);
+    activate(&c, &z.mat, &H);
+    for (int i = 0; i < 2; i++) {
+        pair own;
+        gmm_dequantization d = GMM_ZERO;
+        gmm_info info = GMM_ZERO;
+        t_mat values[2];
+        gmm_format f = c.recipe.input;
+        const gmm_saved_part *data = part_named(&l, copies[i].data), *scale = part_named(&l, copies[i].scale);
+        const gmm_saved_part *amax = part_named(&l, copies[i].amax);
+        gmm_mat saved;
+        f.row_amax = 0;
+        saved = gmm_mat_quantized(&f, GMM_COLUMNWISE, (char *)c.d.saved + data->offset,
+                                  (char *)c.d.saved + scale->offset,
+                                  amax ? (float *)(void *)((char *)c.d.saved + amax->offset) : NULL);
+        (void)both(&c, &own, &c.recipe.input, i ? &H.mat : &c.x.mat, copies[i].slot, 0, copies[i].cols);
+        d.groups = &c.groups;
+        d.cols = copies[i].cols;
+        d.direction = GMM_COLUMNWISE;
+        for (int k = 0; k < 2; k++) {
+            values[k] = poison(GMM_BF16, 1, ROWS, copies[i].cols);
+            d.src = k ? &own.mat[1] : &saved;
+            d.dst = &values[k].mat;
+            T_OK(gmm_dequantize_query(T.ctx, &d, &info));
+            T_OK(gmm_dequantize(T.ctx, &d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+        }
+        same_rows(copies[i].data, &values[0], &values[1]);
+    }
+}
+
 static void count_line(void *user, gmm_log_level level, const char *message) {
     (void)message;
     *(int *)user += level == GMM_LOG_TRACE;
@@ -501,6 +562,43 @@ static void refusals(int arg) {
     c.quant.reserved = 1;
     T_REFUSED(GMM_E_ARG, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), ": mlp.quant.reserved: 1", NULL);
     c.quant.reserved = 0;
+    c.quant.reserved1 = 2;
+    T_REFUSED(GMM_E_ARG, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), ": mlp.quant.reserved1: 2", NULL);
+    c.quant.reserved1 = 0;
+    c.quant.backward_override = (gmm_backward_override)3;
+    T_REFUSED(GMM_E_ARG, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), ": mlp.quant.backward_override: 3", NULL);
+    c.quant.backward_override = GMM_BACKWARD_HIGH_PRECISION;
+    c.config.save = GMM_SAVE_QUANTIZED_E4M3;
+    T_REFUSED(GMM_E_CONFIG, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), ": mlp.config.save: 5", "backward_override 1",
+              NULL);
+    c.config.save = GMM_SAVE_PREACT;
+    { /* backward in 16 bits has no weights to multiply where they are given quantized */
+        gmm_mat w1 = c.w1.mat;
+        w1.dtype = c.recipe.weight.dtype;
+        w1.scaling = c.recipe.weight.scaling;
+        want_gradients(&c);
+        c.d.w1 = &w1;
+        T_REFUSED(GMM_E_CONFIG, gmm_mlp_bwd(T.ctx, &c.d, NULL, 0, T.stream), ": mlp.w1 is quantized", NULL);
+        c.d.w1 = &c.w1.mat;
+    }
+    c.quant.backward_override = GMM_BACKWARD_BY_RECIPE;
+    c.quant.weight_cache = c.w2.mat.data;
+    c.quant.weight_cache_bytes = (size_t)1 << 30;
+    c.quant.weight_skip = (const int32_t *)(const void *)((const char *)c.scale + 1);
+    T_REFUSED(GMM_E_ALIGN, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), ": mlp.quant.weight_skip: ", NULL);
+    c.quant.weight_skip = NULL;
+    {
+        gmm_info info = GMM_ZERO;
+        char *cache;
+        T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &c.d, &info));
+        cache = (char *)t_alloc_aligned(info.weight_cache_bytes + 256, 256);
+        c.quant.weight_cache = cache + 8;
+        T_REFUSED(GMM_E_ALIGN, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), ": mlp.quant.weight_cache ", "256", NULL);
+        c.quant.weight_cache = cache;
+        T_REFUSED(GMM_E_ARG, gmm_mlp_fwd(T.ctx, &c.d, cache, info.workspace_bytes, T.stream), "overlaps",
+                  "quant.weight_cache", NULL);
+        c.quant.weight_cache = NULL;
+    }
     { /* refused before anything is enqueued, so `deferred` is not written */
         gmm_wgrad_entry entry[1];
         gmm_wgrad_queue queue = gmm_wgrad_queue_over(entry, 1);
@@ -585,6 +683,7 @@ void tests_mlp_quant(void) {
     for (int i = 0; i < RECIPES; i++) {
         t_add(policy_bits, i, "mlp recipe %s bits of save policies", recipes[i].name);
         t_add(weight_cache, i, "mlp recipe %s weight cache", recipes[i].name);
+        t_add(saved_copies, i, "mlp recipe %s saved copies", recipes[i].name);
     }
     for (int i = 0; i < RECIPES; i++) t_add(casts_once, i, "mlp recipe %s casts each operand once", recipes[i].name);
     t_add(refusals, 0, "mlp recipe refusals");

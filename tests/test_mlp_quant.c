@@ -589,13 +589,16 @@ static void refusals(int arg) {
     c.quant.weight_skip = NULL;
     {
         gmm_info info = GMM_ZERO;
+        void *workspace;
         char *cache;
         T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &c.d, &info));
         cache = (char *)t_alloc_aligned(info.weight_cache_bytes + 256, 256);
         c.quant.weight_cache = cache + 8;
         T_REFUSED(GMM_E_ALIGN, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), ": mlp.quant.weight_cache: ", "256", NULL);
-        c.quant.weight_cache = cache;
-        T_REFUSED(GMM_E_ARG, gmm_mlp_fwd(T.ctx, &c.d, cache, info.workspace_bytes, T.stream), "overlaps",
+        c.quant.weight_cache_bytes = info.weight_cache_bytes;
+        c.quant.weight_cache = c.y.mat.data = cache;
+        workspace = t_workspace(info.workspace_bytes);
+        T_REFUSED(GMM_E_ARG, gmm_mlp_fwd(T.ctx, &c.d, workspace, info.workspace_bytes, T.stream), "overlaps",
                   "quant.weight_cache", NULL);
         c.quant.weight_cache = NULL;
     }

@@ -4406,17 +4406,48 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
 /* What an MLP call is composed of. FC1 computes z from x, the activation h from z, and FC2 y from h; backward computes
    dh from dy, dz from dh, and dx from dz. Each of these operations, and each cast of an operand, is a step. */
 
-/* Memory in which matrices are placed one after the other. Without an address, as in plans, it counts their bytes. */
+/* Memory from which steps get blocks and to which they return them. Without an address, as in plans, it counts bytes. A
+   plan and its launch take and return the same blocks in the same order, so that both have the same offsets. */
+enum { GMM__MLP_BLOCKS = 32 }; /* more than are in use at once */
 typedef struct gmm__mlp_arena {
     char *memory;
-    size_t used, peak; /* peak: the largest `used` so far */
+    size_t peak; /* the largest end of a block so far */
+    int32_t count;
+    struct { size_t at, bytes; int32_t owner; } block[GMM__MLP_BLOCKS]; /* in use, by offset */
 } gmm__mlp_arena;
 
-static void *gmm__mlp_place(gmm__mlp_arena *arena, int64_t bytes) {
-    char *address = arena->memory ? arena->memory + arena->used : NULL;
-    arena->used += gmm__round256((size_t)bytes);
-    if (arena->used > arena->peak) arena->peak = arena->used;
-    return address;
+/* Owners of blocks: a copy of an operand, a dequantized operand, a matrix. */
+enum gmm__mlp_owner {
+    GMM__MLP_COPY,                                     /* + 2 slot + direction */
+    GMM__MLP_DEQUANTIZED = GMM__MLP_COPY + 2 * GMM_SLOTS, /* + slot */
+    GMM__MLP_SPLIT = GMM__MLP_DEQUANTIZED + GMM_SLOTS,
+    GMM__MLP_Z, GMM__MLP_H, GMM__MLP_DH, GMM__MLP_DZ, GMM__MLP_ARRAYS
+};
+
+static size_t gmm__mlp_top(const gmm__mlp_arena *arena) {
+    return arena->count ? arena->block[arena->count - 1].at + arena->block[arena->count - 1].bytes : 0;
+}
+/* The first free bytes that suffice. */
+static void *gmm__mlp_place(gmm__mlp_arena *arena, int32_t owner, int64_t bytes) {
+    const size_t size = gmm__round256((size_t)bytes);
+    size_t at = 0;
+    int32_t i, j;
+    for (i = 0; i < arena->count && arena->block[i].at - at < size; i++)
+        at = arena->block[i].at + arena->block[i].bytes;
+    if (size) {
+        for (j = arena->count++; j > i; j--) arena->block[j] = arena->block[j - 1];
+        arena->block[i].at = at;
+        arena->block[i].bytes = size;
+        arena->block[i].owner = owner;
+        if (at + size > arena->peak) arena->peak = at + size;
+    }
+    return arena->memory ? arena->memory + at : NULL;
+}
+static void gmm__mlp_release(gmm__mlp_arena *arena, int32_t owner) {
+    int32_t i, kept = 0;
+    for (i = 0; i < arena->count; i++)
+        if (arena->block[i].owner != owner) arena->block[kept++] = arena->block[i];
+    arena->count = kept;
 }
 
 /* An operand of the products, and its copies in the formats of the recipe. */
@@ -4429,7 +4460,7 @@ typedef struct gmm__mlp_operand {
     gmm_mat dequantized;    /* the values of the rowwise copy */
 } gmm__mlp_operand;
 
-/* A step. Its workspace begins at `workspace`, behind what must outlive it. */
+/* A step. Its workspace begins at `workspace`, behind all blocks in use. */
 typedef struct gmm__mlp_step {
     gmm_op op;
     const void *descriptor; /* gmm_linear, gmm_activation, gmm_quantization or gmm_dequantization */
@@ -4695,7 +4726,7 @@ static void gmm__mlp_add_step(gmm__mlp_steps *steps, gmm_op op, const void *desc
     gmm__mlp_step *step = &steps->step[steps->count++];
     step->op = op;
     step->descriptor = descriptor;
-    step->workspace = steps->workspace.used;
+    step->workspace = gmm__mlp_top(&steps->workspace);
 }
 /* Adds a step behind which the gradient of a parameter is complete. */
 static void gmm__mlp_add_gradient(gmm__mlp_steps *steps, gmm_op op, const gmm_linear *linear, gmm_param param) {
@@ -4738,7 +4769,7 @@ static GMM__UNUSED int gmm__mlp_size_linear(const gmm__plan *plan, gmm_op op, co
    need; the copies outlive the products that read them. */
 
 /* The four sets of directions that a cast may have. */
-enum { GMM__MLP_ROWWISE = 1 << GMM_ROWWISE, GMM__MLP_COLUMNWISE = 1 << GMM_COLUMNWISE };
+enum { GMM__MLP_ROWWISE = 1 << GMM_ROWWISE, GMM__MLP_COLUMNWISE = 1 << GMM_COLUMNWISE, GMM__MLP_BOTH = 3 };
 
 /* Whether an operand has copies: the recipe quantizes it, or the caller has. */
 static int gmm__mlp_quantizes(const gmm__mlp_operand *o) { return o->format[0].dtype != GMM_NONE; }
@@ -4750,6 +4781,7 @@ static int gmm__mlp_place_copy(gmm__mlp_steps *steps, int slot, gmm_direction di
     const gmm_mlp_quant *quant = &call->quant;
     gmm__mlp_operand *o = &steps->operand[slot];
     const gmm_format *f = &o->format[direction];
+    const int32_t owner = GMM__MLP_COPY + 2 * slot + (int32_t)direction;
     gmm_mat *m = &o->copy[direction];
     gmm_layout layout;
     gmm_status s;
@@ -4760,11 +4792,11 @@ static int gmm__mlp_place_copy(gmm__mlp_steps *steps, int slot, gmm_direction di
         return 0;
     }
     *m = gmm_mat_quantized(f, direction, NULL, NULL, NULL);
-    m->data = gmm__mlp_place(arena, layout.data_bytes);
-    m->scale = gmm__mlp_place(arena, layout.scale_bytes);
+    m->data = gmm__mlp_place(arena, owner, layout.data_bytes);
+    m->scale = gmm__mlp_place(arena, owner, layout.scale_bytes);
     if (f->scaling == GMM_SCALING_NV16)
-        m->amax = (float *)gmm__mlp_place(arena, 4 * (f->row_amax ? call->groups.capacity
-                                                                  : (int64_t)call->groups.count));
+        m->amax = (float *)gmm__mlp_place(arena, owner, 4 * (f->row_amax ? call->groups.capacity
+                                                                         : (int64_t)call->groups.count));
     else if (f->delayed && quant->amax) m->amax = quant->amax + (int64_t)slot * call->groups.count;
     return 1 << direction;
 }
@@ -4796,6 +4828,15 @@ static void gmm__mlp_cast(gmm__mlp_steps *steps, int slot, int directions, const
         if (direction) d->columnwise = &o->copy[direction];
         else d->rowwise = &o->copy[direction];
     }
+}
+
+/* Returns the workspace of an operand's copies of a set of directions, and that of its dequantized values: no later
+   step reads them. */
+static void gmm__mlp_release_copies(gmm__mlp_steps *steps, int slot, int directions) {
+    int direction;
+    for (direction = 0; direction < 2; direction++)
+        if (directions & 1 << direction) gmm__mlp_release(&steps->workspace, GMM__MLP_COPY + 2 * slot + direction);
+    gmm__mlp_release(&steps->workspace, GMM__MLP_DEQUANTIZED + slot);
 }
 
 /* Makes those copies of a set of directions that the operand lacks, in the workspace. */
@@ -4841,8 +4882,9 @@ static const gmm_mat *gmm__mlp_backward_operand(gmm__mlp_steps *steps, int slot,
         const int64_t rows = o->rows ? o->rows * steps->call->groups.count : steps->call->groups.capacity;
         if (slot == GMM_SLOT_DY || slot == GMM_SLOT_DZ) return o->source; /* forward has no copy of them */
         gmm__mlp_make_copies(steps, slot, GMM__MLP_ROWWISE);
-        o->dequantized = gmm_mat_packed(steps->dtype, gmm__mlp_place(&steps->workspace, rows * o->cols *
-                                                                     (gmm_dtype_bits(steps->dtype) / 8)));
+        o->dequantized = gmm_mat_packed(steps->dtype, gmm__mlp_place(&steps->workspace, GMM__MLP_DEQUANTIZED + slot,
+                                                                     rows * o->cols *
+                                                                         (gmm_dtype_bits(steps->dtype) / 8)));
         gmm__mlp_dequantize(steps, &o->copy[GMM_ROWWISE], o->rows, o->cols, &o->dequantized);
         return &o->dequantized;
     }
@@ -4863,7 +4905,7 @@ static size_t gmm__mlp_place_weights(gmm__mlp_steps *steps, void *memory) {
     for (i = 0; i < 2; i++)
         for (direction = 0; direction < directions; direction++)
             (void)gmm__mlp_place_copy(steps, slots[i], (gmm_direction)direction, &cache);
-    return cache.used;
+    return cache.peak;
 }
 /* Bytes of the cache that a call's weights need; 0 where they are not quantized here. */
 static size_t gmm__mlp_cache_bytes(const gmm__call *call) {
@@ -4887,14 +4929,14 @@ static gmm_status gmm__dequantize_prepare(gmm__call *call, gmm_context *ctx, con
 /* Places the split's offsets and tiles in an arena. Every call begins with them. */
 static void gmm__mlp_place_split(gmm__mlp_steps *steps, const gmm__call *call, gmm__mlp_arena *arena) {
     const int64_t ends = call->groups.count + (int64_t)1;
-    void *offsets = gmm__mlp_place(arena, ends * (int64_t)sizeof(int64_t));
+    void *offsets = gmm__mlp_place(arena, GMM__MLP_SPLIT, ends * (int64_t)sizeof(int64_t));
     gmm__mlp_begin(steps, call, gmm__mlp_dtype(call), offsets,
-                   gmm__mlp_place(arena, GMM__TILE_KINDS * ends * (int64_t)sizeof(int32_t)));
+                   gmm__mlp_place(arena, GMM__MLP_SPLIT, GMM__TILE_KINDS * ends * (int64_t)sizeof(int32_t)));
 }
 /* A packed matrix with the rows of the groups in an arena. */
-static gmm_mat gmm__mlp_place_tokens(const gmm__mlp_steps *steps, int64_t cols, gmm__mlp_arena *arena) {
-    return gmm_mat_packed(steps->dtype, gmm__mlp_place(arena, steps->call->rows * cols *
-                                                                  (gmm_dtype_bits(steps->dtype) / 8)));
+static gmm_mat gmm__mlp_place_tokens(const gmm__mlp_steps *steps, int32_t owner, int64_t cols, gmm__mlp_arena *arena) {
+    return gmm_mat_packed(steps->dtype, gmm__mlp_place(arena, owner, steps->call->rows * cols *
+                                                                         (gmm_dtype_bits(steps->dtype) / 8)));
 }
 
 /* Describes the saved pre-activation in E4M3 at `memory`. */
@@ -4909,8 +4951,8 @@ static void gmm__mlp_place_e4m3(gmm__mlp_steps *steps, char *memory) {
     }
     arena.memory = memory;
     steps->z_e4m3 = gmm_mat_quantized(&f, GMM_ROWWISE, NULL, NULL, NULL);
-    steps->z_e4m3.data = gmm__mlp_place(&arena, layout.data_bytes);
-    steps->z_e4m3.scale = gmm__mlp_place(&arena, layout.scale_bytes);
+    steps->z_e4m3.data = gmm__mlp_place(&arena, GMM__MLP_Z, layout.data_bytes);
+    steps->z_e4m3.scale = gmm__mlp_place(&arena, GMM__MLP_Z, layout.scale_bytes);
 }
 /* Adds the cast of the pre-activation to what is saved. */
 static void gmm__mlp_cast_e4m3(gmm__mlp_steps *steps) {
@@ -4959,51 +5001,55 @@ static void gmm__mlp_add_forward(gmm__mlp_steps *steps, gmm_linear *linear, int 
     gmm__mlp_add_step(steps, GMM_OP_LINEAR_FWD, linear);
 }
 
-/* Lists the steps of forward over a workspace. Inference keeps z in the workspace, training in gmm_mlp.saved; a query
-   cannot tell the two apart, and reserves the workspace for both. */
+/* Lists the steps of forward over a workspace. Inference keeps z and h in the workspace, training in gmm_mlp.saved; a
+   query cannot tell the two apart, and reserves the workspace for both. */
 static gmm_status gmm__mlp_build_fwd(gmm__mlp_steps *steps, const gmm__call *call, void *workspace) {
     const gmm__mlp_saved saved = gmm__mlp_saved_of(call);
     const int saves = call->query || call->d.mlp.saved, copies = saves && gmm__mlp_saves_copies(call);
     const int e4m3 = saves && gmm__mlp_saves_e4m3(call);
     char *memory = (char *)call->d.mlp.saved;
-    size_t used;
     memset(steps, 0, sizeof *steps);
     steps->workspace.memory = (char *)workspace;
     gmm__mlp_place_split(steps, call, &steps->workspace);
     gmm__mlp_fill(steps);
-    steps->z = gmm__mlp_place_tokens(steps, gmm__mlp_fc1_cols(call), &steps->workspace);
-    steps->h = gmm__mlp_place_tokens(steps, call->config.ffn, &steps->workspace);
-    if (memory && call->config.save != GMM_SAVE_NOTHING && !e4m3) steps->z.data = memory;
-    if (memory && call->config.save == GMM_SAVE_PREACT_AND_ACT) steps->h.data = memory + saved.at[GMM__SAVED_ACT];
     if (call->quant.weight_cache) (void)gmm__mlp_place_weights(steps, call->quant.weight_cache);
-    used = steps->workspace.used;
 
+    steps->z = gmm__mlp_place_tokens(steps, GMM__MLP_Z, gmm__mlp_fc1_cols(call), &steps->workspace);
+    if (memory && call->config.save != GMM_SAVE_NOTHING && !e4m3) steps->z.data = memory;
     gmm__mlp_cast_forward(steps, GMM_SLOT_X, copies, saved.at[GMM__SAVED_X]);
     gmm__mlp_cast_weight(steps, GMM_SLOT_W1);
     gmm__mlp_add_forward(steps, &steps->fc1, GMM_SLOT_X, GMM_SLOT_W1);
-    steps->workspace.used = used;
+    gmm__mlp_release_copies(steps, GMM_SLOT_X, GMM__MLP_BOTH);
+    gmm__mlp_release_copies(steps, GMM_SLOT_W1, GMM__MLP_BOTH);
     if (e4m3) {
         gmm__mlp_place_e4m3(steps, memory);
         gmm__mlp_cast_e4m3(steps);
     }
+    steps->h = gmm__mlp_place_tokens(steps, GMM__MLP_H, call->config.ffn, &steps->workspace);
+    if (memory && call->config.save == GMM_SAVE_PREACT_AND_ACT) steps->h.data = memory + saved.at[GMM__SAVED_ACT];
     steps->act.y = &steps->h;
     gmm__mlp_add_step(steps, GMM_OP_ACT_FWD, &steps->act);
+    gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
     gmm__mlp_cast_forward(steps, GMM_SLOT_H, copies, saved.at[GMM__SAVED_ACT]);
     gmm__mlp_cast_weight(steps, GMM_SLOT_W2);
     gmm__mlp_add_forward(steps, &steps->fc2, GMM_SLOT_H, GMM_SLOT_W2);
     return steps->status;
 }
 
-/* Adds the product of a backward: dgrad reads dy and w, wgrad x and dy. */
+/* Adds the product of a backward: dgrad reads dy and w, wgrad x and dy. No later step reads the same copies. */
 static void gmm__mlp_add_dgrad(gmm__mlp_steps *steps, gmm_linear *linear, int dy, int w) {
     linear->dy = gmm__mlp_backward_operand(steps, dy, GMM_ROWWISE);
     linear->w = gmm__mlp_backward_operand(steps, w, GMM_COLUMNWISE);
     gmm__mlp_add_step(steps, GMM_OP_LINEAR_DGRAD, linear);
+    gmm__mlp_release_copies(steps, dy, GMM__MLP_ROWWISE);
+    gmm__mlp_release_copies(steps, w, GMM__MLP_BOTH);
 }
 static void gmm__mlp_add_wgrad(gmm__mlp_steps *steps, gmm_linear *linear, int x, int dy, gmm_param param) {
     linear->x = gmm__mlp_backward_operand(steps, x, GMM_COLUMNWISE);
     linear->dy = gmm__mlp_backward_operand(steps, dy, GMM_COLUMNWISE);
     gmm__mlp_add_gradient(steps, GMM_OP_LINEAR_WGRAD, linear, param);
+    gmm__mlp_release_copies(steps, x, GMM__MLP_BOTH);
+    gmm__mlp_release_copies(steps, dy, GMM__MLP_COLUMNWISE);
 }
 
 /* Casts an output gradient in one pass for its dgrad and its wgrad. A queued wgrad reads its copy in gmm_mlp.deferred
@@ -5011,9 +5057,9 @@ static void gmm__mlp_add_wgrad(gmm__mlp_steps *steps, gmm_linear *linear, int x,
 static void gmm__mlp_cast_gradient(gmm__mlp_steps *steps, int slot, int dgrad, int wgrad, int defer) {
     int directions = 0;
     if (steps->call->quant.backward_override != GMM_BACKWARD_BY_RECIPE) return;
-    if (dgrad) directions |= gmm__mlp_place_copy(steps, slot, GMM_ROWWISE, &steps->workspace);
-    if (wgrad)
+    if (wgrad) /* lives longer than the other copy, which is therefore behind it */
         directions |= gmm__mlp_place_copy(steps, slot, GMM_COLUMNWISE, defer ? &steps->deferred : &steps->workspace);
+    if (dgrad) directions |= gmm__mlp_place_copy(steps, slot, GMM_ROWWISE, &steps->workspace);
     gmm__mlp_cast(steps, slot, directions, NULL);
 }
 
@@ -5027,24 +5073,15 @@ static gmm_mat gmm__mlp_queued_operand(const gmm__mlp_steps *steps, int slot) {
     return m;
 }
 
-/* Places the matrices that backward computes, and finds those that forward has saved. Queued weight gradients read
-   their operands in `deferred`: copies by the recipe, or h and dz themselves where products read no copies of them. */
+/* Finds the matrices that forward has saved, and places those that backward computes before it reads dy. */
 static void gmm__mlp_place_bwd(gmm__mlp_steps *steps, const gmm__mlp_gradients *need) {
     const gmm__call *call = steps->call;
     const gmm__mlp_saved saved = gmm__mlp_saved_of(call);
-    const int64_t F1 = gmm__mlp_fc1_cols(call), ffn = call->config.ffn;
-    const int dz_copied = call->quant.backward_override == GMM_BACKWARD_BY_RECIPE &&
-                          gmm__mlp_quantizes(&steps->operand[GMM_SLOT_DZ]);
     char *memory = (char *)call->d.mlp.saved;
-    gmm__mlp_arena *workspace = &steps->workspace, *deferred = need->defer ? &steps->deferred : workspace;
     if (need->z && (call->config.save == GMM_SAVE_NOTHING || gmm__mlp_saves_e4m3(call)))
-        steps->z = gmm__mlp_place_tokens(steps, F1, workspace);
+        steps->z = gmm__mlp_place_tokens(steps, GMM__MLP_Z, gmm__mlp_fc1_cols(call), &steps->workspace);
     else steps->z.data = memory;
     if (need->h_saved) steps->h.data = memory ? memory + saved.at[GMM__SAVED_ACT] : NULL;
-    else if (need->h)
-        steps->h = gmm__mlp_place_tokens(steps, ffn, gmm__mlp_backward_reads_copies(call) ? workspace : deferred);
-    if (need->dh) steps->dh = gmm__mlp_place_tokens(steps, ffn, workspace);
-    if (need->dz) steps->dz = gmm__mlp_place_tokens(steps, F1, dz_copied || !call->d.mlp.dw1 ? workspace : deferred);
     if (gmm__mlp_saves_copies(call)) {
         (void)gmm__mlp_place_saved(steps, GMM_SLOT_X, saved.at[GMM__SAVED_X]);
         (void)gmm__mlp_place_saved(steps, GMM_SLOT_H, saved.at[GMM__SAVED_ACT]);
@@ -5058,57 +5095,75 @@ static void gmm__mlp_add_preact(gmm__mlp_steps *steps, const gmm__mlp_gradients 
     const gmm__call *call = steps->call;
     const gmm_mlp *d = &call->d.mlp;
     const int both = call->quant.backward_override == GMM_BACKWARD_BY_RECIPE;
+    const int x_again = both && d->dw1 && !need->defer, w_again = both && d->dx;
     if (gmm__mlp_saves_e4m3(call)) {
         gmm__mlp_place_e4m3(steps, (char *)d->saved);
         gmm__mlp_dequantize(steps, &steps->z_e4m3, 0, gmm__mlp_fc1_cols(call), &steps->z);
     } else if (call->config.save == GMM_SAVE_NOTHING) {
-        gmm__mlp_make_copies(steps, GMM_SLOT_X,
-                             GMM__MLP_ROWWISE | (both && d->dw1 && !need->defer ? GMM__MLP_COLUMNWISE : 0));
-        gmm__mlp_make_copies(steps, GMM_SLOT_W1, GMM__MLP_ROWWISE | (both && d->dx ? GMM__MLP_COLUMNWISE : 0));
+        gmm__mlp_make_copies(steps, GMM_SLOT_X, x_again ? GMM__MLP_BOTH : GMM__MLP_ROWWISE);
+        gmm__mlp_make_copies(steps, GMM_SLOT_W1, w_again ? GMM__MLP_BOTH : GMM__MLP_ROWWISE);
         gmm__mlp_add_forward(steps, &steps->fc1, GMM_SLOT_X, GMM_SLOT_W1);
+        if (both) { /* with an override the rowwise copies are dequantized later */
+            gmm__mlp_release_copies(steps, GMM_SLOT_X, GMM__MLP_ROWWISE);
+            gmm__mlp_release_copies(steps, GMM_SLOT_W1, GMM__MLP_ROWWISE);
+        }
     }
 }
 
-/* Lists the steps of backward. `deferred`: gmm_mlp.deferred. The copies of an output gradient live in the workspace
-   from dgrad to wgrad, the other copies during one product. */
+/* Adds the activation: its gradient dz, h for FC2's weight gradient, or both. Queued weight gradients read dz and h in
+   `deferred`, unless they read copies. */
+static void gmm__mlp_add_act(gmm__mlp_steps *steps, const gmm__mlp_gradients *need) {
+    const gmm__call *call = steps->call;
+    const gmm_mlp *d = &call->d.mlp;
+    const int dz_copied = call->quant.backward_override == GMM_BACKWARD_BY_RECIPE &&
+                          gmm__mlp_quantizes(&steps->operand[GMM_SLOT_DZ]);
+    const int dz_queued = need->defer && d->dw1 && !dz_copied;
+    const int h_queued = need->defer && !gmm__mlp_backward_reads_copies(call);
+    const int computes_h = need->h && !need->h_saved;
+    if (need->dz)
+        steps->dz = gmm__mlp_place_tokens(steps, GMM__MLP_DZ, gmm__mlp_fc1_cols(call),
+                                          dz_queued ? &steps->deferred : &steps->workspace);
+    if (computes_h)
+        steps->h = gmm__mlp_place_tokens(steps, GMM__MLP_H, call->config.ffn,
+                                         h_queued ? &steps->deferred : &steps->workspace);
+    steps->act.dy = &steps->dh;
+    steps->act.dx = need->dz ? &steps->dz : NULL;
+    steps->act.dprob = d->dprob;
+    steps->act.y = computes_h ? &steps->h : NULL;
+    if (need->dh) gmm__mlp_add_step(steps, GMM_OP_ACT_BWD, &steps->act);
+    else if (computes_h) gmm__mlp_add_step(steps, GMM_OP_ACT_FWD, &steps->act);
+    gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
+    gmm__mlp_release(&steps->workspace, GMM__MLP_DH);
+}
+
+/* Lists the steps of backward. `deferred`: gmm_mlp.deferred. Blocks of the workspace are returned behind the last step
+   that reads them, so that later ones get the same bytes. */
 static gmm_status gmm__mlp_build_bwd(gmm__mlp_steps *steps, const gmm__call *call, void *workspace, void *deferred) {
     const gmm_mlp *d = &call->d.mlp;
     const gmm__mlp_gradients need = gmm__mlp_gradients_of(call);
     const int dw1 = d->dw1 && !need.defer, dw2 = d->dw2 && !need.defer;
     const gmm_direction queued = gmm__mlp_backward_direction(call);
-    size_t layer, product;
     memset(steps, 0, sizeof *steps);
     steps->workspace.memory = (char *)workspace;
     steps->deferred.memory = (char *)deferred;
     gmm__mlp_place_split(steps, call, need.defer ? &steps->deferred : &steps->workspace);
     gmm__mlp_fill(steps);
     gmm__mlp_place_bwd(steps, &need);
-    steps->act.dy = &steps->dh;
-    steps->act.dx = need.dz ? &steps->dz : NULL;
-    steps->act.dprob = d->dprob;
-    steps->act.y = need.h && !need.h_saved ? &steps->h : NULL;
     if (need.z) gmm__mlp_add_preact(steps, &need);
-    layer = steps->workspace.used;
 
+    if (need.dh) steps->dh = gmm__mlp_place_tokens(steps, GMM__MLP_DH, call->config.ffn, &steps->workspace);
     gmm__mlp_cast_gradient(steps, GMM_SLOT_DY, need.dh, d->dw2 != NULL, need.defer);
-    product = steps->workspace.used;
-    if (need.dh) {
-        gmm__mlp_add_dgrad(steps, &steps->dgrad2, GMM_SLOT_DY, GMM_SLOT_W2);
-        steps->workspace.used = product;
-        gmm__mlp_add_step(steps, GMM_OP_ACT_BWD, &steps->act);
-    } else if (steps->act.y) gmm__mlp_add_step(steps, GMM_OP_ACT_FWD, &steps->act);
+    if (need.dh) gmm__mlp_add_dgrad(steps, &steps->dgrad2, GMM_SLOT_DY, GMM_SLOT_W2);
+    gmm__mlp_add_act(steps, &need);
     if (dw2) gmm__mlp_add_wgrad(steps, &steps->wgrad2, GMM_SLOT_H, GMM_SLOT_DY, GMM_PARAM_W2);
     else if (d->dw2 && gmm__mlp_backward_reads_copies(call))
         gmm__mlp_cast(steps, GMM_SLOT_H, gmm__mlp_place_copy(steps, GMM_SLOT_H, queued, &steps->deferred), NULL);
-    steps->workspace.used = product;
+    gmm__mlp_release(&steps->workspace, GMM__MLP_H);
     if (d->db2) gmm__mlp_add_gradient(steps, GMM_OP_LINEAR_BGRAD, &steps->bgrad2, GMM_PARAM_B2);
     else if (steps->bgrad2.d_bias_scale) gmm__mlp_add_step(steps, GMM_OP_LINEAR_BGRAD, &steps->bgrad2);
-    steps->workspace.used = layer;
 
     if (d->dx || d->dw1) gmm__mlp_cast_gradient(steps, GMM_SLOT_DZ, d->dx != NULL, d->dw1 != NULL, need.defer);
-    product = steps->workspace.used;
     if (dw1) gmm__mlp_add_wgrad(steps, &steps->wgrad1, GMM_SLOT_X, GMM_SLOT_DZ, GMM_PARAM_W1);
-    steps->workspace.used = product;
     if (d->db1) gmm__mlp_add_gradient(steps, GMM_OP_LINEAR_BGRAD, &steps->bgrad1, GMM_PARAM_B1);
     if (d->dx) gmm__mlp_add_dgrad(steps, &steps->dgrad1, GMM_SLOT_DZ, GMM_SLOT_W1);
     return steps->status;
@@ -5353,7 +5408,7 @@ static gmm_status gmm__mlp_record(gmm__mlp_steps *steps, gmm_stream stream) {
     r.pending[0] = d->dw2 != NULL;
     r.pending[1] = d->dw1 != NULL;
     for (i = 0; i < 2; i++) {
-        char *arrays = (char *)gmm__mlp_place(&steps->deferred, gmm__mlp_array_bytes(call));
+        char *arrays = (char *)gmm__mlp_place(&steps->deferred, GMM__MLP_ARRAYS, gmm__mlp_array_bytes(call));
         gmm_status s;
         if (!r.pending[i]) continue;
         r.dw[i] = call->mat[roles[i]];
@@ -5371,8 +5426,8 @@ static int gmm__compose_plan_mlp_bwd(const gmm__call *call, gmm__plan *plan) {
     gmm__mlp_steps steps;
     const gmm_status built = gmm__mlp_build_bwd(&steps, call, NULL, NULL);
     if (gmm__mlp_gradients_of(call).defer) {
-        (void)gmm__mlp_place(&steps.deferred, gmm__mlp_array_bytes(call));
-        (void)gmm__mlp_place(&steps.deferred, gmm__mlp_array_bytes(call));
+        (void)gmm__mlp_place(&steps.deferred, GMM__MLP_ARRAYS, gmm__mlp_array_bytes(call));
+        (void)gmm__mlp_place(&steps.deferred, GMM__MLP_ARRAYS, gmm__mlp_array_bytes(call));
     }
     plan->saved_bytes = (size_t)gmm__mlp_saved_of(call).layout.bytes;
     plan->deferred_bytes = steps.deferred.peak;

@@ -546,6 +546,58 @@ static void casts_once(int arg) {
     }
 }
 
+/* What a layer keeps from forward to backward beside weights and gradients: x where backward reads it, and `saved`. By
+   the queries of an MLP of these extents, without memory. */
+static double kept_bytes(gmm_recipe_kind kind, gmm_save save, int32_t groups, int64_t rows, int64_t hidden,
+                         int64_t ffn) {
+    const gmm_recipe recipe = gmm_recipe_of(kind);
+    const int32_t sizes[1] = { 0 };
+    gmm_groups g = GMM_ZERO;
+    gmm_mlp_config config = GMM_ZERO;
+    gmm_mlp_quant quant = GMM_ZERO;
+    gmm_mat x = gmm_mat_packed(GMM_BF16, NULL);
+    gmm_info info = GMM_ZERO;
+    gmm_mlp d = GMM_ZERO;
+    g.count = groups;
+    g.capacity = rows;
+    g.splits = sizes;
+    g.dtype = GMM_I32;
+    config.hidden = hidden;
+    config.ffn = ffn;
+    config.act = gmm_act_of(GMM_ACT_PRESET_SWIGLU);
+    config.save = save;
+    config.recipe = kind;
+    quant.recipe = &recipe;
+    d.config = &config;
+    d.groups = &g;
+    d.x = d.w1 = d.w2 = d.y = &x;
+    if (kind != GMM_RECIPE_NONE) d.quant = &quant;
+    T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &d, &info));
+    return (double)info.saved_bytes + (saves_copies(save) ? 0.0 : 2.0 * (double)(rows * hidden));
+}
+
+/* The memory that quantized copies save: on models whose groups are large, x, z and h take 1, 2 and 1 bytes per element
+   in place of 2, and z 1 byte as E4M3. */
+static void kept_memory(int arg) {
+    static const struct { int32_t groups; int64_t rows, hidden, ffn; } shapes[] = {
+        { 8, 32768, 7168, 2048 }, { 8, 16384, 4096, 14336 }, { 128, 65536, 2048, 768 }, { 32, 32768, 2880, 2880 }
+    };
+    (void)arg;
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        const int64_t T_ = shapes[i].rows, H = shapes[i].hidden, F = shapes[i].ffn;
+        const int32_t E = shapes[i].groups;
+        const double all = kept_bytes(GMM_RECIPE_NONE, GMM_SAVE_PREACT_AND_ACT, E, T_, H, F);
+        const double preact = kept_bytes(GMM_RECIPE_NONE, GMM_SAVE_PREACT, E, T_, H, F);
+        const double both = kept_bytes(GMM_RECIPE_FP8_BLOCK, GMM_SAVE_QUANTIZED_E4M3, E, T_, H, F);
+        const double quantized = kept_bytes(GMM_RECIPE_FP8_BLOCK, GMM_SAVE_QUANTIZED, E, T_, H, F);
+        T_CHECK(all == 2.0 * (double)T_ * (double)(H + 3 * F), "all %g", all);
+        T_CHECK(preact == 2.0 * (double)T_ * (double)(H + 2 * F), "preact %g", preact);
+        T_CHECK(both < 0.75 * preact, "copies and E4M3: %g of %g", both, preact);
+        T_CHECK(quantized < 0.83 * all, "copies: %g of %g", quantized, all);
+        T_CHECK(both < 0.60 * all, "copies and E4M3: %g of %g", both, all);
+    }
+}
+
 static void refusals(int arg) {
     mlp_case c;
     (void)arg;
@@ -689,6 +741,7 @@ void tests_mlp_quant(void) {
         t_add(saved_copies, i, "mlp recipe %s saved copies", recipes[i].name);
     }
     for (int i = 0; i < RECIPES; i++) t_add(casts_once, i, "mlp recipe %s casts each operand once", recipes[i].name);
+    t_add(kept_memory, 0, "mlp recipe memory that a layer keeps");
     t_add(refusals, 0, "mlp recipe refusals");
     t_add(transform_dtypes, (int)GMM_F16, "mlp recipe with the transform takes bf16 alone, not f16");
     t_add(transform_dtypes, (int)GMM_F32, "mlp recipe with the transform takes bf16 alone, not f32");

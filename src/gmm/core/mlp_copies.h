@@ -2,7 +2,7 @@
    need; the copies outlive the products that read them. */
 
 /* The four sets of directions that a cast may have. */
-enum { GMM__MLP_ROWWISE = 1 << GMM_ROWWISE, GMM__MLP_COLUMNWISE = 1 << GMM_COLUMNWISE };
+enum { GMM__MLP_ROWWISE = 1 << GMM_ROWWISE, GMM__MLP_COLUMNWISE = 1 << GMM_COLUMNWISE, GMM__MLP_BOTH = 3 };
 
 /* Whether an operand has copies: the recipe quantizes it, or the caller has. */
 static int gmm__mlp_quantizes(const gmm__mlp_operand *o) { return o->format[0].dtype != GMM_NONE; }
@@ -14,6 +14,7 @@ static int gmm__mlp_place_copy(gmm__mlp_steps *steps, int slot, gmm_direction di
     const gmm_mlp_quant *quant = &call->quant;
     gmm__mlp_operand *o = &steps->operand[slot];
     const gmm_format *f = &o->format[direction];
+    const int32_t owner = GMM__MLP_COPY + 2 * slot + (int32_t)direction;
     gmm_mat *m = &o->copy[direction];
     gmm_layout layout;
     gmm_status s;
@@ -24,11 +25,11 @@ static int gmm__mlp_place_copy(gmm__mlp_steps *steps, int slot, gmm_direction di
         return 0;
     }
     *m = gmm_mat_quantized(f, direction, NULL, NULL, NULL);
-    m->data = gmm__mlp_place(arena, layout.data_bytes);
-    m->scale = gmm__mlp_place(arena, layout.scale_bytes);
+    m->data = gmm__mlp_place(arena, owner, layout.data_bytes);
+    m->scale = gmm__mlp_place(arena, owner, layout.scale_bytes);
     if (f->scaling == GMM_SCALING_NV16)
-        m->amax = (float *)gmm__mlp_place(arena, 4 * (f->row_amax ? call->groups.capacity
-                                                                  : (int64_t)call->groups.count));
+        m->amax = (float *)gmm__mlp_place(arena, owner, 4 * (f->row_amax ? call->groups.capacity
+                                                                         : (int64_t)call->groups.count));
     else if (f->delayed && quant->amax) m->amax = quant->amax + (int64_t)slot * call->groups.count;
     return 1 << direction;
 }
@@ -60,6 +61,15 @@ static void gmm__mlp_cast(gmm__mlp_steps *steps, int slot, int directions, const
         if (direction) d->columnwise = &o->copy[direction];
         else d->rowwise = &o->copy[direction];
     }
+}
+
+/* Returns the workspace of an operand's copies of a set of directions, and that of its dequantized values: no later
+   step reads them. */
+static void gmm__mlp_release_copies(gmm__mlp_steps *steps, int slot, int directions) {
+    int direction;
+    for (direction = 0; direction < 2; direction++)
+        if (directions & 1 << direction) gmm__mlp_release(&steps->workspace, GMM__MLP_COPY + 2 * slot + direction);
+    gmm__mlp_release(&steps->workspace, GMM__MLP_DEQUANTIZED + slot);
 }
 
 /* Makes those copies of a set of directions that the operand lacks, in the workspace. */
@@ -105,8 +115,9 @@ static const gmm_mat *gmm__mlp_backward_operand(gmm__mlp_steps *steps, int slot,
         const int64_t rows = o->rows ? o->rows * steps->call->groups.count : steps->call->groups.capacity;
         if (slot == GMM_SLOT_DY || slot == GMM_SLOT_DZ) return o->source; /* forward has no copy of them */
         gmm__mlp_make_copies(steps, slot, GMM__MLP_ROWWISE);
-        o->dequantized = gmm_mat_packed(steps->dtype, gmm__mlp_place(&steps->workspace, rows * o->cols *
-                                                                     (gmm_dtype_bits(steps->dtype) / 8)));
+        o->dequantized = gmm_mat_packed(steps->dtype, gmm__mlp_place(&steps->workspace, GMM__MLP_DEQUANTIZED + slot,
+                                                                     rows * o->cols *
+                                                                         (gmm_dtype_bits(steps->dtype) / 8)));
         gmm__mlp_dequantize(steps, &o->copy[GMM_ROWWISE], o->rows, o->cols, &o->dequantized);
         return &o->dequantized;
     }
@@ -127,7 +138,7 @@ static size_t gmm__mlp_place_weights(gmm__mlp_steps *steps, void *memory) {
     for (i = 0; i < 2; i++)
         for (direction = 0; direction < directions; direction++)
             (void)gmm__mlp_place_copy(steps, slots[i], (gmm_direction)direction, &cache);
-    return cache.used;
+    return cache.peak;
 }
 /* Bytes of the cache that a call's weights need; 0 where they are not quantized here. */
 static size_t gmm__mlp_cache_bytes(const gmm__call *call) {

@@ -1,17 +1,48 @@
 /* What an MLP call is composed of. FC1 computes z from x, the activation h from z, and FC2 y from h; backward computes
    dh from dy, dz from dh, and dx from dz. Each of these operations, and each cast of an operand, is a step. */
 
-/* Memory in which matrices are placed one after the other. Without an address, as in plans, it counts their bytes. */
+/* Memory from which steps get blocks and to which they return them. Without an address, as in plans, it counts bytes. A
+   plan and its launch take and return the same blocks in the same order, so that both have the same offsets. */
+enum { GMM__MLP_BLOCKS = 32 }; /* more than are in use at once */
 typedef struct gmm__mlp_arena {
     char *memory;
-    size_t used, peak; /* peak: the largest `used` so far */
+    size_t peak; /* the largest end of a block so far */
+    int32_t count;
+    struct { size_t at, bytes; int32_t owner; } block[GMM__MLP_BLOCKS]; /* in use, by offset */
 } gmm__mlp_arena;
 
-static void *gmm__mlp_place(gmm__mlp_arena *arena, int64_t bytes) {
-    char *address = arena->memory ? arena->memory + arena->used : NULL;
-    arena->used += gmm__round256((size_t)bytes);
-    if (arena->used > arena->peak) arena->peak = arena->used;
-    return address;
+/* Owners of blocks: a copy of an operand, a dequantized operand, a matrix. */
+enum gmm__mlp_owner {
+    GMM__MLP_COPY,                                     /* + 2 slot + direction */
+    GMM__MLP_DEQUANTIZED = GMM__MLP_COPY + 2 * GMM_SLOTS, /* + slot */
+    GMM__MLP_SPLIT = GMM__MLP_DEQUANTIZED + GMM_SLOTS,
+    GMM__MLP_Z, GMM__MLP_H, GMM__MLP_DH, GMM__MLP_DZ, GMM__MLP_ARRAYS
+};
+
+static size_t gmm__mlp_top(const gmm__mlp_arena *arena) {
+    return arena->count ? arena->block[arena->count - 1].at + arena->block[arena->count - 1].bytes : 0;
+}
+/* The first free bytes that suffice. */
+static void *gmm__mlp_place(gmm__mlp_arena *arena, int32_t owner, int64_t bytes) {
+    const size_t size = gmm__round256((size_t)bytes);
+    size_t at = 0;
+    int32_t i, j;
+    for (i = 0; i < arena->count && arena->block[i].at - at < size; i++)
+        at = arena->block[i].at + arena->block[i].bytes;
+    if (size) {
+        for (j = arena->count++; j > i; j--) arena->block[j] = arena->block[j - 1];
+        arena->block[i].at = at;
+        arena->block[i].bytes = size;
+        arena->block[i].owner = owner;
+        if (at + size > arena->peak) arena->peak = at + size;
+    }
+    return arena->memory ? arena->memory + at : NULL;
+}
+static void gmm__mlp_release(gmm__mlp_arena *arena, int32_t owner) {
+    int32_t i, kept = 0;
+    for (i = 0; i < arena->count; i++)
+        if (arena->block[i].owner != owner) arena->block[kept++] = arena->block[i];
+    arena->count = kept;
 }
 
 /* An operand of the products, and its copies in the formats of the recipe. */
@@ -24,7 +55,7 @@ typedef struct gmm__mlp_operand {
     gmm_mat dequantized;    /* the values of the rowwise copy */
 } gmm__mlp_operand;
 
-/* A step. Its workspace begins at `workspace`, behind what must outlive it. */
+/* A step. Its workspace begins at `workspace`, behind all blocks in use. */
 typedef struct gmm__mlp_step {
     gmm_op op;
     const void *descriptor; /* gmm_linear, gmm_activation, gmm_quantization or gmm_dequantization */
@@ -290,7 +321,7 @@ static void gmm__mlp_add_step(gmm__mlp_steps *steps, gmm_op op, const void *desc
     gmm__mlp_step *step = &steps->step[steps->count++];
     step->op = op;
     step->descriptor = descriptor;
-    step->workspace = steps->workspace.used;
+    step->workspace = gmm__mlp_top(&steps->workspace);
 }
 /* Adds a step behind which the gradient of a parameter is complete. */
 static void gmm__mlp_add_gradient(gmm__mlp_steps *steps, gmm_op op, const gmm_linear *linear, gmm_param param) {

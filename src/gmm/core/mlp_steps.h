@@ -8,14 +8,14 @@ static gmm_status gmm__dequantize_prepare(gmm__call *call, gmm_context *ctx, con
 /* Places the split's offsets and tiles in an arena. Every call begins with them. */
 static void gmm__mlp_place_split(gmm__mlp_steps *steps, const gmm__call *call, gmm__mlp_arena *arena) {
     const int64_t ends = call->groups.count + (int64_t)1;
-    void *offsets = gmm__mlp_place(arena, ends * (int64_t)sizeof(int64_t));
+    void *offsets = gmm__mlp_place(arena, GMM__MLP_SPLIT, ends * (int64_t)sizeof(int64_t));
     gmm__mlp_begin(steps, call, gmm__mlp_dtype(call), offsets,
-                   gmm__mlp_place(arena, GMM__TILE_KINDS * ends * (int64_t)sizeof(int32_t)));
+                   gmm__mlp_place(arena, GMM__MLP_SPLIT, GMM__TILE_KINDS * ends * (int64_t)sizeof(int32_t)));
 }
 /* A packed matrix with the rows of the groups in an arena. */
-static gmm_mat gmm__mlp_place_tokens(const gmm__mlp_steps *steps, int64_t cols, gmm__mlp_arena *arena) {
-    return gmm_mat_packed(steps->dtype, gmm__mlp_place(arena, steps->call->rows * cols *
-                                                                  (gmm_dtype_bits(steps->dtype) / 8)));
+static gmm_mat gmm__mlp_place_tokens(const gmm__mlp_steps *steps, int32_t owner, int64_t cols, gmm__mlp_arena *arena) {
+    return gmm_mat_packed(steps->dtype, gmm__mlp_place(arena, owner, steps->call->rows * cols *
+                                                                         (gmm_dtype_bits(steps->dtype) / 8)));
 }
 
 /* Describes the saved pre-activation in E4M3 at `memory`. */
@@ -30,8 +30,8 @@ static void gmm__mlp_place_e4m3(gmm__mlp_steps *steps, char *memory) {
     }
     arena.memory = memory;
     steps->z_e4m3 = gmm_mat_quantized(&f, GMM_ROWWISE, NULL, NULL, NULL);
-    steps->z_e4m3.data = gmm__mlp_place(&arena, layout.data_bytes);
-    steps->z_e4m3.scale = gmm__mlp_place(&arena, layout.scale_bytes);
+    steps->z_e4m3.data = gmm__mlp_place(&arena, GMM__MLP_Z, layout.data_bytes);
+    steps->z_e4m3.scale = gmm__mlp_place(&arena, GMM__MLP_Z, layout.scale_bytes);
 }
 /* Adds the cast of the pre-activation to what is saved. */
 static void gmm__mlp_cast_e4m3(gmm__mlp_steps *steps) {
@@ -80,51 +80,55 @@ static void gmm__mlp_add_forward(gmm__mlp_steps *steps, gmm_linear *linear, int 
     gmm__mlp_add_step(steps, GMM_OP_LINEAR_FWD, linear);
 }
 
-/* Lists the steps of forward over a workspace. Inference keeps z in the workspace, training in gmm_mlp.saved; a query
-   cannot tell the two apart, and reserves the workspace for both. */
+/* Lists the steps of forward over a workspace. Inference keeps z and h in the workspace, training in gmm_mlp.saved; a
+   query cannot tell the two apart, and reserves the workspace for both. */
 static gmm_status gmm__mlp_build_fwd(gmm__mlp_steps *steps, const gmm__call *call, void *workspace) {
     const gmm__mlp_saved saved = gmm__mlp_saved_of(call);
     const int saves = call->query || call->d.mlp.saved, copies = saves && gmm__mlp_saves_copies(call);
     const int e4m3 = saves && gmm__mlp_saves_e4m3(call);
     char *memory = (char *)call->d.mlp.saved;
-    size_t used;
     memset(steps, 0, sizeof *steps);
     steps->workspace.memory = (char *)workspace;
     gmm__mlp_place_split(steps, call, &steps->workspace);
     gmm__mlp_fill(steps);
-    steps->z = gmm__mlp_place_tokens(steps, gmm__mlp_fc1_cols(call), &steps->workspace);
-    steps->h = gmm__mlp_place_tokens(steps, call->config.ffn, &steps->workspace);
-    if (memory && call->config.save != GMM_SAVE_NOTHING && !e4m3) steps->z.data = memory;
-    if (memory && call->config.save == GMM_SAVE_PREACT_AND_ACT) steps->h.data = memory + saved.at[GMM__SAVED_ACT];
     if (call->quant.weight_cache) (void)gmm__mlp_place_weights(steps, call->quant.weight_cache);
-    used = steps->workspace.used;
 
+    steps->z = gmm__mlp_place_tokens(steps, GMM__MLP_Z, gmm__mlp_fc1_cols(call), &steps->workspace);
+    if (memory && call->config.save != GMM_SAVE_NOTHING && !e4m3) steps->z.data = memory;
     gmm__mlp_cast_forward(steps, GMM_SLOT_X, copies, saved.at[GMM__SAVED_X]);
     gmm__mlp_cast_weight(steps, GMM_SLOT_W1);
     gmm__mlp_add_forward(steps, &steps->fc1, GMM_SLOT_X, GMM_SLOT_W1);
-    steps->workspace.used = used;
+    gmm__mlp_release_copies(steps, GMM_SLOT_X, GMM__MLP_BOTH);
+    gmm__mlp_release_copies(steps, GMM_SLOT_W1, GMM__MLP_BOTH);
     if (e4m3) {
         gmm__mlp_place_e4m3(steps, memory);
         gmm__mlp_cast_e4m3(steps);
     }
+    steps->h = gmm__mlp_place_tokens(steps, GMM__MLP_H, call->config.ffn, &steps->workspace);
+    if (memory && call->config.save == GMM_SAVE_PREACT_AND_ACT) steps->h.data = memory + saved.at[GMM__SAVED_ACT];
     steps->act.y = &steps->h;
     gmm__mlp_add_step(steps, GMM_OP_ACT_FWD, &steps->act);
+    gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
     gmm__mlp_cast_forward(steps, GMM_SLOT_H, copies, saved.at[GMM__SAVED_ACT]);
     gmm__mlp_cast_weight(steps, GMM_SLOT_W2);
     gmm__mlp_add_forward(steps, &steps->fc2, GMM_SLOT_H, GMM_SLOT_W2);
     return steps->status;
 }
 
-/* Adds the product of a backward: dgrad reads dy and w, wgrad x and dy. */
+/* Adds the product of a backward: dgrad reads dy and w, wgrad x and dy. No later step reads the same copies. */
 static void gmm__mlp_add_dgrad(gmm__mlp_steps *steps, gmm_linear *linear, int dy, int w) {
     linear->dy = gmm__mlp_backward_operand(steps, dy, GMM_ROWWISE);
     linear->w = gmm__mlp_backward_operand(steps, w, GMM_COLUMNWISE);
     gmm__mlp_add_step(steps, GMM_OP_LINEAR_DGRAD, linear);
+    gmm__mlp_release_copies(steps, dy, GMM__MLP_ROWWISE);
+    gmm__mlp_release_copies(steps, w, GMM__MLP_BOTH);
 }
 static void gmm__mlp_add_wgrad(gmm__mlp_steps *steps, gmm_linear *linear, int x, int dy, gmm_param param) {
     linear->x = gmm__mlp_backward_operand(steps, x, GMM_COLUMNWISE);
     linear->dy = gmm__mlp_backward_operand(steps, dy, GMM_COLUMNWISE);
     gmm__mlp_add_gradient(steps, GMM_OP_LINEAR_WGRAD, linear, param);
+    gmm__mlp_release_copies(steps, x, GMM__MLP_BOTH);
+    gmm__mlp_release_copies(steps, dy, GMM__MLP_COLUMNWISE);
 }
 
 /* Casts an output gradient in one pass for its dgrad and its wgrad. A queued wgrad reads its copy in gmm_mlp.deferred
@@ -132,9 +136,9 @@ static void gmm__mlp_add_wgrad(gmm__mlp_steps *steps, gmm_linear *linear, int x,
 static void gmm__mlp_cast_gradient(gmm__mlp_steps *steps, int slot, int dgrad, int wgrad, int defer) {
     int directions = 0;
     if (steps->call->quant.backward_override != GMM_BACKWARD_BY_RECIPE) return;
-    if (dgrad) directions |= gmm__mlp_place_copy(steps, slot, GMM_ROWWISE, &steps->workspace);
-    if (wgrad)
+    if (wgrad) /* lives longer than the other copy, which is therefore behind it */
         directions |= gmm__mlp_place_copy(steps, slot, GMM_COLUMNWISE, defer ? &steps->deferred : &steps->workspace);
+    if (dgrad) directions |= gmm__mlp_place_copy(steps, slot, GMM_ROWWISE, &steps->workspace);
     gmm__mlp_cast(steps, slot, directions, NULL);
 }
 
@@ -148,24 +152,15 @@ static gmm_mat gmm__mlp_queued_operand(const gmm__mlp_steps *steps, int slot) {
     return m;
 }
 
-/* Places the matrices that backward computes, and finds those that forward has saved. Queued weight gradients read
-   their operands in `deferred`: copies by the recipe, or h and dz themselves where products read no copies of them. */
+/* Finds the matrices that forward has saved, and places those that backward computes before it reads dy. */
 static void gmm__mlp_place_bwd(gmm__mlp_steps *steps, const gmm__mlp_gradients *need) {
     const gmm__call *call = steps->call;
     const gmm__mlp_saved saved = gmm__mlp_saved_of(call);
-    const int64_t F1 = gmm__mlp_fc1_cols(call), ffn = call->config.ffn;
-    const int dz_copied = call->quant.backward_override == GMM_BACKWARD_BY_RECIPE &&
-                          gmm__mlp_quantizes(&steps->operand[GMM_SLOT_DZ]);
     char *memory = (char *)call->d.mlp.saved;
-    gmm__mlp_arena *workspace = &steps->workspace, *deferred = need->defer ? &steps->deferred : workspace;
     if (need->z && (call->config.save == GMM_SAVE_NOTHING || gmm__mlp_saves_e4m3(call)))
-        steps->z = gmm__mlp_place_tokens(steps, F1, workspace);
+        steps->z = gmm__mlp_place_tokens(steps, GMM__MLP_Z, gmm__mlp_fc1_cols(call), &steps->workspace);
     else steps->z.data = memory;
     if (need->h_saved) steps->h.data = memory ? memory + saved.at[GMM__SAVED_ACT] : NULL;
-    else if (need->h)
-        steps->h = gmm__mlp_place_tokens(steps, ffn, gmm__mlp_backward_reads_copies(call) ? workspace : deferred);
-    if (need->dh) steps->dh = gmm__mlp_place_tokens(steps, ffn, workspace);
-    if (need->dz) steps->dz = gmm__mlp_place_tokens(steps, F1, dz_copied || !call->d.mlp.dw1 ? workspace : deferred);
     if (gmm__mlp_saves_copies(call)) {
         (void)gmm__mlp_place_saved(steps, GMM_SLOT_X, saved.at[GMM__SAVED_X]);
         (void)gmm__mlp_place_saved(steps, GMM_SLOT_H, saved.at[GMM__SAVED_ACT]);
@@ -179,57 +174,75 @@ static void gmm__mlp_add_preact(gmm__mlp_steps *steps, const gmm__mlp_gradients 
     const gmm__call *call = steps->call;
     const gmm_mlp *d = &call->d.mlp;
     const int both = call->quant.backward_override == GMM_BACKWARD_BY_RECIPE;
+    const int x_again = both && d->dw1 && !need->defer, w_again = both && d->dx;
     if (gmm__mlp_saves_e4m3(call)) {
         gmm__mlp_place_e4m3(steps, (char *)d->saved);
         gmm__mlp_dequantize(steps, &steps->z_e4m3, 0, gmm__mlp_fc1_cols(call), &steps->z);
     } else if (call->config.save == GMM_SAVE_NOTHING) {
-        gmm__mlp_make_copies(steps, GMM_SLOT_X,
-                             GMM__MLP_ROWWISE | (both && d->dw1 && !need->defer ? GMM__MLP_COLUMNWISE : 0));
-        gmm__mlp_make_copies(steps, GMM_SLOT_W1, GMM__MLP_ROWWISE | (both && d->dx ? GMM__MLP_COLUMNWISE : 0));
+        gmm__mlp_make_copies(steps, GMM_SLOT_X, x_again ? GMM__MLP_BOTH : GMM__MLP_ROWWISE);
+        gmm__mlp_make_copies(steps, GMM_SLOT_W1, w_again ? GMM__MLP_BOTH : GMM__MLP_ROWWISE);
         gmm__mlp_add_forward(steps, &steps->fc1, GMM_SLOT_X, GMM_SLOT_W1);
+        if (both) { /* with an override the rowwise copies are dequantized later */
+            gmm__mlp_release_copies(steps, GMM_SLOT_X, GMM__MLP_ROWWISE);
+            gmm__mlp_release_copies(steps, GMM_SLOT_W1, GMM__MLP_ROWWISE);
+        }
     }
 }
 
-/* Lists the steps of backward. `deferred`: gmm_mlp.deferred. The copies of an output gradient live in the workspace
-   from dgrad to wgrad, the other copies during one product. */
+/* Adds the activation: its gradient dz, h for FC2's weight gradient, or both. Queued weight gradients read dz and h in
+   `deferred`, unless they read copies. */
+static void gmm__mlp_add_act(gmm__mlp_steps *steps, const gmm__mlp_gradients *need) {
+    const gmm__call *call = steps->call;
+    const gmm_mlp *d = &call->d.mlp;
+    const int dz_copied = call->quant.backward_override == GMM_BACKWARD_BY_RECIPE &&
+                          gmm__mlp_quantizes(&steps->operand[GMM_SLOT_DZ]);
+    const int dz_queued = need->defer && d->dw1 && !dz_copied;
+    const int h_queued = need->defer && !gmm__mlp_backward_reads_copies(call);
+    const int computes_h = need->h && !need->h_saved;
+    if (need->dz)
+        steps->dz = gmm__mlp_place_tokens(steps, GMM__MLP_DZ, gmm__mlp_fc1_cols(call),
+                                          dz_queued ? &steps->deferred : &steps->workspace);
+    if (computes_h)
+        steps->h = gmm__mlp_place_tokens(steps, GMM__MLP_H, call->config.ffn,
+                                         h_queued ? &steps->deferred : &steps->workspace);
+    steps->act.dy = &steps->dh;
+    steps->act.dx = need->dz ? &steps->dz : NULL;
+    steps->act.dprob = d->dprob;
+    steps->act.y = computes_h ? &steps->h : NULL;
+    if (need->dh) gmm__mlp_add_step(steps, GMM_OP_ACT_BWD, &steps->act);
+    else if (computes_h) gmm__mlp_add_step(steps, GMM_OP_ACT_FWD, &steps->act);
+    gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
+    gmm__mlp_release(&steps->workspace, GMM__MLP_DH);
+}
+
+/* Lists the steps of backward. `deferred`: gmm_mlp.deferred. Blocks of the workspace are returned behind the last step
+   that reads them, so that later ones get the same bytes. */
 static gmm_status gmm__mlp_build_bwd(gmm__mlp_steps *steps, const gmm__call *call, void *workspace, void *deferred) {
     const gmm_mlp *d = &call->d.mlp;
     const gmm__mlp_gradients need = gmm__mlp_gradients_of(call);
     const int dw1 = d->dw1 && !need.defer, dw2 = d->dw2 && !need.defer;
     const gmm_direction queued = gmm__mlp_backward_direction(call);
-    size_t layer, product;
     memset(steps, 0, sizeof *steps);
     steps->workspace.memory = (char *)workspace;
     steps->deferred.memory = (char *)deferred;
     gmm__mlp_place_split(steps, call, need.defer ? &steps->deferred : &steps->workspace);
     gmm__mlp_fill(steps);
     gmm__mlp_place_bwd(steps, &need);
-    steps->act.dy = &steps->dh;
-    steps->act.dx = need.dz ? &steps->dz : NULL;
-    steps->act.dprob = d->dprob;
-    steps->act.y = need.h && !need.h_saved ? &steps->h : NULL;
     if (need.z) gmm__mlp_add_preact(steps, &need);
-    layer = steps->workspace.used;
 
+    if (need.dh) steps->dh = gmm__mlp_place_tokens(steps, GMM__MLP_DH, call->config.ffn, &steps->workspace);
     gmm__mlp_cast_gradient(steps, GMM_SLOT_DY, need.dh, d->dw2 != NULL, need.defer);
-    product = steps->workspace.used;
-    if (need.dh) {
-        gmm__mlp_add_dgrad(steps, &steps->dgrad2, GMM_SLOT_DY, GMM_SLOT_W2);
-        steps->workspace.used = product;
-        gmm__mlp_add_step(steps, GMM_OP_ACT_BWD, &steps->act);
-    } else if (steps->act.y) gmm__mlp_add_step(steps, GMM_OP_ACT_FWD, &steps->act);
+    if (need.dh) gmm__mlp_add_dgrad(steps, &steps->dgrad2, GMM_SLOT_DY, GMM_SLOT_W2);
+    gmm__mlp_add_act(steps, &need);
     if (dw2) gmm__mlp_add_wgrad(steps, &steps->wgrad2, GMM_SLOT_H, GMM_SLOT_DY, GMM_PARAM_W2);
     else if (d->dw2 && gmm__mlp_backward_reads_copies(call))
         gmm__mlp_cast(steps, GMM_SLOT_H, gmm__mlp_place_copy(steps, GMM_SLOT_H, queued, &steps->deferred), NULL);
-    steps->workspace.used = product;
+    gmm__mlp_release(&steps->workspace, GMM__MLP_H);
     if (d->db2) gmm__mlp_add_gradient(steps, GMM_OP_LINEAR_BGRAD, &steps->bgrad2, GMM_PARAM_B2);
     else if (steps->bgrad2.d_bias_scale) gmm__mlp_add_step(steps, GMM_OP_LINEAR_BGRAD, &steps->bgrad2);
-    steps->workspace.used = layer;
 
     if (d->dx || d->dw1) gmm__mlp_cast_gradient(steps, GMM_SLOT_DZ, d->dx != NULL, d->dw1 != NULL, need.defer);
-    product = steps->workspace.used;
     if (dw1) gmm__mlp_add_wgrad(steps, &steps->wgrad1, GMM_SLOT_X, GMM_SLOT_DZ, GMM_PARAM_W1);
-    steps->workspace.used = product;
     if (d->db1) gmm__mlp_add_gradient(steps, GMM_OP_LINEAR_BGRAD, &steps->bgrad1, GMM_PARAM_B1);
     if (d->dx) gmm__mlp_add_dgrad(steps, &steps->dgrad1, GMM_SLOT_DZ, GMM_SLOT_W1);
     return steps->status;

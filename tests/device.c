@@ -105,6 +105,27 @@ const char *device_end_capture(void **graph) {
     *graph = run;
     return text(e);
 }
+const char *device_end_capture_counted(const char *part, int *kernels, int *named) {
+    cudaGraph_t g = NULL;
+    cudaGraphNode_t nodes[256];
+    size_t count = sizeof nodes / sizeof nodes[0], i;
+    cudaError_t e = cudaStreamEndCapture(D.stream, &g);
+    *kernels = *named = 0;
+    if (e == cudaSuccess) e = cudaGraphGetNodes(g, nodes, &count);
+    for (i = 0; i < count && e == cudaSuccess; i++) {
+        enum cudaGraphNodeType type;
+        struct cudaKernelNodeParams params;
+        const char *name = "";
+        e = cudaGraphNodeGetType(nodes[i], &type);
+        if (e != cudaSuccess || type != cudaGraphNodeTypeKernel) continue;
+        e = cudaGraphKernelNodeGetParams(nodes[i], &params);
+        if (e == cudaSuccess) e = cudaFuncGetName(&name, params.func);
+        ++*kernels;
+        *named += strstr(name, part) != NULL;
+    }
+    if (g) (void)cudaGraphDestroy(g);
+    return text(e);
+}
 const char *device_replay(void *graph) { return text(cudaGraphLaunch((cudaGraphExec_t)graph, D.stream)); }
 void device_graph_free(void *graph) {
     if (graph) (void)cudaGraphExecDestroy((cudaGraphExec_t)graph);

@@ -35,6 +35,8 @@ const unsigned char *device_host_bytes(const void *device);
 const char *device_begin_capture(void);
 const char *device_end_capture(void **graph);
 const char *device_replay(void *graph);
+/* Ends a capture without a graph to replay, and counts its kernels and those whose name contains `part`. */
+const char *device_end_capture_counted(const char *part, int *kernels, int *named);
 void device_graph_free(void *graph);
 
 /* GPU seconds of what is enqueued between start and stop, which waits for it. NULL, or the text of an error. */

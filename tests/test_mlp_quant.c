@@ -4,6 +4,10 @@
 
 #include <string.h>
 
+#ifdef HAVE_CUDA
+#include "device.h"
+#endif
+
 enum { G = 4, HIDDEN = 64, FFN = 96, LIVE = 103, ROWS = 110 };
 static const int64_t sizes_of[G] = { 0, 37, 5, 61 };
 
@@ -514,6 +518,36 @@ static void saved_copies(int arg) {
     }
 }
 
+#ifdef HAVE_CUDA
+/* Forward and backward launch one kernel that reads the split, whatever their steps are. */
+static void one_split(int arg) {
+    static const gmm_op ops[2] = { GMM_OP_MLP_FWD, GMM_OP_MLP_BWD };
+    mlp_case c;
+    build(&c, arg, GMM_SAVE_QUANTIZED);
+    if (c.recipe.input.dtype == GMM_NONE) c.config.save = GMM_SAVE_PREACT;
+    c.groups.tail = GMM_TAIL_ZERO; /* with which casts do not read the split themselves */
+    forward(&c);
+    want_gradients(&c);
+    for (int i = 0; i < 2; i++) {
+        gmm_info info = GMM_ZERO;
+        const char *error;
+        gmm_status s;
+        void *workspace;
+        int kernels, splits;
+        T_OK(gmm_mlp_query(T.ctx, ops[i], &c.d, &info));
+        workspace = t_workspace(info.workspace_bytes);
+        error = device_begin_capture();
+        T_CHECK(!error, "begin: %s", error);
+        s = i ? gmm_mlp_bwd(T.ctx, &c.d, workspace, info.workspace_bytes, T.stream)
+              : gmm_mlp_fwd(T.ctx, &c.d, workspace, info.workspace_bytes, T.stream);
+        error = device_end_capture_counted("gmm_split_offsets", &kernels, &splits);
+        T_CHECK(s == GMM_OK, "capture: %s", gmm_last_error(T.ctx));
+        T_CHECK(!error, "end: %s", error);
+        T_CHECK(splits == 1 && kernels > 4, "%d kernels read the split, of %d", splits, kernels);
+    }
+}
+#endif
+
 static void count_line(void *user, gmm_log_level level, const char *message) {
     (void)message;
     *(int *)user += level == GMM_LOG_TRACE;
@@ -741,6 +775,9 @@ void tests_mlp_quant(void) {
         t_add(saved_copies, i, "mlp recipe %s saved copies", recipes[i].name);
     }
     for (int i = 0; i < RECIPES; i++) t_add(casts_once, i, "mlp recipe %s casts each operand once", recipes[i].name);
+#ifdef HAVE_CUDA
+    for (int i = 0; i < RECIPES; i++) t_add_gpu(one_split, i, "mlp recipe %s reads the split once", recipes[i].name);
+#endif
     t_add(kept_memory, 0, "mlp recipe memory that a layer keeps");
     t_add(refusals, 0, "mlp recipe refusals");
     t_add(transform_dtypes, (int)GMM_F16, "mlp recipe with the transform takes bf16 alone, not f16");

@@ -79,9 +79,9 @@ test-train: $(B)/train_moe
 ##   examples               build and run the small examples
 examples: $(EXAMPLES) $(EXAMPLES_CXX)
 	$(Q)set -e; for e in $^; do test -x $$e || continue; echo "== $$e"; $$e; done
-##   bench                  CPU GFLOP/s beside OpenBLAS; with a GPU TFLOP/s beside cuBLAS and torch, and plots of them;
-##                          ARGS="--csv", "--json" (GPU: "--json=FILE", "--rows=dsv3/512,/zipf512/", "--help")
-bench: $(B)/cpu_gemm $(B)/gpu_bench.run $(P)/matplotlib
+##   bench                  CPU GFLOP/s beside OpenBLAS; with a GPU TFLOP/s beside cuBLAS and torch, plots, MLP recipes;
+##                          ARGS="--csv", "--json" (GPU: "--json=FILE", "--rows=dsv3/512,/zipf512/", "--rows=mlp")
+bench: $(B)/cpu_gemm $(B)/gpu_bench.run $(B)/mlp_bench.run $(P)/matplotlib
 	$(Q)sh tests/bench/bench.sh cpu $(ARGS)
 ##   bench-compile          seconds, memory and bytes of compiling the headers; ARGS='--units "cpu; sm_90a, 8 parts"'
 bench-compile: $(P)/nvcc
@@ -220,14 +220,14 @@ $(LINKED): $(B)/gmm.o $(P)/openmp $(P)/pthread $(CUDA_LINK)
 	$(call say,LINK,$@)
 	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(addprefix @,$(filter $(P)/%,$^)) -lm
 
-# Programs for GPUs, or empty files where the machine lacks what they need. gpu_bench.run is the command that runs the
-# benchmark: a program, or with torch a library that peers.py loads.
-$(B)/gpu_bench.run: tests/bench/gpu_bench.cu tests/bench/peers.py $(B)/gmm.o $(P)/cublas $(P)/torch
+# Programs for GPUs, or empty files where the machine lacks what they need. Files *.run hold the command that runs a
+# benchmark: a program, or with torch peers.py or mlp_peers.py, which load it as a library.
+$(addprefix $(B)/,gpu_bench.run mlp_bench.run): $(B)/gmm.o $(P)/cublas $(P)/torch $(wildcard tests/bench/*_bench.cu)
 $(B)/probes: tests/bench/probes.cu $(CUDA_LINK)
 $(B)/gtp_bench: tests/bench/gtp_bench.cu $(B)/gmm.o $(P)/nccl
 # gated has a kernel that the library does not have: its body from the header itself, all other kernels empty.
 $(B)/gated: $(wildcard tests/bench/gated*) $(B)/empty.made $(B)/gmm.o $(P)/gpu
-$(B)/gpu_bench.run $(B)/probes $(B)/gtp_bench $(B)/gated: tests/bench/build.sh
+$(addprefix $(B)/,gpu_bench.run mlp_bench.run probes gtp_bench gated): tests/bench/build.sh
 	$(Q)sh tests/bench/build.sh $(@F) $@
 $(B)/empty.made: tests/bench/empty.awk $(HEADERS)
 	@mkdir -p $(B)/empty && cp gmm*.h $(B)/empty && awk -f $< gmm_kernels.cuh > $(B)/empty/gmm_kernels.cuh && touch $@

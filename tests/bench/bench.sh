@@ -1,5 +1,6 @@
 #!/bin/sh
-# bench.sh cpu ARGS...: the CPU benchmark, and the GPU one with plots where $B/gpu_bench.run holds a command.
+# bench.sh cpu ARGS...: the CPU benchmark, the GPU one with plots where $B/gpu_bench.run holds a command, and that of the
+# expert MLP where $B/mlp_bench.run does.
 # bench.sh gtp ARGS...: the benchmark of GTP, with plots, and beside nccl-tests in PATH or $NCCL_TESTS.
 # Called by the Makefile with B, P and NCCL_TESTS set.
 which=$1
@@ -16,19 +17,29 @@ if [ "$which" = gtp ]; then
     exit 0
 fi
 
-# The programs take different flags; both take --csv.
-json=$B/gpu_bench.json cpu= gpu=
+# The programs take different flags; all take --csv, and those for GPUs --rows, --ms, --engine and --kernels.
+json=$B/gpu_bench.json mlp_json=$B/mlp_bench.json cpu= gpu= mlp= only_mlp=
 for a in "$@"; do
     case $a in
-    --csv) cpu="$cpu $a" gpu="$gpu $a" ;;
+    --csv) cpu="$cpu $a" gpu="$gpu $a" mlp="$mlp $a" ;;
     --json | --size=* | --rounds=* | --threads=*) cpu="$cpu $a" ;;
-    --json=*) json=${a#--json=} ;;
-    *) gpu="$gpu $a" ;;
+    --json=*) json=${a#--json=} mlp_json=${a#--json=}.mlp ;;
+    --kernels=names) gpu="$gpu --kernels" mlp="$mlp $a" ;;
+    --rows=mlp | --rows=mlp/* | --recipes=* | --list) mlp="$mlp $a" only_mlp=yes ;;
+    *) gpu="$gpu $a" mlp="$mlp $a" ;;
     esac
 done
-"$B/cpu_gemm" $cpu || exit 1
-[ -s "$B/gpu_bench.run" ] || exit 0
-echo
-rm -f "$json"
-sh "$B/gpu_bench.run" --json="$json" $gpu || exit 1
-if grep -q flops "$json" 2> /dev/null; then plot "$json"; fi
+if [ -z "$only_mlp" ]; then
+    "$B/cpu_gemm" $cpu || exit 1
+    if [ -s "$B/gpu_bench.run" ]; then
+        echo
+        rm -f "$json"
+        sh "$B/gpu_bench.run" --json="$json" $gpu || exit 1
+        if grep -q flops "$json" 2> /dev/null; then plot "$json"; fi
+    fi
+    echo
+elif [ ! -s "$B/mlp_bench.run" ]; then echo 'bench: no GPU'; exit 1
+fi
+[ -s "$B/mlp_bench.run" ] || exit 0
+rm -f "$mlp_json"
+sh "$B/mlp_bench.run" --json="$mlp_json" $mlp

@@ -17,6 +17,16 @@ gpu_bench.run)
     [ -s "$P/torch" ] || exit 0
     $CC -shared $LDFLAGS -o "$B/libgmm_bench.so" "$@" || exit 1
     echo "python3 tests/bench/peers.py $B/libgmm_bench.so \"\$@\"" > "$file" ;;
+mlp_bench.run)
+    [ -s "$P/cuda.link" ] || exit 0
+    say mlp_bench.cu
+    compile "$B/mlp_bench.o" tests/bench/mlp_bench.cu || exit 1
+    set -- "$B/mlp_bench.o" "$B/gmm.o" "@$P/openmp" "@$P/cuda.link" -lm
+    $CC $LDFLAGS -o "$B/mlp_bench" "$@" || exit 1
+    echo "$B/mlp_bench \"\$@\"" > "$file"
+    [ -s "$P/torch" ] || exit 0
+    $CC -shared $LDFLAGS -o "$B/libgmm_mlp_bench.so" "$@" || exit 1
+    echo "python3 tests/bench/mlp_peers.py $B/libgmm_mlp_bench.so \"\$@\"" > "$file" ;;
 probes)
     [ -s "$P/cuda.link" ] || exit 0
     say probes.cu

@@ -1838,6 +1838,7 @@ typedef struct gmm__call {
     int32_t *split_tiles;   /* [GMM__TILE_KINDS][G + 1] prefix sums of the groups' tiles. GMM_OP_OFFSETS writes them
                                too; other operations read them, and in groups.splits the offsets that an earlier
                                operation on the stream has written with them. NULL = none */
+    int32_t tile_kinds;     /* GMM_OP_OFFSETS: bits of gmm__tile_kind, the sums that are wanted */
     const void *input;      /* further memory that an operation reads or writes, documented where it is used */
     void *output;
     uint64_t fields;        /* bits of gmm__field: the optional fields that the call uses; set by gmm__select_from */
@@ -5246,6 +5247,26 @@ static void gmm__mlp_call_hook(const gmm_context *ctx, const gmm_grad_hooks *hoo
     if (hooks && hooks->ready && !gmm__capturing(ctx, stream)) hooks->ready(hooks->user, param, stream);
 }
 
+/* The kinds of tiles whose prefix sums the steps read: casts and dequantizations, among which are those of products of
+   MX32 and NV16 tokens, and bias gradients. Queued weight gradients read them later. */
+static int32_t gmm__mlp_tile_kinds(const gmm__mlp_steps *steps) {
+    const int queues = steps->deferred.count > 0;
+    int32_t kinds = queues ? 1 << GMM__TILES_128 | 1 << GMM__TILES_16 : 0;
+    int i;
+    for (i = 0; i < steps->count; i++) {
+        const gmm__mlp_step *step = &steps->step[i];
+        if (step->op == GMM_OP_QUANTIZE || step->op == GMM_OP_DEQUANTIZE) kinds |= 1 << GMM__TILES_128;
+        else if (step->op == GMM_OP_LINEAR_BGRAD) kinds |= 1 << GMM__TILES_512;
+        else if (step->op != GMM_OP_ACT_FWD && step->op != GMM_OP_ACT_BWD) {
+            const gmm_linear *l = (const gmm_linear *)step->descriptor;
+            const gmm_scaling scaling = l->dy ? l->dy->scaling : l->x->scaling;
+            if (scaling == GMM_SCALING_MX32 || scaling == GMM_SCALING_NV16)
+                kinds |= 1 << GMM__TILES_128 | 1 << GMM__TILES_16;
+        }
+    }
+    return kinds;
+}
+
 /* Enqueues the computation of the call's split as int64 offsets and tiles, which all steps read. */
 static gmm_status gmm__mlp_run_split(const gmm__mlp_steps *steps, const gmm__plan *plan, gmm_stream stream) {
     gmm__call step = *steps->call;
@@ -5254,6 +5275,7 @@ static gmm_status gmm__mlp_run_split(const gmm__mlp_steps *steps, const gmm__pla
     step.options.engine = plan->engine;
     step.output = steps->offsets;
     step.split_tiles = steps->tiles;
+    step.tile_kinds = gmm__mlp_tile_kinds(steps);
     step.spans = 0; /* overlap was checked with the call */
     return gmm__serve(&step, NULL, NULL, 0, stream);
 }
@@ -7615,8 +7637,8 @@ static gmm_status gmm__mma_launch_offsets(const gmm__plan *plan, gmm_stream stre
     int k;
     memset(&args, 0, sizeof args);
     args.offsets = (int64_t *)call->output;
-    for (k = 0; k < GMM__TILE_KINDS && call->split_tiles; k++)
-        args.tiles[k] = call->split_tiles + k * (call->groups.count + (int64_t)1);
+    for (k = 0; k < GMM__TILE_KINDS; k++)
+        if (call->tile_kinds >> k & 1) args.tiles[k] = call->split_tiles + k * (call->groups.count + (int64_t)1);
     memcpy(args.tile_rows, gmm__tile_rows, sizeof args.tile_rows);
     return gmm__mma_enqueue_split(call, &args, stream);
 }

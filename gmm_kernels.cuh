@@ -701,6 +701,7 @@ GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __gri
     gmm_pdl_wait();
     if (tid == 0) {
         args.offsets[0] = 0;
+#pragma unroll
         for (k = 0; k < GMM_OFFSETS_TILES; k++)
             if (args.tiles[k]) args.tiles[k][0] = 0;
         if (is_offsets && gmm_split_value(s, 0) != 0)
@@ -722,6 +723,7 @@ GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __gri
             end = gmm_split_end(ends[tid], value, s->form, capacity, s->row_align, &fault);
             args.offsets[g + 1] = end;
         }
+#pragma unroll
         for (k = 0; k < GMM_OFFSETS_TILES; k++)
             if (args.tiles[k]) {
                 int64_t count = valid ? (end - ends[tid] + args.tile_rows[k] - 1) / args.tile_rows[k] : 0, sum;

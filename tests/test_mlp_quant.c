@@ -21,6 +21,7 @@ typedef struct mlp_case {
     gmm_grad gw1, gw2;
     float *prob, *dprob, *scale, *amax;
     uint64_t *random;
+    int only_dw2; /* the only gradient that is wanted */
 } mlp_case;
 
 enum { FP8_DELAYED, FP8_CURRENT, FP8_BLOCK, MXFP8, NVFP4, MXFP4_BF16, NVFP4_ROW_AMAX, RECIPES };
@@ -344,6 +345,11 @@ static void equals_steps(int arg) {
 static void gradients_of(mlp_case *c, gmm_wgrad_queue *queue) {
     gmm_info info = GMM_ZERO;
     want_gradients(c);
+    if (c->only_dw2) {
+        c->d.dx = NULL;
+        c->d.dw1 = NULL;
+        c->d.dprob = NULL;
+    }
     T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_BWD, &c->d, &info));
     if (queue) {
         c->d.deferred = t_alloc_aligned(info.deferred_bytes, 256);
@@ -455,6 +461,10 @@ static void delayed_wgrad(int arg) {
     forward(&later);
     gradients_of(&later, &queue);
     same_gradients(&now, &later);
+    later.dw2 = poison(GMM_F32, G, HIDDEN, FFN);
+    later.only_dw2 = 1; /* then backward multiplies nothing, and the queue FC2's gradient alone */
+    gradients_of(&later, &queue);
+    t_same("dw2 alone", t_mat_bits(&now.dw2), t_mat_bits(&later.dw2), sizeof(float) * G * FFN * HIDDEN);
 }
 
 /* The part of `saved` with a name; NULL if there is none. */

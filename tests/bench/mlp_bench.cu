@@ -1,7 +1,7 @@
-/* mlp_bench - time and memory of an expert MLP, forward and backward, by recipe: bf16, FP8, MXFP8 and NVFP4, with weights
-   in a cache and with weights cast in every step. All contenders of a row alternate in one process on the same random
-   data. mlp_peers.py loads this file as a shared library and provides an MLP composed of torch's operations as a further
-   contender, and torch's profiler. What it means: README.md. */
+/* mlp_bench - time and memory of an expert MLP, forward and backward, by recipe: bf16, FP8, MXFP8 and NVFP4, with
+   weights in a cache and with weights cast in every step. All contenders of a row alternate in one process on the same
+   random data. mlp_peers.py loads this file as a shared library and provides an MLP composed of torch's operations
+   as a further contender, and torch's profiler. What it means: README.md. */
 #include "gmm.h"
 
 #include <cuda_runtime.h>
@@ -700,7 +700,8 @@ static void print_heading(const char *first, const char *second) {
 }
 
 static void json_sizes(const char *name, const sizes *z, const sizes *bf16) {
-    fprintf(R.json, "\"%s\": {\"saved\": %lld, \"workspace_fwd\": %lld, \"workspace_bwd\": %lld, \"weight_cache\": %lld, "
+    fprintf(R.json, "\"%s\": {\"saved\": %lld, \"workspace_fwd\": %lld, \"workspace_bwd\": %lld, "
+        "\"weight_cache\": %lld, "
             "\"kept\": %lld, \"peak\": %lld", name, (long long)z->saved, (long long)z->fwd, (long long)z->bwd,
             (long long)z->cache, (long long)z->kept, (long long)z->peak);
     if (bf16->kept)
@@ -721,7 +722,8 @@ static void json_row(const char *name, int zipf, double mhz) {
         const contender *c = &B.c[i];
         if (!c->present) continue;
         fprintf(R.json, "%s\n    {\"name\": \"%s\", \"recipe\": \"%s\", \"weights\": \"%s\"", comma, c->name,
-                c->recipe < 0 ? "none" : RECIPES[c->recipe].name, c->recipe < 0 ? "bf16" : c->cached ? "cache" : "cast");
+                c->recipe < 0 ? "none" : RECIPES[c->recipe].name,
+                c->recipe < 0 ? "bf16" : c->cached ? "cache" : "cast");
         for (t = 0; t < TIMES; t++) fprintf(R.json, ", \"%s_us\": %.2f", TIME_NAMES[t], c->seconds[t] * 1e6);
         for (k = 0; k < BASES; k++)
             for (t = 0; t < TIMES && speed(i, T_BOTH, k) > 0.0; t++)
@@ -899,7 +901,8 @@ static void memory_line(const char *first, const char *second, const sizes *z, c
 }
 static void print_memory(void) {
     int s;
-    printf("\nMemory, MiB. kept: from forward to backward beside weights and gradients (saved, and x where backward reads "
+    printf("\nMemory, MiB. kept: from forward to backward beside weights and gradients (saved, and x where "
+        "backward reads "
            "it);\npeak: kept and workspace; /bf16: ratios to bf16. e4m3: GMM_SAVE_QUANTIZED_E4M3, by query\n");
     print_heading("shape", "");
     for (s = 0; s < SHAPE_COUNT; s++) {
@@ -926,7 +929,8 @@ static void print_memory(void) {
 }
 static void print_kernels(int rows) {
     int r, i, way, k;
-    printf("\nMicroseconds of a call by group of kernels, by torch's profiler; kernels that overlap count in full. timed: "
+    printf("\nMicroseconds of a call by group of kernels, by torch's profiler; kernels that overlap count in "
+        "full. timed: "
            "as above\n%-16s %-18s %-4s", "row", "contender", "");
     for (k = 0; k < KERNEL_GROUPS; k++) printf(" %7s", KERNEL_GROUP[k]);
     printf(" %7s %7s\n", "sum", "timed");
@@ -1022,7 +1026,8 @@ static void print_head(const char *torch_version) {
            prop.multiProcessorCount, sm_clock(), B.driver, runtime / 1000, runtime % 1000 / 10,
            torch_version ? torch_version : "not installed", GMM_VERSION_STRING);
     printf("# expert MLP, SwiGLU times prob, bf16 tensors, fp32 main_grad (beta 1), dx and dprob. Microseconds at the "
-           "median of %d blocks,\n# %.0f ms per contender by turns; results compared with fp64. f+b: forward and backward; "
+           "median of %d blocks,\n# %.0f ms per contender by turns; results compared with fp64. f+b: forward "
+           "and backward; "
            "bf16, torch: speed of f+b against these.\n# bf16 saves FC1's output (GMM_SAVE_PREACT), recipes "
            "GMM_SAVE_QUANTIZED; torch: _grouped_mm and torch's element-wise operations.\n", BLOCKS, R.ms);
     print_heading("row", "");

@@ -77,6 +77,7 @@ typedef struct gmm__call {
     int32_t *split_tiles;   /* [GMM__TILE_KINDS][G + 1] prefix sums of the groups' tiles. GMM_OP_OFFSETS writes them
                                too; other operations read them, and in groups.splits the offsets that an earlier
                                operation on the stream has written with them. NULL = none */
+    int32_t tile_kinds;     /* GMM_OP_OFFSETS: bits of gmm__tile_kind, the sums that are wanted */
     const void *input;      /* further memory that an operation reads or writes, documented where it is used */
     void *output;
     uint64_t fields;        /* bits of gmm__field: the optional fields that the call uses; set by gmm__select_from */

@@ -151,8 +151,8 @@ static gmm_status gmm__mma_launch_offsets(const gmm__plan *plan, gmm_stream stre
     int k;
     memset(&args, 0, sizeof args);
     args.offsets = (int64_t *)call->output;
-    for (k = 0; k < GMM__TILE_KINDS && call->split_tiles; k++)
-        args.tiles[k] = call->split_tiles + k * (call->groups.count + (int64_t)1);
+    for (k = 0; k < GMM__TILE_KINDS; k++)
+        if (call->tile_kinds >> k & 1) args.tiles[k] = call->split_tiles + k * (call->groups.count + (int64_t)1);
     memcpy(args.tile_rows, gmm__tile_rows, sizeof args.tile_rows);
     return gmm__mma_enqueue_split(call, &args, stream);
 }

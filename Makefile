@@ -1,7 +1,6 @@
 # gmm. `make help` lists the targets. Settings go on the command line or into Makefile.config.
 .SUFFIXES:
 .DELETE_ON_ERROR:
-
 -include Makefile.config
 CC := $(if $(filter default undefined,$(origin CC)),gcc,$(CC))
 CXX := $(if $(filter default undefined,$(origin CXX)),g++,$(CXX))
@@ -20,7 +19,8 @@ MAKEFLAGS += --no-builtin-rules $(PARALLEL)
 OPT_release := -O3 -g
 OPT_debug := -O0 -g
 OPT_sanitize := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
-$(if $(OPT_$(CONFIG)),,$(error CONFIG=$(CONFIG): must be debug, release or sanitize))
+OPT_emulated := -O2 -g
+$(if $(OPT_$(CONFIG)),,$(error CONFIG=$(CONFIG): must be debug, release, sanitize or emulated))
 
 # One folder per configuration; the release one is build/ itself.
 B := build$(if $(filter-out release,$(CONFIG)),/$(CONFIG))
@@ -147,7 +147,7 @@ help:
 	@sed -n 's/^## \{0,1\}//p' Makefile
 ##
 ## Settings (here: value and default)
-##   CONFIG=release         debug and sanitize build into build/debug and build/sanitize
+##   CONFIG=release         debug, sanitize and emulated (tests/emulator) build into build/debug, build/sanitize, ...
 ##   V=1                    show commands        WERROR=1  warnings are errors
 ##   SRC=1                  messages and debuggers name the parts in src/ instead of lines of the headers
 ##   CC=gcc CXX=g++         compilers            CFLAGS=, CXXFLAGS=, LDFLAGS= are added to ours
@@ -172,26 +172,26 @@ $(B)/flags: $(call stale,$(B)/flags,$(FLAGS))
 	@mkdir -p $(@D) && printf '%s\n' '$(FLAGS)' > $@
 
 # In the order of their dependencies. The last two take seconds, and benchmarks alone ask for them.
-PROBES := none openmp openmp++ c++ pthread pthread.cflags cjson cjson.cflags openblas openblas.cflags nvcc cudaheaders \
-	gpu cuda.cflags cublaslt nccl cuda.link cublas
+PROBES := none.link none.cflags openmp openmp++ c++ pthread pthread.cflags cjson cjson.cflags openblas openblas.cflags \
+	nvcc cudaheaders emulated.cflags emulated.link gpu cuda.cflags cublaslt nccl cuda.link cublas
 $(P)/found: $(P)/tools tests/tools/probe.sh
 	@sh tests/tools/probe.sh $@ $(PROBES)
 $(addprefix $(P)/,$(PROBES) nccl.cflags): $(P)/found ;
 $(P)/torch $(P)/matplotlib: $(P)/found
 	@sh tests/tools/probe.sh $@ $(@F)
 
-# The sanitized build holds the CPU engine alone.
-CUDA := $(P)/$(if $(filter sanitize,$(CONFIG)),none,cuda)
-CUDA_LINK := $(CUDA:cuda=cuda.link)
-RESPONSES := $(P)/openmp $(P)/pthread $(P)/pthread.cflags $(P)/cjson.cflags $(P)/openblas.cflags $(P)/cudaheaders \
-	$(CUDA:cuda=cuda.cflags) $(CUDA:cuda=nccl.cflags)
+# The sanitized build holds the CPU engine alone; the emulated one runs the GPU engines' kernels on the CPU.
+CUDA := $(or $(filter $(CONFIG),emulated),$(if $(filter sanitize,$(CONFIG)),none,cuda nccl))
+CUDA_LINK := $(P)/$(firstword $(patsubst %,%.link,$(CUDA)))
+RESPONSES := $(addprefix $(P)/,openmp pthread pthread.cflags cjson.cflags openblas.cflags cudaheaders $(CUDA:%=%.cflags))
 
 # ---- Rules
 
 # The library: with the CUDA engines where there is a GPU, and cuBLASLt where the toolkit has it.
 UNIT := examples/vendoring/gmm
 $(B)/gmm.o: $(UNIT).c $(UNIT).cu tests/tools/parts.sh $(B)/flags $(RESPONSES) $(CUDA_LINK)
-	$(Q)if test -s $(CUDA_LINK); then sh tests/tools/parts.sh $@ $(UNIT).cu sh tests/tools/nvcc.sh -I$(SRC_DIR) -I.; \
+	$(Q)if test $(CONFIG) = emulated; then sh tests/emulator/build.sh $@; elif test -s $(CUDA_LINK); then \
+	sh tests/tools/parts.sh $@ $(UNIT).cu sh tests/tools/nvcc.sh -I$(SRC_DIR) -I.; \
 	else sh tests/tools/parts.sh $@ $(UNIT).c $(CC) $(ALL_CFLAGS) $(RESPONSES:%=@%); fi
 
 # Units that define GMM_IMPLEMENTATION read the headers; their copy need not be fast. Others read declarations alone,

@@ -2351,7 +2351,7 @@ GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_sm90_scheduler *s, gmm_sm90_s
     is_second = candidate >= heights0;
     valid = candidate < heights0 + heights1 && (choice == 2 || choice == is_second);
     if (total_tiles > 0.0f) {
-        const int32_t cols = is_second ? n1 : n0;
+        const int32_t cols = heights1 > 0 && is_second ? n1 : n0; /* n1 is 0 where there is no second tile */
         const float tiles_per_cta = __fdividef((float)((s->p->n + cols - 1) / cols), (float)gridDim.x);
         const float rounds = total_tiles * tiles_per_cta;
         cost = __fdividef(ceilf(rounds), rounds);

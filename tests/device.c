@@ -2,6 +2,7 @@
 #ifdef HAVE_CUDA
 #include "device.h"
 
+#include <cuda.h>
 #include <cuda_runtime.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,8 +67,70 @@ void *device_alloc(size_t bytes, size_t alignment, int huge) {
 }
 
 void device_reset(void) {
+    device_edges_free();
     while (D.huge_count > 0) (void)cudaFree(D.huge[--D.huge_count]);
     D.used = 0;
+}
+
+/* Virtual memory management of the driver. */
+static struct {
+    CUresult (*granularity)(size_t *, const CUmemAllocationProp *, CUmemAllocationGranularity_flags);
+    CUresult (*reserve)(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long);
+    CUresult (*create)(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long);
+    CUresult (*map)(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long);
+    CUresult (*access)(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t);
+    CUresult (*unmap)(CUdeviceptr, size_t);
+    CUresult (*release)(CUmemGenericAllocationHandle);
+    CUresult (*unreserve)(CUdeviceptr, size_t);
+    struct { CUdeviceptr base; size_t page, bytes; CUmemGenericAllocationHandle handle; } edge[16];
+    int count;
+} V;
+
+static int find(const char *name, void *function) {
+    enum cudaDriverEntryPointQueryResult found;
+    void *f = NULL;
+    const cudaError_t e = cudaGetDriverEntryPointByVersion(name, &f, 12000, cudaEnableDefault, &found);
+    memcpy(function, &f, sizeof f);
+    return e == cudaSuccess && found == cudaDriverEntryPointSuccess && f;
+}
+/* Reserves a page in front of and behind the mapping. */
+void *device_edge(size_t bytes, int at_end, const char **why) {
+    CUmemAllocationProp prop;
+    CUmemAccessDesc access;
+    CUmemGenericAllocationHandle handle;
+    CUdeviceptr base;
+    size_t page, mapped;
+    *why = "no functions of virtual memory";
+    if (!find("cuMemGetAllocationGranularity", &V.granularity) || !find("cuMemAddressReserve", &V.reserve) ||
+        !find("cuMemCreate", &V.create) || !find("cuMemMap", &V.map) || !find("cuMemSetAccess", &V.access) ||
+        !find("cuMemUnmap", &V.unmap) || !find("cuMemRelease", &V.release) || !find("cuMemAddressFree", &V.unreserve))
+        return NULL;
+    *why = "too many, or no memory";
+    memset(&prop, 0, sizeof prop);
+    prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    prop.location.type = access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    prop.location.id = access.location.id = 0;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    if (V.count == 16 || V.granularity(&page, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM) != CUDA_SUCCESS) return NULL;
+    mapped = (bytes + page - 1) / page * page;
+    if (V.reserve(&base, mapped + 2 * page, 0, 0, 0) != CUDA_SUCCESS) return NULL;
+    if (V.create(&handle, mapped, &prop, 0) != CUDA_SUCCESS || V.map(base + page, mapped, 0, handle, 0) != CUDA_SUCCESS ||
+        V.access(base + page, mapped, &access, 1) != CUDA_SUCCESS)
+        return NULL;
+    V.edge[V.count].base = base;
+    V.edge[V.count].page = page;
+    V.edge[V.count].bytes = mapped;
+    V.edge[V.count++].handle = handle;
+    return (void *)(uintptr_t)(base + page + (at_end ? mapped - bytes : 0));
+}
+void device_edges_free(void) {
+    (void)cudaStreamSynchronize(D.stream);
+    while (V.count > 0) {
+        V.count--;
+        (void)V.unmap(V.edge[V.count].base + V.edge[V.count].page, V.edge[V.count].bytes);
+        (void)V.release(V.edge[V.count].handle);
+        (void)V.unreserve(V.edge[V.count].base, V.edge[V.count].bytes + 2 * V.edge[V.count].page);
+    }
 }
 
 void device_put(void *device, const void *host, size_t bytes) {

@@ -17,6 +17,11 @@ size_t device_memory(size_t *total);
 void *device_alloc(size_t bytes, size_t alignment, int huge);
 void device_reset(void);
 
+/* Device memory of `bytes` behind or in front of pages that are not mapped: with `at_end` it ends where the mapping does,
+   and is only aligned as far as `bytes` is divisible, else it begins with it. NULL with a text. */
+void *device_edge(size_t bytes, int at_end, const char **why);
+void device_edges_free(void);
+
 /* Put, copy and set complete before work that is enqueued on the stream later, and for other streams after device_wait;
    the host buffer may be reused on return. Get waits for the stream. */
 void device_put(void *device, const void *host, size_t bytes);

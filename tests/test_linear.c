@@ -306,41 +306,49 @@ static gmm_mat lin_shift(const t_mat *m, int64_t row, int64_t group) {
     return shifted;
 }
 
-void (lin_alone)(const lin_run *r) {
+/* Calls `size` rows of group g, from its row `first` on, as the only group, and requires the bits that `r` has. */
+static void lin_rows_alone(const lin_run *r, int64_t g, int64_t first, int64_t size) {
     const lin_spec *s = &r->spec;
-    const int64_t step = s->groups > 16 ? s->groups / 16 : 1;
-    for (int64_t g = 0; g < s->groups; g += step) {
-        const int64_t row = r->offsets[g], size = s->sizes[g];
-        gmm_groups one = r->groups;
-        gmm_linear d = r->d;
-        gmm_mat x, w, dy, bias, out;
-        gmm_grad grad = r->grad;
-        t_mat result;
-        size_t bytes;
-        void *want = lin_group_bits(r, g, &bytes);
-        one.count = 1;
-        one.capacity = size;
-        one.splits = t_in(&size, sizeof size);
-        one.dtype = GMM_I64;
-        one.form = GMM_SPLIT_SIZES;
-        one.on_host = 0;
-        d.groups = &one;
-        if (d.x) x = lin_shift(&r->x, row, 0), d.x = &x;
-        if (d.dy) dy = lin_shift(&r->dy, row, 0), d.dy = &dy;
-        if (d.w) w = lin_shift(&r->w, 0, g), d.w = &w;
-        if (d.bias) bias = lin_shift(&r->bias, 0, g), d.bias = &bias;
-        if (d.bias_scale) d.bias_scale += row;
-        if (d.alpha && d.alpha_per_group) d.alpha += g;
-        result = t_mat_out(r->out.dtype, 1, lin_is_grad(s->op) ? r->out.rows : size, r->out.cols);
-        out = result.mat;
-        grad.mat = &out;
-        if (d.y) d.y = &out;
-        if (d.dx) d.dx = &out;
-        if (d.dw) d.dw = &grad;
-        if (d.db) d.db = &grad;
-        T_OK(t_linear(T.ctx, s->op, &d));
-        t_same("group alone", want, t_mat_bits(&result), bytes);
+    const int64_t row = r->offsets[g] + first;
+    gmm_groups one = r->groups;
+    gmm_linear d = r->d;
+    gmm_mat x, w, dy, bias, out;
+    gmm_grad grad = r->grad;
+    t_mat result;
+    size_t bytes, skipped = 0;
+    const char *want = (const char *)lin_group_bits(r, g, &bytes);
+    one.count = 1;
+    one.capacity = size;
+    one.splits = t_in(&size, sizeof size);
+    one.dtype = GMM_I64;
+    one.form = GMM_SPLIT_SIZES;
+    one.on_host = 0;
+    d.groups = &one;
+    if (d.x) x = lin_shift(&r->x, row, 0), d.x = &x;
+    if (d.dy) dy = lin_shift(&r->dy, row, 0), d.dy = &dy;
+    if (d.w) w = lin_shift(&r->w, 0, g), d.w = &w;
+    if (d.bias) bias = lin_shift(&r->bias, 0, g), d.bias = &bias;
+    if (d.bias_scale) d.bias_scale += row;
+    if (d.alpha && d.alpha_per_group) d.alpha += g;
+    result = t_mat_out(r->out.dtype, 1, lin_is_grad(s->op) ? r->out.rows : size, r->out.cols);
+    out = result.mat;
+    grad.mat = &out;
+    if (d.y) d.y = &out;
+    if (d.dx) d.dx = &out;
+    if (d.dw) d.dw = &grad;
+    if (d.db) d.db = &grad;
+    if (!lin_is_grad(s->op)) {
+        skipped = (size_t)(first * r->out.cols * ref_bytes(r->out.dtype));
+        bytes = (size_t)(size * r->out.cols * ref_bytes(r->out.dtype));
     }
+    T_OK(t_linear(T.ctx, s->op, &d));
+    t_same("group alone", want + skipped, t_mat_bits(&result), bytes);
+}
+#define lin_rows_alone(...) T_CALL(lin_rows_alone, __VA_ARGS__)
+
+void (lin_alone)(const lin_run *r) {
+    const int64_t groups = r->spec.groups, step = groups > 16 ? groups / 16 : 1;
+    for (int64_t g = 0; g < groups; g += step) lin_rows_alone(r, g, 0, r->spec.sizes[g]);
 }
 
 /* ------------------------------------------------------------------------------------------------------ Cases --- */
@@ -380,6 +388,23 @@ static void shape_case(int arg) {
     T_OK(t_linear(T.ctx, s.op, &r.d));
     lin_check(&r);
     lin_alone(&r);
+}
+
+/* The bits of a row do not depend on how many rows its group has, nor on its place among them: runs of rows alone, whose
+   lengths are at and beside the heights of tiles. arg: 3 times dgrad, plus the dtype. */
+static void batch_invariance(int arg) {
+    static const int64_t sizes[] = {5, 390, 0}, lengths[] = {1, 7, 8, 16, 17, 63, 64, 65, 127, 129, 192, 257, 389};
+    lin_spec s = {.op = arg / 3 ? GMM_OP_LINEAR_DGRAD : GMM_OP_LINEAR_FWD, .in = lin_dtype(arg % 3), .groups = 3,
+                  .K = 264, .N = 136, .sizes = sizes, .alpha = 2, .fill = T_REALS};
+    lin_run r;
+    s.out = s.in;
+    lin_build(&r, &s);
+    T_OK(t_linear(T.ctx, s.op, &r.d));
+    lin_check(&r);
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        lin_rows_alone(&r, 1, 0, lengths[i]);
+        lin_rows_alone(&r, 1, 390 - lengths[i], lengths[i]);
+    }
 }
 
 /* Runs the case with integer and with real data. */
@@ -824,6 +849,8 @@ void tests_linear(void) {
             t_add(shape_case, i * 9 + k, "linear %s %s G=%d rows=%lld %lldx%lld",
                   lin_op(ops[k / 3]), name[k % 3], (int)shapes[i].groups, (long long)shapes[i].rows,
                   (long long)shapes[i].K, (long long)shapes[i].N);
+    for (int k = 0; k < 6; k++)
+        t_add(batch_invariance, k, "linear %s %s rows alone and in groups of other sizes", lin_op(ops[k / 3]), name[k % 3]);
     for (int k = 0; k < 12; k++)
         t_add(odd_addresses, k, "linear %s %s at odd addresses after a query without any", lin_op(ops[k / 3]),
               name[k % 3]);

@@ -158,7 +158,7 @@ static void t_injected(int arg) {
 }
 
 /* Options of the command line. */
-enum { T_FILTERS = 64, T_ROUNDS = 300 };
+enum { T_FILTERS = 128, T_ROUNDS = 300 };
 static struct {
     const char *filters[T_FILTERS], *engine;
     int exact[T_FILTERS]; /* 1: the filter is a whole name, of --case */

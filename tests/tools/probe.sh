@@ -70,6 +70,8 @@ for name in "$@"; do
                 $CC -x c - -isystem "$d" && echo "-DHAVE_CUDA_HEADERS -isystem $d" > "$file"
         fi
         say 'CUDA host conversions (oracle of the codecs)' ;;
+    emulated.cflags) have cudaheaders && echo '-DHAVE_CUDA -DGMM_NO_CUBLASLT' > "$file" ;;
+    emulated.link) have cudaheaders && echo '-no-pie -lstdc++ -lpthread' > "$file" ;;
     gpu) # the GPU as an nvcc architecture: what GPU= names, or what is here
         a=$GPU
         [ -n "$a" ] || a=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null |
@@ -127,7 +129,7 @@ int main() { return !cublasLtGetVersion(); }' > "$file.try.cu"
             ! python3 -c 'import matplotlib' > /dev/null 2>&1 || echo yes > "$file"
             say 'matplotlib (plots of the benchmark)'
         fi ;;
-    none) : ;; # flags of a build without it
+    none.*) : ;; # flags of a build without it
     *) echo "probe.sh: no probe called $name"; exit 1 ;;
     esac
 done

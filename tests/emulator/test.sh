@@ -1,0 +1,9 @@
+#!/bin/sh
+# test.sh: the cases of tests/small_cases.txt on the emulator (`make CONFIG=emulated build/emulated/gmm_tests`).
+for engine in mma wgmma; do
+    set --
+    while read -r word name; do
+        [ "$word" != $engine ] || set -- "$@" --filter "$name"
+    done < tests/small_cases.txt
+    build/emulated/gmm_tests --engine $engine --arena 512 --threads 1 --rounds 4 --jobs "${JOBS:-2}" "$@" || exit 1
+done

@@ -498,6 +498,8 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                         acc[u + 2] = __fmul_rn(__fmul_rn(acc[u + 2], scale1), col_scales[0]);
                         acc[u + 3] = __fmul_rn(__fmul_rn(acc[u + 3], scale1), col_scales[1]);
                     }
+                    /* all threads have read the scales before one of them loads those of the next tile */
+                    if (by_line) gmm_fp8_consumer_sync(wg);
                 } else if (outer_scale != 1.0f) {
 #pragma unroll
                     for (u = 0; u < GMM__ACC; u++) acc[u] = __fmul_rn(acc[u], outer_scale);

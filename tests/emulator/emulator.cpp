@@ -20,7 +20,7 @@ enum { MAX_THREADS = MAX_CTA_THREADS * EMULATED_CLUSTER, EXCHANGE_SLOTS = 4 };
 
 /* Dynamic shared memory of a cluster. Its address is a multiple of EMULATED_SHARED_STRIDE below 4 GiB, so that 32 bits
    hold an address, and the low 18 bits, which wgmma descriptors hold, are the offset in the CTA's memory. */
-static char *const shared_memory = (char *)0x20000000;
+static char *shared_memory;
 
 /* A wait ends when (*word & mask) != value. */
 typedef struct wait_state { const uint32_t *word; uint32_t mask, value; } wait_state;
@@ -591,18 +591,23 @@ static void run_cluster(uint3 block) {
     (void)tma_progress(1);
 }
 
-void emulated_run(const void *kernel, const void *args, const emulated_launch_state *launch) {
-    static int mapped;
-    uint3 block;
-    if (!mapped) {
-        const char *seed = getenv("GMM_EMULATOR_SEED");
-        if (mmap(shared_memory, EMULATED_CLUSTER * (size_t)EMULATED_SHARED_STRIDE, PROT_READ | PROT_WRITE,
-                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) != shared_memory)
-            emulated_fail("the addresses of shared memory are in use");
-        random_state = seed ? strtoull(seed, NULL, 10) : 0;
-        fill_values();
-        mapped = 1;
+static void begin(void) {
+    const char *seed = getenv("GMM_EMULATOR_SEED");
+    uint64_t at;
+    for (at = (uint64_t)1 << 30; at < (uint64_t)1 << 32 && !shared_memory; at += 1 << 24) {
+        void *p = mmap((void *)(uintptr_t)at, EMULATED_CLUSTER * (size_t)EMULATED_SHARED_STRIDE, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+        if (p == (void *)(uintptr_t)at) shared_memory = (char *)p;
+        else if (p != MAP_FAILED) (void)munmap(p, EMULATED_CLUSTER * (size_t)EMULATED_SHARED_STRIDE);
     }
+    if (!shared_memory) emulated_fail("no address below 4 GiB is free for shared memory");
+    random_state = seed ? strtoull(seed, NULL, 10) : 0;
+    fill_values();
+}
+
+void emulated_run(const void *kernel, const void *args, const emulated_launch_state *launch) {
+    uint3 block;
+    if (!shared_memory) begin();
     emulated_launch = *launch;
     running_kernel = kernel;
     running_args = args;

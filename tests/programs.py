@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
-"""Tests train_moe stopped by signals and started from any folder, messages of programs, and legends of charts.
+"""Tests what train_moe learns, and that it may be stopped and started from any folder; messages and charts.
 
     python3 tests/programs.py [--build build] [--filter TEXT]
 
 Python's standard library is enough. Ends with "N passed, N failed, N skipped".
 """
-import argparse, hashlib, os, re, shlex, shutil, signal, subprocess, sys, tempfile, time, traceback
+import argparse, hashlib, os, re, shlex, shutil, signal, statistics, subprocess, sys, tempfile, time, traceback
 import xml.etree.ElementTree as xml
 
 SMALL = ["--batch", "64", "--eval-tokens", "64", "--sample", "0", "--experts", "4", "--ffn", "32", "--hidden", "32",
          "--engine", "cpu", "--threads", "1"]
 REPOSITORY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.join(REPOSITORY, "tests", "tools"))
+import training_curves
+RECIPES = "bf16", "fp8-delayed", "fp8-current", "fp8-block", "mxfp8", "nvfp4"
 CASES = []
 
 
@@ -25,6 +28,13 @@ def case(function):
 
 def digest(path):
     with open(path, "rb") as f:
+        return hashlib.sha256(f.read()).hexdigest()
+
+
+def tensors_digest(path):
+    """Of a safetensors file's tensors, without its header."""
+    with open(path, "rb") as f:
+        f.seek(int.from_bytes(f.read(8), "little"), os.SEEK_CUR)
         return hashlib.sha256(f.read()).hexdigest()
 
 
@@ -47,6 +57,20 @@ class Run:
 
     def run(self, name, *arguments, code=0, cwd=None):
         return self.end(self.start(name, *arguments, cwd=cwd), code)
+
+    def write_text(self, size=None):
+        with open(self.path("text"), "wb") as f:
+            f.write(training_curves.text()[:size])
+
+    def run_all(self, name, commands, at_once=2):
+        """What each of the commands prints, some of them beside each other."""
+        running, printed = [], []
+        for i in range(len(commands) + at_once):
+            if i >= at_once and i - at_once < len(commands):
+                printed.append(self.end(running[i - at_once]))
+            if i < len(commands):
+                running.append(self.start(name, *commands[i]))
+        return printed
 
     def can_save(self):
         process = self.start("train_moe", *SMALL, "--steps", "1", "--svg", "", "--quiet", "--save", self.path("can"))
@@ -157,6 +181,87 @@ def batches_that_do_not_divide(t):
         for word in words:
             assert word in err, (word, err)
     t.run("train_moe", *SMALL, "--steps", "1", "--svg", "", "--gtp", "3", "--batch", "66")
+
+
+@case
+def recipes_learn(t):
+    """Every recipe learns nearly what bf16 learns in 300 steps, and that needs the experts.
+
+    The text is such that a model without experts ends at almost twice the loss, so that a recipe whose experts do not
+    learn fails.
+    """
+    t.write_text()
+    same = training_curves.MODEL + ["--data", "text", "--steps", "300", "--batch", "128", "--report-every", "100"]
+    runs = [same + ["--recipe", r] for r in RECIPES] + [same + ["--layers", "0"]]
+    losses = [float(re.search(r"^held-out (\S+) nats", out, re.M)[1]) for out in t.run_all("train_moe", runs)]
+    start = training_curves.curve(t.run("train_moe", *same, "--stop-at", "1", "--save", ""))[0][1]
+    bf16, bare = losses[0], losses[-1]
+    assert bf16 < start / 5, (bf16, start)
+    assert bare > 1.7 * bf16, (bare, bf16)
+    for recipe, loss in zip(RECIPES, losses):
+        assert loss < 1.5 * bf16, (recipe, loss, bf16)
+
+
+@case
+def training_follows_its_record(t):
+    """50 steps give the losses and gradients of tests/data/training_curves.txt.
+
+    The run in fp32 has the values of its seed up to rounding: other orders of additions, fused multiplications and -O
+    levels move them by 1e-4 of their value at most, 0.9 times the gradient of one weight by 0.01 and more. And losses
+    stay within three standard deviations of the mean of the recorded seeds.
+    """
+    t.write_text()
+    curves, seed = training_curves.read(), training_curves.SEEDS[0]
+    out = t.run("train_moe", "--data", "text", "--seed", str(seed), *training_curves.RUN)
+    steps = training_curves.curve(out)
+    assert len(steps) == len(curves[0]) == 50 and len(curves) == 5, (len(steps), len(curves))
+    for i, (row, recorded) in enumerate(zip(steps, curves[0]), 1):
+        for k, name in enumerate(training_curves.COLUMNS):
+            assert abs(row[k] - recorded[k]) <= 1e-3 * recorded[k], (i, name, row[k], recorded[k])
+            others = [c[i - 1][k] for c in curves]
+            apart, spread = abs(row[k] - statistics.mean(others)), statistics.stdev(others)
+            assert name == "gradient" or apart <= 3 * spread, (i, name, row[k], others)
+
+
+@case
+def policies_train_alike(t):
+    """What forward saves, the cache of weights, delayed weight gradients and ranks leave every bit of training."""
+    t.can_save()
+    t.write_text(1000)
+    few = training_curves.MODEL + ["--data", "text", "--steps", "4", "--batch", "64", "--micro-batches", "4",
+                                   "--report-every", "4", "--quiet"]
+
+    def trained(recipe, variants):
+        runs = [few + ["--recipe", recipe, "--save", "%d.safetensors" % i] + v for i, v in enumerate(variants)]
+        t.run_all("train_moe", runs)
+        return [tensors_digest(t.path("%d.safetensors" % i)) for i in range(len(variants))]
+
+    for recipe in RECIPES:
+        saves = ["auto", "preact", "act", "nothing"] + ["quantized"] * (recipe != "bf16")
+        same = [[], ["--weight-cache", "0"], ["--gtp", "4"]] + [["--save-policy", s] for s in saves[1:]]
+        same = trained(recipe, same + [["--delay-wgrad", "--save-policy", s] for s in saves])
+        assert len(set(same)) == 1, (recipe, same)
+        # Neither cache nor save policy changes another backward's bits. E4M3 and other backwards do.
+        plain = ["--weight-cache", "0", "--save-policy", "preact"]
+        e4m3, exact, rows = ["--preact-e4m3"], ["--backward", "high-precision"], ["--backward", "dequantized"]
+        found = trained(recipe, [e4m3, exact, plain + exact, rows, plain + rows])
+        assert found[1] == found[2] and found[3] == found[4], (recipe, found)
+        distinct = {same[0], found[0], found[1], found[3]}
+        assert len(distinct) == (2 if recipe == "bf16" else 4), (recipe, found)
+
+
+@case
+def policies_refused(t):
+    """Messages say why a combination of policies is none."""
+    for arguments, words in [
+        (["--save-policy", "quantized"], ["save: 3 keeps quantized operands and needs a recipe"]),
+        (["--recipe", "fp8-block", "--save-policy", "quantized", "--backward", "high-precision"], ["config.save"]),
+        (["--recipe", "fp8-block", "--save-policy", "nothing", "--preact-e4m3"], ["--preact-e4m3", "nothing"]),
+        (["--recipe", "fp8-block", "--backward", "dequantized", "--gtp", "2"], ["--gtp", "--backward dequantized"]),
+    ]:
+        err = t.run("train_moe", *SMALL, "--steps", "1", "--svg", "", *arguments, code=1)
+        for word in words:
+            assert word in err, (word, err)
 
 
 def legends(path):

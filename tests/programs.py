@@ -187,17 +187,17 @@ def batches_that_do_not_divide(t):
 def recipes_learn(t):
     """Every recipe learns nearly what bf16 learns in 300 steps, and that needs the experts.
 
-    The text is such that a model without experts ends at almost twice the loss, so that a recipe whose experts do not
-    learn fails.
+    The text is such that a recipe whose experts do not learn fails: with experts that stay as they were drawn, bf16
+    ends at 1.8 times the loss, and a model without experts at 2.5 times.
     """
     t.write_text()
     same = training_curves.MODEL + ["--data", "text", "--steps", "300", "--batch", "128", "--report-every", "100"]
     runs = [same + ["--recipe", r] for r in RECIPES] + [same + ["--layers", "0"]]
     losses = [float(re.search(r"^held-out (\S+) nats", out, re.M)[1]) for out in t.run_all("train_moe", runs)]
-    start = training_curves.curve(t.run("train_moe", *same, "--stop-at", "1", "--save", ""))[0][1]
+    start = training_curves.curve(t.run("train_moe", *same, "--steps", "1"))[0][1]
     bf16, bare = losses[0], losses[-1]
     assert bf16 < start / 5, (bf16, start)
-    assert bare > 1.7 * bf16, (bare, bf16)
+    assert bare > 2 * bf16, (bare, bf16)
     for recipe, loss in zip(RECIPES, losses):
         assert loss < 1.5 * bf16, (recipe, loss, bf16)
 
@@ -287,7 +287,7 @@ def legends_inside(t):
     with open(t.path("log"), "w") as f:
         f.write("step 1/2  train 3.0  held-out 3.1  aux 1\nstep 2/2  train 2.0  held-out 2.1  aux 1\n")
     t.run("loss_curves", t.path("curves.svg"), "short=" + t.path("log"), "x" * 50 + "=" + t.path("log"))
-    for name, count in ("train.svg", 3), ("plan.svg", 6), ("curves.svg", 2):
+    for name, count in ("train.svg", 3), ("plan.svg", 8), ("curves.svg", 2):
         width, found = legends(t.path(name))
         assert len(found) == count, (name, found)
         for (x, y, w, h), left, right, base, text in found:
@@ -298,7 +298,8 @@ def legends_inside(t):
 def planner_explains(t):
     """Every column has its meaning below the table; the term "moments" is explained."""
     out = t.run("gtp_planner", "--gpus", "4", "--svg", "")
-    for column in "weights", "gradient", "moments", "gathered", "wgrad", "received", "gathers", "reduce", "step":
+    for column in ("weights", "gradient", "moments", "gathered", "wgrad", "received", "saved", "other", "layer", "kept",
+                   "recompute", "reduced", "GTP", "EP", "EP more", "gathers", "reduce", "step"):
         assert re.search(r"^ +%s  \w" % column, out, re.M), column
     for word in "first and second moment", "running means of the gradient", "fp32 copy", "hidden:", "exposed:":
         assert word in out, word

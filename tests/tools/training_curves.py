@@ -17,11 +17,11 @@ FILE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
 
 
 def text():
-    """20,000 letters of 12: each is a random function of the two before it, one in 20 is drawn anew.
+    """20,000 letters of 22: each is a random function of the two before it, one in 20 is drawn anew.
 
     A model without experts, which is linear up to its norm, cannot compute such a function.
     """
-    state, letters = 1, 12
+    state, letters = 1, 22
 
     def draw(n):
         nonlocal state

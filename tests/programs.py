@@ -300,9 +300,100 @@ def planner_explains(t):
     out = t.run("gtp_planner", "--gpus", "4", "--svg", "")
     for column in ("weights", "gradient", "moments", "gathered", "wgrad", "received", "saved", "other", "layer", "kept",
                    "recompute", "reduced", "GTP", "EP", "EP more", "gathers", "reduce", "step"):
-        assert re.search(r"^ +%s  \w" % column, out, re.M), column
+        assert re.search(r"^ *%s  \w" % column, out, re.M), column
     for word in "first and second moment", "running means of the gradient", "fp32 copy", "hidden:", "exposed:":
         assert word in out, word
+
+
+def table(out, title):
+    """The rows of a table of gtp_planner: {first column: {name of a column: value}}. Columns end below their names."""
+    names, *lines = out[out.index(title):].splitlines()[1:]
+    rows = {}
+    for line in lines:
+        words = list(re.finditer(r"\S+", line))
+        if len(words) < 2 or not re.match(r"[\d.-]+$", words[1][0]):
+            return rows
+        ends = [0] + [w.end() for w in words]
+        rows[words[0][0]] = {names[a:b].strip(): w[0] for a, b, w in zip(ends, ends[1:], words)}
+    return rows
+
+
+def near(got, want, digits=3):
+    return abs(float(got) - want) <= 0.51 * 10**-digits
+
+
+@case
+def planner_counts(t):
+    """Bytes by formulas that are written here once more: activations, gathers, reductions, all-to-alls."""
+    hidden, ffn, experts, layers, rows, topk, ep = 4096, 1024, 8, 10, 65536, 4, 16
+    shape = {"hidden": hidden, "ffn": ffn, "experts": experts, "layers": layers, "tokens": rows, "topk": topk, "ep": ep}
+    shape = ["--%s=%d" % pair for pair in shape.items()] + ["--gpus", "16", "--svg", ""]
+    out = t.run("gtp_planner", *shape)
+    saved, preact, act, x = table(out, "Activations"), 4 * ffn, 2 * ffn, 2 * hidden
+    per_row = {"preact": preact + x, "act": preact + act + x, "nothing": x, "preact-e4m3": preact / 2 + x}
+    for name, size in per_row.items():
+        layer = rows * (size + 12)
+        kept, again = float(saved[name]["kept"]), float(saved[name]["recompute"])
+        assert near(saved[name]["layer"], 1e-9 * layer), (name, saved[name])
+        assert kept >= 1e-9 * (layers * layer + 4 * rows * x), (name, kept)
+        assert abs(kept - again - 1e-9 * ((layers - 1) * layer - layers * rows * x / topk)) < 2e-3, (name, kept, again)
+    assert saved["quantized"]["layer"] == "-", saved
+    quantized = table(t.run("gtp_planner", *shape, "--format", "fp8"), "Activations")["quantized"]["layer"]
+    copies = 1e-9 * (hidden + ffn)  # of a row; one scale a tensor; each expert's rows are padded to at most 128 more
+    least = rows * copies + 1e-9 * rows * (preact + 12)
+    assert least - 1e-3 < float(quantized) < least + experts * 128 * copies + 1e-3, (quantized, least)
+
+    layer = 3 * hidden * ffn * experts * 2  # of weights in bf16
+    for g, row in table(out, "What a GPU receives").items():
+        others = (int(g) - 1) / int(g)
+        # backward finds the last layer's FC1 and FC2 in the slots that forward has left
+        gathered, reduced = 1e-9 * (2 * layers - 1) * layer * others, 1e-9 * layers * layer * others
+        exchanged = [1e-9 * layers * 4 * rows * x * (n - 1) / n for n in (ep, ep * int(g))]
+        assert near(row["gathered"], gathered) and near(row["reduced"], reduced), (g, row, gathered, reduced)
+        assert near(row["GTP"], gathered + reduced) and near(row["EP"], exchanged[0]), (g, row)
+        assert near(row["EP more"], exchanged[1] - exchanged[0]), (g, row)
+    for g, row in table(out, "Memory of a GPU").items():
+        parts = "weights", "gradient", "moments", "gathered", "wgrad", "received", "saved", "other"
+        assert abs(sum(float(row[p]) for p in parts) - float(row["total"])) < 0.005, (g, row)
+        assert near(row["saved"], float(saved["preact"]["kept"])), (g, row)
+        assert near(row["weights"], 1e-9 * layers * layer / int(g)), (g, row)
+
+
+@case
+def planner_judges(t):
+    """The verdict says whether it fits; what it says of a change is what a run with that change says."""
+    shape = ["--gpus", "16", "--svg", "", "--capacity"]
+    totals = {g: float(row["total"]) for g, row in table(t.run("gtp_planner", *shape, "1"), "Memory of a GPU").items()}
+    least = min(totals.values())
+    for capacity in least - 1, least + 1, max(totals.values()) + 1:
+        out = t.run("gtp_planner", *shape, str(capacity))
+        fits = {g for g, row in table(out, "Memory of a GPU").items() if row["fits"] == "yes"}
+        assert fits == {g for g, total in totals.items() if total <= capacity}, (capacity, fits)
+        assert ("It fits." in out) == bool(fits) and ("It does not fit" in out) == (not fits), out
+        if fits:
+            steps = {float(row["step"]): g for g, row in table(out, "A micro-batch in ms").items() if g in fits}
+            assert re.search(r"that fit: %s GPU" % steps[min(steps)], out), (steps, out)
+    out = t.run("gtp_planner", *shape, "60")
+    alone = out[out.index("Verdict"):].split("None alone")[0]
+    found = re.findall(r"^    --([\w-]+)=(\S+): (\S+) GB with (\d+) GPUs?, (fits|does not fit) \(", alone, re.M)
+    assert len(found) == 6 and {f[4] for f in found} == {"fits", "does not fit"}, alone
+    for name, value, total, g, verdict in found:
+        flag = ["--recompute"] if name == "recompute" else ["--" + name, value]
+        now = t.run("gtp_planner", *shape, "60", *flag)
+        row = table(now, "Memory of a GPU")[g]
+        assert near(total, float(row["total"]), 1) and (row["fits"] == "yes") == (verdict == "fits"), (name, row, total)
+        assert ("It fits." in now) == (verdict == "fits"), now
+    assert "None alone suffices" in t.run("gtp_planner", *shape, "30")
+    assert "All of this is too little" in t.run("gtp_planner", *shape, "21")
+    assert "no quantized copies" in t.run("gtp_planner", *shape, "141", "--save-policy", "quantized", code=1)
+
+
+@case
+def planner_is_quick(t):
+    """Plans for up to 16,384 GPUs are there in less than ten seconds."""
+    began = time.time()
+    out = t.run("gtp_planner", "--gpus", "16384", "--svg", t.path("plan.svg"))
+    assert time.time() - began < 10 and "\n 16384 " in out
 
 
 def main():

@@ -421,7 +421,7 @@ static void print_verdict(const estimate *o, int count) {
                    now->gpus, now->gpus > 1 ? "s" : "", now->fits ? "fits" : "does not fit", changes[i].what);
         }
     }
-    if (!found) printf("  All of this is too little: it takes less of --other, more --gpus, or more pipeline stages.\n");
+    if (!found) printf("  All of this is too little: take less of --other, more --gpus, or more pipeline stages.\n");
     opt = before;
 }
 

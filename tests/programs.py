@@ -206,9 +206,9 @@ def recipes_learn(t):
 def training_follows_its_record(t):
     """50 steps give the losses and gradients of tests/data/training_curves.txt.
 
-    The run in fp32 has the values of its seed up to rounding: other orders of additions, fused multiplications and -O
-    levels move them by 1e-4 of their value at most, 0.9 times the gradient of one weight by 0.01 and more. And losses
-    stay within three standard deviations of the mean of the recorded seeds.
+    The run in fp32 has the values of its seed up to rounding: fused multiplications, other vectors and -ffast-math move
+    them by 1e-4 of their value at most. 0.9 times the gradient of a parameter moves them by 6e-4 (FC1's bias) or more,
+    of a weight by 0.015 or more. And losses stay within three standard deviations of the mean of the recorded seeds.
     """
     t.write_text()
     curves, seed = training_curves.read(), training_curves.SEEDS[0]
@@ -217,7 +217,7 @@ def training_follows_its_record(t):
     assert len(steps) == len(curves[0]) == 50 and len(curves) == 5, (len(steps), len(curves))
     for i, (row, recorded) in enumerate(zip(steps, curves[0]), 1):
         for k, name in enumerate(training_curves.COLUMNS):
-            assert abs(row[k] - recorded[k]) <= 1e-3 * recorded[k], (i, name, row[k], recorded[k])
+            assert abs(row[k] - recorded[k]) <= 5e-4 * recorded[k], (i, name, row[k], recorded[k])
             others = [c[i - 1][k] for c in curves]
             apart, spread = abs(row[k] - statistics.mean(others)), statistics.stdev(others)
             assert name == "gradient" or apart <= 3 * spread, (i, name, row[k], others)

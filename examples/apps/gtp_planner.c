@@ -177,6 +177,8 @@ typedef struct estimate {
     int fits;            /* into --capacity */
 } estimate;
 
+/* gmm_gtp counts shards, buffers and what ranks receive: of a tensor that n ranks gather or reduce, (n - 1) / n
+   (doc/PERFORMANCE.md of nccl-tests). AdamW keeps 12 bytes a weight (ZeRO, arXiv:1910.02054, section 3.1). */
 static estimate estimate_of(int gpus) {
     const struct format *f = format_of(opt.format);
     const activations a = activations_of(policy_of(opt.save_policy));

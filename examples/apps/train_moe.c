@@ -6,6 +6,9 @@
  * and norm, output layer, softmax. Weights are fp32 masters with a copy in the compute dtype; gradients accumulate in
  * fp32 main_grad over micro-batches; AdamW with gradient clipping, warm-up and cosine decay.
  *
+ * With --recipe the experts' products are quantized: the weights once a step, into a cache that all its micro-batches
+ * read, and x and FC2's input in forward, which saves them as backward multiplies them.
+ *
  * With --gtp N the weights of experts and linear layers, their gradients and moments are sharded over N ranks, a thread
  * each (with --processes a process), on as many GPUs (by peer copies) or on the CPU: gathered before they are read,
  * reduced behind the backward. Every rank takes its share of the micro-batches; with as many of these as ranks, the
@@ -1584,11 +1587,11 @@ static gmm_save save_of(const gmm_recipe *recipe) {
         {"nothing", GMM_SAVE_NOTHING, GMM_SAVE_MAX},
     };
     const int quantized = recipe->input.dtype != GMM_NONE && backward_of(opt.backward) != GMM_BACKWARD_HIGH_PRECISION;
-    int i = quantized;
-    while (strcmp(opt.save_policy, "auto") && strcmp(opt.save_policy, policies[i].name)) i = (i + 1) % 4;
+    const char *name = strcmp(opt.save_policy, "auto") ? opt.save_policy : quantized ? "quantized" : "preact";
+    int i = 0;
+    while (strcmp(name, policies[i].name)) i++; /* options.c has checked it */
     if (opt.preact_e4m3 && policies[i].e4m3 == GMM_SAVE_MAX)
-        die("--preact-e4m3: not with --save-policy %s, which saves FC1's output in no format of its own or not at all",
-            opt.save_policy);
+        die("--preact-e4m3 needs --save-policy preact or quantized, not %s", name);
     return opt.preact_e4m3 ? policies[i].e4m3 : policies[i].save;
 }
 

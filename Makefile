@@ -69,7 +69,7 @@ test: $(B)/gmm_tests
 ##   test-files             the programs' files beside Python's safetensors and numpy (a folder with both: PYTHONPATH=)
 test-files: $(B)/train_moe $(B)/convert_checkpoint $(B)/fault.so
 	$(Q)python3 tests/checkpoint_files.py --build $(B) $(ARGS)
-##   test-programs          train_moe stopped by signals and started from anywhere; messages and pictures of programs
+##   test-programs          what train_moe learns by every recipe, stopped and resumed; messages, pictures of programs
 test-programs: $(B)/train_moe $(B)/gtp_planner $(B)/loss_curves
 	$(Q)python3 tests/programs.py --build $(B) $(ARGS)
 ##   test-train             each step of train_moe on its engine, and from the same state on the CPU engine; on a GPU

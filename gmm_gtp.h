@@ -110,9 +110,9 @@ typedef struct gmm_shard_plan {
     int64_t shard_rows;  /* the same on every rank */
     int64_t row0;        /* the shard's first row in the padded local matrix */
     int64_t valid_rows;  /* rows of the shard that are not padding; 0 for a shard that is all padding */
-    int64_t shard_data_bytes[2], shard_scale_bytes[2];   /* stored and sent; [GMM_COLUMNWISE] is 0 where backward reads
-                                                            the rowwise copy or a local transpose of it: NONE, TENSOR,
-                                                            128X128 */
+    int64_t shard_data_bytes[2], shard_scale_bytes[2];   /* stored; all data are sent, scales without their padding.
+                                                            [GMM_COLUMNWISE] is 0 where backward reads the rowwise copy
+                                                            or a local transpose of it: NONE, TENSOR, 128X128 */
     int64_t gather_data_bytes[2], gather_scale_bytes[2]; /* of a gathered operand; [GMM_COLUMNWISE] is 0 for NONE, whose
                                                             backward reads the rowwise one */
 } gmm_shard_plan;
@@ -294,10 +294,12 @@ typedef struct gmm_gtp_forecast {
     double step;             /* out: compute and all exposed times */
     double exposed_gather, exposed_reduce; /* out: sums over stages; reduce: plus the wait of the fence */
     double gather, reduce;   /* out: communication alone, forward and backward */
+    int64_t gathered_bytes, reduced_bytes; /* out: that other ranks send here, as gmm_gtp_statistics counts them */
 } gmm_gtp_forecast;
 
 /* Simulates the step with the given rates. stages [forecast->stages] in the order of forward, at most 4096. Pure.
-   Errors: as gmm_gtp_plan; GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG, GMM_E_DTYPE. Nothing is written on failure. */
+   Errors: as gmm_gtp_plan; GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG, GMM_E_DTYPE, GMM_E_OVERFLOW. Nothing is written on
+       failure. */
 GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *stages, gmm_error *error);
 
 /* ------------------------------------------------------------------------------------------ 6 Communicators --- */
@@ -1053,6 +1055,28 @@ static gmm_status gmm__gtp_plan_shard(const char *fn, const gmm_shard *desc, gmm
     return GMM_OK;
 }
 
+/* Which axis of a scale array runs along the rows of the weight (1: its rows, 0: its columns), and the number of rows
+   that share a scale. */
+static int gmm__gtp_scale_axis(gmm_scaling scaling, int direction, int64_t *block) {
+    const int columnwise = direction == GMM_COLUMNWISE;
+    switch (scaling) {
+    case GMM_SCALING_1X128: *block = columnwise ? 128 : 1; return columnwise;
+    case GMM_SCALING_MX32: *block = columnwise ? 32 : 1; return 1;
+    case GMM_SCALING_NV16: *block = columnwise ? 16 : 1; return !columnwise;
+    default: *block = 128; return !columnwise; /* 128X128 */
+    }
+}
+
+/* Bytes of a shard's scales that its rank sends. Ranks agree on the scale of TENSOR beforehand, and where the scales of
+   shards follow one another in those of the whole weight, padding behind a shard's is not sent. */
+static int64_t gmm__gtp_sent_scale_bytes(gmm_scaling scaling, int direction, int64_t shard_rows,
+                                         const gmm_layout *shard) {
+    int64_t block = 1;
+    if (scaling == GMM_SCALING_NONE || scaling == GMM_SCALING_TENSOR) return 0;
+    if (!gmm__gtp_scale_axis(scaling, direction, &block)) return shard->scale_bytes;
+    return shard_rows / block * shard->scale_cols * gmm_dtype_bits(shard->scale_dtype) / 8;
+}
+
 GMMDEF gmm_status gmm_gtp_plan(const gmm_shard *shard, gmm_shard_plan *plan, gmm_error *error) {
     gmm_shard s;
     gmm_shard_plan p;
@@ -1380,9 +1404,10 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
 
 enum { GMM__GTP_STAGES = 4096 };
 
-/* Seconds of a bundle's gathers in forward and backward, and of the transpose in backward. */
+/* Seconds of a bundle's gathers in forward and backward, and of the transpose in backward; bytes from other ranks. */
 typedef struct gmm__gtp_gather_cost {
     double gather[2], transpose;
+    int64_t gathered[2], reduced;
     int shared;     /* 1: both passes read the same copy */
     int transposed; /* 1: backward reads a transpose of the copy of forward */
 } gmm__gtp_gather_cost;
@@ -1393,7 +1418,9 @@ static gmm_status gmm__gtp_stage_cost(const char *fn, const gmm_gtp_forecast *f,
     gmm_shard s;
     gmm_shard_plan p;
     double seconds_per_byte, count, elements;
-    int pass;
+    int64_t elements_of_shard;
+    int pass, fits;
+    gmm_layout shard = GMM_ZERO;
     gmm_status status = gmm__gtp_plan_shard(fn, x->shard, &s, &p, error);
     if (status) return status;
     if (x->bundle < 0 || !(x->tokens >= 0))
@@ -1401,11 +1428,23 @@ static gmm_status gmm__gtp_stage_cost(const char *fn, const gmm_gtp_forecast *f,
     count = x->bundle ? x->bundle : 1;
     seconds_per_byte = (double)(s.gtp_size - 1) / s.gtp_size / f->link_rate;
     elements = (double)p.padded_rows * (double)p.local_cols * count;
+    cost->gathered[0] = cost->gathered[1] = cost->reduced = elements_of_shard = 0;
+    fits = gmm__gtp_add_product(&elements_of_shard, p.shard_rows, p.local_cols, x->bundle ? x->bundle : 1) &&
+           gmm__gtp_add_product(&cost->reduced, elements_of_shard, gmm_dtype_bits(f->wire) / 8, s.gtp_size - 1);
     for (pass = 0; pass < 2; pass++) {
         const int d = pass && p.shard_data_bytes[GMM_COLUMNWISE] ? GMM_COLUMNWISE : GMM_ROWWISE;
-        const double bytes = count * s.gtp_size * ((double)p.shard_data_bytes[d] + (double)p.shard_scale_bytes[d]);
-        cost->gather[pass] = s.gtp_size > 1 ? f->latency + bytes * seconds_per_byte : 0;
+        if (s.scaling != GMM_SCALING_NONE && /* the plan has laid out the same */
+            (status = gmm_layout_of(s.dtype, s.scaling, GMM_SCALES_COMPACT, (gmm_direction)d, p.shard_rows,
+                                    p.local_cols, &shard, error)) != GMM_OK)
+            return status;
+        fits = fits && gmm__gtp_add_product(&cost->gathered[pass], p.shard_data_bytes[d] +
+                                            gmm__gtp_sent_scale_bytes(s.scaling, d, p.shard_rows, &shard),
+                                            x->bundle ? x->bundle : 1, s.gtp_size - 1);
+        cost->gather[pass] = s.gtp_size > 1 ? f->latency + (double)cost->gathered[pass] / f->link_rate : 0;
     }
+    if (!fits)
+        return gmm__fail(error, GMM_E_OVERFLOW, "%s: the bytes that %d ranks send of %d weights of %lld x %lld do not "
+                         "fit 64 bits", fn, s.gtp_size, x->bundle, (long long)p.local_rows, (long long)p.local_cols);
     cost->shared = p.gather_data_bytes[GMM_COLUMNWISE] == 0;
     cost->transposed = !cost->shared && p.shard_data_bytes[GMM_COLUMNWISE] == 0;
     cost->transpose = cost->transposed && f->memory_rate > 0
@@ -1434,6 +1473,7 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
     /* simulated times: when the gather and the reduce stream have done their work, and when the compute stream has */
     double gather_free = 0, reduce_free = 0, now = 0;
     gmm__gtp_gather_cost cost;
+    int64_t sent = 0; /* at most, in all passes */
     int32_t i, n, slots, pass;
     gmm_status s = gmm__gtp_read(fn, "forecast", forecast, &f, sizeof f, error);
     if (s) return s;
@@ -1459,9 +1499,14 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
             return gmm__fail(error, GMM_E_VERSION, "%s: stages[%d].struct_size is %u: must be 0", fn, i,
                              x.struct_size);
         if ((s = gmm__gtp_stage_cost(fn, &f, &x, &cost, error)) != GMM_OK) return s;
+        if (!gmm__gtp_add_product(&sent, cost.gathered[0], 1, 1) ||
+            !gmm__gtp_add_product(&sent, cost.gathered[1], 1, 1) || !gmm__gtp_add_product(&sent, cost.reduced, 1, 1))
+            return gmm__fail(error, GMM_E_OVERFLOW, "%s: the bytes that ranks send in %d stages do not fit 64 bits",
+                             fn, n);
     }
     slots = f.prefetch + 1;
     f.compute = f.exposed_gather = f.exposed_reduce = f.gather = f.reduce = 0;
+    f.gathered_bytes = f.reduced_bytes = 0;
     for (pass = 0; pass < 2; pass++)
         for (i = 0; i < n; i++) {
             gmm_gtp_stage *x = &stages[pass ? n - 1 - i : i];
@@ -1474,6 +1519,7 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
             if (!resident) {
                 gather_free = gmm__gtp_max(gather_free, i >= slots ? released[i - slots] : 0) + cost.gather[pass];
                 f.gather += cost.gather[pass];
+                f.gathered_bytes += cost.gathered[pass];
                 ready = i < slots && !pass && f.wrap ? 0 : gather_free; /* the previous pass has overlapped it */
             }
             if (pass && cost.transpose > 0) ready = gather_free += cost.transpose;
@@ -1493,6 +1539,7 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
             reduce_free = gmm__gtp_max(reduce_free, now) + x->reduce + x->sum;
             reduced[i] = reduce_free;
             f.reduce += x->reduce;
+            f.reduced_bytes += cost.reduced;
         }
     f.exposed_reduce += gmm__gtp_max(reduce_free - now, 0);
     f.step = gmm__gtp_max(now, reduce_free);
@@ -4155,18 +4202,6 @@ GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain,
     return GMM_OK;
 }
 
-/* Which axis of a scale array runs along the rows of the weight (1: its rows, 0: its columns), and the number of rows
-   that share a scale. */
-static int gmm__gtp_scale_axis(gmm_scaling scaling, int direction, int64_t *block) {
-    const int columnwise = direction == GMM_COLUMNWISE;
-    switch (scaling) {
-    case GMM_SCALING_1X128: *block = columnwise ? 128 : 1; return columnwise;
-    case GMM_SCALING_MX32: *block = columnwise ? 32 : 1; return 1;
-    case GMM_SCALING_NV16: *block = columnwise ? 16 : 1; return !columnwise;
-    default: *block = 128; return !columnwise; /* 128X128 */
-    }
-}
-
 /* The gather layouts of the data and scales of one direction. Buffers that 2D copies assemble have the pitch that
    operations expect: scales that of the unpadded rows, elements that of the padded rows, which views give as ld.
    Buffers that are received in place have their padding at their end. `part` is the layout of a shard, `whole` that
@@ -4208,10 +4243,9 @@ static gmm_status gmm__gtp_gather_layouts(const gmm_shard *s, const gmm_shard_pl
         const size_t bytes = (size_t)gmm_dtype_bits(part.scale_dtype) / 8;
         int64_t block = 1;
         const int along_rows = gmm__gtp_scale_axis(s->scaling, direction, &block);
-        if (along_rows) scale->send_bytes = (size_t)(p->shard_rows / block) * (size_t)part.scale_cols * bytes;
-        else {
+        scale->send_bytes = (size_t)gmm__gtp_sent_scale_bytes(s->scaling, direction, p->shard_rows, &part);
+        if (!along_rows) {
             scale->gathered_bytes = scale->group_bytes;
-            scale->send_bytes = (size_t)part.scale_bytes;
             scale->staged = 1;
             scale->width = (size_t)(p->shard_rows / block) * bytes;
             scale->valid_width = (size_t)((p->local_rows + block - 1) / block) * bytes;

@@ -9,7 +9,7 @@
 
 #include <stdatomic.h>
 
-enum { CASE_RANKS = 8, CASE_LAYERS = 8, CASE_EXPERTS = 4, CASE_WAITS = 2048 };
+enum { CASE_RANKS = 16, CASE_LAYERS = 8, CASE_EXPERTS = 4, CASE_WAITS = 2048 };
 
 /* Every layer is a bundle of `experts` weights of rows x cols. A step runs `micro` micro-batches forward and backward,
    then an optimizer computes new integer weights from main_grad. Zero in every field is the plain case. */

@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
-"""Tests train_moe stopped by signals and started from any folder, messages of programs, and legends of charts.
+"""Tests what train_moe learns, and that it may be stopped and started from any folder; messages and charts.
 
     python3 tests/programs.py [--build build] [--filter TEXT]
 
 Python's standard library is enough. Ends with "N passed, N failed, N skipped".
 """
-import argparse, hashlib, os, re, shlex, shutil, signal, subprocess, sys, tempfile, time, traceback
+import argparse, hashlib, os, re, shlex, shutil, signal, statistics, subprocess, sys, tempfile, time, traceback
 import xml.etree.ElementTree as xml
 
 SMALL = ["--batch", "64", "--eval-tokens", "64", "--sample", "0", "--experts", "4", "--ffn", "32", "--hidden", "32",
          "--engine", "cpu", "--threads", "1"]
 REPOSITORY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.join(REPOSITORY, "tests", "tools"))
+import training_curves
+RECIPES = "bf16", "fp8-delayed", "fp8-current", "fp8-block", "mxfp8", "nvfp4"
 CASES = []
 
 
@@ -25,6 +28,13 @@ def case(function):
 
 def digest(path):
     with open(path, "rb") as f:
+        return hashlib.sha256(f.read()).hexdigest()
+
+
+def tensors_digest(path):
+    """Of a safetensors file's tensors, without its header."""
+    with open(path, "rb") as f:
+        f.seek(int.from_bytes(f.read(8), "little"), os.SEEK_CUR)
         return hashlib.sha256(f.read()).hexdigest()
 
 
@@ -47,6 +57,20 @@ class Run:
 
     def run(self, name, *arguments, code=0, cwd=None):
         return self.end(self.start(name, *arguments, cwd=cwd), code)
+
+    def write_text(self, size=None):
+        with open(self.path("text"), "wb") as f:
+            f.write(training_curves.text()[:size])
+
+    def run_all(self, name, commands, at_once=2):
+        """What each of the commands prints, some of them beside each other."""
+        running, printed = [], []
+        for i in range(len(commands) + at_once):
+            if i >= at_once and i - at_once < len(commands):
+                printed.append(self.end(running[i - at_once]))
+            if i < len(commands):
+                running.append(self.start(name, *commands[i]))
+        return printed
 
     def can_save(self):
         process = self.start("train_moe", *SMALL, "--steps", "1", "--svg", "", "--quiet", "--save", self.path("can"))
@@ -159,6 +183,87 @@ def batches_that_do_not_divide(t):
     t.run("train_moe", *SMALL, "--steps", "1", "--svg", "", "--gtp", "3", "--batch", "66")
 
 
+@case
+def recipes_learn(t):
+    """Every recipe learns nearly what bf16 learns in 300 steps, and that needs the experts.
+
+    The text is such that a recipe whose experts do not learn fails: with experts that stay as they were drawn, bf16
+    ends at 1.8 times the loss, and a model without experts at 2.5 times.
+    """
+    t.write_text()
+    same = training_curves.MODEL + ["--data", "text", "--steps", "300", "--batch", "128", "--report-every", "100"]
+    runs = [same + ["--recipe", r] for r in RECIPES] + [same + ["--layers", "0"]]
+    losses = [float(re.search(r"^held-out (\S+) nats", out, re.M)[1]) for out in t.run_all("train_moe", runs)]
+    start = training_curves.curve(t.run("train_moe", *same, "--steps", "1"))[0][1]
+    bf16, bare = losses[0], losses[-1]
+    assert bf16 < start / 5, (bf16, start)
+    assert bare > 2 * bf16, (bare, bf16)
+    for recipe, loss in zip(RECIPES, losses):
+        assert loss < 1.5 * bf16, (recipe, loss, bf16)
+
+
+@case
+def training_follows_its_record(t):
+    """50 steps give the losses and gradients of tests/data/training_curves.txt.
+
+    The run in fp32 has the values of its seed up to rounding: fused multiplications, other vectors and -ffast-math move
+    them by 1e-4 of their value at most. 0.9 times the gradient of a parameter moves them by 6e-4 (FC1's bias) or more,
+    of a weight by 0.015 or more. And losses stay within three standard deviations of the mean of the recorded seeds.
+    """
+    t.write_text()
+    curves, seed = training_curves.read(), training_curves.SEEDS[0]
+    out = t.run("train_moe", "--data", "text", "--seed", str(seed), *training_curves.RUN)
+    steps = training_curves.curve(out)
+    assert len(steps) == len(curves[0]) == 50 and len(curves) == 5, (len(steps), len(curves))
+    for i, (row, recorded) in enumerate(zip(steps, curves[0]), 1):
+        for k, name in enumerate(training_curves.COLUMNS):
+            assert abs(row[k] - recorded[k]) <= 5e-4 * recorded[k], (i, name, row[k], recorded[k])
+            others = [c[i - 1][k] for c in curves]
+            apart, spread = abs(row[k] - statistics.mean(others)), statistics.stdev(others)
+            assert name == "gradient" or apart <= 3 * spread, (i, name, row[k], others)
+
+
+@case
+def policies_train_alike(t):
+    """What forward saves, the cache of weights, delayed weight gradients and ranks leave every bit of training."""
+    t.can_save()
+    t.write_text(1000)
+    few = training_curves.MODEL + ["--data", "text", "--steps", "4", "--batch", "64", "--micro-batches", "4",
+                                   "--report-every", "4", "--quiet"]
+
+    def trained(recipe, variants):
+        runs = [few + ["--recipe", recipe, "--save", "%d.safetensors" % i] + v for i, v in enumerate(variants)]
+        t.run_all("train_moe", runs)
+        return [tensors_digest(t.path("%d.safetensors" % i)) for i in range(len(variants))]
+
+    for recipe in RECIPES:
+        saves = ["auto", "preact", "act", "nothing"] + ["quantized"] * (recipe != "bf16")
+        same = [[], ["--weight-cache", "0"], ["--gtp", "4"]] + [["--save-policy", s] for s in saves[1:]]
+        same = trained(recipe, same + [["--delay-wgrad", "--save-policy", s] for s in saves])
+        assert len(set(same)) == 1, (recipe, same)
+        # Neither cache nor save policy changes another backward's bits. E4M3 and other backwards do.
+        plain = ["--weight-cache", "0", "--save-policy", "preact"]
+        e4m3, exact, rows = ["--preact-e4m3"], ["--backward", "high-precision"], ["--backward", "dequantized"]
+        found = trained(recipe, [e4m3, exact, plain + exact, rows, plain + rows])
+        assert found[1] == found[2] and found[3] == found[4], (recipe, found)
+        distinct = {same[0], found[0], found[1], found[3]}
+        assert len(distinct) == (2 if recipe == "bf16" else 4), (recipe, found)
+
+
+@case
+def policies_refused(t):
+    """Messages say why a combination of policies is none."""
+    for arguments, words in [
+        (["--save-policy", "quantized"], ["save: 3 keeps quantized operands and needs a recipe"]),
+        (["--recipe", "fp8-block", "--save-policy", "quantized", "--backward", "high-precision"], ["config.save"]),
+        (["--recipe", "fp8-block", "--save-policy", "nothing", "--preact-e4m3"], ["--preact-e4m3", "nothing"]),
+        (["--recipe", "fp8-block", "--backward", "dequantized", "--gtp", "2"], ["--gtp", "--backward dequantized"]),
+    ]:
+        err = t.run("train_moe", *SMALL, "--steps", "1", "--svg", "", *arguments, code=1)
+        for word in words:
+            assert word in err, (word, err)
+
+
 def legends(path):
     """Of each chart with curves: the frame's right edge, and (left, right, text) of its legend."""
     root = xml.parse(path).getroot()
@@ -182,7 +287,7 @@ def legends_inside(t):
     with open(t.path("log"), "w") as f:
         f.write("step 1/2  train 3.0  held-out 3.1  aux 1\nstep 2/2  train 2.0  held-out 2.1  aux 1\n")
     t.run("loss_curves", t.path("curves.svg"), "short=" + t.path("log"), "x" * 50 + "=" + t.path("log"))
-    for name, count in ("train.svg", 3), ("plan.svg", 6), ("curves.svg", 2):
+    for name, count in ("train.svg", 3), ("plan.svg", 8), ("curves.svg", 2):
         width, found = legends(t.path(name))
         assert len(found) == count, (name, found)
         for (x, y, w, h), left, right, base, text in found:
@@ -193,10 +298,102 @@ def legends_inside(t):
 def planner_explains(t):
     """Every column has its meaning below the table; the term "moments" is explained."""
     out = t.run("gtp_planner", "--gpus", "4", "--svg", "")
-    for column in "weights", "gradient", "moments", "gathered", "wgrad", "received", "gathers", "reduce", "step":
-        assert re.search(r"^ +%s  \w" % column, out, re.M), column
+    for column in ("weights", "gradient", "moments", "gathered", "wgrad", "received", "saved", "other", "layer", "kept",
+                   "recompute", "reduced", "GTP", "EP", "EP more", "gathers", "reduce", "step"):
+        assert re.search(r"^ *%s  \w" % column, out, re.M), column
     for word in "first and second moment", "running means of the gradient", "fp32 copy", "hidden:", "exposed:":
         assert word in out, word
+
+
+def table(out, title):
+    """The rows of a table of gtp_planner: {first column: {name of a column: value}}. Columns end below their names."""
+    names, *lines = out[out.index(title):].splitlines()[1:]
+    rows = {}
+    for line in lines:
+        words = list(re.finditer(r"\S+", line))
+        if len(words) < 2 or not re.match(r"[\d.-]+$", words[1][0]):
+            return rows
+        ends = [0] + [w.end() for w in words]
+        rows[words[0][0]] = {names[a:b].strip(): w[0] for a, b, w in zip(ends, ends[1:], words)}
+    return rows
+
+
+def near(got, want, digits=3):
+    return abs(float(got) - want) <= 0.51 * 10**-digits
+
+
+@case
+def planner_counts(t):
+    """Bytes by formulas that are written here once more: activations, gathers, reductions, all-to-alls."""
+    hidden, ffn, experts, layers, rows, topk, ep = 4096, 1024, 8, 10, 65536, 4, 16
+    shape = {"hidden": hidden, "ffn": ffn, "experts": experts, "layers": layers, "tokens": rows, "topk": topk, "ep": ep}
+    shape = ["--%s=%d" % pair for pair in shape.items()] + ["--gpus", "16", "--svg", ""]
+    out = t.run("gtp_planner", *shape)
+    saved, preact, act, x = table(out, "Activations"), 4 * ffn, 2 * ffn, 2 * hidden
+    per_row = {"preact": preact + x, "act": preact + act + x, "nothing": x, "preact-e4m3": preact / 2 + x}
+    for name, size in per_row.items():
+        layer = rows * (size + 12)
+        kept, again = float(saved[name]["kept"]), float(saved[name]["recompute"])
+        assert near(saved[name]["layer"], 1e-9 * layer), (name, saved[name])
+        assert kept >= 1e-9 * (layers * layer + 4 * rows * x), (name, kept)
+        assert abs(kept - again - 1e-9 * ((layers - 1) * layer - layers * rows * x / topk)) < 2e-3, (name, kept, again)
+    assert saved["quantized"]["layer"] == "-", saved
+    quantized = table(t.run("gtp_planner", *shape, "--format", "fp8"), "Activations")["quantized"]["layer"]
+    copies = 1e-9 * (hidden + ffn)  # of a row; one scale a tensor; each expert's rows are padded to at most 128 more
+    least = rows * copies + 1e-9 * rows * (preact + 12)
+    assert least - 1e-3 < float(quantized) < least + experts * 128 * copies + 1e-3, (quantized, least)
+
+    layer = 3 * hidden * ffn * experts * 2  # of weights in bf16
+    for g, row in table(out, "What a GPU receives").items():
+        others = (int(g) - 1) / int(g)
+        # backward finds the last layer's FC1 and FC2 in the slots that forward has left
+        gathered, reduced = 1e-9 * (2 * layers - 1) * layer * others, 1e-9 * layers * layer * others
+        exchanged = [1e-9 * layers * 4 * rows * x * (n - 1) / n for n in (ep, ep * int(g))]
+        assert near(row["gathered"], gathered) and near(row["reduced"], reduced), (g, row, gathered, reduced)
+        assert near(row["GTP"], gathered + reduced) and near(row["EP"], exchanged[0]), (g, row)
+        assert near(row["EP more"], exchanged[1] - exchanged[0]), (g, row)
+    for g, row in table(out, "Memory of a GPU").items():
+        parts = "weights", "gradient", "moments", "gathered", "wgrad", "received", "saved", "other"
+        assert abs(sum(float(row[p]) for p in parts) - float(row["total"])) < 0.005, (g, row)
+        assert near(row["saved"], float(saved["preact"]["kept"])), (g, row)
+        assert near(row["weights"], 1e-9 * layers * layer / int(g)), (g, row)
+
+
+@case
+def planner_judges(t):
+    """The verdict says whether it fits; what it says of a change is what a run with that change says."""
+    shape = ["--gpus", "16", "--svg", "", "--capacity"]
+    totals = {g: float(row["total"]) for g, row in table(t.run("gtp_planner", *shape, "1"), "Memory of a GPU").items()}
+    least = min(totals.values())
+    for capacity in least - 1, least + 1, max(totals.values()) + 1:
+        out = t.run("gtp_planner", *shape, str(capacity))
+        fits = {g for g, row in table(out, "Memory of a GPU").items() if row["fits"] == "yes"}
+        assert fits == {g for g, total in totals.items() if total <= capacity}, (capacity, fits)
+        assert ("It fits." in out) == bool(fits) and ("It does not fit" in out) == (not fits), out
+        if fits:
+            steps = {float(row["step"]): g for g, row in table(out, "A micro-batch in ms").items() if g in fits}
+            assert re.search(r"that fit: %s GPU" % steps[min(steps)], out), (steps, out)
+    out = t.run("gtp_planner", *shape, "60")
+    alone = out[out.index("Verdict"):].split("None alone")[0]
+    found = re.findall(r"^    --([\w-]+)=(\S+): (\S+) GB with (\d+) GPUs?, (fits|does not fit) \(", alone, re.M)
+    assert len(found) == 6 and {f[4] for f in found} == {"fits", "does not fit"}, alone
+    for name, value, total, g, verdict in found:
+        flag = ["--recompute"] if name == "recompute" else ["--" + name, value]
+        now = t.run("gtp_planner", *shape, "60", *flag)
+        row = table(now, "Memory of a GPU")[g]
+        assert near(total, float(row["total"]), 1) and (row["fits"] == "yes") == (verdict == "fits"), (name, row, total)
+        assert ("It fits." in now) == (verdict == "fits"), now
+    assert "None alone suffices" in t.run("gtp_planner", *shape, "30")
+    assert "All of this is too little" in t.run("gtp_planner", *shape, "21")
+    assert "no quantized copies" in t.run("gtp_planner", *shape, "141", "--save-policy", "quantized", code=1)
+
+
+@case
+def planner_is_quick(t):
+    """Plans for up to 16,384 GPUs are there in less than ten seconds."""
+    began = time.time()
+    out = t.run("gtp_planner", "--gpus", "16384", "--svg", t.path("plan.svg"))
+    assert time.time() - began < 10 and "\n 16384 " in out
 
 
 def main():

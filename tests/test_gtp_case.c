@@ -79,7 +79,7 @@ static uint64_t mix(uint64_t x) {
 static int gradient(const gtp_case *c, int rank, int step, int micro, int consume, int layer, int expert, int64_t i) {
     uint64_t key = (uint64_t)i;
     if (c->zero_rank == rank + 1) return 0;
-    key = key * 8 + (uint64_t)rank;
+    key = key * 16 + (uint64_t)rank;
     key = key * 16 + (uint64_t)step;
     key = key * 8 + (uint64_t)micro;
     key = key * 8 + (uint64_t)consume;

@@ -192,6 +192,57 @@ static void wires(int arg) { /* wire dtype and main_grad dtype, each fp32 and bf
                 (arg & 1 ? 2 : 4) * out.stats[0].submits * a.experts * 2 * a.cols * (a.ranks - 1), "bytes on the wire");
 }
 
+/* The forecast counts the bytes that ranks receive of each other: gathers, of which those whose weights are still in a
+   slot send nothing, and reductions. Every step begins with new weights. */
+static void bytes_foreseen(int ranks) {
+    for (int k = 0; k < 16; k++) {
+        gtp_case c = plain(ranks);
+        gmm_shard shards[CASE_LAYERS];
+        gmm_gtp_stage stages[CASE_LAYERS];
+        gmm_gtp_forecast f = GMM_ZERO;
+        gtp_result out;
+        gmm_error e = GMM_ZERO;
+        int64_t gathered, reduced;
+        c.layers = k & 1 ? 4 : 6;
+        c.prefetch = k / 2 % 4;
+        c.wire = k & 8 ? GMM_BF16 : GMM_F32;
+        if (c.prefetch == 1) { /* a slot for each of two shapes, as for FC1 and FC2 */
+            c.taller = 0xAA;
+            c.prefetch = 0;
+            c.rows = 20;
+            c.cols = 48;
+        }
+        gtp_case_check(&c, &out);
+        memset(shards, 0, sizeof shards);
+        memset(stages, 0, sizeof stages);
+        for (int l = 0; l < c.layers; l++) {
+            shards[l].dtype = GMM_BF16;
+            shards[l].rows = c.taller >> l & 1 ? 4 * c.rows : c.rows;
+            shards[l].cols = c.cols;
+            shards[l].gtp_size = ranks;
+            shards[l].unit = 2;
+            stages[l].shard = &shards[l];
+            stages[l].bundle = c.experts;
+        }
+        f.stages = c.layers;
+        f.gemm_rate = f.link_rate = 1;
+        f.prefetch = c.taller ? 1 : c.prefetch;
+        f.wire = c.wire;
+        T_OK_TEXT(gmm_gtp_foresee(&f, stages, &e), e.text);
+        gathered = c.steps * f.gathered_bytes;
+        reduced = c.steps * c.micro * f.reduced_bytes;
+        f.wrap = 1; /* micro-batches behind the first find what the backward before them has left in the slots */
+        T_OK_TEXT(gmm_gtp_foresee(&f, stages, &e), e.text);
+        gathered += c.steps * (c.micro - 1) * f.gathered_bytes;
+        T_CHECK(gathered > 0 && reduced > 0, "nothing is sent");
+        for (int r = 0; r < ranks; r++)
+            T_CHECK(out.stats[r].gathered_bytes == gathered && out.stats[r].reduced_bytes == reduced,
+                    "rank %d, case %d: gathered %lld, foreseen %lld; reduced %lld, foreseen %lld", r, k,
+                    (long long)out.stats[r].gathered_bytes, (long long)gathered,
+                    (long long)out.stats[r].reduced_bytes, (long long)reduced);
+    }
+}
+
 static void reductions(int arg) { /* the algorithm that AUTO takes; one group call per bundle */
     gtp_case a = plain(arg), b;
     gtp_result out;
@@ -471,6 +522,7 @@ void tests_gtp_order(void) {
     t_add_host(unwanted_gather, 0, "gtp order a fence over a gather that nobody wants");
     for (int i = 0; i < 4; i++)
         t_add_host(wires, i, "gtp order wire %s, main_grad %s", i & 1 ? "bf16" : "f32", i & 2 ? "bf16" : "f32");
+    for (int i = 2; i <= 16; i += i < 4 ? 1 : i) t_add_host(bytes_foreseen, i, "gtp order bytes as foreseen, g=%d", i);
     for (int i = 2; i <= 8; i *= 2) t_add_host(reductions, i, "gtp order reduction algorithms, g=%d", i);
     t_add_host(ids, 0, "gtp order ranks in another order");
     t_add_host(ids, 1, "gtp order ids differ from rank to rank");

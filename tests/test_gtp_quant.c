@@ -1150,6 +1150,40 @@ static void forecast(int arg) {
         }
 }
 
+/* Ranks receive the bytes that the forecast says, codes and scales, in every format. */
+static void bytes_foreseen(int arg) {
+    const format *f = &formats[arg % 64];
+    const int g = arg / 64;
+    for (int prefetch = 0; prefetch < 3; prefetch++) {
+        training c = training_of(f, g, 3);
+        const gmm_shard s = shard_of(f, g, 0);
+        gmm_gtp_forecast x = GMM_ZERO;
+        gmm_gtp_stage stages[3];
+        gmm_error e = GMM_ZERO;
+        c.prefetch = prefetch;
+        expect(&c);
+        run_training(&c);
+        finish();
+        memset(stages, 0, sizeof stages);
+        for (int i = 0; i < c.layers; i++) {
+            stages[i].shard = &s;
+            stages[i].bundle = EXPERTS;
+        }
+        x.stages = c.layers;
+        x.gemm_rate = x.link_rate = 1;
+        x.prefetch = prefetch;
+        T_OK_TEXT(gmm_gtp_foresee(&x, stages, &e), e.text);
+        T_CHECK(x.gathered_bytes > 0, "nothing is sent");
+        for (int i = 0; i < g; i++) {
+            gmm_gtp_statistics stats = GMM_ZERO;
+            GTP_OK(&W.r[i], gmm_gtp_statistics_of(W.r[i].gtp, &stats));
+            T_CHECK(stats.gathered_bytes == c.steps * x.gathered_bytes, "rank %d, prefetch %d: %lld, foreseen %lld", i,
+                    prefetch, (long long)stats.gathered_bytes, (long long)(c.steps * x.gathered_bytes));
+        }
+        close_world();
+    }
+}
+
 /* ------------------------------------------------------------------------------------------------------- Graphs --- */
 
 /* Forward and backward in one graph, replayed after new shards each time; addresses stay. */
@@ -1453,6 +1487,9 @@ void tests_gtp_quant(void) {
     t_add_host(shared_amax, 16, "gtp quant amax over tensor-parallel ranks, nvfp4");
     for (int i = 0; i < T_COUNT(kinds); i++)
         t_add_host(forecast, i, "gtp quant forecast of gathers and transposes %s", kinds[i]);
+    for (int i = 0; i < FORMATS; i++)
+        for (int g = 2; g <= 8; g *= 2)
+            t_add_host(bytes_foreseen, i + 64 * g, "gtp quant bytes as foreseen %s, g %d", formats[i].name, g);
     for (int i = 0; i < T_COUNT(kinds); i++)
         for (int g = 1; g <= 4; g *= 4)
             t_add_host(memory, i + 64 * g, "gtp quant memory as foreseen %s, g %d", kinds[i], g);

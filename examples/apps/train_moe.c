@@ -6,6 +6,9 @@
  * and norm, output layer, softmax. Weights are fp32 masters with a copy in the compute dtype; gradients accumulate in
  * fp32 main_grad over micro-batches; AdamW with gradient clipping, warm-up and cosine decay.
  *
+ * With --recipe the experts' products are quantized: the weights once a step, into a cache that all its micro-batches
+ * read, and x and FC2's input in forward, which saves them as backward multiplies them.
+ *
  * With --gtp N the weights of experts and linear layers, their gradients and moments are sharded over N ranks, a thread
  * each (with --processes a process), on as many GPUs (by peer copies) or on the CPU: gathered before they are read,
  * reduced behind the backward. Every rank takes its share of the micro-batches; with as many of these as ranks, the
@@ -87,8 +90,8 @@ static void *get(size_t bytes) {
 static struct settings {
     int64_t context, embed, hidden, ffn, layers, experts, topk, interleave, normalize, bias;
     int64_t seed, steps, batch, micro_batches, stop_at, save_every, eval_tokens, sample, threads;
-    int64_t delay_wgrad, gtp, processes, compare, quiet, help;
-    const char *act, *score, *dtype, *recipe, *engine, *weights, *save_policy;
+    int64_t delay_wgrad, weight_cache, preact_e4m3, report_every, gtp, processes, compare, quiet, help;
+    const char *act, *score, *dtype, *recipe, *backward, *engine, *weights, *save_policy;
     const char *data, *save, *resume, *svg;
     double aux, lr, dropout;
 } opt;
@@ -124,19 +127,25 @@ static option options[] = {
     {"dtype", OPTION_CHOICE, 1, &opt.dtype, "bf16", 0, 0, "bf16|f16|f32", "weights and activations in products", 0},
     {"recipe", OPTION_CHOICE, 1, &opt.recipe, "bf16", 0, 0, RECIPE_CHOICES,
      "the experts' products; bf16: as --dtype says", 0},
+    {"backward", OPTION_CHOICE, 1, &opt.backward, "recipe", 0, 0, "recipe|high-precision|dequantized",
+     "what the experts' backward multiplies", 0},
+    {"preact-e4m3", OPTION_SWITCH, 1, &opt.preact_e4m3, "0", 0, 1, "", "FC1's output is saved as E4M3", 0},
     {"engine", OPTION_CHOICE, 0, &opt.engine, "auto", 0, 0, "auto|cpu|mma|wgmma|cublaslt", "gmm's engine", 0},
     {"threads", OPTION_INTEGER, 0, &opt.threads, "0", 0, 4096, "", "CPU threads; 0 = all", 0},
     {"weights", OPTION_CHOICE, 0, &opt.weights, "packed", 0, 0, "packed|pointers", "experts in one block, or one each",
      0},
     {"interleave", OPTION_INTEGER, 0, &opt.interleave, "0", 0, 65536, "", "gate and linear rows in blocks; 0 = halves",
      0},
-    {"save-policy", OPTION_CHOICE, 0, &opt.save_policy, "preact", 0, 0, "preact|act|nothing", "kept for backward", 0},
+    {"save-policy", OPTION_CHOICE, 0, &opt.save_policy, "auto", 0, 0, "auto|preact|act|nothing|quantized",
+     "for backward; auto: quantized as by --recipe, else preact", 0},
+    {"weight-cache", OPTION_INTEGER, 0, &opt.weight_cache, "1", 0, 1, "", "1: --recipe casts weights once a step", 0},
     {"delay-wgrad", OPTION_SWITCH, 0, &opt.delay_wgrad, "0", 0, 1, "", "queue the experts' weight gradients", 0},
     {"gtp", OPTION_INTEGER, 0, &opt.gtp, "0", 0, 64, "", "shard weights over so many GPUs, or CPU ranks; 0 = none", 0},
     {"processes", OPTION_SWITCH, 0, &opt.processes, "0", 0, 1, "", "--gtp on GPUs: a process per rank", 0},
     {"save", OPTION_TEXT, 0, &opt.save, "", 0, 0, "", "checkpoint (safetensors) of the end, or of a stop", 0},
     {"save-every", OPTION_INTEGER, 0, &opt.save_every, "0", 0, 1e9, "", "and after every so many steps", 0},
     {"resume", OPTION_TEXT, 0, &opt.resume, "", 0, 0, "", "continue from a checkpoint", 0},
+    {"report-every", OPTION_INTEGER, 0, &opt.report_every, "0", 0, 1e9, "", "steps; 0 = a twentieth of all", 0},
     {"svg", OPTION_TEXT, 0, &opt.svg, "build/train_moe.svg", 0, 0, "", "chart of losses and load; empty = none", 0},
     {"eval-tokens", OPTION_INTEGER, 0, &opt.eval_tokens, "131072", 0, 4e15, "", "held-out bytes at the end; 0 = all",
      0},
@@ -212,6 +221,11 @@ static gmm_recipe_kind recipe_of(const char *name) {
     int kind = 0;
     while (strcmp(name, names[kind])) kind++; /* options.c has checked it */
     return (gmm_recipe_kind)kind;
+}
+
+static gmm_backward_override backward_of(const char *name) {
+    return !strcmp(name, "high-precision") ? GMM_BACKWARD_HIGH_PRECISION
+         : !strcmp(name, "dequantized") ? GMM_BACKWARD_DEQUANTIZED : GMM_BACKWARD_BY_RECIPE;
 }
 
 static gmm_engine engine_of(const char *name) {
@@ -655,6 +669,7 @@ typedef struct layer {
     buffer normed, logits, indices, probs, counts, aux, row_of, slot_of, sizes, rows, row_probs, y, out, saved;
     buffer drows, deferred;
     buffer scale, history, random; /* recipe: [GMM_SLOTS][experts], [length] of the same, two states */
+    buffer weight_cache;           /* recipe: quantized weights, for all micro-batches of a step */
 } layer;
 
 typedef struct model {
@@ -672,10 +687,13 @@ typedef struct model {
     param *embedding, *input_w, *input_b, *final_norm, *head_w, *head_b;
     layer *layers;
     buffer one_group, dloss; /* split of linears without experts; gradient of the auxiliary loss */
+    buffer weights_cached;   /* word: 0 = the step's first micro-batch, whose forward fills the weight caches */
+    buffer rows;             /* experts' input, of one block after another, where backward reads a quantized copy */
     buffer x0, h0, dx0, normed, logits, dlogits;
     buffer dh, dh_low, dn, dexpert, drow_probs, dprobs, drouter;
     float *h, *inverse_rms;   /* after the last block */
     double *losses;
+    double grad_norm;         /* of the last step's mean gradient, before clipping */
     unsigned char *hide;      /* [tokens][context] 1: the byte is hidden from the micro-batch (dropout) */
     gmm_wgrad_entry *entries;
     gmm_wgrad_queue queue;
@@ -1023,7 +1041,7 @@ static void params_update(model *m) {
             rank_group_sum_floats(m->rank_group, m->rank, floats(&p->grad_halves[e]), p->rows * p->cols);
         squares += gradient_squares(m, p);
     }
-    norm = sqrt(squares) / (double)opt.batch;
+    norm = m->grad_norm = sqrt(squares) / (double)opt.batch;
     a.rate = (float)learning_rate(m->step);
     a.beta1 = (float)beta1;
     a.beta2 = (float)beta2;
@@ -1248,6 +1266,10 @@ static void linear_backward(model *m, param *w, const param *b, const buffer *x,
     if (b) linear_run(m, GMM_OP_LINEAR_BGRAD, &linear);
 }
 
+static int saves_copies(const model *m) {
+    return m->mlp.save == GMM_SAVE_QUANTIZED || m->mlp.save == GMM_SAVE_QUANTIZED_E4M3;
+}
+
 /* The descriptors of one block's calls, and the operands they point to. */
 typedef struct moe_call {
     gmm_mat logits, dlogits, normed, rows, y, out, dout, drows, dexpert, dn;
@@ -1317,8 +1339,14 @@ static void moe_describe(model *m, layer *l, moe_call *c, int64_t tokens, int tr
         c->quant.random = (const uint64_t *)l->random.at;
         c->quant.scale = (const float *)l->scale.at;
         c->quant.amax = train ? (float *)l->history.at : NULL; /* its first row receives the amaxes */
+        c->quant.backward_override = backward_of(opt.backward);
     }
     if (!train) return;
+    if (l->weight_cache.at) {
+        c->quant.weight_cache = l->weight_cache.at;
+        c->quant.weight_cache_bytes = l->weight_cache.bytes;
+        c->quant.weight_skip = (const int32_t *)m->weights_cached.at;
+    }
     c->mlp.saved = l->saved.at;
     c->mlp.saved_bytes = l->saved.bytes;
     c->mlp.dy = &c->drows;
@@ -1429,6 +1457,7 @@ static void moe_backward(model *m, layer *l, int64_t tokens) {
     gmm_permute permute;
     moe_call c;
     moe_describe(m, l, &c, tokens, 1);
+    if (saves_copies(m)) c.mlp.x = NULL; /* m->rows holds another block's */
     rows_push(m, &m->dh, tokens);
     permute = c.permute;
     permute.dout = &c.dout;
@@ -1519,7 +1548,8 @@ static void layer_make(model *m, layer *l, int index) {
     l->row_of = buffer_make(&m->mem, (size_t)rows * sizeof(int32_t), AT_ONLY);
     l->slot_of = buffer_make(&m->mem, (size_t)rows * sizeof(int32_t), AT_ONLY);
     l->sizes = buffer_make(&m->mem, (size_t)experts * sizeof(int32_t), AT_ONLY);
-    l->rows = buffer_make(&m->mem, (size_t)(rows * hidden) * low, AT_ONLY);
+    l->rows = m->rows.at ? m->rows : buffer_make(&m->mem, (size_t)(rows * hidden) * low, AT_ONLY);
+    if (saves_copies(m)) m->rows = l->rows;
     l->row_probs = buffer_make(&m->mem, (size_t)rows * sizeof(float), AT_ONLY);
     l->y = buffer_make(&m->mem, (size_t)(rows * hidden) * low, AT_ONLY);
     l->out = buffer_make(&m->mem, (size_t)(tokens * hidden) * sizeof(float), BOTH);
@@ -1541,9 +1571,28 @@ static void layer_make(model *m, layer *l, int index) {
     check(m, gmm_topk_query(m->ctx, GMM_OP_TOPK_FWD, &call.route, &info)); /* reports invalid combinations early */
     check(m, gmm_mlp_query(m->ctx, GMM_OP_MLP_FWD, &call.mlp, &info));
     l->saved = buffer_make(&m->mem, info.saved_bytes, AT_ONLY);
+    if (opt.weight_cache && info.weight_cache_bytes && !m->rank_group) /* GTP gathers weights that are quantized */
+        l->weight_cache = buffer_make(&m->mem, info.weight_cache_bytes, AT_ONLY);
     check(m, gmm_mlp_query(m->ctx, GMM_OP_MLP_BWD, &call.mlp, &info));
     l->deferred = buffer_make(&m->mem, info.deferred_bytes, AT_ONLY);
     m->engine = info.engine;
+}
+
+/* What forward saves: with `auto` the copies that backward multiplies, if these are quantized. */
+static gmm_save save_of(const gmm_recipe *recipe) {
+    static const struct { const char *name; gmm_save save, e4m3; } policies[] = {
+        {"preact", GMM_SAVE_PREACT, GMM_SAVE_PREACT_E4M3},
+        {"quantized", GMM_SAVE_QUANTIZED, GMM_SAVE_QUANTIZED_E4M3},
+        {"act", GMM_SAVE_PREACT_AND_ACT, GMM_SAVE_MAX},
+        {"nothing", GMM_SAVE_NOTHING, GMM_SAVE_MAX},
+    };
+    const int quantized = recipe->input.dtype != GMM_NONE && backward_of(opt.backward) != GMM_BACKWARD_HIGH_PRECISION;
+    const char *name = strcmp(opt.save_policy, "auto") ? opt.save_policy : quantized ? "quantized" : "preact";
+    int i = 0;
+    while (strcmp(name, policies[i].name)) i++; /* options.c has checked it */
+    if (opt.preact_e4m3 && policies[i].e4m3 == GMM_SAVE_MAX)
+        die("--preact-e4m3 needs --save-policy preact or quantized, not %s", name);
+    return opt.preact_e4m3 ? policies[i].e4m3 : policies[i].save;
 }
 
 static void configure_mlp(model *m) {
@@ -1553,8 +1602,6 @@ static void configure_mlp(model *m) {
     c->ffn = opt.ffn;
     c->act = act_of(opt.act);
     if (option_of(&opt.interleave)->given) c->act.interleave = (int32_t)opt.interleave; /* otherwise the preset's */
-    c->save = !strcmp(opt.save_policy, "act") ? GMM_SAVE_PREACT_AND_ACT
-            : !strcmp(opt.save_policy, "nothing") ? GMM_SAVE_NOTHING : GMM_SAVE_PREACT;
     c->bias1 = c->bias2 = c->prob_on_bias2 = (int32_t)opt.bias;
     c->prob = 1;
     c->topk = (int32_t)opt.topk;
@@ -1562,6 +1609,7 @@ static void configure_mlp(model *m) {
     c->source_interleave = 0;
     c->recipe = recipe_of(opt.recipe);
     m->recipe = gmm_recipe_of(c->recipe);
+    c->save = save_of(&m->recipe);
     if (gmm_mlp_validate(c, &error)) die("the expert MLP cannot be configured so: %s", error.text);
 }
 
@@ -1721,6 +1769,7 @@ static void model_make(model *m, const rank_group *t, int rank, gmm_engine engin
     m->input_b = param_add(m, "input_layer.bias", 1, 0, 1, hidden, GMM_F32, 0, 0, REPLICATED);
 
     m->one_group = buffer_make(&m->mem, sizeof(int32_t), BOTH);
+    m->weights_cached = buffer_make(&m->mem, sizeof(int32_t), BOTH);
     m->dloss = buffer_make(&m->mem, 2 * sizeof(float), BOTH);
     /* gradients are sums over tokens, the auxiliary loss is a mean */
     floats(&m->dloss)[0] = floats(&m->dloss)[1] = (float)tokens;
@@ -1788,8 +1837,11 @@ static void backward(model *m, const unsigned char *bytes, const int64_t *positi
     if (opt.delay_wgrad && opt.layers) moe_delayed(m);
 }
 
-/* gmm overwrites main_grad in the first micro-batch of a step; what the host accumulates is cleared. */
+/* gmm overwrites main_grad in the first micro-batch of a step, whose weights are in no cache; what the host accumulates
+   is cleared. */
 static void begin_gradients(model *m, int first) {
+    *(int32_t *)m->weights_cached.host = !first;
+    buffer_push(&m->mem, &m->weights_cached);
     for (int i = 0; i < m->param_count; i++) {
         param *p = m->params[i];
         p->dw.overwrite = p->opens = first;
@@ -1805,7 +1857,7 @@ static double sum_losses(const model *m, int64_t tokens) {
 
 /* Sums between two reports. */
 typedef struct tally {
-    double loss, aux;
+    double loss, aux, grad_norm;
     double *load; /* [layers][experts] tokens */
     int64_t steps;
     int stop; /* a rank got a stop request: all ranks stop after this step */
@@ -1848,6 +1900,7 @@ static void train_step(model *m, const text *t, int64_t *positions, tally *now) 
     for (int i = 0; i < opt.layers; i++) moe_scales(m, &m->layers[i]);
     shards_publish(m);
     now->loss += loss / (double)opt.batch;
+    now->grad_norm += m->grad_norm;
     now->aux += opt.layers ? aux / (double)(opt.layers * opt.micro_batches) : 0;
     now->steps++;
     if (!(loss == loss)) die("the loss is not a number at step %lld: try a smaller --lr", (long long)m->step);
@@ -2428,6 +2481,9 @@ static void describe(const model *m, const text *t) {
                m->rank_group->gpus ? "GPUs" : "the CPU",
                1e-3 * (double)need.gather_bytes, 1e-3 * (double)need.reduce_bytes);
     }
+    if (opt.layers && m->recipe.kind != GMM_RECIPE_NONE)
+        printf("experts: %s; a block saves %.0f kB for backward, and caches %.0f kB of quantized weights\n", opt.recipe,
+               1e-3 * (double)m->layers[0].saved.bytes, 1e-3 * (double)m->layers[0].weight_cache.bytes);
     printf("training: %lld steps of %lld tokens in %lld micro-batches\n", (long long)opt.steps, (long long)opt.batch,
            (long long)opt.micro_batches);
 }
@@ -2436,14 +2492,15 @@ static void describe(const model *m, const text *t) {
 
 /* Returns 1 if training was stopped before its last step, else 0. */
 static int train(model *m, const text *t, history *h, double *load_all) {
-    int64_t last = opt.stop_at && opt.stop_at < opt.steps ? opt.stop_at : opt.steps, every = opt.steps / 20;
+    int64_t last = opt.stop_at && opt.stop_at < opt.steps ? opt.stop_at : opt.steps;
+    int64_t every = opt.report_every ? opt.report_every : opt.steps / 20;
     int64_t loads = opt.layers * opt.experts, held = t->size - t->train, subset = held < 4096 ? held : 4096;
     int64_t *positions = (int64_t *)get((size_t)m->tokens * sizeof *positions);
     const int quiet = opt.quiet || m->rank > 0;
     progress bar = progress_begin(stdout, m->step, last, quiet);
     double since = progress_seconds(), held_out = 0, spent = 0;
     char status[512], bars[256];
-    tally now = {0, 0, NULL, 0, 0};
+    tally now = {0, 0, 0, NULL, 0, 0};
     now.load = (double *)get((size_t)(loads + 1) * sizeof(double));
     every = every ? every : 1;
     while (m->step < last) {
@@ -2468,16 +2525,17 @@ static int train(model *m, const text *t, history *h, double *load_all) {
             held_out = evaluate(m, t, subset);
             history_add(h, (double)m->step, now.loss / (double)now.steps, held_out);
             if (!quiet && !bar.terminal) {
-                printf("step %6lld/%lld  train %.4f  held-out %.4f  aux %.4f  tokens/s %.0f  load %.1f-%.1f%%\n",
-                       (long long)m->step, (long long)opt.steps, now.loss / (double)now.steps, held_out,
-                       now.aux / (double)now.steps, speed, 100 * low, 100 * high);
+                printf("step %6lld/%lld  train %.4f  held-out %.4f  aux %.4f  gradient %.4f  tokens/s %.0f  "
+                       "load %.1f-%.1f%%\n", (long long)m->step, (long long)opt.steps,
+                       now.loss / (double)now.steps, held_out, now.aux / (double)now.steps,
+                       now.grad_norm / (double)now.steps, speed, 100 * low, 100 * high);
                 fflush(stdout);
             }
             for (int64_t i = 0; i < loads; i++) {
                 load_all[i] += now.load[i];
                 now.load[i] = 0;
             }
-            now.loss = now.aux = 0;
+            now.loss = now.aux = now.grad_norm = 0;
             now.steps = 0;
             spent += progress_seconds() - began;
             since = progress_seconds();
@@ -2562,7 +2620,7 @@ static void compare(const text *t) {
     positions = (int64_t *)get((size_t)m->tokens * sizeof *positions);
     if (!opt.quiet) describe(m, t);
     while (m->step < opt.steps) {
-        tally is = {0, 0, NULL, 0, 0}, was = {0, 0, NULL, 0, 0};
+        tally is = {0, 0, 0, NULL, 0, 0}, was = {0, 0, 0, NULL, 0, 0};
         const param *worst = NULL;
         double gradients, trained, held_out, held_is, held_was;
         is.load = (double *)get(loads * sizeof *is.load);
@@ -2745,6 +2803,8 @@ int main(int argc, char **argv) {
     if (opt.gtp && engine_of(opt.engine) != GMM_ENGINE_CPU && (opt.interleave || act_of(opt.act).interleave))
         die("--gtp on GPUs shards the rows of FC1 as halves: not with interleaved ones (--act %s, --interleave %lld)",
             opt.act, (long long)opt.interleave);
+    if (opt.gtp && strcmp(opt.recipe, "bf16") && strcmp(opt.backward, "recipe"))
+        die("--gtp gathers for backward what its recipe multiplies: not with --backward %s", opt.backward);
     if (opt.compare && (opt.gtp || *opt.save || *opt.resume))
         die("--compare trains one rank from the start and saves nothing: not with --gtp, --save, --resume");
     if (*opt.save && rank == 0) try_saving(opt.save);

@@ -77,9 +77,11 @@ typedef struct gmm_gtp_forecast {
     double step;             /* out: compute and all exposed times */
     double exposed_gather, exposed_reduce; /* out: sums over stages; reduce: plus the wait of the fence */
     double gather, reduce;   /* out: communication alone, forward and backward */
+    int64_t gathered_bytes, reduced_bytes; /* out: that other ranks send here, as gmm_gtp_statistics counts them */
 } gmm_gtp_forecast;
 
 /* Simulates the step with the given rates. stages [forecast->stages] in the order of forward, at most 4096. Pure.
-   Errors: as gmm_gtp_plan; GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG, GMM_E_DTYPE. Nothing is written on failure. */
+   Errors: as gmm_gtp_plan; GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG, GMM_E_DTYPE, GMM_E_OVERFLOW. Nothing is written on
+       failure. */
 GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *stages, gmm_error *error);
 

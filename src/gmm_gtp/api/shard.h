@@ -47,9 +47,9 @@ typedef struct gmm_shard_plan {
     int64_t shard_rows;  /* the same on every rank */
     int64_t row0;        /* the shard's first row in the padded local matrix */
     int64_t valid_rows;  /* rows of the shard that are not padding; 0 for a shard that is all padding */
-    int64_t shard_data_bytes[2], shard_scale_bytes[2];   /* stored and sent; [GMM_COLUMNWISE] is 0 where backward reads
-                                                            the rowwise copy or a local transpose of it: NONE, TENSOR,
-                                                            128X128 */
+    int64_t shard_data_bytes[2], shard_scale_bytes[2];   /* stored; all data are sent, scales without their padding.
+                                                            [GMM_COLUMNWISE] is 0 where backward reads the rowwise copy
+                                                            or a local transpose of it: NONE, TENSOR, 128X128 */
     int64_t gather_data_bytes[2], gather_scale_bytes[2]; /* of a gathered operand; [GMM_COLUMNWISE] is 0 for NONE, whose
                                                             backward reads the rowwise one */
 } gmm_shard_plan;

@@ -111,9 +111,10 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
 
 enum { GMM__GTP_STAGES = 4096 };
 
-/* Seconds of a bundle's gathers in forward and backward, and of the transpose in backward. */
+/* Seconds of a bundle's gathers in forward and backward, and of the transpose in backward; bytes from other ranks. */
 typedef struct gmm__gtp_gather_cost {
     double gather[2], transpose;
+    int64_t gathered[2], reduced;
     int shared;     /* 1: both passes read the same copy */
     int transposed; /* 1: backward reads a transpose of the copy of forward */
 } gmm__gtp_gather_cost;
@@ -124,7 +125,9 @@ static gmm_status gmm__gtp_stage_cost(const char *fn, const gmm_gtp_forecast *f,
     gmm_shard s;
     gmm_shard_plan p;
     double seconds_per_byte, count, elements;
-    int pass;
+    int64_t elements_of_shard;
+    int pass, fits;
+    gmm_layout shard = GMM_ZERO;
     gmm_status status = gmm__gtp_plan_shard(fn, x->shard, &s, &p, error);
     if (status) return status;
     if (x->bundle < 0 || !(x->tokens >= 0))
@@ -132,11 +135,23 @@ static gmm_status gmm__gtp_stage_cost(const char *fn, const gmm_gtp_forecast *f,
     count = x->bundle ? x->bundle : 1;
     seconds_per_byte = (double)(s.gtp_size - 1) / s.gtp_size / f->link_rate;
     elements = (double)p.padded_rows * (double)p.local_cols * count;
+    cost->gathered[0] = cost->gathered[1] = cost->reduced = elements_of_shard = 0;
+    fits = gmm__gtp_add_product(&elements_of_shard, p.shard_rows, p.local_cols, x->bundle ? x->bundle : 1) &&
+           gmm__gtp_add_product(&cost->reduced, elements_of_shard, gmm_dtype_bits(f->wire) / 8, s.gtp_size - 1);
     for (pass = 0; pass < 2; pass++) {
         const int d = pass && p.shard_data_bytes[GMM_COLUMNWISE] ? GMM_COLUMNWISE : GMM_ROWWISE;
-        const double bytes = count * s.gtp_size * ((double)p.shard_data_bytes[d] + (double)p.shard_scale_bytes[d]);
-        cost->gather[pass] = s.gtp_size > 1 ? f->latency + bytes * seconds_per_byte : 0;
+        if (s.scaling != GMM_SCALING_NONE && /* the plan has laid out the same */
+            (status = gmm_layout_of(s.dtype, s.scaling, GMM_SCALES_COMPACT, (gmm_direction)d, p.shard_rows,
+                                    p.local_cols, &shard, error)) != GMM_OK)
+            return status;
+        fits = fits && gmm__gtp_add_product(&cost->gathered[pass], p.shard_data_bytes[d] +
+                                            gmm__gtp_sent_scale_bytes(s.scaling, d, p.shard_rows, &shard),
+                                            x->bundle ? x->bundle : 1, s.gtp_size - 1);
+        cost->gather[pass] = s.gtp_size > 1 ? f->latency + (double)cost->gathered[pass] / f->link_rate : 0;
     }
+    if (!fits)
+        return gmm__fail(error, GMM_E_OVERFLOW, "%s: the bytes that %d ranks send of %d weights of %lld x %lld do not "
+                         "fit 64 bits", fn, s.gtp_size, x->bundle, (long long)p.local_rows, (long long)p.local_cols);
     cost->shared = p.gather_data_bytes[GMM_COLUMNWISE] == 0;
     cost->transposed = !cost->shared && p.shard_data_bytes[GMM_COLUMNWISE] == 0;
     cost->transpose = cost->transposed && f->memory_rate > 0
@@ -165,6 +180,7 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
     /* simulated times: when the gather and the reduce stream have done their work, and when the compute stream has */
     double gather_free = 0, reduce_free = 0, now = 0;
     gmm__gtp_gather_cost cost;
+    int64_t sent = 0; /* at most, in all passes */
     int32_t i, n, slots, pass;
     gmm_status s = gmm__gtp_read(fn, "forecast", forecast, &f, sizeof f, error);
     if (s) return s;
@@ -190,9 +206,14 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
             return gmm__fail(error, GMM_E_VERSION, "%s: stages[%d].struct_size is %u: must be 0", fn, i,
                              x.struct_size);
         if ((s = gmm__gtp_stage_cost(fn, &f, &x, &cost, error)) != GMM_OK) return s;
+        if (!gmm__gtp_add_product(&sent, cost.gathered[0], 1, 1) ||
+            !gmm__gtp_add_product(&sent, cost.gathered[1], 1, 1) || !gmm__gtp_add_product(&sent, cost.reduced, 1, 1))
+            return gmm__fail(error, GMM_E_OVERFLOW, "%s: the bytes that ranks send in %d stages do not fit 64 bits",
+                             fn, n);
     }
     slots = f.prefetch + 1;
     f.compute = f.exposed_gather = f.exposed_reduce = f.gather = f.reduce = 0;
+    f.gathered_bytes = f.reduced_bytes = 0;
     for (pass = 0; pass < 2; pass++)
         for (i = 0; i < n; i++) {
             gmm_gtp_stage *x = &stages[pass ? n - 1 - i : i];
@@ -205,6 +226,7 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
             if (!resident) {
                 gather_free = gmm__gtp_max(gather_free, i >= slots ? released[i - slots] : 0) + cost.gather[pass];
                 f.gather += cost.gather[pass];
+                f.gathered_bytes += cost.gathered[pass];
                 ready = i < slots && !pass && f.wrap ? 0 : gather_free; /* the previous pass has overlapped it */
             }
             if (pass && cost.transpose > 0) ready = gather_free += cost.transpose;
@@ -224,6 +246,7 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
             reduce_free = gmm__gtp_max(reduce_free, now) + x->reduce + x->sum;
             reduced[i] = reduce_free;
             f.reduce += x->reduce;
+            f.reduced_bytes += cost.reduced;
         }
     f.exposed_reduce += gmm__gtp_max(reduce_free - now, 0);
     f.step = gmm__gtp_max(now, reduce_free);

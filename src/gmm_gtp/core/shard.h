@@ -157,6 +157,28 @@ static gmm_status gmm__gtp_plan_shard(const char *fn, const gmm_shard *desc, gmm
     return GMM_OK;
 }
 
+/* Which axis of a scale array runs along the rows of the weight (1: its rows, 0: its columns), and the number of rows
+   that share a scale. */
+static int gmm__gtp_scale_axis(gmm_scaling scaling, int direction, int64_t *block) {
+    const int columnwise = direction == GMM_COLUMNWISE;
+    switch (scaling) {
+    case GMM_SCALING_1X128: *block = columnwise ? 128 : 1; return columnwise;
+    case GMM_SCALING_MX32: *block = columnwise ? 32 : 1; return 1;
+    case GMM_SCALING_NV16: *block = columnwise ? 16 : 1; return !columnwise;
+    default: *block = 128; return !columnwise; /* 128X128 */
+    }
+}
+
+/* Bytes of a shard's scales that its rank sends. Ranks agree on the scale of TENSOR beforehand, and where the scales of
+   shards follow one another in those of the whole weight, padding behind a shard's is not sent. */
+static int64_t gmm__gtp_sent_scale_bytes(gmm_scaling scaling, int direction, int64_t shard_rows,
+                                         const gmm_layout *shard) {
+    int64_t block = 1;
+    if (scaling == GMM_SCALING_NONE || scaling == GMM_SCALING_TENSOR) return 0;
+    if (!gmm__gtp_scale_axis(scaling, direction, &block)) return shard->scale_bytes;
+    return shard_rows / block * shard->scale_cols * gmm_dtype_bits(shard->scale_dtype) / 8;
+}
+
 GMMDEF gmm_status gmm_gtp_plan(const gmm_shard *shard, gmm_shard_plan *plan, gmm_error *error) {
     gmm_shard s;
     gmm_shard_plan p;

@@ -166,18 +166,6 @@ GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain,
     return GMM_OK;
 }
 
-/* Which axis of a scale array runs along the rows of the weight (1: its rows, 0: its columns), and the number of rows
-   that share a scale. */
-static int gmm__gtp_scale_axis(gmm_scaling scaling, int direction, int64_t *block) {
-    const int columnwise = direction == GMM_COLUMNWISE;
-    switch (scaling) {
-    case GMM_SCALING_1X128: *block = columnwise ? 128 : 1; return columnwise;
-    case GMM_SCALING_MX32: *block = columnwise ? 32 : 1; return 1;
-    case GMM_SCALING_NV16: *block = columnwise ? 16 : 1; return !columnwise;
-    default: *block = 128; return !columnwise; /* 128X128 */
-    }
-}
-
 /* The gather layouts of the data and scales of one direction. Buffers that 2D copies assemble have the pitch that
    operations expect: scales that of the unpadded rows, elements that of the padded rows, which views give as ld.
    Buffers that are received in place have their padding at their end. `part` is the layout of a shard, `whole` that
@@ -219,10 +207,9 @@ static gmm_status gmm__gtp_gather_layouts(const gmm_shard *s, const gmm_shard_pl
         const size_t bytes = (size_t)gmm_dtype_bits(part.scale_dtype) / 8;
         int64_t block = 1;
         const int along_rows = gmm__gtp_scale_axis(s->scaling, direction, &block);
-        if (along_rows) scale->send_bytes = (size_t)(p->shard_rows / block) * (size_t)part.scale_cols * bytes;
-        else {
+        scale->send_bytes = (size_t)gmm__gtp_sent_scale_bytes(s->scaling, direction, p->shard_rows, &part);
+        if (!along_rows) {
             scale->gathered_bytes = scale->group_bytes;
-            scale->send_bytes = (size_t)part.scale_bytes;
             scale->staged = 1;
             scale->width = (size_t)(p->shard_rows / block) * bytes;
             scale->valid_width = (size_t)((p->local_rows + block - 1) / block) * bytes;

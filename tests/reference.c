@@ -223,6 +223,11 @@ uint8_t ref_encode_small(gmm_dtype dtype, double v) {
     return (uint8_t)(sign | (a > middle || (a == middle && low % 2) ? high : low));
 }
 
+void ref_put_code(gmm_dtype dtype, uint8_t *data, int64_t i, uint8_t code) {
+    if (dtype != GMM_E2M1) data[i] = code;
+    else data[i / 2] = (uint8_t)(i & 1 ? (data[i / 2] & 15) | code << 4 : (data[i / 2] & 0xF0) | code);
+}
+
 /* Single fp32 operations. A product of two fp32 values is exact in double, and a sum or quotient that is rounded to
    double first gives the same fp32 value. */
 static float times(float a, float b) { return (float)((double)a * (double)b); }

@@ -61,6 +61,8 @@ int64_t ref_linear_terms(const ref_linear *l, gmm_op op, int64_t g);
    finite value, where NaN is 0x7F (E2M1: +6). */
 double ref_decode_small(gmm_dtype dtype, uint8_t code);
 uint8_t ref_encode_small(gmm_dtype dtype, double v);
+/* Stores a code as element i. E2M1: element 2i in the low half of byte i. */
+void ref_put_code(gmm_dtype dtype, uint8_t *data, int64_t i, uint8_t code);
 
 /* 16 values, `step` apart, transformed in place by the random Hadamard matrix: y = 0.25 H16 (x .* s), where bit i of
    `signs` makes s_i = -1. Sums in fp32 by stages of strides 1, 2, 4, 8, results rounded to BF16. */

@@ -530,8 +530,8 @@ static void one_split(int arg) {
         error = device_end_capture_counted("gmm_split_offsets", &kernels, &splits);
         T_CHECK(s == GMM_OK, "capture: %s", gmm_last_error(T.ctx));
         T_CHECK(!error, "end: %s", error);
-        T_CHECK(splits == (arg == REF_NVFP4_ROW_AMAX || T.engine == GMM_ENGINE_MMA ? (i ? splits : 3) : 1) && splits <= 5 &&
-                    kernels > 4, "%d kernels read the split, of %d", splits, kernels);
+        T_CHECK(splits == (arg == REF_NVFP4_ROW_AMAX || T.engine == GMM_ENGINE_MMA ? (i ? splits : 3) : 1) &&
+                    splits <= 5 && kernels > 4, "%d kernels read the split, of %d", splits, kernels);
     }
 }
 #endif
@@ -762,7 +762,8 @@ void tests_mlp_quant(void) {
         t_add(weight_cache, i, "mlp recipe %s weight cache", ref_recipe_of(i).name);
         t_add(saved_copies, i, "mlp recipe %s saved copies", ref_recipe_of(i).name);
     }
-    for (int i = 0; i < REF_RECIPES; i++) t_add(casts_once, i, "mlp recipe %s casts each operand once", ref_recipe_of(i).name);
+    for (int i = 0; i < REF_RECIPES; i++)
+        t_add(casts_once, i, "mlp recipe %s casts each operand once", ref_recipe_of(i).name);
 #ifdef HAVE_CUDA
     for (int i = 0; i <= REF_NVFP4_ROW_AMAX; i++)
         t_add_gpu(one_split, i, "mlp recipe %s reads the split once", ref_recipe_of(i).name);

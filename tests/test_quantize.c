@@ -95,11 +95,6 @@ static void quantized(ref_copy *q) {
 /* Expected bytes of a copy, with elements and scales at the offsets of its layout. */
 typedef struct ref_bytes_of { uint8_t *data, *scale; float *amax; int64_t data_bytes, scale_bytes, amaxes; } ref_image;
 
-static void put_code(uint8_t *data, gmm_dtype dtype, int64_t i, uint8_t code) {
-    if (dtype != GMM_E2M1) data[i] = code;
-    else data[i / 2] = (uint8_t)(i & 1 ? (data[i / 2] & 15) | code << 4 : (data[i / 2] & 0xF0) | code);
-}
-
 /* ------------------------------------------------------------------------------------------------------ Running --- */
 
 typedef struct quant_case {
@@ -231,8 +226,8 @@ static void build(quant_run *r, const quant_case *c) {
             for (int64_t i = 0; i < q.lines; i++)
                 for (int64_t j = 0; j < q.along; j++) {
                     if (k && !turned && j >= m) continue; /* columns in the order of the source are not padded */
-                    put_code(w->data, f->dtype, data0 + (k && !turned ? j * ld + i : i * ld + j),
-                             q.code[i * q.along + j]);
+                    ref_put_code(f->dtype, w->data, data0 + (k && !turned ? j * ld + i : i * ld + j),
+                                 q.code[i * q.along + j]);
                 }
             /* scales, by the layout table */
             width = f->scaling == GMM_SCALING_MX32 ? 32 : f->scaling == GMM_SCALING_NV16 ? 16 : 128;
@@ -280,7 +275,7 @@ static void build(quant_run *r, const quant_case *c) {
         }
         if (c->grouped && c->tail == GMM_TAIL_ZERO && !turned)
             for (int64_t i = r->live; i < r->capacity; i++)
-                for (int64_t j = 0; j < c->cols; j++) put_code(w->data, f->dtype, i * ld + j, 0);
+                for (int64_t j = 0; j < c->cols; j++) ref_put_code(f->dtype, w->data, i * ld + j, 0);
     }
     r->groups.count = c->units;
     r->groups.capacity = r->capacity;

@@ -87,8 +87,10 @@ static void build_gradient(mlp_case *c, int param, int64_t rows, int64_t cols) {
     t_mat *m = &c->gradient[param];
     const gmm_dtype dtype = c->s.grad ? c->s.grad : GMM_F32;
     *m = t_mat_out(dtype, G, rows, cols);
-    for (int64_t i = 0; c->s.main_grad && !c->s.overwrite && i < G * rows * cols; i++)
+    for (int64_t i = 0; c->s.main_grad && !c->s.overwrite && i < G * rows * cols; i++) {
         m->v[i] = ref_round(dtype, c->s.exact ? (double)t_int(-8, 8) : t_real());
+        if (!c->sizes[i / (rows * cols)] && i % 7 == 0) m->v[i] = -0.0; /* which adding 0 would change */
+    }
     if (c->s.main_grad && !c->s.overwrite) t_mat_put(m);
     c->grad[param].mat = &m->mat;
     c->grad[param].main_grad = c->s.main_grad;
@@ -700,16 +702,21 @@ static void compare(int recipe, const settings *s) {
     mlp_case c;
     gmm_mat image[2][2];
     const double *dh;
+    const void *y = NULL;
     results want;
     build(&c, recipe, s);
-    if (s->prequantized)
-        for (int i = 0; i < 2; i++) weight_images(&c, i ? GMM_SLOT_W2 : GMM_SLOT_W1, image[i]);
     if (s->prequantized) {
+        c.quant.amax = NULL; /* the call that casts the weights shall not record them */
+        forward(&c);
+        y = t_mat_bits(&c.y);
+        c.quant.amax = c.amax;
+        for (int i = 0; i < 2; i++) weight_images(&c, i ? GMM_SLOT_W2 : GMM_SLOT_W1, image[i]);
         c.d.w1 = &image[0][0];
         c.d.w2 = &image[1][0];
     }
     take_stages(&c);
     forward(&c);
+    if (y) t_same("y of quantized weights", t_mat_bits(&c.y), y, (size_t)(ROWS * c.out * ref_bytes(c.s.dtype)));
     want = tokens_by_weights(&c, GMM_SLOT_H, GMM_SLOT_W2, GMM_ROWWISE, 0, s->bias ? c.b2.v : NULL,
                              s->on_bias2 ? c.prob : NULL);
     check(&c, "y", t_mat_get(&c.y), &want);
@@ -786,10 +793,217 @@ static int has_variation(int recipe, int needs) {
     }
 }
 
+/* -------------------------------------------------------------------------------------------------------- Graphs --- */
+
+#ifdef HAVE_CUDA
+static void no_error(const char *what, const char *why) { T_CHECK(!why, "%s: %s", what, why); }
+#define no_error(...) T_CALL(no_error, __VA_ARGS__)
+
+/* Memory of a captured forward and backward. The bytes are those that the largest of the calls needs. */
+typedef struct graph_case {
+    mlp_case c;
+    void *workspace, *graph;
+    size_t bytes;
+    int64_t *splits;
+} graph_case;
+
+/* Enqueues forward, backward and, if they are delayed, the weight gradients. Returns the first error. */
+static gmm_status enqueue(graph_case *r) {
+    gmm_status s = gmm_mlp_fwd(T.ctx, &r->c.d, r->workspace, r->bytes, T.stream);
+    if (s == GMM_OK) s = gmm_mlp_bwd(T.ctx, &r->c.d, r->workspace, r->bytes, T.stream);
+    if (s == GMM_OK && r->c.s.delay) s = gmm_mlp_wgrad(T.ctx, &r->c.queue, r->workspace, r->bytes, T.stream);
+    return s;
+}
+
+/* Makes the buffers of all operations, after the caller has changed the descriptors that build has made. */
+static void ready(graph_case *r) {
+    mlp_case *c = &r->c;
+    const int last = c->s.delay ? GMM_OP_MLP_WGRAD : GMM_OP_MLP_BWD;
+    r->splits = (int64_t *)t_alloc(G * sizeof *r->splits);
+    t_upload(r->splits, c->sizes, G * sizeof *r->splits);
+    c->groups.splits = r->splits;
+    want_gradients(c);
+    for (int op = GMM_OP_MLP_FWD; op <= last; op++) {
+        gmm_info info = GMM_ZERO;
+        T_OK(gmm_mlp_query(T.ctx, (gmm_op)op, &c->d, &info));
+        if (op == GMM_OP_MLP_FWD) {
+            c->d.saved_bytes = info.saved_bytes;
+            c->d.saved = t_alloc_aligned(info.saved_bytes, 256);
+        }
+        if (op == GMM_OP_MLP_BWD && c->s.delay) {
+            c->d.deferred_bytes = info.deferred_bytes;
+            c->d.deferred = t_alloc_aligned(info.deferred_bytes, 256);
+        }
+        if (info.workspace_bytes > r->bytes) r->bytes = info.workspace_bytes;
+    }
+    r->workspace = t_workspace(r->bytes);
+}
+#define ready(...) T_CALL(ready, __VA_ARGS__)
+
+/* Captures the calls. Hooks are silent, and the queue is empty behind them. */
+static void capture(graph_case *r) {
+    gmm_status s;
+    const size_t calls = strlen(r->c.fired);
+    no_error("begin", device_begin_capture());
+    s = enqueue(r);
+    no_error("end", device_end_capture(&r->graph));
+    T_CHECK(s == GMM_OK, "capture: %s", gmm_last_error(T.ctx));
+    T_CHECK(strlen(r->c.fired) == calls, "hooks \"%s\" while capturing", r->c.fired + calls);
+    T_CHECK(r->c.queue.count == 0, "the queue holds %d", (int)r->c.queue.count);
+}
+#define capture(...) T_CALL(capture, __VA_ARGS__)
+
+/* All results; gradients begin with the same values before every run. */
+enum { OUTPUTS = 7 };
+typedef struct outputs { const void *bits[OUTPUTS]; } outputs;
+static const char *const output_names[OUTPUTS] = { "y", "dx", "dw1", "db1", "dw2", "db2", "dprob" };
+static const t_mat *output_of(const mlp_case *c, int i) { return i == 0 ? &c->y : i == 1 ? &c->dx : &c->gradient[i - 2]; }
+static size_t output_bytes(const mlp_case *c, int i) {
+    const t_mat *m = i < OUTPUTS - 1 ? output_of(c, i) : NULL;
+    return m ? (size_t)(m->count * m->rows * m->cols * ref_bytes(m->dtype)) : ROWS * sizeof(float);
+}
+static void reset(graph_case *r, const int64_t *sizes) {
+    mlp_case *c = &r->c;
+    t_upload(r->splits, sizes, G * sizeof *sizes);
+    t_poison(c->y.data, 0xFF, output_bytes(c, 0));
+    t_poison(c->dx.data, 0xFF, output_bytes(c, 1));
+    t_poison(c->dprob, 0xFF, output_bytes(c, OUTPUTS - 1));
+    for (int i = 0; i < 4; i++) t_mat_put(&c->gradient[i]);
+    t_poison(r->workspace, 0xFF, r->bytes);
+}
+static outputs outputs_of(const mlp_case *c) {
+    outputs o;
+    t_wait();
+    for (int i = 0; i < OUTPUTS - 1; i++) o.bits[i] = t_mat_bits(output_of(c, i));
+    o.bits[OUTPUTS - 1] = t_get(c->dprob, output_bytes(c, OUTPUTS - 1));
+    return o;
+}
+static outputs eager(graph_case *r, const int64_t *sizes) {
+    reset(r, sizes);
+    T_CHECK(enqueue(r) == GMM_OK, "%s", gmm_last_error(T.ctx));
+    return outputs_of(&r->c);
+}
+static outputs replayed(graph_case *r, const int64_t *sizes) {
+    reset(r, sizes);
+    no_error("replay", device_replay(r->graph));
+    return outputs_of(&r->c);
+}
+static void same_outputs(const mlp_case *c, const outputs *a, const outputs *b) {
+    for (int i = 0; i < OUTPUTS; i++) t_same(output_names[i], a->bits[i], b->bits[i], output_bytes(c, i));
+}
+#define same_outputs(...) T_CALL(same_outputs, __VA_ARGS__)
+
+static const int64_t other_sizes[][G] = { { 1, 0, 131 }, { 0, 0, 0 }, { ROWS, 0, 0 }, { 50, 37, 52 }, { 0, 0, ROWS } };
+
+/* Replays with other splits, beside eager calls. Only the eager calls fire hooks. */
+static void same_replays(graph_case *r) {
+    const char *once = r->c.s.delay ? "ba21" : "2b1a";
+    for (int i = 0; i < (int)T_COUNT(other_sizes); i++) {
+        outputs a, b;
+        t_splits(other_sizes[i], G);
+        memset(r->c.fired, 0, sizeof r->c.fired);
+        a = eager(r, other_sizes[i]);
+        b = replayed(r, other_sizes[i]);
+        T_CHECK(!strcmp(r->c.fired, once), "hooks \"%s\", want \"%s\"", r->c.fired, once);
+        same_outputs(&r->c, &a, &b);
+    }
+    memset(r->c.fired, 0, sizeof r->c.fired); /* as after a replay */
+    T_OK(gmm_mlp_fire_hooks(T.ctx, GMM_OP_MLP_BWD, &r->c.d, T.stream));
+    if (r->c.s.delay) T_OK(gmm_mlp_fire_hooks(T.ctx, GMM_OP_MLP_WGRAD, &r->c.d, T.stream));
+    T_CHECK(!strcmp(r->c.fired, once), "hooks \"%s\", want \"%s\"", r->c.fired, once);
+}
+#define same_replays(...) T_CALL(same_replays, __VA_ARGS__)
+
+/* Forward and backward that add to fp32 gradients; delayed: weight gradients by way of the queue. Argument: recipe +
+   REF_RECIPES * delayed. */
+static void graph_of_gradients(int arg) {
+    const settings s = { .bias = 1, .prob = 1, .on_bias2 = 1, .main_grad = 1, .interleave = 8, .replayed = 1,
+                         .delay = arg / REF_RECIPES };
+    graph_case r;
+    memset(&r, 0, sizeof r);
+    build(&r.c, arg % REF_RECIPES, &s);
+    ready(&r);
+    (void)eager(&r, r.c.sizes); /* loads the code */
+    capture(&r);
+    same_replays(&r);
+    device_graph_free(r.graph);
+}
+
+/* Weights that were quantized before the capture. */
+static void graph_of_quantized_weights(int arg) {
+    const settings s = { .bias = 1, .prob = 1, .main_grad = 1, .prequantized = 1, .replayed = 1 };
+    gmm_mat image[2][2];
+    graph_case r;
+    outputs quantized, cast;
+    memset(&r, 0, sizeof r);
+    build(&r.c, arg, &s);
+    for (int i = 0; i < 2; i++) weight_images(&r.c, i ? GMM_SLOT_W2 : GMM_SLOT_W1, image[i]);
+    ready(&r);
+    cast = eager(&r, r.c.sizes);
+    t_done(r.workspace);
+    r.bytes = 0;
+    r.c.d.w1 = &image[0][0];
+    r.c.d.w2 = &image[1][0];
+    ready(&r);
+    quantized = eager(&r, r.c.sizes);
+    same_outputs(&r.c, &cast, &quantized);
+    capture(&r);
+    same_replays(&r);
+    device_graph_free(r.graph);
+}
+
+/* A graph reads the word of the weight cache at each replay: 0 casts the weights as they are then, anything else takes
+   what the cache has. */
+static void graph_of_weight_cache(int arg) {
+    const settings s = { .bias = 1, .prob = 1, .main_grad = 1, .replayed = 1 };
+    const int32_t cast = 0, skip = 1;
+    int32_t *word = (int32_t *)t_alloc(sizeof cast);
+    gmm_info info = GMM_ZERO;
+    outputs first, second, kept, fresh;
+    graph_case r;
+    memset(&r, 0, sizeof r);
+    build(&r.c, arg, &s);
+    T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &r.c.d, &info));
+    r.c.quant.weight_cache = t_alloc_aligned(info.weight_cache_bytes, 256);
+    r.c.quant.weight_cache_bytes = info.weight_cache_bytes;
+    r.c.quant.weight_skip = word;
+    t_upload(word, &cast, sizeof cast);
+    ready(&r);
+    first = eager(&r, r.c.sizes);
+    capture(&r);
+    fresh = replayed(&r, r.c.sizes);
+    same_outputs(&r.c, &first, &fresh);
+    fill(&r.c, &r.c.w1, 0, 0.3); /* other weights, which the cache does not have */
+    fill(&r.c, &r.c.w2, 0, 0.3);
+    t_upload(word, &skip, sizeof skip);
+    kept = replayed(&r, r.c.sizes);
+    same_outputs(&r.c, &first, &kept);
+    t_upload(word, &cast, sizeof cast);
+    fresh = replayed(&r, r.c.sizes);
+    second = eager(&r, r.c.sizes);
+    same_outputs(&r.c, &second, &fresh);
+    T_CHECK(memcmp(first.bits[0], second.bits[0], output_bytes(&r.c, 0)) != 0, "other weights give the same y");
+    t_upload(word, &skip, sizeof skip);
+    kept = replayed(&r, r.c.sizes);
+    same_outputs(&r.c, &second, &kept);
+    device_graph_free(r.graph);
+}
+#endif
+
 void tests_mlp_reference(void) {
     for (int i = 0; i < REF_RECIPES * VARIATIONS; i++) {
         const struct variation *v = &variations[i / REF_RECIPES];
         if (has_variation(i % REF_RECIPES, v->recipes))
             t_add(reference, i, "mlp reference %s, %s", ref_recipe_of(i % REF_RECIPES).name, v->name);
     }
+#ifdef HAVE_CUDA
+    for (int i = 0; i < REF_RECIPES; i++) {
+        const ref_recipe r = ref_recipe_of(i);
+        t_add_gpu(graph_of_gradients, i, "mlp reference graph %s, adds to gradients, other splits", r.name);
+        t_add_gpu(graph_of_gradients, i + REF_RECIPES, "mlp reference graph %s, delayed queue, other splits", r.name);
+        t_add_gpu(graph_of_weight_cache, i, "mlp reference graph %s, weight cache between replays", r.name);
+        if (has_variation(i, FP8))
+            t_add_gpu(graph_of_quantized_weights, i, "mlp reference graph %s, weights quantized before", r.name);
+    }
+#endif
 }

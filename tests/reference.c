@@ -70,13 +70,14 @@ uint32_t ref_encode(double v, int exponent, int mantissa) {
     const uint32_t infinity = (uint32_t)((1 << exponent) - 1) << mantissa;
     const uint32_t sign = signbit(v) ? 1u << (exponent + mantissa) : 0u;
     const double a = fabs(v);
+    uint64_t bits;
     double steps;
     int e;
     if (isnan(v)) return (1u << (exponent + mantissa)) - 1u;
     if (a >= ref_pow2(bias + 1)) return sign | infinity;
     if (a < ref_pow2(-300)) return sign; /* far below half of the smallest subnormal of every format */
-    (void)frexp(a, &e);
-    e -= 1; /* a = 1.xxx * 2^e */
+    memcpy(&bits, &a, sizeof bits);
+    e = (int)(bits >> 52) - 1023; /* a = 1.xxx * 2^e */
     if (e < 1 - bias) e = 1 - bias;
     steps = a * ref_pow2(mantissa - e);      /* in units in the last place; exact */
     steps = (steps + 0x1p52) - 0x1p52;       /* rounded to an integer, ties to even */

@@ -4,8 +4,9 @@
    Every stage is computed from the library's values of the stages before it, so that both take the same decisions where
    a value is next to a rounding tie. z and h are read from gmm_mlp.saved. No buffer of an MLP has dh and dz: they are
    those of gmm_linear_dgrad over operands that the reference has quantized, and of gmm_act_bwd, whose bits gmm_mlp_bwd
-   is to have. Each of them is checked as every other stage. In the exact cases, small integers and powers of two, a
-   stage has the bits of the reference, which therefore takes no value of the library.
+   is to have. Each of them is checked as every other stage. Two kinds of cases take nothing from other calls than the
+   MLP's: where groups have one row, the gradient of b1 is dz; and in the exact cases, small integers and powers of two,
+   a stage has the bits of the reference.
 
    Bounds: the roundings of fp32 sums over the contraction, and one rounding to the dtype of the result. */
 #include "test.h"
@@ -18,7 +19,7 @@
 #endif
 
 enum { G = 3, HIDDEN = 160, FFN = 96, ROWS = 139 };
-static const int64_t uneven[G] = { 1, 0, 131 }, nobody[G] = { 0, 0, 0 };
+static const int64_t uneven[G] = { 1, 0, 131 }, nobody[G] = { 0, 0, 0 }, single[G] = { 1, 0, 1 };
 
 /* ------------------------------------------------------------------------------------------------------ Cases --- */
 
@@ -31,6 +32,7 @@ typedef struct settings {
     gmm_save save;
     gmm_backward_override override;
     int main_grad, overwrite, delay, prequantized, exact, empty;
+    int single; /* groups of up to one row, with biases: the gradient of b1 is dz */
     int replayed; /* other splits follow: rows past the sum are numbers, and zeros in results */
 } settings;
 
@@ -52,7 +54,7 @@ typedef struct mlp_case {
     gmm_wgrad_queue queue;
     gmm_grad_hooks hooks;
     char fired[16];        /* the hooks in the order of their calls: 1 a 2 b for w1 b1 w2 b2 */
-    double *source[GMM_SLOTS]; /* values of the operands: [rows of all groups][cols], of weights [G][rows][cols] */
+    const double *source[GMM_SLOTS]; /* values of operands: [rows of all groups][cols]; weights: [G][rows][cols] */
     int64_t rows[GMM_SLOTS], cols[GMM_SLOTS]; /* rows 0: tokens */
     const double *z;       /* what backward reads */
 } mlp_case;
@@ -97,14 +99,14 @@ static void build_gradient(mlp_case *c, int param, int64_t rows, int64_t cols) {
     c->grad[param].overwrite = c->s.overwrite;
 }
 
-static void add_operand(mlp_case *c, int slot, int64_t rows, int64_t cols, double *source) {
+static void add_operand(mlp_case *c, int slot, int64_t rows, int64_t cols, const double *source) {
     c->rows[slot] = rows;
     c->cols[slot] = cols;
     c->source[slot] = source;
 }
 
 static void build_groups(mlp_case *c) {
-    c->sizes = c->s.empty ? nobody : uneven;
+    c->sizes = c->s.empty ? nobody : c->s.single ? single : uneven;
     for (int g = 0; g < G; g++) c->first[g + 1] = c->first[g] + c->sizes[g];
     c->live = c->first[G];
     t_splits(c->sizes, G);
@@ -325,8 +327,8 @@ static double fp8_share(const mlp_case *c, int slot, int in_backward) {
            f.scaling != GMM_SCALING_MX32 ? 2e-3 : 0.0;
 }
 
-/* One product of group g: the results from `at` on are a b^T + addend[column] s[row] + start. Sums of blocks are rounded
-   once more than sums, and scales are products of up to four. NULL: no addend, s of 1, no start. */
+/* One product of group g: the results from `at` on are a b^T + addend[column] s[row] + start. NULL: no addend, s of 1,
+   no start. The sums of blocks are rounded once more than a sum, and a scale is a product of up to four. */
 typedef struct addends { const double *addend, *s, *start; double share; } addends;
 static void multiply(const lines *a, const lines *b, const addends *extra, results *r, int64_t at) {
     for (int64_t i = 0; i < a->lines; i++)
@@ -348,10 +350,10 @@ static void multiply(const lines *a, const lines *b, const addends *extra, resul
 }
 
 /* The product of tokens in slot `a` with weights in slot `b`: [rows of all groups][features]. */
-static results tokens_by_weights(const mlp_case *c, int a, int b, gmm_direction direction, int in_backward,
-                                 const double *bias, const double *s) {
+static results sums_by_weights(const mlp_case *c, gmm_dtype dtype, int a, int b, gmm_direction direction,
+                               int in_backward, const double *bias, const double *s) {
     const int64_t features = direction ? c->cols[b] : c->rows[b];
-    results r = results_of(c->s.dtype, c->live * features);
+    results r = results_of(dtype, c->live * features);
     addends extra;
     for (int g = 0; g < G; g++) {
         lines x, w;
@@ -363,6 +365,11 @@ static results tokens_by_weights(const mlp_case *c, int a, int b, gmm_direction 
         multiply(&x, &w, &extra, &r, c->first[g] * features);
     }
     return r;
+}
+
+static results tokens_by_weights(const mlp_case *c, int a, int b, gmm_direction direction, int in_backward,
+                                 const double *bias, const double *s) {
+    return sums_by_weights(c, c->s.dtype, a, b, direction, in_backward, bias, s);
 }
 
 /* The gradient of a weight from slots dy and x. */
@@ -446,27 +453,29 @@ static results expected_h(const mlp_case *c, const double *z) {
     return r;
 }
 
-static results expected_dz(const mlp_case *c, const double *dh) {
+/* dz from dh, which may differ from that of the library by `slack` (NULL: it does not). */
+static results expected_dz(const mlp_case *c, const double *dh, const double *slack) {
     results r = results_of(c->s.dtype, c->live * c->F1);
     for (int64_t i = 0; i < c->live; i++)
         for (int64_t j = 0; j < FFN; j++) {
             int64_t gate, line;
             const ref_point q = activated(c, c->z, i, j, &gate, &line);
-            const double d = prob_of(c, i) * dh[i * FFN + j];
+            const double d = prob_of(c, i) * dh[i * FFN + j], factor = fabs(c->z[i * c->F1 + line]);
+            const double off = slack ? fabs(prob_of(c, i)) * slack[i * FFN + j] : 0.0;
             const int64_t a = i * c->F1 + gate, b = i * c->F1 + line;
-            const double factor = fabs(c->z[b]);
             if (c->F1 != FFN) {
                 r.want[b] = d * q.db;
-                r.bound[b] = rounded_bound(r.dtype, r.want[b], act_error(fabs(d) * q.db_size, factor));
+                r.bound[b] = rounded_bound(r.dtype, r.want[b],
+                                           act_error(fabs(d) * q.db_size, factor) + off * q.db_size);
             }
             r.want[a] = d * q.da;
-            r.bound[a] = rounded_bound(r.dtype, r.want[a], act_error(fabs(d) * q.da_size, factor));
+            r.bound[a] = rounded_bound(r.dtype, r.want[a], act_error(fabs(d) * q.da_size, factor) + off * q.da_size);
         }
     return r;
 }
 
 /* dprob: sum of dh times the activation, and with prob_on_bias2 of dy times the bias. */
-static void check_dprob(const mlp_case *c, const double *dh) {
+static void check_dprob(const mlp_case *c, const double *dh, const double *slack) {
     results r = results_of(GMM_F32, c->live);
     for (int g = 0; g < G; g++)
         for (int64_t i = c->first[g]; i < c->first[g + 1]; i++) {
@@ -477,6 +486,7 @@ static void check_dprob(const mlp_case *c, const double *dh) {
                 const double d = dh[i * FFN + j];
                 sum += d * q.y;
                 error += act_error(fabs(d) * q.y_size, 1.0) + (FFN + 8) * 0x1p-24 * fabs(d) * q.y_size;
+                error += slack ? slack[i * FFN + j] * q.y_size : 0.0;
             }
             for (int64_t n = 0; c->s.on_bias2 && n < c->out; n++) {
                 const double v = c->dy.v[i * c->out + n] * c->b2.v[g * c->out + n];
@@ -584,7 +594,7 @@ static const double *dh_of(const mlp_case *c) {
 
 /* One pass of the activation over z: forward gives h, backward from dh dz. Checked. */
 static const double *act_of(const mlp_case *c, const double *dh) {
-    const results want = dh ? expected_dz(c, dh) : expected_h(c, c->z);
+    const results want = dh ? expected_dz(c, dh, NULL) : expected_h(c, c->z);
     const t_mat z = tokens_of(c, c->z, c->F1), to = t_mat_out(c->s.dtype, 1, ROWS, dh ? c->F1 : FFN);
     t_mat from;
     gmm_activation a = GMM_ZERO;
@@ -606,6 +616,32 @@ static const double *act_of(const mlp_case *c, const double *dh) {
     got = t_mat_get(&to);
     check(c, dh ? "dz" : "h of the saved z", got, &want);
     return got;
+}
+
+/* dh as the reference rounds it. *slack: what it may differ by from a dh that is rounded from an fp32 sum, which is 0
+   but next to a tie. */
+static const double *own_dh(const mlp_case *c, const double **slack) {
+    const results r = sums_by_weights(c, GMM_F32, GMM_SLOT_DY, GMM_SLOT_W2, GMM_COLUMNWISE, 1, NULL, NULL);
+    for (int64_t i = 0; i < r.n; i++) {
+        const double sum = r.want[i], error = r.bound[i];
+        r.want[i] = ref_round(c->s.dtype, sum);
+        r.bound[i] = fmax(fabs(ref_round(c->s.dtype, sum + error) - r.want[i]),
+                          fabs(ref_round(c->s.dtype, sum - error) - r.want[i]));
+    }
+    *slack = r.bound;
+    return r.want;
+}
+
+/* dz of groups of one row: the gradient of their b1. Checked. */
+static double *own_dz(const mlp_case *c, const double *dh, const double *slack) {
+    const results want = expected_dz(c, dh, slack);
+    const double *sums = t_mat_get(&c->gradient[GMM_PARAM_B1]);
+    double *dz = (double *)t_host((size_t)(c->live * c->F1) * sizeof *dz);
+    for (int g = 0; g < G; g++)
+        memcpy(dz + c->first[g] * c->F1, sums + g * c->F1, (size_t)(c->sizes[g] * c->F1) * sizeof *dz);
+    t_matrix(dz, 1, c->live, c->F1, (int64_t)sizeof *dz);
+    check(c, "dz", dz, &want);
+    return dz;
 }
 
 /* --------------------------------------------------------------------------------------------------- Running --- */
@@ -701,7 +737,7 @@ static void check_tail(const char *what, const t_mat *m, int64_t live) {
 static void compare(int recipe, const settings *s) {
     mlp_case c;
     gmm_mat image[2][2];
-    const double *dh;
+    const double *dh, *slack = NULL;
     const void *y = NULL;
     results want;
     build(&c, recipe, s);
@@ -725,9 +761,9 @@ static void compare(int recipe, const settings *s) {
     take_saved_z(&c);
     if (saves_copies(s->save)) c.d.x = NULL; /* its copy is saved */
     backward(&c);
-    if (s->save == GMM_SAVE_PREACT_E4M3) c.source[GMM_SLOT_H] = (double *)(uintptr_t)act_of(&c, NULL);
-    dh = dh_of(&c);
-    c.source[GMM_SLOT_DZ] = (double *)(uintptr_t)act_of(&c, dh);
+    if (s->save == GMM_SAVE_PREACT_E4M3) c.source[GMM_SLOT_H] = act_of(&c, NULL);
+    dh = s->single ? own_dh(&c, &slack) : dh_of(&c);
+    c.source[GMM_SLOT_DZ] = s->single ? own_dz(&c, dh, slack) : act_of(&c, dh);
     want = tokens_by_weights(&c, GMM_SLOT_DZ, GMM_SLOT_W1, GMM_COLUMNWISE, 1, NULL, NULL);
     check(&c, "dx", t_mat_get(&c.dx), &want);
     check_tail("tail of dx", &c.dx, c.live);
@@ -739,7 +775,7 @@ static void compare(int recipe, const settings *s) {
     }
     for (int param = 0; param < 4; param++)
         if (s->bias || param == GMM_PARAM_W1 || param == GMM_PARAM_W2) check_empty_groups(&c, param);
-    if (s->prob) check_dprob(&c, dh);
+    if (s->prob) check_dprob(&c, dh, slack);
     if (c.recipe.input.delayed && s->save == GMM_SAVE_PREACT && s->override == GMM_BACKWARD_BY_RECIPE)
         check_amaxes(&c);
 }
@@ -761,6 +797,8 @@ static const struct variation { const char *name; int recipes; settings s; } var
     { "empty rank, adds", ANY, { .bias = 1, .prob = 1, .on_bias2 = 1, .main_grad = 1, .empty = 1, .out = 64 } },
     { "empty rank, stores, delayed", ANY,
       { .bias = 1, .prob = 1, .on_bias2 = 1, .delay = 1, .empty = 1, .out = 64 } },
+    { "one row per group", ANY, { .bias = 1, .prob = 1, .on_bias2 = 1, .single = 1 } },
+    { "one row per group, f32", FLOATS, { .dtype = GMM_F32, .bias = 1, .out = 64, .single = 1 } },
     { "exact", EXACT, { .bias = 1, .prob = 1, .on_bias2 = 1, .main_grad = 1, .exact = 1, .interleave = 8 } },
     { "exact, delayed, narrow output", EXACT, { .grad = GMM_BF16, .delay = 1, .exact = 1, .out = 64 } },
     { "weights quantized before", FP8, { .bias = 1, .prob = 1, .prequantized = 1 } },
@@ -793,7 +831,7 @@ static int has_variation(int recipe, int needs) {
     }
 }
 
-/* -------------------------------------------------------------------------------------------------------- Graphs --- */
+/* ------------------------------------------------------------------------------------------------------- Graphs --- */
 
 #ifdef HAVE_CUDA
 static void no_error(const char *what, const char *why) { T_CHECK(!why, "%s: %s", what, why); }
@@ -857,7 +895,9 @@ static void capture(graph_case *r) {
 enum { OUTPUTS = 7 };
 typedef struct outputs { const void *bits[OUTPUTS]; } outputs;
 static const char *const output_names[OUTPUTS] = { "y", "dx", "dw1", "db1", "dw2", "db2", "dprob" };
-static const t_mat *output_of(const mlp_case *c, int i) { return i == 0 ? &c->y : i == 1 ? &c->dx : &c->gradient[i - 2]; }
+static const t_mat *output_of(const mlp_case *c, int i) {
+    return i == 0 ? &c->y : i == 1 ? &c->dx : &c->gradient[i - 2];
+}
 static size_t output_bytes(const mlp_case *c, int i) {
     const t_mat *m = i < OUTPUTS - 1 ? output_of(c, i) : NULL;
     return m ? (size_t)(m->count * m->rows * m->cols * ref_bytes(m->dtype)) : ROWS * sizeof(float);

@@ -1,6 +1,7 @@
 /* reference.c - see reference.h. Uses no arithmetic of the library. */
 #include "reference.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +22,36 @@ const char *ref_recipe_name(gmm_recipe_kind kind) {
     return names[kind];
 }
 
+ref_recipe ref_recipe_of(int i) {
+    static const struct { const char *name; gmm_recipe_kind kind; } rows[REF_RECIPES] = {
+        [REF_FP8_DELAYED] = { "fp8 delayed", GMM_RECIPE_FP8_DELAYED },
+        [REF_FP8_CURRENT] = { "fp8 current", GMM_RECIPE_FP8_CURRENT },
+        [REF_FP8_BLOCK] = { "fp8 block", GMM_RECIPE_FP8_BLOCK },
+        [REF_MXFP8] = { "mxfp8", GMM_RECIPE_MXFP8 },
+        [REF_NVFP4] = { "nvfp4", GMM_RECIPE_NVFP4 },
+        [REF_MXFP4_BF16] = { "mxfp4 weights with bf16", GMM_RECIPE_MXFP8 },
+        [REF_NVFP4_ROW_AMAX] = { "nvfp4 row amax", GMM_RECIPE_NVFP4 },
+        [REF_NVFP4_4OVER6] = { "nvfp4 four over six", GMM_RECIPE_NVFP4 },
+        [REF_NVFP4_4OVER6_256] = { "nvfp4 four over six up to 256", GMM_RECIPE_NVFP4 },
+    };
+    ref_recipe r;
+    r.name = rows[i].name;
+    r.recipe = gmm_recipe_of(rows[i].kind);
+    if (i == REF_MXFP4_BF16) {
+        r.recipe.weight.dtype = GMM_E2M1;
+        memset(&r.recipe.input, 0, sizeof r.recipe.input);
+        memset(&r.recipe.grad, 0, sizeof r.recipe.grad);
+    }
+    if (i >= REF_NVFP4_ROW_AMAX) r.recipe.input.hadamard = r.recipe.grad.hadamard = 0;
+    if (i == REF_NVFP4_ROW_AMAX) r.recipe.input.row_amax = 1;
+    if (i == REF_NVFP4_4OVER6) r.recipe.input.four_over_six = 1; /* by absolute error */
+    if (i == REF_NVFP4_4OVER6_256) {
+        r.recipe.input.four_over_six = r.recipe.weight.four_over_six = 2; /* by squared error */
+        r.recipe.input.e4m3_256 = r.recipe.weight.e4m3_256 = 1;
+    }
+    return r;
+}
+
 static void ref_format(gmm_dtype dtype, int *exponent, int *mantissa) {
     *exponent = dtype == GMM_F16 ? 5 : 8;
     *mantissa = dtype == GMM_F16 ? 10 : dtype == GMM_BF16 ? 7 : 23;
@@ -39,13 +70,14 @@ uint32_t ref_encode(double v, int exponent, int mantissa) {
     const uint32_t infinity = (uint32_t)((1 << exponent) - 1) << mantissa;
     const uint32_t sign = signbit(v) ? 1u << (exponent + mantissa) : 0u;
     const double a = fabs(v);
+    uint64_t bits;
     double steps;
     int e;
     if (isnan(v)) return (1u << (exponent + mantissa)) - 1u;
     if (a >= ref_pow2(bias + 1)) return sign | infinity;
     if (a < ref_pow2(-300)) return sign; /* far below half of the smallest subnormal of every format */
-    (void)frexp(a, &e);
-    e -= 1; /* a = 1.xxx * 2^e */
+    memcpy(&bits, &a, sizeof bits);
+    e = (int)(bits >> 52) - 1023; /* a = 1.xxx * 2^e */
     if (e < 1 - bias) e = 1 - bias;
     steps = a * ref_pow2(mantissa - e);      /* in units in the last place; exact */
     steps = (steps + 0x1p52) - 0x1p52;       /* rounded to an integer, ties to even */
@@ -152,6 +184,260 @@ double ref_bias_scale_at(const ref_linear *l, int64_t g, int64_t row, double *ma
     }
     *magnitude = size;
     return sum;
+}
+
+/* --------------------------------------------------------------------------------------------- Quantization --- */
+
+static const struct small { int mantissa, bias, bits; uint8_t largest, nan; } smalls[3] = {
+    { 3, 7, 7, 0x7E, 0x7F }, { 2, 15, 7, 0x7B, 0x7F }, { 1, 1, 3, 7, 7 }
+};
+static const struct small *small_of(gmm_dtype dtype) {
+    return &smalls[dtype == GMM_E4M3 ? 0 : dtype == GMM_E5M2 ? 1 : 2];
+}
+
+double ref_decode_small(gmm_dtype dtype, uint8_t code) {
+    const struct small *f = small_of(dtype);
+    const int a = code & ((1 << f->bits) - 1), e = a >> f->mantissa, m = a & ((1 << f->mantissa) - 1);
+    const double sign = code >> f->bits & 1 ? -1.0 : 1.0;
+    if (a > f->largest) return dtype == GMM_E5M2 && m == 0 ? sign * (double)INFINITY : (double)NAN;
+    if (e == 0) return sign * (double)m * ref_pow2(1 - f->bias - f->mantissa);
+    return sign * (double)(m + (1 << f->mantissa)) * ref_pow2(e - f->bias - f->mantissa);
+}
+
+uint8_t ref_encode_small(gmm_dtype dtype, double v) {
+    static double value[3][128]; /* of all codes, in ascending order */
+    const struct small *f = small_of(dtype);
+    double *values = value[f - smalls], middle;
+    const double a = fabs(v);
+    const uint8_t sign = (uint8_t)(signbit(v) ? 1 << f->bits : 0);
+    int low = 0, high = f->largest;
+    if (isnan(v)) return f->nan;
+    if (values[1] == 0.0)
+        for (int i = 0; i <= f->largest; i++) values[i] = ref_decode_small(dtype, (uint8_t)i);
+    if (a >= values[high]) return (uint8_t)(sign | high);
+    while (high - low > 1) {
+        const int at = (low + high) / 2;
+        if (values[at] <= a) low = at;
+        else high = at;
+    }
+    middle = (values[low] + values[high]) / 2.0;
+    return (uint8_t)(sign | (a > middle || (a == middle && low % 2) ? high : low));
+}
+
+void ref_put_code(gmm_dtype dtype, uint8_t *data, int64_t i, uint8_t code) {
+    if (dtype != GMM_E2M1) data[i] = code;
+    else data[i / 2] = (uint8_t)(i & 1 ? (data[i / 2] & 15) | code << 4 : (data[i / 2] & 0xF0) | code);
+}
+
+/* Single fp32 operations. A product of two fp32 values is exact in double, and a sum or quotient that is rounded to
+   double first gives the same fp32 value. */
+static float times(float a, float b) { return (float)((double)a * (double)b); }
+static float over(float a, float b) { return (float)((double)a / (double)b); }
+static float plus(float a, float b) { return (float)((double)a + (double)b); }
+static float finite(float v) { return v > FLT_MAX ? FLT_MAX : v; }
+static uint32_t bits_of(float v) {
+    uint32_t u;
+    memcpy(&u, &v, sizeof u);
+    return u;
+}
+static float float_of(uint32_t u) {
+    float v;
+    memcpy(&v, &u, sizeof v);
+    return v;
+}
+static float e4m3_of(uint32_t code) { return (float)ref_decode_small(GMM_E4M3, (uint8_t)code); }
+
+void ref_hadamard(float *x, int64_t step, unsigned signs) {
+    float y[16];
+    for (int i = 0; i < 16; i++) y[i] = signs >> i & 1 ? -x[i * step] : x[i * step];
+    for (int stride = 1; stride < 16; stride *= 2)
+        for (int i = 0; i < 16; i++) {
+            const float a = y[i], b = y[i | stride];
+            if (i & stride) continue;
+            y[i] = plus(a, b);
+            y[i | stride] = plus(a, -b);
+        }
+    for (int i = 0; i < 16; i++) x[i * step] = (float)ref_round(GMM_BF16, (double)times(y[i], 0.25f));
+}
+
+/* The scale of a tensor, row or block of 128 by its amax. */
+static float scale_by_amax(const gmm_format *f, gmm_dtype source, float amax) {
+    const int block = f->scaling == GMM_SCALING_1X128 || f->scaling == GMM_SCALING_128X128;
+    const float largest = !block || source == GMM_F32 ? FLT_MAX : source == GMM_F16 ? 65504.0f : 0x1.FEp127f;
+    int exponent;
+    float s;
+    if (amax < f->eps) amax = f->eps;
+    if (amax == 0.0f || isinf(amax)) return 1.0f;
+    s = over((float)ref_decode_small(f->dtype, small_of(f->dtype)->largest), amax);
+    if (isinf(s)) s = largest;
+    if (!f->pow2) return s;
+    (void)frexpf(s, &exponent);
+    return ldexpf(1.0f, exponent - 1);
+}
+
+/* Scale byte of a block of MX32: the exponent of the smallest power of two not below amax / largest. */
+static uint32_t mx_scale(gmm_dtype dtype, float amax) {
+    const float inverse = (float)(1.0 / ref_decode_small(dtype, small_of(dtype)->largest));
+    const float least = times(amax, inverse);
+    int exponent;
+    if (isinf(amax)) return 254;
+    if (least == 0.0f) return 0;
+    if (frexpf(least, &exponent) == 0.5f) exponent--;
+    return (uint32_t)(exponent < -127 ? 0 : exponent > 127 ? 254 : exponent + 127);
+}
+
+/* The two levels of NV16: what a global amax gives, and what a scale byte multiplies elements by. */
+static float nv_global(const gmm_format *f, float amax) {
+    const float s = finite(over(f->e4m3_256 ? 1536.0f : 2688.0f, amax));
+    return amax == 0.0f || s == 0.0f ? 1.0f : s;
+}
+static float nv_factor(float global, uint32_t scale) {
+    return finite(over(1.0f, times(e4m3_of(scale), over(1.0f, global))));
+}
+
+/* The scale byte of a block of `tall` lines of n values with the less error of two: by its amax as 6, or as 4. */
+static uint32_t four_over_six(const ref_copy *c, float global, float global_amax, const float *x, int64_t tall,
+                              int64_t n, float amax) {
+    const float base = times(over(amax, 6.0f), global), whole = c->f->e4m3_256 ? 1536.0f : 2688.0f;
+    const uint32_t candidate[2] = { ref_encode_small(GMM_E4M3, (double)base),
+                                    ref_encode_small(GMM_E4M3, (double)times(base, 1.5f)) };
+    float error[2];
+    for (int k = 0; k < 2; k++) {
+        const float factor = nv_factor(global, candidate[k]), scale = e4m3_of(candidate[k]);
+        float line[16] = { 0.0f };
+        for (int64_t i = 0; i < tall; i++)
+            for (int64_t j = 0; j < n; j++) {
+                const float v = x[i * c->along + j];
+                const uint8_t code = ref_encode_small(GMM_E2M1, (double)times(v, factor));
+                const float back = over(times(times((float)ref_decode_small(GMM_E2M1, code), scale), global_amax),
+                                        whole);
+                const float off = plus(back, -v);
+                line[i] = plus(line[i], c->f->four_over_six == 2 ? times(off, off) : fabsf(off));
+            }
+        for (int distance = 8; distance; distance /= 2)
+            for (int i = 0; i < distance; i++) line[i] = plus(line[i], line[i + distance]);
+        error[k] = line[0];
+    }
+    return candidate[error[1] < error[0]];
+}
+
+/* Philox4x32 of 10 rounds: the 16 random bytes of a block. */
+static void draw(const ref_copy *c, uint64_t block, uint8_t byte[16]) {
+    uint32_t x[4] = { (uint32_t)block, (uint32_t)c->group ^ (uint32_t)(block >> 32) << 24, (uint32_t)c->offset,
+                      (uint32_t)(c->offset >> 32) ^ (c->direction == GMM_COLUMNWISE ? 0x80000000u : 0u) };
+    uint32_t key[2] = { (uint32_t)c->seed, (uint32_t)(c->seed >> 32) };
+    for (int round = 0; round < 10; round++) {
+        const uint64_t a = (uint64_t)x[0] * 0xD2511F53u, b = (uint64_t)x[2] * 0xCD9E8D57u;
+        const uint32_t next[4] = { (uint32_t)(b >> 32) ^ x[1] ^ key[0], (uint32_t)b,
+                                   (uint32_t)(a >> 32) ^ x[3] ^ key[1], (uint32_t)a };
+        memcpy(x, next, sizeof x);
+        key[0] += 0x9E3779B9u;
+        key[1] += 0xBB67AE85u;
+    }
+    for (int i = 0; i < 16; i++) byte[i] = (uint8_t)(x[i / 4] >> i % 4 * 8);
+}
+
+static double step_of(double a) { return a < 2.0 ? 0.5 : a < 4.0 ? 1.0 : 2.0; }
+static uint8_t encode_randomly(float v, uint8_t byte) {
+    const double a = fabs((double)v);
+    double t;
+    if (isnan(v)) return 7;
+    t = (double)(float)((double)byte / 256.0 * step_of(a) + a);
+    t = a >= 6.0 || t >= 6.0 ? 6.0 : floor(t / step_of(t)) * step_of(t);
+    return ref_encode_small(GMM_E2M1, copysign(t, (double)v));
+}
+
+/* Elements of a block along a line, and lines of one. */
+static int64_t block_width(const gmm_format *f, int64_t along) {
+    return f->scaling == GMM_SCALING_MX32 ? 32 : f->scaling == GMM_SCALING_NV16 ? 16
+           : f->scaling == GMM_SCALING_1X128 || f->scaling == GMM_SCALING_128X128 ? 128 : along;
+}
+int64_t ref_line_blocks(const gmm_format *f, int64_t along) {
+    const int64_t w = block_width(f, along);
+    return w ? (along + w - 1) / w : 0;
+}
+
+static float largest_of(const float *x, int64_t n, float amax) {
+    for (int64_t i = 0; i < n; i++)
+        if (fabsf(x[i]) > amax) amax = fabsf(x[i]); /* ignores NaN */
+    return amax;
+}
+
+/* A block of `tall` lines of n values: its scale as stored, and in *factor what multiplies its elements. */
+static uint32_t block_scale(const ref_copy *c, int64_t line, int64_t tall, const float *x, int64_t n, float *factor) {
+    const gmm_format *f = c->f;
+    const float whole = f->row_amax ? c->line_amax[line] : c->amax;
+    float amax = f->scaling == GMM_SCALING_TENSOR ? c->amax : 0.0f;
+    uint32_t stored;
+    for (int64_t i = 0; i < tall && f->scaling != GMM_SCALING_TENSOR; i++)
+        amax = largest_of(x + i * c->along, n, amax);
+    if (f->scaling == GMM_SCALING_MX32) {
+        stored = mx_scale(f->dtype, amax);
+        *factor = ldexpf(1.0f, 127 - (int)stored);
+        return stored;
+    }
+    if (f->scaling == GMM_SCALING_NV16) {
+        const float global = nv_global(f, whole), mult = times(global, (float)(1.0 / 6.0));
+        stored = f->four_over_six ? four_over_six(c, global, whole, x, tall, n, amax)
+                                  : ref_encode_small(GMM_E4M3, (double)times(amax, mult));
+        *factor = nv_factor(global, stored);
+        return stored;
+    }
+    *factor = f->delayed ? c->quant_scale : scale_by_amax(f, c->source, amax);
+    return bits_of(over(1.0f, *factor));
+}
+
+void ref_quantize(ref_copy *c) {
+    const gmm_format *f = c->f;
+    const int64_t w = block_width(f, c->along);
+    const int64_t h = f->scaling == GMM_SCALING_128X128 ? 128 : f->square ? w : 1;
+    /* blocks of random bytes are numbered over the valid rows */
+    const int64_t drawn = ref_line_blocks(f, c->direction == GMM_ROWWISE ? c->along : c->live);
+    c->per_line = ref_line_blocks(f, c->along);
+    c->amax = 0.0f;
+    for (int64_t l = 0; l < c->lines; l++) {
+        c->line_amax[l] = largest_of(c->x + l * c->along, c->along, 0.0f);
+        if (c->line_amax[l] > c->amax) c->amax = c->line_amax[l];
+    }
+    for (int64_t l0 = 0; l0 < c->lines; l0 += h)
+        for (int64_t b = 0; b < c->per_line; b++) {
+            const int64_t n = c->along - b * w < w ? c->along - b * w : w;
+            const int64_t tall = c->lines - l0 < h ? c->lines - l0 : h;
+            float factor;
+            const uint32_t stored = block_scale(c, l0, tall, c->x + l0 * c->along + b * w, n, &factor);
+            for (int64_t l = l0; l < l0 + tall; l++) {
+                uint8_t byte[16];
+                c->scale[l * c->per_line + b] = stored;
+                if (f->stochastic) draw(c, (uint64_t)(l * drawn + b), byte);
+                for (int64_t i = 0; i < n; i++) {
+                    const int64_t at = l * c->along + b * w + i;
+                    const float v = times(c->x[at], factor);
+                    c->code[at] = f->stochastic ? encode_randomly(v, byte[i]) : ref_encode_small(f->dtype, (double)v);
+                }
+            }
+        }
+}
+
+static uint32_t scale_at(const ref_copy *c, int64_t l, int64_t i) {
+    return c->scale[l * c->per_line + i / block_width(c->f, c->along)];
+}
+double ref_value(const ref_copy *c, int64_t l, int64_t i) {
+    const double code = ref_decode_small(c->f->dtype, c->code[l * c->along + i]);
+    const uint32_t scale = scale_at(c, l, i);
+    if (c->f->scaling == GMM_SCALING_MX32) return code * ref_pow2((int)scale - 127);
+    if (c->f->scaling != GMM_SCALING_NV16) return code * (double)float_of(scale);
+    return code * (double)e4m3_of(scale) * (double)(c->f->row_amax ? c->line_amax[l] : c->amax) /
+           (c->f->e4m3_256 ? 1536.0 : 2688.0);
+}
+/* For amaxes of NV16 below 2^100, from which on the product with a scale byte could overflow. */
+float ref_dequantized(const ref_copy *c, int64_t l, int64_t i) {
+    const float code = (float)ref_decode_small(c->f->dtype, c->code[l * c->along + i]);
+    const uint32_t scale = scale_at(c, l, i);
+    float factor;
+    if (c->f->scaling == GMM_SCALING_MX32) return (float)ref_value(c, l, i);
+    if (c->f->scaling != GMM_SCALING_NV16) return times(code, float_of(scale));
+    factor = times(e4m3_of(scale), c->f->row_amax ? c->line_amax[l] : c->amax);
+    return times(code, times(factor, (float)(1.0 / (c->f->e4m3_256 ? 1536.0 : 2688.0))));
 }
 
 /* ---------------------------------------------------------------------------------------------- Activations --- */

@@ -9,6 +9,14 @@ int64_t ref_bytes(gmm_dtype dtype);
 /* "fp8 delayed", ...: for names of cases. */
 const char *ref_recipe_name(gmm_recipe_kind kind);
 
+/* The recipes that tests of MLPs iterate over: those of every kind, and settings that change what an MLP does. */
+enum {
+    REF_FP8_DELAYED, REF_FP8_CURRENT, REF_FP8_BLOCK, REF_MXFP8, REF_NVFP4, REF_MXFP4_BF16, REF_NVFP4_ROW_AMAX,
+    REF_NVFP4_4OVER6, REF_NVFP4_4OVER6_256, REF_RECIPES
+};
+typedef struct ref_recipe { const char *name; gmm_recipe recipe; } ref_recipe;
+ref_recipe ref_recipe_of(int i);
+
 /* Element i of an array of F32, F16, BF16, and back (rounded once, to nearest even). */
 double ref_load(gmm_dtype dtype, const void *base, int64_t i);
 void ref_store(gmm_dtype dtype, void *base, int64_t i, double v);
@@ -48,6 +56,42 @@ double ref_linear_at(const ref_linear *l, gmm_op op, int64_t g, int64_t row, int
 double ref_bias_scale_at(const ref_linear *l, int64_t g, int64_t row, double *magnitude);
 /* Products that one element sums up. */
 int64_t ref_linear_terms(const ref_linear *l, gmm_op op, int64_t g);
+
+/* Codes of E4M3, E5M2 and E2M1: the value of a code; the nearest code, ties to the even one, saturating at the largest
+   finite value, where NaN is 0x7F (E2M1: +6). */
+double ref_decode_small(gmm_dtype dtype, uint8_t code);
+uint8_t ref_encode_small(gmm_dtype dtype, double v);
+/* Stores a code as element i. E2M1: element 2i in the low half of byte i. */
+void ref_put_code(gmm_dtype dtype, uint8_t *data, int64_t i, uint8_t code);
+
+/* 16 values, `step` apart, transformed in place by the random Hadamard matrix: y = 0.25 H16 (x .* s), where bit i of
+   `signs` makes s_i = -1. Sums in fp32 by stages of strides 1, 2, 4, 8, results rounded to BF16. */
+void ref_hadamard(float *x, int64_t step, unsigned signs);
+
+/* One matrix or group in a format, as lines along its blocks: values in, codes and scales of every block out. All steps
+   are the formulas of the formats, each a single fp32 operation. The caller gives the arrays; their sizes stand beside
+   them, with ref_line_blocks for the blocks of a line. */
+typedef struct ref_copy {
+    const gmm_format *f;
+    gmm_dtype source;         /* dtype that the values come from */
+    gmm_direction direction;
+    int64_t lines, along;     /* extents of the values (along: padded in columnwise copies of groups) */
+    int64_t live;             /* rows of the group or matrix */
+    float *x;                 /* [lines][along] */
+    float quant_scale;        /* delayed */
+    uint64_t seed, offset;    /* stochastic */
+    int64_t group;
+    uint8_t *code;            /* out, [lines][along] */
+    uint32_t *scale;          /* out, [lines][blocks of a line]: bits of an fp32, or a scale byte */
+    float *line_amax;         /* out, [lines] */
+    int64_t per_line;         /* out: blocks of a line */
+    float amax;               /* out: of the whole matrix or group */
+} ref_copy;
+int64_t ref_line_blocks(const gmm_format *f, int64_t along);
+void ref_quantize(ref_copy *c);
+/* The value of element i of line l, which products multiply; and what dequantization gives in fp32. */
+double ref_value(const ref_copy *c, int64_t l, int64_t i);
+float ref_dequantized(const ref_copy *c, int64_t l, int64_t i);
 
 /* One activation and its derivatives, from the definitions with libm. The sizes are the sums of the absolute values of
    the terms, to which errors are relative. */

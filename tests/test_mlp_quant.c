@@ -24,30 +24,6 @@ typedef struct mlp_case {
     int only_dw2; /* the only gradient that is wanted */
 } mlp_case;
 
-enum { FP8_DELAYED, FP8_CURRENT, FP8_BLOCK, MXFP8, NVFP4, MXFP4_BF16, NVFP4_ROW_AMAX, RECIPES };
-static const struct { const char *name; gmm_recipe_kind kind; } recipes[] = {
-    [FP8_DELAYED] = { "fp8 delayed", GMM_RECIPE_FP8_DELAYED },
-    [FP8_CURRENT] = { "fp8 current", GMM_RECIPE_FP8_CURRENT },
-    [FP8_BLOCK] = { "fp8 block", GMM_RECIPE_FP8_BLOCK },
-    [MXFP8] = { "mxfp8", GMM_RECIPE_MXFP8 },
-    [NVFP4] = { "nvfp4", GMM_RECIPE_NVFP4 },
-    [MXFP4_BF16] = { "mxfp4 weights with bf16", GMM_RECIPE_MXFP8 },
-    [NVFP4_ROW_AMAX] = { "nvfp4 row amax", GMM_RECIPE_NVFP4 },
-};
-static gmm_recipe recipe_of(int i) {
-    gmm_recipe r = gmm_recipe_of(recipes[i].kind);
-    if (i == MXFP4_BF16) {
-        r.weight.dtype = GMM_E2M1;
-        memset(&r.input, 0, sizeof r.input);
-        memset(&r.grad, 0, sizeof r.grad);
-    }
-    if (i == NVFP4_ROW_AMAX) { /* one amax per row of the input */
-        r.input.row_amax = 1;
-        r.input.hadamard = r.grad.hadamard = 0;
-    }
-    return r;
-}
-
 static gmm_status size_and(gmm_status (*run)(gmm_context *, const gmm_mlp *, void *, size_t, gmm_stream), gmm_op op,
                            const gmm_mlp *d) {
     gmm_info info = GMM_ZERO;
@@ -63,7 +39,7 @@ static void build(mlp_case *c, int which, gmm_save save) {
     float values[GMM_SLOTS * G], prob[ROWS];
     uint64_t random[4];
     memset(c, 0, sizeof *c);
-    c->recipe = recipe_of(which);
+    c->recipe = ref_recipe_of(which).recipe;
     c->groups.count = G;
     c->groups.capacity = ROWS;
     c->groups.splits = t_in(sizes_of, sizeof sizes_of);
@@ -260,9 +236,9 @@ static void activate(const mlp_case *c, const gmm_mat *z, const t_mat *h) {
     T_OK(gmm_act_fwd(T.ctx, &act, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
 }
 
-/* The MLP of a recipe and a policy (argument: recipe + RECIPES * policy) against its steps as separate calls. */
+/* The MLP of a recipe and a policy (argument: recipe + REF_RECIPES * policy) against its steps as separate calls. */
 static void equals_steps(int arg) {
-    const struct policy *policy = &policies[arg / RECIPES];
+    const struct policy *policy = &policies[arg / REF_RECIPES];
     const int by_recipe = policy->override == GMM_BACKWARD_BY_RECIPE;
     mlp_case c;
     pair x, w1, h, w2, dy, dz, hb;
@@ -271,7 +247,7 @@ static void equals_steps(int arg) {
     gmm_activation act = GMM_ZERO;
     gmm_info info = GMM_ZERO;
     float *dprob;
-    build(&c, arg % RECIPES, policy->save);
+    build(&c, arg % REF_RECIPES, policy->save);
     c.quant.backward_override = policy->override;
     if (saves_copies(policy->save) && c.recipe.input.dtype == GMM_NONE) {
         T_REFUSED(GMM_E_CONFIG, gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &c.d, &info), "mlp.config.save: ",
@@ -441,12 +417,12 @@ static void weight_cache(int arg) {
 
 /* Queued weight gradients have the bits of immediate ones (argument: as of equals_steps). */
 static void delayed_wgrad(int arg) {
-    const struct policy *policy = &policies[arg / RECIPES];
+    const struct policy *policy = &policies[arg / REF_RECIPES];
     mlp_case now, later;
     gmm_wgrad_entry entries[2];
     gmm_wgrad_queue queue = gmm_wgrad_queue_over(entries, 2);
     t_reseed(5);
-    build(&now, arg % RECIPES, policy->save);
+    build(&now, arg % REF_RECIPES, policy->save);
     now.quant.backward_override = policy->override;
     if (saves_copies(policy->save) && now.recipe.input.dtype == GMM_NONE) {
         T_REFUSED(GMM_E_CONFIG, gmm_mlp_bwd(T.ctx, &now.d, NULL, 0, T.stream), "mlp.config.save: ", NULL);
@@ -455,7 +431,7 @@ static void delayed_wgrad(int arg) {
     forward(&now);
     gradients_of(&now, NULL);
     t_reseed(5);
-    build(&later, arg % RECIPES, policy->save);
+    build(&later, arg % REF_RECIPES, policy->save);
     later.quant.backward_override = policy->override;
     later.config.delay_wgrad = 1;
     forward(&later);
@@ -554,8 +530,8 @@ static void one_split(int arg) {
         error = device_end_capture_counted("gmm_split_offsets", &kernels, &splits);
         T_CHECK(s == GMM_OK, "capture: %s", gmm_last_error(T.ctx));
         T_CHECK(!error, "end: %s", error);
-        T_CHECK(splits == (arg == NVFP4_ROW_AMAX || T.engine == GMM_ENGINE_MMA ? (i ? splits : 3) : 1) && splits <= 5 &&
-                    kernels > 4, "%d kernels read the split, of %d", splits, kernels);
+        T_CHECK(splits == (arg == REF_NVFP4_ROW_AMAX || T.engine == GMM_ENGINE_MMA ? (i ? splits : 3) : 1) &&
+                    splits <= 5 && kernels > 4, "%d kernels read the split, of %d", splits, kernels);
     }
 }
 #endif
@@ -647,7 +623,7 @@ static void kept_memory(int arg) {
 static void refusals(int arg) {
     mlp_case c;
     (void)arg;
-    build(&c, 4, GMM_SAVE_PREACT);
+    build(&c, REF_NVFP4, GMM_SAVE_PREACT);
     c.config.recipe = GMM_RECIPE_MXFP8;
     T_REFUSED(GMM_E_CONFIG, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), ": mlp.quant.recipe: kind ", "5", "4", NULL);
     c.config.recipe = c.recipe.kind;
@@ -756,7 +732,7 @@ static void transform_dtypes(int arg) {
     gmm_info info = GMM_ZERO;
     mlp_case c;
     t_mat w1, w2;
-    build(&c, 4, GMM_SAVE_PREACT);
+    build(&c, REF_NVFP4, GMM_SAVE_PREACT);
     c.x = t_mat_in(dtype, 1, ROWS, HIDDEN, T_REALS);
     c.dy = t_mat_in(dtype, 1, ROWS, HIDDEN, T_REALS);
     w1 = t_mat_in(dtype, G, 2 * FFN, HIDDEN, T_REALS);
@@ -776,19 +752,21 @@ static void transform_dtypes(int arg) {
 }
 
 void tests_mlp_quant(void) {
-    for (int i = 0; i < RECIPES * POLICIES; i++) {
-        const char *recipe = recipes[i % RECIPES].name, *policy = policies[i / RECIPES].name;
+    for (int i = 0; i < REF_RECIPES * POLICIES; i++) {
+        const char *recipe = ref_recipe_of(i % REF_RECIPES).name, *policy = policies[i / REF_RECIPES].name;
         t_add(equals_steps, i, "mlp recipe %s equals its steps, %s", recipe, policy);
         t_add(delayed_wgrad, i, "mlp recipe %s delayed weight gradients, %s", recipe, policy);
     }
-    for (int i = 0; i < RECIPES; i++) {
-        t_add(policy_bits, i, "mlp recipe %s bits of save policies", recipes[i].name);
-        t_add(weight_cache, i, "mlp recipe %s weight cache", recipes[i].name);
-        t_add(saved_copies, i, "mlp recipe %s saved copies", recipes[i].name);
+    for (int i = 0; i < REF_RECIPES; i++) {
+        t_add(policy_bits, i, "mlp recipe %s bits of save policies", ref_recipe_of(i).name);
+        t_add(weight_cache, i, "mlp recipe %s weight cache", ref_recipe_of(i).name);
+        t_add(saved_copies, i, "mlp recipe %s saved copies", ref_recipe_of(i).name);
     }
-    for (int i = 0; i < RECIPES; i++) t_add(casts_once, i, "mlp recipe %s casts each operand once", recipes[i].name);
+    for (int i = 0; i < REF_RECIPES; i++)
+        t_add(casts_once, i, "mlp recipe %s casts each operand once", ref_recipe_of(i).name);
 #ifdef HAVE_CUDA
-    for (int i = 0; i < RECIPES; i++) t_add_gpu(one_split, i, "mlp recipe %s reads the split once", recipes[i].name);
+    for (int i = 0; i <= REF_NVFP4_ROW_AMAX; i++)
+        t_add_gpu(one_split, i, "mlp recipe %s reads the split once", ref_recipe_of(i).name);
 #endif
     t_add(kept_memory, 0, "mlp recipe memory that a layer keeps");
     t_add(refusals, 0, "mlp recipe refusals");

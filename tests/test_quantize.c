@@ -1,7 +1,6 @@
 /* test_quantize.c - quantize, requantize, dequantize and the scale update as operations. Every byte of
    every copy is compared: elements, scales, padding, and bytes that must stay untouched. The reference processes whole
-   matrices by the definitions; it shares only scalar codecs and scale rules with the library, which test_quant.c
-   checks. */
+   matrices by the formulas (ref_quantize), and shares no arithmetic with the library. */
 #include "test.h"
 
 #include <math.h>
@@ -85,121 +84,16 @@ static int by_elements(const gmm_format *f) { return !f->row_amax && !f->hadamar
 
 /* -------------------------------------------------------------------------------------------------- Reference --- */
 
-/* One matrix or group as lines along its blocks: values, then codes and scales of every block. */
-typedef struct ref_copy {
-    const gmm_format *f;
-    gmm_dtype source;
-    gmm_direction direction;
-    int64_t lines, along;     /* extents of the values (along: padded in columnwise copies of groups) */
-    int64_t live;             /* rows of the group or matrix */
-    float *x;                 /* [lines][along] */
-    uint8_t *code;            /* the same shape */
-    int64_t per_line;         /* blocks */
-    uint32_t *scale;          /* [lines][per_line] */
-    float amax;               /* of the whole matrix or group */
-    float *line_amax;
-    float quant_scale;        /* delayed */
-    uint64_t seed, offset;
-    int64_t group;
-} ref_copy;
-
-static float max_abs(const float *x, int64_t n, int64_t step, float amax) {
-    for (int64_t i = 0; i < n; i++)
-        if (fabsf(x[i * step]) > amax) amax = fabsf(x[i * step]); /* ignores NaN */
-    return amax;
-}
-
-static void ref_quantize(ref_copy *c) {
-    const gmm_format *f = c->f;
-    const int64_t w = f->scaling == GMM_SCALING_MX32 ? 32 : f->scaling == GMM_SCALING_NV16 ? 16
-                      : f->scaling == GMM_SCALING_1X128 || f->scaling == GMM_SCALING_128X128 ? 128 : c->along;
-    const int64_t h = f->scaling == GMM_SCALING_128X128 ? 128 : f->square ? w : 1;
-    c->per_line = w ? blocks(c->along, w) : 0;
-    c->code = (uint8_t *)t_host((size_t)(c->lines * c->along) + 1);
-    c->scale = (uint32_t *)t_host((size_t)(c->lines * c->per_line) * 4 + 4);
-    c->line_amax = (float *)t_host((size_t)c->lines * 4 + 4);
-    c->amax = 0.0f;
-    for (int64_t l = 0; l < c->lines; l++) {
-        c->line_amax[l] = max_abs(c->x + l * c->along, c->along, 1, 0.0f);
-        if (c->line_amax[l] > c->amax) c->amax = c->line_amax[l];
-    }
-    for (int64_t l = 0; l < c->lines; l++)
-        for (int64_t b = 0; b < c->per_line; b++) {
-            const int64_t n = c->along - b * w < w ? c->along - b * w : w, l0 = l / h * h;
-            const int64_t tall = c->lines - l0 < h ? c->lines - l0 : h;
-            float amax = 0.0f, factor;
-            uint32_t stored;
-            for (int64_t i = 0; i < tall; i++) amax = max_abs(c->x + (l0 + i) * c->along + b * w, n, 1, amax);
-            if (f->scaling == GMM_SCALING_MX32) {
-                stored = gmm_mx_scale(amax, f->dtype);
-                factor = gmm_e8m0_reciprocal((uint8_t)stored);
-            } else if (f->scaling == GMM_SCALING_NV16) {
-                const gmm_nv_global g = gmm_nv_global_of(f->row_amax ? c->line_amax[l] : c->amax,
-                                                         f->e4m3_256 ? 256.0f : 448.0f);
-                stored = gmm_nv_scale(&g, amax);
-                if (f->four_over_six) { /* both candidates, by the tile quantizer on one block */
-                    float tile[GMM_TILE * GMM_TILE];
-                    uint8_t code[GMM_TILE * 16];
-                    uint32_t scale[GMM_TILE_BLOCKS * 16];
-                    gmm_tile t = GMM_ZERO;
-                    memset(tile, 0, sizeof tile);
-                    for (int64_t i = 0; i < tall; i++)
-                        memcpy(tile + i * GMM_TILE, c->x + (l0 + i) * c->along + b * w, (size_t)n * sizeof(float));
-                    t.format = f;
-                    t.source = c->source;
-                    t.lines = (int32_t)tall;
-                    t.along = (int32_t)n;
-                    t.x = tile;
-                    t.amax = &c->amax;
-                    gmm_quantize_tile(&t, code, scale);
-                    stored = scale[0];
-                }
-                factor = gmm_nv_encode(&g, (uint8_t)stored);
-            } else {
-                const float whole = f->scaling == GMM_SCALING_ROW ? c->line_amax[l]
-                                    : f->scaling == GMM_SCALING_TENSOR ? c->amax : amax;
-                const int block = f->scaling == GMM_SCALING_1X128 || f->scaling == GMM_SCALING_128X128;
-                factor = f->delayed ? c->quant_scale
-                                    : gmm_scale_from_amax(whole, f->dtype == GMM_E4M3 ? 448.0f : 57344.0f,
-                                                          gmm_dtype_largest(block ? c->source : GMM_F32), f->eps,
-                                                          f->pow2);
-                stored = gmm_f32_bits(1.0f / factor);
-            }
-            c->scale[l * c->per_line + b] = stored;
-            for (int64_t i = 0; i < n; i++) {
-                const float v = c->x[l * c->along + b * w + i] * factor;
-                uint8_t *to = &c->code[l * c->along + b * w + i];
-                if (f->stochastic) {
-                    /* blocks are numbered over the valid rows */
-                    const int64_t per = c->direction == GMM_ROWWISE ? c->per_line : blocks(c->live, 16);
-                    uint32_t word[4];
-                    gmm_draw_block(c->seed, c->offset, c->group, l * per + b, c->direction, word);
-                    *to = gmm_f32_to_e2m1_random(v, word[i / 4] >> i % 4 * 8 & 255u);
-                } else *to = f->dtype == GMM_E4M3 ? gmm_f32_to_e4m3(v)
-                             : f->dtype == GMM_E5M2 ? gmm_f32_to_e5m2(v) : gmm_f32_to_e2m1(v);
-            }
-        }
-}
-
-/* Transforms 16 values by the definition. */
-static void ref_hadamard(float *x, int64_t step, unsigned signs) {
-    double y[16];
-    for (int i = 0; i < 16; i++) {
-        y[i] = 0.0;
-        for (int j = 0; j < 16; j++)
-            y[i] += (__builtin_popcount((unsigned)(i & j)) & 1 ? -1.0 : 1.0) * (signs >> j & 1 ? -1.0 : 1.0) *
-                    (double)x[j * step];
-    }
-    for (int i = 0; i < 16; i++) x[i * step] = (float)ref_round(GMM_BF16, y[i] * 0.25);
+/* A reference copy with its arrays in memory of the case. */
+static void quantized(ref_copy *q) {
+    q->code = (uint8_t *)t_host((size_t)(q->lines * q->along) + 1);
+    q->scale = (uint32_t *)t_host((size_t)(q->lines * ref_line_blocks(q->f, q->along)) * 4 + 4);
+    q->line_amax = (float *)t_host((size_t)q->lines * 4 + 4);
+    ref_quantize(q);
 }
 
 /* Expected bytes of a copy, with elements and scales at the offsets of its layout. */
 typedef struct ref_bytes_of { uint8_t *data, *scale; float *amax; int64_t data_bytes, scale_bytes, amaxes; } ref_image;
-
-static void put_code(uint8_t *data, gmm_dtype dtype, int64_t i, uint8_t code) {
-    if (dtype != GMM_E2M1) data[i] = code;
-    else data[i / 2] = (uint8_t)(i & 1 ? (data[i / 2] & 15) | code << 4 : (data[i / 2] & 0xF0) | code);
-}
 
 /* ------------------------------------------------------------------------------------------------------ Running --- */
 
@@ -326,14 +220,14 @@ static void build(quant_run *r, const quant_case *c) {
             q.seed = r->random_values[0];
             q.offset = r->random_values[1];
             q.group = c->first_group + u;
-            ref_quantize(&q);
+            quantized(&q);
             if (w->amaxes && !f->row_amax && !(f->delayed && w->amax[u] > q.amax)) w->amax[u] = q.amax;
             if (f->row_amax) memcpy(w->amax + (c->grouped ? row : u * m), q.line_amax, (size_t)m * 4);
             for (int64_t i = 0; i < q.lines; i++)
                 for (int64_t j = 0; j < q.along; j++) {
                     if (k && !turned && j >= m) continue; /* columns in the order of the source are not padded */
-                    put_code(w->data, f->dtype, data0 + (k && !turned ? j * ld + i : i * ld + j),
-                             q.code[i * q.along + j]);
+                    ref_put_code(f->dtype, w->data, data0 + (k && !turned ? j * ld + i : i * ld + j),
+                                 q.code[i * q.along + j]);
                 }
             /* scales, by the layout table */
             width = f->scaling == GMM_SCALING_MX32 ? 32 : f->scaling == GMM_SCALING_NV16 ? 16 : 128;
@@ -381,7 +275,7 @@ static void build(quant_run *r, const quant_case *c) {
         }
         if (c->grouped && c->tail == GMM_TAIL_ZERO && !turned)
             for (int64_t i = r->live; i < r->capacity; i++)
-                for (int64_t j = 0; j < c->cols; j++) put_code(w->data, f->dtype, i * ld + j, 0);
+                for (int64_t j = 0; j < c->cols; j++) ref_put_code(f->dtype, w->data, i * ld + j, 0);
     }
     r->groups.count = c->units;
     r->groups.capacity = r->capacity;
@@ -616,7 +510,6 @@ static void dequantizes(int arg) {
             for (int32_t u = 0; u < c.units; u++) { /* value of each element, from the reference's own quantization */
                 const int64_t m = c.grouped ? sizes[u] : c.rows0, P = c.grouped ? up(m, 128) : m;
                 ref_copy q;
-                int64_t w;
                 memset(&q, 0, sizeof q);
                 q.f = &c.f;
                 q.source = c.source;
@@ -635,24 +528,10 @@ static void dequantizes(int arg) {
                 q.seed = r.random_values[0];
                 q.offset = r.random_values[1];
                 q.group = u;
-                ref_quantize(&q);
-                w = c.f.scaling == GMM_SCALING_MX32 ? 32 : c.f.scaling == GMM_SCALING_NV16 ? 16
-                    : c.f.scaling == GMM_SCALING_1X128 || c.f.scaling == GMM_SCALING_128X128 ? 128 : q.along;
+                quantized(&q);
                 for (int64_t a = 0; a < m; a++)
-                    for (int64_t b = 0; b < c.cols; b++) {
-                        const int64_t line = k ? b : a, at = k ? a : b;
-                        const uint8_t code = q.code[line * q.along + at];
-                        const uint32_t s = q.scale[line * q.per_line + at / w];
-                        const float e = c.f.dtype == GMM_E4M3 ? gmm_e4m3_to_f32(code)
-                                        : c.f.dtype == GMM_E5M2 ? gmm_e5m2_to_f32(code) : gmm_e2m1_to_f32(code);
-                        float factor = float_of(s);
-                        if (c.f.scaling == GMM_SCALING_MX32) factor = ldexpf(1.0f, (int)s - 127);
-                        if (c.f.scaling == GMM_SCALING_NV16) {
-                            factor = gmm_e4m3_to_f32((uint8_t)s) * (c.f.row_amax ? q.line_amax[line] : q.amax);
-                            factor *= c.f.e4m3_256 ? 1.0f / 1536.0f : 1.0f / 2688.0f;
-                        }
-                        want[(row + a) * c.cols + b] = (double)(e * factor);
-                    }
+                    for (int64_t b = 0; b < c.cols; b++)
+                        want[(row + a) * c.cols + b] = (double)ref_dequantized(&q, k ? b : a, k ? a : b);
                 row += m;
             }
             d.count = r.d.count;
@@ -912,13 +791,16 @@ static void layout_vectors(int arg) {
     }
     { /* before the first scale update elements are quantized by a scale of 1 */
         gmm_format f = named(GMM_E4M3, GMM_SCALING_TENSOR);
-        float x[32];
+        float x[32], amax = 0.0f;
         one_copy r;
-        for (int i = 0; i < 32; i++) x[i] = (float)ref_round(GMM_BF16, ldexp(t_real(), i - 16));
+        for (int i = 0; i < 32; i++) {
+            x[i] = (float)ref_round(GMM_BF16, ldexp(t_real(), i - 16));
+            amax = fmaxf(amax, fabsf(x[i]));
+        }
         f.delayed = 1;
         r = copy_of(&f, GMM_ROWWISE, x, 1, 32, NULL);
         for (int i = 0; i < 32; i++) T_CHECK(r.code[i] == gmm_f32_to_e4m3(x[i]), "element %d", i);
-        T_CHECK(*(float *)r.scale == 1.0f && *r.amax == max_abs(x, 32, 1, 0.0f), "scale %g amax %g",
+        T_CHECK(*(float *)r.scale == 1.0f && *r.amax == amax, "scale %g amax %g",
                 (double)*(float *)r.scale, (double)*r.amax);
     }
     for (int k = 0; k < 4; k++) { /* the padding of the scales of 2880 x 2880 is zero, and nothing else is */

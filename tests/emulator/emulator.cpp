@@ -25,13 +25,24 @@ static char *shared_memory;
 /* A wait ends when (*word & mask) != value. */
 typedef struct wait_state { const uint32_t *word; uint32_t mask, value; } wait_state;
 
+/* A copy by cp.async; src NULL and size 0: an arrival at mbarrier `smem`. */
+typedef struct cp_async { uint32_t smem; const void *src; int32_t size, bytes, group; } cp_async;
+typedef struct wgmma {
+    float *d;
+    emulated_tile a, b;
+    float rows[2][32]; /* a from registers */
+    int32_t n8, adds, from_registers, group;
+} wgmma;
+
 typedef struct fiber {
     emulated_thread_state state; /* first, so that emulated_thread points to the fiber */
     char *stack;
     void *context;
     wait_state wait;             /* word NULL: it can run */
     uint32_t cluster_generation; /* of the last arrival at the cluster barrier */
-    int32_t bulk_group;          /* number of bulk groups that the thread has committed */
+    int32_t bulk_group, cp_group, wgmma_group; /* number of groups that the thread has committed */
+    std::vector<cp_async> cp;    /* issued, and not happened yet */
+    std::vector<wgmma> products;
     int32_t ended;
 #ifndef __x86_64__
     ucontext_t registers;
@@ -152,6 +163,8 @@ static void thread_main(void) {
     ((void (*)(const void *))(uintptr_t)running_kernel)(running_args);
     f = self();
     emulated_bulk_wait(0);
+    emulated_cp_async_wait(-1);
+    emulated_wgmma_wait(0);
     f->ended = 1;
     ctas[f->state.cta].alive--;
     release_if_complete(&ctas[f->state.cta].named[0], ctas[f->state.cta].alive);
@@ -169,7 +182,7 @@ static void begin_thread(fiber *f) {
     }
     f->ended = 0;
     f->wait.word = NULL;
-    f->bulk_group = 0;
+    f->bulk_group = f->cp_group = f->wgmma_group = 0;
 #ifdef __x86_64__
     {
         void **top = (void **)(void *)(f->stack + STACK_BYTES);
@@ -387,22 +400,6 @@ void emulated_bulk_wait(int groups) {
     }
     copies.resize(kept);
 }
-/* Lets some of the copies happen, or all. Returns whether any did. */
-static int tma_progress(int all) {
-    size_t i, kept = 0;
-    int any = 0;
-    for (i = 0; i < copies.size(); i++) {
-        const tma_copy c = copies[i];
-        if (!all && draw() & 1) copies[kept++] = c;
-        else {
-            tma_happen(&c);
-            any = 1;
-        }
-    }
-    copies.resize(kept);
-    return any;
-}
-
 /* --- tensor cores --- */
 
 /* Values of all codes of 16 and of 8 bits. */
@@ -456,8 +453,8 @@ void emulated_mma(emulated_type type, float d[4], const uint32_t a[4], const uin
 }
 
 /* Element k of row mn is v[k * step]. */
-static void wgmma_row(const emulated_tile *t, int mn, float *v, int step) {
-    const char *base = shared_memory + self()->state.cta * (size_t)EMULATED_SHARED_STRIDE;
+static void wgmma_row(const fiber *f, const emulated_tile *t, int mn, float *v, int step) {
+    const char *base = shared_memory + f->state.cta * (size_t)EMULATED_SHARED_STRIDE;
     const uint32_t start = (uint32_t)(t->desc & 0x3FFF) << 4, leading = (uint32_t)(t->desc >> 16 & 0x3FFF) << 4;
     const uint32_t stride = (uint32_t)(t->desc >> 32 & 0x3FFF) << 4;
     uint32_t i;
@@ -482,8 +479,6 @@ static void wgmma_row(const emulated_tile *t, int mn, float *v, int step) {
                     v[((int)i + k) * step] = values8[t->type - EMULATED_E4M3][((const uint8_t *)chunk)[k]];
         }
 }
-void emulated_wgmma_row(const emulated_tile *tile, int mn, float v[32]) { wgmma_row(tile, mn, v, 1); }
-
 #ifdef __x86_64__
 __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif
@@ -492,20 +487,106 @@ static void multiply(int count, int columns, const float *a, const float (*b)[64
     for (k = 0; k < count; k++)
         for (c = 0; c < columns; c++) sums[c] += a[k] * b[k][c];
 }
-void emulated_wgmma_product(int n8, float *d, const float a[2][32], const emulated_tile *b, int adds) {
-    float columns[32][64], sums[64];
+static void wgmma_happen(const fiber *f, const wgmma *p) {
+    const int lane = f->state.lane, first_row = 16 * (f->state.warp % 4) + lane / 4;
+    float a[32], columns[32][64], sums[64];
     int j, half, row;
-    for (j = 0; j < n8; j++)
+    for (j = 0; j < p->n8; j++)
         for (half = 0; half < 2; half++)
-            wgmma_row(b, 8 * j + 2 * (self()->state.lane % 4) + half, &columns[0][2 * j + half], 64);
+            wgmma_row(f, &p->b, 8 * j + 2 * (lane % 4) + half, &columns[0][2 * j + half], 64);
     for (row = 0; row < 2; row++) {
-        for (j = 0; j < 2 * n8; j++) sums[j] = adds ? d[4 * (j / 2) + 2 * row + j % 2] : 0.0f;
-        multiply(b->type <= EMULATED_F16 ? 16 : 32, 2 * n8, a[row], columns, sums);
-        for (j = 0; j < 2 * n8; j++) d[4 * (j / 2) + 2 * row + j % 2] = sums[j];
+        if (!p->from_registers) wgmma_row(f, &p->a, first_row + 8 * row, a, 1);
+        for (j = 0; j < 2 * p->n8; j++) sums[j] = p->adds ? p->d[4 * (j / 2) + 2 * row + j % 2] : 0.0f;
+        multiply(p->b.type <= EMULATED_F16 ? 16 : 32, 2 * p->n8, p->from_registers ? p->rows[row] : a, columns, sums);
+        for (j = 0; j < 2 * p->n8; j++) p->d[4 * (j / 2) + 2 * row + j % 2] = sums[j];
     }
+}
+/* Lane l holds columns 2 (l % 4), the next, and both 8 further of rows l / 4 (registers 0, 2) and 8 further (1, 3). */
+void emulated_wgmma(int n8, float *d, const emulated_tile *a, const uint32_t *regs, const emulated_tile *b, int adds) {
+    fiber *f = self();
+    wgmma p = {};
+    p.d = d;
+    p.b = *b;
+    p.n8 = n8;
+    p.adds = adds;
+    p.from_registers = regs != NULL;
+    p.group = f->wgmma_group;
+    if (regs) {
+        const emulated_value *all = emulated_exchange(0xFFFFFFFFu, regs, 16);
+        int row, k;
+        for (row = 0; row < 2; row++)
+            for (k = 0; k < 16; k++) {
+                uint16_t halves[8];
+                memcpy(halves, all[f->state.lane / 4 * 4 + k % 8 / 2].bytes, sizeof halves);
+                p.rows[row][k] = values16[b->type][halves[2 * (k / 8 * 2 + row) + k % 2]];
+            }
+    } else p.a = *a;
+    f->products.push_back(p);
+}
+void emulated_wgmma_commit(void) { self()->wgmma_group++; }
+/* Lets the products of the first groups happen, in their order. */
+static void wgmma_progress(fiber *f, int32_t before_group) {
+    size_t i;
+    for (i = 0; i < f->products.size() && f->products[i].group < before_group; i++) wgmma_happen(f, &f->products[i]);
+    f->products.erase(f->products.begin(), f->products.begin() + (long)i);
+}
+void emulated_wgmma_wait(int groups) { wgmma_progress(self(), self()->wgmma_group - groups); }
+
+/* --- cp.async --- */
+
+static void cp_async_progress(fiber *f, int32_t before_group) {
+    size_t i;
+    for (i = 0; i < f->cp.size() && f->cp[i].group < before_group; i++) {
+        const cp_async *c = &f->cp[i];
+        char *to = (char *)(uintptr_t)c->smem;
+        if (!c->size) {
+            emulated_mbarrier_arrive(c->smem, 0);
+            continue;
+        }
+        if (c->bytes) memcpy(to, c->src, (size_t)c->bytes);
+        memset(to + c->bytes, 0, (size_t)(c->size - c->bytes));
+    }
+    f->cp.erase(f->cp.begin(), f->cp.begin() + (long)i);
+}
+void emulated_cp_async(uint32_t smem, const void *src, int size, int bytes) {
+    const cp_async c = { smem, src, size, bytes > 0 ? bytes : 0, self()->cp_group };
+    if (smem % (uint32_t)size || (bytes > 0 && (uintptr_t)src % (uintptr_t)size))
+        emulated_fail("cp.async of %d bytes from %p to %08x, which is not aligned", size, src, smem);
+    self()->cp.push_back(c);
+}
+void emulated_cp_async_arrive(uint32_t bar) {
+    const cp_async c = { bar, NULL, 0, 0, self()->cp_group };
+    self()->cp.push_back(c);
+}
+void emulated_cp_async_commit(void) { self()->cp_group++; }
+void emulated_cp_async_wait(int groups) {
+    cp_async_progress(self(), groups < 0 ? INT32_MAX : self()->cp_group - groups);
 }
 
 /* --- the scheduler --- */
+
+/* Lets some of what is asynchronous happen, or all. Returns whether any did. */
+static int progress(int threads, int all) {
+    size_t i, kept = 0;
+    int any = 0, t;
+    for (t = 0; t < threads; t++) {
+        fiber *f = &fibers[t];
+        if ((f->cp.empty() && f->products.empty()) || (!all && draw() & 1)) continue;
+        any = 1;
+        cp_async_progress(f, INT32_MAX);
+        wgmma_progress(f, f->wgmma_group);
+    }
+    for (i = 0; i < copies.size(); i++) {
+        const tma_copy c = copies[i];
+        if (!all && draw() & 1) copies[kept++] = c;
+        else {
+            tma_happen(&c);
+            any = 1;
+        }
+    }
+    copies.resize(kept);
+    return any;
+}
 
 static int can_run(const fiber *f) {
     return !f->ended && (!f->wait.word || (*f->wait.word & f->wait.mask) != f->wait.value);
@@ -586,9 +667,9 @@ static void run_cluster(uint3 block) {
     }
     while (cluster_threads > 0) {
         const int ran = run_round(threads);
-        if (!tma_progress(ran == 0) && !ran && cluster_threads > 0 && all_wait(threads)) report_deadlock(threads);
+        if (!progress(threads, ran == 0) && !ran && cluster_threads > 0 && all_wait(threads)) report_deadlock(threads);
     }
-    (void)tma_progress(1);
+    (void)progress(threads, 1);
 }
 
 static void begin(void) {

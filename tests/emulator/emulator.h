@@ -1,7 +1,7 @@
 /* emulator.h - runs CUDA kernels on the CPU, for tests on machines without a GPU: the threads of a CTA, or of the CTAs of
    a cluster, are fibers that a scheduler resumes in an order drawn at random, and that give way where they
-   synchronize. Streams are synchronous. Asynchronous copies (TMA) happen at a moment drawn at random between their
-   issue and the wait for them. GMM_EMULATOR_SEED chooses the order.
+   synchronize. Streams are synchronous. What is asynchronous (TMA, cp.async, wgmma) happens at a moment drawn at random
+   between its issue and the wait for it. GMM_EMULATOR_SEED chooses the order.
 
    The implementation is compiled from its own sources, by a C++ compiler, with the parts that hold inline PTX replaced
    by those of this folder (build.sh); this library stands in the place of the CUDA runtime (runtime.cpp). What it does
@@ -73,12 +73,20 @@ void emulated_mbarrier_wait(uint32_t bar, uint32_t parity);
 typedef enum emulated_type { EMULATED_BF16, EMULATED_F16, EMULATED_E4M3, EMULATED_E5M2 } emulated_type;
 /* mma.sync m16n8k16 with the registers of its lanes. */
 void emulated_mma(emulated_type type, float d[4], const uint32_t a[4], const uint32_t *b);
-/* wgmma. A descriptor addresses shared memory of this CTA with 128-byte swizzle; mn_major: its tile is [k][mn]. The values
-   of 32 bytes of k of row (or column) `mn`; and d = a b + d for `n8` blocks of eight columns of b, or d = a b without
-   `adds`, where a holds the two rows of this thread. */
+/* wgmma. A descriptor addresses shared memory of this CTA with 128-byte swizzle; mn_major: its tile is [k][mn]. d = a b + d
+   for `n8` blocks of eight columns of b, or d = a b without `adds`, at some time until the wait for its group: shared
+   memory is read, and d is written, only then. `regs`: the registers of a, or NULL for `a`. */
 typedef struct emulated_tile { uint64_t desc; int mn_major; emulated_type type; } emulated_tile;
-void emulated_wgmma_row(const emulated_tile *tile, int mn, float v[32]);
-void emulated_wgmma_product(int n8, float *d, const float a[2][32], const emulated_tile *b, int adds);
+void emulated_wgmma(int n8, float *d, const emulated_tile *a, const uint32_t *regs, const emulated_tile *b, int adds);
+void emulated_wgmma_commit(void);
+void emulated_wgmma_wait(int groups);
+
+/* cp.async of `bytes` of `size` bytes, and zeros for the rest, at some time until the wait for its group or the arrival
+   at a barrier that stands behind it. */
+void emulated_cp_async(uint32_t smem, const void *src, int size, int bytes);
+void emulated_cp_async_arrive(uint32_t bar);
+void emulated_cp_async_commit(void);
+void emulated_cp_async_wait(int groups); /* -1: all, committed or not */
 
 /* TMA with maps of emulated_tensor_map: a load into the CTAs of the bits of `ctas`, and a store or an addition of fp32
    elements. Stores belong to the bulk group that the thread commits next. */

@@ -142,13 +142,7 @@ GMM__DEVICE void gmm_stmatrix_x4_trans_if(int enabled, uint32_t smem, uint32_t a
 GMM__DEVICE void gmm_mma_bf16(float d[4], const uint32_t a[4], const uint32_t *b) { emulated_mma(EMULATED_BF16, d, a, b); }
 GMM__DEVICE void gmm_mma_f16(float d[4], const uint32_t a[4], const uint32_t *b) { emulated_mma(EMULATED_F16, d, a, b); }
 
-/* --- cp.async: happens when it is issued --- */
-GMM__DEVICE void emulated_cp_async(uint32_t smem, const char *src, int size, int bytes) {
-    if (smem % (uint32_t)size || (bytes > 0 && (uintptr_t)src % (uintptr_t)size))
-        emulated_fail("cp.async of %d bytes from %p to %08x", size, (const void *)src, smem);
-    memset(EMULATED_SMEM(smem), 0, (size_t)size);
-    if (bytes > 0) memcpy(EMULATED_SMEM(smem), src, (size_t)bytes);
-}
+/* --- cp.async --- */
 GMM__DEVICE void gmm_cp_async_16(uint32_t smem, const char *src) { emulated_cp_async(smem, src, 16, 16); }
 GMM__DEVICE void gmm_cp_async_16_zfill(uint32_t smem, const char *src, int bytes) {
     emulated_cp_async(smem, src, 16, bytes);
@@ -156,10 +150,10 @@ GMM__DEVICE void gmm_cp_async_16_zfill(uint32_t smem, const char *src, int bytes
 GMM__DEVICE void gmm_cp_async_4_zfill(uint32_t smem, size_t global, int bytes) {
     emulated_cp_async(smem, (const char *)global, 4, bytes);
 }
-GMM__DEVICE void gmm_cp_async_commit_group(void) {}
-#define GMM__CP_ASYNC_WAIT_GROUP(groups) ((void)0)
-GMM__DEVICE void gmm_cp_async_wait_all(void) {}
-GMM__DEVICE void gmm_cp_async_mbarrier_arrive(uint32_t bar) { emulated_mbarrier_arrive(bar, 0); }
+GMM__DEVICE void gmm_cp_async_commit_group(void) { emulated_cp_async_commit(); }
+#define GMM__CP_ASYNC_WAIT_GROUP(groups) emulated_cp_async_wait(groups)
+GMM__DEVICE void gmm_cp_async_wait_all(void) { emulated_cp_async_wait(-1); }
+GMM__DEVICE void gmm_cp_async_mbarrier_arrive(uint32_t bar) { emulated_cp_async_arrive(bar); }
 
 /* --- TMA --- */
 GMM__DEVICE void gmm_tma_load(uint32_t smem, const CUtensorMap *map, uint32_t bar, int multicast, int32_t c0,

@@ -743,6 +743,11 @@ static void compare(int recipe, const settings *s) {
     const void *y = NULL;
     results want;
     build(&c, recipe, s);
+    if (T.gpu && s->dtype == GMM_F32 && c.recipe.input.dtype == GMM_NONE) { /* quantized weights and f32 tokens */
+        gmm_info info = GMM_ZERO;
+        T_REFUSED(GMM_E_UNSUPPORTED, gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &c.d, &info), "gmm_mlp_query: ", NULL);
+        return;
+    }
     if (s->prequantized) {
         c.quant.amax = NULL; /* the call that casts the weights shall not record them */
         forward(&c);

@@ -5129,6 +5129,50 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_tail(const __grid_c
 }
 #endif
 
+/* --- words of the vectorized casts: packed elements and maxima of absolute values --- */
+
+/* Registers hold elements in memory format: two of 16 bits per word, or one F32. `source` is the dtype of the kernel's
+   source, a constant of each instance. Maxima are of absolute values and ignore NaN; the instructions keep subnormal
+   values whatever the compiler flags. */
+
+/* Words of eight elements; elements in sixteen bytes. */
+GMM__DEVICE int32_t gmm__words8(gmm_dtype source) { return source == GMM_F32 ? 8 : 4; }
+GMM__DEVICE int32_t gmm__elems16(gmm_dtype source) { return source == GMM_F32 ? 4 : 8; }
+
+/* Element j of consecutive words. */
+GMM__DEVICE float gmm__word_value(gmm_dtype source, const uint32_t *w, int32_t j) {
+    if (source == GMM_F32) return gmm_f32_from_bits(w[j]);
+    if (source == GMM_BF16) return gmm_f32_from_bits(j & 1 ? w[j / 2] & 0xFFFF0000u : w[j / 2] << 16);
+    return gmm_cvt_f32_f16((uint16_t)(j & 1 ? w[j / 2] >> 16 : w[j / 2]));
+}
+GMM__DEVICE uint32_t gmm__word_max(gmm_dtype source, uint32_t maximum, uint32_t w) {
+    if (source == GMM_F32) return gmm_max_abs_f32(maximum, w);
+    return source == GMM_BF16 ? gmm_max_bf16x2(maximum, w & 0x7FFF7FFFu) : gmm_max_f16x2(maximum, w & 0x7FFF7FFFu);
+}
+/* The maximum that is NaN if an operand is NaN. */
+GMM__DEVICE uint32_t gmm__word_max_nan(gmm_dtype source, uint32_t maximum, uint32_t w) {
+    if (source == GMM_F32) return gmm_max_nan_abs_f32(maximum, w);
+    return source == GMM_BF16 ? gmm_max_nan_bf16x2(maximum, w & 0x7FFF7FFFu)
+                              : gmm_max_nan_f16x2(maximum, w & 0x7FFF7FFFu);
+}
+/* The maximum in fewer instructions, for chains that start with an unmodified word: the sign of the result is
+   meaningless, and a result is NaN only if all operands are. gmm__word_max(0, result) is the absolute value, 0 for
+   NaN. */
+GMM__DEVICE uint32_t gmm__word_max_signed(gmm_dtype source, uint32_t maximum, uint32_t w) {
+    if (source == GMM_F32) return gmm_max_abs_abs_f32(maximum, w);
+#if __CUDA_ARCH__ >= 860
+    return source == GMM_BF16 ? gmm_max_xorsign_abs_bf16x2(maximum, w) : gmm_max_xorsign_abs_f16x2(maximum, w);
+#else
+    return gmm__word_max(source, maximum & 0x7FFF7FFFu, w);
+#endif
+}
+/* The larger half of a word of maxima, as bits of an fp32. */
+GMM__DEVICE uint32_t gmm__word_fold(gmm_dtype source, uint32_t maximum) {
+    if (source == GMM_F32) return maximum;
+    if (source == GMM_BF16) return max(maximum << 16, maximum & 0xFFFF0000u);
+    maximum = max(maximum & 0xFFFFu, maximum >> 16);
+    return gmm_f32_bits(gmm__word_value(source, &maximum, 0));
+}
 /* --- vectorized casts: the common shapes and alignments, at the speed of memory --- */
 
 /* A CTA processes tiles of 128 x 128, a warp 32 rows by 64 columns: lane 8 i + j holds rows 8 i to 8 i + 7 and
@@ -5146,69 +5190,6 @@ enum {
     GMM__NV_COLUMN = GMM_TILE / 2, /* the same for E2M1 codes */
     GMM__NV_CODES = GMM_TILE * GMM__NV_COLUMN + GMM_TILE / 8 * 16
 };
-
-/* Functions of words of packed elements: the values of eight elements, and maxima of absolute values, which ignore
-   NaN. The instructions keep subnormal values whatever the compiler flags. */
-enum { gmm__words_bf16 = 4, gmm__words_f16 = 4, gmm__words_f32 = 8 };
-enum { gmm__elems16_bf16 = 8, gmm__elems16_f16 = 8, gmm__elems16_f32 = 4 }; /* elements in sixteen bytes */
-GMM__DEVICE float gmm__word_value_bf16(const uint32_t *w, int32_t j) {
-    return gmm_f32_from_bits(j & 1 ? w[j / 2] & 0xFFFF0000u : w[j / 2] << 16);
-}
-GMM__DEVICE float gmm__word_value_f16(const uint32_t *w, int32_t j) {
-    const uint16_t h = (uint16_t)(j & 1 ? w[j / 2] >> 16 : w[j / 2]);
-    return gmm_cvt_f32_f16(h);
-}
-GMM__DEVICE float gmm__word_value_f32(const uint32_t *w, int32_t j) { return gmm_f32_from_bits(w[j]); }
-GMM__DEVICE uint32_t gmm__word_max_bf16(uint32_t maximum, uint32_t w) {
-    return gmm_max_bf16x2(maximum, w & 0x7FFF7FFFu);
-}
-GMM__DEVICE uint32_t gmm__word_max_f16(uint32_t maximum, uint32_t w) {
-    return gmm_max_f16x2(maximum, w & 0x7FFF7FFFu);
-}
-GMM__DEVICE uint32_t gmm__word_max_f32(uint32_t maximum, uint32_t w) {
-    return gmm_max_abs_f32(maximum, w);
-}
-/* The larger half of a word of maxima, as bits of an fp32. */
-GMM__DEVICE uint32_t gmm__word_fold_bf16(uint32_t maximum) {
-    const uint32_t low = maximum << 16, high = maximum & 0xFFFF0000u;
-    return low > high ? low : high;
-}
-GMM__DEVICE uint32_t gmm__word_fold_f16(uint32_t maximum) {
-    const uint32_t low = maximum & 0xFFFFu, high = maximum >> 16, w = low > high ? low : high;
-    return gmm_f32_bits(gmm__word_value_f16(&w, 0));
-}
-GMM__DEVICE uint32_t gmm__word_fold_f32(uint32_t maximum) { return maximum; }
-/* Maxima that return NaN if an operand is NaN. */
-GMM__DEVICE uint32_t gmm__word_max_nan_bf16(uint32_t maximum, uint32_t w) {
-    return gmm_max_nan_bf16x2(maximum, w & 0x7FFF7FFFu);
-}
-GMM__DEVICE uint32_t gmm__word_max_nan_f16(uint32_t maximum, uint32_t w) {
-    return gmm_max_nan_f16x2(maximum, w & 0x7FFF7FFFu);
-}
-GMM__DEVICE uint32_t gmm__word_max_nan_f32(uint32_t maximum, uint32_t w) {
-    return gmm_max_nan_abs_f32(maximum, w);
-}
-
-/* Maxima in fewer instructions, for chains that start with an unmodified word: the sign of the result is
-   meaningless, and a result is NaN only if all operands are. gmm__word_max_*(0, result) is the absolute value, 0 for
-   NaN. */
-GMM__DEVICE uint32_t gmm__word_max_signed_bf16(uint32_t maximum, uint32_t w) {
-#if __CUDA_ARCH__ >= 860
-    return gmm_max_xorsign_abs_bf16x2(maximum, w);
-#else
-    return gmm__word_max_bf16(maximum & 0x7FFF7FFFu, w);
-#endif
-}
-GMM__DEVICE uint32_t gmm__word_max_signed_f16(uint32_t maximum, uint32_t w) {
-#if __CUDA_ARCH__ >= 860
-    return gmm_max_xorsign_abs_f16x2(maximum, w);
-#else
-    return gmm__word_max_f16(maximum & 0x7FFF7FFFu, w);
-#endif
-}
-GMM__DEVICE uint32_t gmm__word_max_signed_f32(uint32_t maximum, uint32_t w) {
-    return gmm_max_abs_abs_f32(maximum, w);
-}
 
 /* Sign bits of eight values, at bit 3 of each nibble. */
 GMM__DEVICE uint32_t gmm__vec_signs(const float v[8]) {
@@ -5325,15 +5306,63 @@ GMM__DEVICE uint8_t *gmm__vec_data(const gmm_mat *m, int64_t step, int64_t unit)
 GMM__DEVICE uint8_t *gmm__vec_scales(const gmm_mat *m, int64_t step, int64_t unit) {
     return m->scale_table ? (uint8_t *)m->scale_table[unit] : (uint8_t *)m->scale + unit * step;
 }
-/* Stores the codes of a lane's part of a row. */
-GMM__DEVICE void gmm__vec_store_codes_bf16(uint8_t *dst, int32_t e5m2, const float v[8]) {
-    gmm_st_global_v2_b32(dst, gmm__quant_fp8x4(e5m2, v), gmm__quant_fp8x4(e5m2, v + 4));
+/* Loads a lane's part of a tile, eight rows of eight columns; zeros beyond the last row or column. */
+GMM__DEVICE void gmm__vec_load(gmm_dtype source, const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0,
+                               int32_t col0, int32_t c0, int32_t n, uint32_t x[8][8]) {
+    const int64_t size = gmm__words8(source) / 2, pitch = a->src.ld * size;
+    const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->source_row + p->row + row0) * pitch +
+                          (c0 + col0) * size;
+    const int32_t rows = col0 < n ? p->m - row0 : 0;
+    int32_t i, k;
+#pragma unroll
+    for (i = 0; i < 8; i++, src += pitch)
+#pragma unroll
+        for (k = 0; k < gmm__words8(source); k += 4) {
+            uint4 v = make_uint4(0u, 0u, 0u, 0u);
+            if (i < rows) v = __ldg((const uint4 *)(const void *)(src + 4 * k));
+            x[i][k] = v.x;
+            x[i][k + 1] = v.y;
+            x[i][k + 2] = v.z;
+            x[i][k + 3] = v.w;
+        }
 }
-GMM__DEVICE void gmm__vec_store_codes_f16(uint8_t *dst, int32_t e5m2, const float v[8]) {
-    gmm__vec_store_codes_bf16(dst, e5m2, v);
+
+/* Loads sixteen rows of sixteen bytes from column `col` of the matrix on; zeros beyond the last row or column. */
+GMM__DEVICE void gmm__vec_load16(gmm_dtype source, const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0,
+                                 int32_t col, uint32_t x[16][4]) {
+    const int64_t size = 16 / gmm__elems16(source), pitch = a->src.ld * size;
+    const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->source_row + p->row + row0) * pitch +
+                          col * size;
+    const int32_t rows = col < (int32_t)a->cols ? p->m - row0 : 0;
+    int32_t i;
+#pragma unroll
+    for (i = 0; i < 16; i++, src += pitch) {
+        uint4 v = make_uint4(0u, 0u, 0u, 0u);
+        if (i < rows) v = __ldg((const uint4 *)(const void *)src);
+        x[i][0] = v.x;
+        x[i][1] = v.y;
+        x[i][2] = v.z;
+        x[i][3] = v.w;
+    }
 }
-GMM__DEVICE void gmm__vec_store_codes_f32(uint8_t *dst, int32_t e5m2, const float v[4]) {
-    gmm_st_global_b32(dst, gmm__quant_fp8x4(e5m2, v));
+
+/* Word `word` of the maxima of sixteen rows that all have the maximum `maximum`; rows beyond the last one have 0. */
+GMM__DEVICE uint32_t gmm__vec_uniform_max(gmm_dtype source, uint32_t maximum, int32_t word, int32_t rows) {
+    if (source == GMM_F32) return word < rows ? maximum : 0;
+    return 2 * word + 1 < rows ? maximum : 2 * word < rows ? maximum & 0xFFFFu : 0;
+}
+
+/* Reads one element of a tile from device memory. */
+GMM__DEVICE float gmm__vec_reload(gmm_dtype source, const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row,
+                                  int32_t col) {
+    return gmm_load(source, gmm__vec_data(&a->src, a->step[2], p->unit),
+                    (p->source_row + p->row + row) * a->src.ld + col);
+}
+
+/* Stores the FP8 codes of `count` values (four or eight) of a row. */
+GMM__DEVICE void gmm__vec_store_codes(uint8_t *dst, int32_t e5m2, const float *v, int32_t count) {
+    if (count == 8) gmm_st_global_v2_b32(dst, gmm__quant_fp8x4(e5m2, v), gmm__quant_fp8x4(e5m2, v + 4));
+    else gmm_st_global_b32(dst, gmm__quant_fp8x4(e5m2, v));
 }
 /* gmm_mx_scale of two amaxes that are not NaN, the second in the next byte. `inverse`: reciprocal of the dtype's
    largest value. */
@@ -5394,7 +5423,7 @@ GMM__DEVICE uint32_t gmm__vec_positive_nan(uint32_t w) {
 /* BF16: flips the signs of rows selected by bits of `signs`. gmm__vec_gather16 then exchanges words between the two
    lanes of 16 rows, so that 8 rows by 8 columns become 16 rows by 4 columns: the left columns in the upper lane, the
    right ones in the lower lane. */
-GMM__DEVICE void gmm__vec_flip_signs(uint32_t x[8][4], uint32_t signs) {
+GMM__DEVICE void gmm__vec_flip_signs(uint32_t x[8][8], uint32_t signs) {
     int32_t i, k;
 #pragma unroll
     for (i = 0; i < 8; i++) {
@@ -5403,7 +5432,7 @@ GMM__DEVICE void gmm__vec_flip_signs(uint32_t x[8][4], uint32_t signs) {
         for (k = 0; k < 4; k++) x[i][k] ^= flip;
     }
 }
-GMM__DEVICE void gmm__vec_gather16(const uint32_t x[8][4], int32_t lower, uint32_t dst[16][2]) {
+GMM__DEVICE void gmm__vec_gather16(const uint32_t x[8][8], int32_t lower, uint32_t dst[16][2]) {
     int32_t i, k;
 #pragma unroll
     for (i = 0; i < 8; i++)
@@ -5433,7 +5462,7 @@ GMM__DEVICE void gmm__vec_column16(const uint32_t x[16][2], int32_t j, int32_t h
     float v[16];
     int32_t i;
 #pragma unroll
-    for (i = 0; i < 16; i++) v[i] = gmm__word_value_bf16(x[i], j);
+    for (i = 0; i < 16; i++) v[i] = gmm__word_value(GMM_BF16, x[i], j);
     if (hadamard) {
         gmm__vec_hadamard_stages(v, 16, 8);
 #pragma unroll
@@ -5445,7 +5474,7 @@ GMM__DEVICE void gmm__vec_column16(const uint32_t x[16][2], int32_t j, int32_t h
 }
 /* Largest absolute value of the transforms of this lane's and its neighbour's blocks of 16, as bits of an fp32
    rounded to BF16. The last stage takes |a| + |b|, the larger of |a + b| and |a - b|, so that it needs no order. */
-GMM__DEVICE uint32_t gmm__vec_hadamard_amax(const uint32_t x[8][4], int32_t lower) {
+GMM__DEVICE uint32_t gmm__vec_hadamard_amax(const uint32_t x[8][8], int32_t lower) {
     float maximum = 0.0f;
     uint32_t bits;
     int32_t i, k, half;
@@ -5462,8 +5491,8 @@ GMM__DEVICE uint32_t gmm__vec_hadamard_amax(const uint32_t x[8][4], int32_t lowe
             float a[8], b[8];
 #pragma unroll
             for (i = 0; i < 8; i++) {
-                a[i] = gmm__word_value_bf16(&own[i], half);
-                b[i] = gmm__word_value_bf16(&received[i], half);
+                a[i] = gmm__word_value(GMM_BF16, &own[i], half);
+                b[i] = gmm__word_value(GMM_BF16, &received[i], half);
             }
             gmm__vec_hadamard_stages(a, 8, 4);
             gmm__vec_hadamard_stages(b, 8, 4);
@@ -9574,68 +9603,13 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #error "gmm: this body needs GMM__ROW"
 #endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
-#define GMM__SOURCE GMM__COLUMN(2, GMM__ROW)
+#define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
+#define GMM__WORDS (GMM__SOURCE == GMM_F32 ? 8 : 4)
 #define GMM__HADAMARD GMM__COLUMN(3, GMM__ROW)
-#define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
-
-#if !GMM__HADAMARD
-/* Loads a lane's part of a tile, eight rows of eight columns; zeros beyond the last row or column. */
-GMM__DEVICE void GMM__CFG(gmm__vec_load)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0, int32_t col0,
-                                         int32_t c0, int32_t n, uint32_t x[8][GMM__CFG(gmm__words)]) {
-    const int64_t size = GMM__CFG(gmm__words) / 2, pitch = a->src.ld * size;
-    const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->source_row + p->row + row0) * pitch +
-                          (c0 + col0) * size;
-    const int32_t rows = col0 < n ? p->m - row0 : 0;
-    int32_t i, k;
-#pragma unroll
-    for (i = 0; i < 8; i++, src += pitch)
-#pragma unroll
-        for (k = 0; k < GMM__CFG(gmm__words); k += 4) {
-            uint4 v = make_uint4(0u, 0u, 0u, 0u);
-            if (i < rows) v = __ldg((const uint4 *)(const void *)(src + 4 * k));
-            x[i][k] = v.x;
-            x[i][k + 1] = v.y;
-            x[i][k + 2] = v.z;
-            x[i][k + 3] = v.w;
-        }
-}
-
-/* Loads sixteen rows of sixteen bytes from column `col` of the matrix on; zeros beyond the last row or column. */
-GMM__DEVICE void GMM__CFG(gmm__vec_load16)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0,
-                                           int32_t col, uint32_t x[16][4]) {
-    const int64_t size = 16 / GMM__CFG(gmm__elems16), pitch = a->src.ld * size;
-    const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->source_row + p->row + row0) * pitch +
-                          col * size;
-    const int32_t rows = col < (int32_t)a->cols ? p->m - row0 : 0;
-    int32_t i;
-#pragma unroll
-    for (i = 0; i < 16; i++, src += pitch) {
-        uint4 v = make_uint4(0u, 0u, 0u, 0u);
-        if (i < rows) v = __ldg((const uint4 *)(const void *)src);
-        x[i][0] = v.x;
-        x[i][1] = v.y;
-        x[i][2] = v.z;
-        x[i][3] = v.w;
-    }
-}
-
-/* Word `word` of the maxima of sixteen rows that all have the maximum `maximum`; rows beyond the last one have 0. */
-GMM__DEVICE uint32_t GMM__CFG(gmm__vec_uniform_max)(uint32_t maximum, int32_t word, int32_t rows) {
-    if (GMM__CFG(gmm__elems16) == 4) return word < rows ? maximum : 0;
-    return 2 * word + 1 < rows ? maximum : 2 * word < rows ? maximum & 0xFFFFu : 0;
-}
-
-/* Reads one element of a tile from device memory. */
-GMM__DEVICE float GMM__CFG(gmm__vec_reload)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row,
-                                            int32_t col) {
-    return gmm_load((gmm_dtype)GMM__CFG(gmm__static_dtype), gmm__vec_data(&a->src, a->step[2], p->unit),
-                    (p->source_row + p->row + row) * a->src.ld + col);
-}
-#endif
 
 /* The same amaxes as gmm_quantize_amax, for sources whose rows are aligned vectors: either of units, or of rows and
    columns. A CTA processes 128 x 128 tiles; GMM__HADAMARD also computes the amax of the transformed columnwise copy. */
-GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__HADAMARD ? 3 : GMM__CFG(gmm__words) == 4 ? 4 : 2)
+GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__HADAMARD ? 3 : GMM__WORDS == 4 ? 4 : 2)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ uint32_t shared_max[2][GMM__QUANT_WARPS]; /* of the source, and of the transformed source */
 #if !GMM__HADAMARD
@@ -9647,11 +9621,11 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     int32_t strip;
     if (a.skip && *a.skip) return;
     for (strip = (int32_t)blockIdx.y; strip < split.total; strip += (int32_t)gridDim.y) {
-        uint32_t x[8][GMM__CFG(gmm__words)], maximum = 0;
+        uint32_t x[8][8], maximum = 0;
         int32_t c0, i, k;
         const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, 1, &c0);
         const int32_t n = (int32_t)a.cols - c0;
-        GMM__CFG(gmm__vec_load)(&a, &p, row0 + 8 * lane_row, col0 + 8 * lane_col, c0, n, x);
+        gmm__vec_load(GMM__SOURCE, &a, &p, row0 + 8 * lane_row, col0 + 8 * lane_col, c0, n, x);
 #if !GMM__HADAMARD
         if (a.lines) {
             uint32_t row[8];
@@ -9659,8 +9633,8 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             for (i = 0; i < 8; i++) {
                 row[i] = 0;
 #pragma unroll
-                for (k = 0; k < GMM__CFG(gmm__words); k++) row[i] = GMM__CFG(gmm__word_max)(row[i], x[i][k]);
-                row[i] = GMM__CFG(gmm__word_fold)(row[i]);
+                for (k = 0; k < GMM__WORDS; k++) row[i] = gmm__word_max(GMM__SOURCE, row[i], x[i][k]);
+                row[i] = gmm__word_fold(GMM__SOURCE, row[i]);
             }
             /* butterfly: the lane obtains the maximum of row lane_col of its lane row's eight rows */
 #pragma unroll
@@ -9675,20 +9649,20 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             partials[0][warp >> 2][row0 + lane] = row[0];
         }
         if (a.columns) {
-            uint32_t col[GMM__CFG(gmm__words)];
+            uint32_t col[GMM__WORDS];
 #pragma unroll
-            for (k = 0; k < GMM__CFG(gmm__words); k++) {
+            for (k = 0; k < GMM__WORDS; k++) {
                 col[k] = 0;
 #pragma unroll
-                for (i = 0; i < 8; i++) col[k] = GMM__CFG(gmm__word_max)(col[k], x[i][k]);
+                for (i = 0; i < 8; i++) col[k] = gmm__word_max(GMM__SOURCE, col[k], x[i][k]);
 #pragma unroll
                 for (i = 8; i < 32; i <<= 1)
-                    col[k] = GMM__CFG(gmm__word_max)(col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
+                    col[k] = gmm__word_max(GMM__SOURCE, col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
             }
 #pragma unroll
             for (k = 0; k < 8; k++)
                 if (k / 2 == lane_row)
-                    partials[1][warp & 3][col0 + 8 * lane_col + k] = gmm_f32_bits(GMM__CFG(gmm__word_value)(col, k));
+                    partials[1][warp & 3][col0 + 8 * lane_col + k] = gmm_f32_bits(gmm__word_value(GMM__SOURCE, col, k));
         }
         if (a.lines || a.columns) { /* amaxes of units are not needed then */
             const int32_t copy = threadIdx.x >= GMM_TILE, l = threadIdx.x & (GMM_TILE - 1);
@@ -9709,8 +9683,8 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll
         for (i = 0; i < 8; i++)
 #pragma unroll
-            for (k = 0; k < GMM__CFG(gmm__words); k++) maximum = GMM__CFG(gmm__word_max)(maximum, x[i][k]);
-        maximum = __reduce_max_sync(0xFFFFFFFFu, GMM__CFG(gmm__word_fold)(maximum));
+            for (k = 0; k < GMM__WORDS; k++) maximum = gmm__word_max(GMM__SOURCE, maximum, x[i][k]);
+        maximum = __reduce_max_sync(0xFFFFFFFFu, gmm__word_fold(GMM__SOURCE, maximum));
         if (lane == 0) shared_max[0][warp] = maximum;
 #if GMM__HADAMARD
         if (a.format.hadamard && a.columnwise.dtype != GMM_NONE) {
@@ -9731,7 +9705,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     }
 }
 
-#undef GMM__CFG
+#undef GMM__WORDS
 #undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
 #undef GMM__HADAMARD
@@ -9744,9 +9718,9 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #error "gmm: this body needs GMM__ROW"
 #endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
-#define GMM__SOURCE GMM__COLUMN(2, GMM__ROW)
+#define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
+#define GMM__WORDS (GMM__SOURCE == GMM_F32 ? 8 : 4)
 #define GMM__SCALING GMM__COLUMN(3, GMM__ROW)
-#define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
 #define GMM__BLOCK_SCALED (GMM__SCALING == GMM_SCALING_1X128 || GMM__SCALING == GMM_SCALING_128X128)
 /* stride of the maxima or scales of a row, which has two halves; odd, so that rows fall into different banks */
 #define GMM__ROW_STEP 3
@@ -9754,7 +9728,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 
 /* FP8 with fp32 scales (GMM__SCALING) in both directions from a tile that is loaded once: maxima of blocks or given
    amaxes become scales, then rowwise codes are stored from registers and columnwise codes through shared memory. */
-GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 ? 3 : 2)
+GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__WORDS == 4 ? 3 : 2)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ float smem_scales[2][GMM__COL_STEP * GMM_TILE];
     __shared__ __align__(16) uint8_t codes[GMM__VEC_CODES];
@@ -9773,14 +9747,14 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + thread,
                           (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
     for (strip = (int32_t)blockIdx.y; strip < split.total; strip += (int32_t)gridDim.y) {
-        uint32_t x[8][GMM__CFG(gmm__words)], maximum_bits = 0;
+        uint32_t x[8][8], maximum_bits = 0;
         float tile_scale = 1.0f;
         int32_t c0, i, j, k;
         const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, 1, &c0);
         const int32_t n = (int32_t)a.cols - c0;
         const int32_t padded_rows = a.grouped ? (p.rows + 127) & ~127 : p.rows;
         const int32_t valid_rows = p.m - row0;
-        GMM__CFG(gmm__vec_load)(&a, &p, row0, col0, c0, n, x);
+        gmm__vec_load(GMM__SOURCE, &a, &p, row0, col0, c0, n, x);
 
         if (GMM__SCALING == GMM_SCALING_TENSOR) {
             tile_scale = f->delayed ? a.scale ? a.scale[p.unit] : 1.0f
@@ -9790,9 +9764,9 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll
                 for (i = 0; i < 8; i++)
 #pragma unroll
-                    for (k = 0; k < GMM__CFG(gmm__words); k++)
-                        maximum_bits = GMM__CFG(gmm__word_max)(maximum_bits, x[i][k]);
-                maximum_bits = __reduce_max_sync(0xFFFFFFFFu, GMM__CFG(gmm__word_fold)(maximum_bits));
+                    for (k = 0; k < GMM__WORDS; k++)
+                        maximum_bits = gmm__word_max(GMM__SOURCE, maximum_bits, x[i][k]);
+                maximum_bits = __reduce_max_sync(0xFFFFFFFFu, gmm__word_fold(GMM__SOURCE, maximum_bits));
                 if (lane == 0) smem_scales[0][warp] = gmm_f32_from_bits(maximum_bits);
             }
         }
@@ -9813,18 +9787,18 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                                     gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
         }
         if (GMM__BLOCK_SCALED) { /* maxima of the parts of blocks */
-            uint32_t row[8], col[GMM__CFG(gmm__words)], maximum = 0;
+            uint32_t row[8], col[GMM__WORDS], maximum = 0;
 #pragma unroll
-            for (k = 0; k < GMM__CFG(gmm__words); k++) col[k] = 0;
+            for (k = 0; k < GMM__WORDS; k++) col[k] = 0;
 #pragma unroll
             for (i = 0; i < 8; i++) {
                 row[i] = 0;
 #pragma unroll
-                for (k = 0; k < GMM__CFG(gmm__words); k++) {
-                    row[i] = GMM__CFG(gmm__word_max)(row[i], x[i][k]);
-                    if (GMM__CFG(gmm__words) == 4) col[k] = GMM__CFG(gmm__word_max)(col[k], x[i][k]);
+                for (k = 0; k < GMM__WORDS; k++) {
+                    row[i] = gmm__word_max(GMM__SOURCE, row[i], x[i][k]);
+                    if (GMM__WORDS == 4) col[k] = gmm__word_max(GMM__SOURCE, col[k], x[i][k]);
                 }
-                row[i] = GMM__CFG(gmm__word_fold)(row[i]);
+                row[i] = gmm__word_fold(GMM__SOURCE, row[i]);
             }
             if (GMM__SCALING == GMM_SCALING_128X128) {
 #pragma unroll
@@ -9842,20 +9816,20 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                 }
                 if (columnwise) {
 #pragma unroll
-                    for (k = 0; k < GMM__CFG(gmm__words); k++) {
+                    for (k = 0; k < GMM__WORDS; k++) {
                         /* for 16-bit sources above, where F32 sources would spill registers */
 #pragma unroll
-                        for (i = 0; i < 8 && GMM__CFG(gmm__words) != 4; i++)
-                            col[k] = GMM__CFG(gmm__word_max)(col[k], x[i][k]);
+                        for (i = 0; i < 8 && GMM__WORDS != 4; i++)
+                            col[k] = gmm__word_max(GMM__SOURCE, col[k], x[i][k]);
 #pragma unroll
                         for (i = 8; i < 32; i <<= 1)
-                            col[k] = GMM__CFG(gmm__word_max)(col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
+                            col[k] = gmm__word_max(GMM__SOURCE, col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
                     }
                     if (lane_row == 0)
 #pragma unroll
                         for (j = 0; j < 8; j++)
                             smem_scales[1][(col0 + j) * GMM__COL_STEP + (row0 >> 5)] =
-                                GMM__CFG(gmm__word_value)(col, j);
+                                gmm__word_value(GMM__SOURCE, col, j);
                 }
             }
         }
@@ -9914,7 +9888,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                 if (GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128)
                     tile_scale = row_scales[i * GMM__ROW_STEP];
 #pragma unroll
-                for (j = 0; j < 8; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), tile_scale);
+                for (j = 0; j < 8; j++) v[j] = gmm__fmul(gmm__word_value(GMM__SOURCE, x[i], j), tile_scale);
                 if (i < valid_rows)
                     gmm_st_global_v2_b32(dst, gmm__quant_fp8x4(e5m2, v), gmm__quant_fp8x4(e5m2, v + 4));
             }
@@ -9933,7 +9907,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                 if (GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128)
                     tile_scale = col_scales[j * GMM__COL_STEP];
 #pragma unroll
-                for (i = 0; i < 8; i++) v[i] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), tile_scale);
+                for (i = 0; i < 8; i++) v[i] = gmm__fmul(gmm__word_value(GMM__SOURCE, x[i], j), tile_scale);
                 *(uint2 *)(void *)(smem + j * bytes) = make_uint2(gmm__quant_fp8x4(e5m2, v),
                                                                   gmm__quant_fp8x4(e5m2, v + 4));
             }
@@ -9963,7 +9937,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #undef GMM__COL_STEP
 #undef GMM__ROW_STEP
 #undef GMM__BLOCK_SCALED
-#undef GMM__CFG
+#undef GMM__WORDS
 #undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
 #undef GMM__SCALING
@@ -9976,16 +9950,16 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #error "gmm: this body needs GMM__ROW"
 #endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
-#define GMM__SOURCE GMM__COLUMN(2, GMM__ROW)
+#define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
+#define GMM__WORDS (GMM__SOURCE == GMM_F32 ? 8 : 4)
 #define GMM__HADAMARD GMM__COLUMN(3, GMM__ROW)
-#define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
-#define GMM__HALF_WORDS (GMM__CFG(gmm__words) / 2)
+#define GMM__HALF_WORDS (GMM__WORDS / 2)
 
 /* NV16 in both directions from tiles that are loaded once. Two lanes share a block; each computes the scales of half
    of the blocks of both. Scales are bytes, which index a table of all encode scales that the unit can have.
    GMM__HADAMARD (BF16): the columnwise copy is transformed, or codes are rounded stochastically; a block of a column
    then lies in one lane. */
-GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 && !GMM__HADAMARD ? 3 : 2)
+GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__WORDS == 4 && !GMM__HADAMARD ? 3 : 2)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ float encodes[2][GMM_TILE]; /* by scale byte; entry 127: factor of block amaxes */
     __shared__ __align__(16) uint8_t codes[GMM__NV_CODES];
@@ -10005,7 +9979,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
         /* recomputed for each strip, so that it takes no registers in the loop body */
         const gmm_warp_split split = gmm__vec_split(&a);
-        uint32_t x[8][GMM__CFG(gmm__words)];
+        uint32_t x[8][8];
         int32_t c0, i, j, k;
         if (strip >= split.total) break;
         const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, GMM__VEC_TILES, &c0);
@@ -10014,7 +9988,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         const int32_t row_along = ((cols + 63) >> 6) * 4, col_along = ((padded_rows + 63) >> 6) * 4;
         const int64_t row_pitch = a.rowwise.ld / 2, col_pitch = a.columnwise.ld / 2;
         const int32_t end = cols - c0 < GMM__VEC_TILES * GMM_TILE ? cols : c0 + GMM__VEC_TILES * GMM_TILE;
-        GMM__CFG(gmm__vec_load)(&a, &p, row0, col0, c0, cols - c0, x);
+        gmm__vec_load(GMM__SOURCE, &a, &p, row0, col0, c0, cols - c0, x);
         for (k = 0; k <= separate_amax; k++) {
             const gmm_nv_global g = gmm_nv_global_of(a.amax[k][p.unit], f->e4m3_256 ? 256.0f : 448.0f);
             const int32_t thread = gmm_tid_x();
@@ -10035,8 +10009,8 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                 for (i = 0; i < 8; i++) {
                     row[i] = 0;
 #pragma unroll
-                    for (k = 0; k < GMM__CFG(gmm__words); k++) row[i] = GMM__CFG(gmm__word_max_nan)(row[i], x[i][k]);
-                    row[i] = GMM__CFG(gmm__word_fold)(row[i]);
+                    for (k = 0; k < GMM__WORDS; k++) row[i] = gmm__word_max_nan(GMM__SOURCE, row[i], x[i][k]);
+                    row[i] = gmm__word_fold(GMM__SOURCE, row[i]);
                     has_nan = row[i] > has_nan ? row[i] : has_nan;
                 }
                 has_nan = has_nan > 0x7F800000u; /* a value is NaN */
@@ -10045,13 +10019,13 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                     for (i = 0; i < 8; i++) {
                         row[i] = 0;
 #pragma unroll
-                        for (k = 0; k < GMM__CFG(gmm__words); k++) {
-                            row[i] = GMM__CFG(gmm__word_max)(row[i], x[i][k]);
+                        for (k = 0; k < GMM__WORDS; k++) {
+                            row[i] = gmm__word_max(GMM__SOURCE, row[i], x[i][k]);
 #if GMM__HADAMARD
                             x[i][k] = gmm__vec_positive_nan(x[i][k]);
 #endif
                         }
-                        row[i] = GMM__CFG(gmm__word_fold)(row[i]);
+                        row[i] = gmm__word_fold(GMM__SOURCE, row[i]);
                     }
 #if !GMM__HADAMARD
                 if (f->square) {
@@ -10082,7 +10056,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                     for (i = 0; i < 8; i++) {
                         float v[8];
 #pragma unroll
-                        for (j = 0; j < 8; j++) v[j] = GMM__CFG(gmm__word_value)(x[i], j);
+                        for (j = 0; j < 8; j++) v[j] = gmm__word_value(GMM__SOURCE, x[i], j);
                         nibbles[i] = gmm__vec_e2m1x8(v, encode_scale, 0);
                     }
                 }
@@ -10124,7 +10098,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                             uint32_t code;
                             float v[8];
 #pragma unroll
-                            for (j = 0; j < 8; j++) v[j] = gmm__word_value_bf16(x[i + 4 * k], j);
+                            for (j = 0; j < 8; j++) v[j] = gmm__word_value(GMM_BF16, x[i + 4 * k], j);
                             code = f->stochastic ? gmm__vec_e2m1x8_random(v, encode_scale, random[k])
                                                  : gmm__vec_e2m1x8(v, encode_scale, 1);
                             if (valid_cols && i + 4 * k < valid_rows) gmm_st_global_b32(dst + 4 * k * row_pitch, code);
@@ -10144,7 +10118,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                             continue;
                         }
 #pragma unroll
-                        for (j = 0; j < 8; j++) v[j] = GMM__CFG(gmm__word_value)(x[i], j);
+                        for (j = 0; j < 8; j++) v[j] = gmm__word_value(GMM__SOURCE, x[i], j);
                         if (i < valid_rows) gmm_st_global_b32(dst, gmm__vec_e2m1x8(v, encode_scale, 0));
                     }
                     /* the scalar codec encodes the values again, from device memory */
@@ -10156,7 +10130,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                             uint32_t byte = 0;
 #pragma unroll 1
                             for (j = 0; j < 2; j++) {
-                                const float v = GMM__CFG(gmm__vec_reload)(&a, &p, row0 + (k >> 3),
+                                const float v = gmm__vec_reload(GMM__SOURCE, &a, &p, row0 + (k >> 3),
                                                                           c0 + col0 + (k & 7) + j);
                                 byte |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(v, encode_scale)) << 4 * j;
                             }
@@ -10182,8 +10156,8 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                     float encode_scale;
                     gmm__vec_column16(y, j, f->hadamard, column);
 #pragma unroll
-                    for (i = 0; i < 8; i++) maximum = gmm__word_max_bf16(maximum, column[i]);
-                    amax[0] = gmm_f32_from_bits(gmm__word_fold_bf16(maximum));
+                    for (i = 0; i < 8; i++) maximum = gmm__word_max(GMM_BF16, maximum, column[i]);
+                    amax[0] = gmm_f32_from_bits(gmm__word_fold(GMM_BF16, maximum));
                     amax[1] = amax[2] = amax[3] = 0.0f;
                     k = (int32_t)gmm__vec_nv_scale4(amax, col_encodes, 0);
                     encode_scale = col_encodes[k];
@@ -10196,30 +10170,30 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                     for (k = 0; k < 2; k++) {
                         float v[8];
 #pragma unroll
-                        for (i = 0; i < 8; i++) v[i] = gmm__word_value_bf16(column + 4 * k, i);
+                        for (i = 0; i < 8; i++) v[i] = gmm__word_value(GMM_BF16, column + 4 * k, i);
                         dst[k] = f->stochastic ? gmm__vec_e2m1x8_random(v, encode_scale, draw + 2 * k)
                                               : gmm__vec_e2m1x8(v, encode_scale, 1);
                     }
                     *(uint2 *)(void *)(smem + j * GMM__NV_COLUMN) = make_uint2(dst[0], dst[1]);
                 }
 #else
-                uint32_t col[GMM__CFG(gmm__words)], scales4[2], other;
+                uint32_t col[GMM__WORDS], scales4[2], other;
 #pragma unroll
-                for (k = 0; k < GMM__CFG(gmm__words); k++) {
+                for (k = 0; k < GMM__WORDS; k++) {
                     col[k] = 0;
 #pragma unroll
-                    for (i = 0; i < 8; i++) col[k] = GMM__CFG(gmm__word_max)(col[k], x[i][k]);
+                    for (i = 0; i < 8; i++) col[k] = gmm__word_max(GMM__SOURCE, col[k], x[i][k]);
                 }
 #pragma unroll
                 for (k = 0; k < GMM__HALF_WORDS; k++) {
                     const uint32_t sent = lower ? col[k] : col[k + GMM__HALF_WORDS];
-                    col[k] = GMM__CFG(gmm__word_max)(lower ? col[k + GMM__HALF_WORDS] : col[k],
+                    col[k] = gmm__word_max(GMM__SOURCE, lower ? col[k + GMM__HALF_WORDS] : col[k],
                                                      __shfl_xor_sync(0xFFFFFFFFu, sent, 8));
                 }
 #pragma unroll
                 for (j = 0; j < 4; j++)
                     amax[j] = f->square ? gmm_f32_from_bits(valid_cols ? maximum : 0)
-                                        : GMM__CFG(gmm__word_value)(col, j);
+                                        : gmm__word_value(GMM__SOURCE, col, j);
                 lane_scales = gmm__vec_nv_scale4(amax, col_encodes, 1);
                 other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 8);
                 scales4[0] = lower ? other : lane_scales;
@@ -10235,7 +10209,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                         continue;
                     }
 #pragma unroll
-                    for (i = 0; i < 8; i++) v[i] = GMM__CFG(gmm__word_value)(x[i], j);
+                    for (i = 0; i < 8; i++) v[i] = gmm__word_value(GMM__SOURCE, x[i], j);
                     *(uint32_t *)(void *)(smem + j * GMM__NV_COLUMN) = gmm__vec_e2m1x8(v, encode_scale, 0);
                 }
                 if (has_nan | ((scales4[0] | scales4[1]) & 0x80u))
@@ -10246,7 +10220,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll 1
                         for (j = 0; j < 2; j++)
                             if ((k & 7) + j < valid_rows && valid_cols) {
-                                const float v = GMM__CFG(gmm__vec_reload)(&a, &p, row0 + (k & 7) + j,
+                                const float v = gmm__vec_reload(GMM__SOURCE, &a, &p, row0 + (k & 7) + j,
                                                                           c0 + col0 + (k >> 3));
                                 byte |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(v, encode_scale)) << 4 * j;
                             }
@@ -10259,7 +10233,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                     scales[(col0 + 4 * lower + j) * GMM_TILE_BLOCKS + (row0 >> 4)] = (uint8_t)(lane_scales >> 8 * j);
             }
             if (c0 + GMM_TILE < end) /* the next tile is loaded while codes are stored */
-                GMM__CFG(gmm__vec_load)(&a, &p, row0, col0, c0 + GMM_TILE, cols - c0 - GMM_TILE, x);
+                gmm__vec_load(GMM__SOURCE, &a, &p, row0, col0, c0 + GMM_TILE, cols - c0 - GMM_TILE, x);
             if (columnwise) {
                 /* computed here, so that they take no registers before */
                 const int32_t thread = gmm_tid_x(), chunks = GMM__NV_COLUMN / 16;
@@ -10290,7 +10264,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 }
 
 #undef GMM__HALF_WORDS
-#undef GMM__CFG
+#undef GMM__WORDS
 #undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
 #undef GMM__HADAMARD
@@ -10303,9 +10277,9 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #error "gmm: this body needs GMM__ROW"
 #endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
-#define GMM__SOURCE GMM__COLUMN(2, GMM__ROW)
-#define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
-#define GMM__ELEMS16 GMM__CFG(gmm__elems16)
+#define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
+#define GMM__WORDS (GMM__SOURCE == GMM_F32 ? 8 : 4)
+#define GMM__ELEMS16 (GMM__SOURCE == GMM_F32 ? 4 : 8)
 /* words of the maxima of sixteen rows; elements of 16 bits have two maxima per word */
 #define GMM__ROW_WORDS (64 / GMM__ELEMS16)
 
@@ -10333,19 +10307,19 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         const int32_t padded_rows = a.grouped ? (p.rows + 127) & ~127 : p.rows;
         const int32_t row_along = (cols + 127) / 128 * 4, col_along = (padded_rows + 127) / 128 * 4;
         const int32_t warp_col = c0 + warp / 4 * 16 * GMM__ELEMS16, col = warp_col + GMM__ELEMS16 * lane_col;
-        GMM__CFG(gmm__vec_load16)(&a, &p, row0, col, x);
+        gmm__vec_load16(GMM__SOURCE, &a, &p, row0, col, x);
         if (rowwise || square) {
             uint32_t row[GMM__ROW_WORDS];
 #pragma unroll
             for (i = 0; i < 16; i += 16 / GMM__ROW_WORDS) {
                 uint32_t maximum = x[i][0];
 #pragma unroll
-                for (k = 1; k < 4; k++) maximum = GMM__CFG(gmm__word_max_signed)(maximum, x[i][k]);
+                for (k = 1; k < 4; k++) maximum = gmm__word_max_signed(GMM__SOURCE, maximum, x[i][k]);
                 if (GMM__ELEMS16 == 8) {
                     uint32_t maximum2 = x[i + 1][0];
 #pragma unroll
-                    for (k = 1; k < 4; k++) maximum2 = GMM__CFG(gmm__word_max_signed)(maximum2, x[i + 1][k]);
-                    maximum = GMM__CFG(gmm__word_max_signed)(__byte_perm(maximum, maximum2, 0x5410),
+                    for (k = 1; k < 4; k++) maximum2 = gmm__word_max_signed(GMM__SOURCE, maximum2, x[i + 1][k]);
+                    maximum = gmm__word_max_signed(GMM__SOURCE, __byte_perm(maximum, maximum2, 0x5410),
                                                              __byte_perm(maximum, maximum2, 0x7632));
                 }
                 row[i * GMM__ROW_WORDS / 16] = maximum;
@@ -10353,16 +10327,16 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             if (square) {
                 square_max = row[0];
 #pragma unroll
-                for (i = 1; i < GMM__ROW_WORDS; i++) square_max = GMM__CFG(gmm__word_max_signed)(square_max, row[i]);
+                for (i = 1; i < GMM__ROW_WORDS; i++) square_max = gmm__word_max_signed(GMM__SOURCE, square_max, row[i]);
                 if (GMM__ELEMS16 == 8)
-                    square_max = GMM__CFG(gmm__word_max_signed)(square_max, __byte_perm(square_max, 0, 0x1032));
+                    square_max = gmm__word_max_signed(GMM__SOURCE, square_max, __byte_perm(square_max, 0, 0x1032));
 #pragma unroll
                 for (i = 1; i < 32; i = i == 16 / GMM__ELEMS16 ? 16 : 2 * i)
-                    square_max = GMM__CFG(gmm__word_max_signed)(square_max,
+                    square_max = gmm__word_max_signed(GMM__SOURCE, square_max,
                                                                 __shfl_xor_sync(0xFFFFFFFFu, square_max, i));
-                square_max = GMM__CFG(gmm__word_max)(0, square_max);
+                square_max = gmm__word_max(GMM__SOURCE, 0, square_max);
 #pragma unroll
-                for (i = 0; i < GMM__ROW_WORDS; i++) row[i] = GMM__CFG(gmm__vec_uniform_max)(square_max, i, p.m - row0);
+                for (i = 0; i < GMM__ROW_WORDS; i++) row[i] = gmm__vec_uniform_max(GMM__SOURCE, square_max, i, p.m - row0);
             }
             /* butterfly: each step halves the rows of a lane, until it has two words */
 #pragma unroll
@@ -10373,14 +10347,14 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                         const int32_t lane_stride = GMM__ROW_WORDS / 2 / k, upper = lane_col & lane_stride;
                         const uint32_t own = upper ? row[i + k] : row[i];
                         other = __shfl_xor_sync(0xFFFFFFFFu, upper ? row[i] : row[i + k], lane_stride);
-                        row[i] = GMM__CFG(gmm__word_max_signed)(own, other);
+                        row[i] = gmm__word_max_signed(GMM__SOURCE, own, other);
                     }
-            row[0] = GMM__CFG(gmm__word_max)(0, row[0]);
-            row[1] = GMM__CFG(gmm__word_max)(0, row[1]);
-            lane_scales = gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(row, 0), GMM__CFG(gmm__word_value)(row, 1),
+            row[0] = gmm__word_max(GMM__SOURCE, 0, row[0]);
+            row[1] = gmm__word_max(GMM__SOURCE, 0, row[1]);
+            lane_scales = gmm__vec_mx_scale2(gmm__word_value(GMM__SOURCE, row, 0), gmm__word_value(GMM__SOURCE, row, 1),
                                              inverse);
             if (GMM__ELEMS16 == 8)
-                lane_scales |= gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(row, 2), GMM__CFG(gmm__word_value)(row, 3),
+                lane_scales |= gmm__vec_mx_scale2(gmm__word_value(GMM__SOURCE, row, 2), gmm__word_value(GMM__SOURCE, row, 3),
                                                   inverse) << 16;
         }
         if (rowwise) { /* with F32 the scales of a block of four rows are spread over two lanes */
@@ -10424,8 +10398,8 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                 const float encode_scale = gmm__vec_mx_reciprocal(scales4, i);
                 float v[GMM__ELEMS16];
 #pragma unroll
-                for (j = 0; j < GMM__ELEMS16; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), encode_scale);
-                if (i < valid_rows) GMM__CFG(gmm__vec_store_codes)(dst, e5m2, v);
+                for (j = 0; j < GMM__ELEMS16; j++) v[j] = gmm__fmul(gmm__word_value(GMM__SOURCE, x[i], j), encode_scale);
+                if (i < valid_rows) gmm__vec_store_codes(dst, e5m2, v, GMM__ELEMS16);
             }
         }
         if (columnwise) {
@@ -10438,20 +10412,20 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             for (k = 0; k < 4; k++) {
                 maximum[k] = x[0][k];
 #pragma unroll
-                for (i = 1; i < 16; i++) maximum[k] = GMM__CFG(gmm__word_max_signed)(maximum[k], x[i][k]);
+                for (i = 1; i < 16; i++) maximum[k] = gmm__word_max_signed(GMM__SOURCE, maximum[k], x[i][k]);
             }
 #pragma unroll
             for (k = 0; k < 2; k++) {
                 const uint32_t own = lane_row ? maximum[k + 2] : maximum[k];
                 other = __shfl_xor_sync(0xFFFFFFFFu, lane_row ? maximum[k] : maximum[k + 2], 16);
-                other = GMM__CFG(gmm__word_max)(0, GMM__CFG(gmm__word_max_signed)(own, other));
+                other = gmm__word_max(GMM__SOURCE, 0, gmm__word_max_signed(GMM__SOURCE, own, other));
                 maximum[k] = square ? col < cols ? square_max : 0 : other;
             }
-            lane_scales = gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(maximum, 0),
-                                             GMM__CFG(gmm__word_value)(maximum, 1), inverse);
+            lane_scales = gmm__vec_mx_scale2(gmm__word_value(GMM__SOURCE, maximum, 0),
+                                             gmm__word_value(GMM__SOURCE, maximum, 1), inverse);
             if (GMM__ELEMS16 == 8)
-                lane_scales |= gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(maximum, 2),
-                                                  GMM__CFG(gmm__word_value)(maximum, 3),
+                lane_scales |= gmm__vec_mx_scale2(gmm__word_value(GMM__SOURCE, maximum, 2),
+                                                  gmm__word_value(GMM__SOURCE, maximum, 3),
                                                   inverse) << 16;
             if (scale_col < padded_cols && a.columnwise.scale_order == GMM_SCALES_SWIZZLED) {
                 scale += gmm_swizzle_offset(scale_col, block, col_along);
@@ -10478,8 +10452,8 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                 float v[GMM__ELEMS16];
 #pragma unroll
                 for (j = 0; j < GMM__ELEMS16; j++)
-                    v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), encode_scale[j]);
-                if (i < valid_rows) GMM__CFG(gmm__vec_store_codes)(dst, e5m2, v);
+                    v[j] = gmm__fmul(gmm__word_value(GMM__SOURCE, x[i], j), encode_scale[j]);
+                if (i < valid_rows) gmm__vec_store_codes(dst, e5m2, v, GMM__ELEMS16);
             }
         }
     }
@@ -10487,7 +10461,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 
 #undef GMM__ROW_WORDS
 #undef GMM__ELEMS16
-#undef GMM__CFG
+#undef GMM__WORDS
 #undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
 #undef GMM__ROW

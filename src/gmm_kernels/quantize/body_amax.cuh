@@ -5,68 +5,13 @@
 #error "gmm: this body needs GMM__ROW"
 #endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
-#define GMM__SOURCE GMM__COLUMN(2, GMM__ROW)
+#define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
+#define GMM__WORDS (GMM__SOURCE == GMM_F32 ? 8 : 4)
 #define GMM__HADAMARD GMM__COLUMN(3, GMM__ROW)
-#define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
-
-#if !GMM__HADAMARD
-/* Loads a lane's part of a tile, eight rows of eight columns; zeros beyond the last row or column. */
-GMM__DEVICE void GMM__CFG(gmm__vec_load)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0, int32_t col0,
-                                         int32_t c0, int32_t n, uint32_t x[8][GMM__CFG(gmm__words)]) {
-    const int64_t size = GMM__CFG(gmm__words) / 2, pitch = a->src.ld * size;
-    const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->source_row + p->row + row0) * pitch +
-                          (c0 + col0) * size;
-    const int32_t rows = col0 < n ? p->m - row0 : 0;
-    int32_t i, k;
-#pragma unroll
-    for (i = 0; i < 8; i++, src += pitch)
-#pragma unroll
-        for (k = 0; k < GMM__CFG(gmm__words); k += 4) {
-            uint4 v = make_uint4(0u, 0u, 0u, 0u);
-            if (i < rows) v = __ldg((const uint4 *)(const void *)(src + 4 * k));
-            x[i][k] = v.x;
-            x[i][k + 1] = v.y;
-            x[i][k + 2] = v.z;
-            x[i][k + 3] = v.w;
-        }
-}
-
-/* Loads sixteen rows of sixteen bytes from column `col` of the matrix on; zeros beyond the last row or column. */
-GMM__DEVICE void GMM__CFG(gmm__vec_load16)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0,
-                                           int32_t col, uint32_t x[16][4]) {
-    const int64_t size = 16 / GMM__CFG(gmm__elems16), pitch = a->src.ld * size;
-    const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->source_row + p->row + row0) * pitch +
-                          col * size;
-    const int32_t rows = col < (int32_t)a->cols ? p->m - row0 : 0;
-    int32_t i;
-#pragma unroll
-    for (i = 0; i < 16; i++, src += pitch) {
-        uint4 v = make_uint4(0u, 0u, 0u, 0u);
-        if (i < rows) v = __ldg((const uint4 *)(const void *)src);
-        x[i][0] = v.x;
-        x[i][1] = v.y;
-        x[i][2] = v.z;
-        x[i][3] = v.w;
-    }
-}
-
-/* Word `word` of the maxima of sixteen rows that all have the maximum `maximum`; rows beyond the last one have 0. */
-GMM__DEVICE uint32_t GMM__CFG(gmm__vec_uniform_max)(uint32_t maximum, int32_t word, int32_t rows) {
-    if (GMM__CFG(gmm__elems16) == 4) return word < rows ? maximum : 0;
-    return 2 * word + 1 < rows ? maximum : 2 * word < rows ? maximum & 0xFFFFu : 0;
-}
-
-/* Reads one element of a tile from device memory. */
-GMM__DEVICE float GMM__CFG(gmm__vec_reload)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row,
-                                            int32_t col) {
-    return gmm_load((gmm_dtype)GMM__CFG(gmm__static_dtype), gmm__vec_data(&a->src, a->step[2], p->unit),
-                    (p->source_row + p->row + row) * a->src.ld + col);
-}
-#endif
 
 /* The same amaxes as gmm_quantize_amax, for sources whose rows are aligned vectors: either of units, or of rows and
    columns. A CTA processes 128 x 128 tiles; GMM__HADAMARD also computes the amax of the transformed columnwise copy. */
-GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__HADAMARD ? 3 : GMM__CFG(gmm__words) == 4 ? 4 : 2)
+GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__HADAMARD ? 3 : GMM__WORDS == 4 ? 4 : 2)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ uint32_t shared_max[2][GMM__QUANT_WARPS]; /* of the source, and of the transformed source */
 #if !GMM__HADAMARD
@@ -78,11 +23,11 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     int32_t strip;
     if (a.skip && *a.skip) return;
     for (strip = (int32_t)blockIdx.y; strip < split.total; strip += (int32_t)gridDim.y) {
-        uint32_t x[8][GMM__CFG(gmm__words)], maximum = 0;
+        uint32_t x[8][8], maximum = 0;
         int32_t c0, i, k;
         const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, 1, &c0);
         const int32_t n = (int32_t)a.cols - c0;
-        GMM__CFG(gmm__vec_load)(&a, &p, row0 + 8 * lane_row, col0 + 8 * lane_col, c0, n, x);
+        gmm__vec_load(GMM__SOURCE, &a, &p, row0 + 8 * lane_row, col0 + 8 * lane_col, c0, n, x);
 #if !GMM__HADAMARD
         if (a.lines) {
             uint32_t row[8];
@@ -90,8 +35,8 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             for (i = 0; i < 8; i++) {
                 row[i] = 0;
 #pragma unroll
-                for (k = 0; k < GMM__CFG(gmm__words); k++) row[i] = GMM__CFG(gmm__word_max)(row[i], x[i][k]);
-                row[i] = GMM__CFG(gmm__word_fold)(row[i]);
+                for (k = 0; k < GMM__WORDS; k++) row[i] = gmm__word_max(GMM__SOURCE, row[i], x[i][k]);
+                row[i] = gmm__word_fold(GMM__SOURCE, row[i]);
             }
             /* butterfly: the lane obtains the maximum of row lane_col of its lane row's eight rows */
 #pragma unroll
@@ -106,20 +51,20 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             partials[0][warp >> 2][row0 + lane] = row[0];
         }
         if (a.columns) {
-            uint32_t col[GMM__CFG(gmm__words)];
+            uint32_t col[GMM__WORDS];
 #pragma unroll
-            for (k = 0; k < GMM__CFG(gmm__words); k++) {
+            for (k = 0; k < GMM__WORDS; k++) {
                 col[k] = 0;
 #pragma unroll
-                for (i = 0; i < 8; i++) col[k] = GMM__CFG(gmm__word_max)(col[k], x[i][k]);
+                for (i = 0; i < 8; i++) col[k] = gmm__word_max(GMM__SOURCE, col[k], x[i][k]);
 #pragma unroll
                 for (i = 8; i < 32; i <<= 1)
-                    col[k] = GMM__CFG(gmm__word_max)(col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
+                    col[k] = gmm__word_max(GMM__SOURCE, col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
             }
 #pragma unroll
             for (k = 0; k < 8; k++)
                 if (k / 2 == lane_row)
-                    partials[1][warp & 3][col0 + 8 * lane_col + k] = gmm_f32_bits(GMM__CFG(gmm__word_value)(col, k));
+                    partials[1][warp & 3][col0 + 8 * lane_col + k] = gmm_f32_bits(gmm__word_value(GMM__SOURCE, col, k));
         }
         if (a.lines || a.columns) { /* amaxes of units are not needed then */
             const int32_t copy = threadIdx.x >= GMM_TILE, l = threadIdx.x & (GMM_TILE - 1);
@@ -140,8 +85,8 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll
         for (i = 0; i < 8; i++)
 #pragma unroll
-            for (k = 0; k < GMM__CFG(gmm__words); k++) maximum = GMM__CFG(gmm__word_max)(maximum, x[i][k]);
-        maximum = __reduce_max_sync(0xFFFFFFFFu, GMM__CFG(gmm__word_fold)(maximum));
+            for (k = 0; k < GMM__WORDS; k++) maximum = gmm__word_max(GMM__SOURCE, maximum, x[i][k]);
+        maximum = __reduce_max_sync(0xFFFFFFFFu, gmm__word_fold(GMM__SOURCE, maximum));
         if (lane == 0) shared_max[0][warp] = maximum;
 #if GMM__HADAMARD
         if (a.format.hadamard && a.columnwise.dtype != GMM_NONE) {
@@ -162,7 +107,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     }
 }
 
-#undef GMM__CFG
+#undef GMM__WORDS
 #undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
 #undef GMM__HADAMARD

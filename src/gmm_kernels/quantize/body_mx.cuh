@@ -5,9 +5,9 @@
 #error "gmm: this body needs GMM__ROW"
 #endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
-#define GMM__SOURCE GMM__COLUMN(2, GMM__ROW)
-#define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
-#define GMM__ELEMS16 GMM__CFG(gmm__elems16)
+#define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
+#define GMM__WORDS (GMM__SOURCE == GMM_F32 ? 8 : 4)
+#define GMM__ELEMS16 (GMM__SOURCE == GMM_F32 ? 4 : 8)
 /* words of the maxima of sixteen rows; elements of 16 bits have two maxima per word */
 #define GMM__ROW_WORDS (64 / GMM__ELEMS16)
 
@@ -35,19 +35,19 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         const int32_t padded_rows = a.grouped ? (p.rows + 127) & ~127 : p.rows;
         const int32_t row_along = (cols + 127) / 128 * 4, col_along = (padded_rows + 127) / 128 * 4;
         const int32_t warp_col = c0 + warp / 4 * 16 * GMM__ELEMS16, col = warp_col + GMM__ELEMS16 * lane_col;
-        GMM__CFG(gmm__vec_load16)(&a, &p, row0, col, x);
+        gmm__vec_load16(GMM__SOURCE, &a, &p, row0, col, x);
         if (rowwise || square) {
             uint32_t row[GMM__ROW_WORDS];
 #pragma unroll
             for (i = 0; i < 16; i += 16 / GMM__ROW_WORDS) {
                 uint32_t maximum = x[i][0];
 #pragma unroll
-                for (k = 1; k < 4; k++) maximum = GMM__CFG(gmm__word_max_signed)(maximum, x[i][k]);
+                for (k = 1; k < 4; k++) maximum = gmm__word_max_signed(GMM__SOURCE, maximum, x[i][k]);
                 if (GMM__ELEMS16 == 8) {
                     uint32_t maximum2 = x[i + 1][0];
 #pragma unroll
-                    for (k = 1; k < 4; k++) maximum2 = GMM__CFG(gmm__word_max_signed)(maximum2, x[i + 1][k]);
-                    maximum = GMM__CFG(gmm__word_max_signed)(__byte_perm(maximum, maximum2, 0x5410),
+                    for (k = 1; k < 4; k++) maximum2 = gmm__word_max_signed(GMM__SOURCE, maximum2, x[i + 1][k]);
+                    maximum = gmm__word_max_signed(GMM__SOURCE, __byte_perm(maximum, maximum2, 0x5410),
                                                              __byte_perm(maximum, maximum2, 0x7632));
                 }
                 row[i * GMM__ROW_WORDS / 16] = maximum;
@@ -55,16 +55,16 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             if (square) {
                 square_max = row[0];
 #pragma unroll
-                for (i = 1; i < GMM__ROW_WORDS; i++) square_max = GMM__CFG(gmm__word_max_signed)(square_max, row[i]);
+                for (i = 1; i < GMM__ROW_WORDS; i++) square_max = gmm__word_max_signed(GMM__SOURCE, square_max, row[i]);
                 if (GMM__ELEMS16 == 8)
-                    square_max = GMM__CFG(gmm__word_max_signed)(square_max, __byte_perm(square_max, 0, 0x1032));
+                    square_max = gmm__word_max_signed(GMM__SOURCE, square_max, __byte_perm(square_max, 0, 0x1032));
 #pragma unroll
                 for (i = 1; i < 32; i = i == 16 / GMM__ELEMS16 ? 16 : 2 * i)
-                    square_max = GMM__CFG(gmm__word_max_signed)(square_max,
+                    square_max = gmm__word_max_signed(GMM__SOURCE, square_max,
                                                                 __shfl_xor_sync(0xFFFFFFFFu, square_max, i));
-                square_max = GMM__CFG(gmm__word_max)(0, square_max);
+                square_max = gmm__word_max(GMM__SOURCE, 0, square_max);
 #pragma unroll
-                for (i = 0; i < GMM__ROW_WORDS; i++) row[i] = GMM__CFG(gmm__vec_uniform_max)(square_max, i, p.m - row0);
+                for (i = 0; i < GMM__ROW_WORDS; i++) row[i] = gmm__vec_uniform_max(GMM__SOURCE, square_max, i, p.m - row0);
             }
             /* butterfly: each step halves the rows of a lane, until it has two words */
 #pragma unroll
@@ -75,14 +75,14 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                         const int32_t lane_stride = GMM__ROW_WORDS / 2 / k, upper = lane_col & lane_stride;
                         const uint32_t own = upper ? row[i + k] : row[i];
                         other = __shfl_xor_sync(0xFFFFFFFFu, upper ? row[i] : row[i + k], lane_stride);
-                        row[i] = GMM__CFG(gmm__word_max_signed)(own, other);
+                        row[i] = gmm__word_max_signed(GMM__SOURCE, own, other);
                     }
-            row[0] = GMM__CFG(gmm__word_max)(0, row[0]);
-            row[1] = GMM__CFG(gmm__word_max)(0, row[1]);
-            lane_scales = gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(row, 0), GMM__CFG(gmm__word_value)(row, 1),
+            row[0] = gmm__word_max(GMM__SOURCE, 0, row[0]);
+            row[1] = gmm__word_max(GMM__SOURCE, 0, row[1]);
+            lane_scales = gmm__vec_mx_scale2(gmm__word_value(GMM__SOURCE, row, 0), gmm__word_value(GMM__SOURCE, row, 1),
                                              inverse);
             if (GMM__ELEMS16 == 8)
-                lane_scales |= gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(row, 2), GMM__CFG(gmm__word_value)(row, 3),
+                lane_scales |= gmm__vec_mx_scale2(gmm__word_value(GMM__SOURCE, row, 2), gmm__word_value(GMM__SOURCE, row, 3),
                                                   inverse) << 16;
         }
         if (rowwise) { /* with F32 the scales of a block of four rows are spread over two lanes */
@@ -126,8 +126,8 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                 const float encode_scale = gmm__vec_mx_reciprocal(scales4, i);
                 float v[GMM__ELEMS16];
 #pragma unroll
-                for (j = 0; j < GMM__ELEMS16; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), encode_scale);
-                if (i < valid_rows) GMM__CFG(gmm__vec_store_codes)(dst, e5m2, v);
+                for (j = 0; j < GMM__ELEMS16; j++) v[j] = gmm__fmul(gmm__word_value(GMM__SOURCE, x[i], j), encode_scale);
+                if (i < valid_rows) gmm__vec_store_codes(dst, e5m2, v, GMM__ELEMS16);
             }
         }
         if (columnwise) {
@@ -140,20 +140,20 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             for (k = 0; k < 4; k++) {
                 maximum[k] = x[0][k];
 #pragma unroll
-                for (i = 1; i < 16; i++) maximum[k] = GMM__CFG(gmm__word_max_signed)(maximum[k], x[i][k]);
+                for (i = 1; i < 16; i++) maximum[k] = gmm__word_max_signed(GMM__SOURCE, maximum[k], x[i][k]);
             }
 #pragma unroll
             for (k = 0; k < 2; k++) {
                 const uint32_t own = lane_row ? maximum[k + 2] : maximum[k];
                 other = __shfl_xor_sync(0xFFFFFFFFu, lane_row ? maximum[k] : maximum[k + 2], 16);
-                other = GMM__CFG(gmm__word_max)(0, GMM__CFG(gmm__word_max_signed)(own, other));
+                other = gmm__word_max(GMM__SOURCE, 0, gmm__word_max_signed(GMM__SOURCE, own, other));
                 maximum[k] = square ? col < cols ? square_max : 0 : other;
             }
-            lane_scales = gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(maximum, 0),
-                                             GMM__CFG(gmm__word_value)(maximum, 1), inverse);
+            lane_scales = gmm__vec_mx_scale2(gmm__word_value(GMM__SOURCE, maximum, 0),
+                                             gmm__word_value(GMM__SOURCE, maximum, 1), inverse);
             if (GMM__ELEMS16 == 8)
-                lane_scales |= gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(maximum, 2),
-                                                  GMM__CFG(gmm__word_value)(maximum, 3),
+                lane_scales |= gmm__vec_mx_scale2(gmm__word_value(GMM__SOURCE, maximum, 2),
+                                                  gmm__word_value(GMM__SOURCE, maximum, 3),
                                                   inverse) << 16;
             if (scale_col < padded_cols && a.columnwise.scale_order == GMM_SCALES_SWIZZLED) {
                 scale += gmm_swizzle_offset(scale_col, block, col_along);
@@ -180,8 +180,8 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                 float v[GMM__ELEMS16];
 #pragma unroll
                 for (j = 0; j < GMM__ELEMS16; j++)
-                    v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), encode_scale[j]);
-                if (i < valid_rows) GMM__CFG(gmm__vec_store_codes)(dst, e5m2, v);
+                    v[j] = gmm__fmul(gmm__word_value(GMM__SOURCE, x[i], j), encode_scale[j]);
+                if (i < valid_rows) gmm__vec_store_codes(dst, e5m2, v, GMM__ELEMS16);
             }
         }
     }
@@ -189,7 +189,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 
 #undef GMM__ROW_WORDS
 #undef GMM__ELEMS16
-#undef GMM__CFG
+#undef GMM__WORDS
 #undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
 #undef GMM__ROW

@@ -5,16 +5,16 @@
 #error "gmm: this body needs GMM__ROW"
 #endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
-#define GMM__SOURCE GMM__COLUMN(2, GMM__ROW)
+#define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
+#define GMM__WORDS (GMM__SOURCE == GMM_F32 ? 8 : 4)
 #define GMM__HADAMARD GMM__COLUMN(3, GMM__ROW)
-#define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
-#define GMM__HALF_WORDS (GMM__CFG(gmm__words) / 2)
+#define GMM__HALF_WORDS (GMM__WORDS / 2)
 
 /* NV16 in both directions from tiles that are loaded once. Two lanes share a block; each computes the scales of half
    of the blocks of both. Scales are bytes, which index a table of all encode scales that the unit can have.
    GMM__HADAMARD (BF16): the columnwise copy is transformed, or codes are rounded stochastically; a block of a column
    then lies in one lane. */
-GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 && !GMM__HADAMARD ? 3 : 2)
+GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__WORDS == 4 && !GMM__HADAMARD ? 3 : 2)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ float encodes[2][GMM_TILE]; /* by scale byte; entry 127: factor of block amaxes */
     __shared__ __align__(16) uint8_t codes[GMM__NV_CODES];
@@ -34,7 +34,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
         /* recomputed for each strip, so that it takes no registers in the loop body */
         const gmm_warp_split split = gmm__vec_split(&a);
-        uint32_t x[8][GMM__CFG(gmm__words)];
+        uint32_t x[8][8];
         int32_t c0, i, j, k;
         if (strip >= split.total) break;
         const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, GMM__VEC_TILES, &c0);
@@ -43,7 +43,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         const int32_t row_along = ((cols + 63) >> 6) * 4, col_along = ((padded_rows + 63) >> 6) * 4;
         const int64_t row_pitch = a.rowwise.ld / 2, col_pitch = a.columnwise.ld / 2;
         const int32_t end = cols - c0 < GMM__VEC_TILES * GMM_TILE ? cols : c0 + GMM__VEC_TILES * GMM_TILE;
-        GMM__CFG(gmm__vec_load)(&a, &p, row0, col0, c0, cols - c0, x);
+        gmm__vec_load(GMM__SOURCE, &a, &p, row0, col0, c0, cols - c0, x);
         for (k = 0; k <= separate_amax; k++) {
             const gmm_nv_global g = gmm_nv_global_of(a.amax[k][p.unit], f->e4m3_256 ? 256.0f : 448.0f);
             const int32_t thread = gmm_tid_x();
@@ -64,8 +64,8 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                 for (i = 0; i < 8; i++) {
                     row[i] = 0;
 #pragma unroll
-                    for (k = 0; k < GMM__CFG(gmm__words); k++) row[i] = GMM__CFG(gmm__word_max_nan)(row[i], x[i][k]);
-                    row[i] = GMM__CFG(gmm__word_fold)(row[i]);
+                    for (k = 0; k < GMM__WORDS; k++) row[i] = gmm__word_max_nan(GMM__SOURCE, row[i], x[i][k]);
+                    row[i] = gmm__word_fold(GMM__SOURCE, row[i]);
                     has_nan = row[i] > has_nan ? row[i] : has_nan;
                 }
                 has_nan = has_nan > 0x7F800000u; /* a value is NaN */
@@ -74,13 +74,13 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                     for (i = 0; i < 8; i++) {
                         row[i] = 0;
 #pragma unroll
-                        for (k = 0; k < GMM__CFG(gmm__words); k++) {
-                            row[i] = GMM__CFG(gmm__word_max)(row[i], x[i][k]);
+                        for (k = 0; k < GMM__WORDS; k++) {
+                            row[i] = gmm__word_max(GMM__SOURCE, row[i], x[i][k]);
 #if GMM__HADAMARD
                             x[i][k] = gmm__vec_positive_nan(x[i][k]);
 #endif
                         }
-                        row[i] = GMM__CFG(gmm__word_fold)(row[i]);
+                        row[i] = gmm__word_fold(GMM__SOURCE, row[i]);
                     }
 #if !GMM__HADAMARD
                 if (f->square) {
@@ -111,7 +111,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                     for (i = 0; i < 8; i++) {
                         float v[8];
 #pragma unroll
-                        for (j = 0; j < 8; j++) v[j] = GMM__CFG(gmm__word_value)(x[i], j);
+                        for (j = 0; j < 8; j++) v[j] = gmm__word_value(GMM__SOURCE, x[i], j);
                         nibbles[i] = gmm__vec_e2m1x8(v, encode_scale, 0);
                     }
                 }
@@ -153,7 +153,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                             uint32_t code;
                             float v[8];
 #pragma unroll
-                            for (j = 0; j < 8; j++) v[j] = gmm__word_value_bf16(x[i + 4 * k], j);
+                            for (j = 0; j < 8; j++) v[j] = gmm__word_value(GMM_BF16, x[i + 4 * k], j);
                             code = f->stochastic ? gmm__vec_e2m1x8_random(v, encode_scale, random[k])
                                                  : gmm__vec_e2m1x8(v, encode_scale, 1);
                             if (valid_cols && i + 4 * k < valid_rows) gmm_st_global_b32(dst + 4 * k * row_pitch, code);
@@ -173,7 +173,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                             continue;
                         }
 #pragma unroll
-                        for (j = 0; j < 8; j++) v[j] = GMM__CFG(gmm__word_value)(x[i], j);
+                        for (j = 0; j < 8; j++) v[j] = gmm__word_value(GMM__SOURCE, x[i], j);
                         if (i < valid_rows) gmm_st_global_b32(dst, gmm__vec_e2m1x8(v, encode_scale, 0));
                     }
                     /* the scalar codec encodes the values again, from device memory */
@@ -185,7 +185,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                             uint32_t byte = 0;
 #pragma unroll 1
                             for (j = 0; j < 2; j++) {
-                                const float v = GMM__CFG(gmm__vec_reload)(&a, &p, row0 + (k >> 3),
+                                const float v = gmm__vec_reload(GMM__SOURCE, &a, &p, row0 + (k >> 3),
                                                                           c0 + col0 + (k & 7) + j);
                                 byte |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(v, encode_scale)) << 4 * j;
                             }
@@ -211,8 +211,8 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                     float encode_scale;
                     gmm__vec_column16(y, j, f->hadamard, column);
 #pragma unroll
-                    for (i = 0; i < 8; i++) maximum = gmm__word_max_bf16(maximum, column[i]);
-                    amax[0] = gmm_f32_from_bits(gmm__word_fold_bf16(maximum));
+                    for (i = 0; i < 8; i++) maximum = gmm__word_max(GMM_BF16, maximum, column[i]);
+                    amax[0] = gmm_f32_from_bits(gmm__word_fold(GMM_BF16, maximum));
                     amax[1] = amax[2] = amax[3] = 0.0f;
                     k = (int32_t)gmm__vec_nv_scale4(amax, col_encodes, 0);
                     encode_scale = col_encodes[k];
@@ -225,30 +225,30 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                     for (k = 0; k < 2; k++) {
                         float v[8];
 #pragma unroll
-                        for (i = 0; i < 8; i++) v[i] = gmm__word_value_bf16(column + 4 * k, i);
+                        for (i = 0; i < 8; i++) v[i] = gmm__word_value(GMM_BF16, column + 4 * k, i);
                         dst[k] = f->stochastic ? gmm__vec_e2m1x8_random(v, encode_scale, draw + 2 * k)
                                               : gmm__vec_e2m1x8(v, encode_scale, 1);
                     }
                     *(uint2 *)(void *)(smem + j * GMM__NV_COLUMN) = make_uint2(dst[0], dst[1]);
                 }
 #else
-                uint32_t col[GMM__CFG(gmm__words)], scales4[2], other;
+                uint32_t col[GMM__WORDS], scales4[2], other;
 #pragma unroll
-                for (k = 0; k < GMM__CFG(gmm__words); k++) {
+                for (k = 0; k < GMM__WORDS; k++) {
                     col[k] = 0;
 #pragma unroll
-                    for (i = 0; i < 8; i++) col[k] = GMM__CFG(gmm__word_max)(col[k], x[i][k]);
+                    for (i = 0; i < 8; i++) col[k] = gmm__word_max(GMM__SOURCE, col[k], x[i][k]);
                 }
 #pragma unroll
                 for (k = 0; k < GMM__HALF_WORDS; k++) {
                     const uint32_t sent = lower ? col[k] : col[k + GMM__HALF_WORDS];
-                    col[k] = GMM__CFG(gmm__word_max)(lower ? col[k + GMM__HALF_WORDS] : col[k],
+                    col[k] = gmm__word_max(GMM__SOURCE, lower ? col[k + GMM__HALF_WORDS] : col[k],
                                                      __shfl_xor_sync(0xFFFFFFFFu, sent, 8));
                 }
 #pragma unroll
                 for (j = 0; j < 4; j++)
                     amax[j] = f->square ? gmm_f32_from_bits(valid_cols ? maximum : 0)
-                                        : GMM__CFG(gmm__word_value)(col, j);
+                                        : gmm__word_value(GMM__SOURCE, col, j);
                 lane_scales = gmm__vec_nv_scale4(amax, col_encodes, 1);
                 other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 8);
                 scales4[0] = lower ? other : lane_scales;
@@ -264,7 +264,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                         continue;
                     }
 #pragma unroll
-                    for (i = 0; i < 8; i++) v[i] = GMM__CFG(gmm__word_value)(x[i], j);
+                    for (i = 0; i < 8; i++) v[i] = gmm__word_value(GMM__SOURCE, x[i], j);
                     *(uint32_t *)(void *)(smem + j * GMM__NV_COLUMN) = gmm__vec_e2m1x8(v, encode_scale, 0);
                 }
                 if (has_nan | ((scales4[0] | scales4[1]) & 0x80u))
@@ -275,7 +275,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll 1
                         for (j = 0; j < 2; j++)
                             if ((k & 7) + j < valid_rows && valid_cols) {
-                                const float v = GMM__CFG(gmm__vec_reload)(&a, &p, row0 + (k & 7) + j,
+                                const float v = gmm__vec_reload(GMM__SOURCE, &a, &p, row0 + (k & 7) + j,
                                                                           c0 + col0 + (k >> 3));
                                 byte |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(v, encode_scale)) << 4 * j;
                             }
@@ -288,7 +288,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                     scales[(col0 + 4 * lower + j) * GMM_TILE_BLOCKS + (row0 >> 4)] = (uint8_t)(lane_scales >> 8 * j);
             }
             if (c0 + GMM_TILE < end) /* the next tile is loaded while codes are stored */
-                GMM__CFG(gmm__vec_load)(&a, &p, row0, col0, c0 + GMM_TILE, cols - c0 - GMM_TILE, x);
+                gmm__vec_load(GMM__SOURCE, &a, &p, row0, col0, c0 + GMM_TILE, cols - c0 - GMM_TILE, x);
             if (columnwise) {
                 /* computed here, so that they take no registers before */
                 const int32_t thread = gmm_tid_x(), chunks = GMM__NV_COLUMN / 16;
@@ -319,7 +319,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 }
 
 #undef GMM__HALF_WORDS
-#undef GMM__CFG
+#undef GMM__WORDS
 #undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
 #undef GMM__HADAMARD

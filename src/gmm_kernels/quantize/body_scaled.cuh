@@ -5,9 +5,9 @@
 #error "gmm: this body needs GMM__ROW"
 #endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
-#define GMM__SOURCE GMM__COLUMN(2, GMM__ROW)
+#define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
+#define GMM__WORDS (GMM__SOURCE == GMM_F32 ? 8 : 4)
 #define GMM__SCALING GMM__COLUMN(3, GMM__ROW)
-#define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
 #define GMM__BLOCK_SCALED (GMM__SCALING == GMM_SCALING_1X128 || GMM__SCALING == GMM_SCALING_128X128)
 /* stride of the maxima or scales of a row, which has two halves; odd, so that rows fall into different banks */
 #define GMM__ROW_STEP 3
@@ -15,7 +15,7 @@
 
 /* FP8 with fp32 scales (GMM__SCALING) in both directions from a tile that is loaded once: maxima of blocks or given
    amaxes become scales, then rowwise codes are stored from registers and columnwise codes through shared memory. */
-GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 ? 3 : 2)
+GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__WORDS == 4 ? 3 : 2)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ float smem_scales[2][GMM__COL_STEP * GMM_TILE];
     __shared__ __align__(16) uint8_t codes[GMM__VEC_CODES];
@@ -34,14 +34,14 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + thread,
                           (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
     for (strip = (int32_t)blockIdx.y; strip < split.total; strip += (int32_t)gridDim.y) {
-        uint32_t x[8][GMM__CFG(gmm__words)], maximum_bits = 0;
+        uint32_t x[8][8], maximum_bits = 0;
         float tile_scale = 1.0f;
         int32_t c0, i, j, k;
         const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, 1, &c0);
         const int32_t n = (int32_t)a.cols - c0;
         const int32_t padded_rows = a.grouped ? (p.rows + 127) & ~127 : p.rows;
         const int32_t valid_rows = p.m - row0;
-        GMM__CFG(gmm__vec_load)(&a, &p, row0, col0, c0, n, x);
+        gmm__vec_load(GMM__SOURCE, &a, &p, row0, col0, c0, n, x);
 
         if (GMM__SCALING == GMM_SCALING_TENSOR) {
             tile_scale = f->delayed ? a.scale ? a.scale[p.unit] : 1.0f
@@ -51,9 +51,9 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll
                 for (i = 0; i < 8; i++)
 #pragma unroll
-                    for (k = 0; k < GMM__CFG(gmm__words); k++)
-                        maximum_bits = GMM__CFG(gmm__word_max)(maximum_bits, x[i][k]);
-                maximum_bits = __reduce_max_sync(0xFFFFFFFFu, GMM__CFG(gmm__word_fold)(maximum_bits));
+                    for (k = 0; k < GMM__WORDS; k++)
+                        maximum_bits = gmm__word_max(GMM__SOURCE, maximum_bits, x[i][k]);
+                maximum_bits = __reduce_max_sync(0xFFFFFFFFu, gmm__word_fold(GMM__SOURCE, maximum_bits));
                 if (lane == 0) smem_scales[0][warp] = gmm_f32_from_bits(maximum_bits);
             }
         }
@@ -74,18 +74,18 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                                     gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
         }
         if (GMM__BLOCK_SCALED) { /* maxima of the parts of blocks */
-            uint32_t row[8], col[GMM__CFG(gmm__words)], maximum = 0;
+            uint32_t row[8], col[GMM__WORDS], maximum = 0;
 #pragma unroll
-            for (k = 0; k < GMM__CFG(gmm__words); k++) col[k] = 0;
+            for (k = 0; k < GMM__WORDS; k++) col[k] = 0;
 #pragma unroll
             for (i = 0; i < 8; i++) {
                 row[i] = 0;
 #pragma unroll
-                for (k = 0; k < GMM__CFG(gmm__words); k++) {
-                    row[i] = GMM__CFG(gmm__word_max)(row[i], x[i][k]);
-                    if (GMM__CFG(gmm__words) == 4) col[k] = GMM__CFG(gmm__word_max)(col[k], x[i][k]);
+                for (k = 0; k < GMM__WORDS; k++) {
+                    row[i] = gmm__word_max(GMM__SOURCE, row[i], x[i][k]);
+                    if (GMM__WORDS == 4) col[k] = gmm__word_max(GMM__SOURCE, col[k], x[i][k]);
                 }
-                row[i] = GMM__CFG(gmm__word_fold)(row[i]);
+                row[i] = gmm__word_fold(GMM__SOURCE, row[i]);
             }
             if (GMM__SCALING == GMM_SCALING_128X128) {
 #pragma unroll
@@ -103,20 +103,20 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                 }
                 if (columnwise) {
 #pragma unroll
-                    for (k = 0; k < GMM__CFG(gmm__words); k++) {
+                    for (k = 0; k < GMM__WORDS; k++) {
                         /* for 16-bit sources above, where F32 sources would spill registers */
 #pragma unroll
-                        for (i = 0; i < 8 && GMM__CFG(gmm__words) != 4; i++)
-                            col[k] = GMM__CFG(gmm__word_max)(col[k], x[i][k]);
+                        for (i = 0; i < 8 && GMM__WORDS != 4; i++)
+                            col[k] = gmm__word_max(GMM__SOURCE, col[k], x[i][k]);
 #pragma unroll
                         for (i = 8; i < 32; i <<= 1)
-                            col[k] = GMM__CFG(gmm__word_max)(col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
+                            col[k] = gmm__word_max(GMM__SOURCE, col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
                     }
                     if (lane_row == 0)
 #pragma unroll
                         for (j = 0; j < 8; j++)
                             smem_scales[1][(col0 + j) * GMM__COL_STEP + (row0 >> 5)] =
-                                GMM__CFG(gmm__word_value)(col, j);
+                                gmm__word_value(GMM__SOURCE, col, j);
                 }
             }
         }
@@ -175,7 +175,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                 if (GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128)
                     tile_scale = row_scales[i * GMM__ROW_STEP];
 #pragma unroll
-                for (j = 0; j < 8; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), tile_scale);
+                for (j = 0; j < 8; j++) v[j] = gmm__fmul(gmm__word_value(GMM__SOURCE, x[i], j), tile_scale);
                 if (i < valid_rows)
                     gmm_st_global_v2_b32(dst, gmm__quant_fp8x4(e5m2, v), gmm__quant_fp8x4(e5m2, v + 4));
             }
@@ -194,7 +194,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                 if (GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128)
                     tile_scale = col_scales[j * GMM__COL_STEP];
 #pragma unroll
-                for (i = 0; i < 8; i++) v[i] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), tile_scale);
+                for (i = 0; i < 8; i++) v[i] = gmm__fmul(gmm__word_value(GMM__SOURCE, x[i], j), tile_scale);
                 *(uint2 *)(void *)(smem + j * bytes) = make_uint2(gmm__quant_fp8x4(e5m2, v),
                                                                   gmm__quant_fp8x4(e5m2, v + 4));
             }
@@ -224,7 +224,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #undef GMM__COL_STEP
 #undef GMM__ROW_STEP
 #undef GMM__BLOCK_SCALED
-#undef GMM__CFG
+#undef GMM__WORDS
 #undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
 #undef GMM__SCALING

@@ -16,69 +16,6 @@ enum {
     GMM__NV_CODES = GMM_TILE * GMM__NV_COLUMN + GMM_TILE / 8 * 16
 };
 
-/* Functions of words of packed elements: the values of eight elements, and maxima of absolute values, which ignore
-   NaN. The instructions keep subnormal values whatever the compiler flags. */
-enum { gmm__words_bf16 = 4, gmm__words_f16 = 4, gmm__words_f32 = 8 };
-enum { gmm__elems16_bf16 = 8, gmm__elems16_f16 = 8, gmm__elems16_f32 = 4 }; /* elements in sixteen bytes */
-GMM__DEVICE float gmm__word_value_bf16(const uint32_t *w, int32_t j) {
-    return gmm_f32_from_bits(j & 1 ? w[j / 2] & 0xFFFF0000u : w[j / 2] << 16);
-}
-GMM__DEVICE float gmm__word_value_f16(const uint32_t *w, int32_t j) {
-    const uint16_t h = (uint16_t)(j & 1 ? w[j / 2] >> 16 : w[j / 2]);
-    return gmm_cvt_f32_f16(h);
-}
-GMM__DEVICE float gmm__word_value_f32(const uint32_t *w, int32_t j) { return gmm_f32_from_bits(w[j]); }
-GMM__DEVICE uint32_t gmm__word_max_bf16(uint32_t maximum, uint32_t w) {
-    return gmm_max_bf16x2(maximum, w & 0x7FFF7FFFu);
-}
-GMM__DEVICE uint32_t gmm__word_max_f16(uint32_t maximum, uint32_t w) {
-    return gmm_max_f16x2(maximum, w & 0x7FFF7FFFu);
-}
-GMM__DEVICE uint32_t gmm__word_max_f32(uint32_t maximum, uint32_t w) {
-    return gmm_max_abs_f32(maximum, w);
-}
-/* The larger half of a word of maxima, as bits of an fp32. */
-GMM__DEVICE uint32_t gmm__word_fold_bf16(uint32_t maximum) {
-    const uint32_t low = maximum << 16, high = maximum & 0xFFFF0000u;
-    return low > high ? low : high;
-}
-GMM__DEVICE uint32_t gmm__word_fold_f16(uint32_t maximum) {
-    const uint32_t low = maximum & 0xFFFFu, high = maximum >> 16, w = low > high ? low : high;
-    return gmm_f32_bits(gmm__word_value_f16(&w, 0));
-}
-GMM__DEVICE uint32_t gmm__word_fold_f32(uint32_t maximum) { return maximum; }
-/* Maxima that return NaN if an operand is NaN. */
-GMM__DEVICE uint32_t gmm__word_max_nan_bf16(uint32_t maximum, uint32_t w) {
-    return gmm_max_nan_bf16x2(maximum, w & 0x7FFF7FFFu);
-}
-GMM__DEVICE uint32_t gmm__word_max_nan_f16(uint32_t maximum, uint32_t w) {
-    return gmm_max_nan_f16x2(maximum, w & 0x7FFF7FFFu);
-}
-GMM__DEVICE uint32_t gmm__word_max_nan_f32(uint32_t maximum, uint32_t w) {
-    return gmm_max_nan_abs_f32(maximum, w);
-}
-
-/* Maxima in fewer instructions, for chains that start with an unmodified word: the sign of the result is
-   meaningless, and a result is NaN only if all operands are. gmm__word_max_*(0, result) is the absolute value, 0 for
-   NaN. */
-GMM__DEVICE uint32_t gmm__word_max_signed_bf16(uint32_t maximum, uint32_t w) {
-#if __CUDA_ARCH__ >= 860
-    return gmm_max_xorsign_abs_bf16x2(maximum, w);
-#else
-    return gmm__word_max_bf16(maximum & 0x7FFF7FFFu, w);
-#endif
-}
-GMM__DEVICE uint32_t gmm__word_max_signed_f16(uint32_t maximum, uint32_t w) {
-#if __CUDA_ARCH__ >= 860
-    return gmm_max_xorsign_abs_f16x2(maximum, w);
-#else
-    return gmm__word_max_f16(maximum & 0x7FFF7FFFu, w);
-#endif
-}
-GMM__DEVICE uint32_t gmm__word_max_signed_f32(uint32_t maximum, uint32_t w) {
-    return gmm_max_abs_abs_f32(maximum, w);
-}
-
 /* Sign bits of eight values, at bit 3 of each nibble. */
 GMM__DEVICE uint32_t gmm__vec_signs(const float v[8]) {
     const uint32_t odd = __byte_perm(__byte_perm(gmm_f32_bits(v[1]), gmm_f32_bits(v[3]), 0x0073),
@@ -194,15 +131,63 @@ GMM__DEVICE uint8_t *gmm__vec_data(const gmm_mat *m, int64_t step, int64_t unit)
 GMM__DEVICE uint8_t *gmm__vec_scales(const gmm_mat *m, int64_t step, int64_t unit) {
     return m->scale_table ? (uint8_t *)m->scale_table[unit] : (uint8_t *)m->scale + unit * step;
 }
-/* Stores the codes of a lane's part of a row. */
-GMM__DEVICE void gmm__vec_store_codes_bf16(uint8_t *dst, int32_t e5m2, const float v[8]) {
-    gmm_st_global_v2_b32(dst, gmm__quant_fp8x4(e5m2, v), gmm__quant_fp8x4(e5m2, v + 4));
+/* Loads a lane's part of a tile, eight rows of eight columns; zeros beyond the last row or column. */
+GMM__DEVICE void gmm__vec_load(gmm_dtype source, const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0,
+                               int32_t col0, int32_t c0, int32_t n, uint32_t x[8][8]) {
+    const int64_t size = gmm__words8(source) / 2, pitch = a->src.ld * size;
+    const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->source_row + p->row + row0) * pitch +
+                          (c0 + col0) * size;
+    const int32_t rows = col0 < n ? p->m - row0 : 0;
+    int32_t i, k;
+#pragma unroll
+    for (i = 0; i < 8; i++, src += pitch)
+#pragma unroll
+        for (k = 0; k < gmm__words8(source); k += 4) {
+            uint4 v = make_uint4(0u, 0u, 0u, 0u);
+            if (i < rows) v = __ldg((const uint4 *)(const void *)(src + 4 * k));
+            x[i][k] = v.x;
+            x[i][k + 1] = v.y;
+            x[i][k + 2] = v.z;
+            x[i][k + 3] = v.w;
+        }
 }
-GMM__DEVICE void gmm__vec_store_codes_f16(uint8_t *dst, int32_t e5m2, const float v[8]) {
-    gmm__vec_store_codes_bf16(dst, e5m2, v);
+
+/* Loads sixteen rows of sixteen bytes from column `col` of the matrix on; zeros beyond the last row or column. */
+GMM__DEVICE void gmm__vec_load16(gmm_dtype source, const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0,
+                                 int32_t col, uint32_t x[16][4]) {
+    const int64_t size = 16 / gmm__elems16(source), pitch = a->src.ld * size;
+    const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->source_row + p->row + row0) * pitch +
+                          col * size;
+    const int32_t rows = col < (int32_t)a->cols ? p->m - row0 : 0;
+    int32_t i;
+#pragma unroll
+    for (i = 0; i < 16; i++, src += pitch) {
+        uint4 v = make_uint4(0u, 0u, 0u, 0u);
+        if (i < rows) v = __ldg((const uint4 *)(const void *)src);
+        x[i][0] = v.x;
+        x[i][1] = v.y;
+        x[i][2] = v.z;
+        x[i][3] = v.w;
+    }
 }
-GMM__DEVICE void gmm__vec_store_codes_f32(uint8_t *dst, int32_t e5m2, const float v[4]) {
-    gmm_st_global_b32(dst, gmm__quant_fp8x4(e5m2, v));
+
+/* Word `word` of the maxima of sixteen rows that all have the maximum `maximum`; rows beyond the last one have 0. */
+GMM__DEVICE uint32_t gmm__vec_uniform_max(gmm_dtype source, uint32_t maximum, int32_t word, int32_t rows) {
+    if (source == GMM_F32) return word < rows ? maximum : 0;
+    return 2 * word + 1 < rows ? maximum : 2 * word < rows ? maximum & 0xFFFFu : 0;
+}
+
+/* Reads one element of a tile from device memory. */
+GMM__DEVICE float gmm__vec_reload(gmm_dtype source, const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row,
+                                  int32_t col) {
+    return gmm_load(source, gmm__vec_data(&a->src, a->step[2], p->unit),
+                    (p->source_row + p->row + row) * a->src.ld + col);
+}
+
+/* Stores the FP8 codes of `count` values (four or eight) of a row. */
+GMM__DEVICE void gmm__vec_store_codes(uint8_t *dst, int32_t e5m2, const float *v, int32_t count) {
+    if (count == 8) gmm_st_global_v2_b32(dst, gmm__quant_fp8x4(e5m2, v), gmm__quant_fp8x4(e5m2, v + 4));
+    else gmm_st_global_b32(dst, gmm__quant_fp8x4(e5m2, v));
 }
 /* gmm_mx_scale of two amaxes that are not NaN, the second in the next byte. `inverse`: reciprocal of the dtype's
    largest value. */
@@ -263,7 +248,7 @@ GMM__DEVICE uint32_t gmm__vec_positive_nan(uint32_t w) {
 /* BF16: flips the signs of rows selected by bits of `signs`. gmm__vec_gather16 then exchanges words between the two
    lanes of 16 rows, so that 8 rows by 8 columns become 16 rows by 4 columns: the left columns in the upper lane, the
    right ones in the lower lane. */
-GMM__DEVICE void gmm__vec_flip_signs(uint32_t x[8][4], uint32_t signs) {
+GMM__DEVICE void gmm__vec_flip_signs(uint32_t x[8][8], uint32_t signs) {
     int32_t i, k;
 #pragma unroll
     for (i = 0; i < 8; i++) {
@@ -272,7 +257,7 @@ GMM__DEVICE void gmm__vec_flip_signs(uint32_t x[8][4], uint32_t signs) {
         for (k = 0; k < 4; k++) x[i][k] ^= flip;
     }
 }
-GMM__DEVICE void gmm__vec_gather16(const uint32_t x[8][4], int32_t lower, uint32_t dst[16][2]) {
+GMM__DEVICE void gmm__vec_gather16(const uint32_t x[8][8], int32_t lower, uint32_t dst[16][2]) {
     int32_t i, k;
 #pragma unroll
     for (i = 0; i < 8; i++)
@@ -302,7 +287,7 @@ GMM__DEVICE void gmm__vec_column16(const uint32_t x[16][2], int32_t j, int32_t h
     float v[16];
     int32_t i;
 #pragma unroll
-    for (i = 0; i < 16; i++) v[i] = gmm__word_value_bf16(x[i], j);
+    for (i = 0; i < 16; i++) v[i] = gmm__word_value(GMM_BF16, x[i], j);
     if (hadamard) {
         gmm__vec_hadamard_stages(v, 16, 8);
 #pragma unroll
@@ -314,7 +299,7 @@ GMM__DEVICE void gmm__vec_column16(const uint32_t x[16][2], int32_t j, int32_t h
 }
 /* Largest absolute value of the transforms of this lane's and its neighbour's blocks of 16, as bits of an fp32
    rounded to BF16. The last stage takes |a| + |b|, the larger of |a + b| and |a - b|, so that it needs no order. */
-GMM__DEVICE uint32_t gmm__vec_hadamard_amax(const uint32_t x[8][4], int32_t lower) {
+GMM__DEVICE uint32_t gmm__vec_hadamard_amax(const uint32_t x[8][8], int32_t lower) {
     float maximum = 0.0f;
     uint32_t bits;
     int32_t i, k, half;
@@ -331,8 +316,8 @@ GMM__DEVICE uint32_t gmm__vec_hadamard_amax(const uint32_t x[8][4], int32_t lowe
             float a[8], b[8];
 #pragma unroll
             for (i = 0; i < 8; i++) {
-                a[i] = gmm__word_value_bf16(&own[i], half);
-                b[i] = gmm__word_value_bf16(&received[i], half);
+                a[i] = gmm__word_value(GMM_BF16, &own[i], half);
+                b[i] = gmm__word_value(GMM_BF16, &received[i], half);
             }
             gmm__vec_hadamard_stages(a, 8, 4);
             gmm__vec_hadamard_stages(b, 8, 4);

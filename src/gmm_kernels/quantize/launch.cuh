@@ -32,7 +32,7 @@ static const gmm_quantize_kernel gmm_quantize_kernels[] = {
 };
 
 /* Grid of a vectorized kernel: tiles along the columns by strips, `max_blocks` CTAs at most. */
-static GMM__UNUSED dim3 gmm__vec_grid(int64_t col_tiles, int64_t strips, int64_t max_blocks) {
+static GMM__UNUSED dim3 gmm_cast_grid(int64_t col_tiles, int64_t strips, int64_t max_blocks) {
     const int64_t max_rows = max_blocks / col_tiles < 65535 ? max_blocks / col_tiles : 65535;
     const int64_t y = strips < max_rows ? strips : max_rows;
     return dim3((unsigned)col_tiles, (unsigned)(y < 1 ? 1 : y));
@@ -50,15 +50,15 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
     const int32_t amax_smem = a->vectorized ? 0 : GMM__QUANT_TILE;
     const int multi_tile = a->format.scaling == GMM_SCALING_NV16 ||
                            (a->format.scaling == GMM_SCALING_MX32 && dtype != GMM_F32);
-    const int64_t tiles_per_block = multi_tile ? (int64_t)GMM__VEC_TILES : 1;
+    const int64_t tiles_per_block = multi_tile ? (int64_t)GMM_CAST_TILES : 1;
     const int64_t tile_count = strips * a->col_tiles;
     dim3 grid((unsigned)(tile_count < 1 ? 1 : tile_count < max_blocks ? tile_count : max_blocks)), cast_grid = grid;
     cudaError_t error = cudaSuccess;
     gmm__quant_args forward = *a;
     void *params[1];
     if (a->vectorized) {
-        grid = gmm__vec_grid(a->col_tiles, strips, max_stream_blocks);
-        cast_grid = gmm__vec_grid((a->col_tiles + tiles_per_block - 1) / tiles_per_block, strips, max_stream_blocks);
+        grid = gmm_cast_grid(a->col_tiles, strips, max_stream_blocks);
+        cast_grid = gmm_cast_grid((a->col_tiles + tiles_per_block - 1) / tiles_per_block, strips, max_stream_blocks);
     }
     while (row->dtype != dtype || row->vectorized > a->vectorized ||
            (row->scaling != GMM_SCALING_NONE && row->scaling != a->format.scaling))

@@ -4705,6 +4705,17 @@ GMM__DEVICE gmm__qview gmm__quant_copy(const gmm_mat *m, gmm_direction direction
     return gmm__qview_of(m, direction, grouped, p->unit, p->source_row, p->padded_row, p->rows, cols);
 }
 
+/* Rows or columns of the tile that begins at `first` of `count`. */
+GMM__DEVICE int32_t gmm__quant_extent(int64_t count, int64_t first) {
+    return (int32_t)(count - first < GMM_TILE ? count - first : (int64_t)GMM_TILE);
+}
+/* The one rule of fp32 scales: that of an amax for a dtype whose largest value is qmax. `blocks`: 1X128 and 128X128,
+   which the largest value of the source limits. */
+GMM__DEVICE float gmm__quant_scale(const gmm__quant_args *a, float qmax, int32_t blocks, float amax) {
+    return gmm_scale_from_amax(amax, qmax, gmm_dtype_largest(blocks ? a->source : GMM_F32), a->format.eps,
+                               a->format.pow2);
+}
+
 /* Index of element (r, c) of a tile in shared memory. Columns are permuted so that accesses of four elements per
    lane, along rows and along columns, are free of bank conflicts: the lanes of a row start with different elements
    of their four. */
@@ -4762,6 +4773,11 @@ GMM__DEVICE void gmm__quant_load_col(const float *x, int32_t c, int32_t hadamard
         }
 #pragma unroll
     for (j = 0; j < 4; j++) v[j] = gmm_bf16_to_f32(gmm_f32_to_bf16(gmm__fmul(v[j], 0.25f)));
+}
+/* Loads four elements of line l of a copy. */
+GMM__DEVICE void gmm__quant_load_line(const float *x, int32_t columnwise, int32_t l, int32_t hadamard, float v[4]) {
+    if (columnwise) gmm__quant_load_col(x, l, hadamard, v);
+    else gmm__quant_load_row(x, l, v);
 }
 GMM__DEVICE uint32_t gmm__quant_amax4(const float v[4]) {
     return gmm_amax_bits(gmm_amax_bits(gmm_amax_bits(gmm_amax_bits(0u, v[0]), v[1]), v[2]), v[3]);
@@ -4885,9 +4901,7 @@ GMM__DEVICE void gmm__quant_copy_tile_begin(const gmm__quant_args *a, gmm_scalin
     if (scaling == GMM_SCALING_NV16)
         s->global = gmm_nv_global_of(s->per_line ? 0.0f : s->amax[0], f->e4m3_256 ? 256.0f : 448.0f);
     else if (scaling == GMM_SCALING_TENSOR)
-        s->encode_scale = f->delayed ? s->scale
-                                     : gmm_scale_from_amax(s->amax[0], gmm_dtype_largest(f->dtype),
-                                                           gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
+        s->encode_scale = f->delayed ? s->scale : gmm__quant_scale(a, gmm_dtype_largest(f->dtype), 0, s->amax[0]);
 }
 
 /* Computes and stores the scale and codes of a lane's four values of line l. `shared_amax`: amaxes of square blocks.
@@ -4926,8 +4940,7 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy
         stored = gmm_mx_scale(amax, f->dtype);
         encode_scale = gmm_e8m0_reciprocal((uint8_t)stored);
     } else if (scaling != GMM_SCALING_TENSOR) {
-        encode_scale = gmm_scale_from_amax(amax, gmm_dtype_largest(f->dtype),
-                                           gmm_dtype_largest(width ? a->source : GMM_F32), f->eps, f->pow2);
+        encode_scale = gmm__quant_scale(a, gmm_dtype_largest(f->dtype), width, amax);
         stored = gmm_f32_bits(gmm_scale_inverse(encode_scale));
     }
     if (scaling == GMM_SCALING_128X128) {
@@ -4997,8 +5010,7 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
         for (l = gmm__warp(); l < s->lines; l += GMM__QUANT_WARPS) {
             uint32_t bits;
             float v[4];
-            if (columnwise) gmm__quant_load_col(x, l, hadamard, v);
-            else gmm__quant_load_row(x, l, v);
+            gmm__quant_load_line(x, columnwise, l, hadamard, v);
             bits = gmm__quant_block_max(gmm__quant_amax4(v), width / 4);
             if (lane % (width / 4) == 0)
                 atomicMax(&shared_amax[l / height * GMM_TILE_BLOCKS + lane / (width / 4)], bits);
@@ -5011,8 +5023,7 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
         for (l = gmm__warp(); l < GMM_TILE; l += GMM__QUANT_WARPS) {
             uint8_t scale[2];
             float v[4], error[2];
-            if (columnwise) gmm__quant_load_col(x, l, hadamard, v);
-            else gmm__quant_load_row(x, l, v);
+            gmm__quant_load_line(x, columnwise, l, hadamard, v);
             gmm__quant_four_over_six(&s->global, v, gmm_f32_from_bits(shared_amax[l / 16 * GMM_TILE_BLOCKS + lane / 4]),
                                      f->four_over_six == 2, scale, error);
             for (i = 0; i < 2; i++)
@@ -5041,8 +5052,7 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
     }
     for (l = gmm__warp(); l < GMM_TILE; l += GMM__QUANT_WARPS) {
         float v[4];
-        if (columnwise) gmm__quant_load_col(x, l, hadamard, v);
-        else gmm__quant_load_row(x, l, v);
+        gmm__quant_load_line(x, columnwise, l, hadamard, v);
         gmm__quant_line(a, s, l, v, shared_amax, codes);
     }
     if (!s->view.apart) return;
@@ -5095,8 +5105,7 @@ GMM__DEVICE void gmm__quant_scales(const gmm__quant_args *a, int64_t first, int6
         }
         for (k = 0; k < 2 && tensor && a->phase != GMM_QUANT_AMAX; k++) {
             const float scale = f->delayed ? a->scale ? a->scale[i] : 1.0f
-                                           : gmm_scale_from_amax(amax[k], gmm_dtype_largest(f->dtype),
-                                                                 gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
+                                           : gmm__quant_scale(a, gmm_dtype_largest(f->dtype), 0, amax[k]);
             gmm__qview v;
             if (copy[k]->dtype == GMM_NONE) continue;
             v = gmm__qview_of(copy[k], k ? GMM_COLUMNWISE : GMM_ROWWISE, a->grouped, i, 0, 0, 0, 1);
@@ -5105,8 +5114,8 @@ GMM__DEVICE void gmm__quant_scales(const gmm__quant_args *a, int64_t first, int6
     }
     for (i = first; a->columns && i < a->units * a->cols; i += step) {
         const gmm__qview v = gmm__qview_of(&a->columnwise, GMM_COLUMNWISE, a->grouped, i / a->cols, 0, 0, 0, a->cols);
-        ((float *)(void *)v.scale)[i % a->cols] = gmm_scale_inverse(gmm_scale_from_amax(
-            a->columns[i], gmm_dtype_largest(f->dtype), gmm_dtype_largest(GMM_F32), f->eps, f->pow2));
+        ((float *)(void *)v.scale)[i % a->cols] =
+            gmm_scale_inverse(gmm__quant_scale(a, gmm_dtype_largest(f->dtype), 0, a->columns[i]));
     }
     if (f->row_amax && a->rowwise.dtype != GMM_NONE)
         for (i = first; i < (a->grouped ? a->offsets[a->units] : a->units * a->rows); i += step)
@@ -5663,19 +5672,13 @@ typedef struct gmm_cast_fp8 {
     int32_t e5m2;
 } gmm_cast_fp8;
 
-/* The quantization scale of an amax. `blocks`: 1X128 and 128X128, which the largest value of the source limits. */
-GMM__DEVICE float gmm_cast_fp8_scale(const gmm_cast_fp8 *c, const gmm__quant_args *a, int32_t blocks, float amax) {
-    return gmm_scale_from_amax(amax, c->qmax, gmm_dtype_largest(blocks ? a->source : GMM_F32), a->format.eps,
-                               a->format.pow2);
-}
-
 /* TENSOR: the scale of the unit; with delayed scaling the given one. */
 GMM__DEVICE float gmm_cast_fp8_tensor_scale(const gmm_cast_fp8 *c, const gmm_cast_tile *t) {
     const gmm__quant_args *a = t->a;
     if (a->format.delayed) return a->scale ? a->scale[t->p.unit] : 1.0f;
-    return gmm_cast_fp8_scale(c, a, 0, a->amax[0][t->p.unit]);
+    return gmm__quant_scale(a, c->qmax, 0, a->amax[0][t->p.unit]);
 }
-/* TENSOR, delayed scaling: the amax of each warp, for gmm_cast_fp8_record_amax. */
+/* 128X128, and TENSOR with delayed scaling: the amax of each warp's part of the tile. */
 GMM__DEVICE uint32_t gmm_cast_fp8_warp_amax(const gmm_cast_fp8 *c, const gmm_cast_tile *t, const uint32_t x[8][8]) {
     const uint32_t maximum = gmm_cast_warp_max(t->source, x);
     if (gmm__lane() == 0) c->scales[0][gmm__warp()] = gmm_f32_from_bits(maximum);
@@ -5699,7 +5702,7 @@ GMM__DEVICE void gmm_cast_fp8_line_scales(const gmm_cast_fp8 *c, const gmm_cast_
     const int32_t thread = (int32_t)threadIdx.x;
     if (thread < GMM_TILE && t->rowwise) {
         const int64_t row = (a->grouped ? p->source_row : (int64_t)p->unit * p->rows) + p->row + thread;
-        const float scale = gmm_cast_fp8_scale(c, a, 0, thread < p->m ? a->lines[row] : 0.0f);
+        const float scale = gmm__quant_scale(a, c->qmax, 0, thread < p->m ? a->lines[row] : 0.0f);
         c->scales[0][thread * GMM_CAST_ROW_STEP] = scale;
         if (t->c0 == 0 && thread < p->m)
             ((float *)(void *)gmm_cast_scales(t, 0, 0))[(a->grouped ? p->source_row : 0) + p->row + thread] =
@@ -5707,8 +5710,8 @@ GMM__DEVICE void gmm_cast_fp8_line_scales(const gmm_cast_fp8 *c, const gmm_cast_
     }
     if (thread >= GMM_TILE && t->columnwise) {
         const int32_t col = thread - GMM_TILE;
-        c->scales[1][col * GMM_CAST_COL_STEP] = gmm_cast_fp8_scale(
-            c, a, 0, col < t->cols - t->c0 ? a->columns[p->unit * a->cols + t->c0 + col] : 0.0f);
+        c->scales[1][col * GMM_CAST_COL_STEP] = gmm__quant_scale(
+            a, c->qmax, 0, col < t->cols - t->c0 ? a->columns[p->unit * a->cols + t->c0 + col] : 0.0f);
     }
 }
 
@@ -5753,22 +5756,12 @@ GMM__DEVICE void gmm_cast_fp8_1x128_scales(const gmm_cast_fp8 *c, const gmm_cast
         float scale;
         int32_t i;
         for (i = 0; i < (copy ? 4 : 2); i++) maximum = max(maximum, gmm_f32_bits(smem[i]));
-        scale = gmm_cast_fp8_scale(c, a, 1, gmm_f32_from_bits(maximum));
+        scale = gmm__quant_scale(a, c->qmax, 1, gmm_f32_from_bits(maximum));
         smem[0] = scale;
         if (line < lines) ((float *)(void *)dst)[block * lines + line] = valid_line ? gmm_scale_inverse(scale) : 0.0f;
     }
 }
 
-/* 128X128: the maximum of each warp's part of the tile. */
-GMM__DEVICE void gmm_cast_fp8_tile_maxima(const gmm_cast_fp8 *c, const gmm_cast_tile *t, const uint32_t x[8][8]) {
-    uint32_t row[8], maximum = 0;
-    int32_t i;
-    gmm_cast_row_maxima(t->source, x, row, 0, row);
-#pragma unroll
-    for (i = 0; i < 8; i++) maximum = max(maximum, row[i]);
-    maximum = __reduce_max_sync(0xFFFFFFFFu, maximum);
-    if (gmm__lane() == 0) c->scales[0][gmm__warp()] = gmm_f32_from_bits(maximum);
-}
 /* 128X128: the scale of the tile from maxima, after a barrier. The padding is behind the last block of a line. */
 GMM__DEVICE float gmm_cast_fp8_128x128_scale(const gmm_cast_fp8 *c, const gmm_cast_tile *t) {
     const gmm__quant_args *a = t->a;
@@ -5778,7 +5771,7 @@ GMM__DEVICE float gmm_cast_fp8_128x128_scale(const gmm_cast_fp8 *c, const gmm_ca
     float scale;
     int32_t k;
     for (k = 0; k < GMM__QUANT_WARPS; k++) maximum = max(maximum, gmm_f32_bits(c->scales[0][k]));
-    scale = gmm_cast_fp8_scale(c, a, 1, gmm_f32_from_bits(maximum));
+    scale = gmm__quant_scale(a, c->qmax, 1, gmm_f32_from_bits(maximum));
     for (k = 0; k < 2; k++) {
         const int32_t line = (int32_t)(k ? t->c0 : p->row) / 128, block = (int32_t)(k ? p->row : t->c0) / 128;
         const int32_t blocks = (int32_t)(((k ? p->rows : a->cols) + 127) / 128);
@@ -6249,6 +6242,14 @@ GMM__DEVICE void gmm_cast_nv16_encode_scalar(const gmm_cast_tile *t, int32_t col
         dst[(k >> 3) * pitch + (k & 7) / 2] = (uint8_t)byte;
     }
 }
+/* Codes of a square block, which both copies hold. */
+GMM__DEVICE void gmm_cast_nv16_encode_square(const gmm_cast_nv16 *c, const gmm_cast_tile *t, const uint32_t x[8][8],
+                                             const uint32_t scales4[2], uint32_t square_codes[8]) {
+    const float encode_scale = gmm_cast_nv16_encode_scale(c->encodes, scales4, 0);
+    int32_t i;
+#pragma unroll
+    for (i = 0; i < 8; i++) square_codes[i] = gmm_cast_nv16_encode_row(t->source, x[i], encode_scale, 0);
+}
 /* Where the codes of the lane's first row begin. */
 GMM__DEVICE uint8_t *gmm_cast_nv16_row_codes(const gmm_cast_nv16 *c, const gmm_cast_tile *t) {
     const gmm__quant_args *a = t->a;
@@ -6403,7 +6404,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_dequantize_tiles(const __gri
                                                        tile_index / a.col_tiles);
         const gmm__qview v = gmm__quant_copy(&a.src, a.direction, a.grouped, &p, a.cols);
         const int64_t c0 = tile_index % a.col_tiles * GMM_TILE;
-        const int32_t n = (int32_t)(a.cols - c0 < GMM_TILE ? a.cols - c0 : (int64_t)GMM_TILE);
+        const int32_t n = gmm__quant_extent(a.cols, c0);
         const int32_t width = gmm_block_along(v.scaling), lines = columnwise ? n : (int32_t)p.m;
         const int32_t along = columnwise ? (int32_t)p.m : n;
         const int64_t line0 = columnwise ? c0 : p.row, along0 = columnwise ? p.row : c0;
@@ -6460,10 +6461,8 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid
         const gmm__qview dst_view = gmm__qview_of(&a.dst, GMM_COLUMNWISE, 0, unit, 0, 0, a.rows, a.cols);
         const uint8_t *src = src_view.data + row_tile * GMM_TILE * src_view.ld + col_tile * GMM_TILE;
         uint8_t *dst = dst_view.data + col_tile * GMM_TILE * dst_view.ld + row_tile * GMM_TILE;
-        const int32_t m = (int32_t)(a.rows - row_tile * GMM_TILE < GMM_TILE ? a.rows - row_tile * GMM_TILE
-                                                                            : (int64_t)GMM_TILE);
-        const int32_t n = (int32_t)(a.cols - col_tile * GMM_TILE < GMM_TILE ? a.cols - col_tile * GMM_TILE
-                                                                            : (int64_t)GMM_TILE);
+        const int32_t m = gmm__quant_extent(a.rows, row_tile * GMM_TILE);
+        const int32_t n = gmm__quant_extent(a.cols, col_tile * GMM_TILE);
         const int words =
             (((uintptr_t)src | (uintptr_t)src_view.ld | (uintptr_t)dst | (uintptr_t)dst_view.ld) & 3) == 0 &&
             (m | n) % 4 == 0;
@@ -6597,36 +6596,30 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 /* kernel, dtype of the source, scaling */
 #define GMM__ROW (gmm_cast_tensor_bf16, bf16, GMM_SCALING_TENSOR)
 #include GMM_KERNELS_FILE
-#ifndef GMM_NO_F16
-#define GMM__ROW (gmm_cast_tensor_f16, f16, GMM_SCALING_TENSOR)
-#include GMM_KERNELS_FILE
-#endif
 #define GMM__ROW (gmm_cast_tensor_f32, f32, GMM_SCALING_TENSOR)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_cast_row_bf16, bf16, GMM_SCALING_ROW)
 #include GMM_KERNELS_FILE
-#ifndef GMM_NO_F16
-#define GMM__ROW (gmm_cast_row_f16, f16, GMM_SCALING_ROW)
-#include GMM_KERNELS_FILE
-#endif
 #define GMM__ROW (gmm_cast_row_f32, f32, GMM_SCALING_ROW)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_cast_1x128_bf16, bf16, GMM_SCALING_1X128)
 #include GMM_KERNELS_FILE
-#ifndef GMM_NO_F16
-#define GMM__ROW (gmm_cast_1x128_f16, f16, GMM_SCALING_1X128)
-#include GMM_KERNELS_FILE
-#endif
 #define GMM__ROW (gmm_cast_1x128_f32, f32, GMM_SCALING_1X128)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_cast_128x128_bf16, bf16, GMM_SCALING_128X128)
 #include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_cast_128x128_f32, f32, GMM_SCALING_128X128)
+#include GMM_KERNELS_FILE
 #ifndef GMM_NO_F16
+#define GMM__ROW (gmm_cast_tensor_f16, f16, GMM_SCALING_TENSOR)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_cast_row_f16, f16, GMM_SCALING_ROW)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_cast_1x128_f16, f16, GMM_SCALING_1X128)
+#include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_cast_128x128_f16, f16, GMM_SCALING_128X128)
 #include GMM_KERNELS_FILE
 #endif
-#define GMM__ROW (gmm_cast_128x128_f32, f32, GMM_SCALING_128X128)
-#include GMM_KERNELS_FILE
 #undef GMM__BODY
 
 #define GMM__BODY GMM__BODY_HERE(15)
@@ -6667,30 +6660,19 @@ typedef struct gmm_quantize_kernel {
     int32_t vectorized; /* at most that of the arguments */
     const void *amax, *cast;
 } gmm_quantize_kernel;
+#define GMM__X(dtype, tag, scaling, vectorized, amax, cast) \
+    { dtype, GMM_SCALING_##scaling, vectorized, (const void *)amax##_##tag, (const void *)cast##_##tag },
+#define GMM__CASTS(dtype, tag) \
+    GMM__X(dtype, tag, TENSOR, 1, gmm_amax, gmm_cast_tensor) GMM__X(dtype, tag, ROW, 1, gmm_amax, gmm_cast_row) \
+    GMM__X(dtype, tag, 1X128, 1, gmm_amax, gmm_cast_1x128) GMM__X(dtype, tag, 128X128, 1, gmm_amax, gmm_cast_128x128) \
+    GMM__X(dtype, tag, MX32, 1, gmm_amax, gmm_cast_mx32) GMM__X(dtype, tag, NV16, 1, gmm_amax, gmm_cast_nv16) \
+    GMM__X(dtype, tag, NONE, 0, gmm_quantize_amax, gmm_quantize)
 static const gmm_quantize_kernel gmm_quantize_kernels[] = {
-    { GMM_BF16, GMM_SCALING_NV16, 2, (const void *)gmm_amax_hadamard_bf16, (const void *)gmm_cast_nv16_hadamard_bf16 },
-    { GMM_BF16, GMM_SCALING_TENSOR, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_tensor_bf16 },
-    GMM__IF_F16({ GMM_F16, GMM_SCALING_TENSOR, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_tensor_f16 },)
-    { GMM_F32, GMM_SCALING_TENSOR, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_tensor_f32 },
-    { GMM_BF16, GMM_SCALING_ROW, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_row_bf16 },
-    GMM__IF_F16({ GMM_F16, GMM_SCALING_ROW, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_row_f16 },)
-    { GMM_F32, GMM_SCALING_ROW, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_row_f32 },
-    { GMM_BF16, GMM_SCALING_1X128, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_1x128_bf16 },
-    GMM__IF_F16({ GMM_F16, GMM_SCALING_1X128, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_1x128_f16 },)
-    { GMM_F32, GMM_SCALING_1X128, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_1x128_f32 },
-    { GMM_BF16, GMM_SCALING_128X128, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_128x128_bf16 },
-    GMM__IF_F16({ GMM_F16, GMM_SCALING_128X128, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_128x128_f16 },)
-    { GMM_F32, GMM_SCALING_128X128, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_128x128_f32 },
-    { GMM_BF16, GMM_SCALING_MX32, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_mx32_bf16 },
-    GMM__IF_F16({ GMM_F16, GMM_SCALING_MX32, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_mx32_f16 },)
-    { GMM_F32, GMM_SCALING_MX32, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_mx32_f32 },
-    { GMM_BF16, GMM_SCALING_NV16, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_nv16_bf16 },
-    GMM__IF_F16({ GMM_F16, GMM_SCALING_NV16, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_nv16_f16 },)
-    { GMM_F32, GMM_SCALING_NV16, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_nv16_f32 },
-    { GMM_BF16, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_bf16, (const void *)gmm_quantize_bf16 },
-    GMM__IF_F16({ GMM_F16, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_f16, (const void *)gmm_quantize_f16 },)
-    { GMM_F32, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_f32, (const void *)gmm_quantize_f32 }
+    GMM__X(GMM_BF16, bf16, NV16, 2, gmm_amax_hadamard, gmm_cast_nv16_hadamard)
+    GMM__CASTS(GMM_BF16, bf16) GMM__IF_F16(GMM__CASTS(GMM_F16, f16)) GMM__CASTS(GMM_F32, f32)
 };
+#undef GMM__CASTS
+#undef GMM__X
 
 /* Grid of a vectorized kernel: tiles along the columns by strips, `max_blocks` CTAs at most. */
 static GMM__UNUSED dim3 gmm_cast_grid(int64_t col_tiles, int64_t strips, int64_t max_blocks) {
@@ -10385,7 +10367,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         const gmm__quant_strip p = gmm__quant_strip_of(a.grouped, a.tiles, a.offsets, a.units, a.rows,
                                                        tile_index / a.col_tiles);
         const int64_t c0 = tile_index % a.col_tiles * GMM_TILE;
-        const int32_t n = (int32_t)(a.cols - c0 < GMM_TILE ? a.cols - c0 : (int64_t)GMM_TILE);
+        const int32_t n = gmm__quant_extent(a.cols, c0);
         uint32_t amax[2] = { 0, 0 };
         int32_t l;
         amax[0] = GMM__NAME(gmm__quant_load)(&a, &p, c0, n, a.lines != NULL,
@@ -10440,7 +10422,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         const gmm__quant_strip p = gmm__quant_strip_of(a.grouped, a.tiles, a.offsets, a.units, a.rows,
                                                        tile_index / a.col_tiles);
         const int64_t c0 = tile_index % a.col_tiles * GMM_TILE;
-        const int32_t n = (int32_t)(a.cols - c0 < GMM_TILE ? a.cols - c0 : (int64_t)GMM_TILE);
+        const int32_t n = gmm__quant_extent(a.cols, c0);
         gmm__quant_copy_tile s;
         (void)GMM__NAME(gmm__quant_load)(&a, &p, c0, n, 0, gmm__quant_shared);
         __syncthreads();
@@ -10496,9 +10478,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__HADAMARD ? 3 : GMM__SOURCE == GMM_F32 ? 2 : 4)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ uint32_t shared_max[2][GMM__QUANT_WARPS]; /* of the source, and of the transformed source */
-#if !GMM__HADAMARD
     __shared__ uint32_t partials[2][4][GMM_TILE]; /* partial maxima: rows by halves, columns by quarters of the tile */
-#endif
     gmm_cast_tile t = gmm_cast_tile_init(&a, GMM__SOURCE);
     const gmm_warp_split split = gmm_cast_split(&a);
     int32_t strip;
@@ -10507,15 +10487,12 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         uint32_t x[8][8];
         gmm_cast_tile_move(&t, &split, strip, 1);
         gmm_cast_load(&t, x);
-#if !GMM__HADAMARD
-        if (a.lines || a.columns) { /* amaxes of units are not needed then */
+        if (!GMM__HADAMARD && (a.lines || a.columns)) { /* amaxes of units are not needed then */
             if (a.lines) gmm_amax_rows(&t, x, partials[0]);
             if (a.columns) gmm_amax_cols(&t, x, partials[1]);
             __syncthreads();
             gmm_amax_store_lines(&t, partials);
-        } else
-#endif
-        {
+        } else {
             gmm_amax_unit(&t, GMM__HADAMARD, x, shared_max);
             __syncthreads();
             gmm_amax_store_unit(&t, GMM__HADAMARD, shared_max);
@@ -10567,7 +10544,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         } else {
             if (GMM__SCALING == GMM_SCALING_ROW) gmm_cast_fp8_line_scales(&c, &t);
             if (GMM__SCALING == GMM_SCALING_1X128) gmm_cast_fp8_line_maxima(&c, &t, x);
-            if (GMM__SCALING == GMM_SCALING_128X128) gmm_cast_fp8_tile_maxima(&c, &t, x);
+            if (GMM__SCALING == GMM_SCALING_128X128) gmm_cast_fp8_warp_amax(&c, &t, x);
             __syncthreads();
         }
         if (GMM__SCALING == GMM_SCALING_128X128) tile_scale = gmm_cast_fp8_128x128_scale(&c, &t);
@@ -10633,31 +10610,19 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         for (; t.c0 < end; t.c0 += GMM_TILE) {
             uint32_t row[8], scales4[2], square_codes[8], lane_scales, has_nan = 0, square_max = 0;
             gmm_cast_tile next = t;
-            int32_t i;
+            const int32_t square = !GMM__HADAMARD && a.format.square;
             gmm_cast_tile_at(&t, t.c0);
             if (rowwise || !GMM__HADAMARD) {
                 has_nan = gmm_cast_nv16_row_maxima(GMM__SOURCE, GMM__HADAMARD, x, row);
-                if (a.format.square && !GMM__HADAMARD) square_max = gmm_cast_nv16_square_max(&t, row);
+                if (square) square_max = gmm_cast_nv16_square_max(&t, row);
                 lane_scales = gmm_cast_nv16_row_scales(&c, row, !GMM__HADAMARD, scales4);
-                if (a.format.square && !GMM__HADAMARD) { /* both copies hold the same codes */
-                    const float encode_scale = gmm_cast_nv16_encode_scale(encodes[0], scales4, 0);
-#pragma unroll
-                    for (i = 0; i < 8; i++)
-                        square_codes[i] = gmm_cast_nv16_encode_row(GMM__SOURCE, x[i], encode_scale, 0);
-                }
+                if (square) gmm_cast_nv16_encode_square(&c, &t, x, scales4, square_codes);
                 if (rowwise) gmm_cast_nv16_store_row_scales(&c, &t, lane_scales);
-#if GMM__HADAMARD
-                if (rowwise) gmm_cast_nv16_encode_rows_random(&c, &t, x, scales4);
-#else
-                if (rowwise && t.in_cols)
-                    gmm_cast_nv16_encode_rows(&c, &t, x, scales4, square_codes, has_nan);
-#endif
+                if (rowwise && GMM__HADAMARD) gmm_cast_nv16_encode_rows_random(&c, &t, x, scales4);
+                else if (rowwise && t.in_cols) gmm_cast_nv16_encode_rows(&c, &t, x, scales4, square_codes, has_nan);
             }
-#if GMM__HADAMARD
-            if (columnwise) gmm_cast_nv16_encode_cols_hadamard(&c, &t, x);
-#else
-            if (columnwise) gmm_cast_nv16_encode_cols(&c, &t, x, square_max, square_codes, has_nan);
-#endif
+            if (columnwise && GMM__HADAMARD) gmm_cast_nv16_encode_cols_hadamard(&c, &t, x);
+            else if (columnwise) gmm_cast_nv16_encode_cols(&c, &t, x, square_max, square_codes, has_nan);
             gmm_cast_tile_at(&next, t.c0 + GMM_TILE);
             if (next.c0 < end) gmm_cast_load(&next, x); /* while codes are stored */
             if (columnwise) gmm_cast_nv16_store_cols(&c, &t);

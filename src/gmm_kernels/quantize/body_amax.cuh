@@ -14,9 +14,7 @@
 GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__HADAMARD ? 3 : GMM__SOURCE == GMM_F32 ? 2 : 4)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ uint32_t shared_max[2][GMM__QUANT_WARPS]; /* of the source, and of the transformed source */
-#if !GMM__HADAMARD
     __shared__ uint32_t partials[2][4][GMM_TILE]; /* partial maxima: rows by halves, columns by quarters of the tile */
-#endif
     gmm_cast_tile t = gmm_cast_tile_init(&a, GMM__SOURCE);
     const gmm_warp_split split = gmm_cast_split(&a);
     int32_t strip;
@@ -25,15 +23,12 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         uint32_t x[8][8];
         gmm_cast_tile_move(&t, &split, strip, 1);
         gmm_cast_load(&t, x);
-#if !GMM__HADAMARD
-        if (a.lines || a.columns) { /* amaxes of units are not needed then */
+        if (!GMM__HADAMARD && (a.lines || a.columns)) { /* amaxes of units are not needed then */
             if (a.lines) gmm_amax_rows(&t, x, partials[0]);
             if (a.columns) gmm_amax_cols(&t, x, partials[1]);
             __syncthreads();
             gmm_amax_store_lines(&t, partials);
-        } else
-#endif
-        {
+        } else {
             gmm_amax_unit(&t, GMM__HADAMARD, x, shared_max);
             __syncthreads();
             gmm_amax_store_unit(&t, GMM__HADAMARD, shared_max);

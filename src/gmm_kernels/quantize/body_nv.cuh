@@ -41,31 +41,19 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         for (; t.c0 < end; t.c0 += GMM_TILE) {
             uint32_t row[8], scales4[2], square_codes[8], lane_scales, has_nan = 0, square_max = 0;
             gmm_cast_tile next = t;
-            int32_t i;
+            const int32_t square = !GMM__HADAMARD && a.format.square;
             gmm_cast_tile_at(&t, t.c0);
             if (rowwise || !GMM__HADAMARD) {
                 has_nan = gmm_cast_nv16_row_maxima(GMM__SOURCE, GMM__HADAMARD, x, row);
-                if (a.format.square && !GMM__HADAMARD) square_max = gmm_cast_nv16_square_max(&t, row);
+                if (square) square_max = gmm_cast_nv16_square_max(&t, row);
                 lane_scales = gmm_cast_nv16_row_scales(&c, row, !GMM__HADAMARD, scales4);
-                if (a.format.square && !GMM__HADAMARD) { /* both copies hold the same codes */
-                    const float encode_scale = gmm_cast_nv16_encode_scale(encodes[0], scales4, 0);
-#pragma unroll
-                    for (i = 0; i < 8; i++)
-                        square_codes[i] = gmm_cast_nv16_encode_row(GMM__SOURCE, x[i], encode_scale, 0);
-                }
+                if (square) gmm_cast_nv16_encode_square(&c, &t, x, scales4, square_codes);
                 if (rowwise) gmm_cast_nv16_store_row_scales(&c, &t, lane_scales);
-#if GMM__HADAMARD
-                if (rowwise) gmm_cast_nv16_encode_rows_random(&c, &t, x, scales4);
-#else
-                if (rowwise && t.in_cols)
-                    gmm_cast_nv16_encode_rows(&c, &t, x, scales4, square_codes, has_nan);
-#endif
+                if (rowwise && GMM__HADAMARD) gmm_cast_nv16_encode_rows_random(&c, &t, x, scales4);
+                else if (rowwise && t.in_cols) gmm_cast_nv16_encode_rows(&c, &t, x, scales4, square_codes, has_nan);
             }
-#if GMM__HADAMARD
-            if (columnwise) gmm_cast_nv16_encode_cols_hadamard(&c, &t, x);
-#else
-            if (columnwise) gmm_cast_nv16_encode_cols(&c, &t, x, square_max, square_codes, has_nan);
-#endif
+            if (columnwise && GMM__HADAMARD) gmm_cast_nv16_encode_cols_hadamard(&c, &t, x);
+            else if (columnwise) gmm_cast_nv16_encode_cols(&c, &t, x, square_max, square_codes, has_nan);
             gmm_cast_tile_at(&next, t.c0 + GMM_TILE);
             if (next.c0 < end) gmm_cast_load(&next, x); /* while codes are stored */
             if (columnwise) gmm_cast_nv16_store_cols(&c, &t);

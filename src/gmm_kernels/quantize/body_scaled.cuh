@@ -36,7 +36,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         } else {
             if (GMM__SCALING == GMM_SCALING_ROW) gmm_cast_fp8_line_scales(&c, &t);
             if (GMM__SCALING == GMM_SCALING_1X128) gmm_cast_fp8_line_maxima(&c, &t, x);
-            if (GMM__SCALING == GMM_SCALING_128X128) gmm_cast_fp8_tile_maxima(&c, &t, x);
+            if (GMM__SCALING == GMM_SCALING_128X128) gmm_cast_fp8_warp_amax(&c, &t, x);
             __syncthreads();
         }
         if (GMM__SCALING == GMM_SCALING_128X128) tile_scale = gmm_cast_fp8_128x128_scale(&c, &t);

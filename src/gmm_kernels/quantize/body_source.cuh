@@ -65,7 +65,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         const gmm__quant_strip p = gmm__quant_strip_of(a.grouped, a.tiles, a.offsets, a.units, a.rows,
                                                        tile_index / a.col_tiles);
         const int64_t c0 = tile_index % a.col_tiles * GMM_TILE;
-        const int32_t n = (int32_t)(a.cols - c0 < GMM_TILE ? a.cols - c0 : (int64_t)GMM_TILE);
+        const int32_t n = gmm__quant_extent(a.cols, c0);
         uint32_t amax[2] = { 0, 0 };
         int32_t l;
         amax[0] = GMM__NAME(gmm__quant_load)(&a, &p, c0, n, a.lines != NULL,
@@ -120,7 +120,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         const gmm__quant_strip p = gmm__quant_strip_of(a.grouped, a.tiles, a.offsets, a.units, a.rows,
                                                        tile_index / a.col_tiles);
         const int64_t c0 = tile_index % a.col_tiles * GMM_TILE;
-        const int32_t n = (int32_t)(a.cols - c0 < GMM_TILE ? a.cols - c0 : (int64_t)GMM_TILE);
+        const int32_t n = gmm__quant_extent(a.cols, c0);
         gmm__quant_copy_tile s;
         (void)GMM__NAME(gmm__quant_load)(&a, &p, c0, n, 0, gmm__quant_shared);
         __syncthreads();

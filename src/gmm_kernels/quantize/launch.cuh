@@ -6,30 +6,19 @@ typedef struct gmm_quantize_kernel {
     int32_t vectorized; /* at most that of the arguments */
     const void *amax, *cast;
 } gmm_quantize_kernel;
+#define GMM__X(dtype, tag, scaling, vectorized, amax, cast) \
+    { dtype, GMM_SCALING_##scaling, vectorized, (const void *)amax##_##tag, (const void *)cast##_##tag },
+#define GMM__CASTS(dtype, tag) \
+    GMM__X(dtype, tag, TENSOR, 1, gmm_amax, gmm_cast_tensor) GMM__X(dtype, tag, ROW, 1, gmm_amax, gmm_cast_row) \
+    GMM__X(dtype, tag, 1X128, 1, gmm_amax, gmm_cast_1x128) GMM__X(dtype, tag, 128X128, 1, gmm_amax, gmm_cast_128x128) \
+    GMM__X(dtype, tag, MX32, 1, gmm_amax, gmm_cast_mx32) GMM__X(dtype, tag, NV16, 1, gmm_amax, gmm_cast_nv16) \
+    GMM__X(dtype, tag, NONE, 0, gmm_quantize_amax, gmm_quantize)
 static const gmm_quantize_kernel gmm_quantize_kernels[] = {
-    { GMM_BF16, GMM_SCALING_NV16, 2, (const void *)gmm_amax_hadamard_bf16, (const void *)gmm_cast_nv16_hadamard_bf16 },
-    { GMM_BF16, GMM_SCALING_TENSOR, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_tensor_bf16 },
-    GMM__IF_F16({ GMM_F16, GMM_SCALING_TENSOR, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_tensor_f16 },)
-    { GMM_F32, GMM_SCALING_TENSOR, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_tensor_f32 },
-    { GMM_BF16, GMM_SCALING_ROW, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_row_bf16 },
-    GMM__IF_F16({ GMM_F16, GMM_SCALING_ROW, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_row_f16 },)
-    { GMM_F32, GMM_SCALING_ROW, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_row_f32 },
-    { GMM_BF16, GMM_SCALING_1X128, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_1x128_bf16 },
-    GMM__IF_F16({ GMM_F16, GMM_SCALING_1X128, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_1x128_f16 },)
-    { GMM_F32, GMM_SCALING_1X128, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_1x128_f32 },
-    { GMM_BF16, GMM_SCALING_128X128, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_128x128_bf16 },
-    GMM__IF_F16({ GMM_F16, GMM_SCALING_128X128, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_128x128_f16 },)
-    { GMM_F32, GMM_SCALING_128X128, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_128x128_f32 },
-    { GMM_BF16, GMM_SCALING_MX32, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_mx32_bf16 },
-    GMM__IF_F16({ GMM_F16, GMM_SCALING_MX32, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_mx32_f16 },)
-    { GMM_F32, GMM_SCALING_MX32, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_mx32_f32 },
-    { GMM_BF16, GMM_SCALING_NV16, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_nv16_bf16 },
-    GMM__IF_F16({ GMM_F16, GMM_SCALING_NV16, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_nv16_f16 },)
-    { GMM_F32, GMM_SCALING_NV16, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_nv16_f32 },
-    { GMM_BF16, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_bf16, (const void *)gmm_quantize_bf16 },
-    GMM__IF_F16({ GMM_F16, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_f16, (const void *)gmm_quantize_f16 },)
-    { GMM_F32, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_f32, (const void *)gmm_quantize_f32 }
+    GMM__X(GMM_BF16, bf16, NV16, 2, gmm_amax_hadamard, gmm_cast_nv16_hadamard)
+    GMM__CASTS(GMM_BF16, bf16) GMM__IF_F16(GMM__CASTS(GMM_F16, f16)) GMM__CASTS(GMM_F32, f32)
 };
+#undef GMM__CASTS
+#undef GMM__X
 
 /* Grid of a vectorized kernel: tiles along the columns by strips, `max_blocks` CTAs at most. */
 static GMM__UNUSED dim3 gmm_cast_grid(int64_t col_tiles, int64_t strips, int64_t max_blocks) {

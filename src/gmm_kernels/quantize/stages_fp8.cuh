@@ -14,19 +14,13 @@ typedef struct gmm_cast_fp8 {
     int32_t e5m2;
 } gmm_cast_fp8;
 
-/* The quantization scale of an amax. `blocks`: 1X128 and 128X128, which the largest value of the source limits. */
-GMM__DEVICE float gmm_cast_fp8_scale(const gmm_cast_fp8 *c, const gmm__quant_args *a, int32_t blocks, float amax) {
-    return gmm_scale_from_amax(amax, c->qmax, gmm_dtype_largest(blocks ? a->source : GMM_F32), a->format.eps,
-                               a->format.pow2);
-}
-
 /* TENSOR: the scale of the unit; with delayed scaling the given one. */
 GMM__DEVICE float gmm_cast_fp8_tensor_scale(const gmm_cast_fp8 *c, const gmm_cast_tile *t) {
     const gmm__quant_args *a = t->a;
     if (a->format.delayed) return a->scale ? a->scale[t->p.unit] : 1.0f;
-    return gmm_cast_fp8_scale(c, a, 0, a->amax[0][t->p.unit]);
+    return gmm__quant_scale(a, c->qmax, 0, a->amax[0][t->p.unit]);
 }
-/* TENSOR, delayed scaling: the amax of each warp, for gmm_cast_fp8_record_amax. */
+/* 128X128, and TENSOR with delayed scaling: the amax of each warp's part of the tile. */
 GMM__DEVICE uint32_t gmm_cast_fp8_warp_amax(const gmm_cast_fp8 *c, const gmm_cast_tile *t, const uint32_t x[8][8]) {
     const uint32_t maximum = gmm_cast_warp_max(t->source, x);
     if (gmm__lane() == 0) c->scales[0][gmm__warp()] = gmm_f32_from_bits(maximum);
@@ -50,7 +44,7 @@ GMM__DEVICE void gmm_cast_fp8_line_scales(const gmm_cast_fp8 *c, const gmm_cast_
     const int32_t thread = (int32_t)threadIdx.x;
     if (thread < GMM_TILE && t->rowwise) {
         const int64_t row = (a->grouped ? p->source_row : (int64_t)p->unit * p->rows) + p->row + thread;
-        const float scale = gmm_cast_fp8_scale(c, a, 0, thread < p->m ? a->lines[row] : 0.0f);
+        const float scale = gmm__quant_scale(a, c->qmax, 0, thread < p->m ? a->lines[row] : 0.0f);
         c->scales[0][thread * GMM_CAST_ROW_STEP] = scale;
         if (t->c0 == 0 && thread < p->m)
             ((float *)(void *)gmm_cast_scales(t, 0, 0))[(a->grouped ? p->source_row : 0) + p->row + thread] =
@@ -58,8 +52,8 @@ GMM__DEVICE void gmm_cast_fp8_line_scales(const gmm_cast_fp8 *c, const gmm_cast_
     }
     if (thread >= GMM_TILE && t->columnwise) {
         const int32_t col = thread - GMM_TILE;
-        c->scales[1][col * GMM_CAST_COL_STEP] = gmm_cast_fp8_scale(
-            c, a, 0, col < t->cols - t->c0 ? a->columns[p->unit * a->cols + t->c0 + col] : 0.0f);
+        c->scales[1][col * GMM_CAST_COL_STEP] = gmm__quant_scale(
+            a, c->qmax, 0, col < t->cols - t->c0 ? a->columns[p->unit * a->cols + t->c0 + col] : 0.0f);
     }
 }
 
@@ -104,22 +98,12 @@ GMM__DEVICE void gmm_cast_fp8_1x128_scales(const gmm_cast_fp8 *c, const gmm_cast
         float scale;
         int32_t i;
         for (i = 0; i < (copy ? 4 : 2); i++) maximum = max(maximum, gmm_f32_bits(smem[i]));
-        scale = gmm_cast_fp8_scale(c, a, 1, gmm_f32_from_bits(maximum));
+        scale = gmm__quant_scale(a, c->qmax, 1, gmm_f32_from_bits(maximum));
         smem[0] = scale;
         if (line < lines) ((float *)(void *)dst)[block * lines + line] = valid_line ? gmm_scale_inverse(scale) : 0.0f;
     }
 }
 
-/* 128X128: the maximum of each warp's part of the tile. */
-GMM__DEVICE void gmm_cast_fp8_tile_maxima(const gmm_cast_fp8 *c, const gmm_cast_tile *t, const uint32_t x[8][8]) {
-    uint32_t row[8], maximum = 0;
-    int32_t i;
-    gmm_cast_row_maxima(t->source, x, row, 0, row);
-#pragma unroll
-    for (i = 0; i < 8; i++) maximum = max(maximum, row[i]);
-    maximum = __reduce_max_sync(0xFFFFFFFFu, maximum);
-    if (gmm__lane() == 0) c->scales[0][gmm__warp()] = gmm_f32_from_bits(maximum);
-}
 /* 128X128: the scale of the tile from maxima, after a barrier. The padding is behind the last block of a line. */
 GMM__DEVICE float gmm_cast_fp8_128x128_scale(const gmm_cast_fp8 *c, const gmm_cast_tile *t) {
     const gmm__quant_args *a = t->a;
@@ -129,7 +113,7 @@ GMM__DEVICE float gmm_cast_fp8_128x128_scale(const gmm_cast_fp8 *c, const gmm_ca
     float scale;
     int32_t k;
     for (k = 0; k < GMM__QUANT_WARPS; k++) maximum = max(maximum, gmm_f32_bits(c->scales[0][k]));
-    scale = gmm_cast_fp8_scale(c, a, 1, gmm_f32_from_bits(maximum));
+    scale = gmm__quant_scale(a, c->qmax, 1, gmm_f32_from_bits(maximum));
     for (k = 0; k < 2; k++) {
         const int32_t line = (int32_t)(k ? t->c0 : p->row) / 128, block = (int32_t)(k ? p->row : t->c0) / 128;
         const int32_t blocks = (int32_t)(((k ? p->rows : a->cols) + 127) / 128);

@@ -183,6 +183,14 @@ GMM__DEVICE void gmm_cast_nv16_encode_scalar(const gmm_cast_tile *t, int32_t col
         dst[(k >> 3) * pitch + (k & 7) / 2] = (uint8_t)byte;
     }
 }
+/* Codes of a square block, which both copies hold. */
+GMM__DEVICE void gmm_cast_nv16_encode_square(const gmm_cast_nv16 *c, const gmm_cast_tile *t, const uint32_t x[8][8],
+                                             const uint32_t scales4[2], uint32_t square_codes[8]) {
+    const float encode_scale = gmm_cast_nv16_encode_scale(c->encodes, scales4, 0);
+    int32_t i;
+#pragma unroll
+    for (i = 0; i < 8; i++) square_codes[i] = gmm_cast_nv16_encode_row(t->source, x[i], encode_scale, 0);
+}
 /* Where the codes of the lane's first row begin. */
 GMM__DEVICE uint8_t *gmm_cast_nv16_row_codes(const gmm_cast_nv16 *c, const gmm_cast_tile *t) {
     const gmm__quant_args *a = t->a;

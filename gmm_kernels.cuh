@@ -5184,7 +5184,7 @@ GMM__DEVICE uint32_t gmm__word_fold(gmm_dtype source, uint32_t maximum) {
 }
 /* --- vectorized casts: the common shapes and alignments, at the speed of memory --- */
 
-/* A CTA of eight warps processes tiles of 128 x 128 elements; a lane holds 8 x 8 of them in registers, in memory
+/* A CTA of 8 warps processes tiles of 128 x 128 elements; a lane holds 8 x 8 of them in registers, in memory
    format (words.cuh), so that rows and columns are encoded from one load:
 
        columns   0       64      128       columns   0   8   16  24  32  40  48  56
@@ -5193,12 +5193,12 @@ GMM__DEVICE uint32_t gmm__word_fold(gmm_dtype source, uint32_t maximum) {
             32   +-------+-------+              16       16  17  18  19  20  21  22  23
                  | warp 1| warp 5|              24       24  25  26  27  28  29  30  31
             64   +-------+-------+
-                 | warp 2| warp 6|         Lanes that share a block of 16 x 1: two, of 1 x 128: eight and both warps
-            96   +-------+-------+         side by side, of 128 x 1: four and the four warps above one another.
-                 | warp 3| warp 7|
-                 +-------+-------+
+                 | warp 2| warp 6|         A block of 16 elements of a row or a column lies in two lanes, one of
+            96   +-------+-------+         128 of a row in 8 lanes of two warps, of a column in 4 lanes of four
+                 | warp 3| warp 7|         warps.
+           128   +-------+-------+
 
-   Rowwise codes are stored from registers, eight per lane and row; columnwise codes are transposed in shared memory.
+   Rowwise codes are stored from registers, 8 per lane and row; columnwise codes are transposed in shared memory.
    MX32, whose copies are both stored in the order of the source, has a tile of its own (stages_mx32.cuh). */
 enum {
     GMM_CAST_WARP_ROWS = 32, GMM_CAST_WARP_COLS = 64,
@@ -5225,29 +5225,19 @@ typedef struct gmm_cast_strip { int32_t unit, row, m, rows, source_row, padded_r
 
 /* Strip number `strip`, in the order of addresses. */
 GMM__DEVICE gmm_cast_strip gmm_cast_strip_of(const gmm__quant_args *a, const gmm_warp_split *w, int32_t strip) {
-    gmm_cast_strip p;
     if (a->warp_split) {
         const int32_t g = __popc(__ballot_sync(0xFFFFFFFFu, w->tiles <= strip));
         const int32_t group_first = w->tiles - (w->rows + GMM_TILE - 1) / GMM_TILE;
-        const int32_t first_strip = __shfl_sync(0xFFFFFFFFu, group_first, g);
-        const int32_t rows = __shfl_sync(0xFFFFFFFFu, w->rows, g);
-        p.unit = g;
-        p.source_row = __shfl_sync(0xFFFFFFFFu, w->begin, g);
-        p.rows = rows;
-        p.padded_row = first_strip * GMM_TILE;
-        p.row = (strip - first_strip) * GMM_TILE;
-        p.m = rows - p.row < GMM_TILE ? rows - p.row : (int32_t)GMM_TILE;
+        const int32_t first = __shfl_sync(0xFFFFFFFFu, group_first, g), rows = __shfl_sync(0xFFFFFFFFu, w->rows, g);
+        const int32_t begin = __shfl_sync(0xFFFFFFFFu, w->begin, g), row = (strip - first) * GMM_TILE;
+        const gmm_cast_strip p = { g, row, min(rows - row, (int32_t)GMM_TILE), rows, begin, first * GMM_TILE };
+        return p;
     } else {
-        const gmm__quant_strip strip64 = gmm__quant_strip_of(a->grouped, a->tiles, a->offsets, a->units, a->rows,
-                                                             strip);
-        p.unit = (int32_t)strip64.unit;
-        p.row = (int32_t)strip64.row;
-        p.m = (int32_t)strip64.m;
-        p.rows = (int32_t)strip64.rows;
-        p.source_row = (int32_t)strip64.source_row;
-        p.padded_row = (int32_t)strip64.padded_row;
+        const gmm__quant_strip s = gmm__quant_strip_of(a->grouped, a->tiles, a->offsets, a->units, a->rows, strip);
+        const gmm_cast_strip p = { (int32_t)s.unit, (int32_t)s.row, (int32_t)s.m, (int32_t)s.rows,
+                                   (int32_t)s.source_row, (int32_t)s.padded_row };
+        return p;
     }
-    return p;
 }
 
 /* A tile of a vectorized cast, and what of it belongs to this lane. */
@@ -5316,25 +5306,34 @@ GMM__DEVICE void gmm_cast_store_scales4(uint8_t *dst, gmm_scale_order order, int
 
 /* --- load --- */
 
-/* Loads the lane's eight rows of eight columns; zeros beyond the last row or column. */
-GMM__DEVICE void gmm_cast_load(const gmm_cast_tile *t, uint32_t x[8][8]) {
+/* Loads the lane's rows, `words` words of each to x[stride i]; zeros beyond the last row or column. */
+GMM__DEVICE void gmm_cast_load_rows(const gmm_cast_tile *t, int32_t rows, int32_t words, int32_t stride, uint32_t *x) {
     const gmm__quant_args *a = t->a;
     const int64_t size = gmm__words8(t->source) / 2, pitch = a->src.ld * size;
     const uint8_t *src = gmm_cast_data(&a->src, a->step[2], t->p.unit) +
                          (t->p.source_row + t->p.row + t->row0) * pitch + (t->c0 + t->col0) * size;
-    const int32_t rows = t->in_cols ? t->valid_rows : 0;
+    const int32_t valid_rows = t->in_cols ? t->valid_rows : 0;
     int32_t i, k;
 #pragma unroll
-    for (i = 0; i < 8; i++, src += pitch)
+    for (i = 0; i < rows; i++, src += pitch)
 #pragma unroll
-        for (k = 0; k < gmm__words8(t->source); k += 4) {
+        for (k = 0; k < words; k += 4) {
             uint4 v = make_uint4(0u, 0u, 0u, 0u);
-            if (i < rows) v = __ldg((const uint4 *)(const void *)(src + 4 * k));
-            x[i][k] = v.x;
-            x[i][k + 1] = v.y;
-            x[i][k + 2] = v.z;
-            x[i][k + 3] = v.w;
+            if (i < valid_rows) v = __ldg((const uint4 *)(const void *)(src + 4 * k));
+            x[i * stride + k] = v.x;
+            x[i * stride + k + 1] = v.y;
+            x[i * stride + k + 2] = v.z;
+            x[i * stride + k + 3] = v.w;
         }
+}
+GMM__DEVICE void gmm_cast_load(const gmm_cast_tile *t, uint32_t x[8][8]) {
+    gmm_cast_load_rows(t, 8, gmm__words8(t->source), 8, x[0]);
+}
+/* Values of the lane's row or column number l. */
+GMM__DEVICE void gmm_cast_line(gmm_dtype source, const uint32_t x[8][8], int32_t columnwise, int32_t l, float v[8]) {
+    int32_t i;
+#pragma unroll
+    for (i = 0; i < 8; i++) v[i] = gmm__word_value(source, x[columnwise ? i : l], columnwise ? l : i);
 }
 /* Reads one element of the lane's part again from device memory, for codecs that NaN or saturation need. */
 GMM__DEVICE float gmm_cast_reload(const gmm_cast_tile *t, int32_t i, int32_t j) {
@@ -5658,7 +5657,7 @@ GMM__DEVICE void gmm_amax_store_unit(const gmm_cast_tile *t, int32_t hadamard,
 }
 /* --- FP8 casts with fp32 scales: stages of gmm_cast_tensor, _row, _1x128 and _128x128 --- */
 
-/* Shared memory of a tile. Strides between rows' and columns' scales are odd, so that they fall into different banks. */
+/* Strides between the scales of rows and of columns in shared memory; odd, so that they fall into different banks. */
 enum {
     GMM_CAST_ROW_STEP = 3, /* maxima of a row: two halves, one per warp; the scale replaces the first */
     GMM_CAST_COL_STEP = 5  /* maxima of a column: four quarters */
@@ -5672,12 +5671,6 @@ typedef struct gmm_cast_fp8 {
     int32_t e5m2;
 } gmm_cast_fp8;
 
-/* TENSOR: the scale of the unit; with delayed scaling the given one. */
-GMM__DEVICE float gmm_cast_fp8_tensor_scale(const gmm_cast_fp8 *c, const gmm_cast_tile *t) {
-    const gmm__quant_args *a = t->a;
-    if (a->format.delayed) return a->scale ? a->scale[t->p.unit] : 1.0f;
-    return gmm__quant_scale(a, c->qmax, 0, a->amax[0][t->p.unit]);
-}
 /* 128X128, and TENSOR with delayed scaling: the amax of each warp's part of the tile. */
 GMM__DEVICE uint32_t gmm_cast_fp8_warp_amax(const gmm_cast_fp8 *c, const gmm_cast_tile *t, const uint32_t x[8][8]) {
     const uint32_t maximum = gmm_cast_warp_max(t->source, x);
@@ -5776,53 +5769,60 @@ GMM__DEVICE float gmm_cast_fp8_128x128_scale(const gmm_cast_fp8 *c, const gmm_ca
         const int32_t line = (int32_t)(k ? t->c0 : p->row) / 128, block = (int32_t)(k ? p->row : t->c0) / 128;
         const int32_t blocks = (int32_t)(((k ? p->rows : a->cols) + 127) / 128);
         const int32_t padded_blocks = (blocks + 3) & ~3;
+        const int32_t stores = thread == 0 || (block == blocks - 1 && block + thread < padded_blocks);
         uint8_t *dst = gmm_cast_scales(t, k, 0);
-        if ((k ? t->columnwise : t->rowwise) && (thread == 0 || (block == blocks - 1 && block + thread < padded_blocks)))
+        if ((k ? t->columnwise : t->rowwise) && stores)
             ((float *)(void *)dst)[(int64_t)line * padded_blocks + block + thread] =
                 thread == 0 ? gmm_scale_inverse(scale) : 0.0f;
     }
     return scale;
 }
 
-/* Encodes and stores the lane's eight rows. tile_scale: the scale of TENSOR and 128X128. */
+/* Elements of the lane's row or column number l times their scale. line_scales: of ROW and 1X128, the scale of the
+   lane's line number 0; tile_scale: of TENSOR and 128X128. */
+GMM__DEVICE void gmm_cast_fp8_products(const gmm_cast_fp8 *c, const gmm_cast_tile *t, const uint32_t x[8][8],
+                                       int32_t columnwise, int32_t l, const float *line_scales, float tile_scale,
+                                       float v[8]) {
+    const int32_t by_line = c->scaling == GMM_SCALING_ROW || c->scaling == GMM_SCALING_1X128;
+    const float scale = by_line ? line_scales[l * (columnwise ? GMM_CAST_COL_STEP : GMM_CAST_ROW_STEP)] : tile_scale;
+    int32_t i;
+    gmm_cast_line(t->source, x, columnwise, l, v);
+#pragma unroll
+    for (i = 0; i < 8; i++) v[i] = gmm__fmul(v[i], scale);
+}
+/* Encodes and stores the lane's rows. */
 GMM__DEVICE void gmm_cast_fp8_encode_rows(const gmm_cast_fp8 *c, const gmm_cast_tile *t, const uint32_t x[8][8],
                                           float tile_scale) {
     const gmm__quant_args *a = t->a;
-    const int64_t pitch = a->rowwise.ld;
-    uint8_t *dst = gmm_cast_data(&a->rowwise, a->step[0], t->p.unit) + (t->p.source_row + t->p.row + t->row0) * pitch +
-                   t->c0 + t->col0;
-    const float *row_scales = c->scales[0] + t->row0 * GMM_CAST_ROW_STEP;
-    int32_t i, j;
+    const float *scales = c->scales[0] + t->row0 * GMM_CAST_ROW_STEP;
+    uint8_t *dst = gmm_cast_data(&a->rowwise, a->step[0], t->p.unit) +
+                   (t->p.source_row + t->p.row + t->row0) * a->rowwise.ld + t->c0 + t->col0;
+    int32_t i;
 #pragma unroll
-    for (i = 0; i < 8; i++, dst += pitch) {
+    for (i = 0; i < 8; i++, dst += a->rowwise.ld) {
         float v[8];
-        if (c->scaling == GMM_SCALING_ROW || c->scaling == GMM_SCALING_1X128)
-            tile_scale = row_scales[i * GMM_CAST_ROW_STEP];
-#pragma unroll
-        for (j = 0; j < 8; j++) v[j] = gmm__fmul(gmm__word_value(t->source, x[i], j), tile_scale);
+        gmm_cast_fp8_products(c, t, x, 0, i, scales, tile_scale, v);
         if (i < t->valid_rows)
             gmm_st_global_v2_b32(dst, gmm__quant_fp8x4(c->e5m2, v), gmm__quant_fp8x4(c->e5m2, v + 4));
     }
 }
-/* Encodes the lane's eight columns into shared memory; after a barrier the CTA stores the tile's columns. */
+/* Encodes the lane's columns into shared memory; after a barrier the CTA stores the tile's columns. */
 GMM__DEVICE void gmm_cast_fp8_encode_cols(const gmm_cast_fp8 *c, const gmm_cast_tile *t, const uint32_t x[8][8],
                                           float tile_scale) {
-    uint8_t *smem = c->codes + gmm_cast_smem_column(GMM_CAST_FP8_COLUMN, t->col0) + t->row0;
-    uint8_t *dst = gmm_cast_col_codes(t, (int32_t)threadIdx.x, GMM_CAST_FP8_COLUMN, t->a->columnwise.ld);
-    const float *col_scales = c->scales[1] + t->col0 * GMM_CAST_COL_STEP;
-    int32_t i, j;
+    const int32_t thread = (int32_t)threadIdx.x, bytes = GMM_CAST_FP8_COLUMN;
+    const float *scales = c->scales[1] + t->col0 * GMM_CAST_COL_STEP;
+    uint8_t *dst = gmm_cast_col_codes(t, thread, bytes, t->a->columnwise.ld);
+    uint8_t *smem = c->codes + gmm_cast_smem_column(bytes, t->col0) + t->row0;
+    int32_t j;
 #pragma unroll
     for (j = 0; j < 8; j++) {
         float v[8];
-        if (c->scaling == GMM_SCALING_ROW || c->scaling == GMM_SCALING_1X128)
-            tile_scale = col_scales[j * GMM_CAST_COL_STEP];
-#pragma unroll
-        for (i = 0; i < 8; i++) v[i] = gmm__fmul(gmm__word_value(t->source, x[i], j), tile_scale);
-        *(uint2 *)(void *)(smem + j * GMM_CAST_FP8_COLUMN) = make_uint2(gmm__quant_fp8x4(c->e5m2, v),
-                                                                        gmm__quant_fp8x4(c->e5m2, v + 4));
+        gmm_cast_fp8_products(c, t, x, 1, j, scales, tile_scale, v);
+        *(uint2 *)(void *)(smem + j * bytes) = make_uint2(gmm__quant_fp8x4(c->e5m2, v),
+                                                          gmm__quant_fp8x4(c->e5m2, v + 4));
     }
     __syncthreads();
-    gmm_cast_store_cols(t, (int32_t)threadIdx.x, GMM_CAST_FP8_COLUMN, c->codes, dst, t->a->columnwise.ld);
+    gmm_cast_store_cols(t, thread, bytes, c->codes, dst, t->a->columnwise.ld);
 }
 /* --- MX32 casts: stages of gmm_cast_mx32 --- */
 
@@ -5851,25 +5851,6 @@ GMM__DEVICE gmm_cast_tile gmm_cast_mx32_tile_init(const gmm__quant_args *a, gmm_
     t.row0 = warp % 4 * 32 + 16 * (lane >> 4);
     t.col0 = warp / 4 * 16 * width + width * (lane & 15);
     return t;
-}
-
-/* Loads the lane's sixteen rows of sixteen bytes; zeros beyond the last row or column. */
-GMM__DEVICE void gmm_cast_mx32_load(const gmm_cast_tile *t, uint32_t x[16][4]) {
-    const gmm__quant_args *a = t->a;
-    const int64_t size = 16 / gmm__elems16(t->source), pitch = a->src.ld * size;
-    const uint8_t *src = gmm_cast_data(&a->src, a->step[2], t->p.unit) +
-                         (t->p.source_row + t->p.row + t->row0) * pitch + (t->c0 + t->col0) * size;
-    const int32_t rows = t->in_cols ? t->valid_rows : 0;
-    int32_t i;
-#pragma unroll
-    for (i = 0; i < 16; i++, src += pitch) {
-        uint4 v = make_uint4(0u, 0u, 0u, 0u);
-        if (i < rows) v = __ldg((const uint4 *)(const void *)src);
-        x[i][0] = v.x;
-        x[i][1] = v.y;
-        x[i][2] = v.z;
-        x[i][3] = v.w;
-    }
 }
 
 /* Words of the maxima of sixteen rows: elements of 16 bits have two maxima per word. */
@@ -6059,9 +6040,9 @@ GMM__DEVICE void gmm_cast_mx32_encode(const gmm_cast_mx32 *c, const gmm_cast_til
 }
 /* --- NV16 casts: stages of gmm_cast_nv16 and gmm_cast_nv16_hadamard --- */
 
-/* Lanes hold the tile as drawn in vectors.cuh. Two lanes side by side share a block of 1 x 16, two above one another a
-   block of 16 x 1; each computes the scales of half of the blocks of both. Scales are bytes, which index a table of all
-   encode scales that the unit can have. */
+/* Lanes hold the tile as drawn in vectors.cuh. Two lanes side by side have a block of a row, two above one another a
+   block of a column; each computes the scales of half of the blocks of both. Scales are bytes, which index a table of
+   all encode scales that the unit can have. */
 typedef struct gmm_cast_nv16 {
     int32_t right, lower;   /* whether this is the right lane of a row's block; the lower lane of a column's block */
     const float *encodes;   /* table of the rowwise copy: by scale byte; entry 127: factor of block amaxes */
@@ -6158,17 +6139,17 @@ GMM__DEVICE uint32_t gmm_cast_nv16_scale4(const float amax[4], const float *enco
     }
     return check && !(maximum < 6.75f) ? scales4 | 0x80u : scales4;
 }
-/* Scale bytes of the lane's eight lines, from its own four and those of the other lane of its blocks. */
+/* Scale bytes of the lane's 8 lines, from its own four and those of the other lane of its blocks. */
 GMM__DEVICE void gmm_cast_nv16_scale8(uint32_t lane_scales, int32_t second, int32_t lane_stride, uint32_t scales4[2]) {
     const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, lane_stride);
     scales4[0] = second ? other : lane_scales;
     scales4[1] = second ? lane_scales : other;
 }
-/* Encode scale of line i of eight, whose scale bytes are in two words. */
+/* Encode scale of line i of the lane, from the scale bytes of its 8 lines. */
 GMM__DEVICE float gmm_cast_nv16_encode_scale(const float *encodes, const uint32_t scales4[2], int32_t i) {
     return encodes[((i & 4 ? scales4[1] : scales4[0]) >> 8 * (i & 3)) & 0x7Fu];
 }
-/* Scale bytes of the lane's half of the rows of its block, and in scales4 of all eight. */
+/* Scale bytes of the lane's half of the rows of its block, and in scales4 of all 8. */
 GMM__DEVICE uint32_t gmm_cast_nv16_row_scales(const gmm_cast_nv16 *c, const uint32_t row[8], int check,
                                               uint32_t scales4[2]) {
     uint32_t lane_scales;
@@ -6205,20 +6186,11 @@ GMM__DEVICE void gmm_cast_nv16_leave_col_scales(const gmm_cast_nv16 *c, const gm
         c->scales[(t->col0 + 4 * c->lower + j) * GMM_TILE_BLOCKS + (t->row0 >> 4)] = (uint8_t)(lane_scales >> 8 * j);
 }
 
-/* E2M1 codes of eight elements of a row, or of a column. */
-GMM__DEVICE uint32_t gmm_cast_nv16_encode_row(gmm_dtype source, const uint32_t row[8], float encode_scale,
-                                              int saturate) {
+/* E2M1 codes of the lane's row or column number l. */
+GMM__DEVICE uint32_t gmm_cast_nv16_encode_line(gmm_dtype source, const uint32_t x[8][8], int32_t columnwise, int32_t l,
+                                               float encode_scale) {
     float v[8];
-    int32_t j;
-#pragma unroll
-    for (j = 0; j < 8; j++) v[j] = gmm__word_value(source, row, j);
-    return gmm_e2m1x8(v, encode_scale, saturate);
-}
-GMM__DEVICE uint32_t gmm_cast_nv16_encode_col(gmm_dtype source, const uint32_t x[8][8], int32_t j, float encode_scale) {
-    float v[8];
-    int32_t i;
-#pragma unroll
-    for (i = 0; i < 8; i++) v[i] = gmm__word_value(source, x[i], j);
+    gmm_cast_line(source, x, columnwise, l, v);
     return gmm_e2m1x8(v, encode_scale, 0);
 }
 /* Encodes the lane's part again by the scalar codec, from values in device memory, where one of them is NaN or a
@@ -6248,7 +6220,7 @@ GMM__DEVICE void gmm_cast_nv16_encode_square(const gmm_cast_nv16 *c, const gmm_c
     const float encode_scale = gmm_cast_nv16_encode_scale(c->encodes, scales4, 0);
     int32_t i;
 #pragma unroll
-    for (i = 0; i < 8; i++) square_codes[i] = gmm_cast_nv16_encode_row(t->source, x[i], encode_scale, 0);
+    for (i = 0; i < 8; i++) square_codes[i] = gmm_cast_nv16_encode_line(t->source, x, 0, i, encode_scale);
 }
 /* Where the codes of the lane's first row begin. */
 GMM__DEVICE uint8_t *gmm_cast_nv16_row_codes(const gmm_cast_nv16 *c, const gmm_cast_tile *t) {
@@ -6269,7 +6241,7 @@ GMM__DEVICE void gmm_cast_nv16_encode_rows(const gmm_cast_nv16 *c, const gmm_cas
         const float encode_scale = gmm_cast_nv16_encode_scale(c->encodes, scales4, i);
         if (i < t->valid_rows) {
             uint32_t code = square_codes[i];
-            if (!t->a->format.square) code = gmm_cast_nv16_encode_row(t->source, x[i], encode_scale, 0);
+            if (!t->a->format.square) code = gmm_cast_nv16_encode_line(t->source, x, 0, i, encode_scale);
             gmm_st_global_b32(dst, code);
         }
     }
@@ -6295,7 +6267,7 @@ GMM__DEVICE void gmm_cast_nv16_encode_cols(const gmm_cast_nv16 *c, const gmm_cas
     for (j = 0; j < 8; j++) {
         const float encode_scale = gmm_cast_nv16_encode_scale(c->encodes_t, scales4, j);
         uint32_t code = square_codes[j];
-        if (!f->square) code = gmm_cast_nv16_encode_col(t->source, x, j, encode_scale);
+        if (!f->square) code = gmm_cast_nv16_encode_line(t->source, x, 1, j, encode_scale);
         *(uint32_t *)(void *)(smem + j * GMM_CAST_NV16_COLUMN) = code;
     }
     if (has_nan | ((scales4[0] | scales4[1]) & 0x80u))
@@ -6312,7 +6284,7 @@ GMM__DEVICE void gmm_cast_nv16_encode_rows_random(const gmm_cast_nv16 *c, const 
     const int64_t pitch = c->row_pitch, blocks_per_row = (t->cols + 15) >> 4;
     const int64_t block = (t->p.row + t->row0 + 4 * c->right) * blocks_per_row + ((t->c0 + t->col0) >> 4);
     uint8_t *dst = gmm_cast_nv16_row_codes(c, t);
-    int32_t i, j, k;
+    int32_t i, k;
 #pragma unroll
     for (i = 0; i < 4; i++, dst += pitch) {
         uint32_t draw[4], random[2][2];
@@ -6331,8 +6303,7 @@ GMM__DEVICE void gmm_cast_nv16_encode_rows_random(const gmm_cast_nv16 *c, const 
             const float encode_scale = gmm_cast_nv16_encode_scale(c->encodes, scales4, i + 4 * k);
             uint32_t code;
             float v[8];
-#pragma unroll
-            for (j = 0; j < 8; j++) v[j] = gmm__word_value(GMM_BF16, x[i + 4 * k], j);
+            gmm_cast_line(GMM_BF16, x, 0, i + 4 * k, v);
             code = f->stochastic ? gmm_e2m1x8_random(v, encode_scale, random[k]) : gmm_e2m1x8(v, encode_scale, 1);
             if (t->in_cols && i + 4 * k < t->valid_rows) gmm_st_global_b32(dst + 4 * k * pitch, code);
         }
@@ -6376,7 +6347,7 @@ GMM__DEVICE void gmm_cast_nv16_encode_cols_hadamard(const gmm_cast_nv16 *c, cons
     gmm_cast_nv16_leave_col_scales(c, t, lane_scales);
 }
 
-/* Stores the columns of a tile and their scales from shared memory. Two threads have a column's eight scales. All
+/* Stores the columns of a tile and their scales from shared memory. Two threads have the 8 scales of a column. All
    threads call it. */
 GMM__DEVICE void gmm_cast_nv16_store_cols(const gmm_cast_nv16 *c, const gmm_cast_tile *t) {
     const int32_t thread = gmm_tid_x(); /* read here, so that it takes no register before */
@@ -6519,10 +6490,9 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_amax(const __grid_cons
         const int64_t e = a.start + i, member = e / (a.rows * a.cols), row = e / a.cols % a.rows, col = e % a.cols;
         const uint32_t bits = gmm_amax_bits(0u, gmm__shard_value(&a, i));
         for (k = 0; k < 2 + (a.format.scaling == GMM_SCALING_NV16); k++)
-            if (k == 2 || a.copy[k].dtype != GMM_NONE) {
-                uint32_t *dst = (uint32_t *)&a.amax[k == 2 ? member : gmm__shard_amax_at(&a, k, member, row, col)];
-                if (bits > *(volatile uint32_t *)dst) atomicMax(dst, bits);
-            }
+            if (k == 2 || a.copy[k].dtype != GMM_NONE)
+                gmm_cast_raise_amax(
+                    (uint32_t *)&a.amax[k == 2 ? member : gmm__shard_amax_at(&a, k, member, row, col)], bits);
     }
 }
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_constant__ gmm__shard_args a) {
@@ -6536,16 +6506,6 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
         for (i = first; i < a.count * lines * blocks; i += step) gmm__shard_store_scale(&a, k, i);
         for (i = a.start / 2 + first; 2 * i < a.start + a.length; i += step) gmm__shard_store_pair(&a, k, i);
     }
-}
-
-static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int amax, int64_t max_blocks,
-                                                 cudaStream_t stream) {
-    const int64_t work = a->count * a->rows * a->cols / GMM__QUANT_BLOCK + 1;
-    void *params[1];
-    params[0] = (void *)(uintptr_t)a;
-    return cudaLaunchKernel(amax ? (const void *)gmm_shard_amax : (const void *)gmm_shard_codes,
-                            dim3((unsigned)(work < max_blocks ? work : max_blocks)), dim3(GMM__QUANT_BLOCK), params,
-                            0, stream);
 }
 #endif
 
@@ -6681,6 +6641,23 @@ static GMM__UNUSED dim3 gmm_cast_grid(int64_t col_tiles, int64_t strips, int64_t
     return dim3((unsigned)col_tiles, (unsigned)(y < 1 ? 1 : y));
 }
 
+/* CTAs of a persistent kernel. */
+static GMM__UNUSED dim3 gmm__quant_grid(int64_t tile_count, int64_t max_blocks) {
+    return dim3((unsigned)(tile_count < 1 ? 1 : tile_count < max_blocks ? tile_count : max_blocks));
+}
+
+/* Launches a kernel whose only parameter is the structure at `args`. smem_limit: the most dynamic shared memory that
+   any launch of the kernel takes, 0 without; `smem`: that of this one. */
+static GMM__UNUSED cudaError_t gmm__quant_launch(const void *kernel, dim3 grid, int32_t smem_limit, int32_t smem,
+                                                 const void *args, cudaStream_t stream) {
+    cudaError_t error = cudaSuccess;
+    void *params[1];
+    params[0] = (void *)(uintptr_t)args;
+    if (smem) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_limit);
+    if (error != cudaSuccess) return error;
+    return cudaLaunchKernel(kernel, grid, dim3(GMM__QUANT_BLOCK), params, (size_t)smem, stream);
+}
+
 /* `max_blocks`: CTAs of persistent kernels. `max_stream_blocks`: CTAs of kernels that process tiles in the order of
    addresses. */
 static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int amax, int cast, int64_t strips,
@@ -6690,15 +6667,12 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
     const int mn_major = a->columnwise.dtype != GMM_NONE && a->format.scaling == GMM_SCALING_MX32;
     const int errors = a->format.square && a->format.four_over_six;
     const int32_t cast_smem = a->vectorized ? 0 : mn_major || errors ? GMM__QUANT_SHARED : GMM__QUANT_TILE;
-    const int32_t amax_smem = a->vectorized ? 0 : GMM__QUANT_TILE;
     const int multi_tile = a->format.scaling == GMM_SCALING_NV16 ||
                            (a->format.scaling == GMM_SCALING_MX32 && dtype != GMM_F32);
     const int64_t tiles_per_block = multi_tile ? (int64_t)GMM_CAST_TILES : 1;
-    const int64_t tile_count = strips * a->col_tiles;
-    dim3 grid((unsigned)(tile_count < 1 ? 1 : tile_count < max_blocks ? tile_count : max_blocks)), cast_grid = grid;
+    dim3 grid = gmm__quant_grid(strips * a->col_tiles, max_blocks), cast_grid = grid;
     cudaError_t error = cudaSuccess;
     gmm__quant_args forward = *a;
-    void *params[1];
     if (a->vectorized) {
         grid = gmm_cast_grid(a->col_tiles, strips, max_stream_blocks);
         cast_grid = gmm_cast_grid((a->col_tiles + tiles_per_block - 1) / tiles_per_block, strips, max_stream_blocks);
@@ -6707,60 +6681,43 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
            (row->scaling != GMM_SCALING_NONE && row->scaling != a->format.scaling))
         row++;
     forward.backward = 0;
-    params[0] = &forward;
-    if (amax) {
-        if (amax_smem) error = cudaFuncSetAttribute(row->amax, cudaFuncAttributeMaxDynamicSharedMemorySize, amax_smem);
-        if (error == cudaSuccess)
-            error = cudaLaunchKernel(row->amax, grid, dim3(GMM__QUANT_BLOCK), params, (size_t)amax_smem, stream);
-    }
+    if (amax)
+        error = gmm__quant_launch(row->amax, grid, GMM__QUANT_TILE, a->vectorized ? 0 : GMM__QUANT_TILE, &forward,
+                                  stream);
     if (error == cudaSuccess && (!a->vectorized || !cast))
-        error = cudaLaunchKernel((const void *)gmm_quantize_scales, dim3((unsigned)(max_blocks < 64 ? max_blocks : 64)),
-                                 dim3(GMM__QUANT_BLOCK), params, 0, stream);
-    params[0] = (void *)(uintptr_t)a;
-    if (error == cudaSuccess && cast) {
-        if (cast_smem)
-            error = cudaFuncSetAttribute(row->cast, cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_SHARED);
-        if (error == cudaSuccess)
-            error = cudaLaunchKernel(row->cast, cast_grid, dim3(GMM__QUANT_BLOCK), params, (size_t)cast_smem, stream);
-    }
-    return error;
+        error = gmm__quant_launch((const void *)gmm_quantize_scales, gmm__quant_grid(max_blocks, 64), 0, 0, &forward,
+                                  stream);
+    if (error != cudaSuccess || !cast) return error;
+    return gmm__quant_launch(row->cast, cast_grid, GMM__QUANT_SHARED, cast_smem, a, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm__k_dequantize(const gmm__dequant_args *a, int64_t tile_count, int64_t max_blocks,
                                                  cudaStream_t stream) {
-    const int64_t grid = tile_count < 1 ? 1 : tile_count < max_blocks ? tile_count : max_blocks;
-    cudaError_t error = cudaFuncSetAttribute((const void *)gmm_dequantize_tiles,
-                                             cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_TILE);
-    void *params[1];
-    params[0] = (void *)(uintptr_t)a;
-    if (error == cudaSuccess)
-        error = cudaLaunchKernel((const void *)gmm_dequantize_tiles, dim3((unsigned)grid), dim3(GMM__QUANT_BLOCK),
-                                 params, GMM__QUANT_TILE, stream);
-    return error;
+    return gmm__quant_launch((const void *)gmm_dequantize_tiles, gmm__quant_grid(tile_count, max_blocks),
+                             GMM__QUANT_TILE, GMM__QUANT_TILE, a, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm__k_transpose(const gmm__transpose_args *a, int64_t max_blocks, cudaStream_t stream) {
     const int64_t tile_count = a->units * gmm__ceil_div(a->rows, GMM_TILE) * gmm__ceil_div(a->cols, GMM_TILE);
-    const int64_t grid = tile_count < 1 ? 1 : tile_count < max_blocks ? tile_count : max_blocks;
-    void *params[1];
-    params[0] = (void *)(uintptr_t)a;
-    return cudaLaunchKernel((const void *)gmm_transpose_tiles, dim3((unsigned)grid), dim3(GMM__QUANT_BLOCK), params, 0,
-                            stream);
+    return gmm__quant_launch((const void *)gmm_transpose_tiles, gmm__quant_grid(tile_count, max_blocks), 0, 0, a,
+                             stream);
+}
+
+static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int amax, int64_t max_blocks,
+                                                 cudaStream_t stream) {
+    const int64_t work = a->count * a->rows * a->cols / GMM__QUANT_BLOCK + 1;
+    return gmm__quant_launch(amax ? (const void *)gmm_shard_amax : (const void *)gmm_shard_codes,
+                             gmm__quant_grid(work, max_blocks), 0, 0, a, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm__k_quantize_tail(const gmm__quant_tail_args *a, cudaStream_t stream) {
-    void *params[1];
-    params[0] = (void *)(uintptr_t)a;
-    return cudaLaunchKernel((const void *)gmm_quantize_tail, dim3(256), dim3(GMM__QUANT_BLOCK), params, 0, stream);
+    return gmm__quant_launch((const void *)gmm_quantize_tail, dim3(256), 0, 0, a, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm__k_update_scales(const gmm__update_args *a, cudaStream_t stream) {
     const int64_t blocks = ((int64_t)a->slots + GMM__QUANT_BLOCK - 1) / GMM__QUANT_BLOCK;
-    void *params[1];
-    params[0] = (void *)(uintptr_t)a;
     if (blocks == 0) return cudaSuccess;
-    return cudaLaunchKernel((const void *)gmm_update_scale_slots, dim3((unsigned)blocks), dim3(GMM__QUANT_BLOCK),
-                            params, 0, stream);
+    return gmm__quant_launch((const void *)gmm_update_scale_slots, dim3((unsigned)blocks), 0, 0, a, stream);
 }
 #endif /* GMM__HOLDS(0), GMM_NO_QUANT */
 
@@ -10355,7 +10312,8 @@ GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const 
 }
 
 /* Amaxes of units, rows and columns: atomic maxima on the bits of absolute values, so the result does not depend on
-   the order. The destinations start at 0. A CTA processes one 128 x 128 tile at a time. */
+   the order. The destinations start at 0. A CTA processes one 128 x 128 tile at a time: warp w rows w, w + 8, ..., then
+   columns w, w + 8, ...; lane l elements 4 l to 4 l + 3 of each. */
 GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__QUANT_PER_SM)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
@@ -10408,7 +10366,9 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #define GMM__TAG GMM__COLUMN(2, GMM__ROW)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 
-/* Any format and shape, both copies of a 128 x 128 tile that is loaded into shared memory once. */
+/* Any format and shape, both copies of a 128 x 128 tile that is loaded into shared memory once: load, then for each
+   copy amax, scale and codes line by line. Warp w has lines w, w + 8, ... of a copy, that is rows or columns, lane l
+   elements 4 l to 4 l + 3 of each; a block lies in 4 (NV16), 8 (MX32) or 32 lanes. */
 GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
@@ -10473,8 +10433,13 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #define GMM__HADAMARD GMM__COLUMN(3, GMM__ROW)
 
 /* The same amaxes as gmm_quantize_amax, for sources whose rows are aligned vectors: either of units, or of rows and
-   columns. Lanes hold the tile as drawn in vectors.cuh. GMM__HADAMARD (BF16) also computes the amax of the transformed
-   columnwise copy. */
+   columns. A CTA processes tiles of 128 x 128; GMM__HADAMARD (BF16) also computes the amax of the transformed
+   columnwise copy. Atomic maxima on the bits of absolute values make the result independent of the order.
+
+       load           warp w: rows 32 (w % 4), columns 64 (w / 4) on; lane l: 8 rows from 8 (l / 8), 8 columns from
+                      8 (l % 8) on of its warp's part (drawn in vectors.cuh)
+       amaxes         of lines: thread r < 128: row r; thread 128 + c: column c. Of units: thread 0 that of the source,
+                      thread 1 that of its transform */
 GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__HADAMARD ? 3 : GMM__SOURCE == GMM_F32 ? 2 : 4)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ uint32_t shared_max[2][GMM__QUANT_WARPS]; /* of the source, and of the transformed source */
@@ -10516,10 +10481,15 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
 #define GMM__SCALING GMM__COLUMN(3, GMM__ROW)
 
-/* FP8 with fp32 scales (GMM__SCALING) in both directions from a tile that is loaded once. Threads hold the tile as drawn
-   in vectors.cuh; in between, threads 0 to 127 have one row each and threads 128 to 255 one column, whose maxima of
-   several warps (1X128) or given amaxes (ROW) they turn into scales. This variant serves aligned rows; gmm_quantize
-   serves the rest. */
+/* FP8 with fp32 scales (GMM__SCALING) in both directions from a tile of 128 x 128 that is loaded once. This variant
+   serves aligned rows at the speed of memory; gmm_quantize serves the rest.
+
+       load, encode   warp w: rows 32 (w % 4), columns 64 (w / 4) on; lane l: 8 rows from 8 (l / 8), 8 columns from
+                      8 (l % 8) on of its warp's part (drawn in vectors.cuh)
+       scales         thread r < 128: row r; thread 128 + c: column c
+
+   TENSOR: load, scale of the unit, rows, columns. ROW: load, scales from given amaxes, rows, columns. 1X128 and
+   128X128: load, maxima of the warps' parts, scales from them, rows, columns. */
 GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__SOURCE == GMM_F32 ? 2 : 3)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ gmm_cast_fp8_scales smem_scales[2];
@@ -10539,7 +10509,8 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         gmm_cast_tile_move(&t, &split, strip, 1);
         gmm_cast_load(&t, x);
         if (GMM__SCALING == GMM_SCALING_TENSOR) {
-            tile_scale = gmm_cast_fp8_tensor_scale(&c, &t);
+            tile_scale = !a.format.delayed ? gmm__quant_scale(&a, c.qmax, 0, a.amax[0][t.p.unit])
+                         : a.scale         ? a.scale[t.p.unit] : 1.0f;
             if (a.record) amax = gmm_cast_fp8_warp_amax(&c, &t, x);
         } else {
             if (GMM__SCALING == GMM_SCALING_ROW) gmm_cast_fp8_line_scales(&c, &t);
@@ -10577,18 +10548,21 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
 #define GMM__HADAMARD GMM__COLUMN(3, GMM__ROW)
 
-/* NV16 in both directions from tiles that are loaded once, GMM_CAST_TILES of them side by side per CTA. Lanes hold the
-   tile as drawn in vectors.cuh. GMM__HADAMARD (BF16): the columnwise copy is transformed, or codes are rounded
-   stochastically; a block of a column then lies in one lane. This variant serves aligned rows; gmm_quantize serves the
-   rest, and scales chosen by error. */
+/* NV16 in both directions from tiles of 128 x 128 that are loaded once, GMM_CAST_TILES of them side by side per CTA.
+   GMM__HADAMARD (BF16): the columnwise copy is transformed, or codes are rounded stochastically; a block of a column
+   then lies in one lane. This variant serves aligned rows; gmm_quantize serves the rest, and scales chosen by error.
+
+       load, encode   warp w: rows 32 (w % 4), columns 64 (w / 4) on; lane l: 8 rows from 8 (l / 8), 8 columns from
+                      8 (l % 8) on of its warp's part (drawn in vectors.cuh)
+       block scales   of rows: lanes l and l ^ 1, four rows each; of columns: lanes l and l ^ 8, four columns each
+       columns stored thread t: 16 bytes number t % 4 of columns t / 4, t / 4 + 64 */
 GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__SOURCE == GMM_F32 || GMM__HADAMARD ? 2 : 3)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ float encodes[2][GMM_TILE];
     __shared__ __align__(16) uint8_t codes[GMM_CAST_NV16_CODES];
     __shared__ __align__(16) uint8_t scales[GMM_TILE * GMM_TILE_BLOCKS];
     gmm_cast_tile t = gmm_cast_tile_init(&a, GMM__SOURCE);
-    const int32_t rowwise = t.rowwise, columnwise = t.columnwise;
-    const int32_t separate_amax = columnwise && a.amax[1] != a.amax[0];
+    const int32_t separate_amax = t.columnwise && a.amax[1] != a.amax[0];
     gmm_cast_nv16 c = { gmm__lane() & 1, gmm__lane() >> 3 & 1, encodes[0], encodes[separate_amax], codes, scales,
                         0, 0, 0, 0 };
     int32_t strip;
@@ -10612,20 +10586,20 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             gmm_cast_tile next = t;
             const int32_t square = !GMM__HADAMARD && a.format.square;
             gmm_cast_tile_at(&t, t.c0);
-            if (rowwise || !GMM__HADAMARD) {
+            if (t.rowwise || !GMM__HADAMARD) {
                 has_nan = gmm_cast_nv16_row_maxima(GMM__SOURCE, GMM__HADAMARD, x, row);
                 if (square) square_max = gmm_cast_nv16_square_max(&t, row);
                 lane_scales = gmm_cast_nv16_row_scales(&c, row, !GMM__HADAMARD, scales4);
                 if (square) gmm_cast_nv16_encode_square(&c, &t, x, scales4, square_codes);
-                if (rowwise) gmm_cast_nv16_store_row_scales(&c, &t, lane_scales);
-                if (rowwise && GMM__HADAMARD) gmm_cast_nv16_encode_rows_random(&c, &t, x, scales4);
-                else if (rowwise && t.in_cols) gmm_cast_nv16_encode_rows(&c, &t, x, scales4, square_codes, has_nan);
+                if (t.rowwise) gmm_cast_nv16_store_row_scales(&c, &t, lane_scales);
+                if (t.rowwise && GMM__HADAMARD) gmm_cast_nv16_encode_rows_random(&c, &t, x, scales4);
+                else if (t.rowwise && t.in_cols) gmm_cast_nv16_encode_rows(&c, &t, x, scales4, square_codes, has_nan);
             }
-            if (columnwise && GMM__HADAMARD) gmm_cast_nv16_encode_cols_hadamard(&c, &t, x);
-            else if (columnwise) gmm_cast_nv16_encode_cols(&c, &t, x, square_max, square_codes, has_nan);
+            if (t.columnwise && GMM__HADAMARD) gmm_cast_nv16_encode_cols_hadamard(&c, &t, x);
+            else if (t.columnwise) gmm_cast_nv16_encode_cols(&c, &t, x, square_max, square_codes, has_nan);
             gmm_cast_tile_at(&next, t.c0 + GMM_TILE);
             if (next.c0 < end) gmm_cast_load(&next, x); /* while codes are stored */
-            if (columnwise) gmm_cast_nv16_store_cols(&c, &t);
+            if (t.columnwise) gmm_cast_nv16_store_cols(&c, &t);
         }
         __syncthreads();
     }
@@ -10645,12 +10619,16 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
 
-/* MX32 in both directions from one load, without synchronization between warps. Lanes hold the tile as drawn in
-   stages_mx32.cuh. This variant serves aligned rows; gmm_quantize serves the rest, and E2M1. */
+/* MX32 in both directions from one load, without synchronization between warps. This variant serves aligned rows;
+   gmm_quantize serves the rest, and E2M1. w: elements in 16 bytes of the source.
+
+       load, encode   warp i: rows 32 (i % 4), columns 16 w (i / 4) on; lane l: 16 rows from 16 (l / 16), w columns from
+                      w (l % 16) on of its warp's part (drawn in stages_mx32.cuh)
+       block scales   of rows: 32 / w adjacent lanes, w / 2 rows each; of columns: lanes l and l ^ 16, w / 2
+                      columns each */
 GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     gmm_cast_tile t = gmm_cast_mx32_tile_init(&a, GMM__SOURCE);
-    const int32_t rowwise = t.rowwise, columnwise = t.columnwise;
     const int32_t e5m2 = a.format.dtype == GMM_E5M2;
     const gmm_cast_mx32 c = { gmm_f32_from_bits(e5m2 ? 0x37924925u : 0x3B124925u), e5m2 };
     int32_t strip;
@@ -10661,18 +10639,18 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         uint32_t x[16][4], row[16], square_max = 0, lane_scales = 0, scales4[4];
         if (strip >= split.total) break;
         gmm_cast_tile_move(&t, &split, strip, gmm__elems16(GMM__SOURCE) / 4);
-        gmm_cast_mx32_load(&t, x);
-        if (rowwise || a.format.square) {
+        gmm_cast_load_rows(&t, 16, 4, 4, x[0]);
+        if (t.rowwise || a.format.square) {
             gmm_cast_mx32_row_maxima(GMM__SOURCE, x, row);
             if (a.format.square) square_max = gmm_cast_mx32_square_max(&t, row);
             lane_scales = gmm_cast_mx32_row_scales(&c, GMM__SOURCE, row);
         }
-        if (rowwise) {
+        if (t.rowwise) {
             gmm_cast_mx32_store_row_scales(&t, lane_scales);
             gmm_cast_mx32_gather_row_scales(GMM__SOURCE, lane_scales, scales4);
             if (t.in_cols) gmm_cast_mx32_encode(&c, &t, 0, x, scales4);
         }
-        if (columnwise) {
+        if (t.columnwise) {
             gmm_cast_mx32_store_col_scales(&t, gmm_cast_mx32_col_scales(&c, &t, x, square_max), scales4);
             if (t.in_cols) gmm_cast_mx32_encode(&c, &t, 1, x, scales4);
         }

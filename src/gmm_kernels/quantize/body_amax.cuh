@@ -9,8 +9,13 @@
 #define GMM__HADAMARD GMM__COLUMN(3, GMM__ROW)
 
 /* The same amaxes as gmm_quantize_amax, for sources whose rows are aligned vectors: either of units, or of rows and
-   columns. Lanes hold the tile as drawn in vectors.cuh. GMM__HADAMARD (BF16) also computes the amax of the transformed
-   columnwise copy. */
+   columns. A CTA processes tiles of 128 x 128; GMM__HADAMARD (BF16) also computes the amax of the transformed
+   columnwise copy. Atomic maxima on the bits of absolute values make the result independent of the order.
+
+       load           warp w: rows 32 (w % 4), columns 64 (w / 4) on; lane l: 8 rows from 8 (l / 8), 8 columns from
+                      8 (l % 8) on of its warp's part (drawn in vectors.cuh)
+       amaxes         of lines: thread r < 128: row r; thread 128 + c: column c. Of units: thread 0 that of the source,
+                      thread 1 that of its transform */
 GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__HADAMARD ? 3 : GMM__SOURCE == GMM_F32 ? 2 : 4)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ uint32_t shared_max[2][GMM__QUANT_WARPS]; /* of the source, and of the transformed source */

@@ -7,12 +7,16 @@
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
 
-/* MX32 in both directions from one load, without synchronization between warps. Lanes hold the tile as drawn in
-   stages_mx32.cuh. This variant serves aligned rows; gmm_quantize serves the rest, and E2M1. */
+/* MX32 in both directions from one load, without synchronization between warps. This variant serves aligned rows;
+   gmm_quantize serves the rest, and E2M1. w: elements in 16 bytes of the source.
+
+       load, encode   warp i: rows 32 (i % 4), columns 16 w (i / 4) on; lane l: 16 rows from 16 (l / 16), w columns from
+                      w (l % 16) on of its warp's part (drawn in stages_mx32.cuh)
+       block scales   of rows: 32 / w adjacent lanes, w / 2 rows each; of columns: lanes l and l ^ 16, w / 2
+                      columns each */
 GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     gmm_cast_tile t = gmm_cast_mx32_tile_init(&a, GMM__SOURCE);
-    const int32_t rowwise = t.rowwise, columnwise = t.columnwise;
     const int32_t e5m2 = a.format.dtype == GMM_E5M2;
     const gmm_cast_mx32 c = { gmm_f32_from_bits(e5m2 ? 0x37924925u : 0x3B124925u), e5m2 };
     int32_t strip;
@@ -23,18 +27,18 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         uint32_t x[16][4], row[16], square_max = 0, lane_scales = 0, scales4[4];
         if (strip >= split.total) break;
         gmm_cast_tile_move(&t, &split, strip, gmm__elems16(GMM__SOURCE) / 4);
-        gmm_cast_mx32_load(&t, x);
-        if (rowwise || a.format.square) {
+        gmm_cast_load_rows(&t, 16, 4, 4, x[0]);
+        if (t.rowwise || a.format.square) {
             gmm_cast_mx32_row_maxima(GMM__SOURCE, x, row);
             if (a.format.square) square_max = gmm_cast_mx32_square_max(&t, row);
             lane_scales = gmm_cast_mx32_row_scales(&c, GMM__SOURCE, row);
         }
-        if (rowwise) {
+        if (t.rowwise) {
             gmm_cast_mx32_store_row_scales(&t, lane_scales);
             gmm_cast_mx32_gather_row_scales(GMM__SOURCE, lane_scales, scales4);
             if (t.in_cols) gmm_cast_mx32_encode(&c, &t, 0, x, scales4);
         }
-        if (columnwise) {
+        if (t.columnwise) {
             gmm_cast_mx32_store_col_scales(&t, gmm_cast_mx32_col_scales(&c, &t, x, square_max), scales4);
             if (t.in_cols) gmm_cast_mx32_encode(&c, &t, 1, x, scales4);
         }

@@ -8,10 +8,15 @@
 #define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
 #define GMM__SCALING GMM__COLUMN(3, GMM__ROW)
 
-/* FP8 with fp32 scales (GMM__SCALING) in both directions from a tile that is loaded once. Threads hold the tile as drawn
-   in vectors.cuh; in between, threads 0 to 127 have one row each and threads 128 to 255 one column, whose maxima of
-   several warps (1X128) or given amaxes (ROW) they turn into scales. This variant serves aligned rows; gmm_quantize
-   serves the rest. */
+/* FP8 with fp32 scales (GMM__SCALING) in both directions from a tile of 128 x 128 that is loaded once. This variant
+   serves aligned rows at the speed of memory; gmm_quantize serves the rest.
+
+       load, encode   warp w: rows 32 (w % 4), columns 64 (w / 4) on; lane l: 8 rows from 8 (l / 8), 8 columns from
+                      8 (l % 8) on of its warp's part (drawn in vectors.cuh)
+       scales         thread r < 128: row r; thread 128 + c: column c
+
+   TENSOR: load, scale of the unit, rows, columns. ROW: load, scales from given amaxes, rows, columns. 1X128 and
+   128X128: load, maxima of the warps' parts, scales from them, rows, columns. */
 GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__SOURCE == GMM_F32 ? 2 : 3)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ gmm_cast_fp8_scales smem_scales[2];
@@ -31,7 +36,8 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         gmm_cast_tile_move(&t, &split, strip, 1);
         gmm_cast_load(&t, x);
         if (GMM__SCALING == GMM_SCALING_TENSOR) {
-            tile_scale = gmm_cast_fp8_tensor_scale(&c, &t);
+            tile_scale = !a.format.delayed ? gmm__quant_scale(&a, c.qmax, 0, a.amax[0][t.p.unit])
+                         : a.scale         ? a.scale[t.p.unit] : 1.0f;
             if (a.record) amax = gmm_cast_fp8_warp_amax(&c, &t, x);
         } else {
             if (GMM__SCALING == GMM_SCALING_ROW) gmm_cast_fp8_line_scales(&c, &t);

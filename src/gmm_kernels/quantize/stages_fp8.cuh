@@ -1,6 +1,6 @@
 /* --- FP8 casts with fp32 scales: stages of gmm_cast_tensor, _row, _1x128 and _128x128 --- */
 
-/* Shared memory of a tile. Strides between rows' and columns' scales are odd, so that they fall into different banks. */
+/* Strides between the scales of rows and of columns in shared memory; odd, so that they fall into different banks. */
 enum {
     GMM_CAST_ROW_STEP = 3, /* maxima of a row: two halves, one per warp; the scale replaces the first */
     GMM_CAST_COL_STEP = 5  /* maxima of a column: four quarters */
@@ -14,12 +14,6 @@ typedef struct gmm_cast_fp8 {
     int32_t e5m2;
 } gmm_cast_fp8;
 
-/* TENSOR: the scale of the unit; with delayed scaling the given one. */
-GMM__DEVICE float gmm_cast_fp8_tensor_scale(const gmm_cast_fp8 *c, const gmm_cast_tile *t) {
-    const gmm__quant_args *a = t->a;
-    if (a->format.delayed) return a->scale ? a->scale[t->p.unit] : 1.0f;
-    return gmm__quant_scale(a, c->qmax, 0, a->amax[0][t->p.unit]);
-}
 /* 128X128, and TENSOR with delayed scaling: the amax of each warp's part of the tile. */
 GMM__DEVICE uint32_t gmm_cast_fp8_warp_amax(const gmm_cast_fp8 *c, const gmm_cast_tile *t, const uint32_t x[8][8]) {
     const uint32_t maximum = gmm_cast_warp_max(t->source, x);
@@ -118,51 +112,58 @@ GMM__DEVICE float gmm_cast_fp8_128x128_scale(const gmm_cast_fp8 *c, const gmm_ca
         const int32_t line = (int32_t)(k ? t->c0 : p->row) / 128, block = (int32_t)(k ? p->row : t->c0) / 128;
         const int32_t blocks = (int32_t)(((k ? p->rows : a->cols) + 127) / 128);
         const int32_t padded_blocks = (blocks + 3) & ~3;
+        const int32_t stores = thread == 0 || (block == blocks - 1 && block + thread < padded_blocks);
         uint8_t *dst = gmm_cast_scales(t, k, 0);
-        if ((k ? t->columnwise : t->rowwise) && (thread == 0 || (block == blocks - 1 && block + thread < padded_blocks)))
+        if ((k ? t->columnwise : t->rowwise) && stores)
             ((float *)(void *)dst)[(int64_t)line * padded_blocks + block + thread] =
                 thread == 0 ? gmm_scale_inverse(scale) : 0.0f;
     }
     return scale;
 }
 
-/* Encodes and stores the lane's eight rows. tile_scale: the scale of TENSOR and 128X128. */
+/* Elements of the lane's row or column number l times their scale. line_scales: of ROW and 1X128, the scale of the
+   lane's line number 0; tile_scale: of TENSOR and 128X128. */
+GMM__DEVICE void gmm_cast_fp8_products(const gmm_cast_fp8 *c, const gmm_cast_tile *t, const uint32_t x[8][8],
+                                       int32_t columnwise, int32_t l, const float *line_scales, float tile_scale,
+                                       float v[8]) {
+    const int32_t by_line = c->scaling == GMM_SCALING_ROW || c->scaling == GMM_SCALING_1X128;
+    const float scale = by_line ? line_scales[l * (columnwise ? GMM_CAST_COL_STEP : GMM_CAST_ROW_STEP)] : tile_scale;
+    int32_t i;
+    gmm_cast_line(t->source, x, columnwise, l, v);
+#pragma unroll
+    for (i = 0; i < 8; i++) v[i] = gmm__fmul(v[i], scale);
+}
+/* Encodes and stores the lane's rows. */
 GMM__DEVICE void gmm_cast_fp8_encode_rows(const gmm_cast_fp8 *c, const gmm_cast_tile *t, const uint32_t x[8][8],
                                           float tile_scale) {
     const gmm__quant_args *a = t->a;
-    const int64_t pitch = a->rowwise.ld;
-    uint8_t *dst = gmm_cast_data(&a->rowwise, a->step[0], t->p.unit) + (t->p.source_row + t->p.row + t->row0) * pitch +
-                   t->c0 + t->col0;
-    const float *row_scales = c->scales[0] + t->row0 * GMM_CAST_ROW_STEP;
-    int32_t i, j;
+    const float *scales = c->scales[0] + t->row0 * GMM_CAST_ROW_STEP;
+    uint8_t *dst = gmm_cast_data(&a->rowwise, a->step[0], t->p.unit) +
+                   (t->p.source_row + t->p.row + t->row0) * a->rowwise.ld + t->c0 + t->col0;
+    int32_t i;
 #pragma unroll
-    for (i = 0; i < 8; i++, dst += pitch) {
+    for (i = 0; i < 8; i++, dst += a->rowwise.ld) {
         float v[8];
-        if (c->scaling == GMM_SCALING_ROW || c->scaling == GMM_SCALING_1X128)
-            tile_scale = row_scales[i * GMM_CAST_ROW_STEP];
-#pragma unroll
-        for (j = 0; j < 8; j++) v[j] = gmm__fmul(gmm__word_value(t->source, x[i], j), tile_scale);
+        gmm_cast_fp8_products(c, t, x, 0, i, scales, tile_scale, v);
         if (i < t->valid_rows)
             gmm_st_global_v2_b32(dst, gmm__quant_fp8x4(c->e5m2, v), gmm__quant_fp8x4(c->e5m2, v + 4));
     }
 }
-/* Encodes the lane's eight columns into shared memory; after a barrier the CTA stores the tile's columns. */
+/* Encodes the lane's columns into shared memory; after a barrier the CTA stores the tile's columns. */
 GMM__DEVICE void gmm_cast_fp8_encode_cols(const gmm_cast_fp8 *c, const gmm_cast_tile *t, const uint32_t x[8][8],
                                           float tile_scale) {
-    uint8_t *smem = c->codes + gmm_cast_smem_column(GMM_CAST_FP8_COLUMN, t->col0) + t->row0;
-    uint8_t *dst = gmm_cast_col_codes(t, (int32_t)threadIdx.x, GMM_CAST_FP8_COLUMN, t->a->columnwise.ld);
-    const float *col_scales = c->scales[1] + t->col0 * GMM_CAST_COL_STEP;
-    int32_t i, j;
+    const int32_t thread = (int32_t)threadIdx.x, bytes = GMM_CAST_FP8_COLUMN;
+    const float *scales = c->scales[1] + t->col0 * GMM_CAST_COL_STEP;
+    uint8_t *dst = gmm_cast_col_codes(t, thread, bytes, t->a->columnwise.ld);
+    uint8_t *smem = c->codes + gmm_cast_smem_column(bytes, t->col0) + t->row0;
+    int32_t j;
 #pragma unroll
     for (j = 0; j < 8; j++) {
         float v[8];
-        if (c->scaling == GMM_SCALING_ROW || c->scaling == GMM_SCALING_1X128)
-            tile_scale = col_scales[j * GMM_CAST_COL_STEP];
-#pragma unroll
-        for (i = 0; i < 8; i++) v[i] = gmm__fmul(gmm__word_value(t->source, x[i], j), tile_scale);
-        *(uint2 *)(void *)(smem + j * GMM_CAST_FP8_COLUMN) = make_uint2(gmm__quant_fp8x4(c->e5m2, v),
-                                                                        gmm__quant_fp8x4(c->e5m2, v + 4));
+        gmm_cast_fp8_products(c, t, x, 1, j, scales, tile_scale, v);
+        *(uint2 *)(void *)(smem + j * bytes) = make_uint2(gmm__quant_fp8x4(c->e5m2, v),
+                                                          gmm__quant_fp8x4(c->e5m2, v + 4));
     }
     __syncthreads();
-    gmm_cast_store_cols(t, (int32_t)threadIdx.x, GMM_CAST_FP8_COLUMN, c->codes, dst, t->a->columnwise.ld);
+    gmm_cast_store_cols(t, thread, bytes, c->codes, dst, t->a->columnwise.ld);
 }

@@ -27,25 +27,6 @@ GMM__DEVICE gmm_cast_tile gmm_cast_mx32_tile_init(const gmm__quant_args *a, gmm_
     return t;
 }
 
-/* Loads the lane's sixteen rows of sixteen bytes; zeros beyond the last row or column. */
-GMM__DEVICE void gmm_cast_mx32_load(const gmm_cast_tile *t, uint32_t x[16][4]) {
-    const gmm__quant_args *a = t->a;
-    const int64_t size = 16 / gmm__elems16(t->source), pitch = a->src.ld * size;
-    const uint8_t *src = gmm_cast_data(&a->src, a->step[2], t->p.unit) +
-                         (t->p.source_row + t->p.row + t->row0) * pitch + (t->c0 + t->col0) * size;
-    const int32_t rows = t->in_cols ? t->valid_rows : 0;
-    int32_t i;
-#pragma unroll
-    for (i = 0; i < 16; i++, src += pitch) {
-        uint4 v = make_uint4(0u, 0u, 0u, 0u);
-        if (i < rows) v = __ldg((const uint4 *)(const void *)src);
-        x[i][0] = v.x;
-        x[i][1] = v.y;
-        x[i][2] = v.z;
-        x[i][3] = v.w;
-    }
-}
-
 /* Words of the maxima of sixteen rows: elements of 16 bits have two maxima per word. */
 GMM__DEVICE int32_t gmm_cast_mx32_row_words(gmm_dtype source) { return source == GMM_F32 ? 16 : 8; }
 /* Maxima of the lane's parts of its rows, with the sign of gmm__word_max_signed. */

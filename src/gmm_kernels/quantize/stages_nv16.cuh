@@ -1,8 +1,8 @@
 /* --- NV16 casts: stages of gmm_cast_nv16 and gmm_cast_nv16_hadamard --- */
 
-/* Lanes hold the tile as drawn in vectors.cuh. Two lanes side by side share a block of 1 x 16, two above one another a
-   block of 16 x 1; each computes the scales of half of the blocks of both. Scales are bytes, which index a table of all
-   encode scales that the unit can have. */
+/* Lanes hold the tile as drawn in vectors.cuh. Two lanes side by side have a block of a row, two above one another a
+   block of a column; each computes the scales of half of the blocks of both. Scales are bytes, which index a table of
+   all encode scales that the unit can have. */
 typedef struct gmm_cast_nv16 {
     int32_t right, lower;   /* whether this is the right lane of a row's block; the lower lane of a column's block */
     const float *encodes;   /* table of the rowwise copy: by scale byte; entry 127: factor of block amaxes */
@@ -99,17 +99,17 @@ GMM__DEVICE uint32_t gmm_cast_nv16_scale4(const float amax[4], const float *enco
     }
     return check && !(maximum < 6.75f) ? scales4 | 0x80u : scales4;
 }
-/* Scale bytes of the lane's eight lines, from its own four and those of the other lane of its blocks. */
+/* Scale bytes of the lane's 8 lines, from its own four and those of the other lane of its blocks. */
 GMM__DEVICE void gmm_cast_nv16_scale8(uint32_t lane_scales, int32_t second, int32_t lane_stride, uint32_t scales4[2]) {
     const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, lane_stride);
     scales4[0] = second ? other : lane_scales;
     scales4[1] = second ? lane_scales : other;
 }
-/* Encode scale of line i of eight, whose scale bytes are in two words. */
+/* Encode scale of line i of the lane, from the scale bytes of its 8 lines. */
 GMM__DEVICE float gmm_cast_nv16_encode_scale(const float *encodes, const uint32_t scales4[2], int32_t i) {
     return encodes[((i & 4 ? scales4[1] : scales4[0]) >> 8 * (i & 3)) & 0x7Fu];
 }
-/* Scale bytes of the lane's half of the rows of its block, and in scales4 of all eight. */
+/* Scale bytes of the lane's half of the rows of its block, and in scales4 of all 8. */
 GMM__DEVICE uint32_t gmm_cast_nv16_row_scales(const gmm_cast_nv16 *c, const uint32_t row[8], int check,
                                               uint32_t scales4[2]) {
     uint32_t lane_scales;
@@ -146,20 +146,11 @@ GMM__DEVICE void gmm_cast_nv16_leave_col_scales(const gmm_cast_nv16 *c, const gm
         c->scales[(t->col0 + 4 * c->lower + j) * GMM_TILE_BLOCKS + (t->row0 >> 4)] = (uint8_t)(lane_scales >> 8 * j);
 }
 
-/* E2M1 codes of eight elements of a row, or of a column. */
-GMM__DEVICE uint32_t gmm_cast_nv16_encode_row(gmm_dtype source, const uint32_t row[8], float encode_scale,
-                                              int saturate) {
+/* E2M1 codes of the lane's row or column number l. */
+GMM__DEVICE uint32_t gmm_cast_nv16_encode_line(gmm_dtype source, const uint32_t x[8][8], int32_t columnwise, int32_t l,
+                                               float encode_scale) {
     float v[8];
-    int32_t j;
-#pragma unroll
-    for (j = 0; j < 8; j++) v[j] = gmm__word_value(source, row, j);
-    return gmm_e2m1x8(v, encode_scale, saturate);
-}
-GMM__DEVICE uint32_t gmm_cast_nv16_encode_col(gmm_dtype source, const uint32_t x[8][8], int32_t j, float encode_scale) {
-    float v[8];
-    int32_t i;
-#pragma unroll
-    for (i = 0; i < 8; i++) v[i] = gmm__word_value(source, x[i], j);
+    gmm_cast_line(source, x, columnwise, l, v);
     return gmm_e2m1x8(v, encode_scale, 0);
 }
 /* Encodes the lane's part again by the scalar codec, from values in device memory, where one of them is NaN or a
@@ -189,7 +180,7 @@ GMM__DEVICE void gmm_cast_nv16_encode_square(const gmm_cast_nv16 *c, const gmm_c
     const float encode_scale = gmm_cast_nv16_encode_scale(c->encodes, scales4, 0);
     int32_t i;
 #pragma unroll
-    for (i = 0; i < 8; i++) square_codes[i] = gmm_cast_nv16_encode_row(t->source, x[i], encode_scale, 0);
+    for (i = 0; i < 8; i++) square_codes[i] = gmm_cast_nv16_encode_line(t->source, x, 0, i, encode_scale);
 }
 /* Where the codes of the lane's first row begin. */
 GMM__DEVICE uint8_t *gmm_cast_nv16_row_codes(const gmm_cast_nv16 *c, const gmm_cast_tile *t) {
@@ -210,7 +201,7 @@ GMM__DEVICE void gmm_cast_nv16_encode_rows(const gmm_cast_nv16 *c, const gmm_cas
         const float encode_scale = gmm_cast_nv16_encode_scale(c->encodes, scales4, i);
         if (i < t->valid_rows) {
             uint32_t code = square_codes[i];
-            if (!t->a->format.square) code = gmm_cast_nv16_encode_row(t->source, x[i], encode_scale, 0);
+            if (!t->a->format.square) code = gmm_cast_nv16_encode_line(t->source, x, 0, i, encode_scale);
             gmm_st_global_b32(dst, code);
         }
     }
@@ -236,7 +227,7 @@ GMM__DEVICE void gmm_cast_nv16_encode_cols(const gmm_cast_nv16 *c, const gmm_cas
     for (j = 0; j < 8; j++) {
         const float encode_scale = gmm_cast_nv16_encode_scale(c->encodes_t, scales4, j);
         uint32_t code = square_codes[j];
-        if (!f->square) code = gmm_cast_nv16_encode_col(t->source, x, j, encode_scale);
+        if (!f->square) code = gmm_cast_nv16_encode_line(t->source, x, 1, j, encode_scale);
         *(uint32_t *)(void *)(smem + j * GMM_CAST_NV16_COLUMN) = code;
     }
     if (has_nan | ((scales4[0] | scales4[1]) & 0x80u))
@@ -253,7 +244,7 @@ GMM__DEVICE void gmm_cast_nv16_encode_rows_random(const gmm_cast_nv16 *c, const 
     const int64_t pitch = c->row_pitch, blocks_per_row = (t->cols + 15) >> 4;
     const int64_t block = (t->p.row + t->row0 + 4 * c->right) * blocks_per_row + ((t->c0 + t->col0) >> 4);
     uint8_t *dst = gmm_cast_nv16_row_codes(c, t);
-    int32_t i, j, k;
+    int32_t i, k;
 #pragma unroll
     for (i = 0; i < 4; i++, dst += pitch) {
         uint32_t draw[4], random[2][2];
@@ -272,8 +263,7 @@ GMM__DEVICE void gmm_cast_nv16_encode_rows_random(const gmm_cast_nv16 *c, const 
             const float encode_scale = gmm_cast_nv16_encode_scale(c->encodes, scales4, i + 4 * k);
             uint32_t code;
             float v[8];
-#pragma unroll
-            for (j = 0; j < 8; j++) v[j] = gmm__word_value(GMM_BF16, x[i + 4 * k], j);
+            gmm_cast_line(GMM_BF16, x, 0, i + 4 * k, v);
             code = f->stochastic ? gmm_e2m1x8_random(v, encode_scale, random[k]) : gmm_e2m1x8(v, encode_scale, 1);
             if (t->in_cols && i + 4 * k < t->valid_rows) gmm_st_global_b32(dst + 4 * k * pitch, code);
         }
@@ -317,7 +307,7 @@ GMM__DEVICE void gmm_cast_nv16_encode_cols_hadamard(const gmm_cast_nv16 *c, cons
     gmm_cast_nv16_leave_col_scales(c, t, lane_scales);
 }
 
-/* Stores the columns of a tile and their scales from shared memory. Two threads have a column's eight scales. All
+/* Stores the columns of a tile and their scales from shared memory. Two threads have the 8 scales of a column. All
    threads call it. */
 GMM__DEVICE void gmm_cast_nv16_store_cols(const gmm_cast_nv16 *c, const gmm_cast_tile *t) {
     const int32_t thread = gmm_tid_x(); /* read here, so that it takes no register before */

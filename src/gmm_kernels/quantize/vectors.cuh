@@ -1,6 +1,6 @@
 /* --- vectorized casts: the common shapes and alignments, at the speed of memory --- */
 
-/* A CTA of eight warps processes tiles of 128 x 128 elements; a lane holds 8 x 8 of them in registers, in memory
+/* A CTA of 8 warps processes tiles of 128 x 128 elements; a lane holds 8 x 8 of them in registers, in memory
    format (words.cuh), so that rows and columns are encoded from one load:
 
        columns   0       64      128       columns   0   8   16  24  32  40  48  56
@@ -9,12 +9,12 @@
             32   +-------+-------+              16       16  17  18  19  20  21  22  23
                  | warp 1| warp 5|              24       24  25  26  27  28  29  30  31
             64   +-------+-------+
-                 | warp 2| warp 6|         Lanes that share a block of 16 x 1: two, of 1 x 128: eight and both warps
-            96   +-------+-------+         side by side, of 128 x 1: four and the four warps above one another.
-                 | warp 3| warp 7|
-                 +-------+-------+
+                 | warp 2| warp 6|         A block of 16 elements of a row or a column lies in two lanes, one of
+            96   +-------+-------+         128 of a row in 8 lanes of two warps, of a column in 4 lanes of four
+                 | warp 3| warp 7|         warps.
+           128   +-------+-------+
 
-   Rowwise codes are stored from registers, eight per lane and row; columnwise codes are transposed in shared memory.
+   Rowwise codes are stored from registers, 8 per lane and row; columnwise codes are transposed in shared memory.
    MX32, whose copies are both stored in the order of the source, has a tile of its own (stages_mx32.cuh). */
 enum {
     GMM_CAST_WARP_ROWS = 32, GMM_CAST_WARP_COLS = 64,
@@ -41,29 +41,19 @@ typedef struct gmm_cast_strip { int32_t unit, row, m, rows, source_row, padded_r
 
 /* Strip number `strip`, in the order of addresses. */
 GMM__DEVICE gmm_cast_strip gmm_cast_strip_of(const gmm__quant_args *a, const gmm_warp_split *w, int32_t strip) {
-    gmm_cast_strip p;
     if (a->warp_split) {
         const int32_t g = __popc(__ballot_sync(0xFFFFFFFFu, w->tiles <= strip));
         const int32_t group_first = w->tiles - (w->rows + GMM_TILE - 1) / GMM_TILE;
-        const int32_t first_strip = __shfl_sync(0xFFFFFFFFu, group_first, g);
-        const int32_t rows = __shfl_sync(0xFFFFFFFFu, w->rows, g);
-        p.unit = g;
-        p.source_row = __shfl_sync(0xFFFFFFFFu, w->begin, g);
-        p.rows = rows;
-        p.padded_row = first_strip * GMM_TILE;
-        p.row = (strip - first_strip) * GMM_TILE;
-        p.m = rows - p.row < GMM_TILE ? rows - p.row : (int32_t)GMM_TILE;
+        const int32_t first = __shfl_sync(0xFFFFFFFFu, group_first, g), rows = __shfl_sync(0xFFFFFFFFu, w->rows, g);
+        const int32_t begin = __shfl_sync(0xFFFFFFFFu, w->begin, g), row = (strip - first) * GMM_TILE;
+        const gmm_cast_strip p = { g, row, min(rows - row, (int32_t)GMM_TILE), rows, begin, first * GMM_TILE };
+        return p;
     } else {
-        const gmm__quant_strip strip64 = gmm__quant_strip_of(a->grouped, a->tiles, a->offsets, a->units, a->rows,
-                                                             strip);
-        p.unit = (int32_t)strip64.unit;
-        p.row = (int32_t)strip64.row;
-        p.m = (int32_t)strip64.m;
-        p.rows = (int32_t)strip64.rows;
-        p.source_row = (int32_t)strip64.source_row;
-        p.padded_row = (int32_t)strip64.padded_row;
+        const gmm__quant_strip s = gmm__quant_strip_of(a->grouped, a->tiles, a->offsets, a->units, a->rows, strip);
+        const gmm_cast_strip p = { (int32_t)s.unit, (int32_t)s.row, (int32_t)s.m, (int32_t)s.rows,
+                                   (int32_t)s.source_row, (int32_t)s.padded_row };
+        return p;
     }
-    return p;
 }
 
 /* A tile of a vectorized cast, and what of it belongs to this lane. */
@@ -132,25 +122,34 @@ GMM__DEVICE void gmm_cast_store_scales4(uint8_t *dst, gmm_scale_order order, int
 
 /* --- load --- */
 
-/* Loads the lane's eight rows of eight columns; zeros beyond the last row or column. */
-GMM__DEVICE void gmm_cast_load(const gmm_cast_tile *t, uint32_t x[8][8]) {
+/* Loads the lane's rows, `words` words of each to x[stride i]; zeros beyond the last row or column. */
+GMM__DEVICE void gmm_cast_load_rows(const gmm_cast_tile *t, int32_t rows, int32_t words, int32_t stride, uint32_t *x) {
     const gmm__quant_args *a = t->a;
     const int64_t size = gmm__words8(t->source) / 2, pitch = a->src.ld * size;
     const uint8_t *src = gmm_cast_data(&a->src, a->step[2], t->p.unit) +
                          (t->p.source_row + t->p.row + t->row0) * pitch + (t->c0 + t->col0) * size;
-    const int32_t rows = t->in_cols ? t->valid_rows : 0;
+    const int32_t valid_rows = t->in_cols ? t->valid_rows : 0;
     int32_t i, k;
 #pragma unroll
-    for (i = 0; i < 8; i++, src += pitch)
+    for (i = 0; i < rows; i++, src += pitch)
 #pragma unroll
-        for (k = 0; k < gmm__words8(t->source); k += 4) {
+        for (k = 0; k < words; k += 4) {
             uint4 v = make_uint4(0u, 0u, 0u, 0u);
-            if (i < rows) v = __ldg((const uint4 *)(const void *)(src + 4 * k));
-            x[i][k] = v.x;
-            x[i][k + 1] = v.y;
-            x[i][k + 2] = v.z;
-            x[i][k + 3] = v.w;
+            if (i < valid_rows) v = __ldg((const uint4 *)(const void *)(src + 4 * k));
+            x[i * stride + k] = v.x;
+            x[i * stride + k + 1] = v.y;
+            x[i * stride + k + 2] = v.z;
+            x[i * stride + k + 3] = v.w;
         }
+}
+GMM__DEVICE void gmm_cast_load(const gmm_cast_tile *t, uint32_t x[8][8]) {
+    gmm_cast_load_rows(t, 8, gmm__words8(t->source), 8, x[0]);
+}
+/* Values of the lane's row or column number l. */
+GMM__DEVICE void gmm_cast_line(gmm_dtype source, const uint32_t x[8][8], int32_t columnwise, int32_t l, float v[8]) {
+    int32_t i;
+#pragma unroll
+    for (i = 0; i < 8; i++) v[i] = gmm__word_value(source, x[columnwise ? i : l], columnwise ? l : i);
 }
 /* Reads one element of the lane's part again from device memory, for codecs that NaN or saturation need. */
 GMM__DEVICE float gmm_cast_reload(const gmm_cast_tile *t, int32_t i, int32_t j) {

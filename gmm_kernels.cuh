@@ -6084,18 +6084,9 @@ GMM__DEVICE uint32_t gmm_cast_nv16_row_maxima(gmm_dtype source, int32_t hadamard
         has_nan = max(row[i], has_nan);
     }
     has_nan = has_nan > 0x7F800000u;
-    if (has_nan) {
+    if (has_nan) gmm_cast_row_maxima(source, x, row, 0, row);
 #pragma unroll
-        for (i = 0; i < 8; i++) {
-            row[i] = 0;
-#pragma unroll
-            for (k = 0; k < gmm__words8(source); k++) {
-                row[i] = gmm__word_max(source, row[i], x[i][k]);
-                if (hadamard) x[i][k] = gmm_hadamard_positive_nan(x[i][k]);
-            }
-            row[i] = gmm__word_fold(source, row[i]);
-        }
-    }
+    for (i = 0; i < 32 && hadamard && has_nan; i++) x[i / 4][i % 4] = gmm_hadamard_positive_nan(x[i / 4][i % 4]);
     return has_nan;
 }
 /* Blocks of 16 x 16: the maximum of the four lanes that share one. It replaces the maxima of rows; rows beyond the last
@@ -6490,9 +6481,10 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_amax(const __grid_cons
         const int64_t e = a.start + i, member = e / (a.rows * a.cols), row = e / a.cols % a.rows, col = e % a.cols;
         const uint32_t bits = gmm_amax_bits(0u, gmm__shard_value(&a, i));
         for (k = 0; k < 2 + (a.format.scaling == GMM_SCALING_NV16); k++)
-            if (k == 2 || a.copy[k].dtype != GMM_NONE)
-                gmm_cast_raise_amax(
-                    (uint32_t *)&a.amax[k == 2 ? member : gmm__shard_amax_at(&a, k, member, row, col)], bits);
+            if (k == 2 || a.copy[k].dtype != GMM_NONE) {
+                uint32_t *dst = (uint32_t *)&a.amax[k == 2 ? member : gmm__shard_amax_at(&a, k, member, row, col)];
+                gmm_cast_raise_amax(dst, bits);
+            }
     }
 }
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_constant__ gmm__shard_args a) {
@@ -6667,9 +6659,8 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
     const int mn_major = a->columnwise.dtype != GMM_NONE && a->format.scaling == GMM_SCALING_MX32;
     const int errors = a->format.square && a->format.four_over_six;
     const int32_t cast_smem = a->vectorized ? 0 : mn_major || errors ? GMM__QUANT_SHARED : GMM__QUANT_TILE;
-    const int multi_tile = a->format.scaling == GMM_SCALING_NV16 ||
-                           (a->format.scaling == GMM_SCALING_MX32 && dtype != GMM_F32);
-    const int64_t tiles_per_block = multi_tile ? (int64_t)GMM_CAST_TILES : 1;
+    const int mx_tiles = a->format.scaling == GMM_SCALING_MX32 && dtype != GMM_F32;
+    const int64_t tiles_per_block = mx_tiles || a->format.scaling == GMM_SCALING_NV16 ? (int64_t)GMM_CAST_TILES : 1;
     dim3 grid = gmm__quant_grid(strips * a->col_tiles, max_blocks), cast_grid = grid;
     cudaError_t error = cudaSuccess;
     gmm__quant_args forward = *a;

@@ -127,9 +127,10 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_amax(const __grid_cons
         const int64_t e = a.start + i, member = e / (a.rows * a.cols), row = e / a.cols % a.rows, col = e % a.cols;
         const uint32_t bits = gmm_amax_bits(0u, gmm__shard_value(&a, i));
         for (k = 0; k < 2 + (a.format.scaling == GMM_SCALING_NV16); k++)
-            if (k == 2 || a.copy[k].dtype != GMM_NONE)
-                gmm_cast_raise_amax(
-                    (uint32_t *)&a.amax[k == 2 ? member : gmm__shard_amax_at(&a, k, member, row, col)], bits);
+            if (k == 2 || a.copy[k].dtype != GMM_NONE) {
+                uint32_t *dst = (uint32_t *)&a.amax[k == 2 ? member : gmm__shard_amax_at(&a, k, member, row, col)];
+                gmm_cast_raise_amax(dst, bits);
+            }
     }
 }
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_constant__ gmm__shard_args a) {

@@ -53,9 +53,8 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
     const int mn_major = a->columnwise.dtype != GMM_NONE && a->format.scaling == GMM_SCALING_MX32;
     const int errors = a->format.square && a->format.four_over_six;
     const int32_t cast_smem = a->vectorized ? 0 : mn_major || errors ? GMM__QUANT_SHARED : GMM__QUANT_TILE;
-    const int multi_tile = a->format.scaling == GMM_SCALING_NV16 ||
-                           (a->format.scaling == GMM_SCALING_MX32 && dtype != GMM_F32);
-    const int64_t tiles_per_block = multi_tile ? (int64_t)GMM_CAST_TILES : 1;
+    const int mx_tiles = a->format.scaling == GMM_SCALING_MX32 && dtype != GMM_F32;
+    const int64_t tiles_per_block = mx_tiles || a->format.scaling == GMM_SCALING_NV16 ? (int64_t)GMM_CAST_TILES : 1;
     dim3 grid = gmm__quant_grid(strips * a->col_tiles, max_blocks), cast_grid = grid;
     cudaError_t error = cudaSuccess;
     gmm__quant_args forward = *a;

@@ -44,18 +44,9 @@ GMM__DEVICE uint32_t gmm_cast_nv16_row_maxima(gmm_dtype source, int32_t hadamard
         has_nan = max(row[i], has_nan);
     }
     has_nan = has_nan > 0x7F800000u;
-    if (has_nan) {
+    if (has_nan) gmm_cast_row_maxima(source, x, row, 0, row);
 #pragma unroll
-        for (i = 0; i < 8; i++) {
-            row[i] = 0;
-#pragma unroll
-            for (k = 0; k < gmm__words8(source); k++) {
-                row[i] = gmm__word_max(source, row[i], x[i][k]);
-                if (hadamard) x[i][k] = gmm_hadamard_positive_nan(x[i][k]);
-            }
-            row[i] = gmm__word_fold(source, row[i]);
-        }
-    }
+    for (i = 0; i < 32 && hadamard && has_nan; i++) x[i / 4][i % 4] = gmm_hadamard_positive_nan(x[i / 4][i % 4]);
     return has_nan;
 }
 /* Blocks of 16 x 16: the maximum of the four lanes that share one. It replaces the maxima of rows; rows beyond the last

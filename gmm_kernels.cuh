@@ -5710,7 +5710,6 @@ GMM__DEVICE void gmm_cast_fp8_line_scales(const gmm_cast_fp8 *c, const gmm_cast_
 
 /* 1X128: maxima of the warp's parts of rows and columns. */
 GMM__DEVICE void gmm_cast_fp8_line_maxima(const gmm_cast_fp8 *c, const gmm_cast_tile *t, const uint32_t x[8][8]) {
-    const int32_t lane = gmm__lane();
     uint32_t row[8], col[8];
     int32_t i;
     gmm_cast_row_maxima(t->source, x, row, t->source != GMM_F32, col); /* F32 sources would spill registers */
@@ -5718,14 +5717,14 @@ GMM__DEVICE void gmm_cast_fp8_line_maxima(const gmm_cast_fp8 *c, const gmm_cast_
 #pragma unroll
         for (i = 0; i < 8; i++) {
             const uint32_t bits = gmm__quant_block_max(row[i], 8);
-            if ((lane & 7) == 0)
+            if ((gmm__lane() & 7) == 0)
                 c->scales[0][(t->row0 + i) * GMM_CAST_ROW_STEP + (t->col0 >> 6)] = gmm_f32_from_bits(bits);
         }
     }
     if (t->columnwise) {
         if (t->source == GMM_F32) gmm_cast_col_maxima(t->source, x, col);
         gmm_cast_reduce_cols(t->source, col);
-        if (lane >> 3 == 0)
+        if (gmm__lane() >> 3 == 0)
 #pragma unroll
             for (i = 0; i < 8; i++)
                 c->scales[1][(t->col0 + i) * GMM_CAST_COL_STEP + (t->row0 >> 5)] = gmm__word_value(t->source, col, i);

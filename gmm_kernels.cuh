@@ -6482,7 +6482,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_amax(const __grid_cons
         for (k = 0; k < 2 + (a.format.scaling == GMM_SCALING_NV16); k++)
             if (k == 2 || a.copy[k].dtype != GMM_NONE) {
                 uint32_t *dst = (uint32_t *)&a.amax[k == 2 ? member : gmm__shard_amax_at(&a, k, member, row, col)];
-                gmm_cast_raise_amax(dst, bits);
+                if (bits > *(volatile uint32_t *)dst) atomicMax(dst, bits);
             }
     }
 }
